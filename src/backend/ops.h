@@ -1,0 +1,150 @@
+/* ops.h - the ops a model is made of, and the table a backend fills.
+ *
+ * An op has a forward and a backward with one signature, so that plans, checkop and
+ * bench walk ops without knowing them.  Shapes and dtypes are checked when a plan is
+ * built; an op that runs cannot fail.  Forward writes out[].  Backward reads the
+ * saved in[]/out[] and dout[], writes or adds to din[] (din_add says which) and always
+ * adds to dw[].  Absent tensors have data == NULL: a din or dw nobody wants.
+ *
+ * The law of all forwards: an output row depends on its own inputs and the weights
+ * only, never on the other rows of the batch, the chunking of a prefill or the number
+ * of threads.  docs/NUMERICS.md has the contract of each op. */
+#ifndef ML_BACKEND_OPS_H
+#define ML_BACKEND_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tensor/device.h"
+#include "tensor/tensor.h"
+
+/* n: tokens of the batch; H, K, N, I: widths; d: head size; E, k: experts, chosen ones.
+ *
+ *  op           in                     w              out
+ *  EMBED        -                      table [V,H]    x [n,H]
+ *  LINEAR       x [n,K]                w [N,K] b [N]? y [n,N]
+ *  RMSNORM      x [n,C]                w [width]      y [n,C]      groups of `width` in a row
+ *  ROPE_TABLE   -                      -              cs [n,2,rot/2]  cosines, then sines
+ *  ROPE         x [n,heads*d] cs       -              y [n,heads*d]
+ *  ATTN         q [n,Hq*d] k,v [n,Hk*d]  -            o [n,Hq*d] stat [n,Hq,2] kpage vpage
+ *  ADD          a b [n,H]              -              y [n,H]
+ *  GLU          g u [n,I] (or gu [n,2I])  -           y [n,I]
+ *  MOE_ROUTE    logits [n,E]           -              weight [n,k] expert i32 [n,k] group
+ *  MOE_GATHER   x [n,H] group          -              y [n*k,H]    sorted by expert, token
+ *  MOE_LINEAR   x [n*k,K] group        w [E,N,K]      y [n*k,N]
+ *  MOE_COMBINE  y [n*k,H] weight group -              x [n,H]
+ *  LMHEAD       x [n,H]                w [V,H]        logprob, entropy [n_loss]
+ *                                                     stat [n_loss,2] logits [n_loss,V]?
+ *
+ *  group (i32 [E+1 + 2*n*k]): start of each expert's rows [E+1]; slot -> token*k+rank [n*k];
+ *  token*k+rank -> slot [n*k].
+ *  kpage [page][Hk][d][16], vpage [page][Hk][16][dv], dv = d rounded up to 16: pages of
+ *  ML_PAGE keys; ATTN first writes the rows' k and v there, then reads all keys from there. */
+#define ML_OP_LIST(X)                                                                      \
+    X(EMBED, "embed")                                                                      \
+    X(LINEAR, "linear")                                                                    \
+    X(RMSNORM, "rmsnorm")                                                                  \
+    X(ROPE_TABLE, "rope-table")                                                            \
+    X(ROPE, "rope")                                                                        \
+    X(ATTN, "attn")                                                                        \
+    X(ADD, "add")                                                                          \
+    X(GLU, "glu")                                                                          \
+    X(MOE_ROUTE, "moe-route")                                                              \
+    X(MOE_GATHER, "moe-gather")                                                            \
+    X(MOE_LINEAR, "moe-linear")                                                            \
+    X(MOE_COMBINE, "moe-combine")                                                          \
+    X(LMHEAD, "lmhead")
+
+#define ML_OP_ENUM(id, name) ML_OP_##id,
+typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
+#undef ML_OP_ENUM
+
+#define ML_OP_IN 3
+#define ML_OP_OUT 4
+#define ML_OP_W 2
+
+#define ML_PAGE 16    /* keys of a KV page */
+#define ML_KTILE 64   /* keys of a softmax tile, at absolute positions */
+#define ML_VTILE 1024 /* vocabulary columns of an LM-head tile, at absolute positions */
+
+typedef enum ml_act { ML_ACT_SILU, ML_ACT_GELU_TANH } ml_act;
+
+/* Rotary frequencies: angle = (float)position * freq[i], one f32 product. */
+typedef struct ml_rope {
+    int32_t dim;       /* rotated part of a head: 2 * number of frequencies */
+    const float *freq; /* [dim/2] */
+    float scale;       /* both cosine and sine are multiplied by it (yarn) */
+} ml_rope;
+
+/* Scalars of an op; each op reads the group with its name. */
+typedef struct ml_op_attr {
+    float embed_scale; /* EMBED: 1 when there is none */
+    struct {
+        float eps;
+        int32_t width;
+        bool plus_one; /* weight is stored as w - 1 */
+    } norm;
+    struct {
+        const ml_rope *rope; /* ROPE_TABLE */
+        int32_t head_dim, dim;
+        bool interleaved; /* pairs (0,1) (2,3).. instead of (0,dim/2) (1,dim/2+1).. */
+    } rope;
+    struct {
+        int32_t n_head, n_kv, head_dim;
+        int32_t window;       /* keys a row sees, itself included; 0: all */
+        float scale, softcap; /* softcap 0: none */
+    } attn;
+    struct {
+        ml_act act;
+        bool fused; /* one input, gate half first */
+    } glu;
+    struct {
+        int32_t n_expert, top_k;
+        bool renorm; /* chosen weights divided by their sum */
+    } moe;
+    float logit_softcap; /* LMHEAD: 0: none */
+} ml_op_attr;
+
+/* The ragged batch as ops see it.  Rows of a sequence stand together, at consecutive
+ * ascending positions; its keys 0 .. first position - 1 are already in its pages. */
+typedef struct ml_rows {
+    int32_t n_token, n_seq, n_loss;
+    const int32_t *id;         /* [n_token] */
+    const int32_t *pos;        /* [n_token] */
+    const int32_t *seq_start;  /* [n_seq+1] first row of each sequence */
+    const int32_t *page_start; /* [n_seq+1] first entry of each sequence in `page` */
+    const int32_t *page;     /* page ids; entry i of a sequence holds keys 16i .. 16i+15 */
+    const int32_t *loss_row; /* [n_loss] ascending rows whose logits are wanted */
+    const int32_t *loss_id;  /* [n_loss] the token scored there, or -1: none */
+    float temperature;       /* logits are divided by it */
+} ml_rows;
+
+typedef struct ml_op_args {
+    const ml_op_attr *attr;
+    const ml_rows *rows;
+    ml_tensor in[ML_OP_IN], out[ML_OP_OUT], w[ML_OP_W];
+    ml_tensor din[ML_OP_IN], dout[ML_OP_OUT], dw[ML_OP_W]; /* dw: f32, layout of w */
+    bool din_add[ML_OP_IN]; /* add to din instead of writing it */
+    void *scratch;          /* at least what ml_ops.scratch said, aligned to 64 */
+} ml_op_args;
+
+typedef void ml_op_fn(ml_stream *s, const ml_op_args *a);
+
+/* What a plan must know of an op before it can lay out memory. */
+typedef struct ml_op_info {
+    const char *name;
+    unsigned save_in, save_out; /* bit i: backward reads in[i] / out[i] */
+    unsigned in_place;          /* bit i: out[0] may be the memory of in[i] */
+    unsigned grad_in;           /* bit i: in[i] gets a gradient */
+} ml_op_info;
+
+extern const ml_op_info ml_op_infos[ML_OP_COUNT];
+
+typedef struct ml_ops {
+    ml_op_fn *forward[ML_OP_COUNT], *backward[ML_OP_COUNT];
+    /* Scratch bytes for a call with these shapes (data pointers are not looked at). */
+    size_t (*scratch)(const ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward);
+} ml_ops;
+
+#endif

@@ -1,0 +1,87 @@
+#include "base/arena.h"
+
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ml_arena_block {
+    ml_arena_block *prev;
+    size_t used, size;
+    _Alignas(16) unsigned char bytes[];
+};
+
+static _Noreturn void out_of_memory(const char *tag, size_t bytes) {
+    fprintf(stderr, "miles: out of memory: %zu bytes for %s\n", bytes, tag);
+    exit(1);
+}
+
+void ml_arena_init(ml_arena *a, const char *tag) {
+    *a = (ml_arena){ .tag = tag };
+}
+
+void ml_arena_release(ml_arena *a) {
+    ml_arena_block *b = a->last;
+    while (b) {
+        ml_arena_block *prev = b->prev;
+        free(b);
+        b = prev;
+    }
+    *a = (ml_arena){ .tag = a->tag };
+}
+
+static ml_arena_block *grow(ml_arena *a, size_t bytes) {
+    /* Doubling keeps the number of blocks logarithmic for parsers of large files. */
+    size_t size = a->last ? a->last->size * 2 : 4096;
+    ml_arena_block *b;
+
+    if (size > (size_t)1 << 22)
+        size = (size_t)1 << 22;
+    if (size < bytes)
+        size = bytes;
+    b = malloc(sizeof *b + size);
+    if (!b)
+        out_of_memory(a->tag, size);
+    *b = (ml_arena_block){ .prev = a->last, .size = size };
+    a->last = b;
+    a->total += sizeof *b + size;
+    return b;
+}
+
+void *ml_arena_take(ml_arena *a, size_t n, size_t size) {
+    ml_arena_block *b = a->last;
+    size_t bytes;
+    void *p;
+
+    if (__builtin_mul_overflow(n, size, &bytes) || bytes > SIZE_MAX / 4)
+        out_of_memory(a->tag, SIZE_MAX);
+    bytes = (bytes + 15) & ~(size_t)15;
+    if (!b || b->size - b->used < bytes)
+        b = grow(a, bytes);
+    p = b->bytes + b->used;
+    b->used += bytes;
+    return memset(p, 0, bytes);
+}
+
+char *ml_arena_str(ml_arena *a, const char *s, size_t n) {
+    char *p = ml_arena_take(a, n + 1, 1);
+    if (n)
+        memcpy(p, s, n);
+    return p;
+}
+
+char *ml_arena_printf(ml_arena *a, const char *fmt, ...) {
+    va_list ap;
+    int n;
+    char *p;
+
+    va_start(ap, fmt);
+    n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    p = ml_arena_take(a, (size_t)n + 1, 1);
+    va_start(ap, fmt);
+    vsnprintf(p, (size_t)n + 1, fmt, ap);
+    va_end(ap);
+    return p;
+}

@@ -1,0 +1,39 @@
+#include "base/err.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bug.h"
+
+ml_status ml_fail(ml_err *err, ml_status code, const char *fmt, ...) {
+    if (err) {
+        va_list ap;
+        va_start(ap, fmt);
+        err->code = code;
+        vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+        va_end(ap);
+    }
+    return code;
+}
+
+void ml_err_prefix(ml_err *err, const char *fmt, ...) {
+    char old[sizeof err->msg];
+    va_list ap;
+    size_t n;
+
+    if (!err)
+        return;
+    memcpy(old, err->msg, sizeof old);
+    va_start(ap, fmt);
+    vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+    va_end(ap);
+    n = strlen(err->msg);
+    snprintf(err->msg + n, sizeof err->msg - n, ": %s", old);
+}
+
+void ml_bug(const char *file, int line, const char *what) {
+    fprintf(stderr, "miles: internal error at %s:%d: %s\n", file, line, what);
+    abort();
+}

@@ -1,0 +1,35 @@
+/* err.h - how a function says that the world did not play along.
+ *
+ * A function that can fail returns ml_status and takes `ml_err *err` last.  The
+ * message is a whole sentence that names the object (file, field, tensor), what
+ * was expected and, where there is one, the fix.  It is made where the knowledge
+ * is; callers pass it on untouched or prefix it once.  Nothing below cli/ prints.
+ *
+ * thread: an ml_err belongs to its caller's stack. */
+#ifndef ML_BASE_ERR_H
+#define ML_BASE_ERR_H
+
+typedef enum ml_status {
+    ML_OK = 0,
+    ML_EAGAIN,  /* not now; no message */
+    ML_EUSAGE,  /* the command line is wrong: exit 2 */
+    ML_EIO,     /* the operating system refused a file or a socket */
+    ML_EFORMAT, /* a file is there, but is not what it should be */
+    ML_EUNSUP,  /* understood, and not offered */
+    ML_ENOMEM,  /* capacity (weights, KV, activations) that cannot be had */
+    ML_EPEER,   /* another process failed: exit 3 */
+} ml_status;
+
+typedef struct ml_err {
+    ml_status code;
+    char msg[1000];
+} ml_err;
+
+/* Fills err (which may be NULL) and returns code, so that `return ml_fail(...)` reads well. */
+__attribute__((format(printf, 3, 4))) ml_status ml_fail(ml_err *err, ml_status code,
+                                                        const char *fmt, ...);
+
+/* "prefix: message", once, by a caller that knows what was being attempted. */
+__attribute__((format(printf, 2, 3))) void ml_err_prefix(ml_err *err, const char *fmt, ...);
+
+#endif

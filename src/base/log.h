@@ -1,0 +1,15 @@
+/* log.h - lines for a human who watches.  Libraries may warn (once, with the object
+ * in the sentence) but never both log an error and return it.
+ *
+ * The sink is set by main before threads exist; without one, lines are dropped. */
+#ifndef ML_BASE_LOG_H
+#define ML_BASE_LOG_H
+
+typedef enum ml_log_level { ML_LOG_WARN, ML_LOG_INFO, ML_LOG_DEBUG } ml_log_level;
+
+typedef void ml_log_sink(void *ud, ml_log_level level, const char *line);
+
+void ml_log_to(ml_log_sink *sink, void *ud);
+__attribute__((format(printf, 2, 3))) void ml_log(ml_log_level level, const char *fmt, ...);
+
+#endif

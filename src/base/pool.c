@@ -1,0 +1,180 @@
+#include "base/pool.h"
+
+#include <errno.h>
+#include <fenv.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bug.h"
+
+struct ml_pool {
+    int n_thread; /* the caller included */
+    pthread_t *thread;
+
+    /* One run: written by the caller before `round` is raised, read by workers after. */
+    ml_task *fn;
+    void *ud;
+    int64_t n, grain;
+
+    _Alignas(64) atomic_uint_fast64_t round; /* a new value is a new run (or the end) */
+    _Alignas(64) atomic_int_fast64_t next;   /* first index nobody has taken */
+    _Alignas(64) atomic_int busy;            /* workers still inside the run */
+    atomic_bool quit;
+    int spin;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    int asleep; /* under lock */
+};
+
+typedef struct worker {
+    ml_pool *pool;
+    int index;
+} worker;
+
+static void pause_cpu(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Denormals are part of the numeric contract: 2^-149 must survive a product by one. */
+static int rounding_is_ieee(void) {
+    volatile float tiny = 0x1p-149f, one = 1.0f;
+    return fegetround() == FE_TONEAREST && tiny * one > 0.0f;
+}
+
+static void take_pieces(ml_pool *p, int index) {
+    for (;;) {
+        int64_t begin = atomic_fetch_add_explicit(&p->next, p->grain, memory_order_relaxed);
+        int64_t end = begin + p->grain;
+        if (begin >= p->n)
+            return;
+        p->fn(p->ud, begin, end < p->n ? end : p->n, index);
+    }
+}
+
+static uint64_t wait_for_round(ml_pool *p, uint64_t seen) {
+    uint64_t now;
+    for (int i = 0; i < p->spin; i++) {
+        now = atomic_load_explicit(&p->round, memory_order_acquire);
+        if (now != seen)
+            return now;
+        pause_cpu();
+    }
+    pthread_mutex_lock(&p->lock);
+    p->asleep++;
+    while ((now = atomic_load_explicit(&p->round, memory_order_acquire)) == seen)
+        pthread_cond_wait(&p->wake, &p->lock);
+    p->asleep--;
+    pthread_mutex_unlock(&p->lock);
+    return now;
+}
+
+static void *worker_main(void *arg) {
+    worker w = *(worker *)arg;
+    ml_pool *p = w.pool;
+    uint64_t seen = 0;
+
+    free(arg);
+    fesetenv(FE_DFL_ENV);
+    ML_BUG_IF(!rounding_is_ieee());
+    for (;;) {
+        seen = wait_for_round(p, seen);
+        if (atomic_load_explicit(&p->quit, memory_order_relaxed))
+            return NULL;
+        take_pieces(p, w.index);
+        atomic_fetch_sub_explicit(&p->busy, 1, memory_order_release);
+    }
+}
+
+static void raise_round(ml_pool *p) {
+    pthread_mutex_lock(&p->lock);
+    atomic_fetch_add_explicit(&p->round, 1, memory_order_release);
+    if (p->asleep)
+        pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+}
+
+ml_status ml_pool_new(ml_pool **out, int n_thread, ml_err *err) {
+    ml_pool *p;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+
+    if (n_thread < 1 || n_thread > ML_POOL_MAX)
+        return ml_fail(err, ML_EUSAGE, "%d threads asked for; 1 to %d are possible",
+                       n_thread, ML_POOL_MAX);
+    p = aligned_alloc(64, (sizeof *p + 63) & ~(size_t)63);
+    if (!p)
+        return ml_fail(err, ML_ENOMEM, "no memory for a pool of %d threads", n_thread);
+    memset(p, 0, sizeof *p);
+    p->n_thread = 1;
+    /* With more threads than cores a spinning worker only delays the one it waits for. */
+    p->spin = n_thread <= cores ? 4000 : 0;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->wake, NULL);
+    p->thread = calloc((size_t)n_thread, sizeof *p->thread);
+    for (int i = 1; i < n_thread; i++) {
+        worker *w = malloc(sizeof *w);
+        int rc = ENOMEM;
+        if (w && p->thread) {
+            *w = (worker){ p, i };
+            rc = pthread_create(&p->thread[i], NULL, worker_main, w);
+        }
+        if (rc) {
+            free(w);
+            ml_pool_free(p);
+            return ml_fail(err, ML_ENOMEM, "thread %d of %d could not be started: %s",
+                           i + 1, n_thread, strerror(rc));
+        }
+        p->n_thread++;
+    }
+    *out = p;
+    return ML_OK;
+}
+
+void ml_pool_free(ml_pool *p) {
+    if (!p)
+        return;
+    atomic_store(&p->quit, 1);
+    raise_round(p);
+    for (int i = 1; i < p->n_thread; i++)
+        pthread_join(p->thread[i], NULL);
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->lock);
+    free(p->thread);
+    free(p);
+}
+
+int ml_pool_size(const ml_pool *p) {
+    return p->n_thread;
+}
+
+void ml_pool_run(ml_pool *p, int64_t n, int64_t grain, ml_task *fn, void *ud) {
+    ML_BUG_IF(grain < 1);
+    if (n <= 0)
+        return;
+    ML_BUG_IF(!rounding_is_ieee());
+    if (p->n_thread == 1 || n <= grain) {
+        fn(ud, 0, n, 0);
+        return;
+    }
+    p->fn = fn;
+    p->ud = ud;
+    p->n = n;
+    p->grain = grain;
+    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    atomic_store_explicit(&p->busy, p->n_thread - 1, memory_order_relaxed);
+    raise_round(p);
+    take_pieces(p, 0);
+    for (int i = 0; atomic_load_explicit(&p->busy, memory_order_acquire) > 0; i++) {
+        if (i < p->spin)
+            pause_cpu();
+        else
+            sched_yield();
+    }
+}

@@ -1,0 +1,85 @@
+#include "base/str.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+ml_str ml_str_of(const char *cstr) {
+    return (ml_str){ cstr, strlen(cstr) };
+}
+
+bool ml_str_eq(ml_str a, ml_str b) {
+    return a.len == b.len && (a.len == 0 || memcmp(a.ptr, b.ptr, a.len) == 0);
+}
+
+bool ml_str_is(ml_str a, const char *cstr) {
+    return ml_str_eq(a, ml_str_of(cstr));
+}
+
+void ml_text_release(ml_text *t) {
+    free(t->ptr);
+    *t = (ml_text){ 0 };
+}
+
+static void reserve(ml_text *t, size_t more) {
+    size_t cap = t->cap ? t->cap : 256;
+    char *p;
+
+    if (t->ptr && t->cap - t->len > more)
+        return;
+    while (cap - t->len <= more)
+        cap *= 2;
+    p = realloc(t->ptr, cap);
+    if (!p) {
+        fprintf(stderr, "miles: out of memory: %zu bytes for text\n", cap);
+        exit(1);
+    }
+    t->ptr = p;
+    t->cap = cap;
+}
+
+void ml_text_add(ml_text *t, const char *bytes, size_t n) {
+    reserve(t, n);
+    if (n)
+        memcpy(t->ptr + t->len, bytes, n);
+    t->len += n;
+    t->ptr[t->len] = 0;
+}
+
+void ml_text_printf(ml_text *t, const char *fmt, ...) {
+    va_list ap;
+    int n;
+
+    va_start(ap, fmt);
+    n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    reserve(t, (size_t)n);
+    va_start(ap, fmt);
+    vsnprintf(t->ptr + t->len, (size_t)n + 1, fmt, ap);
+    va_end(ap);
+    t->len += (size_t)n;
+}
+
+int ml_str_distance(ml_str a, ml_str b) {
+    /* Two rows of the table suffice; names longer than this are never near. */
+    int row[2][65];
+
+    if (a.len > 64 || b.len > 64)
+        return 64;
+    for (size_t j = 0; j <= b.len; j++)
+        row[0][j] = (int)j;
+    for (size_t i = 1; i <= a.len; i++) {
+        int *up = row[(i - 1) & 1], *now = row[i & 1];
+        now[0] = (int)i;
+        for (size_t j = 1; j <= b.len; j++) {
+            int best = up[j - 1] + (a.ptr[i - 1] != b.ptr[j - 1]);
+            if (up[j] + 1 < best)
+                best = up[j] + 1;
+            if (now[j - 1] + 1 < best)
+                best = now[j - 1] + 1;
+            now[j] = best;
+        }
+    }
+    return row[a.len & 1][b.len];
+}

@@ -1,0 +1,31 @@
+/* str.h - text with a length.  Views point into memory somebody else owns; a NUL
+ * is only promised where a comment says so. */
+#ifndef ML_BASE_STR_H
+#define ML_BASE_STR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct ml_str {
+    const char *ptr;
+    size_t len;
+} ml_str;
+
+ml_str ml_str_of(const char *cstr);
+bool ml_str_eq(ml_str a, ml_str b);
+bool ml_str_is(ml_str a, const char *cstr);
+
+/* Growing text on the heap, always NUL-terminated; out of memory ends the process. */
+typedef struct ml_text {
+    char *ptr;
+    size_t len, cap;
+} ml_text;
+
+void ml_text_release(ml_text *t);
+void ml_text_add(ml_text *t, const char *bytes, size_t n);
+__attribute__((format(printf, 2, 3))) void ml_text_printf(ml_text *t, const char *fmt, ...);
+
+/* Edit distance, for "did you mean". */
+int ml_str_distance(ml_str a, ml_str b);
+
+#endif

@@ -1,0 +1,52 @@
+/* device.h - where bytes live and in which order work on them happens.
+ *
+ * The interface only: backends implement it, comm and model use it.  A device hands
+ * out buffers; a stream is an ordered queue of work on one device (on the CPU, the
+ * calling thread and its pool: work is done when the call returns).
+ *
+ * thread: a device is immutable after open; a stream has one owner. */
+#ifndef ML_TENSOR_DEVICE_H
+#define ML_TENSOR_DEVICE_H
+
+#include <stddef.h>
+
+#include "base/err.h"
+
+typedef struct ml_device ml_device;
+
+typedef enum ml_mem_kind {
+    ML_MEM_WEIGHT,
+    ML_MEM_GRAD,
+    ML_MEM_ACT,
+    ML_MEM_SCRATCH,
+    ML_MEM_KV,
+    ML_MEM_KINDS
+} ml_mem_kind;
+
+typedef struct ml_buf {
+    ml_device *dev;
+    void *ptr; /* aligned to 64; zeroed */
+    size_t bytes;
+    ml_mem_kind kind;
+} ml_buf;
+
+typedef struct ml_stream {
+    ml_device *dev;
+} ml_stream;
+
+struct ml_device {
+    const char *name;
+    /* ML_ENOMEM with the size and kind in the message. */
+    ml_status (*alloc)(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind kind,
+                       ml_err *err);
+    void (*free)(ml_buf *b); /* a buffer of zeros is fine */
+    /* Ordered on the stream; host memory is plain. */
+    void (*copy_in)(ml_stream *s, void *dst, const void *host, size_t bytes);
+    void (*copy_out)(ml_stream *s, void *host, const void *src, size_t bytes);
+    /* Waits for the stream; the first failed piece of work since the last wait is named. */
+    ml_status (*sync)(ml_stream *s, ml_err *err);
+};
+
+const char *ml_mem_name(ml_mem_kind kind); /* "weights", "gradients", ... */
+
+#endif

@@ -1,0 +1,85 @@
+#include "tensor/tensor.h"
+
+#include <string.h>
+
+static const struct {
+    const char *name;
+    size_t bytes;
+} dtypes[] = {
+    [ML_F32] = { "f32", 4 },
+    [ML_BF16] = { "bf16", 2 },
+    [ML_F16] = { "f16", 2 },
+    [ML_I32] = { "i32", 4 },
+};
+
+size_t ml_dtype_bytes(ml_dtype t) {
+    return dtypes[t].bytes;
+}
+
+const char *ml_dtype_name(ml_dtype t) {
+    return dtypes[t].name;
+}
+
+int64_t ml_tensor_count(const ml_tensor *t) {
+    int64_t n = 1;
+    for (int i = 0; i < t->n_dim; i++)
+        n *= t->shape[i];
+    return n;
+}
+
+size_t ml_tensor_bytes(const ml_tensor *t) {
+    int64_t n = ml_tensor_count(t);
+    if (t->layout == ML_PANELS && n > 0) {
+        int64_t rows = t->shape[t->n_dim - 2];
+        n = n / rows * ((rows + ML_LANES - 1) / ML_LANES * ML_LANES);
+    }
+    return (size_t)n * ml_dtype_bytes(t->dtype);
+}
+
+static uint32_t bits_of(float f) {
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+static float float_of(uint32_t u) {
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+float ml_bf16_to_f32(uint16_t h) {
+    return float_of((uint32_t)h << 16);
+}
+
+uint16_t ml_f32_to_bf16(float f) {
+    uint32_t u = bits_of(f);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)(u >> 16 | 0x40u); /* quiet, and never rounded up to infinity */
+    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+float ml_f16_to_f32(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = h >> 10 & 31u, man = h & 0x3ffu;
+    if (exp == 31)
+        return float_of(sign | 0x7f800000u | man << 13);
+    if (exp == 0) { /* zero or denormal: man * 2^-24 is exact */
+        float f = (float)man * 0x1p-24f;
+        return sign ? -f : f;
+    }
+    return float_of(sign | (exp + 112u) << 23 | man << 13);
+}
+
+uint16_t ml_f32_to_f16(float f) {
+    uint32_t u = bits_of(f), sign = u >> 16 & 0x8000u, a = u & 0x7fffffffu;
+    if (a > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00u);
+    if (a >= 0x477ff000u) /* rounds to 65536 or more */
+        return (uint16_t)(sign | 0x7c00u);
+    if (a < 0x38800000u) { /* below 2^-14: adding 0.5 lets the FPU round at 2^-24 */
+        uint32_t r = bits_of(float_of(a) + 0.5f);
+        return (uint16_t)(sign | (r - 0x3f000000u));
+    }
+    a += 0xfffu + (a >> 13 & 1u);
+    return (uint16_t)(sign | (a - 0x38000000u) >> 13);
+}

@@ -1,0 +1,45 @@
+/* tensor.h - a view of numbers: where they are, what they are, how they lie.
+ *
+ * A tensor never owns its bytes; an ml_buf (device.h) does.  Views are values and are
+ * copied freely.  Element order is row-major, except that a linear weight [N, K] (or
+ * a stack of them [E, N, K]) may lie in panels of ML_LANES outputs:
+ *
+ *     ML_PANELS   [E][ceil(N/16)][K][16]    outputs past N are zero
+ *
+ * which is what the GEMM kernels read, forward and backward. */
+#ifndef ML_TENSOR_TENSOR_H
+#define ML_TENSOR_TENSOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/str.h"
+
+#define ML_LANES 16 /* virtual vector width of the f32 contract */
+#define ML_DIMS 3
+
+typedef enum ml_dtype { ML_F32, ML_BF16, ML_F16, ML_I32 } ml_dtype;
+typedef enum ml_layout { ML_ROWS, ML_PANELS } ml_layout;
+
+typedef struct ml_tensor {
+    void *data; /* NULL: absent (an optional bias, an output nobody wants) */
+    ml_dtype dtype;
+    ml_layout layout;
+    int32_t n_dim;
+    int64_t shape[ML_DIMS];
+} ml_tensor;
+
+size_t ml_dtype_bytes(ml_dtype t);
+const char *ml_dtype_name(ml_dtype t); /* "f32", "bf16", "f16", "i32" */
+
+/* Elements as seen by shape, and bytes as laid out (padding of panels included). */
+int64_t ml_tensor_count(const ml_tensor *t);
+size_t ml_tensor_bytes(const ml_tensor *t);
+
+/* f32 to bf16 and f16 round to nearest, ties to even; NaN stays NaN. */
+float ml_bf16_to_f32(uint16_t h);
+uint16_t ml_f32_to_bf16(float f);
+float ml_f16_to_f32(uint16_t h);
+uint16_t ml_f32_to_f16(float f);
+
+#endif
