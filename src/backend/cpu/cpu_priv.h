@@ -1,0 +1,47 @@
+/* cpu_priv.h - what the files of the CPU backend share.
+ *
+ * An op function splits its outputs among the pool's threads and calls the kernels of
+ * the stream's level.  It allocates nothing: memory beyond its arguments is a->scratch. */
+#ifndef ML_BACKEND_CPU_CPU_PRIV_H
+#define ML_BACKEND_CPU_CPU_PRIV_H
+
+#include "backend/cpu/kern.h"
+#include "backend/ops.h"
+#include "base/pool.h"
+
+typedef struct ml_cpu_stream {
+    ml_stream base; /* first: an ml_stream * of this backend is an ml_cpu_stream * */
+    ml_pool *pool;
+    const ml_cpu_kern *kern;
+} ml_cpu_stream;
+
+static inline const ml_cpu_stream *ml_cpu(const ml_stream *s) {
+    return (const ml_cpu_stream *)s;
+}
+
+/* One forward and one backward per op, and its scratch where it needs any. */
+#define ML_CPU_OP(name)                                                                    \
+    void ml_cpu_##name##_forward(ml_stream *s, const ml_op_args *a);                       \
+    void ml_cpu_##name##_backward(ml_stream *s, const ml_op_args *a);
+
+ML_CPU_OP(embed)       /* embed.c */
+ML_CPU_OP(linear)      /* linear.c */
+ML_CPU_OP(rmsnorm)     /* norm.c */
+ML_CPU_OP(rope_table)  /* rope.c; backward does nothing and is never called */
+ML_CPU_OP(rope)        /* rope.c */
+ML_CPU_OP(attn)        /* attn.c */
+ML_CPU_OP(add)         /* elementwise.c */
+ML_CPU_OP(glu)         /* elementwise.c */
+ML_CPU_OP(moe_route)   /* moe.c */
+ML_CPU_OP(moe_gather)  /* moe.c */
+ML_CPU_OP(moe_linear)  /* linear.c */
+ML_CPU_OP(moe_combine) /* moe.c */
+ML_CPU_OP(lmhead)      /* lmhead.c */
+#undef ML_CPU_OP
+
+typedef size_t ml_cpu_scratch_fn(const ml_cpu_stream *s, const ml_op_args *a,
+                                 bool backward);
+ml_cpu_scratch_fn ml_cpu_linear_scratch, ml_cpu_moe_linear_scratch, ml_cpu_rmsnorm_scratch,
+    ml_cpu_attn_scratch, ml_cpu_lmhead_scratch;
+
+#endif

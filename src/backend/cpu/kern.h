@@ -1,0 +1,26 @@
+/* kern.h - the kernels of one level: typed function pointers, filled at compile time.
+ *
+ * Each topic has <topic>_kern.h (signatures and their meaning), <topic>.inc (the one
+ * body, in the words of v16_c.h), <topic>.c (splits work among threads, calls kernels).
+ * kern_body.inc includes the bodies; kern_c.c, x86/kern_avx2.c, x86/kern_avx512.c and
+ * arm/kern_neon.c compile it. */
+#ifndef ML_BACKEND_CPU_KERN_H
+#define ML_BACKEND_CPU_KERN_H
+
+#include "backend/cpu/attn_kern.h"
+#include "backend/cpu/gemm_kern.h"
+#include "backend/cpu/lmhead_kern.h"
+#include "backend/cpu/row_kern.h"
+
+typedef struct ml_cpu_kern {
+    const char *level;
+    const ml_gemm_kern *gemm;
+    const ml_row_kern *row;
+    const ml_attn_kern *attn;
+    const ml_lmhead_kern *lmhead;
+} ml_cpu_kern;
+
+extern const ml_cpu_kern ml_cpu_kern_c, ml_cpu_kern_avx2, ml_cpu_kern_avx512,
+    ml_cpu_kern_neon;
+
+#endif

@@ -1,0 +1,64 @@
+#include "tests/support/test.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int n_bad; /* of the running test, in its own process */
+
+void ml_test_fail(const char *file, int line, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    fprintf(stderr, "    %s:%d: ", file, line);
+    vfprintf(stderr, fmt, ap);
+    fprintf(stderr, "\n");
+    va_end(ap);
+    n_bad++;
+}
+
+bool ml_test_has(const char *hay, const char *needle) {
+    return strstr(hay, needle) != NULL;
+}
+
+static bool wanted(const char *name, int argc, char **argv) {
+    for (int i = 1; i < argc; i++)
+        if (strstr(name, argv[i]))
+            return true;
+    return argc < 2;
+}
+
+static bool run_one(const ml_test *t) {
+    int status = 0;
+    pid_t pid;
+
+    fflush(NULL);
+    pid = fork();
+    if (pid == 0) {
+        alarm((unsigned)(t->limit_s ? t->limit_s : 60));
+        t->run();
+        exit(n_bad ? 1 : 0); /* exit, not _exit: leak checkers report at exit */
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) < 0)
+        return false;
+    if (WIFSIGNALED(status))
+        fprintf(stderr, "    %s: killed by signal %d\n", t->name, WTERMSIG(status));
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+int ml_test_main(int argc, char **argv, const ml_test *tests) {
+    int passed = 0, failed = 0;
+    for (const ml_test *t = tests; t->name; t++) {
+        bool ok;
+        if (!wanted(t->name, argc, argv))
+            continue;
+        ok = run_one(t);
+        printf("%s %s\n", ok ? "ok  " : "FAIL", t->name);
+        passed += ok;
+        failed += !ok;
+    }
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed || !passed;
+}

@@ -1,0 +1,40 @@
+/* test.h - what a test program needs: checks, a table, one process per test.
+ *
+ *     static void adds(void) { CHECK(1 + 1 == 2); }
+ *     static const ml_test tests[] = { { "adds", adds }, { 0 } };
+ *     int main(int argc, char **argv) { return ml_test_main(argc, argv, tests); }
+ *
+ * Each test runs in a child with a time limit; the program's last line is
+ * "N passed, N failed".  With arguments, only tests whose name contains one run. */
+#ifndef ML_TESTS_SUPPORT_TEST_H
+#define ML_TESTS_SUPPORT_TEST_H
+
+#include <stdbool.h>
+
+typedef struct ml_test {
+    const char *name;
+    void (*run)(void);
+    int limit_s; /* 0: 60 */
+} ml_test;
+
+int ml_test_main(int argc, char **argv, const ml_test *tests);
+
+/* Records a failure of the running test; the test goes on. */
+__attribute__((format(printf, 3, 4))) void ml_test_fail(const char *file, int line,
+                                                        const char *fmt, ...);
+/* True when needle occurs in hay; for messages. */
+bool ml_test_has(const char *hay, const char *needle);
+
+#define CHECK(cond)                                                                        \
+    do {                                                                                   \
+        if (!(cond))                                                                       \
+            ml_test_fail(__FILE__, __LINE__, "%s", #cond);                                 \
+    } while (0)
+
+#define CHECK_HAS(hay, needle)                                                             \
+    do {                                                                                   \
+        if (!ml_test_has((hay), (needle)))                                                 \
+            ml_test_fail(__FILE__, __LINE__, "\"%s\" lacks \"%s\"", (hay), (needle));      \
+    } while (0)
+
+#endif
