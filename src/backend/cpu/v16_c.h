@@ -15,6 +15,7 @@
 #include <string.h>
 
 #define V16_LEVEL c
+#define V16_REGS 8 /* v16 values that fit the registers of the level */
 
 typedef struct v16 {
     float f[16];

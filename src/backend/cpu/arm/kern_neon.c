@@ -1,0 +1,3 @@
+#include "backend/cpu/arm/v16_neon.h"
+
+#include "backend/cpu/kern_body.inc"

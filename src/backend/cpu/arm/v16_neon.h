@@ -1,0 +1,168 @@
+/* v16_neon.h - the words of v16_c.h with the sixteen lanes in four registers. */
+#ifndef ML_BACKEND_CPU_ARM_V16_NEON_H
+#define ML_BACKEND_CPU_ARM_V16_NEON_H
+
+#include <arm_neon.h>
+#include <stdint.h>
+#include <string.h>
+
+#define V16_LEVEL neon
+#define V16_REGS 8
+
+typedef struct v16 {
+    float32x4_t a, b, c, d;
+} v16;
+
+static inline v16 v16_of(float32x4_t a, float32x4_t b, float32x4_t c, float32x4_t d) {
+    return (v16){ a, b, c, d };
+}
+
+static inline v16 v16_set1(float a) {
+    float32x4_t f = vdupq_n_f32(a);
+    return v16_of(f, f, f, f);
+}
+
+static inline v16 v16_zero(void) {
+    return v16_set1(0.0f);
+}
+
+static inline v16 v16_load(const float *p) {
+    return v16_of(vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12));
+}
+
+static inline void v16_store(float *p, v16 a) {
+    vst1q_f32(p, a.a);
+    vst1q_f32(p + 4, a.b);
+    vst1q_f32(p + 8, a.c);
+    vst1q_f32(p + 12, a.d);
+}
+
+static inline v16 v16_load_n(const float *p, int64_t n) {
+    float t[16] = { 0 };
+    memcpy(t, p, (size_t)n * sizeof *p);
+    return v16_load(t);
+}
+
+static inline void v16_store_n(float *p, v16 a, int64_t n) {
+    float t[16];
+    v16_store(t, a);
+    memcpy(p, t, (size_t)n * sizeof *p);
+}
+
+static inline float32x4_t v16_quarter_bf16(const uint16_t *p) {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+
+static inline v16 v16_load_bf16(const uint16_t *p) {
+    return v16_of(v16_quarter_bf16(p), v16_quarter_bf16(p + 4), v16_quarter_bf16(p + 8),
+                  v16_quarter_bf16(p + 12));
+}
+
+static inline v16 v16_add(v16 a, v16 b) {
+    return v16_of(vaddq_f32(a.a, b.a), vaddq_f32(a.b, b.b), vaddq_f32(a.c, b.c),
+                  vaddq_f32(a.d, b.d));
+}
+
+static inline v16 v16_sub(v16 a, v16 b) {
+    return v16_of(vsubq_f32(a.a, b.a), vsubq_f32(a.b, b.b), vsubq_f32(a.c, b.c),
+                  vsubq_f32(a.d, b.d));
+}
+
+static inline v16 v16_mul(v16 a, v16 b) {
+    return v16_of(vmulq_f32(a.a, b.a), vmulq_f32(a.b, b.b), vmulq_f32(a.c, b.c),
+                  vmulq_f32(a.d, b.d));
+}
+
+static inline v16 v16_div(v16 a, v16 b) {
+    return v16_of(vdivq_f32(a.a, b.a), vdivq_f32(a.b, b.b), vdivq_f32(a.c, b.c),
+                  vdivq_f32(a.d, b.d));
+}
+
+static inline v16 v16_fma(v16 a, v16 b, v16 c) {
+    return v16_of(vfmaq_f32(c.a, a.a, b.a), vfmaq_f32(c.b, a.b, b.b),
+                  vfmaq_f32(c.c, a.c, b.c), vfmaq_f32(c.d, a.d, b.d));
+}
+
+/* vmaxq and vminq have other rules for NaN and zeros: compare and select instead. */
+static inline v16 v16_pick_gt(v16 a, v16 b, v16 x, v16 y) {
+    return v16_of(
+        vbslq_f32(vcgtq_f32(a.a, b.a), x.a, y.a), vbslq_f32(vcgtq_f32(a.b, b.b), x.b, y.b),
+        vbslq_f32(vcgtq_f32(a.c, b.c), x.c, y.c), vbslq_f32(vcgtq_f32(a.d, b.d), x.d, y.d));
+}
+
+static inline v16 v16_max(v16 a, v16 b) {
+    return v16_pick_gt(a, b, a, b);
+}
+
+static inline v16 v16_min(v16 a, v16 b) {
+    return v16_pick_gt(b, a, a, b);
+}
+
+static inline v16 v16_abs(v16 a) {
+    return v16_of(vabsq_f32(a.a), vabsq_f32(a.b), vabsq_f32(a.c), vabsq_f32(a.d));
+}
+
+static inline v16 v16_neg(v16 a) {
+    return v16_of(vnegq_f32(a.a), vnegq_f32(a.b), vnegq_f32(a.c), vnegq_f32(a.d));
+}
+
+static inline float32x4_t v16_quarter_pow2(float32x4_t n) {
+    int32x4_t e = vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127));
+    return vreinterpretq_f32_s32(vshlq_n_s32(e, 23));
+}
+
+static inline v16 v16_pow2(v16 n) {
+    return v16_of(v16_quarter_pow2(n.a), v16_quarter_pow2(n.b), v16_quarter_pow2(n.c),
+                  v16_quarter_pow2(n.d));
+}
+
+static inline float v16_fold(v16 a) {
+    float32x4_t q = vaddq_f32(vaddq_f32(a.a, a.c), vaddq_f32(a.b, a.d));
+    float32x2_t h = vadd_f32(vget_low_f32(q), vget_high_f32(q));
+    return vget_lane_f32(h, 0) + vget_lane_f32(h, 1);
+}
+
+static inline float32x4_t v16_quarter_max(float32x4_t a, float32x4_t b) {
+    return vbslq_f32(vcgtq_f32(a, b), a, b);
+}
+
+static inline float v16_fold_max(v16 a) {
+    float32x4_t q = v16_quarter_max(v16_quarter_max(a.a, a.c), v16_quarter_max(a.b, a.d));
+    float32x2_t lo = vget_low_f32(q), hi = vget_high_f32(q);
+    float32x2_t h = vbsl_f32(vcgt_f32(lo, hi), lo, hi);
+    float x = vget_lane_f32(h, 0), y = vget_lane_f32(h, 1);
+    return x > y ? x : y;
+}
+
+/* Lane j of row i becomes lane i of row j, for four rows of four. */
+static inline void v16_transpose4(float32x4_t *r0, float32x4_t *r1, float32x4_t *r2,
+                                  float32x4_t *r3) {
+    float64x2_t even01 = vreinterpretq_f64_f32(vtrn1q_f32(*r0, *r1));
+    float64x2_t odd01 = vreinterpretq_f64_f32(vtrn2q_f32(*r0, *r1));
+    float64x2_t even23 = vreinterpretq_f64_f32(vtrn1q_f32(*r2, *r3));
+    float64x2_t odd23 = vreinterpretq_f64_f32(vtrn2q_f32(*r2, *r3));
+
+    *r0 = vreinterpretq_f32_f64(vtrn1q_f64(even01, even23));
+    *r1 = vreinterpretq_f32_f64(vtrn1q_f64(odd01, odd23));
+    *r2 = vreinterpretq_f32_f64(vtrn2q_f64(even01, even23));
+    *r3 = vreinterpretq_f32_f64(vtrn2q_f64(odd01, odd23));
+}
+
+/* Sixteen blocks of 4 x 4: each is transposed, then those off the diagonal trade places. */
+static inline void v16_transpose(v16 r[16]) {
+    for (int i = 0; i < 16; i += 4) {
+        v16_transpose4(&r[i].a, &r[i + 1].a, &r[i + 2].a, &r[i + 3].a);
+        v16_transpose4(&r[i].b, &r[i + 1].b, &r[i + 2].b, &r[i + 3].b);
+        v16_transpose4(&r[i].c, &r[i + 1].c, &r[i + 2].c, &r[i + 3].c);
+        v16_transpose4(&r[i].d, &r[i + 1].d, &r[i + 2].d, &r[i + 3].d);
+    }
+    for (int i = 0; i < 4; i++) {
+        v16 p = r[i], q = r[4 + i], s = r[8 + i], t = r[12 + i];
+        r[i] = v16_of(p.a, q.a, s.a, t.a);
+        r[4 + i] = v16_of(p.b, q.b, s.b, t.b);
+        r[8 + i] = v16_of(p.c, q.c, s.c, t.c);
+        r[12 + i] = v16_of(p.d, q.d, s.d, t.d);
+    }
+}
+
+#endif
