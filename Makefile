@@ -1,45 +1,28 @@
-# miles.c: make, make test, make checkop, make bench ...   (see CONTRIBUTING.md)
-CC ?= gcc
+# miles.c: one make, no configure step.  CONTRIBUTING.md says how the targets are meant.
+#
+#   make             check the toolchain, build ./miles
+#   make deps        install what building and testing need (Debian packages)
+#   make test        what every change must pass, within minutes
+#   make test-long   everything else: second compiler, all sanitizers, longer fuzzing, arm64
+#
+# Objects live under build/$(CONFIG)/, so that configurations stand side by side:
+#   make CC=clang CONFIG=clang        make SAN=address,undefined CONFIG=asan
+#   make CC=aarch64-linux-gnu-gcc CONFIG=arm
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
 CONFIG ?= release
 B := build/$(CONFIG)
-ARCH := $(shell $(CC) -dumpmachine | sed 's/-.*//')
+JOBS ?= $(shell nproc)
 
-WARN := -Wall -Wextra -Wpedantic -Wshadow -Wundef -Wvla -Wstrict-prototypes -Wmissing-prototypes \
-  -Wwrite-strings -Wdouble-promotion -Wconversion -Wcast-qual -Wpointer-arith \
-  -Wno-missing-field-initializers -Werror
-CFLAGS ?= -O2 -g
-ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -Isrc -Iinclude -ffp-contract=off -fno-strict-aliasing \
-  -fvisibility=hidden -pthread $(WARN) $(CFLAGS)
-ALL_LDFLAGS = -pthread $(LDFLAGS)
-LIBS := -lm
+.DEFAULT_GOAL := all
 
-SRC := $(filter-out src/cli/% src/backend/cpu/x86/% src/backend/cpu/arm/%,$(shell find src -name '*.c' | sort))
-ifneq ($(filter x86_64,$(ARCH)),)
-SRC += $(sort $(wildcard src/backend/cpu/x86/*.c))
-else ifneq ($(filter aarch64,$(ARCH)),)
-SRC += $(sort $(wildcard src/backend/cpu/arm/*.c))
-endif
-OBJ := $(SRC:%.c=$(B)/%.o)
-CLI_OBJ := $(patsubst %.c,$(B)/%.o,$(sort $(wildcard src/cli/*.c)))
-
-all: miles
-miles: $(B)/miles
-	cp $< $@
-$(B)/miles: $(CLI_OBJ) $(B)/libmiles.a
-	$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
-$(B)/libmiles.a: $(OBJ)
-	@rm -f $@
-	ar rcs $@ $^
-
-$(B)/src/backend/cpu/%.o: CFLAGS += -O3
-$(B)/src/backend/cpu/x86/%_avx2.o: CFLAGS += -mavx2 -mfma
-$(B)/src/backend/cpu/x86/%_avx512.o: CFLAGS += -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma
-
-$(B)/%.o: %.c
-	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
+include mk/flags.mk
+include mk/build.mk
+include mk/test.mk
+include mk/gates.mk
 
 clean:
 	rm -rf build miles
-.PHONY: all clean
--include $(shell find build -name '*.d' 2>/dev/null)
+.PHONY: clean

@@ -1,0 +1,80 @@
+# build.mk - what is built from what.
+#
+#   src/ without main.c                 libmiles.a
+#   src/cli/main.c                      miles
+#   tests/support/                      libtest.a
+#   tests/{unit,golden,parity}/*.c      a program each
+#   tests/checkop/*.c                   one program, checkop
+#   tests/fuzz/fuzz_*.c                 a program each (mk/test.mk)
+#   bench/bench_*.c                     a program each
+
+ROOMS ?= $(notdir $(wildcard src/*))
+
+ifeq ($(ARCH),x86_64)
+OTHER_ARCH := src/backend/cpu/arm/%
+else ifeq ($(ARCH),aarch64)
+OTHER_ARCH := src/backend/cpu/x86/%
+else
+OTHER_ARCH := src/backend/cpu/arm/% src/backend/cpu/x86/%
+endif
+
+SRC := $(filter-out src/cli/main.c $(OTHER_ARCH), \
+  $(sort $(shell find $(ROOMS:%=src/%) -name '*.c')))
+objects = $(patsubst %.c,$(B)/%.o,$(1))
+programs = $(patsubst %.c,$(B)/%,$(sort $(wildcard $(1))))
+
+UNIT := $(call programs,tests/unit/test_*.c)
+GOLDEN := $(call programs,tests/golden/*.c)
+PARITY := $(call programs,tests/parity/*.c)
+CHECKOP := $(if $(wildcard tests/checkop/*.c),$(B)/checkop)
+BENCH := $(call programs,bench/bench_*.c)
+
+all: miles
+programs: $(B)/miles $(UNIT) $(GOLDEN) $(PARITY) $(CHECKOP)
+.PHONY: all programs
+
+miles: $(B)/miles
+	cp $< $@
+
+$(B)/miles: $(B)/src/cli/main.o $(B)/libmiles.a
+	$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
+
+$(B)/libmiles.a: $(call objects,$(SRC))
+$(B)/libtest.a: $(call objects,$(sort $(wildcard tests/support/*.c)))
+$(B)/lib%.a:
+	@rm -f $@
+	$(AR) rcs $@ $^
+
+$(UNIT) $(GOLDEN) $(PARITY): %: %.o $(B)/libtest.a $(B)/libmiles.a
+	$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
+
+$(B)/checkop: $(call objects,$(sort $(wildcard tests/checkop/*.c))) $(B)/libtest.a $(B)/libmiles.a
+	$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
+
+$(BENCH): %: %.o $(B)/libmiles.a
+	$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS) $(BENCH_LIBS)
+$(B)/bench/bench_gemm: BENCH_LIBS := -lopenblas
+
+# Objects are rebuilt when the way of compiling changes, not only the source.
+$(B)/%.o: %.c $(B)/flags | $(B)/deps.ok
+	@mkdir -p $(@D)
+	$(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(ALL_CFLAGS) $(KERNEL_OPT) $(AVX2) $(AVX512)' | cmp -s - $@ || \
+	  echo '$(CC) $(ALL_CFLAGS) $(KERNEL_OPT) $(AVX2) $(AVX512)' > $@
+FORCE:
+.PHONY: FORCE
+
+# A build only looks; `make deps` installs.
+$(B)/deps.ok: tools/check-deps.sh
+	@mkdir -p $(@D)
+	@CC='$(CC)' tools/check-deps.sh build
+	@touch $@
+
+deps:
+	@CC='$(CC)' tools/check-deps.sh --install build test
+.PHONY: deps
+
+-include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,0 +1,36 @@
+# flags.mk - how a file is compiled.
+#
+# Numerics are written, not left to the compiler: no contraction, no reassociation, and
+# instruction sets by file, never by the machine that happens to build.
+
+ARCH := $(shell $(CC) -dumpmachine | sed 's/-.*//')
+AR := $(shell $(CC) -print-prog-name=ar)
+
+WARN := -Wall -Wextra -Wpedantic -Wshadow -Wundef -Wvla -Wstrict-prototypes \
+  -Wmissing-prototypes -Wwrite-strings -Wdouble-promotion -Wconversion -Wcast-qual \
+  -Wpointer-arith -Wno-missing-field-initializers -Werror
+
+# SAN: sanitizers, as -fsanitize= takes them.
+SAN ?=
+ifneq ($(SAN),)
+OPT ?= -O1
+KERNEL_OPT ?= -O1
+SAN_FLAGS := -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer
+else
+OPT ?= -O2
+KERNEL_OPT ?= -O3
+SAN_FLAGS :=
+endif
+
+ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -Isrc -Iinclude -I. -ffp-contract=off \
+  -fno-strict-aliasing -fvisibility=hidden -pthread -g $(WARN) $(OPT) $(FILE_CFLAGS) \
+  $(SAN_FLAGS) $(CFLAGS)
+ALL_LDFLAGS = -pthread $(SAN_FLAGS) $(LDFLAGS)
+LIBS := -lm
+
+# FILE_CFLAGS: what one file needs beyond the rest.
+AVX2 := -mavx2 -mfma -mf16c
+AVX512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c
+$(B)/src/backend/cpu/%: private FILE_CFLAGS = $(KERNEL_OPT)
+$(B)/src/backend/cpu/x86/%_avx2.o $(B)/src/backend/cpu/x86/%_avx2.h.ok: private FILE_CFLAGS = $(KERNEL_OPT) $(AVX2)
+$(B)/src/backend/cpu/x86/%_avx512.o $(B)/src/backend/cpu/x86/%_avx512.h.ok: private FILE_CFLAGS = $(KERNEL_OPT) $(AVX512)

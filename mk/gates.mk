@@ -1,0 +1,49 @@
+# gates.mk - the rules that a script can check.  Each is one test of `make test`.
+
+# clang-format's output differs between versions: this one decides.
+CLANG_FORMAT := $(or $(shell command -v clang-format-14),clang-format)
+FORMATTED = $(shell find src include tests bench -name '*.[ch]' -o -name '*.inc' 2>/dev/null)
+HEADERS := $(filter-out $(OTHER_ARCH),$(shell find src include tests -name '*.h' 2>/dev/null))
+
+layers:
+	@tools/check-layers.sh
+names:
+	@tools/check-names.sh
+forbidden:
+	@tools/check-forbidden.sh
+symbols: $(B)/miles $(B)/libmiles.a
+	@tools/check-symbols.sh $^
+
+# Every header can be included first.
+headers: $(HEADERS:%=$(B)/%.ok)
+$(B)/%.h.ok: %.h $(B)/flags
+	@mkdir -p $(@D)
+	@$(CC) $(ALL_CFLAGS) -Wno-unused-function -x c -fsyntax-only $<
+	@touch $@
+
+format fmt-check:
+	@case "$$($(CLANG_FORMAT) --version)" in \
+	*'version 14.'*) $(CLANG_FORMAT) --dry-run -Werror $(FORMATTED) ;; \
+	*) echo "skipped: the format is defined by clang-format 14, which is not here" ;; \
+	esac
+fmt:
+	$(CLANG_FORMAT) -i $(FORMATTED)
+
+docs: $(B)/miles
+	$< --print-docs > docs/cli.md
+docs-check: $(B)/miles
+	@$< --print-docs | diff -u docs/cli.md - || \
+	  { echo "docs/cli.md is not what the flag rows say: run make docs"; false; }
+
+lint:
+	@tools/check-deps.sh --install lint
+	@shellcheck tools/*.sh .ci/run
+	@clang-tidy --quiet --warnings-as-errors='*' $(filter-out src/backend/cpu/x86/% src/backend/cpu/arm/%,$(SRC)) -- \
+	  $(filter-out -W%,$(ALL_CFLAGS)) 2>/dev/null
+	@cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \
+	  --suppress=missingIncludeSystem --error-exitcode=1 -Isrc -I. src tests/support
+
+sizes:
+	@tools/sizes.sh
+
+.PHONY: layers names forbidden symbols headers format fmt-check fmt docs docs-check lint sizes

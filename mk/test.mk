@@ -1,0 +1,121 @@
+# test.mk - which tests run when.  tools/run-tests.sh explains the lines of the lists.
+
+SELF := $(MAKE) --no-print-directory -j$(JOBS)
+FUZZ_SECONDS ?= 10
+ARM_RUN := qemu-aarch64 -L /usr/aarch64-linux-gnu
+
+define NL
+
+
+endef
+
+# $(call tests,LIMIT,PROGRAMS,PREFIX): a line for each program; $(1) and PREFIX as given.
+tests = $(foreach t,$(2),$(1) $(subst build/,,$(t)) $(3) $(t)$(NL))
+
+FUZZ_TARGETS := $(patsubst tests/fuzz/%.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
+fuzz_lines = $(foreach t,$(FUZZ_TARGETS),$(1) fuzz/$(t) $(MAKE) --no-print-directory $(t)$(NL))
+
+GATES := layers headers names forbidden symbols format docs-check
+gate_lines = $(foreach g,$(GATES),120 gate/$(g) $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) $(g)$(NL))
+
+# The same programs in another configuration.
+in_config = $(patsubst $(B)/%,build/$(1)/%,$(2))
+
+ASAN := CONFIG=asan SAN=address,undefined
+TSAN := CONFIG=tsan SAN=thread
+
+define CI_TIER
+!900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
+$(gate_lines)
+$(call tests,300,$(UNIT))
+$(call tests,400,$(CHECKOP))
+$(call tests,300,$(GOLDEN) $(PARITY))
+!900 asan/build $(SELF) $(ASAN) programs
+$(call tests,300,$(call in_config,asan,$(UNIT)))
+$(call tests,400,$(call in_config,asan,$(CHECKOP)))
+$(call tests,400,$(call in_config,asan,$(GOLDEN)))
+!300 fuzz/build $(SELF) fuzz-build
+$(call fuzz_lines,120)
+endef
+
+define LONG_TIER
+!900 clang/build $(SELF) CONFIG=clang CC=clang programs
+900 clang/headers $(SELF) CONFIG=clang CC=clang headers
+$(call tests,900,$(call in_config,clang,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
+!900 asan/build $(SELF) $(ASAN) programs
+$(call tests,1800,$(call in_config,asan,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
+!900 tsan/build $(SELF) $(TSAN) programs
+$(call tests,1800,$(call in_config,tsan,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
+!300 fuzz/build $(SELF) fuzz-build
+$(call fuzz_lines,300)
+3600 arm $(MAKE) --no-print-directory arm
+1800 lint $(MAKE) --no-print-directory lint
+endef
+
+define ARM_TIER
+!900 arm/build $(SELF) CONFIG=arm CC=aarch64-linux-gnu-gcc programs
+$(call tests,3000,$(call in_config,arm,$(CHECKOP) $(GOLDEN)),$(ARM_RUN))
+endef
+
+export CI_TIER LONG_TIER ARM_TIER
+
+test: deps
+	@printf '%s\n' "$$CI_TIER" | tools/run-tests.sh
+
+test-long: export FUZZ_SECONDS := 60
+test-long: deps
+	@printf '%s\n' "$$LONG_TIER" | tools/run-tests.sh
+
+# The same bits on the other architecture, under emulation.
+arm:
+ifeq ($(shell uname -m),aarch64)
+	@echo "skipped: this machine is arm64 itself; make test covers it"
+else
+	@if tools/check-deps.sh --install arm; then \
+	  printf '%s\n' "$$ARM_TIER" | tools/run-tests.sh; \
+	else \
+	  echo "skipped: the arm64 cross compiler and qemu-user cannot be had here"; \
+	fi
+endif
+
+checkop: $(B)/checkop
+	$(B)/checkop $(ARGS)
+
+asan:
+	@$(SELF) $(ASAN) run-all
+ubsan:
+	@$(SELF) CONFIG=ubsan SAN=undefined run-all
+tsan:
+	@$(SELF) $(TSAN) run-all
+
+define ALL_PROGRAMS
+$(call tests,1800,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY))
+endef
+export ALL_PROGRAMS
+run-all: programs
+	@printf '%s\n' "$$ALL_PROGRAMS" | tools/run-tests.sh
+
+# Fuzzing: clang only, and only the rooms that read what strangers write.  What is found
+# grows under build/fuzz/corpus; the committed corpus is the seed.
+FUZZ_MAKE := $(SELF) CONFIG=fuzz CC=clang SAN=fuzzer-no-link,address,undefined ROOMS="base tensor io"
+fuzz: fuzz-build
+	@printf '%s\n' $(foreach t,$(FUZZ_TARGETS),'7200 fuzz/$(t) $(MAKE) --no-print-directory $(t)') | \
+	  tools/run-tests.sh
+fuzz-build:
+	@$(FUZZ_MAKE) $(FUZZ_TARGETS:%=build/fuzz/tests/fuzz/%)
+$(FUZZ_TARGETS): fuzz_%:
+	@mkdir -p build/fuzz/corpus/$* tests/fuzz/corpus/$*
+	build/fuzz/tests/fuzz/$@ -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2048 -timeout=10 \
+	  -artifact_prefix=build/fuzz/$*- build/fuzz/corpus/$* tests/fuzz/corpus/$*
+$(FUZZ_TARGETS:%=build/fuzz/tests/fuzz/%): build/fuzz/%: build/fuzz/%.o build/fuzz/libmiles.a
+	$(CC) $(ALL_LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
+
+bench: $(B)/deps-bench.ok $(BENCH)
+	@for b in $(BENCH); do echo "$$b"; $$b $(ARGS) || exit 1; done
+$(BENCH:%=%.o): | $(B)/deps-bench.ok
+$(B)/deps-bench.ok: tools/check-deps.sh
+	@mkdir -p $(@D)
+	@tools/check-deps.sh --install bench
+	@touch $@
+
+.PHONY: test test-long arm checkop asan ubsan tsan run-all fuzz fuzz-build $(FUZZ_TARGETS) bench

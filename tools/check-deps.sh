@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# check-deps.sh [--install] GROUP... - are the programs and libraries of these groups here?
+#
+# Groups: build, test, lint, bench, arm.  Without --install it only looks, and names the
+# packages that are missing; with it, apt-get brings them when this user may run it.
+set -u
+
+install=no
+if [ "${1-}" = --install ]; then
+    install=yes
+    shift
+fi
+cc=${CC:-gcc}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+compiles() { # compiles FLAGS...: does a program from standard input link?
+    "$@" -x c - -o /dev/null >/dev/null 2>&1
+}
+can_fuzz() {
+    echo '#include <stddef.h>
+          int LLVMFuzzerTestOneInput(const char *p, size_t n) { (void)p; return n > 1u << 30; }' |
+        compiles clang -fsanitize=fuzzer,address,undefined
+}
+can_blas() { echo '#include <cblas.h>
+int main(void) { return 0; }' | compiles gcc -lopenblas; }
+can_cross() { echo 'int main(void) { return 0; }' | compiles aarch64-linux-gnu-gcc; }
+
+missing=()
+need() { # need PACKAGE CHECK...
+    local package=$1
+    shift
+    "$@" || missing+=("$package")
+}
+
+for group; do
+    case $group in
+    build)
+        need make have make
+        case $cc in
+        aarch64-linux-gnu-gcc) need gcc-aarch64-linux-gnu can_cross ;;
+        clang*) need clang have "$cc" ;;
+        *) need gcc have "$cc" ;;
+        esac
+        need libc6-dev test -e /usr/include/stdio.h
+        ;;
+    test)
+        need clang have clang
+        need clang-format have clang-format
+        need libclang-rt-dev can_fuzz
+        need diffutils have cmp
+        ;;
+    lint)
+        need clang-tidy have clang-tidy
+        need cppcheck have cppcheck
+        need shellcheck have shellcheck
+        ;;
+    bench) need libopenblas-dev can_blas ;;
+    arm)
+        need gcc-aarch64-linux-gnu can_cross
+        need libc6-dev-arm64-cross can_cross
+        need qemu-user have qemu-aarch64
+        ;;
+    *)
+        echo "check-deps: no group called '$group' (build, test, lint, bench, arm)" >&2
+        exit 2
+        ;;
+    esac
+done
+
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+as_root=
+[ "$(id -u)" -eq 0 ] || as_root='sudo '
+line="${as_root}apt-get install -y --no-install-recommends ${missing[*]}"
+
+if [ "$install" = yes ] && have apt-get && { [ -z "$as_root" ] || sudo -n true 2>/dev/null; }; then
+    echo "check-deps: $line"
+    ${as_root}apt-get update -q >/dev/null
+    # Another installation may be under way: wait for its lock.
+    DEBIAN_FRONTEND=noninteractive ${as_root}apt-get -o DPkg::Lock::Timeout=300 install -q -y \
+        --no-install-recommends "${missing[@]}" >/dev/null && exit 0
+fi
+echo "check-deps: missing for '$*': ${missing[*]}.  On Debian or Ubuntu:" >&2
+echo "    $line" >&2
+exit 1
