@@ -29,8 +29,8 @@ ALL_LDFLAGS = -pthread $(SAN_FLAGS) $(LDFLAGS)
 LIBS := -lm
 
 # FILE_CFLAGS: what one file needs beyond the rest.
-AVX2 := -mavx2 -mfma -mf16c
-AVX512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c
+AVX2 := -mavx2 -mfma
+AVX512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma
 $(B)/src/backend/cpu/%: private FILE_CFLAGS = $(KERNEL_OPT)
 $(B)/src/backend/cpu/x86/%_avx2.o $(B)/src/backend/cpu/x86/%_avx2.h.ok: private FILE_CFLAGS = $(KERNEL_OPT) $(AVX2)
 $(B)/src/backend/cpu/x86/%_avx512.o $(B)/src/backend/cpu/x86/%_avx512.h.ok: private FILE_CFLAGS = $(KERNEL_OPT) $(AVX512)

@@ -1,0 +1,48 @@
+/* cli.h - the subcommands, and the texts made from their rows.
+ *
+ * Only main.c and cmd_*.c print.  A command returns a status and a sentence; main turns
+ * them into "miles <command>: <sentence>" and an exit code. */
+#ifndef ML_CLI_CLI_H
+#define ML_CLI_CLI_H
+
+#include "base/err.h"
+#include "base/str.h"
+#include "cli/config.h"
+#include "cli/flag.h"
+
+#define ML_VERSION "0.1.0"
+
+enum {
+    ML_EXIT_OK = 0,
+    ML_EXIT_FAILED = 1,
+    ML_EXIT_USAGE = 2,
+    ML_EXIT_PEER = 3,
+    ML_EXIT_BUG = 70
+};
+
+typedef ml_status ml_cmd_fn(const ml_config *c, ml_err *err);
+
+ml_cmd_fn ml_cmd_score;   /* cmd_score.c */
+ml_cmd_fn ml_cmd_convert; /* cmd_convert.c */
+
+typedef struct ml_command {
+    const char *name;
+    ml_cmd bit;
+    ml_cmd_fn *run;
+    const char *help; /* one line */
+} ml_command;
+
+extern const ml_command ml_commands[]; /* ends in a row without a name */
+
+const ml_command *ml_command_find(const char *name);
+/* The command whose name is nearest, or NULL when none is near. */
+const ml_command *ml_command_near(const char *name);
+
+void ml_help_all(ml_text *out);                            /* miles --help */
+void ml_help_command(ml_text *out, const ml_command *cmd); /* miles score --help */
+void ml_help_docs(ml_text *out);                           /* docs/cli.md */
+void ml_help_complete_bash(ml_text *out);                  /* a completion script */
+
+int ml_exit_code(ml_status st);
+
+#endif

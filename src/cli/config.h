@@ -1,0 +1,48 @@
+/* config.h - what the command line asked for, checked.
+ *
+ * Filled from the flag rows (flag.h) and read by the commands; a field means what the
+ * row that points at it says.  Text points into argv or the environment.
+ *
+ * thread: immutable after parsing. */
+#ifndef ML_CLI_CONFIG_H
+#define ML_CLI_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* The order is that of the words in the flag rows. */
+typedef enum ml_dtype_choice {
+    ML_DTYPE_AUTO, /* what the checkpoint has */
+    ML_DTYPE_F32,
+    ML_DTYPE_BF16,
+    ML_DTYPE_F16,
+} ml_dtype_choice;
+
+typedef enum ml_batching {
+    ML_BATCH_PACKED,
+    ML_BATCH_SINGLE,
+    ML_BATCH_TOKENWISE
+} ml_batching;
+
+typedef struct ml_config {
+    const char *hf_checkpoint;
+    ml_dtype_choice dtype;
+    struct {
+        int64_t n_thread;      /* never 0 after parsing */
+        const char *cpu_level; /* NULL: the best */
+        int log_level;         /* ml_log_level */
+    } run;
+    struct {
+        const char *input, *output; /* NULL: none given, standard output; "-" likewise */
+        const char *logits, *grads; /* NULL: not wanted */
+        bool entropy, stats, dry_run;
+        double temperature;
+        ml_batching batching;
+    } score;
+    struct {
+        const char *save_hf;
+        int64_t max_shard_bytes; /* 0: keep the sharding */
+    } convert;
+} ml_config;
+
+#endif

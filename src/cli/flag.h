@@ -1,0 +1,86 @@
+/* flag.h - a flag of the command line is a row.
+ *
+ * Parser, bounds, --help, docs/cli.md and completion are read off the rows; so is what
+ * happens to flags that users of Miles, Megatron or SGLang know and that mean nothing
+ * here (NOOP) or are not offered (REFUSED).  Rules between flags are a second table.
+ *
+ * thread: tables are immutable; parsing happens before there are threads. */
+#ifndef ML_CLI_FLAG_H
+#define ML_CLI_FLAG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/err.h"
+#include "cli/config.h"
+
+/* One bit per subcommand. */
+typedef enum ml_cmd { ML_CMD_SCORE = 1, ML_CMD_CONVERT = 2, ML_CMD_ALL = 3 } ml_cmd;
+
+typedef enum ml_flag_type {
+    ML_FLAG_BOOL,  /* bool; --name or --no-name */
+    ML_FLAG_I64,   /* int64_t */
+    ML_FLAG_F64,   /* double */
+    ML_FLAG_BYTES, /* int64_t; 500MB, 2GiB or a number of bytes */
+    ML_FLAG_TEXT,  /* const char *; one of `words` when there are any */
+    ML_FLAG_PATH,  /* const char *; a file or directory */
+    ML_FLAG_WORD,  /* an enum (int): the index in `words` */
+} ml_flag_type;
+
+typedef enum ml_flag_state { ML_FLAG_LIVE, ML_FLAG_NOOP, ML_FLAG_REFUSED } ml_flag_state;
+typedef enum ml_flag_origin {
+    ML_FROM_OURS,
+    ML_FROM_MILES,
+    ML_FROM_MEGATRON,
+    ML_FROM_SGLANG
+} ml_flag_origin;
+
+typedef struct ml_flag {
+    const char *name; /* without dashes; unique within a subcommand */
+    ml_flag_type type;
+    size_t at;                /* ML_AT(field) of ml_config */
+    const char *def;          /* as a user would write it; NULL: zero */
+    const char *def_note;     /* how help describes a default that is not a constant */
+    double min, max;          /* bounds, when min < max */
+    bool above;               /* min itself is out of bounds */
+    bool required;            /* no default: the command cannot run without it */
+    const char *const *words; /* NULL at the end */
+    const char *value;        /* name of the value in help: DIR, FILE, N */
+    const char *env;          /* environment variable that sets it, below the flag */
+    const char *group;        /* heading in help */
+    unsigned cmds;            /* bits of ml_cmd */
+    ml_flag_origin from;
+    ml_flag_state state;
+    const char *why; /* NOOP and REFUSED: the reason, a sentence without its period */
+    const char *help;
+} ml_flag;
+
+#define ML_AT(field) .at = offsetof(ml_config, field)
+
+/* Tables end in a row without a name; the list of tables ends in NULL. */
+extern const ml_flag ml_flags_model[], ml_flags_score[], ml_flags_convert[], ml_flags_run[],
+    ml_flags_compat[];
+extern const ml_flag *const ml_flag_tables[];
+
+/* What must hold between flags; checked in order after every flag is known. */
+typedef struct ml_rule {
+    const char *id;
+    unsigned cmds;
+    bool (*broken)(const ml_config *c);
+    const char *sentence; /* what is wrong, and what to do */
+} ml_rule;
+
+extern const ml_rule ml_rules[];
+
+/* Walks the rows of the subcommands in `cmds`: start with NULL, ends with NULL. */
+const ml_flag *ml_flag_next(const ml_flag *f, unsigned cmds);
+/* The row with this name, or NULL. */
+const ml_flag *ml_flag_find(const char *name, size_t len, unsigned cmds);
+
+/* Fills c from defaults, environment and argv[0 .. argc), the words after the subcommand.
+ * ML_EUSAGE: the first thing that is wrong.  *help is set when --help was among them; then
+ * nothing else is checked. */
+ml_status ml_flags_parse(ml_config *c, bool *help, ml_cmd cmd, int argc, char **argv,
+                         ml_err *err);
+
+#endif
