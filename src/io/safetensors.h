@@ -39,6 +39,8 @@
     X(F8_E5M2, 8)                                                                          \
     X(F8_E4M3, 8)                                                                          \
     X(F8_E8M0, 8)                                                                          \
+    X(F8_E4M3FNUZ, 8)                                                                      \
+    X(F8_E5M2FNUZ, 8)                                                                      \
     X(I16, 16)                                                                             \
     X(U16, 16)                                                                             \
     X(F16, 16)                                                                             \
@@ -82,7 +84,6 @@ typedef struct ml_st_file {
     const ml_st_tensor *tensor; /* [n], in the order of their bytes */
     int32_t n_meta;
     const ml_st_meta *meta; /* [n_meta], "__metadata__" in its order */
-    bool has_meta;          /* an empty "__metadata__" is not an absent one */
     ml_str header;          /* raw JSON, padding included */
     ml_file file;
     ml_map by_name;
@@ -113,17 +114,16 @@ typedef struct ml_st_layout {
     const ml_st_tensor *tensor; /* [n], in the order they shall lie: name, dtype, shape */
     int32_t n_meta;
     const ml_st_meta *meta; /* [n_meta]; Hugging Face's models have format = pt */
-    ml_str header;          /* of an open file with these very tensors: reused as it is */
 } ml_st_layout;
-
-/* The layout of an open file: writing it, with the same bytes, gives the same file. */
-ml_st_layout ml_st_layout_of(const ml_st_file *f);
 
 typedef struct ml_st_writer ml_st_writer;
 
 /* Copies what it needs of the layout and writes the header; all offsets are known from here. */
 ml_status ml_st_create(ml_st_writer **out, const char *path, const ml_st_layout *layout,
                        ml_err *err);
+/* With the tensors and the very header of an open file: the same bytes give the same file. */
+ml_status ml_st_create_like(ml_st_writer **out, const char *path, const ml_st_file *f,
+                            ml_err *err);
 /* Bytes of tensor i at an offset inside it; each byte is to be written once. */
 ml_status ml_st_write(ml_st_writer *w, int32_t i, size_t offset, const void *bytes,
                       size_t n, ml_err *err);

@@ -1,0 +1,185 @@
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char *copy_of(const char *s, size_t n) {
+    ml_text t = { 0 };
+    ml_text_add(&t, s, n);
+    return t.ptr;
+}
+
+/* --- reading ---------------------------------------------------------------- */
+
+static ml_status map_fd(ml_file *out, int fd, const char *path, ml_err *err) {
+    struct stat st;
+    void *p;
+
+    if (fstat(fd, &st))
+        return ml_fail(err, ML_EIO, "%s: its size cannot be had: %s", path,
+                       strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return ml_fail(err, ML_EIO, "%s: is %s; a regular file was expected", path,
+                       S_ISDIR(st.st_mode) ? "a directory" : "a device or pipe");
+    out->bytes = (ml_str){ "", 0 };
+    if (st.st_size == 0)
+        return ML_OK; /* which mmap refuses */
+    p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (p == MAP_FAILED)
+        return ml_fail(err, ML_EIO, "%s: %lld bytes cannot be mapped: %s", path,
+                       (long long)st.st_size, strerror(errno));
+    out->bytes = (ml_str){ p, (size_t)st.st_size };
+    return ML_OK;
+}
+
+ml_status ml_file_map(ml_file *out, const char *path, ml_err *err) {
+    /* Without O_NONBLOCK, opening a pipe would wait for a writer. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    ml_status st;
+
+    *out = (ml_file){ 0 };
+    if (fd < 0)
+        return ml_fail(err, ML_EIO, "%s: cannot be opened: %s", path, strerror(errno));
+    st = map_fd(out, fd, path, err);
+    close(fd);
+    if (!st)
+        out->path = copy_of(path, strlen(path));
+    return st;
+}
+
+void ml_file_unmap(ml_file *f) {
+    if (f->bytes.len)
+        munmap((void *)(uintptr_t)f->bytes.ptr, f->bytes.len);
+    free(f->path);
+    *f = (ml_file){ 0 };
+}
+
+void ml_file_forget(const ml_file *f, size_t offset, size_t n) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), mask = page - 1;
+    size_t begin = (offset + mask) & ~mask, end = offset + n;
+
+    /* The file's last page belongs to nobody else. */
+    end = end == f->bytes.len ? (end + mask) & ~mask : end & ~mask;
+    if (begin < end)
+        madvise((void *)((uintptr_t)f->bytes.ptr + begin), end - begin, MADV_DONTNEED);
+}
+
+/* --- writing ---------------------------------------------------------------- */
+
+enum { N_TEMP = 100 }; /* names tried before giving up */
+
+/* A name of our own and not mkstemp's, whose files forget the umask. */
+static int open_temp(ml_text *name, const char *path) {
+    for (int i = 0; i < N_TEMP; i++) {
+        int fd;
+        name->len = 0;
+        ml_text_printf(name, "%s.tmp-%ld-%d", path, (long)getpid(), i);
+        fd = open(name->ptr, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd >= 0 || errno != EEXIST)
+            return fd;
+    }
+    return -1;
+}
+
+ml_status ml_out_open(ml_out *out, const char *path, ml_err *err) {
+    ml_text temp = { 0 };
+    int fd = open_temp(&temp, path);
+
+    *out = (ml_out){ .fd = -1 };
+    if (fd < 0) {
+        ml_fail(err, ML_EIO, "%s: cannot be created: %s", temp.ptr, strerror(errno));
+        ml_text_release(&temp);
+        return ML_EIO;
+    }
+    *out = (ml_out){ .path = copy_of(path, strlen(path)), .temp = temp.ptr, .fd = fd };
+    return ML_OK;
+}
+
+ml_status ml_out_write(ml_out *o, size_t offset, ml_str bytes, ml_err *err) {
+    while (bytes.len) {
+        ssize_t n = pwrite(o->fd, bytes.ptr, bytes.len, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return ml_fail(err, ML_EIO, "%s: %zu bytes at %zu cannot be written: %s",
+                           o->temp, bytes.len, offset, strerror(errno));
+        bytes = (ml_str){ bytes.ptr + n, bytes.len - (size_t)n };
+        offset += (size_t)n;
+    }
+    return ML_OK;
+}
+
+static void forget_names(ml_out *o) {
+    free(o->path);
+    free(o->temp);
+    *o = (ml_out){ .fd = -1 };
+}
+
+/* After the rename everybody sees the new file and nothing can be taken back, so a file
+ * system that cannot sync a directory is no failure. */
+static void sync_directory_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    char *dir = slash ? copy_of(path, (size_t)(slash - path) + 1) : copy_of(".", 1);
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd >= 0) {
+        fsync(fd);
+        close(fd);
+    }
+    free(dir);
+}
+
+ml_status ml_out_commit(ml_out *o, ml_err *err) {
+    const char *failed = NULL;
+    int why = 0;
+
+    if (fsync(o->fd)) {
+        failed = "cannot be brought to the disk";
+        why = errno;
+    }
+    if (close(o->fd) && !failed) {
+        failed = "cannot be closed";
+        why = errno;
+    }
+    o->fd = -1;
+    if (!failed && rename(o->temp, o->path)) {
+        failed = "cannot be given its name";
+        why = errno;
+    }
+    if (failed) {
+        ml_fail(err, ML_EIO, "%s: the new file %s: %s", o->path, failed, strerror(why));
+        ml_out_abort(o);
+        return ML_EIO;
+    }
+    sync_directory_of(o->path);
+    forget_names(o);
+    return ML_OK;
+}
+
+void ml_out_abort(ml_out *o) {
+    if (!o->temp)
+        return;
+    if (o->fd >= 0)
+        close(o->fd);
+    unlink(o->temp);
+    forget_names(o);
+}
+
+ml_status ml_file_replace(const char *path, ml_str bytes, ml_err *err) {
+    ml_out o;
+    ml_status st = ml_out_open(&o, path, err);
+
+    if (!st)
+        st = ml_out_write(&o, 0, bytes, err);
+    if (!st)
+        return ml_out_commit(&o, err);
+    ml_out_abort(&o);
+    return st;
+}

@@ -1,0 +1,460 @@
+#include "base/json.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A recursive descent that validates, decodes and builds in one pass.  Functions return
+ * false after fail() has written the message. */
+typedef struct parser {
+    const unsigned char *begin, *p, *end;
+    const unsigned char *line_begin;
+    uint32_t line;
+    int depth;
+    ml_arena *arena;
+    const char *name;
+    ml_err *err;
+} parser;
+
+__attribute__((format(printf, 3, 4))) static bool fail(parser *s, const unsigned char *at,
+                                                       const char *fmt, ...) {
+    char what[300];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof what, fmt, ap);
+    va_end(ap);
+    ml_fail(s->err, ML_EFORMAT, "%s:%u:%u: %s", s->name, (unsigned)s->line,
+            (unsigned)(at - s->line_begin) + 1, what);
+    return false;
+}
+
+static bool fail_expected(parser *s, const char *expected) {
+    int c = s->p < s->end ? *s->p : -1;
+
+    if (c < 0)
+        return fail(s, s->p, "%s was expected, but the text ends here", expected);
+    if (c > 0x20 && c < 0x7f)
+        return fail(s, s->p, "%s was expected, '%c' found", expected, c);
+    return fail(s, s->p, "%s was expected, byte 0x%02x found", expected, (unsigned)c);
+}
+
+static int peek(const parser *s) {
+    return s->p < s->end ? *s->p : -1;
+}
+
+static void skip_space(parser *s) {
+    for (; s->p < s->end; s->p++) {
+        if (*s->p == '\n') {
+            s->line++;
+            s->line_begin = s->p + 1;
+        } else if (*s->p != ' ' && *s->p != '\t' && *s->p != '\r') {
+            return;
+        }
+    }
+}
+
+/* --- strings ---------------------------------------------------------------- */
+
+/* Bytes of the UTF-8 sequence at p, 0 when there is none: no overlong forms, no
+ * surrogates, nothing above U+10FFFF. */
+static size_t utf8_sequence(const unsigned char *p, const unsigned char *end) {
+    size_t left = (size_t)(end - p), n = p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    unsigned low = 0x80, high = 0xbf; /* bounds of the second byte */
+
+    if (p[0] < 0xc2 || p[0] > 0xf4 || left < n)
+        return 0;
+    if (p[0] == 0xe0)
+        low = 0xa0;
+    else if (p[0] == 0xed)
+        high = 0x9f;
+    else if (p[0] == 0xf0)
+        low = 0x90;
+    else if (p[0] == 0xf4)
+        high = 0x8f;
+    if (p[1] < low || p[1] > high)
+        return 0;
+    for (size_t i = 2; i < n; i++)
+        if ((p[i] & 0xc0) != 0x80)
+            return 0;
+    return n;
+}
+
+static unsigned char *utf8_put(unsigned char *out, uint32_t c) {
+    if (c < 0x80) {
+        *out++ = (unsigned char)c;
+    } else if (c < 0x800) {
+        *out++ = (unsigned char)(0xc0 | c >> 6);
+        *out++ = (unsigned char)(0x80 | (c & 63));
+    } else if (c < 0x10000) {
+        *out++ = (unsigned char)(0xe0 | c >> 12);
+        *out++ = (unsigned char)(0x80 | (c >> 6 & 63));
+        *out++ = (unsigned char)(0x80 | (c & 63));
+    } else {
+        *out++ = (unsigned char)(0xf0 | c >> 18);
+        *out++ = (unsigned char)(0x80 | (c >> 12 & 63));
+        *out++ = (unsigned char)(0x80 | (c >> 6 & 63));
+        *out++ = (unsigned char)(0x80 | (c & 63));
+    }
+    return out;
+}
+
+/* The four digits of \uXXXX at p, or -1. */
+static int32_t hex4(const unsigned char *p, const unsigned char *end) {
+    int32_t v = 0;
+
+    if (end - p < 4)
+        return -1;
+    for (int i = 0; i < 4; i++) {
+        int c = p[i], digit;
+        if (c >= '0' && c <= '9')
+            digit = c - '0';
+        else if ((c | 32) >= 'a' && (c | 32) <= 'f')
+            digit = (c | 32) - 'a' + 10;
+        else
+            return -1;
+        v = v * 16 + digit;
+    }
+    return v;
+}
+
+/* \uXXXX, or a pair of them that makes one character; p is behind the backslash. */
+static bool unicode_escape(parser *s, unsigned char **out) {
+    int32_t c = hex4(s->p + 1, s->end), low = -1;
+
+    if (c < 0)
+        return fail(s, s->p, "\\u must be followed by four hexadecimal digits");
+    s->p += 5;
+    if (c < 0xd800 || c > 0xdfff) {
+        *out = utf8_put(*out, (uint32_t)c);
+        return true;
+    }
+    if (c < 0xdc00 && s->end - s->p >= 6 && s->p[0] == '\\' && s->p[1] == 'u')
+        low = hex4(s->p + 2, s->end);
+    if (low < 0xdc00 || low > 0xdfff)
+        return fail(s, s->p - 6, "\\u%04x is half of a surrogate pair without its partner",
+                    (unsigned)c);
+    s->p += 6;
+    *out = utf8_put(*out,
+                    0x10000u + ((uint32_t)(c - 0xd800) << 10) + (uint32_t)(low - 0xdc00));
+    return true;
+}
+
+static bool escape(parser *s, unsigned char **out) {
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    int c = *s->p;
+    const char *hit = c ? strchr(from, c) : NULL;
+
+    if (c == 'u')
+        return unicode_escape(s, out);
+    if (!hit)
+        return fail_expected(s, "one of \" \\ / b f n r t u behind the backslash");
+    *(*out)++ = (unsigned char)to[hit - from];
+    s->p++;
+    return true;
+}
+
+/* Finds the closing quote and checks every byte on the way. */
+static bool scan_string(parser *s, bool *has_escape) {
+    for (;;) {
+        int c;
+        while (s->p < s->end && *s->p >= 0x20 && *s->p < 0x80 && *s->p != '"' &&
+               *s->p != '\\')
+            s->p++;
+        c = peek(s);
+        if (c == '"')
+            return true;
+        if (c < 0)
+            return fail(s, s->p, "the text ends inside a string");
+        if (c < 0x20)
+            return fail(s, s->p, "control byte 0x%02x inside a string must be escaped",
+                        (unsigned)c);
+        if (c == '\\') {
+            *has_escape = true;
+            s->p += s->end - s->p > 1 ? 2 : 1;
+        } else {
+            size_t n = utf8_sequence(s->p, s->end);
+            if (!n)
+                return fail(s, s->p, "byte 0x%02x is not valid UTF-8 here", (unsigned)c);
+            s->p += n;
+        }
+    }
+}
+
+static bool decode_string(parser *s, const unsigned char *close, ml_str *out) {
+    /* No escape is shorter than what it stands for. */
+    unsigned char *copy = ml_arena_take(s->arena, (size_t)(close - s->p), 1), *to = copy;
+
+    while (s->p < close) {
+        if (*s->p != '\\') {
+            *to++ = *s->p++;
+            continue;
+        }
+        s->p++;
+        if (!escape(s, &to))
+            return false;
+    }
+    *out = (ml_str){ (const char *)copy, (size_t)(to - copy) };
+    return true;
+}
+
+/* Most strings have no escape and stay where they are; the others go to the arena. */
+static bool string(parser *s, ml_str *out) {
+    const unsigned char *begin = ++s->p, *close;
+    bool has_escape = false;
+
+    if (!scan_string(s, &has_escape))
+        return false;
+    close = s->p;
+    *out = (ml_str){ (const char *)begin, (size_t)(close - begin) };
+    if (has_escape) {
+        s->p = begin;
+        if (!decode_string(s, close, out))
+            return false;
+    }
+    s->p = close + 1;
+    return true;
+}
+
+/* --- other values ------------------------------------------------------------ */
+
+static bool digits(parser *s, const char *where) {
+    if (peek(s) < '0' || peek(s) > '9')
+        return fail_expected(s, where);
+    while (peek(s) >= '0' && peek(s) <= '9')
+        s->p++;
+    return true;
+}
+
+static bool number(parser *s, ml_str *out) {
+    const unsigned char *begin = s->p;
+
+    if (peek(s) == '-')
+        s->p++;
+    if (peek(s) == '0') {
+        s->p++;
+        if (peek(s) >= '0' && peek(s) <= '9')
+            return fail(s, begin, "a number must not begin with a zero");
+    } else if (!digits(s, "a digit behind the minus sign")) {
+        return false;
+    }
+    if (peek(s) == '.') {
+        s->p++;
+        if (!digits(s, "a digit behind the decimal point"))
+            return false;
+    }
+    if (peek(s) == 'e' || peek(s) == 'E') {
+        s->p++;
+        if (peek(s) == '+' || peek(s) == '-')
+            s->p++;
+        if (!digits(s, "a digit of the exponent"))
+            return false;
+    }
+    *out = (ml_str){ (const char *)begin, (size_t)(s->p - begin) };
+    return true;
+}
+
+static bool word(parser *s, const char *text) {
+    size_t n = strlen(text);
+
+    if ((size_t)(s->end - s->p) < n || memcmp(s->p, text, n) != 0)
+        return fail_expected(s, "a value");
+    s->p += n;
+    return true;
+}
+
+static bool value(parser *s, ml_json *v);
+
+static bool member_name(parser *s, ml_json *v) {
+    skip_space(s);
+    if (peek(s) != '"')
+        return fail_expected(s, "a member name in double quotes");
+    if (!string(s, &v->key))
+        return false;
+    skip_space(s);
+    if (peek(s) != ':')
+        return fail_expected(s, "':' behind the member name");
+    s->p++;
+    return true;
+}
+
+/* Both kinds of container: they differ in their last byte and in member names. */
+static bool children(parser *s, ml_json *v) {
+    bool is_object = v->type == ML_JSON_OBJECT;
+    int close = is_object ? '}' : ']';
+    const ml_json **link = &v->child;
+
+    if (++s->depth > ML_JSON_DEPTH)
+        return fail(s, s->p, "values are nested deeper than %d levels", ML_JSON_DEPTH);
+    s->p++;
+    skip_space(s);
+    if (peek(s) != close) {
+        for (;;) {
+            ml_json *c = ML_NEW(s->arena, ml_json, 1);
+            if ((is_object && !member_name(s, c)) || !value(s, c))
+                return false;
+            *link = c;
+            link = &c->next;
+            v->n++;
+            skip_space(s);
+            if (peek(s) != ',')
+                break;
+            s->p++;
+        }
+        if (peek(s) != close)
+            return fail_expected(s, is_object ? "',' or '}'" : "',' or ']'");
+    }
+    s->p++;
+    s->depth--;
+    return true;
+}
+
+static bool value_body(parser *s, ml_json *v) {
+    switch (peek(s)) {
+    case '{': v->type = ML_JSON_OBJECT; return children(s, v);
+    case '[': v->type = ML_JSON_ARRAY; return children(s, v);
+    case '"': v->type = ML_JSON_STRING; return string(s, &v->text);
+    case 't': v->type = ML_JSON_TRUE; return word(s, "true");
+    case 'f': v->type = ML_JSON_FALSE; return word(s, "false");
+    case 'n': v->type = ML_JSON_NULL; return word(s, "null");
+    case '-':
+    case '0':
+    case '1':
+    case '2':
+    case '3':
+    case '4':
+    case '5':
+    case '6':
+    case '7':
+    case '8':
+    case '9': v->type = ML_JSON_NUMBER; return number(s, &v->text);
+    default: return fail_expected(s, "a value");
+    }
+}
+
+static bool value(parser *s, ml_json *v) {
+    skip_space(s);
+    v->line = s->line;
+    v->column = (uint32_t)(s->p - s->line_begin) + 1;
+    v->begin = (size_t)(s->p - s->begin);
+    if (!value_body(s, v))
+        return false;
+    v->end = (size_t)(s->p - s->begin);
+    return true;
+}
+
+static bool document(parser *s, ml_json *v) {
+    if (s->end - s->p >= 3 && memcmp(s->p, "\xef\xbb\xbf", 3) == 0)
+        s->p += 3;
+    s->line_begin = s->p;
+    if (!value(s, v))
+        return false;
+    skip_space(s);
+    return s->p == s->end || fail_expected(s, "nothing more");
+}
+
+ml_status ml_json_parse(const ml_json **out, ml_arena *a, ml_str src, const char *name,
+                        ml_err *err) {
+    const unsigned char *begin = (const unsigned char *)(src.len ? src.ptr : "");
+    parser s = { .begin = begin,
+                 .p = begin,
+                 .end = begin + src.len,
+                 .line = 1,
+                 .arena = a,
+                 .name = name,
+                 .err = err };
+    ml_json *v;
+
+    if (src.len > INT32_MAX) /* counts, lines and columns are 32 bits wide */
+        return ml_fail(err, ML_EUNSUP,
+                       "%s: %zu bytes of JSON are more than the 2 GiB that "
+                       "can be read",
+                       name, src.len);
+    v = ML_NEW(a, ml_json, 1);
+    if (!document(&s, v))
+        return ML_EFORMAT;
+    *out = v;
+    return ML_OK;
+}
+
+/* --- what callers ask -------------------------------------------------------- */
+
+const ml_json *ml_json_get(const ml_json *obj, const char *key) {
+    const ml_json *found = NULL;
+
+    if (!obj || obj->type != ML_JSON_OBJECT)
+        return NULL;
+    for (const ml_json *m = obj->child; m; m = m->next)
+        if (ml_str_is(m->key, key))
+            found = m;
+    return found;
+}
+
+bool ml_json_i64(const ml_json *v, int64_t *out) {
+    bool negative;
+    int64_t n = 0;
+
+    if (!v || v->type != ML_JSON_NUMBER)
+        return false;
+    negative = v->text.ptr[0] == '-';
+    /* Counted downwards, because the smallest integer has no positive twin. */
+    for (size_t i = negative; i < v->text.len; i++) {
+        int c = v->text.ptr[i];
+        if (c < '0' || c > '9' || __builtin_mul_overflow(n, 10, &n) ||
+            __builtin_sub_overflow(n, c - '0', &n))
+            return false;
+    }
+    if (!negative && n == INT64_MIN)
+        return false;
+    *out = negative ? n : -n;
+    return true;
+}
+
+bool ml_json_f64(const ml_json *v, double *out) {
+    ml_text copy = { 0 }; /* strtod wants a NUL, the source has none */
+    double d;
+
+    if (!v || v->type != ML_JSON_NUMBER)
+        return false;
+    ml_text_add(&copy, v->text.ptr, v->text.len);
+    d = strtod(copy.ptr, NULL);
+    ml_text_release(&copy);
+    if (!isfinite(d))
+        return false;
+    *out = d;
+    return true;
+}
+
+const char *ml_json_what(const ml_json *v) {
+    static const char *const names[] = {
+        [ML_JSON_NULL] = "null",        [ML_JSON_FALSE] = "false",
+        [ML_JSON_TRUE] = "true",        [ML_JSON_NUMBER] = "a number",
+        [ML_JSON_STRING] = "a string",  [ML_JSON_ARRAY] = "an array",
+        [ML_JSON_OBJECT] = "an object",
+    };
+    return names[v->type];
+}
+
+void ml_json_quote(ml_text *t, ml_str s) {
+    static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
+    size_t run = 0; /* bytes before it are out */
+
+    ml_text_add(t, "\"", 1);
+    for (size_t i = 0; i < s.len; i++) {
+        unsigned char c = (unsigned char)s.ptr[i];
+        const char *hit;
+        if (c >= 0x20 && c != '"' && c != '\\')
+            continue;
+        ml_text_add(t, s.ptr + run, i - run);
+        run = i + 1;
+        hit = c ? strchr(from, c) : NULL;
+        if (hit)
+            ml_text_printf(t, "\\%c", to[hit - from]);
+        else
+            ml_text_printf(t, "\\u%04x", (unsigned)c);
+    }
+    ml_text_add(t, s.ptr + run, s.len - run);
+    ml_text_add(t, "\"", 1);
+}
