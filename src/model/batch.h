@@ -1,0 +1,43 @@
+/* batch.h - a ragged batch being put together: prefill, decode, scoring and training alike.
+ *
+ * Capacity is fixed at init; adding past it is a bug of the caller, who planned the
+ * step.  `rows` is what ops read.
+ *
+ * thread: the step's owner. */
+#ifndef ML_MODEL_BATCH_H
+#define ML_MODEL_BATCH_H
+
+#include "backend/ops.h"
+#include "base/arena.h"
+
+typedef struct ml_batch_caps {
+    int32_t n_token, n_seq, n_loss, n_page;
+} ml_batch_caps;
+
+typedef struct ml_batch {
+    ml_rows rows;
+    ml_batch_caps caps;
+    int32_t *id, *pos, *seq_start, *page_start, *page, *loss_row, *loss_id;
+    int32_t n_page; /* entries of `page` */
+} ml_batch;
+
+/* Targets of a row, besides token ids. */
+enum {
+    ML_TARGET_NONE = -1 /* logits, nothing scored */,
+    ML_TARGET_SKIP = -2 /* not even logits */
+};
+
+void ml_batch_init(ml_batch *b, ml_arena *a, ml_batch_caps caps);
+void ml_batch_clear(ml_batch *b);
+
+/* Appends n rows of one sequence, at positions first .. first+n-1.  target [n] is the token
+ * scored at each row, or NULL: skip all.  page lists the sequence's KV pages from key 0 on,
+ * enough for all its keys so far; NULL: the batch hands out its own pages, in order, which a
+ * plan with pages of its own expects (then first must be 0). */
+void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t n,
+                  int32_t first, const int32_t *page);
+
+/* Pages that hold n keys. */
+int32_t ml_pages_for(int32_t n);
+
+#endif

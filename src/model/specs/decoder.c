@@ -1,0 +1,190 @@
+#include "model/specs/decoder.h"
+
+#include <math.h>
+#include <string.h>
+
+#define MAX_WIDTH (1 << 20) /* larger widths are lies, not models */
+#define MAX_VOCAB (1 << 24)
+#define MAX_LAYER 1024
+#define MAX_HEAD 4096
+
+static ml_act read_act(ml_builder *b, const char *key, const char *def) {
+    const char *act = ml_hf_config_str(b->config, key, def);
+    if (!strcmp(act, "silu") || !strcmp(act, "swish"))
+        return ML_ACT_SILU;
+    if (!strcmp(act, "gelu_pytorch_tanh"))
+        return ML_ACT_GELU_TANH;
+    ml_hf_config_fail(b->config, ML_EUNSUP,
+                      "%s: \"%s\" is \"%s\"; supported are silu and gelu_pytorch_tanh",
+                      b->config->path, key, act);
+    return ML_ACT_SILU;
+}
+
+void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *def) {
+    ml_hf_config *c = b->config;
+    ml_spec *s = b->spec;
+
+    *d = (ml_decoder){ 0 };
+    s->n_vocab = ml_hf_config_int(c, "vocab_size", ML_HF_REQUIRED, 1, MAX_VOCAB);
+    d->n_hidden = ml_hf_config_int(c, "hidden_size", ML_HF_REQUIRED, 1, MAX_WIDTH);
+    d->n_inner = ml_hf_config_int(c, "intermediate_size", ML_HF_REQUIRED, 1, MAX_WIDTH);
+    d->n_layer =
+        (int32_t)ml_hf_config_int(c, "num_hidden_layers", ML_HF_REQUIRED, 1, MAX_LAYER);
+    d->n_head =
+        (int32_t)ml_hf_config_int(c, "num_attention_heads", ML_HF_REQUIRED, 1, MAX_HEAD);
+    d->n_kv = (int32_t)ml_hf_config_int(c, "num_key_value_heads",
+                                        def->n_kv ? def->n_kv : d->n_head, 1, MAX_HEAD);
+    d->head_dim = (int32_t)ml_hf_config_int(
+        c, "head_dim", def->head_dim ? def->head_dim : d->n_hidden / d->n_head, 1, 1024);
+    d->eps = (float)ml_hf_config_num(c, "rms_norm_eps", def->eps, 0, 1);
+    d->act = read_act(b, def->act_key, def->act);
+    if (d->n_head % d->n_kv != 0) {
+        ml_hf_config_fail(c, ML_EFORMAT,
+                          "%s: num_attention_heads (%d) is not a multiple of "
+                          "num_key_value_heads (%d)",
+                          c->path, d->n_head, d->n_kv);
+        d->n_kv = d->n_head; /* the rows that follow must still add up */
+    }
+    if (d->head_dim % 2 != 0)
+        ml_hf_config_fail(c, ML_EFORMAT, "%s: head_dim (%d) is odd; rotary needs pairs",
+                          c->path, d->head_dim);
+    d->scale = (float)(1.0 / sqrt((double)d->head_dim));
+    s->n_hidden = d->n_hidden;
+    s->n_layer = d->n_layer;
+    s->max_position = ml_hf_config_int(c, "max_position_embeddings", 0, 0, INT64_MAX);
+    s->tied = ml_hf_config_bool(c, "tie_word_embeddings", def->tied);
+}
+
+int32_t ml_decoder_norm(ml_builder *b, const ml_decoder *d, int32_t x, const char *name) {
+    return ml_build_norm(b, x, name, d->eps, (int32_t)d->n_hidden, d->norm_plus_one);
+}
+
+static int32_t heads(ml_builder *b, const ml_decoder *d, int32_t x, const char *name,
+                     int32_t n) {
+    return ml_build_linear(b, x,
+                           (ml_linear_opts){ .name = name,
+                                             .n_out = (int64_t)n * d->head_dim,
+                                             .bias = d->qkv_bias,
+                                             .shard = ML_SHARD_COL });
+}
+
+int32_t ml_decoder_attn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_rope *rope,
+                        int32_t window) {
+    int32_t q = heads(b, d, x, "self_attn.q_proj", d->n_head);
+    int32_t k = heads(b, d, x, "self_attn.k_proj", d->n_kv);
+    int32_t v = heads(b, d, x, "self_attn.v_proj", d->n_kv), o;
+
+    if (d->qk_norm) {
+        q = ml_build_norm(b, q, "self_attn.q_norm", d->eps, d->head_dim, d->norm_plus_one);
+        k = ml_build_norm(b, k, "self_attn.k_norm", d->eps, d->head_dim, d->norm_plus_one);
+    }
+    q = ml_build_rope(b, q, rope, d->head_dim, d->rope_interleaved);
+    k = ml_build_rope(b, k, rope, d->head_dim, d->rope_interleaved);
+    o = ml_build_attn(b, q, k, v, d->head_dim, window, d->scale, d->attn_softcap);
+    return ml_build_linear(b, o,
+                           (ml_linear_opts){ .name = "self_attn.o_proj",
+                                             .n_out = d->n_hidden,
+                                             .bias = d->o_bias,
+                                             .shard = ML_SHARD_ROW });
+}
+
+static int32_t down(ml_builder *b, const ml_decoder *d, int32_t x) {
+    return ml_build_linear(b, x,
+                           (ml_linear_opts){ .name = "mlp.down_proj",
+                                             .n_out = d->n_hidden,
+                                             .bias = d->mlp_bias,
+                                             .shard = ML_SHARD_ROW });
+}
+
+int32_t ml_decoder_mlp(ml_builder *b, const ml_decoder *d, int32_t x) {
+    ml_linear_opts o = { "mlp.gate_proj", d->n_inner, d->mlp_bias, ML_SHARD_COL };
+    int32_t gate = ml_build_linear(b, x, o), up;
+    o.name = "mlp.up_proj";
+    up = ml_build_linear(b, x, o);
+    return down(b, d, ml_build_glu(b, gate, up, d->act));
+}
+
+int32_t ml_decoder_mlp_fused(ml_builder *b, const ml_decoder *d, int32_t x) {
+    ml_linear_opts o = { "mlp.gate_up_proj", 2 * d->n_inner, d->mlp_bias, ML_SHARD_COL };
+    int32_t both = ml_build_linear(b, x, o);
+    return down(b, d, ml_build_glu(b, both, ML_NONE, d->act));
+}
+
+int32_t ml_decoder_layer(ml_builder *b, const ml_decoder *d, int32_t x, const ml_rope *rope,
+                         int32_t window) {
+    int32_t h = ml_decoder_norm(b, d, x, "input_layernorm");
+    x = ml_build_add(b, x, ml_decoder_attn(b, d, h, rope, window));
+    h = ml_decoder_norm(b, d, x, "post_attention_layernorm");
+    return ml_build_add(b, x, ml_decoder_mlp(b, d, h));
+}
+
+int32_t ml_decoder_sandwich(ml_builder *b, const ml_decoder *d, int32_t x,
+                            const ml_rope *rope, int32_t window, const ml_sandwich *names) {
+    int32_t h = ml_decoder_norm(b, d, x, names->before_attn);
+    h = ml_decoder_attn(b, d, h, rope, window);
+    x = ml_build_add(b, x, ml_decoder_norm(b, d, h, names->after_attn));
+    h = ml_decoder_norm(b, d, x, names->before_mlp);
+    h = names->fused_mlp ? ml_decoder_mlp_fused(b, d, h) : ml_decoder_mlp(b, d, h);
+    return ml_build_add(b, x, ml_decoder_norm(b, d, h, names->after_mlp));
+}
+
+static const int32_t *windows_from_types(ml_builder *b, int32_t *out, int32_t n_layer,
+                                         int32_t window, const ml_json *types) {
+    ml_hf_config *c = b->config;
+    const ml_json *t = types->child;
+
+    if (types->type != ML_JSON_ARRAY || types->n != n_layer) {
+        ml_hf_config_fail(c, ML_EFORMAT,
+                          "%s:%u: \"layer_types\" must be an array of %d strings", c->path,
+                          types->line, n_layer);
+        return out;
+    }
+    for (int32_t i = 0; i < n_layer; i++, t = t->next) {
+        bool sliding = ml_str_is(t->text, "sliding_attention");
+        if (t->type != ML_JSON_STRING ||
+            (!sliding && !ml_str_is(t->text, "full_attention")))
+            ml_hf_config_fail(
+                c, ML_EUNSUP,
+                "%s:%u: \"layer_types\" has \"%.*s\" for layer %d; supported are "
+                "full_attention and sliding_attention",
+                c->path, t->line, (int)t->text.len, t->text.ptr, i);
+        if (sliding && !window)
+            ml_hf_config_fail(
+                c, ML_EFORMAT,
+                "%s:%u: layer %d is sliding_attention but no \"sliding_window\" is set",
+                c->path, t->line, i);
+        out[i] = sliding ? window : 0;
+    }
+    return out;
+}
+
+const int32_t *ml_windows_read(ml_builder *b, int32_t n_layer, int32_t window,
+                               bool (*sliding)(int32_t layer, int64_t arg), int64_t arg) {
+    const ml_json *types = ml_hf_config_get(b->config, "layer_types");
+    int32_t *out = ML_NEW(&b->spec->arena, int32_t, n_layer);
+
+    if (types)
+        return windows_from_types(b, out, n_layer, window, types);
+    for (int32_t i = 0; i < n_layer; i++)
+        out[i] = sliding(i, arg) ? window : 0;
+    return out;
+}
+
+int32_t ml_window_or_none(ml_builder *b, int32_t def) {
+    const ml_json *v = ml_json_get(b->config->root, "sliding_window");
+    if (v && v->type == ML_JSON_NULL)
+        def = 0;
+    return (int32_t)ml_hf_config_int(b->config, "sliding_window", def, 1, INT32_MAX);
+}
+
+static bool from_layer(int32_t layer, int64_t first) {
+    return layer >= first;
+}
+
+const int32_t *ml_windows_read_qwen(ml_builder *b, int32_t n_layer) {
+    ml_hf_config *c = b->config;
+    bool use = ml_hf_config_bool(c, "use_sliding_window", false);
+    int32_t window = ml_window_or_none(b, 4096);
+    int64_t first = ml_hf_config_int(c, "max_window_layers", 28, 0, INT32_MAX);
+    return ml_windows_read(b, n_layer, use ? window : 0, from_layer, first);
+}

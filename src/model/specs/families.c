@@ -1,0 +1,9 @@
+#include "model/specs/families.h"
+
+#include <stddef.h>
+
+const ml_family *const ml_families[] = {
+    &ml_family_llama,  &ml_family_mistral,   &ml_family_qwen2,
+    &ml_family_qwen3,  &ml_family_qwen3_moe, &ml_family_gemma2,
+    &ml_family_gemma3, &ml_family_glm4,      NULL,
+};

@@ -1,0 +1,10 @@
+/* families.h - the model families, one file each; families.c lists them. */
+#ifndef ML_MODEL_SPECS_FAMILIES_H
+#define ML_MODEL_SPECS_FAMILIES_H
+
+#include "model/specs/decoder.h"
+
+extern const ml_family ml_family_llama, ml_family_mistral, ml_family_qwen2, ml_family_qwen3,
+    ml_family_qwen3_moe, ml_family_gemma2, ml_family_gemma3, ml_family_glm4;
+
+#endif

@@ -1,0 +1,130 @@
+/* Qwen2 (biased q, k, v), Qwen3 (normed q, k heads), Qwen3-MoE (experts instead of MLPs). */
+#include <string.h>
+
+#include "model/specs/families.h"
+
+static const ml_decoder_defaults qwen2_defaults = { .eps = 1e-6,
+                                                    .act_key = "hidden_act",
+                                                    .act = "silu" };
+static const ml_decoder_defaults qwen3_defaults = {
+    .head_dim = 128, .eps = 1e-6, .act_key = "hidden_act", .act = "silu"
+};
+
+static const ml_rope *read_rope(ml_builder *b, const ml_decoder *d) {
+    return ml_rope_read(b, d->head_dim,
+                        (ml_rope_opts){ .theta = 10000, .partial = 1, .scaled = true });
+}
+
+static void build_dense(ml_builder *b, const ml_decoder *d) {
+    const ml_rope *rope = read_rope(b, d);
+    const int32_t *window = ml_windows_read_qwen(b, d->n_layer);
+    int32_t x = ml_build_embed(b, "model.embed_tokens.weight", 1);
+
+    for (int32_t i = 0; i < d->n_layer; i++) {
+        ml_build_begin_layer(b, i);
+        x = ml_decoder_layer(b, d, x, rope, window[i]);
+        ml_build_end_layer(b);
+    }
+    ml_build_head(b, ml_decoder_norm(b, d, x, "model.norm"), "lm_head", b->spec->tied, 0);
+}
+
+static void build_qwen2(ml_builder *b) {
+    ml_decoder d;
+    ml_decoder_read(b, &d, &qwen2_defaults);
+    d.qkv_bias = true;
+    build_dense(b, &d);
+}
+
+static void build_qwen3(ml_builder *b) {
+    ml_decoder d;
+    ml_decoder_read(b, &d, &qwen3_defaults);
+    d.qk_norm = true;
+    d.qkv_bias = d.o_bias = ml_hf_config_bool(b->config, "attention_bias", false);
+    build_dense(b, &d);
+}
+
+/* Layers listed in mlp_only_layers, or off the decoder_sparse_step grid, keep a plain MLP. */
+static bool *read_sparse_layers(ml_builder *b, int32_t n_layer) {
+    ml_hf_config *c = b->config;
+    int64_t step = ml_hf_config_int(c, "decoder_sparse_step", 1, 1, INT32_MAX), i;
+    const ml_json *only = ml_hf_config_get(c, "mlp_only_layers");
+    bool *sparse = ML_NEW(&b->spec->arena, bool, n_layer);
+
+    for (int32_t l = 0; l < n_layer; l++)
+        sparse[l] = (l + 1) % step == 0;
+    for (const ml_json *v = only ? only->child : NULL; v; v = v->next) {
+        if (!ml_json_i64(v, &i) || i < 0 || i >= n_layer)
+            ml_hf_config_fail(c, ML_EFORMAT,
+                              "%s:%u: \"mlp_only_layers\" must hold layer numbers "
+                              "below %d",
+                              c->path, v->line, n_layer);
+        else
+            sparse[i] = false;
+    }
+    return sparse;
+}
+
+static ml_moe_opts read_moe(ml_builder *b, const ml_decoder *d) {
+    ml_hf_config *c = b->config;
+    /* Published configs say num_experts, newer ones num_local_experts. */
+    int64_t n = ml_hf_config_int(c, "num_local_experts", 0, 1, 65536);
+    ml_moe_opts o = { .router = "mlp.gate", .experts = "mlp.experts", .act = d->act };
+
+    n = ml_hf_config_int(c, "num_experts", n ? n : ML_HF_REQUIRED, 1, 65536);
+    o.n_expert = (int32_t)n;
+    o.top_k = (int32_t)ml_hf_config_int(c, "num_experts_per_tok", 8, 1, n);
+    o.n_inner = ml_hf_config_int(c, "moe_intermediate_size", ML_HF_REQUIRED, 1, 1 << 20);
+    o.renorm = ml_hf_config_bool(c, "norm_topk_prob", false);
+    return o;
+}
+
+static bool always(int32_t layer, int64_t arg) {
+    (void)layer, (void)arg;
+    return true;
+}
+
+static const int32_t *read_moe_windows(ml_builder *b, int32_t n_layer) {
+    bool use = ml_hf_config_bool(b->config, "use_sliding_window", false);
+    int32_t window = ml_window_or_none(b, 4096);
+    return ml_windows_read(b, n_layer, use ? window : 0, always, 0);
+}
+
+static void build_qwen3_moe(ml_builder *b) {
+    ml_decoder d;
+    ml_moe_opts moe;
+    const bool *sparse;
+    const ml_rope *rope;
+    const int32_t *window;
+    int32_t x, h;
+
+    ml_decoder_read(b, &d,
+                    &(ml_decoder_defaults){
+                        .n_kv = 4, .eps = 1e-6, .act_key = "hidden_act", .act = "silu" });
+    d.qk_norm = true;
+    d.qkv_bias = d.o_bias = ml_hf_config_bool(b->config, "attention_bias", false);
+    moe = read_moe(b, &d);
+    sparse = read_sparse_layers(b, d.n_layer);
+    rope = read_rope(b, &d);
+    window = read_moe_windows(b, d.n_layer);
+    x = ml_build_embed(b, "model.embed_tokens.weight", 1);
+    for (int32_t i = 0; i < d.n_layer; i++) {
+        ml_build_begin_layer(b, i);
+        h = ml_decoder_norm(b, &d, x, "input_layernorm");
+        x = ml_build_add(b, x, ml_decoder_attn(b, &d, h, rope, window[i]));
+        h = ml_decoder_norm(b, &d, x, "post_attention_layernorm");
+        h = sparse[i] ? ml_build_moe(b, h, moe) : ml_decoder_mlp(b, &d, h);
+        x = ml_build_add(b, x, h);
+        ml_build_end_layer(b);
+    }
+    ml_build_head(b, ml_decoder_norm(b, &d, x, "model.norm"), "lm_head", b->spec->tied, 0);
+}
+
+static const char *const ignored[] = { NULL };
+/* The balance loss belongs to pre-training; RL recipes leave it at zero. */
+static const char *const ignored_moe[] = { "output_router_logits", "router_aux_loss_coef",
+                                           "max_window_layers", NULL };
+
+const ml_family ml_family_qwen2 = { "qwen2", "Qwen2ForCausalLM", build_qwen2, ignored };
+const ml_family ml_family_qwen3 = { "qwen3", "Qwen3ForCausalLM", build_qwen3, ignored };
+const ml_family ml_family_qwen3_moe = { "qwen3_moe", "Qwen3MoeForCausalLM", build_qwen3_moe,
+                                        ignored_moe };

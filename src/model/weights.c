@@ -1,0 +1,315 @@
+#include "model/weights.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bug.h"
+
+#define NAME_CAP 512
+#define FORGET_BYTES ((size_t)4 << 20) /* mapped file bytes held resident while packing */
+
+static size_t align64(size_t n) {
+    return (n + 63) & ~(size_t)63;
+}
+
+static const char *shape_text(const int64_t *shape, int32_t n_dim, char *buf, size_t cap) {
+    size_t n = (size_t)snprintf(buf, cap, "[");
+    for (int32_t i = 0; i < n_dim && n < cap; i++)
+        n += (size_t)snprintf(buf + n, cap - n, "%s%lld", i ? ", " : "",
+                              (long long)shape[i]);
+    if (n < cap)
+        snprintf(buf + n, cap - n, "]");
+    return buf;
+}
+
+static const ml_st_tensor *find_member(const ml_checkpoint *c, const ml_param *p, int32_t e,
+                                       const ml_st_file **file) {
+    char buf[NAME_CAP];
+    return ml_checkpoint_find(c, ml_str_of(ml_param_name(p, e, buf, sizeof buf)), file);
+}
+
+/* The store's type of a parameter.  Members of a stack may differ on disk; one f32 widens all. */
+static ml_dtype store_dtype(const ml_param *p, const ml_checkpoint *c,
+                            ml_weight_dtype want) {
+    if (p->n_dim == 1 || want == ML_WEIGHT_F32)
+        return ML_F32;
+    if (want == ML_WEIGHT_BF16)
+        return ML_BF16;
+    for (int32_t e = 0; e < p->n_stack; e++) {
+        const ml_st_tensor *t = find_member(c, p, e, NULL);
+        if (t && t->dtype != ML_ST_BF16)
+            return ML_F32;
+    }
+    return ML_BF16;
+}
+
+static ml_tensor tensor_of(const ml_param *p, ml_dtype dtype) {
+    ml_tensor t = { .dtype = dtype, .layout = p->layout };
+    if (p->name_after) {
+        t.n_dim = 3;
+        t.shape[0] = p->n_stack;
+        t.shape[1] = p->shape[0];
+        t.shape[2] = p->shape[1];
+    } else {
+        t.n_dim = p->n_dim;
+        t.shape[0] = p->shape[0];
+        t.shape[1] = p->n_dim == 2 ? p->shape[1] : 0;
+    }
+    return t;
+}
+
+size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype) {
+    size_t bytes = 0;
+    for (int32_t i = 0; i < s->n_param; i++) {
+        ml_tensor t = tensor_of(&s->param[i], store_dtype(&s->param[i], c, dtype));
+        bytes += align64(ml_tensor_bytes(&t));
+    }
+    return bytes;
+}
+
+bool ml_weights_may_ignore(const ml_spec *s, ml_str name) {
+    static const char inv_freq[] = ".rotary_emb.inv_freq";
+    size_t n = sizeof inv_freq - 1;
+    if (name.len > n && memcmp(name.ptr + name.len - n, inv_freq, n) == 0)
+        return true;
+    return s->tied && ml_str_is(name, "lm_head.weight");
+}
+
+static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint *c,
+                              ml_err *err) {
+    char name[NAME_CAP], want[96], found[96];
+    const ml_st_file *file;
+    const ml_st_tensor *t = find_member(c, p, e, &file);
+
+    ml_param_name(p, e, name, sizeof name);
+    shape_text(p->shape, p->n_dim, want, sizeof want);
+    if (!t)
+        return ml_fail(err, ML_EFORMAT, "%s: tensor %s is missing; expected shape %s",
+                       c->dir, name, want);
+    if (t->n_dim != p->n_dim ||
+        memcmp(t->shape, p->shape, sizeof *t->shape * (size_t)p->n_dim))
+        return ml_fail(err, ML_EFORMAT,
+                       "%s: tensor %s has shape %s; config.json asks for %s", file->path,
+                       name, shape_text(t->shape, t->n_dim, found, sizeof found), want);
+    if (t->dtype != ML_ST_F32 && t->dtype != ML_ST_BF16 && t->dtype != ML_ST_F16)
+        return ml_fail(err, ML_EUNSUP,
+                       "%s: tensor %s has dtype %s; supported are F32, BF16, F16",
+                       file->path, name, ml_st_dtype_name(t->dtype));
+    return ML_OK;
+}
+
+ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c, ml_err *err) {
+    ml_status st;
+    int32_t member;
+
+    for (int32_t i = 0; i < s->n_param; i++)
+        for (int32_t e = 0; e < s->param[i].n_stack; e++)
+            if ((st = check_member(&s->param[i], e, c, err)) != ML_OK)
+                return st;
+    for (int32_t f = 0; f < c->n_file; f++)
+        for (int32_t i = 0; i < c->file[f]->n; i++) {
+            ml_str name = c->file[f]->tensor[i].name;
+            if (ml_spec_find(s, name, &member) == ML_NONE &&
+                !ml_weights_may_ignore(s, name))
+                return ml_fail(err, ML_EFORMAT,
+                               "%s: tensor %.*s is not part of a %s model as config.json "
+                               "describes it",
+                               c->file[f]->path, (int)name.len, name.ptr, s->family);
+        }
+    return ML_OK;
+}
+
+/* --- packing ---------------------------------------------------------------- */
+
+/* n values of a file tensor, from element `at`, as f32. */
+static void read_f32(float *out, const ml_st_tensor *t, int64_t at, int64_t n,
+                     bool round_bf16) {
+    const unsigned char *p = (const unsigned char *)t->data;
+
+    if (t->dtype == ML_ST_F32) {
+        memcpy(out, p + at * 4, (size_t)n * 4);
+    } else {
+        for (int64_t i = 0; i < n; i++) {
+            uint16_t h;
+            memcpy(&h, p + (at + i) * 2, sizeof h);
+            out[i] = t->dtype == ML_ST_BF16 ? ml_bf16_to_f32(h) : ml_f16_to_f32(h);
+        }
+    }
+    if (round_bf16 && t->dtype != ML_ST_BF16)
+        for (int64_t i = 0; i < n; i++)
+            out[i] = ml_bf16_to_f32(ml_f32_to_bf16(out[i]));
+}
+
+static void store_f32(void *out, ml_dtype dtype, int64_t stride, const float *in,
+                      int64_t n) {
+    if (dtype == ML_F32) {
+        float *o = out;
+        for (int64_t i = 0; i < n; i++)
+            o[i * stride] = in[i];
+    } else if (dtype == ML_BF16) {
+        uint16_t *o = out;
+        for (int64_t i = 0; i < n; i++)
+            o[i * stride] = ml_f32_to_bf16(in[i]);
+    } else {
+        uint16_t *o = out;
+        for (int64_t i = 0; i < n; i++)
+            o[i * stride] = ml_f32_to_f16(in[i]);
+    }
+}
+
+typedef struct packer {
+    ml_backend *be;
+    float *row;           /* one row of the file as f32 */
+    unsigned char *stage; /* 16 rows as they will lie */
+    bool round_bf16;
+} packer;
+
+/* Rows r0 .. r0+15 (fewer at the end) become one panel, or stay rows. */
+static void pack_rows16(const packer *k, const ml_tensor *t, unsigned char *member,
+                        const ml_st_tensor *src, int64_t r0, int64_t rows, int64_t cols) {
+    size_t size = ml_dtype_bytes(t->dtype), bytes;
+    int64_t n = rows - r0 < ML_LANES ? rows - r0 : ML_LANES;
+    bool panels = t->layout == ML_PANELS;
+
+    if (panels && n < ML_LANES)
+        memset(k->stage, 0, (size_t)cols * ML_LANES * size);
+    for (int64_t j = 0; j < n; j++) {
+        read_f32(k->row, src, (r0 + j) * cols, cols, k->round_bf16);
+        store_f32(k->stage + (size_t)(panels ? j : j * cols) * size, t->dtype,
+                  panels ? ML_LANES : 1, k->row, cols);
+    }
+    bytes = (size_t)(panels ? ML_LANES : n) * (size_t)cols * size;
+    k->be->dev->copy_in(k->be->stream, member + (size_t)(r0 * cols) * size, k->stage,
+                        bytes);
+}
+
+static void pack_member(const packer *k, const ml_tensor *t, unsigned char *member,
+                        const ml_st_tensor *src, const ml_st_file *file, int64_t rows,
+                        int64_t cols) {
+    size_t row_bytes = src->bytes / (size_t)rows, done = 0, forgotten = 0;
+
+    for (int64_t r = 0; r < rows; r += ML_LANES) {
+        pack_rows16(k, t, member, src, r, rows, cols);
+        done += row_bytes * ML_LANES;
+        if (done - forgotten >= FORGET_BYTES) {
+            ml_file_forget(&file->file, src->offset + forgotten, done - forgotten);
+            forgotten = done;
+        }
+    }
+    ml_st_forget(file, src);
+}
+
+static void pack_param(const packer *k, const ml_tensor *t, const ml_param *p,
+                       const ml_checkpoint *c) {
+    /* A vector is packed as one row, so that its stage is small and its order kept. */
+    int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
+    int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
+    size_t member_bytes = ml_tensor_bytes(t) / (size_t)p->n_stack;
+
+    for (int32_t e = 0; e < p->n_stack; e++) {
+        const ml_st_file *file;
+        const ml_st_tensor *src = find_member(c, p, e, &file);
+        pack_member(k, t, (unsigned char *)t->data + (size_t)e * member_bytes, src, file,
+                    rows, cols);
+    }
+}
+
+static ml_status pack_all(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
+                          ml_weight_dtype dtype, ml_backend *be, ml_err *err) {
+    packer k = { .be = be, .round_bf16 = dtype == ML_WEIGHT_BF16 };
+    int64_t cols = 1;
+    ml_status st = ML_OK;
+
+    for (int32_t i = 0; i < s->n_param; i++) {
+        const ml_param *p = &s->param[i];
+        int64_t n = p->n_dim == 2 ? p->shape[1] : p->shape[0];
+        cols = n > cols ? n : cols;
+    }
+    k.row = malloc((size_t)cols * sizeof *k.row);
+    k.stage = malloc((size_t)cols * ML_LANES * sizeof(float));
+    if (k.row && k.stage)
+        for (int32_t i = 0; i < s->n_param; i++)
+            pack_param(&k, &w->t[i], &s->param[i], c);
+    else
+        st = ml_fail(err, ML_ENOMEM, "no memory to pack rows of %lld values",
+                     (long long)cols);
+    free(k.row);
+    free(k.stage);
+    return st == ML_OK ? be->dev->sync(be->stream, err) : st;
+}
+
+/* Carves one buffer into the tensors of the spec. */
+static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
+                       ml_weight_dtype dtype, ml_mem_kind kind, ml_backend *be, ml_arena *a,
+                       ml_err *err) {
+    size_t at = 0;
+    ml_status st;
+
+    *w = (ml_weights){ .n = s->n_param, .t = ML_NEW(a, ml_tensor, s->n_param) };
+    st = be->dev->alloc(be->dev, &w->buf, ml_weights_bytes(s, c, dtype), kind, err);
+    if (st != ML_OK)
+        return st;
+    for (int32_t i = 0; i < s->n_param; i++) {
+        w->t[i] = tensor_of(&s->param[i], store_dtype(&s->param[i], c, dtype));
+        w->t[i].data = (unsigned char *)w->buf.ptr + at;
+        at += align64(ml_tensor_bytes(&w->t[i]));
+    }
+    return ML_OK;
+}
+
+ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
+                          ml_weight_dtype dtype, ml_backend *be, ml_arena *a, ml_err *err) {
+    ml_status st = ml_weights_check(s, c, err);
+
+    *w = (ml_weights){ 0 };
+    if (st == ML_OK)
+        st = carve(w, s, c, dtype, ML_MEM_WEIGHT, be, a, err);
+    if (st == ML_OK)
+        st = pack_all(w, s, c, dtype, be, err);
+    if (st != ML_OK)
+        ml_weights_close(w);
+    return st;
+}
+
+ml_status ml_weights_zeros(ml_weights *w, const ml_spec *s, ml_backend *be, ml_arena *a,
+                           ml_err *err) {
+    return carve(w, s, NULL, ML_WEIGHT_F32, ML_MEM_GRAD, be, a, err);
+}
+
+void ml_weights_close(ml_weights *w) {
+    if (w->buf.dev)
+        w->buf.dev->free(&w->buf);
+    *w = (ml_weights){ 0 };
+}
+
+/* --- unpacking -------------------------------------------------------------- */
+
+static float load_f32(const ml_tensor *t, size_t at) {
+    return t->dtype == ML_F32 ? ((const float *)t->data)[at]
+                              : ml_bf16_to_f32(((const uint16_t *)t->data)[at]);
+}
+
+void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
+                       ml_dtype to, void *out) {
+    const ml_tensor *t = &w->t[i];
+    size_t size = ml_dtype_bytes(to);
+    int64_t rows = t->n_dim == 1 ? 1 : t->shape[t->n_dim - 2];
+    int64_t cols = t->shape[t->n_dim - 1];
+    int64_t padded =
+        t->layout == ML_PANELS ? (rows + ML_LANES - 1) / ML_LANES * ML_LANES : rows;
+    size_t base = (size_t)e * (size_t)(padded * cols);
+
+    ML_BUG_IF(row < 0 || row + n > rows);
+    for (int64_t r = row; r < row + n; r++) {
+        bool panels = t->layout == ML_PANELS;
+        size_t at = base + (size_t)(panels ? r / ML_LANES * ML_LANES * cols + r % ML_LANES
+                                           : r * cols);
+        size_t step = panels ? ML_LANES : 1;
+        unsigned char *o = (unsigned char *)out + (size_t)((r - row) * cols) * size;
+        for (int64_t k = 0; k < cols; k++) {
+            float v = load_f32(t, at + (size_t)k * step);
+            store_f32(o + (size_t)k * size, to, 1, &v, 1);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+/* weights.h - the parameters of a model in memory, packed as kernels read them.
+ *
+ * A set is one buffer with one tensor per parameter of the spec: matrices of linear
+ * layers in panels, tables in rows, vectors always f32.  The file on disk is the
+ * source, not the store: it is mapped, packed piece by piece, and let go.  Gradients
+ * are a set of the same layout in f32.
+ *
+ * thread: loading and unpacking use the caller's pool; between them a set is read-only
+ * until its one writer says otherwise. */
+#ifndef ML_MODEL_WEIGHTS_H
+#define ML_MODEL_WEIGHTS_H
+
+#include "backend/backend.h"
+#include "io/checkpoint.h"
+#include "model/spec.h"
+
+/* AUTO: as on disk, f16 widened to f32.  BF16 rounds every value to bf16 (vectors too, which
+ * are then kept as f32). */
+typedef enum ml_weight_dtype {
+    ML_WEIGHT_AUTO,
+    ML_WEIGHT_F32,
+    ML_WEIGHT_BF16
+} ml_weight_dtype;
+
+typedef struct ml_weights {
+    ml_buf buf;
+    ml_tensor *t; /* [spec->n_param], in the arena given at open */
+    int32_t n;
+    uint64_t version;
+} ml_weights;
+
+/* Bytes a set takes; the checkpoint is looked at for AUTO only (may be NULL otherwise). */
+size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype);
+
+/* Checks every tensor of the checkpoint against the spec (missing, extra, shape, dtype). */
+ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c, ml_err *err);
+
+/* Checks, allocates, packs. */
+ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
+                          ml_weight_dtype dtype, ml_backend *be, ml_arena *a, ml_err *err);
+
+/* Zeroed, f32, for gradients. */
+ml_status ml_weights_zeros(ml_weights *w, const ml_spec *s, ml_backend *be, ml_arena *a,
+                           ml_err *err);
+void ml_weights_close(ml_weights *w);
+
+/* Rows [row, row+n) of member e of parameter i, row-major, as disk dtype `to` (f32, bf16 or
+ * f16, rounded to nearest even).  A vector has one row. */
+void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
+                       ml_dtype to, void *out);
+
+/* True for tensors that published checkpoints carry and nobody computes with: the head of a
+ * tied model, tables of rotary frequencies. */
+bool ml_weights_may_ignore(const ml_spec *s, ml_str name);
+
+#endif
