@@ -19,7 +19,8 @@
 #include "tensor/device.h"
 #include "tensor/tensor.h"
 
-/* n: tokens of the batch; H, K, N, I: widths; d: head size; E, k: experts, chosen ones.
+/* n: tokens of the batch, rows->n_token (the first dimension of a row tensor may be
+ * larger: a plan's capacity); H, K, N, I: widths; d: head size; E, k: experts, chosen ones.
  *
  *  op           in                     w              out
  *  EMBED        -                      table [V,H]    x [n,H]
@@ -97,7 +98,7 @@ typedef struct ml_op_attr {
     } attn;
     struct {
         ml_act act;
-        bool fused; /* one input, gate half first */
+        bool fused; /* one input, gate half first; then never in place */
     } glu;
     struct {
         int32_t n_expert, top_k;

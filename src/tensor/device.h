@@ -8,6 +8,7 @@
 #ifndef ML_TENSOR_DEVICE_H
 #define ML_TENSOR_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -48,5 +49,11 @@ struct ml_device {
 };
 
 const char *ml_mem_name(ml_mem_kind kind); /* "weights", "gradients", ... */
+
+/* A step must not allocate: between seal and unseal an alloc of any device is a bug and
+ * ends the process.  Seals nest and hold for the whole process.  thread: any. */
+void ml_mem_seal(void);
+void ml_mem_unseal(void);
+bool ml_mem_sealed(void); /* for the devices */
 
 #endif

@@ -27,7 +27,7 @@ static inline const ml_cpu_stream *ml_cpu(const ml_stream *s) {
 ML_CPU_OP(embed)       /* embed.c */
 ML_CPU_OP(linear)      /* linear.c */
 ML_CPU_OP(rmsnorm)     /* norm.c */
-ML_CPU_OP(rope_table)  /* rope.c; backward does nothing and is never called */
+ML_CPU_OP(rope_table)  /* rope.c; backward has nothing to do */
 ML_CPU_OP(rope)        /* rope.c */
 ML_CPU_OP(attn)        /* attn.c */
 ML_CPU_OP(add)         /* elementwise.c */
@@ -39,9 +39,22 @@ ML_CPU_OP(moe_combine) /* moe.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
 #undef ML_CPU_OP
 
+/* The task data of an op that needs no more than its arguments. */
+typedef struct ml_cpu_job {
+    const ml_cpu_stream *s;
+    const ml_op_args *a;
+} ml_cpu_job;
+
+/* Indices of a piece worth handing to a thread, when one index touches `cost` elements. */
+int64_t ml_cpu_grain(int64_t cost);
+
+/* Runs task over [0, n) with an ml_cpu_job, in pieces of ml_cpu_grain(cost). */
+void ml_cpu_split(const ml_stream *s, const ml_op_args *a, int64_t n, int64_t cost,
+                  ml_task *task);
+
 typedef size_t ml_cpu_scratch_fn(const ml_cpu_stream *s, const ml_op_args *a,
                                  bool backward);
 ml_cpu_scratch_fn ml_cpu_linear_scratch, ml_cpu_moe_linear_scratch, ml_cpu_rmsnorm_scratch,
-    ml_cpu_attn_scratch, ml_cpu_lmhead_scratch;
+    ml_cpu_attn_scratch, ml_cpu_moe_route_scratch, ml_cpu_lmhead_scratch;
 
 #endif

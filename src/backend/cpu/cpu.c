@@ -1,0 +1,215 @@
+/* cpu.c - the CPU as a backend: its memory, its levels, its table of ops. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "backend/backend.h"
+#include "backend/cpu/cpu_priv.h"
+#include "base/bug.h"
+
+/* ---- memory ---- */
+
+/* Pages of the system: zeroed, aligned, and free of cost until they are touched. */
+static ml_status host_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind kind,
+                            ml_err *err) {
+    void *p;
+
+    ML_BUG_IF(ml_mem_sealed());
+    p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+             -1, 0);
+    if (p == MAP_FAILED)
+        return ml_fail(err, ML_ENOMEM,
+                       "the CPU has no %zu bytes (%.1f GiB) for %s: %s; use a smaller "
+                       "model, batch or context, or a machine with more memory",
+                       bytes, (double)bytes / 0x1p30, ml_mem_name(kind), strerror(errno));
+    *out = (ml_buf){ .dev = d, .ptr = p, .bytes = bytes, .kind = kind };
+    return ML_OK;
+}
+
+static void host_free(ml_buf *b) {
+    if (b->ptr)
+        munmap(b->ptr, b->bytes ? b->bytes : 1);
+    *b = (ml_buf){ 0 };
+}
+
+static void host_copy(ml_stream *s, void *dst, const void *src, size_t bytes) {
+    (void)s;
+    if (bytes)
+        memcpy(dst, src, bytes);
+}
+
+/* Work is done when its call returns. */
+static ml_status host_sync(ml_stream *s, ml_err *err) {
+    (void)s;
+    (void)err;
+    return ML_OK;
+}
+
+/* ---- levels ---- */
+
+#if defined(__x86_64__)
+
+static const ml_cpu_kern *const kerns[] = { &ml_cpu_kern_c, &ml_cpu_kern_avx2,
+                                            &ml_cpu_kern_avx512 };
+
+/* The builtin also asks the system (XGETBV) whether it saves the wide registers. */
+const char *const *ml_backend_cpu_levels(void) {
+    static const char *const c[] = { "c", NULL };
+    static const char *const avx2[] = { "c", "avx2", NULL };
+    static const char *const avx512[] = { "c", "avx2", "avx512", NULL };
+
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return c;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+        return avx2;
+    return avx512;
+}
+
+#elif defined(__aarch64__)
+
+static const ml_cpu_kern *const kerns[] = { &ml_cpu_kern_c, &ml_cpu_kern_neon };
+
+const char *const *ml_backend_cpu_levels(void) {
+    static const char *const neon[] = { "c", "neon", NULL }; /* NEON is in every AArch64 */
+    return neon;
+}
+
+#else
+
+static const ml_cpu_kern *const kerns[] = { &ml_cpu_kern_c };
+
+const char *const *ml_backend_cpu_levels(void) {
+    static const char *const c[] = { "c", NULL };
+    return c;
+}
+
+#endif
+
+/* Levels are a prefix of kerns: the lists above name them in that order. */
+static ml_status find_level(const ml_cpu_kern **out, const char *level, ml_err *err) {
+    const char *const *names = ml_backend_cpu_levels();
+    char list[64] = "";
+    int n = 0;
+
+    for (; names[n]; n++) {
+        if (level && strcmp(names[n], level) == 0) {
+            *out = kerns[n];
+            return ML_OK;
+        }
+        strcat(strcat(list, n ? ", " : ""), names[n]);
+    }
+    if (level)
+        return ml_fail(err, ML_EUSAGE,
+                       "the CPU level \"%s\" is not one of this machine's: %s", level,
+                       list);
+    *out = kerns[n - 1];
+    return ML_OK;
+}
+
+/* ---- ops ---- */
+
+int64_t ml_cpu_grain(int64_t cost) {
+    const int64_t piece = 16384; /* elements: some microseconds of work */
+    return cost > 0 && cost < piece ? piece / cost : 1;
+}
+
+void ml_cpu_split(const ml_stream *s, const ml_op_args *a, int64_t n, int64_t cost,
+                  ml_task *task) {
+    ml_cpu_job job = { ml_cpu(s), a };
+    ml_pool_run(job.s->pool, n, ml_cpu_grain(cost), task, &job);
+}
+
+static size_t op_scratch(const ml_stream *s, ml_op_id op, const ml_op_args *a,
+                         bool backward) {
+    static ml_cpu_scratch_fn *const fn[ML_OP_COUNT] = {
+        [ML_OP_LINEAR] = ml_cpu_linear_scratch,
+        [ML_OP_RMSNORM] = ml_cpu_rmsnorm_scratch,
+        [ML_OP_ATTN] = ml_cpu_attn_scratch,
+        [ML_OP_MOE_ROUTE] = ml_cpu_moe_route_scratch,
+        [ML_OP_MOE_LINEAR] = ml_cpu_moe_linear_scratch,
+        [ML_OP_LMHEAD] = ml_cpu_lmhead_scratch,
+    };
+    return fn[op] ? fn[op](ml_cpu(s), a, backward) : 0;
+}
+
+static const ml_ops cpu_ops = {
+    .forward = {
+        [ML_OP_EMBED] = ml_cpu_embed_forward,
+        [ML_OP_LINEAR] = ml_cpu_linear_forward,
+        [ML_OP_RMSNORM] = ml_cpu_rmsnorm_forward,
+        [ML_OP_ROPE_TABLE] = ml_cpu_rope_table_forward,
+        [ML_OP_ROPE] = ml_cpu_rope_forward,
+        [ML_OP_ATTN] = ml_cpu_attn_forward,
+        [ML_OP_ADD] = ml_cpu_add_forward,
+        [ML_OP_GLU] = ml_cpu_glu_forward,
+        [ML_OP_MOE_ROUTE] = ml_cpu_moe_route_forward,
+        [ML_OP_MOE_GATHER] = ml_cpu_moe_gather_forward,
+        [ML_OP_MOE_LINEAR] = ml_cpu_moe_linear_forward,
+        [ML_OP_MOE_COMBINE] = ml_cpu_moe_combine_forward,
+        [ML_OP_LMHEAD] = ml_cpu_lmhead_forward,
+    },
+    .backward = {
+        [ML_OP_EMBED] = ml_cpu_embed_backward,
+        [ML_OP_LINEAR] = ml_cpu_linear_backward,
+        [ML_OP_RMSNORM] = ml_cpu_rmsnorm_backward,
+        [ML_OP_ROPE_TABLE] = ml_cpu_rope_table_backward,
+        [ML_OP_ROPE] = ml_cpu_rope_backward,
+        [ML_OP_ATTN] = ml_cpu_attn_backward,
+        [ML_OP_ADD] = ml_cpu_add_backward,
+        [ML_OP_GLU] = ml_cpu_glu_backward,
+        [ML_OP_MOE_ROUTE] = ml_cpu_moe_route_backward,
+        [ML_OP_MOE_GATHER] = ml_cpu_moe_gather_backward,
+        [ML_OP_MOE_LINEAR] = ml_cpu_moe_linear_backward,
+        [ML_OP_MOE_COMBINE] = ml_cpu_moe_combine_backward,
+        [ML_OP_LMHEAD] = ml_cpu_lmhead_backward,
+    },
+    .scratch = op_scratch,
+};
+
+/* ---- open and close ---- */
+
+typedef struct cpu {
+    ml_device dev;
+    ml_cpu_stream stream;
+} cpu;
+
+ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,
+                              ml_err *err) {
+    const ml_cpu_kern *kern = NULL;
+    ml_pool *pool = NULL;
+    ml_status rc;
+    cpu *c;
+
+    *out = (ml_backend){ 0 };
+    rc = find_level(&kern, level, err);
+    if (rc)
+        return rc;
+    rc = ml_pool_new(&pool, n_thread, err);
+    if (rc)
+        return rc;
+    c = malloc(sizeof *c);
+    if (!c) {
+        ml_pool_free(pool);
+        return ml_fail(err, ML_ENOMEM, "no memory to open the CPU backend");
+    }
+    c->dev = (ml_device){ "cpu", host_alloc, host_free, host_copy, host_copy, host_sync };
+    c->stream = (ml_cpu_stream){ { &c->dev }, pool, kern };
+    *out = (ml_backend){ .name = "cpu",
+                         .level = kern->level,
+                         .dev = &c->dev,
+                         .stream = &c->stream.base,
+                         .ops = &cpu_ops,
+                         .n_thread = n_thread,
+                         .priv = c };
+    return ML_OK;
+}
+
+void ml_backend_close(ml_backend *b) {
+    cpu *c = b->priv;
+    if (c)
+        ml_pool_free(c->stream.pool);
+    free(c);
+    *b = (ml_backend){ 0 };
+}

@@ -1,0 +1,71 @@
+#include "backend/cpu/cpu_priv.h"
+
+/* Element (row, col) of a table lies at offset + col * stride: contiguous in rows, every
+ * 16th element in panels. */
+typedef struct table_row {
+    int64_t offset, stride;
+} table_row;
+
+static table_row find_row(const ml_tensor *w, int64_t row) {
+    int64_t width = w->shape[1];
+    if (w->layout == ML_ROWS)
+        return (table_row){ row * width, 1 };
+    return (table_row){ row / ML_LANES * ML_LANES * width + row % ML_LANES, ML_LANES };
+}
+
+static void read_row(float *x, const ml_tensor *w, int64_t row) {
+    table_row at = find_row(w, row);
+    int64_t width = w->shape[1];
+
+    if (w->dtype == ML_BF16) {
+        const uint16_t *p = (const uint16_t *)w->data + at.offset;
+        for (int64_t i = 0; i < width; i++)
+            x[i] = ml_bf16_to_f32(p[i * at.stride]);
+    } else {
+        const float *p = (const float *)w->data + at.offset;
+        for (int64_t i = 0; i < width; i++)
+            x[i] = p[i * at.stride];
+    }
+}
+
+static void embed_rows(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    const ml_tensor *w = &j->a->w[0];
+    float scale = j->a->attr->embed_scale;
+    int64_t width = w->shape[1];
+
+    (void)worker;
+    for (int64_t t = begin; t < end; t++) {
+        float *x = (float *)j->a->out[0].data + t * width;
+        read_row(x, w, j->a->rows->id[t]);
+        for (int64_t i = 0; scale != 1.0f && i < width; i++)
+            x[i] = x[i] * scale;
+    }
+}
+
+void ml_cpu_embed_forward(ml_stream *s, const ml_op_args *a) {
+    ml_cpu_split(s, a, a->rows->n_token, a->w[0].shape[1], embed_rows);
+}
+
+/* Columns begin..end of all tokens: a token that occurs twice is added to twice, in order. */
+static void embed_columns(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    const ml_op_args *a = j->a;
+    const ml_tensor *dw = &a->dw[0];
+    float scale = a->attr->embed_scale;
+    int64_t width = dw->shape[1];
+
+    (void)worker;
+    for (int64_t t = 0; t < a->rows->n_token; t++) {
+        const float *dx = (const float *)a->dout[0].data + t * width;
+        table_row at = find_row(dw, a->rows->id[t]);
+        float *d = (float *)dw->data + at.offset;
+        for (int64_t i = begin; i < end; i++)
+            d[i * at.stride] += scale != 1.0f ? dx[i] * scale : dx[i];
+    }
+}
+
+void ml_cpu_embed_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->dw[0].data)
+        ml_cpu_split(s, a, a->dw[0].shape[1], a->rows->n_token, embed_columns);
+}

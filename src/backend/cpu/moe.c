@@ -1,0 +1,239 @@
+/* moe.c - which experts a token goes to, and its way there and back.
+ *
+ * A token's choice of rank r is pair token*k + r; the pairs sorted by expert, then
+ * token, are the slots (see `group` in ops.h). */
+#include "backend/cpu/cpu_priv.h"
+
+#include <string.h>
+
+/* ---- route ---- */
+
+/* Scratch: one row of probabilities per thread; in backward also one of gradients. */
+static int64_t lane_width(const ml_op_args *a) {
+    return ((int64_t)a->attr->moe.n_expert + ML_LANES - 1) / ML_LANES * ML_LANES;
+}
+
+size_t ml_cpu_moe_route_scratch(const ml_cpu_stream *s, const ml_op_args *a,
+                                bool backward) {
+    int64_t rows = (int64_t)ml_pool_size(s->pool) * (backward ? 2 : 1);
+    return (size_t)(rows * lane_width(a)) * sizeof(float);
+}
+
+/* The best expert after `last` in the order of descending probability, then ascending id;
+ * NaN counts as less than any, so that the choice is always k different experts. */
+static int32_t next_best(const float *p, int32_t n, int32_t last) {
+    int32_t best = -1;
+    float limit = last < 0 ? 0.0f : p[last] >= 0.0f ? p[last] : -1.0f, best_p = 0.0f;
+
+    for (int32_t e = 0; e < n; e++) {
+        float q = p[e] >= 0.0f ? p[e] : -1.0f;
+        bool open = last < 0 || q < limit || (q == limit && e > last);
+        if (open && (best < 0 || q > best_p)) {
+            best = e;
+            best_p = q;
+        }
+    }
+    return best;
+}
+
+static float chosen_sum(const float *p, const int32_t *expert, int32_t k) {
+    float sum = 0.0f;
+    for (int32_t r = 0; r < k; r++)
+        sum += p[expert[r]];
+    return sum;
+}
+
+static void route_rows(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    const ml_op_args *a = j->a;
+    int32_t n = a->attr->moe.n_expert, k = a->attr->moe.top_k;
+    float *p = (float *)a->scratch + worker * lane_width(a);
+
+    for (int64_t t = begin; t < end; t++) {
+        float *weight = (float *)a->out[0].data + t * k;
+        int32_t *expert = (int32_t *)a->out[1].data + t * k;
+        float sum = 1.0f;
+
+        j->s->kern->row->softmax(p, (const float *)a->in[0].data + t * n, n);
+        for (int32_t r = 0; r < k; r++)
+            expert[r] = next_best(p, n, r ? expert[r - 1] : -1);
+        if (a->attr->moe.renorm)
+            sum = chosen_sum(p, expert, k);
+        for (int32_t r = 0; r < k; r++)
+            weight[r] = p[expert[r]] / sum;
+    }
+}
+
+/* A counting sort, which keeps the order of pairs within an expert. */
+static void group_pairs(const ml_op_args *a) {
+    int64_t n_pair = (int64_t)a->rows->n_token * a->attr->moe.top_k;
+    int32_t n = a->attr->moe.n_expert;
+    const int32_t *expert = a->out[1].data;
+    int32_t *start = a->out[2].data, *pair_of = start + n + 1, *slot_of = pair_of + n_pair;
+
+    memset(start, 0, (size_t)(n + 1) * sizeof *start);
+    for (int64_t i = 0; i < n_pair; i++)
+        start[expert[i] + 1]++;
+    for (int32_t e = 0; e < n; e++)
+        start[e + 1] += start[e];
+    /* start[e] runs through e's slots and ends where e + 1 begins: shifted back below. */
+    for (int64_t i = 0; i < n_pair; i++) {
+        int32_t slot = start[expert[i]]++;
+        pair_of[slot] = (int32_t)i;
+        slot_of[i] = slot;
+    }
+    memmove(start + 1, start, (size_t)n * sizeof *start);
+    start[0] = 0;
+}
+
+void ml_cpu_moe_route_forward(ml_stream *s, const ml_op_args *a) {
+    int64_t cost = (int64_t)a->attr->moe.n_expert * (a->attr->moe.top_k + 4);
+    ml_cpu_split(s, a, a->rows->n_token, cost, route_rows);
+    group_pairs(a);
+}
+
+/* dp[e] of the chosen experts; returns the sum of dp[e] p[e], in rank order. */
+static float prob_gradients(float *dp, const float *p, const int32_t *expert,
+                            const float *weight, const float *dweight, int32_t k,
+                            bool renorm) {
+    float mean = 0.0f, sum = 1.0f, dot = 0.0f;
+
+    if (renorm) {
+        sum = chosen_sum(p, expert, k);
+        for (int32_t r = 0; r < k; r++)
+            mean += dweight[r] * weight[r];
+    }
+    for (int32_t r = 0; r < k; r++) {
+        float d = (dweight[r] - mean) / sum;
+        dp[expert[r]] = d;
+        dot += d * p[expert[r]];
+    }
+    return dot;
+}
+
+static void route_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    const ml_op_args *a = j->a;
+    int32_t n = a->attr->moe.n_expert, k = a->attr->moe.top_k;
+    float *p = (float *)a->scratch + 2 * worker * lane_width(a), *dp = p + lane_width(a);
+
+    for (int64_t t = begin; t < end; t++) {
+        float *dx = (float *)a->din[0].data + t * n, dot;
+
+        j->s->kern->row->softmax(p, (const float *)a->in[0].data + t * n, n);
+        memset(dp, 0, (size_t)n * sizeof *dp);
+        dot =
+            prob_gradients(dp, p, (const int32_t *)a->out[1].data + t * k,
+                           (const float *)a->out[0].data + t * k,
+                           (const float *)a->dout[0].data + t * k, k, a->attr->moe.renorm);
+        for (int32_t e = 0; e < n; e++) {
+            float d = p[e] * (dp[e] - dot);
+            dx[e] = a->din_add[0] ? dx[e] + d : d;
+        }
+    }
+}
+
+void ml_cpu_moe_route_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->din[0].data)
+        ml_cpu_split(s, a, a->rows->n_token, 4 * (int64_t)a->attr->moe.n_expert,
+                     route_rows_back);
+}
+
+/* ---- gather and combine ---- */
+
+static const int32_t *pairs_by_slot(const ml_op_args *a, const ml_tensor *group) {
+    return (const int32_t *)group->data + a->attr->moe.n_expert + 1;
+}
+
+static const int32_t *slots_by_pair(const ml_op_args *a, const ml_tensor *group) {
+    return pairs_by_slot(a, group) + (int64_t)a->rows->n_token * a->attr->moe.top_k;
+}
+
+static void gather_slots(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    const ml_op_args *a = j->a;
+    const int32_t *pair = pairs_by_slot(a, &a->in[1]);
+    int64_t width = a->out[0].shape[1];
+
+    (void)worker;
+    for (int64_t slot = begin; slot < end; slot++) {
+        int64_t t = pair[slot] / a->attr->moe.top_k;
+        memcpy((float *)a->out[0].data + slot * width,
+               (const float *)a->in[0].data + t * width, (size_t)width * sizeof(float));
+    }
+}
+
+void ml_cpu_moe_gather_forward(ml_stream *s, const ml_op_args *a) {
+    int64_t n_pair = (int64_t)a->rows->n_token * a->attr->moe.top_k;
+    ml_cpu_split(s, a, n_pair, a->out[0].shape[1], gather_slots);
+}
+
+/* The row of each rank of token t, times its weight (1 where there is none), summed. */
+static void sum_ranks(const ml_cpu_job *j, float *x, const float *y, const int32_t *slot,
+                      const float *weight, int64_t width, bool add) {
+    for (int32_t r = 0; r < j->a->attr->moe.top_k; r++)
+        j->s->kern->row->axpy(x, weight ? weight[r] : 1.0f, y + slot[r] * width, width,
+                              add || r > 0);
+}
+
+static void gather_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    const ml_op_args *a = j->a;
+    const int32_t *slot = slots_by_pair(a, &a->in[1]);
+    int64_t width = a->dout[0].shape[1];
+
+    (void)worker;
+    for (int64_t t = begin; t < end; t++)
+        sum_ranks(j, (float *)a->din[0].data + t * width, a->dout[0].data,
+                  slot + t * a->attr->moe.top_k, NULL, width, a->din_add[0]);
+}
+
+void ml_cpu_moe_gather_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->din[0].data)
+        ml_cpu_split(s, a, a->rows->n_token, a->dout[0].shape[1] * a->attr->moe.top_k,
+                     gather_rows_back);
+}
+
+static void combine_rows(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    const ml_op_args *a = j->a;
+    const int32_t *slot = slots_by_pair(a, &a->in[2]);
+    int64_t width = a->out[0].shape[1], k = a->attr->moe.top_k;
+
+    (void)worker;
+    for (int64_t t = begin; t < end; t++)
+        sum_ranks(j, (float *)a->out[0].data + t * width, a->in[0].data, slot + t * k,
+                  (const float *)a->in[1].data + t * k, width, false);
+}
+
+void ml_cpu_moe_combine_forward(ml_stream *s, const ml_op_args *a) {
+    ml_cpu_split(s, a, a->rows->n_token, a->out[0].shape[1] * a->attr->moe.top_k,
+                 combine_rows);
+}
+
+static void combine_pairs_back(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    const ml_op_args *a = j->a;
+    const ml_row_kern *k = j->s->kern->row;
+    const int32_t *slot = slots_by_pair(a, &a->in[2]);
+    const float *weight = a->in[1].data;
+    int64_t width = a->dout[0].shape[1];
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        const float *dx = (const float *)a->dout[0].data + i / a->attr->moe.top_k * width;
+        const float *y = (const float *)a->in[0].data + slot[i] * width;
+        float *dy = a->din[0].data, *dweight = a->din[1].data;
+        if (dweight) {
+            float d = k->dot(dx, y, width);
+            dweight[i] = a->din_add[1] ? dweight[i] + d : d;
+        }
+        if (dy)
+            k->axpy(dy + slot[i] * width, weight[i], dx, width, a->din_add[0]);
+    }
+}
+
+void ml_cpu_moe_combine_backward(ml_stream *s, const ml_op_args *a) {
+    int64_t n_pair = (int64_t)a->rows->n_token * a->attr->moe.top_k;
+    ml_cpu_split(s, a, n_pair, 2 * a->dout[0].shape[1], combine_pairs_back);
+}

@@ -1,0 +1,111 @@
+#include "backend/cpu/cpu_priv.h"
+
+#include <math.h>
+
+/* Scratch: the weight as f32 [width] where it is stored as bf16, and in backward the
+ * scale 1 / rms of each group [n, groups]. */
+typedef struct norm_job {
+    const ml_row_kern *k;
+    const ml_op_args *a;
+    const float *w; /* [width] */
+    float *scale;   /* [n, groups]; backward only */
+    int64_t width, n_group;
+    float eps;
+    bool plus_one;
+} norm_job;
+
+static int64_t wide_weight(const ml_op_args *a) {
+    return a->w[0].dtype == ML_BF16 ? a->attr->norm.width : 0;
+}
+
+static int64_t groups_of(const ml_op_args *a) {
+    return a->in[0].shape[1] / a->attr->norm.width;
+}
+
+size_t ml_cpu_rmsnorm_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool backward) {
+    int64_t n = wide_weight(a);
+    (void)s;
+    if (backward)
+        n += a->rows->n_token * groups_of(a);
+    return (size_t)n * sizeof(float);
+}
+
+static norm_job norm_begin(const ml_stream *s, const ml_op_args *a) {
+    int64_t n = wide_weight(a);
+    float *wide = a->scratch;
+
+    for (int64_t i = 0; i < n; i++)
+        wide[i] = ml_bf16_to_f32(((const uint16_t *)a->w[0].data)[i]);
+    return (norm_job){ .k = ml_cpu(s)->kern->row,
+                       .a = a,
+                       .w = n ? wide : a->w[0].data,
+                       .scale = n ? wide + n : wide,
+                       .width = a->attr->norm.width,
+                       .n_group = groups_of(a),
+                       .eps = a->attr->norm.eps,
+                       .plus_one = a->attr->norm.plus_one };
+}
+
+static void norm_split(const ml_stream *s, norm_job *j, ml_task *task) {
+    ml_pool_run(ml_cpu(s)->pool, j->a->rows->n_token * j->n_group, ml_cpu_grain(j->width),
+                task, j);
+}
+
+static float scale_of(const norm_job *j, const float *x) {
+    float mean = j->k->dot(x, x, j->width) / (float)j->width;
+    return 1.0f / sqrtf(mean + j->eps);
+}
+
+static void norm_groups(void *ud, int64_t begin, int64_t end, int worker) {
+    const norm_job *j = ud;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        const float *x = (const float *)j->a->in[0].data + i * j->width;
+        float *y = (float *)j->a->out[0].data + i * j->width;
+        j->k->norm(y, x, j->w, scale_of(j, x), j->width, j->plus_one);
+    }
+}
+
+void ml_cpu_rmsnorm_forward(ml_stream *s, const ml_op_args *a) {
+    norm_job j = norm_begin(s, a);
+    norm_split(s, &j, norm_groups);
+}
+
+static void norm_inputs(void *ud, int64_t begin, int64_t end, int worker) {
+    const norm_job *j = ud;
+    const ml_op_args *a = j->a;
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        const float *x = (const float *)a->in[0].data + i * j->width;
+        const float *dy = (const float *)a->dout[0].data + i * j->width;
+        float r = scale_of(j, x);
+        j->scale[i] = r;
+        if (a->din[0].data)
+            j->k->norm_dx((float *)a->din[0].data + i * j->width, dy, x, j->w, r, j->width,
+                          j->plus_one, a->din_add[0]);
+    }
+}
+
+/* Blocks of 16 columns: each is a chain over ascending rows. */
+static void norm_columns(void *ud, int64_t begin, int64_t end, int worker) {
+    const norm_job *j = ud;
+    const ml_op_args *a = j->a;
+    int64_t from = begin * 16, to = end * 16 < j->width ? end * 16 : j->width;
+
+    (void)worker;
+    for (int64_t i = 0; i < a->rows->n_token * j->n_group; i++) {
+        const float *x = (const float *)a->in[0].data + i * j->width;
+        const float *dy = (const float *)a->dout[0].data + i * j->width;
+        j->k->norm_dw((float *)a->dw[0].data + from, dy + from, x + from, j->scale[i],
+                      to - from);
+    }
+}
+
+void ml_cpu_rmsnorm_backward(ml_stream *s, const ml_op_args *a) {
+    norm_job j = norm_begin(s, a);
+    norm_split(s, &j, norm_inputs);
+    if (a->dw[0].data)
+        ml_pool_run(ml_cpu(s)->pool, (j.width + 15) / 16,
+                    ml_cpu_grain(16 * a->rows->n_token * j.n_group), norm_columns, &j);
+}

@@ -1,0 +1,47 @@
+/* row_kern.h - what is done to one row at a time: norms, rotations, activations, sums.
+ *
+ * n counts elements.  Outputs may be the memory of an input, except where noted.
+ * Sums over a row are 16 lanes (lane = index mod 16) of v16_fma, folded by v16_fold.
+ * `add`: add to the output instead of writing it. */
+#ifndef ML_BACKEND_CPU_ROW_KERN_H
+#define ML_BACKEND_CPU_ROW_KERN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef void ml_rope_fn(float *y, const float *x, const float *cs, int64_t half, bool back,
+                        bool add);
+typedef void ml_glu_fn(float *y, const float *g, const float *u, int64_t n);
+typedef void ml_glu_back_fn(float *dg, float *du, const float *dy, const float *g,
+                            const float *u, int64_t n, bool add_g, bool add_u);
+
+typedef struct ml_row_kern {
+    /* sum of a[i] * b[i] */
+    float (*dot)(const float *a, const float *b, int64_t n);
+    /* y = a + b */
+    void (*add)(float *y, const float *a, const float *b, int64_t n);
+    /* y = fma(c, x, y), or fma(c, x, +0) unless `add` */
+    void (*axpy)(float *y, float c, const float *x, int64_t n, bool add);
+
+    /* y = (x * r) * w, or (x * r) * (1 + w) when plus_one */
+    void (*norm)(float *y, const float *x, const float *w, float r, int64_t n,
+                 bool plus_one);
+    /* The gradient of norm with respect to x, through r too. */
+    void (*norm_dx)(float *dx, const float *dy, const float *x, const float *w, float r,
+                    int64_t n, bool plus_one, bool add);
+    /* dw = fma(dy, x * r, dw) */
+    void (*norm_dw)(float *dw, const float *dy, const float *x, float r, int64_t n);
+
+    /* Rotates the first 2 * half elements of a head by the angles of cs [2, half], or
+     * by their negatives when `back`: pairs (i, half + i) or (2i, 2i + 1). */
+    ml_rope_fn *rope_halves, *rope_pairs;
+
+    /* y = act(g) * u, indexed by ml_act; dg or du may be NULL: not wanted */
+    ml_glu_fn *glu[2];
+    ml_glu_back_fn *glu_back[2];
+
+    /* p = exp(x - max x) / sum of those; p is not x */
+    void (*softmax)(float *p, const float *x, int64_t n);
+} ml_row_kern;
+
+#endif

@@ -1,0 +1,28 @@
+#include "tensor/device.h"
+
+#include <stdatomic.h>
+
+#include "base/bug.h"
+
+static atomic_int n_seal;
+
+const char *ml_mem_name(ml_mem_kind kind) {
+    static const char *const names[ML_MEM_KINDS] = {
+        [ML_MEM_WEIGHT] = "weights",     [ML_MEM_GRAD] = "gradients",
+        [ML_MEM_ACT] = "activations",    [ML_MEM_SCRATCH] = "scratch",
+        [ML_MEM_KV] = "keys and values",
+    };
+    return names[kind];
+}
+
+void ml_mem_seal(void) {
+    atomic_fetch_add(&n_seal, 1);
+}
+
+void ml_mem_unseal(void) {
+    ML_BUG_IF(atomic_fetch_sub(&n_seal, 1) < 1);
+}
+
+bool ml_mem_sealed(void) {
+    return atomic_load(&n_seal) > 0;
+}
