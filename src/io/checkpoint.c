@@ -1,0 +1,314 @@
+#include "io/checkpoint.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fnmatch.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/json.h"
+
+static const char single_name[] = "model.safetensors";
+static const char index_name[] = "model.safetensors.index.json";
+
+static const char *join(ml_checkpoint *c, const char *name) {
+    return ml_arena_printf(&c->arena, "%s/%s", c->dir, name);
+}
+
+/* A link into nowhere counts: opening it then says what is wrong. */
+static bool is_there(const char *path) {
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
+static int shown(ml_str name) {
+    return name.len < 200 ? (int)name.len : 200;
+}
+
+/* --- what can be wrong with the directory ------------------------------------- */
+
+static ml_status check_directory(const char *dir, ml_err *err) {
+    struct stat st;
+
+    if (stat(dir, &st))
+        return ml_fail(err, ML_EIO, "%s: cannot be opened: %s", dir, strerror(errno));
+    if (!S_ISDIR(st.st_mode))
+        return ml_fail(err, ML_EIO,
+                       "%s: is not a directory; give the one that holds config.json and %s",
+                       dir, single_name);
+    return ML_OK;
+}
+
+/* Weights in another dress, and what to do about them. */
+static const char *advice_for(const char *file) {
+    static const struct {
+        const char *pattern, *advice;
+    } rows[] = {
+        { "pytorch_model*.bin", "convert it to safetensors first" },
+        { "*.pth", "convert it to safetensors first" },
+        { "*.gguf", "use the model's safetensors release" },
+        { "*.safetensors", "without an index only model.safetensors is read" },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (fnmatch(rows[i].pattern, file, 0) == 0)
+            return rows[i].advice;
+    return NULL;
+}
+
+static int is_other_weights(const struct dirent *e) {
+    return advice_for(e->d_name) != NULL;
+}
+
+static ml_status fail_no_weights(const char *dir, ml_err *err) {
+    struct dirent **other;
+    int n = scandir(dir, &other, is_other_weights, alphasort);
+    ml_status st;
+
+    if (n < 0)
+        return ml_fail(err, ML_EIO, "%s: cannot be read: %s", dir, strerror(errno));
+    if (n)
+        st = ml_fail(err, ML_EFORMAT, "%s: has %s, but neither %s nor %s; %s", dir,
+                     other[0]->d_name, single_name, index_name,
+                     advice_for(other[0]->d_name));
+    else
+        st = ml_fail(err, ML_EFORMAT, "%s: has no weights: neither %s nor %s is there", dir,
+                     single_name, index_name);
+    for (int i = 0; i < n; i++)
+        free(other[i]);
+    free(other);
+    return st;
+}
+
+/* --- files and their tensors --------------------------------------------------- */
+
+static ml_status open_file(ml_checkpoint *c, const char *name, ml_err *err) {
+    ml_status st = ml_st_open(&c->file[c->n_file], join(c, name), err);
+
+    if (st)
+        return st;
+    c->file_name[c->n_file] = name;
+    c->n_tensor += c->file[c->n_file]->n;
+    c->n_file++;
+    return ML_OK;
+}
+
+/* A tensor's value in the map: file and index in one number. */
+static int64_t place_of(int32_t i_file, int32_t i_tensor) {
+    return (int64_t)i_file << 32 | i_tensor;
+}
+
+static int32_t file_of(int64_t place) {
+    return (int32_t)(place >> 32);
+}
+
+static int32_t tensor_of(int64_t place) {
+    return (int32_t)(place & INT32_MAX);
+}
+
+static ml_status index_tensors(ml_checkpoint *c, ml_err *err) {
+    ml_map_init(&c->by_name, &c->arena, c->n_tensor);
+    for (int32_t i = 0; i < c->n_file; i++)
+        for (int32_t j = 0; j < c->file[i]->n; j++) {
+            ml_str name = c->file[i]->tensor[j].name;
+            if (!ml_map_add(&c->by_name, name, place_of(i, j)))
+                return ml_fail(err, ML_EFORMAT,
+                               "%s: tensor \"%.*s\" lies in both %s and %s", c->dir,
+                               shown(name), name.ptr,
+                               c->file_name[file_of(ml_map_get(&c->by_name, name, 0))],
+                               c->file_name[i]);
+        }
+    return ML_OK;
+}
+
+static ml_status open_single(ml_checkpoint *c, ml_err *err) {
+    ml_status st;
+
+    c->file = ML_NEW(&c->arena, ml_st_file *, 1);
+    c->file_name = ML_NEW(&c->arena, const char *, 1);
+    st = open_file(c, single_name, err);
+    return st ? st : index_tensors(c, err);
+}
+
+/* --- shards --------------------------------------------------------------------- */
+
+/* What the index file says; `path` is its own. */
+typedef struct listing {
+    const char *path;
+    const ml_json *weight_map; /* tensor name -> shard name */
+    ml_map tensors;            /* its keys */
+    int32_t n_shard;
+    const char **shard; /* [n_shard], sorted */
+} listing;
+
+/* A shard is a plain file name: an index must not reach outside its directory. */
+static bool is_plain_name(ml_str s) {
+    return s.len && !memchr(s.ptr, '/', s.len) && !memchr(s.ptr, '\\', s.len) &&
+           !memchr(s.ptr, 0, s.len) && !ml_str_is(s, ".") && !ml_str_is(s, "..");
+}
+
+static int by_text(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static ml_status list_shards(listing *l, ml_checkpoint *c, ml_arena *scratch, ml_err *err) {
+    ml_map shards;
+
+    ml_map_init(&shards, scratch, 0);
+    ml_map_init(&l->tensors, scratch, l->weight_map->n);
+    l->shard = ML_NEW(&c->arena, const char *, l->weight_map->n);
+    for (const ml_json *m = l->weight_map->child; m; m = m->next) {
+        if (m->type != ML_JSON_STRING || !is_plain_name(m->text))
+            return ml_fail(err, ML_EFORMAT,
+                           "%s:%u:%u: tensor \"%.*s\" must have the name of a file in the "
+                           "same directory, without a path",
+                           l->path, (unsigned)m->line, (unsigned)m->column, shown(m->key),
+                           m->key.ptr);
+        if (!ml_map_add(&l->tensors, m->key, 1))
+            return ml_fail(err, ML_EFORMAT, "%s:%u:%u: tensor \"%.*s\" is listed twice",
+                           l->path, (unsigned)m->line, (unsigned)m->column, shown(m->key),
+                           m->key.ptr);
+        if (ml_map_add(&shards, m->text, 1))
+            l->shard[l->n_shard++] = ml_arena_str(&c->arena, m->text.ptr, m->text.len);
+    }
+    qsort(l->shard, (size_t)l->n_shard, sizeof *l->shard, by_text);
+    return ML_OK;
+}
+
+static ml_status open_shards(ml_checkpoint *c, const listing *l, ml_err *err) {
+    c->file = ML_NEW(&c->arena, ml_st_file *, l->n_shard);
+    c->file_name = ML_NEW(&c->arena, const char *, l->n_shard);
+    for (int32_t i = 0; i < l->n_shard; i++) {
+        ml_status st;
+        if (!is_there(join(c, l->shard[i])))
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: shard %s is not in the directory; the download is "
+                           "incomplete",
+                           l->path, l->shard[i]);
+        st = open_file(c, l->shard[i], err);
+        if (st)
+            return st;
+    }
+    return index_tensors(c, err);
+}
+
+/* Listed names are distinct and all found, so a larger count means one is not listed. */
+static ml_status fail_unlisted(const ml_checkpoint *c, const listing *l, ml_err *err) {
+    for (int32_t i = 0; i < c->n_file; i++)
+        for (int32_t j = 0; j < c->file[i]->n; j++) {
+            ml_str name = c->file[i]->tensor[j].name;
+            if (!ml_map_get(&l->tensors, name, 0))
+                return ml_fail(err, ML_EFORMAT,
+                               "%s: shard %s has tensor \"%.*s\", which is not listed",
+                               l->path, c->file_name[i], shown(name), name.ptr);
+        }
+    return ML_OK;
+}
+
+static ml_status check_listing(const ml_checkpoint *c, const listing *l, ml_err *err) {
+    for (const ml_json *m = l->weight_map->child; m; m = m->next) {
+        int64_t place = ml_map_get(&c->by_name, m->key, -1);
+        if (place < 0)
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: tensor \"%.*s\" is listed in %.*s, which does not have it",
+                           l->path, shown(m->key), m->key.ptr, shown(m->text), m->text.ptr);
+        if (!ml_str_is(m->text, c->file_name[file_of(place)]))
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: tensor \"%.*s\" is listed in %.*s, but lies in %s", l->path,
+                           shown(m->key), m->key.ptr, shown(m->text), m->text.ptr,
+                           c->file_name[file_of(place)]);
+    }
+    return c->n_tensor == l->weight_map->n ? ML_OK : fail_unlisted(c, l, err);
+}
+
+static ml_status read_listing(listing *l, ml_checkpoint *c, ml_str text, ml_arena *scratch,
+                              ml_err *err) {
+    const ml_json *top;
+    ml_status st = ml_json_parse(&top, scratch, text, l->path, err);
+
+    if (st)
+        return st;
+    l->weight_map = ml_json_get(top, "weight_map");
+    if (!l->weight_map || l->weight_map->type != ML_JSON_OBJECT || !l->weight_map->n)
+        return ml_fail(err, ML_EFORMAT,
+                       "%s: weight_map, an object of tensor and shard names, was expected",
+                       l->path);
+    return list_shards(l, c, scratch, err);
+}
+
+static ml_status open_index(ml_checkpoint *c, ml_err *err) {
+    listing l = { .path = join(c, index_name) };
+    ml_file text = { 0 };
+    ml_arena scratch;
+    ml_status st;
+
+    ml_arena_init(&scratch, "a checkpoint index");
+    st = ml_file_map(&text, l.path, err);
+    if (!st)
+        st = read_listing(&l, c, text.bytes, &scratch, err);
+    if (!st)
+        st = open_shards(c, &l, err);
+    if (!st)
+        st = check_listing(c, &l, err);
+    ml_arena_release(&scratch);
+    ml_file_unmap(&text);
+    return st;
+}
+
+/* --- open and close -------------------------------------------------------------- */
+
+static ml_checkpoint *new_checkpoint(const char *dir) {
+    ml_arena a;
+    ml_checkpoint *c;
+
+    ml_arena_init(&a, "a checkpoint");
+    c = ML_NEW(&a, ml_checkpoint, 1);
+    c->dir = ml_arena_str(&a, dir, strlen(dir));
+    c->arena = a; /* the checkpoint lives in its own arena */
+    return c;
+}
+
+ml_status ml_checkpoint_open(ml_checkpoint **out, const char *dir, ml_err *err) {
+    ml_checkpoint *c = new_checkpoint(dir);
+    ml_status st = check_directory(dir, err);
+
+    /* With both there, transformers reads the single file; so do we. */
+    if (st)
+        goto out;
+    if (is_there(join(c, single_name)))
+        st = open_single(c, err);
+    else if (is_there(join(c, index_name)))
+        st = open_index(c, err);
+    else
+        st = fail_no_weights(dir, err);
+out:
+    if (st)
+        ml_checkpoint_close(c);
+    else
+        *out = c;
+    return st;
+}
+
+void ml_checkpoint_close(ml_checkpoint *c) {
+    ml_arena a;
+
+    if (!c)
+        return;
+    for (int32_t i = 0; i < c->n_file; i++)
+        ml_st_close(c->file[i]);
+    a = c->arena;
+    ml_arena_release(&a);
+}
+
+const ml_st_tensor *ml_checkpoint_find(const ml_checkpoint *c, ml_str name,
+                                       const ml_st_file **file) {
+    int64_t place = ml_map_get(&c->by_name, name, -1);
+    const ml_st_file *f;
+
+    if (place < 0)
+        return NULL;
+    f = c->file[file_of(place)];
+    if (file)
+        *file = f;
+    return &f->tensor[tensor_of(place)];
+}
