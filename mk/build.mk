@@ -8,6 +8,9 @@
 #   tests/fuzz/fuzz_*.c                 a program each (mk/test.mk)
 #   bench/bench_*.c                     a program each
 
+# V=1 shows whole commands.
+Q := $(if $(V),,@)
+
 ROOMS ?= $(notdir $(wildcard src/*))
 
 ifeq ($(ARCH),x86_64)
@@ -37,28 +40,34 @@ miles: $(B)/miles
 	cp $< $@
 
 $(B)/miles: $(B)/src/cli/main.o $(B)/libmiles.a
-	$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
+	@echo '  ld  $@'
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
 
 $(B)/libmiles.a: $(call objects,$(SRC))
 $(B)/libtest.a: $(call objects,$(sort $(wildcard tests/support/*.c)))
 $(B)/lib%.a:
 	@rm -f $@
-	$(AR) rcs $@ $^
+	@echo '  ar  $@'
+	$(Q)$(AR) rcs $@ $^
 
 $(UNIT) $(GOLDEN) $(PARITY): %: %.o $(B)/libtest.a $(B)/libmiles.a
-	$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
+	@echo '  ld  $@'
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
 
 $(B)/checkop: $(call objects,$(sort $(wildcard tests/checkop/*.c))) $(B)/libtest.a $(B)/libmiles.a
-	$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
+	@echo '  ld  $@'
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
 
 $(BENCH): %: %.o $(B)/libmiles.a
-	$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS) $(BENCH_LIBS)
+	@echo '  ld  $@'
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS) $(BENCH_LIBS)
 $(B)/bench/bench_gemm: BENCH_LIBS := -lopenblas
 
 # Objects are rebuilt when the way of compiling changes, not only the source.
 $(B)/%.o: %.c $(B)/flags | $(B)/deps.ok
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
+	@echo '  cc  $@'
+	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
 
 $(B)/flags: FORCE
 	@mkdir -p $(@D)

@@ -108,7 +108,8 @@ $(FUZZ_TARGETS): fuzz_%:
 	build/fuzz/tests/fuzz/$@ -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2048 -timeout=10 \
 	  -artifact_prefix=build/fuzz/$*- build/fuzz/corpus/$* tests/fuzz/corpus/$*
 $(FUZZ_TARGETS:%=build/fuzz/tests/fuzz/%): build/fuzz/%: build/fuzz/%.o build/fuzz/libmiles.a
-	$(CC) $(ALL_LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
+	@echo '  ld  $@'
+	$(Q)$(CC) $(ALL_LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 
 bench: $(B)/deps-bench.ok $(BENCH)
 	@for b in $(BENCH); do echo "$$b"; $$b $(ARGS) || exit 1; done

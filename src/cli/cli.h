@@ -43,6 +43,9 @@ void ml_help_command(ml_text *out, const ml_command *cmd); /* miles score --help
 void ml_help_docs(ml_text *out);                           /* docs/cli.md */
 void ml_help_complete_bash(ml_text *out);                  /* a completion script */
 
+/* "auto|f32", "DIR", "N": what follows the flag's name; nothing for a bool. */
+void ml_flag_value(const ml_flag *f, ml_text *out);
+
 int ml_exit_code(ml_status st);
 
 #endif

@@ -12,6 +12,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
+#include "base/str.h"
 #include "cli/config.h"
 
 /* One bit per subcommand. */
@@ -42,7 +43,6 @@ typedef struct ml_flag {
     const char *def;          /* as a user would write it; NULL: zero */
     const char *def_note;     /* how help describes a default that is not a constant */
     double min, max;          /* bounds, when min < max */
-    bool above;               /* min itself is out of bounds */
     bool required;            /* no default: the command cannot run without it */
     const char *const *words; /* NULL at the end */
     const char *value;        /* name of the value in help: DIR, FILE, N */
@@ -72,10 +72,19 @@ typedef struct ml_rule {
 
 extern const ml_rule ml_rules[];
 
-/* Walks the rows of the subcommands in `cmds`: start with NULL, ends with NULL. */
-const ml_flag *ml_flag_next(const ml_flag *f, unsigned cmds);
-/* The row with this name, or NULL. */
-const ml_flag *ml_flag_find(const char *name, size_t len, unsigned cmds);
+/* The rows of the subcommands in `cmds`, in the order of the tables. */
+#define ML_FLAG_MAX 1024
+typedef struct ml_flag_list {
+    int n;
+    const ml_flag *row[ML_FLAG_MAX];
+} ml_flag_list;
+
+void ml_flag_list_init(ml_flag_list *l, unsigned cmds);
+/* The index of the row with this name, or -1. */
+int ml_flag_list_find(const ml_flag_list *l, ml_str name);
+
+/* What a value of this flag looks like, for messages and docs: "a whole number from 1 to 256". */
+void ml_flag_expect(const ml_flag *f, ml_text *out);
 
 /* Fills c from defaults, environment and argv[0 .. argc), the words after the subcommand.
  * ML_EUSAGE: the first thing that is wrong.  *help is set when --help was among them; then

@@ -1,0 +1,40 @@
+#include "cli/cli.h"
+
+#include <string.h>
+
+const ml_command ml_commands[] = {
+    { "score", ML_CMD_SCORE, ml_cmd_score, "log-probabilities of given token sequences" },
+    { "convert", ML_CMD_CONVERT, ml_cmd_convert,
+      "rewrite a checkpoint in another dtype or sharding" },
+    { 0 },
+};
+
+const ml_command *ml_command_find(const char *name) {
+    for (const ml_command *c = ml_commands; c->name; c++)
+        if (strcmp(c->name, name) == 0)
+            return c;
+    return NULL;
+}
+
+const ml_command *ml_command_near(const char *name) {
+    const ml_command *best = NULL;
+    int least = 4;
+
+    for (const ml_command *c = ml_commands; c->name; c++) {
+        int d = ml_str_distance(ml_str_of(name), ml_str_of(c->name));
+        if (d < least) {
+            least = d;
+            best = c;
+        }
+    }
+    return best;
+}
+
+int ml_exit_code(ml_status st) {
+    switch (st) {
+    case ML_OK: return ML_EXIT_OK;
+    case ML_EUSAGE: return ML_EXIT_USAGE;
+    case ML_EPEER: return ML_EXIT_PEER;
+    default: return ML_EXIT_FAILED;
+    }
+}

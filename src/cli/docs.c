@@ -1,0 +1,81 @@
+#include <string.h>
+
+#include "cli/cli.h"
+
+static const char *const origins[] = {
+    [ML_FROM_OURS] = "",
+    [ML_FROM_MILES] = "Miles",
+    [ML_FROM_MEGATRON] = "Megatron",
+    [ML_FROM_SGLANG] = "SGLang",
+};
+
+/* Text inside a table cell: a bar would end the cell. */
+static void cell(ml_text *out, const char *s) {
+    for (; *s; s++)
+        ml_text_printf(out, *s == '|' ? "\\|" : "%c", *s);
+}
+
+static void flag_row(ml_text *out, const ml_flag *f) {
+    ml_text value = { 0 };
+
+    ml_text_printf(out, "| `--%s", f->name);
+    ml_flag_value(f, &value);
+    if (value.len) {
+        ml_text_printf(out, " ");
+        cell(out, value.ptr);
+    }
+    ml_text_printf(out, "` | ");
+    if (f->required)
+        ml_text_printf(out, "required");
+    else
+        cell(out, f->def ? f->def : f->def_note ? f->def_note : "");
+    ml_text_printf(out, " | %s | ", origins[f->from]);
+    if (f->state == ML_FLAG_LIVE)
+        cell(out, f->help);
+    else
+        ml_text_printf(out, "*%s*: %s.",
+                       f->state == ML_FLAG_NOOP ? "changes nothing" : "not offered",
+                       f->why);
+    if (f->min < f->max && f->type != ML_FLAG_BYTES)
+        ml_text_printf(out, " From %.15g to %.15g.", f->min, f->max);
+    if (f->env)
+        ml_text_printf(out, " Environment: `%s`.", f->env);
+    ml_text_printf(out, " |\n");
+    ml_text_release(&value);
+}
+
+static void command_section(ml_text *out, const ml_command *cmd) {
+    ml_flag_list l;
+    const char *group = "";
+
+    ml_flag_list_init(&l, cmd->bit);
+    ml_text_printf(out, "\n## miles %s\n\n`miles %s`: %s.\n", cmd->name, cmd->name,
+                   cmd->help);
+    for (int i = 0; i < l.n; i++) {
+        if (strcmp(group, l.row[i]->group) != 0)
+            ml_text_printf(out,
+                           "\n### %s: %s\n\n| flag | default | known from | meaning |\n"
+                           "|---|---|---|---|\n",
+                           cmd->name, l.row[i]->group);
+        group = l.row[i]->group;
+        flag_row(out, l.row[i]);
+    }
+    ml_text_printf(out, "\nWhat must hold between flags:\n\n");
+    for (const ml_rule *r = ml_rules; r->id; r++)
+        if (r->cmds & cmd->bit)
+            ml_text_printf(out, "- `%s`: %s.\n", r->id, r->sentence);
+}
+
+void ml_help_docs(ml_text *out) {
+    ml_text_printf(
+        out,
+        "<!-- Made from the flag rows by `make docs`; edit src/cli/flags_*.c instead. -->\n"
+        "# The command line\n\n"
+        "A value is written `--name VALUE` or `--name=VALUE`; a flag without value is "
+        "turned off by `--no-name`.  Names are exact, and a flag given twice is an "
+        "error.  The flag wins over its environment variable.\n\n"
+        "Exit status: 0 done, 1 failed, 2 wrong usage, 3 another process failed, 70 a "
+        "fault in miles itself.\n");
+    for (const ml_command *c = ml_commands; c->name; c++)
+        command_section(out, c);
+}

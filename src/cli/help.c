@@ -1,0 +1,102 @@
+#include <string.h>
+
+#include "cli/cli.h"
+
+#define HELP_COLUMN 30
+#define HELP_WIDTH 92
+
+void ml_flag_value(const ml_flag *f, ml_text *out) {
+    static const char *const by_type[] = {
+        [ML_FLAG_BOOL] = "",      [ML_FLAG_I64] = "N",     [ML_FLAG_F64] = "X",
+        [ML_FLAG_BYTES] = "SIZE", [ML_FLAG_TEXT] = "TEXT", [ML_FLAG_PATH] = "PATH",
+        [ML_FLAG_WORD] = "WORD",
+    };
+    if (!f->words || f->value) {
+        ml_text_printf(out, "%s", f->value ? f->value : by_type[f->type]);
+        return;
+    }
+    for (int i = 0; f->words[i]; i++)
+        ml_text_printf(out, "%s%s", i ? "|" : "", f->words[i]);
+}
+
+/* The help sentence with default, environment variable or the reason of a NOOP. */
+static void describe(const ml_flag *f, ml_text *out) {
+    if (f->state == ML_FLAG_NOOP)
+        ml_text_printf(out, "Accepted, and changes nothing: %s.", f->why);
+    else if (f->state == ML_FLAG_REFUSED)
+        ml_text_printf(out, "Not offered: %s.", f->why);
+    else
+        ml_text_printf(out, "%s", f->help);
+    if (f->required)
+        ml_text_printf(out, "  Required.");
+    if (f->def || f->def_note)
+        ml_text_printf(out, "  Default: %s.", f->def ? f->def : f->def_note);
+    if (f->env)
+        ml_text_printf(out, "  Also the environment variable %s.", f->env);
+}
+
+/* Words of s in lines of HELP_WIDTH, starting at HELP_COLUMN. */
+static void wrap(ml_text *out, const char *s) {
+    size_t column = HELP_COLUMN;
+
+    while (*s) {
+        size_t blanks = strspn(s, " "), n = strcspn(s + blanks, " ");
+        if (column + blanks + n > HELP_WIDTH) {
+            ml_text_printf(out, "\n%*s", HELP_COLUMN, "");
+            column = HELP_COLUMN;
+            blanks = 0;
+        }
+        ml_text_printf(out, "%*s%.*s", (int)blanks, "", (int)n, s + strspn(s, " "));
+        column += blanks + n;
+        s += strspn(s, " ") + n;
+    }
+    ml_text_printf(out, "\n");
+}
+
+static void flag_lines(ml_text *out, const ml_flag *f) {
+    ml_text left = { 0 }, right = { 0 };
+
+    ml_text_printf(&left, "  --%s ", f->name);
+    ml_flag_value(f, &left);
+    describe(f, &right);
+    if (left.len + 1 >= HELP_COLUMN)
+        ml_text_printf(out, "%s\n%*s", left.ptr, HELP_COLUMN, "");
+    else
+        ml_text_printf(out, "%-*s", HELP_COLUMN, left.ptr);
+    wrap(out, right.ptr);
+    ml_text_release(&left);
+    ml_text_release(&right);
+}
+
+void ml_help_command(ml_text *out, const ml_command *cmd) {
+    ml_flag_list l;
+    const char *group = "";
+
+    ml_flag_list_init(&l, cmd->bit);
+    ml_text_printf(out, "miles %s: %s\n\nusage: miles %s", cmd->name, cmd->help, cmd->name);
+    for (int i = 0; i < l.n; i++)
+        if (l.row[i]->required)
+            ml_text_printf(out, " --%s %s", l.row[i]->name, l.row[i]->value);
+    ml_text_printf(out, " [flags]\n");
+    for (int i = 0; i < l.n; i++) {
+        if (strcmp(group, l.row[i]->group) != 0)
+            ml_text_printf(out, "\n%s\n", l.row[i]->group);
+        group = l.row[i]->group;
+        flag_lines(out, l.row[i]);
+    }
+    ml_text_printf(out, "\nA value is written --name VALUE or --name=VALUE; a flag without "
+                        "value is turned off by --no-name.\n");
+}
+
+void ml_help_all(ml_text *out) {
+    ml_text_printf(out, "miles: reinforcement-learning post-training of language models\n\n"
+                        "usage: miles <command> [flags]\n\n");
+    for (const ml_command *c = ml_commands; c->name; c++)
+        ml_text_printf(out, "  %-12s %s\n", c->name, c->help);
+    ml_text_printf(
+        out, "\nmiles <command> --help lists the flags of a command.\n"
+             "miles --version prints the version.\n"
+             "miles --print-completion bash prints a completion script for bash.\n\n"
+             "exit status: 0 done, 1 failed, 2 wrong usage, 3 another process failed,\n"
+             "70 a fault in miles itself\n");
+}

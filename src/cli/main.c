@@ -1,0 +1,96 @@
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "cli/cli.h"
+
+/* ml_bug has said what and where; the status tells scripts that it was our fault. */
+static void on_abort(int sig) {
+    (void)sig;
+    _exit(ML_EXIT_BUG);
+}
+
+static void log_line(void *ud, ml_log_level level, const char *line) {
+    static const char *const names[] = { "warning", "info", "debug" };
+    const int *most = ud;
+
+    if ((int)level <= *most)
+        fprintf(stderr, "miles: %s: %s\n", names[level], line);
+}
+
+/* Everything that was written has arrived, or the run has failed. */
+static int finish_output(int code) {
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return code;
+    fprintf(stderr, "miles: standard output: %s\n", strerror(errno));
+    return code ? code : ML_EXIT_FAILED;
+}
+
+static int print(ml_text *t, FILE *to, int code) {
+    fputs(t->ptr, to);
+    ml_text_release(t);
+    return finish_output(code);
+}
+
+static int run_command(const ml_command *cmd, int argc, char **argv) {
+    static int log_level = ML_LOG_WARN; /* the sink's, for as long as the process lives */
+    ml_config config;
+    ml_err err = { 0 };
+    ml_text text = { 0 };
+    bool help;
+    ml_status st;
+
+    ml_log_to(log_line, &log_level);
+    st = ml_flags_parse(&config, &help, cmd->bit, argc, argv, &err);
+    if (!st && help) {
+        ml_help_command(&text, cmd);
+        return print(&text, stdout, ML_EXIT_OK);
+    }
+    if (!st) {
+        log_level = config.run.log_level;
+        st = cmd->run(&config, &err);
+    }
+    if (st)
+        fprintf(stderr, "miles %s: %s\n", cmd->name, err.msg);
+    return finish_output(ml_exit_code(st));
+}
+
+static int unknown_command(const char *name) {
+    const ml_command *near = ml_command_near(name);
+
+    if (near)
+        fprintf(stderr, "miles: there is no command '%s'; did you mean '%s'?\n", name,
+                near->name);
+    else
+        fprintf(stderr, "miles: there is no command '%s'; miles --help lists them\n", name);
+    return ML_EXIT_USAGE;
+}
+
+int main(int argc, char **argv) {
+    const char *first = argc > 1 ? argv[1] : "";
+    const ml_command *cmd = ml_command_find(first);
+    ml_text text = { 0 };
+
+    signal(SIGABRT, on_abort);
+    if (cmd)
+        return run_command(cmd, argc - 2, argv + 2);
+    if (argc < 2) {
+        ml_help_all(&text);
+        return print(&text, stderr, ML_EXIT_USAGE);
+    }
+    if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0)
+        ml_help_all(&text);
+    else if (strcmp(first, "--version") == 0)
+        ml_text_printf(&text, "miles %s\n", ML_VERSION);
+    else if (strcmp(first, "--print-docs") == 0)
+        ml_help_docs(&text);
+    else if (strcmp(first, "--print-completion") == 0 && argc == 3 &&
+             strcmp(argv[2], "bash") == 0)
+        ml_help_complete_bash(&text);
+    else
+        return unknown_command(first);
+    return print(&text, stdout, ML_EXIT_OK);
+}
