@@ -3,6 +3,7 @@
 #
 # Groups: build, test, lint, bench, arm.  Without --install it only looks, and names the
 # packages that are missing; with it, apt-get brings them when this user may run it.
+# shellcheck disable=SC2317 # the checks are called through `need`
 set -u
 
 install=no
@@ -69,16 +70,16 @@ done
 
 [ ${#missing[@]} -eq 0 ] && exit 0
 
-as_root=
-[ "$(id -u)" -eq 0 ] || as_root='sudo '
-line="${as_root}apt-get install -y --no-install-recommends ${missing[*]}"
+sudo=()
+[ "$(id -u)" -eq 0 ] || sudo=(sudo)
+line="${sudo[*]:+sudo }apt-get install -y --no-install-recommends ${missing[*]}"
 
-if [ "$install" = yes ] && have apt-get && { [ -z "$as_root" ] || sudo -n true 2>/dev/null; }; then
+if [ $install = yes ] && have apt-get && { [ ${#sudo[@]} -eq 0 ] || sudo -n true 2>/dev/null; }; then
     echo "check-deps: $line"
-    ${as_root}apt-get update -q >/dev/null
+    "${sudo[@]}" apt-get update -q >/dev/null
     # Another installation may be under way: wait for its lock.
-    DEBIAN_FRONTEND=noninteractive ${as_root}apt-get -o DPkg::Lock::Timeout=300 install -q -y \
-        --no-install-recommends "${missing[@]}" >/dev/null && exit 0
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install \
+        -q -y --no-install-recommends "${missing[@]}" >/dev/null && exit 0
 fi
 echo "check-deps: missing for '$*': ${missing[*]}.  On Debian or Ubuntu:" >&2
 echo "    $line" >&2
