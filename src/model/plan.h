@@ -1,0 +1,62 @@
+/* plan.h - a spec turned into calls with planned memory.
+ *
+ * Built once for the largest batch it shall carry, then run for any batch within: a
+ * flat array of op calls, forward and, if wanted, backward, whose buffers were laid out
+ * by lifetime before the first op ran.  Running allocates nothing and cannot fail for
+ * shapes, dtypes or memory.  The same plan, batch type and ops serve prefill, decode,
+ * scoring and training.
+ *
+ * thread: the step's owner; a plan runs on its backend's stream. */
+#ifndef ML_MODEL_PLAN_H
+#define ML_MODEL_PLAN_H
+
+#include "backend/backend.h"
+#include "model/batch.h"
+#include "model/kv.h"
+#include "model/spec.h"
+#include "model/weights.h"
+
+typedef struct ml_plan ml_plan;
+
+typedef struct ml_plan_opts {
+    ml_batch_caps caps;
+    bool backward;
+    bool logits; /* keep the logits of all loss rows */
+    bool
+        kv_shared; /* pages come with each run (decode, chunked prefill), not from the plan */
+} ml_plan_opts;
+
+/* Lays everything out and allocates nothing but bookkeeping: sizes are known from here. */
+ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_opts opts,
+                      ml_err *err);
+void ml_plan_free(ml_plan *p);
+
+size_t ml_plan_act_bytes(const ml_plan *p);     /* activations, saved ones and gradients */
+size_t ml_plan_scratch_bytes(const ml_plan *p); /* the largest any op asks for */
+
+/* Takes the memory.  After this, running cannot fail. */
+ml_status ml_plan_alloc(ml_plan *p, ml_err *err);
+
+/* What a run reads besides the batch. */
+typedef struct ml_run {
+    const ml_weights *weights;
+    const ml_weights *grads; /* backward only */
+    const ml_kv *kv;         /* kv_shared only */
+    const ml_rows *rows;
+} ml_run;
+
+void ml_plan_forward(ml_plan *p, const ml_run *r);
+
+/* Adds to the gradients: d loss / d weight, given d loss / d log-prob and d loss / d entropy
+ * of each loss row ([n_loss]; dentropy may be NULL: zero).  After a forward of the same run. */
+void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
+                      const float *dentropy);
+
+/* Results of the last forward, [n_loss] and [n_loss, vocab]; any may be NULL. */
+void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entropy,
+                  float *logits);
+
+/* Output rows computed by each op's forward since the plan was made. */
+const int64_t *ml_plan_rows(const ml_plan *p); /* [ML_OP_COUNT] */
+
+#endif
