@@ -214,18 +214,15 @@ static void plan_backward_stores(ml_plan *p) {
 
 /* --- placement -------------------------------------------------------------- */
 
-static const storage
-    *placing; /* what the comparison below looks at, inside place_stores only */
-
-static int by_size(const void *a, const void *b) {
-    const storage *x = &placing[*(const int32_t *)a], *y = &placing[*(const int32_t *)b];
+static int by_size(const void *a, const void *b, void *stores) {
+    const storage *s = stores, *x = &s[*(const int32_t *)a], *y = &s[*(const int32_t *)b];
     if (x->bytes != y->bytes)
         return x->bytes < y->bytes ? 1 : -1;
     return *(const int32_t *)a - *(const int32_t *)b;
 }
 
-static int by_offset(const void *a, const void *b) {
-    const storage *x = &placing[*(const int32_t *)a], *y = &placing[*(const int32_t *)b];
+static int by_offset(const void *a, const void *b, void *stores) {
+    const storage *s = stores, *x = &s[*(const int32_t *)a], *y = &s[*(const int32_t *)b];
     if (x->offset != y->offset)
         return x->offset > y->offset ? 1 : -1;
     return *(const int32_t *)a - *(const int32_t *)b;
@@ -236,10 +233,9 @@ static void place_stores(ml_plan *p) {
     int32_t *order = ML_NEW(&p->arena, int32_t, p->n_store);
     int32_t *near = ML_NEW(&p->arena, int32_t, p->n_store);
 
-    placing = p->store;
     for (int32_t i = 0; i < p->n_store; i++)
         order[i] = i;
-    qsort(order, (size_t)p->n_store, sizeof *order, by_size);
+    qsort_r(order, (size_t)p->n_store, sizeof *order, by_size, p->store);
     for (int32_t i = 0; i < p->n_store; i++) {
         storage *s = &p->store[order[i]];
         int32_t n = 0;
@@ -248,7 +244,7 @@ static void place_stores(ml_plan *p) {
             if (o->first <= s->last && s->first <= o->last)
                 near[n++] = order[j];
         }
-        qsort(near, (size_t)n, sizeof *near, by_offset);
+        qsort_r(near, (size_t)n, sizeof *near, by_offset, p->store);
         for (int32_t j = 0; j < n; j++) {
             const storage *o = &p->store[near[j]];
             if (s->offset + s->bytes <= o->offset)
