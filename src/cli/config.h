@@ -33,9 +33,8 @@ typedef struct ml_config {
         int log_level;         /* ml_log_level */
     } run;
     struct {
-        const char *input, *output; /* NULL: none given, standard output; "-" likewise */
-        const char *logits, *grads; /* NULL: not wanted */
-        bool entropy, stats, dry_run;
+        const char *input, *output; /* safetensors files; output NULL only in a dry run */
+        bool logits, grads, entropy, stats, dry_run;
         double temperature;
         ml_batching batching;
     } score;

@@ -6,17 +6,12 @@ static bool is(const char *a, const char *b) {
     return a && b && strcmp(a, b) == 0;
 }
 
-static bool no_input(const ml_config *c) {
-    return !c->score.input && !c->score.dry_run;
+static bool no_output(const ml_config *c) {
+    return !c->score.output && !c->score.dry_run;
 }
 
-static bool same_output(const ml_config *c) {
-    return is(c->score.output, c->score.logits) || is(c->score.output, c->score.grads) ||
-           is(c->score.logits, c->score.grads);
-}
-
-static bool binary_to_stdout(const ml_config *c) {
-    return is(c->score.logits, "-") || is(c->score.grads, "-");
+static bool output_is_input(const ml_config *c) {
+    return is(c->score.output, c->score.input);
 }
 
 /* A backward pass needs the activations of a whole sequence in one batch. */
@@ -29,14 +24,11 @@ static bool convert_onto_itself(const ml_config *c) {
 }
 
 const ml_rule ml_rules[] = {
-    { "score-input", ML_CMD_SCORE, no_input,
-      "there is nothing to score: give --input FILE (or --input - for standard input), or "
-      "--dry-run to check the model alone" },
-    { "score-outputs-differ", ML_CMD_SCORE, same_output,
-      "--output, --logits and --grads must name different files" },
-    { "score-binary", ML_CMD_SCORE, binary_to_stdout,
-      "--logits and --grads are written as safetensors files and cannot go to standard "
-      "output: name a file" },
+    { "score-output", ML_CMD_SCORE, no_output,
+      "there is nowhere to write to: give --output FILE, or --dry-run to see the memory "
+      "plan" },
+    { "score-in-place", ML_CMD_SCORE, output_is_input,
+      "--output is the file that is being read: name another one" },
     { "score-grads-batching", ML_CMD_SCORE, grads_tokenwise,
       "--grads needs whole sequences in a batch: use --batching packed or single" },
     { "convert-in-place", ML_CMD_CONVERT, convert_onto_itself,
