@@ -1,11 +1,65 @@
-/* attn_kern.h - attention of one unit of work: rows of one sequence, one KV head. */
+/* attn_kern.h - attention of a span: consecutive positions of one sequence under one
+ * KV head and the group of query heads that shares it. */
 #ifndef ML_BACKEND_CPU_ATTN_KERN_H
 #define ML_BACKEND_CPU_ATTN_KERN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
+#include "backend/ops.h"
+
+#define ML_ATTN_ROWS                                                                       \
+    84 /* query rows (position, head) held at once; bits do not depend on it */
+#define ML_ATTN_TILES 16 /* key tiles that backward holds transposed, likewise */
+
+/* What all spans of a call share.  q, o, dq are [n, Hq*d], dk, dv [n, Hk*d]. */
+typedef struct ml_attn_job {
+    int32_t n_head, n_kv, head_dim, window;
+    float scale, softcap;
+    const float *kpage, *vpage;
+    const float *q;
+    float *o, *stat; /* written by forward (stat may be NULL), read by backward */
+    const float *dout;
+    float *dq, *dk, *dv; /* NULL: not wanted */
+    bool dq_add;         /* dk and dv are always added to */
+} ml_attn_job;
+
+typedef struct ml_attn_span {
+    const int32_t *page;  /* the sequence's page table */
+    int64_t row;          /* row in the batch of ... */
+    int64_t pos;          /* ... the first position */
+    int64_t n;            /* positions */
+    int64_t tile0, tile1; /* backward: key tiles whose share is computed */
+    int32_t kv;
+} ml_attn_span;
+
 typedef struct ml_attn_kern {
-    int32_t block_rows; /* query rows (positions x heads) of a unit */
+    /* n is at most ml_attn_positions(). */
+    void (*forward)(const ml_attn_job *job, const ml_attn_span *span, float *scratch);
+    /* n is any; the sequence's first row has position 0, all its keys are in its pages. */
+    void (*backward)(const ml_attn_job *job, const ml_attn_span *span, float *scratch);
 } ml_attn_kern;
+
+static inline int64_t ml_attn_width(int64_t head_dim) { /* of a head, padded to lanes */
+    return (head_dim + ML_LANES - 1) / ML_LANES * ML_LANES;
+}
+
+/* Positions held at once by a group of g heads: as many as ML_ATTN_ROWS allows. */
+static inline int64_t ml_attn_positions(int64_t g) {
+    return g < ML_ATTN_ROWS ? ML_ATTN_ROWS / g : 1;
+}
+
+/* Floats of scratch, a multiple of 16. */
+static inline int64_t ml_attn_floats(int64_t g, int64_t head_dim, bool backward) {
+    int64_t width = ml_attn_width(head_dim), per_row = 2 * width + ML_KTILE + 4, fixed = 0;
+    int64_t rows = (ml_attn_positions(g) * g + 2 * ML_LANES - 1) / ML_LANES * ML_LANES;
+    if (backward) {
+        per_row += width + ML_KTILE;
+        fixed = 2 * ML_ATTN_TILES * ML_KTILE * width;
+    } else {
+        fixed = ML_KTILE * width;
+    }
+    return rows * per_row + fixed;
+}
 
 #endif

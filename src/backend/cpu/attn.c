@@ -1,0 +1,217 @@
+/* attn.c - attention over pages: writes keys and values, divides the work.
+ *
+ * Forward is divided into (block of positions, KV head); late blocks, which see most keys,
+ * are handed out first.  Backward is divided into (sequence, KV head), which share no
+ * output.  Where that leaves threads idle (one long sequence, few heads) it runs twice,
+ * over ranges of positions for dq and over ranges of keys for dk and dv: scores are
+ * computed twice, every chain is the same. */
+#include "backend/cpu/cpu_priv.h"
+#include "base/bug.h"
+
+#include <string.h>
+
+#define ATTN_SPLIT 256 /* positions or keys of a piece, when backward runs twice */
+
+typedef struct attn_call {
+    const ml_op_args *args;
+    const ml_attn_kern *kern;
+    ml_pool *pool;
+    ml_attn_job job;
+    int32_t *piece_start; /* [n_seq+1] first piece of each sequence, under one head */
+    int64_t piece;        /* positions (or keys) of a piece */
+    float *scratch;       /* [thread][floats] */
+    int64_t floats;
+} attn_call;
+
+static int64_t attn_group(const ml_op_attr *attr) {
+    return attr->attn.n_head / attr->attn.n_kv;
+}
+
+static int64_t attn_floats(const ml_op_attr *attr, bool backward) {
+    return ml_attn_floats(attn_group(attr), attr->attn.head_dim, backward);
+}
+
+size_t ml_cpu_attn_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool backward) {
+    int64_t floats = attn_floats(a->attr, backward) * ml_pool_size(s->pool);
+    int64_t table = a->in[0].shape[0] + 1; /* a batch has no more sequences than tokens */
+    return (size_t)floats * sizeof(float) + (size_t)table * sizeof(int32_t);
+}
+
+static attn_call attn_begin(const ml_stream *s, const ml_op_args *a, bool backward) {
+    attn_call c = { .args = a, .kern = ml_cpu(s)->kern->attn, .pool = ml_cpu(s)->pool };
+    c.job = (ml_attn_job){
+        .n_head = a->attr->attn.n_head,
+        .n_kv = a->attr->attn.n_kv,
+        .head_dim = a->attr->attn.head_dim,
+        .window = a->attr->attn.window,
+        .scale = a->attr->attn.scale,
+        .softcap = a->attr->attn.softcap,
+        .q = a->in[0].data,
+        .o = a->out[0].data,
+        .stat = a->out[1].data,
+        .kpage = a->out[2].data,
+        .vpage = a->out[3].data,
+        .dout = a->dout[0].data,
+    };
+    c.scratch = a->scratch;
+    c.floats = attn_floats(a->attr, backward);
+    c.piece_start = (int32_t *)(void *)(c.scratch + ml_pool_size(c.pool) * c.floats);
+    return c;
+}
+
+/* The last i < n with start[i] <= x. */
+static int32_t attn_find(const int32_t *start, int32_t n, int64_t x) {
+    int32_t lo = 0, hi = n;
+    while (hi - lo > 1) {
+        int32_t mid = lo + (hi - lo) / 2;
+        if (start[mid] <= x)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* Cuts each sequence into pieces and runs fn over (KV head, piece). */
+static void attn_run(attn_call *c, int64_t piece, ml_task *fn) {
+    const ml_rows *rows = c->args->rows;
+    int64_t n = 0;
+
+    ML_BUG_IF(rows->n_seq > rows->n_token);
+    for (int32_t i = 0; i < rows->n_seq; i++) {
+        c->piece_start[i] = (int32_t)n;
+        n += (rows->seq_start[i + 1] - rows->seq_start[i] + piece - 1) / piece;
+    }
+    c->piece_start[rows->n_seq] = (int32_t)n;
+    c->piece = piece;
+    ml_pool_run(c->pool, n * c->job.n_kv, 1, fn, c);
+}
+
+/* The sequence and KV head of unit i, last pieces first; *first is the piece's first
+ * position within the sequence. */
+static ml_attn_span attn_span(const attn_call *c, int64_t i, int64_t *first) {
+    const ml_rows *rows = c->args->rows;
+    int64_t n_piece = c->piece_start[rows->n_seq], piece = n_piece - 1 - i % n_piece;
+    int32_t seq = attn_find(c->piece_start, rows->n_seq, piece);
+    int64_t row = rows->seq_start[seq], n = rows->seq_start[seq + 1] - row;
+
+    *first = (piece - c->piece_start[seq]) * c->piece;
+    return (ml_attn_span){ .page = rows->page + rows->page_start[seq],
+                           .row = row,
+                           .pos = rows->pos[row],
+                           .n = n,
+                           .tile1 = (rows->pos[row] + n + ML_KTILE - 1) / ML_KTILE,
+                           .kv = (int32_t)(i / n_piece) };
+}
+
+/* Leaves at most n positions of a span, from the first-th on. */
+static void attn_narrow_rows(ml_attn_span *span, int64_t first, int64_t n) {
+    span->row += first;
+    span->pos += first;
+    span->n = span->n - first < n ? span->n - first : n;
+    span->tile1 = (span->pos + span->n + ML_KTILE - 1) / ML_KTILE;
+}
+
+/* Leaves at most n keys of a span, from the first-th on. */
+static void attn_narrow_keys(ml_attn_span *span, int64_t first, int64_t n) {
+    span->tile0 = first / ML_KTILE;
+    if (span->tile1 - span->tile0 > n / ML_KTILE)
+        span->tile1 = span->tile0 + n / ML_KTILE;
+}
+
+/* k into slot pos % 16 of its page's panels, v into the slot's row, padding included. */
+static void attn_write_row(const attn_call *c, int64_t row, int64_t page, int64_t slot) {
+    int64_t n_kv = c->job.n_kv, d = c->job.head_dim, width = ml_attn_width(d);
+    const float *k = (const float *)c->args->in[1].data + row * n_kv * d;
+    const float *v = (const float *)c->args->in[2].data + row * n_kv * d;
+    float *kpage = (float *)c->args->out[2].data + page * n_kv * d * ML_PAGE;
+    float *vpage = (float *)c->args->out[3].data + page * n_kv * width * ML_PAGE;
+
+    for (int64_t i = 0; i < n_kv * d; i++)
+        kpage[i * ML_PAGE + slot] = k[i];
+    for (int64_t h = 0; h < n_kv; h++) {
+        float *dst = vpage + (h * ML_PAGE + slot) * width;
+        memcpy(dst, v + h * d, (size_t)d * sizeof *v);
+        memset(dst + d, 0, (size_t)(width - d) * sizeof *v);
+    }
+}
+
+static void attn_write_rows(void *ud, int64_t begin, int64_t end, int worker) {
+    const attn_call *c = ud;
+    const ml_rows *rows = c->args->rows;
+
+    (void)worker;
+    for (int64_t row = begin; row < end; row++) {
+        int32_t seq = attn_find(rows->seq_start, rows->n_seq, row), pos = rows->pos[row];
+        int64_t entry = rows->page_start[seq] + pos / ML_PAGE;
+        attn_write_row(c, row, rows->page[entry], pos % ML_PAGE);
+    }
+}
+
+static void attn_forward_pieces(void *ud, int64_t begin, int64_t end, int worker) {
+    const attn_call *c = ud;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t first;
+        ml_attn_span span = attn_span(c, i, &first);
+        attn_narrow_rows(&span, first, c->piece);
+        c->kern->forward(&c->job, &span, c->scratch + worker * c->floats);
+    }
+}
+
+void ml_cpu_attn_forward(ml_stream *s, const ml_op_args *a) {
+    attn_call c = attn_begin(s, a, false);
+    ml_pool_run(c.pool, a->rows->n_token, ML_PAGE, attn_write_rows, &c);
+    attn_run(&c, ml_attn_positions(attn_group(a->attr)), attn_forward_pieces);
+}
+
+static void attn_backward_pieces(void *ud, int64_t begin, int64_t end, int worker) {
+    const attn_call *c = ud;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t first;
+        ml_attn_span span = attn_span(c, i, &first);
+        if (c->job.dq)
+            attn_narrow_rows(&span, first, c->piece);
+        else
+            attn_narrow_keys(&span, first, c->piece);
+        c->kern->backward(&c->job, &span, c->scratch + worker * c->floats);
+    }
+}
+
+/* Five products of (rows x keys) in one run, or seven in two: two when the longest
+ * sequence's five take longer than everybody's share of seven. */
+static bool attn_runs_twice(const attn_call *c) {
+    const ml_rows *rows = c->args->rows;
+    double longest = 0.0, sum = 0.0;
+
+    for (int32_t i = 0; i < rows->n_seq; i++) {
+        double n = rows->seq_start[i + 1] - rows->seq_start[i];
+        ML_BUG_IF(n > 0 && rows->pos[rows->seq_start[i]] != 0);
+        longest = n * n > longest ? n * n : longest;
+        sum += n * n;
+    }
+    return 5.0 * longest * ml_pool_size(c->pool) > 7.0 * sum * c->job.n_kv;
+}
+
+static void attn_clear(const ml_tensor *t) {
+    if (t->data)
+        memset(t->data, 0, ml_tensor_bytes(t));
+}
+
+void ml_cpu_attn_backward(ml_stream *s, const ml_op_args *a) {
+    attn_call c = attn_begin(s, a, true);
+    int64_t whole = (int64_t)a->rows->n_token + ML_KTILE;
+    bool twice = a->din[0].data && attn_runs_twice(&c);
+
+    for (int i = 1; i < ML_OP_IN; i++)
+        if (!a->din_add[i])
+            attn_clear(&a->din[i]);
+    c.job.dq = a->din[0].data;
+    c.job.dq_add = a->din_add[0];
+    if (twice) {
+        attn_run(&c, ATTN_SPLIT, attn_backward_pieces);
+        c.job.dq = NULL;
+    }
+    c.job.dk = a->din[1].data;
+    c.job.dv = a->din[2].data;
+    attn_run(&c, twice ? ATTN_SPLIT : whole, attn_backward_pieces);
+}
