@@ -44,6 +44,7 @@ struct ml_device {
     /* Ordered on the stream; host memory is plain. */
     void (*copy_in)(ml_stream *s, void *dst, const void *host, size_t bytes);
     void (*copy_out)(ml_stream *s, void *host, const void *src, size_t bytes);
+    void (*copy)(ml_stream *s, void *dst, const void *src, size_t bytes); /* within it */
     /* Waits for the stream; the first failed piece of work since the last wait is named. */
     ml_status (*sync)(ml_stream *s, ml_err *err);
 };

@@ -194,7 +194,8 @@ ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,
         ml_pool_free(pool);
         return ml_fail(err, ML_ENOMEM, "no memory to open the CPU backend");
     }
-    c->dev = (ml_device){ "cpu", host_alloc, host_free, host_copy, host_copy, host_sync };
+    c->dev = (ml_device){ "cpu",     host_alloc, host_free, host_copy,
+                          host_copy, host_copy,  host_sync };
     c->stream = (ml_cpu_stream){ { &c->dev }, pool, kern };
     *out = (ml_backend){ .name = "cpu",
                          .level = kern->level,
