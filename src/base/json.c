@@ -455,6 +455,7 @@ void ml_json_quote(ml_text *t, ml_str s) {
         else
             ml_text_printf(t, "\\u%04x", (unsigned)c);
     }
-    ml_text_add(t, s.ptr + run, s.len - run);
+    if (run < s.len)
+        ml_text_add(t, s.ptr + run, s.len - run);
     ml_text_add(t, "\"", 1);
 }

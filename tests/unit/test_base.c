@@ -1,0 +1,218 @@
+/* Arena, text, map, pool, log: what every other room stands on. */
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/err.h"
+#include "base/log.h"
+#include "base/map.h"
+#include "base/pool.h"
+#include "base/str.h"
+#include "tests/support/test.h"
+
+static void arena_gives_zeroed_aligned_memory(void) {
+    ml_arena a;
+
+    ml_arena_init(&a, "test");
+    for (size_t n = 0; n < 300; n++) {
+        unsigned char *p = ml_arena_take(&a, n, 37);
+        CHECK((uintptr_t)p % 16 == 0);
+        for (size_t i = 0; i < n * 37; i++)
+            CHECK(p[i] == 0);
+        memset(p, 0xff, n * 37);
+    }
+    CHECK(a.total >= 299 * 300 / 2 * 37);
+    ml_arena_release(&a);
+    CHECK(a.total == 0 && !a.last);
+}
+
+static void arena_keeps_what_it_gave(void) {
+    ml_arena a;
+    char *s[200];
+
+    ml_arena_init(&a, "test");
+    for (int i = 0; i < 200; i++)
+        s[i] = ml_arena_printf(&a, "number %d of %s", i, "many");
+    CHECK(strcmp(s[0], "number 0 of many") == 0);
+    CHECK(strcmp(s[199], "number 199 of many") == 0);
+    CHECK(memcmp(ml_arena_str(&a, "a\0b", 3), "a\0b", 4) == 0);
+    CHECK(strcmp(ml_arena_str(&a, NULL, 0), "") == 0);
+    ml_arena_release(&a);
+}
+
+static void strings_compare_by_length_and_bytes(void) {
+    CHECK(ml_str_is((ml_str){ "abcd", 3 }, "abc"));
+    CHECK(!ml_str_is((ml_str){ "abc", 3 }, "abcd"));
+    CHECK(!ml_str_is((ml_str){ "a\0c", 3 }, "a"));
+    CHECK(ml_str_eq((ml_str){ NULL, 0 }, (ml_str){ "x", 0 }));
+}
+
+static void text_grows(void) {
+    ml_text t = { 0 };
+
+    for (int i = 0; i < 1000; i++)
+        ml_text_printf(&t, "%03d,", i);
+    ml_text_add(&t, "end", 3);
+    CHECK(t.len == 4003 && strlen(t.ptr) == 4003);
+    CHECK(memcmp(t.ptr + 4 * 517, "517,", 4) == 0);
+    CHECK(strcmp(t.ptr + 3996, "999,end") == 0);
+    ml_text_release(&t);
+    CHECK(!t.ptr && !t.len);
+    ml_text_add(&t, "", 0);
+    CHECK(t.ptr && !t.ptr[0]);
+    ml_text_release(&t);
+}
+
+static int distance(const char *a, const char *b) {
+    return ml_str_distance(ml_str_of(a), ml_str_of(b));
+}
+
+static void distance_counts_edits(void) {
+    CHECK(distance("", "") == 0);
+    CHECK(distance("", "abc") == 3);
+    CHECK(distance("kitten", "sitting") == 3);
+    CHECK(distance("--lr", "--lrr") == 1);
+    CHECK(distance("flaw", "lawn") == distance("lawn", "flaw"));
+}
+
+static void errors_are_sentences_with_a_prefix(void) {
+    ml_err e = { 0 };
+
+    CHECK(ml_fail(&e, ML_EIO, "%s: cannot be %s", "x", "read") == ML_EIO);
+    CHECK(e.code == ML_EIO && strcmp(e.msg, "x: cannot be read") == 0);
+    ml_err_prefix(&e, "step %d", 7);
+    CHECK(strcmp(e.msg, "step 7: x: cannot be read") == 0);
+    CHECK(ml_fail(NULL, ML_EFORMAT, "nobody listens") == ML_EFORMAT);
+    ml_err_prefix(NULL, "nor here");
+}
+
+static void map_holds_many_keys(void) {
+    enum { N = 20000 };
+    ml_arena a;
+    ml_map m;
+    ml_str key[N];
+
+    ml_arena_init(&a, "test");
+    ml_map_init(&m, &a, 0);
+    CHECK(ml_map_get(&m, ml_str_of("none"), -7) == -7);
+    for (int i = 0; i < N; i++) {
+        const char *s = ml_arena_printf(&a, "model.layers.%d.weight", i);
+        key[i] = ml_str_of(s);
+        CHECK(ml_map_add(&m, key[i], i));
+    }
+    CHECK(m.n == N);
+    for (int i = 0; i < N; i++)
+        CHECK(ml_map_get(&m, key[i], -1) == i);
+    CHECK(ml_map_get(&m, ml_str_of("model.layers.20000.weight"), -1) == -1);
+    ml_arena_release(&a);
+}
+
+static void map_keeps_the_first_of_equal_keys(void) {
+    ml_arena a;
+    ml_map m;
+
+    ml_arena_init(&a, "test");
+    ml_map_init(&m, &a, 2);
+    CHECK(ml_map_add(&m, ml_str_of("k"), 1));
+    CHECK(!ml_map_add(&m, ml_str_of("k"), 2));
+    CHECK(ml_map_get(&m, ml_str_of("k"), 0) == 1);
+    /* Length is part of a key, and so are NULs; the empty key is one. */
+    CHECK(ml_map_add(&m, (ml_str){ "k\0", 2 }, 3));
+    CHECK(ml_map_add(&m, (ml_str){ "k\0\0", 3 }, 4));
+    CHECK(ml_map_add(&m, (ml_str){ NULL, 0 }, 5));
+    CHECK(ml_map_get(&m, (ml_str){ "k\0", 2 }, 0) == 3);
+    CHECK(ml_map_get(&m, ml_str_of(""), 0) == 5);
+    CHECK(m.n == 4);
+    ml_arena_release(&a);
+}
+
+typedef struct tally {
+    atomic_int times[1000];
+    atomic_int bad_worker;
+    int n_thread;
+} tally;
+
+static void count_each(void *ud, int64_t begin, int64_t end, int worker) {
+    tally *t = ud;
+    if (worker < 0 || worker >= t->n_thread)
+        t->bad_worker++;
+    for (int64_t i = begin; i < end; i++)
+        t->times[i]++;
+}
+
+static void pool_runs_every_index_once(void) {
+    static const int threads[] = { 1, 2, 3, 8 };
+    static const int64_t grains[] = { 1, 7, 64, 1000, 5000 };
+
+    for (int i = 0; i < 4; i++) {
+        ml_pool *p;
+        ml_err err;
+        CHECK(!ml_pool_new(&p, threads[i], &err));
+        CHECK(ml_pool_size(p) == threads[i]);
+        for (int j = 0; j < 5; j++) {
+            tally t = { .n_thread = threads[i] };
+            ml_pool_run(p, 1000, grains[j], count_each, &t);
+            for (int k = 0; k < 1000; k++)
+                CHECK(t.times[k] == 1);
+            CHECK(!t.bad_worker);
+            ml_pool_run(p, 0, grains[j], count_each, &t);
+            CHECK(t.times[0] == 1);
+        }
+        ml_pool_free(p);
+    }
+}
+
+static void pool_names_a_wrong_count(void) {
+    ml_pool *p;
+    ml_err err;
+
+    CHECK(ml_pool_new(&p, 0, &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "0 threads");
+    CHECK(ml_pool_new(&p, ML_POOL_MAX + 1, &err) == ML_EUSAGE);
+    ml_pool_free(NULL);
+}
+
+typedef struct heard {
+    int n;
+    ml_log_level level;
+    char line[100];
+} heard;
+
+static void listen(void *ud, ml_log_level level, const char *line) {
+    heard *h = ud;
+    h->n++;
+    h->level = level;
+    memcpy(h->line, line, strlen(line) < 99 ? strlen(line) + 1 : 99);
+}
+
+static void log_reaches_its_sink(void) {
+    heard h = { 0 };
+
+    ml_log(ML_LOG_WARN, "nobody is there");
+    ml_log_to(listen, &h);
+    ml_log(ML_LOG_INFO, "step %d", 3);
+    CHECK(h.n == 1 && h.level == ML_LOG_INFO && strcmp(h.line, "step 3") == 0);
+    ml_log_to(NULL, NULL);
+    ml_log(ML_LOG_WARN, "nobody is there again");
+    CHECK(h.n == 1);
+}
+
+static const ml_test tests[] = {
+    { "arena gives zeroed, aligned memory", arena_gives_zeroed_aligned_memory },
+    { "arena keeps what it gave", arena_keeps_what_it_gave },
+    { "strings compare by length and bytes", strings_compare_by_length_and_bytes },
+    { "text grows", text_grows },
+    { "distance counts edits", distance_counts_edits },
+    { "errors are sentences with a prefix", errors_are_sentences_with_a_prefix },
+    { "map holds many keys", map_holds_many_keys },
+    { "map keeps the first of equal keys", map_keeps_the_first_of_equal_keys },
+    { "pool runs every index once", pool_runs_every_index_once },
+    { "pool names a wrong count", pool_names_a_wrong_count },
+    { "log reaches its sink", log_reaches_its_sink },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
