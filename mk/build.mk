@@ -54,6 +54,9 @@ $(UNIT) $(GOLDEN) $(PARITY): %: %.o $(B)/libtest.a $(B)/libmiles.a
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
 
+# Some of them run the program itself.
+$(UNIT) $(GOLDEN) $(PARITY): | $(B)/miles
+
 $(B)/checkop: $(call objects,$(sort $(wildcard tests/checkop/*.c))) $(B)/libtest.a $(B)/libmiles.a
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)

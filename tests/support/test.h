@@ -10,6 +10,7 @@
 #define ML_TESTS_SUPPORT_TEST_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 typedef struct ml_test {
     const char *name;
@@ -24,6 +25,10 @@ __attribute__((format(printf, 3, 4))) void ml_test_fail(const char *file, int li
                                                         const char *fmt, ...);
 /* True when needle occurs in hay; for messages. */
 bool ml_test_has(const char *hay, const char *needle);
+
+/* Runs `miles` of this build with these arguments, split by the shell, and gives its exit
+ * code.  What it prints on both outputs lands in out (cap bytes, cut, NUL-terminated). */
+int ml_test_miles(char *out, size_t cap, const char *args);
 
 #define CHECK(cond)                                                                        \
     do {                                                                                   \

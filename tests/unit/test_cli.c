@@ -1,0 +1,324 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "cli/cli.h"
+#include "tests/support/test.h"
+
+/* ---- helpers ---- */
+
+static ml_config config;
+static ml_err err;
+static bool help;
+
+/* Parses words split at blanks; the buffer lives as long as config points into it. */
+static ml_status parse(ml_cmd cmd, const char *words) {
+    static char line[1000];
+    char *argv[64], *save = NULL;
+    int argc = 0;
+
+    snprintf(line, sizeof line, "%s", words);
+    for (char *w = strtok_r(line, " ", &save); w; w = strtok_r(NULL, " ", &save))
+        argv[argc++] = w;
+    err = (ml_err){ 0 };
+    return ml_flags_parse(&config, &help, cmd, argc, argv, &err);
+}
+
+#define SCORE "--hf-checkpoint m --input i --output o "
+#define CONVERT "--hf-checkpoint m --save-hf o "
+
+static void check_refused(ml_cmd cmd, const char *words, const char *says) {
+    if (parse(cmd, words) != ML_EUSAGE)
+        ml_test_fail(__FILE__, __LINE__, "accepted: %s", words);
+    else
+        CHECK_HAS(err.msg, says);
+}
+
+/* ---- values ---- */
+
+static void defaults(void) {
+    CHECK(parse(ML_CMD_SCORE, SCORE) == ML_OK);
+    CHECK(strcmp(config.hf_checkpoint, "m") == 0 && strcmp(config.score.input, "i") == 0);
+    CHECK(config.dtype == ML_DTYPE_AUTO && config.score.temperature == 1.0);
+    CHECK(config.score.batching == ML_BATCH_PACKED && !config.score.entropy);
+    CHECK(!config.score.logits && !config.score.dry_run && !config.run.cpu_level);
+    CHECK(config.run.n_thread >= 1 && config.run.log_level == ML_LOG_WARN);
+    CHECK(parse(ML_CMD_CONVERT, CONVERT) == ML_OK && config.convert.max_shard_bytes == 0);
+}
+
+static void spellings(void) {
+    CHECK(parse(ML_CMD_SCORE, SCORE "--dtype bf16 --temperature=0.5 --threads 3") == ML_OK);
+    CHECK(config.dtype == ML_DTYPE_BF16 && config.score.temperature == 0.5);
+    CHECK(config.run.n_thread == 3);
+    CHECK(parse(ML_CMD_SCORE,
+                "--hf-checkpoint m --input i --output=--odd --entropy --no-stats") ==
+          ML_OK);
+    CHECK(strcmp(config.score.output, "--odd") == 0);
+    CHECK(config.score.entropy && !config.score.stats);
+    CHECK(parse(ML_CMD_SCORE, "--hf-checkpoint m --input i --output=a=b") == ML_OK);
+    CHECK(strcmp(config.score.output, "a=b") == 0);
+    CHECK(parse(ML_CMD_CONVERT, CONVERT "--dtype f16") == ML_OK &&
+          config.dtype == ML_DTYPE_F16);
+}
+
+static void bad_values(void) {
+    static const struct {
+        const char *words, *says;
+    } cases[] = {
+        { "--threads 0", "--threads '0': expected a whole number from 1 to 256" },
+        { "--threads 257", "from 1 to 256" },
+        { "--threads 2x", "a whole number" },
+        { "--threads 0x2", "a whole number" },
+        { "--threads=", "a whole number" },
+        { "--threads 99999999999999999999", "a whole number" },
+        { "--temperature 0", "a number from 1e-06" },
+        { "--temperature -1", "a number from" },
+        { "--temperature nan", "a number from" },
+        { "--temperature inf", "a number from" },
+        { "--temperature 1e400", "a number from" },
+        { "--temperature 0x1p0", "a number from" },
+        { "--dtype f16", "--dtype 'f16': expected one of auto, f32, bf16" },
+        { "--dtype F32", "one of auto" },
+        { "--cpu-level sse", "one of c, neon, avx2, avx512" },
+        { "--cpu-level=", "one of c" },
+        { "--stats=1", "takes no value" },
+        { "--temperature", "--temperature needs a value" },
+        { "--threads --stats", "--threads needs a value" },
+    };
+    char words[200];
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(words, sizeof words, SCORE "%s", cases[i].words);
+        check_refused(ML_CMD_SCORE, words, cases[i].says);
+    }
+}
+
+static void byte_sizes(void) {
+    static const struct {
+        const char *text;
+        int64_t bytes; /* 0: refused */
+    } cases[] = {
+        { "5GB", 5000000000 },
+        { "500MB", 500000000 },
+        { "7KB", 7000 },
+        { "1TB", 1000000000000 },
+        { "2GiB", (int64_t)2 << 30 },
+        { "3MiB", (int64_t)3 << 20 },
+        { "4KiB", 4096 },
+        { "1TiB", (int64_t)1 << 40 },
+        { "12345", 12345 },
+        { "0", 0 },
+        { "-1GB", 0 },
+        { "5Gb", 0 },
+        { "5 GB", 0 },
+        { "GB", 0 },
+        { "1.5GB", 0 },
+        { "5GBs", 0 },
+        { "99999999999GB", 0 },
+        { "9999999TiB", 0 },
+    };
+    char words[200];
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ml_status want = cases[i].bytes ? ML_OK : ML_EUSAGE;
+        snprintf(words, sizeof words, CONVERT "--max-shard-size %s", cases[i].text);
+        if (parse(ML_CMD_CONVERT, words) != want)
+            ml_test_fail(__FILE__, __LINE__, "%s: %s", cases[i].text, err.msg);
+        else if (!want)
+            CHECK(config.convert.max_shard_bytes == cases[i].bytes);
+    }
+}
+
+/* ---- names ---- */
+
+static void wrong_names(void) {
+    check_refused(ML_CMD_SCORE, SCORE "--temprature 1", "did you mean --temperature");
+    check_refused(ML_CMD_SCORE, "--hf_checkpoint m", "did you mean --hf-checkpoint");
+    check_refused(ML_CMD_SCORE, SCORE "--save-hf o", "it belongs to miles convert");
+    check_refused(ML_CMD_SCORE, SCORE "--zzzzzzzzzzzz 1", "miles score --help");
+    check_refused(ML_CMD_SCORE, SCORE "--temp 1", "there is no flag --temp");
+    check_refused(ML_CMD_SCORE, SCORE "--no-dtype", "there is no flag --no-dtype");
+    check_refused(ML_CMD_SCORE, SCORE "stray", "'stray' is not a flag");
+    check_refused(ML_CMD_SCORE, SCORE "-t 1", "'-t' is not a flag");
+    check_refused(ML_CMD_SCORE, SCORE "--", "is not a flag");
+}
+
+static void given_twice(void) {
+    check_refused(ML_CMD_SCORE, SCORE "--dtype f32 --dtype=bf16",
+                  "--dtype is given twice, as 'f32' and as 'bf16'");
+    check_refused(ML_CMD_SCORE, SCORE "--stats --no-stats",
+                  "'--stats' and as '--no-stats'");
+}
+
+static void required(void) {
+    check_refused(ML_CMD_SCORE, "--input i", "--hf-checkpoint DIR is required");
+    check_refused(ML_CMD_SCORE, "--hf-checkpoint m", "--input FILE is required");
+    check_refused(ML_CMD_SCORE, "--hf-checkpoint= --input i", "'': expected a path");
+    check_refused(ML_CMD_CONVERT, "--hf-checkpoint m", "--save-hf DIR is required");
+}
+
+static void environment(void) {
+    setenv("MILES_CPU", "c", 1);
+    setenv("MILES_LOG", "debug", 1);
+    CHECK(parse(ML_CMD_SCORE, SCORE) == ML_OK && strcmp(config.run.cpu_level, "c") == 0);
+    CHECK(config.run.log_level == ML_LOG_DEBUG);
+    CHECK(parse(ML_CMD_SCORE, SCORE "--cpu-level avx2 --log-level info") == ML_OK);
+    CHECK(strcmp(config.run.cpu_level, "avx2") == 0 && config.run.log_level == ML_LOG_INFO);
+    setenv("MILES_CPU", "", 1);
+    CHECK(parse(ML_CMD_SCORE, SCORE) == ML_OK && !config.run.cpu_level);
+    setenv("MILES_CPU", "sse", 1);
+    check_refused(ML_CMD_SCORE, SCORE, "MILES_CPU 'sse': expected one of");
+}
+
+static char logged[500];
+
+static void keep_line(void *ud, ml_log_level level, const char *line) {
+    (void)ud;
+    CHECK(level == ML_LOG_WARN);
+    snprintf(logged, sizeof logged, "%s", line);
+}
+
+static void without_effect(void) {
+    ml_log_to(keep_line, NULL);
+    CHECK(parse(ML_CMD_SCORE, SCORE "--trust-remote-code") == ML_OK);
+    CHECK_HAS(logged, "--trust-remote-code changes nothing: code from a checkpoint");
+    CHECK(strcmp(config.hf_checkpoint, "m") == 0);
+    check_refused(ML_CMD_SCORE, SCORE "--fp16",
+                  "--fp16 is not offered: nothing is computed");
+    check_refused(ML_CMD_SCORE, SCORE "--quantization=fp8",
+                  "--quantization is not offered");
+}
+
+/* ---- rules: each is broken by a line of its own ---- */
+
+static const struct {
+    const char *id, *words;
+} rule_cases[] = {
+    { "score-output", "--hf-checkpoint m --input i" },
+    { "score-in-place", "--hf-checkpoint m --input i --output i" },
+    { "score-grads-batching", SCORE "--grads --batching tokenwise" },
+    { "convert-in-place", "--hf-checkpoint m --save-hf m" },
+};
+
+static void rules(void) {
+    for (const ml_rule *r = ml_rules; r->id; r++) {
+        int n = 0;
+        for (size_t i = 0; i < sizeof rule_cases / sizeof *rule_cases; i++)
+            if (strcmp(rule_cases[i].id, r->id) == 0) {
+                check_refused((ml_cmd)r->cmds, rule_cases[i].words, r->sentence);
+                n++;
+            }
+        if (!n)
+            ml_test_fail(__FILE__, __LINE__, "rule %s has no case", r->id);
+    }
+    CHECK(parse(ML_CMD_SCORE, "--hf-checkpoint m --input i --dry-run") == ML_OK);
+    CHECK(parse(ML_CMD_SCORE, SCORE "--grads --batching single") == ML_OK);
+}
+
+/* ---- rows, and the texts made from them ---- */
+
+static void check_row(const ml_flag_list *l, int i) {
+    const ml_flag *f = l->row[i];
+
+    if (ml_flag_list_find(l, ml_str_of(f->name)) != i)
+        ml_test_fail(__FILE__, __LINE__, "--%s is declared twice", f->name);
+    if (f->state == ML_FLAG_LIVE ? !f->help || f->why : !f->why || f->help)
+        ml_test_fail(__FILE__, __LINE__, "--%s: help for LIVE, why for the others",
+                     f->name);
+    if (f->help && f->help[strlen(f->help) - 1] != '.')
+        ml_test_fail(__FILE__, __LINE__, "--%s: help is not a sentence", f->name);
+    if (!f->group || f->at >= sizeof(ml_config) || (f->type == ML_FLAG_WORD && !f->words) ||
+        (f->required && (f->def || !f->value)))
+        ml_test_fail(__FILE__, __LINE__, "--%s: the row is not whole", f->name);
+}
+
+static void rows_and_texts(void) {
+    ml_text docs = { 0 }, complete = { 0 }, all = { 0 };
+
+    ml_help_all(&all);
+    ml_help_docs(&docs);
+    ml_help_complete_bash(&complete);
+    for (const ml_command *c = ml_commands; c->name; c++) {
+        ml_flag_list l;
+        ml_text page = { 0 };
+        char name[100];
+
+        ml_help_command(&page, c);
+        CHECK_HAS(all.ptr, c->name);
+        ml_flag_list_init(&l, c->bit);
+        for (int i = 0; i < l.n; i++) {
+            check_row(&l, i);
+            snprintf(name, sizeof name, "  --%s ", l.row[i]->name);
+            CHECK_HAS(page.ptr, name);
+            snprintf(name, sizeof name, "| `--%s", l.row[i]->name);
+            CHECK_HAS(docs.ptr, name);
+            snprintf(name, sizeof name, " --%s", l.row[i]->name);
+            CHECK(ml_test_has(complete.ptr, name) == (l.row[i]->state == ML_FLAG_LIVE));
+        }
+        ml_text_release(&page);
+    }
+    ml_text_release(&docs);
+    ml_text_release(&complete);
+    ml_text_release(&all);
+}
+
+static void help_is_asked(void) {
+    CHECK(parse(ML_CMD_SCORE, "--no-such-flag --help") == ML_OK && help);
+    CHECK(parse(ML_CMD_SCORE, "-h") == ML_OK && help);
+    CHECK(parse(ML_CMD_SCORE, SCORE) == ML_OK && !help);
+}
+
+static void commands(void) {
+    CHECK(ml_command_find("score") && !ml_command_find("scor") && !ml_command_find(""));
+    CHECK(ml_command_near("scroe") == ml_command_find("score"));
+    CHECK(ml_command_near("convret") == ml_command_find("convert"));
+    CHECK(!ml_command_near("zzzzzzzz"));
+    CHECK(ml_exit_code(ML_OK) == 0 && ml_exit_code(ML_EUSAGE) == 2);
+    CHECK(ml_exit_code(ML_EPEER) == 3 && ml_exit_code(ML_EFORMAT) == 1);
+}
+
+/* ---- the program ---- */
+
+static void program(void) {
+    static char out[20000];
+
+    CHECK(ml_test_miles(out, sizeof out, "--version") == 0);
+    CHECK_HAS(out, "miles " ML_VERSION);
+    CHECK(ml_test_miles(out, sizeof out, "") == 2);
+    CHECK_HAS(out, "usage: miles");
+    CHECK(ml_test_miles(out, sizeof out, "scor") == 2);
+    CHECK_HAS(out, "did you mean 'score'?");
+    CHECK(ml_test_miles(out, sizeof out, "score --help") == 0);
+    CHECK_HAS(out, "--hf-checkpoint DIR");
+    CHECK(ml_test_miles(out, sizeof out, "score --threads 0") == 2);
+    CHECK_HAS(out, "miles score: --threads '0'");
+    CHECK(ml_test_miles(out, sizeof out,
+                        "score --dry-run --hf-checkpoint ./no/such --input x") == 1);
+    CHECK_HAS(out, "./no/such");
+    CHECK(ml_test_miles(out, sizeof out, "--help >/dev/full") == 1);
+    CHECK_HAS(out, "standard output");
+    CHECK(ml_test_miles(out, sizeof out, "--print-completion bash | bash -n") == 0);
+}
+
+static const ml_test tests[] = {
+    { "defaults", defaults },
+    { "spellings", spellings },
+    { "bad values", bad_values },
+    { "byte sizes", byte_sizes },
+    { "wrong names", wrong_names },
+    { "given twice", given_twice },
+    { "required", required },
+    { "environment", environment },
+    { "without effect", without_effect },
+    { "rules", rules },
+    { "rows and texts", rows_and_texts },
+    { "help is asked", help_is_asked },
+    { "commands", commands },
+    { "program", program },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
