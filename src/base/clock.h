@@ -1,0 +1,8 @@
+/* clock.h - time that only goes forward. */
+#ifndef ML_BASE_CLOCK_H
+#define ML_BASE_CLOCK_H
+
+/* Seconds since some fixed moment. */
+double ml_clock_s(void);
+
+#endif
