@@ -1,0 +1,252 @@
+/* lmhead.c - the LM head: log-probabilities of given ids without holding all logits.
+ *
+ * Loss rows are gathered in chunks; a chunk meets the vocabulary in stripes of whole
+ * tiles.  Products are gemm.h's, which divide outputs among threads; the softmax between
+ * them is divided by rows.  Chunks and stripes change speed only: a row's softmax goes
+ * tile by tile, the products continue their chains from stripe to stripe (dx) and from
+ * chunk to chunk (dw). */
+#include "backend/cpu/lmhead.h"
+
+#include "backend/cpu/gemm.h"
+#include "backend/cpu/math.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Loss rows of a chunk, tiles of a stripe: many rows and one tile, or few and many. */
+enum { LMHEAD_ROWS = 256, LMHEAD_FEW = 16, LMHEAD_TILES = LMHEAD_ROWS / LMHEAD_FEW };
+
+/* A row on its way through the stripes. */
+typedef struct lmhead_row {
+    ml_lmhead_sum sum;
+    float target; /* scaled logit of the id */
+} lmhead_row;
+
+typedef struct lmhead_call {
+    const ml_cpu_stream *stream;
+    const ml_op_args *args;
+    int64_t vocab, width;
+    int64_t first, n;       /* the chunk's loss rows */
+    int64_t column, stripe; /* the stripe's columns */
+    float *x, *dx;          /* [n, width] */
+    float *z;               /* [n, stripe] */
+    lmhead_row *row;        /* [n] */
+    void *gemm;
+} lmhead_call;
+
+static int64_t lmhead_min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* n columns of a weight, from `column` (a multiple of 16) on. */
+static ml_tensor lmhead_columns(const ml_tensor *w, int64_t column, int64_t n) {
+    ml_tensor t = *w;
+    t.shape[0] = n;
+    if (w->data)
+        t.data =
+            (char *)w->data + (size_t)(column * w->shape[1]) * ml_dtype_bytes(w->dtype);
+    return t;
+}
+
+static size_t lmhead_gemm_bytes(const ml_cpu_stream *s, const ml_tensor *w) {
+    ml_tensor one = lmhead_columns(w, 0, lmhead_min(w->shape[0], ML_VTILE));
+    ml_tensor many = lmhead_columns(w, 0, lmhead_min(w->shape[0], ML_VTILE * LMHEAD_TILES));
+    size_t a = ml_gemm_scratch(s, &one, LMHEAD_ROWS);
+    size_t b = ml_gemm_scratch(s, &many, LMHEAD_FEW);
+    return a > b ? a : b;
+}
+
+size_t ml_cpu_lmhead_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool backward) {
+    size_t rows = LMHEAD_ROWS * (size_t)a->w[0].shape[1] * (backward ? 2 : 1);
+    size_t logits = (size_t)LMHEAD_ROWS * ML_VTILE;
+    return (rows + logits) * sizeof(float) + LMHEAD_ROWS * sizeof(lmhead_row) +
+           lmhead_gemm_bytes(s, &a->w[0]);
+}
+
+static lmhead_call lmhead_open(const ml_stream *s, const ml_op_args *a, bool backward) {
+    lmhead_call c = { .stream = ml_cpu(s), .args = a };
+    c.vocab = a->w[0].shape[0];
+    c.width = a->w[0].shape[1];
+    c.z = a->scratch;
+    c.row = (lmhead_row *)(void *)(c.z + LMHEAD_ROWS * ML_VTILE);
+    c.x = (float *)(void *)(c.row + LMHEAD_ROWS);
+    c.dx = c.x + LMHEAD_ROWS * c.width;
+    c.gemm = c.dx + (backward ? LMHEAD_ROWS * c.width : 0);
+    return c;
+}
+
+/* x of the chunk's rows, side by side. */
+static void lmhead_gather(void *ud, int64_t begin, int64_t end, int worker) {
+    const lmhead_call *c = ud;
+    const float *x = c->args->in[0].data;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t row = c->args->rows->loss_row[c->first + i];
+        memcpy(c->x + i * c->width, x + row * c->width, (size_t)c->width * sizeof *x);
+        c->row[i] = (lmhead_row){ .sum = { .m = -INFINITY } };
+    }
+}
+
+static void lmhead_scatter(void *ud, int64_t begin, int64_t end, int worker) {
+    const lmhead_call *c = ud;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t row = c->args->rows->loss_row[c->first + i];
+        float *dst = (float *)c->args->din[0].data + row * c->width;
+        for (int64_t k = 0; k < c->width; k++)
+            dst[k] = dst[k] + c->dx[i * c->width + k];
+    }
+}
+
+static void lmhead_run(lmhead_call *c, ml_task *fn) {
+    ml_pool_run(c->stream->pool, c->n, 1, fn, c);
+}
+
+/* Moves to the loss rows from `first` on; false when there are none. */
+static bool lmhead_next_chunk(lmhead_call *c, int64_t first) {
+    c->first = first;
+    c->n = lmhead_min(LMHEAD_ROWS, c->args->rows->n_loss - first);
+    if (c->n <= 0)
+        return false;
+    lmhead_run(c, lmhead_gather);
+    return true;
+}
+
+/* Computes the logits of the stripe from `column` on; false when there are none. */
+static bool lmhead_next_stripe(lmhead_call *c, int64_t column) {
+    int64_t most = c->n > LMHEAD_FEW ? ML_VTILE : ML_VTILE * LMHEAD_TILES;
+    ml_tensor w;
+
+    c->column = column;
+    c->stripe = lmhead_min(most, c->vocab - column);
+    if (c->stripe <= 0)
+        return false;
+    w = lmhead_columns(&c->args->w[0], column, c->stripe);
+    ml_gemm_forward(c->stream, c->z, c->stripe, c->x, c->width, &w, NULL, c->n, c->gemm);
+    return true;
+}
+
+/* Takes n logits, from a tile's first column on, into a row's softmax. */
+static void lmhead_take(lmhead_row *r, const ml_cpu_kern *kern, const float *z, int64_t n,
+                        int64_t id, float temperature) {
+    for (int64_t t = 0; t < n; t += ML_VTILE)
+        kern->lmhead->sum(&r->sum, z + t, lmhead_min(ML_VTILE, n - t), temperature);
+    if (id >= 0 && id < n)
+        r->target = z[id] / temperature;
+}
+
+static ml_logprob lmhead_result(const lmhead_row *r, int32_t id) {
+    float log_l = ml_logf(r->sum.l);
+    return (ml_logprob){ .logprob = id < 0 ? 0.0f : (r->target - r->sum.m) - log_l,
+                         .entropy = log_l - r->sum.u / r->sum.l,
+                         .m = r->sum.m,
+                         .l = r->sum.l };
+}
+
+ml_logprob ml_logprob_of(const ml_cpu_kern *kern, const float *z, int64_t n, int32_t id,
+                         float temperature) {
+    lmhead_row r = { .sum = { .m = -INFINITY } };
+    lmhead_take(&r, kern, z, n, id, temperature);
+    return lmhead_result(&r, id);
+}
+
+static void lmhead_take_rows(void *ud, int64_t begin, int64_t end, int worker) {
+    const lmhead_call *c = ud;
+    const ml_rows *rows = c->args->rows;
+    const ml_cpu_kern *kern = c->stream->kern;
+    float cap = c->args->attr->logit_softcap, *logits = c->args->out[3].data;
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        float *z = c->z + i * c->stripe;
+        int64_t at = c->first + i;
+        if (cap != 0.0f)
+            kern->lmhead->softcap(z, c->stripe, cap);
+        lmhead_take(&c->row[i], kern, z, c->stripe, rows->loss_id[at] - c->column,
+                    rows->temperature);
+        if (logits)
+            memcpy(logits + at * c->vocab + c->column, z, (size_t)c->stripe * sizeof *z);
+    }
+}
+
+static void lmhead_write_rows(void *ud, int64_t begin, int64_t end, int worker) {
+    const lmhead_call *c = ud;
+    float *logprob = c->args->out[0].data, *entropy = c->args->out[1].data;
+    float *stat = c->args->out[2].data;
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t at = c->first + i;
+        ml_logprob r = lmhead_result(&c->row[i], c->args->rows->loss_id[at]);
+        logprob[at] = r.logprob;
+        entropy[at] = r.entropy;
+        stat[2 * at] = r.m;
+        stat[2 * at + 1] = r.l;
+    }
+}
+
+void ml_cpu_lmhead_forward(ml_stream *s, const ml_op_args *a) {
+    lmhead_call c = lmhead_open(s, a, false);
+    for (int64_t first = 0; lmhead_next_chunk(&c, first); first += c.n) {
+        for (int64_t column = 0; lmhead_next_stripe(&c, column); column += c.stripe)
+            lmhead_run(&c, lmhead_take_rows);
+        lmhead_run(&c, lmhead_write_rows);
+    }
+}
+
+/* dout[i][at], or 0 where nobody wants a gradient. */
+static float lmhead_dout(const ml_op_args *a, int i, int64_t at) {
+    const float *d = a->dout[i].data;
+    return d ? d[at] : 0.0f;
+}
+
+static ml_lmhead_grad lmhead_grad_of(const ml_op_args *a, int64_t at) {
+    const float *stat = a->out[2].data, *entropy = a->out[1].data;
+    int32_t id = a->rows->loss_id[at];
+    return (ml_lmhead_grad){ .m = stat[2 * at],
+                             .inv_l = 1.0f / stat[2 * at + 1],
+                             .log_l = ml_logf(stat[2 * at + 1]),
+                             .entropy = entropy[at],
+                             .dlogprob = id < 0 ? 0.0f : lmhead_dout(a, 0, at),
+                             .dentropy = lmhead_dout(a, 1, at),
+                             .temperature = a->rows->temperature,
+                             .softcap = a->attr->logit_softcap,
+                             .target = id };
+}
+
+/* The stripe's logits become their gradients. */
+static void lmhead_grad_rows(void *ud, int64_t begin, int64_t end, int worker) {
+    const lmhead_call *c = ud;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        ml_lmhead_grad g = lmhead_grad_of(c->args, c->first + i);
+        g.target -= c->column;
+        c->stream->kern->lmhead->grad(c->z + i * c->stripe, c->stripe, &g);
+    }
+}
+
+static void lmhead_backward_stripe(lmhead_call *c) {
+    const ml_op_args *a = c->args;
+    ml_tensor w = lmhead_columns(&a->w[0], c->column, c->stripe);
+    ml_tensor dw = lmhead_columns(&a->dw[0], c->column, c->stripe);
+
+    lmhead_run(c, lmhead_grad_rows);
+    if (a->din[0].data)
+        ml_gemm_dinput(c->stream, c->dx, c->width, c->z, c->stripe, &w, c->n, c->column > 0,
+                       c->gemm);
+    if (dw.data)
+        ml_gemm_dweight(c->stream, &dw, c->z, c->stripe, c->x, c->width, c->n, c->gemm);
+}
+
+void ml_cpu_lmhead_backward(ml_stream *s, const ml_op_args *a) {
+    lmhead_call c = lmhead_open(s, a, true);
+
+    if (a->din[0].data && !a->din_add[0])
+        memset(a->din[0].data, 0, ml_tensor_bytes(&a->din[0]));
+    for (int64_t first = 0; lmhead_next_chunk(&c, first); first += c.n) {
+        for (int64_t column = 0; lmhead_next_stripe(&c, column); column += c.stripe)
+            lmhead_backward_stripe(&c);
+        if (a->din[0].data)
+            lmhead_run(&c, lmhead_scatter);
+    }
+}

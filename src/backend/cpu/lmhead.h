@@ -1,0 +1,17 @@
+/* lmhead.h - log-probability and entropy from a row of logits, with the LM head's bits. */
+#ifndef ML_BACKEND_CPU_LMHEAD_H
+#define ML_BACKEND_CPU_LMHEAD_H
+
+#include "backend/cpu/cpu_priv.h"
+
+typedef struct ml_logprob {
+    float logprob; /* of the id asked for; 0 when there is none (-1) */
+    float entropy;
+    float m, l; /* maximum of the scaled logits, sum of exp(s - m) */
+} ml_logprob;
+
+/* z [n]: a row of LMHEAD's logits.  thread: any. */
+ml_logprob ml_logprob_of(const ml_cpu_kern *kern, const float *z, int64_t n, int32_t id,
+                         float temperature);
+
+#endif
