@@ -1,0 +1,43 @@
+/* miles convert: a checkpoint loaded as training loads it, and written back. */
+#include "cli/cli.h"
+#include "model/export.h"
+
+static ml_status convert(const ml_config *c, const ml_spec *s, const ml_checkpoint *from,
+                         ml_backend *be, ml_arena *a, ml_err *err) {
+    static const ml_dtype dtypes[] = {
+        [ML_DTYPE_F32] = ML_F32, [ML_DTYPE_BF16] = ML_BF16, [ML_DTYPE_F16] = ML_F16
+    };
+    ml_export_opts o = { .dir = c->convert.save_hf,
+                         .keep_dtype = c->dtype == ML_DTYPE_AUTO,
+                         .dtype = dtypes[c->dtype],
+                         .shard_bytes = c->convert.max_shard_bytes };
+    ml_weights w;
+    ml_status st = ml_weights_load(&w, s, from, ML_WEIGHT_AUTO, be, a, err);
+
+    if (st == ML_OK)
+        st = ml_export_hf(&w, s, from, &o, err);
+    ml_weights_close(&w);
+    return st;
+}
+
+ml_status ml_cmd_convert(const ml_config *c, ml_err *err) {
+    ml_spec s = { 0 };
+    ml_checkpoint *from = NULL;
+    ml_backend be = { 0 };
+    ml_arena a;
+    ml_status st = ml_spec_open(&s, c->hf_checkpoint, NULL, err);
+
+    ml_arena_init(&a, "convert");
+    if (st == ML_OK)
+        st = ml_checkpoint_open(&from, c->hf_checkpoint, err);
+    if (st == ML_OK)
+        st = ml_backend_cpu_open(&be, 1, NULL, err);
+    if (st == ML_OK)
+        st = convert(c, &s, from, &be, &a, err);
+    if (be.name)
+        ml_backend_close(&be);
+    ml_checkpoint_close(from);
+    ml_spec_close(&s);
+    ml_arena_release(&a);
+    return st;
+}

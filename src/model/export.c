@@ -1,0 +1,429 @@
+#include "model/export.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/json.h"
+
+#define INDEX "model.safetensors.index.json"
+#define PIECE_BYTES ((size_t)1 << 20)
+
+/* One tensor of the target. */
+typedef struct item {
+    const ml_st_tensor *src;
+    const ml_st_file *file;
+    int32_t param, member; /* param ML_NONE: copied from the source */
+    ml_st_dtype dtype;
+    int32_t shard;
+} item;
+
+typedef struct shard {
+    const char *name;
+    const ml_st_file *same; /* the source file with this very layout, or NULL */
+} shard;
+
+typedef struct exporter {
+    const ml_weights *w;
+    const ml_spec *s;
+    const ml_checkpoint *from;
+    const ml_export_opts *o;
+    ml_arena arena;
+    item *it;
+    int32_t n;
+    ml_map by_name; /* index into it */
+    shard *shard;
+    int32_t n_shard;
+    void *piece;
+} exporter;
+
+static const char *in_dir(exporter *x, const char *dir, const char *name) {
+    return ml_arena_printf(&x->arena, "%s/%s", dir, name);
+}
+
+/* --- what there is to write ------------------------------------------------- */
+
+static bool is_float(ml_st_dtype t) {
+    return t == ML_ST_F32 || t == ML_ST_BF16 || t == ML_ST_F16;
+}
+
+static item item_of(const exporter *x, const ml_st_file *file, const ml_st_tensor *t) {
+    item i = { .src = t, .file = file, .dtype = t->dtype };
+
+    i.param = ml_spec_find(x->s, t->name, &i.member);
+    /* A stored copy of a tied head must follow the embedding it copies. */
+    if (i.param == ML_NONE && x->s->tied && ml_str_is(t->name, "lm_head.weight"))
+        i.param = x->s->node[x->s->n_node - 1].w[0];
+    if (!x->o->keep_dtype && is_float(t->dtype) && i.param != ML_NONE)
+        i.dtype = ml_st_from_dtype(x->o->dtype);
+    return i;
+}
+
+static void list_items(exporter *x) {
+    x->it = ML_NEW(&x->arena, item, x->from->n_tensor);
+    for (int32_t f = 0; f < x->from->n_file; f++)
+        for (int32_t i = 0; i < x->from->file[f]->n; i++) {
+            x->it[x->n] = item_of(x, x->from->file[f], &x->from->file[f]->tensor[i]);
+            x->it[x->n++].shard = f;
+        }
+}
+
+static size_t item_bytes(const item *i) {
+    size_t bytes = 0;
+    ml_st_size(i->dtype, i->src->shape, i->src->n_dim, &bytes);
+    return bytes;
+}
+
+/* --- which file each goes into ---------------------------------------------- */
+
+static bool dtypes_kept(const exporter *x, int32_t f) {
+    for (int32_t i = 0; i < x->n; i++)
+        if (x->it[i].shard == f && x->it[i].dtype != x->it[i].src->dtype)
+            return false;
+    return true;
+}
+
+static void keep_shards(exporter *x) {
+    x->n_shard = x->from->n_file;
+    x->shard = ML_NEW(&x->arena, shard, x->n_shard);
+    for (int32_t f = 0; f < x->n_shard; f++)
+        x->shard[f] = (shard){ .name = x->from->file_name[f],
+                               .same = dtypes_kept(x, f) ? x->from->file[f] : NULL };
+}
+
+/* Where modules stand inside a decoder layer upstream; parameters follow that order there. */
+static int module_rank(const char *name) {
+    const char *attn = strstr(name, ".self_attn.");
+    if (attn)
+        return strstr(attn, "_norm.") ? 1 : 0;
+    return strstr(name, ".mlp.") ? 2 : 3;
+}
+
+/* Layers in order, between the embedding and what follows the last layer. */
+static int64_t layer_rank(const exporter *x, const item *i) {
+    const ml_param *p = &x->s->param[i->param];
+    const char *layers = strstr(p->name, ".layers.");
+    if (layers)
+        return 1 + strtol(layers + strlen(".layers."), NULL, 10);
+    return i->param == 0 ? 0 : INT64_MAX;
+}
+
+/* Upstream's order of parameters; tensors that are none come last, in file order. */
+static int by_module(const void *a, const void *b, void *ud) {
+    const exporter *x = ud;
+    const item *i = a, *k = b;
+    int64_t li, lk;
+    int mi, mk;
+
+    if (i->param == ML_NONE || k->param == ML_NONE) {
+        if ((i->param == ML_NONE) != (k->param == ML_NONE))
+            return i->param == ML_NONE ? 1 : -1;
+        return i->src < k->src ? -1 : 1;
+    }
+    li = layer_rank(x, i);
+    lk = layer_rank(x, k);
+    if (li != lk)
+        return li < lk ? -1 : 1;
+    mi = module_rank(x->s->param[i->param].name);
+    mk = module_rank(x->s->param[k->param].name);
+    if (mi != mk)
+        return mi - mk;
+    if (i->param != k->param)
+        return i->param - k->param;
+    return i->member - k->member;
+}
+
+/* Fills a file until the next tensor would pass the limit; one that is larger goes alone. */
+static void split_shards(exporter *x) {
+    size_t limit = (size_t)x->o->shard_bytes, size = 0;
+    int32_t at = 0;
+
+    qsort_r(x->it, (size_t)x->n, sizeof *x->it, by_module, x);
+    for (int32_t i = 0; i < x->n; i++) {
+        size_t bytes = item_bytes(&x->it[i]);
+        if (size > 0 && size + bytes > limit) {
+            at++;
+            size = 0;
+        }
+        x->it[i].shard = at;
+        size += bytes;
+    }
+    x->n_shard = at + 1;
+    x->shard = ML_NEW(&x->arena, shard, x->n_shard);
+    for (int32_t f = 0; f < x->n_shard; f++)
+        x->shard[f].name =
+            x->n_shard == 1 ? "model.safetensors"
+                            : ml_arena_printf(&x->arena, "model-%05d-of-%05d.safetensors",
+                                              f + 1, x->n_shard);
+}
+
+/* --- bytes ------------------------------------------------------------------ */
+
+static ml_status write_param(exporter *x, ml_st_writer *out, int32_t at, const item *i,
+                             ml_err *err) {
+    const ml_param *p = &x->s->param[i->param];
+    int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
+    size_t row_bytes = item_bytes(i) / (size_t)rows;
+    int64_t step = (int64_t)(PIECE_BYTES / row_bytes);
+    ml_dtype to = ML_F32;
+    ml_status st = ML_OK;
+
+    ml_st_to_dtype(i->dtype, &to);
+    if (step < 1)
+        step = 1;
+    x->piece = realloc(x->piece, (size_t)step * row_bytes);
+    if (!x->piece)
+        return ml_fail(err, ML_ENOMEM, "no memory for %zu bytes of %s",
+                       (size_t)step * row_bytes, i->src->name.ptr);
+    for (int64_t r = 0; r < rows && st == ML_OK; r += step) {
+        int64_t n = rows - r < step ? rows - r : step;
+        ml_weights_unpack(x->w, i->param, i->member, r, n, to, x->piece);
+        st = ml_st_write(out, at, (size_t)r * row_bytes, x->piece, (size_t)n * row_bytes,
+                         err);
+    }
+    return st;
+}
+
+static int32_t declare_shard(exporter *x, int32_t f, ml_st_tensor *t) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < x->n; i++)
+        if (x->it[i].shard == f) {
+            t[n] = *x->it[i].src;
+            t[n++].dtype = x->it[i].dtype;
+        }
+    return n;
+}
+
+static const item *item_named(const exporter *x, ml_str name) {
+    return &x->it[ml_map_get(&x->by_name, name, ML_NONE)];
+}
+
+/* Opens file f of the target; t and n get its tensors in order. */
+static ml_status create_shard(exporter *x, int32_t f, ml_st_writer **out,
+                              const ml_st_tensor **t, int32_t *n, ml_err *err) {
+    static const ml_st_meta format = { { "format", 6 }, { "pt", 2 } };
+    const char *path = in_dir(x, x->o->dir, x->shard[f].name);
+    const ml_st_file *same = x->shard[f].same;
+    ml_st_tensor *own;
+
+    if (same) {
+        *t = same->tensor;
+        *n = same->n;
+        return ml_st_create_like(out, path, same, err);
+    }
+    own = ML_NEW(&x->arena, ml_st_tensor, x->n);
+    *t = own;
+    *n = declare_shard(x, f, own);
+    ml_st_sort_like_hf(own, *n);
+    return ml_st_create(
+        out, path, &(ml_st_layout){ .n = *n, .tensor = own, .n_meta = 1, .meta = &format },
+        err);
+}
+
+static ml_status write_shard(exporter *x, int32_t f, ml_err *err) {
+    const ml_st_tensor *t;
+    ml_st_writer *out;
+    int32_t n;
+    ml_status st = create_shard(x, f, &out, &t, &n, err);
+
+    if (st != ML_OK)
+        return st;
+    for (int32_t i = 0; i < n && st == ML_OK; i++) {
+        const item *it = item_named(x, t[i].name);
+        st = it->param == ML_NONE
+                 ? ml_st_write(out, i, 0, it->src->data, it->src->bytes, err)
+                 : write_param(x, out, i, it, err);
+    }
+    if (st == ML_OK)
+        return ml_st_commit(out, err);
+    ml_st_abort(out);
+    return st;
+}
+
+static int by_name(const void *a, const void *b, void *ud) {
+    const item *i = *(const item *const *)a, *k = *(const item *const *)b;
+    (void)ud;
+    return strcmp(i->src->name.ptr, k->src->name.ptr);
+}
+
+/* As transformers writes it: json.dumps(indent=2, sort_keys=True) and a newline. */
+static ml_status write_index(exporter *x, ml_err *err) {
+    const item **sorted = ML_NEW(&x->arena, const item *, x->n);
+    size_t bytes = 0;
+    int64_t count = 0;
+    ml_text t = { 0 };
+    ml_status st;
+
+    for (int32_t i = 0; i < x->n; i++) {
+        int64_t n = 1;
+        for (int32_t k = 0; k < x->it[i].src->n_dim; k++)
+            n *= x->it[i].src->shape[k];
+        sorted[i] = &x->it[i];
+        bytes += item_bytes(&x->it[i]);
+        count += n;
+    }
+    qsort_r(sorted, (size_t)x->n, sizeof *sorted, by_name, NULL);
+    ml_text_printf(
+        &t,
+        "{\n  \"metadata\": {\n    \"total_parameters\": %lld,\n    \"total_size\": "
+        "%zu\n  },\n  \"weight_map\": {\n",
+        (long long)count, bytes);
+    for (int32_t i = 0; i < x->n; i++) {
+        ml_text_printf(&t, "    ");
+        ml_json_quote(&t, sorted[i]->src->name);
+        ml_text_printf(&t, ": \"%s\"%s\n", x->shard[sorted[i]->shard].name,
+                       i + 1 < x->n ? "," : "");
+    }
+    ml_text_printf(&t, "  }\n}\n");
+    st = ml_file_replace(in_dir(x, x->o->dir, INDEX), (ml_str){ t.ptr, t.len }, err);
+    ml_text_release(&t);
+    return st;
+}
+
+static ml_status write_weights(exporter *x, ml_err *err) {
+    ml_status st = ML_OK;
+    bool same = x->o->shard_bytes == 0 && x->o->keep_dtype;
+
+    for (int32_t f = 0; f < x->n_shard && st == ML_OK; f++)
+        st = write_shard(x, f, err);
+    /* An index that still holds is copied with the other files. */
+    if (st == ML_OK && x->n_shard > 1 && !same)
+        st = write_index(x, err);
+    return st;
+}
+
+/* --- the other files -------------------------------------------------------- */
+
+static bool ends_in(const char *name, const char *tail) {
+    size_t n = strlen(name), k = strlen(tail);
+    return n >= k && strcmp(name + n - k, tail) == 0;
+}
+
+static bool is_weight_file(const char *name) {
+    static const char *const tails[] = {
+        ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json"
+    };
+    for (size_t i = 0; i < sizeof tails / sizeof *tails; i++)
+        if (ends_in(name, tails[i]))
+            return true;
+    return false;
+}
+
+static ml_status copy_file(exporter *x, const char *name, ml_err *err) {
+    ml_file f;
+    ml_status st = ml_file_map(&f, in_dir(x, x->from->dir, name), err);
+    if (st == ML_OK) {
+        st = ml_file_replace(in_dir(x, x->o->dir, name), f.bytes, err);
+        ml_file_unmap(&f);
+    }
+    return st;
+}
+
+/* config.json with the value of its dtype key replaced, every other byte as it was. */
+static ml_status write_config(exporter *x, ml_err *err) {
+    static const char *const names[] = {
+        [ML_F32] = "float32", [ML_BF16] = "bfloat16", [ML_F16] = "float16"
+    };
+    const ml_json *root, *v;
+    ml_text t = { 0 };
+    ml_file f;
+    const char *path = in_dir(x, x->from->dir, "config.json");
+    ml_status st = ml_file_map(&f, path, err);
+
+    if (st != ML_OK)
+        return st;
+    st = ml_json_parse(&root, &x->arena, f.bytes, path, err);
+    if (st == ML_OK) {
+        v = ml_json_get(root, "dtype");
+        v = v ? v : ml_json_get(root, "torch_dtype");
+        if (v && !x->o->keep_dtype) {
+            ml_text_add(&t, f.bytes.ptr, v->begin);
+            ml_text_printf(&t, "\"%s\"", names[x->o->dtype]);
+            ml_text_add(&t, f.bytes.ptr + v->end, f.bytes.len - v->end);
+        } else {
+            ml_text_add(&t, f.bytes.ptr, f.bytes.len);
+        }
+        st = ml_file_replace(in_dir(x, x->o->dir, "config.json"), (ml_str){ t.ptr, t.len },
+                             err);
+    }
+    ml_text_release(&t);
+    ml_file_unmap(&f);
+    return st;
+}
+
+static bool copied(const exporter *x, const char *name) {
+    struct stat sb;
+    char path[4096];
+    bool index_holds =
+        x->o->shard_bytes == 0 && x->o->keep_dtype && strcmp(name, INDEX) == 0;
+
+    snprintf(path, sizeof path, "%s/%s", x->from->dir, name);
+    if (stat(path, &sb) != 0 || !S_ISREG(sb.st_mode) || strcmp(name, "config.json") == 0)
+        return false;
+    return index_holds || !is_weight_file(name);
+}
+
+static ml_status copy_others(exporter *x, ml_err *err) {
+    DIR *d = opendir(x->from->dir);
+    struct dirent *e;
+    ml_status st = ML_OK;
+
+    if (!d)
+        return ml_fail(err, ML_EIO, "%s: %s", x->from->dir, strerror(errno));
+    while (st == ML_OK && (e = readdir(d)))
+        if (copied(x, e->d_name))
+            st = copy_file(x, e->d_name, err);
+    closedir(d);
+    return st;
+}
+
+static ml_status make_dir(const char *dir, ml_err *err) {
+    DIR *d;
+    struct dirent *e;
+    ml_status st = ML_OK;
+
+    if (mkdir(dir, 0777) == 0)
+        return ML_OK;
+    if (errno != EEXIST)
+        return ml_fail(err, ML_EIO, "%s: cannot be made: %s", dir, strerror(errno));
+    d = opendir(dir);
+    if (!d)
+        return ml_fail(err, ML_EIO, "%s: %s", dir, strerror(errno));
+    while (st == ML_OK && (e = readdir(d)))
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            st = ml_fail(err, ML_EIO,
+                         "%s: already holds %s; name a new or an empty directory, so that "
+                         "nothing is overwritten",
+                         dir, e->d_name);
+    closedir(d);
+    return st;
+}
+
+ml_status ml_export_hf(const ml_weights *w, const ml_spec *s, const ml_checkpoint *from,
+                       const ml_export_opts *o, ml_err *err) {
+    exporter x = { .w = w, .s = s, .from = from, .o = o };
+    ml_status st = make_dir(o->dir, err);
+
+    ml_arena_init(&x.arena, "export");
+    if (st == ML_OK) {
+        list_items(&x);
+        if (o->shard_bytes)
+            split_shards(&x);
+        else
+            keep_shards(&x);
+        ml_map_init(&x.by_name, &x.arena, x.n);
+        for (int32_t i = 0; i < x.n; i++)
+            ml_map_add(&x.by_name, x.it[i].src->name, i);
+        st = write_weights(&x, err);
+    }
+    if (st == ML_OK)
+        st = copy_others(&x, err);
+    if (st == ML_OK)
+        st = write_config(&x, err);
+    free(x.piece);
+    ml_arena_release(&x.arena);
+    return st;
+}
