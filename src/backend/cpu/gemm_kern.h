@@ -1,20 +1,28 @@
-/* gemm_kern.h - the micro-kernel all products and attention are made of. */
+/* gemm_kern.h - the micro-kernel all products and attention are made of, and the packers
+ * that bring operands into its order. */
 #ifndef ML_BACKEND_CPU_GEMM_KERN_H
 #define ML_BACKEND_CPU_GEMM_KERN_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* One register tile: for rows i < mr, panels p < np, lanes l < 16
+/* One tile: for rows i < mr, panels p < np, lanes l < 16
  *
  *     c[i*c_is + p*c_ps + l]  (+)=  sum over ascending k of  a[i*a_is + k*a_ks] *
  *                                                           b[k*b_ks + p*b_ps + l]
  *
- * as one FMA chain per output that starts from +0, or from c when add.  All 16 lanes of
- * each panel are read and written, unless `tail` (1..16) cuts the last panel of c (not of b). */
+ * as one FMA chain per output that starts from +0, or from c when add.  With a bias
+ * [np*16], bias[16*p + l] is added last.  All 16 lanes of each panel are read and written,
+ * unless `tail` (1..15) cuts the last panel of c and bias (not of b).  b_bf16, when not
+ * NULL, stands for b.
+ *
+ * Any np works; the panels are taken in groups that fit the registers.  Fastest is an a
+ * in the order of pack_rows: a_is 1, a_ks 16. */
 typedef struct ml_gemm_tile {
     float *c;
     const float *a, *b;
+    const uint16_t *b_bf16;
+    const float *bias;
     int64_t c_is, c_ps, a_is, a_ks, b_ks, b_ps;
     int64_t k;
     int32_t mr, np, tail;
@@ -22,8 +30,17 @@ typedef struct ml_gemm_tile {
 } ml_gemm_tile;
 
 typedef struct ml_gemm_kern {
-    int32_t mr, np; /* largest tile held in registers; smaller ones work too */
+    int32_t mr, np; /* the largest tile held in registers; t->mr is at most mr */
     void (*tile)(const ml_gemm_tile *t);
+
+    /* dst[j*16 + i] = src[i*ld + j] for i < n, j < k; lanes from n to 15 are +0; n <= 16. */
+    void (*pack_rows)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k);
+    /* dst[j*16 + i] = src[j*ld + i], likewise. */
+    void (*pack_columns)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k);
+    /* dst[i] = src[i] for i < 16*n. */
+    void (*widen)(float *dst, const uint16_t *src, int64_t n);
+    /* y[i*ldy + j] summed down each of n columns: sum[j] = sum[j] + y[0*ldy + j] + .. */
+    void (*sum_rows)(float *sum, const float *y, int64_t ldy, int64_t m, int64_t n);
 } ml_gemm_kern;
 
 #endif
