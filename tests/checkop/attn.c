@@ -1,0 +1,253 @@
+/* attn.c - attention: several sequences in scattered pages, whose unused slots hold NaN. */
+#include "tests/checkop/checkop.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { MAX_SEQ = 4, SPARE = 3, UNMAPPED = 1 << 24 };
+
+static const struct variant {
+    int32_t len[MAX_SEQ];
+    int32_t n_head, n_kv, d, window;
+    float scale, softcap, amp; /* amp: of q and k */
+} variants[] = {
+    { { 0 }, 2, 1, 16, 0, 0.25f, 0.0f, 1.0f },
+    { { 1, 15, 16, 17 }, 2, 2, 16, 0, 0.25f, 0.0f, 2.0f },
+    { { 63, 64, 65 }, 4, 2, 20, 0, 0.3f, 0.0f, 2.0f },
+    { { 130, 7 }, 4, 1, 64, 0, 0.125f, 0.0f, 1.0f },
+    { { 33, 130 }, 3, 3, 24, 0, 0.7f, 5.0f, 2.0f },
+    { { 200 }, 2, 1, 80, 64, 0.1f, 0.0f, 1.0f },
+    { { 5, 200, 3 }, 4, 2, 16, 8, 0.25f, 0.0f, 3.0f },
+    { { 70, 130 }, 4, 2, 32, 65, 0.2f, 50.0f, 10.0f },
+    { { 300 }, 2, 1, 16, 0, 0.25f, 0.0f, 2.0f },
+    { { 40 }, 90, 1, 8, 20, 0.4f, 0.0f, 2.0f },
+};
+
+static int32_t pages_of(int32_t len) {
+    return (len + ML_PAGE - 1) / ML_PAGE;
+}
+
+static void fill_nan(ck_case *c, ml_tensor *t) {
+    t->data = ml_arena_take(c->arena, ml_tensor_bytes(t) + 1, 1);
+    memset(t->data, 0xff, ml_tensor_bytes(t));
+}
+
+/* Pages in random places of a pool with a few to spare; returns the pool's size. */
+static int32_t scatter_pages(ck_case *c, int32_t n) {
+    int32_t *page = ML_NEW(c->arena, int32_t, n + SPARE);
+    for (int32_t i = 0; i < n + SPARE; i++) {
+        int32_t j = ck_below(c, i + 1);
+        page[i] = page[j];
+        page[j] = i;
+    }
+    c->rows.page = page;
+    return n + SPARE;
+}
+
+static void build_rows(ck_case *c, const int32_t *len) {
+    int32_t *seq_start = ML_NEW(c->arena, int32_t, MAX_SEQ + 1);
+    int32_t *page_start = ML_NEW(c->arena, int32_t, MAX_SEQ + 1), *pos, n = 0;
+
+    for (int32_t i = 0; i < MAX_SEQ && len[i]; i++, n++) {
+        seq_start[i + 1] = seq_start[i] + len[i];
+        page_start[i + 1] = page_start[i] + pages_of(len[i]);
+    }
+    pos = ML_NEW(c->arena, int32_t, seq_start[n] + 1);
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t t = 0; t < len[i]; t++)
+            pos[seq_start[i] + t] = t;
+    c->rows = (ml_rows){ .n_token = seq_start[n],
+                         .n_seq = n,
+                         .pos = pos,
+                         .seq_start = seq_start,
+                         .page_start = page_start };
+}
+
+static void build(ck_case *c, int i) {
+    const struct variant *v = &variants[i];
+    int64_t width = (v->d + ML_LANES - 1) / ML_LANES * ML_LANES, n;
+    int32_t pool;
+
+    ck_name(c, "len%d.%d.%d.%d-h%d.%d-d%d-w%d-cap%g", v->len[0], v->len[1], v->len[2],
+            v->len[3], v->n_head, v->n_kv, v->d, v->window, (double)v->softcap);
+    c->attr.attn.n_head = v->n_head;
+    c->attr.attn.n_kv = v->n_kv;
+    c->attr.attn.head_dim = v->d;
+    c->attr.attn.window = v->window;
+    c->attr.attn.scale = v->scale;
+    c->attr.attn.softcap = v->softcap;
+    build_rows(c, v->len);
+    n = c->rows.n_token;
+    pool = scatter_pages(c, c->rows.page_start[c->rows.n_seq]);
+    c->in[0] = ck_mat(n, v->n_head * v->d);
+    c->in[1] = ck_mat(n, v->n_kv * v->d);
+    c->in[2] = ck_mat(n, v->n_kv * v->d);
+    ck_fill(c, &c->in[0], v->amp);
+    ck_fill(c, &c->in[1], v->amp);
+    ck_fill(c, &c->in[2], 1.0f);
+    c->out[0] = c->in[0];
+    c->out[0].data = NULL;
+    c->out[1] = ck_cube(n, v->n_head, 2);
+    c->out[2] = ck_cube(pool, v->n_kv * v->d, ML_PAGE);
+    c->out[3] = ck_cube(pool, v->n_kv * ML_PAGE, width);
+    fill_nan(c, &c->out[2]);
+    fill_nan(c, &c->out[3]);
+}
+
+/* ---- meaning ---- */
+
+static double dot(const double *a, const double *b, int64_t n) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++)
+        sum += a[i] * b[i];
+    return sum;
+}
+
+static double score(const ck_case *c, const double *q, const double *k) {
+    double s = (double)c->attr.attn.scale * dot(q, k, c->attr.attn.head_dim);
+    double cap = (double)c->attr.attn.softcap;
+    return cap != 0.0 ? cap * tanh(s / cap) : s;
+}
+
+/* Row t, head h; its sequence begins at row `first`. */
+static void forward_head(const ck_case *c, ck_ref *r, int64_t first, int64_t t, int64_t h) {
+    int64_t d = c->attr.attn.head_dim, n_head = c->attr.attn.n_head;
+    int64_t ld = c->attr.attn.n_kv * d, kv = h / (n_head / c->attr.attn.n_kv) * d;
+    const double *q = r->in[0] + (t * n_head + h) * d;
+    double *o = r->out[0] + (t * n_head + h) * d, m = -INFINITY, l = 0.0;
+
+    if (c->attr.attn.window && t - first >= c->attr.attn.window)
+        first = t - c->attr.attn.window + 1;
+    for (int64_t j = first; j <= t; j++)
+        m = fmax(m, score(c, q, r->in[1] + j * ld + kv));
+    for (int64_t e = 0; e < d; e++)
+        o[e] = 0.0;
+    for (int64_t j = first; j <= t; j++) {
+        double p = exp(score(c, q, r->in[1] + j * ld + kv) - m);
+        l += p;
+        for (int64_t e = 0; e < d; e++)
+            o[e] += p * r->in[2][j * ld + kv + e];
+    }
+    for (int64_t e = 0; e < d; e++)
+        o[e] /= l;
+    r->out[1][(t * n_head + h) * 2] = m;
+    r->out[1][(t * n_head + h) * 2 + 1] = l;
+}
+
+static void forward(const ck_case *c, ck_ref *r) {
+    for (int32_t i = 0; i < c->rows.n_seq; i++)
+        for (int32_t t = c->rows.seq_start[i]; t < c->rows.seq_start[i + 1]; t++)
+            for (int32_t h = 0; h < c->attr.attn.n_head; h++)
+                forward_head(c, r, c->rows.seq_start[i], t, h);
+}
+
+/* ---- a row knows its own sequence only, and not how it was cut ---- */
+
+/* Rows first .. first + n - 1 of a tensor. */
+static ml_tensor slice(const ml_tensor *t, int64_t first, int64_t n) {
+    ml_tensor s = *t;
+    s.shape[0] = n;
+    if (t->data && t->shape[0])
+        s.data = (char *)t->data + ml_tensor_bytes(t) / (size_t)t->shape[0] * (size_t)first;
+    return s;
+}
+
+/* Rows at positions first .. first + n - 1 of sequence i, as a batch.  Pages that no row
+ * sees have an id that leads nowhere. */
+static ck_case part_of(const ck_case *c, int32_t i, int32_t first, int32_t n) {
+    int32_t row = c->rows.seq_start[i] + first, window = c->attr.attn.window;
+    int32_t n_page = c->rows.page_start[i + 1] - c->rows.page_start[i];
+    int32_t *start = ML_NEW(c->arena, int32_t, 4);
+    int32_t *page = ML_NEW(c->arena, int32_t, n_page);
+    int32_t oldest = window && first >= window ? first - window + 1 : 0;
+    ck_case p = *c;
+
+    for (int32_t k = 0; k < n_page; k++) {
+        bool seen = k >= oldest / ML_PAGE && k <= (first + n - 1) / ML_PAGE;
+        page[k] = seen ? c->rows.page[c->rows.page_start[i] + k] : UNMAPPED;
+    }
+    start[1] = n;
+    start[3] = n_page;
+    p.rows.n_token = n;
+    p.rows.n_seq = 1;
+    p.rows.pos = c->rows.pos + row;
+    p.rows.seq_start = start;
+    p.rows.page_start = start + 2;
+    p.rows.page = page;
+    for (int k = 0; k < ML_OP_IN; k++) {
+        p.in[k] = slice(&c->in[k], row, n);
+        p.din[k] = slice(&c->din[k], row, n);
+    }
+    for (int k = 0; k < 2; k++) {
+        p.out[k] = slice(&c->out[k], row, n);
+        p.dout[k] = slice(&c->dout[k], row, n);
+    }
+    return p;
+}
+
+static void check_rows(ck_env *e, const char *what, const ml_tensor *all, int64_t first,
+                       const ml_tensor *part) {
+    ml_tensor want = slice(all, first, part->shape[0]);
+    ck_same(e, what, &want, part);
+}
+
+/* Prefill in chunks, or token by token, pages handed on from call to call. */
+static void check_chunks(ck_env *e, const ck_case *c, const ck_result *all, int32_t chunk) {
+    ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
+    ck_case now = *c;
+
+    ck_name(&now, "%.60s (chunks of %d)", c->name, chunk);
+    for (int32_t i = 0; i < c->rows.n_seq; i++) {
+        int32_t row = c->rows.seq_start[i], len = c->rows.seq_start[i + 1] - row;
+        for (int32_t t = 0; t < len; t += chunk) {
+            ck_case part = part_of(&now, i, t, len - t < chunk ? len - t : chunk);
+            ck_result r;
+            ck_run(e, &part, m, &r);
+            check_rows(e, "differs from the whole: o", &all->out[0], row + t, &r.out[0]);
+            check_rows(e, "differs from the whole: stat", &all->out[1], row + t, &r.out[1]);
+            now.out[2].data = r.out[2].data;
+            now.out[3].data = r.out[3].data;
+        }
+    }
+    e->now = c;
+    ck_same(e, "differ from the whole: key pages", &all->out[2], &now.out[2]);
+    ck_same(e, "differ from the whole: value pages", &all->out[3], &now.out[3]);
+}
+
+/* Each sequence alone: forward and backward as in the batch. */
+static void check_alone(ck_env *e, const ck_case *c, const ck_result *all) {
+    ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
+
+    m.backward = true;
+    for (int32_t i = 0; i < c->rows.n_seq; i++) {
+        int32_t row = c->rows.seq_start[i], len = c->rows.seq_start[i + 1] - row;
+        ck_case part = part_of(c, i, 0, len);
+        ck_result r;
+        ck_name(&part, "%.60s (sequence %d alone)", c->name, i);
+        ck_run(e, &part, m, &r);
+        check_rows(e, "differs from the batch: o", &all->out[0], row, &r.out[0]);
+        for (int k = 0; k < ML_OP_IN; k++)
+            check_rows(e, "differs from the batch: din", &all->din[k], row, &r.din[k]);
+    }
+}
+
+static void also(ck_env *e, const ck_case *c) {
+    static const int32_t chunks[] = { 1, 5, 16, 100 };
+    ck_mode m = { .in_place = CK_ALL, .only = CK_ALL, .backward = true };
+    ck_result all;
+
+    ck_run(e, c, m, &all);
+    for (int i = 0; i < 4; i++)
+        check_chunks(e, c, &all, chunks[i]);
+    check_alone(e, c, &all);
+}
+
+const ck_suite ck_attn = {
+    .op = ML_OP_ATTN,
+    .n_case = sizeof variants / sizeof *variants,
+    .build = build,
+    .forward = forward,
+    .ref_out = 3,
+    .grad_out = 1,
+    .also = also,
+};

@@ -1,0 +1,159 @@
+/* build.c - the contents of cases. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/checkop/checkop.h"
+
+void ck_name(ck_case *c, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(c->name, sizeof c->name, fmt, ap);
+    va_end(ap);
+}
+
+/* A 64-bit counter, scrambled by two multiplications. */
+uint32_t ck_random(ck_case *c) {
+    uint64_t z;
+    c->random += 0x9e3779b97f4a7c15u;
+    z = c->random;
+    z = (z ^ z >> 32) * 0xd6e8feb86659fd93u;
+    z = (z ^ z >> 32) * 0xd6e8feb86659fd93u;
+    return (uint32_t)(z >> 32);
+}
+
+int32_t ck_below(ck_case *c, int32_t n) {
+    return (int32_t)(ck_random(c) % (uint32_t)n);
+}
+
+float ck_uniform(ck_case *c, float amp) {
+    int32_t i = (int32_t)(ck_random(c) >> 8) - (1 << 23);
+    return (float)i * 0x1p-23f * amp;
+}
+
+ml_tensor ck_vec(int64_t n) {
+    return (ml_tensor){ .n_dim = 1, .shape = { n } };
+}
+
+ml_tensor ck_mat(int64_t n, int64_t m) {
+    return (ml_tensor){ .n_dim = 2, .shape = { n, m } };
+}
+
+ml_tensor ck_cube(int64_t e, int64_t n, int64_t m) {
+    return (ml_tensor){ .n_dim = 3, .shape = { e, n, m } };
+}
+
+int64_t ck_offset(const ml_tensor *t, int64_t e, int64_t i, int64_t j) {
+    int64_t rows = t->n_dim > 1 ? t->shape[t->n_dim - 2] : 1;
+    int64_t cols = t->shape[t->n_dim - 1];
+    if (t->layout == ML_ROWS)
+        return (e * rows + i) * cols + j;
+    return (e * ((rows + ML_LANES - 1) / ML_LANES) + i / ML_LANES) * ML_LANES * cols +
+           j * ML_LANES + i % ML_LANES;
+}
+
+/* Offset of the i-th element in row-major order. */
+static int64_t offset_of(const ml_tensor *t, int64_t i) {
+    int64_t rows, cols;
+    if (t->layout == ML_ROWS)
+        return i;
+    rows = t->shape[t->n_dim - 2];
+    cols = t->shape[t->n_dim - 1];
+    return ck_offset(t, i / (rows * cols), i / cols % rows, i % cols);
+}
+
+static void put(const ml_tensor *t, int64_t i, float f) {
+    int64_t at = offset_of(t, i);
+    if (t->dtype == ML_BF16)
+        ((uint16_t *)t->data)[at] = ml_f32_to_bf16(f);
+    else
+        ((float *)t->data)[at] = f;
+}
+
+static void give_memory(ck_case *c, ml_tensor *t) {
+    size_t bytes = ml_tensor_bytes(t);
+    t->data = ml_arena_take(c->arena, bytes ? bytes : 1, 1);
+}
+
+void ck_fill(ck_case *c, ml_tensor *t, float amp) {
+    int64_t n = ml_tensor_count(t);
+    give_memory(c, t);
+    for (int64_t i = 0; i < n; i++)
+        put(t, i, ck_uniform(c, amp));
+}
+
+int32_t *ck_ints(ck_case *c, int64_t n, int32_t below) {
+    int32_t *v = ML_NEW(c->arena, int32_t, n ? n : 1);
+    for (int64_t i = 0; i < n; i++)
+        v[i] = ck_below(c, below);
+    return v;
+}
+
+double *ck_values(ml_arena *a, const ml_tensor *t) {
+    int64_t n = ml_tensor_count(t);
+    double *v = ML_NEW(a, double, n ? n : 1);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = offset_of(t, i);
+        if (t->dtype == ML_BF16)
+            v[i] = (double)ml_bf16_to_f32(((const uint16_t *)t->data)[at]);
+        else if (t->dtype == ML_I32)
+            v[i] = ((const int32_t *)t->data)[at];
+        else
+            v[i] = (double)((const float *)t->data)[at];
+    }
+    return v;
+}
+
+/* Rows in turn hold: tiny numbers and zeros; huge ones; infinities; everything with NaN.
+ * One NaN for all would make every sum a NaN, and hide the rest. */
+static float special_value(ck_case *c, int64_t row) {
+    static const float tiny[] = { 0.0f, -0.0f, 0x1p-149f, -0x1.8p-127f };
+    static const float huge[] = { 0x1.fffffep127f, -0x1.fffffep127f, 1e30f, -1e25f };
+    static const float inf[] = { INFINITY, -INFINITY, 0.0f, 1e-30f };
+    static const float nan[] = { NAN, INFINITY, 0x1p-149f, -1e30f };
+    static const float *const sets[] = { tiny, huge, inf, nan };
+    uint32_t pick = ck_random(c);
+    return pick % 8 < 4 ? sets[row % 4][pick % 4] : ck_uniform(c, 2.0f);
+}
+
+static void fill_special(ck_case *c, ml_tensor *t) {
+    int64_t n = ml_tensor_count(t), cols = t->n_dim ? t->shape[t->n_dim - 1] : 1;
+    if (!t->data || t->dtype == ML_I32)
+        return;
+    give_memory(c, t);
+    for (int64_t i = 0; i < n; i++)
+        put(t, i, special_value(c, i / cols));
+}
+
+ck_case ck_special(const ck_case *c) {
+    ck_case s = *c;
+    ck_name(&s, "%.60s (special values)", c->name);
+    for (int i = 0; i < ML_OP_IN; i++)
+        fill_special(&s, &s.in[i]);
+    for (int i = 0; i < ML_OP_W; i++)
+        fill_special(&s, &s.w[i]);
+    return s;
+}
+
+static void take_row(ml_tensor *t, int64_t row) {
+    int64_t n = t->shape[0];
+    if (t->data)
+        t->data = (char *)t->data + (size_t)row * (ml_tensor_bytes(t) / (size_t)n);
+    t->shape[0] = 1;
+}
+
+ck_case ck_row(const ck_case *c, int32_t t) {
+    ck_case s = *c;
+    ck_name(&s, "%.60s (row %d alone)", c->name, t);
+    s.rows.n_token = 1;
+    s.rows.id = c->rows.id ? c->rows.id + t : NULL;
+    s.rows.pos = c->rows.pos ? c->rows.pos + t : NULL;
+    for (int i = 0; i < ML_OP_IN; i++)
+        if (s.in[i].data)
+            take_row(&s.in[i], t);
+    for (int i = 0; i < ML_OP_OUT; i++)
+        if (c->suite->row_out & 1u << i)
+            take_row(&s.out[i], t);
+    return s;
+}

@@ -1,0 +1,335 @@
+/* checkop.c - walks all cases of all ops; see checkop.h.
+ *
+ *     checkop [op | op/case]...   [--level L] [--threads N] [--seed S]
+ *     checkop --write-hashes      rewrites tests/checkop/hashes.txt (of the ops named)
+ *     checkop --coverage          fails when an op has no cases */
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/checkop/checkop.h"
+
+#define HASHES "tests/checkop/hashes.txt"
+#define SEED 1 /* of the committed hashes */
+
+static const ck_suite *const suites[] = {
+    &ck_embed, &ck_rmsnorm,   &ck_rope_table, &ck_rope,        &ck_add,
+    &ck_glu,   &ck_moe_route, &ck_moe_gather, &ck_moe_combine,
+};
+enum { N_SUITE = sizeof suites / sizeof *suites };
+
+/* u = 2^-24 = 6e-8 is the rounding of one f32 operation. */
+static const ck_bound bounds[ML_OP_COUNT] = {
+    [ML_OP_EMBED] = { 1e-7, 1e-6, "one product; sums over a few equal ids" },
+    [ML_OP_LINEAR] = { 3e-6, 1e-5, "chains of up to some hundred FMAs" },
+    [ML_OP_RMSNORM] = { 5e-7, 5e-6, "a 16-lane sum, a root and three products" },
+    [ML_OP_ROPE_TABLE] = { 1e-7, 0, "one rounding to f32" },
+    [ML_OP_ROPE] = { 3e-7, 1e-6, "a product and an FMA" },
+    [ML_OP_ATTN] = { 5e-6, 5e-5, "exp, softmax sums and two chains over the keys" },
+    [ML_OP_ADD] = { 1e-7, 1e-6, "one addition" },
+    [ML_OP_GLU] = { 1e-6, 5e-6, "sigmoid or tanh of a few ulp and three products" },
+    [ML_OP_MOE_ROUTE] = { 1e-6, 5e-6, "exp, a 16-lane sum and two divisions" },
+    [ML_OP_MOE_GATHER] = { 0, 1e-6, "a copy; backward adds a few rows" },
+    [ML_OP_MOE_LINEAR] = { 3e-6, 1e-5, "as linear" },
+    [ML_OP_MOE_COMBINE] = { 5e-7, 3e-6, "an FMA per rank; a 16-lane dot product" },
+    [ML_OP_LMHEAD] = { 5e-6, 5e-3, "logit gradients are rounded to the storage dtype" },
+};
+
+typedef struct options {
+    const char *level;
+    int threads;
+    bool write_hashes, coverage;
+    uint64_t seed;
+    char **filter;
+    int n_filter;
+} options;
+
+static ck_env env; /* for the signal handler too */
+
+void ck_fail(ck_env *e, const char *fmt, ...) {
+    const ml_backend *b = &e->backend[e->now_backend];
+    const char *op = ml_op_infos[e->now->suite->op].name;
+    int n = (int)strcspn(e->now->name, " "); /* derived cases add words to the name */
+    va_list ap;
+
+    printf("FAIL %s/%s, level %s, %d threads: ", op, e->now->name, b->level, b->n_thread);
+    va_start(ap, fmt);
+    vprintf(fmt, ap);
+    va_end(ap);
+    printf("; again: checkop %s/%.*s --level %s --threads %d --seed %llu\n", op, n,
+           e->now->name, b->level, b->n_thread, (unsigned long long)e->seed);
+    e->n_fail++;
+}
+
+static void on_crash(int sig) {
+    ck_fail(&env, "signal %d, probably memory past a tensor", sig);
+    fflush(stdout);
+    _exit(1);
+}
+
+/* ---- one case ---- */
+
+static bool fill_gradients(ck_case *c) {
+    const ml_op_info *info = &ml_op_infos[c->suite->op];
+    bool any = false;
+
+    for (int i = 0; i < ML_OP_OUT; i++)
+        if (c->suite->grad_out & 1u << i && c->out[i].n_dim) {
+            c->dout[i] = c->out[i];
+            ck_fill(c, &c->dout[i], 1.0f);
+        }
+    for (int i = 0; i < ML_OP_IN; i++)
+        if (info->grad_in & 1u << i && c->in[i].data) {
+            c->din[i] = c->in[i];
+            ck_fill(c, &c->din[i], 1.0f);
+            any = true;
+        }
+    for (int i = 0; i < ML_OP_W; i++)
+        if (c->w[i].data) {
+            c->dw[i] = c->w[i];
+            c->dw[i].dtype = ML_F32;
+            ck_fill(c, &c->dw[i], 1.0f);
+            any = true;
+        }
+    return any;
+}
+
+/* Alone and added: the two results every other way of running must reproduce. */
+typedef struct pair {
+    ck_result alone, sum;
+} pair;
+
+static void run_pair(const ck_case *c, ck_mode m, pair *p) {
+    m.add = false;
+    ck_run(&env, c, m, &p->alone);
+    m.add = m.backward;
+    ck_run(&env, c, m, &p->sum);
+}
+
+static void check_levels(const ck_case *c, ck_mode m, const pair *base) {
+    for (int i = 0; i < env.n_backend; i++) {
+        pair p;
+        m.backend = i;
+        m.end = i % 2 == 1;
+        run_pair(c, m, &p);
+        ck_same_result(&env, "differs from level c", &base->alone, &p.alone);
+        ck_same_result(&env, "differs from level c when added", &base->sum, &p.sum);
+    }
+}
+
+static void check_in_place(const ck_case *c, ck_mode m, const pair *base) {
+    m.backward = false;
+    for (int i = 0; i < ML_OP_IN; i++) {
+        if (!(ml_op_infos[c->suite->op].in_place & 1u << i) || !c->in[i].data ||
+            ml_tensor_bytes(&c->in[i]) != ml_tensor_bytes(&c->out[0]))
+            continue;
+        m.in_place = i;
+        for (m.backend = 0; m.backend < env.n_backend; m.backend++) {
+            ck_result r;
+            ck_run(&env, c, m, &r);
+            ck_same(&env, "differs in place: out[0]", &base->alone.out[0], &r.out[0]);
+        }
+    }
+}
+
+static void check_single_gradients(const ck_case *c, ck_mode m, const pair *base) {
+    for (m.only = 0; m.only < ML_OP_IN + ML_OP_W; m.only++) {
+        ck_result r;
+        ck_run(&env, c, m, &r);
+        ck_same_result(&env, "differs as the only gradient", &base->alone, &r);
+    }
+}
+
+static void check_rows(const ck_case *c, ck_mode m, const pair *base) {
+    m.backward = false;
+    m.special = true; /* outputs that are not rows keep their poison */
+    m.backend = env.n_backend - 1;
+    for (int32_t t = 0; t < c->rows.n_token; t++) {
+        ck_case row = ck_row(c, t);
+        ck_result r;
+        ck_run(&env, &row, m, &r);
+        for (int i = 0; i < ML_OP_OUT; i++) {
+            ml_tensor want = base->alone.out[i];
+            if (!(c->suite->row_out & 1u << i) || !want.data)
+                continue;
+            want.shape[0] = 1;
+            want.data = (char *)want.data + (size_t)t * ml_tensor_bytes(&want);
+            ck_same(&env, "differs from its row in the batch: out", &want, &r.out[i]);
+        }
+    }
+}
+
+static uint64_t check_case(ck_case *c, const ck_bound *bound) {
+    ck_mode m = { .in_place = CK_ALL, .only = CK_ALL };
+    ck_case special;
+    pair base, odd;
+
+    m.backward = fill_gradients(c);
+    run_pair(c, m, &base);
+    check_levels(c, m, &base);
+    check_in_place(c, m, &base);
+    if (m.backward)
+        check_single_gradients(c, m, &base);
+    if (c->suite->row_out)
+        check_rows(c, m, &base);
+    env.now = c;
+    env.now_backend = 0;
+    ck_check_forward(&env, c, &base.alone, bound);
+    ck_check_backward(&env, c, &base.alone, bound);
+    ck_check_add(&env, c, &base.alone, &base.sum, bound);
+    if (c->suite->also)
+        c->suite->also(&env, c);
+
+    special = ck_special(c);
+    m.special = true;
+    run_pair(&special, m, &odd);
+    check_levels(&special, m, &odd);
+    env.now = c;
+    env.now_backend = 0;
+    return ck_hash(ck_hash(ck_hash(0xcbf29ce484222325u, &base.alone), &base.sum),
+                   &odd.alone);
+}
+
+/* ---- all cases ---- */
+
+static bool wanted(const options *o, const char *op, const char *full) {
+    for (int i = 0; i < o->n_filter; i++)
+        if (strcmp(o->filter[i], op) == 0 || strcmp(o->filter[i], full) == 0)
+            return true;
+    return o->n_filter == 0;
+}
+
+/* A case that is filtered out counts nothing. */
+static void walk_case(const options *o, const ck_suite *s, int i, const ck_hashes *known,
+                      ck_hashes *fresh, int count[2]) {
+    const char *op = ml_op_infos[s->op].name;
+    char full[120];
+    ml_arena arena;
+    ck_case c = { .arena = &arena, .suite = s };
+
+    ml_arena_init(&arena, "checkop case");
+    c.random = o->seed << 32 | (uint64_t)s->op << 16 | (uint64_t)i;
+    s->build(&c, i);
+    snprintf(full, sizeof full, "%s/%s", op, c.name);
+    if (wanted(o, op, full)) {
+        uint64_t hash;
+        env.n_fail = 0;
+        hash = check_case(&c, &bounds[s->op]);
+        ck_hashes_set(fresh, full, hash);
+        if (!o->write_hashes && o->seed == SEED)
+            ck_hashes_check(&env, known, full, hash);
+        count[env.n_fail > 0]++;
+    } else {
+        ck_hashes_keep(fresh, known, full);
+    }
+    ml_arena_release(&arena);
+}
+
+static int walk(const options *o) {
+    int count[2] = { 0 }; /* passed, failed */
+    ck_hashes *known, *fresh;
+    ml_arena arena;
+
+    ml_arena_init(&arena, "checkop hashes");
+    known = ck_hashes_read(&arena, HASHES);
+    fresh = ck_hashes_read(&arena, NULL);
+    for (int k = 0; k < N_SUITE; k++)
+        for (int i = 0; i < suites[k]->n_case; i++)
+            walk_case(o, suites[k], i, known, fresh, count);
+    if (o->write_hashes && !ck_hashes_write(fresh, HASHES)) {
+        printf("FAIL %s cannot be written: %s\n", HASHES, strerror(errno));
+        count[1]++;
+    }
+    ml_arena_release(&arena);
+    printf("%d passed, %d failed\n", count[0], count[1]);
+    return count[1] || !count[0];
+}
+
+static int coverage(void) {
+    int count[2] = { 0 };
+    for (int op = 0; op < ML_OP_COUNT; op++) {
+        int n = 0;
+        for (int k = 0; k < N_SUITE; k++)
+            n += (int)suites[k]->op == op ? suites[k]->n_case : 0;
+        printf("%s %s: %d cases\n", n ? "ok  " : "FAIL", ml_op_infos[op].name, n);
+        count[n == 0]++;
+    }
+    printf("%d passed, %d failed\n", count[0], count[1]);
+    return count[1] > 0;
+}
+
+/* ---- the environment ---- */
+
+static void open_backend(const char *level, int threads) {
+    ml_err err;
+    if (ml_backend_cpu_open(&env.backend[env.n_backend++], threads, level, &err)) {
+        fprintf(stderr, "checkop: %s\n", err.msg);
+        exit(2);
+    }
+}
+
+/* Level c with one thread is what all others are compared with. */
+static void open_backends(const options *o) {
+    static const int threads[] = { 1, 2, 3, 8 };
+    static ml_backend store[32];
+
+    env.backend = store;
+    env.seed = o->seed;
+    open_backend("c", 1);
+    if (o->level && o->threads) {
+        open_backend(o->level, o->threads);
+        return;
+    }
+    for (const char *const *l = ml_backend_cpu_levels(); *l; l++)
+        for (int i = 0; i < 4; i++)
+            if ((!o->level || strcmp(o->level, *l) == 0) &&
+                (!o->threads || o->threads == threads[i]))
+                open_backend(*l, threads[i]);
+}
+
+static options parse(int argc, char **argv) {
+    options o = { .seed = SEED, .filter = argv + 1 };
+    for (int i = 1; i < argc; i++) {
+        bool more = i + 1 < argc;
+        if (strcmp(argv[i], "--write-hashes") == 0) {
+            o.write_hashes = true;
+        } else if (strcmp(argv[i], "--coverage") == 0) {
+            o.coverage = true;
+        } else if (strcmp(argv[i], "--level") == 0 && more) {
+            o.level = argv[++i];
+        } else if (strcmp(argv[i], "--threads") == 0 && more) {
+            o.threads = atoi(argv[++i]);
+        } else if (strcmp(argv[i], "--seed") == 0 && more) {
+            o.seed = strtoull(argv[++i], NULL, 10);
+        } else if (argv[i][0] == '-') {
+            fprintf(stderr, "checkop: %s is no option, or lacks its value\n", argv[i]);
+            exit(2);
+        } else {
+            o.filter[o.n_filter++] = argv[i];
+        }
+    }
+    if (o.write_hashes && o.seed != SEED) {
+        fprintf(stderr, "checkop: --write-hashes takes no --seed but %d\n", SEED);
+        exit(2);
+    }
+    return o;
+}
+
+int main(int argc, char **argv) {
+    options o = parse(argc, argv);
+    int rc;
+
+    if (o.coverage)
+        return coverage();
+    open_backends(&o);
+    signal(SIGSEGV, on_crash);
+    signal(SIGBUS, on_crash);
+    rc = walk(&o);
+    for (int i = 0; i < env.n_backend; i++)
+        ml_backend_close(&env.backend[i]);
+    return rc;
+}

@@ -1,0 +1,94 @@
+#include "tests/checkop/checkop.h"
+
+#include <math.h>
+
+/* ---- add ---- */
+
+static const struct add_variant {
+    int32_t n, width;
+} add_variants[] = { { 0, 4 }, { 1, 1 }, { 3, 15 }, { 3, 16 }, { 5, 17 }, { 40, 1030 } };
+
+static void build_add(ck_case *c, int i) {
+    const struct add_variant *v = &add_variants[i];
+
+    ck_name(c, "n%d-h%d", v->n, v->width);
+    c->rows.n_token = v->n;
+    c->in[0] = c->in[1] = c->out[0] = ck_mat(v->n, v->width);
+    ck_fill(c, &c->in[0], 2.0f);
+    ck_fill(c, &c->in[1], 2.0f);
+}
+
+static void add_forward(const ck_case *c, ck_ref *r) {
+    for (int64_t i = 0; i < ml_tensor_count(&c->out[0]); i++)
+        r->out[0][i] = r->in[0][i] + r->in[1][i];
+}
+
+const ck_suite ck_add = {
+    .op = ML_OP_ADD,
+    .n_case = sizeof add_variants / sizeof *add_variants,
+    .build = build_add,
+    .forward = add_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+    .row_out = 1,
+};
+
+/* ---- glu ---- */
+
+static const struct glu_variant {
+    int32_t n, width;
+    ml_act act;
+    bool fused;
+    float amp;
+} glu_variants[] = {
+    { 0, 4, ML_ACT_SILU, false, 1.0f },         { 1, 1, ML_ACT_SILU, false, 1.0f },
+    { 3, 15, ML_ACT_SILU, true, 2.0f },         { 3, 33, ML_ACT_SILU, false, 12.0f },
+    { 1, 1, ML_ACT_GELU_TANH, true, 1.0f },     { 3, 17, ML_ACT_GELU_TANH, false, 2.0f },
+    { 2, 31, ML_ACT_GELU_TANH, true, 5.0f },    { 40, 1030, ML_ACT_SILU, true, 3.0f },
+    { 40, 520, ML_ACT_GELU_TANH, false, 3.0f },
+};
+
+static void build_glu(ck_case *c, int i) {
+    const struct glu_variant *v = &glu_variants[i];
+
+    ck_name(c, "%s-%sn%d-i%d", v->act == ML_ACT_SILU ? "silu" : "gelu",
+            v->fused ? "fused-" : "", v->n, v->width);
+    c->attr.glu.act = v->act;
+    c->attr.glu.fused = v->fused;
+    c->rows.n_token = v->n;
+    c->in[0] = ck_mat(v->n, v->fused ? 2 * v->width : v->width);
+    ck_fill(c, &c->in[0], v->amp);
+    if (!v->fused) {
+        c->in[1] = ck_mat(v->n, v->width);
+        ck_fill(c, &c->in[1], 2.0f);
+    }
+    c->out[0] = ck_mat(v->n, v->width);
+}
+
+static double activation(ml_act act, double g) {
+    if (act == ML_ACT_SILU)
+        return g / (1.0 + exp(-g));
+    return 0.5 * g * (1.0 + tanh(sqrt(2.0 / acos(-1.0)) * (g + 0.044715 * g * g * g)));
+}
+
+static void glu_forward(const ck_case *c, ck_ref *r) {
+    int64_t width = c->out[0].shape[1];
+    bool fused = c->attr.glu.fused;
+
+    for (int64_t t = 0; t < c->rows.n_token; t++) {
+        const double *g = r->in[0] + t * width * (fused ? 2 : 1);
+        const double *u = fused ? g + width : r->in[1] + t * width;
+        for (int64_t i = 0; i < width; i++)
+            r->out[0][t * width + i] = activation(c->attr.glu.act, g[i]) * u[i];
+    }
+}
+
+const ck_suite ck_glu = {
+    .op = ML_OP_GLU,
+    .n_case = sizeof glu_variants / sizeof *glu_variants,
+    .build = build_glu,
+    .forward = glu_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+    .row_out = 1,
+};

@@ -1,0 +1,47 @@
+#include "tests/checkop/checkop.h"
+
+static const struct variant {
+    int32_t n, vocab, width;
+    ml_dtype dtype;
+    ml_layout layout;
+    float scale;
+} variants[] = {
+    { 0, 3, 5, ML_F32, ML_ROWS, 1.0f },       { 1, 1, 1, ML_F32, ML_ROWS, 1.0f },
+    { 9, 5, 17, ML_F32, ML_ROWS, 1.0f },      { 9, 33, 31, ML_BF16, ML_ROWS, 5.65f },
+    { 7, 17, 16, ML_F32, ML_PANELS, 1.0f },   { 7, 15, 15, ML_F32, ML_PANELS, 0.3f },
+    { 20, 50, 33, ML_BF16, ML_PANELS, 8.0f }, { 40, 21, 1100, ML_BF16, ML_PANELS, 1.0f },
+};
+
+static void build(ck_case *c, int i) {
+    const struct variant *v = &variants[i];
+
+    ck_name(c, "%s-%s-n%d-v%d-h%d-x%g", ml_dtype_name(v->dtype),
+            v->layout == ML_ROWS ? "rows" : "panels", v->n, v->vocab, v->width,
+            (double)v->scale);
+    c->attr.embed_scale = v->scale;
+    c->rows.n_token = v->n;
+    c->rows.id = ck_ints(c, v->n, v->vocab);
+    c->w[0] = ck_mat(v->vocab, v->width);
+    c->w[0].dtype = v->dtype;
+    c->w[0].layout = v->layout;
+    ck_fill(c, &c->w[0], 1.0f);
+    c->out[0] = ck_mat(v->n, v->width);
+}
+
+static void forward(const ck_case *c, ck_ref *r) {
+    int64_t width = c->w[0].shape[1];
+    for (int64_t t = 0; t < c->rows.n_token; t++)
+        for (int64_t i = 0; i < width; i++)
+            r->out[0][t * width + i] =
+                r->w[0][c->rows.id[t] * width + i] * (double)c->attr.embed_scale;
+}
+
+const ck_suite ck_embed = {
+    .op = ML_OP_EMBED,
+    .n_case = sizeof variants / sizeof *variants,
+    .build = build,
+    .forward = forward,
+    .ref_out = 1,
+    .grad_out = 1,
+    .row_out = 1,
+};

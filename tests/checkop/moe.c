@@ -1,0 +1,221 @@
+#include "tests/checkop/checkop.h"
+
+#include <math.h>
+#include <string.h>
+
+static const struct variant {
+    int32_t n, experts, k, width;
+    bool renorm;
+} variants[] = {
+    { 0, 4, 2, 8, false },   { 1, 1, 1, 1, false },   { 1, 2, 2, 15, true },
+    { 5, 15, 3, 16, true },  { 7, 17, 1, 17, false }, { 9, 33, 8, 31, true },
+    { 6, 128, 8, 20, true }, { 3, 60, 4, 64, false }, { 70, 64, 6, 300, true },
+};
+enum { N_VARIANT = sizeof variants / sizeof *variants };
+
+static const struct variant *begin(ck_case *c, int i) {
+    const struct variant *v = &variants[i];
+
+    ck_name(c, "n%d-e%d-k%d-h%d%s", v->n, v->experts, v->k, v->width,
+            v->renorm ? "-renorm" : "");
+    c->attr.moe.n_expert = v->experts;
+    c->attr.moe.top_k = v->k;
+    c->attr.moe.renorm = v->renorm;
+    c->rows.n_token = v->n;
+    return v;
+}
+
+static ml_tensor group_shape(const struct variant *v) {
+    ml_tensor t = ck_vec(v->experts + 1 + 2 * (int64_t)v->n * v->k);
+    t.dtype = ML_I32;
+    return t;
+}
+
+/* Fills `group` by its definition: for each expert, the pairs that chose it. */
+static void group_pairs(double *group, const double *expert, int64_t n_pair, int32_t n) {
+    double *pair_of = group + n + 1, *slot_of = pair_of + n_pair;
+    int64_t slot = 0;
+
+    for (int32_t e = 0; e < n; e++) {
+        group[e] = (double)slot;
+        for (int64_t i = 0; i < n_pair; i++)
+            if (expert[i] == e) {
+                pair_of[slot] = (double)i;
+                slot_of[i] = (double)slot++;
+            }
+    }
+    group[n] = (double)slot;
+}
+
+/* A group of random choices: k different experts per token. */
+static ml_tensor random_group(ck_case *c, const struct variant *v) {
+    int64_t n_pair = (int64_t)v->n * v->k;
+    double *expert = ML_NEW(c->arena, double, n_pair + 1);
+    ml_tensor t = group_shape(v);
+    double *group = ML_NEW(c->arena, double, t.shape[0]);
+
+    for (int64_t i = 0; i < v->n; i++) {
+        int32_t first = ck_below(c, v->experts), apart = v->experts > 3 * v->k ? 3 : 1;
+        for (int32_t r = 0; r < v->k; r++)
+            expert[i * v->k + r] = (first + apart * r) % v->experts;
+    }
+    group_pairs(group, expert, n_pair, v->experts);
+    t.data = ML_NEW(c->arena, int32_t, t.shape[0]);
+    for (int64_t i = 0; i < t.shape[0]; i++)
+        ((int32_t *)t.data)[i] = (int32_t)group[i];
+    return t;
+}
+
+/* The slots of token t, rank by rank. */
+static const int32_t *slots_of(const ck_case *c, const ml_tensor *group, int64_t t) {
+    int64_t k = c->attr.moe.top_k;
+    return (const int32_t *)group->data + c->attr.moe.n_expert + 1 + c->rows.n_token * k +
+           t * k;
+}
+
+/* ---- moe-route ---- */
+
+static void build_route(ck_case *c, int i) {
+    const struct variant *v = begin(c, i);
+
+    c->in[0] = ck_mat(v->n, v->experts);
+    ck_fill(c, &c->in[0], 3.0f);
+    c->out[0] = ck_mat(v->n, v->k);
+    c->out[1] = ck_mat(v->n, v->k);
+    c->out[1].dtype = ML_I32;
+    c->out[2] = group_shape(v);
+}
+
+static void softmax(double *p, const double *x, int32_t n) {
+    double sum = 0.0;
+    for (int32_t e = 0; e < n; e++)
+        sum += p[e] = exp(x[e]);
+    for (int32_t e = 0; e < n; e++)
+        p[e] /= sum;
+}
+
+static void route_token(double *weight, double *expert, double *p, int32_t n, int32_t k,
+                        bool renorm) {
+    double sum = 0.0;
+
+    for (int32_t r = 0; r < k; r++) {
+        int32_t best = 0;
+        for (int32_t e = 1; e < n; e++)
+            best = p[e] > p[best] ? e : best;
+        expert[r] = best;
+        weight[r] = p[best];
+        sum += p[best];
+        p[best] = -1.0;
+    }
+    for (int32_t r = 0; renorm && r < k; r++)
+        weight[r] /= sum;
+}
+
+static void route_forward(const ck_case *c, ck_ref *r) {
+    int32_t n = c->attr.moe.n_expert, k = c->attr.moe.top_k;
+    double *p = ML_NEW(c->arena, double, n);
+
+    for (int64_t t = 0; t < c->rows.n_token; t++) {
+        softmax(p, r->in[0] + t * n, n);
+        route_token(r->out[0] + t * k, r->out[1] + t * k, p, n, k, c->attr.moe.renorm);
+    }
+    group_pairs(r->out[2], r->out[1], (int64_t)c->rows.n_token * k, n);
+}
+
+/* Equal logits: the lowest ids win, in order; a NaN logit still gives k different experts. */
+static void check_ties(ck_env *e, const ck_case *c) {
+    int32_t k = c->attr.moe.top_k;
+    ck_mode m = { .in_place = CK_ALL, .only = CK_ALL, .backend = e->n_backend - 1 };
+
+    for (int with_nan = 0; with_nan < 2; with_nan++) {
+        ck_case tied = *c;
+        ck_result r;
+        m.special = with_nan;
+        ck_name(&tied, "%.60s (all logits %s)", c->name, with_nan ? "NaN" : "equal");
+        ck_fill(&tied, &tied.in[0], 0.0f);
+        if (with_nan)
+            memset(tied.in[0].data, 0xff, ml_tensor_bytes(&tied.in[0]));
+        ck_run(e, &tied, m, &r);
+        for (int64_t i = 0; i < (int64_t)c->rows.n_token * k; i++)
+            if (((const int32_t *)r.out[1].data)[i] != i % k) {
+                ck_fail(e, "choice %lld of equal experts is %d", (long long)i,
+                        ((const int32_t *)r.out[1].data)[i]);
+                break;
+            }
+    }
+}
+
+const ck_suite ck_moe_route = {
+    .op = ML_OP_MOE_ROUTE,
+    .n_case = N_VARIANT,
+    .build = build_route,
+    .forward = route_forward,
+    .ref_out = 1 | 2 | 4,
+    .grad_out = 1,
+    .row_out = 1 | 2,
+    .also = check_ties,
+};
+
+/* ---- moe-gather ---- */
+
+static void build_gather(ck_case *c, int i) {
+    const struct variant *v = begin(c, i);
+
+    c->in[0] = ck_mat(v->n, v->width);
+    ck_fill(c, &c->in[0], 1.0f);
+    c->in[1] = random_group(c, v);
+    c->out[0] = ck_mat((int64_t)v->n * v->k, v->width);
+}
+
+static void gather_forward(const ck_case *c, ck_ref *r) {
+    int64_t width = c->in[0].shape[1], k = c->attr.moe.top_k;
+
+    for (int64_t i = 0; i < c->rows.n_token * k; i++)
+        memcpy(r->out[0] + slots_of(c, &c->in[1], 0)[i] * width, r->in[0] + i / k * width,
+               (size_t)width * sizeof(double));
+}
+
+const ck_suite ck_moe_gather = {
+    .op = ML_OP_MOE_GATHER,
+    .n_case = N_VARIANT,
+    .build = build_gather,
+    .forward = gather_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+};
+
+/* ---- moe-combine ---- */
+
+static void build_combine(ck_case *c, int i) {
+    const struct variant *v = begin(c, i);
+
+    c->in[0] = ck_mat((int64_t)v->n * v->k, v->width);
+    ck_fill(c, &c->in[0], 1.0f);
+    c->in[1] = ck_mat(v->n, v->k);
+    ck_fill(c, &c->in[1], 1.0f);
+    c->in[2] = random_group(c, v);
+    c->out[0] = ck_mat(v->n, v->width);
+}
+
+static void combine_forward(const ck_case *c, ck_ref *r) {
+    int64_t width = c->out[0].shape[1], k = c->attr.moe.top_k;
+
+    for (int64_t t = 0; t < c->rows.n_token; t++) {
+        const int32_t *slot = slots_of(c, &c->in[2], t);
+        for (int64_t i = 0; i < width; i++) {
+            double sum = 0.0;
+            for (int64_t q = 0; q < k; q++)
+                sum += r->in[1][t * k + q] * r->in[0][slot[q] * width + i];
+            r->out[0][t * width + i] = sum;
+        }
+    }
+}
+
+const ck_suite ck_moe_combine = {
+    .op = ML_OP_MOE_COMBINE,
+    .n_case = N_VARIANT,
+    .build = build_combine,
+    .forward = combine_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+};
