@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-#define ATTN_SPLIT 256 /* positions or keys of a piece, when backward runs twice */
+#define ATTN_SPLIT 128 /* positions or keys of a piece, when backward runs twice */
 
 typedef struct attn_call {
     const ml_op_args *args;

@@ -10,7 +10,7 @@
 
 #define ML_ATTN_ROWS                                                                       \
     84 /* query rows (position, head) held at once; bits do not depend on it */
-#define ML_ATTN_TILES 16 /* key tiles that backward holds transposed, likewise */
+#define ML_ATTN_TILES 4 /* key tiles that backward holds transposed, likewise */
 
 /* What all spans of a call share.  q, o, dq are [n, Hq*d], dk, dv [n, Hk*d]. */
 typedef struct ml_attn_job {
