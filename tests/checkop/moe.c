@@ -75,11 +75,22 @@ static const int32_t *slots_of(const ck_case *c, const ml_tensor *group, int64_t
 
 /* ---- moe-route ---- */
 
+/* Logits in random order, no two closer than 1 / n: differences must not change a choice. */
+static void fill_logits(ck_case *c, float *x, int32_t n) {
+    for (int32_t e = 0; e < n; e++) {
+        int32_t other = ck_below(c, e + 1);
+        x[e] = x[other];
+        x[other] = (4.0f * (float)e + ck_uniform(c, 1.5f)) / (float)n - 2.0f;
+    }
+}
+
 static void build_route(ck_case *c, int i) {
     const struct variant *v = begin(c, i);
 
     c->in[0] = ck_mat(v->n, v->experts);
-    ck_fill(c, &c->in[0], 3.0f);
+    ck_fill(c, &c->in[0], 0.0f);
+    for (int64_t t = 0; t < v->n; t++)
+        fill_logits(c, (float *)c->in[0].data + t * v->experts, v->experts);
     c->out[0] = ck_mat(v->n, v->k);
     c->out[1] = ck_mat(v->n, v->k);
     c->out[1].dtype = ML_I32;
