@@ -1,0 +1,281 @@
+/* One forward: however a sequence is cut into steps, whatever stands beside it in the
+ * batch, its log-probs are the same bits.
+ *
+ * This drives plans directly: chunks of every size through shared pages, pages in any
+ * order, sequences mixed with others, gradients packed and one by one. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/plan.h"
+#include "tests/support/test.h"
+
+#define DATA "tests/golden/data/"
+#define N_SEQ 4
+#define MAX_LEN 160
+
+typedef struct fixture {
+    ml_arena arena;
+    ml_spec spec;
+    ml_checkpoint *checkpoint;
+    ml_backend be;
+    ml_weights weights;
+    ml_st_file *golden;
+    const int32_t *id[N_SEQ];
+    int32_t len[N_SEQ];
+} fixture;
+
+static void open_fixture(fixture *f, const char *dir, ml_weight_dtype dtype, int n_thread) {
+    char path[256], name[32];
+    ml_err err = { 0 };
+
+    *f = (fixture){ 0 };
+    ml_arena_init(&f->arena, "parity");
+    snprintf(path, sizeof path, "%s/golden.safetensors", dir);
+    if (ml_spec_open(&f->spec, dir, NULL, &err) ||
+        ml_checkpoint_open(&f->checkpoint, dir, &err) ||
+        ml_backend_cpu_open(&f->be, n_thread, NULL, &err) ||
+        ml_weights_load(&f->weights, &f->spec, f->checkpoint, dtype, &f->be, &f->arena,
+                        &err) ||
+        ml_st_open(&f->golden, path, &err)) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        exit(1);
+    }
+    for (int i = 0; i < N_SEQ; i++) {
+        const ml_st_tensor *t;
+        snprintf(name, sizeof name, "tokens.%d", i);
+        t = ml_st_find(f->golden, ml_str_of(name));
+        f->id[i] = t->data;
+        f->len[i] = (int32_t)t->shape[0];
+    }
+}
+
+static void close_fixture(fixture *f) {
+    ml_st_close(f->golden);
+    ml_weights_close(&f->weights);
+    ml_backend_close(&f->be);
+    ml_checkpoint_close(f->checkpoint);
+    ml_spec_close(&f->spec);
+    ml_arena_release(&f->arena);
+}
+
+static ml_plan *open_plan(fixture *f, ml_plan_opts opts) {
+    ml_plan *p = NULL;
+    ml_err err = { 0 };
+    if (ml_plan_new(&p, &f->spec, &f->be, opts, &err) || ml_plan_alloc(p, &err)) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        exit(1);
+    }
+    return p;
+}
+
+static void targets(const fixture *f, int i, int32_t *target) {
+    for (int32_t k = 0; k < f->len[i]; k++)
+        target[k] = k + 1 < f->len[i] ? f->id[i][k + 1] : ML_TARGET_NONE;
+}
+
+static const ml_batch_caps caps = {
+    .n_token = 512, .n_seq = 8, .n_loss = 512, .n_page = 64
+};
+
+/* Sequences order[0..n) in one batch; their log-probs one after the other in out. */
+static void score_packed(fixture *f, const int *order, int n, float *out) {
+    ml_plan *p = open_plan(f, (ml_plan_opts){ .caps = caps });
+    ml_batch b;
+    int32_t target[MAX_LEN];
+
+    ml_batch_init(&b, &f->arena, caps);
+    for (int i = 0; i < n; i++) {
+        targets(f, order[i], target);
+        ml_batch_add(&b, f->id[order[i]], target, f->len[order[i]], 0, NULL);
+    }
+    ml_plan_forward(p, &(ml_run){ .weights = &f->weights, .rows = &b.rows });
+    ml_plan_read(p, &b.rows, out, NULL, NULL);
+    ml_plan_free(p);
+}
+
+/* Sequence i in chunks through shared pages that lie scattered. */
+static void score_chunked(fixture *f, int i, int32_t chunk, float *out) {
+    ml_plan *p = open_plan(f, (ml_plan_opts){ .caps = caps, .kv_shared = true });
+    ml_kv kv;
+    ml_batch b;
+    int32_t target[MAX_LEN], page[32], n_page = ml_pages_for(f->len[i]);
+
+    CHECK(ml_kv_open(&kv, &f->spec, 40, &f->be, &f->arena, NULL) == ML_OK);
+    memset(kv.buf.ptr, 0xff, kv.buf.bytes); /* NaN: nobody may read what nobody wrote */
+    for (int32_t k = 0; k < n_page; k++)
+        page[k] = (k * 7 + 3) % 40;
+    targets(f, i, target);
+    ml_batch_init(&b, &f->arena, caps);
+    for (int32_t at = 0; at < f->len[i]; at += chunk) {
+        int32_t n = f->len[i] - at < chunk ? f->len[i] - at : chunk;
+        ml_batch_clear(&b);
+        ml_batch_add(&b, f->id[i] + at, target + at, n, at, page);
+        ml_plan_forward(p, &(ml_run){ .weights = &f->weights, .kv = &kv, .rows = &b.rows });
+        ml_plan_read(p, &b.rows, out + at, NULL, NULL);
+    }
+    ml_kv_close(&kv);
+    ml_plan_free(p);
+}
+
+static void same_bits(const char *what, const float *a, const float *b, int32_t n) {
+    for (int32_t i = 0; i < n; i++)
+        if (memcmp(&a[i], &b[i], sizeof *a) != 0) {
+            ml_test_fail(__FILE__, __LINE__, "%s: position %d of %d is %a, expected %a",
+                         what, i, n, (double)b[i], (double)a[i]);
+            return;
+        }
+}
+
+static void check_forward(const char *dir, ml_weight_dtype dtype) {
+    static const int32_t chunks[] = { 1, 2, 7, 15, 16, 17, 64, 100 };
+    static const int forth[] = { 0, 1, 2, 3 }, back[] = { 3, 2, 1, 0 };
+    fixture f;
+    float alone[N_SEQ][MAX_LEN], got[4 * MAX_LEN];
+    int32_t at = 0;
+
+    open_fixture(&f, dir, dtype, 2);
+    for (int i = 0; i < N_SEQ; i++)
+        score_packed(&f, &forth[i], 1, alone[i]);
+    score_packed(&f, forth, N_SEQ, got);
+    for (int i = 0; i < N_SEQ; at += f.len[i++])
+        same_bits("packed", alone[i], got + at, f.len[i]);
+    score_packed(&f, back, N_SEQ, got);
+    at = 0;
+    for (int i = N_SEQ - 1; i >= 0; at += f.len[i--])
+        same_bits("packed in reverse", alone[i], got + at, f.len[i]);
+    for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++)
+        for (int i = 0; i < N_SEQ; i++) {
+            char what[64];
+            snprintf(what, sizeof what, "sequence %d in chunks of %d", i, chunks[c]);
+            score_chunked(&f, i, chunks[c], got);
+            same_bits(what, alone[i], got, f.len[i]);
+        }
+    close_fixture(&f);
+}
+
+/* A step of decode rows, a chunk of prefill and a fresh prompt in one batch. */
+static void check_mixed(const char *dir) {
+    fixture f;
+    float alone[N_SEQ][MAX_LEN], got[MAX_LEN];
+    ml_plan *p;
+    ml_kv kv;
+    ml_batch b;
+    int32_t target[N_SEQ][MAX_LEN], page[N_SEQ][16], done[N_SEQ] = { 0 }, step = 0;
+    static const int32_t stride[N_SEQ] = { 1, 5, 1, 33 };
+
+    open_fixture(&f, dir, ML_WEIGHT_AUTO, 3);
+    p = open_plan(&f, (ml_plan_opts){ .caps = caps, .kv_shared = true });
+    CHECK(ml_kv_open(&kv, &f.spec, 64, &f.be, &f.arena, NULL) == ML_OK);
+    memset(kv.buf.ptr, 0xff, kv.buf.bytes);
+    ml_batch_init(&b, &f.arena, caps);
+    for (int i = 0; i < N_SEQ; i++) {
+        score_packed(&f, &i, 1, alone[i]);
+        targets(&f, i, target[i]);
+        for (int32_t k = 0; k < 16; k++)
+            page[i][k] = k * N_SEQ + i;
+    }
+    for (bool more = true; more; step++) {
+        int32_t n[N_SEQ] = { 0 }, row = 0;
+        more = false;
+        ml_batch_clear(&b);
+        for (int i = 0; i < N_SEQ; i++) {
+            if (step < i * 4 || done[i] == f.len[i]) /* later ones join a running batch */
+                continue;
+            n[i] = f.len[i] - done[i] < stride[i] ? f.len[i] - done[i] : stride[i];
+            ml_batch_add(&b, f.id[i] + done[i], target[i] + done[i], n[i], done[i],
+                         page[i]);
+        }
+        ml_plan_forward(p, &(ml_run){ .weights = &f.weights, .kv = &kv, .rows = &b.rows });
+        ml_plan_read(p, &b.rows, got, NULL, NULL);
+        for (int i = 0; i < N_SEQ; row += n[i++]) {
+            same_bits("mixed", alone[i] + done[i], got + row, n[i]);
+            done[i] += n[i];
+            more = more || done[i] < f.len[i];
+        }
+    }
+    ml_kv_close(&kv);
+    ml_plan_free(p);
+    close_fixture(&f);
+}
+
+static void gradients(fixture *f, ml_weights *g, bool packed) {
+    ml_plan *p = open_plan(f, (ml_plan_opts){ .caps = caps, .backward = true });
+    ml_batch b;
+    int32_t target[MAX_LEN];
+    float d[512], h[512];
+
+    CHECK(ml_weights_zeros(g, &f->spec, &f->be, &f->arena, NULL) == ML_OK);
+    for (int i = 0; i < 512; i++) {
+        d[i] = -0.01f;
+        h[i] = 0.002f;
+    }
+    ml_batch_init(&b, &f->arena, caps);
+    for (int i = 0; i < N_SEQ; i++) {
+        ml_run run = { .weights = &f->weights, .grads = g, .rows = &b.rows };
+        targets(f, i, target);
+        target[f->len[i] - 1] = ML_TARGET_SKIP;
+        ml_batch_add(&b, f->id[i], target, f->len[i], 0, NULL);
+        if (packed && i + 1 < N_SEQ)
+            continue;
+        ml_plan_forward(p, &run);
+        ml_plan_backward(p, &run, d, h);
+        ml_batch_clear(&b);
+    }
+    ml_plan_free(p);
+}
+
+/* Chains over rows go on from one batch to the next, so packing does not change gradients,
+ * unless one matrix is used twice (a tied head: each batch adds head, then embedding). */
+static void check_gradients(const char *dir) {
+    fixture f;
+    ml_weights one, all;
+
+    open_fixture(&f, dir, ML_WEIGHT_AUTO, 2);
+    gradients(&f, &one, false);
+    gradients(&f, &all, true);
+    for (int32_t i = f.spec.tied ? 1 : 0; i < f.spec.n_param; i++)
+        if (memcmp(one.t[i].data, all.t[i].data, ml_tensor_bytes(&one.t[i])) != 0)
+            ml_test_fail(__FILE__, __LINE__, "gradient of %s depends on packing",
+                         f.spec.param[i].name);
+    ml_weights_close(&one);
+    ml_weights_close(&all);
+    close_fixture(&f);
+}
+
+#define MODELS(X)                                                                          \
+    X(llama)                                                                               \
+    X(llama_tied)                                                                          \
+    X(mistral)                                                                             \
+    X(qwen2)                                                                               \
+    X(qwen3)                                                                               \
+    X(qwen3_moe)                                                                           \
+    X(qwen3_moe_raw)                                                                       \
+    X(gemma2)                                                                              \
+    X(gemma3_text)                                                                         \
+    X(glm4)
+
+#define TESTS(name)                                                                        \
+    static void forward_##name(void) {                                                     \
+        check_forward(DATA #name, ML_WEIGHT_AUTO);                                         \
+    }                                                                                      \
+    static void bf16_##name(void) {                                                        \
+        check_forward(DATA #name, ML_WEIGHT_BF16);                                         \
+    }                                                                                      \
+    static void mixed_##name(void) {                                                       \
+        check_mixed(DATA #name);                                                           \
+    }                                                                                      \
+    static void gradients_##name(void) {                                                   \
+        check_gradients(DATA #name);                                                       \
+    }
+MODELS(TESTS)
+
+#define ROWS(name)                                                                         \
+    { "forward " #name, forward_##name }, { "bf16 " #name, bf16_##name },                  \
+        { "mixed " #name, mixed_##name }, { "gradients " #name, gradients_##name },
+
+int main(int argc, char **argv) {
+    static const ml_test tests[] = { MODELS(ROWS){ 0 } };
+    return ml_test_main(argc, argv, tests);
+}

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/data: tiny models of each family with what transformers computes.
+
+    pip install torch transformers safetensors; python3 tools/gen_golden.py [NAME...]
+
+Each folder holds a checkpoint (config.json in the newer key style, config_old.json in the
+older one), and golden.safetensors: token sequences, logits, log-probs, the loss and every
+gradient in float32 with eager attention, and a greedy continuation.  Sizes are odd on
+purpose: widths that are no multiple of 16, sequences longer than windows and key tiles.
+"""
+import json
+import os
+import sys
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+DATA = os.path.join(HERE, "..", "tests", "golden", "data")
+LENGTHS = [37, 70, 1, 150]
+
+COMMON = dict(vocab_size=83, hidden_size=48, intermediate_size=56, num_hidden_layers=2,
+              num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+              max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+
+MODELS = {
+    "llama": ("llama", dict(rope_parameters=dict(
+        rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
+        high_freq_factor=4.0, original_max_position_embeddings=64))),
+    "llama_tied": ("llama", dict(tie_word_embeddings=True, attention_bias=True, mlp_bias=True,
+                                 num_key_value_heads=4)),
+    "llama_linear": ("llama", dict(rope_parameters=dict(
+        rope_type="linear", rope_theta=10000.0, factor=4.0))),
+    "llama_yarn": ("llama", dict(rope_parameters=dict(
+        rope_type="yarn", rope_theta=10000.0, factor=4.0,
+        original_max_position_embeddings=128))),
+    "mistral": ("mistral", dict(sliding_window=8)),
+    "qwen2": ("qwen2", dict(tie_word_embeddings=True, use_sliding_window=True, sliding_window=20,
+                            max_window_layers=1)),
+    "qwen3": ("qwen3", dict()),
+    "qwen3_moe": ("qwen3_moe", dict(
+        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, norm_topk_prob=True,
+        num_hidden_layers=3, mlp_only_layers=[1])),
+    "qwen3_moe_raw": ("qwen3_moe", dict(
+        num_experts=5, num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=False)),
+    "gemma2": ("gemma2", dict(sliding_window=8, query_pre_attn_scalar=10,
+                              attn_logit_softcapping=5.0, final_logit_softcapping=3.0)),
+    "gemma3_text": ("gemma3_text", dict(
+        sliding_window=8, query_pre_attn_scalar=10,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters=dict(
+            full_attention=dict(rope_type="linear", rope_theta=1000000.0, factor=8.0),
+            sliding_attention=dict(rope_type="default", rope_theta=10000.0)))),
+    "glm4": ("glm4", dict(head_dim=16, rope_parameters=dict(
+        rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
+}
+
+
+def old_style(config):
+    """The same config with the keys that published checkpoints have."""
+    old = dict(config)
+    rope = old.pop("rope_parameters")
+    old["torch_dtype"] = old.pop("dtype")
+    if "full_attention" in rope:
+        old["rope_theta"] = rope["full_attention"].pop("rope_theta")
+        old["rope_scaling"] = rope["full_attention"]
+        old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        return old
+    old["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        old["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    if rope.get("rope_type", "default") != "default":
+        rope["type"] = rope.pop("rope_type")
+        old["rope_scaling"] = rope
+    if "num_local_experts" in old:
+        old["num_experts"] = old.pop("num_local_experts")
+    return old
+
+
+def spread(model, generator):
+    """Weights far enough from their initial values that every path matters."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            p.copy_(p + 0.2 * noise if p.dim() == 1 else 0.15 * noise)
+
+
+def score(model, names):
+    out, chosen = {}, []
+    generator = torch.Generator().manual_seed(2)
+    for i, n in enumerate(LENGTHS):
+        ids = torch.randint(3, model.config.vocab_size, (n,), generator=generator)
+        logits = model(ids[None]).logits[0]
+        out[f"tokens.{i}"] = ids.int()
+        out[f"logits.{i}"] = logits.detach()
+        if n > 1:
+            lp = torch.log_softmax(logits[:-1], -1).gather(-1, ids[1:, None])[:, 0]
+            out[f"logprobs.{i}"] = lp.detach()
+            chosen.append(lp)
+    loss = -torch.cat(chosen).mean()
+    loss.backward()
+    out["loss"] = loss.detach()[None]
+    for name, grad in gradients(model, names).items():
+        out["grad." + name] = grad
+    return out
+
+
+def gradients(model, names):
+    """Under the names of the checkpoint: experts are stacked and fused in memory only."""
+    grads = {}
+    for name, p in model.named_parameters():
+        if name in names:
+            grads[name] = p.grad
+        elif name.endswith("experts.gate_up_proj"):
+            gate, up = p.grad.chunk(2, dim=1)
+            for e in range(p.shape[0]):
+                stem = name[: -len("gate_up_proj")] + f"{e}."
+                grads[stem + "gate_proj.weight"] = gate[e]
+                grads[stem + "up_proj.weight"] = up[e]
+        elif name.endswith("experts.down_proj"):
+            for e in range(p.shape[0]):
+                grads[name[: -len("down_proj")] + f"{e}.down_proj.weight"] = p.grad[e]
+        else:
+            raise SystemExit(f"{name}: no such name in the checkpoint")
+    if set(grads) != set(names):
+        raise SystemExit(f"gradients and checkpoint differ: {set(grads) ^ set(names)}")
+    return grads
+
+
+def greedy(model, ids):
+    ids = ids[:20].long()
+    with torch.no_grad():
+        for _ in range(12):
+            ids = torch.cat([ids, model(ids[None]).logits[0, -1].argmax()[None]])
+    return ids.int()
+
+
+def write(name):
+    kind, own = MODELS[name]
+    folder = os.path.join(DATA, name)
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(kind, **{**COMMON, **own})
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    spread(model, torch.Generator().manual_seed(3))
+    model.save_pretrained(folder)
+    for extra in ("generation_config.json",):
+        path = os.path.join(folder, extra)
+        if os.path.exists(path):
+            os.remove(path)
+    names = list(load_file(os.path.join(folder, "model.safetensors")))
+    golden = score(model, names)
+    golden["greedy"] = greedy(model, golden["tokens.0"])
+    save_file({k: v.contiguous() for k, v in golden.items()},
+              os.path.join(folder, "golden.safetensors"))
+    with open(os.path.join(folder, "config.json")) as f:
+        config = json.load(f)
+    with open(os.path.join(folder, "config_old.json"), "w") as f:
+        json.dump(old_style(config), f, indent=2)
+        f.write("\n")
+
+
+for wanted in sys.argv[1:] or MODELS:
+    write(wanted)
