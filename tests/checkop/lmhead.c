@@ -1,0 +1,191 @@
+/* lmhead.c - the LM head: log-probabilities and entropies of some rows of a batch. */
+#include "tests/checkop/checkop.h"
+
+#include "backend/cpu/lmhead.h"
+
+#include <math.h>
+#include <string.h>
+
+static const struct variant {
+    int32_t n, n_loss, vocab, width;
+    ml_dtype dtype;
+    float temperature, softcap, amp; /* amp: of x */
+    bool logits;
+} variants[] = {
+    { 3, 0, 17, 8, ML_F32, 1.0f, 0.0f, 2.0f, false },
+    { 1, 1, 1, 1, ML_F32, 1.0f, 0.0f, 2.0f, true },
+    { 9, 4, 17, 12, ML_F32, 1.0f, 0.0f, 3.0f, true },
+    { 7, 7, 1000, 16, ML_BF16, 0.7f, 0.0f, 2.0f, false },
+    { 20, 18, 1024, 20, ML_F32, 1.3f, 6.0f, 3.0f, true },
+    { 21, 19, 2500, 17, ML_F32, 0.7f, 0.0f, 2.0f, true },
+    { 5, 3, 17000, 6, ML_BF16, 1.0f, 30.0f, 4.0f, true },
+    { 290, 270, 40, 5, ML_F32, 1.0f, 0.0f, 3.0f, false },
+};
+
+/* Ascending rows, some left out; every fifth is scored for its entropy alone. */
+static void build_rows(ck_case *c, const struct variant *v) {
+    int32_t *row = ML_NEW(c->arena, int32_t, v->n_loss + 1);
+    int32_t *id = ck_ints(c, v->n_loss, v->vocab);
+
+    for (int32_t i = 0; i < v->n_loss; i++) {
+        int32_t skip = v->n - v->n_loss;
+        row[i] = i + (i * skip + skip) / (v->n_loss + 1);
+        if (i % 5 == 2)
+            id[i] = -1;
+    }
+    c->rows.n_token = v->n;
+    c->rows.n_loss = v->n_loss;
+    c->rows.loss_row = row;
+    c->rows.loss_id = id;
+    c->rows.temperature = v->temperature;
+}
+
+static void build(ck_case *c, int i) {
+    const struct variant *v = &variants[i];
+
+    ck_name(c, "%s-n%d.%d-v%d-k%d-t%g-cap%g", ml_dtype_name(v->dtype), v->n, v->n_loss,
+            v->vocab, v->width, (double)v->temperature, (double)v->softcap);
+    build_rows(c, v);
+    c->attr.logit_softcap = v->softcap;
+    c->in[0] = ck_mat(v->n, v->width);
+    ck_fill(c, &c->in[0], v->amp);
+    c->w[0] = ck_mat(v->vocab, v->width);
+    c->w[0].dtype = v->dtype;
+    c->w[0].layout = ML_PANELS;
+    ck_fill(c, &c->w[0], 1.0f);
+    c->out[0] = ck_vec(v->n_loss);
+    c->out[1] = ck_vec(v->n_loss);
+    c->out[2] = ck_mat(v->n_loss, 2);
+    if (v->logits)
+        c->out[3] = ck_mat(v->n_loss, v->vocab);
+}
+
+/* Logits of loss row i, softcapped. */
+static void logits_of(const ck_case *c, const ck_ref *r, int64_t i, double *z) {
+    int64_t vocab = c->w[0].shape[0], width = c->w[0].shape[1];
+    const double *x = r->in[0] + c->rows.loss_row[i] * width;
+    double cap = (double)c->attr.logit_softcap;
+
+    for (int64_t j = 0; j < vocab; j++) {
+        z[j] = 0.0;
+        for (int64_t k = 0; k < width; k++)
+            z[j] += x[k] * r->w[0][j * width + k];
+        if (cap != 0.0)
+            z[j] = cap * tanh(z[j] / cap);
+    }
+}
+
+static void forward(const ck_case *c, ck_ref *r) {
+    int64_t vocab = c->w[0].shape[0];
+    double *z = ML_NEW(c->arena, double, vocab), t = (double)c->rows.temperature;
+
+    for (int64_t i = 0; i < c->rows.n_loss; i++) {
+        int32_t id = c->rows.loss_id[i];
+        double m = -INFINITY, l = 0.0, u = 0.0;
+        logits_of(c, r, i, z);
+        for (int64_t j = 0; j < vocab; j++)
+            m = fmax(m, z[j] / t);
+        for (int64_t j = 0; j < vocab; j++) {
+            double p = exp(z[j] / t - m);
+            l += p;
+            u += p * (z[j] / t - m);
+        }
+        r->out[0][i] = id < 0 ? 0.0 : z[id] / t - m - log(l);
+        r->out[1][i] = log(l) - u / l;
+        r->out[2][2 * i] = m;
+        r->out[2][2 * i + 1] = l;
+        if (r->out[3])
+            memcpy(r->out[3] + i * vocab, z, (size_t)vocab * sizeof *z);
+    }
+}
+
+static float at(const ml_tensor *t, int64_t i) {
+    return ((const float *)t->data)[i];
+}
+
+/* Stored logits lead to the same bits. */
+static void check_stored(ck_env *e, const ck_case *c, const ck_result *all) {
+    int64_t vocab = c->w[0].shape[0];
+    const ml_cpu_kern *kern = ml_cpu(e->backend[e->n_backend - 1].stream)->kern;
+
+    for (int64_t i = 0; c->out[3].n_dim && i < c->rows.n_loss; i++) {
+        const float *z = (const float *)all->out[3].data + i * vocab;
+        ml_logprob p =
+            ml_logprob_of(kern, z, vocab, c->rows.loss_id[i], c->rows.temperature);
+        if (p.logprob != at(&all->out[0], i) || p.entropy != at(&all->out[1], i) ||
+            p.m != at(&all->out[2], 2 * i) || p.l != at(&all->out[2], 2 * i + 1))
+            ck_fail(e, "row %lld differs when computed from its logits", (long long)i);
+    }
+}
+
+static ml_tensor row_of(const ml_tensor *t, int64_t i) {
+    ml_tensor r = *t;
+    r.shape[0] = 1;
+    if (t->data)
+        r.data = (char *)t->data + ml_tensor_bytes(&r) * (size_t)i;
+    return r;
+}
+
+/* Each loss row alone, as decoding would ask for it. */
+static void check_alone(ck_env *e, const ck_case *c, const ck_result *all) {
+    ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
+
+    m.backward = true;
+    for (int64_t i = 0; i < c->rows.n_loss && i < 20; i++) {
+        int32_t zero = 0, row = c->rows.loss_row[i];
+        ck_case one = *c;
+        ck_result r;
+        ml_tensor want = row_of(&all->din[0], row);
+        ck_name(&one, "%.60s (row %d alone)", c->name, row);
+        one.rows.n_token = one.rows.n_loss = 1;
+        one.rows.loss_row = &zero;
+        one.rows.loss_id = c->rows.loss_id + i;
+        one.in[0] = row_of(&c->in[0], row);
+        one.din[0] = row_of(&c->din[0], row);
+        for (int k = 0; k < ML_OP_OUT; k++) {
+            one.out[k] = row_of(&c->out[k], i);
+            one.dout[k] = row_of(&c->dout[k], i);
+        }
+        ck_run(e, &one, m, &r);
+        for (int k = 0; k < ML_OP_OUT; k++) {
+            ml_tensor o = row_of(&all->out[k], i);
+            ck_same(e, "differs from the batch: out", &o, &r.out[k]);
+        }
+        ck_same(e, "differs from the batch: dx", &want, &r.din[0]);
+    }
+    e->now = c;
+}
+
+/* An entropy nobody differentiates is one with a gradient of zero. */
+static void check_no_entropy(ck_env *e, const ck_case *c) {
+    ck_mode m = { .in_place = CK_ALL, .only = CK_ALL, .backward = true };
+    ck_case none = *c, zero = *c;
+    ck_result a, b;
+
+    none.dout[1].data = NULL;
+    zero.dout[1].data = ml_arena_take(c->arena, ml_tensor_bytes(&c->dout[1]) + 1, 1);
+    ck_run(e, &none, m, &a);
+    ck_run(e, &zero, m, &b);
+    e->now = c;
+    ck_same_result(e, "differs without an entropy gradient", &a, &b);
+}
+
+static void also(ck_env *e, const ck_case *c) {
+    ck_mode m = { .in_place = CK_ALL, .only = CK_ALL, .backward = true };
+    ck_result all;
+
+    ck_run(e, c, m, &all);
+    check_stored(e, c, &all);
+    check_alone(e, c, &all);
+    check_no_entropy(e, c);
+}
+
+const ck_suite ck_lmhead = {
+    .op = ML_OP_LMHEAD,
+    .n_case = sizeof variants / sizeof *variants,
+    .build = build,
+    .forward = forward,
+    .ref_out = 15,
+    .grad_out = 3,
+    .also = also,
+};
