@@ -8,9 +8,10 @@
 
 #include "backend/ops.h"
 
-#define ML_ATTN_ROWS                                                                       \
-    84 /* query rows (position, head) held at once; bits do not depend on it */
-#define ML_ATTN_TILES 4 /* key tiles that backward holds transposed, likewise */
+/* Query rows (position, head) held at once, and key tiles that backward holds transposed;
+ * bits depend on neither. */
+#define ML_ATTN_ROWS 84
+#define ML_ATTN_TILES 4
 
 /* What all spans of a call share.  q, o, dq are [n, Hq*d], dk, dv [n, Hk*d]. */
 typedef struct ml_attn_job {
