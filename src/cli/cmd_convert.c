@@ -25,7 +25,7 @@ ml_status ml_cmd_convert(const ml_config *c, ml_err *err) {
     ml_checkpoint *from = NULL;
     ml_backend be = { 0 };
     ml_arena a;
-    ml_status st = ml_spec_open(&s, c->hf_checkpoint, NULL, err);
+    ml_status st = ml_spec_open(&s, c->hf_checkpoint, err);
 
     ml_arena_init(&a, "convert");
     if (st == ML_OK)

@@ -329,7 +329,7 @@ static ml_status score_all(score_job *j, ml_err *err) {
 
 static ml_status open_inputs(score_job *j, ml_err *err) {
     const ml_config *c = j->config;
-    ml_status st = ml_spec_open(&j->spec, c->hf_checkpoint, NULL, err);
+    ml_status st = ml_spec_open(&j->spec, c->hf_checkpoint, err);
 
     if (st == ML_OK)
         st = ml_checkpoint_open(&j->checkpoint, c->hf_checkpoint, err);

@@ -7,30 +7,19 @@
 
 #include "base/log.h"
 
-ml_status ml_hf_config_open(ml_hf_config *c, ml_arena *a, const char *dir, const char *name,
+ml_status ml_hf_config_open(ml_hf_config *c, ml_arena *a, ml_str text, const char *path,
                             ml_err *err) {
     ml_status st;
 
-    *c = (ml_hf_config){ .arena = a };
-    c->path = dir ? ml_arena_printf(a, "%s/%s", dir, name) : name;
-    st = ml_file_map(&c->file, c->path, err);
+    *c = (ml_hf_config){ .arena = a, .path = path };
+    st = ml_json_parse(&c->root, a, text, path, err);
     if (st != ML_OK)
         return st;
-    st = ml_json_parse(&c->root, a, c->file.bytes, c->path, err);
-    if (st == ML_OK && c->root->type != ML_JSON_OBJECT)
-        st = ml_fail(err, ML_EFORMAT, "%s: expected an object of settings, found %s",
-                     c->path, ml_json_what(c->root));
-    if (st != ML_OK) {
-        ml_hf_config_close(c);
-        return st;
-    }
+    if (c->root->type != ML_JSON_OBJECT)
+        return ml_fail(err, ML_EFORMAT, "%s: expected an object of settings, found %s",
+                       path, ml_json_what(c->root));
     c->seen = ML_NEW(a, bool, c->root->n);
     return ML_OK;
-}
-
-void ml_hf_config_close(ml_hf_config *c) {
-    ml_file_unmap(&c->file);
-    c->root = NULL;
 }
 
 void ml_hf_config_fail(ml_hf_config *c, ml_status code, const char *fmt, ...) {

@@ -13,22 +13,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/file.h"
 #include "base/json.h"
 
 typedef struct ml_hf_config {
-    const char *path; /* in `arena` */
+    const char *path; /* the caller's */
     ml_arena *arena;
-    ml_file file;
     const ml_json *root;
     bool *seen; /* [root->n], in member order */
     ml_err first;
 } ml_hf_config;
 
-/* Reads dir/name (or name itself when dir is NULL).  All strings live in `a`. */
-ml_status ml_hf_config_open(ml_hf_config *c, ml_arena *a, const char *dir, const char *name,
+/* Parses the text of a config.json; path is for messages.  Text and path must outlive c. */
+ml_status ml_hf_config_open(ml_hf_config *c, ml_arena *a, ml_str text, const char *path,
                             ml_err *err);
-void ml_hf_config_close(ml_hf_config *c);
 
 /* The first complaint of any getter, or ML_OK; warns of unknown keys.  `ignored` lists keys
  * that change nothing here, NULL at the end. */

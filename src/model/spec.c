@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/str.h"
 #include "model/build.h"
 
@@ -81,7 +82,7 @@ static const char *const *all_ignored(ml_arena *a, const char *const *own) {
 }
 
 /* Each size alone is within bounds; together they must still be a model. */
-static ml_status check_total(const ml_spec *s, const ml_hf_config *c, ml_err *err) {
+static ml_status check_total(const ml_spec *s, const char *path, ml_err *err) {
     double total = 0, most = 1e14;
 
     for (int32_t i = 0; i < s->n_param; i++)
@@ -90,7 +91,7 @@ static ml_status check_total(const ml_spec *s, const ml_hf_config *c, ml_err *er
         return ml_fail(err, ML_EFORMAT,
                        "%s: the sizes given make a model of %.3g parameters; "
                        "at most %.3g are believed",
-                       c->path, total, most);
+                       path, total, most);
     return ML_OK;
 }
 
@@ -116,8 +117,7 @@ int32_t ml_spec_find(const ml_spec *s, ml_str name, int32_t *member) {
     return (int32_t)(v >> MEMBER_BITS);
 }
 
-ml_status ml_spec_open(ml_spec *out, const char *dir, const char *config_name,
-                       ml_err *err) {
+ml_status ml_spec_parse(ml_spec *out, ml_str text, const char *path, ml_err *err) {
     ml_hf_config c;
     ml_builder b = { .spec = out, .config = &c, .layer = ML_NONE };
     const ml_family *family = NULL;
@@ -125,24 +125,35 @@ ml_status ml_spec_open(ml_spec *out, const char *dir, const char *config_name,
 
     *out = (ml_spec){ 0 };
     ml_arena_init(&out->arena, "model spec");
-    st = ml_hf_config_open(&c, &out->arena, dir, config_name ? config_name : "config.json",
-                           err);
-    if (st != ML_OK)
-        goto out;
-    st = find_family(&family, &c, err);
+    st = ml_hf_config_open(&c, &out->arena, text, path, err);
+    if (st == ML_OK)
+        st = find_family(&family, &c, err);
     if (st == ML_OK) {
         out->family = family->model_type;
         family->build(&b);
         st = ml_hf_config_check(&c, all_ignored(&out->arena, family->ignored), err);
-        if (st == ML_OK)
-            st = check_total(out, &c, err);
     }
-    ml_hf_config_close(&c);
+    if (st == ML_OK)
+        st = check_total(out, path, err);
     if (st == ML_OK)
         index_names(out);
-out:
-    if (st != ML_OK)
+    else
         ml_spec_close(out);
+    return st;
+}
+
+ml_status ml_spec_open(ml_spec *out, const char *dir, ml_err *err) {
+    ml_text path = { 0 };
+    ml_file file = { 0 };
+    ml_status st;
+
+    *out = (ml_spec){ 0 };
+    ml_text_printf(&path, "%s/config.json", dir);
+    st = ml_file_map(&file, path.ptr, err);
+    if (st == ML_OK)
+        st = ml_spec_parse(out, file.bytes, path.ptr, err);
+    ml_file_unmap(&file);
+    ml_text_release(&path);
     return st;
 }
 

@@ -76,9 +76,11 @@ typedef struct ml_spec {
     ml_arena arena; /* owns all of the above */
 } ml_spec;
 
-/* Reads dir/config_name (NULL: config.json).  Refuses other architectures by name, with the
- * list of those that work; warns of keys it does not know. */
-ml_status ml_spec_open(ml_spec *out, const char *dir, const char *config_name, ml_err *err);
+/* Reads dir/config.json.  Refuses other architectures by name, with the list of those that
+ * work; warns of keys it does not know. */
+ml_status ml_spec_open(ml_spec *out, const char *dir, ml_err *err);
+/* The same from text; path is for messages. */
+ml_status ml_spec_parse(ml_spec *out, ml_str text, const char *path, ml_err *err);
 void ml_spec_close(ml_spec *s);
 
 /* The name of member e of a parameter, in buf. */

@@ -33,7 +33,7 @@ static void open_fixture(fixture *f, const char *dir, ml_weight_dtype dtype, int
     *f = (fixture){ 0 };
     ml_arena_init(&f->arena, "parity");
     snprintf(path, sizeof path, "%s/golden.safetensors", dir);
-    if (ml_spec_open(&f->spec, dir, NULL, &err) ||
+    if (ml_spec_open(&f->spec, dir, &err) ||
         ml_checkpoint_open(&f->checkpoint, dir, &err) ||
         ml_backend_cpu_open(&f->be, n_thread, NULL, &err) ||
         ml_weights_load(&f->weights, &f->spec, f->checkpoint, dtype, &f->be, &f->arena,
