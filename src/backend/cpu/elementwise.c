@@ -17,7 +17,7 @@ static void add_rows(void *ud, int64_t begin, int64_t end, int worker) {
 }
 
 void ml_cpu_add_forward(ml_stream *s, const ml_op_args *a) {
-    ml_cpu_split(s, a, a->rows->n_token, a->out[0].shape[1], add_rows);
+    ml_cpu_split(s, a, a->in[0].shape[0], a->out[0].shape[1], add_rows);
 }
 
 static void add_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
@@ -37,7 +37,7 @@ static void add_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
 }
 
 void ml_cpu_add_backward(ml_stream *s, const ml_op_args *a) {
-    ml_cpu_split(s, a, a->rows->n_token, a->dout[0].shape[1], add_rows_back);
+    ml_cpu_split(s, a, a->in[0].shape[0], a->dout[0].shape[1], add_rows_back);
 }
 
 /* ---- glu ---- */
@@ -71,7 +71,7 @@ static void glu_rows(void *ud, int64_t begin, int64_t end, int worker) {
 
 void ml_cpu_glu_forward(ml_stream *s, const ml_op_args *a) {
     ML_BUG_IF(a->attr->glu.fused && a->out[0].data == a->in[0].data);
-    ml_cpu_split(s, a, a->rows->n_token, 4 * a->out[0].shape[1], glu_rows);
+    ml_cpu_split(s, a, a->in[0].shape[0], 4 * a->out[0].shape[1], glu_rows);
 }
 
 static void glu_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
@@ -91,5 +91,5 @@ static void glu_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
 }
 
 void ml_cpu_glu_backward(ml_stream *s, const ml_op_args *a) {
-    ml_cpu_split(s, a, a->rows->n_token, 4 * a->dout[0].shape[1], glu_rows_back);
+    ml_cpu_split(s, a, a->in[0].shape[0], 4 * a->dout[0].shape[1], glu_rows_back);
 }

@@ -26,7 +26,7 @@ size_t ml_cpu_rmsnorm_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool 
     int64_t n = wide_weight(a);
     (void)s;
     if (backward)
-        n += a->rows->n_token * groups_of(a);
+        n += a->in[0].shape[0] * groups_of(a);
     return (size_t)n * sizeof(float);
 }
 
@@ -47,7 +47,7 @@ static norm_job norm_begin(const ml_stream *s, const ml_op_args *a) {
 }
 
 static void norm_split(const ml_stream *s, norm_job *j, ml_task *task) {
-    ml_pool_run(ml_cpu(s)->pool, j->a->rows->n_token * j->n_group, ml_cpu_grain(j->width),
+    ml_pool_run(ml_cpu(s)->pool, j->a->in[0].shape[0] * j->n_group, ml_cpu_grain(j->width),
                 task, j);
 }
 
@@ -94,7 +94,7 @@ static void norm_columns(void *ud, int64_t begin, int64_t end, int worker) {
     int64_t from = begin * 16, to = end * 16 < j->width ? end * 16 : j->width;
 
     (void)worker;
-    for (int64_t i = 0; i < a->rows->n_token * j->n_group; i++) {
+    for (int64_t i = 0; i < a->in[0].shape[0] * j->n_group; i++) {
         const float *x = (const float *)a->in[0].data + i * j->width;
         const float *dy = (const float *)a->dout[0].data + i * j->width;
         j->k->norm_dw((float *)a->dw[0].data + from, dy + from, x + from, j->scale[i],
@@ -107,5 +107,5 @@ void ml_cpu_rmsnorm_backward(ml_stream *s, const ml_op_args *a) {
     norm_split(s, &j, norm_inputs);
     if (a->dw[0].data)
         ml_pool_run(ml_cpu(s)->pool, (j.width + 15) / 16,
-                    ml_cpu_grain(16 * a->rows->n_token * j.n_group), norm_columns, &j);
+                    ml_cpu_grain(16 * a->in[0].shape[0] * j.n_group), norm_columns, &j);
 }
