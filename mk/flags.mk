@@ -16,8 +16,7 @@ SAN ?=
 ifneq ($(SAN),)
 OPT ?= -O1
 KERNEL_OPT ?= -O1
-SAN_FLAGS := -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer \
-  -Wno-error -Wno-format-truncation -Wno-maybe-uninitialized
+SAN_FLAGS := -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer -Wno-error
 else
 OPT ?= -O2
 KERNEL_OPT ?= -O3
