@@ -24,8 +24,8 @@ SAN_FLAGS :=
 endif
 
 ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -Isrc -Iinclude -I. -ffp-contract=off \
-  -fno-strict-aliasing -fvisibility=hidden -pthread -g $(WARN) $(OPT) $(FILE_CFLAGS) \
-  $(SAN_FLAGS) $(CFLAGS)
+  -fno-strict-aliasing -fvisibility=hidden -pthread -g $(WARN) $(OPT) $(SAN_FLAGS) \
+  $(FILE_CFLAGS) $(CFLAGS)
 ALL_LDFLAGS = -pthread $(SAN_FLAGS) $(LDFLAGS)
 LIBS := -lm
 
