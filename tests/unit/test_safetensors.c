@@ -152,6 +152,8 @@ static const struct {
       "its shape needs 12 bytes of F32, but data_offsets span 8" },
     { A("\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,0]"), 0,
       "needs 4 bytes of F32" },
+    { A("\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,8]"), 8,
+      "its shape needs 4 bytes of F32, but data_offsets span 8" },
     /* offsets */
     { A(F32_2 "\"data_offsets\":[0]"), 8,
       "data_offsets must be two non-negative integers" },
