@@ -15,27 +15,27 @@
 #include "backend/cpu/gemm.h"
 
 enum {
-    DEPTH_BLOCK = 256, /* np panels of this depth fit the first cache */
-    DEPTH_SPAN = 2048, /* packed at once: bounds the scratch */
-    ROW_BLOCK = 512,   /* rows x DEPTH_BLOCK of a fit the second cache */
-    PIECE_PANELS = 16, /* panels of a piece: what a row block is reused for */
+    DEPTH_BLOCK = 352,            /* np panels of this depth nearly fit the first cache */
+    DEPTH_SPAN = 6 * DEPTH_BLOCK, /* packed at once: bounds the scratch */
+    ROW_BLOCK = 512,              /* rows x DEPTH_BLOCK of a fit the second cache */
+    PIECE_PANELS = 16,            /* panels of a piece: what a row block is reused for */
+    LINE = 64,                    /* bytes of a cache line */
 };
 
-typedef struct product product;
+typedef enum b_source {
+    B_PANELS,     /* forward: weights as they lie; bf16 ones are widened */
+    B_TRANSPOSED, /* dinput: 16 inputs k x 16 outputs n of the weights, transposed */
+    B_COLUMNS,    /* dweight: 16 columns of dy, brought together */
+} b_source;
 
-/* np panels of b from panel p, for `depth` from d: [np][*b_ps / 16][16], in place or in buf. */
-typedef const float *b_block_fn(const product *g, float *buf, int64_t p, int64_t np,
-                                int64_t d, int64_t depth, int64_t *b_ps);
-
-struct product {
+typedef struct product {
     const ml_cpu_stream *s;
     float *c;
     const float *a, *bias;
-    b_block_fn *b_block;
-    const ml_tensor *w; /* forward, dinput */
-    const float *dy;    /* dweight */
-    int64_t lddy;
-    int64_t c_is, c_ps, a_is, a_ks;
+    const void *b;
+    ml_dtype b_dtype;
+    b_source b_source;
+    int64_t c_is, c_ps, a_is, a_ks, b_ld; /* b_ld: elements of a panel of w, a row of dy */
     int64_t n_row, n_col, n_depth;
     bool add;
 
@@ -46,7 +46,7 @@ struct product {
     int64_t row, tiles, tile_rows, rows_end; /* the row block, cut evenly into tiles */
     int64_t span, span_end;                  /* of the depth */
     int64_t piece_panels, piece_tiles, tile_pieces;
-};
+} product;
 
 static int64_t lesser(int64_t a, int64_t b) {
     return a < b ? a : b;
@@ -65,64 +65,90 @@ static int32_t tail_of(int64_t n_col, int64_t panel_end) {
     return panel_end * ML_LANES > n_col ? (int32_t)(n_col % ML_LANES) : 0;
 }
 
-static size_t w_bytes_at(const ml_tensor *w, int64_t element) {
-    return (size_t)element * ml_dtype_bytes(w->dtype);
-}
+/* A block of b: np panels from panel p, for `depth` from d. */
+typedef struct block {
+    int64_t p, np, d, depth;
+} block;
 
-static const void *w_at(const ml_tensor *w, int64_t element) {
-    return (const char *)w->data + w_bytes_at(w, element);
-}
+/* Where a block comes from: n runs of `bytes`, `stride` bytes apart. */
+typedef struct runs {
+    const char *at;
+    int64_t n, bytes, stride;
+} runs;
 
-/* Forward: f32 weights are used where they lie, bf16 ones are widened. */
-static const float *b_panels(const product *g, float *buf, int64_t p, int64_t np, int64_t d,
-                             int64_t depth, int64_t *b_ps) {
-    const int64_t ps = g->n_depth * ML_LANES;
+static runs block_runs(const product *g, block k) {
+    const int64_t size = (int64_t)ml_dtype_bytes(g->b_dtype), vec = ML_LANES * size;
+    const char *b = g->b;
 
-    if (g->w->dtype == ML_F32) {
-        *b_ps = ps;
-        return w_at(g->w, p * ps + d * ML_LANES);
+    switch (g->b_source) {
+    case B_PANELS:
+        return (runs){ b + k.p * g->b_ld * size + k.d * vec, k.np, k.depth * vec,
+                       g->b_ld * size };
+    case B_TRANSPOSED: /* d is a multiple of 16 */
+        return (runs){ b + k.d / ML_LANES * g->b_ld * size + k.p * ML_LANES * vec,
+                       divide_up(k.depth, ML_LANES), k.np * ML_LANES * vec,
+                       g->b_ld * size };
+    case B_COLUMNS: break;
     }
-    *b_ps = depth * ML_LANES;
-    for (int64_t i = 0; i < np; i++)
-        g->s->kern->gemm->widen(buf + i * *b_ps, w_at(g->w, (p + i) * ps + d * ML_LANES),
-                                depth);
-    return buf;
+    return (runs){ b + k.d * g->b_ld * size + k.p * vec, k.depth, k.np * vec,
+                   g->b_ld * size };
 }
 
-/* dinput: 16 columns k of 16 outputs n, transposed.  d and DEPTH_BLOCK are multiples of 16. */
-static const float *b_transposed(const product *g, float *buf, int64_t p, int64_t np,
-                                 int64_t d, int64_t depth, int64_t *b_ps) {
+static void transpose_weights(const product *g, float *buf, block k, runs r) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
+    const int64_t vec = ML_LANES * (int64_t)ml_dtype_bytes(g->b_dtype);
     float wide[ML_LANES * ML_LANES];
 
-    *b_ps = DEPTH_BLOCK * ML_LANES;
-    for (int64_t n = 0; n < depth; n += ML_LANES)
-        for (int64_t i = 0; i < np; i++) {
-            const int64_t k = (p + i) * ML_LANES, n_k = lesser(ML_LANES, g->n_col - k);
-            const void *w = w_at(g->w, ((d + n) * g->n_col) + k * ML_LANES);
-            if (g->w->dtype != ML_F32) {
-                kern->widen(wide, w, n_k);
-                w = wide;
+    for (int64_t n = 0; n < r.n; n++)
+        for (int64_t i = 0; i < k.np; i++) {
+            const int64_t rows = lesser(ML_LANES, g->n_col - (k.p + i) * ML_LANES);
+            const void *src = r.at + n * r.stride + i * ML_LANES * vec;
+            if (g->b_dtype != ML_F32) {
+                kern->widen(wide, src, rows);
+                src = wide;
             }
-            kern->pack_rows(buf + i * *b_ps + n * ML_LANES, w, ML_LANES, n_k, ML_LANES);
+            kern->pack_rows(buf + (i * DEPTH_BLOCK + n * ML_LANES) * ML_LANES, src,
+                            ML_LANES, rows, ML_LANES);
         }
-    return buf;
 }
 
-/* dweight: the columns of dy, so that a panel's rows lie together. */
-static const float *b_columns(const product *g, float *buf, int64_t p, int64_t np,
-                              int64_t d, int64_t depth, int64_t *b_ps) {
-    *b_ps = depth * ML_LANES;
-    for (int64_t i = 0; i < np; i++) {
-        const int64_t n = (p + i) * ML_LANES;
-        g->s->kern->gemm->pack_columns(buf + i * *b_ps, g->dy + d * g->lddy + n, g->lddy,
-                                       lesser(ML_LANES, g->n_col - n), depth);
+/* The block as panels [np][*b_ps / 16][16]: in place where it lies so, else in buf. */
+static const float *block_panels(const product *g, float *buf, block k, int64_t *b_ps) {
+    const ml_gemm_kern *kern = g->s->kern->gemm;
+    const runs r = block_runs(g, k);
+
+    *b_ps = DEPTH_BLOCK * ML_LANES;
+    switch (g->b_source) {
+    case B_PANELS:
+        if (g->b_dtype == ML_F32) {
+            *b_ps = g->b_ld;
+            return (const void *)r.at;
+        }
+        for (int64_t i = 0; i < k.np; i++)
+            kern->widen(buf + i * *b_ps, (const void *)(r.at + i * r.stride), k.depth);
+        break;
+    case B_TRANSPOSED: transpose_weights(g, buf, k, r); break;
+    case B_COLUMNS:
+        for (int64_t i = 0; i < k.np; i++)
+            kern->pack_columns(buf + i * *b_ps,
+                               (const float *)(const void *)r.at + i * ML_LANES, g->b_ld,
+                               lesser(ML_LANES, g->n_col - (k.p + i) * ML_LANES), k.depth);
+        break;
     }
     return buf;
 }
 
-static float *packed_tile(const product *g, int64_t block, int64_t tile) {
-    return g->packed + (block * g->tiles + tile) * DEPTH_BLOCK * ML_LANES;
+/* Lines from .. to - 1 of a block to come, counted over its runs. */
+static void prefetch_lines(runs r, int64_t from, int64_t to) {
+    const int64_t per_run = divide_up(r.bytes, LINE);
+
+    for (int64_t i = from; i < lesser(to, r.n * per_run); i++)
+        __builtin_prefetch(r.at + i / per_run * r.stride + i % per_run * LINE, 0, 2);
+}
+
+static float *packed_tile(const product *g, int64_t d, int64_t tile) {
+    return g->packed +
+           ((d - g->span) / DEPTH_BLOCK * g->tiles + tile) * DEPTH_BLOCK * ML_LANES;
 }
 
 /* Index: block of the span * tiles + tile. */
@@ -132,42 +158,52 @@ static void pack_tiles(void *ud, int64_t begin, int64_t end, int worker) {
 
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        const int64_t block = i / g->tiles, tile = i % g->tiles;
-        const int64_t d = g->span + block * DEPTH_BLOCK;
+        const int64_t d = g->span + i / g->tiles * DEPTH_BLOCK, tile = i % g->tiles;
         const int64_t depth = lesser(DEPTH_BLOCK, g->span_end - d);
         const int64_t row = g->row + tile * g->tile_rows;
         const int64_t rows = lesser(g->tile_rows, g->rows_end - row);
         const float *src = g->a + row * g->a_is + d * g->a_ks;
         if (g->a_ks == 1)
-            kern->pack_rows(packed_tile(g, block, tile), src, g->a_is, rows, depth);
+            kern->pack_rows(packed_tile(g, d, tile), src, g->a_is, rows, depth);
         else
-            kern->pack_columns(packed_tile(g, block, tile), src, g->a_ks, rows, depth);
+            kern->pack_columns(packed_tile(g, d, tile), src, g->a_ks, rows, depth);
     }
 }
 
-/* Panels p .. p + np - 1 of tiles t .. t_end - 1, for one block of the depth. */
-static void multiply_block(const product *g, int64_t d, int64_t p, int64_t np, int64_t t,
-                           int64_t t_end, float *buf) {
-    const int64_t depth = lesser(DEPTH_BLOCK, g->span_end - d);
+static void prefetch_output(const product *g, const float *c, int64_t np) {
+    for (int64_t i = 0; i < g->tile_rows; i++)
+        for (int64_t p = 0; p < np; p++)
+            __builtin_prefetch(c + i * g->c_is + p * g->c_ps, 1, 3);
+}
+
+/* One block of b for tiles t .. t_end - 1.  Meanwhile `next` comes nearer. */
+static void multiply_block(const product *g, block k, runs next, int64_t t, int64_t t_end,
+                           float *buf) {
+    const int64_t lines = next.n * divide_up(next.bytes, LINE),
+                  share = divide_up(lines, t_end - t);
+    int64_t line = 0;
     ml_gemm_tile tile = {
         .c_is = g->c_is,
         .c_ps = g->c_ps,
         .a_is = 1,
         .a_ks = ML_LANES,
         .b_ks = ML_LANES,
-        .k = depth,
-        .np = (int32_t)np,
-        .tail = tail_of(g->n_col, p + np),
-        .add = g->add || d > 0,
-        .bias = g->bias && d + depth == g->n_depth ? g->bias + p * ML_LANES : NULL,
+        .k = k.depth,
+        .np = (int32_t)k.np,
+        .tail = tail_of(g->n_col, k.p + k.np),
+        .add = g->add || k.d > 0,
+        .bias = g->bias && k.d + k.depth == g->n_depth ? g->bias + k.p * ML_LANES : NULL,
     };
 
-    tile.b = g->b_block(g, buf, p, np, d, depth, &tile.b_ps);
-    for (; t < t_end; t++) {
+    tile.b = block_panels(g, buf, k, &tile.b_ps);
+    for (; t < t_end; t++, line += share) {
         const int64_t row = g->row + t * g->tile_rows;
+        prefetch_lines(next, line, line + share);
         tile.mr = (int32_t)lesser(g->tile_rows, g->rows_end - row);
-        tile.a = packed_tile(g, (d - g->span) / DEPTH_BLOCK, t);
-        tile.c = g->c + row * g->c_is + p * g->c_ps;
+        tile.a = packed_tile(g, k.d, t);
+        tile.c = g->c + row * g->c_is + k.p * g->c_ps;
+        if (t + 1 < t_end)
+            prefetch_output(g, tile.c + g->tile_rows * g->c_is, k.np);
         g->s->kern->gemm->tile(&tile);
     }
 }
@@ -183,9 +219,20 @@ static void multiply_pieces(void *ud, int64_t begin, int64_t end, int worker) {
         const int64_t p_end = lesser(p0 + g->piece_panels, panels);
         const int64_t t = i % g->tile_pieces * g->piece_tiles;
         const int64_t t_end = lesser(t + g->piece_tiles, g->tiles);
-        for (int64_t d = g->span; d < g->span_end; d += DEPTH_BLOCK)
-            for (int64_t p = p0; p < p_end; p += step)
-                multiply_block(g, d, p, lesser(step, p_end - p), t, t_end, buf);
+        block k = { p0, lesser(step, p_end - p0), g->span, 0 };
+        while (k.d < g->span_end) {
+            block next = { k.p + step, 0, k.d, 0 };
+            k.depth = lesser(DEPTH_BLOCK, g->span_end - k.d);
+            if (next.p >= p_end) {
+                next.p = p0;
+                next.d += DEPTH_BLOCK;
+            }
+            next.np = lesser(step, p_end - next.p);
+            next.depth = lesser(DEPTH_BLOCK, g->span_end - next.d);
+            multiply_block(g, k, next.depth > 0 ? block_runs(g, next) : (runs){ 0 }, t,
+                           t_end, buf);
+            k = next;
+        }
     }
 }
 
@@ -246,22 +293,21 @@ static void place_scratch(product *g, void *scratch) {
 /* One tile of rows: weights pass by once, so nothing is packed and nothing is blocked. */
 static void stream_panels(void *ud, int64_t begin, int64_t end, int worker) {
     const product *g = ud;
-    const int64_t ps = g->n_depth * ML_LANES;
-    const void *b = w_at(g->w, begin * ps);
-    const bool f32 = g->w->dtype == ML_F32;
+    const runs r = block_runs(g, (block){ begin, end - begin, 0, g->n_depth });
+    const bool f32 = g->b_dtype == ML_F32;
 
     (void)worker;
     g->s->kern->gemm->tile(&(ml_gemm_tile){
-        .c = g->c + begin * ML_LANES,
+        .c = g->c + begin * g->c_ps,
         .c_is = g->c_is,
         .c_ps = g->c_ps,
         .a = g->a,
         .a_is = g->a_is,
         .a_ks = g->a_ks,
-        .b = f32 ? b : NULL,
-        .b_bf16 = f32 ? NULL : b,
+        .b = f32 ? (const void *)r.at : NULL,
+        .b_bf16 = f32 ? NULL : (const void *)r.at,
         .b_ks = ML_LANES,
-        .b_ps = ps,
+        .b_ps = g->b_ld,
         .bias = g->bias ? g->bias + begin * ML_LANES : NULL,
         .k = g->n_depth,
         .mr = (int32_t)g->n_row,
@@ -281,8 +327,10 @@ void ml_gemm_forward(const ml_cpu_stream *s, float *y, int64_t ldy, const float 
         .a = x,
         .a_is = ldx,
         .a_ks = 1,
-        .b_block = b_panels,
-        .w = w,
+        .b = w->data,
+        .b_dtype = w->dtype,
+        .b_source = B_PANELS,
+        .b_ld = w->shape[1] * ML_LANES,
         .bias = bias,
         .n_row = m,
         .n_col = w->shape[0],
@@ -308,8 +356,10 @@ void ml_gemm_dinput(const ml_cpu_stream *s, float *dx, int64_t lddx, const float
         .a = dy,
         .a_is = lddy,
         .a_ks = 1,
-        .b_block = b_transposed,
-        .w = w,
+        .b = w->data,
+        .b_dtype = w->dtype,
+        .b_source = B_TRANSPOSED,
+        .b_ld = w->shape[1] * ML_LANES,
         .n_row = m,
         .n_col = w->shape[1],
         .n_depth = w->shape[0],
@@ -329,9 +379,10 @@ void ml_gemm_dweight(const ml_cpu_stream *s, const ml_tensor *dw, const float *d
         .a = x,
         .a_is = 1,
         .a_ks = ldx,
-        .b_block = b_columns,
-        .dy = dy,
-        .lddy = lddy,
+        .b = dy,
+        .b_dtype = ML_F32,
+        .b_source = B_COLUMNS,
+        .b_ld = lddy,
         .n_row = dw->shape[1],
         .n_col = dw->shape[0],
         .n_depth = m,
