@@ -54,6 +54,9 @@ $(UNIT) $(GOLDEN) $(PARITY): %: %.o $(B)/libtest.a $(B)/libmiles.a
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
 
+# Counts what a step allocates.
+$(B)/tests/unit/test_model: private LDFLAGS += -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc
+
 # Some of them run the program itself.
 $(UNIT) $(GOLDEN) $(PARITY): | $(B)/miles
 

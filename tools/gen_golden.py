@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/data: tiny models of each family with what transformers computes.
+"""Writes tests/golden/data and tests/golden/sharded: tiny models of each family with what transformers computes.
 
     pip install torch transformers safetensors; python3 tools/gen_golden.py [NAME...]
 
@@ -7,6 +7,7 @@ Each folder holds a checkpoint (config.json in the newer key style, config_old.j
 older one), and golden.safetensors: token sequences, logits, log-probs, the loss and every
 gradient in float32 with eager attention, and a greedy continuation.  Sizes are odd on
 purpose: widths that are no multiple of 16, sequences longer than windows and key tiles.
+tests/golden/sharded holds one of them again as transformers splits it into shards.
 """
 import json
 import os
@@ -18,6 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DATA = os.path.join(HERE, "..", "tests", "golden", "data")
+SHARDED = os.path.join(HERE, "..", "tests", "golden", "sharded")
+SHARDED_MODEL, SHARD_SIZE = "qwen3", "60KB"
 LENGTHS = [37, 70, 1, 150]
 
 COMMON = dict(vocab_size=83, hidden_size=48, intermediate_size=56, num_hidden_layers=2,
@@ -149,6 +152,9 @@ def write(name):
         path = os.path.join(folder, extra)
         if os.path.exists(path):
             os.remove(path)
+    if name == SHARDED_MODEL:
+        model.save_pretrained(SHARDED, max_shard_size=SHARD_SIZE)
+        os.remove(os.path.join(SHARDED, "generation_config.json"))
     names = list(load_file(os.path.join(folder, "model.safetensors")))
     golden = score(model, names)
     golden["greedy"] = greedy(model, golden["tokens.0"])

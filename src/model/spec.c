@@ -52,9 +52,10 @@ static ml_status find_family(const ml_family **out, ml_hf_config *c, ml_err *err
     const char *type = ml_hf_config_str(c, "model_type", NULL);
     const ml_json *arch = ml_hf_config_get(c, "architectures");
 
+    if (!type && c->first.code != ML_OK)
+        return ml_fail(err, c->first.code, "%s", c->first.msg);
     if (!type)
-        return ml_fail(err, ML_EFORMAT, "%s: key \"model_type\" is missing or no string",
-                       c->path);
+        return ml_fail(err, ML_EFORMAT, "%s: key \"model_type\" is missing", c->path);
     for (const ml_family *const *f = ml_families; *f; f++) {
         if (strcmp(type, (*f)->model_type) != 0)
             continue;
@@ -83,7 +84,7 @@ static const char *const *all_ignored(ml_arena *a, const char *const *own) {
 
 /* Each size alone is within bounds; together they must still be a model. */
 static ml_status check_total(const ml_spec *s, const char *path, ml_err *err) {
-    double total = 0, most = 1e14;
+    double total = 0, most = 2e13;
 
     for (int32_t i = 0; i < s->n_param; i++)
         total += (double)ml_param_count(&s->param[i]);

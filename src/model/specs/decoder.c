@@ -23,6 +23,7 @@ static ml_act read_act(ml_builder *b, const char *key, const char *def) {
 void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *def) {
     ml_hf_config *c = b->config;
     ml_spec *s = b->spec;
+    int64_t each;
 
     *d = (ml_decoder){ 0 };
     s->n_vocab = ml_hf_config_int(c, "vocab_size", ML_HF_REQUIRED, 1, MAX_VOCAB);
@@ -34,8 +35,12 @@ void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *de
         (int32_t)ml_hf_config_int(c, "num_attention_heads", ML_HF_REQUIRED, 1, MAX_HEAD);
     d->n_kv = (int32_t)ml_hf_config_int(c, "num_key_value_heads",
                                         def->n_kv ? def->n_kv : d->n_head, 1, MAX_HEAD);
-    d->head_dim = (int32_t)ml_hf_config_int(
-        c, "head_dim", def->head_dim ? def->head_dim : d->n_hidden / d->n_head, 1, 1024);
+    each = d->n_hidden / d->n_head; /* 0 where the config is nonsense */
+    d->head_dim = (int32_t)ml_hf_config_int(c, "head_dim",
+                                            def->head_dim ? def->head_dim
+                                            : each > 0    ? each
+                                                          : 1,
+                                            1, 1024);
     d->eps = (float)ml_hf_config_num(c, "rms_norm_eps", def->eps, 0, 1);
     d->act = read_act(b, def->act_key, def->act);
     if (d->n_head % d->n_kv != 0) {

@@ -1,0 +1,380 @@
+/* Specs, weights and plans: what is refused and in which words, what is laid out where. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "model/plan.h"
+#include "tests/support/scratch.h"
+#include "tests/support/test.h"
+
+#define LLAMA "tests/golden/data/llama"
+
+/* --- config.json ------------------------------------------------------------ */
+
+static const char base[] =
+    "{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"],\n"
+    "\"vocab_size\": 32, \"hidden_size\": 16, \"intermediate_size\": 24,\n"
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2,\n"
+    "\"rms_norm_eps\": 1e-6, \"max_position_embeddings\": 64 EXTRA}\n";
+
+/* The config above with `from` replaced by `to`. */
+static ml_status parse(const char *from, const char *to, ml_spec *spec, ml_err *err) {
+    ml_text t = { 0 };
+    const char *at = strstr(base, from);
+    ml_status st;
+
+    if (!at) {
+        ml_test_fail(__FILE__, __LINE__, "%s is not in the config", from);
+        return ML_EFORMAT;
+    }
+    ml_text_add(&t, base, (size_t)(at - base));
+    ml_text_printf(&t, "%s%s", to, at + strlen(from));
+    at = strstr(t.ptr, "EXTRA");
+    if (at)
+        memset(t.ptr + (at - t.ptr), ' ', 5);
+    st = ml_spec_parse(spec, (ml_str){ t.ptr, t.len }, "config.json", err);
+    ml_text_release(&t);
+    return st;
+}
+
+static const struct {
+    const char *from, *to, *words;
+} bad_configs[] = {
+    { "\"llama\"", "\"t5\"",
+      "model_type \"t5\" is not supported; supported are llama, mistral" },
+    { "\"llama\"", "7", "\"model_type\" is a number; expected a string" },
+    { "LlamaForCausalLM", "LlamaForTokenClassification",
+      "architecture \"LlamaForTokenClassification\" is not supported; supported are "
+      "LlamaFor" },
+    { "\"vocab_size\": 32", "\"vocab_size\": NaN", "config.json:2:" },
+    { "\"vocab_size\": 32", "\"vocab_size\": -5",
+      "\"vocab_size\" is -5; expected an integer" },
+    { "\"vocab_size\": 32", "\"vocab_size\": 3.5",
+      "\"vocab_size\" is 3.5; expected an integer" },
+    { "\"vocab_size\": 32", "\"vocab_size\": 1e99", "\"vocab_size\" is 1e99" },
+    { "\"vocab_size\": 32", "\"vocab_size\": \"32\"", "\"vocab_size\" is a string" },
+    { "\"vocab_size\": 32,", "", "\"vocab_size\" is missing" },
+    { "\"vocab_size\": 32", "\"vocab_size\": null", "\"vocab_size\" is missing" },
+    { "\"hidden_size\": 16", "\"hidden_size\": 99999999999",
+      "\"hidden_size\" is 99999999999" },
+    { "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 0",
+      "\"num_hidden_layers\" is 0" },
+    { "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1000000",
+      "expected an integer from 1" },
+    { "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3",
+      "num_attention_heads (4) is not a multiple of num_key_value_heads (3)" },
+    { "1e-6", "2", "\"rms_norm_eps\" is 2; expected a number from 0 to 1" },
+    { "EXTRA", ", \"hidden_act\": \"relu\"",
+      "\"hidden_act\" is \"relu\"; supported are silu" },
+    { "EXTRA", ", \"head_dim\": 7", "head_dim (7) is odd" },
+    { "EXTRA", ", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}",
+      "rope_type is \"dynamic\"; supported are default, linear, llama3 and yarn" },
+    { "EXTRA", ", \"rope_scaling\": {\"rope_type\": \"linear\"}",
+      "\"rope_scaling.factor\" is missing" },
+    { "EXTRA", ", \"rope_scaling\": 4", "\"rope_scaling\" must be an object" },
+    { "EXTRA", ", \"rope_theta\": \"big\"", "\"rope_theta\" is a string" },
+    { "EXTRA", ", \"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 8}",
+      "\"rope_parameters.low_freq_factor\" is missing" },
+    { "EXTRA", ", \"partial_rotary_factor\": 0.1", "leaves 0 rotated dimensions" },
+    { "EXTRA", ", \"tie_word_embeddings\": \"yes\"", "expected true or false" },
+    { "\"vocab_size\": 32, \"hidden_size\": 16, \"intermediate_size\": 24",
+      "\"vocab_size\": 16777216, \"hidden_size\": 1048576, \"intermediate_size\": 1048576",
+      "parameters; at most" },
+    { "{\"model_type\"", "[\"model_type\"", "config.json:1:" },
+};
+
+static void refuses_bad_configs(void) {
+    for (size_t i = 0; i < sizeof bad_configs / sizeof *bad_configs; i++) {
+        ml_spec spec;
+        ml_err err = { 0 };
+        if (parse(bad_configs[i].from, bad_configs[i].to, &spec, &err) == ML_OK)
+            ml_test_fail(__FILE__, __LINE__, "%s was taken", bad_configs[i].to);
+        CHECK_HAS(err.msg, bad_configs[i].words);
+        CHECK_HAS(err.msg, "config.json");
+    }
+}
+
+static void refuses_moe_and_window_configs(void) {
+    static const char *const bad[][2] = {
+        { "\"layer_types\": [\"full_attention\"]",
+          "\"layer_types\" must be an array of 2 strings" },
+        { "\"layer_types\": [\"full_attention\", \"linear_attention\"]",
+          "has \"linear_attention\" for layer 1; supported are full_attention" },
+        { "\"layer_types\": [\"full_attention\", \"sliding_attention\"]",
+          "layer 1 is sliding_attention but no \"sliding_window\" is set" },
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char text[1024];
+        ml_spec spec;
+        ml_err err = { 0 };
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"qwen3\", \"vocab_size\": 32, \"hidden_size\": 16, "
+                 "\"intermediate_size\": 24, \"num_hidden_layers\": 2, "
+                 "\"num_attention_heads\": 4, "
+                 "\"num_key_value_heads\": 2, %s}",
+                 bad[i][0]);
+        CHECK(ml_spec_parse(&spec, ml_str_of(text), "config.json", &err) != ML_OK);
+        CHECK_HAS(err.msg, bad[i][1]);
+    }
+}
+
+static void keep_line(void *ud, ml_log_level level, const char *line) {
+    (void)level;
+    snprintf(ud, 512, "%s", line);
+}
+
+static void warns_of_unknown_keys(void) {
+    char line[512] = "";
+    ml_spec spec;
+    ml_err err = { 0 };
+
+    ml_log_to(keep_line, line);
+    CHECK(parse("EXTRA", ", \"initializer_range\": 0.1, \"x\": null", &spec, &err) ==
+          ML_OK);
+    CHECK(line[0] == 0);
+    ml_spec_close(&spec);
+    CHECK(parse("EXTRA", ", \"surprise\": 1", &spec, &err) == ML_OK);
+    CHECK_HAS(line, "config.json:4: key \"surprise\" is not known and has no effect");
+    ml_spec_close(&spec);
+}
+
+/* --- weights ---------------------------------------------------------------- */
+
+typedef struct edit {
+    const char *name;   /* tensor to change */
+    const char *rename; /* or NULL */
+    int64_t shape0;     /* or 0 */
+    ml_st_dtype dtype;  /* or F32 */
+    bool drop;
+    const char *words;
+} edit;
+
+#define Q0 "model.layers.0.self_attn.q_proj.weight"
+
+static const edit edits[] = {
+    { .name = Q0,
+      .drop = true,
+      .dtype = ML_ST_F32,
+      .words = "tensor " Q0 " is missing; expected shape [48, 48]" },
+    { .name = Q0, .rename = "extra.weight", .dtype = ML_ST_F32, .words = "is missing" },
+    { .name = Q0,
+      .shape0 = 32,
+      .dtype = ML_ST_F32,
+      .words = "tensor " Q0 " has shape [32, 48]; config.json asks for [48, 48]" },
+    { .name = "lm_head.weight",
+      .dtype = ML_ST_I32,
+      .words = "tensor lm_head.weight has dtype I32; supported are F32, BF16, F16" },
+    { .name = "model.norm.weight",
+      .shape0 = 47,
+      .dtype = ML_ST_F32,
+      .words = "model.norm.weight has shape [47]" },
+};
+
+/* The llama golden with one tensor changed, in a directory of its own. */
+static const char *edited(const edit *e, const char *extra) {
+    ml_st_file *f;
+    ml_st_writer *w;
+    ml_st_tensor t[64];
+    int32_t from[64], n = 0;
+    const char *dir = ml_test_dir();
+
+    CHECK(ml_st_open(&f, LLAMA "/model.safetensors", NULL) == ML_OK);
+    for (int32_t i = 0; i < f->n; i++) {
+        bool hit = e && ml_str_is(f->tensor[i].name, e->name);
+        if (hit && e->drop)
+            continue;
+        t[n] = f->tensor[i];
+        if (hit && e->rename)
+            t[n].name = ml_str_of(e->rename);
+        if (hit && e->shape0)
+            t[n].shape[0] = e->shape0;
+        if (hit)
+            t[n].dtype = e->dtype;
+        from[n++] = i;
+    }
+    if (extra) {
+        t[n] = t[0];
+        t[n].name = ml_str_of(extra);
+        from[n++] = from[0];
+    }
+    CHECK(ml_st_create(&w, ml_test_path("model.safetensors"),
+                       &(ml_st_layout){ .n = n, .tensor = t }, NULL) == ML_OK);
+    for (int32_t i = 0; i < n; i++) {
+        size_t bytes;
+        CHECK(ml_st_size(t[i].dtype, t[i].shape, t[i].n_dim, &bytes));
+        CHECK(ml_st_write(w, i, 0, f->tensor[from[i]].data, bytes, NULL) == ML_OK);
+    }
+    CHECK(ml_st_commit(w, NULL) == ML_OK);
+    ml_st_close(f);
+    return dir;
+}
+
+static ml_status check_dir(const char *dir, ml_err *err) {
+    ml_spec spec;
+    ml_checkpoint *c = NULL;
+    ml_status st = ml_spec_open(&spec, LLAMA, err);
+
+    if (st == ML_OK)
+        st = ml_checkpoint_open(&c, dir, err);
+    if (st == ML_OK)
+        st = ml_weights_check(&spec, c, err);
+    ml_checkpoint_close(c);
+    ml_spec_close(&spec);
+    return st;
+}
+
+static void refuses_bad_weights(void) {
+    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+        ml_err err = { 0 };
+        CHECK(check_dir(edited(&edits[i], NULL), &err) != ML_OK);
+        CHECK_HAS(err.msg, edits[i].words);
+    }
+}
+
+static void refuses_extra_weights(void) {
+    ml_err err = { 0 };
+    CHECK(check_dir(edited(NULL, "model.layers.9.mlp.up_proj.weight"), &err) != ML_OK);
+    CHECK_HAS(err.msg,
+              "tensor model.layers.9.mlp.up_proj.weight is not part of a llama model");
+    /* What old checkpoints carry along and nobody reads is fine. */
+    CHECK(check_dir(edited(NULL, "model.layers.0.self_attn.rotary_emb.inv_freq"), &err) ==
+          ML_OK);
+}
+
+/* --- plans ------------------------------------------------------------------ */
+
+typedef struct world {
+    ml_arena arena;
+    ml_spec spec;
+    ml_checkpoint *c;
+    ml_backend be;
+    ml_weights w, g;
+} world;
+
+static void open_world(world *x, const char *dir) {
+    ml_err err = { 0 };
+    ml_arena_init(&x->arena, "test");
+    if (ml_spec_open(&x->spec, dir, &err) || ml_checkpoint_open(&x->c, dir, &err) ||
+        ml_backend_cpu_open(&x->be, 2, NULL, &err) ||
+        ml_weights_load(&x->w, &x->spec, x->c, ML_WEIGHT_AUTO, &x->be, &x->arena, &err) ||
+        ml_weights_zeros(&x->g, &x->spec, &x->be, &x->arena, &err)) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        exit(1);
+    }
+}
+
+static void close_world(world *x) {
+    ml_weights_close(&x->w);
+    ml_weights_close(&x->g);
+    ml_backend_close(&x->be);
+    ml_checkpoint_close(x->c);
+    ml_spec_close(&x->spec);
+    ml_arena_release(&x->arena);
+}
+
+/* A plan without backward keeps no more than a layer's worth; one with, all of them. */
+static void memory_follows_lifetimes(void) {
+    world x;
+    ml_plan *small, *large;
+    ml_batch_caps caps = { 64, 2, 64, 8 };
+    size_t logits = 64 * 83 * sizeof(float);
+    ml_plan *with;
+
+    open_world(&x, LLAMA);
+    CHECK(ml_plan_new(&small, &x.spec, &x.be, (ml_plan_opts){ .caps = caps }, NULL) ==
+          ML_OK);
+    CHECK(ml_plan_new(&large, &x.spec, &x.be,
+                      (ml_plan_opts){ .caps = caps, .backward = true }, NULL) == ML_OK);
+    CHECK(ml_plan_new(&with, &x.spec, &x.be, (ml_plan_opts){ .caps = caps, .logits = true },
+                      NULL) == ML_OK);
+    CHECK(ml_plan_act_bytes(large) > 2 * ml_plan_act_bytes(small));
+    CHECK(ml_plan_act_bytes(with) >= logits);
+    CHECK(ml_plan_act_bytes(small) < 64 * (48 * 8 + 64 * 2) * sizeof(float) * 2);
+    ml_plan_free(small);
+    ml_plan_free(large);
+    ml_plan_free(with);
+    close_world(&x);
+}
+
+/* Counted by the wrappers below, while `counting`. */
+static bool counting;
+static long n_alloc;
+
+void *__real_malloc(size_t n);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *p, size_t n);
+void *__wrap_malloc(size_t n);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *p, size_t n);
+
+void *__wrap_malloc(size_t n) {
+    n_alloc += counting;
+    return __real_malloc(n);
+}
+
+void *__wrap_calloc(size_t n, size_t size) {
+    n_alloc += counting;
+    return __real_calloc(n, size);
+}
+
+void *__wrap_realloc(void *p, size_t n) {
+    n_alloc += counting;
+    return __real_realloc(p, n);
+}
+
+static void steps_do_not_allocate(void) {
+    static const char *const models[] = { LLAMA, "tests/golden/data/qwen3_moe",
+                                          "tests/golden/data/gemma2" };
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        world x = { 0 };
+        ml_plan *p;
+        ml_batch b;
+        ml_batch_caps caps = { 40, 2, 40, 8 };
+        int32_t id[40], target[40];
+        float d[40] = { 0 };
+        ml_run run = { 0 };
+
+        for (int i = 0; i < 40; i++) {
+            id[i] = i * 7 % 83;
+            target[i] = (i * 5 + 1) % 83;
+        }
+        open_world(&x, models[m]);
+        CHECK(ml_plan_new(&p, &x.spec, &x.be,
+                          (ml_plan_opts){ .caps = caps, .backward = true }, NULL) == ML_OK);
+        CHECK(ml_plan_alloc(p, NULL) == ML_OK);
+        ml_batch_init(&b, &x.arena, caps);
+        run = (ml_run){ .weights = &x.w, .grads = &x.g, .rows = &b.rows };
+        counting = true;
+        for (int step = 0; step < 3; step++) {
+            ml_batch_clear(&b);
+            ml_batch_add(&b, id, target, 17 + step, 0, NULL);
+            ml_batch_add(&b, id + 5, target, 20, 0, NULL);
+            ml_plan_forward(p, &run);
+            ml_plan_read(p, &b.rows, d, NULL, NULL);
+            ml_plan_backward(p, &run, d, d);
+        }
+        counting = false;
+        if (n_alloc)
+            ml_test_fail(__FILE__, __LINE__, "%s: %ld allocations in 3 steps", models[m],
+                         n_alloc);
+        n_alloc = 0;
+        ml_plan_free(p);
+        close_world(&x);
+    }
+}
+
+static const ml_test tests[] = {
+    { "refuses bad configs", refuses_bad_configs },
+    { "refuses moe and window configs", refuses_moe_and_window_configs },
+    { "warns of unknown keys", warns_of_unknown_keys },
+    { "refuses bad weights", refuses_bad_weights },
+    { "refuses extra weights", refuses_extra_weights },
+    { "memory follows lifetimes", memory_follows_lifetimes },
+    { "steps do not allocate", steps_do_not_allocate },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
