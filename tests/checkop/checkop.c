@@ -17,8 +17,9 @@
 #define SEED 1 /* of the committed hashes */
 
 static const ck_suite *const suites[] = {
-    &ck_embed,     &ck_rmsnorm,    &ck_rope_table,  &ck_rope, &ck_add,    &ck_glu,
-    &ck_moe_route, &ck_moe_gather, &ck_moe_combine, &ck_attn, &ck_lmhead,
+    &ck_embed,  &ck_rmsnorm,   &ck_rope_table, &ck_rope,        &ck_add,
+    &ck_glu,    &ck_moe_route, &ck_moe_gather, &ck_moe_combine, &ck_attn,
+    &ck_lmhead, &ck_linear,    &ck_moe_linear,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 

@@ -1,0 +1,204 @@
+#include "tests/checkop/checkop.h"
+
+#include <math.h>
+
+/* Sizes around a tile (14 or 6 rows, 16 columns), a block of depth (352), a span of
+ * blocks (2112) and a block of rows (512), for all three products. */
+static const struct variant {
+    int32_t m, n, k;
+    ml_dtype dtype;
+    bool bias;
+} variants[] = {
+    { 0, 5, 3, ML_F32, true },      { 1, 1, 1, ML_F32, false },
+    { 1, 16, 16, ML_BF16, true },   { 1, 150, 33, ML_BF16, true },
+    { 2, 15, 31, ML_F32, true },    { 5, 80, 17, ML_BF16, false },
+    { 6, 17, 15, ML_F32, false },   { 7, 129, 40, ML_F32, true },
+    { 14, 33, 20, ML_BF16, true },  { 15, 31, 64, ML_F32, true },
+    { 29, 48, 353, ML_F32, true },  { 16, 360, 17, ML_BF16, false },
+    { 33, 65, 47, ML_BF16, true },  { 355, 20, 19, ML_F32, true },
+    { 520, 17, 6, ML_BF16, false }, { 8, 18, 530, ML_F32, false },
+    { 15, 3, 2120, ML_BF16, true },
+};
+
+static void build(ck_case *c, int i) {
+    const struct variant *v = &variants[i];
+
+    ck_name(c, "%s-m%d-n%d-k%d%s", ml_dtype_name(v->dtype), v->m, v->n, v->k,
+            v->bias ? "-bias" : "");
+    c->rows.n_token = v->m;
+    c->in[0] = ck_mat(v->m, v->k);
+    ck_fill(c, &c->in[0], 1.0f);
+    c->w[0] = ck_mat(v->n, v->k);
+    c->w[0].dtype = v->dtype;
+    c->w[0].layout = ML_PANELS;
+    ck_fill(c, &c->w[0], 1.0f);
+    if (v->bias) {
+        c->w[1] = ck_vec(v->n);
+        ck_fill(c, &c->w[1], 1.0f);
+    }
+    c->out[0] = ck_mat(v->m, v->n);
+}
+
+static double dot(const double *x, const double *w, int64_t k) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < k; i++)
+        sum += x[i] * w[i];
+    return sum;
+}
+
+static void forward(const ck_case *c, ck_ref *r) {
+    const int64_t m = c->out[0].shape[0], n = c->out[0].shape[1], k = c->in[0].shape[1];
+
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++)
+            r->out[0][i * n + j] =
+                dot(r->in[0] + i * k, r->w[0] + j * k, k) + (r->w[1] ? r->w[1][j] : 0.0);
+}
+
+/* ---- the contract to the bit: every output is one chain ---- */
+
+/* f32 values, widened; gradients are added to what dx, dw and db hold. */
+typedef struct exact {
+    const double *x, *w, *bias, *dy, *dx, *dw, *db;
+    int64_t m, n, k;
+} exact;
+
+/* s + a[0] * b[0] + a[a_step] * b[b_step] + .., each step rounded once. */
+static float chain(double s, const double *a, int64_t a_step, const double *b,
+                   int64_t b_step, int64_t n) {
+    float sum = (float)s;
+    for (int64_t i = 0; i < n; i++)
+        sum = fmaf((float)a[i * a_step], (float)b[i * b_step], sum);
+    return sum;
+}
+
+static float exact_y(const exact *v, int64_t i, int64_t j) {
+    float y = chain(0.0, v->x + i * v->k, 1, v->w + j * v->k, 1, v->k);
+    return v->bias ? y + (float)v->bias[j] : y;
+}
+
+static float exact_dx(const exact *v, int64_t i, int64_t q) {
+    return chain(v->dx[i * v->k + q], v->dy + i * v->n, 1, v->w + q, v->k, v->n);
+}
+
+static float exact_dw(const exact *v, int64_t j, int64_t q) {
+    return chain(v->dw[j * v->k + q], v->x + q, v->k, v->dy + j, v->n, v->m);
+}
+
+static float exact_db(const exact *v, int64_t zero, int64_t j) {
+    static const double one = 1.0;
+    (void)zero;
+    return chain(v->db[j], v->dy + j, v->n, &one, 0, v->m);
+}
+
+static void check_exact(ck_env *e, const ck_case *c, const exact *v, const ml_tensor *t,
+                        const char *what, float (*want)(const exact *, int64_t, int64_t)) {
+    const double *got = t->data ? ck_values(c->arena, t) : NULL;
+    const int64_t cols = t->n_dim ? t->shape[t->n_dim - 1] : 1;
+
+    for (int64_t i = 0; got && i < ml_tensor_count(t); i++)
+        if (got[i] != (double)want(v, i / cols, i % cols)) {
+            ck_fail(e, "%s[%lld, %lld] is %.9g, its chain gives %.9g", what,
+                    (long long)(i / cols), (long long)(i % cols), got[i],
+                    (double)want(v, i / cols, i % cols));
+            return;
+        }
+}
+
+static const double *values(const ck_case *c, const ml_tensor *t) {
+    return t->data ? ck_values(c->arena, t) : NULL;
+}
+
+static void check_chains(ck_env *e, const ck_case *c) {
+    const exact v = {
+        .x = values(c, &c->in[0]),
+        .w = values(c, &c->w[0]),
+        .bias = values(c, &c->w[1]),
+        .dy = values(c, &c->dout[0]),
+        .dx = values(c, &c->din[0]),
+        .dw = values(c, &c->dw[0]),
+        .db = values(c, &c->dw[1]),
+        .m = c->out[0].shape[0],
+        .n = c->out[0].shape[1],
+        .k = c->in[0].shape[1],
+    };
+    ck_mode mode = { .backward = true, .add = true, .in_place = CK_ALL, .only = CK_ALL };
+    ck_result r;
+
+    mode.backend = e->n_backend - 1;
+    ck_run(e, c, mode, &r);
+    check_exact(e, c, &v, &r.out[0], "y", exact_y);
+    check_exact(e, c, &v, &r.din[0], "dx", exact_dx);
+    check_exact(e, c, &v, &r.dw[0], "dw", exact_dw);
+    check_exact(e, c, &v, &r.dw[1], "db", exact_db);
+}
+
+const ck_suite ck_linear = {
+    .op = ML_OP_LINEAR,
+    .n_case = sizeof variants / sizeof *variants,
+    .build = build,
+    .forward = forward,
+    .ref_out = 1,
+    .grad_out = 1,
+    .row_out = 1,
+    .also = check_chains,
+};
+
+/* ---- moe-linear ---- */
+
+static const struct moe_variant {
+    int32_t experts, most; /* rows of an expert: 0 .. most */
+    int32_t n, k;
+    ml_dtype dtype;
+} moe_variants[] = {
+    { 1, 0, 4, 4, ML_F32 },     { 3, 1, 1, 1, ML_F32 },    { 4, 3, 17, 15, ML_BF16 },
+    { 8, 20, 33, 31, ML_BF16 }, { 60, 2, 16, 40, ML_F32 }, { 2, 400, 20, 16, ML_F32 },
+};
+
+/* The starts of the experts' rows; nothing else of `group` is read. */
+static ml_tensor group_of(ck_case *c, const struct moe_variant *v) {
+    ml_tensor t = ck_vec(v->experts + 1);
+    int32_t *start = ML_NEW(c->arena, int32_t, t.shape[0]);
+
+    for (int32_t e = 0; e < v->experts; e++)
+        start[e + 1] = start[e] + ck_below(c, v->most + 1);
+    t.dtype = ML_I32;
+    t.data = start;
+    return t;
+}
+
+static void build_moe(ck_case *c, int i) {
+    const struct moe_variant *v = &moe_variants[i];
+    int32_t rows;
+
+    ck_name(c, "%s-e%d-n%d-k%d-rows%d", ml_dtype_name(v->dtype), v->experts, v->n, v->k,
+            v->most);
+    c->in[1] = group_of(c, v);
+    rows = ((const int32_t *)c->in[1].data)[v->experts];
+    c->in[0] = ck_mat(rows, v->k);
+    ck_fill(c, &c->in[0], 1.0f);
+    c->w[0] = ck_cube(v->experts, v->n, v->k);
+    c->w[0].dtype = v->dtype;
+    c->w[0].layout = ML_PANELS;
+    ck_fill(c, &c->w[0], 1.0f);
+    c->out[0] = ck_mat(rows, v->n);
+}
+
+static void forward_moe(const ck_case *c, ck_ref *r) {
+    const int64_t n_expert = c->w[0].shape[0], n = c->w[0].shape[1], k = c->w[0].shape[2];
+    const int32_t *start = c->in[1].data;
+
+    for (int64_t e = 0; e < n_expert; e++)
+        for (int64_t i = start[e]; i < start[e + 1]; i++)
+            for (int64_t j = 0; j < n; j++)
+                r->out[0][i * n + j] = dot(r->in[0] + i * k, r->w[0] + (e * n + j) * k, k);
+}
+
+const ck_suite ck_moe_linear = {
+    .op = ML_OP_MOE_LINEAR,
+    .n_case = sizeof moe_variants / sizeof *moe_variants,
+    .build = build_moe,
+    .forward = forward_moe,
+    .ref_out = 1,
+    .grad_out = 1,
+};
