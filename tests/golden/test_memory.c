@@ -1,0 +1,105 @@
+/* The memory plan is what a run takes: peak resident memory within 3 % of what was printed
+ * before the first op, on a model large enough that the program itself does not matter. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "io/safetensors.h"
+#include "model/spec.h"
+#include "tests/support/scratch.h"
+#include "tests/support/test.h"
+
+#define BOUND 0.03
+
+static const char config[] =
+    "{\"model_type\": \"qwen3\", \"vocab_size\": 8192, \"hidden_size\": 512,"
+    " \"intermediate_size\": 1536, \"num_hidden_layers\": 8, \"num_attention_heads\": 8,"
+    " \"num_key_value_heads\": 4, \"head_dim\": 64, \"tie_word_embeddings\": true}";
+
+/* A checkpoint of small numbers with all tensors the spec asks for. */
+static void write_model(void) {
+    static float piece[1 << 16];
+    ml_spec s;
+    ml_st_tensor *t;
+    ml_st_writer *w;
+
+    for (int i = 0; i < 1 << 16; i++)
+        piece[i] = (float)(i * 7919 % 1000 - 500) * 1e-4f;
+    CHECK(ml_file_replace(ml_test_path("config.json"), ml_str_of(config), NULL) == ML_OK);
+    CHECK(ml_spec_parse(&s, ml_str_of(config), "config.json", NULL) == ML_OK);
+    t = calloc((size_t)s.n_param, sizeof *t);
+    for (int32_t i = 0; i < s.n_param; i++)
+        t[i] = (ml_st_tensor){ .name = ml_str_of(s.param[i].name),
+                               .dtype = ML_ST_F32,
+                               .n_dim = s.param[i].n_dim,
+                               .shape = { s.param[i].shape[0], s.param[i].shape[1] } };
+    CHECK(ml_st_create(&w, ml_test_path("model.safetensors"),
+                       &(ml_st_layout){ .n = s.n_param, .tensor = t }, NULL) == ML_OK);
+    for (int32_t i = 0; i < s.n_param; i++) {
+        size_t bytes = (size_t)ml_param_count(&s.param[i]) * sizeof(float);
+        for (size_t at = 0; at < bytes; at += sizeof piece)
+            CHECK(ml_st_write(w, i, at, piece,
+                              bytes - at < sizeof piece ? bytes - at : sizeof piece,
+                              NULL) == ML_OK);
+    }
+    CHECK(ml_st_commit(w, NULL) == ML_OK);
+    free(t);
+    ml_spec_close(&s);
+}
+
+static void write_tokens(void) {
+    static const int64_t len[] = { 150, 40 };
+    int32_t id[150];
+    ml_st_tensor t[2] = { { .name = { "tokens.0", 8 } }, { .name = { "tokens.1", 8 } } };
+    ml_st_writer *w;
+
+    for (int i = 0; i < 150; i++)
+        id[i] = i * 31 % 8192;
+    for (int i = 0; i < 2; i++) {
+        t[i].dtype = ML_ST_I32;
+        t[i].n_dim = 1;
+        t[i].shape[0] = len[i];
+    }
+    CHECK(ml_st_create(&w, ml_test_path("in.safetensors"),
+                       &(ml_st_layout){ .n = 2, .tensor = t }, NULL) == ML_OK);
+    for (int i = 0; i < 2; i++)
+        CHECK(ml_st_write(w, i, 0, id, (size_t)len[i] * sizeof *id, NULL) == ML_OK);
+    CHECK(ml_st_commit(w, NULL) == ML_OK);
+}
+
+static void peak_is_the_plan(void) {
+    static const char *const modes[] = { "", "--grads",
+                                         "--dtype bf16 --logits --threads 2" };
+
+    write_model();
+    write_tokens();
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        char line[2048], said[8192];
+        const char *at;
+        double planned = 0, peak = 0;
+        snprintf(line, sizeof line,
+                 "score --hf-checkpoint %s --input %s --output %s --stats %s",
+                 ml_test_dir(), ml_test_path("in.safetensors"),
+                 ml_test_path("out.safetensors"), modes[i]);
+        CHECK(ml_test_miles(said, sizeof said, line) == 0);
+        at = strstr(said, "memory: ");
+        CHECK(at &&
+              sscanf(at, "memory: planned %lf MiB, peak %lf MiB", &planned, &peak) == 2);
+        if (!(peak <= planned * (1 + BOUND) && peak >= planned * (1 - BOUND)))
+            ml_test_fail(__FILE__, __LINE__, "%s: planned %.1f MiB, peak %.1f MiB",
+                         modes[i], planned, peak);
+    }
+}
+
+static const ml_test tests[] = { { "peak is the plan", peak_is_the_plan, 120 }, { 0 } };
+
+int main(int argc, char **argv) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    printf("skipped: a sanitizer's own memory counts as resident\n0 passed, 0 failed\n");
+    (void)argc, (void)argv, (void)tests;
+    return 0;
+#else
+    return ml_test_main(argc, argv, tests);
+#endif
+}
