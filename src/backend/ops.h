@@ -19,8 +19,9 @@
 #include "tensor/device.h"
 #include "tensor/tensor.h"
 
-/* n: tokens of the batch, rows->n_token (the first dimension of a row tensor may be
- * larger: a plan's capacity); H, K, N, I: widths; d: head size; E, k: experts, chosen ones.
+/* n: tokens of the batch (LINEAR, RMSNORM, ADD, GLU: rows of the input, which are n*k
+ * between MOE_GATHER and MOE_COMBINE); H, K, N, I: widths; d: head size; E, k: experts,
+ * chosen ones.
  *
  *  op           in                     w              out
  *  EMBED        -                      table [V,H]    x [n,H]

@@ -68,6 +68,7 @@ void ck_fail(ck_env *e, const char *fmt, ...) {
 
 static void on_crash(int sig) {
     ck_fail(&env, "signal %d, probably memory past a tensor", sig);
+    printf("0 passed, 1 failed\n"); /* the rest was not tried */
     fflush(stdout);
     _exit(1);
 }

@@ -36,26 +36,30 @@ const ck_suite ck_add = {
 /* ---- glu ---- */
 
 static const struct glu_variant {
-    int32_t n, width;
+    int32_t n, k, width; /* k rows per token, as behind a router */
     ml_act act;
     bool fused;
     float amp;
 } glu_variants[] = {
-    { 0, 4, ML_ACT_SILU, false, 1.0f },         { 1, 1, ML_ACT_SILU, false, 1.0f },
-    { 3, 15, ML_ACT_SILU, true, 2.0f },         { 3, 33, ML_ACT_SILU, false, 12.0f },
-    { 1, 1, ML_ACT_GELU_TANH, true, 1.0f },     { 3, 17, ML_ACT_GELU_TANH, false, 2.0f },
-    { 2, 31, ML_ACT_GELU_TANH, true, 5.0f },    { 40, 1030, ML_ACT_SILU, true, 3.0f },
-    { 40, 520, ML_ACT_GELU_TANH, false, 3.0f },
+    { 0, 1, 4, ML_ACT_SILU, false, 1.0f },
+    { 1, 1, 1, ML_ACT_SILU, false, 1.0f },
+    { 3, 1, 15, ML_ACT_SILU, true, 2.0f },
+    { 3, 1, 33, ML_ACT_SILU, false, 12.0f },
+    { 1, 1, 1, ML_ACT_GELU_TANH, true, 1.0f },
+    { 8, 4, 17, ML_ACT_GELU_TANH, false, 2.0f },
+    { 2, 1, 31, ML_ACT_GELU_TANH, true, 5.0f },
+    { 40, 1, 1030, ML_ACT_SILU, true, 3.0f },
+    { 40, 1, 520, ML_ACT_GELU_TANH, false, 3.0f },
 };
 
 static void build_glu(ck_case *c, int i) {
     const struct glu_variant *v = &glu_variants[i];
 
-    ck_name(c, "%s-%sn%d-i%d", v->act == ML_ACT_SILU ? "silu" : "gelu",
-            v->fused ? "fused-" : "", v->n, v->width);
+    ck_name(c, "%s-%sn%d-k%d-i%d", v->act == ML_ACT_SILU ? "silu" : "gelu",
+            v->fused ? "fused-" : "", v->n, v->k, v->width);
     c->attr.glu.act = v->act;
     c->attr.glu.fused = v->fused;
-    c->rows.n_token = v->n;
+    c->rows.n_token = v->n / v->k;
     c->in[0] = ck_mat(v->n, v->fused ? 2 * v->width : v->width);
     ck_fill(c, &c->in[0], v->amp);
     if (!v->fused) {
@@ -75,7 +79,7 @@ static void glu_forward(const ck_case *c, ck_ref *r) {
     int64_t width = c->out[0].shape[1];
     bool fused = c->attr.glu.fused;
 
-    for (int64_t t = 0; t < c->rows.n_token; t++) {
+    for (int64_t t = 0; t < c->out[0].shape[0]; t++) {
         const double *g = r->in[0] + t * width * (fused ? 2 : 1);
         const double *u = fused ? g + width : r->in[1] + t * width;
         for (int64_t i = 0; i < width; i++)

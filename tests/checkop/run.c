@@ -95,8 +95,10 @@ static void check_written(run *r, const char *what, int index, const ml_tensor *
         while (bad < size && p[(size_t)i * size + bad] == POISON)
             bad++;
         if (bad == size) {
-            ck_fail(r->e, "%s[%d] was not written at element %lld", what, index,
-                    (long long)i);
+            ck_fail(r->e,
+                    "%s[%d] is poison at element %lld: not written, or made of what was "
+                    "not there",
+                    what, index, (long long)i);
             return;
         }
     }
