@@ -19,6 +19,9 @@ enum {
     DEPTH_SPAN = 6 * DEPTH_BLOCK, /* packed at once: bounds the scratch */
     ROW_BLOCK = 512,              /* rows x DEPTH_BLOCK of a fit the second cache */
     PIECE_PANELS = 16,            /* panels of a piece: what a row block is reused for */
+    PIECE_PANELS_MIN = 4,         /* a multiple of every kernel's np */
+    STREAM_TILES = 5,             /* up to so many row tiles, packing does not pay */
+    STREAM_PANELS = 8,            /* panels of a piece then */
     LINE = 64,                    /* bytes of a cache line */
 };
 
@@ -76,32 +79,32 @@ typedef struct runs {
     int64_t n, bytes, stride;
 } runs;
 
-static runs block_runs(const product *g, block k) {
+static runs block_runs(const product *g, block blk) {
     const int64_t size = (int64_t)ml_dtype_bytes(g->b_dtype), vec = ML_LANES * size;
     const char *b = g->b;
 
     switch (g->b_source) {
     case B_PANELS:
-        return (runs){ b + k.p * g->b_ld * size + k.d * vec, k.np, k.depth * vec,
+        return (runs){ b + blk.p * g->b_ld * size + blk.d * vec, blk.np, blk.depth * vec,
                        g->b_ld * size };
     case B_TRANSPOSED: /* d is a multiple of 16 */
-        return (runs){ b + k.d / ML_LANES * g->b_ld * size + k.p * ML_LANES * vec,
-                       divide_up(k.depth, ML_LANES), k.np * ML_LANES * vec,
+        return (runs){ b + blk.d / ML_LANES * g->b_ld * size + blk.p * ML_LANES * vec,
+                       divide_up(blk.depth, ML_LANES), blk.np * ML_LANES * vec,
                        g->b_ld * size };
     case B_COLUMNS: break;
     }
-    return (runs){ b + k.d * g->b_ld * size + k.p * vec, k.depth, k.np * vec,
+    return (runs){ b + blk.d * g->b_ld * size + blk.p * vec, blk.depth, blk.np * vec,
                    g->b_ld * size };
 }
 
-static void transpose_weights(const product *g, float *buf, block k, runs r) {
+static void transpose_weights(const product *g, float *buf, block blk, runs r) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
     const int64_t vec = ML_LANES * (int64_t)ml_dtype_bytes(g->b_dtype);
     float wide[ML_LANES * ML_LANES];
 
     for (int64_t n = 0; n < r.n; n++)
-        for (int64_t i = 0; i < k.np; i++) {
-            const int64_t rows = lesser(ML_LANES, g->n_col - (k.p + i) * ML_LANES);
+        for (int64_t i = 0; i < blk.np; i++) {
+            const int64_t rows = lesser(ML_LANES, g->n_col - (blk.p + i) * ML_LANES);
             const void *src = r.at + n * r.stride + i * ML_LANES * vec;
             if (g->b_dtype != ML_F32) {
                 kern->widen(wide, src, rows);
@@ -113,9 +116,9 @@ static void transpose_weights(const product *g, float *buf, block k, runs r) {
 }
 
 /* The block as panels [np][*b_ps / 16][16]: in place where it lies so, else in buf. */
-static const float *block_panels(const product *g, float *buf, block k, int64_t *b_ps) {
+static const float *block_panels(const product *g, float *buf, block blk, int64_t *b_ps) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
-    const runs r = block_runs(g, k);
+    const runs r = block_runs(g, blk);
 
     *b_ps = DEPTH_BLOCK * ML_LANES;
     switch (g->b_source) {
@@ -124,15 +127,15 @@ static const float *block_panels(const product *g, float *buf, block k, int64_t 
             *b_ps = g->b_ld;
             return (const void *)r.at;
         }
-        for (int64_t i = 0; i < k.np; i++)
-            kern->widen(buf + i * *b_ps, (const void *)(r.at + i * r.stride), k.depth);
+        for (int64_t i = 0; i < blk.np; i++)
+            kern->widen(buf + i * *b_ps, (const void *)(r.at + i * r.stride), blk.depth);
         break;
-    case B_TRANSPOSED: transpose_weights(g, buf, k, r); break;
+    case B_TRANSPOSED: transpose_weights(g, buf, blk, r); break;
     case B_COLUMNS:
-        for (int64_t i = 0; i < k.np; i++)
-            kern->pack_columns(buf + i * *b_ps,
-                               (const float *)(const void *)r.at + i * ML_LANES, g->b_ld,
-                               lesser(ML_LANES, g->n_col - (k.p + i) * ML_LANES), k.depth);
+        for (int64_t i = 0; i < blk.np; i++)
+            kern->pack_columns(
+                buf + i * *b_ps, (const float *)(const void *)r.at + i * ML_LANES, g->b_ld,
+                lesser(ML_LANES, g->n_col - (blk.p + i) * ML_LANES), blk.depth);
         break;
     }
     return buf;
@@ -170,6 +173,21 @@ static void pack_tiles(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
+/* What the tiles over a block have in common. */
+static ml_gemm_tile tile_of(const product *g, block blk) {
+    return (ml_gemm_tile){
+        .c_is = g->c_is,
+        .c_ps = g->c_ps,
+        .b_ks = ML_LANES,
+        .k = blk.depth,
+        .np = (int32_t)blk.np,
+        .tail = tail_of(g->n_col, blk.p + blk.np),
+        .add = g->add || blk.d > 0,
+        .bias =
+            g->bias && blk.d + blk.depth == g->n_depth ? g->bias + blk.p * ML_LANES : NULL,
+    };
+}
+
 static void prefetch_output(const product *g, const float *c, int64_t np) {
     for (int64_t i = 0; i < g->tile_rows; i++)
         for (int64_t p = 0; p < np; p++)
@@ -177,33 +195,24 @@ static void prefetch_output(const product *g, const float *c, int64_t np) {
 }
 
 /* One block of b for tiles t .. t_end - 1.  Meanwhile `next` comes nearer. */
-static void multiply_block(const product *g, block k, runs next, int64_t t, int64_t t_end,
+static void multiply_block(const product *g, block blk, runs next, int64_t t, int64_t t_end,
                            float *buf) {
-    const int64_t lines = next.n * divide_up(next.bytes, LINE),
-                  share = divide_up(lines, t_end - t);
+    const int64_t lines = next.n * divide_up(next.bytes, LINE);
+    const int64_t share = divide_up(lines, t_end - t);
     int64_t line = 0;
-    ml_gemm_tile tile = {
-        .c_is = g->c_is,
-        .c_ps = g->c_ps,
-        .a_is = 1,
-        .a_ks = ML_LANES,
-        .b_ks = ML_LANES,
-        .k = k.depth,
-        .np = (int32_t)k.np,
-        .tail = tail_of(g->n_col, k.p + k.np),
-        .add = g->add || k.d > 0,
-        .bias = g->bias && k.d + k.depth == g->n_depth ? g->bias + k.p * ML_LANES : NULL,
-    };
+    ml_gemm_tile tile = tile_of(g, blk);
 
-    tile.b = block_panels(g, buf, k, &tile.b_ps);
+    tile.a_is = 1;
+    tile.a_ks = ML_LANES;
+    tile.b = block_panels(g, buf, blk, &tile.b_ps);
     for (; t < t_end; t++, line += share) {
         const int64_t row = g->row + t * g->tile_rows;
         prefetch_lines(next, line, line + share);
         tile.mr = (int32_t)lesser(g->tile_rows, g->rows_end - row);
-        tile.a = packed_tile(g, k.d, t);
-        tile.c = g->c + row * g->c_is + k.p * g->c_ps;
+        tile.a = packed_tile(g, blk.d, t);
+        tile.c = g->c + row * g->c_is + blk.p * g->c_ps;
         if (t + 1 < t_end)
-            prefetch_output(g, tile.c + g->tile_rows * g->c_is, k.np);
+            prefetch_output(g, tile.c + g->tile_rows * g->c_is, blk.np);
         g->s->kern->gemm->tile(&tile);
     }
 }
@@ -219,31 +228,33 @@ static void multiply_pieces(void *ud, int64_t begin, int64_t end, int worker) {
         const int64_t p_end = lesser(p0 + g->piece_panels, panels);
         const int64_t t = i % g->tile_pieces * g->piece_tiles;
         const int64_t t_end = lesser(t + g->piece_tiles, g->tiles);
-        block k = { p0, lesser(step, p_end - p0), g->span, 0 };
-        while (k.d < g->span_end) {
-            block next = { k.p + step, 0, k.d, 0 };
-            k.depth = lesser(DEPTH_BLOCK, g->span_end - k.d);
+        block blk = { p0, lesser(step, p_end - p0), g->span, 0 };
+        while (blk.d < g->span_end) {
+            block next = { blk.p + step, 0, blk.d, 0 };
+            blk.depth = lesser(DEPTH_BLOCK, g->span_end - blk.d);
             if (next.p >= p_end) {
                 next.p = p0;
                 next.d += DEPTH_BLOCK;
             }
             next.np = lesser(step, p_end - next.p);
             next.depth = lesser(DEPTH_BLOCK, g->span_end - next.d);
-            multiply_block(g, k, next.depth > 0 ? block_runs(g, next) : (runs){ 0 }, t,
+            multiply_block(g, blk, next.depth > 0 ? block_runs(g, next) : (runs){ 0 }, t,
                            t_end, buf);
-            k = next;
+            blk = next;
         }
     }
 }
 
-/* Some pieces per thread, so that a late one costs little, and no wider than their share:
- * first fewer panels, then fewer tiles. */
+/* Some pieces per thread, so that a late one costs little: first fewer panels, then fewer
+ * tiles.  Returns their number. */
 static int64_t cut_pieces(product *g) {
     const int64_t want = ml_pool_size(g->s->pool) > 1 ? 4 * ml_pool_size(g->s->pool) : 1;
-    const int64_t np = g->s->kern->gemm->np, panels = panels_of(g->n_col);
+    const int64_t panels = panels_of(g->n_col), share = divide_up(panels, want);
     int64_t panel_pieces;
 
-    g->piece_panels = divide_up(lesser(PIECE_PANELS, divide_up(panels, want)), np) * np;
+    g->piece_panels = PIECE_PANELS;
+    while (g->piece_panels > PIECE_PANELS_MIN && g->piece_panels > share)
+        g->piece_panels /= 2;
     panel_pieces = divide_up(panels, g->piece_panels);
     g->piece_tiles = divide_up(g->tiles, divide_up(want, panel_pieces));
     g->tile_pieces = divide_up(g->tiles, g->piece_tiles);
@@ -290,30 +301,45 @@ static void place_scratch(product *g, void *scratch) {
                                DEPTH_BLOCK * ML_LANES;
 }
 
-/* One tile of rows: weights pass by once, so nothing is packed and nothing is blocked. */
+/* One block for all rows, none of them packed.  The first tile brings it from memory, the
+ * others find it in the second cache. */
+static void stream_block(const product *g, block blk) {
+    const runs r = block_runs(g, blk);
+    ml_gemm_tile tile = tile_of(g, blk);
+
+    tile.a_is = g->a_is;
+    tile.a_ks = g->a_ks;
+    tile.b_ps = g->b_ld;
+    if (g->b_dtype == ML_F32)
+        tile.b = (const void *)r.at;
+    else
+        tile.b_bf16 = (const void *)r.at;
+    for (int64_t row = 0; row < g->n_row; row += g->tile_rows) {
+        tile.c = g->c + row * g->c_is + blk.p * g->c_ps;
+        tile.a = g->a + row * g->a_is + blk.d * g->a_ks;
+        tile.mr = (int32_t)lesser(g->tile_rows, g->n_row - row);
+        g->s->kern->gemm->tile(&tile);
+    }
+}
+
+/* Index: panel.  A single tile takes all panels at once, so that many are in flight. */
 static void stream_panels(void *ud, int64_t begin, int64_t end, int worker) {
     const product *g = ud;
-    const runs r = block_runs(g, (block){ begin, end - begin, 0, g->n_depth });
-    const bool f32 = g->b_dtype == ML_F32;
+    const int64_t step = g->tiles > 1 ? g->s->kern->gemm->np : end - begin;
 
     (void)worker;
-    g->s->kern->gemm->tile(&(ml_gemm_tile){
-        .c = g->c + begin * g->c_ps,
-        .c_is = g->c_is,
-        .c_ps = g->c_ps,
-        .a = g->a,
-        .a_is = g->a_is,
-        .a_ks = g->a_ks,
-        .b = f32 ? (const void *)r.at : NULL,
-        .b_bf16 = f32 ? NULL : (const void *)r.at,
-        .b_ks = ML_LANES,
-        .b_ps = g->b_ld,
-        .bias = g->bias ? g->bias + begin * ML_LANES : NULL,
-        .k = g->n_depth,
-        .mr = (int32_t)g->n_row,
-        .np = (int32_t)(end - begin),
-        .tail = tail_of(g->n_col, end),
-    });
+    for (int64_t p = begin; p < end; p += step)
+        for (int64_t d = 0; d < g->n_depth; d += DEPTH_SPAN)
+            stream_block(g, (block){ p, lesser(step, end - p), d,
+                                     lesser(DEPTH_SPAN, g->n_depth - d) });
+}
+
+static void stream(product *g) {
+    const int64_t panels = panels_of(g->n_col);
+    const int64_t share = panels / (2 * ml_pool_size(g->s->pool));
+
+    g->tile_rows = divide_up(g->n_row, g->tiles);
+    ml_pool_run(g->s->pool, panels, lesser(STREAM_PANELS, share + 1), stream_panels, g);
 }
 
 void ml_gemm_forward(const ml_cpu_stream *s, float *y, int64_t ldy, const float *x,
@@ -338,8 +364,9 @@ void ml_gemm_forward(const ml_cpu_stream *s, float *y, int64_t ldy, const float 
     };
     if (m == 0)
         return;
-    if (m <= s->kern->gemm->mr) {
-        ml_pool_run(s->pool, panels_of(g.n_col), 8, stream_panels, &g);
+    g.tiles = divide_up(m, s->kern->gemm->mr);
+    if (g.tiles <= STREAM_TILES) {
+        stream(&g);
         return;
     }
     place_scratch(&g, scratch);
