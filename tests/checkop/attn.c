@@ -19,7 +19,7 @@ static const struct variant {
     { { 200 }, 2, 1, 80, 64, 0.1f, 0.0f, 1.0f },
     { { 5, 200, 3 }, 4, 2, 16, 8, 0.25f, 0.0f, 3.0f },
     { { 70, 130 }, 4, 2, 32, 65, 0.2f, 50.0f, 10.0f },
-    { { 300 }, 2, 1, 16, 0, 0.25f, 0.0f, 2.0f },
+    { { 530 }, 1, 1, 8, 0, 0.4f, 0.0f, 2.0f },
     { { 40 }, 90, 1, 8, 20, 0.4f, 0.0f, 2.0f },
 };
 
@@ -114,7 +114,7 @@ static void forward_head(const ck_case *c, ck_ref *r, int64_t first, int64_t t, 
     int64_t d = c->attr.attn.head_dim, n_head = c->attr.attn.n_head;
     int64_t ld = c->attr.attn.n_kv * d, kv = h / (n_head / c->attr.attn.n_kv) * d;
     const double *q = r->in[0] + (t * n_head + h) * d;
-    double *o = r->out[0] + (t * n_head + h) * d, m = -INFINITY, l = 0.0;
+    double *o = r->out[0] + (t * n_head + h) * d, m = -(double)INFINITY, l = 0.0;
 
     if (c->attr.attn.window && t - first >= c->attr.attn.window)
         first = t - c->attr.attn.window + 1;

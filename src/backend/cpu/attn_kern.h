@@ -11,7 +11,7 @@
 /* Query rows (position, head) held at once, and key tiles that backward holds transposed;
  * bits depend on neither. */
 #define ML_ATTN_ROWS 84
-#define ML_ATTN_TILES 4
+#define ML_ATTN_TILES 8
 
 /* What all spans of a call share.  q, o, dq are [n, Hq*d], dk, dv [n, Hk*d]. */
 typedef struct ml_attn_job {
