@@ -250,12 +250,14 @@ static void print_memory(const score_job *j) {
 static void print_stats(const score_job *j, double seconds) {
     memory_row row[8];
     size_t planned = memory_plan(j, row), peak = peak_bytes();
-    const int64_t *rows = ml_plan_rows(j->plan);
+    const ml_plan_stats *op = ml_plan_stats_of(j->plan);
 
     printf("backend %s %s, %d threads\n", j->be.name, j->be.level, j->be.n_thread);
-    for (int op = 0; op < ML_OP_COUNT; op++)
-        if (rows[op])
-            printf("rows %-12s %lld\n", ml_op_infos[op].name, (long long)rows[op]);
+    for (int i = 0; i < ML_OP_COUNT; i++)
+        if (op->rows[i])
+            printf("rows %-12s %10lld   forward %9.3f ms   backward %9.3f ms\n",
+                   ml_op_infos[i].name, (long long)op->rows[i], op->forward_s[i] * 1e3,
+                   op->backward_s[i] * 1e3);
     printf("steps %lld, tokens %lld, %.3f s, %.1f tokens/s\n", (long long)j->n_step,
            (long long)j->n_row, seconds, (double)j->n_row / seconds);
     printf("memory: planned %.3f MiB, peak %.3f MiB\n", (double)planned / 0x1p20,

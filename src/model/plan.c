@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "base/clock.h"
 
 /* Time runs over calls: forward of node i at i, its backward at 2 * n_node - 1 - i. */
 typedef struct storage {
@@ -27,7 +28,7 @@ struct ml_plan {
     int32_t dentropy_store;
     call *call;   /* [n_node] */
     int32_t head; /* the LMHEAD node */
-    int64_t rows[ML_OP_COUNT];
+    ml_plan_stats stats;
     size_t act_bytes, scratch_bytes;
     ml_buf act, scratch;
     ml_arena arena;
@@ -430,8 +431,10 @@ static void check_fits(const ml_plan *p, const ml_run *r) {
 void ml_plan_forward(ml_plan *p, const ml_run *r) {
     const ml_spec *s = p->spec;
     int32_t attn = 0;
+    double start;
 
     check_fits(p, r);
+    ml_mem_seal();
     for (int32_t i = 0; i < s->n_node; i++) {
         const ml_node *n = &s->node[i];
         ml_op_args a = { 0 };
@@ -440,9 +443,12 @@ void ml_plan_forward(ml_plan *p, const ml_run *r) {
             a.out[2].data = (unsigned char *)r->kv->buf.ptr + r->kv->k_at[attn];
             a.out[3].data = (unsigned char *)r->kv->buf.ptr + r->kv->v_at[attn++];
         }
+        start = ml_clock_s();
         p->be->ops->forward[n->op](p->be->stream, &a);
-        p->rows[n->op] += a.out[0].shape[0];
+        p->stats.forward_s[n->op] += ml_clock_s() - start;
+        p->stats.rows[n->op] += a.out[0].shape[0];
     }
+    ml_mem_unseal();
 }
 
 void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
@@ -450,9 +456,12 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
     const ml_node *head = &p->spec->node[p->head];
     size_t bytes = (size_t)r->rows->n_loss * sizeof(float);
     ml_device *dev = p->be->dev;
+    ml_op_id op;
+    double start;
 
     check_fits(p, r);
     ML_BUG_IF(!p->opts.backward || !r->grads);
+    ml_mem_seal();
     dev->copy_in(p->be->stream, at(p, p->grad_store[head->out[0]]), dlogprob, bytes);
     if (dentropy)
         dev->copy_in(p->be->stream, at(p, p->dentropy_store), dentropy, bytes);
@@ -463,8 +472,12 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
         bind_backward(p, i, r, &a);
         if (i == p->head && !dentropy)
             a.dout[1] = (ml_tensor){ 0 };
-        p->be->ops->backward[p->spec->node[i].op](p->be->stream, &a);
+        op = p->spec->node[i].op;
+        start = ml_clock_s();
+        p->be->ops->backward[op](p->be->stream, &a);
+        p->stats.backward_s[op] += ml_clock_s() - start;
     }
+    ml_mem_unseal();
 }
 
 void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entropy,
@@ -480,6 +493,6 @@ void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entrop
     }
 }
 
-const int64_t *ml_plan_rows(const ml_plan *p) {
-    return p->rows;
+const ml_plan_stats *ml_plan_stats_of(const ml_plan *p) {
+    return &p->stats;
 }

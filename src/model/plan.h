@@ -56,7 +56,12 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
 void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entropy,
                   float *logits);
 
-/* Output rows computed by each op's forward since the plan was made. */
-const int64_t *ml_plan_rows(const ml_plan *p); /* [ML_OP_COUNT] */
+/* What each op did since the plan was made. */
+typedef struct ml_plan_stats {
+    int64_t rows[ML_OP_COUNT]; /* output rows of its forward */
+    double forward_s[ML_OP_COUNT], backward_s[ML_OP_COUNT];
+} ml_plan_stats;
+
+const ml_plan_stats *ml_plan_stats_of(const ml_plan *p);
 
 #endif
