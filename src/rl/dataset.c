@@ -232,7 +232,8 @@ ml_status ml_dataset_prompt(ml_prompt *out, const ml_dataset *ds, int64_t row, m
 typedef enum verdict { KEEP, KEEP_UNMEASURED, DROP_LONG, DROP_BAD } verdict;
 
 /* err may be NULL, which saves the counting of lines. */
-static verdict judge(const ml_dataset *ds, int64_t row, ml_arena *a, ml_err *err) {
+static verdict judge(const ml_dataset *ds, int64_t row, int worker, ml_arena *a,
+                     ml_err *err) {
     const ml_prompt_text *t = &ds->opts.text;
     ml_err unwanted;
     ml_prompt p;
@@ -244,7 +245,7 @@ static verdict judge(const ml_dataset *ds, int64_t row, ml_arena *a, ml_err *err
         return KEEP;
     if (p.messages)
         return KEEP_UNMEASURED;
-    if (t->count(t->ud, &n, p.text, err ? err : &unwanted)) {
+    if (t->count(t->ud, worker, &n, p.text, err ? err : &unwanted)) {
         ml_err_prefix(err, "%s:%lld", ds->rows.file.path,
                       err ? (long long)ml_jsonl_line(&ds->rows, row) : 0);
         return DROP_BAD;
@@ -265,11 +266,10 @@ typedef struct check {
 static void judge_some(void *ud, int64_t begin, int64_t end, int worker) {
     const check *c = ud;
 
-    (void)worker;
     for (int64_t i = c->first + begin; i < c->first + end; i++) {
         ml_arena a;
         ml_arena_init(&a, "a row of prompts");
-        c->found[i] = (unsigned char)judge(c->ds, i, &a, NULL);
+        c->found[i] = (unsigned char)judge(c->ds, i, worker, &a, NULL);
         ml_arena_release(&a);
     }
 }
@@ -281,7 +281,7 @@ static ml_status fail_for(const ml_dataset *ds, int64_t row, ml_err *err) {
     if (!err)
         err = &local;
     ml_arena_init(&a, "a bad row of prompts");
-    ML_BUG_IF(judge(ds, row, &a, err) != DROP_BAD);
+    ML_BUG_IF(judge(ds, row, 0, &a, err) != DROP_BAD);
     ml_arena_release(&a);
     return err->code;
 }
@@ -351,7 +351,7 @@ static void warn(ml_dataset *ds) {
 
 static ml_status check_rows(ml_dataset *ds, ml_err *err) {
     int64_t n = ds->rows.n;
-    unsigned char *found = malloc((size_t)n + 1);
+    unsigned char *found = calloc((size_t)n + 1, 1);
     ml_status st;
 
     if (!found)

@@ -23,8 +23,9 @@ typedef struct ml_prompt_text {
      * tools may be NULL; kwargs is an object, passed to the template. */
     ml_status (*render)(void *ud, ml_text *out, const ml_json *messages,
                         const ml_json *tools, const ml_json *kwargs, ml_err *err);
-    /* How many tokens text is, without special tokens around it. */
-    ml_status (*count)(void *ud, int64_t *out, ml_str text, ml_err *err);
+    /* How many tokens text is, without special tokens around it.  worker is the number of the
+     * pool's thread that asks, so that each can have an encoder of its own. */
+    ml_status (*count)(void *ud, int worker, int64_t *out, ml_str text, ml_err *err);
 } ml_prompt_text;
 
 /* Zeros mean defaults.  Text, functions and the pool must outlive the data set. */

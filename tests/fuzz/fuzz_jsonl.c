@@ -65,8 +65,9 @@ static ml_status render(void *ud, ml_text *out, const ml_json *messages,
     return ML_OK;
 }
 
-static ml_status count(void *ud, int64_t *out, ml_str text, ml_err *err) {
+static ml_status count(void *ud, int worker, int64_t *out, ml_str text, ml_err *err) {
     (void)ud;
+    (void)worker;
     (void)err;
     *out = (int64_t)text.len;
     return ML_OK;

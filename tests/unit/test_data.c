@@ -60,9 +60,10 @@ static ml_status show(void *ud, ml_text *out, const ml_json *messages, const ml_
     return ML_OK;
 }
 
-static ml_status count_bytes(void *ud, int64_t *out, ml_str text, ml_err *err) {
+static ml_status count_bytes(void *ud, int worker, int64_t *out, ml_str text, ml_err *err) {
     const char *refused = ud;
 
+    CHECK(worker >= 0 && worker < 4);
     if (refused && text.len && text.ptr[0] == refused[0])
         return ml_fail(err, ML_EFORMAT, "the tokenizer refuses %s", refused);
     *out = (int64_t)text.len;
