@@ -81,7 +81,7 @@ static void forward(const ck_case *c, ck_ref *r) {
 
     for (int64_t i = 0; i < c->rows.n_loss; i++) {
         int32_t id = c->rows.loss_id[i];
-        double m = -INFINITY, l = 0.0, u = 0.0;
+        double m = -(double)INFINITY, l = 0.0, u = 0.0;
         logits_of(c, r, i, z);
         for (int64_t j = 0; j < vocab; j++)
             m = fmax(m, z[j] / t);
