@@ -1,3 +1,9 @@
+/* Scheduled before register allocation, all broadcasts of a tile come first and push
+ * accumulators out of the registers. */
+#if !defined(__clang__)
+#pragma GCC optimize("no-schedule-insns")
+#endif
+
 #include "backend/cpu/arm/v16_neon.h"
 
 #include "backend/cpu/kern_body.inc"
