@@ -6,12 +6,12 @@
  * measured in one run, turn by turn, and the best of each counts.
  *
  * Linked with -lopenblas, which is a dependency of benchmarks only. */
-#include <cblas.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "bench/openblas.h"
 #include "model/plan.h"
 
 #define GOAL 0.75
@@ -155,8 +155,12 @@ static bool run(int n_thread, FILE *csv) {
 }
 
 int main(int argc, char **argv) {
-    FILE *csv = argc == 3 && !strcmp(argv[1], "--csv") ? fopen(argv[2], "a") : NULL;
-    bool ok = run(1, csv);
+    FILE *csv;
+    bool ok;
+
+    openblas_use_best_core(argv);
+    csv = argc == 3 && !strcmp(argv[1], "--csv") ? fopen(argv[2], "a") : NULL;
+    ok = run(1, csv);
     ok = run(2, csv) && ok;
     if (csv)
         fclose(csv);
