@@ -12,6 +12,8 @@ if [ "${1-}" = --install ]; then
     shift
 fi
 cc=${CC:-gcc}
+foreign= # what a package's name ends in when it is for the machine compiled for
+case $cc in aarch64-linux-gnu-*) [ "$(uname -m)" = aarch64 ] || foreign=:arm64 ;; esac
 
 have() { command -v "$1" >/dev/null 2>&1; }
 compiles() { # compiles FLAGS...: does a program from standard input link?
@@ -21,6 +23,12 @@ can_fuzz() {
     echo '#include <stddef.h>
           int LLVMFuzzerTestOneInput(const char *p, size_t n) { (void)p; return n > 1u << 30; }' |
         compiles clang -fsanitize=fuzzer,address,undefined
+}
+can_link() { # can_link COMPILER HEADER LIBRARY, with the flags the build was given
+    # shellcheck disable=SC2086
+    echo "#define PCRE2_CODE_UNIT_WIDTH 8
+          #include <$2>
+          int main(void) { return 0; }" | compiles "$1" ${CFLAGS-} ${LDFLAGS-} -Wl,--no-as-needed "-l$3"
 }
 can_blas() { echo '#include <cblas.h>
 int main(void) { return 0; }' | compiles gcc -lopenblas; }
@@ -43,6 +51,8 @@ for group; do
         *) need gcc have "$cc" ;;
         esac
         need libc6-dev test -e /usr/include/stdio.h
+        need "libpcre2-dev$foreign" can_link "$cc" pcre2.h pcre2-8
+        need "libutf8proc-dev$foreign" can_link "$cc" utf8proc.h utf8proc
         ;;
     test)
         need clang have clang
@@ -59,6 +69,8 @@ for group; do
     arm)
         need gcc-aarch64-linux-gnu can_cross
         need libc6-dev-arm64-cross can_cross
+        need libpcre2-dev:arm64 can_link aarch64-linux-gnu-gcc pcre2.h pcre2-8
+        need libutf8proc-dev:arm64 can_link aarch64-linux-gnu-gcc utf8proc.h utf8proc
         need qemu-user have qemu-aarch64
         ;;
     *)
@@ -76,6 +88,7 @@ line="${sudo[*]:+sudo }apt-get install -y --no-install-recommends ${missing[*]}"
 
 if [ $install = yes ] && have apt-get && { [ ${#sudo[@]} -eq 0 ] || sudo -n true 2>/dev/null; }; then
     echo "check-deps: $line"
+    case "${missing[*]}" in *:arm64*) "${sudo[@]}" dpkg --add-architecture arm64 ;; esac
     "${sudo[@]}" apt-get update -q >/dev/null
     # Another installation may be under way: wait for its lock.
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install \

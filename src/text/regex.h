@@ -1,0 +1,30 @@
+/* regex.h - the regular expressions of tokenizer.json, on PCRE2 with its JIT.
+ *
+ * These patterns are written for Oniguruma in Ruby's dialect.  What means the same in
+ * PCRE2 is passed on, what is spelled differently is translated, and what would mean
+ * something else is refused by name.
+ *
+ * thread: a compiled pattern is immutable; a finder belongs to one thread. */
+#ifndef ML_TEXT_REGEX_H
+#define ML_TEXT_REGEX_H
+
+#include "base/err.h"
+#include "base/str.h"
+#include "text/unicode.h"
+
+typedef struct ml_regex ml_regex;
+typedef struct ml_finder ml_finder;
+
+ml_status ml_regex_new(ml_regex **out, const ml_unicode *u, ml_str pattern, ml_err *err);
+void ml_regex_free(ml_regex *r);
+
+/* The working memory of a search; serves any pattern. */
+ml_finder *ml_finder_new(void);
+void ml_finder_free(ml_finder *f);
+
+/* The first match that begins at `from` or later.  text is valid UTF-8.
+ * ML_EAGAIN: there is none.  An error when the pattern backtracks beyond all measure. */
+ml_status ml_regex_find(const ml_regex *r, ml_finder *f, ml_str text, size_t from,
+                        size_t *begin, size_t *end, ml_err *err);
+
+#endif

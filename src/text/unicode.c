@@ -1,0 +1,236 @@
+#include "text/unicode.h"
+
+#include <string.h>
+#include <utf8proc.h>
+
+#include "text/unicode_table.inc"
+
+/* Above the category in a byte of info.  The reference normalizes with the tables of
+ * Unicode 9: what came later it leaves alone, and so do we (INERT). */
+enum { IS_PUNCT = 0x20, IS_INERT = 0x40, IS_NFC_STABLE = 0x80 };
+
+void ml_unicode_init(ml_unicode *u, ml_arena *a) {
+    uint8_t *info = ML_NEW(a, uint8_t, ML_CODE_POINTS);
+    size_t n = sizeof runs / sizeof *runs;
+
+    for (size_t i = 0; i < n; i++) {
+        uint32_t first = runs[i] >> 8;
+        uint32_t end = i + 1 < n ? runs[i + 1] >> 8 : ML_CODE_POINTS;
+        memset(info + first, (int)(runs[i] & 255), end - first);
+    }
+    u->info = info;
+}
+
+/* --- predicates ------------------------------------------------------------- */
+
+bool ml_char_is_space(uint32_t c) {
+    if (c < 0x80)
+        return c == ' ' || (c >= 9 && c <= 13);
+    return c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
+           c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+/* The reference follows Unicode 17 here. */
+bool ml_char_is_numeric(const ml_unicode *u, uint32_t c) {
+    return ml_char_in(u, c, ML_GCS_N) || (c >= 0x11de0 && c <= 0x11de9) ||
+           (c >= 0x16ff4 && c <= 0x16ff6);
+}
+
+bool ml_char_is_punct(const ml_unicode *u, uint32_t c) {
+    return (u->info[c] & IS_PUNCT) != 0;
+}
+
+bool ml_char_is_mark(const ml_unicode *u, uint32_t c) {
+    return ml_char_in(u, c, ML_GCS_M) && !(u->info[c] & IS_INERT);
+}
+
+bool ml_char_is_word(const ml_unicode *u, uint32_t c) {
+    const uint32_t gcs =
+        ML_GCS_L | ML_GCS_M | 1u << ML_GC_ND | 1u << ML_GC_NL | 1u << ML_GC_PC;
+
+    /* Letters in circles and squares are Alphabetic, though symbols. */
+    return ml_char_in(u, c, gcs) || c == 0x200c || c == 0x200d ||
+           (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
+           (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189);
+}
+
+bool ml_char_is_nfc_stable(const ml_unicode *u, uint32_t c) {
+    return (u->info[c] & IS_NFC_STABLE) != 0;
+}
+
+/* --- mappings --------------------------------------------------------------- */
+
+int ml_char_lower(uint32_t c, uint32_t out[2]) {
+    /* Capitals of Unicode 16 and 17, which utf8proc may not know: first, last, distance. */
+    static const struct {
+        uint32_t first, last;
+        int32_t by;
+    } rows[] = {
+        { 0x1c89, 0x1c89, 1 },      { 0xa7cb, 0xa7cb, 0x264 - 0xa7cb },
+        { 0xa7cc, 0xa7cc, 1 },      { 0xa7ce, 0xa7ce, 1 },
+        { 0xa7d2, 0xa7d2, 1 },      { 0xa7d4, 0xa7d4, 1 },
+        { 0xa7da, 0xa7da, 1 },      { 0xa7dc, 0xa7dc, 0x19b - 0xa7dc },
+        { 0x10d50, 0x10d65, 0x20 }, { 0x16ea0, 0x16eb8, 0x1b },
+    };
+
+    if (c < 0x80) {
+        out[0] = c >= 'A' && c <= 'Z' ? c + 32 : c;
+        return 1;
+    }
+    if (c == 0x130) { /* I with a dot: the one capital whose small form is two characters */
+        out[0] = 'i';
+        out[1] = 0x307;
+        return 2;
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (c >= rows[i].first && c <= rows[i].last) {
+            out[0] = (uint32_t)((int32_t)c + rows[i].by);
+            return 1;
+        }
+    out[0] = (uint32_t)utf8proc_tolower((utf8proc_int32_t)c);
+    return 1;
+}
+
+int ml_char_decompose(const ml_unicode *u, uint32_t c, bool compatible,
+                      uint32_t out[ML_DECOMPOSE_MAX]) {
+    int option = UTF8PROC_DECOMPOSE | (compatible ? UTF8PROC_COMPAT : 0), boundary = 0;
+    utf8proc_int32_t part[ML_DECOMPOSE_MAX];
+    utf8proc_ssize_t n = 0;
+
+    out[0] = c;
+    if (c < 0x80 || (u->info[c] & IS_INERT))
+        return 1;
+    n = utf8proc_decompose_char((utf8proc_int32_t)c, part, ML_DECOMPOSE_MAX,
+                                (utf8proc_option_t)option, &boundary);
+    if (n < 1 || n > ML_DECOMPOSE_MAX)
+        return 1;
+    for (utf8proc_ssize_t i = 0; i < n; i++)
+        out[i] = (uint32_t)part[i];
+    return (int)n;
+}
+
+uint32_t ml_char_compose(const ml_unicode *u, uint32_t a, uint32_t b) {
+    utf8proc_int32_t pair[2] = { (utf8proc_int32_t)a, (utf8proc_int32_t)b };
+
+    if (b < 0x300 || ((u->info[a] | u->info[b]) & IS_INERT))
+        return 0;
+    if (utf8proc_normalize_utf32(pair, 2, UTF8PROC_COMPOSE | UTF8PROC_STABLE) != 1)
+        return 0;
+    return u->info[pair[0]] & IS_INERT ? 0 : (uint32_t)pair[0];
+}
+
+int ml_char_ccc(const ml_unicode *u, uint32_t c) {
+    if (c < 0x300 || (u->info[c] & IS_INERT))
+        return 0;
+    return utf8proc_get_property((utf8proc_int32_t)c)->combining_class;
+}
+
+void ml_unicode_newer(const ml_unicode *u, uint32_t gcs,
+                      void (*add)(void *ud, uint32_t first, uint32_t last), void *ud) {
+    for (size_t i = 0; i < sizeof newer / sizeof *newer; i++)
+        if (ml_char_in(u, newer[i][0], gcs))
+            add(ud, newer[i][0], newer[i][1]);
+}
+
+/* --- UTF-8 ------------------------------------------------------------------ */
+
+int ml_utf8_look(const char *text, size_t n) {
+    const unsigned char *p = (const unsigned char *)text;
+    int want = p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+    unsigned low = 0x80, high = 0xbf; /* bounds of the second byte */
+
+    if (p[0] < 0x80)
+        return 1;
+    if (p[0] < 0xc2 || p[0] > 0xf4)
+        return -1;
+    if (p[0] == 0xe0)
+        low = 0xa0;
+    else if (p[0] == 0xed)
+        high = 0x9f;
+    else if (p[0] == 0xf0)
+        low = 0x90;
+    else if (p[0] == 0xf4)
+        high = 0x8f;
+    for (int i = 1; i < want; i++) {
+        if ((size_t)i >= n)
+            return 0;
+        if (p[i] < low || p[i] > high)
+            return -i;
+        low = 0x80;
+        high = 0xbf;
+    }
+    return want;
+}
+
+size_t ml_utf8_valid(ml_str s) {
+    size_t i = 0;
+
+    while (i < s.len) {
+        uint64_t word;
+        int k;
+        for (; s.len - i >= sizeof word; i += sizeof word) { /* most text is ASCII */
+            memcpy(&word, s.ptr + i, sizeof word);
+            if (word & 0x8080808080808080u)
+                break;
+        }
+        if (i == s.len)
+            break;
+        k = ml_utf8_look(s.ptr + i, s.len - i);
+        if (k < 1)
+            return i;
+        i += (size_t)k;
+    }
+    return i;
+}
+
+uint32_t ml_utf8_next(const char **text) {
+    const unsigned char *p = (const unsigned char *)*text;
+    uint32_t c = p[0];
+
+    if (c < 0x80) {
+        *text += 1;
+    } else if (c < 0xe0) {
+        c = (c & 31) << 6 | (p[1] & 63u);
+        *text += 2;
+    } else if (c < 0xf0) {
+        c = (c & 15) << 12 | (p[1] & 63u) << 6 | (p[2] & 63u);
+        *text += 3;
+    } else {
+        c = (c & 7) << 18 | (p[1] & 63u) << 12 | (p[2] & 63u) << 6 | (p[3] & 63u);
+        *text += 4;
+    }
+    return c;
+}
+
+uint32_t ml_utf8_prev(const char **text) {
+    const char *p = *text - 1;
+    const char *at;
+
+    while (((unsigned char)*p & 0xc0) == 0x80)
+        p--;
+    *text = at = p;
+    return ml_utf8_next(&at);
+}
+
+int ml_utf8_put(char out[4], uint32_t c) {
+    if (c < 0x80) {
+        out[0] = (char)c;
+        return 1;
+    }
+    if (c < 0x800) {
+        out[0] = (char)(0xc0 | c >> 6);
+        out[1] = (char)(0x80 | (c & 63));
+        return 2;
+    }
+    if (c < 0x10000) {
+        out[0] = (char)(0xe0 | c >> 12);
+        out[1] = (char)(0x80 | (c >> 6 & 63));
+        out[2] = (char)(0x80 | (c & 63));
+        return 3;
+    }
+    out[0] = (char)(0xf0 | c >> 18);
+    out[1] = (char)(0x80 | (c >> 12 & 63));
+    out[2] = (char)(0x80 | (c >> 6 & 63));
+    out[3] = (char)(0x80 | (c & 63));
+    return 4;
+}
