@@ -4,7 +4,6 @@
 
 #include <arm_neon.h>
 #include <stdint.h>
-#include <string.h>
 
 #define V16_LEVEL neon
 #define V16_REGS 8
@@ -37,16 +36,44 @@ static inline void v16_store(float *p, v16 a) {
     vst1q_f32(p + 12, a.d);
 }
 
+/* The first n lanes of four; n may be negative or above 4. */
+static inline float32x4_t v16_quarter_load_n(const float *p, int64_t n) {
+    float32x4_t q = vdupq_n_f32(0.0f);
+
+    if (n >= 4)
+        return vld1q_f32(p);
+    if (n > 0)
+        q = vld1q_lane_f32(p, q, 0);
+    if (n > 1)
+        q = vld1q_lane_f32(p + 1, q, 1);
+    if (n > 2)
+        q = vld1q_lane_f32(p + 2, q, 2);
+    return q;
+}
+
+static inline void v16_quarter_store_n(float *p, float32x4_t q, int64_t n) {
+    if (n >= 4) {
+        vst1q_f32(p, q);
+        return;
+    }
+    if (n > 0)
+        vst1q_lane_f32(p, q, 0);
+    if (n > 1)
+        vst1q_lane_f32(p + 1, q, 1);
+    if (n > 2)
+        vst1q_lane_f32(p + 2, q, 2);
+}
+
 static inline v16 v16_load_n(const float *p, int64_t n) {
-    float t[16] = { 0 };
-    memcpy(t, p, (size_t)n * sizeof *p);
-    return v16_load(t);
+    return v16_of(v16_quarter_load_n(p, n), v16_quarter_load_n(p + 4, n - 4),
+                  v16_quarter_load_n(p + 8, n - 8), v16_quarter_load_n(p + 12, n - 12));
 }
 
 static inline void v16_store_n(float *p, v16 a, int64_t n) {
-    float t[16];
-    v16_store(t, a);
-    memcpy(p, t, (size_t)n * sizeof *p);
+    v16_quarter_store_n(p, a.a, n);
+    v16_quarter_store_n(p + 4, a.b, n - 4);
+    v16_quarter_store_n(p + 8, a.c, n - 8);
+    v16_quarter_store_n(p + 12, a.d, n - 12);
 }
 
 static inline float32x4_t v16_quarter_bf16(const uint16_t *p) {
