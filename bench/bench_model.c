@@ -123,6 +123,15 @@ static float *floats(size_t n) {
     return p;
 }
 
+/* Where a step's time goes; means over all turns. */
+static void print_ops(const bench *b) {
+    const ml_plan_stats *op = ml_plan_stats_of(b->plan);
+    for (int i = 0; i < ML_OP_COUNT; i++)
+        if (op->rows[i])
+            printf("    %-12s forward %8.2f ms   backward %8.2f ms\n", ml_op_infos[i].name,
+                   op->forward_s[i] * 1e3 / TURNS, op->backward_s[i] * 1e3 / TURNS);
+}
+
 static bool run(int n_thread, FILE *csv) {
     bench b;
     size_t most = (size_t)24576 * 1536;
@@ -143,6 +152,7 @@ static bool run(int n_thread, FILE *csv) {
            (double)ml_spec_param_count(&b.spec) / 1e6, N_TOKEN, n_thread,
            n_thread > 1 ? "s" : "", ours * 1e3, flops / ours / 1e9, theirs * 1e3,
            flops / theirs / 1e9, ratio, GOAL, ratio >= GOAL ? "ok" : "MISS");
+    print_ops(&b);
     if (csv)
         fprintf(csv, "step50M,%d,%.4f,%.4f,%.3f,%.2f\n", n_thread, ours, theirs, ratio,
                 GOAL);
