@@ -5,6 +5,7 @@
 #include <setjmp.h>
 
 #include "base/arena.h"
+#include "text/jinja.h"
 #include "text/jinja_value.h"
 
 /* --- faults ------------------------------------------------------------------ */

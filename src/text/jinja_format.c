@@ -186,6 +186,12 @@ static void format_float(ml_jrun *r, ml_jbuf *b, const spec *s, double f) {
     write_number(r, b, s, signbit(f) && !isnan(f), "", (ml_str){ body.ptr, body.len });
 }
 
+static double float_of(ml_jrun *r, ml_jval v) {
+    if (v.kind == ML_J_BIGINT)
+        ml_jraise(r, "OverflowError", "the integer does not fit into 64 bits");
+    return ml_jval_f64(v);
+}
+
 static ml_str cut(ml_jval s, int64_t n_char) {
     if (n_char < 0 || n_char >= s.s->n_char)
         return ml_jstr_get(s);
@@ -293,7 +299,7 @@ static void put_number(percent *f, ml_jbuf *b, spec *s, ml_jval v) {
         ml_jraise(f->r, "TypeError", "%%%c format: a real number is required, not %s",
                   s->type, ml_jval_type(v));
     if (!is_int) {
-        format_float(f->r, b, s, ml_jval_f64(v));
+        format_float(f->r, b, s, float_of(f->r, v));
         return;
     }
     if (v.kind == ML_J_FLOAT && strchr("oxX", s->type))
@@ -453,7 +459,7 @@ static void format_number(ml_jrun *r, ml_jbuf *b, spec *s, ml_jval v) {
             s->type = 'd';
         format_int(r, b, s, v, false);
     } else if (!s->type || strchr("eEfFgG%", s->type)) {
-        format_float(r, b, s, ml_jval_f64(v));
+        format_float(r, b, s, float_of(r, v));
     } else {
         fail_code(r, s, v);
     }

@@ -258,7 +258,7 @@ double ml_jval_f64(ml_jval v) {
     case ML_J_BOOL: return v.b;
     case ML_J_INT: return (double)v.i;
     case ML_J_FLOAT: return v.f;
-    default: return NAN;
+    default: return (double)NAN; /* BIGINT: callers refuse it */
     }
 }
 
