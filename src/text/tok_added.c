@@ -152,23 +152,30 @@ static void fill_tries(ml_tokenizer *t, const ml_str *content) {
                             i);
 }
 
-ml_status ml_added_finish(ml_tokenizer *t, ml_err *err) {
-    ml_str *content = ML_NEW(&t->arena, ml_str, t->n_added + 1);
-    ml_status st;
-
+/* An id stands for the normalized content, also when text is made of it; it is special when
+ * that is the content of a special token. */
+static void fill_ids(ml_tokenizer *t, const ml_str *content) {
     t->n_id = t->bpe.n_id;
-    for (int32_t i = 0; i < t->n_added; i++)
-        t->n_id = t->added[i].id >= t->n_id ? t->added[i].id + 1 : t->n_id;
+    if (t->max_added >= t->n_id)
+        t->n_id = t->max_added + 1;
     t->special = ML_NEW(&t->arena, uint8_t, t->n_id + 1);
     t->added_token = ML_NEW(&t->arena, ml_str, t->n_id + 1);
     for (int32_t i = 0; i < t->n_added; i++) {
-        t->added_token[t->added[i].id] = t->added[i].content;
-        t->special[t->added[i].id] = t->added[i].special;
+        int64_t same = ml_map_get(&t->added_at, content[i], -1);
+        t->added_token[t->added[i].id] = content[i];
+        t->special[t->added[i].id] = same >= 0 && t->added[same].special;
     }
-    st = normalize_contents(t, content, err);
-    if (st == ML_OK)
-        fill_tries(t, content);
-    return st;
+}
+
+ml_status ml_added_finish(ml_tokenizer *t, ml_err *err) {
+    ml_str *content = ML_NEW(&t->arena, ml_str, t->n_added + 1);
+    ml_status st = normalize_contents(t, content, err);
+
+    if (st != ML_OK)
+        return st;
+    fill_ids(t, content);
+    fill_tries(t, content);
+    return ML_OK;
 }
 
 /* --- encoding --------------------------------------------------------------- */

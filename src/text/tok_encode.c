@@ -148,33 +148,39 @@ static ml_status kimi_pieces(ml_encoder *e, ml_view v) {
     return st;
 }
 
-/* Spaces at a token's ends do not count as its text where the post-processor says so. */
-static void trim_span(const ml_tokenizer *t, ml_str token, bool first, ml_span *s) {
-    const char *p = token.ptr, *end = token.ptr + token.len, *at;
-    uint32_t lead = 0, trail = 0, c;
-
-    for (; p < end; lead++) {
-        c = ml_utf8_next(&p);
-        if (c != 0x120 && !ml_char_is_space(c))
-            break;
-    }
-    for (at = end; at > token.ptr; trail++) {
-        c = ml_utf8_prev(&at);
-        if (c != 0x120 && !ml_char_is_space(c))
-            break;
-    }
-    if (lead && (first || s->begin == 0) && t->trim_prefix_space)
-        lead = 0;
-    s->begin = s->begin + lead < s->end ? s->begin + lead : s->end;
-    if (trail && s->end >= trail)
-        s->end = s->end - trail > s->begin ? s->end - trail : s->begin;
+static bool is_trimmed(uint32_t c) {
+    return c == 0x120 || ml_char_is_space(c); /* U+0120 is a space in byte-level spelling */
 }
 
-static void trim_spans(ml_encoder *e, int64_t from) {
+/* Spaces at a token's ends do not count as its text where the post-processor says so: as
+ * many characters of the text are dropped. */
+static void trim_span(const ml_tokenizer *t, ml_str text, ml_str token, bool first,
+                      ml_span *s) {
+    const char *p = token.ptr, *end = token.ptr + token.len;
+    int lead = 0, trail = 0;
+
+    for (; p < end && is_trimmed(ml_utf8_next(&p)); lead++)
+        continue;
+    for (p = end; p > token.ptr && is_trimmed(ml_utf8_prev(&p)); trail++)
+        continue;
+    if (lead == 1 && (first || s->begin == 0) && t->trim_prefix_space)
+        lead = 0;
+    p = text.ptr + s->begin;
+    for (; lead && p < text.ptr + s->end; lead--)
+        ml_utf8_next(&p);
+    s->begin = (uint32_t)(p - text.ptr);
+    p = text.ptr + s->end;
+    for (; trail && p > text.ptr + s->begin; trail--)
+        ml_utf8_prev(&p);
+    s->end = (uint32_t)(p - text.ptr);
+}
+
+static void trim_spans(ml_encoder *e, ml_str text, int64_t from) {
     const ml_tokenizer *t = e->tok;
 
     for (int64_t i = from; i < e->out->n; i++)
-        trim_span(t, ml_tokenizer_token(t, e->out->id[i]), i == from, &e->out->span[i]);
+        trim_span(t, text, ml_tokenizer_token(t, e->out->id[i]), i == from,
+                  &e->out->span[i]);
 }
 
 static ml_status encode_text(ml_encoder *e, ml_str text) {
@@ -184,7 +190,7 @@ static ml_status encode_text(ml_encoder *e, ml_str text) {
         e->tok->kimi ? kimi_pieces(e, v) : ml_added_split(e, &e->tok->raw, v, normalize);
 
     if (st == ML_OK && e->spans && e->tok->trim_spans)
-        trim_spans(e, from);
+        trim_spans(e, text, from);
     return st;
 }
 
