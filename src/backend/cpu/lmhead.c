@@ -14,7 +14,7 @@
 #include <string.h>
 
 /* Loss rows of a chunk, tiles of a stripe: many rows and one tile, or few and many. */
-enum { LMHEAD_ROWS = 256, LMHEAD_FEW = 16, LMHEAD_TILES = LMHEAD_ROWS / LMHEAD_FEW };
+enum { LMHEAD_ROWS = 512, LMHEAD_FEW = 16, LMHEAD_TILES = LMHEAD_ROWS / LMHEAD_FEW };
 
 /* A row on its way through the stripes. */
 typedef struct lmhead_row {
