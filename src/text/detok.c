@@ -54,17 +54,24 @@ static void spell_out(ml_detok *d, int k) {
 /* A token in the characters that stand for bytes; one with any other character is itself. */
 static void feed_byte_level(ml_detok *d, int k, ml_str token) {
     ml_text *held = &d->stage[k].held;
-    size_t before = held->len;
+    size_t before = held->len, n = 0;
+    char bytes[128];
 
     for (const char *p = token.ptr; p < token.ptr + token.len;) {
         int byte = ml_byte_of_char(ml_utf8_next(&p));
         if (byte < 0) {
             held->len = before;
+            n = 0;
             ml_text_add(held, token.ptr, token.len);
             break;
         }
-        ml_text_add(held, &(char){ (char)byte }, 1);
+        bytes[n++] = (char)byte;
+        if (n == sizeof bytes) {
+            ml_text_add(held, bytes, n);
+            n = 0;
+        }
     }
+    ml_text_add(held, bytes, n);
     spell_out(d, k);
 }
 
