@@ -50,17 +50,20 @@ static inline int64_t ml_attn_positions(int64_t g) {
     return g < ML_ATTN_ROWS ? ML_ATTN_ROWS / g : 1;
 }
 
+/* Rows that a block has room for: whole vectors of them. */
+static inline int64_t ml_attn_rows(int64_t g) {
+    return (ml_attn_positions(g) * g + ML_LANES - 1) / ML_LANES * ML_LANES;
+}
+
 /* Floats of scratch, a multiple of 16. */
 static inline int64_t ml_attn_floats(int64_t g, int64_t head_dim, bool backward) {
-    int64_t width = ml_attn_width(head_dim), per_row = 2 * width + ML_KTILE + 4, fixed = 0;
-    int64_t rows = (ml_attn_positions(g) * g + 2 * ML_LANES - 1) / ML_LANES * ML_LANES;
+    int64_t width = ml_attn_width(head_dim), per_row = 2 * width + ML_KTILE + 4;
+    int64_t tiles = ML_KTILE * width;
     if (backward) {
         per_row += width + ML_KTILE;
-        fixed = 2 * ML_ATTN_TILES * ML_KTILE * width;
-    } else {
-        fixed = ML_KTILE * width;
+        tiles *= 2 * ML_ATTN_TILES;
     }
-    return rows * per_row + fixed;
+    return ml_attn_rows(g) * per_row + tiles;
 }
 
 #endif
