@@ -90,7 +90,7 @@ typedef enum ml_jnode_kind {
     ML_JN_DICT,     /* list: key, value, key, value, ... */
     /* statements */
     ML_JN_DATA,  /* value */
-    ML_JN_PRINT, /* a */
+    ML_JN_PRINT, /* list */
     ML_JN_IF,    /* a; list: body, elifs (IF nodes without else), orelse */
     ML_JN_FOR,   /* target, a: iterable, b: test, c: its target; body, orelse; recursive */
     ML_JN_SET,   /* target = a */

@@ -91,11 +91,9 @@ size_t ml_jstr_rfind(ml_str hay, ml_str needle, size_t before) {
 }
 
 static bool in_set(uint32_t c, ml_str set) {
-    const char *p = set.ptr, *end = set.ptr + set.len;
-
     if (!set.ptr)
         return ml_jchar_is_space(c);
-    while (p < end)
+    for (const char *p = set.ptr, *end = p + set.len; p < end;)
         if (ml_utf8_next(&p) == c)
             return true;
     return false;

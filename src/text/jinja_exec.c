@@ -321,7 +321,10 @@ static flow exec_autoescape(ml_jrun *r, const ml_jnode *n) {
 static flow exec(ml_jrun *r, const ml_jnode *n) {
     switch (n->kind) {
     case ML_JN_DATA: ml_jbuf_str(r, r->out, ml_jstr_get(n->value)); break;
-    case ML_JN_PRINT: write_value(r, ml_jeval(r, n->a)); break;
+    case ML_JN_PRINT:
+        for (int32_t i = 0; i < n->list.n; i++)
+            write_value(r, ml_jeval(r, n->list.node[i]));
+        break;
     case ML_JN_IF: return exec_if(r, n);
     case ML_JN_FOR: return exec_for(r, n);
     case ML_JN_SET: ml_jassign(r, n->target, ml_jeval(r, n->a)); break;

@@ -311,9 +311,10 @@ typedef struct keyed {
     ml_jval key, item;
 } keyed;
 
-/* Stable; Python's question is always whether the later one is smaller. */
+/* Stable.  As in Python, the question is whether the later one is smaller, and the first two
+ * are compared first. */
 static void sort(ml_jrun *r, keyed *p, keyed *scratch, int64_t n, bool reverse) {
-    int64_t half = n / 2, i = 0, k = half, at = 0;
+    int64_t half = (n + 1) / 2, i = 0, k = half, at = 0;
 
     if (n < 2)
         return;
@@ -473,7 +474,7 @@ static ml_jval f_reverse(ml_jrun *r, ml_jval v, const ml_jargs *a) {
         const char *p = v.s->ptr + v.s->len;
         while (p > v.s->ptr)
             ml_jbuf_char(r, &b, ml_utf8_prev(&p));
-        return ml_jbuf_value(r, &b);
+        return ml_jstr_mark(r, ml_jbuf_value(r, &b), v.s->markup);
     }
     if (!ml_jval_iterable(v))
         ml_jraise(r, "FilterArgumentError", "argument must be iterable");

@@ -14,25 +14,30 @@ static ml_str text_of(ml_jrun *r, ml_jval v) {
 
 /* --- case and white space -------------------------------------------------------------------------- */
 
+/* Text made from v, marked as v is. */
+static ml_jval like(ml_jrun *r, ml_jval v, const ml_jbuf *b) {
+    return ml_jstr_mark(r, ml_jbuf_value(r, b), v.kind == ML_J_STR && v.s->markup);
+}
+
 static ml_jval f_upper(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jbuf b = { 0 };
     (void)a;
     ml_jbuf_case(r, &b, text_of(r, v), ML_J_UPPER);
-    return ml_jbuf_value(r, &b);
+    return like(r, v, &b);
 }
 
 static ml_jval f_lower(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jbuf b = { 0 };
     (void)a;
     ml_jbuf_case(r, &b, text_of(r, v), ML_J_LOWER);
-    return ml_jbuf_value(r, &b);
+    return like(r, v, &b);
 }
 
 static ml_jval f_capitalize(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jbuf b = { 0 };
     (void)a;
     ml_jbuf_capitalize(r, &b, text_of(r, v));
-    return ml_jbuf_value(r, &b);
+    return like(r, v, &b);
 }
 
 static bool is_word_border(uint32_t c) {
@@ -43,16 +48,17 @@ static bool is_word_border(uint32_t c) {
 static ml_jval f_title(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_str s = text_of(r, v);
     const char *p = s.ptr, *end = p + s.len;
-    bool first = true;
     ml_jbuf b = { 0 };
 
     (void)a;
     while (p < end) {
-        const char *at = p;
-        uint32_t c = ml_utf8_next(&p);
-        ml_jbuf_case(r, &b, (ml_str){ at, (size_t)(p - at) },
-                     first ? ML_J_UPPER : ML_J_LOWER);
-        first = is_word_border(c);
+        const char *word = p, *rest, *next;
+        bool in_border = is_word_border(ml_utf8_next(&p));
+        for (rest = next = p; next < end; p = next)
+            if (is_word_border(ml_utf8_next(&next)) != in_border)
+                break;
+        ml_jbuf_case(r, &b, (ml_str){ word, (size_t)(rest - word) }, ML_J_UPPER);
+        ml_jbuf_case(r, &b, (ml_str){ rest, (size_t)(p - rest) }, ML_J_LOWER);
     }
     return ml_jbuf_value(r, &b);
 }
@@ -77,7 +83,7 @@ static ml_jval f_center(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jbuf_fill(r, &b, ' ', left);
     ml_jbuf_str(r, &b, ml_jstr_get(s));
     ml_jbuf_fill(r, &b, ' ', n - left);
-    return ml_jbuf_value(r, &b);
+    return like(r, v, &b);
 }
 
 /* The end of the line at p, without its line break; *next: the line after. */
@@ -96,13 +102,19 @@ static const char *line_end(const char *p, const char *end, const char **next) {
     return end;
 }
 
-static ml_jval f_indent(ml_jrun *r, ml_jval v, const ml_jargs *a) {
-    ml_jval s = ml_jval_str(r, v);
-    const char *p = s.s->ptr, *end = p + s.s->len, *next;
+static ml_jval f_indent(ml_jrun *r, ml_jval s, const ml_jargs *a) {
+    const char *p, *end, *next;
     bool first = ml_jarg_bool(r, a, 1, false), blank = ml_jarg_bool(r, a, 2, false);
     bool ends_in_break = false;
     ml_jbuf indent = { 0 }, b = { 0 };
 
+    if (s.kind == ML_J_UNDEFINED)
+        ml_jraise_undef(r, s);
+    if (s.kind != ML_J_STR)
+        ml_jraise(r, s.kind == ML_J_LIST ? "AttributeError" : "TypeError",
+                  "indent takes a text, not '%s'", ml_jval_type(s));
+    p = s.s->ptr;
+    end = p + s.s->len;
     if (ml_jarg_given(a, 0) && a->arg[0].kind == ML_J_STR)
         ml_jbuf_str(r, &indent, ml_jstr_get(a->arg[0]));
     else
@@ -132,8 +144,7 @@ static ml_jval f_replace(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     return ml_jbuf_value(r, &b);
 }
 
-static ml_jval f_truncate(ml_jrun *r, ml_jval v, const ml_jargs *a) {
-    ml_jval s = ml_jval_str(r, v);
+static ml_jval f_truncate(ml_jrun *r, ml_jval s, const ml_jargs *a) {
     int64_t length = ml_jarg_int(r, a, 0, 255), leeway = ml_jarg_int(r, a, 3, 5), keep;
     bool kill_words = ml_jarg_bool(r, a, 1, false);
     ml_jval ending = ml_jarg_given(a, 2) ? a->arg[2] : ml_jstr_of(r, "...");
@@ -141,8 +152,12 @@ static ml_jval f_truncate(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jbuf b = { 0 };
 
     ml_jarg_str(r, a, 2, (ml_str){ 0 });
-    if (s.s->n_char <= length + leeway)
+    if (ml_jval_len(s) < 0)
+        ml_jraise(r, "TypeError", "object of type '%s' has no len()", ml_jval_type(s));
+    if (ml_jval_len(s) <= length + leeway)
         return s;
+    if (s.kind != ML_J_STR)
+        ml_jraise(r, "TypeError", "truncate takes a text, not '%s'", ml_jval_type(s));
     keep = length - ending.s->n_char;
     if (keep < 0)
         ml_jraise(r, "AssertionError", "expected length >= %lld, got %lld",
@@ -153,8 +168,8 @@ static ml_jval f_truncate(ml_jrun *r, ml_jval v, const ml_jargs *a) {
         head.len = space == SIZE_MAX ? head.len : space;
     }
     ml_jbuf_str(r, &b, head);
-    ml_jbuf_str(r, &b, ml_jstr_get(ending));
-    return ml_jbuf_value(r, &b);
+    ml_jbuf_str(r, &b, ml_jstr_get(s.s->markup ? ml_jval_escape(r, ending) : ending));
+    return like(r, s, &b);
 }
 
 static ml_jval f_wordcount(ml_jrun *r, ml_jval v, const ml_jargs *a) {
@@ -210,11 +225,18 @@ static void wrap_line(ml_jrun *r, ml_jbuf *b, ml_str line, int64_t width, bool c
 }
 
 static ml_jval f_wordwrap(ml_jrun *r, ml_jval v, const ml_jargs *a) {
-    ml_str s = text_of(r, v), newline = ml_str_of("\n");
-    const char *p = s.ptr, *end = p + s.len, *next;
+    ml_str newline = ml_str_of("\n");
+    const char *p, *end, *next;
     int64_t width = ml_jarg_int(r, a, 0, 79);
     ml_jbuf b = { 0 };
 
+    if (v.kind == ML_J_UNDEFINED)
+        ml_jraise_undef(r, v);
+    if (v.kind != ML_J_STR)
+        ml_jraise(r, "AttributeError", "'%s' object has no attribute 'splitlines'",
+                  ml_jval_type(v));
+    p = v.s->ptr;
+    end = p + v.s->len;
     if (ml_jarg_given(a, 2) && a->arg[2].kind != ML_J_NONE)
         newline = ml_jarg_str(r, a, 2, newline);
     for (bool first = true; p < end; first = false) {
@@ -355,13 +377,19 @@ static int digit_value(char c) {
     return c >= 'a' && c <= 'z' ? c - 'a' + 10 : 99;
 }
 
+/* Without the white space around it, which for plain ASCII is C's, not Unicode's. */
+static ml_str number_text(ml_str s) {
+    bool ascii = ml_jstr_count_chars(s) == (int64_t)s.len;
+    return ml_jstr_strip(s, ascii ? ml_str_of(" \t\n\v\f\r") : (ml_str){ 0 }, ML_J_BOTH);
+}
+
 /* int(text, base): false where Python raises ValueError */
 static bool parse_int(ml_str s, int64_t base, int64_t *out) {
     size_t i = 0;
     bool minus, digit_before = false;
     int64_t v = 0;
 
-    s = ml_jstr_strip(s, (ml_str){ 0 }, ML_J_BOTH);
+    s = number_text(s);
     minus = s.len && s.ptr[0] == '-';
     i = s.len && (minus || s.ptr[0] == '+');
     if (s.len > i + 2 && s.ptr[i] == '0' &&
@@ -391,7 +419,7 @@ static bool parse_float(ml_jrun *r, ml_str s, double *out) {
     char *text, *end;
     size_t n = 0;
 
-    s = ml_jstr_strip(s, (ml_str){ 0 }, ML_J_BOTH);
+    s = number_text(s);
     text = ml_jrun_take(r, s.len + 1, 1);
     for (size_t i = 0; i < s.len; i++) {
         bool between = i && i + 1 < s.len && digit_value(s.ptr[i - 1]) < 10 &&
@@ -527,11 +555,16 @@ static ml_jval f_filesizeformat(ml_jrun *r, ml_jval v, const ml_jargs *a) {
                                           "PiB", "EiB", "ZiB", "YiB" };
     bool is_binary = ml_jarg_bool(r, a, 0, false);
     double base = is_binary ? 1024 : 1000, unit = base, f;
-    ml_jval number = f_float(r, v, &(ml_jargs){ 0 });
     ml_jbuf b = { 0 };
     int i = 0;
 
-    f = ml_jval_f64(number);
+    if (v.kind == ML_J_UNDEFINED)
+        ml_jraise_undef(r, v);
+    f = ml_jval_f64(v);
+    if (v.kind == ML_J_STR && !parse_float(r, ml_jstr_get(v), &f))
+        ml_jraise(r, "ValueError", "could not convert string to float");
+    if (v.kind != ML_J_STR && !ml_jval_is_number(v))
+        ml_jraise(r, "TypeError", "float() argument must be a string or a real number");
     if (f == 1)
         return ml_jstr_of(r, "1 Byte");
     if (f < base) {

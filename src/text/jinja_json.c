@@ -154,7 +154,7 @@ static void dump_key(dump *d, ml_jval key) {
 }
 
 static void sort_pairs(ml_jrun *r, ml_jpair *p, ml_jpair *scratch, int64_t n) {
-    int64_t half = n / 2, i = 0, k = half, at = 0;
+    int64_t half = (n + 1) / 2, i = 0, k = half, at = 0;
 
     if (n < 2)
         return;

@@ -232,9 +232,22 @@ static ml_jnode *parse_autoescape(ml_jparser *p, uint32_t at) {
     return n;
 }
 
+/* {{ a, b }} prints a tuple ... */
+static ml_jnode *parse_output(ml_jparser *p, uint32_t at) {
+    ml_jnode *n = ml_jnode_new(p, ML_JN_PRINT, at);
+    ml_jnodes_add(p, &n->list, ml_jparse_tuple(p, (ml_jtuple_rule){ 0 }));
+    return n;
+}
+
+/* ... and {% print a, b %} one after the other. */
 static ml_jnode *parse_print(ml_jparser *p, uint32_t at) {
     ml_jnode *n = ml_jnode_new(p, ML_JN_PRINT, at);
-    n->a = ml_jparse_tuple(p, (ml_jtuple_rule){ 0 });
+
+    while (p->tok->type != ML_JT_BLOCK_END) {
+        if (n->list.n)
+            ml_jparser_expect(p, ML_JT_OP, ",");
+        ml_jnodes_add(p, &n->list, ml_jparse_expr(p));
+    }
     return n;
 }
 
@@ -316,7 +329,7 @@ static void parse_until(ml_jparser *p, ml_jnodes *out, const char *closing) {
         if (p->tok->type == ML_JT_DATA) {
             ml_jnodes_add(p, out, parse_data(p));
         } else if (p->tok->type == ML_JT_PRINT_BEGIN) {
-            ml_jnodes_add(p, out, parse_print(p, ml_jparser_next(p)->at));
+            ml_jnodes_add(p, out, parse_output(p, ml_jparser_next(p)->at));
             ml_jparser_expect(p, ML_JT_PRINT_END, NULL);
         } else {
             ml_jparser_expect(p, ML_JT_BLOCK_BEGIN, NULL);

@@ -67,13 +67,22 @@ static ml_jval is_escaped(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     (void)r, (void)a;
     return ml_jbool(v.kind == ML_J_STR && v.s->markup);
 }
+/* Is v the name of a filter or test? */
+static bool names_row(ml_jrun *r, ml_jval v, const ml_jnative *(*find)(ml_str)) {
+    uint64_t hash;
+
+    if (!ml_jval_hash(r, v, &hash))
+        ml_jraise(r, "TypeError", "unhashable type: '%s'", ml_jval_type(v));
+    return v.kind == ML_J_STR && find(ml_jstr_get(v));
+}
+
 static ml_jval is_filter(ml_jrun *r, ml_jval v, const ml_jargs *a) {
-    (void)r, (void)a;
-    return ml_jbool(v.kind == ML_J_STR && ml_jfilter_find(ml_jstr_get(v)));
+    (void)a;
+    return ml_jbool(names_row(r, v, ml_jfilter_find));
 }
 static ml_jval is_test(ml_jrun *r, ml_jval v, const ml_jargs *a) {
-    (void)r, (void)a;
-    return ml_jbool(v.kind == ML_J_STR && ml_jtest_find(ml_jstr_get(v)));
+    (void)a;
+    return ml_jbool(names_row(r, v, ml_jtest_find));
 }
 
 /* str(v).isupper(), .islower(): some letter of that case, none of the other. */

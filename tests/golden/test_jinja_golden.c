@@ -1,7 +1,8 @@
 /* Chat templates against what Jinja2 and transformers made of them.
  *
- * The vectors lie beside the repository (../shared/fixtures) and are not part of it; without
- * them the tests say so and pass. */
+ * Our own cases are made by tools/gen_jinja_cases.py.  The larger vectors lie beside the
+ * repository (../shared/fixtures) and are not part of it; without them their tests say so and
+ * pass. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 #include "base/json.h"
 #include "base/map.h"
 #include "tests/support/test.h"
-#include "text/jinja.h"
+#include "text/chat_template.h"
 
 #define FIXTURES "../shared/fixtures/"
 
@@ -146,6 +147,33 @@ static void tell(ml_str name, const ml_json *row, const char *expected_key,
 
 /* --- the sets --------------------------------------------------------------------------------- */
 
+/* Integers beyond 64 bits are not offered. */
+static bool beyond_us(const outcome *o) {
+    return o->failed && o->text.len > 14 && memcmp(o->text.ptr, "OverflowError:", 14) == 0;
+}
+
+static void our_cases(void) {
+    ml_text rows = { 0 };
+    size_t at = 0;
+    int n = 0, bad = 0;
+    ml_arena a;
+
+    CHECK(read_all(&rows, "tests/golden/text/jinja_cases.jsonl"));
+    ml_arena_init(&a, "cases");
+    for (const ml_json *row; (row = next_row(&a, &rows, &at)) != NULL; n++) {
+        outcome o = { 0 };
+        render(&o, &a, text_of(row, "template"), ml_json_get(row, "context"));
+        if (!matches(row, "output", &o) && !beyond_us(&o)) {
+            bad++;
+            tell(text_of(row, "template"), row, "output", &o);
+        }
+        ml_text_release(&o.text);
+    }
+    CHECK(n > 300 && bad == 0);
+    ml_arena_release(&a);
+    ml_text_release(&rows);
+}
+
 static void snippets(void) {
     int n[2] = { 0 }, bad[2] = { 0 };
     ml_text rows = { 0 };
@@ -212,7 +240,62 @@ static void conversations(void) {
     ml_text_release(&rows);
 }
 
+/* Whole checkpoints: templates and special tokens of tokenizer_config.json. */
+static void chats(const char *model) {
+    char path[200];
+    ml_chat_template *t = NULL;
+    ml_text rows = { 0 };
+    size_t at = 0;
+    int n = 0;
+    ml_arena a;
+    ml_err err;
+
+    snprintf(path, sizeof path, FIXTURES "tokenizers/%s/chat.jsonl.gz", model);
+    if (!read_all(&rows, path))
+        return;
+    *strrchr(path, '/') = 0;
+    ml_arena_init(&a, "chats");
+    if (ml_chat_template_open(&t, path, NULL, &err)) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        return;
+    }
+    for (const ml_json *row; (row = next_row(&a, &rows, &at)) != NULL; n++) {
+        const ml_json *in = ml_json_get(row, "input");
+        const ml_json *prompt = ml_json_get(in, "add_generation_prompt");
+        ml_chat chat = { .messages = ml_json_get(in, "messages"),
+                         .tools = ml_json_get(in, "tools"),
+                         .add_generation_prompt = prompt && prompt->type == ML_JSON_TRUE,
+                         .kwargs = in };
+        ml_jinja_fault fault = { 0 };
+        outcome o = { 0 };
+        o.failed = ml_chat_render(&o.rendered, &a, t, &chat, &fault, NULL) != ML_OK;
+        if (o.failed)
+            ml_text_printf(&o.text, "%s: %s", fault.kind, fault.message.ptr);
+        else
+            ml_text_add(&o.text, o.rendered.text.ptr, o.rendered.text.len);
+        if (!matches(row, "text", &o)) {
+            ml_test_fail(__FILE__, __LINE__, "%s, row %d", model, n + 1);
+            tell(ml_str_of(model), row, "text", &o);
+        }
+        ml_text_release(&o.text);
+        ml_jinja_fault_release(&fault);
+    }
+    CHECK(n > 0);
+    ml_chat_template_close(t);
+    ml_arena_release(&a);
+    ml_text_release(&rows);
+}
+
+static void checkpoints(void) {
+    chats("deepseek_v3");
+    chats("gemma3");
+    chats("llama3");
+    chats("qwen3");
+}
+
 static const ml_test tests[] = {
+    { "our cases", our_cases, 0 },
+    { "checkpoints", checkpoints, 0 },
     { "snippets", snippets, 0 },
     { "conversations", conversations, 300 },
     { 0 },
