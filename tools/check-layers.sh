@@ -20,13 +20,15 @@ level() {
     esac
 }
 
-# The only folder in which a system header may be included.
+# The only folder, or file, in which a system header may be included.
 home_of() {
     case $1 in
     cuda* | cublas* | nvrtc*) echo src/backend/cuda/ ;;
     mpi.h) echo src/comm/mpi/ ;;
     nccl.h) echo src/comm/nccl/ ;;
     immintrin.h | x86intrin.h | xmmintrin.h | emmintrin.h) echo src/backend/cpu/x86/ ;;
+    pcre2.h) echo src/text/regex.c ;;
+    utf8proc.h) echo src/text/ ;;
     arm_neon.h | arm_sve.h | arm_bf16.h) echo src/backend/cpu/arm/ ;;
     esac
 }

@@ -1,8 +1,5 @@
 #include "text/detok.h"
 
-#include <stdlib.h>
-
-#include "base/bug.h"
 #include "text/tok_priv.h"
 
 /* What a decoder has to remember between tokens. */
@@ -14,6 +11,7 @@ typedef struct stage {
 } stage;
 
 struct ml_detok {
+    ml_arena arena;
     const ml_tokenizer *tok;
     bool skip_special;
     ml_text *out;
@@ -240,19 +238,25 @@ static void release(ml_detok *d) {
 }
 
 ml_detok *ml_detok_new(const ml_tokenizer *t, bool skip_special) {
-    ml_detok *d = calloc(1, sizeof *d);
+    ml_arena a;
+    ml_detok *d;
 
-    ML_BUG_IF(!d);
+    ml_arena_init(&a, "detokenizer");
+    d = ML_NEW(&a, ml_detok, 1);
+    d->arena = a;
     d->tok = t;
     d->skip_special = skip_special;
     return d;
 }
 
 void ml_detok_free(ml_detok *d) {
+    ml_arena a;
+
     if (!d)
         return;
+    a = d->arena; /* d itself lives in it */
     release(d);
-    free(d);
+    ml_arena_release(&a);
 }
 
 void ml_detok_push(ml_detok *d, int32_t id, ml_text *out) {

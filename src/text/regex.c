@@ -3,7 +3,6 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/bug.h"
@@ -11,11 +10,10 @@
 #define MAX_PATTERN 65536
 #define MAX_GROUPS 200
 
-struct ml_regex {
-    pcre2_code *code;
-};
+/* An ml_regex is a pcre2_code, under a name that needs no header of PCRE2. */
 
 struct ml_finder {
+    ml_arena arena;
     pcre2_match_data *match;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
@@ -461,9 +459,7 @@ static ml_status compile(ml_regex **out, ml_str pattern, ml_err *err) {
     }
     /* Where there is no JIT, the interpreter gives the same matches. */
     pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
-    *out = malloc(sizeof **out);
-    ML_BUG_IF(!*out);
-    (*out)->code = compiled;
+    *out = (ml_regex *)compiled;
     return ML_OK;
 }
 
@@ -486,16 +482,16 @@ ml_status ml_regex_new(ml_regex **out, const ml_unicode *u, ml_str pattern, ml_e
 }
 
 void ml_regex_free(ml_regex *r) {
-    if (!r)
-        return;
-    pcre2_code_free(r->code);
-    free(r);
+    pcre2_code_free((pcre2_code *)r);
 }
 
 ml_finder *ml_finder_new(void) {
-    ml_finder *f = calloc(1, sizeof *f);
+    ml_arena a;
+    ml_finder *f;
 
-    ML_BUG_IF(!f);
+    ml_arena_init(&a, "finder");
+    f = ML_NEW(&a, ml_finder, 1);
+    f->arena = a;
     f->match = pcre2_match_data_create(1, NULL);
     f->context = pcre2_match_context_create(NULL);
     f->stack = pcre2_jit_stack_create((size_t)32 << 10, (size_t)16 << 20, NULL);
@@ -506,18 +502,21 @@ ml_finder *ml_finder_new(void) {
 }
 
 void ml_finder_free(ml_finder *f) {
+    ml_arena a;
+
     if (!f)
         return;
+    a = f->arena; /* f itself lives in it */
     pcre2_match_data_free(f->match);
     pcre2_match_context_free(f->context);
     pcre2_jit_stack_free(f->stack);
-    free(f);
+    ml_arena_release(&a);
 }
 
 ml_status ml_regex_find(const ml_regex *r, ml_finder *f, ml_str text, size_t from,
                         size_t *begin, size_t *end, ml_err *err) {
-    int rc = pcre2_match(r->code, (const unsigned char *)text.ptr, text.len, from,
-                         PCRE2_NO_UTF_CHECK, f->match, f->context);
+    int rc = pcre2_match((const pcre2_code *)r, (const unsigned char *)text.ptr, text.len,
+                         from, PCRE2_NO_UTF_CHECK, f->match, f->context);
     const size_t *at = pcre2_get_ovector_pointer(f->match);
     unsigned char why[200];
 

@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "base/bug.h"
 #include "base/file.h"
 #include "text/tok_priv.h"
 
@@ -162,10 +161,12 @@ static ml_status read_folder(ml_tokenizer **out, folder *f, ml_err *err) {
 /* --- outside ---------------------------------------------------------------- */
 
 ml_tokenizer *ml_tokenizer_new(const char *name) {
-    ml_tokenizer *t = calloc(1, sizeof *t);
+    ml_arena a;
+    ml_tokenizer *t;
 
-    ML_BUG_IF(!t);
-    ml_arena_init(&t->arena, "tokenizer");
+    ml_arena_init(&a, "tokenizer");
+    t = ML_NEW(&a, ml_tokenizer, 1);
+    t->arena = a;
     t->name = ml_arena_str(&t->arena, name, strlen(name));
     ml_unicode_init(&t->unicode, &t->arena);
     for (int i = 0; i < ML_TOKEN_ROLES; i++)
@@ -176,15 +177,17 @@ ml_tokenizer *ml_tokenizer_new(const char *name) {
 }
 
 void ml_tokenizer_close(ml_tokenizer *t) {
+    ml_arena a;
+
     if (!t)
         return;
+    a = t->arena; /* t itself lives in it */
     for (int i = 0; i < ML_TOK_STAGES; i++) {
         ml_pattern_release(&t->norm[i].pattern);
         ml_pattern_release(&t->pre[i].pattern);
         ml_pattern_release(&t->dec[i].pattern);
     }
-    ml_arena_release(&t->arena);
-    free(t);
+    ml_arena_release(&a);
 }
 
 ml_status ml_tokenizer_open(ml_tokenizer **out, const char *dir, ml_err *err) {

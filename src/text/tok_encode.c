@@ -7,6 +7,7 @@
 
 /* --- growing things --------------------------------------------------------- */
 
+/* Like ml_text, without memory the process ends. */
 void *ml_tok_grow(void *p, size_t *cap, size_t need, size_t size) {
     size_t n = *cap ? *cap : 64;
 
@@ -22,13 +23,11 @@ void *ml_tok_grow(void *p, size_t *cap, size_t need, size_t size) {
 
 void ml_tokens_push(ml_tokens *t, int32_t id, bool spans, ml_span span) {
     if (t->n == t->cap) {
-        t->cap = t->cap ? 2 * t->cap : 64;
-        t->id = realloc(t->id, (size_t)t->cap * sizeof *t->id);
-        ML_BUG_IF(!t->id);
-        if (t->span || spans) {
-            t->span = realloc(t->span, (size_t)t->cap * sizeof *t->span);
-            ML_BUG_IF(!t->span);
-        }
+        size_t cap = (size_t)t->cap, same = cap;
+        t->id = ml_tok_grow(t->id, &cap, cap + 1, sizeof *t->id);
+        if (t->span || spans)
+            t->span = ml_tok_grow(t->span, &same, same + 1, sizeof *t->span);
+        t->cap = (int64_t)cap;
     }
     t->id[t->n] = id;
     if (spans)
@@ -235,19 +234,24 @@ ml_status ml_encode(ml_encoder *e, ml_tokens *out, ml_str text, ml_encode_opts o
 /* --- encoders --------------------------------------------------------------- */
 
 ml_encoder *ml_encoder_new(const ml_tokenizer *t) {
-    ml_encoder *e = calloc(1, sizeof *e);
+    ml_arena a;
+    ml_encoder *e;
 
-    ML_BUG_IF(!e);
+    ml_arena_init(&a, "encoder");
+    e = ML_NEW(&a, ml_encoder, 1);
     e->tok = t;
     e->finder = ml_finder_new();
-    e->cache = calloc(ML_CACHE_SIZE, sizeof *e->cache);
-    ML_BUG_IF(!e->cache);
+    e->cache = ML_NEW(&a, ml_cached, ML_CACHE_SIZE);
+    e->arena = a;
     return e;
 }
 
 void ml_encoder_free(ml_encoder *e) {
+    ml_arena a;
+
     if (!e)
         return;
+    a = e->arena; /* e itself lives in it */
     ml_finder_free(e->finder);
     for (int i = 0; i < 2; i++)
         ml_edit_release(&e->norm[i]);
@@ -257,9 +261,8 @@ void ml_encoder_free(ml_encoder *e) {
     }
     free(e->symbol);
     free(e->heap);
-    free(e->cache);
     ml_text_release(&e->key);
-    free(e);
+    ml_arena_release(&a);
 }
 
 /* --- many texts ------------------------------------------------------------- */

@@ -369,7 +369,7 @@ static ml_status read_dec(loader *l, const ml_json *obj, int type) {
     ml_tokenizer *t = l->t;
     bool fused = t->n_dec && fuses(&t->dec[t->n_dec - 1]);
     ml_dec *d = &t->dec[t->n_dec];
-    ml_prepend prepend;
+    ml_prepend prepend = ML_PREPEND_NEVER;
     ml_status st = ML_OK;
 
     if (t->n_dec == ML_TOK_STAGES)

@@ -282,6 +282,7 @@ typedef struct ml_cached {
 } ml_cached;
 
 struct ml_encoder {
+    ml_arena arena;
     const ml_tokenizer *tok;
     ml_finder *finder;
     ml_tokens *out;
