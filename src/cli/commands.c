@@ -6,6 +6,9 @@ const ml_command ml_commands[] = {
     { "score", ML_CMD_SCORE, ml_cmd_score, "log-probabilities of given token sequences" },
     { "convert", ML_CMD_CONVERT, ml_cmd_convert,
       "rewrite a checkpoint in another dtype or sharding" },
+    { "tokenize", ML_CMD_TOKENIZE, ml_cmd_tokenize, "text to token ids, and back" },
+    { "chat-template", ML_CMD_CHAT_TEMPLATE, ml_cmd_chat_template,
+      "conversations to text, by the checkpoint's chat template" },
     { 0 },
 };
 

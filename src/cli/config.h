@@ -42,6 +42,13 @@ typedef struct ml_config {
         const char *save_hf;
         int64_t max_shard_bytes; /* 0: keep the sharding */
     } convert;
+    struct {
+        bool add_special, decode, skip_special;
+    } text;
+    struct {
+        const char *chat_template; /* NULL: the checkpoint's own */
+        bool check;
+    } chat;
 } ml_config;
 
 #endif

@@ -47,6 +47,7 @@ static void flag_row(ml_text *out, const ml_flag *f) {
 static void command_section(ml_text *out, const ml_command *cmd) {
     ml_flag_list l;
     const char *group = "";
+    bool any_rule = false;
 
     ml_flag_list_init(&l, cmd->bit);
     ml_text_printf(out, "\n## miles %s\n\n`miles %s`: %s.\n", cmd->name, cmd->name,
@@ -60,10 +61,14 @@ static void command_section(ml_text *out, const ml_command *cmd) {
         group = l.row[i]->group;
         flag_row(out, l.row[i]);
     }
-    ml_text_printf(out, "\nWhat must hold between flags:\n\n");
-    for (const ml_rule *r = ml_rules; r->id; r++)
-        if (r->cmds & cmd->bit)
-            ml_text_printf(out, "- `%s`: %s.\n", r->id, r->sentence);
+    for (const ml_rule *r = ml_rules; r->id; r++) {
+        if (!(r->cmds & cmd->bit))
+            continue;
+        if (!any_rule)
+            ml_text_printf(out, "\nWhat must hold between flags:\n\n");
+        any_rule = true;
+        ml_text_printf(out, "- `%s`: %s.\n", r->id, r->sentence);
+    }
 }
 
 void ml_help_docs(ml_text *out) {

@@ -16,7 +16,13 @@
 #include "cli/config.h"
 
 /* One bit per subcommand. */
-typedef enum ml_cmd { ML_CMD_SCORE = 1, ML_CMD_CONVERT = 2, ML_CMD_ALL = 3 } ml_cmd;
+typedef enum ml_cmd {
+    ML_CMD_SCORE = 1,
+    ML_CMD_CONVERT = 2,
+    ML_CMD_TOKENIZE = 4,
+    ML_CMD_CHAT_TEMPLATE = 8,
+    ML_CMD_ALL = 15
+} ml_cmd;
 
 typedef enum ml_flag_type {
     ML_FLAG_BOOL,  /* bool; --name or --no-name */
@@ -58,8 +64,8 @@ typedef struct ml_flag {
 #define ML_AT(field) .at = offsetof(ml_config, field)
 
 /* Tables end in a row without a name; the list of tables ends in NULL. */
-extern const ml_flag ml_flags_model[], ml_flags_score[], ml_flags_convert[], ml_flags_run[],
-    ml_flags_compat[];
+extern const ml_flag ml_flags_model[], ml_flags_score[], ml_flags_convert[],
+    ml_flags_text[], ml_flags_run[], ml_flags_compat[];
 extern const ml_flag *const ml_flag_tables[];
 
 /* What must hold between flags; checked in order after every flag is known. */
