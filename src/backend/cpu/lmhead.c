@@ -48,30 +48,50 @@ static ml_tensor lmhead_columns(const ml_tensor *w, int64_t column, int64_t n) {
     return t;
 }
 
-static size_t lmhead_gemm_bytes(const ml_cpu_stream *s, const ml_tensor *w) {
+/* Rows of the largest chunk of a call. */
+static int64_t lmhead_chunk(const ml_op_args *a) {
+    return lmhead_min(LMHEAD_ROWS, a->rows->n_loss);
+}
+
+/* Columns of a stripe that n rows meet. */
+static int64_t lmhead_stripe(int64_t n) {
+    return n > LMHEAD_FEW ? ML_VTILE : ML_VTILE * LMHEAD_TILES;
+}
+
+/* Logits held at once: the last chunk may be a small one with a wide stripe. */
+static int64_t lmhead_logits(const ml_op_args *a) {
+    int64_t n = lmhead_chunk(a), few = lmhead_min(n, LMHEAD_FEW), vocab = a->w[0].shape[0];
+    int64_t wide = few * lmhead_min(vocab, lmhead_stripe(few));
+    int64_t tall = n * lmhead_min(vocab, lmhead_stripe(n));
+    int64_t most = wide > tall ? wide : tall;
+    return (most + ML_LANES - 1) / ML_LANES * ML_LANES;
+}
+
+static size_t lmhead_gemm_bytes(const ml_cpu_stream *s, const ml_op_args *a) {
+    const ml_tensor *w = &a->w[0];
     ml_tensor one = lmhead_columns(w, 0, lmhead_min(w->shape[0], ML_VTILE));
     ml_tensor many = lmhead_columns(w, 0, lmhead_min(w->shape[0], ML_VTILE * LMHEAD_TILES));
-    size_t a = ml_gemm_scratch(s, &one, LMHEAD_ROWS);
-    size_t b = ml_gemm_scratch(s, &many, LMHEAD_FEW);
-    return a > b ? a : b;
+    size_t tall = ml_gemm_scratch(s, &one, lmhead_chunk(a));
+    size_t wide = ml_gemm_scratch(s, &many, lmhead_min(lmhead_chunk(a), LMHEAD_FEW));
+    return tall > wide ? tall : wide;
 }
 
 size_t ml_cpu_lmhead_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool backward) {
-    size_t rows = LMHEAD_ROWS * (size_t)a->w[0].shape[1] * (backward ? 2 : 1);
-    size_t logits = (size_t)LMHEAD_ROWS * ML_VTILE;
-    return (rows + logits) * sizeof(float) + LMHEAD_ROWS * sizeof(lmhead_row) +
-           lmhead_gemm_bytes(s, &a->w[0]);
+    int64_t n = lmhead_chunk(a), x = n * a->w[0].shape[1] * (backward ? 2 : 1);
+    return (size_t)(lmhead_logits(a) + x) * sizeof(float) + (size_t)n * sizeof(lmhead_row) +
+           lmhead_gemm_bytes(s, a);
 }
 
 static lmhead_call lmhead_open(const ml_stream *s, const ml_op_args *a, bool backward) {
     lmhead_call c = { .stream = ml_cpu(s), .args = a };
+    int64_t n = lmhead_chunk(a);
     c.vocab = a->w[0].shape[0];
     c.width = a->w[0].shape[1];
     c.z = a->scratch;
-    c.row = (lmhead_row *)(void *)(c.z + LMHEAD_ROWS * ML_VTILE);
-    c.x = (float *)(void *)(c.row + LMHEAD_ROWS);
-    c.dx = c.x + LMHEAD_ROWS * c.width;
-    c.gemm = c.dx + (backward ? LMHEAD_ROWS * c.width : 0);
+    c.row = (lmhead_row *)(void *)(c.z + lmhead_logits(a));
+    c.x = (float *)(void *)(c.row + n);
+    c.dx = c.x + n * c.width;
+    c.gemm = c.dx + (backward ? n * c.width : 0);
     return c;
 }
 
@@ -114,11 +134,10 @@ static bool lmhead_next_chunk(lmhead_call *c, int64_t first) {
 
 /* Computes the logits of the stripe from `column` on; false when there are none. */
 static bool lmhead_next_stripe(lmhead_call *c, int64_t column) {
-    int64_t most = c->n > LMHEAD_FEW ? ML_VTILE : ML_VTILE * LMHEAD_TILES;
     ml_tensor w;
 
     c->column = column;
-    c->stripe = lmhead_min(most, c->vocab - column);
+    c->stripe = lmhead_min(lmhead_stripe(c->n), c->vocab - column);
     if (c->stripe <= 0)
         return false;
     w = lmhead_columns(&c->args->w[0], column, c->stripe);
