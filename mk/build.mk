@@ -6,7 +6,7 @@
 #   tests/{unit,golden,parity}/*.c      a program each
 #   tests/checkop/*.c                   one program, checkop
 #   tests/fuzz/fuzz_*.c                 a program each (mk/test.mk)
-#   bench/bench_*.c                     a program each
+#   bench/bench_*.c                     a program each; OpenBLAS, the peer of some, is linked there alone
 
 # V=1 shows whole commands.
 Q := $(if $(V),,@)

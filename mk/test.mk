@@ -21,6 +21,15 @@ gate_lines = $(foreach g,$(GATES),120 gate/$(g) $(MAKE) --no-print-directory CON
 # The same programs in another configuration.
 in_config = $(patsubst $(B)/%,build/$(1)/%,$(2))
 
+# Attention and the LM head take minutes under a sanitizer or an emulator: there they run at
+# the machine's best level with a few threads, and in the short tier inside models only.
+QUICK_OPS := embed linear rmsnorm rope-table rope add glu moe-route moe-gather moe-linear moe-combine
+TOP_LEVEL := $(or $(if $(filter aarch64,$(ARCH)),neon),$(shell grep -qs avx512f /proc/cpuinfo && \
+  echo avx512 || echo avx2))
+# $(call slow_checkop,CONFIG): lines for a configuration in which kernels are slow.
+slow_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) --level $(TOP_LEVEL)$(NL)\
+900 $(1)/checkop-attn $(call in_config,$(1),$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3$(NL)
+
 ASAN := CONFIG=asan SAN=address,undefined
 TSAN := CONFIG=tsan SAN=thread
 
@@ -29,12 +38,13 @@ define CI_TIER
 $(gate_lines)
 $(call tests,300,$(UNIT))
 $(call tests,400,$(CHECKOP))
+60 checkop/coverage $(CHECKOP) --coverage
 $(call tests,300,$(GOLDEN) $(PARITY))
 !900 asan/build $(SELF) $(ASAN) programs
 $(call tests,300,$(call in_config,asan,$(UNIT)))
-$(call tests,400,$(call in_config,asan,$(CHECKOP)))
+400 asan/checkop $(call in_config,asan,$(CHECKOP)) $(QUICK_OPS)
 $(call tests,400,$(call in_config,asan,$(GOLDEN)))
-!300 fuzz/build $(SELF) fuzz-build
+!900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,120)
 endef
 
@@ -42,19 +52,24 @@ define LONG_TIER
 !900 clang/build $(SELF) CONFIG=clang CC=clang programs
 900 clang/headers $(SELF) CONFIG=clang CC=clang headers
 $(call tests,900,$(call in_config,clang,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
-!900 asan/build $(SELF) $(ASAN) programs
-$(call tests,1800,$(call in_config,asan,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
-!900 tsan/build $(SELF) $(TSAN) programs
-$(call tests,1800,$(call in_config,tsan,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
-!300 fuzz/build $(SELF) fuzz-build
+!1800 asan/build $(SELF) $(ASAN) programs
+$(call slow_checkop,asan)
+$(call tests,1800,$(call in_config,asan,$(UNIT) $(GOLDEN) $(PARITY)))
+!1800 tsan/build $(SELF) $(TSAN) programs
+$(call slow_checkop,tsan)
+$(call tests,1800,$(call in_config,tsan,$(UNIT) $(GOLDEN) $(PARITY)))
+!900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
+$(foreach n,2 3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
 3600 arm $(MAKE) --no-print-directory arm
 1800 lint $(MAKE) --no-print-directory lint
 endef
 
+# Programs that start `miles` start it under the emulator too.
 define ARM_TIER
-!900 arm/build $(SELF) CONFIG=arm CC=aarch64-linux-gnu-gcc programs
-$(call tests,3000,$(call in_config,arm,$(CHECKOP) $(GOLDEN)),$(ARM_RUN))
+!1800 arm/build $(SELF) CONFIG=arm CC=aarch64-linux-gnu-gcc programs
+3000 arm/checkop $(ARM_RUN) $(call in_config,arm,$(CHECKOP)) --level neon --threads 2
+$(call tests,3000,$(call in_config,arm,$(B)/tests/golden/test_golden $(B)/tests/golden/test_convert $(B)/tests/parity/test_parity),MILES_RUNNER='$(ARM_RUN)' $(ARM_RUN))
 endef
 
 export CI_TIER LONG_TIER ARM_TIER
