@@ -20,7 +20,7 @@ typedef struct ml_jtrap {
     size_t at; /* offset in the source */
 } ml_jtrap;
 
-_Noreturn __attribute__((format(printf, 4, 5))) void
+__attribute__((noreturn, format(printf, 4, 5))) void
 ml_jtrap_throw(ml_jtrap *t, size_t at, const char *kind, const char *fmt, ...);
 
 /* --- tokens: jinja_lex.c ------------------------------------------------------- */
@@ -246,7 +246,7 @@ const ml_jtok *ml_jparser_expect(ml_jparser *p, ml_jtok_type type, const char *t
 const ml_jtok *ml_jparser_next(ml_jparser *p);
 /* How Jinja names a token in messages. */
 ml_str ml_jtok_describe(const ml_jtok *t);
-_Noreturn __attribute__((format(printf, 3, 4))) void
+__attribute__((noreturn, format(printf, 3, 4))) void
 ml_jparser_fail(const ml_jparser *p, uint32_t at, const char *fmt, ...);
 void ml_jparser_enter(ml_jparser *p); /* one level deeper, within ML_JINJA_NESTING */
 void ml_jparser_leave(ml_jparser *p);

@@ -194,7 +194,7 @@ static void wrap_line(ml_jrun *r, ml_jbuf *b, ml_str line, int64_t width, bool c
     int64_t column = 0;
 
     while (p < end) {
-        const char *word = p, *stop = p;
+        const char *word = p, *stop;
         int64_t blanks, n;
         while (word < end && *word == ' ')
             word++;
@@ -435,7 +435,7 @@ static bool parse_float(ml_jrun *r, ml_str s, double *out) {
 }
 
 static bool float_to_int(double f, int64_t *out) {
-    if (!(f > -0x1p63 && f < 0x1p63))
+    if (!(fabs(f) < 9223372036854775808.0))
         return false;
     *out = (int64_t)f;
     return true;

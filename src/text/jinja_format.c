@@ -306,7 +306,7 @@ static void put_number(percent *f, ml_jbuf *b, spec *s, ml_jval v) {
         ml_jraise(f->r, "TypeError", "%%%c format: an integer is required, not float",
                   s->type);
     if (v.kind == ML_J_FLOAT) {
-        if (!(fabs(v.f) < 0x1p63))
+        if (!(fabs(v.f) < 9223372036854775808.0))
             ml_jraise(f->r, "OverflowError", "the number does not fit into 64 bits");
         v = ml_jint((int64_t)v.f);
     }

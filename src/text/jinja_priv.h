@@ -59,9 +59,9 @@ struct ml_jloop {
 
 /* --- limits and faults: jinja_run.c -------------------------------------------- */
 
-_Noreturn __attribute__((format(printf, 3, 4))) void ml_jraise(ml_jrun *r, const char *kind,
+__attribute__((noreturn, format(printf, 3, 4))) void ml_jraise(ml_jrun *r, const char *kind,
                                                                const char *fmt, ...);
-_Noreturn void ml_jraise_undef(ml_jrun *r, ml_jval undef);
+__attribute__((noreturn)) void ml_jraise_undef(ml_jrun *r, ml_jval undef);
 void ml_jrun_step(ml_jrun *r, int64_t n);
 void ml_jrun_enter(ml_jrun *r); /* one level deeper */
 void ml_jrun_leave(ml_jrun *r);

@@ -5,34 +5,38 @@
 
 #include "text/jinja_priv.h"
 
-static _Noreturn void vthrow(ml_jtrap *t, size_t at, const char *kind, const char *fmt,
-                             va_list ap) {
-    char small[1];
+static void describe(ml_jtrap *t, size_t at, const char *kind, const char *fmt,
+                     va_list ap) {
     va_list again;
     int n;
     char *message;
 
     va_copy(again, ap);
-    n = vsnprintf(small, sizeof small, fmt, ap);
+    n = vsnprintf(NULL, 0, fmt, ap);
     message = ml_arena_take(t->arena, (size_t)n + 1, 1);
     vsnprintf(message, (size_t)n + 1, fmt, again);
     va_end(again);
     t->kind = kind;
     t->message = (ml_str){ message, (size_t)n };
     t->at = at;
-    longjmp(t->door, 1);
 }
 
 void ml_jtrap_throw(ml_jtrap *t, size_t at, const char *kind, const char *fmt, ...) {
     va_list ap;
+
     va_start(ap, fmt);
-    vthrow(t, at, kind, fmt, ap);
+    describe(t, at, kind, fmt, ap);
+    va_end(ap);
+    longjmp(t->door, 1);
 }
 
 void ml_jraise(ml_jrun *r, const char *kind, const char *fmt, ...) {
     va_list ap;
+
     va_start(ap, fmt);
-    vthrow(&r->trap, r->at, kind, fmt, ap);
+    describe(&r->trap, r->at, kind, fmt, ap);
+    va_end(ap);
+    longjmp(r->trap.door, 1);
 }
 
 /* "Class object", as Jinja names what it looked into. */
@@ -134,7 +138,8 @@ void ml_jbuf_str(ml_jrun *r, ml_jbuf *b, ml_str s) {
 
 void ml_jbuf_char(ml_jrun *r, ml_jbuf *b, uint32_t c) {
     char s[4];
-    ml_jbuf_add(r, b, s, (size_t)ml_utf8_put(s, c));
+    int n = ml_utf8_put(s, c);
+    ml_jbuf_add(r, b, s, (size_t)n);
 }
 
 void ml_jbuf_fill(ml_jrun *r, ml_jbuf *b, uint32_t c, int64_t n) {

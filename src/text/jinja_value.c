@@ -25,7 +25,8 @@ ml_jval ml_jstr_of(ml_jrun *r, const char *s) {
 
 ml_jval ml_jstr_char(ml_jrun *r, uint32_t c) {
     char s[4];
-    return ml_jstr_copy(r, (ml_str){ s, (size_t)ml_utf8_put(s, c) });
+    int n = ml_utf8_put(s, c);
+    return ml_jstr_copy(r, (ml_str){ s, (size_t)n });
 }
 
 ml_jval ml_jstr_mark(ml_jrun *r, ml_jval s, bool markup) {
@@ -282,7 +283,7 @@ static uint64_t hash_number(ml_jval v) {
 
     if (ml_jval_i64(v, &i))
         return mix((uint64_t)i);
-    if (v.f >= -0x1p63 && v.f < 0x1p63 && v.f == (double)(int64_t)v.f)
+    if (fabs(v.f) < 9223372036854775808.0 && v.f == (double)(int64_t)v.f)
         return mix((uint64_t)(int64_t)v.f);
     memcpy(&bits, &v.f, sizeof bits);
     return mix(bits);
