@@ -75,8 +75,9 @@ ml_status ml_jinja_compile(ml_jinja **out, ml_str source, ml_jinja_fault *fault,
     if (valid < source.len)
         return ml_fail(err, ML_EFORMAT, "the template is not UTF-8: see its byte %zu",
                        valid);
-    if (source.len > UINT32_MAX)
-        return ml_fail(err, ML_EFORMAT, "the template has more than 4 GiB");
+    if (source.len > ML_JINJA_SOURCE)
+        return ml_fail(err, ML_EFORMAT, "the template has %zu bytes; at most %d are taken",
+                       source.len, ML_JINJA_SOURCE);
     ml_arena_init(&a, "a chat template");
     t = ML_NEW(&a, ml_jinja, 1);
     t->arena = a; /* the template lives in its own arena */

@@ -32,6 +32,8 @@ typedef struct ml_jinja_fault {
 
 void ml_jinja_fault_release(ml_jinja_fault *f); /* zeros are fine */
 
+#define ML_JINJA_SOURCE (1 << 18) /* bytes of a template */
+
 /* Fills err with "line L, column C: Class: message" and, unless NULL, the zeroed *fault. */
 ml_status ml_jinja_compile(ml_jinja **out, ml_str source, ml_jinja_fault *fault,
                            ml_err *err);

@@ -119,6 +119,8 @@ static ml_jref declare(binder *b, scope *s, ml_str name) {
     return (ml_jref){ 0, s->slot[i] };
 }
 
+enum { N_BRANCH = 3 }; /* of an if: body, elifs, else */
+
 /* --- survey ------------------------------------------------------------------------------ */
 
 static void survey(binder *b, scope *s, const ml_jnode *n);
@@ -149,48 +151,58 @@ static void survey_call(binder *b, scope *s, const ml_jcall_args *c) {
     survey(b, s, c->star_star);
 }
 
-static known *copy_of(binder *b, const scope *s) {
-    return resized(&b->t->arena, s->now, s->n, s->cap ? s->cap : 1, sizeof *s->now);
+static known *copy_of(ml_arena *scratch, const scope *s) {
+    return resized(scratch, s->now, s->n, s->n, sizeof *s->now);
 }
 
 /* A branch is surveyed on a copy of what was known before it. */
-static known *survey_branch(binder *b, scope *s, const ml_jnodes *body, const known *before,
-                            int32_t n_before) {
+static void survey_branch(binder *b, scope *s, const ml_jnodes *body, const known *before,
+                          int32_t n_before) {
     for (int32_t i = 0; i < s->n; i++)
         s->now[i] = i < n_before ? before[i] : (known){ 0 };
     survey_all(b, s, body);
-    return copy_of(b, s);
 }
 
-/* A name written in some branches only keeps, in the others, the value it had outside. */
-static void survey_if(binder *b, scope *s, const ml_jnode *n) {
-    enum { N_BRANCH = 3 };
-    const ml_jnodes *body[N_BRANCH] = { &n->body, &n->elifs, &n->orelse };
+/* What an if statement knows of a name: before it, and after each branch. */
+typedef struct branches {
     known *before, *after[N_BRANCH];
     int32_t n_before, n_after[N_BRANCH];
+} branches;
+
+/* A name written in some branches only keeps, in the others, the value it had outside. */
+static known merged(const scope *s, const branches *k, int32_t i) {
+    known was = i < k->n_before ? k->before[i] : (known){ 0 }, now = was;
+    int writers = 0;
+
+    for (int c = 0; c < N_BRANCH; c++) {
+        known in = i < k->n_after[c] ? k->after[c][i] : (known){ 0 };
+        writers += in.written && !was.written;
+        if (in.here)
+            now = (known){ true, now.written || in.written, in.load, in.from };
+    }
+    if (writers && writers < N_BRANCH)
+        now.load =
+            find(s->outer, s->fn, s->name[i], &now.from) ? ML_JL_ALIAS : ML_JL_CONTEXT;
+    return now;
+}
+
+static void survey_if(binder *b, scope *s, const ml_jnode *n) {
+    const ml_jnodes *body[N_BRANCH] = { &n->body, &n->elifs, &n->orelse };
+    branches k;
+    ml_arena scratch;
 
     survey(b, s, n->a);
-    before = copy_of(b, s);
-    n_before = s->n;
-    for (int k = 0; k < N_BRANCH; k++) {
-        after[k] = survey_branch(b, s, body[k], before, n_before);
-        n_after[k] = s->n;
+    ml_arena_init(&scratch, "the branches of a template");
+    k.before = copy_of(&scratch, s);
+    k.n_before = s->n;
+    for (int c = 0; c < N_BRANCH; c++) {
+        survey_branch(b, s, body[c], k.before, k.n_before);
+        k.after[c] = copy_of(&scratch, s);
+        k.n_after[c] = s->n;
     }
-    for (int32_t i = 0; i < s->n; i++) {
-        known was = i < n_before ? before[i] : (known){ 0 }, merged = was;
-        int writers = 0;
-        for (int k = 0; k < N_BRANCH; k++) {
-            known in = i < n_after[k] ? after[k][i] : (known){ 0 };
-            writers += in.written && !was.written;
-            if (in.here)
-                merged = (known){ true, merged.written || in.written, in.load, in.from };
-        }
-        s->now[i] = merged;
-        if (!writers || writers == N_BRANCH)
-            continue;
-        s->now[i].load = find(s->outer, s->fn, s->name[i], &s->now[i].from) ? ML_JL_ALIAS
-                                                                            : ML_JL_CONTEXT;
-    }
+    for (int32_t i = 0; i < s->n; i++)
+        s->now[i] = merged(s, &k, i);
+    ml_arena_release(&scratch);
 }
 
 static void survey_with(binder *b, scope *s, const ml_jnode *n) {

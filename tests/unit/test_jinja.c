@@ -124,6 +124,20 @@ static void deep_sources(void) {
     }
 }
 
+/* Many branches times many names must not multiply. */
+static void wide_sources(void) {
+    ml_text t = { 0 };
+
+    for (int i = 0; i < 6000; i++)
+        ml_text_printf(&t, "{{n%x}}{%%if a%%}{%%set b=1%%}{%%endif%%}", (unsigned)i);
+    CHECK(t.len < ML_JINJA_SOURCE && is(plain(t.ptr), ""));
+    while (t.len <= ML_JINJA_SOURCE)
+        ml_text_printf(&t, "more and more and more and more and more text");
+    CHECK(!plain(t.ptr));
+    CHECK_HAS(err.msg, "at most 262144 are taken");
+    ml_text_release(&t);
+}
+
 static void spans_count_both_ways(void) {
     ml_jinja_text out;
     ml_jinja *t;
@@ -331,6 +345,7 @@ static const ml_test tests[] = {
     { "faults have a place", faults_have_a_place, 0 },
     { "limits hold", limits_hold, 0 },
     { "deep sources", deep_sources, 0 },
+    { "wide sources", wide_sources, 0 },
     { "spans count both ways", spans_count_both_ways, 0 },
     { "clock can be set", clock_can_be_set, 0 },
     { "template of the config", template_of_the_config, 0 },
