@@ -15,6 +15,7 @@ def row(c):
 
 
 print("/* Written by tools/gen_casing.py: { character, upper case, title case }. */")
+print("/* clang-format off */")
 for c in range(0x110000):
     if 0xD800 <= c < 0xE000:
         continue
