@@ -129,10 +129,13 @@ static ml_status put_grads(score_job *j, ml_err *err) {
         int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
         int64_t step = (int64_t)(PIECE_BYTES / sizeof *piece) / cols;
         step = step < 1 ? 1 : step;
-        piece = realloc(piece, (size_t)(step * cols) * sizeof *piece);
-        if (!piece)
+        float *grown = realloc(piece, (size_t)(step * cols) * sizeof *piece);
+        if (!grown) {
+            free(piece);
             return ml_fail(err, ML_ENOMEM, "no memory for %lld gradients at a time",
                            (long long)(step * cols));
+        }
+        piece = grown;
         for (int32_t e = 0; e < p->n_stack; e++, tensor++)
             for (int64_t r = 0; r < rows && st == ML_OK; r += step) {
                 int64_t n = rows - r < step ? rows - r : step;
