@@ -107,7 +107,7 @@ class Templates:
         return self.pick(
             lambda: f"{e()} {self.pick('+', '-', '*', '~', '//', '%', '/', '<', 'in')} {e()}", lambda: f"({e()})|{self.text_filter()}",
             lambda: f"({e()})|{self.list_filter()}", lambda: f"({e()}){self.text_method()}",
-            lambda: f"({e()}){self.pick('[0]', '[-1]', '[:2]', '.a', '.n', '.items', '[i]', '[s]', '.append(1)', '.update({})', '.nope', '.nope()', '.get(1)', '.index(1)')}",
+            lambda: f"({e()}){self.pick('[0]', '[-1]', '.a', '.n', '.items', '[i]', '[s]', '.append(1)', '.update({})', '.nope', '.nope()', '.get(1)', '.index(1)')}",
         )()
 
     def slice(self):

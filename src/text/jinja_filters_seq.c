@@ -479,7 +479,10 @@ static ml_jval f_reverse(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     if (!ml_jval_iterable(v))
         ml_jraise(r, "FilterArgumentError", "argument must be iterable");
     l = ml_jval_items(r, v);
-    it = ml_jiter_new(r, next_reversed, "list_reverseiterator");
+    it = ml_jiter_new(r, next_reversed,
+                      v.kind == ML_J_LIST   ? "list_reverseiterator"
+                      : v.kind == ML_J_DICT ? "dict_reversekeyiterator"
+                                            : "reversed");
     it->over = list_value(r, &l);
     it->pos = l.n;
     return ml_jiter_value(it);

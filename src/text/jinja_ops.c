@@ -199,6 +199,8 @@ static ml_jval multiply(ml_jrun *r, ml_jval a, ml_jval b) {
         return repeat(r, a, n);
     if (is_repeatable(b) && ml_jval_i64(a, &n))
         return repeat(r, b, n);
+    if (a.kind == ML_J_BIGINT || b.kind == ML_J_BIGINT)
+        fail_overflow(r);
     if (is_repeatable(a) || is_repeatable(b))
         ml_jraise(r, "TypeError", "can't multiply sequence by non-int of type '%s'",
                   ml_jval_type(is_repeatable(a) ? b : a));
