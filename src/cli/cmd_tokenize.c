@@ -116,8 +116,8 @@ static bool is_blank(ml_str line) {
 }
 
 static ml_status flush_out(tokenize_job *j, ml_err *err) {
-    bool ok =
-        fwrite(j->out.ptr, 1, j->out.len, stdout) == j->out.len && fflush(stdout) == 0;
+    bool ok = j->out.len == 0 || (fwrite(j->out.ptr, 1, j->out.len, stdout) == j->out.len &&
+                                  fflush(stdout) == 0);
 
     j->out.len = 0;
     return ok ? ML_OK
