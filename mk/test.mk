@@ -79,7 +79,7 @@ export CI_TIER LONG_TIER ARM_TIER
 test: deps
 	@printf '%s\n' "$$CI_TIER" | tools/run-tests.sh
 
-test-long: export FUZZ_SECONDS := 60
+test-long: export FUZZ_SECONDS := 30
 test-long: deps
 	@printf '%s\n' "$$LONG_TIER" | tools/run-tests.sh
 
