@@ -130,8 +130,13 @@ $(FUZZ_TARGETS:%=build/fuzz/tests/fuzz/%): build/fuzz/%: build/fuzz/%.o build/fu
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 
+# All of them run; a goal that is missed fails the target at the end.
 bench: $(B)/deps-bench.ok $(BENCH)
-	@for b in $(BENCH); do echo "$$b"; $$b $(ARGS) || exit 1; done
+	@status=0; \
+	$(B)/bench/bench_gemm $(ARGS) || status=1; \
+	$(B)/bench/bench_model $(ARGS) || status=1; \
+	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
+	exit $$status
 $(BENCH:%=%.o): | $(B)/deps-bench.ok
 $(B)/deps-bench.ok: tools/check-deps.sh
 	@mkdir -p $(@D)
