@@ -182,6 +182,11 @@ int32_t ml_window_or_none(ml_builder *b, int32_t def) {
     return (int32_t)ml_hf_config_int(b->config, "sliding_window", def, 1, INT32_MAX);
 }
 
+bool ml_every_layer(int32_t layer, int64_t arg) {
+    (void)layer, (void)arg;
+    return true;
+}
+
 static bool from_layer(int32_t layer, int64_t first) {
     return layer >= first;
 }

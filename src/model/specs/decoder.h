@@ -74,6 +74,9 @@ int32_t ml_window_or_none(ml_builder *b, int32_t def);
 const int32_t *ml_windows_read(ml_builder *b, int32_t n_layer, int32_t window,
                                bool (*sliding)(int32_t layer, int64_t arg), int64_t arg);
 
+/* The rule that picks all layers. */
+bool ml_every_layer(int32_t layer, int64_t arg);
+
 /* Qwen's rule: windows only with use_sliding_window, from layer max_window_layers on. */
 const int32_t *ml_windows_read_qwen(ml_builder *b, int32_t n_layer);
 

@@ -26,11 +26,6 @@ static void build_llama(ml_builder *b) {
     ml_build_head(b, trunk(b, &d, rope, NULL), "lm_head", b->spec->tied, 0);
 }
 
-static bool always(int32_t layer, int64_t arg) {
-    (void)layer, (void)arg;
-    return true;
-}
-
 static void build_mistral(ml_builder *b) {
     ml_decoder d;
     const ml_rope *rope;
@@ -42,7 +37,7 @@ static void build_mistral(ml_builder *b) {
     rope = ml_rope_read(b, d.head_dim,
                         (ml_rope_opts){ .theta = 10000, .partial = 1, .scaled = true });
     /* Absent means 4096 upstream, null means none. */
-    window = ml_windows_read(b, d.n_layer, ml_window_or_none(b, 4096), always, 0);
+    window = ml_windows_read(b, d.n_layer, ml_window_or_none(b, 4096), ml_every_layer, 0);
     ml_build_head(b, trunk(b, &d, rope, window), "lm_head", b->spec->tied, 0);
 }
 

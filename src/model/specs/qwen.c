@@ -78,15 +78,10 @@ static ml_moe_opts read_moe(ml_builder *b, const ml_decoder *d) {
     return o;
 }
 
-static bool always(int32_t layer, int64_t arg) {
-    (void)layer, (void)arg;
-    return true;
-}
-
 static const int32_t *read_moe_windows(ml_builder *b, int32_t n_layer) {
     bool use = ml_hf_config_bool(b->config, "use_sliding_window", false);
     int32_t window = ml_window_or_none(b, 4096);
-    return ml_windows_read(b, n_layer, use ? window : 0, always, 0);
+    return ml_windows_read(b, n_layer, use ? window : 0, ml_every_layer, 0);
 }
 
 static void build_qwen3_moe(ml_builder *b) {
