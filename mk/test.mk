@@ -49,6 +49,7 @@ $(call fuzz_lines,120)
 endef
 
 define LONG_TIER
+!900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
 !900 clang/build $(SELF) CONFIG=clang CC=clang programs
 900 clang/headers $(SELF) CONFIG=clang CC=clang headers
 $(call tests,900,$(call in_config,clang,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
@@ -61,6 +62,8 @@ $(call tests,1800,$(call in_config,tsan,$(UNIT) $(GOLDEN) $(PARITY)))
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
 $(foreach n,2 3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
+1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
+1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
 3600 arm $(MAKE) --no-print-directory arm
 1800 lint $(MAKE) --no-print-directory lint
 endef
@@ -69,7 +72,7 @@ endef
 # every kernel against the committed hashes, every model against the bytes of the native build.
 define ARM_TIER
 !1800 arm/build $(SELF) CONFIG=arm CC=aarch64-linux-gnu-gcc build/arm/miles build/arm/checkop
-!900 arm/native $(SELF) $(B)/miles
+!900 arm/native $(SELF) CONFIG=$(CONFIG) CC=$(CC) $(B)/miles
 3000 arm/checkop $(ARM_RUN) build/arm/checkop --level neon --threads 1
 1800 arm/models tools/compare-runs.sh '$(ARM_RUN) build/arm/miles' $(B)/miles
 endef
