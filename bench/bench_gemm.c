@@ -21,7 +21,7 @@
 #include "bench/openblas.h"
 
 enum {
-    TURNS = 7,
+    TURNS = 15,
     ROWS = 512,
     FAR_N = 3072, /* the weights that come from memory: FAR_N x FAR_K, one after another */
     FAR_K = 1024,

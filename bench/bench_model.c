@@ -18,7 +18,7 @@
 #define N_SEQ 2
 #define SEQ_LEN 256
 #define N_TOKEN (N_SEQ * SEQ_LEN)
-#define TURNS 5
+#define TURNS 9
 
 static const char config[] =
     "{\"model_type\": \"qwen3\", \"vocab_size\": 24576, \"hidden_size\": 512,"
