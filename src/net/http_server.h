@@ -1,0 +1,61 @@
+/* http_server.h - HTTP/1.1 requests in, replies out, whole or in pieces.
+ *
+ * A call is one request whose body has fully come.  The handler answers at once or keeps
+ * the call and answers later; each call is answered exactly once, or its client has
+ * gone, which on_gone says and after which the call must not be touched.  Limits are
+ * kept here: a request beyond them is refused with 400, 413, 431, 405 or 503 and the
+ * handler never sees it.
+ *
+ * thread: the loop's. */
+#ifndef ML_NET_HTTP_SERVER_H
+#define ML_NET_HTTP_SERVER_H
+
+#include <stddef.h>
+
+#include "base/str.h"
+#include "net/loop.h"
+
+typedef struct ml_http_server ml_http_server;
+typedef struct ml_http_call ml_http_call;
+
+typedef struct ml_http_limits {
+    size_t max_header, max_body; /* bytes */
+    int max_connections;         /* further ones get 503 and are closed */
+    double idle_s;               /* a connection that neither sends nor receives */
+    size_t max_unsent;           /* bytes a slow reader may leave; then it counts as gone */
+} ml_http_limits;
+
+typedef void ml_http_handler(void *ud, ml_http_call *c);
+
+/* port 0: any free one; see ml_http_server_port.  A taken port is a sentence that names it. */
+ml_status ml_http_server_open(ml_http_server **out, ml_loop *l, const char *host, int port,
+                              ml_http_limits limits, ml_http_handler *fn, void *ud,
+                              ml_err *err);
+int ml_http_server_port(const ml_http_server *s);
+int ml_http_server_connections(const ml_http_server *s);
+void ml_http_server_stop_accepting(ml_http_server *s);
+void ml_http_server_close(ml_http_server *s); /* connections are cut; on_gone is called */
+
+/* The request.  Views live as long as the call. */
+ml_str ml_http_method(const ml_http_call *c);
+ml_str ml_http_path(const ml_http_call *c);  /* decoded, without the query */
+ml_str ml_http_query(const ml_http_call *c); /* as it came; empty when there is none */
+ml_str ml_http_header(const ml_http_call *c, const char *name); /* NULL when absent */
+ml_str ml_http_body(const ml_http_call *c);
+ml_str ml_http_peer(const ml_http_call *c); /* address of the client */
+
+/* Called when the client vanishes before the reply is complete. */
+void ml_http_on_gone(ml_http_call *c, ml_loop_fn *fn, void *ud);
+
+/* A header of the reply; before it begins. */
+void ml_http_add_header(ml_http_call *c, const char *name, const char *value);
+
+/* The whole reply; the call is gone after this. */
+void ml_http_reply(ml_http_call *c, int status, const char *type, ml_str body);
+
+/* A reply in pieces. */
+void ml_http_begin(ml_http_call *c, int status, const char *type);
+void ml_http_write(ml_http_call *c, ml_str piece);
+void ml_http_end(ml_http_call *c); /* the call is gone after this */
+
+#endif

@@ -1,0 +1,20 @@
+/* sse.h - server-sent events, written and read. */
+#ifndef ML_NET_SSE_H
+#define ML_NET_SSE_H
+
+#include "base/str.h"
+
+/* Appends "data: ...\n\n", one data line for each line of the payload. */
+void ml_sse_write(ml_text *out, ml_str payload);
+
+/* Reads a stream that comes in pieces; zeros are a fresh one. */
+typedef struct ml_sse {
+    ml_text line, data;
+    bool skip_lf;
+} ml_sse;
+
+/* fn gets the payload of each event that this piece completes. */
+void ml_sse_push(ml_sse *s, ml_str piece, void (*fn)(void *ud, ml_str data), void *ud);
+void ml_sse_release(ml_sse *s);
+
+#endif
