@@ -34,8 +34,8 @@ typedef struct ml_gen_request {
     bool ignore_eos;    /* the model's end tokens are tokens like others */
     const ml_str *stop; /* stop strings; need a tokenizer */
     int32_t n_stop;
-    /* Prompt tokens from this index on are scored, as is each token of the answer; index 0 has
-     * no log-probability, being preceded by nothing.  -1: no prompt token. */
+    /* Prompt tokens from this index on are scored, as is each token of the answer.  Token 0 is
+     * preceded by nothing: its log-probabilities are NaN, its top_id -1.  -1: no prompt token. */
     int32_t score_from;
     int32_t n_top;       /* most probable tokens wanted beside each scored one */
     const int32_t *also; /* ids whose log-probability is wanted beside each scored one */

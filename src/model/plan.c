@@ -493,6 +493,11 @@ void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entrop
     }
 }
 
+const float *ml_plan_logits(const ml_plan *p) {
+    ML_BUG_IF(!p->opts.logits);
+    return at(p, p->value_store[p->spec->node[p->head].out[3]]);
+}
+
 const ml_plan_stats *ml_plan_stats_of(const ml_plan *p) {
     return &p->stats;
 }

@@ -56,6 +56,9 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
 void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entropy,
                   float *logits);
 
+/* Where the device keeps the logits of the last forward, [n_loss, vocab]; opts.logits only. */
+const float *ml_plan_logits(const ml_plan *p);
+
 /* What each op did since the plan was made. */
 typedef struct ml_plan_stats {
     int64_t rows[ML_OP_COUNT]; /* output rows of its forward */

@@ -1,10 +1,8 @@
 #include "tensor/device.h"
 
-#include <stdatomic.h>
-
 #include "base/bug.h"
 
-static atomic_int n_seal;
+static _Thread_local int n_seal;
 
 const char *ml_mem_name(ml_mem_kind kind) {
     static const char *const names[ML_MEM_KINDS] = {
@@ -16,13 +14,14 @@ const char *ml_mem_name(ml_mem_kind kind) {
 }
 
 void ml_mem_seal(void) {
-    atomic_fetch_add(&n_seal, 1);
+    n_seal++;
 }
 
 void ml_mem_unseal(void) {
-    ML_BUG_IF(atomic_fetch_sub(&n_seal, 1) < 1);
+    ML_BUG_IF(n_seal < 1);
+    n_seal--;
 }
 
 bool ml_mem_sealed(void) {
-    return atomic_load(&n_seal) > 0;
+    return n_seal > 0;
 }

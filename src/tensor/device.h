@@ -51,8 +51,8 @@ struct ml_device {
 
 const char *ml_mem_name(ml_mem_kind kind); /* "weights", "gradients", ... */
 
-/* A step must not allocate: between seal and unseal an alloc of any device is a bug and
- * ends the process.  Seals nest and hold for the whole process.  thread: any. */
+/* A step must not allocate: between seal and unseal an alloc of any device by this thread is a
+ * bug and ends the process.  Seals nest; another thread's step does not concern this one. */
 void ml_mem_seal(void);
 void ml_mem_unseal(void);
 bool ml_mem_sealed(void); /* for the devices */
