@@ -53,6 +53,7 @@ for group; do
         need libc6-dev test -e /usr/include/stdio.h
         need "libpcre2-dev$foreign" can_link "$cc" pcre2.h pcre2-8
         need "libutf8proc-dev$foreign" can_link "$cc" utf8proc.h utf8proc
+        need "libevent-dev$foreign" can_link "$cc" event2/event.h event_core
         ;;
     test)
         need clang have clang
@@ -71,6 +72,7 @@ for group; do
         need libc6-dev-arm64-cross can_cross
         need libpcre2-dev:arm64 can_link aarch64-linux-gnu-gcc pcre2.h pcre2-8
         need libutf8proc-dev:arm64 can_link aarch64-linux-gnu-gcc utf8proc.h utf8proc
+        need libevent-dev:arm64 can_link aarch64-linux-gnu-gcc event2/event.h event_core
         need qemu-user have qemu-aarch64
         ;;
     *)
