@@ -1,0 +1,64 @@
+/* lr.h - the learning rate and the weight decay as functions of the samples trained on.
+ *
+ * train/ turns samples into weight changes: packing puts them into micro-batches, the
+ * trainer runs the plans, the optimizer applies what came out, snapshots carry all of it
+ * over a restart.  rl/ calls it; it knows neither rewards nor generation.
+ *
+ * The rules are Megatron-LM's, which count in samples: an iteration is a global batch.
+ *
+ * thread: immutable after init. */
+#ifndef ML_TRAIN_LR_H
+#define ML_TRAIN_LR_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+
+/* The order is that of the words in the flag rows. */
+typedef enum ml_lr_style {
+    ML_LR_CONSTANT,
+    ML_LR_LINEAR,
+    ML_LR_COSINE,
+    ML_LR_INVERSE_SQRT,
+    ML_LR_WSD, /* warm-up, stable, decay: constant up to the last wsd_decay_iters */
+} ml_lr_style;
+
+typedef enum ml_wsd_style {
+    ML_WSD_EXPONENTIAL,
+    ML_WSD_LINEAR,
+    ML_WSD_COSINE,
+    ML_WSD_MINUS_SQRT,
+} ml_wsd_style;
+
+typedef enum ml_decay_incr_style {
+    ML_DECAY_INCR_CONSTANT,
+    ML_DECAY_INCR_LINEAR,
+    ML_DECAY_INCR_COSINE,
+} ml_decay_incr_style;
+
+typedef struct ml_lr_opts {
+    int64_t train_iters, global_batch_size;
+    double lr, min_lr, warmup_init;
+    ml_lr_style style;
+    int64_t decay_iters; /* 0: train_iters */
+    int64_t warmup_iters;
+    double warmup_fraction; /* of the decay; 0: warmup_iters counts */
+    int64_t wsd_decay_iters;
+    ml_wsd_style wsd_style;
+    double start_weight_decay, end_weight_decay;
+    ml_decay_incr_style weight_decay_style;
+} ml_lr_opts;
+
+typedef struct ml_lr {
+    ml_lr_opts opts;
+    double warmup, decay, wsd_decay, weight_decay_incr; /* in samples */
+} ml_lr;
+
+/* ML_EUSAGE names the flag that does not go together with the others. */
+ml_status ml_lr_init(ml_lr *out, const ml_lr_opts *opts, ml_err *err);
+
+/* For the step that follows n_sample trained samples. */
+double ml_lr_at(const ml_lr *s, int64_t n_sample);
+double ml_lr_weight_decay_at(const ml_lr *s, int64_t n_sample);
+
+#endif
