@@ -11,6 +11,7 @@
 #include "backend/cpu/gemm_kern.h"
 #include "backend/cpu/lmhead_kern.h"
 #include "backend/cpu/row_kern.h"
+#include "backend/cpu/sample_kern.h"
 
 typedef struct ml_cpu_kern {
     const char *level;
@@ -18,6 +19,7 @@ typedef struct ml_cpu_kern {
     const ml_row_kern *row;
     const ml_attn_kern *attn;
     const ml_lmhead_kern *lmhead;
+    const ml_sample_kern *sample;
 } ml_cpu_kern;
 
 extern const ml_cpu_kern ml_cpu_kern_c, ml_cpu_kern_avx2, ml_cpu_kern_avx512,
