@@ -1,0 +1,182 @@
+/* Packing and balancing against what Miles' own code gave. */
+#include <string.h>
+
+#include "tests/support/cases.h"
+#include "tests/support/test.h"
+#include "train/packing.h"
+
+static void same_bin(ml_case *c, const ml_bin *got, const ml_json *want, const char *what) {
+    int64_t n, *item = ml_case_i64s(c, want, &n);
+    bool same = n == got->n;
+
+    for (int64_t i = 0; same && i < n; i++)
+        same = got->item[i] == item[i];
+    if (!same)
+        ml_case_fail(c, what);
+}
+
+static void same_bins(ml_case *c, const ml_bins *got, const ml_json *want,
+                      const char *what) {
+    int32_t k = 0;
+
+    if (!want || want->n != got->n) {
+        ml_case_fail(c, what);
+        return;
+    }
+    for (const ml_json *v = want->child; v; v = v->next)
+        same_bin(c, &got->bin[k++], v, what);
+}
+
+static void check_first_fit(ml_case *c) {
+    int64_t n, *len = ml_case_i64s(c, ml_json_get(c->args, "lengths"), &n);
+    int64_t cap = ml_case_i64(c->args, "max_tokens_per_bin", 0);
+    ml_bins b = ml_pack_first_fit(&c->arena, len, (int32_t)n, cap);
+
+    same_bins(c, &b, ml_json_get(c->out, "first_fit"), "first fit differs");
+    if (b.n != ml_case_i64(c->out, "min_micro_batches", -1))
+        ml_case_fail(c, "the number of micro-batches differs");
+    b = ml_pack_first_fit_decreasing(&c->arena, len, (int32_t)n, cap);
+    same_bins(c, &b, ml_json_get(c->out, "first_fit_decreasing"), "decreasing differs");
+    ml_pack_expand(&b, &c->arena, len, (int32_t)ml_case_i64(c->args, "target_count", 0));
+    same_bins(c, &b, ml_json_get(c->out, "expanded"), "expanded bins differ");
+}
+
+typedef bool balance_fn(ml_bins *out, ml_arena *a, const double *weight, int32_t n,
+                        int32_t k, bool equal_size);
+
+static void check_balance(ml_case *c, balance_fn *fn) {
+    int64_t n;
+    double *weight = ml_case_f64s(c, ml_json_get(c->args, "lengths"), &n);
+    ml_bins b;
+    bool ok = fn(&b, &c->arena, weight, (int32_t)n,
+                 (int32_t)ml_case_i64(c->args, "k_partitions", 0),
+                 ml_case_flag(c->args, "equal_size"));
+
+    if (ok == (ml_json_get(c->out, "error") != NULL))
+        ml_case_fail(c, "failing and not failing differ");
+    else if (ok)
+        same_bins(c, &b, ml_json_get(c->out, "partitions"), "partitions differ");
+}
+
+static void check_karmarkar_karp(ml_case *c) {
+    check_balance(c, ml_pack_balance);
+}
+
+static void check_greedy(ml_case *c) {
+    check_balance(c, ml_pack_greedy);
+}
+
+/* Sample numbers of a rank, over all steps, and the local rows of each micro-batch. */
+static void check_rank(ml_case *c, const ml_schedule *s, int32_t r, const ml_json *rows,
+                       const ml_json *micro) {
+    int64_t n, *want = ml_case_i64s(c, rows, &n), at = 0;
+    const ml_json *m = micro->child;
+
+    for (int32_t k = 0; k < s->n_step; k++)
+        for (int32_t i = 0; i < s->step[k].rank[r].n; i++) {
+            const ml_bin *b = &s->step[k].rank[r].bin[i];
+            for (int32_t j = 0; j < b->n && at + j < n; j++)
+                if (want[at + j] != b->item[j])
+                    ml_case_fail(c, "a sample lies elsewhere");
+            at += b->n;
+            if (!m || m->n != b->n)
+                ml_case_fail(c, "a micro-batch has another size");
+            m = m ? m->next : NULL;
+        }
+    if (at != n || m)
+        ml_case_fail(c, "the number of samples or micro-batches differs");
+}
+
+static void check_schedule(ml_case *c, const ml_schedule *s) {
+    int64_t n, *rollouts = ml_case_i64s(c, ml_json_get(c->out, "num_rollouts"), &n);
+    const ml_json *rows = ml_json_get(c->out, "partitions")->child;
+    const ml_json *micro = ml_json_get(c->out, "micro_batch_indices")->child;
+
+    if (n != s->n_step) {
+        ml_case_fail(c, "the number of steps differs");
+        return;
+    }
+    for (int32_t k = 0; k < s->n_step; k++)
+        if (rollouts[k] != s->step[k].n_rollout)
+            ml_case_fail(c, "the rollouts of a step differ");
+    for (int32_t r = 0; r < s->n_rank; r++, rows = rows->next, micro = micro->next)
+        check_rank(c, s, r, rows, micro);
+}
+
+static void check_dp_schedule(ml_case *c) {
+    int64_t n, n_rollout, *len = ml_case_i64s(c, ml_json_get(c->args, "total_lengths"), &n);
+    int64_t *rollout = ml_case_i64s(c, ml_json_get(c->args, "rollout_indices"), &n_rollout);
+    bool virtual_stages = ml_case_i64(c->args, "vpp_size", 1) > 1;
+    ml_schedule_opts o = {
+        .global_batch_size = ml_case_i64(c->args, "global_batch_size", 0),
+        .dynamic = ml_case_flag(c->args, "use_dynamic_batch_size"),
+        .max_tokens = ml_case_i64(c->args, "max_tokens_per_gpu", 0),
+        .micro_batch_size = ml_case_i64(c->args, "micro_batch_size", 0),
+        .balance = ml_case_flag(c->args, "balance_data"),
+        .allow_partial = ml_case_flag(c->args, "allow_partial_train_step"),
+        .n_rank = (int32_t)ml_case_i64(c->args, "dp_size", 0),
+        .n_context = (int32_t)ml_case_i64(c->args, "cp_size", 0),
+    };
+    ml_schedule s;
+    ml_err err = { 0 };
+    ml_status st;
+
+    if (ml_case_flag(c->args, "balance_by_flops"))
+        return; /* costs come from the caller */
+    if (virtual_stages)
+        o.align = (int32_t)ml_case_i64(c->args, "microbatch_group_size_per_vp_stage", 1);
+    st = ml_schedule_build(&s, &c->arena, len, rollout, (int32_t)n, &o, &err);
+    if ((st == ML_OK) == (ml_json_get(c->out, "error") != NULL))
+        ml_case_fail(c, st == ML_OK ? "failed there" : err.msg);
+    else if (st == ML_OK)
+        check_schedule(c, &s);
+}
+
+static void first_fit(void) {
+    ml_test_cases("first_fit.jsonl", check_first_fit);
+}
+
+static void karmarkar_karp(void) {
+    ml_test_cases("karmarkar_karp.jsonl", check_karmarkar_karp);
+}
+
+static void greedy(void) {
+    ml_test_cases("greedy_partition.jsonl", check_greedy);
+}
+
+static void schedules(void) {
+    ml_test_cases("dp_schedule.jsonl", check_dp_schedule);
+}
+
+static void balances_by_cost(void) {
+    int64_t len[] = { 10, 10, 10, 10 }, rollout[] = { 0, 1, 2, 3 };
+    double cost[] = { 9, 1, 1, 9 };
+    ml_schedule_opts o = {
+        .global_batch_size = 4, .dynamic = true, .max_tokens = 20, .cost = cost
+    };
+    ml_schedule s;
+    ml_arena a;
+    ml_err err = { 0 };
+
+    ml_arena_init(&a, "test");
+    CHECK(ml_schedule_build(&s, &a, len, rollout, 4, &o, &err) == ML_OK);
+    CHECK(s.n_step == 1 && s.step[0].rank[0].n == 2);
+    for (int32_t k = 0; k < s.step[0].rank[0].n; k++) {
+        const ml_bin *b = &s.step[0].rank[0].bin[k];
+        CHECK(b->n == 2 && cost[b->item[0]] + cost[b->item[1]] == 10);
+    }
+    ml_arena_release(&a);
+}
+
+static const ml_test tests[] = {
+    { "first fit", first_fit },
+    { "Karmarkar and Karp", karmarkar_karp },
+    { "greedy", greedy },
+    { "schedules", schedules },
+    { "balances by cost", balances_by_cost },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
