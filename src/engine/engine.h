@@ -18,6 +18,7 @@
 #include "text/tokenizer.h"
 
 typedef struct ml_engine ml_engine;
+struct ml_request; /* engine/request.h */
 
 typedef struct ml_engine_opts {
     int32_t context;     /* tokens of prompt and answer together */
@@ -48,6 +49,8 @@ void ml_engine_close(ml_engine *e); /* NULL is fine; requests end without a last
 
 ml_status ml_engine_submit(ml_engine *e, const ml_gen_request *r, ml_gen_fn *fn, void *ud,
                            uint64_t ticket, ml_err *err);
+/* The same with a request made elsewhere, its ticket and fn set; the queue has no limit here. */
+void ml_engine_add(ml_engine *e, struct ml_request *r);
 bool ml_engine_abort(ml_engine *e, uint64_t ticket, const char *why);
 void ml_engine_abort_all(ml_engine *e, const char *why);
 

@@ -1,0 +1,276 @@
+/* engine.c - an engine's life, and what happens to it between steps. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bug.h"
+#include "engine/engine_priv.h"
+
+/* Logits of prompt tokens that are scored are kept for this many bytes at a time. */
+#define SCORE_BYTES ((size_t)32 << 20)
+
+/* --- sizes -------------------------------------------------------------------- */
+
+/* Rows a step may spend on scoring prompts. */
+static int32_t score_rows(const ml_spec *s, const ml_engine_opts *o) {
+    size_t n = SCORE_BYTES / ((size_t)s->n_vocab * sizeof(float));
+    n = n < 16 ? 16 : n;
+    return n < (size_t)o->chunk ? (int32_t)n : o->chunk;
+}
+
+ml_batch_caps ml_engine_caps(const ml_spec *s, const ml_engine_opts *o) {
+    return (ml_batch_caps){ .n_token = o->max_running + o->chunk,
+                            .n_seq = o->max_running,
+                            .n_loss = o->max_running + score_rows(s, o),
+                            .n_page = o->max_running * ml_pages_for(o->context) };
+}
+
+static int32_t pool_pages(const ml_spec *s, const ml_engine_opts *o) {
+    int64_t most = (int64_t)o->max_running * ml_pages_for(o->context);
+    int64_t have = o->kv_bytes ? (int64_t)(o->kv_bytes / ml_kv_bytes(s, 1)) : most;
+    return (int32_t)(have < most || o->kv_bytes ? have : most);
+}
+
+static ml_status check_opts(const ml_spec *s, const ml_engine_opts *o, ml_err *err) {
+    ML_BUG_IF(o->context < 1 || o->max_running < 1 || o->chunk < 1 || o->max_top < 0);
+    if (pool_pages(s, o) < ml_pages_for(o->context))
+        return ml_fail(
+            err, ML_ENOMEM,
+            "%.1f MiB for keys and values hold %d tokens, less than one context of "
+            "%d; give more memory or a shorter context",
+            (double)o->kv_bytes / 0x1p20, pool_pages(s, o) * ML_PAGE, o->context);
+    return ML_OK;
+}
+
+static ml_plan_opts plan_opts(const ml_spec *s, const ml_engine_opts *o) {
+    return (
+        ml_plan_opts){ .caps = ml_engine_caps(s, o), .logits = true, .kv_shared = true };
+}
+
+/* What a request of the whole context takes, about. */
+static size_t request_bytes(const ml_engine_opts *o) {
+    return sizeof(ml_request) + (size_t)o->context * sizeof(int32_t) * 2;
+}
+
+ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend *be,
+                            const ml_engine_opts *opts, ml_err *err) {
+    ml_plan *p = NULL;
+    ml_status st = check_opts(s, opts, err);
+
+    if (st == ML_OK)
+        st = ml_plan_new(&p, s, be, plan_opts(s, opts), err);
+    if (st != ML_OK)
+        return st;
+    *out = (ml_engine_memory){
+        .n_page = pool_pages(s, opts),
+        .kv = ml_kv_bytes(s, pool_pages(s, opts)),
+        .act = ml_plan_act_bytes(p),
+        .scratch =
+            ml_plan_scratch_bytes(p) + be->ops->sample_scratch(be->stream, s->n_vocab),
+        .requests = request_bytes(opts) * (size_t)(opts->max_running + opts->max_waiting),
+    };
+    ml_plan_free(p);
+    return ML_OK;
+}
+
+/* --- life --------------------------------------------------------------------- */
+
+ml_status ml_engine_take_kv(ml_engine *e, ml_err *err) {
+    ml_status st;
+    if (e->has_kv)
+        return ML_OK;
+    st = ml_kv_open(&e->kv, e->spec, e->pages.n, e->be, &e->kv_arena, err);
+    e->has_kv = st == ML_OK;
+    return st;
+}
+
+static ml_status take_memory(ml_engine *e, ml_err *err) {
+    ml_batch_caps caps = ml_engine_caps(e->spec, &e->opts);
+    ml_device *dev = e->be->dev;
+    ml_status st;
+
+    ml_pages_init(&e->pages, &e->arena, pool_pages(e->spec, &e->opts));
+    ml_batch_init(&e->batch, &e->arena, caps);
+    e->lane = ML_NEW(&e->arena, ml_lane, caps.n_seq);
+    e->target = ML_NEW(&e->arena, int32_t, e->opts.chunk);
+    e->draw = ML_NEW(&e->arena, ml_draw, caps.n_loss);
+    st = ml_plan_new(&e->plan, e->spec, e->be, plan_opts(e->spec, &e->opts), err);
+    if (st == ML_OK)
+        st = ml_plan_alloc(e->plan, err);
+    if (st == ML_OK)
+        st = dev->alloc(dev, &e->sample_scratch,
+                        e->be->ops->sample_scratch(e->be->stream, e->spec->n_vocab),
+                        ML_MEM_SCRATCH, err);
+    return st == ML_OK ? ml_engine_take_kv(e, err) : st;
+}
+
+ml_status ml_engine_open(ml_engine **out, const ml_spec *s, const ml_weights *w,
+                         ml_backend *be, const ml_engine_opts *opts, ml_err *err) {
+    ml_engine *e;
+    ml_status st = check_opts(s, opts, err);
+
+    if (st != ML_OK)
+        return st;
+    e = calloc(1, sizeof *e);
+    if (!e)
+        return ml_fail(err, ML_ENOMEM, "no memory for an engine");
+    e->spec = s;
+    e->weights = w;
+    e->be = be;
+    e->opts = *opts;
+    ml_arena_init(&e->arena, "engine");
+    ml_arena_init(&e->kv_arena, "engine's keys and values");
+    e->opts.eos = memcpy(ML_NEW(&e->arena, int32_t, opts->n_eos + 1),
+                         opts->n_eos ? opts->eos : (const int32_t[]){ 0 },
+                         (size_t)opts->n_eos * sizeof *opts->eos);
+    st = take_memory(e, err);
+    if (st != ML_OK) {
+        ml_engine_close(e);
+        return st;
+    }
+    *out = e;
+    return ML_OK;
+}
+
+static void free_all(ml_request_list *l) {
+    while (l->first) {
+        ml_request *r = l->first;
+        ml_list_remove(l, r);
+        ml_request_free(r);
+    }
+}
+
+void ml_engine_close(ml_engine *e) {
+    if (!e)
+        return;
+    free_all(&e->waiting);
+    free_all(&e->running);
+    ml_plan_free(e->plan);
+    ml_kv_close(&e->kv);
+    if (e->sample_scratch.dev)
+        e->be->dev->free(&e->sample_scratch);
+    ml_arena_release(&e->kv_arena);
+    ml_arena_release(&e->arena);
+    free(e);
+}
+
+/* --- requests ----------------------------------------------------------------- */
+
+void ml_engine_add(ml_engine *e, ml_request *r) {
+    r->arrival = e->n_arrival++;
+    ml_list_insert(&e->waiting, r);
+}
+
+ml_status ml_engine_submit(ml_engine *e, const ml_gen_request *r, ml_gen_fn *fn, void *ud,
+                           uint64_t ticket, ml_err *err) {
+    ml_request *q;
+    ml_status st;
+
+    if (e->waiting.n >= e->opts.max_waiting)
+        return ml_fail(err, ML_EAGAIN, "%d requests are waiting, as many as may",
+                       e->waiting.n);
+    st = ml_request_new(&q, &e->opts, e->spec->n_vocab, r, err);
+    if (st != ML_OK)
+        return st;
+    q->ticket = ticket;
+    q->fn = fn;
+    q->ud = ud;
+    ml_engine_add(e, q);
+    return ML_OK;
+}
+
+bool ml_engine_abort(ml_engine *e, uint64_t ticket, const char *why) {
+    ml_request_list *lists[] = { &e->running, &e->waiting };
+    for (int i = 0; i < 2; i++) {
+        ml_request *r = ml_list_find(lists[i], ticket);
+        if (r) {
+            ml_engine_end(e, lists[i], r, why);
+            return true;
+        }
+    }
+    return false;
+}
+
+void ml_engine_abort_all(ml_engine *e, const char *why) {
+    while (e->running.last)
+        ml_engine_end(e, &e->running, e->running.last, why);
+    while (e->waiting.last)
+        ml_engine_end(e, &e->waiting, e->waiting.last, why);
+}
+
+/* --- weights and memory -------------------------------------------------------- */
+
+static void retract_all(ml_engine *e) {
+    while (e->running.last)
+        ml_engine_retract(e, e->running.last);
+}
+
+static void abort_begun(ml_engine *e) {
+    ml_request *next;
+    while (e->running.last)
+        ml_engine_end(e, &e->running, e->running.last, "the weights changed");
+    for (ml_request *r = e->waiting.first; r; r = next) {
+        next = r->next;
+        if (ml_has_begun(r))
+            ml_engine_end(e, &e->waiting, r, "the weights changed");
+    }
+}
+
+static bool any_begun(const ml_engine *e) {
+    for (const ml_request *r = e->waiting.first; r; r = r->next)
+        if (ml_has_begun(r))
+            return true;
+    return e->running.n > 0;
+}
+
+/* From here on these requests go on with keys and values that no fresh run would give. */
+static void mark_mixed(ml_engine *e) {
+    for (ml_request *r = e->running.first; r; r = r->next) {
+        r->mixed = true;
+        r->n_shared = 0;
+    }
+}
+
+ml_status ml_engine_switch(ml_engine *e, const ml_weights *w, ml_switch how) {
+    switch (how) {
+    case ML_SWITCH_FINISH:
+        e->draining = any_begun(e);
+        if (e->draining)
+            return ML_EAGAIN;
+        break;
+    case ML_SWITCH_RETRACT: retract_all(e); break;
+    case ML_SWITCH_ABORT: abort_begun(e); break;
+    case ML_SWITCH_INEXACT_KV: mark_mixed(e); break;
+    }
+    ml_pages_forget(&e->pages);
+    e->weights = w;
+    e->draining = false;
+    return ML_OK;
+}
+
+bool ml_engine_flush(ml_engine *e) {
+    if (e->running.n || e->waiting.n)
+        return false;
+    ml_pages_trim(&e->pages);
+    return true;
+}
+
+void ml_engine_release_kv(ml_engine *e) {
+    retract_all(e);
+    ml_pages_forget(&e->pages);
+    ml_kv_close(&e->kv);
+    ml_arena_release(&e->kv_arena);
+    e->has_kv = false;
+}
+
+void ml_engine_stats(const ml_engine *e, ml_gen_stats *out) {
+    *out = e->stats;
+    out->n_running = e->running.n;
+    out->n_waiting = e->waiting.n;
+    out->n_page = e->pages.n;
+    out->n_page_free = e->pages.n_free;
+    out->n_page_cached = e->pages.n_unused;
+    out->version = e->weights->version;
+    out->page_tokens = ML_PAGE;
+    out->context = e->opts.context;
+    out->max_running = e->opts.max_running;
+}

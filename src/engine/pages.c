@@ -1,0 +1,147 @@
+#include "engine/pages.h"
+
+#include <string.h>
+
+#include "base/bug.h"
+
+void ml_pages_init(ml_pages *p, ml_arena *a, int32_t n) {
+    *p = (ml_pages){ .page = ML_NEW(a, ml_page, n),
+                     .n = n,
+                     .n_free = n,
+                     .free = n ? 0 : ML_NO_PAGE,
+                     .oldest = ML_NO_PAGE,
+                     .newest = ML_NO_PAGE,
+                     .n_bucket = 16 };
+    for (int32_t i = 0; i < n; i++)
+        p->page[i].same_hash = i + 1 < n ? i + 1 : ML_NO_PAGE;
+    while (p->n_bucket < 2 * (uint32_t)n)
+        p->n_bucket *= 2;
+    p->bucket = ML_NEW(a, int32_t, p->n_bucket);
+    for (uint32_t i = 0; i < p->n_bucket; i++)
+        p->bucket[i] = ML_NO_PAGE;
+}
+
+int32_t ml_pages_available(const ml_pages *p) {
+    return p->n_free + p->n_unused;
+}
+
+/* --- the order of disuse ------------------------------------------------------ */
+
+static void become_unused(ml_pages *p, int32_t i) {
+    p->page[i].older = p->newest;
+    p->page[i].newer = ML_NO_PAGE;
+    *(p->newest == ML_NO_PAGE ? &p->oldest : &p->page[p->newest].newer) = i;
+    p->newest = i;
+    p->n_unused++;
+}
+
+static void become_used(ml_pages *p, int32_t i) {
+    const ml_page *g = &p->page[i];
+    *(g->older == ML_NO_PAGE ? &p->oldest : &p->page[g->older].newer) = g->newer;
+    *(g->newer == ML_NO_PAGE ? &p->newest : &p->page[g->newer].older) = g->older;
+    p->n_unused--;
+}
+
+/* --- the tree ----------------------------------------------------------------- */
+
+static int32_t *bucket_of(const ml_pages *p, int32_t parent, const int32_t *token) {
+    uint64_t h = (uint64_t)(uint32_t)parent * 0x9e3779b97f4a7c15u;
+    for (int i = 0; i < ML_PAGE; i++)
+        h = (h ^ (uint32_t)token[i]) * 0xff51afd7ed558ccdu;
+    return &p->bucket[(h ^ h >> 32) & (p->n_bucket - 1)];
+}
+
+int32_t ml_pages_find(const ml_pages *p, int32_t parent, const int32_t *token) {
+    int32_t i = *bucket_of(p, parent, token);
+    while (i != ML_NO_PAGE &&
+           (p->page[i].parent != parent ||
+            memcmp(p->page[i].token, token, sizeof p->page[i].token) != 0))
+        i = p->page[i].same_hash;
+    return i;
+}
+
+void ml_pages_publish(ml_pages *p, int32_t page, int32_t parent, const int32_t *token) {
+    ml_page *g = &p->page[page];
+    int32_t *bucket = bucket_of(p, parent, token);
+
+    ML_BUG_IF(g->in_tree || g->n_user != 1);
+    g->in_tree = true;
+    g->parent = parent;
+    g->n_child = 0;
+    memcpy(g->token, token, sizeof g->token);
+    g->same_hash = *bucket;
+    *bucket = page;
+    if (parent != ML_NO_PAGE)
+        p->page[parent].n_child++;
+}
+
+static void leave_tree(ml_pages *p, int32_t page) {
+    ml_page *g = &p->page[page];
+    int32_t *at = bucket_of(p, g->parent, g->token);
+
+    while (*at != page)
+        at = &p->page[*at].same_hash;
+    *at = g->same_hash;
+    if (g->parent != ML_NO_PAGE)
+        p->page[g->parent].n_child--;
+    g->in_tree = false;
+}
+
+/* --- users -------------------------------------------------------------------- */
+
+static void become_free(ml_pages *p, int32_t page) {
+    p->page[page].same_hash = p->free;
+    p->free = page;
+    p->n_free++;
+}
+
+static void evict_oldest(ml_pages *p) {
+    int32_t i = p->oldest;
+    ML_BUG_IF(p->page[i].n_child != 0 || p->page[i].n_user != 0);
+    become_used(p, i);
+    leave_tree(p, i);
+    become_free(p, i);
+}
+
+int32_t ml_pages_take(ml_pages *p) {
+    int32_t i;
+    if (!p->n_free && !p->n_unused)
+        return ML_NO_PAGE;
+    if (!p->n_free)
+        evict_oldest(p);
+    i = p->free;
+    p->free = p->page[i].same_hash;
+    p->n_free--;
+    p->page[i].n_user = 1;
+    return i;
+}
+
+void ml_pages_use(ml_pages *p, int32_t page) {
+    ml_page *g = &p->page[page];
+    ML_BUG_IF(!g->in_tree);
+    if (g->n_user++ == 0)
+        become_used(p, page);
+}
+
+void ml_pages_drop(ml_pages *p, int32_t page) {
+    ml_page *g = &p->page[page];
+    ML_BUG_IF(g->n_user < 1);
+    if (--g->n_user > 0)
+        return;
+    if (g->in_tree)
+        become_unused(p, page);
+    else
+        become_free(p, page);
+}
+
+void ml_pages_trim(ml_pages *p) {
+    while (p->n_unused)
+        evict_oldest(p);
+}
+
+void ml_pages_forget(ml_pages *p) {
+    ml_pages_trim(p);
+    for (int32_t i = 0; i < p->n; i++)
+        if (p->page[i].in_tree)
+            leave_tree(p, i);
+}

@@ -1,0 +1,62 @@
+/* pages.h - who uses which KV page, and which pages hold a prefix worth keeping.
+ *
+ * A page is free, private to one request, or in the tree.  A page of the tree holds the
+ * keys and values of 16 tokens after those of its parent; requests that begin with
+ * the same tokens share it.  Pages of the tree that nobody uses stay until memory is
+ * wanted; the one unused for longest goes first.  A request that uses a page uses its
+ * ancestors too and lets go of the deepest first, so in the order of disuse children
+ * stand before their parents and the oldest is always a leaf.
+ *
+ * Everything is allocated at init.
+ *
+ * thread: the engine's owner. */
+#ifndef ML_ENGINE_PAGES_H
+#define ML_ENGINE_PAGES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "backend/ops.h"
+#include "base/arena.h"
+
+#define ML_NO_PAGE (-1)
+
+typedef struct ml_page {
+    int32_t token[ML_PAGE]; /* in the tree: what its keys are of, */
+    int32_t parent;         /* and the page before, or ML_NO_PAGE */
+    int32_t n_user;
+    int32_t n_child;
+    int32_t same_hash;    /* next page of the bucket; of a free page: the next free one */
+    int32_t older, newer; /* unused pages of the tree, by when they fell into disuse */
+    bool in_tree;
+} ml_page;
+
+typedef struct ml_pages {
+    ml_page *page;
+    int32_t n, n_free, n_unused; /* unused: in the tree, without a user */
+    int32_t free, oldest, newest;
+    int32_t *bucket; /* [n_bucket], a power of two */
+    uint32_t n_bucket;
+} ml_pages;
+
+void ml_pages_init(ml_pages *p, ml_arena *a, int32_t n);
+
+/* Pages that could be taken now. */
+int32_t ml_pages_available(const ml_pages *p);
+/* A private page, emptied of an old prefix if need be; ML_NO_PAGE: all are in use. */
+int32_t ml_pages_take(ml_pages *p);
+/* One user more, one less.  A private page without users is free. */
+void ml_pages_use(ml_pages *p, int32_t page);
+void ml_pages_drop(ml_pages *p, int32_t page);
+
+/* The page of the tree that holds these 16 tokens after parent, or ML_NO_PAGE. */
+int32_t ml_pages_find(const ml_pages *p, int32_t parent, const int32_t *token);
+/* Puts a private page into the tree, where there must be no such page yet. */
+void ml_pages_publish(ml_pages *p, int32_t page, int32_t parent, const int32_t *token);
+
+/* Takes every page out of the tree: used ones become private, the others free. */
+void ml_pages_forget(ml_pages *p);
+/* Frees the unused ones only. */
+void ml_pages_trim(ml_pages *p);
+
+#endif

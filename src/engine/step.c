@@ -1,0 +1,349 @@
+/* step.c - one step: who takes part, the forward pass, the draws, the news. */
+#include <math.h>
+
+#include "base/bug.h"
+#include "base/clock.h"
+#include "engine/engine_priv.h"
+
+/* --- pages -------------------------------------------------------------------- */
+
+static void drop_pages(ml_engine *e, ml_request *r) {
+    while (r->n_page)
+        ml_pages_drop(&e->pages, r->page[--r->n_page]);
+    r->n_shared = r->n_kv = 0;
+    r->mixed = false;
+}
+
+void ml_engine_retract(ml_engine *e, ml_request *r) {
+    drop_pages(e, r);
+    ml_list_remove(&e->running, r);
+    ml_list_insert(&e->waiting, r);
+    r->n_retract++;
+    e->stats.n_retract++;
+}
+
+static int32_t parent_of(const ml_request *r, int32_t page) {
+    return page ? r->page[page - 1] : ML_NO_PAGE;
+}
+
+/* Pages of the tree that hold the beginning of the request's tokens.  At least one token is
+ * left to compute, and all whose rows score a prompt token. */
+static void match_prefix(ml_engine *e, ml_request *r) {
+    int32_t limit = r->n_token - 1, next_score = r->prompt_from + r->n_prompt_scored;
+
+    if (e->opts.no_prefix_cache)
+        return;
+    if (next_score < r->ask.n_prompt && next_score - 1 < limit)
+        limit = next_score - 1;
+    while ((r->n_page + 1) * ML_PAGE <= limit) {
+        int32_t at = ml_pages_find(&e->pages, parent_of(r, r->n_page),
+                                   r->token + (size_t)r->n_page * ML_PAGE);
+        if (at == ML_NO_PAGE)
+            break;
+        ml_pages_use(&e->pages, at);
+        r->page[r->n_page++] = at;
+    }
+    r->n_shared = r->n_page;
+    r->n_kv = r->n_page * ML_PAGE;
+}
+
+/* Puts the pages that the first n tokens fill into the tree.  Their keys are written by the step
+ * being put together or by earlier ones, so requests of the same step may read them already.
+ * Where the tree has such a page from another request, `settled` says that no row of a pending
+ * step writes to ours, and theirs takes its place; otherwise that waits. */
+static void share_pages(ml_engine *e, ml_request *r, int32_t n, bool settled) {
+    if (e->opts.no_prefix_cache || r->mixed)
+        return;
+    while ((r->n_shared + 1) * ML_PAGE <= n) {
+        int32_t k = r->n_shared, parent = parent_of(r, k);
+        const int32_t *token = r->token + (size_t)k * ML_PAGE;
+        int32_t theirs = ml_pages_find(&e->pages, parent, token);
+        if (theirs != ML_NO_PAGE && !settled)
+            return;
+        if (theirs != ML_NO_PAGE) {
+            ml_pages_use(&e->pages, theirs);
+            ml_pages_drop(&e->pages, r->page[k]);
+            r->page[k] = theirs;
+        } else {
+            ml_pages_publish(&e->pages, r->page[k], parent, token);
+        }
+        r->n_shared++;
+    }
+}
+
+static bool take_pages(ml_engine *e, ml_request *r) {
+    while (r->n_page < ml_pages_for(r->n_token)) {
+        int32_t page = ml_pages_take(&e->pages);
+        if (page == ML_NO_PAGE)
+            return false;
+        r->page[r->n_page++] = page;
+    }
+    return true;
+}
+
+/* Everybody running gets the page its next token needs, the oldest first; where there is none
+ * the youngest gives its own back. */
+static void grow(ml_engine *e) {
+    ml_request *next;
+    for (ml_request *r = e->running.first; r; r = next) {
+        while (!take_pages(e, r) && e->running.last != r)
+            ml_engine_retract(e, e->running.last);
+        next = r->next;
+        if (r->n_page < ml_pages_for(r->n_token))
+            ml_engine_retract(e, r);
+    }
+}
+
+/* --- who takes part ----------------------------------------------------------- */
+
+/* The next in the queue; while a switch waits, of those that have begun. */
+static ml_request *next_waiting(const ml_engine *e) {
+    ml_request *r = e->waiting.first;
+    while (r && e->draining && !ml_has_begun(r))
+        r = r->next;
+    return r;
+}
+
+static bool admit(ml_engine *e) {
+    ml_request *r = next_waiting(e);
+    int32_t need;
+
+    if (!r || e->running.n >= e->opts.max_running)
+        return false;
+    match_prefix(e, r);
+    /* A page to spare for each of those that run, lest this one is put back at once. */
+    need = ml_pages_for(r->n_token) - r->n_page + e->running.n;
+    if (e->running.n && ml_pages_available(&e->pages) < need) {
+        drop_pages(e, r);
+        return false;
+    }
+    ml_list_remove(&e->waiting, r);
+    ml_list_insert(&e->running, r);
+    ML_BUG_IF(!take_pages(e, r)); /* one context always fits */
+    if (!ml_has_begun(r)) {
+        r->queued_s = ml_clock_s() - r->submitted_s;
+        r->n_cached = r->n_kv < r->ask.n_prompt ? r->n_kv : r->ask.n_prompt;
+        e->stats.n_cached_token += r->n_cached;
+        e->stats.n_prompt_token += r->ask.n_prompt;
+    }
+    return true;
+}
+
+/* --- the batch ---------------------------------------------------------------- */
+
+/* The rows of this step: all that are left, within what the step has left.  Rows whose logits
+ * score a prompt token are those before each token from next_score on. */
+static int32_t rows_of(const ml_engine *e, const ml_request *r) {
+    int32_t n = r->n_token - r->n_kv;
+    int32_t next_score = r->prompt_from + r->n_prompt_scored;
+
+    if (n > 1 && n > e->chunk_left)
+        n = e->chunk_left;
+    if (next_score < r->ask.n_prompt && next_score - 1 - r->n_kv + e->score_left < n)
+        n = next_score - 1 - r->n_kv + e->score_left;
+    return n;
+}
+
+static void add_lane(ml_engine *e, ml_request *r, int32_t n) {
+    ml_lane *lane = &e->lane[e->n_lane++];
+    int32_t next_score = r->prompt_from + r->n_prompt_scored;
+    int32_t *target = n == 1 ? &(int32_t){ 0 } : e->target;
+
+    *lane = (ml_lane){ .r = r, .n_row = n };
+    for (int32_t i = 0; i < n; i++) {
+        int32_t scored = r->n_kv + i + 1;
+        bool score = scored >= next_score && scored < r->ask.n_prompt;
+        bool draw = scored == r->n_token && r->n_token < r->cap;
+        target[i] = score || draw ? ML_TARGET_NONE : ML_TARGET_SKIP;
+        lane->n_score += score;
+        lane->draws = draw;
+    }
+    ml_batch_add(&e->batch, r->token + r->n_kv, target, n, r->n_kv, r->page);
+    share_pages(e, r, r->n_kv + n, false);
+    e->score_left -= lane->n_score;
+    if (r->n_token - r->n_kv > 1)
+        e->chunk_left -= n;
+}
+
+/* Those that decode first, then prompts in the order of arrival, then new ones. */
+static void fill_batch(ml_engine *e) {
+    ml_request *r;
+    int32_t n;
+
+    ml_batch_clear(&e->batch);
+    e->n_lane = 0;
+    e->chunk_left = e->opts.chunk;
+    e->score_left = e->batch.caps.n_loss - e->opts.max_running;
+    for (r = e->running.first; r; r = r->next)
+        if (r->n_token - r->n_kv == 1)
+            add_lane(e, r, 1);
+    for (r = e->running.first; r; r = r->next)
+        if (r->n_token - r->n_kv > 1 && (n = rows_of(e, r)) > 0)
+            add_lane(e, r, n);
+    while (e->chunk_left > 0 && (r = next_waiting(e)) && admit(e))
+        if ((n = rows_of(e, r)) > 0)
+            add_lane(e, r, n);
+}
+
+/* --- the draws ---------------------------------------------------------------- */
+
+static void score_at(const ml_request *r, const ml_scores *s, int32_t i, ml_draw *d) {
+    d->top_id = s->top_id + (size_t)i * (size_t)r->ask.n_top;
+    d->top_logprob = s->top_logprob + (size_t)i * (size_t)r->ask.n_top;
+    d->also_logprob = s->also_logprob + (size_t)i * (size_t)r->ask.n_also;
+}
+
+static ml_draw draw_of(const ml_engine *e, const ml_request *r, int32_t loss) {
+    return (ml_draw){ .logits =
+                          ml_plan_logits(e->plan) + (size_t)loss * (size_t)e->spec->n_vocab,
+                      .opts = &r->ask.draw,
+                      .history = r->token,
+                      .n_history = r->n_token,
+                      .n_prompt = r->ask.n_prompt,
+                      .given = -1,
+                      .n_top = r->ask.n_top,
+                      .also = r->ask.also,
+                      .n_also = r->ask.n_also };
+}
+
+static void prepare_draws(ml_engine *e) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < e->n_lane; i++) {
+        const ml_lane *lane = &e->lane[i];
+        const ml_request *r = lane->r;
+        for (int32_t k = 0; k < lane->n_score; k++, n++) {
+            int32_t at = r->n_prompt_scored + k;
+            e->draw[n] = draw_of(e, r, n);
+            e->draw[n].given = r->token[r->prompt_from + at];
+            score_at(r, &r->prompt, at, &e->draw[n]);
+        }
+        if (lane->draws) {
+            e->draw[n] = draw_of(e, r, n);
+            if (r->n_token - r->ask.n_prompt < r->ask.min_new) {
+                e->draw[n].ban = r->end_id;
+                e->draw[n].n_ban = r->n_end;
+            }
+            score_at(r, &r->answer, 0, &e->draw[n++]);
+        }
+    }
+    ML_BUG_IF(n != e->batch.rows.n_loss);
+}
+
+/* --- the news ----------------------------------------------------------------- */
+
+static ml_scored scored_view(const ml_scores *s, const int32_t *id, int32_t n) {
+    return (ml_scored){ .n = n,
+                        .id = id,
+                        .logprob = s->logprob,
+                        .entropy = s->entropy,
+                        .version = s->version,
+                        .top_id = s->top_id,
+                        .top_logprob = s->top_logprob,
+                        .also_logprob = s->also_logprob };
+}
+
+static ml_gen_update news_of(const ml_engine *e, const ml_request *r) {
+    return (ml_gen_update){ .ticket = r->ticket,
+                            .n_cached = r->n_cached,
+                            .n_retract = r->n_retract,
+                            .version = e->weights->version,
+                            .queued_s = r->queued_s };
+}
+
+static void leave(ml_engine *e, ml_request_list *from, ml_request *r) {
+    drop_pages(e, r);
+    ml_list_remove(from, r);
+    ml_request_free(r);
+}
+
+void ml_engine_end(ml_engine *e, ml_request_list *from, ml_request *r, const char *why) {
+    ml_gen_update u = news_of(e, r);
+    u.finish = ML_FINISH_ABORT;
+    u.message = ml_str_of(why);
+    r->fn(r->ud, &u);
+    e->stats.n_aborted++;
+    leave(e, from, r);
+}
+
+static void add_prompt_news(ml_request *r, ml_gen_update *u) {
+    if (r->prompt_told)
+        return;
+    u->prompt = scored_view(&r->prompt, r->token + r->prompt_from,
+                            r->ask.n_prompt - r->prompt_from);
+    r->prompt_told = true;
+}
+
+/* The token of a draw joins the request. */
+static void add_token(ml_engine *e, ml_request *r, const ml_draw *d, ml_gen_update *u) {
+    r->answer.logprob[0] = d->logprob;
+    r->answer.entropy[0] = d->entropy;
+    r->answer.version[0] = e->weights->version;
+    u->answer = scored_view(&r->answer, r->token + r->n_token, 1);
+    u->finish = ml_request_push(r, d->id, &u->matched);
+    e->stats.n_answer_token++;
+}
+
+static void finish_lane(ml_engine *e, const ml_lane *lane, const ml_draw *d) {
+    ml_request *r = lane->r;
+    ml_gen_update u = news_of(e, r);
+
+    for (int32_t k = 0; k < lane->n_score; k++, d++) {
+        int32_t at = r->n_prompt_scored++;
+        r->prompt.logprob[at] = d->logprob;
+        r->prompt.entropy[at] = d->entropy;
+        r->prompt.version[at] = e->weights->version;
+    }
+    r->n_kv += lane->n_row;
+    share_pages(e, r, r->n_kv, true);
+    if (r->n_kv < r->n_token)
+        return;
+    if (lane->draws && isnan(d->logprob)) {
+        ml_engine_end(e, &e->running, r,
+                      "the model's logits are not numbers; its weights may be broken");
+        return;
+    }
+    add_prompt_news(r, &u);
+    if (lane->draws)
+        add_token(e, r, d, &u);
+    else
+        u.finish = ML_FINISH_LENGTH;
+    r->fn(r->ud, &u);
+    if (u.finish == ML_FINISH_NOT)
+        return;
+    e->stats.n_finished++;
+    leave(e, &e->running, r);
+}
+
+static void finish_lanes(ml_engine *e) {
+    const ml_draw *d = e->draw;
+    for (int32_t i = 0; i < e->n_lane; i++) {
+        int32_t n = e->lane[i].n_score + e->lane[i].draws;
+        finish_lane(e, &e->lane[i], d);
+        d += n;
+    }
+}
+
+bool ml_engine_step(ml_engine *e) {
+    double start = ml_clock_s(), forward, sample, end;
+
+    if (!e->has_kv)
+        return false;
+    grow(e);
+    fill_batch(e);
+    if (!e->n_lane)
+        return false;
+    forward = ml_clock_s();
+    ml_plan_forward(
+        e->plan, &(ml_run){ .weights = e->weights, .kv = &e->kv, .rows = &e->batch.rows });
+    sample = ml_clock_s();
+    prepare_draws(e);
+    e->be->ops->sample(e->be->stream, e->draw, e->batch.rows.n_loss, e->spec->n_vocab,
+                       e->sample_scratch.ptr);
+    end = ml_clock_s();
+    finish_lanes(e);
+    e->stats.n_step++;
+    e->stats.model_s += sample - forward;
+    e->stats.sample_s += end - sample;
+    e->stats.step_s += ml_clock_s() - start;
+    return true;
+}
