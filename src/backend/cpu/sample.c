@@ -1,0 +1,334 @@
+/* sample.c - drawing tokens and saying how probable they were (docs/NUMERICS.md, "Drawing a
+ * token").
+ *
+ * Rows are divided among threads, each with room for a row of its own.  Two distributions
+ * meet here: the one drawn from and the one reported (dist), which are the same only for
+ * ML_DIST_DRAWN; the reported one keeps the LM head's bits. */
+#include "backend/sample.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/lmhead.h"
+#include "backend/cpu/math.h"
+#include "backend/cpu/select.h"
+#include "base/philox.h"
+
+/* Columns whose weights are summed together, at absolute positions. */
+enum { SAMPLE_TILE = 256 };
+
+/* What a thread works in. */
+typedef struct sample_room {
+    const ml_cpu_kern *kern;
+    int64_t n;        /* tokens of the vocabulary */
+    float *z;         /* [n] logits after penalties, bias and bans */
+    float *tile_mass; /* [n / SAMPLE_TILE, rounded up] */
+    int32_t *tally;   /* [n] how often a token was answered; shares memory with select.id */
+    ml_select select;
+} sample_room;
+
+typedef struct sample_call {
+    const ml_cpu_stream *stream;
+    ml_draw *draw;
+    int64_t n_vocab;
+    char *scratch;
+} sample_call;
+
+/* A distribution over the vocabulary, ready to be asked. */
+typedef struct sample_dist {
+    const float *z; /* [n] */
+    float temperature;
+    float m, log_l, entropy;
+    const ml_select *kept; /* the only tokens with a probability, by ascending id, and their
+                            * weights in place of distances; NULL: all have one */
+    double total;          /* of these weights */
+} sample_dist;
+
+/* ---- scratch ---- */
+
+static size_t sample_padded(size_t bytes) {
+    return (bytes + 63) / 64 * 64;
+}
+
+static int64_t sample_tiles(int64_t n) {
+    return (n + SAMPLE_TILE - 1) / SAMPLE_TILE;
+}
+
+static size_t sample_room_bytes(int64_t n) {
+    return 3 * sample_padded((size_t)n * 4) + sample_padded((size_t)sample_tiles(n) * 4);
+}
+
+size_t ml_cpu_sample_scratch(const ml_stream *s, int64_t n_vocab) {
+    return (size_t)ml_pool_size(ml_cpu(s)->pool) * sample_room_bytes(n_vocab);
+}
+
+static sample_room sample_room_of(const sample_call *c, int worker) {
+    size_t row = sample_padded((size_t)c->n_vocab * 4);
+    char *p = c->scratch + (size_t)worker * sample_room_bytes(c->n_vocab);
+    sample_room r = { .kern = c->stream->kern, .n = c->n_vocab };
+
+    r.z = (float *)(void *)p;
+    r.tally = (int32_t *)(void *)(p + row);
+    r.select =
+        (ml_select){ .kern = r.kern, .id = r.tally, .d = (float *)(void *)(p + 2 * row) };
+    r.tile_mass = (float *)(void *)(p + 3 * row);
+    return r;
+}
+
+/* ---- what is done to the logits ---- */
+
+static bool sample_has_penalty(const ml_draw_opts *o) {
+    return o->repetition != 1.0f || o->frequency != 0.0f || o->presence != 0.0f;
+}
+
+static float sample_penalized(float z, int32_t answered, const ml_draw_opts *o) {
+    z = z > 0.0f ? z / o->repetition : z * o->repetition;
+    if (answered > 0)
+        z = (z - o->frequency * (float)answered) - o->presence;
+    return z;
+}
+
+/* Each token of the history once, with its number in the answer. */
+static void sample_penalize(sample_room *r, const ml_draw *w) {
+    for (int32_t i = 0; i < w->n_history; i++)
+        r->tally[w->history[i]] = 0;
+    for (int32_t i = w->n_prompt; i < w->n_history; i++)
+        r->tally[w->history[i]]++;
+    for (int32_t i = 0; i < w->n_history; i++) {
+        int32_t id = w->history[i];
+        if (r->tally[id] >= 0)
+            r->z[id] = sample_penalized(r->z[id], r->tally[id], w->opts);
+        r->tally[id] = -1;
+    }
+}
+
+/* The logits to draw from: the model's own where nothing changes them. */
+static const float *sample_logits(sample_room *r, const ml_draw *w) {
+    const ml_draw_opts *o = w->opts;
+    bool penalty = sample_has_penalty(o);
+
+    if (!penalty && o->n_bias == 0 && w->n_ban == 0)
+        return w->logits;
+    memcpy(r->z, w->logits, (size_t)r->n * sizeof *r->z);
+    if (penalty)
+        sample_penalize(r, w);
+    for (int32_t i = 0; i < o->n_bias; i++)
+        r->z[o->bias[i].id] += o->bias[i].add;
+    for (int32_t i = 0; i < w->n_ban; i++)
+        r->z[w->ban[i]] = -INFINITY;
+    return r->z;
+}
+
+/* ---- the draw ---- */
+
+static int64_t sample_tile_size(const sample_room *r, int64_t tile) {
+    int64_t left = r->n - tile * SAMPLE_TILE;
+    return left < SAMPLE_TILE ? left : SAMPLE_TILE;
+}
+
+/* The largest of z that is no NaN, the lowest id of equals; 0 where there is none. */
+static int32_t sample_argmax(const sample_room *r, const float *z) {
+    float best = -INFINITY;
+    int64_t at = 0;
+
+    for (int64_t t = 0; t < sample_tiles(r->n); t++) {
+        float max = r->kern->sample->max(z + t * SAMPLE_TILE, sample_tile_size(r, t));
+        if (max > best) {
+            best = max;
+            at = t;
+        }
+    }
+    for (int64_t i = at * SAMPLE_TILE; i < r->n; i++)
+        if (z[i] == best)
+            return (int32_t)i;
+    return 0;
+}
+
+/* Index of the weight in which the sum, begun at `sum`, passes target; rounding may keep it
+ * from passing, then the last weight that is not 0; -1 where all are. */
+static int64_t sample_pass(const float *w, int64_t n, double sum, double target) {
+    int64_t last = -1;
+    for (int64_t i = 0; i < n; i++) {
+        if (!(w[i] > 0.0f))
+            continue;
+        last = i;
+        sum += (double)w[i];
+        if (sum > target)
+            break;
+    }
+    return last;
+}
+
+/* The weights of a tile; returns their sum. */
+static float sample_weigh_tile(const sample_room *r, float *w, const float *z,
+                               float temperature, float m, int64_t tile) {
+    int64_t n = sample_tile_size(r, tile);
+    r->kern->sample->distance(w, z + tile * SAMPLE_TILE, n, temperature, m);
+    return r->kern->sample->weigh(w, w, n);
+}
+
+/* From the whole row: first the tile, then the token in it. */
+static int32_t sample_row(sample_room *r, const float *z, float temperature, double u) {
+    float m = r->kern->sample->max(z, r->n) / temperature, w[SAMPLE_TILE];
+    double total = 0.0, before = 0.0;
+    int64_t tile;
+
+    for (int64_t t = 0; t < sample_tiles(r->n); t++) {
+        r->tile_mass[t] = sample_weigh_tile(r, w, z, temperature, m, t);
+        total += (double)r->tile_mass[t];
+    }
+    tile = sample_pass(r->tile_mass, sample_tiles(r->n), 0.0, u * total);
+    if (tile < 0)
+        return sample_argmax(r, z);
+    for (int64_t t = 0; t < tile; t++)
+        before += (double)r->tile_mass[t];
+    sample_weigh_tile(r, w, z, temperature, m, tile);
+    return (int32_t)(tile * SAMPLE_TILE +
+                     sample_pass(w, sample_tile_size(r, tile), before, u * total));
+}
+
+/* ---- filters ---- */
+
+static bool sample_has_filter(const ml_draw_opts *o) {
+    return o->temperature > 0.0f && (o->top_k > 0 || o->top_p < 1.0f || o->min_p > 0.0f);
+}
+
+/* Distances become weights; their sum, and the sum of weight times -distance. */
+static void sample_weigh_kept(const sample_room *r, double *l, double *u) {
+    const ml_select *s = &r->select;
+    float w[SAMPLE_TILE];
+
+    *l = *u = 0.0;
+    for (int64_t i = 0; i < s->n; i += SAMPLE_TILE) {
+        int64_t n = s->n - i < SAMPLE_TILE ? s->n - i : SAMPLE_TILE;
+        r->kern->sample->weigh(w, s->d + i, n);
+        for (int64_t j = 0; j < n; j++) {
+            *l += (double)w[j];
+            if (w[j] > 0.0f)
+                *u -= (double)w[j] * (double)s->d[i + j];
+            s->d[i + j] = w[j];
+        }
+    }
+}
+
+/* The tokens that pass all three filters, and their distribution. */
+static sample_dist sample_filter(sample_room *r, const float *z, const ml_draw_opts *o) {
+    sample_dist d = { .z = z, .temperature = o->temperature, .kept = &r->select };
+    double u;
+
+    d.m = r->kern->sample->max(z, r->n) / o->temperature;
+    ml_select_all(&r->select, z, r->n, o->temperature, d.m);
+    ml_select_first(&r->select, o->top_k > 0 ? o->top_k : r->n, o->top_p);
+    if (o->min_p > 0.0f)
+        ml_select_near(&r->select, -ml_logf(o->min_p));
+    sample_weigh_kept(r, &d.total, &u);
+    d.log_l = ml_logf((float)d.total);
+    d.entropy = d.log_l - (float)(u / d.total);
+    return d;
+}
+
+static int32_t sample_kept(const sample_room *r, const sample_dist *d, double u) {
+    int64_t i = sample_pass(d->kept->d, d->kept->n, 0.0, u * d->total);
+    return i < 0 ? sample_argmax(r, d->z) : d->kept->id[i];
+}
+
+/* ---- log-probabilities ---- */
+
+static sample_dist sample_dist_of(const sample_room *r, const float *z, float temperature) {
+    ml_logprob p = ml_logprob_of(r->kern, z, r->n, -1, temperature);
+    return (sample_dist){ .z = z,
+                          .temperature = temperature,
+                          .m = p.m,
+                          .log_l = ml_logf(p.l),
+                          .entropy = p.entropy };
+}
+
+static bool sample_is_kept(const ml_select *s, int32_t id) {
+    int64_t begin = 0, end = s->n;
+    while (begin < end) {
+        int64_t middle = (begin + end) / 2;
+        if (s->id[middle] < id)
+            begin = middle + 1;
+        else
+            end = middle;
+    }
+    return begin < s->n && s->id[begin] == id;
+}
+
+/* As the LM head: (s - m) - log l. */
+static float sample_logprob(const sample_dist *d, int32_t id) {
+    return (d->z[id] / d->temperature - d->m) - d->log_l;
+}
+
+/* A filter keeps the first tokens in the order of distances, so that those behind it are the
+ * last in the list too. */
+static void sample_top(sample_room *r, const sample_dist *d, ml_draw *w) {
+    int64_t n_kept = d->kept ? d->kept->n : r->n;
+    ml_select *s = &r->select;
+
+    ml_select_all(s, d->z, r->n, d->temperature,
+                  r->kern->sample->max(d->z, r->n) / d->temperature);
+    ml_select_first(s, w->n_top, 1.0f);
+    ml_select_sort(s);
+    for (int32_t i = 0; i < w->n_top; i++) {
+        w->top_id[i] = s->id[i];
+        w->top_logprob[i] = i < n_kept ? sample_logprob(d, s->id[i]) : -INFINITY;
+    }
+}
+
+static float sample_logprob_kept(const sample_dist *d, int32_t id) {
+    if (d->kept && !sample_is_kept(d->kept, id))
+        return -INFINITY;
+    return sample_logprob(d, id);
+}
+
+/* Fills the results that are of d; the list of the most probable comes last, because it needs
+ * the room in which a filter's tokens lie. */
+static void sample_report(sample_room *r, const sample_dist *d, ml_draw *w) {
+    w->logprob = sample_logprob_kept(d, w->id);
+    w->entropy = d->entropy;
+    for (int32_t i = 0; i < w->n_also; i++)
+        w->also_logprob[i] = sample_logprob_kept(d, w->also[i]);
+    if (w->n_top > 0)
+        sample_top(r, d, w);
+}
+
+/* ---- one draw ---- */
+
+static void sample_one(sample_room *r, ml_draw *w) {
+    const ml_draw_opts *o = w->opts;
+    float temperature = o->temperature > 0.0f ? o->temperature : 1.0f;
+    bool filter = sample_has_filter(o), wanted = w->given < 0 || o->dist == ML_DIST_DRAWN;
+    const float *z = wanted ? sample_logits(r, w) : w->logits;
+    double u = ml_philox_uniform(o->seed, o->sample, (uint64_t)w->n_history);
+    sample_dist d = { 0 };
+
+    if (wanted && filter)
+        d = sample_filter(r, z, o);
+    if (w->given >= 0)
+        w->id = w->given;
+    else if (!(o->temperature > 0.0f))
+        w->id = sample_argmax(r, z);
+    else
+        w->id = filter ? sample_kept(r, &d, u) : sample_row(r, z, temperature, u);
+
+    if (o->dist == ML_DIST_DRAWN && !filter)
+        d = sample_dist_of(r, z, temperature);
+    else if (o->dist != ML_DIST_DRAWN)
+        d = sample_dist_of(r, w->logits, o->dist == ML_DIST_MODEL ? 1.0f : temperature);
+    sample_report(r, &d, w);
+}
+
+static void sample_task(void *ud, int64_t begin, int64_t end, int worker) {
+    const sample_call *c = ud;
+    sample_room r = sample_room_of(c, worker);
+    for (int64_t i = begin; i < end; i++)
+        sample_one(&r, c->draw + i);
+}
+
+void ml_cpu_sample(ml_stream *s, ml_draw *draw, int64_t n, int64_t n_vocab, void *scratch) {
+    sample_call c = {
+        .stream = ml_cpu(s), .draw = draw, .n_vocab = n_vocab, .scratch = scratch
+    };
+    ml_pool_run(c.stream->pool, n, 1, sample_task, &c);
+}
