@@ -141,12 +141,27 @@ static const float *block_panels(const product *g, float *buf, block blk, int64_
     return buf;
 }
 
-/* Lines from .. to - 1 of a block to come, counted over its runs. */
-static void prefetch_lines(runs r, int64_t from, int64_t to) {
-    const int64_t per_run = divide_up(r.bytes, LINE);
+/* The lines of a block to come that nobody has asked for yet. */
+typedef struct ahead {
+    const char *line, *run_end;
+    runs left; /* from this run on */
+} ahead;
 
-    for (int64_t i = from; i < lesser(to, r.n * per_run); i++)
-        __builtin_prefetch(r.at + i / per_run * r.stride + i % per_run * LINE, 0, 2);
+static ahead ahead_of(runs r) {
+    return (ahead){ r.at, r.at + r.bytes, r };
+}
+
+static void prefetch_lines(ahead *h, int64_t n) {
+    for (; n > 0 && h->left.n > 0; n--) {
+        __builtin_prefetch(h->line, 0, 2);
+        h->line += LINE;
+        if (h->line >= h->run_end) {
+            h->left.n--;
+            h->left.at += h->left.stride;
+            h->line = h->left.at;
+            h->run_end = h->line + h->left.bytes;
+        }
+    }
 }
 
 static float *packed_tile(const product *g, int64_t d, int64_t tile) {
@@ -199,15 +214,15 @@ static void multiply_block(const product *g, block blk, runs next, int64_t t, in
                            float *buf) {
     const int64_t lines = next.n * divide_up(next.bytes, LINE);
     const int64_t share = divide_up(lines, t_end - t);
-    int64_t line = 0;
+    ahead to_come = ahead_of(next);
     ml_gemm_tile tile = tile_of(g, blk);
 
     tile.a_is = 1;
     tile.a_ks = ML_LANES;
     tile.b = block_panels(g, buf, blk, &tile.b_ps);
-    for (; t < t_end; t++, line += share) {
+    for (; t < t_end; t++) {
         const int64_t row = g->row + t * g->tile_rows;
-        prefetch_lines(next, line, line + share);
+        prefetch_lines(&to_come, share);
         tile.mr = (int32_t)lesser(g->tile_rows, g->rows_end - row);
         tile.a = packed_tile(g, blk.d, t);
         tile.c = g->c + row * g->c_is + blk.p * g->c_ps;
