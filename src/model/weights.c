@@ -1,5 +1,6 @@
 #include "model/weights.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -270,6 +271,43 @@ ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *
     if (st != ML_OK)
         ml_weights_close(w);
     return st;
+}
+
+/* n values around 0, of this size; vectors (norms, mostly) are 1. */
+static void make_up(float *out, int64_t n, float size, uint64_t *state) {
+    for (int64_t i = 0; i < n; i++) {
+        *state = *state * 0x5851f42d4c957f2du + 0x14057b7ef767814fu;
+        out[i] = size * ((float)(*state >> 40) * 0x1p-23f - 1.0f);
+    }
+}
+
+ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtype,
+                           uint64_t seed, ml_backend *be, ml_arena *a, ml_err *err) {
+    enum { PIECE = 4096 };
+    float f32[PIECE];
+    uint16_t bf16[PIECE];
+    ml_status st;
+
+    if (dtype == ML_WEIGHT_AUTO)
+        dtype = ML_WEIGHT_BF16;
+    st = carve(w, s, NULL, dtype, ML_MEM_WEIGHT, be, a, err);
+    for (int32_t i = 0; st == ML_OK && i < w->n; i++) {
+        const ml_tensor *t = &w->t[i];
+        size_t size = ml_dtype_bytes(t->dtype);
+        int64_t n = (int64_t)(ml_tensor_bytes(t) / size);
+        float scale = 1.0f / sqrtf((float)t->shape[t->n_dim - 1]);
+        for (int64_t at = 0; at < n; at += PIECE) {
+            int64_t part = n - at < PIECE ? n - at : PIECE;
+            make_up(f32, part, scale, &seed);
+            for (int64_t k = 0; t->n_dim == 1 && k < part; k++)
+                f32[k] = 1.0f;
+            store_f32(bf16, ML_BF16, 1, f32, part);
+            be->dev->copy_in(be->stream, (unsigned char *)t->data + (size_t)at * size,
+                             t->dtype == ML_F32 ? (void *)f32 : (void *)bf16,
+                             (size_t)part * size);
+        }
+    }
+    return st == ML_OK ? be->dev->sync(be->stream, err) : st;
 }
 
 ml_status ml_weights_zeros(ml_weights *w, const ml_spec *s, ml_backend *be, ml_arena *a,

@@ -39,6 +39,11 @@ ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c, ml_err *err
 ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
                           ml_weight_dtype dtype, ml_backend *be, ml_arena *a, ml_err *err);
 
+/* Made-up numbers of a sensible size, the same for the same seed: for measuring without a
+ * checkpoint.  AUTO is BF16. */
+ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtype,
+                           uint64_t seed, ml_backend *be, ml_arena *a, ml_err *err);
+
 /* Zeroed, f32, for gradients. */
 ml_status ml_weights_zeros(ml_weights *w, const ml_spec *s, ml_backend *be, ml_arena *a,
                            ml_err *err);
