@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_priv.h"
+#include "backend/sample.h"
 #include "base/bug.h"
 
 /* ---- memory ---- */
@@ -166,6 +167,8 @@ static const ml_ops cpu_ops = {
         [ML_OP_LMHEAD] = ml_cpu_lmhead_backward,
     },
     .scratch = op_scratch,
+    .sample_scratch = ml_cpu_sample_scratch,
+    .sample = ml_cpu_sample,
 };
 
 /* ---- open and close ---- */
