@@ -39,15 +39,16 @@ typedef struct sample_dist {
     const float *z; /* [n] */
     float temperature;
     float m, log_l, entropy;
-    const ml_select *kept; /* the only tokens with a probability, by ascending id, and their
-                            * weights in place of distances; NULL: all have one */
-    double total;          /* of these weights */
+    const ml_select *kept; /* the only tokens with a probability; NULL: all have one */
+    double total;          /* of their weights */
 } sample_dist;
 
 /* ---- scratch ---- */
 
-static size_t sample_padded(size_t bytes) {
-    return (bytes + 63) / 64 * 64;
+/* A row of n numbers of four bytes.  The 192 more keep rows of round lengths from beginning at
+ * the same place of their pages, where stores to one delay loads from another. */
+static size_t sample_row_bytes(int64_t n) {
+    return ((size_t)n * 4 + 63) / 64 * 64 + 192;
 }
 
 static int64_t sample_tiles(int64_t n) {
@@ -55,7 +56,8 @@ static int64_t sample_tiles(int64_t n) {
 }
 
 static size_t sample_room_bytes(int64_t n) {
-    return 3 * sample_padded((size_t)n * 4) + sample_padded((size_t)sample_tiles(n) * 4);
+    return 4 * sample_row_bytes(n) + ml_select_bins_bytes() +
+           sample_row_bytes(sample_tiles(n));
 }
 
 size_t ml_cpu_sample_scratch(const ml_stream *s, int64_t n_vocab) {
@@ -63,15 +65,18 @@ size_t ml_cpu_sample_scratch(const ml_stream *s, int64_t n_vocab) {
 }
 
 static sample_room sample_room_of(const sample_call *c, int worker) {
-    size_t row = sample_padded((size_t)c->n_vocab * 4);
+    size_t row = sample_row_bytes(c->n_vocab);
     char *p = c->scratch + (size_t)worker * sample_room_bytes(c->n_vocab);
     sample_room r = { .kern = c->stream->kern, .n = c->n_vocab };
 
     r.z = (float *)(void *)p;
     r.tally = (int32_t *)(void *)(p + row);
-    r.select =
-        (ml_select){ .kern = r.kern, .id = r.tally, .d = (float *)(void *)(p + 2 * row) };
-    r.tile_mass = (float *)(void *)(p + 3 * row);
+    r.select = (ml_select){ .kern = r.kern,
+                            .id = r.tally,
+                            .d = (float *)(void *)(p + 2 * row),
+                            .w = (float *)(void *)(p + 3 * row),
+                            .bins = p + 4 * row };
+    r.tile_mass = (float *)(void *)(p + 4 * row + ml_select_bins_bytes());
     return r;
 }
 
@@ -193,42 +198,33 @@ static bool sample_has_filter(const ml_draw_opts *o) {
     return o->temperature > 0.0f && (o->top_k > 0 || o->top_p < 1.0f || o->min_p > 0.0f);
 }
 
-/* Distances become weights; their sum, and the sum of weight times -distance. */
-static void sample_weigh_kept(const sample_room *r, double *l, double *u) {
-    const ml_select *s = &r->select;
-    float w[SAMPLE_TILE];
-
-    *l = *u = 0.0;
-    for (int64_t i = 0; i < s->n; i += SAMPLE_TILE) {
-        int64_t n = s->n - i < SAMPLE_TILE ? s->n - i : SAMPLE_TILE;
-        r->kern->sample->weigh(w, s->d + i, n);
-        for (int64_t j = 0; j < n; j++) {
-            *l += (double)w[j];
-            if (w[j] > 0.0f)
-                *u -= (double)w[j] * (double)s->d[i + j];
-            s->d[i + j] = w[j];
-        }
-    }
-}
-
 /* The tokens that pass all three filters, and their distribution. */
 static sample_dist sample_filter(sample_room *r, const float *z, const ml_draw_opts *o) {
     sample_dist d = { .z = z, .temperature = o->temperature, .kept = &r->select };
-    double u;
+    ml_select *s = &r->select;
+    double u = 0.0;
 
     d.m = r->kern->sample->max(z, r->n) / o->temperature;
-    ml_select_all(&r->select, z, r->n, o->temperature, d.m);
-    ml_select_first(&r->select, o->top_k > 0 ? o->top_k : r->n, o->top_p);
+    ml_select_all(s, z, r->n, o->temperature, d.m);
+    if (o->top_p < 1.0f)
+        ml_select_weigh(s);
+    ml_select_first(s, o->top_k > 0 ? o->top_k : r->n, o->top_p);
     if (o->min_p > 0.0f)
-        ml_select_near(&r->select, -ml_logf(o->min_p));
-    sample_weigh_kept(r, &d.total, &u);
+        ml_select_near(s, -ml_logf(o->min_p));
+    if (!(o->top_p < 1.0f))
+        ml_select_weigh(s);
+    for (int64_t i = 0; i < s->n; i++) {
+        d.total += (double)s->w[i];
+        if (s->w[i] > 0.0f)
+            u += (double)s->w[i] * (double)s->d[i];
+    }
     d.log_l = ml_logf((float)d.total);
-    d.entropy = d.log_l - (float)(u / d.total);
+    d.entropy = d.log_l + (float)(u / d.total);
     return d;
 }
 
 static int32_t sample_kept(const sample_room *r, const sample_dist *d, double u) {
-    int64_t i = sample_pass(d->kept->d, d->kept->n, 0.0, u * d->total);
+    int64_t i = sample_pass(d->kept->w, d->kept->n, 0.0, u * d->total);
     return i < 0 ? sample_argmax(r, d->z) : d->kept->id[i];
 }
 
@@ -295,28 +291,38 @@ static void sample_report(sample_room *r, const sample_dist *d, ml_draw *w) {
 
 /* ---- one draw ---- */
 
-static void sample_one(sample_room *r, ml_draw *w) {
+/* The distribution asked for; `drawn` is the filtered one, where there are filters. */
+static sample_dist sample_reported(const sample_room *r, const ml_draw *w, const float *z,
+                                   const sample_dist *drawn) {
+    float t = w->opts->temperature;
+    switch (w->opts->dist) {
+    case ML_DIST_MODEL: return sample_dist_of(r, w->logits, 1.0f);
+    case ML_DIST_DRAWN:
+        return drawn->kept ? *drawn : sample_dist_of(r, z, t > 0.0f ? t : 1.0f);
+    case ML_DIST_RAW: break;
+    }
+    return sample_dist_of(r, w->logits, t > 0.0f ? t : 1.0f);
+}
+
+static int32_t sample_token(sample_room *r, const ml_draw *w, const float *z,
+                            const sample_dist *drawn) {
     const ml_draw_opts *o = w->opts;
-    float temperature = o->temperature > 0.0f ? o->temperature : 1.0f;
-    bool filter = sample_has_filter(o), wanted = w->given < 0 || o->dist == ML_DIST_DRAWN;
-    const float *z = wanted ? sample_logits(r, w) : w->logits;
     double u = ml_philox_uniform(o->seed, o->sample, (uint64_t)w->n_history);
-    sample_dist d = { 0 };
+    if (!(o->temperature > 0.0f))
+        return sample_argmax(r, z);
+    return drawn->kept ? sample_kept(r, drawn, u) : sample_row(r, z, o->temperature, u);
+}
 
-    if (wanted && filter)
-        d = sample_filter(r, z, o);
-    if (w->given >= 0)
-        w->id = w->given;
-    else if (!(o->temperature > 0.0f))
-        w->id = sample_argmax(r, z);
-    else
-        w->id = filter ? sample_kept(r, &d, u) : sample_row(r, z, temperature, u);
+static void sample_one(sample_room *r, ml_draw *w) {
+    bool draw = w->given < 0, changed = draw || w->opts->dist == ML_DIST_DRAWN;
+    const float *z = changed ? sample_logits(r, w) : w->logits;
+    sample_dist drawn = { 0 }, reported;
 
-    if (o->dist == ML_DIST_DRAWN && !filter)
-        d = sample_dist_of(r, z, temperature);
-    else if (o->dist != ML_DIST_DRAWN)
-        d = sample_dist_of(r, w->logits, o->dist == ML_DIST_MODEL ? 1.0f : temperature);
-    sample_report(r, &d, w);
+    if (changed && sample_has_filter(w->opts))
+        drawn = sample_filter(r, z, w->opts);
+    w->id = draw ? sample_token(r, w, z, &drawn) : w->given;
+    reported = sample_reported(r, w, z, &drawn);
+    sample_report(r, &reported, w);
 }
 
 static void sample_task(void *ud, int64_t begin, int64_t end, int worker) {

@@ -3,17 +3,18 @@
 #include <math.h>
 #include <string.h>
 
-/* A distance is not negative: 31 bits, taken as 11, 10 and 10. */
-enum { SELECT_BINS = 2048, SELECT_BLOCK = 256 };
+/* A distance is not negative: 31 bits, taken as 14, 9 and 8.  The first digit is long so that
+ * neighbours seldom meet in a bin, where one would wait for the other. */
+enum { SELECT_DIGITS = 3, SELECT_BINS = 1 << 14 };
 static const struct {
     uint32_t shift, bits;
-} digits[] = { { 20, 11 }, { 10, 10 }, { 0, 10 } };
+} digits[SELECT_DIGITS] = { { 17, 14 }, { 8, 9 }, { 0, 8 } };
 
-/* How many tokens have a digit, and what they weigh. */
-typedef struct select_bins {
-    int64_t count[SELECT_BINS];
-    double mass[SELECT_BINS];
-} select_bins;
+/* The tokens with one value of a digit. */
+typedef struct select_bin {
+    int64_t count;
+    double mass;
+} select_bin;
 
 /* Where keeping ends: the leading bits of the last token kept, as far as they are known, and
  * what comes before all tokens that begin with them. */
@@ -35,6 +36,10 @@ static uint32_t key_of(float d) {
     return u;
 }
 
+size_t ml_select_bins_bytes(void) {
+    return SELECT_BINS * sizeof(select_bin);
+}
+
 void ml_select_all(ml_select *s, const float *z, int64_t n, float temperature, float m) {
     s->kern->sample->distance(s->d, z, n, temperature, m);
     for (int64_t i = 0; i < n; i++)
@@ -42,107 +47,125 @@ void ml_select_all(ml_select *s, const float *z, int64_t n, float temperature, f
     s->n = n;
 }
 
-/* Tokens that begin with `key`, by their next digit.  Weights are needed for p alone. */
-static void select_count(const ml_select *s, select_bins *b, uint32_t key, int digit,
-                         bool weigh) {
+void ml_select_weigh(ml_select *s) {
+    s->kern->sample->weigh(s->w, s->d, s->n);
+}
+
+/* Token `from` to the place `to`, which is not behind it.  By value: a pointer to s would have
+ * to be followed again after every store. */
+static inline void select_move(ml_select s, int64_t to, int64_t from) {
+    s.id[to] = s.id[from];
+    s.d[to] = s.d[from];
+    s.w[to] = s.w[from];
+}
+
+/* Tokens whose bits begin with `key`, by their next digit. */
+static void select_count(const ml_select *s, uint32_t key, int digit, bool weighed) {
     const uint32_t shift = digits[digit].shift, bits = digits[digit].bits;
     const uint32_t mask = (1u << bits) - 1;
-    float w[SELECT_BLOCK] = { 0 };
+    const float *d = s->d, *w = s->w;
+    const int64_t n = s->n;
+    select_bin *bin = s->bins;
 
-    memset(b, 0, sizeof *b);
-    for (int64_t i = 0; i < s->n; i += SELECT_BLOCK) {
-        int64_t n = s->n - i < SELECT_BLOCK ? s->n - i : SELECT_BLOCK;
-        if (weigh)
-            s->kern->sample->weigh(w, s->d + i, n);
-        for (int64_t j = 0; j < n; j++) {
-            uint32_t u = key_of(s->d[i + j]) >> shift;
-            if (u >> bits != key)
-                continue;
-            b->count[u & mask]++;
-            b->mass[u & mask] += (double)w[j];
-        }
+    memset(bin, 0, sizeof *bin << bits);
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t u = key_of(d[i]) >> shift;
+        if (u >> bits != key)
+            continue;
+        bin[u & mask].count++;
+        if (weighed)
+            bin[u & mask].mass += (double)w[i];
     }
 }
 
 /* One digit further: the first bin in which a limit is reached, else the last with tokens. */
-static void select_descend(select_edge *e, const select_bins *b, int digit,
+static void select_descend(select_edge *e, const select_bin *bin, int digit,
                            const select_limit *limit) {
     select_edge at = *e;
     uint32_t n = 1u << digits[digit].bits, found = 0;
 
     for (uint32_t i = 0; i < n; i++) {
-        if (b->count[i] == 0)
+        if (bin[i].count == 0)
             continue;
         found = i;
         e->count = at.count;
         e->mass = at.mass;
-        at.count += b->count[i];
-        at.mass += b->mass[i];
+        at.count += bin[i].count;
+        at.mass += bin[i].mass;
         if (at.count >= limit->count || at.mass > limit->mass)
             break;
     }
     e->key = e->key << digits[digit].bits | found;
 }
 
-/* Drops tokens whose leading bits lie behind the edge. */
-static void select_drop(ml_select *s, const select_edge *e, int digit) {
+/* Drops tokens whose first digit lies behind the edge. */
+static void select_drop(ml_select *s, const select_edge *e) {
+    const ml_select all = *s;
+    const uint32_t last = e->key;
     int64_t n = 0;
-    for (int64_t i = 0; i < s->n; i++) {
-        s->id[n] = s->id[i];
-        s->d[n] = s->d[i];
-        n += key_of(s->d[i]) >> digits[digit].shift <= e->key;
+
+    for (int64_t i = 0; i < all.n; i++) {
+        uint32_t key = key_of(all.d[i]) >> digits[0].shift;
+        select_move(all, n, i);
+        n += key <= last;
     }
     s->n = n;
 }
 
-/* Of the tokens that equal the edge in all bits, keeps what the limits still allow. */
-static void select_ties(ml_select *s, const select_edge *e, const select_limit *limit) {
+/* Keeps what lies before the edge and, of the tokens at it, what the limits still allow. */
+static void select_keep(ml_select *s, const select_edge *e, const select_limit *limit) {
+    const ml_select all = *s;
+    const uint32_t last = e->key;
     int64_t n = 0, count = e->count;
     double mass = e->mass;
-    float w;
 
-    for (int64_t i = 0; i < s->n; i++) {
-        bool tie = key_of(s->d[i]) == e->key;
-        if (tie && (count >= limit->count || mass > limit->mass))
-            continue;
-        if (tie) {
+    for (int64_t i = 0; i < all.n; i++) {
+        uint32_t key = key_of(all.d[i]);
+        bool keep = key < last;
+        if (key == last && count < limit->count && mass <= limit->mass) {
+            keep = true;
             count++;
-            mass += (double)s->kern->sample->weigh(&w, s->d + i, 1);
+            mass += isfinite(limit->mass) ? (double)all.w[i] : 0.0;
         }
-        s->id[n] = s->id[i];
-        s->d[n++] = s->d[i];
+        select_move(all, n, i);
+        n += keep;
     }
     s->n = n;
+}
+
+static double select_mass(const select_bin *bin) {
+    double mass = 0.0;
+    for (int i = 0; i < SELECT_BINS; i++)
+        mass += bin[i].mass;
+    return mass;
 }
 
 void ml_select_first(ml_select *s, int64_t k, float p) {
-    select_edge e = { 0 };
-    select_bins b;
     select_limit limit = { .count = k, .mass = INFINITY };
-    bool weigh = p < 1.0f;
+    select_edge e = { 0 };
+    bool weighed = p < 1.0f;
 
-    if (k >= s->n && !weigh)
+    if (k >= s->n && !weighed)
         return;
-    for (int digit = 0; digit < 3; digit++) {
-        select_count(s, &b, e.key, digit, weigh);
-        if (digit == 0 && weigh) {
-            double total = 0.0;
-            for (int i = 0; i < SELECT_BINS; i++)
-                total += b.mass[i];
-            limit.mass = (double)p * total;
-        }
-        select_descend(&e, &b, digit, &limit);
-        select_drop(s, &e, digit);
+    for (int digit = 0; digit < SELECT_DIGITS; digit++) {
+        select_count(s, e.key, digit, weighed);
+        if (digit == 0 && weighed)
+            limit.mass = (double)p * select_mass(s->bins);
+        select_descend(&e, s->bins, digit, &limit);
+        if (digit == 0)
+            select_drop(s, &e);
     }
-    select_ties(s, &e, &limit);
+    select_keep(s, &e, &limit);
 }
 
 void ml_select_near(ml_select *s, float d) {
+    const ml_select all = *s;
     int64_t n = 0;
-    for (int64_t i = 0; i < s->n; i++) {
-        s->id[n] = s->id[i];
-        s->d[n] = s->d[i];
-        n += s->d[i] <= d;
+
+    for (int64_t i = 0; i < all.n; i++) {
+        bool near = all.d[i] <= d;
+        select_move(all, n, i);
+        n += near;
     }
     s->n = n;
 }
@@ -152,11 +175,13 @@ static bool select_before(const ml_select *s, int64_t a, int64_t b) {
 }
 
 static void select_swap(ml_select *s, int64_t a, int64_t b) {
-    float d = s->d[a];
+    float d = s->d[a], w = s->w[a];
     int32_t id = s->id[a];
     s->d[a] = s->d[b];
+    s->w[a] = s->w[b];
     s->id[a] = s->id[b];
     s->d[b] = d;
+    s->w[b] = w;
     s->id[b] = id;
 }
 
