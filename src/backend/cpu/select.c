@@ -141,7 +141,7 @@ static double select_mass(const select_bin *bin) {
 }
 
 void ml_select_first(ml_select *s, int64_t k, float p) {
-    select_limit limit = { .count = k, .mass = INFINITY };
+    select_limit limit = { .count = k, .mass = (double)INFINITY };
     select_edge e = { 0 };
     bool weighed = p < 1.0f;
 
