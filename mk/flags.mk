@@ -36,6 +36,8 @@ LIBS := -lpcre2-8 -lutf8proc -levent_extra -levent_core -lm
 AVX2 := -mavx2 -mfma
 AVX512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma
 $(B)/src/backend/cpu/%: private FILE_CFLAGS = $(KERNEL_OPT)
+# A square root that sets errno is not vectorised.
+$(B)/src/backend/cpu/optim.o: private FILE_CFLAGS = $(KERNEL_OPT) -fno-math-errno
 # References in f64 and difference quotients are most of a kernel test's time.
 $(B)/tests/checkop/%: private FILE_CFLAGS = -O2
 $(B)/src/backend/cpu/x86/%_avx2.o $(B)/src/backend/cpu/x86/%_avx2.h.ok: private FILE_CFLAGS = $(KERNEL_OPT) $(AVX2)

@@ -7,6 +7,7 @@
 #define ML_BACKEND_BACKEND_H
 
 #include "backend/ops.h"
+#include "backend/optim.h"
 
 typedef struct ml_backend {
     const char *name;  /* "cpu" */
@@ -14,6 +15,7 @@ typedef struct ml_backend {
     ml_device *dev;
     ml_stream *stream;
     const ml_ops *ops;
+    const ml_optim_ops *optim;
     int n_thread;
     void *priv;
 } ml_backend;

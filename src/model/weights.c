@@ -45,7 +45,7 @@ static ml_dtype store_dtype(const ml_param *p, const ml_checkpoint *c,
     return ML_BF16;
 }
 
-static ml_tensor tensor_of(const ml_param *p, ml_dtype dtype) {
+ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype) {
     ml_tensor t = { .dtype = dtype, .layout = p->layout };
     if (p->name_after) {
         t.n_dim = 3;
@@ -63,7 +63,7 @@ static ml_tensor tensor_of(const ml_param *p, ml_dtype dtype) {
 size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype) {
     size_t bytes = 0;
     for (int32_t i = 0; i < s->n_param; i++) {
-        ml_tensor t = tensor_of(&s->param[i], store_dtype(&s->param[i], c, dtype));
+        ml_tensor t = ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype));
         bytes += align64(ml_tensor_bytes(&t));
     }
     return bytes;
@@ -252,7 +252,7 @@ static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
     if (st != ML_OK)
         return st;
     for (int32_t i = 0; i < s->n_param; i++) {
-        w->t[i] = tensor_of(&s->param[i], store_dtype(&s->param[i], c, dtype));
+        w->t[i] = ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype));
         w->t[i].data = (unsigned char *)w->buf.ptr + at;
         at += align64(ml_tensor_bytes(&w->t[i]));
     }
@@ -328,26 +328,49 @@ static float load_f32(const ml_tensor *t, size_t at) {
                               : ml_bf16_to_f32(((const uint16_t *)t->data)[at]);
 }
 
+/* Where the rows of a member lie, in elements. */
+typedef struct place {
+    int64_t rows, cols, step; /* step: from one element of a row to the next */
+    size_t base;
+} place;
+
+static place place_of(const ml_tensor *t, int32_t e) {
+    place p = { .rows = t->n_dim == 1 ? 1 : t->shape[t->n_dim - 2],
+                .cols = t->shape[t->n_dim - 1],
+                .step = t->layout == ML_PANELS ? ML_LANES : 1 };
+    int64_t padded = (p.rows + p.step - 1) / p.step * p.step;
+
+    p.base = (size_t)e * (size_t)(padded * p.cols);
+    return p;
+}
+
+static size_t row_at(const place *p, int64_t r) {
+    return p->base + (size_t)(r / p->step * p->step * p->cols + r % p->step);
+}
+
 void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
                        ml_dtype to, void *out) {
     const ml_tensor *t = &w->t[i];
     size_t size = ml_dtype_bytes(to);
-    int64_t rows = t->n_dim == 1 ? 1 : t->shape[t->n_dim - 2];
-    int64_t cols = t->shape[t->n_dim - 1];
-    int64_t padded =
-        t->layout == ML_PANELS ? (rows + ML_LANES - 1) / ML_LANES * ML_LANES : rows;
-    size_t base = (size_t)e * (size_t)(padded * cols);
+    place at = place_of(t, e);
 
-    ML_BUG_IF(row < 0 || row + n > rows);
+    ML_BUG_IF(row < 0 || row + n > at.rows);
     for (int64_t r = row; r < row + n; r++) {
-        bool panels = t->layout == ML_PANELS;
-        size_t at = base + (size_t)(panels ? r / ML_LANES * ML_LANES * cols + r % ML_LANES
-                                           : r * cols);
-        size_t step = panels ? ML_LANES : 1;
-        unsigned char *o = (unsigned char *)out + (size_t)((r - row) * cols) * size;
-        for (int64_t k = 0; k < cols; k++) {
-            float v = load_f32(t, at + (size_t)k * step);
+        unsigned char *o = (unsigned char *)out + (size_t)((r - row) * at.cols) * size;
+        for (int64_t k = 0; k < at.cols; k++) {
+            float v = load_f32(t, row_at(&at, r) + (size_t)(k * at.step));
             store_f32(o + (size_t)k * size, to, 1, &v, 1);
         }
     }
+}
+
+void ml_weights_pack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
+                     const float *in) {
+    const ml_tensor *t = &w->t[i];
+    place at = place_of(t, e);
+
+    ML_BUG_IF(row < 0 || row + n > at.rows);
+    for (int64_t r = row; r < row + n; r++)
+        store_f32((unsigned char *)t->data + row_at(&at, r) * ml_dtype_bytes(t->dtype),
+                  t->dtype, at.step, in + (r - row) * at.cols, at.cols);
 }

@@ -54,6 +54,13 @@ void ml_weights_close(ml_weights *w);
 void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
                        ml_dtype to, void *out);
 
+/* The way back: rows of f32, rounded to the tensor's type, into member e of parameter i. */
+void ml_weights_pack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
+                     const float *in);
+
+/* A parameter as a set of this type holds it, without data. */
+ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype);
+
 /* True for tensors that published checkpoints carry and nobody computes with: the head of a
  * tied model, tables of rotary frequencies. */
 bool ml_weights_may_ignore(const ml_spec *s, ml_str name);

@@ -8,7 +8,7 @@ const char *ml_mem_name(ml_mem_kind kind) {
     static const char *const names[ML_MEM_KINDS] = {
         [ML_MEM_WEIGHT] = "weights",     [ML_MEM_GRAD] = "gradients",
         [ML_MEM_ACT] = "activations",    [ML_MEM_SCRATCH] = "scratch",
-        [ML_MEM_KV] = "keys and values",
+        [ML_MEM_KV] = "keys and values", [ML_MEM_OPTIM] = "optimizer state",
     };
     return names[kind];
 }

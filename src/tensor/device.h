@@ -21,6 +21,7 @@ typedef enum ml_mem_kind {
     ML_MEM_ACT,
     ML_MEM_SCRATCH,
     ML_MEM_KV,
+    ML_MEM_OPTIM,
     ML_MEM_KINDS
 } ml_mem_kind;
 

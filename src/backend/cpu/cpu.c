@@ -208,6 +208,7 @@ ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,
                          .dev = &c->dev,
                          .stream = &c->stream.base,
                          .ops = &cpu_ops,
+                         .optim = &ml_cpu_optim,
                          .n_thread = n_thread,
                          .priv = c };
     return ML_OK;

@@ -7,6 +7,7 @@
 
 #include "backend/cpu/kern.h"
 #include "backend/ops.h"
+#include "backend/optim.h"
 #include "base/pool.h"
 
 typedef struct ml_cpu_stream {
@@ -38,6 +39,8 @@ ML_CPU_OP(moe_linear)  /* linear.c */
 ML_CPU_OP(moe_combine) /* moe.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
 #undef ML_CPU_OP
+
+extern const ml_optim_ops ml_cpu_optim; /* optim.c */
 
 /* The task data of an op that needs no more than its arguments. */
 typedef struct ml_cpu_job {

@@ -1,0 +1,143 @@
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/cpu_priv.h"
+
+#define PIECE ((int64_t)16384) /* elements handed to a thread at a time */
+
+typedef struct optim_job {
+    const ml_optim_param *p;
+    const ml_adamw *adamw;
+    const ml_sgd *sgd;
+} optim_job;
+
+/* Rounds the masters of [begin, end) into the weights. */
+static void store_weights(const ml_optim_param *p, int64_t begin, int64_t end) {
+    uint16_t *half = p->weight;
+    float *whole = p->weight;
+
+    if (!p->weight)
+        return;
+    if (p->dtype == ML_BF16)
+        for (int64_t i = begin; i < end; i++)
+            half[i] = ml_f32_to_bf16(p->master[i]);
+    else
+        for (int64_t i = begin; i < end; i++)
+            whole[i] = ml_bf16_to_f32(ml_f32_to_bf16(p->master[i]));
+}
+
+/* --- AdamW ------------------------------------------------------------------ */
+
+/* No fused multiply-adds: where the processor has none they are a call each. */
+static void adamw_elements(float *restrict w, float *restrict m, float *restrict v,
+                           const float *restrict grad, int64_t n, ml_adamw o) {
+    float keep1 = 1.0f - o.beta1, keep2 = 1.0f - o.beta2;
+
+    for (int64_t i = 0; i < n; i++) {
+        float g = grad[i] * o.grad_scale;
+        float m1 = o.beta1 * m[i] + keep1 * g;
+        float m2 = o.beta2 * v[i] + keep2 * (g * g);
+        float update = m1 * o.unbias1 / (sqrtf(m2 * o.unbias2) + o.eps);
+        m[i] = m1;
+        v[i] = m2;
+        w[i] = w[i] - o.lr * (update + o.weight_decay * w[i]);
+    }
+}
+
+static void adamw_piece(void *ud, int64_t begin, int64_t end, int worker) {
+    const optim_job *j = ud;
+    const ml_optim_param *p = j->p;
+
+    (void)worker;
+    adamw_elements(p->master + begin, p->moment1 + begin, p->moment2 + begin,
+                   p->grad + begin, end - begin, *j->adamw);
+    store_weights(p, begin, end);
+}
+
+static void adamw(ml_stream *s, const ml_optim_param *p, const ml_adamw *o) {
+    optim_job j = { .p = p, .adamw = o };
+    ml_pool_run(ml_cpu(s)->pool, p->n, PIECE, adamw_piece, &j);
+}
+
+/* --- SGD -------------------------------------------------------------------- */
+
+static void sgd_elements(float *restrict w, float *restrict m, const float *restrict grad,
+                         int64_t n, ml_sgd o) {
+    for (int64_t i = 0; i < n; i++) {
+        float g = grad[i] * o.grad_scale + o.weight_decay * w[i];
+        m[i] = o.momentum * m[i] + g;
+        w[i] = w[i] - o.lr * m[i];
+    }
+}
+
+static void sgd_piece(void *ud, int64_t begin, int64_t end, int worker) {
+    const optim_job *j = ud;
+    const ml_optim_param *p = j->p;
+
+    (void)worker;
+    sgd_elements(p->master + begin, p->moment1 + begin, p->grad + begin, end - begin,
+                 *j->sgd);
+    store_weights(p, begin, end);
+}
+
+static void sgd(ml_stream *s, const ml_optim_param *p, const ml_sgd *o) {
+    optim_job j = { .p = p, .sgd = o };
+    ml_pool_run(ml_cpu(s)->pool, p->n, PIECE, sgd_piece, &j);
+}
+
+/* --- norms ------------------------------------------------------------------ */
+
+enum { NORM_LANES = 8 };
+
+/* Lane l sums elements l, l+8, ...; the lanes are then added in order. */
+static double square_sum(const float *x, int64_t n) {
+    double lane[NORM_LANES] = { 0 }, sum = 0;
+    int64_t whole = n / NORM_LANES * NORM_LANES;
+
+    for (int64_t i = 0; i < whole; i += NORM_LANES)
+        for (int l = 0; l < NORM_LANES; l++)
+            lane[l] += (double)x[i + l] * (double)x[i + l];
+    for (int64_t i = whole; i < n; i++)
+        lane[i - whole] += (double)x[i] * (double)x[i];
+    for (int l = 0; l < NORM_LANES; l++)
+        sum += lane[l];
+    return sum;
+}
+
+typedef struct norm_job {
+    double *block;
+    const float *x;
+    int64_t n;
+} norm_job;
+
+static void square_blocks(void *ud, int64_t begin, int64_t end, int worker) {
+    const norm_job *j = ud;
+
+    (void)worker;
+    for (int64_t b = begin; b < end; b++) {
+        int64_t at = b * ML_NORM_BLOCK, left = j->n - at;
+        j->block[b] = square_sum(j->x + at, left < ML_NORM_BLOCK ? left : ML_NORM_BLOCK);
+    }
+}
+
+static void square_sums(ml_stream *s, double *block, const float *x, int64_t n) {
+    norm_job j = { .block = block, .x = x, .n = n };
+    ml_pool_run(ml_cpu(s)->pool, (n + ML_NORM_BLOCK - 1) / ML_NORM_BLOCK,
+                PIECE / ML_NORM_BLOCK, square_blocks, &j);
+}
+
+static void zero_bytes(void *ud, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    memset((char *)ud + begin, 0, (size_t)(end - begin));
+}
+
+static void zero(ml_stream *s, void *x, size_t bytes) {
+    ml_pool_run(ml_cpu(s)->pool, (int64_t)bytes, PIECE * 16, zero_bytes, x);
+}
+
+const ml_optim_ops ml_cpu_optim = {
+    .adamw = adamw,
+    .sgd = sgd,
+    .square_sums = square_sums,
+    .zero = zero,
+};

@@ -1,0 +1,276 @@
+#include "train/optimizer.h"
+
+#include <fnmatch.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bug.h"
+#include "base/spill.h"
+
+#define NAME_CAP 512
+
+static size_t align64(size_t n) {
+    return (n + 63) & ~(size_t)63;
+}
+
+/* --- freezing --------------------------------------------------------------- */
+
+/* The first pattern of a list, copied; gives what follows, or NULL at the end. */
+static const char *next_pattern(const char *list, char *out, size_t cap) {
+    size_t n = strcspn(list, ",");
+
+    if (n >= cap)
+        n = cap - 1;
+    memcpy(out, list, n);
+    out[n] = 0;
+    list += strcspn(list, ",");
+    return *list ? list + 1 : NULL;
+}
+
+static bool pattern_fits(const char *pattern, const ml_param *p) {
+    char name[NAME_CAP];
+    return fnmatch(pattern, ml_param_name(p, 0, name, sizeof name), 0) == 0;
+}
+
+bool ml_optimizer_frozen(const ml_optimizer_opts *opts, const ml_param *p) {
+    char pattern[NAME_CAP];
+
+    for (const char *at = opts->freeze; at;) {
+        at = next_pattern(at, pattern, sizeof pattern);
+        if (pattern_fits(pattern, p))
+            return true;
+    }
+    return false;
+}
+
+static ml_status check_freeze(const ml_spec *s, const ml_optimizer_opts *opts,
+                              ml_err *err) {
+    char pattern[NAME_CAP];
+    int32_t n_frozen = 0;
+
+    for (const char *at = opts->freeze; at;) {
+        bool fits = false;
+        at = next_pattern(at, pattern, sizeof pattern);
+        for (int32_t i = 0; i < s->n_param && !fits; i++)
+            fits = pattern_fits(pattern, &s->param[i]);
+        if (!fits)
+            return ml_fail(err, ML_EUSAGE,
+                           "nothing in this model is called \"%s\": patterns of --freeze "
+                           "are matched with names such as %s",
+                           pattern, s->param[0].name);
+    }
+    for (int32_t i = 0; i < s->n_param; i++)
+        n_frozen += ml_optimizer_frozen(opts, &s->param[i]);
+    if (n_frozen == s->n_param)
+        return ml_fail(err, ML_EUSAGE, "--freeze \"%s\" leaves nothing to train",
+                       opts->freeze);
+    return ML_OK;
+}
+
+/* --- memory ----------------------------------------------------------------- */
+
+static size_t moments_bytes(const ml_spec *s, const ml_optimizer_opts *opts,
+                            int32_t n_set) {
+    size_t bytes = 0;
+    for (int32_t i = 0; i < s->n_param; i++) {
+        ml_tensor t = ml_weights_tensor(&s->param[i], ML_F32);
+        if (!ml_optimizer_frozen(opts, &s->param[i]))
+            bytes += (size_t)n_set * align64(ml_tensor_bytes(&t));
+    }
+    return bytes;
+}
+
+size_t ml_optimizer_bytes(const ml_spec *s, const ml_optimizer_opts *opts, bool bf16) {
+    return moments_bytes(s, opts, (opts->kind == ML_OPTIMIZER_ADAM ? 2 : 1) + bf16);
+}
+
+static bool any_bf16(const ml_weights *w) {
+    for (int32_t i = 0; i < w->n; i++)
+        if (w->t[i].dtype == ML_BF16)
+            return true;
+    return false;
+}
+
+static ml_weights empty_set(ml_arena *a, const ml_spec *s) {
+    return (ml_weights){ .n = s->n_param, .t = ML_NEW(a, ml_tensor, s->n_param) };
+}
+
+/* A parameter's master and moments lie together, so that a step walks memory once. */
+static void carve(ml_optimizer *o, unsigned char *at) {
+    for (int32_t i = 0; i < o->spec->n_param; i++) {
+        ml_tensor t = ml_weights_tensor(&o->spec->param[i], ML_F32);
+        ml_weights *sets[] = { o->own_master ? &o->master : NULL, &o->moment1,
+                               o->opts.kind == ML_OPTIMIZER_ADAM ? &o->moment2 : NULL };
+        if (ml_optimizer_frozen(&o->opts, &o->spec->param[i]))
+            continue;
+        for (int k = 0; k < 3; k++)
+            if (sets[k]) {
+                sets[k]->t[i] = t;
+                sets[k]->t[i].data = at;
+                at += align64(ml_tensor_bytes(&t));
+            }
+        if (!o->own_master)
+            o->master.t[i] = o->weights->t[i];
+    }
+}
+
+/* Masters begin as the weights they will be rounded to. */
+static void fill_masters(ml_optimizer *o) {
+    for (int32_t i = 0; i < o->spec->n_param; i++) {
+        const ml_tensor *w = &o->weights->t[i];
+        float *m = o->master.t[i].data;
+        size_t n = ml_tensor_bytes(w) / ml_dtype_bytes(w->dtype);
+        if (!m)
+            continue;
+        for (size_t k = 0; k < n; k++)
+            m[k] = w->dtype == ML_F32 ? ((const float *)w->data)[k]
+                                      : ml_bf16_to_f32(((const uint16_t *)w->data)[k]);
+    }
+}
+
+static int64_t most_blocks(const ml_spec *s) {
+    int64_t most = 1;
+    for (int32_t i = 0; i < s->n_param; i++) {
+        ml_tensor t = ml_weights_tensor(&s->param[i], ML_F32);
+        int64_t n = (int64_t)(ml_tensor_bytes(&t) / sizeof(float));
+        n = (n + ML_NORM_BLOCK - 1) / ML_NORM_BLOCK;
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+static ml_status take_state(ml_optimizer *o, ml_err *err) {
+    if (o->opts.offload_dir)
+        return ml_spill_open(&o->spill, o->bytes, o->opts.offload_dir, err);
+    return o->be->dev->alloc(o->be->dev, &o->buf, o->bytes, ML_MEM_OPTIM, err);
+}
+
+ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
+                            ml_backend *be, const ml_optimizer_opts *opts, ml_err *err) {
+    ml_optimizer *o = out;
+    ml_status st;
+
+    *o = (ml_optimizer){ .opts = *opts, .spec = s, .weights = w, .be = be };
+    ml_arena_init(&o->arena, "optimizer");
+    st = check_freeze(s, opts, err);
+    if (st == ML_OK) {
+        o->own_master = any_bf16(w);
+        o->bytes = ml_optimizer_bytes(s, opts, o->own_master);
+        st = take_state(o, err);
+    }
+    if (st != ML_OK) {
+        ml_optimizer_close(o);
+        return st;
+    }
+    o->master = empty_set(&o->arena, s);
+    o->moment1 = empty_set(&o->arena, s);
+    o->moment2 = empty_set(&o->arena, s);
+    o->block = ML_NEW(&o->arena, double, most_blocks(s));
+    carve(o, o->spill ? o->spill : o->buf.ptr);
+    if (o->own_master)
+        fill_masters(o);
+    return ML_OK;
+}
+
+void ml_optimizer_close(ml_optimizer *o) {
+    if (o->buf.dev)
+        o->buf.dev->free(&o->buf);
+    ml_spill_close(o->spill, o->bytes);
+    if (o->arena.tag)
+        ml_arena_release(&o->arena);
+    *o = (ml_optimizer){ 0 };
+}
+
+/* --- a step ----------------------------------------------------------------- */
+
+static int64_t elements(const ml_tensor *t) {
+    return (int64_t)(ml_tensor_bytes(t) / sizeof(float));
+}
+
+static int64_t count_bad(const float *x, int64_t n) {
+    int64_t bad = 0;
+    for (int64_t i = 0; i < n; i++)
+        bad += !isfinite(x[i]);
+    return bad;
+}
+
+/* Blocks in order within a tensor, tensors in the order of the spec.  The squares of finite
+ * f32 cannot overflow in f64: an infinite or undefined sum names a bad gradient. */
+static void measure(ml_optimizer *o, const ml_weights *grads, double scale,
+                    ml_update *out) {
+    double sum = 0;
+
+    for (int32_t i = 0; i < grads->n; i++) {
+        int64_t n = elements(&grads->t[i]);
+        double own = 0;
+        if (!o->moment1.t[i].data)
+            continue;
+        o->be->optim->square_sums(o->be->stream, o->block, grads->t[i].data, n);
+        for (int64_t b = 0; b < (n + ML_NORM_BLOCK - 1) / ML_NORM_BLOCK; b++)
+            own += o->block[b];
+        if (!isfinite(own) && out->bad_param == ML_NONE) {
+            out->bad_param = i;
+            out->n_bad = count_bad(grads->t[i].data, n);
+        }
+        sum += own;
+    }
+    out->grad_norm = sqrt(sum) * fabs(scale);
+}
+
+static ml_optim_param param_at(const ml_optimizer *o, const ml_weights *grads, int32_t i) {
+    return (ml_optim_param){
+        .n = elements(&grads->t[i]),
+        .master = o->master.t[i].data,
+        .moment1 = o->moment1.t[i].data,
+        .moment2 = o->moment2.t[i].data,
+        .grad = grads->t[i].data,
+        .dtype = o->weights->t[i].dtype,
+        .weight = o->own_master ? o->weights->t[i].data : NULL,
+    };
+}
+
+static void update_param(ml_optimizer *o, const ml_optim_param *p, float lr, float decay,
+                         float scale) {
+    const ml_optimizer_opts *c = &o->opts;
+    double t = (double)o->n_step;
+
+    if (c->kind == ML_OPTIMIZER_SGD) {
+        ml_sgd s = { .lr = lr,
+                     .weight_decay = decay,
+                     .momentum = (float)c->momentum,
+                     .grad_scale = scale };
+        o->be->optim->sgd(o->be->stream, p, &s);
+        return;
+    }
+    o->be->optim->adamw(o->be->stream, p,
+                        &(ml_adamw){ .lr = lr,
+                                     .weight_decay = decay,
+                                     .beta1 = (float)c->beta1,
+                                     .beta2 = (float)c->beta2,
+                                     .eps = (float)c->eps,
+                                     .unbias1 = (float)(1.0 / (1.0 - pow(c->beta1, t))),
+                                     .unbias2 = (float)(1.0 / (1.0 - pow(c->beta2, t))),
+                                     .grad_scale = scale });
+}
+
+void ml_optimizer_step(ml_optimizer *o, const ml_weights *grads, double lr,
+                       double weight_decay, double grad_scale, ml_update *out) {
+    double limit = o->opts.clip_grad;
+
+    *out = (ml_update){ .clip = 1.0, .bad_param = ML_NONE };
+    measure(o, grads, grad_scale, out);
+    if (out->bad_param != ML_NONE)
+        return;
+    if (limit > 0 && limit / (out->grad_norm + 1e-6) < 1.0)
+        out->clip = limit / (out->grad_norm + 1e-6);
+    o->n_step++;
+    for (int32_t i = 0; i < grads->n; i++) {
+        ml_optim_param p = param_at(o, grads, i);
+        double decay = o->spec->param[i].n_dim == 1 ? 0.0 : weight_decay;
+        if (p.moment1)
+            update_param(o, &p, (float)lr, (float)decay, (float)(grad_scale * out->clip));
+    }
+    o->weights->version++;
+    out->applied = true;
+}
