@@ -1,0 +1,213 @@
+/* miles/plugin.h - what an algorithm of one's own looks like.
+ *
+ * An edge of the training loop is a row: a name and a function over plain numbers.
+ * There are four kinds: how rewards become advantages, how the gap between the engine's
+ * and the trainer's log-probs is corrected, what the policy loss is divided by, and the
+ * loss itself.  The built-in rows use this header and nothing else.
+ *
+ * A shared object exports one function,
+ *
+ *     const miles_plugin *miles_plugin_entry(void);
+ *
+ * and its rows are named on the command line as "./my.so:name" wherever a built-in name
+ * would stand.  Nothing of miles is linked into it.
+ *
+ * Numbers are f64.  The host owns every array: inputs may be read during the call only,
+ * outputs are sized by the host and filled by the row.  A row must give the same bits
+ * for the same inputs; it is called from one thread at a time and keeps no state.
+ *
+ * The header only grows: every struct begins with its own size, and no field beyond that
+ * size may be touched.  Structs that may grow travel as pointers. */
+#ifndef MILES_PLUGIN_H
+#define MILES_PLUGIN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MILES_ABI 1
+
+/* ---- what goes in ---- */
+
+/* One response.  Arrays have n entries, one per response token; NULL where the run does
+ * not have them.  What stands at a token that is masked out must not influence anything. */
+typedef struct miles_sample {
+    size_t size;
+    int64_t n;
+    int64_t group;   /* samples of one prompt share it */
+    int64_t rollout; /* pieces of one conversation share it; most rollouts are one sample */
+    double reward;   /* after normalisation inside the group */
+
+    const uint8_t *mask;  /* 1: trained */
+    const uint8_t *kept;  /* mask, less what the correction rejects */
+    const double *weight; /* the correction's factor; NULL: 1 */
+
+    const double *log_prob;         /* of the weights being trained */
+    const double *old_log_prob;     /* of the weights at the start of the step */
+    const double *rollout_log_prob; /* as the engine reported it */
+    const double *ref_log_prob;     /* of the reference model */
+    const double *teacher_log_prob;
+    const double *entropy;
+    const double *value;     /* of the critic being trained */
+    const double *old_value; /* of the critic at the start of the step */
+    const double *advantage;
+    const double *returns;
+    const double *kl;              /* penalty against the reference, for rewards */
+    const double *opd_reverse_kl;  /* student against teacher */
+    const int64_t *weight_version; /* that each token was drawn with */
+} miles_sample;
+
+typedef struct miles_batch {
+    size_t size;
+    int64_t n;
+    const miles_sample *const *sample; /* [n] */
+} miles_batch;
+
+typedef enum miles_kl { MILES_K1, MILES_K2, MILES_K3, MILES_LOW_VAR_KL } miles_kl;
+typedef enum miles_level { MILES_TOKEN, MILES_SEQUENCE, MILES_GEOMETRIC } miles_level;
+typedef enum miles_bound { MILES_TRUNCATE, MILES_CLIP, MILES_MASK } miles_bound;
+
+/* The numbers of the command line; names are those of the flags.  A number that was not
+ * given is NaN where the comment says so. */
+typedef struct miles_algo {
+    size_t size;
+    double gamma, lambd, kl_coef;
+    double eps_clip, eps_clip_high;
+    double eps_clip_c; /* NaN: no dual clip */
+    double value_clip;
+    double entropy_coef, kl_loss_coef;
+    double opsm_delta;
+    double tis_clip, tis_clip_low;
+    double tis_upper_bound;
+    double tis_lower_bound;                /* NaN: 1 / tis_upper_bound */
+    double rs_lower_bound, rs_upper_bound; /* NaN: those of tis */
+    double rs_veto_threshold;              /* NaN: no veto */
+    double drgrpo_divisor;
+    int32_t kl_loss_type;        /* miles_kl */
+    int32_t tis_level, rs_level; /* miles_level */
+    int32_t tis_mode;            /* miles_bound */
+    bool sequence_ratio;         /* one ratio per sample, as GSPO has it */
+    bool use_kl_loss;            /* report it, and add it by kl_loss_coef */
+    bool use_unbiased_kl;        /* weight the estimate by the ratio of new and old */
+    bool use_entropy;            /* entropy is there and reported */
+    bool use_rollout_logprobs;   /* the engine's log-probs stand for the old ones */
+    bool calculate_per_token_loss;
+    bool use_opsm;
+    bool use_correction; /* a correction runs */
+    bool use_tis;        /* and its weights count */
+    bool use_rs, tis_batch_normalize;
+    bool has_rollout_logprobs, has_opd_reverse_kl; /* the samples have these columns */
+} miles_algo;
+
+/* ---- what comes out ---- */
+
+/* A row that cannot go on returns 1 and leaves a sentence: what is wrong, what to do. */
+typedef struct miles_error {
+    char text[480];
+} miles_error;
+
+/* A metric is a number per sample; over a step it becomes the sum of number / divisor,
+ * divided by the step's denominator.  Which divisor: */
+typedef enum miles_mean {
+    MILES_MEAN_SAMPLE, /* the sample's own: the number is a sum over its trained tokens */
+    MILES_MEAN_POLICY, /* the policy reducer's */
+    MILES_MEAN_NONE,   /* 1: the number is finished */
+} miles_mean;
+
+typedef struct miles_metric {
+    const char *name;
+    miles_mean mean;
+} miles_metric;
+
+#define MILES_METRIC_MAX 40
+
+/* ---- rows ---- */
+
+typedef enum miles_kind {
+    MILES_ADVANTAGE = 1,
+    MILES_CORRECTION,
+    MILES_REDUCER,
+    MILES_LOSS
+} miles_kind;
+
+/* Every row begins with this. */
+typedef struct miles_row {
+    size_t size; /* of the whole row */
+    int32_t kind;
+    const char *name;
+    const char *alias; /* a second name, or NULL */
+    const char *help;  /* one line */
+} miles_row;
+
+/* What an estimator wants done around it. */
+enum {
+    MILES_CENTRE_REWARDS = 1, /* subtract the mean of the group */
+    MILES_SCALE_REWARDS = 2,  /* and divide by its standard deviation */
+    MILES_WHITEN = 4,         /* means nothing without --normalize-advantages */
+    MILES_NEEDS_VALUES = 8,
+    MILES_SEQUENCE_RATIO = 16, /* the policy loss uses one ratio per sample */
+    MILES_RETURNS_FOLLOW = 32, /* returns are the advantages before whitening */
+};
+
+/* Fills advantage[i][t] and returns[i][t] of every sample of a rollout. */
+typedef struct miles_advantage {
+    miles_row row;
+    uint32_t wants;
+    int (*run)(const miles_batch *batch, const miles_algo *algo, double *const *advantage,
+               double *const *returns, miles_error *err);
+} miles_advantage;
+
+/* Runs once over the samples of an optimizer step, before any of them is trained.
+ * weight[i][t] comes as 1, kept[i][t] as the mask.  metric[i * n_metric + k] is the
+ * number of metric k for sample i; they are divided as MILES_MEAN_SAMPLE says. */
+typedef struct miles_correction {
+    miles_row row;
+    int32_t (*metrics)(const miles_algo *algo, miles_metric *out);
+    int (*run)(const miles_batch *batch, const miles_algo *algo, double *const *weight,
+               uint8_t *const *kept, double *metric, miles_error *err);
+} miles_correction;
+
+/* divisor[i] is what the policy terms of sample i are divided by, before the sum over
+ * samples is divided by `denominator`, the step's. */
+typedef struct miles_reducer {
+    miles_row row;
+    int (*run)(const miles_batch *batch, const miles_algo *algo, double denominator,
+               double *divisor, miles_error *err);
+} miles_reducer;
+
+/* What a loss says about one sample.  `policy` and `other` are sums over its kept tokens;
+ * they become policy / policy divisor + other / sample divisor.  The derivatives, zero
+ * when the call begins, are those of
+ *     policy_scale * policy + other_scale * other. */
+typedef struct miles_loss_out {
+    size_t size;
+    double policy_scale, other_scale; /* given */
+    double policy, other;
+    double *d_log_prob, *d_entropy, *d_value; /* [n] */
+    double *metric;                           /* [n_metric] */
+} miles_loss_out;
+
+typedef struct miles_loss {
+    miles_row row;
+    int32_t (*metrics)(const miles_algo *algo, miles_metric *out);
+    int (*run)(const miles_sample *sample, const miles_algo *algo, miles_loss_out *out,
+               miles_error *err);
+} miles_loss;
+
+typedef struct miles_plugin {
+    size_t size;
+    uint32_t abi;                /* MILES_ABI */
+    const miles_row *const *row; /* NULL at the end */
+} miles_plugin;
+
+typedef const miles_plugin *miles_plugin_fn(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

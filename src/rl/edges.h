@@ -1,0 +1,21 @@
+/* edges.h - the built-in rows of miles/plugin.h.
+ *
+ * thread: any; immutable. */
+#ifndef ML_RL_EDGES_H
+#define ML_RL_EDGES_H
+
+#include "miles/plugin.h"
+
+extern const miles_advantage ml_advantage_grpo, ml_advantage_gspo; /* advantage/ */
+extern const miles_advantage ml_advantage_reinforce_pp, ml_advantage_reinforce_pp_baseline;
+extern const miles_advantage ml_advantage_ppo;
+extern const miles_correction ml_correction_tis, ml_correction_icepop; /* correction/ */
+extern const miles_correction ml_correction_mis;
+extern const miles_reducer ml_reducer_drgrpo, ml_reducer_dapo; /* reduce/ */
+extern const miles_loss ml_loss_policy, ml_loss_cispo, ml_loss_value,
+    ml_loss_sft; /* loss/ */
+
+/* All of them; NULL at the end. */
+extern const miles_row *const ml_edges[];
+
+#endif

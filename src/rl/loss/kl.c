@@ -1,0 +1,47 @@
+#include "rl/loss/kl.h"
+
+#include <math.h>
+
+#include "base/exp.h"
+
+double ml_log_ratio_clamp(double x, bool *inside) {
+    *inside = fabs(x) <= ML_LOG_RATIO_MAX;
+    if (*inside)
+        return x;
+    return x > 0.0 ? ML_LOG_RATIO_MAX : x < 0.0 ? -ML_LOG_RATIO_MAX : 0.0;
+}
+
+/* exp(x) - 1 - x with x = base - log_prob: never negative, and 0 on average where the
+ * policies agree. */
+static ml_kl k3(double x, bool inside) {
+    double e = ml_exp(x);
+    return (ml_kl){ e - 1.0 - x, inside ? 1.0 - e : 0.0 };
+}
+
+static ml_kl biased(miles_kl type, double d) {
+    bool inside = true;
+    double x;
+
+    switch (type) {
+    case MILES_K1: return (ml_kl){ d, 1.0 };
+    case MILES_K2: return (ml_kl){ d * d / 2.0, d };
+    case MILES_K3: return k3(-d, true);
+    case MILES_LOW_VAR_KL: break;
+    }
+    x = ml_log_ratio_clamp(-d, &inside);
+    return k3(x, inside);
+}
+
+ml_kl ml_kl_estimate(miles_kl type, double log_prob, double base, const double *old) {
+    const double most = 10.0;
+    ml_kl kl = biased(type, log_prob - base);
+
+    if (old) {
+        double ratio = ml_exp(log_prob - *old);
+        kl.d = ratio * kl.d + ratio * kl.value;
+        kl.value *= ratio;
+    }
+    if (type == MILES_LOW_VAR_KL && fabs(kl.value) > most)
+        kl = (ml_kl){ kl.value > 0.0 ? most : -most, 0.0 };
+    return kl;
+}

@@ -1,0 +1,26 @@
+/* surrogate.h - what a policy loss says about one token.
+ *
+ * thread: any. */
+#ifndef ML_RL_LOSS_SURROGATE_H
+#define ML_RL_LOSS_SURROGATE_H
+
+#include "miles/plugin.h"
+
+typedef struct ml_surrogate {
+    double value;
+    double d_log_ratio; /* derivative by way of the ratio of new and old policy */
+    double d_log_prob;  /* derivative by way of the log-prob itself */
+    bool clipped;
+} ml_surrogate;
+
+/* ratio = exp(log_ratio), the log ratio held within +-20. */
+typedef ml_surrogate ml_surrogate_fn(double log_ratio, double log_prob, double advantage,
+                                     const miles_algo *algo);
+
+/* max(-ratio A, -clip(ratio) A), and with eps_clip_c at most -eps_clip_c A where A < 0. */
+ml_surrogate_fn ml_surrogate_ppo;
+
+/* -clip(ratio) A log_prob, the ratio taken as a constant: clipped tokens keep a gradient. */
+ml_surrogate_fn ml_surrogate_cispo;
+
+#endif

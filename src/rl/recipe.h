@@ -1,0 +1,37 @@
+/* recipe.h - the algorithm of a run: the edges it is made of, and their numbers.
+ *
+ * The options are what the command line says; plugin/resolve.h turns them into a recipe,
+ * once, before anything is trained.  What the pieces do is in miles/plugin.h.
+ *
+ * thread: immutable after it is made. */
+#ifndef ML_RL_RECIPE_H
+#define ML_RL_RECIPE_H
+
+#include "miles/plugin.h"
+
+typedef struct ml_algo_opts {
+    miles_algo num;
+    const char *advantage_estimator; /* a name, or a shared object and a name: a.so:name */
+    const char *loss_type, *custom_loss;
+    const char *custom_tis, *custom_reducer; /* NULL: the standard ones */
+    double opd_kl_coef;
+    bool disable_rewards_normalization, disable_grpo_std_normalization;
+    bool disable_compute_advantages;
+    bool normalize_advantages, use_opd;
+    bool observe_training_entropy, get_mismatch_metrics, skip_actor_forward_only;
+} ml_algo_opts;
+
+typedef struct ml_recipe {
+    miles_algo num;
+    const miles_advantage *advantage;
+    const miles_correction *correction; /* NULL: none */
+    const miles_reducer *reducer;       /* NULL: the mean over the rollout */
+    const miles_loss *loss;
+    const miles_loss *critic_loss; /* NULL: no critic */
+    double opd_kl_coef;
+    bool centre_rewards, scale_rewards;
+    bool compute_advantages, normalize_advantages, use_opd;
+    bool skip_actor_forward_only; /* the old log-probs are those of the training pass */
+} ml_recipe;
+
+#endif
