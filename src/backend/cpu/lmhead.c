@@ -4,7 +4,8 @@
  * tiles.  Products are gemm.h's, which divide outputs among threads; the softmax between
  * them is divided by rows.  Chunks and stripes change speed only: a row's softmax goes
  * tile by tile, the products continue their chains from stripe to stripe (dx) and from
- * chunk to chunk (dw). */
+ * chunk to chunk (dw).  Where the caller wants all logits kept, they are computed in
+ * their place, and backward reads them instead of computing them again. */
 #include "backend/cpu/lmhead.h"
 
 #include "backend/cpu/gemm.h"
@@ -29,13 +30,19 @@ typedef struct lmhead_call {
     int64_t first, n;       /* the chunk's loss rows */
     int64_t column, stripe; /* the stripe's columns */
     float *x, *dx;          /* [n, width] */
-    float *z;               /* [n, stripe] */
+    float *z;               /* [n, stripe] scratch */
     lmhead_row *row;        /* [n] */
     void *gemm;
 } lmhead_call;
 
 static int64_t lmhead_min(int64_t a, int64_t b) {
     return a < b ? a : b;
+}
+
+/* Where the stripe's logits of the chunk's row i are: in scratch, or among those kept. */
+static float *lmhead_z(const lmhead_call *c, int64_t i) {
+    float *kept = c->args->out[3].data;
+    return kept ? kept + (c->first + i) * c->vocab + c->column : c->z + i * c->stripe;
 }
 
 /* n columns of a weight, from `column` (a multiple of 16) on. */
@@ -132,17 +139,17 @@ static bool lmhead_next_chunk(lmhead_call *c, int64_t first) {
     return true;
 }
 
-/* Computes the logits of the stripe from `column` on; false when there are none. */
+/* Moves to the stripe from `column` on; false when there is none. */
 static bool lmhead_next_stripe(lmhead_call *c, int64_t column) {
-    ml_tensor w;
-
     c->column = column;
     c->stripe = lmhead_min(lmhead_stripe(c->n), c->vocab - column);
-    if (c->stripe <= 0)
-        return false;
-    w = lmhead_columns(&c->args->w[0], column, c->stripe);
-    ml_gemm_forward(c->stream, c->z, c->stripe, c->x, c->width, &w, NULL, c->n, c->gemm);
-    return true;
+    return c->stripe > 0;
+}
+
+/* Computes the logits of the stripe, rows ldz apart. */
+static void lmhead_multiply(lmhead_call *c, float *z, int64_t ldz) {
+    ml_tensor w = lmhead_columns(&c->args->w[0], c->column, c->stripe);
+    ml_gemm_forward(c->stream, z, ldz, c->x, c->width, &w, NULL, c->n, c->gemm);
 }
 
 /* Takes n logits, from a tile's first column on, into a row's softmax. */
@@ -173,18 +180,15 @@ static void lmhead_take_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const lmhead_call *c = ud;
     const ml_rows *rows = c->args->rows;
     const ml_cpu_kern *kern = c->stream->kern;
-    float cap = c->args->attr->logit_softcap, *logits = c->args->out[3].data;
+    float cap = c->args->attr->logit_softcap;
 
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        float *z = c->z + i * c->stripe;
-        int64_t at = c->first + i;
+        float *z = lmhead_z(c, i);
         if (cap != 0.0f)
             kern->lmhead->softcap(z, c->stripe, cap);
-        lmhead_take(&c->row[i], kern, z, c->stripe, rows->loss_id[at] - c->column,
+        lmhead_take(&c->row[i], kern, z, c->stripe, rows->loss_id[c->first + i] - c->column,
                     rows->temperature);
-        if (logits)
-            memcpy(logits + at * c->vocab + c->column, z, (size_t)c->stripe * sizeof *z);
     }
 }
 
@@ -207,8 +211,10 @@ static void lmhead_write_rows(void *ud, int64_t begin, int64_t end, int worker) 
 void ml_cpu_lmhead_forward(ml_stream *s, const ml_op_args *a) {
     lmhead_call c = lmhead_open(s, a, false);
     for (int64_t first = 0; lmhead_next_chunk(&c, first); first += c.n) {
-        for (int64_t column = 0; lmhead_next_stripe(&c, column); column += c.stripe)
+        for (int64_t column = 0; lmhead_next_stripe(&c, column); column += c.stripe) {
+            lmhead_multiply(&c, lmhead_z(&c, 0), a->out[3].data ? c.vocab : c.stripe);
             lmhead_run(&c, lmhead_take_rows);
+        }
         lmhead_run(&c, lmhead_write_rows);
     }
 }
@@ -233,14 +239,21 @@ static ml_lmhead_grad lmhead_grad_of(const ml_op_args *a, int64_t at) {
                              .target = id };
 }
 
-/* The stripe's logits become their gradients. */
+/* Kept logits are softcapped, and backward starts from those that are not. */
+static bool lmhead_reads_kept(const ml_op_args *a) {
+    return a->out[3].data && a->attr->logit_softcap == 0.0f;
+}
+
+/* The gradients of the stripe's logits, in scratch. */
 static void lmhead_grad_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const lmhead_call *c = ud;
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
         ml_lmhead_grad g = lmhead_grad_of(c->args, c->first + i);
+        float *dz = c->z + i * c->stripe;
         g.target -= c->column;
-        c->stream->kern->lmhead->grad(c->z + i * c->stripe, c->stripe, &g);
+        c->stream->kern->lmhead->grad(dz, lmhead_reads_kept(c->args) ? lmhead_z(c, i) : dz,
+                                      c->stripe, &g);
     }
 }
 
@@ -249,6 +262,8 @@ static void lmhead_backward_stripe(lmhead_call *c) {
     ml_tensor w = lmhead_columns(&a->w[0], c->column, c->stripe);
     ml_tensor dw = lmhead_columns(&a->dw[0], c->column, c->stripe);
 
+    if (!lmhead_reads_kept(a))
+        lmhead_multiply(c, c->z, c->stripe);
     lmhead_run(c, lmhead_grad_rows);
     if (a->din[0].data)
         ml_gemm_dinput(c->stream, c->dx, c->width, c->z, c->stripe, &w, c->n, c->column > 0,

@@ -22,8 +22,8 @@ typedef struct ml_lmhead_kern {
     void (*softcap)(float *z, int64_t n, float cap);
     /* Takes in one tile: n logits z (softcapped), at most ML_VTILE. */
     void (*sum)(ml_lmhead_sum *sum, const float *z, int64_t n, float temperature);
-    /* n logits z (not softcapped) become the derivative of the loss, in place. */
-    void (*grad)(float *z, int64_t n, const ml_lmhead_grad *g);
+    /* The derivative of the loss by n logits z (not softcapped); dz may be z. */
+    void (*grad)(float *dz, const float *z, int64_t n, const ml_lmhead_grad *g);
 } ml_lmhead_kern;
 
 #endif
