@@ -1,0 +1,353 @@
+/* Rollout is training: log-probs that come with drawn tokens are those of a gradient forward over
+ * the finished sequence, bit for bit, whatever the engine was doing meanwhile.
+ *
+ * A mix is a set of requests, some with common beginnings, that arrive at random steps, some to
+ * be aborted, with the weights changing on the way.  It runs through two engines with random
+ * settings (batch, chunk, memory so small that requests are put back, prefix cache, threads).
+ * Both must give the same tokens, and each token's log-prob and entropy must be what scoring
+ * with the weights of its version gives. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "tests/support/test.h"
+
+#define DATA "tests/golden/data/"
+#define N_MIX 25
+#define MAX_REQ 12
+#define CONTEXT 144
+#define MAX_TOP 4
+#define N_VERSION 2
+
+/* --- random numbers ------------------------------------------------------------- */
+
+static uint64_t state;
+
+static uint32_t rnd(uint32_t n) { /* 0 .. n-1 */
+    state = state * 0x5851f42d4c957f2du + 0x14057b7ef767814fu;
+    return (uint32_t)(state >> 33) % n;
+}
+
+static bool one_in(uint32_t n) {
+    return rnd(n) == 0;
+}
+
+/* --- models --------------------------------------------------------------------- */
+
+typedef struct fixture {
+    ml_arena arena;
+    ml_spec spec;
+    ml_checkpoint *checkpoint;
+    ml_backend be;
+    ml_weights weights[N_VERSION];
+    ml_plan *plan; /* as a trainer has it, with a backward */
+    ml_batch batch;
+} fixture;
+
+static const ml_batch_caps caps = {
+    .n_token = CONTEXT, .n_seq = 1, .n_loss = CONTEXT, .n_page = 16
+};
+
+#define MUST(call)                                                                         \
+    do {                                                                                   \
+        ml_err err = { 0 };                                                                \
+        if ((call) != ML_OK) {                                                             \
+            ml_test_fail(__FILE__, __LINE__, "%s", err.msg);                               \
+            exit(1);                                                                       \
+        }                                                                                  \
+    } while (0)
+
+/* Two experts whose router rows are equal tie at every token. */
+static void tie_experts(fixture *f) {
+    for (int32_t i = 0; i < f->spec.n_param; i++) {
+        const ml_tensor *t = &f->weights[0].t[i];
+        float *panel = t->data;
+        if (!strstr(f->spec.param[i].name, ".mlp.gate.weight"))
+            continue;
+        for (int64_t k = 0; k < t->shape[1]; k++)
+            for (int e = 1; e < 4; e++)
+                panel[k * 16 + e] = panel[k * 16];
+    }
+}
+
+static void open_fixture(fixture *f, const char *dir, ml_weight_dtype dtype) {
+    *f = (fixture){ 0 };
+    ml_arena_init(&f->arena, "parity");
+    MUST(ml_spec_open(&f->spec, dir, &err));
+    MUST(ml_checkpoint_open(&f->checkpoint, dir, &err));
+    MUST(ml_backend_cpu_open(&f->be, 2, NULL, &err));
+    for (uint64_t v = 0; v < N_VERSION; v++) {
+        ml_weights *w = &f->weights[v];
+        MUST(ml_weights_load(w, &f->spec, f->checkpoint, dtype, &f->be, &f->arena, &err));
+        w->version = v + 1;
+    }
+    if (dtype == ML_WEIGHT_F32)
+        tie_experts(f);
+    for (int32_t i = 0; i < f->spec.n_param;
+         i++) { /* the second version differs everywhere */
+        const ml_tensor *t = &f->weights[1].t[i];
+        if (t->dtype == ML_F32)
+            for (size_t k = 0; k < ml_tensor_bytes(t) / 4; k++)
+                ((float *)t->data)[k] *= 1.0f + 0.01f * (float)(k % 7);
+    }
+    MUST(ml_plan_new(&f->plan, &f->spec, &f->be,
+                     (ml_plan_opts){ .caps = caps, .backward = true }, &err));
+    MUST(ml_plan_alloc(f->plan, &err));
+    ml_batch_init(&f->batch, &f->arena, caps);
+}
+
+static void close_fixture(fixture *f) {
+    ml_plan_free(f->plan);
+    for (int v = 0; v < N_VERSION; v++)
+        ml_weights_close(&f->weights[v]);
+    ml_backend_close(&f->be);
+    ml_checkpoint_close(f->checkpoint);
+    ml_spec_close(&f->spec);
+    ml_arena_release(&f->arena);
+}
+
+/* --- mixes ---------------------------------------------------------------------- */
+
+typedef struct asked {
+    ml_gen_request r;
+    int32_t prompt[CONTEXT];
+    int32_t at_step, abort_step; /* abort_step 0: never */
+} asked;
+
+/* What came back. */
+typedef struct heard {
+    int32_t token[CONTEXT]; /* prompt and answer */
+    float logprob[CONTEXT], entropy[CONTEXT];
+    uint64_t version[CONTEXT]; /* 0: not scored */
+    int32_t n, n_prompt;
+    ml_finish finish;
+    int n_end, n_retract, n_cached;
+} heard;
+
+typedef struct mix {
+    asked ask[MAX_REQ];
+    int n;
+    int32_t switch_step; /* 0: never */
+    ml_switch how;
+} mix;
+
+static ml_draw_opts random_draw(int i) {
+    static const float temperatures[] = { 1.0f, 1.0f, 0.7f, 1.3f, 0.0f };
+    ml_draw_opts d = { .temperature = temperatures[rnd(5)],
+                       .top_p = 1,
+                       .repetition = 1,
+                       .seed = rnd(3),
+                       .sample = (uint64_t)i };
+    if (one_in(4))
+        d.top_k = (int32_t)rnd(20) + 1;
+    if (one_in(4))
+        d.top_p = 0.8f;
+    if (one_in(6))
+        d.repetition = 1.2f;
+    return d;
+}
+
+static void make_mix(mix *m, const fixture *f) {
+    int32_t base[3][CONTEXT];
+
+    *m = (mix){ .n = 2 + (int)rnd(MAX_REQ - 1) };
+    for (int b = 0; b < 3; b++)
+        for (int k = 0; k < CONTEXT; k++)
+            base[b][k] = (int32_t)rnd((uint32_t)f->spec.n_vocab);
+    for (int i = 0; i < m->n; i++) {
+        asked *a = &m->ask[i];
+        ml_gen_request *r = &a->r;
+        r->n_prompt = 1 + (int32_t)rnd(one_in(2) ? 100 : 40);
+        memcpy(a->prompt, base[rnd(3)], sizeof a->prompt);
+        if (one_in(3)) /* the same beginning, then something of its own */
+            for (int32_t k = (int32_t)rnd((uint32_t)r->n_prompt); k < r->n_prompt; k++)
+                a->prompt[k] = (int32_t)rnd((uint32_t)f->spec.n_vocab);
+        r->prompt = a->prompt;
+        r->draw = random_draw(i);
+        r->max_new = one_in(8) ? 0 : 1 + (int32_t)rnd(40);
+        r->score_from = one_in(3) ? (int32_t)rnd((uint32_t)r->n_prompt + 1) : -1;
+        r->n_top = one_in(3) ? (int32_t)rnd(MAX_TOP + 1) : 0;
+        a->at_step = one_in(2) ? 0 : (int32_t)rnd(40);
+        a->abort_step = one_in(6) ? 1 + (int32_t)rnd(50) : 0;
+    }
+    if (one_in(2)) {
+        m->switch_step = 1 + (int32_t)rnd(40);
+        m->how = one_in(3) ? ML_SWITCH_FINISH : ML_SWITCH_RETRACT;
+    }
+}
+
+static void hear(void *ud, const ml_gen_update *u) {
+    heard *h = ud;
+    CHECK(h->n_end == 0);
+    for (int32_t i = 0; i < u->prompt.n; i++) {
+        int32_t at = h->n_prompt - u->prompt.n + i;
+        CHECK(h->token[at] == u->prompt.id[i]);
+        h->logprob[at] = u->prompt.logprob[i];
+        h->entropy[at] = u->prompt.entropy[i];
+        h->version[at] = at ? u->prompt.version[i] : 0;
+        CHECK(at > 0 || isnan(u->prompt.logprob[i]));
+    }
+    for (int32_t i = 0; i < u->answer.n; i++) {
+        h->token[h->n] = u->answer.id[i];
+        h->logprob[h->n] = u->answer.logprob[i];
+        h->entropy[h->n] = u->answer.entropy[i];
+        h->version[h->n++] = u->answer.version[i];
+    }
+    h->finish = u->finish;
+    h->n_retract = u->n_retract;
+    h->n_cached = u->n_cached;
+    h->n_end += u->finish != ML_FINISH_NOT;
+}
+
+static ml_engine_opts random_opts(const ml_spec *s) {
+    ml_engine_opts o = { .context = CONTEXT,
+                         .max_running = 1 + (int32_t)rnd(8),
+                         .max_waiting = MAX_REQ,
+                         .chunk = 1 + (int32_t)rnd(one_in(2) ? 20 : 150),
+                         .max_top = MAX_TOP,
+                         .no_prefix_cache = one_in(6) };
+    int32_t page = ml_pages_for(CONTEXT) + (int32_t)rnd(one_in(2) ? 6 : 40);
+    o.kv_bytes = ml_kv_bytes(s, page);
+    return o;
+}
+
+/* Runs a mix through an engine; how often each thing happened is added to `seen`. */
+static void run_mix(fixture *f, const mix *m, heard *h, int *seen) {
+    static const int threads[] = { 1, 2, 3, 8 };
+    ml_engine *e;
+    ml_backend be;
+    ml_engine_opts o = random_opts(&f->spec);
+    bool switched = !m->switch_step, busy = true;
+    int open = m->n;
+    ml_gen_stats stats;
+
+    MUST(ml_backend_cpu_open(&be, threads[rnd(4)], NULL, &err));
+    MUST(ml_engine_open(&e, &f->spec, &f->weights[0], &be, &o, &err));
+    memset(h, 0, sizeof *h * MAX_REQ);
+    for (int32_t step = 0; open || busy || !switched; step++) {
+        for (int i = 0; i < m->n; i++) {
+            const asked *a = &m->ask[i];
+            if (a->at_step == step) {
+                h[i].n = h[i].n_prompt = a->r.n_prompt;
+                memcpy(h[i].token, a->prompt, sizeof h[i].token);
+                MUST(ml_engine_submit(e, &a->r, hear, &h[i], (uint64_t)i + 1, &err));
+                open--;
+            }
+            if (a->abort_step == step && step > a->at_step)
+                ml_engine_abort(e, (uint64_t)i + 1, "test");
+        }
+        if (!switched && step >= m->switch_step)
+            switched = ml_engine_switch(e, &f->weights[1], m->how) == ML_OK;
+        busy = ml_engine_step(e);
+        CHECK(step < 5000);
+        if (step >= 5000)
+            exit(1);
+    }
+    ml_engine_stats(e, &stats);
+    CHECK(stats.n_page_free + stats.n_page_cached == stats.n_page);
+    seen[0] += (int)stats.n_retract;
+    seen[1] += (int)stats.n_cached_token;
+    ml_engine_close(e);
+    ml_backend_close(&be);
+}
+
+/* --- what must hold --------------------------------------------------------------- */
+
+static void check_version(fixture *f, const asked *a, const heard *h, int v, int mix_no,
+                          int i) {
+    int32_t target[CONTEXT];
+    float logprob[CONTEXT], entropy[CONTEXT];
+
+    ml_batch_clear(&f->batch);
+    memcpy(target, h->token + 1, (size_t)(h->n - 1) * sizeof *target);
+    target[h->n - 1] = ML_TARGET_SKIP;
+    f->batch.rows.temperature = a->r.draw.temperature > 0 ? a->r.draw.temperature : 1;
+    ml_batch_add(&f->batch, h->token, target, h->n, 0, NULL);
+    ml_plan_forward(f->plan,
+                    &(ml_run){ .weights = &f->weights[v], .rows = &f->batch.rows });
+    ml_plan_read(f->plan, &f->batch.rows, logprob, entropy, NULL);
+    for (int32_t k = 1; k < h->n; k++)
+        if (h->version[k] == f->weights[v].version &&
+            (memcmp(&h->logprob[k], &logprob[k - 1], sizeof *logprob) != 0 ||
+             memcmp(&h->entropy[k], &entropy[k - 1], sizeof *entropy) != 0)) {
+            ml_test_fail(
+                __FILE__, __LINE__,
+                "mix %d, request %d, token %d of %d (prompt %d, version %d, put back "
+                "%d times): rollout %a, training %a",
+                mix_no, i, k, h->n, h->n_prompt, v + 1, h->n_retract, (double)h->logprob[k],
+                (double)logprob[k - 1]);
+            return;
+        }
+}
+
+/* Tokens up to the first of a newer version, or the end of an aborted one, agree. */
+static void check_same(const heard *a, const heard *b, int mix_no, int i) {
+    for (int32_t k = a->n_prompt; k < a->n && k < b->n; k++) {
+        if (a->version[k] != 1 || b->version[k] != 1)
+            return;
+        if (a->token[k] != b->token[k]) {
+            ml_test_fail(__FILE__, __LINE__,
+                         "mix %d, request %d: token %d is %d in one engine, %d in another",
+                         mix_no, i, k, a->token[k], b->token[k]);
+            return;
+        }
+    }
+}
+
+static void check_model(const char *dir, ml_weight_dtype dtype) {
+    static heard h[2][MAX_REQ];
+    static mix m;
+    fixture f;
+    int seen[2] = { 0 };
+
+    state = 20261115;
+    open_fixture(&f, dir, dtype);
+    for (int k = 0; k < N_MIX; k++) {
+        make_mix(&m, &f);
+        run_mix(&f, &m, h[0], seen);
+        run_mix(&f, &m, h[1], seen);
+        for (int i = 0; i < m.n; i++) {
+            for (int run = 0; run < 2; run++) {
+                CHECK(h[run][i].n_end == 1);
+                if (h[run][i].finish != ML_FINISH_ABORT)
+                    CHECK(h[run][i].n == m.ask[i].r.n_prompt + m.ask[i].r.max_new ||
+                          h[run][i].n == CONTEXT);
+                for (int v = 0; v < N_VERSION && h[run][i].n > 1; v++)
+                    check_version(&f, &m.ask[i], &h[run][i], v, k, i);
+            }
+            check_same(&h[0][i], &h[1][i], k, i);
+        }
+    }
+    CHECK(seen[0] > 20 && seen[1] > 1000); /* the mixes do put requests back and share */
+    close_fixture(&f);
+}
+
+#define MODELS(X)                                                                          \
+    X(llama)                                                                               \
+    X(llama_tied)                                                                          \
+    X(mistral)                                                                             \
+    X(qwen2)                                                                               \
+    X(qwen3)                                                                               \
+    X(qwen3_moe)                                                                           \
+    X(qwen3_moe_raw)                                                                       \
+    X(gemma2)                                                                              \
+    X(gemma3_text)                                                                         \
+    X(glm4)
+
+#define TESTS(name)                                                                        \
+    static void f32_##name(void) {                                                         \
+        check_model(DATA #name, ML_WEIGHT_F32);                                            \
+    }                                                                                      \
+    static void bf16_##name(void) {                                                        \
+        check_model(DATA #name, ML_WEIGHT_BF16);                                           \
+    }
+MODELS(TESTS)
+
+#define ROWS(name) { "f32 " #name, f32_##name, 300 }, { "bf16 " #name, bf16_##name, 300 },
+
+int main(int argc, char **argv) {
+    static const ml_test tests[] = { MODELS(ROWS){ 0 } };
+    return ml_test_main(argc, argv, tests);
+}
