@@ -11,7 +11,8 @@ typedef struct ml_http_client ml_http_client; /* keeps idle connections for reus
 typedef struct ml_http_job ml_http_job;
 
 typedef struct ml_http_fns {
-    /* The status line and headers have come (headers: "Name: value\n" lines). */
+    /* The status line and headers have come (headers: "Name: value\n" lines).  NULL: not
+     * asked for; data too. */
     void (*head)(void *ud, int status, ml_str headers);
     void (*data)(void *ud, ml_str piece);
     /* The end: err is NULL, or says in a sentence what went wrong, naming the URL.  The job
@@ -22,13 +23,14 @@ typedef struct ml_http_fns {
 
 typedef struct ml_http_request {
     const char *method, *url; /* http://host:port/path?query */
-    const char *headers;      /* "Name: value\n" lines, or NULL */
+    const char *headers;      /* "Name: value\n" lines, or NULL; without Host and lengths */
     ml_str body;
-    double connect_s, idle_s; /* deadlines: to connect; between bytes */
+    double connect_s, idle_s; /* deadlines: to connect; between bytes; 0: none */
 } ml_http_request;
 
 ml_http_client *ml_http_client_new(ml_loop *l);
-void ml_http_client_free(ml_http_client *c); /* jobs in flight end without a call */
+/* Jobs in flight end without a call.  Not from inside one of their functions. */
+void ml_http_client_free(ml_http_client *c);
 
 /* Everything is copied.  A malformed URL is an error here; all else comes to done. */
 ml_status ml_http_start(ml_http_job **out, ml_http_client *c, const ml_http_request *r,

@@ -3,13 +3,15 @@
  * A call is one request whose body has fully come.  The handler answers at once or keeps
  * the call and answers later; each call is answered exactly once, or its client has
  * gone, which on_gone says and after which the call must not be touched.  Limits are
- * kept here: a request beyond them is refused with 400, 413, 431, 405 or 503 and the
- * handler never sees it.
+ * kept here: a request beyond them, or one that is broken, is refused (400, 413, 431, 501,
+ * 503, 505) and the handler never sees it; a method that a path does not take is the
+ * handler's to refuse.
  *
  * thread: the loop's. */
 #ifndef ML_NET_HTTP_SERVER_H
 #define ML_NET_HTTP_SERVER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/str.h"
@@ -33,29 +35,39 @@ ml_status ml_http_server_open(ml_http_server **out, ml_loop *l, const char *host
                               ml_err *err);
 int ml_http_server_port(const ml_http_server *s);
 int ml_http_server_connections(const ml_http_server *s);
+/* New connections are refused, idle ones closed, busy ones after their reply. */
 void ml_http_server_stop_accepting(ml_http_server *s);
-void ml_http_server_close(ml_http_server *s); /* connections are cut; on_gone is called */
+/* Connections are cut; on_gone is called.  Not from inside a handler. */
+void ml_http_server_close(ml_http_server *s);
 
 /* The request.  Views live as long as the call. */
 ml_str ml_http_method(const ml_http_call *c);
 ml_str ml_http_path(const ml_http_call *c);  /* decoded, without the query */
 ml_str ml_http_query(const ml_http_call *c); /* as it came; empty when there is none */
+/* The path and query as they came, for handing on. */
+ml_str ml_http_target(const ml_http_call *c);
 ml_str ml_http_header(const ml_http_call *c, const char *name); /* NULL when absent */
+/* The headers one by one, from 0; false after the last. */
+bool ml_http_header_at(const ml_http_call *c, int i, ml_str *name, ml_str *value);
 ml_str ml_http_body(const ml_http_call *c);
 ml_str ml_http_peer(const ml_http_call *c); /* address of the client */
 
-/* Called when the client vanishes before the reply is complete. */
+/* Called when the client vanishes before the reply is complete; never from inside another
+ * function of this header but ml_http_server_close. */
 void ml_http_on_gone(ml_http_call *c, ml_loop_fn *fn, void *ud);
 
-/* A header of the reply; before it begins. */
+/* A header of the reply; before it begins.  With a Content-Length a reply in pieces is sent
+ * as it is, otherwise in chunks. */
 void ml_http_add_header(ml_http_call *c, const char *name, const char *value);
 
-/* The whole reply; the call is gone after this. */
+/* The whole reply; the call is gone after this.  type NULL: no Content-Type. */
 void ml_http_reply(ml_http_call *c, int status, const char *type, ml_str body);
 
 /* A reply in pieces. */
 void ml_http_begin(ml_http_call *c, int status, const char *type);
 void ml_http_write(ml_http_call *c, ml_str piece);
 void ml_http_end(ml_http_call *c); /* the call is gone after this */
+/* Cuts the connection instead, so that the client sees that the reply is not whole. */
+void ml_http_abort(ml_http_call *c); /* the call is gone after this */
 
 #endif

@@ -43,12 +43,16 @@ struct ml_timer {
     void *ud;
 };
 
-static void *must(void *p) {
+void *ml_net_must(void *p) {
     if (!p) {
-        fprintf(stderr, "miles: out of memory in the event loop\n");
+        fprintf(stderr, "miles: out of memory for connections\n");
         exit(1);
     }
     return p;
+}
+
+void *ml_net_take(size_t bytes) {
+    return ml_net_must(calloc(1, bytes));
 }
 
 struct event_base *ml_loop_base(ml_loop *l) {
@@ -75,8 +79,6 @@ static posted *take_posted(ml_loop *l) {
     return all;
 }
 
-/* The loop may be stopped by a piece of work; what follows it still runs, so that whoever
- * posted earlier than a stop from the same thread, or later, is treated alike. */
 static void run_posted(evutil_socket_t fd, short what, void *ud) {
     ml_loop *l = ud;
     uint64_t count;
@@ -94,7 +96,7 @@ static void run_posted(evutil_socket_t fd, short what, void *ud) {
 }
 
 void ml_loop_post(ml_loop *l, ml_loop_fn *fn, void *ud) {
-    posted *p = must(malloc(sizeof *p));
+    posted *p = ml_net_take(sizeof *p);
     uint64_t one = 1;
     ssize_t n;
 
@@ -125,7 +127,7 @@ static void pass_on_log(int severity, const char *message) {
 }
 
 ml_status ml_loop_new(ml_loop **out, ml_err *err) {
-    ml_loop *l = must(calloc(1, sizeof *l));
+    ml_loop *l = ml_net_take(sizeof *l);
 
     /* A peer that closes while we write is an error of that write, not a signal. */
     signal(SIGPIPE, SIG_IGN);
@@ -183,12 +185,12 @@ static void timer_fired(evutil_socket_t fd, short what, void *ud) {
 
 ml_timer *ml_timer_start(ml_loop *l, double seconds, bool repeat, ml_loop_fn *fn,
                          void *ud) {
-    ml_timer *t = must(calloc(1, sizeof *t));
+    ml_timer *t = ml_net_take(sizeof *t);
     struct timeval tv = ml_loop_timeval(seconds);
 
     t->fn = fn;
     t->ud = ud;
-    t->event = must(event_new(l->base, -1, repeat ? EV_PERSIST : 0, timer_fired, t));
+    t->event = ml_net_must(event_new(l->base, -1, repeat ? EV_PERSIST : 0, timer_fired, t));
     ML_BUG_IF(event_add(t->event, &tv) != 0);
     return t;
 }
@@ -209,7 +211,7 @@ static void signal_came(evutil_socket_t fd, short what, void *ud) {
 }
 
 ml_status ml_loop_on_signal(ml_loop *l, int signal, ml_loop_fn *fn, void *ud, ml_err *err) {
-    on_signal *s = must(calloc(1, sizeof *s));
+    on_signal *s = ml_net_take(sizeof *s);
 
     *s = (on_signal){ l->signals, NULL, fn, ud };
     s->event = evsignal_new(l->base, signal, signal_came, s);

@@ -1,0 +1,215 @@
+#include <event2/buffer.h>
+#include <event2/bufferevent.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+
+#include "base/bug.h"
+#include "net/http_conn.h"
+#include "net/loop_base.h"
+
+const char *ml_http_reason(int status) {
+    static const struct {
+        int status;
+        const char *reason;
+    } table[] = {
+        { 100, "Continue" },
+        { 200, "OK" },
+        { 201, "Created" },
+        { 202, "Accepted" },
+        { 204, "No Content" },
+        { 304, "Not Modified" },
+        { 400, "Bad Request" },
+        { 401, "Unauthorized" },
+        { 403, "Forbidden" },
+        { 404, "Not Found" },
+        { 405, "Method Not Allowed" },
+        { 408, "Request Timeout" },
+        { 409, "Conflict" },
+        { 413, "Content Too Large" },
+        { 422, "Unprocessable Content" },
+        { 429, "Too Many Requests" },
+        { 431, "Request Header Fields Too Large" },
+        { 499, "Client Closed Request" },
+        { 500, "Internal Server Error" },
+        { 501, "Not Implemented" },
+        { 502, "Bad Gateway" },
+        { 503, "Service Unavailable" },
+        { 504, "Gateway Timeout" },
+        { 505, "HTTP Version Not Supported" },
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (table[i].status == status)
+            return table[i].reason;
+    return "Unknown";
+}
+
+/* --- the request ------------------------------------------------------------ */
+
+void ml_http_call_new(ml_http_conn *conn) {
+    ml_http_call *c = ml_net_take(sizeof *c);
+
+    c->conn = conn;
+    c->keep = conn->server->listener && ml_http_reader_keeps_alive(&conn->reader);
+    c->no_body = ml_str_is(conn->reader.method, "HEAD");
+    conn->call = c;
+}
+
+void ml_http_call_free(ml_http_call *c) {
+    c->conn->call = NULL;
+    ml_text_release(&c->headers);
+    free(c);
+}
+
+ml_str ml_http_method(const ml_http_call *c) {
+    return c->conn->reader.method;
+}
+
+ml_str ml_http_path(const ml_http_call *c) {
+    return (ml_str){ c->conn->path.ptr, c->conn->path.len };
+}
+
+ml_str ml_http_query(const ml_http_call *c) {
+    return c->conn->query;
+}
+
+ml_str ml_http_target(const ml_http_call *c) {
+    return c->conn->target;
+}
+
+ml_str ml_http_header(const ml_http_call *c, const char *name) {
+    return ml_http_reader_field(&c->conn->reader, name);
+}
+
+bool ml_http_header_at(const ml_http_call *c, int i, ml_str *name, ml_str *value) {
+    const ml_http_reader *r = &c->conn->reader;
+
+    if (i >= r->n_field)
+        return false;
+    *name = r->field[i].name;
+    *value = r->field[i].value;
+    return true;
+}
+
+ml_str ml_http_body(const ml_http_call *c) {
+    return (ml_str){ c->conn->body.ptr, c->conn->body.len };
+}
+
+ml_str ml_http_peer(const ml_http_call *c) {
+    return ml_str_of(c->conn->peer);
+}
+
+void ml_http_on_gone(ml_http_call *c, ml_loop_fn *fn, void *ud) {
+    c->gone = fn;
+    c->gone_ud = ud;
+}
+
+/* --- the reply -------------------------------------------------------------- */
+
+static struct evbuffer *output(const ml_http_call *c) {
+    return bufferevent_get_output(c->conn->bev);
+}
+
+void ml_http_add_header(ml_http_call *c, const char *name, const char *value) {
+    size_t at;
+
+    ML_BUG_IF(c->begun);
+    if (strcasecmp(name, "content-length") == 0) {
+        c->counted = true;
+        c->left = (size_t)strtoumax(value, NULL, 10);
+    }
+    ml_text_printf(&c->headers, "%s: ", name);
+    at = c->headers.len;
+    ml_text_printf(&c->headers, "%s", value);
+    for (; at < c->headers.len; at++) /* a line break would begin another header */
+        if ((unsigned char)c->headers.ptr[at] < 0x20)
+            c->headers.ptr[at] = ' ';
+    ml_text_printf(&c->headers, "\r\n");
+}
+
+/* Decides how the end of the reply is found, and sends everything above its body. */
+static void send_head(ml_http_call *c, int status, const char *type) {
+    struct evbuffer *out = output(c);
+
+    ML_BUG_IF(c->begun);
+    c->begun = true;
+    c->no_body = c->no_body || status == 204 || status == 304;
+    c->chunked = !c->counted && c->conn->reader.minor == 1;
+    c->keep = c->keep && (c->counted || c->chunked || c->no_body);
+    evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n", status, ml_http_reason(status));
+    if (type)
+        evbuffer_add_printf(out, "Content-Type: %s\r\n", type);
+    if (c->chunked && status != 204 && status != 304)
+        evbuffer_add_printf(out, "Transfer-Encoding: chunked\r\n");
+    if (!c->keep)
+        evbuffer_add_printf(out, "Connection: close\r\n");
+    evbuffer_add(out, c->headers.ptr, c->headers.len);
+    evbuffer_add(out, "\r\n", 2);
+}
+
+static void finish(ml_http_call *c) {
+    ml_http_conn *conn = c->conn;
+    bool keep = c->keep;
+
+    ml_http_call_free(c);
+    ml_http_conn_answered(conn, keep);
+}
+
+void ml_http_reply(ml_http_call *c, int status, const char *type, ml_str body) {
+    char length[32];
+
+    snprintf(length, sizeof length, "%zu", body.len);
+    if (status != 204 && !c->counted)
+        ml_http_add_header(c, "Content-Length", length);
+    send_head(c, status, type);
+    if (!c->no_body)
+        evbuffer_add(output(c), body.ptr, body.len);
+    finish(c);
+}
+
+void ml_http_begin(ml_http_call *c, int status, const char *type) {
+    send_head(c, status, type);
+}
+
+void ml_http_write(ml_http_call *c, ml_str piece) {
+    struct evbuffer *out = output(c);
+
+    ML_BUG_IF(!c->begun);
+    if (c->no_body || c->conn->cut || piece.len == 0)
+        return;
+    if (c->counted) {
+        ML_BUG_IF(piece.len > c->left);
+        c->left -= piece.len;
+    }
+    if (c->chunked)
+        evbuffer_add_printf(out, "%zx\r\n", piece.len);
+    evbuffer_add(out, piece.ptr, piece.len);
+    if (c->chunked)
+        evbuffer_add(out, "\r\n", 2);
+    if (evbuffer_get_length(out) > c->conn->server->limits.max_unsent)
+        ml_http_conn_cut(c->conn);
+}
+
+void ml_http_end(ml_http_call *c) {
+    ML_BUG_IF(!c->begun);
+    if (c->counted && c->left && !c->no_body) {
+        ml_http_abort(c); /* less than was promised */
+        return;
+    }
+    if (c->chunked && !c->no_body)
+        evbuffer_add(output(c), "0\r\n\r\n", 5);
+    finish(c);
+}
+
+void ml_http_abort(ml_http_call *c) {
+    ml_http_conn *conn = c->conn;
+    struct linger now = { .l_onoff = 1, .l_linger = 0 };
+
+    /* A reset, because the end of some replies is the end of the connection. */
+    setsockopt(bufferevent_getfd(conn->bev), SOL_SOCKET, SO_LINGER, &now, sizeof now);
+    ml_http_call_free(c);
+    ml_http_conn_cut(conn);
+}

@@ -1,0 +1,150 @@
+#include "net/http_server.h"
+
+#include <errno.h>
+#include <event2/bufferevent.h>
+#include <event2/listener.h>
+#include <event2/util.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "net/http_conn.h"
+#include "net/loop_base.h"
+
+#define BACKLOG 4096
+#define REFUSING                                                                           \
+    64 /* connections beyond the limit that are told so; more are just closed */
+#define PAUSE_S 0.1 /* without file descriptors, before accepting again */
+
+static void resume(void *ud) {
+    ml_http_server *s = ud;
+
+    ml_timer_stop(s->pause);
+    s->pause = NULL;
+    if (s->listener)
+        evconnlistener_enable(s->listener);
+}
+
+/* Usually no file descriptor is left.  Asking again at once would only burn time. */
+static void accept_failed(struct evconnlistener *listener, void *ud) {
+    ml_http_server *s = ud;
+
+    evconnlistener_disable(listener);
+    if (!s->pause)
+        s->pause = ml_timer_start(s->loop, PAUSE_S, false, resume, s);
+}
+
+static void accepted(struct evconnlistener *listener, evutil_socket_t fd,
+                     struct sockaddr *addr, int addr_len, void *ud) {
+    ml_http_server *s = ud;
+    char host[64] = "";
+
+    (void)listener;
+    if (s->n_conn >= s->limits.max_connections + REFUSING) {
+        close((int)fd);
+        return;
+    }
+    getnameinfo(addr, (socklen_t)addr_len, host, sizeof host, NULL, 0, NI_NUMERICHOST);
+    ml_http_conn_open(s, (int)fd, host);
+}
+
+/* As many connections as the system lets us have. */
+static void raise_fd_limit(void) {
+    struct rlimit r;
+
+    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+        r.rlim_cur = r.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &r);
+    }
+}
+
+static int bound_port(struct evconnlistener *l) {
+    struct sockaddr_storage a;
+    socklen_t n = sizeof a;
+
+    if (getsockname(evconnlistener_get_fd(l), (struct sockaddr *)&a, &n) != 0)
+        return 0;
+    return ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port
+                                         : ((struct sockaddr_in *)&a)->sin_port);
+}
+
+/* The first of the host's addresses that can be bound. */
+static ml_status listen_at(ml_http_server *s, const char *host, int port, ml_err *err) {
+    struct addrinfo hints = { .ai_flags = AI_PASSIVE, .ai_socktype = SOCK_STREAM }, *all;
+    char service[16];
+    int gai, why;
+
+    snprintf(service, sizeof service, "%d", port);
+    gai = getaddrinfo(host, service, &hints, &all);
+    if (gai != 0)
+        return ml_fail(err, ML_EIO, "host %s: %s; name an address of this machine", host,
+                       gai_strerror(gai));
+    for (struct addrinfo *a = all; a && !s->listener; a = a->ai_next)
+        s->listener = evconnlistener_new_bind(ml_loop_base(s->loop), accepted, s,
+                                              LEV_OPT_CLOSE_ON_FREE |
+                                                  LEV_OPT_CLOSE_ON_EXEC | LEV_OPT_REUSEABLE,
+                                              BACKLOG, a->ai_addr, (int)a->ai_addrlen);
+    why = errno;
+    freeaddrinfo(all);
+    if (!s->listener)
+        return ml_fail(err, ML_EIO, "cannot listen at %s port %d: %s", host, port,
+                       strerror(why));
+    return ML_OK;
+}
+
+ml_status ml_http_server_open(ml_http_server **out, ml_loop *l, const char *host, int port,
+                              ml_http_limits limits, ml_http_handler *fn, void *ud,
+                              ml_err *err) {
+    ml_http_server *s = ml_net_take(sizeof *s);
+
+    *s = (ml_http_server){ .loop = l, .limits = limits, .fn = fn, .ud = ud };
+    raise_fd_limit();
+    if (listen_at(s, host, port, err) != ML_OK) {
+        free(s);
+        return ML_EIO;
+    }
+    evconnlistener_set_error_cb(s->listener, accept_failed);
+    s->port = bound_port(s->listener);
+    *out = s;
+    return ML_OK;
+}
+
+int ml_http_server_port(const ml_http_server *s) {
+    return s->port;
+}
+
+int ml_http_server_connections(const ml_http_server *s) {
+    return s->n_conn;
+}
+
+void ml_http_server_stop_accepting(ml_http_server *s) {
+    if (!s->listener)
+        return;
+    evconnlistener_free(s->listener);
+    s->listener = NULL;
+    for (ml_http_conn *c = s->first; c; c = c->next) {
+        if (c->call)
+            c->call->keep = false;
+        else if (ml_http_reader_fresh(&c->reader) && c->state == ML_CONN_OPEN)
+            ml_http_conn_close(c);
+    }
+}
+
+void ml_http_server_close(ml_http_server *s) {
+    if (!s)
+        return;
+    if (s->listener)
+        evconnlistener_free(s->listener);
+    ml_timer_stop(s->pause);
+    while (s->first) {
+        /* libevent closes the socket when the loop runs next, if it does. */
+        shutdown(bufferevent_getfd(s->first->bev), SHUT_RDWR);
+        ml_http_conn_drop(s->first);
+    }
+    free(s);
+}

@@ -1,0 +1,49 @@
+#include "net/http_url.h"
+
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+static ml_status malformed(const char *url, ml_err *err) {
+    return ml_fail(err, ML_EFORMAT, "'%s' is not a URL like http://host:port/path", url);
+}
+
+/* ":8000", or nothing.  Moves *p behind it. */
+static bool split_port(const char **p, int *port) {
+    char *end;
+    long n;
+
+    *port = 80;
+    if (**p != ':')
+        return true;
+    if ((*p)[1] < '0' || (*p)[1] > '9')
+        return false;
+    n = strtol(*p + 1, &end, 10);
+    *p = end;
+    *port = (int)n;
+    return n >= 1 && n <= 65535;
+}
+
+ml_status ml_http_url_split(ml_http_url *out, const char *url, ml_err *err) {
+    const char *p = url, *end;
+
+    if (strncmp(p, "https://", 8) == 0)
+        return ml_fail(err, ML_EUNSUP, "'%s': https is not offered; use http", url);
+    if (strncmp(p, "http://", 7) != 0)
+        return malformed(url, err);
+    p += 7;
+    end = *p == '[' ? strchr(p, ']') : p + strcspn(p, ":/?#@ \t\r\n");
+    p += *p == '[';
+    if (!end || end == p || (size_t)(end - p) >= sizeof out->host)
+        return malformed(url, err);
+    memcpy(out->host, p, (size_t)(end - p));
+    out->host[end - p] = 0;
+    p = end + (*end == ']');
+    if (!split_port(&p, &out->port) || (*p && *p != '/' && *p != '?'))
+        return malformed(url, err);
+    for (const char *c = p; *c; c++)
+        if ((unsigned char)*c <= ' ' || *c == 0x7f)
+            return malformed(url, err);
+    out->target = p;
+    return ML_OK;
+}
