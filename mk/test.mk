@@ -119,7 +119,7 @@ run-all: programs
 # targets link but do not run, are not.  What is found grows under build/fuzz/corpus; the
 # committed corpus is the seed.
 FUZZ_MAKE := $(SELF) CONFIG=fuzz CC=clang SAN=fuzzer-no-link,address,undefined \
-  KERNEL_OPT='-O1 -fno-sanitize=all' ROOMS='base tensor text io backend model rl'
+  KERNEL_OPT='-O1 -fno-sanitize=all' ROOMS='base tensor text net io backend model rl'
 fuzz: fuzz-build
 	@printf '%s\n' $(foreach t,$(FUZZ_TARGETS),'7200 fuzz/$(t) $(MAKE) --no-print-directory $(t)') | \
 	  tools/run-tests.sh
@@ -138,6 +138,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	@status=0; \
 	$(B)/bench/bench_gemm $(ARGS) || status=1; \
 	$(B)/bench/bench_model $(ARGS) || status=1; \
+	$(B)/bench/bench_infer $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
 	exit $$status
 $(BENCH:%=%.o): | $(B)/deps-bench.ok
