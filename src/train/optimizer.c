@@ -196,7 +196,8 @@ static int64_t count_bad(const float *x, int64_t n) {
 }
 
 /* Blocks in order within a tensor, tensors in the order of the spec.  The squares of finite
- * f32 cannot overflow in f64: an infinite or undefined sum names a bad gradient. */
+ * f32 cannot overflow in f64: an infinite or undefined sum names a bad gradient.  Backward goes
+ * from the last parameter to the first and carries a fault along: the last one is its origin. */
 static void measure(ml_optimizer *o, const ml_weights *grads, double scale,
                     ml_update *out) {
     double sum = 0;
@@ -209,7 +210,7 @@ static void measure(ml_optimizer *o, const ml_weights *grads, double scale,
         o->be->optim->square_sums(o->be->stream, o->block, grads->t[i].data, n);
         for (int64_t b = 0; b < (n + ML_NORM_BLOCK - 1) / ML_NORM_BLOCK; b++)
             own += o->block[b];
-        if (!isfinite(own) && out->bad_param == ML_NONE) {
+        if (!isfinite(own)) {
             out->bad_param = i;
             out->n_bad = count_bad(grads->t[i].data, n);
         }

@@ -57,7 +57,7 @@ typedef struct ml_update {
     double grad_norm;  /* before clipping */
     double clip;       /* what gradients were multiplied by */
     bool applied;      /* false: a gradient was not finite, nothing changed */
-    int32_t bad_param; /* the first such tensor, or ML_NONE */
+    int32_t bad_param; /* such a tensor, the first that backward computes; or ML_NONE */
     int64_t n_bad;     /* its elements that are not finite */
 } ml_update;
 

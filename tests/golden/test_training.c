@@ -1,0 +1,131 @@
+/* Training against PyTorch: the losses of 50 steps, with and without masks, and the gradient
+ * of a policy-like loss (tools/gen_training_golden.py). */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "io/safetensors.h"
+#include "tests/support/test.h"
+#include "tests/support/trainee.h"
+
+#define GOLDEN "tests/golden/training"
+
+static const ml_json *read_golden(ml_arena *a, ml_file *f) {
+    const ml_json *root = NULL;
+    ml_err err = { 0 };
+    if (ml_file_map(f, GOLDEN "/training.json", &err) ||
+        ml_json_parse(&root, a, f->bytes, "training.json", &err))
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+    return root;
+}
+
+static void track(const char *name, bool whole, int n_thread) {
+    ml_trainee t;
+    ml_arena a;
+    ml_file f = { 0 };
+    const ml_json *run, *loss, *norm;
+    double first = 0, last = 0;
+
+    ml_arena_init(&a, "golden");
+    run = ml_json_get(read_golden(&a, &f), name);
+    loss = ml_json_get(run, "loss")->child;
+    norm = ml_json_get(run, "grad_norm")->child;
+    ml_trainee_open(&t, &(ml_trainee_opts){ .dtype = ML_WEIGHT_F32,
+                                            .n_thread = n_thread,
+                                            .whole = whole,
+                                            .trainer = ml_trainee_defaults() });
+    for (int i = 0; i < 50; i++, loss = loss->next, norm = norm->next) {
+        ml_step_result r = ml_trainee_step(&t, 200);
+        double want = 0, want_norm = 0;
+        ml_json_f64(loss, &want);
+        ml_json_f64(norm, &want_norm);
+        if (!(fabs(r.loss - want) <= 1e-4 * want))
+            ml_test_fail(__FILE__, __LINE__, "step %d: loss %.8f instead of %.8f", i,
+                         r.loss, want);
+        if (!(fabs(r.grad_norm - want_norm) <= 2e-3 * want_norm))
+            ml_test_fail(__FILE__, __LINE__, "step %d: gradient norm %.6f instead of %.6f",
+                         i, r.grad_norm, want_norm);
+        CHECK(r.applied && r.lr == 1e-3 && r.weight_decay == 0.1);
+        first = i == 0 ? r.loss : first;
+        last = r.loss;
+    }
+    CHECK(last < 0.7 * first);
+    CHECK(t.weights.version == 50 && ml_trainer_samples(t.trainer) == 150);
+    ml_trainee_close(&t);
+    ml_file_unmap(&f);
+    ml_arena_release(&a);
+}
+
+static void all_tokens(void) {
+    track("all", true, 2);
+}
+
+static void masked_tokens(void) {
+    track("masked", false, 1);
+}
+
+/* d (a log p + b H), a and b as in the script. */
+static ml_status weighted(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
+    (void)ud;
+    (void)err;
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t t = 0; t < io[i].n_response; t++) {
+            io[i].dlogprob[t] = (float)((5 * t + 3 * io[i].sample) % 11 - 5) / 8;
+            io[i].dentropy[t] = (float)((3 * t + 2 * io[i].sample) % 7 - 3) / 16;
+        }
+    return ML_OK;
+}
+
+static void same_gradient(const ml_trainee *t, const ml_st_file *want, int32_t i) {
+    const ml_param *p = &t->spec.param[i];
+    int64_t rows = p->n_dim == 2 ? p->shape[0] : 1, n = ml_param_count(p);
+    const ml_st_tensor *w = ml_st_find(want, ml_str_of(p->name));
+    float *got = malloc((size_t)n * sizeof *got);
+    double diff = 0, size = 0;
+
+    ml_weights_unpack(ml_trainer_grads(t->trainer), i, 0, 0, rows, ML_F32, got);
+    for (int64_t k = 0; w && k < n; k++) {
+        diff += pow((double)got[k] - (double)((const float *)w->data)[k], 2);
+        size += pow((double)((const float *)w->data)[k], 2);
+    }
+    if (!w || !(sqrt(diff) <= 1e-5 * sqrt(size)) || size == 0)
+        ml_test_fail(__FILE__, __LINE__, "%s: relative error %g", p->name,
+                     sqrt(diff / size));
+    free(got);
+}
+
+static void policy_gradient(void) {
+    ml_trainee_opts o = { .dtype = ML_WEIGHT_F32, .trainer = ml_trainee_defaults() };
+    ml_trainee t;
+    ml_st_file *want = NULL;
+    ml_step_result r;
+    ml_err err = { 0 };
+    ml_bins bins;
+
+    o.trainer.temperature = 0.7;
+    ml_trainee_open(&t, &o);
+    bins = ml_trainee_bins(&t, 120);
+    CHECK(ml_st_open(&want, GOLDEN "/policy_grads.safetensors", &err) == ML_OK);
+    CHECK(ml_trainer_accumulate(t.trainer,
+                                &(ml_step){ .sample = t.sample,
+                                            .micro = &bins,
+                                            .denominator = 1,
+                                            .loss = weighted,
+                                            .entropy = true },
+                                &r, &err) == ML_OK);
+    for (int32_t i = 0; i < t.spec.n_param && want; i++)
+        same_gradient(&t, want, i);
+    ml_st_close(want);
+    ml_trainee_close(&t);
+}
+
+static const ml_test tests[] = {
+    { "50 steps on all tokens", all_tokens },
+    { "50 steps on masked tokens", masked_tokens },
+    { "the gradient of a policy loss", policy_gradient },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
