@@ -1,0 +1,128 @@
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "serve/serve_priv.h"
+
+void ml_choice_release(ml_choice *c) {
+    if (c->job->api->release && c->ud)
+        c->job->api->release(c);
+    ml_mailbox_release(&c->box);
+    ml_tally_release(&c->scored);
+    ml_tally_release(&c->answer);
+    ml_stops_release(&c->stops);
+    ml_text_release(&c->text);
+    if (c->detok)
+        ml_detok_free(c->detok);
+    c->detok = NULL;
+}
+
+/* --- tokens to text --------------------------------------------------------- */
+
+static void add_text(ml_choice *c, const ml_text *piece) {
+    if (c->cut || !piece->len)
+        return;
+    if (c->params->no_stop_trim || c->stops.n == 0)
+        ml_text_add(&c->text, piece->ptr, piece->len);
+    else
+        c->cut =
+            ml_stops_push(&c->stops, (ml_str){ piece->ptr, piece->len }, &c->text) >= 0;
+}
+
+/* The token that ended the answer is no part of its text, unless asked for. */
+static void add_tokens(ml_choice *c, const ml_news *news) {
+    ml_scored got = ml_tally_view(&news->answer);
+    bool trim = news->finish == ML_FINISH_TOKEN && !c->params->no_stop_trim;
+    int32_t n = trim && got.n ? got.n - 1 : got.n;
+    ml_text piece = { 0 };
+
+    if (!c->detok)
+        return;
+    for (int32_t i = 0; i < n; i++)
+        ml_detok_push(c->detok, got.id[i], &piece);
+    if (news->finish != ML_FINISH_NOT)
+        ml_detok_finish(c->detok, &piece);
+    add_text(c, &piece);
+    if (news->finish != ML_FINISH_NOT && !c->cut)
+        ml_stops_finish(&c->stops, &c->text);
+    ml_text_release(&piece);
+}
+
+void ml_token_text(const ml_server *s, int32_t id, ml_json_out *o) {
+    ml_text t = { 0 };
+
+    if (s->opts.tokenizer)
+        ml_decode(s->opts.tokenizer, &t, &id, 1, false);
+    ml_json_str(o, (ml_str){ t.ptr, t.len });
+    ml_text_release(&t);
+}
+
+/* --- news ------------------------------------------------------------------- */
+
+static void log_end(const ml_choice *c) {
+    ml_log(
+        ML_LOG_INFO, "%s %.*s: %d prompt tokens (%d cached), %d answer tokens, %s, %.3f s",
+        c->job->api->path, (int)c->rid.len, c->rid.ptr, (int)c->n_prompt, (int)c->n_cached,
+        (int)c->answer.n, ml_choice_finish_word(c), c->end_s - c->job->start_s);
+}
+
+static void measure(ml_choice *c, const ml_news *news, double now) {
+    ml_metrics *m = c->job->server->metrics;
+
+    if (news->answer.n && c->first_s == 0) {
+        c->first_s = now;
+        ml_metrics_first_token(m, c);
+    } else if (news->answer.n) {
+        ml_metrics_tokens(m, now - c->end_s, news->answer.n);
+    }
+    c->end_s = now;
+    if (news->finish == ML_FINISH_NOT)
+        return;
+    ml_metrics_end(m, c);
+    if (c->job->server->opts.log_requests)
+        log_end(c);
+}
+
+void ml_choice_news(void *ud, const ml_news *news) {
+    ml_choice *c = ud;
+    ml_scored prompt = ml_tally_view(&news->prompt), answer = ml_tally_view(&news->answer);
+
+    ml_tally_add(&c->scored, &prompt, c->n_top, c->n_also);
+    ml_tally_add(&c->answer, &answer, c->n_top, c->n_also);
+    add_tokens(c, news);
+    c->finish = news->finish;
+    c->matched = news->matched;
+    c->n_cached = news->n_cached;
+    c->n_retract = news->n_retract;
+    c->version = news->version;
+    c->queued_s = news->queued_s;
+    memcpy(c->message, news->message, sizeof c->message);
+    if (news->finish != ML_FINISH_NOT) {
+        c->open = false;
+        c->job->n_open--;
+    }
+    measure(c, news, ml_clock_s());
+    ml_job_news(c->job, c);
+}
+
+/* --- how it ended ----------------------------------------------------------- */
+
+const char *ml_choice_finish_word(const ml_choice *c) {
+    switch (c->finish) {
+    case ML_FINISH_NOT: return NULL;
+    case ML_FINISH_TOKEN:
+    case ML_FINISH_STRING: return "stop";
+    case ML_FINISH_LENGTH: return "length";
+    case ML_FINISH_ABORT: return "abort";
+    }
+    return NULL;
+}
+
+void ml_choice_matched(const ml_choice *c, ml_json_out *o) {
+    if (c->finish == ML_FINISH_TOKEN)
+        ml_json_int(o, c->matched);
+    else if (c->finish == ML_FINISH_STRING && c->matched < c->params->n_stop)
+        ml_json_str(o, c->params->stop[c->matched]);
+    else
+        ml_json_null(o);
+}

@@ -1,0 +1,240 @@
+/* What the server tells of itself. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "serve/serve_priv.h"
+
+#define HEALTH_S 20.0 /* a token must come within this time */
+
+static void add_word(ml_json_out *o, const char *key, const char *value) {
+    ml_json_key(o, key);
+    ml_json_word(o, value);
+}
+
+static void add_int(ml_json_out *o, const char *key, int64_t value) {
+    ml_json_key(o, key);
+    ml_json_int(o, value);
+}
+
+static void reply(ml_http_call *c, ml_text *body) {
+    ml_reply_json(c, 200, body);
+    ml_text_release(body);
+}
+
+static ml_gen_stats stats_of(ml_server *s) {
+    ml_gen_stats st = { 0 };
+
+    s->opts.gen->stats(s->opts.gen, &st);
+    return st;
+}
+
+/* --- health ----------------------------------------------------------------- */
+
+void ml_serve_health(ml_server *s, ml_http_call *c) {
+    ml_http_reply(c, s->draining ? 503 : 200, "text/plain", ml_str_of(""));
+}
+
+/* A request for one token, answered with nothing but a status. */
+struct ml_probe {
+    ml_http_call *call; /* NULL: answered or gone */
+    ml_arena arena;
+    ml_server *server;
+    ml_probe *next;
+    ml_mailbox box;
+    ml_timer *timer;
+    uint64_t ticket;
+};
+
+static void free_probe(ml_probe *p) {
+    ml_arena arena = p->arena;
+    ml_probe **at = &p->server->probes;
+
+    while (*at != p)
+        at = &(*at)->next;
+    *at = p->next;
+    ml_timer_stop(p->timer);
+    ml_mailbox_release(&p->box);
+    ml_arena_release(&arena);
+}
+
+void ml_probes_free(ml_server *s) {
+    while (s->probes)
+        free_probe(s->probes);
+}
+
+static void end_probe(ml_probe *p, int status) {
+    ml_http_call *c = p->call;
+
+    p->call = NULL;
+    if (c)
+        ml_http_reply(c, status, "text/plain", ml_str_of(""));
+}
+
+static void probe_gone(void *ud) {
+    ((ml_probe *)ud)->call = NULL;
+}
+
+static void probe_late(void *ud) {
+    ml_probe *p = ud;
+
+    end_probe(p, 503);
+    p->server->opts.gen->abort(p->server->opts.gen, p->ticket);
+}
+
+static void probe_news(void *ud, const ml_news *news) {
+    ml_probe *p = ud;
+
+    if (news->finish == ML_FINISH_NOT)
+        return;
+    end_probe(p, news->finish == ML_FINISH_ABORT ? 503 : 200);
+    free_probe(p);
+}
+
+/* A full queue or a pause is not an illness. */
+void ml_serve_health_generate(ml_server *s, ml_http_call *c) {
+    static const int32_t prompt[] = { 0 };
+    ml_gen_request r = { .prompt = prompt,
+                         .n_prompt = 1,
+                         .max_new = 1,
+                         .ignore_eos = true,
+                         .score_from = -1,
+                         .draw = { .top_p = 1, .repetition = 1 } };
+    ml_arena arena;
+    ml_probe *p;
+    ml_err err;
+    ml_status st;
+
+    if (stats_of(s).paused) {
+        ml_http_reply(c, 200, "text/plain", ml_str_of(""));
+        return;
+    }
+    ml_arena_init(&arena, "a probe");
+    p = ML_NEW(&arena, ml_probe, 1);
+    *p = (ml_probe){ .call = c, .arena = arena, .server = s, .next = s->probes };
+    s->probes = p;
+    ml_mailbox_init(&p->box, s->office, 0, 0, probe_news, p);
+    st = s->opts.gen->submit(s->opts.gen, &r, ml_mailbox_put, &p->box, &p->ticket, &err);
+    if (st) {
+        end_probe(p, st == ML_EAGAIN ? 200 : 503);
+        free_probe(p);
+        return;
+    }
+    ml_http_on_gone(c, probe_gone, p);
+    p->timer = ml_timer_start(s->loop, HEALTH_S, false, probe_late, p);
+}
+
+/* --- the model -------------------------------------------------------------- */
+
+void ml_serve_model_info(ml_server *s, ml_http_call *c) {
+    ml_text body = { 0 };
+    ml_json_out o = { .to = &body };
+
+    ml_json_begin(&o, '{');
+    add_word(&o, "model_path", s->model_path);
+    add_word(&o, "served_model_name", s->opts.model_name);
+    add_word(&o, "tokenizer_path", s->opts.tokenizer_path);
+    ml_json_key(&o, "is_generation");
+    ml_json_bool(&o, true);
+    add_word(&o, "preferred_sampling_params", NULL);
+    ml_json_key(&o, "weight_version");
+    ml_server_write_label(s, stats_of(s).version, &o);
+    add_word(&o, "load_format", s->opts.load_format);
+    add_word(&o, "reasoning_parser", NULL);
+    add_word(&o, "tool_call_parser", ml_tool_format_name(s->opts.tools));
+    add_word(&o, "model_type", s->opts.model_type);
+    ml_json_key(&o, "architectures");
+    ml_json_begin(&o, '[');
+    ml_json_word(&o, s->opts.architecture);
+    ml_json_end(&o, ']');
+    ml_json_end(&o, '}');
+    reply(c, &body);
+}
+
+void ml_serve_weight_version(ml_server *s, ml_http_call *c) {
+    ml_text body = { 0 };
+    ml_json_out o = { .to = &body };
+    ml_gen_stats st = stats_of(s);
+
+    ml_json_begin(&o, '{');
+    ml_json_key(&o, "weight_version");
+    ml_server_write_label(s, st.version, &o);
+    add_int(&o, "version", (int64_t)st.version);
+    ml_json_end(&o, '}');
+    reply(c, &body);
+}
+
+static void add_state(ml_server *s, ml_json_out *o) {
+    ml_gen_stats st = stats_of(s);
+
+    ml_json_key(o, "internal_states");
+    ml_json_begin(o, '[');
+    ml_json_begin(o, '{');
+    add_int(o, "num_running_reqs", st.n_running);
+    add_int(o, "num_queue_reqs", st.n_waiting);
+    add_int(o, "num_pages", st.n_page);
+    add_int(o, "num_pages_free", st.n_page_free);
+    add_int(o, "num_pages_cached", st.n_page_cached);
+    add_int(o, "num_steps", st.n_step);
+    ml_json_key(o, "paused");
+    ml_json_bool(o, st.paused);
+    ml_json_end(o, '}');
+    ml_json_end(o, ']');
+}
+
+void ml_serve_server_info(ml_server *s, ml_http_call *c) {
+    ml_text body = { 0 };
+    ml_json_out o = { .to = &body };
+    ml_gen_stats st = stats_of(s);
+
+    ml_json_begin(&o, '{');
+    if (s->opts.flags.len)
+        ml_json_raw(&o, s->opts.flags);
+    add_word(&o, "status", s->draining ? "draining" : "ready");
+    add_word(&o, "version", s->opts.version);
+    add_int(&o, "max_total_num_tokens", st.n_page * st.page_tokens);
+    add_int(&o, "max_req_input_len", s->opts.context - 1);
+    add_state(s, &o);
+    ml_json_end(&o, '}');
+    reply(c, &body);
+}
+
+/* --- /v1/models ------------------------------------------------------------- */
+
+static void write_model(const ml_server *s, ml_json_out *o) {
+    ml_json_begin(o, '{');
+    add_word(o, "id", s->opts.model_name);
+    add_word(o, "object", "model");
+    add_int(o, "created", s->created);
+    add_word(o, "owned_by", "miles");
+    add_word(o, "root", s->opts.model_name);
+    add_word(o, "parent", NULL);
+    add_int(o, "max_model_len", s->opts.context);
+    ml_json_end(o, '}');
+}
+
+void ml_serve_models(ml_server *s, ml_http_call *c) {
+    size_t prefix = sizeof "/v1/models/" - 1;
+    ml_str path = ml_http_path(c);
+    ml_text body = { 0 };
+    ml_json_out o = { .to = &body };
+
+    if (path.len > prefix) {
+        ml_str name = { path.ptr + prefix, path.len - prefix };
+        if (!ml_str_is(name, s->opts.model_name)) {
+            ml_reply_error(c, 404,
+                           "There is no model of that name; /v1/models lists them.");
+            return;
+        }
+        write_model(s, &o);
+        reply(c, &body);
+        return;
+    }
+    ml_json_begin(&o, '{');
+    add_word(&o, "object", "list");
+    ml_json_key(&o, "data");
+    ml_json_begin(&o, '[');
+    write_model(s, &o);
+    ml_json_end(&o, ']');
+    ml_json_end(&o, '}');
+    reply(c, &body);
+}

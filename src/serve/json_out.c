@@ -1,0 +1,94 @@
+#include "serve/json_out.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "base/json.h"
+
+static void before_value(ml_json_out *o) {
+    if (o->comma)
+        ml_text_add(o->to, ", ", 2);
+    o->comma = true;
+}
+
+void ml_json_begin(ml_json_out *o, char bracket) {
+    before_value(o);
+    ml_text_add(o->to, &bracket, 1);
+    o->comma = false;
+}
+
+void ml_json_end(ml_json_out *o, char bracket) {
+    ml_text_add(o->to, &bracket, 1);
+    o->comma = true;
+}
+
+void ml_json_key(ml_json_out *o, const char *key) {
+    before_value(o);
+    ml_json_quote(o->to, ml_str_of(key));
+    ml_text_add(o->to, ": ", 2);
+    o->comma = false;
+}
+
+void ml_json_str(ml_json_out *o, ml_str s) {
+    before_value(o);
+    ml_json_quote(o->to, s.ptr ? s : ml_str_of(""));
+}
+
+void ml_json_word(ml_json_out *o, const char *s) {
+    if (s)
+        ml_json_str(o, ml_str_of(s));
+    else
+        ml_json_null(o);
+}
+
+void ml_json_int(ml_json_out *o, int64_t v) {
+    char digits[24];
+    int n = snprintf(digits, sizeof digits, "%" PRId64, v);
+
+    before_value(o);
+    ml_text_add(o->to, digits, (size_t)n);
+}
+
+static void number(ml_json_out *o, double v, int precision) {
+    char digits[40];
+    int n;
+
+    if (!isfinite(v)) {
+        ml_json_null(o);
+        return;
+    }
+    n = snprintf(digits, sizeof digits, "%.*g", precision, v);
+    before_value(o);
+    ml_text_add(o->to, digits, (size_t)n);
+}
+
+void ml_json_float(ml_json_out *o, float v) {
+    number(o, (double)v, 9);
+}
+
+void ml_json_double(ml_json_out *o, double v) {
+    number(o, v, 6);
+}
+
+void ml_json_bool(ml_json_out *o, bool v) {
+    before_value(o);
+    ml_text_add(o->to, v ? "true" : "false", v ? 4 : 5);
+}
+
+void ml_json_null(ml_json_out *o) {
+    before_value(o);
+    ml_text_add(o->to, "null", 4);
+}
+
+void ml_json_raw(ml_json_out *o, ml_str json) {
+    before_value(o);
+    ml_text_add(o->to, json.ptr, json.len);
+}
+
+void ml_json_ids(ml_json_out *o, const int32_t *id, int32_t n) {
+    ml_json_begin(o, '[');
+    for (int32_t i = 0; i < n; i++)
+        ml_json_int(o, id[i]);
+    ml_json_end(o, ']');
+}

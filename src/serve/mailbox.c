@@ -1,0 +1,164 @@
+#include "serve/mailbox.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "base/bug.h"
+
+struct ml_post_office {
+    ml_loop *loop;
+    pthread_mutex_t lock;
+    ml_mailbox *first, **last; /* those with news, in the order it came */
+    bool posted;               /* the loop has been told */
+};
+
+/* --- growing arrays --------------------------------------------------------- */
+
+static void append(ml_text *to, const void *from, int64_t n, size_t size) {
+    if (n && from) /* a generator far away may not know entropies */
+        ml_text_add(to, from, (size_t)n * size);
+}
+
+void ml_tally_add(ml_tally *t, const ml_scored *s, int32_t n_top, int32_t n_also) {
+    append(&t->id, s->id, s->n, sizeof *s->id);
+    append(&t->logprob, s->logprob, s->n, sizeof *s->logprob);
+    append(&t->entropy, s->entropy, s->n, sizeof *s->entropy);
+    append(&t->version, s->version, s->n, sizeof *s->version);
+    append(&t->top_id, s->top_id, (int64_t)s->n * n_top, sizeof *s->top_id);
+    append(&t->top_logprob, s->top_logprob, (int64_t)s->n * n_top, sizeof *s->top_logprob);
+    append(&t->also_logprob, s->also_logprob, (int64_t)s->n * n_also,
+           sizeof *s->also_logprob);
+    t->n += s->n;
+}
+
+ml_scored ml_tally_view(const ml_tally *t) {
+    return (ml_scored){ .n = t->n,
+                        .id = (const void *)t->id.ptr,
+                        .logprob = (const void *)t->logprob.ptr,
+                        .entropy = (const void *)t->entropy.ptr,
+                        .version = (const void *)t->version.ptr,
+                        .top_id = (const void *)t->top_id.ptr,
+                        .top_logprob = (const void *)t->top_logprob.ptr,
+                        .also_logprob = (const void *)t->also_logprob.ptr };
+}
+
+void ml_tally_clear(ml_tally *t) {
+    t->n = 0;
+    t->id.len = t->logprob.len = t->entropy.len = t->version.len = 0;
+    t->top_id.len = t->top_logprob.len = t->also_logprob.len = 0;
+}
+
+void ml_tally_release(ml_tally *t) {
+    ml_text_release(&t->id);
+    ml_text_release(&t->logprob);
+    ml_text_release(&t->entropy);
+    ml_text_release(&t->version);
+    ml_text_release(&t->top_id);
+    ml_text_release(&t->top_logprob);
+    ml_text_release(&t->also_logprob);
+    t->n = 0;
+}
+
+void ml_news_release(ml_news *n) {
+    ml_tally_release(&n->prompt);
+    ml_tally_release(&n->answer);
+}
+
+/* --- the office ------------------------------------------------------------- */
+
+ml_post_office *ml_post_office_open(ml_loop *l, ml_arena *a) {
+    ml_post_office *o = ML_NEW(a, ml_post_office, 1);
+
+    o->loop = l;
+    o->last = &o->first;
+    ML_BUG_IF(pthread_mutex_init(&o->lock, NULL) != 0);
+    return o;
+}
+
+void ml_post_office_close(ml_post_office *o) {
+    if (o)
+        pthread_mutex_destroy(&o->lock);
+}
+
+void ml_mailbox_init(ml_mailbox *m, ml_post_office *o, int32_t n_top, int32_t n_also,
+                     ml_mailbox_fn *fn, void *ud) {
+    *m = (ml_mailbox){ .office = o, .n_top = n_top, .n_also = n_also, .fn = fn, .ud = ud };
+}
+
+void ml_mailbox_release(ml_mailbox *m) {
+    ml_news_release(&m->news);
+    ml_news_release(&m->spare);
+}
+
+static void clear(ml_news *n) {
+    ml_tally_clear(&n->prompt);
+    ml_tally_clear(&n->answer);
+    *n = (ml_news){ .prompt = n->prompt, .answer = n->answer };
+}
+
+/* The first mailbox with news, with its news moved to its spare; NULL: none is left, and the
+ * next news posts again. */
+static ml_mailbox *take_next(ml_post_office *o) {
+    ml_mailbox *m;
+
+    pthread_mutex_lock(&o->lock);
+    m = o->first;
+    if (m) {
+        ml_news news = m->news;
+        o->first = m->next;
+        if (!o->first)
+            o->last = &o->first;
+        m->listed = false;
+        m->news = m->spare;
+        clear(&m->news);
+        m->spare = news;
+    } else {
+        o->posted = false;
+    }
+    pthread_mutex_unlock(&o->lock);
+    return m;
+}
+
+static void deliver_all(void *ud) {
+    ml_mailbox *m;
+
+    while ((m = take_next(ud)))
+        m->fn(m->ud, &m->spare);
+}
+
+static void copy_update(ml_news *n, const ml_gen_update *u, int32_t n_top, int32_t n_also) {
+    size_t len = u->message.len;
+
+    ml_tally_add(&n->prompt, &u->prompt, n_top, n_also);
+    ml_tally_add(&n->answer, &u->answer, n_top, n_also);
+    n->finish = u->finish;
+    n->matched = u->matched;
+    n->n_cached = u->n_cached;
+    n->n_retract = u->n_retract;
+    n->version = u->version;
+    n->queued_s = u->queued_s;
+    len = len < sizeof n->message - 1 ? len : sizeof n->message - 1;
+    if (len)
+        memcpy(n->message, u->message.ptr, len);
+    n->message[len] = 0;
+}
+
+void ml_mailbox_put(void *ud, const ml_gen_update *u) {
+    ml_mailbox *m = ud;
+    ml_post_office *o = m->office;
+    bool post;
+
+    pthread_mutex_lock(&o->lock);
+    copy_update(&m->news, u, m->n_top, m->n_also);
+    if (!m->listed) {
+        m->listed = true;
+        m->next = NULL;
+        *o->last = m;
+        o->last = &m->next;
+    }
+    post = !o->posted;
+    o->posted = true;
+    pthread_mutex_unlock(&o->lock);
+    if (post)
+        ml_loop_post(o->loop, deliver_all, o);
+}

@@ -1,0 +1,391 @@
+/* POST /v1/chat/completions */
+#include <stdio.h>
+#include <string.h>
+
+#include "serve/chat_messages.h"
+#include "serve/openai.h"
+
+#define AT(field) offsetof(ml_openai_body, field)
+#define WHOLE "chat.completion"
+#define CHUNK "chat.completion.chunk"
+
+static const ml_field rows[] = {
+    { "messages", ML_FIELD_JSON, AT(messages) },
+    { "input_ids", ML_FIELD_JSON, AT(input_ids) },
+    { "tools", ML_FIELD_JSON, AT(tools) },
+    { "tool_choice", ML_FIELD_JSON, AT(tool_choice) },
+    { "parallel_tool_calls", ML_FIELD_BOOL, AT(parallel_calls) },
+    { "chat_template_kwargs", ML_FIELD_JSON, AT(template_kwargs) },
+    { "continue_final_message", ML_FIELD_BOOL, AT(continue_final) },
+    { "logprobs", ML_FIELD_BOOL, AT(logprobs) },
+    { "top_logprobs", ML_FIELD_I32, AT(top_logprobs), 0, ML_MAX_TOP },
+    { "max_completion_tokens", ML_FIELD_I32, AT(max_completion_tokens), 1, INT32_MAX },
+    { "response_format", ML_FIELD_JSON, AT(format) },
+    { "separate_reasoning", ML_FIELD_IGNORE }, /* reasoning is text like other text */
+    { "stream_reasoning", ML_FIELD_IGNORE },
+    { "reasoning_effort", ML_FIELD_REFUSE,
+      .why = "templates have their own names for it: use chat_template_kwargs" },
+    { "functions", ML_FIELD_REFUSE, .why = "use tools" },
+    { "function_call", ML_FIELD_REFUSE, .why = "use tool_choice" },
+    { "audio", ML_FIELD_REFUSE, .why = "models here read and write text alone" },
+    { "modalities", ML_FIELD_REFUSE, .why = "models here read and write text alone" },
+    { "prediction", ML_FIELD_REFUSE, .why = "nothing is predicted ahead here" },
+    { "web_search_options", ML_FIELD_REFUSE, .why = "the model has nothing to search" },
+    { "", ML_FIELD_MORE, .more = ml_openai_rows },
+    { 0 },
+};
+
+/* Of a choice: its calls of tools, and how much of it has left. */
+typedef struct chat_choice {
+    ml_tool_reader reader;
+    size_t n_read;   /* bytes of the choice's text the reader has seen */
+    ml_text content; /* what is no call; in a stream: and has not been sent */
+    int32_t sent_calls;
+} chat_choice;
+
+/* --- reading ---------------------------------------------------------------- */
+
+static ml_status check_tools(ml_openai_body *b, ml_err *err) {
+    const ml_json *t = b->tool_choice;
+    bool none = t && t->type == ML_JSON_STRING && ml_str_is(t->text, "none");
+
+    if (b->tools && b->tools->type != ML_JSON_ARRAY)
+        return ml_fail(err, ML_EUSAGE, "\"tools\" is %s; expected a list",
+                       ml_json_what(b->tools));
+    if (t && !none && !(t->type == ML_JSON_STRING && ml_str_is(t->text, "auto")))
+        return ml_fail(err, ML_EUNSUP,
+                       "\"tool_choice\": only \"auto\" and \"none\" are offered: answers "
+                       "are not constrained here");
+    if (!b->parallel_calls && b->tools)
+        return ml_fail(err, ML_EUNSUP,
+                       "\"parallel_tool_calls\" false is not offered: answers are not "
+                       "constrained here");
+    if (none || (b->tools && b->tools->n == 0))
+        b->tools = NULL;
+    return ML_OK;
+}
+
+static ml_status check_format(const ml_openai_body *b, ml_err *err) {
+    const ml_json *type = b->format ? ml_json_get(b->format, "type") : NULL;
+
+    if (!b->format ||
+        (type && type->type == ML_JSON_STRING && ml_str_is(type->text, "text")))
+        return ML_OK;
+    return ml_fail(err, ML_EUNSUP,
+                   "\"response_format\": only {\"type\": \"text\"} is offered: answers are "
+                   "not constrained by a grammar here");
+}
+
+static ml_status render(ml_job *j, ml_openai_body *b, ml_choice *c, ml_err *err) {
+    const ml_chat_template *t = j->server->opts.chat;
+    ml_chat chat = { .tools = b->tools,
+                     .add_generation_prompt = true,
+                     .kwargs = b->template_kwargs };
+    ml_jinja_text text;
+    ml_text prompt = { 0 };
+    ml_str begun = { 0 };
+    ml_status st;
+
+    if (!t || !j->server->encoder)
+        return ml_fail(err, ML_EUSAGE,
+                       "this server has no chat template: give it --chat-template FILE, or "
+                       "send \"input_ids\"");
+    st = ml_chat_messages_read(&chat.messages, b->messages, &j->arena, err);
+    if (!st && b->continue_final)
+        st = ml_chat_messages_split(&chat.messages, &begun, &j->arena, err);
+    if (!st)
+        st = ml_chat_render(&text, &j->arena, t, &chat, NULL, err);
+    if (st)
+        return st;
+    ml_text_add(&prompt, text.text.ptr, text.text.len);
+    ml_text_add(&prompt, begun.ptr, begun.len);
+    st = ml_job_encode(j, (ml_str){ prompt.ptr, prompt.len }, false, &c->prompt,
+                       &c->n_prompt, err);
+    ml_text_release(&prompt);
+    return st;
+}
+
+static ml_status read_prompt(ml_job *j, ml_openai_body *b, ml_err *err) {
+    ml_choice *c = &j->choice[0];
+
+    c->n_top = b->logprobs ? b->top_logprobs : 0;
+    if (b->input_ids)
+        return ml_ids_read(&c->prompt, &c->n_prompt, b->input_ids, j->server->opts.n_vocab,
+                           "\"input_ids\"", &j->arena, err);
+    return render(j, b, c, err);
+}
+
+static ml_status check_body(const ml_job *j, ml_openai_body *b, ml_err *err) {
+    ml_status st = check_tools(b, err);
+
+    if (!st)
+        st = check_format(b, err);
+    if (!st && b->template_kwargs && b->template_kwargs->type != ML_JSON_OBJECT)
+        st = ml_fail(err, ML_EUSAGE, "\"chat_template_kwargs\" is %s; expected an object",
+                     ml_json_what(b->template_kwargs));
+    if (!st && b->top_logprobs && !b->logprobs)
+        st = ml_fail(err, ML_EUSAGE, "\"top_logprobs\" go with \"logprobs\": true");
+    if (!st && !j->server->opts.tokenizer)
+        st = ml_fail(err, ML_EUSAGE,
+                     "answers here are text, and this server has no tokenizer: use "
+                     "/generate");
+    return st;
+}
+
+static ml_status read_request(ml_job *j, ml_err *err) {
+    ml_status st = ml_openai_read(j, rows, err);
+    ml_openai_body *b = j->ud;
+    ml_tool_format format = j->server->opts.tools;
+
+    if (!st)
+        st = check_body(j, b, err);
+    if (st)
+        return st;
+    if (b->max_completion_tokens > 0)
+        b->sampling.max_new = b->max_completion_tokens;
+    /* What opens a call is a special token there. */
+    if (b->tools && format == ML_TOOLS_LLAMA3)
+        b->sampling.skip_special = false;
+    ml_server_new_id(j->server, "chatcmpl-", j->id, sizeof j->id);
+    st = ml_openai_choices(j, 1, err);
+    if (!st)
+        st = read_prompt(j, b, err);
+    if (st)
+        return st;
+    ml_openai_copy_choices(j);
+    for (int32_t i = 0; i < j->n_choice; i++) {
+        chat_choice *x = ML_NEW(&j->arena, chat_choice, 1);
+        ml_tool_reader_init(&x->reader, b->tools ? format : ML_TOOLS_NONE, b->tools,
+                            &j->arena);
+        j->choice[i].ud = x;
+    }
+    return ML_OK;
+}
+
+static void release(ml_choice *c) {
+    chat_choice *x = c->ud;
+
+    ml_tool_reader_release(&x->reader);
+    ml_text_release(&x->content);
+}
+
+/* --- what a choice says ----------------------------------------------------- */
+
+static void read_text(ml_choice *c) {
+    chat_choice *x = c->ud;
+
+    if (c->text.len > x->n_read)
+        ml_tool_reader_push(&x->reader,
+                            (ml_str){ c->text.ptr + x->n_read, c->text.len - x->n_read },
+                            &x->content);
+    x->n_read = c->text.len;
+    if (c->finish != ML_FINISH_NOT)
+        ml_tool_reader_finish(&x->reader, &x->content);
+}
+
+static const char *finish_word(const ml_choice *c) {
+    const chat_choice *x = c->ud;
+    bool stopped = c->finish == ML_FINISH_TOKEN || c->finish == ML_FINISH_STRING;
+
+    return stopped && x->reader.n ? "tool_calls" : ml_choice_finish_word(c);
+}
+
+static void write_call(ml_job *j, const ml_tool_call *t, int32_t index, ml_json_out *o) {
+    char id[48];
+
+    ml_server_new_id(j->server, "call_", id, sizeof id);
+    ml_json_begin(o, '{');
+    ml_json_key(o, "index");
+    ml_json_int(o, index);
+    ml_json_key(o, "id");
+    ml_json_word(o, id);
+    ml_json_key(o, "type");
+    ml_json_word(o, "function");
+    ml_json_key(o, "function");
+    ml_json_begin(o, '{');
+    ml_json_key(o, "name");
+    ml_json_str(o, t->name);
+    ml_json_key(o, "arguments");
+    ml_json_str(o, t->arguments);
+    ml_json_end(o, '}');
+    ml_json_end(o, '}');
+}
+
+static void write_calls(ml_job *j, const chat_choice *x, ml_json_out *o) {
+    ml_json_key(o, "tool_calls");
+    ml_json_begin(o, '[');
+    for (int32_t i = x->sent_calls; i < x->reader.n; i++)
+        write_call(j, &x->reader.call[i], i, o);
+    ml_json_end(o, ']');
+}
+
+/* "token", "bytes", "logprob" of an open object */
+static void write_token(const ml_server *s, int32_t id, float logprob, ml_json_out *o) {
+    ml_text text = { 0 };
+
+    ml_decode(s->opts.tokenizer, &text, &id, 1, false);
+    ml_json_key(o, "token");
+    ml_json_str(o, (ml_str){ text.ptr, text.len });
+    ml_json_key(o, "bytes");
+    ml_json_begin(o, '[');
+    for (size_t i = 0; i < text.len; i++)
+        ml_json_int(o, (unsigned char)text.ptr[i]);
+    ml_json_end(o, ']');
+    ml_json_key(o, "logprob");
+    ml_json_float(o, logprob);
+    ml_text_release(&text);
+}
+
+static void write_logprobs(const ml_choice *c, ml_json_out *o) {
+    const ml_openai_body *b = c->job->ud;
+    const ml_server *s = c->job->server;
+    ml_scored v = ml_tally_view(&c->answer);
+
+    ml_json_key(o, "logprobs");
+    if (!b->logprobs) {
+        ml_json_null(o);
+        return;
+    }
+    ml_json_begin(o, '{');
+    ml_json_key(o, "content");
+    ml_json_begin(o, '[');
+    for (int32_t i = c->sent_tokens; i < v.n; i++) {
+        ml_json_begin(o, '{');
+        write_token(s, v.id[i], v.logprob[i], o);
+        ml_json_key(o, "top_logprobs");
+        ml_json_begin(o, '[');
+        for (int32_t k = 0; k < c->n_top; k++) {
+            int64_t at = (int64_t)i * c->n_top + k;
+            ml_json_begin(o, '{');
+            write_token(s, v.top_id[at], v.top_logprob[at], o);
+            ml_json_end(o, '}');
+        }
+        ml_json_end(o, ']');
+        ml_json_end(o, '}');
+    }
+    ml_json_end(o, ']');
+    ml_json_end(o, '}');
+}
+
+static void write_extras(const ml_choice *c, bool first, ml_json_out *o) {
+    const ml_openai_body *b = c->job->ud;
+    ml_scored v = ml_tally_view(&c->answer);
+
+    if (b->token_ids) {
+        ml_json_key(o, "response_token_ids");
+        ml_json_ids(o, v.id ? v.id + c->sent_tokens : NULL, v.n - c->sent_tokens);
+    }
+    if (b->token_ids && first) {
+        ml_json_key(o, "prompt_token_ids");
+        ml_json_ids(o, c->prompt, c->n_prompt);
+    }
+    if (b->meta_info && c->finish != ML_FINISH_NOT) {
+        ml_json_key(o, "meta_info");
+        ml_meta_info_write(c, (ml_meta_opts){ .logprobs = b->logprobs }, o);
+    }
+}
+
+/* --- all at once ------------------------------------------------------------ */
+
+static void write_message(ml_job *j, const chat_choice *x, ml_json_out *o) {
+    ml_json_begin(o, '{');
+    ml_json_key(o, "role");
+    ml_json_word(o, "assistant");
+    ml_json_key(o, "content");
+    if (x->reader.n && !x->content.len)
+        ml_json_null(o);
+    else
+        ml_json_str(o, (ml_str){ x->content.ptr, x->content.len });
+    if (x->reader.n)
+        write_calls(j, x, o);
+    ml_json_end(o, '}');
+}
+
+static void write_whole(ml_job *j, ml_json_out *o) {
+    ml_openai_begin(j, WHOLE, o);
+    for (int32_t i = 0; i < j->n_choice; i++) {
+        ml_choice *c = &j->choice[i];
+        read_text(c);
+        ml_json_begin(o, '{');
+        ml_json_key(o, "index");
+        ml_json_int(o, c->index);
+        ml_json_key(o, "message");
+        write_message(j, c->ud, o);
+        write_logprobs(c, o);
+        ml_openai_finish(c, finish_word(c), o);
+        write_extras(c, true, o);
+        ml_json_end(o, '}');
+    }
+    ml_openai_end(j, true, o);
+}
+
+/* --- in pieces -------------------------------------------------------------- */
+
+static void write_delta(ml_job *j, const ml_choice *c, ml_json_out *o) {
+    const chat_choice *x = c->ud;
+    bool calls = x->reader.n > x->sent_calls;
+
+    ml_json_begin(o, '{');
+    if (!c->begun) {
+        ml_json_key(o, "role");
+        ml_json_word(o, "assistant");
+    }
+    if (x->content.len || !c->begun) {
+        ml_json_key(o, "content");
+        ml_json_str(o, (ml_str){ x->content.ptr, x->content.len });
+    }
+    if (calls)
+        write_calls(j, x, o);
+    ml_json_end(o, '}');
+}
+
+static void write_piece(ml_job *j, ml_choice *c) {
+    const ml_openai_body *b = j->ud;
+    chat_choice *x = c->ud;
+    ml_json_out o = { .to = &j->out };
+    bool tokens = (b->logprobs || b->token_ids) && c->answer.n > c->sent_tokens;
+
+    read_text(c);
+    if (c->begun && c->finish == ML_FINISH_NOT && !x->content.len &&
+        x->reader.n == x->sent_calls && !tokens)
+        return;
+    j->out.len = 0;
+    ml_openai_begin(j, CHUNK, &o);
+    ml_json_begin(&o, '{');
+    ml_json_key(&o, "index");
+    ml_json_int(&o, c->index);
+    ml_json_key(&o, "delta");
+    write_delta(j, c, &o);
+    write_logprobs(c, &o);
+    ml_openai_finish(c, finish_word(c), &o);
+    write_extras(c, !c->begun, &o);
+    ml_json_end(&o, '}');
+    ml_openai_end(j, b->usage_each, &o);
+    c->begun = true;
+    c->sent_tokens = c->answer.n;
+    x->sent_calls = x->reader.n;
+    x->content.len = 0;
+    ml_job_send(j, &j->out);
+}
+
+static void write_last(ml_job *j) {
+    ml_openai_last(j, CHUNK);
+}
+
+static const ml_api api = { .path = "/v1/chat/completions",
+                            .whole = write_whole,
+                            .piece = write_piece,
+                            .last = write_last,
+                            .release = release };
+
+void ml_serve_chat(ml_server *s, ml_http_call *call) {
+    ml_job *j = ml_job_new(s, call, &api);
+    ml_err err = { 0 };
+
+    if (!j)
+        return;
+    if (read_request(j, &err))
+        ml_job_refuse(j, &err);
+    else
+        ml_job_start(j);
+}

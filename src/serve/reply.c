@@ -1,0 +1,74 @@
+#include <stdio.h>
+
+#include "serve/serve_priv.h"
+
+int ml_http_status_of(ml_status st) {
+    switch (st) {
+    case ML_OK: return 200;
+    case ML_EAGAIN: return 429;
+    case ML_EUSAGE:
+    case ML_EFORMAT:
+    case ML_EUNSUP: return 400;
+    case ML_EPEER: return 502;
+    case ML_EIO:
+    case ML_ENOMEM: return 500;
+    }
+    return 500;
+}
+
+static const char *error_type(int status) {
+    switch (status) {
+    case 401: return "authentication_error";
+    case 404:
+    case 405: return "not_found_error";
+    case 429: return "rate_limit_error";
+    case 502:
+    case 503: return "service_unavailable_error";
+    default: return status < 500 ? "invalid_request_error" : "internal_server_error";
+    }
+}
+
+void ml_reply_json(ml_http_call *c, int status, const ml_text *body) {
+    ml_http_reply(c, status, "application/json", (ml_str){ body->ptr, body->len });
+}
+
+void ml_reply_error(ml_http_call *c, int status, const char *message) {
+    ml_text body = { 0 };
+    ml_json_out o = { .to = &body };
+
+    ml_json_begin(&o, '{');
+    ml_json_key(&o, "error");
+    ml_json_begin(&o, '{');
+    ml_json_key(&o, "message");
+    ml_json_word(&o, message);
+    ml_json_key(&o, "type");
+    ml_json_word(&o, error_type(status));
+    ml_json_key(&o, "param");
+    ml_json_null(&o);
+    ml_json_key(&o, "code");
+    ml_json_int(&o, status);
+    ml_json_end(&o, '}');
+    ml_json_end(&o, '}');
+    if (status == 429 || status == 503)
+        ml_http_add_header(c, "Retry-After", "1");
+    ml_reply_json(c, status, &body);
+    ml_text_release(&body);
+}
+
+void ml_reply_err(ml_http_call *c, const ml_err *err) {
+    bool full = err->code == ML_EAGAIN && !err->msg[0];
+
+    ml_reply_error(c, ml_http_status_of(err->code),
+                   full ? "The queue is full; try again later." : err->msg);
+}
+
+ml_status ml_read_body(const ml_json **out, ml_http_call *c, ml_arena *a, bool optional,
+                       ml_err *err) {
+    ml_str body = ml_http_body(c);
+
+    if (body.len == 0 && optional)
+        body = ml_str_of("{}");
+    /* A copy: the job may outlive the call. */
+    body.ptr = ml_arena_str(a, body.len ? body.ptr : "", body.len);
+    return ml_json_parse(out, a, body, "request body", err);
+}

@@ -1,0 +1,177 @@
+#include "serve/sampling_params.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define AT(field) offsetof(ml_sampling_params, field)
+
+#define NO_GRAMMAR "answers are not constrained by a grammar here"
+
+static const ml_field rows[] = {
+    { "max_new_tokens", ML_FIELD_I32, AT(max_new), 0, INT32_MAX },
+    { "min_new_tokens", ML_FIELD_I32, AT(min_new), 0, INT32_MAX },
+    { "temperature", ML_FIELD_F32, AT(temperature), 0, 1e6 },
+    { "top_p", ML_FIELD_F32, AT(top_p), 0, 1 },
+    { "top_k", ML_FIELD_I32, AT(top_k), -1, INT32_MAX },
+    { "min_p", ML_FIELD_F32, AT(min_p), 0, 1 },
+    { "stop", ML_FIELD_JSON, AT(stop_json) },
+    { "stop_token_ids", ML_FIELD_JSON, AT(stop_id_json) },
+    { "ignore_eos", ML_FIELD_BOOL, AT(ignore_eos) },
+    { "skip_special_tokens", ML_FIELD_BOOL, AT(skip_special) },
+    { "spaces_between_special_tokens", ML_FIELD_IGNORE },
+    { "no_stop_trim", ML_FIELD_BOOL, AT(no_stop_trim) },
+    { "frequency_penalty", ML_FIELD_F32, AT(frequency), -2, 2 },
+    { "presence_penalty", ML_FIELD_F32, AT(presence), -2, 2 },
+    { "repetition_penalty", ML_FIELD_F32, AT(repetition), 0, 2 },
+    { "logit_bias", ML_FIELD_JSON, AT(bias_json) },
+    { "n", ML_FIELD_I32, AT(n), 1, ML_MAX_CHOICES },
+    { "sampling_seed", ML_FIELD_JSON, AT(seed_json) },
+    { "sample", ML_FIELD_JSON, AT(sample_json) },
+    { "logprob_distribution", ML_FIELD_JSON, AT(dist_json) },
+    { "stream_interval", ML_FIELD_IGNORE },
+    { "json_schema", ML_FIELD_REFUSE, .why = NO_GRAMMAR },
+    { "regex", ML_FIELD_REFUSE, .why = NO_GRAMMAR },
+    { "ebnf", ML_FIELD_REFUSE, .why = NO_GRAMMAR },
+    { "structural_tag", ML_FIELD_REFUSE, .why = NO_GRAMMAR },
+    { "stop_regex", ML_FIELD_REFUSE, .why = "use stop or stop_token_ids" },
+    { "custom_params", ML_FIELD_REFUSE, .why = "there are no logit processors here" },
+    { 0 },
+};
+
+void ml_sampling_params_init(ml_sampling_params *p) {
+    *p = (ml_sampling_params){ .temperature = 1,
+                               .top_p = 1,
+                               .repetition = 1,
+                               .top_k = -1,
+                               .max_new = 128,
+                               .n = 1,
+                               .skip_special = true };
+}
+
+ml_status ml_sampling_params_read(ml_sampling_params *p, const ml_json *object,
+                                  int32_t n_vocab, ml_arena *a, ml_err *err) {
+    ml_status st = ML_OK;
+
+    if (object)
+        st = ml_fields_read(p, rows, object, "sampling_params", err);
+    return st ? st : ml_sampling_params_check(p, n_vocab, a, err);
+}
+
+static ml_status read_u64(uint64_t *out, bool *has, const ml_json *v, const char *name,
+                          ml_err *err) {
+    int64_t i;
+
+    *has = v != NULL;
+    if (!v)
+        return ML_OK;
+    if (!ml_json_i64(v, &i))
+        return ml_fail(err, ML_EUSAGE, "\"%s\" is not a whole number of 64 bits", name);
+    *out = (uint64_t)i;
+    return ML_OK;
+}
+
+/* {"token id": number} */
+static ml_status read_bias(ml_sampling_params *p, int32_t n_vocab, ml_arena *a,
+                           ml_err *err) {
+    const ml_json *v = p->bias_json;
+    ml_bias *bias;
+
+    if (!v)
+        return ML_OK;
+    if (v->type != ML_JSON_OBJECT)
+        return ml_fail(err, ML_EUSAGE, "\"logit_bias\" is %s; expected an object",
+                       ml_json_what(v));
+    p->bias = bias = ML_NEW(a, ml_bias, v->n + 1);
+    for (const ml_json *c = v->child; c; c = c->next, bias++) {
+        const char *digits = ml_arena_str(a, c->key.ptr, c->key.len);
+        char *end;
+        double add;
+        long id;
+
+        errno = 0;
+        id = strtol(digits, &end, 10);
+        if (end == digits || *end || errno || id < 0 || id >= n_vocab)
+            return ml_fail(err, ML_EUSAGE,
+                           "\"logit_bias\": the key \"%.40s\" is not a token id, a whole "
+                           "number from 0 to %d",
+                           digits, (int)n_vocab - 1);
+        if (!ml_json_f64(c, &add) || add < -1e30 || add > 1e30)
+            return ml_fail(err, ML_EUSAGE, "\"logit_bias\": token %ld has no number", id);
+        *bias = (ml_bias){ (int32_t)id, (float)add };
+        p->n_bias++;
+    }
+    return ML_OK;
+}
+
+static ml_status read_dist(ml_sampling_params *p, ml_err *err) {
+    static const char *const names[] = {
+        [ML_DIST_RAW] = "raw", [ML_DIST_MODEL] = "model", [ML_DIST_DRAWN] = "drawn"
+    };
+
+    if (!p->dist_json)
+        return ML_OK;
+    for (int i = 0; i < 3; i++)
+        if (p->dist_json->type == ML_JSON_STRING &&
+            ml_str_is(p->dist_json->text, names[i])) {
+            p->dist = (ml_dist)i;
+            return ML_OK;
+        }
+    return ml_fail(err, ML_EUSAGE,
+                   "\"logprob_distribution\": expected \"raw\", \"model\" or \"drawn\"");
+}
+
+static ml_status check_ranges(const ml_sampling_params *p, ml_err *err) {
+    if (p->top_p <= 0)
+        return ml_fail(err, ML_EUSAGE, "\"top_p\" is 0; expected more than 0, up to 1");
+    if (p->repetition <= 0)
+        return ml_fail(err, ML_EUSAGE,
+                       "\"repetition_penalty\" is 0; expected more than 0, up to 2");
+    if (p->top_k == 0)
+        return ml_fail(err, ML_EUSAGE, "\"top_k\" is 0; expected -1 (all) or at least 1");
+    if (p->max_new >= 0 && p->min_new > p->max_new)
+        return ml_fail(err, ML_EUSAGE,
+                       "answers of at least %d and at most %d tokens are asked for",
+                       (int)p->min_new, (int)p->max_new);
+    if (p->n_stop > ML_MAX_STOPS)
+        return ml_fail(err, ML_EUSAGE, "\"stop\" has %d strings; expected at most %d",
+                       (int)p->n_stop, ML_MAX_STOPS);
+    return ML_OK;
+}
+
+ml_status ml_sampling_params_check(ml_sampling_params *p, int32_t n_vocab, ml_arena *a,
+                                   ml_err *err) {
+    ml_status st = ml_strings_read(&p->stop, &p->n_stop, p->stop_json, "\"stop\"", a, err);
+
+    if (!st)
+        st = ml_ids_read(&p->stop_id, &p->n_stop_id, p->stop_id_json, n_vocab,
+                         "\"stop_token_ids\"", a, err);
+    if (!st)
+        st = read_bias(p, n_vocab, a, err);
+    if (!st)
+        st = read_u64(&p->seed, &p->has_seed, p->seed_json, "seed", err);
+    if (!st)
+        st = read_u64(&p->sample, &p->has_sample, p->sample_json, "sample", err);
+    if (!st)
+        st = read_dist(p, err);
+    return st ? st : check_ranges(p, err);
+}
+
+void ml_sampling_params_apply(const ml_sampling_params *p, ml_gen_request *r) {
+    r->draw = (ml_draw_opts){ .temperature = p->temperature < 1e-6f ? 0 : p->temperature,
+                              .top_k = p->top_k < 0 ? 0 : p->top_k,
+                              .top_p = p->top_p,
+                              .min_p = p->min_p,
+                              .repetition = p->repetition,
+                              .frequency = p->frequency,
+                              .presence = p->presence,
+                              .bias = p->bias,
+                              .n_bias = p->n_bias,
+                              .dist = p->dist };
+    r->min_new = p->min_new;
+    r->max_new = p->max_new;
+    r->stop = p->stop;
+    r->n_stop = p->n_stop;
+    r->stop_id = p->stop_id;
+    r->n_stop_id = p->n_stop_id;
+    r->ignore_eos = p->ignore_eos;
+}

@@ -1,0 +1,48 @@
+/* sampling_params.h - how an answer is drawn and where it ends, as requests say it.
+ *
+ * One struct for all APIs: /generate has it as an object of its own, OpenAI's requests
+ * spread the same things over their body under other names.  Both read it by rows
+ * (request_fields.h) and hand it on as an ml_gen_request. */
+#ifndef ML_SERVE_SAMPLING_PARAMS_H
+#define ML_SERVE_SAMPLING_PARAMS_H
+
+#include "engine/gen.h"
+#include "serve/request_fields.h"
+
+/* Choices a request may ask for, over all its prompts. */
+#define ML_MAX_CHOICES 4096
+#define ML_MAX_TOP 100 /* log-probabilities beside a token's own */
+#define ML_MAX_STOPS 64
+
+typedef struct ml_sampling_params {
+    /* as read */
+    float temperature, top_p, min_p, repetition, frequency, presence;
+    int32_t top_k;            /* -1: all */
+    int32_t min_new, max_new; /* max_new -1: until the context is full */
+    int32_t n;
+    bool ignore_eos, skip_special, no_stop_trim;
+    const ml_json *stop_json, *stop_id_json, *bias_json, *seed_json, *sample_json;
+    const ml_json *dist_json;
+    /* from the above */
+    const ml_str *stop;
+    const int32_t *stop_id;
+    const ml_bias *bias;
+    int32_t n_stop, n_stop_id, n_bias;
+    bool has_seed, has_sample;
+    uint64_t seed, sample;
+    ml_dist dist;
+} ml_sampling_params;
+
+void ml_sampling_params_init(ml_sampling_params *p);
+
+/* The object "sampling_params" of /generate; NULL: nothing is asked for. */
+ml_status ml_sampling_params_read(ml_sampling_params *p, const ml_json *object,
+                                  int32_t n_vocab, ml_arena *a, ml_err *err);
+/* After the fields were read one way or another: checks them, and fills the second half. */
+ml_status ml_sampling_params_check(ml_sampling_params *p, int32_t n_vocab, ml_arena *a,
+                                   ml_err *err);
+
+/* What of an ml_gen_request follows from it; prompt, scores and Philox keys are the caller's. */
+void ml_sampling_params_apply(const ml_sampling_params *p, ml_gen_request *r);
+
+#endif

@@ -1,0 +1,174 @@
+/* GET /metrics: Prometheus' text form, under the names that SGLang's dashboards read. */
+#include "base/clock.h"
+#include "serve/serve_priv.h"
+
+#define MAX_BUCKET 20
+
+typedef struct histogram {
+    const double *bound; /* upper bounds, ascending */
+    int n;
+    int64_t count[MAX_BUCKET + 1]; /* the last: beyond all bounds */
+    double sum;
+} histogram;
+
+struct ml_metrics {
+    histogram first_token, between, whole, queued;
+    int64_t n_request, n_aborted, n_prompt, n_answer, n_cached;
+    double at; /* of the last look, for throughput */
+    int64_t n_answer_then;
+    double throughput;
+};
+
+static const double seconds[] = { 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1,   2,
+                                  4,    6,     8,    10,  20,  40,  60,  80,  100, 200 };
+static const double between[] = { 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02,
+                                  0.025, 0.03,  0.035, 0.04,  0.06, 0.08,  0.1,
+                                  0.2,   0.4,   0.6,   0.8,   1,    2 };
+
+static histogram histogram_of(const double *bound, int n) {
+    return (histogram){ .bound = bound, .n = n };
+}
+
+ml_metrics *ml_metrics_new(ml_arena *a) {
+    ml_metrics *m = ML_NEW(a, ml_metrics, 1);
+
+    m->first_token = m->whole = m->queued = histogram_of(seconds, MAX_BUCKET);
+    m->between = histogram_of(between, MAX_BUCKET);
+    m->at = ml_clock_s();
+    return m;
+}
+
+static void observe(histogram *h, double v, int64_t times) {
+    int i = 0;
+
+    while (i < h->n && v > h->bound[i])
+        i++;
+    h->count[i] += times;
+    h->sum += v * (double)times;
+}
+
+void ml_metrics_first_token(ml_metrics *m, const ml_choice *c) {
+    observe(&m->first_token, c->first_s - c->job->start_s, 1);
+}
+
+void ml_metrics_tokens(ml_metrics *m, double seconds_since, int32_t n) {
+    observe(&m->between, seconds_since / n, n);
+}
+
+void ml_metrics_end(ml_metrics *m, const ml_choice *c) {
+    m->n_request++;
+    m->n_aborted += c->finish == ML_FINISH_ABORT;
+    m->n_prompt += c->n_prompt;
+    m->n_answer += c->answer.n;
+    m->n_cached += c->n_cached;
+    observe(&m->whole, c->end_s - c->job->start_s, 1);
+    observe(&m->queued, c->queued_s, 1);
+}
+
+/* --- writing ---------------------------------------------------------------- */
+
+typedef struct page {
+    ml_text out;
+    ml_text label; /* model_name="..." */
+} page;
+
+static void head(page *p, const char *name, const char *type, const char *help) {
+    ml_text_printf(&p->out, "# HELP sglang:%s %s\n# TYPE sglang:%s %s\n", name, help, name,
+                   type);
+}
+
+static void value(page *p, const char *name, const char *type, const char *help, double v) {
+    head(p, name, type, help);
+    ml_text_printf(&p->out, "sglang:%s{%s} %.17g\n", name, p->label.ptr, v);
+}
+
+static void write_histogram(page *p, const char *name, const char *help,
+                            const histogram *h) {
+    int64_t n = 0;
+
+    head(p, name, "histogram", help);
+    for (int i = 0; i < h->n; i++) {
+        n += h->count[i];
+        ml_text_printf(&p->out, "sglang:%s_bucket{le=\"%g\",%s} %lld\n", name, h->bound[i],
+                       p->label.ptr, (long long)n);
+    }
+    n += h->count[h->n];
+    ml_text_printf(&p->out, "sglang:%s_bucket{le=\"+Inf\",%s} %lld\n", name, p->label.ptr,
+                   (long long)n);
+    ml_text_printf(&p->out, "sglang:%s_sum{%s} %.17g\n", name, p->label.ptr, h->sum);
+    ml_text_printf(&p->out, "sglang:%s_count{%s} %lld\n", name, p->label.ptr, (long long)n);
+}
+
+static void write_engine(page *p, const ml_metrics *m, const ml_gen_stats *st) {
+    double page_tokens = st->page_tokens, pages = (double)st->n_page;
+    double used = pages - (double)st->n_page_free - (double)st->n_page_cached;
+    double prompts = (double)st->n_prompt_token;
+
+    value(p, "num_running_reqs", "gauge", "Requests in the batch.", (double)st->n_running);
+    value(p, "num_queue_reqs", "gauge", "Requests that wait.", (double)st->n_waiting);
+    value(p, "num_used_tokens", "gauge", "Tokens of KV pages in use.", used * page_tokens);
+    value(p, "kv_evictable_tokens", "gauge", "Tokens of cached KV pages nobody uses.",
+          (double)st->n_page_cached * page_tokens);
+    value(p, "max_total_num_tokens", "gauge", "Tokens of all KV pages.",
+          pages * page_tokens);
+    value(p, "token_usage", "gauge", "Share of the KV pages in use.",
+          pages > 0 ? used / pages : 0);
+    value(p, "cache_hit_rate", "gauge", "Share of prompt tokens found in the cache.",
+          prompts > 0 ? (double)st->n_cached_token / prompts : 0);
+    value(p, "gen_throughput", "gauge", "Answer tokens a second since the last look.",
+          m->throughput);
+    value(p, "num_retracted_requests_total", "counter", "Times a request was put back.",
+          (double)st->n_retract);
+    value(p, "engine_steps_total", "counter", "Steps of the engine.", (double)st->n_step);
+    value(p, "forward_execution_seconds_total", "counter", "Seconds in the model.",
+          st->model_s);
+}
+
+static void write_requests(page *p, const ml_metrics *m) {
+    value(p, "num_requests_total", "counter", "Requests that ended.", (double)m->n_request);
+    value(p, "num_aborted_requests_total", "counter", "Requests that were aborted.",
+          (double)m->n_aborted);
+    value(p, "prompt_tokens_total", "counter", "Tokens of prompts.", (double)m->n_prompt);
+    value(p, "generation_tokens_total", "counter", "Tokens of answers.",
+          (double)m->n_answer);
+    value(p, "cached_tokens_total", "counter", "Prompt tokens found in the cache.",
+          (double)m->n_cached);
+    write_histogram(p, "time_to_first_token_seconds", "Until the first token.",
+                    &m->first_token);
+    write_histogram(p, "inter_token_latency_seconds", "Between tokens.", &m->between);
+    write_histogram(p, "e2e_request_latency_seconds", "From request to end.", &m->whole);
+    write_histogram(p, "queue_time_seconds", "In the queue.", &m->queued);
+}
+
+static void look(ml_metrics *m, const ml_gen_stats *st) {
+    double now = ml_clock_s();
+
+    if (now - m->at < 0.1)
+        return;
+    m->throughput = (double)(st->n_answer_token - m->n_answer_then) / (now - m->at);
+    m->n_answer_then = st->n_answer_token;
+    m->at = now;
+}
+
+/* A label's value is quoted as JSON quotes, as far as names of models go. */
+static void set_label(page *p, const char *name) {
+    ml_json_out o = { .to = &p->label };
+
+    ml_text_printf(&p->label, "model_name=");
+    ml_json_word(&o, name);
+}
+
+void ml_serve_metrics(ml_server *s, ml_http_call *c) {
+    page p = { 0 };
+    ml_gen_stats st = { 0 };
+
+    s->opts.gen->stats(s->opts.gen, &st);
+    look(s->metrics, &st);
+    set_label(&p, s->opts.model_name);
+    write_engine(&p, s->metrics, &st);
+    write_requests(&p, s->metrics);
+    ml_http_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8",
+                  (ml_str){ p.out.ptr, p.out.len });
+    ml_text_release(&p.out);
+    ml_text_release(&p.label);
+}

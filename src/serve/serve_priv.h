@@ -1,0 +1,193 @@
+/* serve_priv.h - what the files of this room share.
+ *
+ * A job is one HTTP request that generates; it has a choice for each answer, and each choice
+ * is one request to the generator.  A job lives until its reply is complete (or its
+ * client gone) and the generator has made its last call for every choice. */
+#ifndef ML_SERVE_SERVE_PRIV_H
+#define ML_SERVE_SERVE_PRIV_H
+
+#include "base/arena.h"
+#include "net/http_server.h"
+#include "serve/json_out.h"
+#include "serve/mailbox.h"
+#include "serve/sampling_params.h"
+#include "serve/server.h"
+#include "text/detok.h"
+
+typedef struct ml_job ml_job;
+typedef struct ml_choice ml_choice;
+typedef struct ml_admin ml_admin;
+typedef struct ml_metrics ml_metrics;
+typedef struct ml_probe ml_probe;
+
+/* How an API answers. */
+typedef struct ml_api {
+    const char *path;
+    void (*whole)(ml_job *j, ml_json_out *o); /* the reply, all at once */
+    void (*piece)(ml_job *j, ml_choice *c);   /* a stream: news of c */
+    void (*last)(ml_job *j);                  /* a stream: before [DONE] */
+    void (*release)(ml_choice *c);            /* what c->ud holds; may be NULL */
+} ml_api;
+
+struct ml_choice {
+    ml_job *job;
+    int32_t index; /* in the reply */
+    ml_str rid;
+    const ml_sampling_params *params;
+    const int32_t *prompt;
+    int32_t n_prompt;
+    int32_t logprob_start; /* prompt tokens from here on are told of; -1: none */
+    int32_t n_top, n_also;
+    const int32_t *also;
+    uint64_t sample; /* Philox's key within the seed */
+    /* with the generator */
+    ml_mailbox box;
+    uint64_t ticket;
+    bool open; /* the last call has not come */
+    /* what has come */
+    ml_tally scored, answer; /* of the prompt, of the answer */
+    ml_detok *detok;
+    ml_stops stops;
+    ml_text text; /* as clients see it: without what a stop string takes away */
+    bool cut;     /* a stop string was found; no more text */
+    ml_finish finish;
+    int32_t matched, n_cached, n_retract;
+    uint64_t version;
+    double queued_s, first_s, end_s; /* clock; first_s 0: no token yet */
+    char message[200];
+    /* a stream: what has left */
+    bool begun;
+    size_t sent_text;
+    int32_t sent_tokens;
+    void *ud; /* the API's */
+};
+
+struct ml_job {
+    ml_arena arena;
+    ml_server *server;
+    ml_job *prev, *next;
+    ml_http_call *call; /* NULL: answered, or the client is gone */
+    const ml_api *api;
+    const ml_json *body;
+    ml_str rid; /* empty: each choice has one of its own */
+    bool stream, begun;
+    bool busy;         /* its reply is being written */
+    ml_choice *choice; /* [n_choice] */
+    int32_t n_choice;
+    int32_t n_open; /* choices the generator has not ended */
+    double start_s;
+    int64_t created; /* Unix time */
+    char id[40];
+    ml_text out; /* scratch for replies */
+    void *ud;    /* the API's */
+};
+
+/* Labels of the latest weights: SGLang's versions are texts. */
+#define ML_LABELS 16
+typedef struct ml_weight_label {
+    uint64_t version;
+    char text[80];
+} ml_weight_label;
+
+struct ml_server {
+    ml_arena arena;
+    ml_server_opts opts;
+    ml_loop *loop;
+    ml_http_server *http;
+    ml_post_office *office;
+    ml_encoder *encoder; /* NULL without a tokenizer */
+    ml_admin *admin;
+    ml_metrics *metrics;
+    ml_job *jobs;
+    ml_probe *probes; /* of /health_generate */
+    int64_t n_job;
+    uint64_t n_request, n_unseeded; /* counters for ids and Philox keys */
+    uint64_t boot;                  /* tells ids of one run from those of another */
+    ml_weight_label label[ML_LABELS];
+    int32_t n_label;       /* ever given; the latest are kept */
+    char model_path[4096]; /* where the weights in use came from */
+    int64_t created;       /* Unix time */
+    bool draining;
+    bool closing; /* the generator is gone */
+    ml_timer *drain_timer;
+};
+
+/* --- server.c --- */
+/* The label of a version, or its number where it has none. */
+void ml_server_write_label(const ml_server *s, uint64_t version, ml_json_out *o);
+void ml_server_set_label(ml_server *s, uint64_t version, ml_str text);
+/* A job has ended; drains end with the last. */
+void ml_server_job_gone(ml_server *s);
+void ml_server_new_id(ml_server *s, const char *prefix, char *out, size_t cap);
+
+/* --- reply.c --- */
+void ml_reply_json(ml_http_call *c, int status, const ml_text *body);
+/* {"error": {"message", "type", "param", "code"}}, as OpenAI's clients read it. */
+void ml_reply_error(ml_http_call *c, int status, const char *message);
+void ml_reply_err(ml_http_call *c, const ml_err *err);
+int ml_http_status_of(ml_status st);
+/* The body as JSON; an empty one is an empty object when `optional`. */
+ml_status ml_read_body(const ml_json **out, ml_http_call *c, ml_arena *a, bool optional,
+                       ml_err *err);
+
+/* --- job.c --- */
+/* Reads the body as JSON.  NULL: it could not be, and the call is answered. */
+ml_job *ml_job_new(ml_server *s, ml_http_call *c, const ml_api *api);
+/* n choices, with rids after the job's. */
+void ml_job_choices(ml_job *j, int32_t n);
+/* Hands all choices to the generator.  From here on the job looks after itself. */
+void ml_job_start(ml_job *j);
+/* Answers with an error instead. */
+void ml_job_refuse(ml_job *j, const ml_err *err);
+void ml_job_free(ml_job *j);
+/* A choice has news: the reply goes on, or is sent, and the job may be gone after this. */
+void ml_job_news(ml_job *j, ml_choice *c);
+/* Sends an event of a stream. */
+void ml_job_send(ml_job *j, const ml_text *json);
+/* Token ids of a text, in the job's arena. */
+ml_status ml_job_encode(ml_job *j, ml_str text, bool add_special, const int32_t **id,
+                        int32_t *n, ml_err *err);
+
+/* --- choice.c --- */
+ml_mailbox_fn ml_choice_news; /* ud: the choice */
+void ml_choice_release(ml_choice *c);
+/* "stop", "length", "abort"; NULL: not yet. */
+const char *ml_choice_finish_word(const ml_choice *c);
+/* What ended it: a token's id, a string, or null. */
+void ml_choice_matched(const ml_choice *c, ml_json_out *o);
+/* The text of one token, as a string of JSON. */
+void ml_token_text(const ml_server *s, int32_t id, ml_json_out *o);
+
+/* --- the endpoints --- */
+typedef void ml_endpoint(ml_server *s, ml_http_call *c);
+ml_endpoint ml_serve_generate;    /* generate.c */
+ml_endpoint ml_serve_completions; /* openai_completions.c */
+ml_endpoint ml_serve_chat;        /* openai_chat.c */
+ml_endpoint ml_serve_health, ml_serve_health_generate, ml_serve_model_info,
+    ml_serve_server_info, ml_serve_weight_version, ml_serve_models; /* info.c */
+ml_endpoint ml_serve_metrics;                                       /* serve_metrics.c */
+ml_endpoint ml_serve_abort, ml_serve_pause, ml_serve_continue, ml_serve_flush,
+    ml_serve_update_from_disk, ml_serve_update_version, ml_serve_release_memory,
+    ml_serve_resume_memory; /* admin.c */
+
+/* --- info.c --- */
+void ml_probes_free(ml_server *s);
+
+/* --- admin.c --- */
+ml_status ml_admin_open(ml_admin **out, ml_server *s, ml_err *err);
+void ml_admin_close(ml_admin *a); /* NULL is fine; waits for what it is doing */
+
+/* --- serve_metrics.c --- */
+ml_metrics *ml_metrics_new(ml_arena *a);
+void ml_metrics_first_token(ml_metrics *m, const ml_choice *c);
+void ml_metrics_tokens(ml_metrics *m, double seconds, int32_t n);
+void ml_metrics_end(ml_metrics *m, const ml_choice *c);
+
+/* --- meta_info.c --- */
+typedef struct ml_meta_opts {
+    bool logprobs, text, entropy;
+    int32_t from; /* answer tokens before this one are left out */
+} ml_meta_opts;
+void ml_meta_info_write(const ml_choice *c, ml_meta_opts opts, ml_json_out *o);
+
+#endif

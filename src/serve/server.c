@@ -1,0 +1,279 @@
+#include "serve/server.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "serve/serve_priv.h"
+
+#define MAX_HEADER ((size_t)64 << 10)
+#define IDLE_S 300.0
+#define MAX_UNSENT ((size_t)256 << 20) /* a reader this far behind counts as gone */
+
+/* --- routes ----------------------------------------------------------------- */
+
+enum { GET = 1, POST = 2, PUT = 4, OPEN = 8 /* needs no key */, WORK = 16 /* generates */ };
+
+typedef struct route {
+    const char *path;
+    unsigned how;
+    ml_endpoint *fn;
+    const char *why; /* known from SGLang and not offered: the reason */
+} route;
+
+#define NO_PUSH                                                                            \
+    "weights are read from a checkpoint's directory: use /update_weights_from_disk"
+
+static const route routes[] = {
+    { "/generate", POST | PUT | WORK, ml_serve_generate },
+    { "/v1/completions", POST | WORK, ml_serve_completions },
+    { "/v1/chat/completions", POST | WORK, ml_serve_chat },
+    { "/v1/models", GET, ml_serve_models },
+    { "/health", GET | OPEN, ml_serve_health },
+    { "/health_generate", GET | WORK, ml_serve_health_generate },
+    { "/model_info", GET, ml_serve_model_info },
+    { "/get_model_info", GET, ml_serve_model_info },
+    { "/server_info", GET, ml_serve_server_info },
+    { "/get_server_info", GET, ml_serve_server_info },
+    { "/weight_version", GET, ml_serve_weight_version },
+    { "/get_weight_version", GET, ml_serve_weight_version },
+    { "/metrics", GET, ml_serve_metrics },
+    { "/abort_request", POST, ml_serve_abort },
+    { "/pause_generation", POST, ml_serve_pause },
+    { "/continue_generation", POST, ml_serve_continue },
+    { "/flush_cache", GET | POST, ml_serve_flush },
+    { "/update_weights_from_disk", POST, ml_serve_update_from_disk },
+    { "/update_weight_version", POST, ml_serve_update_version },
+    { "/release_memory_occupation", GET | POST, ml_serve_release_memory },
+    { "/resume_memory_occupation", GET | POST, ml_serve_resume_memory },
+    { "/update_weights_from_tensor", POST, NULL, NO_PUSH },
+    { "/update_weights_from_distributed", POST, NULL, NO_PUSH },
+    { "/update_weights_from_ipc", POST, NULL, NO_PUSH },
+    { "/init_weights_update_group", POST, NULL, NO_PUSH },
+    { "/destroy_weights_update_group", POST, NULL, NO_PUSH },
+    { "/load_lora_adapter", POST, NULL, "there are no adapters here" },
+    { "/unload_lora_adapter", POST, NULL, "there are no adapters here" },
+    { "/encode", POST | PUT, NULL, "models here generate; none embeds" },
+    { "/v1/embeddings", POST, NULL, "models here generate; none embeds" },
+    { "/v1/responses", POST, NULL, "use /v1/chat/completions" },
+    { "/open_session", POST, NULL, "there are no sessions here" },
+    { 0 },
+};
+
+static unsigned method_bit(ml_str m) {
+    return ml_str_is(m, "GET")    ? GET
+           : ml_str_is(m, "POST") ? POST
+           : ml_str_is(m, "PUT")  ? PUT
+                                  : 0;
+}
+
+/* /v1/models/NAME is a path of its own. */
+static const route *find_route(ml_str path) {
+    ml_str models = ml_str_of("/v1/models/");
+
+    if (path.len > models.len && memcmp(path.ptr, models.ptr, models.len) == 0)
+        path = ml_str_of("/v1/models");
+    for (const route *r = routes; r->path; r++)
+        if (ml_str_is(path, r->path))
+            return r;
+    return NULL;
+}
+
+/* As long for a wrong key as for the right one, whatever they share. */
+static bool same_secret(ml_str given, ml_str key) {
+    unsigned char diff = given.len != key.len;
+
+    for (size_t i = 0; i < given.len; i++)
+        diff |= (unsigned char)(given.ptr[i] ^ key.ptr[key.len ? i % key.len : 0]);
+    return diff == 0;
+}
+
+static bool has_key(const ml_server *s, const ml_http_call *c) {
+    static const char scheme[] = "Bearer ";
+    ml_str h = ml_http_header(c, "Authorization");
+
+    if (!s->opts.api_key)
+        return true;
+    if (!h.ptr || h.len < sizeof scheme - 1 ||
+        memcmp(h.ptr, scheme, sizeof scheme - 1) != 0)
+        return false;
+    h = (ml_str){ h.ptr + sizeof scheme - 1, h.len - (sizeof scheme - 1) };
+    return same_secret(h, ml_str_of(s->opts.api_key));
+}
+
+static void refuse_method(ml_http_call *c, const route *r) {
+    char allow[32], message[160];
+
+    snprintf(allow, sizeof allow, "%s%s%s", r->how & GET ? "GET " : "",
+             r->how & POST ? "POST " : "", r->how & PUT ? "PUT " : "");
+    allow[strlen(allow) - 1] = 0;
+    for (char *p = allow; *p; p++)
+        if (*p == ' ')
+            *p = ',';
+    ml_http_add_header(c, "Allow", allow);
+    snprintf(message, sizeof message, "%s takes %s.", r->path, allow);
+    ml_reply_error(c, 405, message);
+}
+
+static void on_call(void *ud, ml_http_call *c) {
+    ml_server *s = ud;
+    ml_str path = ml_http_path(c);
+    const route *r = find_route(path);
+    char message[400];
+
+    if (!(r && r->how & OPEN) && !has_key(s, c)) {
+        ml_http_add_header(c, "WWW-Authenticate", "Bearer");
+        ml_reply_error(c, 401,
+                       "The key is missing or wrong: send \"Authorization: Bearer "
+                       "KEY\" with the key of --api-key.");
+    } else if (!r) {
+        snprintf(message, sizeof message, "There is no endpoint %.*s.",
+                 (int)(path.len < 200 ? path.len : 200), path.ptr);
+        ml_reply_error(c, 404, message);
+    } else if (!(r->how & method_bit(ml_http_method(c)))) {
+        refuse_method(c, r);
+    } else if (r->why) {
+        snprintf(message, sizeof message, "%s is not offered: %s.", r->path, r->why);
+        ml_reply_error(c, 400, message);
+    } else if (r->how & WORK && s->draining) {
+        ml_reply_error(c, 503, "The server is shutting down.");
+    } else {
+        r->fn(s, c);
+    }
+}
+
+/* --- labels of weights ------------------------------------------------------ */
+
+void ml_server_set_label(ml_server *s, uint64_t version, ml_str text) {
+    ml_weight_label *l = &s->label[s->n_label % ML_LABELS];
+
+    s->n_label++;
+    l->version = version;
+    snprintf(l->text, sizeof l->text, "%.*s", (int)text.len, text.ptr);
+}
+
+void ml_server_write_label(const ml_server *s, uint64_t version, ml_json_out *o) {
+    char number[24];
+
+    for (int32_t i = s->n_label - 1; i >= 0 && i >= s->n_label - ML_LABELS; i--)
+        if (s->label[i % ML_LABELS].version == version) {
+            ml_json_word(o, s->label[i % ML_LABELS].text);
+            return;
+        }
+    snprintf(number, sizeof number, "%llu", (unsigned long long)version);
+    ml_json_word(o, number);
+}
+
+void ml_server_new_id(ml_server *s, const char *prefix, char *out, size_t cap) {
+    snprintf(out, cap, "%s%016llx%08llx", prefix, (unsigned long long)s->boot,
+             (unsigned long long)s->n_request++);
+}
+
+/* --- life ------------------------------------------------------------------- */
+
+static ml_status open_parts(ml_server *s, ml_err *err) {
+    ml_http_limits limits = { .max_header = MAX_HEADER,
+                              .max_body = s->opts.max_body,
+                              .max_connections = s->opts.max_connections,
+                              .idle_s = IDLE_S,
+                              .max_unsent = MAX_UNSENT };
+    ml_status st = ml_admin_open(&s->admin, s, err);
+
+    if (st)
+        return st;
+    return ml_http_server_open(&s->http, s->loop, s->opts.host, s->opts.port, limits,
+                               on_call, s, err);
+}
+
+ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts,
+                         ml_err *err) {
+    ml_arena arena;
+    ml_server *s;
+    ml_gen_stats stats = { 0 };
+    ml_status st;
+
+    ml_arena_init(&arena, "the server");
+    s = ML_NEW(&arena, ml_server, 1);
+    s->arena = arena;
+    s->opts = *opts;
+    s->loop = l;
+    s->created = (int64_t)time(NULL);
+    snprintf(s->model_path, sizeof s->model_path, "%s", opts->model_path);
+    if (getrandom(&s->boot, sizeof s->boot, GRND_NONBLOCK) != sizeof s->boot)
+        s->boot = 0;
+    s->office = ml_post_office_open(l, &s->arena);
+    s->metrics = ml_metrics_new(&s->arena);
+    if (opts->tokenizer)
+        s->encoder = ml_encoder_new(opts->tokenizer);
+    opts->gen->stats(opts->gen, &stats);
+    ml_server_set_label(s, stats.version, ml_str_of(opts->weight_version));
+    st = open_parts(s, err);
+    if (st)
+        ml_server_close(s);
+    else
+        *out = s;
+    return st;
+}
+
+int ml_server_port(const ml_server *s) {
+    return ml_http_server_port(s->http);
+}
+
+/* The last bytes of the last reply get a moment to leave. */
+#define PARTING_S 0.2
+
+static void end_drain(void *ud) {
+    ml_loop_stop(((ml_server *)ud)->loop);
+}
+
+static void part(ml_server *s) {
+    ml_timer_stop(s->drain_timer);
+    s->drain_timer = ml_timer_start(s->loop, PARTING_S, false, end_drain, s);
+}
+
+static void stop_draining(void *ud) {
+    ml_server *s = ud;
+
+    if (s->n_job)
+        ml_log(ML_LOG_WARN, "%lld requests did not end in time and are cut off",
+               (long long)s->n_job);
+    ml_loop_stop(s->loop);
+}
+
+void ml_server_drain(ml_server *s) {
+    if (s->draining)
+        return;
+    s->draining = true;
+    ml_http_server_stop_accepting(s->http);
+    if (s->n_job == 0)
+        part(s);
+    else
+        s->drain_timer = ml_timer_start(s->loop, s->opts.drain_s, false, stop_draining, s);
+}
+
+void ml_server_job_gone(ml_server *s) {
+    if (s->draining && s->n_job == 0 && !s->closing)
+        part(s);
+}
+
+void ml_server_close(ml_server *s) {
+    ml_arena arena;
+
+    if (!s)
+        return;
+    s->closing = true;
+    ml_timer_stop(s->drain_timer);
+    ml_admin_close(s->admin);
+    if (s->http)
+        ml_http_server_close(s->http);
+    while (s->jobs)
+        ml_job_free(s->jobs);
+    ml_probes_free(s);
+    ml_post_office_close(s->office);
+    if (s->encoder)
+        ml_encoder_free(s->encoder);
+    arena = s->arena;
+    ml_arena_release(&arena);
+}

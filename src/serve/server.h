@@ -1,0 +1,56 @@
+/* server.h - SGLang's native API and OpenAI's, over something that generates.
+ *
+ * Requests are read, checked and turned into ml_gen_requests; tokens come back through
+ * mailboxes and leave as JSON, whole or streamed.  docs/SERVING.md lists the endpoints.
+ *
+ * thread: the loop's.  One more thread, the server's own, waits where the generator makes
+ * callers wait (pausing, loading weights). */
+#ifndef ML_SERVE_SERVER_H
+#define ML_SERVE_SERVER_H
+
+#include "engine/gen.h"
+#include "net/loop.h"
+#include "serve/tool_calls.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+typedef struct ml_server ml_server;
+
+/* Memory that can be given back for a while, as engine/local.h does; zeros where it cannot. */
+typedef struct ml_server_memory {
+    void (*release)(ml_gen *g, bool kv, bool weights);
+    ml_status (*take)(ml_gen *g, bool kv, bool weights, ml_err *err);
+} ml_server_memory;
+
+/* Everything pointed at stays the caller's and outlives the server. */
+typedef struct ml_server_opts {
+    const char *host;
+    int port; /* 0: any free one */
+    ml_gen *gen;
+    ml_server_memory memory;
+    const ml_tokenizer *tokenizer; /* NULL: requests and replies are token ids */
+    const ml_chat_template *chat;  /* NULL: no /v1/chat/completions */
+    ml_tool_format tools;
+    int32_t n_vocab, context;
+    const char *model_path, *tokenizer_path, *model_name, *model_type, *architecture;
+    const char *load_format, *weight_version;
+    const char *api_key; /* NULL: none is asked for */
+    ml_str flags;        /* members of a JSON object, for /server_info; may be empty */
+    const char *version; /* of this program */
+    uint64_t seed;       /* of requests that name none */
+    size_t max_body;     /* bytes */
+    int max_connections;
+    double drain_s;   /* what is in flight may take so long after ml_server_drain */
+    bool incremental; /* streams of /generate carry what is new, not all so far */
+    bool log_requests;
+} ml_server_opts;
+
+ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts,
+                         ml_err *err);
+int ml_server_port(const ml_server *s);
+/* Takes no new requests, lets those in flight end, and stops the loop. */
+void ml_server_drain(ml_server *s);
+/* After the generator was closed: it makes no calls any more.  NULL is fine. */
+void ml_server_close(ml_server *s);
+
+#endif
