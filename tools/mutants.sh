@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# mutants.sh - plants each fault of tests/mutants/ in a copy of the source and wants a parity test
+# to find it.
+#
+# A fault is a patch whose first line says what goes wrong.  A patch that does not apply any
+# more is a failure: the code it stands in has changed, so should the patch.
+set -u
+cd "$(dirname "$0")/.." || exit 2
+
+test=tests/parity/test_engine_parity
+copy=build/mutants
+mkdir -p "$copy"
+# Only what differs is copied, so that little is compiled again.
+find Makefile mk src tests tools include -type f | while read -r file; do
+    cmp -s "$file" "$copy/$file" || cp -p --parents "$file" "$copy/"
+done
+cd "$copy" || exit 2
+
+build() { make --no-print-directory CONFIG=release "build/release/$test" >build.log 2>&1; }
+if ! build || ! "build/release/$test" >run.log 2>&1; then
+    echo "without a fault the test does not pass:"
+    tail -n 20 build.log run.log
+    echo "0 passed, 1 failed"
+    exit 1
+fi
+
+passed=0 failed=0
+for fault in tests/mutants/*.patch; do
+    name=$(basename "$fault" .patch)
+    if ! patch -p1 -s --no-backup-if-mismatch <"$fault" >patch.log 2>&1; then
+        why="does not apply: $(tail -n 1 patch.log)"
+    elif ! build; then
+        why="does not compile: $(grep -m 1 error build.log)"
+    elif timeout 900 "build/release/$test" >run.log 2>&1; then
+        why="was not found: $(head -n 1 "$fault")"
+    else
+        why=
+    fi
+    patch -p1 -s -R --no-backup-if-mismatch <"$fault" >/dev/null 2>&1
+    if [ -z "$why" ]; then
+        echo "ok    $name: $(grep -c '^FAIL' run.log) tests turned red"
+        passed=$((passed + 1))
+    else
+        echo "FAIL  $name $why"
+        failed=$((failed + 1))
+    fi
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
