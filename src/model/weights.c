@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "base/pool.h"
 
 #define NAME_CAP 512
-#define FORGET_BYTES ((size_t)4 << 20) /* mapped file bytes held resident while packing */
 
 static size_t align64(size_t n) {
     return (n + 63) & ~(size_t)63;
@@ -159,51 +159,93 @@ static void store_f32(void *out, ml_dtype dtype, int64_t stride, const float *in
     }
 }
 
+/* Rows are packed by the threads of a pool into a stage, from where the device takes them. */
+#define STAGE_BYTES ((size_t)8 << 20)
+#define PACK_COLS                                                                          \
+    256 /* columns at a time, so that what 16 rows become stays in the cache */
+
 typedef struct packer {
     ml_backend *be;
-    float *row;           /* one row of the file as f32 */
-    unsigned char *stage; /* 16 rows as they will lie */
+    ml_pool *pool;
+    unsigned char *stage;
     bool round_bf16;
 } packer;
 
-/* Rows r0 .. r0+15 (fewer at the end) become one panel, or stay rows. */
-static void pack_rows16(const packer *k, const ml_tensor *t, unsigned char *member,
-                        const ml_st_tensor *src, int64_t r0, int64_t rows, int64_t cols) {
-    size_t size = ml_dtype_bytes(t->dtype), bytes;
-    int64_t n = rows - r0 < ML_LANES ? rows - r0 : ML_LANES;
-    bool panels = t->layout == ML_PANELS;
+/* A block of panels, or of 16 rows each, on its way to the stage. */
+typedef struct pack_job {
+    const packer *k;
+    const ml_tensor *t;
+    const ml_st_tensor *src;
+    int64_t first, rows, cols; /* row of the stage's first panel; rows in all */
+} pack_job;
 
-    if (panels && n < ML_LANES)
-        memset(k->stage, 0, (size_t)cols * ML_LANES * size);
-    for (int64_t j = 0; j < n; j++) {
-        read_f32(k->row, src, (r0 + j) * cols, cols, k->round_bf16);
-        store_f32(k->stage + (size_t)(panels ? j : j * cols) * size, t->dtype,
-                  panels ? ML_LANES : 1, k->row, cols);
+/* n values that lie as they are stored, `stride` apart in out. */
+static void spread_u16(uint16_t *out, int64_t stride, const unsigned char *in, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        memcpy(&out[i * stride], in + i * 2, sizeof *out);
+}
+
+/* n values of a file row from element `at`, `stride` apart in out. */
+static void pack_piece(const packer *k, const ml_tensor *t, const ml_st_tensor *src,
+                       int64_t at, int64_t n, unsigned char *out, int64_t stride) {
+    float piece[PACK_COLS];
+
+    if (t->dtype == ML_BF16 && src->dtype == ML_ST_BF16) {
+        spread_u16((uint16_t *)(void *)out, stride,
+                   (const unsigned char *)src->data + at * 2, n);
+        return;
     }
-    bytes = (size_t)(panels ? ML_LANES : n) * (size_t)cols * size;
-    k->be->dev->copy_in(k->be->stream, member + (size_t)(r0 * cols) * size, k->stage,
-                        bytes);
+    read_f32(piece, src, at, n, k->round_bf16);
+    store_f32(out, t->dtype, stride, piece, n);
+}
+
+static void pack_panels(void *ud, int64_t begin, int64_t end, int worker) {
+    const pack_job *j = ud;
+    bool panels = j->t->layout == ML_PANELS;
+    size_t size = ml_dtype_bytes(j->t->dtype);
+
+    (void)worker;
+    for (int64_t p = begin; p < end; p++) {
+        int64_t r0 = j->first + p * ML_LANES, left = j->rows - r0;
+        int64_t n = left < ML_LANES ? left : ML_LANES;
+        unsigned char *out = j->k->stage + (size_t)(p * ML_LANES * j->cols) * size;
+        if (panels && n < ML_LANES)
+            memset(out, 0, (size_t)(ML_LANES * j->cols) * size);
+        for (int64_t c = 0; c < j->cols; c += PACK_COLS) {
+            int64_t part = j->cols - c < PACK_COLS ? j->cols - c : PACK_COLS;
+            for (int64_t i = 0; i < n; i++)
+                pack_piece(j->k, j->t, j->src, (r0 + i) * j->cols + c, part,
+                           out +
+                               (size_t)(panels ? c * ML_LANES + i : i * j->cols + c) * size,
+                           panels ? ML_LANES : 1);
+        }
+    }
 }
 
 static void pack_member(const packer *k, const ml_tensor *t, unsigned char *member,
                         const ml_st_tensor *src, const ml_st_file *file, int64_t rows,
                         int64_t cols) {
-    size_t row_bytes = src->bytes / (size_t)rows, done = 0, forgotten = 0;
+    size_t size = ml_dtype_bytes(t->dtype), row_bytes = src->bytes / (size_t)rows;
+    int64_t step = (int64_t)(STAGE_BYTES / ((size_t)cols * ML_LANES * size));
+    pack_job j = { .k = k, .t = t, .src = src, .rows = rows, .cols = cols };
 
-    for (int64_t r = 0; r < rows; r += ML_LANES) {
-        pack_rows16(k, t, member, src, r, rows, cols);
-        done += row_bytes * ML_LANES;
-        if (done - forgotten >= FORGET_BYTES) {
-            ml_file_forget(&file->file, src->offset + forgotten, done - forgotten);
-            forgotten = done;
-        }
+    step = (step < 1 ? 1 : step) * ML_LANES;
+    for (j.first = 0; j.first < rows; j.first += step) {
+        int64_t n = rows - j.first < step ? rows - j.first : step;
+        int64_t n_panel = (n + ML_LANES - 1) / ML_LANES;
+        int64_t stored = t->layout == ML_PANELS ? n_panel * ML_LANES : n;
+        ml_pool_run(k->pool, n_panel, 1, pack_panels, &j);
+        k->be->dev->copy_in(k->be->stream, member + (size_t)(j.first * cols) * size,
+                            k->stage, (size_t)(stored * cols) * size);
+        ml_file_forget(&file->file, src->offset + (size_t)j.first * row_bytes,
+                       (size_t)n * row_bytes);
     }
     ml_st_forget(file, src);
 }
 
 static void pack_param(const packer *k, const ml_tensor *t, const ml_param *p,
                        const ml_checkpoint *c) {
-    /* A vector is packed as one row, so that its stage is small and its order kept. */
+    /* A vector is packed as one row, so that its order is kept. */
     int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
     int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
     size_t member_bytes = ml_tensor_bytes(t) / (size_t)p->n_stack;
@@ -216,27 +258,32 @@ static void pack_param(const packer *k, const ml_tensor *t, const ml_param *p,
     }
 }
 
+/* The stage holds at least one panel of the widest parameter. */
+static size_t stage_bytes(const ml_spec *s) {
+    size_t bytes = STAGE_BYTES;
+    for (int32_t i = 0; i < s->n_param; i++) {
+        const ml_param *p = &s->param[i];
+        size_t n = (size_t)(p->n_dim == 2 ? p->shape[1] : p->shape[0]) * ML_LANES;
+        bytes = n * sizeof(float) > bytes ? n * sizeof(float) : bytes;
+    }
+    return bytes;
+}
+
 static ml_status pack_all(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
                           ml_weight_dtype dtype, ml_backend *be, ml_err *err) {
     packer k = { .be = be, .round_bf16 = dtype == ML_WEIGHT_BF16 };
-    int64_t cols = 1;
-    ml_status st = ML_OK;
+    ml_status st = ml_pool_new(&k.pool, be->n_thread, err);
 
-    for (int32_t i = 0; i < s->n_param; i++) {
-        const ml_param *p = &s->param[i];
-        int64_t n = p->n_dim == 2 ? p->shape[1] : p->shape[0];
-        cols = n > cols ? n : cols;
-    }
-    k.row = malloc((size_t)cols * sizeof *k.row);
-    k.stage = malloc((size_t)cols * ML_LANES * sizeof(float));
-    if (k.row && k.stage)
+    if (st != ML_OK)
+        return st;
+    k.stage = malloc(stage_bytes(s));
+    if (k.stage)
         for (int32_t i = 0; i < s->n_param; i++)
             pack_param(&k, &w->t[i], &s->param[i], c);
     else
-        st = ml_fail(err, ML_ENOMEM, "no memory to pack rows of %lld values",
-                     (long long)cols);
-    free(k.row);
+        st = ml_fail(err, ML_ENOMEM, "no memory to pack weights");
     free(k.stage);
+    ml_pool_free(k.pool);
     return st == ML_OK ? be->dev->sync(be->stream, err) : st;
 }
 
