@@ -26,9 +26,11 @@ ml_cmd_fn ml_cmd_score;         /* cmd_score.c */
 ml_cmd_fn ml_cmd_convert;       /* cmd_convert.c */
 ml_cmd_fn ml_cmd_tokenize;      /* cmd_tokenize.c */
 ml_cmd_fn ml_cmd_chat_template; /* cmd_chat_template.c */
+ml_cmd_fn ml_cmd_bench_engine;  /* cmd_bench_engine.c */
+ml_cmd_fn ml_cmd_bench_serve;   /* cmd_bench_serve.c */
 
 typedef struct ml_command {
-    const char *name;
+    const char *name; /* one word, or two: "bench engine" */
     ml_cmd bit;
     ml_cmd_fn *run;
     const char *help; /* one line */

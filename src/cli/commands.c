@@ -9,6 +9,10 @@ const ml_command ml_commands[] = {
     { "tokenize", ML_CMD_TOKENIZE, ml_cmd_tokenize, "text to token ids, and back" },
     { "chat-template", ML_CMD_CHAT_TEMPLATE, ml_cmd_chat_template,
       "conversations to text, by the checkpoint's chat template" },
+    { "bench engine", ML_CMD_BENCH_ENGINE, ml_cmd_bench_engine,
+      "how fast this machine generates" },
+    { "bench serve", ML_CMD_BENCH_SERVE, ml_cmd_bench_serve,
+      "how fast a running server answers" },
     { 0 },
 };
 

@@ -24,9 +24,13 @@ typedef enum ml_batching {
     ML_BATCH_TOKENWISE
 } ml_batching;
 
+typedef enum ml_load_format { ML_LOAD_AUTO, ML_LOAD_DUMMY } ml_load_format;
+
 typedef struct ml_config {
-    const char *hf_checkpoint;
+    const char *hf_checkpoint; /* of two names for one thing, one is NULL: */
+    const char *model_path;    /* ml_config_model takes the other */
     ml_dtype_choice dtype;
+    ml_load_format load_format;
     struct {
         int64_t n_thread;      /* never 0 after parsing */
         const char *cpu_level; /* NULL: the best */
@@ -49,6 +53,24 @@ typedef struct ml_config {
         const char *chat_template; /* NULL: the checkpoint's own */
         bool check;
     } chat;
+    struct {
+        const char *dataset, *output; /* NULL: made-up prompts; no file */
+        int64_t n_prompt, input_len, output_len, n_warmup, seed;
+        double range_ratio;
+        /* engine */
+        int64_t max_running, chunk;
+        double mem_fraction; /* 0: as much as the running requests could use */
+        bool no_prefix_cache;
+        /* serve */
+        const char *base_url, *host;   /* base_url NULL: from host and port */
+        int64_t port, max_concurrency; /* max_concurrency 0: no limit */
+        double request_rate;           /* 0: all at once */
+    } bench;
 } ml_config;
+
+/* The model's directory, by whichever name it was given. */
+static inline const char *ml_config_model(const ml_config *c) {
+    return c->model_path ? c->model_path : c->hf_checkpoint;
+}
 
 #endif

@@ -2,6 +2,7 @@
 
 /* Two rows called dtype: what can be computed in is less than what can be stored. */
 static const char *const compute_dtypes[] = { "auto", "f32", "bf16", NULL };
+static const char *const load_formats[] = { "auto", "dummy", NULL };
 static const char *const store_dtypes[] = { "auto", "f32", "bf16", "f16", NULL };
 
 const ml_flag ml_flags_model[] = {
@@ -11,16 +12,43 @@ const ml_flag ml_flags_model[] = {
       .value = "DIR",
       .required = true,
       .group = "model",
-      .cmds = ML_CMD_ALL,
+      .cmds = ML_CMD_SCORE | ML_CMD_CONVERT | ML_CMD_TOKENIZE | ML_CMD_CHAT_TEMPLATE,
       .from = ML_FROM_MILES,
       .help = "Hugging Face checkpoint: config.json and safetensors files." },
+    { .name = "model-path",
+      .type = ML_FLAG_PATH,
+      ML_AT(model_path),
+      .value = "DIR",
+      .group = "model",
+      .cmds = ML_CMD_BENCH_ENGINE,
+      .from = ML_FROM_SGLANG,
+      .help = "Hugging Face checkpoint: config.json and safetensors files." },
+    { .name = "hf-checkpoint",
+      .type = ML_FLAG_PATH,
+      ML_AT(hf_checkpoint),
+      .value = "DIR",
+      .group = "model",
+      .cmds = ML_CMD_BENCH_ENGINE,
+      .from = ML_FROM_MILES,
+      .help = "The same by Miles' name." },
+    { .name = "load-format",
+      .type = ML_FLAG_WORD,
+      ML_AT(load_format),
+      .def = "auto",
+      .words = load_formats,
+      .group = "model",
+      .cmds = ML_CMD_BENCH_ENGINE,
+      .from = ML_FROM_SGLANG,
+      .help =
+          "auto: the checkpoint's weights; dummy: made-up ones, for which config.json is "
+          "enough." },
     { .name = "dtype",
       .type = ML_FLAG_WORD,
       ML_AT(dtype),
       .def = "auto",
       .words = compute_dtypes,
       .group = "model",
-      .cmds = ML_CMD_SCORE,
+      .cmds = ML_CMD_SCORE | ML_CMD_BENCH_ENGINE,
       .from = ML_FROM_SGLANG,
       .help = "Dtype of the weights in memory; auto: that of the checkpoint." },
     { .name = "dtype",

@@ -23,6 +23,14 @@ static bool convert_onto_itself(const ml_config *c) {
     return is(c->hf_checkpoint, c->convert.save_hf);
 }
 
+static bool no_model(const ml_config *c) {
+    return !ml_config_model(c);
+}
+
+static bool two_models(const ml_config *c) {
+    return c->model_path && c->hf_checkpoint;
+}
+
 const ml_rule ml_rules[] = {
     { "score-output", ML_CMD_SCORE, no_output,
       "there is nowhere to write to: give --output FILE, or --dry-run to see the memory "
@@ -33,5 +41,9 @@ const ml_rule ml_rules[] = {
       "--grads needs whole sequences in a batch: use --batching packed or single" },
     { "convert-in-place", ML_CMD_CONVERT, convert_onto_itself,
       "--save-hf is the checkpoint that is being read: name another directory" },
+    { "model-path", ML_CMD_BENCH_ENGINE, no_model,
+      "there is no model: give --model-path DIR, a Hugging Face checkpoint" },
+    { "model-path-twice", ML_CMD_BENCH_ENGINE, two_models,
+      "--model-path and --hf-checkpoint are one thing: keep one of them" },
     { 0 },
 };

@@ -58,9 +58,40 @@ static int run_command(const ml_command *cmd, int argc, char **argv) {
     return finish_output(ml_exit_code(st));
 }
 
+/* The command that the first words name, and how many words that takes. */
+static const ml_command *command_of(int argc, char **argv, int *n_word) {
+    char two[100];
+    const ml_command *cmd = NULL;
+
+    *n_word = 2;
+    if (argc > 2 && snprintf(two, sizeof two, "%s %s", argv[1], argv[2]) < (int)sizeof two)
+        cmd = ml_command_find(two);
+    if (cmd || argc < 2)
+        return cmd;
+    *n_word = 1;
+    return ml_command_find(argv[1]);
+}
+
+/* A first word whose second is missing or wrong: lists the commands that begin so. */
+static bool half_command(const char *name) {
+    size_t n = strlen(name);
+    bool any = false;
+
+    for (const ml_command *c = ml_commands; c->name; c++)
+        if (strncmp(c->name, name, n) == 0 && c->name[n] == ' ') {
+            fprintf(stderr, any ? " or '%s'" : "miles: expected 'miles %s'", c->name);
+            any = true;
+        }
+    if (any)
+        fprintf(stderr, "\n");
+    return any;
+}
+
 static int unknown_command(const char *name) {
     const ml_command *near = ml_command_near(name);
 
+    if (half_command(name))
+        return ML_EXIT_USAGE;
     if (near)
         fprintf(stderr, "miles: there is no command '%s'; did you mean '%s'?\n", name,
                 near->name);
@@ -71,12 +102,13 @@ static int unknown_command(const char *name) {
 
 int main(int argc, char **argv) {
     const char *first = argc > 1 ? argv[1] : "";
-    const ml_command *cmd = ml_command_find(first);
+    int n_word;
+    const ml_command *cmd = command_of(argc, argv, &n_word);
     ml_text text = { 0 };
 
     signal(SIGABRT, on_abort);
     if (cmd)
-        return run_command(cmd, argc - 2, argv + 2);
+        return run_command(cmd, argc - 1 - n_word, argv + 1 + n_word);
     if (argc < 2) {
         ml_help_all(&text);
         return print(&text, stderr, ML_EXIT_USAGE);

@@ -199,6 +199,8 @@ static const struct {
     { "score-in-place", "--hf-checkpoint m --input i --output i" },
     { "score-grads-batching", SCORE "--grads --batching tokenwise" },
     { "convert-in-place", "--hf-checkpoint m --save-hf m" },
+    { "model-path", "--threads 1" },
+    { "model-path-twice", "--model-path m --hf-checkpoint m" },
 };
 
 static void rules(void) {
@@ -289,6 +291,10 @@ static void program(void) {
     CHECK_HAS(out, "usage: miles");
     CHECK(ml_test_miles(out, sizeof out, "scor") == 2);
     CHECK_HAS(out, "did you mean 'score'?");
+    CHECK(ml_test_miles(out, sizeof out, "bench") == 2);
+    CHECK_HAS(out, "expected 'miles bench engine' or 'bench serve'");
+    CHECK(ml_test_miles(out, sizeof out, "bench engine --help") == 0);
+    CHECK_HAS(out, "usage: miles bench engine");
     CHECK(ml_test_miles(out, sizeof out, "score --help") == 0);
     CHECK_HAS(out, "--hf-checkpoint DIR");
     CHECK(ml_test_miles(out, sizeof out, "score --threads 0") == 2);
