@@ -1,0 +1,94 @@
+#include "serve/router.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "serve/router_priv.h"
+
+#define MAX_CONNECTIONS 65536
+#define MAX_HEADER ((size_t)1 << 16)
+#define MAX_UNSENT ((size_t)1 << 28) /* of one reply that its client does not read */
+#define IDLE_S 120.0                 /* a client's connection without a request */
+#define DRAIN_POLL_S 0.05
+#define DRAIN_POLLS 60 /* that clients get to read the last replies */
+
+static void handle(void *ud, ml_http_call *c) {
+    ml_router *r = ud;
+
+    if (!ml_router_admin(r, c))
+        ml_relay_start(r, c);
+}
+
+static ml_status add_workers(ml_router *r, ml_err *err) {
+    ml_status st = ML_OK;
+    ml_worker *w;
+
+    for (int i = 0; i < r->opts.n_worker && st == ML_OK; i++)
+        st = ml_worker_add(&w, r, ml_str_of(r->opts.worker_url[i]), err);
+    return st;
+}
+
+ml_status ml_router_open(ml_router **out, ml_loop *l, const ml_router_opts *opts,
+                         ml_err *err) {
+    ml_http_limits limits = { .max_header = MAX_HEADER,
+                              .max_body = opts->max_body,
+                              .max_connections = MAX_CONNECTIONS,
+                              .idle_s = IDLE_S,
+                              .max_unsent = MAX_UNSENT };
+    ml_router *r = calloc(1, sizeof *r);
+    ml_status st;
+
+    if (!r)
+        return ml_fail(err, ML_ENOMEM, "no memory for a router");
+    r->opts = *opts;
+    r->loop = l;
+    r->client = ml_http_client_new(l);
+    r->policy = ml_route_policy_new(opts->route);
+    st = add_workers(r, err);
+    if (st == ML_OK)
+        st = ml_http_server_open(&r->server, l, opts->host, opts->port, limits, handle, r,
+                                 err);
+    if (st != ML_OK) {
+        ml_router_close(r);
+        return st;
+    }
+    if (opts->health_interval_s > 0) {
+        r->health = ml_timer_start(l, opts->health_interval_s, true, ml_workers_probe, r);
+        ml_workers_probe(r);
+    }
+    *out = r;
+    return ML_OK;
+}
+
+int ml_router_port(const ml_router *r) {
+    return ml_http_server_port(r->server);
+}
+
+static void stop_when_done(void *ud) {
+    ml_router *r = ud;
+
+    if (r->n_active > 0)
+        return;
+    if (ml_http_server_connections(r->server) == 0 || ++r->n_drain_poll > DRAIN_POLLS)
+        ml_loop_stop(r->loop);
+}
+
+void ml_router_drain(ml_router *r) {
+    if (r->drain)
+        return;
+    ml_http_server_stop_accepting(r->server);
+    r->drain = ml_timer_start(r->loop, DRAIN_POLL_S, true, stop_when_done, r);
+}
+
+void ml_router_close(ml_router *r) {
+    if (!r)
+        return;
+    ml_timer_stop(r->health);
+    ml_timer_stop(r->drain);
+    ml_relays_free(r);
+    ml_workers_free(r);
+    ml_http_server_close(r->server);
+    ml_http_client_free(r->client);
+    ml_route_policy_free(r->policy);
+    free(r);
+}
