@@ -1,0 +1,388 @@
+#include "engine/remote.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "engine/remote_priv.h"
+
+static ml_remote *of(ml_gen *g) {
+    return (ml_remote *)g;
+}
+
+/* --- calls, on the loop's thread -------------------------------------------------- */
+
+static void free_call(ml_remote_call *c) {
+    ml_timer_stop(c->timer);
+    ml_text_release(&c->body);
+    ml_text_release(&c->reply);
+    ml_arena_release(&c->arena);
+    free(c);
+}
+
+static void end_call(ml_remote_call *c, ml_gen_update *u) {
+    ml_remote *r = c->remote;
+
+    u->ticket = c->ticket;
+    *(c->prev ? &c->prev->next : &r->first) = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+    pthread_mutex_lock(&r->lock);
+    r->stats.n_running--;
+    r->stats.n_finished += u->finish != ML_FINISH_ABORT;
+    r->stats.n_aborted += u->finish == ML_FINISH_ABORT;
+    r->stats.n_prompt_token += c->ask.n_prompt;
+    r->stats.n_cached_token += u->n_cached;
+    r->stats.n_answer_token += u->answer.n;
+    if (u->version)
+        r->stats.version = u->version;
+    pthread_mutex_unlock(&r->lock);
+    c->fn(c->ud, u);
+    free_call(c);
+}
+
+static void abort_call(ml_remote_call *c, const char *why) {
+    ml_gen_update u = { .finish = ML_FINISH_ABORT, .message = ml_str_of(why) };
+    end_call(c, &u);
+}
+
+static void attempt(void *ud);
+
+static void try_again(ml_remote_call *c, const char *why) {
+    if (++c->n_failed >= c->remote->opts.n_attempt) {
+        abort_call(c, why);
+        return;
+    }
+    c->timer = ml_timer_start(c->remote->loop, c->remote->opts.retry_s, false, attempt, c);
+}
+
+static void on_head(void *ud, int status, ml_str headers) {
+    ml_remote_call *c = ud;
+    (void)headers;
+    c->status = status;
+}
+
+static void on_data(void *ud, ml_str piece) {
+    ml_remote_call *c = ud;
+    ml_text_add(&c->reply, piece.ptr, piece.len);
+}
+
+static void on_done(void *ud, const ml_err *failed) {
+    ml_remote_call *c = ud;
+    const char *url = c->remote->server[c->server].url;
+    ml_gen_update u = { 0 };
+    ml_err err = { 0 };
+    ml_arena a;
+    ml_status st;
+
+    c->remote->server[c->server].n_call--;
+    c->server = -1;
+    c->job = NULL;
+    ml_arena_init(&a, "reply");
+    if (failed)
+        st = ml_fail(&err, ML_EPEER, "%s", failed->msg);
+    else if (c->status != 200)
+        st = ml_fail(&err, ML_EPEER, "%s answered with status %d: %.300s", url, c->status,
+                     c->reply.ptr ? c->reply.ptr : "");
+    else
+        st = ml_remote_read(&u, &a, &c->ask, (ml_str){ c->reply.ptr, c->reply.len }, url,
+                            &err);
+    /* A request the server calls wrong will not become right. */
+    if (st == ML_OK)
+        end_call(c, &u);
+    else if (c->status == 400)
+        abort_call(c, err.msg);
+    else
+        try_again(c, err.msg);
+    ml_arena_release(&a);
+}
+
+static int32_t least_loaded(const ml_remote *r, int32_t from) {
+    int32_t best = from % r->opts.n_url;
+    for (int32_t k = 1; k < r->opts.n_url; k++) {
+        int32_t i = (from + k) % r->opts.n_url;
+        if (r->server[i].n_call < r->server[best].n_call)
+            best = i;
+    }
+    return best;
+}
+
+static void attempt(void *ud) {
+    ml_remote_call *c = ud;
+    ml_remote *r = c->remote;
+    ml_err err = { 0 };
+    ml_text url = { 0 };
+
+    ml_timer_stop(c->timer);
+    c->timer = NULL;
+    c->status = 0;
+    c->reply.len = 0;
+    /* After a failure elsewhere if there is an elsewhere. */
+    c->server = least_loaded(r, (int32_t)(c->ticket % 1024) + c->n_failed);
+    r->server[c->server].n_call++;
+    ml_text_printf(&url, "%s/generate", r->server[c->server].url);
+    if (ml_http_start(&c->job, r->client,
+                      &(ml_http_request){ .method = "POST",
+                                          .url = url.ptr,
+                                          .headers = r->headers,
+                                          .body = { c->body.ptr, c->body.len },
+                                          .connect_s = r->opts.connect_s,
+                                          .idle_s = r->opts.idle_s },
+                      (ml_http_fns){ on_head, on_data, on_done, c }, &err) != ML_OK)
+        on_done(c, &err);
+    ml_text_release(&url);
+}
+
+static void begin(void *ud) {
+    ml_remote_call *c = ud;
+    c->next = c->remote->first;
+    if (c->next)
+        c->next->prev = c;
+    c->remote->first = c;
+    attempt(c);
+}
+
+/* --- from other threads ------------------------------------------------------------ */
+
+/* What reading the reply will need of the request. */
+static void keep(ml_remote_call *c, const ml_gen_request *r) {
+    ml_str *stop = ML_NEW(&c->arena, ml_str, r->n_stop + 1);
+
+    c->ask = *r;
+    for (int32_t i = 0; i < r->n_stop; i++)
+        stop[i] = (ml_str){ ml_arena_str(&c->arena, r->stop[i].ptr, r->stop[i].len),
+                            r->stop[i].len };
+    c->ask.stop = stop;
+    c->ask.prompt = c->ask.stop_id = c->ask.also = NULL;
+    c->ask.draw.bias = NULL;
+}
+
+static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, void *ud,
+                        uint64_t *ticket, ml_err *err) {
+    ml_remote *r = of(g);
+    ml_remote_call *c;
+
+    if (ask->n_prompt < 1)
+        return ml_fail(err, ML_EUSAGE, "the prompt is empty; it must have a token");
+    c = calloc(1, sizeof *c);
+    if (!c)
+        return ml_fail(err, ML_ENOMEM, "no memory for a request");
+    c->remote = r;
+    c->fn = fn;
+    c->ud = ud;
+    c->server = -1;
+    ml_arena_init(&c->arena, "request");
+    pthread_mutex_lock(&r->lock);
+    *ticket = c->ticket = ++r->n_ticket;
+    r->stats.n_running++;
+    pthread_mutex_unlock(&r->lock);
+    keep(c, ask);
+    ml_remote_write(&c->body, &r->opts, ask, c->ticket);
+    ml_loop_post(r->loop, begin, c);
+    return ML_OK;
+}
+
+typedef struct abort_note {
+    ml_remote *remote;
+    uint64_t ticket;
+} abort_note;
+
+static void ignore_done(void *ud, const ml_err *err) {
+    (void)ud;
+    (void)err;
+}
+
+/* The server is told; it answers the request itself with what there is.  One that is between
+ * attempts ends here. */
+static void abort_on_loop(void *ud) {
+    abort_note *n = ud;
+    ml_remote *r = n->remote;
+    ml_remote_call *c = r->first;
+    ml_text url = { 0 }, body = { 0 };
+    ml_http_job *job;
+
+    while (c && c->ticket != n->ticket)
+        c = c->next;
+    if (c && c->server < 0) {
+        abort_call(c, "aborted");
+    } else if (c) {
+        ml_text_printf(&url, "%s/abort_request", r->server[c->server].url);
+        ml_text_printf(&body, "{\"rid\":\"miles-%llu\"}", (unsigned long long)c->ticket);
+        c->n_failed = r->opts.n_attempt; /* whatever happens now is the end */
+        (void)ml_http_start(&job, r->client,
+                            &(ml_http_request){ .method = "POST",
+                                                .url = url.ptr,
+                                                .headers = r->headers,
+                                                .body = { body.ptr, body.len },
+                                                .connect_s = r->opts.connect_s,
+                                                .idle_s = r->opts.idle_s },
+                            (ml_http_fns){ .done = ignore_done }, NULL);
+    }
+    ml_text_release(&url);
+    ml_text_release(&body);
+    free(n);
+}
+
+static void abort_one(ml_gen *g, uint64_t ticket) {
+    abort_note *n = malloc(sizeof *n);
+    if (!n)
+        return; /* the request goes on to its end */
+    *n = (abort_note){ of(g), ticket };
+    ml_loop_post(of(g)->loop, abort_on_loop, n);
+}
+
+static void abort_waiting(void *ud) {
+    ml_remote *r = ud;
+    for (ml_remote_call *c = r->first, *next; c; c = next) {
+        next = c->next;
+        c->n_failed = r->opts.n_attempt;
+        if (c->server < 0)
+            abort_call(c, "aborted");
+    }
+}
+
+static void abort_all(ml_gen *g) {
+    ml_loop_post(of(g)->loop, abort_waiting, of(g));
+    (void)ml_remote_tell_all(of(g), "/abort_request", "{\"abort_all\":true}", NULL);
+}
+
+static void set_paused(ml_gen *g, bool paused) {
+    ml_remote *r = of(g);
+    pthread_mutex_lock(&r->lock);
+    r->stats.paused = paused;
+    pthread_mutex_unlock(&r->lock);
+}
+
+static void pause_all(ml_gen *g) {
+    (void)ml_remote_tell_all(of(g), "/pause_generation", "{\"mode\":\"retract\"}", NULL);
+    set_paused(g, true);
+}
+
+static void resume_all(ml_gen *g) {
+    (void)ml_remote_tell_all(of(g), "/continue_generation", "{}", NULL);
+    set_paused(g, false);
+}
+
+static bool flush(ml_gen *g) {
+    return ml_remote_tell_all(of(g), "/flush_cache", "{}", NULL) == ML_OK;
+}
+
+static ml_status load(ml_gen *g, const char *dir, uint64_t version, ml_switch how,
+                      ml_err *err) {
+    ml_remote *r = of(g);
+    ml_text body = { 0 };
+    ml_status st;
+
+    if (how == ML_SWITCH_FINISH || how == ML_SWITCH_INEXACT_KV)
+        return ml_fail(err, ML_EUNSUP,
+                       "servers put requests in flight back, or abort them, when weights "
+                       "change; pause and wait for them to finish otherwise");
+    pthread_mutex_lock(&r->lock);
+    version = version ? version : r->stats.version + 1;
+    pthread_mutex_unlock(&r->lock);
+    ml_text_printf(&body, "{\"model_path\":");
+    ml_json_quote(&body, ml_str_of(dir));
+    ml_text_printf(&body, ",\"weight_version\":\"%llu\",\"abort_all_requests\":%s}",
+                   (unsigned long long)version, how == ML_SWITCH_ABORT ? "true" : "false");
+    st = ml_remote_tell_all(r, "/update_weights_from_disk", body.ptr, err);
+    ml_text_release(&body);
+    if (st != ML_OK)
+        return st;
+    pthread_mutex_lock(&r->lock);
+    r->stats.version = version;
+    pthread_mutex_unlock(&r->lock);
+    return ML_OK;
+}
+
+static void stats(ml_gen *g, ml_gen_stats *out) {
+    ml_remote *r = of(g);
+    pthread_mutex_lock(&r->lock);
+    *out = r->stats;
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* --- life ------------------------------------------------------------------------- */
+
+static void *carry(void *ud) {
+    ml_remote *r = ud;
+    ml_loop_run(r->loop);
+    for (ml_remote_call *c = r->first, *next; c; c = next) {
+        next = c->next;
+        if (c->job)
+            ml_http_cancel(c->job);
+        abort_call(c, "the generator is closing");
+    }
+    return NULL;
+}
+
+static void free_remote(ml_remote *r) {
+    ml_http_client_free(r->client);
+    ml_loop_free(r->loop);
+    pthread_mutex_destroy(&r->lock);
+    ml_arena_release(&r->arena);
+    free(r);
+}
+
+static void stop(void *ud) {
+    ml_loop_stop(ud);
+}
+
+static void close_gen(ml_gen *g) {
+    ml_remote *r = of(g);
+    ml_loop_post(r->loop, stop, r->loop); /* after all that was posted before */
+    pthread_join(r->thread, NULL);
+    free_remote(r);
+}
+
+static void keep_opts(ml_remote *r, const ml_remote_opts *o) {
+    r->opts = *o;
+    r->opts.url = NULL;
+    r->server = ML_NEW(&r->arena, ml_remote_server, o->n_url);
+    for (int32_t i = 0; i < o->n_url; i++) {
+        size_t n = strlen(o->url[i]);
+        while (n && o->url[i][n - 1] == '/')
+            n--;
+        r->server[i].url = ml_arena_str(&r->arena, o->url[i], n);
+    }
+    r->headers = ml_arena_printf(&r->arena, "Content-Type: application/json\n%s%s%s",
+                                 o->api_key ? "Authorization: Bearer " : "",
+                                 o->api_key ? o->api_key : "", o->api_key ? "\n" : "");
+}
+
+ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
+    ml_remote *r;
+    ml_status st;
+
+    if (o->n_url < 1)
+        return ml_fail(err, ML_EUSAGE, "no server is named");
+    r = calloc(1, sizeof *r);
+    if (!r)
+        return ml_fail(err, ML_ENOMEM, "no memory for a generator");
+    r->gen = (ml_gen){ .name = "remote",
+                       .submit = submit,
+                       .abort = abort_one,
+                       .abort_all = abort_all,
+                       .pause = pause_all,
+                       .resume = resume_all,
+                       .flush = flush,
+                       .load = load,
+                       .stats = stats,
+                       .close = close_gen };
+    ml_arena_init(&r->arena, "remote servers");
+    pthread_mutex_init(&r->lock, NULL);
+    keep_opts(r, o);
+    st = ml_loop_new(&r->loop, err);
+    if (st != ML_OK) {
+        pthread_mutex_destroy(&r->lock);
+        ml_arena_release(&r->arena);
+        free(r);
+        return st;
+    }
+    r->client = ml_http_client_new(r->loop);
+    if (pthread_create(&r->thread, NULL, carry, r) != 0) {
+        free_remote(r);
+        return ml_fail(err, ML_ENOMEM, "the system gives no thread for connections");
+    }
+    *out = &r->gen;
+    return ML_OK;
+}

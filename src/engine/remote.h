@@ -1,0 +1,29 @@
+/* remote.h - servers behind HTTP as an ml_gen: `miles serve`, real SGLang, or a router in front of
+ * either.
+ *
+ * A request is one POST to /generate, answered when it has ended; so its function is called
+ * once.  What fails on the way (no connection, a status that is not 200, a broken reply) is
+ * tried again, on the server with the least to do; when attempts run out the request ends
+ * with ML_FINISH_ABORT and the sentence.  Pausing, weights and caches concern all
+ * servers; those behind a router are asked from it.
+ *
+ * thread: as gen.h says; a thread of its own carries the connections. */
+#ifndef ML_ENGINE_REMOTE_H
+#define ML_ENGINE_REMOTE_H
+
+#include "engine/gen.h"
+
+typedef struct ml_remote_opts {
+    const char *const *url; /* [n_url] "http://host:port" */
+    int32_t n_url;
+    const char *api_key; /* or NULL */
+    bool sglang; /* real SGLang: what only our servers know is not sent.  The seed of a
+                            sample is then one number made of its seed and sample */
+    int32_t n_attempt;
+    double retry_s, connect_s;
+    double idle_s; /* how long a server may say nothing, generation included; 0: for ever */
+} ml_remote_opts;
+
+ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err);
+
+#endif

@@ -1,0 +1,152 @@
+/* remote_control.c - what is asked of all servers at once. */
+#include <string.h>
+
+#include "base/json.h"
+#include "engine/remote_priv.h"
+
+/* One question to one server. */
+typedef struct question {
+    struct broadcast *all;
+    const char *url;
+    ml_text reply;
+    int status;
+} question;
+
+typedef struct broadcast {
+    ml_remote *remote;
+    const char *method, *path, *body;
+    question *question;
+    int32_t n, n_left;
+    ml_status st;
+    ml_err *err;
+    pthread_mutex_t lock;
+    pthread_cond_t done;
+} broadcast;
+
+static void on_head(void *ud, int status, ml_str headers) {
+    question *q = ud;
+    (void)headers;
+    q->status = status;
+}
+
+static void on_data(void *ud, ml_str piece) {
+    question *q = ud;
+    ml_text_add(&q->reply, piece.ptr, piece.len);
+}
+
+/* Servers say "success": false with status 200 or 400. */
+static bool says_no(const question *q) {
+    return q->reply.ptr && strstr(q->reply.ptr, "\"success\"") &&
+           strstr(q->reply.ptr, "false");
+}
+
+static void answered(question *q, const ml_err *err) {
+    broadcast *b = q->all;
+
+    pthread_mutex_lock(&b->lock);
+    if (b->st == ML_OK && err)
+        b->st = ml_fail(b->err, ML_EPEER, "%s", err->msg);
+    else if (b->st == ML_OK && (q->status != 200 || says_no(q)))
+        b->st = ml_fail(b->err, ML_EPEER, "%s%s answered with status %d: %.300s", q->url,
+                        b->path, q->status, q->reply.ptr ? q->reply.ptr : "");
+    if (--b->n_left == 0)
+        pthread_cond_signal(&b->done);
+    pthread_mutex_unlock(&b->lock);
+}
+
+static void on_done(void *ud, const ml_err *err) {
+    answered(ud, err);
+}
+
+static void ask(void *ud) {
+    question *q = ud;
+    broadcast *b = q->all;
+    ml_remote *r = b->remote;
+    ml_http_job *job;
+    ml_err err = { 0 };
+    ml_text url = { 0 };
+
+    ml_text_printf(&url, "%s%s", q->url, b->path);
+    if (ml_http_start(&job, r->client,
+                      &(ml_http_request){ .method = b->method,
+                                          .url = url.ptr,
+                                          .headers = r->headers,
+                                          .body = ml_str_of(b->body),
+                                          .connect_s = r->opts.connect_s,
+                                          .idle_s = r->opts.idle_s },
+                      (ml_http_fns){ on_head, on_data, on_done, q }, &err) != ML_OK)
+        answered(q, &err);
+    ml_text_release(&url);
+}
+
+/* Asks them all and waits. */
+static ml_status run(broadcast *b) {
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->done, NULL);
+    b->n_left = b->n;
+    for (int32_t i = 0; i < b->n; i++) {
+        b->question[i].all = b;
+        ml_loop_post(b->remote->loop, ask, &b->question[i]);
+    }
+    pthread_mutex_lock(&b->lock);
+    while (b->n_left)
+        pthread_cond_wait(&b->done, &b->lock);
+    pthread_mutex_unlock(&b->lock);
+    pthread_cond_destroy(&b->done);
+    pthread_mutex_destroy(&b->lock);
+    return b->st;
+}
+
+static void release(broadcast *b) {
+    for (int32_t i = 0; i < b->n; i++)
+        ml_text_release(&b->question[i].reply);
+}
+
+/* The servers behind a router; an address that is no router stands for itself. */
+static int32_t behind(ml_remote *r, const char *url, const char **out, int32_t cap,
+                      ml_arena *a) {
+    question q = { .url = url };
+    broadcast b = { .remote = r,
+                    .method = "GET",
+                    .path = "/list_workers",
+                    .body = "",
+                    .question = &q,
+                    .n = 1 };
+    const ml_json *root, *urls;
+    int32_t n = 0;
+
+    if (run(&b) == ML_OK &&
+        ml_json_parse(
+            &root, a,
+            ml_str_of(ml_arena_str(a, q.reply.ptr ? q.reply.ptr : "", q.reply.len)), url,
+            NULL) == ML_OK &&
+        (urls = ml_json_get(root, "urls")) != NULL)
+        for (const ml_json *v = urls->child; v && n < cap; v = v->next)
+            if (v->type == ML_JSON_STRING)
+                out[n++] = ml_arena_str(a, v->text.ptr, v->text.len);
+    if (n == 0)
+        out[n++] = url;
+    release(&b);
+    return n;
+}
+
+ml_status ml_remote_tell_all(ml_remote *r, const char *path, const char *body,
+                             ml_err *err) {
+    enum { MOST = 1024 };
+    ml_arena a;
+    const char **url;
+    broadcast b = { .remote = r, .method = "POST", .path = path, .body = body, .err = err };
+    ml_status st;
+
+    ml_arena_init(&a, "remote servers");
+    url = ML_NEW(&a, const char *, MOST);
+    for (int32_t i = 0; i < r->opts.n_url && b.n < MOST; i++)
+        b.n += behind(r, r->server[i].url, url + b.n, MOST - b.n, &a);
+    b.question = ML_NEW(&a, question, b.n);
+    for (int32_t i = 0; i < b.n; i++)
+        b.question[i].url = url[i];
+    st = run(&b);
+    release(&b);
+    ml_arena_release(&a);
+    return st;
+}

@@ -1,0 +1,271 @@
+/* remote_text.c - requests to JSON, replies from JSON. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "engine/remote_priv.h"
+
+/* --- requests ------------------------------------------------------------------- */
+
+static void write_ids(ml_text *t, const char *key, const int32_t *id, int32_t n) {
+    ml_text_printf(t, "\"%s\":[", key);
+    for (int32_t i = 0; i < n; i++)
+        ml_text_printf(t, "%s%d", i ? "," : "", id[i]);
+    ml_text_printf(t, "]");
+}
+
+static void write_stops(ml_text *t, const ml_gen_request *r) {
+    if (r->n_stop_id) {
+        ml_text_printf(t, ",");
+        write_ids(t, "stop_token_ids", r->stop_id, r->n_stop_id);
+    }
+    for (int32_t i = 0; i < r->n_stop; i++) {
+        ml_text_printf(t, i ? "," : ",\"stop\":[");
+        ml_json_quote(t, r->stop[i]);
+    }
+    if (r->n_stop)
+        ml_text_printf(t, "]");
+}
+
+static void write_bias(ml_text *t, const ml_draw_opts *d) {
+    for (int32_t i = 0; i < d->n_bias; i++)
+        ml_text_printf(t, "%s\"%d\":%.9g", i ? "," : ",\"logit_bias\":{", d->bias[i].id,
+                       (double)d->bias[i].add);
+    if (d->n_bias)
+        ml_text_printf(t, "}");
+}
+
+/* One number of 31 bits, as SGLang wants it, for each (seed, sample). */
+static uint64_t mixed_seed(const ml_draw_opts *d) {
+    uint64_t h = (d->seed + 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u + d->sample;
+    h = (h ^ h >> 30) * 0x94d049bb133111ebu;
+    return (h ^ h >> 31) & 0x7fffffff;
+}
+
+static void write_sampling(ml_text *t, const ml_remote_opts *o, const ml_gen_request *r) {
+    static const char *const dist[] = {
+        [ML_DIST_RAW] = "raw", [ML_DIST_MODEL] = "model", [ML_DIST_DRAWN] = "drawn"
+    };
+    const ml_draw_opts *d = &r->draw;
+
+    ml_text_printf(t,
+                   "{\"temperature\":%.9g,\"top_p\":%.9g,\"top_k\":%d,\"min_p\":%.9g,"
+                   "\"repetition_penalty\":%.9g,\"frequency_penalty\":%.9g,"
+                   "\"presence_penalty\":%.9g,\"max_new_tokens\":%d,\"min_new_tokens\":%d,"
+                   "\"ignore_eos\":%s",
+                   (double)d->temperature, (double)d->top_p, d->top_k ? d->top_k : -1,
+                   (double)d->min_p, (double)d->repetition, (double)d->frequency,
+                   (double)d->presence, r->max_new, r->min_new,
+                   r->ignore_eos ? "true" : "false");
+    write_stops(t, r);
+    write_bias(t, d);
+    if (o->sglang)
+        ml_text_printf(t, ",\"sampling_seed\":%llu", (unsigned long long)mixed_seed(d));
+    else
+        ml_text_printf(t,
+                       ",\"sampling_seed\":%llu,\"sample\":%llu,"
+                       "\"logprob_distribution\":\"%s\"",
+                       (unsigned long long)d->seed, (unsigned long long)d->sample,
+                       dist[d->dist]);
+    ml_text_printf(t, "}");
+}
+
+void ml_remote_write(ml_text *out, const ml_remote_opts *o, const ml_gen_request *r,
+                     uint64_t ticket) {
+    ml_text_printf(out, "{");
+    write_ids(out, "input_ids", r->prompt, r->n_prompt);
+    ml_text_printf(out,
+                   ",\"rid\":\"miles-%llu\",\"return_logprob\":true,\"sampling_params\":",
+                   (unsigned long long)ticket);
+    write_sampling(out, o, r);
+    ml_text_printf(out, ",\"logprob_start_len\":%d", r->score_from);
+    if (r->n_top)
+        ml_text_printf(out, ",\"top_logprobs_num\":%d", r->n_top);
+    if (r->n_also) {
+        ml_text_printf(out, ",");
+        write_ids(out, "token_ids_logprob", r->also, r->n_also);
+    }
+    if (!o->sglang)
+        ml_text_printf(out, ",\"return_entropy\":true");
+    ml_text_printf(out, "}");
+}
+
+/* --- replies -------------------------------------------------------------------- */
+
+typedef struct reader {
+    const ml_json *meta;
+    ml_arena *arena;
+    const ml_gen_request *ask;
+    const char *bad; /* the first field that is not what it should be, or NULL */
+} reader;
+
+static float number(reader *d, const ml_json *v, const char *field) {
+    double x;
+    if (v && v->type == ML_JSON_NULL)
+        return NAN;
+    if (v && ml_json_f64(v, &x))
+        return (float)x;
+    d->bad = d->bad ? d->bad : field;
+    return NAN;
+}
+
+static int64_t integer(reader *d, const ml_json *v, const char *field) {
+    int64_t x;
+    if (v && ml_json_i64(v, &x))
+        return x;
+    d->bad = d->bad ? d->bad : field;
+    return 0;
+}
+
+/* [log-prob, id, ...] */
+static void read_pair(reader *d, const ml_json *pair, float *logprob, int32_t *id,
+                      const char *field) {
+    const ml_json *first = pair ? pair->child : NULL;
+    *logprob = number(d, first, field);
+    *id = (int32_t)integer(d, first ? first->next : NULL, field);
+}
+
+/* Lists of pairs, one list per token; `wanted` of each.  ids may be NULL. */
+static void read_lists(reader *d, const char *field, int32_t n, int32_t wanted,
+                       int32_t **ids, const float **logprobs) {
+    const ml_json *list = ml_json_get(d->meta, field);
+    float *logprob = ML_NEW(d->arena, float, (size_t)n *(size_t)wanted + 1);
+    int32_t *id = ML_NEW(d->arena, int32_t, (size_t)n * (size_t)wanted + 1);
+    const ml_json *of_token = list ? list->child : NULL;
+
+    for (int32_t i = 0; i < n && wanted; i++) {
+        const ml_json *pair =
+            of_token && of_token->type == ML_JSON_ARRAY ? of_token->child : NULL;
+        for (int32_t k = 0; k < wanted; k++) {
+            logprob[i * wanted + k] = NAN;
+            id[i * wanted + k] = -1;
+            if (pair)
+                read_pair(d, pair, &logprob[i * wanted + k], &id[i * wanted + k], field);
+            pair = pair ? pair->next : NULL;
+        }
+        of_token = of_token ? of_token->next : NULL;
+    }
+    if (ids)
+        *ids = id;
+    *logprobs = logprob;
+}
+
+/* Versions of the tokens, where the server says them; else the one it had at the end. */
+static const uint64_t *read_versions(reader *d, int32_t n, uint64_t now) {
+    const ml_json *list = ml_json_get(d->meta, "output_token_versions");
+    const ml_json *v = list ? list->child : NULL;
+    uint64_t *version = ML_NEW(d->arena, uint64_t, n + 1);
+
+    for (int32_t i = 0; i < n; i++) {
+        version[i] = now;
+        if (v) {
+            version[i] = (uint64_t)integer(d, v, "output_token_versions");
+            v = v->next;
+        }
+    }
+    return version;
+}
+
+static const float *read_entropy(reader *d, const char *field, int32_t n) {
+    const ml_json *list = ml_json_get(d->meta, field), *v = list ? list->child : NULL;
+    float *entropy = ML_NEW(d->arena, float, n + 1);
+
+    for (int32_t i = 0; i < n; i++) {
+        entropy[i] = v ? number(d, v, field) : NAN;
+        v = v ? v->next : NULL;
+    }
+    return entropy;
+}
+
+static ml_scored read_scored(reader *d, const char *const field[4], uint64_t now) {
+    const ml_json *list = ml_json_get(d->meta, field[0]);
+    int32_t n = list && list->type == ML_JSON_ARRAY ? list->n : 0, at = 0;
+    int32_t *id = ML_NEW(d->arena, int32_t, n + 1), *top = NULL;
+    float *logprob = ML_NEW(d->arena, float, n + 1);
+    ml_scored s = { .n = n, .id = id, .logprob = logprob };
+
+    for (const ml_json *p = n ? list->child : NULL; p; p = p->next, at++)
+        read_pair(d, p, &logprob[at], &id[at], field[0]);
+    read_lists(d, field[1], n, d->ask->n_top, &top, &s.top_logprob);
+    read_lists(d, field[2], n, d->ask->n_also, NULL, &s.also_logprob);
+    s.top_id = top;
+    s.entropy = read_entropy(d, field[3], n);
+    s.version = read_versions(d, n, now);
+    return s;
+}
+
+/* A weight version is text to SGLang; one that is no number counts as 0. */
+static uint64_t read_version(reader *d) {
+    const ml_json *v = ml_json_get(d->meta, "weight_version");
+    return v && (v->type == ML_JSON_STRING || v->type == ML_JSON_NUMBER)
+               ? strtoull(ml_arena_str(d->arena, v->text.ptr, v->text.len), NULL, 10)
+               : 0;
+}
+
+static void read_stop(reader *d, const ml_json *matched, ml_gen_update *u) {
+    u->finish = ML_FINISH_TOKEN;
+    if (!matched || matched->type != ML_JSON_STRING) {
+        u->matched = matched && matched->type == ML_JSON_NUMBER
+                         ? (int32_t)integer(d, matched, "finish_reason.matched")
+                         : -1;
+        return;
+    }
+    u->finish = ML_FINISH_STRING;
+    u->matched = -1;
+    for (int32_t i = 0; i < d->ask->n_stop; i++)
+        if (ml_str_eq(d->ask->stop[i], matched->text))
+            u->matched = i;
+}
+
+static void read_finish(reader *d, ml_gen_update *u) {
+    const ml_json *reason = ml_json_get(d->meta, "finish_reason");
+    const ml_json *type = ml_json_get(reason, "type");
+    const ml_json *message = ml_json_get(reason, "message");
+
+    if (!type || type->type != ML_JSON_STRING)
+        d->bad = d->bad ? d->bad : "finish_reason.type";
+    else if (ml_str_is(type->text, "stop"))
+        read_stop(d, ml_json_get(reason, "matched"), u);
+    else if (ml_str_is(type->text, "length"))
+        u->finish = ML_FINISH_LENGTH;
+    else if (ml_str_is(type->text, "abort"))
+        u->finish = ML_FINISH_ABORT;
+    else
+        d->bad = d->bad ? d->bad : "finish_reason.type";
+    if (u->finish == ML_FINISH_ABORT)
+        u->message = message && message->type == ML_JSON_STRING ? message->text
+                                                                : ml_str_of("aborted");
+}
+
+ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *r,
+                         ml_str reply, const char *url, ml_err *err) {
+    static const char *const answer[4] = { "output_token_logprobs", "output_top_logprobs",
+                                           "output_token_ids_logprobs",
+                                           "output_token_entropy" };
+    static const char *const prompt[4] = { "input_token_logprobs", "input_top_logprobs",
+                                           "input_token_ids_logprobs",
+                                           "input_token_entropy" };
+    const ml_json *root, *cached;
+    reader d = { .arena = a, .ask = r };
+    ml_status st = ml_json_parse(&root, a, reply, url, err);
+
+    if (st != ML_OK)
+        return st;
+    if (root->type == ML_JSON_ARRAY && root->n == 1)
+        root = root->child;
+    d.meta = ml_json_get(root, "meta_info");
+    if (!d.meta)
+        return ml_fail(err, ML_EFORMAT, "%s: the reply has no meta_info", url);
+    out->version = read_version(&d);
+    out->answer = read_scored(&d, answer, out->version);
+    if (r->score_from >= 0)
+        out->prompt = read_scored(&d, prompt, out->version);
+    read_finish(&d, out);
+    cached = ml_json_get(d.meta, "cached_tokens");
+    out->n_cached = cached ? (int32_t)integer(&d, cached, "cached_tokens") : 0;
+    if (d.bad)
+        return ml_fail(err, ML_EFORMAT, "%s: meta_info.%s of the reply is not as expected",
+                       url, d.bad);
+    return ML_OK;
+}
