@@ -18,12 +18,36 @@
 
 typedef struct ml_plan ml_plan;
 
+/* Activations that backward computes again instead of keeping them: the same bits, less
+ * memory, more time.  Modules are parts of a layer, bits of ml_module. */
+typedef enum ml_granularity {
+    ML_RECOMPUTE_NONE,
+    ML_RECOMPUTE_SELECTIVE, /* the modules of every layer */
+    ML_RECOMPUTE_FULL,      /* whole layers; only their inputs are kept */
+} ml_granularity;
+
+typedef enum ml_module {
+    ML_MODULE_CORE_ATTN = 1,
+    ML_MODULE_LAYERNORM = 2,
+    ML_MODULE_MLP = 4,
+    ML_MODULE_MOE = 8,
+    ML_MODULE_MOE_ACT = 16
+} ml_module;
+
+typedef struct ml_recompute {
+    ml_granularity granularity;
+    bool block;       /* full: the first n_layer layers one by one, the rest not at all */
+    int32_t n_layer;  /* full, not block: layers between two inputs that are kept; 0: 1 */
+    unsigned modules; /* selective */
+} ml_recompute;
+
 typedef struct ml_plan_opts {
     ml_batch_caps caps;
     bool backward;
     bool logits; /* keep the logits of all loss rows */
     bool
         kv_shared; /* pages come with each run (decode, chunked prefill), not from the plan */
+    ml_recompute recompute; /* with backward only */
 } ml_plan_opts;
 
 /* Lays everything out and allocates nothing but bookkeeping: sizes are known from here. */
@@ -41,7 +65,10 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err);
 typedef struct ml_run {
     const ml_weights *weights;
     const ml_weights *grads; /* backward only */
-    const ml_kv *kv;         /* kv_shared only */
+    /* Where the embedding adds its gradient; NULL: to its table's.  A tied table has two
+     * gradients, and a sum of each over several runs does not depend on how runs are cut. */
+    const ml_tensor *embed_grad;
+    const ml_kv *kv; /* kv_shared only */
     const ml_rows *rows;
 } ml_run;
 

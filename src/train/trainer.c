@@ -21,6 +21,8 @@ struct ml_trainer {
     ml_lr lr;
     ml_optimizer optimizer;
     ml_weights grads;
+    ml_buf embed_buf; /* of a tied table: its gradient as an embedding, see plan.h */
+    ml_tensor embed_grad;
     runner train, score;
     int64_t n_sample;
     ml_arena arena;
@@ -28,6 +30,51 @@ struct ml_trainer {
 
 static float temperature_of(const ml_trainer *t) {
     return t->opts.temperature > 0 ? (float)t->opts.temperature : 1.0f;
+}
+
+/* --- gradients -------------------------------------------------------------- */
+
+/* The table that is both embedding and head, or ML_NONE. */
+static int32_t tied_table(const ml_spec *s) {
+    for (int32_t i = 0; i < s->n_node; i++)
+        if (s->node[i].op == ML_OP_EMBED && s->node[i].w[0] == s->node[s->n_node - 1].w[0])
+            return s->node[i].w[0];
+    return ML_NONE;
+}
+
+static size_t embed_bytes(const ml_spec *s) {
+    int32_t table = tied_table(s);
+    ml_tensor t;
+
+    if (table == ML_NONE)
+        return 0;
+    t = ml_weights_tensor(&s->param[table], ML_F32);
+    return ml_tensor_bytes(&t);
+}
+
+static ml_status take_grads(ml_trainer *t, ml_err *err) {
+    size_t bytes = embed_bytes(t->spec);
+    ml_status st = ml_weights_zeros(&t->grads, t->spec, t->be, &t->arena, err);
+
+    if (st == ML_OK && bytes) {
+        st = t->be->dev->alloc(t->be->dev, &t->embed_buf, bytes, ML_MEM_GRAD, err);
+        t->embed_grad = t->grads.t[tied_table(t->spec)];
+        t->embed_grad.data = t->embed_buf.ptr;
+    }
+    return st;
+}
+
+static void zero_grads(ml_trainer *t) {
+    t->be->optim->zero(t->be->stream, t->grads.buf.ptr, t->grads.buf.bytes);
+    if (t->embed_buf.ptr)
+        t->be->optim->zero(t->be->stream, t->embed_buf.ptr, t->embed_buf.bytes);
+}
+
+/* The two gradients of a tied table become one. */
+static void join_grads(ml_trainer *t) {
+    if (t->embed_buf.ptr)
+        t->be->optim->add(t->be->stream, t->grads.t[tied_table(t->spec)].data,
+                          t->embed_buf.ptr, (int64_t)(t->embed_buf.bytes / sizeof(float)));
 }
 
 /* --- life ------------------------------------------------------------------- */
@@ -43,7 +90,7 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     ml_arena_init(&t->arena, "trainer");
     st = ml_lr_init(&t->lr, &opts->lr, err);
     if (st == ML_OK)
-        st = ml_weights_zeros(&t->grads, s, be, &t->arena, err);
+        st = take_grads(t, err);
     if (st == ML_OK)
         st = ml_optimizer_open(&t->optimizer, s, w, be, &opts->optimizer, err);
     if (st == ML_OK)
@@ -66,6 +113,8 @@ void ml_trainer_close(ml_trainer *t) {
     close_runner(&t->score);
     ml_optimizer_close(&t->optimizer);
     ml_weights_close(&t->grads);
+    if (t->embed_buf.dev)
+        t->embed_buf.dev->free(&t->embed_buf);
     ml_arena_release(&t->arena);
     free(t);
 }
@@ -96,7 +145,7 @@ static bool covers(ml_batch_caps a, ml_batch_caps b) {
 /* A plan is laid out for a largest batch; one that is outgrown is made anew, larger. */
 static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_caps need,
                              ml_err *err) {
-    ml_plan_opts opts = { .backward = backward };
+    ml_plan_opts opts = { .backward = backward, .recompute = t->opts.recompute };
     ml_status st;
 
     if (r->plan && covers(r->micro.caps, need))
@@ -239,7 +288,10 @@ static void look_for_bad(const ml_loss_io *io, ml_step_result *out) {
 static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin,
                            loss_terms *terms, ml_step_result *out, ml_err *err) {
     ml_micro *m = &t->train.micro;
-    ml_run run = { .weights = t->weights, .grads = &t->grads, .rows = &m->batch.rows };
+    ml_run run = { .weights = t->weights,
+                   .grads = &t->grads,
+                   .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
+                   .rows = &m->batch.rows };
     ml_status st = run_forward(t, &t->train, t->weights, step->sample, bin, false, err);
 
     if (st == ML_OK)
@@ -271,9 +323,10 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ML_BUG_IF(!(step->denominator > 0));
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro);
-    t->be->optim->zero(t->be->stream, t->grads.buf.ptr, t->grads.buf.bytes);
+    zero_grads(t);
     for (int32_t k = 0; k < step->micro->n && st == ML_OK; k++)
         st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
+    join_grads(t);
     for (int32_t i = 0; i < terms.n; i++)
         out->loss += terms.term[i];
     out->loss /= step->denominator;

@@ -27,7 +27,8 @@ typedef struct ml_trainer_opts {
     double temperature;       /* logits are divided by it; 0: 1 */
     ml_schedule_opts batch;   /* how samples become micro-batches */
     int64_t score_max_tokens; /* of a micro-batch that is only scored; 0: as batch */
-    bool stop_on_bad;         /* a loss or gradient that is not finite is an error */
+    ml_recompute recompute;
+    bool stop_on_bad; /* a loss or gradient that is not finite is an error */
 } ml_trainer_opts;
 
 /* spec, weights and backend must outlive it. */

@@ -126,6 +126,26 @@ static void square_sums(ml_stream *s, double *block, const float *x, int64_t n) 
                 PIECE / ML_NORM_BLOCK, square_blocks, &j);
 }
 
+typedef struct add_job {
+    float *y;
+    const float *x;
+} add_job;
+
+static void add_piece(void *ud, int64_t begin, int64_t end, int worker) {
+    const add_job *j = ud;
+    float *restrict y = j->y;
+    const float *restrict x = j->x;
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        y[i] += x[i];
+}
+
+static void add(ml_stream *s, float *y, const float *x, int64_t n) {
+    add_job j = { .y = y, .x = x };
+    ml_pool_run(ml_cpu(s)->pool, n, PIECE, add_piece, &j);
+}
+
 static void zero_bytes(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     memset((char *)ud + begin, 0, (size_t)(end - begin));
@@ -139,5 +159,6 @@ const ml_optim_ops ml_cpu_optim = {
     .adamw = adamw,
     .sgd = sgd,
     .square_sums = square_sums,
+    .add = add,
     .zero = zero,
 };

@@ -1,0 +1,62 @@
+/* plan_priv.h - what the two files of a plan share: plan_memory.c decides where everything
+ * lies and what is computed twice, plan.c runs it. */
+#ifndef ML_MODEL_PLAN_PRIV_H
+#define ML_MODEL_PLAN_PRIV_H
+
+#include "model/plan.h"
+
+/* A value has a copy that forward writes and, where it is computed again for backward, a
+ * second one. */
+enum { ML_FIRST_COPY, ML_SECOND_COPY, ML_COPIES };
+
+typedef struct ml_plan_store {
+    size_t bytes, offset;
+    int32_t first, last; /* calls during which it must be whole */
+} ml_plan_store;
+
+typedef struct ml_plan_call {
+    int32_t unit;       /* nodes that are computed again together; ascending */
+    bool again;         /* marked to be computed again before its unit's backward */
+    bool rerun;         /* and somebody needs it */
+    bool backward_runs; /* some gradient reaches this node */
+    bool din_add[ML_OP_IN];
+    bool has_din[ML_OP_IN];
+} ml_plan_call;
+
+/* The nodes of a unit, and the time its first one would be computed again. */
+typedef struct ml_plan_unit {
+    int32_t first, end, time;
+} ml_plan_unit;
+
+struct ml_plan {
+    const ml_spec *spec;
+    ml_backend *be;
+    ml_plan_opts opts;
+    ml_plan_store *store;
+    int32_t n_store;
+    int32_t *value_store[ML_COPIES]; /* [n_value] index into store, or ML_NONE */
+    int32_t *grad_store;             /* [n_value] */
+    int32_t *producer;               /* [n_value] the node that makes it */
+    int32_t dentropy_store;
+    ml_plan_call *call; /* [n_node] */
+    ml_plan_unit *unit;
+    int32_t n_unit;
+    int32_t head; /* the LMHEAD node */
+    ml_plan_stats stats;
+    size_t act_bytes, scratch_bytes;
+    ml_buf act, scratch;
+    ml_arena arena;
+};
+
+/* A value's shape for a batch, without data. */
+ml_tensor ml_plan_value(const ml_spec *s, int32_t value, const ml_rows *r, int32_t n_page);
+/* A batch of the plan's capacity, to size things by. */
+ml_rows ml_plan_full_rows(const ml_plan *p);
+
+/* The copy of a value that backward (or a second computation) of a node reads. */
+int ml_plan_copy(const ml_plan *p, int32_t node, int32_t value);
+
+/* Fills all of the above but buffers: units, lifetimes, offsets. */
+void ml_plan_lay_out(ml_plan *p);
+
+#endif

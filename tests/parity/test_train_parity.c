@@ -1,0 +1,193 @@
+/* What a training step computes does not depend on how it is cut up: log-probs, losses and
+ * gradients are the same bits for any micro-batch, number of threads and recomputation. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/test.h"
+#include "tests/support/trainee.h"
+
+static const char *const models[] = { "qwen3",      "qwen3_moe", "gemma2",
+                                      "llama_tied", "qwen2",     NULL };
+enum { MAX_RESPONSE = 200 };
+
+/* Log-probs and entropies of a step, as its loss saw them. */
+typedef struct record {
+    float logprob[ML_TRAINEE_SAMPLES][MAX_RESPONSE],
+        entropy[ML_TRAINEE_SAMPLES][MAX_RESPONSE];
+    double loss;
+    unsigned char *grads;
+    size_t bytes;
+} record;
+
+/* A loss with derivatives by both inputs that remembers what it was given. */
+static ml_status remember(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
+    record *r = ud;
+
+    for (int32_t i = 0; i < n; i++) {
+        size_t bytes = (size_t)io[i].n_response * sizeof(float);
+        memcpy(r->logprob[io[i].sample], io[i].logprob, bytes);
+        memcpy(r->entropy[io[i].sample], io[i].entropy, bytes);
+        for (int32_t t = 0; t < io[i].n_response; t++)
+            io[i].dentropy[t] = 0.01f * (float)(t % 5 - 2);
+    }
+    return ml_trainee_nll(NULL, io, n, err);
+}
+
+static void run_step(ml_trainee *t, const ml_bins *bins, record *r) {
+    const ml_weights *g = ml_trainer_grads(t->trainer);
+    ml_step_result out;
+    ml_err err = { 0 };
+    ml_step step = { .sample = t->sample,
+                     .micro = bins,
+                     .n_rollout = t->n_sample,
+                     .denominator = t->n_sample,
+                     .loss = remember,
+                     .ud = r,
+                     .entropy = true };
+
+    memset(r, 0, sizeof *r);
+    if (ml_trainer_accumulate(t->trainer, &step, &out, &err) != ML_OK)
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+    r->loss = out.loss;
+    r->bytes = g->buf.bytes;
+    r->grads = malloc(r->bytes);
+    memcpy(r->grads, g->buf.ptr, r->bytes);
+}
+
+static void same(const record *a, const record *b, bool grads, const char *model,
+                 const char *what) {
+    if (memcmp(a->logprob, b->logprob, sizeof a->logprob) ||
+        memcmp(a->entropy, b->entropy, sizeof a->entropy))
+        ml_test_fail(__FILE__, __LINE__, "%s: %s changes log-probs", model, what);
+    if (a->loss != b->loss)
+        ml_test_fail(__FILE__, __LINE__, "%s: %s changes the loss", model, what);
+    if (grads && memcmp(a->grads, b->grads, a->bytes))
+        ml_test_fail(__FILE__, __LINE__, "%s: %s changes gradients", model, what);
+}
+
+static ml_trainee_opts opts_of(const char *model, char dir[256], int n_thread) {
+    snprintf(dir, 256, "tests/golden/data/%s", model);
+    return (ml_trainee_opts){ .dir = dir,
+                              .dtype = ML_WEIGHT_F32,
+                              .n_thread = n_thread,
+                              .trainer = ml_trainee_defaults() };
+}
+
+/* One by one, all at once and in between; samples keep their order. */
+static void micro_batches_do_not_show(void) {
+    static const int64_t sizes[] = { 0, 110, 200, 1000 };
+    static record first, other;
+    char dir[256];
+
+    for (int m = 0; models[m]; m++) {
+        ml_trainee_opts o = opts_of(models[m], dir, 2);
+        ml_trainee t;
+        ml_trainee_open(&t, &o);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            ml_bins bins = ml_trainee_bins(&t, sizes[i]);
+            run_step(&t, &bins, i ? &other : &first);
+            if (i == 0)
+                continue;
+            same(&first, &other, true, models[m], "the size of micro-batches");
+            free(other.grads);
+        }
+        free(first.grads);
+        ml_trainee_close(&t);
+    }
+}
+
+/* Another order changes gradients by rounding only, and nothing else at all. */
+static void order_shows_in_rounding_only(void) {
+    static record first, other;
+    char dir[256];
+    ml_trainee_opts o = opts_of("qwen3", dir, 2);
+    ml_trainee t;
+    ml_bins bins;
+    double diff = 0, size = 0;
+
+    ml_trainee_open(&t, &o);
+    bins = ml_trainee_bins(&t, 0);
+    run_step(&t, &bins, &first);
+    bins = ml_pack_first_fit_decreasing(&t.arena, (int64_t[]){ 37, 70, 150 }, 3, 190);
+    run_step(&t, &bins, &other);
+    same(&first, &other, false, "qwen3", "the order of samples");
+    for (size_t i = 0; i < first.bytes / sizeof(float); i++) {
+        double a = (double)((float *)first.grads)[i], b = (double)((float *)other.grads)[i];
+        diff += (a - b) * (a - b);
+        size += a * a;
+    }
+    CHECK(size > 0 && diff <= 1e-10 * size);
+    free(first.grads);
+    free(other.grads);
+    ml_trainee_close(&t);
+}
+
+static void threads_do_not_show(void) {
+    static record first, other;
+    char dir[256];
+
+    for (int m = 0; models[m]; m++)
+        for (int n = 1; n <= 3; n++) {
+            ml_trainee_opts o = opts_of(models[m], dir, n);
+            ml_trainee t;
+            ml_bins bins;
+            ml_trainee_open(&t, &o);
+            bins = ml_trainee_bins(&t, 200);
+            run_step(&t, &bins, n == 1 ? &first : &other);
+            if (n > 1) {
+                same(&first, &other, true, models[m], "the number of threads");
+                free(other.grads);
+            }
+            if (n == 3)
+                free(first.grads);
+            ml_trainee_close(&t);
+        }
+}
+
+/* What scoring says of a token is what the step's forward says of it. */
+static void scoring_is_the_forward_of_training(void) {
+    static record step;
+    static float lp[ML_TRAINEE_SAMPLES][MAX_RESPONSE], h[ML_TRAINEE_SAMPLES][MAX_RESPONSE];
+    float *logprob[ML_TRAINEE_SAMPLES], *entropy[ML_TRAINEE_SAMPLES];
+    char dir[256];
+    ml_err err = { 0 };
+
+    for (int i = 0; i < ML_TRAINEE_SAMPLES; i++) {
+        logprob[i] = lp[i];
+        entropy[i] = h[i];
+    }
+    for (int m = 0; models[m]; m++) {
+        ml_trainee_opts o = opts_of(models[m], dir, 2);
+        ml_trainee t;
+        ml_bins bins;
+        o.dtype = ML_WEIGHT_BF16;
+        o.trainer.temperature = 0.8;
+        o.trainer.score_max_tokens = 230;
+        ml_trainee_open(&t, &o);
+        bins = ml_trainee_bins(&t, 0);
+        run_step(&t, &bins, &step);
+        CHECK(ml_trainer_score(t.trainer, NULL, t.sample, t.n_sample, logprob, entropy,
+                               &err) == ML_OK);
+        for (int32_t i = 0; i < t.n_sample; i++)
+            for (int32_t k = 0; k < t.sample[i].n_response; k++) {
+                CHECK(lp[i][k] < 0 && h[i][k] > 0);
+                if (t.sample[i].mask[k])
+                    CHECK(lp[i][k] == step.logprob[i][k] && h[i][k] == step.entropy[i][k]);
+            }
+        free(step.grads);
+        ml_trainee_close(&t);
+    }
+}
+
+static const ml_test tests[] = {
+    { "micro-batches do not show", micro_batches_do_not_show },
+    { "order shows in rounding only", order_shows_in_rounding_only },
+    { "threads do not show", threads_do_not_show },
+    { "scoring is the forward of training", scoring_is_the_forward_of_training },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
