@@ -151,6 +151,7 @@ enum {
     MILES_NEEDS_VALUES = 8,
     MILES_SEQUENCE_RATIO = 16, /* the policy loss uses one ratio per sample */
     MILES_RETURNS_FOLLOW = 32, /* returns are the advantages before whitening */
+    MILES_USES_KL = 64, /* the penalty against the reference, where kl_coef is not 0 */
 };
 
 /* Fills advantage[i][t] and returns[i][t] of every sample of a rollout. */

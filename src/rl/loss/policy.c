@@ -228,7 +228,7 @@ static int run(const miles_sample *s, const miles_algo *algo, miles_loss_out *ou
                miles_error *err, ml_surrogate_fn *surrogate) {
     pass p = { .s = s, .algo = algo, .out = out, .surrogate = surrogate };
 
-    if (lacks(s, algo, err))
+    if (s->n && lacks(s, algo, err))
         return 1;
     p.old = algo->use_rollout_logprobs ? s->rollout_log_prob : s->old_log_prob;
     walk(&p);

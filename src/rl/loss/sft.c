@@ -12,7 +12,7 @@ static int32_t metrics(const miles_algo *algo, miles_metric *out) {
 static int run(const miles_sample *s, const miles_algo *algo, miles_loss_out *out,
                miles_error *err) {
     (void)algo;
-    if (!s->log_prob) {
+    if (s->n && !s->log_prob) {
         snprintf(err->text, sizeof err->text, "the SFT loss needs log_probs");
         return 1;
     }

@@ -43,7 +43,7 @@ typedef struct ml_model_says {
     const double *log_prob, *entropy, *value; /* [n] */
 } ml_model_says;
 
-/* Derivatives of the step's loss; NULL where not wanted. */
+/* Derivatives of the step's loss, one array for each that the model says. */
 typedef struct ml_derivatives {
     double *log_prob, *entropy, *value; /* [n] */
 } ml_derivatives;

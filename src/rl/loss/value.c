@@ -31,7 +31,7 @@ static int run(const miles_sample *s, const miles_algo *algo, miles_loss_out *ou
                miles_error *err) {
     double most = algo->value_clip, clipped = 0.0;
 
-    if (!s->value || !s->old_value || !s->returns) {
+    if (s->n && (!s->value || !s->old_value || !s->returns)) {
         snprintf(err->text, sizeof err->text, "the value loss needs values and returns");
         return 1;
     }

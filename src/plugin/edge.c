@@ -1,0 +1,94 @@
+#include "plugin/edge.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "rl/edges.h"
+
+#define ENTRY "miles_plugin_entry"
+
+static size_t row_size(miles_kind kind) {
+    switch (kind) {
+    case MILES_ADVANTAGE: return sizeof(miles_advantage);
+    case MILES_CORRECTION: return sizeof(miles_correction);
+    case MILES_REDUCER: return sizeof(miles_reducer);
+    case MILES_LOSS: return sizeof(miles_loss);
+    }
+    return 0;
+}
+
+static bool is_named(const miles_row *row, const char *name) {
+    return strcmp(row->name, name) == 0 || (row->alias && strcmp(row->alias, name) == 0);
+}
+
+static ml_status find_among(const miles_row **out, const miles_row *const *row,
+                            miles_kind kind, const char *name, const char *where,
+                            ml_err *err) {
+    ml_text known = { 0 };
+    ml_status st;
+
+    for (; *row; row++) {
+        if ((*row)->kind != (int32_t)kind)
+            continue;
+        *out = *row;
+        if (is_named(*row, name))
+            return ML_OK;
+        ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*row)->name);
+    }
+    st = ml_fail(err, ML_EUSAGE, "'%s' is not among the names of %s: %s", name, where,
+                 known.len ? known.ptr : "there are none of this kind");
+    ml_text_release(&known);
+    return st;
+}
+
+/* Objects are never closed: rows, and whatever they started, live in them. */
+static ml_status open_object(const miles_plugin **out, const char *path, ml_err *err) {
+    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL), *symbol;
+    miles_plugin_fn *entry;
+
+    if (!object)
+        return ml_fail(err, ML_EIO, "%s cannot be loaded: %s", path, dlerror());
+    symbol = dlsym(object, ENTRY);
+    if (!symbol)
+        return ml_fail(err, ML_EFORMAT, "%s has no function " ENTRY ": see miles/plugin.h",
+                       path);
+    memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast between the two */
+    *out = entry();
+    if (!*out || (*out)->abi != MILES_ABI)
+        return ml_fail(err, ML_EUNSUP,
+                       "%s was made for interface %u, this program has %u: compile it "
+                       "against this program's miles/plugin.h",
+                       path, *out ? (*out)->abi : 0U, (unsigned)MILES_ABI);
+    return ML_OK;
+}
+
+static ml_status find_in_object(const miles_row **out, miles_kind kind, const char *spec,
+                                const char *colon, ml_err *err) {
+    char path[1024];
+    const miles_plugin *plugin = NULL;
+    ml_status st;
+
+    if ((size_t)(colon - spec) >= sizeof path)
+        return ml_fail(err, ML_EUSAGE, "the path of the shared object is too long");
+    snprintf(path, sizeof path, "%.*s", (int)(colon - spec), spec);
+    st = open_object(&plugin, path, err);
+    if (st == ML_OK)
+        st = find_among(out, plugin->row, kind, colon + 1, path, err);
+    if (st == ML_OK && (*out)->size < row_size(kind))
+        st = ml_fail(err, ML_EFORMAT, "the row '%s' of %s is smaller than its kind",
+                     colon + 1, path);
+    return st;
+}
+
+ml_status ml_edge_find(const miles_row **out, miles_kind kind, const char *spec,
+                       const char *flag, ml_err *err) {
+    const char *colon = strrchr(spec, ':');
+    ml_status st = colon ? find_in_object(out, kind, spec, colon, err)
+                         : find_among(out, ml_edges, kind, spec, "the built-in ones", err);
+
+    if (st != ML_OK)
+        ml_err_prefix(err, "--%s", flag);
+    return st;
+}

@@ -1,0 +1,16 @@
+/* edge.h - rows of miles/plugin.h by name: built in, or from a shared object.
+ *
+ * thread: before there are others; what is found is immutable and stays for the life of
+ * the process. */
+#ifndef ML_PLUGIN_EDGE_H
+#define ML_PLUGIN_EDGE_H
+
+#include "base/err.h"
+#include "miles/plugin.h"
+
+/* `spec` is the name or alias of a built-in row, or "path/to/object.so:name".  `flag`, for
+ * messages, is the flag that asked.  The first error lists the names there are. */
+ml_status ml_edge_find(const miles_row **out, miles_kind kind, const char *spec,
+                       const char *flag, ml_err *err);
+
+#endif
