@@ -145,6 +145,83 @@ static void threads_do_not_show(void) {
         }
 }
 
+typedef struct setting {
+    const char *name;
+    ml_recompute r;
+} setting;
+
+static const setting settings[] = {
+    { "nothing again", { .granularity = ML_RECOMPUTE_NONE } },
+    { "attention again",
+      { .granularity = ML_RECOMPUTE_SELECTIVE, .modules = ML_MODULE_CORE_ATTN } },
+    { "norms again",
+      { .granularity = ML_RECOMPUTE_SELECTIVE, .modules = ML_MODULE_LAYERNORM } },
+    { "every module again",
+      { .granularity = ML_RECOMPUTE_SELECTIVE,
+        .modules = ML_MODULE_CORE_ATTN | ML_MODULE_LAYERNORM | ML_MODULE_MLP |
+                   ML_MODULE_MOE | ML_MODULE_MOE_ACT } },
+    { "the first layer again",
+      { .granularity = ML_RECOMPUTE_FULL, .block = true, .n_layer = 1 } },
+    { "all layers together again", { .granularity = ML_RECOMPUTE_FULL, .n_layer = 2 } },
+    { "each layer again", { .granularity = ML_RECOMPUTE_FULL } },
+};
+enum { N_SETTING = sizeof settings / sizeof *settings };
+
+static void recomputation_does_not_show(void) {
+    static record first, other;
+    char dir[256];
+
+    for (int m = 0; models[m]; m++)
+        for (int i = 0; i < N_SETTING; i++) {
+            ml_trainee_opts o = opts_of(models[m], dir, 2);
+            ml_trainee t;
+            ml_bins bins;
+            o.trainer.recompute = settings[i].r;
+            ml_trainee_open(&t, &o);
+            bins = ml_trainee_bins(&t, 110);
+            run_step(&t, &bins, i == 0 ? &first : &other);
+            if (i > 0) {
+                same(&first, &other, true, models[m], settings[i].name);
+                free(other.grads);
+            }
+            if (i == N_SETTING - 1)
+                free(first.grads);
+            ml_trainee_close(&t);
+        }
+}
+
+static size_t planned_bytes(ml_trainee *t, ml_recompute r) {
+    ml_plan_opts o = { .caps = { 160, 4, 160, 16 }, .backward = true, .recompute = r };
+    ml_plan *p = NULL;
+    ml_err err = { 0 };
+    size_t bytes = 0;
+
+    CHECK(ml_plan_new(&p, &t->spec, &t->be, o, &err) == ML_OK);
+    bytes = p ? ml_plan_act_bytes(p) : 0;
+    ml_plan_free(p);
+    return bytes;
+}
+
+static void recomputation_saves_memory(void) {
+    char dir[256];
+
+    for (int m = 0; models[m]; m++) {
+        ml_trainee_opts o = opts_of(models[m], dir, 1);
+        ml_trainee t;
+        size_t none;
+        ml_trainee_open(&t, &o);
+        none = planned_bytes(&t, settings[0].r);
+        for (int i = 1; i < N_SETTING; i++) {
+            size_t bytes = planned_bytes(&t, settings[i].r);
+            if (bytes > none)
+                ml_test_fail(__FILE__, __LINE__, "%s: %s takes %zu bytes, without %zu",
+                             models[m], settings[i].name, bytes, none);
+        }
+        CHECK(planned_bytes(&t, settings[N_SETTING - 1].r) < none * 9 / 10);
+        ml_trainee_close(&t);
+    }
+}
+
 /* What scoring says of a token is what the step's forward says of it. */
 static void scoring_is_the_forward_of_training(void) {
     static record step;
@@ -184,6 +261,8 @@ static const ml_test tests[] = {
     { "micro-batches do not show", micro_batches_do_not_show },
     { "order shows in rounding only", order_shows_in_rounding_only },
     { "threads do not show", threads_do_not_show },
+    { "recomputation does not show", recomputation_does_not_show },
+    { "recomputation saves memory", recomputation_saves_memory },
     { "scoring is the forward of training", scoring_is_the_forward_of_training },
     { 0 },
 };
