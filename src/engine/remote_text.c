@@ -71,6 +71,13 @@ static void write_sampling(ml_text *t, const ml_remote_opts *o, const ml_gen_req
     ml_text_printf(t, "}");
 }
 
+/* Servers list prompt tokens from here on, the first of them without a score. */
+static int32_t list_from(const ml_gen_request *r) {
+    if (r->score_from < 0 || r->score_from >= r->n_prompt)
+        return -1;
+    return r->score_from > 0 ? r->score_from - 1 : 0;
+}
+
 void ml_remote_write(ml_text *out, const ml_remote_opts *o, const ml_gen_request *r,
                      uint64_t ticket) {
     ml_text_printf(out, "{");
@@ -79,7 +86,7 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *o, const ml_gen_request
                    ",\"rid\":\"miles-%llu\",\"return_logprob\":true,\"sampling_params\":",
                    (unsigned long long)ticket);
     write_sampling(out, o, r);
-    ml_text_printf(out, ",\"logprob_start_len\":%d", r->score_from);
+    ml_text_printf(out, ",\"logprob_start_len\":%d", list_from(r));
     if (r->n_top)
         ml_text_printf(out, ",\"top_logprobs_num\":%d", r->n_top);
     if (r->n_also) {
@@ -152,15 +159,16 @@ static void read_lists(reader *d, const char *field, int32_t n, int32_t wanted,
 }
 
 /* Versions of the tokens, where the server says them; else the one it had at the end. */
-static const uint64_t *read_versions(reader *d, int32_t n, uint64_t now) {
-    const ml_json *list = ml_json_get(d->meta, "output_token_versions");
+static const uint64_t *read_versions(reader *d, const char *field, int32_t n,
+                                     uint64_t now) {
+    const ml_json *list = field ? ml_json_get(d->meta, field) : NULL;
     const ml_json *v = list ? list->child : NULL;
     uint64_t *version = ML_NEW(d->arena, uint64_t, n + 1);
 
     for (int32_t i = 0; i < n; i++) {
         version[i] = now;
         if (v) {
-            version[i] = (uint64_t)integer(d, v, "output_token_versions");
+            version[i] = (uint64_t)integer(d, v, field);
             v = v->next;
         }
     }
@@ -178,7 +186,7 @@ static const float *read_entropy(reader *d, const char *field, int32_t n) {
     return entropy;
 }
 
-static ml_scored read_scored(reader *d, const char *const field[4], uint64_t now) {
+static ml_scored read_scored(reader *d, const char *const field[5], uint64_t now) {
     const ml_json *list = ml_json_get(d->meta, field[0]);
     int32_t n = list && list->type == ML_JSON_ARRAY ? list->n : 0, at = 0;
     int32_t *id = ML_NEW(d->arena, int32_t, n + 1), *top = NULL;
@@ -191,7 +199,7 @@ static ml_scored read_scored(reader *d, const char *const field[4], uint64_t now
     read_lists(d, field[2], n, d->ask->n_also, NULL, &s.also_logprob);
     s.top_id = top;
     s.entropy = read_entropy(d, field[3], n);
-    s.version = read_versions(d, n, now);
+    s.version = read_versions(d, field[4], n, now);
     return s;
 }
 
@@ -238,12 +246,26 @@ static void read_finish(reader *d, ml_gen_update *u) {
                                                                 : ml_str_of("aborted");
 }
 
+/* Without the token that stands before the first one asked for. */
+static ml_scored without_first(ml_scored s, const ml_gen_request *r) {
+    s.n--;
+    s.id++;
+    s.logprob++;
+    s.entropy++;
+    s.version++;
+    s.top_id += r->n_top;
+    s.top_logprob += r->n_top;
+    s.also_logprob += r->n_also;
+    return s;
+}
+
 ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *r,
                          ml_str reply, const char *url, ml_err *err) {
-    static const char *const answer[4] = { "output_token_logprobs", "output_top_logprobs",
+    static const char *const answer[5] = { "output_token_logprobs", "output_top_logprobs",
                                            "output_token_ids_logprobs",
-                                           "output_token_entropy" };
-    static const char *const prompt[4] = { "input_token_logprobs", "input_top_logprobs",
+                                           "output_token_entropy",
+                                           "output_token_versions" };
+    static const char *const prompt[5] = { "input_token_logprobs", "input_top_logprobs",
                                            "input_token_ids_logprobs",
                                            "input_token_entropy" };
     const ml_json *root, *cached;
@@ -259,8 +281,10 @@ ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *
         return ml_fail(err, ML_EFORMAT, "%s: the reply has no meta_info", url);
     out->version = read_version(&d);
     out->answer = read_scored(&d, answer, out->version);
-    if (r->score_from >= 0)
+    if (list_from(r) >= 0)
         out->prompt = read_scored(&d, prompt, out->version);
+    if (r->score_from > 0 && out->prompt.n > 0)
+        out->prompt = without_first(out->prompt, r);
     read_finish(&d, out);
     cached = ml_json_get(d.meta, "cached_tokens");
     out->n_cached = cached ? (int32_t)integer(&d, cached, "cached_tokens") : 0;

@@ -1,0 +1,355 @@
+/* A generator behind HTTP gives what the same engine gives in process, bit for bit. */
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/local.h"
+#include "engine/remote.h"
+#include "net/http_server.h"
+#include "serve/server.h"
+#include "tests/support/test.h"
+
+#define MODEL "tests/golden/data/qwen3"
+#define VOCAB 83
+#define CONTEXT 128
+#define N 6
+
+#define MUST(call)                                                                         \
+    do {                                                                                   \
+        ml_err err = { 0 };                                                                \
+        if ((call) != ML_OK) {                                                             \
+            ml_test_fail(__FILE__, __LINE__, "%s", err.msg);                               \
+            exit(1);                                                                       \
+        }                                                                                  \
+    } while (0)
+
+/* --- a server of this process ------------------------------------------------------- */
+
+typedef struct host {
+    ml_arena arena;
+    ml_spec spec;
+    ml_backend be;
+    ml_gen *gen;
+    ml_loop *loop;
+    ml_server *server;
+    pthread_t thread;
+    char url[64];
+} host;
+
+static void *serve(void *ud) {
+    ml_loop_run(ud);
+    return NULL;
+}
+
+static void open_engine(host *h) {
+    ml_local_opts o = { .engine = { .context = CONTEXT,
+                                    .max_running = 4,
+                                    .max_waiting = 64,
+                                    .chunk = 32,
+                                    .max_top = 8 },
+                        .spec = &h->spec,
+                        .be = &h->be,
+                        .dir = MODEL,
+                        .version = 3 };
+    ml_arena_init(&h->arena, "test");
+    MUST(ml_spec_open(&h->spec, MODEL, &err));
+    MUST(ml_backend_cpu_open(&h->be, 1, NULL, &err));
+    MUST(ml_local_open(&h->gen, &o, &err));
+}
+
+static void open_host(host *h, const char *api_key) {
+    *h = (host){ 0 };
+    open_engine(h);
+    MUST(ml_loop_new(&h->loop, &err));
+    MUST(ml_server_open(&h->server, h->loop,
+                        &(ml_server_opts){ .host = "127.0.0.1",
+                                           .gen = h->gen,
+                                           .n_vocab = VOCAB,
+                                           .context = CONTEXT,
+                                           .model_path = MODEL,
+                                           .model_name = "test",
+                                           .model_type = "qwen3",
+                                           .load_format = "auto",
+                                           .weight_version = "3",
+                                           .api_key = api_key,
+                                           .version = "test",
+                                           .max_body = 1 << 20,
+                                           .max_connections = 100,
+                                           .drain_s = 5 },
+                        &err));
+    snprintf(h->url, sizeof h->url, "http://127.0.0.1:%d", ml_server_port(h->server));
+    pthread_create(&h->thread, NULL, serve, h->loop);
+}
+
+static void close_engine(host *h) {
+    h->gen->close(h->gen);
+    ml_backend_close(&h->be);
+    ml_spec_close(&h->spec);
+    ml_arena_release(&h->arena);
+}
+
+static void close_host(host *h) {
+    ml_loop_stop(h->loop);
+    pthread_join(h->thread, NULL);
+    close_engine(h);
+    ml_server_close(h->server);
+    ml_loop_free(h->loop);
+}
+
+static ml_gen *open_remote(const char *url, const char *api_key, int32_t n_attempt) {
+    ml_gen *g;
+    MUST(ml_remote_open(&g,
+                        &(ml_remote_opts){ .url = &url,
+                                           .n_url = 1,
+                                           .api_key = api_key,
+                                           .n_attempt = n_attempt,
+                                           .retry_s = 0.05,
+                                           .connect_s = 5,
+                                           .idle_s = 30 },
+                        &err));
+    return g;
+}
+
+/* --- requests --------------------------------------------------------------------- */
+
+typedef struct heard {
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    int32_t id[2 * CONTEXT], top_id[2 * CONTEXT][2];
+    float logprob[2 * CONTEXT], entropy[2 * CONTEXT], top[2 * CONTEXT][2];
+    uint64_t version[2 * CONTEXT];
+    int32_t n, n_prompt, matched, n_end;
+    ml_finish finish;
+    char message[400];
+} heard;
+
+static void take(heard *h, const ml_scored *s) {
+    for (int32_t i = 0; i < s->n; i++, h->n++) {
+        h->id[h->n] = s->id[i];
+        h->logprob[h->n] = s->logprob[i];
+        h->version[h->n] = s->version[i];
+        for (int k = 0; k < 2; k++) {
+            h->top_id[h->n][k] = s->top_id[i * 2 + k];
+            h->top[h->n][k] = s->top_logprob[i * 2 + k];
+        }
+    }
+}
+
+static void hear(void *ud, const ml_gen_update *u) {
+    heard *h = ud;
+    pthread_mutex_lock(&h->lock);
+    take(h, &u->prompt);
+    h->n_prompt += u->prompt.n;
+    for (int32_t i = 0; i < u->answer.n; i++)
+        h->entropy[h->n + i] = u->answer.entropy[i];
+    take(h, &u->answer);
+    h->finish = u->finish;
+    h->matched = u->matched;
+    h->n_end += u->finish != ML_FINISH_NOT;
+    snprintf(h->message, sizeof h->message, "%.*s", (int)u->message.len, u->message.ptr);
+    pthread_cond_broadcast(&h->cond);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void await_end(heard *h) {
+    pthread_mutex_lock(&h->lock);
+    while (!h->n_end)
+        pthread_cond_wait(&h->cond, &h->lock);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static int32_t numbers[CONTEXT], stop_id[] = { 11 };
+
+static ml_gen_request ask(int i) {
+    for (int32_t k = 0; k < CONTEXT; k++)
+        numbers[k] = (k * 7 + 5) % VOCAB;
+    return (ml_gen_request){ .prompt = numbers,
+                             .n_prompt = 5 + 9 * i,
+                             .max_new = 30,
+                             .draw = { .temperature = i % 2 ? 1 : 0.8f,
+                                       .top_p = 1,
+                                       .top_k = i % 3 ? 20 : 0,
+                                       .repetition = 1,
+                                       .seed = 42,
+                                       .sample = (uint64_t)i },
+                             .stop_id = stop_id,
+                             .n_stop_id = 1,
+                             .score_from = i % 2 ? 2 : -1,
+                             .n_top = 2 };
+}
+
+static void init(heard *h) {
+    memset(h, 0, sizeof *h);
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_cond_init(&h->cond, NULL);
+}
+
+static void run(ml_gen *g, heard *h) {
+    uint64_t ticket;
+    for (int i = 0; i < N; i++) {
+        ml_gen_request r = ask(i);
+        init(&h[i]);
+        MUST(g->submit(g, &r, hear, &h[i], &ticket, &err));
+    }
+    for (int i = 0; i < N; i++)
+        await_end(&h[i]);
+}
+
+/* Everything from `id` on but the locks. */
+static void check_equal(const heard *a, const heard *b) {
+    CHECK(a->n == b->n && a->n_prompt == b->n_prompt && a->n > 0);
+    CHECK(a->finish == b->finish && a->matched == b->matched);
+    CHECK(memcmp(a->id, b->id, sizeof a->id) == 0);
+    CHECK(memcmp(a->logprob, b->logprob, sizeof a->logprob) == 0);
+    CHECK(memcmp(a->entropy, b->entropy, sizeof a->entropy) == 0);
+    CHECK(memcmp(a->top_id, b->top_id, sizeof a->top_id) == 0);
+    CHECK(memcmp(a->top, b->top, sizeof a->top) == 0);
+    CHECK(memcmp(a->version, b->version, sizeof a->version) == 0);
+}
+
+/* --- tests ------------------------------------------------------------------------ */
+
+static void the_same_as_in_process(void) {
+    static heard there[N], here[N];
+    host h, own = { 0 };
+    ml_gen *g;
+
+    open_host(&h, "secret");
+    open_engine(&own);
+    g = open_remote(h.url, "secret", 3);
+    run(g, there);
+    run(own.gen, here);
+    for (int i = 0; i < N; i++)
+        check_equal(&here[i], &there[i]);
+    g->close(g);
+    close_engine(&own);
+    close_host(&h);
+}
+
+static void servers_are_controlled(void) {
+    static heard a;
+    host h;
+    ml_gen *g;
+    ml_gen_stats s;
+    ml_gen_request r = ask(0);
+    uint64_t ticket;
+    ml_err why = { 0 };
+
+    open_host(&h, NULL);
+    g = open_remote(h.url, NULL, 1);
+    MUST(g->load(g, MODEL, 9, ML_SWITCH_RETRACT, &err));
+    CHECK(g->load(g, "no/such/place", 10, ML_SWITCH_RETRACT, &why) == ML_EPEER);
+    CHECK_HAS(why.msg, "no/such/place");
+    h.gen->stats(h.gen, &s);
+    CHECK(s.version == 9);
+    g->pause(g);
+    init(&a);
+    r.ignore_eos = true;
+    MUST(g->submit(g, &r, hear, &a, &ticket, &err));
+    h.gen->stats(h.gen, &s);
+    CHECK(s.paused);
+    g->abort(g, ticket);
+    await_end(&a);
+    CHECK(a.finish == ML_FINISH_ABORT);
+    g->resume(g);
+    CHECK(g->flush(g));
+    h.gen->stats(h.gen, &s);
+    CHECK(!s.paused);
+    g->close(g);
+    close_host(&h);
+}
+
+static void what_fails_is_said(void) {
+    static heard a;
+    ml_gen *g = open_remote("http://127.0.0.1:1", NULL, 2); /* nobody listens there */
+    ml_gen_request r = ask(0);
+    uint64_t ticket;
+
+    init(&a);
+    MUST(g->submit(g, &r, hear, &a, &ticket, &err));
+    await_end(&a);
+    CHECK(a.finish == ML_FINISH_ABORT);
+    CHECK_HAS(a.message, "127.0.0.1:1");
+    g->close(g);
+}
+
+static void a_wrong_key_is_not_tried_for_ever(void) {
+    static heard a;
+    host h;
+    ml_gen *g;
+    ml_gen_request r = ask(0);
+    uint64_t ticket;
+
+    open_host(&h, "secret");
+    g = open_remote(h.url, "guess", 2);
+    init(&a);
+    MUST(g->submit(g, &r, hear, &a, &ticket, &err));
+    await_end(&a);
+    CHECK(a.finish == ML_FINISH_ABORT);
+    CHECK_HAS(a.message, "401");
+    g->close(g);
+    close_host(&h);
+}
+
+/* A server that answers nonsense at first. */
+static int n_nonsense;
+
+static void nonsense(void *ud, ml_http_call *c) {
+    (void)ud;
+    if (n_nonsense++ == 0) {
+        ml_http_reply(c, 503, "text/plain", ml_str_of("busy"));
+        return;
+    }
+    if (n_nonsense == 2) {
+        ml_http_reply(c, 200, "application/json", ml_str_of("{\"text\":"));
+        return;
+    }
+    ml_http_reply(c, 200, "application/json",
+                  ml_str_of("{\"text\":\"x\",\"meta_info\":{\"finish_reason\":{\"type\":"
+                            "\"length\",\"length\":2},\"weight_version\":\"default\","
+                            "\"output_token_logprobs\":[[-0.5,7,null],[-1.25,8,null]]}}"));
+}
+
+static void failures_are_tried_again(void) {
+    static heard a;
+    ml_loop *loop;
+    ml_http_server *server;
+    pthread_t thread;
+    ml_gen *g;
+    ml_gen_request r = ask(0);
+    uint64_t ticket;
+    char url[64];
+
+    MUST(ml_loop_new(&loop, &err));
+    MUST(ml_http_server_open(&server, loop, "127.0.0.1", 0,
+                             (ml_http_limits){ 65536, 1 << 20, 10, 30, 1 << 20 }, nonsense,
+                             NULL, &err));
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/", ml_http_server_port(server));
+    pthread_create(&thread, NULL, serve, loop);
+    g = open_remote(url, NULL, 5);
+    init(&a);
+    r.n_top = 0;
+    MUST(g->submit(g, &r, hear, &a, &ticket, &err));
+    await_end(&a);
+    CHECK(n_nonsense == 3 && a.finish == ML_FINISH_LENGTH && a.n == 2);
+    CHECK(a.id[1] == 8 && a.logprob[1] == -1.25f && isnan(a.entropy[1]));
+    g->close(g);
+    ml_loop_stop(loop);
+    pthread_join(thread, NULL);
+    ml_http_server_close(server);
+    ml_loop_free(loop);
+}
+
+int main(int argc, char **argv) {
+    static const ml_test tests[] = {
+        { "the same as in process", the_same_as_in_process },
+        { "servers are controlled", servers_are_controlled },
+        { "what fails is said", what_fails_is_said },
+        { "a wrong key is not tried for ever", a_wrong_key_is_not_tried_for_ever },
+        { "failures are tried again", failures_are_tried_again },
+        { 0 },
+    };
+    return ml_test_main(argc, argv, tests);
+}
