@@ -64,6 +64,7 @@ $(call fuzz_lines,300)
 $(foreach n,2 3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
 1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
 1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
+2400 mutants tools/mutants.sh
 3600 arm $(MAKE) --no-print-directory arm
 1800 lint $(MAKE) --no-print-directory lint
 endef
@@ -97,6 +98,10 @@ else
 	  echo "skipped: the arm64 cross compiler and qemu-user cannot be had here"; \
 	fi
 endif
+
+# Plants faults and wants parity tests to find them.
+mutants:
+	@tools/mutants.sh
 
 checkop: $(B)/checkop
 	$(B)/checkop $(ARGS)
@@ -139,6 +144,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	$(B)/bench/bench_gemm $(ARGS) || status=1; \
 	$(B)/bench/bench_model $(ARGS) || status=1; \
 	$(B)/bench/bench_infer $(ARGS) || status=1; \
+	$(B)/bench/bench_engine $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
 	exit $$status
 $(BENCH:%=%.o): | $(B)/deps-bench.ok
@@ -147,4 +153,4 @@ $(B)/deps-bench.ok: tools/check-deps.sh
 	@tools/check-deps.sh --install bench
 	@touch $@
 
-.PHONY: test test-long arm checkop asan ubsan tsan run-all fuzz fuzz-build $(FUZZ_TARGETS) bench
+.PHONY: test test-long arm mutants checkop asan ubsan tsan run-all fuzz fuzz-build $(FUZZ_TARGETS) bench
