@@ -67,7 +67,8 @@ $(B)/checkop: $(call objects,$(sort $(wildcard tests/checkop/*.c))) $(B)/libtest
 $(BENCH): %: %.o $(B)/libmiles.a
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS) $(BENCH_LIBS)
-$(B)/bench/bench_gemm $(B)/bench/bench_model: BENCH_LIBS := -lopenblas
+$(B)/bench/bench_gemm $(B)/bench/bench_model $(B)/bench/bench_infer \
+  $(B)/bench/bench_engine: BENCH_LIBS := -lopenblas
 
 # Objects are rebuilt when the way of compiling changes, not only the source.
 $(B)/%.o: %.c $(B)/flags | $(B)/deps.ok
