@@ -142,10 +142,6 @@ void ml_serve_model_info(ml_server *s, ml_http_call *c) {
     add_word(&o, "reasoning_parser", NULL);
     add_word(&o, "tool_call_parser", ml_tool_format_name(s->opts.tools));
     add_word(&o, "model_type", s->opts.model_type);
-    ml_json_key(&o, "architectures");
-    ml_json_begin(&o, '[');
-    ml_json_word(&o, s->opts.architecture);
-    ml_json_end(&o, ']');
     ml_json_end(&o, '}');
     reply(c, &body);
 }

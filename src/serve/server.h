@@ -32,7 +32,7 @@ typedef struct ml_server_opts {
     const ml_chat_template *chat;  /* NULL: no /v1/chat/completions */
     ml_tool_format tools;
     int32_t n_vocab, context;
-    const char *model_path, *tokenizer_path, *model_name, *model_type, *architecture;
+    const char *model_path, *tokenizer_path, *model_name, *model_type;
     const char *load_format, *weight_version;
     const char *api_key; /* NULL: none is asked for */
     ml_str flags;        /* members of a JSON object, for /server_info; may be empty */
