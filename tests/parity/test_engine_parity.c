@@ -321,8 +321,8 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
             check_same(&h[0][i], &h[1][i], k, i);
         }
     }
-    CHECK(seen[0] > n_mix &&
-          seen[1] > 50 * n_mix); /* the mixes do put requests back and share */
+    if (n_mix >= N_MIX) /* the mixes do put requests back and share */
+        CHECK(seen[0] > n_mix && seen[1] > 50 * n_mix);
     close_fixture(&f);
 }
 
