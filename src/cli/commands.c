@@ -3,6 +3,8 @@
 #include <string.h>
 
 const ml_command ml_commands[] = {
+    { "serve", ML_CMD_SERVE, ml_cmd_serve,
+      "answer requests over HTTP, as SGLang and OpenAI do" },
     { "score", ML_CMD_SCORE, ml_cmd_score, "log-probabilities of given token sequences" },
     { "convert", ML_CMD_CONVERT, ml_cmd_convert,
       "rewrite a checkpoint in another dtype or sharding" },

@@ -66,6 +66,16 @@ typedef struct ml_config {
         int64_t port, max_concurrency; /* max_concurrency 0: no limit */
         double request_rate;           /* 0: all at once */
     } bench;
+    struct {
+        const char *model; /* a third name for the model's directory, or NULL */
+        const char *tokenizer_path, *tool_parser, *dtype, *weight_version, *model_name;
+        const char *host, *api_key;
+        const char *single; /* of flags that have but one value */
+        int64_t port, max_body, max_connections, seed;
+        int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
+        double drain_s, mem_fraction;
+        bool no_tokenizer, incremental, log_requests, no_prefix_cache, dry_run;
+    } serve;
 } ml_config;
 
 /* The model's directory, by whichever name it was given. */

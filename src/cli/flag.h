@@ -23,7 +23,8 @@ typedef enum ml_cmd {
     ML_CMD_CHAT_TEMPLATE = 8,
     ML_CMD_BENCH_ENGINE = 16,
     ML_CMD_BENCH_SERVE = 32,
-    ML_CMD_ALL = 63
+    ML_CMD_SERVE = 64,
+    ML_CMD_ALL = 127
 } ml_cmd;
 
 typedef enum ml_flag_type {
@@ -66,8 +67,9 @@ typedef struct ml_flag {
 #define ML_AT(field) .at = offsetof(ml_config, field)
 
 /* Tables end in a row without a name; the list of tables ends in NULL. */
-extern const ml_flag ml_flags_model[], ml_flags_score[], ml_flags_convert[],
-    ml_flags_text[], ml_flags_bench[], ml_flags_run[], ml_flags_compat[];
+extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[],
+    ml_flags_score[], ml_flags_convert[], ml_flags_text[], ml_flags_bench[], ml_flags_run[],
+    ml_flags_compat[];
 extern const ml_flag *const ml_flag_tables[];
 
 /* What must hold between flags; checked in order after every flag is known. */

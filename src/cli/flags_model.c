@@ -20,7 +20,7 @@ const ml_flag ml_flags_model[] = {
       ML_AT(model_path),
       .value = "DIR",
       .group = "model",
-      .cmds = ML_CMD_BENCH_ENGINE,
+      .cmds = ML_CMD_BENCH_ENGINE | ML_CMD_SERVE,
       .from = ML_FROM_SGLANG,
       .help = "Hugging Face checkpoint: config.json and safetensors files." },
     { .name = "hf-checkpoint",
@@ -28,7 +28,7 @@ const ml_flag ml_flags_model[] = {
       ML_AT(hf_checkpoint),
       .value = "DIR",
       .group = "model",
-      .cmds = ML_CMD_BENCH_ENGINE,
+      .cmds = ML_CMD_BENCH_ENGINE | ML_CMD_SERVE,
       .from = ML_FROM_MILES,
       .help = "The same by Miles' name." },
     { .name = "load-format",
@@ -37,7 +37,7 @@ const ml_flag ml_flags_model[] = {
       .def = "auto",
       .words = load_formats,
       .group = "model",
-      .cmds = ML_CMD_BENCH_ENGINE,
+      .cmds = ML_CMD_BENCH_ENGINE | ML_CMD_SERVE,
       .from = ML_FROM_SGLANG,
       .help =
           "auto: the checkpoint's weights; dummy: made-up ones, for which config.json is "

@@ -31,6 +31,22 @@ static bool two_models(const ml_config *c) {
     return c->model_path && c->hf_checkpoint;
 }
 
+static int names_of_model(const ml_config *c) {
+    return (c->model_path != NULL) + (c->hf_checkpoint != NULL) + (c->serve.model != NULL);
+}
+
+static bool serve_no_model(const ml_config *c) {
+    return names_of_model(c) == 0;
+}
+
+static bool serve_two_models(const ml_config *c) {
+    return names_of_model(c) > 1;
+}
+
+static bool serve_template_unread(const ml_config *c) {
+    return c->serve.no_tokenizer && (c->chat.chat_template || c->serve.tokenizer_path);
+}
+
 const ml_rule ml_rules[] = {
     { "score-output", ML_CMD_SCORE, no_output,
       "there is nowhere to write to: give --output FILE, or --dry-run to see the memory "
@@ -45,5 +61,12 @@ const ml_rule ml_rules[] = {
       "there is no model: give --model-path DIR, a Hugging Face checkpoint" },
     { "model-path-twice", ML_CMD_BENCH_ENGINE, two_models,
       "--model-path and --hf-checkpoint are one thing: keep one of them" },
+    { "serve-model-path", ML_CMD_SERVE, serve_no_model,
+      "there is no model: give --model-path DIR, a Hugging Face checkpoint" },
+    { "serve-model-path-twice", ML_CMD_SERVE, serve_two_models,
+      "--model-path, --hf-checkpoint and --model are one thing: keep one of them" },
+    { "serve-no-tokenizer", ML_CMD_SERVE, serve_template_unread,
+      "--skip-tokenizer-init reads neither --tokenizer-path nor --chat-template: keep "
+      "one" },
     { 0 },
 };

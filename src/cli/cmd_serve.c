@@ -1,0 +1,318 @@
+/* miles serve: a model behind HTTP. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "cli/cli.h"
+#include "engine/local.h"
+#include "io/end_tokens.h"
+#include "serve/json_out.h"
+#include "serve/server.h"
+
+#define MAX_TOP 100 /* log-probabilities beside a token's own */
+
+typedef struct serve_job {
+    const ml_config *config;
+    const char *dir, *tokenizer_dir;
+    ml_spec spec;
+    ml_backend be;
+    ml_tokenizer *tokenizer;
+    ml_chat_template *chat;
+    ml_end_tokens eos;
+    ml_engine_opts engine;
+    size_t weight_bytes;
+    ml_gen *gen;
+    ml_loop *loop;
+    ml_server *server;
+    ml_text flags;
+    int n_signal;
+} serve_job;
+
+/* --- the model -------------------------------------------------------------- */
+
+static ml_weight_dtype weight_dtype(const ml_config *c) {
+    const char *d = c->serve.dtype;
+
+    if (strcmp(d, "auto") == 0)
+        return ML_WEIGHT_AUTO;
+    return strcmp(d, "bf16") == 0 || strcmp(d, "bfloat16") == 0 ? ML_WEIGHT_BF16
+                                                                : ML_WEIGHT_F32;
+}
+
+static ml_status check_weights(serve_job *j, ml_err *err) {
+    ml_checkpoint *c = NULL;
+    ml_weight_dtype dtype = weight_dtype(j->config);
+    ml_status st = ML_OK;
+
+    if (j->config->load_format != ML_LOAD_DUMMY)
+        st = ml_checkpoint_open(&c, j->dir, err);
+    if (!st && c)
+        st = ml_weights_check(&j->spec, c, err);
+    if (!st) {
+        if (!c && dtype == ML_WEIGHT_AUTO)
+            dtype = ML_WEIGHT_BF16;
+        j->weight_bytes = ml_weights_bytes(&j->spec, c, dtype);
+    }
+    ml_checkpoint_close(c);
+    return st;
+}
+
+/* Without a template there is no chat, which is said and not an error. */
+static ml_status open_text(serve_job *j, ml_err *err) {
+    const ml_config *c = j->config;
+    ml_err why = { 0 };
+    ml_status st;
+
+    if (c->serve.no_tokenizer)
+        return ML_OK;
+    j->tokenizer_dir = c->serve.tokenizer_path ? c->serve.tokenizer_path : j->dir;
+    st = ml_tokenizer_open(&j->tokenizer, j->tokenizer_dir, err);
+    if (st) {
+        ml_err_prefix(err, "without a tokenizer there is --skip-tokenizer-init");
+        return st;
+    }
+    ml_end_tokens_add(&j->eos, ml_tokenizer_role(j->tokenizer, ML_TOKEN_EOS));
+    st = ml_chat_template_open(&j->chat, j->tokenizer_dir, c->chat.chat_template, &why);
+    if (st && c->chat.chat_template) {
+        *err = why;
+        return st;
+    }
+    if (st)
+        ml_log(ML_LOG_WARN, "there will be no /v1/chat/completions: %s", why.msg);
+    return ML_OK;
+}
+
+/* --- memory ----------------------------------------------------------------- */
+
+/* Keys and values: at most what is left of the machine's share, what --max-total-tokens says,
+ * and what all running answers could use. */
+static ml_status size_engine(serve_job *j, ml_err *err) {
+    const ml_config *c = j->config;
+    double all = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    double left = c->serve.mem_fraction * all - (double)j->weight_bytes;
+    int64_t page = (int64_t)ml_kv_bytes(&j->spec, 1);
+    int64_t n_page = left > 0 ? (int64_t)(left / (double)page) : 0, most;
+    int64_t context = c->serve.context ? c->serve.context : j->spec.max_position;
+
+    if (c->serve.max_total && n_page > c->serve.max_total / ML_PAGE)
+        n_page = c->serve.max_total / ML_PAGE;
+    if (n_page < 1)
+        return ml_fail(err, ML_ENOMEM,
+                       "%g of the machine's %.1f GiB hold the weights, %.1f GiB, and no "
+                       "keys and values: raise --mem-fraction-static",
+                       c->serve.mem_fraction, all / 0x1p30,
+                       (double)j->weight_bytes / 0x1p30);
+    if (!c->serve.context && context > n_page * ML_PAGE)
+        context = n_page * ML_PAGE;
+    most = c->serve.max_running * ml_pages_for((int32_t)context);
+    n_page = n_page < most ? n_page : most;
+    j->engine = (ml_engine_opts){ .context = (int32_t)context,
+                                  .max_running = (int32_t)c->serve.max_running,
+                                  .max_waiting = (int32_t)c->serve.max_queued,
+                                  .chunk = (int32_t)c->serve.chunk,
+                                  .max_top = MAX_TOP,
+                                  .kv_bytes = (size_t)(n_page * page),
+                                  .no_prefix_cache = c->serve.no_prefix_cache,
+                                  .eos = j->eos.id,
+                                  .n_eos = j->eos.n,
+                                  .tokenizer = j->tokenizer };
+    return ML_OK;
+}
+
+static ml_status print_plan(serve_job *j, ml_err *err) {
+    ml_engine_memory m;
+    ml_status st = ml_engine_measure(&m, &j->spec, &j->be, &j->engine, err);
+    struct {
+        const char *what;
+        size_t bytes;
+    } row[] = { { "weights", j->weight_bytes },
+                { "KV pages", m.kv },
+                { "activations", m.act },
+                { "scratch", m.scratch },
+                { "total", j->weight_bytes + m.kv + m.act + m.scratch },
+                { "all requests", m.requests } };
+
+    if (st)
+        return st;
+    printf("memory plan of %s, %lld parameters:\n", j->spec.family,
+           (long long)ml_spec_param_count(&j->spec));
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++)
+        printf("  %-12s %12.3f MiB\n", row[i].what, (double)row[i].bytes / 0x1p20);
+    printf("context %d, %d tokens of keys and values, %d running requests\n",
+           (int)j->engine.context, (int)(m.n_page * ML_PAGE), (int)j->engine.max_running);
+    return ML_OK;
+}
+
+/* --- the server ------------------------------------------------------------- */
+
+static ml_tool_format tool_format(const ml_config *c) {
+    if (!c->serve.tool_parser)
+        return ML_TOOLS_NONE;
+    return strcmp(c->serve.tool_parser, "llama3") == 0 ? ML_TOOLS_LLAMA3 : ML_TOOLS_QWEN;
+}
+
+static const char *model_name(const serve_job *j) {
+    return j->config->serve.model_name ? j->config->serve.model_name : j->dir;
+}
+
+static void flag_word(ml_json_out *o, const char *key, const char *value) {
+    ml_json_key(o, key);
+    ml_json_word(o, value);
+}
+
+static void flag_int(ml_json_out *o, const char *key, int64_t value) {
+    ml_json_key(o, key);
+    ml_json_int(o, value);
+}
+
+static void flag_bool(ml_json_out *o, const char *key, bool value) {
+    ml_json_key(o, key);
+    ml_json_bool(o, value);
+}
+
+/* What /server_info says of the flags, by SGLang's names. */
+static void write_flags(serve_job *j) {
+    const ml_config *c = j->config;
+    ml_json_out o = { .to = &j->flags };
+
+    flag_word(&o, "model_path", j->dir);
+    flag_word(&o, "tokenizer_path", j->tokenizer_dir);
+    flag_word(&o, "served_model_name", model_name(j));
+    flag_word(&o, "host", c->serve.host);
+    flag_int(&o, "port", c->serve.port);
+    flag_word(&o, "dtype", c->serve.dtype);
+    flag_word(&o, "load_format", c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto");
+    flag_word(&o, "tool_call_parser", c->serve.tool_parser);
+    flag_word(&o, "weight_version", c->serve.weight_version);
+    flag_bool(&o, "skip_tokenizer_init", c->serve.no_tokenizer);
+    flag_bool(&o, "disable_radix_cache", c->serve.no_prefix_cache);
+    flag_bool(&o, "enable_deterministic_inference", true);
+    flag_int(&o, "context_length", j->engine.context);
+    flag_int(&o, "max_running_requests", j->engine.max_running);
+    flag_int(&o, "max_queued_requests", j->engine.max_waiting);
+    flag_int(&o, "chunked_prefill_size", j->engine.chunk);
+    flag_int(&o, "random_seed", c->serve.seed);
+    flag_int(&o, "page_size", ML_PAGE);
+    flag_int(&o, "tp_size", 1);
+    flag_int(&o, "dp_size", 1);
+    flag_int(&o, "pp_size", 1);
+    flag_int(&o, "ep_size", 1);
+    flag_int(&o, "nnodes", 1);
+    flag_word(&o, "device", j->be.name);
+    flag_word(&o, "cpu_level", j->be.level);
+    flag_int(&o, "threads", j->be.n_thread);
+    ml_json_key(&o, "mem_fraction_static");
+    ml_json_double(&o, c->serve.mem_fraction);
+}
+
+static ml_status open_gen(serve_job *j, ml_err *err) {
+    ml_local_opts o = { .engine = j->engine,
+                        .spec = &j->spec,
+                        .be = &j->be,
+                        .dir = j->config->load_format == ML_LOAD_DUMMY ? NULL : j->dir,
+                        .dtype = weight_dtype(j->config),
+                        .seed = (uint64_t)j->config->serve.seed,
+                        .version = strtoull(j->config->serve.weight_version, NULL, 10) };
+
+    return ml_local_open(&j->gen, &o, err);
+}
+
+static ml_status open_server(serve_job *j, ml_err *err) {
+    const ml_config *c = j->config;
+    ml_server_opts o = { .host = c->serve.host,
+                         .port = (int)c->serve.port,
+                         .gen = j->gen,
+                         .memory = { ml_local_release, ml_local_take },
+                         .tokenizer = j->tokenizer,
+                         .chat = j->chat,
+                         .tools = tool_format(c),
+                         .n_vocab = (int32_t)j->spec.n_vocab,
+                         .context = j->engine.context,
+                         .model_path = j->dir,
+                         .tokenizer_path = j->tokenizer_dir,
+                         .model_name = model_name(j),
+                         .model_type = j->spec.family,
+                         .load_format = c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto",
+                         .weight_version = c->serve.weight_version,
+                         .api_key = c->serve.api_key,
+                         .version = ML_VERSION,
+                         .seed = (uint64_t)c->serve.seed,
+                         .max_body = (size_t)c->serve.max_body,
+                         .max_connections = (int)c->serve.max_connections,
+                         .drain_s = c->serve.drain_s,
+                         .incremental = c->serve.incremental,
+                         .log_requests = c->serve.log_requests };
+
+    write_flags(j);
+    o.flags = (ml_str){ j->flags.ptr, j->flags.len };
+    return ml_server_open(&j->server, j->loop, &o, err);
+}
+
+/* The first asks to end, the second insists. */
+static void on_signal(void *ud) {
+    serve_job *j = ud;
+
+    if (j->n_signal++)
+        _exit(ML_EXIT_FAILED);
+    ml_log(ML_LOG_INFO, "no new requests; waiting for those in flight");
+    ml_server_drain(j->server);
+}
+
+static ml_status run_server(serve_job *j, ml_err *err) {
+    ml_status st = ml_loop_new(&j->loop, err);
+
+    if (!st)
+        st = open_gen(j, err);
+    if (!st)
+        st = open_server(j, err);
+    if (!st)
+        st = ml_loop_on_signal(j->loop, SIGTERM, on_signal, j, err);
+    if (!st)
+        st = ml_loop_on_signal(j->loop, SIGINT, on_signal, j, err);
+    if (st)
+        return st;
+    printf("serving %s at http://%s:%d\n", model_name(j), j->config->serve.host,
+           ml_server_port(j->server));
+    fflush(stdout);
+    ml_loop_run(j->loop);
+    return ML_OK;
+}
+
+static ml_status open_model(serve_job *j, ml_err *err) {
+    const ml_config *c = j->config;
+    ml_status st = ml_spec_open(&j->spec, j->dir, err);
+
+    if (!st)
+        st = check_weights(j, err);
+    if (!st)
+        st = ml_end_tokens_read(&j->eos, j->dir, err);
+    if (!st)
+        st = open_text(j, err);
+    if (!st)
+        st = ml_backend_cpu_open(&j->be, (int)c->run.n_thread, c->run.cpu_level, err);
+    return st ? st : size_engine(j, err);
+}
+
+ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
+    serve_job j = { .config = c,
+                    .dir = c->serve.model ? c->serve.model : ml_config_model(c) };
+    ml_status st = open_model(&j, err);
+
+    if (!st)
+        st = c->serve.dry_run ? print_plan(&j, err) : run_server(&j, err);
+    if (j.gen)
+        j.gen->close(j.gen);
+    ml_server_close(j.server);
+    if (j.loop)
+        ml_loop_free(j.loop);
+    ml_text_release(&j.flags);
+    ml_chat_template_close(j.chat);
+    ml_tokenizer_close(j.tokenizer);
+    if (j.be.name)
+        ml_backend_close(&j.be);
+    ml_spec_close(&j.spec);
+    return st;
+}
