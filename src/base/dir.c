@@ -1,0 +1,90 @@
+#include "base/dir.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/str.h"
+
+static ml_status failed(const char *path, const char *what, ml_err *err) {
+    return ml_fail(err, ML_EIO, "%s: cannot be %s: %s", path, what, strerror(errno));
+}
+
+ml_status ml_dir_make(const char *path, ml_err *err) {
+    ml_text t = { 0 };
+    struct stat sb;
+    bool ok = true;
+
+    ml_text_printf(&t, "%s", path);
+    for (size_t i = 1; ok && i <= t.len; i++)
+        if (i == t.len || t.ptr[i] == '/') {
+            char kept = t.ptr[i];
+            t.ptr[i] = 0;
+            ok = mkdir(t.ptr, 0777) == 0 || errno == EEXIST;
+            t.ptr[i] = kept;
+        }
+    ml_text_release(&t);
+    if (ok && (stat(path, &sb) != 0 || !S_ISDIR(sb.st_mode))) {
+        errno = ENOTDIR;
+        ok = false;
+    }
+    return ok ? ML_OK : failed(path, "made a directory", err);
+}
+
+static int by_bytes(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+ml_status ml_dir_list(ml_names *out, const char *path, ml_arena *a, ml_err *err) {
+    DIR *d = opendir(path);
+    struct dirent *e;
+    int32_t cap = 0;
+
+    *out = (ml_names){ 0 };
+    if (!d)
+        return failed(path, "listed", err);
+    while ((e = readdir(d))) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        if (out->n == cap) {
+            const char **grown = ML_NEW(a, const char *, cap ? 2 * cap : 16);
+            if (cap)
+                memcpy(grown, out->name, (size_t)cap * sizeof *grown);
+            out->name = grown;
+            cap = cap ? 2 * cap : 16;
+        }
+        out->name[out->n++] = ml_arena_str(a, e->d_name, strlen(e->d_name));
+    }
+    closedir(d);
+    if (out->n)
+        qsort(out->name, (size_t)out->n, sizeof *out->name, by_bytes);
+    return ML_OK;
+}
+
+ml_status ml_dir_sync(const char *path, ml_err *err) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool ok = fd >= 0 && fsync(fd) == 0;
+
+    if (fd >= 0)
+        close(fd);
+    return ok ? ML_OK : failed(path, "synced", err);
+}
+
+static int remove_one(const char *path, const struct stat *sb, int type, struct FTW *ftw) {
+    (void)sb;
+    (void)type;
+    (void)ftw;
+    return remove(path);
+}
+
+ml_status ml_dir_remove(const char *path, ml_err *err) {
+    if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) != 0)
+        return failed(path, "removed", err);
+    return ML_OK;
+}

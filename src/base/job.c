@@ -1,0 +1,33 @@
+#include "base/job.h"
+
+#include <string.h>
+
+#include "base/bug.h"
+
+static void *run(void *ud) {
+    ml_job *j = ud;
+    j->st = j->fn(j->ud, &j->err);
+    return NULL;
+}
+
+ml_status ml_job_start(ml_job *j, ml_job_fn *fn, void *ud, ml_err *err) {
+    int e;
+
+    ML_BUG_IF(j->running);
+    *j = (ml_job){ .fn = fn, .ud = ud };
+    e = pthread_create(&j->thread, NULL, run, j);
+    if (e)
+        return ml_fail(err, ML_EIO, "no thread can be started: %s", strerror(e));
+    j->running = true;
+    return ML_OK;
+}
+
+ml_status ml_job_wait(ml_job *j, ml_err *err) {
+    if (!j->running)
+        return ML_OK;
+    pthread_join(j->thread, NULL);
+    j->running = false;
+    if (j->st != ML_OK && err)
+        *err = j->err;
+    return j->st;
+}

@@ -1,0 +1,56 @@
+/* snapshot.h - everything a run needs to go on as if it had never stopped, on disk.
+ *
+ *     DIR/iter_0000012/                      a Hugging Face checkpoint, and beside it
+ *         trainer.safetensors                moments, and masters where weights are rounded
+ *         state.json                         counters, data position, configuration
+ *         checksums.crc64                    one line per file: checksum, bytes, name
+ *     DIR/latest_checkpointed_iteration.txt  the newest complete one
+ *
+ * Each tensor is stored once, under its global name and shape.  A snapshot is written
+ * under a temporary name, synced, renamed, and only then named by the tracker: whenever
+ * the process dies, the tracker names a whole snapshot.
+ *
+ * thread: a saver has one owner; with `async` it writes on a thread of its own, from a
+ * copy. */
+#ifndef ML_TRAIN_SNAPSHOT_H
+#define ML_TRAIN_SNAPSHOT_H
+
+#include "train/trainer.h"
+
+typedef struct ml_saver ml_saver;
+
+typedef struct ml_saver_opts {
+    const char *dir;           /* made when it is not there */
+    const ml_checkpoint *from; /* names of files, dtypes on disk, what is not trained */
+    int32_t keep_last;         /* older snapshots are removed; 0: none is */
+    bool async; /* a save costs the step a copy, the rest happens meanwhile */
+} ml_saver_opts;
+
+/* What the trainer does not know.  Both are JSON objects. */
+typedef struct ml_save_state {
+    int64_t iteration;
+    ml_str data;   /* where the data source is */
+    ml_str config; /* what must be the same when it is resumed */
+} ml_save_state;
+
+/* Removes what a dead process left unfinished. */
+ml_status ml_saver_open(ml_saver **out, const ml_saver_opts *opts, ml_err *err);
+/* Waits for the save before it, if that is still being written. */
+ml_status ml_saver_save(ml_saver *s, ml_trainer *t, const ml_save_state *state,
+                        ml_err *err);
+ml_status ml_saver_wait(ml_saver *s, ml_err *err);
+void ml_saver_close(ml_saver *s); /* waits; NULL is fine */
+
+/* The iteration that the tracker of dir names; ML_NONE when there is no tracker. */
+ml_status ml_snapshot_latest(int64_t *out, const char *dir, ml_err *err);
+/* DIR/iter_NNNNNNN, in the arena. */
+const char *ml_snapshot_path(ml_arena *a, const char *dir, int64_t iteration);
+
+/* Checks every file of a snapshot against its checksum. */
+ml_status ml_snapshot_check(const char *path, ml_err *err);
+/* Brings the trainer, whose weights were loaded from the same path, to where it was; state
+ * gets the rest, in the arena. */
+ml_status ml_snapshot_load(const char *path, ml_trainer *t, ml_save_state *state,
+                           ml_arena *a, ml_err *err);
+
+#endif

@@ -1,0 +1,173 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "train/snapshot_priv.h"
+
+#define PIECE_VALUES ((int64_t)1 << 18)
+
+/* --- checksums -------------------------------------------------------------- */
+
+static ml_status check_line(const char *path, ml_str line, ml_err *err) {
+    ml_text found = { 0 };
+    const char *space = memrchr(line.ptr, ' ', line.len);
+    size_t before = space ? (size_t)(space - line.ptr) + 1 : line.len;
+    char name[256] = "";
+    ml_status st;
+
+    if (!space || line.len - before >= sizeof name || memchr(line.ptr, '/', line.len))
+        return ml_fail(err, ML_EFORMAT, "%s/%s: \"%.*s\" is no checksum, size and name",
+                       path, ML_SNAPSHOT_SUMS, (int)line.len, line.ptr);
+    memcpy(name, line.ptr + before, line.len - before);
+    st = ml_snapshot_sum(&found, path, name, err);
+    if (st == ML_OK && (found.len != line.len + 1 || memcmp(found.ptr, line.ptr, line.len)))
+        st = ml_fail(err, ML_EFORMAT,
+                     "%s/%s is damaged: its checksum or size is not the one it was saved "
+                     "with; load an older snapshot with --ckpt-step",
+                     path, name);
+    ml_text_release(&found);
+    return st;
+}
+
+ml_status ml_snapshot_check(const char *path, ml_err *err) {
+    ml_text name = { 0 };
+    ml_file f = { 0 };
+    ml_status st;
+
+    ml_text_printf(&name, "%s/%s", path, ML_SNAPSHOT_SUMS);
+    st = ml_file_map(&f, name.ptr, err);
+    for (size_t at = 0, n; st == ML_OK && at < f.bytes.len; at += n + 1) {
+        const char *end = memchr(f.bytes.ptr + at, '\n', f.bytes.len - at);
+        n = end ? (size_t)(end - f.bytes.ptr) - at : f.bytes.len - at;
+        st = check_line(path, (ml_str){ f.bytes.ptr + at, n }, err);
+    }
+    ml_file_unmap(&f);
+    ml_text_release(&name);
+    return st;
+}
+
+/* --- tensors ---------------------------------------------------------------- */
+
+/* One tensor of the file into member e of parameter i of a set. */
+static ml_status load_tensor(const ml_weights *w, const ml_param *p, int32_t i, int32_t e,
+                             const ml_st_file *f, const ml_st_tensor *t, float *piece,
+                             ml_err *err) {
+    int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
+    int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
+    int64_t step = PIECE_VALUES / cols;
+
+    if (t->dtype != ML_ST_F32 || t->n_dim != p->n_dim || t->shape[0] != p->shape[0] ||
+        (p->n_dim == 2 && t->shape[1] != p->shape[1]))
+        return ml_fail(err, ML_EFORMAT,
+                       "%s: tensor %s has another shape or dtype than the model's", f->path,
+                       t->name.ptr);
+    step = step < 1 ? 1 : step;
+    for (int64_t r = 0; r < rows; r += step) {
+        int64_t n = rows - r < step ? rows - r : step;
+        memcpy(piece, (const char *)t->data + (size_t)(r * cols) * sizeof *piece,
+               (size_t)(n * cols) * sizeof *piece);
+        ml_weights_pack(w, i, e, r, n, piece);
+    }
+    return ML_OK;
+}
+
+static int64_t widest(const ml_spec *s) {
+    int64_t most = PIECE_VALUES;
+    for (int32_t i = 0; i < s->n_param; i++) {
+        const ml_param *p = &s->param[i];
+        int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
+        most = cols > most ? cols : most;
+    }
+    return most;
+}
+
+/* Masters may be missing: then the checkpoint's weights are exact. */
+static ml_status load_set(int k, const ml_weights *w, const ml_optimizer *o,
+                          const ml_st_file *f, float *piece, ml_err *err) {
+    char name[600];
+    ml_status st = ML_OK;
+
+    for (int32_t i = 0; i < w->n && st == ML_OK; i++)
+        for (int32_t e = 0; e < o->spec->param[i].n_stack && st == ML_OK; e++) {
+            const ml_param *p = &o->spec->param[i];
+            const ml_st_tensor *t;
+            if (!w->t[i].data)
+                continue;
+            ml_snapshot_tensor(name, sizeof name, k, p, e);
+            t = ml_st_find(f, ml_str_of(name));
+            if (t)
+                st = load_tensor(w, p, i, e, f, t, piece, err);
+            else if (k != ML_STATE_MASTER)
+                st = ml_fail(err, ML_EFORMAT,
+                             "%s: tensor %s is missing: the run that saved it had another "
+                             "--optimizer or --freeze",
+                             f->path, name);
+        }
+    return st;
+}
+
+static ml_status load_tensors(const char *path, ml_optimizer *o, ml_arena *a, ml_err *err) {
+    const ml_weights *set[ML_STATE_SETS] = { &o->master, &o->moment1, &o->moment2 };
+    float *piece = malloc((size_t)widest(o->spec) * sizeof *piece);
+    ml_st_file *f = NULL;
+    ml_status st =
+        piece ? ml_st_open(&f, ml_arena_printf(a, "%s/%s", path, ML_SNAPSHOT_TENSORS), err)
+              : ml_fail(err, ML_ENOMEM, "no memory to read %s", path);
+
+    for (int k = 0; k < ML_STATE_SETS && st == ML_OK; k++)
+        st = load_set(k, set[k], o, f, piece, err);
+    ml_st_close(f);
+    free(piece);
+    return st;
+}
+
+/* --- counters --------------------------------------------------------------- */
+
+static ml_status number(int64_t *out, const ml_json *state, const char *key,
+                        const char *path, ml_err *err) {
+    if (ml_json_i64(ml_json_get(state, key), out) && *out >= 0)
+        return ML_OK;
+    return ml_fail(err, ML_EFORMAT, "%s: expected a whole number as \"%s\"", path, key);
+}
+
+static ml_str span(const ml_json *v, ml_str src) {
+    return v ? (ml_str){ src.ptr + v->begin, v->end - v->begin } : (ml_str){ "{}", 2 };
+}
+
+static ml_status load_state(const char *path, ml_trainer *t, ml_save_state *out,
+                            ml_arena *a, ml_err *err) {
+    const char *name = ml_arena_printf(a, "%s/%s", path, ML_SNAPSHOT_STATE);
+    ml_optimizer *o = ml_trainer_optimizer(t);
+    const ml_json *state = NULL;
+    int64_t n_sample = 0, version = 0;
+    ml_file f = { 0 };
+    ml_str src;
+    ml_status st = ml_file_map(&f, name, err);
+
+    if (st != ML_OK)
+        return st;
+    src = (ml_str){ ml_arena_str(a, f.bytes.ptr, f.bytes.len), f.bytes.len };
+    ml_file_unmap(&f);
+    st = ml_json_parse(&state, a, src, name, err);
+    if (st == ML_OK)
+        st = number(&out->iteration, state, "iteration", name, err);
+    if (st == ML_OK)
+        st = number(&o->n_step, state, "optimizer_step", name, err);
+    if (st == ML_OK)
+        st = number(&n_sample, state, "samples", name, err);
+    if (st == ML_OK)
+        st = number(&version, state, "weight_version", name, err);
+    if (st != ML_OK)
+        return st;
+    ml_trainer_set_samples(t, n_sample);
+    o->weights->version = (uint64_t)version;
+    out->data = span(ml_json_get(state, "data"), src);
+    out->config = span(ml_json_get(state, "config"), src);
+    return ML_OK;
+}
+
+ml_status ml_snapshot_load(const char *path, ml_trainer *t, ml_save_state *state,
+                           ml_arena *a, ml_err *err) {
+    ml_status st = load_tensors(path, ml_trainer_optimizer(t), a, err);
+    return st == ML_OK ? load_state(path, t, state, a, err) : st;
+}

@@ -1,0 +1,288 @@
+/* Snapshots: a run that is stopped and resumed ends in the same bytes, and whatever happens
+ * while one is written, the tracker names a whole one. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/crc64.h"
+#include "base/dir.h"
+#include "tests/support/scratch.h"
+#include "tests/support/test.h"
+#include "tests/support/trainee.h"
+#include "train/snapshot.h"
+
+static void must(ml_status st, const ml_err *err) {
+    if (st != ML_OK) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err->msg);
+        exit(1);
+    }
+}
+
+static ml_saver *new_saver(ml_trainee *t, const char *dir, bool async, int32_t keep) {
+    ml_saver *s = NULL;
+    ml_err err = { 0 };
+    must(ml_saver_open(
+             &s,
+             &(ml_saver_opts){
+                 .dir = dir, .from = t->checkpoint, .async = async, .keep_last = keep },
+             &err),
+         &err);
+    return s;
+}
+
+static void save(ml_saver *s, ml_trainee *t, int64_t iteration) {
+    ml_err err = { 0 };
+    char data[64];
+    int n = snprintf(data, sizeof data, "{\"offset\": %lld}", (long long)iteration);
+    must(ml_saver_save(s, t->trainer,
+                       &(ml_save_state){ .iteration = iteration,
+                                         .data = { data, (size_t)n },
+                                         .config = { "{}", 2 } },
+                       &err),
+         &err);
+}
+
+/* A trainee whose weights and state come from a snapshot. */
+static void open_resumed(ml_trainee *t, ml_trainee_opts *o, const char *dir, int64_t want) {
+    ml_arena a;
+    ml_err err = { 0 };
+    ml_save_state state;
+    ml_checkpoint *c = NULL;
+    int64_t latest;
+    const char *path;
+
+    ml_arena_init(&a, "resume");
+    must(ml_snapshot_latest(&latest, dir, &err), &err);
+    CHECK(latest == want);
+    path = ml_snapshot_path(&a, dir, latest);
+    must(ml_snapshot_check(path, &err), &err);
+    ml_trainee_open(t, o);
+    /* The weights of the snapshot into a trainer of their own. */
+    ml_trainer_close(t->trainer);
+    ml_weights_close(&t->weights);
+    must(ml_checkpoint_open(&c, path, &err), &err);
+    must(ml_weights_load(&t->weights, &t->spec, c, o->dtype, &t->be, &t->arena, &err),
+         &err);
+    must(ml_trainer_open(&t->trainer, &t->spec, &t->weights, &t->be, &o->trainer, &err),
+         &err);
+    must(ml_snapshot_load(path, t->trainer, &state, &a, &err), &err);
+    CHECK(state.iteration == latest);
+    CHECK_HAS(state.data.ptr, "{\"offset\": ");
+    ml_checkpoint_close(c);
+    ml_arena_release(&a);
+}
+
+static void same_snapshots(const char *a, const char *b) {
+    char command[1200];
+    snprintf(command, sizeof command, "diff -r %s %s >&2", a, b);
+    if (system(command) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s and %s differ", a, b);
+}
+
+static ml_trainee_opts opts_for(ml_weight_dtype dtype) {
+    return (
+        ml_trainee_opts){ .dtype = dtype, .n_thread = 2, .trainer = ml_trainee_defaults() };
+}
+
+/* Six steps at once, and three and three; saved by copy or at once. */
+static void resumes_identically(ml_weight_dtype dtype, ml_optimizer_kind kind, bool async) {
+    ml_trainee_opts o = opts_for(dtype);
+    ml_trainee t;
+    ml_saver *s;
+    const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
+
+    o.trainer.optimizer.kind = kind;
+    o.trainer.optimizer.momentum = 0.9;
+    o.trainer.lr.style = ML_LR_COSINE;
+    o.trainer.lr.train_iters = 20;
+    ml_trainee_open(&t, &o);
+    s = new_saver(&t, whole, false, 0);
+    for (int i = 0; i < 6; i++)
+        ml_trainee_step(&t, 200);
+    save(s, &t, 5);
+    ml_saver_close(s);
+    ml_trainee_close(&t);
+
+    ml_trainee_open(&t, &o);
+    s = new_saver(&t, parts, async, 0);
+    for (int i = 0; i < 3; i++)
+        ml_trainee_step(&t, 200);
+    save(s, &t, 2);
+    ml_trainee_step(&t, 200); /* while the copy is being written */
+    ml_saver_close(s);
+    ml_trainee_close(&t);
+
+    open_resumed(&t, &o, parts, 2);
+    CHECK(ml_trainer_optimizer(t.trainer)->n_step == 3 && t.weights.version == 3);
+    s = new_saver(&t, parts, async, 0);
+    for (int i = 3; i < 6; i++)
+        ml_trainee_step(&t, 200);
+    save(s, &t, 5);
+    ml_saver_close(s);
+    ml_trainee_close(&t);
+    same_snapshots(ml_test_path("whole/iter_0000005"), ml_test_path("parts/iter_0000005"));
+}
+
+static void resumes_f32(void) {
+    resumes_identically(ML_WEIGHT_F32, ML_OPTIMIZER_ADAM, false);
+}
+
+static void resumes_bf16_saved_meanwhile(void) {
+    resumes_identically(ML_WEIGHT_BF16, ML_OPTIMIZER_ADAM, true);
+}
+
+static void resumes_sgd(void) {
+    resumes_identically(ML_WEIGHT_BF16, ML_OPTIMIZER_SGD, false);
+}
+
+static void flip_byte(const char *path, long at) {
+    FILE *f = fopen(path, "r+b");
+    int c;
+    CHECK(f != NULL);
+    fseek(f, at, SEEK_END);
+    c = fgetc(f);
+    fseek(f, at, SEEK_END);
+    fputc(c ^ 1, f);
+    fclose(f);
+}
+
+static void damage_is_named(void) {
+    static const char *const files[] = { "trainer.safetensors", "model.safetensors",
+                                         "state.json", "config.json" };
+    ml_trainee_opts o = opts_for(ML_WEIGHT_F32);
+    const char *dir = ml_test_path("snaps");
+    char path[600];
+    ml_trainee t;
+    ml_saver *s;
+    ml_err err = { 0 };
+
+    ml_trainee_open(&t, &o);
+    s = new_saver(&t, dir, false, 0);
+    for (int i = 0; i < 4; i++) {
+        save(s, &t, i);
+        snprintf(path, sizeof path, "%s/iter_%07d/%s", dir, i, files[i]);
+        flip_byte(path, -9);
+        path[strlen(path) - strlen(files[i]) - 1] = 0;
+        CHECK(ml_snapshot_check(path, &err) == ML_EFORMAT);
+        CHECK_HAS(err.msg, files[i]);
+    }
+    ml_saver_close(s);
+    ml_trainee_close(&t);
+}
+
+static int32_t entries(const char *dir, ml_arena *a, ml_names *names) {
+    ml_err err = { 0 };
+    must(ml_dir_list(names, dir, a, &err), &err);
+    return names->n;
+}
+
+static void old_ones_and_leftovers_go(void) {
+    ml_trainee_opts o = opts_for(ML_WEIGHT_F32);
+    const char *dir = ml_test_path("snaps");
+    ml_trainee t;
+    ml_saver *s;
+    ml_arena a;
+    ml_names names;
+    int64_t latest;
+    ml_err err = { 0 };
+
+    ml_arena_init(&a, "test");
+    must(ml_dir_make(ml_test_path("snaps/iter_0000007.tmp-123"), &err), &err);
+    must(ml_snapshot_latest(&latest, dir, &err), &err);
+    CHECK(latest == ML_NONE);
+    ml_trainee_open(&t, &o);
+    s = new_saver(&t, dir, true, 2);
+    for (int i = 0; i < 5; i++)
+        save(s, &t, 10 * i);
+    save(s, &t, 40); /* once more under the same number */
+    ml_saver_close(s);
+    CHECK(entries(dir, &a, &names) == 3);
+    CHECK(strcmp(names.name[0], "iter_0000030") == 0);
+    CHECK(strcmp(names.name[1], "iter_0000040") == 0);
+    must(ml_snapshot_latest(&latest, dir, &err), &err);
+    CHECK(latest == 40);
+    must(ml_snapshot_check(ml_test_path("snaps/iter_0000040"), &err), &err);
+    ml_trainee_close(&t);
+    ml_arena_release(&a);
+}
+
+/* Saves for ever, a step between two. */
+static void save_until_killed(const char *dir, bool async) {
+    ml_trainee_opts o = opts_for(ML_WEIGHT_BF16);
+    ml_trainee t;
+    ml_saver *s;
+
+    o.n_thread = 1;
+    ml_trainee_open(&t, &o);
+    s = new_saver(&t, dir, async, 2);
+    for (int64_t i = 0;; i++) {
+        ml_trainee_step(&t, 200);
+        save(s, &t, i);
+    }
+}
+
+static void kill_while_saving(const char *dir, int round, unsigned *seed) {
+    ml_err err = { 0 };
+    ml_arena a;
+    int64_t latest;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        save_until_killed(dir, round % 2);
+        _exit(1);
+    }
+    usleep(30000 + (unsigned)rand_r(seed) % 200000);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    ml_arena_init(&a, "test");
+    must(ml_snapshot_latest(&latest, dir, &err), &err);
+    if (latest != ML_NONE)
+        must(ml_snapshot_check(ml_snapshot_path(&a, dir, latest), &err), &err);
+    ml_arena_release(&a);
+}
+
+/* MILES_LONG asks for more rounds. */
+static void survives_being_killed(void) {
+    int rounds = getenv("MILES_LONG") ? 50 : 5, n_whole = 0;
+    unsigned seed = (unsigned)time(NULL);
+    const char *dir = ml_test_path("snaps");
+    int64_t latest;
+    ml_err err = { 0 };
+
+    printf("seed %u\n", seed);
+    for (int i = 0; i < rounds; i++) {
+        kill_while_saving(dir, i, &seed);
+        must(ml_snapshot_latest(&latest, dir, &err), &err);
+        n_whole += latest != ML_NONE;
+    }
+    CHECK(n_whole > 0);
+}
+
+static void checksum_is_the_standard_one(void) {
+    char text[100];
+
+    CHECK(ml_crc64(0, "123456789", 9) == 0x995DC9BBDF1939FAu);
+    memset(text, 'x', sizeof text);
+    for (size_t cut = 0; cut <= sizeof text; cut += 7)
+        CHECK(ml_crc64(ml_crc64(0, text, cut), text + cut, sizeof text - cut) ==
+              ml_crc64(0, text, sizeof text));
+}
+
+static const ml_test tests[] = {
+    { "resumes identically, f32", resumes_f32 },
+    { "resumes identically, bf16 saved meanwhile", resumes_bf16_saved_meanwhile },
+    { "resumes identically, SGD", resumes_sgd },
+    { "damage is named", damage_is_named },
+    { "old ones and leftovers go", old_ones_and_leftovers_go },
+    { "survives being killed", survives_being_killed, 300 },
+    { "the checksum is the standard one", checksum_is_the_standard_one },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
