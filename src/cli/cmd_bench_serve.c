@@ -258,7 +258,9 @@ static ml_status report(serve_job *j, ml_err *err) {
 }
 
 static ml_status run_job(serve_job *j, ml_err *err) {
-    ml_status st = ml_bench_load_make(&j->load, &j->arena, j->config, ANY_VOCAB, NULL, err);
+    /* Ids of a file are the server's to judge. */
+    int64_t n_vocab = j->config->bench.dataset ? INT32_MAX : ANY_VOCAB;
+    ml_status st = ml_bench_load_make(&j->load, &j->arena, j->config, n_vocab, NULL, err);
 
     if (st == ML_OK)
         st = ml_loop_new(&j->loop, err);
