@@ -15,6 +15,8 @@ const ml_command ml_commands[] = {
       "how fast this machine generates" },
     { "bench serve", ML_CMD_BENCH_SERVE, ml_cmd_bench_serve,
       "how fast a running server answers" },
+    { "loss", ML_CMD_LOSS, ml_cmd_loss,
+      "advantages, loss and derivatives of batches given as numbers" },
     { 0 },
 };
 

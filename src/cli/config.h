@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "rl/recipe.h"
+
 /* The order is that of the words in the flag rows. */
 typedef enum ml_dtype_choice {
     ML_DTYPE_AUTO, /* what the checkpoint has */
@@ -36,6 +38,7 @@ typedef struct ml_config {
         const char *cpu_level; /* NULL: the best */
         int log_level;         /* ml_log_level */
     } run;
+    ml_algo_opts algo;
     struct {
         const char *input, *output; /* safetensors files; output NULL only in a dry run */
         bool logits, grads, entropy, stats, dry_run;

@@ -12,8 +12,9 @@
 #include "cli/cli.h"
 
 const ml_flag *const ml_flag_tables[] = {
-    ml_flags_model, ml_flags_serve, ml_flags_score,        ml_flags_convert, ml_flags_text,
-    ml_flags_bench, ml_flags_run,   ml_flags_serve_compat, ml_flags_compat,  NULL,
+    ml_flags_model, ml_flags_serve,  ml_flags_score, ml_flags_convert,
+    ml_flags_text,  ml_flags_bench,  ml_flags_run,   ml_flags_serve_compat,
+    ml_flags_algo,  ml_flags_compat, NULL,
 };
 
 void ml_flag_list_init(ml_flag_list *l, unsigned cmds) {
@@ -185,6 +186,8 @@ static ml_status set_defaults(parser *p) {
 
         if (f->state != ML_FLAG_LIVE)
             continue;
+        if (f->unset)
+            *(double *)((char *)p->c + f->at) = (double)NAN;
         ML_BUG_IF(f->def && !set(p->c, f, f->def));
         if (env && *env && !set(p->c, f, env))
             return bad_value(p, f, "", f->env, env);

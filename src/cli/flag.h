@@ -24,6 +24,7 @@ typedef enum ml_cmd {
     ML_CMD_BENCH_ENGINE = 16,
     ML_CMD_BENCH_SERVE = 32,
     ML_CMD_SERVE = 64,
+    ML_CMD_LOSS = 64,
     ML_CMD_ALL = 127
 } ml_cmd;
 
@@ -51,6 +52,7 @@ typedef struct ml_flag {
     size_t at;                /* ML_AT(field) of ml_config */
     const char *def;          /* as a user would write it; NULL: zero */
     const char *def_note;     /* how help describes a default that is not a constant */
+    bool unset;               /* F64 without a default: NaN until it is given */
     double min, max;          /* bounds, when min < max */
     bool required;            /* no default: the command cannot run without it */
     const char *const *words; /* NULL at the end */
@@ -69,7 +71,7 @@ typedef struct ml_flag {
 /* Tables end in a row without a name; the list of tables ends in NULL. */
 extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[],
     ml_flags_score[], ml_flags_convert[], ml_flags_text[], ml_flags_bench[], ml_flags_run[],
-    ml_flags_compat[];
+    ml_flags_compat[], ml_flags_algo[];
 extern const ml_flag *const ml_flag_tables[];
 
 /* What must hold between flags; checked in order after every flag is known. */

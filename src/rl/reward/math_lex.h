@@ -1,0 +1,56 @@
+/* math_lex.h - an answer, in LaTeX or plain, as tokens that mean the same however written.
+ *
+ * Fonts, colours, delimiter sizes, currency signs and invisible characters are gone;
+ * Unicode and LaTeX names of a symbol are one token; numbers have lost their thousands
+ * separators.  What cannot be understood is kept as a token of its own, so that answers
+ * can still be compared as text.
+ *
+ * thread: any; tokens live in the arena. */
+#ifndef ML_RL_REWARD_MATH_LEX_H
+#define ML_RL_REWARD_MATH_LEX_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/str.h"
+
+typedef enum ml_mtok_kind {
+    ML_T_NUM,   /* text: digits, maybe with a point and an exponent */
+    ML_T_WORD,  /* letters, lower case */
+    ML_T_MACRO, /* a LaTeX name without a plain meaning: frac, sqrt, sin, alpha, ... */
+    ML_T_OPEN,  /* text: one of ( [ { < as brackets of the formula */
+    ML_T_CLOSE,
+    ML_T_GROUP, /* LaTeX's own braces */
+    ML_T_UNGROUP,
+    ML_T_OP, /* + - * / ^ _ ! | = < > , : % and <= >= != +- deg row & or and in cup */
+    ML_T_OTHER
+} ml_mtok_kind;
+
+typedef struct ml_mtok {
+    ml_mtok_kind kind;
+    ml_str text;
+    ml_str repeat;  /* NUM: digits that repeat for ever after text */
+    bool spaced;    /* a blank stands before it */
+    bool in_text;   /* inside \text or the like */
+    bool magnitude; /* NUM: "million" was read into it */
+} ml_mtok;
+
+/* A view of tokens. */
+typedef struct ml_mtoks {
+    const ml_mtok *t;
+    int32_t n;
+} ml_mtoks;
+
+#define ML_MTOK_MAX 20000
+
+/* False when there are too many tokens to look at. */
+bool ml_math_lex(ml_mtoks *out, ml_arena *a, ml_str src);
+
+bool ml_mtok_is(const ml_mtok *t, ml_mtok_kind kind, const char *text);
+bool ml_mtok_op(const ml_mtok *t, const char *text);
+
+/* How deep each step nests: +1 for what opens, -1 for what closes, 0 for the rest. */
+int ml_mtok_nests(const ml_mtok *t);
+
+#endif

@@ -1,0 +1,445 @@
+#include "rl/reward/math_parse.h"
+
+#include <string.h>
+
+#define DEPTH_MAX 100
+#define EXPONENT_MAX 2000 /* of a number like 1e400 */
+
+typedef struct parser {
+    ml_algebra *a;
+    const ml_mtok *t, *end;
+    int depth;
+    bool failed;
+    bool in_bars; /* between | and |, where another | closes */
+} parser;
+
+static ml_ratfun sum(parser *p);
+static ml_ratfun factor(parser *p);
+
+static ml_ratfun number(parser *p, int64_t v) {
+    return ml_ratfun_int(p->a, ml_big_of(&p->a->work, v));
+}
+
+static ml_ratfun fail(parser *p) {
+    p->failed = true;
+    p->t = p->end;
+    return number(p, 1);
+}
+
+static bool at_op(const parser *p, const char *op) {
+    return p->t < p->end && ml_mtok_op(p->t, op);
+}
+
+static bool at(const parser *p, ml_mtok_kind kind, const char *text) {
+    return p->t < p->end && ml_mtok_is(p->t, kind, text);
+}
+
+bool ml_math_is_function(ml_str name) {
+    static const char *const names[] = { "sin", "cos", "tan", "cot", "sec", "csc",
+                                         "log", "ln",  "exp", "abs", "arcsin", "arccos",
+                                         "arctan", "sinh", "cosh", "tanh", "lg", "max",
+                                         "min", "gcd", "lcm", "det", "pow", "sqrt" };
+
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (ml_str_is(name, names[i]))
+            return true;
+    return false;
+}
+
+/* --- numbers ------------------------------------------------------------------------------ */
+
+static ml_ratfun ten_to(parser *p, int64_t k) {
+    if (k > EXPONENT_MAX) {
+        p->a->work.spent = true;
+        k = 0;
+    }
+    return ml_ratfun_int(p->a, ml_big_power(&p->a->work, 10, k));
+}
+
+/* The exponent of a decimal number's text; *mantissa loses it. */
+static int64_t exponent_of(ml_str *mantissa) {
+    const char *e = memchr(mantissa->ptr, 'e', mantissa->len);
+    int64_t v = 0;
+    bool neg;
+
+    if (!e)
+        e = memchr(mantissa->ptr, 'E', mantissa->len);
+    if (!e)
+        return 0;
+    neg = e[1] == '-';
+    for (const char *c = e + 1; c < mantissa->ptr + mantissa->len; c++)
+        if (*c >= '0' && *c <= '9' && v <= EXPONENT_MAX)
+            v = v * 10 + (*c - '0');
+    mantissa->len = (size_t)(e - mantissa->ptr);
+    return neg ? -v : v;
+}
+
+static ml_big all_digits(parser *p, ml_str a, ml_str b) {
+    char *s = ML_NEW(p->a->work.arena, char, a.len + b.len + 1);
+    size_t n = 0;
+
+    for (size_t i = 0; i < a.len; i++)
+        if (a.ptr[i] != '.')
+            s[n++] = a.ptr[i];
+    for (size_t i = 0; i < b.len; i++)
+        s[n++] = b.ptr[i];
+    return ml_big_digits(&p->a->work, (ml_str){ s, n });
+}
+
+static ml_ratfun decimal(parser *p, const ml_mtok *t) {
+    ml_str text = t->text;
+    int64_t exponent = exponent_of(&text), places = 0;
+    const char *point = memchr(text.ptr, '.', text.len);
+    ml_ratfun v = ml_ratfun_int(p->a, all_digits(p, text, t->repeat));
+
+    if (point)
+        places = (int64_t)(text.ptr + text.len - point) - 1;
+    if (t->repeat.len) { /* 0.1(6) is (16 - 1) / 90 */
+        ml_ratfun head = ml_ratfun_int(p->a, all_digits(p, text, (ml_str){ 0 }));
+        ml_ratfun nines = ml_ratfun_add(p->a, ten_to(p, (int64_t)t->repeat.len), number(p, -1));
+        v = ml_ratfun_add(p->a, v, ml_ratfun_minus(p->a, head));
+        v = ml_ratfun_div(p->a, v, nines);
+    }
+    exponent -= places;
+    return exponent >= 0 ? ml_ratfun_mul(p->a, v, ten_to(p, exponent))
+                         : ml_ratfun_div(p->a, v, ten_to(p, -exponent));
+}
+
+/* --- arguments ------------------------------------------------------------------------------ */
+
+/* What stands between here and the bracket that closes what has just been opened. */
+static ml_ratfun until(parser *p, ml_mtok_kind kind, const char *text) {
+    ml_ratfun v = sum(p);
+
+    if (p->failed || p->t >= p->end || p->t->kind != kind ||
+        (text && !ml_str_is(p->t->text, text)))
+        return fail(p);
+    p->t++;
+    return v;
+}
+
+static ml_ratfun letter_symbol(parser *p, ml_str word, size_t i) {
+    return ml_ratfun_symbol(p->a, (ml_str){ word.ptr + i, 1 });
+}
+
+/* LaTeX's argument: braces, or the next token. */
+static ml_ratfun argument(parser *p) {
+    if (p->t >= p->end)
+        return fail(p);
+    if (p->t->kind == ML_T_GROUP) {
+        p->t++;
+        return until(p, ML_T_UNGROUP, NULL);
+    }
+    return factor(p);
+}
+
+/* name(x, y): up to three arguments in brackets; or the factor that follows. */
+static int32_t call_arguments(parser *p, ml_ratfun arg[ML_ATOM_ARGS]) {
+    int32_t n = 0;
+
+    if (!at(p, ML_T_OPEN, "(")) {
+        arg[0] = argument(p);
+        return 1;
+    }
+    do {
+        p->t++;
+        if (n == ML_ATOM_ARGS) {
+            fail(p);
+            return 0;
+        }
+        arg[n++] = sum(p);
+    } while (at_op(p, ","));
+    if (!at(p, ML_T_CLOSE, ")")) {
+        fail(p);
+        return 0;
+    }
+    p->t++;
+    return n;
+}
+
+/* --- functions -------------------------------------------------------------------------------- */
+
+static ml_ratfun root(parser *p) {
+    int64_t index = 2;
+
+    if (at(p, ML_T_OPEN, "[")) {
+        ml_ratfun i;
+        p->t++;
+        i = until(p, ML_T_CLOSE, "]");
+        if (p->failed || !ml_ratfun_is_int(i, &index))
+            return fail(p);
+    }
+    return ml_ratfun_root(p->a, argument(p), index);
+}
+
+/* A function that is not looked into; its subscript (log_2) and power (sin^2) count. */
+static ml_ratfun function(parser *p, ml_str name) {
+    ml_ratfun arg[ML_ATOM_ARGS + 1], power = number(p, 1);
+    int32_t n;
+
+    if (at_op(p, "_")) {
+        ml_ratfun base;
+        p->t++;
+        base = argument(p);
+        n = call_arguments(p, arg);
+        if (n != 1)
+            return fail(p);
+        arg[1] = base;
+        return ml_ratfun_call(p->a, name, arg, 2);
+    }
+    if (at_op(p, "^")) {
+        p->t++;
+        power = argument(p);
+    }
+    n = call_arguments(p, arg);
+    if (p->failed)
+        return fail(p);
+    if (ml_str_is(name, "pow"))
+        return n == 2 ? ml_ratfun_pow(p->a, arg[0], arg[1]) : fail(p);
+    if (ml_str_is(name, "sqrt"))
+        return n == 1 ? ml_ratfun_root(p->a, arg[0], 2) : fail(p);
+    return ml_ratfun_pow(p->a, ml_ratfun_call(p->a, name, arg, n), power);
+}
+
+static ml_ratfun fraction(parser *p) {
+    ml_ratfun num = argument(p), den = argument(p);
+
+    return ml_ratfun_div(p->a, num, den);
+}
+
+/* An unknown macro with arguments is a function of them, without any a symbol. */
+static ml_ratfun unknown(parser *p, ml_str name) {
+    ml_ratfun arg[ML_ATOM_ARGS];
+    int32_t n = 0;
+
+    while (n < ML_ATOM_ARGS && p->t < p->end && p->t->kind == ML_T_GROUP)
+        arg[n++] = argument(p);
+    return n ? ml_ratfun_call(p->a, name, arg, n) : ml_ratfun_symbol(p->a, name);
+}
+
+static ml_ratfun macro(parser *p) {
+    ml_str name = p->t++->text;
+
+    if (ml_str_is(name, "frac"))
+        return fraction(p);
+    if (ml_str_is(name, "sqrt"))
+        return root(p);
+    if (ml_math_is_function(name))
+        return function(p, name);
+    return unknown(p, name);
+}
+
+/* --- words --------------------------------------------------------------------------------------- */
+
+/* x_1 is a symbol of its own. */
+static ml_ratfun subscripted(parser *p, ml_str word) {
+    ml_text name = { 0 };
+    ml_ratfun v;
+
+    ml_text_add(&name, word.ptr, word.len);
+    p->t++;
+    if (p->t < p->end && p->t->kind == ML_T_GROUP)
+        for (p->t++; p->t < p->end && p->t->kind != ML_T_UNGROUP; p->t++)
+            ml_text_printf(&name, "_%.*s", (int)p->t->text.len, p->t->text.ptr);
+    else if (p->t < p->end)
+        ml_text_printf(&name, "_%.*s", (int)p->t->text.len, p->t->text.ptr);
+    if (p->t >= p->end) {
+        ml_text_release(&name);
+        return fail(p);
+    }
+    p->t++;
+    v = ml_ratfun_symbol(
+        p->a, (ml_str){ ml_arena_str(p->a->work.arena, name.ptr, name.len), name.len });
+    ml_text_release(&name);
+    return v;
+}
+
+/* A few letters side by side are a product; a power belongs to the last of them. */
+static ml_ratfun letters(parser *p, ml_str word) {
+    ml_ratfun v = number(p, 1);
+
+    if (word.len > 3 || p->t[-1].in_text)
+        return fail(p);
+    for (size_t i = 0; i + 1 < word.len; i++)
+        v = ml_ratfun_mul(p->a, v, letter_symbol(p, word, i));
+    word = (ml_str){ word.ptr + word.len - 1, 1 };
+    if (at_op(p, "_"))
+        v = ml_ratfun_mul(p->a, v, subscripted(p, word));
+    else {
+        ml_ratfun last = letter_symbol(p, word, 0);
+        if (at_op(p, "^")) {
+            p->t++;
+            last = ml_ratfun_pow(p->a, last, factor(p));
+        }
+        v = ml_ratfun_mul(p->a, v, last);
+    }
+    return v;
+}
+
+static ml_ratfun word(parser *p) {
+    ml_str text = p->t++->text;
+
+    if (ml_str_is(text, "pi"))
+        return ml_ratfun_symbol(p->a, text);
+    if (ml_math_is_function(text))
+        return function(p, text);
+    return letters(p, text);
+}
+
+/* --- grammar --------------------------------------------------------------------------------------- */
+
+static ml_ratfun bars(parser *p) {
+    bool outer = p->in_bars;
+    ml_ratfun v;
+
+    p->in_bars = true;
+    v = until(p, ML_T_OP, "|");
+    p->in_bars = outer;
+    return ml_ratfun_call(p->a, ml_str_of("abs"), &v, 1);
+}
+
+/* 2 3/4 and 2\frac{3}{4}: a whole number and a fraction of whole numbers. */
+static bool mixed_part(const parser *p) {
+    const ml_mtok *t = p->t;
+
+    if (p->end - t >= 3 && t->kind == ML_T_NUM && t->spaced && ml_mtok_op(t + 1, "/") &&
+        t[2].kind == ML_T_NUM)
+        return true;
+    if (p->end - t < 3 || !ml_mtok_is(t, ML_T_MACRO, "frac"))
+        return false;
+    for (t++; t < p->end && (t->kind == ML_T_NUM || ml_mtok_nests(t)); t++)
+        if (t + 1 < p->end && t->kind == ML_T_UNGROUP && t[1].kind != ML_T_GROUP)
+            return true;
+    return t == p->end;
+}
+
+static ml_ratfun numeral(parser *p) {
+    const ml_mtok *t = p->t++;
+    ml_ratfun v = decimal(p, t), part;
+
+    if (at_op(p, "_"))
+        return subscripted(p, t->text);
+    if (memchr(t->text.ptr, '.', t->text.len) || !mixed_part(p))
+        return v;
+    if (p->t->kind == ML_T_NUM) {
+        part = ml_ratfun_div(p->a, decimal(p, p->t), decimal(p, p->t + 2));
+        p->t += 3;
+    } else {
+        p->t++;
+        part = fraction(p);
+    }
+    return ml_ratfun_add(p->a, v, part);
+}
+
+static ml_ratfun primary(parser *p) {
+    if (p->t >= p->end)
+        return fail(p);
+    switch (p->t->kind) {
+    case ML_T_NUM: return numeral(p);
+    case ML_T_WORD: return word(p);
+    case ML_T_MACRO: return macro(p);
+    case ML_T_GROUP: p->t++; return until(p, ML_T_UNGROUP, NULL);
+    case ML_T_OPEN:
+        if (!ml_str_is(p->t->text, "(") && !ml_str_is(p->t->text, "["))
+            return fail(p);
+        p->t++;
+        return until(p, ML_T_CLOSE, ml_str_is(p->t[-1].text, "(") ? ")" : "]");
+    case ML_T_OP:
+        if (!at_op(p, "|"))
+            return fail(p);
+        p->t++;
+        return bars(p);
+    default: return fail(p);
+    }
+}
+
+static ml_ratfun factorial(parser *p, ml_ratfun v) {
+    int64_t n = 0, product = 1;
+
+    if (!ml_ratfun_is_int(v, &n) || n < 0 || n > 20)
+        return ml_ratfun_call(p->a, ml_str_of("factorial"), &v, 1);
+    for (int64_t i = 2; i <= n; i++)
+        product *= i;
+    return number(p, product);
+}
+
+/* A signed power: what may stand in an exponent, or between multiplication signs. */
+static ml_ratfun factor(parser *p) {
+    ml_ratfun v;
+
+    if (++p->depth > DEPTH_MAX || p->failed) {
+        p->depth--;
+        return fail(p);
+    }
+    if (at_op(p, "-") || at_op(p, "+")) {
+        bool minus = ml_mtok_op(p->t++, "-");
+        /* Two signs in a row are a slip, not an answer. */
+        v = at_op(p, "-") || at_op(p, "+") ? fail(p) : factor(p);
+        v = minus ? ml_ratfun_minus(p->a, v) : v;
+    } else {
+        v = primary(p);
+        while (at_op(p, "!")) {
+            p->t++;
+            v = factorial(p, v);
+        }
+        if (at_op(p, "^")) {
+            p->t++;
+            v = ml_ratfun_pow(p->a, v, factor(p));
+        }
+    }
+    p->depth--;
+    return v;
+}
+
+static bool begins_factor(const parser *p) {
+    const ml_mtok *t = p->t;
+
+    if (t >= p->end)
+        return false;
+    if (t->kind == ML_T_NUM) /* digits after a blank are no product */
+        return t[-1].kind != ML_T_NUM;
+    return t->kind == ML_T_WORD || t->kind == ML_T_MACRO || t->kind == ML_T_GROUP ||
+           t->kind == ML_T_OPEN || (ml_mtok_op(t, "|") && !p->in_bars);
+}
+
+static ml_ratfun product(parser *p) {
+    ml_ratfun v = factor(p);
+
+    while (!p->failed && !p->a->work.spent) {
+        if (at_op(p, "*")) {
+            p->t++;
+            v = ml_ratfun_mul(p->a, v, factor(p));
+        } else if (at_op(p, "/")) {
+            p->t++;
+            v = ml_ratfun_div(p->a, v, factor(p));
+        } else if (begins_factor(p))
+            v = ml_ratfun_mul(p->a, v, factor(p));
+        else
+            break;
+    }
+    return v;
+}
+
+static ml_ratfun sum(parser *p) {
+    ml_ratfun v;
+
+    if (++p->depth > DEPTH_MAX) {
+        p->depth--;
+        return fail(p);
+    }
+    v = product(p);
+    while (!p->failed && !p->a->work.spent && (at_op(p, "+") || at_op(p, "-"))) {
+        bool minus = ml_mtok_op(p->t++, "-");
+        ml_ratfun next = product(p);
+        v = ml_ratfun_add(p->a, v, minus ? ml_ratfun_minus(p->a, next) : next);
+    }
+    p->depth--;
+    return v;
+}
+
+bool ml_math_parse(ml_ratfun *out, ml_algebra *a, ml_mtoks toks) {
+    parser p = { .a = a, .t = toks.t, .end = toks.t + toks.n };
+
+    *out = toks.n ? sum(&p) : fail(&p);
+    return !p.failed && !a->work.spent && p.t == p.end;
+}

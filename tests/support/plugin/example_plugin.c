@@ -1,0 +1,88 @@
+/* A shared object as a user would write it: one row of each kind, and nothing but the
+ * installed header. */
+#include "miles/plugin.h"
+
+/* Every token has the reward times its place. */
+static int ramp(const miles_batch *b, const miles_algo *algo, double *const *advantage,
+                double *const *returns, miles_error *err) {
+    (void)algo;
+    (void)err;
+    for (int64_t i = 0; i < b->n; i++)
+        for (int64_t t = 0; t < b->sample[i]->n; t++)
+            advantage[i][t] = returns[i][t] = b->sample[i]->reward * (double)(t + 1);
+    return 0;
+}
+
+static int32_t no_metrics(const miles_algo *algo, miles_metric *out) {
+    (void)algo;
+    (void)out;
+    return 0;
+}
+
+/* Half the weight for everything. */
+static int halve(const miles_batch *b, const miles_algo *algo, double *const *weight,
+                 uint8_t *const *kept, double *metric, miles_error *err) {
+    (void)algo;
+    (void)kept;
+    (void)metric;
+    (void)err;
+    for (int64_t i = 0; i < b->n; i++)
+        for (int64_t t = 0; t < b->sample[i]->n; t++)
+            weight[i][t] = 0.5;
+    return 0;
+}
+
+static int by_ten(const miles_batch *b, const miles_algo *algo, double denominator,
+                  double *divisor, miles_error *err) {
+    (void)algo;
+    (void)denominator;
+    (void)err;
+    for (int64_t i = 0; i < b->n; i++)
+        divisor[i] = 10.0;
+    return 0;
+}
+
+static int32_t one_metric(const miles_algo *algo, miles_metric *out) {
+    (void)algo;
+    out[0] = (miles_metric){ "tokens", MILES_MEAN_NONE };
+    return 1;
+}
+
+/* -A log pi: plain REINFORCE, with the correction's weights. */
+static int reinforce(const miles_sample *s, const miles_algo *algo, miles_loss_out *out,
+                     miles_error *err) {
+    (void)algo;
+    (void)err;
+    for (int64_t t = 0; t < s->n; t++) {
+        double w = s->weight ? s->weight[t] : 1.0;
+        if (!s->kept[t])
+            continue;
+        out->policy -= w * s->advantage[t] * s->log_prob[t];
+        out->d_log_prob[t] = -out->policy_scale * w * s->advantage[t];
+        out->metric[0] += 1.0;
+    }
+    return 0;
+}
+
+static const miles_advantage ramp_row = {
+    { sizeof(miles_advantage), MILES_ADVANTAGE, "ramp", 0, "for a test" }, 0, ramp
+};
+static const miles_correction halve_row = { { sizeof(miles_correction), MILES_CORRECTION,
+                                              "halve", 0, "for a test" },
+                                            no_metrics,
+                                            halve };
+static const miles_reducer by_ten_row = {
+    { sizeof(miles_reducer), MILES_REDUCER, "by_ten", 0, "for a test" }, by_ten
+};
+static const miles_loss reinforce_row = {
+    { sizeof(miles_loss), MILES_LOSS, "reinforce", 0, "for a test" }, one_metric, reinforce
+};
+
+static const miles_row *const rows[] = { &ramp_row.row, &halve_row.row, &by_ten_row.row,
+                                         &reinforce_row.row, 0 };
+
+miles_plugin_fn miles_plugin_entry;
+__attribute__((visibility("default"))) const miles_plugin *miles_plugin_entry(void) {
+    static const miles_plugin plugin = { sizeof plugin, MILES_ABI, rows };
+    return &plugin;
+}

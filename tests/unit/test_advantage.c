@@ -1,0 +1,242 @@
+/* Estimators, reward normalisation and whitening, by numbers worked out on paper, and the
+ * cases that recordings do not have. */
+#include <math.h>
+#include <string.h>
+
+#include "base/exp.h"
+#include "rl/advantage/advantages.h"
+#include "rl/advantage/reward_norm.h"
+#include "rl/advantage/whiten.h"
+#include "rl/edges.h"
+#include "tests/support/recording.h"
+#include "tests/support/test.h"
+
+static bool near(double got, double want) {
+    return fabs(got - want) <= 1e-6 * (1.0 + fabs(want));
+}
+
+static const uint8_t all_ones[16] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
+
+static ml_advantages compute(ml_arena *a, const ml_recipe *r, const miles_sample *s,
+                             int64_t n, ml_status *st) {
+    const miles_sample *view[8];
+    ml_advantages out;
+    ml_err err;
+
+    for (int64_t i = 0; i < n; i++)
+        view[i] = &s[i];
+    *st = ml_advantages_compute(&out, a, r, &(miles_batch){ sizeof(miles_batch), n, view },
+                                &err);
+    return out;
+}
+
+/* --- rewards ---------------------------------------------------------------------- */
+
+static void group_of_eight(void) {
+    static const double reward[] = { 0, 1, 1, 0, 1, 1, 1, 0 };
+    ml_scored row[8];
+    double got[8];
+    ml_err err;
+
+    for (int i = 0; i < 8; i++)
+        row[i] = (ml_scored){ 3, i, reward[i] };
+    CHECK(ml_rewards_normalise(got, row, 8, true, &err) == ML_OK);
+    for (int i = 0; i < 8; i++)
+        CHECK(near(got[i], reward[i] == 0.0 ? -1.207612 : 0.724567));
+}
+
+static void pieces_count_once(void) {
+    static const ml_scored row[] = { { 0, 10, 0 }, { 0, 11, 1 }, { 0, 11, 1 }, { 0, 11, 1 },
+                                     { 1, 20, 2 }, { 1, 20, 2 }, { 1, 21, 4 } };
+    static const double want[] = { -0.5, 0.5, 0.5, 0.5, -1, -1, 1 };
+    double got[7];
+    ml_err err;
+
+    CHECK(ml_rewards_normalise(got, row, 7, false, &err) == ML_OK);
+    for (int i = 0; i < 7; i++)
+        CHECK(got[i] == want[i]);
+}
+
+static void equal_rewards_are_zero(void) {
+    ml_scored row[7];
+    double got[7];
+    ml_err err;
+
+    for (int i = 0; i < 7; i++)
+        row[i] = (ml_scored){ i == 6, i, 0.1 };
+    CHECK(ml_rewards_normalise(got, row, 7, true, &err) == ML_OK);
+    for (int i = 0; i < 7; i++)
+        CHECK(got[i] == 0.0);
+}
+
+static void pieces_must_agree(void) {
+    static const ml_scored row[] = { { 0, 1, 0.5 }, { 0, 1, 0.25 } };
+    double got[2];
+    ml_err err;
+
+    CHECK(ml_rewards_normalise(got, row, 2, true, &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "must have one reward");
+}
+
+/* --- estimators -------------------------------------------------------------------- */
+
+static void reinforce_on_paper(void) {
+    static const double kl[] = { .1, .2, .3, .4 },
+                        want[] = { 1.53854, 1.7206, 1.934, -0.04 };
+    static const uint8_t mask[] = { 1, 1, 1, 0 };
+    miles_algo algo = ml_record_algo();
+    miles_sample s = { .size = sizeof s, .n = 4, .reward = 2, .mask = mask, .kl = kl };
+    const miles_sample *view = &s;
+    miles_batch b = { sizeof b, 1, &view };
+    double a[4], r[4], *pa = a, *pr = r;
+    miles_error err;
+
+    algo.kl_coef = 0.1;
+    algo.gamma = 0.9;
+    CHECK(ml_advantage_reinforce_pp.run(&b, &algo, &pa, &pr, &err) == 0);
+    for (int t = 0; t < 4; t++)
+        CHECK(near(a[t], want[t]) && a[t] == r[t]);
+}
+
+static void gae_skips_what_is_masked(void) {
+    static const uint8_t mask[] = { 1, 0, 0, 0, 1 };
+    static const double values[5] = { 0 };
+    miles_algo algo = ml_record_algo();
+    miles_sample s = {
+        .size = sizeof s, .n = 5, .reward = 2, .mask = mask, .old_value = values
+    };
+    const miles_sample *view = &s;
+    miles_batch b = { sizeof b, 1, &view };
+    double a[5], r[5], *pa = a, *pr = r;
+    miles_error err;
+
+    algo.gamma = 0.9;
+    algo.lambd = 0.5;
+    CHECK(ml_advantage_ppo.run(&b, &algo, &pa, &pr, &err) == 0);
+    CHECK(near(a[4], 2) && near(a[0], 0.9) && a[1] == 0 && a[2] == 0 && a[3] == 0);
+    s.old_value = NULL;
+    CHECK(ml_advantage_ppo.run(&b, &algo, &pa, &pr, &err) == 1);
+    CHECK_HAS(err.text, "needs a critic");
+}
+
+static void distillation_on_paper(void) {
+    static const double student[] = { 0, 1 }, teacher[] = { 0, 0 };
+    ml_recipe r = { .num = ml_record_algo(),
+                    .advantage = &ml_advantage_grpo,
+                    .use_opd = true,
+                    .opd_kl_coef = 0.5 };
+    miles_sample s = { .size = sizeof s,
+                       .n = 2,
+                       .reward = 2,
+                       .mask = all_ones,
+                       .old_log_prob = student,
+                       .teacher_log_prob = teacher };
+    ml_arena a;
+    ml_advantages got;
+    ml_status st;
+
+    ml_arena_init(&a, "test");
+    got = compute(&a, &r, &s, 1, &st);
+    CHECK(st == ML_OK && got.advantage[0][0] == 2.0 && got.advantage[0][1] == 1.5);
+    CHECK(got.returns[0][1] == 2.0 && got.opd_reverse_kl[0][1] == 1.0);
+    s.teacher_log_prob = NULL;
+    compute(&a, &r, &s, 1, &st);
+    CHECK(st == ML_EFORMAT);
+    ml_arena_release(&a);
+}
+
+static void penalty_needs_a_reference(void) {
+    static const double lp[] = { -1, -2 };
+    ml_recipe r = { .num = ml_record_algo(), .advantage = &ml_advantage_reinforce_pp };
+    miles_sample s = {
+        .size = sizeof s, .n = 2, .reward = 1, .mask = all_ones, .old_log_prob = lp
+    };
+    ml_arena a;
+    ml_status st;
+
+    ml_arena_init(&a, "test");
+    r.num.kl_coef = 0.1;
+    compute(&a, &r, &s, 1, &st);
+    CHECK(st == ML_EFORMAT);
+    r.advantage = &ml_advantage_grpo; /* which has no use for it */
+    compute(&a, &r, &s, 1, &st);
+    CHECK(st == ML_OK);
+    ml_arena_release(&a);
+}
+
+/* --- whitening ---------------------------------------------------------------------- */
+
+static void whitening_on_paper(void) {
+    static const uint8_t mask[] = { 1, 1, 1, 1, 0 };
+    static const double want[] = { -1.161895, -0.387298, 0.387298, 1.161895, 5.809475 };
+    double x[] = { 1, 2, 3, 4, 10 }, *px = x;
+    const uint8_t *pm = mask;
+    int64_t n = 5;
+    ml_err err;
+
+    CHECK(ml_whiten(&px, &pm, &n, 1, true, &err) == ML_OK);
+    for (int t = 0; t < 5; t++)
+        CHECK(near(x[t], want[t]));
+}
+
+static void large_constants_whiten_to_zero(void) {
+    double x[8], *px = x;
+    const uint8_t *pm = all_ones;
+    int64_t n = 8;
+    ml_err err;
+
+    for (int t = 0; t < 8; t++)
+        x[t] = 1000.1;
+    CHECK(ml_whiten(&px, &pm, &n, 1, true, &err) == ML_OK);
+    for (int t = 0; t < 8; t++)
+        CHECK(x[t] == 0.0);
+}
+
+static void nothing_trained_is_an_error(void) {
+    static const uint8_t mask[4] = { 0 };
+    double x[4] = { 1, 2, 3, 4 }, *px = x;
+    const uint8_t *pm = mask;
+    int64_t n = 4;
+    ml_err err;
+
+    CHECK(ml_whiten(&px, &pm, &n, 1, true, &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "no token of the rollout is trained");
+}
+
+/* --- exp ---------------------------------------------------------------------------- */
+
+static void exp_is_exact_enough(void) {
+    uint64_t state = 42;
+
+    for (int i = 0; i < 200000; i++) {
+        double x, got, want;
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        x = ((double)(state >> 11) / 0x1p53 - 0.5) * (i % 2 ? 1400.0 : 4.0);
+        got = ml_exp(x);
+        want = exp(x);
+        if (fabs(got - want) > 4.5e-16 * want)
+            ml_test_fail(__FILE__, __LINE__, "exp(%.17g) = %.17g, not %.17g", x, got, want);
+    }
+    CHECK(ml_exp(0.0) == 1.0 && ml_exp(-1e9) == 0.0 && isinf(ml_exp(1e9)));
+    CHECK(isnan(ml_exp((double)NAN)) && ml_exp((double)-INFINITY) == 0.0);
+}
+
+static const ml_test tests[] = {
+    { "group_of_eight", group_of_eight },
+    { "pieces_count_once", pieces_count_once },
+    { "equal_rewards_are_zero", equal_rewards_are_zero },
+    { "pieces_must_agree", pieces_must_agree },
+    { "reinforce_on_paper", reinforce_on_paper },
+    { "gae_skips_what_is_masked", gae_skips_what_is_masked },
+    { "distillation_on_paper", distillation_on_paper },
+    { "penalty_needs_a_reference", penalty_needs_a_reference },
+    { "whitening_on_paper", whitening_on_paper },
+    { "large_constants_whiten_to_zero", large_constants_whiten_to_zero },
+    { "nothing_trained_is_an_error", nothing_trained_is_an_error },
+    { "exp_is_exact_enough", exp_is_exact_enough },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
