@@ -110,33 +110,37 @@ static size_t blanks(const ml_text *t) {
 
 /* --- qwen ------------------------------------------------------------------- */
 
-/* One step; false: nothing more can be said without more text. */
-static bool step_qwen(ml_tool_reader *r, ml_text *text) {
-    size_t open = sizeof open_tag - 1, close = sizeof close_tag - 1;
+/* Outside of a call: lets go of what cannot begin one.  True: a call has begun. */
+static bool seek_call(ml_tool_reader *r, ml_text *text) {
+    size_t open = sizeof open_tag - 1;
     const char *at;
 
     if (r->after) {
         drop_held(r, blanks(&r->held));
         r->after = r->held.len == 0;
     }
-    if (!r->inside) {
-        at = find_tag(&r->held, 0, open_tag, open);
-        release_held(r,
-                     at ? (size_t)(at - r->held.ptr)
-                        : r->held.len - tail_of(&r->held, open_tag, open),
-                     text);
-        r->inside = at != NULL;
-        return r->inside;
-    }
-    at = find_tag(&r->held, open, close_tag, close);
+    at = find_tag(&r->held, 0, open_tag, open);
+    release_held(r,
+                 at ? (size_t)(at - r->held.ptr)
+                    : r->held.len - tail_of(&r->held, open_tag, open),
+                 text);
+    r->inside = at != NULL;
+    return r->inside;
+}
+
+/* Inside of a call.  True: it has ended, one way or the other. */
+static bool end_call(ml_tool_reader *r, ml_text *text) {
+    size_t open = sizeof open_tag - 1, close = sizeof close_tag - 1, n;
+    const char *at = find_tag(&r->held, open, close_tag, close);
+
     if (!at)
         return false;
-    open = (size_t)(at - r->held.ptr);
-    if (read_call(
-            r, (ml_str){ r->held.ptr + sizeof open_tag - 1, open - (sizeof open_tag - 1) }))
-        drop_held(r, open + close);
+    n = (size_t)(at - r->held.ptr);
+    r->after = read_call(r, (ml_str){ r->held.ptr + open, n - open });
+    if (r->after)
+        drop_held(r, n + close);
     else
-        release_held(r, open + close, text);
+        release_held(r, n + close, text);
     r->inside = false;
     return true;
 }
@@ -214,7 +218,7 @@ void ml_tool_reader_push(ml_tool_reader *r, ml_str piece, ml_text *text) {
             begin_llama3(r, text);
         return;
     }
-    while (step_qwen(r, text))
+    while (r->inside ? end_call(r, text) : seek_call(r, text))
         continue;
 }
 
