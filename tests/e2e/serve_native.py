@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""`miles serve` as Miles uses it: /generate with token ids, aborts, pauses, new weights.
+
+    tests/e2e/serve_native.py --miles build/release/miles
+"""
+import argparse
+import http.client
+import json
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from serve_setup import Server, bits, score
+
+MILES_PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 40, "stop": None,
+                "stop_token_ids": None, "skip_special_tokens": False, "no_stop_trim": True,
+                "spaces_between_special_tokens": False}
+
+
+def logprobs(reply):
+    return [x[0] for x in reply["meta_info"]["output_token_logprobs"]]
+
+
+def ids(reply):
+    return [x[1] for x in reply["meta_info"]["output_token_logprobs"]]
+
+
+def test_bits(s):
+    """Log-probs of sampled tokens, of the same tokens read as a prompt, and of miles score."""
+    prompt = [5, 7, 11, 13, 17]
+    for seed in range(4):
+        r = s.generate(input_ids=prompt, sampling_params=dict(MILES_PARAMS, sampling_seed=seed),
+                       return_logprob=True, return_routed_experts=False, return_indexer_topk=False)
+        answer = ids(r)
+        assert answer == r["output_ids"] and r["meta_info"]["completion_tokens"] == len(answer)
+        again = s.generate(input_ids=prompt + answer, return_logprob=True,
+                           logprob_start_len=len(prompt) - 1,
+                           sampling_params={"max_new_tokens": 0, "temperature": 0})
+        rescored = again["meta_info"]["input_token_logprobs"][-len(answer):]
+        want = score(s.miles, s.model, prompt + answer)[len(prompt) - 1:]
+        assert [x[1] for x in rescored] == answer
+        assert [bits(x) for x in logprobs(r)] == want
+        assert [bits(x[0]) for x in rescored] == want
+
+
+def test_seeds(s):
+    def ask(seed, text="hello"):
+        return s.generate(text=text, sampling_params={"max_new_tokens": 30, "sampling_seed": seed,
+                                                      "ignore_eos": True}, return_logprob=True)
+    alone = [ask(i) for i in range(6)]
+    with ThreadPoolExecutor(24) as pool:
+        many = list(pool.map(lambda i: ask(i % 6), range(24)))
+    for i, r in enumerate(many):
+        assert r["output_ids"] == alone[i % 6]["output_ids"]
+        assert logprobs(r) == logprobs(alone[i % 6])
+    n = s.generate(text="hello", sampling_params={"max_new_tokens": 30, "sampling_seed": 3, "n": 2,
+                                                  "ignore_eos": True})
+    assert n[0]["output_ids"] == alone[3]["output_ids"] != n[1]["output_ids"]
+    free = [s.generate(text="hello", sampling_params={"max_new_tokens": 30}) for _ in range(2)]
+    assert free[0]["output_ids"] != free[1]["output_ids"]
+
+
+def read_stream(s, body):
+    host = s.url.removeprefix("http://")
+    c = http.client.HTTPConnection(host, timeout=60)
+    c.request("POST", "/generate", json.dumps(dict(body, stream=True)))
+    events = [x for x in c.getresponse().read().decode().split("\n\n") if x]
+    assert all(x.startswith("data: ") for x in events) and events[-1] == "data: [DONE]"
+    return [json.loads(x[6:]) for x in events[:-1]]
+
+
+def test_stream(s):
+    body = {"text": "abc", "sampling_params": {"max_new_tokens": 20, "sampling_seed": 1, "ignore_eos": True}}
+    whole = s.generate(**body)
+    events = read_stream(s, body)
+    assert len(events) > 1 and events[-1]["output_ids"] == whole["output_ids"]
+    assert events[-1]["text"] == whole["text"] and events[0]["meta_info"]["finish_reason"] is None
+    for a, b in zip(events, events[1:]):
+        assert b["text"].startswith(a["text"]) and b["output_ids"][:len(a["output_ids"])] == a["output_ids"]
+
+
+def running(s):
+    state = s.ask("/server_info")[1]["internal_states"][0]
+    return state["num_running_reqs"] + state["num_queue_reqs"]
+
+
+def until(condition):
+    for _ in range(500):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("waited in vain")
+
+
+LONG = {"text": "long", "sampling_params": {"max_new_tokens": 10 ** 6, "ignore_eos": True}}
+
+
+def test_abort(s):
+    """Paused requests are in flight for certain when they are aborted."""
+    s.ask("/pause_generation", {"mode": "in_place"})
+    with ThreadPoolExecutor(4) as pool:
+        replies = [pool.submit(s.generate, **LONG) for _ in range(3)]
+        until(lambda: running(s) == 3)
+        assert s.ask("/abort_request", {"abort_all": True})[0] == 200
+        for r in replies:
+            assert r.result()["meta_info"]["finish_reason"]["type"] == "abort"
+    s.ask("/continue_generation", {})
+
+
+def test_gone(s):
+    s.ask("/pause_generation", {"mode": "in_place"})
+    for stream in False, True:
+        c = http.client.HTTPConnection(s.url.removeprefix("http://"))
+        c.request("POST", "/generate", json.dumps(dict(LONG, stream=stream)))
+        until(lambda: running(s) == 1)
+        c.close()
+        until(lambda: running(s) == 0)
+    s.ask("/continue_generation", {})
+
+
+def test_weights(s):
+    """Pause, new weights, go on: one answer with tokens of two versions."""
+    before = s.generate(text="abc", sampling_params={"sampling_seed": 5})
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(s.generate, **LONG)
+        until(lambda: running(s) == 1)
+        assert s.ask("/pause_generation", {"mode": "retract"})[0] == 200
+        assert s.ask("/flush_cache")[0] == 200
+        status, r = s.ask("/update_weights_from_disk", {"model_path": s.model, "weight_version": "7"})
+        assert status == 200 and r["success"], r
+        assert s.ask("/continue_generation", {})[0] == 200
+        r = long.result()["meta_info"]
+    assert r["weight_version"] == "7" and r["output_token_versions"][-1] == 7
+    assert s.ask("/model_info")[1]["weight_version"] == "7"
+    after = s.generate(text="abc", sampling_params={"sampling_seed": 5})
+    assert after["output_ids"] == before["output_ids"] and after["meta_info"]["weight_version"] == "7"
+    status, r = s.ask("/update_weights_from_disk", {"model_path": "no/such/dir"})
+    assert status >= 400 and not r["success"] and "no/such/dir" in r["message"]
+
+
+def test_memory(s):
+    before = s.generate(text="abc", sampling_params={"sampling_seed": 6})
+    assert s.ask("/release_memory_occupation", {})[0] == 200
+    assert s.ask("/health")[0] == 200
+    assert s.ask("/resume_memory_occupation", {"tags": ["weights"]})[0] == 200
+    assert s.ask("/resume_memory_occupation", {"tags": ["kv_cache"]})[0] == 200
+    assert s.generate(text="abc", sampling_params={"sampling_seed": 6})["output_ids"] == before["output_ids"]
+
+
+def test_health(s):
+    assert s.ask("/health")[0] == 200 and s.ask("/health_generate")[0] == 200
+    assert "sglang:num_running_reqs" in s.ask("/metrics")[1]
+
+
+def test_drain(miles):
+    """SIGTERM: what is in flight ends, the exit status is 0."""
+    with Server(miles) as s, ThreadPoolExecutor(1) as pool:
+        s.ask("/pause_generation", {"mode": "in_place"})
+        reply = pool.submit(s.generate, **LONG)
+        until(lambda: running(s) == 1)
+        s.ask("/continue_generation", {})
+        s.proc.send_signal(signal.SIGTERM)
+        assert reply.result()["meta_info"]["finish_reason"]["type"] == "length"
+        assert s.proc.wait(30) == 0
+
+
+def test_cut(miles):
+    """Two signals: the end is at once."""
+    with Server(miles, "--drain-seconds", "60") as s:
+        s.ask("/pause_generation", {"mode": "in_place"})
+        c = http.client.HTTPConnection(s.url.removeprefix("http://"))
+        c.request("POST", "/generate", json.dumps(LONG))
+        until(lambda: running(s) == 1)
+        s.proc.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert s.proc.poll() is None
+        s.proc.send_signal(signal.SIGTERM)
+        assert s.proc.wait(5) == 1
+        s.proc.returncode = 0
+
+
+def test_limits(miles):
+    with Server(miles, "--max-running-requests", "1", "--max-queued-requests", "1", "--api-key",
+                "secret", "--max-body-bytes", "2KB") as s:
+        key = {"Authorization": "Bearer secret"}
+        assert s.ask("/generate", LONG)[0] == 401
+        assert s.ask("/generate", {"text": "x" * 3000}, key)[0] == 413
+        s.ask("/pause_generation", {"mode": "in_place"}, key)
+        with ThreadPoolExecutor(8) as pool:
+            replies = [pool.submit(s.ask, "/generate", LONG, key) for _ in range(8)]
+            time.sleep(0.5)
+            s.ask("/abort_request", {"abort_all": True}, key)
+            codes = [r.result()[0] for r in replies]
+        assert set(codes) == {200, 429}, codes
+        s.ask("/continue_generation", {}, key)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--miles", required=True)
+    miles = parser.parse_args().miles
+    n = 0
+    with Server(miles) as s:
+        for test in (test_bits, test_seeds, test_stream, test_abort, test_gone, test_weights,
+                     test_memory, test_health):
+            test(s)
+            n += 1
+    for test in test_drain, test_cut, test_limits:
+        test(miles)
+        n += 1
+    print(f"{n} passed, 0 failed")
+
+
+main()

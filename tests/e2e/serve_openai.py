@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""`miles serve` by way of OpenAI's own client: chat, completions, streams, tools, errors.
+
+    tools/with-python.sh openai tests/e2e/serve_openai.py --miles build/release/miles
+
+A tiny random model says nothing in particular; what it must say is forced by logit_bias or held
+against /generate.
+"""
+import argparse
+import json
+
+import openai
+from serve_setup import CHARS, SPECIAL, Server
+
+EOS = len(CHARS) + SPECIAL.index("<|im_end|>")
+TOOL = {"type": "function", "function": {"name": "get", "parameters": {"type": "object", "properties": {}}}}
+HELLO = [{"role": "user", "content": "hello"}]
+SIX = {"max_tokens": 6, "seed": 3}
+
+
+def test_models(c, s):
+    assert [m.id for m in c.models.list()] == ["tiny"]
+    assert c.models.retrieve("tiny").id == "tiny"
+
+
+def test_completions(c, s):
+    r = c.completions.create(model="tiny", prompt="abc", logprobs=2, extra_body={"ignore_eos": True}, **SIX)
+    native = s.generate(text="abc", return_logprob=True, return_text_in_logprobs=True,
+                        sampling_params={"max_new_tokens": 6, "sampling_seed": 3, "ignore_eos": True})
+    assert r.choices[0].text == native["text"] and r.choices[0].finish_reason == "length"
+    assert r.usage.prompt_tokens == 3 and r.usage.completion_tokens == 6 and r.usage.total_tokens == 9
+    assert r.choices[0].logprobs.token_logprobs == [x[0] for x in native["meta_info"]["output_token_logprobs"]]
+    assert r.choices[0].logprobs.tokens == [x[2] for x in native["meta_info"]["output_token_logprobs"]]
+    assert all(len(t) <= 2 for t in r.choices[0].logprobs.top_logprobs)
+    many = c.completions.create(model="tiny", prompt=["abc", "d"], n=2, extra_body={"ignore_eos": True}, **SIX)
+    assert [x.index for x in many.choices] == [0, 1, 2, 3] and many.choices[0].text == r.choices[0].text
+    echo = c.completions.create(model="tiny", prompt="abc", echo=True, extra_body={"ignore_eos": True}, **SIX)
+    assert echo.choices[0].text == "abc" + r.choices[0].text
+
+
+def test_completion_stream(c, s):
+    whole = c.completions.create(model="tiny", prompt="abc", **SIX)
+    parts = list(c.completions.create(model="tiny", prompt="abc", stream=True,
+                                      stream_options={"include_usage": True}, **SIX))
+    assert "".join(p.choices[0].text for p in parts if p.choices) == whole.choices[0].text
+    assert parts[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert [p.choices[0].finish_reason for p in parts if p.choices][-1] == whole.choices[0].finish_reason
+
+
+def test_chat(c, s):
+    r = c.chat.completions.create(model="tiny", messages=HELLO, logprobs=True, top_logprobs=3,
+                                  extra_body={"return_token_ids": True, "ignore_eos": True}, **SIX)
+    choice = r.choices[0]
+    assert choice.message.role == "assistant" and len(choice.logprobs.content) == 6
+    assert len(choice.logprobs.content[0].top_logprobs) == 3
+    native = s.generate(input_ids=choice.prompt_token_ids, return_logprob=True,
+                        sampling_params={"max_new_tokens": 6, "sampling_seed": 3, "ignore_eos": True})
+    assert native["output_ids"] == choice.response_token_ids and native["text"] == choice.message.content
+    assert [t.logprob for t in choice.logprobs.content] == \
+        [x[0] for x in native["meta_info"]["output_token_logprobs"]]
+    stop = c.chat.completions.create(model="tiny", messages=HELLO, logit_bias={str(EOS): 100}, max_tokens=6)
+    assert stop.choices[0].finish_reason == "stop" and stop.choices[0].message.content == ""
+    assert stop.usage.completion_tokens == 1
+
+
+def test_chat_stream(c, s):
+    whole = c.chat.completions.create(model="tiny", messages=HELLO, n=2, **SIX)
+    text = ["", ""]
+    finish = [None, None]
+    for part in c.chat.completions.create(model="tiny", messages=HELLO, n=2, stream=True, **SIX):
+        for x in part.choices:
+            text[x.index] += x.delta.content or ""
+            finish[x.index] = x.finish_reason or finish[x.index]
+    assert text == [x.message.content for x in whole.choices]
+    assert finish == [x.finish_reason for x in whole.choices]
+
+
+def forced(text):
+    """One token at a time by logit_bias: the answer is `text`, as a stop string shows."""
+    return [CHARS.index(ch) for ch in text]
+
+
+def test_tools(c, s):
+    """An answer begun by the client goes on as a call of a tool."""
+    begun = '<tool_call>{"name":"get","arguments":{}}</tool_cal'
+    messages = HELLO + [{"role": "assistant", "content": begun}]
+    r = c.chat.completions.create(model="tiny", messages=messages, tools=[TOOL], max_tokens=2,
+                                  logit_bias={str(forced("l")[0]): 100},
+                                  extra_body={"continue_final_message": True})
+    assert r.choices[0].message.content == "ll" and not r.choices[0].message.tool_calls
+    r = c.chat.completions.create(
+        model="tiny", tools=[TOOL], max_tokens=2, seed=1,
+        messages=HELLO + [{"role": "assistant", "content": None, "tool_calls": [
+            {"id": "x", "type": "function", "function": {"name": "get", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "x", "content": "3"}])
+    assert r.usage.completion_tokens <= 2
+
+
+def test_errors(c, s):
+    for wrong, kind in (({"model": "other"}, openai.BadRequestError),
+                        ({"top_p": 2}, openai.BadRequestError),
+                        ({"tools": [TOOL], "tool_choice": "required"}, openai.BadRequestError)):
+        try:
+            c.chat.completions.create(**dict({"model": "tiny", "messages": HELLO}, **wrong))
+            raise AssertionError(wrong)
+        except kind as e:
+            assert e.body["message"] and e.body["type"] == "invalid_request_error"
+    try:
+        openai.OpenAI(base_url=s.url + "/v1", api_key="wrong").models.list()
+        raise AssertionError("a wrong key opened the door")
+    except openai.AuthenticationError as e:
+        assert "Bearer" in json.dumps(e.body)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--miles", required=True)
+    n = 0
+    with Server(parser.parse_args().miles, "--tool-call-parser", "qwen25", "--api-key", "k") as s:
+        plain = s.ask
+        s.ask = lambda path, body=None: plain(path, body, {"Authorization": "Bearer k"})
+        c = openai.OpenAI(base_url=s.url + "/v1", api_key="k", max_retries=0)
+        for test in (test_models, test_completions, test_completion_stream, test_chat, test_chat_stream,
+                     test_tools, test_errors):
+            test(c, s)
+            n += 1
+    print(f"{n} passed, 0 failed")
+
+
+main()
