@@ -5,6 +5,7 @@
 const ml_command ml_commands[] = {
     { "serve", ML_CMD_SERVE, ml_cmd_serve,
       "answer requests over HTTP, as SGLang and OpenAI do" },
+    { "router", ML_CMD_ROUTER, ml_cmd_router, "one address in front of many servers" },
     { "score", ML_CMD_SCORE, ml_cmd_score, "log-probabilities of given token sequences" },
     { "convert", ML_CMD_CONVERT, ml_cmd_convert,
       "rewrite a checkpoint in another dtype or sharding" },

@@ -28,6 +28,12 @@ typedef enum ml_batching {
 
 typedef enum ml_load_format { ML_LOAD_AUTO, ML_LOAD_DUMMY } ml_load_format;
 
+/* The values of a flag that takes several. */
+typedef struct ml_words {
+    const char *const *word; /* [n] */
+    int n;
+} ml_words;
+
 typedef struct ml_config {
     const char *hf_checkpoint; /* of two names for one thing, one is NULL: */
     const char *model_path;    /* ml_config_model takes the other */
@@ -79,6 +85,16 @@ typedef struct ml_config {
         double drain_s, mem_fraction;
         bool no_tokenizer, incremental, log_requests, no_prefix_cache, dry_run;
     } serve;
+    struct {
+        const char *host, *api_key, *health_path;
+        ml_words worker_urls;
+        int policy; /* ml_route_kind */
+        int64_t port, balance_abs, tree_bytes, failure_threshold, success_threshold;
+        int64_t max_retries, max_concurrent, max_body; /* max_concurrent -1: no limit */
+        double cache_threshold, balance_rel, health_interval_s, health_timeout_s;
+        double request_timeout_s, connect_timeout_s;
+        bool no_health, no_retries;
+    } router;
 } ml_config;
 
 /* The model's directory, by whichever name it was given. */

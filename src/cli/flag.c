@@ -12,9 +12,19 @@
 #include "cli/cli.h"
 
 const ml_flag *const ml_flag_tables[] = {
-    ml_flags_model, ml_flags_serve,  ml_flags_score, ml_flags_convert,
-    ml_flags_text,  ml_flags_bench,  ml_flags_run,   ml_flags_serve_compat,
-    ml_flags_algo,  ml_flags_compat, NULL,
+    ml_flags_model,
+    ml_flags_serve,
+    ml_flags_router,
+    ml_flags_score,
+    ml_flags_convert,
+    ml_flags_text,
+    ml_flags_bench,
+    ml_flags_run,
+    ml_flags_algo,
+    ml_flags_serve_compat,
+    ml_flags_router_compat,
+    ml_flags_compat,
+    NULL,
 };
 
 void ml_flag_list_init(ml_flag_list *l, unsigned cmds) {
@@ -64,6 +74,7 @@ void ml_flag_expect(const ml_flag *f, ml_text *out) {
     case ML_FLAG_PATH: ml_text_printf(out, "a path"); break;
     case ML_FLAG_TEXT:
     case ML_FLAG_WORD: ml_text_printf(out, "a word"); break;
+    case ML_FLAG_LIST: ml_text_printf(out, "one word or several"); break;
     }
 }
 
@@ -152,6 +163,7 @@ static bool set(ml_config *c, const ml_flag *f, const char *s) {
     case ML_FLAG_PATH:
         *(const char **)field = s;
         return *s && (!f->words || word_index(f, s) >= 0);
+    case ML_FLAG_LIST: return *s; /* parse_list, which sees all words, writes the field */
     }
     return false;
 }
@@ -255,6 +267,31 @@ static ml_status take(parser *p, int i, const char *word, const char *value) {
     return set(p->c, f, value) ? ML_OK : bad_value(p, f, "--", f->name, value);
 }
 
+static ml_status no_value(parser *p, const char *word) {
+    return ml_fail(p->err, ML_EUSAGE,
+                   "%s needs a value: write %s VALUE, or %s=VALUE "
+                   "when it begins with two dashes",
+                   word, word, word);
+}
+
+/* The words up to the next flag, left where they lie in argv. */
+static ml_status parse_list(parser *p, int at, int *i, int argc, char **argv) {
+    char **first = argv + *i + 1;
+    ml_words *field = (ml_words *)((char *)p->c + p->flags.row[at]->at);
+    ml_status st;
+    int n = 0;
+
+    while (*i + 1 + n < argc && strncmp(first[n], "--", 2) != 0)
+        n++;
+    if (n == 0)
+        return no_value(p, argv[*i]);
+    st = take(p, at, argv[*i], first[0]);
+    if (!st && p->flags.row[at]->state == ML_FLAG_LIVE)
+        *field = (ml_words){ (const char *const *)first, n };
+    *i += n;
+    return st;
+}
+
 /* One flag at argv[*i]; moves *i to the last word it used. */
 static ml_status parse_flag(parser *p, int *i, int argc, char **argv) {
     const char *word = argv[*i], *eq = strchr(word, '='), *value = eq ? eq + 1 : NULL;
@@ -276,12 +313,15 @@ static ml_status parse_flag(parser *p, int *i, int argc, char **argv) {
                            p->flags.row[at]->name);
         return take(p, at, word, negated ? NULL : word);
     }
+    if (p->flags.row[at]->type == ML_FLAG_LIST) {
+        if (eq)
+            return ml_fail(p->err, ML_EUSAGE, "--%s takes a list: write --%s A B C",
+                           p->flags.row[at]->name, p->flags.row[at]->name);
+        return parse_list(p, at, i, argc, argv);
+    }
     if (!eq) {
         if (*i + 1 == argc || strncmp(argv[*i + 1], "--", 2) == 0)
-            return ml_fail(p->err, ML_EUSAGE,
-                           "%s needs a value: write %s VALUE, or %s=VALUE "
-                           "when it begins with two dashes",
-                           word, word, word);
+            return no_value(p, word);
         value = argv[++*i];
     }
     return take(p, at, word, value);

@@ -23,9 +23,11 @@ typedef enum ml_cmd {
     ML_CMD_CHAT_TEMPLATE = 8,
     ML_CMD_BENCH_ENGINE = 16,
     ML_CMD_BENCH_SERVE = 32,
-    ML_CMD_SERVE = 64,
     ML_CMD_LOSS = 64,
-    ML_CMD_ALL = 127
+    ML_CMD_SERVE = 128,
+    ML_CMD_ROUTER = 256,
+    ML_CMD_SFT = 512,
+    ML_CMD_ALL = 1023
 } ml_cmd;
 
 typedef enum ml_flag_type {
@@ -36,6 +38,7 @@ typedef enum ml_flag_type {
     ML_FLAG_TEXT,  /* const char *; one of `words` when there are any */
     ML_FLAG_PATH,  /* const char *; a file or directory */
     ML_FLAG_WORD,  /* an enum (int): the index in `words` */
+    ML_FLAG_LIST,  /* ml_words; --name A B C */
 } ml_flag_type;
 
 typedef enum ml_flag_state { ML_FLAG_LIVE, ML_FLAG_NOOP, ML_FLAG_REFUSED } ml_flag_state;
@@ -70,8 +73,8 @@ typedef struct ml_flag {
 
 /* Tables end in a row without a name; the list of tables ends in NULL. */
 extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[],
-    ml_flags_score[], ml_flags_convert[], ml_flags_text[], ml_flags_bench[], ml_flags_run[],
-    ml_flags_compat[], ml_flags_algo[];
+    ml_flags_router[], ml_flags_router_compat[], ml_flags_score[], ml_flags_convert[],
+    ml_flags_text[], ml_flags_bench[], ml_flags_run[], ml_flags_compat[], ml_flags_algo[];
 extern const ml_flag *const ml_flag_tables[];
 
 /* What must hold between flags; checked in order after every flag is known. */

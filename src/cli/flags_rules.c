@@ -47,6 +47,15 @@ static bool serve_template_unread(const ml_config *c) {
     return c->serve.no_tokenizer && (c->chat.chat_template || c->serve.tokenizer_path);
 }
 
+/* The words of --policy beyond ml_route_kind. */
+static bool router_by_chance(const ml_config *c) {
+    return c->router.policy == 4 || c->router.policy == 5;
+}
+
+static bool router_manual(const ml_config *c) {
+    return c->router.policy == 6;
+}
+
 const ml_rule ml_rules[] = {
     { "score-output", ML_CMD_SCORE, no_output,
       "there is nowhere to write to: give --output FILE, or --dry-run to see the memory "
@@ -68,5 +77,11 @@ const ml_rule ml_rules[] = {
     { "serve-no-tokenizer", ML_CMD_SERVE, serve_template_unread,
       "--skip-tokenizer-init reads neither --tokenizer-path nor --chat-template: keep "
       "one" },
+    { "router-by-chance", ML_CMD_ROUTER, router_by_chance,
+      "--policy random and power_of_two draw lots because they do not see all loads: use "
+      "least_loaded, which does" },
+    { "router-manual", ML_CMD_ROUTER, router_manual,
+      "--policy manual keeps a table of routing keys: use consistent_hashing, which sends "
+      "a key to the same worker without one" },
     { 0 },
 };

@@ -7,9 +7,9 @@
 
 void ml_flag_value(const ml_flag *f, ml_text *out) {
     static const char *const by_type[] = {
-        [ML_FLAG_BOOL] = "",      [ML_FLAG_I64] = "N",     [ML_FLAG_F64] = "X",
-        [ML_FLAG_BYTES] = "SIZE", [ML_FLAG_TEXT] = "TEXT", [ML_FLAG_PATH] = "PATH",
-        [ML_FLAG_WORD] = "WORD",
+        [ML_FLAG_BOOL] = "",      [ML_FLAG_I64] = "N",        [ML_FLAG_F64] = "X",
+        [ML_FLAG_BYTES] = "SIZE", [ML_FLAG_TEXT] = "TEXT",    [ML_FLAG_PATH] = "PATH",
+        [ML_FLAG_WORD] = "WORD",  [ML_FLAG_LIST] = "WORD...",
     };
     if (!f->words || f->value) {
         ml_text_printf(out, "%s", f->value ? f->value : by_type[f->type]);

@@ -132,6 +132,16 @@ static void byte_sizes(void) {
 
 /* ---- names ---- */
 
+static void lists(void) {
+    CHECK(parse(ML_CMD_ROUTER, "--worker-urls http://a:1 http://b:2 --port 5") == ML_OK);
+    CHECK(config.router.worker_urls.n == 2 && config.router.port == 5);
+    CHECK(strcmp(config.router.worker_urls.word[1], "http://b:2") == 0);
+    CHECK(parse(ML_CMD_ROUTER, "--port 5") == ML_OK && config.router.worker_urls.n == 0);
+    check_refused(ML_CMD_ROUTER, "--worker-urls --port 5", "--worker-urls needs a value");
+    check_refused(ML_CMD_ROUTER, "--worker-urls=a", "write --worker-urls A B C");
+    check_refused(ML_CMD_ROUTER, "--worker-urls a --worker-urls b", "given twice");
+}
+
 static void wrong_names(void) {
     check_refused(ML_CMD_SCORE, SCORE "--temprature 1", "did you mean --temperature");
     check_refused(ML_CMD_SCORE, "--hf_checkpoint m", "did you mean --hf-checkpoint");
@@ -201,6 +211,9 @@ static const struct {
     { "convert-in-place", "--hf-checkpoint m --save-hf m" },
     { "model-path", "--threads 1" },
     { "model-path-twice", "--model-path m --hf-checkpoint m" },
+    { "router-by-chance", "--policy random" },
+    { "router-by-chance", "--policy power_of_two" },
+    { "router-manual", "--policy manual" },
 };
 
 static void rules(void) {
@@ -312,6 +325,7 @@ static const ml_test tests[] = {
     { "spellings", spellings },
     { "bad values", bad_values },
     { "byte sizes", byte_sizes },
+    { "lists", lists },
     { "wrong names", wrong_names },
     { "given twice", given_twice },
     { "required", required },
