@@ -346,7 +346,8 @@ static void put_correction(loss_job *j, const ml_step_loss *s) {
 
 static ml_status train(loss_job *j, ml_err *err) {
     bool actor = any_sample(j, offsetof(miles_sample, log_prob));
-    bool critic = any_sample(j, offsetof(miles_sample, value));
+    bool critic = any_sample(j, offsetof(miles_sample, value)) &&
+                  any_sample(j, offsetof(miles_sample, returns));
     bool value_only = j->recipe.loss == &ml_loss_value;
     ml_step_loss s, c;
     derivatives d, dc;

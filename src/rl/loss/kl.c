@@ -11,20 +11,26 @@ double ml_log_ratio_clamp(double x, bool *inside) {
     return x > 0.0 ? ML_LOG_RATIO_MAX : x < 0.0 ? -ML_LOG_RATIO_MAX : 0.0;
 }
 
+/* `both` is value + d, which for k3 is free of the large
+ * terms that the two have in common. */
+typedef struct estimate {
+    double value, d, both;
+} estimate;
+
 /* exp(x) - 1 - x with x = base - log_prob: never negative, and 0 on average where the
  * policies agree. */
-static ml_kl k3(double x, bool inside) {
-    double e = ml_exp(x);
-    return (ml_kl){ e - 1.0 - x, inside ? 1.0 - e : 0.0 };
+static estimate k3(double x, bool inside) {
+    double e = ml_exp(x), value = e - 1.0 - x;
+    return inside ? (estimate){ value, 1.0 - e, -x } : (estimate){ value, 0.0, value };
 }
 
-static ml_kl biased(miles_kl type, double d) {
+static estimate biased(miles_kl type, double d) {
     bool inside = true;
     double x;
 
     switch (type) {
-    case MILES_K1: return (ml_kl){ d, 1.0 };
-    case MILES_K2: return (ml_kl){ d * d / 2.0, d };
+    case MILES_K1: return (estimate){ d, 1.0, d + 1.0 };
+    case MILES_K2: return (estimate){ d * d / 2.0, d, d * d / 2.0 + d };
     case MILES_K3: return k3(-d, true);
     case MILES_LOW_VAR_KL: break;
     }
@@ -34,13 +40,10 @@ static ml_kl biased(miles_kl type, double d) {
 
 ml_kl ml_kl_estimate(miles_kl type, double log_prob, double base, const double *old) {
     const double most = 10.0;
-    ml_kl kl = biased(type, log_prob - base);
+    estimate e = biased(type, log_prob - base);
+    double ratio = old ? ml_exp(log_prob - *old) : 1.0;
+    ml_kl kl = { ratio * e.value, old ? ratio * e.both : e.d };
 
-    if (old) {
-        double ratio = ml_exp(log_prob - *old);
-        kl.d = ratio * kl.d + ratio * kl.value;
-        kl.value *= ratio;
-    }
     if (type == MILES_LOW_VAR_KL && fabs(kl.value) > most)
         kl = (ml_kl){ kl.value > 0.0 ? most : -most, 0.0 };
     return kl;

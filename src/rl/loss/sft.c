@@ -17,7 +17,7 @@ static int run(const miles_sample *s, const miles_algo *algo, miles_loss_out *ou
         return 1;
     }
     for (int64_t t = 0; t < s->n; t++)
-        if (s->kept[t]) {
+        if (s->mask[t]) {
             out->other -= s->log_prob[t];
             out->d_log_prob[t] = -out->other_scale;
         }

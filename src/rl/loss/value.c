@@ -40,7 +40,7 @@ static int run(const miles_sample *s, const miles_algo *algo, miles_loss_out *ou
         bool far = fabs(moved) > most;
         double held = s->old_value[t] + (far ? copysign(most, moved) : moved);
         error_term e;
-        if (!s->kept[t])
+        if (!s->mask[t])
             continue;
         e = larger(squared_error(held, s->returns[t], far ? 0.0 : 1.0),
                    squared_error(s->value[t], s->returns[t], 1.0));
