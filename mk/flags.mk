@@ -30,7 +30,7 @@ ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -Isrc -Iinclude -I. -ffp-contract=off \
   -fno-strict-aliasing -fvisibility=hidden -pthread $(DEBUG) $(WARN) $(OPT) $(SAN_FLAGS) \
   $(FILE_CFLAGS) $(CFLAGS)
 ALL_LDFLAGS = -pthread $(SAN_FLAGS) $(LDFLAGS)
-LIBS := -lpcre2-8 -lutf8proc -levent_extra -levent_core -lm
+LIBS := -lpcre2-8 -lutf8proc -levent_extra -levent_core -lzstd -lm
 
 # FILE_CFLAGS: what one file needs beyond the rest.
 AVX2 := -mavx2 -mfma

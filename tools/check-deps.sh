@@ -54,6 +54,7 @@ for group; do
         need "libpcre2-dev$foreign" can_link "$cc" pcre2.h pcre2-8
         need "libutf8proc-dev$foreign" can_link "$cc" utf8proc.h utf8proc
         need "libevent-dev$foreign" can_link "$cc" event2/event.h event_core
+        need "libzstd-dev$foreign" can_link "$cc" zstd.h zstd
         ;;
     test)
         need clang have clang

@@ -29,6 +29,7 @@ home_of() {
     immintrin.h | x86intrin.h | xmmintrin.h | emmintrin.h) echo src/backend/cpu/x86/ ;;
     pcre2.h) echo src/text/regex.c ;;
     utf8proc.h) echo src/text/ ;;
+    zstd.h) echo src/io/zst.c ;;
     event2/*) echo src/net/ ;;
     arm_neon.h | arm_sve.h | arm_bf16.h) echo src/backend/cpu/arm/ ;;
     esac

@@ -260,7 +260,7 @@ static void put_total(loss_job *j, const char *name, const ml_step_loss *s) {
 /* --- one batch ---------------------------------------------------------------- */
 
 static ml_status normalise_rewards(loss_job *j, ml_err *err) {
-    ml_scored *row = ML_NEW(&j->arena, ml_scored, j->batch.n + 1);
+    ml_reward_row *row = ML_NEW(&j->arena, ml_reward_row, j->batch.n + 1);
     double *reward = ML_NEW(&j->arena, double, j->batch.n + 1);
     ml_status st = ML_OK;
 
@@ -268,7 +268,7 @@ static ml_status normalise_rewards(loss_job *j, ml_err *err) {
         if (!j->has_reward[i])
             return bad(j, i, "reward", "given: advantages are made from it", err);
         row[i] =
-            (ml_scored){ j->sample[i].group, j->sample[i].rollout, j->sample[i].reward };
+            (ml_reward_row){ j->sample[i].group, j->sample[i].rollout, j->sample[i].reward };
         reward[i] = row[i].reward;
     }
     if (j->recipe.centre_rewards)

@@ -203,15 +203,15 @@ static double reward_of(ml_case *c, const ml_json *sample) {
     return ml_record_number(v);
 }
 
-static ml_scored *scored(ml_case *c, int64_t *n) {
+static ml_reward_row *scored(ml_case *c, int64_t *n) {
     const ml_json *samples = ml_json_get(c->args, "samples");
-    ml_scored *row = ML_NEW(&c->arena, ml_scored, samples->n + 1);
+    ml_reward_row *row = ML_NEW(&c->arena, ml_reward_row, samples->n + 1);
     int64_t i = 0;
 
     *n = samples->n;
     for (const ml_json *s = samples->child; s; s = s->next, i++) {
         int64_t index = whole(ml_json_get(s, "index"), 1000000 + i);
-        row[i] = (ml_scored){ group_of(c, s, i, *n),
+        row[i] = (ml_reward_row){ group_of(c, s, i, *n),
                               whole(ml_json_get(s, "rollout_id"), index), reward_of(c, s) };
     }
     return row;
@@ -224,7 +224,7 @@ static void play_reward_norm(ml_case *c) {
         (wants & MILES_SCALE_REWARDS) && ml_case_flag(c->args, "grpo_std_normalization");
     bool tiny = strcmp(ml_record_text(c, c->kind), "tiny") == 0;
     int64_t n;
-    ml_scored *row = scored(c, &n);
+    ml_reward_row *row = scored(c, &n);
     double *got = ML_NEW(&c->arena, double, n + 1);
     ml_err err = { 0 };
     ml_status st = ML_OK;
@@ -245,7 +245,7 @@ static void play_zero_std(ml_case *c) {
     bool ppo = ml_str_is(ml_json_get(c->args, "advantage_estimator")->text, "ppo");
     ml_zero_std z;
     int64_t n;
-    ml_scored *row = scored(c, &n);
+    ml_reward_row *row = scored(c, &n);
 
     if (ppo)
         return; /* groups mean nothing to it, and nothing is reported */

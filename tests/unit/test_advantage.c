@@ -34,19 +34,19 @@ static ml_advantages compute(ml_arena *a, const ml_recipe *r, const miles_sample
 
 static void group_of_eight(void) {
     static const double reward[] = { 0, 1, 1, 0, 1, 1, 1, 0 };
-    ml_scored row[8];
+    ml_reward_row row[8];
     double got[8];
     ml_err err;
 
     for (int i = 0; i < 8; i++)
-        row[i] = (ml_scored){ 3, i, reward[i] };
+        row[i] = (ml_reward_row){ 3, i, reward[i] };
     CHECK(ml_rewards_normalise(got, row, 8, true, &err) == ML_OK);
     for (int i = 0; i < 8; i++)
         CHECK(near(got[i], reward[i] == 0.0 ? -1.207612 : 0.724567));
 }
 
 static void pieces_count_once(void) {
-    static const ml_scored row[] = { { 0, 10, 0 }, { 0, 11, 1 }, { 0, 11, 1 }, { 0, 11, 1 },
+    static const ml_reward_row row[] = { { 0, 10, 0 }, { 0, 11, 1 }, { 0, 11, 1 }, { 0, 11, 1 },
                                      { 1, 20, 2 }, { 1, 20, 2 }, { 1, 21, 4 } };
     static const double want[] = { -0.5, 0.5, 0.5, 0.5, -1, -1, 1 };
     double got[7];
@@ -58,19 +58,19 @@ static void pieces_count_once(void) {
 }
 
 static void equal_rewards_are_zero(void) {
-    ml_scored row[7];
+    ml_reward_row row[7];
     double got[7];
     ml_err err;
 
     for (int i = 0; i < 7; i++)
-        row[i] = (ml_scored){ i == 6, i, 0.1 };
+        row[i] = (ml_reward_row){ i == 6, i, 0.1 };
     CHECK(ml_rewards_normalise(got, row, 7, true, &err) == ML_OK);
     for (int i = 0; i < 7; i++)
         CHECK(got[i] == 0.0);
 }
 
 static void pieces_must_agree(void) {
-    static const ml_scored row[] = { { 0, 1, 0.5 }, { 0, 1, 0.25 } };
+    static const ml_reward_row row[] = { { 0, 1, 0.5 }, { 0, 1, 0.25 } };
     double got[2];
     ml_err err;
 

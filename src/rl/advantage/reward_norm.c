@@ -7,7 +7,7 @@
 
 /* A row with its place, so that rows can be put in order and back. */
 typedef struct placed {
-    ml_scored of;
+    ml_reward_row of;
     int64_t at;
 } placed;
 
@@ -25,7 +25,7 @@ static int by_group(const void *a, const void *b) {
     return c ? c : compare_i64(x->at, y->at);
 }
 
-static placed *in_groups(ml_arena *a, const ml_scored *row, int64_t n) {
+static placed *in_groups(ml_arena *a, const ml_reward_row *row, int64_t n) {
     placed *p = ML_NEW(a, placed, n + 1);
 
     for (int64_t i = 0; i < n; i++)
@@ -80,7 +80,7 @@ static void normalise_group(double *out, const placed *p, int64_t n, bool scale)
         out[p[i].at] /= std + 1e-6;
 }
 
-ml_status ml_rewards_normalise(double *out, const ml_scored *row, int64_t n, bool scale,
+ml_status ml_rewards_normalise(double *out, const ml_reward_row *row, int64_t n, bool scale,
                                ml_err *err) {
     ml_arena a;
     placed *p;
@@ -128,7 +128,7 @@ static double share(const ml_zero_std *z, const char *reward) {
     return 0.0;
 }
 
-void ml_zero_std_count(ml_zero_std *out, ml_arena *a, const ml_scored *row, int64_t n) {
+void ml_zero_std_count(ml_zero_std *out, ml_arena *a, const ml_reward_row *row, int64_t n) {
     placed *p = in_groups(a, row, n);
 
     *out = (ml_zero_std){ 0 };

@@ -10,17 +10,17 @@
 #include "base/arena.h"
 #include "base/err.h"
 
-typedef struct ml_scored {
+typedef struct ml_reward_row {
     int64_t group;   /* samples of one prompt share it */
     int64_t rollout; /* pieces of one conversation share it, and then the reward too */
     double reward;
-} ml_scored;
+} ml_reward_row;
 
 /* out[i] = reward - mean of its group, and with `scale` that divided by the group's
  * standard deviation (n - 1) + 1e-6.  A rollout counts once, however many pieces it has.
  * Groups of one, and groups of equal rewards, come out as exactly 0.  ML_EFORMAT: the
  * pieces of a rollout differ in their reward. */
-ml_status ml_rewards_normalise(double *out, const ml_scored *row, int64_t n, bool scale,
+ml_status ml_rewards_normalise(double *out, const ml_reward_row *row, int64_t n, bool scale,
                                ml_err *err);
 
 /* How many groups taught nothing: metrics of the rollout. */
@@ -34,6 +34,6 @@ typedef struct ml_zero_std {
     } * equal; /* [n] groups of equal rewards, by that reward */
 } ml_zero_std;
 
-void ml_zero_std_count(ml_zero_std *out, ml_arena *a, const ml_scored *row, int64_t n);
+void ml_zero_std_count(ml_zero_std *out, ml_arena *a, const ml_reward_row *row, int64_t n);
 
 #endif

@@ -1,0 +1,37 @@
+#include "rl/figures.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/json.h"
+
+void ml_figures_init(ml_figures *f, ml_arena *a) {
+    *f = (ml_figures){ .arena = a };
+}
+
+void ml_figures_add(ml_figures *f, const char *prefix, const char *name, double value) {
+    ml_figure *row = ML_NEW(f->arena, ml_figure, 1);
+    row->name = ml_arena_printf(f->arena, "%s%s", prefix, name);
+    row->value = value;
+    *(f->first ? f->last : &f->first) = row;
+    f->last = &row->next;
+}
+
+double ml_figures_get(const ml_figures *f, const char *name, double absent) {
+    double value = absent;
+    for (const ml_figure *row = f->first; row; row = row->next)
+        if (strcmp(row->name, name) == 0)
+            value = row->value;
+    return value;
+}
+
+void ml_figures_write(ml_text *out, const ml_figures *f) {
+    for (const ml_figure *row = f->first; row; row = row->next) {
+        ml_text_printf(out, row == f->first ? "" : ", ");
+        ml_json_quote(out, ml_str_of(row->name));
+        if (isfinite(row->value))
+            ml_text_printf(out, ": %.17g", row->value);
+        else
+            ml_text_printf(out, ": null");
+    }
+}

@@ -1,0 +1,382 @@
+#include "rl/learner.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/bug.h"
+#include "rl/advantage/advantages.h"
+#include "rl/advantage/reward_norm.h"
+#include "rl/loss/step_loss.h"
+
+/* One call of ml_learn. */
+typedef struct lesson {
+    ml_learner *l;
+    ml_arena *a;
+    const ml_sample *const *in; /* [n] */
+    int32_t n;
+    ml_train_sample *train; /* [n] */
+    miles_sample *row;      /* [n] what the edges see */
+    const miles_sample **view;
+    ml_lesson *out;
+    /* the step at hand */
+    ml_step_loss loss;
+    int32_t *at; /* [n] number of a sample in the step, or -1 */
+    double *now_logprob, *now_entropy, *d_logprob, *d_entropy; /* [longest response] */
+} lesson;
+
+/* --- columns ---------------------------------------------------------------------- */
+
+static double *widen(lesson *s, const float *v, int32_t n) {
+    double *out = ML_NEW(s->a, double, n + 1);
+    for (int32_t i = 0; i < n; i++)
+        out[i] = (double)v[i];
+    return out;
+}
+
+static const uint8_t *mask_of(lesson *s, const ml_sample *x) {
+    uint8_t *mask = ML_NEW(s->a, uint8_t, x->n_response + 1);
+    if (x->mask && !x->remove)
+        memcpy(mask, x->mask, (size_t)x->n_response);
+    else
+        memset(mask, x->remove ? 0 : 1, (size_t)x->n_response);
+    return mask;
+}
+
+static const int64_t *versions_of(lesson *s, const ml_sample *x) {
+    int64_t *out = ML_NEW(s->a, int64_t, x->n_response + 1);
+    for (int32_t i = 0; i < x->n_response; i++)
+        out[i] = (int64_t)x->version[i];
+    return out;
+}
+
+static ml_status take_samples(lesson *s, ml_err *err) {
+    s->train = ML_NEW(s->a, ml_train_sample, s->n + 1);
+    s->row = ML_NEW(s->a, miles_sample, s->n + 1);
+    s->view = ML_NEW(s->a, const miles_sample *, s->n + 1);
+    for (int32_t i = 0; i < s->n; i++) {
+        const ml_sample *x = s->in[i];
+        const uint8_t *mask = mask_of(s, x);
+        if (!x->has_reward && s->l->recipe->compute_advantages)
+            return ml_fail(err, ML_EFORMAT, "sample %lld has no reward",
+                           (long long)x->index);
+        s->train[i] =
+            (ml_train_sample){ x->token, x->n_token, x->n_response, mask, x->rollout };
+        s->row[i] = (miles_sample){
+            .size = sizeof *s->row,
+            .n = x->n_response,
+            .group = x->group,
+            .rollout = x->rollout,
+            .reward = x->reward,
+            .mask = mask,
+            .kept = mask,
+            .rollout_log_prob = x->logprob ? widen(s, x->logprob, x->n_response) : NULL,
+            .teacher_log_prob =
+                x->teacher_logprob ? widen(s, x->teacher_logprob, x->n_response) : NULL,
+            .weight_version = x->version ? versions_of(s, x) : NULL,
+        };
+        s->view[i] = &s->row[i];
+    }
+    return ML_OK;
+}
+
+static miles_batch batch_of(const lesson *s) {
+    return (miles_batch){ sizeof(miles_batch), s->n, s->view };
+}
+
+static ml_status normalise_rewards(lesson *s, ml_err *err) {
+    const ml_recipe *r = s->l->recipe;
+    ml_reward_row *row = ML_NEW(s->a, ml_reward_row, s->n + 1);
+    double *reward = ML_NEW(s->a, double, s->n + 1);
+    ml_status st;
+
+    if (!r->centre_rewards)
+        return ML_OK;
+    for (int32_t i = 0; i < s->n; i++)
+        row[i] = (ml_reward_row){ s->row[i].group, s->row[i].rollout, s->row[i].reward };
+    st = ml_rewards_normalise(reward, row, s->n, r->scale_rewards, err);
+    for (int32_t i = 0; i < s->n && st == ML_OK; i++)
+        s->row[i].reward = reward[i];
+    return st;
+}
+
+/* --- passes that only score ---------------------------------------------------------- */
+
+/* Log-probs of all samples under w, as columns. */
+static ml_status score(lesson *s, const ml_weights *w, double ***out, ml_err *err) {
+    float **logprob = ML_NEW(s->a, float *, s->n + 1);
+    double **column = ML_NEW(s->a, double *, s->n + 1);
+    ml_status st;
+
+    for (int32_t i = 0; i < s->n; i++)
+        logprob[i] = ML_NEW(s->a, float, s->train[i].n_response + 1);
+    st = ml_trainer_score(s->l->trainer, w, s->train, s->n, logprob, NULL, err);
+    for (int32_t i = 0; i < s->n && st == ML_OK; i++)
+        column[i] = widen(s, logprob[i], s->train[i].n_response);
+    *out = column;
+    return st;
+}
+
+/* Tokens that count, and those of them that other weights drew. */
+static void count_tokens(lesson *s) {
+    for (int32_t i = 0; i < s->n; i++)
+        for (int32_t t = 0; t < s->train[i].n_response; t++) {
+            const uint64_t *version = s->in[i]->version;
+            if (!s->train[i].mask[t])
+                continue;
+            s->out->n_token++;
+            s->out->n_stale += !version || version[t] != s->l->weights->version;
+        }
+}
+
+static bool has_drawn_logprobs(const lesson *s) {
+    for (int32_t i = 0; i < s->n; i++)
+        if (s->train[i].n_response && !s->in[i]->logprob)
+            return false;
+    return true;
+}
+
+static ml_status score_all(lesson *s, ml_err *err) {
+    const ml_recipe *r = s->l->recipe;
+    double **column = NULL;
+    ml_status st = ML_OK;
+
+    if (s->l->ref) {
+        st = score(s, s->l->ref, &column, err);
+        for (int32_t i = 0; i < s->n && st == ML_OK; i++)
+            s->row[i].ref_log_prob = column[i];
+    }
+    if (s->l->teacher && st == ML_OK) {
+        st = score(s, s->l->teacher, &column, err);
+        for (int32_t i = 0; i < s->n && st == ML_OK; i++)
+            s->row[i].teacher_log_prob = column[i];
+    }
+    if (st != ML_OK || r->skip_actor_forward_only)
+        return st;
+    if (s->out->n_stale == 0 && has_drawn_logprobs(s)) {
+        for (int32_t i = 0; i < s->n; i++)
+            s->row[i].old_log_prob = s->row[i].rollout_log_prob;
+        return ML_OK;
+    }
+    if (r->num.use_rollout_logprobs && !r->correction)
+        return ML_OK;
+    st = score(s, NULL, &column, err);
+    for (int32_t i = 0; i < s->n && st == ML_OK; i++)
+        s->row[i].old_log_prob = column[i];
+    return st;
+}
+
+static ml_status take_advantages(lesson *s, ml_err *err) {
+    miles_batch b = batch_of(s);
+    ml_advantages adv;
+    ml_status st;
+
+    if (!s->l->recipe->compute_advantages)
+        return ML_OK;
+    st = ml_advantages_compute(&adv, s->a, s->l->recipe, &b, err);
+    for (int32_t i = 0; i < s->n && st == ML_OK; i++) {
+        s->row[i].advantage = adv.advantage[i];
+        s->row[i].returns = adv.returns[i];
+        if (adv.opd_reverse_kl)
+            s->row[i].opd_reverse_kl = adv.opd_reverse_kl[i];
+    }
+    return st;
+}
+
+/* --- one optimizer step --------------------------------------------------------------- */
+
+/* Rollout and training agree to the bit where they used the same weights. */
+static ml_status check_equal(lesson *s, const ml_loss_io *io, ml_err *err) {
+    const ml_sample *x = s->in[io->sample];
+
+    for (int32_t t = 0; x->logprob && x->version && t < io->n_response; t++) {
+        double diff;
+        if (!io->mask[t] || x->version[t] != s->l->weights->version ||
+            memcmp(&x->logprob[t], &io->logprob[t], sizeof *x->logprob) == 0)
+            continue;
+        diff = fabs((double)x->logprob[t] - (double)io->logprob[t]);
+        s->out->max_diff = diff > s->out->max_diff ? diff : s->out->max_diff;
+        return ml_fail(
+            err, ML_EFORMAT,
+            "rollout and training disagree: token %d of sample %lld was drawn with "
+            "log-prob %.9g, and the same weights (version %llu) give %.9g in "
+            "training; was the rollout made with another temperature, model or "
+            "program?",
+            t, (long long)x->index, (double)x->logprob[t],
+            (unsigned long long)x->version[t], (double)io->logprob[t]);
+    }
+    return ML_OK;
+}
+
+static ml_status sample_loss(lesson *s, ml_loss_io *io, ml_err *err) {
+    int32_t at = s->at[io->sample], n = io->n_response;
+    ml_status st = check_equal(s, io, err);
+
+    if (st != ML_OK)
+        return st;
+    for (int32_t t = 0; t < n; t++) {
+        s->now_logprob[t] = (double)io->logprob[t];
+        s->now_entropy[t] = (double)io->entropy[t];
+    }
+    if (s->l->recipe->skip_actor_forward_only)
+        s->loss.sample[at].old_log_prob = s->now_logprob;
+    st = ml_step_loss_sample(&s->loss, at,
+                             (ml_model_says){ s->now_logprob, s->now_entropy, NULL },
+                             (ml_derivatives){ s->d_logprob, s->d_entropy, NULL }, err);
+    for (int32_t t = 0; t < n && st == ML_OK; t++) {
+        io->dlogprob[t] = (float)s->d_logprob[t];
+        io->dentropy[t] = (float)s->d_entropy[t];
+    }
+    return st;
+}
+
+static ml_status micro_loss(void *ud, ml_loss_io *io, int32_t n_sample, ml_err *err) {
+    ml_status st = ML_OK;
+    for (int32_t i = 0; i < n_sample && st == ML_OK; i++)
+        st = sample_loss(ud, &io[i], err);
+    return st;
+}
+
+/* The samples of the step's micro-batches, in the order of their numbers. */
+static miles_batch samples_of_step(lesson *s, const ml_bins *micro) {
+    const miles_sample **view = ML_NEW(s->a, const miles_sample *, s->n + 1);
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < s->n; i++)
+        s->at[i] = -1;
+    for (int32_t k = 0; k < micro->n; k++)
+        for (int32_t i = 0; i < micro->bin[k].n; i++)
+            s->at[micro->bin[k].item[i]] = 0;
+    for (int32_t i = 0; i < s->n; i++)
+        if (s->at[i] == 0) {
+            s->at[i] = n;
+            view[n++] = s->view[i];
+        }
+    return (miles_batch){ sizeof(miles_batch), n, view };
+}
+
+static void report_step(lesson *s, ml_learned *done) {
+    double metric[ML_STEP_METRIC_MAX];
+
+    ml_figures_init(&done->figures, s->a);
+    ml_step_loss_totals(&s->loss, &done->loss, metric);
+    ml_figures_add(&done->figures, "train/", "loss", done->loss);
+    for (int32_t k = 0; k < s->loss.n_metric; k++)
+        ml_figures_add(&done->figures, "train/", s->loss.metric[k].name, metric[k]);
+    ml_figures_add(&done->figures, "train/", "grad_norm", done->step.grad_norm);
+    ml_figures_add(&done->figures, "train/", "lr-pg_0", done->step.lr);
+    ml_figures_add(&done->figures, "train/", "applied", done->step.applied);
+}
+
+static ml_status train_step(lesson *s, const ml_schedule_step *plan, ml_learned *done,
+                            ml_err *err) {
+    const ml_bins *micro = &plan->rank[0];
+    miles_batch b = samples_of_step(s, micro);
+    const ml_recipe *r = s->l->recipe;
+    ml_status st = ml_step_loss_init(&s->loss, s->a, r, r->loss, &b, err);
+
+    /* The loss has its own divisors: its terms arrive finished. */
+    if (st == ML_OK)
+        st = ml_trainer_step(s->l->trainer,
+                             &(ml_step){ .sample = s->train,
+                                         .micro = micro,
+                                         .n_rollout = plan->n_rollout,
+                                         .denominator = 1,
+                                         .loss = micro_loss,
+                                         .ud = s,
+                                         .entropy = r->num.entropy_coef != 0 },
+                             &done->step, err);
+    if (st != ML_OK)
+        return st;
+    s->l->n_step++;
+    report_step(s, done);
+    return ML_OK;
+}
+
+static ml_status train_all(lesson *s, ml_err *err) {
+    ml_schedule plan;
+    int32_t longest = 1;
+    ml_status st = ml_trainer_schedule(&plan, s->l->trainer, s->a, s->train, s->n, err);
+
+    if (st != ML_OK)
+        return st;
+    for (int32_t i = 0; i < s->n; i++)
+        longest = s->train[i].n_response > longest ? s->train[i].n_response : longest;
+    s->at = ML_NEW(s->a, int32_t, s->n + 1);
+    s->now_logprob = ML_NEW(s->a, double, longest);
+    s->now_entropy = ML_NEW(s->a, double, longest);
+    s->d_logprob = ML_NEW(s->a, double, longest);
+    s->d_entropy = ML_NEW(s->a, double, longest);
+    s->out->step = ML_NEW(s->a, ml_learned, plan.n_step + 1);
+    for (int32_t k = 0; k < plan.n_step && st == ML_OK; k++, s->out->n_step++)
+        st = train_step(s, &plan.step[k], &s->out->step[k], err);
+    return st;
+}
+
+/* --- figures of the rollout ------------------------------------------------------------ */
+
+/* The mean over samples of the mean over their trained tokens. */
+static void add_column(lesson *s, const char *name, size_t field) {
+    double sum = 0.0;
+
+    for (int32_t i = 0; i < s->n; i++) {
+        const double *x;
+        double own = 0.0, n = 0.0;
+        memcpy(&x, (const char *)&s->row[i] + field, sizeof x);
+        if (!x && s->row[i].n)
+            return;
+        for (int64_t t = 0; t < s->row[i].n; t++) {
+            own += s->row[i].mask[t] ? x[t] : 0.0;
+            n += s->row[i].mask[t];
+        }
+        sum += own / (n > 1.0 ? n : 1.0);
+    }
+    ml_figures_add(&s->out->rollout, "rollout/", name, s->n ? sum / s->n : 0.0);
+}
+
+static void report_rollout(lesson *s) {
+    double raw = 0, used = 0, response = 0, total = 0, truncated = 0, n = s->n ? s->n : 1;
+
+    ml_figures_init(&s->out->rollout, s->a);
+    for (int32_t i = 0; i < s->n; i++) {
+        raw += s->in[i]->reward;
+        used += s->row[i].reward;
+        response += s->in[i]->n_response;
+        total += s->in[i]->n_token;
+        truncated += s->in[i]->status == ML_SAMPLE_TRUNCATED;
+    }
+    ml_figures_add(&s->out->rollout, "rollout/", "raw_reward", raw / n);
+    ml_figures_add(&s->out->rollout, "rollout/", "rewards", used / n);
+    ml_figures_add(&s->out->rollout, "rollout/", "response_lengths", response / n);
+    ml_figures_add(&s->out->rollout, "rollout/", "total_lengths", total / n);
+    ml_figures_add(&s->out->rollout, "rollout/", "truncated", truncated / n);
+    add_column(s, "log_probs", offsetof(miles_sample, old_log_prob));
+    add_column(s, "rollout_log_probs", offsetof(miles_sample, rollout_log_prob));
+    add_column(s, "ref_log_probs", offsetof(miles_sample, ref_log_prob));
+    add_column(s, "teacher_log_probs", offsetof(miles_sample, teacher_log_prob));
+    add_column(s, "advantages", offsetof(miles_sample, advantage));
+    add_column(s, "returns", offsetof(miles_sample, returns));
+    add_column(s, "opd_reverse_kl", offsetof(miles_sample, opd_reverse_kl));
+    ml_figures_add(&s->out->rollout, "rollout/", "stale_tokens", (double)s->out->n_stale);
+}
+
+ml_status ml_learn(ml_learner *l, ml_lesson *out, ml_arena *a,
+                   const ml_sample *const *sample, int64_t n, ml_err *err) {
+    lesson s = { .l = l, .a = a, .in = sample, .n = (int32_t)n, .out = out };
+    ml_status st;
+
+    ML_BUG_IF(n > INT32_MAX);
+    *out = (ml_lesson){ 0 };
+    st = take_samples(&s, err);
+    if (st == ML_OK)
+        st = normalise_rewards(&s, err);
+    if (st != ML_OK)
+        return st;
+    count_tokens(&s);
+    st = score_all(&s, err);
+    if (st == ML_OK)
+        st = take_advantages(&s, err);
+    if (st != ML_OK)
+        return st;
+    report_rollout(&s);
+    return train_all(&s, err);
+}

@@ -1,0 +1,49 @@
+/* learner.h - what a batch of samples teaches: rewards to advantages to optimizer steps.
+ *
+ * In Miles' order: rewards are normalised inside their groups, the reference and the
+ * teacher score the samples, then the policy as it was, advantages are computed once, and
+ * the samples are trained on, one optimizer step after the other.
+ *
+ * Where a token was drawn with the very weights that a step trains, the log-prob that the
+ * step's own forward computes must be the one the token was drawn with, to the bit; if
+ * it is not, the run fails.  Tokens of older weights are counted.  The pass that would
+ * compute the old log-probs is left out exactly when all tokens are of the weights at
+ * hand.
+ *
+ * thread: the trainer's. */
+#ifndef ML_RL_LEARNER_H
+#define ML_RL_LEARNER_H
+
+#include "rl/figures.h"
+#include "rl/recipe.h"
+#include "rl/sample.h"
+#include "train/trainer.h"
+
+typedef struct ml_learner {
+    const ml_recipe *recipe;
+    ml_trainer *trainer;
+    const ml_weights *weights;       /* the trainer's */
+    const ml_weights *ref, *teacher; /* of the same spec; NULL: none */
+    int64_t n_step;                  /* optimizer steps so far, applied or not */
+} ml_learner;
+
+/* What one optimizer step did. */
+typedef struct ml_learned {
+    ml_step_result step;
+    double loss;
+    ml_figures figures; /* train/... */
+} ml_learned;
+
+typedef struct ml_lesson {
+    ml_figures rollout; /* rollout/...: means over the samples */
+    ml_learned *step;   /* [n_step] */
+    int32_t n_step;
+    int64_t n_token, n_stale; /* trained tokens; those of other weights at the start */
+    double max_diff;          /* |rollout - trainer| over tokens of the same weights: 0 */
+} ml_lesson;
+
+/* Trains on the samples, which all have rewards.  Results live in the arena. */
+ml_status ml_learn(ml_learner *l, ml_lesson *out, ml_arena *a,
+                   const ml_sample *const *sample, int64_t n, ml_err *err);
+
+#endif

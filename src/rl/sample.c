@@ -1,0 +1,347 @@
+#include "rl/sample.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "io/zst.h"
+
+#define MAX_BYTES ((size_t)16 << 30) /* of a recorded rollout, unpacked */
+
+static const char *const status_names[] = {
+    [ML_SAMPLE_PENDING] = "pending",     [ML_SAMPLE_COMPLETED] = "completed",
+    [ML_SAMPLE_TRUNCATED] = "truncated", [ML_SAMPLE_ABORTED] = "aborted",
+    [ML_SAMPLE_FAILED] = "failed",
+};
+#define N_STATUS ((int)(sizeof status_names / sizeof *status_names))
+
+const char *ml_sample_status_name(ml_sample_status s) {
+    return status_names[s];
+}
+
+/* --- writing ---------------------------------------------------------------------- */
+
+static void write_ints(ml_text *o, const char *key, const int32_t *v, int32_t n) {
+    ml_text_printf(o, ",\"%s\":[", key);
+    for (int32_t i = 0; i < n; i++)
+        ml_text_printf(o, "%s%d", i ? "," : "", v[i]);
+    ml_text_printf(o, "]");
+}
+
+static void write_mask(ml_text *o, const uint8_t *v, int32_t n) {
+    ml_text_printf(o, ",\"loss_mask\":[");
+    for (int32_t i = 0; i < n; i++)
+        ml_text_printf(o, "%s%d", i ? "," : "", v[i]);
+    ml_text_printf(o, "]");
+}
+
+/* Nine digits read back as the same float. */
+static void write_floats(ml_text *o, const char *key, const float *v, int32_t n) {
+    ml_text_printf(o, ",\"%s\":[", key);
+    for (int32_t i = 0; i < n; i++)
+        if (isfinite(v[i]))
+            ml_text_printf(o, "%s%.9g", i ? "," : "", (double)v[i]);
+        else
+            ml_text_printf(o, "%snull", i ? "," : "");
+    ml_text_printf(o, "]");
+}
+
+static void write_string(ml_text *o, const char *key, ml_str s) {
+    ml_text_printf(o, ",\"%s\":", key);
+    ml_json_quote(o, s);
+}
+
+static void write_json(ml_text *o, const char *key, ml_str json) {
+    if (json.len)
+        ml_text_printf(o, ",\"%s\":%.*s", key, (int)json.len, json.ptr);
+}
+
+/* Runs of equal versions, and how many tokens each has. */
+static void write_versions(ml_text *o, const uint64_t *v, int32_t n) {
+    ml_text count = { 0 };
+    int32_t begin = 0;
+
+    ml_text_printf(o, ",\"weight_versions\":[");
+    for (int32_t i = 1; i <= n; i++)
+        if (i == n || v[i] != v[begin]) {
+            ml_text_printf(o, "%s\"%llu\"", begin ? "," : "", (unsigned long long)v[begin]);
+            ml_text_printf(&count, "%s%d", begin ? "," : "", i - begin);
+            begin = i;
+        }
+    ml_text_printf(o, "],\"weight_version_tokens\":[%s]", count.ptr ? count.ptr : "");
+    ml_text_release(&count);
+}
+
+void ml_sample_write(ml_text *o, const ml_sample *s) {
+    ml_text_printf(
+        o, "{\"group_index\":%lld,\"index\":%lld,\"rollout_id\":%lld,\"row\":%lld",
+        (long long)s->group, (long long)s->index, (long long)s->rollout, (long long)s->row);
+    write_string(o, "prompt", s->prompt);
+    write_ints(o, "tokens", s->token, s->n_token);
+    write_string(o, "response", s->response);
+    ml_text_printf(o, ",\"response_length\":%d", s->n_response);
+    write_json(o, "label", s->label);
+    write_json(o, "metadata", s->metadata);
+    if (s->has_reward)
+        ml_text_printf(o, ",\"reward\":%.17g", s->reward);
+    if (s->mask)
+        write_mask(o, s->mask, s->n_response);
+    if (s->version)
+        write_versions(o, s->version, s->n_response);
+    if (s->logprob)
+        write_floats(o, "rollout_log_probs", s->logprob, s->n_response);
+    if (s->teacher_logprob)
+        write_floats(o, "teacher_log_probs", s->teacher_logprob, s->n_response);
+    ml_text_printf(o, ",\"remove_sample\":%s,\"status\":\"%s\",\"n_turn\":%d}",
+                   s->remove ? "true" : "false", status_names[s->status], s->n_turn);
+}
+
+ml_status ml_samples_save(const char *path, const ml_sample *const *s, int64_t n,
+                          ml_err *err) {
+    ml_text all = { 0 };
+    ml_status st;
+
+    for (int64_t i = 0; i < n; i++) {
+        ml_sample_write(&all, s[i]);
+        ml_text_add(&all, "\n", 1);
+    }
+    st = ml_zst_write(path, (ml_str){ all.ptr, all.len }, err);
+    ml_text_release(&all);
+    return st;
+}
+
+/* --- reading ---------------------------------------------------------------------- */
+
+typedef struct reader {
+    ml_arena *a;
+    const ml_json *doc;
+    const char *name;
+    ml_err *err;
+    ml_status st;
+} reader;
+
+static void complain(reader *r, const ml_json *v, const char *key, const char *want) {
+    if (r->st == ML_OK)
+        r->st =
+            ml_fail(r->err, ML_EFORMAT, "%s:%u: \"%s\" is %s; expected %s", r->name,
+                    v ? v->line : r->doc->line, key, v ? ml_json_what(v) : "missing", want);
+}
+
+static const ml_json *field(const reader *r, const char *key) {
+    const ml_json *v = ml_json_get(r->doc, key);
+    return v && v->type != ML_JSON_NULL ? v : NULL;
+}
+
+static int64_t read_int(reader *r, const char *key, int64_t absent) {
+    const ml_json *v = field(r, key);
+    int64_t x = absent;
+    if (v && !ml_json_i64(v, &x))
+        complain(r, v, key, "a whole number");
+    return x;
+}
+
+/* An array with a number for each of n; NULL when absent. */
+static const ml_json *read_array(reader *r, const char *key, int32_t n) {
+    const ml_json *v = field(r, key);
+    if (v && (v->type != ML_JSON_ARRAY || v->n != n)) {
+        complain(r, v, key, "an array with an element for each response token");
+        return NULL;
+    }
+    return v;
+}
+
+static float *read_floats(reader *r, const char *key, int32_t n) {
+    const ml_json *v = read_array(r, key, n);
+    float *out = v ? ML_NEW(r->a, float, n + 1) : NULL;
+    int32_t i = 0;
+
+    for (const ml_json *e = v ? v->child : NULL; e; e = e->next, i++) {
+        double x = (double)NAN;
+        if (e->type != ML_JSON_NULL && !ml_json_f64(e, &x))
+            complain(r, e, key, "numbers");
+        out[i] = (float)x;
+    }
+    return out;
+}
+
+static uint8_t *read_mask(reader *r, int32_t n) {
+    const ml_json *v = read_array(r, "loss_mask", n);
+    uint8_t *out = v ? ML_NEW(r->a, uint8_t, n + 1) : NULL;
+    int32_t i = 0;
+
+    for (const ml_json *e = v ? v->child : NULL; e; e = e->next) {
+        int64_t x = 0;
+        if (!ml_json_i64(e, &x) || x < 0 || x > 1)
+            complain(r, e, "loss_mask", "0 and 1");
+        out[i++] = (uint8_t)x;
+    }
+    return out;
+}
+
+/* Without lengths (Miles' own records) one version counts for all, and several for none. */
+static uint64_t *read_versions(reader *r, int32_t n) {
+    const ml_json *v = field(r, "weight_versions"),
+                  *len = field(r, "weight_version_tokens");
+    const ml_json *e = v && v->type == ML_JSON_ARRAY ? v->child : NULL;
+    const ml_json *k = len && len->type == ML_JSON_ARRAY ? len->child : NULL;
+    uint64_t *out;
+    int32_t at = 0;
+
+    if (!e || (!k && e->next))
+        return NULL;
+    out = ML_NEW(r->a, uint64_t, n + 1);
+    for (; e; e = e->next) {
+        uint64_t version = 0;
+        int64_t tokens = n;
+        for (size_t i = 0; i < e->text.len; i++) {
+            if (e->text.ptr[i] < '0' || e->text.ptr[i] > '9')
+                return NULL; /* a label, not a number */
+            version = version * 10 + (uint64_t)(e->text.ptr[i] - '0');
+        }
+        if (k && (!ml_json_i64(k, &tokens) || tokens < 0 || tokens > n - at)) {
+            complain(r, k, "weight_version_tokens", "the tokens of each version");
+            return NULL;
+        }
+        for (int64_t i = 0; i < tokens; i++)
+            out[at++] = version;
+        k = k ? k->next : NULL;
+    }
+    if (at != n)
+        complain(r, len, "weight_version_tokens", "as many tokens as the response has");
+    return out;
+}
+
+static void read_tokens(reader *r, ml_sample *s) {
+    const ml_json *v = field(r, "tokens");
+    int32_t i = 0;
+
+    if (!v || v->type != ML_JSON_ARRAY) {
+        complain(r, v, "tokens", "an array of token ids");
+        return;
+    }
+    s->n_token = v->n;
+    s->token = ML_NEW(r->a, int32_t, v->n + 1);
+    for (const ml_json *e = v->child; e; e = e->next) {
+        int64_t x = 0;
+        if (!ml_json_i64(e, &x) || x < 0 || x > INT32_MAX)
+            complain(r, e, "tokens", "token ids");
+        s->token[i++] = (int32_t)x;
+    }
+    s->n_response = (int32_t)read_int(r, "response_length", 0);
+    if (r->st == ML_OK && (s->n_response < 0 || s->n_response >= s->n_token))
+        complain(r, field(r, "response_length"), "response_length",
+                 "at least 0 and less than the number of tokens");
+}
+
+static ml_str read_text(const reader *r, const char *key) {
+    const ml_json *v = field(r, key);
+    return v && v->type == ML_JSON_STRING ? v->text : (ml_str){ 0 };
+}
+
+static void read_status(reader *r, ml_sample *s) {
+    ml_str word = read_text(r, "status");
+    s->status = ML_SAMPLE_COMPLETED;
+    for (int i = 0; i < N_STATUS; i++)
+        if (ml_str_is(word, status_names[i]))
+            s->status = (ml_sample_status)i;
+}
+
+static void read_reward(reader *r, ml_sample *s) {
+    const ml_json *v = field(r, "reward");
+    s->has_reward = v != NULL;
+    if (v && !ml_json_f64(v, &s->reward))
+        complain(r, v, "reward", "a number");
+}
+
+ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, const char *name,
+                         ml_err *err) {
+    reader r = { .a = a, .doc = doc, .name = name, .err = err };
+    const ml_json *remove = ml_json_get(doc, "remove_sample");
+
+    *out = (ml_sample){ 0 };
+    if (doc->type != ML_JSON_OBJECT)
+        return ml_fail(err, ML_EFORMAT, "%s:%u: expected an object, a sample", name,
+                       doc->line);
+    out->index = read_int(&r, "index", -1);
+    out->group = read_int(&r, "group_index", -1);
+    out->rollout = read_int(&r, "rollout_id", out->index);
+    out->row = read_int(&r, "row", -1);
+    out->n_turn = (int32_t)read_int(&r, "n_turn", 1);
+    out->prompt = read_text(&r, "prompt");
+    out->response = read_text(&r, "response");
+    out->remove = remove && remove->type == ML_JSON_TRUE;
+    read_tokens(&r, out);
+    if (r.st != ML_OK)
+        return r.st;
+    read_status(&r, out);
+    read_reward(&r, out);
+    out->mask = read_mask(&r, out->n_response);
+    out->logprob = read_floats(&r, "rollout_log_probs", out->n_response);
+    out->teacher_logprob = read_floats(&r, "teacher_log_probs", out->n_response);
+    out->version = read_versions(&r, out->n_response);
+    return r.st;
+}
+
+/* Label and metadata stay as they are written. */
+static ml_str source_of(ml_str text, const ml_json *v) {
+    return v && v->type != ML_JSON_NULL ? (ml_str){ text.ptr + v->begin, v->end - v->begin }
+                                        : (ml_str){ 0 };
+}
+
+static ml_status read_lines(ml_sample *out, int64_t n, ml_arena *a, ml_str text,
+                            const char *path, ml_err *err) {
+    const char *p = text.ptr;
+    for (int64_t i = 0; i < n; i++) {
+        const char *end = memchr(p, '\n', (size_t)(text.ptr + text.len - p));
+        ml_str line = { p, (size_t)(end - p) };
+        char name[600];
+        const ml_json *doc;
+        ml_status st;
+        snprintf(name, sizeof name, "%.500s, record %lld", path, (long long)i + 1);
+        st = ml_json_parse(&doc, a, line, name, err);
+        if (st == ML_OK)
+            st = ml_sample_read(&out[i], a, doc, name, err);
+        if (st != ML_OK)
+            return st;
+        out[i].label = source_of(line, ml_json_get(doc, "label"));
+        out[i].metadata = source_of(line, ml_json_get(doc, "metadata"));
+        p = end + 1;
+    }
+    return ML_OK;
+}
+
+/* Torch writes zip archives, or pickles. */
+static bool is_pickle(const char *path) {
+    size_t n = strlen(path);
+    return n > 3 && strcmp(path + n - 3, ".pt") == 0;
+}
+
+ml_status ml_samples_load(ml_sample **out, int64_t *n, ml_arena *a, const char *path,
+                          ml_err *err) {
+    ml_text all = { 0 };
+    char *text;
+    ml_status st;
+
+    if (is_pickle(path))
+        return ml_fail(
+            err, ML_EUNSUP,
+            "%s: Python pickles are not read; recorded rollouts are JSON lines in "
+            "zstd (.jsonl.zst), a sample each: convert it, or record it with "
+            "--save-debug-rollout-data",
+            path);
+    st = ml_zst_read(&all, path, MAX_BYTES, err);
+    if (st != ML_OK) {
+        ml_text_release(&all);
+        return st;
+    }
+    if (all.len && all.ptr[all.len - 1] != '\n')
+        ml_text_add(&all, "\n", 1);
+    text = ml_arena_str(a, all.ptr ? all.ptr : "", all.len);
+    *n = 0;
+    for (size_t i = 0; i < all.len; i++)
+        *n += text[i] == '\n';
+    *out = ML_NEW(a, ml_sample, *n + 1);
+    st = read_lines(*out, *n, a, (ml_str){ text, all.len }, path, err);
+    ml_text_release(&all);
+    return st;
+}
