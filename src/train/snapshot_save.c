@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/dir.h"
-#include "base/job.h"
+#include "base/background.h"
 #include "model/export.h"
 #include "train/snapshot_priv.h"
 
@@ -29,7 +29,7 @@ struct ml_saver {
     ml_text state; /* state.json */
     void *stage;   /* what an image was copied to */
     size_t stage_bytes;
-    ml_job job;
+    ml_background job;
     ml_arena arena; /* of one save */
 };
 
@@ -376,11 +376,11 @@ ml_status ml_saver_save(ml_saver *s, ml_trainer *t, const ml_save_state *state,
     if (!s->opts.async)
         return write_snapshot(s, err);
     st = copy_image(s, ml_trainer_optimizer(t)->be, err);
-    return st == ML_OK ? ml_job_start(&s->job, write_snapshot, s, err) : st;
+    return st == ML_OK ? ml_background_start(&s->job, write_snapshot, s, err) : st;
 }
 
 ml_status ml_saver_wait(ml_saver *s, ml_err *err) {
-    return ml_job_wait(&s->job, err);
+    return ml_background_wait(&s->job, err);
 }
 
 void ml_saver_close(ml_saver *s) {

@@ -1,20 +1,21 @@
-#include "base/job.h"
+#include "base/background.h"
 
 #include <string.h>
 
 #include "base/bug.h"
 
 static void *run(void *ud) {
-    ml_job *j = ud;
+    ml_background *j = ud;
     j->st = j->fn(j->ud, &j->err);
     return NULL;
 }
 
-ml_status ml_job_start(ml_job *j, ml_job_fn *fn, void *ud, ml_err *err) {
+ml_status ml_background_start(ml_background *j, ml_background_fn *fn, void *ud,
+                              ml_err *err) {
     int e;
 
     ML_BUG_IF(j->running);
-    *j = (ml_job){ .fn = fn, .ud = ud };
+    *j = (ml_background){ .fn = fn, .ud = ud };
     e = pthread_create(&j->thread, NULL, run, j);
     if (e)
         return ml_fail(err, ML_EIO, "no thread can be started: %s", strerror(e));
@@ -22,7 +23,7 @@ ml_status ml_job_start(ml_job *j, ml_job_fn *fn, void *ud, ml_err *err) {
     return ML_OK;
 }
 
-ml_status ml_job_wait(ml_job *j, ml_err *err) {
+ml_status ml_background_wait(ml_background *j, ml_err *err) {
     if (!j->running)
         return ML_OK;
     pthread_join(j->thread, NULL);
