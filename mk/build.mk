@@ -5,6 +5,7 @@
 #   tests/support/                      libtest.a
 #   tests/{unit,golden,parity}/*.c      a program each
 #   tests/checkop/*.c                   one program, checkop
+#   tests/load/*.c                      one program, load_serve
 #   tests/fuzz/fuzz_*.c                 a program each (mk/test.mk)
 #   bench/bench_*.c                     a program each; OpenBLAS, the peer of some, is linked there alone
 
@@ -30,10 +31,11 @@ UNIT := $(call programs,tests/unit/test_*.c)
 GOLDEN := $(call programs,tests/golden/*.c)
 PARITY := $(call programs,tests/parity/*.c)
 CHECKOP := $(if $(wildcard tests/checkop/*.c),$(B)/checkop)
+LOAD := $(B)/tests/load/load_serve
 BENCH := $(call programs,bench/bench_*.c)
 
 all: miles
-programs: $(B)/miles $(UNIT) $(GOLDEN) $(PARITY) $(CHECKOP)
+programs: $(B)/miles $(UNIT) $(GOLDEN) $(PARITY) $(CHECKOP) $(LOAD)
 .PHONY: all programs
 
 miles: $(B)/miles
@@ -61,6 +63,10 @@ $(B)/tests/unit/test_model: private LDFLAGS += -Wl,--wrap=malloc,--wrap=calloc,-
 $(UNIT) $(GOLDEN) $(PARITY): | $(B)/miles
 
 $(B)/checkop: $(call objects,$(sort $(wildcard tests/checkop/*.c))) $(B)/libtest.a $(B)/libmiles.a
+	@echo '  ld  $@'
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
+
+$(LOAD): $(call objects,$(sort $(wildcard tests/load/*.c))) $(B)/libtest.a $(B)/libmiles.a | $(B)/miles
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
 

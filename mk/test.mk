@@ -30,6 +30,12 @@ TOP_LEVEL := $(or $(if $(filter aarch64,$(ARCH)),neon),$(shell grep -qs avx512f 
 slow_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) --level $(TOP_LEVEL)$(NL)\
 900 $(1)/checkop-attn $(call in_config,$(1),$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3$(NL)
 
+# What the short tier runs under the thread sanitizer.
+THREADED := $(B)/tests/unit/test_net $(B)/tests/unit/test_relay $(LOAD)
+
+# $(call load,CONFIG,SECONDS,ARGS): the server under a hundred clients.
+load = 300 $(1)/load $(call in_config,$(1),$(LOAD)) --connections 100 --seconds $(2) $(3)$(NL)
+
 ASAN := CONFIG=asan SAN=address,undefined
 TSAN := CONFIG=tsan SAN=thread
 
@@ -40,8 +46,13 @@ $(call tests,300,$(UNIT))
 $(call tests,400,$(CHECKOP))
 60 checkop/coverage $(CHECKOP) --coverage
 $(call tests,300,$(GOLDEN) $(PARITY))
+$(call load,$(CONFIG),15)
 !900 asan/build $(SELF) $(ASAN) programs
 $(call tests,300,$(call in_config,asan,$(UNIT)))
+$(call load,asan,15,--no-rss)
+!900 tsan/build $(SELF) $(TSAN) $(call in_config,tsan,$(THREADED))
+$(call tests,300,$(call in_config,tsan,$(filter-out $(LOAD),$(THREADED))))
+$(call load,tsan,15,--no-rss)
 400 asan/checkop $(call in_config,asan,$(CHECKOP)) $(QUICK_OPS)
 $(call tests,400,$(call in_config,asan,$(GOLDEN)))
 !900 fuzz/build $(SELF) fuzz-build
@@ -53,12 +64,15 @@ define LONG_TIER
 !900 clang/build $(SELF) CONFIG=clang CC=clang programs
 900 clang/headers $(SELF) CONFIG=clang CC=clang headers
 $(call tests,900,$(call in_config,clang,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
+2400 load $(LOAD) --connections 1000 --seconds 1800
 !1800 asan/build $(SELF) $(ASAN) programs
 $(call slow_checkop,asan)
 $(call tests,1800,$(call in_config,asan,$(UNIT) $(GOLDEN) $(PARITY)))
+$(call load,asan,60,--no-rss)
 !1800 tsan/build $(SELF) $(TSAN) programs
 $(call slow_checkop,tsan)
 $(call tests,1800,$(call in_config,tsan,$(UNIT) $(GOLDEN) $(PARITY)))
+$(call load,tsan,60,--no-rss)
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
 $(foreach n,2 3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))

@@ -1,0 +1,88 @@
+/* load.h - a server under many clients at once, well-behaved and not.
+ *
+ * Well-behaved clients (load_users.c) share one event loop; rowdy ones (load_rowdy.c) are
+ * threads with bare sockets.  Every answer is compared with the answer that the same request
+ * got when it was alone. */
+#ifndef ML_TESTS_LOAD_LOAD_H
+#define ML_TESTS_LOAD_LOAD_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/str.h"
+#include "net/http_client.h"
+
+enum { LOAD_CASES = 40, LOAD_PROMPT = 100, LOAD_ANSWER = 64 };
+
+/* A request, and what it must give. */
+typedef struct load_case {
+    int32_t prompt[LOAD_PROMPT], answer[LOAD_ANSWER];
+    int n_prompt, n_answer, max_new, seed;
+    ml_text text; /* the answer, decoded */
+} load_case;
+
+typedef struct load {
+    /* asked for */
+    int n_connection, seed;
+    double seconds;
+    bool no_rss;
+    /* the server */
+    pid_t pid;
+    int port;
+    size_t max_body;
+    /* the requests */
+    load_case cases[LOAD_CASES];
+    ml_loop *loop;
+    ml_http_client *client;
+    atomic_bool stopping;
+    atomic_int n_bad;
+    /* what happened */
+    long n_whole, n_stream, n_completion, n_aborted, n_vanished, n_malformed;
+    atomic_long n_rowdy, n_refused, n_slow;
+} load;
+
+/* Says what is wrong, for the first few times, and counts it.  Any thread. */
+__attribute__((format(printf, 2, 3))) void load_fail(load *l, const char *fmt, ...);
+
+/* 0 .. n - 1 */
+int load_random(uint64_t *state, int n);
+
+/* --- load_server.c --- */
+
+bool load_server_start(load *l);
+/* Resident memory, in MiB. */
+double load_server_rss(const load *l);
+bool load_server_lives(const load *l);
+/* SIGTERM, and the exit code; -1: it did not end by itself. */
+int load_server_stop(load *l);
+
+/* --- load_cases.c --- */
+
+/* Makes requests up, and asks each of them alone. */
+void load_cases_ask(load *l);
+void load_cases_free(load *l);
+/* The JSON of a request; rid may be NULL. */
+void load_case_generate(const load_case *c, bool stream, const char *rid, ml_text *out);
+void load_case_completion(const load_case *c, bool stream, ml_text *out);
+/* Reads "output_ids" and how it ended; false when it is no answer of /generate. */
+bool load_read_answer(ml_str json, int32_t *id, int *n, bool *aborted);
+/* Appends the text of a /v1/completions reply or event. */
+bool load_read_text(ml_str json, ml_text *out);
+
+/* --- load_users.c --- */
+
+typedef struct load_users load_users;
+load_users *load_users_start(load *l, int n);
+int load_users_busy(const load_users *u); /* with a request that has not ended */
+void load_users_free(load_users *u);
+
+/* --- load_rowdy.c --- */
+
+typedef struct load_rowdies load_rowdies;
+load_rowdies *load_rowdies_start(load *l, int n);
+void load_rowdies_join(load_rowdies *r); /* once l->stopping is set */
+
+#endif
