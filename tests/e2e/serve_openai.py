@@ -3,19 +3,25 @@
 
     tools/with-python.sh openai tests/e2e/serve_openai.py --miles build/release/miles
 
-A tiny random model says nothing in particular; what it must say is forced by logit_bias or held
-against /generate.
+A tiny random model says nothing in particular: its answers are held against /generate.  Another
+one says what it was made to say.
 """
 import argparse
 import json
 
 import openai
-from serve_setup import CHARS, SPECIAL, Server
+from serve_setup import CHARS, SPECIAL, Server, make_parrot
 
 EOS = len(CHARS) + SPECIAL.index("<|im_end|>")
 TOOL = {"type": "function", "function": {"name": "get", "parameters": {"type": "object", "properties": {}}}}
 HELLO = [{"role": "user", "content": "hello"}]
 SIX = {"max_tokens": 6, "seed": 3}
+
+
+def make_calling(path):
+    call = ['<tool_call>{"name": "get", ', '"arguments": {"k": 1}}</tool', '_call>']
+    again = [x.replace(" ", "") for x in call[:2]] + ["_call>\n"]
+    return make_parrot(path, ["wait", *call, *again])
 
 
 def test_models(c, s):
@@ -75,25 +81,27 @@ def test_chat_stream(c, s):
     assert finish == [x.finish_reason for x in whole.choices]
 
 
-def forced(text):
-    """One token at a time by logit_bias: the answer is `text`, as a stop string shows."""
-    return [CHARS.index(ch) for ch in text]
-
-
 def test_tools(c, s):
-    """An answer begun by the client goes on as a call of a tool."""
-    begun = '<tool_call>{"name":"get","arguments":{}}</tool_cal'
-    messages = HELLO + [{"role": "assistant", "content": begun}]
-    r = c.chat.completions.create(model="tiny", messages=messages, tools=[TOOL], max_tokens=2,
-                                  logit_bias={str(forced("l")[0]): 100},
-                                  extra_body={"continue_final_message": True})
-    assert r.choices[0].message.content == "ll" and not r.choices[0].message.tool_calls
-    r = c.chat.completions.create(
-        model="tiny", tools=[TOOL], max_tokens=2, seed=1,
-        messages=HELLO + [{"role": "assistant", "content": None, "tool_calls": [
-            {"id": "x", "type": "function", "function": {"name": "get", "arguments": "{}"}}]},
-            {"role": "tool", "tool_call_id": "x", "content": "3"}])
-    assert r.usage.completion_tokens <= 2
+    """The model calls a tool twice, between words."""
+    r = c.chat.completions.create(model="tiny", messages=HELLO, tools=[TOOL], temperature=0)
+    assert r.choices[0].finish_reason == "tool_calls" and r.choices[0].message.content == "wait"
+    calls = r.choices[0].message.tool_calls
+    assert [x.function.name for x in calls] == ["get", "get"] and len({x.id for x in calls}) == 2
+    assert [json.loads(x.function.arguments) for x in calls] == [{"k": 1}, {"k": 1}]
+    text, got = "", {}
+    for part in c.chat.completions.create(model="tiny", messages=HELLO, tools=[TOOL], temperature=0, stream=True):
+        delta = part.choices[0].delta
+        text += delta.content or ""
+        for x in delta.tool_calls or []:
+            got[x.index] = x.function
+        finish = part.choices[0].finish_reason
+    assert text == "wait" and finish == "tool_calls" and [got[i].name for i in (0, 1)] == ["get", "get"]
+    past = HELLO + [{"role": "assistant", "content": None, "tool_calls": [x.model_dump() for x in calls]},
+                    {"role": "tool", "tool_call_id": calls[0].id, "content": "3"}]
+    assert c.chat.completions.create(model="tiny", messages=past, tools=[TOOL]).usage.prompt_tokens > r.usage.prompt_tokens
+    plain = c.chat.completions.create(model="tiny", messages=HELLO, temperature=0, stop="arguments")
+    assert plain.choices[0].message.content == 'wait<tool_call>{"name": "get", "'
+    assert plain.choices[0].finish_reason == "stop"
 
 
 def test_errors(c, s):
@@ -112,19 +120,24 @@ def test_errors(c, s):
         assert "Bearer" in json.dumps(e.body)
 
 
+def client(s):
+    plain = s.ask
+    s.ask = lambda path, body=None: plain(path, body, {"Authorization": "Bearer k"})
+    return openai.OpenAI(base_url=s.url + "/v1", api_key="k", max_retries=0)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--miles", required=True)
-    n = 0
-    with Server(parser.parse_args().miles, "--tool-call-parser", "qwen25", "--api-key", "k") as s:
-        plain = s.ask
-        s.ask = lambda path, body=None: plain(path, body, {"Authorization": "Bearer k"})
-        c = openai.OpenAI(base_url=s.url + "/v1", api_key="k", max_retries=0)
-        for test in (test_models, test_completions, test_completion_stream, test_chat, test_chat_stream,
-                     test_tools, test_errors):
+    miles = parser.parse_args().miles
+    tests = (test_models, test_completions, test_completion_stream, test_chat, test_chat_stream, test_errors)
+    with Server(miles, "--api-key", "k") as s:
+        c = client(s)
+        for test in tests:
             test(c, s)
-            n += 1
-    print(f"{n} passed, 0 failed")
+    with Server(miles, "--api-key", "k", "--tool-call-parser", "qwen25", make=make_calling) as s:
+        test_tools(client(s), s)
+    print(f"{len(tests) + 1} passed, 0 failed")
 
 
 main()

@@ -22,14 +22,16 @@ def byte_level(c):
     return {" ": "\u0120", "\n": "\u010a"}.get(c, c)
 
 
-def write_tokenizer(path):
+def write_tokenizer(path, phrases=()):
+    """Characters, then the special tokens, then phrases that are tokens of their own."""
     vocab = {byte_level(c): i for i, c in enumerate(CHARS)}
-    for s in SPECIAL:
+    for s in [*SPECIAL, *phrases]:
         vocab[s] = len(vocab)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     with open(os.path.join(path, "tokenizer.json"), "w") as f:
         json.dump({"version": "1.0",
-                   "added_tokens": [dict(flags, id=vocab[s], content=s, special=True) for s in SPECIAL],
+                   "added_tokens": [dict(flags, id=vocab[s], content=s, special=s in SPECIAL)
+                                    for s in [*SPECIAL, *phrases]],
                    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False,
                                      "trim_offsets": True, "use_regex": False},
                    "decoder": {"type": "ByteLevel"},
@@ -48,13 +50,53 @@ def make_model(path):
     return path
 
 
+def make_parrot(path, phrases):
+    """A model that answers every chat with these phrases and ends.  Its layers add nothing, and its
+    head knows what follows each token."""
+    n = 96  # of tokens, and of the hidden state, which is the last token's unit vector
+    first, eos = len(CHARS) + len(SPECIAL), len(CHARS) + SPECIAL.index("<|im_end|>")
+    chain = [CHARS.index("\n"), *range(first, first + len(phrases)), eos]
+    follows = dict(zip(chain, chain[1:]))
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": n, "hidden_size": n,
+              "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 6, "num_key_value_heads": 6,
+              "head_dim": 16, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+              "max_position_embeddings": 512, "tie_word_embeddings": False, "eos_token_id": eos}
+    layer = "model.layers.0."
+    zeros = {layer + f"self_attn.{x}_proj.weight": [n, n] for x in "qkvo"}
+    zeros |= {layer + "mlp.gate_proj.weight": [16, n], layer + "mlp.up_proj.weight": [16, n],
+              layer + "mlp.down_proj.weight": [n, 16]}
+    tensors = {name: (shape, [0.0] * (shape[0] * shape[1])) for name, shape in zeros.items()}
+    for name in "model.norm.weight", layer + "input_layernorm.weight", layer + "post_attention_layernorm.weight":
+        tensors[name] = ([n], [1.0] * n)
+    tensors["model.embed_tokens.weight"] = ([n, n], [float(i == j) for i in range(n) for j in range(n)])
+    tensors["lm_head.weight"] = ([n, n], [10.0 * (follows.get(j) == i) for i in range(n) for j in range(n)])
+    write_safetensors(path + "/model.safetensors", tensors)
+    with open(path + "/config.json", "w") as f:
+        json.dump(config, f)
+    write_tokenizer(path, phrases)
+    return path
+
+
+def write_safetensors(path, tensors, dtype="F32"):
+    """{name: (shape, values)} with values of four bytes."""
+    header, data = {}, b""
+    for name, (shape, values) in tensors.items():
+        begin = len(data)
+        data += struct.pack(f"<{len(values)}{'f' if dtype == 'F32' else 'i'}", *values)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, len(data)]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
 class Server:
     """`miles serve` on a free port, ended with SIGTERM."""
 
-    def __init__(self, miles, *flags):
+    def __init__(self, miles, *flags, make=make_model):
         self.miles = miles
         self.dir = tempfile.TemporaryDirectory(prefix="miles-serve-")
-        self.model = make_model(self.dir.name)
+        self.model = make(self.dir.name)
         self.proc = subprocess.Popen([miles, "serve", "--model-path", self.model, "--port", "0",
                                       "--served-model-name", "tiny", *flags],
                                      stdout=subprocess.PIPE, text=True)
@@ -99,19 +141,10 @@ class Server:
             assert self.stop() == 0
 
 
-def write_tokens(path, ids):
-    """A safetensors file with tokens.0."""
-    header = json.dumps({"tokens.0": {"dtype": "I32", "shape": [len(ids)],
-                                      "data_offsets": [0, 4 * len(ids)]}}).encode()
-    header += b" " * (-len(header) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(header)) + header + struct.pack(f"<{len(ids)}i", *ids))
-
-
 def score(miles, model, ids):
     """The bytes of the log-probabilities of ids[1:], by `miles score`."""
     with tempfile.TemporaryDirectory() as d:
-        write_tokens(d + "/in", ids)
+        write_safetensors(d + "/in", {"tokens.0": ([len(ids)], ids)}, "I32")
         subprocess.run([miles, "score", "--hf-checkpoint", model, "--input", d + "/in", "--output",
                         d + "/out"], check=True)
         with open(d + "/out", "rb") as f:
