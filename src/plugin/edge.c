@@ -15,6 +15,7 @@ static size_t row_size(miles_kind kind) {
     case MILES_CORRECTION: return sizeof(miles_correction);
     case MILES_REDUCER: return sizeof(miles_reducer);
     case MILES_LOSS: return sizeof(miles_loss);
+    case MILES_REWARD: return sizeof(miles_reward);
     }
     return 0;
 }
@@ -23,24 +24,29 @@ static bool is_named(const miles_row *row, const char *name) {
     return strcmp(row->name, name) == 0 || (row->alias && strcmp(row->alias, name) == 0);
 }
 
-static ml_status find_among(const miles_row **out, const miles_row *const *row,
-                            miles_kind kind, const char *name, const char *where,
-                            ml_err *err) {
+static ml_status unknown(const miles_row *const *row, miles_kind kind, const char *name,
+                         const char *where, ml_err *err) {
     ml_text known = { 0 };
     ml_status st;
 
-    for (; *row; row++) {
-        if ((*row)->kind != (int32_t)kind)
-            continue;
-        *out = *row;
-        if (is_named(*row, name))
-            return ML_OK;
-        ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*row)->name);
-    }
+    for (; *row; row++)
+        if ((*row)->kind == (int32_t)kind)
+            ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*row)->name);
     st = ml_fail(err, ML_EUSAGE, "'%s' is not among the names of %s: %s", name, where,
                  known.len ? known.ptr : "there are none of this kind");
     ml_text_release(&known);
     return st;
+}
+
+static ml_status find_among(const miles_row **out, const miles_row *const *row,
+                            miles_kind kind, const char *name, const char *where,
+                            ml_err *err) {
+    for (const miles_row *const *r = row; *r; r++)
+        if ((*r)->kind == (int32_t)kind && is_named(*r, name)) {
+            *out = *r;
+            return ML_OK;
+        }
+    return unknown(row, kind, name, where, err);
 }
 
 /* Objects are never closed: rows, and whatever they started, live in them. */
@@ -86,7 +92,7 @@ ml_status ml_edge_find(const miles_row **out, miles_kind kind, const char *spec,
                        const char *flag, ml_err *err) {
     const char *colon = strrchr(spec, ':');
     ml_status st = colon ? find_in_object(out, kind, spec, colon, err)
-                         : find_among(out, ml_edges, kind, spec, "the built-in ones", err);
+                         : find_among(out, ml_edges, kind, spec, "what is built in", err);
 
     if (st != ML_OK)
         ml_err_prefix(err, "--%s", flag);

@@ -249,7 +249,7 @@ static void reject(const miles_sample *s, const miles_algo *a, uint8_t *kept, do
 
 static void final_ratios(const miles_sample *s, const double *weight, double factor,
                          double *sum) {
-    double count = trained_count(s), low = INFINITY, high = -INFINITY;
+    double count = trained_count(s), low = (double)INFINITY, high = -low;
 
     for (int64_t t = 0; t < s->n; t++)
         if (s->mask[t]) {
