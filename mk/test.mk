@@ -47,6 +47,8 @@ $(call tests,400,$(CHECKOP))
 60 checkop/coverage $(CHECKOP) --coverage
 $(call tests,300,$(GOLDEN) $(PARITY))
 $(call load,$(CONFIG),15)
+300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
+300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
 !900 asan/build $(SELF) $(ASAN) programs
 $(call tests,300,$(call in_config,asan,$(UNIT)))
 $(call load,asan,15,--no-rss)
@@ -138,7 +140,7 @@ run-all: programs
 # targets link but do not run, are not.  What is found grows under build/fuzz/corpus; the
 # committed corpus is the seed.
 FUZZ_MAKE := $(SELF) CONFIG=fuzz CC=clang SAN=fuzzer-no-link,address,undefined \
-  KERNEL_OPT='-O1 -fno-sanitize=all' ROOMS='base tensor text net io backend model rl'
+  KERNEL_OPT='-O1 -fno-sanitize=all' ROOMS='base tensor text net io backend model engine rl serve'
 fuzz: fuzz-build
 	@printf '%s\n' $(foreach t,$(FUZZ_TARGETS),'7200 fuzz/$(t) $(MAKE) --no-print-directory $(t)') | \
 	  tools/run-tests.sh
