@@ -33,7 +33,8 @@ slow_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) -
 # What the short tier runs under the thread sanitizer.
 THREADED := $(B)/tests/unit/test_net $(B)/tests/unit/test_relay $(LOAD)
 
-# $(call load,CONFIG,SECONDS,ARGS): the server under a hundred clients.
+# $(call load,CONFIG,SECONDS,ARGS): the server under a hundred clients; in the short tier's
+# sanitized build, two servers behind the router.
 load = 300 $(1)/load $(call in_config,$(1),$(LOAD)) --connections 100 --seconds $(2) $(3)$(NL)
 
 ASAN := CONFIG=asan SAN=address,undefined
@@ -51,7 +52,7 @@ $(call load,$(CONFIG),15)
 300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
 !900 asan/build $(SELF) $(ASAN) programs
 $(call tests,300,$(call in_config,asan,$(UNIT)))
-$(call load,asan,15,--no-rss)
+$(call load,asan,15,--no-rss --router)
 !900 tsan/build $(SELF) $(TSAN) $(call in_config,tsan,$(THREADED))
 $(call tests,300,$(call in_config,tsan,$(filter-out $(LOAD),$(THREADED))))
 $(call load,tsan,15,--no-rss)
@@ -67,6 +68,7 @@ define LONG_TIER
 900 clang/headers $(SELF) CONFIG=clang CC=clang headers
 $(call tests,900,$(call in_config,clang,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
 2400 load $(LOAD) --connections 1000 --seconds 1800
+400 load-router $(LOAD) --connections 1000 --seconds 120 --router
 !1800 asan/build $(SELF) $(ASAN) programs
 $(call slow_checkop,asan)
 $(call tests,1800,$(call in_config,asan,$(UNIT) $(GOLDEN) $(PARITY)))

@@ -15,7 +15,7 @@
 #include "base/str.h"
 #include "net/http_client.h"
 
-enum { LOAD_CASES = 40, LOAD_PROMPT = 100, LOAD_ANSWER = 64 };
+enum { LOAD_CASES = 40, LOAD_PROMPT = 100, LOAD_ANSWER = 64, LOAD_PROCESSES = 3 };
 
 /* A request, and what it must give. */
 typedef struct load_case {
@@ -28,10 +28,10 @@ typedef struct load {
     /* asked for */
     int n_connection, seed;
     double seconds;
-    bool no_rss;
-    /* the server */
-    pid_t pid;
-    int port;
+    bool no_rss, router;
+    /* the server; or two of them, and the router in front */
+    pid_t pid[LOAD_PROCESSES];
+    int n_process, port;
     size_t max_body;
     /* the requests */
     load_case cases[LOAD_CASES];
@@ -53,11 +53,11 @@ int load_random(uint64_t *state, int n);
 /* --- load_server.c --- */
 
 bool load_server_start(load *l);
-/* Resident memory, in MiB. */
+/* Resident memory of all processes, in MiB. */
 double load_server_rss(const load *l);
-bool load_server_lives(const load *l);
-/* SIGTERM, and the exit code; -1: it did not end by itself. */
-int load_server_stop(load *l);
+bool load_server_lives(const load *l); /* all of them */
+/* SIGTERM; true when all of them end by themselves, with status 0. */
+bool load_server_stop(load *l);
 
 /* --- load_cases.c --- */
 

@@ -1,4 +1,3 @@
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,51 +43,73 @@ static bool make_model(void) {
            symlink(weights, ml_test_path("model.safetensors")) == 0;
 }
 
-static void run_server(const load *l, int to) {
-    char miles[4096], body[32], connections[32];
+/* Starts miles with these arguments and adds it to the processes; the port that its first
+ * line ends in, or 0. */
+static int start(load *l, const char *arguments) {
+    char line[4096] = "", miles[4096], command[16384], *colon;
+    int ends[2];
+    FILE *f;
 
     name_miles(miles, sizeof miles);
-    snprintf(body, sizeof body, "%zu", l->max_body);
-    snprintf(connections, sizeof connections, "%d", l->n_connection + 200);
-    dup2(to, STDOUT_FILENO);
-    execl(miles, miles, "serve", "--model-path", ml_test_dir(), "--port", "0", "--threads",
-          "1", "--served-model-name", "m", "--max-body-bytes", body, "--max-connections",
-          connections, "--max-queued-requests", "100000", (char *)NULL);
-    _exit(127);
-}
-
-/* "serving m at http://127.0.0.1:12345" */
-static int read_port(int from) {
-    char line[4096], *colon;
-    FILE *f = fdopen(from, "r");
-
+    snprintf(command, sizeof command, "exec '%s' %s", miles, arguments);
+    if (pipe(ends) != 0)
+        return 0;
+    l->pid[l->n_process] = fork();
+    if (l->pid[l->n_process] == 0) {
+        close(ends[0]);
+        dup2(ends[1], STDOUT_FILENO);
+        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
+        _exit(127);
+    }
+    l->n_process++;
+    close(ends[1]);
+    f = fdopen(ends[0], "r"); /* "serving m at http://127.0.0.1:12345" */
     colon = f && fgets(line, sizeof line, f) ? strrchr(line, ':') : NULL;
     if (f)
         fclose(f);
     return colon ? atoi(colon + 1) : 0;
 }
 
-bool load_server_start(load *l) {
-    int ends[2];
+static int start_server(load *l) {
+    char arguments[8192];
 
-    if (!make_model() || pipe(ends) != 0)
+    snprintf(arguments, sizeof arguments,
+             "serve --model-path %s --port 0 --threads 1 --served-model-name m "
+             "--max-body-bytes %zu --max-connections %d --max-queued-requests 100000",
+             ml_test_dir(), l->max_body, l->n_connection + 200);
+    return start(l, arguments);
+}
+
+static int start_router(load *l, const int *port) {
+    char arguments[400];
+
+    snprintf(arguments, sizeof arguments,
+             "router --port 0 --max-payload-size %zu --worker-urls http://127.0.0.1:%d "
+             "http://127.0.0.1:%d",
+             l->max_body, port[0], port[1]);
+    return start(l, arguments);
+}
+
+bool load_server_start(load *l) {
+    int port[2] = { 0 };
+
+    if (!make_model())
         return false;
-    l->pid = fork();
-    if (l->pid == 0) {
-        close(ends[0]);
-        run_server(l, ends[1]);
+    for (int i = 0; i < (l->router ? 2 : 1); i++) {
+        port[i] = start_server(l);
+        if (!port[i])
+            return false;
     }
-    close(ends[1]);
-    l->port = l->pid > 0 ? read_port(ends[0]) : 0;
+    l->port = l->router ? start_router(l, port) : port[0];
     return l->port > 0;
 }
 
-double load_server_rss(const load *l) {
+static double rss_of(pid_t pid) {
     char path[64];
     long all, resident = 0;
     FILE *f;
 
-    snprintf(path, sizeof path, "/proc/%d/statm", (int)l->pid);
+    snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
     f = fopen(path, "r");
     if (f) {
         if (fscanf(f, "%ld %ld", &all, &resident) != 2)
@@ -98,24 +119,49 @@ double load_server_rss(const load *l) {
     return (double)resident * (double)sysconf(_SC_PAGESIZE) / 0x1p20;
 }
 
-bool load_server_lives(const load *l) {
+double load_server_rss(const load *l) {
+    double sum = 0;
+
+    for (int i = 0; i < l->n_process; i++)
+        sum += rss_of(l->pid[i]);
+    return sum;
+}
+
+static bool lives(pid_t pid) {
     siginfo_t info = { 0 };
 
-    return waitid(P_PID, (id_t)l->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+    return waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
            info.si_pid == 0;
 }
 
-int load_server_stop(load *l) {
+bool load_server_lives(const load *l) {
+    bool all = true;
+
+    for (int i = 0; i < l->n_process; i++)
+        all = all && lives(l->pid[i]);
+    return all;
+}
+
+static bool stop(pid_t pid) {
     int status = 0;
 
-    kill(l->pid, SIGTERM);
-    for (int i = 0; i < 600 && load_server_lives(l); i++)
+    kill(pid, SIGTERM);
+    for (int i = 0; i < 600 && lives(pid); i++)
         usleep(100000);
-    if (load_server_lives(l)) {
-        kill(l->pid, SIGKILL);
-        waitpid(l->pid, &status, 0);
-        return -1;
+    if (lives(pid)) {
+        kill(pid, SIGKILL);
+        waitpid(pid, &status, 0);
+        return false;
     }
-    waitpid(l->pid, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* The last that was started first: the router before its servers. */
+bool load_server_stop(load *l) {
+    bool all = true;
+
+    while (l->n_process > 0)
+        all = stop(l->pid[--l->n_process]) && all;
+    return all;
 }
