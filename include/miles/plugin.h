@@ -131,7 +131,8 @@ typedef enum miles_kind {
     MILES_ADVANTAGE = 1,
     MILES_CORRECTION,
     MILES_REDUCER,
-    MILES_LOSS
+    MILES_LOSS,
+    MILES_REWARD
 } miles_kind;
 
 /* Every row begins with this. */
@@ -198,6 +199,32 @@ typedef struct miles_loss {
     int (*run)(const miles_sample *sample, const miles_algo *algo, miles_loss_out *out,
                miles_error *err);
 } miles_loss;
+
+/* One finished response, to be scored.  Text has a length and may hold any bytes. */
+typedef struct miles_reward_in {
+    size_t size;
+    int64_t index;                                    /* of the sample, in the run */
+    int64_t seed;                                     /* of the run */
+    const char *prompt, *response, *label, *metadata; /* label, metadata: JSON, or NULL */
+    size_t prompt_len, response_len, label_len, metadata_len;
+    const int64_t *token; /* [n_token] prompt and response */
+    int64_t n_token;
+    bool boxed; /* the response is what stood in a box */
+} miles_reward_in;
+
+/* NaN and infinity are no rewards: such a sample is counted as invalid. */
+typedef struct miles_reward_out {
+    size_t size;
+    double reward;
+    char detail[2000]; /* a JSON object that stands for the reward in dumps; "": none */
+} miles_reward_out;
+
+/* Rows of this kind are called from several threads at once.  One that returns 1 leaves
+ * the sample without a reward: it is counted as invalid, never as 0. */
+typedef struct miles_reward {
+    miles_row row;
+    int (*run)(const miles_reward_in *in, miles_reward_out *out, miles_error *err);
+} miles_reward;
 
 typedef struct miles_plugin {
     size_t size;

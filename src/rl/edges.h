@@ -15,6 +15,12 @@ extern const miles_reducer ml_reducer_drgrpo, ml_reducer_dapo; /* reduce/ */
 extern const miles_loss ml_loss_policy, ml_loss_cispo, ml_loss_value,
     ml_loss_sft; /* loss/ */
 
+extern const miles_reward ml_reward_math, ml_reward_deepscaler; /* reward/ */
+extern const miles_reward ml_reward_gemma_math, ml_reward_dapo, ml_reward_f1,
+    ml_reward_gpqa;
+extern const miles_reward ml_reward_exact_match, ml_reward_regex, ml_reward_random;
+extern const miles_reward ml_reward_deterministic_random;
+
 /* All of them; NULL at the end. */
 extern const miles_row *const ml_edges[];
 

@@ -70,7 +70,9 @@ static bool begins(const lexer *x, const char *what) {
 /* How many bytes of a thousands separator stand at p; 0: none.  Inside brackets a plain
  * comma separates elements. */
 static size_t separator(const lexer *x, const char *p) {
-    static const char *const marks[] = { ",\\!", "{,}", "\\,", "\\ ", "\\;", "~", " ", "," };
+    static const char *const marks[] = {
+        ",\\!", "{,}", "\\,", "\\ ", "\\;", "~", " ", ","
+    };
 
     for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
         size_t n = strlen(marks[i]);
@@ -208,16 +210,16 @@ static void read_word(lexer *x) {
 /* --- macros ------------------------------------------------------------------------------ */
 
 typedef enum macro_sense {
-    M_NOTHING,   /* gone */
-    M_SPACE,     /* a blank */
-    M_FONT,      /* gone, with the braces of its argument */
-    M_TEXT,      /* likewise; what is inside is words */
-    M_ARGUMENT,  /* gone, argument and all */
-    M_OP,        /* an operator */
-    M_OPEN,      /* a bracket */
-    M_CLOSE,     /* a bracket */
-    M_RENAME,    /* the same as another macro */
-    M_WORD       /* the same as a word */
+    M_NOTHING,  /* gone */
+    M_SPACE,    /* a blank */
+    M_FONT,     /* gone, with the braces of its argument */
+    M_TEXT,     /* likewise; what is inside is words */
+    M_ARGUMENT, /* gone, argument and all */
+    M_OP,       /* an operator */
+    M_OPEN,     /* a bracket */
+    M_CLOSE,    /* a bracket */
+    M_RENAME,   /* the same as another macro */
+    M_WORD      /* the same as a word */
 } macro_sense;
 
 typedef struct macro_row {
@@ -227,61 +229,107 @@ typedef struct macro_row {
 } macro_row;
 
 static const macro_row macros[] = {
-    { "left", M_NOTHING, 0 },          { "right", M_NOTHING, 0 },
-    { "big", M_NOTHING, 0 },           { "Big", M_NOTHING, 0 },
-    { "bigl", M_NOTHING, 0 },          { "bigr", M_NOTHING, 0 },
-    { "Bigl", M_NOTHING, 0 },          { "Bigr", M_NOTHING, 0 },
-    { "displaystyle", M_NOTHING, 0 },  { "textstyle", M_NOTHING, 0 },
-    { "limits", M_NOTHING, 0 },        { "bf", M_NOTHING, 0 },
-    { "it", M_NOTHING, 0 },            { "rm", M_NOTHING, 0 },
-    { "hfill", M_SPACE, 0 },           { "quad", M_SPACE, 0 },
-    { "qquad", M_SPACE, 0 },           { "mathbf", M_FONT, 0 },
-    { "mathit", M_FONT, 0 },           { "mathsf", M_FONT, 0 },
-    { "mathtt", M_FONT, 0 },           { "mathcal", M_FONT, 0 },
-    { "mathbb", M_FONT, 0 },           { "mathfrak", M_FONT, 0 },
-    { "boldsymbol", M_FONT, 0 },       { "bm", M_FONT, 0 },
-    { "underline", M_FONT, 0 },        { "fbox", M_FONT, 0 },
-    { "framebox", M_FONT, 0 },         { "boxed", M_FONT, 0 },
-    { "text", M_TEXT, 0 },             { "mathrm", M_TEXT, 0 },
-    { "mbox", M_TEXT, 0 },             { "hbox", M_TEXT, 0 },
-    { "textbf", M_TEXT, 0 },           { "textit", M_TEXT, 0 },
-    { "textrm", M_TEXT, 0 },           { "textsf", M_TEXT, 0 },
-    { "texttt", M_TEXT, 0 },           { "emph", M_TEXT, 0 },
-    { "operatorname", M_TEXT, 0 },     { "label", M_ARGUMENT, 0 },
-    { "tag", M_ARGUMENT, 0 },          { "phantom", M_ARGUMENT, 0 },
-    { "hphantom", M_ARGUMENT, 0 },     { "vphantom", M_ARGUMENT, 0 },
-    { "hspace", M_ARGUMENT, 0 },       { "color", M_ARGUMENT, 0 },
-    { "textcolor", M_ARGUMENT, 0 },    { "cdot", M_OP, "*" },
-    { "times", M_OP, "*" },            { "ast", M_OP, "*" },
-    { "div", M_OP, "/" },              { "pm", M_OP, "+-" },
-    { "mp", M_OP, "+-" },              { "le", M_OP, "<=" },
-    { "leq", M_OP, "<=" },             { "leqslant", M_OP, "<=" },
-    { "ge", M_OP, ">=" },              { "geq", M_OP, ">=" },
-    { "geqslant", M_OP, ">=" },        { "lt", M_OP, "<" },
-    { "gt", M_OP, ">" },               { "ne", M_OP, "!=" },
-    { "neq", M_OP, "!=" },             { "in", M_OP, "in" },
-    { "cup", M_OP, "cup" },            { "lvert", M_OP, "|" },
-    { "rvert", M_OP, "|" },            { "vert", M_OP, "|" },
-    { "mid", M_OP, "|" },              { "circ", M_OP, "deg" },
-    { "degree", M_OP, "deg" },         { "colon", M_OP, ":" },
-    { "lbrace", M_OPEN, "{" },         { "rbrace", M_CLOSE, "}" },
-    { "langle", M_OPEN, "<" },         { "rangle", M_CLOSE, ">" },
-    { "dfrac", M_RENAME, "frac" },     { "tfrac", M_RENAME, "frac" },
-    { "cfrac", M_RENAME, "frac" },     { "varnothing", M_RENAME, "emptyset" },
-    { "dbinom", M_RENAME, "binom" },   { "tbinom", M_RENAME, "binom" },
-    { "bar", M_RENAME, "overline" },   { "varphi", M_RENAME, "phi" },
-    { "varepsilon", M_RENAME, "epsilon" }, { "pi", M_WORD, "pi" },
-    { "and", M_OP, "and" },            { "land", M_OP, "and" },
+    { "left", M_NOTHING, 0 },
+    { "right", M_NOTHING, 0 },
+    { "big", M_NOTHING, 0 },
+    { "Big", M_NOTHING, 0 },
+    { "bigl", M_NOTHING, 0 },
+    { "bigr", M_NOTHING, 0 },
+    { "Bigl", M_NOTHING, 0 },
+    { "Bigr", M_NOTHING, 0 },
+    { "displaystyle", M_NOTHING, 0 },
+    { "textstyle", M_NOTHING, 0 },
+    { "limits", M_NOTHING, 0 },
+    { "bf", M_NOTHING, 0 },
+    { "it", M_NOTHING, 0 },
+    { "rm", M_NOTHING, 0 },
+    { "hfill", M_SPACE, 0 },
+    { "quad", M_SPACE, 0 },
+    { "qquad", M_SPACE, 0 },
+    { "mathbf", M_FONT, 0 },
+    { "mathit", M_FONT, 0 },
+    { "mathsf", M_FONT, 0 },
+    { "mathtt", M_FONT, 0 },
+    { "mathcal", M_FONT, 0 },
+    { "mathbb", M_FONT, 0 },
+    { "mathfrak", M_FONT, 0 },
+    { "boldsymbol", M_FONT, 0 },
+    { "bm", M_FONT, 0 },
+    { "underline", M_FONT, 0 },
+    { "fbox", M_FONT, 0 },
+    { "framebox", M_FONT, 0 },
+    { "boxed", M_FONT, 0 },
+    { "text", M_TEXT, 0 },
+    { "mathrm", M_TEXT, 0 },
+    { "mbox", M_TEXT, 0 },
+    { "hbox", M_TEXT, 0 },
+    { "textbf", M_TEXT, 0 },
+    { "textit", M_TEXT, 0 },
+    { "textrm", M_TEXT, 0 },
+    { "textsf", M_TEXT, 0 },
+    { "texttt", M_TEXT, 0 },
+    { "emph", M_TEXT, 0 },
+    { "operatorname", M_TEXT, 0 },
+    { "label", M_ARGUMENT, 0 },
+    { "tag", M_ARGUMENT, 0 },
+    { "phantom", M_ARGUMENT, 0 },
+    { "hphantom", M_ARGUMENT, 0 },
+    { "vphantom", M_ARGUMENT, 0 },
+    { "hspace", M_ARGUMENT, 0 },
+    { "color", M_ARGUMENT, 0 },
+    { "textcolor", M_ARGUMENT, 0 },
+    { "cdot", M_OP, "*" },
+    { "times", M_OP, "*" },
+    { "ast", M_OP, "*" },
+    { "div", M_OP, "/" },
+    { "pm", M_OP, "+-" },
+    { "mp", M_OP, "+-" },
+    { "le", M_OP, "<=" },
+    { "leq", M_OP, "<=" },
+    { "leqslant", M_OP, "<=" },
+    { "ge", M_OP, ">=" },
+    { "geq", M_OP, ">=" },
+    { "geqslant", M_OP, ">=" },
+    { "lt", M_OP, "<" },
+    { "gt", M_OP, ">" },
+    { "ne", M_OP, "!=" },
+    { "neq", M_OP, "!=" },
+    { "in", M_OP, "in" },
+    { "cup", M_OP, "cup" },
+    { "lvert", M_OP, "|" },
+    { "rvert", M_OP, "|" },
+    { "vert", M_OP, "|" },
+    { "mid", M_OP, "|" },
+    { "circ", M_OP, "deg" },
+    { "degree", M_OP, "deg" },
+    { "colon", M_OP, ":" },
+    { "lbrace", M_OPEN, "{" },
+    { "rbrace", M_CLOSE, "}" },
+    { "langle", M_OPEN, "<" },
+    { "rangle", M_CLOSE, ">" },
+    { "dfrac", M_RENAME, "frac" },
+    { "tfrac", M_RENAME, "frac" },
+    { "cfrac", M_RENAME, "frac" },
+    { "varnothing", M_RENAME, "emptyset" },
+    { "dbinom", M_RENAME, "binom" },
+    { "tbinom", M_RENAME, "binom" },
+    { "bar", M_RENAME, "overline" },
+    { "varphi", M_RENAME, "phi" },
+    { "varepsilon", M_RENAME, "epsilon" },
+    { "pi", M_WORD, "pi" },
+    { "and", M_OP, "and" },
+    { "land", M_OP, "and" },
     { "lor", M_OP, "or" },
 };
 
 /* One-character macros: \, and the like. */
 static const macro_row signs[] = {
-    { ",", M_SPACE, 0 },  { ";", M_SPACE, 0 },  { ":", M_SPACE, 0 },   { " ", M_SPACE, 0 },
-    { "!", M_NOTHING, 0 }, { "$", M_NOTHING, 0 }, { "(", M_NOTHING, 0 }, { ")", M_NOTHING, 0 },
-    { "[", M_NOTHING, 0 }, { "]", M_NOTHING, 0 }, { "%", M_OP, "%" },    { "{", M_OPEN, "{" },
-    { "}", M_CLOSE, "}" }, { "|", M_OP, "|" },    { "\\", M_OP, "row" }, { "\n", M_SPACE, 0 },
-    { "&", M_OP, "&" },    { "_", M_OP, "_" },
+    { ",", M_SPACE, 0 },   { ";", M_SPACE, 0 },   { ":", M_SPACE, 0 },
+    { " ", M_SPACE, 0 },   { "!", M_NOTHING, 0 }, { "$", M_NOTHING, 0 },
+    { "(", M_NOTHING, 0 }, { ")", M_NOTHING, 0 }, { "[", M_NOTHING, 0 },
+    { "]", M_NOTHING, 0 }, { "%", M_OP, "%" },    { "{", M_OPEN, "{" },
+    { "}", M_CLOSE, "}" }, { "|", M_OP, "|" },    { "\\", M_OP, "row" },
+    { "\n", M_SPACE, 0 },  { "&", M_OP, "&" },    { "_", M_OP, "_" },
 };
 
 static const macro_row *find_macro(const macro_row *row, size_t n, ml_str name) {
@@ -498,7 +546,8 @@ static void join_degrees(ml_mtoks *all, ml_mtok *t) {
             group = true;
             at++;
         }
-        if (raised && at < all->n && (ml_mtok_op(&t[at], "deg") || ml_mtok_is(&t[at], ML_T_WORD, "o")) &&
+        if (raised && at < all->n &&
+            (ml_mtok_op(&t[at], "deg") || ml_mtok_is(&t[at], ML_T_WORD, "o")) &&
             (!group || (at + 1 < all->n && t[at + 1].kind == ML_T_UNGROUP))) {
             t[kept++] = (ml_mtok){ .kind = ML_T_OP, .text = ml_str_of("deg") };
             i = at + group;

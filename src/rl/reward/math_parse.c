@@ -35,10 +35,11 @@ static bool at(const parser *p, ml_mtok_kind kind, const char *text) {
 }
 
 bool ml_math_is_function(ml_str name) {
-    static const char *const names[] = { "sin", "cos", "tan", "cot", "sec", "csc",
-                                         "log", "ln",  "exp", "abs", "arcsin", "arccos",
-                                         "arctan", "sinh", "cosh", "tanh", "lg", "max",
-                                         "min", "gcd", "lcm", "det", "pow", "sqrt" };
+    static const char *const names[] = { "sin",    "cos",    "tan",    "cot",  "sec",
+                                         "csc",    "log",    "ln",     "exp",  "abs",
+                                         "arcsin", "arccos", "arctan", "sinh", "cosh",
+                                         "tanh",   "lg",     "max",    "min",  "gcd",
+                                         "lcm",    "det",    "pow",    "sqrt" };
 
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (ml_str_is(name, names[i]))
@@ -96,7 +97,8 @@ static ml_ratfun decimal(parser *p, const ml_mtok *t) {
         places = (int64_t)(text.ptr + text.len - point) - 1;
     if (t->repeat.len) { /* 0.1(6) is (16 - 1) / 90 */
         ml_ratfun head = ml_ratfun_int(p->a, all_digits(p, text, (ml_str){ 0 }));
-        ml_ratfun nines = ml_ratfun_add(p->a, ten_to(p, (int64_t)t->repeat.len), number(p, -1));
+        ml_ratfun nines =
+            ml_ratfun_add(p->a, ten_to(p, (int64_t)t->repeat.len), number(p, -1));
         v = ml_ratfun_add(p->a, v, ml_ratfun_minus(p->a, head));
         v = ml_ratfun_div(p->a, v, nines);
     }

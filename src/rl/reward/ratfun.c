@@ -266,7 +266,7 @@ static bool small_fraction(ml_ratfun x, int64_t *num, int64_t *den) {
         *num = -*num;
         *den = -*den;
     }
-    for (int64_t p = *num < 0 ? -*num : *num, q = *den; ; ) { /* Euclid */
+    for (int64_t p = *num < 0 ? -*num : *num, q = *den;;) { /* Euclid */
         int64_t r = p ? q % p : 0;
         if (p == 0 || r == 0) {
             int64_t g = p == 0 ? q : p;

@@ -1,0 +1,139 @@
+#include "rl/reward/answer.h"
+
+#include <string.h>
+
+#define BOX_TRIES 64 /* boxes looked at, from the last on */
+
+/* --- text ---------------------------------------------------------------------------------- */
+
+static bool is_at(ml_str s, size_t i, const char *needle, size_t n) {
+    return s.len - i >= n && memcmp(s.ptr + i, needle, n) == 0;
+}
+
+size_t ml_str_last(ml_str s, const char *needle) {
+    size_t n = strlen(needle);
+
+    for (size_t i = s.len; i-- > 0;)
+        if (is_at(s, i, needle, n))
+            return i;
+    return s.len;
+}
+
+size_t ml_str_first(ml_str s, const char *needle) {
+    const char *p = s.len ? memmem(s.ptr, s.len, needle, strlen(needle)) : NULL;
+
+    return p ? (size_t)(p - s.ptr) : s.len;
+}
+
+ml_str ml_str_from(ml_str s, size_t at) {
+    at = at < s.len ? at : s.len;
+    return (ml_str){ s.ptr + at, s.len - at };
+}
+
+static bool is_blank(char c) {
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+ml_str ml_str_trim(ml_str s) {
+    while (s.len && is_blank(s.ptr[0]))
+        s = ml_str_from(s, 1);
+    while (s.len && is_blank(s.ptr[s.len - 1]))
+        s.len--;
+    return s;
+}
+
+bool ml_str_begins_nocase(ml_str s, const char *lower) {
+    for (size_t i = 0; lower[i]; i++) {
+        char c = i < s.len ? s.ptr[i] : 0;
+        if (c >= 'A' && c <= 'Z')
+            c = (char)(c + 'a' - 'A');
+        if (c != lower[i])
+            return false;
+    }
+    return true;
+}
+
+/* --- boxes --------------------------------------------------------------------------------- */
+
+/* The text between the brace at `open` and its partner. */
+static bool braced(ml_str s, size_t open, bool escapes, ml_str *out) {
+    int depth = 0;
+
+    for (size_t i = open; i < s.len; i++) {
+        if (escapes && s.ptr[i] == '\\')
+            i++;
+        else if (s.ptr[i] == '{')
+            depth++;
+        else if (s.ptr[i] == '}' && --depth == 0) {
+            *out = (ml_str){ s.ptr + open + 1, i - open - 1 };
+            return true;
+        }
+    }
+    return false;
+}
+
+bool ml_answer_last_box(ml_str s, ml_str *out) {
+    size_t at = ml_str_last(s, "\\boxed");
+
+    return at < s.len && is_at(s, at, "\\boxed{", 7) && braced(s, at + 6, false, out);
+}
+
+/* "\boxed 7": what follows up to a blank. */
+static bool unbraced(ml_str s, size_t at, ml_str *out) {
+    size_t to = at;
+
+    while (to < s.len && !is_blank(s.ptr[to]) && !strchr("$.,{}[", s.ptr[to]))
+        to++;
+    *out = (ml_str){ s.ptr + at, to - at };
+    return to > at && (to == s.len || !strchr("{[", s.ptr[to]));
+}
+
+/* The content of the box whose macro, of n letters, begins at `at`. */
+static bool box_at(ml_str s, size_t at, size_t n, ml_str *out) {
+    size_t open = at + n;
+
+    while (open < s.len && is_blank(s.ptr[open]))
+        open++;
+    if (open < s.len && s.ptr[open] == '{')
+        return braced(s, open, true, out) || braced(s, open, false, out);
+    return open > at + n && unbraced(s, open, out);
+}
+
+static bool last_whole_box(ml_str s, const char *macro, ml_str *out) {
+    size_t n = strlen(macro);
+    ml_str head = s;
+
+    for (int tries = 0; tries < BOX_TRIES; tries++) {
+        size_t at = ml_str_last(head, macro);
+        if (at == head.len)
+            return false;
+        if (box_at(s, at, n, out))
+            return true;
+        head.len = at;
+    }
+    return false;
+}
+
+bool ml_answer_box(ml_str s, ml_str *out) {
+    if (ml_str_first(s, "\\boxed") < s.len)
+        return last_whole_box(s, "\\boxed", out);
+    return last_whole_box(s, "\\fbox", out);
+}
+
+/* --- lines --------------------------------------------------------------------------------- */
+
+bool ml_answer_line(ml_str s, ml_str *out) {
+    ml_str last;
+
+    s = ml_str_trim(s);
+    last = ml_str_from(s, ml_str_last(s, "\n") + 1);
+    if (last.len == 0 || last.len == s.len)
+        return false;
+    if (ml_str_begins_nocase(last, "answer:"))
+        *out = ml_str_trim(ml_str_from(last, 7));
+    else if (ml_str_begins_nocase(last, "####"))
+        *out = ml_str_trim(ml_str_from(last, 4));
+    else
+        return false;
+    return out->len > 0;
+}

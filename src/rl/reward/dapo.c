@@ -1,0 +1,183 @@
+/* dapo: the line "Answer: ..." against a number. */
+#include <string.h>
+
+#include "rl/edges.h"
+#include "rl/reward/answer.h"
+#include "rl/reward/dapo_text.h"
+#include "rl/reward/label.h"
+#include "rl/reward/math_same.h"
+
+/* --- where the answer stands ----------------------------------------------------------- */
+
+static bool is_blank(char c) {
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+/* The line after "answer" and one of the marks at `at`; blanks may include line breaks. */
+static bool line_after(ml_str s, size_t at, const char *const *mark, ml_str *out) {
+    ml_str rest = ml_str_from(s, at + 6);
+    size_t n = 0;
+
+    while (n < rest.len && is_blank(rest.ptr[n]))
+        n++;
+    rest = ml_str_from(rest, n);
+    for (; *mark; mark++)
+        if (ml_str_begins_nocase(rest, *mark))
+            break;
+    if (!*mark)
+        return false;
+    rest = ml_str_trim(ml_str_from(rest, strlen(*mark)));
+    *out = (ml_str){ rest.ptr, ml_str_first(rest, "\n") };
+    return out->len > 0;
+}
+
+static bool last_line_after(ml_str s, const char *const *mark, ml_str *out) {
+    for (size_t i = s.len; i-- > 0;)
+        if ((s.ptr[i] | 32) == 'a' && ml_str_begins_nocase(ml_str_from(s, i), "answer") &&
+            line_after(s, i, mark, out))
+            return true;
+    return false;
+}
+
+/* "#### 7" at the start of a line. */
+static bool gsm_line(ml_str s, ml_str *out) {
+    size_t at = ml_str_last(s, "####");
+
+    if (at == s.len || (at > 0 && s.ptr[at - 1] != '\n'))
+        return false;
+    *out = ml_str_trim(ml_str_from(s, at + 4));
+    out->len = ml_str_first(*out, "\n");
+    return out->len > 0;
+}
+
+static bool find_answer(const miles_reward_in *in, ml_str *out) {
+    static const char *const colon[] = { ":", "：", NULL };
+    static const char *const other[] = { "is:", "is", "- ", NULL };
+    ml_str s = ml_response(in);
+
+    if (last_line_after(s, colon, out))
+        return true;
+    if (in->boxed) {
+        *out = s;
+        return s.len > 0;
+    }
+    return ml_answer_box(s, out) || gsm_line(s, out) || last_line_after(s, other, out);
+}
+
+/* --- what it says ------------------------------------------------------------------------ */
+
+static bool drop_front(ml_str *s, const char *word) {
+    if (!ml_str_begins_nocase(*s, word))
+        return false;
+    *s = ml_str_trim(ml_str_from(*s, strlen(word)));
+    return true;
+}
+
+static bool drop_back(ml_str *s, const char *word) {
+    size_t n = strlen(word);
+
+    if (s->len <= n || memcmp(s->ptr + s->len - n, word, n) != 0)
+        return false;
+    s->len -= n;
+    *s = ml_str_trim(*s);
+    return true;
+}
+
+/* Without what is not part of an answer: emphasis, quotes, end marks, "about". */
+static ml_str clean(ml_str s) {
+    static const char *const front[] = {
+        "**", "`", "'", "\"", "answer:", "about ", "approximately ", NULL
+    };
+    static const char *const back[] = {
+        "**", "`", "'", "\"", "</s>", "<|im_end|>", "<|endoftext|>", "=", "(approx)", NULL
+    };
+    bool again = true;
+
+    s = ml_str_trim(s);
+    while (again) {
+        again = false;
+        for (int i = 0; front[i]; i++)
+            again = drop_front(&s, front[i]) || again;
+        for (int i = 0; back[i]; i++)
+            again = drop_back(&s, back[i]) || again;
+    }
+    return s;
+}
+
+/* A label that is a number, written out. */
+static bool is_number(ml_str s) {
+    bool digit = false;
+
+    for (size_t i = 0; i < s.len; i++) {
+        char c = s.ptr[i];
+        digit = digit || (c >= '0' && c <= '9');
+        if (!(c >= '0' && c <= '9') && !strchr("+-.,eE", c))
+            return false;
+    }
+    return digit;
+}
+
+static bool is_right(ml_str answer, const ml_json *label, ml_str pred) {
+    ml_text norm = { 0 };
+    ml_str text;
+    bool right;
+
+    if (!ml_label_text(label, &text))
+        return false;
+    text = ml_str_trim(text);
+    if (is_number(text))
+        return ml_math_same(clean(answer), text, false);
+    ml_dapo_normalize(&norm, text);
+    right = norm.len > 0 && ml_str_eq((ml_str){ norm.ptr, norm.len }, pred);
+    if (!right && text.len > 2) { /* "$7$", "7 dollars": a number after all */
+        ml_str n = { norm.ptr, norm.len };
+        right = is_number(n) && !memchr(text.ptr, ' ', text.len) &&
+                ml_math_same(clean(answer), n, false);
+    }
+    ml_text_release(&norm);
+    return right;
+}
+
+/* --- the reward ----------------------------------------------------------------------------- */
+
+/* As Miles reports it: {"score": 1.0, "acc": true, "pred": "7"}. */
+static void describe(miles_reward_out *out, bool right, ml_str pred) {
+    ml_text t = { 0 };
+
+    if (pred.len > 300)
+        pred.len = 0;
+    ml_text_printf(&t, "{\"score\": %s, \"acc\": %s, \"pred\": ", right ? "1.0" : "-1.0",
+                   right ? "true" : "false");
+    ml_json_quote(&t, pred);
+    ml_text_printf(&t, "}");
+    if (t.len < sizeof out->detail)
+        memcpy(out->detail, t.ptr, t.len + 1);
+    ml_text_release(&t);
+}
+
+static int run(const miles_reward_in *in, miles_reward_out *out, miles_error *err) {
+    ml_str answer, pred;
+    ml_text norm = { 0 };
+    ml_label l;
+    bool right;
+
+    if (!ml_label_init(&l, in, err)) {
+        ml_label_release(&l);
+        return 1;
+    }
+    pred = ml_dapo_pred(&norm, ml_response(in));
+    right = find_answer(in, &answer) && is_right(answer, l.label, pred);
+    if (right && ml_str_is(pred, "[INVALID]"))
+        pred = clean(answer);
+    out->reward = right ? 1.0 : -1.0;
+    describe(out, right, pred);
+    ml_text_release(&norm);
+    ml_label_release(&l);
+    return 0;
+}
+
+const miles_reward ml_reward_dapo = {
+    { sizeof ml_reward_dapo, MILES_REWARD, "dapo", NULL,
+      "1 when the line \"Answer: ...\" is the label's number, else -1" },
+    run,
+};

@@ -1,0 +1,69 @@
+#include "rl/reward/grade.h"
+
+#include <string.h>
+
+#include "rl/edges.h"
+#include "rl/reward/answer.h"
+#include "rl/reward/label.h"
+
+static bool is_named(const miles_row *row, ml_str name) {
+    return row->kind == MILES_REWARD &&
+           (ml_str_is(name, row->name) || (row->alias && ml_str_is(name, row->alias)));
+}
+
+static ml_status unknown(ml_str name, ml_err *err) {
+    ml_text known = { 0 };
+    ml_status st;
+
+    for (const miles_row *const *row = ml_edges; *row; row++)
+        if ((*row)->kind == MILES_REWARD)
+            ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*row)->name);
+    st = ml_fail(err, ML_EUSAGE,
+                 "there is no reward called '%.*s': choose remote_rm, ifbench, %s, one of "
+                 "these after boxed_, or write your own for --custom-rm-path",
+                 (int)name.len, name.ptr, known.ptr);
+    ml_text_release(&known);
+    return st;
+}
+
+ml_status ml_grader_find(ml_grader *out, const char *name, ml_err *err) {
+    ml_str s = ml_str_trim(ml_str_of(name));
+    bool boxed = ml_str_first(s, "boxed_") == 0 && s.len > 0;
+    ml_str bare = boxed ? ml_str_from(s, 6) : s;
+
+    for (const miles_row *const *row = ml_edges; *row; row++)
+        if (is_named(*row, bare)) {
+            /* A row is the first member of its struct. */
+            *out = (ml_grader){ (const void *)*row, boxed };
+            return ML_OK;
+        }
+    return unknown(s, err);
+}
+
+/* Graders of mathematics take any box that can be read; the others see what Miles' see. */
+static ml_str box_of(const miles_reward *row, ml_str response) {
+    bool math = row != &ml_reward_f1 && row != &ml_reward_gpqa;
+    ml_str box;
+
+    if (math ? ml_answer_box(response, &box) : ml_answer_last_box(response, &box))
+        return box;
+    return (ml_str){ "", 0 };
+}
+
+int ml_grader_run(const ml_grader *g, const miles_reward_in *in, miles_reward_out *out,
+                  miles_error *err) {
+    miles_reward_in inside = *in;
+    ml_str box;
+
+    *out = (miles_reward_out){ .size = sizeof *out };
+    *err = (miles_error){ "" };
+    if (!g->boxed)
+        return g->row->run(in, out, err);
+    if (!in->response)
+        return ml_reward_fail(err, "there is no response to look for a box in");
+    box = box_of(g->row, ml_response(in));
+    inside.response = box.ptr;
+    inside.response_len = box.len;
+    inside.boxed = true;
+    return g->row->run(&inside, out, err);
+}

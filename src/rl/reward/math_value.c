@@ -1,0 +1,313 @@
+#include "rl/reward/math_value.h"
+
+#include <string.h>
+
+#include "rl/reward/math_parse.h"
+
+ml_mtoks ml_mtoks_part(ml_mtoks x, int32_t from, int32_t to) {
+    return (ml_mtoks){ x.t + from, to > from ? to - from : 0 };
+}
+
+/* --- text ------------------------------------------------------------------------------- */
+
+/* Braces around a single token say nothing: x^{2} is x^2. */
+static bool is_idle_brace(ml_mtoks x, int32_t i) {
+    if (x.t[i].kind == ML_T_GROUP)
+        return i + 2 < x.n && x.t[i + 2].kind == ML_T_UNGROUP &&
+               !ml_mtok_nests(&x.t[i + 1]);
+    return x.t[i].kind == ML_T_UNGROUP && i >= 2 && x.t[i - 2].kind == ML_T_GROUP &&
+           !ml_mtok_nests(&x.t[i - 1]);
+}
+
+static int32_t next_visible(ml_mtoks x, int32_t i) {
+    while (i < x.n && is_idle_brace(x, i))
+        i++;
+    return i;
+}
+
+bool ml_mtoks_same_text(ml_mtoks x, ml_mtoks y) {
+    int32_t i = next_visible(x, 0), j = next_visible(y, 0);
+    size_t u = 0, v = 0; /* letters of a word may be split differently: n o, no */
+
+    while (i < x.n && j < y.n) {
+        const ml_mtok *s = &x.t[i], *t = &y.t[j];
+        bool words = s->kind == ML_T_WORD && t->kind == ML_T_WORD;
+        if (words ? s->text.ptr[u] != t->text.ptr[v]
+                  : u || v || s->kind != t->kind || !ml_str_eq(s->text, t->text) ||
+                        !ml_str_eq(s->repeat, t->repeat))
+            return false;
+        u = words ? u + 1 : s->text.len;
+        v = words ? v + 1 : t->text.len;
+        if (u >= s->text.len) {
+            i = next_visible(x, i + 1);
+            u = 0;
+        }
+        if (v >= t->text.len) {
+            j = next_visible(y, j + 1);
+            v = 0;
+        }
+    }
+    return i == x.n && j == y.n;
+}
+
+/* --- what the strict form refuses --------------------------------------------------------- */
+
+/* A number written out, maybe signed or in brackets. */
+static const ml_mtok *literal(ml_mtoks x) {
+    while (x.n > 2 && ml_mtok_is(&x.t[0], ML_T_OPEN, "(") &&
+           ml_mtok_is(&x.t[x.n - 1], ML_T_CLOSE, ")"))
+        x = ml_mtoks_part(x, 1, x.n - 1);
+    if (x.n == 2 && (ml_mtok_op(&x.t[0], "-") || ml_mtok_op(&x.t[0], "+")))
+        x = ml_mtoks_part(x, 1, 2);
+    while (x.n > 2 && x.t[0].kind == ML_T_GROUP && x.t[x.n - 1].kind == ML_T_UNGROUP)
+        x = ml_mtoks_part(x, 1, x.n - 1);
+    return x.n == 1 && x.t[0].kind == ML_T_NUM && !x.t[0].repeat.len ? &x.t[0] : NULL;
+}
+
+static bool is_whole(ml_mcompare *c, const ml_mtok *t) {
+    ml_algebra a = { .work = { c->arena, c->work, false } };
+    ml_ratfun v;
+    int64_t whole;
+
+    if (!memchr(t->text.ptr, '.', t->text.len) && !memchr(t->text.ptr, '-', t->text.len))
+        return true;
+    return ml_math_parse(&v, &a, (ml_mtoks){ t, 1 }) && ml_ratfun_is_int(v, &whole);
+}
+
+/* A whole number against something to be worked out. */
+static bool whole_against_sum(ml_mcompare *c, ml_mtoks x, ml_mtoks y) {
+    const ml_mtok *s = literal(x), *t = literal(y);
+
+    if ((s && t) || (s && s->magnitude) || (t && t->magnitude))
+        return false;
+    return (s && is_whole(c, s)) || (t && is_whole(c, t));
+}
+
+/* a/b of two whole numbers, as \frac or with a slash. */
+static bool plain_fraction(ml_mtoks x, const ml_mtok **num, const ml_mtok **den) {
+    const ml_mtok *found[2] = { 0 };
+    int n = 0;
+    bool slash = false, macro = false;
+
+    for (int32_t i = 0; i < x.n; i++) {
+        const ml_mtok *t = &x.t[i];
+        if (t->kind == ML_T_NUM && n < 2 && !memchr(t->text.ptr, '.', t->text.len))
+            found[n++] = t;
+        else if (ml_mtok_op(t, "/") && n == 1)
+            slash = true;
+        else if (ml_mtok_is(t, ML_T_MACRO, "frac") && n == 0)
+            macro = true;
+        else if (!(ml_mtok_op(t, "-") && n == 0) && t->kind != ML_T_GROUP &&
+                 t->kind != ML_T_UNGROUP)
+            return false;
+    }
+    *num = found[0];
+    *den = found[1];
+    return n == 2 && slash != macro;
+}
+
+static bool unreduced(ml_mtoks x, ml_mtoks y) {
+    const ml_mtok *a, *b, *c, *d;
+
+    return plain_fraction(x, &a, &b) && plain_fraction(y, &c, &d) &&
+           !(ml_str_eq(a->text, c->text) && ml_str_eq(b->text, d->text));
+}
+
+/* An exponent of two digits, or in brackets. */
+static bool heavy_exponent(ml_mtoks x) {
+    for (int32_t i = 0; i + 1 < x.n; i++) {
+        int32_t at = i + 1 + (x.t[i + 1].kind == ML_T_GROUP);
+        if (!ml_mtok_op(&x.t[i], "^") || at >= x.n)
+            continue;
+        if (ml_mtok_is(&x.t[at], ML_T_OPEN, "(") ||
+            (x.t[at].kind == ML_T_NUM && x.t[at].text.len > 1 &&
+             !memchr(x.t[at].text.ptr, '.', x.t[at].text.len)))
+            return true;
+    }
+    return false;
+}
+
+/* Distinct letters of symbols: one bit each, Greek names as one. */
+static uint64_t letters_of(ml_mtoks x) {
+    uint64_t set = 0;
+
+    for (int32_t i = 0; i < x.n; i++) {
+        ml_str s = x.t[i].text;
+        if (x.t[i].kind == ML_T_MACRO && !ml_math_is_function(s) && !ml_str_is(s, "frac") &&
+            !ml_str_is(s, "infty"))
+            set |= (uint64_t)1 << (32 + (unsigned char)s.ptr[0] % 32);
+        if (x.t[i].kind != ML_T_WORD || ml_math_is_function(s))
+            continue;
+        for (size_t k = 0; k < s.len; k++)
+            set |= (uint64_t)1 << (s.ptr[k] - 'a');
+    }
+    return set;
+}
+
+static bool many_letters(ml_mtoks x, ml_mtoks y) {
+    int n = 0;
+
+    for (uint64_t set = letters_of(x) | letters_of(y); set; set &= set - 1)
+        n++;
+    return n > 2;
+}
+
+static bool refused(ml_mcompare *c, ml_mtoks x, ml_mtoks y) {
+    return whole_against_sum(c, x, y) || unreduced(x, y) || heavy_exponent(x) ||
+           heavy_exponent(y) || many_letters(x, y);
+}
+
+/* --- values ----------------------------------------------------------------------------------- */
+
+/* Only letters, and not those that usually stand for numbers: words do not commute. */
+static bool is_words(ml_mtoks x) {
+    bool variables = true;
+
+    for (int32_t i = 0; i < x.n; i++) {
+        ml_str s = x.t[i].text;
+        if (x.t[i].kind != ML_T_WORD || ml_math_is_function(s))
+            return false;
+        for (size_t k = 0; k < s.len; k++)
+            variables = variables && strchr("abckmnpqrstuvwxyz", s.ptr[k]);
+        variables = variables && !x.t[i].in_text;
+    }
+    return x.n > 0 && !variables;
+}
+
+bool ml_value_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y) {
+    ml_algebra a = { .work = { c->arena, c->work, false } };
+    ml_ratfun v, w;
+    bool same;
+
+    if (ml_mtoks_same_text(x, y))
+        return true;
+    if ((is_words(x) && is_words(y)) || (c->strict && refused(c, x, y)))
+        return false;
+    same = ml_math_parse(&v, &a, x) && ml_math_parse(&w, &a, y) && ml_ratfun_eq(&a, v, w) &&
+           !a.work.spent;
+    c->work = a.work.left;
+    return same;
+}
+
+/* --- quantities ------------------------------------------------------------------------------- */
+
+/* Abbreviations that may follow a number without a blank, or are one letter. */
+static const char *const short_units[] = { "m",   "s",  "g",   "h",   "l",   "km",  "cm",
+                                           "mm",  "kg", "mg",  "ft",  "in",  "lb",  "lbs",
+                                           "oz",  "ml", "mph", "kph", "hr",  "hrs", "min",
+                                           "sec", "yd", "mi",  "kwh", "usd", "am",  "pm" };
+
+static bool is_short_unit(ml_str s) {
+    for (size_t i = 0; i < sizeof short_units / sizeof *short_units; i++)
+        if (ml_str_is(s, short_units[i]))
+            return true;
+    return false;
+}
+
+static bool is_unit_word(const ml_mtok *t) {
+    if (t->kind != ML_T_WORD || ml_str_is(t->text, "pi") || ml_math_is_function(t->text))
+        return false;
+    return t->in_text || is_short_unit(t->text) || t->text.len > 3 ||
+           (t->spaced && t->text.len > 2);
+}
+
+/* Where the unit begins at the end of a quantity; x.n when there is none. */
+static int32_t unit_from(ml_mtoks x) {
+    int32_t i = x.n;
+
+    while (i > 0) {
+        const ml_mtok *t = &x.t[i - 1];
+        if (is_unit_word(t) || ml_mtok_op(t, "%") || ml_mtok_op(t, "deg"))
+            i--;
+        else if (i >= 3 && t->kind == ML_T_NUM && ml_mtok_op(t - 1, "^") &&
+                 is_unit_word(t - 2))
+            i -= 3;
+        else if (i >= 5 && t->kind == ML_T_UNGROUP && t[-1].kind == ML_T_NUM &&
+                 t[-2].kind == ML_T_GROUP && ml_mtok_op(t - 3, "^") && is_unit_word(t - 4))
+            i -= 5;
+        else if (ml_mtok_op(t, "/") && i < x.n && i >= 2 && is_unit_word(t - 1))
+            i--;
+        else
+            break;
+    }
+    return i;
+}
+
+/* The unit without plural endings, so that foot, feet and inches, inch are one. */
+static ml_str unit_name(ml_str s) {
+    static const struct {
+        const char *word, *is;
+    } rows[] = { { "feet", "ft" },    { "foot", "ft" },      { "centimeter", "cm" },
+                 { "meter", "m" },    { "kilometer", "km" }, { "millimeter", "mm" },
+                 { "inche", "in" },   { "inch", "in" },      { "kilogram", "kg" },
+                 { "gram", "g" },     { "second", "s" },     { "sec", "s" },
+                 { "minute", "min" }, { "hour", "h" },       { "hr", "h" },
+                 { "liter", "l" },    { "pound", "lb" },     { "mile", "mi" },
+                 { "yard", "yd" },    { "degree", "deg" } };
+
+    if (s.len > 2 && s.ptr[s.len - 1] == 's')
+        s.len--;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (ml_str_is(s, rows[i].word))
+            return ml_str_of(rows[i].is);
+    return s;
+}
+
+static bool same_unit(ml_mtoks x, ml_mtoks y) {
+    if (x.n != y.n)
+        return false;
+    for (int32_t i = 0; i < x.n; i++)
+        if (!ml_str_eq(unit_name(x.t[i].text), unit_name(y.t[i].text)))
+            return false;
+    return true;
+}
+
+/* x times scale is y, where scale is written as an expression. */
+static bool scaled_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y, const char *scale) {
+    ml_algebra a = { .work = { c->arena, c->work, false } };
+    ml_mtoks factor;
+    ml_ratfun v, w, f;
+    bool same = ml_math_lex(&factor, c->arena, ml_str_of(scale)) &&
+                ml_math_parse(&v, &a, x) && ml_math_parse(&w, &a, y) &&
+                ml_math_parse(&f, &a, factor) &&
+                ml_ratfun_eq(&a, ml_ratfun_mul(&a, v, f), w) && !a.work.spent;
+
+    c->work = a.work.left;
+    return same;
+}
+
+/* value unit against a bare number. */
+static bool same_without_unit(ml_mcompare *c, ml_mtoks value, ml_mtoks unit,
+                              ml_mtoks bare) {
+    if (ml_value_same(c, value, bare))
+        return true;
+    if (unit.n == 1 && ml_mtok_op(&unit.t[0], "%"))
+        return scaled_same(c, value, bare, "1/100");
+    if (unit.n == 1 && ml_mtok_op(&unit.t[0], "deg"))
+        return scaled_same(c, value, bare, "pi/180");
+    return false;
+}
+
+/* A unit follows something with a digit in it, not just a name. */
+static bool has_number(ml_mtoks x) {
+    for (int32_t i = 0; i < x.n; i++)
+        if (x.t[i].kind == ML_T_NUM)
+            return true;
+    return false;
+}
+
+bool ml_quantity_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y) {
+    int32_t u = unit_from(x), v = unit_from(y);
+    ml_mtoks a = ml_mtoks_part(x, 0, u), b = ml_mtoks_part(y, 0, v);
+    ml_mtoks s = ml_mtoks_part(x, u, x.n), t = ml_mtoks_part(y, v, y.n);
+
+    if (ml_value_same(c, x, y))
+        return true;
+    if ((s.n && !has_number(a)) || (t.n && !has_number(b)))
+        return false;
+    if (s.n && t.n)
+        return same_unit(s, t) && ml_value_same(c, a, b);
+    if (s.n)
+        return same_without_unit(c, a, s, y);
+    return t.n && same_without_unit(c, b, t, x);
+}

@@ -1,0 +1,28 @@
+/* math_value.h - are two expressions, tokens each, the same value?
+ *
+ * thread: as the arena's. */
+#ifndef ML_RL_REWARD_MATH_VALUE_H
+#define ML_RL_REWARD_MATH_VALUE_H
+
+#include "rl/reward/math_lex.h"
+#include "rl/reward/ratfun.h"
+
+/* What all comparisons of one pair of answers share. */
+typedef struct ml_mcompare {
+    ml_arena *arena;
+    int64_t work; /* left for algebra */
+    bool strict;
+} ml_mcompare;
+
+/* Equal as text: token by token, blanks aside. */
+bool ml_mtoks_same_text(ml_mtoks x, ml_mtoks y);
+
+/* Equal as expressions, or as text. */
+bool ml_value_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y);
+
+/* Equal as quantities: "5 cm" is 5, but not "5 hours"; 50% is 50 and a half. */
+bool ml_quantity_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y);
+
+ml_mtoks ml_mtoks_part(ml_mtoks x, int32_t from, int32_t to);
+
+#endif
