@@ -149,7 +149,7 @@ typedef struct ml_ops {
     ml_op_fn *forward[ML_OP_COUNT], *backward[ML_OP_COUNT];
     /* Scratch bytes for a call with these shapes (data pointers are not looked at). */
     size_t (*scratch)(const ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward);
-    /* Tokens drawn from rows of logits: see sample.h. */
+    /* Tokens drawn from rows of logits: see draw.h. */
     size_t (*sample_scratch)(const ml_stream *s, int64_t n_vocab);
     void (*sample)(ml_stream *s, struct ml_draw *draw, int64_t n, int64_t n_vocab,
                    void *scratch);

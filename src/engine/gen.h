@@ -10,7 +10,7 @@
 #ifndef ML_ENGINE_GEN_H
 #define ML_ENGINE_GEN_H
 
-#include "backend/sample.h"
+#include "backend/draw.h"
 #include "base/err.h"
 #include "base/str.h"
 

@@ -6,7 +6,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_priv.h"
-#include "backend/sample.h"
+#include "backend/draw.h"
 #include "base/bug.h"
 
 /* ---- memory ---- */

@@ -11,7 +11,7 @@
 #include "backend/cpu/gemm_kern.h"
 #include "backend/cpu/lmhead_kern.h"
 #include "backend/cpu/row_kern.h"
-#include "backend/cpu/sample_kern.h"
+#include "backend/cpu/draw_kern.h"
 
 typedef struct ml_cpu_kern {
     const char *level;

@@ -9,7 +9,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/lmhead.h"
-#include "backend/sample.h"
+#include "backend/draw.h"
 #include "base/philox.h"
 
 enum { MANY = 3001 }; /* a vocabulary of several tiles and an odd rest */

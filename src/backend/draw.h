@@ -1,4 +1,4 @@
-/* sample.h - a token drawn from a row of logits, and its log-probability.
+/* draw.h - a token drawn from a row of logits, and its log-probability.
  *
  * One row, in this order: the model's logits; penalties and bias; division by the
  * temperature; top-k, top-p and min-p, each over the distribution before any of the three;
@@ -7,8 +7,8 @@
  * The draw is addressed, not taken from a stream: its random number is a function of
  * (seed, sample, position).  So a sample does not depend on what else ran, when, or on
  * how many threads. */
-#ifndef ML_BACKEND_SAMPLE_H
-#define ML_BACKEND_SAMPLE_H
+#ifndef ML_BACKEND_DRAW_H
+#define ML_BACKEND_DRAW_H
 
 #include <stdint.h>
 

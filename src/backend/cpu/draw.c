@@ -1,10 +1,10 @@
-/* sample.c - drawing tokens and saying how probable they were (docs/NUMERICS.md, "Drawing a
+/* draw.c - drawing tokens and saying how probable they were (docs/NUMERICS.md, "Drawing a
  * token").
  *
  * Rows are divided among threads, each with room for a row of its own.  Two distributions
  * meet here: the one drawn from and the one reported (dist), which are the same only for
  * ML_DIST_DRAWN; the reported one keeps the LM head's bits. */
-#include "backend/sample.h"
+#include "backend/draw.h"
 
 #include <math.h>
 #include <string.h>

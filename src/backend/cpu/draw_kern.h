@@ -1,9 +1,9 @@
-/* sample_kern.h - a row of logits on its way to a draw.
+/* draw_kern.h - a row of logits on its way to a draw.
  *
  * A token's distance is how far its scaled logit lies below the row's largest, its weight
  * is exp(-distance): the largest has the weight 1.  A NaN counts as -inf. */
-#ifndef ML_BACKEND_CPU_SAMPLE_KERN_H
-#define ML_BACKEND_CPU_SAMPLE_KERN_H
+#ifndef ML_BACKEND_CPU_DRAW_KERN_H
+#define ML_BACKEND_CPU_DRAW_KERN_H
 
 #include <stdint.h>
 
