@@ -1,6 +1,6 @@
 /* select.h - the most probable tokens of a row, without sorting the row.
  *
- * Tokens are ordered by their distance from the largest logit (sample_kern.h), of equal
+ * Tokens are ordered by their distance from the largest logit (draw_kern.h), of equal
  * ones the lower id first.  The bits of a distance ascend with it, so that the last token
  * to be kept is found by its bits from above, in three rounds of counting: the time is
  * linear in the row whatever it holds.
