@@ -10,9 +10,8 @@
 #include "engine/local.h"
 #include "io/end_tokens.h"
 #include "serve/json_out.h"
+#include "serve/sampling_params.h"
 #include "serve/server.h"
-
-#define MAX_TOP 100 /* log-probabilities beside a token's own */
 
 typedef struct serve_job {
     const ml_config *config;
@@ -69,11 +68,10 @@ static ml_status open_text(serve_job *j, ml_err *err) {
     if (c->serve.no_tokenizer)
         return ML_OK;
     j->tokenizer_dir = c->serve.tokenizer_path ? c->serve.tokenizer_path : j->dir;
-    st = ml_tokenizer_open(&j->tokenizer, j->tokenizer_dir, err);
-    if (st) {
-        ml_err_prefix(err, "without a tokenizer there is --skip-tokenizer-init");
-        return st;
-    }
+    st = ml_tokenizer_open(&j->tokenizer, j->tokenizer_dir, &why);
+    if (st)
+        return ml_fail(err, st, "%s (token ids alone need none: --skip-tokenizer-init)",
+                       why.msg);
     ml_end_tokens_add(&j->eos, ml_tokenizer_role(j->tokenizer, ML_TOKEN_EOS));
     st = ml_chat_template_open(&j->chat, j->tokenizer_dir, c->chat.chat_template, &why);
     if (st && c->chat.chat_template) {
@@ -113,7 +111,7 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
                                   .max_running = (int32_t)c->serve.max_running,
                                   .max_waiting = (int32_t)c->serve.max_queued,
                                   .chunk = (int32_t)c->serve.chunk,
-                                  .max_top = MAX_TOP,
+                                  .max_top = ML_MAX_TOP,
                                   .kv_bytes = (size_t)(n_page * page),
                                   .no_prefix_cache = c->serve.no_prefix_cache,
                                   .eos = j->eos.id,
@@ -123,7 +121,7 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
 }
 
 static ml_status print_plan(serve_job *j, ml_err *err) {
-    ml_engine_memory m;
+    ml_engine_memory m = { 0 };
     ml_status st = ml_engine_measure(&m, &j->spec, &j->be, &j->engine, err);
     struct {
         const char *what;
@@ -208,6 +206,7 @@ static void write_flags(serve_job *j) {
     ml_json_double(&o, c->serve.mem_fraction);
 }
 
+/* A --weight-version that is a number is the version itself; other texts count from 0. */
 static ml_status open_gen(serve_job *j, ml_err *err) {
     ml_local_opts o = { .engine = j->engine,
                         .spec = &j->spec,

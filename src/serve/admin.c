@@ -166,7 +166,7 @@ static void reply_outcome(task *t, ml_http_call *c, const char *message,
     if (more)
         more(t, &o);
     ml_json_end(&o, '}');
-    ml_reply_json(c, ml_http_status_of(t->st), &body);
+    ml_reply_json(c, t->st ? 400 : 200, &body);
     ml_text_release(&body);
 }
 

@@ -15,9 +15,9 @@ typedef struct generate_body {
 } generate_body;
 
 #define AT(field) offsetof(generate_body, field)
-#define TEXT_ONLY "models here read text alone"
-#define NO_LORA "there are no adapters here"
-#define NO_GROUPS "prefill and decode are not separated here"
+static const char text_only[] = "models here read text alone";
+static const char no_lora[] = "there are no adapters here";
+static const char no_groups[] = "prefill and decode are not separated here";
 
 static const ml_field rows[] = {
     { "text", ML_FIELD_JSON, AT(text) },
@@ -47,12 +47,12 @@ static const ml_field rows[] = {
     { "routed_experts_start_len", ML_FIELD_IGNORE },
     { "background", ML_FIELD_REFUSE, .why = "a request lives as long as its connection" },
     { "input_embeds", ML_FIELD_REFUSE, .why = "prompts are text or token ids" },
-    { "image_data", ML_FIELD_REFUSE, .why = TEXT_ONLY },
-    { "video_data", ML_FIELD_REFUSE, .why = TEXT_ONLY },
-    { "audio_data", ML_FIELD_REFUSE, .why = TEXT_ONLY },
-    { "modalities", ML_FIELD_REFUSE, .why = TEXT_ONLY },
-    { "lora_path", ML_FIELD_REFUSE, .why = NO_LORA },
-    { "lora_id", ML_FIELD_REFUSE, .why = NO_LORA },
+    { "image_data", ML_FIELD_REFUSE, .why = text_only },
+    { "video_data", ML_FIELD_REFUSE, .why = text_only },
+    { "audio_data", ML_FIELD_REFUSE, .why = text_only },
+    { "modalities", ML_FIELD_REFUSE, .why = text_only },
+    { "lora_path", ML_FIELD_REFUSE, .why = no_lora },
+    { "lora_id", ML_FIELD_REFUSE, .why = no_lora },
     { "return_hidden_states", ML_FIELD_REFUSE, .why = "hidden states do not leave here" },
     { "return_routed_experts", ML_FIELD_REFUSE,
       .why = "routing is computed by the same kernels in training, to the bit: there is "
@@ -67,9 +67,9 @@ static const ml_field rows[] = {
     { "session_params", ML_FIELD_REFUSE, .why = "there are no sessions here" },
     { "custom_logit_processor", ML_FIELD_REFUSE,
       .why = "there are no logit processors here" },
-    { "bootstrap_host", ML_FIELD_REFUSE, .why = NO_GROUPS },
-    { "bootstrap_port", ML_FIELD_REFUSE, .why = NO_GROUPS },
-    { "bootstrap_room", ML_FIELD_REFUSE, .why = NO_GROUPS },
+    { "bootstrap_host", ML_FIELD_REFUSE, .why = no_groups },
+    { "bootstrap_port", ML_FIELD_REFUSE, .why = no_groups },
+    { "bootstrap_room", ML_FIELD_REFUSE, .why = no_groups },
     { "max_thinking_tokens", ML_FIELD_REFUSE, .why = "use max_new_tokens" },
     { 0 },
 };

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #define AT(field) offsetof(ml_openai_body, field)
-#define NO_GRAMMAR "answers are not constrained by a grammar here"
+static const char no_grammar[] = "answers are not constrained by a grammar here";
 
 const ml_field ml_openai_rows[] = {
     { "model", ML_FIELD_STR, AT(model) },
@@ -45,9 +45,9 @@ const ml_field ml_openai_rows[] = {
     { "custom_labels", ML_FIELD_IGNORE },
     { "routed_dp_rank", ML_FIELD_IGNORE },
     { "data_parallel_rank", ML_FIELD_IGNORE },
-    { "regex", ML_FIELD_REFUSE, .why = NO_GRAMMAR },
-    { "ebnf", ML_FIELD_REFUSE, .why = NO_GRAMMAR },
-    { "json_schema", ML_FIELD_REFUSE, .why = NO_GRAMMAR },
+    { "regex", ML_FIELD_REFUSE, .why = no_grammar },
+    { "ebnf", ML_FIELD_REFUSE, .why = no_grammar },
+    { "json_schema", ML_FIELD_REFUSE, .why = no_grammar },
     { "stop_regex", ML_FIELD_REFUSE, .why = "use stop or stop_token_ids" },
     { "lora_path", ML_FIELD_REFUSE, .why = "there are no adapters here" },
     { "session_params", ML_FIELD_REFUSE, .why = "there are no sessions here" },

@@ -5,7 +5,7 @@
 
 #define AT(field) offsetof(ml_sampling_params, field)
 
-#define NO_GRAMMAR "answers are not constrained by a grammar here"
+static const char no_grammar[] = "answers are not constrained by a grammar here";
 
 static const ml_field rows[] = {
     { "max_new_tokens", ML_FIELD_I32, AT(max_new), 0, INT32_MAX },
@@ -29,10 +29,10 @@ static const ml_field rows[] = {
     { "sample", ML_FIELD_JSON, AT(sample_json) },
     { "logprob_distribution", ML_FIELD_JSON, AT(dist_json) },
     { "stream_interval", ML_FIELD_IGNORE },
-    { "json_schema", ML_FIELD_REFUSE, .why = NO_GRAMMAR },
-    { "regex", ML_FIELD_REFUSE, .why = NO_GRAMMAR },
-    { "ebnf", ML_FIELD_REFUSE, .why = NO_GRAMMAR },
-    { "structural_tag", ML_FIELD_REFUSE, .why = NO_GRAMMAR },
+    { "json_schema", ML_FIELD_REFUSE, .why = no_grammar },
+    { "regex", ML_FIELD_REFUSE, .why = no_grammar },
+    { "ebnf", ML_FIELD_REFUSE, .why = no_grammar },
+    { "structural_tag", ML_FIELD_REFUSE, .why = no_grammar },
     { "stop_regex", ML_FIELD_REFUSE, .why = "use stop or stop_token_ids" },
     { "custom_params", ML_FIELD_REFUSE, .why = "there are no logit processors here" },
     { 0 },

@@ -23,8 +23,8 @@ typedef struct route {
     const char *why; /* known from SGLang and not offered: the reason */
 } route;
 
-#define NO_PUSH                                                                            \
-    "weights are read from a checkpoint's directory: use /update_weights_from_disk"
+static const char no_push[] =
+    "weights are read from a checkpoint's directory: use /update_weights_from_disk";
 
 static const route routes[] = {
     { "/generate", POST | PUT | WORK, ml_serve_generate },
@@ -48,11 +48,11 @@ static const route routes[] = {
     { "/update_weight_version", POST, ml_serve_update_version },
     { "/release_memory_occupation", GET | POST, ml_serve_release_memory },
     { "/resume_memory_occupation", GET | POST, ml_serve_resume_memory },
-    { "/update_weights_from_tensor", POST, NULL, NO_PUSH },
-    { "/update_weights_from_distributed", POST, NULL, NO_PUSH },
-    { "/update_weights_from_ipc", POST, NULL, NO_PUSH },
-    { "/init_weights_update_group", POST, NULL, NO_PUSH },
-    { "/destroy_weights_update_group", POST, NULL, NO_PUSH },
+    { "/update_weights_from_tensor", POST, NULL, no_push },
+    { "/update_weights_from_distributed", POST, NULL, no_push },
+    { "/update_weights_from_ipc", POST, NULL, no_push },
+    { "/init_weights_update_group", POST, NULL, no_push },
+    { "/destroy_weights_update_group", POST, NULL, no_push },
     { "/load_lora_adapter", POST, NULL, "there are no adapters here" },
     { "/unload_lora_adapter", POST, NULL, "there are no adapters here" },
     { "/encode", POST | PUT, NULL, "models here generate; none embeds" },

@@ -404,7 +404,7 @@ static void weights(void) {
     post(200, "/update_weights_from_disk",
          "{\"model_path\": \"m\", \"abort_all_requests\": true}");
     CHECK(f.load_how == ML_SWITCH_ABORT);
-    post(500, "/update_weights_from_disk", "{\"model_path\": \"missing\"}");
+    post(400, "/update_weights_from_disk", "{\"model_path\": \"missing\"}");
     CHECK_HAS(body, "{\"success\": false, \"message\": \"missing/config.json");
     post(200, "/update_weight_version", "{\"new_version\": \"x\"}");
     CHECK_HAS(body, "\"new_version\": \"x\"");
