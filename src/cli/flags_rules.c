@@ -43,6 +43,10 @@ static bool serve_two_models(const ml_config *c) {
     return names_of_model(c) > 1;
 }
 
+static bool serve_half(const ml_config *c) {
+    return is(c->serve.dtype, "half") || is(c->serve.dtype, "float16");
+}
+
 static bool serve_template_unread(const ml_config *c) {
     return c->serve.no_tokenizer && (c->chat.chat_template || c->serve.tokenizer_path);
 }
@@ -74,6 +78,8 @@ const ml_rule ml_rules[] = {
       "there is no model: give --model-path DIR, a Hugging Face checkpoint" },
     { "serve-model-path-twice", ML_CMD_SERVE, serve_two_models,
       "--model-path, --hf-checkpoint and --model are one thing: keep one of them" },
+    { "serve-half", ML_CMD_SERVE, serve_half,
+      "nothing is computed in f16: use --dtype bf16 or --dtype f32" },
     { "serve-no-tokenizer", ML_CMD_SERVE, serve_template_unread,
       "--skip-tokenizer-init reads neither --tokenizer-path nor --chat-template: keep "
       "one" },
