@@ -1,7 +1,7 @@
 #include "cli/flag.h"
 
-static const char *const dtypes[] = { "auto",     "f32",   "bf16", "float32",
-                                      "bfloat16", "float", NULL };
+static const char *const dtypes[] = { "auto",  "f32",  "bf16",    "float32", "bfloat16",
+                                      "float", "half", "float16", NULL };
 static const char *const parsers[] = { "qwen", "qwen25", "hermes", "llama3", NULL };
 static const char *const only_one[] = { "1", NULL };
 static const char *const only_cpu[] = { "cpu", NULL };
@@ -60,7 +60,7 @@ const ml_flag ml_flags_serve[] = {
       .cmds = ML_CMD_SERVE,
       .from = ML_FROM_SGLANG,
       .help = "Dtype of the weights in memory; auto: that of the checkpoint.  float32 and "
-              "float are f32, bfloat16 is bf16; nothing is computed in half." },
+              "float are f32, bfloat16 is bf16." },
     { .name = "weight-version",
       .type = ML_FLAG_TEXT,
       ML_AT(serve.weight_version),
