@@ -34,11 +34,31 @@ static bool is_blank(char c) {
     return c == ' ' || (c >= '\t' && c <= '\r');
 }
 
+size_t ml_str_blank(ml_str s) {
+    static const char *const wide[] = { "\xc2\x85", "\u00a0", "\u1680", "\u2028",
+                                        "\u2029",   "\u202f", "\u205f", "\u3000" };
+
+    if (s.len && (is_blank(s.ptr[0]) || (s.ptr[0] >= 0x1c && s.ptr[0] <= 0x1f)))
+        return 1;
+    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++)
+        if (s.len >= strlen(wide[i]) && is_at(s, 0, wide[i], strlen(wide[i])))
+            return strlen(wide[i]);
+    if (s.len >= 3 && is_at(s, 0, "\xe2\x80", 2) && (unsigned char)s.ptr[2] >= 0x80 &&
+        (unsigned char)s.ptr[2] <= 0x8a)
+        return 3; /* U+2000 to U+200A */
+    return 0;
+}
+
 ml_str ml_str_trim(ml_str s) {
-    while (s.len && is_blank(s.ptr[0]))
-        s = ml_str_from(s, 1);
-    while (s.len && is_blank(s.ptr[s.len - 1]))
-        s.len--;
+    size_t n;
+
+    while ((n = ml_str_blank(s)) > 0)
+        s = ml_str_from(s, n);
+    for (size_t width = 1; width <= 3 && width <= s.len; width++)
+        if (ml_str_blank(ml_str_from(s, s.len - width)) == width) {
+            s.len -= width;
+            width = 0;
+        }
     return s;
 }
 
@@ -118,6 +138,23 @@ bool ml_answer_box(ml_str s, ml_str *out) {
     if (ml_str_first(s, "\\boxed") < s.len)
         return last_whole_box(s, "\\boxed", out);
     return last_whole_box(s, "\\fbox", out);
+}
+
+bool ml_answer_outer_box(ml_str s, ml_str *out) {
+    ml_str head = s, box;
+
+    if (!ml_answer_box(s, out))
+        return false;
+    for (int tries = 0; tries < BOX_TRIES; tries++) {
+        size_t at = ml_str_last(head, "\\boxed");
+        if (at == head.len)
+            break;
+        if (box_at(s, at, 6, &box) && box.ptr < out->ptr &&
+            box.ptr + box.len > out->ptr + out->len)
+            *out = box;
+        head.len = at;
+    }
+    return true;
 }
 
 /* --- lines --------------------------------------------------------------------------------- */

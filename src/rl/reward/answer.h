@@ -16,6 +16,9 @@ bool ml_answer_last_box(ml_str text, ml_str *out);
  * \fbox counts where there is no \boxed. */
 bool ml_answer_box(ml_str text, ml_str *out);
 
+/* The same, but a box around that box is taken whole. */
+bool ml_answer_outer_box(ml_str text, ml_str *out);
+
 /* The last line that begins "Answer:" or "####", where something stands before it. */
 bool ml_answer_line(ml_str text, ml_str *out);
 
@@ -23,6 +26,8 @@ bool ml_answer_line(ml_str text, ml_str *out);
 size_t ml_str_last(ml_str text, const char *needle);
 size_t ml_str_first(ml_str text, const char *needle);
 ml_str ml_str_from(ml_str text, size_t at);
+/* How many bytes the blank at the start of s has, of those that Unicode knows; 0: none. */
+size_t ml_str_blank(ml_str s);
 /* Without blanks around it. */
 ml_str ml_str_trim(ml_str s);
 /* The same ASCII letters, whatever their case. */

@@ -5,22 +5,18 @@
 #include "rl/reward/answer.h"
 #include "rl/reward/dapo_text.h"
 #include "rl/reward/label.h"
+#include "rl/reward/math_plain.h"
 #include "rl/reward/math_same.h"
 
 /* --- where the answer stands ----------------------------------------------------------- */
 
-static bool is_blank(char c) {
-    return c == ' ' || (c >= '\t' && c <= '\r');
-}
-
 /* The line after "answer" and one of the marks at `at`; blanks may include line breaks. */
 static bool line_after(ml_str s, size_t at, const char *const *mark, ml_str *out) {
     ml_str rest = ml_str_from(s, at + 6);
-    size_t n = 0;
+    size_t n;
 
-    while (n < rest.len && is_blank(rest.ptr[n]))
-        n++;
-    rest = ml_str_from(rest, n);
+    while ((n = ml_str_blank(rest)) > 0)
+        rest = ml_str_from(rest, n);
     for (; *mark; mark++)
         if (ml_str_begins_nocase(rest, *mark))
             break;
@@ -104,36 +100,66 @@ static ml_str clean(ml_str s) {
     return s;
 }
 
-/* A label that is a number, written out. */
-static bool is_number(ml_str s) {
-    bool digit = false;
+/* "the total is $7$, not $8$": the first formula among words. */
+static ml_str formula(ml_str s) {
+    const char *a = s.len ? memchr(s.ptr, '$', s.len) : NULL, *b;
 
-    for (size_t i = 0; i < s.len; i++) {
-        char c = s.ptr[i];
-        digit = digit || (c >= '0' && c <= '9');
-        if (!(c >= '0' && c <= '9') && !strchr("+-.,eE", c))
-            return false;
-    }
-    return digit;
+    if (!a || a == s.ptr || a[-1] != ' ')
+        return s;
+    b = memchr(a + 1, '$', (size_t)(s.ptr + s.len - a - 1));
+    return b ? (ml_str){ a + 1, (size_t)(b - a - 1) } : s;
 }
 
+static bool is_letter(char c) {
+    return (c | 32) >= 'a' && (c | 32) <= 'z';
+}
+
+/* Several words before the answer are talk: "a total of 42". */
+static ml_str without_talk(ml_str s) {
+    size_t i = 0, from = 0;
+    int words = 0;
+
+    while (i < s.len && is_letter(s.ptr[i])) {
+        while (i < s.len && is_letter(s.ptr[i]))
+            i++;
+        if (i == s.len || s.ptr[i] != ' ')
+            break;
+        while (i < s.len && s.ptr[i] == ' ')
+            i++;
+        words++;
+        from = i;
+    }
+    return words > 1 ? ml_str_from(s, from) : s;
+}
+
+/* A number, written out, in the digits of any script. */
+static bool is_number(ml_str s) {
+    ml_text plain = { 0 };
+    bool digit = false, other = false;
+
+    ml_math_plain(&plain, s);
+    for (size_t i = 0; i < plain.len; i++) {
+        char c = plain.ptr[i];
+        digit = digit || (c >= '0' && c <= '9');
+        other = other || (!(c >= '0' && c <= '9') && (!c || !strchr("+-.,eE", c)));
+    }
+    ml_text_release(&plain);
+    return digit && !other;
+}
+
+/* A label that is a number is compared by value, any other as Miles' normal form. */
 static bool is_right(ml_str answer, const ml_json *label, ml_str pred) {
     ml_text norm = { 0 };
-    ml_str text;
+    ml_str text, n;
     bool right;
 
     if (!ml_label_text(label, &text))
         return false;
-    text = ml_str_trim(text);
-    if (is_number(text))
-        return ml_math_same(clean(answer), text, false);
+    ml_text_add(&norm, "", 0);
     ml_dapo_normalize(&norm, text);
-    right = norm.len > 0 && ml_str_eq((ml_str){ norm.ptr, norm.len }, pred);
-    if (!right && text.len > 2) { /* "$7$", "7 dollars": a number after all */
-        ml_str n = { norm.ptr, norm.len };
-        right = is_number(n) && !memchr(text.ptr, ' ', text.len) &&
-                ml_math_same(clean(answer), n, false);
-    }
+    n = (ml_str){ norm.ptr, norm.len };
+    right = is_number(n) ? ml_math_same(without_talk(formula(clean(answer))), text, false)
+                         : n.len > 0 && ml_str_eq(n, pred);
     ml_text_release(&norm);
     return right;
 }

@@ -190,28 +190,28 @@ static ml_str window(ml_str s) {
     return ml_str_from(s, at);
 }
 
+static ml_str skip_blanks(ml_str s) {
+    size_t n;
+
+    while ((n = ml_str_blank(s)) > 0)
+        s = ml_str_from(s, n);
+    return s;
+}
+
 /* The first "answer", blanks, colon, blanks and a line, from `from` on; 0: there is none. */
 static size_t next_line(ml_str s, size_t from, ml_str *out) {
     for (size_t i = from; i + 6 < s.len; i++) {
         ml_str rest = ml_str_from(s, i);
-        size_t n = 0;
         if (!ml_str_begins_nocase(rest, "answer"))
             continue;
-        rest = ml_str_from(rest, 6);
-        while (n < rest.len &&
-               (rest.ptr[n] == ' ' || (rest.ptr[n] >= '\t' && rest.ptr[n] <= '\r')))
-            n++;
-        rest = ml_str_from(rest, n);
+        rest = skip_blanks(ml_str_from(rest, 6));
         if (rest.len < 2 || rest.ptr[0] != ':')
             continue;
-        rest = ml_str_from(rest, 1);
-        n = 0;
-        while (n + 1 < rest.len &&
-               (rest.ptr[n] == ' ' || (rest.ptr[n] >= '\t' && rest.ptr[n] <= '\r')))
-            n++;
-        if (rest.ptr[n] == '\n')
+        *out = skip_blanks(ml_str_from(rest, 1));
+        if (out->len == 0) /* nothing but blanks: the last of them is the answer */
+            *out = ml_str_from(rest, rest.len - 1);
+        if (out->ptr[0] == '\n')
             continue;
-        *out = ml_str_from(rest, n);
         out->len = ml_str_first(*out, "\n");
         return (size_t)(out->ptr + out->len - s.ptr);
     }

@@ -165,7 +165,8 @@ static void init_question(question *q, const ml_json *label, const ml_json *meta
         if (v && v->type == ML_JSON_STRING)
             add_target(q, v->text);
     }
-    if (q->label.len)
+    /* A letter names the choice, not its text, where there is a text. */
+    if (q->label.len > 1 || q->n_target == 0 || plain(q->arena, q->target[0]).len == 0)
         add_target(q, q->label);
 }
 
@@ -264,7 +265,9 @@ static char before_correct(const question *q, ml_str s) {
 
 /* The letter that opens the response, or the last capital on its own. */
 static char lone_capital(const question *q, ml_str s) {
-    char c = s.len && s.ptr[0] >= 'A' && s.ptr[0] <= 'Z' ? choice_at(q, s, 0) : 0;
+    bool opens = s.len > 1 && s.ptr[0] >= 'A' && s.ptr[0] <= 'Z' &&
+                 (s.ptr[1] != ' ' || may_be_word(s, 0));
+    char c = opens ? choice_at(q, s, 0) : 0;
 
     for (size_t i = s.len; !c && i-- > 0;)
         if (s.ptr[i] >= 'A' && s.ptr[i] <= 'Z')
@@ -283,8 +286,11 @@ static char chosen(const question *q, ml_str s) {
 
 /* --- the text of the choice --------------------------------------------------------------------- */
 
-/* The words of `part` stand in `all`, and not right after "not". */
+/* The words of `part` stand in `all`, and not right after "not".  A single letter may stand
+ * anywhere. */
 static bool has_words(ml_str all, ml_str part) {
+    if (part.len == 1 && is_letter(part.ptr[0]))
+        return all.len && memchr(all.ptr, part.ptr[0], all.len);
     for (size_t i = 0; i + part.len <= all.len; i++) {
         ml_str before = { all.ptr, i };
         if (memcmp(all.ptr + i, part.ptr, part.len) != 0 ||

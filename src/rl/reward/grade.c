@@ -45,7 +45,7 @@ static ml_str box_of(const miles_reward *row, ml_str response) {
     bool math = row != &ml_reward_f1 && row != &ml_reward_gpqa;
     ml_str box;
 
-    if (math ? ml_answer_box(response, &box) : ml_answer_last_box(response, &box))
+    if (math ? ml_answer_outer_box(response, &box) : ml_answer_last_box(response, &box))
         return box;
     return (ml_str){ "", 0 };
 }

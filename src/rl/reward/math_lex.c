@@ -190,6 +190,25 @@ static ml_str lowered(lexer *x, const char *from, size_t n) {
     return (ml_str){ s, n };
 }
 
+/* The base of a numeral, in words: 2041_{\\text{eight}}. */
+static bool read_base(lexer *x, ml_str word) {
+    static const char *const names[] = { "two", "three",  "four",   "five",
+                                         "six", "seven",  "eight",  "nine",
+                                         "ten", "eleven", "twelve", "sixteen" };
+    static const char *const digits[] = { "2", "3", "4",  "5",  "6",  "7",
+                                          "8", "9", "10", "11", "12", "16" };
+    int32_t at = x->n - (x->n && x->tok[x->n - 1].kind == ML_T_GROUP);
+
+    if (at < 1 || !ml_mtok_op(&x->tok[at - 1], "_"))
+        return false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (ml_str_is(word, names[i])) {
+            push(x, ML_T_NUM, ml_str_of(digits[i]));
+            return true;
+        }
+    return false;
+}
+
 static void read_word(lexer *x) {
     const char *from = x->p;
     ml_str word;
@@ -197,7 +216,7 @@ static void read_word(lexer *x) {
     while (is_letter(x->p, x->end))
         x->p++;
     word = lowered(x, from, (size_t)(x->p - from));
-    if (read_magnitude(x, word))
+    if (read_magnitude(x, word) || read_base(x, word))
         return;
     if (ml_str_is(word, "and") || ml_str_is(word, "or"))
         push_op(x, word.ptr);

@@ -98,7 +98,7 @@ static ml_mtoks without_wrapper(ml_mtoks x) {
 }
 
 static bool is_last_word(const ml_mtok *t) {
-    return is_comma(t) || ml_mtok_is(t, ML_T_OTHER, ".") || ml_mtok_op(t, "row");
+    return is_separator(t) || ml_mtok_is(t, ML_T_OTHER, ".") || ml_mtok_op(t, "row");
 }
 
 /* x without what says nothing around it. */

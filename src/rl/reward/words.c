@@ -4,22 +4,56 @@
 
 #include "text/unicode.h"
 
+#define SIGMA 0x3a3
+#define FINAL_SIGMA 0x3c2
+
+/* Signs and blanks beyond ASCII, as blocks; all else there is part of words. */
+static bool is_word_char(uint32_t c) {
+    if (c < 0x80)
+        return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '_';
+    if (c < 0xc0)
+        return c == 0xaa || c == 0xb2 || c == 0xb3 || c == 0xb5 || c == 0xb9 || c == 0xba ||
+               (c >= 0xbc && c <= 0xbe);
+    return c != 0xd7 && c != 0xf7 && (c < 0x2000 || c > 0x206f) &&
+           (c < 0x2190 || c > 0x2bff) && (c < 0x3000 || c > 0x3004) &&
+           (c < 0x3008 || c > 0x3020) && (c < 0xff00 || c > 0xff0f) &&
+           (c < 0xff1a || c > 0xff20) && c < 0x1f000;
+}
+
+/* A capital sigma at the end of a word has a small letter of its own. */
+static bool is_word_char_before(const ml_text *t) {
+    const char *p = t->ptr + t->len;
+    return is_word_char(ml_utf8_prev(&p));
+}
+
+static bool ends_word(const char *p, const char *end) {
+    uint32_t lower[2];
+
+    if (p == end)
+        return true;
+    ml_char_lower(ml_utf8_next(&p), lower);
+    return !is_word_char(lower[0]);
+}
+
 void ml_text_lower(ml_text *out, ml_str s) {
     const char *p = s.ptr, *end = p + s.len;
     bool whole = ml_utf8_valid(s) == s.len;
 
     ml_text_add(out, "", 0);
     while (p < end) {
-        uint32_t lower[2];
+        uint32_t lower[2], c;
         char bytes[4];
         int n;
         if (!whole) {
-            char c = *p++;
-            c = c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
-            ml_text_add(out, &c, 1);
+            bytes[0] = *p >= 'A' && *p <= 'Z' ? (char)(*p + 32) : *p;
+            p++;
+            ml_text_add(out, bytes, 1);
             continue;
         }
-        n = ml_char_lower(ml_utf8_next(&p), lower);
+        c = ml_utf8_next(&p);
+        n = ml_char_lower(c, lower);
+        if (c == SIGMA && out->len > 0 && is_word_char_before(out) && ends_word(p, end))
+            lower[0] = FINAL_SIGMA;
         for (int i = 0; i < n; i++)
             ml_text_add(out, bytes, (size_t)ml_utf8_put(bytes, lower[i]));
     }
@@ -35,19 +69,6 @@ static void drop_punctuation(ml_text *t) {
     t->len = n;
     if (t->ptr)
         t->ptr[n] = 0;
-}
-
-/* Signs and blanks beyond ASCII, as blocks; all else there is part of words. */
-static bool is_word_char(uint32_t c) {
-    if (c < 0x80)
-        return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '_';
-    if (c < 0xc0)
-        return c == 0xaa || c == 0xb2 || c == 0xb3 || c == 0xb5 || c == 0xb9 || c == 0xba ||
-               (c >= 0xbc && c <= 0xbe);
-    return c != 0xd7 && c != 0xf7 && (c < 0x2000 || c > 0x206f) &&
-           (c < 0x2190 || c > 0x2bff) && (c < 0x3000 || c > 0x3004) &&
-           (c < 0x3008 || c > 0x3020) && (c < 0xff00 || c > 0xff0f) &&
-           (c < 0xff1a || c > 0xff20) && c < 0x1f000;
 }
 
 /* As Python's str.split() does. */
