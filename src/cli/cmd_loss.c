@@ -267,8 +267,8 @@ static ml_status normalise_rewards(loss_job *j, ml_err *err) {
     for (int64_t i = 0; i < j->batch.n; i++) {
         if (!j->has_reward[i])
             return bad(j, i, "reward", "given: advantages are made from it", err);
-        row[i] =
-            (ml_reward_row){ j->sample[i].group, j->sample[i].rollout, j->sample[i].reward };
+        row[i] = (ml_reward_row){ j->sample[i].group, j->sample[i].rollout,
+                                  j->sample[i].reward };
         reward[i] = row[i].reward;
     }
     if (j->recipe.centre_rewards)

@@ -211,8 +211,9 @@ static ml_reward_row *scored(ml_case *c, int64_t *n) {
     *n = samples->n;
     for (const ml_json *s = samples->child; s; s = s->next, i++) {
         int64_t index = whole(ml_json_get(s, "index"), 1000000 + i);
-        row[i] = (ml_reward_row){ group_of(c, s, i, *n),
-                              whole(ml_json_get(s, "rollout_id"), index), reward_of(c, s) };
+        row[i] =
+            (ml_reward_row){ group_of(c, s, i, *n),
+                             whole(ml_json_get(s, "rollout_id"), index), reward_of(c, s) };
     }
     return row;
 }

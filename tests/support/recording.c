@@ -26,6 +26,20 @@ const char *ml_record_text(ml_case *c, const ml_json *v) {
                : "";
 }
 
+double ml_record_member(const ml_json *from, const char *key) {
+    return ml_record_number(ml_json_get(from, key));
+}
+
+int32_t ml_record_word(ml_case *c, const ml_json *from, const char *key,
+                       const char *const *words) {
+    const char *text = ml_record_text(c, ml_json_get(from, key));
+    int32_t i = 0;
+
+    while (words[i] && strcmp(words[i], text) != 0)
+        i++;
+    return words[i] ? i : 0;
+}
+
 double *ml_record_row(ml_case *c, const ml_json *v) {
     double *row;
     int64_t t = 0;

@@ -12,8 +12,12 @@
 #include "tests/support/cases.h"
 
 double ml_record_number(const ml_json *v);
+double ml_record_member(const ml_json *from, const char *key);
 const char *ml_record_text(ml_case *c, const ml_json *v);
 
+/* The index of the text in words, which end in NULL; 0 when it is not there. */
+int32_t ml_record_word(ml_case *c, const ml_json *from, const char *key,
+                       const char *const *words);
 double *ml_record_row(ml_case *c, const ml_json *v); /* NULL for null */
 
 /* Samples with masks (or, without a key, with none masked), unique rollouts and rewards. */
