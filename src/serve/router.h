@@ -3,7 +3,7 @@
  * Requests are handed on to workers as they are, and replies back as they come, piece by
  * piece.  Workers are asked for their health; one that fails is left out until it is well
  * again, and a request that got no byte of a reply from it goes to another.
- * docs/SERVING.md lists the router's own endpoints.
+ * docs/ROUTER.md lists its own endpoints.
  *
  * thread: the loop's. */
 #ifndef ML_SERVE_ROUTER_H
