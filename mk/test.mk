@@ -80,6 +80,8 @@ $(call load,tsan,60,--no-rss)
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
 $(foreach n,2 3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
+900 kills/sft env MILES_LONG=1 $(B)/tests/unit/test_train_sft kills
+900 kills/snapshot env MILES_LONG=1 $(B)/tests/unit/test_train_snapshot killed
 1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
 1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
 1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7

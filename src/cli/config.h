@@ -95,6 +95,33 @@ typedef struct ml_config {
         double request_timeout_s, connect_timeout_s;
         bool no_health, no_retries;
     } router;
+    struct {
+        /* data */
+        const char *prompt_data, *input_key, *tool_key, *chat_template, *template_kwargs;
+        bool shuffle;
+        int64_t rollout_seed;
+        /* batches; 0: not given */
+        int64_t num_rollout, num_epoch, rollout_batch_size, global_batch_size;
+        int64_t max_tokens, micro_batch_size, score_max_tokens;
+        bool dynamic, balance, allow_partial, per_token;
+        /* optimizer; the enumerations of train/lr.h and train/optimizer.h */
+        int optimizer, lr_style, lr_wsd_style, weight_decay_style;
+        double lr, min_lr, lr_warmup_init, lr_warmup_fraction;
+        int64_t lr_decay_iters, lr_warmup_iters, lr_wsd_decay_iters;
+        double weight_decay, start_weight_decay, end_weight_decay;
+        double adam_beta1, adam_beta2, adam_eps, sgd_momentum, clip_grad;
+        const char *freeze, *offload_dir;
+        bool check_nan;
+        /* memory */
+        int granularity, recompute_method; /* ml_granularity; 0 uniform, 1 block */
+        int64_t recompute_layers;
+        ml_words recompute_modules;
+        bool dry_run;
+        /* saving; keep_last 0: all, ckpt_step -1: the newest */
+        const char *save, *load;
+        int64_t save_interval, keep_last, ckpt_step;
+        bool async_save;
+    } train;
 } ml_config;
 
 /* The model's directory, by whichever name it was given. */

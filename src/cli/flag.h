@@ -74,7 +74,8 @@ typedef struct ml_flag {
 /* Tables end in a row without a name; the list of tables ends in NULL. */
 extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[],
     ml_flags_router[], ml_flags_router_compat[], ml_flags_score[], ml_flags_convert[],
-    ml_flags_text[], ml_flags_bench[], ml_flags_run[], ml_flags_compat[], ml_flags_algo[];
+    ml_flags_text[], ml_flags_bench[], ml_flags_run[], ml_flags_compat[], ml_flags_algo[],
+    ml_flags_train[];
 extern const ml_flag *const ml_flag_tables[];
 
 /* What must hold between flags; checked in order after every flag is known. */

@@ -60,7 +60,19 @@ static bool router_manual(const ml_config *c) {
     return c->router.policy == 6;
 }
 
+static bool no_end(const ml_config *c) {
+    return !c->train.num_rollout && !c->train.num_epoch;
+}
+
+static bool interval_without_save(const ml_config *c) {
+    return c->train.save_interval && !c->train.save;
+}
+
 const ml_rule ml_rules[] = {
+    { "sft-no-end", ML_CMD_SFT, no_end,
+      "nothing says when to stop: give --num-rollout or --num-epoch" },
+    { "sft-interval", ML_CMD_SFT, interval_without_save,
+      "--save-interval needs --save, the directory to save to" },
     { "score-output", ML_CMD_SCORE, no_output,
       "there is nowhere to write to: give --output FILE, or --dry-run to see the memory "
       "plan" },

@@ -52,6 +52,10 @@ static size_t embed_bytes(const ml_spec *s) {
     return ml_tensor_bytes(&t);
 }
 
+size_t ml_trainer_grad_bytes(const ml_spec *s) {
+    return ml_weights_bytes(s, NULL, ML_WEIGHT_F32) + embed_bytes(s);
+}
+
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
     size_t bytes = embed_bytes(t->spec);
     ml_status st = ml_weights_zeros(&t->grads, t->spec, t->be, &t->arena, err);

@@ -77,6 +77,8 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
  * trainer, for whoever wants to look. */
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err);
+/* Bytes of gradients; a tied table has two. */
+size_t ml_trainer_grad_bytes(const ml_spec *s);
 const ml_weights *ml_trainer_grads(const ml_trainer *t);
 
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t);

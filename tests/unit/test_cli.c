@@ -219,6 +219,9 @@ static const struct {
     { "router-by-chance", "--policy random" },
     { "router-by-chance", "--policy power_of_two" },
     { "router-manual", "--policy manual" },
+    { "sft-no-end", "--hf-checkpoint m --prompt-data d --rollout-batch-size 1" },
+    { "sft-interval", "--hf-checkpoint m --prompt-data d --rollout-batch-size 1 "
+                      "--num-epoch 1 --save-interval 1" },
 };
 
 static void rules(void) {

@@ -254,6 +254,7 @@ static void survives_being_killed(void) {
     ml_err err = { 0 };
 
     printf("seed %u\n", seed);
+    fflush(stdout);
     for (int i = 0; i < rounds; i++) {
         kill_while_saving(dir, i, &seed);
         must(ml_snapshot_latest(&latest, dir, &err), &err);

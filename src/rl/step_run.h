@@ -1,0 +1,23 @@
+/* step_run.h - one optimizer step of a recipe: its loss between the two passes of the
+ * trainer.
+ *
+ * thread: the trainer's. */
+#ifndef ML_RL_STEP_RUN_H
+#define ML_RL_STEP_RUN_H
+
+#include "rl/loss/step_loss.h"
+#include "train/trainer.h"
+
+typedef struct ml_step_run {
+    ml_step_loss *loss;    /* made for the samples of this step, in this order: */
+    const int32_t *sample; /* [loss->n] their numbers in the list below */
+    const ml_train_sample *list;
+    const ml_schedule_step *step;
+    int32_t rank;
+} ml_step_run;
+
+/* out->loss is the recipe's; metric [loss->n_metric] gets its metrics. */
+ml_status ml_step_run_on(ml_trainer *t, const ml_step_run *r, ml_step_result *out,
+                         double *metric, ml_err *err);
+
+#endif

@@ -1,0 +1,52 @@
+/* memory.h - what a training run will take, known before it takes anything.
+ *
+ * Every weight set that the command line implies, gradients, optimizer state, activations
+ * and copies, each a row; a run that does not fit is refused before its first step, with
+ * what to change.
+ *
+ * thread: any. */
+#ifndef ML_TRAIN_MEMORY_H
+#define ML_TRAIN_MEMORY_H
+
+#include "train/trainer.h"
+
+typedef struct ml_memory_ask {
+    const ml_spec *spec;
+    ml_backend *be;
+    size_t weight_bytes;    /* of one set */
+    bool bf16;              /* it holds bf16 weights */
+    const char *const *set; /* names of the sets, "actor" first; NULL at the end */
+    ml_trainer_opts opts;
+    int64_t longest;   /* tokens of the longest sample; 0: not known */
+    bool scores;       /* samples are also scored without a step */
+    bool async_save;   /* snapshots are written from a copy */
+    size_t base_bytes; /* the program, before any of this */
+} ml_memory_ask;
+
+enum { ML_MEMORY_ROWS = 16 };
+
+typedef struct ml_memory {
+    struct {
+        const char *what;
+        size_t bytes;
+    } row[ML_MEMORY_ROWS];
+    int n;
+    size_t total;
+    size_t on_disk; /* optimizer state in a file, not part of the total */
+} ml_memory;
+
+ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err);
+
+/* A line per row, and the total. */
+void ml_memory_text(ml_text *out, const ml_memory *m);
+
+/* What this process may still take: of the machine, or of the group it is confined to. */
+size_t ml_memory_available(void);
+
+/* What it has taken. */
+size_t ml_memory_resident(void);
+
+/* ML_ENOMEM when the plan is larger; names the flag that would make it fit. */
+ml_status ml_memory_check(const ml_memory_ask *ask, size_t available, ml_err *err);
+
+#endif
