@@ -3,10 +3,10 @@
 #include <string.h>
 
 const ml_command ml_commands[] = {
-    { "serve", ML_CMD_SERVE, ml_cmd_serve,
-      "answer requests over HTTP, as SGLang and OpenAI do" },
     { "router", ML_CMD_ROUTER, ml_cmd_router, "one address in front of many servers" },
     { "score", ML_CMD_SCORE, ml_cmd_score, "log-probabilities of given token sequences" },
+    { "serve", ML_CMD_SERVE, ml_cmd_serve,
+      "answer requests over HTTP, as SGLang and OpenAI do" },
     { "convert", ML_CMD_CONVERT, ml_cmd_convert,
       "rewrite a checkpoint in another dtype or sharding" },
     { "tokenize", ML_CMD_TOKENIZE, ml_cmd_tokenize, "text to token ids, and back" },
