@@ -344,34 +344,39 @@ static void put_correction(loss_job *j, const ml_step_loss *s) {
     put_columns(j, "kept", kept);
 }
 
+static void put_loss(loss_job *j, const ml_step_loss *s, const derivatives *d) {
+    put_total(j, "loss", s);
+    put_name(&j->out, "denominator");
+    put_number(&j->out, s->denominator);
+    put_columns(j, "d_log_probs", d->log_prob);
+    put_columns(j, "d_entropy", d->entropy);
+    put_columns(j, "d_values", d->value);
+    if (s->num.use_correction)
+        put_correction(j, s);
+    put_metrics(j, "metrics", s);
+}
+
+/* What the batch has no numbers for is left out: advantages need no model. */
 static ml_status train(loss_job *j, ml_err *err) {
-    bool actor = any_sample(j, offsetof(miles_sample, log_prob));
-    bool critic = any_sample(j, offsetof(miles_sample, value)) &&
+    bool values = any_sample(j, offsetof(miles_sample, value)) &&
                   any_sample(j, offsetof(miles_sample, returns));
     bool value_only = j->recipe.loss == &ml_loss_value;
-    ml_step_loss s, c;
-    derivatives d, dc;
-    ml_status st = ML_OK;
+    bool critic = values && j->recipe.critic_loss && !value_only;
+    ml_step_loss s = { 0 }, c = { 0 };
+    derivatives d, of_critic;
+    ml_status st;
 
-    if (!actor && !(value_only && critic))
+    if (!(value_only ? values : any_sample(j, offsetof(miles_sample, log_prob))))
         return ML_OK;
     st = run_loss(j, &s, j->recipe.loss, &d, err);
-    if (st == ML_OK && critic && j->recipe.critic_loss && !value_only) {
-        st = run_loss(j, &c, j->recipe.critic_loss, &dc, err);
-        d.value = dc.value;
+    if (st == ML_OK && critic) {
+        st = run_loss(j, &c, j->recipe.critic_loss, &of_critic, err);
+        d.value = of_critic.value;
     }
     if (st != ML_OK)
         return st;
-    put_total(j, "loss", &s);
-    put_name(&j->out, "denominator");
-    put_number(&j->out, s.denominator);
-    put_columns(j, "d_log_probs", d.log_prob);
-    put_columns(j, "d_entropy", d.entropy);
-    put_columns(j, "d_values", d.value);
-    if (s.num.use_correction)
-        put_correction(j, &s);
-    put_metrics(j, "metrics", &s);
-    if (critic && j->recipe.critic_loss && !value_only)
+    put_loss(j, &s, &d);
+    if (critic)
         put_metrics(j, "critic_metrics", &c);
     return ML_OK;
 }
