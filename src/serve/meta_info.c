@@ -15,7 +15,11 @@ static void triple(const ml_choice *c, float logprob, int32_t id, bool text,
     ml_json_end(o, ']');
 }
 
-/* Before a prompt's first score stands its first token, preceded by nothing. */
+/* Before a prompt's first score stands a token without one, as in SGLang. */
+static bool has_lead(const ml_choice *c) {
+    return c->logprob_start >= 0 && c->logprob_start < c->n_prompt;
+}
+
 static void unscored(const ml_choice *c, bool text, ml_json_out *o) {
     int32_t id = c->prompt[c->logprob_start];
 
@@ -78,7 +82,7 @@ static void write_logprobs(const ml_choice *c, ml_meta_opts opts, ml_json_out *o
                     .top = "input_top_logprobs",
                     .also = "input_token_ids_logprobs",
                     .v = ml_tally_view(&c->scored),
-                    .lead = c->logprob_start >= 0 && c->logprob_start < c->n_prompt };
+                    .lead = has_lead(c) };
     side answer = { .logprobs = "output_token_logprobs",
                     .top = "output_top_logprobs",
                     .also = "output_token_ids_logprobs",
@@ -126,13 +130,23 @@ static void write_versions(const ml_choice *c, int32_t from, ml_json_out *o) {
     ml_json_end(o, ']');
 }
 
-static void write_entropy(const ml_choice *c, int32_t from, ml_json_out *o) {
-    ml_scored v = ml_tally_view(&c->answer);
+/* Beside the log-probabilities: where one of a prompt has none, neither has this. */
+static void write_entropy(const ml_choice *c, ml_meta_opts opts, ml_json_out *o) {
+    ml_scored prompt = ml_tally_view(&c->scored), answer = ml_tally_view(&c->answer);
 
+    if (opts.logprobs) {
+        ml_json_key(o, "input_token_entropy");
+        ml_json_begin(o, '[');
+        if (has_lead(c))
+            ml_json_null(o);
+        for (int32_t i = 0; prompt.entropy && i < prompt.n; i++)
+            ml_json_float(o, prompt.entropy[i]);
+        ml_json_end(o, ']');
+    }
     ml_json_key(o, "output_token_entropy");
     ml_json_begin(o, '[');
-    for (int32_t i = from; v.entropy && i < v.n; i++)
-        ml_json_float(o, v.entropy[i]);
+    for (int32_t i = opts.from; answer.entropy && i < answer.n; i++)
+        ml_json_float(o, answer.entropy[i]);
     ml_json_end(o, ']');
 }
 
@@ -153,7 +167,7 @@ void ml_meta_info_write(const ml_choice *c, ml_meta_opts opts, ml_json_out *o) {
     if (opts.logprobs)
         write_logprobs(c, opts, o);
     if (opts.entropy)
-        write_entropy(c, opts.from, o);
+        write_entropy(c, opts, o);
     if (c->finish != ML_FINISH_NOT) {
         ml_json_key(o, "queue_time");
         ml_json_double(o, c->queued_s);

@@ -57,12 +57,27 @@ ml_status ml_sampling_params_read(ml_sampling_params *p, const ml_json *object,
     return st ? st : ml_sampling_params_check(p, n_vocab, a, err);
 }
 
+/* Digits alone; JSON numbers above the largest int64_t are whole, too. */
+static bool is_u64(const ml_json *v, uint64_t *out) {
+    uint64_t n = 0;
+
+    for (size_t i = 0; i < v->text.len; i++) {
+        unsigned digit = (unsigned)v->text.ptr[i] - '0';
+        if (digit > 9 || __builtin_mul_overflow(n, 10u, &n) ||
+            __builtin_add_overflow(n, digit, &n))
+            return false;
+    }
+    *out = n;
+    return v->type == ML_JSON_NUMBER;
+}
+
+/* Signed or not: the same 64 bits. */
 static ml_status read_u64(uint64_t *out, bool *has, const ml_json *v, const char *name,
                           ml_err *err) {
     int64_t i;
 
     *has = v != NULL;
-    if (!v)
+    if (!v || is_u64(v, out))
         return ML_OK;
     if (!ml_json_i64(v, &i))
         return ml_fail(err, ML_EUSAGE, "\"%s\" is not a whole number of 64 bits", name);

@@ -97,6 +97,7 @@ static void logprobs(void) {
     CHECK_HAS(body,
               "\"output_top_logprobs\": [[[-1, 64, \"@\"], [-1.015625, 65, \"A\"]], ");
     CHECK_HAS(body, "\"output_token_logprobs_length\": 2");
+    CHECK_HAS(body, "\"input_token_entropy\": [null, 1, 0.25]");
     CHECK_HAS(body, "\"output_token_entropy\": [0.5, 1.5625]");
     CHECK(f.score_from == 1);
     post(
@@ -323,6 +324,13 @@ static void seeds(void) {
     post(200, "/generate",
          "{\"text\": \"a\", \"sampling_params\": {\"sampling_seed\": -1}}");
     CHECK(f.seed == UINT64_MAX && f.sample == 0);
+    post(200, "/generate",
+         "{\"text\": \"a\", \"sampling_params\": {\"sampling_seed\": "
+         "18446744073709551614, \"sample\": 9223372036854775809}}");
+    CHECK(f.seed == UINT64_MAX - 1 && f.sample == ((uint64_t)1 << 63) + 1);
+    post(400, "/generate",
+         "{\"text\": \"a\", \"sampling_params\": {\"sampling_seed\": "
+         "18446744073709551616}}");
     post(200, "/v1/completions", "{\"prompt\": \"a\", \"seed\": 8, \"n\": 2}");
     CHECK(f.seed == 8 && f.sample == 1);
     post(200, "/generate", "{\"text\": \"a\"}");
