@@ -116,12 +116,17 @@ typedef struct ml_config {
         int granularity, recompute_method; /* ml_granularity; 0 uniform, 1 block */
         int64_t recompute_layers;
         ml_words recompute_modules;
-        bool dry_run;
+        bool recompute_loss, dry_run;
         /* saving; keep_last 0: all, ckpt_step -1: the newest */
         const char *save, *load;
         int64_t save_interval, keep_last, ckpt_step;
         bool async_save;
     } train;
+    struct {
+        const char *rm_type, *custom_rm_path, *rm_url, *reward_key; /* NULL: not given */
+        int64_t n_worker, n_retry, memory_bytes, seed;
+        double timeout_s;
+    } reward;
 } ml_config;
 
 /* The model's directory, by whichever name it was given. */

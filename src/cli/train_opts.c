@@ -78,6 +78,7 @@ ml_status ml_train_opts(ml_trainer_opts *out, const ml_config *c, int64_t num_ro
         .recompute = { .granularity = (ml_granularity)c->train.granularity,
                        .block = c->train.recompute_method == 1,
                        .n_layer = (int32_t)c->train.recompute_layers },
+        .keep_logits = !c->train.recompute_loss,
         .stop_on_bad = c->train.check_nan,
     };
     return module_bits(&out->recompute.modules, &c->train.recompute_modules, err);

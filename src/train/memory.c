@@ -38,6 +38,7 @@ static int64_t tokens_of(const ml_memory_ask *ask, bool score) {
 static ml_status add_plan(ml_memory *m, const ml_memory_ask *ask, bool train, ml_err *err) {
     ml_plan_opts opts = { .caps = caps_for(tokens_of(ask, !train)),
                           .backward = train,
+                          .logits = train && ask->opts.keep_logits,
                           .recompute = ask->opts.recompute };
     ml_plan *plan = NULL;
     ml_status st = ml_plan_new(&plan, ask->spec, ask->be, opts, err);
@@ -125,6 +126,10 @@ static void recompute(ml_memory_ask *ask) {
     ask->opts.recompute = (ml_recompute){ .granularity = ML_RECOMPUTE_FULL };
 }
 
+static void recompute_loss(ml_memory_ask *ask) {
+    ask->opts.keep_logits = false;
+}
+
 static void save_at_once(ml_memory_ask *ask) {
     ask->async_save = false;
 }
@@ -139,6 +144,7 @@ static void shorten(ml_memory_ask *ask) {
 }
 
 static const remedy remedies[] = {
+    { "--recompute-loss-function", recompute_loss },
     { "--recompute-granularity full", recompute },
     { "saving without --async-save", save_at_once },
     { "a quarter of --max-tokens-per-gpu", shorten },

@@ -149,7 +149,9 @@ static bool covers(ml_batch_caps a, ml_batch_caps b) {
 /* A plan is laid out for a largest batch; one that is outgrown is made anew, larger. */
 static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_caps need,
                              ml_err *err) {
-    ml_plan_opts opts = { .backward = backward, .recompute = t->opts.recompute };
+    ml_plan_opts opts = { .backward = backward,
+                          .recompute = t->opts.recompute,
+                          .logits = backward && t->opts.keep_logits };
     ml_status st;
 
     if (r->plan && covers(r->micro.caps, need))

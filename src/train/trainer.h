@@ -28,6 +28,7 @@ typedef struct ml_trainer_opts {
     ml_schedule_opts batch;   /* how samples become micro-batches */
     int64_t score_max_tokens; /* of a micro-batch that is only scored; 0: as batch */
     ml_recompute recompute;
+    bool keep_logits; /* from forward to backward: faster, by a vocabulary per loss row */
     bool stop_on_bad; /* a loss or gradient that is not finite is an error */
 } ml_trainer_opts;
 

@@ -148,6 +148,7 @@ static void threads_do_not_show(void) {
 typedef struct setting {
     const char *name;
     ml_recompute r;
+    bool keep_logits;
 } setting;
 
 static const setting settings[] = {
@@ -163,6 +164,7 @@ static const setting settings[] = {
     { "the first layer again",
       { .granularity = ML_RECOMPUTE_FULL, .block = true, .n_layer = 1 } },
     { "all layers together again", { .granularity = ML_RECOMPUTE_FULL, .n_layer = 2 } },
+    { "kept logits", { .granularity = ML_RECOMPUTE_NONE }, true },
     { "each layer again", { .granularity = ML_RECOMPUTE_FULL } },
 };
 enum { N_SETTING = sizeof settings / sizeof *settings };
@@ -177,6 +179,7 @@ static void recomputation_does_not_show(void) {
             ml_trainee t;
             ml_bins bins;
             o.trainer.recompute = settings[i].r;
+            o.trainer.keep_logits = settings[i].keep_logits;
             ml_trainee_open(&t, &o);
             bins = ml_trainee_bins(&t, 110);
             run_step(&t, &bins, i == 0 ? &first : &other);

@@ -61,8 +61,8 @@ static void check_fault(fault f, bool stop, const char *says) {
 }
 
 static void faults_are_named_and_not_applied(void) {
-    check_fault((fault){ .loss = NAN }, true, "the loss of sample 1 is");
-    check_fault((fault){ .loss = INFINITY }, false, "the loss of sample 1 is");
+    check_fault((fault){ .loss = (double)NAN }, true, "the loss of sample 1 is");
+    check_fault((fault){ .loss = (double)INFINITY }, false, "the loss of sample 1 is");
     check_fault((fault){ .dlogprob = NAN }, true, "sample 1, response token 1");
     check_fault((fault){ .dlogprob = 3e38f }, false, "not finite");
 }
