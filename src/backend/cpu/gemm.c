@@ -21,7 +21,8 @@ enum {
     PIECE_PANELS = 16,            /* panels of a piece: what a row block is reused for */
     PIECE_PANELS_MIN = 4,         /* a multiple of every kernel's np */
     STREAM_TILES = 5,             /* up to so many row tiles, packing does not pay */
-    STREAM_PANELS = 8,            /* panels of a piece then */
+    STREAM_PANELS = 8,            /* panels of a piece then, at most */
+    STREAM_PACKED = 5,            /* from so many rows on, packing them pays for bf16 */
     LINE = 64,                    /* bytes of a cache line */
 };
 
@@ -316,14 +317,14 @@ static void place_scratch(product *g, void *scratch) {
                                DEPTH_BLOCK * ML_LANES;
 }
 
-/* One block for all rows, none of them packed.  The first tile brings it from memory, the
- * others find it in the second cache. */
+/* One block for all rows.  The first tile brings it from memory, the others find it in the
+ * second cache. */
 static void stream_block(const product *g, block blk) {
     const runs r = block_runs(g, blk);
     ml_gemm_tile tile = tile_of(g, blk);
 
-    tile.a_is = g->a_is;
-    tile.a_ks = g->a_ks;
+    tile.a_is = g->packed ? 1 : g->a_is;
+    tile.a_ks = g->packed ? ML_LANES : g->a_ks;
     tile.b_ps = g->b_ld;
     if (g->b_dtype == ML_F32)
         tile.b = (const void *)r.at;
@@ -331,7 +332,7 @@ static void stream_block(const product *g, block blk) {
         tile.b_bf16 = (const void *)r.at;
     for (int64_t row = 0; row < g->n_row; row += g->tile_rows) {
         tile.c = g->c + row * g->c_is + blk.p * g->c_ps;
-        tile.a = g->a + row * g->a_is + blk.d * g->a_ks;
+        tile.a = g->packed ? g->packed : g->a + row * g->a_is + blk.d * g->a_ks;
         tile.mr = (int32_t)lesser(g->tile_rows, g->n_row - row);
         g->s->kern->gemm->tile(&tile);
     }
@@ -344,17 +345,40 @@ static void stream_panels(void *ud, int64_t begin, int64_t end, int worker) {
 
     (void)worker;
     for (int64_t p = begin; p < end; p += step)
-        for (int64_t d = 0; d < g->n_depth; d += DEPTH_SPAN)
-            stream_block(g, (block){ p, lesser(step, end - p), d,
-                                     lesser(DEPTH_SPAN, g->n_depth - d) });
+        stream_block(g,
+                     (block){ p, lesser(step, end - p), g->span, g->span_end - g->span });
 }
 
-static void stream(product *g) {
-    const int64_t panels = panels_of(g->n_col);
-    const int64_t share = panels / (2 * ml_pool_size(g->s->pool));
+/* As many pieces for one thread as for another. */
+static int64_t stream_grain(const product *g) {
+    const int64_t panels = panels_of(g->n_col), threads = ml_pool_size(g->s->pool);
+    const int64_t pieces = divide_up(panels, STREAM_PANELS);
 
+    return divide_up(panels, divide_up(pieces, threads) * threads);
+}
+
+/* Few rows: weights pass once, as they lie.  A packed single tile lies in g->packed. */
+static void stream(product *g) {
     g->tile_rows = divide_up(g->n_row, g->tiles);
-    ml_pool_run(g->s->pool, panels, lesser(STREAM_PANELS, share + 1), stream_panels, g);
+    for (g->span = 0; g->span < g->n_depth; g->span = g->span_end) {
+        g->span_end = lesser(g->span + DEPTH_SPAN, g->n_depth);
+        if (g->packed)
+            g->s->kern->gemm->pack_rows(g->packed, g->a + g->span, g->a_is, g->n_row,
+                                        g->span_end - g->span);
+        ml_pool_run(g->s->pool, panels_of(g->n_col), stream_grain(g), stream_panels, g);
+    }
+}
+
+/* Widening bf16 costs two instructions per vector: few rows meet it in one tile, as tall as
+ * possible; more rows share what was widened once.  Widened or not, f32 is read as it lies. */
+static bool streams(product *g, void *scratch) {
+    const ml_gemm_kern *kern = g->s->kern->gemm;
+    const bool wide = g->b_dtype == ML_F32;
+
+    g->tiles = divide_up(g->n_row, wide ? kern->mr : kern->tall);
+    if (!wide && g->n_row >= STREAM_PACKED && g->tiles == 1)
+        place_scratch(g, scratch);
+    return g->tiles <= (wide ? STREAM_TILES : 1);
 }
 
 void ml_gemm_forward(const ml_cpu_stream *s, float *y, int64_t ldy, const float *x,
@@ -379,8 +403,7 @@ void ml_gemm_forward(const ml_cpu_stream *s, float *y, int64_t ldy, const float 
     };
     if (m == 0)
         return;
-    g.tiles = divide_up(m, s->kern->gemm->mr);
-    if (g.tiles <= STREAM_TILES) {
+    if (streams(&g, scratch)) {
         stream(&g);
         return;
     }

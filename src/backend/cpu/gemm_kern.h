@@ -30,7 +30,8 @@ typedef struct ml_gemm_tile {
 } ml_gemm_tile;
 
 typedef struct ml_gemm_kern {
-    int32_t mr, np; /* the largest tile held in registers; t->mr is at most mr */
+    int32_t mr, np; /* the largest tile held in registers */
+    int32_t tall;   /* rows of the tallest tile, which takes one panel at a time */
     void (*tile)(const ml_gemm_tile *t);
 
     /* dst[j*16 + i] = src[i*ld + j] for i < n, j < k; lanes from n to 15 are +0; n <= 16. */
