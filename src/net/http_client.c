@@ -85,9 +85,20 @@ static void close_peer(peer *p) {
     free(p);
 }
 
+static void close_oldest(ml_http_client *c) {
+    peer *p = c->idle;
+
+    while (p->next)
+        p = p->next;
+    close_peer(p);
+}
+
 static void keep_peer(peer *p) {
     ml_http_client *c = p->client;
 
+    if (c->n_idle == MAX_IDLE)
+        close_oldest(c);
+    c->n_idle++;
     p->job = NULL;
     p->used = p->idle = true;
     bufferevent_set_timeouts(p->bev, NULL, NULL);
@@ -95,12 +106,6 @@ static void keep_peer(peer *p) {
     if (c->idle)
         c->idle->prev = p;
     c->idle = p;
-    if (++c->n_idle > MAX_IDLE) {
-        peer *oldest = p;
-        while (oldest->next)
-            oldest = oldest->next;
-        close_peer(oldest);
-    }
 }
 
 static peer *take_idle(ml_http_client *c, const ml_http_url *url) {
@@ -445,10 +450,14 @@ ml_http_client *ml_http_client_new(ml_loop *l) {
 void ml_http_client_free(ml_http_client *c) {
     if (!c)
         return;
-    while (c->jobs)
-        ml_http_cancel(c->jobs);
-    while (c->idle)
-        close_peer(c->idle);
+    for (ml_http_job *j = c->jobs, *next; j; j = next) {
+        next = j->next;
+        ml_http_cancel(j);
+    }
+    for (peer *p = c->idle, *next; p; p = next) {
+        next = p->next;
+        close_peer(p);
+    }
     evdns_base_free(c->dns, 0);
     free(c);
 }

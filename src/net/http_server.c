@@ -5,7 +5,6 @@
 #include <event2/listener.h>
 #include <event2/util.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,13 +63,13 @@ static void raise_fd_limit(void) {
 }
 
 static int bound_port(struct evconnlistener *l) {
-    struct sockaddr_storage a;
+    struct sockaddr_storage a = { 0 };
     socklen_t n = sizeof a;
+    char port[16] = "0";
 
-    if (getsockname(evconnlistener_get_fd(l), (struct sockaddr *)&a, &n) != 0)
-        return 0;
-    return ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port
-                                         : ((struct sockaddr_in *)&a)->sin_port);
+    if (getsockname(evconnlistener_get_fd(l), (struct sockaddr *)&a, &n) == 0)
+        getnameinfo((struct sockaddr *)&a, n, NULL, 0, port, sizeof port, NI_NUMERICSERV);
+    return (int)strtol(port, NULL, 10);
 }
 
 /* The first of the host's addresses that can be bound. */

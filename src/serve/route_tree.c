@@ -135,8 +135,11 @@ ml_route_tree *ml_route_tree_new(size_t max_bytes) {
 void ml_route_tree_free(ml_route_tree *t) {
     if (!t)
         return;
-    while (t->oldest)
-        remove_leaf(t, t->oldest);
+    for (node *n = t->oldest, *newer; n; n = newer) {
+        newer = n->newer;
+        free(n->edge);
+        free(n);
+    }
     free(t);
 }
 
@@ -162,8 +165,10 @@ void ml_route_tree_add(ml_route_tree *t, ml_str prompt, uint64_t worker) {
         prompt.len -= k;
     }
     use_path(t, n, worker);
-    while (t->bytes > t->max_bytes)
-        remove_leaf(t, t->oldest);
+    for (node *old = t->oldest, *newer; t->bytes > t->max_bytes; old = newer) {
+        newer = old->newer;
+        remove_leaf(t, old);
+    }
 }
 
 size_t ml_route_tree_find(const ml_route_tree *t, ml_str prompt, uint64_t *worker) {

@@ -58,9 +58,10 @@ static void client_gone(void *ud) {
 }
 
 void ml_relays_free(ml_router *r) {
-    while (r->relays) {
-        ml_http_abort(r->relays->call);
-        free_relay(r->relays);
+    for (ml_relay *y = r->relays, *next; y; y = next) {
+        next = y->next;
+        ml_http_abort(y->call);
+        free_relay(y);
     }
 }
 

@@ -165,6 +165,8 @@ void ml_workers_probe(void *ud) {
 }
 
 void ml_workers_free(ml_router *r) {
-    while (r->first)
-        ml_worker_remove(r->first);
+    for (ml_worker *w = r->first, *next; w; w = next) {
+        next = w->next;
+        ml_worker_remove(w);
+    }
 }
