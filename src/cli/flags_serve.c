@@ -111,7 +111,7 @@ const ml_flag ml_flags_serve[] = {
     { .name = "max-body-bytes",
       .type = ML_FLAG_BYTES,
       ML_AT(serve.max_body),
-      .def = "64MiB",
+      .def = "32MiB",
       .min = 1024,
       .max = 1e12,
       .group = "server",

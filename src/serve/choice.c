@@ -59,11 +59,15 @@ void ml_token_text(const ml_server *s, int32_t id, ml_json_out *o) {
 
 /* --- news ------------------------------------------------------------------- */
 
+/* The id is quoted: clients choose it. */
 static void log_end(const ml_choice *c) {
-    ml_log(
-        ML_LOG_INFO, "%s %.*s: %d prompt tokens (%d cached), %d answer tokens, %s, %.3f s",
-        c->job->api->path, (int)c->rid.len, c->rid.ptr, (int)c->n_prompt, (int)c->n_cached,
-        (int)c->answer.n, ml_choice_finish_word(c), c->end_s - c->job->start_s);
+    ml_text rid = { 0 };
+
+    ml_json_quote(&rid, c->rid);
+    ml_log(ML_LOG_INFO, "%s %s: %d prompt tokens (%d cached), %d answer tokens, %s, %.3f s",
+           c->job->api->path, rid.ptr, (int)c->n_prompt, (int)c->n_cached, (int)c->answer.n,
+           ml_choice_finish_word(c), c->end_s - c->job->start_s);
+    ml_text_release(&rid);
 }
 
 static void measure(ml_choice *c, const ml_news *news, double now) {

@@ -1,6 +1,7 @@
 #include <stdio.h>
 
 #include "serve/serve_priv.h"
+#include "text/unicode.h"
 
 int ml_http_status_of(ml_status st) {
     switch (st) {
@@ -32,6 +33,23 @@ void ml_reply_json(ml_http_call *c, int status, const ml_text *body) {
     ml_http_reply(c, status, "application/json", (ml_str){ body->ptr, body->len });
 }
 
+/* Messages quote what clients sent, cut to a length or never UTF-8: JSON must be. */
+static void write_message(ml_json_out *o, const char *message) {
+    ml_str left = ml_str_of(message);
+    ml_text clean = { 0 };
+
+    for (;;) {
+        size_t n = ml_utf8_valid(left);
+        ml_text_add(&clean, left.ptr, n);
+        if (n == left.len)
+            break;
+        ml_text_add(&clean, "?", 1);
+        left = (ml_str){ left.ptr + n + 1, left.len - n - 1 };
+    }
+    ml_json_str(o, (ml_str){ clean.ptr, clean.len });
+    ml_text_release(&clean);
+}
+
 void ml_reply_error(ml_http_call *c, int status, const char *message) {
     ml_text body = { 0 };
     ml_json_out o = { .to = &body };
@@ -40,7 +58,7 @@ void ml_reply_error(ml_http_call *c, int status, const char *message) {
     ml_json_key(&o, "error");
     ml_json_begin(&o, '{');
     ml_json_key(&o, "message");
-    ml_json_word(&o, message);
+    write_message(&o, message);
     ml_json_key(&o, "type");
     ml_json_word(&o, error_type(status));
     ml_json_key(&o, "param");
