@@ -17,6 +17,7 @@ const ml_command ml_commands[] = {
     { "bench serve", ML_CMD_BENCH_SERVE, ml_cmd_bench_serve,
       "how fast a running server answers" },
     { "sft", ML_CMD_SFT, ml_cmd_sft, "supervised fine-tuning on conversations" },
+    { "reward", ML_CMD_REWARD, ml_cmd_reward, "rewards of recorded samples" },
     { "loss", ML_CMD_LOSS, ml_cmd_loss,
       "advantages, loss and derivatives of batches given as numbers" },
     { 0 },

@@ -1,0 +1,201 @@
+/* miles reward: rewards of recorded samples, one JSON object per line in and out. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "cli/cli.h"
+#include "plugin/reward_path.h"
+
+#define BATCH 256 /* samples under way; lines come out in the order they came in */
+
+/* A line of the input and its result. */
+typedef struct entry {
+    ml_arena arena;
+    char *line;
+    miles_reward_in in;
+    ml_text out;
+    bool used;
+} entry;
+
+typedef struct reward_job {
+    ml_rewards *rewards;
+    entry *entry; /* [BATCH] */
+    int n;
+    int64_t n_line, n_sample, seed;
+    double sum;
+} reward_job;
+
+/* --- in --------------------------------------------------------------------------------- */
+
+static void take_text(const ml_json *v, const char **out, size_t *len) {
+    *out = v && v->type == ML_JSON_STRING ? v->text.ptr : NULL;
+    *len = *out ? v->text.len : 0;
+}
+
+static void take_json(const char *line, const ml_json *v, const char **out, size_t *len) {
+    *out = v && v->type != ML_JSON_NULL ? line + v->begin : NULL;
+    *len = *out ? v->end - v->begin : 0;
+}
+
+static void take_tokens(entry *e, const ml_json *tokens) {
+    int64_t *id;
+
+    if (!tokens || tokens->type != ML_JSON_ARRAY)
+        return;
+    id = ML_NEW(&e->arena, int64_t, tokens->n + 1);
+    for (const ml_json *v = tokens->child; v; v = v->next)
+        ml_json_i64(v, &id[e->in.n_token++]);
+    e->in.token = id;
+}
+
+static ml_status read_sample(reward_job *j, entry *e, ml_str line, ml_err *err) {
+    const ml_json *doc = NULL, *index;
+    char name[60];
+    ml_status st;
+
+    ml_arena_init(&e->arena, "sample");
+    e->used = true;
+    e->line = ml_arena_str(&e->arena, line.ptr, line.len);
+    snprintf(name, sizeof name, "standard input, line %lld", (long long)j->n_line);
+    st = ml_json_parse(&doc, &e->arena, (ml_str){ e->line, line.len }, name, err);
+    if (st != ML_OK)
+        return st;
+    if (doc->type != ML_JSON_OBJECT)
+        return ml_fail(err, ML_EFORMAT,
+                       "%s: %s, where an object with a response is expected", name,
+                       ml_json_what(doc));
+    e->in =
+        (miles_reward_in){ .size = sizeof e->in, .index = j->n_sample, .seed = j->seed };
+    take_text(ml_json_get(doc, "prompt"), &e->in.prompt, &e->in.prompt_len);
+    take_text(ml_json_get(doc, "response"), &e->in.response, &e->in.response_len);
+    take_json(e->line, ml_json_get(doc, "label"), &e->in.label, &e->in.label_len);
+    take_json(e->line, ml_json_get(doc, "metadata"), &e->in.metadata, &e->in.metadata_len);
+    take_tokens(e, ml_json_get(doc, "tokens"));
+    index = ml_json_get(doc, "index");
+    if (index)
+        ml_json_i64(index, &e->in.index);
+    return ML_OK;
+}
+
+/* --- out ---------------------------------------------------------------------------------- */
+
+/* On a reward thread. */
+static void write_result(void *ud, const ml_reward_result *r) {
+    entry *e = ud;
+
+    e->out.len = 0;
+    ml_text_printf(&e->out, "{\"reward\": ");
+    if (r->outcome == ML_REWARD_OK)
+        ml_text_printf(&e->out, "%.17g", r->reward);
+    else
+        ml_text_printf(&e->out, "null");
+    ml_text_printf(&e->out, ", \"outcome\": \"%s\", \"ms\": %.3f",
+                   ml_reward_outcome_name(r->outcome), r->ms);
+    if (r->json[0] == '{')
+        ml_text_printf(&e->out, ", \"detail\": %s", r->json);
+    if (r->outcome != ML_REWARD_OK) {
+        ml_text_printf(&e->out, ", \"why\": ");
+        ml_json_quote(&e->out, ml_str_of(r->why));
+    }
+    ml_text_printf(&e->out, "}");
+}
+
+/* Waits for the samples under way and prints them in order. */
+static ml_status flush(reward_job *j, ml_err *err) {
+    ml_rewards_wait(j->rewards);
+    for (int i = 0; i < j->n; i++) {
+        j->sum += strtod(j->entry[i].out.ptr + strlen("{\"reward\": "), NULL);
+        puts(j->entry[i].out.ptr);
+    }
+    for (int i = 0; i < BATCH; i++)
+        if (j->entry[i].used) {
+            ml_arena_release(&j->entry[i].arena);
+            j->entry[i].used = false;
+        }
+    j->n = 0;
+    if (fflush(stdout) != 0)
+        return ml_fail(err, ML_EIO, "standard output cannot be written: %s",
+                       strerror(errno));
+    return ML_OK;
+}
+
+static void print_summary(reward_job *j) {
+    int64_t n[ML_REWARD_OUTCOMES];
+
+    ml_rewards_counts(j->rewards, n);
+    fprintf(stderr, "%lld samples:", (long long)j->n_sample);
+    for (int i = 0; i < ML_REWARD_OUTCOMES; i++)
+        fprintf(stderr, " %lld %s%s", (long long)n[i], ml_reward_outcome_name(i),
+                i + 1 < ML_REWARD_OUTCOMES ? "," : "");
+    if (n[ML_REWARD_OK])
+        fprintf(stderr, "; mean reward %.6g", j->sum / (double)n[ML_REWARD_OK]);
+    fprintf(stderr, "\n");
+}
+
+/* --- the command -------------------------------------------------------------------------- */
+
+static ml_status score(reward_job *j, ml_str line, ml_err *err) {
+    entry *e = &j->entry[j->n];
+    ml_status st = read_sample(j, e, line, err);
+
+    if (st != ML_OK)
+        return st;
+    ml_rewards_submit(j->rewards, &e->in, write_result, e);
+    j->n++;
+    j->n_sample++;
+    return j->n == BATCH ? flush(j, err) : ML_OK;
+}
+
+static ml_status score_all(reward_job *j, ml_err *err) {
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t len;
+    ml_status st = ML_OK;
+
+    while (st == ML_OK && (len = getline(&line, &cap, stdin)) >= 0) {
+        j->n_line++;
+        if (strspn(line, " \t\r\n") < (size_t)len)
+            st = score(j, (ml_str){ line, (size_t)len }, err);
+    }
+    if (st == ML_OK && ferror(stdin))
+        st = ml_fail(err, ML_EIO, "standard input cannot be read: %s", strerror(errno));
+    free(line);
+    /* What came before a bad line is scored and printed all the same. */
+    if (st == ML_OK)
+        return flush(j, err);
+    flush(j, NULL);
+    return st;
+}
+
+ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
+    ml_reward_opts opts = { .rm_type = c->reward.rm_type,
+                            .rm_url = c->reward.rm_url,
+                            .reward_key = c->reward.reward_key,
+                            .n_thread = c->reward.n_worker,
+                            .n_retry = c->reward.n_retry,
+                            .memory_bytes = c->reward.memory_bytes,
+                            .seed = c->reward.seed,
+                            .deadline_s = c->reward.timeout_s };
+    reward_job j = { .seed = c->reward.seed };
+    ml_arena arena;
+    ml_status st;
+
+    ml_arena_init(&arena, "reward");
+    st = ml_reward_path_resolve(&opts, &arena, c->reward.custom_rm_path, err);
+    if (st == ML_OK)
+        st = ml_rewards_open(&j.rewards, &opts, err);
+    if (st == ML_OK) {
+        j.entry = calloc(BATCH, sizeof *j.entry);
+        st =
+            j.entry ? score_all(&j, err) : ml_fail(err, ML_ENOMEM, "no memory for samples");
+        print_summary(&j);
+    }
+    ml_rewards_close(j.rewards);
+    for (int i = 0; j.entry && i < BATCH; i++)
+        ml_text_release(&j.entry[i].out);
+    free(j.entry);
+    ml_arena_release(&arena);
+    return st;
+}

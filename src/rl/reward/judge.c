@@ -1,0 +1,281 @@
+#include "rl/reward/judge.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bug.h"
+#include "base/json.h"
+#include "rl/reward/answer.h"
+#include "rl/reward/grade.h"
+#include "rl/reward/label.h"
+#include "rl/reward/rm_http.h"
+#include "rl/worker.h"
+#include "text/unicode.h"
+
+#define START_S 60.0 /* a worker that is being started may load its libraries */
+
+struct ml_judge {
+    const ml_reward_opts *opts;
+    ml_worker *worker, *ifbench; /* NULL: not used */
+    ml_rm_http *remote;
+};
+
+/* --- verdicts ----------------------------------------------------------------------------- */
+
+static void clear(ml_verdict *v) {
+    v->outcome = ML_REWARD_OK;
+    v->reward = NAN;
+    v->json.len = v->why.len = 0;
+    ml_text_add(&v->json, "", 0);
+    ml_text_add(&v->why, "", 0);
+}
+
+void ml_verdict_release(ml_verdict *v) {
+    ml_text_release(&v->json);
+    ml_text_release(&v->why);
+}
+
+static void fail(ml_verdict *v, ml_reward_outcome outcome, const char *why) {
+    v->outcome = outcome;
+    v->reward = NAN;
+    v->json.len = v->why.len = 0;
+    ml_text_printf(&v->json, "null");
+    ml_text_add(&v->why, why, strlen(why));
+}
+
+/* The value that counts in an answer. */
+static const ml_json *pick(const ml_json *v, const char *key) {
+    const ml_json *found;
+
+    if (v->type != ML_JSON_OBJECT)
+        return v;
+    if (key)
+        return ml_json_get(v, key);
+    found = ml_json_get(v, "reward");
+    return found ? found : ml_json_get(v, "score");
+}
+
+static bool as_number(const ml_json *v, double *out) {
+    if (v && (v->type == ML_JSON_TRUE || v->type == ML_JSON_FALSE)) {
+        *out = v->type == ML_JSON_TRUE;
+        return true;
+    }
+    return v && ml_json_f64(v, out) && isfinite(*out);
+}
+
+bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key) {
+    const ml_json *doc = NULL, *error;
+    ml_arena arena;
+    ml_err err;
+    bool is_json;
+
+    clear(v);
+    ml_arena_init(&arena, "reward");
+    is_json = ml_json_parse(&doc, &arena, json, "the reward", &err) == ML_OK;
+    if (!is_json)
+        fail(v, ML_REWARD_INVALID, err.msg);
+    else if ((error = ml_json_get(doc, "error")) && error->type == ML_JSON_STRING)
+        fail(v, ML_REWARD_INVALID, ml_arena_str(&arena, error->text.ptr, error->text.len));
+    else if (as_number(pick(doc, key), &v->reward))
+        ml_text_add(&v->json, json.ptr, json.len);
+    else
+        fail(v, ML_REWARD_INVALID,
+             doc->type == ML_JSON_OBJECT
+                 ? ml_arena_printf(&arena, "the reward has no finite number called '%s'",
+                                   key ? key : "reward")
+                 : ml_arena_printf(&arena, "the reward is %s, not a finite number",
+                                   ml_json_what(doc)));
+    ml_arena_release(&arena);
+    return is_json;
+}
+
+/* --- graders --------------------------------------------------------------------------------- */
+
+static void run_row(const ml_judge *j, ml_verdict *v, const ml_grader *g,
+                    const miles_reward_in *in) {
+    miles_reward_out out;
+    miles_error why;
+
+    if (ml_grader_run(g, in, &out, &why) != 0)
+        fail(v, ML_REWARD_INVALID, why.text);
+    else if (!isfinite(out.reward))
+        fail(v, ML_REWARD_INVALID, "the reward is not a finite number");
+    else if (out.detail[0] && j->opts->reward_key)
+        ml_verdict_read(v, ml_str_of(out.detail), j->opts->reward_key);
+    else {
+        v->reward = out.reward;
+        if (out.detail[0])
+            ml_text_printf(&v->json, "%s", out.detail);
+        else
+            ml_text_printf(&v->json, "%.17g", out.reward);
+    }
+}
+
+/* --- questions ---------------------------------------------------------------------------------- */
+
+/* Bytes that are no UTF-8 cannot stand in JSON: '?' each. */
+static void add_text(ml_text *t, const char *key, const char *s, size_t n) {
+    ml_text plain = { 0 };
+    bool valid = s && ml_utf8_valid((ml_str){ s, n }) == n;
+
+    ml_text_printf(t, ", \"%s\": ", key);
+    for (size_t i = 0; s && !valid && i < n; i++)
+        ml_text_add(&plain, s[i] & 0x80 ? "?" : &s[i], 1);
+    if (s)
+        ml_json_quote(t, valid ? (ml_str){ s, n } : (ml_str){ plain.ptr, plain.len });
+    else
+        ml_text_printf(t, "null");
+    ml_text_release(&plain);
+}
+
+static void add_json(ml_text *t, const char *key, const char *s, size_t n) {
+    ml_text_printf(t, ", \"%s\": ", key);
+    for (size_t i = 0; s && i < n; i++) /* a line break would end the question */
+        ml_text_add(t, s[i] == '\n' || s[i] == '\r' ? " " : &s[i], 1);
+    if (!s)
+        ml_text_printf(t, "null");
+}
+
+/* A sample as one line. */
+static void write_question(ml_text *t, const miles_reward_in *in) {
+    ml_text_printf(t, "{\"index\": %lld", (long long)in->index);
+    add_text(t, "prompt", in->prompt, in->prompt_len);
+    add_text(t, "response", in->response, in->response_len);
+    add_json(t, "label", in->label, in->label_len);
+    add_json(t, "metadata", in->metadata, in->metadata_len);
+    ml_text_printf(t, "}");
+}
+
+static void ask_worker(ml_judge *j, ml_worker *w, ml_verdict *v,
+                       const miles_reward_in *in) {
+    ml_text question = { 0 }, answer = { 0 };
+
+    write_question(&question, in);
+    switch (ml_worker_ask(w, &answer, (ml_str){ question.ptr, question.len },
+                          j->opts->deadline_s, START_S)) {
+    case ML_WORKER_ANSWERED: /* after garbage, the next line may be anything */
+        if (!ml_verdict_read(v, (ml_str){ answer.ptr, answer.len }, j->opts->reward_key))
+            ml_worker_restart(w);
+        break;
+    case ML_WORKER_LATE: fail(v, ML_REWARD_TIMEOUT, answer.ptr); break;
+    case ML_WORKER_DIED: fail(v, ML_REWARD_CRASH, answer.ptr); break;
+    }
+    ml_text_release(&question);
+    ml_text_release(&answer);
+}
+
+static void ask_remote(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
+    ml_text question = { 0 }, answer = { 0 };
+
+    write_question(&question, in);
+    switch (ml_rm_http_ask(j->remote, &answer, (ml_str){ question.ptr, question.len },
+                           j->opts->deadline_s, j->opts->n_retry)) {
+    case ML_RM_ANSWERED:
+        ml_verdict_read(v, (ml_str){ answer.ptr, answer.len }, j->opts->reward_key);
+        break;
+    case ML_RM_LATE: fail(v, ML_REWARD_TIMEOUT, answer.ptr); break;
+    case ML_RM_DOWN: fail(v, ML_REWARD_CRASH, answer.ptr); break;
+    case ML_RM_REFUSED: fail(v, ML_REWARD_INVALID, answer.ptr); break;
+    }
+    ml_text_release(&question);
+    ml_text_release(&answer);
+}
+
+/* --- the sample's own type ------------------------------------------------------------------------- */
+
+/* metadata["rm_type"], or the run's. */
+static const char *type_of(const ml_judge *j, ml_arena *a, const ml_json *metadata) {
+    const ml_json *own = ml_json_get(metadata, "rm_type");
+    ml_str name =
+        own && own->type == ML_JSON_STRING ? ml_str_trim(own->text) : (ml_str){ 0 };
+
+    if (name.len)
+        return ml_arena_str(a, name.ptr, name.len);
+    return j->opts->rm_type ? j->opts->rm_type : "";
+}
+
+static void ask_by_type(ml_judge *j, ml_verdict *v, const miles_reward_in *in,
+                        const char *type) {
+    ml_grader g;
+    ml_err err;
+
+    if (strcmp(type, "remote_rm") == 0 && j->remote)
+        ask_remote(j, v, in);
+    else if (strcmp(type, "ifbench") == 0 && j->ifbench)
+        ask_worker(j, j->ifbench, v, in);
+    else if (ml_grader_find(&g, type, &err) == ML_OK)
+        run_row(j, v, &g, in);
+    else
+        fail(v, ML_REWARD_INVALID, err.msg);
+}
+
+void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
+    ml_grader own = { .row = j->opts->row };
+    miles_error why;
+    ml_label l;
+
+    clear(v);
+    if (j->worker)
+        ask_worker(j, j->worker, v, in);
+    else if (own.row)
+        run_row(j, v, &own, in);
+    else {
+        if (ml_label_init(&l, in, &why))
+            ask_by_type(j, v, in, type_of(j, &l.arena, l.metadata));
+        else
+            fail(v, ML_REWARD_INVALID, why.text);
+        ml_label_release(&l);
+    }
+}
+
+/* --- life --------------------------------------------------------------------------------------------- */
+
+/* A run's reward type that cannot work is refused before the first sample. */
+static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
+    ml_grader g;
+
+    if (!o->rm_type || o->command || o->row)
+        return ML_OK;
+    if (strcmp(o->rm_type, "remote_rm") == 0)
+        return o->rm_url ? ML_OK
+                         : ml_fail(err, ML_EUSAGE, "--rm-type remote_rm needs --rm-url");
+    if (strcmp(o->rm_type, "ifbench") == 0)
+        return o->ifbench_command
+                   ? ML_OK
+                   : ml_fail(
+                         err, ML_EUNSUP,
+                         "--rm-type ifbench needs Python and the IFBench package, whose "
+                         "evaluation_lib must be importable: clone "
+                         "https://github.com/allenai/IFBench and put it on PYTHONPATH");
+    return ml_grader_find(&g, o->rm_type, err);
+}
+
+ml_status ml_judge_open(ml_judge **out, const ml_reward_opts *opts, ml_err *err) {
+    ml_judge *j = calloc(1, sizeof *j);
+    ml_status st = check_type(opts, err);
+
+    ML_BUG_IF(!j);
+    j->opts = opts;
+    if (st == ML_OK && opts->command)
+        j->worker = ml_worker_new(opts->command, opts->memory_bytes);
+    if (st == ML_OK && opts->ifbench_command)
+        j->ifbench = ml_worker_new(opts->ifbench_command, opts->memory_bytes);
+    if (st == ML_OK && opts->rm_url)
+        st = ml_rm_http_open(&j->remote, opts->rm_url, err);
+    if (st != ML_OK) {
+        ml_judge_close(j);
+        j = NULL;
+    }
+    *out = j;
+    return st;
+}
+
+void ml_judge_close(ml_judge *j) {
+    if (!j)
+        return;
+    ml_worker_free(j->worker);
+    ml_worker_free(j->ifbench);
+    ml_rm_http_close(j->remote);
+    free(j);
+}

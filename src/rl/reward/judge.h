@@ -1,0 +1,28 @@
+/* judge.h - one thread's way to a reward: a grader, a worker process or a server.
+ *
+ * thread: one at a time. */
+#ifndef ML_RL_REWARD_JUDGE_H
+#define ML_RL_REWARD_JUDGE_H
+
+#include "rl/reward/rewards.h"
+
+typedef struct ml_judge ml_judge;
+
+/* The answer to one sample, reused for the next. */
+typedef struct ml_verdict {
+    ml_reward_outcome outcome;
+    double reward;
+    ml_text json, why; /* always NUL-terminated */
+} ml_verdict;
+
+ml_status ml_judge_open(ml_judge **out, const ml_reward_opts *opts, ml_err *err);
+void ml_judge_close(ml_judge *j); /* NULL is fine */
+
+void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in);
+void ml_verdict_release(ml_verdict *v);
+
+/* Reads a reward from JSON: a finite number, true or false, or an object with one under
+ * `key` (NULL: "reward", then "score").  False when it is no JSON at all. */
+bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key);
+
+#endif

@@ -1,0 +1,180 @@
+#include "rl/reward/rewards.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bug.h"
+#include "base/clock.h"
+#include "rl/reward/judge.h"
+
+#define DEADLINE_S 30.0
+
+typedef struct task {
+    struct task *next;
+    const miles_reward_in *in;
+    ml_reward_done *done;
+    void *ud;
+} task;
+
+typedef struct bench {
+    ml_rewards *rewards;
+    ml_judge *judge;
+    pthread_t thread;
+    bool running;
+} bench;
+
+struct ml_rewards {
+    ml_reward_opts opts;
+    bench *bench;         /* [opts.n_thread] */
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t more, idle;
+    task *first, **last;
+    int64_t n_open; /* submitted, without a result */
+    int64_t counts[ML_REWARD_OUTCOMES];
+    bool closing;
+};
+
+const char *ml_reward_outcome_name(ml_reward_outcome o) {
+    static const char *const names[ML_REWARD_OUTCOMES] = { "ok", "timeout", "crash",
+                                                           "invalid" };
+    return names[o];
+}
+
+/* --- a reward thread --------------------------------------------------------------------- */
+
+/* The next task; NULL: there will be none. */
+static task *take(ml_rewards *r) {
+    task *t;
+
+    pthread_mutex_lock(&r->lock);
+    while (!r->first && !r->closing)
+        pthread_cond_wait(&r->more, &r->lock);
+    t = r->first;
+    if (t) {
+        r->first = t->next;
+        if (!r->first)
+            r->last = &r->first;
+    }
+    pthread_mutex_unlock(&r->lock);
+    return t;
+}
+
+/* Counted after the caller has been told, so that who waits finds everything done. */
+static void count(ml_rewards *r, ml_reward_outcome outcome) {
+    pthread_mutex_lock(&r->lock);
+    r->counts[outcome]++;
+    if (--r->n_open == 0)
+        pthread_cond_broadcast(&r->idle);
+    pthread_mutex_unlock(&r->lock);
+}
+
+static void *serve(void *ud) {
+    bench *b = ud;
+    ml_verdict v = { 0 };
+    task *t;
+
+    while ((t = take(b->rewards)) != NULL) {
+        double start = ml_clock_s();
+        ml_reward_result result;
+        ml_judge_ask(b->judge, &v, t->in);
+        result = (ml_reward_result){ .outcome = v.outcome,
+                                     .reward = v.reward,
+                                     .ms = (ml_clock_s() - start) * 1e3,
+                                     .json = v.json.ptr,
+                                     .why = v.why.ptr };
+        t->done(t->ud, &result);
+        count(b->rewards, v.outcome);
+        free(t);
+    }
+    ml_verdict_release(&v);
+    return NULL;
+}
+
+/* --- callers --------------------------------------------------------------------------------- */
+
+static ml_status start(ml_rewards *r, ml_err *err) {
+    for (int64_t i = 0; i < r->opts.n_thread; i++) {
+        bench *b = &r->bench[i];
+        ml_status st = ml_judge_open(&b->judge, &r->opts, err);
+        int e;
+        b->rewards = r;
+        if (st != ML_OK)
+            return st;
+        e = pthread_create(&b->thread, NULL, serve, b);
+        if (e != 0)
+            return ml_fail(err, ML_EIO, "no thread for rewards: %s", strerror(e));
+        b->running = true;
+    }
+    return ML_OK;
+}
+
+ml_status ml_rewards_open(ml_rewards **out, const ml_reward_opts *opts, ml_err *err) {
+    ml_rewards *r = calloc(1, sizeof *r);
+    ml_status st;
+
+    ML_BUG_IF(!r);
+    r->opts = *opts;
+    r->opts.n_thread = opts->n_thread > 0 ? opts->n_thread : 1;
+    r->opts.deadline_s = opts->deadline_s > 0 ? opts->deadline_s : DEADLINE_S;
+    r->bench = calloc((size_t)r->opts.n_thread, sizeof *r->bench);
+    ML_BUG_IF(!r->bench);
+    r->last = &r->first;
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->more, NULL);
+    pthread_cond_init(&r->idle, NULL);
+    st = start(r, err);
+    if (st != ML_OK) {
+        ml_rewards_close(r);
+        r = NULL;
+    }
+    *out = r;
+    return st;
+}
+
+void ml_rewards_close(ml_rewards *r) {
+    if (!r)
+        return;
+    pthread_mutex_lock(&r->lock);
+    r->closing = true;
+    pthread_cond_broadcast(&r->more);
+    pthread_mutex_unlock(&r->lock);
+    for (int64_t i = 0; i < r->opts.n_thread; i++) {
+        if (r->bench[i].running)
+            pthread_join(r->bench[i].thread, NULL);
+        ml_judge_close(r->bench[i].judge);
+    }
+    pthread_cond_destroy(&r->more);
+    pthread_cond_destroy(&r->idle);
+    pthread_mutex_destroy(&r->lock);
+    free(r->bench);
+    free(r);
+}
+
+void ml_rewards_submit(ml_rewards *r, const miles_reward_in *in, ml_reward_done *done,
+                       void *ud) {
+    task *t = calloc(1, sizeof *t);
+
+    ML_BUG_IF(!t);
+    *t = (task){ .in = in, .done = done, .ud = ud };
+    pthread_mutex_lock(&r->lock);
+    *r->last = t;
+    r->last = &t->next;
+    r->n_open++;
+    pthread_cond_signal(&r->more);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void ml_rewards_wait(ml_rewards *r) {
+    pthread_mutex_lock(&r->lock);
+    while (r->n_open > 0)
+        pthread_cond_wait(&r->idle, &r->lock);
+    pthread_mutex_unlock(&r->lock);
+}
+
+void ml_rewards_counts(ml_rewards *r, int64_t counts[ML_REWARD_OUTCOMES]) {
+    pthread_mutex_lock(&r->lock);
+    memcpy(counts, r->counts, sizeof r->counts);
+    pthread_mutex_unlock(&r->lock);
+}

@@ -1,0 +1,146 @@
+#include "rl/reward/rm_http.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/bug.h"
+#include "base/clock.h"
+#include "net/http_client.h"
+
+#define FIRST_WAIT_S 0.1 /* between the first two tries; doubles */
+#define BODY_MAX (4 << 20)
+
+struct ml_rm_http {
+    char *url;
+    ml_loop *loop;
+    ml_http_client *client;
+    /* The request under way. */
+    ml_http_job *job;
+    ml_text *body;
+    int status;
+    bool late, failed;
+};
+
+ml_status ml_rm_http_open(ml_rm_http **out, const char *url, ml_err *err) {
+    ml_rm_http *r = calloc(1, sizeof *r);
+    ml_status st;
+
+    ML_BUG_IF(!r);
+    r->url = strdup(url);
+    ML_BUG_IF(!r->url);
+    st = ml_loop_new(&r->loop, err);
+    if (st == ML_OK)
+        r->client = ml_http_client_new(r->loop);
+    else {
+        ml_rm_http_close(r);
+        r = NULL;
+    }
+    *out = r;
+    return st;
+}
+
+void ml_rm_http_close(ml_rm_http *r) {
+    if (!r)
+        return;
+    if (r->client)
+        ml_http_client_free(r->client);
+    if (r->loop)
+        ml_loop_free(r->loop);
+    free(r->url);
+    free(r);
+}
+
+static void on_head(void *ud, int status, ml_str headers) {
+    ml_rm_http *r = ud;
+
+    (void)headers;
+    r->status = status;
+}
+
+static void on_data(void *ud, ml_str piece) {
+    ml_rm_http *r = ud;
+
+    if (r->body->len + piece.len <= BODY_MAX)
+        ml_text_add(r->body, piece.ptr, piece.len);
+}
+
+static void on_done(void *ud, const ml_err *err) {
+    ml_rm_http *r = ud;
+
+    r->job = NULL;
+    if (err) {
+        r->failed = true;
+        r->body->len = 0;
+        ml_text_printf(r->body, "%s", err->msg);
+    }
+    ml_loop_stop(r->loop);
+}
+
+static void on_deadline(void *ud) {
+    ml_rm_http *r = ud;
+
+    r->late = true;
+    if (r->job)
+        ml_http_cancel(r->job);
+    r->job = NULL;
+    ml_loop_stop(r->loop);
+}
+
+static ml_rm_end say(ml_rm_http *r, ml_rm_end end, const char *what) {
+    r->body->len = 0;
+    ml_text_printf(r->body, "the reward server %s %s", r->url, what);
+    return end;
+}
+
+static ml_rm_end try_once(ml_rm_http *r, ml_str json, double left_s) {
+    ml_http_request q = { .method = "POST",
+                          .url = r->url,
+                          .headers = "Content-Type: application/json\n",
+                          .body = json };
+    ml_http_fns fns = { on_head, on_data, on_done, r };
+    ml_timer *timer;
+    ml_err err;
+    char what[80];
+
+    r->late = r->failed = false;
+    r->status = 0;
+    r->body->len = 0;
+    if (ml_http_start(&r->job, r->client, &q, fns, &err) != ML_OK) {
+        ml_text_printf(r->body, "%s", err.msg);
+        return ML_RM_REFUSED;
+    }
+    timer = ml_timer_start(r->loop, left_s, false, on_deadline, r);
+    ml_loop_run(r->loop);
+    ml_timer_stop(timer);
+    if (r->late)
+        return say(r, ML_RM_LATE, "did not answer in time");
+    if (r->failed)
+        return ML_RM_DOWN;
+    if (r->status >= 200 && r->status < 300)
+        return ML_RM_ANSWERED;
+    snprintf(what, sizeof what, "answered with status %d", r->status);
+    return say(r, r->status >= 500 || r->status == 429 ? ML_RM_DOWN : ML_RM_REFUSED, what);
+}
+
+ml_rm_end ml_rm_http_ask(ml_rm_http *r, ml_text *out, ml_str json, double deadline_s,
+                         int64_t n_retry) {
+    double until = ml_clock_s() + deadline_s, wait = FIRST_WAIT_S;
+    ml_rm_end end = ML_RM_DOWN;
+
+    r->body = out;
+    ml_text_add(out, "", 0);
+    for (int64_t i = 0; i <= n_retry && end == ML_RM_DOWN; i++) {
+        double left = until - ml_clock_s();
+        if (i > 0 && left > wait) {
+            usleep((useconds_t)(wait * 1e6));
+            wait *= 2;
+            left = until - ml_clock_s();
+        }
+        if (i > 0 && left <= 0)
+            break; /* the last try's sentence stands */
+        end = try_once(r, json, left > 0.001 ? left : 0.001);
+    }
+    return end;
+}
