@@ -110,10 +110,11 @@ static ml_status load_tensors(const char *path, ml_optimizer *o, ml_arena *a, ml
     const ml_weights *set[ML_STATE_SETS] = { &o->master, &o->moment1, &o->moment2 };
     float *piece = malloc((size_t)widest(o->spec) * sizeof *piece);
     ml_st_file *f = NULL;
-    ml_status st =
-        piece ? ml_st_open(&f, ml_arena_printf(a, "%s/%s", path, ML_SNAPSHOT_TENSORS), err)
-              : ml_fail(err, ML_ENOMEM, "no memory to read %s", path);
+    ml_status st;
 
+    if (!piece)
+        return ml_fail(err, ML_ENOMEM, "no memory to read %s", path);
+    st = ml_st_open(&f, ml_arena_printf(a, "%s/%s", path, ML_SNAPSHOT_TENSORS), err);
     for (int k = 0; k < ML_STATE_SETS && st == ML_OK; k++)
         st = load_set(k, set[k], o, f, piece, err);
     ml_st_close(f);
