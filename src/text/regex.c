@@ -8,6 +8,7 @@
 #include "base/bug.h"
 
 #define MAX_PATTERN 65536
+#define BOUNDED_STEPS 200000
 #define MAX_GROUPS 200
 
 /* An ml_regex is a pcre2_code, under a name that needs no header of PCRE2. */
@@ -478,6 +479,21 @@ ml_status ml_regex_new(ml_regex **out, const ml_unicode *u, ml_str pattern, ml_e
     if (translate(&t))
         st = compile(out, (ml_str){ t.out.ptr ? t.out.ptr : "", t.out.len }, err);
     ml_text_release(&t.out);
+    return st;
+}
+
+ml_status ml_regex_new_bounded(ml_regex **out, ml_str pattern, ml_err *err) {
+    ml_text t = { 0 };
+    ml_status st;
+
+    *out = NULL;
+    if (pattern.len > MAX_PATTERN)
+        return ml_fail(err, ML_EUNSUP, "regular expression of %zu bytes; at most %d",
+                       pattern.len, MAX_PATTERN);
+    ml_text_printf(&t, "(*LIMIT_MATCH=%d)", BOUNDED_STEPS);
+    ml_text_add(&t, pattern.ptr, pattern.len);
+    st = compile(out, (ml_str){ t.ptr, t.len }, err);
+    ml_text_release(&t);
     return st;
 }
 

@@ -16,6 +16,9 @@ typedef struct ml_regex ml_regex;
 typedef struct ml_finder ml_finder;
 
 ml_status ml_regex_new(ml_regex **out, const ml_unicode *u, ml_str pattern, ml_err *err);
+/* A pattern in PCRE2's own dialect, of somebody who is not trusted: a search that takes more
+ * than about ten milliseconds is an error.  pattern is valid UTF-8. */
+ml_status ml_regex_new_bounded(ml_regex **out, ml_str pattern, ml_err *err);
 void ml_regex_free(ml_regex *r);
 
 /* The working memory of a search; serves any pattern. */

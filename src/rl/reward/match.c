@@ -23,15 +23,13 @@ static int run_exact(const miles_reward_in *in, miles_reward_out *out, miles_err
 }
 
 /* Compiling a pattern costs less than any response took to generate, so none is kept. */
-static ml_status search(ml_arena *a, ml_str pattern, ml_str text, ml_err *err) {
+static ml_status search(ml_str pattern, ml_str text, ml_err *err) {
     ml_finder *finder = ml_finder_new();
     ml_regex *regex = NULL;
-    ml_unicode unicode;
     size_t begin, end;
     ml_status st;
 
-    ml_unicode_init(&unicode, a);
-    st = ml_regex_new(&regex, &unicode, pattern, err);
+    st = ml_regex_new_bounded(&regex, pattern, err);
     if (st == ML_OK && ml_utf8_valid(text) < text.len)
         st = ml_fail(err, ML_EFORMAT, "the response is no valid UTF-8");
     if (st == ML_OK)
@@ -52,7 +50,7 @@ static int run_regex(const miles_reward_in *in, miles_reward_out *out, miles_err
         status = ml_reward_fail(err, "regex takes its pattern from the label, which is %s",
                                 l.label ? ml_json_what(l.label) : "missing");
     else {
-        ml_status st = search(&l.arena, l.label->text, ml_response(in), &e);
+        ml_status st = search(l.label->text, ml_response(in), &e);
         out->reward = st == ML_OK ? 1.0 : 0.0;
         if (st != ML_OK && st != ML_EAGAIN)
             status = ml_reward_fail(err, "%.400s", e.msg);

@@ -581,9 +581,13 @@ bool ml_math_lex(ml_mtoks *out, ml_arena *a, ml_str src) {
     ml_text plain = { 0 };
 
     *out = (ml_mtoks){ 0 };
-    if (src.len >= ML_MTOK_MAX)
+    if (src.len > ML_MATH_BYTES)
         return false;
     ml_math_plain(&plain, src);
+    if (plain.len > ML_MATH_BYTES) {
+        ml_text_release(&plain);
+        return false;
+    }
     x.p = ml_arena_str(a, plain.ptr, plain.len);
     x.end = x.p + plain.len;
     ml_text_release(&plain);

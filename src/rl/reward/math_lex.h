@@ -42,9 +42,9 @@ typedef struct ml_mtoks {
     int32_t n;
 } ml_mtoks;
 
-#define ML_MTOK_MAX 20000
+#define ML_MATH_BYTES 12000
 
-/* False when there are too many tokens to look at. */
+/* False when it is longer than ML_MATH_BYTES: no answer is. */
 bool ml_math_lex(ml_mtoks *out, ml_arena *a, ml_str src);
 
 bool ml_mtok_is(const ml_mtok *t, ml_mtok_kind kind, const char *text);

@@ -5,7 +5,7 @@
 #include "rl/reward/math_parse.h"
 #include "rl/reward/math_value.h"
 
-#define WORK_MAX 3000000 /* about 20 ms */
+#define WORK_MAX 2000000 /* about 10 ms */
 #define DEPTH_MAX 6
 #define ITEM_MAX 40
 
@@ -101,9 +101,15 @@ static bool is_last_word(const ml_mtok *t) {
     return is_separator(t) || ml_mtok_is(t, ML_T_OTHER, ".") || ml_mtok_op(t, "row");
 }
 
+/* Looking at tokens is work too. */
+static bool afford(ml_mcompare *c, int32_t n_token) {
+    c->work -= n_token + 16;
+    return c->work > 0;
+}
+
 /* x without what says nothing around it. */
-static ml_mtoks bare(ml_mtoks x) {
-    for (int32_t before = -1; before != x.n;) {
+static ml_mtoks bare(ml_mcompare *c, ml_mtoks x) {
+    for (int32_t before = -1; before != x.n && afford(c, x.n);) {
         before = x.n;
         while (x.n > 1 && is_last_word(&x.t[x.n - 1]))
             x.n--;
@@ -440,11 +446,11 @@ static bool same_parts(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth) {
 }
 
 static bool same(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth) {
-    x = bare(x);
-    y = bare(y);
+    x = bare(c, x);
+    y = bare(c, y);
     if (ml_mtoks_same_text(x, y))
         return true;
-    if (depth == DEPTH_MAX || x.n == 0 || y.n == 0)
+    if (depth == DEPTH_MAX || x.n == 0 || y.n == 0 || !afford(c, x.n + y.n))
         return false;
     return same_parts(c, x, y, depth + 1) || same_choice(c, x, y, depth + 1) ||
            same_choice(c, y, x, depth + 1);
