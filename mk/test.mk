@@ -67,7 +67,7 @@ define LONG_TIER
 !900 clang/build $(SELF) CONFIG=clang CC=clang programs
 900 clang/headers $(SELF) CONFIG=clang CC=clang headers
 $(call tests,900,$(call in_config,clang,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
-2400 load $(LOAD) --connections 1000 --seconds 1800
+&2400 load nice $(LOAD) --connections 1000 --seconds 1800
 400 load-router $(LOAD) --connections 1000 --seconds 120 --router
 !1800 asan/build $(SELF) $(ASAN) programs
 $(call slow_checkop,asan)
