@@ -31,7 +31,8 @@ slow_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) -
 900 $(1)/checkop-attn $(call in_config,$(1),$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3$(NL)
 
 # What the short tier runs under the thread sanitizer.
-THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_client test_relay) $(LOAD)
+THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_client test_relay \
+  test_serve test_serve_openai) $(LOAD)
 
 # $(call load,CONFIG,SECONDS,ARGS): the server under a hundred clients; in the short tier's
 # sanitized build, two servers behind the router.
