@@ -30,7 +30,11 @@ ALL_CFLAGS = -std=c11 -D_GNU_SOURCE -Isrc -Iinclude -I. -ffp-contract=off \
   -fno-strict-aliasing -fvisibility=hidden -pthread $(DEBUG) $(WARN) $(OPT) $(SAN_FLAGS) \
   $(FILE_CFLAGS) $(CFLAGS)
 ALL_LDFLAGS = -pthread $(SAN_FLAGS) $(LDFLAGS)
-LIBS := -lpcre2-8 -lutf8proc -levent_extra -levent_core -lzstd -lm
+# Debian's libevent-dev is there for one architecture at a time: for another one than this
+# machine's, the libraries themselves are named.
+LIBEVENT := $(if $(filter-out $(shell uname -m),$(ARCH)),-l:libevent_extra-2.1.so.7 \
+  -l:libevent_core-2.1.so.7,-levent_extra -levent_core)
+LIBS := -lpcre2-8 -lutf8proc $(LIBEVENT) -lzstd -lm
 
 # FILE_CFLAGS: what one file needs beyond the rest.
 AVX2 := -mavx2 -mfma

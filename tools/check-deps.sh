@@ -41,6 +41,19 @@ need() { # need PACKAGE CHECK...
     "$@" || missing+=("$package")
 }
 
+# Debian has libevent's development files for one architecture at a time: for a foreign one,
+# this machine's headers and the libraries themselves.
+need_libevent() { # need_libevent COMPILER FOREIGN
+    if [ -z "$2" ]; then
+        need libevent-dev can_link "$1" event2/event.h event_core
+        return
+    fi
+    need libevent-dev test -e /usr/include/event2/event.h
+    for part in core extra; do
+        need "libevent-$part-2.1-7$2" can_link "$1" event2/event.h ":libevent_$part-2.1.so.7"
+    done
+}
+
 for group; do
     case $group in
     build)
@@ -53,7 +66,7 @@ for group; do
         need libc6-dev test -e /usr/include/stdio.h
         need "libpcre2-dev$foreign" can_link "$cc" pcre2.h pcre2-8
         need "libutf8proc-dev$foreign" can_link "$cc" utf8proc.h utf8proc
-        need "libevent-dev$foreign" can_link "$cc" event2/event.h event_core
+        need_libevent "$cc" "$foreign"
         need "libzstd-dev$foreign" can_link "$cc" zstd.h zstd
         ;;
     test)
@@ -73,7 +86,8 @@ for group; do
         need libc6-dev-arm64-cross can_cross
         need libpcre2-dev:arm64 can_link aarch64-linux-gnu-gcc pcre2.h pcre2-8
         need libutf8proc-dev:arm64 can_link aarch64-linux-gnu-gcc utf8proc.h utf8proc
-        need libevent-dev:arm64 can_link aarch64-linux-gnu-gcc event2/event.h event_core
+        need_libevent aarch64-linux-gnu-gcc :arm64
+        need libzstd-dev:arm64 can_link aarch64-linux-gnu-gcc zstd.h zstd
         need qemu-user have qemu-aarch64
         ;;
     *)
