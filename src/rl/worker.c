@@ -113,10 +113,10 @@ static ml_worker_end died(ml_worker *w, ml_text *why) {
     stop(w, &status);
     why->len = 0;
     if (WIFEXITED(status))
-        ml_text_printf(why, "the reward worker '%s' ended with status %d", w->command,
+        ml_text_printf(why, "the reward worker '%.80s' ended with status %d", w->command,
                        WEXITSTATUS(status));
     else
-        ml_text_printf(why, "the reward worker '%s' was ended by signal %d", w->command,
+        ml_text_printf(why, "the reward worker '%.80s' was ended by signal %d", w->command,
                        WTERMSIG(status));
     return ML_WORKER_DIED;
 }
@@ -124,7 +124,7 @@ static ml_worker_end died(ml_worker *w, ml_text *why) {
 static ml_worker_end late(ml_worker *w, ml_text *why, double deadline_s) {
     ml_worker_restart(w);
     why->len = 0;
-    ml_text_printf(why, "the reward worker '%s' did not answer within %g s", w->command,
+    ml_text_printf(why, "the reward worker '%.80s' did not answer within %g s", w->command,
                    deadline_s);
     return ML_WORKER_LATE;
 }

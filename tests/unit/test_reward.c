@@ -1,0 +1,355 @@
+/* Rewards by threads, worker processes and servers, and what happens when those fail. */
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "net/http_server.h"
+#include "plugin/reward_path.h"
+#include "rl/worker.h"
+#include "tests/support/test.h"
+
+#define N 40
+
+/* --- samples and their results --------------------------------------------------------------- */
+
+typedef struct answer {
+    ml_reward_outcome outcome;
+    double reward;
+    char why[300];
+    int calls;
+} answer;
+
+static void note(void *ud, const ml_reward_result *r) {
+    answer *a = ud;
+
+    a->outcome = r->outcome;
+    a->reward = r->reward;
+    snprintf(a->why, sizeof a->why, "%s", r->why);
+    a->calls++;
+}
+
+static miles_reward_in sample(const char *response, const char *label) {
+    return (miles_reward_in){ .size = sizeof(miles_reward_in),
+                              .response = response,
+                              .response_len = strlen(response),
+                              .label = label,
+                              .label_len = label ? strlen(label) : 0 };
+}
+
+/* Scores n responses, waits, and checks that each was answered once and counted. */
+static void score(const ml_reward_opts *opts, const char *const *response, int n,
+                  answer *out) {
+    miles_reward_in in[N];
+    int64_t counts[ML_REWARD_OUTCOMES], sum = 0;
+    ml_rewards *r = NULL;
+    ml_err err = { 0 };
+
+    CHECK(ml_rewards_open(&r, opts, &err) == ML_OK);
+    if (!r) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        return;
+    }
+    memset(out, 0, (size_t)n * sizeof *out);
+    for (int i = 0; i < n; i++) {
+        in[i] = sample(response[i], "\"7\"");
+        ml_rewards_submit(r, &in[i], note, &out[i]);
+    }
+    ml_rewards_wait(r);
+    ml_rewards_counts(r, counts);
+    for (int i = 0; i < n; i++) {
+        CHECK(out[i].calls == 1);
+        CHECK(out[i].outcome == ML_REWARD_OK ? isfinite(out[i].reward)
+                                             : isnan(out[i].reward));
+        CHECK(out[i].outcome == ML_REWARD_OK || out[i].why[0]);
+    }
+    for (int i = 0; i < ML_REWARD_OUTCOMES; i++)
+        sum += counts[i];
+    CHECK(sum == n);
+    ml_rewards_close(r);
+}
+
+/* --- built-in graders ------------------------------------------------------------------------- */
+
+static void threads_score_all(void) {
+    ml_reward_opts opts = { .rm_type = "math", .n_thread = 4 };
+    const char *response[N];
+    answer a[N];
+
+    for (int i = 0; i < N; i++)
+        response[i] = i % 2 ? "so \\boxed{7}" : "so \\boxed{8}";
+    score(&opts, response, N, a);
+    for (int i = 0; i < N; i++)
+        CHECK(a[i].outcome == ML_REWARD_OK && a[i].reward == i % 2);
+}
+
+static void wrong_types_are_refused(void) {
+    ml_reward_opts nope = { .rm_type = "nope" }, remote = { .rm_type = "remote_rm" };
+    ml_reward_opts ifbench = { .rm_type = "ifbench" };
+    ml_rewards *r;
+    ml_err err;
+
+    CHECK(ml_rewards_open(&r, &nope, &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "nope");
+    CHECK_HAS(err.msg, "deepscaler");
+    CHECK(ml_rewards_open(&r, &remote, &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "--rm-url");
+    CHECK(ml_rewards_open(&r, &ifbench, &err) == ML_EUNSUP);
+    CHECK_HAS(err.msg, "IFBench");
+}
+
+static void samples_choose_their_type(void) {
+    ml_reward_opts opts = { .rm_type = "math" };
+    miles_reward_in in = sample("a b", "\"a b\""), bad = in;
+    answer a = { 0 }, b = { 0 };
+    ml_rewards *r = NULL;
+    ml_err err;
+
+    in.metadata = "{\"rm_type\": \" f1 \"}";
+    in.metadata_len = strlen(in.metadata);
+    bad.metadata = "{\"rm_type\": \"nope\"}";
+    bad.metadata_len = strlen(bad.metadata);
+    CHECK(ml_rewards_open(&r, &opts, &err) == ML_OK);
+    ml_rewards_submit(r, &in, note, &a);
+    ml_rewards_submit(r, &bad, note, &b);
+    ml_rewards_close(r); /* scores what is left */
+    CHECK(a.calls == 1 && a.outcome == ML_REWARD_OK && a.reward == 1.0);
+    CHECK(b.calls == 1 && b.outcome == ML_REWARD_INVALID);
+}
+
+/* --- worker processes ----------------------------------------------------------------------------- */
+
+/* Answers by what the response says. */
+#define MOODY                                                                              \
+    "while read -r l; do case $l in *hang*) sleep 100 & wait;; *die*) exit 3;; "           \
+    "*garbage*) echo 'what?';; *nan*) echo NaN;; *nothing*) echo null;; "                  \
+    "*twice*) echo 1; echo 2;; *kill*) kill -9 $$;; *object*) echo '{\"reward\": 0.5}';; " \
+    "*error*) echo '{\"error\": \"no idea\"}';; *) echo 1;; esac; done"
+
+static void workers_fail_apart(void) {
+    static const char *const response[] = { "fine",    "hang", "fine", "die",   "fine",
+                                            "garbage", "fine", "nan",  "fine",  "nothing",
+                                            "fine",    "kill", "fine", "error", "fine",
+                                            "object",  "fine" };
+    ml_reward_opts opts = { .command = MOODY, .deadline_s = 0.5 };
+    enum { COUNT = sizeof response / sizeof *response };
+    answer a[COUNT];
+
+    /* A worker that has to be started may take longer: warm it up with the first sample. */
+    score(&opts, response, COUNT, a);
+    for (int i = 0; i < COUNT; i += 2)
+        CHECK(a[i].outcome == ML_REWARD_OK && a[i].reward == 1.0);
+    CHECK(a[1].outcome == ML_REWARD_TIMEOUT);
+    CHECK_HAS(a[1].why, "did not answer within 0.5 s");
+    CHECK(a[3].outcome == ML_REWARD_CRASH);
+    CHECK_HAS(a[3].why, "status 3");
+    CHECK(a[5].outcome == ML_REWARD_INVALID);
+    CHECK(a[7].outcome == ML_REWARD_INVALID);
+    CHECK(a[9].outcome == ML_REWARD_INVALID);
+    CHECK(a[11].outcome == ML_REWARD_CRASH);
+    CHECK_HAS(a[11].why, "signal 9");
+    CHECK(a[13].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[13].why, "no idea");
+    CHECK(a[15].outcome == ML_REWARD_OK && a[15].reward == 0.5);
+}
+
+/* An answer of two lines must not become the next sample's reward. */
+static void answers_stay_with_their_sample(void) {
+    static const char *const response[] = { "twice", "fine", "twice", "fine", "fine" };
+    ml_reward_opts opts = { .command = MOODY, .deadline_s = 5 };
+    answer a[5];
+
+    score(&opts, response, 5, a);
+    for (int i = 0; i < 5; i++)
+        CHECK(a[i].outcome == ML_REWARD_OK && a[i].reward == 1.0);
+}
+
+static void missing_programs_are_crashes(void) {
+    static const char *const response[] = { "a", "b" };
+    ml_reward_opts opts = { .command = "exec /no/such/program 2>/dev/null" };
+    answer a[2];
+
+    score(&opts, response, 2, a);
+    CHECK(a[0].outcome == ML_REWARD_CRASH && a[1].outcome == ML_REWARD_CRASH);
+    CHECK_HAS(a[0].why, "status 127");
+}
+
+static void memory_is_limited(void) {
+    ml_worker *w = ml_worker_new("read l; ulimit -v", 100 << 20);
+    ml_text out = { 0 };
+
+    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 5, 5) == ML_WORKER_ANSWERED);
+    CHECK(strcmp(out.ptr, "102400") == 0);
+    ml_worker_free(w);
+    ml_text_release(&out);
+}
+
+/* A line longer than any buffer on the way. */
+static void long_lines_pass(void) {
+    ml_worker *w = ml_worker_new("read -r l; echo ${#l}", 0);
+    char line[300001];
+    ml_text out = { 0 };
+
+    memset(line, 'x', sizeof line);
+    CHECK(ml_worker_ask(w, &out, (ml_str){ line, sizeof line }, 20, 5) ==
+          ML_WORKER_ANSWERED);
+    CHECK(strcmp(out.ptr, "300001") == 0);
+    ml_worker_free(w);
+    ml_text_release(&out);
+}
+
+/* What the shell started is ended too. */
+static void children_are_killed(void) {
+    ml_worker *w = ml_worker_new("sleep 300 & echo $!; wait", 0);
+    ml_text out = { 0 };
+    char path[60];
+
+    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 5, 5) == ML_WORKER_ANSWERED);
+    snprintf(path, sizeof path, "/proc/%s/exe", out.ptr);
+    ml_worker_free(w);
+    for (int i = 0; i < 500 && access(path, R_OK) == 0; i++)
+        usleep(10000);
+    CHECK(access(path, R_OK) != 0);
+    ml_text_release(&out);
+}
+
+/* --- servers ----------------------------------------------------------------------------------------- */
+
+typedef struct server {
+    ml_loop *loop;
+    ml_http_server *http;
+    pthread_t thread;
+    int n_call;
+    char url[80];
+} server;
+
+/* Fails twice, then answers; "slow" is never answered. */
+static void handle(void *ud, ml_http_call *c) {
+    server *s = ud;
+    ml_str body = ml_http_body(c);
+
+    s->n_call++;
+    if (memmem(body.ptr, body.len, "slow", 4))
+        return;
+    if (memmem(body.ptr, body.len, "refuse", 6))
+        ml_http_reply(c, 404, "text/plain", ml_str_of("no"));
+    else if (s->n_call <= 2)
+        ml_http_reply(c, 503, "text/plain", ml_str_of("busy"));
+    else
+        ml_http_reply(c, 200, "application/json", ml_str_of("{\"score\": 0.75}"));
+}
+
+static void *run_loop(void *ud) {
+    ml_loop_run(((server *)ud)->loop);
+    return NULL;
+}
+
+static void start_server(server *s) {
+    ml_http_limits limits = { 10000, 100000, 20, 10, 100000 };
+    ml_err err;
+
+    memset(s, 0, sizeof *s);
+    CHECK(ml_loop_new(&s->loop, &err) == ML_OK);
+    CHECK(ml_http_server_open(&s->http, s->loop, "127.0.0.1", 0, limits, handle, s, &err) ==
+          ML_OK);
+    snprintf(s->url, sizeof s->url, "http://127.0.0.1:%d/rm", ml_http_server_port(s->http));
+    pthread_create(&s->thread, NULL, run_loop, s);
+}
+
+static void stop_server(server *s) {
+    ml_loop_stop(s->loop);
+    pthread_join(s->thread, NULL);
+    ml_http_server_close(s->http);
+    ml_loop_free(s->loop);
+}
+
+static void servers_are_tried_again(void) {
+    static const char *const response[] = { "first", "refuse", "third", "slow" };
+    server s;
+    answer a[4];
+
+    start_server(&s);
+    ml_reward_opts opts = {
+        .rm_type = "remote_rm", .rm_url = s.url, .n_retry = 5, .deadline_s = 2
+    };
+    score(&opts, response, 4, a);
+    stop_server(&s);
+    CHECK(a[0].outcome == ML_REWARD_OK && a[0].reward == 0.75);
+    CHECK(a[1].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[1].why, "404");
+    CHECK(a[2].outcome == ML_REWARD_OK);
+    CHECK(a[3].outcome == ML_REWARD_TIMEOUT);
+    CHECK(s.n_call == 3 + 1 + 1 + 1);
+}
+
+static void servers_that_are_down_are_crashes(void) {
+    static const char *const response[] = { "a" };
+    ml_reward_opts opts = { .rm_type = "remote_rm",
+                            .rm_url = "http://127.0.0.1:1/",
+                            .n_retry = 1,
+                            .deadline_s = 5 };
+    answer a[1];
+
+    score(&opts, response, 1, a);
+    CHECK(a[0].outcome == ML_REWARD_CRASH);
+    CHECK_HAS(a[0].why, "127.0.0.1:1");
+}
+
+/* --- paths -------------------------------------------------------------------------------------------- */
+
+static void paths_resolve(void) {
+    ml_reward_opts opts = { 0 };
+    ml_arena a;
+    ml_err err;
+
+    ml_arena_init(&a, "paths");
+    CHECK(ml_reward_path_resolve(&opts, &a, "cmd:./score --fast", &err) == ML_OK);
+    CHECK(strcmp(opts.command, "./score --fast") == 0);
+    CHECK(ml_reward_path_resolve(&opts, &a, "my.module.reward", &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "reward.py");
+    CHECK(ml_reward_path_resolve(&opts, &a, "no_such_file.py", &err) == ML_EIO);
+    CHECK_HAS(err.msg, "no_such_file.py");
+    CHECK(ml_reward_path_resolve(&opts, &a, "./no_such.so:x", &err) == ML_EIO);
+    CHECK(ml_reward_path_resolve(&opts, &a, NULL, &err) == ML_OK);
+    ml_arena_release(&a);
+}
+
+/* --- the command ---------------------------------------------------------------------------------------- */
+
+static void command_replays(void) {
+    char out[4000];
+
+    CHECK(ml_test_miles(out, sizeof out,
+                        "reward --rm-type math < tests/golden/rewards/math.jsonl") == 0);
+    CHECK_HAS(out, "{\"reward\": 1, \"outcome\": \"ok\", \"ms\": ");
+    CHECK(ml_test_miles(out, sizeof out, "reward --rm-type nope < /dev/null") == 2);
+    CHECK_HAS(out, "no reward called 'nope'");
+    CHECK(ml_test_miles(out, sizeof out,
+                        "reward --custom-rm-path 'cmd:while read l; do echo 2; done' < "
+                        "tests/golden/rewards/f1.jsonl") == 0);
+    CHECK_HAS(out, "mean reward 2");
+}
+
+static const ml_test tests[] = {
+    { "threads score all", threads_score_all, 0 },
+    { "wrong types are refused", wrong_types_are_refused, 0 },
+    { "samples choose their type", samples_choose_their_type, 0 },
+    { "workers fail apart", workers_fail_apart, 120 },
+    { "answers stay with their sample", answers_stay_with_their_sample, 0 },
+    { "missing programs are crashes", missing_programs_are_crashes, 0 },
+    { "memory is limited", memory_is_limited, 0 },
+    { "long lines pass", long_lines_pass, 0 },
+    { "children are killed", children_are_killed, 0 },
+    { "servers are tried again", servers_are_tried_again, 0 },
+    { "servers that are down are crashes", servers_that_are_down_are_crashes, 0 },
+    { "paths resolve", paths_resolve, 0 },
+    { "command replays", command_replays, 0 },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
