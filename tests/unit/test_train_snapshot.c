@@ -225,6 +225,17 @@ static void save_until_killed(const char *dir, bool async) {
     }
 }
 
+/* Slow builds take a while before their first save. */
+static void wait_for_one(const char *dir) {
+    ml_err err = { 0 };
+    int64_t latest = ML_NONE;
+
+    for (int i = 0; i < 6000 && latest == ML_NONE; i++) {
+        usleep(10000);
+        must(ml_snapshot_latest(&latest, dir, &err), &err);
+    }
+}
+
 static void kill_while_saving(const char *dir, int round, unsigned *seed) {
     ml_err err = { 0 };
     ml_arena a;
@@ -235,7 +246,8 @@ static void kill_while_saving(const char *dir, int round, unsigned *seed) {
         save_until_killed(dir, round % 2);
         _exit(1);
     }
-    usleep(30000 + (unsigned)rand_r(seed) % 200000);
+    wait_for_one(dir);
+    usleep((unsigned)rand_r(seed) % 200000);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     ml_arena_init(&a, "test");
