@@ -3,7 +3,8 @@
  * The command runs under /bin/sh with one socket as standard input and output.  A question
  * is a line, the answer is the next line.  A worker that dies, hangs or runs past its
  * memory limit is killed, with all its children, and started again for the next question,
- * so that an answer can never belong to an earlier question.
+ * so that a late answer never meets a later question.  So is one that is caught saying more
+ * than it was asked.
  *
  * thread: one at a time. */
 #ifndef ML_RL_WORKER_H

@@ -126,7 +126,8 @@ static void samples_choose_their_type(void) {
 #define MOODY                                                                              \
     "while read -r l; do case $l in *hang*) sleep 100 & wait;; *die*) exit 3;; "           \
     "*garbage*) echo 'what?';; *nan*) echo NaN;; *nothing*) echo null;; "                  \
-    "*twice*) echo 1; echo 2;; *kill*) kill -9 $$;; *object*) echo '{\"reward\": 0.5}';; " \
+    "*twice*) printf '1\\n2\\n';; *kill*) kill -9 $$;; *object*) echo '{\"reward\": "      \
+    "0.5}';; "                                                                             \
     "*error*) echo '{\"error\": \"no idea\"}';; *) echo 1;; esac; done"
 
 static void workers_fail_apart(void) {
