@@ -66,7 +66,7 @@ static ml_status read_f32(float *out, const ml_field *f, const ml_json *v,
 
 static ml_status read_one(void *out, const ml_field *f, const ml_json *v, const char *where,
                           ml_err *err) {
-    char *field = (char *)out + f->at;
+    void *field = (char *)out + f->at;
 
     switch (f->type) {
     case ML_FIELD_BOOL:
@@ -74,8 +74,8 @@ static ml_status read_one(void *out, const ml_field *f, const ml_json *v, const 
             return wrong_type(where, f, "true or false", v, err);
         *(bool *)field = v->type == ML_JSON_TRUE;
         return ML_OK;
-    case ML_FIELD_I32: return read_i32((int32_t *)field, f, v, where, err);
-    case ML_FIELD_F32: return read_f32((float *)field, f, v, where, err);
+    case ML_FIELD_I32: return read_i32(field, f, v, where, err);
+    case ML_FIELD_F32: return read_f32(field, f, v, where, err);
     case ML_FIELD_STR:
         if (v->type != ML_JSON_STRING)
             return wrong_type(where, f, "a string", v, err);

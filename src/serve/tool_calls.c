@@ -172,14 +172,11 @@ static size_t object_end(const char *s, size_t n) {
 /* The whole answer is calls, or it is text: decided by how it begins. */
 static void begin_llama3(ml_tool_reader *r, ml_text *text) {
     size_t tag = sizeof python_tag - 1, n = r->held.len;
+    size_t common = n < tag ? n : tag; /* bytes that can be compared with the tag */
+    bool tagged = memcmp(r->held.ptr, python_tag, common) == 0;
 
-    if (n >= tag && memcmp(r->held.ptr, python_tag, tag) == 0)
-        r->inside = true;
-    else if (n && r->held.ptr[0] == '{')
-        r->inside = true;
-    else if (n && (n >= tag || memcmp(r->held.ptr, python_tag, n) != 0) &&
-             blanks(&r->held) < n)
-        r->plain = true;
+    r->inside = (tagged && n >= tag) || (n && r->held.ptr[0] == '{');
+    r->plain = !r->inside && !tagged && blanks(&r->held) < n;
     if (r->plain)
         release_held(r, n, text);
 }

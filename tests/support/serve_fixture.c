@@ -356,7 +356,8 @@ void ml_serve_fixture_start(ml_serve_fixture *f) {
     priv *p = calloc(1, sizeof *p);
     ml_err err = { 0 };
 
-    ML_BUG_IF(!p);
+    if (!p)
+        abort();
     f->priv = p;
     p->f = f;
     p->gen = (ml_gen){ "fake",       submit, abort_one, abort_all, pause_steps,
