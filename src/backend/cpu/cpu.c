@@ -13,7 +13,10 @@
 
 /* Pages of the system: zeroed, aligned, and free of cost until they are touched.  Large ones
  * where the system has them: a step walks through all of its memory, and with small pages a
- * part of its time is spent on finding them.  A refusal changes nothing but speed. */
+ * part of its time is spent on finding them.  A refusal changes nothing but speed.  Small
+ * buffers stay as they are: a large page more is not little for them. */
+enum { LARGE_PAGES_FROM = 64 << 20 }; /* bytes of a buffer */
+
 static ml_status host_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind kind,
                             ml_err *err) {
     void *p;
@@ -26,7 +29,8 @@ static ml_status host_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind
                        "the CPU has no %zu bytes (%.1f GiB) for %s: %s; use a smaller "
                        "model, batch or context, or a machine with more memory",
                        bytes, (double)bytes / 0x1p30, ml_mem_name(kind), strerror(errno));
-    (void)madvise(p, bytes, MADV_HUGEPAGE);
+    if (bytes >= LARGE_PAGES_FROM)
+        (void)madvise(p, bytes, MADV_HUGEPAGE);
     *out = (ml_buf){ .dev = d, .ptr = p, .bytes = bytes, .kind = kind };
     return ML_OK;
 }
