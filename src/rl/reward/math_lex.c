@@ -223,7 +223,7 @@ static void read_word(lexer *x) {
     else if (ml_str_is(word, "inf") || ml_str_is(word, "infinity"))
         push(x, ML_T_MACRO, ml_str_of("infty"));
     else
-        push(x, ML_T_WORD, word);
+        push(x, ML_T_WORD, word)->capitals = memcmp(word.ptr, from, word.len) != 0;
 }
 
 /* --- macros ------------------------------------------------------------------------------ */
@@ -576,6 +576,20 @@ static void join_degrees(ml_mtoks *all, ml_mtok *t) {
     all->n = kept;
 }
 
+/* <1,2,3> is a vector. */
+static void join_angles(ml_mtoks *all, ml_mtok *t) {
+    bool comma = false;
+
+    if (all->n < 3 || !ml_mtok_op(&t[0], "<") || !ml_mtok_op(&t[all->n - 1], ">"))
+        return;
+    for (int32_t i = 1; i < all->n - 1; i++)
+        comma = comma || ml_mtok_op(&t[i], ",");
+    if (!comma)
+        return;
+    t[0].kind = ML_T_OPEN;
+    t[all->n - 1].kind = ML_T_CLOSE;
+}
+
 bool ml_math_lex(ml_mtoks *out, ml_arena *a, ml_str src) {
     lexer x = { .arena = a };
     ml_text plain = { 0 };
@@ -605,5 +619,6 @@ bool ml_math_lex(ml_mtoks *out, ml_arena *a, ml_str src) {
     }
     *out = (ml_mtoks){ x.tok, x.n };
     join_degrees(out, x.tok);
+    join_angles(out, x.tok);
     return true;
 }

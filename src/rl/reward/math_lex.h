@@ -33,6 +33,7 @@ typedef struct ml_mtok {
     ml_str repeat;  /* NUM: digits that repeat for ever after text */
     bool spaced;    /* a blank stands before it */
     bool in_text;   /* inside \text or the like */
+    bool capitals;  /* WORD: written with capital letters */
     bool magnitude; /* NUM: "million" was read into it */
 } ml_mtok;
 

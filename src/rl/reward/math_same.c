@@ -325,14 +325,35 @@ static void bound(interval *v, const ml_mtok *op, ml_mtoks limit, bool limit_lef
     }
 }
 
+static bool bracket_interval(interval *out, ml_mtoks x) {
+    bracketed b;
+    item_list ends;
+
+    if (!in_brackets(&b, x) || b.open.len > 1 || ml_str_is(b.open, "{") ||
+        ml_str_is(b.open, "<"))
+        return false;
+    split(&ends, b.inside, is_comma);
+    if (ends.n != 2)
+        return false;
+    *out = (interval){ .low = ends.item[0],
+                       .high = ends.item[1],
+                       .low_in = ml_str_is(b.open, "["),
+                       .high_in = ml_str_is(b.close, "]") };
+    return true;
+}
+
 /* x >= 2, 2 <= x < 5, x in [2, 5). */
 static bool relation_interval(interval *out, ml_mtoks x) {
     int32_t i = find_outer(x, 0, is_relation), j;
     ml_mtoks left = ml_mtoks_part(x, 0, i), middle;
 
-    if (i == x.n || ml_mtok_op(&x.t[i], "=") || ml_mtok_op(&x.t[i], "!=") ||
-        ml_mtok_op(&x.t[i], "in"))
+    if (i == x.n || ml_mtok_op(&x.t[i], "=") || ml_mtok_op(&x.t[i], "!="))
         return false;
+    if (ml_mtok_op(&x.t[i], "in")) {
+        bool known = bracket_interval(out, ml_mtoks_part(x, i + 1, x.n));
+        out->name = left;
+        return known;
+    }
     j = find_outer(x, i + 1, is_relation);
     middle = ml_mtoks_part(x, i + 1, j);
     *out = (interval){ .low = { infinite, 2 }, .high = { infinite + 1, 1 } };
@@ -346,21 +367,6 @@ static bool relation_interval(interval *out, ml_mtoks x) {
     out->name = is_name(left) ? left : middle;
     bound(out, &x.t[i], is_name(left) ? middle : left, !is_name(left));
     return is_name(out->name) && left.n > 0 && middle.n > 0;
-}
-
-static bool bracket_interval(interval *out, ml_mtoks x) {
-    bracketed b;
-    item_list ends;
-
-    if (!in_brackets(&b, x) || b.open.len > 1 || ml_str_is(b.open, "{") ||
-        ml_str_is(b.open, "<"))
-        return false;
-    split(&ends, b.inside, is_comma);
-    *out = (interval){ .low = ends.item[0],
-                       .high = ends.item[1],
-                       .low_in = ml_str_is(b.open, "["),
-                       .high_in = ml_str_is(b.close, "]") };
-    return ends.n == 2;
 }
 
 static bool same_interval(ml_mcompare *c, const interval *x, const interval *y, int depth) {

@@ -169,7 +169,7 @@ static bool is_words(ml_mtoks x) {
             return false;
         for (size_t k = 0; k < s.len; k++)
             variables = variables && strchr("abckmnpqrstuvwxyz", s.ptr[k]);
-        variables = variables && !x.t[i].in_text;
+        variables = variables && !x.t[i].in_text && !x.t[i].capitals;
     }
     return x.n > 0 && !variables;
 }
@@ -205,10 +205,11 @@ static bool is_short_unit(ml_str s) {
 }
 
 static bool is_unit_word(const ml_mtok *t) {
-    if (t->kind != ML_T_WORD || ml_str_is(t->text, "pi") || ml_math_is_function(t->text))
+    if (t->kind != ML_T_WORD || t->in_text)
+        return t->kind == ML_T_WORD;
+    if (ml_str_is(t->text, "pi") || ml_math_is_function(t->text))
         return false;
-    return t->in_text || is_short_unit(t->text) || t->text.len > 3 ||
-           (t->spaced && t->text.len > 2);
+    return is_short_unit(t->text) || t->text.len > 3 || (t->spaced && t->text.len > 2);
 }
 
 /* Where the unit begins at the end of a quantity; x.n when there is none. */
