@@ -366,8 +366,8 @@ void ml_serve_fixture_start(ml_serve_fixture *f) {
     pthread_cond_init(&p->wake, NULL);
     open_text(p);
     f->opts.gen = &p->gen;
-    f->opts.tokenizer = p->tokenizer;
-    f->opts.chat = p->chat;
+    f->opts.tokenizer = f->no_text ? NULL : p->tokenizer;
+    f->opts.chat = f->no_text ? NULL : p->chat;
     pthread_create(&p->engine, NULL, run_engine, p);
     ML_BUG_IF(ml_loop_new(&p->loop, &err));
     if (ml_server_open(&p->s, p->loop, &f->opts, &err)) {

@@ -14,6 +14,7 @@ enum { ML_FAKE_EOS = 200, ML_FAKE_PYTHON_TAG = 201, ML_FAKE_VOCAB = 202 };
 typedef struct ml_serve_fixture {
     ml_server_opts opts; /* change before start */
     const char *template;
+    bool no_text; /* neither tokenizer nor template */
     /* the generator */
     const char *script;
     bool hold;     /* answers do not end before they are aborted */

@@ -256,6 +256,61 @@ static void refusals(void) {
     stop();
 }
 
+static void ids_alone(void) {
+    ml_serve_fixture_init(&f);
+    f.no_text = true;
+    f.script = "hi";
+    ml_serve_fixture_start(&f);
+    post(200, "/generate",
+         "{\"input_ids\": [5], \"return_logprob\": true, "
+         "\"return_text_in_logprobs\": true}");
+    CHECK_HAS(body, "{\"output_ids\": [104, 105, 200], ");
+    CHECK_HAS(body, "[-1.625, 104, null]");
+    CHECK(lacks("\"text\""));
+    post(400, "/generate", "{\"text\": \"a\"}");
+    CHECK_HAS(body, "--skip-tokenizer-init");
+    post(400, "/generate", "{\"input_ids\": [5], \"sampling_params\": {\"stop\": \"x\"}}");
+    CHECK_HAS(body, "stop strings need a tokenizer");
+    post(400, "/v1/completions", "{\"prompt\": [5]}");
+    CHECK_HAS(body, "use /generate");
+    post(400, "/v1/chat/completions", "{\"messages\": [{\"role\": \"user\"}]}");
+    CHECK_HAS(body, "use /generate");
+    stop();
+}
+
+/* --- the command ------------------------------------------------------------ */
+
+static void command(void) {
+    static const struct {
+        const char *flags;
+        int code;
+        const char *words;
+    } cases[] = {
+        { "--skip-tokenizer-init --dry-run", 0, "context 512, 16384 tokens" },
+        { "--skip-tokenizer-init --dry-run --context-length 64 --max-running-requests 2", 0,
+          "context 64, 128 tokens of keys and values, 2 running requests" },
+        { "--skip-tokenizer-init --dry-run --max-total-tokens 320", 0,
+          "context 320, 320 tokens" },
+        { "--skip-tokenizer-init --dry-run --context-length 512 --max-total-tokens 320", 1,
+          "less than one context of 512" },
+        { "--dry-run", 1, "--skip-tokenizer-init" },
+        { "--dry-run --tp 2", 2, "--tp '2': expected one of 1" },
+        { "--dry-run --speculative-algorithm EAGLE", 2, "is not offered" },
+        { "--skip-tokenizer-init --host no.such.host.invalid", 1, "no.such.host.invalid" },
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char line[300], said[4096];
+        int code;
+        snprintf(line, sizeof line, "serve --model-path tests/golden/data/llama %s",
+                 cases[i].flags);
+        code = ml_test_miles(said, sizeof said, line);
+        if (code != cases[i].code)
+            ml_test_fail(__FILE__, __LINE__, "%s: exit code %d: %s", line, code, said);
+        CHECK_HAS(said, cases[i].words);
+    }
+}
+
 static void long_prompts(void) {
     char json[2048];
     int n = snprintf(json, sizeof json, "{\"text\": \"");
@@ -439,7 +494,8 @@ static const ml_test tests[] = {
     { "answers", answers },           { "batches", batches },
     { "logprobs", logprobs },         { "streams", streams },
     { "stop_strings", stop_strings }, { "refusals", refusals },
-    { "long_prompts", long_prompts }, { "doors", doors },
+    { "long_prompts", long_prompts }, { "ids_alone", ids_alone },
+    { "command", command },           { "doors", doors },
     { "full_queue", full_queue },     { "seeds", seeds },
     { "leaving", leaving },           { "drains", drains },
     { "pausing", pausing },           { "weights", weights },
