@@ -39,7 +39,7 @@ static expected expect(const ml_json *line, bool dapo) {
     const ml_json *quirk = ml_json_get(line, "quirk"), *right = ml_json_get(line, "right");
     const ml_json *score = ml_json_get(line, "score");
     expected e = { 0 };
-    double v = NAN;
+    double v = (double)NAN;
 
     if (quirk && right && !is_by_design(quirk)) {
         ml_json_f64(right, &v);

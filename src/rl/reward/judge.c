@@ -25,7 +25,7 @@ struct ml_judge {
 
 static void clear(ml_verdict *v) {
     v->outcome = ML_REWARD_OK;
-    v->reward = NAN;
+    v->reward = (double)NAN;
     v->json.len = v->why.len = 0;
     ml_text_add(&v->json, "", 0);
     ml_text_add(&v->why, "", 0);
@@ -38,7 +38,7 @@ void ml_verdict_release(ml_verdict *v) {
 
 static void fail(ml_verdict *v, ml_reward_outcome outcome, const char *why) {
     v->outcome = outcome;
-    v->reward = NAN;
+    v->reward = (double)NAN;
     v->json.len = v->why.len = 0;
     ml_text_printf(&v->json, "null");
     ml_text_add(&v->why, why, strlen(why));
