@@ -16,6 +16,8 @@ const ml_command ml_commands[] = {
       "how fast this machine generates" },
     { "bench serve", ML_CMD_BENCH_SERVE, ml_cmd_bench_serve,
       "how fast a running server answers" },
+    { "train", ML_CMD_TRAIN, ml_cmd_train,
+      "reinforcement learning: sample, score, learn, and again" },
     { "sft", ML_CMD_SFT, ml_cmd_sft, "supervised fine-tuning on conversations" },
     { "reward", ML_CMD_REWARD, ml_cmd_reward, "rewards of recorded samples" },
     { "loss", ML_CMD_LOSS, ml_cmd_loss,

@@ -124,6 +124,16 @@ typedef struct ml_config {
         bool async_save;
     } train;
     struct {
+        /* data; 0 and NULL: not given */
+        const char *label_key, *metadata_key, *ref_load;
+        bool apply_chat_template;
+        int64_t n_samples_per_prompt, num_steps_per_rollout;
+        double temperature;
+        /* debugging */
+        const char *save_debug, *load_debug;
+        bool rollout_only, train_only;
+    } rollout;
+    struct {
         const char *rm_type, *custom_rm_path, *rm_url, *reward_key; /* NULL: not given */
         int64_t n_worker, n_retry, memory_bytes, seed;
         double timeout_s;

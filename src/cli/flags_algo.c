@@ -1,7 +1,7 @@
 /* The algorithm: what Miles calls advantage, loss and correction, by Miles' names. */
 #include "cli/flag.h"
 
-#define ALGO ML_CMD_LOSS
+#define ALGO (ML_CMD_LOSS | ML_CMD_TRAIN)
 #define NO_MODEL "numbers on paper have no model behind them"
 
 static const char *const kl_types[] = { "k1", "k2", "k3", "low_var_kl", NULL };

@@ -68,11 +68,39 @@ static bool interval_without_save(const ml_config *c) {
     return c->train.save_interval && !c->train.save;
 }
 
+static bool no_prompts(const ml_config *c) {
+    return !c->train.prompt_data && !c->rollout.load_debug;
+}
+
+static bool epochs_of_nothing(const ml_config *c) {
+    return c->rollout.load_debug && !c->train.num_rollout;
+}
+
+static bool only_trains_on_nothing(const ml_config *c) {
+    return c->rollout.train_only && !c->rollout.load_debug;
+}
+
+static bool two_halves(const ml_config *c) {
+    return c->rollout.rollout_only && (c->rollout.train_only || c->rollout.load_debug);
+}
+
+#define NO_END "nothing says when to stop: give --num-rollout or --num-epoch"
+#define INTERVAL "--save-interval needs --save, the directory to save to"
+
 const ml_rule ml_rules[] = {
-    { "sft-no-end", ML_CMD_SFT, no_end,
-      "nothing says when to stop: give --num-rollout or --num-epoch" },
-    { "sft-interval", ML_CMD_SFT, interval_without_save,
-      "--save-interval needs --save, the directory to save to" },
+    { "sft-no-end", ML_CMD_SFT, no_end, NO_END },
+    { "sft-interval", ML_CMD_SFT, interval_without_save, INTERVAL },
+    { "train-no-end", ML_CMD_TRAIN, no_end, NO_END },
+    { "train-interval", ML_CMD_TRAIN, interval_without_save, INTERVAL },
+    { "train-no-data", ML_CMD_TRAIN, no_prompts,
+      "there are no prompts: give --prompt-data FILE, or --load-debug-rollout-data for "
+      "rounds that were recorded" },
+    { "train-no-rounds", ML_CMD_TRAIN, epochs_of_nothing,
+      "recorded rounds have no epochs: give --num-rollout" },
+    { "train-only-what", ML_CMD_TRAIN, only_trains_on_nothing,
+      "--debug-train-only needs --load-debug-rollout-data, the rounds to train on" },
+    { "train-two-halves", ML_CMD_TRAIN, two_halves,
+      "--debug-rollout-only and --debug-train-only leave nothing to do: keep one" },
     { "score-output", ML_CMD_SCORE, no_output,
       "there is nowhere to write to: give --output FILE, or --dry-run to see the memory "
       "plan" },

@@ -1,5 +1,6 @@
 #include "cli/train_opts.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const struct {
@@ -27,11 +28,10 @@ static ml_status module_bits(unsigned *out, const ml_words *words, ml_err *err) 
     return ML_OK;
 }
 
-static ml_lr_opts lr_opts(const ml_config *c, int64_t train_iters, int64_t batch) {
+static ml_lr_opts lr_opts(const ml_config *c, int64_t batch) {
     bool constant = c->train.weight_decay_style == ML_DECAY_INCR_CONSTANT;
 
     return (ml_lr_opts){
-        .train_iters = train_iters,
         .global_batch_size = batch,
         .lr = c->train.lr,
         .min_lr = c->train.min_lr,
@@ -49,16 +49,30 @@ static ml_lr_opts lr_opts(const ml_config *c, int64_t train_iters, int64_t batch
     };
 }
 
-ml_status ml_train_opts(ml_trainer_opts *out, const ml_config *c, int64_t num_rollout,
-                        int64_t n_sample, ml_err *err) {
-    int64_t batch = c->train.global_batch_size ? c->train.global_batch_size : n_sample;
+static int64_t batch_size(const ml_config *c, int64_t n_sample) {
+    if (c->rollout.num_steps_per_rollout)
+        return n_sample / c->rollout.num_steps_per_rollout;
+    return c->train.global_batch_size ? c->train.global_batch_size : n_sample;
+}
 
-    if (batch > n_sample)
+static ml_status check_batch(const ml_config *c, int64_t batch, int64_t n_sample,
+                             ml_err *err) {
+    if (c->train.global_batch_size && c->train.global_batch_size != batch)
+        return ml_fail(err, ML_EUSAGE,
+                       "--global-batch-size is %lld, but %lld samples in "
+                       "--num-steps-per-rollout %lld make it %lld: keep one of them",
+                       (long long)c->train.global_batch_size, (long long)n_sample,
+                       (long long)c->rollout.num_steps_per_rollout, (long long)batch);
+    if (batch > n_sample || batch < 1)
         return ml_fail(err, ML_EUSAGE,
                        "--global-batch-size is %lld, but a rollout has %lld samples: lower "
                        "it or raise --rollout-batch-size",
                        (long long)batch, (long long)n_sample);
-    *out = (ml_trainer_opts){
+    return ML_OK;
+}
+
+static ml_trainer_opts trainer_opts(const ml_config *c, int64_t batch) {
+    return (ml_trainer_opts){
         .optimizer = { .kind = (ml_optimizer_kind)c->train.optimizer,
                        .beta1 = c->train.adam_beta1,
                        .beta2 = c->train.adam_beta2,
@@ -67,7 +81,7 @@ ml_status ml_train_opts(ml_trainer_opts *out, const ml_config *c, int64_t num_ro
                        .clip_grad = c->train.clip_grad,
                        .freeze = c->train.freeze,
                        .offload_dir = c->train.offload_dir },
-        .lr = lr_opts(c, num_rollout * n_sample / batch, batch),
+        .lr = lr_opts(c, batch),
         .batch = { .global_batch_size = batch,
                    .dynamic = c->train.dynamic,
                    .max_tokens = c->train.max_tokens,
@@ -81,17 +95,88 @@ ml_status ml_train_opts(ml_trainer_opts *out, const ml_config *c, int64_t num_ro
         .keep_logits = !c->train.recompute_loss,
         .stop_on_bad = c->train.check_nan,
     };
-    return module_bits(&out->recompute.modules, &c->train.recompute_modules, err);
 }
 
-void ml_train_opts_text(ml_text *out, const ml_trainer_opts *o, const ml_config *c) {
-    ml_text_printf(
-        out,
-        "{\"global_batch_size\": %lld, \"rollout_batch_size\": %lld, \"lr\": "
-        "%.17g, \"min_lr\": %.17g, \"weight_decay\": %.17g, \"optimizer\": \"%s\"",
-        (long long)o->batch.global_batch_size, (long long)c->train.rollout_batch_size,
-        o->lr.lr, o->lr.min_lr, o->lr.end_weight_decay,
-        o->optimizer.kind == ML_OPTIMIZER_ADAM ? "adam" : "sgd");
-    ml_text_printf(out, ", \"rollout_seed\": %lld, \"rollout_shuffle\": %s}",
+static ml_weight_dtype weight_dtype(const ml_config *c) {
+    switch (c->dtype) {
+    case ML_DTYPE_F32: return ML_WEIGHT_F32;
+    case ML_DTYPE_BF16: return ML_WEIGHT_BF16;
+    default: return ML_WEIGHT_AUTO;
+    }
+}
+
+ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_per_prompt,
+                        ml_err *err) {
+    int64_t n_sample = c->train.rollout_batch_size * n_per_prompt;
+    int64_t batch = batch_size(c, n_sample);
+    ml_status st = check_batch(c, batch, n_sample, err);
+
+    if (st != ML_OK)
+        return st;
+    *out = (ml_train_run_opts){
+        .hf_checkpoint = c->hf_checkpoint,
+        .dtype = weight_dtype(c),
+        .n_thread = (int)c->run.n_thread,
+        .cpu_level = c->run.cpu_level,
+        .chat_template = c->train.chat_template,
+        .data = { .path = c->train.prompt_data,
+                  .input_key = c->train.input_key,
+                  .tool_key = c->train.tool_key,
+                  .template_kwargs = c->train.template_kwargs },
+        .source = { .shuffle = c->train.shuffle,
+                    .seed = c->train.rollout_seed,
+                    .n_samples_per_prompt = (int32_t)n_per_prompt },
+        .rollout_batch_size = c->train.rollout_batch_size,
+        .num_rollout = c->train.num_rollout,
+        .num_epoch = c->train.num_epoch,
+        .trainer = trainer_opts(c, batch),
+        .save = c->train.save,
+        .load = c->train.load,
+        .save_interval = c->train.save_interval,
+        .keep_last = c->train.keep_last,
+        .ckpt_step = c->train.ckpt_step,
+        .async_save = c->train.async_save,
+    };
+    return module_bits(&out->trainer.recompute.modules, &c->train.recompute_modules, err);
+}
+
+void ml_train_opts_text(ml_text *out, const ml_train_run_opts *o, const ml_config *c) {
+    ml_text_printf(out,
+                   "\"global_batch_size\": %lld, \"rollout_batch_size\": %lld, "
+                   "\"n_samples_per_prompt\": %d, \"lr\": %.17g, \"min_lr\": %.17g, "
+                   "\"weight_decay\": %.17g, \"optimizer\": \"%s\"",
+                   (long long)o->trainer.batch.global_batch_size,
+                   (long long)o->rollout_batch_size, o->source.n_samples_per_prompt,
+                   o->trainer.lr.lr, o->trainer.lr.min_lr, o->trainer.lr.end_weight_decay,
+                   o->trainer.optimizer.kind == ML_OPTIMIZER_ADAM ? "adam" : "sgd");
+    ml_text_printf(out, ", \"rollout_seed\": %lld, \"rollout_shuffle\": %s",
                    (long long)c->train.rollout_seed, c->train.shuffle ? "true" : "false");
+}
+
+ml_status ml_train_check_memory(ml_train_run *r, ml_err *err) {
+    ml_memory_ask ask;
+    ml_train_run_memory(r, &ask);
+    return ml_memory_check(&ask, ml_memory_available(), err);
+}
+
+ml_status ml_train_print_memory(ml_train_run *r, ml_err *err) {
+    ml_memory_ask ask;
+    ml_memory m;
+    ml_text t = { 0 };
+    ml_status st;
+
+    ml_train_run_memory(r, &ask);
+    st = ml_memory_plan(&m, &ask, err);
+    if (st != ML_OK)
+        return st;
+    ml_memory_text(&t, &m);
+    printf("memory plan of %s, %lld parameters:\n%s", r->spec.family,
+           (long long)ml_spec_param_count(&r->spec), t.ptr);
+    ml_text_release(&t);
+    return ml_train_check_memory(r, err);
+}
+
+void ml_train_say(const char *line) {
+    puts(line);
+    fflush(stdout);
 }

@@ -1,15 +1,24 @@
-/* train_opts.h - the training flags as the trainer takes them. */
+/* train_opts.h - the flags of sft and train as a run takes them. */
 #ifndef ML_CLI_TRAIN_OPTS_H
 #define ML_CLI_TRAIN_OPTS_H
 
 #include "cli/config.h"
-#include "train/trainer.h"
+#include "rl/train_run.h"
 
-/* n_sample: of a rollout, all prompts together.  ML_EUSAGE when flags do not fit together. */
-ml_status ml_train_opts(ml_trainer_opts *out, const ml_config *c, int64_t num_rollout,
-                        int64_t n_sample, ml_err *err);
+/* All but the recipe and what train alone has.  n_per_prompt: samples of a prompt.
+ * ML_EUSAGE when flags do not fit together. */
+ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_per_prompt,
+                        ml_err *err);
 
-/* What a resumed run must share with the one that saved, as a JSON object. */
-void ml_train_opts_text(ml_text *out, const ml_trainer_opts *o, const ml_config *c);
+/* What a resumed run must share with the one that saved, as the members of a JSON object. */
+void ml_train_opts_text(ml_text *out, const ml_train_run_opts *o, const ml_config *c);
+
+/* --dry-run: prints what the run will take, and fails when the machine does not have it. */
+ml_status ml_train_print_memory(ml_train_run *r, ml_err *err);
+/* Fails when it does not, without a word. */
+ml_status ml_train_check_memory(ml_train_run *r, ml_err *err);
+
+/* A line on standard output, for ml_train_loop. */
+void ml_train_say(const char *line);
 
 #endif

@@ -1,12 +1,14 @@
 #include "rl/learner.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/bug.h"
+#include "base/clock.h"
 #include "rl/advantage/advantages.h"
 #include "rl/advantage/reward_norm.h"
-#include "rl/loss/step_loss.h"
+#include "rl/step_run.h"
 
 /* One call of ml_learn. */
 typedef struct lesson {
@@ -18,10 +20,6 @@ typedef struct lesson {
     miles_sample *row;      /* [n] what the edges see */
     const miles_sample **view;
     ml_lesson *out;
-    /* the step at hand */
-    ml_step_loss loss;
-    int32_t *at; /* [n] number of a sample in the step, or -1 */
-    double *now_logprob, *now_entropy, *d_logprob, *d_entropy; /* [longest response] */
 } lesson;
 
 /* --- columns ---------------------------------------------------------------------- */
@@ -140,6 +138,8 @@ static ml_status score_all(lesson *s, ml_err *err) {
     double **column = NULL;
     ml_status st = ML_OK;
 
+    if (!r->compute_advantages)
+        return ML_OK;
     if (s->l->ref) {
         st = score(s, s->l->ref, &column, err);
         for (int32_t i = 0; i < s->n && st == ML_OK; i++)
@@ -185,7 +185,8 @@ static ml_status take_advantages(lesson *s, ml_err *err) {
 /* --- one optimizer step --------------------------------------------------------------- */
 
 /* Rollout and training agree to the bit where they used the same weights. */
-static ml_status check_equal(lesson *s, const ml_loss_io *io, ml_err *err) {
+static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
+    lesson *s = ud;
     const ml_sample *x = s->in[io->sample];
 
     for (int32_t t = 0; x->logprob && x->version && t < io->n_response; t++) {
@@ -207,105 +208,76 @@ static ml_status check_equal(lesson *s, const ml_loss_io *io, ml_err *err) {
     return ML_OK;
 }
 
-static ml_status sample_loss(lesson *s, ml_loss_io *io, ml_err *err) {
-    int32_t at = s->at[io->sample], n = io->n_response;
-    ml_status st = check_equal(s, io, err);
-
-    if (st != ML_OK)
-        return st;
-    for (int32_t t = 0; t < n; t++) {
-        s->now_logprob[t] = (double)io->logprob[t];
-        s->now_entropy[t] = (double)io->entropy[t];
-    }
-    if (s->l->recipe->skip_actor_forward_only)
-        s->loss.sample[at].old_log_prob = s->now_logprob;
-    st = ml_step_loss_sample(&s->loss, at,
-                             (ml_model_says){ s->now_logprob, s->now_entropy, NULL },
-                             (ml_derivatives){ s->d_logprob, s->d_entropy, NULL }, err);
-    for (int32_t t = 0; t < n && st == ML_OK; t++) {
-        io->dlogprob[t] = (float)s->d_logprob[t];
-        io->dentropy[t] = (float)s->d_entropy[t];
-    }
-    return st;
+static int by_number(const void *x, const void *y) {
+    int32_t i = *(const int32_t *)x, k = *(const int32_t *)y;
+    return i < k ? -1 : i > k;
 }
 
-static ml_status micro_loss(void *ud, ml_loss_io *io, int32_t n_sample, ml_err *err) {
-    ml_status st = ML_OK;
-    for (int32_t i = 0; i < n_sample && st == ML_OK; i++)
-        st = sample_loss(ud, &io[i], err);
-    return st;
-}
+/* The numbers of the samples of the step's micro-batches, ascending. */
+static int32_t *numbers_of(ml_arena *a, const ml_bins *micro, int32_t *n) {
+    int32_t *number;
 
-/* The samples of the step's micro-batches, in the order of their numbers. */
-static miles_batch samples_of_step(lesson *s, const ml_bins *micro) {
-    const miles_sample **view = ML_NEW(s->a, const miles_sample *, s->n + 1);
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < s->n; i++)
-        s->at[i] = -1;
+    *n = 0;
+    for (int32_t k = 0; k < micro->n; k++)
+        *n += micro->bin[k].n;
+    number = ML_NEW(a, int32_t, *n + 1);
+    *n = 0;
     for (int32_t k = 0; k < micro->n; k++)
         for (int32_t i = 0; i < micro->bin[k].n; i++)
-            s->at[micro->bin[k].item[i]] = 0;
-    for (int32_t i = 0; i < s->n; i++)
-        if (s->at[i] == 0) {
-            s->at[i] = n;
-            view[n++] = s->view[i];
-        }
-    return (miles_batch){ sizeof(miles_batch), n, view };
+            number[(*n)++] = micro->bin[k].item[i];
+    qsort(number, (size_t)*n, sizeof *number, by_number);
+    return number;
 }
 
-static void report_step(lesson *s, ml_learned *done) {
-    double metric[ML_STEP_METRIC_MAX];
-
+static void report_step(lesson *s, const ml_step_loss *loss, const double *metric,
+                        ml_learned *done) {
     ml_figures_init(&done->figures, s->a);
-    ml_step_loss_totals(&s->loss, &done->loss, metric);
-    ml_figures_add(&done->figures, "train/", "loss", done->loss);
-    for (int32_t k = 0; k < s->loss.n_metric; k++)
-        ml_figures_add(&done->figures, "train/", s->loss.metric[k].name, metric[k]);
+    ml_figures_add(&done->figures, "train/", "loss", done->step.loss);
+    for (int32_t k = 0; k < loss->n_metric; k++)
+        ml_figures_add(&done->figures, "train/", loss->metric[k].name, metric[k]);
     ml_figures_add(&done->figures, "train/", "grad_norm", done->step.grad_norm);
     ml_figures_add(&done->figures, "train/", "lr-pg_0", done->step.lr);
+    ml_figures_add(&done->figures, "train/", "weight_decay", done->step.weight_decay);
+    ml_figures_add(&done->figures, "train/", "tokens", (double)done->step.n_token);
+    ml_figures_add(&done->figures, "train/", "loss_tokens", (double)done->step.n_loss);
     ml_figures_add(&done->figures, "train/", "applied", done->step.applied);
 }
 
 static ml_status train_step(lesson *s, const ml_schedule_step *plan, ml_learned *done,
                             ml_err *err) {
-    const ml_bins *micro = &plan->rank[0];
-    miles_batch b = samples_of_step(s, micro);
     const ml_recipe *r = s->l->recipe;
-    ml_status st = ml_step_loss_init(&s->loss, s->a, r, r->loss, &b, err);
+    double metric[ML_STEP_METRIC_MAX];
+    int32_t n, *number = numbers_of(s->a, &plan->rank[0], &n);
+    const miles_sample **view = ML_NEW(s->a, const miles_sample *, n + 1);
+    miles_batch b = { sizeof b, n, view };
+    ml_step_loss loss;
+    ml_status st;
 
-    /* The loss has its own divisors: its terms arrive finished. */
+    for (int32_t i = 0; i < n; i++)
+        view[i] = &s->row[number[i]];
+    st = ml_step_loss_init(&loss, s->a, r, r->loss, &b, err);
     if (st == ML_OK)
-        st = ml_trainer_step(s->l->trainer,
-                             &(ml_step){ .sample = s->train,
-                                         .micro = micro,
-                                         .n_rollout = plan->n_rollout,
-                                         .denominator = 1,
-                                         .loss = micro_loss,
-                                         .ud = s,
-                                         .entropy = r->num.entropy_coef != 0 },
-                             &done->step, err);
+        st = ml_step_run_on(s->l->trainer,
+                            &(ml_step_run){ .loss = &loss,
+                                            .sample = number,
+                                            .list = s->train,
+                                            .step = plan,
+                                            .old_is_now = r->skip_actor_forward_only,
+                                            .look = check_equal,
+                                            .ud = s },
+                            &done->step, metric, err);
     if (st != ML_OK)
         return st;
-    s->l->n_step++;
-    report_step(s, done);
+    report_step(s, &loss, metric, done);
     return ML_OK;
 }
 
 static ml_status train_all(lesson *s, ml_err *err) {
     ml_schedule plan;
-    int32_t longest = 1;
     ml_status st = ml_trainer_schedule(&plan, s->l->trainer, s->a, s->train, s->n, err);
 
     if (st != ML_OK)
         return st;
-    for (int32_t i = 0; i < s->n; i++)
-        longest = s->train[i].n_response > longest ? s->train[i].n_response : longest;
-    s->at = ML_NEW(s->a, int32_t, s->n + 1);
-    s->now_logprob = ML_NEW(s->a, double, longest);
-    s->now_entropy = ML_NEW(s->a, double, longest);
-    s->d_logprob = ML_NEW(s->a, double, longest);
-    s->d_entropy = ML_NEW(s->a, double, longest);
     s->out->step = ML_NEW(s->a, ml_learned, plan.n_step + 1);
     for (int32_t k = 0; k < plan.n_step && st == ML_OK; k++, s->out->n_step++)
         st = train_step(s, &plan.step[k], &s->out->step[k], err);
@@ -344,8 +316,10 @@ static void report_rollout(lesson *s) {
         total += s->in[i]->n_token;
         truncated += s->in[i]->status == ML_SAMPLE_TRUNCATED;
     }
-    ml_figures_add(&s->out->rollout, "rollout/", "raw_reward", raw / n);
-    ml_figures_add(&s->out->rollout, "rollout/", "rewards", used / n);
+    if (s->l->recipe->compute_advantages) {
+        ml_figures_add(&s->out->rollout, "rollout/", "raw_reward", raw / n);
+        ml_figures_add(&s->out->rollout, "rollout/", "rewards", used / n);
+    }
     ml_figures_add(&s->out->rollout, "rollout/", "response_lengths", response / n);
     ml_figures_add(&s->out->rollout, "rollout/", "total_lengths", total / n);
     ml_figures_add(&s->out->rollout, "rollout/", "truncated", truncated / n);
@@ -362,6 +336,7 @@ static void report_rollout(lesson *s) {
 ml_status ml_learn(ml_learner *l, ml_lesson *out, ml_arena *a,
                    const ml_sample *const *sample, int64_t n, ml_err *err) {
     lesson s = { .l = l, .a = a, .in = sample, .n = (int32_t)n, .out = out };
+    double began = ml_clock_s();
     ml_status st;
 
     ML_BUG_IF(n > INT32_MAX);
@@ -378,5 +353,8 @@ ml_status ml_learn(ml_learner *l, ml_lesson *out, ml_arena *a,
     if (st != ML_OK)
         return st;
     report_rollout(&s);
-    return train_all(&s, err);
+    out->score_s = ml_clock_s() - began;
+    st = train_all(&s, err);
+    out->train_s = ml_clock_s() - began - out->score_s;
+    return st;
 }

@@ -24,14 +24,12 @@ typedef struct ml_learner {
     ml_trainer *trainer;
     const ml_weights *weights;       /* the trainer's */
     const ml_weights *ref, *teacher; /* of the same spec; NULL: none */
-    int64_t n_step;                  /* optimizer steps so far, applied or not */
 } ml_learner;
 
 /* What one optimizer step did. */
 typedef struct ml_learned {
-    ml_step_result step;
-    double loss;
-    ml_figures figures; /* train/... */
+    ml_step_result step; /* its loss is the recipe's */
+    ml_figures figures;  /* train/... */
 } ml_learned;
 
 typedef struct ml_lesson {
@@ -40,6 +38,7 @@ typedef struct ml_lesson {
     int32_t n_step;
     int64_t n_token, n_stale; /* trained tokens; those of other weights at the start */
     double max_diff;          /* |rollout - trainer| over tokens of the same weights: 0 */
+    double score_s, train_s;  /* seconds of the passes that only score, and of the steps */
 } ml_lesson;
 
 /* Trains on the samples, which all have rewards.  Results live in the arena. */

@@ -213,19 +213,19 @@ static uint64_t *read_versions(reader *r, int32_t n) {
 
 static void read_tokens(reader *r, ml_sample *s) {
     const ml_json *v = field(r, "tokens");
-    int32_t i = 0;
+    int32_t *id, i = 0;
 
     if (!v || v->type != ML_JSON_ARRAY) {
         complain(r, v, "tokens", "an array of token ids");
         return;
     }
     s->n_token = v->n;
-    s->token = ML_NEW(r->a, int32_t, v->n + 1);
+    s->token = id = ML_NEW(r->a, int32_t, v->n + 1);
     for (const ml_json *e = v->child; e; e = e->next) {
         int64_t x = 0;
         if (!ml_json_i64(e, &x) || x < 0 || x > INT32_MAX)
             complain(r, e, "tokens", "token ids");
-        s->token[i++] = (int32_t)x;
+        id[i++] = (int32_t)x;
     }
     s->n_response = (int32_t)read_int(r, "response_length", 0);
     if (r->st == ML_OK && (s->n_response < 0 || s->n_response >= s->n_token))

@@ -30,9 +30,9 @@ typedef struct ml_sample {
     int64_t row;                 /* of the data set; -1: none */
     ml_str prompt, response;     /* text */
     ml_str label, metadata;      /* JSON, as in the data set; empty: none */
-    int32_t *token;              /* [n_token] prompt, then response */
+    const int32_t *token;        /* [n_token] prompt, then response */
     int32_t n_token, n_response; /* the response includes what tools said */
-    uint8_t *mask;               /* [n_response] 0: not trained; NULL: all are */
+    const uint8_t *mask;         /* [n_response] 0: not trained; NULL: all are */
     float *logprob;              /* [n_response] as drawn; NULL: not known */
     uint64_t *version;           /* [n_response] of the weights; NULL: not known */
     float *teacher_logprob;      /* [n_response] or NULL */

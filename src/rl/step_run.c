@@ -32,17 +32,21 @@ static void open_bridge(bridge *b, ml_arena *a, const ml_step_run *r) {
 static ml_status loss_of_sample(bridge *b, ml_loss_io *io, ml_err *err) {
     double *logprob = b->widened[0], *entropy = b->widened[1], *dlogprob = b->widened[2],
            *dentropy = b->widened[3];
-    ml_status st;
+    int64_t at = b->place[io->sample];
+    ml_status st = b->run->look ? b->run->look(b->run->ud, io, err) : ML_OK;
 
+    if (st != ML_OK)
+        return st;
     for (int32_t t = 0; t < io->n_response; t++) {
         logprob[t] = (double)io->logprob[t];
         entropy[t] = (double)io->entropy[t];
         dlogprob[t] = dentropy[t] = 0;
     }
-    st = ml_step_loss_sample(b->run->loss, b->place[io->sample],
-                             (ml_model_says){ .log_prob = logprob, .entropy = entropy },
-                             (ml_derivatives){ .log_prob = dlogprob, .entropy = dentropy },
-                             err);
+    if (b->run->old_is_now)
+        b->run->loss->sample[at].old_log_prob = logprob;
+    st = ml_step_loss_sample(
+        b->run->loss, at, (ml_model_says){ .log_prob = logprob, .entropy = entropy },
+        (ml_derivatives){ .log_prob = dlogprob, .entropy = dentropy }, err);
     for (int32_t t = 0; t < io->n_response && st == ML_OK; t++) {
         io->dlogprob[t] = (float)dlogprob[t];
         io->dentropy[t] = (float)dentropy[t];

@@ -14,6 +14,10 @@ typedef struct ml_step_run {
     const ml_train_sample *list;
     const ml_schedule_step *step;
     int32_t rank;
+    bool old_is_now; /* the old log-probs are those of this very pass */
+    /* Sees what the model says of each sample before the loss does; NULL: nobody looks. */
+    ml_status (*look)(void *ud, const ml_loss_io *io, ml_err *err);
+    void *ud;
 } ml_step_run;
 
 /* out->loss is the recipe's; metric [loss->n_metric] gets its metrics. */

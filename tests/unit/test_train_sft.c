@@ -207,22 +207,23 @@ static int run(const char *save, const char *more, char *out, size_t cap) {
     return run_rounds(save, ROUNDS, more, out, cap);
 }
 
+/* Optimizer steps in metrics.jsonl, with the first and last loss. */
 static int64_t metric_rows(const char *save, double *first, double *last) {
     char path[600];
     ml_jsonl f;
     ml_arena a;
     ml_err err = { 0 };
     const ml_json *row;
-    int64_t n;
+    int64_t n = 0;
 
     snprintf(path, sizeof path, "%s/metrics.jsonl", save);
     must(ml_jsonl_open(&f, path, &err), &err);
     ml_arena_init(&a, "test");
-    n = f.n;
-    must(ml_jsonl_parse(&row, &f, 0, &a, &err), &err);
-    ml_json_f64(ml_json_get(row, "loss"), first);
-    must(ml_jsonl_parse(&row, &f, n - 1, &a, &err), &err);
-    ml_json_f64(ml_json_get(row, "loss"), last);
+    for (int64_t i = 0; i < f.n; i++) {
+        must(ml_jsonl_parse(&row, &f, i, &a, &err), &err);
+        if (ml_json_f64(ml_json_get(row, "train/loss"), last) && n++ == 0)
+            *first = *last;
+    }
     ml_jsonl_close(&f);
     ml_arena_release(&a);
     return n;
@@ -230,10 +231,13 @@ static int64_t metric_rows(const char *save, double *first, double *last) {
 
 static void same_final(const char *a, const char *b, int rounds) {
     char command[1500];
-    snprintf(command, sizeof command, "diff -r %s/iter_%07d %s/iter_%07d >&2", a,
-             rounds - 1, b, rounds - 1);
+    snprintf(command, sizeof command,
+             "diff -r %s/iter_%07d %s/iter_%07d >&2 && cmp %s/metrics.jsonl "
+             "%s/metrics.jsonl >&2",
+             a, rounds - 1, b, rounds - 1, a, b);
     if (system(command) != 0)
-        ml_test_fail(__FILE__, __LINE__, "the final snapshots of %s and %s differ", a, b);
+        ml_test_fail(__FILE__, __LINE__,
+                     "the final snapshots or metrics of %s and %s differ", a, b);
 }
 
 static void learns_and_resumes(void) {

@@ -1,0 +1,47 @@
+/* rollout.h - where the samples of a round come from.
+ *
+ * The loop knows a rollout as a function: conversations that are only read
+ * (ml_rollout_sft), a recording (ml_rollout_replay), or a model that answers prompts
+ * (rollout_gen.h).
+ *
+ * thread: the loop's. */
+#ifndef ML_RL_ROLLOUT_H
+#define ML_RL_ROLLOUT_H
+
+#include "rl/train_run.h"
+
+typedef struct ml_harvest {
+    const ml_sample **sample; /* [n] in the order of their indices */
+    int64_t n;
+    ml_figures figures; /* rollout/...: what was found while they were made */
+    int64_t n_drawn;    /* tokens that were generated, of dropped samples too */
+} ml_harvest;
+
+typedef struct ml_rollout {
+    /* The samples of a round; they live in the arena. */
+    ml_status (*collect)(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
+                         ml_err *err);
+    void *ud;
+} ml_rollout;
+
+/* Conversations of the run's data set as samples: nothing is generated. */
+typedef struct ml_sft_rollout {
+    ml_train_run *run;
+    ml_encoder *encoder;
+} ml_sft_rollout;
+
+void ml_sft_rollout_init(ml_sft_rollout *s, ml_train_run *run);
+void ml_sft_rollout_release(ml_sft_rollout *s); /* zeros are fine */
+ml_rollout ml_rollout_sft(ml_sft_rollout *s);
+
+/* Recorded rounds. */
+typedef struct ml_replay_rollout {
+    const char *template; /* a path with {rollout_id} in it */
+} ml_replay_rollout;
+
+ml_rollout ml_rollout_replay(ml_replay_rollout *r);
+/* Records a round. */
+ml_status ml_rollout_record(const char *template, int64_t rollout, const ml_harvest *h,
+                            ml_err *err);
+
+#endif

@@ -1,0 +1,156 @@
+#include "rl/train_loop.h"
+
+#include "base/clock.h"
+#include "rl/round.h"
+
+/* Stages of a round. */
+static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err);
+static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err);
+static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err);
+static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err);
+static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err);
+static ml_status begin(ml_train_loop *l, ml_err *err);
+static bool stopped(const ml_train_loop *l);
+
+ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
+    ml_train_run *run = l->run;
+    ml_status st = begin(l, err);
+
+    for (; st == ML_OK && run->rollout < run->num_rollout && !stopped(l); run->rollout++) {
+        ml_round r;
+        ml_round_begin(&r, run->rollout);
+        st = collect(l, &r, err);
+        if (st == ML_OK)
+            st = learn(l, &r, err);
+        if (st == ML_OK)
+            st = save(l, &r, err);
+        if (st == ML_OK)
+            st = publish(l, &r, err);
+        if (st == ML_OK)
+            st = evaluate(l, &r, err);
+        ml_round_end(&r, &run->log);
+    }
+    if (st == ML_OK && run->saver)
+        st = ml_saver_wait(run->saver, err);
+    return st;
+}
+
+static bool stopped(const ml_train_loop *l) {
+    return l->stop && *l->stop;
+}
+
+/* --- stages ----------------------------------------------------------------- */
+
+/* Steps have a fixed number of samples; Miles leaves out what does not fill one. */
+static ml_status trim(const ml_train_run *run, ml_harvest *h, ml_err *err) {
+    const ml_schedule_opts *o = &run->opts.trainer.batch;
+    int64_t n =
+        o->allow_partial ? h->n : h->n / o->global_batch_size * o->global_batch_size;
+
+    if (n == 0)
+        return ml_fail(err, ML_EUSAGE,
+                       "a round has %lld samples, fewer than --global-batch-size %lld: "
+                       "lower it",
+                       (long long)h->n, (long long)o->global_batch_size);
+    h->n = n;
+    return ML_OK;
+}
+
+static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err) {
+    double began = ml_clock_s();
+    ml_status st;
+
+    st = l->rollout.collect(l->rollout.ud, r->rollout, &r->harvest, &r->arena, err);
+    r->rollout_s = ml_clock_s() - began;
+    if (st == ML_OK && l->record)
+        st = ml_rollout_record(l->record, r->rollout, &r->harvest, err);
+    return st;
+}
+
+static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
+    ml_train_run *run = l->run;
+    int64_t per_round = run->opts.rollout_batch_size *
+                        run->opts.source.n_samples_per_prompt /
+                        run->opts.trainer.batch.global_batch_size;
+    ml_status st = ML_OK;
+
+    if (!l->learn_nothing) {
+        st = trim(run, &r->harvest, err);
+        if (st == ML_OK)
+            st = ml_learn(&run->learner, &r->lesson, &r->arena, r->harvest.sample,
+                          r->harvest.n, err);
+    }
+    if (st == ML_OK)
+        ml_round_report(r, &run->log, r->rollout * per_round, l->say);
+    return st;
+}
+
+/* Every --save-interval rounds, the last one, and before the loop ends. */
+static bool save_due(const ml_train_loop *l, int64_t rollout) {
+    int64_t every = l->run->opts.save_interval;
+    return l->run->saver && !l->learn_nothing &&
+           (rollout + 1 == l->run->num_rollout || (every && (rollout + 1) % every == 0) ||
+            stopped(l));
+}
+
+static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
+    double began = ml_clock_s();
+    ml_status st = ML_OK;
+
+    r->saved = save_due(l, r->rollout);
+    if (r->saved)
+        st = ml_train_run_save(l->run, err);
+    r->save_s = ml_clock_s() - began;
+    return st;
+}
+
+static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err) {
+    double began = ml_clock_s();
+    ml_status st = ML_OK;
+
+    if (l->publish && !l->learn_nothing)
+        st = l->publish(l->publish_ud, &l->run->weights, err);
+    r->weight_sync_s = ml_clock_s() - began;
+    return st;
+}
+
+static bool eval_due(const ml_train_loop *l, int64_t rollout) {
+    return l->evaluate && l->eval_interval && (rollout + 1) % l->eval_interval == 0;
+}
+
+static ml_status score(ml_train_loop *l, int64_t rollout, ml_err *err) {
+    ml_figures figures;
+    ml_arena a;
+    ml_status st;
+
+    ml_arena_init(&a, "an evaluation");
+    ml_figures_init(&figures, &a);
+    st = l->evaluate(l->evaluate_ud, &figures, err);
+    if (st == ML_OK)
+        ml_round_report_eval(&figures, &l->run->log, rollout, l->say);
+    ml_arena_release(&a);
+    return st;
+}
+
+static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err) {
+    double began = ml_clock_s();
+    ml_status st = eval_due(l, r->rollout) ? score(l, r->rollout, err) : ML_OK;
+    r->eval_s = ml_clock_s() - began;
+    return st;
+}
+
+/* The first evaluation; or, since it comes after saving, that of the round before. */
+static ml_status begin(ml_train_loop *l, ml_err *err) {
+    const ml_train_run *run = l->run;
+    bool first = run->snapshot ? eval_due(l, run->rollout - 1)
+                               : l->evaluate && l->eval_interval && !l->skip_first_eval;
+
+    if (run->snapshot) {
+        ml_text t = { 0 };
+        ml_text_printf(&t, "Loaded checkpoint from %s; going on at rollout %lld",
+                       run->snapshot, (long long)run->rollout);
+        l->say(t.ptr);
+        ml_text_release(&t);
+    }
+    return first ? score(l, run->rollout - 1, err) : ML_OK;
+}

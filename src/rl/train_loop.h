@@ -1,0 +1,35 @@
+/* train_loop.h - the wheel of a run: rollout, learn, save, publish, evaluate, and again.
+ *
+ * In Miles' order.  What a round's samples are is the rollout's business (rollout.h), what
+ * they teach the learner's; the loop only turns, writes down what happened, and stops
+ * between rounds when it is asked to.
+ *
+ * thread: the trainer's. */
+#ifndef ML_RL_TRAIN_LOOP_H
+#define ML_RL_TRAIN_LOOP_H
+
+#include <signal.h>
+
+#include "rl/rollout.h"
+
+typedef struct ml_train_loop {
+    ml_train_run *run;
+    ml_rollout rollout;
+    /* Makes the weights those that generate; NULL: nothing does. */
+    ml_status (*publish)(void *ud, const ml_weights *w, ml_err *err);
+    void *publish_ud;
+    /* Scores the weights that generate, as eval/... figures; NULL: nobody asks. */
+    ml_status (*evaluate)(void *ud, ml_figures *out, ml_err *err);
+    void *evaluate_ud;
+    int64_t eval_interval; /* rounds; 0: never */
+    bool skip_first_eval;
+    bool learn_nothing; /* rounds are collected, and that is all */
+    const char *record; /* where rounds are recorded; NULL: nowhere */
+    /* Not 0: the round is finished and saved, then the loop ends.  May be NULL. */
+    const volatile sig_atomic_t *stop;
+    void (*say)(const char *line); /* a line for who watches */
+} ml_train_loop;
+
+ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err);
+
+#endif

@@ -1,0 +1,71 @@
+/* train_run.h - a training run: a model and its trainer, prompts, and what is left on disk.
+ *
+ * Everything that supervised fine-tuning and reinforcement learning have in common is
+ * here: what a run opens, where it goes on from, what it saves.  train_loop.h turns its wheel.
+ *
+ * thread: one owner, on the trainer's thread. */
+#ifndef ML_RL_TRAIN_RUN_H
+#define ML_RL_TRAIN_RUN_H
+
+#include "rl/data_source.h"
+#include "rl/learner.h"
+#include "rl/prompter.h"
+#include "rl/run_log.h"
+#include "train/memory.h"
+#include "train/snapshot.h"
+
+/* Zeros mean defaults.  Texts must outlive the run. */
+typedef struct ml_train_run_opts {
+    const char *hf_checkpoint;
+    const char *ref_load; /* the reference model; NULL: none is wanted */
+    ml_weight_dtype dtype;
+    int n_thread;
+    const char *cpu_level, *chat_template;
+    bool needs_template;  /* a checkpoint without a chat template will not do */
+    ml_dataset_opts data; /* path NULL: none; what makes text is filled in here */
+    ml_data_source_opts source;
+    int64_t rollout_batch_size;     /* prompts of a round */
+    int64_t num_rollout, num_epoch; /* rounds; 0: by passes over the data */
+    ml_trainer_opts trainer;        /* the learning rate's length is filled in here */
+    ml_recipe recipe;
+    const char *save, *load; /* NULL: nothing is saved; the run starts at 0 */
+    int64_t save_interval, keep_last, ckpt_step; /* 0: at the end; all; -1: the newest */
+    bool async_save;
+    size_t engine_bytes; /* what generation will take, for the memory plan */
+    ml_str config;       /* what a resumed run must share, a JSON object */
+} ml_train_run_opts;
+
+typedef struct ml_train_run {
+    ml_train_run_opts opts;
+    ml_arena arena;
+    ml_spec spec;
+    ml_checkpoint *from; /* hf_checkpoint */
+    ml_backend be;
+    ml_tokenizer *tokenizer;         /* NULL: nothing is read or written */
+    ml_chat_template *chat_template; /* NULL: the checkpoint has none */
+    ml_prompter prompter;
+    ml_dataset dataset;
+    ml_data_source *source; /* NULL: no prompts */
+    ml_weights weights, ref;
+    ml_trainer *trainer;
+    ml_learner learner;
+    ml_saver *saver;
+    ml_run_log log;
+    int64_t rollout, num_rollout; /* the next one; how many there are */
+    const char *snapshot;         /* it went on from; NULL: none */
+} ml_train_run;
+
+/* Opens and checks all that is read; takes no memory for the model yet. */
+ml_status ml_train_run_open(ml_train_run *out, const ml_train_run_opts *opts, ml_err *err);
+void ml_train_run_close(ml_train_run *r); /* after a failed open, too */
+
+/* What it will take, and ML_ENOMEM when the machine does not have it. */
+void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out);
+
+/* Loads weights, goes on from a snapshot where there is one, and begins to write. */
+ml_status ml_train_run_start(ml_train_run *r, ml_err *err);
+
+/* Saves the round that was just trained, and waits for the disk when it is the last. */
+ml_status ml_train_run_save(ml_train_run *r, ml_err *err);
+
+#endif

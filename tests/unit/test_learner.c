@@ -1,0 +1,344 @@
+/* What a batch of drawn samples teaches, and training on rounds that were recorded. */
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/local.h"
+#include "plugin/resolve.h"
+#include "rl/learner.h"
+#include "tests/support/scratch.h"
+#include "tests/support/test.h"
+#include "tests/support/trainee.h"
+
+enum { GROUPS = 4, PER_GROUP = 4, SAMPLES = GROUPS * PER_GROUP, MAX_NEW = 24 };
+
+static void must(ml_status st, const ml_err *err) {
+    if (st != ML_OK) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err->msg);
+        exit(1);
+    }
+}
+
+/* --- samples drawn by an engine ---------------------------------------------- */
+
+typedef struct drawing {
+    ml_sample sample[SAMPLES];
+    int32_t token[SAMPLES][8 + MAX_NEW];
+    float logprob[SAMPLES][MAX_NEW];
+    uint64_t version[SAMPLES][MAX_NEW];
+    pthread_mutex_t lock;
+    pthread_cond_t all;
+    int n_done;
+} drawing;
+
+static drawing drawn;
+
+static void on_tokens(void *ud, const ml_gen_update *u) {
+    ml_sample *s = ud;
+    int64_t i = s->index;
+
+    for (int32_t t = 0; t < u->answer.n; t++) {
+        drawn.token[i][s->n_token++] = u->answer.id[t];
+        drawn.logprob[i][s->n_response] = u->answer.logprob[t];
+        drawn.version[i][s->n_response++] = u->answer.version[t];
+    }
+    if (u->finish == ML_FINISH_NOT)
+        return;
+    s->status = u->finish == ML_FINISH_LENGTH ? ML_SAMPLE_TRUNCATED : ML_SAMPLE_COMPLETED;
+    pthread_mutex_lock(&drawn.lock);
+    drawn.n_done++;
+    pthread_cond_signal(&drawn.all);
+    pthread_mutex_unlock(&drawn.lock);
+}
+
+static void ask(ml_gen *gen, int64_t i, float temperature) {
+    ml_sample *s = &drawn.sample[i];
+    uint64_t ticket;
+    ml_err err = { 0 };
+
+    *s = (ml_sample){ .index = i,
+                      .group = i / PER_GROUP,
+                      .rollout = i,
+                      .row = i / PER_GROUP,
+                      .token = drawn.token[i],
+                      .logprob = drawn.logprob[i],
+                      .version = drawn.version[i],
+                      .n_turn = 1 };
+    for (int32_t t = 0; t < 5; t++)
+        drawn.token[i][s->n_token++] = (int32_t)(7 * s->group + 3 * t + 4) % 83;
+    must(gen->submit(gen,
+                     &(ml_gen_request){ .prompt = drawn.token[i],
+                                        .n_prompt = s->n_token,
+                                        .draw = { .temperature = temperature,
+                                                  .top_p = 1,
+                                                  .repetition = 1,
+                                                  .seed = 42,
+                                                  .sample = (uint64_t)i },
+                                        .max_new = MAX_NEW,
+                                        .score_from = -1 },
+                     on_tokens, s, &ticket, &err),
+         &err);
+}
+
+/* A reward that is neither constant nor learnable at once. */
+static void reward_all(void) {
+    for (int i = 0; i < SAMPLES; i++) {
+        ml_sample *s = &drawn.sample[i];
+        for (int32_t t = 0; t < s->n_response; t++)
+            s->reward += drawn.token[i][5 + t] % 3 == 0;
+        s->reward /= s->n_response;
+        s->has_reward = true;
+    }
+}
+
+static void draw_all(const ml_trainee *t, float temperature) {
+    static const int32_t eos[] = { 2 };
+    ml_backend be;
+    ml_gen *gen;
+    ml_err err = { 0 };
+
+    pthread_mutex_init(&drawn.lock, NULL);
+    pthread_cond_init(&drawn.all, NULL);
+    drawn.n_done = 0;
+    must(ml_backend_cpu_open(&be, 1, NULL, &err), &err);
+    must(ml_local_open(&gen,
+                       &(ml_local_opts){ .engine = { .context = 64,
+                                                     .max_running = 5,
+                                                     .max_waiting = SAMPLES,
+                                                     .chunk = 16,
+                                                     .eos = eos,
+                                                     .n_eos = 1 },
+                                         .spec = &t->spec,
+                                         .be = &be,
+                                         .weights = &t->weights },
+                       &err),
+         &err);
+    for (int64_t i = 0; i < SAMPLES; i++)
+        ask(gen, i, temperature);
+    pthread_mutex_lock(&drawn.lock);
+    while (drawn.n_done < SAMPLES)
+        pthread_cond_wait(&drawn.all, &drawn.lock);
+    pthread_mutex_unlock(&drawn.lock);
+    gen->close(gen);
+    ml_backend_close(&be);
+    reward_all();
+}
+
+/* --- a learner over them ------------------------------------------------------ */
+
+typedef struct pupil {
+    ml_trainee trainee;
+    ml_recipe recipe;
+    ml_learner learner;
+    ml_lesson lesson;
+    ml_arena arena;
+    ml_err err;
+} pupil;
+
+static ml_algo_opts grpo(void) {
+    return (ml_algo_opts){ .num = { .gamma = 1,
+                                    .lambd = 1,
+                                    .eps_clip = 0.2,
+                                    .eps_clip_high = (double)NAN,
+                                    .eps_clip_c = (double)NAN,
+                                    .use_kl_loss = true,
+                                    .kl_loss_coef = 0.01,
+                                    .kl_loss_type = MILES_K3 },
+                           .advantage_estimator = "grpo",
+                           .loss_type = "policy_loss",
+                           .observe_training_entropy = true };
+}
+
+static void open_pupil(pupil *p, int64_t batch) {
+    ml_trainer_opts o = ml_trainee_defaults();
+    ml_algo_opts algo = grpo();
+
+    *p = (pupil){ 0 };
+    o.batch.global_batch_size = batch;
+    ml_trainee_open(&p->trainee, &(ml_trainee_opts){ .trainer = o });
+    must(ml_recipe_resolve(&p->recipe, &algo, &p->err), &p->err);
+    ml_arena_init(&p->arena, "pupil");
+    p->learner = (ml_learner){ .recipe = &p->recipe,
+                               .trainer = p->trainee.trainer,
+                               .weights = &p->trainee.weights,
+                               .ref = &p->trainee.weights };
+    draw_all(&p->trainee, 1);
+}
+
+static void close_pupil(pupil *p) {
+    ml_arena_release(&p->arena);
+    ml_trainee_close(&p->trainee);
+}
+
+static ml_status learn(pupil *p) {
+    const ml_sample *list[SAMPLES];
+    for (int i = 0; i < SAMPLES; i++)
+        list[i] = &drawn.sample[i];
+    return ml_learn(&p->learner, &p->lesson, &p->arena, list, SAMPLES, &p->err);
+}
+
+static double figure(const ml_figures *f, const char *name) {
+    double x = ml_figures_get(f, name, (double)NAN);
+    if (isnan(x))
+        ml_test_fail(__FILE__, __LINE__, "there is no %s", name);
+    return x;
+}
+
+/* Everything on policy: old, new, rollout and reference log-probs are one and the same. */
+static void the_first_step_is_on_policy(void) {
+    pupil p;
+    const ml_figures *f;
+
+    open_pupil(&p, SAMPLES);
+    must(learn(&p), &p.err);
+    CHECK(p.lesson.n_step == 1 && p.lesson.n_stale == 0 && p.lesson.max_diff == 0);
+    CHECK(p.lesson.n_token > 0);
+    f = &p.lesson.step[0].figures;
+    CHECK(figure(f, "train/ppo_kl") == 0 && figure(f, "train/pg_clipfrac") == 0);
+    CHECK(figure(f, "train/kl_loss") == 0);
+    CHECK(figure(f, "train/train_rollout_logprob_abs_diff") == 0);
+    CHECK(figure(f, "train/grad_norm") > 0 && figure(f, "train/applied") == 1);
+    f = &p.lesson.rollout;
+    CHECK(figure(f, "rollout/log_probs") == figure(f, "rollout/rollout_log_probs"));
+    CHECK(figure(f, "rollout/log_probs") == figure(f, "rollout/ref_log_probs"));
+    close_pupil(&p);
+}
+
+/* The second step of a round trains other weights than those that drew. */
+static void later_steps_move_away(void) {
+    pupil p;
+
+    open_pupil(&p, SAMPLES / 2);
+    must(learn(&p), &p.err);
+    CHECK(p.lesson.n_step == 2 && p.lesson.n_stale == 0);
+    CHECK(figure(&p.lesson.step[0].figures, "train/ppo_kl") == 0);
+    CHECK(figure(&p.lesson.step[1].figures, "train/ppo_kl") != 0);
+    close_pupil(&p);
+}
+
+static void stale_tokens_are_counted_and_scored_anew(void) {
+    pupil p;
+
+    open_pupil(&p, SAMPLES);
+    must(learn(&p), &p.err);
+    must(learn(&p), &p.err); /* the same samples: the weights have moved */
+    CHECK(p.lesson.n_stale == p.lesson.n_token);
+    CHECK(figure(&p.lesson.step[0].figures, "train/ppo_kl") == 0);
+    CHECK(figure(&p.lesson.step[0].figures, "train/train_rollout_logprob_abs_diff") > 0);
+    CHECK(figure(&p.lesson.rollout, "rollout/log_probs") !=
+          figure(&p.lesson.rollout, "rollout/rollout_log_probs"));
+    close_pupil(&p);
+}
+
+static void a_flipped_bit_fails_the_run(void) {
+    pupil p;
+    uint32_t bits;
+
+    open_pupil(&p, SAMPLES);
+    memcpy(&bits, &drawn.logprob[9][3], sizeof bits);
+    bits ^= 1;
+    memcpy(&drawn.logprob[9][3], &bits, sizeof bits);
+    CHECK(learn(&p) == ML_EFORMAT);
+    CHECK_HAS(p.err.msg, "rollout and training disagree: token 3 of sample 9");
+    close_pupil(&p);
+}
+
+static void a_sample_without_a_reward_is_refused(void) {
+    pupil p;
+
+    open_pupil(&p, SAMPLES);
+    drawn.sample[5].has_reward = false;
+    CHECK(learn(&p) == ML_EFORMAT);
+    CHECK_HAS(p.err.msg, "sample 5 has no reward");
+    close_pupil(&p);
+}
+
+/* --- miles train on recordings ------------------------------------------------- */
+
+enum { ROUNDS = 4 };
+
+/* The same samples for every round: from the second on they are stale. */
+static void record(float temperature) {
+    const ml_sample *list[SAMPLES];
+    ml_trainee t;
+    ml_err err = { 0 };
+
+    ml_trainee_open(&t, &(ml_trainee_opts){ .trainer = ml_trainee_defaults() });
+    draw_all(&t, temperature);
+    for (int i = 0; i < SAMPLES; i++)
+        list[i] = &drawn.sample[i];
+    for (int r = 0; r < ROUNDS; r++) {
+        char name[40];
+        snprintf(name, sizeof name, "round%d.jsonl.zst", r);
+        must(ml_samples_save(ml_test_path(name), list, SAMPLES, &err), &err);
+    }
+    ml_trainee_close(&t);
+}
+
+static int train(const char *save, int rounds, const char *more, char *out, size_t cap) {
+    char args[2000];
+    snprintf(args, sizeof args,
+             "train --hf-checkpoint tests/golden/data/qwen3 --debug-train-only "
+             "--load-debug-rollout-data %s/round{rollout_id}.jsonl.zst --num-rollout %d "
+             "--rollout-batch-size %d --n-samples-per-prompt %d --num-steps-per-rollout 2 "
+             "--lr 1e-3 --lr-decay-style constant --use-kl-loss --kl-loss-coef 0.01 "
+             "--save %s --load %s %s",
+             ml_test_dir(), rounds, GROUPS, PER_GROUP, save, save, more);
+    return ml_test_miles(out, cap, args);
+}
+
+static void same_end(const char *a, const char *b) {
+    char command[1500];
+    snprintf(command, sizeof command,
+             "diff -r %s/iter_%07d %s/iter_%07d >&2 && cmp %s/metrics.jsonl "
+             "%s/metrics.jsonl >&2",
+             a, ROUNDS - 1, b, ROUNDS - 1, a, b);
+    if (system(command) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s and %s differ", a, b);
+}
+
+static void recordings_train_and_resume(void) {
+    const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
+    char out[8000];
+
+    record(1);
+    CHECK(train(whole, ROUNDS, "--threads 1", out, sizeof out) == 0);
+    CHECK_HAS(out, "rollout 0, step 0: loss ");
+    CHECK_HAS(out, "forward_logp_max_diff 0,");
+    CHECK_HAS(out, "rollout 3, step 7: loss ");
+    CHECK_HAS(out, "stale tokens");
+    CHECK(train(parts, 2, "--threads 2", out, sizeof out) == 0);
+    CHECK(train(parts, ROUNDS, "--threads 2 --save-interval 1", out, sizeof out) == 0);
+    CHECK_HAS(out, "Loaded checkpoint from ");
+    CHECK_HAS(out, "going on at rollout 2");
+    same_end(whole, parts);
+}
+
+/* What was drawn at another temperature cannot be what the trainer computes. */
+static void another_temperature_is_noticed(void) {
+    char out[4000];
+
+    record(0.7F);
+    CHECK(train(ml_test_path("save"), 1, "--threads 1", out, sizeof out) == 1);
+    CHECK_HAS(out, "rollout and training disagree");
+    CHECK(train(ml_test_path("save"), 1, "--threads 1 --rollout-temperature 0.7", out,
+                sizeof out) == 0);
+}
+
+static const ml_test tests[] = {
+    { "the first step is on policy", the_first_step_is_on_policy },
+    { "later steps move away", later_steps_move_away },
+    { "stale tokens are counted and scored anew",
+      stale_tokens_are_counted_and_scored_anew },
+    { "a flipped bit fails the run", a_flipped_bit_fails_the_run },
+    { "a sample without a reward is refused", a_sample_without_a_reward_is_refused },
+    { "recordings train and resume", recordings_train_and_resume },
+    { "another temperature is noticed", another_temperature_is_noticed },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
