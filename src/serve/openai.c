@@ -29,6 +29,7 @@ const ml_field ml_openai_rows[] = {
     { "stream", ML_FIELD_BOOL, AT(stream) },
     { "stream_options", ML_FIELD_JSON, AT(stream_options) },
     { "return_token_ids", ML_FIELD_BOOL, AT(token_ids) },
+    { "return_prompt_token_ids", ML_FIELD_BOOL, AT(prompt_ids) },
     { "return_meta_info", ML_FIELD_BOOL, AT(meta_info) },
     { "rid", ML_FIELD_STR, AT(rid) },
     /* These change nothing in an answer. */
@@ -45,6 +46,7 @@ const ml_field ml_openai_rows[] = {
     { "custom_labels", ML_FIELD_IGNORE },
     { "routed_dp_rank", ML_FIELD_IGNORE },
     { "data_parallel_rank", ML_FIELD_IGNORE },
+    { "routed_experts_start_len", ML_FIELD_IGNORE },
     { "regex", ML_FIELD_REFUSE, .why = no_grammar },
     { "ebnf", ML_FIELD_REFUSE, .why = no_grammar },
     { "json_schema", ML_FIELD_REFUSE, .why = no_grammar },
@@ -54,6 +56,11 @@ const ml_field ml_openai_rows[] = {
     { "custom_params", ML_FIELD_REFUSE, .why = "there are no logit processors here" },
     { "custom_logit_processor", ML_FIELD_REFUSE,
       .why = "there are no logit processors here" },
+    { "return_indexer_topk", ML_FIELD_REFUSE, .why = "no model here has an indexer" },
+    { "return_sampling_mask", ML_FIELD_REFUSE,
+      .why = "ask for logprob_distribution \"drawn\" instead" },
+    { "return_cached_tokens_details", ML_FIELD_REFUSE,
+      .why = "usage.prompt_tokens_details has all there is to say" },
     { "return_hidden_states", ML_FIELD_REFUSE, .why = "hidden states do not leave here" },
     { "return_routed_experts", ML_FIELD_REFUSE,
       .why = "routing is computed by the same kernels in training, to the bit: there is "

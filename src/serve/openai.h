@@ -9,7 +9,7 @@ typedef struct ml_openai_body {
     ml_sampling_params sampling;
     ml_str model, rid;
     const ml_json *stream_options;
-    bool stream, token_ids, meta_info;
+    bool stream, token_ids, prompt_ids, meta_info;
     int32_t max_tokens; /* -1: not given */
     /* completions */
     const ml_json *prompt;

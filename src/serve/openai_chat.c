@@ -275,7 +275,7 @@ static void write_extras(const ml_choice *c, bool first, ml_json_out *o) {
         ml_json_key(o, "response_token_ids");
         ml_json_ids(o, v.id ? v.id + c->sent_tokens : NULL, v.n - c->sent_tokens);
     }
-    if (b->token_ids && first) {
+    if (first && (b->token_ids || b->prompt_ids)) {
         ml_json_key(o, "prompt_token_ids");
         ml_json_ids(o, c->prompt, c->n_prompt);
     }
@@ -287,6 +287,7 @@ static void write_extras(const ml_choice *c, bool first, ml_json_out *o) {
 
 /* --- all at once ------------------------------------------------------------ */
 
+/* Beside calls, content is empty and never null: some clients insist. */
 static void write_message(ml_job *j, const chat_choice *x, ml_json_out *o) {
     ml_json_begin(o, '{');
     ml_json_key(o, "role");

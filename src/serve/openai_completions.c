@@ -259,10 +259,10 @@ static void write_choice(const ml_choice *c, bool first, ml_json_out *o) {
     if (b->token_ids) {
         ml_json_key(o, "token_ids");
         ml_json_ids(o, v.id ? v.id + c->sent_tokens : NULL, v.n - c->sent_tokens);
-        if (first) {
-            ml_json_key(o, "prompt_token_ids");
-            ml_json_ids(o, c->prompt, c->n_prompt);
-        }
+    }
+    if (first && (b->token_ids || b->prompt_ids)) {
+        ml_json_key(o, "prompt_token_ids");
+        ml_json_ids(o, c->prompt, c->n_prompt);
     }
     if (b->meta_info && c->finish != ML_FINISH_NOT) {
         ml_json_key(o, "meta_info");

@@ -129,6 +129,13 @@ static void chats(void) {
     CHECK(f.n_prompt == 2);
     CHECK_HAS(body, "\"response_token_ids\": [104], \"prompt_token_ids\": [97, 98], "
                     "\"meta_info\": {\"id\": ");
+    /* What Miles' session server sends. */
+    chat(HI ", \"input_ids\": [97], \"logprobs\": true, \"return_meta_info\": true, "
+            "\"no_stop_trim\": false, \"return_routed_experts\": false, "
+            "\"return_indexer_topk\": false, \"routed_experts_start_len\": 0, "
+            "\"return_prompt_token_ids\": true, \"min_tokens\": 1, \"seed\": 3}");
+    CHECK_HAS(body, "\"prompt_token_ids\": [97], \"meta_info\": {");
+    CHECK_HAS(body, "\"output_token_logprobs_length\": 6");
     chat(HI ", \"logprobs\": true, \"top_logprobs\": 1, \"max_tokens\": 1}");
     CHECK_HAS(body, "\"logprobs\": {\"content\": [{\"token\": \"h\", \"bytes\": [104], "
                     "\"logprob\": -1.625, \"top_logprobs\": [{\"token\": \"h\", \"bytes\": "
