@@ -6,266 +6,259 @@
 #include "base/bug.h"
 #include "base/clock.h"
 
-/* --- calls ------------------------------------------------------------------
- */
+/* --- calls ------------------------------------------------------------------ */
 
 static void *at(const ml_plan *p, int32_t store) {
-  return p->act.ptr ? (unsigned char *)p->act.ptr + p->store[store].offset
-                    : NULL;
+    return p->act.ptr ? (unsigned char *)p->act.ptr + p->store[store].offset : NULL;
 }
 
-static ml_tensor bound(const ml_plan *p, int32_t value, int32_t store,
-                       const ml_rows *r, int32_t n_page) {
-  ml_tensor t = ml_plan_value(p->spec, value, r, n_page);
-  t.data = store == ML_NONE ? NULL : at(p, store);
-  return t;
+static ml_tensor bound(const ml_plan *p, int32_t value, int32_t store, const ml_rows *r,
+                       int32_t n_page) {
+    ml_tensor t = ml_plan_value(p->spec, value, r, n_page);
+    t.data = store == ML_NONE ? NULL : at(p, store);
+    return t;
 }
 
-/* The memory of a value: where forward put it, or, for a call after forward,
- * the copy that the node's unit has. */
-static int32_t store_of(const ml_plan *p, int32_t node, int32_t value,
-                        bool forward) {
-  return p->value_store[forward ? ML_FIRST_COPY : ml_plan_copy(p, node, value)]
-                       [value];
+/* The memory of a value: where forward put it, or, for a call after forward, the copy that
+ * the node's unit has. */
+static int32_t store_of(const ml_plan *p, int32_t node, int32_t value, bool forward) {
+    return p->value_store[forward ? ML_FIRST_COPY : ml_plan_copy(p, node, value)][value];
 }
 
-static void bind_values(const ml_plan *p, int32_t node, bool forward,
-                        const ml_run *r, ml_op_args *a) {
-  const ml_node *n = &p->spec->node[node];
-  int32_t n_page = r->kv ? r->kv->n_page : p->opts.caps.n_page;
+static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_run *r,
+                        ml_op_args *a) {
+    const ml_node *n = &p->spec->node[node];
+    int32_t n_page = r->kv ? r->kv->n_page : p->opts.caps.n_page;
 
-  for (int k = 0; k < ML_OP_IN; k++)
-    if (n->in[k] != ML_NONE)
-      a->in[k] = bound(p, n->in[k], store_of(p, node, n->in[k], forward),
-                       r->rows, n_page);
-  for (int k = 0; k < ML_OP_OUT; k++)
-    if (n->out[k] != ML_NONE)
-      a->out[k] = bound(p, n->out[k], store_of(p, node, n->out[k], forward),
-                        r->rows, n_page);
-  for (int k = 0; k < ML_OP_W; k++)
-    if (n->w[k] != ML_NONE && r->weights)
-      a->w[k] = r->weights->t[n->w[k]];
-  a->attr = &n->attr;
-  a->rows = r->rows;
-  a->scratch = p->scratch.ptr;
+    for (int k = 0; k < ML_OP_IN; k++)
+        if (n->in[k] != ML_NONE)
+            a->in[k] =
+                bound(p, n->in[k], store_of(p, node, n->in[k], forward), r->rows, n_page);
+    for (int k = 0; k < ML_OP_OUT; k++)
+        if (n->out[k] != ML_NONE)
+            a->out[k] =
+                bound(p, n->out[k], store_of(p, node, n->out[k], forward), r->rows, n_page);
+    for (int k = 0; k < ML_OP_W; k++)
+        if (n->w[k] != ML_NONE && r->weights)
+            a->w[k] = r->weights->t[n->w[k]];
+    a->attr = &n->attr;
+    a->rows = r->rows;
+    a->scratch = p->scratch.ptr;
 }
 
-static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r,
-                          ml_op_args *a) {
-  const ml_node *n = &p->spec->node[node];
-  const ml_plan_call *c = &p->call[node];
+static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op_args *a) {
+    const ml_node *n = &p->spec->node[node];
+    const ml_plan_call *c = &p->call[node];
 
-  bind_values(p, node, false, r, a);
-  a->dout[0] = bound(p, n->out[0], p->grad_store[n->out[0]], r->rows,
-                     p->opts.caps.n_page);
-  if (n->op == ML_OP_LMHEAD)
-    a->dout[1] =
-        bound(p, n->out[1], p->dentropy_store, r->rows, p->opts.caps.n_page);
-  for (int k = 0; k < ML_OP_IN; k++)
-    if (c->has_din[k]) {
-      a->din[k] = bound(p, n->in[k], p->grad_store[n->in[k]], r->rows,
-                        p->opts.caps.n_page);
-      a->din_add[k] = c->din_add[k];
-    }
-  for (int k = 0; k < ML_OP_W; k++)
-    if (n->w[k] != ML_NONE && r->grads)
-      a->dw[k] = r->grads->t[n->w[k]];
-  if (n->op == ML_OP_EMBED && r->embed_grad)
-    a->dw[0] = *r->embed_grad;
+    bind_values(p, node, false, r, a);
+    a->dout[0] =
+        bound(p, n->out[0], p->grad_store[n->out[0]], r->rows, p->opts.caps.n_page);
+    if (n->op == ML_OP_LMHEAD)
+        a->dout[1] = bound(p, n->out[1], p->dentropy_store, r->rows, p->opts.caps.n_page);
+    for (int k = 0; k < ML_OP_IN; k++)
+        if (c->has_din[k]) {
+            a->din[k] =
+                bound(p, n->in[k], p->grad_store[n->in[k]], r->rows, p->opts.caps.n_page);
+            a->din_add[k] = c->din_add[k];
+        }
+    for (int k = 0; k < ML_OP_W; k++)
+        if (n->w[k] != ML_NONE && r->grads)
+            a->dw[k] = r->grads->t[n->w[k]];
+    if (n->op == ML_OP_EMBED && r->embed_grad)
+        a->dw[0] = *r->embed_grad;
 }
 
 /* A weight's shape without its data, for sizing. */
 static void shape_weights(const ml_spec *s, const ml_node *n, ml_op_args *a) {
-  for (int k = 0; k < ML_OP_W; k++) {
-    const ml_param *q = n->w[k] == ML_NONE ? NULL : &s->param[n->w[k]];
-    if (!q)
-      continue;
-    a->w[k] = (ml_tensor){.dtype = ML_BF16,
-                          .layout = q->layout,
-                          .n_dim = q->n_dim,
-                          .shape = {q->shape[0], q->shape[1]}};
-    if (q->name_after)
-      a->w[k] = (ml_tensor){.dtype = ML_BF16,
-                            .layout = q->layout,
-                            .n_dim = 3,
-                            .shape = {q->n_stack, q->shape[0], q->shape[1]}};
-  }
-}
-
-static void size_scratch(ml_plan *p) {
-  ml_rows full = ml_plan_full_rows(p);
-  ml_run run = {.rows = &full};
-
-  for (int32_t i = 0; i < p->spec->n_node; i++)
-    for (int back = 0; back <= (int)p->opts.backward; back++) {
-      ml_op_args a = {0};
-      const ml_node *n = &p->spec->node[i];
-      size_t bytes;
-      bind_backward(p, i, &run, &a);
-      shape_weights(p->spec, n, &a);
-      bytes = p->be->ops->scratch(p->be->stream, n->op, &a, back != 0);
-      if (bytes > p->scratch_bytes)
-        p->scratch_bytes = bytes;
+    for (int k = 0; k < ML_OP_W; k++) {
+        const ml_param *q = n->w[k] == ML_NONE ? NULL : &s->param[n->w[k]];
+        if (!q)
+            continue;
+        a->w[k] = (ml_tensor){ .dtype = ML_BF16,
+                               .layout = q->layout,
+                               .n_dim = q->n_dim,
+                               .shape = { q->shape[0], q->shape[1] } };
+        if (q->name_after)
+            a->w[k] = (ml_tensor){ .dtype = ML_BF16,
+                                   .layout = q->layout,
+                                   .n_dim = 3,
+                                   .shape = { q->n_stack, q->shape[0], q->shape[1] } };
     }
 }
 
-/* --- life -------------------------------------------------------------------
- */
+static void size_scratch(ml_plan *p) {
+    ml_rows full = ml_plan_full_rows(p);
+    ml_run run = { .rows = &full };
 
-static ml_status check_ops(const ml_plan *p, ml_err *err) {
-  for (int32_t i = 0; i < p->spec->n_node; i++) {
-    ml_op_id op = p->spec->node[i].op;
-    if (!p->be->ops->forward[op] ||
-        (p->opts.backward && !p->be->ops->backward[op]))
-      return ml_fail(err, ML_EUNSUP, "backend %s has no %s of op %s",
-                     p->be->name,
-                     p->be->ops->forward[op] ? "backward" : "forward",
-                     ml_op_infos[op].name);
-  }
-  return ML_OK;
+    for (int32_t i = 0; i < p->spec->n_node; i++)
+        for (int back = 0; back <= (int)p->opts.backward; back++) {
+            ml_op_args a = { 0 };
+            const ml_node *n = &p->spec->node[i];
+            size_t bytes;
+            bind_backward(p, i, &run, &a);
+            shape_weights(p->spec, n, &a);
+            bytes = p->be->ops->scratch(p->be->stream, n->op, &a, back != 0);
+            if (bytes > p->scratch_bytes)
+                p->scratch_bytes = bytes;
+        }
 }
 
-ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be,
-                      ml_plan_opts opts, ml_err *err) {
-  ml_plan *p = calloc(1, sizeof *p);
-  ml_status st;
+/* --- life ------------------------------------------------------------------- */
 
-  if (!p)
-    return ml_fail(err, ML_ENOMEM, "no memory for a plan");
-  ML_BUG_IF(opts.backward &&
-            opts.kv_shared); /* gradients need all keys in the batch */
-  p->spec = s;
-  p->be = be;
-  p->opts = opts;
-  ml_arena_init(&p->arena, "plan");
-  st = check_ops(p, err);
-  if (st != ML_OK) {
-    ml_plan_free(p);
-    return st;
-  }
-  p->head = s->n_node - 1;
-  ML_BUG_IF(s->node[p->head].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
-  ml_plan_lay_out(p);
-  size_scratch(p);
-  *out = p;
-  return ML_OK;
+static ml_status check_ops(const ml_plan *p, ml_err *err) {
+    for (int32_t i = 0; i < p->spec->n_node; i++) {
+        ml_op_id op = p->spec->node[i].op;
+        if (!p->be->ops->forward[op] || (p->opts.backward && !p->be->ops->backward[op]))
+            return ml_fail(err, ML_EUNSUP, "backend %s has no %s of op %s", p->be->name,
+                           p->be->ops->forward[op] ? "backward" : "forward",
+                           ml_op_infos[op].name);
+    }
+    return ML_OK;
+}
+
+ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_opts opts,
+                      ml_err *err) {
+    ml_plan *p = calloc(1, sizeof *p);
+    ml_status st;
+
+    if (!p)
+        return ml_fail(err, ML_ENOMEM, "no memory for a plan");
+    ML_BUG_IF(opts.backward && opts.kv_shared); /* gradients need all keys in the batch */
+    p->spec = s;
+    p->be = be;
+    p->opts = opts;
+    ml_arena_init(&p->arena, "plan");
+    st = check_ops(p, err);
+    if (st != ML_OK) {
+        ml_plan_free(p);
+        return st;
+    }
+    p->head = s->n_node - 1;
+    ML_BUG_IF(s->node[p->head].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
+    ml_plan_lay_out(p);
+    size_scratch(p);
+    *out = p;
+    return ML_OK;
 }
 
 void ml_plan_free(ml_plan *p) {
-  if (!p)
-    return;
-  if (p->act.dev)
-    p->act.dev->free(&p->act);
-  if (p->scratch.dev)
-    p->scratch.dev->free(&p->scratch);
-  ml_arena_release(&p->arena);
-  free(p);
+    if (!p)
+        return;
+    if (p->act.dev)
+        p->act.dev->free(&p->act);
+    if (p->scratch.dev)
+        p->scratch.dev->free(&p->scratch);
+    ml_arena_release(&p->arena);
+    free(p);
 }
 
-size_t ml_plan_act_bytes(const ml_plan *p) { return p->act_bytes; }
+size_t ml_plan_act_bytes(const ml_plan *p) {
+    return p->act_bytes;
+}
 
-size_t ml_plan_scratch_bytes(const ml_plan *p) { return p->scratch_bytes; }
+size_t ml_plan_scratch_bytes(const ml_plan *p) {
+    return p->scratch_bytes;
+}
 
 ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
-  ml_device *dev = p->be->dev;
-  ml_status st = dev->alloc(dev, &p->act, p->act_bytes, ML_MEM_ACT, err);
-  if (st == ML_OK && p->scratch_bytes)
-    st = dev->alloc(dev, &p->scratch, p->scratch_bytes, ML_MEM_SCRATCH, err);
-  return st;
+    ml_device *dev = p->be->dev;
+    ml_status st = dev->alloc(dev, &p->act, p->act_bytes, ML_MEM_ACT, err);
+    if (st == ML_OK && p->scratch_bytes)
+        st = dev->alloc(dev, &p->scratch, p->scratch_bytes, ML_MEM_SCRATCH, err);
+    return st;
 }
 
 static void check_fits(const ml_plan *p, const ml_run *r) {
-  const ml_batch_caps *c = &p->opts.caps;
-  ML_BUG_IF(r->rows->n_token > c->n_token || r->rows->n_seq > c->n_seq);
-  ML_BUG_IF(r->rows->n_loss > c->n_loss ||
-            p->opts.kv_shared != (r->kv != NULL));
+    const ml_batch_caps *c = &p->opts.caps;
+    ML_BUG_IF(r->rows->n_token > c->n_token || r->rows->n_seq > c->n_seq);
+    ML_BUG_IF(r->rows->n_loss > c->n_loss || p->opts.kv_shared != (r->kv != NULL));
 }
 
 /* Computes a node, the first time or again. */
 static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r,
                      int32_t *attn) {
-  const ml_node *n = &p->spec->node[node];
-  ml_op_args a = {0};
-  double start = ml_clock_s();
+    const ml_node *n = &p->spec->node[node];
+    ml_op_args a = { 0 };
+    double start = ml_clock_s();
 
-  bind_values(p, node, forward, r, &a);
-  if (n->op == ML_OP_ATTN && r->kv) {
-    a.out[2].data = (unsigned char *)r->kv->buf.ptr + r->kv->k_at[*attn];
-    a.out[3].data = (unsigned char *)r->kv->buf.ptr + r->kv->v_at[(*attn)++];
-  }
-  p->be->ops->forward[n->op](p->be->stream, &a);
-  p->stats.forward_s[n->op] += ml_clock_s() - start;
-  p->stats.rows[n->op] += a.out[0].shape[0];
+    bind_values(p, node, forward, r, &a);
+    if (n->op == ML_OP_ATTN && r->kv) {
+        a.out[2].data = (unsigned char *)r->kv->buf.ptr + r->kv->k_at[*attn];
+        a.out[3].data = (unsigned char *)r->kv->buf.ptr + r->kv->v_at[(*attn)++];
+    }
+    p->be->ops->forward[n->op](p->be->stream, &a);
+    p->stats.forward_s[n->op] += ml_clock_s() - start;
+    p->stats.rows[n->op] += a.out[0].shape[0];
 }
 
 void ml_plan_forward(ml_plan *p, const ml_run *r) {
-  int32_t attn = 0;
+    int32_t attn = 0;
 
-  check_fits(p, r);
-  ml_mem_seal();
-  for (int32_t i = 0; i < p->spec->n_node; i++)
-    run_node(p, i, true, r, &attn);
-  ml_mem_unseal();
+    check_fits(p, r);
+    ml_mem_seal();
+    for (int32_t i = 0; i < p->spec->n_node; i++)
+        run_node(p, i, true, r, &attn);
+    ml_mem_unseal();
 }
 
-static void back_node(ml_plan *p, int32_t node, const ml_run *r,
-                      bool dentropy) {
-  ml_op_id op = p->spec->node[node].op;
-  ml_op_args a = {0};
-  double start = ml_clock_s();
+static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) {
+    ml_op_id op = p->spec->node[node].op;
+    ml_op_args a = { 0 };
+    double start = ml_clock_s();
 
-  if (!p->call[node].backward_runs)
-    return;
-  bind_backward(p, node, r, &a);
-  if (node == p->head && !dentropy)
-    a.dout[1] = (ml_tensor){0};
-  p->be->ops->backward[op](p->be->stream, &a);
-  p->stats.backward_s[op] += ml_clock_s() - start;
+    if (!p->call[node].backward_runs)
+        return;
+    bind_backward(p, node, r, &a);
+    if (node == p->head && !dentropy)
+        a.dout[1] = (ml_tensor){ 0 };
+    p->be->ops->backward[op](p->be->stream, &a);
+    p->stats.backward_s[op] += ml_clock_s() - start;
 }
 
 void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
                       const float *dentropy) {
-  const ml_node *head = &p->spec->node[p->head];
-  ml_tensor out = ml_plan_value(p->spec, head->out[0], r->rows, 0);
-  size_t bytes = ml_tensor_bytes(&out);
-  ml_device *dev = p->be->dev;
+    const ml_node *head = &p->spec->node[p->head];
+    ml_tensor out = ml_plan_value(p->spec, head->out[0], r->rows, 0);
+    size_t bytes = ml_tensor_bytes(&out);
+    ml_device *dev = p->be->dev;
 
-  check_fits(p, r);
-  ML_BUG_IF(!p->opts.backward || !r->grads);
-  ml_mem_seal();
-  dev->copy_in(p->be->stream, at(p, p->grad_store[head->out[0]]), dlogprob,
-               bytes);
-  if (dentropy)
-    dev->copy_in(p->be->stream, at(p, p->dentropy_store), dentropy, bytes);
-  for (int32_t u = p->n_unit - 1; u >= 0; u--) {
-    for (int32_t i = p->unit[u].first; i < p->unit[u].end; i++)
-      if (p->call[i].rerun)
-        run_node(p, i, false, r, NULL);
-    for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--)
-      back_node(p, i, r, dentropy != NULL);
-  }
-  ml_mem_unseal();
+    check_fits(p, r);
+    ML_BUG_IF(!p->opts.backward || !r->grads);
+    ml_mem_seal();
+    dev->copy_in(p->be->stream, at(p, p->grad_store[head->out[0]]), dlogprob, bytes);
+    if (dentropy)
+        dev->copy_in(p->be->stream, at(p, p->dentropy_store), dentropy, bytes);
+    for (int32_t u = p->n_unit - 1; u >= 0; u--) {
+        for (int32_t i = p->unit[u].first; i < p->unit[u].end; i++)
+            if (p->call[i].rerun)
+                run_node(p, i, false, r, NULL);
+        for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--)
+            back_node(p, i, r, dentropy != NULL);
+    }
+    ml_mem_unseal();
 }
 
-void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob,
-                  float *entropy, float *logits) {
-  const ml_node *head = &p->spec->node[p->head];
-  float *to[] = {logprob, entropy, NULL, logits};
+void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entropy,
+                  float *logits) {
+    const ml_node *head = &p->spec->node[p->head];
+    float *to[] = { logprob, entropy, NULL, logits };
 
-  for (int k = 0; k < ML_OP_OUT; k++) {
-    ml_tensor t;
-    if (!to[k])
-      continue;
-    t = ml_plan_value(p->spec, head->out[k], rows, 0);
-    p->be->dev->copy_out(p->be->stream, to[k],
-                         at(p, p->value_store[ML_FIRST_COPY][head->out[k]]),
-                         ml_tensor_bytes(&t));
-  }
+    for (int k = 0; k < ML_OP_OUT; k++) {
+        ml_tensor t;
+        if (!to[k])
+            continue;
+        t = ml_plan_value(p->spec, head->out[k], rows, 0);
+        p->be->dev->copy_out(p->be->stream, to[k],
+                             at(p, p->value_store[ML_FIRST_COPY][head->out[k]]),
+                             ml_tensor_bytes(&t));
+    }
 }
 
 const float *ml_plan_logits(const ml_plan *p) {
-  ML_BUG_IF(!p->opts.logits);
-  return at(p, p->value_store[ML_FIRST_COPY][p->spec->node[p->head].out[3]]);
+    ML_BUG_IF(!p->opts.logits);
+    return at(p, p->value_store[ML_FIRST_COPY][p->spec->node[p->head].out[3]]);
 }
 
-const ml_plan_stats *ml_plan_stats_of(const ml_plan *p) { return &p->stats; }
+const ml_plan_stats *ml_plan_stats_of(const ml_plan *p) {
+    return &p->stats;
+}

@@ -5,434 +5,403 @@
 
 #include "base/bug.h"
 
-/* --- shapes -----------------------------------------------------------------
- */
+/* --- shapes ----------------------------------------------------------------- */
 
-ml_tensor ml_plan_value(const ml_spec *s, int32_t value, const ml_rows *r,
-                        int32_t n_page) {
-  const ml_value *v = &s->value[value];
-  ml_tensor t = {.dtype = v->dtype, .n_dim = 2, .shape = {0, v->width}};
-  switch (v->axis) {
-  case ML_PER_TOKEN:
-    t.shape[0] = (int64_t)v->mul * r->n_token;
-    break;
-  case ML_PER_LOSS:
-    t.shape[0] = r->n_loss;
-    break;
-  case ML_PER_PAGE:
-    t.shape[0] = n_page;
-    break;
-  case ML_GROUP:
-    t.n_dim = 1;
-    t.shape[0] = v->width + (int64_t)v->mul * r->n_token;
-    break;
-  }
-  return t;
+ml_tensor ml_plan_value(const ml_spec *s, int32_t value, const ml_rows *r, int32_t n_page) {
+    const ml_value *v = &s->value[value];
+    ml_tensor t = { .dtype = v->dtype, .n_dim = 2, .shape = { 0, v->width } };
+    switch (v->axis) {
+    case ML_PER_TOKEN: t.shape[0] = (int64_t)v->mul * r->n_token; break;
+    case ML_PER_LOSS: t.shape[0] = r->n_loss; break;
+    case ML_PER_PAGE: t.shape[0] = n_page; break;
+    case ML_GROUP:
+        t.n_dim = 1;
+        t.shape[0] = v->width + (int64_t)v->mul * r->n_token;
+        break;
+    }
+    return t;
 }
 
 ml_rows ml_plan_full_rows(const ml_plan *p) {
-  return (ml_rows){.n_token = p->opts.caps.n_token,
-                   .n_seq = p->opts.caps.n_seq,
-                   .n_loss = p->opts.caps.n_loss,
-                   .temperature = 1};
+    return (ml_rows){ .n_token = p->opts.caps.n_token,
+                      .n_seq = p->opts.caps.n_seq,
+                      .n_loss = p->opts.caps.n_loss,
+                      .temperature = 1 };
 }
 
 static size_t value_bytes(const ml_plan *p, int32_t value) {
-  ml_rows full = ml_plan_full_rows(p);
-  ml_tensor t = ml_plan_value(p->spec, value, &full, p->opts.caps.n_page);
-  return (ml_tensor_bytes(&t) + 63) & ~(size_t)63;
+    ml_rows full = ml_plan_full_rows(p);
+    ml_tensor t = ml_plan_value(p->spec, value, &full, p->opts.caps.n_page);
+    return (ml_tensor_bytes(&t) + 63) & ~(size_t)63;
 }
 
-/* --- what is computed again -------------------------------------------------
- */
+/* --- what is computed again ------------------------------------------------- */
 
-/* Is this node part of one of the modules?  Gated activations belong to what
- * feeds them. */
+/* Is this node part of one of the modules?  Gated activations belong to what feeds them. */
 static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
-  const ml_spec *s = p->spec;
-  const ml_node *n = &s->node[node];
+    const ml_spec *s = p->spec;
+    const ml_node *n = &s->node[node];
 
-  switch (n->op) {
-  case ML_OP_ATTN:
-    return modules & ML_MODULE_CORE_ATTN;
-  case ML_OP_RMSNORM:
-    return modules & ML_MODULE_LAYERNORM;
-  case ML_OP_LINEAR:
-    return modules & ML_MODULE_MLP && strstr(s->param[n->w[0]].name, ".mlp.");
-  case ML_OP_GLU:
-    if (s->node[p->producer[n->in[0]]].op == ML_OP_MOE_LINEAR)
-      return modules & (ML_MODULE_MOE | ML_MODULE_MOE_ACT);
-    return modules & ML_MODULE_MLP;
-  case ML_OP_MOE_ROUTE:
-  case ML_OP_MOE_GATHER:
-  case ML_OP_MOE_LINEAR:
-  case ML_OP_MOE_COMBINE:
-    return modules & ML_MODULE_MOE;
-  default:
-    return false;
-  }
+    switch (n->op) {
+    case ML_OP_ATTN: return modules & ML_MODULE_CORE_ATTN;
+    case ML_OP_RMSNORM: return modules & ML_MODULE_LAYERNORM;
+    case ML_OP_LINEAR:
+        return modules & ML_MODULE_MLP && strstr(s->param[n->w[0]].name, ".mlp.");
+    case ML_OP_GLU:
+        if (s->node[p->producer[n->in[0]]].op == ML_OP_MOE_LINEAR)
+            return modules & (ML_MODULE_MOE | ML_MODULE_MOE_ACT);
+        return modules & ML_MODULE_MLP;
+    case ML_OP_MOE_ROUTE:
+    case ML_OP_MOE_GATHER:
+    case ML_OP_MOE_LINEAR:
+    case ML_OP_MOE_COMBINE: return modules & ML_MODULE_MOE;
+    default: return false;
+    }
 }
 
 static bool computed_again(const ml_plan *p, int32_t node) {
-  const ml_recompute *r = &p->opts.recompute;
-  int32_t layer = p->spec->node[node].layer;
+    const ml_recompute *r = &p->opts.recompute;
+    int32_t layer = p->spec->node[node].layer;
 
-  if (!p->opts.backward || layer == ML_NONE)
-    return false;
-  if (r->granularity == ML_RECOMPUTE_SELECTIVE)
-    return in_modules(p, node, r->modules);
-  return r->granularity == ML_RECOMPUTE_FULL &&
-         (!r->block || layer < r->n_layer);
+    if (!p->opts.backward || layer == ML_NONE)
+        return false;
+    if (r->granularity == ML_RECOMPUTE_SELECTIVE)
+        return in_modules(p, node, r->modules);
+    return r->granularity == ML_RECOMPUTE_FULL && (!r->block || layer < r->n_layer);
 }
 
-/* Layers that share a unit have the same number; what stands before, after and
- * between layers has none. */
+/* Layers that share a unit have the same number; what stands before, after and between
+ * layers has none. */
 static int32_t group_of(const ml_plan *p, int32_t node) {
-  const ml_recompute *r = &p->opts.recompute;
-  int32_t layer = p->spec->node[node].layer;
-  bool chunks =
-      r->granularity == ML_RECOMPUTE_FULL && !r->block && r->n_layer > 1;
+    const ml_recompute *r = &p->opts.recompute;
+    int32_t layer = p->spec->node[node].layer;
+    bool chunks = r->granularity == ML_RECOMPUTE_FULL && !r->block && r->n_layer > 1;
 
-  return layer == ML_NONE || !chunks ? layer : layer / r->n_layer;
+    return layer == ML_NONE || !chunks ? layer : layer / r->n_layer;
 }
 
 static int32_t next_group(const ml_plan *p, int32_t node) {
-  while (node < p->spec->n_node && group_of(p, node) == ML_NONE)
-    node++;
-  return node < p->spec->n_node ? group_of(p, node) : ML_NONE;
+    while (node < p->spec->n_node && group_of(p, node) == ML_NONE)
+        node++;
+    return node < p->spec->n_node ? group_of(p, node) : ML_NONE;
 }
 
-/* Time runs over calls: all forwards, then from the last unit to the first its
- * second computation and its backward. */
+/* Time runs over calls: all forwards, then from the last unit to the first its second
+ * computation and its backward. */
 static void find_units(ml_plan *p) {
-  int32_t group = ML_NONE, time = p->spec->n_node;
+    int32_t group = ML_NONE, time = p->spec->n_node;
 
-  p->unit = ML_NEW(&p->arena, ml_plan_unit, p->spec->n_node);
-  for (int32_t i = 0; i < p->spec->n_node; i++) {
-    /* A table made in the middle of a layer belongs to its unit. */
-    int32_t own = group_of(p, i) == ML_NONE && next_group(p, i) == group
-                      ? group
-                      : group_of(p, i);
-    if (p->n_unit == 0 || own != group)
-      p->unit[p->n_unit++].first = i;
-    group = own;
-    p->unit[p->n_unit - 1].end = i + 1;
-    p->call[i].unit = p->n_unit - 1;
-    p->call[i].again = computed_again(p, i);
-  }
-  for (int32_t u = p->n_unit - 1; u >= 0; u--) {
-    p->unit[u].time = time;
-    time += 2 * (p->unit[u].end - p->unit[u].first);
-  }
+    p->unit = ML_NEW(&p->arena, ml_plan_unit, p->spec->n_node);
+    for (int32_t i = 0; i < p->spec->n_node; i++) {
+        /* A table made in the middle of a layer belongs to its unit. */
+        int32_t own =
+            group_of(p, i) == ML_NONE && next_group(p, i) == group ? group : group_of(p, i);
+        if (p->n_unit == 0 || own != group)
+            p->unit[p->n_unit++].first = i;
+        group = own;
+        p->unit[p->n_unit - 1].end = i + 1;
+        p->call[i].unit = p->n_unit - 1;
+        p->call[i].again = computed_again(p, i);
+    }
+    for (int32_t u = p->n_unit - 1; u >= 0; u--) {
+        p->unit[u].time = time;
+        time += 2 * (p->unit[u].end - p->unit[u].first);
+    }
 }
 
-static int32_t end_of_time(const ml_plan *p) { return 3 * p->spec->n_node; }
+static int32_t end_of_time(const ml_plan *p) {
+    return 3 * p->spec->n_node;
+}
 
 static int32_t again_time(const ml_plan *p, int32_t node) {
-  const ml_plan_unit *u = &p->unit[p->call[node].unit];
-  return u->time + node - u->first;
+    const ml_plan_unit *u = &p->unit[p->call[node].unit];
+    return u->time + node - u->first;
 }
 
 static int32_t backward_time(const ml_plan *p, int32_t node) {
-  const ml_plan_unit *u = &p->unit[p->call[node].unit];
-  return u->time + u->end - u->first + u->end - 1 - node;
+    const ml_plan_unit *u = &p->unit[p->call[node].unit];
+    return u->time + u->end - u->first + u->end - 1 - node;
 }
 
 int ml_plan_copy(const ml_plan *p, int32_t node, int32_t value) {
-  const ml_plan_call *made = &p->call[p->producer[value]];
-  return made->again && made->unit == p->call[node].unit ? ML_SECOND_COPY
-                                                         : ML_FIRST_COPY;
+    const ml_plan_call *made = &p->call[p->producer[value]];
+    return made->again && made->unit == p->call[node].unit ? ML_SECOND_COPY : ML_FIRST_COPY;
 }
 
-/* --- lifetimes --------------------------------------------------------------
- */
+/* --- lifetimes -------------------------------------------------------------- */
 
 static int32_t new_store(ml_plan *p, size_t bytes, int32_t first) {
-  p->store[p->n_store] =
-      (ml_plan_store){.bytes = bytes, .first = first, .last = first};
-  return p->n_store++;
+    p->store[p->n_store] = (ml_plan_store){ .bytes = bytes, .first = first, .last = first };
+    return p->n_store++;
 }
 
 static void live_until(ml_plan *p, int32_t store, int32_t time) {
-  if (p->store[store].last < time)
-    p->store[store].last = time;
+    if (p->store[store].last < time)
+        p->store[store].last = time;
 }
 
 static bool wanted(const ml_plan *p, const ml_node *n, int out) {
-  if (n->op == ML_OP_LMHEAD && out == 3)
-    return p->opts.logits;
-  if (n->op == ML_OP_ATTN && out >= 2)
-    return !p->opts.kv_shared;
-  return n->out[out] != ML_NONE;
+    if (n->op == ML_OP_LMHEAD && out == 3)
+        return p->opts.logits;
+    if (n->op == ML_OP_ATTN && out >= 2)
+        return !p->opts.kv_shared;
+    return n->out[out] != ML_NONE;
 }
 
-/* The last call that reads (or writes) each copy of each value; ML_NONE: nobody
- * does. */
+/* The last call that reads (or writes) each copy of each value; ML_NONE: nobody does. */
 typedef struct reads {
-  int32_t *last[ML_COPIES];
+    int32_t *last[ML_COPIES];
 } reads;
 
 static void read_at(reads *r, int copy, int32_t value, int32_t time) {
-  if (r->last[copy][value] < time)
-    r->last[copy][value] = time;
+    if (r->last[copy][value] < time)
+        r->last[copy][value] = time;
 }
 
 static void reads_of_forward(const ml_plan *p, int32_t node, reads *r) {
-  const ml_node *n = &p->spec->node[node];
+    const ml_node *n = &p->spec->node[node];
 
-  for (int k = 0; k < ML_OP_IN; k++)
-    if (n->in[k] != ML_NONE)
-      read_at(r, ML_FIRST_COPY, n->in[k], node);
-  for (int k = 0; k < ML_OP_OUT; k++)
-    if (n->out[k] != ML_NONE) /* ml_plan_read looks at the head's */
-      read_at(r, ML_FIRST_COPY, n->out[k],
-              node == p->head ? end_of_time(p) : node);
+    for (int k = 0; k < ML_OP_IN; k++)
+        if (n->in[k] != ML_NONE)
+            read_at(r, ML_FIRST_COPY, n->in[k], node);
+    for (int k = 0; k < ML_OP_OUT; k++)
+        if (n->out[k] != ML_NONE) /* ml_plan_read looks at the head's */
+            read_at(r, ML_FIRST_COPY, n->out[k], node == p->head ? end_of_time(p) : node);
 }
 
 static void reads_of_backward(const ml_plan *p, int32_t node, reads *r) {
-  const ml_node *n = &p->spec->node[node];
-  const ml_op_info *info = &ml_op_infos[n->op];
-  int32_t time = backward_time(p, node);
+    const ml_node *n = &p->spec->node[node];
+    const ml_op_info *info = &ml_op_infos[n->op];
+    int32_t time = backward_time(p, node);
 
-  for (int k = 0; k < ML_OP_IN; k++)
-    if (n->in[k] != ML_NONE && (info->save_in >> k & 1))
-      read_at(r, ml_plan_copy(p, node, n->in[k]), n->in[k], time);
-  for (int k = 0; k < ML_OP_OUT; k++)
-    if (n->out[k] != ML_NONE && (info->save_out >> k & 1))
-      read_at(r, ml_plan_copy(p, node, n->out[k]), n->out[k], time);
+    for (int k = 0; k < ML_OP_IN; k++)
+        if (n->in[k] != ML_NONE && (info->save_in >> k & 1))
+            read_at(r, ml_plan_copy(p, node, n->in[k]), n->in[k], time);
+    for (int k = 0; k < ML_OP_OUT; k++)
+        if (n->out[k] != ML_NONE && (info->save_out >> k & 1))
+            read_at(r, ml_plan_copy(p, node, n->out[k]), n->out[k], time);
 }
 
 /* A node is computed again only if a later call needs what it makes. */
 static void reads_of_rerun(ml_plan *p, int32_t node, reads *r) {
-  const ml_node *n = &p->spec->node[node];
-  ml_plan_call *c = &p->call[node];
-  int32_t time = again_time(p, node);
+    const ml_node *n = &p->spec->node[node];
+    ml_plan_call *c = &p->call[node];
+    int32_t time = again_time(p, node);
 
-  for (int k = 0; c->again && k < ML_OP_OUT; k++)
-    if (n->out[k] != ML_NONE && r->last[ML_SECOND_COPY][n->out[k]] != ML_NONE)
-      c->rerun = true;
-  if (!c->rerun)
-    return;
-  for (int k = 0; k < ML_OP_IN; k++)
-    if (n->in[k] != ML_NONE)
-      read_at(r, ml_plan_copy(p, node, n->in[k]), n->in[k], time);
-  for (int k = 0; k < ML_OP_OUT; k++)
-    if (n->out[k] != ML_NONE)
-      read_at(r, ML_SECOND_COPY, n->out[k], time);
+    for (int k = 0; c->again && k < ML_OP_OUT; k++)
+        if (n->out[k] != ML_NONE && r->last[ML_SECOND_COPY][n->out[k]] != ML_NONE)
+            c->rerun = true;
+    if (!c->rerun)
+        return;
+    for (int k = 0; k < ML_OP_IN; k++)
+        if (n->in[k] != ML_NONE)
+            read_at(r, ml_plan_copy(p, node, n->in[k]), n->in[k], time);
+    for (int k = 0; k < ML_OP_OUT; k++)
+        if (n->out[k] != ML_NONE)
+            read_at(r, ML_SECOND_COPY, n->out[k], time);
 }
 
 static void find_last_reads(ml_plan *p, reads *r) {
-  const ml_spec *s = p->spec;
+    const ml_spec *s = p->spec;
 
-  for (int32_t i = 0; i < s->n_node; i++)
-    reads_of_forward(p, i, r);
-  if (!p->opts.backward)
-    return;
-  for (int32_t i = 0; i < s->n_node; i++)
-    reads_of_backward(p, i, r);
-  for (int32_t i = s->n_node - 1; i >= 0; i--)
-    reads_of_rerun(p, i, r);
+    for (int32_t i = 0; i < s->n_node; i++)
+        reads_of_forward(p, i, r);
+    if (!p->opts.backward)
+        return;
+    for (int32_t i = 0; i < s->n_node; i++)
+        reads_of_backward(p, i, r);
+    for (int32_t i = s->n_node - 1; i >= 0; i--)
+        reads_of_rerun(p, i, r);
 }
 
-/* The input whose memory out[0] may take over: it dies here and has the same
- * size. */
-static int32_t reusable_input(const ml_plan *p, int32_t node, int copy,
-                              int32_t time, const reads *r) {
-  const ml_node *n = &p->spec->node[node];
-  for (int k = 0; k < ML_OP_IN; k++) {
-    int32_t v = n->in[k];
-    if (v == ML_NONE || !(ml_op_infos[n->op].in_place >> k & 1))
-      continue;
-    if (copy == ML_SECOND_COPY && ml_plan_copy(p, node, v) != ML_SECOND_COPY)
-      continue;
-    if (r->last[copy][v] == time &&
-        value_bytes(p, v) == value_bytes(p, n->out[0]))
-      return v;
-  }
-  return ML_NONE;
+/* The input whose memory out[0] may take over: it dies here and has the same size. */
+static int32_t reusable_input(const ml_plan *p, int32_t node, int copy, int32_t time,
+                              const reads *r) {
+    const ml_node *n = &p->spec->node[node];
+    for (int k = 0; k < ML_OP_IN; k++) {
+        int32_t v = n->in[k];
+        if (v == ML_NONE || !(ml_op_infos[n->op].in_place >> k & 1))
+            continue;
+        if (copy == ML_SECOND_COPY && ml_plan_copy(p, node, v) != ML_SECOND_COPY)
+            continue;
+        if (r->last[copy][v] == time && value_bytes(p, v) == value_bytes(p, n->out[0]))
+            return v;
+    }
+    return ML_NONE;
 }
 
-static void plan_outputs(ml_plan *p, int32_t node, int copy, int32_t time,
-                         const reads *r) {
-  const ml_node *n = &p->spec->node[node];
-  int32_t reused = reusable_input(p, node, copy, time, r),
-          *of = p->value_store[copy];
+static void plan_outputs(ml_plan *p, int32_t node, int copy, int32_t time, const reads *r) {
+    const ml_node *n = &p->spec->node[node];
+    int32_t reused = reusable_input(p, node, copy, time, r), *of = p->value_store[copy];
 
-  for (int k = 0; k < ML_OP_OUT; k++) {
-    int32_t v = n->out[k];
-    if (!wanted(p, n, k))
-      continue;
-    of[v] = k == 0 && reused != ML_NONE ? of[reused]
-                                        : new_store(p, value_bytes(p, v), time);
-    live_until(p, of[v], r->last[copy][v]);
-  }
+    for (int k = 0; k < ML_OP_OUT; k++) {
+        int32_t v = n->out[k];
+        if (!wanted(p, n, k))
+            continue;
+        of[v] = k == 0 && reused != ML_NONE ? of[reused]
+                                            : new_store(p, value_bytes(p, v), time);
+        live_until(p, of[v], r->last[copy][v]);
+    }
 }
 
 static void plan_value_stores(ml_plan *p, const reads *r) {
-  for (int32_t i = 0; i < p->spec->n_node; i++)
-    plan_outputs(p, i, ML_FIRST_COPY, i, r);
-  for (int32_t i = 0; i < p->spec->n_node; i++)
-    if (p->call[i].rerun)
-      plan_outputs(p, i, ML_SECOND_COPY, again_time(p, i), r);
+    for (int32_t i = 0; i < p->spec->n_node; i++)
+        plan_outputs(p, i, ML_FIRST_COPY, i, r);
+    for (int32_t i = 0; i < p->spec->n_node; i++)
+        if (p->call[i].rerun)
+            plan_outputs(p, i, ML_SECOND_COPY, again_time(p, i), r);
 }
 
-/* y = a + b passes its gradient on unchanged, so both inputs may share dy's
- * memory, if this is the first gradient either gets and nobody adds to a's
- * before b's has been read.  Backward runs from the last node to the first: a's
- * other readers must stand before b's producer. */
+/* y = a + b passes its gradient on unchanged, so both inputs may share dy's memory, if this is
+ * the first gradient either gets and nobody adds to a's before b's has been read.  Backward
+ * runs from the last node to the first: a's other readers must stand before b's producer. */
 static bool add_can_alias(const ml_plan *p, int32_t node) {
-  const ml_spec *s = p->spec;
-  const ml_node *n = &s->node[node];
-  int32_t a = n->in[0], b = n->in[1], made_b = ML_NONE;
+    const ml_spec *s = p->spec;
+    const ml_node *n = &s->node[node];
+    int32_t a = n->in[0], b = n->in[1], made_b = ML_NONE;
 
-  if (a == b || p->grad_store[a] != ML_NONE || p->grad_store[b] != ML_NONE)
-    return false;
-  for (int32_t i = 0; i < node; i++)
-    if (s->node[i].out[0] == b)
-      made_b = i;
-  for (int32_t i = 0; i < s->n_node; i++)
-    for (int k = 0; k < ML_OP_IN; k++) {
-      if (i != node && s->node[i].in[k] == a && i >= made_b)
+    if (a == b || p->grad_store[a] != ML_NONE || p->grad_store[b] != ML_NONE)
         return false;
-      if (i != node && s->node[i].in[k] == b)
-        return false;
-    }
-  return true;
+    for (int32_t i = 0; i < node; i++)
+        if (s->node[i].out[0] == b)
+            made_b = i;
+    for (int32_t i = 0; i < s->n_node; i++)
+        for (int k = 0; k < ML_OP_IN; k++) {
+            if (i != node && s->node[i].in[k] == a && i >= made_b)
+                return false;
+            if (i != node && s->node[i].in[k] == b)
+                return false;
+        }
+    return true;
 }
 
-static void plan_backward_node(ml_plan *p, int32_t node,
-                               const bool *needs_grad) {
-  const ml_node *n = &p->spec->node[node];
-  ml_plan_call *c = &p->call[node];
-  int32_t time = backward_time(p, node), dout = p->grad_store[n->out[0]];
+static void plan_backward_node(ml_plan *p, int32_t node, const bool *needs_grad) {
+    const ml_node *n = &p->spec->node[node];
+    ml_plan_call *c = &p->call[node];
+    int32_t time = backward_time(p, node), dout = p->grad_store[n->out[0]];
 
-  if (dout == ML_NONE)
-    return;
-  live_until(p, dout, time);
-  if (n->op == ML_OP_ADD && add_can_alias(p, node)) {
-    p->grad_store[n->in[0]] = p->grad_store[n->in[1]] = dout;
-    return;
-  }
-  c->backward_runs = n->op != ML_OP_ROPE_TABLE;
-  for (int k = 0; k < ML_OP_IN; k++) {
-    int32_t v = n->in[k];
-    if (v == ML_NONE || !(ml_op_infos[n->op].grad_in >> k & 1) ||
-        !needs_grad[v])
-      continue;
-    c->has_din[k] = true;
-    c->din_add[k] = p->grad_store[v] != ML_NONE;
-    if (!c->din_add[k])
-      p->grad_store[v] = new_store(p, value_bytes(p, v), time);
-    live_until(p, p->grad_store[v], time);
-  }
+    if (dout == ML_NONE)
+        return;
+    live_until(p, dout, time);
+    if (n->op == ML_OP_ADD && add_can_alias(p, node)) {
+        p->grad_store[n->in[0]] = p->grad_store[n->in[1]] = dout;
+        return;
+    }
+    c->backward_runs = n->op != ML_OP_ROPE_TABLE;
+    for (int k = 0; k < ML_OP_IN; k++) {
+        int32_t v = n->in[k];
+        if (v == ML_NONE || !(ml_op_infos[n->op].grad_in >> k & 1) || !needs_grad[v])
+            continue;
+        c->has_din[k] = true;
+        c->din_add[k] = p->grad_store[v] != ML_NONE;
+        if (!c->din_add[k])
+            p->grad_store[v] = new_store(p, value_bytes(p, v), time);
+        live_until(p, p->grad_store[v], time);
+    }
 }
 
 static void plan_backward_stores(ml_plan *p) {
-  const ml_spec *s = p->spec;
-  const ml_node *head = &s->node[p->head];
-  bool *needs_grad = ML_NEW(&p->arena, bool, s->n_value);
+    const ml_spec *s = p->spec;
+    const ml_node *head = &s->node[p->head];
+    bool *needs_grad = ML_NEW(&p->arena, bool, s->n_value);
 
-  for (int32_t i = 0; i < s->n_node; i++) {
-    const ml_node *n = &s->node[i];
-    bool any = n->w[0] != ML_NONE;
-    for (int k = 0; k < ML_OP_IN; k++)
-      if (n->in[k] != ML_NONE && (ml_op_infos[n->op].grad_in >> k & 1))
-        any = any || needs_grad[n->in[k]];
-    needs_grad[n->out[0]] = any;
-  }
-  p->grad_store[head->out[0]] =
-      new_store(p, value_bytes(p, head->out[0]), p->head);
-  if (head->op == ML_OP_LMHEAD) {
-    p->dentropy_store = new_store(p, value_bytes(p, head->out[1]), p->head);
-    live_until(p, p->dentropy_store, backward_time(p, p->head));
-  }
-  for (int32_t i = s->n_node - 1; i >= 0; i--)
-    plan_backward_node(p, i, needs_grad);
+    for (int32_t i = 0; i < s->n_node; i++) {
+        const ml_node *n = &s->node[i];
+        bool any = n->w[0] != ML_NONE;
+        for (int k = 0; k < ML_OP_IN; k++)
+            if (n->in[k] != ML_NONE && (ml_op_infos[n->op].grad_in >> k & 1))
+                any = any || needs_grad[n->in[k]];
+        needs_grad[n->out[0]] = any;
+    }
+    p->grad_store[head->out[0]] = new_store(p, value_bytes(p, head->out[0]), p->head);
+    if (head->op == ML_OP_LMHEAD) {
+        p->dentropy_store = new_store(p, value_bytes(p, head->out[1]), p->head);
+        live_until(p, p->dentropy_store, backward_time(p, p->head));
+    }
+    for (int32_t i = s->n_node - 1; i >= 0; i--)
+        plan_backward_node(p, i, needs_grad);
 }
 
-/* --- placement --------------------------------------------------------------
- */
+/* --- placement -------------------------------------------------------------- */
 
 static int by_size(const void *a, const void *b, void *stores) {
-  const ml_plan_store *s = stores, *x = &s[*(const int32_t *)a],
-                      *y = &s[*(const int32_t *)b];
-  if (x->bytes != y->bytes)
-    return x->bytes < y->bytes ? 1 : -1;
-  return *(const int32_t *)a - *(const int32_t *)b;
+    const ml_plan_store *s = stores, *x = &s[*(const int32_t *)a],
+                        *y = &s[*(const int32_t *)b];
+    if (x->bytes != y->bytes)
+        return x->bytes < y->bytes ? 1 : -1;
+    return *(const int32_t *)a - *(const int32_t *)b;
 }
 
 static int by_offset(const void *a, const void *b, void *stores) {
-  const ml_plan_store *s = stores, *x = &s[*(const int32_t *)a],
-                      *y = &s[*(const int32_t *)b];
-  if (x->offset != y->offset)
-    return x->offset > y->offset ? 1 : -1;
-  return *(const int32_t *)a - *(const int32_t *)b;
+    const ml_plan_store *s = stores, *x = &s[*(const int32_t *)a],
+                        *y = &s[*(const int32_t *)b];
+    if (x->offset != y->offset)
+        return x->offset > y->offset ? 1 : -1;
+    return *(const int32_t *)a - *(const int32_t *)b;
 }
 
-/* Largest first, each at the lowest gap that no storage alive at the same time
- * covers. */
+/* Largest first, each at the lowest gap that no storage alive at the same time covers. */
 static void place_stores(ml_plan *p) {
-  int32_t *order = ML_NEW(&p->arena, int32_t, p->n_store);
-  int32_t *near = ML_NEW(&p->arena, int32_t, p->n_store);
+    int32_t *order = ML_NEW(&p->arena, int32_t, p->n_store);
+    int32_t *near = ML_NEW(&p->arena, int32_t, p->n_store);
 
-  for (int32_t i = 0; i < p->n_store; i++)
-    order[i] = i;
-  qsort_r(order, (size_t)p->n_store, sizeof *order, by_size, p->store);
-  for (int32_t i = 0; i < p->n_store; i++) {
-    ml_plan_store *s = &p->store[order[i]];
-    int32_t n = 0;
-    for (int32_t j = 0; j < i; j++) {
-      const ml_plan_store *o = &p->store[order[j]];
-      if (o->first <= s->last && s->first <= o->last)
-        near[n++] = order[j];
+    for (int32_t i = 0; i < p->n_store; i++)
+        order[i] = i;
+    qsort_r(order, (size_t)p->n_store, sizeof *order, by_size, p->store);
+    for (int32_t i = 0; i < p->n_store; i++) {
+        ml_plan_store *s = &p->store[order[i]];
+        int32_t n = 0;
+        for (int32_t j = 0; j < i; j++) {
+            const ml_plan_store *o = &p->store[order[j]];
+            if (o->first <= s->last && s->first <= o->last)
+                near[n++] = order[j];
+        }
+        qsort_r(near, (size_t)n, sizeof *near, by_offset, p->store);
+        for (int32_t j = 0; j < n; j++) {
+            const ml_plan_store *o = &p->store[near[j]];
+            if (s->offset + s->bytes <= o->offset)
+                break;
+            if (o->offset + o->bytes > s->offset)
+                s->offset = o->offset + o->bytes;
+        }
+        if (s->offset + s->bytes > p->act_bytes)
+            p->act_bytes = s->offset + s->bytes;
     }
-    qsort_r(near, (size_t)n, sizeof *near, by_offset, p->store);
-    for (int32_t j = 0; j < n; j++) {
-      const ml_plan_store *o = &p->store[near[j]];
-      if (s->offset + s->bytes <= o->offset)
-        break;
-      if (o->offset + o->bytes > s->offset)
-        s->offset = o->offset + o->bytes;
-    }
-    if (s->offset + s->bytes > p->act_bytes)
-      p->act_bytes = s->offset + s->bytes;
-  }
 }
 
-/* --- all of it --------------------------------------------------------------
- */
+/* --- all of it -------------------------------------------------------------- */
 
 static void find_producers(ml_plan *p) {
-  for (int32_t i = 0; i < p->spec->n_node; i++)
-    for (int k = 0; k < ML_OP_OUT; k++)
-      if (p->spec->node[i].out[k] != ML_NONE)
-        p->producer[p->spec->node[i].out[k]] = i;
+    for (int32_t i = 0; i < p->spec->n_node; i++)
+        for (int k = 0; k < ML_OP_OUT; k++)
+            if (p->spec->node[i].out[k] != ML_NONE)
+                p->producer[p->spec->node[i].out[k]] = i;
 }
 
 static int32_t *no_indices(ml_plan *p) {
-  int32_t *x = ML_NEW(&p->arena, int32_t, p->spec->n_value);
-  for (int32_t i = 0; i < p->spec->n_value; i++)
-    x[i] = ML_NONE;
-  return x;
+    int32_t *x = ML_NEW(&p->arena, int32_t, p->spec->n_value);
+    for (int32_t i = 0; i < p->spec->n_value; i++)
+        x[i] = ML_NONE;
+    return x;
 }
 
 void ml_plan_lay_out(ml_plan *p) {
-  reads r;
+    reads r;
 
-  p->call = ML_NEW(&p->arena, ml_plan_call, p->spec->n_node);
-  p->store = ML_NEW(&p->arena, ml_plan_store, 3 * (size_t)p->spec->n_value + 1);
-  p->grad_store = no_indices(p);
-  p->producer = no_indices(p);
-  for (int copy = 0; copy < ML_COPIES; copy++) {
-    p->value_store[copy] = no_indices(p);
-    r.last[copy] = no_indices(p);
-  }
-  p->dentropy_store = ML_NONE;
-  find_producers(p);
-  find_units(p);
-  find_last_reads(p, &r);
-  plan_value_stores(p, &r);
-  if (p->opts.backward)
-    plan_backward_stores(p);
-  place_stores(p);
+    p->call = ML_NEW(&p->arena, ml_plan_call, p->spec->n_node);
+    p->store = ML_NEW(&p->arena, ml_plan_store, 3 * (size_t)p->spec->n_value + 1);
+    p->grad_store = no_indices(p);
+    p->producer = no_indices(p);
+    for (int copy = 0; copy < ML_COPIES; copy++) {
+        p->value_store[copy] = no_indices(p);
+        r.last[copy] = no_indices(p);
+    }
+    p->dentropy_store = ML_NONE;
+    find_producers(p);
+    find_units(p);
+    find_last_reads(p, &r);
+    plan_value_stores(p, &r);
+    if (p->opts.backward)
+        plan_backward_stores(p);
+    place_stores(p);
 }

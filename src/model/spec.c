@@ -7,8 +7,7 @@
 #include "base/str.h"
 #include "model/build.h"
 
-/* Keys that describe training, generation or bookkeeping, not the computation.
- */
+/* Keys that describe training, generation or bookkeeping, not the computation. */
 static const char *const ignored_keys[] = {
     "architectures",
     "model_type",
@@ -35,170 +34,163 @@ static const char *const ignored_keys[] = {
 };
 #define N_IGNORED (sizeof ignored_keys / sizeof *ignored_keys)
 
-static ml_status refuse(const ml_hf_config *c, const char *key,
-                        const char *found, ml_err *err) {
-  ml_text list = {0};
-  ml_status st;
+static ml_status refuse(const ml_hf_config *c, const char *key, const char *found,
+                        ml_err *err) {
+    ml_text list = { 0 };
+    ml_status st;
 
-  for (const ml_family *const *f = ml_families; *f; f++)
-    ml_text_printf(&list, "%s%s", f == ml_families ? "" : ", ",
-                   !strcmp(key, "model_type") ? (*f)->model_type
-                                              : (*f)->architecture);
-  st = ml_fail(err, ML_EUNSUP,
-               "%s: %s \"%s\" is not supported; supported are %s", c->path, key,
-               found, list.ptr);
-  ml_text_release(&list);
-  return st;
+    for (const ml_family *const *f = ml_families; *f; f++)
+        ml_text_printf(&list, "%s%s", f == ml_families ? "" : ", ",
+                       !strcmp(key, "model_type") ? (*f)->model_type : (*f)->architecture);
+    st = ml_fail(err, ML_EUNSUP, "%s: %s \"%s\" is not supported; supported are %s",
+                 c->path, key, found, list.ptr);
+    ml_text_release(&list);
+    return st;
 }
 
-static ml_status find_family(const ml_family **out, ml_hf_config *c,
-                             ml_err *err) {
-  const char *type = ml_hf_config_str(c, "model_type", NULL);
-  const ml_json *arch = ml_hf_config_get(c, "architectures");
+static ml_status find_family(const ml_family **out, ml_hf_config *c, ml_err *err) {
+    const char *type = ml_hf_config_str(c, "model_type", NULL);
+    const ml_json *arch = ml_hf_config_get(c, "architectures");
 
-  if (!type && c->first.code != ML_OK)
-    return ml_fail(err, c->first.code, "%s", c->first.msg);
-  if (!type)
-    return ml_fail(err, ML_EFORMAT, "%s: key \"model_type\" is missing",
-                   c->path);
-  for (const ml_family *const *f = ml_families; *f; f++) {
-    if (strcmp(type, (*f)->model_type) != 0)
-      continue;
-    *out = *f;
-    if (arch && arch->type == ML_JSON_ARRAY && arch->n > 0 &&
-        !ml_str_is(arch->child->text, (*f)->architecture))
-      return refuse(
-          c, "architecture",
-          ml_arena_str(c->arena, arch->child->text.ptr, arch->child->text.len),
-          err);
-    return ML_OK;
-  }
-  return refuse(c, "model_type", type, err);
+    if (!type && c->first.code != ML_OK)
+        return ml_fail(err, c->first.code, "%s", c->first.msg);
+    if (!type)
+        return ml_fail(err, ML_EFORMAT, "%s: key \"model_type\" is missing", c->path);
+    for (const ml_family *const *f = ml_families; *f; f++) {
+        if (strcmp(type, (*f)->model_type) != 0)
+            continue;
+        *out = *f;
+        if (arch && arch->type == ML_JSON_ARRAY && arch->n > 0 &&
+            !ml_str_is(arch->child->text, (*f)->architecture))
+            return refuse(
+                c, "architecture",
+                ml_arena_str(c->arena, arch->child->text.ptr, arch->child->text.len), err);
+        return ML_OK;
+    }
+    return refuse(c, "model_type", type, err);
 }
 
 /* The family's list and the common one, joined. */
 static const char *const *all_ignored(ml_arena *a, const char *const *own) {
-  size_t n = 0;
-  const char **list;
-  while (own[n])
-    n++;
-  list = ML_NEW(a, const char *, n + N_IGNORED + 1);
-  memcpy(list, own, n * sizeof *list);
-  memcpy(list + n, ignored_keys, sizeof ignored_keys);
-  return list;
+    size_t n = 0;
+    const char **list;
+    while (own[n])
+        n++;
+    list = ML_NEW(a, const char *, n + N_IGNORED + 1);
+    memcpy(list, own, n * sizeof *list);
+    memcpy(list + n, ignored_keys, sizeof ignored_keys);
+    return list;
 }
 
 /* Each size alone is within bounds; together they must still be a model. */
 static ml_status check_total(const ml_spec *s, const char *path, ml_err *err) {
-  double total = 0, most = 2e13;
+    double total = 0, most = 2e13;
 
-  for (int32_t i = 0; i < s->n_param; i++)
-    total += (double)ml_param_count(&s->param[i]);
-  if (total > most)
-    return ml_fail(err, ML_EFORMAT,
-                   "%s: the sizes given make a model of %.3g parameters; "
-                   "at most %.3g are believed",
-                   path, total, most);
-  return ML_OK;
+    for (int32_t i = 0; i < s->n_param; i++)
+        total += (double)ml_param_count(&s->param[i]);
+    if (total > most)
+        return ml_fail(err, ML_EFORMAT,
+                       "%s: the sizes given make a model of %.3g parameters; "
+                       "at most %.3g are believed",
+                       path, total, most);
+    return ML_OK;
 }
 
 #define MEMBER_BITS 20 /* of a map value; the parameter has the rest */
 
 static void index_names(ml_spec *s) {
-  char buf[512];
+    char buf[512];
 
-  ml_map_init(&s->by_name, &s->arena, s->n_param);
-  for (int32_t i = 0; i < s->n_param; i++)
-    for (int32_t e = 0; e < s->param[i].n_stack; e++) {
-      const char *name = ml_param_name(&s->param[i], e, buf, sizeof buf);
-      name = ml_arena_str(&s->arena, name, strlen(name));
-      ml_map_add(&s->by_name, ml_str_of(name), (int64_t)i << MEMBER_BITS | e);
-    }
+    ml_map_init(&s->by_name, &s->arena, s->n_param);
+    for (int32_t i = 0; i < s->n_param; i++)
+        for (int32_t e = 0; e < s->param[i].n_stack; e++) {
+            const char *name = ml_param_name(&s->param[i], e, buf, sizeof buf);
+            name = ml_arena_str(&s->arena, name, strlen(name));
+            ml_map_add(&s->by_name, ml_str_of(name), (int64_t)i << MEMBER_BITS | e);
+        }
 }
 
 int32_t ml_spec_find(const ml_spec *s, ml_str name, int32_t *member) {
-  int64_t v = ml_map_get(&s->by_name, name, ML_NONE);
-  if (v == ML_NONE)
-    return ML_NONE;
-  *member = (int32_t)(v & ((1 << MEMBER_BITS) - 1));
-  return (int32_t)(v >> MEMBER_BITS);
+    int64_t v = ml_map_get(&s->by_name, name, ML_NONE);
+    if (v == ML_NONE)
+        return ML_NONE;
+    *member = (int32_t)(v & ((1 << MEMBER_BITS) - 1));
+    return (int32_t)(v >> MEMBER_BITS);
 }
 
 static ml_status parse(ml_spec *out, ml_str text, const char *path, bool critic,
                        ml_err *err) {
-  ml_hf_config c;
-  ml_builder b = {.spec = out, .config = &c, .layer = ML_NONE};
-  const ml_family *family = NULL;
-  ml_status st;
+    ml_hf_config c;
+    ml_builder b = { .spec = out, .config = &c, .layer = ML_NONE };
+    const ml_family *family = NULL;
+    ml_status st;
 
-  *out = (ml_spec){.critic = critic};
-  ml_arena_init(&out->arena, "model spec");
-  st = ml_hf_config_open(&c, &out->arena, text, path, err);
-  if (st == ML_OK)
-    st = find_family(&family, &c, err);
-  if (st == ML_OK) {
-    out->family = family->model_type;
-    family->build(&b);
-    st = ml_hf_config_check(&c, all_ignored(&out->arena, family->ignored), err);
-  }
-  if (st == ML_OK)
-    st = check_total(out, path, err);
-  if (st == ML_OK)
-    index_names(out);
-  else
-    ml_spec_close(out);
-  return st;
+    *out = (ml_spec){ .critic = critic };
+    ml_arena_init(&out->arena, "model spec");
+    st = ml_hf_config_open(&c, &out->arena, text, path, err);
+    if (st == ML_OK)
+        st = find_family(&family, &c, err);
+    if (st == ML_OK) {
+        out->family = family->model_type;
+        family->build(&b);
+        st = ml_hf_config_check(&c, all_ignored(&out->arena, family->ignored), err);
+    }
+    if (st == ML_OK)
+        st = check_total(out, path, err);
+    if (st == ML_OK)
+        index_names(out);
+    else
+        ml_spec_close(out);
+    return st;
 }
 
-ml_status ml_spec_parse(ml_spec *out, ml_str text, const char *path,
-                        ml_err *err) {
-  return parse(out, text, path, false, err);
+ml_status ml_spec_parse(ml_spec *out, ml_str text, const char *path, ml_err *err) {
+    return parse(out, text, path, false, err);
 }
 
-static ml_status open_spec(ml_spec *out, const char *dir, bool critic,
-                           ml_err *err) {
-  ml_text path = {0};
-  ml_file file = {0};
-  ml_status st;
+static ml_status open_spec(ml_spec *out, const char *dir, bool critic, ml_err *err) {
+    ml_text path = { 0 };
+    ml_file file = { 0 };
+    ml_status st;
 
-  *out = (ml_spec){0};
-  ml_text_printf(&path, "%s/config.json", dir);
-  st = ml_file_map(&file, path.ptr, err);
-  if (st == ML_OK)
-    st = parse(out, file.bytes, path.ptr, critic, err);
-  ml_file_unmap(&file);
-  ml_text_release(&path);
-  return st;
+    *out = (ml_spec){ 0 };
+    ml_text_printf(&path, "%s/config.json", dir);
+    st = ml_file_map(&file, path.ptr, err);
+    if (st == ML_OK)
+        st = parse(out, file.bytes, path.ptr, critic, err);
+    ml_file_unmap(&file);
+    ml_text_release(&path);
+    return st;
 }
 
 ml_status ml_spec_open(ml_spec *out, const char *dir, ml_err *err) {
-  return open_spec(out, dir, false, err);
+    return open_spec(out, dir, false, err);
 }
 
 ml_status ml_spec_open_critic(ml_spec *out, const char *dir, ml_err *err) {
-  return open_spec(out, dir, true, err);
+    return open_spec(out, dir, true, err);
 }
 
 void ml_spec_close(ml_spec *s) {
-  ml_arena_release(&s->arena);
-  *s = (ml_spec){0};
+    ml_arena_release(&s->arena);
+    *s = (ml_spec){ 0 };
 }
 
 const char *ml_param_name(const ml_param *p, int32_t e, char *buf, size_t cap) {
-  if (p->name_after)
-    snprintf(buf, cap, "%s%d%s", p->name, e, p->name_after);
-  else
-    snprintf(buf, cap, "%s", p->name);
-  return buf;
+    if (p->name_after)
+        snprintf(buf, cap, "%s%d%s", p->name, e, p->name_after);
+    else
+        snprintf(buf, cap, "%s", p->name);
+    return buf;
 }
 
 int64_t ml_param_count(const ml_param *p) {
-  return p->n_stack * p->shape[0] * (p->n_dim == 2 ? p->shape[1] : 1);
+    return p->n_stack * p->shape[0] * (p->n_dim == 2 ? p->shape[1] : 1);
 }
 
 int64_t ml_spec_param_count(const ml_spec *s) {
-  int64_t n = 0;
-  for (int32_t i = 0; i < s->n_param; i++)
-    n += ml_param_count(&s->param[i]);
-  return n;
+    int64_t n = 0;
+    for (int32_t i = 0; i < s->n_param; i++)
+        n += ml_param_count(&s->param[i]);
+    return n;
 }

@@ -1,13 +1,12 @@
 /* spec.h - a model described once, as data.
  *
- * A family's file in specs/ reads config.json and emits, through build.h, the
- * rows below: the parameters with their Hugging Face names, shapes and
- * sharding, and the ops of a forward pass in order.  Everything else is read
- * off them: what to load and save, the forward and backward plan, the memory it
- * takes.
+ * A family's file in specs/ reads config.json and emits, through build.h, the rows below:
+ * the parameters with their Hugging Face names, shapes and sharding, and the ops of a
+ * forward pass in order.  Everything else is read off them: what to load and save, the
+ * forward and backward plan, the memory it takes.
  *
- * Values are in single-assignment form: each op output is a new value, so a
- * plan sees the lifetimes without guessing.
+ * Values are in single-assignment form: each op output is a new value, so a plan sees
+ * the lifetimes without guessing.
  *
  * thread: immutable after ml_spec_open. */
 #ifndef ML_MODEL_SPEC_H
@@ -17,77 +16,72 @@
 #include "base/arena.h"
 #include "base/map.h"
 
-/* How a parameter is cut over a tensor-parallel group: along its outputs (COL),
- * its inputs (ROW), its vocabulary (VOCAB) or its experts (EXPERT); NONE: each
- * rank has it whole. */
+/* How a parameter is cut over a tensor-parallel group: along its outputs (COL), its
+ * inputs (ROW), its vocabulary (VOCAB) or its experts (EXPERT); NONE: each rank has it whole. */
 typedef enum ml_shard {
-  ML_SHARD_NONE,
-  ML_SHARD_COL,
-  ML_SHARD_ROW,
-  ML_SHARD_VOCAB,
-  ML_SHARD_EXPERT
+    ML_SHARD_NONE,
+    ML_SHARD_COL,
+    ML_SHARD_ROW,
+    ML_SHARD_VOCAB,
+    ML_SHARD_EXPERT
 } ml_shard;
 
 typedef struct ml_param {
-  const char *name; /* as in the checkpoint; of a stack: up to and after the
-                       expert number */
-  const char *
-      name_after; /* NULL: a plain tensor; else member e is name e name_after */
-  int32_t n_stack;  /* members of a stack, 1 for a plain tensor */
-  int32_t n_dim;    /* of one member: 1 or 2 */
-  int64_t shape[2]; /* of one member */
-  ml_layout layout;
-  ml_shard shard;
+    const char
+        *name; /* as in the checkpoint; of a stack: up to and after the expert number */
+    const char *name_after; /* NULL: a plain tensor; else member e is name e name_after */
+    int32_t n_stack;        /* members of a stack, 1 for a plain tensor */
+    int32_t n_dim;          /* of one member: 1 or 2 */
+    int64_t shape[2];       /* of one member */
+    ml_layout layout;
+    ml_shard shard;
 } ml_param;
 
 /* What a value's number of rows follows. */
 typedef enum ml_axis {
-  ML_PER_TOKEN, /* mul rows of `width` for each token of the batch */
-  ML_PER_LOSS,  /* one row for each scored position */
-  ML_PER_PAGE,  /* one row for each KV page */
-  ML_GROUP      /* MoE grouping: width + mul * tokens integers, one row */
+    ML_PER_TOKEN, /* mul rows of `width` for each token of the batch */
+    ML_PER_LOSS,  /* one row for each scored position */
+    ML_PER_PAGE,  /* one row for each KV page */
+    ML_GROUP      /* MoE grouping: width + mul * tokens integers, one row */
 } ml_axis;
 
 typedef struct ml_value {
-  ml_axis axis;
-  int32_t mul;
-  int64_t width;
-  ml_dtype dtype;
+    ml_axis axis;
+    int32_t mul;
+    int64_t width;
+    ml_dtype dtype;
 } ml_value;
 
 #define ML_NONE (-1)
 
 typedef struct ml_node {
-  ml_op_id op;
-  int32_t layer;                        /* decoder layer, or ML_NONE */
-  int32_t in[ML_OP_IN], out[ML_OP_OUT]; /* values, or ML_NONE */
-  int32_t w[ML_OP_W];                   /* parameters, or ML_NONE */
-  ml_op_attr attr;
+    ml_op_id op;
+    int32_t layer;                        /* decoder layer, or ML_NONE */
+    int32_t in[ML_OP_IN], out[ML_OP_OUT]; /* values, or ML_NONE */
+    int32_t w[ML_OP_W];                   /* parameters, or ML_NONE */
+    ml_op_attr attr;
 } ml_node;
 
 typedef struct ml_spec {
-  const char *family; /* model_type */
-  int64_t n_vocab, n_hidden;
-  int32_t n_layer, n_attn; /* decoder layers; ATTN nodes */
-  int64_t
-      max_position; /* as the config states it; a larger one is not an error */
-  bool tied;        /* the LM head is the embedding */
-  bool critic;      /* a value per token in place of the LM head */
-  ml_param *param;
-  ml_value *value;
-  ml_node *node;
-  int32_t n_param, n_value, n_node;
-  ml_map
-      by_name; /* checkpoint name -> parameter and member, see ml_spec_find */
-  ml_arena arena; /* owns all of the above */
+    const char *family; /* model_type */
+    int64_t n_vocab, n_hidden;
+    int32_t n_layer, n_attn; /* decoder layers; ATTN nodes */
+    int64_t max_position;    /* as the config states it; a larger one is not an error */
+    bool tied;               /* the LM head is the embedding */
+    bool critic;             /* a value per token in place of the LM head */
+    ml_param *param;
+    ml_value *value;
+    ml_node *node;
+    int32_t n_param, n_value, n_node;
+    ml_map by_name; /* checkpoint name -> parameter and member, see ml_spec_find */
+    ml_arena arena; /* owns all of the above */
 } ml_spec;
 
-/* Reads dir/config.json.  Refuses other architectures by name, with the list of
- * those that work; warns of keys it does not know. */
+/* Reads dir/config.json.  Refuses other architectures by name, with the list of those that
+ * work; warns of keys it does not know. */
 ml_status ml_spec_open(ml_spec *out, const char *dir, ml_err *err);
 /* The same from text; path is for messages. */
-ml_status ml_spec_parse(ml_spec *out, ml_str text, const char *path,
-                        ml_err *err);
+ml_status ml_spec_parse(ml_spec *out, ml_str text, const char *path, ml_err *err);
 /* The same model as a critic: its last op is a linear layer to one value per
  * token, with a bias, whose weights (ML_VALUE_HEAD) a checkpoint of the
  * language model does not have. */
@@ -97,8 +91,7 @@ void ml_spec_close(ml_spec *s);
 
 /* The name of member e of a parameter, in buf. */
 const char *ml_param_name(const ml_param *p, int32_t e, char *buf, size_t cap);
-/* The parameter a checkpoint name belongs to, and its member; ML_NONE: there is
- * none. */
+/* The parameter a checkpoint name belongs to, and its member; ML_NONE: there is none. */
 int32_t ml_spec_find(const ml_spec *s, ml_str name, int32_t *member);
 int64_t ml_param_count(const ml_param *p); /* elements, all members */
 int64_t ml_spec_param_count(const ml_spec *s);

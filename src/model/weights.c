@@ -13,463 +13,444 @@
 #define VALUE_HEAD_STD 0.02
 #define VALUE_HEAD_SEED 1234
 
-static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
-
-static const char *shape_text(const int64_t *shape, int32_t n_dim, char *buf,
-                              size_t cap) {
-  size_t n = (size_t)snprintf(buf, cap, "[");
-  for (int32_t i = 0; i < n_dim && n < cap; i++)
-    n += (size_t)snprintf(buf + n, cap - n, "%s%lld", i ? ", " : "",
-                          (long long)shape[i]);
-  if (n < cap)
-    snprintf(buf + n, cap - n, "]");
-  return buf;
+static size_t align64(size_t n) {
+    return (n + 63) & ~(size_t)63;
 }
 
-static const ml_st_tensor *find_member(const ml_checkpoint *c,
-                                       const ml_param *p, int32_t e,
+static const char *shape_text(const int64_t *shape, int32_t n_dim, char *buf, size_t cap) {
+    size_t n = (size_t)snprintf(buf, cap, "[");
+    for (int32_t i = 0; i < n_dim && n < cap; i++)
+        n += (size_t)snprintf(buf + n, cap - n, "%s%lld", i ? ", " : "",
+                              (long long)shape[i]);
+    if (n < cap)
+        snprintf(buf + n, cap - n, "]");
+    return buf;
+}
+
+static const ml_st_tensor *find_member(const ml_checkpoint *c, const ml_param *p, int32_t e,
                                        const ml_st_file **file) {
-  char buf[NAME_CAP];
-  return ml_checkpoint_find(c, ml_str_of(ml_param_name(p, e, buf, sizeof buf)),
-                            file);
+    char buf[NAME_CAP];
+    return ml_checkpoint_find(c, ml_str_of(ml_param_name(p, e, buf, sizeof buf)), file);
 }
 
 /* A critic's head is not in the checkpoint it starts from. */
 static bool is_value_head(const ml_param *p) {
-  return strncmp(p->name, ML_VALUE_HEAD ".", strlen(ML_VALUE_HEAD ".")) == 0;
+    return strncmp(p->name, ML_VALUE_HEAD ".", strlen(ML_VALUE_HEAD ".")) == 0;
 }
 
 /* The store's type of a parameter.  Members of a stack may differ on disk; one
  * f32 widens all. */
 static ml_dtype store_dtype(const ml_param *p, const ml_checkpoint *c,
                             ml_weight_dtype want) {
-  if (p->n_dim == 1 || want == ML_WEIGHT_F32 || is_value_head(p))
-    return ML_F32;
-  if (want == ML_WEIGHT_BF16)
+    if (p->n_dim == 1 || want == ML_WEIGHT_F32 || is_value_head(p))
+        return ML_F32;
+    if (want == ML_WEIGHT_BF16)
+        return ML_BF16;
+    for (int32_t e = 0; e < p->n_stack; e++) {
+        const ml_st_tensor *t = find_member(c, p, e, NULL);
+        if (t && t->dtype != ML_ST_BF16)
+            return ML_F32;
+    }
     return ML_BF16;
-  for (int32_t e = 0; e < p->n_stack; e++) {
-    const ml_st_tensor *t = find_member(c, p, e, NULL);
-    if (t && t->dtype != ML_ST_BF16)
-      return ML_F32;
-  }
-  return ML_BF16;
 }
 
 ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype) {
-  ml_tensor t = {.dtype = dtype, .layout = p->layout};
-  if (p->name_after) {
-    t.n_dim = 3;
-    t.shape[0] = p->n_stack;
-    t.shape[1] = p->shape[0];
-    t.shape[2] = p->shape[1];
-  } else {
-    t.n_dim = p->n_dim;
-    t.shape[0] = p->shape[0];
-    t.shape[1] = p->n_dim == 2 ? p->shape[1] : 0;
-  }
-  return t;
+    ml_tensor t = { .dtype = dtype, .layout = p->layout };
+    if (p->name_after) {
+        t.n_dim = 3;
+        t.shape[0] = p->n_stack;
+        t.shape[1] = p->shape[0];
+        t.shape[2] = p->shape[1];
+    } else {
+        t.n_dim = p->n_dim;
+        t.shape[0] = p->shape[0];
+        t.shape[1] = p->n_dim == 2 ? p->shape[1] : 0;
+    }
+    return t;
 }
 
-size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c,
-                        ml_weight_dtype dtype) {
-  size_t bytes = 0;
-  for (int32_t i = 0; i < s->n_param; i++) {
-    ml_tensor t =
-        ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype));
-    bytes += align64(ml_tensor_bytes(&t));
-  }
-  return bytes;
+size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype) {
+    size_t bytes = 0;
+    for (int32_t i = 0; i < s->n_param; i++) {
+        ml_tensor t = ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype));
+        bytes += align64(ml_tensor_bytes(&t));
+    }
+    return bytes;
 }
 
 bool ml_weights_may_ignore(const ml_spec *s, ml_str name) {
-  static const char inv_freq[] = ".rotary_emb.inv_freq";
-  size_t n = sizeof inv_freq - 1;
-  if (name.len > n && memcmp(name.ptr + name.len - n, inv_freq, n) == 0)
-    return true;
-  return (s->tied || s->critic) && ml_str_is(name, "lm_head.weight");
+    static const char inv_freq[] = ".rotary_emb.inv_freq";
+    size_t n = sizeof inv_freq - 1;
+    if (name.len > n && memcmp(name.ptr + name.len - n, inv_freq, n) == 0)
+        return true;
+    return (s->tied || s->critic) && ml_str_is(name, "lm_head.weight");
 }
 
-static ml_status check_member(const ml_param *p, int32_t e,
-                              const ml_checkpoint *c, ml_err *err) {
-  char name[NAME_CAP], want[96], found[96];
-  const ml_st_file *file;
-  const ml_st_tensor *t = find_member(c, p, e, &file);
+static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint *c,
+                              ml_err *err) {
+    char name[NAME_CAP], want[96], found[96];
+    const ml_st_file *file;
+    const ml_st_tensor *t = find_member(c, p, e, &file);
 
-  ml_param_name(p, e, name, sizeof name);
-  shape_text(p->shape, p->n_dim, want, sizeof want);
-  if (!t && is_value_head(p))
+    ml_param_name(p, e, name, sizeof name);
+    shape_text(p->shape, p->n_dim, want, sizeof want);
+    if (!t && is_value_head(p))
+        return ML_OK;
+    if (!t)
+        return ml_fail(err, ML_EFORMAT, "%s: tensor %s is missing; expected shape %s",
+                       c->dir, name, want);
+    if (t->n_dim != p->n_dim ||
+        memcmp(t->shape, p->shape, sizeof *t->shape * (size_t)p->n_dim))
+        return ml_fail(err, ML_EFORMAT,
+                       "%s: tensor %s has shape %s; config.json asks for %s", file->path,
+                       name, shape_text(t->shape, t->n_dim, found, sizeof found), want);
+    if (t->dtype != ML_ST_F32 && t->dtype != ML_ST_BF16 && t->dtype != ML_ST_F16)
+        return ml_fail(err, ML_EUNSUP,
+                       "%s: tensor %s has dtype %s; supported are F32, BF16, F16",
+                       file->path, name, ml_st_dtype_name(t->dtype));
     return ML_OK;
-  if (!t)
-    return ml_fail(err, ML_EFORMAT,
-                   "%s: tensor %s is missing; expected shape %s", c->dir, name,
-                   want);
-  if (t->n_dim != p->n_dim ||
-      memcmp(t->shape, p->shape, sizeof *t->shape * (size_t)p->n_dim))
-    return ml_fail(err, ML_EFORMAT,
-                   "%s: tensor %s has shape %s; config.json asks for %s",
-                   file->path, name,
-                   shape_text(t->shape, t->n_dim, found, sizeof found), want);
-  if (t->dtype != ML_ST_F32 && t->dtype != ML_ST_BF16 && t->dtype != ML_ST_F16)
-    return ml_fail(err, ML_EUNSUP,
-                   "%s: tensor %s has dtype %s; supported are F32, BF16, F16",
-                   file->path, name, ml_st_dtype_name(t->dtype));
-  return ML_OK;
 }
 
-ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c,
-                           ml_err *err) {
-  ml_status st;
-  int32_t member;
+ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c, ml_err *err) {
+    ml_status st;
+    int32_t member;
 
-  for (int32_t i = 0; i < s->n_param; i++)
-    for (int32_t e = 0; e < s->param[i].n_stack; e++)
-      if ((st = check_member(&s->param[i], e, c, err)) != ML_OK)
-        return st;
-  for (int32_t f = 0; f < c->n_file; f++)
-    for (int32_t i = 0; i < c->file[f]->n; i++) {
-      ml_str name = c->file[f]->tensor[i].name;
-      if (ml_spec_find(s, name, &member) == ML_NONE &&
-          !ml_weights_may_ignore(s, name))
-        return ml_fail(
-            err, ML_EFORMAT,
-            "%s: tensor %.*s is not part of a %s model as config.json "
-            "describes it",
-            c->file[f]->path, (int)name.len, name.ptr, s->family);
-    }
-  return ML_OK;
+    for (int32_t i = 0; i < s->n_param; i++)
+        for (int32_t e = 0; e < s->param[i].n_stack; e++)
+            if ((st = check_member(&s->param[i], e, c, err)) != ML_OK)
+                return st;
+    for (int32_t f = 0; f < c->n_file; f++)
+        for (int32_t i = 0; i < c->file[f]->n; i++) {
+            ml_str name = c->file[f]->tensor[i].name;
+            if (ml_spec_find(s, name, &member) == ML_NONE &&
+                !ml_weights_may_ignore(s, name))
+                return ml_fail(err, ML_EFORMAT,
+                               "%s: tensor %.*s is not part of a %s model as config.json "
+                               "describes it",
+                               c->file[f]->path, (int)name.len, name.ptr, s->family);
+        }
+    return ML_OK;
 }
 
-/* --- packing ----------------------------------------------------------------
- */
+/* --- packing ---------------------------------------------------------------- */
 
 /* n values of a file tensor, from element `at`, as f32. */
 static void read_f32(float *out, const ml_st_tensor *t, int64_t at, int64_t n,
                      bool round_bf16) {
-  const unsigned char *p = (const unsigned char *)t->data;
+    const unsigned char *p = (const unsigned char *)t->data;
 
-  if (t->dtype == ML_ST_F32) {
-    memcpy(out, p + at * 4, (size_t)n * 4);
-  } else {
-    for (int64_t i = 0; i < n; i++) {
-      uint16_t h;
-      memcpy(&h, p + (at + i) * 2, sizeof h);
-      out[i] = t->dtype == ML_ST_BF16 ? ml_bf16_to_f32(h) : ml_f16_to_f32(h);
+    if (t->dtype == ML_ST_F32) {
+        memcpy(out, p + at * 4, (size_t)n * 4);
+    } else {
+        for (int64_t i = 0; i < n; i++) {
+            uint16_t h;
+            memcpy(&h, p + (at + i) * 2, sizeof h);
+            out[i] = t->dtype == ML_ST_BF16 ? ml_bf16_to_f32(h) : ml_f16_to_f32(h);
+        }
     }
-  }
-  if (round_bf16 && t->dtype != ML_ST_BF16)
-    for (int64_t i = 0; i < n; i++)
-      out[i] = ml_bf16_to_f32(ml_f32_to_bf16(out[i]));
+    if (round_bf16 && t->dtype != ML_ST_BF16)
+        for (int64_t i = 0; i < n; i++)
+            out[i] = ml_bf16_to_f32(ml_f32_to_bf16(out[i]));
 }
 
-static void store_f32(void *out, ml_dtype dtype, int64_t stride,
-                      const float *in, int64_t n) {
-  if (dtype == ML_F32) {
-    float *o = out;
-    for (int64_t i = 0; i < n; i++)
-      o[i * stride] = in[i];
-  } else if (dtype == ML_BF16) {
-    uint16_t *o = out;
-    for (int64_t i = 0; i < n; i++)
-      o[i * stride] = ml_f32_to_bf16(in[i]);
-  } else {
-    uint16_t *o = out;
-    for (int64_t i = 0; i < n; i++)
-      o[i * stride] = ml_f32_to_f16(in[i]);
-  }
+static void store_f32(void *out, ml_dtype dtype, int64_t stride, const float *in,
+                      int64_t n) {
+    if (dtype == ML_F32) {
+        float *o = out;
+        for (int64_t i = 0; i < n; i++)
+            o[i * stride] = in[i];
+    } else if (dtype == ML_BF16) {
+        uint16_t *o = out;
+        for (int64_t i = 0; i < n; i++)
+            o[i * stride] = ml_f32_to_bf16(in[i]);
+    } else {
+        uint16_t *o = out;
+        for (int64_t i = 0; i < n; i++)
+            o[i * stride] = ml_f32_to_f16(in[i]);
+    }
 }
 
-/* Rows are packed by the threads of a pool into a stage, from where the device
- * takes them. */
+/* Rows are packed by the threads of a pool into a stage, from where the device takes them. */
 #define STAGE_BYTES ((size_t)8 << 20)
-#define PACK_COLS                                                              \
-  256 /* columns at a time, so that what 16 rows become stays in the cache */
+#define PACK_COLS                                                                          \
+    256 /* columns at a time, so that what 16 rows become stays in the cache */
 
 typedef struct packer {
-  ml_backend *be;
-  ml_pool *pool;
-  unsigned char *stage;
-  bool round_bf16;
+    ml_backend *be;
+    ml_pool *pool;
+    unsigned char *stage;
+    bool round_bf16;
 } packer;
 
 /* A block of panels, or of 16 rows each, on its way to the stage. */
 typedef struct pack_job {
-  const packer *k;
-  const ml_tensor *t;
-  const ml_st_tensor *src;
-  int64_t first, rows, cols; /* row of the stage's first panel; rows in all */
+    const packer *k;
+    const ml_tensor *t;
+    const ml_st_tensor *src;
+    int64_t first, rows, cols; /* row of the stage's first panel; rows in all */
 } pack_job;
 
 /* n values that lie as they are stored, `stride` apart in out. */
-static void spread_u16(uint16_t *out, int64_t stride, const unsigned char *in,
-                       int64_t n) {
-  for (int64_t i = 0; i < n; i++)
-    memcpy(&out[i * stride], in + i * 2, sizeof *out);
+static void spread_u16(uint16_t *out, int64_t stride, const unsigned char *in, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        memcpy(&out[i * stride], in + i * 2, sizeof *out);
 }
 
 /* n values of a file row from element `at`, `stride` apart in out. */
-static void pack_piece(const packer *k, const ml_tensor *t,
-                       const ml_st_tensor *src, int64_t at, int64_t n,
-                       unsigned char *out, int64_t stride) {
-  float piece[PACK_COLS];
+static void pack_piece(const packer *k, const ml_tensor *t, const ml_st_tensor *src,
+                       int64_t at, int64_t n, unsigned char *out, int64_t stride) {
+    float piece[PACK_COLS];
 
-  if (t->dtype == ML_BF16 && src->dtype == ML_ST_BF16) {
-    spread_u16((uint16_t *)(void *)out, stride,
-               (const unsigned char *)src->data + at * 2, n);
-    return;
-  }
-  read_f32(piece, src, at, n, k->round_bf16);
-  store_f32(out, t->dtype, stride, piece, n);
+    if (t->dtype == ML_BF16 && src->dtype == ML_ST_BF16) {
+        spread_u16((uint16_t *)(void *)out, stride,
+                   (const unsigned char *)src->data + at * 2, n);
+        return;
+    }
+    read_f32(piece, src, at, n, k->round_bf16);
+    store_f32(out, t->dtype, stride, piece, n);
 }
 
 static void pack_panels(void *ud, int64_t begin, int64_t end, int worker) {
-  const pack_job *j = ud;
-  bool panels = j->t->layout == ML_PANELS;
-  size_t size = ml_dtype_bytes(j->t->dtype);
+    const pack_job *j = ud;
+    bool panels = j->t->layout == ML_PANELS;
+    size_t size = ml_dtype_bytes(j->t->dtype);
 
-  (void)worker;
-  for (int64_t p = begin; p < end; p++) {
-    int64_t r0 = j->first + p * ML_LANES, left = j->rows - r0;
-    int64_t n = left < ML_LANES ? left : ML_LANES;
-    unsigned char *out = j->k->stage + (size_t)(p * ML_LANES * j->cols) * size;
-    if (panels && n < ML_LANES)
-      memset(out, 0, (size_t)(ML_LANES * j->cols) * size);
-    for (int64_t c = 0; c < j->cols; c += PACK_COLS) {
-      int64_t part = j->cols - c < PACK_COLS ? j->cols - c : PACK_COLS;
-      for (int64_t i = 0; i < n; i++)
-        pack_piece(j->k, j->t, j->src, (r0 + i) * j->cols + c, part,
-                   out + (size_t)(panels ? c * ML_LANES + i : i * j->cols + c) *
-                             size,
-                   panels ? ML_LANES : 1);
+    (void)worker;
+    for (int64_t p = begin; p < end; p++) {
+        int64_t r0 = j->first + p * ML_LANES, left = j->rows - r0;
+        int64_t n = left < ML_LANES ? left : ML_LANES;
+        unsigned char *out = j->k->stage + (size_t)(p * ML_LANES * j->cols) * size;
+        if (panels && n < ML_LANES)
+            memset(out, 0, (size_t)(ML_LANES * j->cols) * size);
+        for (int64_t c = 0; c < j->cols; c += PACK_COLS) {
+            int64_t part = j->cols - c < PACK_COLS ? j->cols - c : PACK_COLS;
+            for (int64_t i = 0; i < n; i++)
+                pack_piece(j->k, j->t, j->src, (r0 + i) * j->cols + c, part,
+                           out +
+                               (size_t)(panels ? c * ML_LANES + i : i * j->cols + c) * size,
+                           panels ? ML_LANES : 1);
+        }
     }
-  }
 }
 
-static void pack_member(const packer *k, const ml_tensor *t,
-                        unsigned char *member, const ml_st_tensor *src,
-                        const ml_st_file *file, int64_t rows, int64_t cols) {
-  size_t size = ml_dtype_bytes(t->dtype), row_bytes = src->bytes / (size_t)rows;
-  int64_t step = (int64_t)(STAGE_BYTES / ((size_t)cols * ML_LANES * size));
-  pack_job j = {.k = k, .t = t, .src = src, .rows = rows, .cols = cols};
+static void pack_member(const packer *k, const ml_tensor *t, unsigned char *member,
+                        const ml_st_tensor *src, const ml_st_file *file, int64_t rows,
+                        int64_t cols) {
+    size_t size = ml_dtype_bytes(t->dtype), row_bytes = src->bytes / (size_t)rows;
+    int64_t step = (int64_t)(STAGE_BYTES / ((size_t)cols * ML_LANES * size));
+    pack_job j = { .k = k, .t = t, .src = src, .rows = rows, .cols = cols };
 
-  step = (step < 1 ? 1 : step) * ML_LANES;
-  for (j.first = 0; j.first < rows; j.first += step) {
-    int64_t n = rows - j.first < step ? rows - j.first : step;
-    int64_t n_panel = (n + ML_LANES - 1) / ML_LANES;
-    int64_t stored = t->layout == ML_PANELS ? n_panel * ML_LANES : n;
-    ml_pool_run(k->pool, n_panel, 1, pack_panels, &j);
-    k->be->dev->copy_in(k->be->stream, member + (size_t)(j.first * cols) * size,
-                        k->stage, (size_t)(stored * cols) * size);
-    ml_file_forget(&file->file, src->offset + (size_t)j.first * row_bytes,
-                   (size_t)n * row_bytes);
-  }
-  ml_st_forget(file, src);
+    step = (step < 1 ? 1 : step) * ML_LANES;
+    for (j.first = 0; j.first < rows; j.first += step) {
+        int64_t n = rows - j.first < step ? rows - j.first : step;
+        int64_t n_panel = (n + ML_LANES - 1) / ML_LANES;
+        int64_t stored = t->layout == ML_PANELS ? n_panel * ML_LANES : n;
+        ml_pool_run(k->pool, n_panel, 1, pack_panels, &j);
+        k->be->dev->copy_in(k->be->stream, member + (size_t)(j.first * cols) * size,
+                            k->stage, (size_t)(stored * cols) * size);
+        ml_file_forget(&file->file, src->offset + (size_t)j.first * row_bytes,
+                       (size_t)n * row_bytes);
+    }
+    ml_st_forget(file, src);
 }
 
 /* About normal, the same on every machine: twelve uniform numbers less their
  * mean. */
 static float normal_at(uint64_t i) {
-  double sum = -6.0;
-  for (uint64_t k = 0; k < 12; k++)
-    sum += ml_philox_uniform(VALUE_HEAD_SEED, i, k);
-  return (float)(VALUE_HEAD_STD * sum);
+    double sum = -6.0;
+    for (uint64_t k = 0; k < 12; k++)
+        sum += ml_philox_uniform(VALUE_HEAD_SEED, i, k);
+    return (float)(VALUE_HEAD_STD * sum);
 }
 
 /* The head of a new critic: small random weights, no bias. */
 static void make_value_head(const packer *k, const ml_tensor *t) {
-  size_t bytes = ml_tensor_bytes(t);
+    size_t bytes = ml_tensor_bytes(t);
 
-  memset(k->stage, 0, bytes);
-  for (int64_t i = 0; t->n_dim == 2 && i < t->shape[1]; i++)
-    ((float *)(void *)k->stage)[i * ML_LANES] = normal_at((uint64_t)i);
-  k->be->dev->copy_in(k->be->stream, t->data, k->stage, bytes);
+    memset(k->stage, 0, bytes);
+    for (int64_t i = 0; t->n_dim == 2 && i < t->shape[1]; i++)
+        ((float *)(void *)k->stage)[i * ML_LANES] = normal_at((uint64_t)i);
+    k->be->dev->copy_in(k->be->stream, t->data, k->stage, bytes);
 }
 
 static void pack_param(const packer *k, const ml_tensor *t, const ml_param *p,
                        const ml_checkpoint *c) {
-  /* A vector is packed as one row, so that its order is kept. */
-  int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
-  int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
-  size_t member_bytes = ml_tensor_bytes(t) / (size_t)p->n_stack;
+    /* A vector is packed as one row, so that its order is kept. */
+    int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
+    int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
+    size_t member_bytes = ml_tensor_bytes(t) / (size_t)p->n_stack;
 
-  for (int32_t e = 0; e < p->n_stack; e++) {
-    const ml_st_file *file;
-    const ml_st_tensor *src = find_member(c, p, e, &file);
-    if (src)
-      pack_member(k, t, (unsigned char *)t->data + (size_t)e * member_bytes,
-                  src, file, rows, cols);
-    else
-      make_value_head(k, t);
-  }
+    for (int32_t e = 0; e < p->n_stack; e++) {
+        const ml_st_file *file;
+        const ml_st_tensor *src = find_member(c, p, e, &file);
+        if (src)
+            pack_member(k, t, (unsigned char *)t->data + (size_t)e * member_bytes, src,
+                        file, rows, cols);
+        else
+            make_value_head(k, t);
+    }
 }
 
 /* The stage holds at least one panel of the widest parameter. */
 static size_t stage_bytes(const ml_spec *s) {
-  size_t bytes = STAGE_BYTES;
-  for (int32_t i = 0; i < s->n_param; i++) {
-    const ml_param *p = &s->param[i];
-    size_t n = (size_t)(p->n_dim == 2 ? p->shape[1] : p->shape[0]) * ML_LANES;
-    bytes = n * sizeof(float) > bytes ? n * sizeof(float) : bytes;
-  }
-  return bytes;
+    size_t bytes = STAGE_BYTES;
+    for (int32_t i = 0; i < s->n_param; i++) {
+        const ml_param *p = &s->param[i];
+        size_t n = (size_t)(p->n_dim == 2 ? p->shape[1] : p->shape[0]) * ML_LANES;
+        bytes = n * sizeof(float) > bytes ? n * sizeof(float) : bytes;
+    }
+    return bytes;
 }
 
-static ml_status pack_all(ml_weights *w, const ml_spec *s,
-                          const ml_checkpoint *c, ml_weight_dtype dtype,
-                          ml_backend *be, ml_err *err) {
-  packer k = {.be = be, .round_bf16 = dtype == ML_WEIGHT_BF16};
-  ml_status st = ml_pool_new(&k.pool, be->n_thread, err);
+static ml_status pack_all(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
+                          ml_weight_dtype dtype, ml_backend *be, ml_err *err) {
+    packer k = { .be = be, .round_bf16 = dtype == ML_WEIGHT_BF16 };
+    ml_status st = ml_pool_new(&k.pool, be->n_thread, err);
 
-  if (st != ML_OK)
-    return st;
-  k.stage = malloc(stage_bytes(s));
-  if (k.stage)
-    for (int32_t i = 0; i < s->n_param; i++)
-      pack_param(&k, &w->t[i], &s->param[i], c);
-  else
-    st = ml_fail(err, ML_ENOMEM, "no memory to pack weights");
-  free(k.stage);
-  ml_pool_free(k.pool);
-  return st == ML_OK ? be->dev->sync(be->stream, err) : st;
+    if (st != ML_OK)
+        return st;
+    k.stage = malloc(stage_bytes(s));
+    if (k.stage)
+        for (int32_t i = 0; i < s->n_param; i++)
+            pack_param(&k, &w->t[i], &s->param[i], c);
+    else
+        st = ml_fail(err, ML_ENOMEM, "no memory to pack weights");
+    free(k.stage);
+    ml_pool_free(k.pool);
+    return st == ML_OK ? be->dev->sync(be->stream, err) : st;
 }
 
 /* Carves one buffer into the tensors of the spec. */
 static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
-                       ml_weight_dtype dtype, ml_mem_kind kind, ml_backend *be,
-                       ml_arena *a, ml_err *err) {
-  size_t at = 0;
-  ml_status st;
+                       ml_weight_dtype dtype, ml_mem_kind kind, ml_backend *be, ml_arena *a,
+                       ml_err *err) {
+    size_t at = 0;
+    ml_status st;
 
-  *w = (ml_weights){.n = s->n_param, .t = ML_NEW(a, ml_tensor, s->n_param)};
-  st = be->dev->alloc(be->dev, &w->buf, ml_weights_bytes(s, c, dtype), kind,
-                      err);
-  if (st != ML_OK)
-    return st;
-  for (int32_t i = 0; i < s->n_param; i++) {
-    w->t[i] =
-        ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype));
-    w->t[i].data = (unsigned char *)w->buf.ptr + at;
-    at += align64(ml_tensor_bytes(&w->t[i]));
-  }
-  return ML_OK;
+    *w = (ml_weights){ .n = s->n_param, .t = ML_NEW(a, ml_tensor, s->n_param) };
+    st = be->dev->alloc(be->dev, &w->buf, ml_weights_bytes(s, c, dtype), kind, err);
+    if (st != ML_OK)
+        return st;
+    for (int32_t i = 0; i < s->n_param; i++) {
+        w->t[i] = ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype));
+        w->t[i].data = (unsigned char *)w->buf.ptr + at;
+        at += align64(ml_tensor_bytes(&w->t[i]));
+    }
+    return ML_OK;
 }
 
-ml_status ml_weights_load(ml_weights *w, const ml_spec *s,
-                          const ml_checkpoint *c, ml_weight_dtype dtype,
-                          ml_backend *be, ml_arena *a, ml_err *err) {
-  ml_status st = ml_weights_check(s, c, err);
+ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
+                          ml_weight_dtype dtype, ml_backend *be, ml_arena *a, ml_err *err) {
+    ml_status st = ml_weights_check(s, c, err);
 
-  *w = (ml_weights){0};
-  if (st == ML_OK)
-    st = carve(w, s, c, dtype, ML_MEM_WEIGHT, be, a, err);
-  if (st == ML_OK)
-    st = pack_all(w, s, c, dtype, be, err);
-  if (st != ML_OK)
-    ml_weights_close(w);
-  return st;
+    *w = (ml_weights){ 0 };
+    if (st == ML_OK)
+        st = carve(w, s, c, dtype, ML_MEM_WEIGHT, be, a, err);
+    if (st == ML_OK)
+        st = pack_all(w, s, c, dtype, be, err);
+    if (st != ML_OK)
+        ml_weights_close(w);
+    return st;
 }
 
 /* n values around 0, of this size; vectors (norms, mostly) are 1. */
 static void make_up(float *out, int64_t n, float size, uint64_t *state) {
-  for (int64_t i = 0; i < n; i++) {
-    *state = *state * 0x5851f42d4c957f2du + 0x14057b7ef767814fu;
-    out[i] = size * ((float)(*state >> 40) * 0x1p-23f - 1.0f);
-  }
-}
-
-ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s,
-                           ml_weight_dtype dtype, uint64_t seed, ml_backend *be,
-                           ml_arena *a, ml_err *err) {
-  enum { PIECE = 4096 };
-  float f32[PIECE];
-  uint16_t bf16[PIECE];
-  ml_status st;
-
-  if (dtype == ML_WEIGHT_AUTO)
-    dtype = ML_WEIGHT_BF16;
-  st = carve(w, s, NULL, dtype, ML_MEM_WEIGHT, be, a, err);
-  for (int32_t i = 0; st == ML_OK && i < w->n; i++) {
-    const ml_tensor *t = &w->t[i];
-    size_t size = ml_dtype_bytes(t->dtype);
-    int64_t n = (int64_t)(ml_tensor_bytes(t) / size);
-    float scale = 1.0f / sqrtf((float)t->shape[t->n_dim - 1]);
-    for (int64_t at = 0; at < n; at += PIECE) {
-      int64_t part = n - at < PIECE ? n - at : PIECE;
-      make_up(f32, part, scale, &seed);
-      for (int64_t k = 0; t->n_dim == 1 && k < part; k++)
-        f32[k] = 1.0f;
-      store_f32(bf16, ML_BF16, 1, f32, part);
-      be->dev->copy_in(be->stream, (unsigned char *)t->data + (size_t)at * size,
-                       t->dtype == ML_F32 ? (void *)f32 : (void *)bf16,
-                       (size_t)part * size);
+    for (int64_t i = 0; i < n; i++) {
+        *state = *state * 0x5851f42d4c957f2du + 0x14057b7ef767814fu;
+        out[i] = size * ((float)(*state >> 40) * 0x1p-23f - 1.0f);
     }
-  }
-  return st == ML_OK ? be->dev->sync(be->stream, err) : st;
 }
 
-ml_status ml_weights_zeros(ml_weights *w, const ml_spec *s, ml_backend *be,
-                           ml_arena *a, ml_err *err) {
-  return carve(w, s, NULL, ML_WEIGHT_F32, ML_MEM_GRAD, be, a, err);
+ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtype,
+                           uint64_t seed, ml_backend *be, ml_arena *a, ml_err *err) {
+    enum { PIECE = 4096 };
+    float f32[PIECE];
+    uint16_t bf16[PIECE];
+    ml_status st;
+
+    if (dtype == ML_WEIGHT_AUTO)
+        dtype = ML_WEIGHT_BF16;
+    st = carve(w, s, NULL, dtype, ML_MEM_WEIGHT, be, a, err);
+    for (int32_t i = 0; st == ML_OK && i < w->n; i++) {
+        const ml_tensor *t = &w->t[i];
+        size_t size = ml_dtype_bytes(t->dtype);
+        int64_t n = (int64_t)(ml_tensor_bytes(t) / size);
+        float scale = 1.0f / sqrtf((float)t->shape[t->n_dim - 1]);
+        for (int64_t at = 0; at < n; at += PIECE) {
+            int64_t part = n - at < PIECE ? n - at : PIECE;
+            make_up(f32, part, scale, &seed);
+            for (int64_t k = 0; t->n_dim == 1 && k < part; k++)
+                f32[k] = 1.0f;
+            store_f32(bf16, ML_BF16, 1, f32, part);
+            be->dev->copy_in(be->stream, (unsigned char *)t->data + (size_t)at * size,
+                             t->dtype == ML_F32 ? (void *)f32 : (void *)bf16,
+                             (size_t)part * size);
+        }
+    }
+    return st == ML_OK ? be->dev->sync(be->stream, err) : st;
+}
+
+ml_status ml_weights_zeros(ml_weights *w, const ml_spec *s, ml_backend *be, ml_arena *a,
+                           ml_err *err) {
+    return carve(w, s, NULL, ML_WEIGHT_F32, ML_MEM_GRAD, be, a, err);
 }
 
 void ml_weights_close(ml_weights *w) {
-  if (w->buf.dev)
-    w->buf.dev->free(&w->buf);
-  *w = (ml_weights){0};
+    if (w->buf.dev)
+        w->buf.dev->free(&w->buf);
+    *w = (ml_weights){ 0 };
 }
 
-/* --- unpacking --------------------------------------------------------------
- */
+/* --- unpacking -------------------------------------------------------------- */
 
 static float load_f32(const ml_tensor *t, size_t at) {
-  return t->dtype == ML_F32 ? ((const float *)t->data)[at]
-                            : ml_bf16_to_f32(((const uint16_t *)t->data)[at]);
+    return t->dtype == ML_F32 ? ((const float *)t->data)[at]
+                              : ml_bf16_to_f32(((const uint16_t *)t->data)[at]);
 }
 
 /* Where the rows of a member lie, in elements. */
 typedef struct place {
-  int64_t rows, cols, step; /* step: from one element of a row to the next */
-  size_t base;
+    int64_t rows, cols, step; /* step: from one element of a row to the next */
+    size_t base;
 } place;
 
 static place place_of(const ml_tensor *t, int32_t e) {
-  place p = {.rows = t->n_dim == 1 ? 1 : t->shape[t->n_dim - 2],
-             .cols = t->shape[t->n_dim - 1],
-             .step = t->layout == ML_PANELS ? ML_LANES : 1};
-  int64_t padded = (p.rows + p.step - 1) / p.step * p.step;
+    place p = { .rows = t->n_dim == 1 ? 1 : t->shape[t->n_dim - 2],
+                .cols = t->shape[t->n_dim - 1],
+                .step = t->layout == ML_PANELS ? ML_LANES : 1 };
+    int64_t padded = (p.rows + p.step - 1) / p.step * p.step;
 
-  p.base = (size_t)e * (size_t)(padded * p.cols);
-  return p;
+    p.base = (size_t)e * (size_t)(padded * p.cols);
+    return p;
 }
 
 static size_t row_at(const place *p, int64_t r) {
-  return p->base + (size_t)(r / p->step * p->step * p->cols + r % p->step);
+    return p->base + (size_t)(r / p->step * p->step * p->cols + r % p->step);
 }
 
-void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row,
-                       int64_t n, ml_dtype to, void *out) {
-  const ml_tensor *t = &w->t[i];
-  size_t size = ml_dtype_bytes(to);
-  place at = place_of(t, e);
+void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
+                       ml_dtype to, void *out) {
+    const ml_tensor *t = &w->t[i];
+    size_t size = ml_dtype_bytes(to);
+    place at = place_of(t, e);
 
-  ML_BUG_IF(row < 0 || row + n > at.rows);
-  for (int64_t r = row; r < row + n; r++) {
-    unsigned char *o =
-        (unsigned char *)out + (size_t)((r - row) * at.cols) * size;
-    for (int64_t k = 0; k < at.cols; k++) {
-      float v = load_f32(t, row_at(&at, r) + (size_t)(k * at.step));
-      store_f32(o + (size_t)k * size, to, 1, &v, 1);
+    ML_BUG_IF(row < 0 || row + n > at.rows);
+    for (int64_t r = row; r < row + n; r++) {
+        unsigned char *o = (unsigned char *)out + (size_t)((r - row) * at.cols) * size;
+        for (int64_t k = 0; k < at.cols; k++) {
+            float v = load_f32(t, row_at(&at, r) + (size_t)(k * at.step));
+            store_f32(o + (size_t)k * size, to, 1, &v, 1);
+        }
     }
-  }
 }
 
-void ml_weights_pack(const ml_weights *w, int32_t i, int32_t e, int64_t row,
-                     int64_t n, const float *in) {
-  const ml_tensor *t = &w->t[i];
-  place at = place_of(t, e);
+void ml_weights_pack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
+                     const float *in) {
+    const ml_tensor *t = &w->t[i];
+    place at = place_of(t, e);
 
-  ML_BUG_IF(row < 0 || row + n > at.rows);
-  for (int64_t r = row; r < row + n; r++)
-    store_f32((unsigned char *)t->data +
-                  row_at(&at, r) * ml_dtype_bytes(t->dtype),
-              t->dtype, at.step, in + (r - row) * at.cols, at.cols);
+    ML_BUG_IF(row < 0 || row + n > at.rows);
+    for (int64_t r = row; r < row + n; r++)
+        store_f32((unsigned char *)t->data + row_at(&at, r) * ml_dtype_bytes(t->dtype),
+                  t->dtype, at.step, in + (r - row) * at.cols, at.cols);
 }

@@ -7,201 +7,192 @@
 #include "base/bug.h"
 
 static void add(ml_memory *m, const char *what, size_t bytes) {
-  if (!bytes)
-    return;
-  ML_BUG_IF(m->n == ML_MEMORY_ROWS);
-  m->row[m->n].what = what;
-  m->row[m->n++].bytes = bytes;
-  m->total += bytes;
+    if (!bytes)
+        return;
+    ML_BUG_IF(m->n == ML_MEMORY_ROWS);
+    m->row[m->n].what = what;
+    m->row[m->n++].bytes = bytes;
+    m->total += bytes;
 }
 
 /* A full micro-batch of sequences of some length. */
 static ml_batch_caps caps_for(int64_t tokens) {
-  int64_t n_seq = tokens / 64 + 1;
-  return (ml_batch_caps){.n_token = (int32_t)tokens,
-                         .n_seq = (int32_t)n_seq,
-                         .n_loss = (int32_t)tokens,
-                         .n_page = (int32_t)(tokens / ML_PAGE + n_seq)};
+    int64_t n_seq = tokens / 64 + 1;
+    return (ml_batch_caps){ .n_token = (int32_t)tokens,
+                            .n_seq = (int32_t)n_seq,
+                            .n_loss = (int32_t)tokens,
+                            .n_page = (int32_t)(tokens / ML_PAGE + n_seq) };
 }
 
 static int64_t tokens_of(const ml_memory_ask *ask, bool score) {
-  const ml_trainer_opts *o = &ask->opts;
-  int64_t n = o->batch.dynamic ? o->batch.max_tokens
-                               : o->batch.micro_batch_size * ask->longest;
+    const ml_trainer_opts *o = &ask->opts;
+    int64_t n =
+        o->batch.dynamic ? o->batch.max_tokens : o->batch.micro_batch_size * ask->longest;
 
-  if (score && o->score_max_tokens)
-    n = o->score_max_tokens;
-  n = n < ask->longest ? ask->longest : n;
-  return n < 1 ? 1 : n;
+    if (score && o->score_max_tokens)
+        n = o->score_max_tokens;
+    n = n < ask->longest ? ask->longest : n;
+    return n < 1 ? 1 : n;
 }
 
-static ml_status add_plan(ml_memory *m, const ml_memory_ask *ask, bool train,
-                          ml_err *err) {
-  ml_plan_opts opts = {.caps = caps_for(tokens_of(ask, !train)),
-                       .backward = train,
-                       .logits =
-                           train && ask->opts.keep_logits && !ask->spec->critic,
-                       .recompute = ask->opts.recompute};
-  ml_plan *plan = NULL;
-  ml_status st = ml_plan_new(&plan, ask->spec, ask->be, opts, err);
+static ml_status add_plan(ml_memory *m, const ml_memory_ask *ask, bool train, ml_err *err) {
+    ml_plan_opts opts = { .caps = caps_for(tokens_of(ask, !train)),
+                          .backward = train,
+                          .logits = train && ask->opts.keep_logits && !ask->spec->critic,
+                          .recompute = ask->opts.recompute };
+    ml_plan *plan = NULL;
+    ml_status st = ml_plan_new(&plan, ask->spec, ask->be, opts, err);
 
-  if (st == ML_OK) {
-    add(m, train ? "activations" : "activations of scoring",
-        ml_plan_act_bytes(plan));
-    add(m, train ? "scratch" : "scratch of scoring",
-        ml_plan_scratch_bytes(plan));
-  }
-  ml_plan_free(plan);
-  return st;
+    if (st == ML_OK) {
+        add(m, train ? "activations" : "activations of scoring", ml_plan_act_bytes(plan));
+        add(m, train ? "scratch" : "scratch of scoring", ml_plan_scratch_bytes(plan));
+    }
+    ml_plan_free(plan);
+    return st;
 }
 
-ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask,
-                         ml_err *err) {
-  const ml_optimizer_opts *opt = &ask->opts.optimizer;
-  size_t state = ml_optimizer_bytes(ask->spec, opt, ask->bf16);
-  ml_status st;
+ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err) {
+    const ml_optimizer_opts *opt = &ask->opts.optimizer;
+    size_t state = ml_optimizer_bytes(ask->spec, opt, ask->bf16);
+    ml_status st;
 
-  *out = (ml_memory){0};
-  add(out, "program", ask->base_bytes);
-  for (const char *const *name = ask->set; *name; name++)
-    add(out, *name, ask->weight_bytes);
-  add(out, "gradients", ml_trainer_grad_bytes(ask->spec));
-  if (opt->offload_dir)
-    out->on_disk = state;
-  else
-    add(out, "optimizer state", state);
-  if (ask->async_save)
-    add(out, "copy to save from", ask->weight_bytes + state);
-  st = add_plan(out, ask, true, err);
-  if (st == ML_OK && ask->scores)
-    st = add_plan(out, ask, false, err);
-  return st;
+    *out = (ml_memory){ 0 };
+    add(out, "program", ask->base_bytes);
+    for (const char *const *name = ask->set; *name; name++)
+        add(out, *name, ask->weight_bytes);
+    add(out, "gradients", ml_trainer_grad_bytes(ask->spec));
+    if (opt->offload_dir)
+        out->on_disk = state;
+    else
+        add(out, "optimizer state", state);
+    if (ask->async_save)
+        add(out, "copy to save from", ask->weight_bytes + state);
+    st = add_plan(out, ask, true, err);
+    if (st == ML_OK && ask->scores)
+        st = add_plan(out, ask, false, err);
+    return st;
 }
 
 void ml_memory_text(ml_text *out, const ml_memory *m) {
-  for (int i = 0; i < m->n; i++)
-    ml_text_printf(out, "  %-24s %12.3f MiB\n", m->row[i].what,
-                   (double)m->row[i].bytes / 0x1p20);
-  ml_text_printf(out, "  %-24s %12.3f MiB\n", "total",
-                 (double)m->total / 0x1p20);
-  if (m->on_disk)
-    ml_text_printf(out, "  %-24s %12.3f MiB\n", "optimizer state in a file",
-                   (double)m->on_disk / 0x1p20);
+    for (int i = 0; i < m->n; i++)
+        ml_text_printf(out, "  %-24s %12.3f MiB\n", m->row[i].what,
+                       (double)m->row[i].bytes / 0x1p20);
+    ml_text_printf(out, "  %-24s %12.3f MiB\n", "total", (double)m->total / 0x1p20);
+    if (m->on_disk)
+        ml_text_printf(out, "  %-24s %12.3f MiB\n", "optimizer state in a file",
+                       (double)m->on_disk / 0x1p20);
 }
 
-/* --- what there is ----------------------------------------------------------
- */
+/* --- what there is ---------------------------------------------------------- */
 
-/* The number after a word at the beginning of a line of a file; SIZE_MAX: there
- * is none. */
+/* The number after a word at the beginning of a line of a file; SIZE_MAX: there is none. */
 static size_t number_in(const char *path, const char *word) {
-  FILE *f = fopen(path, "r");
-  char line[256];
-  size_t n = SIZE_MAX, len = strlen(word);
+    FILE *f = fopen(path, "r");
+    char line[256];
+    size_t n = SIZE_MAX, len = strlen(word);
 
-  while (f && n == SIZE_MAX && fgets(line, sizeof line, f))
-    if (strncmp(line, word, len) == 0 && strpbrk(line, "0123456789"))
-      n = strtoull(strpbrk(line, "0123456789"), NULL, 10);
-  if (f)
-    fclose(f);
-  return n;
+    while (f && n == SIZE_MAX && fgets(line, sizeof line, f))
+        if (strncmp(line, word, len) == 0 && strpbrk(line, "0123456789"))
+            n = strtoull(strpbrk(line, "0123456789"), NULL, 10);
+    if (f)
+        fclose(f);
+    return n;
 }
 
 size_t ml_memory_available(void) {
-  size_t kib = number_in("/proc/meminfo", "MemAvailable:");
-  size_t limit = number_in("/sys/fs/cgroup/memory.max", "");
-  size_t used = number_in("/sys/fs/cgroup/memory.current", "");
-  size_t free = kib == SIZE_MAX ? SIZE_MAX : kib * 1024;
+    size_t kib = number_in("/proc/meminfo", "MemAvailable:");
+    size_t limit = number_in("/sys/fs/cgroup/memory.max", "");
+    size_t used = number_in("/sys/fs/cgroup/memory.current", "");
+    size_t free = kib == SIZE_MAX ? SIZE_MAX : kib * 1024;
 
-  if (limit != SIZE_MAX && used != SIZE_MAX)
-    limit = limit > used ? limit - used : 0;
-  return limit < free ? limit : free;
+    if (limit != SIZE_MAX && used != SIZE_MAX)
+        limit = limit > used ? limit - used : 0;
+    return limit < free ? limit : free;
 }
 
 size_t ml_memory_resident(void) {
-  size_t kib = number_in("/proc/self/status", "VmRSS:");
-  return kib == SIZE_MAX ? 0 : kib * 1024;
+    size_t kib = number_in("/proc/self/status", "VmRSS:");
+    return kib == SIZE_MAX ? 0 : kib * 1024;
 }
 
-/* --- what to change ---------------------------------------------------------
- */
+/* --- what to change --------------------------------------------------------- */
 
 typedef struct remedy {
-  const char *flags;
-  void (*take)(ml_memory_ask *ask);
+    const char *flags;
+    void (*take)(ml_memory_ask *ask);
 } remedy;
 
 static void recompute(ml_memory_ask *ask) {
-  ask->opts.recompute = (ml_recompute){.granularity = ML_RECOMPUTE_FULL};
+    ask->opts.recompute = (ml_recompute){ .granularity = ML_RECOMPUTE_FULL };
 }
 
 static void recompute_loss(ml_memory_ask *ask) {
-  ask->opts.keep_logits = false;
+    ask->opts.keep_logits = false;
 }
 
-static void save_at_once(ml_memory_ask *ask) { ask->async_save = false; }
+static void save_at_once(ml_memory_ask *ask) {
+    ask->async_save = false;
+}
 
 static void offload(ml_memory_ask *ask) {
-  ask->opts.optimizer.offload_dir = ".";
+    ask->opts.optimizer.offload_dir = ".";
 }
 
 static void shorten(ml_memory_ask *ask) {
-  ask->opts.batch.max_tokens /= 4;
-  ask->opts.batch.micro_batch_size = 1;
+    ask->opts.batch.max_tokens /= 4;
+    ask->opts.batch.micro_batch_size = 1;
 }
 
 static const remedy remedies[] = {
-    {"--recompute-loss-function", recompute_loss},
-    {"--recompute-granularity full", recompute},
-    {"saving without --async-save", save_at_once},
-    {"a quarter of --max-tokens-per-gpu", shorten},
-    {"--optimizer-offload-dir", offload},
+    { "--recompute-loss-function", recompute_loss },
+    { "--recompute-granularity full", recompute },
+    { "saving without --async-save", save_at_once },
+    { "a quarter of --max-tokens-per-gpu", shorten },
+    { "--optimizer-offload-dir", offload },
 };
 enum { N_REMEDY = sizeof remedies / sizeof *remedies };
 
 /* The total after a change; SIZE_MAX when it cannot even be planned. */
 static size_t total_with(const ml_memory_ask *ask) {
-  ml_memory m;
-  return ml_memory_plan(&m, ask, NULL) == ML_OK ? m.total : SIZE_MAX;
+    ml_memory m;
+    return ml_memory_plan(&m, ask, NULL) == ML_OK ? m.total : SIZE_MAX;
 }
 
 /* One change that is enough, or as many as it takes, or that none helps. */
 static void advise(ml_text *out, const ml_memory_ask *ask, size_t available) {
-  ml_memory_ask all = *ask;
+    ml_memory_ask all = *ask;
 
-  for (int i = 0; i < N_REMEDY; i++) {
-    ml_memory_ask one = *ask;
-    remedies[i].take(&one);
-    if (total_with(&one) <= available) {
-      ml_text_printf(out, "with %s it takes %.2f GiB", remedies[i].flags,
-                     (double)total_with(&one) / 0x1p30);
-      return;
+    for (int i = 0; i < N_REMEDY; i++) {
+        ml_memory_ask one = *ask;
+        remedies[i].take(&one);
+        if (total_with(&one) <= available) {
+            ml_text_printf(out, "with %s it takes %.2f GiB", remedies[i].flags,
+                           (double)total_with(&one) / 0x1p30);
+            return;
+        }
     }
-  }
-  ml_text_printf(out, "with ");
-  for (int i = 0; i < N_REMEDY; i++) {
-    remedies[i].take(&all);
-    ml_text_printf(out, "%s%s", i ? ", " : "", remedies[i].flags);
-    if (total_with(&all) <= available)
-      break;
-  }
-  ml_text_printf(out, " it takes %.2f GiB%s", (double)total_with(&all) / 0x1p30,
-                 total_with(&all) <= available ? "" : ", still too much");
+    ml_text_printf(out, "with ");
+    for (int i = 0; i < N_REMEDY; i++) {
+        remedies[i].take(&all);
+        ml_text_printf(out, "%s%s", i ? ", " : "", remedies[i].flags);
+        if (total_with(&all) <= available)
+            break;
+    }
+    ml_text_printf(out, " it takes %.2f GiB%s", (double)total_with(&all) / 0x1p30,
+                   total_with(&all) <= available ? "" : ", still too much");
 }
 
-ml_status ml_memory_check(const ml_memory_ask *ask, size_t available,
-                          ml_err *err) {
-  ml_memory m;
-  ml_text advice = {0};
-  ml_status st = ml_memory_plan(&m, ask, err);
+ml_status ml_memory_check(const ml_memory_ask *ask, size_t available, ml_err *err) {
+    ml_memory m;
+    ml_text advice = { 0 };
+    ml_status st = ml_memory_plan(&m, ask, err);
 
-  if (st != ML_OK || m.total - ask->base_bytes <= available)
+    if (st != ML_OK || m.total - ask->base_bytes <= available)
+        return st;
+    advise(&advice, ask, available + ask->base_bytes);
+    st = ml_fail(err, ML_ENOMEM,
+                 "the run takes %.2f GiB of memory and %.2f GiB are free: %s",
+                 (double)m.total / 0x1p30, (double)available / 0x1p30, advice.ptr);
+    ml_text_release(&advice);
     return st;
-  advise(&advice, ask, available + ask->base_bytes);
-  st =
-      ml_fail(err, ML_ENOMEM,
-              "the run takes %.2f GiB of memory and %.2f GiB are free: %s",
-              (double)m.total / 0x1p30, (double)available / 0x1p30, advice.ptr);
-  ml_text_release(&advice);
-  return st;
 }

@@ -1,8 +1,8 @@
-/* micro.h - a micro-batch: whole samples as rows of a batch, and numbers of
- * rows back as numbers of samples.
+/* micro.h - a micro-batch: whole samples as rows of a batch, and numbers of rows back as
+ * numbers of samples.
  *
- * A response token's log-prob comes from the row before it.  Rows that no loss
- * looks at are computed but never reach the LM head.
+ * A response token's log-prob comes from the row before it.  Rows that no loss looks at
+ * are computed but never reach the LM head.
  *
  * thread: the trainer's. */
 #ifndef ML_TRAIN_MICRO_H
@@ -13,37 +13,35 @@
 
 /* What is trained on.  The owner keeps the arrays. */
 typedef struct ml_train_sample {
-  const int32_t *token;        /* [n_token] prompt, then response */
-  int32_t n_token, n_response; /* the prompt has at least one token */
-  const uint8_t *mask; /* [n_response] 0: no loss here; NULL: loss everywhere */
-  int64_t rollout;     /* samples of one rollout stay in one step */
+    const int32_t *token;        /* [n_token] prompt, then response */
+    int32_t n_token, n_response; /* the prompt has at least one token */
+    const uint8_t *mask;         /* [n_response] 0: no loss here; NULL: loss everywhere */
+    int64_t rollout;             /* samples of one rollout stay in one step */
 } ml_train_sample;
 
-/* What a loss sees of a sample, and what it says.  Arrays are [n_response];
- * where the mask is 0 the inputs are 0 and the derivatives are ignored. */
+/* What a loss sees of a sample, and what it says.  Arrays are [n_response]; where the mask
+ * is 0 the inputs are 0 and the derivatives are ignored. */
 typedef struct ml_loss_io {
-  int32_t sample; /* its number among the step's samples */
-  int32_t n_response;
-  const uint8_t *mask;
-  const float *logprob, *entropy,
-      *value;                          /* value: a critic's; others NULL then */
-  float *dlogprob, *dentropy, *dvalue; /* 0 on entry */
-  double loss;                         /* this sample's term; 0 on entry */
+    int32_t sample; /* its number among the step's samples */
+    int32_t n_response;
+    const uint8_t *mask;
+    const float *logprob, *entropy, *value; /* value: a critic's; others NULL then */
+    float *dlogprob, *dentropy, *dvalue;    /* 0 on entry */
+    double loss;                            /* this sample's term; 0 on entry */
 } ml_loss_io;
 
 typedef struct ml_micro {
-  ml_batch batch;
-  ml_batch_caps caps;
-  int32_t *target;
-  ml_loss_io *io; /* [n_sample] */
-  int32_t n_sample;
-  float *row_logprob, *row_entropy, *row_dlogprob,
-      *row_dentropy;                              /* [n_loss], [n_token] */
-  float *logprob, *entropy, *dlogprob, *dentropy; /* [response tokens] */
-  bool critic;     /* rows have a value each, and the arrays of log-probs hold
-                      values */
-  bool everywhere; /* all response tokens are scored, masked ones too */
-  ml_arena arena;
+    ml_batch batch;
+    ml_batch_caps caps;
+    int32_t *target;
+    ml_loss_io *io; /* [n_sample] */
+    int32_t n_sample;
+    float *row_logprob, *row_entropy;               /* [n_loss]; a critic's [n_token] */
+    float *row_dlogprob, *row_dentropy;             /* the same */
+    float *logprob, *entropy, *dlogprob, *dentropy; /* [response tokens] */
+    bool critic;     /* every row has a value; they stand where log-probs do */
+    bool everywhere; /* all response tokens are scored, masked ones too */
+    ml_arena arena;
 } ml_micro;
 
 /* What the samples of a bin need; the maximum of two needs. */
@@ -56,8 +54,8 @@ void ml_micro_release(ml_micro *m); /* zeros are fine */
 /* Fills the batch with the samples of a bin. */
 void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
                    bool everywhere, float temperature);
-/* After row_logprob and row_entropy were read: spreads them over the samples'
- * arrays and clears the derivatives. */
+/* After row_logprob and row_entropy were read: spreads them over the samples' arrays and
+ * clears the derivatives. */
 void ml_micro_spread(ml_micro *m);
 /* The other way: derivatives of samples to those of rows. */
 void ml_micro_collect(ml_micro *m);

@@ -9,402 +9,385 @@
 
 /* A plan and the micro-batch it runs, both grown to the largest one seen. */
 typedef struct runner {
-  ml_plan *plan;
-  ml_micro micro;
+    ml_plan *plan;
+    ml_micro micro;
 } runner;
 
 struct ml_trainer {
-  const ml_spec *spec;
-  ml_weights *weights;
-  ml_backend *be;
-  ml_trainer_opts opts;
-  ml_lr lr;
-  ml_optimizer optimizer;
-  ml_weights grads;
-  ml_buf
-      embed_buf; /* of a tied table: its gradient as an embedding, see plan.h */
-  ml_tensor embed_grad;
-  runner train, score;
-  int64_t n_sample;
-  ml_arena arena;
+    const ml_spec *spec;
+    ml_weights *weights;
+    ml_backend *be;
+    ml_trainer_opts opts;
+    ml_lr lr;
+    ml_optimizer optimizer;
+    ml_weights grads;
+    ml_buf embed_buf; /* of a tied table: its gradient as an embedding, see plan.h */
+    ml_tensor embed_grad;
+    runner train, score;
+    int64_t n_sample;
+    ml_arena arena;
 };
 
 static float temperature_of(const ml_trainer *t) {
-  return t->opts.temperature > 0 ? (float)t->opts.temperature : 1.0f;
+    return t->opts.temperature > 0 ? (float)t->opts.temperature : 1.0f;
 }
 
-/* --- gradients --------------------------------------------------------------
- */
+/* --- gradients -------------------------------------------------------------- */
 
 /* The table that is both embedding and head, or ML_NONE. */
 static int32_t tied_table(const ml_spec *s) {
-  for (int32_t i = 0; i < s->n_node; i++)
-    if (s->node[i].op == ML_OP_EMBED &&
-        s->node[i].w[0] == s->node[s->n_node - 1].w[0])
-      return s->node[i].w[0];
-  return ML_NONE;
+    for (int32_t i = 0; i < s->n_node; i++)
+        if (s->node[i].op == ML_OP_EMBED && s->node[i].w[0] == s->node[s->n_node - 1].w[0])
+            return s->node[i].w[0];
+    return ML_NONE;
 }
 
 static size_t embed_bytes(const ml_spec *s) {
-  int32_t table = tied_table(s);
-  ml_tensor t;
+    int32_t table = tied_table(s);
+    ml_tensor t;
 
-  if (table == ML_NONE)
-    return 0;
-  t = ml_weights_tensor(&s->param[table], ML_F32);
-  return ml_tensor_bytes(&t);
+    if (table == ML_NONE)
+        return 0;
+    t = ml_weights_tensor(&s->param[table], ML_F32);
+    return ml_tensor_bytes(&t);
 }
 
 size_t ml_trainer_grad_bytes(const ml_spec *s) {
-  return ml_weights_bytes(s, NULL, ML_WEIGHT_F32) + embed_bytes(s);
+    return ml_weights_bytes(s, NULL, ML_WEIGHT_F32) + embed_bytes(s);
 }
 
 static ml_status take_grads(ml_trainer *t, ml_err *err) {
-  size_t bytes = embed_bytes(t->spec);
-  ml_status st = ml_weights_zeros(&t->grads, t->spec, t->be, &t->arena, err);
+    size_t bytes = embed_bytes(t->spec);
+    ml_status st = ml_weights_zeros(&t->grads, t->spec, t->be, &t->arena, err);
 
-  if (st == ML_OK && bytes) {
-    st = t->be->dev->alloc(t->be->dev, &t->embed_buf, bytes, ML_MEM_GRAD, err);
-    t->embed_grad = t->grads.t[tied_table(t->spec)];
-    t->embed_grad.data = t->embed_buf.ptr;
-  }
-  return st;
+    if (st == ML_OK && bytes) {
+        st = t->be->dev->alloc(t->be->dev, &t->embed_buf, bytes, ML_MEM_GRAD, err);
+        t->embed_grad = t->grads.t[tied_table(t->spec)];
+        t->embed_grad.data = t->embed_buf.ptr;
+    }
+    return st;
 }
 
 static void zero_grads(ml_trainer *t) {
-  t->be->optim->zero(t->be->stream, t->grads.buf.ptr, t->grads.buf.bytes);
-  if (t->embed_buf.ptr)
-    t->be->optim->zero(t->be->stream, t->embed_buf.ptr, t->embed_buf.bytes);
+    t->be->optim->zero(t->be->stream, t->grads.buf.ptr, t->grads.buf.bytes);
+    if (t->embed_buf.ptr)
+        t->be->optim->zero(t->be->stream, t->embed_buf.ptr, t->embed_buf.bytes);
 }
 
 /* The two gradients of a tied table become one. */
 static void join_grads(ml_trainer *t) {
-  if (t->embed_buf.ptr)
-    t->be->optim->add(t->be->stream, t->grads.t[tied_table(t->spec)].data,
-                      t->embed_buf.ptr,
-                      (int64_t)(t->embed_buf.bytes / sizeof(float)));
+    if (t->embed_buf.ptr)
+        t->be->optim->add(t->be->stream, t->grads.t[tied_table(t->spec)].data,
+                          t->embed_buf.ptr, (int64_t)(t->embed_buf.bytes / sizeof(float)));
 }
 
-/* --- life -------------------------------------------------------------------
- */
+/* --- life ------------------------------------------------------------------- */
 
-ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w,
-                          ml_backend *be, const ml_trainer_opts *opts,
-                          ml_err *err) {
-  ml_trainer *t = calloc(1, sizeof *t);
-  ml_status st;
+ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_backend *be,
+                          const ml_trainer_opts *opts, ml_err *err) {
+    ml_trainer *t = calloc(1, sizeof *t);
+    ml_status st;
 
-  if (!t)
-    return ml_fail(err, ML_ENOMEM, "no memory for a trainer");
-  *t = (ml_trainer){.spec = s, .weights = w, .be = be, .opts = *opts};
-  ml_arena_init(&t->arena, "trainer");
-  st = ml_lr_init(&t->lr, &opts->lr, err);
-  if (st == ML_OK)
-    st = take_grads(t, err);
-  if (st == ML_OK)
-    st = ml_optimizer_open(&t->optimizer, s, w, be, &opts->optimizer, err);
-  if (st == ML_OK)
-    *out = t;
-  else
-    ml_trainer_close(t);
-  return st;
+    if (!t)
+        return ml_fail(err, ML_ENOMEM, "no memory for a trainer");
+    *t = (ml_trainer){ .spec = s, .weights = w, .be = be, .opts = *opts };
+    ml_arena_init(&t->arena, "trainer");
+    st = ml_lr_init(&t->lr, &opts->lr, err);
+    if (st == ML_OK)
+        st = take_grads(t, err);
+    if (st == ML_OK)
+        st = ml_optimizer_open(&t->optimizer, s, w, be, &opts->optimizer, err);
+    if (st == ML_OK)
+        *out = t;
+    else
+        ml_trainer_close(t);
+    return st;
 }
 
 static void close_runner(runner *r) {
-  ml_plan_free(r->plan);
-  ml_micro_release(&r->micro);
-  r->plan = NULL;
+    ml_plan_free(r->plan);
+    ml_micro_release(&r->micro);
+    r->plan = NULL;
 }
 
 void ml_trainer_close(ml_trainer *t) {
-  if (!t)
-    return;
-  close_runner(&t->train);
-  close_runner(&t->score);
-  ml_optimizer_close(&t->optimizer);
-  ml_weights_close(&t->grads);
-  if (t->embed_buf.dev)
-    t->embed_buf.dev->free(&t->embed_buf);
-  ml_arena_release(&t->arena);
-  free(t);
+    if (!t)
+        return;
+    close_runner(&t->train);
+    close_runner(&t->score);
+    ml_optimizer_close(&t->optimizer);
+    ml_weights_close(&t->grads);
+    if (t->embed_buf.dev)
+        t->embed_buf.dev->free(&t->embed_buf);
+    ml_arena_release(&t->arena);
+    free(t);
 }
 
-const ml_weights *ml_trainer_grads(const ml_trainer *t) { return &t->grads; }
+const ml_weights *ml_trainer_grads(const ml_trainer *t) {
+    return &t->grads;
+}
 
-ml_optimizer *ml_trainer_optimizer(ml_trainer *t) { return &t->optimizer; }
+ml_optimizer *ml_trainer_optimizer(ml_trainer *t) {
+    return &t->optimizer;
+}
 
-int64_t ml_trainer_samples(const ml_trainer *t) { return t->n_sample; }
+int64_t ml_trainer_samples(const ml_trainer *t) {
+    return t->n_sample;
+}
 
-void ml_trainer_set_samples(ml_trainer *t, int64_t n) { t->n_sample = n; }
+void ml_trainer_set_samples(ml_trainer *t, int64_t n) {
+    t->n_sample = n;
+}
 
-/* --- plans ------------------------------------------------------------------
- */
+/* --- plans ------------------------------------------------------------------ */
 
 static bool covers(ml_batch_caps a, ml_batch_caps b) {
-  return a.n_token >= b.n_token && a.n_seq >= b.n_seq && a.n_loss >= b.n_loss &&
-         a.n_page >= b.n_page;
+    return a.n_token >= b.n_token && a.n_seq >= b.n_seq && a.n_loss >= b.n_loss &&
+           a.n_page >= b.n_page;
 }
 
-/* A plan is laid out for a largest batch; one that is outgrown is made anew,
- * larger. */
-static ml_status grow_runner(ml_trainer *t, runner *r, bool backward,
-                             ml_batch_caps need, ml_err *err) {
-  ml_plan_opts opts = {.backward = backward,
-                       .recompute = t->opts.recompute,
-                       .logits =
-                           backward && t->opts.keep_logits && !t->spec->critic};
-  ml_status st;
+/* A plan is laid out for a largest batch; one that is outgrown is made anew, larger. */
+static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_caps need,
+                             ml_err *err) {
+    ml_plan_opts opts = { .backward = backward,
+                          .recompute = t->opts.recompute,
+                          .logits = backward && t->opts.keep_logits && !t->spec->critic };
+    ml_status st;
 
-  if (r->plan && covers(r->micro.caps, need))
-    return ML_OK;
-  opts.caps = ml_micro_max(need, r->micro.caps);
-  close_runner(r);
-  st = ml_plan_new(&r->plan, t->spec, t->be, opts, err);
-  if (st == ML_OK)
-    st = ml_plan_alloc(r->plan, err);
-  if (st == ML_OK)
-    ml_micro_init(&r->micro, opts.caps, t->spec->critic);
-  else
+    if (r->plan && covers(r->micro.caps, need))
+        return ML_OK;
+    opts.caps = ml_micro_max(need, r->micro.caps);
     close_runner(r);
-  return st;
+    st = ml_plan_new(&r->plan, t->spec, t->be, opts, err);
+    if (st == ML_OK)
+        st = ml_plan_alloc(r->plan, err);
+    if (st == ML_OK)
+        ml_micro_init(&r->micro, opts.caps, t->spec->critic);
+    else
+        close_runner(r);
+    return st;
 }
 
 static ml_batch_caps need_of(const ml_train_sample *s, const ml_bins *bins) {
-  ml_batch_caps need = {0};
-  for (int32_t k = 0; k < bins->n; k++)
-    need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k]));
-  return need;
+    ml_batch_caps need = { 0 };
+    for (int32_t k = 0; k < bins->n; k++)
+        need = ml_micro_max(need, ml_micro_need(s, &bins->bin[k]));
+    return need;
 }
 
 static ml_status run_forward(ml_trainer *t, runner *r, const ml_weights *w,
-                             const ml_train_sample *s, const ml_bin *bin,
-                             bool everywhere, ml_err *err) {
-  ml_micro *m = &r->micro;
-  ml_run run = {.weights = w, .rows = &m->batch.rows};
-  ml_status st;
+                             const ml_train_sample *s, const ml_bin *bin, bool everywhere,
+                             ml_err *err) {
+    ml_micro *m = &r->micro;
+    ml_run run = { .weights = w, .rows = &m->batch.rows };
+    ml_status st;
 
-  ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
-  ml_plan_forward(r->plan, &run);
-  ml_plan_read(r->plan, &m->batch.rows, m->row_logprob,
-               m->critic ? NULL : m->row_entropy, NULL);
-  st = t->be->dev->sync(t->be->stream, err);
-  if (st == ML_OK)
-    ml_micro_spread(m);
-  return st;
+    ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
+    ml_plan_forward(r->plan, &run);
+    ml_plan_read(r->plan, &m->batch.rows, m->row_logprob, m->critic ? NULL : m->row_entropy,
+                 NULL);
+    st = t->be->dev->sync(t->be->stream, err);
+    if (st == ML_OK)
+        ml_micro_spread(m);
+    return st;
 }
 
-/* --- packing ----------------------------------------------------------------
- */
+/* --- packing ---------------------------------------------------------------- */
 
 static int64_t *lengths(ml_arena *a, const ml_train_sample *s, int32_t n) {
-  int64_t *len = ML_NEW(a, int64_t, n);
-  for (int32_t i = 0; i < n; i++)
-    len[i] = s[i].n_token;
-  return len;
+    int64_t *len = ML_NEW(a, int64_t, n);
+    for (int32_t i = 0; i < n; i++)
+        len[i] = s[i].n_token;
+    return len;
 }
 
-ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t,
-                              ml_arena *a, const ml_train_sample *s, int32_t n,
-                              ml_err *err) {
-  int64_t *rollout = ML_NEW(a, int64_t, n);
-  for (int32_t i = 0; i < n; i++)
-    rollout[i] = s[i].rollout;
-  return ml_schedule_build(out, a, lengths(a, s, n), rollout, n, &t->opts.batch,
-                           err);
+ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
+                              const ml_train_sample *s, int32_t n, ml_err *err) {
+    int64_t *rollout = ML_NEW(a, int64_t, n);
+    for (int32_t i = 0; i < n; i++)
+        rollout[i] = s[i].rollout;
+    return ml_schedule_build(out, a, lengths(a, s, n), rollout, n, &t->opts.batch, err);
 }
 
 /* Scoring has no steps: samples are packed as tightly as the limit allows. */
-static ml_bins pack_for_scoring(const ml_trainer *t, ml_arena *a,
-                                const ml_train_sample *s, int32_t n) {
-  const ml_schedule_opts *b = &t->opts.batch;
-  int64_t cap =
-      t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
+static ml_bins pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
+                                int32_t n) {
+    const ml_schedule_opts *b = &t->opts.batch;
+    int64_t cap = t->opts.score_max_tokens ? t->opts.score_max_tokens : b->max_tokens;
 
-  return ml_pack_first_fit_decreasing(a, lengths(a, s, n), n, cap);
+    return ml_pack_first_fit_decreasing(a, lengths(a, s, n), n, cap);
 }
 
-/* --- scoring ----------------------------------------------------------------
- */
+/* --- scoring ---------------------------------------------------------------- */
 
-static void copy_scores(const ml_micro *m, float *const *logprob,
-                        float *const *entropy) {
-  for (int32_t i = 0; i < m->n_sample; i++) {
-    const ml_loss_io *io = &m->io[i];
-    size_t bytes = (size_t)io->n_response * sizeof(float);
-    if (!bytes)
-      continue;
-    memcpy(logprob[io->sample], io->value ? io->value : io->logprob, bytes);
-    if (entropy)
-      memcpy(entropy[io->sample], io->entropy, bytes);
-  }
+static void copy_scores(const ml_micro *m, float *const *logprob, float *const *entropy) {
+    for (int32_t i = 0; i < m->n_sample; i++) {
+        const ml_loss_io *io = &m->io[i];
+        size_t bytes = (size_t)io->n_response * sizeof(float);
+        if (!bytes)
+            continue;
+        memcpy(logprob[io->sample], io->value ? io->value : io->logprob, bytes);
+        if (entropy)
+            memcpy(entropy[io->sample], io->entropy, bytes);
+    }
 }
 
-ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w,
-                           const ml_train_sample *s, int32_t n,
-                           float *const *logprob, float *const *entropy,
+ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
+                           int32_t n, float *const *logprob, float *const *entropy,
                            ml_err *err) {
-  ml_arena a;
-  ml_bins bins;
-  ml_status st;
+    ml_arena a;
+    ml_bins bins;
+    ml_status st;
 
-  ml_arena_init(&a, "scoring");
-  bins = pack_for_scoring(t, &a, s, n);
-  st = grow_runner(t, &t->score, false, need_of(s, &bins), err);
-  for (int32_t k = 0; k < bins.n && st == ML_OK; k++) {
-    st = run_forward(t, &t->score, w ? w : t->weights, s, &bins.bin[k], true,
-                     err);
-    if (st == ML_OK)
-      copy_scores(&t->score.micro, logprob, entropy);
-  }
-  ml_arena_release(&a);
-  return st;
+    ml_arena_init(&a, "scoring");
+    bins = pack_for_scoring(t, &a, s, n);
+    st = grow_runner(t, &t->score, false, need_of(s, &bins), err);
+    for (int32_t k = 0; k < bins.n && st == ML_OK; k++) {
+        st = run_forward(t, &t->score, w ? w : t->weights, s, &bins.bin[k], true, err);
+        if (st == ML_OK)
+            copy_scores(&t->score.micro, logprob, entropy);
+    }
+    ml_arena_release(&a);
+    return st;
 }
 
-/* --- a step -----------------------------------------------------------------
- */
+/* --- a step ----------------------------------------------------------------- */
 
-/* The terms of a step's samples, at their numbers; the sum is taken in that
- * order, so that packing does not show in it. */
+/* The terms of a step's samples, at their numbers; the sum is taken in that order, so that
+ * packing does not show in it. */
 typedef struct loss_terms {
-  double *term;
-  int32_t n;
+    double *term;
+    int32_t n;
 } loss_terms;
 
 static loss_terms no_terms(ml_arena *a, const ml_bins *micro) {
-  loss_terms x = {0};
-  for (int32_t k = 0; k < micro->n; k++)
-    for (int32_t i = 0; i < micro->bin[k].n; i++)
-      if (micro->bin[k].item[i] >= x.n)
-        x.n = micro->bin[k].item[i] + 1;
-  x.term = ML_NEW(a, double, x.n);
-  return x;
+    loss_terms x = { 0 };
+    for (int32_t k = 0; k < micro->n; k++)
+        for (int32_t i = 0; i < micro->bin[k].n; i++)
+            if (micro->bin[k].item[i] >= x.n)
+                x.n = micro->bin[k].item[i] + 1;
+    x.term = ML_NEW(a, double, x.n);
+    return x;
 }
 
 /* What the model says of a token, and the loss's derivative by it. */
 static float said(const ml_loss_io *io, int32_t t) {
-  return io->value ? io->value[t] : io->logprob[t];
+    return io->value ? io->value[t] : io->logprob[t];
 }
 
 static float derivative(const ml_loss_io *io, int32_t t) {
-  return io->value ? io->dvalue[t] : io->dlogprob[t];
+    return io->value ? io->dvalue[t] : io->dlogprob[t];
 }
 
 static bool token_is_finite(const ml_loss_io *io, int32_t t) {
-  return (io->mask && !io->mask[t]) ||
-         (isfinite(said(io, t)) && isfinite(derivative(io, t)) &&
-          (io->value || isfinite(io->dentropy[t])));
+    return (io->mask && !io->mask[t]) ||
+           (isfinite(said(io, t)) && isfinite(derivative(io, t)) &&
+            (io->value || isfinite(io->dentropy[t])));
 }
 
 static void look_for_bad(const ml_loss_io *io, ml_step_result *out) {
-  int32_t t = 0;
+    int32_t t = 0;
 
-  while (t < io->n_response && token_is_finite(io, t))
-    t++;
-  if (t < io->n_response)
-    snprintf(out->bad, sizeof out->bad,
-             "sample %d, response token %d: the %s is %g, the loss's "
-             "derivative by it "
-             "%g and by the entropy %g",
-             io->sample, t, io->value ? "value" : "log-prob",
-             (double)said(io, t), (double)derivative(io, t),
-             io->value ? 0.0 : (double)io->dentropy[t]);
-  else if (!isfinite(io->loss))
-    snprintf(out->bad, sizeof out->bad, "the loss of sample %d is %g",
-             io->sample, io->loss);
+    while (t < io->n_response && token_is_finite(io, t))
+        t++;
+    if (t < io->n_response)
+        snprintf(out->bad, sizeof out->bad,
+                 "sample %d, response token %d: the %s is %g, the loss's derivative by it "
+                 "%g and by the entropy %g",
+                 io->sample, t, io->value ? "value" : "log-prob", (double)said(io, t),
+                 (double)derivative(io, t), io->value ? 0.0 : (double)io->dentropy[t]);
+    else if (!isfinite(io->loss))
+        snprintf(out->bad, sizeof out->bad, "the loss of sample %d is %g", io->sample,
+                 io->loss);
 }
 
-static ml_status run_micro(ml_trainer *t, const ml_step *step,
-                           const ml_bin *bin, loss_terms *terms,
-                           ml_step_result *out, ml_err *err) {
-  ml_micro *m = &t->train.micro;
-  ml_run run = {.weights = t->weights,
-                .grads = &t->grads,
-                .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
-                .rows = &m->batch.rows};
-  ml_status st =
-      run_forward(t, &t->train, t->weights, step->sample, bin, false, err);
+static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin,
+                           loss_terms *terms, ml_step_result *out, ml_err *err) {
+    ml_micro *m = &t->train.micro;
+    ml_run run = { .weights = t->weights,
+                   .grads = &t->grads,
+                   .embed_grad = t->embed_buf.ptr ? &t->embed_grad : NULL,
+                   .rows = &m->batch.rows };
+    ml_status st = run_forward(t, &t->train, t->weights, step->sample, bin, false, err);
 
-  if (st == ML_OK)
-    st = step->loss(step->ud, m->io, m->n_sample, err);
-  if (st != ML_OK)
+    if (st == ML_OK)
+        st = step->loss(step->ud, m->io, m->n_sample, err);
+    if (st != ML_OK)
+        return st;
+    for (int32_t i = 0; i < m->n_sample; i++) {
+        terms->term[m->io[i].sample] = m->io[i].loss;
+        if (!out->bad[0])
+            look_for_bad(&m->io[i], out);
+    }
+    out->n_token += m->batch.rows.n_token;
+    out->n_loss += m->batch.rows.n_loss;
+    ml_micro_collect(m);
+    if (!out->bad[0] && m->batch.rows.n_loss)
+        ml_plan_backward(t->train.plan, &run, m->row_dlogprob,
+                         step->entropy && !m->critic ? m->row_dentropy : NULL);
+    return t->be->dev->sync(t->be->stream, err);
+}
+
+ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
+                                ml_err *err) {
+    ml_status st = grow_runner(t, &t->train, true, need_of(step->sample, step->micro), err);
+    ml_arena a;
+    loss_terms terms;
+
+    *out = (ml_step_result){ .lr = ml_lr_at(&t->lr, t->n_sample),
+                             .weight_decay = ml_lr_weight_decay_at(&t->lr, t->n_sample) };
+    ML_BUG_IF(!(step->denominator > 0));
+    ml_arena_init(&a, "a step");
+    terms = no_terms(&a, step->micro);
+    zero_grads(t);
+    for (int32_t k = 0; k < step->micro->n && st == ML_OK; k++)
+        st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
+    join_grads(t);
+    for (int32_t i = 0; i < terms.n; i++)
+        out->loss += terms.term[i];
+    out->loss /= step->denominator;
+    ml_arena_release(&a);
     return st;
-  for (int32_t i = 0; i < m->n_sample; i++) {
-    terms->term[m->io[i].sample] = m->io[i].loss;
-    if (!out->bad[0])
-      look_for_bad(&m->io[i], out);
-  }
-  out->n_token += m->batch.rows.n_token;
-  out->n_loss += m->batch.rows.n_loss;
-  ml_micro_collect(m);
-  if (!out->bad[0] && m->batch.rows.n_loss)
-    ml_plan_backward(t->train.plan, &run, m->row_dlogprob,
-                     step->entropy && !m->critic ? m->row_dentropy : NULL);
-  return t->be->dev->sync(t->be->stream, err);
-}
-
-ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step,
-                                ml_step_result *out, ml_err *err) {
-  ml_status st =
-      grow_runner(t, &t->train, true, need_of(step->sample, step->micro), err);
-  ml_arena a;
-  loss_terms terms;
-
-  *out = (ml_step_result){.lr = ml_lr_at(&t->lr, t->n_sample),
-                          .weight_decay =
-                              ml_lr_weight_decay_at(&t->lr, t->n_sample)};
-  ML_BUG_IF(!(step->denominator > 0));
-  ml_arena_init(&a, "a step");
-  terms = no_terms(&a, step->micro);
-  zero_grads(t);
-  for (int32_t k = 0; k < step->micro->n && st == ML_OK; k++)
-    st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
-  join_grads(t);
-  for (int32_t i = 0; i < terms.n; i++)
-    out->loss += terms.term[i];
-  out->loss /= step->denominator;
-  ml_arena_release(&a);
-  return st;
 }
 
 /* The op that a parameter belongs to. */
 static const char *op_of(const ml_spec *s, int32_t param) {
-  for (int32_t i = 0; i < s->n_node; i++)
-    for (int k = 0; k < ML_OP_W; k++)
-      if (s->node[i].w[k] == param)
-        return ml_op_infos[s->node[i].op].name;
-  return "none";
+    for (int32_t i = 0; i < s->n_node; i++)
+        for (int k = 0; k < ML_OP_W; k++)
+            if (s->node[i].w[k] == param)
+                return ml_op_infos[s->node[i].op].name;
+    return "none";
 }
 
-static void say_bad_grad(const ml_trainer *t, const ml_update *u,
-                         ml_step_result *out) {
-  char name[512];
-  snprintf(out->bad, sizeof out->bad,
-           "the gradient of %s (op %s) has %lld values that are not finite",
-           ml_param_name(&t->spec->param[u->bad_param], 0, name, sizeof name),
-           op_of(t->spec, u->bad_param), (long long)u->n_bad);
+static void say_bad_grad(const ml_trainer *t, const ml_update *u, ml_step_result *out) {
+    char name[512];
+    snprintf(out->bad, sizeof out->bad,
+             "the gradient of %s (op %s) has %lld values that are not finite",
+             ml_param_name(&t->spec->param[u->bad_param], 0, name, sizeof name),
+             op_of(t->spec, u->bad_param), (long long)u->n_bad);
 }
 
-ml_status ml_trainer_step(ml_trainer *t, const ml_step *step,
-                          ml_step_result *out, ml_err *err) {
-  ml_status st = ml_trainer_accumulate(t, step, out, err);
-  ml_update u = {0};
+ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *out,
+                          ml_err *err) {
+    ml_status st = ml_trainer_accumulate(t, step, out, err);
+    ml_update u = { 0 };
 
-  if (st != ML_OK)
-    return st;
-  if (!out->bad[0]) {
-    ml_optimizer_step(&t->optimizer, &t->grads, out->lr, out->weight_decay,
-                      1.0 / step->denominator, &u);
-    out->grad_norm = u.grad_norm;
-    out->applied = u.applied;
-    if (!u.applied)
-      say_bad_grad(t, &u, out);
-  }
-  if (out->applied)
-    t->n_sample += step->n_rollout;
-  else if (t->opts.stop_on_bad)
-    return ml_fail(err, ML_EFORMAT,
-                   "%s; the step was not applied: lower --lr, or go on past "
-                   "such steps with --no-check-for-nan-in-loss-and-grad",
-                   out->bad);
-  return ML_OK;
+    if (st != ML_OK)
+        return st;
+    if (!out->bad[0]) {
+        ml_optimizer_step(&t->optimizer, &t->grads, out->lr, out->weight_decay,
+                          1.0 / step->denominator, &u);
+        out->grad_norm = u.grad_norm;
+        out->applied = u.applied;
+        if (!u.applied)
+            say_bad_grad(t, &u, out);
+    }
+    if (out->applied)
+        t->n_sample += step->n_rollout;
+    else if (t->opts.stop_on_bad)
+        return ml_fail(err, ML_EFORMAT,
+                       "%s; the step was not applied: lower --lr, or go on past "
+                       "such steps with --no-check-for-nan-in-loss-and-grad",
+                       out->bad);
+    return ML_OK;
 }

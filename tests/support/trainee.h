@@ -1,5 +1,4 @@
-/* trainee.h - a small model, a trainer on it, and samples to train on, for
- * tests. */
+/* trainee.h - a small model, a trainer on it, and samples to train on, for tests. */
 #ifndef ML_TESTS_SUPPORT_TRAINEE_H
 #define ML_TESTS_SUPPORT_TRAINEE_H
 
@@ -8,39 +7,36 @@
 enum { ML_TRAINEE_SAMPLES = 16 };
 
 typedef struct ml_trainee {
-  ml_arena arena;
-  ml_spec spec;
-  ml_checkpoint *checkpoint;
-  ml_backend be;
-  ml_weights weights;
-  ml_st_file *golden;
-  ml_train_sample sample[ML_TRAINEE_SAMPLES];
-  int32_t n_sample;
-  ml_trainer *trainer;
+    ml_arena arena;
+    ml_spec spec;
+    ml_checkpoint *checkpoint;
+    ml_backend be;
+    ml_weights weights;
+    ml_st_file *golden;
+    ml_train_sample sample[ML_TRAINEE_SAMPLES];
+    int32_t n_sample;
+    ml_trainer *trainer;
 } ml_trainee;
 
 typedef struct ml_trainee_opts {
-  const char *dir; /* NULL: tests/golden/data/qwen3 */
-  ml_weight_dtype dtype;
-  int n_thread; /* 0: 1 */
-  const char *level;
-  bool critic;
-  bool whole; /* every token but the first is response, without a mask */
-  ml_trainer_opts trainer;
+    const char *dir; /* NULL: tests/golden/data/qwen3 */
+    ml_weight_dtype dtype;
+    int n_thread; /* 0: 1 */
+    const char *level;
+    bool critic;
+    bool whole; /* every token but the first is response, without a mask */
+    ml_trainer_opts trainer;
 } ml_trainee_opts;
 
-/* The sequences of golden.safetensors that have at least 4 tokens; unless
- * `whole`, the second half is response, under a mask that leaves out every
- * third token.  Failures end the test. */
+/* The sequences of golden.safetensors that have at least 4 tokens; unless `whole`, the second
+ * half is response, under a mask that leaves out every third token.  Failures end the test. */
 void ml_trainee_open(ml_trainee *t, const ml_trainee_opts *o);
 void ml_trainee_close(ml_trainee *t);
 
-/* AdamW at 1e-3, with decay and clipping: what tools/gen_training_golden.py
- * does. */
+/* AdamW at 1e-3, with decay and clipping: what tools/gen_training_golden.py does. */
 ml_trainer_opts ml_trainee_defaults(void);
 
-/* All samples in one step, in order, cut into micro-batches of at most
- * max_tokens. */
+/* All samples in one step, in order, cut into micro-batches of at most max_tokens. */
 ml_bins ml_trainee_bins(ml_trainee *t, int64_t max_tokens);
 
 /* -log-prob, averaged over the sample's unmasked tokens. */

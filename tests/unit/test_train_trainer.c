@@ -1,5 +1,5 @@
-/* The trainer's edges: numbers that are not finite, micro-batches as Miles lays
- * them out, plans that grow, and memory that is planned before it is taken. */
+/* The trainer's edges: numbers that are not finite, micro-batches as Miles lays them out,
+ * plans that grow, and memory that is planned before it is taken. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,221 +9,209 @@
 #include "tests/support/trainee.h"
 #include "train/memory.h"
 
-/* --- what is not finite -----------------------------------------------------
- */
+/* --- what is not finite ----------------------------------------------------- */
 
 typedef struct fault {
-  double loss;
-  float dlogprob;
+    double loss;
+    float dlogprob;
 } fault;
 
 /* The usual loss, but for one token of sample 1. */
 static ml_status faulty(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
-  const fault *f = ud;
-  ml_trainee_nll(NULL, io, n, err);
-  for (int32_t i = 0; i < n; i++)
-    if (io[i].sample == 1) {
-      io[i].loss += f->loss;
-      io[i].dlogprob[1] += f->dlogprob;
-    }
-  return ML_OK;
+    const fault *f = ud;
+    ml_trainee_nll(NULL, io, n, err);
+    for (int32_t i = 0; i < n; i++)
+        if (io[i].sample == 1) {
+            io[i].loss += f->loss;
+            io[i].dlogprob[1] += f->dlogprob;
+        }
+    return ML_OK;
 }
 
 static void check_fault(fault f, bool stop, const char *says) {
-  ml_trainee_opts o = {.dtype = ML_WEIGHT_F32,
-                       .trainer = ml_trainee_defaults()};
-  ml_trainee t;
-  ml_bins bins;
-  ml_step_result r;
-  ml_err err = {0};
-  ml_status st;
-  unsigned char *before;
+    ml_trainee_opts o = { .dtype = ML_WEIGHT_F32, .trainer = ml_trainee_defaults() };
+    ml_trainee t;
+    ml_bins bins;
+    ml_step_result r;
+    ml_err err = { 0 };
+    ml_status st;
+    unsigned char *before;
 
-  o.trainer.stop_on_bad = stop;
-  ml_trainee_open(&t, &o);
-  bins = ml_trainee_bins(&t, 110);
-  before = malloc(t.weights.buf.bytes);
-  memcpy(before, t.weights.buf.ptr, t.weights.buf.bytes);
-  st = ml_trainer_step(t.trainer,
-                       &(ml_step){.sample = t.sample,
-                                  .micro = &bins,
-                                  .n_rollout = 3,
-                                  .denominator = 3,
-                                  .loss = faulty,
-                                  .ud = &f},
-                       &r, &err);
-  CHECK(st == (stop ? ML_EFORMAT : ML_OK));
-  CHECK_HAS(stop ? err.msg : r.bad, says);
-  CHECK(!r.applied && t.weights.version == 0 &&
-        ml_trainer_samples(t.trainer) == 0);
-  CHECK(memcmp(before, t.weights.buf.ptr, t.weights.buf.bytes) == 0);
-  free(before);
-  /* And the next step is as good as any. */
-  CHECK(ml_trainee_step(&t, 200).applied);
-  ml_trainee_close(&t);
+    o.trainer.stop_on_bad = stop;
+    ml_trainee_open(&t, &o);
+    bins = ml_trainee_bins(&t, 110);
+    before = malloc(t.weights.buf.bytes);
+    memcpy(before, t.weights.buf.ptr, t.weights.buf.bytes);
+    st = ml_trainer_step(t.trainer,
+                         &(ml_step){ .sample = t.sample,
+                                     .micro = &bins,
+                                     .n_rollout = 3,
+                                     .denominator = 3,
+                                     .loss = faulty,
+                                     .ud = &f },
+                         &r, &err);
+    CHECK(st == (stop ? ML_EFORMAT : ML_OK));
+    CHECK_HAS(stop ? err.msg : r.bad, says);
+    CHECK(!r.applied && t.weights.version == 0 && ml_trainer_samples(t.trainer) == 0);
+    CHECK(memcmp(before, t.weights.buf.ptr, t.weights.buf.bytes) == 0);
+    free(before);
+    /* And the next step is as good as any. */
+    CHECK(ml_trainee_step(&t, 200).applied);
+    ml_trainee_close(&t);
 }
 
 static void faults_are_named_and_not_applied(void) {
-  check_fault((fault){.loss = (double)NAN}, true, "the loss of sample 1 is");
-  check_fault((fault){.loss = (double)INFINITY}, false,
-              "the loss of sample 1 is");
-  check_fault((fault){.dlogprob = NAN}, true, "sample 1, response token 1");
-  check_fault((fault){.dlogprob = 3e38f}, false, "not finite");
+    check_fault((fault){ .loss = (double)NAN }, true, "the loss of sample 1 is");
+    check_fault((fault){ .loss = (double)INFINITY }, false, "the loss of sample 1 is");
+    check_fault((fault){ .dlogprob = NAN }, true, "sample 1, response token 1");
+    check_fault((fault){ .dlogprob = 3e38f }, false, "not finite");
 }
 
 static void bad_weights_are_found_in_the_forward(void) {
-  ml_trainee_opts o = {.dtype = ML_WEIGHT_F32,
-                       .trainer = ml_trainee_defaults()};
-  ml_trainee t;
-  ml_bins bins;
-  ml_step_result r;
-  ml_err err = {0};
+    ml_trainee_opts o = { .dtype = ML_WEIGHT_F32, .trainer = ml_trainee_defaults() };
+    ml_trainee t;
+    ml_bins bins;
+    ml_step_result r;
+    ml_err err = { 0 };
 
-  ml_trainee_open(&t, &o);
-  bins = ml_trainee_bins(&t, 110);
-  ((float *)t.weights.t[3].data)[0] = NAN;
-  CHECK(ml_trainer_step(t.trainer,
-                        &(ml_step){.sample = t.sample,
-                                   .micro = &bins,
-                                   .denominator = 1,
-                                   .loss = ml_trainee_nll},
-                        &r, &err) == ML_EFORMAT);
-  CHECK_HAS(err.msg, "sample 0, response token");
-  ml_trainee_close(&t);
+    ml_trainee_open(&t, &o);
+    bins = ml_trainee_bins(&t, 110);
+    ((float *)t.weights.t[3].data)[0] = NAN;
+    CHECK(ml_trainer_step(t.trainer,
+                          &(ml_step){ .sample = t.sample,
+                                      .micro = &bins,
+                                      .denominator = 1,
+                                      .loss = ml_trainee_nll },
+                          &r, &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "sample 0, response token");
+    ml_trainee_close(&t);
 }
 
-/* --- micro-batches ----------------------------------------------------------
- */
+/* --- micro-batches ---------------------------------------------------------- */
 
 static ml_train_sample *samples_of(ml_case *c, int32_t *n) {
-  const ml_json *tokens = ml_json_get(c->args, "tokens")->child;
-  const ml_json *masks = ml_json_get(c->args, "loss_masks")->child;
-  ml_train_sample *s =
-      ML_NEW(&c->arena, ml_train_sample, ml_json_get(c->args, "tokens")->n);
+    const ml_json *tokens = ml_json_get(c->args, "tokens")->child;
+    const ml_json *masks = ml_json_get(c->args, "loss_masks")->child;
+    ml_train_sample *s =
+        ML_NEW(&c->arena, ml_train_sample, ml_json_get(c->args, "tokens")->n);
 
-  for (*n = 0; tokens; tokens = tokens->next, masks = masks->next, (*n)++) {
-    int64_t n_token, n_mask, *id = ml_case_i64s(c, tokens, &n_token);
-    int64_t *mask = ml_case_i64s(c, masks, &n_mask);
-    int32_t *own = ML_NEW(&c->arena, int32_t, n_token);
-    uint8_t *bits = ML_NEW(&c->arena, uint8_t, n_mask + 1);
-    for (int64_t i = 0; i < n_token; i++)
-      own[i] = (int32_t)id[i];
-    for (int64_t i = 0; i < n_mask; i++)
-      bits[i] = mask[i] != 0;
-    s[*n] = (ml_train_sample){.token = own,
-                              .n_token = (int32_t)n_token,
-                              .n_response = (int32_t)n_mask,
-                              .mask = bits};
-  }
-  return s;
+    for (*n = 0; tokens; tokens = tokens->next, masks = masks->next, (*n)++) {
+        int64_t n_token, n_mask, *id = ml_case_i64s(c, tokens, &n_token);
+        int64_t *mask = ml_case_i64s(c, masks, &n_mask);
+        int32_t *own = ML_NEW(&c->arena, int32_t, n_token);
+        uint8_t *bits = ML_NEW(&c->arena, uint8_t, n_mask + 1);
+        for (int64_t i = 0; i < n_token; i++)
+            own[i] = (int32_t)id[i];
+        for (int64_t i = 0; i < n_mask; i++)
+            bits[i] = mask[i] != 0;
+        s[*n] = (ml_train_sample){ .token = own,
+                                   .n_token = (int32_t)n_token,
+                                   .n_response = (int32_t)n_mask,
+                                   .mask = bits };
+    }
+    return s;
 }
 
-/* Tokens, positions and the places of the loss; the recorded padding has no
- * counterpart. */
+/* Tokens, positions and the places of the loss; the recorded padding has no counterpart. */
 static void check_batch(ml_case *c) {
-  const ml_json *rank = ml_json_get(c->out, "per_cp_rank");
-  int32_t n, loss = 0, *item;
-  ml_train_sample *s;
-  int64_t n_id, n_pos, n_mask, *id, *pos, *mask;
-  ml_bin bin;
-  ml_micro m;
+    const ml_json *rank = ml_json_get(c->out, "per_cp_rank");
+    int32_t n, loss = 0, *item;
+    ml_train_sample *s;
+    int64_t n_id, n_pos, n_mask, *id, *pos, *mask;
+    ml_bin bin;
+    ml_micro m;
 
-  if (!ml_str_is(ml_json_get(c->args, "layout")->text, "thd") || rank->n != 1)
-    return;
-  id = ml_case_i64s(c, ml_json_get(rank->child, "tokens")->child, &n_id);
-  pos =
-      ml_case_i64s(c, ml_json_get(rank->child, "position_ids")->child, &n_pos);
-  mask = ml_case_i64s(c, ml_json_get(rank->child, "full_loss_masks")->child,
-                      &n_mask);
-  s = samples_of(c, &n);
-  item = ML_NEW(&c->arena, int32_t, n);
-  for (int32_t i = 0; i < n; i++)
-    item[i] = i;
-  bin = (ml_bin){.item = item, .n = n};
-  ml_micro_init(&m, ml_micro_need(s, &bin), false);
-  ml_micro_fill(&m, s, &bin, false, 1);
-  for (int32_t i = 0; i < m.batch.rows.n_token; i++) {
-    bool scored = loss < m.batch.rows.n_loss && m.batch.loss_row[loss] == i;
-    if (m.batch.id[i] != id[i] || m.batch.pos[i] != pos[i])
-      ml_case_fail(c, "a token or position differs");
-    if (scored != (mask[i] != 0))
-      ml_case_fail(c, "a loss stands elsewhere");
-    if (scored && m.batch.loss_id[loss++] != id[i + 1])
-      ml_case_fail(c, "another token is scored");
-  }
-  for (int64_t i = m.batch.rows.n_token; i < n_id; i++)
-    if (mask[i])
-      ml_case_fail(c, "a loss in the padding");
-  ml_micro_release(&m);
+    if (!ml_str_is(ml_json_get(c->args, "layout")->text, "thd") || rank->n != 1)
+        return;
+    id = ml_case_i64s(c, ml_json_get(rank->child, "tokens")->child, &n_id);
+    pos = ml_case_i64s(c, ml_json_get(rank->child, "position_ids")->child, &n_pos);
+    mask = ml_case_i64s(c, ml_json_get(rank->child, "full_loss_masks")->child, &n_mask);
+    s = samples_of(c, &n);
+    item = ML_NEW(&c->arena, int32_t, n);
+    for (int32_t i = 0; i < n; i++)
+        item[i] = i;
+    bin = (ml_bin){ .item = item, .n = n };
+    ml_micro_init(&m, ml_micro_need(s, &bin), false);
+    ml_micro_fill(&m, s, &bin, false, 1);
+    for (int32_t i = 0; i < m.batch.rows.n_token; i++) {
+        bool scored = loss < m.batch.rows.n_loss && m.batch.loss_row[loss] == i;
+        if (m.batch.id[i] != id[i] || m.batch.pos[i] != pos[i])
+            ml_case_fail(c, "a token or position differs");
+        if (scored != (mask[i] != 0))
+            ml_case_fail(c, "a loss stands elsewhere");
+        if (scored && m.batch.loss_id[loss++] != id[i + 1])
+            ml_case_fail(c, "another token is scored");
+    }
+    for (int64_t i = m.batch.rows.n_token; i < n_id; i++)
+        if (mask[i])
+            ml_case_fail(c, "a loss in the padding");
+    ml_micro_release(&m);
 }
 
 static void batches_as_miles(void) {
-  ml_test_cases("get_batch.jsonl", check_batch);
+    ml_test_cases("get_batch.jsonl", check_batch);
 }
 
-/* --- memory -----------------------------------------------------------------
- */
+/* --- memory ----------------------------------------------------------------- */
 
-static const char *const sets[] = {"actor weights", "reference weights", NULL};
+static const char *const sets[] = { "actor weights", "reference weights", NULL };
 
 static size_t row_bytes(const ml_memory *m, const char *what) {
-  for (int i = 0; i < m->n; i++)
-    if (strcmp(m->row[i].what, what) == 0)
-      return m->row[i].bytes;
-  return 0;
+    for (int i = 0; i < m->n; i++)
+        if (strcmp(m->row[i].what, what) == 0)
+            return m->row[i].bytes;
+    return 0;
 }
 
 static void memory_is_planned(void) {
-  ml_trainee_opts o = {.dtype = ML_WEIGHT_BF16,
-                       .trainer = ml_trainee_defaults()};
-  ml_trainee t;
-  ml_memory m;
-  ml_err err = {0};
-  ml_memory_ask ask;
-  ml_text text = {0};
-  size_t total = 0;
+    ml_trainee_opts o = { .dtype = ML_WEIGHT_BF16, .trainer = ml_trainee_defaults() };
+    ml_trainee t;
+    ml_memory m;
+    ml_err err = { 0 };
+    ml_memory_ask ask;
+    ml_text text = { 0 };
+    size_t total = 0;
 
-  ml_trainee_open(&t, &o);
-  ask = (ml_memory_ask){.spec = &t.spec,
-                        .be = &t.be,
-                        .weight_bytes = t.weights.buf.bytes,
-                        .bf16 = true,
-                        .set = sets,
-                        .opts = o.trainer,
-                        .scores = true,
-                        .async_save = true};
-  CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK);
-  for (int i = 0; i < m.n; i++)
-    total += m.row[i].bytes;
-  CHECK(total == m.total && m.n == 9);
-  CHECK(row_bytes(&m, "optimizer state") ==
-        ml_trainer_optimizer(t.trainer)->bytes);
-  CHECK(row_bytes(&m, "gradients") == ml_trainer_grads(t.trainer)->buf.bytes);
-  CHECK(row_bytes(&m, "reference weights") == t.weights.buf.bytes);
-  ml_memory_text(&text, &m);
-  CHECK_HAS(text.ptr, "reference weights");
-  ml_text_release(&text);
+    ml_trainee_open(&t, &o);
+    ask = (ml_memory_ask){ .spec = &t.spec,
+                           .be = &t.be,
+                           .weight_bytes = t.weights.buf.bytes,
+                           .bf16 = true,
+                           .set = sets,
+                           .opts = o.trainer,
+                           .scores = true,
+                           .async_save = true };
+    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK);
+    for (int i = 0; i < m.n; i++)
+        total += m.row[i].bytes;
+    CHECK(total == m.total && m.n == 9);
+    CHECK(row_bytes(&m, "optimizer state") == ml_trainer_optimizer(t.trainer)->bytes);
+    CHECK(row_bytes(&m, "gradients") == ml_trainer_grads(t.trainer)->buf.bytes);
+    CHECK(row_bytes(&m, "reference weights") == t.weights.buf.bytes);
+    ml_memory_text(&text, &m);
+    CHECK_HAS(text.ptr, "reference weights");
+    ml_text_release(&text);
 
-  CHECK(ml_memory_check(&ask, m.total, &err) == ML_OK);
-  CHECK(ml_memory_check(&ask, m.total - 100000, &err) == ML_ENOMEM);
-  CHECK_HAS(err.msg, "with --recompute-granularity full it takes");
-  CHECK(ml_memory_check(&ask, 1000, &err) == ML_ENOMEM);
-  CHECK_HAS(err.msg, "still too much");
-  ask.opts.optimizer.offload_dir = "x";
-  CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_disk > 0);
-  CHECK(row_bytes(&m, "optimizer state") == 0);
-  CHECK(ml_memory_available() > (size_t)1 << 20 &&
-        ml_memory_resident() > 1 << 20);
-  ml_trainee_close(&t);
+    CHECK(ml_memory_check(&ask, m.total, &err) == ML_OK);
+    CHECK(ml_memory_check(&ask, m.total - 100000, &err) == ML_ENOMEM);
+    CHECK_HAS(err.msg, "with --recompute-granularity full it takes");
+    CHECK(ml_memory_check(&ask, 1000, &err) == ML_ENOMEM);
+    CHECK_HAS(err.msg, "still too much");
+    ask.opts.optimizer.offload_dir = "x";
+    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_disk > 0);
+    CHECK(row_bytes(&m, "optimizer state") == 0);
+    CHECK(ml_memory_available() > (size_t)1 << 20 && ml_memory_resident() > 1 << 20);
+    ml_trainee_close(&t);
 }
 
 static const ml_test tests[] = {
-    {"faults are named and not applied", faults_are_named_and_not_applied},
-    {"bad weights are found in the forward",
-     bad_weights_are_found_in_the_forward},
-    {"batches as Miles", batches_as_miles},
-    {"memory is planned", memory_is_planned},
-    {0},
+    { "faults are named and not applied", faults_are_named_and_not_applied },
+    { "bad weights are found in the forward", bad_weights_are_found_in_the_forward },
+    { "batches as Miles", batches_as_miles },
+    { "memory is planned", memory_is_planned },
+    { 0 },
 };
 
-int main(int argc, char **argv) { return ml_test_main(argc, argv, tests); }
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
