@@ -176,7 +176,6 @@ ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
                             .n_thread = c->reward.n_worker,
                             .n_retry = c->reward.n_retry,
                             .memory_bytes = c->reward.memory_bytes,
-                            .seed = c->reward.seed,
                             .deadline_s = c->reward.timeout_s };
     reward_job j = { .seed = c->reward.seed };
     ml_arena arena;

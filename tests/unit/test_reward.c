@@ -6,10 +6,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/file.h"
 #include "net/http_server.h"
 #include "plugin/reward_path.h"
 #include "rl/worker.h"
+#include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
 #define N 40
@@ -318,6 +319,67 @@ static void paths_resolve(void) {
     ml_arena_release(&a);
 }
 
+/* --- of one's own --- */
+
+static void shared_objects_score(void) {
+    const char *object = ml_test_path("reward_example.so");
+    static const char *const response[] = { "seven b", "" };
+    ml_reward_opts opts = { .n_thread = 2 };
+    char line[1000];
+    answer a[2];
+    ml_arena arena;
+    ml_err err;
+
+    ml_arena_init(&arena, "paths");
+    snprintf(line, sizeof line,
+             "cc -std=c11 -shared -fPIC -Iinclude -o %s "
+             "tests/support/plugin/example_plugin.c",
+             object);
+    CHECK(system(line) == 0);
+    snprintf(line, sizeof line, "%s:length", object);
+    CHECK(ml_reward_path_resolve(&opts, &arena, line, &err) == ML_OK);
+    score(&opts, response, 2, a);
+    CHECK(a[0].outcome == ML_REWARD_OK && a[0].reward == 7.0);
+    CHECK(a[1].outcome == ML_REWARD_INVALID);
+    snprintf(line, sizeof line, "%s:width", object);
+    CHECK(ml_reward_path_resolve(&opts, &arena, line, &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "length");
+    ml_arena_release(&arena);
+}
+
+static void python_functions_score(void) {
+    static const char *const response[] = { "abc", "raise", "nan", "dict" };
+    const char *file = ml_test_path("reward_example.py");
+    static const char source[] =
+        "def reward(sample):\n"
+        "    print('not an answer')\n"
+        "    if sample['response'] == 'raise': raise ValueError('cannot')\n"
+        "    if sample['response'] == 'nan': return float('nan')\n"
+        "    if sample['response'] == 'dict': return {'reward': 0.5, 'why': "
+        "sample['label']}\n"
+        "    return len(sample['response'])\n";
+    ml_reward_opts opts = { .deadline_s = 30 };
+    answer a[4];
+    ml_arena arena;
+    ml_err err;
+
+    if (system("python3 -c pass 2>/dev/null") != 0) {
+        printf("skipped: there is no python3 here\n");
+        return;
+    }
+    ml_arena_init(&arena, "paths");
+    CHECK(ml_file_replace(file, ml_str_of(source), &err) == ML_OK);
+    CHECK(setenv("MILES_SHARE", "share", 1) == 0);
+    CHECK(ml_reward_path_resolve(&opts, &arena, file, &err) == ML_OK);
+    score(&opts, response, 4, a);
+    CHECK(a[0].outcome == ML_REWARD_OK && a[0].reward == 3.0);
+    CHECK(a[1].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[1].why, "ValueError: cannot");
+    CHECK(a[2].outcome == ML_REWARD_INVALID);
+    CHECK(a[3].outcome == ML_REWARD_OK && a[3].reward == 0.5);
+    ml_arena_release(&arena);
+}
+
 /* --- the command ---------------------------------------------------------------------------------------- */
 
 static void command_replays(void) {
@@ -347,6 +409,8 @@ static const ml_test tests[] = {
     { "servers are tried again", servers_are_tried_again, 0 },
     { "servers that are down are crashes", servers_that_are_down_are_crashes, 0 },
     { "paths resolve", paths_resolve, 0 },
+    { "shared objects score", shared_objects_score, 0 },
+    { "python functions score", python_functions_score, 120 },
     { "command replays", command_replays, 0 },
     { 0 },
 };

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "rl/reward/math_macros.h"
 #include "rl/reward/math_plain.h"
 #include "text/unicode.h"
 
@@ -228,136 +229,6 @@ static void read_word(lexer *x) {
 
 /* --- macros ------------------------------------------------------------------------------ */
 
-typedef enum macro_sense {
-    M_NOTHING,  /* gone */
-    M_SPACE,    /* a blank */
-    M_FONT,     /* gone, with the braces of its argument */
-    M_TEXT,     /* likewise; what is inside is words */
-    M_ARGUMENT, /* gone, argument and all */
-    M_OP,       /* an operator */
-    M_OPEN,     /* a bracket */
-    M_CLOSE,    /* a bracket */
-    M_RENAME,   /* the same as another macro */
-    M_WORD      /* the same as a word */
-} macro_sense;
-
-typedef struct macro_row {
-    const char *name;
-    macro_sense sense;
-    const char *is;
-} macro_row;
-
-static const macro_row macros[] = {
-    { "left", M_NOTHING, 0 },
-    { "right", M_NOTHING, 0 },
-    { "big", M_NOTHING, 0 },
-    { "Big", M_NOTHING, 0 },
-    { "bigl", M_NOTHING, 0 },
-    { "bigr", M_NOTHING, 0 },
-    { "Bigl", M_NOTHING, 0 },
-    { "Bigr", M_NOTHING, 0 },
-    { "displaystyle", M_NOTHING, 0 },
-    { "textstyle", M_NOTHING, 0 },
-    { "limits", M_NOTHING, 0 },
-    { "bf", M_NOTHING, 0 },
-    { "it", M_NOTHING, 0 },
-    { "rm", M_NOTHING, 0 },
-    { "hfill", M_SPACE, 0 },
-    { "quad", M_SPACE, 0 },
-    { "qquad", M_SPACE, 0 },
-    { "mathbf", M_FONT, 0 },
-    { "mathit", M_FONT, 0 },
-    { "mathsf", M_FONT, 0 },
-    { "mathtt", M_FONT, 0 },
-    { "mathcal", M_FONT, 0 },
-    { "mathbb", M_FONT, 0 },
-    { "mathfrak", M_FONT, 0 },
-    { "boldsymbol", M_FONT, 0 },
-    { "bm", M_FONT, 0 },
-    { "underline", M_FONT, 0 },
-    { "fbox", M_FONT, 0 },
-    { "framebox", M_FONT, 0 },
-    { "boxed", M_FONT, 0 },
-    { "text", M_TEXT, 0 },
-    { "mathrm", M_TEXT, 0 },
-    { "mbox", M_TEXT, 0 },
-    { "hbox", M_TEXT, 0 },
-    { "textbf", M_TEXT, 0 },
-    { "textit", M_TEXT, 0 },
-    { "textrm", M_TEXT, 0 },
-    { "textsf", M_TEXT, 0 },
-    { "texttt", M_TEXT, 0 },
-    { "emph", M_TEXT, 0 },
-    { "operatorname", M_TEXT, 0 },
-    { "label", M_ARGUMENT, 0 },
-    { "tag", M_ARGUMENT, 0 },
-    { "phantom", M_ARGUMENT, 0 },
-    { "hphantom", M_ARGUMENT, 0 },
-    { "vphantom", M_ARGUMENT, 0 },
-    { "hspace", M_ARGUMENT, 0 },
-    { "color", M_ARGUMENT, 0 },
-    { "textcolor", M_ARGUMENT, 0 },
-    { "cdot", M_OP, "*" },
-    { "times", M_OP, "*" },
-    { "ast", M_OP, "*" },
-    { "div", M_OP, "/" },
-    { "pm", M_OP, "+-" },
-    { "mp", M_OP, "+-" },
-    { "le", M_OP, "<=" },
-    { "leq", M_OP, "<=" },
-    { "leqslant", M_OP, "<=" },
-    { "ge", M_OP, ">=" },
-    { "geq", M_OP, ">=" },
-    { "geqslant", M_OP, ">=" },
-    { "lt", M_OP, "<" },
-    { "gt", M_OP, ">" },
-    { "ne", M_OP, "!=" },
-    { "neq", M_OP, "!=" },
-    { "in", M_OP, "in" },
-    { "cup", M_OP, "cup" },
-    { "lvert", M_OP, "|" },
-    { "rvert", M_OP, "|" },
-    { "vert", M_OP, "|" },
-    { "mid", M_OP, "|" },
-    { "circ", M_OP, "deg" },
-    { "degree", M_OP, "deg" },
-    { "colon", M_OP, ":" },
-    { "lbrace", M_OPEN, "{" },
-    { "rbrace", M_CLOSE, "}" },
-    { "langle", M_OPEN, "<" },
-    { "rangle", M_CLOSE, ">" },
-    { "dfrac", M_RENAME, "frac" },
-    { "tfrac", M_RENAME, "frac" },
-    { "cfrac", M_RENAME, "frac" },
-    { "varnothing", M_RENAME, "emptyset" },
-    { "dbinom", M_RENAME, "binom" },
-    { "tbinom", M_RENAME, "binom" },
-    { "bar", M_RENAME, "overline" },
-    { "varphi", M_RENAME, "phi" },
-    { "varepsilon", M_RENAME, "epsilon" },
-    { "pi", M_WORD, "pi" },
-    { "and", M_OP, "and" },
-    { "land", M_OP, "and" },
-    { "lor", M_OP, "or" },
-};
-
-/* One-character macros: \, and the like. */
-static const macro_row signs[] = {
-    { ",", M_SPACE, 0 },   { ";", M_SPACE, 0 },   { ":", M_SPACE, 0 },
-    { " ", M_SPACE, 0 },   { "!", M_NOTHING, 0 }, { "$", M_NOTHING, 0 },
-    { "(", M_NOTHING, 0 }, { ")", M_NOTHING, 0 }, { "[", M_NOTHING, 0 },
-    { "]", M_NOTHING, 0 }, { "%", M_OP, "%" },    { "{", M_OPEN, "{" },
-    { "}", M_CLOSE, "}" }, { "|", M_OP, "|" },    { "\\", M_OP, "row" },
-    { "\n", M_SPACE, 0 },  { "&", M_OP, "&" },    { "_", M_OP, "_" },
-};
-
-static const macro_row *find_macro(const macro_row *row, size_t n, ml_str name) {
-    for (size_t i = 0; i < n; i++)
-        if (ml_str_is(name, row[i].name))
-            return &row[i];
-    return NULL;
-}
-
 static void skip_blanks(lexer *x) {
     while (x->p < x->end && (*x->p == ' ' || *x->p == '\n' || *x->p == '\t'))
         x->p++;
@@ -436,49 +307,49 @@ static void read_environment(lexer *x, bool begin) {
         push(x, begin ? ML_T_OPEN : ML_T_CLOSE, name);
 }
 
-static void do_macro(lexer *x, const macro_row *row) {
+static void do_macro(lexer *x, const ml_macro *row) {
     ml_str inside;
 
     switch (row->sense) {
-    case M_NOTHING:
+    case ML_MACRO_NOTHING:
         if (strcmp(row->name, "right") == 0 && x->p < x->end && *x->p == '.')
             x->p++;
         break;
-    case M_SPACE: x->spaced = true; break;
-    case M_FONT:
-    case M_TEXT:
+    case ML_MACRO_SPACE: x->spaced = true; break;
+    case ML_MACRO_FONT:
+    case ML_MACRO_TEXT:
         skip_blanks(x);
-        open_hidden(x, row->sense == M_TEXT);
+        open_hidden(x, row->sense == ML_MACRO_TEXT);
         break;
-    case M_ARGUMENT:
+    case ML_MACRO_ARGUMENT:
         if (peek_argument(x, &inside))
             x->p += inside.len + 2;
         break;
-    case M_OP: push_op(x, row->is); break;
-    case M_OPEN: push(x, ML_T_OPEN, ml_str_of(row->is)); break;
-    case M_CLOSE: push(x, ML_T_CLOSE, ml_str_of(row->is)); break;
-    case M_RENAME: push(x, ML_T_MACRO, ml_str_of(row->is)); break;
-    case M_WORD: push(x, ML_T_WORD, ml_str_of(row->is)); break;
+    case ML_MACRO_OP: push_op(x, row->is); break;
+    case ML_MACRO_OPEN: push(x, ML_T_OPEN, ml_str_of(row->is)); break;
+    case ML_MACRO_CLOSE: push(x, ML_T_CLOSE, ml_str_of(row->is)); break;
+    case ML_MACRO_RENAME: push(x, ML_T_MACRO, ml_str_of(row->is)); break;
+    case ML_MACRO_WORD: push(x, ML_T_WORD, ml_str_of(row->is)); break;
     }
 }
 
 static void read_macro(lexer *x) {
     const char *from = ++x->p;
-    const macro_row *row;
+    const ml_macro *row;
     ml_str name;
 
     while (is_letter(x->p, x->end))
         x->p++;
     name = (ml_str){ from, (size_t)(x->p - from) };
     if (name.len == 0 && x->p < x->end) {
-        row = find_macro(signs, sizeof signs / sizeof *signs, (ml_str){ x->p, 1 });
+        row = ml_macro_sign(*x->p);
         if (row) {
             x->p++;
             do_macro(x, row);
             return;
         }
     }
-    row = find_macro(macros, sizeof macros / sizeof *macros, name);
+    row = ml_macro_find(name);
     if (row)
         do_macro(x, row);
     else if (ml_str_is(name, "begin") || ml_str_is(name, "end"))

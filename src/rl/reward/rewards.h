@@ -35,7 +35,7 @@ typedef struct ml_reward_opts {
     const char *reward_key;      /* which number of an object; NULL: reward, then score */
     int64_t n_thread;            /* 0: 1 */
     int64_t n_retry;             /* of requests to rm_url */
-    int64_t memory_bytes, seed;  /* memory of a worker process; 0: no bound */
+    int64_t memory_bytes;        /* memory of a worker process; 0: no bound */
     double deadline_s;           /* for a sample; 0: 30 */
 } ml_reward_opts;
 

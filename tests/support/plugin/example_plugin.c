@@ -64,6 +64,17 @@ static int reinforce(const miles_sample *s, const miles_algo *algo, miles_loss_o
     return 0;
 }
 
+/* As much as the response has bytes; an empty one cannot be judged. */
+static int length(const miles_reward_in *in, miles_reward_out *out, miles_error *err) {
+    if (in->response_len == 0) {
+        err->text[0] = '?';
+        err->text[1] = 0;
+        return 1;
+    }
+    out->reward = (double)in->response_len;
+    return 0;
+}
+
 static const miles_advantage ramp_row = {
     { sizeof(miles_advantage), MILES_ADVANTAGE, "ramp", 0, "for a test" }, 0, ramp
 };
@@ -78,8 +89,13 @@ static const miles_loss reinforce_row = {
     { sizeof(miles_loss), MILES_LOSS, "reinforce", 0, "for a test" }, one_metric, reinforce
 };
 
-static const miles_row *const rows[] = { &ramp_row.row, &halve_row.row, &by_ten_row.row,
-                                         &reinforce_row.row, 0 };
+static const miles_reward length_row = {
+    { sizeof(miles_reward), MILES_REWARD, "length", 0, "for a test" }, length
+};
+
+static const miles_row *const rows[] = { &ramp_row.row,   &halve_row.row,
+                                         &by_ten_row.row, &reinforce_row.row,
+                                         &length_row.row, 0 };
 
 miles_plugin_fn miles_plugin_entry;
 __attribute__((visibility("default"))) const miles_plugin *miles_plugin_entry(void) {

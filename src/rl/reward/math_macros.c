@@ -1,0 +1,123 @@
+#include "rl/reward/math_macros.h"
+
+static const ml_macro macros[] = {
+    { "left", ML_MACRO_NOTHING, 0 },
+    { "right", ML_MACRO_NOTHING, 0 },
+    { "big", ML_MACRO_NOTHING, 0 },
+    { "Big", ML_MACRO_NOTHING, 0 },
+    { "bigl", ML_MACRO_NOTHING, 0 },
+    { "bigr", ML_MACRO_NOTHING, 0 },
+    { "Bigl", ML_MACRO_NOTHING, 0 },
+    { "Bigr", ML_MACRO_NOTHING, 0 },
+    { "displaystyle", ML_MACRO_NOTHING, 0 },
+    { "textstyle", ML_MACRO_NOTHING, 0 },
+    { "limits", ML_MACRO_NOTHING, 0 },
+    { "bf", ML_MACRO_NOTHING, 0 },
+    { "it", ML_MACRO_NOTHING, 0 },
+    { "rm", ML_MACRO_NOTHING, 0 },
+    { "hfill", ML_MACRO_SPACE, 0 },
+    { "quad", ML_MACRO_SPACE, 0 },
+    { "qquad", ML_MACRO_SPACE, 0 },
+    { "mathbf", ML_MACRO_FONT, 0 },
+    { "mathit", ML_MACRO_FONT, 0 },
+    { "mathsf", ML_MACRO_FONT, 0 },
+    { "mathtt", ML_MACRO_FONT, 0 },
+    { "mathcal", ML_MACRO_FONT, 0 },
+    { "mathbb", ML_MACRO_FONT, 0 },
+    { "mathfrak", ML_MACRO_FONT, 0 },
+    { "boldsymbol", ML_MACRO_FONT, 0 },
+    { "bm", ML_MACRO_FONT, 0 },
+    { "underline", ML_MACRO_FONT, 0 },
+    { "fbox", ML_MACRO_FONT, 0 },
+    { "framebox", ML_MACRO_FONT, 0 },
+    { "boxed", ML_MACRO_FONT, 0 },
+    { "text", ML_MACRO_TEXT, 0 },
+    { "mathrm", ML_MACRO_TEXT, 0 },
+    { "mbox", ML_MACRO_TEXT, 0 },
+    { "hbox", ML_MACRO_TEXT, 0 },
+    { "textbf", ML_MACRO_TEXT, 0 },
+    { "textit", ML_MACRO_TEXT, 0 },
+    { "textrm", ML_MACRO_TEXT, 0 },
+    { "textsf", ML_MACRO_TEXT, 0 },
+    { "texttt", ML_MACRO_TEXT, 0 },
+    { "emph", ML_MACRO_TEXT, 0 },
+    { "operatorname", ML_MACRO_TEXT, 0 },
+    { "label", ML_MACRO_ARGUMENT, 0 },
+    { "tag", ML_MACRO_ARGUMENT, 0 },
+    { "phantom", ML_MACRO_ARGUMENT, 0 },
+    { "hphantom", ML_MACRO_ARGUMENT, 0 },
+    { "vphantom", ML_MACRO_ARGUMENT, 0 },
+    { "hspace", ML_MACRO_ARGUMENT, 0 },
+    { "color", ML_MACRO_ARGUMENT, 0 },
+    { "textcolor", ML_MACRO_ARGUMENT, 0 },
+    { "cdot", ML_MACRO_OP, "*" },
+    { "times", ML_MACRO_OP, "*" },
+    { "ast", ML_MACRO_OP, "*" },
+    { "div", ML_MACRO_OP, "/" },
+    { "pm", ML_MACRO_OP, "+-" },
+    { "mp", ML_MACRO_OP, "+-" },
+    { "le", ML_MACRO_OP, "<=" },
+    { "leq", ML_MACRO_OP, "<=" },
+    { "leqslant", ML_MACRO_OP, "<=" },
+    { "ge", ML_MACRO_OP, ">=" },
+    { "geq", ML_MACRO_OP, ">=" },
+    { "geqslant", ML_MACRO_OP, ">=" },
+    { "lt", ML_MACRO_OP, "<" },
+    { "gt", ML_MACRO_OP, ">" },
+    { "ne", ML_MACRO_OP, "!=" },
+    { "neq", ML_MACRO_OP, "!=" },
+    { "in", ML_MACRO_OP, "in" },
+    { "cup", ML_MACRO_OP, "cup" },
+    { "lvert", ML_MACRO_OP, "|" },
+    { "rvert", ML_MACRO_OP, "|" },
+    { "vert", ML_MACRO_OP, "|" },
+    { "mid", ML_MACRO_OP, "|" },
+    { "circ", ML_MACRO_OP, "deg" },
+    { "degree", ML_MACRO_OP, "deg" },
+    { "colon", ML_MACRO_OP, ":" },
+    { "lbrace", ML_MACRO_OPEN, "{" },
+    { "rbrace", ML_MACRO_CLOSE, "}" },
+    { "langle", ML_MACRO_OPEN, "<" },
+    { "rangle", ML_MACRO_CLOSE, ">" },
+    { "dfrac", ML_MACRO_RENAME, "frac" },
+    { "tfrac", ML_MACRO_RENAME, "frac" },
+    { "cfrac", ML_MACRO_RENAME, "frac" },
+    { "varnothing", ML_MACRO_RENAME, "emptyset" },
+    { "dbinom", ML_MACRO_RENAME, "binom" },
+    { "tbinom", ML_MACRO_RENAME, "binom" },
+    { "bar", ML_MACRO_RENAME, "overline" },
+    { "varphi", ML_MACRO_RENAME, "phi" },
+    { "varepsilon", ML_MACRO_RENAME, "epsilon" },
+    { "pi", ML_MACRO_WORD, "pi" },
+    { "and", ML_MACRO_OP, "and" },
+    { "land", ML_MACRO_OP, "and" },
+    { "lor", ML_MACRO_OP, "or" },
+};
+
+/* One-character macros: \, and the like. */
+static const ml_macro signs[] = {
+    { ",", ML_MACRO_SPACE, 0 },   { ";", ML_MACRO_SPACE, 0 },
+    { ":", ML_MACRO_SPACE, 0 },   { " ", ML_MACRO_SPACE, 0 },
+    { "!", ML_MACRO_NOTHING, 0 }, { "$", ML_MACRO_NOTHING, 0 },
+    { "(", ML_MACRO_NOTHING, 0 }, { ")", ML_MACRO_NOTHING, 0 },
+    { "[", ML_MACRO_NOTHING, 0 }, { "]", ML_MACRO_NOTHING, 0 },
+    { "%", ML_MACRO_OP, "%" },    { "{", ML_MACRO_OPEN, "{" },
+    { "}", ML_MACRO_CLOSE, "}" }, { "|", ML_MACRO_OP, "|" },
+    { "\\", ML_MACRO_OP, "row" }, { "\n", ML_MACRO_SPACE, 0 },
+    { "&", ML_MACRO_OP, "&" },    { "_", ML_MACRO_OP, "_" },
+};
+
+static const ml_macro *find(const ml_macro *row, size_t n, ml_str name) {
+    for (size_t i = 0; i < n; i++)
+        if (ml_str_is(name, row[i].name))
+            return &row[i];
+    return NULL;
+}
+
+const ml_macro *ml_macro_find(ml_str name) {
+    return find(macros, sizeof macros / sizeof *macros, name);
+}
+
+const ml_macro *ml_macro_sign(char c) {
+    return find(signs, sizeof signs / sizeof *signs, (ml_str){ &c, 1 });
+}
