@@ -2,7 +2,8 @@
 
 #include <string.h>
 
-#define BOX_TRIES 64 /* boxes looked at, from the last on */
+#define BOX_TRIES 64     /* boxes looked at, from the last on */
+#define BOX_BYTES 100000 /* of a box that can be an answer */
 
 /* --- text ---------------------------------------------------------------------------------- */
 
@@ -79,7 +80,7 @@ bool ml_str_begins_nocase(ml_str s, const char *lower) {
 static bool braced(ml_str s, size_t open, bool escapes, ml_str *out) {
     int depth = 0;
 
-    for (size_t i = open; i < s.len; i++) {
+    for (size_t i = open; i < s.len && i - open < BOX_BYTES; i++) {
         if (escapes && s.ptr[i] == '\\')
             i++;
         else if (s.ptr[i] == '{')

@@ -27,7 +27,7 @@ typedef struct ml_macro {
 
 /* NULL: one that has no plain meaning. */
 const ml_macro *ml_macro_find(ml_str name);
-/* Macros of one character that is no letter, as in "\\,". */
+/* Macros of one character that is no letter, as in "\,". */
 const ml_macro *ml_macro_sign(char c);
 
 #endif

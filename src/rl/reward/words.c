@@ -7,17 +7,17 @@
 #define SIGMA 0x3a3
 #define FINAL_SIGMA 0x3c2
 
-/* Signs and blanks beyond ASCII, as blocks; all else there is part of words. */
+/* Signs, accents and blanks beyond ASCII, as blocks; all else there is part of words. */
 static bool is_word_char(uint32_t c) {
     if (c < 0x80)
         return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '_';
     if (c < 0xc0)
         return c == 0xaa || c == 0xb2 || c == 0xb3 || c == 0xb5 || c == 0xb9 || c == 0xba ||
                (c >= 0xbc && c <= 0xbe);
-    return c != 0xd7 && c != 0xf7 && (c < 0x2000 || c > 0x206f) &&
-           (c < 0x2190 || c > 0x2bff) && (c < 0x3000 || c > 0x3004) &&
-           (c < 0x3008 || c > 0x3020) && (c < 0xff00 || c > 0xff0f) &&
-           (c < 0xff1a || c > 0xff20) && c < 0x1f000;
+    return c != 0xd7 && c != 0xf7 && (c < 0x300 || c > 0x36f) &&
+           (c < 0x2000 || c > 0x206f) && (c < 0x2190 || c > 0x2bff) &&
+           (c < 0x3000 || c > 0x3004) && (c < 0x3008 || c > 0x3020) &&
+           (c < 0xff00 || c > 0xff0f) && (c < 0xff1a || c > 0xff20) && c < 0x1f000;
 }
 
 /* A capital sigma at the end of a word has a small letter of its own. */
