@@ -39,8 +39,10 @@ size_t ml_str_blank(ml_str s) {
     static const char *const wide[] = { "\xc2\x85", "\u00a0", "\u1680", "\u2028",
                                         "\u2029",   "\u202f", "\u205f", "\u3000" };
 
-    if (s.len && (is_blank(s.ptr[0]) || (s.ptr[0] >= 0x1c && s.ptr[0] <= 0x1f)))
-        return 1;
+    if (s.len == 0)
+        return 0;
+    if ((unsigned char)s.ptr[0] < 0x80)
+        return is_blank(s.ptr[0]) || (s.ptr[0] >= 0x1c && s.ptr[0] <= 0x1f);
     for (size_t i = 0; i < sizeof wide / sizeof *wide; i++)
         if (s.len >= strlen(wide[i]) && is_at(s, 0, wide[i], strlen(wide[i])))
             return strlen(wide[i]);

@@ -227,7 +227,7 @@ static char choice_after(const question *q, ml_str s, size_t i) {
 
 static char last_after(const question *q, ml_str s, const char *word) {
     for (size_t i = s.len; i-- > 0;)
-        if (ml_str_begins_nocase(ml_str_from(s, i), word)) {
+        if ((s.ptr[i] | 32) == word[0] && ml_str_begins_nocase(ml_str_from(s, i), word)) {
             char c = choice_after(q, s, i + strlen(word));
             if (c)
                 return c;
@@ -237,7 +237,7 @@ static char last_after(const question *q, ml_str s, const char *word) {
 
 static char first_after(const question *q, ml_str s, const char *word) {
     for (size_t i = 0; i < s.len; i++)
-        if (ml_str_begins_nocase(ml_str_from(s, i), word)) {
+        if ((s.ptr[i] | 32) == word[0] && ml_str_begins_nocase(ml_str_from(s, i), word)) {
             char c = choice_after(q, s, i + strlen(word));
             if (c)
                 return c;

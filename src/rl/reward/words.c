@@ -44,7 +44,7 @@ void ml_text_lower(ml_text *out, ml_str s) {
         uint32_t lower[2], c;
         char bytes[4];
         int n;
-        if (!whole) {
+        if (!whole || (unsigned char)*p < 0x80) {
             bytes[0] = *p >= 'A' && *p <= 'Z' ? (char)(*p + 32) : *p;
             p++;
             ml_text_add(out, bytes, 1);
@@ -113,7 +113,8 @@ void ml_words_init(ml_words *w, ml_arena *a, ml_str text) {
 
     ml_text_lower(&lower, text);
     drop_punctuation(&lower);
-    *w = (ml_words){ .word = ML_NEW(a, ml_str, lower.len + 1) };
+    /* Two words have at least a byte between them. */
+    *w = (ml_words){ .word = ML_NEW(a, ml_str, lower.len / 2 + 2) };
     p = ml_arena_str(a, lower.ptr, lower.len);
     end = p + lower.len;
     if (ml_utf8_valid((ml_str){ p, lower.len }) < lower.len)
