@@ -1,7 +1,4 @@
 /* What the server tells of itself. */
-#include <string.h>
-
-#include "base/clock.h"
 #include "serve/serve_priv.h"
 
 #define HEALTH_S 20.0 /* a token must come within this time */

@@ -1,9 +1,7 @@
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "net/sse.h"
 #include "serve/serve_priv.h"
 

@@ -1,5 +1,4 @@
 /* meta_info: what SGLang tells of an answer beside its text. */
-#include "base/clock.h"
 #include "serve/serve_priv.h"
 
 /* [log-prob, id, text or null] */

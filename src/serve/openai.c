@@ -1,7 +1,5 @@
 #include "serve/openai.h"
 
-#include <stdio.h>
-
 #define AT(field) offsetof(ml_openai_body, field)
 static const char no_grammar[] = "answers are not constrained by a grammar here";
 

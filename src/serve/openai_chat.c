@@ -1,7 +1,4 @@
 /* POST /v1/chat/completions */
-#include <stdio.h>
-#include <string.h>
-
 #include "serve/chat_messages.h"
 #include "serve/openai.h"
 

@@ -1,7 +1,4 @@
 /* POST /v1/completions */
-#include <stdio.h>
-#include <string.h>
-
 #include "serve/openai.h"
 
 #define AT(field) offsetof(ml_openai_body, field)

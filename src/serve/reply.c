@@ -1,5 +1,3 @@
-#include <stdio.h>
-
 #include "serve/serve_priv.h"
 #include "text/unicode.h"
 
