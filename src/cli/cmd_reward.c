@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 #include "cli/cli.h"
-#include "plugin/reward_path.h"
+#include "cli/reward_opts.h"
 
 #define BATCH 256 /* samples under way; lines come out in the order they came in */
 
@@ -16,6 +16,7 @@ typedef struct entry {
     char *line;
     miles_reward_in in;
     ml_text out;
+    double reward; /* 0 where there is none */
     bool used;
 } entry;
 
@@ -86,6 +87,7 @@ static void write_result(void *ud, const ml_reward_result *r) {
     entry *e = ud;
 
     e->out.len = 0;
+    e->reward = r->outcome == ML_REWARD_OK ? r->reward : 0.0;
     ml_text_printf(&e->out, "{\"reward\": ");
     if (r->outcome == ML_REWARD_OK)
         ml_text_printf(&e->out, "%.17g", r->reward);
@@ -106,7 +108,7 @@ static void write_result(void *ud, const ml_reward_result *r) {
 static ml_status flush(reward_job *j, ml_err *err) {
     ml_rewards_wait(j->rewards);
     for (int i = 0; i < j->n; i++) {
-        j->sum += strtod(j->entry[i].out.ptr + strlen("{\"reward\": "), NULL);
+        j->sum += j->entry[i].reward;
         puts(j->entry[i].out.ptr);
     }
     for (int i = 0; i < BATCH; i++)
@@ -170,19 +172,13 @@ static ml_status score_all(reward_job *j, ml_err *err) {
 }
 
 ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
-    ml_reward_opts opts = { .rm_type = c->reward.rm_type,
-                            .rm_url = c->reward.rm_url,
-                            .reward_key = c->reward.reward_key,
-                            .n_thread = c->reward.n_worker,
-                            .n_retry = c->reward.n_retry,
-                            .memory_bytes = c->reward.memory_bytes,
-                            .deadline_s = c->reward.timeout_s };
     reward_job j = { .seed = c->reward.seed };
+    ml_reward_opts opts;
     ml_arena arena;
     ml_status st;
 
     ml_arena_init(&arena, "reward");
-    st = ml_reward_path_resolve(&opts, &arena, c->reward.custom_rm_path, err);
+    st = ml_reward_opts_init(&opts, c, &arena, err);
     if (st == ML_OK)
         st = ml_rewards_open(&j.rewards, &opts, err);
     if (st == ML_OK) {
