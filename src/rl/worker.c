@@ -5,32 +5,34 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/bug.h"
+#include "base/arena.h"
 #include "base/clock.h"
 
 #define ANSWER_MAX (4 << 20) /* bytes of an answer; more is no answer */
 #define LINGER_S 0.2         /* a process that closed its output is given this to end */
 
 struct ml_worker {
-    char *command;
+    ml_arena arena; /* it lives here itself */
+    const char *command;
     int64_t memory_bytes;
     pid_t pid; /* 0: none */
     int fd;
 };
 
 ml_worker *ml_worker_new(const char *command, int64_t memory_bytes) {
-    ml_worker *w = calloc(1, sizeof *w);
+    ml_arena arena;
+    ml_worker *w;
 
-    ML_BUG_IF(!w);
-    w->command = strdup(command);
-    ML_BUG_IF(!w->command);
+    ml_arena_init(&arena, "reward worker");
+    w = ML_NEW(&arena, ml_worker, 1);
+    w->command = ml_arena_str(&arena, command, strlen(command));
+    w->arena = arena;
     w->memory_bytes = memory_bytes;
     w->fd = -1;
     return w;
@@ -91,11 +93,13 @@ void ml_worker_restart(ml_worker *w) {
 }
 
 void ml_worker_free(ml_worker *w) {
+    ml_arena arena;
+
     if (!w)
         return;
     ml_worker_restart(w);
-    free(w->command);
-    free(w);
+    arena = w->arena;
+    ml_arena_release(&arena);
 }
 
 /* The output ended: says how, after the process had a moment to end by itself. */

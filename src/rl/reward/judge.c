@@ -1,10 +1,8 @@
 #include "rl/reward/judge.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/bug.h"
 #include "base/json.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
@@ -16,6 +14,7 @@
 #define START_S 60.0 /* a worker that is being started may load its libraries */
 
 struct ml_judge {
+    ml_arena arena; /* it lives here itself */
     const ml_reward_opts *opts;
     ml_worker *worker, *ifbench; /* NULL: not used */
     ml_rm_http *remote;
@@ -252,10 +251,13 @@ static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
 }
 
 ml_status ml_judge_open(ml_judge **out, const ml_reward_opts *opts, ml_err *err) {
-    ml_judge *j = calloc(1, sizeof *j);
     ml_status st = check_type(opts, err);
+    ml_arena arena;
+    ml_judge *j;
 
-    ML_BUG_IF(!j);
+    ml_arena_init(&arena, "judge");
+    j = ML_NEW(&arena, ml_judge, 1);
+    j->arena = arena;
     j->opts = opts;
     if (st == ML_OK && opts->command)
         j->worker = ml_worker_new(opts->command, opts->memory_bytes);
@@ -272,10 +274,13 @@ ml_status ml_judge_open(ml_judge **out, const ml_reward_opts *opts, ml_err *err)
 }
 
 void ml_judge_close(ml_judge *j) {
+    ml_arena arena;
+
     if (!j)
         return;
+    arena = j->arena;
     ml_worker_free(j->worker);
     ml_worker_free(j->ifbench);
     ml_rm_http_close(j->remote);
-    free(j);
+    ml_arena_release(&arena);
 }

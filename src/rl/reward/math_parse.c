@@ -220,8 +220,9 @@ static ml_ratfun unknown(parser *p, ml_str name) {
 }
 
 static ml_ratfun macro(parser *p) {
-    ml_str name = p->t++->text;
+    ml_str name = p->t->text;
 
+    p->t++;
     if (ml_str_is(name, "frac"))
         return fraction(p);
     if (ml_str_is(name, "sqrt"))
@@ -279,8 +280,9 @@ static ml_ratfun letters(parser *p, ml_str word) {
 }
 
 static ml_ratfun word(parser *p) {
-    ml_str text = p->t++->text;
+    ml_str text = p->t->text;
 
+    p->t++;
     if (ml_str_is(text, "pi"))
         return ml_ratfun_symbol(p->a, text);
     if (ml_math_is_function(text))

@@ -218,7 +218,8 @@ static int32_t unit_from(ml_mtoks x) {
 
     while (i > 0) {
         const ml_mtok *t = &x.t[i - 1];
-        if (is_unit_word(t) || ml_mtok_op(t, "%") || ml_mtok_op(t, "deg"))
+        bool per = ml_mtok_op(t, "/") && i < x.n && i >= 2 && is_unit_word(t - 1);
+        if (is_unit_word(t) || ml_mtok_op(t, "%") || ml_mtok_op(t, "deg") || per)
             i--;
         else if (i >= 3 && t->kind == ML_T_NUM && ml_mtok_op(t - 1, "^") &&
                  is_unit_word(t - 2))
@@ -226,8 +227,6 @@ static int32_t unit_from(ml_mtoks x) {
         else if (i >= 5 && t->kind == ML_T_UNGROUP && t[-1].kind == ML_T_NUM &&
                  t[-2].kind == ML_T_GROUP && ml_mtok_op(t - 3, "^") && is_unit_word(t - 4))
             i -= 5;
-        else if (ml_mtok_op(t, "/") && i < x.n && i >= 2 && is_unit_word(t - 1))
-            i--;
         else
             break;
     }

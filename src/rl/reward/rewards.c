@@ -1,11 +1,9 @@
 #include "rl/reward/rewards.h"
 
-#include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/bug.h"
+#include "base/arena.h"
 #include "base/clock.h"
 #include "rl/reward/judge.h"
 
@@ -30,7 +28,8 @@ struct ml_rewards {
     bench *bench;         /* [opts.n_thread] */
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t more, idle;
-    task *first, **last;
+    ml_arena arena; /* of all this, and of tasks */
+    task *first, **last, *unused;
     int64_t n_open; /* submitted, without a result */
     int64_t counts[ML_REWARD_OUTCOMES];
     bool closing;
@@ -62,8 +61,10 @@ static task *take(ml_rewards *r) {
 }
 
 /* Counted after the caller has been told, so that who waits finds everything done. */
-static void count(ml_rewards *r, ml_reward_outcome outcome) {
+static void count(ml_rewards *r, task *t, ml_reward_outcome outcome) {
     pthread_mutex_lock(&r->lock);
+    t->next = r->unused;
+    r->unused = t;
     r->counts[outcome]++;
     if (--r->n_open == 0)
         pthread_cond_broadcast(&r->idle);
@@ -85,8 +86,7 @@ static void *serve(void *ud) {
                                      .json = v.json.ptr,
                                      .why = v.why.ptr };
         t->done(t->ud, &result);
-        count(b->rewards, v.outcome);
-        free(t);
+        count(b->rewards, t, v.outcome);
     }
     ml_verdict_release(&v);
     return NULL;
@@ -111,15 +111,17 @@ static ml_status start(ml_rewards *r, ml_err *err) {
 }
 
 ml_status ml_rewards_open(ml_rewards **out, const ml_reward_opts *opts, ml_err *err) {
-    ml_rewards *r = calloc(1, sizeof *r);
+    ml_arena arena;
+    ml_rewards *r;
     ml_status st;
 
-    ML_BUG_IF(!r);
+    ml_arena_init(&arena, "rewards");
+    r = ML_NEW(&arena, ml_rewards, 1);
     r->opts = *opts;
     r->opts.n_thread = opts->n_thread > 0 ? opts->n_thread : 1;
     r->opts.deadline_s = opts->deadline_s > 0 ? opts->deadline_s : DEADLINE_S;
-    r->bench = calloc((size_t)r->opts.n_thread, sizeof *r->bench);
-    ML_BUG_IF(!r->bench);
+    r->bench = ML_NEW(&arena, bench, r->opts.n_thread);
+    r->arena = arena;
     r->last = &r->first;
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->more, NULL);
@@ -134,6 +136,8 @@ ml_status ml_rewards_open(ml_rewards **out, const ml_reward_opts *opts, ml_err *
 }
 
 void ml_rewards_close(ml_rewards *r) {
+    ml_arena arena;
+
     if (!r)
         return;
     pthread_mutex_lock(&r->lock);
@@ -148,17 +152,21 @@ void ml_rewards_close(ml_rewards *r) {
     pthread_cond_destroy(&r->more);
     pthread_cond_destroy(&r->idle);
     pthread_mutex_destroy(&r->lock);
-    free(r->bench);
-    free(r);
+    arena = r->arena;
+    ml_arena_release(&arena);
 }
 
 void ml_rewards_submit(ml_rewards *r, const miles_reward_in *in, ml_reward_done *done,
                        void *ud) {
-    task *t = calloc(1, sizeof *t);
+    task *t;
 
-    ML_BUG_IF(!t);
-    *t = (task){ .in = in, .done = done, .ud = ud };
     pthread_mutex_lock(&r->lock);
+    t = r->unused;
+    if (t)
+        r->unused = t->next;
+    else
+        t = ML_NEW(&r->arena, task, 1);
+    *t = (task){ .in = in, .done = done, .ud = ud };
     *r->last = t;
     r->last = &t->next;
     r->n_open++;

@@ -1,11 +1,10 @@
 #include "rl/reward/rm_http.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/bug.h"
+#include "base/arena.h"
 #include "base/clock.h"
 #include "net/http_client.h"
 
@@ -13,7 +12,8 @@
 #define BODY_MAX (4 << 20)
 
 struct ml_rm_http {
-    char *url;
+    ml_arena arena; /* it lives here itself */
+    const char *url;
     ml_loop *loop;
     ml_http_client *client;
     /* The request under way. */
@@ -24,12 +24,14 @@ struct ml_rm_http {
 };
 
 ml_status ml_rm_http_open(ml_rm_http **out, const char *url, ml_err *err) {
-    ml_rm_http *r = calloc(1, sizeof *r);
+    ml_arena arena;
+    ml_rm_http *r;
     ml_status st;
 
-    ML_BUG_IF(!r);
-    r->url = strdup(url);
-    ML_BUG_IF(!r->url);
+    ml_arena_init(&arena, "reward server");
+    r = ML_NEW(&arena, ml_rm_http, 1);
+    r->url = ml_arena_str(&arena, url, strlen(url));
+    r->arena = arena;
     st = ml_loop_new(&r->loop, err);
     if (st == ML_OK)
         r->client = ml_http_client_new(r->loop);
@@ -42,14 +44,16 @@ ml_status ml_rm_http_open(ml_rm_http **out, const char *url, ml_err *err) {
 }
 
 void ml_rm_http_close(ml_rm_http *r) {
+    ml_arena arena;
+
     if (!r)
         return;
+    arena = r->arena;
     if (r->client)
         ml_http_client_free(r->client);
     if (r->loop)
         ml_loop_free(r->loop);
-    free(r->url);
-    free(r);
+    ml_arena_release(&arena);
 }
 
 static void on_head(void *ud, int status, ml_str headers) {
