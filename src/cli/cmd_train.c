@@ -1,6 +1,7 @@
 /* miles train: reinforcement learning. */
 #include "cli/cli.h"
 #include "cli/stop.h"
+#include "cli/train_gen.h"
 #include "cli/train_opts.h"
 #include "plugin/resolve.h"
 #include "rl/train_loop.h"
@@ -8,13 +9,20 @@
 typedef struct train_job {
     const ml_config *config;
     ml_train_run run;
-    ml_text shared; /* what a resumed run must share */
+    ml_train_gen gen; /* zeros: nothing is generated */
+    ml_text shared;   /* what a resumed run must share */
 } train_job;
 
 /* --- options ---------------------------------------------------------------- */
 
 static bool needs_reference(const ml_algo_opts *o) {
     return o->num.use_kl_loss || o->num.kl_coef != 0.0;
+}
+
+/* Where the context is limited, a prompt must leave room for an answer. */
+static int64_t max_prompt(const ml_config *c) {
+    int64_t most = c->rollout.max_context ? c->rollout.max_context - 1 : 0;
+    return c->rollout.max_prompt ? c->rollout.max_prompt : most;
 }
 
 static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
@@ -34,6 +42,7 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     if (needs_reference(&c->algo))
         out->ref_load = c->rollout.ref_load ? c->rollout.ref_load : c->hf_checkpoint;
     out->trainer.temperature = c->rollout.temperature;
+    out->data.max_prompt_len = max_prompt(c);
     out->data.label_key = c->rollout.label_key;
     out->data.metadata_key = c->rollout.metadata_key;
     out->data.apply_chat_template = c->rollout.apply_chat_template;
@@ -59,6 +68,22 @@ static ml_status replay(train_job *j, ml_train_loop *loop, ml_err *err) {
     return ml_train_loop_run(loop, err);
 }
 
+static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
+    const ml_config *c = j->config;
+    ml_status st = ml_train_gen_start(&j->gen, err);
+
+    if (st != ML_OK)
+        return st;
+    loop->rollout = ml_rollout_gen(&j->gen.rollout);
+    loop->publish = ml_train_gen_publish;
+    loop->publish_ud = &j->gen;
+    loop->evaluate = j->gen.evals.n ? ml_evals_run : NULL;
+    loop->evaluate_ud = &j->gen.evals;
+    loop->eval_interval = c->rollout.eval_interval;
+    loop->skip_first_eval = c->rollout.skip_first_eval;
+    return ml_train_loop_run(loop, err);
+}
+
 static ml_status train(train_job *j, ml_err *err) {
     ml_train_loop loop = { .run = &j->run,
                            .record = j->config->rollout.save_debug,
@@ -69,20 +94,31 @@ static ml_status train(train_job *j, ml_err *err) {
 
     if (st == ML_OK)
         st = ml_train_run_start(&j->run, err);
-    return st == ML_OK ? replay(j, &loop, err) : st;
+    if (st != ML_OK)
+        return st;
+    return j->config->rollout.load_debug ? replay(j, &loop, err) : generate(j, &loop, err);
+}
+
+static ml_status open_job(train_job *j, ml_err *err) {
+    ml_train_run_opts opts;
+    ml_status st = run_opts(j, &opts, err);
+
+    if (st == ML_OK)
+        st = ml_train_run_open(&j->run, &opts, err);
+    if (st != ML_OK || j->config->rollout.load_debug)
+        return st;
+    st = ml_train_gen_open(&j->gen, j->config, &j->run, err);
+    return st == ML_OK ? ml_train_gen_bytes(&j->gen, &j->run.opts.engine_bytes, err) : st;
 }
 
 ml_status ml_cmd_train(const ml_config *c, ml_err *err) {
     train_job j = { .config = c };
-    ml_train_run_opts opts;
-    ml_status st = run_opts(&j, &opts, err);
+    ml_status st = open_job(&j, err);
 
-    if (st == ML_OK) {
-        st = ml_train_run_open(&j.run, &opts, err);
-        if (st == ML_OK)
-            st = c->train.dry_run ? ml_train_print_memory(&j.run, err) : train(&j, err);
-        ml_train_run_close(&j.run);
-    }
+    if (st == ML_OK)
+        st = c->train.dry_run ? ml_train_print_memory(&j.run, err) : train(&j, err);
+    ml_train_gen_close(&j.gen);
+    ml_train_run_close(&j.run);
     ml_text_release(&j.shared);
     return st;
 }

@@ -128,7 +128,23 @@ typedef struct ml_config {
         const char *label_key, *metadata_key, *ref_load;
         bool apply_chat_template;
         int64_t n_samples_per_prompt, num_steps_per_rollout;
-        double temperature;
+        /* sampling; top_k -1: all */
+        double temperature, top_p;
+        int64_t top_k, max_response, max_context, max_prompt;
+        ml_words stop, stop_ids;
+        bool skip_special;
+        int64_t over_sampling;
+        const char *filter;
+        /* the engine */
+        int64_t max_running, chunk;
+        double mem_fraction;
+        bool no_prefix_cache;
+        /* evaluation; NaN and 0: as when sampling */
+        ml_words eval_data;
+        const char *eval_input_key, *eval_label_key, *eval_tool_key;
+        int64_t eval_interval, eval_n, eval_top_k, eval_max_response, eval_max_prompt;
+        double eval_temperature, eval_top_p;
+        bool skip_first_eval, log_passrate;
         /* debugging */
         const char *save_debug, *load_debug;
         bool rollout_only, train_only;

@@ -1,7 +1,7 @@
 /* Rewards: Miles' flags, and those of worker processes. */
 #include "cli/flag.h"
 
-#define REWARD ML_CMD_REWARD
+#define REWARD (ML_CMD_REWARD | ML_CMD_TRAIN)
 
 const ml_flag ml_flags_reward[] = {
     { .name = "rm-type",
@@ -86,7 +86,7 @@ const ml_flag ml_flags_reward[] = {
       .def = "42",
       .value = "N",
       .group = "rewards",
-      .cmds = REWARD,
+      .cmds = ML_CMD_REWARD,
       .from = ML_FROM_MILES,
       .help = "Seed of the reward random." },
     { 0 },

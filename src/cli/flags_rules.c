@@ -80,6 +80,15 @@ static bool only_trains_on_nothing(const ml_config *c) {
     return c->rollout.train_only && !c->rollout.load_debug;
 }
 
+static bool evaluates_nothing(const ml_config *c) {
+    return c->rollout.eval_interval && !c->rollout.eval_data.n;
+}
+
+static bool under_sampling(const ml_config *c) {
+    return c->rollout.over_sampling &&
+           c->rollout.over_sampling < c->train.rollout_batch_size;
+}
+
 static bool two_halves(const ml_config *c) {
     return c->rollout.rollout_only && (c->rollout.train_only || c->rollout.load_debug);
 }
@@ -99,6 +108,10 @@ const ml_rule ml_rules[] = {
       "recorded rounds have no epochs: give --num-rollout" },
     { "train-only-what", ML_CMD_TRAIN, only_trains_on_nothing,
       "--debug-train-only needs --load-debug-rollout-data, the rounds to train on" },
+    { "train-eval-of-what", ML_CMD_TRAIN, evaluates_nothing,
+      "--eval-interval needs --eval-prompt-data, the sets to evaluate on" },
+    { "train-over-sampling", ML_CMD_TRAIN, under_sampling,
+      "--over-sampling-batch-size must be at least --rollout-batch-size" },
     { "train-two-halves", ML_CMD_TRAIN, two_halves,
       "--debug-rollout-only and --debug-train-only leave nothing to do: keep one" },
     { "score-output", ML_CMD_SCORE, no_output,

@@ -6,7 +6,8 @@
  * made it, then one last call with the reason for the end.
  *
  * thread: all functions may be called from any thread, but not from within an ml_gen_fn,
- * which runs on the generator's own thread and must not block. */
+ * which runs on the generator's own thread and must not block.  From within an
+ * ml_watch_fn, which runs there too, submit and abort may. */
 #ifndef ML_ENGINE_GEN_H
 #define ML_ENGINE_GEN_H
 
@@ -88,6 +89,9 @@ typedef struct ml_gen_stats {
     int32_t page_tokens, context, max_running;
 } ml_gen_stats;
 
+/* Requests have ended since the last call. */
+typedef void ml_watch_fn(void *ud);
+
 typedef struct ml_gen ml_gen;
 struct ml_gen {
     const char *name;
@@ -111,6 +115,10 @@ struct ml_gen {
     void (*stats)(ml_gen *g, ml_gen_stats *out);
     /* Aborts what is left and waits for its last calls. */
     void (*close)(ml_gen *g);
+    /* From now on fn is called after each step in which requests ended, before the next one
+     * begins; NULL: nobody watches.  So what is decided there depends on steps, never on the
+     * clock.  Generators whose steps are elsewhere call it after each end. */
+    void (*watch)(ml_gen *g, ml_watch_fn *fn, void *ud);
 };
 
 #endif

@@ -28,6 +28,8 @@ struct command {
     const ml_weights *weights;
     weight_set *set;
     const char *dir;
+    ml_watch_fn *watch;
+    void *ud;
     uint64_t version;
     ml_switch how;
     bool flag[2];
@@ -40,6 +42,9 @@ struct local {
     weight_set *own; /* in use, or NULL: the caller's, or released */
     char *dir;       /* where `own` came from; NULL: made up */
     bool paused, no_kv, no_weights;
+    ml_watch_fn *watch;
+    void *watch_ud;
+    int64_t n_ended; /* requests, as of the last call of watch */
 
     pthread_t thread;
     pthread_mutex_t lock; /* of all below */
@@ -172,6 +177,17 @@ static void refuse_commands(local *l) {
     pthread_cond_broadcast(&l->done);
 }
 
+static void tell_watch(local *l) {
+    ml_gen_stats now;
+    int64_t n_ended;
+
+    ml_engine_stats(l->engine, &now);
+    n_ended = now.n_finished + now.n_aborted;
+    if (l->watch && n_ended != l->n_ended)
+        l->watch(l->watch_ud);
+    l->n_ended = n_ended;
+}
+
 static void *run(void *ud) {
     local *l = ud;
     bool busy = false;
@@ -189,6 +205,7 @@ static void *run(void *ud) {
             break;
         pthread_mutex_unlock(&l->lock);
         busy = may_step(l) && ml_engine_step(l->engine);
+        tell_watch(l);
         pthread_mutex_lock(&l->lock);
         take_stock(l);
     }
@@ -259,6 +276,12 @@ static ml_status do_abort_all(local *l, command *c) {
 
 static ml_status do_pause(local *l, command *c) {
     l->paused = c->flag[0];
+    return ML_OK;
+}
+
+static ml_status do_watch(local *l, command *c) {
+    l->watch = c->watch;
+    l->watch_ud = c->ud;
     return ML_OK;
 }
 
@@ -339,6 +362,10 @@ static void pause_steps(ml_gen *g) {
 
 static void resume_steps(ml_gen *g) {
     have_done(of(g), &(command){ .fn = do_pause });
+}
+
+static void watch(ml_gen *g, ml_watch_fn *fn, void *ud) {
+    have_done(of(g), &(command){ .fn = do_watch, .watch = fn, .ud = ud });
 }
 
 static bool flush(ml_gen *g) {
@@ -426,6 +453,7 @@ ml_status ml_local_open(ml_gen **out, const ml_local_opts *o, ml_err *err) {
                        .flush = flush,
                        .load = load,
                        .stats = stats,
+                       .watch = watch,
                        .close = close_gen };
     l->opts = *o;
     pthread_mutex_init(&l->lock, NULL);

@@ -22,6 +22,8 @@ static void free_call(ml_remote_call *c) {
 
 static void end_call(ml_remote_call *c, ml_gen_update *u) {
     ml_remote *r = c->remote;
+    ml_watch_fn *watch;
+    void *watch_ud;
 
     u->ticket = c->ticket;
     *(c->prev ? &c->prev->next : &r->first) = c->next;
@@ -36,9 +38,13 @@ static void end_call(ml_remote_call *c, ml_gen_update *u) {
     r->stats.n_answer_token += u->answer.n;
     if (u->version)
         r->stats.version = u->version;
+    watch = r->watch;
+    watch_ud = r->watch_ud;
     pthread_mutex_unlock(&r->lock);
     c->fn(c->ud, u);
     free_call(c);
+    if (watch)
+        watch(watch_ud);
 }
 
 static void abort_call(ml_remote_call *c, const char *why) {
@@ -301,6 +307,14 @@ static void stats(ml_gen *g, ml_gen_stats *out) {
     pthread_mutex_unlock(&r->lock);
 }
 
+static void watch_ends(ml_gen *g, ml_watch_fn *fn, void *ud) {
+    ml_remote *r = of(g);
+    pthread_mutex_lock(&r->lock);
+    r->watch = fn;
+    r->watch_ud = ud;
+    pthread_mutex_unlock(&r->lock);
+}
+
 /* --- life ------------------------------------------------------------------------- */
 
 static void *carry(void *ud) {
@@ -367,7 +381,8 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
                        .flush = flush,
                        .load = load,
                        .stats = stats,
-                       .close = close_gen };
+                       .close = close_gen,
+                       .watch = watch_ends };
     ml_arena_init(&r->arena, "remote servers");
     pthread_mutex_init(&r->lock, NULL);
     keep_opts(r, o);

@@ -46,6 +46,8 @@ struct ml_remote {
     pthread_mutex_t lock; /* of all below */
     uint64_t n_ticket;
     ml_gen_stats stats;
+    ml_watch_fn *watch;
+    void *watch_ud;
 };
 
 /* remote_text.c */

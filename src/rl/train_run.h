@@ -57,7 +57,7 @@ typedef struct ml_train_run {
 
 /* Opens and checks all that is read; takes no memory for the model yet. */
 ml_status ml_train_run_open(ml_train_run *out, const ml_train_run_opts *opts, ml_err *err);
-void ml_train_run_close(ml_train_run *r); /* after a failed open, too */
+void ml_train_run_close(ml_train_run *r); /* after a failed open, too; zeros are fine */
 
 /* What it will take, and ML_ENOMEM when the machine does not have it. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out);

@@ -13,65 +13,13 @@
 #include "rl/sft_sample.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-
-#define MODEL "tests/golden/data/qwen3" /* 83 tokens */
+#include "tests/support/toy_model.h"
 
 static void must(ml_status st, const ml_err *err) {
     if (st != ML_OK) {
         ml_test_fail(__FILE__, __LINE__, "%s", err->msg);
         exit(1);
     }
-}
-
-static void write_file(const char *name, const char *text) {
-    ml_err err = { 0 };
-    must(ml_file_replace(ml_test_path(name), ml_str_of(text), &err), &err);
-}
-
-static void copy_file(const char *from, const char *name) {
-    ml_file f;
-    ml_err err = { 0 };
-    must(ml_file_map(&f, from, &err), &err);
-    must(ml_file_replace(ml_test_path(name), f.bytes, &err), &err);
-    ml_file_unmap(&f);
-}
-
-/* Letters, digits and marks as tokens of their own; two special ones. */
-static void write_tokenizer(void) {
-    static const char chars[] = "abcdefghijklmnopqrstuvwxyz0123456789.,?!+-=*/:ABCDEFGH";
-    ml_text t = { 0 };
-    int n = 0;
-
-    ml_text_printf(&t, "{\"version\": \"1.0\", \"added_tokens\": [");
-    for (int i = 0; i < 2; i++)
-        ml_text_printf(&t,
-                       "%s{\"id\": %d, \"content\": \"<|im_%s|>\", \"single_word\": false, "
-                       "\"lstrip\": false, \"rstrip\": false, \"normalized\": false, "
-                       "\"special\": true}",
-                       i ? ", " : "", i + 70, i ? "end" : "start");
-    ml_text_printf(&t, "], \"normalizer\": null, \"pre_tokenizer\": {\"type\": "
-                       "\"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": "
-                       "false, \"use_regex\": false}, \"post_processor\": null, "
-                       "\"decoder\": {\"type\": \"ByteLevel\"}, \"model\": {\"type\": "
-                       "\"BPE\", \"vocab\": {");
-    for (const char *c = chars; *c; c++)
-        ml_text_printf(&t, "%s\"%c\": %d", n ? ", " : "", *c, n), n++;
-    ml_text_printf(&t, ", \"\xc4\xa0\": %d, \"\xc4\x8a\": %d}, \"merges\": []}}", n, n + 1);
-    write_file("model/tokenizer.json", t.ptr);
-    ml_text_release(&t);
-}
-
-static const char chatml[] =
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-
-static void make_model(const char *template) {
-    ml_err err = { 0 };
-    must(ml_dir_make(ml_test_path("model"), &err), &err);
-    copy_file(MODEL "/config.json", "model/config.json");
-    copy_file(MODEL "/model.safetensors", "model/model.safetensors");
-    write_tokenizer();
-    write_file("model/chat_template.jinja", template);
 }
 
 static void make_data(int n) {
@@ -82,7 +30,7 @@ static void make_data(int n) {
             "{\"messages\": [{\"role\": \"user\", \"content\": \"what is %d+%d?\"}, "
             "{\"role\": \"assistant\", \"content\": \"it is %d.\"}]}\n",
             i % 10, i % 7, i % 10 + i % 7);
-    write_file("data.jsonl", t.ptr);
+    ml_toy_file("data.jsonl", t.ptr);
     ml_text_release(&t);
 }
 
@@ -99,8 +47,8 @@ static void learned(ml_text *out, const char *template, const char *row, ml_err 
     int32_t prompt_len;
 
     ml_arena_init(&a, "test");
-    make_model(template);
-    write_file("one.jsonl", row);
+    ml_toy_model(template);
+    ml_toy_file("one.jsonl", row);
     must(ml_tokenizer_open(&tok, ml_test_path("model"), err), err);
     must(ml_chat_template_open(&chat, ml_test_path("model"), NULL, err), err);
     must(ml_dataset_open(&ds, &(ml_dataset_opts){ .path = ml_test_path("one.jsonl") }, err),
@@ -144,14 +92,14 @@ static void only_the_assistant_is_learned(void) {
     ml_err err = { 0 };
 
     snprintf(row, sizeof row, two_answers, "");
-    learned(&t, chatml, row, &err);
+    learned(&t, ml_toy_chatml, row, &err);
     CHECK(t.len > sizeof head && memcmp(t.ptr, head, sizeof head - 1) == 0);
     CHECK_HAS(t.ptr,
               "#[b<|im_end|>\n]<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
               "[d<|im_end|>\n]");
     t.len = 0;
     snprintf(row, sizeof row, two_answers, ", \"step_loss_mask\": 0");
-    learned(&t, chatml, row, &err);
+    learned(&t, ml_toy_chatml, row, &err);
     CHECK_HAS(t.ptr, "assistant\nb<|im_end|>");
     CHECK_HAS(t.ptr, "#[d<|im_end|>\n]");
     t.len = 0;
@@ -173,9 +121,10 @@ static void what_cannot_be_learned_is_refused(void) {
     snprintf(row, sizeof row, two_answers, "");
     learned(&t, rewriting, row, &err);
     CHECK_HAS(err.msg, "generation");
-    learned(&t, chatml, "{\"input\": [{\"role\": \"user\", \"content\": \"a\"}]}\n", &err);
+    learned(&t, ml_toy_chatml, "{\"input\": [{\"role\": \"user\", \"content\": \"a\"}]}\n",
+            &err);
     CHECK_HAS(err.msg, "said by the assistant");
-    learned(&t, chatml, "{\"input\": \"plain text\"}\n", &err);
+    learned(&t, ml_toy_chatml, "{\"input\": \"plain text\"}\n", &err);
     CHECK_HAS(err.msg, "list of messages");
     ml_text_release(&t);
 }
@@ -245,7 +194,7 @@ static void learns_and_resumes(void) {
     const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
     double first = 0, last = 0;
 
-    make_model(chatml);
+    ml_toy_model(ml_toy_chatml);
     make_data(20);
     CHECK(run(whole, "", out, sizeof out) == 0);
     CHECK_HAS(out, "rollout 7, step 15: loss ");
@@ -263,7 +212,7 @@ static void flags_are_checked(void) {
     char out[4000];
     const char *save = ml_test_path("save");
 
-    make_model(chatml);
+    ml_toy_model(ml_toy_chatml);
     make_data(5);
     CHECK(run(save, "--recompute-granularity selective --recompute-modules norms", out,
               sizeof out) == 2);
@@ -309,7 +258,7 @@ static void survives_kills(void) {
 
     printf("seed %u\n", seed);
     fflush(stdout);
-    make_model(chatml);
+    ml_toy_model(ml_toy_chatml);
     make_data(20);
     CHECK(run_rounds(whole, MANY_ROUNDS, "", out, sizeof out) == 0);
     for (int i = 0; i < kills; i++) {

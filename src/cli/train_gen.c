@@ -1,0 +1,245 @@
+#include "cli/train_gen.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "plugin/reward_path.h"
+#include "train/memory.h"
+
+#define MAX_WAITING (1 << 24) /* a round waits as a whole */
+
+/* --- sampling --------------------------------------------------------------- */
+
+static ml_status stop_ids(ml_sampling *out, ml_arena *a, const ml_words *words,
+                          ml_err *err) {
+    int32_t *id = ML_NEW(a, int32_t, words->n + 1);
+
+    for (int i = 0; i < words->n; i++) {
+        char *end;
+        long x = strtol(words->word[i], &end, 10);
+        if (*end || end == words->word[i] || x < 0 || x > INT32_MAX)
+            return ml_fail(err, ML_EUSAGE,
+                           "--rollout-stop-token-ids: \"%s\" is not the id of a token",
+                           words->word[i]);
+        id[i] = (int32_t)x;
+    }
+    out->stop_id = id;
+    out->n_stop_id = words->n;
+    return ML_OK;
+}
+
+static int32_t top_k(int64_t k) {
+    return k < 0 ? 0 : (int32_t)k;
+}
+
+static ml_status sampling_of(ml_sampling *out, ml_arena *a, const ml_config *c,
+                             ml_err *err) {
+    ml_str *stop = ML_NEW(a, ml_str, c->rollout.stop.n + 1);
+
+    for (int i = 0; i < c->rollout.stop.n; i++)
+        stop[i] = ml_str_of(c->rollout.stop.word[i]);
+    *out = (ml_sampling){ .temperature = (float)c->rollout.temperature,
+                          .top_p = (float)c->rollout.top_p,
+                          .top_k = top_k(c->rollout.top_k),
+                          .max_new = (int32_t)c->rollout.max_response,
+                          .stop = stop,
+                          .n_stop = c->rollout.stop.n,
+                          .seed = (uint64_t)c->train.rollout_seed,
+                          .skip_special = c->rollout.skip_special };
+    return stop_ids(out, a, &c->rollout.stop_ids, err);
+}
+
+/* --- rewards ---------------------------------------------------------------- */
+
+static ml_status open_rewards(ml_train_gen *t, const ml_config *c, ml_err *err) {
+    ml_reward_opts o = { .rm_type = c->reward.rm_type,
+                         .rm_url = c->reward.rm_url,
+                         .reward_key = c->reward.reward_key,
+                         .n_thread = c->reward.n_worker,
+                         .n_retry = c->reward.n_retry,
+                         .memory_bytes = c->reward.memory_bytes,
+                         .deadline_s = c->reward.timeout_s };
+    ml_status st = ml_reward_path_resolve(&o, &t->arena, c->reward.custom_rm_path, err);
+    return st == ML_OK ? ml_rewards_open(&t->rewards, &o, err) : st;
+}
+
+static ml_status find_filter(ml_train_gen *t, const char *path, ml_err *err) {
+    if (!path)
+        return ML_OK;
+    t->rollout.filter = ml_group_filter_find(path);
+    if (!t->rollout.filter)
+        return ml_fail(err, ML_EUSAGE,
+                       "--dynamic-sampling-filter-path: there is no filter \"%s\"; there "
+                       "are check_reward_nonzero_std and check_no_aborted",
+                       path);
+    return ML_OK;
+}
+
+/* --- evaluations ------------------------------------------------------------- */
+
+static const char *either(const char *own, const char *other) {
+    return own ? own : other;
+}
+
+static ml_sampling eval_sampling(ml_sampling how, const ml_config *c) {
+    if (!isnan(c->rollout.eval_temperature))
+        how.temperature = (float)c->rollout.eval_temperature;
+    if (!isnan(c->rollout.eval_top_p))
+        how.top_p = (float)c->rollout.eval_top_p;
+    if (c->rollout.eval_top_k)
+        how.top_k = top_k(c->rollout.eval_top_k);
+    if (c->rollout.eval_max_response)
+        how.max_new = (int32_t)c->rollout.eval_max_response;
+    return how;
+}
+
+static ml_status open_set(ml_train_gen *t, const ml_config *c, const char *name,
+                          const char *path, ml_err *err) {
+    ml_eval_set *set = &t->evals.set[t->evals.n];
+    ml_dataset_opts o = t->run->opts.data;
+
+    o.path = path;
+    o.input_key = either(c->rollout.eval_input_key, o.input_key);
+    o.label_key = either(c->rollout.eval_label_key, o.label_key);
+    o.tool_key = either(c->rollout.eval_tool_key, o.tool_key);
+    o.max_prompt_len = c->rollout.eval_max_prompt;
+    o.text = ml_prompter_text(&t->run->prompter);
+    set->name = name;
+    set->how = eval_sampling(t->rollout.how, c);
+    set->n_per_prompt = (int32_t)c->rollout.eval_n;
+    t->evals.n++;
+    return ml_dataset_open(&set->dataset, &o, err);
+}
+
+static ml_status open_evals(ml_train_gen *t, const ml_config *c, ml_err *err) {
+    const ml_words *w = &c->rollout.eval_data;
+    ml_status st = ML_OK;
+
+    t->evals.pass_rates = c->rollout.log_passrate;
+    t->evals.set = ML_NEW(&t->arena, ml_eval_set, w->n + 1);
+    if (w->n == 1)
+        return open_set(t, c, "aime", w->word[0], err);
+    if (w->n % 2)
+        return ml_fail(err, ML_EUSAGE,
+                       "--eval-prompt-data takes a name and a file for each set; \"%s\" "
+                       "stands alone",
+                       w->word[w->n - 1]);
+    for (int i = 0; i < w->n && st == ML_OK; i += 2)
+        st = open_set(t, c, w->word[i], w->word[i + 1], err);
+    return st;
+}
+
+/* --- the engine -------------------------------------------------------------- */
+
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t context_of(const ml_train_gen *t, const ml_config *c) {
+    int64_t context = t->run->spec.max_position;
+
+    if (c->rollout.max_context)
+        context = least(context, c->rollout.max_context);
+    if (c->rollout.max_prompt && t->evals.n == 0)
+        context = least(context, c->rollout.max_prompt + c->rollout.max_response);
+    return context;
+}
+
+/* Keys and values: what all running answers could use, or the share of free memory. */
+static void size_engine(ml_train_gen *t, const ml_config *c) {
+    int64_t context = context_of(t, c), page = (int64_t)ml_kv_bytes(&t->run->spec, 1);
+    int64_t most = c->rollout.max_running * ml_pages_for((int32_t)context);
+    double share = c->rollout.mem_fraction * (double)ml_memory_available();
+
+    most = least(most, (int64_t)(share / (double)page));
+    t->engine = (ml_engine_opts){ .context = (int32_t)context,
+                                  .max_running = (int32_t)c->rollout.max_running,
+                                  .max_waiting = MAX_WAITING,
+                                  .chunk = (int32_t)c->rollout.chunk,
+                                  .kv_bytes = (size_t)(most * page),
+                                  .no_prefix_cache = c->rollout.no_prefix_cache,
+                                  .eos = t->eos.id,
+                                  .n_eos = t->eos.n,
+                                  .tokenizer = t->run->tokenizer };
+}
+
+static ml_status find_ends(ml_train_gen *t, ml_err *err) {
+    ml_status st = ml_end_tokens_read(&t->eos, t->run->opts.hf_checkpoint, err);
+    if (st == ML_OK)
+        ml_end_tokens_add(&t->eos, ml_tokenizer_role(t->run->tokenizer, ML_TOKEN_EOS));
+    return st;
+}
+
+ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, ml_train_run *run,
+                            ml_err *err) {
+    ml_status st;
+
+    *t = (ml_train_gen){ .run = run };
+    ml_arena_init(&t->arena, "generation");
+    t->rollout.run = run;
+    t->rollout.over_sampling = c->rollout.over_sampling;
+    st = sampling_of(&t->rollout.how, &t->arena, c, err);
+    if (st == ML_OK)
+        st = find_filter(t, c->rollout.filter, err);
+    if (st == ML_OK)
+        st = find_ends(t, err);
+    if (st == ML_OK)
+        st = open_evals(t, c, err);
+    if (st == ML_OK)
+        st = open_rewards(t, c, err);
+    if (st == ML_OK)
+        st = ml_backend_cpu_open(&t->be, (int)c->run.n_thread, c->run.cpu_level, err);
+    if (st == ML_OK)
+        size_engine(t, c);
+    return st;
+}
+
+void ml_train_gen_close(ml_train_gen *t) {
+    if (!t->run)
+        return;
+    if (t->gen)
+        t->gen->close(t->gen);
+    ml_rewards_close(t->rewards);
+    for (int32_t i = 0; i < t->evals.n; i++)
+        ml_dataset_close(&t->evals.set[i].dataset);
+    if (t->be.name)
+        ml_backend_close(&t->be);
+    ml_arena_release(&t->arena);
+}
+
+ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err) {
+    ml_engine_memory m;
+    ml_status st = ml_engine_measure(&m, &t->run->spec, &t->be, &t->engine, err);
+
+    *out = st == ML_OK ? m.kv + m.act + m.scratch : 0;
+    return st;
+}
+
+ml_status ml_train_gen_start(ml_train_gen *t, ml_err *err) {
+    ml_status st = ml_local_open(&t->gen,
+                                 &(ml_local_opts){ .engine = t->engine,
+                                                   .spec = &t->run->spec,
+                                                   .be = &t->be,
+                                                   .weights = &t->run->weights },
+                                 err);
+
+    t->rollout.asker = (ml_asker){ .gen = t->gen,
+                                   .rewards = t->rewards,
+                                   .tokenizer = t->run->tokenizer,
+                                   .chat_template = t->run->chat_template };
+    t->evals.asker = t->rollout.asker;
+    return st;
+}
+
+/* Engine and trainer share the weights: what changes hands is their version. */
+ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err) {
+    ml_train_gen *t = ud;
+    double began = ml_clock_s();
+    ml_status st = ml_local_switch(t->gen, w, ML_SWITCH_RETRACT, err);
+
+    ml_log(ML_LOG_INFO, "weight_sync: version %llu in %.6f s",
+           (unsigned long long)w->version, ml_clock_s() - began);
+    return st;
+}

@@ -1,0 +1,39 @@
+/* train_gen.h - what miles train generates with: engine, rewards, evaluations.
+ *
+ * thread: the command's. */
+#ifndef ML_CLI_TRAIN_GEN_H
+#define ML_CLI_TRAIN_GEN_H
+
+#include "cli/config.h"
+#include "engine/local.h"
+#include "io/end_tokens.h"
+#include "rl/evals.h"
+#include "rl/rollout_gen.h"
+
+typedef struct ml_train_gen {
+    ml_arena arena;
+    ml_train_run *run;
+    ml_backend be; /* the engine's own; its threads rest while the trainer's work */
+    ml_end_tokens eos;
+    ml_engine_opts engine;
+    ml_gen *gen;
+    ml_rewards *rewards;
+    ml_gen_rollout rollout;
+    ml_evals evals;
+} ml_train_gen;
+
+/* All that can be wrong is found here, before weights are loaded.  The run is open. */
+ml_status ml_train_gen_open(ml_train_gen *out, const ml_config *c, ml_train_run *run,
+                            ml_err *err);
+void ml_train_gen_close(ml_train_gen *t); /* zeros, and what failed to open, are fine */
+
+/* What the engine will take beside the weights. */
+ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err);
+
+/* The engine, on the weights of the run, which has started. */
+ml_status ml_train_gen_start(ml_train_gen *t, ml_err *err);
+
+/* For ml_train_loop; ud is an ml_train_gen. */
+ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err);
+
+#endif

@@ -1,0 +1,30 @@
+/* evals.h - how good the weights are that generate: data sets answered and scored.
+ *
+ * All prompts of a set are asked at once; their random numbers are those of the seed and
+ * the sample's place in its set, so that two evaluations of the same weights are equal.
+ *
+ * thread: the loop's. */
+#ifndef ML_RL_EVALS_H
+#define ML_RL_EVALS_H
+
+#include "rl/figures.h"
+#include "rl/flight.h"
+
+typedef struct ml_eval_set {
+    const char *name;
+    ml_dataset dataset;
+    ml_sampling how;
+    int32_t n_per_prompt;
+} ml_eval_set;
+
+typedef struct ml_evals {
+    ml_asker asker;
+    ml_eval_set *set; /* [n] */
+    int32_t n;
+    bool pass_rates; /* pass@k, too */
+} ml_evals;
+
+/* eval/NAME and its relatives; `evals` is an ml_evals, as ml_train_loop wants it. */
+ml_status ml_evals_run(void *evals, ml_figures *out, ml_err *err);
+
+#endif

@@ -1,0 +1,82 @@
+/* flight.h - samples under way: asked of a generator, then scored.
+ *
+ * A flight is a sample that is being drawn.  Its tokens arrive on the generator's thread;
+ * when the last one is there its text goes to the rewards, which overlap with what is
+ * still being generated.  Nothing a sample becomes depends on what else is under way or
+ * how long anything took.
+ *
+ * thread: while flights are under way, everything here belongs to the generator's thread;
+ * before the first and after ml_flights_wait, to the caller's. */
+#ifndef ML_RL_FLIGHT_H
+#define ML_RL_FLIGHT_H
+
+#include <pthread.h>
+
+#include "engine/gen.h"
+#include "rl/data_source.h"
+#include "rl/prompter.h"
+#include "rl/reward/rewards.h"
+#include "rl/sample.h"
+
+/* How answers are drawn. */
+typedef struct ml_sampling {
+    float temperature, top_p;
+    int32_t top_k; /* 0: all */
+    int32_t max_new;
+    const ml_str *stop;
+    const int32_t *stop_id;
+    int32_t n_stop, n_stop_id;
+    uint64_t seed;
+    bool skip_special; /* special tokens are no part of the text */
+} ml_sampling;
+
+/* What flights need; all of it is the caller's. */
+typedef struct ml_asker {
+    ml_gen *gen;
+    ml_rewards *rewards; /* NULL: samples get none */
+    const ml_tokenizer *tokenizer;
+    const ml_chat_template *chat_template; /* NULL: prompts are text */
+} ml_asker;
+
+typedef struct ml_flights {
+    const ml_asker *at;
+    const ml_sampling *how;
+    const ml_dataset *dataset;
+    ml_arena *arena; /* of samples and everything else */
+    ml_encoder *encoder;
+    int64_t n_drawn; /* tokens */
+    pthread_mutex_t lock;
+    pthread_cond_t change;
+    int64_t n_open; /* under way */
+    bool done;      /* nobody will start another */
+} ml_flights;
+
+typedef struct ml_flight {
+    ml_sample sample;
+    ml_flights *all;
+    int32_t *token; /* the sample's arrays, to be written; [cap] */
+    int64_t *wide;  /* tokens as rewards see them */
+    int32_t cap;
+    uint64_t ticket;
+    bool ended;
+    miles_reward_in question;
+    ml_reward_outcome outcome;
+    char why[200]; /* there is no reward: a sentence */
+} ml_flight;
+
+void ml_flights_init(ml_flights *f, const ml_asker *at, const ml_sampling *how,
+                     const ml_dataset *dataset, ml_arena *a);
+void ml_flights_release(ml_flights *f);
+
+/* Starts the samples of a group, numbered draw + 0, 1, ... for the random numbers. */
+ml_status ml_flights_start(ml_flights *f, ml_flight **out /* [n_sample] */,
+                           const ml_group *group, uint64_t draw, ml_err *err);
+
+/* Ends those of n that are still under way. */
+void ml_flights_abort(ml_flights *f, ml_flight *const *flight, int64_t n);
+
+/* Until nobody will start another and none is under way; then their rewards are there, too. */
+void ml_flights_wait(ml_flights *f);
+void ml_flights_done(ml_flights *f);
+
+#endif

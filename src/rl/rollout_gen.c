@@ -1,0 +1,235 @@
+#include "rl/rollout_gen.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "rl/sample_figures.h"
+
+typedef struct flock {
+    ml_group group;
+    ml_flight **flight; /* [group.n_sample] */
+    bool judged, kept;
+} flock;
+
+/* Groups that were turned down for one reason. */
+typedef struct rejection {
+    char reason[40];
+    int64_t n;
+} rejection;
+
+/* A round while it is under way. */
+typedef struct round {
+    const ml_gen_rollout *g;
+    ml_flights flights;
+    ml_arena *arena;
+    flock *flock; /* [n] in the order of their numbers */
+    int64_t n, cap, n_kept, n_pending;
+    rejection *rejection; /* [n_rejection] */
+    int n_rejection;
+    ml_status st; /* of what failed on the generator's thread */
+    ml_err *err;
+} round;
+
+/* --- asking ----------------------------------------------------------------- */
+
+static int64_t wanted(const round *r) {
+    return r->g->run->opts.rollout_batch_size;
+}
+
+static void make_room(round *r, int64_t more) {
+    flock *bigger;
+
+    if (r->n + more <= r->cap)
+        return;
+    r->cap = 2 * (r->n + more);
+    bigger = ML_NEW(r->arena, flock, r->cap);
+    for (int64_t i = 0; i < r->n; i++)
+        bigger[i] = r->flock[i];
+    r->flock = bigger;
+}
+
+/* Asks for as many groups at once as over-sampling says. */
+static ml_status ask_more(round *r, ml_err *err) {
+    int64_t n = r->g->over_sampling ? r->g->over_sampling : wanted(r);
+    ml_group *group = ML_NEW(r->arena, ml_group, n);
+    ml_status st = ML_OK;
+
+    n = ml_data_source_get(r->g->run->source, group, n);
+    if (n == 0)
+        return ml_fail(err, ML_EFORMAT, "%s: there is no prompt in it",
+                       r->g->run->opts.data.path);
+    make_room(r, n);
+    for (int64_t i = 0; i < n && st == ML_OK; i++) {
+        flock *f = &r->flock[r->n++];
+        *f = (flock){ .group = group[i],
+                      .flight = ML_NEW(r->arena, ml_flight *, group[i].n_sample) };
+        r->n_pending++;
+        st = ml_flights_start(&r->flights, f->flight, &f->group,
+                              (uint64_t)group[i].first_index, err);
+    }
+    return st;
+}
+
+/* --- judging ---------------------------------------------------------------- */
+
+static bool has_ended(const flock *f) {
+    for (int32_t i = 0; i < f->group.n_sample; i++)
+        if (!f->flight[i] || !f->flight[i]->ended)
+            return false;
+    return true;
+}
+
+static void count_rejection(round *r, const char *reason) {
+    int i = 0;
+
+    while (i < r->n_rejection && strcmp(r->rejection[i].reason, reason) != 0)
+        i++;
+    if (i == r->n_rejection) {
+        rejection *more = ML_NEW(r->arena, rejection, i + 1);
+        for (int k = 0; k < i; k++)
+            more[k] = r->rejection[k];
+        snprintf(more[i].reason, sizeof more[i].reason, "%s", reason);
+        r->rejection = more;
+        r->n_rejection++;
+    }
+    r->rejection[i].n++;
+}
+
+static bool passes_filter(round *r, const flock *f) {
+    const ml_sample **s;
+    char reason[40] = "";
+
+    if (!r->g->filter)
+        return true;
+    if (r->g->asker.rewards)
+        ml_rewards_wait(r->g->asker.rewards);
+    s = ML_NEW(r->arena, const ml_sample *, f->group.n_sample);
+    for (int32_t i = 0; i < f->group.n_sample; i++)
+        s[i] = &f->flight[i]->sample;
+    if (r->g->filter->keep(s, f->group.n_sample, reason))
+        return true;
+    if (reason[0])
+        count_rejection(r, reason);
+    return false;
+}
+
+static void judge(round *r) {
+    for (int64_t i = 0; i < r->n; i++) {
+        flock *f = &r->flock[i];
+        if (f->judged || !has_ended(f))
+            continue;
+        f->judged = true;
+        r->n_pending--;
+        f->kept = r->n_kept < wanted(r) && passes_filter(r, f);
+        r->n_kept += f->kept;
+    }
+}
+
+static void abort_rest(round *r) {
+    for (int64_t i = 0; i < r->n; i++)
+        if (!r->flock[i].judged)
+            ml_flights_abort(&r->flights, r->flock[i].flight, r->flock[i].group.n_sample);
+    ml_flights_done(&r->flights);
+}
+
+/* On the generator's thread, between steps. */
+static void on_ended(void *ud) {
+    round *r = ud;
+
+    if (r->flights.done)
+        return;
+    judge(r);
+    while (r->st == ML_OK && r->n_kept < wanted(r) && r->n_pending < wanted(r) - r->n_kept)
+        r->st = ask_more(r, r->err);
+    if (r->st != ML_OK || r->n_kept >= wanted(r))
+        abort_rest(r);
+}
+
+/* --- the round --------------------------------------------------------------- */
+
+/* Every sample was answered to its end and has a reward. */
+static bool complete(round *r, const flock *f) {
+    for (int32_t i = 0; i < f->group.n_sample; i++) {
+        const ml_flight *x = f->flight[i];
+        char reason[40];
+        if (x->sample.status != ML_SAMPLE_ABORTED &&
+            (x->sample.has_reward || !r->g->asker.rewards))
+            continue;
+        snprintf(reason, sizeof reason, "%s",
+                 x->sample.status == ML_SAMPLE_ABORTED
+                     ? "aborted"
+                     : ml_reward_outcome_name(x->outcome));
+        count_rejection(r, reason);
+        ml_log(ML_LOG_WARN, "sample %lld has no reward, its group is dropped: %s",
+               (long long)x->sample.index, x->why);
+        return false;
+    }
+    return true;
+}
+
+static ml_status gather(round *r, ml_harvest *out, ml_err *err) {
+    int32_t n_per_prompt = r->g->run->opts.source.n_samples_per_prompt;
+
+    out->sample = ML_NEW(r->arena, const ml_sample *, r->n_kept *n_per_prompt + 1);
+    for (int64_t i = 0; i < r->n; i++)
+        if (r->flock[i].kept && complete(r, &r->flock[i]))
+            for (int32_t k = 0; k < r->flock[i].group.n_sample; k++)
+                out->sample[out->n++] = &r->flock[i].flight[k]->sample;
+    out->n_drawn = r->flights.n_drawn;
+    if (out->n == 0)
+        return ml_fail(err, ML_EPEER,
+                       "no group of the round has a reward for each of its samples; the "
+                       "warnings above say why");
+    return ML_OK;
+}
+
+static void report(round *r, ml_harvest *out) {
+    ml_figures *f = &out->figures;
+
+    for (int i = 0; i < r->n_rejection; i++)
+        ml_figures_add(f, "rollout/dynamic_filter/drop_", r->rejection[i].reason,
+                       (double)r->rejection[i].n);
+    ml_figures_lengths(f, "rollout/", out->sample, out->n);
+    ml_figures_zero_std(f, "rollout/", out->sample, out->n);
+    ml_figures_pass_rate(f, "passrate/", out->sample, out->n,
+                         r->g->run->opts.source.n_samples_per_prompt);
+}
+
+/* Nothing runs while the first groups are asked for: which step they join must not depend
+ * on the clock. */
+static ml_status generate(round *r, ml_err *err) {
+    ml_gen *gen = r->g->asker.gen;
+    ml_status st;
+
+    gen->pause(gen);
+    gen->watch(gen, on_ended, r);
+    st = ask_more(r, err);
+    if (st != ML_OK)
+        abort_rest(r);
+    gen->resume(gen);
+    ml_flights_wait(&r->flights);
+    gen->watch(gen, NULL, NULL);
+    return st != ML_OK ? st : r->st;
+}
+
+static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
+                         ml_err *err) {
+    ml_gen_rollout *g = ud;
+    round r = { .g = g, .arena = a, .err = err };
+    ml_status st;
+
+    (void)rollout;
+    ml_flights_init(&r.flights, &g->asker, &g->how, &g->run->dataset, a);
+    st = generate(&r, err);
+    if (st == ML_OK)
+        st = gather(&r, out, err);
+    if (st == ML_OK)
+        report(&r, out);
+    ml_flights_release(&r.flights);
+    return st;
+}
+
+ml_rollout ml_rollout_gen(ml_gen_rollout *g) {
+    return (ml_rollout){ collect, g };
+}

@@ -1,0 +1,123 @@
+#include "rl/sample_figures.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int by_value(const void *x, const void *y) {
+    double a = *(const double *)x, b = *(const double *)y;
+    return a < b ? -1 : a > b;
+}
+
+static void add_statistics(ml_figures *f, const char *prefix, const char *name,
+                           double *value, int64_t n) {
+    char full[80];
+    double sum = 0.0;
+
+    qsort(value, (size_t)n, sizeof *value, by_value);
+    for (int64_t i = 0; i < n; i++)
+        sum += value[i];
+    snprintf(full, sizeof full, "%s%s/", prefix, name);
+    ml_figures_add(f, full, "mean", sum / (double)n);
+    ml_figures_add(f, full, "median", (value[(n - 1) / 2] + value[n / 2]) / 2);
+    ml_figures_add(f, full, "max", value[n - 1]);
+    ml_figures_add(f, full, "min", value[0]);
+}
+
+static int32_t effective_length(const ml_sample *s) {
+    int32_t n = 0;
+    for (int32_t t = 0; s->mask && t < s->n_response; t++)
+        n += s->mask[t];
+    return s->mask ? n : s->n_response;
+}
+
+void ml_figures_lengths(ml_figures *f, const char *prefix, const ml_sample *const *s,
+                        int64_t n) {
+    double *length = ML_NEW(f->arena, double, n + 1), truncated = 0;
+
+    if (n == 0)
+        return;
+    for (int64_t i = 0; i < n; i++) {
+        length[i] = effective_length(s[i]);
+        truncated += s[i]->status == ML_SAMPLE_TRUNCATED;
+    }
+    add_statistics(f, prefix, "response_len", length, n);
+    ml_figures_add(f, prefix, "truncated_ratio", truncated / (double)n);
+}
+
+/* How many samples from i on belong to its group. */
+static int64_t group_at(const ml_sample *const *s, int64_t n, int64_t i) {
+    int64_t end = i;
+    while (end < n && s[end]->group == s[i]->group)
+        end++;
+    return end - i;
+}
+
+static bool all_equal(const ml_sample *const *s, int64_t n) {
+    for (int64_t i = 1; i < n; i++)
+        if (s[i]->reward != s[0]->reward)
+            return false;
+    return true;
+}
+
+void ml_figures_zero_std(ml_figures *f, const char *prefix, const ml_sample *const *s,
+                         int64_t n) {
+    double *flat = ML_NEW(f->arena, double, n + 1), n_group = 0, zeros = 0, ones = 0;
+    int64_t n_flat = 0;
+
+    for (int64_t i = 0, size; i < n; i += size, n_group++) {
+        size = group_at(s, n, i);
+        if (!all_equal(s + i, size))
+            continue;
+        zeros += s[i]->reward == 0;
+        ones += s[i]->reward == 1;
+        flat[n_flat++] = s[i]->reward;
+    }
+    if (n_group == 0)
+        return;
+    qsort(flat, (size_t)n_flat, sizeof *flat, by_value);
+    for (int64_t i = 0, end; i < n_flat; i = end) {
+        char name[60], other[60];
+        snprintf(name, sizeof name, "zero_std/count_%.1f", flat[i]);
+        for (end = i + 1; end < n_flat; end++) {
+            snprintf(other, sizeof other, "zero_std/count_%.1f", flat[end]);
+            if (strcmp(name, other) != 0)
+                break;
+        }
+        ml_figures_add(f, prefix, name, (double)(end - i));
+    }
+    ml_figures_add(f, prefix, "zero_std/all_zero_percentage", zeros / n_group);
+    ml_figures_add(f, prefix, "zero_std/all_one_percentage", ones / n_group);
+}
+
+/* 1 - the chance that k of n, drawn without putting back, are all wrong. */
+static double pass_at(int64_t k, int64_t n, int64_t n_right) {
+    double all_wrong = 1.0;
+
+    if (n - n_right < k)
+        return 1.0;
+    for (int64_t i = n - n_right + 1; i <= n; i++)
+        all_wrong *= 1.0 - (double)k / (double)i;
+    return 1.0 - all_wrong;
+}
+
+void ml_figures_pass_rate(ml_figures *f, const char *prefix, const ml_sample *const *s,
+                          int64_t n, int32_t n_per_group) {
+    for (int64_t k = 1; n_per_group > 1 && k <= n_per_group; k *= 2) {
+        double sum = 0, n_group = 0;
+        char name[40];
+        for (int64_t i = 0, size; i < n; i += size) {
+            int64_t right = 0;
+            size = group_at(s, n, i);
+            for (int64_t j = 0; j < size; j++)
+                right += s[i + j]->reward == 1;
+            if (size != n_per_group)
+                continue;
+            sum += pass_at(k, size, right);
+            n_group++;
+        }
+        snprintf(name, sizeof name, "pass@%lld", (long long)k);
+        if (n_group > 0)
+            ml_figures_add(f, prefix, name, sum / n_group);
+    }
+}

@@ -1,0 +1,23 @@
+/* sample_figures.h - a batch of samples in numbers, by Miles' names.
+ *
+ * thread: any; nothing is kept. */
+#ifndef ML_RL_SAMPLE_FIGURES_H
+#define ML_RL_SAMPLE_FIGURES_H
+
+#include "rl/figures.h"
+#include "rl/sample.h"
+
+/* response_len/..., truncated_ratio: after the prefix, such as "rollout/". */
+void ml_figures_lengths(ml_figures *f, const char *prefix, const ml_sample *const *s,
+                        int64_t n);
+
+/* zero_std/...: groups whose answers were all worth the same.  Groups are neighbours. */
+void ml_figures_zero_std(ml_figures *f, const char *prefix, const ml_sample *const *s,
+                         int64_t n);
+
+/* pass@1, 2, 4, ...: the chance that one of k answers is right, over groups of n_per_group
+ * (others are left out). */
+void ml_figures_pass_rate(ml_figures *f, const char *prefix, const ml_sample *const *s,
+                          int64_t n, int32_t n_per_group);
+
+#endif

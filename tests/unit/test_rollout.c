@@ -1,0 +1,221 @@
+/* miles train from the outside: rounds, filters, evaluations, and runs that are stopped. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/str.h"
+#include "tests/support/scratch.h"
+#include "tests/support/test.h"
+#include "tests/support/toy_model.h"
+
+enum { ROUNDS = 6 };
+
+static void make_inputs(void) {
+    ml_text t = { 0 };
+
+    ml_toy_model(ml_toy_chatml);
+    for (int i = 0; i < 12; i++)
+        ml_text_printf(&t, "{\"input\": \"what is %d+%d?\", \"label\": \"%d\"}\n", i % 10,
+                       i % 7, i % 10 + i % 7);
+    ml_toy_file("data.jsonl", t.ptr);
+    ml_text_release(&t);
+}
+
+static void args_of(char *args, size_t cap, const char *save, int rounds,
+                    const char *more) {
+    const char *data = ml_test_path("data.jsonl");
+    snprintf(args, cap,
+             "train --hf-checkpoint %s --prompt-data %s --label-key label "
+             "--apply-chat-template --rollout-shuffle --rollout-batch-size 4 "
+             "--n-samples-per-prompt 4 --num-steps-per-rollout 2 --num-rollout %d "
+             "--rollout-max-response-len 12 --rm-type deterministic_random --lr 1e-3 "
+             "--lr-decay-style constant --eval-prompt-data toy %s --eval-interval 2 "
+             "--save %s --load %s %s",
+             ml_test_path("model"), data, rounds, data, save, save, more);
+}
+
+static int run(const char *save, int rounds, const char *more, char *out, size_t cap) {
+    char args[3000];
+    args_of(args, sizeof args, save, rounds, more);
+    return ml_test_miles(out, cap, args);
+}
+
+static void same_files(const char *a, const char *b) {
+    char command[1500];
+    snprintf(command, sizeof command,
+             "diff -r %s/iter_%07d %s/iter_%07d >&2 && cmp %s/metrics.jsonl "
+             "%s/metrics.jsonl >&2",
+             a, ROUNDS - 1, b, ROUNDS - 1, a, b);
+    if (system(command) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s and %s differ", a, b);
+}
+
+/* Checkpoints and metrics do not know how the work was divided. */
+static void the_same_bytes_however_it_runs(void) {
+    const char *whole = ml_test_path("whole"), *other = ml_test_path("other"),
+               *parts = ml_test_path("parts");
+    char out[16000];
+
+    make_inputs();
+    CHECK(run(whole, ROUNDS, "--threads 1", out, sizeof out) == 0);
+    CHECK_HAS(out, "rollout 5, step 11: loss ");
+    CHECK_HAS(out, "forward_logp_max_diff 0,");
+    CHECK_HAS(out, "evaluation after rollout -1: \"eval/toy\": ");
+    CHECK_HAS(out, "evaluation after rollout 5: ");
+    CHECK(run(other, ROUNDS,
+              "--threads 2 --sglang-max-running-requests 3 --sglang-chunked-prefill-size 7 "
+              "--sglang-mem-fraction-static 0.001",
+              out, sizeof out) == 0);
+    same_files(whole, other);
+    CHECK(run(parts, 2, "--threads 2", out, sizeof out) == 0);
+    CHECK(run(parts, ROUNDS, "--threads 1 --save-interval 1", out, sizeof out) == 0);
+    CHECK_HAS(out, "Loaded checkpoint from ");
+    same_files(whole, parts);
+}
+
+/* What was recorded trains to the same weights as what was generated. */
+static void a_recording_trains_as_its_run(void) {
+    char out[16000], more[1000], command[1500];
+    const char *first = ml_test_path("first"), *again = ml_test_path("again");
+
+    make_inputs();
+    snprintf(more, sizeof more, "--save-debug-rollout-data %s/rounds/{rollout_id}.zst",
+             ml_test_dir());
+    CHECK(run(first, 3, more, out, sizeof out) == 0);
+    snprintf(more, sizeof more, "--load-debug-rollout-data %s/rounds/{rollout_id}.zst",
+             ml_test_dir());
+    CHECK(run(again, 3, more, out, sizeof out) == 0);
+    CHECK_HAS(out, "forward_logp_max_diff 0,");
+    snprintf(command, sizeof command,
+             "cmp %s/iter_0000002/model.safetensors %s/iter_0000002/model.safetensors",
+             first, again);
+    CHECK(system(command) == 0);
+}
+
+static void filters_and_over_sampling(void) {
+    static const char filter[] =
+        "--dynamic-sampling-filter-path "
+        "miles.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std";
+    char out[16000], more[1000];
+
+    make_inputs();
+    snprintf(more, sizeof more, "%s --over-sampling-batch-size 6 --threads 1", filter);
+    CHECK(run(ml_test_path("a"), ROUNDS, more, out, sizeof out) == 0);
+    snprintf(more, sizeof more, "%s --over-sampling-batch-size 6 --threads 2", filter);
+    CHECK(run(ml_test_path("b"), ROUNDS, more, out, sizeof out) == 0);
+    same_files(ml_test_path("a"), ml_test_path("b"));
+    CHECK(run(ml_test_path("c"), 1, "--dynamic-sampling-filter-path nothing", out,
+              sizeof out) == 2);
+    CHECK_HAS(out, "check_reward_nonzero_std");
+}
+
+static void only_one_half(void) {
+    char out[16000], more[600], command[700];
+    const char *save = ml_test_path("save");
+
+    make_inputs();
+    snprintf(more, sizeof more,
+             "--debug-rollout-only --save-debug-rollout-data %s/r{rollout_id}.zst",
+             ml_test_dir());
+    CHECK(run(save, 2, more, out, sizeof out) == 0);
+    CHECK_HAS(out, "rollout 1: 16 samples");
+    snprintf(command, sizeof command, "test -s %s/r1.zst && ! test -e %s/iter_0000001",
+             ml_test_dir(), save);
+    CHECK(system(command) == 0);
+}
+
+static void faults_are_named(void) {
+    char out[16000];
+    const char *save = ml_test_path("save");
+
+    make_inputs();
+    CHECK(run(save, 1, "--rm-type nonsense", out, sizeof out) == 2);
+    CHECK_HAS(out, "nonsense");
+    CHECK(run(save, 1, "--custom-rm-path cmd:false", out, sizeof out) == 3);
+    CHECK_HAS(out, "no group of the round has a reward");
+    CHECK(run(save, 1, "--dry-run", out, sizeof out) == 0);
+    CHECK_HAS(out, "optimizer state");
+    CHECK(run(save, 1, "--advantage-estimator ppo", out, sizeof out) != 0);
+}
+
+/* --- runs that are stopped ---------------------------------------------------- */
+
+static pid_t start(const char *save, const char *more) {
+    char args[3000], program[600], *argv[100], *word, *rest = args;
+    int n = 0;
+    pid_t pid;
+
+    args_of(args, sizeof args, save, ROUNDS, more);
+    snprintf(program, sizeof program, "%s/miles", getenv("MILES_UNDER_TEST"));
+    argv[n++] = program;
+    while ((word = strtok_r(rest, " ", &rest)) && n < 99)
+        argv[n++] = word;
+    argv[n] = NULL;
+    pid = fork();
+    if (pid == 0) {
+        if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr))
+            _exit(127);
+        execv(program, argv);
+        _exit(127);
+    }
+    return pid;
+}
+
+/* Stops it after a while, and says whether it was stopped before its end. */
+static int stop(pid_t pid, int sig, unsigned after_us) {
+    int status = 0;
+
+    usleep(after_us);
+    kill(pid, sig);
+    waitpid(pid, &status, 0);
+    return status;
+}
+
+/* MILES_LONG asks for more kills. */
+static void survives_kills(void) {
+    int kills = getenv("MILES_LONG") ? 20 : 4, n = 0;
+    unsigned seed = (unsigned)time(NULL);
+    const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
+    char out[16000];
+
+    printf("seed %u\n", seed);
+    fflush(stdout);
+    make_inputs();
+    CHECK(run(whole, ROUNDS, "", out, sizeof out) == 0);
+    for (int i = 0; i < kills; i++)
+        n += WIFSIGNALED(stop(start(parts, "--save-interval 1"), SIGKILL,
+                              20000 + (unsigned)rand_r(&seed) % 60000));
+    CHECK(run(parts, ROUNDS, "--save-interval 1", out, sizeof out) == 0);
+    same_files(whole, parts);
+    printf("%d of %d were killed before their end\n", n, kills);
+}
+
+static void an_interrupt_finishes_the_round(void) {
+    const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
+    char out[16000];
+
+    make_inputs();
+    CHECK(run(whole, ROUNDS, "", out, sizeof out) == 0);
+    CHECK(stop(start(parts, ""), SIGINT, 60000) == 0);
+    CHECK(run(parts, ROUNDS, "", out, sizeof out) == 0);
+    same_files(whole, parts);
+}
+
+static const ml_test tests[] = {
+    { "the same bytes however it runs", the_same_bytes_however_it_runs },
+    { "a recording trains as its run", a_recording_trains_as_its_run },
+    { "filters and over-sampling", filters_and_over_sampling },
+    { "only one half", only_one_half },
+    { "faults are named", faults_are_named },
+    { "survives kills", survives_kills, 300 },
+    { "an interrupt finishes the round", an_interrupt_finishes_the_round },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
