@@ -7,6 +7,7 @@
 #   tests/checkop/*.c                   one program, checkop
 #   tests/load/*.c                      one program, load_serve
 #   tests/fuzz/fuzz_*.c                 a program each (mk/test.mk)
+#   tools/quickstart_*.c                a program each
 #   bench/bench_*.c                     a program each; OpenBLAS, the peer of some, is linked there alone
 
 # V=1 shows whole commands.
@@ -33,6 +34,7 @@ PARITY := $(call programs,tests/parity/*.c)
 CHECKOP := $(if $(wildcard tests/checkop/*.c),$(B)/checkop)
 LOAD := $(B)/tests/load/load_serve
 BENCH := $(call programs,bench/bench_*.c)
+QUICKSTART := $(call programs,tools/quickstart_*.c)
 
 all: miles
 programs: $(B)/miles $(UNIT) $(GOLDEN) $(PARITY) $(CHECKOP) $(LOAD)
@@ -67,6 +69,10 @@ $(B)/checkop: $(call objects,$(sort $(wildcard tests/checkop/*.c))) $(B)/libtest
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
 
 $(LOAD): $(call objects,$(sort $(wildcard tests/load/*.c))) $(B)/libtest.a $(B)/libmiles.a | $(B)/miles
+	@echo '  ld  $@'
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
+
+$(QUICKSTART): %: %.o $(B)/libmiles.a
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
 

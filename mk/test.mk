@@ -160,6 +160,13 @@ $(FUZZ_TARGETS:%=build/fuzz/tests/fuzz/%): build/fuzz/%: build/fuzz/%.o build/fu
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 
+# A model that learns to do sums, from nothing; SEED chooses the model and the problems.
+SEED ?= 1
+quickstart:
+	@CC='$(CC)' tools/check-deps.sh --install build
+	@$(SELF) CONFIG=$(CONFIG) CC=$(CC) $(B)/miles $(QUICKSTART)
+	@MILES_BUILD=$(B) recipes/quickstart.sh build/quickstart $(SEED)
+
 # All of them run; a goal that is missed fails the target at the end.
 bench: $(B)/deps-bench.ok $(BENCH)
 	@status=0; \
@@ -175,4 +182,4 @@ $(B)/deps-bench.ok: tools/check-deps.sh
 	@tools/check-deps.sh --install bench
 	@touch $@
 
-.PHONY: test test-long arm mutants checkop asan ubsan tsan run-all fuzz fuzz-build $(FUZZ_TARGETS) bench
+.PHONY: test test-long arm mutants checkop asan ubsan tsan run-all fuzz fuzz-build $(FUZZ_TARGETS) quickstart bench

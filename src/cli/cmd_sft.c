@@ -11,13 +11,11 @@ static ml_recipe recipe_of(const ml_config *c) {
                         .loss = &ml_loss_sft };
 }
 
-static ml_status train(ml_train_run *r, ml_err *err) {
+static ml_status train(ml_train_run *r, const ml_config *c, ml_err *err) {
     ml_sft_rollout rollout;
     ml_train_loop loop = { .run = r, .stop = ml_stop_on_signals(), .say = ml_train_say };
-    ml_status st = ml_train_check_memory(r, err);
+    ml_status st = ml_train_start(r, ML_CMD_SFT, c, err);
 
-    if (st == ML_OK)
-        st = ml_train_run_start(r, err);
     if (st != ML_OK)
         return st;
     ml_sft_rollout_init(&rollout, r);
@@ -43,7 +41,7 @@ ml_status ml_cmd_sft(const ml_config *c, ml_err *err) {
     opts.config = (ml_str){ shared.ptr, shared.len };
     st = ml_train_run_open(&run, &opts, err);
     if (st == ML_OK)
-        st = c->train.dry_run ? ml_train_print_memory(&run, err) : train(&run, err);
+        st = c->train.dry_run ? ml_train_print_memory(&run, err) : train(&run, c, err);
     ml_train_run_close(&run);
     ml_text_release(&shared);
     return st;

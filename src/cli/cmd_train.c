@@ -47,6 +47,7 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     out->data.metadata_key = c->rollout.metadata_key;
     out->data.apply_chat_template = c->rollout.apply_chat_template;
     out->needs_template = c->rollout.apply_chat_template;
+    out->learns_nothing = c->rollout.rollout_only;
     if (c->rollout.load_debug)
         out->data.path = NULL;
     ml_text_printf(&j->shared, "{");
@@ -87,13 +88,10 @@ static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
 static ml_status train(train_job *j, ml_err *err) {
     ml_train_loop loop = { .run = &j->run,
                            .record = j->config->rollout.save_debug,
-                           .learn_nothing = j->config->rollout.rollout_only,
                            .stop = ml_stop_on_signals(),
                            .say = ml_train_say };
-    ml_status st = ml_train_check_memory(&j->run, err);
+    ml_status st = ml_train_start(&j->run, ML_CMD_TRAIN, j->config, err);
 
-    if (st == ML_OK)
-        st = ml_train_run_start(&j->run, err);
     if (st != ML_OK)
         return st;
     return j->config->rollout.load_debug ? replay(j, &loop, err) : generate(j, &loop, err);

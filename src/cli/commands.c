@@ -18,6 +18,7 @@ const ml_command ml_commands[] = {
       "how fast a running server answers" },
     { "train", ML_CMD_TRAIN, ml_cmd_train,
       "reinforcement learning: sample, score, learn, and again" },
+    { "eval", ML_CMD_EVAL, ml_cmd_eval, "answers of a model to data sets, scored" },
     { "sft", ML_CMD_SFT, ml_cmd_sft, "supervised fine-tuning on conversations" },
     { "reward", ML_CMD_REWARD, ml_cmd_reward, "rewards of recorded samples" },
     { "loss", ML_CMD_LOSS, ml_cmd_loss,

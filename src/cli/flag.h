@@ -29,7 +29,8 @@ typedef enum ml_cmd {
     ML_CMD_SFT = 512,
     ML_CMD_REWARD = 1024,
     ML_CMD_TRAIN = 2048,
-    ML_CMD_ALL = 4095
+    ML_CMD_EVAL = 4096,
+    ML_CMD_ALL = 8191
 } ml_cmd;
 
 typedef enum ml_flag_type {
@@ -109,5 +110,8 @@ void ml_flag_expect(const ml_flag *f, ml_text *out);
  * nothing else is checked. */
 ml_status ml_flags_parse(ml_config *c, bool *help, ml_cmd cmd, int argc, char **argv,
                          ml_err *err);
+
+/* Appends {"name": value, ...}: every live flag of the command, as it counts now. */
+void ml_flags_dump(ml_text *out, ml_cmd cmd, const ml_config *c);
 
 #endif

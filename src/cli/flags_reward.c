@@ -1,7 +1,7 @@
 /* Rewards: Miles' flags, and those of worker processes. */
 #include "cli/flag.h"
 
-#define REWARD (ML_CMD_REWARD | ML_CMD_TRAIN)
+#define REWARD (ML_CMD_REWARD | ML_CMD_TRAIN | ML_CMD_EVAL)
 
 const ml_flag ml_flags_reward[] = {
     { .name = "rm-type",

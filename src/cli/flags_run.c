@@ -24,7 +24,8 @@ const ml_flag ml_flags_run[] = {
       .def_note = "the best this machine has",
       .env = "MILES_CPU",
       .group = "running",
-      .cmds = ML_CMD_SCORE | ML_CMD_BENCH_ENGINE | ML_CMD_SERVE | ML_CMD_SFT | ML_CMD_TRAIN,
+      .cmds = ML_CMD_SCORE | ML_CMD_BENCH_ENGINE | ML_CMD_SERVE | ML_CMD_SFT |
+              ML_CMD_TRAIN | ML_CMD_EVAL,
       .help = "Instruction set of the kernels.  The results do not depend on it." },
     { .name = "log-level",
       .type = ML_FLAG_WORD,

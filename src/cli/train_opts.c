@@ -97,7 +97,7 @@ static ml_trainer_opts trainer_opts(const ml_config *c, int64_t batch) {
     };
 }
 
-static ml_weight_dtype weight_dtype(const ml_config *c) {
+ml_weight_dtype ml_train_dtype(const ml_config *c) {
     switch (c->dtype) {
     case ML_DTYPE_F32: return ML_WEIGHT_F32;
     case ML_DTYPE_BF16: return ML_WEIGHT_BF16;
@@ -115,7 +115,7 @@ ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_pe
         return st;
     *out = (ml_train_run_opts){
         .hf_checkpoint = c->hf_checkpoint,
-        .dtype = weight_dtype(c),
+        .dtype = ml_train_dtype(c),
         .n_thread = (int)c->run.n_thread,
         .cpu_level = c->run.cpu_level,
         .chat_template = c->train.chat_template,
@@ -153,7 +153,7 @@ void ml_train_opts_text(ml_text *out, const ml_train_run_opts *o, const ml_confi
                    (long long)c->train.rollout_seed, c->train.shuffle ? "true" : "false");
 }
 
-ml_status ml_train_check_memory(ml_train_run *r, ml_err *err) {
+static ml_status check_memory(ml_train_run *r, ml_err *err) {
     ml_memory_ask ask;
     ml_train_run_memory(r, &ask);
     return ml_memory_check(&ask, ml_memory_available(), err);
@@ -173,7 +173,23 @@ ml_status ml_train_print_memory(ml_train_run *r, ml_err *err) {
     printf("memory plan of %s, %lld parameters:\n%s", r->spec.family,
            (long long)ml_spec_param_count(&r->spec), t.ptr);
     ml_text_release(&t);
-    return ml_train_check_memory(r, err);
+    return check_memory(r, err);
+}
+
+ml_status ml_train_start(ml_train_run *r, ml_cmd cmd, const ml_config *c, ml_err *err) {
+    ml_text path = { 0 }, flags = { 0 };
+    ml_status st = check_memory(r, err);
+
+    if (st == ML_OK)
+        st = ml_train_run_start(r, err);
+    if (st == ML_OK && r->saver) {
+        ml_text_printf(&path, "%s/flags.json", c->train.save);
+        ml_flags_dump(&flags, cmd, c);
+        st = ml_file_replace(path.ptr, (ml_str){ flags.ptr, flags.len }, err);
+    }
+    ml_text_release(&path);
+    ml_text_release(&flags);
+    return st;
 }
 
 void ml_train_say(const char *line) {

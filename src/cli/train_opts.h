@@ -2,8 +2,10 @@
 #ifndef ML_CLI_TRAIN_OPTS_H
 #define ML_CLI_TRAIN_OPTS_H
 
-#include "cli/config.h"
+#include "cli/flag.h"
 #include "rl/train_run.h"
+
+ml_weight_dtype ml_train_dtype(const ml_config *c);
 
 /* All but the recipe and what train alone has.  n_per_prompt: samples of a prompt.
  * ML_EUSAGE when flags do not fit together. */
@@ -15,8 +17,9 @@ void ml_train_opts_text(ml_text *out, const ml_train_run_opts *o, const ml_confi
 
 /* --dry-run: prints what the run will take, and fails when the machine does not have it. */
 ml_status ml_train_print_memory(ml_train_run *r, ml_err *err);
-/* Fails when it does not, without a word. */
-ml_status ml_train_check_memory(ml_train_run *r, ml_err *err);
+
+/* Starts the run, and writes down the flags as they count: DIR/flags.json of --save. */
+ml_status ml_train_start(ml_train_run *r, ml_cmd cmd, const ml_config *c, ml_err *err);
 
 /* A line on standard output, for ml_train_loop. */
 void ml_train_say(const char *line);

@@ -67,9 +67,19 @@ void ml_run_log_row(FILE *f, int64_t rollout, const char *extra,
 
     if (!f)
         return;
+    ml_text_printf(&t, "{\"rollout\": %lld%s%s", (long long)rollout, extra,
+                   figures->first ? ", " : "");
     ml_figures_write(&t, figures);
-    fprintf(f, "{\"rollout\": %lld%s%s%s}\n", (long long)rollout, extra, t.len ? ", " : "",
-            t.ptr ? t.ptr : "");
+    ml_text_printf(&t, "}\n");
+    fwrite(t.ptr, 1, t.len, f);
     fflush(f);
     ml_text_release(&t);
+}
+
+ml_status ml_run_log_check(const ml_run_log *l, ml_err *err) {
+    if ((l->metrics && ferror(l->metrics)) || (l->timing && ferror(l->timing)))
+        return ml_fail(
+            err, ML_EIO,
+            "metrics.jsonl or timing.jsonl cannot be written: is the disk full?");
+    return ML_OK;
 }

@@ -29,4 +29,7 @@ void ml_run_log_close(ml_run_log *l); /* zeros are fine */
 /* {"rollout": R, then the figures}.  extra: more members, with a comma before, or "". */
 void ml_run_log_row(FILE *f, int64_t rollout, const char *extra, const ml_figures *figures);
 
+/* Fails when a row could not be written. */
+ml_status ml_run_log_check(const ml_run_log *l, ml_err *err);
+
 #endif

@@ -2,26 +2,24 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+
+#include "rl/advantage/reward_norm.h"
 
 static int by_value(const void *x, const void *y) {
     double a = *(const double *)x, b = *(const double *)y;
     return a < b ? -1 : a > b;
 }
 
-static void add_statistics(ml_figures *f, const char *prefix, const char *name,
-                           double *value, int64_t n) {
-    char full[80];
+void ml_figures_statistics(ml_figures *f, const char *prefix, double *value, int64_t n) {
     double sum = 0.0;
 
-    qsort(value, (size_t)n, sizeof *value, by_value);
     for (int64_t i = 0; i < n; i++)
         sum += value[i];
-    snprintf(full, sizeof full, "%s%s/", prefix, name);
-    ml_figures_add(f, full, "mean", sum / (double)n);
-    ml_figures_add(f, full, "median", (value[(n - 1) / 2] + value[n / 2]) / 2);
-    ml_figures_add(f, full, "max", value[n - 1]);
-    ml_figures_add(f, full, "min", value[0]);
+    qsort(value, (size_t)n, sizeof *value, by_value);
+    ml_figures_add(f, prefix, "mean", sum / (double)n);
+    ml_figures_add(f, prefix, "median", (value[(n - 1) / 2] + value[n / 2]) / 2);
+    ml_figures_add(f, prefix, "max", value[n - 1]);
+    ml_figures_add(f, prefix, "min", value[0]);
 }
 
 static int32_t effective_length(const ml_sample *s) {
@@ -34,6 +32,7 @@ static int32_t effective_length(const ml_sample *s) {
 void ml_figures_lengths(ml_figures *f, const char *prefix, const ml_sample *const *s,
                         int64_t n) {
     double *length = ML_NEW(f->arena, double, n + 1), truncated = 0;
+    const char *lengths = ml_arena_printf(f->arena, "%sresponse_len/", prefix);
 
     if (n == 0)
         return;
@@ -41,7 +40,7 @@ void ml_figures_lengths(ml_figures *f, const char *prefix, const ml_sample *cons
         length[i] = effective_length(s[i]);
         truncated += s[i]->status == ML_SAMPLE_TRUNCATED;
     }
-    add_statistics(f, prefix, "response_len", length, n);
+    ml_figures_statistics(f, lengths, length, n);
     ml_figures_add(f, prefix, "truncated_ratio", truncated / (double)n);
 }
 
@@ -53,41 +52,21 @@ static int64_t group_at(const ml_sample *const *s, int64_t n, int64_t i) {
     return end - i;
 }
 
-static bool all_equal(const ml_sample *const *s, int64_t n) {
-    for (int64_t i = 1; i < n; i++)
-        if (s[i]->reward != s[0]->reward)
-            return false;
-    return true;
-}
-
 void ml_figures_zero_std(ml_figures *f, const char *prefix, const ml_sample *const *s,
                          int64_t n) {
-    double *flat = ML_NEW(f->arena, double, n + 1), n_group = 0, zeros = 0, ones = 0;
-    int64_t n_flat = 0;
+    ml_reward_row *row = ML_NEW(f->arena, ml_reward_row, n + 1);
+    ml_zero_std z;
 
-    for (int64_t i = 0, size; i < n; i += size, n_group++) {
-        size = group_at(s, n, i);
-        if (!all_equal(s + i, size))
-            continue;
-        zeros += s[i]->reward == 0;
-        ones += s[i]->reward == 1;
-        flat[n_flat++] = s[i]->reward;
+    for (int64_t i = 0; i < n; i++)
+        row[i] = (ml_reward_row){ s[i]->group, s[i]->rollout, s[i]->reward };
+    ml_zero_std_count(&z, f->arena, row, n);
+    for (int32_t i = 0; i < z.n; i++) {
+        char name[60];
+        snprintf(name, sizeof name, "zero_std/count_%s", z.equal[i].reward);
+        ml_figures_add(f, prefix, name, (double)z.equal[i].count);
     }
-    if (n_group == 0)
-        return;
-    qsort(flat, (size_t)n_flat, sizeof *flat, by_value);
-    for (int64_t i = 0, end; i < n_flat; i = end) {
-        char name[60], other[60];
-        snprintf(name, sizeof name, "zero_std/count_%.1f", flat[i]);
-        for (end = i + 1; end < n_flat; end++) {
-            snprintf(other, sizeof other, "zero_std/count_%.1f", flat[end]);
-            if (strcmp(name, other) != 0)
-                break;
-        }
-        ml_figures_add(f, prefix, name, (double)(end - i));
-    }
-    ml_figures_add(f, prefix, "zero_std/all_zero_percentage", zeros / n_group);
-    ml_figures_add(f, prefix, "zero_std/all_one_percentage", ones / n_group);
+    ml_figures_add(f, prefix, "zero_std/all_zero_percentage", z.all_zero);
+    ml_figures_add(f, prefix, "zero_std/all_one_percentage", z.all_one);
 }
 
 /* 1 - the chance that k of n, drawn without putting back, are all wrong. */

@@ -7,16 +7,20 @@
 #include "rl/figures.h"
 #include "rl/sample.h"
 
+/* mean, median, max and min of n > 0 values, which are sorted. */
+void ml_figures_statistics(ml_figures *f, const char *prefix, double *value /* [n] */,
+                           int64_t n);
+
 /* response_len/..., truncated_ratio: after the prefix, such as "rollout/". */
 void ml_figures_lengths(ml_figures *f, const char *prefix, const ml_sample *const *s,
                         int64_t n);
 
-/* zero_std/...: groups whose answers were all worth the same.  Groups are neighbours. */
+/* zero_std/...: groups whose answers were all worth the same. */
 void ml_figures_zero_std(ml_figures *f, const char *prefix, const ml_sample *const *s,
                          int64_t n);
 
 /* pass@1, 2, 4, ...: the chance that one of k answers is right, over groups of n_per_group
- * (others are left out). */
+ * (others are left out), which stand together. */
 void ml_figures_pass_rate(ml_figures *f, const char *prefix, const ml_sample *const *s,
                           int64_t n, int32_t n_per_group);
 

@@ -29,6 +29,8 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
         if (st == ML_OK)
             st = evaluate(l, &r, err);
         ml_round_end(&r, &run->log);
+        if (st == ML_OK)
+            st = ml_run_log_check(&run->log, err);
     }
     if (st == ML_OK && run->saver)
         st = ml_saver_wait(run->saver, err);
@@ -74,7 +76,7 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
                         run->opts.trainer.batch.global_batch_size;
     ml_status st = ML_OK;
 
-    if (!l->learn_nothing) {
+    if (!run->opts.learns_nothing) {
         st = trim(run, &r->harvest, err);
         if (st == ML_OK)
             st = ml_learn(&run->learner, &r->lesson, &r->arena, r->harvest.sample,
@@ -88,9 +90,8 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
 /* Every --save-interval rounds, the last one, and before the loop ends. */
 static bool save_due(const ml_train_loop *l, int64_t rollout) {
     int64_t every = l->run->opts.save_interval;
-    return l->run->saver && !l->learn_nothing &&
-           (rollout + 1 == l->run->num_rollout || (every && (rollout + 1) % every == 0) ||
-            stopped(l));
+    return l->run->saver && (rollout + 1 == l->run->num_rollout ||
+                             (every && (rollout + 1) % every == 0) || stopped(l));
 }
 
 static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
@@ -108,7 +109,7 @@ static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err) {
     double began = ml_clock_s();
     ml_status st = ML_OK;
 
-    if (l->publish && !l->learn_nothing)
+    if (l->publish)
         st = l->publish(l->publish_ud, &l->run->weights, err);
     r->weight_sync_s = ml_clock_s() - began;
     return st;

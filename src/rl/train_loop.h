@@ -23,7 +23,6 @@ typedef struct ml_train_loop {
     void *evaluate_ud;
     int64_t eval_interval; /* rounds; 0: never */
     bool skip_first_eval;
-    bool learn_nothing; /* rounds are collected, and that is all */
     const char *record; /* where rounds are recorded; NULL: nowhere */
     /* Not 0: the round is finished and saved, then the loop ends.  May be NULL. */
     const volatile sig_atomic_t *stop;

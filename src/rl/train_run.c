@@ -25,14 +25,13 @@ static ml_status open_text(ml_train_run *r, ml_err *err) {
 
 static ml_status open_data(ml_train_run *r, ml_err *err) {
     ml_dataset_opts data = r->opts.data;
-    ml_status st;
+    bool text = data.path || r->opts.needs_tokenizer;
+    ml_status st = text ? open_text(r, err) : ML_OK;
 
-    if (!data.path)
-        return ML_OK;
-    st = open_text(r, err);
+    if (st != ML_OK || !data.path)
+        return st;
     data.text = ml_prompter_text(&r->prompter);
-    if (st == ML_OK)
-        st = ml_dataset_open(&r->dataset, &data, err);
+    st = ml_dataset_open(&r->dataset, &data, err);
     return st == ML_OK ? ml_data_source_new(&r->source, &r->dataset, &r->opts.source, err)
                        : st;
 }
@@ -46,6 +45,8 @@ static ml_status count_rollouts(ml_train_run *r, ml_err *err) {
     ml_train_run_opts *o = &r->opts;
     int64_t rows = r->dataset.rows.n, batch = o->trainer.batch.global_batch_size;
 
+    if (o->learns_nothing && !o->data.path)
+        return ML_OK;
     if (o->num_rollout == 0 && o->data.path && rows < o->rollout_batch_size)
         return ml_fail(err, ML_EUSAGE,
                        "%s has %lld rows, fewer than --rollout-batch-size %lld",
@@ -190,7 +191,9 @@ ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
 
     if (st == ML_OK)
         st = load_weights(r, &r->weights, snapshot, err);
-    if (st == ML_OK && o->ref_load)
+    if (st != ML_OK || o->learns_nothing)
+        return st;
+    if (o->ref_load)
         st = load_weights(r, &r->ref, o->ref_load, err);
     if (st == ML_OK)
         st = ml_trainer_open(&r->trainer, &r->spec, &r->weights, &r->be, &o->trainer, err);

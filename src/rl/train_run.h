@@ -22,7 +22,9 @@ typedef struct ml_train_run_opts {
     int n_thread;
     const char *cpu_level, *chat_template;
     bool needs_template;  /* a checkpoint without a chat template will not do */
+    bool learns_nothing;  /* there are weights, but no trainer, and nothing is saved */
     ml_dataset_opts data; /* path NULL: none; what makes text is filled in here */
+    bool needs_tokenizer; /* though there is no data */
     ml_data_source_opts source;
     int64_t rollout_batch_size;     /* prompts of a round */
     int64_t num_rollout, num_epoch; /* rounds; 0: by passes over the data */

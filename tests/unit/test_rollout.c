@@ -128,6 +128,28 @@ static void only_one_half(void) {
     CHECK(system(command) == 0);
 }
 
+/* The same figures as the run's own evaluation before its first round. */
+static void evaluates_alone(void) {
+    const char *data = ml_test_path("data.jsonl"), *save = ml_test_path("save");
+    char out[16000], args[1500], want[400], *end;
+
+    make_inputs();
+    CHECK(run(save, 1, "", out, sizeof out) == 0);
+    snprintf(want, sizeof want, "%s", strstr(out, "\"eval/toy\""));
+    end = strchr(want, ',');
+    CHECK(end != NULL);
+    *end = 0;
+    snprintf(args, sizeof args,
+             "eval --hf-checkpoint %s --label-key label --apply-chat-template "
+             "--rollout-max-response-len 12 --rm-type deterministic_random "
+             "--eval-prompt-data toy %s",
+             ml_test_path("model"), data);
+    CHECK(ml_test_miles(out, sizeof out, args) == 0);
+    CHECK_HAS(out, want);
+    snprintf(args, sizeof args, "%s/flags.json", save);
+    CHECK(access(args, R_OK) == 0);
+}
+
 static void faults_are_named(void) {
     char out[16000];
     const char *save = ml_test_path("save");
@@ -210,6 +232,7 @@ static const ml_test tests[] = {
     { "a recording trains as its run", a_recording_trains_as_its_run },
     { "filters and over-sampling", filters_and_over_sampling },
     { "only one half", only_one_half },
+    { "evaluates alone", evaluates_alone },
     { "faults are named", faults_are_named },
     { "survives kills", survives_kills, 300 },
     { "an interrupt finishes the round", an_interrupt_finishes_the_round },

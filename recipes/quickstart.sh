@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# quickstart.sh [DIR] [SEED] - a model that learns to do sums, from nothing, in two minutes.
+#
+# Makes a small model with random weights and arithmetic word problems, lets it imitate a
+# careless pupil (miles sft), then rewards right answers (miles train).  DIR/rl/latest is a
+# Hugging Face checkpoint.
+set -eu
+
+here=$(cd "$(dirname "$0")/.." && pwd)
+build=${MILES_BUILD:-$here/build/release}
+dir=${1:-$here/build/quickstart}
+seed=${2:-1}
+sft_rounds=500
+rl_rounds=200
+
+began=$(date +%s)
+rm -rf "$dir"
+"$build/tools/quickstart_make" "$dir" "$seed"
+
+SFT_ARGS=(
+  --hf-checkpoint "$dir/model"
+  --prompt-data "$dir/lessons.jsonl"
+  --input-key messages
+  --rollout-shuffle
+  --rollout-seed "$seed"
+  --rollout-batch-size 32
+  --num-rollout "$sft_rounds"
+  --lr 3e-3
+  --lr-decay-style linear
+  --lr-warmup-iters 10
+  --adam-beta2 0.98
+  --weight-decay 0
+  --no-recompute-loss-function
+  --save "$dir/sft"
+)
+echo "miles sft: imitating $(wc -l < "$dir/lessons.jsonl") conversations"
+"$build/miles" sft "${SFT_ARGS[@]}" | awk 'NR % 50 == 0'
+
+CKPT_ARGS=(
+  --hf-checkpoint "$dir/sft/iter_$(printf %07d $((sft_rounds - 1)))"
+  --save "$dir/rl"
+)
+ROLLOUT_ARGS=(
+  --prompt-data "$dir/prompts.jsonl"
+  --input-key messages
+  --label-key label
+  --apply-chat-template
+  --rollout-shuffle
+  --rollout-seed "$seed"
+  --rm-type math
+  --num-rollout "$rl_rounds"
+  --rollout-batch-size 32
+  --n-samples-per-prompt 8
+  --rollout-max-response-len 8
+  --rollout-temperature 1
+)
+EVAL_ARGS=(
+  --eval-prompt-data unseen "$dir/unseen.jsonl"
+  --eval-interval "$rl_rounds"
+)
+GRPO_ARGS=(
+  --advantage-estimator grpo
+  --eps-clip 0.2
+  --eps-clip-high 0.28
+  --observe-training-entropy
+)
+OPTIMIZER_ARGS=(
+  --optimizer adam
+  --lr 5e-4
+  --lr-decay-style constant
+  --lr-warmup-iters 5
+  --adam-beta2 0.98
+  --weight-decay 0
+)
+PERF_ARGS=(
+  --use-dynamic-batch-size
+  --max-tokens-per-gpu 4096
+  --no-recompute-loss-function
+)
+SGLANG_ARGS=(
+  --sglang-max-running-requests 128
+)
+MISC_ARGS=(
+  --save-debug-rollout-data "$dir/rounds/{rollout_id}.jsonl.zst"
+)
+echo "miles train: rewarding right answers"
+"$build/miles" train \
+  "${CKPT_ARGS[@]}" \
+  "${ROLLOUT_ARGS[@]}" \
+  "${EVAL_ARGS[@]}" \
+  "${GRPO_ARGS[@]}" \
+  "${OPTIMIZER_ARGS[@]}" \
+  "${PERF_ARGS[@]}" \
+  "${SGLANG_ARGS[@]}" \
+  "${MISC_ARGS[@]}" | awk '/^evaluation/ || NR % 20 == 0'
+
+last=$((rl_rounds - 1))
+ln -sfn "iter_$(printf %07d "$last")" "$dir/rl/latest"
+"$build/tools/quickstart_show" "$dir/rl/metrics.jsonl" "$dir/rounds/$last.jsonl.zst"
+echo "$(($(date +%s) - began)) s; talk to it: miles serve --model-path $dir/rl/latest"

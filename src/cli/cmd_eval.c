@@ -1,0 +1,55 @@
+/* miles eval: the evaluations of miles train, without the training. */
+#include <stdio.h>
+
+#include "cli/cli.h"
+#include "cli/train_gen.h"
+#include "cli/train_opts.h"
+
+static ml_status evaluate(ml_train_gen *t, ml_err *err) {
+    ml_figures figures;
+    ml_text out = { 0 };
+    ml_status st;
+
+    ml_figures_init(&figures, &t->arena);
+    st = ml_train_gen_start(t, err);
+    if (st == ML_OK)
+        st = ml_evals_run(&t->evals, &figures, err);
+    if (st == ML_OK) {
+        ml_figures_write(&out, &figures);
+        printf("{%s}\n", out.ptr);
+    }
+    ml_text_release(&out);
+    return st;
+}
+
+ml_status ml_cmd_eval(const ml_config *c, ml_err *err) {
+    ml_train_run_opts opts = {
+        .hf_checkpoint = c->hf_checkpoint,
+        .dtype = ml_train_dtype(c),
+        .n_thread = (int)c->run.n_thread,
+        .cpu_level = c->run.cpu_level,
+        .chat_template = c->train.chat_template,
+        .data = { .input_key = c->train.input_key,
+                  .tool_key = c->train.tool_key,
+                  .label_key = c->rollout.label_key,
+                  .metadata_key = c->rollout.metadata_key,
+                  .apply_chat_template = c->rollout.apply_chat_template,
+                  .template_kwargs = c->train.template_kwargs },
+        .needs_tokenizer = true,
+        .needs_template = c->rollout.apply_chat_template,
+        .learns_nothing = true,
+    };
+    ml_train_gen gen = { 0 };
+    ml_train_run run;
+    ml_status st = ml_train_run_open(&run, &opts, err);
+
+    if (st == ML_OK)
+        st = ml_train_gen_open(&gen, c, &run, err);
+    if (st == ML_OK)
+        st = ml_train_run_start(&run, err);
+    if (st == ML_OK)
+        st = evaluate(&gen, err);
+    ml_train_gen_close(&gen);
+    ml_train_run_close(&run);
+    return st;
+}
