@@ -72,7 +72,8 @@ static int32_t attn_find(const int32_t *start, int32_t n, int64_t x) {
     return lo;
 }
 
-/* Cuts each sequence into pieces and runs fn over (KV head, piece). */
+/* Cuts each sequence into pieces and runs fn over (piece, KV head).  Where there are enough
+ * pieces a thread takes all heads of one, whose keys and values lie side by side. */
 static void attn_run(attn_call *c, int64_t piece, ml_task *fn) {
     const ml_rows *rows = c->args->rows;
     int64_t n = 0;
@@ -84,14 +85,15 @@ static void attn_run(attn_call *c, int64_t piece, ml_task *fn) {
     }
     c->piece_start[rows->n_seq] = (int32_t)n;
     c->piece = piece;
-    ml_pool_run(c->pool, n * c->job.n_kv, 1, fn, c);
+    ml_pool_run(c->pool, n * c->job.n_kv, n >= 4 * ml_pool_size(c->pool) ? c->job.n_kv : 1,
+                fn, c);
 }
 
 /* The sequence and KV head of unit i, last pieces first; *first is the piece's first
  * position within the sequence. */
 static ml_attn_span attn_span(const attn_call *c, int64_t i, int64_t *first) {
     const ml_rows *rows = c->args->rows;
-    int64_t n_piece = c->piece_start[rows->n_seq], piece = n_piece - 1 - i % n_piece;
+    int64_t n_piece = c->piece_start[rows->n_seq], piece = n_piece - 1 - i / c->job.n_kv;
     int32_t seq = attn_find(c->piece_start, rows->n_seq, piece);
     int64_t row = rows->seq_start[seq], n = rows->seq_start[seq + 1] - row;
 
@@ -101,7 +103,7 @@ static ml_attn_span attn_span(const attn_call *c, int64_t i, int64_t *first) {
                            .pos = rows->pos[row],
                            .n = n,
                            .tile1 = (rows->pos[row] + n + ML_KTILE - 1) / ML_KTILE,
-                           .kv = (int32_t)(i / n_piece) };
+                           .kv = (int32_t)(i % c->job.n_kv) };
 }
 
 /* Leaves at most n positions of a span, from the first-th on. */
