@@ -46,8 +46,9 @@ static void group_of_eight(void) {
 }
 
 static void pieces_count_once(void) {
-    static const ml_reward_row row[] = { { 0, 10, 0 }, { 0, 11, 1 }, { 0, 11, 1 }, { 0, 11, 1 },
-                                     { 1, 20, 2 }, { 1, 20, 2 }, { 1, 21, 4 } };
+    static const ml_reward_row row[] = { { 0, 10, 0 }, { 0, 11, 1 }, { 0, 11, 1 },
+                                         { 0, 11, 1 }, { 1, 20, 2 }, { 1, 20, 2 },
+                                         { 1, 21, 4 } };
     static const double want[] = { -0.5, 0.5, 0.5, 0.5, -1, -1, 1 };
     double got[7];
     ml_err err;
