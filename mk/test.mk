@@ -50,6 +50,7 @@ $(call tests,400,$(CHECKOP))
 $(call tests,300,$(GOLDEN) $(PARITY))
 $(call load,$(CONFIG),15)
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
+400 e2e/quickstart tests/e2e/train_quickstart.sh $(B) 1
 300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
 !900 asan/build $(SELF) $(ASAN) programs
 $(call tests,300,$(call in_config,asan,$(UNIT)))
@@ -81,6 +82,8 @@ $(call load,tsan,60,--no-rss)
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
 $(foreach n,2 3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
+$(foreach n,2 3 4 5,400 quickstart/$(n) tests/e2e/train_quickstart.sh $(B) $(n)$(NL))
+900 kills/train env MILES_LONG=1 $(B)/tests/unit/test_rollout kills
 900 kills/sft env MILES_LONG=1 $(B)/tests/unit/test_train_sft kills
 900 kills/snapshot env MILES_LONG=1 $(B)/tests/unit/test_train_snapshot killed
 1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
@@ -172,7 +175,6 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	@status=0; \
 	$(B)/bench/bench_gemm $(ARGS) || status=1; \
 	$(B)/bench/bench_model $(ARGS) || status=1; \
-	$(B)/bench/bench_infer $(ARGS) || status=1; \
 	$(B)/bench/bench_engine $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
 	exit $$status

@@ -355,6 +355,8 @@ ml_status ml_learn(ml_learner *l, ml_lesson *out, ml_arena *a,
     report_rollout(&s);
     out->score_s = ml_clock_s() - began;
     st = train_all(&s, err);
+    if (out->n_token > out->n_stale)
+        ml_figures_add(&out->rollout, "rollout/", "forward_logp_max_diff", out->max_diff);
     out->train_s = ml_clock_s() - began - out->score_s;
     return st;
 }
