@@ -115,6 +115,7 @@ ml_status ml_engine_open(ml_engine **out, const ml_spec *s, const ml_weights *w,
         return ml_fail(err, ML_ENOMEM, "no memory for an engine");
     e->spec = s;
     e->weights = w;
+    e->version = w->version;
     e->be = be;
     e->opts = *opts;
     ml_arena_init(&e->arena, "engine");
@@ -243,6 +244,7 @@ ml_status ml_engine_switch(ml_engine *e, const ml_weights *w, ml_switch how) {
     }
     ml_pages_forget(&e->pages);
     e->weights = w;
+    e->version = w->version;
     e->draining = false;
     return ML_OK;
 }
@@ -269,7 +271,7 @@ void ml_engine_stats(const ml_engine *e, ml_gen_stats *out) {
     out->n_page = e->pages.n;
     out->n_page_free = e->pages.n_free;
     out->n_page_cached = e->pages.n_unused;
-    out->version = e->weights->version;
+    out->version = e->version;
     out->page_tokens = ML_PAGE;
     out->context = e->opts.context;
     out->max_running = e->opts.max_running;

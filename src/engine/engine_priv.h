@@ -16,6 +16,7 @@ typedef struct ml_lane {
 struct ml_engine {
     const ml_spec *spec;
     const ml_weights *weights;
+    uint64_t version; /* of the weights when they were put in use */
     ml_backend *be;
     ml_engine_opts opts;
     ml_arena arena, kv_arena;

@@ -209,6 +209,7 @@ static void *run(void *ud) {
         pthread_mutex_lock(&l->lock);
         take_stock(l);
     }
+    take_inbox(l); /* what came while aborts or commands ran */
     refuse_commands(l);
     pthread_mutex_unlock(&l->lock);
     ml_engine_abort_all(l->engine, "the engine is closing");

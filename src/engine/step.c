@@ -246,7 +246,7 @@ static ml_gen_update news_of(const ml_engine *e, const ml_request *r) {
     return (ml_gen_update){ .ticket = r->ticket,
                             .n_cached = r->n_cached,
                             .n_retract = r->n_retract,
-                            .version = e->weights->version,
+                            .version = e->version,
                             .queued_s = r->queued_s };
 }
 
@@ -277,7 +277,7 @@ static void add_prompt_news(ml_request *r, ml_gen_update *u) {
 static void add_token(ml_engine *e, ml_request *r, const ml_draw *d, ml_gen_update *u) {
     r->answer.logprob[0] = d->logprob;
     r->answer.entropy[0] = d->entropy;
-    r->answer.version[0] = e->weights->version;
+    r->answer.version[0] = e->version;
     u->answer = scored_view(&r->answer, r->token + r->n_token, 1);
     u->finish = ml_request_push(r, d->id, &u->matched);
     e->stats.n_answer_token++;
@@ -291,7 +291,7 @@ static void finish_lane(ml_engine *e, const ml_lane *lane, const ml_draw *d) {
         int32_t at = r->n_prompt_scored++;
         r->prompt.logprob[at] = d->logprob;
         r->prompt.entropy[at] = d->entropy;
-        r->prompt.version[at] = e->weights->version;
+        r->prompt.version[at] = e->version;
     }
     r->n_kv += lane->n_row;
     share_pages(e, r, r->n_kv, true);

@@ -216,13 +216,25 @@ static void survives_kills(void) {
     printf("%d of %d were killed before their end\n", n, kills);
 }
 
+/* A run that writes its metrics listens to signals. */
+static void wait_for_metrics(const char *save) {
+    char path[600];
+
+    snprintf(path, sizeof path, "%s/metrics.jsonl", save);
+    for (int i = 0; i < 10000 && access(path, R_OK) != 0; i++)
+        usleep(1000);
+}
+
 static void an_interrupt_finishes_the_round(void) {
     const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
     char out[16000];
+    pid_t pid;
 
     make_inputs();
     CHECK(run(whole, ROUNDS, "", out, sizeof out) == 0);
-    CHECK(stop(start(parts, ""), SIGINT, 60000) == 0);
+    pid = start(parts, "");
+    wait_for_metrics(parts);
+    CHECK(stop(pid, SIGINT, 20000) == 0);
     CHECK(run(parts, ROUNDS, "", out, sizeof out) == 0);
     same_files(whole, parts);
 }
