@@ -79,7 +79,7 @@ $(QUICKSTART): %: %.o $(B)/libmiles.a
 $(BENCH): %: %.o $(B)/libmiles.a
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS) $(BENCH_LIBS)
-$(B)/bench/bench_gemm $(B)/bench/bench_model \
+$(B)/bench/bench_gemm $(B)/bench/bench_model $(B)/bench/bench_train \
   $(B)/bench/bench_engine: BENCH_LIBS := -lopenblas
 
 # Objects are rebuilt when the way of compiling changes, not only the source.
