@@ -51,6 +51,7 @@ $(call tests,300,$(GOLDEN) $(PARITY))
 $(call load,$(CONFIG),15)
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
 400 e2e/quickstart tests/e2e/train_quickstart.sh $(B) 1
+60 e2e/recipes tests/e2e/train_recipes.sh $(B)
 300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
 !900 asan/build $(SELF) $(ASAN) programs
 $(call tests,300,$(call in_config,asan,$(UNIT)))

@@ -6,11 +6,14 @@
 #include "base/log.h"
 #include "rl/sample_figures.h"
 
-typedef struct flock {
+#define HOPELESS 100 /* times as many groups as are wanted, and none was kept */
+
+/* A group that was asked for. */
+typedef struct asked {
     ml_group group;
     ml_flight **flight; /* [group.n_sample] */
     bool judged, kept;
-} flock;
+} asked;
 
 /* Groups that were turned down for one reason. */
 typedef struct rejection {
@@ -19,38 +22,38 @@ typedef struct rejection {
 } rejection;
 
 /* A round while it is under way. */
-typedef struct round {
+typedef struct batch {
     const ml_gen_rollout *g;
     ml_flights flights;
     ml_arena *arena;
-    flock *flock; /* [n] in the order of their numbers */
+    asked *asked; /* [n] in the order of their numbers */
     int64_t n, cap, n_kept, n_pending;
     rejection *rejection; /* [n_rejection] */
     int n_rejection;
     ml_status st; /* of what failed on the generator's thread */
     ml_err *err;
-} round;
+} batch;
 
 /* --- asking ----------------------------------------------------------------- */
 
-static int64_t wanted(const round *r) {
+static int64_t wanted(const batch *r) {
     return r->g->run->opts.rollout_batch_size;
 }
 
-static void make_room(round *r, int64_t more) {
-    flock *bigger;
+static void make_room(batch *r, int64_t more) {
+    asked *bigger;
 
     if (r->n + more <= r->cap)
         return;
     r->cap = 2 * (r->n + more);
-    bigger = ML_NEW(r->arena, flock, r->cap);
+    bigger = ML_NEW(r->arena, asked, r->cap);
     for (int64_t i = 0; i < r->n; i++)
-        bigger[i] = r->flock[i];
-    r->flock = bigger;
+        bigger[i] = r->asked[i];
+    r->asked = bigger;
 }
 
 /* Asks for as many groups at once as over-sampling says. */
-static ml_status ask_more(round *r, ml_err *err) {
+static ml_status ask_more(batch *r, ml_err *err) {
     int64_t n = r->g->over_sampling ? r->g->over_sampling : wanted(r);
     ml_group *group = ML_NEW(r->arena, ml_group, n);
     ml_status st = ML_OK;
@@ -61,8 +64,8 @@ static ml_status ask_more(round *r, ml_err *err) {
                        r->g->run->opts.data.path);
     make_room(r, n);
     for (int64_t i = 0; i < n && st == ML_OK; i++) {
-        flock *f = &r->flock[r->n++];
-        *f = (flock){ .group = group[i],
+        asked *f = &r->asked[r->n++];
+        *f = (asked){ .group = group[i],
                       .flight = ML_NEW(r->arena, ml_flight *, group[i].n_sample) };
         r->n_pending++;
         st = ml_flights_start(&r->flights, f->flight, &f->group,
@@ -73,14 +76,14 @@ static ml_status ask_more(round *r, ml_err *err) {
 
 /* --- judging ---------------------------------------------------------------- */
 
-static bool has_ended(const flock *f) {
+static bool has_ended(const asked *f) {
     for (int32_t i = 0; i < f->group.n_sample; i++)
         if (!f->flight[i] || !f->flight[i]->ended)
             return false;
     return true;
 }
 
-static void count_rejection(round *r, const char *reason) {
+static void count_rejection(batch *r, const char *reason) {
     int i = 0;
 
     while (i < r->n_rejection && strcmp(r->rejection[i].reason, reason) != 0)
@@ -96,7 +99,7 @@ static void count_rejection(round *r, const char *reason) {
     r->rejection[i].n++;
 }
 
-static bool passes_filter(round *r, const flock *f) {
+static bool passes_filter(batch *r, const asked *f) {
     const ml_sample **s;
     char reason[40] = "";
 
@@ -114,9 +117,9 @@ static bool passes_filter(round *r, const flock *f) {
     return false;
 }
 
-static void judge(round *r) {
+static void judge(batch *r) {
     for (int64_t i = 0; i < r->n; i++) {
-        flock *f = &r->flock[i];
+        asked *f = &r->asked[i];
         if (f->judged || !has_ended(f))
             continue;
         f->judged = true;
@@ -126,20 +129,34 @@ static void judge(round *r) {
     }
 }
 
-static void abort_rest(round *r) {
+static void abort_rest(batch *r) {
     for (int64_t i = 0; i < r->n; i++)
-        if (!r->flock[i].judged)
-            ml_flights_abort(&r->flights, r->flock[i].flight, r->flock[i].group.n_sample);
+        if (!r->asked[i].judged)
+            ml_flights_abort(&r->flights, r->asked[i].flight, r->asked[i].group.n_sample);
     ml_flights_done(&r->flights);
+}
+
+/* A filter that keeps nothing would be fed for ever. */
+static ml_status check_hope(const batch *r, ml_err *err) {
+    int64_t n_judged = r->n - r->n_pending;
+
+    if (r->n_kept > 0 || n_judged < HOPELESS * wanted(r))
+        return ML_OK;
+    return ml_fail(err, ML_EFORMAT,
+                   "%s kept none of %lld groups: the reward of the first answer is %g; "
+                   "are the answers cut off, or is the reward not what it should be?",
+                   r->g->filter->name, (long long)n_judged,
+                   r->asked[0].flight[0]->sample.reward);
 }
 
 /* On the generator's thread, between steps. */
 static void on_ended(void *ud) {
-    round *r = ud;
+    batch *r = ud;
 
     if (r->flights.done)
         return;
     judge(r);
+    r->st = check_hope(r, r->err);
     while (r->st == ML_OK && r->n_kept < wanted(r) && r->n_pending < wanted(r) - r->n_kept)
         r->st = ask_more(r, r->err);
     if (r->st != ML_OK || r->n_kept >= wanted(r))
@@ -149,7 +166,7 @@ static void on_ended(void *ud) {
 /* --- the round --------------------------------------------------------------- */
 
 /* Every sample was answered to its end and has a reward. */
-static bool complete(round *r, const flock *f) {
+static bool complete(batch *r, const asked *f) {
     for (int32_t i = 0; i < f->group.n_sample; i++) {
         const ml_flight *x = f->flight[i];
         char reason[40];
@@ -168,14 +185,14 @@ static bool complete(round *r, const flock *f) {
     return true;
 }
 
-static ml_status gather(round *r, ml_harvest *out, ml_err *err) {
+static ml_status gather(batch *r, ml_harvest *out, ml_err *err) {
     int32_t n_per_prompt = r->g->run->opts.source.n_samples_per_prompt;
 
     out->sample = ML_NEW(r->arena, const ml_sample *, r->n_kept *n_per_prompt + 1);
     for (int64_t i = 0; i < r->n; i++)
-        if (r->flock[i].kept && complete(r, &r->flock[i]))
-            for (int32_t k = 0; k < r->flock[i].group.n_sample; k++)
-                out->sample[out->n++] = &r->flock[i].flight[k]->sample;
+        if (r->asked[i].kept && complete(r, &r->asked[i]))
+            for (int32_t k = 0; k < r->asked[i].group.n_sample; k++)
+                out->sample[out->n++] = &r->asked[i].flight[k]->sample;
     out->n_drawn = r->flights.n_drawn;
     if (out->n == 0)
         return ml_fail(err, ML_EPEER,
@@ -184,7 +201,7 @@ static ml_status gather(round *r, ml_harvest *out, ml_err *err) {
     return ML_OK;
 }
 
-static void report(round *r, ml_harvest *out) {
+static void report(batch *r, ml_harvest *out) {
     ml_figures *f = &out->figures;
 
     for (int i = 0; i < r->n_rejection; i++)
@@ -198,7 +215,7 @@ static void report(round *r, ml_harvest *out) {
 
 /* Nothing runs while the first groups are asked for: which step they join must not depend
  * on the clock. */
-static ml_status generate(round *r, ml_err *err) {
+static ml_status generate(batch *r, ml_err *err) {
     ml_gen *gen = r->g->asker.gen;
     ml_status st;
 
@@ -216,7 +233,7 @@ static ml_status generate(round *r, ml_err *err) {
 static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
                          ml_err *err) {
     ml_gen_rollout *g = ud;
-    round r = { .g = g, .arena = a, .err = err };
+    batch r = { .g = g, .arena = a, .err = err };
     ml_status st;
 
     (void)rollout;

@@ -28,14 +28,16 @@ static void make_inputs(void) {
 static void args_of(char *args, size_t cap, const char *save, int rounds,
                     const char *more) {
     const char *data = ml_test_path("data.jsonl");
+    bool graded = strstr(more, "--rm-type") || strstr(more, "--custom-rm-path");
     snprintf(args, cap,
              "train --hf-checkpoint %s --prompt-data %s --label-key label "
              "--apply-chat-template --rollout-shuffle --rollout-batch-size 4 "
              "--n-samples-per-prompt 4 --num-steps-per-rollout 2 --num-rollout %d "
-             "--rollout-max-response-len 12 --rm-type deterministic_random --lr 1e-3 "
+             "--rollout-max-response-len 12 %s --lr 1e-3 "
              "--lr-decay-style constant --eval-prompt-data toy %s --eval-interval 2 "
              "--save %s --load %s %s",
-             ml_test_path("model"), data, rounds, data, save, save, more);
+             ml_test_path("model"), data, rounds,
+             graded ? "" : "--rm-type deterministic_random", data, save, save, more);
 }
 
 static int run(const char *save, int rounds, const char *more, char *out, size_t cap) {
@@ -108,6 +110,10 @@ static void filters_and_over_sampling(void) {
     snprintf(more, sizeof more, "%s --over-sampling-batch-size 6 --threads 2", filter);
     CHECK(run(ml_test_path("b"), ROUNDS, more, out, sizeof out) == 0);
     same_files(ml_test_path("a"), ml_test_path("b"));
+    CHECK(run(ml_test_path("c"), 1,
+              "--dynamic-sampling-filter-path check_reward_nonzero_std --rm-type math", out,
+              sizeof out) == 1);
+    CHECK_HAS(out, "kept none of ");
     CHECK(run(ml_test_path("c"), 1, "--dynamic-sampling-filter-path nothing", out,
               sizeof out) == 2);
     CHECK_HAS(out, "check_reward_nonzero_std");
