@@ -2,8 +2,10 @@
 
 #include <math.h>
 
+#include "base/clock.h"
+
 void ml_round_begin(ml_round *r, int64_t rollout) {
-    *r = (ml_round){ .rollout = rollout };
+    *r = (ml_round){ .rollout = rollout, .began_s = ml_clock_s() };
     ml_arena_init(&r->arena, "a round");
     ml_figures_init(&r->harvest.figures, &r->arena);
     ml_figures_init(&r->lesson.rollout, &r->arena);
@@ -30,6 +32,7 @@ void ml_round_end(ml_round *r, ml_run_log *log) {
                 { "save_model_time", r->save_s },
                 { "update_weights_time", r->weight_sync_s },
                 { "eval_time", r->eval_s },
+                { "step_time", ml_clock_s() - r->began_s },
                 { "rollout_tok_per_s", rate(r->harvest.n_drawn, r->rollout_s) },
                 { "actor_train_tok_per_s", rate(trained_tokens(r), r->lesson.train_s) },
                 { "resident_bytes", (double)ml_memory_resident() } };

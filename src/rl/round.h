@@ -11,7 +11,7 @@ typedef struct ml_round {
     int64_t rollout;
     ml_harvest harvest;
     ml_lesson lesson;
-    bool saved;
+    double began_s;                                  /* by the clock */
     double rollout_s, save_s, weight_sync_s, eval_s; /* seconds of its stages */
 } ml_round;
 

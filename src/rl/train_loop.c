@@ -10,13 +10,12 @@ static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status begin(ml_train_loop *l, ml_err *err);
-static bool stopped(const ml_train_loop *l);
 
 ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
     ml_train_run *run = l->run;
     ml_status st = begin(l, err);
 
-    for (; st == ML_OK && run->rollout < run->num_rollout && !stopped(l); run->rollout++) {
+    for (; st == ML_OK && run->rollout < run->num_rollout && !l->ending; run->rollout++) {
         ml_round r;
         ml_round_begin(&r, run->rollout);
         st = collect(l, &r, err);
@@ -35,10 +34,6 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
     if (st == ML_OK && run->saver)
         st = ml_saver_wait(run->saver, err);
     return st;
-}
-
-static bool stopped(const ml_train_loop *l) {
-    return l->stop && *l->stop;
 }
 
 /* --- stages ----------------------------------------------------------------- */
@@ -91,16 +86,15 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
 static bool save_due(const ml_train_loop *l, int64_t rollout) {
     int64_t every = l->run->opts.save_interval;
     return l->run->saver && (rollout + 1 == l->run->num_rollout ||
-                             (every && (rollout + 1) % every == 0) || stopped(l));
+                             (every && (rollout + 1) % every == 0) || l->ending);
 }
 
 static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
     double began = ml_clock_s();
-    ml_status st = ML_OK;
+    ml_status st;
 
-    r->saved = save_due(l, r->rollout);
-    if (r->saved)
-        st = ml_train_run_save(l->run, err);
+    l->ending = l->stop && *l->stop; /* looked at once: what ends here is saved here */
+    st = save_due(l, r->rollout) ? ml_train_run_save(l->run, err) : ML_OK;
     r->save_s = ml_clock_s() - began;
     return st;
 }

@@ -24,8 +24,9 @@ typedef struct ml_train_loop {
     int64_t eval_interval; /* rounds; 0: never */
     bool skip_first_eval;
     const char *record; /* where rounds are recorded; NULL: nowhere */
-    /* Not 0: the round is finished and saved, then the loop ends.  May be NULL. */
+    /* Not 0: a round is finished and saved, then the loop ends.  May be NULL. */
     const volatile sig_atomic_t *stop;
+    bool ending;                   /* the loop's own: it was asked to */
     void (*say)(const char *line); /* a line for who watches */
 } ml_train_loop;
 
