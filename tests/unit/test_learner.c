@@ -206,6 +206,89 @@ static void the_first_step_is_on_policy(void) {
     close_pupil(&p);
 }
 
+/* --- the gradient of a step, from its definition --------------------------------- */
+
+/* d loss / d log-prob: minus the advantage, over the tokens of the answer and the samples. */
+static ml_status by_hand(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
+    const double *advantage = ud;
+
+    (void)err;
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t t = 0; t < io[i].n_response; t++)
+            io[i].dlogprob[t] =
+                (float)(-advantage[io[i].sample] / io[i].n_response / SAMPLES);
+    return ML_OK;
+}
+
+static void advantages_by_hand(double *out /* [SAMPLES] */) {
+    for (int g = 0; g < GROUPS; g++) {
+        const ml_sample *s = &drawn.sample[g * PER_GROUP];
+        double mean = 0, square = 0;
+        for (int i = 0; i < PER_GROUP; i++)
+            mean += s[i].reward / PER_GROUP;
+        for (int i = 0; i < PER_GROUP; i++)
+            square += (s[i].reward - mean) * (s[i].reward - mean);
+        for (int i = 0; i < PER_GROUP; i++)
+            out[g * PER_GROUP + i] =
+                (s[i].reward - mean) / (sqrt(square / (PER_GROUP - 1)) + 1e-6);
+    }
+}
+
+static void grads_by_hand(ml_trainee *t, ml_arena *a) {
+    double advantage[SAMPLES];
+    ml_train_sample *s = ML_NEW(a, ml_train_sample, SAMPLES);
+    ml_schedule plan;
+    ml_step_result r;
+    ml_err err = { 0 };
+
+    advantages_by_hand(advantage);
+    for (int i = 0; i < SAMPLES; i++)
+        s[i] = (ml_train_sample){ .token = drawn.token[i],
+                                  .n_token = drawn.sample[i].n_token,
+                                  .n_response = drawn.sample[i].n_response,
+                                  .rollout = i };
+    must(ml_trainer_schedule(&plan, t->trainer, a, s, SAMPLES, &err), &err);
+    must(ml_trainer_accumulate(t->trainer,
+                               &(ml_step){ .sample = s,
+                                           .micro = &plan.step[0].rank[0],
+                                           .n_rollout = SAMPLES,
+                                           .denominator = 1,
+                                           .loss = by_hand,
+                                           .ud = advantage },
+                               &r, &err),
+         &err);
+}
+
+/* The largest difference, in units of the largest gradient. */
+static double apart(const ml_weights *x, const ml_weights *y) {
+    double most = 0, size = 0;
+
+    for (int32_t i = 0; i < x->n; i++) {
+        const float *a = x->t[i].data, *b = y->t[i].data;
+        for (size_t k = 0; k < ml_tensor_bytes(&x->t[i]) / sizeof *a; k++) {
+            most = fmax(most, fabs((double)a[k] - (double)b[k]));
+            size = fmax(size, fabs((double)b[k]));
+        }
+    }
+    return most / size;
+}
+
+static void the_gradient_is_that_of_grpo(void) {
+    ml_trainer_opts o = ml_trainee_defaults();
+    ml_trainee other;
+    pupil p;
+
+    open_pupil(&p, SAMPLES);
+    must(learn(&p), &p.err);
+    o.batch.global_batch_size = SAMPLES;
+    ml_trainee_open(&other, &(ml_trainee_opts){ .trainer = o });
+    grads_by_hand(&other, &p.arena);
+    CHECK(apart(ml_trainer_grads(p.trainee.trainer), ml_trainer_grads(other.trainer)) <
+          1e-5);
+    ml_trainee_close(&other);
+    close_pupil(&p);
+}
+
 /* The second step of a round trains other weights than those that drew. */
 static void later_steps_move_away(void) {
     pupil p;
@@ -329,6 +412,7 @@ static void another_temperature_is_noticed(void) {
 
 static const ml_test tests[] = {
     { "the first step is on policy", the_first_step_is_on_policy },
+    { "the gradient is that of GRPO", the_gradient_is_that_of_grpo },
     { "later steps move away", later_steps_move_away },
     { "stale tokens are counted and scored anew",
       stale_tokens_are_counted_and_scored_anew },
