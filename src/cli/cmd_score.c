@@ -2,14 +2,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include "base/bug.h"
 #include "base/clock.h"
 #include "cli/cli.h"
 #include "cli/sequences.h"
 #include "model/plan.h"
+#include "train/memory.h"
 
 /* Sequences are packed into batches of about this many tokens; longer ones go alone. */
 #define PACK_TOKENS 4096
@@ -191,22 +190,6 @@ static ml_status open_output(score_job *j, ml_err *err) {
 
 /* --- memory ----------------------------------------------------------------- */
 
-static size_t resident_bytes(void) {
-    long pages = 0, skip = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (f && fscanf(f, "%ld %ld", &skip, &pages) != 2)
-        pages = 0;
-    if (f)
-        fclose(f);
-    return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-
-static size_t peak_bytes(void) {
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return (size_t)u.ru_maxrss * 1024;
-}
-
 static ml_weight_dtype weight_dtype(const score_job *j) {
     switch (j->config->dtype) {
     case ML_DTYPE_F32: return ML_WEIGHT_F32;
@@ -252,7 +235,7 @@ static void print_memory(const score_job *j) {
 
 static void print_stats(const score_job *j, double seconds) {
     memory_row row[8];
-    size_t planned = memory_plan(j, row), peak = peak_bytes();
+    size_t planned = memory_plan(j, row), peak = ml_memory_peak();
     const ml_plan_stats *op = ml_plan_stats_of(j->plan);
 
     printf("backend %s %s, %d threads\n", j->be.name, j->be.level, j->be.n_thread);
@@ -398,7 +381,7 @@ static ml_status run_job(score_job *j, ml_err *err) {
         st = make_plan(j, err);
     if (st != ML_OK)
         return st;
-    j->base_bytes = resident_bytes();
+    j->base_bytes = ml_memory_resident();
     if (j->config->score.dry_run) {
         print_memory(j);
         return ML_OK;

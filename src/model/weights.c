@@ -171,7 +171,7 @@ static void store_f32(void *out, ml_dtype dtype, int64_t stride, const float *in
 }
 
 /* Rows are packed by the threads of a pool into a stage, from where the device takes them. */
-#define STAGE_BYTES ((size_t)8 << 20)
+#define STAGE_BYTES ((size_t)1 << 20)
 #define PACK_COLS                                                                          \
     256 /* columns at a time, so that what 16 rows become stays in the cache */
 

@@ -110,9 +110,17 @@ size_t ml_memory_available(void) {
     return limit < free ? limit : free;
 }
 
-size_t ml_memory_resident(void) {
-    size_t kib = number_in("/proc/self/status", "VmRSS:");
+static size_t own_memory(const char *word) {
+    size_t kib = number_in("/proc/self/status", word);
     return kib == SIZE_MAX ? 0 : kib * 1024;
+}
+
+size_t ml_memory_resident(void) {
+    return own_memory("VmRSS:");
+}
+
+size_t ml_memory_peak(void) {
+    return own_memory("VmHWM:");
 }
 
 /* --- what to change --------------------------------------------------------- */

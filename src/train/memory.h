@@ -45,6 +45,8 @@ size_t ml_memory_available(void);
 
 /* What it has taken. */
 size_t ml_memory_resident(void);
+/* The most that ever was.  getrusage would count what the process was before its exec. */
+size_t ml_memory_peak(void);
 
 /* ML_ENOMEM when the plan is larger; names the flag that would make it fit. */
 ml_status ml_memory_check(const ml_memory_ask *ask, size_t available, ml_err *err);
