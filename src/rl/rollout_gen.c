@@ -13,6 +13,7 @@ typedef struct asked {
     ml_group group;
     ml_flight **flight; /* [group.n_sample] */
     bool judged, kept;
+    bool settled; /* every sample of it has a reward */
 } asked;
 
 /* Groups that were turned down for one reason. */
@@ -105,8 +106,7 @@ static bool passes_filter(batch *r, const asked *f) {
 
     if (!r->g->filter)
         return true;
-    if (r->g->asker.rewards)
-        ml_rewards_wait(r->g->asker.rewards);
+    ml_rewards_wait(r->g->asker.rewards);
     s = ML_NEW(r->arena, const ml_sample *, f->group.n_sample);
     for (int32_t i = 0; i < f->group.n_sample; i++)
         s[i] = &f->flight[i]->sample;
@@ -136,6 +136,41 @@ static void abort_rest(batch *r) {
     ml_flights_done(&r->flights);
 }
 
+/* Every sample was answered to its end and has a reward. */
+static bool complete(batch *r, const asked *f) {
+    for (int32_t i = 0; i < f->group.n_sample; i++) {
+        const ml_flight *x = f->flight[i];
+        bool aborted = x->sample.status == ML_SAMPLE_ABORTED;
+        if (!aborted && x->sample.has_reward)
+            continue;
+        count_rejection(r, aborted ? "aborted" : ml_reward_outcome_name(x->outcome));
+        ml_log(ML_LOG_WARN, "sample %lld has no reward, its group is dropped: %s",
+               (long long)x->sample.index, x->why);
+        return false;
+    }
+    return true;
+}
+
+/* When enough groups are kept their rewards are awaited; others take the place of those
+ * that have none. */
+static ml_status settle(batch *r, ml_err *err) {
+    if (r->n_kept < wanted(r))
+        return ML_OK;
+    ml_rewards_wait(r->g->asker.rewards);
+    for (int64_t i = 0; i < r->n; i++) {
+        asked *f = &r->asked[i];
+        if (!f->kept || f->settled)
+            continue;
+        f->kept = f->settled = complete(r, f);
+        r->n_kept -= !f->kept;
+    }
+    if (r->n_kept == 0)
+        return ml_fail(err, ML_EPEER,
+                       "no group of the round has a reward for each of its samples; the "
+                       "warnings above say why");
+    return ML_OK;
+}
+
 /* A filter that keeps nothing would be fed for ever. */
 static ml_status check_hope(const batch *r, ml_err *err) {
     int64_t n_judged = r->n - r->n_pending;
@@ -156,7 +191,9 @@ static void on_ended(void *ud) {
     if (r->flights.done)
         return;
     judge(r);
-    r->st = check_hope(r, r->err);
+    r->st = settle(r, r->err);
+    if (r->st == ML_OK)
+        r->st = check_hope(r, r->err);
     while (r->st == ML_OK && r->n_kept < wanted(r) && r->n_pending < wanted(r) - r->n_kept)
         r->st = ask_more(r, r->err);
     if (r->st != ML_OK || r->n_kept >= wanted(r))
@@ -165,40 +202,14 @@ static void on_ended(void *ud) {
 
 /* --- the round --------------------------------------------------------------- */
 
-/* Every sample was answered to its end and has a reward. */
-static bool complete(batch *r, const asked *f) {
-    for (int32_t i = 0; i < f->group.n_sample; i++) {
-        const ml_flight *x = f->flight[i];
-        char reason[40];
-        if (x->sample.status != ML_SAMPLE_ABORTED &&
-            (x->sample.has_reward || !r->g->asker.rewards))
-            continue;
-        snprintf(reason, sizeof reason, "%s",
-                 x->sample.status == ML_SAMPLE_ABORTED
-                     ? "aborted"
-                     : ml_reward_outcome_name(x->outcome));
-        count_rejection(r, reason);
-        ml_log(ML_LOG_WARN, "sample %lld has no reward, its group is dropped: %s",
-               (long long)x->sample.index, x->why);
-        return false;
-    }
-    return true;
-}
-
-static ml_status gather(batch *r, ml_harvest *out, ml_err *err) {
+static void gather(batch *r, ml_harvest *out) {
     int32_t n_per_prompt = r->g->run->opts.source.n_samples_per_prompt;
 
     out->sample = ML_NEW(r->arena, const ml_sample *, r->n_kept *n_per_prompt + 1);
     for (int64_t i = 0; i < r->n; i++)
-        if (r->asked[i].kept && complete(r, &r->asked[i]))
-            for (int32_t k = 0; k < r->asked[i].group.n_sample; k++)
-                out->sample[out->n++] = &r->asked[i].flight[k]->sample;
+        for (int32_t k = 0; r->asked[i].kept && k < r->asked[i].group.n_sample; k++)
+            out->sample[out->n++] = &r->asked[i].flight[k]->sample;
     out->n_drawn = r->flights.n_drawn;
-    if (out->n == 0)
-        return ml_fail(err, ML_EPEER,
-                       "no group of the round has a reward for each of its samples; the "
-                       "warnings above say why");
-    return ML_OK;
 }
 
 static void report(batch *r, ml_harvest *out) {
@@ -239,10 +250,10 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     (void)rollout;
     ml_flights_init(&r.flights, &g->asker, &g->how, &g->run->dataset, a);
     st = generate(&r, err);
-    if (st == ML_OK)
-        st = gather(&r, out, err);
-    if (st == ML_OK)
+    if (st == ML_OK) {
+        gather(&r, out);
         report(&r, out);
+    }
     ml_flights_release(&r.flights);
     return st;
 }

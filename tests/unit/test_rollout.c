@@ -29,15 +29,15 @@ static void args_of(char *args, size_t cap, const char *save, int rounds,
                     const char *more) {
     const char *data = ml_test_path("data.jsonl");
     bool graded = strstr(more, "--rm-type") || strstr(more, "--custom-rm-path");
-    snprintf(args, cap,
-             "train --hf-checkpoint %s --prompt-data %s --label-key label "
-             "--apply-chat-template --rollout-shuffle --rollout-batch-size 4 "
-             "--n-samples-per-prompt 4 --num-steps-per-rollout 2 --num-rollout %d "
-             "--rollout-max-response-len 12 %s --lr 1e-3 "
-             "--lr-decay-style constant --eval-prompt-data toy %s --eval-interval 2 "
-             "--save %s --load %s %s",
-             ml_test_path("model"), data, rounds,
-             graded ? "" : "--rm-type deterministic_random", data, save, save, more);
+    snprintf(
+        args, cap,
+        "train --hf-checkpoint %s --prompt-data %s --label-key label "
+        "--apply-chat-template --rollout-shuffle --rollout-batch-size 4 "
+        "--n-samples-per-prompt 4 --num-steps-per-rollout 2 --num-rollout %d "
+        "--rollout-max-response-len 12 %s --lr 1e-3 "
+        "--lr-decay-style constant --eval-prompt-data toy %s %s --save %s --load %s %s",
+        ml_test_path("model"), data, rounds, graded ? "" : "--rm-type deterministic_random",
+        data, strstr(more, "--eval-interval") ? "" : "--eval-interval 2", save, save, more);
 }
 
 static int run(const char *save, int rounds, const char *more, char *out, size_t cap) {
@@ -132,6 +132,27 @@ static void only_one_half(void) {
     snprintf(command, sizeof command, "test -s %s/r1.zst && ! test -e %s/iter_0000001",
              ml_test_dir(), save);
     CHECK(system(command) == 0);
+}
+
+/* Groups that a grader fails are dropped and counted, and others take their place. */
+static void failed_rewards_are_replaced(void) {
+    static const char grader[] = "n=0; while read -r line; do n=$((n + 1))\n"
+                                 "[ $n = 7 ] && echo nonsense || echo $((n % 2)); done\n";
+    char out[16000], more[800];
+
+    make_inputs();
+    ml_toy_file("grader.sh", grader);
+    snprintf(more, sizeof more,
+             "--reward-workers 1 --custom-rm-path 'cmd:sh %s' --eval-interval 100 "
+             "--skip-eval-before-train",
+             ml_test_path("grader.sh"));
+    CHECK(run(ml_test_path("save"), 2, more, out, sizeof out) == 0);
+    CHECK_HAS(out, "its group is dropped");
+    CHECK_HAS(out, "rollout 1, step 3: loss ");
+    snprintf(more, sizeof more,
+             "grep -q 'rollout/dynamic_filter/drop_invalid' %s/metrics.jsonl",
+             ml_test_path("save"));
+    CHECK(system(more) == 0);
 }
 
 /* The same figures as the run's own evaluation before its first round. */
@@ -250,6 +271,7 @@ static const ml_test tests[] = {
     { "a recording trains as its run", a_recording_trains_as_its_run },
     { "filters and over-sampling", filters_and_over_sampling },
     { "only one half", only_one_half },
+    { "failed rewards are replaced", failed_rewards_are_replaced },
     { "evaluates alone", evaluates_alone },
     { "faults are named", faults_are_named },
     { "survives kills", survives_kills, 300 },
