@@ -5,20 +5,25 @@
 #
 #     60    layers         tools/check-layers.sh
 #     !900  build          make programs
+#     =400  quickstart     tests/e2e/train_quickstart.sh
 #     &2400 load           build/release/tests/load/load_serve --seconds 1800
 #
-# `!` marks a command without which the rest makes no sense, `&` one that runs beside those
-# that follow and is waited for at the end.  A command whose output ends in "N passed, N failed"
-# counts as that many tests, any other as one; a crash, a time-out or an unexplained exit status
-# is a failure.  Output is shown for failures only.  The last line is the sum; the exit status
-# is 0 when nothing failed.
+# As many run at a time as there are cores (or $JOBS).  `!` and `=` mark commands that run alone,
+# after all before them and before all after; without one of `!` the rest makes no sense.  `&`
+# marks one that runs beside whatever follows and takes nobody's place.  A command whose output
+# ends in "N passed, N failed" counts as that many tests, any other as one; a crash, a time-out or
+# an unexplained exit status is a failure.  Output is shown for failures only.  The last line is
+# the sum; the exit status is 0 when nothing failed.
 set -u
 unset MAKEFLAGS MFLAGS MAKELEVEL
 
+jobs=${JOBS:-$(nproc)}
 logs=$(mktemp -d)
-beside=() # pids of the commands that run beside the others; their lines are in $logs
-trap 'kill "${beside[@]}" 2>/dev/null; rm -rf "$logs"' EXIT
-passed=0 failed=0
+declare -A log_of # by pid: of what runs; beside it lies a file with the command's line
+places=()         # pids that take a place, and
+beside=()         # those that take none
+passed=0 failed=0 n_started=0 hopeless=
+trap 'kill "${!log_of[@]}" 2>/dev/null; rm -rf "$logs"' EXIT
 
 judge() { # judge STATUS SECONDS LIMIT NAME COMMAND LOG: adds up and tells; false for a failure
     local status=$1 seconds=$2 limit=$3 name=$4 command=$5 log=$6 p=0 f=0
@@ -45,31 +50,63 @@ judge() { # judge STATUS SECONDS LIMIT NAME COMMAND LOG: adds up and tells; fals
     return 1
 }
 
+start() { # start LIMIT NAME COMMAND: $! is its pid
+    local log=$logs/$((n_started++))
+    echo "$(date +%s) $*" >"$log.line"
+    timeout --kill-after=10 "$1" bash -c "$3" >"$log" 2>&1 </dev/null &
+    log_of[$!]=$log
+}
+
+finish() { # finish PID...: waits for one of them, which it leaves in $ended; false for a failure
+    local status begin limit name command log
+    wait -n -p ended "$@"
+    status=$?
+    log=${log_of[$ended]}
+    unset "log_of[$ended]"
+    read -r begin limit name command <"$log.line"
+    judge $status $(($(date +%s) - begin)) "$limit" "$name" "$command" "$log"
+}
+
+wait_for_places() { # until fewer than $1 are taken
+    while [ ${#places[@]} -ge "$1" ]; do
+        local left=() pid
+        finish "${places[@]}"
+        for pid in "${places[@]}"; do
+            [ "$pid" = "$ended" ] || left+=("$pid")
+        done
+        places=(${left[@]+"${left[@]}"})
+    done
+}
+
 while read -r limit name command; do
     [ -n "$limit" ] || continue
     mark=${limit%%[0-9]*}
     limit=${limit#"$mark"}
-    begin=$SECONDS
-    if [ "$mark" = '&' ]; then
-        log=$logs/${#beside[@]}
-        echo "$(date +%s) $limit $name $command" >"$log.line"
-        timeout --kill-after=10 "$limit" bash -c "$command" >"$log" 2>&1 </dev/null &
+    case $mark in
+    '&')
+        start "$limit" "$name" "$command"
         beside+=($!)
-        continue
-    fi
-    timeout --kill-after=10 "$limit" bash -c "$command" >"$logs/now" 2>&1 </dev/null
-    judge $? $((SECONDS - begin)) "$limit" "$name" "$command" "$logs/now" && continue
-    [ "$mark" = '!' ] && kill "${beside[@]}" 2>/dev/null
-    [ "$mark" = '!' ] && break
+        ;;
+    '!' | '=')
+        wait_for_places 1
+        start "$limit" "$name" "$command"
+        if ! finish $! && [ "$mark" = '!' ]; then
+            hopeless=yes
+            break
+        fi
+        ;;
+    *)
+        wait_for_places "$jobs"
+        start "$limit" "$name" "$command"
+        places+=($!)
+        ;;
+    esac
 done
-
-for i in "${!beside[@]}"; do
-    wait "${beside[i]}"
-    status=$?
-    read -r begin limit name command <"$logs/$i.line"
-    judge $status $(($(date +%s -r "$logs/$i") - begin)) "$limit" "$name" "$command" "$logs/$i"
+wait_for_places 1
+[ -n "$hopeless" ] && kill ${beside[@]+"${beside[@]}"} 2>/dev/null
+for pid in ${beside[@]+"${beside[@]}"}; do
+    finish "$pid"
 done
-beside=()
 
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
