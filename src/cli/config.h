@@ -134,6 +134,7 @@ typedef struct ml_config {
         ml_words stop, stop_ids;
         bool skip_special;
         int64_t over_sampling;
+        bool partial, mask_old;
         const char *filter;
         /* the engine */
         int64_t max_running, chunk;

@@ -180,6 +180,9 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, ml_train_run *r
     ml_arena_init(&t->arena, "generation");
     t->rollout.run = run;
     t->rollout.over_sampling = c->rollout.over_sampling;
+    t->rollout.partial = c->rollout.partial;
+    t->rollout.mask_old = c->rollout.mask_old;
+    ml_held_init(&t->rollout.held, run->opts.source.n_samples_per_prompt);
     st = sampling_of(&t->rollout.how, &t->arena, c, err);
     if (st == ML_OK)
         st = find_filter(t, c->rollout.filter, err);
@@ -202,6 +205,7 @@ void ml_train_gen_close(ml_train_gen *t) {
     if (t->gen)
         t->gen->close(t->gen);
     ml_rewards_close(t->rewards);
+    ml_held_release(&t->rollout.held);
     for (int32_t i = 0; i < t->evals.n; i++)
         ml_dataset_close(&t->evals.set[i].dataset);
     if (t->be.name)

@@ -163,9 +163,8 @@ static ml_flight *new_flight(ml_flights *f, const shared_prompt *d, const ml_gro
     int32_t n = (int32_t)d->ids.n, max_new = f->how->max_new;
 
     x->all = f;
-    x->cap = n + max_new;
-    x->token = ML_NEW(f->arena, int32_t, x->cap);
-    x->wide = ML_NEW(f->arena, int64_t, x->cap);
+    x->token = ML_NEW(f->arena, int32_t, n + max_new);
+    x->wide = ML_NEW(f->arena, int64_t, n + max_new);
     memcpy(x->token, d->ids.id, (size_t)n * sizeof *x->token);
     x->sample = (ml_sample){ .index = group->first_index + i,
                              .group = group->group_index,
@@ -193,7 +192,7 @@ static ml_status launch(ml_flight *x, uint64_t draw, ml_err *err) {
                                      .repetition = 1,
                                      .seed = how->seed,
                                      .sample = draw },
-                           .max_new = how->max_new,
+                           .max_new = how->max_new - x->sample.n_response,
                            .stop = how->stop,
                            .n_stop = how->n_stop,
                            .stop_id = how->stop_id,
@@ -223,6 +222,47 @@ ml_status ml_flights_start(ml_flights *f, ml_flight **out, const ml_group *group
         st = launch(out[i], draw + (uint64_t)i, err);
     }
     ml_tokens_release(&d.ids);
+    return st;
+}
+
+/* With arrays of the full length, filled as far as the sample goes. */
+static ml_flight *old_flight(ml_flights *f, const ml_sample *s, bool mask_old) {
+    ml_flight *x = ML_NEW(f->arena, ml_flight, 1);
+    int32_t max_new = f->how->max_new, n_prompt = s->n_token - s->n_response;
+    uint8_t *mask = mask_old ? ML_NEW(f->arena, uint8_t, max_new + 1) : NULL;
+
+    x->all = f;
+    x->token = ML_NEW(f->arena, int32_t, n_prompt + max_new);
+    x->wide = ML_NEW(f->arena, int64_t, n_prompt + max_new);
+    ml_sample_copy(&x->sample, f->arena, s);
+    x->sample.token = memcpy(x->token, s->token, (size_t)s->n_token * sizeof *s->token);
+    x->sample.logprob = ML_NEW(f->arena, float, max_new + 1);
+    x->sample.version = ML_NEW(f->arena, uint64_t, max_new + 1);
+    for (int32_t t = 0; t < s->n_response; t++) {
+        x->sample.logprob[t] = s->logprob[t];
+        x->sample.version[t] = s->version[t];
+    }
+    for (int32_t t = s->n_response; mask && t < max_new; t++)
+        mask[t] = 1;
+    x->ended = s->status == ML_SAMPLE_COMPLETED || s->status == ML_SAMPLE_TRUNCATED;
+    if (mask)
+        x->sample.mask = mask;
+    if (x->ended && !s->has_reward)
+        x->outcome = ML_REWARD_INVALID;
+    return x;
+}
+
+ml_status ml_flights_resume(ml_flights *f, ml_flight **out, const ml_sample *s, int32_t n,
+                            bool mask_old, ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int32_t i = 0; i < n && st == ML_OK; i++) {
+        out[i] = old_flight(f, &s[i], mask_old);
+        if (out[i]->ended)
+            continue;
+        f->n_drawn -= s[i].n_response; /* landing counts all of them */
+        st = launch(out[i], (uint64_t)s[i].index, err);
+    }
     return st;
 }
 

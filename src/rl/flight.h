@@ -54,9 +54,8 @@ typedef struct ml_flights {
 typedef struct ml_flight {
     ml_sample sample;
     ml_flights *all;
-    int32_t *token; /* the sample's arrays, to be written; [cap] */
-    int64_t *wide;  /* tokens as rewards see them */
-    int32_t cap;
+    int32_t *token; /* [prompt + max_new] the sample's own, to be written */
+    int64_t *wide;  /* as rewards see them */
     uint64_t ticket;
     bool ended;
     miles_reward_in question;
@@ -71,6 +70,11 @@ void ml_flights_release(ml_flights *f);
 /* Starts the samples of a group, numbered draw + 0, 1, ... for the random numbers. */
 ml_status ml_flights_start(ml_flights *f, ml_flight **out /* [n_sample] */,
                            const ml_group *group, uint64_t draw, ml_err *err);
+
+/* Goes on with n samples that were aborted before; those that had ended count as ended.
+ * mask_old: tokens they have already are not trained. */
+ml_status ml_flights_resume(ml_flights *f, ml_flight **out /* [n] */, const ml_sample *s,
+                            int32_t n, bool mask_old, ml_err *err);
 
 /* Ends those of n that are still under way. */
 void ml_flights_abort(ml_flights *f, ml_flight *const *flight, int64_t n);

@@ -21,6 +21,10 @@ typedef struct ml_rollout {
     /* The samples of a round; they live in the arena. */
     ml_status (*collect)(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
                          ml_err *err);
+    /* What the next round needs of this one: appends members of a JSON object, without
+     * braces; and back, from the object with these and others.  NULL: nothing. */
+    void (*save)(void *ud, ml_text *out);
+    ml_status (*load)(void *ud, ml_str state, const char *name, ml_err *err);
     void *ud;
 } ml_rollout;
 

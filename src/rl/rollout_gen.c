@@ -24,7 +24,7 @@ typedef struct rejection {
 
 /* A round while it is under way. */
 typedef struct batch {
-    const ml_gen_rollout *g;
+    ml_gen_rollout *g;
     ml_flights flights;
     ml_arena *arena;
     asked *asked; /* [n] in the order of their numbers */
@@ -53,25 +53,53 @@ static void make_room(batch *r, int64_t more) {
     r->asked = bigger;
 }
 
-/* Asks for as many groups at once as over-sampling says. */
-static ml_status ask_more(batch *r, ml_err *err) {
-    int64_t n = r->g->over_sampling ? r->g->over_sampling : wanted(r);
-    ml_group *group = ML_NEW(r->arena, ml_group, n);
+static asked *new_group(batch *r, ml_group group) {
+    asked *f = &r->asked[r->n++];
+
+    *f = (asked){ .group = group, .flight = ML_NEW(r->arena, ml_flight *, group.n_sample) };
+    r->n_pending++;
+    return f;
+}
+
+/* Goes on with what the rounds before have left; *n gets the number of groups, at most n. */
+static ml_status ask_held(batch *r, int64_t *n, ml_err *err) {
+    int64_t most = *n;
+    int32_t size = r->g->held.n_per_group;
+    const ml_sample *s;
+    ml_status st = ML_OK;
+
+    for (*n = 0; *n < most && st == ML_OK && (s = ml_held_take(&r->g->held)); ++*n) {
+        asked *f = new_group(r, (ml_group){ s->row, s->group, s->index, size });
+        st = ml_flights_resume(&r->flights, f->flight, s, size, r->g->mask_old, err);
+    }
+    return st;
+}
+
+static ml_status ask_new(batch *r, int64_t n, ml_err *err) {
+    ml_group *group = ML_NEW(r->arena, ml_group, n + 1);
     ml_status st = ML_OK;
 
     n = ml_data_source_get(r->g->run->source, group, n);
-    if (n == 0)
-        return ml_fail(err, ML_EFORMAT, "%s: there is no prompt in it",
-                       r->g->run->opts.data.path);
-    make_room(r, n);
     for (int64_t i = 0; i < n && st == ML_OK; i++) {
-        asked *f = &r->asked[r->n++];
-        *f = (asked){ .group = group[i],
-                      .flight = ML_NEW(r->arena, ml_flight *, group[i].n_sample) };
-        r->n_pending++;
+        asked *f = new_group(r, group[i]);
         st = ml_flights_start(&r->flights, f->flight, &f->group,
                               (uint64_t)group[i].first_index, err);
     }
+    return st;
+}
+
+/* Asks for as many groups at once as over-sampling says. */
+static ml_status ask_more(batch *r, ml_err *err) {
+    int64_t n = r->g->over_sampling ? r->g->over_sampling : wanted(r), n_held = n;
+    ml_status st;
+
+    make_room(r, n);
+    st = ask_held(r, &n_held, err);
+    if (st == ML_OK && n_held < n)
+        st = ask_new(r, n - n_held, err);
+    if (st == ML_OK && r->n_pending == 0)
+        st = ml_fail(err, ML_EFORMAT, "%s: there is no prompt in it",
+                     r->g->run->opts.data.path);
     return st;
 }
 
@@ -212,6 +240,18 @@ static void gather(batch *r, ml_harvest *out) {
     out->n_drawn = r->flights.n_drawn;
 }
 
+/* Groups that were not judged wait for the next round. */
+static void hold(batch *r) {
+    int32_t size = r->g->held.n_per_group;
+    const ml_sample **s = ML_NEW(r->arena, const ml_sample *, r->n *size + 1);
+    int64_t n = 0;
+
+    for (int64_t i = 0; i < r->n; i++)
+        for (int32_t k = 0; !r->asked[i].judged && k < size; k++)
+            s[n++] = &r->asked[i].flight[k]->sample;
+    ml_held_put(&r->g->held, s, n / size);
+}
+
 static void report(batch *r, ml_harvest *out) {
     ml_figures *f = &out->figures;
 
@@ -253,11 +293,27 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     if (st == ML_OK) {
         gather(&r, out);
         report(&r, out);
+        if (g->partial)
+            hold(&r);
     }
     ml_flights_release(&r.flights);
     return st;
 }
 
+static void save(void *ud, ml_text *out) {
+    const ml_gen_rollout *g = ud;
+
+    if (!g->partial)
+        return;
+    ml_text_printf(out, "\"held\": ");
+    ml_held_save(&g->held, out);
+}
+
+static ml_status load(void *ud, ml_str state, const char *name, ml_err *err) {
+    ml_gen_rollout *g = ud;
+    return ml_held_load(&g->held, state, name, err);
+}
+
 ml_rollout ml_rollout_gen(ml_gen_rollout *g) {
-    return (ml_rollout){ collect, g };
+    return (ml_rollout){ .collect = collect, .save = save, .load = load, .ud = g };
 }

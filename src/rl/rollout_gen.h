@@ -3,7 +3,7 @@
  * Groups of samples are asked for until enough are kept.  A group is judged when its last
  * sample has ended; groups that end in the same step are judged in the order of their
  * numbers, and everything is decided between steps.  What is not needed any more is
- * aborted and dropped.
+ * aborted and dropped, or held for the next round, which goes on with it first.
  *
  * A group with a sample that has no reward (the grader hung, died or answered nonsense)
  * is dropped and counted, never trained as if it were worth nothing.
@@ -14,6 +14,7 @@
 
 #include "rl/flight.h"
 #include "rl/group_filter.h"
+#include "rl/held.h"
 #include "rl/rollout.h"
 
 typedef struct ml_gen_rollout {
@@ -22,8 +23,12 @@ typedef struct ml_gen_rollout {
     ml_sampling how;
     int64_t over_sampling;         /* groups that are asked for at once; 0: a round's */
     const ml_group_filter *filter; /* NULL: all are kept */
+    bool partial;                  /* what is aborted goes on in the next round ... */
+    bool mask_old;                 /* ... which does not train what it has by then */
+    ml_held held;
 } ml_gen_rollout;
 
+/* held is initialised by the caller. */
 ml_rollout ml_rollout_gen(ml_gen_rollout *g);
 
 #endif

@@ -40,7 +40,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
 }
 
 ml_rollout ml_rollout_replay(ml_replay_rollout *r) {
-    return (ml_rollout){ collect, r };
+    return (ml_rollout){ .collect = collect, .ud = r };
 }
 
 static ml_status make_parent(ml_arena *a, const char *path, ml_err *err) {

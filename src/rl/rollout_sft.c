@@ -60,5 +60,5 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
 }
 
 ml_rollout ml_rollout_sft(ml_sft_rollout *s) {
-    return (ml_rollout){ collect, s };
+    return (ml_rollout){ .collect = collect, .ud = s };
 }

@@ -110,6 +110,33 @@ ml_status ml_samples_save(const char *path, const ml_sample *const *s, int64_t n
     return st;
 }
 
+/* --- copying ---------------------------------------------------------------------- */
+
+static void *copy_array(ml_arena *a, const void *from, int32_t n, size_t size) {
+    void *to = from ? ml_arena_take(a, (size_t)n + 1, size) : NULL;
+    if (to)
+        memcpy(to, from, (size_t)n * size);
+    return to;
+}
+
+static ml_str copy_text(ml_arena *a, ml_str s) {
+    return s.len ? (ml_str){ ml_arena_str(a, s.ptr, s.len), s.len } : s;
+}
+
+void ml_sample_copy(ml_sample *out, ml_arena *a, const ml_sample *s) {
+    *out = *s;
+    out->prompt = copy_text(a, s->prompt);
+    out->response = copy_text(a, s->response);
+    out->label = copy_text(a, s->label);
+    out->metadata = copy_text(a, s->metadata);
+    out->token = copy_array(a, s->token, s->n_token, sizeof *s->token);
+    out->mask = copy_array(a, s->mask, s->n_response, sizeof *s->mask);
+    out->logprob = copy_array(a, s->logprob, s->n_response, sizeof *s->logprob);
+    out->version = copy_array(a, s->version, s->n_response, sizeof *s->version);
+    out->teacher_logprob =
+        copy_array(a, s->teacher_logprob, s->n_response, sizeof *s->teacher_logprob);
+}
+
 /* --- reading ---------------------------------------------------------------------- */
 
 typedef struct reader {
@@ -253,8 +280,14 @@ static void read_reward(reader *r, ml_sample *s) {
         complain(r, v, "reward", "a number");
 }
 
-ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, const char *name,
-                         ml_err *err) {
+/* Label and metadata stay as they are written. */
+static ml_str source_of(ml_str text, const ml_json *v) {
+    return v && v->type != ML_JSON_NULL ? (ml_str){ text.ptr + v->begin, v->end - v->begin }
+                                        : (ml_str){ 0 };
+}
+
+ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, ml_str source,
+                         const char *name, ml_err *err) {
     reader r = { .a = a, .doc = doc, .name = name, .err = err };
     const ml_json *remove = ml_json_get(doc, "remove_sample");
 
@@ -269,6 +302,8 @@ ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, const 
     out->n_turn = (int32_t)read_int(&r, "n_turn", 1);
     out->prompt = read_text(&r, "prompt");
     out->response = read_text(&r, "response");
+    out->label = source_of(source, ml_json_get(doc, "label"));
+    out->metadata = source_of(source, ml_json_get(doc, "metadata"));
     out->remove = remove && remove->type == ML_JSON_TRUE;
     read_tokens(&r, out);
     if (r.st != ML_OK)
@@ -280,12 +315,6 @@ ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, const 
     out->teacher_logprob = read_floats(&r, "teacher_log_probs", out->n_response);
     out->version = read_versions(&r, out->n_response);
     return r.st;
-}
-
-/* Label and metadata stay as they are written. */
-static ml_str source_of(ml_str text, const ml_json *v) {
-    return v && v->type != ML_JSON_NULL ? (ml_str){ text.ptr + v->begin, v->end - v->begin }
-                                        : (ml_str){ 0 };
 }
 
 static ml_status read_lines(ml_sample *out, int64_t n, ml_arena *a, ml_str text,
@@ -300,11 +329,9 @@ static ml_status read_lines(ml_sample *out, int64_t n, ml_arena *a, ml_str text,
         snprintf(name, sizeof name, "%.500s, record %lld", path, (long long)i + 1);
         st = ml_json_parse(&doc, a, line, name, err);
         if (st == ML_OK)
-            st = ml_sample_read(&out[i], a, doc, name, err);
+            st = ml_sample_read(&out[i], a, doc, line, name, err);
         if (st != ML_OK)
             return st;
-        out[i].label = source_of(line, ml_json_get(doc, "label"));
-        out[i].metadata = source_of(line, ml_json_get(doc, "metadata"));
         p = end + 1;
     }
     return ML_OK;

@@ -47,10 +47,13 @@ const char *ml_sample_status_name(ml_sample_status s);
 
 /* One line of JSON, without the line's end. */
 void ml_sample_write(ml_text *out, const ml_sample *s);
-/* Views go into the document or the arena.  `name` opens messages; unknown fields are
- * passed over, as records of others have more of them. */
-ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, const char *name,
-                         ml_err *err);
+/* Views go into the document, its source or the arena.  `name` opens messages; unknown fields
+ * are passed over, as records of others have more of them. */
+ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, ml_str source,
+                         const char *name, ml_err *err);
+
+/* With arrays and texts of its own, in the arena. */
+void ml_sample_copy(ml_sample *out, ml_arena *a, const ml_sample *s);
 
 /* A recorded rollout: a line per sample, in zstd. */
 ml_status ml_samples_save(const char *path, const ml_sample *const *s, int64_t n,

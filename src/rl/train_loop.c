@@ -89,12 +89,23 @@ static bool save_due(const ml_train_loop *l, int64_t rollout) {
                              (every && (rollout + 1) % every == 0) || l->ending);
 }
 
+static ml_status save_all(ml_train_loop *l, ml_err *err) {
+    ml_text more = { 0 };
+    ml_status st;
+
+    if (l->rollout.save)
+        l->rollout.save(l->rollout.ud, &more);
+    st = ml_train_run_save(l->run, (ml_str){ more.ptr, more.len }, err);
+    ml_text_release(&more);
+    return st;
+}
+
 static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
     double began = ml_clock_s();
     ml_status st;
 
     l->ending = l->stop && *l->stop; /* looked at once: what ends here is saved here */
-    st = save_due(l, r->rollout) ? ml_train_run_save(l->run, err) : ML_OK;
+    st = save_due(l, r->rollout) ? save_all(l, err) : ML_OK;
     r->save_s = ml_clock_s() - began;
     return st;
 }
@@ -137,6 +148,7 @@ static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err) {
 /* The first evaluation; or, since it comes after saving, that of the round before. */
 static ml_status begin(ml_train_loop *l, ml_err *err) {
     const ml_train_run *run = l->run;
+    ml_status st = ML_OK;
     bool first = run->snapshot ? eval_due(l, run->rollout - 1)
                                : l->evaluate && l->eval_interval && !l->skip_first_eval;
 
@@ -147,5 +159,9 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
         l->say(t.ptr);
         ml_text_release(&t);
     }
+    if (run->snapshot && l->rollout.load)
+        st = l->rollout.load(l->rollout.ud, run->saved, run->snapshot, err);
+    if (st != ML_OK)
+        return st;
     return first ? score(l, run->rollout - 1, err) : ML_OK;
 }

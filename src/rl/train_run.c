@@ -166,6 +166,7 @@ static ml_status go_on_from(ml_train_run *r, const char *snapshot, ml_err *err) 
                config.ptr);
     r->rollout = state.iteration + 1;
     r->snapshot = snapshot;
+    r->saved = state.data;
     return ML_OK;
 }
 
@@ -208,7 +209,7 @@ ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
 
 /* --- saving ----------------------------------------------------------------- */
 
-ml_status ml_train_run_save(ml_train_run *r, ml_err *err) {
+ml_status ml_train_run_save(ml_train_run *r, ml_str more, ml_err *err) {
     ml_text data = { 0 };
     ml_status st;
 
@@ -218,6 +219,10 @@ ml_status ml_train_run_save(ml_train_run *r, ml_err *err) {
         ml_text_printf(&data, "{}");
     while (data.len && data.ptr[data.len - 1] == '\n')
         data.len--;
+    if (more.len) {
+        data.len--; /* the closing brace */
+        ml_text_printf(&data, ", %.*s}", (int)more.len, more.ptr);
+    }
     st = ml_saver_save(r->saver, r->trainer,
                        &(ml_save_state){ .iteration = r->rollout,
                                          .data = { data.ptr, data.len },

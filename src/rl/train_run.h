@@ -55,6 +55,7 @@ typedef struct ml_train_run {
     ml_run_log log;
     int64_t rollout, num_rollout; /* the next one; how many there are */
     const char *snapshot;         /* it went on from; NULL: none */
+    ml_str saved; /* its position in the data, and what else was saved there */
 } ml_train_run;
 
 /* Opens and checks all that is read; takes no memory for the model yet. */
@@ -67,7 +68,7 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out);
 /* Loads weights, goes on from a snapshot where there is one, and begins to write. */
 ml_status ml_train_run_start(ml_train_run *r, ml_err *err);
 
-/* Saves the round that was just trained, and waits for the disk when it is the last. */
-ml_status ml_train_run_save(ml_train_run *r, ml_err *err);
+/* Saves the round that was just trained; `more`: further members of the state, or empty. */
+ml_status ml_train_run_save(ml_train_run *r, ml_str more, ml_err *err);
 
 #endif

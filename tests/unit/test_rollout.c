@@ -119,6 +119,31 @@ static void filters_and_over_sampling(void) {
     CHECK_HAS(out, "check_reward_nonzero_std");
 }
 
+/* Answers that one round began and another finished, and a snapshot in between. */
+static void unfinished_answers_go_on(void) {
+    static const char partial[] = "--partial-rollout --over-sampling-batch-size 7 "
+                                  "--sglang-max-running-requests 6 --eval-interval 100 "
+                                  "--skip-eval-before-train";
+    char out[16000], more[1000];
+
+    make_inputs();
+    snprintf(more, sizeof more, "%s --threads 1", partial);
+    CHECK(run(ml_test_path("whole"), ROUNDS, more, out, sizeof out) == 0);
+    CHECK_HAS(out, "forward_logp_max_diff 0, ");
+    CHECK_HAS(out, "stale tokens");
+    snprintf(more, sizeof more, "%s --threads 2", partial);
+    CHECK(run(ml_test_path("parts"), 3, more, out, sizeof out) == 0);
+    snprintf(more, sizeof more, "grep -q '\"held\": .{\"group_index' %s/iter_*2/state.json",
+             ml_test_path("parts"));
+    CHECK(system(more) == 0);
+    snprintf(more, sizeof more, "%s --save-interval 1", partial);
+    CHECK(run(ml_test_path("parts"), ROUNDS, more, out, sizeof out) == 0);
+    same_files(ml_test_path("whole"), ml_test_path("parts"));
+    snprintf(more, sizeof more, "%s --mask-offpolicy-in-partial-rollout", partial);
+    CHECK(run(ml_test_path("masked"), ROUNDS, more, out, sizeof out) == 0);
+    CHECK(strstr(out, "stale tokens") == NULL);
+}
+
 static void only_one_half(void) {
     char out[16000], more[600], command[700];
     const char *save = ml_test_path("save");
@@ -270,6 +295,7 @@ static const ml_test tests[] = {
     { "the same bytes however it runs", the_same_bytes_however_it_runs },
     { "a recording trains as its run", a_recording_trains_as_its_run },
     { "filters and over-sampling", filters_and_over_sampling },
+    { "unfinished answers go on", unfinished_answers_go_on },
     { "only one half", only_one_half },
     { "failed rewards are replaced", failed_rewards_are_replaced },
     { "evaluates alone", evaluates_alone },

@@ -1,0 +1,33 @@
+/* held.h - groups that a round left unfinished, for the next one to go on with.
+ *
+ * Whole groups of samples, in the order of their numbers, with the tokens they have so
+ * far; they are part of a snapshot.
+ *
+ * thread: one owner. */
+#ifndef ML_RL_HELD_H
+#define ML_RL_HELD_H
+
+#include "rl/sample.h"
+
+typedef struct ml_held {
+    ml_arena arena;
+    ml_sample *sample; /* [n_group * n_per_group] */
+    int64_t n_group, next;
+    int32_t n_per_group;
+} ml_held;
+
+void ml_held_init(ml_held *h, int32_t n_per_group);
+void ml_held_release(ml_held *h);
+
+/* The samples of the next group, or NULL; they stay until the next ml_held_put. */
+const ml_sample *ml_held_take(ml_held *h);
+
+/* Holds copies of these groups, and of those that were not taken; the rest is let go. */
+void ml_held_put(ml_held *h, const ml_sample *const *sample /* [n * n_per_group] */,
+                 int64_t n);
+
+/* As a JSON array; and back, from the member "held" of a saved state. */
+void ml_held_save(const ml_held *h, ml_text *out);
+ml_status ml_held_load(ml_held *h, ml_str state, const char *name, ml_err *err);
+
+#endif
