@@ -1,6 +1,7 @@
 #include "rl/train_loop.h"
 
 #include "base/clock.h"
+#include "rl/first_look.h"
 #include "rl/round.h"
 
 /* Stages of a round. */
@@ -59,6 +60,10 @@ static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err) {
 
     st = l->rollout.collect(l->rollout.ud, r->rollout, &r->harvest, &r->arena, err);
     r->rollout_s = ml_clock_s() - began;
+    if (st == ML_OK && r->harvest.n_drawn && !l->looked) {
+        ml_first_look(&r->harvest, l->say);
+        l->looked = true;
+    }
     if (st == ML_OK && l->record)
         st = ml_rollout_record(l->record, r->rollout, &r->harvest, err);
     return st;

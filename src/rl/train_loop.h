@@ -26,7 +26,7 @@ typedef struct ml_train_loop {
     const char *record; /* where rounds are recorded; NULL: nowhere */
     /* Not 0: a round is finished and saved, then the loop ends.  May be NULL. */
     const volatile sig_atomic_t *stop;
-    bool ending;                   /* the loop's own: it was asked to */
+    bool ending, looked; /* the loop's own: it was asked to; the first round was shown */
     void (*say)(const char *line); /* a line for who watches */
 } ml_train_loop;
 

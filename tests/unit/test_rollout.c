@@ -68,6 +68,8 @@ static void the_same_bytes_however_it_runs(void) {
     CHECK_HAS(out, "forward_logp_max_diff 0,");
     CHECK_HAS(out, "evaluation after rollout -1: \"eval/toy\": ");
     CHECK_HAS(out, "evaluation after rollout 5: ");
+    CHECK_HAS(out, "first round: 16 answers to 4 prompts, of ");
+    CHECK_HAS(out, "first round: to \"<|im_start|>user\\nwhat is ");
     CHECK(run(other, ROUNDS,
               "--threads 2 --sglang-max-running-requests 3 --sglang-chunked-prefill-size 7 "
               "--sglang-mem-fraction-static 0.001",
@@ -207,6 +209,10 @@ static void faults_are_named(void) {
     const char *save = ml_test_path("save");
 
     make_inputs();
+    CHECK(run(ml_test_path("dull"), 1, "--rm-type math --rollout-top-k 1", out,
+              sizeof out) == 0);
+    CHECK_HAS(out, "warning: every answer is worth the same");
+    CHECK_HAS(out, "warning: all answers to a prompt are the same");
     CHECK(run(save, 1, "--rm-type nonsense", out, sizeof out) == 2);
     CHECK_HAS(out, "nonsense");
     CHECK(run(save, 1, "--custom-rm-path cmd:false", out, sizeof out) == 3);

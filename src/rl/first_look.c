@@ -1,0 +1,114 @@
+#include "rl/first_look.h"
+
+#include <string.h>
+
+enum { SHOWN = 400 }; /* bytes of a text */
+
+static void say_text(ml_text *t, void (*say)(const char *line)) {
+    say(t->ptr);
+    ml_text_release(t);
+}
+
+/* On one line, and not too much of it: of a prompt the end tells more. */
+static void add_short(ml_text *t, ml_str s, bool end) {
+    size_t n = s.len < SHOWN ? s.len : SHOWN;
+    ml_str part = { end ? s.ptr + (s.len - n) : s.ptr, n };
+
+    while (end && n < s.len && part.len && ((unsigned char)part.ptr[0] & 0xC0) == 0x80)
+        part = (ml_str){ part.ptr + 1, part.len - 1 }; /* not the middle of a character */
+    while (!end && n < s.len && part.len &&
+           ((unsigned char)part.ptr[part.len] & 0xC0) == 0x80)
+        part.len--;
+    ml_json_quote(t, part);
+}
+
+static void show_example(const ml_sample *s, void (*say)(const char *line)) {
+    ml_text t = { 0 };
+
+    ml_text_printf(&t, "first round: to ");
+    add_short(&t, s->prompt, true);
+    ml_text_printf(&t, " (%d tokens) the model answers ", s->n_token - s->n_response);
+    add_short(&t, s->response, false);
+    ml_text_printf(&t, " (%d tokens), worth %g", s->n_response, s->reward);
+    if (s->label.len)
+        ml_text_printf(&t, "; the label is %.*s",
+                       (int)(s->label.len < SHOWN ? s->label.len : SHOWN), s->label.ptr);
+    say_text(&t, say);
+}
+
+typedef struct look {
+    int64_t n_group, n_flat, n_alike, n_truncated; /* flat: groups of equal rewards */
+    double least, most, mean;                      /* of rewards */
+    int32_t shortest, longest;
+} look;
+
+static bool same_answer(const ml_sample *x, const ml_sample *y) {
+    return x->n_response == y->n_response &&
+           memcmp(x->token + x->n_token - x->n_response,
+                  y->token + y->n_token - y->n_response,
+                  (size_t)x->n_response * sizeof *x->token) == 0;
+}
+
+static void look_at_group(look *l, const ml_sample *const *s, int64_t n) {
+    bool flat = true, alike = n > 1;
+
+    for (int64_t i = 1; i < n; i++) {
+        flat &= s[i]->reward == s[0]->reward;
+        alike &= same_answer(s[i], s[0]);
+    }
+    l->n_group++;
+    l->n_flat += flat;
+    l->n_alike += alike;
+}
+
+static look look_at(const ml_harvest *h) {
+    look l = { .least = h->sample[0]->reward,
+               .most = h->sample[0]->reward,
+               .shortest = h->sample[0]->n_response };
+
+    for (int64_t i = 0, begin = 0; i < h->n; i++) {
+        const ml_sample *s = h->sample[i];
+        l.least = s->reward < l.least ? s->reward : l.least;
+        l.most = s->reward > l.most ? s->reward : l.most;
+        l.mean += s->reward / (double)h->n;
+        l.shortest = s->n_response < l.shortest ? s->n_response : l.shortest;
+        l.longest = s->n_response > l.longest ? s->n_response : l.longest;
+        l.n_truncated += s->status == ML_SAMPLE_TRUNCATED;
+        if (i + 1 == h->n || h->sample[i + 1]->group != s->group) {
+            look_at_group(&l, h->sample + begin, i + 1 - begin);
+            begin = i + 1;
+        }
+    }
+    return l;
+}
+
+static void warn(const look *l, int64_t n, void (*say)(const char *line)) {
+    if (l->n_truncated == n)
+        say("warning: every answer was cut off, none came to its end: raise "
+            "--rollout-max-response-len, or look whether the model knows its end token");
+    if (l->n_alike == l->n_group)
+        say("warning: all answers to a prompt are the same: raise --rollout-temperature");
+    if (l->least == l->most)
+        say("warning: every answer is worth the same, so there is nothing to learn: look "
+            "at the answer above, at --rm-type and at --label-key");
+}
+
+void ml_first_look(const ml_harvest *h, void (*say)(const char *line)) {
+    ml_text t = { 0 };
+    look l;
+
+    if (h->n == 0)
+        return;
+    show_example(h->sample[0], say);
+    l = look_at(h);
+    ml_text_printf(
+        &t,
+        "first round: %lld answers to %lld prompts, of %d to %d tokens, %.0f%% cut "
+        "off, worth %g to %g, %.4g on average; %lld prompts whose answers are all "
+        "worth the same teach nothing",
+        (long long)h->n, (long long)l.n_group, l.shortest, l.longest,
+        100.0 * (double)l.n_truncated / (double)h->n, l.least, l.most, l.mean,
+        (long long)l.n_flat);
+    say_text(&t, say);
+    warn(&l, h->n, say);
+}

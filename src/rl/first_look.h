@@ -1,0 +1,14 @@
+/* first_look.h - the first round of a run in a few lines, with what looks wrong.
+ *
+ * thread: any; nothing is kept. */
+#ifndef ML_RL_FIRST_LOOK_H
+#define ML_RL_FIRST_LOOK_H
+
+#include "rl/rollout.h"
+
+/* One prompt with its answer, how long answers are and what they were worth; then, in plain
+ * words, what keeps a run from learning: answers that are cut off, all alike, or all worth
+ * the same. */
+void ml_first_look(const ml_harvest *h, void (*say)(const char *line));
+
+#endif
