@@ -129,7 +129,8 @@ static void print_summary(reward_job *j) {
     ml_rewards_counts(j->rewards, n);
     fprintf(stderr, "%lld samples:", (long long)j->n_sample);
     for (int i = 0; i < ML_REWARD_OUTCOMES; i++)
-        fprintf(stderr, " %lld %s%s", (long long)n[i], ml_reward_outcome_name(i),
+        fprintf(stderr, " %lld %s%s", (long long)n[i],
+                ml_reward_outcome_name((ml_reward_outcome)i),
                 i + 1 < ML_REWARD_OUTCOMES ? "," : "");
     if (n[ML_REWARD_OK])
         fprintf(stderr, "; mean reward %.6g", j->sum / (double)n[ML_REWARD_OK]);
