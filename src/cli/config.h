@@ -122,7 +122,14 @@ typedef struct ml_config {
         const char *save, *load;
         int64_t save_interval, keep_last, ckpt_step;
         bool async_save;
+        const char *single; /* of flags that have but one value */
     } train;
+    struct {
+        /* what launch scripts say of the architecture; 0 and NaN: nothing */
+        int64_t n_layer, hidden, ffn, n_head, n_kv_head, head_dim, vocab;
+        int64_t n_expert, top_k, moe_ffn;
+        double rope_base, norm_eps;
+    } arch;
     struct {
         /* data; 0 and NULL: not given */
         const char *label_key, *metadata_key, *ref_load;

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cli/arch_check.h"
+
 static const struct {
     const char *name;
     ml_module bit;
@@ -111,6 +113,8 @@ ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_pe
     int64_t batch = batch_size(c, n_sample);
     ml_status st = check_batch(c, batch, n_sample, err);
 
+    if (st == ML_OK)
+        st = ml_arch_check(c, err);
     if (st != ML_OK)
         return st;
     *out = (ml_train_run_opts){

@@ -14,8 +14,8 @@ static bool help;
 
 /* Parses words split at blanks; the buffer lives as long as config points into it. */
 static ml_status parse(ml_cmd cmd, const char *words) {
-    static char line[1000];
-    char *argv[64], *save = NULL;
+    static char line[4000];
+    char *argv[200], *save = NULL;
     int argc = 0;
 
     snprintf(line, sizeof line, "%s", words);
@@ -306,6 +306,37 @@ static void rows_and_texts(void) {
     ml_text_release(&all);
 }
 
+/* What Miles' script for Qwen3-4B passes, on one rank. */
+#define QWEN3_4B                                                                           \
+    "--swiglu --num-layers 36 --hidden-size 2560 --ffn-hidden-size 9728 "                  \
+    "--num-attention-heads 32 --group-query-attention --num-query-groups 8 "               \
+    "--use-rotary-position-embeddings --disable-bias-linear --normalization RMSNorm "      \
+    "--norm-epsilon 1e-6 --rotary-base 1000000 --vocab-size 151936 --kv-channels 128 "     \
+    "--qk-layernorm --hf-checkpoint m --ref-load r --load l --save s --save-interval 20 "  \
+    "--prompt-data d --input-key prompt --label-key label --apply-chat-template "          \
+    "--rollout-shuffle --rm-type deepscaler --num-rollout 3000 --rollout-batch-size 32 "   \
+    "--n-samples-per-prompt 8 --rollout-max-response-len 8192 --rollout-temperature 1 "    \
+    "--global-batch-size 256 --balance-data --eval-interval 20 --eval-prompt-data aime a " \
+    "--n-samples-per-eval-prompt 16 --eval-max-response-len 16384 --eval-top-p 0.7 "       \
+    "--sequence-parallel --pipeline-model-parallel-size 1 --context-parallel-size 1 "      \
+    "--expert-model-parallel-size 1 --expert-tensor-parallel-size 1 "                      \
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1 "    \
+    "--use-dynamic-batch-size --max-tokens-per-gpu 9216 --advantage-estimator grpo "       \
+    "--use-kl-loss --kl-loss-coef 0.00 --kl-loss-type low_var_kl --entropy-coef 0.00 "     \
+    "--eps-clip 0.2 --eps-clip-high 0.28 --optimizer adam --lr 1e-6 --lr-decay-style "     \
+    "constant --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.98 "                      \
+    "--rollout-num-gpus-per-engine 2 --sglang-mem-fraction-static 0.7 --use-wandb "        \
+    "--attention-dropout 0.0 --hidden-dropout 0.0 --accumulate-allreduce-grads-in-fp32 "   \
+    "--attention-softmax-in-fp32 --attention-backend flash --actor-num-nodes 1 "           \
+    "--actor-num-gpus-per-node 8 --colocate "
+
+static void a_launch_script(void) {
+    CHECK(parse(ML_CMD_TRAIN, QWEN3_4B "--tensor-model-parallel-size 1") == ML_OK);
+    CHECK(config.arch.n_layer == 36 && config.arch.rope_base == 1e6);
+    check_refused(ML_CMD_TRAIN, QWEN3_4B "--tensor-model-parallel-size 2",
+                  "tensor-model-parallel-size");
+}
+
 static void help_is_asked(void) {
     CHECK(parse(ML_CMD_SCORE, "--no-such-flag --help") == ML_OK && help);
     CHECK(parse(ML_CMD_SCORE, "-h") == ML_OK && help);
@@ -361,6 +392,7 @@ static const ml_test tests[] = {
     { "without effect", without_effect },
     { "rules", rules },
     { "rows and texts", rows_and_texts },
+    { "a launch script", a_launch_script },
     { "help is asked", help_is_asked },
     { "commands", commands },
     { "program", program },

@@ -213,6 +213,10 @@ static void faults_are_named(void) {
               sizeof out) == 0);
     CHECK_HAS(out, "warning: every answer is worth the same");
     CHECK_HAS(out, "warning: all answers to a prompt are the same");
+    CHECK(run(save, 1, "--num-layers 36 --rotary-base 10000 --kv-channels 7", out,
+              sizeof out) == 2);
+    CHECK_HAS(out, "--num-layers is 36, config.json says 2; --kv-channels is 7, ");
+    CHECK(strstr(out, "rotary-base") == NULL);
     CHECK(run(save, 1, "--rm-type nonsense", out, sizeof out) == 2);
     CHECK_HAS(out, "nonsense");
     CHECK(run(save, 1, "--custom-rm-path cmd:false", out, sizeof out) == 3);
