@@ -4,7 +4,7 @@
 # Makes a small model with random weights and arithmetic word problems, lets it imitate a
 # careless pupil (miles sft), then rewards right answers (miles train).  DIR/rl/latest is a
 # Hugging Face checkpoint.
-set -eu
+set -euo pipefail
 
 here=$(cd "$(dirname "$0")/.." && pwd)
 build=${MILES_BUILD:-$here/build/release}
@@ -34,7 +34,7 @@ SFT_ARGS=(
   --save "$dir/sft"
 )
 echo "miles sft: imitating $(wc -l < "$dir/lessons.jsonl") conversations"
-"$build/miles" sft "${SFT_ARGS[@]}" | awk 'NR % 50 == 0'
+"$build/miles" sft "${SFT_ARGS[@]}" | sed -un '0~50p'
 
 CKPT_ARGS=(
   --hf-checkpoint "$dir/sft/iter_$(printf %07d $((sft_rounds - 1)))"
@@ -92,7 +92,8 @@ echo "miles train: rewarding right answers"
   "${OPTIMIZER_ARGS[@]}" \
   "${PERF_ARGS[@]}" \
   "${SGLANG_ARGS[@]}" \
-  "${MISC_ARGS[@]}" | awk '/^evaluation/ || NR % 20 == 0'
+  "${MISC_ARGS[@]}" |
+  sed -un -e '/^evaluation/{s/,.*//;p;d}' -e '/^first round\|^warning/{p;d}' -e '0~20p'
 
 last=$((rl_rounds - 1))
 ln -sfn "iter_$(printf %07d "$last")" "$dir/rl/latest"

@@ -3,7 +3,7 @@
 #
 # Accuracy on unseen problems is 15 to 50 % after sft and at least 30 points higher after
 # train, in every round rollout and training agree to the bit, and a server loads what is left.
-set -eu
+set -euo pipefail
 
 build=$1
 seed=$2
