@@ -65,11 +65,14 @@ static asked *new_group(batch *r, ml_group group) {
 static ml_status ask_held(batch *r, int64_t *n, ml_err *err) {
     int64_t most = *n;
     int32_t size = r->g->held.n_per_group;
-    const ml_sample *s;
     ml_status st = ML_OK;
 
-    for (*n = 0; *n < most && st == ML_OK && (s = ml_held_take(&r->g->held)); ++*n) {
-        asked *f = new_group(r, (ml_group){ s->row, s->group, s->index, size });
+    for (*n = 0; *n < most && st == ML_OK; ++*n) {
+        const ml_sample *s = ml_held_take(&r->g->held);
+        asked *f;
+        if (!s)
+            break;
+        f = new_group(r, (ml_group){ s->row, s->group, s->index, size });
         st = ml_flights_resume(&r->flights, f->flight, s, size, r->g->mask_old, err);
     }
     return st;
