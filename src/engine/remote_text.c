@@ -230,14 +230,13 @@ static void read_finish(reader *d, ml_gen_update *u) {
     const ml_json *reason = ml_json_get(d->meta, "finish_reason");
     const ml_json *type = ml_json_get(reason, "type");
     const ml_json *message = ml_json_get(reason, "message");
+    ml_str word = type && type->type == ML_JSON_STRING ? type->text : (ml_str){ 0 };
 
-    if (!type || type->type != ML_JSON_STRING)
-        d->bad = d->bad ? d->bad : "finish_reason.type";
-    else if (ml_str_is(type->text, "stop"))
+    if (ml_str_is(word, "stop"))
         read_stop(d, ml_json_get(reason, "matched"), u);
-    else if (ml_str_is(type->text, "length"))
+    else if (ml_str_is(word, "length"))
         u->finish = ML_FINISH_LENGTH;
-    else if (ml_str_is(type->text, "abort"))
+    else if (ml_str_is(word, "abort"))
         u->finish = ML_FINISH_ABORT;
     else
         d->bad = d->bad ? d->bad : "finish_reason.type";

@@ -184,6 +184,13 @@ static ml_status take_advantages(lesson *s, ml_err *err) {
 
 /* --- one optimizer step --------------------------------------------------------------- */
 
+static bool same_bits(float a, float b) {
+    uint32_t x, y;
+    memcpy(&x, &a, sizeof x);
+    memcpy(&y, &b, sizeof y);
+    return x == y;
+}
+
 /* Rollout and training agree to the bit where they used the same weights. */
 static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
     lesson *s = ud;
@@ -192,7 +199,7 @@ static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
     for (int32_t t = 0; x->logprob && x->version && t < io->n_response; t++) {
         double diff;
         if (!io->mask[t] || x->version[t] != s->l->weights->version ||
-            memcmp(&x->logprob[t], &io->logprob[t], sizeof *x->logprob) == 0)
+            same_bits(x->logprob[t], io->logprob[t]))
             continue;
         diff = fabs((double)x->logprob[t] - (double)io->logprob[t]);
         s->out->max_diff = diff > s->out->max_diff ? diff : s->out->max_diff;

@@ -76,7 +76,7 @@ static int start_server(load *l) {
     snprintf(arguments, sizeof arguments,
              "serve --model-path %s --port 0 --threads 1 --served-model-name m "
              "--max-body-bytes %zu --max-connections %d --max-queued-requests 100000",
-             ml_test_dir(), l->max_body, l->n_connection + 200);
+             ml_test_dir(), l->max_body, 2 * l->n_connection + 1000);
     return start(l, arguments);
 }
 
