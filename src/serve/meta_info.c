@@ -1,4 +1,6 @@
 /* meta_info: what SGLang tells of an answer beside its text. */
+#include <math.h>
+
 #include "serve/serve_priv.h"
 
 /* [log-prob, id, text or null] */
@@ -20,16 +22,7 @@ static bool has_lead(const ml_choice *c) {
 }
 
 static void unscored(const ml_choice *c, bool text, ml_json_out *o) {
-    int32_t id = c->prompt[c->logprob_start];
-
-    ml_json_begin(o, '[');
-    ml_json_null(o);
-    ml_json_int(o, id);
-    if (text && c->job->server->opts.tokenizer)
-        ml_token_text(c->job->server, id, o);
-    else
-        ml_json_null(o);
-    ml_json_end(o, ']');
+    triple(c, NAN, c->prompt[c->logprob_start], text, o); /* which is written as null */
 }
 
 typedef struct side {
