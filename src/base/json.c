@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 /* A recursive descent that validates, decodes and builds in one pass.  Functions return
  * false after fail() has written the message. */
 typedef struct parser {
@@ -58,47 +60,8 @@ static void skip_space(parser *s) {
 
 /* --- strings ---------------------------------------------------------------- */
 
-/* Bytes of the UTF-8 sequence at p, 0 when there is none: no overlong forms, no
- * surrogates, nothing above U+10FFFF. */
-static size_t utf8_sequence(const unsigned char *p, const unsigned char *end) {
-    size_t left = (size_t)(end - p), n = p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
-    unsigned low = 0x80, high = 0xbf; /* bounds of the second byte */
-
-    if (p[0] < 0xc2 || p[0] > 0xf4 || left < n)
-        return 0;
-    if (p[0] == 0xe0)
-        low = 0xa0;
-    else if (p[0] == 0xed)
-        high = 0x9f;
-    else if (p[0] == 0xf0)
-        low = 0x90;
-    else if (p[0] == 0xf4)
-        high = 0x8f;
-    if (p[1] < low || p[1] > high)
-        return 0;
-    for (size_t i = 2; i < n; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    return n;
-}
-
-static unsigned char *utf8_put(unsigned char *out, uint32_t c) {
-    if (c < 0x80) {
-        *out++ = (unsigned char)c;
-    } else if (c < 0x800) {
-        *out++ = (unsigned char)(0xc0 | c >> 6);
-        *out++ = (unsigned char)(0x80 | (c & 63));
-    } else if (c < 0x10000) {
-        *out++ = (unsigned char)(0xe0 | c >> 12);
-        *out++ = (unsigned char)(0x80 | (c >> 6 & 63));
-        *out++ = (unsigned char)(0x80 | (c & 63));
-    } else {
-        *out++ = (unsigned char)(0xf0 | c >> 18);
-        *out++ = (unsigned char)(0x80 | (c >> 12 & 63));
-        *out++ = (unsigned char)(0x80 | (c >> 6 & 63));
-        *out++ = (unsigned char)(0x80 | (c & 63));
-    }
-    return out;
+static unsigned char *put(unsigned char *out, uint32_t c) {
+    return out + ml_utf8_put((char *)out, c);
 }
 
 /* The four digits of \uXXXX at p, or -1. */
@@ -128,7 +91,7 @@ static bool unicode_escape(parser *s, unsigned char **out) {
         return fail(s, s->p, "\\u must be followed by four hexadecimal digits");
     s->p += 5;
     if (c < 0xd800 || c > 0xdfff) {
-        *out = utf8_put(*out, (uint32_t)c);
+        *out = put(*out, (uint32_t)c);
         return true;
     }
     if (c < 0xdc00 && s->end - s->p >= 6 && s->p[0] == '\\' && s->p[1] == 'u')
@@ -137,8 +100,7 @@ static bool unicode_escape(parser *s, unsigned char **out) {
         return fail(s, s->p - 6, "\\u%04x is half of a surrogate pair without its partner",
                     (unsigned)c);
     s->p += 6;
-    *out = utf8_put(*out,
-                    0x10000u + ((uint32_t)(c - 0xd800) << 10) + (uint32_t)(low - 0xdc00));
+    *out = put(*out, 0x10000u + ((uint32_t)(c - 0xd800) << 10) + (uint32_t)(low - 0xdc00));
     return true;
 }
 
@@ -175,8 +137,8 @@ static bool scan_string(parser *s, bool *has_escape) {
             *has_escape = true;
             s->p += s->end - s->p > 1 ? 2 : 1;
         } else {
-            size_t n = utf8_sequence(s->p, s->end);
-            if (!n)
+            int n = ml_utf8_look((const char *)s->p, (size_t)(s->end - s->p));
+            if (n < 1)
                 return fail(s, s->p, "byte 0x%02x is not valid UTF-8 here", (unsigned)c);
             s->p += n;
         }

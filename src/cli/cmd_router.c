@@ -1,17 +1,15 @@
 /* miles router: one address in front of many servers. */
-#include <signal.h>
 #include <stdio.h>
-#include <unistd.h>
 
-#include "base/log.h"
 #include "cli/cli.h"
+#include "cli/drain.h"
 #include "serve/router.h"
 
 typedef struct router_job {
     const ml_config *config;
     ml_loop *loop;
     ml_router *router;
-    int n_signal;
+    ml_drain drain;
 } router_job;
 
 static ml_router_opts options(const ml_config *c) {
@@ -39,13 +37,8 @@ static ml_router_opts options(const ml_config *c) {
     };
 }
 
-/* The first asks to end, the second insists. */
-static void on_signal(void *ud) {
+static void drain(void *ud) {
     router_job *j = ud;
-
-    if (j->n_signal++)
-        _exit(ML_EXIT_FAILED);
-    ml_log(ML_LOG_INFO, "no new requests; waiting for those in flight");
     ml_router_drain(j->router);
 }
 
@@ -56,9 +49,7 @@ static ml_status run(router_job *j, ml_err *err) {
     if (!st)
         st = ml_router_open(&j->router, j->loop, &o, err);
     if (!st)
-        st = ml_loop_on_signal(j->loop, SIGTERM, on_signal, j, err);
-    if (!st)
-        st = ml_loop_on_signal(j->loop, SIGINT, on_signal, j, err);
+        st = ml_drain_on_signals(&j->drain, j->loop, drain, j, err);
     if (st)
         return st;
     printf("routing to %d workers at http://%s:%d\n", o.n_worker, o.host,

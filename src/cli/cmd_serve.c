@@ -1,5 +1,4 @@
 /* miles serve: a model behind HTTP. */
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +6,7 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/drain.h"
 #include "engine/local.h"
 #include "io/end_tokens.h"
 #include "serve/json_out.h"
@@ -27,7 +27,7 @@ typedef struct serve_job {
     ml_loop *loop;
     ml_server *server;
     ml_text flags;
-    int n_signal;
+    ml_drain drain;
 } serve_job;
 
 /* --- the model -------------------------------------------------------------- */
@@ -250,13 +250,8 @@ static ml_status open_server(serve_job *j, ml_err *err) {
     return ml_server_open(&j->server, j->loop, &o, err);
 }
 
-/* The first asks to end, the second insists. */
-static void on_signal(void *ud) {
+static void drain(void *ud) {
     serve_job *j = ud;
-
-    if (j->n_signal++)
-        _exit(ML_EXIT_FAILED);
-    ml_log(ML_LOG_INFO, "no new requests; waiting for those in flight");
     ml_server_drain(j->server);
 }
 
@@ -268,9 +263,7 @@ static ml_status run_server(serve_job *j, ml_err *err) {
     if (!st)
         st = open_server(j, err);
     if (!st)
-        st = ml_loop_on_signal(j->loop, SIGTERM, on_signal, j, err);
-    if (!st)
-        st = ml_loop_on_signal(j->loop, SIGINT, on_signal, j, err);
+        st = ml_drain_on_signals(&j->drain, j->loop, drain, j, err);
     if (st)
         return st;
     printf("serving %s at http://%s:%d\n", model_name(j), j->config->serve.host,

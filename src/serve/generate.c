@@ -327,18 +327,10 @@ static void write_piece(ml_job *j, ml_choice *c) {
     ml_job_send(j, &j->out);
 }
 
-static const ml_api api = { .path = "/generate",
-                            .whole = write_whole,
-                            .piece = write_piece };
+static const ml_api api = {
+    .path = "/generate", .read = read_request, .whole = write_whole, .piece = write_piece
+};
 
 void ml_serve_generate(ml_server *s, ml_http_call *call) {
-    ml_job *j = ml_job_new(s, call, &api);
-    ml_err err = { 0 };
-
-    if (!j)
-        return;
-    if (read_request(j, &err))
-        ml_job_refuse(j, &err);
-    else
-        ml_job_start(j);
+    ml_job_serve(s, call, &api);
 }

@@ -60,37 +60,6 @@ static void on_gone(void *ud) {
         ml_job_free(j);
 }
 
-ml_job *ml_job_new(ml_server *s, ml_http_call *c, const ml_api *api) {
-    ml_arena arena;
-    ml_job *j;
-    ml_err err = { 0 };
-
-    ml_arena_init(&arena, "a request");
-    j = ML_NEW(&arena, ml_job, 1);
-    *j = (ml_job){ .arena = arena,
-                   .server = s,
-                   .call = c,
-                   .api = api,
-                   .start_s = ml_clock_s(),
-                   .created = (int64_t)time(NULL) };
-    link_job(j);
-    ml_http_on_gone(c, on_gone, j);
-    if (ml_read_body(&j->body, c, &j->arena, false, &err)) {
-        ml_job_refuse(j, &err);
-        return NULL;
-    }
-    return j;
-}
-
-void ml_job_refuse(ml_job *j, const ml_err *err) {
-    ml_http_call *c = j->call;
-
-    j->call = NULL;
-    ml_reply_err(c, err);
-    if (j->n_open == 0)
-        ml_job_free(j);
-}
-
 void ml_job_choices(ml_job *j, int32_t n) {
     j->choice = ML_NEW(&j->arena, ml_choice, n);
     j->n_choice = n;
@@ -207,17 +176,58 @@ static ml_status submit(ml_choice *c, ml_err *err) {
     return ML_OK;
 }
 
-void ml_job_start(ml_job *j) {
-    ml_err err = { 0 };
+static ml_status submit_all(ml_job *j, ml_err *err) {
     ml_status st = ML_OK;
 
     for (int32_t i = 0; i < j->n_choice && st == ML_OK; i++)
-        st = submit(&j->choice[i], &err);
+        st = submit(&j->choice[i], err);
+    if (st != ML_OK)
+        abort_all(j);
+    return st;
+}
+
+/* --- its life --------------------------------------------------------------- */
+
+static ml_job *new_job(ml_server *s, ml_http_call *c, const ml_api *api) {
+    ml_arena arena;
+    ml_job *j;
+
+    ml_arena_init(&arena, "a request");
+    j = ML_NEW(&arena, ml_job, 1);
+    *j = (ml_job){ .arena = arena,
+                   .server = s,
+                   .call = c,
+                   .api = api,
+                   .start_s = ml_clock_s(),
+                   .created = (int64_t)time(NULL) };
+    link_job(j);
+    ml_http_on_gone(c, on_gone, j);
+    return j;
+}
+
+/* Answers with an error instead. */
+static void refuse(ml_job *j, const ml_err *err) {
+    ml_http_call *c = j->call;
+
+    j->call = NULL;
+    ml_reply_err(c, err);
+    if (j->n_open == 0)
+        ml_job_free(j);
+}
+
+void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {
+    ml_job *j = new_job(s, c, api);
+    ml_err err = { 0 };
+    ml_status st = ml_read_body(&j->body, c, &j->arena, false, &err);
+
+    if (st == ML_OK)
+        st = api->read(j, &err);
+    if (st == ML_OK)
+        st = submit_all(j, &err);
     if (st == ML_OK)
         return;
     err.code = st;
-    abort_all(j);
-    ml_job_refuse(j, &err);
+    refuse(j, &err);
 }
 
 /* --- replies ---------------------------------------------------------------- */

@@ -371,19 +371,12 @@ static void write_last(ml_job *j) {
 }
 
 static const ml_api api = { .path = "/v1/chat/completions",
+                            .read = read_request,
                             .whole = write_whole,
                             .piece = write_piece,
                             .last = write_last,
                             .release = release };
 
 void ml_serve_chat(ml_server *s, ml_http_call *call) {
-    ml_job *j = ml_job_new(s, call, &api);
-    ml_err err = { 0 };
-
-    if (!j)
-        return;
-    if (read_request(j, &err))
-        ml_job_refuse(j, &err);
-    else
-        ml_job_start(j);
+    ml_job_serve(s, call, &api);
 }

@@ -299,18 +299,11 @@ static void write_last(ml_job *j) {
 }
 
 static const ml_api api = { .path = "/v1/completions",
+                            .read = read_request,
                             .whole = write_whole,
                             .piece = write_piece,
                             .last = write_last };
 
 void ml_serve_completions(ml_server *s, ml_http_call *call) {
-    ml_job *j = ml_job_new(s, call, &api);
-    ml_err err = { 0 };
-
-    if (!j)
-        return;
-    if (read_request(j, &err))
-        ml_job_refuse(j, &err);
-    else
-        ml_job_start(j);
+    ml_job_serve(s, call, &api);
 }

@@ -23,10 +23,11 @@ typedef struct ml_probe ml_probe;
 /* How an API answers. */
 typedef struct ml_api {
     const char *path;
-    void (*whole)(ml_job *j, ml_json_out *o); /* the reply, all at once */
-    void (*piece)(ml_job *j, ml_choice *c);   /* a stream: news of c */
-    void (*last)(ml_job *j);                  /* a stream: before [DONE] */
-    void (*release)(ml_choice *c);            /* what c->ud holds; may be NULL */
+    ml_status (*read)(ml_job *j, ml_err *err); /* the request, from its body */
+    void (*whole)(ml_job *j, ml_json_out *o);  /* the reply, all at once */
+    void (*piece)(ml_job *j, ml_choice *c);    /* a stream: news of c */
+    void (*last)(ml_job *j);                   /* a stream: before [DONE] */
+    void (*release)(ml_choice *c);             /* what c->ud holds; may be NULL */
 } ml_api;
 
 struct ml_choice {
@@ -131,14 +132,11 @@ ml_status ml_read_body(const ml_json **out, ml_http_call *c, ml_arena *a, bool o
                        ml_err *err);
 
 /* --- job.c --- */
-/* Reads the body as JSON.  NULL: it could not be, and the call is answered. */
-ml_job *ml_job_new(ml_server *s, ml_http_call *c, const ml_api *api);
+/* Reads the request and hands its choices to the generator, or answers with an error.  From
+ * then on the job looks after itself. */
+void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api);
 /* n choices, with rids after the job's. */
 void ml_job_choices(ml_job *j, int32_t n);
-/* Hands all choices to the generator.  From here on the job looks after itself. */
-void ml_job_start(ml_job *j);
-/* Answers with an error instead. */
-void ml_job_refuse(ml_job *j, const ml_err *err);
 void ml_job_free(ml_job *j);
 /* A choice has news: the reply goes on, or is sent, and the job may be gone after this. */
 void ml_job_news(ml_job *j, ml_choice *c);

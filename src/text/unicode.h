@@ -15,6 +15,7 @@
 
 #include "base/arena.h"
 #include "base/str.h"
+#include "base/utf8.h"
 
 #define ML_CODE_POINTS 0x110000
 
@@ -98,18 +99,5 @@ int ml_char_ccc(const ml_unicode *u, uint32_t c);
  * is in the set: calls add for each. */
 void ml_unicode_newer(const ml_unicode *u, uint32_t gcs,
                       void (*add)(void *ud, uint32_t first, uint32_t last), void *ud);
-
-/* What stands at p, with n > 0 bytes left: the length of a whole character; 0 when the
- * text ends inside one; -k when the first k bytes begin no character (k as in U+FFFD
- * substitution: the longest part that could have become one). */
-int ml_utf8_look(const char *p, size_t n);
-/* Bytes of s before the first that is no UTF-8; s.len when all is well. */
-size_t ml_utf8_valid(ml_str s);
-/* The character at p in valid text; *p moves past it. */
-uint32_t ml_utf8_next(const char **p);
-/* The last character before p in valid text; *p moves onto it. */
-uint32_t ml_utf8_prev(const char **p);
-/* Writes c, 1 to 4 bytes; returns how many. */
-int ml_utf8_put(char out[4], uint32_t c);
 
 #endif

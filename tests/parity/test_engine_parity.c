@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
-#include "tests/support/test.h"
+#include "tests/support/must.h"
 
 #define DATA "tests/golden/data/"
 /* Mixes in f32, and in bf16, where only the reading of weights differs. */
@@ -54,15 +54,6 @@ typedef struct fixture {
 static const ml_batch_caps caps = {
     .n_token = CONTEXT, .n_seq = 1, .n_loss = CONTEXT, .n_page = 16
 };
-
-#define MUST(call)                                                                         \
-    do {                                                                                   \
-        ml_err err = { 0 };                                                                \
-        if ((call) != ML_OK) {                                                             \
-            ml_test_fail(__FILE__, __LINE__, "%s", err.msg);                               \
-            exit(1);                                                                       \
-        }                                                                                  \
-    } while (0)
 
 /* Two experts whose router rows are equal tie at every token. */
 static void tie_experts(fixture *f) {

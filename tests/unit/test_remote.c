@@ -9,21 +9,12 @@
 #include "engine/remote.h"
 #include "net/http_server.h"
 #include "serve/server.h"
-#include "tests/support/test.h"
+#include "tests/support/must.h"
 
 #define MODEL "tests/golden/data/qwen3"
 #define VOCAB 83
 #define CONTEXT 128
 #define N 6
-
-#define MUST(call)                                                                         \
-    do {                                                                                   \
-        ml_err err = { 0 };                                                                \
-        if ((call) != ML_OK) {                                                             \
-            ml_test_fail(__FILE__, __LINE__, "%s", err.msg);                               \
-            exit(1);                                                                       \
-        }                                                                                  \
-    } while (0)
 
 /* --- a server of this process ------------------------------------------------------- */
 

@@ -1,0 +1,20 @@
+/* must.h - a call without which a test makes no sense: it ends there, with the message. */
+#ifndef ML_TESTS_SUPPORT_MUST_H
+#define ML_TESTS_SUPPORT_MUST_H
+
+#include <stdlib.h>
+
+#include "base/err.h"
+#include "tests/support/test.h"
+
+/* The call is an expression with &err in it. */
+#define MUST(call)                                                                         \
+    do {                                                                                   \
+        ml_err err = { 0 };                                                                \
+        if ((call) != ML_OK) {                                                             \
+            ml_test_fail(__FILE__, __LINE__, "%s", err.msg);                               \
+            exit(1);                                                                       \
+        }                                                                                  \
+    } while (0)
+
+#endif
