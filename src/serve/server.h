@@ -10,7 +10,7 @@
 
 #include "engine/gen.h"
 #include "net/loop.h"
-#include "serve/tool_calls.h"
+#include "text/tool_calls.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 

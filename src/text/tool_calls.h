@@ -9,8 +9,8 @@
  *
  * What looks like a call and is not (bad JSON, a tool that was not offered) is text: nothing a
  * model wrote gets lost. */
-#ifndef ML_SERVE_TOOL_CALLS_H
-#define ML_SERVE_TOOL_CALLS_H
+#ifndef ML_TEXT_TOOL_CALLS_H
+#define ML_TEXT_TOOL_CALLS_H
 
 #include <stdint.h>
 

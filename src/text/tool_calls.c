@@ -1,4 +1,4 @@
-#include "serve/tool_calls.h"
+#include "text/tool_calls.h"
 
 #include <string.h>
 
