@@ -49,10 +49,11 @@ const ml_command *ml_command_find(const char *name);
 /* The command whose name is nearest, or NULL when none is near. */
 const ml_command *ml_command_near(const char *name);
 
-void ml_help_all(ml_text *out);                            /* miles --help */
-void ml_help_command(ml_text *out, const ml_command *cmd); /* miles score --help */
-void ml_help_docs(ml_text *out);                           /* docs/cli.md */
-void ml_help_complete_bash(ml_text *out);                  /* a completion script */
+void ml_help_all(ml_text *out); /* miles --help */
+/* miles score --help; all: with the flags that do nothing here. */
+void ml_help_command(ml_text *out, const ml_command *cmd, bool all);
+void ml_help_docs(ml_text *out);          /* docs/cli.md */
+void ml_help_complete_bash(ml_text *out); /* a completion script */
 
 /* "auto|f32", "DIR", "N": what follows the flag's name; nothing for a bool. */
 void ml_flag_value(const ml_flag *f, ml_text *out);

@@ -105,11 +105,21 @@ int ml_flag_list_find(const ml_flag_list *l, ml_str name);
 /* What a value of this flag looks like, for messages and docs: "a whole number from 1 to 256". */
 void ml_flag_expect(const ml_flag *f, ml_text *out);
 
+/* Writes the row's field; false when the text is not a value of this flag.  A bool is set by
+ * any text and cleared by NULL. */
+bool ml_flag_set(ml_config *c, const ml_flag *f, const char *s);
+
+typedef enum ml_help_asked {
+    ML_HELP_NONE,
+    ML_HELP_LIVE, /* --help: what does something */
+    ML_HELP_ALL,  /* --help-all: what changes nothing and what is not offered, too */
+} ml_help_asked;
+
 /* Fills c from defaults, environment and argv[0 .. argc), the words after the subcommand.
- * ML_EUSAGE: the first thing that is wrong.  *help is set when --help was among them; then
- * nothing else is checked. */
-ml_status ml_flags_parse(ml_config *c, bool *help, ml_cmd cmd, int argc, char **argv,
-                         ml_err *err);
+ * ML_EUSAGE: `wrong` got a line, a sentence without its period, for each thing that is wrong.
+ * When help is asked for, nothing else is looked at. */
+ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc,
+                         char **argv, ml_text *wrong);
 
 /* Appends {"name": value, ...}: every live flag of the command, as it counts now. */
 void ml_flags_dump(ml_text *out, ml_cmd cmd, const ml_config *c);

@@ -68,9 +68,10 @@ static void flag_lines(ml_text *out, const ml_flag *f) {
     ml_text_release(&right);
 }
 
-void ml_help_command(ml_text *out, const ml_command *cmd) {
+void ml_help_command(ml_text *out, const ml_command *cmd, bool all) {
     ml_flag_list l;
     const char *group = "";
+    int n_left = 0;
 
     ml_flag_list_init(&l, cmd->bit);
     ml_text_printf(out, "miles %s: %s\n\nusage: miles %s", cmd->name, cmd->help, cmd->name);
@@ -79,6 +80,10 @@ void ml_help_command(ml_text *out, const ml_command *cmd) {
             ml_text_printf(out, " --%s %s", l.row[i]->name, l.row[i]->value);
     ml_text_printf(out, " [flags]\n");
     for (int i = 0; i < l.n; i++) {
+        if (!all && l.row[i]->state != ML_FLAG_LIVE) {
+            n_left++;
+            continue;
+        }
         if (strcmp(group, l.row[i]->group) != 0)
             ml_text_printf(out, "\n%s\n", l.row[i]->group);
         group = l.row[i]->group;
@@ -86,6 +91,11 @@ void ml_help_command(ml_text *out, const ml_command *cmd) {
     }
     ml_text_printf(out, "\nA value is written --name VALUE or --name=VALUE; a flag without "
                         "value is turned off by --no-name.\n");
+    if (n_left)
+        ml_text_printf(out,
+                       "--help-all lists %d more: flags of other programs that change "
+                       "nothing here or are not offered.\n",
+                       n_left);
 }
 
 void ml_help_all(ml_text *out) {
@@ -94,9 +104,11 @@ void ml_help_all(ml_text *out) {
     for (const ml_command *c = ml_commands; c->name; c++)
         ml_text_printf(out, "  %-12s %s\n", c->name, c->help);
     ml_text_printf(
-        out, "\nmiles <command> --help lists the flags of a command.\n"
-             "miles --version prints the version.\n"
-             "miles --print-completion bash prints a completion script for bash.\n\n"
-             "exit status: 0 done, 1 failed, 2 wrong usage, 3 another process failed,\n"
-             "70 a fault in miles itself\n");
+        out,
+        "\nmiles <command> --help lists the flags of a command; --help-all also those of\n"
+        "other programs that do nothing here.\n"
+        "miles --version prints the version.\n"
+        "miles --print-completion bash prints a completion script for bash.\n\n"
+        "exit status: 0 done, 1 failed, 2 wrong usage, 3 another process failed,\n"
+        "70 a fault in miles itself\n");
 }

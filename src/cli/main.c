@@ -35,24 +35,42 @@ static int print(ml_text *t, FILE *to, int code) {
     return finish_output(code);
 }
 
+/* One thing in a line of its own, several as a list. */
+static int wrong_usage(const ml_command *cmd, ml_text *wrong) {
+    int n = 0;
+
+    for (size_t i = 0; i < wrong->len; i++)
+        n += wrong->ptr[i] == '\n';
+    if (n == 1)
+        fprintf(stderr, "miles %s: %s", cmd->name, wrong->ptr);
+    else
+        fprintf(stderr, "miles %s: %d things stand in the way:\n", cmd->name, n);
+    for (char *save = NULL, *line = n > 1 ? strtok_r(wrong->ptr, "\n", &save) : NULL; line;
+         line = strtok_r(NULL, "\n", &save))
+        fprintf(stderr, "  %s\n", line);
+    return ML_EXIT_USAGE;
+}
+
 static int run_command(const ml_command *cmd, int argc, char **argv) {
     static int log_level = ML_LOG_WARN; /* the sink's, for as long as the process lives */
     ml_config config;
     ml_err err = { 0 };
     ml_text text = { 0 };
-    bool help;
+    ml_help_asked help;
     ml_status st;
 
     ml_log_to(log_line, &log_level);
-    st = ml_flags_parse(&config, &help, cmd->bit, argc, argv, &err);
-    if (!st && help) {
-        ml_help_command(&text, cmd);
+    if (ml_flags_parse(&config, &help, cmd->bit, argc, argv, &text) != ML_OK) {
+        int code = wrong_usage(cmd, &text);
+        ml_text_release(&text);
+        return code;
+    }
+    if (help) {
+        ml_help_command(&text, cmd, help == ML_HELP_ALL);
         return print(&text, stdout, ML_EXIT_OK);
     }
-    if (!st) {
-        log_level = config.run.log_level;
-        st = cmd->run(&config, &err);
-    }
+    log_level = config.run.log_level;
+    st = cmd->run(&config, &err);
     if (st)
         fprintf(stderr, "miles %s: %s\n", cmd->name, err.msg);
     return finish_output(ml_exit_code(st));

@@ -9,8 +9,8 @@
 /* ---- helpers ---- */
 
 static ml_config config;
-static ml_err err;
-static bool help;
+static ml_text wrong;
+static ml_help_asked help;
 
 /* Parses words split at blanks; the buffer lives as long as config points into it. */
 static ml_status parse(ml_cmd cmd, const char *words) {
@@ -21,8 +21,8 @@ static ml_status parse(ml_cmd cmd, const char *words) {
     snprintf(line, sizeof line, "%s", words);
     for (char *w = strtok_r(line, " ", &save); w; w = strtok_r(NULL, " ", &save))
         argv[argc++] = w;
-    err = (ml_err){ 0 };
-    return ml_flags_parse(&config, &help, cmd, argc, argv, &err);
+    ml_text_release(&wrong);
+    return ml_flags_parse(&config, &help, cmd, argc, argv, &wrong);
 }
 
 #define SCORE "--hf-checkpoint m --input i --output o "
@@ -33,7 +33,7 @@ static void check_refused(ml_cmd cmd, const char *words, const char *says) {
     if (parse(cmd, words) != ML_EUSAGE)
         ml_test_fail(__FILE__, __LINE__, "accepted: %s", words);
     else
-        CHECK_HAS(err.msg, says);
+        CHECK_HAS(wrong.ptr, says);
 }
 
 /* ---- values ---- */
@@ -125,7 +125,7 @@ static void byte_sizes(void) {
         ml_status want = cases[i].bytes ? ML_OK : ML_EUSAGE;
         snprintf(words, sizeof words, CONVERT "--max-shard-size %s", cases[i].text);
         if (parse(ML_CMD_CONVERT, words) != want)
-            ml_test_fail(__FILE__, __LINE__, "%s: %s", cases[i].text, err.msg);
+            ml_test_fail(__FILE__, __LINE__, "%s: %s", cases[i].text, wrong.ptr);
         else if (!want)
             CHECK(config.convert.max_shard_bytes == cases[i].bytes);
     }
@@ -199,6 +199,18 @@ static void without_effect(void) {
                   "--fp16 is not offered: nothing is computed");
     check_refused(ML_CMD_SCORE, SCORE "--quantization=fp8",
                   "--quantization is not offered");
+}
+
+/* Not the first thing alone. */
+static void all_at_once(void) {
+    check_refused(ML_CMD_SCORE,
+                  "--input i --fp16 --zzzzzzzzzzzz a b --quantization fp8 stray",
+                  "--fp16 is not offered");
+    CHECK_HAS(wrong.ptr, "there is no flag --zzzzzzzzzzzz");
+    CHECK_HAS(wrong.ptr, "--quantization is not offered");
+    CHECK_HAS(wrong.ptr, "'stray' is not a flag");
+    CHECK_HAS(wrong.ptr, "--hf-checkpoint DIR is required");
+    CHECK(!ml_test_has(wrong.ptr, "'b'"));
 }
 
 /* ---- rules: each is broken by a line of its own ---- */
@@ -287,7 +299,7 @@ static void rows_and_texts(void) {
         ml_text page = { 0 };
         char name[100];
 
-        ml_help_command(&page, c);
+        ml_help_command(&page, c, true);
         CHECK_HAS(all.ptr, c->name);
         ml_flag_list_init(&l, c->bit);
         for (int i = 0; i < l.n; i++) {
@@ -339,7 +351,8 @@ static void a_launch_script(void) {
 
 static void help_is_asked(void) {
     CHECK(parse(ML_CMD_SCORE, "--no-such-flag --help") == ML_OK && help);
-    CHECK(parse(ML_CMD_SCORE, "-h") == ML_OK && help);
+    CHECK(parse(ML_CMD_SCORE, "-h") == ML_OK && help == ML_HELP_LIVE);
+    CHECK(parse(ML_CMD_SCORE, "--help-all") == ML_OK && help == ML_HELP_ALL);
     CHECK(parse(ML_CMD_SCORE, SCORE) == ML_OK && !help);
 }
 
@@ -369,8 +382,10 @@ static void program(void) {
     CHECK_HAS(out, "usage: miles bench engine");
     CHECK(ml_test_miles(out, sizeof out, "score --help") == 0);
     CHECK_HAS(out, "--hf-checkpoint DIR");
-    CHECK(ml_test_miles(out, sizeof out, "score --threads 0") == 2);
+    CHECK(ml_test_miles(out, sizeof out, "score " SCORE "--threads 0") == 2);
     CHECK_HAS(out, "miles score: --threads '0'");
+    CHECK(ml_test_miles(out, sizeof out, "score --threads 0 --input i") == 2);
+    CHECK_HAS(out, "miles score: 2 things stand in the way:\n  --threads '0'");
     CHECK(ml_test_miles(out, sizeof out,
                         "score --dry-run --hf-checkpoint ./no/such --input x") == 1);
     CHECK_HAS(out, "./no/such");
@@ -390,6 +405,7 @@ static const ml_test tests[] = {
     { "required", required },
     { "environment", environment },
     { "without effect", without_effect },
+    { "all at once", all_at_once },
     { "rules", rules },
     { "rows and texts", rows_and_texts },
     { "a launch script", a_launch_script },

@@ -1,0 +1,272 @@
+/* The words of a command line to a config.  Everything that is wrong is told at once, so
+ * that a launch script of another program can be mended in one go. */
+#include <math.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bug.h"
+#include "base/log.h"
+#include "base/pool.h"
+#include "cli/cli.h"
+
+typedef struct parser {
+    ml_config *c;
+    ml_cmd cmd;
+    ml_flag_list flags;
+    const char *given[ML_FLAG_MAX]; /* the word of argv that gave the flag, or NULL */
+    ml_text *wrong;                 /* a line for each thing */
+} parser;
+
+/* ---- what can be wrong ---- */
+
+__attribute__((format(printf, 2, 3))) static void complain(parser *p, const char *fmt,
+                                                           ...) {
+    char line[600];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof line, fmt, ap);
+    va_end(ap);
+    ml_text_printf(p->wrong, "%s\n", line);
+}
+
+/* `dashes` is empty when the name is that of an environment variable. */
+static void bad_value(parser *p, const ml_flag *f, const char *dashes, const char *name,
+                      const char *value) {
+    ml_text want = { 0 };
+
+    ml_flag_expect(f, &want);
+    complain(p, "%s%s '%s': expected %s", dashes, name, value, want.ptr);
+    ml_text_release(&want);
+}
+
+static void no_value(parser *p, const char *word) {
+    complain(p,
+             "%s needs a value: write %s VALUE, or %s=VALUE when it begins with two dashes",
+             word, word, word);
+}
+
+/* "did you mean": the names at the smallest distance, when that is small. */
+static void add_nearest(const parser *p, ml_str name, ml_text *out) {
+    int best = 2 + (int)name.len / 4, n = 0;
+
+    for (int i = 0; i < p->flags.n; i++) {
+        int d = ml_str_distance(name, ml_str_of(p->flags.row[i]->name));
+        if (d < best)
+            best = d;
+    }
+    for (int i = 0; i < p->flags.n; i++)
+        if (ml_str_distance(name, ml_str_of(p->flags.row[i]->name)) == best)
+            ml_text_printf(out, "%s--%s", n++ ? " or " : "; did you mean ",
+                           p->flags.row[i]->name);
+}
+
+static const char *command_name(ml_cmd cmd) {
+    for (const ml_command *c = ml_commands; c->name; c++)
+        if (c->bit & cmd)
+            return c->name;
+    return "";
+}
+
+static void unknown(parser *p, ml_str name) {
+    ml_flag_list all;
+    ml_text hint = { 0 };
+    int i;
+
+    ml_flag_list_init(&all, ML_CMD_ALL);
+    i = ml_flag_list_find(&all, name);
+    if (i >= 0)
+        ml_text_printf(&hint, "; it belongs to miles %s",
+                       command_name((ml_cmd)all.row[i]->cmds));
+    else
+        add_nearest(p, name, &hint);
+    if (!hint.len)
+        ml_text_printf(&hint, "; miles %s --help lists the flags", command_name(p->cmd));
+    complain(p, "there is no flag --%.*s%s", (int)name.len, name.ptr, hint.ptr);
+    ml_text_release(&hint);
+}
+
+/* ---- words ---- */
+
+static void set_defaults(parser *p) {
+    for (int i = 0; i < p->flags.n; i++) {
+        const ml_flag *f = p->flags.row[i];
+        const char *env = f->env ? getenv(f->env) : NULL;
+
+        if (f->state != ML_FLAG_LIVE)
+            continue;
+        if (f->unset)
+            *(double *)((char *)p->c + f->at) = (double)NAN;
+        ML_BUG_IF(f->def && !ml_flag_set(p->c, f, f->def));
+        if (env && *env && !ml_flag_set(p->c, f, env))
+            bad_value(p, f, "", f->env, env);
+    }
+}
+
+static void take(parser *p, int i, const char *word, const char *value) {
+    const ml_flag *f = p->flags.row[i];
+    const char *as = f->type == ML_FLAG_BOOL ? word : value;
+
+    if (f->state == ML_FLAG_REFUSED)
+        complain(p, "--%s is not offered: %s", f->name, f->why);
+    else if (p->given[i])
+        complain(p, "--%s is given twice, as '%s' and as '%s': keep one", f->name,
+                 p->given[i], as);
+    else if (f->state == ML_FLAG_LIVE && !ml_flag_set(p->c, f, value))
+        bad_value(p, f, "--", f->name, value);
+    p->given[i] = as;
+}
+
+/* How many words from argv[i] on are no flags. */
+static int count_words(int i, int argc, char **argv) {
+    int n = 0;
+    while (i + n < argc && strncmp(argv[i + n], "--", 2) != 0)
+        n++;
+    return n;
+}
+
+/* The words up to the next flag, left where they lie in argv. */
+static void parse_list(parser *p, int at, int *i, int argc, char **argv) {
+    const ml_flag *f = p->flags.row[at];
+    char **first = argv + *i + 1;
+    int n = count_words(*i + 1, argc, argv);
+
+    if (n == 0) {
+        no_value(p, argv[*i]);
+        return;
+    }
+    take(p, at, argv[*i], first[0]);
+    if (f->state == ML_FLAG_LIVE)
+        *(ml_words *)((char *)p->c + f->at) = (ml_words){ (const char *const *)first, n };
+    *i += n;
+}
+
+/* The row that the name stands for; *negated: it was written --no-name. */
+static int find_row(const parser *p, ml_str name, bool *negated) {
+    int at = ml_flag_list_find(&p->flags, name);
+
+    *negated = false;
+    if (at >= 0 || name.len <= 3 || memcmp(name.ptr, "no-", 3) != 0)
+        return at;
+    at = ml_flag_list_find(&p->flags, (ml_str){ name.ptr + 3, name.len - 3 });
+    *negated = at >= 0 && p->flags.row[at]->type == ML_FLAG_BOOL;
+    return *negated ? at : -1;
+}
+
+/* One flag at argv[*i]; moves *i to the last word it used. */
+static void parse_flag(parser *p, int *i, int argc, char **argv) {
+    const char *word = argv[*i], *eq = strchr(word, '=');
+    ml_str name = { word + 2, eq ? (size_t)(eq - word - 2) : strlen(word + 2) };
+    bool negated;
+    int at = find_row(p, name, &negated);
+    const ml_flag *f = at >= 0 ? p->flags.row[at] : NULL;
+
+    if (!f) {
+        unknown(p, name);
+        *i += eq ? 0 : count_words(*i + 1, argc, argv); /* its values, whatever they are */
+    } else if (f->type == ML_FLAG_BOOL && eq) {
+        complain(p, "--%s takes no value: write --%s or --no-%s", f->name, f->name,
+                 f->name);
+    } else if (f->type == ML_FLAG_BOOL) {
+        take(p, at, word, negated ? NULL : word);
+    } else if (f->type == ML_FLAG_LIST && eq) {
+        complain(p, "--%s takes a list: write --%s A B C", f->name, f->name);
+    } else if (f->type == ML_FLAG_LIST) {
+        parse_list(p, at, i, argc, argv);
+    } else if (eq) {
+        take(p, at, word, eq + 1);
+    } else if (count_words(*i + 1, argc, argv) == 0) {
+        no_value(p, word);
+    } else {
+        *i += 1;
+        take(p, at, word, argv[*i]);
+    }
+}
+
+/* ---- the whole ---- */
+
+static void check_required(parser *p) {
+    for (int i = 0; i < p->flags.n; i++) {
+        const ml_flag *f = p->flags.row[i];
+        if (f->required && !p->given[i])
+            complain(p, "--%s %s is required", f->name, f->value);
+    }
+}
+
+/* Between flags that are right one by one. */
+static void check_rules(parser *p) {
+    if (p->wrong->len)
+        return;
+    for (const ml_rule *r = ml_rules; r->id; r++)
+        if ((r->cmds & p->cmd) && r->broken(p->c))
+            complain(p, "%s", r->sentence);
+}
+
+/* Flags that share a reason share a line: a launch script has dozens of them. */
+static void tell_noops(const parser *p) {
+    for (int i = 0; i < p->flags.n; i++) {
+        const ml_flag *f = p->flags.row[i];
+        ml_text names = { 0 };
+        int n = 0;
+
+        for (int k = 0; k < p->flags.n && f->state == ML_FLAG_NOOP; k++) {
+            const ml_flag *g = p->flags.row[k];
+            if (!p->given[k] || g->state != ML_FLAG_NOOP || strcmp(g->why, f->why) != 0)
+                continue;
+            if (k < i)
+                break; /* told there */
+            ml_text_printf(&names, "%s--%s", n++ ? ", " : "", g->name);
+        }
+        if (n)
+            ml_log(ML_LOG_WARN, "%s change%s nothing: %s", names.ptr, n == 1 ? "s" : "",
+                   f->why);
+        ml_text_release(&names);
+    }
+}
+
+/* The cores this process may use, which in a container are fewer than are online. */
+static int64_t n_core(void) {
+    cpu_set_t set;
+    int n;
+
+    CPU_ZERO(&set);
+    n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return n < ML_POOL_MAX ? n : ML_POOL_MAX;
+}
+
+static ml_help_asked asks_help(int argc, char **argv) {
+    for (int i = 0; i < argc; i++) {
+        if (strcmp(argv[i], "--help-all") == 0)
+            return ML_HELP_ALL;
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return ML_HELP_LIVE;
+    }
+    return ML_HELP_NONE;
+}
+
+ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc,
+                         char **argv, ml_text *wrong) {
+    parser p = { .c = c, .cmd = cmd, .wrong = wrong };
+
+    *c = (ml_config){ 0 };
+    *help = asks_help(argc, argv);
+    if (*help)
+        return ML_OK;
+    ml_flag_list_init(&p.flags, cmd);
+    set_defaults(&p);
+    for (int i = 0; i < argc; i++) {
+        if (strncmp(argv[i], "--", 2) == 0 && argv[i][2])
+            parse_flag(&p, &i, argc, argv);
+        else
+            complain(&p, "'%s' is not a flag: flags begin with two dashes", argv[i]);
+    }
+    check_required(&p);
+    check_rules(&p);
+    tell_noops(&p);
+    if (!c->run.n_thread)
+        c->run.n_thread = n_core();
+    return wrong->len ? ML_EUSAGE : ML_OK;
+}
