@@ -44,6 +44,13 @@ static void check_all(ml_text *wrong, const ml_config *c, const ml_json *doc) {
         { "num-experts", given(c->arch.n_expert), "num_experts", "num_local_experts" },
         { "moe-router-topk", given(c->arch.top_k), "num_experts_per_tok", NULL },
         { "moe-ffn-hidden-size", given(c->arch.moe_ffn), "moe_intermediate_size", NULL },
+        { "moe-router-num-groups", given(c->arch.n_group), "n_group", NULL },
+        { "moe-router-group-topk", given(c->arch.top_group), "topk_group", NULL },
+        { "q-lora-rank", given(c->arch.q_rank), "q_lora_rank", NULL },
+        { "kv-lora-rank", given(c->arch.kv_rank), "kv_lora_rank", NULL },
+        { "qk-head-dim", given(c->arch.qk_nope), "qk_nope_head_dim", NULL },
+        { "qk-pos-emb-head-dim", given(c->arch.qk_rope), "qk_rope_head_dim", NULL },
+        { "v-head-dim", given(c->arch.v_dim), "v_head_dim", NULL },
         { "rotary-base", c->arch.rope_base, "rope_theta", NULL },
         { "norm-epsilon", c->arch.norm_eps, "rms_norm_eps", NULL },
     };

@@ -127,7 +127,8 @@ typedef struct ml_config {
     struct {
         /* what launch scripts say of the architecture; 0 and NaN: nothing */
         int64_t n_layer, hidden, ffn, n_head, n_kv_head, head_dim, vocab;
-        int64_t n_expert, top_k, moe_ffn;
+        int64_t n_expert, top_k, moe_ffn, n_group, top_group;
+        int64_t q_rank, kv_rank, qk_nope, qk_rope, v_dim;
         double rope_base, norm_eps;
     } arch;
     struct {

@@ -1,0 +1,30 @@
+/* flag_rows.h - short forms of rows that are mostly a reason: flags of other programs that
+ * launch scripts carry.
+ *
+ *     ML_NOOP("swiglu", BOOL, MEGATRON, TRAIN, "the architecture is read from config.json")
+ *
+ * TRAIN stands for a file's own mask of commands. */
+#ifndef ML_CLI_FLAG_ROWS_H
+#define ML_CLI_FLAG_ROWS_H
+
+#include "cli/flag.h"
+
+#define ML_ROW_WITHOUT_EFFECT(word, kind, origin, commands, how, reason)                   \
+    {                                                                                      \
+        .name = word, .type = ML_FLAG_##kind, .state = how, .group = "compatibility",      \
+        .cmds = commands, .from = ML_FROM_##origin, .why = reason                          \
+    }
+#define ML_NOOP(word, kind, origin, commands, reason)                                      \
+    ML_ROW_WITHOUT_EFFECT(word, kind, origin, commands, ML_FLAG_NOOP, reason)
+#define ML_REFUSED(word, kind, origin, commands, reason)                                   \
+    ML_ROW_WITHOUT_EFFECT(word, kind, origin, commands, ML_FLAG_REFUSED, reason)
+
+/* A flag that may only say what is so anyway: one of `values`. */
+#define ML_FIXED(word, origin, commands, values, sentence)                                 \
+    {                                                                                      \
+        .name = word, .type = ML_FLAG_TEXT, ML_AT(train.single), .words = values,          \
+        .group = "compatibility", .cmds = commands, .from = ML_FROM_##origin,              \
+        .help = sentence                                                                   \
+    }
+
+#endif
