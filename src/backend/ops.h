@@ -117,6 +117,7 @@ typedef struct ml_rows {
     const int32_t *seq_start;  /* [n_seq+1] first row of each sequence */
     const int32_t *page_start; /* [n_seq+1] first entry of each sequence in `page` */
     const int32_t *page;     /* page ids; entry i of a sequence holds keys 16i .. 16i+15 */
+    const int32_t *slot;     /* [n_seq] where each sequence's recurrent state is kept */
     const int32_t *loss_row; /* [n_loss] ascending rows whose logits are wanted */
     const int32_t *loss_id;  /* [n_loss] the token scored there, or -1: none */
     float temperature;       /* logits are divided by it */

@@ -212,8 +212,9 @@ static size_t memory_plan(const score_job *j, memory_row row[8]) {
         { "gradients", grads ? ml_weights_bytes(&j->spec, NULL, ML_WEIGHT_F32) : 0 },
         { "activations", ml_plan_act_bytes(j->plan) },
         { "scratch", ml_plan_scratch_bytes(j->plan) },
-        { "KV pages",
-          tokenwise(j) ? ml_kv_bytes(&j->spec, ml_pages_for(j->seq.max_len)) : 0 },
+        { "KV pages", tokenwise(j) ? ml_kv_bytes(&j->spec, ml_pages_for(j->seq.max_len)) +
+                                         ml_kv_slot_bytes(&j->spec)
+                                   : 0 },
         { "results", j->stage_bytes },
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -355,7 +356,7 @@ static ml_status take_memory(score_job *j, ml_err *err) {
     if (st == ML_OK && j->config->score.grads)
         st = ml_weights_zeros(&j->grads, &j->spec, &j->be, &j->arena, err);
     if (st == ML_OK && tokenwise(j))
-        st = ml_kv_open(&j->kv, &j->spec, caps.n_page, &j->be, &j->arena, err);
+        st = ml_kv_open(&j->kv, &j->spec, caps.n_page, caps.n_seq, &j->be, &j->arena, err);
     if (st == ML_OK)
         st = ml_plan_alloc(j->plan, err);
     if (st != ML_OK)

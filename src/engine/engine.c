@@ -78,7 +78,7 @@ ml_status ml_engine_take_kv(ml_engine *e, ml_err *err) {
     ml_status st;
     if (e->has_kv)
         return ML_OK;
-    st = ml_kv_open(&e->kv, e->spec, e->pages.n, e->be, &e->kv_arena, err);
+    st = ml_kv_open(&e->kv, e->spec, e->pages.n, 0, e->be, &e->kv_arena, err);
     e->has_kv = st == ML_OK;
     return st;
 }

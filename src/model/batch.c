@@ -15,6 +15,7 @@ void ml_batch_init(ml_batch *b, ml_arena *a, ml_batch_caps caps) {
     b->seq_start = ML_NEW(a, int32_t, caps.n_seq + 1);
     b->page_start = ML_NEW(a, int32_t, caps.n_seq + 1);
     b->page = ML_NEW(a, int32_t, caps.n_page);
+    b->slot = ML_NEW(a, int32_t, caps.n_seq);
     b->loss_row = ML_NEW(a, int32_t, caps.n_loss);
     b->loss_id = ML_NEW(a, int32_t, caps.n_loss);
     b->rows = (ml_rows){ .id = b->id,
@@ -22,6 +23,7 @@ void ml_batch_init(ml_batch *b, ml_arena *a, ml_batch_caps caps) {
                          .seq_start = b->seq_start,
                          .page_start = b->page_start,
                          .page = b->page,
+                         .slot = b->slot,
                          .loss_row = b->loss_row,
                          .loss_id = b->loss_id,
                          .temperature = 1 };
@@ -56,9 +58,15 @@ void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t
     memcpy(b->id + r->n_token, id, (size_t)n * sizeof *id);
     for (int32_t i = 0; i < n; i++)
         b->pos[r->n_token + i] = first + i;
+    b->slot[r->n_seq] = r->n_seq;
     b->n_page += n_page;
     r->n_token += n;
     r->n_seq++;
     b->seq_start[r->n_seq] = r->n_token;
     b->page_start[r->n_seq] = b->n_page;
+}
+
+void ml_batch_set_slot(ml_batch *b, int32_t slot) {
+    ML_BUG_IF(b->rows.n_seq < 1);
+    b->slot[b->rows.n_seq - 1] = slot;
 }

@@ -17,7 +17,7 @@ typedef struct ml_batch_caps {
 typedef struct ml_batch {
     ml_rows rows;
     ml_batch_caps caps;
-    int32_t *id, *pos, *seq_start, *page_start, *page, *loss_row, *loss_id;
+    int32_t *id, *pos, *seq_start, *page_start, *page, *slot, *loss_row, *loss_id;
     int32_t n_page; /* entries of `page` */
 } ml_batch;
 
@@ -36,6 +36,9 @@ void ml_batch_clear(ml_batch *b);
  * plan with pages of its own expects (then first must be 0). */
 void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t n,
                   int32_t first, const int32_t *page);
+
+/* The slot of the sequence added last; else it is its number in the batch. */
+void ml_batch_set_slot(ml_batch *b, int32_t slot);
 
 /* Pages that hold n keys. */
 int32_t ml_pages_for(int32_t n);

@@ -196,7 +196,6 @@ int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, int32_t he
     n->attr.attn.window = window;
     n->attr.attn.scale = scale;
     n->attr.attn.softcap = softcap;
-    b->spec->n_attn++;
     return out;
 }
 

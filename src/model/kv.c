@@ -1,35 +1,36 @@
 #include "model/kv.h"
 
-/* Bytes of n_page rows of a page value. */
-static size_t value_bytes(const ml_spec *s, int32_t value, int32_t n_page) {
+/* Bytes of a row of a value with this axis, 0 for other values. */
+static size_t row_bytes(const ml_spec *s, int32_t value, ml_axis axis) {
     const ml_value *v = &s->value[value];
-    return (size_t)v->width * ml_dtype_bytes(v->dtype) * (size_t)n_page;
+    return v->axis == axis ? (size_t)v->width * ml_dtype_bytes(v->dtype) : 0;
 }
 
-size_t ml_kv_bytes(const ml_spec *s, int32_t n_page) {
+static size_t all_rows_bytes(const ml_spec *s, ml_axis axis) {
     size_t bytes = 0;
-    for (int32_t i = 0; i < s->n_node; i++)
-        if (s->node[i].op == ML_OP_ATTN)
-            bytes += value_bytes(s, s->node[i].out[2], n_page) +
-                     value_bytes(s, s->node[i].out[3], n_page);
+    for (int32_t i = 0; i < s->n_value; i++)
+        bytes += row_bytes(s, i, axis);
     return bytes;
 }
 
-ml_status ml_kv_open(ml_kv *kv, const ml_spec *s, int32_t n_page, ml_backend *be,
-                     ml_arena *a, ml_err *err) {
-    size_t at = 0;
-    int32_t n = 0;
+size_t ml_kv_bytes(const ml_spec *s, int32_t n_page) {
+    return all_rows_bytes(s, ML_PER_PAGE) * (size_t)n_page;
+}
 
-    *kv = (ml_kv){ .n_page = n_page,
-                   .k_at = ML_NEW(a, size_t, s->n_attn),
-                   .v_at = ML_NEW(a, size_t, s->n_attn) };
-    for (int32_t i = 0; i < s->n_node; i++) {
-        if (s->node[i].op != ML_OP_ATTN)
-            continue;
-        kv->k_at[n] = at;
-        at += value_bytes(s, s->node[i].out[2], n_page);
-        kv->v_at[n++] = at;
-        at += value_bytes(s, s->node[i].out[3], n_page);
+size_t ml_kv_slot_bytes(const ml_spec *s) {
+    return all_rows_bytes(s, ML_PER_SLOT);
+}
+
+ml_status ml_kv_open(ml_kv *kv, const ml_spec *s, int32_t n_page, int32_t n_slot,
+                     ml_backend *be, ml_arena *a, ml_err *err) {
+    size_t at = 0;
+
+    *kv =
+        (ml_kv){ .n_page = n_page, .n_slot = n_slot, .at = ML_NEW(a, size_t, s->n_value) };
+    for (int32_t i = 0; i < s->n_value; i++) {
+        kv->at[i] = at;
+        at += row_bytes(s, i, ML_PER_PAGE) * (size_t)n_page +
+              row_bytes(s, i, ML_PER_SLOT) * (size_t)n_slot;
     }
     return be->dev->alloc(be->dev, &kv->buf, at, ML_MEM_KV, err);
 }
@@ -38,4 +39,15 @@ void ml_kv_close(ml_kv *kv) {
     if (kv->buf.dev)
         kv->buf.dev->free(&kv->buf);
     *kv = (ml_kv){ 0 };
+}
+
+void ml_kv_copy_slot(const ml_kv *kv, const ml_spec *s, ml_backend *be, int32_t to,
+                     int32_t from) {
+    for (int32_t i = 0; i < s->n_value; i++) {
+        size_t bytes = row_bytes(s, i, ML_PER_SLOT);
+        unsigned char *rows = (unsigned char *)kv->buf.ptr + kv->at[i];
+        if (bytes)
+            be->dev->copy(be->stream, rows + (size_t)to * bytes,
+                          rows + (size_t)from * bytes, bytes);
+    }
 }

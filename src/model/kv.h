@@ -1,8 +1,8 @@
-/* kv.h - the bytes of a paged KV cache, for plans that do not keep pages of their own.
+/* kv.h - the bytes of what a model remembers of sequences, for plans that do not keep it.
  *
- * One buffer; attention op number a (in the order of the spec) has its key pages and
- * value pages in it, laid out as ops.h says.  Which page belongs to whom is not known
- * here. */
+ * One buffer.  Every value of the spec that has a row per KV page (keys, values) or per
+ * slot (the state of a recurrent layer) has its rows in it, laid out as ops.h says.  Which
+ * page or slot belongs to whom is not known here. */
 #ifndef ML_MODEL_KV_H
 #define ML_MODEL_KV_H
 
@@ -11,13 +11,21 @@
 
 typedef struct ml_kv {
     ml_buf buf;
-    int32_t n_page;
-    size_t *k_at, *v_at; /* [spec->n_attn] byte offsets, in the arena given at open */
+    int32_t n_page, n_slot;
+    size_t
+        *at; /* [spec->n_value] byte offsets of those values, in the arena given at open */
 } ml_kv;
 
+/* Bytes of n pages; of one slot, 0 for a model without recurrent layers. */
 size_t ml_kv_bytes(const ml_spec *s, int32_t n_page);
-ml_status ml_kv_open(ml_kv *kv, const ml_spec *s, int32_t n_page, ml_backend *be,
-                     ml_arena *a, ml_err *err);
+size_t ml_kv_slot_bytes(const ml_spec *s);
+
+ml_status ml_kv_open(ml_kv *kv, const ml_spec *s, int32_t n_page, int32_t n_slot,
+                     ml_backend *be, ml_arena *a, ml_err *err);
 void ml_kv_close(ml_kv *kv);
+
+/* Copies the state of all recurrent layers from one slot to another. */
+void ml_kv_copy_slot(const ml_kv *kv, const ml_spec *s, ml_backend *be, int32_t to,
+                     int32_t from);
 
 #endif

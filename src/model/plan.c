@@ -174,30 +174,32 @@ static void check_fits(const ml_plan *p, const ml_run *r) {
     ML_BUG_IF(r->rows->n_loss > c->n_loss || p->opts.kv_shared != (r->kv != NULL));
 }
 
+/* What a run brings with it: pages and slots. */
+static void bind_kv(const ml_plan *p, const ml_node *n, const ml_kv *kv, ml_op_args *a) {
+    for (int k = 0; k < ML_OP_OUT; k++)
+        if (n->out[k] != ML_NONE && ml_axis_is_kept(p->spec->value[n->out[k]].axis))
+            a->out[k].data = (unsigned char *)kv->buf.ptr + kv->at[n->out[k]];
+}
+
 /* Computes a node, the first time or again. */
-static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r,
-                     int32_t *attn) {
+static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     const ml_node *n = &p->spec->node[node];
     ml_op_args a = { 0 };
     double start = ml_clock_s();
 
     bind_values(p, node, forward, r, &a);
-    if (n->op == ML_OP_ATTN && r->kv) {
-        a.out[2].data = (unsigned char *)r->kv->buf.ptr + r->kv->k_at[*attn];
-        a.out[3].data = (unsigned char *)r->kv->buf.ptr + r->kv->v_at[(*attn)++];
-    }
+    if (r->kv)
+        bind_kv(p, n, r->kv, &a);
     p->be->ops->forward[n->op](p->be->stream, &a);
     p->stats.forward_s[n->op] += ml_clock_s() - start;
     p->stats.rows[n->op] += a.out[0].shape[0];
 }
 
 void ml_plan_forward(ml_plan *p, const ml_run *r) {
-    int32_t attn = 0;
-
     check_fits(p, r);
     ml_mem_seal();
     for (int32_t i = 0; i < p->spec->n_node; i++)
-        run_node(p, i, true, r, &attn);
+        run_node(p, i, true, r);
     ml_mem_unseal();
 }
 
@@ -231,7 +233,7 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
     for (int32_t u = p->n_unit - 1; u >= 0; u--) {
         for (int32_t i = p->unit[u].first; i < p->unit[u].end; i++)
             if (p->call[i].rerun)
-                run_node(p, i, false, r, NULL);
+                run_node(p, i, false, r);
         for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--)
             back_node(p, i, r, dentropy != NULL);
     }

@@ -14,6 +14,7 @@ ml_tensor ml_plan_value(const ml_spec *s, int32_t value, const ml_rows *r, int32
     case ML_PER_TOKEN: t.shape[0] = (int64_t)v->mul * r->n_token; break;
     case ML_PER_LOSS: t.shape[0] = r->n_loss; break;
     case ML_PER_PAGE: t.shape[0] = n_page; break;
+    case ML_PER_SLOT: t.shape[0] = r->n_seq; break;
     case ML_GROUP:
         t.n_dim = 1;
         t.shape[0] = v->width + (int64_t)v->mul * r->n_token;
@@ -143,9 +144,13 @@ static void live_until(ml_plan *p, int32_t store, int32_t time) {
 static bool wanted(const ml_plan *p, const ml_node *n, int out) {
     if (n->op == ML_OP_LMHEAD && out == 3)
         return p->opts.logits;
-    if (n->op == ML_OP_ATTN && out >= 2)
-        return !p->opts.kv_shared;
-    return n->out[out] != ML_NONE;
+    if (n->out[out] == ML_NONE)
+        return false;
+    switch (p->spec->value[n->out[out]].axis) {
+    case ML_PER_PAGE: return !p->opts.kv_shared;
+    case ML_PER_SLOT: return false; /* whole sequences leave no state behind */
+    default: return true;
+    }
 }
 
 /* The last call that reads (or writes) each copy of each value; ML_NONE: nobody does. */

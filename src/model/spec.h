@@ -42,8 +42,14 @@ typedef enum ml_axis {
     ML_PER_TOKEN, /* mul rows of `width` for each token of the batch */
     ML_PER_LOSS,  /* one row for each scored position */
     ML_PER_PAGE,  /* one row for each KV page */
+    ML_PER_SLOT,  /* one row for each sequence's recurrent state */
     ML_GROUP      /* MoE grouping: width + mul * tokens integers, one row */
 } ml_axis;
+
+/* Rows that outlive a run. */
+static inline bool ml_axis_is_kept(ml_axis a) {
+    return a == ML_PER_PAGE || a == ML_PER_SLOT;
+}
 
 typedef struct ml_value {
     ml_axis axis;
@@ -65,10 +71,10 @@ typedef struct ml_node {
 typedef struct ml_spec {
     const char *family; /* model_type */
     int64_t n_vocab, n_hidden;
-    int32_t n_layer, n_attn; /* decoder layers; ATTN nodes */
-    int64_t max_position;    /* as the config states it; a larger one is not an error */
-    bool tied;               /* the LM head is the embedding */
-    bool critic;             /* a value per token in place of the LM head */
+    int32_t n_layer;      /* decoder layers */
+    int64_t max_position; /* as the config states it; a larger one is not an error */
+    bool tied;            /* the LM head is the embedding */
+    bool critic;          /* a value per token in place of the LM head */
     ml_param *param;
     ml_value *value;
     ml_node *node;

@@ -102,7 +102,7 @@ static void score_chunked(fixture *f, int i, int32_t chunk, float *out) {
     ml_batch b;
     int32_t target[MAX_LEN], page[32], n_page = ml_pages_for(f->len[i]);
 
-    CHECK(ml_kv_open(&kv, &f->spec, 40, &f->be, &f->arena, NULL) == ML_OK);
+    CHECK(ml_kv_open(&kv, &f->spec, 40, 2, &f->be, &f->arena, NULL) == ML_OK);
     memset(kv.buf.ptr, 0xff, kv.buf.bytes); /* NaN: nobody may read what nobody wrote */
     for (int32_t k = 0; k < n_page; k++)
         page[k] = (k * 7 + 3) % 40;
@@ -112,6 +112,7 @@ static void score_chunked(fixture *f, int i, int32_t chunk, float *out) {
         int32_t n = f->len[i] - at < chunk ? f->len[i] - at : chunk;
         ml_batch_clear(&b);
         ml_batch_add(&b, f->id[i] + at, target + at, n, at, page);
+        ml_batch_set_slot(&b, 1);
         ml_plan_forward(p, &(ml_run){ .weights = &f->weights, .kv = &kv, .rows = &b.rows });
         ml_plan_read(p, &b.rows, out + at, NULL, NULL);
     }
@@ -167,7 +168,7 @@ static void check_mixed(const char *dir) {
 
     open_fixture(&f, dir, ML_WEIGHT_AUTO, 3);
     p = open_plan(&f, (ml_plan_opts){ .caps = caps, .kv_shared = true });
-    CHECK(ml_kv_open(&kv, &f.spec, 64, &f.be, &f.arena, NULL) == ML_OK);
+    CHECK(ml_kv_open(&kv, &f.spec, 64, N_SEQ, &f.be, &f.arena, NULL) == ML_OK);
     memset(kv.buf.ptr, 0xff, kv.buf.bytes);
     ml_batch_init(&b, &f.arena, caps);
     for (int i = 0; i < N_SEQ; i++) {
@@ -186,6 +187,7 @@ static void check_mixed(const char *dir) {
             n[i] = f.len[i] - done[i] < stride[i] ? f.len[i] - done[i] : stride[i];
             ml_batch_add(&b, f.id[i] + done[i], target[i] + done[i], n[i], done[i],
                          page[i]);
+            ml_batch_set_slot(&b, i);
         }
         ml_plan_forward(p, &(ml_run){ .weights = &f.weights, .kv = &kv, .rows = &b.rows });
         ml_plan_read(p, &b.rows, got, NULL, NULL);
