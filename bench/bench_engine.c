@@ -99,7 +99,7 @@ static void open_bench(bench *b) {
         ml_weights_dummy(&b->w, &b->spec, ML_WEIGHT_BF16, 1, &b->be, &b->arena, &err))
         die(err.msg);
     /* The prompts to decode from are computed once: room to keep them beside the others. */
-    opts.kv_bytes = ml_kv_bytes(&b->spec, 3 * MANY * ml_pages_for(opts.context));
+    opts.kv_bytes = ml_kv_bytes(&b->spec, &b->be, 3 * MANY * ml_pages_for(opts.context));
     if (ml_engine_open(&b->engine, &b->spec, &b->w, &b->be, &opts, &err))
         die(err.msg);
     b->x = floats((size_t)PREFILL * WIDEST);

@@ -2,7 +2,11 @@
  *
  * "cpu" always works.  Its kernels exist at levels (c, then neon or avx2 and avx512)
  * that give the same bits; the best one the machine has is taken unless a lower one is
- * named.  Other backends are shared objects that fill the same struct. */
+ * named.  "cuda" is a shared object, loaded when it is asked for, that fills the same
+ * struct; it stands beside the program, and the program knows nothing of CUDA.
+ *
+ * A backend says how it wants a model laid out: what activations are stored as, and how
+ * matrices of linear layers lie.  Whoever allocates asks it; no op converts. */
 #ifndef ML_BACKEND_BACKEND_H
 #define ML_BACKEND_BACKEND_H
 
@@ -10,15 +14,29 @@
 #include "backend/optim.h"
 
 typedef struct ml_backend {
-    const char *name;  /* "cpu" */
-    const char *level; /* "c", "neon", "avx2", "avx512" */
+    const char *name;  /* "cpu", "cuda" */
+    const char *level; /* "c", "neon", "avx2", "avx512"; of a GPU "sm90" */
+    ml_dtype act;      /* of activations, keys and values: f32 or bf16 */
+    ml_layout linear;  /* of linear weights */
     ml_device *dev;
     ml_stream *stream;
     const ml_ops *ops;
     const ml_optim_ops *optim;
     int n_thread;
+    void (*close)(struct ml_backend *b);
     void *priv;
 } ml_backend;
+
+/* How a run computes, as the command line has it. */
+typedef struct ml_backend_opts {
+    const char *device;    /* "cpu", "cuda"; NULL: cuda where there is one */
+    const char *cpu_level; /* NULL: the best */
+    int n_thread;
+    bool f32; /* a GPU computes in f32: slow, for comparisons; the CPU always does */
+} ml_backend_opts;
+
+/* ML_EUNSUP says why a device cannot be had. */
+ml_status ml_backend_open(ml_backend *out, const ml_backend_opts *o, ml_err *err);
 
 /* level NULL: the best.  ML_EUSAGE names the levels this machine has. */
 ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,

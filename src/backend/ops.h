@@ -42,7 +42,11 @@
  *  group (i32 [E+1 + 2*n*k]): start of each expert's rows [E+1]; slot -> token*k+rank [n*k];
  *  token*k+rank -> slot [n*k].
  *  kpage [page][Hk][d][16], vpage [page][Hk][16][dv], dv = d rounded up to 16: pages of
- *  ML_PAGE keys; ATTN first writes the rows' k and v there, then reads all keys from there. */
+ *  ML_PAGE keys; ATTN first writes the rows' k and v there, then reads all keys from there.
+ *  (CUDA: kpage [page][Hk][16][d].)
+ *
+ *  Activations have the backend's type; cs, stat, weight, logits of LMHEAD and what it says are
+ *  always f32. */
 #define ML_OP_LIST(X)                                                                      \
     X(EMBED, "embed")                                                                      \
     X(LINEAR, "linear")                                                                    \
@@ -108,8 +112,9 @@ typedef struct ml_op_attr {
     float logit_softcap; /* LMHEAD: 0: none */
 } ml_op_attr;
 
-/* The ragged batch as ops see it.  Rows of a sequence stand together, at consecutive
- * ascending positions; its keys 0 .. first position - 1 are already in its pages. */
+/* The ragged batch as ops see it, its arrays in the device's memory.  Rows of a sequence stand
+ * together, at consecutive ascending positions; its keys 0 .. first position - 1 are already in
+ * its pages. */
 typedef struct ml_rows {
     int32_t n_token, n_seq, n_loss;
     const int32_t *id;         /* [n_token] */
@@ -150,6 +155,10 @@ typedef struct ml_ops {
     ml_op_fn *forward[ML_OP_COUNT], *backward[ML_OP_COUNT];
     /* Scratch bytes for a call with these shapes (data pointers are not looked at). */
     size_t (*scratch)(const ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward);
+    /* Called once for each call of a plan, with its largest shapes: a backend refuses what it
+     * has no kernel for, and tries out what it must know before it runs.  NULL: nothing. */
+    ml_status (*prepare)(ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward,
+                         ml_err *err);
     /* Tokens drawn from rows of logits: see draw.h. */
     size_t (*sample_scratch)(const ml_stream *s, int64_t n_vocab);
     void (*sample)(ml_stream *s, struct ml_draw *draw, int64_t n, int64_t n_vocab,

@@ -38,10 +38,13 @@ typedef struct ml_sgd {
 typedef struct ml_optim_ops {
     void (*adamw)(ml_stream *s, const ml_optim_param *p, const ml_adamw *o);
     void (*sgd)(ml_stream *s, const ml_optim_param *p, const ml_sgd *o);
-    /* block [ceil(n / ML_NORM_BLOCK)] gets the sum of squares of each block, in f64. */
+    /* block [ceil(n / ML_NORM_BLOCK)], in the device's memory, gets the sum of squares of each
+     * block, in f64. */
     void (*square_sums)(ml_stream *s, double *block, const float *x, int64_t n);
     /* y += x, both f32 [n]. */
     void (*add)(ml_stream *s, float *y, const float *x, int64_t n);
+    /* y = x, of type f32 or bf16. */
+    void (*widen)(ml_stream *s, float *y, const void *x, ml_dtype dtype, int64_t n);
     void (*zero)(ml_stream *s, void *x, size_t bytes);
 } ml_optim_ops;
 

@@ -85,6 +85,7 @@ static ml_status open_engine(bench_job *j, ml_err *err) {
 
 static ml_status open_all(bench_job *j, ml_err *err) {
     const ml_config *c = j->config;
+    ml_backend_opts opts = ml_config_backend(c);
     ml_status st = ml_spec_open(&j->spec, ml_config_model(c), err);
 
     if (st == ML_OK && c->bench.dataset)
@@ -92,7 +93,7 @@ static ml_status open_all(bench_job *j, ml_err *err) {
     if (st == ML_OK)
         st = ml_bench_load_make(&j->load, &j->arena, c, j->spec.n_vocab, j->tokenizer, err);
     if (st == ML_OK)
-        st = ml_backend_cpu_open(&j->be, (int)c->run.n_thread, c->run.cpu_level, err);
+        st = ml_backend_open(&j->be, &opts, err);
     if (st == ML_OK)
         st = open_weights(j, err);
     if (st == ML_OK)

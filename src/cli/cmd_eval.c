@@ -26,8 +26,7 @@ ml_status ml_cmd_eval(const ml_config *c, ml_err *err) {
     ml_train_run_opts opts = {
         .hf_checkpoint = c->hf_checkpoint,
         .dtype = ml_train_dtype(c),
-        .n_thread = (int)c->run.n_thread,
-        .cpu_level = c->run.cpu_level,
+        .backend = ml_config_backend(c),
         .chat_template = c->train.chat_template,
         .data = { .input_key = c->train.input_key,
                   .tool_key = c->train.tool_key,

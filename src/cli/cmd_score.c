@@ -208,13 +208,15 @@ static size_t memory_plan(const score_job *j, memory_row row[8]) {
     bool grads = j->config->score.grads;
     memory_row all[] = {
         { "program", j->base_bytes },
-        { "weights", ml_weights_bytes(&j->spec, j->checkpoint, weight_dtype(j)) },
+        { "weights", ml_weights_bytes(&j->spec, j->checkpoint,
+                                      ml_weights_dtype(&j->be, weight_dtype(j))) },
         { "gradients", grads ? ml_weights_bytes(&j->spec, NULL, ML_WEIGHT_F32) : 0 },
         { "activations", ml_plan_act_bytes(j->plan) },
         { "scratch", ml_plan_scratch_bytes(j->plan) },
-        { "KV pages", tokenwise(j) ? ml_kv_bytes(&j->spec, ml_pages_for(j->seq.max_len)) +
-                                         ml_kv_slot_bytes(&j->spec)
-                                   : 0 },
+        { "KV pages", tokenwise(j)
+                          ? ml_kv_bytes(&j->spec, &j->be, ml_pages_for(j->seq.max_len)) +
+                                ml_kv_slot_bytes(&j->spec, &j->be)
+                          : 0 },
         { "results", j->stage_bytes },
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -267,6 +269,7 @@ static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *e
     j->n_step++;
     j->n_row += j->batch.rows.n_token;
     ml_plan_read(j->plan, &j->batch.rows, j->logprob, j->entropy, j->logits);
+    st = j->be.dev->sync(j->be.stream, err);
     for (int32_t i = first, row = 0; i < end && st == ML_OK; i++) {
         st = put_rows(j, i, row, 0, loss_rows(j, j->seq.len[i]), err);
         row += loss_rows(j, j->seq.len[i]);
@@ -275,6 +278,7 @@ static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *e
         for (int32_t k = 0; k < j->batch.rows.n_loss; k++)
             j->dlogprob[k] = j->batch.rows.loss_id[k] < 0 ? 0.0f : each;
         ml_plan_backward(j->plan, &run, j->dlogprob, NULL);
+        st = j->be.dev->sync(j->be.stream, err);
     }
     return st;
 }
@@ -293,7 +297,9 @@ static ml_status score_tokenwise(score_job *j, int32_t i, const int32_t *page,
         j->n_step++;
         j->n_row++;
         ml_plan_read(j->plan, &j->batch.rows, j->logprob, j->entropy, j->logits);
-        st = put_rows(j, i, 0, k, j->batch.rows.n_loss, err);
+        st = j->be.dev->sync(j->be.stream, err);
+        if (st == ML_OK)
+            st = put_rows(j, i, 0, k, j->batch.rows.n_loss, err);
     }
     return st;
 }
@@ -318,6 +324,7 @@ static ml_status score_all(score_job *j, ml_err *err) {
 
 static ml_status open_inputs(score_job *j, ml_err *err) {
     const ml_config *c = j->config;
+    ml_backend_opts opts = ml_config_backend(c);
     ml_status st = ml_spec_open(&j->spec, c->hf_checkpoint, err);
 
     if (st == ML_OK)
@@ -331,7 +338,7 @@ static ml_status open_inputs(score_job *j, ml_err *err) {
                      "%s: no sequence has a next token, so --grads has no loss",
                      c->score.input);
     if (st == ML_OK)
-        st = ml_backend_cpu_open(&j->be, (int)c->run.n_thread, c->run.cpu_level, err);
+        st = ml_backend_open(&j->be, &opts, err);
     return st;
 }
 

@@ -41,6 +41,13 @@ static ml_weight_dtype weight_dtype(const ml_config *c) {
                                                                 : ML_WEIGHT_F32;
 }
 
+static ml_status open_backend(serve_job *j, ml_err *err) {
+    ml_backend_opts o = ml_config_backend(j->config);
+
+    o.f32 = weight_dtype(j->config) == ML_WEIGHT_F32;
+    return ml_backend_open(&j->be, &o, err);
+}
+
 static ml_status check_weights(serve_job *j, ml_err *err) {
     ml_checkpoint *c = NULL;
     ml_weight_dtype dtype = weight_dtype(j->config);
@@ -85,13 +92,20 @@ static ml_status open_text(serve_job *j, ml_err *err) {
 
 /* --- memory ----------------------------------------------------------------- */
 
+/* All there is of a GPU before anything is taken; of the CPU, what is built in. */
+static size_t device_bytes(const ml_backend *be) {
+    if (be->dev->available)
+        return be->dev->available(be->dev);
+    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+}
+
 /* Keys and values: at most what is left of the machine's share, what --max-total-tokens says,
  * and what all running answers could use. */
 static ml_status size_engine(serve_job *j, ml_err *err) {
     const ml_config *c = j->config;
-    double all = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    double all = (double)device_bytes(&j->be);
     double left = c->serve.mem_fraction * all - (double)j->weight_bytes;
-    int64_t page = (int64_t)ml_kv_bytes(&j->spec, 1);
+    int64_t page = (int64_t)ml_kv_bytes(&j->spec, &j->be, 1);
     int64_t n_page = left > 0 ? (int64_t)(left / (double)page) : 0, most;
     int64_t context = c->serve.context ? c->serve.context : j->spec.max_position;
 
@@ -274,7 +288,6 @@ static ml_status run_server(serve_job *j, ml_err *err) {
 }
 
 static ml_status open_model(serve_job *j, ml_err *err) {
-    const ml_config *c = j->config;
     ml_status st = ml_spec_open(&j->spec, j->dir, err);
 
     if (!st)
@@ -284,7 +297,7 @@ static ml_status open_model(serve_job *j, ml_err *err) {
     if (!st)
         st = open_text(j, err);
     if (!st)
-        st = ml_backend_cpu_open(&j->be, (int)c->run.n_thread, c->run.cpu_level, err);
+        st = open_backend(j, err);
     return st ? st : size_engine(j, err);
 }
 

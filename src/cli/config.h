@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "backend/backend.h"
 #include "rl/recipe.h"
 
 /* The order is that of the words in the flag rows. */
@@ -42,6 +43,7 @@ typedef struct ml_config {
     struct {
         int64_t n_thread;      /* never 0 after parsing */
         const char *cpu_level; /* NULL: the best */
+        const char *device;    /* NULL: a GPU where there is one */
         int log_level;         /* ml_log_level */
     } run;
     ml_algo_opts algo;
@@ -164,6 +166,14 @@ typedef struct ml_config {
         double timeout_s;
     } reward;
 } ml_config;
+
+/* What the run computes on. */
+static inline ml_backend_opts ml_config_backend(const ml_config *c) {
+    return (ml_backend_opts){ .device = c->run.device,
+                              .cpu_level = c->run.cpu_level,
+                              .n_thread = (int)c->run.n_thread,
+                              .f32 = c->dtype == ML_DTYPE_F32 };
+}
 
 /* The model's directory, by whichever name it was given. */
 static inline const char *ml_config_model(const ml_config *c) {

@@ -3,6 +3,7 @@
 #include "base/pool.h"
 
 static const char *const levels[] = { "c", "neon", "avx2", "avx512", NULL };
+static const char *const devices[] = { "cpu", "cuda", NULL };
 static const char *const log_levels[] = { "warn", "info", "debug",
                                           NULL }; /* ml_log_level */
 
@@ -27,6 +28,18 @@ const ml_flag ml_flags_run[] = {
       .cmds = ML_CMD_SCORE | ML_CMD_BENCH_ENGINE | ML_CMD_SERVE | ML_CMD_SFT |
               ML_CMD_TRAIN | ML_CMD_EVAL,
       .help = "Instruction set of the kernels.  The results do not depend on it." },
+    { .name = "device",
+      .type = ML_FLAG_TEXT,
+      ML_AT(run.device),
+      .words = devices,
+      .def_note = "cuda where there is a GPU for it, else cpu",
+      .group = "running",
+      .cmds = ML_CMD_SCORE | ML_CMD_BENCH_ENGINE | ML_CMD_SERVE | ML_CMD_SFT |
+              ML_CMD_TRAIN | ML_CMD_EVAL,
+      .from = ML_FROM_SGLANG,
+      .help =
+          "What computes.  cuda stores weights and activations in bf16 unless the dtype "
+          "is f32; see docs/CUDA.md." },
     { .name = "log-level",
       .type = ML_FLAG_WORD,
       ML_AT(run.log_level),

@@ -149,9 +149,10 @@ static int64_t context_of(const ml_train_gen *t, const ml_config *c) {
 
 /* Keys and values: what all running answers could use, or the share of free memory. */
 static void size_engine(ml_train_gen *t, const ml_config *c) {
-    int64_t context = context_of(t, c), page = (int64_t)ml_kv_bytes(&t->run->spec, 1);
+    int64_t context = context_of(t, c),
+            page = (int64_t)ml_kv_bytes(&t->run->spec, &t->be, 1);
     int64_t most = c->rollout.max_running * ml_pages_for((int32_t)context);
-    double share = c->rollout.mem_fraction * (double)ml_memory_available();
+    double share = c->rollout.mem_fraction * (double)ml_memory_available(&t->be);
 
     most = least(most, (int64_t)(share / (double)page));
     t->engine = (ml_engine_opts){ .context = (int32_t)context,
@@ -174,6 +175,7 @@ static ml_status find_ends(ml_train_gen *t, ml_err *err) {
 
 ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, ml_train_run *run,
                             ml_err *err) {
+    ml_backend_opts opts = ml_config_backend(c);
     ml_status st;
 
     *t = (ml_train_gen){ .run = run };
@@ -193,7 +195,7 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, ml_train_run *r
     if (st == ML_OK)
         st = open_rewards(t, c, err);
     if (st == ML_OK)
-        st = ml_backend_cpu_open(&t->be, (int)c->run.n_thread, c->run.cpu_level, err);
+        st = ml_backend_open(&t->be, &opts, err);
     if (st == ML_OK)
         size_engine(t, c);
     return st;

@@ -120,8 +120,7 @@ ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_pe
     *out = (ml_train_run_opts){
         .hf_checkpoint = c->hf_checkpoint,
         .dtype = ml_train_dtype(c),
-        .n_thread = (int)c->run.n_thread,
-        .cpu_level = c->run.cpu_level,
+        .backend = ml_config_backend(c),
         .chat_template = c->train.chat_template,
         .data = { .path = c->train.prompt_data,
                   .input_key = c->train.input_key,
@@ -160,7 +159,7 @@ void ml_train_opts_text(ml_text *out, const ml_train_run_opts *o, const ml_confi
 static ml_status check_memory(ml_train_run *r, ml_err *err) {
     ml_memory_ask ask;
     ml_train_run_memory(r, &ask);
-    return ml_memory_check(&ask, ml_memory_available(), err);
+    return ml_memory_check(&ask, ml_memory_available(&r->be), err);
 }
 
 ml_status ml_train_print_memory(ml_train_run *r, ml_err *err) {

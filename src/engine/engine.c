@@ -24,20 +24,21 @@ ml_batch_caps ml_engine_caps(const ml_spec *s, const ml_engine_opts *o) {
                             .n_page = o->max_running * ml_pages_for(o->context) };
 }
 
-static int32_t pool_pages(const ml_spec *s, const ml_engine_opts *o) {
+static int32_t pool_pages(const ml_spec *s, const ml_backend *be, const ml_engine_opts *o) {
     int64_t most = (int64_t)o->max_running * ml_pages_for(o->context);
-    int64_t have = o->kv_bytes ? (int64_t)(o->kv_bytes / ml_kv_bytes(s, 1)) : most;
+    int64_t have = o->kv_bytes ? (int64_t)(o->kv_bytes / ml_kv_bytes(s, be, 1)) : most;
     return (int32_t)(have < most || o->kv_bytes ? have : most);
 }
 
-static ml_status check_opts(const ml_spec *s, const ml_engine_opts *o, ml_err *err) {
+static ml_status check_opts(const ml_spec *s, const ml_backend *be, const ml_engine_opts *o,
+                            ml_err *err) {
     ML_BUG_IF(o->context < 1 || o->max_running < 1 || o->chunk < 1 || o->max_top < 0);
-    if (pool_pages(s, o) < ml_pages_for(o->context))
+    if (pool_pages(s, be, o) < ml_pages_for(o->context))
         return ml_fail(
             err, ML_ENOMEM,
             "%.1f MiB for keys and values hold %d tokens, less than one context of "
             "%d; give more memory or a shorter context",
-            (double)o->kv_bytes / 0x1p20, pool_pages(s, o) * ML_PAGE, o->context);
+            (double)o->kv_bytes / 0x1p20, pool_pages(s, be, o) * ML_PAGE, o->context);
     return ML_OK;
 }
 
@@ -54,15 +55,15 @@ static size_t request_bytes(const ml_engine_opts *o) {
 ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend *be,
                             const ml_engine_opts *opts, ml_err *err) {
     ml_plan *p = NULL;
-    ml_status st = check_opts(s, opts, err);
+    ml_status st = check_opts(s, be, opts, err);
 
     if (st == ML_OK)
         st = ml_plan_new(&p, s, be, plan_opts(s, opts), err);
     if (st != ML_OK)
         return st;
     *out = (ml_engine_memory){
-        .n_page = pool_pages(s, opts),
-        .kv = ml_kv_bytes(s, pool_pages(s, opts)),
+        .n_page = pool_pages(s, be, opts),
+        .kv = ml_kv_bytes(s, be, pool_pages(s, be, opts)),
         .act = ml_plan_act_bytes(p),
         .scratch =
             ml_plan_scratch_bytes(p) + be->ops->sample_scratch(be->stream, s->n_vocab),
@@ -88,7 +89,7 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
     ml_device *dev = e->be->dev;
     ml_status st;
 
-    ml_pages_init(&e->pages, &e->arena, pool_pages(e->spec, &e->opts));
+    ml_pages_init(&e->pages, &e->arena, pool_pages(e->spec, e->be, &e->opts));
     ml_batch_init(&e->batch, &e->arena, caps);
     e->lane = ML_NEW(&e->arena, ml_lane, caps.n_seq);
     e->target = ML_NEW(&e->arena, int32_t, e->opts.chunk);
@@ -106,7 +107,7 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
 ml_status ml_engine_open(ml_engine **out, const ml_spec *s, const ml_weights *w,
                          ml_backend *be, const ml_engine_opts *opts, ml_err *err) {
     ml_engine *e;
-    ml_status st = check_opts(s, opts, err);
+    ml_status st = check_opts(s, be, opts, err);
 
     if (st != ML_OK)
         return st;

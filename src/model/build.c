@@ -51,6 +51,11 @@ static int32_t token_value(ml_builder *b, int32_t mul, int64_t width) {
     return new_value(b, (ml_value){ ML_PER_TOKEN, mul, width, ML_F32 });
 }
 
+/* Statistics, tables and weights of a sum: f32 on every backend. */
+static int32_t exact_value(ml_builder *b, ml_axis axis, int64_t width) {
+    return new_value(b, (ml_value){ axis, 1, width, ML_F32, true });
+}
+
 static int32_t like(ml_builder *b, int32_t x) {
     ml_value v = b->spec->value[x];
     return new_value(b, v);
@@ -148,7 +153,7 @@ static int32_t rope_table(ml_builder *b, const ml_rope *rope) {
             return b->rope_table[i];
     ML_BUG_IF(b->n_rope == (int32_t)(sizeof b->rope_of / sizeof *b->rope_of));
     n = new_node(b, ML_OP_ROPE_TABLE);
-    out = token_value(b, 1, rope->dim);
+    out = exact_value(b, ML_PER_TOKEN, rope->dim);
     n->layer = ML_NONE;
     n->out[0] = out;
     n->attr.rope.rope = rope;
@@ -186,7 +191,7 @@ int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, int32_t he
     n->in[1] = k;
     n->in[2] = v;
     n->out[0] = out;
-    n->out[1] = token_value(b, 1, 2 * (int64_t)n_head);
+    n->out[1] = exact_value(b, ML_PER_TOKEN, 2 * (int64_t)n_head);
     n->out[2] = new_value(
         b, (ml_value){ ML_PER_PAGE, 1, (int64_t)n_kv * head_dim * ML_PAGE, ML_F32 });
     n->out[3] = new_value(b, (ml_value){ ML_PER_PAGE, 1, n_kv * v_dim * ML_PAGE, ML_F32 });
@@ -251,7 +256,7 @@ int32_t ml_build_moe(ml_builder *b, int32_t x, ml_moe_opts o) {
     int64_t hidden = ml_build_width(b, x);
     int32_t logits =
         ml_build_linear(b, x, (ml_linear_opts){ .name = o.router, .n_out = o.n_expert });
-    int32_t weight = token_value(b, 1, o.top_k);
+    int32_t weight = exact_value(b, ML_PER_TOKEN, o.top_k);
     int32_t expert = new_value(b, (ml_value){ ML_PER_TOKEN, 1, o.top_k, ML_I32 });
     int32_t group =
         new_value(b, (ml_value){ ML_GROUP, 2 * o.top_k, o.n_expert + 1, ML_I32 });
@@ -304,9 +309,9 @@ void ml_build_head(ml_builder *b, int32_t x, const char *name, bool tied, float 
     n->w[0] = tied ? s->node[0].w[0]
                    : matrix_param(b, scoped_suffix(b, name, ".weight"), s->n_vocab,
                                   s->n_hidden, ML_PANELS, ML_SHARD_VOCAB);
-    n->out[0] = new_value(b, (ml_value){ ML_PER_LOSS, 1, 1, ML_F32 });
-    n->out[1] = new_value(b, (ml_value){ ML_PER_LOSS, 1, 1, ML_F32 });
-    n->out[2] = new_value(b, (ml_value){ ML_PER_LOSS, 1, 2, ML_F32 });
-    n->out[3] = new_value(b, (ml_value){ ML_PER_LOSS, 1, s->n_vocab, ML_F32 });
+    n->out[0] = exact_value(b, ML_PER_LOSS, 1);
+    n->out[1] = exact_value(b, ML_PER_LOSS, 1);
+    n->out[2] = exact_value(b, ML_PER_LOSS, 2);
+    n->out[3] = exact_value(b, ML_PER_LOSS, s->n_vocab);
     n->attr.logit_softcap = softcap;
 }

@@ -1,24 +1,26 @@
 #include "model/kv.h"
 
 /* Bytes of a row of a value with this axis, 0 for other values. */
-static size_t row_bytes(const ml_spec *s, int32_t value, ml_axis axis) {
+static size_t row_bytes(const ml_spec *s, const ml_backend *be, int32_t value,
+                        ml_axis axis) {
     const ml_value *v = &s->value[value];
-    return v->axis == axis ? (size_t)v->width * ml_dtype_bytes(v->dtype) : 0;
+    return v->axis == axis ? (size_t)v->width * ml_dtype_bytes(ml_value_dtype(v, be->act))
+                           : 0;
 }
 
-static size_t all_rows_bytes(const ml_spec *s, ml_axis axis) {
+static size_t all_rows_bytes(const ml_spec *s, const ml_backend *be, ml_axis axis) {
     size_t bytes = 0;
     for (int32_t i = 0; i < s->n_value; i++)
-        bytes += row_bytes(s, i, axis);
+        bytes += row_bytes(s, be, i, axis);
     return bytes;
 }
 
-size_t ml_kv_bytes(const ml_spec *s, int32_t n_page) {
-    return all_rows_bytes(s, ML_PER_PAGE) * (size_t)n_page;
+size_t ml_kv_bytes(const ml_spec *s, const ml_backend *be, int32_t n_page) {
+    return all_rows_bytes(s, be, ML_PER_PAGE) * (size_t)n_page;
 }
 
-size_t ml_kv_slot_bytes(const ml_spec *s) {
-    return all_rows_bytes(s, ML_PER_SLOT);
+size_t ml_kv_slot_bytes(const ml_spec *s, const ml_backend *be) {
+    return all_rows_bytes(s, be, ML_PER_SLOT);
 }
 
 ml_status ml_kv_open(ml_kv *kv, const ml_spec *s, int32_t n_page, int32_t n_slot,
@@ -29,8 +31,8 @@ ml_status ml_kv_open(ml_kv *kv, const ml_spec *s, int32_t n_page, int32_t n_slot
         (ml_kv){ .n_page = n_page, .n_slot = n_slot, .at = ML_NEW(a, size_t, s->n_value) };
     for (int32_t i = 0; i < s->n_value; i++) {
         kv->at[i] = at;
-        at += row_bytes(s, i, ML_PER_PAGE) * (size_t)n_page +
-              row_bytes(s, i, ML_PER_SLOT) * (size_t)n_slot;
+        at += row_bytes(s, be, i, ML_PER_PAGE) * (size_t)n_page +
+              row_bytes(s, be, i, ML_PER_SLOT) * (size_t)n_slot;
     }
     return be->dev->alloc(be->dev, &kv->buf, at, ML_MEM_KV, err);
 }
@@ -44,7 +46,7 @@ void ml_kv_close(ml_kv *kv) {
 void ml_kv_copy_slot(const ml_kv *kv, const ml_spec *s, ml_backend *be, int32_t to,
                      int32_t from) {
     for (int32_t i = 0; i < s->n_value; i++) {
-        size_t bytes = row_bytes(s, i, ML_PER_SLOT);
+        size_t bytes = row_bytes(s, be, i, ML_PER_SLOT);
         unsigned char *rows = (unsigned char *)kv->buf.ptr + kv->at[i];
         if (bytes)
             be->dev->copy(be->stream, rows + (size_t)to * bytes,

@@ -17,8 +17,8 @@ typedef struct ml_kv {
 } ml_kv;
 
 /* Bytes of n pages; of one slot, 0 for a model without recurrent layers. */
-size_t ml_kv_bytes(const ml_spec *s, int32_t n_page);
-size_t ml_kv_slot_bytes(const ml_spec *s);
+size_t ml_kv_bytes(const ml_spec *s, const ml_backend *be, int32_t n_page);
+size_t ml_kv_slot_bytes(const ml_spec *s, const ml_backend *be);
 
 ml_status ml_kv_open(ml_kv *kv, const ml_spec *s, int32_t n_page, int32_t n_slot,
                      ml_backend *be, ml_arena *a, ml_err *err);

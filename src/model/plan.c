@@ -14,7 +14,7 @@ static void *at(const ml_plan *p, int32_t store) {
 
 static ml_tensor bound(const ml_plan *p, int32_t value, int32_t store, const ml_rows *r,
                        int32_t n_page) {
-    ml_tensor t = ml_plan_value(p->spec, value, r, n_page);
+    ml_tensor t = ml_plan_value(p, value, r, n_page);
     t.data = store == ML_NONE ? NULL : at(p, store);
     return t;
 }
@@ -69,26 +69,17 @@ static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op
 }
 
 /* A weight's shape without its data, for sizing. */
-static void shape_weights(const ml_spec *s, const ml_node *n, ml_op_args *a) {
-    for (int k = 0; k < ML_OP_W; k++) {
-        const ml_param *q = n->w[k] == ML_NONE ? NULL : &s->param[n->w[k]];
-        if (!q)
-            continue;
-        a->w[k] = (ml_tensor){ .dtype = ML_BF16,
-                               .layout = q->layout,
-                               .n_dim = q->n_dim,
-                               .shape = { q->shape[0], q->shape[1] } };
-        if (q->name_after)
-            a->w[k] = (ml_tensor){ .dtype = ML_BF16,
-                                   .layout = q->layout,
-                                   .n_dim = 3,
-                                   .shape = { q->n_stack, q->shape[0], q->shape[1] } };
-    }
+static void shape_weights(const ml_plan *p, const ml_node *n, ml_op_args *a) {
+    for (int k = 0; k < ML_OP_W; k++)
+        if (n->w[k] != ML_NONE)
+            a->w[k] = ml_weights_tensor(&p->spec->param[n->w[k]], ML_BF16, p->be->linear);
 }
 
-static void size_scratch(ml_plan *p) {
+static ml_status size_scratch(ml_plan *p, ml_err *err) {
+    const ml_ops *ops = p->be->ops;
     ml_rows full = ml_plan_full_rows(p);
     ml_run run = { .rows = &full };
+    ml_status st = ML_OK;
 
     for (int32_t i = 0; i < p->spec->n_node; i++)
         for (int back = 0; back <= (int)p->opts.backward; back++) {
@@ -96,16 +87,67 @@ static void size_scratch(ml_plan *p) {
             const ml_node *n = &p->spec->node[i];
             size_t bytes;
             bind_backward(p, i, &run, &a);
-            shape_weights(p->spec, n, &a);
-            bytes = p->be->ops->scratch(p->be->stream, n->op, &a, back != 0);
+            shape_weights(p, n, &a);
+            if (ops->prepare)
+                st = ops->prepare(p->be->stream, n->op, &a, back != 0, err);
+            if (st != ML_OK)
+                return st;
+            bytes = ops->scratch(p->be->stream, n->op, &a, back != 0);
             if (bytes > p->scratch_bytes)
                 p->scratch_bytes = bytes;
         }
+    return ML_OK;
+}
+
+/* --- the batch on its way to the device ------------------------------------- */
+
+/* Integers of all arrays of a batch of this size, each from a multiple of 4 on. */
+static int32_t padded(int32_t n) {
+    return (n + 3) & ~3;
+}
+
+static int32_t batch_ints(const ml_batch_caps *c) {
+    return 2 * padded(c->n_token) + 3 * padded(c->n_seq + 1) + padded(c->n_page) +
+           2 * padded(c->n_loss);
+}
+
+static const int32_t *send(const ml_plan *p, const int32_t *from, int32_t n, int32_t *at) {
+    int32_t *stage = p->stage + *at;
+
+    memcpy(stage, from, (size_t)n * sizeof *from);
+    *at += padded(n);
+    return (const int32_t *)p->rows.ptr + (stage - p->stage);
+}
+
+/* The batch as ops will read it: as it is, or a copy in the device's memory, sent as one. */
+static ml_rows rows_on_device(const ml_plan *p, const ml_rows *r) {
+    ml_rows d = *r;
+    int32_t at = 0;
+
+    if (p->be->dev->host)
+        return d;
+    d.id = send(p, r->id, r->n_token, &at);
+    d.pos = send(p, r->pos, r->n_token, &at);
+    d.seq_start = send(p, r->seq_start, r->n_seq + 1, &at);
+    d.page_start = send(p, r->page_start, r->n_seq + 1, &at);
+    d.page = send(p, r->page, r->page_start[r->n_seq], &at);
+    d.slot = send(p, r->slot, r->n_seq, &at);
+    d.loss_row = send(p, r->loss_row, r->n_loss, &at);
+    d.loss_id = send(p, r->loss_id, r->n_loss, &at);
+    p->be->dev->copy_in(p->be->stream, p->rows.ptr, p->stage,
+                        (size_t)at * sizeof *p->stage);
+    return d;
 }
 
 /* --- life ------------------------------------------------------------------- */
 
 static ml_status check_ops(const ml_plan *p, ml_err *err) {
+    if (p->spec->critic && p->be->act != ML_F32)
+        return ml_fail(
+            err, ML_EUNSUP,
+            "a critic's values need f32, and backend %s stores activations as %s: "
+            "give --dtype f32 or --device cpu",
+            p->be->name, ml_dtype_name(p->be->act));
     for (int32_t i = 0; i < p->spec->n_node; i++) {
         ml_op_id op = p->spec->node[i].op;
         if (!p->be->ops->forward[op] || (p->opts.backward && !p->be->ops->backward[op]))
@@ -136,9 +178,12 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     p->head = s->n_node - 1;
     ML_BUG_IF(s->node[p->head].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
     ml_plan_lay_out(p);
-    size_scratch(p);
-    *out = p;
-    return ML_OK;
+    st = size_scratch(p, err);
+    if (st == ML_OK)
+        *out = p;
+    else
+        ml_plan_free(p);
+    return st;
 }
 
 void ml_plan_free(ml_plan *p) {
@@ -148,6 +193,8 @@ void ml_plan_free(ml_plan *p) {
         p->act.dev->free(&p->act);
     if (p->scratch.dev)
         p->scratch.dev->free(&p->scratch);
+    if (p->rows.dev)
+        p->rows.dev->free(&p->rows);
     ml_arena_release(&p->arena);
     free(p);
 }
@@ -165,6 +212,11 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
     ml_status st = dev->alloc(dev, &p->act, p->act_bytes, ML_MEM_ACT, err);
     if (st == ML_OK && p->scratch_bytes)
         st = dev->alloc(dev, &p->scratch, p->scratch_bytes, ML_MEM_SCRATCH, err);
+    if (st == ML_OK && !dev->host) {
+        int32_t n = batch_ints(&p->opts.caps);
+        p->stage = ML_NEW(&p->arena, int32_t, n);
+        st = dev->alloc(dev, &p->rows, (size_t)n * sizeof *p->stage, ML_MEM_ACT, err);
+    }
     return st;
 }
 
@@ -196,10 +248,15 @@ static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
 }
 
 void ml_plan_forward(ml_plan *p, const ml_run *r) {
+    ml_rows rows;
+    ml_run run = *r;
+
     check_fits(p, r);
     ml_mem_seal();
+    rows = rows_on_device(p, r->rows);
+    run.rows = &rows;
     for (int32_t i = 0; i < p->spec->n_node; i++)
-        run_node(p, i, true, r);
+        run_node(p, i, true, &run);
     ml_mem_unseal();
 }
 
@@ -220,22 +277,26 @@ static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) 
 void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
                       const float *dentropy) {
     const ml_node *head = &p->spec->node[p->head];
-    ml_tensor out = ml_plan_value(p->spec, head->out[0], r->rows, 0);
+    ml_tensor out = ml_plan_value(p, head->out[0], r->rows, 0);
     size_t bytes = ml_tensor_bytes(&out);
     ml_device *dev = p->be->dev;
+    ml_rows rows;
+    ml_run run = *r;
 
     check_fits(p, r);
     ML_BUG_IF(!p->opts.backward || !r->grads);
     ml_mem_seal();
+    rows = rows_on_device(p, r->rows);
+    run.rows = &rows;
     dev->copy_in(p->be->stream, at(p, p->grad_store[head->out[0]]), dlogprob, bytes);
     if (dentropy)
         dev->copy_in(p->be->stream, at(p, p->dentropy_store), dentropy, bytes);
     for (int32_t u = p->n_unit - 1; u >= 0; u--) {
         for (int32_t i = p->unit[u].first; i < p->unit[u].end; i++)
             if (p->call[i].rerun)
-                run_node(p, i, false, r);
+                run_node(p, i, false, &run);
         for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--)
-            back_node(p, i, r, dentropy != NULL);
+            back_node(p, i, &run, dentropy != NULL);
     }
     ml_mem_unseal();
 }
@@ -249,7 +310,7 @@ void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entrop
         ml_tensor t;
         if (!to[k])
             continue;
-        t = ml_plan_value(p->spec, head->out[k], rows, 0);
+        t = ml_plan_value(p, head->out[k], rows, 0);
         p->be->dev->copy_out(p->be->stream, to[k],
                              at(p, p->value_store[ML_FIRST_COPY][head->out[k]]),
                              ml_tensor_bytes(&t));

@@ -7,9 +7,11 @@
 
 /* --- shapes ----------------------------------------------------------------- */
 
-ml_tensor ml_plan_value(const ml_spec *s, int32_t value, const ml_rows *r, int32_t n_page) {
-    const ml_value *v = &s->value[value];
-    ml_tensor t = { .dtype = v->dtype, .n_dim = 2, .shape = { 0, v->width } };
+ml_tensor ml_plan_value(const ml_plan *p, int32_t value, const ml_rows *r, int32_t n_page) {
+    const ml_value *v = &p->spec->value[value];
+    ml_tensor t = { .dtype = ml_value_dtype(v, p->be->act),
+                    .n_dim = 2,
+                    .shape = { 0, v->width } };
     switch (v->axis) {
     case ML_PER_TOKEN: t.shape[0] = (int64_t)v->mul * r->n_token; break;
     case ML_PER_LOSS: t.shape[0] = r->n_loss; break;
@@ -32,7 +34,7 @@ ml_rows ml_plan_full_rows(const ml_plan *p) {
 
 static size_t value_bytes(const ml_plan *p, int32_t value) {
     ml_rows full = ml_plan_full_rows(p);
-    ml_tensor t = ml_plan_value(p->spec, value, &full, p->opts.caps.n_page);
+    ml_tensor t = ml_plan_value(p, value, &full, p->opts.caps.n_page);
     return (ml_tensor_bytes(&t) + 63) & ~(size_t)63;
 }
 

@@ -45,11 +45,13 @@ struct ml_plan {
     ml_plan_stats stats;
     size_t act_bytes, scratch_bytes;
     ml_buf act, scratch;
+    ml_buf rows;    /* of another device than the host: the batch's arrays, and */
+    int32_t *stage; /* what they are sent from */
     ml_arena arena;
 };
 
 /* A value's shape for a batch, without data. */
-ml_tensor ml_plan_value(const ml_spec *s, int32_t value, const ml_rows *r, int32_t n_page);
+ml_tensor ml_plan_value(const ml_plan *p, int32_t value, const ml_rows *r, int32_t n_page);
 /* A batch of the plan's capacity, to size things by. */
 ml_rows ml_plan_full_rows(const ml_plan *p);
 

@@ -163,6 +163,10 @@ static ml_status open_spec(ml_spec *out, const char *dir, bool critic, ml_err *e
     return st;
 }
 
+ml_dtype ml_value_dtype(const ml_value *v, ml_dtype act) {
+    return v->dtype == ML_F32 && !v->exact ? act : v->dtype;
+}
+
 ml_status ml_spec_open(ml_spec *out, const char *dir, ml_err *err) {
     return open_spec(out, dir, false, err);
 }

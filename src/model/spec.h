@@ -56,7 +56,11 @@ typedef struct ml_value {
     int32_t mul;
     int64_t width;
     ml_dtype dtype;
+    bool exact; /* f32 on every backend; others are stored in the backend's type */
 } ml_value;
+
+/* What a value is stored as where activations are stored as `act`. */
+ml_dtype ml_value_dtype(const ml_value *v, ml_dtype act);
 
 #define ML_NONE (-1)
 

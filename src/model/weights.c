@@ -54,8 +54,14 @@ static ml_dtype store_dtype(const ml_param *p, const ml_checkpoint *c,
     return ML_BF16;
 }
 
-ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype) {
-    ml_tensor t = { .dtype = dtype, .layout = p->layout };
+ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype) {
+    if (be->dev->host || dtype != ML_WEIGHT_AUTO)
+        return dtype;
+    return be->act == ML_BF16 ? ML_WEIGHT_BF16 : ML_WEIGHT_F32;
+}
+
+ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype, ml_layout linear) {
+    ml_tensor t = { .dtype = dtype, .layout = p->layout == ML_ROWS ? ML_ROWS : linear };
     if (p->name_after) {
         t.n_dim = 3;
         t.shape[0] = p->n_stack;
@@ -72,7 +78,9 @@ ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype) {
 size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype) {
     size_t bytes = 0;
     for (int32_t i = 0; i < s->n_param; i++) {
-        ml_tensor t = ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype));
+        /* Panels are padded: no other layout takes more. */
+        ml_tensor t =
+            ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype), ML_PANELS);
         bytes += align64(ml_tensor_bytes(&t));
     }
     return bytes;
@@ -269,7 +277,8 @@ static void make_value_head(const packer *k, const ml_tensor *t) {
 
     memset(k->stage, 0, bytes);
     for (int64_t i = 0; t->n_dim == 2 && i < t->shape[1]; i++)
-        ((float *)(void *)k->stage)[i * ML_LANES] = normal_at((uint64_t)i);
+        ((float *)(void *)k->stage)[t->layout == ML_PANELS ? i * ML_LANES : i] =
+            normal_at((uint64_t)i);
     k->be->dev->copy_in(k->be->stream, t->data, k->stage, bytes);
 }
 
@@ -327,12 +336,13 @@ static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
     size_t at = 0;
     ml_status st;
 
-    *w = (ml_weights){ .n = s->n_param, .t = ML_NEW(a, ml_tensor, s->n_param) };
+    *w = (ml_weights){ .n = s->n_param, .t = ML_NEW(a, ml_tensor, s->n_param), .be = be };
     st = be->dev->alloc(be->dev, &w->buf, ml_weights_bytes(s, c, dtype), kind, err);
     if (st != ML_OK)
         return st;
     for (int32_t i = 0; i < s->n_param; i++) {
-        w->t[i] = ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype));
+        w->t[i] = ml_weights_tensor(&s->param[i], store_dtype(&s->param[i], c, dtype),
+                                    be->linear);
         w->t[i].data = (unsigned char *)w->buf.ptr + at;
         at += align64(ml_tensor_bytes(&w->t[i]));
     }
@@ -344,6 +354,7 @@ ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *
     ml_status st = ml_weights_check(s, c, err);
 
     *w = (ml_weights){ 0 };
+    dtype = ml_weights_dtype(be, dtype);
     if (st == ML_OK)
         st = carve(w, s, c, dtype, ML_MEM_WEIGHT, be, a, err);
     if (st == ML_OK)
@@ -368,6 +379,7 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
     uint16_t bf16[PIECE];
     ml_status st;
 
+    dtype = ml_weights_dtype(be, dtype);
     if (dtype == ML_WEIGHT_AUTO)
         dtype = ML_WEIGHT_BF16;
     st = carve(w, s, NULL, dtype, ML_MEM_WEIGHT, be, a, err);
@@ -428,29 +440,86 @@ static size_t row_at(const place *p, int64_t r) {
     return p->base + (size_t)(r / p->step * p->step * p->cols + r % p->step);
 }
 
-void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
-                       ml_dtype to, void *out) {
-    const ml_tensor *t = &w->t[i];
+static void unpack_rows(const ml_tensor *t, const place *at, int64_t row, int64_t n,
+                        ml_dtype to, unsigned char *out) {
     size_t size = ml_dtype_bytes(to);
-    place at = place_of(t, e);
 
-    ML_BUG_IF(row < 0 || row + n > at.rows);
     for (int64_t r = row; r < row + n; r++) {
-        unsigned char *o = (unsigned char *)out + (size_t)((r - row) * at.cols) * size;
-        for (int64_t k = 0; k < at.cols; k++) {
-            float v = load_f32(t, row_at(&at, r) + (size_t)(k * at.step));
+        unsigned char *o = out + (size_t)((r - row) * at->cols) * size;
+        for (int64_t k = 0; k < at->cols; k++) {
+            float v = load_f32(t, row_at(at, r) + (size_t)(k * at->step));
             store_f32(o + (size_t)k * size, to, 1, &v, 1);
         }
     }
+}
+
+static void pack_rows(const ml_tensor *t, const place *at, int64_t row, int64_t n,
+                      const float *in) {
+    size_t size = ml_dtype_bytes(t->dtype);
+
+    for (int64_t r = row; r < row + n; r++)
+        store_f32((unsigned char *)t->data + row_at(at, r) * size, t->dtype, at->step,
+                  in + (r - row) * at->cols, at->cols);
+}
+
+/* Rows of a set in another memory pass through a copy in ours.  They lie one after the other
+ * there, so that the copy is a tensor that begins with the first of them. */
+typedef struct passage {
+    ml_arena arena;
+    ml_tensor here;
+    place at;
+    void *there;
+    size_t bytes;
+} passage;
+
+static bool is_elsewhere(const ml_weights *w) {
+    return w->be && !w->be->dev->host;
+}
+
+static void begin_passage(passage *p, const ml_tensor *t, const place *at, int64_t row,
+                          int64_t n) {
+    size_t size = ml_dtype_bytes(t->dtype);
+
+    ML_BUG_IF(t->layout != ML_ROWS);
+    ml_arena_init(&p->arena, "rows on their way");
+    p->here = *t;
+    p->at = *at;
+    p->at.base = 0;
+    p->there = (unsigned char *)t->data + row_at(at, row) * size;
+    p->bytes = (size_t)(n * at->cols) * size;
+    p->here.data = ml_arena_take(&p->arena, p->bytes, 1);
+}
+
+void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
+                       ml_dtype to, void *out) {
+    const ml_tensor *t = &w->t[i];
+    place at = place_of(t, e);
+    passage p;
+
+    ML_BUG_IF(row < 0 || row + n > at.rows);
+    if (!is_elsewhere(w)) {
+        unpack_rows(t, &at, row, n, to, out);
+        return;
+    }
+    begin_passage(&p, t, &at, row, n);
+    w->be->dev->copy_out(w->be->stream, p.here.data, p.there, p.bytes);
+    unpack_rows(&p.here, &p.at, 0, n, to, out);
+    ml_arena_release(&p.arena);
 }
 
 void ml_weights_pack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
                      const float *in) {
     const ml_tensor *t = &w->t[i];
     place at = place_of(t, e);
+    passage p;
 
     ML_BUG_IF(row < 0 || row + n > at.rows);
-    for (int64_t r = row; r < row + n; r++)
-        store_f32((unsigned char *)t->data + row_at(&at, r) * ml_dtype_bytes(t->dtype),
-                  t->dtype, at.step, in + (r - row) * at.cols, at.cols);
+    if (!is_elsewhere(w)) {
+        pack_rows(t, &at, row, n, in);
+        return;
+    }
+    begin_passage(&p, t, &at, row, n);
+    pack_rows(&p.here, &p.at, 0, n, in);
+    w->be->dev->copy_in(w->be->stream, p.there, p.here.data, p.bytes);
+    ml_arena_release(&p.arena);
 }

@@ -1,7 +1,7 @@
 /* weights.h - the parameters of a model in memory, packed as kernels read them.
  *
  * A set is one buffer with one tensor per parameter of the spec: matrices of linear
- * layers in panels, tables in rows, vectors always f32.  The file on disk is the
+ * layers as the backend wants them, tables in rows, vectors always f32.  The file on disk is the
  * source, not the store: it is mapped, packed piece by piece, and let go.  Gradients
  * are a set of the same layout in f32.
  *
@@ -14,7 +14,7 @@
 #include "io/checkpoint.h"
 #include "model/spec.h"
 
-/* AUTO: as on disk, f16 widened to f32.  BF16 rounds every value to bf16 (vectors too, which
+/* AUTO: as on disk, f16 widened to f32; on a GPU, its type of activations.  BF16 rounds every value to bf16 (vectors too, which
  * are then kept as f32). */
 typedef enum ml_weight_dtype {
     ML_WEIGHT_AUTO,
@@ -24,10 +24,14 @@ typedef enum ml_weight_dtype {
 
 typedef struct ml_weights {
     ml_buf buf;
-    ml_tensor *t; /* [spec->n_param], in the arena given at open */
+    ml_tensor *t;   /* [spec->n_param], in the arena given at open */
+    ml_backend *be; /* whose memory it is in; NULL: the program's own */
     int32_t n;
     uint64_t version;
 } ml_weights;
+
+/* What AUTO means on this backend. */
+ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype);
 
 /* Bytes a set takes; the checkpoint is looked at for AUTO only (may be NULL otherwise). */
 size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype);
@@ -59,8 +63,8 @@ void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, i
 void ml_weights_pack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
                      const float *in);
 
-/* A parameter as a set of this type holds it, without data. */
-ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype);
+/* A parameter as a set of this type holds it, without data, where linear weights lie so. */
+ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype, ml_layout linear);
 
 /* True for tensors that published checkpoints carry and nobody computes with: the head of a
  * tied model, tables of rotary frequencies. */

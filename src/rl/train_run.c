@@ -72,7 +72,7 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_e
     if (st == ML_OK)
         st = count_rollouts(r, err);
     if (st == ML_OK)
-        st = ml_backend_cpu_open(&r->be, opts->n_thread, opts->cpu_level, err);
+        st = ml_backend_open(&r->be, &opts->backend, err);
     return st;
 }
 
@@ -104,7 +104,7 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out) {
         "actor weights", "reference weights", NULL
     };
     const ml_train_run_opts *o = &r->opts;
-    size_t bytes = ml_weights_bytes(&r->spec, r->from, o->dtype);
+    size_t bytes = ml_weights_bytes(&r->spec, r->from, ml_weights_dtype(&r->be, o->dtype));
 
     *out = (ml_memory_ask){
         .spec = &r->spec,

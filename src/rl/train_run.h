@@ -19,8 +19,8 @@ typedef struct ml_train_run_opts {
     const char *hf_checkpoint;
     const char *ref_load; /* the reference model; NULL: none is wanted */
     ml_weight_dtype dtype;
-    int n_thread;
-    const char *cpu_level, *chat_template;
+    ml_backend_opts backend;
+    const char *chat_template;
     bool needs_template;  /* a checkpoint without a chat template will not do */
     bool learns_nothing;  /* there are weights, but no trainer, and nothing is saved */
     ml_dataset_opts data; /* path NULL: none; what makes text is filled in here */

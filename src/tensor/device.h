@@ -38,16 +38,20 @@ typedef struct ml_stream {
 
 struct ml_device {
     const char *name;
+    bool
+        host; /* its memory is the program's own: what is copied may also be read in place */
     /* ML_ENOMEM with the size and kind in the message. */
     ml_status (*alloc)(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind kind,
                        ml_err *err);
     void (*free)(ml_buf *b); /* a buffer of zeros is fine */
-    /* Ordered on the stream; host memory is plain. */
+    /* Ordered on the stream; host memory is plain, and free to change (or filled) on return. */
     void (*copy_in)(ml_stream *s, void *dst, const void *host, size_t bytes);
     void (*copy_out)(ml_stream *s, void *host, const void *src, size_t bytes);
     void (*copy)(ml_stream *s, void *dst, const void *src, size_t bytes); /* within it */
     /* Waits for the stream; the first failed piece of work since the last wait is named. */
     ml_status (*sync)(ml_stream *s, ml_err *err);
+    /* Bytes that can still be had; NULL: ask the system (train/memory.h). */
+    size_t (*available)(const ml_device *d);
 };
 
 const char *ml_mem_name(ml_mem_kind kind); /* "weights", "gradients", ... */

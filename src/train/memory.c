@@ -99,7 +99,7 @@ static size_t number_in(const char *path, const char *word) {
     return n;
 }
 
-size_t ml_memory_available(void) {
+static size_t host_available(void) {
     size_t kib = number_in("/proc/meminfo", "MemAvailable:");
     size_t limit = number_in("/sys/fs/cgroup/memory.max", "");
     size_t used = number_in("/sys/fs/cgroup/memory.current", "");
@@ -108,6 +108,10 @@ size_t ml_memory_available(void) {
     if (limit != SIZE_MAX && used != SIZE_MAX)
         limit = limit > used ? limit - used : 0;
     return limit < free ? limit : free;
+}
+
+size_t ml_memory_available(const ml_backend *be) {
+    return be->dev->available ? be->dev->available(be->dev) : host_available();
 }
 
 static size_t own_memory(const char *word) {

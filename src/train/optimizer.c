@@ -74,7 +74,7 @@ static size_t moments_bytes(const ml_spec *s, const ml_optimizer_opts *opts,
                             int32_t n_set) {
     size_t bytes = 0;
     for (int32_t i = 0; i < s->n_param; i++) {
-        ml_tensor t = ml_weights_tensor(&s->param[i], ML_F32);
+        ml_tensor t = ml_weights_tensor(&s->param[i], ML_F32, ML_PANELS);
         if (!ml_optimizer_frozen(opts, &s->param[i]))
             bytes += (size_t)n_set * align64(ml_tensor_bytes(&t));
     }
@@ -92,14 +92,15 @@ static bool any_bf16(const ml_weights *w) {
     return false;
 }
 
-static ml_weights empty_set(ml_arena *a, const ml_spec *s) {
-    return (ml_weights){ .n = s->n_param, .t = ML_NEW(a, ml_tensor, s->n_param) };
+static ml_weights empty_set(ml_optimizer *o) {
+    int32_t n = o->spec->n_param;
+    return (ml_weights){ .n = n, .t = ML_NEW(&o->arena, ml_tensor, n), .be = o->be };
 }
 
 /* A parameter's master and moments lie together, so that a step walks memory once. */
 static void carve(ml_optimizer *o, unsigned char *at) {
     for (int32_t i = 0; i < o->spec->n_param; i++) {
-        ml_tensor t = ml_weights_tensor(&o->spec->param[i], ML_F32);
+        ml_tensor t = ml_weights_tensor(&o->spec->param[i], ML_F32, o->be->linear);
         ml_weights *sets[] = { o->own_master ? &o->master : NULL, &o->moment1,
                                o->opts.kind == ML_OPTIMIZER_ADAM ? &o->moment2 : NULL };
         if (ml_optimizer_frozen(&o->opts, &o->spec->param[i]))
@@ -119,28 +120,41 @@ static void carve(ml_optimizer *o, unsigned char *at) {
 static void fill_masters(ml_optimizer *o) {
     for (int32_t i = 0; i < o->spec->n_param; i++) {
         const ml_tensor *w = &o->weights->t[i];
-        float *m = o->master.t[i].data;
-        size_t n = ml_tensor_bytes(w) / ml_dtype_bytes(w->dtype);
-        if (!m)
-            continue;
-        for (size_t k = 0; k < n; k++)
-            m[k] = w->dtype == ML_F32 ? ((const float *)w->data)[k]
-                                      : ml_bf16_to_f32(((const uint16_t *)w->data)[k]);
+        if (o->master.t[i].data)
+            o->be->optim->widen(o->be->stream, o->master.t[i].data, w->data, w->dtype,
+                                (int64_t)(ml_tensor_bytes(w) / ml_dtype_bytes(w->dtype)));
     }
 }
 
-static int64_t most_blocks(const ml_spec *s) {
-    int64_t most = 1;
+static int64_t blocks_of(int64_t n) {
+    return (n + ML_NORM_BLOCK - 1) / ML_NORM_BLOCK;
+}
+
+/* Blocks of all tensors, one after the other. */
+static int64_t all_blocks(const ml_spec *s) {
+    int64_t all = 0;
     for (int32_t i = 0; i < s->n_param; i++) {
-        ml_tensor t = ml_weights_tensor(&s->param[i], ML_F32);
+        ml_tensor t = ml_weights_tensor(&s->param[i], ML_F32, ML_PANELS);
         int64_t n = (int64_t)(ml_tensor_bytes(&t) / sizeof(float));
-        n = (n + ML_NORM_BLOCK - 1) / ML_NORM_BLOCK;
-        most = n > most ? n : most;
+        all += blocks_of(n);
     }
-    return most;
+    return all;
+}
+
+static ml_status take_blocks(ml_optimizer *o, ml_err *err) {
+    size_t bytes = (size_t)all_blocks(o->spec) * sizeof *o->block;
+
+    o->block = ml_arena_take(&o->arena, bytes, 1);
+    return o->be->dev->alloc(o->be->dev, &o->block_buf, bytes, ML_MEM_OPTIM, err);
 }
 
 static ml_status take_state(ml_optimizer *o, ml_err *err) {
+    if (o->opts.offload_dir && !o->be->dev->host)
+        return ml_fail(
+            err, ML_EUNSUP,
+            "--optimizer-offload-dir keeps optimizer state in a file that the CPU "
+            "reads in place; on %s leave it out",
+            o->be->name);
     if (o->opts.offload_dir)
         return ml_spill_open(&o->spill, o->bytes, o->opts.offload_dir, err);
     return o->be->dev->alloc(o->be->dev, &o->buf, o->bytes, ML_MEM_OPTIM, err);
@@ -159,14 +173,15 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
         o->bytes = ml_optimizer_bytes(s, opts, o->own_master);
         st = take_state(o, err);
     }
+    if (st == ML_OK)
+        st = take_blocks(o, err);
     if (st != ML_OK) {
         ml_optimizer_close(o);
         return st;
     }
-    o->master = empty_set(&o->arena, s);
-    o->moment1 = empty_set(&o->arena, s);
-    o->moment2 = empty_set(&o->arena, s);
-    o->block = ML_NEW(&o->arena, double, most_blocks(s));
+    o->master = empty_set(o);
+    o->moment1 = empty_set(o);
+    o->moment2 = empty_set(o);
     carve(o, o->spill ? o->spill : o->buf.ptr);
     if (o->own_master)
         fill_masters(o);
@@ -176,6 +191,8 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
 void ml_optimizer_close(ml_optimizer *o) {
     if (o->buf.dev)
         o->buf.dev->free(&o->buf);
+    if (o->block_buf.dev)
+        o->block_buf.dev->free(&o->block_buf);
     ml_spill_close(o->spill, o->bytes);
     if (o->arena.tag)
         ml_arena_release(&o->arena);
@@ -188,11 +205,34 @@ static int64_t elements(const ml_tensor *t) {
     return (int64_t)(ml_tensor_bytes(t) / sizeof(float));
 }
 
-static int64_t count_bad(const float *x, int64_t n) {
+/* Values of a gradient that are not finite, looked at in pieces. */
+static int64_t count_bad(const ml_optimizer *o, const float *x, int64_t n) {
+    enum { PIECE = 4096 };
+    float piece[PIECE];
     int64_t bad = 0;
-    for (int64_t i = 0; i < n; i++)
-        bad += !isfinite(x[i]);
+
+    for (int64_t at = 0; at < n; at += PIECE) {
+        int64_t part = n - at < PIECE ? n - at : PIECE;
+        o->be->dev->copy_out(o->be->stream, piece, x + at, (size_t)part * sizeof *x);
+        for (int64_t i = 0; i < part; i++)
+            bad += !isfinite(piece[i]);
+    }
     return bad;
+}
+
+/* The sums of squares of all blocks, those of a tensor after those of the one before. */
+static void square_blocks(ml_optimizer *o, const ml_weights *grads) {
+    double *block = o->block_buf.ptr;
+    int64_t at = 0;
+
+    for (int32_t i = 0; i < grads->n; i++) {
+        int64_t n = elements(&grads->t[i]);
+        if (!o->moment1.t[i].data)
+            continue;
+        o->be->optim->square_sums(o->be->stream, block + at, grads->t[i].data, n);
+        at += blocks_of(n);
+    }
+    o->be->dev->copy_out(o->be->stream, o->block, block, (size_t)at * sizeof *block);
 }
 
 /* Blocks in order within a tensor, tensors in the order of the spec.  The squares of finite
@@ -200,19 +240,20 @@ static int64_t count_bad(const float *x, int64_t n) {
  * from the last parameter to the first and carries a fault along: the last one is its origin. */
 static void measure(ml_optimizer *o, const ml_weights *grads, double scale,
                     ml_update *out) {
+    const double *block = o->block;
     double sum = 0;
 
+    square_blocks(o, grads);
     for (int32_t i = 0; i < grads->n; i++) {
         int64_t n = elements(&grads->t[i]);
         double own = 0;
         if (!o->moment1.t[i].data)
             continue;
-        o->be->optim->square_sums(o->be->stream, o->block, grads->t[i].data, n);
-        for (int64_t b = 0; b < (n + ML_NORM_BLOCK - 1) / ML_NORM_BLOCK; b++)
-            own += o->block[b];
+        for (int64_t b = 0; b < blocks_of(n); b++)
+            own += *block++;
         if (!isfinite(own)) {
             out->bad_param = i;
-            out->n_bad = count_bad(grads->t[i].data, n);
+            out->n_bad = count_bad(o, grads->t[i].data, n);
         }
         sum += own;
     }

@@ -37,8 +37,9 @@ typedef struct ml_optimizer {
     int64_t n_step; /* applied so far */
     ml_buf buf;
     void *spill;
-    size_t bytes;  /* of buf or spill */
-    double *block; /* [blocks of the largest tensor] */
+    size_t bytes;     /* of buf or spill */
+    ml_buf block_buf; /* sums of squares of blocks of the gradients, and */
+    double *block;    /* where they are read */
     ml_arena arena;
 } ml_optimizer;
 

@@ -69,6 +69,7 @@ static void copy_set(ml_saver *s, ml_backend *be, ml_weights *w, unsigned char *
         *at += align64(bytes);
     }
     w->t = t;
+    w->be = NULL; /* in our own memory */
 }
 
 /* From here on the trainer may go on. */

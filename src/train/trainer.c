@@ -48,7 +48,7 @@ static size_t embed_bytes(const ml_spec *s) {
 
     if (table == ML_NONE)
         return 0;
-    t = ml_weights_tensor(&s->param[table], ML_F32);
+    t = ml_weights_tensor(&s->param[table], ML_F32, ML_PANELS);
     return ml_tensor_bytes(&t);
 }
 
@@ -377,6 +377,9 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
     if (!out->bad[0]) {
         ml_optimizer_step(&t->optimizer, &t->grads, out->lr, out->weight_decay,
                           1.0 / step->denominator, &u);
+        st = t->be->dev->sync(t->be->stream, err);
+        if (st != ML_OK)
+            return st;
         out->grad_norm = u.grad_norm;
         out->applied = u.applied;
         if (!u.applied)

@@ -197,7 +197,7 @@ static void hear(void *ud, const ml_gen_update *u) {
     h->n_end += u->finish != ML_FINISH_NOT;
 }
 
-static ml_engine_opts random_opts(const ml_spec *s) {
+static ml_engine_opts random_opts(const ml_spec *s, const ml_backend *be) {
     ml_engine_opts o = { .context = CONTEXT,
                          .max_running = 1 + (int32_t)rnd(8),
                          .max_waiting = MAX_REQ,
@@ -205,7 +205,7 @@ static ml_engine_opts random_opts(const ml_spec *s) {
                          .max_top = MAX_TOP,
                          .no_prefix_cache = one_in(6) };
     int32_t page = ml_pages_for(CONTEXT) + (int32_t)rnd(one_in(2) ? 6 : 40);
-    o.kv_bytes = ml_kv_bytes(s, page);
+    o.kv_bytes = ml_kv_bytes(s, be, page);
     return o;
 }
 
@@ -214,7 +214,7 @@ static void run_mix(fixture *f, const mix *m, heard *h, int *seen) {
     static const int threads[] = { 1, 1, 2, 2, 3, 8 };
     ml_engine *e;
     ml_backend be;
-    ml_engine_opts o = random_opts(&f->spec);
+    ml_engine_opts o = random_opts(&f->spec, &f->be);
     bool switched = !m->switch_step, busy = true;
     int open = m->n;
     ml_gen_stats stats;

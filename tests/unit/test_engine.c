@@ -297,7 +297,7 @@ static void pressure_puts_the_youngest_back(void) {
     ml_gen_stats s;
 
     open_bench(&b);
-    b.o.kv_bytes = ml_kv_bytes(&b.spec, ml_pages_for(CONTEXT) + 2);
+    b.o.kv_bytes = ml_kv_bytes(&b.spec, &b.be, ml_pages_for(CONTEXT) + 2);
     b.o.no_prefix_cache = true;
     start(&b);
     for (int i = 0; i < 3; i++) {
@@ -322,7 +322,7 @@ static void too_little_memory_is_said_at_start(void) {
     ml_err err = { 0 };
 
     open_bench(&b);
-    b.o.kv_bytes = ml_kv_bytes(&b.spec, 3);
+    b.o.kv_bytes = ml_kv_bytes(&b.spec, &b.be, 3);
     CHECK(ml_engine_open(&b.e, &b.spec, &b.w, &b.be, &b.o, &err) == ML_ENOMEM);
     CHECK_HAS(err.msg, "hold 48 tokens, less than one context of 128");
     close_bench(&b);
@@ -410,7 +410,8 @@ static void steps_allocate_nothing(void) {
     size_t before;
 
     open_bench(&b);
-    b.o.kv_bytes = ml_kv_bytes(&b.spec, ml_pages_for(CONTEXT) + 2); /* with retractions */
+    b.o.kv_bytes =
+        ml_kv_bytes(&b.spec, &b.be, ml_pages_for(CONTEXT) + 2); /* with retractions */
     start(&b);
     r.n_top = 3;
     for (int i = 0; i < 4; i++) {

@@ -185,6 +185,12 @@ typedef struct cpu {
     ml_cpu_stream stream;
 } cpu;
 
+static void cpu_close(ml_backend *b) {
+    cpu *c = b->priv;
+    ml_pool_free(c->stream.pool);
+    free(c);
+}
+
 ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,
                               ml_err *err) {
     const ml_cpu_kern *kern = NULL;
@@ -204,24 +210,25 @@ ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,
         ml_pool_free(pool);
         return ml_fail(err, ML_ENOMEM, "no memory to open the CPU backend");
     }
-    c->dev = (ml_device){ "cpu",     host_alloc, host_free, host_copy,
-                          host_copy, host_copy,  host_sync };
+    c->dev = (ml_device){ .name = "cpu",
+                          .host = true,
+                          .alloc = host_alloc,
+                          .free = host_free,
+                          .copy_in = host_copy,
+                          .copy_out = host_copy,
+                          .copy = host_copy,
+                          .sync = host_sync };
     c->stream = (ml_cpu_stream){ { &c->dev }, pool, kern };
     *out = (ml_backend){ .name = "cpu",
                          .level = kern->level,
+                         .act = ML_F32,
+                         .linear = ML_PANELS,
                          .dev = &c->dev,
                          .stream = &c->stream.base,
                          .ops = &cpu_ops,
                          .optim = &ml_cpu_optim,
                          .n_thread = n_thread,
+                         .close = cpu_close,
                          .priv = c };
     return ML_OK;
-}
-
-void ml_backend_close(ml_backend *b) {
-    cpu *c = b->priv;
-    if (c)
-        ml_pool_free(c->stream.pool);
-    free(c);
-    *b = (ml_backend){ 0 };
 }

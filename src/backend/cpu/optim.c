@@ -146,6 +146,26 @@ static void add(ml_stream *s, float *y, const float *x, int64_t n) {
     ml_pool_run(ml_cpu(s)->pool, n, PIECE, add_piece, &j);
 }
 
+typedef struct widen_job {
+    float *y;
+    const void *x;
+    ml_dtype dtype;
+} widen_job;
+
+static void widen_piece(void *ud, int64_t begin, int64_t end, int worker) {
+    const widen_job *j = ud;
+
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        j->y[i] = j->dtype == ML_F32 ? ((const float *)j->x)[i]
+                                     : ml_bf16_to_f32(((const uint16_t *)j->x)[i]);
+}
+
+static void widen(ml_stream *s, float *y, const void *x, ml_dtype dtype, int64_t n) {
+    widen_job j = { .y = y, .x = x, .dtype = dtype };
+    ml_pool_run(ml_cpu(s)->pool, n, PIECE, widen_piece, &j);
+}
+
 static void zero_bytes(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     memset((char *)ud + begin, 0, (size_t)(end - begin));
@@ -160,5 +180,6 @@ const ml_optim_ops ml_cpu_optim = {
     .sgd = sgd,
     .square_sums = square_sums,
     .add = add,
+    .widen = widen,
     .zero = zero,
 };
