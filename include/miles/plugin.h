@@ -1,9 +1,9 @@
 /* miles/plugin.h - what an algorithm of one's own looks like.
  *
- * An edge of the training loop is a row: a name and a function over plain numbers.
- * There are four kinds: how rewards become advantages, how the gap between the engine's
- * and the trainer's log-probs is corrected, what the policy loss is divided by, and the
- * loss itself.  The built-in rows use this header and nothing else.
+ * An edge of the training loop is a row: a name and a function over plain numbers and
+ * texts.  miles_kind lists what there is: from which prompt comes next, over what is said
+ * between two turns of the model and what an answer is worth, to the loss.  The built-in
+ * rows use this header alone, or next to nothing else.
  *
  * A shared object exports one function,
  *
@@ -132,7 +132,8 @@ typedef enum miles_kind {
     MILES_CORRECTION,
     MILES_REDUCER,
     MILES_LOSS,
-    MILES_REWARD
+    MILES_REWARD,
+    MILES_GENERATE,
 } miles_kind;
 
 /* Every row begins with this. */
@@ -225,6 +226,52 @@ typedef struct miles_reward {
     miles_row row;
     int (*run)(const miles_reward_in *in, miles_reward_out *out, miles_error *err);
 } miles_reward;
+
+/* A call of a tool in an answer; arguments is JSON, as the model wrote it. */
+typedef struct miles_call {
+    const char *name, *arguments;
+    size_t name_len, arguments_len;
+} miles_call;
+
+/* A conversation at the end of a turn of the model. */
+typedef struct miles_turn_in {
+    size_t size;
+    int64_t index; /* of the sample, in the run */
+    int64_t seed;  /* of the run */
+    int32_t turn;  /* the model's turns so far, this one included */
+    int32_t max_turn;
+    const char *prompt;
+    const char *response; /* all that was said since, by the model and to it */
+    const char *answer;   /* this turn alone, without the token that ended it */
+    const char *label, *metadata;
+    size_t prompt_len, response_len, answer_len, label_len, metadata_len;
+    const miles_call *call; /* [n_call] in the answer, where --generate-tool-call-parser
+                               reads them */
+    int64_t n_call;
+} miles_turn_in;
+
+/* What is said next.  Nothing: the conversation is over. */
+typedef struct miles_turn_out {
+    size_t size;
+    void *to; /* the host's */
+    /* Says a message; may be called several times.  role "tool", "user" or what else the chat
+     * template knows; NULL: the text stands in the conversation as it is, without the
+     * template.  The text is copied. */
+    void (*say)(struct miles_turn_out *out, const char *role, const char *text, size_t len);
+    double reward; /* NaN; a number here, at the end, is the sample's reward */
+} miles_turn_out;
+
+/* Which roles a row speaks in, so that the chat template is tried before a run starts. */
+enum { MILES_SAYS_TOOL = 1, MILES_SAYS_USER = 2 };
+
+/* An environment: answers the model's turns.  All it knows of a conversation is what it is
+ * given, so that a run that was stopped goes on as it would have.  Called from several
+ * threads at once.  One that returns 1 leaves the sample without a reward. */
+typedef struct miles_generate {
+    miles_row row;
+    uint32_t wants;
+    int (*run)(const miles_turn_in *in, miles_turn_out *out, miles_error *err);
+} miles_generate;
 
 typedef struct miles_plugin {
     size_t size;

@@ -161,6 +161,11 @@ typedef struct ml_config {
         bool rollout_only, train_only;
     } rollout;
     struct {
+        const char *generate, *execute_tool; /* NULL: none */
+        int64_t max_turns;
+        int tool_parser; /* ml_tool_format */
+    } edges;
+    struct {
         const char *rm_type, *custom_rm_path, *rm_url, *reward_key; /* NULL: not given */
         int64_t n_worker, n_retry, memory_bytes, seed;
         double timeout_s;

@@ -93,6 +93,10 @@ static bool two_halves(const ml_config *c) {
     return c->rollout.rollout_only && (c->rollout.train_only || c->rollout.load_debug);
 }
 
+static bool masked_turns(const ml_config *c) {
+    return c->edges.generate && c->rollout.mask_old;
+}
+
 #define NO_END "nothing says when to stop: give --num-rollout or --num-epoch"
 #define INTERVAL "--save-interval needs --save, the directory to save to"
 
@@ -114,6 +118,9 @@ const ml_rule ml_rules[] = {
       "--over-sampling-batch-size must be at least --rollout-batch-size" },
     { "train-two-halves", ML_CMD_TRAIN, two_halves,
       "--debug-rollout-only and --debug-train-only leave nothing to do: keep one" },
+    { "train-masked-turns", ML_CMD_TRAIN, masked_turns,
+      "--mask-offpolicy-in-partial-rollout hides where the model's turn began from "
+      "--custom-generate-function-path: leave one of them out" },
     { "score-output", ML_CMD_SCORE, no_output,
       "there is nowhere to write to: give --output FILE, or --dry-run to see the memory "
       "plan" },

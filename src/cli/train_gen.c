@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "plugin/generate_path.h"
 #include "plugin/reward_path.h"
 #include "train/memory.h"
 
@@ -63,6 +64,28 @@ static ml_status open_rewards(ml_train_gen *t, const ml_config *c, ml_err *err) 
                          .deadline_s = c->reward.timeout_s };
     ml_status st = ml_reward_path_resolve(&o, &t->arena, c->reward.custom_rm_path, err);
     return st == ML_OK ? ml_rewards_open(&t->rewards, &o, err) : st;
+}
+
+static ml_status open_turns(ml_train_gen *t, const ml_config *c, ml_err *err) {
+    ml_turns_opts o = { .environment = { .memory_bytes = c->reward.memory_bytes,
+                                         .deadline_s = c->reward.timeout_s },
+                        .text = { .tokenizer = t->run->tokenizer,
+                                  .chat_template = t->run->chat_template },
+                        .tools = (ml_tool_format)c->edges.tool_parser,
+                        .max_turn = (int32_t)c->edges.max_turns,
+                        .n_thread = c->reward.n_worker };
+    ml_status st = ml_generate_path_resolve(&o.environment, &t->arena, c->edges.generate,
+                                            c->edges.execute_tool, err);
+
+    if (st == ML_OK && c->train.template_kwargs)
+        st = ml_json_parse(&o.text.kwargs, &t->arena, ml_str_of(c->train.template_kwargs),
+                           "--apply-chat-template-kwargs", err);
+    if (st != ML_OK || (!o.environment.row && !o.environment.command))
+        return st;
+    st = ml_turns_open(&t->turns, &o, err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "--custom-generate-function-path");
+    return st;
 }
 
 static ml_status find_filter(ml_train_gen *t, const char *path, ml_err *err) {
@@ -195,6 +218,8 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, ml_train_run *r
     if (st == ML_OK)
         st = open_rewards(t, c, err);
     if (st == ML_OK)
+        st = open_turns(t, c, err);
+    if (st == ML_OK)
         st = ml_backend_open(&t->be, &opts, err);
     if (st == ML_OK)
         size_engine(t, c);
@@ -206,6 +231,7 @@ void ml_train_gen_close(ml_train_gen *t) {
         return;
     if (t->gen)
         t->gen->close(t->gen);
+    ml_turns_close(t->turns);
     ml_rewards_close(t->rewards);
     ml_held_release(&t->rollout.held);
     for (int32_t i = 0; i < t->evals.n; i++)
@@ -234,7 +260,9 @@ ml_status ml_train_gen_start(ml_train_gen *t, ml_err *err) {
     t->rollout.asker = (ml_asker){ .gen = t->gen,
                                    .rewards = t->rewards,
                                    .tokenizer = t->run->tokenizer,
-                                   .chat_template = t->run->chat_template };
+                                   .chat_template = t->run->chat_template,
+                                   .turns = t->turns,
+                                   .context = t->engine.context };
     t->evals.asker = t->rollout.asker;
     return st;
 }

@@ -18,6 +18,7 @@ typedef struct ml_train_gen {
     ml_engine_opts engine;
     ml_gen *gen;
     ml_rewards *rewards;
+    ml_turns *turns; /* NULL: answers are one turn */
     ml_gen_rollout rollout;
     ml_evals evals;
 } ml_train_gen;

@@ -16,6 +16,7 @@ static size_t row_size(miles_kind kind) {
     case MILES_REDUCER: return sizeof(miles_reducer);
     case MILES_LOSS: return sizeof(miles_loss);
     case MILES_REWARD: return sizeof(miles_reward);
+    case MILES_GENERATE: return sizeof(miles_generate);
     }
     return 0;
 }

@@ -61,13 +61,36 @@ static ml_json *edit_children(ml_arena *a, const ml_json *v, editor *edit, ml_er
 
 /* --- messages ----------------------------------------------------------------- */
 
-const ml_json *ml_conversation_of_text(ml_arena *a, ml_str text) {
-    builder list = begin(a, ML_JSON_ARRAY), message = begin(a, ML_JSON_OBJECT);
+ml_messages ml_messages_begin(ml_arena *a) {
+    builder b = begin(a, ML_JSON_ARRAY);
+    return (ml_messages){ a, b.v, b.link };
+}
 
-    add(&message, copy_as(a, "role", text_value(a, ml_str_of("user"))));
-    add(&message, copy_as(a, "content", text_value(a, text)));
-    add(&list, message.v);
-    return list.v;
+static void add_message(ml_messages *m, ml_json *message) {
+    builder b = { m->list, m->link };
+
+    add(&b, message);
+    m->link = b.link;
+}
+
+void ml_messages_say(ml_messages *m, ml_str role, ml_str content) {
+    builder message = begin(m->arena, ML_JSON_OBJECT);
+
+    add(&message, copy_as(m->arena, "role", text_value(m->arena, role)));
+    add(&message, copy_as(m->arena, "content", text_value(m->arena, content)));
+    add_message(m, message.v);
+}
+
+void ml_messages_join(ml_messages *m, const ml_json *list) {
+    for (const ml_json *c = list->child; c; c = c->next)
+        add_message(m, copy(m->arena, c));
+}
+
+const ml_json *ml_conversation_of_text(ml_arena *a, ml_str text) {
+    ml_messages m = ml_messages_begin(a);
+
+    ml_messages_say(&m, ml_str_of("user"), text);
+    return m.list;
 }
 
 ml_status ml_conversation_check(const ml_json *messages, ml_err *err) {

@@ -13,6 +13,19 @@
 /* [{"role": "user", "content": text}] */
 const ml_json *ml_conversation_of_text(ml_arena *a, ml_str text);
 
+/* A list of messages that grows. */
+typedef struct ml_messages {
+    ml_arena *arena;
+    ml_json *list; /* an array */
+    const ml_json **link;
+} ml_messages;
+
+ml_messages ml_messages_begin(ml_arena *a);
+/* Texts are not copied. */
+void ml_messages_say(ml_messages *m, ml_str role, ml_str content);
+/* Shares the messages of another list. */
+void ml_messages_join(ml_messages *m, const ml_json *list);
+
 /* Is it a list of at least one message, each an object with a role? */
 ml_status ml_conversation_check(const ml_json *messages, ml_err *err);
 

@@ -25,5 +25,6 @@ const miles_row *const ml_edges[] = {
     &ml_reward_regex.row,
     &ml_reward_random.row,
     &ml_reward_deterministic_random.row,
+    &ml_generate_calculator.row,
     NULL,
 };

@@ -20,6 +20,7 @@ extern const miles_reward ml_reward_gemma_math, ml_reward_dapo, ml_reward_f1,
     ml_reward_gpqa;
 extern const miles_reward ml_reward_exact_match, ml_reward_regex, ml_reward_random;
 extern const miles_reward ml_reward_deterministic_random;
+extern const miles_generate ml_generate_calculator; /* generate/ */
 
 /* All of them; NULL at the end. */
 extern const miles_row *const ml_edges[];

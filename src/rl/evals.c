@@ -48,6 +48,11 @@ static void report(const ml_evals *e, const ml_eval_set *set, ml_flight *const *
         ml_figures_pass_rate(out, prefix, s, n, set->n_per_prompt);
 }
 
+/* On the generator's thread, between steps. */
+static void on_ended(void *ud) {
+    ml_flights_go_on(ud);
+}
+
 static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *err) {
     const ml_eval_set *set = &e->set[i];
     ml_gen *gen = e->asker.gen;
@@ -61,12 +66,14 @@ static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *
     flight = ML_NEW(&a, ml_flight *, n + 1);
     ml_flights_init(&f, &e->asker, &set->how, &set->dataset, &a);
     gen->pause(gen); /* samples are the caller's until all are asked for */
+    gen->watch(gen, on_ended, &f);
     st = ask_all(&f, set, FIRST_DRAW + (uint64_t)i * SET_DRAWS, flight, err);
     ml_flights_done(&f);
     if (st != ML_OK)
         ml_flights_abort(&f, flight, n);
     gen->resume(gen);
     ml_flights_wait(&f);
+    gen->watch(gen, NULL, NULL);
     if (st == ML_OK)
         report(e, set, flight, out);
     ml_flights_release(&f);

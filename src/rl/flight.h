@@ -5,6 +5,9 @@
  * still being generated.  Nothing a sample becomes depends on what else is under way or
  * how long anything took.
  *
+ * Where there is an environment (turns.h), the end of the model's turn is not the end of
+ * the sample: it is heard, and goes on when ml_flights_go_on is called between two steps.
+ *
  * thread: while flights are under way, everything here belongs to the generator's thread;
  * before the first and after ml_flights_wait, to the caller's. */
 #ifndef ML_RL_FLIGHT_H
@@ -17,6 +20,7 @@
 #include "rl/prompter.h"
 #include "rl/reward/rewards.h"
 #include "rl/sample.h"
+#include "rl/turns.h"
 
 /* How answers are drawn. */
 typedef struct ml_sampling {
@@ -36,6 +40,8 @@ typedef struct ml_asker {
     ml_rewards *rewards; /* NULL: samples get none */
     const ml_tokenizer *tokenizer;
     const ml_chat_template *chat_template; /* NULL: prompts are text */
+    ml_turns *turns;                       /* NULL: an answer is one turn */
+    int32_t context;                       /* tokens of a conversation at most */
 } ml_asker;
 
 typedef struct ml_flights {
@@ -44,7 +50,9 @@ typedef struct ml_flights {
     const ml_dataset *dataset;
     ml_arena *arena; /* of samples and everything else */
     ml_encoder *encoder;
-    int64_t n_drawn; /* tokens */
+    int64_t n_drawn;          /* tokens */
+    struct ml_flight **heard; /* [n_heard] whose turn has ended */
+    int64_t n_heard, cap_heard;
     pthread_mutex_t lock;
     pthread_cond_t change;
     int64_t n_open; /* under way */
@@ -54,10 +62,13 @@ typedef struct ml_flights {
 typedef struct ml_flight {
     ml_sample sample;
     ml_flights *all;
-    int32_t *token; /* [prompt + max_new] the sample's own, to be written */
-    int64_t *wide;  /* as rewards see them */
-    uint64_t ticket;
-    bool ended;
+    int32_t *token;  /* [prompt + max_new] the sample's own, to be written */
+    int64_t *wide;   /* as rewards see them */
+    uint8_t *mask;   /* the sample's own, or NULL */
+    int32_t turn_at; /* of the response: where the model's turn began */
+    ml_turn *turn;   /* NULL: there is no environment */
+    uint64_t ticket, draw;
+    bool ended, aborted;
     miles_reward_in question;
     ml_reward_outcome outcome;
     char why[200]; /* there is no reward: a sentence */
@@ -75,6 +86,10 @@ ml_status ml_flights_start(ml_flights *f, ml_flight **out /* [n_sample] */,
  * mask_old: tokens they have already are not trained. */
 ml_status ml_flights_resume(ml_flights *f, ml_flight **out /* [n] */, const ml_sample *s,
                             int32_t n, bool mask_old, ml_err *err);
+
+/* Samples whose turn has ended get the environment's answer and go on, or end.  Where there is
+ * an environment, a watcher of the generator calls this first thing. */
+void ml_flights_go_on(ml_flights *f);
 
 /* Ends those of n that are still under way. */
 void ml_flights_abort(ml_flights *f, ml_flight *const *flight, int64_t n);

@@ -219,6 +219,7 @@ static ml_status check_hope(const batch *r, ml_err *err) {
 static void on_ended(void *ud) {
     batch *r = ud;
 
+    ml_flights_go_on(&r->flights);
     if (r->flights.done)
         return;
     judge(r);
@@ -263,6 +264,8 @@ static void report(batch *r, ml_harvest *out) {
                        (double)r->rejection[i].n);
     ml_figures_lengths(f, "rollout/", out->sample, out->n);
     ml_figures_zero_std(f, "rollout/", out->sample, out->n);
+    if (r->g->asker.turns)
+        ml_figures_turns(f, out->sample, out->n);
     ml_figures_pass_rate(f, "passrate/", out->sample, out->n,
                          r->g->run->opts.source.n_samples_per_prompt);
 }

@@ -44,6 +44,36 @@ void ml_figures_lengths(ml_figures *f, const char *prefix, const ml_sample *cons
     ml_figures_add(f, prefix, "truncated_ratio", truncated / (double)n);
 }
 
+/* NAME_mean, _max and _min of n > 0 values. */
+static void add_range(ml_figures *f, const char *name, const double *value, int64_t n) {
+    double sum = 0.0, max = value[0], min = value[0];
+
+    for (int64_t i = 0; i < n; i++) {
+        sum += value[i];
+        max = value[i] > max ? value[i] : max;
+        min = value[i] < min ? value[i] : min;
+    }
+    ml_figures_add(f, name, "_mean", sum / (double)n);
+    ml_figures_add(f, name, "_max", max);
+    ml_figures_add(f, name, "_min", min);
+}
+
+void ml_figures_turns(ml_figures *f, const ml_sample *const *s, int64_t n) {
+    double *all = ML_NEW(f->arena, double, n + 1), *own = ML_NEW(f->arena, double, n + 1);
+    double *turns = ML_NEW(f->arena, double, n + 1);
+
+    if (n == 0)
+        return;
+    for (int64_t i = 0; i < n; i++) {
+        all[i] = s[i]->n_response;
+        own[i] = effective_length(s[i]);
+        turns[i] = s[i]->n_turn;
+    }
+    add_range(f, "multi_turn/raw_response_length/response_length", all, n);
+    add_range(f, "multi_turn/wo_obs_response_length/response_length", own, n);
+    add_range(f, "multi_turn/multi_turn_metric/round_number", turns, n);
+}
+
 /* How many samples from i on belong to its group. */
 static int64_t group_at(const ml_sample *const *s, int64_t n, int64_t i) {
     int64_t end = i;

@@ -15,6 +15,9 @@ void ml_figures_statistics(ml_figures *f, const char *prefix, double *value /* [
 void ml_figures_lengths(ml_figures *f, const char *prefix, const ml_sample *const *s,
                         int64_t n);
 
+/* multi_turn/...: the model's turns, and lengths with and without what was said to it. */
+void ml_figures_turns(ml_figures *f, const ml_sample *const *s, int64_t n);
+
 /* zero_std/...: groups whose answers were all worth the same. */
 void ml_figures_zero_std(ml_figures *f, const char *prefix, const ml_sample *const *s,
                          int64_t n);

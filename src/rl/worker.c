@@ -29,7 +29,7 @@ ml_worker *ml_worker_new(const char *command, int64_t memory_bytes) {
     ml_arena arena;
     ml_worker *w;
 
-    ml_arena_init(&arena, "reward worker");
+    ml_arena_init(&arena, "worker");
     w = ML_NEW(&arena, ml_worker, 1);
     w->command = ml_arena_str(&arena, command, strlen(command));
     w->arena = arena;
@@ -57,7 +57,7 @@ static bool start(ml_worker *w, ml_text *why) {
     int fd[2];
 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd) != 0) {
-        ml_text_printf(why, "no socket for a reward worker: %s", strerror(errno));
+        ml_text_printf(why, "no socket for a worker process: %s", strerror(errno));
         return false;
     }
     w->pid = fork();
@@ -65,7 +65,7 @@ static bool start(ml_worker *w, ml_text *why) {
         become(w, fd[1]);
     close(fd[1]);
     if (w->pid < 0) {
-        ml_text_printf(why, "no process for a reward worker: %s", strerror(errno));
+        ml_text_printf(why, "no process for a worker process: %s", strerror(errno));
         close(fd[0]);
         w->pid = 0;
         return false;
@@ -117,10 +117,10 @@ static ml_worker_end died(ml_worker *w, ml_text *why) {
     stop(w, &status);
     why->len = 0;
     if (WIFEXITED(status))
-        ml_text_printf(why, "the reward worker '%.80s' ended with status %d", w->command,
+        ml_text_printf(why, "the worker '%.80s' ended with status %d", w->command,
                        WEXITSTATUS(status));
     else
-        ml_text_printf(why, "the reward worker '%.80s' was ended by signal %d", w->command,
+        ml_text_printf(why, "the worker '%.80s' was ended by signal %d", w->command,
                        WTERMSIG(status));
     return ML_WORKER_DIED;
 }
@@ -128,7 +128,7 @@ static ml_worker_end died(ml_worker *w, ml_text *why) {
 static ml_worker_end late(ml_worker *w, ml_text *why, double deadline_s) {
     ml_worker_restart(w);
     why->len = 0;
-    ml_text_printf(why, "the reward worker '%.80s' did not answer within %g s", w->command,
+    ml_text_printf(why, "the worker '%.80s' did not answer within %g s", w->command,
                    deadline_s);
     return ML_WORKER_LATE;
 }

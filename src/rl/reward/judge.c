@@ -4,12 +4,12 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "rl/question.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
 #include "rl/reward/label.h"
 #include "rl/reward/rm_http.h"
 #include "rl/worker.h"
-#include "text/unicode.h"
 
 #define START_S 60.0 /* a worker that is being started may load its libraries */
 
@@ -113,36 +113,13 @@ static void run_row(const ml_judge *j, ml_verdict *v, const ml_grader *g,
 
 /* --- questions ---------------------------------------------------------------------------------- */
 
-/* Bytes that are no UTF-8 cannot stand in JSON: '?' each. */
-static void add_text(ml_text *t, const char *key, const char *s, size_t n) {
-    ml_text plain = { 0 };
-    bool valid = s && ml_utf8_valid((ml_str){ s, n }) == n;
-
-    ml_text_printf(t, ", \"%s\": ", key);
-    for (size_t i = 0; s && !valid && i < n; i++)
-        ml_text_add(&plain, s[i] & 0x80 ? "?" : &s[i], 1);
-    if (s)
-        ml_json_quote(t, valid ? (ml_str){ s, n } : (ml_str){ plain.ptr, plain.len });
-    else
-        ml_text_printf(t, "null");
-    ml_text_release(&plain);
-}
-
-static void add_json(ml_text *t, const char *key, const char *s, size_t n) {
-    ml_text_printf(t, ", \"%s\": ", key);
-    for (size_t i = 0; s && i < n; i++) /* a line break would end the question */
-        ml_text_add(t, s[i] == '\n' || s[i] == '\r' ? " " : &s[i], 1);
-    if (!s)
-        ml_text_printf(t, "null");
-}
-
 /* A sample as one line. */
 static void write_question(ml_text *t, const miles_reward_in *in) {
     ml_text_printf(t, "{\"index\": %lld", (long long)in->index);
-    add_text(t, "prompt", in->prompt, in->prompt_len);
-    add_text(t, "response", in->response, in->response_len);
-    add_json(t, "label", in->label, in->label_len);
-    add_json(t, "metadata", in->metadata, in->metadata_len);
+    ml_question_text(t, "prompt", in->prompt, in->prompt_len);
+    ml_question_text(t, "response", in->response, in->response_len);
+    ml_question_json(t, "label", in->label, in->label_len);
+    ml_question_json(t, "metadata", in->metadata, in->metadata_len);
     ml_text_printf(t, "}");
 }
 
