@@ -413,6 +413,31 @@ void ml_weights_close(ml_weights *w) {
     *w = (ml_weights){ 0 };
 }
 
+ml_status ml_weights_copy(ml_weights *to, const ml_weights *from, ml_backend *be,
+                          ml_err *err) {
+    ML_BUG_IF(to->n != from->n || to->buf.bytes != from->buf.bytes);
+    be->dev->copy(be->stream, to->buf.ptr, from->buf.ptr, from->buf.bytes);
+    to->version = from->version;
+    return be->dev->sync(be->stream, err);
+}
+
+ml_status ml_weights_clone(ml_weights *out, const ml_weights *from, ml_backend *be,
+                           ml_arena *a, ml_err *err) {
+    const unsigned char *old = from->buf.ptr;
+    ml_status st;
+
+    *out = (ml_weights){ .n = from->n, .t = ML_NEW(a, ml_tensor, from->n), .be = be };
+    st = be->dev->alloc(be->dev, &out->buf, from->buf.bytes, from->buf.kind, err);
+    if (st != ML_OK)
+        return st;
+    for (int32_t i = 0; i < from->n; i++) {
+        out->t[i] = from->t[i];
+        out->t[i].data =
+            (unsigned char *)out->buf.ptr + ((const unsigned char *)from->t[i].data - old);
+    }
+    return ml_weights_copy(out, from, be, err);
+}
+
 /* --- unpacking -------------------------------------------------------------- */
 
 static float load_f32(const ml_tensor *t, size_t at) {

@@ -54,6 +54,13 @@ ml_status ml_weights_zeros(ml_weights *w, const ml_spec *s, ml_backend *be, ml_a
                            ml_err *err);
 void ml_weights_close(ml_weights *w);
 
+/* A second set of the same layout, values and version. */
+ml_status ml_weights_clone(ml_weights *out, const ml_weights *from, ml_backend *be,
+                           ml_arena *a, ml_err *err);
+/* The values and the version of a set of the same layout. */
+ml_status ml_weights_copy(ml_weights *to, const ml_weights *from, ml_backend *be,
+                          ml_err *err);
+
 /* Rows [row, row+n) of member e of parameter i, row-major, as disk dtype `to` (f32, bf16 or
  * f16, rounded to nearest even).  A vector has one row. */
 void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,

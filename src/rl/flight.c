@@ -23,6 +23,26 @@ void ml_flights_release(ml_flights *f) {
 
 /* --- landing: the generator's thread ------------------------------------------ */
 
+static void open_one(ml_flights *f) {
+    pthread_mutex_lock(&f->lock);
+    f->n_open++;
+    pthread_mutex_unlock(&f->lock);
+}
+
+/* From here on a flight belongs to who waits for it. */
+static void close_one(ml_flight *x) {
+    ml_flights *f = x->all;
+    void (*landed)(void *ud, ml_flight *x) = f->landed;
+    void *ud = f->landed_ud;
+
+    pthread_mutex_lock(&f->lock);
+    f->n_open--;
+    pthread_cond_signal(&f->change);
+    pthread_mutex_unlock(&f->lock);
+    if (landed)
+        landed(ud, x);
+}
+
 /* On a reward thread. */
 static void take_reward(void *ud, const ml_reward_result *r) {
     ml_flight *x = ud;
@@ -32,6 +52,7 @@ static void take_reward(void *ud, const ml_reward_result *r) {
     x->sample.reward = x->sample.has_reward ? r->reward : 0.0;
     if (!x->sample.has_reward)
         snprintf(x->why, sizeof x->why, "%s", r->why);
+    close_one(x);
 }
 
 static void ask_for_reward(ml_flight *x) {
@@ -82,10 +103,8 @@ static void land(ml_flight *x, ml_sample_status status) {
     if (f->at->rewards && !x->sample.has_reward && status != ML_SAMPLE_ABORTED &&
         status != ML_SAMPLE_FAILED)
         ask_for_reward(x);
-    pthread_mutex_lock(&f->lock);
-    f->n_open--;
-    pthread_cond_signal(&f->change);
-    pthread_mutex_unlock(&f->lock);
+    else
+        close_one(x);
 }
 
 static void hear(ml_flight *x) {
@@ -363,9 +382,7 @@ static ml_status take_off(ml_flight *x, uint64_t draw, ml_err *err) {
     ml_status st;
 
     x->draw = draw;
-    pthread_mutex_lock(&f->lock);
-    f->n_open++;
-    pthread_mutex_unlock(&f->lock);
+    open_one(f);
     st = launch(x, err);
     if (st == ML_OK)
         return ML_OK;
@@ -380,10 +397,11 @@ ml_status ml_flights_start(ml_flights *f, ml_flight **out, const ml_group *group
     shared_prompt d = { 0 };
     ml_status st = read_prompt(f, &d, group, err);
 
-    for (int32_t i = 0; i < group->n_sample && st == ML_OK; i++) {
+    /* All are made before the first is under way: the arena is then the generator's. */
+    for (int32_t i = 0; i < group->n_sample && st == ML_OK; i++)
         out[i] = new_flight(f, &d, group, i);
+    for (int32_t i = 0; i < group->n_sample && st == ML_OK; i++)
         st = take_off(out[i], draw + (uint64_t)i, err);
-    }
     ml_tokens_release(&d.ids);
     return st;
 }
@@ -420,19 +438,29 @@ static ml_flight *old_flight(ml_flights *f, const ml_sample *s, bool mask_old) {
     for (int32_t t = 0; s->mask && t < s->n_response; t++)
         x->turn_at = s->mask[t] ? x->turn_at : t + 1; /* the model's turn goes on */
     x->ended = s->status == ML_SAMPLE_COMPLETED || s->status == ML_SAMPLE_TRUNCATED;
-    if (x->ended && !s->has_reward)
-        x->outcome = ML_REWARD_INVALID;
     return x;
+}
+
+/* One that had ended. */
+static void take_up(ml_flight *x) {
+    open_one(x->all);
+    if (x->all->at->rewards && !x->sample.has_reward)
+        ask_for_reward(x);
+    else
+        close_one(x);
 }
 
 ml_status ml_flights_resume(ml_flights *f, ml_flight **out, const ml_sample *s, int32_t n,
                             bool mask_old, ml_err *err) {
     ml_status st = ML_OK;
 
-    for (int32_t i = 0; i < n && st == ML_OK; i++) {
+    for (int32_t i = 0; i < n; i++)
         out[i] = old_flight(f, &s[i], mask_old);
-        if (out[i]->ended)
+    for (int32_t i = 0; i < n && st == ML_OK; i++) {
+        if (out[i]->ended) {
+            take_up(out[i]);
             continue;
+        }
         st = take_off(out[i], (uint64_t)s[i].index, err);
     }
     return st;
@@ -451,8 +479,6 @@ void ml_flights_wait(ml_flights *f) {
     while (f->n_open > 0 || !f->done)
         pthread_cond_wait(&f->change, &f->lock);
     pthread_mutex_unlock(&f->lock);
-    if (f->at->rewards)
-        ml_rewards_wait(f->at->rewards);
 }
 
 void ml_flights_done(ml_flights *f) {

@@ -22,6 +22,8 @@
 #include "rl/sample.h"
 #include "rl/turns.h"
 
+struct ml_flight;
+
 /* How answers are drawn. */
 typedef struct ml_sampling {
     float temperature, top_p;
@@ -53,9 +55,13 @@ typedef struct ml_flights {
     int64_t n_drawn;          /* tokens */
     struct ml_flight **heard; /* [n_heard] whose turn has ended */
     int64_t n_heard, cap_heard;
+    /* Called once for every sample that was started, when it has ended and its reward is
+     * there: on the generator's thread or a reward's, and the last to touch it.  May be NULL. */
+    void (*landed)(void *ud, struct ml_flight *x);
+    void *landed_ud;
     pthread_mutex_t lock;
     pthread_cond_t change;
-    int64_t n_open; /* under way */
+    int64_t n_open; /* under way, their rewards included */
     bool done;      /* nobody will start another */
 } ml_flights;
 
@@ -82,8 +88,8 @@ void ml_flights_release(ml_flights *f);
 ml_status ml_flights_start(ml_flights *f, ml_flight **out /* [n_sample] */,
                            const ml_group *group, uint64_t draw, ml_err *err);
 
-/* Goes on with n samples that were aborted before; those that had ended count as ended.
- * mask_old: tokens they have already are not trained. */
+/* Goes on with n samples that were aborted before; those that had ended are asked for nothing
+ * but a reward, where they have none.  mask_old: tokens they have already are not trained. */
 ml_status ml_flights_resume(ml_flights *f, ml_flight **out /* [n] */, const ml_sample *s,
                             int32_t n, bool mask_old, ml_err *err);
 
@@ -94,7 +100,7 @@ void ml_flights_go_on(ml_flights *f);
 /* Ends those of n that are still under way. */
 void ml_flights_abort(ml_flights *f, ml_flight *const *flight, int64_t n);
 
-/* Until nobody will start another and none is under way; then their rewards are there, too. */
+/* Until nobody will start another, and none is under way. */
 void ml_flights_wait(ml_flights *f);
 void ml_flights_done(ml_flights *f);
 

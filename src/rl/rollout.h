@@ -15,12 +15,19 @@ typedef struct ml_harvest {
     int64_t n;
     ml_figures figures; /* rollout/...: what was found while they were made */
     int64_t n_drawn;    /* tokens that were generated, of dropped samples too */
+    double made_s; /* seconds it took to make them, if not those of the call; 0: those */
 } ml_harvest;
 
 typedef struct ml_rollout {
     /* The samples of a round; they live in the arena. */
     ml_status (*collect)(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
                          ml_err *err);
+    /* Until no round is being made behind the caller's back; the next collect may begin one.
+     * NULL: none ever is. */
+    ml_status (*rest)(void *ud, ml_err *err);
+    /* What is being made ends soon, as a failure: from another thread than collect.  May be
+     * NULL. */
+    void (*cancel)(void *ud);
     /* What the next round needs of this one: appends members of a JSON object, without
      * braces; and back, from the object with these and others.  NULL: nothing. */
     void (*save)(void *ud, ml_text *out);

@@ -223,7 +223,9 @@ static void on_ended(void *ud) {
     if (r->flights.done)
         return;
     judge(r);
-    r->st = settle(r, r->err);
+    r->st = atomic_load(&r->g->cancelled)
+                ? ml_fail(r->err, ML_EAGAIN, "the round was given up")
+                : settle(r, r->err);
     if (r->st == ML_OK)
         r->st = check_hope(r, r->err);
     while (r->st == ML_OK && r->n_kept < wanted(r) && r->n_pending < wanted(r) - r->n_kept)
@@ -306,6 +308,14 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     return st;
 }
 
+static void cancel(void *ud) {
+    ml_gen_rollout *g = ud;
+    ml_gen *gen = g->asker.gen;
+
+    atomic_store(&g->cancelled, true);
+    gen->abort_all(gen);
+}
+
 static void save(void *ud, ml_text *out) {
     const ml_gen_rollout *g = ud;
 
@@ -321,5 +331,7 @@ static ml_status load(void *ud, ml_str state, const char *name, ml_err *err) {
 }
 
 ml_rollout ml_rollout_gen(ml_gen_rollout *g) {
-    return (ml_rollout){ .collect = collect, .save = save, .load = load, .ud = g };
+    return (ml_rollout){
+        .collect = collect, .cancel = cancel, .save = save, .load = load, .ud = g
+    };
 }

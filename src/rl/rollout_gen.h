@@ -12,6 +12,8 @@
 #ifndef ML_RL_ROLLOUT_GEN_H
 #define ML_RL_ROLLOUT_GEN_H
 
+#include <stdatomic.h>
+
 #include "rl/flight.h"
 #include "rl/group_filter.h"
 #include "rl/held.h"
@@ -26,6 +28,7 @@ typedef struct ml_gen_rollout {
     bool partial;                  /* what is aborted goes on in the next round ... */
     bool mask_old;                 /* ... which does not train what it has by then */
     ml_held held;
+    atomic_bool cancelled; /* its rounds end, failed */
 } ml_gen_rollout;
 
 /* held is initialised by the caller. */

@@ -27,6 +27,7 @@ void ml_round_end(ml_round *r, ml_run_log *log) {
         const char *name;
         double value;
     } row[] = { { "rollout_time", r->rollout_s },
+                { "train_wait_time", r->wait_s },
                 { "log_probs_time", r->lesson.score_s },
                 { "actor_train_time", r->lesson.train_s },
                 { "save_model_time", r->save_s },

@@ -13,6 +13,7 @@ typedef struct ml_round {
     ml_lesson lesson;
     double began_s;                                  /* by the clock */
     double rollout_s, save_s, weight_sync_s, eval_s; /* seconds of its stages */
+    double wait_s; /* for samples; rollout_s, unless they were made meanwhile */
 } ml_round;
 
 void ml_round_begin(ml_round *r, int64_t rollout);

@@ -59,7 +59,8 @@ static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_status st;
 
     st = l->rollout.collect(l->rollout.ud, r->rollout, &r->harvest, &r->arena, err);
-    r->rollout_s = ml_clock_s() - began;
+    r->wait_s = ml_clock_s() - began;
+    r->rollout_s = r->harvest.made_s > 0 ? r->harvest.made_s : r->wait_s;
     if (st == ML_OK && r->harvest.n_drawn && !l->looked) {
         ml_first_look(&r->harvest, l->say);
         l->looked = true;
@@ -87,6 +88,16 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
     return st;
 }
 
+/* What is made behind the loop's back would see the weights change, and belongs to what is
+ * saved. */
+static ml_status rest(ml_train_loop *l, ml_err *err) {
+    return l->rollout.rest ? l->rollout.rest(l->rollout.ud, err) : ML_OK;
+}
+
+static bool publish_due(const ml_train_loop *l, int64_t rollout) {
+    return l->publish_interval < 2 || (rollout + 1) % l->publish_interval == 0;
+}
+
 /* Every --save-interval rounds, the last one, and before the loop ends. */
 static bool save_due(const ml_train_loop *l, int64_t rollout) {
     int64_t every = l->run->opts.save_interval;
@@ -96,11 +107,12 @@ static bool save_due(const ml_train_loop *l, int64_t rollout) {
 
 static ml_status save_all(ml_train_loop *l, ml_err *err) {
     ml_text more = { 0 };
-    ml_status st;
+    ml_status st = rest(l, err);
 
-    if (l->rollout.save)
+    if (st == ML_OK && l->rollout.save)
         l->rollout.save(l->rollout.ud, &more);
-    st = ml_train_run_save(l->run, (ml_str){ more.ptr, more.len }, err);
+    if (st == ML_OK)
+        st = ml_train_run_save(l->run, (ml_str){ more.ptr, more.len }, err);
     ml_text_release(&more);
     return st;
 }
@@ -109,7 +121,8 @@ static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
     double began = ml_clock_s();
     ml_status st;
 
-    l->ending = l->stop && *l->stop; /* looked at once: what ends here is saved here */
+    /* Looked at once: what ends here is saved here. */
+    l->ending = l->stop && *l->stop && publish_due(l, r->rollout);
     st = save_due(l, r->rollout) ? save_all(l, err) : ML_OK;
     r->save_s = ml_clock_s() - began;
     return st;
@@ -119,14 +132,21 @@ static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err) {
     double began = ml_clock_s();
     ml_status st = ML_OK;
 
-    if (l->publish)
+    if (!l->publish || !publish_due(l, r->rollout))
+        return ML_OK;
+    st = rest(l, err);
+    r->wait_s += ml_clock_s() - began;
+    began = ml_clock_s();
+    if (st == ML_OK)
         st = l->publish(l->publish_ud, &l->run->weights, err);
     r->weight_sync_s = ml_clock_s() - began;
     return st;
 }
 
 static bool eval_due(const ml_train_loop *l, int64_t rollout) {
-    return l->evaluate && l->eval_interval && (rollout + 1) % l->eval_interval == 0;
+    bool last = l->ahead && rollout + 1 == l->run->num_rollout;
+    return l->evaluate && l->eval_interval &&
+           ((rollout + 1) % l->eval_interval == 0 || last);
 }
 
 static ml_status score(ml_train_loop *l, int64_t rollout, ml_err *err) {
@@ -145,7 +165,10 @@ static ml_status score(ml_train_loop *l, int64_t rollout, ml_err *err) {
 
 static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err) {
     double began = ml_clock_s();
-    ml_status st = eval_due(l, r->rollout) ? score(l, r->rollout, err) : ML_OK;
+    ml_status st = eval_due(l, r->rollout) ? rest(l, err) : ML_OK;
+
+    if (st == ML_OK && eval_due(l, r->rollout))
+        st = score(l, r->rollout, err);
     r->eval_s = ml_clock_s() - began;
     return st;
 }

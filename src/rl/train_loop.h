@@ -1,6 +1,6 @@
 /* train_loop.h - the wheel of a run: rollout, learn, save, publish, evaluate, and again.
  *
- * In Miles' order.  What a round's samples are is the rollout's business (rollout.h), what
+ * In Miles' order, that of train.py or of train_async.py.  What a round's samples are is the rollout's business (rollout.h), what
  * they teach the learner's; the loop only turns, writes down what happened, and stops
  * between rounds when it is asked to.
  *
@@ -18,11 +18,14 @@ typedef struct ml_train_loop {
     /* Makes the weights those that generate; NULL: nothing does. */
     ml_status (*publish)(void *ud, const ml_weights *w, ml_err *err);
     void *publish_ud;
+    int64_t publish_interval; /* rounds; 0: each.  A run is saved only where it publishes */
     /* Scores the weights that generate, as eval/... figures; NULL: nobody asks. */
     ml_status (*evaluate)(void *ud, ml_figures *out, ml_err *err);
     void *evaluate_ud;
     int64_t eval_interval; /* rounds; 0: never */
     bool skip_first_eval;
+    bool
+        ahead; /* Miles' train_async: the last round is evaluated, a resumed run not at once */
     const char *record; /* where rounds are recorded; NULL: nowhere */
     /* Not 0: a round is finished and saved, then the loop ends.  May be NULL. */
     const volatile sig_atomic_t *stop;
