@@ -36,11 +36,19 @@
  *  MOE_GATHER   x [n,H] group          -              y [n*k,H]    sorted by expert, token
  *  MOE_LINEAR   x [n*k,K] group        w [E,N,K]      y [n*k,N]
  *  MOE_COMBINE  y [n*k,H] weight group -              x [n,H]
+ *  PICK         x [n,C]                -              y [n,W]      columns of x
+ *  CONV         x [n,C]                w [C,taps] b [C]?  y [n,C] tail [slot,taps-1,C]
+ *  RATES        a [n,h] b [n,h]?       log speed, bias [h]  y [n,2,h]  kept, taken in
+ *  RECUR        qkv [n,W] rates [n,2,h]  skip [h]?    o [n,h*dv] state [slot,h,dk,dv+]
+ *  ROW_GATE     g [n,1] x [n,H]        -              y [n,H]
  *  LMHEAD       x [n,H]                w [V,H]        logprob, entropy [n_loss]
  *                                                     stat [n_loss,2] logits [n_loss,V]?
  *
  *  group (i32 [E+1 + 2*n*k]): start of each expert's rows [E+1]; slot -> token*k+rank [n*k];
  *  token*k+rank -> slot [n*k].
+ *  tail, state: what a sequence leaves behind in its slot, and finds there unless its first
+ *  position is 0; absent (whole sequences): not kept.  dv+: dv rounded up to 16, in blocks of
+ *  64 columns [dk][64].
  *  kpage [page][Hk][d][16], vpage [page][Hk][16][dv], dv = d rounded up to 16: pages of
  *  ML_PAGE keys; ATTN first writes the rows' k and v there, then reads all keys from there.
  *  (CUDA: kpage [page][Hk][16][d].)
@@ -60,7 +68,12 @@
     X(MOE_GATHER, "moe-gather")                                                            \
     X(MOE_LINEAR, "moe-linear")                                                            \
     X(MOE_COMBINE, "moe-combine")                                                          \
-    X(LMHEAD, "lmhead")
+    X(LMHEAD, "lmhead")                                                                    \
+    X(PICK, "pick")                                                                        \
+    X(CONV, "conv")                                                                        \
+    X(RATES, "rates")                                                                      \
+    X(RECUR, "recur")                                                                      \
+    X(ROW_GATE, "row-gate")
 
 #define ML_OP_ENUM(id, name) ML_OP_##id,
 typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
@@ -74,7 +87,16 @@ typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
 #define ML_KTILE 64   /* keys of a softmax tile, at absolute positions */
 #define ML_VTILE 1024 /* vocabulary columns of an LM-head tile, at absolute positions */
 
-typedef enum ml_act { ML_ACT_SILU, ML_ACT_GELU_TANH } ml_act;
+#define ML_PICK_PARTS 3
+
+/* relu(x) x, a GLU of x with itself, is the squared ReLU. */
+typedef enum ml_act {
+    ML_ACT_SILU,
+    ML_ACT_GELU_TANH,
+    ML_ACT_SIGMOID,
+    ML_ACT_RELU,
+    ML_ACT_COUNT
+} ml_act;
 
 /* Rotary frequencies: angle = (float)position * freq[i], one f32 product. */
 typedef struct ml_rope {
@@ -109,6 +131,19 @@ typedef struct ml_op_attr {
         int32_t n_expert, top_k;
         bool renorm; /* chosen weights divided by their sum */
     } moe;
+    struct {           /* part after part, and in each the groups of a row in order */
+        int64_t group; /* columns of a group */
+        int32_t n_group, n_part;
+        struct {
+            int64_t at, width; /* within a group */
+        } part[ML_PICK_PARTS];
+    } pick;
+    struct {
+        int32_t n_key, n_head, key_dim, value_dim; /* head h has key h / (n_head / n_key) */
+        int64_t q_at, k_at, v_at;                  /* where they begin in a row */
+        bool delta; /* the delta rule, on q and k of length one; else Mamba-2 */
+        float norm_eps;
+    } recur;
     float logit_softcap; /* LMHEAD: 0: none */
 } ml_op_attr;
 

@@ -50,13 +50,18 @@ static const struct glu_variant {
     { 2, 1, 31, ML_ACT_GELU_TANH, true, 5.0f },
     { 40, 1, 1030, ML_ACT_SILU, true, 3.0f },
     { 40, 1, 520, ML_ACT_GELU_TANH, false, 3.0f },
+    { 3, 1, 33, ML_ACT_SIGMOID, false, 6.0f },
+    { 2, 1, 16, ML_ACT_SIGMOID, true, 2.0f },
+    { 3, 1, 35, ML_ACT_RELU, false, 2.0f },
 };
 
 static void build_glu(ck_case *c, int i) {
     const struct glu_variant *v = &glu_variants[i];
 
-    ck_name(c, "%s-%sn%d-k%d-i%d", v->act == ML_ACT_SILU ? "silu" : "gelu",
-            v->fused ? "fused-" : "", v->n, v->k, v->width);
+    static const char *const names[] = { "silu", "gelu", "sigmoid", "relu" };
+
+    ck_name(c, "%s-%sn%d-k%d-i%d", names[v->act], v->fused ? "fused-" : "", v->n, v->k,
+            v->width);
     c->attr.glu.act = v->act;
     c->attr.glu.fused = v->fused;
     c->rows.n_token = v->n / v->k;
@@ -72,6 +77,10 @@ static void build_glu(ck_case *c, int i) {
 static double activation(ml_act act, double g) {
     if (act == ML_ACT_SILU)
         return g / (1.0 + exp(-g));
+    if (act == ML_ACT_SIGMOID)
+        return 1.0 / (1.0 + exp(-g));
+    if (act == ML_ACT_RELU)
+        return g > 0.0 ? g : 0.0;
     return 0.5 * g * (1.0 + tanh(sqrt(2.0 / acos(-1.0)) * (g + 0.044715 * g * g * g)));
 }
 
@@ -92,6 +101,85 @@ const ck_suite ck_glu = {
     .n_case = sizeof glu_variants / sizeof *glu_variants,
     .build = build_glu,
     .forward = glu_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+    .row_out = 1,
+};
+
+/* ---- pick ---- */
+
+static const struct pick_variant {
+    int32_t n, n_group, group, n_part, at[ML_PICK_PARTS], width[ML_PICK_PARTS];
+} pick_variants[] = {
+    { 0, 1, 8, 1, { 0 }, { 8 } },       { 3, 1, 20, 1, { 3 }, { 9 } },
+    { 5, 4, 32, 1, { 16 }, { 16 } },    { 7, 3, 50, 3, { 0, 10, 20 }, { 10, 10, 17 } },
+    { 2, 2, 6, 2, { 4, 0 }, { 2, 3 } },
+};
+
+static void build_pick(ck_case *c, int i) {
+    const struct pick_variant *v = &pick_variants[i];
+    int64_t width = 0;
+
+    ck_name(c, "n%d-g%d.%d-p%d", v->n, v->n_group, v->group, v->n_part);
+    c->attr.pick.n_group = v->n_group;
+    c->attr.pick.group = v->group;
+    c->attr.pick.n_part = v->n_part;
+    for (int k = 0; k < v->n_part; k++) {
+        c->attr.pick.part[k].at = v->at[k];
+        c->attr.pick.part[k].width = v->width[k];
+        width += (int64_t)v->n_group * v->width[k];
+    }
+    c->rows.n_token = v->n;
+    c->in[0] = ck_mat(v->n, (int64_t)v->n_group * v->group);
+    ck_fill(c, &c->in[0], 2.0f);
+    c->out[0] = ck_mat(v->n, width);
+}
+
+static void pick_forward(const ck_case *c, ck_ref *r) {
+    int64_t to = 0;
+    for (int64_t t = 0; t < c->rows.n_token; t++)
+        for (int32_t p = 0; p < c->attr.pick.n_part; p++)
+            for (int64_t g = 0; g < c->attr.pick.n_group; g++)
+                for (int64_t i = 0; i < c->attr.pick.part[p].width; i++)
+                    r->out[0][to++] =
+                        r->in[0][(t * c->attr.pick.n_group + g) * c->attr.pick.group +
+                                 c->attr.pick.part[p].at + i];
+}
+
+const ck_suite ck_pick = {
+    .op = ML_OP_PICK,
+    .n_case = sizeof pick_variants / sizeof *pick_variants,
+    .build = build_pick,
+    .forward = pick_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+    .row_out = 1,
+};
+
+/* ---- row gate ---- */
+
+static void build_row_gate(ck_case *c, int i) {
+    const struct add_variant *v = &add_variants[i];
+
+    ck_name(c, "n%d-h%d", v->n, v->width);
+    c->rows.n_token = v->n;
+    c->in[0] = ck_mat(v->n, 1);
+    c->in[1] = c->out[0] = ck_mat(v->n, v->width);
+    ck_fill(c, &c->in[0], 4.0f);
+    ck_fill(c, &c->in[1], 2.0f);
+}
+
+static void row_gate_forward(const ck_case *c, ck_ref *r) {
+    int64_t width = c->out[0].shape[1];
+    for (int64_t i = 0; i < ml_tensor_count(&c->out[0]); i++)
+        r->out[0][i] = r->in[1][i] / (1.0 + exp(-r->in[0][i / width]));
+}
+
+const ck_suite ck_row_gate = {
+    .op = ML_OP_ROW_GATE,
+    .n_case = sizeof add_variants / sizeof *add_variants,
+    .build = build_row_gate,
+    .forward = row_gate_forward,
     .ref_out = 1,
     .grad_out = 1,
     .row_out = 1,

@@ -37,6 +37,11 @@ ML_CPU_OP(moe_route)   /* moe.c */
 ML_CPU_OP(moe_gather)  /* moe.c */
 ML_CPU_OP(moe_linear)  /* linear.c */
 ML_CPU_OP(moe_combine) /* moe.c */
+ML_CPU_OP(pick)        /* pick.c */
+ML_CPU_OP(conv)        /* conv.c */
+ML_CPU_OP(rates)       /* rates.c */
+ML_CPU_OP(recur)       /* recur.c */
+ML_CPU_OP(row_gate)    /* row_gate.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
 #undef ML_CPU_OP
 
@@ -58,6 +63,7 @@ void ml_cpu_split(const ml_stream *s, const ml_op_args *a, int64_t n, int64_t co
 typedef size_t ml_cpu_scratch_fn(const ml_cpu_stream *s, const ml_op_args *a,
                                  bool backward);
 ml_cpu_scratch_fn ml_cpu_linear_scratch, ml_cpu_moe_linear_scratch, ml_cpu_rmsnorm_scratch,
-    ml_cpu_attn_scratch, ml_cpu_moe_route_scratch, ml_cpu_lmhead_scratch;
+    ml_cpu_attn_scratch, ml_cpu_moe_route_scratch, ml_cpu_recur_scratch,
+    ml_cpu_lmhead_scratch;
 
 #endif

@@ -8,8 +8,10 @@
 #define ML_BACKEND_CPU_KERN_H
 
 #include "backend/cpu/attn_kern.h"
+#include "backend/cpu/conv_kern.h"
 #include "backend/cpu/gemm_kern.h"
 #include "backend/cpu/lmhead_kern.h"
+#include "backend/cpu/recur_kern.h"
 #include "backend/cpu/row_kern.h"
 #include "backend/cpu/draw_kern.h"
 
@@ -18,6 +20,8 @@ typedef struct ml_cpu_kern {
     const ml_gemm_kern *gemm;
     const ml_row_kern *row;
     const ml_attn_kern *attn;
+    const ml_conv_kern *conv;
+    const ml_recur_kern *recur;
     const ml_lmhead_kern *lmhead;
     const ml_sample_kern *sample;
 } ml_cpu_kern;

@@ -4,6 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/exp.h"
+
 /* c[0] + c[1] x + ... + c[n-1] x^(n-1) */
 static double poly(const double *c, int n, double x) {
     double p = c[n - 1];
@@ -46,6 +48,24 @@ float ml_logf(float x) {
     s = (m - 1.0) / (m + 1.0);
     s = 2.0 * s * poly(c, (int)(sizeof c / sizeof *c), s * s);
     return (float)(e * 0x1.62e42fefa2p-1 + (e * 0x1.9ef35793c7673p-41 + s));
+}
+
+double ml_softplus(float x) {
+    /* log(1 + e) = 2 atanh(s) with s = e / (2 + e) <= 1/3: nothing cancels for small e. */
+    static const double c[] = { 1.0,      1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9,
+                                1.0 / 11, 1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19,
+                                1.0 / 21, 1.0 / 23, 1.0 / 25, 1.0 / 27 };
+    double e = ml_exp(-fabs((double)x)), s = e / (2.0 + e);
+    return (x > 0.0f ? (double)x : 0.0) +
+           2.0 * s * poly(c, (int)(sizeof c / sizeof *c), s * s);
+}
+
+double ml_sigmoid(double x) {
+    return 1.0 / (1.0 + ml_exp(-x));
+}
+
+float ml_sigmoidf(float x) {
+    return (float)ml_sigmoid((double)x);
 }
 
 /* angle - n pi/2, |result| <= pi/4.  pi/2 is three pieces of 22 bits and a rest, so that

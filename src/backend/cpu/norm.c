@@ -2,20 +2,20 @@
 
 #include <math.h>
 
-/* Scratch: the weight as f32 [width] where it is stored as bf16, and in backward the
+/* Scratch: the weight as f32 where it is stored as bf16, and in backward the
  * scale 1 / rms of each group [n, groups]. */
 typedef struct norm_job {
     const ml_row_kern *k;
     const ml_op_args *a;
-    const float *w; /* [width] */
+    const float *w; /* [n_weight, width]: group i has row i mod n_weight */
     float *scale;   /* [n, groups]; backward only */
-    int64_t width, n_group;
+    int64_t width, n_group, n_weight;
     float eps;
     bool plus_one;
 } norm_job;
 
 static int64_t wide_weight(const ml_op_args *a) {
-    return a->w[0].dtype == ML_BF16 ? a->attr->norm.width : 0;
+    return a->w[0].dtype == ML_BF16 ? a->w[0].shape[0] : 0;
 }
 
 static int64_t groups_of(const ml_op_args *a) {
@@ -42,6 +42,7 @@ static norm_job norm_begin(const ml_stream *s, const ml_op_args *a) {
                        .scale = n ? wide + n : wide,
                        .width = a->attr->norm.width,
                        .n_group = groups_of(a),
+                       .n_weight = a->w[0].shape[0] / a->attr->norm.width,
                        .eps = a->attr->norm.eps,
                        .plus_one = a->attr->norm.plus_one };
 }
@@ -56,13 +57,18 @@ static float scale_of(const norm_job *j, const float *x) {
     return 1.0f / sqrtf(mean + j->eps);
 }
 
+/* The weight of group i. */
+static const float *weight_of(const norm_job *j, int64_t i) {
+    return j->w + i % j->n_weight * j->width;
+}
+
 static void norm_groups(void *ud, int64_t begin, int64_t end, int worker) {
     const norm_job *j = ud;
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
         const float *x = (const float *)j->a->in[0].data + i * j->width;
         float *y = (float *)j->a->out[0].data + i * j->width;
-        j->k->norm(y, x, j->w, scale_of(j, x), j->width, j->plus_one);
+        j->k->norm(y, x, weight_of(j, i), scale_of(j, x), j->width, j->plus_one);
     }
 }
 
@@ -82,8 +88,8 @@ static void norm_inputs(void *ud, int64_t begin, int64_t end, int worker) {
         float r = scale_of(j, x);
         j->scale[i] = r;
         if (a->din[0].data)
-            j->k->norm_dx((float *)a->din[0].data + i * j->width, dy, x, j->w, r, j->width,
-                          j->plus_one, a->din_add[0]);
+            j->k->norm_dx((float *)a->din[0].data + i * j->width, dy, x, weight_of(j, i), r,
+                          j->width, j->plus_one, a->din_add[0]);
     }
 }
 
@@ -97,8 +103,8 @@ static void norm_columns(void *ud, int64_t begin, int64_t end, int worker) {
     for (int64_t i = 0; i < a->in[0].shape[0] * j->n_group; i++) {
         const float *x = (const float *)a->in[0].data + i * j->width;
         const float *dy = (const float *)a->dout[0].data + i * j->width;
-        j->k->norm_dw((float *)a->dw[0].data + from, dy + from, x + from, j->scale[i],
-                      to - from);
+        float *dw = (float *)a->dw[0].data + i % j->n_weight * j->width;
+        j->k->norm_dw(dw + from, dy + from, x + from, j->scale[i], to - from);
     }
 }
 

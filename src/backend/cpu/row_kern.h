@@ -9,6 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "backend/ops.h"
+
 typedef void ml_rope_fn(float *y, const float *x, const float *cs, int64_t half, bool back,
                         bool add);
 typedef void ml_glu_fn(float *y, const float *g, const float *u, int64_t n);
@@ -37,8 +39,8 @@ typedef struct ml_row_kern {
     ml_rope_fn *rope_halves, *rope_pairs;
 
     /* y = act(g) * u, indexed by ml_act; dg or du may be NULL: not wanted */
-    ml_glu_fn *glu[2];
-    ml_glu_back_fn *glu_back[2];
+    ml_glu_fn *glu[ML_ACT_COUNT];
+    ml_glu_back_fn *glu_back[ML_ACT_COUNT];
 
     /* p = exp(x - max x) / sum of those; p is not x */
     void (*softmax)(float *p, const float *x, int64_t n);

@@ -1,0 +1,83 @@
+/* rates.c - how much of its state a recurrent head keeps, and how much it takes in.
+ *
+ * A number per token and head, so plain f64 arithmetic: all levels share it. */
+#include "backend/cpu/cpu_priv.h"
+#include "backend/cpu/math.h"
+#include "base/exp.h"
+
+/* Everything about one number: z = a + bias, step = softplus(z), keep = exp(-speed step). */
+typedef struct rate {
+    float z;
+    double speed, step, keep;
+} rate;
+
+static rate rate_at(const ml_op_args *a, int64_t t, int64_t h) {
+    int64_t n_head = a->in[0].shape[1];
+    rate r = { .z = ((const float *)a->in[0].data)[t * n_head + h] +
+                    ((const float *)a->w[1].data)[h],
+               .speed = ml_exp((double)((const float *)a->w[0].data)[h]) };
+    r.step = ml_softplus(r.z);
+    r.keep = ml_exp(-(r.speed * r.step));
+    return r;
+}
+
+static void rate_rows(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    const ml_op_args *a = j->a;
+    int64_t n_head = a->in[0].shape[1];
+    const float *b = a->in[1].data;
+
+    (void)worker;
+    for (int64_t t = begin; t < end; t++)
+        for (int64_t h = 0; h < n_head; h++) {
+            float *out = (float *)a->out[0].data + t * 2 * n_head + h;
+            rate r = rate_at(a, t, h);
+            out[0] = (float)r.keep;
+            out[n_head] = b ? ml_sigmoidf(b[t * n_head + h]) : (float)r.step;
+        }
+}
+
+void ml_cpu_rates_forward(ml_stream *s, const ml_op_args *a) {
+    ml_cpu_split(s, a, a->in[0].shape[0], 64 * a->in[0].shape[1], rate_rows);
+}
+
+static void put(const ml_op_args *a, int i, int64_t at, float d) {
+    float *x = a->din[i].data;
+    if (x)
+        x[at] = a->din_add[i] ? x[at] + d : d;
+}
+
+/* One head: its weights' gradients are chains over ascending rows. */
+static void rate_head_back(const ml_op_args *a, int64_t h) {
+    int64_t n_head = a->in[0].shape[1];
+    const float *b = a->in[1].data;
+    float *dlog = a->dw[0].data, *dbias = a->dw[1].data;
+
+    for (int64_t t = 0; t < a->in[0].shape[0]; t++) {
+        const float *d = (const float *)a->dout[0].data + t * 2 * n_head + h;
+        rate r = rate_at(a, t, h);
+        double dpower = (double)d[0] * r.keep; /* of -speed step */
+        double dstep = -r.speed * dpower + (b ? 0.0 : (double)d[n_head]);
+        float dz = (float)(dstep * ml_sigmoid((double)r.z));
+        if (dlog)
+            dlog[h] += (float)(-(r.speed * r.step) * dpower);
+        if (dbias)
+            dbias[h] += dz;
+        put(a, 0, t * n_head + h, dz);
+        if (b) {
+            float gate = ml_sigmoidf(b[t * n_head + h]);
+            put(a, 1, t * n_head + h, d[n_head] * (gate * (1.0f - gate)));
+        }
+    }
+}
+
+static void rate_heads_back(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    (void)worker;
+    for (int64_t h = begin; h < end; h++)
+        rate_head_back(j->a, h);
+}
+
+void ml_cpu_rates_backward(ml_stream *s, const ml_op_args *a) {
+    ml_cpu_split(s, a, a->in[0].shape[1], 64 * a->in[0].shape[0], rate_heads_back);
+}
