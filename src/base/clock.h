@@ -5,4 +5,7 @@
 /* Seconds since some fixed moment. */
 double ml_clock_s(void);
 
+/* Seconds since 1970, for people; may jump. */
+double ml_clock_unix_s(void);
+
 #endif

@@ -1,5 +1,6 @@
 /* miles sft: supervised fine-tuning on conversations. */
 #include "cli/cli.h"
+#include "cli/progress.h"
 #include "cli/stop.h"
 #include "cli/train_opts.h"
 #include "rl/edges.h"
@@ -13,7 +14,9 @@ static ml_recipe recipe_of(const ml_config *c) {
 
 static ml_status train(ml_train_run *r, const ml_config *c, ml_err *err) {
     ml_sft_rollout rollout;
-    ml_train_loop loop = { .run = r, .stop = ml_stop_on_signals(), .say = ml_train_say };
+    ml_train_loop loop = { .run = r,
+                           .stop = ml_stop_on_signals(),
+                           .watch = ml_progress_watch() };
     ml_status st = ml_train_start(r, ML_CMD_SFT, c, err);
 
     if (st != ML_OK)
@@ -21,6 +24,7 @@ static ml_status train(ml_train_run *r, const ml_config *c, ml_err *err) {
     ml_sft_rollout_init(&rollout, r);
     loop.rollout = ml_rollout_sft(&rollout);
     st = ml_train_loop_run(&loop, err);
+    ml_progress_end();
     ml_sft_rollout_release(&rollout);
     return st;
 }

@@ -1,5 +1,6 @@
 /* miles train: reinforcement learning. */
 #include "cli/cli.h"
+#include "cli/progress.h"
 #include "cli/stop.h"
 #include "cli/train_gen.h"
 #include "cli/train_opts.h"
@@ -89,12 +90,14 @@ static ml_status train(train_job *j, ml_err *err) {
     ml_train_loop loop = { .run = &j->run,
                            .record = j->config->rollout.save_debug,
                            .stop = ml_stop_on_signals(),
-                           .say = ml_train_say };
+                           .watch = ml_progress_watch() };
     ml_status st = ml_train_start(&j->run, ML_CMD_TRAIN, j->config, err);
 
     if (st != ML_OK)
         return st;
-    return j->config->rollout.load_debug ? replay(j, &loop, err) : generate(j, &loop, err);
+    st = j->config->rollout.load_debug ? replay(j, &loop, err) : generate(j, &loop, err);
+    ml_progress_end();
+    return st;
 }
 
 static ml_status open_job(train_job *j, ml_err *err) {

@@ -166,6 +166,10 @@ typedef struct ml_config {
         int tool_parser; /* ml_tool_format */
     } edges;
     struct {
+        const char *tensorboard, *project, *experiment; /* NULL: not given */
+        bool store, profile;
+    } log;
+    struct {
         const char *rm_type, *custom_rm_path, *rm_url, *reward_key; /* NULL: not given */
         int64_t n_worker, n_retry, memory_bytes, seed;
         double timeout_s;

@@ -68,6 +68,10 @@ static bool interval_without_save(const ml_config *c) {
     return c->train.save_interval && !c->train.save;
 }
 
+static bool profile_without_save(const ml_config *c) {
+    return c->log.profile && !c->train.save;
+}
+
 static bool no_prompts(const ml_config *c) {
     return !c->train.prompt_data && !c->rollout.load_debug;
 }
@@ -98,11 +102,13 @@ static bool masked_turns(const ml_config *c) {
 }
 
 #define NO_END "nothing says when to stop: give --num-rollout or --num-epoch"
+#define PROFILE "--profile needs --save, the directory that the trace goes to"
 #define INTERVAL "--save-interval needs --save, the directory to save to"
 
 const ml_rule ml_rules[] = {
     { "sft-no-end", ML_CMD_SFT, no_end, NO_END },
     { "sft-interval", ML_CMD_SFT, interval_without_save, INTERVAL },
+    { "profile", ML_CMD_SFT | ML_CMD_TRAIN, profile_without_save, PROFILE },
     { "train-no-end", ML_CMD_TRAIN, no_end, NO_END },
     { "train-interval", ML_CMD_TRAIN, interval_without_save, INTERVAL },
     { "train-no-data", ML_CMD_TRAIN, no_prompts,

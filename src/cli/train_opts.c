@@ -139,6 +139,11 @@ ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_pe
         .keep_last = c->train.keep_last,
         .ckpt_step = c->train.ckpt_step,
         .async_save = c->train.async_save,
+        .log = { .tensorboard = c->log.tensorboard,
+                 .project = c->log.project,
+                 .experiment = c->log.experiment,
+                 .no_store = !c->log.store,
+                 .profile = c->log.profile },
     };
     return module_bits(&out->trainer.recompute.modules, &c->train.recompute_modules, err);
 }
@@ -193,9 +198,4 @@ ml_status ml_train_start(ml_train_run *r, ml_cmd cmd, const ml_config *c, ml_err
     ml_text_release(&path);
     ml_text_release(&flags);
     return st;
-}
-
-void ml_train_say(const char *line) {
-    puts(line);
-    fflush(stdout);
 }

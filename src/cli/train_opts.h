@@ -21,7 +21,4 @@ ml_status ml_train_print_memory(ml_train_run *r, ml_err *err);
 /* Starts the run, and writes down the flags as they count: DIR/flags.json of --save. */
 ml_status ml_train_start(ml_train_run *r, ml_cmd cmd, const ml_config *c, ml_err *err);
 
-/* A line on standard output, for ml_train_loop. */
-void ml_train_say(const char *line);
-
 #endif

@@ -11,6 +11,25 @@ void ml_round_begin(ml_round *r, int64_t rollout) {
     ml_figures_init(&r->lesson.rollout, &r->arena);
 }
 
+void ml_stage_begin(ml_round *r, ml_stage stage) {
+    r->stage[stage].begin_s = r->stage[stage].end_s = ml_clock_s();
+}
+
+void ml_stage_end(ml_round *r, ml_stage stage) {
+    r->stage[stage].end_s = ml_clock_s();
+}
+
+/* --- times ------------------------------------------------------------------ */
+
+static double seconds(const ml_round *r, ml_stage stage) {
+    return r->stage[stage].end_s - r->stage[stage].begin_s;
+}
+
+/* Of making the samples, which may have happened behind the loop's back. */
+static double rollout_seconds(const ml_round *r) {
+    return r->harvest.made_s > 0 ? r->harvest.made_s : seconds(r, ML_STAGE_ROLLOUT);
+}
+
 static int64_t trained_tokens(const ml_round *r) {
     int64_t n = 0;
     for (int32_t k = 0; k < r->lesson.n_step; k++)
@@ -18,33 +37,65 @@ static int64_t trained_tokens(const ml_round *r) {
     return n;
 }
 
-static double rate(int64_t n, double seconds) {
-    return seconds > 0 ? (double)n / seconds : 0.0;
+static double rate(int64_t n, double s) {
+    return s > 0 ? (double)n / s : 0.0;
 }
 
-void ml_round_end(ml_round *r, ml_run_log *log) {
+static void log_times(const ml_round *r, ml_run_log *log, double end_s) {
+    double rollout_s = rollout_seconds(r);
     const struct {
         const char *name;
         double value;
-    } row[] = { { "rollout_time", r->rollout_s },
-                { "train_wait_time", r->wait_s },
+    } row[] = { { "rollout_time", rollout_s },
+                { "train_wait_time",
+                  seconds(r, ML_STAGE_ROLLOUT) + seconds(r, ML_STAGE_REST) },
                 { "log_probs_time", r->lesson.score_s },
                 { "actor_train_time", r->lesson.train_s },
-                { "save_model_time", r->save_s },
-                { "update_weights_time", r->weight_sync_s },
-                { "eval_time", r->eval_s },
-                { "step_time", ml_clock_s() - r->began_s },
-                { "rollout_tok_per_s", rate(r->harvest.n_drawn, r->rollout_s) },
+                { "save_model_time", seconds(r, ML_STAGE_SAVE) },
+                { "update_weights_time", seconds(r, ML_STAGE_PUBLISH) },
+                { "eval_time", seconds(r, ML_STAGE_EVAL) },
+                { "step_time", end_s - r->began_s },
+                { "rollout_tok_per_s", rate(r->harvest.n_drawn, rollout_s) },
                 { "actor_train_tok_per_s", rate(trained_tokens(r), r->lesson.train_s) },
                 { "resident_bytes", (double)ml_memory_resident() } };
     ml_figures times;
+    ml_arena a;
 
-    ml_figures_init(&times, &r->arena);
+    ml_arena_init(&a, "times of a round"); /* the round's own arena may be in use */
+    ml_figures_init(&times, &a);
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
         ml_figures_add(&times, "perf/", row[i].name, row[i].value);
-    ml_run_log_row(log->timing, r->rollout, "", &times);
-    ml_arena_release(&r->arena);
+    ml_run_log_timing(log, r->rollout, &times);
+    ml_arena_release(&a);
 }
+
+static void log_spans(const ml_round *r, ml_run_log *log, double end_s) {
+    static const char *const names[ML_N_STAGE] = { "rollout", "learn",          "save",
+                                                   "rest",    "update_weights", "eval" };
+    double learn_s = r->stage[ML_STAGE_LEARN].begin_s,
+           score_s = learn_s + r->lesson.score_s;
+
+    ml_run_log_span(log, r->rollout, "round", 1, r->began_s, end_s);
+    for (int i = 0; i < ML_N_STAGE; i++)
+        if (r->stage[i].end_s > r->stage[i].begin_s)
+            ml_run_log_span(log, r->rollout, names[i], 1, r->stage[i].begin_s,
+                            r->stage[i].end_s);
+    if (r->lesson.score_s > 0)
+        ml_run_log_span(log, r->rollout, "log_probs", 1, learn_s, score_s);
+    if (r->lesson.train_s > 0)
+        ml_run_log_span(log, r->rollout, "actor_train", 1, score_s,
+                        score_s + r->lesson.train_s);
+}
+
+void ml_round_end(ml_round *r, ml_run_log *log) {
+    double end_s = ml_clock_s();
+
+    log_times(r, log, end_s);
+    log_spans(r, log, end_s);
+    ml_run_log_post(log, &r->arena);
+}
+
+/* --- lines ------------------------------------------------------------------ */
 
 /* What a figure is, where the step has it: ", kl 0.01". */
 static void tell(ml_text *t, const ml_figures *f, const char *name, const char *format) {
@@ -71,12 +122,15 @@ static void tell_rollout(ml_text *t, const ml_round *r) {
 }
 
 static void tell_times(ml_text *t, const ml_round *r) {
+    double rollout_s = rollout_seconds(r);
+
     if (r->harvest.n_drawn)
-        ml_text_printf(t, ", rollout %.2f s at %.0f tokens/s", r->rollout_s,
-                       rate(r->harvest.n_drawn, r->rollout_s));
-    ml_text_printf(t, ", training %.2f s at %.0f tokens/s",
+        ml_text_printf(t, ", rollout %.2f s at %.0f tokens/s", rollout_s,
+                       rate(r->harvest.n_drawn, rollout_s));
+    ml_text_printf(t, ", training %.2f s at %.0f tokens/s, memory %.0f MB",
                    r->lesson.score_s + r->lesson.train_s,
-                   rate(trained_tokens(r), r->lesson.train_s));
+                   rate(trained_tokens(r), r->lesson.train_s),
+                   (double)ml_memory_resident() / 1e6);
 }
 
 static void tell_step(ml_text *t, const ml_round *r, int32_t k, int64_t step) {
@@ -92,12 +146,59 @@ static void tell_step(ml_text *t, const ml_round *r, int32_t k, int64_t step) {
     ml_text_printf(t, ", grad norm %.4f, lr %.3g", done->step.grad_norm, done->step.lr);
     if (k == 0)
         tell_times(t, r);
-    if (!done->step.applied)
-        ml_text_printf(t, "; not applied: %s", done->step.bad);
 }
 
-static void say_text(ml_text *t, void (*say)(const char *line)) {
-    say(t->ptr);
+/* --- short lines, for a terminal --------------------------------------------- */
+
+static void tell_short(ml_text *t, const ml_figures *f, const char *name,
+                       const char *format) {
+    double x = ml_figures_get(f, name, (double)NAN);
+    if (!isnan(x)) {
+        ml_text_printf(t, "  ");
+        ml_text_printf(t, format, x);
+    }
+}
+
+static void tell_round_short(ml_text *t, const ml_round *r) {
+    const ml_figures *f = &r->lesson.rollout;
+
+    tell_short(t, f, "rollout/raw_reward", "reward %.3f");
+    if (!r->harvest.n_drawn)
+        return;
+    tell_short(t, f, "rollout/response_lengths", "len %.0f");
+    ml_text_printf(t, "  cut %.0f%%  |dlogp| %g",
+                   100 * ml_figures_get(f, "rollout/truncated", 0), r->lesson.max_diff);
+}
+
+static void tell_times_short(ml_text *t, const ml_round *r) {
+    double rollout_s = rollout_seconds(r);
+
+    if (r->harvest.n_drawn)
+        ml_text_printf(t, "  roll %.2fs %.0ft/s", rollout_s,
+                       rate(r->harvest.n_drawn, rollout_s));
+    ml_text_printf(
+        t, "  train %.2fs %.0ft/s  %.0fMB", r->lesson.score_s + r->lesson.train_s,
+        rate(trained_tokens(r), r->lesson.train_s), (double)ml_memory_resident() / 1e6);
+}
+
+static void tell_step_short(ml_text *t, const ml_round *r, int32_t k, int64_t step) {
+    const ml_learned *done = &r->lesson.step[k];
+
+    ml_text_printf(t, "%5lld", (long long)step + k);
+    if (k == 0)
+        tell_round_short(t, r);
+    ml_text_printf(t, "  loss %.4f", done->step.loss);
+    tell_short(t, &done->figures, "train/kl_loss", "kl %.2g");
+    tell_short(t, &done->figures, "train/entropy_loss", "ent %.3f");
+    ml_text_printf(t, "  grad %.3f", done->step.grad_norm);
+    if (k == 0)
+        tell_times_short(t, r);
+}
+
+/* --- the whole --------------------------------------------------------------- */
+
+static void say_text(ml_text *t, const ml_watcher *to) {
+    to->say(t->ptr);
     ml_text_release(t);
 }
 
@@ -108,37 +209,47 @@ static void log_rollout(const ml_round *r, ml_run_log *log) {
         all = r->lesson.rollout;
     else
         *all.last = r->lesson.rollout.first;
-    ml_run_log_row(log->metrics, r->rollout, "", &all);
+    ml_run_log_samples(log, r->rollout, r->harvest.sample, r->harvest.n);
+    ml_run_log_metrics(log, r->rollout, -1, &all);
     if (r->harvest.figures.first)
         *r->harvest.figures.last = NULL;
 }
 
-void ml_round_report(const ml_round *r, ml_run_log *log, int64_t step,
-                     void (*say)(const char *line)) {
-    log_rollout(r, log);
-    for (int32_t k = 0; k < r->lesson.n_step; k++) {
-        char extra[60];
-        ml_text t = { 0 };
-        snprintf(extra, sizeof extra, ", \"step\": %lld", (long long)step + k);
-        ml_run_log_row(log->metrics, r->rollout, extra, &r->lesson.step[k].figures);
+static void report_step(const ml_round *r, ml_run_log *log, int32_t k, int64_t step,
+                        const ml_watcher *to) {
+    const ml_learned *done = &r->lesson.step[k];
+    ml_text t = { 0 };
+
+    ml_run_log_metrics(log, r->rollout, step + k, &done->figures);
+    if (to->compact)
+        tell_step_short(&t, r, k, step);
+    else
         tell_step(&t, r, k, step);
-        say_text(&t, say);
-    }
+    if (!done->step.applied)
+        ml_text_printf(&t, "; not applied: %s", done->step.bad);
+    say_text(&t, to);
+}
+
+void ml_round_report(const ml_round *r, ml_run_log *log, int64_t step,
+                     const ml_watcher *to) {
+    log_rollout(r, log);
+    for (int32_t k = 0; k < r->lesson.n_step; k++)
+        report_step(r, log, k, step, to);
     if (r->lesson.n_step == 0) {
         ml_text t = { 0 };
         ml_text_printf(&t, "rollout %lld: %lld samples, %lld tokens, %.2f s",
                        (long long)r->rollout, (long long)r->harvest.n,
-                       (long long)r->harvest.n_drawn, r->rollout_s);
-        say_text(&t, say);
+                       (long long)r->harvest.n_drawn, rollout_seconds(r));
+        say_text(&t, to);
     }
 }
 
 void ml_round_report_eval(const ml_figures *figures, ml_run_log *log, int64_t rollout,
-                          void (*say)(const char *line)) {
+                          const ml_watcher *to) {
     ml_text t = { 0 };
 
-    ml_run_log_row(log->metrics, rollout, "", figures);
+    ml_run_log_metrics(log, rollout, -1, figures);
     ml_text_printf(&t, "evaluation after rollout %lld: ", (long long)rollout);
     ml_figures_write(&t, figures);
-    say_text(&t, say);
+    say_text(&t, to);
 }

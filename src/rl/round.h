@@ -6,24 +6,46 @@
 
 #include "rl/rollout.h"
 
+typedef enum ml_stage {
+    ML_STAGE_ROLLOUT, /* makes samples, or waits for them */
+    ML_STAGE_LEARN,
+    ML_STAGE_SAVE,
+    ML_STAGE_REST, /* waits until nothing is made behind the loop's back */
+    ML_STAGE_PUBLISH,
+    ML_STAGE_EVAL,
+    ML_N_STAGE
+} ml_stage;
+
 typedef struct ml_round {
     ml_arena arena; /* the round's samples and figures */
     int64_t rollout;
     ml_harvest harvest;
     ml_lesson lesson;
-    double began_s;                                  /* by the clock */
-    double rollout_s, save_s, weight_sync_s, eval_s; /* seconds of its stages */
-    double wait_s; /* for samples; rollout_s, unless they were made meanwhile */
+    double began_s;
+    struct {
+        double begin_s, end_s; /* by the clock; zeros: it did not happen */
+    } stage[ML_N_STAGE];
 } ml_round;
 
 void ml_round_begin(ml_round *r, int64_t rollout);
 /* Writes down the times and lets the round go. */
 void ml_round_end(ml_round *r, ml_run_log *log);
 
-/* Rows of metrics.jsonl, and a line per optimizer step, the first numbered `step`. */
+void ml_stage_begin(ml_round *r, ml_stage stage);
+void ml_stage_end(ml_round *r, ml_stage stage);
+
+/* Who watches. */
+typedef struct ml_watcher {
+    void (*say)(const char *line);
+    /* `done` of `total` rounds are over; NULL: nobody wants to know. */
+    void (*progress)(int64_t done, int64_t total);
+    bool compact; /* lines are short, for a terminal */
+} ml_watcher;
+
+/* Rows of the log, and a line per optimizer step, the first numbered `step`. */
 void ml_round_report(const ml_round *r, ml_run_log *log, int64_t step,
-                     void (*say)(const char *line));
+                     const ml_watcher *to);
 void ml_round_report_eval(const ml_figures *figures, ml_run_log *log, int64_t rollout,
-                          void (*say)(const char *line));
+                          const ml_watcher *to);
 
 #endif

@@ -1,11 +1,16 @@
-/* run_log.h - what a run writes down: figures that are functions of the run, and times.
+/* run_log.h - what a run writes down.
  *
  *     DIR/metrics.jsonl  a row per round, optimizer step and evaluation; the same bytes
  *                        whenever the run is done again
  *     DIR/timing.jsonl   seconds and rates
+ *     DIR/run.db         both, with all samples and what happened: run_store.h
+ *     DIR/tensorboard/   both, for TensorBoard
+ *     DIR/trace_N.json   the phases of rounds from N on, for trace viewers, when asked for
  *
  * Every row begins with the number of its round.  A run that goes on from a snapshot
- * discards what came after it.
+ * discards what came after it; so rows of a round are settled before it is saved.  The two
+ * jsonl files are written at once; the rest waits for the end of the round and is then
+ * written in the background.
  *
  * thread: one owner. */
 #ifndef ML_RL_RUN_LOG_H
@@ -14,22 +19,55 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "base/err.h"
+#include "base/background.h"
+#include "io/event_file.h"
+#include "io/trace_file.h"
 #include "rl/figures.h"
+#include "rl/run_store.h"
+
+typedef struct ml_log_batch ml_log_batch;
 
 typedef struct ml_run_log {
     FILE *metrics, *timing; /* NULL: nothing is written */
+    ml_event_file events;
+    ml_run_store *store; /* NULL: none is wanted */
+    ml_trace_file trace;
+    ml_log_batch *now, *writing; /* of this round; in the background */
+    ml_background writer;
+    ml_status st; /* what went wrong in the background, until somebody checks */
+    ml_err err;
 } ml_run_log;
+
+typedef struct ml_run_log_opts {
+    const char *dir;
+    /* Another directory for TensorBoard, or the names of one in tensorboard_log; NULL, both:
+     * DIR/tensorboard. */
+    const char *tensorboard, *project, *experiment;
+    bool no_store, profile;
+} ml_run_log_opts;
 
 /* Rows of rounds from `rollout` on are dropped, and evaluations of the round before it,
  * which is evaluated again.  0: everything is. */
-ml_status ml_run_log_open(ml_run_log *l, const char *dir, int64_t rollout, ml_err *err);
+ml_status ml_run_log_open(ml_run_log *l, const ml_run_log_opts *opts, int64_t rollout,
+                          ml_err *err);
 void ml_run_log_close(ml_run_log *l); /* zeros are fine */
 
-/* {"rollout": R, then the figures}.  extra: more members, with a comma before, or "". */
-void ml_run_log_row(FILE *f, int64_t rollout, const char *extra, const ml_figures *figures);
+/* A row of metrics.jsonl.  step: of an optimizer step; -1: of the round. */
+void ml_run_log_metrics(ml_run_log *l, int64_t rollout, int64_t step,
+                        const ml_figures *figures);
+void ml_run_log_timing(ml_run_log *l, int64_t rollout, const ml_figures *figures);
+/* They must live until the batch was posted or settled. */
+void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *sample,
+                        int64_t n);
+void ml_run_log_span(ml_run_log *l, int64_t rollout, const char *name, int lane,
+                     double begin_s, double end_s);
+void ml_run_log_event(ml_run_log *l, int64_t rollout, const char *what);
 
-/* Fails when a row could not be written. */
-ml_status ml_run_log_check(const ml_run_log *l, ml_err *err);
+/* The round is over: writing goes on in the background, and takes the arena along. */
+void ml_run_log_post(ml_run_log *l, ml_arena *round);
+/* Waits until everything that was told is in the files. */
+ml_status ml_run_log_settle(ml_run_log *l, ml_err *err);
+/* Fails when something could not be written. */
+ml_status ml_run_log_check(ml_run_log *l, ml_err *err);
 
 #endif

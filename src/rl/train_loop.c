@@ -1,8 +1,6 @@
 #include "rl/train_loop.h"
 
-#include "base/clock.h"
 #include "rl/first_look.h"
-#include "rl/round.h"
 
 /* Stages of a round. */
 static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err);
@@ -31,7 +29,11 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
         ml_round_end(&r, &run->log);
         if (st == ML_OK)
             st = ml_run_log_check(&run->log, err);
+        if (st == ML_OK && l->watch.progress)
+            l->watch.progress(run->rollout + 1, run->num_rollout);
     }
+    if (st == ML_OK)
+        st = ml_run_log_settle(&run->log, err);
     if (st == ML_OK && run->saver)
         st = ml_saver_wait(run->saver, err);
     return st;
@@ -55,14 +57,13 @@ static ml_status trim(const ml_train_run *run, ml_harvest *h, ml_err *err) {
 }
 
 static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err) {
-    double began = ml_clock_s();
     ml_status st;
 
+    ml_stage_begin(r, ML_STAGE_ROLLOUT);
     st = l->rollout.collect(l->rollout.ud, r->rollout, &r->harvest, &r->arena, err);
-    r->wait_s = ml_clock_s() - began;
-    r->rollout_s = r->harvest.made_s > 0 ? r->harvest.made_s : r->wait_s;
+    ml_stage_end(r, ML_STAGE_ROLLOUT);
     if (st == ML_OK && r->harvest.n_drawn && !l->looked) {
-        ml_first_look(&r->harvest, l->say);
+        ml_first_look(&r->harvest, l->watch.say);
         l->looked = true;
     }
     if (st == ML_OK && l->record)
@@ -77,14 +78,16 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
                         run->opts.trainer.batch.global_batch_size;
     ml_status st = ML_OK;
 
+    ml_stage_begin(r, ML_STAGE_LEARN);
     if (!run->opts.learns_nothing) {
         st = trim(run, &r->harvest, err);
         if (st == ML_OK)
             st = ml_learn(&run->learner, &r->lesson, &r->arena, r->harvest.sample,
                           r->harvest.n, err);
     }
+    ml_stage_end(r, ML_STAGE_LEARN);
     if (st == ML_OK)
-        ml_round_report(r, &run->log, r->rollout * per_round, l->say);
+        ml_round_report(r, &run->log, r->rollout * per_round, &l->watch);
     return st;
 }
 
@@ -107,8 +110,10 @@ static bool save_due(const ml_train_loop *l, int64_t rollout) {
 
 static ml_status save_all(ml_train_loop *l, ml_err *err) {
     ml_text more = { 0 };
-    ml_status st = rest(l, err);
+    ml_status st = ml_run_log_settle(&l->run->log, err); /* rows are older than the save */
 
+    if (st == ML_OK)
+        st = rest(l, err);
     if (st == ML_OK && l->rollout.save)
         l->rollout.save(l->rollout.ud, &more);
     if (st == ML_OK)
@@ -118,28 +123,28 @@ static ml_status save_all(ml_train_loop *l, ml_err *err) {
 }
 
 static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
-    double began = ml_clock_s();
     ml_status st;
 
     /* Looked at once: what ends here is saved here. */
     l->ending = l->stop && *l->stop && publish_due(l, r->rollout);
+    ml_stage_begin(r, ML_STAGE_SAVE);
     st = save_due(l, r->rollout) ? save_all(l, err) : ML_OK;
-    r->save_s = ml_clock_s() - began;
+    ml_stage_end(r, ML_STAGE_SAVE);
     return st;
 }
 
 static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err) {
-    double began = ml_clock_s();
     ml_status st = ML_OK;
 
     if (!l->publish || !publish_due(l, r->rollout))
         return ML_OK;
+    ml_stage_begin(r, ML_STAGE_REST);
     st = rest(l, err);
-    r->wait_s += ml_clock_s() - began;
-    began = ml_clock_s();
+    ml_stage_end(r, ML_STAGE_REST);
+    ml_stage_begin(r, ML_STAGE_PUBLISH);
     if (st == ML_OK)
         st = l->publish(l->publish_ud, &l->run->weights, err);
-    r->weight_sync_s = ml_clock_s() - began;
+    ml_stage_end(r, ML_STAGE_PUBLISH);
     return st;
 }
 
@@ -158,18 +163,19 @@ static ml_status score(ml_train_loop *l, int64_t rollout, ml_err *err) {
     ml_figures_init(&figures, &a);
     st = l->evaluate(l->evaluate_ud, &figures, err);
     if (st == ML_OK)
-        ml_round_report_eval(&figures, &l->run->log, rollout, l->say);
+        ml_round_report_eval(&figures, &l->run->log, rollout, &l->watch);
     ml_arena_release(&a);
     return st;
 }
 
 static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err) {
-    double began = ml_clock_s();
-    ml_status st = eval_due(l, r->rollout) ? rest(l, err) : ML_OK;
+    ml_status st;
 
+    ml_stage_begin(r, ML_STAGE_EVAL);
+    st = eval_due(l, r->rollout) ? rest(l, err) : ML_OK;
     if (st == ML_OK && eval_due(l, r->rollout))
         st = score(l, r->rollout, err);
-    r->eval_s = ml_clock_s() - began;
+    ml_stage_end(r, ML_STAGE_EVAL);
     return st;
 }
 
@@ -184,9 +190,11 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
         ml_text t = { 0 };
         ml_text_printf(&t, "Loaded checkpoint from %s; going on at rollout %lld",
                        run->snapshot, (long long)run->rollout);
-        l->say(t.ptr);
+        l->watch.say(t.ptr);
         ml_text_release(&t);
     }
+    if (l->watch.progress)
+        l->watch.progress(run->rollout, run->num_rollout);
     if (run->snapshot && l->rollout.load)
         st = l->rollout.load(l->rollout.ud, run->saved, run->snapshot, err);
     if (st != ML_OK)

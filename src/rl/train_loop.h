@@ -10,7 +10,7 @@
 
 #include <signal.h>
 
-#include "rl/rollout.h"
+#include "rl/round.h"
 
 typedef struct ml_train_loop {
     ml_train_run *run;
@@ -30,7 +30,7 @@ typedef struct ml_train_loop {
     /* Not 0: a round is finished and saved, then the loop ends.  May be NULL. */
     const volatile sig_atomic_t *stop;
     bool ending, looked; /* the loop's own: it was asked to; the first round was shown */
-    void (*say)(const char *line); /* a line for who watches */
+    ml_watcher watch;
 } ml_train_loop;
 
 ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err);

@@ -182,7 +182,8 @@ static ml_status open_output(ml_train_run *r, ml_err *err) {
                                          .keep_last = (int32_t)o->keep_last,
                                          .async = o->async_save },
                        err);
-    return st == ML_OK ? ml_run_log_open(&r->log, o->save, r->rollout, err) : st;
+    r->opts.log.dir = o->save;
+    return st == ML_OK ? ml_run_log_open(&r->log, &r->opts.log, r->rollout, err) : st;
 }
 
 ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {

@@ -235,6 +235,7 @@ static const struct {
     { "sft-no-end", "--hf-checkpoint m --prompt-data d --rollout-batch-size 1" },
     { "sft-interval", "--hf-checkpoint m --prompt-data d --rollout-batch-size 1 "
                       "--num-epoch 1 --save-interval 1" },
+    { "profile", TRAIN "--prompt-data d --num-rollout 1 --profile" },
     { "train-no-end", TRAIN "--prompt-data d" },
     { "train-interval", TRAIN "--prompt-data d --num-rollout 1 --save-interval 1" },
     { "train-no-data", TRAIN "--num-rollout 1" },

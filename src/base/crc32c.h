@@ -1,0 +1,11 @@
+/* crc32c.h - the checksum of records: CRC-32C (Castagnoli). */
+#ifndef ML_BASE_CRC32C_H
+#define ML_BASE_CRC32C_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Short records: bit by bit, without a table. */
+uint32_t ml_crc32c(const void *bytes, size_t n);
+
+#endif

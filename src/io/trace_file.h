@@ -1,0 +1,27 @@
+/* trace_file.h - what happened when, as Chrome's trace viewer and Perfetto read it.
+ *
+ * A JSON array of spans.  Each write ends the array, and the next one begins where the array
+ * ended, so that the file is valid whenever the process dies.
+ *
+ * thread: one owner. */
+#ifndef ML_IO_TRACE_FILE_H
+#define ML_IO_TRACE_FILE_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+
+typedef struct ml_trace_file {
+    int fd; /* meaningful when at is not 0 */
+    int64_t at;
+    double origin_s; /* by ml_clock_s */
+} ml_trace_file;
+
+ml_status ml_trace_file_open(ml_trace_file *out, const char *path, ml_err *err);
+void ml_trace_file_close(ml_trace_file *t); /* zeros are fine */
+
+/* A span by ml_clock_s.  Spans of one lane may lie in each other, but not overlap. */
+ml_status ml_trace_file_span(ml_trace_file *t, const char *name, int lane, double begin_s,
+                             double end_s, int64_t rollout, ml_err *err);
+
+#endif
