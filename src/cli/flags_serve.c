@@ -4,7 +4,6 @@ static const char *const dtypes[] = { "auto",  "f32",  "bf16",    "float32", "bf
                                       "float", "half", "float16", NULL };
 static const char *const parsers[] = { "qwen", "qwen25", "hermes", "llama3", NULL };
 static const char *const only_one[] = { "1", NULL };
-static const char *const only_cpu[] = { "cpu", NULL };
 static const char *const only_page[] = { "16", NULL };
 
 const ml_flag ml_flags_serve[] = {
@@ -269,14 +268,6 @@ const ml_flag ml_flags_serve_compat[] = {
       .cmds = ML_CMD_SERVE,
       .from = ML_FROM_SGLANG,
       .help = "Several servers stand behind a router." },
-    { .name = "device",
-      .type = ML_FLAG_TEXT,
-      ML_AT(serve.single),
-      .words = only_cpu,
-      .group = "compatibility",
-      .cmds = ML_CMD_SERVE,
-      .from = ML_FROM_SGLANG,
-      .help = "What computes." },
     { .name = "page-size",
       .type = ML_FLAG_TEXT,
       ML_AT(serve.single),
