@@ -1,7 +1,5 @@
 #include "rl/ahead.h"
 
-#include <stdio.h>
-
 #include "base/clock.h"
 
 void ml_ahead_init(ml_ahead *h, ml_rollout behind, int64_t num_rollout) {
@@ -18,21 +16,6 @@ static void let_go(ml_ahead *h) {
     ml_figures_init(&h->harvest.figures, &h->arena);
     h->rollout = -1;
     h->there = false;
-}
-
-static void copy_harvest(ml_harvest *out, ml_arena *a, const ml_harvest *in) {
-    ml_sample *sample = ML_NEW(a, ml_sample, in->n + 1);
-
-    out->n = in->n;
-    out->n_drawn = in->n_drawn;
-    out->made_s = in->made_s;
-    out->sample = ML_NEW(a, const ml_sample *, in->n + 1);
-    for (int64_t i = 0; i < in->n; i++) {
-        ml_sample_copy(&sample[i], a, in->sample[i]);
-        out->sample[i] = &sample[i];
-    }
-    for (const ml_figure *f = in->figures.first; f; f = f->next)
-        ml_figures_add(&out->figures, f->name, "", f->value);
 }
 
 /* --- making ------------------------------------------------------------------- */
@@ -73,7 +56,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
         st = rest(h, err);
     if (st != ML_OK)
         return st;
-    copy_harvest(out, a, &h->harvest);
+    ml_harvest_copy(out, a, &h->harvest);
     let_go(h);
     return rollout + 1 < h->num_rollout ? start(h, rollout + 1, err) : ML_OK;
 }

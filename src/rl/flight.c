@@ -26,6 +26,7 @@ void ml_flights_release(ml_flights *f) {
 static void open_one(ml_flights *f) {
     pthread_mutex_lock(&f->lock);
     f->n_open++;
+    f->n_begun++;
     pthread_mutex_unlock(&f->lock);
 }
 
@@ -388,6 +389,7 @@ static ml_status take_off(ml_flight *x, uint64_t draw, ml_err *err) {
         return ML_OK;
     pthread_mutex_lock(&f->lock);
     f->n_open--;
+    f->n_begun--;
     pthread_mutex_unlock(&f->lock);
     return st;
 }

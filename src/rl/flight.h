@@ -61,8 +61,9 @@ typedef struct ml_flights {
     void *landed_ud;
     pthread_mutex_t lock;
     pthread_cond_t change;
-    int64_t n_open; /* under way, their rewards included */
-    bool done;      /* nobody will start another */
+    int64_t n_open;  /* under way, their rewards included */
+    int64_t n_begun; /* that ever were */
+    bool done;       /* nobody will start another */
 } ml_flights;
 
 typedef struct ml_flight {

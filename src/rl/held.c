@@ -36,12 +36,21 @@ void ml_held_put(ml_held *h, const ml_sample *const *sample, int64_t n) {
     *h = now;
 }
 
-void ml_held_save(const ml_held *h, ml_text *out) {
+static void write_next(ml_text *out, const ml_sample *s, bool *any) {
+    ml_text_printf(out, "%s", *any ? ", " : "");
+    ml_sample_write(out, s);
+    *any = true;
+}
+
+void ml_held_save(const ml_held *h, const ml_sample *const *more, int64_t n_more,
+                  ml_text *out) {
+    bool any = false;
+
     ml_text_printf(out, "[");
-    for (int64_t i = h->next * h->n_per_group; i < h->n_group * h->n_per_group; i++) {
-        ml_text_printf(out, "%s", i > h->next * h->n_per_group ? ", " : "");
-        ml_sample_write(out, &h->sample[i]);
-    }
+    for (int64_t i = 0; i < n_more; i++)
+        write_next(out, more[i], &any);
+    for (int64_t i = h->next * h->n_per_group; i < h->n_group * h->n_per_group; i++)
+        write_next(out, &h->sample[i], &any);
     ml_text_printf(out, "]");
 }
 

@@ -26,8 +26,10 @@ const ml_sample *ml_held_take(ml_held *h);
 void ml_held_put(ml_held *h, const ml_sample *const *sample /* [n * n_per_group] */,
                  int64_t n);
 
-/* As a JSON array; and back, from the member "held" of a saved state. */
-void ml_held_save(const ml_held *h, ml_text *out);
+/* As a JSON array, after `more` samples that are held elsewhere; and back, from the member
+ * "held" of a saved state. */
+void ml_held_save(const ml_held *h, const ml_sample *const *more, int64_t n_more,
+                  ml_text *out);
 ml_status ml_held_load(ml_held *h, ml_str state, const char *name, ml_err *err);
 
 #endif

@@ -18,6 +18,11 @@ typedef struct ml_harvest {
     double made_s; /* seconds it took to make them, if not those of the call; 0: those */
 } ml_harvest;
 
+/* With samples of its own, in the arena; figures are added. */
+void ml_harvest_copy(ml_harvest *out, ml_arena *a, const ml_harvest *in);
+/* Adds what can be seen of the samples: lengths, groups of one reward, pass rates. */
+void ml_harvest_report(ml_harvest *h, int32_t n_per_group, bool turns);
+
 typedef struct ml_rollout {
     /* The samples of a round; they live in the arena. */
     ml_status (*collect)(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,

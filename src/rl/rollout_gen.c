@@ -1,10 +1,7 @@
 #include "rl/rollout_gen.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #include "base/log.h"
-#include "rl/sample_figures.h"
+#include "rl/rejections.h"
 
 #define HOPELESS 100 /* times as many groups as are wanted, and none was kept */
 
@@ -16,12 +13,6 @@ typedef struct asked {
     bool settled; /* every sample of it has a reward */
 } asked;
 
-/* Groups that were turned down for one reason. */
-typedef struct rejection {
-    char reason[40];
-    int64_t n;
-} rejection;
-
 /* A round while it is under way. */
 typedef struct batch {
     ml_gen_rollout *g;
@@ -29,8 +20,7 @@ typedef struct batch {
     ml_arena *arena;
     asked *asked; /* [n] in the order of their numbers */
     int64_t n, cap, n_kept, n_pending;
-    rejection *rejection; /* [n_rejection] */
-    int n_rejection;
+    ml_rejections rejections;
     ml_status st; /* of what failed on the generator's thread */
     ml_err *err;
 } batch;
@@ -115,25 +105,9 @@ static bool has_ended(const asked *f) {
     return true;
 }
 
-static void count_rejection(batch *r, const char *reason) {
-    int i = 0;
-
-    while (i < r->n_rejection && strcmp(r->rejection[i].reason, reason) != 0)
-        i++;
-    if (i == r->n_rejection) {
-        rejection *more = ML_NEW(r->arena, rejection, i + 1);
-        for (int k = 0; k < i; k++)
-            more[k] = r->rejection[k];
-        snprintf(more[i].reason, sizeof more[i].reason, "%s", reason);
-        r->rejection = more;
-        r->n_rejection++;
-    }
-    r->rejection[i].n++;
-}
-
 static bool passes_filter(batch *r, const asked *f) {
     const ml_sample **s;
-    char reason[40] = "";
+    char reason[ML_REASON_CAP] = "";
 
     if (!r->g->filter)
         return true;
@@ -144,7 +118,7 @@ static bool passes_filter(batch *r, const asked *f) {
     if (r->g->filter->keep(s, f->group.n_sample, reason))
         return true;
     if (reason[0])
-        count_rejection(r, reason);
+        ml_rejections_count(&r->rejections, reason);
     return false;
 }
 
@@ -174,7 +148,8 @@ static bool complete(batch *r, const asked *f) {
         bool aborted = x->sample.status == ML_SAMPLE_ABORTED;
         if (!aborted && x->sample.has_reward)
             continue;
-        count_rejection(r, aborted ? "aborted" : ml_reward_outcome_name(x->outcome));
+        ml_rejections_count(&r->rejections,
+                            aborted ? "aborted" : ml_reward_outcome_name(x->outcome));
         ml_log(ML_LOG_WARN, "sample %lld has no reward, its group is dropped: %s",
                (long long)x->sample.index, x->why);
         return false;
@@ -258,20 +233,6 @@ static void hold(batch *r) {
     ml_held_put(&r->g->held, s, n / size);
 }
 
-static void report(batch *r, ml_harvest *out) {
-    ml_figures *f = &out->figures;
-
-    for (int i = 0; i < r->n_rejection; i++)
-        ml_figures_add(f, "rollout/dynamic_filter/drop_", r->rejection[i].reason,
-                       (double)r->rejection[i].n);
-    ml_figures_lengths(f, "rollout/", out->sample, out->n);
-    ml_figures_zero_std(f, "rollout/", out->sample, out->n);
-    if (r->g->asker.turns)
-        ml_figures_turns(f, out->sample, out->n);
-    ml_figures_pass_rate(f, "passrate/", out->sample, out->n,
-                         r->g->run->opts.source.n_samples_per_prompt);
-}
-
 /* Nothing runs while the first groups are asked for: which step they join must not depend
  * on the clock. */
 static ml_status generate(batch *r, ml_err *err) {
@@ -292,7 +253,7 @@ static ml_status generate(batch *r, ml_err *err) {
 static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
                          ml_err *err) {
     ml_gen_rollout *g = ud;
-    batch r = { .g = g, .arena = a, .err = err };
+    batch r = { .g = g, .arena = a, .rejections = { .arena = a }, .err = err };
     ml_status st;
 
     (void)rollout;
@@ -300,7 +261,9 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     st = generate(&r, err);
     if (st == ML_OK) {
         gather(&r, out);
-        report(&r, out);
+        ml_rejections_report(&r.rejections, &out->figures);
+        ml_harvest_report(out, g->run->opts.source.n_samples_per_prompt,
+                          g->asker.turns != NULL);
         if (g->partial)
             hold(&r);
     }
@@ -322,7 +285,7 @@ static void save(void *ud, ml_text *out) {
     if (!g->partial)
         return;
     ml_text_printf(out, "\"held\": ");
-    ml_held_save(&g->held, out);
+    ml_held_save(&g->held, NULL, 0, out);
 }
 
 static ml_status load(void *ud, ml_str state, const char *name, ml_err *err) {

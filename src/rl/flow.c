@@ -1,0 +1,279 @@
+#include "rl/flow.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "rl/flow_priv.h"
+
+enum { PATIENCE_S = 30 }; /* without a group, before that is said */
+
+/* --- versions -------------------------------------------------------------------- */
+
+void ml_flow_published(ml_flow *s, uint64_t version) {
+    pthread_mutex_lock(&s->lock);
+    if (s->n_published == s->cap_published) {
+        int64_t cap = 2 * s->cap_published + 64;
+        uint64_t *more = realloc(s->published, (size_t)cap * sizeof *more);
+        if (more) {
+            s->published = more;
+            s->cap_published = cap;
+        }
+    }
+    if (s->n_published < s->cap_published)
+        s->published[s->n_published++] = version;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Publications since the group's oldest token. */
+static int64_t staleness(const ml_flow *s, const ml_flow_group *g) {
+    uint64_t oldest = UINT64_MAX;
+    int64_t n = 0;
+
+    for (int32_t i = 0; i < g->id.n_sample; i++) {
+        const ml_sample *x = &g->flight[i]->sample;
+        for (int32_t t = 0; t < x->n_response; t++)
+            oldest = x->version[t] < oldest ? x->version[t] : oldest;
+    }
+    while (n < s->n_published && s->published[s->n_published - 1 - n] > oldest)
+        n++;
+    return n;
+}
+
+/* --- a round --------------------------------------------------------------------- */
+
+typedef struct round {
+    ml_flow_group **group; /* [n] */
+    int64_t n, n_looked, sum_stale, max_stale;
+} round;
+
+/* With the lock: a while of waiting is said, a failure of the worker ends it. */
+static ml_status await_group(ml_flow *s, ml_err *err) {
+    struct timespec until;
+
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += PATIENCE_S;
+    while (s->st == ML_OK && !s->queue.n)
+        if (pthread_cond_timedwait(&s->change, &s->lock, &until) == ETIMEDOUT) {
+            ml_log(ML_LOG_WARN, "No completed rollout groups for %d.0s: %lld are under way",
+                   PATIENCE_S, (long long)s->flying.n);
+            until.tv_sec += PATIENCE_S;
+        }
+    if (s->st != ML_OK && err)
+        *err = s->err;
+    return s->st;
+}
+
+static ml_status take_groups(ml_flow *s, round *r, ml_err *err) {
+    int64_t wanted = s->opts.run->opts.rollout_batch_size;
+
+    while (r->n < wanted) {
+        ml_status st = await_group(s, err);
+        ml_flow_group *g;
+        int64_t stale;
+        if (st != ML_OK)
+            return st;
+        g = ml_flow_pop(&s->queue);
+        stale = staleness(s, g);
+        r->n_looked++;
+        r->sum_stale += stale;
+        r->max_stale = stale > r->max_stale ? stale : r->max_stale;
+        if (s->opts.max_stale < 0 || stale <= s->opts.max_stale) {
+            r->group[r->n++] = g;
+        } else {
+            s->counts.n_stale++;
+            ml_flow_turn_away(s, g);
+        }
+        pthread_cond_broadcast(&s->change);
+    }
+    return ML_OK;
+}
+
+static int by_index(const void *x, const void *y) {
+    int64_t a = (*(ml_flow_group *const *)x)->id.first_index,
+            b = (*(ml_flow_group *const *)y)->id.first_index;
+    return a < b ? -1 : a > b;
+}
+
+/* Tokens of weights before the sample's last are read, not trained. */
+static void mask_old(ml_sample *x, ml_arena *a) {
+    uint8_t *mask = ML_NEW(a, uint8_t, x->n_response + 1);
+
+    for (int32_t t = 0; t < x->n_response; t++)
+        mask[t] =
+            x->version[t] == x->version[x->n_response - 1] && (!x->mask || x->mask[t]);
+    x->mask = mask;
+}
+
+static void gather(ml_flow *s, const round *r, ml_harvest *out, ml_arena *a) {
+    int32_t size = s->opts.run->opts.source.n_samples_per_prompt;
+    ml_sample *sample = ML_NEW(a, ml_sample, r->n * size + 1);
+
+    qsort(r->group, (size_t)r->n, sizeof *r->group, by_index);
+    out->sample = ML_NEW(a, const ml_sample *, r->n *size + 1);
+    for (int64_t i = 0; i < r->n; i++) {
+        out->n_drawn += r->group[i]->flights.n_drawn;
+        for (int32_t k = 0; k < size; k++) {
+            ml_sample_copy(&sample[out->n], a, &r->group[i]->flight[k]->sample);
+            if (s->opts.mask_old)
+                mask_old(&sample[out->n], a);
+            out->sample[out->n] = &sample[out->n];
+            out->n++;
+        }
+    }
+}
+
+static void report(ml_flow *s, const round *r, ml_harvest *out) {
+    ml_figures *f = &out->figures;
+    int64_t n = 0, sum = 0, most = 0;
+
+    for (const ml_flow_group *g = s->queue.first; g; g = g->next, n++) {
+        int64_t stale = staleness(s, g);
+        sum += stale;
+        most = stale > most ? stale : most;
+    }
+    ml_rejections_report(&s->rejections, f);
+    ml_figures_add(f, "rollout/fully_async/", "queue_size", (double)n);
+    ml_figures_add(f, "rollout/fully_async/", "aborted_groups_filtered",
+                   (double)s->counts.n_aborted);
+    ml_figures_add(f, "rollout/fully_async/", "stale_groups_filtered",
+                   (double)s->counts.n_stale);
+    ml_figures_add(f, "rollout/fully_async/", "avg_staleness",
+                   (double)r->sum_stale / (double)r->n_looked);
+    ml_figures_add(f, "rollout/fully_async/", "max_staleness", (double)r->max_stale);
+    ml_figures_add(f, "rollout/fully_async/", "buffer_avg_staleness",
+                   n ? (double)sum / (double)n : 0.0);
+    ml_figures_add(f, "rollout/fully_async/", "buffer_max_staleness", (double)most);
+    out->n_drawn += s->counts.n_drawn;
+    s->counts = (ml_flow_counts){ 0 };
+    ml_arena_release(&s->reasons);
+    ml_arena_init(&s->reasons, "reasons");
+    s->rejections = (ml_rejections){ .arena = &s->reasons };
+}
+
+static ml_status start(ml_flow *s, ml_err *err) {
+    ml_text line = { 0 };
+
+    if (s->started)
+        return ML_OK;
+    if (pthread_create(&s->worker, NULL, ml_flow_work, s) != 0)
+        return ml_fail(err, ML_EIO, "the system gives no thread for the rollout worker");
+    s->started = true;
+    ml_text_printf(&line, "Continuous async rollout worker started: %lld groups at a time",
+                   (long long)s->opts.max_groups);
+    s->opts.say(line.ptr);
+    ml_text_release(&line);
+    return ML_OK;
+}
+
+static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
+                         ml_err *err) {
+    ml_flow *s = ud;
+    const ml_train_run_opts *o = &s->opts.run->opts;
+    round r = { .group = ML_NEW(a, ml_flow_group *, o->rollout_batch_size) };
+    ml_status st = start(s, err);
+
+    (void)rollout;
+    if (st != ML_OK)
+        return st;
+    pthread_mutex_lock(&s->lock);
+    st = take_groups(s, &r, err);
+    if (st == ML_OK) {
+        gather(s, &r, out, a);
+        report(s, &r, out);
+    }
+    pthread_mutex_unlock(&s->lock);
+    for (int64_t i = 0; i < r.n; i++)
+        ml_flow_free_group(r.group[i]);
+    if (st == ML_OK)
+        ml_harvest_report(out, o->source.n_samples_per_prompt, s->opts.asker.turns != NULL);
+    return st;
+}
+
+/* --- life ------------------------------------------------------------------------- */
+
+/* The generator's thread, between steps: conversations go on. */
+static void on_ended(void *ud) {
+    ml_flow *s = ud;
+
+    pthread_mutex_lock(&s->lock);
+    for (ml_flow_group *g = s->flying.first; g; g = g->next)
+        ml_flights_go_on(&g->flights);
+    pthread_mutex_unlock(&s->lock);
+}
+
+ml_status ml_flow_open(ml_flow **out, const ml_flow_opts *o, ml_err *err) {
+    ml_flow *s = calloc(1, sizeof *s);
+    pthread_mutexattr_t kind;
+
+    if (!s)
+        return ml_fail(err, ML_ENOMEM, "no memory for the rollout worker");
+    s->opts = *o;
+    pthread_mutexattr_init(&kind);
+    pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&s->lock, &kind);
+    pthread_mutexattr_destroy(&kind);
+    pthread_cond_init(&s->change, NULL);
+    ml_arena_init(&s->reasons, "reasons");
+    s->rejections.arena = &s->reasons;
+    ml_held_init(&s->held, o->run->opts.source.n_samples_per_prompt);
+    if (o->asker.turns)
+        o->asker.gen->watch(o->asker.gen, on_ended, s);
+    *out = s;
+    return ML_OK;
+}
+
+void ml_flow_hold(ml_flow *s, bool hold) {
+    pthread_mutex_lock(&s->lock);
+    s->held_up = hold;
+    pthread_cond_broadcast(&s->change);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static bool all_landed(const ml_flow *s) {
+    for (const ml_flow_group *g = s->flying.first; g; g = g->next)
+        if (g->n_left > 0)
+            return false;
+    return true;
+}
+
+/* Ends what is under way; the generator still calls on_ended meanwhile. */
+static void drain(ml_flow *s) {
+    ml_flow_group *g;
+
+    pthread_mutex_lock(&s->lock);
+    for (g = s->flying.first; g; g = g->next)
+        ml_flights_abort(&g->flights, g->flight, g->id.n_sample);
+    while (!all_landed(s))
+        pthread_cond_wait(&s->change, &s->lock);
+    while ((g = ml_flow_pop(&s->flying)) || (g = ml_flow_pop(&s->queue)))
+        ml_flow_free_group(g);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void ml_flow_close(ml_flow *s) {
+    if (!s)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->stopping = true;
+    pthread_cond_broadcast(&s->change);
+    pthread_mutex_unlock(&s->lock);
+    if (s->started)
+        pthread_join(s->worker, NULL);
+    drain(s);
+    if (s->opts.asker.turns)
+        s->opts.asker.gen->watch(s->opts.asker.gen, NULL, NULL);
+    ml_held_release(&s->held);
+    ml_arena_release(&s->reasons);
+    free(s->published);
+    pthread_cond_destroy(&s->change);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+ml_rollout ml_rollout_flow(ml_flow *s) {
+    return (ml_rollout){
+        .collect = collect, .save = ml_flow_save, .load = ml_flow_load, .ud = s
+    };
+}

@@ -1,0 +1,48 @@
+/* flow.h - samples that are made all the time, whatever the trainer does.
+ *
+ * A worker keeps a number of groups under way.  Those whose samples have all ended and been
+ * graded wait in a queue, oldest first, from which the loop takes a round's.  Weights are
+ * published while groups are under way, so a sample may have tokens of several versions; each
+ * token keeps its own.  A group with a token that is too many publications old when its turn
+ * comes is turned away, and counted.
+ *
+ * What a round gets depends on the clock; so rounds are recorded, and a recording trains to
+ * the same weights.  Everything under way and in the queue is part of a snapshot.
+ *
+ * thread: opened, collected from, paused and closed by the loop's. */
+#ifndef ML_RL_FLOW_H
+#define ML_RL_FLOW_H
+
+#include "rl/flight.h"
+#include "rl/group_filter.h"
+#include "rl/rollout.h"
+
+typedef struct ml_flow ml_flow;
+
+typedef struct ml_flow_opts {
+    ml_train_run *run;
+    ml_asker asker;
+    ml_sampling how;
+    const ml_group_filter *filter; /* NULL: all are kept */
+    int64_t max_groups;            /* under way */
+    int64_t capacity;              /* groups that wait, before no more are begun */
+    int64_t max_stale;             /* publications; -1: any number */
+    bool retry;    /* what is too old or was aborted is asked again, not dropped */
+    bool mask_old; /* of a sample, only tokens of its newest weights are trained */
+    void (*say)(const char *line); /* a line for who watches */
+} ml_flow_opts;
+
+/* The worker starts with the first round. */
+ml_status ml_flow_open(ml_flow **out, const ml_flow_opts *o, ml_err *err);
+/* Aborts what is under way; NULL is fine.  Before the generator is closed. */
+void ml_flow_close(ml_flow *s);
+
+ml_rollout ml_rollout_flow(ml_flow *s);
+
+/* The generator has other weights now. */
+void ml_flow_published(ml_flow *s, uint64_t version);
+
+/* No group is begun until it is let go on: the generator is wanted for something else. */
+void ml_flow_hold(ml_flow *s, bool hold);
+
+#endif
