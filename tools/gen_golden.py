@@ -22,10 +22,14 @@ DATA = os.path.join(HERE, "..", "tests", "golden", "data")
 SHARDED = os.path.join(HERE, "..", "tests", "golden", "sharded")
 SHARDED_MODEL, SHARD_SIZE = "qwen3", "60KB"
 LENGTHS = [37, 70, 1, 150]
+FROZEN = ("e_score_correction_bias",)  # tensors that the loss does not reach
 
 COMMON = dict(vocab_size=83, hidden_size=48, intermediate_size=56, num_hidden_layers=2,
               num_attention_heads=4, num_key_value_heads=2, head_dim=12,
               max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+
+DEEPSEEK_MOE = dict(n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=20, n_shared_experts=1,
+                    norm_topk_prob=True, routed_scaling_factor=1.5, num_nextn_predict_layers=1)
 
 MODELS = {
     "llama": ("llama", dict(rope_parameters=dict(
@@ -55,6 +59,17 @@ MODELS = {
         rope_parameters=dict(
             full_attention=dict(rope_type="linear", rope_theta=1000000.0, factor=8.0),
             sliding_attention=dict(rope_type="default", rope_theta=10000.0)))),
+    "mixtral": ("mixtral", dict(intermediate_size=28, num_local_experts=5, num_experts_per_tok=2, sliding_window=8)),
+    "glm4_moe": ("glm4_moe", dict(
+        DEEPSEEK_MOE, head_dim=16, use_qk_norm=True, attention_bias=True, first_k_dense_replace=1,
+        n_group=4, topk_group=2)),
+    "minimax_m2": ("minimax_m2", dict(
+        intermediate_size=20, num_local_experts=7, num_experts_per_tok=2, rotary_dim=6)),
+    "olmo2": ("olmo2", dict()),
+    "phi3": ("phi3", dict(sliding_window=40, rope_parameters=dict(
+        rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
+    "smollm3": ("smollm3", dict(
+        num_hidden_layers=3, no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=8)),
     "glm4": ("glm4", dict(head_dim=16, rope_parameters=dict(
         rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
 }
@@ -76,7 +91,7 @@ def old_style(config):
     if rope.get("rope_type", "default") != "default":
         rope["type"] = rope.pop("rope_type")
         old["rope_scaling"] = rope
-    if "num_local_experts" in old:
+    if "num_local_experts" in old and old["model_type"] == "qwen3_moe":
         old["num_experts"] = old.pop("num_local_experts")
     return old
 
@@ -87,6 +102,9 @@ def spread(model, generator):
         for name, p in model.named_parameters():
             noise = torch.randn(p.shape, generator=generator)
             p.copy_(p + 0.2 * noise if p.dim() == 1 else 0.15 * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
 
 
 def score(model, names):
@@ -109,6 +127,17 @@ def score(model, names):
     return out
 
 
+def put_expert(grads, names, name, e, projections, grad):
+    """Of the names that a family may have for an expert's projection, the one it has."""
+    stem = name[: name.rindex(".")] + f".{e}."
+    for folder in (stem, stem.replace(".mlp.", ".block_sparse_moe.")):
+        for projection in projections:
+            if f"{folder}{projection}.weight" in names:
+                grads[f"{folder}{projection}.weight"] = grad
+                return
+    raise SystemExit(f"{name}: expert {e} has no name in the checkpoint")
+
+
 def gradients(model, names):
     """Under the names of the checkpoint: experts are stacked and fused in memory only."""
     grads = {}
@@ -118,15 +147,17 @@ def gradients(model, names):
         elif name.endswith("experts.gate_up_proj"):
             gate, up = p.grad.chunk(2, dim=1)
             for e in range(p.shape[0]):
-                stem = name[: -len("gate_up_proj")] + f"{e}."
-                grads[stem + "gate_proj.weight"] = gate[e]
-                grads[stem + "up_proj.weight"] = up[e]
+                put_expert(grads, names, name, e, ("gate_proj", "w1"), gate[e])
+                put_expert(grads, names, name, e, ("up_proj", "w3"), up[e])
         elif name.endswith("experts.down_proj"):
             for e in range(p.shape[0]):
-                grads[name[: -len("down_proj")] + f"{e}.down_proj.weight"] = p.grad[e]
+                put_expert(grads, names, name, e, ("down_proj", "w2"), p.grad[e])
+        elif name.replace(".mlp.", ".block_sparse_moe.") in names:
+            grads[name.replace(".mlp.", ".block_sparse_moe.")] = p.grad
         else:
             raise SystemExit(f"{name}: no such name in the checkpoint")
-    if set(grads) != set(names):
+    without = {name for name in names if name.endswith(FROZEN)}
+    if set(grads) | without != set(names):
         raise SystemExit(f"gradients and checkpoint differ: {set(grads) ^ set(names)}")
     return grads
 

@@ -15,7 +15,7 @@ const ml_op_info ml_op_infos[ML_OP_COUNT] = {
     [ML_OP_ADD] = { "add", .in_place = IN(0) | IN(1), .grad_in = IN(0) | IN(1) },
     [ML_OP_GLU] = { "glu", .save_in = IN(0) | IN(1), .in_place = IN(0) | IN(1),
                     .grad_in = IN(0) | IN(1) },
-    [ML_OP_MOE_ROUTE] = { "moe-route", .save_in = IN(0), .save_out = OUT(0) | OUT(1),
+    [ML_OP_MOE_ROUTE] = { "moe-route", .save_in = IN(0), .save_out = OUT(1),
                           .grad_in = IN(0) },
     [ML_OP_MOE_GATHER] = { "moe-gather", .save_in = IN(1), .grad_in = IN(0) },
     [ML_OP_MOE_LINEAR] = { "moe-linear", .save_in = IN(0) | IN(1), .grad_in = IN(0) },

@@ -32,7 +32,7 @@
  *  ATTN         q [n,Hq*d] k,v [n,Hk*d]  -            o [n,Hq*d] stat [n,Hq,2] kpage vpage
  *  ADD          a b [n,H]              -              y [n,H]
  *  GLU          g u [n,I] (or gu [n,2I])  -           y [n,I]
- *  MOE_ROUTE    logits [n,E]           -              weight [n,k] expert i32 [n,k] group
+ *  MOE_ROUTE    logits [n,E]           bias [E]?      weight [n,k] expert i32 [n,k] group
  *  MOE_GATHER   x [n,H] group          -              y [n*k,H]    sorted by expert, token
  *  MOE_LINEAR   x [n*k,K] group        w [E,N,K]      y [n*k,N]
  *  MOE_COMBINE  y [n*k,H] weight group -              x [n,H]
@@ -129,7 +129,10 @@ typedef struct ml_op_attr {
     } glu;
     struct {
         int32_t n_expert, top_k;
-        bool renorm; /* chosen weights divided by their sum */
+        int32_t n_group, top_group; /* only experts of the best top_group groups; 0: all */
+        bool sigmoid;               /* scores are sigmoids of the logits, not a softmax */
+        bool renorm;                /* chosen weights divided by their sum */
+        float scale;                /* of the weights, last */
     } moe;
     struct {           /* part after part, and in each the groups of a row in order */
         int64_t group; /* columns of a group */

@@ -8,6 +8,7 @@
 #include "cli/cli.h"
 #include "cli/sequences.h"
 #include "model/plan.h"
+#include "model/tensors.h"
 #include "train/memory.h"
 
 /* Sequences are packed into batches of about this many tokens; longer ones go alone. */
@@ -26,6 +27,8 @@ typedef struct score_job {
     ml_plan *plan;
     ml_batch batch;
     ml_st_writer *out;
+    const ml_named *named; /* what gets a gradient, as the checkpoint names it */
+    int32_t n_named;
     int32_t *target;    /* [longest sequence] scratch for one sequence's targets */
     float *logprob;     /* [loss rows of a batch] */
     float *entropy;     /* the same */
@@ -122,28 +125,38 @@ static ml_status put_grads(score_job *j, ml_err *err) {
     float loss = (float)(j->nll / (double)j->seq.n_next), *piece = NULL;
     ml_status st = put(j, tensor++, 0, 1, &loss, err);
 
-    for (int32_t i = 0; i < j->spec.n_param; i++) {
-        const ml_param *p = &j->spec.param[i];
-        int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
-        int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
-        int64_t step = (int64_t)(PIECE_BYTES / sizeof *piece) / cols;
+    for (int32_t i = 0; i < j->n_named && st == ML_OK; i++) {
+        ml_slices all = ml_named_slices(&j->named[i]);
+        int64_t step = (int64_t)(PIECE_BYTES / sizeof *piece) / all.n_value;
         step = step < 1 ? 1 : step;
-        float *grown = realloc(piece, (size_t)(step * cols) * sizeof *piece);
+        float *grown = realloc(piece, (size_t)(step * all.n_value) * sizeof *piece);
         if (!grown) {
             free(piece);
             return ml_fail(err, ML_ENOMEM, "no memory for %lld gradients at a time",
-                           (long long)(step * cols));
+                           (long long)(step * all.n_value));
         }
         piece = grown;
-        for (int32_t e = 0; e < p->n_stack; e++, tensor++)
-            for (int64_t r = 0; r < rows && st == ML_OK; r += step) {
-                int64_t n = rows - r < step ? rows - r : step;
-                ml_weights_unpack(&j->grads, i, e, r, n, ML_F32, piece);
-                st = put(j, tensor, r * cols, n * cols, piece, err);
-            }
+        for (int64_t r = 0; r < all.n_slice && st == ML_OK; r += step) {
+            int64_t n = all.n_slice - r < step ? all.n_slice - r : step;
+            ml_named_read(&j->grads, &j->spec, &j->named[i], r, n, ML_F32, piece);
+            st = put(j, tensor, r * all.n_value, n * all.n_value, piece, err);
+        }
+        tensor++;
     }
     free(piece);
     return st;
+}
+
+/* The tensors of the checkpoint that get a gradient. */
+static void list_named(score_job *j) {
+    int32_t n;
+    const ml_named *all = ml_named_list(&j->spec, j->checkpoint, &j->arena, &n);
+    ml_named *list = ML_NEW(&j->arena, ml_named, n);
+
+    for (int32_t i = 0; i < n; i++)
+        if (!j->spec.param[all[i].param].frozen)
+            list[j->n_named++] = all[i];
+    j->named = list;
 }
 
 static void declare(score_job *j, ml_st_tensor *t, const char *name, int32_t n_dim,
@@ -158,11 +171,12 @@ static ml_status open_output(score_job *j, ml_err *err) {
     const ml_config *c = j->config;
     int32_t n = j->seq.n * per_sequence(j), at = 0;
     ml_st_tensor *t;
-    char name[600], param[512];
+    char name[600];
     ml_st_layout layout = { 0 };
 
-    for (int32_t i = 0; c->score.grads && i < j->spec.n_param; i++)
-        n += j->spec.param[i].n_stack;
+    if (c->score.grads)
+        list_named(j);
+    n += j->n_named;
     t = ML_NEW(&j->arena, ml_st_tensor, n + 1);
     for (int32_t i = 0; i < j->seq.n; i++) {
         snprintf(name, sizeof name, "logprobs.%d", i);
@@ -176,13 +190,12 @@ static ml_status open_output(score_job *j, ml_err *err) {
     }
     if (c->score.grads)
         declare(j, &t[at++], "loss", 1, 1, 0);
-    for (int32_t i = 0; c->score.grads && i < j->spec.n_param; i++)
-        for (int32_t e = 0; e < j->spec.param[i].n_stack; e++) {
-            const ml_param *p = &j->spec.param[i];
-            snprintf(name, sizeof name, "grad.%s",
-                     ml_param_name(p, e, param, sizeof param));
-            declare(j, &t[at++], name, p->n_dim, p->shape[0], p->shape[1]);
-        }
+    for (int32_t i = 0; i < j->n_named; i++) {
+        const ml_named *d = &j->named[i];
+        snprintf(name, sizeof name, "grad.%s", d->name);
+        declare(j, &t[at], name, d->n_dim, d->shape[0], d->shape[1]);
+        t[at++].shape[2] = d->shape[2];
+    }
     layout.n = at;
     layout.tensor = t;
     return ml_st_create(&j->out, c->score.output, &layout, err);

@@ -17,14 +17,14 @@ static void *grown(ml_builder *b, void *old, int32_t n, int32_t *cap, size_t siz
     return p;
 }
 
-static int32_t new_value(ml_builder *b, ml_value v) {
+int32_t ml_build_value(ml_builder *b, ml_value v) {
     ml_spec *s = b->spec;
     s->value = grown(b, s->value, s->n_value, &b->cap_value, sizeof *s->value);
     s->value[s->n_value] = v;
     return s->n_value++;
 }
 
-static int32_t new_param(ml_builder *b, ml_param p) {
+int32_t ml_build_param(ml_builder *b, ml_param p) {
     ml_spec *s = b->spec;
     s->param = grown(b, s->param, s->n_param, &b->cap_param, sizeof *s->param);
     s->param[s->n_param] = p;
@@ -32,7 +32,7 @@ static int32_t new_param(ml_builder *b, ml_param p) {
 }
 
 /* Appends a node without inputs, outputs or weights; the caller fills them in. */
-static ml_node *new_node(ml_builder *b, ml_op_id op) {
+ml_node *ml_build_node(ml_builder *b, ml_op_id op) {
     ml_spec *s = b->spec;
     ml_node *n;
     s->node = grown(b, s->node, s->n_node, &b->cap_node, sizeof *s->node);
@@ -47,18 +47,18 @@ static ml_node *new_node(ml_builder *b, ml_op_id op) {
     return n;
 }
 
-static int32_t token_value(ml_builder *b, int32_t mul, int64_t width) {
-    return new_value(b, (ml_value){ ML_PER_TOKEN, mul, width, ML_F32 });
+int32_t ml_build_rows(ml_builder *b, int32_t mul, int64_t width) {
+    return ml_build_value(b, (ml_value){ ML_PER_TOKEN, mul, width, ML_F32 });
 }
 
 /* Statistics, tables and weights of a sum: f32 on every backend. */
-static int32_t exact_value(ml_builder *b, ml_axis axis, int64_t width) {
-    return new_value(b, (ml_value){ axis, 1, width, ML_F32, true });
+int32_t ml_build_exact(ml_builder *b, ml_axis axis, int64_t width) {
+    return ml_build_value(b, (ml_value){ axis, 1, width, ML_F32, true });
 }
 
 static int32_t like(ml_builder *b, int32_t x) {
     ml_value v = b->spec->value[x];
-    return new_value(b, v);
+    return ml_build_value(b, v);
 }
 
 static const char *scoped(ml_builder *b, const char *name) {
@@ -67,29 +67,45 @@ static const char *scoped(ml_builder *b, const char *name) {
     return ml_arena_printf(&b->spec->arena, "model.layers.%d.%s", b->layer, name);
 }
 
-static const char *scoped_suffix(ml_builder *b, const char *name, const char *suffix) {
+const char *ml_build_name(ml_builder *b, const char *name, const char *suffix) {
     char full[256];
     snprintf(full, sizeof full, "%s%s", name, suffix);
     return scoped(b, full);
 }
 
+/* Rows `first` .. of a larger matrix (or vector) called whole + suffix. */
+static ml_part *rows_part(ml_builder *b, const ml_linear_opts *o, const char *suffix,
+                          int64_t cols) {
+    ml_part *p;
+    if (!o->whole)
+        return NULL;
+    p = ML_NEW(&b->spec->arena, ml_part, 1);
+    *p = (ml_part){ .name = ml_build_name(b, o->whole, suffix),
+                    .n_dim = cols ? 2 : 1,
+                    .shape = { o->whole_out, cols },
+                    .at = o->first_out * (cols ? cols : 1),
+                    .row = cols,
+                    .col = 1 };
+    return p;
+}
+
 static int32_t vector_param(ml_builder *b, const char *name, int64_t n, ml_shard shard) {
-    return new_param(b, (ml_param){ .name = name,
-                                    .n_stack = 1,
-                                    .n_dim = 1,
-                                    .shape = { n, 1 },
-                                    .layout = ML_ROWS,
-                                    .shard = shard });
+    return ml_build_param(b, (ml_param){ .name = name,
+                                         .n_stack = 1,
+                                         .n_dim = 1,
+                                         .shape = { n, 1 },
+                                         .layout = ML_ROWS,
+                                         .shard = shard });
 }
 
 static int32_t matrix_param(ml_builder *b, const char *name, int64_t rows, int64_t cols,
                             ml_layout layout, ml_shard shard) {
-    return new_param(b, (ml_param){ .name = name,
-                                    .n_stack = 1,
-                                    .n_dim = 2,
-                                    .shape = { rows, cols },
-                                    .layout = layout,
-                                    .shard = shard });
+    return ml_build_param(b, (ml_param){ .name = name,
+                                         .n_stack = 1,
+                                         .n_dim = 2,
+                                         .shape = { rows, cols },
+                                         .layout = layout,
+                                         .shard = shard });
 }
 
 void ml_build_begin_layer(ml_builder *b, int32_t layer) {
@@ -106,8 +122,8 @@ int64_t ml_build_width(const ml_builder *b, int32_t value) {
 
 int32_t ml_build_embed(ml_builder *b, const char *name, float scale) {
     ml_spec *s = b->spec;
-    ml_node *n = new_node(b, ML_OP_EMBED);
-    int32_t out = token_value(b, 1, s->n_hidden);
+    ml_node *n = ml_build_node(b, ML_OP_EMBED);
+    int32_t out = ml_build_rows(b, 1, s->n_hidden);
     /* A tied table also serves as LM head, so it lies as the head wants it. */
     n->w[0] = matrix_param(b, scoped(b, name), s->n_vocab, s->n_hidden,
                            s->tied ? ML_PANELS : ML_ROWS, ML_SHARD_VOCAB);
@@ -117,26 +133,30 @@ int32_t ml_build_embed(ml_builder *b, const char *name, float scale) {
 }
 
 int32_t ml_build_linear(ml_builder *b, int32_t x, ml_linear_opts o) {
-    ml_node *n = new_node(b, ML_OP_LINEAR);
-    int32_t out = token_value(b, b->spec->value[x].mul, o.n_out);
+    ml_spec *s = b->spec;
+    ml_node *n = ml_build_node(b, ML_OP_LINEAR);
+    int32_t out = ml_build_rows(b, b->spec->value[x].mul, o.n_out);
     n->in[0] = x;
     n->out[0] = out;
-    n->w[0] = matrix_param(b, scoped_suffix(b, o.name, ".weight"), o.n_out,
+    n->w[0] = matrix_param(b, ml_build_name(b, o.name, ".weight"), o.n_out,
                            ml_build_width(b, x), ML_PANELS, o.shard);
-    if (o.bias)
-        n->w[1] = vector_param(b, scoped_suffix(b, o.name, ".bias"), o.n_out,
-                               o.shard == ML_SHARD_COL ? ML_SHARD_COL : ML_SHARD_NONE);
+    s->param[n->w[0]].part = rows_part(b, &o, ".weight", ml_build_width(b, x));
+    if (!o.bias)
+        return out;
+    n->w[1] = vector_param(b, ml_build_name(b, o.name, ".bias"), o.n_out,
+                           o.shard == ML_SHARD_COL ? ML_SHARD_COL : ML_SHARD_NONE);
+    s->param[n->w[1]].part = rows_part(b, &o, ".bias", 0);
     return out;
 }
 
 int32_t ml_build_norm(ml_builder *b, int32_t x, const char *name, float eps, int32_t width,
                       bool plus_one) {
-    ml_node *n = new_node(b, ML_OP_RMSNORM);
+    ml_node *n = ml_build_node(b, ML_OP_RMSNORM);
     int32_t out = like(b, x);
     ML_BUG_IF(ml_build_width(b, x) % width != 0);
     n->in[0] = x;
     n->out[0] = out;
-    n->w[0] = vector_param(b, scoped_suffix(b, name, ".weight"), width, ML_SHARD_NONE);
+    n->w[0] = vector_param(b, ml_build_name(b, name, ".weight"), width, ML_SHARD_NONE);
     n->attr.norm.eps = eps;
     n->attr.norm.width = width;
     n->attr.norm.plus_one = plus_one;
@@ -152,8 +172,8 @@ static int32_t rope_table(ml_builder *b, const ml_rope *rope) {
         if (b->rope_of[i] == rope)
             return b->rope_table[i];
     ML_BUG_IF(b->n_rope == (int32_t)(sizeof b->rope_of / sizeof *b->rope_of));
-    n = new_node(b, ML_OP_ROPE_TABLE);
-    out = exact_value(b, ML_PER_TOKEN, rope->dim);
+    n = ml_build_node(b, ML_OP_ROPE_TABLE);
+    out = ml_build_exact(b, ML_PER_TOKEN, rope->dim);
     n->layer = ML_NONE;
     n->out[0] = out;
     n->attr.rope.rope = rope;
@@ -166,7 +186,7 @@ static int32_t rope_table(ml_builder *b, const ml_rope *rope) {
 int32_t ml_build_rope(ml_builder *b, int32_t x, const ml_rope *rope, int32_t head_dim,
                       bool interleaved) {
     int32_t table = rope_table(b, rope);
-    ml_node *n = new_node(b, ML_OP_ROPE);
+    ml_node *n = ml_build_node(b, ML_OP_ROPE);
     int32_t out = like(b, x);
     n->in[0] = x;
     n->in[1] = table;
@@ -180,7 +200,7 @@ int32_t ml_build_rope(ml_builder *b, int32_t x, const ml_rope *rope, int32_t hea
 
 int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, int32_t head_dim,
                       int32_t window, float scale, float softcap) {
-    ml_node *n = new_node(b, ML_OP_ATTN);
+    ml_node *n = ml_build_node(b, ML_OP_ATTN);
     int32_t n_head = (int32_t)(ml_build_width(b, q) / head_dim);
     int32_t n_kv = (int32_t)(ml_build_width(b, k) / head_dim);
     int64_t v_dim = (head_dim + ML_LANES - 1) / ML_LANES * ML_LANES;
@@ -191,10 +211,11 @@ int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, int32_t he
     n->in[1] = k;
     n->in[2] = v;
     n->out[0] = out;
-    n->out[1] = exact_value(b, ML_PER_TOKEN, 2 * (int64_t)n_head);
-    n->out[2] = new_value(
+    n->out[1] = ml_build_exact(b, ML_PER_TOKEN, 2 * (int64_t)n_head);
+    n->out[2] = ml_build_value(
         b, (ml_value){ ML_PER_PAGE, 1, (int64_t)n_kv * head_dim * ML_PAGE, ML_F32 });
-    n->out[3] = new_value(b, (ml_value){ ML_PER_PAGE, 1, n_kv * v_dim * ML_PAGE, ML_F32 });
+    n->out[3] =
+        ml_build_value(b, (ml_value){ ML_PER_PAGE, 1, n_kv * v_dim * ML_PAGE, ML_F32 });
     n->attr.attn.n_head = n_head;
     n->attr.attn.n_kv = n_kv;
     n->attr.attn.head_dim = head_dim;
@@ -205,7 +226,7 @@ int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, int32_t he
 }
 
 int32_t ml_build_add(ml_builder *b, int32_t x, int32_t y) {
-    ml_node *n = new_node(b, ML_OP_ADD);
+    ml_node *n = ml_build_node(b, ML_OP_ADD);
     int32_t out = like(b, x);
     n->in[0] = x;
     n->in[1] = y;
@@ -214,83 +235,18 @@ int32_t ml_build_add(ml_builder *b, int32_t x, int32_t y) {
 }
 
 int32_t ml_build_glu(ml_builder *b, int32_t gate, int32_t up, ml_act act) {
-    ml_node *n = new_node(b, ML_OP_GLU);
+    ml_node *n = ml_build_node(b, ML_OP_GLU);
     ml_value v = b->spec->value[gate];
     int32_t out;
 
     if (up == ML_NONE)
         v.width /= 2;
-    out = new_value(b, v);
+    out = ml_build_value(b, v);
     n->in[0] = gate;
     n->in[1] = up;
     n->out[0] = out;
     n->attr.glu.act = act;
     n->attr.glu.fused = up == ML_NONE;
-    return out;
-}
-
-static int32_t expert_linear(ml_builder *b, int32_t x, int32_t group, const ml_moe_opts *o,
-                             const char *proj, int64_t n_out) {
-    ml_node *n = new_node(b, ML_OP_MOE_LINEAR);
-    int32_t out = token_value(b, o->top_k, n_out);
-    char after[128];
-
-    snprintf(after, sizeof after, ".%s.weight", proj);
-    n->in[0] = x;
-    n->in[1] = group;
-    n->out[0] = out;
-    n->attr.moe.n_expert = o->n_expert;
-    n->attr.moe.top_k = o->top_k;
-    n->w[0] = new_param(
-        b, (ml_param){ .name = scoped_suffix(b, o->experts, "."),
-                       .name_after = ml_arena_str(&b->spec->arena, after, strlen(after)),
-                       .n_stack = o->n_expert,
-                       .n_dim = 2,
-                       .shape = { n_out, ml_build_width(b, x) },
-                       .layout = ML_PANELS,
-                       .shard = ML_SHARD_EXPERT });
-    return out;
-}
-
-int32_t ml_build_moe(ml_builder *b, int32_t x, ml_moe_opts o) {
-    int64_t hidden = ml_build_width(b, x);
-    int32_t logits =
-        ml_build_linear(b, x, (ml_linear_opts){ .name = o.router, .n_out = o.n_expert });
-    int32_t weight = exact_value(b, ML_PER_TOKEN, o.top_k);
-    int32_t expert = new_value(b, (ml_value){ ML_PER_TOKEN, 1, o.top_k, ML_I32 });
-    int32_t group =
-        new_value(b, (ml_value){ ML_GROUP, 2 * o.top_k, o.n_expert + 1, ML_I32 });
-    int32_t rows = token_value(b, o.top_k, hidden), gate, up, act, down, out;
-    ml_node *n = new_node(b, ML_OP_MOE_ROUTE);
-
-    n->in[0] = logits;
-    n->out[0] = weight;
-    n->out[1] = expert;
-    n->out[2] = group;
-    n->attr.moe.n_expert = o.n_expert;
-    n->attr.moe.top_k = o.top_k;
-    n->attr.moe.renorm = o.renorm;
-
-    n = new_node(b, ML_OP_MOE_GATHER);
-    n->in[0] = x;
-    n->in[1] = group;
-    n->out[0] = rows;
-    n->attr.moe.n_expert = o.n_expert;
-    n->attr.moe.top_k = o.top_k;
-
-    gate = expert_linear(b, rows, group, &o, "gate_proj", o.n_inner);
-    up = expert_linear(b, rows, group, &o, "up_proj", o.n_inner);
-    act = ml_build_glu(b, gate, up, o.act);
-    down = expert_linear(b, act, group, &o, "down_proj", hidden);
-
-    out = token_value(b, 1, hidden);
-    n = new_node(b, ML_OP_MOE_COMBINE);
-    n->in[0] = down;
-    n->in[1] = weight;
-    n->in[2] = group;
-    n->out[0] = out;
-    n->attr.moe.n_expert = o.n_expert;
-    n->attr.moe.top_k = o.top_k;
     return out;
 }
 
@@ -304,14 +260,14 @@ void ml_build_head(ml_builder *b, int32_t x, const char *name, bool tied, float 
         s->tied = false; /* nothing shares the embedding */
         return;
     }
-    n = new_node(b, ML_OP_LMHEAD);
+    n = ml_build_node(b, ML_OP_LMHEAD);
     n->in[0] = x;
     n->w[0] = tied ? s->node[0].w[0]
-                   : matrix_param(b, scoped_suffix(b, name, ".weight"), s->n_vocab,
+                   : matrix_param(b, ml_build_name(b, name, ".weight"), s->n_vocab,
                                   s->n_hidden, ML_PANELS, ML_SHARD_VOCAB);
-    n->out[0] = exact_value(b, ML_PER_LOSS, 1);
-    n->out[1] = exact_value(b, ML_PER_LOSS, 1);
-    n->out[2] = exact_value(b, ML_PER_LOSS, 2);
-    n->out[3] = exact_value(b, ML_PER_LOSS, s->n_vocab);
+    n->out[0] = ml_build_exact(b, ML_PER_LOSS, 1);
+    n->out[1] = ml_build_exact(b, ML_PER_LOSS, 1);
+    n->out[2] = ml_build_exact(b, ML_PER_LOSS, 2);
+    n->out[3] = ml_build_exact(b, ML_PER_LOSS, s->n_vocab);
     n->attr.logit_softcap = softcap;
 }

@@ -41,6 +41,10 @@ typedef struct ml_linear_opts {
     int64_t n_out;
     bool bias;
     ml_shard shard;
+    /* NULL, or the larger layer that checkpoints have it in: outputs first_out .. of
+     * whole_out. */
+    const char *whole;
+    int64_t whole_out, first_out;
 } ml_linear_opts;
 
 int32_t ml_build_embed(ml_builder *b, const char *name, float scale);
@@ -55,12 +59,17 @@ int32_t ml_build_add(ml_builder *b, int32_t x, int32_t y);
 /* up ML_NONE: gate holds both halves. */
 int32_t ml_build_glu(ml_builder *b, int32_t gate, int32_t up, ml_act act);
 
-/* A softmax top-k mixture of gated experts, stacked per projection. */
+/* A mixture of gated experts: a token goes to the top_k that its router scores highest. */
 typedef struct ml_moe_opts {
     const char *router, *experts; /* "mlp.gate", "mlp.experts" */
+    const char *gate, *up, *down; /* of an expert; NULL: gate_proj, up_proj, down_proj */
+    const char *bias;             /* of the choice alone: its name, or NULL */
     int32_t n_expert, top_k;
+    int32_t n_group, top_group; /* experts of the best top_group groups only; 0: of all */
     int64_t n_inner;
-    bool renorm;
+    bool sigmoid; /* scores are sigmoids of logits, not their softmax */
+    bool renorm;  /* weights of a token's experts are divided by their sum */
+    float scale;  /* weights are multiplied by it; 0: 1 */
     ml_act act;
 } ml_moe_opts;
 int32_t ml_build_moe(ml_builder *b, int32_t x, ml_moe_opts o);
@@ -68,6 +77,16 @@ int32_t ml_build_moe(ml_builder *b, int32_t x, ml_moe_opts o);
 /* Ends the model: final head over x.  Tied: the embedding is the head and `name` is unused. */
 void ml_build_head(ml_builder *b, int32_t x, const char *name, bool tied, float softcap);
 
+/* What the above are made of, for builders in other files. */
+int32_t ml_build_value(ml_builder *b, ml_value v);
+int32_t ml_build_rows(ml_builder *b, int32_t mul, int64_t width); /* of f32, per token */
+/* Statistics, tables and weights of a sum: f32 on every backend. */
+int32_t ml_build_exact(ml_builder *b, ml_axis axis, int64_t width);
+int32_t ml_build_param(ml_builder *b, ml_param p);
+/* Appends a node without inputs, outputs or weights; valid until the next one. */
+ml_node *ml_build_node(ml_builder *b, ml_op_id op);
+/* name and suffix in the current scope, in the spec's arena. */
+const char *ml_build_name(ml_builder *b, const char *name, const char *suffix);
 int64_t ml_build_width(const ml_builder *b, int32_t value);
 
 #endif

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "base/json.h"
+#include "model/tensors.h"
 
 #define INDEX "model.safetensors.index.json"
 #define PIECE_BYTES ((size_t)1 << 20)
@@ -16,7 +17,7 @@
 typedef struct item {
     const ml_st_tensor *src;
     const ml_st_file *file;
-    int32_t param, member; /* param ML_NONE: copied from the source */
+    ml_named own; /* param ML_NONE: copied from the source */
     ml_st_dtype dtype;
     int32_t shard;
 } item;
@@ -53,11 +54,17 @@ static bool is_float(ml_st_dtype t) {
 static item item_of(const exporter *x, const ml_st_file *file, const ml_st_tensor *t) {
     item i = { .src = t, .file = file, .dtype = t->dtype };
 
-    i.param = ml_spec_find(x->s, t->name, &i.member);
+    if (!ml_named_find(&i.own, x->s, x->from, t->name))
+        i.own.param = ML_NONE;
     /* A stored copy of a tied head must follow the embedding it copies. */
-    if (i.param == ML_NONE && x->s->tied && ml_str_is(t->name, "lm_head.weight"))
-        i.param = x->s->node[x->s->n_node - 1].w[0];
-    if (!x->o->keep_dtype && is_float(t->dtype) && i.param != ML_NONE)
+    if (i.own.param == ML_NONE && x->s->tied && ml_str_is(t->name, "lm_head.weight")) {
+        i.own.param = x->s->node[x->s->n_node - 1].w[0];
+        i.own.n_dim = 2;
+        i.own.shape[0] = x->s->n_vocab;
+        i.own.shape[1] = x->s->n_hidden;
+    }
+    if (!x->o->keep_dtype && is_float(t->dtype) && i.own.param != ML_NONE &&
+        !x->s->param[i.own.param].keep_f32)
         i.dtype = ml_st_from_dtype(x->o->dtype);
     return i;
 }
@@ -104,11 +111,11 @@ static int module_rank(const char *name) {
 
 /* Layers in order, between the embedding and what follows the last layer. */
 static int64_t layer_rank(const exporter *x, const item *i) {
-    const ml_param *p = &x->s->param[i->param];
+    const ml_param *p = &x->s->param[i->own.param];
     const char *layers = strstr(p->name, ".layers.");
     if (layers)
         return 1 + strtol(layers + strlen(".layers."), NULL, 10);
-    return i->param == 0 ? 0 : INT64_MAX;
+    return i->own.param == 0 ? 0 : INT64_MAX;
 }
 
 /* Upstream's order of parameters; tensors that are none come last, in file order. */
@@ -118,22 +125,22 @@ static int by_module(const void *a, const void *b, void *ud) {
     int64_t li, lk;
     int mi, mk;
 
-    if (i->param == ML_NONE || k->param == ML_NONE) {
-        if ((i->param == ML_NONE) != (k->param == ML_NONE))
-            return i->param == ML_NONE ? 1 : -1;
+    if (i->own.param == ML_NONE || k->own.param == ML_NONE) {
+        if ((i->own.param == ML_NONE) != (k->own.param == ML_NONE))
+            return i->own.param == ML_NONE ? 1 : -1;
         return i->src < k->src ? -1 : 1;
     }
     li = layer_rank(x, i);
     lk = layer_rank(x, k);
     if (li != lk)
         return li < lk ? -1 : 1;
-    mi = module_rank(x->s->param[i->param].name);
-    mk = module_rank(x->s->param[k->param].name);
+    mi = module_rank(x->s->param[i->own.param].name);
+    mk = module_rank(x->s->param[k->own.param].name);
     if (mi != mk)
         return mi - mk;
-    if (i->param != k->param)
-        return i->param - k->param;
-    return i->member - k->member;
+    if (i->own.param != k->own.param)
+        return i->own.param - k->own.param;
+    return i->own.member - k->own.member;
 }
 
 /* Fills a file until the next tensor would pass the limit; one that is larger goes alone. */
@@ -164,25 +171,24 @@ static void split_shards(exporter *x) {
 
 static ml_status write_param(exporter *x, ml_st_writer *out, int32_t at, const item *i,
                              ml_err *err) {
-    const ml_param *p = &x->s->param[i->param];
-    int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
-    size_t row_bytes = item_bytes(i) / (size_t)rows;
-    int64_t step = (int64_t)(PIECE_BYTES / row_bytes);
+    ml_slices all = ml_named_slices(&i->own);
+    size_t slice_bytes = item_bytes(i) / (size_t)all.n_slice;
+    int64_t step = (int64_t)(PIECE_BYTES / slice_bytes);
     ml_dtype to = ML_F32;
     ml_status st = ML_OK;
 
     ml_st_to_dtype(i->dtype, &to);
     if (step < 1)
         step = 1;
-    x->piece = realloc(x->piece, (size_t)step * row_bytes);
+    x->piece = realloc(x->piece, (size_t)step * slice_bytes);
     if (!x->piece)
         return ml_fail(err, ML_ENOMEM, "no memory for %zu bytes of %s",
-                       (size_t)step * row_bytes, i->src->name.ptr);
-    for (int64_t r = 0; r < rows && st == ML_OK; r += step) {
-        int64_t n = rows - r < step ? rows - r : step;
-        ml_weights_unpack(x->w, i->param, i->member, r, n, to, x->piece);
-        st = ml_st_write(out, at, (size_t)r * row_bytes, x->piece, (size_t)n * row_bytes,
-                         err);
+                       (size_t)step * slice_bytes, i->src->name.ptr);
+    for (int64_t r = 0; r < all.n_slice && st == ML_OK; r += step) {
+        int64_t n = all.n_slice - r < step ? all.n_slice - r : step;
+        ml_named_read(x->w, x->s, &i->own, r, n, to, x->piece);
+        st = ml_st_write(out, at, (size_t)r * slice_bytes, x->piece,
+                         (size_t)n * slice_bytes, err);
     }
     return st;
 }
@@ -233,7 +239,7 @@ static ml_status write_shard(exporter *x, int32_t f, ml_err *err) {
         return st;
     for (int32_t i = 0; i < n && st == ML_OK; i++) {
         const item *it = item_named(x, t[i].name);
-        st = it->param == ML_NONE
+        st = it->own.param == ML_NONE
                  ? ml_st_write(out, i, 0, it->src->data, it->src->bytes, err)
                  : write_param(x, out, i, it, err);
     }

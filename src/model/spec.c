@@ -110,6 +110,28 @@ static void index_names(ml_spec *s) {
         }
 }
 
+int32_t ml_spec_find_part(const ml_spec *s, ml_str name) {
+    return (int32_t)ml_map_get(&s->by_part, name, ML_NONE);
+}
+
+/* Chains the parameters that lie in one tensor, in the order of the spec. */
+static void index_parts(ml_spec *s) {
+    ml_map_init(&s->by_part, &s->arena, 64);
+    for (int32_t i = 0; i < s->n_param; i++) {
+        ml_part *part = s->param[i].part;
+        int32_t at = part ? ml_spec_find_part(s, ml_str_of(part->name)) : ML_NONE;
+        if (!part)
+            continue;
+        part->next = ML_NONE;
+        if (at == ML_NONE)
+            ml_map_add(&s->by_part, ml_str_of(part->name), i);
+        while (at != ML_NONE && s->param[at].part->next != ML_NONE)
+            at = s->param[at].part->next;
+        if (at != ML_NONE)
+            s->param[at].part->next = i;
+    }
+}
+
 int32_t ml_spec_find(const ml_spec *s, ml_str name, int32_t *member) {
     int64_t v = ml_map_get(&s->by_name, name, ML_NONE);
     if (v == ML_NONE)
@@ -137,10 +159,12 @@ static ml_status parse(ml_spec *out, ml_str text, const char *path, bool critic,
     }
     if (st == ML_OK)
         st = check_total(out, path, err);
-    if (st == ML_OK)
+    if (st == ML_OK) {
         index_names(out);
-    else
+        index_parts(out);
+    } else {
         ml_spec_close(out);
+    }
     return st;
 }
 

@@ -26,6 +26,17 @@ typedef enum ml_shard {
     ML_SHARD_EXPERT
 } ml_shard;
 
+/* Where a parameter lies in a larger tensor of the checkpoint (q, k and v in one matrix, all
+ * experts of a layer in one tensor): element (e, i, j) of its stack is element
+ * at + e * member + i * row + j * col of that tensor. */
+typedef struct ml_part {
+    const char *name; /* of the larger tensor */
+    int32_t n_dim;
+    int64_t shape[3];
+    int64_t at, member, row, col;
+    int32_t next; /* another parameter with a part of it, or ML_NONE */
+} ml_part;
+
 typedef struct ml_param {
     const char
         *name; /* as in the checkpoint; of a stack: up to and after the expert number */
@@ -35,6 +46,10 @@ typedef struct ml_param {
     int64_t shape[2];       /* of one member */
     ml_layout layout;
     ml_shard shard;
+    /* NULL, or the tensor it is a part of where the checkpoint has none of its own name. */
+    ml_part *part;
+    bool frozen;   /* no gradient reaches it and no optimizer moves it */
+    bool keep_f32; /* neither loading nor saving rounds it */
 } ml_param;
 
 /* What a value's number of rows follows. */
@@ -76,6 +91,7 @@ typedef struct ml_spec {
     const char *family; /* model_type */
     int64_t n_vocab, n_hidden;
     int32_t n_layer;      /* decoder layers */
+    int32_t n_nextn;      /* behind them, predicting further tokens: carried, not run */
     int64_t max_position; /* as the config states it; a larger one is not an error */
     bool tied;            /* the LM head is the embedding */
     bool critic;          /* a value per token in place of the LM head */
@@ -84,6 +100,7 @@ typedef struct ml_spec {
     ml_node *node;
     int32_t n_param, n_value, n_node;
     ml_map by_name; /* checkpoint name -> parameter and member, see ml_spec_find */
+    ml_map by_part; /* name of a larger tensor -> the first parameter with a part of it */
     ml_arena arena; /* owns all of the above */
 } ml_spec;
 
@@ -103,6 +120,8 @@ void ml_spec_close(ml_spec *s);
 const char *ml_param_name(const ml_param *p, int32_t e, char *buf, size_t cap);
 /* The parameter a checkpoint name belongs to, and its member; ML_NONE: there is none. */
 int32_t ml_spec_find(const ml_spec *s, ml_str name, int32_t *member);
+/* The first parameter with a part of the tensor of this name, or ML_NONE. */
+int32_t ml_spec_find_part(const ml_spec *s, ml_str name);
 int64_t ml_param_count(const ml_param *p); /* elements, all members */
 int64_t ml_spec_param_count(const ml_spec *s);
 

@@ -8,8 +8,8 @@
 #include "base/bug.h"
 #include "base/philox.h"
 #include "base/pool.h"
+#include "model/source.h"
 
-#define NAME_CAP 512
 #define VALUE_HEAD_STD 0.02
 #define VALUE_HEAD_SEED 1234
 
@@ -17,38 +17,17 @@ static size_t align64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
-static const char *shape_text(const int64_t *shape, int32_t n_dim, char *buf, size_t cap) {
-    size_t n = (size_t)snprintf(buf, cap, "[");
-    for (int32_t i = 0; i < n_dim && n < cap; i++)
-        n += (size_t)snprintf(buf + n, cap - n, "%s%lld", i ? ", " : "",
-                              (long long)shape[i]);
-    if (n < cap)
-        snprintf(buf + n, cap - n, "]");
-    return buf;
-}
-
-static const ml_st_tensor *find_member(const ml_checkpoint *c, const ml_param *p, int32_t e,
-                                       const ml_st_file **file) {
-    char buf[NAME_CAP];
-    return ml_checkpoint_find(c, ml_str_of(ml_param_name(p, e, buf, sizeof buf)), file);
-}
-
-/* A critic's head is not in the checkpoint it starts from. */
-static bool is_value_head(const ml_param *p) {
-    return strncmp(p->name, ML_VALUE_HEAD ".", strlen(ML_VALUE_HEAD ".")) == 0;
-}
-
 /* The store's type of a parameter.  Members of a stack may differ on disk; one
  * f32 widens all. */
 static ml_dtype store_dtype(const ml_param *p, const ml_checkpoint *c,
                             ml_weight_dtype want) {
-    if (p->n_dim == 1 || want == ML_WEIGHT_F32 || is_value_head(p))
+    if (p->n_dim == 1 || want == ML_WEIGHT_F32 || ml_param_is_value_head(p))
         return ML_F32;
     if (want == ML_WEIGHT_BF16)
         return ML_BF16;
     for (int32_t e = 0; e < p->n_stack; e++) {
-        const ml_st_tensor *t = find_member(c, p, e, NULL);
-        if (t && t->dtype != ML_ST_BF16)
+        ml_source s = ml_source_of(c, p, e);
+        if (s.t && s.t->dtype != ML_ST_BF16)
             return ML_F32;
     }
     return ML_BF16;
@@ -63,10 +42,10 @@ ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype) {
 ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype, ml_layout linear) {
     ml_tensor t = { .dtype = dtype, .layout = p->layout == ML_ROWS ? ML_ROWS : linear };
     if (p->name_after) {
-        t.n_dim = 3;
+        t.n_dim = p->n_dim + 1;
         t.shape[0] = p->n_stack;
         t.shape[1] = p->shape[0];
-        t.shape[2] = p->shape[1];
+        t.shape[2] = p->n_dim == 2 ? p->shape[1] : 0;
     } else {
         t.n_dim = p->n_dim;
         t.shape[0] = p->shape[0];
@@ -86,73 +65,20 @@ size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtyp
     return bytes;
 }
 
-bool ml_weights_may_ignore(const ml_spec *s, ml_str name) {
-    static const char inv_freq[] = ".rotary_emb.inv_freq";
-    size_t n = sizeof inv_freq - 1;
-    if (name.len > n && memcmp(name.ptr + name.len - n, inv_freq, n) == 0)
-        return true;
-    return (s->tied || s->critic) && ml_str_is(name, "lm_head.weight");
-}
-
-static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint *c,
-                              ml_err *err) {
-    char name[NAME_CAP], want[96], found[96];
-    const ml_st_file *file;
-    const ml_st_tensor *t = find_member(c, p, e, &file);
-
-    ml_param_name(p, e, name, sizeof name);
-    shape_text(p->shape, p->n_dim, want, sizeof want);
-    if (!t && is_value_head(p))
-        return ML_OK;
-    if (!t)
-        return ml_fail(err, ML_EFORMAT, "%s: tensor %s is missing; expected shape %s",
-                       c->dir, name, want);
-    if (t->n_dim != p->n_dim ||
-        memcmp(t->shape, p->shape, sizeof *t->shape * (size_t)p->n_dim))
-        return ml_fail(err, ML_EFORMAT,
-                       "%s: tensor %s has shape %s; config.json asks for %s", file->path,
-                       name, shape_text(t->shape, t->n_dim, found, sizeof found), want);
-    if (t->dtype != ML_ST_F32 && t->dtype != ML_ST_BF16 && t->dtype != ML_ST_F16)
-        return ml_fail(err, ML_EUNSUP,
-                       "%s: tensor %s has dtype %s; supported are F32, BF16, F16",
-                       file->path, name, ml_st_dtype_name(t->dtype));
-    return ML_OK;
-}
-
-ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c, ml_err *err) {
-    ml_status st;
-    int32_t member;
-
-    for (int32_t i = 0; i < s->n_param; i++)
-        for (int32_t e = 0; e < s->param[i].n_stack; e++)
-            if ((st = check_member(&s->param[i], e, c, err)) != ML_OK)
-                return st;
-    for (int32_t f = 0; f < c->n_file; f++)
-        for (int32_t i = 0; i < c->file[f]->n; i++) {
-            ml_str name = c->file[f]->tensor[i].name;
-            if (ml_spec_find(s, name, &member) == ML_NONE &&
-                !ml_weights_may_ignore(s, name))
-                return ml_fail(err, ML_EFORMAT,
-                               "%s: tensor %.*s is not part of a %s model as config.json "
-                               "describes it",
-                               c->file[f]->path, (int)name.len, name.ptr, s->family);
-        }
-    return ML_OK;
-}
-
 /* --- packing ---------------------------------------------------------------- */
 
-/* n values of a file tensor, from element `at`, as f32. */
-static void read_f32(float *out, const ml_st_tensor *t, int64_t at, int64_t n,
+/* n values of a file tensor, from element `at` on, `step` apart, as f32. */
+static void read_f32(float *out, const ml_st_tensor *t, int64_t at, int64_t step, int64_t n,
                      bool round_bf16) {
     const unsigned char *p = (const unsigned char *)t->data;
 
     if (t->dtype == ML_ST_F32) {
-        memcpy(out, p + at * 4, (size_t)n * 4);
+        for (int64_t i = 0; i < n; i++)
+            memcpy(&out[i], p + (at + i * step) * 4, sizeof *out);
     } else {
         for (int64_t i = 0; i < n; i++) {
             uint16_t h;
-            memcpy(&h, p + (at + i) * 2, sizeof h);
+            memcpy(&h, p + (at + i * step) * 2, sizeof h);
             out[i] = t->dtype == ML_ST_BF16 ? ml_bf16_to_f32(h) : ml_f16_to_f32(h);
         }
     }
@@ -187,15 +113,16 @@ typedef struct packer {
     ml_backend *be;
     ml_pool *pool;
     unsigned char *stage;
-    bool round_bf16;
+    bool round_bf16; /* but for what is kept in f32 */
 } packer;
 
 /* A block of panels, or of 16 rows each, on its way to the stage. */
 typedef struct pack_job {
     const packer *k;
     const ml_tensor *t;
-    const ml_st_tensor *src;
+    const ml_source *src;
     int64_t first, rows, cols; /* row of the stage's first panel; rows in all */
+    bool round_bf16;
 } pack_job;
 
 /* n values that lie as they are stored, `stride` apart in out. */
@@ -204,18 +131,20 @@ static void spread_u16(uint16_t *out, int64_t stride, const unsigned char *in, i
         memcpy(&out[i * stride], in + i * 2, sizeof *out);
 }
 
-/* n values of a file row from element `at`, `stride` apart in out. */
-static void pack_piece(const packer *k, const ml_tensor *t, const ml_st_tensor *src,
-                       int64_t at, int64_t n, unsigned char *out, int64_t stride) {
+/* n values of row r from column c on, `stride` apart in out. */
+static void pack_piece(const pack_job *j, int64_t r, int64_t c, int64_t n,
+                       unsigned char *out, int64_t stride) {
+    const ml_source *s = j->src;
+    int64_t at = s->at + r * s->row + c * s->col;
     float piece[PACK_COLS];
 
-    if (t->dtype == ML_BF16 && src->dtype == ML_ST_BF16) {
+    if (j->t->dtype == ML_BF16 && s->t->dtype == ML_ST_BF16 && s->col == 1) {
         spread_u16((uint16_t *)(void *)out, stride,
-                   (const unsigned char *)src->data + at * 2, n);
+                   (const unsigned char *)s->t->data + at * 2, n);
         return;
     }
-    read_f32(piece, src, at, n, k->round_bf16);
-    store_f32(out, t->dtype, stride, piece, n);
+    read_f32(piece, s->t, at, s->col, n, j->round_bf16);
+    store_f32(out, j->t->dtype, stride, piece, n);
 }
 
 static void pack_panels(void *ud, int64_t begin, int64_t end, int worker) {
@@ -233,7 +162,7 @@ static void pack_panels(void *ud, int64_t begin, int64_t end, int worker) {
         for (int64_t c = 0; c < j->cols; c += PACK_COLS) {
             int64_t part = j->cols - c < PACK_COLS ? j->cols - c : PACK_COLS;
             for (int64_t i = 0; i < n; i++)
-                pack_piece(j->k, j->t, j->src, (r0 + i) * j->cols + c, part,
+                pack_piece(j, r0 + i, c, part,
                            out +
                                (size_t)(panels ? c * ML_LANES + i : i * j->cols + c) * size,
                            panels ? ML_LANES : 1);
@@ -241,12 +170,28 @@ static void pack_panels(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
+/* Lets go of what was read of a tensor that belongs to one parameter. */
+static void forget_rows(const ml_source *s, int64_t first, int64_t n, int64_t rows) {
+    size_t row_bytes = s->t->bytes / (size_t)rows;
+    ml_file_forget(&s->file->file, s->t->offset + (size_t)first * row_bytes,
+                   (size_t)n * row_bytes);
+}
+
 static void pack_member(const packer *k, const ml_tensor *t, unsigned char *member,
-                        const ml_st_tensor *src, const ml_st_file *file, int64_t rows,
-                        int64_t cols) {
-    size_t size = ml_dtype_bytes(t->dtype), row_bytes = src->bytes / (size_t)rows;
+                        const ml_source *src, const ml_param *p) {
+    /* A vector is packed as one row, so that its order is kept. */
+    int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
+    int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
+    size_t size = ml_dtype_bytes(t->dtype);
     int64_t step = (int64_t)(STAGE_BYTES / ((size_t)cols * ML_LANES * size));
-    pack_job j = { .k = k, .t = t, .src = src, .rows = rows, .cols = cols };
+    size_t disk = src->t->dtype == ML_ST_F32 ? 4 : 2;
+    bool own = src->t->bytes == (size_t)(rows * cols) * disk;
+    pack_job j = { .k = k,
+                   .t = t,
+                   .src = src,
+                   .rows = rows,
+                   .cols = cols,
+                   .round_bf16 = k->round_bf16 && !p->keep_f32 };
 
     step = (step < 1 ? 1 : step) * ML_LANES;
     for (j.first = 0; j.first < rows; j.first += step) {
@@ -256,10 +201,10 @@ static void pack_member(const packer *k, const ml_tensor *t, unsigned char *memb
         ml_pool_run(k->pool, n_panel, 1, pack_panels, &j);
         k->be->dev->copy_in(k->be->stream, member + (size_t)(j.first * cols) * size,
                             k->stage, (size_t)(stored * cols) * size);
-        ml_file_forget(&file->file, src->offset + (size_t)j.first * row_bytes,
-                       (size_t)n * row_bytes);
+        if (own)
+            forget_rows(src, j.first, n, rows);
     }
-    ml_st_forget(file, src);
+    ml_st_forget(src->file, src->t);
 }
 
 /* About normal, the same on every machine: twelve uniform numbers less their
@@ -284,17 +229,12 @@ static void make_value_head(const packer *k, const ml_tensor *t) {
 
 static void pack_param(const packer *k, const ml_tensor *t, const ml_param *p,
                        const ml_checkpoint *c) {
-    /* A vector is packed as one row, so that its order is kept. */
-    int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
-    int64_t cols = p->n_dim == 2 ? p->shape[1] : p->shape[0];
     size_t member_bytes = ml_tensor_bytes(t) / (size_t)p->n_stack;
 
     for (int32_t e = 0; e < p->n_stack; e++) {
-        const ml_st_file *file;
-        const ml_st_tensor *src = find_member(c, p, e, &file);
-        if (src)
-            pack_member(k, t, (unsigned char *)t->data + (size_t)e * member_bytes, src,
-                        file, rows, cols);
+        ml_source src = ml_source_of(c, p, e);
+        if (src.t)
+            pack_member(k, t, (unsigned char *)t->data + (size_t)e * member_bytes, &src, p);
         else
             make_value_head(k, t);
     }
@@ -455,7 +395,8 @@ static place place_of(const ml_tensor *t, int32_t e) {
     place p = { .rows = t->n_dim == 1 ? 1 : t->shape[t->n_dim - 2],
                 .cols = t->shape[t->n_dim - 1],
                 .step = t->layout == ML_PANELS ? ML_LANES : 1 };
-    int64_t padded = (p.rows + p.step - 1) / p.step * p.step;
+    /* A stack of vectors has a row for each. */
+    int64_t padded = t->n_dim == 2 ? 1 : (p.rows + p.step - 1) / p.step * p.step;
 
     p.base = (size_t)e * (size_t)(padded * p.cols);
     return p;

@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "io/checkpoint.h"
+#include "model/source.h"
 #include "model/spec.h"
 
 /* AUTO: as on disk, f16 widened to f32; on a GPU, its type of activations.  BF16 rounds every value to bf16 (vectors too, which
@@ -35,9 +36,6 @@ ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype);
 
 /* Bytes a set takes; the checkpoint is looked at for AUTO only (may be NULL otherwise). */
 size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype);
-
-/* Checks every tensor of the checkpoint against the spec (missing, extra, shape, dtype). */
-ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c, ml_err *err);
 
 /* Checks, allocates, packs.  The head of a critic, where the checkpoint has
  * none, is made up: random weights of standard deviation 0.02, no bias. */
@@ -72,9 +70,5 @@ void ml_weights_pack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int
 
 /* A parameter as a set of this type holds it, without data, where linear weights lie so. */
 ml_tensor ml_weights_tensor(const ml_param *p, ml_dtype dtype, ml_layout linear);
-
-/* True for tensors that published checkpoints carry and nobody computes with: the head of a
- * tied model, tables of rotary frequencies. */
-bool ml_weights_may_ignore(const ml_spec *s, ml_str name);
 
 #endif

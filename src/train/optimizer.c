@@ -36,6 +36,8 @@ static bool pattern_fits(const char *pattern, const ml_param *p) {
 bool ml_optimizer_frozen(const ml_optimizer_opts *opts, const ml_param *p) {
     char pattern[NAME_CAP];
 
+    if (p->frozen)
+        return true;
     for (const char *at = opts->freeze; at;) {
         at = next_pattern(at, pattern, sizeof pattern);
         if (pattern_fits(pattern, p))

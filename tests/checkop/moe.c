@@ -6,10 +6,23 @@
 static const struct variant {
     int32_t n, experts, k, width;
     bool renorm;
+    bool sigmoid; /* with a bias for the choice */
+    int32_t groups, top_groups;
+    float scale;
 } variants[] = {
-    { 0, 4, 2, 8, false },   { 1, 1, 1, 1, false },   { 1, 2, 2, 15, true },
-    { 5, 15, 3, 16, true },  { 7, 17, 1, 17, false }, { 9, 33, 8, 31, true },
-    { 6, 128, 8, 20, true }, { 3, 60, 4, 64, false }, { 70, 64, 6, 300, true },
+    { 0, 4, 2, 8, false },
+    { 1, 1, 1, 1, false },
+    { 1, 2, 2, 15, true },
+    { 5, 15, 3, 16, true },
+    { 7, 17, 1, 17, false },
+    { 9, 33, 8, 31, true },
+    { 6, 128, 8, 20, true },
+    { 3, 60, 4, 64, false },
+    { 70, 64, 6, 300, true },
+    { 5, 17, 3, 16, true, true, 1, 1, 2.5f },
+    { 8, 32, 4, 24, true, true, 4, 2, 1.0f },
+    { 6, 12, 2, 8, false, true, 6, 1, 0.5f },
+    { 9, 64, 8, 31, true, false, 8, 4, 1.5f },
 };
 enum { N_VARIANT = sizeof variants / sizeof *variants };
 
@@ -18,6 +31,14 @@ static const struct variant *begin(ck_case *c, int i) {
 
     ck_name(c, "n%d-e%d-k%d-h%d%s", v->n, v->experts, v->k, v->width,
             v->renorm ? "-renorm" : "");
+    if (v->groups)
+        ck_name(c, "n%d-e%d-k%d-h%d%s%s-g%d-%d", v->n, v->experts, v->k, v->width,
+                v->renorm ? "-renorm" : "", v->sigmoid ? "-sigmoid" : "", v->groups,
+                v->top_groups);
+    c->attr.moe.sigmoid = v->sigmoid;
+    c->attr.moe.n_group = v->groups;
+    c->attr.moe.top_group = v->top_groups;
+    c->attr.moe.scale = v->groups ? v->scale : 1.0f;
     c->attr.moe.n_expert = v->experts;
     c->attr.moe.top_k = v->k;
     c->attr.moe.renorm = v->renorm;
@@ -91,44 +112,86 @@ static void build_route(ck_case *c, int i) {
     ck_fill(c, &c->in[0], 0.0f);
     for (int64_t t = 0; t < v->n; t++)
         fill_logits(c, (float *)c->in[0].data + t * v->experts, v->experts);
+    if (v->sigmoid) {
+        /* Steps of the logits' own grid, so that differences cannot change a choice. */
+        c->w[0] = ck_vec(v->experts);
+        ck_fill(c, &c->w[0], 0.0f);
+        for (int32_t e = 0; e < v->experts; e++)
+            ((float *)c->w[0].data)[e] = 0.5f * (float)ck_below(c, 3);
+    }
     c->out[0] = ck_mat(v->n, v->k);
     c->out[1] = ck_mat(v->n, v->k);
     c->out[1].dtype = ML_I32;
     c->out[2] = group_shape(v);
 }
 
-static void softmax(double *p, const double *x, int32_t n) {
+static void scores(double *p, const double *x, int32_t n, bool sigmoid) {
     double sum = 0.0;
     for (int32_t e = 0; e < n; e++)
-        sum += p[e] = exp(x[e]);
-    for (int32_t e = 0; e < n; e++)
+        sum += p[e] = sigmoid ? 1.0 / (1.0 + exp(-x[e])) : exp(x[e]);
+    for (int32_t e = 0; e < n && !sigmoid; e++)
         p[e] /= sum;
 }
 
-static void route_token(double *weight, double *expert, double *p, int32_t n, int32_t k,
-                        bool renorm) {
+static int32_t best_of(const double *p, int32_t n) {
+    int32_t best = 0;
+    for (int32_t e = 1; e < n; e++)
+        best = p[e] > p[best] ? e : best;
+    return best;
+}
+
+static double best_two(const double *p, int32_t n) {
+    int32_t first = best_of(p, n);
+    double second = -HUGE_VAL;
+    for (int32_t e = 0; e < n; e++)
+        second = e != first && p[e] > second ? p[e] : second;
+    return p[first] + second;
+}
+
+/* What experts are chosen by: -inf outside the best groups. */
+static void limit_groups(double *choice, const ml_op_attr *attr) {
+    int32_t n_group = attr->moe.n_group, size = attr->moe.n_expert / n_group;
+    double worth[64];
+    bool keep[64] = { 0 };
+
+    for (int32_t g = 0; g < n_group; g++)
+        worth[g] = best_two(choice + g * size, size);
+    for (int32_t i = 0; i < attr->moe.top_group; i++) {
+        int32_t g = best_of(worth, n_group);
+        keep[g] = true;
+        worth[g] = -HUGE_VAL;
+    }
+    for (int32_t e = 0; e < n_group * size; e++)
+        choice[e] = keep[e / size] ? choice[e] : -HUGE_VAL;
+}
+
+static void route_token(double *weight, double *expert, const double *p, double *choice,
+                        const ml_op_attr *attr) {
     double sum = 0.0;
+    int32_t k = attr->moe.top_k;
 
     for (int32_t r = 0; r < k; r++) {
-        int32_t best = 0;
-        for (int32_t e = 1; e < n; e++)
-            best = p[e] > p[best] ? e : best;
+        int32_t best = best_of(choice, attr->moe.n_expert);
         expert[r] = best;
         weight[r] = p[best];
         sum += p[best];
-        p[best] = -1.0;
+        choice[best] = -HUGE_VAL;
     }
-    for (int32_t r = 0; renorm && r < k; r++)
-        weight[r] /= sum;
+    for (int32_t r = 0; r < k; r++)
+        weight[r] *= (double)attr->moe.scale / (attr->moe.renorm ? sum : 1.0);
 }
 
 static void route_forward(const ck_case *c, ck_ref *r) {
     int32_t n = c->attr.moe.n_expert, k = c->attr.moe.top_k;
-    double *p = ML_NEW(c->arena, double, n);
+    double *p = ML_NEW(c->arena, double, n), *choice = ML_NEW(c->arena, double, n);
 
     for (int64_t t = 0; t < c->rows.n_token; t++) {
-        softmax(p, r->in[0] + t * n, n);
-        route_token(r->out[0] + t * k, r->out[1] + t * k, p, n, k, c->attr.moe.renorm);
+        scores(p, r->in[0] + t * n, n, c->attr.moe.sigmoid);
+        for (int32_t e = 0; e < n; e++)
+            choice[e] = p[e] + (c->w[0].data ? r->w[0][e] : 0.0);
+        if (c->attr.moe.n_group > 1)
+            limit_groups(choice, &c->attr);
+        route_token(r->out[0] + t * k, r->out[1] + t * k, p, choice, &c->attr);
     }
     group_pairs(r->out[2], r->out[1], (int64_t)c->rows.n_token * k, n);
 }
@@ -144,6 +207,8 @@ static void check_ties(ck_env *e, const ck_case *c) {
         m.special = with_nan;
         ck_name(&tied, "%.60s (all logits %s)", c->name, with_nan ? "NaN" : "equal");
         ck_fill(&tied, &tied.in[0], 0.0f);
+        if (tied.w[0].data)
+            ck_fill(&tied, &tied.w[0], 0.0f);
         if (with_nan)
             memset(tied.in[0].data, 0xff, ml_tensor_bytes(&tied.in[0]));
         ck_run(e, &tied, m, &r);

@@ -190,7 +190,13 @@ static void check_model(const char *dir) {
     X(qwen3_moe_raw)                                                                       \
     X(gemma2)                                                                              \
     X(gemma3_text)                                                                         \
-    X(glm4)
+    X(glm4)                                                                                \
+    X(glm4_moe)                                                                            \
+    X(mixtral)                                                                             \
+    X(minimax_m2)                                                                          \
+    X(olmo2)                                                                               \
+    X(phi3)                                                                                \
+    X(smollm3)
 
 #define SHARED_MODELS(X)                                                                   \
     X(llama)                                                                               \
@@ -200,7 +206,9 @@ static void check_model(const char *dir) {
     X(qwen3_moe)                                                                           \
     X(gemma2)                                                                              \
     X(gemma3_text)                                                                         \
-    X(glm4)
+    X(glm4)                                                                                \
+    X(glm4_moe)                                                                            \
+    X(minimax_m2)
 
 #define OUR_TEST(name)                                                                     \
     static void ours_##name(void) {                                                        \

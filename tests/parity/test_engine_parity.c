@@ -333,6 +333,16 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
     X(gemma3_text)                                                                         \
     X(glm4)
 
+/* Families whose rows differ little from those above: a few mixes, all of them in the long
+ * tier. */
+#define MORE_MODELS(X)                                                                     \
+    X(phi3)                                                                                \
+    X(smollm3)                                                                             \
+    X(olmo2)                                                                               \
+    X(mixtral)                                                                             \
+    X(glm4_moe)                                                                            \
+    X(minimax_m2)
+
 #define TESTS(name)                                                                        \
     static void f32_##name(void) {                                                         \
         check_model(DATA #name, ML_WEIGHT_F32, N_MIX);                                     \
@@ -342,9 +352,22 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
     }
 MODELS(TESTS)
 
+static int fewer(int n_mix, int few) {
+    return getenv("MILES_LONG") || few > n_mix ? n_mix : few;
+}
+
+#define MORE_TESTS(name)                                                                   \
+    static void f32_##name(void) {                                                         \
+        check_model(DATA #name, ML_WEIGHT_F32, fewer(N_MIX, 4));                           \
+    }                                                                                      \
+    static void bf16_##name(void) {                                                        \
+        check_model(DATA #name, ML_WEIGHT_BF16, fewer(N_MIX_BF16, 1));                     \
+    }
+MORE_MODELS(MORE_TESTS)
+
 #define ROWS(name) { "f32 " #name, f32_##name, 300 }, { "bf16 " #name, bf16_##name, 300 },
 
 int main(int argc, char **argv) {
-    static const ml_test tests[] = { MODELS(ROWS){ 0 } };
+    static const ml_test tests[] = { MODELS(ROWS) MORE_MODELS(ROWS){ 0 } };
     return ml_test_main(argc, argv, tests);
 }

@@ -256,7 +256,13 @@ static void check_gradients(const char *dir) {
     X(qwen3_moe_raw)                                                                       \
     X(gemma2)                                                                              \
     X(gemma3_text)                                                                         \
-    X(glm4)
+    X(glm4)                                                                                \
+    X(phi3)                                                                                \
+    X(smollm3)                                                                             \
+    X(olmo2)                                                                               \
+    X(mixtral)                                                                             \
+    X(glm4_moe)                                                                            \
+    X(minimax_m2)
 
 #define TESTS(name)                                                                        \
     static void forward_##name(void) {                                                     \

@@ -4,29 +4,40 @@
  * token, are the slots (see `group` in ops.h). */
 #include "backend/cpu/cpu_priv.h"
 
+#include <math.h>
 #include <string.h>
 
 /* ---- route ---- */
 
-/* Scratch: one row of probabilities per thread; in backward also one of gradients. */
+/* Scratch: three rows of experts per thread: scores, what they are chosen by (in backward
+ * their gradients), and what groups are worth. */
 static int64_t lane_width(const ml_op_args *a) {
     return ((int64_t)a->attr->moe.n_expert + ML_LANES - 1) / ML_LANES * ML_LANES;
 }
 
 size_t ml_cpu_moe_route_scratch(const ml_cpu_stream *s, const ml_op_args *a,
                                 bool backward) {
-    int64_t rows = (int64_t)ml_pool_size(s->pool) * (backward ? 2 : 1);
+    int64_t rows = 3 * (int64_t)ml_pool_size(s->pool);
+    (void)backward;
     return (size_t)(rows * lane_width(a)) * sizeof(float);
 }
 
-/* The best expert after `last` in the order of descending probability, then ascending id;
- * NaN counts as less than any, so that the choice is always k different experts. */
+static float *lane_rows(const ml_op_args *a, int worker) {
+    return (float *)a->scratch + 3 * worker * lane_width(a);
+}
+
+/* NaN counts as less than any number, so that a choice is always of different ones. */
+static float rank_of(float x) {
+    return x == x ? x : -INFINITY;
+}
+
+/* The best of n after `last` in the order of descending value, then ascending index. */
 static int32_t next_best(const float *p, int32_t n, int32_t last) {
     int32_t best = -1;
-    float limit = last < 0 ? 0.0f : p[last] >= 0.0f ? p[last] : -1.0f, best_p = 0.0f;
+    float limit = last < 0 ? 0.0f : rank_of(p[last]), best_p = 0.0f;
 
     for (int32_t e = 0; e < n; e++) {
-        float q = p[e] >= 0.0f ? p[e] : -1.0f;
+        float q = rank_of(p[e]);
         bool open = last < 0 || q < limit || (q == limit && e > last);
         if (open && (best < 0 || q > best_p)) {
             best = e;
@@ -36,31 +47,75 @@ static int32_t next_best(const float *p, int32_t n, int32_t last) {
     return best;
 }
 
-static float chosen_sum(const float *p, const int32_t *expert, int32_t k) {
+/* What a group of experts is worth: its two best. */
+static float group_worth(const float *choice, int32_t size) {
+    int32_t first = next_best(choice, size, -1);
+    return choice[first] + choice[next_best(choice, size, first)];
+}
+
+/* Experts outside the best groups sink below all others.  worth [n_group] is scratch. */
+static void keep_groups(float *choice, float *worth, const ml_op_attr *attr) {
+    int32_t n_group = attr->moe.n_group, size = attr->moe.n_expert / n_group, last = -1;
+
+    for (int32_t g = 0; g < n_group; g++)
+        worth[g] = group_worth(choice + g * size, size);
+    for (int32_t i = 0; i < n_group; i++) {
+        last = next_best(worth, n_group, last);
+        for (int32_t e = last * size; i >= attr->moe.top_group && e < (last + 1) * size;
+             e++)
+            choice[e] = -INFINITY;
+    }
+}
+
+static void expert_scores(const ml_cpu_job *j, float *p, int64_t row) {
+    int64_t n = j->a->attr->moe.n_expert;
+    const float *x = (const float *)j->a->in[0].data + row * n;
+
+    if (j->a->attr->moe.sigmoid)
+        j->s->kern->row->sigmoid(p, x, n);
+    else
+        j->s->kern->row->softmax(p, x, n);
+}
+
+/* What the chosen scores are divided by. */
+static float chosen_sum(const float *p, const int32_t *expert, const ml_op_attr *attr) {
     float sum = 0.0f;
-    for (int32_t r = 0; r < k; r++)
+    if (!attr->moe.renorm)
+        return 1.0f;
+    for (int32_t r = 0; r < attr->moe.top_k; r++)
         sum += p[expert[r]];
-    return sum;
+    return attr->moe.sigmoid ? sum + 1e-20f : sum;
+}
+
+static void choose(const ml_cpu_job *j, int32_t *expert, const float *p, float *choice,
+                   float *worth) {
+    const ml_op_attr *attr = j->a->attr;
+    const float *bias = j->a->w[0].data;
+    int32_t n = attr->moe.n_expert;
+
+    for (int32_t e = 0; e < n; e++)
+        choice[e] = bias ? p[e] + bias[e] : p[e];
+    if (attr->moe.n_group > 1)
+        keep_groups(choice, worth, attr);
+    for (int32_t r = 0; r < attr->moe.top_k; r++)
+        expert[r] = next_best(choice, n, r ? expert[r - 1] : -1);
 }
 
 static void route_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     const ml_op_args *a = j->a;
-    int32_t n = a->attr->moe.n_expert, k = a->attr->moe.top_k;
-    float *p = (float *)a->scratch + worker * lane_width(a);
+    int32_t k = a->attr->moe.top_k;
+    float *p = lane_rows(a, worker), *choice = p + lane_width(a);
 
     for (int64_t t = begin; t < end; t++) {
-        float *weight = (float *)a->out[0].data + t * k;
+        float *weight = (float *)a->out[0].data + t * k, sum;
         int32_t *expert = (int32_t *)a->out[1].data + t * k;
-        float sum = 1.0f;
 
-        j->s->kern->row->softmax(p, (const float *)a->in[0].data + t * n, n);
+        expert_scores(j, p, t);
+        choose(j, expert, p, choice, p + 2 * lane_width(a));
+        sum = chosen_sum(p, expert, a->attr);
         for (int32_t r = 0; r < k; r++)
-            expert[r] = next_best(p, n, r ? expert[r - 1] : -1);
-        if (a->attr->moe.renorm)
-            sum = chosen_sum(p, expert, k);
-        for (int32_t r = 0; r < k; r++)
-            weight[r] = p[expert[r]] / sum;
+            weight[r] = p[expert[r]] / sum * a->attr->moe.scale;
     }
 }
 
@@ -93,18 +148,15 @@ void ml_cpu_moe_route_forward(ml_stream *s, const ml_op_args *a) {
 }
 
 /* dp[e] of the chosen experts; returns the sum of dp[e] p[e], in rank order. */
-static float prob_gradients(float *dp, const float *p, const int32_t *expert,
-                            const float *weight, const float *dweight, int32_t k,
-                            bool renorm) {
-    float mean = 0.0f, sum = 1.0f, dot = 0.0f;
+static float score_gradients(float *dp, const float *p, const int32_t *expert,
+                             const float *dweight, const ml_op_attr *attr) {
+    float mean = 0.0f, sum = chosen_sum(p, expert, attr), dot = 0.0f;
+    int32_t k = attr->moe.top_k;
 
-    if (renorm) {
-        sum = chosen_sum(p, expert, k);
-        for (int32_t r = 0; r < k; r++)
-            mean += dweight[r] * weight[r];
-    }
+    for (int32_t r = 0; attr->moe.renorm && r < k; r++)
+        mean += dweight[r] * attr->moe.scale * (p[expert[r]] / sum);
     for (int32_t r = 0; r < k; r++) {
-        float d = (dweight[r] - mean) / sum;
+        float d = (dweight[r] * attr->moe.scale - mean) / sum;
         dp[expert[r]] = d;
         dot += d * p[expert[r]];
     }
@@ -115,19 +167,18 @@ static void route_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     const ml_op_args *a = j->a;
     int32_t n = a->attr->moe.n_expert, k = a->attr->moe.top_k;
-    float *p = (float *)a->scratch + 2 * worker * lane_width(a), *dp = p + lane_width(a);
+    float *p = lane_rows(a, worker), *dp = p + lane_width(a);
 
     for (int64_t t = begin; t < end; t++) {
         float *dx = (float *)a->din[0].data + t * n, dot;
 
-        j->s->kern->row->softmax(p, (const float *)a->in[0].data + t * n, n);
+        expert_scores(j, p, t);
         memset(dp, 0, (size_t)n * sizeof *dp);
-        dot =
-            prob_gradients(dp, p, (const int32_t *)a->out[1].data + t * k,
-                           (const float *)a->out[0].data + t * k,
-                           (const float *)a->dout[0].data + t * k, k, a->attr->moe.renorm);
+        dot = score_gradients(dp, p, (const int32_t *)a->out[1].data + t * k,
+                              (const float *)a->dout[0].data + t * k, a->attr);
         for (int32_t e = 0; e < n; e++) {
-            float d = p[e] * (dp[e] - dot);
+            float d = a->attr->moe.sigmoid ? dp[e] * (p[e] * (1.0f - p[e]))
+                                           : p[e] * (dp[e] - dot);
             dx[e] = a->din_add[0] ? dx[e] + d : d;
         }
     }

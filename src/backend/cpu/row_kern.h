@@ -42,6 +42,7 @@ typedef struct ml_row_kern {
     ml_glu_fn *glu[ML_ACT_COUNT];
     ml_glu_back_fn *glu_back[ML_ACT_COUNT];
 
+    void (*sigmoid)(float *p, const float *x, int64_t n);
     /* p = exp(x - max x) / sum of those; p is not x */
     void (*softmax)(float *p, const float *x, int64_t n);
 } ml_row_kern;

@@ -20,6 +20,19 @@ static ml_act read_act(ml_builder *b, const char *key, const char *def) {
     return ML_ACT_SILU;
 }
 
+/* Packed formats hold other tensors than the model's; training needs the numbers. */
+static void refuse_quantized(ml_hf_config *c) {
+    const ml_json *q = ml_hf_config_get(c, "quantization_config");
+    const char *how =
+        q ? ml_hf_config_str_in(c, q, "quantization_config.", "quant_method", "unnamed")
+          : NULL;
+    if (how)
+        ml_hf_config_fail(c, ML_EUNSUP,
+                          "%s:%u: the weights are quantized (%s); convert the checkpoint "
+                          "to bf16 and remove \"quantization_config\"",
+                          c->path, q->line, how);
+}
+
 void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *def) {
     ml_hf_config *c = b->config;
     ml_spec *s = b->spec;
@@ -58,33 +71,49 @@ void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *de
     s->n_layer = d->n_layer;
     s->max_position = ml_hf_config_int(c, "max_position_embeddings", 0, 0, INT64_MAX);
     s->tied = ml_hf_config_bool(c, "tie_word_embeddings", def->tied);
+    s->n_nextn = (int32_t)ml_hf_config_int(c, "num_nextn_predict_layers", 0, 0, MAX_LAYER);
+    refuse_quantized(c);
 }
 
 int32_t ml_decoder_norm(ml_builder *b, const ml_decoder *d, int32_t x, const char *name) {
     return ml_build_norm(b, x, name, d->eps, (int32_t)d->n_hidden, d->norm_plus_one);
 }
 
+/* n heads of q, k or v; in a fused projection they stand behind `first` others. */
 static int32_t heads(ml_builder *b, const ml_decoder *d, int32_t x, const char *name,
-                     int32_t n) {
-    return ml_build_linear(b, x,
-                           (ml_linear_opts){ .name = name,
-                                             .n_out = (int64_t)n * d->head_dim,
-                                             .bias = d->qkv_bias,
-                                             .shard = ML_SHARD_COL });
+                     int32_t n, int32_t first) {
+    return ml_build_linear(
+        b, x,
+        (ml_linear_opts){ .name = name,
+                          .n_out = (int64_t)n * d->head_dim,
+                          .bias = d->qkv_bias,
+                          .shard = ML_SHARD_COL,
+                          .whole = d->fused_qkv ? "self_attn.qkv_proj" : NULL,
+                          .whole_out = (int64_t)(d->n_head + 2 * d->n_kv) * d->head_dim,
+                          .first_out = (int64_t)first * d->head_dim });
+}
+
+static int32_t norm_heads(ml_builder *b, const ml_decoder *d, int32_t x, const char *name) {
+    if (d->qk_norm == ML_QK_NORM_NONE)
+        return x;
+    return ml_build_norm(b, x, name, d->eps,
+                         d->qk_norm == ML_QK_NORM_HEAD ? d->head_dim
+                                                       : (int32_t)ml_build_width(b, x),
+                         d->norm_plus_one);
 }
 
 int32_t ml_decoder_attn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_rope *rope,
                         int32_t window) {
-    int32_t q = heads(b, d, x, "self_attn.q_proj", d->n_head);
-    int32_t k = heads(b, d, x, "self_attn.k_proj", d->n_kv);
-    int32_t v = heads(b, d, x, "self_attn.v_proj", d->n_kv), o;
+    int32_t q = heads(b, d, x, "self_attn.q_proj", d->n_head, 0);
+    int32_t k = heads(b, d, x, "self_attn.k_proj", d->n_kv, d->n_head);
+    int32_t v = heads(b, d, x, "self_attn.v_proj", d->n_kv, d->n_head + d->n_kv), o;
 
-    if (d->qk_norm) {
-        q = ml_build_norm(b, q, "self_attn.q_norm", d->eps, d->head_dim, d->norm_plus_one);
-        k = ml_build_norm(b, k, "self_attn.k_norm", d->eps, d->head_dim, d->norm_plus_one);
+    q = norm_heads(b, d, q, "self_attn.q_norm");
+    k = norm_heads(b, d, k, "self_attn.k_norm");
+    if (rope) {
+        q = ml_build_rope(b, q, rope, d->head_dim, d->rope_interleaved);
+        k = ml_build_rope(b, k, rope, d->head_dim, d->rope_interleaved);
     }
-    q = ml_build_rope(b, q, rope, d->head_dim, d->rope_interleaved);
-    k = ml_build_rope(b, k, rope, d->head_dim, d->rope_interleaved);
     o = ml_build_attn(b, q, k, v, d->head_dim, window, d->scale, d->attn_softcap);
     return ml_build_linear(b, o,
                            (ml_linear_opts){ .name = "self_attn.o_proj",
@@ -93,44 +122,71 @@ int32_t ml_decoder_attn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_
                                              .shard = ML_SHARD_ROW });
 }
 
-static int32_t down(ml_builder *b, const ml_decoder *d, int32_t x) {
-    return ml_build_linear(b, x,
-                           (ml_linear_opts){ .name = "mlp.down_proj",
-                                             .n_out = d->n_hidden,
-                                             .bias = d->mlp_bias,
-                                             .shard = ML_SHARD_ROW });
+/* down(act(gate(x)) * up(x)), whose parameters are called prefix.gate_proj and so on. */
+static int32_t mlp(ml_builder *b, const ml_decoder *d, int32_t x, const char *prefix,
+                   int64_t n_inner) {
+    ml_arena *a = &b->spec->arena;
+    ml_linear_opts o = { .n_out = n_inner, .bias = d->mlp_bias, .shard = ML_SHARD_COL };
+    int32_t gate, up;
+
+    if (d->fused_mlp) {
+        o.name = ml_arena_printf(a, "%s.gate_up_proj", prefix);
+        o.n_out = 2 * n_inner;
+        gate = ml_build_linear(b, x, o);
+        up = ML_NONE;
+    } else {
+        o.name = ml_arena_printf(a, "%s.gate_proj", prefix);
+        gate = ml_build_linear(b, x, o);
+        o.name = ml_arena_printf(a, "%s.up_proj", prefix);
+        up = ml_build_linear(b, x, o);
+    }
+    return ml_build_linear(
+        b, ml_build_glu(b, gate, up, d->act),
+        (ml_linear_opts){ .name = ml_arena_printf(a, "%s.down_proj", prefix),
+                          .n_out = d->n_hidden,
+                          .bias = d->mlp_bias,
+                          .shard = ML_SHARD_ROW });
 }
 
-int32_t ml_decoder_mlp(ml_builder *b, const ml_decoder *d, int32_t x) {
-    ml_linear_opts o = { "mlp.gate_proj", d->n_inner, d->mlp_bias, ML_SHARD_COL };
-    int32_t gate = ml_build_linear(b, x, o), up;
-    o.name = "mlp.up_proj";
-    up = ml_build_linear(b, x, o);
-    return down(b, d, ml_build_glu(b, gate, up, d->act));
+int32_t ml_decoder_ffn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_ffn *f) {
+    int32_t y;
+
+    if (!f->moe)
+        return mlp(b, d, x, "mlp", d->n_inner);
+    y = ml_build_moe(b, x, *f->moe);
+    return f->shared ? ml_build_add(b, y, mlp(b, d, x, f->shared, f->n_shared)) : y;
 }
 
-int32_t ml_decoder_mlp_fused(ml_builder *b, const ml_decoder *d, int32_t x) {
-    ml_linear_opts o = { "mlp.gate_up_proj", 2 * d->n_inner, d->mlp_bias, ML_SHARD_COL };
-    int32_t both = ml_build_linear(b, x, o);
-    return down(b, d, ml_build_glu(b, both, ML_NONE, d->act));
+const ml_norm_names ml_pre_norms = { .before_attn = "input_layernorm",
+                                     .before_ffn = "post_attention_layernorm" };
+
+static int32_t named_norm(ml_builder *b, const ml_decoder *d, int32_t x, const char *name) {
+    return name ? ml_decoder_norm(b, d, x, name) : x;
 }
 
-int32_t ml_decoder_layer(ml_builder *b, const ml_decoder *d, int32_t x, const ml_rope *rope,
-                         int32_t window) {
-    int32_t h = ml_decoder_norm(b, d, x, "input_layernorm");
-    x = ml_build_add(b, x, ml_decoder_attn(b, d, h, rope, window));
-    h = ml_decoder_norm(b, d, x, "post_attention_layernorm");
-    return ml_build_add(b, x, ml_decoder_mlp(b, d, h));
+int32_t ml_decoder_layer(ml_builder *b, const ml_decoder *d, int32_t x, ml_layer_opts o) {
+    const ml_norm_names *norms = o.norms ? o.norms : &ml_pre_norms;
+    int32_t h = named_norm(b, d, x, norms->before_attn);
+
+    h = ml_decoder_attn(b, d, h, o.rope, o.window);
+    x = ml_build_add(b, x, named_norm(b, d, h, norms->after_attn));
+    h = named_norm(b, d, x, norms->before_ffn);
+    h = ml_decoder_ffn(b, d, h, &o.ffn);
+    return ml_build_add(b, x, named_norm(b, d, h, norms->after_ffn));
 }
 
-int32_t ml_decoder_sandwich(ml_builder *b, const ml_decoder *d, int32_t x,
-                            const ml_rope *rope, int32_t window, const ml_sandwich *names) {
-    int32_t h = ml_decoder_norm(b, d, x, names->before_attn);
-    h = ml_decoder_attn(b, d, h, rope, window);
-    x = ml_build_add(b, x, ml_decoder_norm(b, d, h, names->after_attn));
-    h = ml_decoder_norm(b, d, x, names->before_mlp);
-    h = names->fused_mlp ? ml_decoder_mlp_fused(b, d, h) : ml_decoder_mlp(b, d, h);
-    return ml_build_add(b, x, ml_decoder_norm(b, d, h, names->after_mlp));
+void ml_decoder_model(ml_builder *b, const ml_decoder *d, ml_layer_fn *layer,
+                      const void *ud, ml_model_opts o) {
+    int32_t x = ml_build_embed(b, "model.embed_tokens.weight",
+                               o.embed_scale == 0.0f ? 1.0f : o.embed_scale);
+
+    for (int32_t i = 0; i < d->n_layer; i++) {
+        ml_build_begin_layer(b, i);
+        x = layer(b, d, x, i, ud);
+        ml_build_end_layer(b);
+    }
+    ml_build_head(b, ml_decoder_norm(b, d, x, "model.norm"), "lm_head", b->spec->tied,
+                  o.logit_softcap);
 }
 
 static const int32_t *windows_from_types(ml_builder *b, int32_t *out, int32_t n_layer,
@@ -164,7 +220,8 @@ static const int32_t *windows_from_types(ml_builder *b, int32_t *out, int32_t n_
 }
 
 const int32_t *ml_windows_read(ml_builder *b, int32_t n_layer, int32_t window,
-                               bool (*sliding)(int32_t layer, int64_t arg), int64_t arg) {
+                               bool (*sliding)(int32_t layer, const void *arg),
+                               const void *arg) {
     const ml_json *types = ml_hf_config_get(b->config, "layer_types");
     int32_t *out = ML_NEW(&b->spec->arena, int32_t, n_layer);
 
@@ -182,13 +239,13 @@ int32_t ml_window_or_none(ml_builder *b, int32_t def) {
     return (int32_t)ml_hf_config_int(b->config, "sliding_window", def, 1, INT32_MAX);
 }
 
-bool ml_every_layer(int32_t layer, int64_t arg) {
+bool ml_every_layer(int32_t layer, const void *arg) {
     (void)layer, (void)arg;
     return true;
 }
 
-static bool from_layer(int32_t layer, int64_t first) {
-    return layer >= first;
+static bool from_layer(int32_t layer, const void *first) {
+    return layer >= *(const int64_t *)first;
 }
 
 const int32_t *ml_windows_read_qwen(ml_builder *b, int32_t n_layer) {
@@ -196,5 +253,5 @@ const int32_t *ml_windows_read_qwen(ml_builder *b, int32_t n_layer) {
     bool use = ml_hf_config_bool(c, "use_sliding_window", false);
     int32_t window = ml_window_or_none(b, 4096);
     int64_t first = ml_hf_config_int(c, "max_window_layers", 28, 0, INT32_MAX);
-    return ml_windows_read(b, n_layer, use ? window : 0, from_layer, first);
+    return ml_windows_read(b, n_layer, use ? window : 0, from_layer, &first);
 }

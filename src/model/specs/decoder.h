@@ -7,6 +7,12 @@
 
 #include "model/build.h"
 
+typedef enum ml_qk_norm {
+    ML_QK_NORM_NONE,
+    ML_QK_NORM_HEAD, /* each head */
+    ML_QK_NORM_WHOLE /* all heads as one row */
+} ml_qk_norm;
+
 typedef struct ml_decoder {
     int64_t n_hidden, n_inner;
     int32_t n_layer, n_head, n_kv, head_dim;
@@ -15,8 +21,9 @@ typedef struct ml_decoder {
     bool norm_plus_one;    /* RMSNorm weights are stored as w - 1 */
     bool qkv_bias, o_bias; /* of the attention projections */
     bool mlp_bias;
-    bool qk_norm; /* RMSNorm of each query and key head before rotary */
+    ml_qk_norm qk_norm; /* RMSNorm of queries and keys before rotary */
     bool rope_interleaved;
+    bool fused_qkv, fused_mlp; /* q, k, v and gate, up are one tensor in checkpoints */
 } ml_decoder;
 
 /* Defaults of the keys below, where transformers has them; 0: required. */
@@ -33,27 +40,59 @@ typedef struct ml_decoder_defaults {
  * max_position_embeddings; fills the spec's part of them too. */
 void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *def);
 
-/* Attention on x (already normed), output projection included. */
+/* Attention on x (already normed), output projection included.  rope NULL: without. */
 int32_t ml_decoder_attn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_rope *rope,
                         int32_t window);
 
-/* down(act(gate(x)) * up(x)) with separate or fused gate and up projections. */
-int32_t ml_decoder_mlp(ml_builder *b, const ml_decoder *d, int32_t x);
-int32_t ml_decoder_mlp_fused(ml_builder *b, const ml_decoder *d, int32_t x);
+/* What follows attention in a layer: an MLP, or a mixture of experts and what is added to
+ * theirs, an MLP that all tokens go to. */
+typedef struct ml_ffn {
+    const ml_moe_opts *moe; /* NULL: "mlp", of width n_inner */
+    const char *shared;     /* the MLP beside the experts, or NULL */
+    int64_t n_shared;       /* its width */
+} ml_ffn;
+int32_t ml_decoder_ffn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_ffn *f);
 
 /* RMSNorm over the hidden width with the decoder's eps. */
 int32_t ml_decoder_norm(ml_builder *b, const ml_decoder *d, int32_t x, const char *name);
 
-/* The plain layer: x + attn(norm(x)), then x + mlp(norm(x)). */
-int32_t ml_decoder_layer(ml_builder *b, const ml_decoder *d, int32_t x, const ml_rope *rope,
-                         int32_t window);
-/* The layer with sandwich norms: x + norm(attn(norm(x))), then x + norm(mlp(norm(x))). */
-typedef struct ml_sandwich {
-    const char *before_attn, *after_attn, *before_mlp, *after_mlp;
-    bool fused_mlp;
-} ml_sandwich;
-int32_t ml_decoder_sandwich(ml_builder *b, const ml_decoder *d, int32_t x,
-                            const ml_rope *rope, int32_t window, const ml_sandwich *names);
+/* A layer: x + norm(attn(norm(x))), then x + norm(ffn(norm(x))); norms without a name are
+ * not there. */
+typedef struct ml_norm_names {
+    const char *before_attn, *after_attn, *before_ffn, *after_ffn;
+} ml_norm_names;
+extern const ml_norm_names ml_pre_norms; /* the plain layer's: before attention and MLP */
+
+typedef struct ml_layer_opts {
+    const ml_rope *rope; /* NULL: none */
+    int32_t window;
+    const ml_norm_names *norms; /* NULL: ml_pre_norms */
+    ml_ffn ffn;
+} ml_layer_opts;
+int32_t ml_decoder_layer(ml_builder *b, const ml_decoder *d, int32_t x, ml_layer_opts o);
+
+/* A whole model: embedding, the layers that `layer` builds, final norm, head. */
+typedef int32_t ml_layer_fn(ml_builder *b, const ml_decoder *d, int32_t x, int32_t i,
+                            const void *ud);
+typedef struct ml_model_opts {
+    float embed_scale; /* 0: 1 */
+    float logit_softcap;
+} ml_model_opts;
+void ml_decoder_model(ml_builder *b, const ml_decoder *d, ml_layer_fn *layer,
+                      const void *ud, ml_model_opts o);
+
+/* Which layers have experts: mlp_layer_types, else all but the first first_k_dense_replace
+ * (by default `n_dense`). */
+const bool *ml_sparse_layers_read(ml_builder *b, int32_t n_layer, int32_t n_dense);
+
+/* DeepSeek's experts: sigmoid scores, a bias for the choice, groups, experts that all tokens
+ * go to.  moe is the caller's, and ffn.moe points to it. */
+typedef struct ml_moe_defaults {
+    int32_t n_group, top_group;
+    double scale;
+} ml_moe_defaults;
+ml_ffn ml_moe_read_deepseek(ml_builder *b, const ml_decoder *d, ml_moe_opts *moe,
+                            const ml_moe_defaults *def);
 
 /* Rotary frequencies from rope_parameters, or from rope_theta and rope_scaling.  `part` is
  * the layer type whose parameters are wanted where they differ by layer type, or NULL. */
@@ -72,10 +111,11 @@ int32_t ml_window_or_none(ml_builder *b, int32_t def);
 /* The window of each layer, [n_layer], 0: full attention: from layer_types, or where that key
  * is absent `window` for the layers that sliding(layer, arg) picks. */
 const int32_t *ml_windows_read(ml_builder *b, int32_t n_layer, int32_t window,
-                               bool (*sliding)(int32_t layer, int64_t arg), int64_t arg);
+                               bool (*sliding)(int32_t layer, const void *arg),
+                               const void *arg);
 
 /* The rule that picks all layers. */
-bool ml_every_layer(int32_t layer, int64_t arg);
+bool ml_every_layer(int32_t layer, const void *arg);
 
 /* Qwen's rule: windows only with use_sliding_window, from layer max_window_layers on. */
 const int32_t *ml_windows_read_qwen(ml_builder *b, int32_t n_layer);

@@ -5,9 +5,9 @@
 
 #include "model/specs/families.h"
 
-static const ml_sandwich norms = { "input_layernorm", "post_attention_layernorm",
-                                   "pre_feedforward_layernorm",
-                                   "post_feedforward_layernorm", false };
+static const ml_norm_names norms = { "input_layernorm", "post_attention_layernorm",
+                                     "pre_feedforward_layernorm",
+                                     "post_feedforward_layernorm" };
 
 static void read_gemma(ml_builder *b, ml_decoder *d) {
     ml_hf_config *c = b->config;
@@ -30,22 +30,30 @@ static void read_gemma(ml_builder *b, ml_decoder *d) {
                           c->path);
 }
 
-static void build_trunk(ml_builder *b, const ml_decoder *d, const int32_t *window,
-                        const ml_rope *full, const ml_rope *sliding, float logit_softcap) {
-    int32_t x =
-        ml_build_embed(b, "model.embed_tokens.weight", (float)sqrt((double)d->n_hidden));
-    for (int32_t i = 0; i < d->n_layer; i++) {
-        ml_build_begin_layer(b, i);
-        x = ml_decoder_sandwich(b, d, x, window[i] ? sliding : full, window[i], &norms);
-        ml_build_end_layer(b);
-    }
-    ml_build_head(b, ml_decoder_norm(b, d, x, "model.norm"), "lm_head", b->spec->tied,
-                  logit_softcap);
+typedef struct gemma {
+    const int32_t *window;
+    const ml_rope *full, *sliding;
+} gemma;
+
+static int32_t layer(ml_builder *b, const ml_decoder *d, int32_t x, int32_t i,
+                     const void *ud) {
+    const gemma *g = ud;
+    return ml_decoder_layer(b, d, x,
+                            (ml_layer_opts){ .rope = g->window[i] ? g->sliding : g->full,
+                                             .window = g->window[i],
+                                             .norms = &norms });
 }
 
-/* Every arg-th layer is full, counted from 1. */
-static bool off_pattern(int32_t layer, int64_t arg) {
-    return (layer + 1) % arg != 0;
+static void build_gemma(ml_builder *b, const ml_decoder *d, const gemma *g,
+                        float logit_softcap) {
+    ml_decoder_model(b, d, layer, g,
+                     (ml_model_opts){ .embed_scale = (float)sqrt((double)d->n_hidden),
+                                      .logit_softcap = logit_softcap });
+}
+
+/* Every n-th layer is full, counted from 1. */
+static bool off_pattern(int32_t layer, const void *n) {
+    return (layer + 1) % *(const int64_t *)n != 0;
 }
 
 /* An explicit null turns a cap off; an absent key has the family's default. */
@@ -58,39 +66,38 @@ static float read_cap(ml_builder *b, const char *key, double def) {
 
 static void build_gemma2(ml_builder *b) {
     ml_decoder d;
-    const ml_rope *rope;
-    const int32_t *window;
+    gemma g;
 
     read_gemma(b, &d);
     d.attn_softcap = read_cap(b, "attn_logit_softcapping", 50);
-    rope = ml_rope_read(b, d.head_dim,
-                        (ml_rope_opts){ .theta = 10000, .partial = 1, .scaled = true });
-    window = ml_windows_read(b, d.n_layer, ml_window_or_none(b, 4096), off_pattern, 2);
-    build_trunk(b, &d, window, rope, rope, read_cap(b, "final_logit_softcapping", 30));
+    g.full = g.sliding = ml_rope_read(
+        b, d.head_dim, (ml_rope_opts){ .theta = 10000, .partial = 1, .scaled = true });
+    g.window = ml_windows_read(b, d.n_layer, ml_window_or_none(b, 4096), off_pattern,
+                               &(const int64_t){ 2 });
+    build_gemma(b, &d, &g, read_cap(b, "final_logit_softcapping", 30));
 }
 
 static void build_gemma3(ml_builder *b) {
     ml_decoder d;
-    const ml_rope *full, *sliding;
-    const int32_t *window;
+    gemma g;
     int64_t pattern;
 
     read_gemma(b, &d);
-    d.qk_norm = true;
+    d.qk_norm = ML_QK_NORM_HEAD;
     d.attn_softcap = read_cap(b, "attn_logit_softcapping", 0);
-    full = ml_rope_read(
+    g.full = ml_rope_read(
         b, d.head_dim,
         (ml_rope_opts){
             .part = "full_attention", .theta = 1e6, .partial = 1, .scaled = true });
-    sliding = ml_rope_read(b, d.head_dim,
-                           (ml_rope_opts){ .part = "sliding_attention",
-                                           .theta_key = "rope_local_base_freq",
-                                           .theta = 1e4,
-                                           .partial = 1 });
+    g.sliding = ml_rope_read(b, d.head_dim,
+                             (ml_rope_opts){ .part = "sliding_attention",
+                                             .theta_key = "rope_local_base_freq",
+                                             .theta = 1e4,
+                                             .partial = 1 });
     pattern = ml_hf_config_int(b->config, "sliding_window_pattern", 6, 1, INT32_MAX);
-    window =
-        ml_windows_read(b, d.n_layer, ml_window_or_none(b, 4096), off_pattern, pattern);
-    build_trunk(b, &d, window, full, sliding, read_cap(b, "final_logit_softcapping", 0));
+    g.window =
+        ml_windows_read(b, d.n_layer, ml_window_or_none(b, 4096), off_pattern, &pattern);
+    build_gemma(b, &d, &g, read_cap(b, "final_logit_softcapping", 0));
 }
 
 /* Published configs carry the activation twice; hidden_activation is the one that counts. */

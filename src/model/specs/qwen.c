@@ -15,17 +15,26 @@ static const ml_rope *read_rope(ml_builder *b, const ml_decoder *d) {
                         (ml_rope_opts){ .theta = 10000, .partial = 1, .scaled = true });
 }
 
-static void build_dense(ml_builder *b, const ml_decoder *d) {
-    const ml_rope *rope = read_rope(b, d);
-    const int32_t *window = ml_windows_read_qwen(b, d->n_layer);
-    int32_t x = ml_build_embed(b, "model.embed_tokens.weight", 1);
+typedef struct qwen {
+    const ml_rope *rope;
+    const int32_t *window;
+    const bool *sparse; /* [n_layer], or NULL: none is */
+    ml_moe_opts moe;
+} qwen;
 
-    for (int32_t i = 0; i < d->n_layer; i++) {
-        ml_build_begin_layer(b, i);
-        x = ml_decoder_layer(b, d, x, rope, window[i]);
-        ml_build_end_layer(b);
-    }
-    ml_build_head(b, ml_decoder_norm(b, d, x, "model.norm"), "lm_head", b->spec->tied, 0);
+static int32_t layer(ml_builder *b, const ml_decoder *d, int32_t x, int32_t i,
+                     const void *ud) {
+    const qwen *q = ud;
+    return ml_decoder_layer(
+        b, d, x,
+        (ml_layer_opts){ .rope = q->rope,
+                         .window = q->window[i],
+                         .ffn = { .moe = q->sparse && q->sparse[i] ? &q->moe : NULL } });
+}
+
+static void build_dense(ml_builder *b, const ml_decoder *d) {
+    qwen q = { .rope = read_rope(b, d), .window = ml_windows_read_qwen(b, d->n_layer) };
+    ml_decoder_model(b, d, layer, &q, (ml_model_opts){ 0 });
 }
 
 static void build_qwen2(ml_builder *b) {
@@ -38,7 +47,7 @@ static void build_qwen2(ml_builder *b) {
 static void build_qwen3(ml_builder *b) {
     ml_decoder d;
     ml_decoder_read(b, &d, &qwen3_defaults);
-    d.qk_norm = true;
+    d.qk_norm = ML_QK_NORM_HEAD;
     d.qkv_bias = d.o_bias = ml_hf_config_bool(b->config, "attention_bias", false);
     build_dense(b, &d);
 }
@@ -81,37 +90,23 @@ static ml_moe_opts read_moe(ml_builder *b, const ml_decoder *d) {
 static const int32_t *read_moe_windows(ml_builder *b, int32_t n_layer) {
     bool use = ml_hf_config_bool(b->config, "use_sliding_window", false);
     int32_t window = ml_window_or_none(b, 4096);
-    return ml_windows_read(b, n_layer, use ? window : 0, ml_every_layer, 0);
+    return ml_windows_read(b, n_layer, use ? window : 0, ml_every_layer, NULL);
 }
 
 static void build_qwen3_moe(ml_builder *b) {
     ml_decoder d;
-    ml_moe_opts moe;
-    const bool *sparse;
-    const ml_rope *rope;
-    const int32_t *window;
-    int32_t x, h;
+    qwen q;
 
     ml_decoder_read(b, &d,
                     &(ml_decoder_defaults){
                         .n_kv = 4, .eps = 1e-6, .act_key = "hidden_act", .act = "silu" });
-    d.qk_norm = true;
+    d.qk_norm = ML_QK_NORM_HEAD;
     d.qkv_bias = d.o_bias = ml_hf_config_bool(b->config, "attention_bias", false);
-    moe = read_moe(b, &d);
-    sparse = read_sparse_layers(b, d.n_layer);
-    rope = read_rope(b, &d);
-    window = read_moe_windows(b, d.n_layer);
-    x = ml_build_embed(b, "model.embed_tokens.weight", 1);
-    for (int32_t i = 0; i < d.n_layer; i++) {
-        ml_build_begin_layer(b, i);
-        h = ml_decoder_norm(b, &d, x, "input_layernorm");
-        x = ml_build_add(b, x, ml_decoder_attn(b, &d, h, rope, window[i]));
-        h = ml_decoder_norm(b, &d, x, "post_attention_layernorm");
-        h = sparse[i] ? ml_build_moe(b, h, moe) : ml_decoder_mlp(b, &d, h);
-        x = ml_build_add(b, x, h);
-        ml_build_end_layer(b);
-    }
-    ml_build_head(b, ml_decoder_norm(b, &d, x, "model.norm"), "lm_head", b->spec->tied, 0);
+    q.moe = read_moe(b, &d);
+    q.sparse = read_sparse_layers(b, d.n_layer);
+    q.rope = read_rope(b, &d);
+    q.window = read_moe_windows(b, d.n_layer);
+    ml_decoder_model(b, &d, layer, &q, (ml_model_opts){ 0 });
 }
 
 static const char *const ignored[] = { NULL };

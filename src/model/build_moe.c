@@ -1,0 +1,118 @@
+/* build_moe.c - the rows of a mixture of experts. */
+#include <stdio.h>
+#include <string.h>
+
+#include "model/build.h"
+
+typedef struct moe {
+    const ml_moe_opts *o;
+    int64_t hidden;
+    int32_t weight, expert, group; /* values of the route */
+} moe;
+
+static ml_node *moe_node(ml_builder *b, const moe *m, ml_op_id op) {
+    ml_node *n = ml_build_node(b, op);
+    n->attr.moe.n_expert = m->o->n_expert;
+    n->attr.moe.top_k = m->o->top_k;
+    return n;
+}
+
+/* Checkpoints have a tensor for each expert, or one of all: [expert, rows, cols]. */
+static ml_part *stacked_part(ml_builder *b, const moe *m, const char *name, int64_t rows,
+                             int64_t cols, int64_t first) {
+    ml_part *p = ML_NEW(&b->spec->arena, ml_part, 1);
+    *p = (ml_part){ .name = ml_build_name(b, m->o->experts, name),
+                    .n_dim = 3,
+                    .shape = { m->o->n_expert, rows, cols },
+                    .at = first * cols,
+                    .member = rows * cols,
+                    .row = cols,
+                    .col = 1 };
+    return p;
+}
+
+static int32_t expert_linear(ml_builder *b, const moe *m, int32_t x, const char *proj,
+                             int64_t n_out, ml_part *part) {
+    ml_node *n = moe_node(b, m, ML_OP_MOE_LINEAR);
+    int32_t out = ml_build_rows(b, m->o->top_k, n_out);
+
+    n->in[0] = x;
+    n->in[1] = m->group;
+    n->out[0] = out;
+    n->w[0] = ml_build_param(
+        b, (ml_param){ .name = ml_build_name(b, m->o->experts, "."),
+                       .name_after = ml_arena_printf(&b->spec->arena, ".%s.weight", proj),
+                       .n_stack = m->o->n_expert,
+                       .n_dim = 2,
+                       .shape = { n_out, ml_build_width(b, x) },
+                       .layout = ML_PANELS,
+                       .shard = ML_SHARD_EXPERT,
+                       .part = part });
+    return out;
+}
+
+/* Chooses experts and their weights for each token. */
+static void route(ml_builder *b, moe *m, int32_t x) {
+    const ml_moe_opts *o = m->o;
+    int32_t logits =
+        ml_build_linear(b, x, (ml_linear_opts){ .name = o->router, .n_out = o->n_expert });
+    ml_node *n = moe_node(b, m, ML_OP_MOE_ROUTE);
+
+    m->weight = ml_build_exact(b, ML_PER_TOKEN, o->top_k);
+    m->expert = ml_build_value(b, (ml_value){ ML_PER_TOKEN, 1, o->top_k, ML_I32 });
+    m->group =
+        ml_build_value(b, (ml_value){ ML_GROUP, 2 * o->top_k, o->n_expert + 1, ML_I32 });
+    n->in[0] = logits;
+    n->out[0] = m->weight;
+    n->out[1] = m->expert;
+    n->out[2] = m->group;
+    n->attr.moe.n_group = o->n_group;
+    n->attr.moe.top_group = o->top_group;
+    n->attr.moe.sigmoid = o->sigmoid;
+    n->attr.moe.renorm = o->renorm;
+    n->attr.moe.scale = o->scale == 0.0f ? 1.0f : o->scale;
+    if (o->bias)
+        n->w[0] = ml_build_param(b, (ml_param){ .name = ml_build_name(b, o->bias, ""),
+                                                .n_stack = 1,
+                                                .n_dim = 1,
+                                                .shape = { o->n_expert, 1 },
+                                                .layout = ML_ROWS,
+                                                .frozen = true,
+                                                .keep_f32 = true });
+}
+
+static int32_t gather(ml_builder *b, const moe *m, int32_t x) {
+    ml_node *n = moe_node(b, m, ML_OP_MOE_GATHER);
+    int32_t rows = ml_build_rows(b, m->o->top_k, m->hidden);
+    n->in[0] = x;
+    n->in[1] = m->group;
+    n->out[0] = rows;
+    return rows;
+}
+
+static int32_t combine(ml_builder *b, const moe *m, int32_t rows) {
+    ml_node *n = moe_node(b, m, ML_OP_MOE_COMBINE);
+    int32_t out = ml_build_rows(b, 1, m->hidden);
+    n->in[0] = rows;
+    n->in[1] = m->weight;
+    n->in[2] = m->group;
+    n->out[0] = out;
+    return out;
+}
+
+int32_t ml_build_moe(ml_builder *b, int32_t x, ml_moe_opts o) {
+    moe m = { .o = &o, .hidden = ml_build_width(b, x) };
+    int32_t rows, gate, up, act;
+
+    route(b, &m, x);
+    rows = gather(b, &m, x);
+    gate = expert_linear(b, &m, rows, o.gate ? o.gate : "gate_proj", o.n_inner,
+                         stacked_part(b, &m, ".gate_up_proj", 2 * o.n_inner, m.hidden, 0));
+    up = expert_linear(
+        b, &m, rows, o.up ? o.up : "up_proj", o.n_inner,
+        stacked_part(b, &m, ".gate_up_proj", 2 * o.n_inner, m.hidden, o.n_inner));
+    act = ml_build_glu(b, gate, up, o.act);
+    rows = expert_linear(b, &m, act, o.down ? o.down : "down_proj", m.hidden,
+                         stacked_part(b, &m, ".down_proj", m.hidden, o.n_inner, 0));
+    return combine(b, &m, rows);
+}

@@ -1,0 +1,123 @@
+#include "model/source.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define NAME_CAP 512
+
+/* In a tensor of its own, or else in the larger one it is a part of. */
+ml_source ml_source_of(const ml_checkpoint *c, const ml_param *p, int32_t e) {
+    char buf[NAME_CAP];
+    ml_source s = { .row = p->n_dim == 2 ? p->shape[1] : 0, .col = 1 };
+    const ml_part *part = p->part;
+
+    s.t = ml_checkpoint_find(c, ml_str_of(ml_param_name(p, e, buf, sizeof buf)), &s.file);
+    if (s.t || !part)
+        return s;
+    s.t = ml_checkpoint_find(c, ml_str_of(part->name), &s.file);
+    s.at = part->at + e * part->member;
+    s.row = part->row;
+    s.col = part->col;
+    return s;
+}
+
+bool ml_param_in_part(const ml_param *p, const ml_checkpoint *c) {
+    char buf[NAME_CAP];
+    return p->part &&
+           !ml_checkpoint_find(c, ml_str_of(ml_param_name(p, 0, buf, sizeof buf)), NULL);
+}
+
+/* A critic's head is not in the checkpoint it starts from. */
+bool ml_param_is_value_head(const ml_param *p) {
+    return strncmp(p->name, ML_VALUE_HEAD ".", strlen(ML_VALUE_HEAD ".")) == 0;
+}
+
+static const char *shape_text(const int64_t *shape, int32_t n_dim, char *buf, size_t cap) {
+    size_t n = (size_t)snprintf(buf, cap, "[");
+    for (int32_t i = 0; i < n_dim && n < cap; i++)
+        n += (size_t)snprintf(buf + n, cap - n, "%s%lld", i ? ", " : "",
+                              (long long)shape[i]);
+    if (n < cap)
+        snprintf(buf + n, cap - n, "]");
+    return buf;
+}
+
+/* Layers that predict further tokens stand behind the last one. */
+static bool is_nextn(const ml_spec *s, ml_str name) {
+    static const char layers[] = "model.layers.";
+    size_t n = sizeof layers - 1;
+    int64_t layer = 0;
+
+    if (!s->n_nextn || name.len <= n || memcmp(name.ptr, layers, n) != 0)
+        return false;
+    for (; n < name.len && name.ptr[n] >= '0' && name.ptr[n] <= '9' && layer < INT32_MAX;
+         n++)
+        layer = 10 * layer + (name.ptr[n] - '0');
+    return layer >= s->n_layer && layer < s->n_layer + s->n_nextn;
+}
+
+bool ml_weights_may_ignore(const ml_spec *s, ml_str name) {
+    static const char inv_freq[] = ".rotary_emb.inv_freq";
+    size_t n = sizeof inv_freq - 1;
+    if (name.len > n && memcmp(name.ptr + name.len - n, inv_freq, n) == 0)
+        return true;
+    if (is_nextn(s, name))
+        return true;
+    return (s->tied || s->critic) && ml_str_is(name, "lm_head.weight");
+}
+
+static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint *c,
+                              ml_err *err) {
+    char name[NAME_CAP], want[96], found[96];
+    ml_source s = ml_source_of(c, p, e);
+    const ml_st_tensor *t = s.t;
+    bool part = ml_param_in_part(p, c);
+    const int64_t *shape = part ? p->part->shape : p->shape;
+    int32_t n_dim = part ? p->part->n_dim : p->n_dim;
+
+    ml_param_name(p, e, name, sizeof name);
+    shape_text(shape, n_dim, want, sizeof want);
+    if (!t && ml_param_is_value_head(p))
+        return ML_OK;
+    if (!t)
+        return ml_fail(err, ML_EFORMAT, "%s: tensor %s is missing; expected shape %s",
+                       c->dir, part ? p->part->name : name, want);
+    if (t->n_dim != n_dim || memcmp(t->shape, shape, sizeof *t->shape * (size_t)n_dim))
+        return ml_fail(err, ML_EFORMAT,
+                       "%s: tensor %s has shape %s; config.json asks for %s", s.file->path,
+                       t->name.ptr, shape_text(t->shape, t->n_dim, found, sizeof found),
+                       want);
+    if (t->dtype != ML_ST_F32 && t->dtype != ML_ST_BF16 && t->dtype != ML_ST_F16)
+        return ml_fail(err, ML_EUNSUP,
+                       "%s: tensor %s has dtype %s; supported are F32, BF16, F16",
+                       s.file->path, t->name.ptr, ml_st_dtype_name(t->dtype));
+    return ML_OK;
+}
+
+/* Is this a parameter, a tensor with parts of some, or one that nobody computes with? */
+static bool is_expected(const ml_spec *s, const ml_checkpoint *c, ml_str name) {
+    int32_t member, first = ml_spec_find_part(s, name);
+
+    if (first != ML_NONE && ml_param_in_part(&s->param[first], c))
+        return true;
+    return ml_spec_find(s, name, &member) != ML_NONE || ml_weights_may_ignore(s, name);
+}
+
+ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c, ml_err *err) {
+    ml_status st;
+
+    for (int32_t i = 0; i < s->n_param; i++)
+        for (int32_t e = 0; e < s->param[i].n_stack; e++)
+            if ((st = check_member(&s->param[i], e, c, err)) != ML_OK)
+                return st;
+    for (int32_t f = 0; f < c->n_file; f++)
+        for (int32_t i = 0; i < c->file[f]->n; i++) {
+            ml_str name = c->file[f]->tensor[i].name;
+            if (!is_expected(s, c, name))
+                return ml_fail(err, ML_EFORMAT,
+                               "%s: tensor %.*s is not part of a %s model as config.json "
+                               "describes it",
+                               c->file[f]->path, (int)name.len, name.ptr, s->family);
+        }
+    return ML_OK;
+}
