@@ -104,7 +104,9 @@ static size_t device_bytes(const ml_backend *be) {
 static ml_status size_engine(serve_job *j, ml_err *err) {
     const ml_config *c = j->config;
     double all = (double)device_bytes(&j->be);
-    double left = c->serve.mem_fraction * all - (double)j->weight_bytes;
+    double slots = (double)ml_engine_slot_bytes(
+        &j->spec, &j->be, (int32_t)c->serve.max_running, c->serve.no_prefix_cache);
+    double left = c->serve.mem_fraction * all - (double)j->weight_bytes - slots;
     int64_t page = (int64_t)ml_kv_bytes(&j->spec, &j->be, 1);
     int64_t n_page = left > 0 ? (int64_t)(left / (double)page) : 0, most;
     int64_t context = c->serve.context ? c->serve.context : j->spec.max_position;

@@ -176,7 +176,10 @@ static void size_engine(ml_train_gen *t, const ml_config *c) {
             page = (int64_t)ml_kv_bytes(&t->run->spec, &t->be, 1);
     int64_t most = c->rollout.max_running * ml_pages_for((int32_t)context);
     double share = c->rollout.mem_fraction * (double)ml_memory_available(&t->be);
+    double slots = (double)ml_engine_slot_bytes(
+        &t->run->spec, &t->be, (int32_t)c->rollout.max_running, c->rollout.no_prefix_cache);
 
+    share = share > slots ? share - slots : 0;
     most = least(most, (int64_t)(share / (double)page));
     t->engine = (ml_engine_opts){ .context = (int32_t)context,
                                   .max_running = (int32_t)c->rollout.max_running,

@@ -30,6 +30,26 @@ static int32_t pool_pages(const ml_spec *s, const ml_backend *be, const ml_engin
     return (int32_t)(have < most || o->kv_bytes ? have : most);
 }
 
+/* A slot for each request that runs, and some for states that others can go on from. */
+enum { MIN_COPIES = 2, MAX_COPIES = 32 };
+
+static int32_t slot_count(const ml_spec *s, const ml_backend *be, int32_t max_running,
+                          bool no_prefix_cache) {
+    if (!ml_kv_slot_bytes(s, be))
+        return 0;
+    if (no_prefix_cache)
+        return max_running;
+    return max_running + (max_running < MIN_COPIES   ? MIN_COPIES
+                          : max_running < MAX_COPIES ? max_running
+                                                     : MAX_COPIES);
+}
+
+size_t ml_engine_slot_bytes(const ml_spec *s, const ml_backend *be, int32_t max_running,
+                            bool no_prefix_cache) {
+    return ml_kv_slot_bytes(s, be) *
+           (size_t)slot_count(s, be, max_running, no_prefix_cache);
+}
+
 static ml_status check_opts(const ml_spec *s, const ml_backend *be, const ml_engine_opts *o,
                             ml_err *err) {
     ML_BUG_IF(o->context < 1 || o->max_running < 1 || o->chunk < 1 || o->max_top < 0);
@@ -63,7 +83,8 @@ ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend 
         return st;
     *out = (ml_engine_memory){
         .n_page = pool_pages(s, be, opts),
-        .kv = ml_kv_bytes(s, be, pool_pages(s, be, opts)),
+        .kv = ml_kv_bytes(s, be, pool_pages(s, be, opts)) +
+              ml_engine_slot_bytes(s, be, opts->max_running, opts->no_prefix_cache),
         .act = ml_plan_act_bytes(p),
         .scratch =
             ml_plan_scratch_bytes(p) + be->ops->sample_scratch(be->stream, s->n_vocab),
@@ -79,7 +100,7 @@ ml_status ml_engine_take_kv(ml_engine *e, ml_err *err) {
     ml_status st;
     if (e->has_kv)
         return ML_OK;
-    st = ml_kv_open(&e->kv, e->spec, e->pages.n, 0, e->be, &e->kv_arena, err);
+    st = ml_kv_open(&e->kv, e->spec, e->pages.n, e->slots.n, e->be, &e->kv_arena, err);
     e->has_kv = st == ML_OK;
     return st;
 }
@@ -90,6 +111,10 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
     ml_status st;
 
     ml_pages_init(&e->pages, &e->arena, pool_pages(e->spec, e->be, &e->opts));
+    ml_slots_init(&e->slots, &e->arena,
+                  slot_count(e->spec, e->be, e->opts.max_running, e->opts.no_prefix_cache),
+                  e->pages.n);
+    e->pages.slots = &e->slots;
     ml_batch_init(&e->batch, &e->arena, caps);
     e->lane = ML_NEW(&e->arena, ml_lane, caps.n_seq);
     e->target = ML_NEW(&e->arena, int32_t, e->opts.chunk);

@@ -26,7 +26,7 @@ typedef struct ml_engine_opts {
     int32_t max_waiting; /* further ones that may queue */
     int32_t chunk;       /* rows of a step's prefill */
     int32_t max_top;     /* the largest n_top + n_also of a request */
-    size_t kv_bytes;     /* 0: as much as all running requests could use */
+    size_t kv_bytes;     /* of pages; 0: as much as all running requests could use */
     bool no_prefix_cache;
     const int32_t *eos; /* the model's end tokens */
     int32_t n_eos;
@@ -38,6 +38,10 @@ typedef struct ml_engine_memory {
     size_t kv, act, scratch, requests;
     int32_t n_page;
 } ml_engine_memory;
+
+/* Bytes of the slots such an engine has besides its pages: 0 without recurrent layers. */
+size_t ml_engine_slot_bytes(const ml_spec *s, const ml_backend *be, int32_t max_running,
+                            bool no_prefix_cache);
 
 ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend *be,
                             const ml_engine_opts *opts, ml_err *err);

@@ -4,13 +4,15 @@
 
 #include "engine/pages.h"
 #include "engine/request.h"
+#include "engine/slots.h"
 
 /* A request's part of a step. */
 typedef struct ml_lane {
     ml_request *r;
-    int32_t n_row;   /* tokens n_kv .. n_kv + n_row - 1 */
-    int32_t n_score; /* prompt tokens scored by it */
-    bool draws;      /* its last row draws a token */
+    int32_t n_row;    /* tokens n_kv .. n_kv + n_row - 1 */
+    int32_t n_score;  /* prompt tokens scored by it */
+    bool draws;       /* its last row draws a token */
+    int32_t expected; /* the page behind which its state will be kept, or ML_NO_PAGE */
 } ml_lane;
 
 struct ml_engine {
@@ -23,6 +25,7 @@ struct ml_engine {
     ml_kv kv;
     bool has_kv;
     ml_pages pages;
+    ml_slots slots;
     ml_plan *plan;
     ml_batch batch;
     ml_request_list waiting, running; /* both in the order of arrival */
@@ -41,6 +44,19 @@ struct ml_engine {
 
 /* Capacity of a step. */
 ml_batch_caps ml_engine_caps(const ml_spec *s, const ml_engine_opts *o);
+
+/* state.c: the state of recurrent layers; all do nothing for models without. */
+/* Cuts what match_prefix found back to the last page with a copy of the state behind it.  False:
+ * a longer prefix will have one after this step. */
+bool ml_state_match(ml_engine *e, ml_request *r);
+/* A slot for a request that begins, with the state behind its first n_kv tokens. */
+void ml_state_begin(ml_engine *e, ml_request *r);
+/* How many of the next n rows a lane should have, so that its state can be kept. */
+int32_t ml_state_rows(const ml_engine *e, const ml_request *r, int32_t n);
+/* The lane's rows are in the batch. */
+void ml_state_lane(ml_engine *e, ml_lane *lane);
+/* And computed. */
+void ml_state_finish(ml_engine *e, const ml_lane *lane);
 
 /* step.c: */
 /* Gives the request's pages back and puts it in the queue again. */

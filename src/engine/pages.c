@@ -84,6 +84,8 @@ static void leave_tree(ml_pages *p, int32_t page) {
     *at = g->same_hash;
     if (g->parent != ML_NO_PAGE)
         p->page[g->parent].n_child--;
+    if (p->slots)
+        ml_slots_leave(p->slots, page);
     g->in_tree = false;
 }
 

@@ -18,6 +18,7 @@
 
 #include "backend/ops.h"
 #include "base/arena.h"
+#include "engine/slots.h"
 
 #define ML_NO_PAGE (-1)
 
@@ -37,6 +38,7 @@ typedef struct ml_pages {
     int32_t free, oldest, newest;
     int32_t *bucket; /* [n_bucket], a power of two */
     uint32_t n_bucket;
+    ml_slots *slots; /* told of pages that leave the tree; NULL: nobody is */
 } ml_pages;
 
 void ml_pages_init(ml_pages *p, ml_arena *a, int32_t n);

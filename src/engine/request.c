@@ -6,6 +6,7 @@
 
 #include "base/bug.h"
 #include "base/clock.h"
+#include "engine/slots.h"
 #include "model/batch.h"
 
 /* --- checks ------------------------------------------------------------------- */
@@ -187,6 +188,7 @@ ml_status ml_request_new(ml_request **out, const ml_engine_opts *opts, int64_t n
     q->ask.prompt = NULL; /* the tokens are the truth from here on */
     q->submitted_s = ml_clock_s();
     q->queued_s = -1;
+    q->slot = ML_NO_SLOT;
     score_first_token(q);
     if (r->n_stop > 0) {
         q->detok = ml_detok_new(opts->tokenizer, false);

@@ -41,6 +41,7 @@ typedef struct ml_request {
     int32_t *page; /* [ml_pages_for(cap)] */
     int32_t n_page;
     int32_t n_shared; /* the first ones, in the tree */
+    int32_t slot;     /* of the state behind the first n_kv tokens, or ML_NO_SLOT */
     bool mixed;       /* some keys are of older weights: its pages are nobody else's */
 
     int32_t prompt_from;      /* first scored prompt token; n_prompt: none */

@@ -10,6 +10,8 @@
 static void drop_pages(ml_engine *e, ml_request *r) {
     while (r->n_page)
         ml_pages_drop(&e->pages, r->page[--r->n_page]);
+    ml_slots_drop(&e->slots, r->slot);
+    r->slot = ML_NO_SLOT;
     r->n_shared = r->n_kv = 0;
     r->mixed = false;
 }
@@ -96,37 +98,43 @@ static void grow(ml_engine *e) {
 
 /* --- who takes part ----------------------------------------------------------- */
 
-/* The next in the queue; while a switch waits, of those that have begun. */
-static ml_request *next_waiting(const ml_engine *e) {
-    ml_request *r = e->waiting.first;
+/* r or the next in the queue; while a switch waits, of those that have begun. */
+static ml_request *may_begin(const ml_engine *e, ml_request *r) {
     while (r && e->draining && !ml_has_begun(r))
         r = r->next;
     return r;
 }
 
-static bool admit(ml_engine *e) {
-    ml_request *r = next_waiting(e);
+/* LATER: this one, since a step from now others will have computed its beginning. */
+typedef enum admission { ADMITTED, LATER, FULL } admission;
+
+static admission admit(ml_engine *e, ml_request *r) {
     int32_t need;
 
-    if (!r || e->running.n >= e->opts.max_running)
-        return false;
+    if (e->running.n >= e->opts.max_running)
+        return FULL;
     match_prefix(e, r);
+    if (!ml_state_match(e, r)) {
+        drop_pages(e, r);
+        return LATER;
+    }
     /* A page to spare for each of those that run, lest this one is put back at once. */
     need = ml_pages_for(r->n_token) - r->n_page + e->running.n;
     if (e->running.n && ml_pages_available(&e->pages) < need) {
         drop_pages(e, r);
-        return false;
+        return FULL;
     }
     ml_list_remove(&e->waiting, r);
     ml_list_insert(&e->running, r);
     ML_BUG_IF(!take_pages(e, r)); /* one context always fits */
+    ml_state_begin(e, r);
     if (!ml_has_begun(r)) {
         r->queued_s = ml_clock_s() - r->submitted_s;
         r->n_cached = r->n_kv < r->ask.n_prompt ? r->n_kv : r->ask.n_prompt;
         e->stats.n_cached_token += r->n_cached;
         e->stats.n_prompt_token += r->ask.n_prompt;
     }
-    return true;
+    return ADMITTED;
 }
 
 /* --- the batch ---------------------------------------------------------------- */
@@ -139,6 +147,7 @@ static int32_t rows_of(const ml_engine *e, const ml_request *r) {
 
     if (n > 1 && n > e->chunk_left)
         n = e->chunk_left;
+    n = ml_state_rows(e, r, n);
     if (next_score < r->ask.n_prompt && next_score - 1 - r->n_kv + e->score_left < n)
         n = next_score - 1 - r->n_kv + e->score_left;
     return n;
@@ -160,9 +169,26 @@ static void add_lane(ml_engine *e, ml_request *r, int32_t n) {
     }
     ml_batch_add(&e->batch, r->token + r->n_kv, target, n, r->n_kv, r->page);
     share_pages(e, r, r->n_kv + n, false);
+    ml_state_lane(e, lane);
     e->score_left -= lane->n_score;
     if (r->n_token - r->n_kv > 1)
         e->chunk_left -= n;
+}
+
+/* New ones as far as the step has room, in the order of arrival. */
+static void admit_waiting(ml_engine *e) {
+    ml_request *r = may_begin(e, e->waiting.first), *next;
+    int32_t n;
+
+    for (; r && e->chunk_left > 0; r = next) {
+        admission a;
+        next = may_begin(e, r->next);
+        a = admit(e, r);
+        if (a == FULL)
+            return;
+        if (a == ADMITTED && (n = rows_of(e, r)) > 0)
+            add_lane(e, r, n);
+    }
 }
 
 /* Those that decode first, then prompts in the order of arrival, then new ones. */
@@ -180,9 +206,7 @@ static void fill_batch(ml_engine *e) {
     for (r = e->running.first; r; r = r->next)
         if (r->n_token - r->n_kv > 1 && (n = rows_of(e, r)) > 0)
             add_lane(e, r, n);
-    while (e->chunk_left > 0 && (r = next_waiting(e)) && admit(e))
-        if ((n = rows_of(e, r)) > 0)
-            add_lane(e, r, n);
+    admit_waiting(e);
 }
 
 /* --- the draws ---------------------------------------------------------------- */
@@ -295,6 +319,7 @@ static void finish_lane(ml_engine *e, const ml_lane *lane, const ml_draw *d) {
     }
     r->n_kv += lane->n_row;
     share_pages(e, r, r->n_kv, true);
+    ml_state_finish(e, lane);
     if (r->n_kv < r->n_token)
         return;
     if (lane->draws && isnan(d->logprob)) {

@@ -1,0 +1,90 @@
+/* state.c - the state of recurrent layers: when it is kept, and who goes on from it.
+ *
+ * Keys of every token stay where they are; the state of a recurrent layer is only that of
+ * the last.  So a request goes on from a prefix only where a copy was made: at the last
+ * page that a prompt fills, at the ends of its chunks, and while an answer grows every
+ * KEEP tokens. */
+#include "base/bug.h"
+#include "engine/engine_priv.h"
+
+enum { KEEP = 4 * ML_PAGE };
+
+static bool keeps_state(const ml_engine *e) {
+    return e->slots.n > 0;
+}
+
+bool ml_state_match(ml_engine *e, ml_request *r) {
+    int32_t n = r->n_page;
+
+    if (!keeps_state(e))
+        return true;
+    while (n && ml_slots_behind(&e->slots, r->page[n - 1], false) == ML_NO_SLOT)
+        if (e->slots.expected[r->page[--n]])
+            return false;
+    while (r->n_page > n)
+        ml_pages_drop(&e->pages, r->page[--r->n_page]);
+    r->n_shared = n;
+    r->n_kv = n * ML_PAGE;
+    return true;
+}
+
+void ml_state_begin(ml_engine *e, ml_request *r) {
+    int32_t from = ML_NO_SLOT;
+
+    if (!keeps_state(e))
+        return;
+    if (r->n_kv)
+        from = ml_slots_behind(&e->slots, r->page[r->n_kv / ML_PAGE - 1], true);
+    r->slot = ml_slots_take(&e->slots);
+    ML_BUG_IF(r->slot == ML_NO_SLOT ||
+              r->slot == from); /* one for each that runs, and more */
+    if (r->n_kv)
+        ml_kv_copy_slot(&e->kv, e->spec, e->be, r->slot, from);
+}
+
+int32_t ml_state_rows(const ml_engine *e, const ml_request *r, int32_t n) {
+    int32_t end = r->n_kv + n, last = (r->n_token - 1) / ML_PAGE * ML_PAGE;
+
+    if (!keeps_state(e) || e->opts.no_prefix_cache || r->mixed)
+        return n;
+    if (end == r->n_token) /* the last page that is full, then the rest */
+        return last > r->n_kv ? last - r->n_kv : n;
+    end = end / ML_PAGE * ML_PAGE;
+    return end > r->n_kv ? end - r->n_kv : n;
+}
+
+/* The page at whose end the state behind the first n tokens is worth a copy. */
+static int32_t page_to_keep(ml_engine *e, const ml_lane *lane, int32_t n) {
+    const ml_request *r = lane->r;
+    bool chunk = lane->n_row > 1 && n % ML_PAGE == 0;
+
+    if (!keeps_state(e) || (!chunk && n % KEEP != 0) || r->n_shared * ML_PAGE != n)
+        return ML_NO_PAGE;
+    return ml_slots_behind(&e->slots, r->page[n / ML_PAGE - 1], false) == ML_NO_SLOT
+               ? r->page[n / ML_PAGE - 1]
+               : ML_NO_PAGE;
+}
+
+void ml_state_lane(ml_engine *e, ml_lane *lane) {
+    lane->expected = ML_NO_PAGE;
+    if (!keeps_state(e))
+        return;
+    ml_batch_set_slot(&e->batch, lane->r->slot);
+    lane->expected = page_to_keep(e, lane, lane->r->n_kv + lane->n_row);
+    if (lane->expected != ML_NO_PAGE)
+        e->slots.expected[lane->expected] = true;
+}
+
+void ml_state_finish(ml_engine *e, const ml_lane *lane) {
+    int32_t page = page_to_keep(e, lane, lane->r->n_kv), slot;
+
+    if (lane->expected != ML_NO_PAGE)
+        e->slots.expected[lane->expected] = false;
+    if (page == ML_NO_PAGE)
+        return;
+    slot = ml_slots_take(&e->slots);
+    if (slot == ML_NO_SLOT) /* as many run as there are slots */
+        return;
+    ml_kv_copy_slot(&e->kv, e->spec, e->be, slot, lane->r->slot);
+    ml_slots_keep(&e->slots, slot, page);
+}
