@@ -166,6 +166,15 @@ typedef struct ml_config {
         int tool_parser; /* ml_tool_format */
     } edges;
     struct {
+        const char *run;                 /* its directory or run.db */
+        int64_t rollout, n_skip, n_most; /* rollout -1: all; n_most 0: all */
+        double least, most;              /* NaN: no bound */
+        bool truncated, tokens;
+    } inspect;
+    struct {
+        ml_words command; /* none: only the machine */
+    } doctor;
+    struct {
         const char *tensorboard, *project, *experiment; /* NULL: not given */
         bool store, profile;
     } log;

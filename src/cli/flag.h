@@ -30,7 +30,9 @@ typedef enum ml_cmd {
     ML_CMD_REWARD = 1024,
     ML_CMD_TRAIN = 2048,
     ML_CMD_EVAL = 4096,
-    ML_CMD_ALL = 8191
+    ML_CMD_INSPECT = 8192,
+    ML_CMD_DOCTOR = 16384,
+    ML_CMD_ALL = 32767
 } ml_cmd;
 
 typedef enum ml_flag_type {
@@ -55,12 +57,14 @@ typedef enum ml_flag_origin {
 typedef struct ml_flag {
     const char *name; /* without dashes; unique within a subcommand */
     ml_flag_type type;
-    size_t at;                /* ML_AT(field) of ml_config */
-    const char *def;          /* as a user would write it; NULL: zero */
-    const char *def_note;     /* how help describes a default that is not a constant */
-    bool unset;               /* F64 without a default: NaN until it is given */
-    double min, max;          /* bounds, when min < max */
-    bool required;            /* no default: the command cannot run without it */
+    size_t at;            /* ML_AT(field) of ml_config */
+    const char *def;      /* as a user would write it; NULL: zero */
+    const char *def_note; /* how help describes a default that is not a constant */
+    bool unset;           /* F64 without a default: NaN until it is given */
+    double min, max;      /* bounds, when min < max */
+    bool required;        /* no default: the command cannot run without it */
+    bool
+        operand; /* the first word that is no flag gives it; of a list, all words from there */
     const char *const *words; /* NULL at the end */
     const char *value;        /* name of the value in help: DIR, FILE, N */
     const char *env;          /* environment variable that sets it, below the flag */
@@ -79,8 +83,8 @@ extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[]
     ml_flags_router[], ml_flags_router_compat[], ml_flags_score[], ml_flags_convert[],
     ml_flags_text[], ml_flags_bench[], ml_flags_run[], ml_flags_compat[], ml_flags_algo[],
     ml_flags_train[], ml_flags_arch[], ml_flags_parallel[], ml_flags_numerics[],
-    ml_flags_logging[], ml_flags_sglang[], ml_flags_debug[], ml_flags_rollout[],
-    ml_flags_edges[], ml_flags_reward[];
+    ml_flags_logging[], ml_flags_sglang[], ml_flags_debug[], ml_flags_inspect[],
+    ml_flags_rollout[], ml_flags_edges[], ml_flags_reward[];
 extern const ml_flag *const ml_flag_tables[];
 
 /* What must hold between flags; checked in order after every flag is known. */

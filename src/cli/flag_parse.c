@@ -186,13 +186,34 @@ static void parse_flag(parser *p, int *i, int argc, char **argv) {
     }
 }
 
+/* A word that is no flag, at argv[*i]. */
+static void parse_operand(parser *p, int *i, int argc, char **argv) {
+    int at = 0;
+    const ml_flag *f;
+
+    while (at < p->flags.n && !(p->flags.row[at]->operand && !p->given[at]))
+        at++;
+    if (at == p->flags.n) {
+        complain(p, "'%s' is not a flag: flags begin with two dashes", argv[*i]);
+        return;
+    }
+    f = p->flags.row[at];
+    take(p, at, argv[*i], argv[*i]);
+    if (f->type == ML_FLAG_LIST) {
+        *(ml_words *)((char *)p->c + f->at) =
+            (ml_words){ (const char *const *)argv + *i, argc - *i };
+        *i = argc;
+    }
+}
+
 /* ---- the whole ---- */
 
 static void check_required(parser *p) {
     for (int i = 0; i < p->flags.n; i++) {
         const ml_flag *f = p->flags.row[i];
         if (f->required && !p->given[i])
-            complain(p, "--%s %s is required", f->name, f->value);
+            complain(p, f->operand ? "%s%s is required" : "--%s %s is required",
+                     f->operand ? "" : f->name, f->value);
     }
 }
 
@@ -261,7 +282,7 @@ ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc
         if (strncmp(argv[i], "--", 2) == 0 && argv[i][2])
             parse_flag(&p, &i, argc, argv);
         else
-            complain(&p, "'%s' is not a flag: flags begin with two dashes", argv[i]);
+            parse_operand(&p, &i, argc, argv);
     }
     check_required(&p);
     check_rules(&p);

@@ -76,7 +76,9 @@ void ml_help_command(ml_text *out, const ml_command *cmd, bool all) {
     ml_flag_list_init(&l, cmd->bit);
     ml_text_printf(out, "miles %s: %s\n\nusage: miles %s", cmd->name, cmd->help, cmd->name);
     for (int i = 0; i < l.n; i++)
-        if (l.row[i]->required)
+        if (l.row[i]->operand)
+            ml_text_printf(out, l.row[i]->required ? " %s" : " [%s]", l.row[i]->value);
+        else if (l.row[i]->required)
             ml_text_printf(out, " --%s %s", l.row[i]->name, l.row[i]->value);
     ml_text_printf(out, " [flags]\n");
     for (int i = 0; i < l.n; i++) {
