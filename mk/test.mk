@@ -52,6 +52,7 @@ $(call load,$(CONFIG),15)
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
 400 e2e/quickstart tests/e2e/train_quickstart.sh $(B) 1
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
+120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
 300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
 !900 asan/build $(SELF) $(ASAN) programs
 $(call tests,300,$(call in_config,asan,$(UNIT)))
@@ -84,6 +85,7 @@ $(call load,tsan,60,--no-rss)
 $(call fuzz_lines,300)
 $(foreach n,2 3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
 $(foreach n,2 3 4 5,400 quickstart/$(n) tests/e2e/train_quickstart.sh $(B) $(n)$(NL))
+400 run-dir tests/e2e/train_run_dir.sh $(B) tensorboard
 900 kills/train env MILES_LONG=1 $(B)/tests/unit/test_rollout kills
 900 kills/sft env MILES_LONG=1 $(B)/tests/unit/test_train_sft kills
 900 kills/snapshot env MILES_LONG=1 $(B)/tests/unit/test_train_snapshot killed
