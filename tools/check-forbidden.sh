@@ -14,7 +14,7 @@ refuse() { # refuse REASON PATTERN PATH...
     bad=1
 }
 
-code='Makefile mk src include tests bench tools .ci'
+code='Makefile mk src include tests bench tools examples .ci'
 prose='README.md CONTRIBUTING.md docs'
 
 # shellcheck disable=SC2086

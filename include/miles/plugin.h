@@ -134,6 +134,15 @@ typedef enum miles_kind {
     MILES_LOSS,
     MILES_REWARD,
     MILES_GENERATE,
+    MILES_GROUP_REWARD,
+    MILES_REWARD_POST,
+    MILES_GROUP_FILTER,
+    MILES_SAMPLE_FILTER,
+    MILES_SAMPLES_HOOK,
+    MILES_BUFFER_FILTER,
+    MILES_SOURCE,
+    MILES_METRICS,
+    MILES_HOOK
 } miles_kind;
 
 /* Every row begins with this. */
@@ -227,6 +236,13 @@ typedef struct miles_reward {
     int (*run)(const miles_reward_in *in, miles_reward_out *out, miles_error *err);
 } miles_reward;
 
+/* Scores the answers to one prompt together, under --group-rm; out[i] is in[i]'s. */
+typedef struct miles_group_reward {
+    miles_row row;
+    int (*run)(const miles_reward_in *const *in, int64_t n, miles_reward_out *const *out,
+               miles_error *err);
+} miles_group_reward;
+
 /* A call of a tool in an answer; arguments is JSON, as the model wrote it. */
 typedef struct miles_call {
     const char *name, *arguments;
@@ -272,6 +288,122 @@ typedef struct miles_generate {
     uint32_t wants;
     int (*run)(const miles_turn_in *in, miles_turn_out *out, miles_error *err);
 } miles_generate;
+
+/* ---- rows that see whole answers ---- */
+
+typedef enum miles_status {
+    MILES_PENDING,
+    MILES_COMPLETED,
+    MILES_TRUNCATED,
+    MILES_ABORTED,
+    MILES_FAILED
+} miles_status;
+
+/* An answer with all that is known of it. */
+typedef struct miles_answer {
+    size_t size;
+    int64_t index, group; /* numbers that go on over the run; a prompt's answers share the
+                             second */
+    int64_t row;          /* of the prompt data; -1: none */
+    int32_t status;       /* miles_status */
+    int32_t n_turn;
+    bool has_reward;
+    double reward;                                    /* 0 where there is none */
+    const char *prompt, *response, *label, *metadata; /* as in miles_reward_in */
+    size_t prompt_len, response_len, label_len, metadata_len;
+    const int32_t *token; /* [n_token] prompt and response */
+    int64_t n_token, n_response;
+    const uint8_t *mask;     /* [n_response] 1: trained; NULL: all are */
+    const float *log_prob;   /* [n_response] as drawn; NULL: not known */
+    const uint64_t *version; /* [n_response] of the weights; NULL: not known */
+} miles_answer;
+
+/* Answers of a round, a group or an evaluation, groups one after the other. */
+typedef struct miles_answers {
+    size_t size;
+    int64_t rollout; /* the round, from 0; -1: before the first, or not known */
+    int64_t n;
+    const miles_answer *const *answer; /* [n] */
+} miles_answers;
+
+/* How the rewards of a round become what is learned from, in place of normalisation inside
+ * groups: shaped[i] comes as the reward. */
+typedef struct miles_reward_post {
+    miles_row row;
+    int (*run)(const miles_answers *round, double *shaped, miles_error *err);
+} miles_reward_post;
+
+/* Is a group worth training on?  It comes as kept; one that is not is counted under the reason,
+ * unless that is "". */
+typedef struct miles_group_filter {
+    miles_row row;
+    int (*run)(const miles_answers *group, bool *keep, char reason[40], miles_error *err);
+} miles_group_filter;
+
+/* Which answers of a round are not trained, though they count when rewards are normalised:
+ * remove[i], 0 when the call begins. */
+typedef struct miles_sample_filter {
+    miles_row row;
+    int (*run)(const miles_answers *round, uint8_t *remove, miles_error *err);
+} miles_sample_filter;
+
+/* Sees all answers that ended in a round, those of dropped groups too. */
+typedef struct miles_samples_hook {
+    miles_row row;
+    int (*run)(const miles_answers *all, const uint8_t *kept, miles_error *err);
+} miles_samples_hook;
+
+/* Which of the unfinished groups that earlier rounds left go on now: at most `want` of the
+ * n_group numbers, from 0, in pick; *n_pick comes as 0.  The others stay. */
+typedef struct miles_buffer_filter {
+    miles_row row;
+    int (*run)(const miles_answers *held, int64_t n_group, int64_t want, int64_t *pick,
+               int64_t *n_pick, miles_error *err);
+} miles_buffer_filter;
+
+/* Which row of the prompt data the group gets: a function of the group's number, so that a
+ * resumed run goes on with the same prompts.  Taken modulo n_row. */
+typedef struct miles_source {
+    miles_row row;
+    int64_t (*pick)(int64_t group, int64_t n_row, int64_t seed);
+} miles_source;
+
+/* Where a row puts its numbers. */
+typedef struct miles_metrics_out {
+    size_t size;
+    void *to; /* the host's */
+    /* The name is copied: "rollout/short_answers". */
+    void (*add)(struct miles_metrics_out *out, const char *name, double value);
+} miles_metrics_out;
+
+/* Further metrics of a round or of an evaluation, whose set has a name. */
+typedef struct miles_metrics {
+    miles_row row;
+    int (*run)(const miles_answers *answers, const char *set, miles_metrics_out *out,
+               miles_error *err);
+} miles_metrics;
+
+typedef enum miles_when {
+    MILES_AFTER_INIT,
+    MILES_BEFORE_LOG_PROB, /* a pass that only scores */
+    MILES_BEFORE_TRAIN_STEP,
+    MILES_AFTER_SAVE
+} miles_when;
+
+typedef struct miles_event {
+    size_t size;
+    int32_t when;    /* miles_when */
+    int64_t rollout; /* the round */
+    int64_t step;    /* of the round, from 0; else -1 */
+    const char
+        *what; /* BEFORE_LOG_PROB: whose, "ref", "teacher" or "actor"; AFTER_SAVE: the
+                         directory, a Hugging Face checkpoint; else "" */
+} miles_event;
+
+typedef struct miles_hook {
+    miles_row row;
+    int (*run)(const miles_event *event, miles_error *err);
+} miles_hook;
 
 typedef struct miles_plugin {
     size_t size;

@@ -5,13 +5,16 @@
 #include "cli/train_gen.h"
 #include "cli/train_opts.h"
 #include "plugin/resolve.h"
+#include "rl/rollout_edges.h"
 #include "rl/train_loop.h"
 
 typedef struct train_job {
     const ml_config *config;
     ml_train_run run;
     ml_train_gen gen; /* zeros: nothing is generated */
-    ml_text shared;   /* what a resumed run must share */
+    ml_loop_edges edges;
+    ml_rollout_edges around; /* the rollout */
+    ml_text shared;          /* what a resumed run must share */
 } train_job;
 
 /* --- options ---------------------------------------------------------------- */
@@ -31,6 +34,8 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     ml_status st = ml_train_opts(out, c, c->rollout.n_samples_per_prompt, err);
 
     if (st == ML_OK)
+        st = ml_loop_edges_resolve(&j->edges, &c->edges.path, err);
+    if (st == ML_OK)
         st = ml_recipe_resolve(&out->recipe, &c->algo, err);
     if (st != ML_OK)
         return st;
@@ -49,6 +54,8 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     out->data.apply_chat_template = c->rollout.apply_chat_template;
     out->needs_template = c->rollout.apply_chat_template;
     out->learns_nothing = c->rollout.rollout_only;
+    out->source.pick = j->edges.source;
+    out->hooks = &j->edges.hooks;
     if (c->rollout.load_debug)
         out->data.path = NULL;
     ml_text_printf(&j->shared, "{");
@@ -63,10 +70,20 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
 
 /* --- training --------------------------------------------------------------- */
 
+/* The rollout, with what else the command line wants done with its samples. */
+static ml_rollout with_edges(train_job *j, ml_rollout inner) {
+    j->around = (ml_rollout_edges){ .inner = inner,
+                                    .post = j->edges.reward_post,
+                                    .filter = j->edges.sample_filter,
+                                    .metrics = j->edges.metrics,
+                                    .hook = j->edges.samples_hook };
+    return ml_rollout_with_edges(&j->around);
+}
+
 static ml_status replay(train_job *j, ml_train_loop *loop, ml_err *err) {
     ml_replay_rollout rollout = { .template = j->config->rollout.load_debug };
 
-    loop->rollout = ml_rollout_replay(&rollout);
+    loop->rollout = with_edges(j, ml_rollout_replay(&rollout));
     return ml_train_loop_run(loop, err);
 }
 
@@ -76,7 +93,7 @@ static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
 
     if (st != ML_OK)
         return st;
-    loop->rollout = ml_rollout_gen(&j->gen.rollout);
+    loop->rollout = with_edges(j, ml_rollout_gen(&j->gen.rollout));
     loop->publish = ml_train_gen_publish;
     loop->publish_ud = &j->gen;
     loop->evaluate = j->gen.evals.n ? ml_evals_run : NULL;
@@ -108,7 +125,7 @@ static ml_status open_job(train_job *j, ml_err *err) {
         st = ml_train_run_open(&j->run, &opts, err);
     if (st != ML_OK || j->config->rollout.load_debug)
         return st;
-    st = ml_train_gen_open(&j->gen, j->config, &j->run, err);
+    st = ml_train_gen_open(&j->gen, j->config, &j->edges, &j->run, err);
     return st == ML_OK ? ml_train_gen_bytes(&j->gen, &j->run.opts.engine_bytes, err) : st;
 }
 

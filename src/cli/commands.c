@@ -24,6 +24,7 @@ const ml_command ml_commands[] = {
     { "doctor", ML_CMD_DOCTOR, ml_cmd_doctor,
       "what this machine has, and what a command line would do to it" },
     { "reward", ML_CMD_REWARD, ml_cmd_reward, "rewards of recorded samples" },
+    { "list", ML_CMD_LIST, ml_cmd_list, "every edge of the loop, by kind and name" },
     { "loss", ML_CMD_LOSS, ml_cmd_loss,
       "advantages, loss and derivatives of batches given as numbers" },
     { 0 },

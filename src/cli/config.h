@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "backend/backend.h"
+#include "plugin/loop_edges.h"
 #include "rl/recipe.h"
 
 /* The order is that of the words in the flag rows. */
@@ -145,7 +146,6 @@ typedef struct ml_config {
         bool skip_special;
         int64_t over_sampling;
         bool partial, mask_old;
-        const char *filter;
         /* the engine */
         int64_t max_running, chunk;
         double mem_fraction;
@@ -161,7 +161,8 @@ typedef struct ml_config {
         bool rollout_only, train_only;
     } rollout;
     struct {
-        const char *generate, *execute_tool; /* NULL: none */
+        ml_edge_paths path;
+        const char *generate, *execute_tool, *plugin; /* NULL: none */
         int64_t max_turns;
         int tool_parser; /* ml_tool_format */
     } edges;

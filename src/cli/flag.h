@@ -32,7 +32,8 @@ typedef enum ml_cmd {
     ML_CMD_EVAL = 4096,
     ML_CMD_INSPECT = 8192,
     ML_CMD_DOCTOR = 16384,
-    ML_CMD_ALL = 32767
+    ML_CMD_LIST = 32768,
+    ML_CMD_ALL = 65535
 } ml_cmd;
 
 typedef enum ml_flag_type {

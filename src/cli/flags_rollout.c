@@ -186,13 +186,13 @@ const ml_flag ml_flags_rollout[] = {
       .help = "Do not train the tokens that such an answer had by then." },
     { .name = "dynamic-sampling-filter-path",
       .type = ML_FLAG_TEXT,
-      ML_AT(rollout.filter),
+      ML_AT(edges.path.group_filter),
       .value = "NAME",
       .group = "batches",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Which groups are kept: check_reward_nonzero_std or check_no_aborted; others "
-              "are asked for in place of what is dropped." },
+      .help = "Which groups are kept: check_reward_nonzero_std, check_no_aborted or "
+              "./my.so:name; others are asked for in place of what is dropped." },
     { .name = "sglang-max-running-requests",
       .type = ML_FLAG_I64,
       ML_AT(rollout.max_running),

@@ -88,18 +88,6 @@ static ml_status open_turns(ml_train_gen *t, const ml_config *c, ml_err *err) {
     return st;
 }
 
-static ml_status find_filter(ml_train_gen *t, const char *path, ml_err *err) {
-    if (!path)
-        return ML_OK;
-    t->rollout.filter = ml_group_filter_find(path);
-    if (!t->rollout.filter)
-        return ml_fail(err, ML_EUSAGE,
-                       "--dynamic-sampling-filter-path: there is no filter \"%s\"; there "
-                       "are check_reward_nonzero_std and check_no_aborted",
-                       path);
-    return ML_OK;
-}
-
 /* --- evaluations ------------------------------------------------------------- */
 
 static const char *either(const char *own, const char *other) {
@@ -199,8 +187,8 @@ static ml_status find_ends(ml_train_gen *t, ml_err *err) {
     return st;
 }
 
-ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, ml_train_run *run,
-                            ml_err *err) {
+ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_edges *edges,
+                            ml_train_run *run, ml_err *err) {
     ml_backend_opts opts = ml_config_backend(c);
     ml_status st;
 
@@ -209,11 +197,12 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, ml_train_run *r
     t->rollout.run = run;
     t->rollout.over_sampling = c->rollout.over_sampling;
     t->rollout.partial = c->rollout.partial;
+    t->rollout.filter = edges->group_filter;
+    t->rollout.buffer_filter = edges->buffer_filter;
+    t->evals.metrics = edges->eval_metrics;
     t->rollout.mask_old = c->rollout.mask_old;
     ml_held_init(&t->rollout.held, run->opts.source.n_samples_per_prompt);
     st = sampling_of(&t->rollout.how, &t->arena, c, err);
-    if (st == ML_OK)
-        st = find_filter(t, c->rollout.filter, err);
     if (st == ML_OK)
         st = find_ends(t, err);
     if (st == ML_OK)

@@ -24,8 +24,8 @@ typedef struct ml_train_gen {
 } ml_train_gen;
 
 /* All that can be wrong is found here, before weights are loaded.  The run is open. */
-ml_status ml_train_gen_open(ml_train_gen *out, const ml_config *c, ml_train_run *run,
-                            ml_err *err);
+ml_status ml_train_gen_open(ml_train_gen *out, const ml_config *c,
+                            const ml_loop_edges *edges, ml_train_run *run, ml_err *err);
 void ml_train_gen_close(ml_train_gen *t); /* zeros, and what failed to open, are fine */
 
 /* What the engine will take beside the weights. */

@@ -5,21 +5,10 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "plugin/kinds.h"
 #include "rl/edges.h"
 
 #define ENTRY "miles_plugin_entry"
-
-static size_t row_size(miles_kind kind) {
-    switch (kind) {
-    case MILES_ADVANTAGE: return sizeof(miles_advantage);
-    case MILES_CORRECTION: return sizeof(miles_correction);
-    case MILES_REDUCER: return sizeof(miles_reducer);
-    case MILES_LOSS: return sizeof(miles_loss);
-    case MILES_REWARD: return sizeof(miles_reward);
-    case MILES_GENERATE: return sizeof(miles_generate);
-    }
-    return 0;
-}
 
 static bool is_named(const miles_row *row, const char *name) {
     return strcmp(row->name, name) == 0 || (row->alias && strcmp(row->alias, name) == 0);
@@ -51,7 +40,7 @@ static ml_status find_among(const miles_row **out, const miles_row *const *row,
 }
 
 /* Objects are never closed: rows, and whatever they started, live in them. */
-static ml_status open_object(const miles_plugin **out, const char *path, ml_err *err) {
+ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err) {
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL), *symbol;
     miles_plugin_fn *entry;
 
@@ -80,10 +69,10 @@ static ml_status find_in_object(const miles_row **out, miles_kind kind, const ch
     if ((size_t)(colon - spec) >= sizeof path)
         return ml_fail(err, ML_EUSAGE, "the path of the shared object is too long");
     snprintf(path, sizeof path, "%.*s", (int)(colon - spec), spec);
-    st = open_object(&plugin, path, err);
+    st = ml_plugin_open(&plugin, path, err);
     if (st == ML_OK)
         st = find_among(out, plugin->row, kind, colon + 1, path, err);
-    if (st == ML_OK && (*out)->size < row_size(kind))
+    if (st == ML_OK && (*out)->size < ml_kind_of((int32_t)kind)->size)
         st = ml_fail(err, ML_EFORMAT, "the row '%s' of %s is smaller than its kind",
                      colon + 1, path);
     return st;

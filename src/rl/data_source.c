@@ -89,6 +89,13 @@ void ml_data_source_free(ml_data_source *s) {
 
 /* --- groups ------------------------------------------------------------------- */
 
+/* The row somebody's own source wants, whatever number it gives. */
+static int64_t pick_row(const ml_data_source *s) {
+    int64_t row =
+        s->opts.pick->pick(s->at.sample_group_index, s->n_row, s->opts.seed) % s->n_row;
+    return row < 0 ? row + s->n_row : row;
+}
+
 static ml_group new_group(ml_data_source *s, int64_t row) {
     ml_group g = { .row = row,
                    .group_index = s->at.sample_group_index++,
@@ -101,7 +108,9 @@ static ml_group new_group(ml_data_source *s, int64_t row) {
 /* The prompts at places [begin, end) of the epoch. */
 static int64_t hand_out(ml_data_source *s, ml_group *out, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++)
-        out[i - begin] = new_group(s, s->order ? (int64_t)s->order[i] : i);
+        out[i - begin] = new_group(s, s->opts.pick ? pick_row(s)
+                                      : s->order   ? (int64_t)s->order[i]
+                                                   : i);
     return begin < end ? end - begin : 0;
 }
 

@@ -14,6 +14,7 @@
 #ifndef ML_RL_DATA_SOURCE_H
 #define ML_RL_DATA_SOURCE_H
 
+#include "miles/plugin.h"
 #include "rl/dataset.h"
 
 typedef struct ml_data_source ml_data_source;
@@ -22,6 +23,7 @@ typedef struct ml_data_source_opts {
     bool shuffle;
     int64_t seed;                 /* of the shuffle; at most 2^61 in size */
     int32_t n_samples_per_prompt; /* at least 1 */
+    const miles_source *pick;     /* which row a group gets; NULL: one after the other */
 } ml_data_source_opts;
 
 /* Samples first_index .. first_index + n_sample - 1, all of one prompt. */

@@ -26,5 +26,7 @@ const miles_row *const ml_edges[] = {
     &ml_reward_random.row,
     &ml_reward_deterministic_random.row,
     &ml_generate_calculator.row,
+    &ml_filter_nonzero_std.row,
+    &ml_filter_no_aborted.row,
     NULL,
 };

@@ -21,6 +21,7 @@ extern const miles_reward ml_reward_gemma_math, ml_reward_dapo, ml_reward_f1,
 extern const miles_reward ml_reward_exact_match, ml_reward_regex, ml_reward_random;
 extern const miles_reward ml_reward_deterministic_random;
 extern const miles_generate ml_generate_calculator; /* generate/ */
+extern const miles_group_filter ml_filter_nonzero_std, ml_filter_no_aborted;
 
 /* All of them; NULL at the end. */
 extern const miles_row *const ml_edges[];

@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 
+#include "rl/rollout_edges.h"
 #include "rl/sample_figures.h"
 
 /* Away from the samples of training, which count from 0. */
@@ -24,8 +25,8 @@ static ml_status ask_all(ml_flights *f, const ml_eval_set *set, uint64_t draw,
 }
 
 /* What has no reward counts as 0, and is counted. */
-static void report(const ml_evals *e, const ml_eval_set *set, ml_flight *const *flight,
-                   ml_figures *out) {
+static ml_status report(const ml_evals *e, const ml_eval_set *set, ml_flight *const *flight,
+                        ml_figures *out, ml_err *err) {
     int64_t n = set->dataset.rows.n * set->n_per_prompt;
     const ml_sample **s = ML_NEW(out->arena, const ml_sample *, n + 1);
     double sum = 0, none = 0, truncated = 0;
@@ -46,11 +47,21 @@ static void report(const ml_evals *e, const ml_eval_set *set, ml_flight *const *
     snprintf(prefix, sizeof prefix, "eval/%s-", set->name);
     if (e->pass_rates)
         ml_figures_pass_rate(out, prefix, s, n, set->n_per_prompt);
+    return ml_metrics_run(e->metrics, out, s, n, -1, set->name, err);
 }
 
-/* On the generator's thread, between steps. */
+typedef struct watcher {
+    const ml_evals *evals;
+    ml_flights *flights;
+} watcher;
+
+/* On the generator's thread, between steps: conversations go on, those of others too. */
 static void on_ended(void *ud) {
-    ml_flights_go_on(ud);
+    const watcher *w = ud;
+
+    ml_flights_go_on(w->flights);
+    if (w->evals->watch)
+        w->evals->watch(w->evals->watch_ud);
 }
 
 static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *err) {
@@ -59,6 +70,7 @@ static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *
     int64_t n = set->dataset.rows.n * set->n_per_prompt;
     ml_flight **flight;
     ml_flights f;
+    watcher w = { e, &f };
     ml_arena a;
     ml_status st;
 
@@ -66,16 +78,16 @@ static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *
     flight = ML_NEW(&a, ml_flight *, n + 1);
     ml_flights_init(&f, &e->asker, &set->how, &set->dataset, &a);
     gen->pause(gen); /* samples are the caller's until all are asked for */
-    gen->watch(gen, on_ended, &f);
+    gen->watch(gen, on_ended, &w);
     st = ask_all(&f, set, FIRST_DRAW + (uint64_t)i * SET_DRAWS, flight, err);
     ml_flights_done(&f);
     if (st != ML_OK)
         ml_flights_abort(&f, flight, n);
     gen->resume(gen);
     ml_flights_wait(&f);
-    gen->watch(gen, NULL, NULL);
+    gen->watch(gen, e->watch, e->watch_ud);
     if (st == ML_OK)
-        report(e, set, flight, out);
+        st = report(e, set, flight, out, err);
     ml_flights_release(&f);
     ml_arena_release(&a);
     return st;

@@ -23,10 +23,10 @@ typedef struct ml_flow_opts {
     ml_train_run *run;
     ml_asker asker;
     ml_sampling how;
-    const ml_group_filter *filter; /* NULL: all are kept */
-    int64_t max_groups;            /* under way */
-    int64_t capacity;              /* groups that wait, before no more are begun */
-    int64_t max_stale;             /* publications; -1: any number */
+    const miles_group_filter *filter; /* NULL: all are kept */
+    int64_t max_groups;               /* under way */
+    int64_t capacity;                 /* groups that wait, before no more are begun */
+    int64_t max_stale;                /* publications; -1: any number */
     bool retry;    /* what is too old or was aborted is asked again, not dropped */
     bool mask_old; /* of a sample, only tokens of its newest weights are trained */
     void (*say)(const char *line); /* a line for who watches */

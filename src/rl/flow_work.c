@@ -147,15 +147,18 @@ static bool has_rewards(ml_flow *s, const ml_flow_group *g) {
 
 static bool passes_filter(ml_flow *s, ml_flow_group *g) {
     const ml_sample **sample = ML_NEW(&g->arena, const ml_sample *, g->id.n_sample);
-    char reason[ML_REASON_CAP] = "";
+    char reason[ML_REASON_CAP];
+    bool keep = false;
 
+    if (!s->opts.filter)
+        return true;
     for (int32_t i = 0; i < g->id.n_sample; i++)
         sample[i] = &g->flight[i]->sample;
-    if (!s->opts.filter || s->opts.filter->keep(sample, g->id.n_sample, reason))
-        return true;
-    if (reason[0])
+    s->st =
+        ml_group_filter_run(s->opts.filter, sample, g->id.n_sample, &keep, reason, &s->err);
+    if (!keep && reason[0])
         ml_rejections_count(&s->rejections, reason);
-    return false;
+    return keep && s->st == ML_OK;
 }
 
 /* Nobody would ever see a round of a grader that always fails, or a filter that keeps nothing. */

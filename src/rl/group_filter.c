@@ -2,45 +2,67 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
-/* The unbiased standard deviation, which one sample does not have. */
-static double spread(const ml_sample *const *s, int32_t n) {
-    double mean = 0.0, square = 0.0;
+#include "rl/answers.h"
+#include "rl/edges.h"
 
-    for (int32_t i = 0; i < n; i++)
-        mean += s[i]->reward / n;
-    for (int32_t i = 0; i < n; i++)
-        square += (s[i]->reward - mean) * (s[i]->reward - mean);
+#define HUB "miles.rollout.filter_hub.dynamic_sampling_filters."
+
+/* The unbiased standard deviation, which one answer does not have. */
+static double spread(const miles_answers *g) {
+    double mean = 0.0, square = 0.0, n = (double)g->n;
+
+    for (int64_t i = 0; i < g->n; i++)
+        mean += g->answer[i]->reward / n;
+    for (int64_t i = 0; i < g->n; i++)
+        square += (g->answer[i]->reward - mean) * (g->answer[i]->reward - mean);
     return sqrt(square / (n - 1));
 }
 
-static bool reward_nonzero_std(const ml_sample *const *s, int32_t n, char reason[40]) {
-    if (n > 1 && spread(s, n) > 1e-8)
-        return true;
-    snprintf(reason, 40, "zero_std_%.1f", s[0]->reward);
-    return false;
+static int reward_nonzero_std(const miles_answers *g, bool *keep, char reason[40],
+                              miles_error *err) {
+    (void)err;
+    *keep = g->n > 1 && spread(g) > 1e-8;
+    if (!*keep)
+        snprintf(reason, 40, "zero_std_%.1f", g->answer[0]->reward);
+    return 0;
 }
 
-static bool no_aborted(const ml_sample *const *s, int32_t n, char reason[40]) {
-    for (int32_t i = 0; i < n; i++)
-        if (s[i]->status == ML_SAMPLE_ABORTED) {
+static int no_aborted(const miles_answers *g, bool *keep, char reason[40],
+                      miles_error *err) {
+    (void)err;
+    for (int64_t i = 0; i < g->n; i++)
+        if (g->answer[i]->status == MILES_ABORTED) {
+            *keep = false;
             snprintf(reason, 40, "group_has_aborted");
-            return false;
         }
-    return true;
+    return 0;
 }
 
-static const ml_group_filter filters[] = {
-    { "check_reward_nonzero_std", reward_nonzero_std },
-    { "check_no_aborted", no_aborted },
+const miles_group_filter ml_filter_nonzero_std = {
+    { sizeof(miles_group_filter), MILES_GROUP_FILTER, "check_reward_nonzero_std",
+      HUB "check_reward_nonzero_std",
+      "keeps groups whose answers are not all worth the same" },
+    reward_nonzero_std
+};
+const miles_group_filter ml_filter_no_aborted = {
+    { sizeof(miles_group_filter), MILES_GROUP_FILTER, "check_no_aborted",
+      HUB "check_no_aborted", "keeps groups of which no answer was aborted" },
+    no_aborted
 };
 
-const ml_group_filter *ml_group_filter_find(const char *path) {
-    const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
+ml_status ml_group_filter_run(const miles_group_filter *f, const ml_sample *const *sample,
+                              int32_t n, bool *keep, char reason[40], ml_err *err) {
+    miles_error why = { "" };
+    ml_status st = ML_OK;
+    ml_arena a;
 
-    for (size_t i = 0; i < sizeof filters / sizeof *filters; i++)
-        if (strcmp(filters[i].name, name) == 0)
-            return &filters[i];
-    return NULL;
+    ml_arena_init(&a, "a group");
+    *keep = true;
+    reason[0] = 0;
+    if (f->run(ml_answers_of(&a, sample, n, -1), keep, reason, &why) != 0)
+        st = ml_row_failed(&f->row, &why, err);
+    reason[39] = 0;
+    ml_arena_release(&a);
+    return st;
 }

@@ -4,15 +4,11 @@
 #ifndef ML_RL_GROUP_FILTER_H
 #define ML_RL_GROUP_FILTER_H
 
+#include "miles/plugin.h"
 #include "rl/sample.h"
 
-typedef struct ml_group_filter {
-    const char *name;
-    /* True: keep it; else `reason`, when not "", names what it is counted under. */
-    bool (*keep)(const ml_sample *const *sample, int32_t n, char reason[40]);
-} ml_group_filter;
-
-/* By its name, or Miles' path that ends in it; NULL: there is none of that name. */
-const ml_group_filter *ml_group_filter_find(const char *path);
+/* *keep: train on it; else `reason`, when not "", names what it is counted under. */
+ml_status ml_group_filter_run(const miles_group_filter *f, const ml_sample *const *sample,
+                              int32_t n, bool *keep, char reason[40], ml_err *err);
 
 #endif

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "rl/answers.h"
+
 void ml_held_init(ml_held *h, int32_t n_per_group) {
     *h = (ml_held){ .n_per_group = n_per_group };
     ml_arena_init(&h->arena, "held samples");
@@ -13,6 +15,60 @@ void ml_held_release(ml_held *h) {
 
 const ml_sample *ml_held_take(ml_held *h) {
     return h->next < h->n_group ? &h->sample[h->next++ * h->n_per_group] : NULL;
+}
+
+/* Moves the group at `from` to `to`, which is before it. */
+static void move_group(ml_held *h, int64_t from, int64_t to) {
+    int32_t size = h->n_per_group;
+
+    for (int32_t k = 0; k < size; k++) {
+        ml_sample moved = h->sample[from * size + k];
+        for (int64_t i = from * size + k; i > to * size + k; i -= size)
+            h->sample[i] = h->sample[i - size];
+        h->sample[to * size + k] = moved;
+    }
+}
+
+/* Brings the picked groups to the front; numbers count from `next`. */
+static ml_status bring_forward(ml_held *h, const miles_row *row, int64_t *pick, int64_t n,
+                               ml_err *err) {
+    for (int64_t i = 0; i < n; i++) {
+        if (pick[i] < i || pick[i] >= h->n_group - h->next)
+            return ml_fail(err, ML_EFORMAT,
+                           "%s picked group %lld twice, or there is none of that number",
+                           row->name, (long long)pick[i]);
+        move_group(h, h->next + pick[i], h->next + i);
+        for (int64_t k = i + 1; k < n; k++) /* what stood before it stands one further */
+            pick[k] = pick[k] == pick[i] ? -1 : pick[k] < pick[i] ? pick[k] + 1 : pick[k];
+    }
+    return ML_OK;
+}
+
+ml_status ml_held_pick(ml_held *h, const miles_buffer_filter *filter, int64_t *n,
+                       ml_err *err) {
+    int64_t n_group = h->n_group - h->next, n_pick = 0, n_sample = n_group * h->n_per_group;
+    const ml_sample **s;
+    int64_t *pick;
+    miles_error why = { "" };
+    ml_arena a;
+    ml_status st;
+
+    ml_arena_init(&a, "held groups");
+    s = ML_NEW(&a, const ml_sample *, n_sample + 1);
+    pick = ML_NEW(&a, int64_t, n_group + 1);
+    for (int64_t i = 0; i < n_sample; i++)
+        s[i] = &h->sample[h->next * h->n_per_group + i];
+    if (filter->run(ml_answers_of(&a, s, n_sample, -1), n_group, *n, pick, &n_pick, &why))
+        st = ml_row_failed(&filter->row, &why, err);
+    else if (n_pick < 0 || n_pick > *n || n_pick > n_group)
+        st = ml_fail(
+            err, ML_EFORMAT, "%s picked %lld groups of %lld, at most %lld were wanted",
+            filter->row.name, (long long)n_pick, (long long)n_group, (long long)*n);
+    else
+        st = bring_forward(h, &filter->row, pick, n_pick, err);
+    *n = n_pick;
+    ml_arena_release(&a);
+    return st;
 }
 
 static int by_index(const void *x, const void *y) {

@@ -7,6 +7,7 @@
 #ifndef ML_RL_HELD_H
 #define ML_RL_HELD_H
 
+#include "miles/plugin.h"
 #include "rl/sample.h"
 
 typedef struct ml_held {
@@ -21,6 +22,10 @@ void ml_held_release(ml_held *h);
 
 /* The samples of the next group, or NULL; they stay until the next ml_held_put. */
 const ml_sample *ml_held_take(ml_held *h);
+
+/* Lets the filter say which groups are taken next, at most *n; *n gets their number. */
+ml_status ml_held_pick(ml_held *h, const miles_buffer_filter *filter, int64_t *n,
+                       ml_err *err);
 
 /* Holds copies of these groups, and of those that were not taken; the rest is let go. */
 void ml_held_put(ml_held *h, const ml_sample *const *sample /* [n * n_per_group] */,

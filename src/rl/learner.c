@@ -87,6 +87,11 @@ static ml_status normalise_rewards(lesson *s, ml_err *err) {
     double *reward = ML_NEW(s->a, double, s->n + 1);
     ml_status st;
 
+    if (s->n && s->in[0]->has_shaped) {
+        for (int32_t i = 0; i < s->n; i++)
+            s->row[i].reward = s->in[i]->shaped;
+        return ML_OK;
+    }
     if (!r->centre_rewards)
         return ML_OK;
     for (int32_t i = 0; i < s->n; i++)
@@ -103,8 +108,12 @@ static ml_status normalise_rewards(lesson *s, ml_err *err) {
 static ml_status score(lesson *s, const ml_weights *w, double ***out, ml_err *err) {
     float **logprob = ML_NEW(s->a, float *, s->n + 1);
     double **column = ML_NEW(s->a, double *, s->n + 1);
-    ml_status st;
+    const char *whose = !w ? "actor" : w == s->l->ref ? "ref" : "teacher";
+    ml_status st =
+        ml_hooks_tell(s->l->hooks, MILES_BEFORE_LOG_PROB, s->l->rollout, -1, whose, err);
 
+    if (st != ML_OK)
+        return st;
     for (int32_t i = 0; i < s->n; i++)
         logprob[i] = ML_NEW(s->a, float, s->train[i].n_response + 1);
     st = ml_trainer_score(s->l->trainer, w, s->train, s->n, logprob, NULL, err);
@@ -286,8 +295,11 @@ static ml_status train_all(lesson *s, ml_err *err) {
     if (st != ML_OK)
         return st;
     s->out->step = ML_NEW(s->a, ml_learned, plan.n_step + 1);
-    for (int32_t k = 0; k < plan.n_step && st == ML_OK; k++, s->out->n_step++)
-        st = train_step(s, &plan.step[k], &s->out->step[k], err);
+    for (int32_t k = 0; k < plan.n_step && st == ML_OK; k++, s->out->n_step++) {
+        st = ml_hooks_tell(s->l->hooks, MILES_BEFORE_TRAIN_STEP, s->l->rollout, k, "", err);
+        if (st == ML_OK)
+            st = train_step(s, &plan.step[k], &s->out->step[k], err);
+    }
     return st;
 }
 

@@ -15,6 +15,7 @@
 #define ML_RL_LEARNER_H
 
 #include "rl/figures.h"
+#include "rl/hooks.h"
 #include "rl/recipe.h"
 #include "rl/sample.h"
 #include "train/trainer.h"
@@ -24,6 +25,8 @@ typedef struct ml_learner {
     ml_trainer *trainer;
     const ml_weights *weights;       /* the trainer's */
     const ml_weights *ref, *teacher; /* of the same spec; NULL: none */
+    const ml_hooks *hooks;           /* NULL: nobody is told */
+    int64_t rollout;                 /* the round, for hooks */
 } ml_learner;
 
 /* What one optimizer step did. */

@@ -13,6 +13,9 @@
 typedef struct ml_harvest {
     const ml_sample **sample; /* [n] in the order of their indices */
     int64_t n;
+    const ml_sample **ended; /* [n_ended] with those of dropped groups; NULL: not known */
+    const uint8_t *kept;     /* [n_ended] */
+    int64_t n_ended;
     ml_figures figures; /* rollout/...: what was found while they were made */
     int64_t n_drawn;    /* tokens that were generated, of dropped samples too */
     double made_s; /* seconds it took to make them, if not those of the call; 0: those */

@@ -57,6 +57,8 @@ static ml_status ask_held(batch *r, int64_t *n, ml_err *err) {
     int32_t size = r->g->held.n_per_group;
     ml_status st = ML_OK;
 
+    if (r->g->buffer_filter)
+        st = ml_held_pick(&r->g->held, r->g->buffer_filter, &most, err);
     for (*n = 0; *n < most && st == ML_OK; ++*n) {
         const ml_sample *s = ml_held_take(&r->g->held);
         asked *f;
@@ -107,7 +109,8 @@ static bool has_ended(const asked *f) {
 
 static bool passes_filter(batch *r, const asked *f) {
     const ml_sample **s;
-    char reason[ML_REASON_CAP] = "";
+    char reason[ML_REASON_CAP];
+    bool keep = false;
 
     if (!r->g->filter)
         return true;
@@ -115,15 +118,14 @@ static bool passes_filter(batch *r, const asked *f) {
     s = ML_NEW(r->arena, const ml_sample *, f->group.n_sample);
     for (int32_t i = 0; i < f->group.n_sample; i++)
         s[i] = &f->flight[i]->sample;
-    if (r->g->filter->keep(s, f->group.n_sample, reason))
-        return true;
-    if (reason[0])
+    r->st = ml_group_filter_run(r->g->filter, s, f->group.n_sample, &keep, reason, r->err);
+    if (!keep && reason[0])
         ml_rejections_count(&r->rejections, reason);
-    return false;
+    return keep && r->st == ML_OK;
 }
 
 static void judge(batch *r) {
-    for (int64_t i = 0; i < r->n; i++) {
+    for (int64_t i = 0; i < r->n && r->st == ML_OK; i++) {
         asked *f = &r->asked[i];
         if (f->judged || !has_ended(f))
             continue;
@@ -186,7 +188,7 @@ static ml_status check_hope(const batch *r, ml_err *err) {
     return ml_fail(err, ML_EFORMAT,
                    "%s kept none of %lld groups: the reward of the first answer is %g; "
                    "are the answers cut off, or is the reward not what it should be?",
-                   r->g->filter->name, (long long)n_judged,
+                   r->g->filter->row.name, (long long)n_judged,
                    r->asked[0].flight[0]->sample.reward);
 }
 
@@ -198,9 +200,10 @@ static void on_ended(void *ud) {
     if (r->flights.done)
         return;
     judge(r);
-    r->st = atomic_load(&r->g->cancelled)
-                ? ml_fail(r->err, ML_EAGAIN, "the round was given up")
-                : settle(r, r->err);
+    if (r->st == ML_OK)
+        r->st = atomic_load(&r->g->cancelled)
+                    ? ml_fail(r->err, ML_EAGAIN, "the round was given up")
+                    : settle(r, r->err);
     if (r->st == ML_OK)
         r->st = check_hope(r, r->err);
     while (r->st == ML_OK && r->n_kept < wanted(r) && r->n_pending < wanted(r) - r->n_kept)
@@ -219,6 +222,20 @@ static void gather(batch *r, ml_harvest *out) {
         for (int32_t k = 0; r->asked[i].kept && k < r->asked[i].group.n_sample; k++)
             out->sample[out->n++] = &r->asked[i].flight[k]->sample;
     out->n_drawn = r->flights.n_drawn;
+}
+
+/* All that ended, kept or not. */
+static void show_ended(batch *r, ml_harvest *out) {
+    int32_t n_per_prompt = r->g->run->opts.source.n_samples_per_prompt;
+    uint8_t *kept = ML_NEW(r->arena, uint8_t, r->n * n_per_prompt + 1);
+
+    out->ended = ML_NEW(r->arena, const ml_sample *, r->n *n_per_prompt + 1);
+    for (int64_t i = 0; i < r->n; i++)
+        for (int32_t k = 0; r->asked[i].judged && k < r->asked[i].group.n_sample; k++) {
+            kept[out->n_ended] = r->asked[i].kept;
+            out->ended[out->n_ended++] = &r->asked[i].flight[k]->sample;
+        }
+    out->kept = kept;
 }
 
 /* Groups that were not judged wait for the next round. */
@@ -261,6 +278,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     st = generate(&r, err);
     if (st == ML_OK) {
         gather(&r, out);
+        show_ended(&r, out);
         ml_rejections_report(&r.rejections, &out->figures);
         ml_harvest_report(out, g->run->opts.source.n_samples_per_prompt,
                           g->asker.turns != NULL);

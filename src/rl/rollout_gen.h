@@ -23,10 +23,11 @@ typedef struct ml_gen_rollout {
     ml_train_run *run;
     ml_asker asker;
     ml_sampling how;
-    int64_t over_sampling;         /* groups that are asked for at once; 0: a round's */
-    const ml_group_filter *filter; /* NULL: all are kept */
-    bool partial;                  /* what is aborted goes on in the next round ... */
-    bool mask_old;                 /* ... which does not train what it has by then */
+    int64_t over_sampling;            /* groups that are asked for at once; 0: a round's */
+    const miles_group_filter *filter; /* NULL: all are kept */
+    const miles_buffer_filter *buffer_filter; /* which held groups go on; NULL: the first */
+    bool partial;  /* what is aborted goes on in the next round ... */
+    bool mask_old; /* ... which does not train what it has by then */
     ml_held held;
     atomic_bool cancelled; /* its rounds end, failed */
 } ml_gen_rollout;

@@ -38,7 +38,9 @@ typedef struct ml_sample {
     float *teacher_logprob;      /* [n_response] or NULL */
     double reward;
     bool has_reward;
-    bool remove; /* its mask counts as 0 everywhere */
+    double shaped;   /* what is learned from in place of the normalised reward, ... */
+    bool has_shaped; /* ... where an edge gave it; not recorded */
+    bool remove;     /* its mask counts as 0 everywhere */
     ml_sample_status status;
     int32_t n_cached, n_turn;
 } ml_sample;

@@ -81,6 +81,7 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_stage_begin(r, ML_STAGE_LEARN);
     if (!run->opts.learns_nothing) {
         st = trim(run, &r->harvest, err);
+        run->learner.rollout = r->rollout;
         if (st == ML_OK)
             st = ml_learn(&run->learner, &r->lesson, &r->arena, r->harvest.sample,
                           r->harvest.n, err);
@@ -108,6 +109,23 @@ static bool save_due(const ml_train_loop *l, int64_t rollout) {
                              (every && (rollout + 1) % every == 0) || l->ending);
 }
 
+/* Who is told of a snapshot finds it whole. */
+static ml_status tell_saved(ml_train_run *run, ml_err *err) {
+    const ml_hooks *hooks = run->opts.hooks;
+    ml_arena a;
+    ml_status st;
+
+    if (!hooks || !hooks->at[MILES_AFTER_SAVE])
+        return ML_OK;
+    ml_arena_init(&a, "a snapshot's path");
+    st = ml_saver_wait(run->saver, err);
+    if (st == ML_OK)
+        st = ml_hooks_tell(hooks, MILES_AFTER_SAVE, run->rollout, -1,
+                           ml_snapshot_path(&a, run->opts.save, run->rollout), err);
+    ml_arena_release(&a);
+    return st;
+}
+
 static ml_status save_all(ml_train_loop *l, ml_err *err) {
     ml_text more = { 0 };
     ml_status st = ml_run_log_settle(&l->run->log, err); /* rows are older than the save */
@@ -119,7 +137,7 @@ static ml_status save_all(ml_train_loop *l, ml_err *err) {
     if (st == ML_OK)
         st = ml_train_run_save(l->run, (ml_str){ more.ptr, more.len }, err);
     ml_text_release(&more);
-    return st;
+    return st == ML_OK ? tell_saved(l->run, err) : st;
 }
 
 static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
@@ -197,6 +215,8 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
         l->watch.progress(run->rollout, run->num_rollout);
     if (run->snapshot && l->rollout.load)
         st = l->rollout.load(l->rollout.ud, run->saved, run->snapshot, err);
+    if (st == ML_OK)
+        st = ml_hooks_tell(run->opts.hooks, MILES_AFTER_INIT, run->rollout, -1, "", err);
     if (st != ML_OK)
         return st;
     return first ? score(l, run->rollout - 1, err) : ML_OK;

@@ -202,6 +202,7 @@ ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
     r->learner = (ml_learner){ .recipe = &r->opts.recipe,
                                .trainer = r->trainer,
                                .weights = &r->weights,
+                               .hooks = o->hooks,
                                .ref = o->ref_load ? &r->ref : NULL };
     if (st == ML_OK && snapshot)
         st = go_on_from(r, snapshot, err);

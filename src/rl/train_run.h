@@ -33,9 +33,10 @@ typedef struct ml_train_run_opts {
     const char *save, *load; /* NULL: nothing is saved; the run starts at 0 */
     int64_t save_interval, keep_last, ckpt_step; /* 0: at the end; all; -1: the newest */
     bool async_save;
-    ml_run_log_opts log; /* its directory is that of save */
-    size_t engine_bytes; /* what generation will take, for the memory plan */
-    ml_str config;       /* what a resumed run must share, a JSON object */
+    ml_run_log_opts log;   /* its directory is that of save */
+    const ml_hooks *hooks; /* NULL: nobody is told */
+    size_t engine_bytes;   /* what generation will take, for the memory plan */
+    ml_str config;         /* what a resumed run must share, a JSON object */
 } ml_train_run_opts;
 
 typedef struct ml_train_run {

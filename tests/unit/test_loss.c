@@ -13,6 +13,7 @@
 #include "rl/loss/step_loss.h"
 #include "rl/loss/surrogate.h"
 #include "tests/support/recording.h"
+#include "tests/support/example.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
@@ -459,14 +460,9 @@ static void the_command_refuses(void) {
 }
 
 static void a_plugin_works_the_same(void) {
-    const char *object = ml_test_path("example.so");
+    const char *object = ml_test_example();
     char out[8000], line[1000];
 
-    snprintf(line, sizeof line,
-             "cc -std=c11 -Wall -Wextra -Werror -shared -fPIC -Iinclude -o %s "
-             "tests/support/plugin/example_plugin.c",
-             object);
-    CHECK(system(line) == 0);
     snprintf(line, sizeof line,
              "--advantage-estimator %s:ramp --loss-type custom_loss "
              "--custom-loss-function-path %s:reinforce --use-tis "

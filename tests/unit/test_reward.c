@@ -10,6 +10,7 @@
 #include "net/http_server.h"
 #include "plugin/reward_path.h"
 #include "rl/worker.h"
+#include "tests/support/example.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
@@ -322,7 +323,7 @@ static void paths_resolve(void) {
 /* --- of one's own --- */
 
 static void shared_objects_score(void) {
-    const char *object = ml_test_path("reward_example.so");
+    const char *object = ml_test_example();
     static const char *const response[] = { "seven b", "" };
     ml_reward_opts opts = { .n_thread = 2 };
     char line[1000];
@@ -331,11 +332,6 @@ static void shared_objects_score(void) {
     ml_err err;
 
     ml_arena_init(&arena, "paths");
-    snprintf(line, sizeof line,
-             "cc -std=c11 -shared -fPIC -Iinclude -o %s "
-             "tests/support/plugin/example_plugin.c",
-             object);
-    CHECK(system(line) == 0);
     snprintf(line, sizeof line, "%s:length", object);
     CHECK(ml_reward_path_resolve(&opts, &arena, line, &err) == ML_OK);
     score(&opts, response, 2, a);

@@ -1,6 +1,5 @@
-/* A shared object as a user would write it: one row of each kind, and nothing but the
- * installed header. */
-#include "miles/plugin.h"
+/* Rows that work on numbers: rewards to advantages to a loss. */
+#include "example.h"
 
 /* Every token has the reward times its place. */
 static int ramp(const miles_batch *b, const miles_algo *algo, double *const *advantage,
@@ -75,30 +74,21 @@ static int length(const miles_reward_in *in, miles_reward_out *out, miles_error 
     return 0;
 }
 
-static const miles_advantage ramp_row = {
-    { sizeof(miles_advantage), MILES_ADVANTAGE, "ramp", 0, "for a test" }, 0, ramp
+const miles_advantage example_ramp = { { sizeof(miles_advantage), MILES_ADVANTAGE, "ramp",
+                                         0, "the reward times the place of the token" },
+                                       0,
+                                       ramp };
+const miles_correction example_halve = { { sizeof(miles_correction), MILES_CORRECTION,
+                                           "halve", 0, "half the weight for every token" },
+                                         no_metrics,
+                                         halve };
+const miles_reducer example_by_ten = {
+    { sizeof(miles_reducer), MILES_REDUCER, "by_ten", 0, "divides by ten" }, by_ten
 };
-static const miles_correction halve_row = { { sizeof(miles_correction), MILES_CORRECTION,
-                                              "halve", 0, "for a test" },
-                                            no_metrics,
-                                            halve };
-static const miles_reducer by_ten_row = {
-    { sizeof(miles_reducer), MILES_REDUCER, "by_ten", 0, "for a test" }, by_ten
-};
-static const miles_loss reinforce_row = {
-    { sizeof(miles_loss), MILES_LOSS, "reinforce", 0, "for a test" }, one_metric, reinforce
-};
-
-static const miles_reward length_row = {
-    { sizeof(miles_reward), MILES_REWARD, "length", 0, "for a test" }, length
+const miles_loss example_reinforce = {
+    { sizeof(miles_loss), MILES_LOSS, "reinforce", 0, "-A log pi" }, one_metric, reinforce
 };
 
-static const miles_row *const rows[] = { &ramp_row.row,   &halve_row.row,
-                                         &by_ten_row.row, &reinforce_row.row,
-                                         &length_row.row, 0 };
-
-miles_plugin_fn miles_plugin_entry;
-__attribute__((visibility("default"))) const miles_plugin *miles_plugin_entry(void) {
-    static const miles_plugin plugin = { sizeof plugin, MILES_ABI, rows };
-    return &plugin;
-}
+const miles_reward example_length = {
+    { sizeof(miles_reward), MILES_REWARD, "length", 0, "bytes of the response" }, length
+};

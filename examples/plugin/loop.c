@@ -1,0 +1,152 @@
+/* Rows around the loop: prompts, turns, groups, samples, metrics. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "example.h"
+
+/* The last row of the data first. */
+static int64_t backwards(int64_t group, int64_t n_row, int64_t seed) {
+    (void)seed;
+    return n_row - 1 - group % n_row;
+}
+
+const miles_source example_backwards = { { sizeof(miles_source), MILES_SOURCE, "backwards",
+                                           0, "the last prompt first" },
+                                         backwards };
+
+/* The number that the label, JSON, is or has in quotes. */
+static long number_in(const char *text, size_t len) {
+    char digits[24] = "";
+    size_t n = 0;
+
+    for (size_t i = 0; i < len && n + 1 < sizeof digits; i++)
+        if ((text[i] >= '0' && text[i] <= '9') || (n == 0 && text[i] == '-'))
+            digits[n++] = text[i];
+        else if (n)
+            break;
+    return n ? strtol(digits, 0, 10) : -1;
+}
+
+/* Says whether the number in the answer is too small or too large; found early is worth
+ * more. */
+static int guess(const miles_turn_in *in, miles_turn_out *out, miles_error *err) {
+    long answer = number_in(in->answer, in->answer_len), label;
+
+    if (!in->label) {
+        strcpy(err->text, "the row has no label, which is the number to be guessed");
+        return 1;
+    }
+    label = number_in(in->label, in->label_len);
+    if (answer == label)
+        out->reward = 1.0 / in->turn;
+    else if (in->turn == in->max_turn)
+        out->reward = 0.0;
+    else if (answer < label)
+        out->say(out, "user", "more", 4);
+    else
+        out->say(out, "user", "less", 4);
+    return 0;
+}
+
+const miles_generate example_guess = { { sizeof(miles_generate), MILES_GENERATE, "guess", 0,
+                                         "a game: which number is it?" },
+                                       MILES_SAYS_USER,
+                                       guess };
+
+/* The part of the other answers that are longer. */
+static int shortest(const miles_reward_in *const *in, int64_t n,
+                    miles_reward_out *const *out, miles_error *err) {
+    (void)err;
+    for (int64_t i = 0; i < n; i++) {
+        double longer = 0;
+        for (int64_t k = 0; k < n; k++)
+            longer += in[k]->response_len > in[i]->response_len;
+        out[i]->reward = n > 1 ? longer / (double)(n - 1) : 0.0;
+    }
+    return 0;
+}
+
+const miles_group_reward example_shortest = { { sizeof(miles_group_reward),
+                                                MILES_GROUP_REWARD, "shortest", 0,
+                                                "the part of the group that is longer" },
+                                              shortest };
+
+static int some_finished(const miles_answers *group, bool *keep, char reason[40],
+                         miles_error *err) {
+    (void)err;
+    *keep = false;
+    for (int64_t i = 0; i < group->n; i++)
+        *keep |= group->answer[i]->status == MILES_COMPLETED;
+    if (!*keep)
+        strcpy(reason, "all_cut_off");
+    return 0;
+}
+
+const miles_group_filter example_some_finished = {
+    { sizeof(miles_group_filter), MILES_GROUP_FILTER, "some_finished", 0,
+      "keeps groups with an answer that was not cut off" },
+    some_finished
+};
+
+static int newest(const miles_answers *held, int64_t n_group, int64_t want, int64_t *pick,
+                  int64_t *n_pick, miles_error *err) {
+    (void)held;
+    (void)err;
+    while (*n_pick < want && *n_pick < n_group) {
+        pick[*n_pick] = n_group - 1 - *n_pick;
+        ++*n_pick;
+    }
+    return 0;
+}
+
+const miles_buffer_filter example_newest = {
+    { sizeof(miles_buffer_filter), MILES_BUFFER_FILTER, "newest", 0,
+      "the group that was begun last goes on first" },
+    newest
+};
+
+/* The reward less the mean of all answers of the round. */
+static int round_mean(const miles_answers *round, double *shaped, miles_error *err) {
+    double mean = 0;
+
+    (void)err;
+    for (int64_t i = 0; i < round->n; i++)
+        mean += shaped[i] / (double)round->n;
+    for (int64_t i = 0; i < round->n; i++)
+        shaped[i] -= mean;
+    return 0;
+}
+
+const miles_reward_post example_round_mean = { { sizeof(miles_reward_post),
+                                                 MILES_REWARD_POST, "round_mean", 0,
+                                                 "the mean of the round as baseline" },
+                                               round_mean };
+
+static int finished(const miles_answers *round, uint8_t *remove, miles_error *err) {
+    (void)err;
+    for (int64_t i = 0; i < round->n; i++)
+        remove[i] = round->answer[i]->status == MILES_TRUNCATED;
+    return 0;
+}
+
+const miles_sample_filter example_finished = {
+    { sizeof(miles_sample_filter), MILES_SAMPLE_FILTER, "finished", 0,
+      "answers that were cut off are not trained" },
+    finished
+};
+
+static int longest(const miles_answers *answers, const char *set, miles_metrics_out *out,
+                   miles_error *err) {
+    double most = 0;
+
+    (void)err;
+    for (int64_t i = 0; i < answers->n; i++)
+        if ((double)answers->answer[i]->n_response > most)
+            most = (double)answers->answer[i]->n_response;
+    out->add(out, set[0] ? "eval/longest_response" : "rollout/longest_response", most);
+    return 0;
+}
+
+const miles_metrics example_longest = { { sizeof(miles_metrics), MILES_METRICS, "longest",
+                                          0, "tokens of the longest answer" },
+                                        longest };

@@ -1,0 +1,45 @@
+/* miles list: every edge there is, by kind. */
+#include <stdio.h>
+
+#include "cli/cli.h"
+#include "plugin/edge.h"
+#include "plugin/kinds.h"
+#include "rl/edges.h"
+
+static void print_rows(const miles_row *const *row, const ml_kind *kind,
+                       const char *object) {
+    for (; *row; row++) {
+        if ((*row)->kind != (int32_t)kind->kind)
+            continue;
+        printf("    %s%s%s: %s\n", object ? object : "", object ? ":" : "", (*row)->name,
+               (*row)->help ? (*row)->help : "");
+        if ((*row)->alias)
+            printf("        also called %s\n", (*row)->alias);
+    }
+}
+
+/* Rows of a kind that this program does not know. */
+static void print_strangers(const miles_plugin *plugin, const char *object) {
+    for (const miles_row *const *row = plugin->row; *row; row++)
+        if (!ml_kind_of((*row)->kind))
+            printf("%s:%s is of kind %d, which this program does not know\n", object,
+                   (*row)->name, (*row)->kind);
+}
+
+ml_status ml_cmd_list(const ml_config *c, ml_err *err) {
+    const miles_plugin *plugin = NULL;
+    const char *object = c->edges.plugin;
+    ml_status st = object ? ml_plugin_open(&plugin, object, err) : ML_OK;
+
+    if (st != ML_OK)
+        return st;
+    for (const ml_kind *k = ml_kinds; k->name; k++) {
+        printf("%s (--%s)\n", k->name, k->flag);
+        print_rows(ml_edges, k, NULL);
+        if (plugin)
+            print_rows(plugin->row, k, object);
+    }
+    if (plugin)
+        print_strangers(plugin, object);
+    return ML_OK;
+}

@@ -1,0 +1,43 @@
+#include "plugin/loop_edges.h"
+
+#include "plugin/edge.h"
+
+ml_status ml_loop_edges_resolve(ml_loop_edges *e, const ml_edge_paths *p, ml_err *err) {
+    const miles_hook **hook = e->hooks.at;
+    /* A row is the first member of its struct. */
+    const struct {
+        const char *path;
+        miles_kind kind;
+        const char *flag;
+        void *found; /* where the row's address goes */
+    } rows[] = {
+        { p->source, MILES_SOURCE, "data-source-path", &e->source },
+        { p->group_filter, MILES_GROUP_FILTER, "dynamic-sampling-filter-path",
+          &e->group_filter },
+        { p->buffer_filter, MILES_BUFFER_FILTER, "buffer-filter-path", &e->buffer_filter },
+        { p->reward_post, MILES_REWARD_POST, "custom-reward-post-process-path",
+          &e->reward_post },
+        { p->sample_filter, MILES_SAMPLE_FILTER, "rollout-sample-filter-path",
+          &e->sample_filter },
+        { p->samples_hook, MILES_SAMPLES_HOOK, "rollout-all-samples-process-path",
+          &e->samples_hook },
+        { p->metrics, MILES_METRICS, "custom-rollout-log-function-path", &e->metrics },
+        { p->eval_metrics, MILES_METRICS, "custom-eval-rollout-log-function-path",
+          &e->eval_metrics },
+        { p->after_init, MILES_HOOK, "custom-megatron-init-path", &hook[MILES_AFTER_INIT] },
+        { p->before_log_prob, MILES_HOOK, "custom-megatron-before-log-prob-hook-path",
+          &hook[MILES_BEFORE_LOG_PROB] },
+        { p->before_train_step, MILES_HOOK, "custom-megatron-before-train-step-hook-path",
+          &hook[MILES_BEFORE_TRAIN_STEP] },
+        { p->after_save, MILES_HOOK, "custom-megatron-post-save-hook-path",
+          &hook[MILES_AFTER_SAVE] },
+    };
+    ml_status st = ML_OK;
+
+    *e = (ml_loop_edges){ 0 };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows && st == ML_OK; i++)
+        if (rows[i].path)
+            st = ml_edge_find((const miles_row **)rows[i].found, rows[i].kind, rows[i].path,
+                              rows[i].flag, err);
+    return st;
+}

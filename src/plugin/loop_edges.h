@@ -1,0 +1,31 @@
+/* loop_edges.h - the edges of the loop that a command line names, found before a run starts.
+ *
+ * thread: before there are others. */
+#ifndef ML_PLUGIN_LOOP_EDGES_H
+#define ML_PLUGIN_LOOP_EDGES_H
+
+#include "base/err.h"
+#include "rl/hooks.h"
+
+/* As given on the command line; NULL: none. */
+typedef struct ml_edge_paths {
+    const char *source, *group_filter, *buffer_filter;
+    const char *reward_post, *sample_filter, *samples_hook, *metrics, *eval_metrics;
+    const char *after_init, *before_log_prob, *before_train_step, *after_save;
+} ml_edge_paths;
+
+typedef struct ml_loop_edges {
+    const miles_source *source;
+    const miles_group_filter *group_filter;
+    const miles_buffer_filter *buffer_filter;
+    const miles_reward_post *reward_post;
+    const miles_sample_filter *sample_filter;
+    const miles_samples_hook *samples_hook;
+    const miles_metrics *metrics, *eval_metrics;
+    ml_hooks hooks;
+} ml_loop_edges;
+
+ml_status ml_loop_edges_resolve(ml_loop_edges *out, const ml_edge_paths *paths,
+                                ml_err *err);
+
+#endif

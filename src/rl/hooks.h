@@ -1,0 +1,18 @@
+/* hooks.h - what is told when a run reaches certain points.
+ *
+ * thread: the loop's. */
+#ifndef ML_RL_HOOKS_H
+#define ML_RL_HOOKS_H
+
+#include "base/err.h"
+#include "miles/plugin.h"
+
+typedef struct ml_hooks {
+    const miles_hook *at[MILES_AFTER_SAVE + 1]; /* by miles_when; NULL: nobody is told */
+} ml_hooks;
+
+/* `hooks` may be NULL. */
+ml_status ml_hooks_tell(const ml_hooks *hooks, miles_when when, int64_t rollout,
+                        int64_t step, const char *what, ml_err *err);
+
+#endif

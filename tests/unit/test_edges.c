@@ -1,0 +1,171 @@
+/* Edges of one's own: the example plugin around the loop, and what is listed. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/str.h"
+#include "tests/support/example.h"
+#include "tests/support/scratch.h"
+#include "tests/support/test.h"
+#include "tests/support/toy_model.h"
+
+static void make_inputs(void) {
+    ml_text t = { 0 };
+
+    ml_toy_model(ml_toy_chatml);
+    for (int i = 0; i < 12; i++)
+        ml_text_printf(&t, "{\"input\": \"what is %d+%d?\", \"label\": \"%d\"}\n", i % 10,
+                       i % 7, i % 10 + i % 7);
+    ml_toy_file("data.jsonl", t.ptr);
+    ml_text_release(&t);
+}
+
+static int run(const char *save, const char *more, char *out, size_t cap) {
+    char args[4000];
+
+    snprintf(args, sizeof args,
+             "train --hf-checkpoint %s --prompt-data %s --label-key label "
+             "--apply-chat-template --rollout-batch-size 4 --n-samples-per-prompt 4 "
+             "--num-steps-per-rollout 2 --num-rollout 2 "
+             "--lr 1e-3 --lr-decay-style constant --save %s --load %s %s%s%s",
+             ml_test_path("model"), ml_test_path("data.jsonl"), save, save,
+             strstr(more, "-rm-") ? "" : "--rm-type deterministic_random ",
+             strstr(more, "-response-len") ? "" : "--rollout-max-response-len 12 ", more);
+    return ml_test_miles(out, cap, args);
+}
+
+/* Does the file of the test's directory have this text? */
+static bool file_has(const char *name, const char *text) {
+    char command[1000];
+    snprintf(command, sizeof command, "grep -qF '%s' %s", text, ml_test_path(name));
+    return system(command) == 0;
+}
+
+static void every_kind_is_listed(void) {
+    const char *object = ml_test_example();
+    char out[16000], args[700];
+
+    CHECK(ml_test_miles(out, sizeof out, "list") == 0);
+    CHECK_HAS(out, "advantage (--advantage-estimator)\n    grpo");
+    CHECK_HAS(out, "    calculator: answers calls of a tool");
+    CHECK_HAS(out, "    check_reward_nonzero_std: keeps groups");
+    snprintf(args, sizeof args, "list --plugin %s", object);
+    CHECK(ml_test_miles(out, sizeof out, args) == 0);
+    snprintf(args, sizeof args, "%s:guess: a game: which number is it?", object);
+    CHECK_HAS(out, args);
+    snprintf(args, sizeof args, "%s:journal: writes down what happens", object);
+    CHECK_HAS(out, args);
+    CHECK(ml_test_miles(out, sizeof out, "list --plugin ./nothing.so") == 1);
+    CHECK_HAS(out, "./nothing.so cannot be loaded");
+}
+
+static void watchers_are_told(void) {
+    const char *x = ml_test_example();
+    char out[16000], more[3000];
+
+    make_inputs();
+    setenv("EXAMPLE_JOURNAL", ml_test_path("journal"), 1);
+    snprintf(more, sizeof more,
+             "--custom-megatron-init-path %s:journal --use-kl-loss --kl-loss-coef 0.01 "
+             "--custom-megatron-before-log-prob-hook-path %s:journal "
+             "--custom-megatron-before-train-step-hook-path %s:journal "
+             "--custom-megatron-post-save-hook-path %s:journal "
+             "--rollout-all-samples-process-path %s:journal --async-save "
+             "--custom-rollout-log-function-path %s:longest "
+             "--custom-eval-rollout-log-function-path %s:longest "
+             "--eval-prompt-data toy %s --eval-interval 1 --over-sampling-batch-size 5",
+             x, x, x, x, x, x, x, ml_test_path("data.jsonl"));
+    CHECK(run(ml_test_path("save"), more, out, sizeof out) == 0);
+    CHECK(file_has("journal", "after init: rollout 0, step -1"));
+    CHECK(file_has("journal", "before log-probs: rollout 1, step -1, \"ref\""));
+    CHECK(file_has("journal", "before train step: rollout 1, step 1"));
+    CHECK(file_has("journal", "after save: rollout 1, step -1"));
+    CHECK(file_has("journal", "save/iter_0000001\""));
+    CHECK(file_has("journal", "rollout 0: 16 of "));
+    CHECK(file_has("save/metrics.jsonl", "\"rollout/longest_response\": 12"));
+    CHECK(file_has("save/metrics.jsonl", "\"eval/longest_response\": 12"));
+    unsetenv("EXAMPLE_JOURNAL");
+    CHECK(run(ml_test_path("none"), more, out, sizeof out) == 1);
+    CHECK_HAS(out, "journal: name a file in the environment variable EXAMPLE_JOURNAL");
+}
+
+static void prompts_and_samples_are_chosen(void) {
+    const char *x = ml_test_example();
+    char out[16000], more[2000];
+
+    make_inputs();
+    snprintf(more, sizeof more,
+             "--data-source-path %s:backwards --rollout-sample-filter-path %s:finished "
+             "--dynamic-sampling-filter-path %s:some_finished --over-sampling-batch-size 8 "
+             "--save-debug-rollout-data %s/{rollout_id}.zst",
+             x, x, x, ml_test_dir());
+    CHECK(run(ml_test_path("save"), more, out, sizeof out) == 0);
+    CHECK_HAS(out, "what is 1+4?"); /* the last row */
+    CHECK(file_has("save/metrics.jsonl", "rollout/dynamic_filter/drop_all_cut_off"));
+    CHECK(!file_has("save/metrics.jsonl", "\"rollout/removed_samples\": 0,"));
+    snprintf(more, sizeof more, "zstd -qdc %s | grep -q '\"remove_sample\":true'",
+             ml_test_path("0.zst"));
+    CHECK(system(more) == 0);
+}
+
+/* With the mean of the round as baseline, what is learned from sums to nothing. */
+static void rewards_are_shaped(void) {
+    const char *x = ml_test_example();
+    char out[16000], more[2000];
+
+    make_inputs();
+    CHECK(run(ml_test_path("plain"), "", out, sizeof out) == 0);
+    snprintf(more, sizeof more, "--custom-reward-post-process-path %s:round_mean", x);
+    CHECK(run(ml_test_path("shaped"), more, out, sizeof out) == 0);
+    snprintf(more, sizeof more,
+             "cmp -s %s/iter_0000001/model.safetensors "
+             "%s/iter_0000001/model.safetensors",
+             ml_test_path("plain"), ml_test_path("shaped"));
+    CHECK(system(more) != 0);
+}
+
+/* Held groups go on in another order, and the run can be resumed all the same. */
+static void held_groups_are_chosen(void) {
+    static const char partial[] = "--partial-rollout --over-sampling-batch-size 7 "
+                                  "--sglang-max-running-requests 6";
+    const char *x = ml_test_example();
+    char out[16000], more[2000];
+
+    make_inputs();
+    CHECK(run(ml_test_path("oldest"), partial, out, sizeof out) == 0);
+    snprintf(more, sizeof more, "%s --buffer-filter-path %s:newest", partial, x);
+    CHECK(run(ml_test_path("newest"), more, out, sizeof out) == 0);
+    snprintf(more, sizeof more, "cmp -s %s/metrics.jsonl %s/metrics.jsonl",
+             ml_test_path("oldest"), ml_test_path("newest"));
+    CHECK(system(more) != 0);
+}
+
+static void the_game_is_played(void) {
+    const char *x = ml_test_example();
+    char out[16000], more[2000];
+
+    make_inputs();
+    snprintf(more, sizeof more,
+             "--custom-generate-function-path %s:guess --generate-max-turns 3 "
+             "--rollout-max-response-len 80 --rollout-stop-token-ids 1 2 3 4 5 6 7 8 9",
+             x);
+    CHECK(run(ml_test_path("save"), more, out, sizeof out) == 0);
+    CHECK(file_has("save/metrics.jsonl", "multi_turn_metric/round_number_max\": 3"));
+    CHECK(run(ml_test_path("save"), "--rollout-sample-filter-path nothing", out,
+              sizeof out) == 2);
+    CHECK_HAS(out, "--rollout-sample-filter-path: 'nothing' is not among");
+}
+
+static const ml_test tests[] = {
+    { "every kind is listed", every_kind_is_listed },
+    { "watchers are told", watchers_are_told },
+    { "prompts and samples are chosen", prompts_and_samples_are_chosen },
+    { "rewards are shaped", rewards_are_shaped },
+    { "held groups are chosen", held_groups_are_chosen },
+    { "the game is played", the_game_is_played },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
