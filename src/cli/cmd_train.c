@@ -1,12 +1,11 @@
-/* miles train: reinforcement learning. */
+/* miles train and train-async: reinforcement learning. */
 #include "cli/cli.h"
 #include "cli/progress.h"
 #include "cli/stop.h"
-#include "cli/train_gen.h"
+#include "cli/train_mode.h"
 #include "cli/train_opts.h"
 #include "plugin/resolve.h"
 #include "rl/rollout_edges.h"
-#include "rl/train_loop.h"
 
 typedef struct train_job {
     const ml_config *config;
@@ -31,8 +30,10 @@ static int64_t max_prompt(const ml_config *c) {
 
 static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     const ml_config *c = j->config;
-    ml_status st = ml_train_opts(out, c, c->rollout.n_samples_per_prompt, err);
+    ml_status st = ml_train_mode_check(c, err);
 
+    if (st == ML_OK)
+        st = ml_train_opts(out, c, c->rollout.n_samples_per_prompt, err);
     if (st == ML_OK)
         st = ml_loop_edges_resolve(&j->edges, &c->edges.path, err);
     if (st == ML_OK)
@@ -56,6 +57,8 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     out->learns_nothing = c->rollout.rollout_only;
     out->source.pick = j->edges.source;
     out->hooks = &j->edges.hooks;
+    out->backend.n_thread = ml_train_gen_threads(c, false);
+    out->second_set = c->mode.async && !c->mode.external;
     if (c->rollout.load_debug)
         out->data.path = NULL;
     ml_text_printf(&j->shared, "{");
@@ -88,19 +91,16 @@ static ml_status replay(train_job *j, ml_train_loop *loop, ml_err *err) {
 }
 
 static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
-    const ml_config *c = j->config;
     ml_status st = ml_train_gen_start(&j->gen, err);
 
-    if (st != ML_OK)
-        return st;
-    loop->rollout = with_edges(j, ml_rollout_gen(&j->gen.rollout));
-    loop->publish = ml_train_gen_publish;
-    loop->publish_ud = &j->gen;
-    loop->evaluate = j->gen.evals.n ? ml_evals_run : NULL;
-    loop->evaluate_ud = &j->gen.evals;
-    loop->eval_interval = c->rollout.eval_interval;
-    loop->skip_first_eval = c->rollout.skip_first_eval;
-    return ml_train_loop_run(loop, err);
+    if (st == ML_OK)
+        st = ml_train_mode_enter(&j->gen, loop, j->config, err);
+    if (st == ML_OK)
+        loop->rollout = with_edges(j, loop->rollout);
+    if (st == ML_OK)
+        st = ml_train_loop_run(loop, err);
+    ml_train_mode_leave(&j->gen);
+    return st;
 }
 
 static ml_status train(train_job *j, ml_err *err) {
@@ -139,4 +139,11 @@ ml_status ml_cmd_train(const ml_config *c, ml_err *err) {
     ml_train_run_close(&j.run);
     ml_text_release(&j.shared);
     return st;
+}
+
+ml_status ml_cmd_train_async(const ml_config *c, ml_err *err) {
+    ml_config ahead = *c;
+
+    ahead.mode.async = true;
+    return ml_cmd_train(&ahead, err);
 }

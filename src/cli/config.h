@@ -161,6 +161,18 @@ typedef struct ml_config {
         bool rollout_only, train_only;
     } rollout;
     struct {
+        bool async; /* the command is train-async */
+        bool fully, colocate;
+        int64_t rollout_threads; /* 0: not given */
+        int64_t update_interval;
+        int64_t max_stale, max_samples; /* -1: any; 0: a round's */
+        double capacity;
+        int unused; /* 0: drop, 1: retry */
+        bool external;
+        ml_words addrs;
+        const char *weight_dir; /* NULL: beside what is saved */
+    } mode;
+    struct {
         ml_edge_paths path;
         const char *generate, *execute_tool, *plugin; /* NULL: none */
         int64_t max_turns;

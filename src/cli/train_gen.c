@@ -187,12 +187,24 @@ static ml_status find_ends(ml_train_gen *t, ml_err *err) {
     return st;
 }
 
+/* Where both work at a time, they share the cores. */
+int ml_train_gen_threads(const ml_config *c, bool generates) {
+    int64_t all = c->run.n_thread, rollout = c->mode.rollout_threads;
+
+    if (!rollout)
+        rollout = c->mode.async ? (all + 1) / 2 : all;
+    if (generates)
+        return (int)rollout;
+    return (int)(c->mode.async && all > rollout ? all - rollout : c->mode.async ? 1 : all);
+}
+
 ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_edges *edges,
                             ml_train_run *run, ml_err *err) {
     ml_backend_opts opts = ml_config_backend(c);
     ml_status st;
 
-    *t = (ml_train_gen){ .run = run };
+    *t = (ml_train_gen){ .run = run, .async = c->mode.async };
+    opts.n_thread = ml_train_gen_threads(c, true);
     ml_arena_init(&t->arena, "generation");
     t->rollout.run = run;
     t->rollout.over_sampling = c->rollout.over_sampling;
@@ -228,6 +240,7 @@ void ml_train_gen_close(ml_train_gen *t) {
     ml_held_release(&t->rollout.held);
     for (int32_t i = 0; i < t->evals.n; i++)
         ml_dataset_close(&t->evals.set[i].dataset);
+    ml_weights_close(&t->second);
     if (t->be.name)
         ml_backend_close(&t->be);
     ml_arena_release(&t->arena);
@@ -241,13 +254,22 @@ ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err) {
     return st;
 }
 
+static ml_status start_engine(ml_train_gen *t, ml_err *err) {
+    ml_local_opts o = { .engine = t->engine,
+                        .spec = &t->run->spec,
+                        .be = &t->be,
+                        .weights = &t->run->weights };
+    ml_status st = ML_OK;
+
+    if (t->async) {
+        st = ml_weights_clone(&t->second, &t->run->weights, &t->be, &t->arena, err);
+        o.weights = &t->second;
+    }
+    return st == ML_OK ? ml_local_open(&t->gen, &o, err) : st;
+}
+
 ml_status ml_train_gen_start(ml_train_gen *t, ml_err *err) {
-    ml_status st = ml_local_open(&t->gen,
-                                 &(ml_local_opts){ .engine = t->engine,
-                                                   .spec = &t->run->spec,
-                                                   .be = &t->be,
-                                                   .weights = &t->run->weights },
-                                 err);
+    ml_status st = start_engine(t, err);
 
     t->rollout.asker = (ml_asker){ .gen = t->gen,
                                    .rewards = t->rewards,
@@ -259,12 +281,27 @@ ml_status ml_train_gen_start(ml_train_gen *t, ml_err *err) {
     return st;
 }
 
-/* Engine and trainer share the weights: what changes hands is their version. */
+/* No step runs while the copy changes; answers under way are then computed anew. */
+static ml_status publish_copy(ml_train_gen *t, const ml_weights *w, ml_err *err) {
+    ml_status st;
+
+    t->gen->pause(t->gen);
+    st = ml_weights_copy(&t->second, w, &t->be, err);
+    if (st == ML_OK)
+        st = ml_local_switch(t->gen, &t->second, ML_SWITCH_RETRACT, err);
+    t->gen->resume(t->gen);
+    return st;
+}
+
+/* Where engine and trainer share the weights, what changes hands is their version. */
 ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err) {
     ml_train_gen *t = ud;
     double began = ml_clock_s();
-    ml_status st = ml_local_switch(t->gen, w, ML_SWITCH_RETRACT, err);
+    ml_status st = t->async ? publish_copy(t, w, err)
+                            : ml_local_switch(t->gen, w, ML_SWITCH_RETRACT, err);
 
+    if (st == ML_OK && t->flow)
+        ml_flow_published(t->flow, w->version);
     ml_log(ML_LOG_INFO, "weight_sync: version %llu in %.6f s",
            (unsigned long long)w->version, ml_clock_s() - began);
     return st;

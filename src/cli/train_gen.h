@@ -7,7 +7,9 @@
 #include "cli/config.h"
 #include "engine/local.h"
 #include "io/end_tokens.h"
+#include "rl/ahead.h"
 #include "rl/evals.h"
+#include "rl/flow.h"
 #include "rl/rollout_gen.h"
 
 typedef struct ml_train_gen {
@@ -16,12 +18,19 @@ typedef struct ml_train_gen {
     ml_backend be; /* the engine's own; its threads rest while the trainer's work */
     ml_end_tokens eos;
     ml_engine_opts engine;
+    ml_weights second; /* what generates while the trainer changes the run's; zeros: none */
+    bool async;
     ml_gen *gen;
     ml_rewards *rewards;
     ml_turns *turns; /* NULL: answers are one turn */
     ml_gen_rollout rollout;
+    ml_ahead *ahead; /* NULL: rounds are not made ahead */
+    ml_flow *flow;   /* NULL: nor all the time */
     ml_evals evals;
 } ml_train_gen;
+
+/* The threads that generate, or those that train. */
+int ml_train_gen_threads(const ml_config *c, bool generates);
 
 /* All that can be wrong is found here, before weights are loaded.  The run is open. */
 ml_status ml_train_gen_open(ml_train_gen *out, const ml_config *c,
@@ -31,7 +40,7 @@ void ml_train_gen_close(ml_train_gen *t); /* zeros, and what failed to open, are
 /* What the engine will take beside the weights. */
 ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err);
 
-/* The engine, on the weights of the run, which has started. */
+/* The engine, on the weights of the run, which has started, or on a copy of them. */
 ml_status ml_train_gen_start(ml_train_gen *t, ml_err *err);
 
 /* For ml_train_loop; ud is an ml_train_gen. */

@@ -1,18 +1,30 @@
 /* The samples of a round, wherever they come from. */
+#include <string.h>
+
 #include "rl/rollout.h"
 #include "rl/sample_figures.h"
 
-void ml_harvest_copy(ml_harvest *out, ml_arena *a, const ml_harvest *in) {
-    ml_sample *sample = ML_NEW(a, ml_sample, in->n + 1);
+static const ml_sample **copy_list(ml_arena *a, const ml_sample *const *in, int64_t n) {
+    ml_sample *sample = ML_NEW(a, ml_sample, n + 1);
+    const ml_sample **out = ML_NEW(a, const ml_sample *, n + 1);
 
+    for (int64_t i = 0; i < n; i++) {
+        ml_sample_copy(&sample[i], a, in[i]);
+        out[i] = &sample[i];
+    }
+    return out;
+}
+
+void ml_harvest_copy(ml_harvest *out, ml_arena *a, const ml_harvest *in) {
     out->n = in->n;
+    out->n_ended = in->n_ended;
     out->n_drawn = in->n_drawn;
     out->made_s = in->made_s;
-    out->sample = ML_NEW(a, const ml_sample *, in->n + 1);
-    for (int64_t i = 0; i < in->n; i++) {
-        ml_sample_copy(&sample[i], a, in->sample[i]);
-        out->sample[i] = &sample[i];
-    }
+    out->sample = copy_list(a, in->sample, in->n);
+    out->ended = in->ended ? copy_list(a, in->ended, in->n_ended) : NULL;
+    if (in->kept)
+        out->kept =
+            memcpy(ML_NEW(a, uint8_t, in->n_ended + 1), in->kept, (size_t)in->n_ended);
     for (const ml_figure *f = in->figures.first; f; f = f->next)
         ml_figures_add(&out->figures, f->name, "", f->value);
 }

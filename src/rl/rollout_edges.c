@@ -104,6 +104,17 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     return st;
 }
 
+static ml_status rest(void *ud, ml_err *err) {
+    const ml_rollout_edges *e = ud;
+    return e->inner.rest ? e->inner.rest(e->inner.ud, err) : ML_OK;
+}
+
+static void cancel(void *ud) {
+    const ml_rollout_edges *e = ud;
+    if (e->inner.cancel)
+        e->inner.cancel(e->inner.ud);
+}
+
 static void save(void *ud, ml_text *out) {
     const ml_rollout_edges *e = ud;
     if (e->inner.save)
@@ -116,5 +127,10 @@ static ml_status load(void *ud, ml_str state, const char *name, ml_err *err) {
 }
 
 ml_rollout ml_rollout_with_edges(ml_rollout_edges *e) {
-    return (ml_rollout){ .collect = collect, .save = save, .load = load, .ud = e };
+    return (ml_rollout){ .collect = collect,
+                         .rest = rest,
+                         .cancel = cancel,
+                         .save = save,
+                         .load = load,
+                         .ud = e };
 }

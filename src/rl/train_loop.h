@@ -24,8 +24,7 @@ typedef struct ml_train_loop {
     void *evaluate_ud;
     int64_t eval_interval; /* rounds; 0: never */
     bool skip_first_eval;
-    bool
-        ahead; /* Miles' train_async: the last round is evaluated, a resumed run not at once */
+    bool ahead;         /* as in Miles' train_async, the last round is always evaluated */
     const char *record; /* where rounds are recorded; NULL: nowhere */
     /* Not 0: a round is finished and saved, then the loop ends.  May be NULL. */
     const volatile sig_atomic_t *stop;

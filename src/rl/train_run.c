@@ -100,18 +100,22 @@ void ml_train_run_close(ml_train_run *r) {
 
 /* Sizes only; the longest sample is not known before it is there. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out) {
-    static const char *const actor[] = { "actor weights", NULL }, *const with_ref[] = {
-        "actor weights", "reference weights", NULL
-    };
     const ml_train_run_opts *o = &r->opts;
+    const char **set = ML_NEW(&r->arena, const char *, 4);
+    int n = 0;
     size_t bytes = ml_weights_bytes(&r->spec, r->from, ml_weights_dtype(&r->be, o->dtype));
 
+    set[n++] = "actor weights";
+    if (o->ref_load)
+        set[n++] = "reference weights";
+    if (o->second_set)
+        set[n] = "rollout weights";
     *out = (ml_memory_ask){
         .spec = &r->spec,
         .be = &r->be,
         .weight_bytes = bytes,
         .bf16 = bytes < ml_weights_bytes(&r->spec, NULL, ML_WEIGHT_F32),
-        .set = o->ref_load ? with_ref : actor,
+        .set = set,
         .opts = o->trainer,
         .longest = o->trainer.batch.dynamic ? 0 : o->trainer.batch.max_tokens,
         .scores = o->recipe.compute_advantages,

@@ -11,49 +11,16 @@
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_model.h"
+#include "tests/support/toy_run.h"
 
 enum { ROUNDS = 6 };
 
-static void make_inputs(void) {
-    ml_text t = { 0 };
-
-    ml_toy_model(ml_toy_chatml);
-    for (int i = 0; i < 12; i++)
-        ml_text_printf(&t, "{\"input\": \"what is %d+%d?\", \"label\": \"%d\"}\n", i % 10,
-                       i % 7, i % 10 + i % 7);
-    ml_toy_file("data.jsonl", t.ptr);
-    ml_text_release(&t);
-}
-
-static void args_of(char *args, size_t cap, const char *save, int rounds,
-                    const char *more) {
-    const char *data = ml_test_path("data.jsonl");
-    bool graded = strstr(more, "--rm-type") || strstr(more, "--custom-rm-path");
-    snprintf(
-        args, cap,
-        "train --hf-checkpoint %s --prompt-data %s --label-key label "
-        "--apply-chat-template --rollout-shuffle --rollout-batch-size 4 "
-        "--n-samples-per-prompt 4 --num-steps-per-rollout 2 --num-rollout %d "
-        "--rollout-max-response-len 12 %s --lr 1e-3 "
-        "--lr-decay-style constant --eval-prompt-data toy %s %s --save %s --load %s %s",
-        ml_test_path("model"), data, rounds, graded ? "" : "--rm-type deterministic_random",
-        data, strstr(more, "--eval-interval") ? "" : "--eval-interval 2", save, save, more);
-}
-
 static int run(const char *save, int rounds, const char *more, char *out, size_t cap) {
-    char args[3000];
-    args_of(args, sizeof args, save, rounds, more);
-    return ml_test_miles(out, cap, args);
+    return ml_toy_run("train", save, rounds, more, out, cap);
 }
 
 static void same_files(const char *a, const char *b) {
-    char command[1500];
-    snprintf(command, sizeof command,
-             "diff -r %s/iter_%07d %s/iter_%07d >&2 && cmp %s/metrics.jsonl "
-             "%s/metrics.jsonl >&2",
-             a, ROUNDS - 1, b, ROUNDS - 1, a, b);
-    if (system(command) != 0)
-        ml_test_fail(__FILE__, __LINE__, "%s and %s differ", a, b);
+    ml_toy_run_same(a, b, ROUNDS);
 }
 
 /* Checkpoints and metrics do not know how the work was divided. */
@@ -62,7 +29,7 @@ static void the_same_bytes_however_it_runs(void) {
                *parts = ml_test_path("parts");
     char out[16000];
 
-    make_inputs();
+    ml_toy_run_inputs();
     CHECK(run(whole, ROUNDS, "--threads 1", out, sizeof out) == 0);
     CHECK_HAS(out, "rollout 5, step 11: loss ");
     CHECK_HAS(out, "forward_logp_max_diff 0,");
@@ -86,7 +53,7 @@ static void a_recording_trains_as_its_run(void) {
     char out[16000], more[1000], command[1500];
     const char *first = ml_test_path("first"), *again = ml_test_path("again");
 
-    make_inputs();
+    ml_toy_run_inputs();
     snprintf(more, sizeof more, "--save-debug-rollout-data %s/rounds/{rollout_id}.zst",
              ml_test_dir());
     CHECK(run(first, 3, more, out, sizeof out) == 0);
@@ -106,7 +73,7 @@ static void filters_and_over_sampling(void) {
         "miles.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std";
     char out[16000], more[1000];
 
-    make_inputs();
+    ml_toy_run_inputs();
     snprintf(more, sizeof more, "%s --over-sampling-batch-size 6 --threads 1", filter);
     CHECK(run(ml_test_path("a"), ROUNDS, more, out, sizeof out) == 0);
     snprintf(more, sizeof more, "%s --over-sampling-batch-size 6 --threads 2", filter);
@@ -128,7 +95,7 @@ static void unfinished_answers_go_on(void) {
                                   "--skip-eval-before-train";
     char out[16000], more[1000];
 
-    make_inputs();
+    ml_toy_run_inputs();
     snprintf(more, sizeof more, "%s --threads 1", partial);
     CHECK(run(ml_test_path("whole"), ROUNDS, more, out, sizeof out) == 0);
     CHECK_HAS(out, "forward_logp_max_diff 0, ");
@@ -150,7 +117,7 @@ static void only_one_half(void) {
     char out[16000], more[600], command[700];
     const char *save = ml_test_path("save");
 
-    make_inputs();
+    ml_toy_run_inputs();
     snprintf(more, sizeof more,
              "--debug-rollout-only --save-debug-rollout-data %s/r{rollout_id}.zst",
              ml_test_dir());
@@ -167,7 +134,7 @@ static void failed_rewards_are_replaced(void) {
                                  "[ $n = 7 ] && echo nonsense || echo $((n % 2)); done\n";
     char out[16000], more[800];
 
-    make_inputs();
+    ml_toy_run_inputs();
     ml_toy_file("grader.sh", grader);
     snprintf(more, sizeof more,
              "--reward-workers 1 --custom-rm-path 'cmd:sh %s' --eval-interval 100 "
@@ -187,7 +154,7 @@ static void evaluates_alone(void) {
     const char *data = ml_test_path("data.jsonl"), *save = ml_test_path("save");
     char out[16000], args[1500], want[400], *end;
 
-    make_inputs();
+    ml_toy_run_inputs();
     CHECK(run(save, 1, "", out, sizeof out) == 0);
     snprintf(want, sizeof want, "%s", strstr(out, "\"eval/toy\""));
     end = strchr(want, ',');
@@ -208,7 +175,7 @@ static void faults_are_named(void) {
     char out[16000];
     const char *save = ml_test_path("save");
 
-    make_inputs();
+    ml_toy_run_inputs();
     CHECK(run(ml_test_path("dull"), 1, "--rm-type math --rollout-top-k 1", out,
               sizeof out) == 0);
     CHECK_HAS(out, "warning: every answer is worth the same");
@@ -229,34 +196,7 @@ static void faults_are_named(void) {
 /* --- runs that are stopped ---------------------------------------------------- */
 
 static pid_t start(const char *save, const char *more) {
-    char args[3000], program[600], *argv[100], *word, *rest = args;
-    int n = 0;
-    pid_t pid;
-
-    args_of(args, sizeof args, save, ROUNDS, more);
-    snprintf(program, sizeof program, "%s/miles", getenv("MILES_UNDER_TEST"));
-    argv[n++] = program;
-    while ((word = strtok_r(rest, " ", &rest)) && n < 99)
-        argv[n++] = word;
-    argv[n] = NULL;
-    pid = fork();
-    if (pid == 0) {
-        if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr))
-            _exit(127);
-        execv(program, argv);
-        _exit(127);
-    }
-    return pid;
-}
-
-/* Stops it after a while, and says whether it was stopped before its end. */
-static int stop(pid_t pid, int sig, unsigned after_us) {
-    int status = 0;
-
-    usleep(after_us);
-    kill(pid, sig);
-    waitpid(pid, &status, 0);
-    return status;
+    return ml_toy_run_start("train", save, ROUNDS, more);
 }
 
 /* MILES_LONG asks for more kills. */
@@ -268,11 +208,11 @@ static void survives_kills(void) {
 
     printf("seed %u\n", seed);
     fflush(stdout);
-    make_inputs();
+    ml_toy_run_inputs();
     CHECK(run(whole, ROUNDS, "", out, sizeof out) == 0);
     for (int i = 0; i < kills; i++)
-        n += WIFSIGNALED(stop(start(parts, "--save-interval 1"), SIGKILL,
-                              20000 + (unsigned)rand_r(&seed) % 60000));
+        n += WIFSIGNALED(ml_toy_run_stop(start(parts, "--save-interval 1"), SIGKILL,
+                                         20000 + (unsigned)rand_r(&seed) % 60000));
     CHECK(run(parts, ROUNDS, "--save-interval 1", out, sizeof out) == 0);
     same_files(whole, parts);
     printf("%d of %d were killed before their end\n", n, kills);
@@ -292,11 +232,11 @@ static void an_interrupt_finishes_the_round(void) {
     char out[16000];
     pid_t pid;
 
-    make_inputs();
+    ml_toy_run_inputs();
     CHECK(run(whole, ROUNDS, "", out, sizeof out) == 0);
     pid = start(parts, "");
     wait_for_metrics(parts);
-    CHECK(stop(pid, SIGINT, 20000) == 0);
+    CHECK(ml_toy_run_stop(pid, SIGINT, 20000) == 0);
     CHECK(run(parts, ROUNDS, "", out, sizeof out) == 0);
     same_files(whole, parts);
 }

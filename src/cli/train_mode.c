@@ -1,0 +1,152 @@
+#include "cli/train_mode.h"
+
+/* --- what cannot be meant ------------------------------------------------------- */
+
+typedef struct mode_rule {
+    bool (*broken)(const ml_config *c);
+    const char *sentence;
+} mode_rule;
+
+static bool async_flag_in_train(const ml_config *c) {
+    return !c->mode.async && (c->mode.fully || c->mode.update_interval > 1);
+}
+
+static bool queue_flag_without_queue(const ml_config *c) {
+    return !c->mode.fully &&
+           (c->mode.max_stale >= 0 || c->mode.max_samples || c->mode.unused);
+}
+
+static bool two_sets_in_one(const ml_config *c) {
+    return c->mode.async && c->mode.colocate;
+}
+
+static bool saves_between(const ml_config *c) {
+    return c->train.save_interval % c->mode.update_interval != 0;
+}
+
+static bool fully_in_rounds(const ml_config *c) {
+    return c->mode.fully &&
+           (c->rollout.partial || c->rollout.over_sampling || c->edges.path.samples_hook);
+}
+
+static bool less_than_a_group(const ml_config *c) {
+    return c->mode.max_samples && c->mode.max_samples < c->rollout.n_samples_per_prompt;
+}
+
+static bool external_without_address(const ml_config *c) {
+    return c->mode.external && !c->mode.addrs.n;
+}
+
+static bool address_without_external(const ml_config *c) {
+    return !c->mode.external && (c->mode.addrs.n || c->mode.weight_dir);
+}
+
+static bool no_place_for_weights(const ml_config *c) {
+    return c->mode.external && !c->mode.weight_dir && !c->train.save;
+}
+
+static const mode_rule rules[] = {
+    { async_flag_in_train, "--fully-async and --update-weights-interval belong to miles "
+                           "train-async: miles train publishes after each round" },
+    { queue_flag_without_queue,
+      "--max-weight-staleness, --async-max-concurrent-samples and "
+      "--async-unused-samples-handler are about the queue of --fully-async: give it, or "
+      "leave them out" },
+    { two_sets_in_one, "--colocate is for miles train: train-async changes one set of "
+                       "weights while it generates with another" },
+    { saves_between,
+      "--save-interval must be a multiple of --update-weights-interval: a run "
+      "is saved where it publishes, so that it can go on from there" },
+    { fully_in_rounds, "--fully-async has no rounds to over-sample or to leave answers "
+                       "behind: leave out --partial-rollout, "
+                       "--over-sampling-batch-size and "
+                       "--rollout-all-samples-process-path" },
+    { less_than_a_group,
+      "--async-max-concurrent-samples must be at least --n-samples-per-prompt" },
+    { external_without_address,
+      "--rollout-external needs --rollout-external-engine-addrs HOST:PORT, where miles "
+      "serve or miles router runs" },
+    { address_without_external, "--rollout-external-engine-addrs and "
+                                "--update-weight-disk-dir need --rollout-external" },
+    { no_place_for_weights,
+      "engines elsewhere read weights from a directory: give --update-weight-disk-dir DIR, "
+      "or --save" },
+};
+
+ml_status ml_train_mode_check(const ml_config *c, ml_err *err) {
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        if (rules[i].broken(c))
+            return ml_fail(err, ML_EUSAGE, "%s", rules[i].sentence);
+    return ML_OK;
+}
+
+/* --- the loop --------------------------------------------------------------------- */
+
+/* The engine is wanted for evaluations: nothing new is begun meanwhile. */
+static ml_status evaluate(void *ud, ml_figures *out, ml_err *err) {
+    ml_train_gen *t = ud;
+    ml_status st;
+
+    if (t->flow)
+        ml_flow_hold(t->flow, true);
+    st = ml_evals_run(&t->evals, out, err);
+    if (t->flow)
+        ml_flow_hold(t->flow, false);
+    return st;
+}
+
+static ml_status open_flow(ml_train_gen *t, const ml_config *c, void (*say)(const char *),
+                           ml_err *err) {
+    int64_t per_group = c->rollout.n_samples_per_prompt,
+            batch = c->train.rollout_batch_size,
+            capacity = (int64_t)(c->mode.capacity * (double)batch);
+    ml_flow_opts o = {
+        .run = t->run,
+        .asker = t->rollout.asker,
+        .how = t->rollout.how,
+        .filter = t->rollout.filter,
+        .max_groups = c->mode.max_samples ? c->mode.max_samples / per_group : batch,
+        .capacity = capacity < 1 ? 1 : capacity,
+        .max_stale = c->mode.max_stale,
+        .retry = c->mode.unused == 1,
+        .mask_old = c->rollout.mask_old,
+        .say = say,
+    };
+
+    return ml_flow_open(&t->flow, &o, err);
+}
+
+ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_config *c,
+                              ml_err *err) {
+    ml_status st = ML_OK;
+
+    loop->publish = ml_train_gen_publish;
+    loop->publish_ud = t;
+    loop->publish_interval = c->mode.update_interval;
+    loop->evaluate = t->evals.n ? evaluate : NULL;
+    loop->evaluate_ud = t;
+    loop->eval_interval = c->rollout.eval_interval;
+    loop->skip_first_eval = c->rollout.skip_first_eval;
+    loop->ahead = c->mode.async;
+    loop->rollout = ml_rollout_gen(&t->rollout);
+    if (c->mode.fully) {
+        st = open_flow(t, c, loop->watch.say, err);
+        loop->rollout = st == ML_OK ? ml_rollout_flow(t->flow) : loop->rollout;
+        if (!loop->record && c->train.save)
+            loop->record = ml_arena_printf(
+                &t->arena, "%s/rollout_data/{rollout_id}.jsonl.zst", c->train.save);
+    } else if (c->mode.async) {
+        t->ahead = ML_NEW(&t->arena, ml_ahead, 1);
+        ml_ahead_init(t->ahead, loop->rollout, t->run->num_rollout);
+        loop->rollout = ml_rollout_ahead(t->ahead);
+    }
+    return st;
+}
+
+void ml_train_mode_leave(ml_train_gen *t) {
+    ml_flow_close(t->flow);
+    t->flow = NULL;
+    if (t->ahead)
+        ml_ahead_release(t->ahead);
+    t->ahead = NULL;
+}

@@ -1,0 +1,20 @@
+/* train_mode.h - who generates when: rounds in turn (miles train), one round ahead, or all
+ * the time (miles train-async).
+ *
+ * thread: the command's. */
+#ifndef ML_CLI_TRAIN_MODE_H
+#define ML_CLI_TRAIN_MODE_H
+
+#include "cli/train_gen.h"
+#include "rl/train_loop.h"
+
+/* What cannot be meant; beside the rules of flags, which do not know the command. */
+ml_status ml_train_mode_check(const ml_config *c, ml_err *err);
+
+/* Gives the loop its rollout, and what publishes and evaluates; the generator has started. */
+ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_config *c,
+                              ml_err *err);
+/* Ends what is under way. */
+void ml_train_mode_leave(ml_train_gen *t);
+
+#endif

@@ -1,0 +1,250 @@
+/* miles train-async from the outside: one round ahead, and all the time. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "base/file.h"
+#include "rl/sample.h"
+#include "tests/support/scratch.h"
+#include "tests/support/test.h"
+#include "tests/support/toy_model.h"
+#include "tests/support/toy_run.h"
+
+enum { ROUNDS = 6 };
+
+static int run(const char *save, const char *more, char *out, size_t cap) {
+    return ml_toy_run("train-async", save, ROUNDS, more, out, cap);
+}
+
+static bool shell(const char *format, const char *a, const char *b) {
+    char command[2000];
+    snprintf(command, sizeof command, format, a, b);
+    return system(command) == 0;
+}
+
+/* --- one round ahead ------------------------------------------------------------ */
+
+/* Rounds are drawn with fixed weights, so nothing depends on who was faster. */
+static void ahead_gives_the_same_bytes(void) {
+    const char *one = ml_test_path("one"), *two = ml_test_path("two"),
+               *eight = ml_test_path("eight"), *parts = ml_test_path("parts");
+    char out[16000];
+
+    ml_toy_run_inputs();
+    CHECK(run(one, "--threads 1", out, sizeof out) == 0);
+    CHECK_HAS(out, "rollout 0, step 0: loss ");
+    CHECK_HAS(out, "forward_logp_max_diff 0,");
+    CHECK_HAS(out, "stale tokens");
+    CHECK_HAS(out, "evaluation after rollout 5: ");
+    CHECK(run(two, "--threads 2 --sglang-max-running-requests 3", out, sizeof out) == 0);
+    ml_toy_run_same(one, two, ROUNDS);
+    CHECK(run(eight, "--threads 8 --rollout-threads 5", out, sizeof out) == 0);
+    ml_toy_run_same(one, eight, ROUNDS);
+    CHECK(ml_toy_run("train-async", parts, 3, "--save-interval 1", out, sizeof out) == 0);
+    CHECK(run(parts, "--save-interval 1", out, sizeof out) == 0);
+    CHECK_HAS(out, "Loaded checkpoint from ");
+    CHECK(ml_toy_run("train", ml_test_path("sync"), ROUNDS, "", out, sizeof out) == 0);
+    CHECK(
+        !shell("cmp -s %s/iter_0000005/model.safetensors %s/iter_0000005/model.safetensors",
+               one, ml_test_path("sync")));
+}
+
+/* What was made ahead of a snapshot is in it. */
+static void ahead_survives_kills(void) {
+    int kills = getenv("MILES_LONG") ? 20 : 4, n = 0;
+    unsigned seed = (unsigned)time(NULL);
+    const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
+    char out[16000];
+
+    printf("seed %u\n", seed);
+    fflush(stdout);
+    ml_toy_run_inputs();
+    CHECK(run(whole, "--save-interval 1", out, sizeof out) == 0);
+    for (int i = 0; i < kills; i++)
+        n += WIFSIGNALED(ml_toy_run_stop(
+            ml_toy_run_start("train-async", parts, ROUNDS, "--save-interval 1"), SIGKILL,
+            20000 + (unsigned)rand_r(&seed) % 60000));
+    CHECK(run(parts, "--save-interval 1", out, sizeof out) == 0);
+    ml_toy_run_same(whole, parts, ROUNDS);
+    CHECK(shell("grep -q '\"ahead\": {\"rollout\": 5' %s/iter_0000004/state.json%s", whole,
+                ""));
+    printf("%d of %d were killed before their end\n", n, kills);
+}
+
+/* Weights reach the engine every second round: tokens are older in between. */
+static void weights_are_published_now_and_then(void) {
+    const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
+    char out[16000];
+
+    ml_toy_run_inputs();
+    CHECK(run(whole, "--update-weights-interval 2", out, sizeof out) == 0);
+    CHECK(ml_toy_run("train-async", parts, 4, "--update-weights-interval 2", out,
+                     sizeof out) == 0);
+    CHECK(run(parts, "--update-weights-interval 2 --save-interval 4", out, sizeof out) ==
+          0);
+    CHECK_HAS(out, "going on at rollout 4");
+}
+
+static void what_cannot_be_meant_is_said(void) {
+    const char *save = ml_test_path("save");
+    char out[16000];
+
+    ml_toy_run_inputs();
+    CHECK(run(save, "--colocate", out, sizeof out) == 2);
+    CHECK_HAS(out, "--colocate is for miles train");
+    CHECK(run(save, "--update-weights-interval 2 --save-interval 3", out, sizeof out) == 2);
+    CHECK_HAS(out, "multiple of --update-weights-interval");
+    CHECK(run(save, "--fully-async --partial-rollout", out, sizeof out) == 2);
+    CHECK(run(save, "--max-weight-staleness 2", out, sizeof out) == 2);
+    CHECK(run(save, "--fully-async --async-max-concurrent-samples 3", out, sizeof out) ==
+          2);
+    CHECK(ml_toy_run("train", save, 1, "--fully-async", out, sizeof out) == 2);
+    CHECK_HAS(out, "belong to miles train-async");
+    CHECK(run(save, "--dry-run", out, sizeof out) == 0);
+    CHECK_HAS(out, "rollout weights");
+}
+
+/* --- all the time ----------------------------------------------------------------- */
+
+/* What a round used is recorded, and trains to the same weights. */
+static void flow_can_be_replayed(void) {
+    const char *first = ml_test_path("first"), *again = ml_test_path("again");
+    char out[16000], more[1000];
+
+    ml_toy_run_inputs();
+    CHECK(run(first, "--fully-async --threads 2 --use-tis", out, sizeof out) == 0);
+    CHECK_HAS(out, "Continuous async rollout worker started");
+    CHECK_HAS(out, "rollout 5, step 11: loss ");
+    CHECK(shell("grep -q '\"rollout/fully_async/queue_size\"' %s/metrics.jsonl%s", first,
+                ""));
+    snprintf(more, sizeof more,
+             "--use-tis --load-debug-rollout-data %s/rollout_data/{rollout_id}.jsonl.zst",
+             first);
+    CHECK(ml_toy_run("train", again, ROUNDS, more, out, sizeof out) == 0);
+    CHECK(shell("cmp %s/iter_0000005/model.safetensors %s/iter_0000005/model.safetensors",
+                first, again));
+}
+
+/* The largest of a figure over the rounds of a run. */
+static double largest(const char *save, const char *figure) {
+    char path[600], line[4000], key[100];
+    double most = -1.0;
+    FILE *f;
+
+    snprintf(path, sizeof path, "%s/metrics.jsonl", save);
+    snprintf(key, sizeof key, "\"%s\": ", figure);
+    f = fopen(path, "r");
+    while (f && fgets(line, sizeof line, f)) {
+        const char *at = strstr(line, key);
+        double value = at ? strtod(at + strlen(key), NULL) : -1.0;
+        most = value > most ? value : most;
+    }
+    if (f)
+        fclose(f);
+    return most;
+}
+
+static void staleness_is_bounded(void) {
+    static const char queue[] = "--fully-async --async-data-buffer-capacity-factor 4 "
+                                "--async-max-concurrent-samples 64 --eval-interval 100 "
+                                "--skip-eval-before-train";
+    const char *any = ml_test_path("any"), *none = ml_test_path("none"),
+               *again = ml_test_path("again");
+    char out[16000], more[1000];
+
+    ml_toy_run_inputs();
+    CHECK(run(any, queue, out, sizeof out) == 0);
+    CHECK(largest(any, "rollout/fully_async/max_staleness") >= 1.0);
+    snprintf(more, sizeof more, "%s --max-weight-staleness 0", queue);
+    CHECK(run(none, more, out, sizeof out) == 0);
+    CHECK(largest(none, "rollout/fully_async/stale_groups_filtered") >= 1.0);
+    CHECK(largest(none, "rollout/stale_tokens") == 0.0);
+    snprintf(more, sizeof more,
+             "%s --max-weight-staleness 0 --async-unused-samples-handler retry", queue);
+    CHECK(run(again, more, out, sizeof out) == 0);
+    CHECK(largest(again, "rollout/stale_tokens") == 0.0);
+}
+
+enum { CAP = 2000 };
+
+/* How often each sample was trained on. */
+static void count_used(int seen[CAP], const char *save) {
+    ml_arena a;
+
+    ml_arena_init(&a, "used");
+    for (int r = 0; r < ROUNDS; r++) {
+        char path[600];
+        ml_sample *sample = NULL;
+        int64_t n = 0;
+        snprintf(path, sizeof path, "%s/rollout_data/%d.jsonl.zst", save, r);
+        CHECK(ml_samples_load(&sample, &n, &a, path, NULL) == ML_OK);
+        for (int64_t i = 0; i < n; i++)
+            seen[sample[i].index]++;
+    }
+    ml_arena_release(&a);
+}
+
+/* How often each waits in the last snapshot. */
+static void count_held(int seen[CAP], const char *save) {
+    char path[600];
+    const ml_json *doc = NULL, *held;
+    ml_file f = { 0 };
+    ml_arena a;
+
+    ml_arena_init(&a, "held");
+    snprintf(path, sizeof path, "%s/iter_%07d/state.json", save, ROUNDS - 1);
+    CHECK(ml_file_map(&f, path, NULL) == ML_OK);
+    CHECK(ml_json_parse(&doc, &a, f.bytes, path, NULL) == ML_OK);
+    held = ml_json_get(ml_json_get(doc, "data"), "held");
+    CHECK(held != NULL);
+    for (const ml_json *e = held ? held->child : NULL; e; e = e->next) {
+        int64_t i = 0;
+        CHECK(ml_json_i64(ml_json_get(e, "index"), &i));
+        seen[i]++;
+    }
+    ml_file_unmap(&f);
+    ml_arena_release(&a);
+}
+
+/* Groups under way and in the queue are in a snapshot: none is lost, none seen twice. */
+static void flow_survives_kills(void) {
+    int kills = getenv("MILES_LONG") ? 20 : 3, seen[CAP] = { 0 }, n = 0;
+    unsigned seed = (unsigned)time(NULL);
+    const char *save = ml_test_path("save");
+    char out[16000];
+
+    printf("seed %u\n", seed);
+    fflush(stdout);
+    ml_toy_run_inputs();
+    for (int i = 0; i < kills; i++)
+        ml_toy_run_stop(ml_toy_run_start("train-async", save, ROUNDS,
+                                         "--fully-async --save-interval 1"),
+                        SIGKILL, 20000 + (unsigned)rand_r(&seed) % 60000);
+    CHECK(run(save, "--fully-async --save-interval 1", out, sizeof out) == 0);
+    count_used(seen, save);
+    count_held(seen, save);
+    while (n < CAP && seen[n])
+        n++;
+    CHECK(n >= ROUNDS * 16);
+    for (int i = 0; i < CAP; i++)
+        if (seen[i] != (i < n))
+            ml_test_fail(__FILE__, __LINE__, "sample %d is there %d times", i, seen[i]);
+}
+
+static const ml_test tests[] = {
+    { "ahead gives the same bytes", ahead_gives_the_same_bytes },
+    { "ahead survives kills", ahead_survives_kills, 300 },
+    { "weights are published now and then", weights_are_published_now_and_then },
+    { "what cannot be meant is said", what_cannot_be_meant_is_said },
+    { "flow can be replayed", flow_can_be_replayed },
+    { "staleness is bounded", staleness_is_bounded },
+    { "flow survives kills", flow_survives_kills, 300 },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
