@@ -61,6 +61,16 @@ void ml_text_printf(ml_text *t, const char *fmt, ...) {
     t->len += (size_t)n;
 }
 
+void ml_text_fill(ml_text *t, const char *template, const char *place, int64_t number) {
+    const char *at = strstr(template, place);
+
+    if (at)
+        ml_text_printf(t, "%.*s%lld%s", (int)(at - template), template, (long long)number,
+                       at + strlen(place));
+    else
+        ml_text_printf(t, "%s", template);
+}
+
 int ml_str_distance(ml_str a, ml_str b) {
     /* Two rows of the table suffice; names longer than this are never near. */
     int row[2][65];

@@ -14,13 +14,10 @@ typedef struct train_job {
     ml_loop_edges edges;
     ml_rollout_edges around; /* the rollout */
     ml_text shared;          /* what a resumed run must share */
+    const char *teacher_url[ML_TEACHERS];
 } train_job;
 
 /* --- options ---------------------------------------------------------------- */
-
-static bool needs_reference(const ml_algo_opts *o) {
-    return o->num.use_kl_loss || o->num.kl_coef != 0.0;
-}
 
 /* Where the context is limited, a prompt must leave room for an answer. */
 static int64_t max_prompt(const ml_config *c) {
@@ -40,14 +37,10 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
         st = ml_recipe_resolve(&out->recipe, &c->algo, err);
     if (st != ML_OK)
         return st;
-    if (out->recipe.critic_loss)
-        return ml_fail(err, ML_EUNSUP,
-                       "--advantage-estimator %s needs a critic, which there is not yet: "
-                       "use grpo, gspo or reinforce_plus_plus",
-                       c->algo.advantage_estimator);
+    st = ml_train_models(out, j->teacher_url, c, err);
+    if (st != ML_OK)
+        return st;
     out->recipe.scale_rewards &= c->rollout.n_samples_per_prompt > 1;
-    if (needs_reference(&c->algo))
-        out->ref_load = c->rollout.ref_load ? c->rollout.ref_load : c->hf_checkpoint;
     out->trainer.temperature = c->rollout.temperature;
     out->data.max_prompt_len = max_prompt(c);
     out->data.label_key = c->rollout.label_key;

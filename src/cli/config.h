@@ -123,8 +123,9 @@ typedef struct ml_config {
         bool recompute_loss, dry_run;
         /* saving; keep_last 0: all, ckpt_step -1: the newest */
         const char *save, *load;
-        int64_t save_interval, keep_last, ckpt_step;
-        bool async_save;
+        const char *save_hf;
+        int64_t save_interval, keep_last, retain_interval, ckpt_step, start_rollout;
+        bool async_save, save_optim, load_optim, finetune;
         const char *single; /* of flags that have but one value */
     } train;
     struct {
@@ -136,7 +137,7 @@ typedef struct ml_config {
     } arch;
     struct {
         /* data; 0 and NULL: not given */
-        const char *label_key, *metadata_key, *ref_load;
+        const char *label_key, *metadata_key;
         bool apply_chat_template;
         int64_t n_samples_per_prompt, num_steps_per_rollout;
         /* sampling; top_k -1: all */
@@ -191,6 +192,14 @@ typedef struct ml_config {
         const char *tensorboard, *project, *experiment; /* NULL: not given */
         bool store, profile;
     } log;
+    struct {
+        /* beside the actor; steps -1: the newest, critic_lr NaN: as the actor */
+        const char *ref_load, *teacher_load, *critic_load, *critic_save, *opd_type;
+        ml_words teacher_urls;
+        int64_t ref_step, ref_interval, teacher_step, critic_warmup, critic_only;
+        double critic_lr;
+        bool keep_old_actor, reset_optimizer;
+    } models;
     struct {
         const char *rm_type, *custom_rm_path, *rm_url, *reward_key; /* NULL: not given */
         int64_t n_worker, n_retry, memory_bytes, seed;

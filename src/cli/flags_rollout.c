@@ -59,16 +59,6 @@ const ml_flag ml_flags_rollout[] = {
       .from = ML_FROM_MILES,
       .help = "Optimizer steps of a round: --global-batch-size is the samples of a round "
               "divided by it." },
-    { .name = "ref-load",
-      .type = ML_FLAG_PATH,
-      ML_AT(rollout.ref_load),
-      .value = "DIR",
-      .def_note = "--hf-checkpoint, where one is needed",
-      .group = "policy loss",
-      .cmds = ML_CMD_TRAIN,
-      .from = ML_FROM_MILES,
-      .help = "Hugging Face checkpoint of the reference model, for --use-kl-loss and "
-              "--kl-coef." },
     { .name = "rollout-temperature",
       .type = ML_FLAG_F64,
       ML_AT(rollout.temperature),

@@ -72,6 +72,10 @@ static bool profile_without_save(const ml_config *c) {
     return c->log.profile && !c->train.save;
 }
 
+static bool hf_without_save(const ml_config *c) {
+    return c->train.save_hf && !c->train.save;
+}
+
 static bool no_prompts(const ml_config *c) {
     return !c->train.prompt_data && !c->rollout.load_debug;
 }
@@ -103,6 +107,7 @@ static bool masked_turns(const ml_config *c) {
 
 #define NO_END "nothing says when to stop: give --num-rollout or --num-epoch"
 #define PROFILE "--profile needs --save, the directory that the trace goes to"
+#define SAVE_HF "--save-hf writes with each snapshot: give --save, the directory for those"
 #define INTERVAL "--save-interval needs --save, the directory to save to"
 
 const ml_rule ml_rules[] = {
@@ -111,6 +116,8 @@ const ml_rule ml_rules[] = {
     { "profile", ML_CMD_SFT | ML_CMD_TRAIN, profile_without_save, PROFILE },
     { "train-no-end", ML_CMD_TRAIN, no_end, NO_END },
     { "train-interval", ML_CMD_TRAIN, interval_without_save, INTERVAL },
+    { "sft-save-hf", ML_CMD_SFT, hf_without_save, SAVE_HF },
+    { "train-save-hf", ML_CMD_TRAIN, hf_without_save, SAVE_HF },
     { "train-no-data", ML_CMD_TRAIN, no_prompts,
       "there are no prompts: give --prompt-data FILE, or --load-debug-rollout-data for "
       "rounds that were recorded" },

@@ -135,15 +135,21 @@ ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_pe
         .trainer = trainer_opts(c, batch),
         .save = c->train.save,
         .load = c->train.load,
+        .save_hf = c->train.save_hf,
         .save_interval = c->train.save_interval,
         .keep_last = c->train.keep_last,
+        .retain_interval = c->train.retain_interval,
         .ckpt_step = c->train.ckpt_step,
+        .start_rollout = c->train.start_rollout,
         .async_save = c->train.async_save,
         .log = { .tensorboard = c->log.tensorboard,
                  .project = c->log.project,
                  .experiment = c->log.experiment,
                  .no_store = !c->log.store,
                  .profile = c->log.profile },
+        .no_save_optim = !c->train.save_optim,
+        .no_load_optim = !c->train.load_optim,
+        .finetune = c->train.finetune,
     };
     return module_bits(&out->trainer.recompute.modules, &c->train.recompute_modules, err);
 }

@@ -12,6 +12,12 @@ ml_weight_dtype ml_train_dtype(const ml_config *c);
 ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_per_prompt,
                         ml_err *err);
 
+/* The models beside the actor that the recipe of `out` wants.  url [ML_TEACHERS] must outlive
+ * the run. */
+enum { ML_TEACHERS = 16 };
+ml_status ml_train_models(ml_train_run_opts *out, const char **url, const ml_config *c,
+                          ml_err *err);
+
 /* What a resumed run must share with the one that saved, as the members of a JSON object. */
 void ml_train_opts_text(ml_text *out, const ml_train_run_opts *o, const ml_config *c);
 

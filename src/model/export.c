@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "base/json.h"
+#include "model/source.h"
 #include "model/tensors.h"
 
 #define INDEX "model.safetensors.index.json"
@@ -38,6 +39,7 @@ typedef struct exporter {
     ml_map by_name; /* index into it */
     shard *shard;
     int32_t n_shard;
+    bool changed; /* not the tensors of the source: a critic has another head */
     void *piece;
 } exporter;
 
@@ -69,13 +71,52 @@ static item item_of(const exporter *x, const ml_st_file *file, const ml_st_tenso
     return i;
 }
 
+/* A critic made of a language model has no use for its head. */
+static bool left_out(const exporter *x, ml_str name) {
+    return x->s->critic && ml_str_is(name, "lm_head.weight");
+}
+
+/* What the source does not have: the head of a critic. */
+static void add_new_item(exporter *x, int32_t param) {
+    const ml_param *p = &x->s->param[param];
+    ml_st_tensor *t = ML_NEW(&x->arena, ml_st_tensor, 1);
+
+    if (ml_checkpoint_find(x->from, ml_str_of(p->name), NULL))
+        return;
+    *t = (ml_st_tensor){ .name = ml_str_of(p->name),
+                         .dtype = ML_ST_F32,
+                         .n_dim = p->n_dim,
+                         .shape = { p->shape[0], p->n_dim == 2 ? p->shape[1] : 0 } };
+    x->it[x->n++] = (item){ .src = t,
+                            .own = { .name = p->name,
+                                     .param = param,
+                                     .n_dim = p->n_dim,
+                                     .shape = { p->shape[0], p->shape[1] } },
+                            .dtype = ML_ST_F32,
+                            .shard = x->from->n_file - 1 };
+    x->changed = true;
+}
+
 static void list_items(exporter *x) {
-    x->it = ML_NEW(&x->arena, item, x->from->n_tensor);
+    x->it = ML_NEW(&x->arena, item, x->from->n_tensor + x->s->n_param);
     for (int32_t f = 0; f < x->from->n_file; f++)
         for (int32_t i = 0; i < x->from->file[f]->n; i++) {
-            x->it[x->n] = item_of(x, x->from->file[f], &x->from->file[f]->tensor[i]);
+            const ml_st_tensor *t = &x->from->file[f]->tensor[i];
+            if (left_out(x, t->name)) {
+                x->changed = true;
+                continue;
+            }
+            x->it[x->n] = item_of(x, x->from->file[f], t);
             x->it[x->n++].shard = f;
         }
+    for (int32_t i = 0; i < x->s->n_param && x->s->critic; i++)
+        if (ml_param_is_value_head(&x->s->param[i]))
+            add_new_item(x, i);
+}
+
+/* The index of the source still tells where each tensor is. */
+static bool index_holds(const exporter *x) {
+    return x->o->shard_bytes == 0 && x->o->keep_dtype && !x->changed;
 }
 
 static size_t item_bytes(const item *i) {
@@ -86,11 +127,16 @@ static size_t item_bytes(const item *i) {
 
 /* --- which file each goes into ---------------------------------------------- */
 
-static bool dtypes_kept(const exporter *x, int32_t f) {
-    for (int32_t i = 0; i < x->n; i++)
-        if (x->it[i].shard == f && x->it[i].dtype != x->it[i].src->dtype)
+static bool layout_kept(const exporter *x, int32_t f) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < x->n; i++) {
+        if (x->it[i].shard != f)
+            continue;
+        if (!x->it[i].file || x->it[i].dtype != x->it[i].src->dtype)
             return false;
-    return true;
+        n++;
+    }
+    return n == x->from->file[f]->n;
 }
 
 static void keep_shards(exporter *x) {
@@ -98,7 +144,7 @@ static void keep_shards(exporter *x) {
     x->shard = ML_NEW(&x->arena, shard, x->n_shard);
     for (int32_t f = 0; f < x->n_shard; f++)
         x->shard[f] = (shard){ .name = x->from->file_name[f],
-                               .same = dtypes_kept(x, f) ? x->from->file[f] : NULL };
+                               .same = layout_kept(x, f) ? x->from->file[f] : NULL };
 }
 
 /* Where modules stand inside a decoder layer upstream; parameters follow that order there. */
@@ -291,12 +337,11 @@ static ml_status write_index(exporter *x, ml_err *err) {
 
 static ml_status write_weights(exporter *x, ml_err *err) {
     ml_status st = ML_OK;
-    bool same = x->o->shard_bytes == 0 && x->o->keep_dtype;
 
     for (int32_t f = 0; f < x->n_shard && st == ML_OK; f++)
         st = write_shard(x, f, err);
     /* An index that still holds is copied with the other files. */
-    if (st == ML_OK && x->n_shard > 1 && !same)
+    if (st == ML_OK && x->n_shard > 1 && !index_holds(x))
         st = write_index(x, err);
     return st;
 }
@@ -363,13 +408,12 @@ static ml_status write_config(exporter *x, ml_err *err) {
 static bool copied(const exporter *x, const char *name) {
     struct stat sb;
     char path[4096];
-    bool index_holds =
-        x->o->shard_bytes == 0 && x->o->keep_dtype && strcmp(name, INDEX) == 0;
+    bool index = index_holds(x) && strcmp(name, INDEX) == 0;
 
     snprintf(path, sizeof path, "%s/%s", x->from->dir, name);
     if (stat(path, &sb) != 0 || !S_ISREG(sb.st_mode) || strcmp(name, "config.json") == 0)
         return false;
-    return index_holds || !is_weight_file(name);
+    return index || !is_weight_file(name);
 }
 
 static ml_status copy_others(exporter *x, ml_err *err) {

@@ -353,9 +353,16 @@ void ml_weights_close(ml_weights *w) {
     *w = (ml_weights){ 0 };
 }
 
+bool ml_weights_alike(const ml_weights *a, const ml_weights *b) {
+    for (int32_t i = 0; i < a->n && a->n == b->n; i++)
+        if (a->t[i].dtype != b->t[i].dtype)
+            return false;
+    return a->n == b->n && a->buf.bytes == b->buf.bytes;
+}
+
 ml_status ml_weights_copy(ml_weights *to, const ml_weights *from, ml_backend *be,
                           ml_err *err) {
-    ML_BUG_IF(to->n != from->n || to->buf.bytes != from->buf.bytes);
+    ML_BUG_IF(!ml_weights_alike(to, from));
     be->dev->copy(be->stream, to->buf.ptr, from->buf.ptr, from->buf.bytes);
     to->version = from->version;
     return be->dev->sync(be->stream, err);

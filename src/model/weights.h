@@ -52,6 +52,8 @@ ml_status ml_weights_zeros(ml_weights *w, const ml_spec *s, ml_backend *be, ml_a
                            ml_err *err);
 void ml_weights_close(ml_weights *w);
 
+/* Whether two sets of one spec are stored in the same way, tensor by tensor. */
+bool ml_weights_alike(const ml_weights *a, const ml_weights *b);
 /* A second set of the same layout, values and version. */
 ml_status ml_weights_clone(ml_weights *out, const ml_weights *from, ml_backend *be,
                            ml_arena *a, ml_err *err);

@@ -1,19 +1,21 @@
 /* learner.h - what a batch of samples teaches: rewards to advantages to optimizer steps.
  *
  * In Miles' order: rewards are normalised inside their groups, the reference and the
- * teacher score the samples, then the policy as it was, advantages are computed once, and
- * the samples are trained on, one optimizer step after the other.
+ * teacher score the samples, then the policy as it was and the critic, advantages are
+ * computed once, and the samples are trained on, one optimizer step after the other: by the
+ * critic, then by the actor.
  *
  * Where a token was drawn with the very weights that a step trains, the log-prob that the
  * step's own forward computes must be the one the token was drawn with, to the bit; if
  * it is not, the run fails.  Tokens of older weights are counted.  The pass that would
  * compute the old log-probs is left out exactly when all tokens are of the weights at
- * hand.
+ * hand, or when what was drawn stands for it.
  *
  * thread: the trainer's. */
 #ifndef ML_RL_LEARNER_H
 #define ML_RL_LEARNER_H
 
+#include "engine/gen.h"
 #include "rl/figures.h"
 #include "rl/hooks.h"
 #include "rl/recipe.h"
@@ -23,16 +25,23 @@
 typedef struct ml_learner {
     const ml_recipe *recipe;
     ml_trainer *trainer;
-    const ml_weights *weights;       /* the trainer's */
-    const ml_weights *ref, *teacher; /* of the same spec; NULL: none */
-    const ml_hooks *hooks;           /* NULL: nobody is told */
-    int64_t rollout;                 /* the round, for hooks */
+    const ml_weights *weights; /* the trainer's */
+    const ml_hooks *hooks;     /* NULL: nobody is told */
+    ml_weights *ref;           /* of the same spec; NULL: none */
+    const ml_weights *teacher; /* the same */
+    ml_gen *teachers;          /* a teacher behind HTTP; NULL: none */
+    ml_trainer *critic;        /* NULL: none */
+    int64_t n_critic_only;     /* rounds in which the critic alone learns */
+    int64_t ref_interval;      /* rounds after which the reference is the actor; 0: never */
+    bool keep_old_actor;       /* old log-probs are of the weights that drew */
+    bool reset_optimizer;      /* moments begin anew in each round */
 } ml_learner;
 
 /* What one optimizer step did. */
 typedef struct ml_learned {
-    ml_step_result step; /* its loss is the recipe's */
-    ml_figures figures;  /* train/... */
+    ml_step_result step, critic; /* their losses are the recipe's */
+    bool has_step, has_critic;
+    ml_figures figures; /* train/... */
 } ml_learned;
 
 typedef struct ml_lesson {
@@ -44,8 +53,8 @@ typedef struct ml_lesson {
     double score_s, train_s;  /* seconds of the passes that only score, and of the steps */
 } ml_lesson;
 
-/* Trains on the samples, which all have rewards.  Results live in the arena. */
-ml_status ml_learn(ml_learner *l, ml_lesson *out, ml_arena *a,
+/* Trains on the samples of a round, which all have rewards.  Results live in the arena. */
+ml_status ml_learn(ml_learner *l, int64_t rollout, ml_lesson *out, ml_arena *a,
                    const ml_sample *const *sample, int64_t n, ml_err *err);
 
 #endif

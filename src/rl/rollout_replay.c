@@ -5,14 +5,14 @@
 #include "base/dir.h"
 #include "rl/rollout.h"
 
-#define PLACE "{rollout_id}"
-
 static char *path_of(ml_arena *a, const char *template, int64_t rollout) {
-    const char *place = strstr(template, PLACE);
-    if (!place)
-        return ml_arena_printf(a, "%s", template);
-    return ml_arena_printf(a, "%.*s%lld%s", (int)(place - template), template,
-                           (long long)rollout, place + strlen(PLACE));
+    ml_text t = { 0 };
+    char *path;
+
+    ml_text_fill(&t, template, "{rollout_id}", rollout);
+    path = ml_arena_str(a, t.ptr, t.len);
+    ml_text_release(&t);
+    return path;
 }
 
 static int by_index(const void *x, const void *y) {

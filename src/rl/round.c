@@ -33,7 +33,7 @@ static double rollout_seconds(const ml_round *r) {
 static int64_t trained_tokens(const ml_round *r) {
     int64_t n = 0;
     for (int32_t k = 0; k < r->lesson.n_step; k++)
-        n += r->lesson.step[k].step.n_token;
+        n += r->lesson.step[k].step.n_token + r->lesson.step[k].critic.n_token;
     return n;
 }
 
@@ -136,14 +136,20 @@ static void tell_times(ml_text *t, const ml_round *r) {
 static void tell_step(ml_text *t, const ml_round *r, int32_t k, int64_t step) {
     const ml_learned *done = &r->lesson.step[k];
 
-    ml_text_printf(t, "rollout %lld, step %lld: loss %.6f", (long long)r->rollout,
-                   (long long)step + k, done->step.loss);
+    ml_text_printf(t, "rollout %lld, step %lld", (long long)r->rollout,
+                   (long long)step + k);
+    if (done->has_step)
+        ml_text_printf(t, ": loss %.6f", done->step.loss);
+    if (done->has_critic)
+        ml_text_printf(t, "%s critic loss %.6f", done->has_step ? "," : ":",
+                       done->critic.loss);
     if (k == 0)
         tell_rollout(t, r);
     tell(t, &done->figures, "train/ppo_kl", "ppo_kl %.3g");
     tell(t, &done->figures, "train/kl_loss", "kl %.3g");
     tell(t, &done->figures, "train/entropy_loss", "entropy %.4f");
-    ml_text_printf(t, ", grad norm %.4f, lr %.3g", done->step.grad_norm, done->step.lr);
+    if (done->has_step)
+        ml_text_printf(t, ", grad norm %.4f, lr %.3g", done->step.grad_norm, done->step.lr);
     if (k == 0)
         tell_times(t, r);
 }
@@ -187,10 +193,12 @@ static void tell_step_short(ml_text *t, const ml_round *r, int32_t k, int64_t st
     ml_text_printf(t, "%5lld", (long long)step + k);
     if (k == 0)
         tell_round_short(t, r);
-    ml_text_printf(t, "  loss %.4f", done->step.loss);
+    if (done->has_step)
+        ml_text_printf(t, "  loss %.4f", done->step.loss);
+    tell_short(t, &done->figures, "train/critic-loss", "critic %.4f");
     tell_short(t, &done->figures, "train/kl_loss", "kl %.2g");
     tell_short(t, &done->figures, "train/entropy_loss", "ent %.3f");
-    ml_text_printf(t, "  grad %.3f", done->step.grad_norm);
+    tell_short(t, &done->figures, "train/grad_norm", "grad %.3f");
     if (k == 0)
         tell_times_short(t, r);
 }
@@ -225,8 +233,10 @@ static void report_step(const ml_round *r, ml_run_log *log, int32_t k, int64_t s
         tell_step_short(&t, r, k, step);
     else
         tell_step(&t, r, k, step);
-    if (!done->step.applied)
+    if (done->has_step && !done->step.applied)
         ml_text_printf(&t, "; not applied: %s", done->step.bad);
+    if (done->has_critic && !done->critic.applied)
+        ml_text_printf(&t, "; not applied to the critic: %s", done->critic.bad);
     say_text(&t, to);
 }
 

@@ -28,30 +28,56 @@ static void open_bridge(bridge *b, ml_arena *a, const ml_step_run *r) {
         b->widened[k] = ML_NEW(a, double, n);
 }
 
+static void widen(double *out, const float *in, int32_t n) {
+    for (int32_t t = 0; t < n; t++)
+        out[t] = (double)in[t];
+}
+
+static void narrow(float *out, const double *in, int32_t n) {
+    for (int32_t t = 0; t < n; t++)
+        out[t] = (float)in[t];
+}
+
 /* Numbers are widened without loss; derivatives are rounded once. */
-static ml_status loss_of_sample(bridge *b, ml_loss_io *io, ml_err *err) {
+static ml_status loss_of_values(bridge *b, ml_loss_io *io, ml_err *err) {
+    double *value = b->widened[0], *dvalue = b->widened[1];
+    ml_status st;
+
+    widen(value, io->value, io->n_response);
+    st = ml_step_loss_sample(b->run->loss, b->place[io->sample],
+                             (ml_model_says){ .value = value },
+                             (ml_derivatives){ .value = dvalue }, err);
+    if (st == ML_OK)
+        narrow(io->dvalue, dvalue, io->n_response);
+    return st;
+}
+
+static ml_status loss_of_logprobs(bridge *b, ml_loss_io *io, ml_err *err) {
     double *logprob = b->widened[0], *entropy = b->widened[1], *dlogprob = b->widened[2],
            *dentropy = b->widened[3];
     int64_t at = b->place[io->sample];
-    ml_status st = b->run->look ? b->run->look(b->run->ud, io, err) : ML_OK;
+    ml_status st;
 
-    if (st != ML_OK)
-        return st;
-    for (int32_t t = 0; t < io->n_response; t++) {
-        logprob[t] = (double)io->logprob[t];
-        entropy[t] = (double)io->entropy[t];
-        dlogprob[t] = dentropy[t] = 0;
-    }
+    widen(logprob, io->logprob, io->n_response);
+    widen(entropy, io->entropy, io->n_response);
     if (b->run->old_is_now)
         b->run->loss->sample[at].old_log_prob = logprob;
     st = ml_step_loss_sample(
         b->run->loss, at, (ml_model_says){ .log_prob = logprob, .entropy = entropy },
         (ml_derivatives){ .log_prob = dlogprob, .entropy = dentropy }, err);
-    for (int32_t t = 0; t < io->n_response && st == ML_OK; t++) {
-        io->dlogprob[t] = (float)dlogprob[t];
-        io->dentropy[t] = (float)dentropy[t];
+    if (st == ML_OK) {
+        narrow(io->dlogprob, dlogprob, io->n_response);
+        narrow(io->dentropy, dentropy, io->n_response);
     }
     return st;
+}
+
+static ml_status loss_of_sample(bridge *b, ml_loss_io *io, ml_err *err) {
+    ml_status st = b->run->look ? b->run->look(b->run->ud, io, err) : ML_OK;
+
+    if (st != ML_OK)
+        return st;
+    return io->value ? loss_of_values(b, io, err) : loss_of_logprobs(b, io, err);
 }
 
 static ml_status loss_of_micro(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {

@@ -81,10 +81,9 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_stage_begin(r, ML_STAGE_LEARN);
     if (!run->opts.learns_nothing) {
         st = trim(run, &r->harvest, err);
-        run->learner.rollout = r->rollout;
         if (st == ML_OK)
-            st = ml_learn(&run->learner, &r->lesson, &r->arena, r->harvest.sample,
-                          r->harvest.n, err);
+            st = ml_learn(&run->learner, r->rollout, &r->lesson, &r->arena,
+                          r->harvest.sample, r->harvest.n, err);
     }
     ml_stage_end(r, ML_STAGE_LEARN);
     if (st == ML_OK)

@@ -1,8 +1,6 @@
 #include "rl/train_run.h"
 
-#include <string.h>
-
-#include "base/log.h"
+#include <unistd.h>
 
 /* --- opening ---------------------------------------------------------------- */
 
@@ -57,6 +55,17 @@ static ml_status count_rollouts(ml_train_run *r, ml_err *err) {
     return ML_OK;
 }
 
+/* A directory of snapshots has no model at its top. */
+static bool is_checkpoint(ml_arena *a, const char *dir) {
+    return access(ml_arena_printf(a, "%s/config.json", dir), F_OK) == 0;
+}
+
+/* What a critic is made of when it does not go on: a checkpoint, its own or the actor's. */
+static const char *critic_checkpoint(ml_train_run *r) {
+    const char *load = r->opts.critic_load;
+    return load && is_checkpoint(&r->arena, load) ? load : r->opts.hf_checkpoint;
+}
+
 ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_err *err) {
     ml_status st;
 
@@ -67,6 +76,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_e
         st = ml_checkpoint_open(&r->from, opts->hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_weights_check(&r->spec, r->from, err);
+    if (st == ML_OK && opts->recipe.critic_loss && !opts->learns_nothing)
+        st = ml_critic_open(&r->critic, critic_checkpoint(r), err);
     if (st == ML_OK)
         st = open_data(r, err);
     if (st == ML_OK)
@@ -80,8 +91,12 @@ void ml_train_run_close(ml_train_run *r) {
     ml_run_log_close(&r->log);
     ml_saver_close(r->saver);
     ml_trainer_close(r->trainer);
+    ml_critic_close(&r->critic);
+    if (r->teachers)
+        r->teachers->close(r->teachers);
     ml_weights_close(&r->weights);
     ml_weights_close(&r->ref);
+    ml_weights_close(&r->teacher);
     ml_data_source_free(r->source);
     ml_dataset_close(&r->dataset);
     if (r->prompter.tokenizer)
@@ -98,119 +113,40 @@ void ml_train_run_close(ml_train_run *r) {
 
 /* --- memory ----------------------------------------------------------------- */
 
+static void name_set(ml_train_run *r, int *n, bool there, const char *name) {
+    if (there)
+        r->set_name[(*n)++] = name;
+}
+
 /* Sizes only; the longest sample is not known before it is there. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out) {
     const ml_train_run_opts *o = &r->opts;
-    const char **set = ML_NEW(&r->arena, const char *, 4);
-    int n = 0;
     size_t bytes = ml_weights_bytes(&r->spec, r->from, ml_weights_dtype(&r->be, o->dtype));
+    bool critic = r->critic.from != NULL;
+    int n = 0;
 
-    set[n++] = "actor weights";
-    if (o->ref_load)
-        set[n++] = "reference weights";
-    if (o->second_set)
-        set[n] = "rollout weights";
+    name_set(r, &n, true, "actor weights");
+    name_set(r, &n, o->wants_ref, "reference weights");
+    name_set(r, &n, o->teacher_load != NULL, "teacher weights");
+    name_set(r, &n, o->second_set, "rollout weights");
+    r->set_name[n] = NULL;
     *out = (ml_memory_ask){
         .spec = &r->spec,
         .be = &r->be,
         .weight_bytes = bytes,
         .bf16 = bytes < ml_weights_bytes(&r->spec, NULL, ML_WEIGHT_F32),
-        .set = set,
+        .set = r->set_name,
+        .critic = critic ? &r->critic.spec : NULL,
+        .critic_bytes = critic ? ml_weights_bytes(&r->critic.spec, r->critic.from,
+                                                  ml_weights_dtype(&r->be, o->dtype))
+                               : 0,
         .opts = o->trainer,
         .longest = o->trainer.batch.dynamic ? 0 : o->trainer.batch.max_tokens,
         .scores = o->recipe.compute_advantages,
         .async_save = o->async_save,
+        .saves_ref = o->ref_interval > 0,
         .base_bytes = ml_memory_resident() + o->engine_bytes,
     };
-}
-
-/* --- starting and going on -------------------------------------------------- */
-
-/* The snapshot to go on from, or NULL: there is none yet. */
-static ml_status find_snapshot(ml_train_run *r, const char **out, ml_err *err) {
-    int64_t iteration = r->opts.ckpt_step;
-    ml_status st = ML_OK;
-
-    *out = NULL;
-    if (!r->opts.load)
-        return ML_OK;
-    if (iteration < 0)
-        st = ml_snapshot_latest(&iteration, r->opts.load, err);
-    if (st == ML_OK && iteration >= 0) {
-        *out = ml_snapshot_path(&r->arena, r->opts.load, iteration);
-        st = ml_snapshot_check(*out, err);
-    }
-    return st;
-}
-
-static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
-                              ml_err *err) {
-    ml_checkpoint *own = NULL;
-    ml_status st = dir ? ml_checkpoint_open(&own, dir, err) : ML_OK;
-
-    if (st == ML_OK)
-        st = ml_weights_load(out, &r->spec, own ? own : r->from, r->opts.dtype, &r->be,
-                             &r->arena, err);
-    ml_checkpoint_close(own);
-    return st;
-}
-
-static ml_status go_on_from(ml_train_run *r, const char *snapshot, ml_err *err) {
-    ml_save_state state;
-    ml_str config = r->opts.config;
-    ml_status st = ml_snapshot_load(snapshot, r->trainer, &state, &r->arena, err);
-
-    if (st == ML_OK && r->source)
-        st = ml_data_source_load(r->source, state.data, snapshot, err);
-    if (st != ML_OK)
-        return st;
-    if (!ml_str_eq(state.config, config))
-        ml_log(ML_LOG_WARN, "%s was saved with other flags: %.*s; now they are %.*s",
-               snapshot, (int)state.config.len, state.config.ptr, (int)config.len,
-               config.ptr);
-    r->rollout = state.iteration + 1;
-    r->snapshot = snapshot;
-    r->saved = state.data;
-    return ML_OK;
-}
-
-static ml_status open_output(ml_train_run *r, ml_err *err) {
-    const ml_train_run_opts *o = &r->opts;
-    ml_status st;
-
-    if (!o->save)
-        return ML_OK;
-    st = ml_saver_open(&r->saver,
-                       &(ml_saver_opts){ .dir = o->save,
-                                         .from = r->from,
-                                         .keep_last = (int32_t)o->keep_last,
-                                         .async = o->async_save },
-                       err);
-    r->opts.log.dir = o->save;
-    return st == ML_OK ? ml_run_log_open(&r->log, &r->opts.log, r->rollout, err) : st;
-}
-
-ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
-    const ml_train_run_opts *o = &r->opts;
-    const char *snapshot;
-    ml_status st = find_snapshot(r, &snapshot, err);
-
-    if (st == ML_OK)
-        st = load_weights(r, &r->weights, snapshot, err);
-    if (st != ML_OK || o->learns_nothing)
-        return st;
-    if (o->ref_load)
-        st = load_weights(r, &r->ref, o->ref_load, err);
-    if (st == ML_OK)
-        st = ml_trainer_open(&r->trainer, &r->spec, &r->weights, &r->be, &o->trainer, err);
-    r->learner = (ml_learner){ .recipe = &r->opts.recipe,
-                               .trainer = r->trainer,
-                               .weights = &r->weights,
-                               .hooks = o->hooks,
-                               .ref = o->ref_load ? &r->ref : NULL };
-    if (st == ML_OK && snapshot)
-        st = go_on_from(r, snapshot, err);
-    return st == ML_OK ? open_output(r, err) : st;
 }
 
 /* --- saving ----------------------------------------------------------------- */
@@ -229,7 +165,10 @@ ml_status ml_train_run_save(ml_train_run *r, ml_str more, ml_err *err) {
         data.len--; /* the closing brace */
         ml_text_printf(&data, ", %.*s}", (int)more.len, more.ptr);
     }
-    st = ml_saver_save(r->saver, r->trainer,
+    st = ml_saver_save(r->saver,
+                       &(ml_save_models){ .actor = r->trainer,
+                                          .critic = r->critic.trainer,
+                                          .ref = r->opts.ref_interval ? &r->ref : NULL },
                        &(ml_save_state){ .iteration = r->rollout,
                                          .data = { data.ptr, data.len },
                                          .config = r->opts.config },

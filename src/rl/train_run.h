@@ -7,6 +7,7 @@
 #ifndef ML_RL_TRAIN_RUN_H
 #define ML_RL_TRAIN_RUN_H
 
+#include "rl/critic.h"
 #include "rl/data_source.h"
 #include "rl/learner.h"
 #include "rl/prompter.h"
@@ -17,7 +18,15 @@
 /* Zeros mean defaults.  Texts must outlive the run. */
 typedef struct ml_train_run_opts {
     const char *hf_checkpoint;
-    const char *ref_load; /* the reference model; NULL: none is wanted */
+    const char *ref_load; /* what the actor starts from where there is no snapshot, and the
+                             reference; NULL: hf_checkpoint */
+    int64_t ref_step;     /* the snapshot in it; ML_NONE: the newest */
+    bool wants_ref;       /* there is a reference */
+    int64_t ref_interval; /* rounds after which it is the actor; 0: never */
+    const char *teacher_load; /* NULL: no teacher in memory */
+    int64_t teacher_step;
+    const char *const *teacher_url; /* [n_teacher_url] a teacher behind HTTP */
+    int32_t n_teacher_url;
     ml_weight_dtype dtype;
     ml_backend_opts backend;
     const char *chat_template;
@@ -30,15 +39,26 @@ typedef struct ml_train_run_opts {
     int64_t num_rollout, num_epoch; /* rounds; 0: by passes over the data */
     ml_trainer_opts trainer;        /* the learning rate's length is filled in here */
     ml_recipe recipe;
+    bool keep_old_actor, reset_optimizer; /* as ml_learner has them */
+    /* The critic of a recipe that has a loss for one; NULL: as below. */
+    const char *critic_load; /* <load>_critic where the actor goes on, else hf_checkpoint */
+    const char *critic_save; /* <save>_critic */
+    double critic_lr;
+    int64_t critic_warmup_iters, n_critic_only;
     const char *save, *load; /* NULL: nothing is saved; the run starts at 0 */
-    int64_t save_interval, keep_last, ckpt_step; /* 0: at the end; all; -1: the newest */
-    bool async_save;
+    const char *save_hf;     /* see ml_saver_opts */
+    int64_t save_interval, keep_last, retain_interval; /* 0: at the end; all; none */
+    int64_t ckpt_step, start_rollout; /* ML_NONE: the newest; after the snapshot */
+    bool async_save, no_save_optim, no_load_optim;
+    bool finetune;         /* of a snapshot the weights count, not where it stood */
     ml_run_log_opts log;   /* its directory is that of save */
     const ml_hooks *hooks; /* NULL: nobody is told */
     bool second_set;       /* generation has weights of its own, for the memory plan */
     size_t engine_bytes;   /* what generation will take, for the memory plan */
     ml_str config;         /* what a resumed run must share, a JSON object */
 } ml_train_run_opts;
+
+enum { ML_WEIGHT_SETS = 8 };
 
 typedef struct ml_train_run {
     ml_train_run_opts opts;
@@ -51,13 +71,17 @@ typedef struct ml_train_run {
     ml_prompter prompter;
     ml_dataset dataset;
     ml_data_source *source; /* NULL: no prompts */
-    ml_weights weights, ref;
+    ml_weights weights, ref, teacher;
     ml_trainer *trainer;
+    ml_critic critic;
+    ml_gen *teachers; /* behind HTTP; NULL: none */
     ml_learner learner;
     ml_saver *saver;
     ml_run_log log;
-    int64_t rollout, num_rollout; /* the next one; how many there are */
-    const char *snapshot;         /* it went on from; NULL: none */
+    int64_t rollout, num_rollout;         /* the next one; how many there are */
+    const char *snapshot;                 /* it went on from; NULL: none */
+    const char *started;                  /* else: the checkpoint it started from */
+    const char *set_name[ML_WEIGHT_SETS]; /* of weight sets, for the memory plan */
     ml_str saved; /* its position in the data, and what else was saved there */
 } ml_train_run;
 

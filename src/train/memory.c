@@ -35,42 +35,71 @@ static int64_t tokens_of(const ml_memory_ask *ask, bool score) {
     return n < 1 ? 1 : n;
 }
 
-static ml_status add_plan(ml_memory *m, const ml_memory_ask *ask, bool train, ml_err *err) {
+/* The rows of a model that is trained, in the order of the enumeration. */
+enum { GRADS, STATE, COPY, ACT, SCRATCH, SCORE_ACT, SCORE_SCRATCH, N_ROW };
+
+static const char *const actor_rows[N_ROW] = {
+    "gradients", "optimizer state",        "copy to save from",  "activations",
+    "scratch",   "activations of scoring", "scratch of scoring",
+};
+static const char *const critic_rows[N_ROW] = {
+    "critic gradients",   "critic optimizer state", "copy of the critic",
+    "critic activations", "critic scratch",         "activations of values",
+    "scratch of values",
+};
+
+static ml_status add_plan(ml_memory *m, const ml_memory_ask *ask, const ml_spec *spec,
+                          bool train, const char *const *row, ml_err *err) {
     ml_plan_opts opts = { .caps = caps_for(tokens_of(ask, !train)),
                           .backward = train,
-                          .logits = train && ask->opts.keep_logits && !ask->spec->critic,
+                          .logits = train && ask->opts.keep_logits && !spec->critic,
                           .recompute = ask->opts.recompute };
     ml_plan *plan = NULL;
-    ml_status st = ml_plan_new(&plan, ask->spec, ask->be, opts, err);
+    ml_status st = ml_plan_new(&plan, spec, ask->be, opts, err);
 
     if (st == ML_OK) {
-        add(m, train ? "activations" : "activations of scoring", ml_plan_act_bytes(plan));
-        add(m, train ? "scratch" : "scratch of scoring", ml_plan_scratch_bytes(plan));
+        add(m, row[train ? ACT : SCORE_ACT], ml_plan_act_bytes(plan));
+        add(m, row[train ? SCRATCH : SCORE_SCRATCH], ml_plan_scratch_bytes(plan));
     }
     ml_plan_free(plan);
     return st;
 }
 
-ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err) {
+static ml_status add_trainer(ml_memory *m, const ml_memory_ask *ask, const ml_spec *spec,
+                             size_t saved_bytes, const char *const *row, ml_err *err) {
     const ml_optimizer_opts *opt = &ask->opts.optimizer;
-    size_t state = ml_optimizer_bytes(ask->spec, opt, ask->bf16);
+    size_t state = ml_optimizer_bytes(spec, opt, ask->bf16);
+    ml_status st;
+
+    add(m, row[GRADS], ml_trainer_grad_bytes(spec));
+    if (opt->offload_dir)
+        m->on_disk += state;
+    else
+        add(m, row[STATE], state);
+    if (ask->async_save)
+        add(m, row[COPY], saved_bytes + state);
+    st = add_plan(m, ask, spec, true, row, err);
+    if (st == ML_OK && ask->scores)
+        st = add_plan(m, ask, spec, false, row, err);
+    return st;
+}
+
+ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err) {
+    ml_memory_ask critic = *ask;
+    size_t saved = ask->weight_bytes * (ask->saves_ref ? 2 : 1);
     ml_status st;
 
     *out = (ml_memory){ 0 };
     add(out, "program", ask->base_bytes);
     for (const char *const *name = ask->set; *name; name++)
         add(out, *name, ask->weight_bytes);
-    add(out, "gradients", ml_trainer_grad_bytes(ask->spec));
-    if (opt->offload_dir)
-        out->on_disk = state;
-    else
-        add(out, "optimizer state", state);
-    if (ask->async_save)
-        add(out, "copy to save from", ask->weight_bytes + state);
-    st = add_plan(out, ask, true, err);
-    if (st == ML_OK && ask->scores)
-        st = add_plan(out, ask, false, err);
-    return st;
+    if (ask->critic)
+        add(out, "critic weights", ask->critic_bytes);
+    st = add_trainer(out, ask, ask->spec, saved, actor_rows, err);
+    if (st != ML_OK || !ask->critic)
+        return st;
+    critic.opts.optimizer.freeze = NULL;
+    return add_trainer(out, &critic, ask->critic, ask->critic_bytes, critic_rows, err);
 }
 
 void ml_memory_text(ml_text *out, const ml_memory *m) {

@@ -16,14 +16,17 @@ typedef struct ml_memory_ask {
     size_t weight_bytes;    /* of one set */
     bool bf16;              /* it holds bf16 weights */
     const char *const *set; /* names of the sets, "actor" first; NULL at the end */
+    const ml_spec *critic;  /* trained by a trainer of its own; NULL: there is none */
+    size_t critic_bytes;    /* of its weights */
     ml_trainer_opts opts;
     int64_t longest;   /* tokens of the longest sample; 0: not known */
     bool scores;       /* samples are also scored without a step */
     bool async_save;   /* snapshots are written from a copy */
+    bool saves_ref;    /* a set more is part of them */
     size_t base_bytes; /* the program, before any of this */
 } ml_memory_ask;
 
-enum { ML_MEMORY_ROWS = 16 };
+enum { ML_MEMORY_ROWS = 32 };
 
 typedef struct ml_memory {
     struct {

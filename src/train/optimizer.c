@@ -201,6 +201,18 @@ void ml_optimizer_close(ml_optimizer *o) {
     *o = (ml_optimizer){ 0 };
 }
 
+static void zero_set(const ml_optimizer *o, const ml_weights *w) {
+    for (int32_t i = 0; i < w->n; i++)
+        if (w->t[i].data)
+            o->be->optim->zero(o->be->stream, w->t[i].data, ml_tensor_bytes(&w->t[i]));
+}
+
+void ml_optimizer_reset(ml_optimizer *o) {
+    zero_set(o, &o->moment1);
+    zero_set(o, &o->moment2);
+    o->n_step = 0;
+}
+
 /* --- a step ----------------------------------------------------------------- */
 
 static int64_t elements(const ml_tensor *t) {

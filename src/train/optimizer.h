@@ -53,6 +53,8 @@ bool ml_optimizer_frozen(const ml_optimizer_opts *opts, const ml_param *p);
 ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
                             ml_backend *be, const ml_optimizer_opts *opts, ml_err *err);
 void ml_optimizer_close(ml_optimizer *o); /* zeros are fine */
+/* As if no step had been made: moments are 0; masters stay. */
+void ml_optimizer_reset(ml_optimizer *o);
 
 typedef struct ml_update {
     double grad_norm;  /* before clipping */

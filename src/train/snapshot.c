@@ -7,7 +7,8 @@
 #include "train/snapshot_priv.h"
 
 /* torch's names for the moments. */
-const char *const ml_snapshot_prefix[ML_STATE_SETS] = { "master", "exp_avg", "exp_avg_sq" };
+const char *const ml_snapshot_prefix[ML_STATE_SETS] = { "master", "exp_avg", "exp_avg_sq",
+                                                        "reference" };
 
 const char *ml_snapshot_path(ml_arena *a, const char *dir, int64_t iteration) {
     return ml_arena_printf(a, "%s/iter_%07lld", dir, (long long)iteration);

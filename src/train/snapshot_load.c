@@ -1,5 +1,6 @@
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/json.h"
 #include "train/snapshot_priv.h"
@@ -81,15 +82,23 @@ static int64_t widest(const ml_spec *s) {
     return most;
 }
 
+/* Why a tensor of the set is not there. */
+static const char *why_missing(int k) {
+    return k == ML_STATE_REFERENCE
+               ? "the run that saved it had no --ref-update-interval"
+               : "the run that saved it had another --optimizer or --freeze, or "
+                 "--no-save-optim: start its optimizer anew with --no-load-optim";
+}
+
 /* Masters may be missing: then the checkpoint's weights are exact. */
-static ml_status load_set(int k, const ml_weights *w, const ml_optimizer *o,
-                          const ml_st_file *f, float *piece, ml_err *err) {
+static ml_status load_set(int k, const ml_weights *w, const ml_spec *s, const ml_st_file *f,
+                          float *piece, ml_err *err) {
     char name[600];
     ml_status st = ML_OK;
 
     for (int32_t i = 0; i < w->n && st == ML_OK; i++)
-        for (int32_t e = 0; e < o->spec->param[i].n_stack && st == ML_OK; e++) {
-            const ml_param *p = &o->spec->param[i];
+        for (int32_t e = 0; e < s->param[i].n_stack && st == ML_OK; e++) {
+            const ml_param *p = &s->param[i];
             const ml_st_tensor *t;
             if (!w->t[i].data)
                 continue;
@@ -98,25 +107,46 @@ static ml_status load_set(int k, const ml_weights *w, const ml_optimizer *o,
             if (t)
                 st = load_tensor(w, p, i, e, f, t, piece, err);
             else if (k != ML_STATE_MASTER)
-                st = ml_fail(err, ML_EFORMAT,
-                             "%s: tensor %s is missing: the run that saved it had another "
-                             "--optimizer or --freeze",
-                             f->path, name);
+                st = ml_fail(err, ML_EFORMAT, "%s: tensor %s is missing: %s", f->path, name,
+                             why_missing(k));
         }
     return st;
 }
 
-static ml_status load_tensors(const char *path, ml_optimizer *o, ml_arena *a, ml_err *err) {
-    const ml_weights *set[ML_STATE_SETS] = { &o->master, &o->moment1, &o->moment2 };
-    float *piece = malloc((size_t)widest(o->spec) * sizeof *piece);
+static ml_status open_tensors(ml_st_file **out, const char *path, ml_arena *a,
+                              ml_err *err) {
+    const char *name = ml_arena_printf(a, "%s/%s", path, ML_SNAPSHOT_TENSORS);
+
+    if (access(name, F_OK) != 0)
+        return ml_fail(err, ML_EIO,
+                       "%s is not there: the snapshot was saved with --no-save-optim; "
+                       "start its optimizer anew with --no-load-optim",
+                       name);
+    return ml_st_open(out, name, err);
+}
+
+static ml_status load_tensors(const char *path, const ml_snapshot_into *into, ml_arena *a,
+                              ml_err *err) {
+    const ml_optimizer *o = ml_trainer_optimizer(into->trainer);
+    const ml_weights *set[ML_STATE_SETS] = { [ML_STATE_REFERENCE] = into->ref };
+    float *piece;
     ml_st_file *f = NULL;
     ml_status st;
 
+    if (!into->no_optim) {
+        set[ML_STATE_MASTER] = &o->master;
+        set[ML_STATE_MOMENT1] = &o->moment1;
+        set[ML_STATE_MOMENT2] = &o->moment2;
+    } else if (!into->ref) {
+        return ML_OK;
+    }
+    piece = malloc((size_t)widest(o->spec) * sizeof *piece);
     if (!piece)
         return ml_fail(err, ML_ENOMEM, "no memory to read %s", path);
-    st = ml_st_open(&f, ml_arena_printf(a, "%s/%s", path, ML_SNAPSHOT_TENSORS), err);
+    st = open_tensors(&f, path, a, err);
     for (int k = 0; k < ML_STATE_SETS && st == ML_OK; k++)
-        st = load_set(k, set[k], o, f, piece, err);
+        if (set[k])
+            st = load_set(k, set[k], o->spec, f, piece, err);
     ml_st_close(f);
     free(piece);
     return st;
@@ -135,10 +165,10 @@ static ml_str span(const ml_json *v, ml_str src) {
     return v ? (ml_str){ src.ptr + v->begin, v->end - v->begin } : (ml_str){ "{}", 2 };
 }
 
-static ml_status load_state(const char *path, ml_trainer *t, ml_save_state *out,
-                            ml_arena *a, ml_err *err) {
+static ml_status load_state(const char *path, const ml_snapshot_into *into,
+                            ml_save_state *out, ml_arena *a, ml_err *err) {
     const char *name = ml_arena_printf(a, "%s/%s", path, ML_SNAPSHOT_STATE);
-    ml_optimizer *o = ml_trainer_optimizer(t);
+    ml_optimizer *o = ml_trainer_optimizer(into->trainer);
     const ml_json *state = NULL;
     int64_t n_sample = 0, version = 0;
     ml_file f = { 0 };
@@ -160,15 +190,17 @@ static ml_status load_state(const char *path, ml_trainer *t, ml_save_state *out,
         st = number(&version, state, "weight_version", name, err);
     if (st != ML_OK)
         return st;
-    ml_trainer_set_samples(t, n_sample);
+    if (into->no_optim)
+        o->n_step = 0;
+    ml_trainer_set_samples(into->trainer, n_sample);
     o->weights->version = (uint64_t)version;
     out->data = span(ml_json_get(state, "data"), src);
     out->config = span(ml_json_get(state, "config"), src);
     return ML_OK;
 }
 
-ml_status ml_snapshot_load(const char *path, ml_trainer *t, ml_save_state *state,
-                           ml_arena *a, ml_err *err) {
-    ml_status st = load_tensors(path, ml_trainer_optimizer(t), a, err);
-    return st == ML_OK ? load_state(path, t, state, a, err) : st;
+ml_status ml_snapshot_load(const char *path, const ml_snapshot_into *into,
+                           ml_save_state *state, ml_arena *a, ml_err *err) {
+    ml_status st = load_tensors(path, into, a, err);
+    return st == ML_OK ? load_state(path, into, state, a, err) : st;
 }

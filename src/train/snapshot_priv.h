@@ -1,4 +1,4 @@
-/* snapshot_priv.h - names that writing and reading a snapshot share. */
+/* snapshot_priv.h - what writing and reading a snapshot share. */
 #ifndef ML_TRAIN_SNAPSHOT_PRIV_H
 #define ML_TRAIN_SNAPSHOT_PRIV_H
 
@@ -10,7 +10,13 @@
 #define ML_SNAPSHOT_SUMS "checksums.crc64"
 
 /* The sets of trainer.safetensors: "master.NAME" and so on. */
-enum { ML_STATE_MASTER, ML_STATE_MOMENT1, ML_STATE_MOMENT2, ML_STATE_SETS };
+enum {
+    ML_STATE_MASTER,
+    ML_STATE_MOMENT1,
+    ML_STATE_MOMENT2,
+    ML_STATE_REFERENCE, /* the weights of a reference that changes */
+    ML_STATE_SETS
+};
 extern const char *const ml_snapshot_prefix[ML_STATE_SETS];
 
 /* The tensor of set k for member e of a parameter, in buf. */
@@ -18,5 +24,25 @@ const char *ml_snapshot_tensor(char *buf, size_t cap, int k, const ml_param *p, 
 
 /* "CHECKSUM BYTES NAME" of a file, appended. */
 ml_status ml_snapshot_sum(ml_text *out, const char *path, const char *name, ml_err *err);
+
+/* A trainer as it stands, or a copy of it. */
+typedef struct ml_image {
+    const ml_spec *spec;
+    const ml_checkpoint *from;
+    ml_weights weights, set[ML_STATE_SETS]; /* a set without tensors is not saved */
+    bool own_master;
+    int64_t n_step, n_sample;
+    void *stage; /* what it was copied to */
+    size_t stage_bytes;
+} ml_image;
+
+/* Looks at the trainer; `optim`: its optimizer's state, too.  ref: NULL, or a reference. */
+void ml_image_take(ml_image *m, ml_trainer *t, const ml_checkpoint *from,
+                   const ml_weights *ref, bool optim);
+/* From here on the trainer may go on. */
+ml_status ml_image_copy(ml_image *m, ml_backend *be, ml_arena *a, ml_err *err);
+/* All but the weights, as trainer.safetensors in dir; no file when there is nothing. */
+ml_status ml_image_write(const ml_image *m, const char *dir, ml_arena *a, ml_err *err);
+void ml_image_release(ml_image *m); /* zeros are fine */
 
 #endif

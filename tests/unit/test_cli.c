@@ -238,6 +238,9 @@ static const struct {
     { "profile", TRAIN "--prompt-data d --num-rollout 1 --profile" },
     { "train-no-end", TRAIN "--prompt-data d" },
     { "train-interval", TRAIN "--prompt-data d --num-rollout 1 --save-interval 1" },
+    { "sft-save-hf", "--hf-checkpoint m --prompt-data d --rollout-batch-size 1 "
+                     "--num-epoch 1 --save-hf h" },
+    { "train-save-hf", TRAIN "--prompt-data d --num-rollout 1 --save-hf h" },
     { "train-no-data", TRAIN "--num-rollout 1" },
     { "train-no-rounds", TRAIN "--load-debug-rollout-data d --num-epoch 1" },
     { "train-only-what", TRAIN "--prompt-data d --num-rollout 1 --debug-train-only" },

@@ -176,7 +176,7 @@ static ml_status learn(pupil *p) {
     const ml_sample *list[SAMPLES];
     for (int i = 0; i < SAMPLES; i++)
         list[i] = &drawn.sample[i];
-    return ml_learn(&p->learner, &p->lesson, &p->arena, list, SAMPLES, &p->err);
+    return ml_learn(&p->learner, 0, &p->lesson, &p->arena, list, SAMPLES, &p->err);
 }
 
 static double figure(const ml_figures *f, const char *name) {

@@ -190,7 +190,8 @@ static void faults_are_named(void) {
     CHECK_HAS(out, "no group of the round has a reward");
     CHECK(run(save, 1, "--dry-run", out, sizeof out) == 0);
     CHECK_HAS(out, "optimizer state");
-    CHECK(run(save, 1, "--advantage-estimator ppo", out, sizeof out) != 0);
+    CHECK(run(save, 1, "--critic-lr 1e-3", out, sizeof out) == 2);
+    CHECK_HAS(out, "--advantage-estimator grpo has no critic");
 }
 
 /* --- runs that are stopped ---------------------------------------------------- */

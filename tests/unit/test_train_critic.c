@@ -140,8 +140,7 @@ static void learns_and_scores(void) {
     ml_trainee_close(&t);
 }
 
-/* The head lives in trainer.safetensors: the checkpoint beside it is a language
- * model's. */
+/* A critic's checkpoint has its own head, and no longer that of the language model. */
 static void resumes_with_its_head(void) {
     ml_trainee_opts o = opts_for(NULL, ML_WEIGHT_F32);
     const char *dir = ml_test_path("critic");
@@ -158,7 +157,8 @@ static void resumes_with_its_head(void) {
     run(&a, 200, true);
     path = ml_snapshot_path(&arena, dir, 0);
     CHECK(!ml_saver_open(&s, &(ml_saver_opts){ .dir = dir, .from = a.checkpoint }, &err) &&
-          !ml_saver_save(s, a.trainer, &state, &err) && !ml_snapshot_check(path, &err));
+          !ml_saver_save(s, &(ml_save_models){ .actor = a.trainer }, &state, &err) &&
+          !ml_snapshot_check(path, &err));
     ml_saver_close(s);
     ml_trainee_open(&b, &o);
     ml_trainer_close(b.trainer);
@@ -166,7 +166,10 @@ static void resumes_with_its_head(void) {
     CHECK(!ml_checkpoint_open(&c, path, &err) &&
           !ml_weights_load(&b.weights, &b.spec, c, o.dtype, &b.be, &b.arena, &err) &&
           !ml_trainer_open(&b.trainer, &b.spec, &b.weights, &b.be, &o.trainer, &err) &&
-          !ml_snapshot_load(path, b.trainer, &state, &arena, &err));
+          !ml_snapshot_load(path, &(ml_snapshot_into){ .trainer = b.trainer }, &state,
+                            &arena, &err));
+    CHECK(ml_checkpoint_find(c, ml_str_of("value_head.weight"), NULL) &&
+          !ml_checkpoint_find(c, ml_str_of("lm_head.weight"), NULL));
     CHECK(memcmp(a.weights.buf.ptr, b.weights.buf.ptr, a.weights.buf.bytes) == 0);
     run(&a, 200, true);
     run(&b, 200, true);

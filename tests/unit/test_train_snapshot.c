@@ -38,7 +38,7 @@ static void save(ml_saver *s, ml_trainee *t, int64_t iteration) {
     ml_err err = { 0 };
     char data[64];
     int n = snprintf(data, sizeof data, "{\"offset\": %lld}", (long long)iteration);
-    must(ml_saver_save(s, t->trainer,
+    must(ml_saver_save(s, &(ml_save_models){ .actor = t->trainer },
                        &(ml_save_state){ .iteration = iteration,
                                          .data = { data, (size_t)n },
                                          .config = { "{}", 2 } },
@@ -69,7 +69,9 @@ static void open_resumed(ml_trainee *t, ml_trainee_opts *o, const char *dir, int
          &err);
     must(ml_trainer_open(&t->trainer, &t->spec, &t->weights, &t->be, &o->trainer, &err),
          &err);
-    must(ml_snapshot_load(path, t->trainer, &state, &a, &err), &err);
+    must(ml_snapshot_load(path, &(ml_snapshot_into){ .trainer = t->trainer }, &state, &a,
+                          &err),
+         &err);
     CHECK(state.iteration == latest);
     CHECK_HAS(state.data.ptr, "{\"offset\": ");
     ml_checkpoint_close(c);

@@ -1,0 +1,31 @@
+#include "rl/critic.h"
+
+ml_status ml_critic_open(ml_critic *c, const char *dir, ml_err *err) {
+    ml_status st = ml_spec_open_critic(&c->spec, dir, err);
+
+    if (st == ML_OK)
+        st = ml_checkpoint_open(&c->from, dir, err);
+    return st == ML_OK ? ml_weights_check(&c->spec, c->from, err) : st;
+}
+
+void ml_critic_close(ml_critic *c) {
+    ml_trainer_close(c->trainer);
+    ml_weights_close(&c->weights);
+    ml_checkpoint_close(c->from);
+    ml_spec_close(&c->spec);
+    *c = (ml_critic){ 0 };
+}
+
+ml_status ml_critic_start(ml_critic *c, const char *snapshot, ml_weight_dtype dtype,
+                          ml_backend *be, const ml_trainer_opts *opts, ml_arena *a,
+                          ml_err *err) {
+    ml_checkpoint *own = NULL;
+    ml_status st = snapshot ? ml_checkpoint_open(&own, snapshot, err) : ML_OK;
+
+    if (st == ML_OK)
+        st = ml_weights_load(&c->weights, &c->spec, own ? own : c->from, dtype, be, a, err);
+    ml_checkpoint_close(own);
+    if (st == ML_OK)
+        st = ml_trainer_open(&c->trainer, &c->spec, &c->weights, be, opts, err);
+    return st;
+}

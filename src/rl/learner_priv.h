@@ -1,0 +1,32 @@
+/* learner_priv.h - one call of ml_learn, shared by the files it is made of. */
+#ifndef ML_RL_LEARNER_PRIV_H
+#define ML_RL_LEARNER_PRIV_H
+
+#include "rl/learner.h"
+
+typedef struct ml_lesson_run {
+    ml_learner *l;
+    ml_arena *a;
+    const ml_sample *const *in; /* [n] */
+    int32_t n;
+    int64_t rollout;
+    bool critic_only;       /* the actor does not learn in this round */
+    ml_train_sample *train; /* [n] */
+    miles_sample *row;      /* [n] what the edges see */
+    const miles_sample **view;
+    ml_lesson *out;
+} ml_lesson_run;
+
+/* f32 numbers of a sample as a column of its row. */
+double *ml_lesson_widen(ml_lesson_run *s, const float *v, int32_t n);
+
+/* Reference, teacher, old policy and critic fill their columns. */
+ml_status ml_lesson_score(ml_lesson_run *s, ml_err *err);
+
+/* The optimizer steps of the critic and of the actor. */
+ml_status ml_lesson_train(ml_lesson_run *s, ml_err *err);
+
+/* The figures of the rollout, before training. */
+void ml_lesson_report(ml_lesson_run *s);
+
+#endif

@@ -1,0 +1,106 @@
+#include <stddef.h>
+#include <string.h>
+
+#include "rl/learner_priv.h"
+#include "rl/remote_teacher.h"
+
+/* Room for a number per response token of each sample. */
+static float **new_columns(ml_lesson_run *s) {
+    float **column = ML_NEW(s->a, float *, s->n + 1);
+    for (int32_t i = 0; i < s->n; i++)
+        column[i] = ML_NEW(s->a, float, s->train[i].n_response + 1);
+    return column;
+}
+
+/* Puts numbers into a column of the rows, the field at this offset. */
+static void put_columns(ml_lesson_run *s, size_t field, float *const *column) {
+    for (int32_t i = 0; i < s->n; i++) {
+        const double *wide = ml_lesson_widen(s, column[i], s->train[i].n_response);
+        memcpy((char *)&s->row[i] + field, &wide, sizeof wide);
+    }
+}
+
+/* What the trainer says of all samples under w: log-probs, or values of a critic. */
+static ml_status score(ml_lesson_run *s, ml_trainer *t, const ml_weights *w, size_t field,
+                       ml_err *err) {
+    float **column = new_columns(s);
+    ml_status st = ml_trainer_score(t, w, s->train, s->n, column, NULL, err);
+
+    if (st == ML_OK)
+        put_columns(s, field, column);
+    return st;
+}
+
+/* Log-probs, of which hooks are told. */
+static ml_status score_logprobs(ml_lesson_run *s, const char *whose, const ml_weights *w,
+                                size_t field, ml_err *err) {
+    ml_status st =
+        ml_hooks_tell(s->l->hooks, MILES_BEFORE_LOG_PROB, s->rollout, -1, whose, err);
+    return st == ML_OK ? score(s, s->l->trainer, w, field, err) : st;
+}
+
+static ml_status ask_teacher(ml_lesson_run *s, ml_err *err) {
+    size_t field = offsetof(miles_sample, teacher_log_prob);
+    float **column;
+    ml_status st;
+
+    if (s->l->teacher)
+        return score_logprobs(s, "teacher", s->l->teacher, field, err);
+    if (!s->l->teachers)
+        return ML_OK;
+    column = new_columns(s);
+    st = ml_remote_teacher_score(s->l->teachers, s->train, s->n, column, err);
+    if (st == ML_OK)
+        put_columns(s, field, column);
+    return st;
+}
+
+static bool has_drawn_logprobs(const ml_lesson_run *s) {
+    for (int32_t i = 0; i < s->n; i++)
+        if (s->train[i].n_response && !s->in[i]->logprob)
+            return false;
+    return true;
+}
+
+/* The policy that the rollout was made with.  What it drew carries its log-probs; where all
+ * of it is of the weights at hand, they are what these would say, to the bit. */
+static ml_status score_old(ml_lesson_run *s, ml_err *err) {
+    const ml_recipe *r = s->l->recipe;
+    bool drawn = has_drawn_logprobs(s);
+
+    if (r->skip_actor_forward_only)
+        return ML_OK;
+    if (s->l->keep_old_actor && !drawn)
+        return ml_fail(err, ML_EFORMAT,
+                       "--keep-old-actor needs the log-probs that tokens were drawn with, "
+                       "which some samples do not have");
+    if (drawn && (s->out->n_stale == 0 || s->l->keep_old_actor)) {
+        for (int32_t i = 0; i < s->n; i++)
+            s->row[i].old_log_prob = s->row[i].rollout_log_prob;
+        return ML_OK;
+    }
+    if (r->num.use_rollout_logprobs && !r->correction)
+        return ML_OK;
+    return score_logprobs(s, "actor", NULL, offsetof(miles_sample, old_log_prob), err);
+}
+
+static ml_status score_values(ml_lesson_run *s, ml_err *err) {
+    if (!s->l->critic)
+        return ML_OK;
+    return score(s, s->l->critic, NULL, offsetof(miles_sample, old_value), err);
+}
+
+ml_status ml_lesson_score(ml_lesson_run *s, ml_err *err) {
+    ml_status st = ML_OK;
+
+    if (!s->l->recipe->compute_advantages)
+        return ML_OK;
+    st = score_values(s, err);
+    if (st != ML_OK || s->critic_only)
+        return st;
+    if (s->l->ref)
+        st = score_logprobs(s, "ref", s->l->ref, offsetof(miles_sample, ref_log_prob), err);
+    if (st == ML_OK)
+        st = ask_teacher(s, err);
+    return st == ML_OK ? score_old(s, err) : st;
+}

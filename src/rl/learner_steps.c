@@ -1,0 +1,137 @@
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "rl/learner_priv.h"
+#include "rl/step_run.h"
+
+static bool same_bits(float a, float b) {
+    uint32_t x, y;
+    memcpy(&x, &a, sizeof x);
+    memcpy(&y, &b, sizeof y);
+    return x == y;
+}
+
+/* Rollout and training agree to the bit where they used the same weights. */
+static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
+    ml_lesson_run *s = ud;
+    const ml_sample *x = s->in[io->sample];
+
+    for (int32_t t = 0; x->logprob && x->version && t < io->n_response; t++) {
+        double diff;
+        if (!io->mask[t] || x->version[t] != s->l->weights->version ||
+            same_bits(x->logprob[t], io->logprob[t]))
+            continue;
+        diff = fabs((double)x->logprob[t] - (double)io->logprob[t]);
+        s->out->max_diff = diff > s->out->max_diff ? diff : s->out->max_diff;
+        return ml_fail(
+            err, ML_EFORMAT,
+            "rollout and training disagree: token %d of sample %lld was drawn with "
+            "log-prob %.9g, and the same weights (version %llu) give %.9g in "
+            "training; was the rollout made with another temperature, model or "
+            "program?",
+            t, (long long)x->index, (double)x->logprob[t],
+            (unsigned long long)x->version[t], (double)io->logprob[t]);
+    }
+    return ML_OK;
+}
+
+static int by_number(const void *x, const void *y) {
+    int32_t i = *(const int32_t *)x, k = *(const int32_t *)y;
+    return i < k ? -1 : i > k;
+}
+
+/* The numbers of the samples of the step's micro-batches, ascending. */
+static int32_t *numbers_of(ml_arena *a, const ml_bins *micro, int32_t *n) {
+    int32_t *number;
+
+    *n = 0;
+    for (int32_t k = 0; k < micro->n; k++)
+        *n += micro->bin[k].n;
+    number = ML_NEW(a, int32_t, *n + 1);
+    *n = 0;
+    for (int32_t k = 0; k < micro->n; k++)
+        for (int32_t i = 0; i < micro->bin[k].n; i++)
+            number[(*n)++] = micro->bin[k].item[i];
+    qsort(number, (size_t)*n, sizeof *number, by_number);
+    return number;
+}
+
+/* What a trainer does to the samples of a step, and what is said about it. */
+typedef struct pupil {
+    ml_trainer *trainer;
+    const miles_loss *loss;
+    const char *prefix; /* of its figures */
+    bool is_actor;
+} pupil;
+
+static void report_step(const pupil *p, const ml_step_result *step,
+                        const ml_step_loss *loss, const double *metric, ml_figures *out) {
+    ml_figures_add(out, p->prefix, "loss", step->loss);
+    for (int32_t k = 0; k < loss->n_metric; k++)
+        ml_figures_add(out, p->prefix, loss->metric[k].name, metric[k]);
+    ml_figures_add(out, p->prefix, "grad_norm", step->grad_norm);
+    ml_figures_add(out, p->prefix, "lr-pg_0", step->lr);
+    ml_figures_add(out, p->prefix, "weight_decay", step->weight_decay);
+    ml_figures_add(out, p->prefix, "tokens", (double)step->n_token);
+    ml_figures_add(out, p->prefix, "loss_tokens", (double)step->n_loss);
+    ml_figures_add(out, p->prefix, "applied", step->applied);
+}
+
+static ml_status train_step(ml_lesson_run *s, const pupil *p, const ml_schedule_step *plan,
+                            ml_step_result *out, ml_figures *figures, ml_err *err) {
+    const ml_recipe *r = s->l->recipe;
+    double metric[ML_STEP_METRIC_MAX];
+    int32_t n, *number = numbers_of(s->a, &plan->rank[0], &n);
+    const miles_sample **view = ML_NEW(s->a, const miles_sample *, n + 1);
+    miles_batch b = { sizeof b, n, view };
+    ml_step_loss loss;
+    ml_status st;
+
+    for (int32_t i = 0; i < n; i++)
+        view[i] = &s->row[number[i]];
+    st = ml_step_loss_init(&loss, s->a, r, p->loss, &b, err);
+    if (st == ML_OK)
+        st = ml_step_run_on(
+            p->trainer,
+            &(ml_step_run){ .loss = &loss,
+                            .sample = number,
+                            .list = s->train,
+                            .step = plan,
+                            .old_is_now = p->is_actor && r->skip_actor_forward_only,
+                            .look = p->is_actor ? check_equal : NULL,
+                            .ud = s },
+            out, metric, err);
+    if (st == ML_OK)
+        report_step(p, out, &loss, metric, figures);
+    return st;
+}
+
+/* All steps of the critic, then all of the actor: both cut the round in the same way. */
+ml_status ml_lesson_train(ml_lesson_run *s, ml_err *err) {
+    const ml_recipe *r = s->l->recipe;
+    pupil actor = { s->l->trainer, r->loss, "train/", true };
+    pupil critic = { s->l->critic, r->critic_loss, "train/critic-", false };
+    ml_schedule plan;
+    ml_status st = ml_trainer_schedule(&plan, s->l->trainer, s->a, s->train, s->n, err);
+
+    if (st != ML_OK)
+        return st;
+    s->out->n_step = plan.n_step;
+    s->out->step = ML_NEW(s->a, ml_learned, plan.n_step + 1);
+    for (int32_t k = 0; k < plan.n_step; k++)
+        ml_figures_init(&s->out->step[k].figures, s->a);
+    for (int32_t k = 0; k < plan.n_step && st == ML_OK && critic.trainer; k++) {
+        ml_learned *done = &s->out->step[k];
+        done->has_critic = true;
+        st = train_step(s, &critic, &plan.step[k], &done->critic, &done->figures, err);
+    }
+    for (int32_t k = 0; k < plan.n_step && st == ML_OK && !s->critic_only; k++) {
+        ml_learned *done = &s->out->step[k];
+        done->has_step = true;
+        st = ml_hooks_tell(s->l->hooks, MILES_BEFORE_TRAIN_STEP, s->rollout, k, "", err);
+        if (st == ML_OK)
+            st = train_step(s, &actor, &plan.step[k], &done->step, &done->figures, err);
+    }
+    return st;
+}
