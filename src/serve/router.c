@@ -15,7 +15,7 @@
 static void handle(void *ud, ml_http_call *c) {
     ml_router *r = ud;
 
-    if (!ml_router_admin(r, c))
+    if (!ml_router_admin(r, c) && !ml_fan_start(r, c))
         ml_relay_start(r, c);
 }
 
@@ -86,6 +86,7 @@ void ml_router_close(ml_router *r) {
     ml_timer_stop(r->health);
     ml_timer_stop(r->drain);
     ml_relays_free(r);
+    ml_fans_free(r);
     ml_workers_free(r);
     ml_http_server_close(r->server);
     ml_http_client_free(r->client);

@@ -22,6 +22,7 @@ typedef struct ml_worker {
 } ml_worker;
 
 typedef struct ml_relay ml_relay;
+typedef struct ml_fan ml_fan;
 
 struct ml_router {
     ml_router_opts opts;
@@ -34,6 +35,7 @@ struct ml_router {
     int n_worker;
     uint64_t last_id;
     ml_relay *relays;
+    ml_fan *fans;
     int n_drain_poll;
     int64_t n_active, n_request, n_retry, n_refused, n_broken;
 };
@@ -60,6 +62,16 @@ void ml_workers_free(ml_router *r);
 /* Hands the request on; the call is the relay's from now on. */
 void ml_relay_start(ml_router *r, ml_http_call *c);
 void ml_relays_free(ml_router *r);
+/* Sends a call's request to a worker, with the client's headers. */
+ml_status ml_router_hand_on(ml_http_job **out, ml_router *r, ml_http_call *c,
+                            const ml_worker *w, ml_http_fns fns, ml_err *err);
+
+/* --- router_fan.c --- */
+
+/* Asks all workers, where the path is one that concerns them all; false: it is not.  The call
+ * is the fan's from then on. */
+bool ml_fan_start(ml_router *r, ml_http_call *c);
+void ml_fans_free(ml_router *r);
 
 /* --- router_admin.c --- */
 

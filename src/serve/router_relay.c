@@ -199,11 +199,11 @@ static void worker_done(void *ud, const ml_err *err) {
 /* --- the request ------------------------------------------------------------ */
 
 /* Everything the client said, but what is about its connection or written by our client. */
-static void copy_headers(const ml_relay *y, ml_text *out) {
+static void copy_headers(const ml_router *r, const ml_http_call *c, ml_text *out) {
     ml_str name, value;
     bool authorized = false;
 
-    for (int i = 0; ml_http_header_at(y->call, i, &name, &value); i++) {
+    for (int i = 0; ml_http_header_at(c, i, &name, &value); i++) {
         if (is_hop(name) || ml_http_name_is(name, "host") ||
             ml_http_name_is(name, "content-length") || ml_http_name_is(name, "expect"))
             continue;
@@ -211,28 +211,34 @@ static void copy_headers(const ml_relay *y, ml_text *out) {
         ml_text_printf(out, "%.*s: %.*s\n", (int)name.len, name.ptr, (int)value.len,
                        value.ptr);
     }
-    if (y->router->opts.api_key && !authorized)
-        ml_text_printf(out, "Authorization: Bearer %s\n", y->router->opts.api_key);
+    if (r->opts.api_key && !authorized)
+        ml_text_printf(out, "Authorization: Bearer %s\n", r->opts.api_key);
 }
 
-static ml_status send_to(ml_relay *y, ml_worker *w, ml_err *err) {
+ml_status ml_router_hand_on(ml_http_job **out, ml_router *r, ml_http_call *c,
+                            const ml_worker *w, ml_http_fns fns, ml_err *err) {
     ml_text url = { 0 }, headers = { 0 }, method = { 0 };
-    ml_str target = ml_http_target(y->call), verb = ml_http_method(y->call);
-    ml_http_request q = { .body = ml_http_body(y->call),
-                          .connect_s = y->router->opts.connect_timeout_s };
-    ml_http_fns fns = { worker_head, worker_data, worker_done, y };
+    ml_str target = ml_http_target(c), verb = ml_http_method(c);
+    ml_http_request q = { .body = ml_http_body(c), .connect_s = r->opts.connect_timeout_s };
     ml_status st;
 
     ml_text_printf(&url, "%s%.*s", w->url, (int)target.len, target.ptr);
     ml_text_add(&method, verb.ptr, verb.len);
-    copy_headers(y, &headers);
+    copy_headers(r, c, &headers);
     q.url = url.ptr;
     q.method = method.ptr;
     q.headers = headers.ptr;
-    st = ml_http_start(&y->job, y->router->client, &q, fns, err);
+    st = ml_http_start(out, r->client, &q, fns, err);
     ml_text_release(&url);
     ml_text_release(&headers);
     ml_text_release(&method);
+    return st;
+}
+
+static ml_status send_to(ml_relay *y, ml_worker *w, ml_err *err) {
+    ml_http_fns fns = { worker_head, worker_data, worker_done, y };
+    ml_status st = ml_router_hand_on(&y->job, y->router, y->call, w, fns, err);
+
     if (st != ML_OK) {
         y->job = NULL;
         return st;

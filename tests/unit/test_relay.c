@@ -569,6 +569,48 @@ static void api_key_is_added(void) {
     close_world(w);
 }
 
+/* Weights, pauses, caches and aborts concern all workers. */
+static void every_worker_hears(void) {
+    static const char *const path[] = { "/update_weights_from_disk", "/pause_generation",
+                                        "/continue_generation", "/abort_request",
+                                        "/flush_cache" };
+    world *w = open_world(usual(), N_WORKER);
+    fetch f = { 0 };
+
+    w->worker[0].reply = "{\"success\":true}";
+    for (size_t k = 0; k < sizeof path / sizeof *path; k++) {
+        fetch_now(w, &f, "POST", path[k], "{\"model_path\":\"x\"}");
+        CHECK(f.done && f.status == 200);
+        CHECK_HAS(f.body.ptr, "success");
+        for (int i = 0; i < N_WORKER; i++) {
+            CHECK(w->worker[i].n_request == (int)k + 1);
+            CHECK_HAS(w->worker[i].last.ptr, path[k]);
+            CHECK_HAS(w->worker[i].last.ptr, "|{\"model_path\":\"x\"}");
+        }
+        release(&f);
+    }
+    w->worker[1].status = 400;
+    w->worker[1].reply = "{\"success\":false}";
+    fetch_now(w, &f, "POST", path[0], "{}");
+    CHECK(f.status == 400);
+    CHECK_HAS(f.body.ptr, "false");
+    release(&f);
+    w->worker[1].status = 200;
+    close_fake(&w->worker[2]);
+    fetch_now(w, &f, "POST", path[0], "{}");
+    CHECK(f.status == 502);
+    CHECK_HAS(f.body.ptr, w->worker[2].url);
+    release(&f);
+    w->worker[1].silent = true; /* the client goes while one has not answered */
+    start(w, &f, "POST", path[0], "{}");
+    let_pass(w, 0.1);
+    ml_http_cancel(f.job);
+    let_pass(w, 0.1);
+    CHECK(w->worker[1].n_gone == 1);
+    release(&f);
+    close_world(w);
+}
+
 static void draining(void) {
     world *w = open_world(usual(), 1);
     fetch f = { .stop_at_data = true };
@@ -597,6 +639,7 @@ static const ml_test tests[] = {
     { "limits", limits },
     { "prompts_stay_together", prompts_stay_together },
     { "api_key_is_added", api_key_is_added },
+    { "every_worker_hears", every_worker_hears },
     { "draining", draining },
     { 0 },
 };
