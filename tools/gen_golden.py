@@ -65,6 +65,10 @@ MODELS = {
         n_group=4, topk_group=2)),
     "minimax_m2": ("minimax_m2", dict(
         intermediate_size=20, num_local_experts=7, num_experts_per_tok=2, rotary_dim=6)),
+    "gpt_oss": ("gpt_oss", dict(
+        intermediate_size=20, num_local_experts=5, num_experts_per_tok=2, sliding_window=8,
+        rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                             truncate=False, original_max_position_embeddings=64))),
     "olmo2": ("olmo2", dict()),
     "phi3": ("phi3", dict(sliding_window=40, rope_parameters=dict(
         rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),

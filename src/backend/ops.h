@@ -29,12 +29,13 @@
  *  RMSNORM      x [n,C]                w [width]      y [n,C]      groups of `width` in a row
  *  ROPE_TABLE   -                      -              cs [n,2,rot/2]  cosines, then sines
  *  ROPE         x [n,heads*d] cs       -              y [n,heads*d]
- *  ATTN         q [n,Hq*d] k,v [n,Hk*d]  -            o [n,Hq*d] stat [n,Hq,2] kpage vpage
+ *  ATTN         q [n,Hq*d] k [n,Hk*d] v [n,Hk*e]  sink [Hq]?
+ *                                                     o [n,Hq*e] stat [n,Hq,2] kpage vpage?
  *  ADD          a b [n,H]              -              y [n,H]
  *  GLU          g u [n,I] (or gu [n,2I])  -           y [n,I]
  *  MOE_ROUTE    logits [n,E]           bias [E]?      weight [n,k] expert i32 [n,k] group
  *  MOE_GATHER   x [n,H] group          -              y [n*k,H]    sorted by expert, token
- *  MOE_LINEAR   x [n*k,K] group        w [E,N,K]      y [n*k,N]
+ *  MOE_LINEAR   x [n*k,K] group        w [E,N,K] b [E,N]?  y [n*k,N]
  *  MOE_COMBINE  y [n*k,H] weight group -              x [n,H]
  *  PICK         x [n,C]                -              y [n,W]      columns of x
  *  CONV         x [n,C]                w [C,taps] b [C]?  y [n,C] tail [slot,taps-1,C]
@@ -49,7 +50,7 @@
  *  tail, state: what a sequence leaves behind in its slot, and finds there unless its first
  *  position is 0; absent (whole sequences): not kept.  dv+: dv rounded up to 16, in blocks of
  *  64 columns [dk][64].
- *  kpage [page][Hk][d][16], vpage [page][Hk][16][dv], dv = d rounded up to 16: pages of
+ *  kpage [page][Hk][d][16], vpage [page][Hk][16][e+], e+: e rounded up to 16: pages of
  *  ML_PAGE keys; ATTN first writes the rows' k and v there, then reads all keys from there.
  *  (CUDA: kpage [page][Hk][16][d].)
  *
@@ -95,6 +96,7 @@ typedef enum ml_act {
     ML_ACT_GELU_TANH,
     ML_ACT_SIGMOID,
     ML_ACT_RELU,
+    ML_ACT_CLAMPED, /* gpt-oss: both inputs are clamped at 7, and 1 is added to u */
     ML_ACT_COUNT
 } ml_act;
 
@@ -120,6 +122,7 @@ typedef struct ml_op_attr {
     } rope;
     struct {
         int32_t n_head, n_kv, head_dim;
+        int32_t value_dim;    /* of a head of v and o; vpage absent: v begins each k */
         int32_t window;       /* keys a row sees, itself included; 0: all */
         float scale, softcap; /* softcap 0: none */
     } attn;

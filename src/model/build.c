@@ -198,13 +198,13 @@ int32_t ml_build_rope(ml_builder *b, int32_t x, const ml_rope *rope, int32_t hea
     return out;
 }
 
-int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, int32_t head_dim,
-                      int32_t window, float scale, float softcap) {
+int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, ml_attn_opts o) {
     ml_node *n = ml_build_node(b, ML_OP_ATTN);
-    int32_t n_head = (int32_t)(ml_build_width(b, q) / head_dim);
-    int32_t n_kv = (int32_t)(ml_build_width(b, k) / head_dim);
-    int64_t v_dim = (head_dim + ML_LANES - 1) / ML_LANES * ML_LANES;
-    int32_t out = like(b, q);
+    int32_t n_head = (int32_t)(ml_build_width(b, q) / o.head_dim);
+    int32_t n_kv = (int32_t)(ml_build_width(b, k) / o.head_dim);
+    int32_t e = o.value_dim ? o.value_dim : o.head_dim;
+    int64_t padded = (e + ML_LANES - 1) / ML_LANES * ML_LANES;
+    int32_t out = ml_build_rows(b, 1, (int64_t)n_head * e);
 
     ML_BUG_IF(n_kv < 1 || n_head % n_kv != 0);
     n->in[0] = q;
@@ -213,15 +213,19 @@ int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, int32_t he
     n->out[0] = out;
     n->out[1] = ml_build_exact(b, ML_PER_TOKEN, 2 * (int64_t)n_head);
     n->out[2] = ml_build_value(
-        b, (ml_value){ ML_PER_PAGE, 1, (int64_t)n_kv * head_dim * ML_PAGE, ML_F32 });
-    n->out[3] =
-        ml_build_value(b, (ml_value){ ML_PER_PAGE, 1, n_kv * v_dim * ML_PAGE, ML_F32 });
+        b, (ml_value){ ML_PER_PAGE, 1, (int64_t)n_kv * o.head_dim * ML_PAGE, ML_F32 });
+    if (!o.value_in_key)
+        n->out[3] = ml_build_value(
+            b, (ml_value){ ML_PER_PAGE, 1, n_kv * padded * ML_PAGE, ML_F32 });
+    if (o.sink)
+        n->w[0] = vector_param(b, ml_build_name(b, o.sink, ""), n_head, ML_SHARD_COL);
     n->attr.attn.n_head = n_head;
     n->attr.attn.n_kv = n_kv;
-    n->attr.attn.head_dim = head_dim;
-    n->attr.attn.window = window;
-    n->attr.attn.scale = scale;
-    n->attr.attn.softcap = softcap;
+    n->attr.attn.head_dim = o.head_dim;
+    n->attr.attn.value_dim = e;
+    n->attr.attn.window = o.window;
+    n->attr.attn.scale = o.scale;
+    n->attr.attn.softcap = o.softcap;
     return out;
 }
 

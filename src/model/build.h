@@ -53,8 +53,15 @@ int32_t ml_build_norm(ml_builder *b, int32_t x, const char *name, float eps, int
                       bool plus_one);
 int32_t ml_build_rope(ml_builder *b, int32_t x, const ml_rope *rope, int32_t head_dim,
                       bool interleaved);
-int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, int32_t head_dim,
-                      int32_t window, float scale, float softcap);
+typedef struct ml_attn_opts {
+    int32_t head_dim;
+    int32_t value_dim;    /* 0: head_dim */
+    bool value_in_key;    /* v is the beginning of k's head: only keys are kept in pages */
+    int32_t window;       /* 0: none */
+    float scale, softcap; /* softcap 0: none */
+    const char *sink;     /* parameter with a number per query head, or NULL */
+} ml_attn_opts;
+int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, ml_attn_opts o);
 int32_t ml_build_add(ml_builder *b, int32_t x, int32_t y);
 /* up ML_NONE: gate holds both halves. */
 int32_t ml_build_glu(ml_builder *b, int32_t gate, int32_t up, ml_act act);
@@ -64,6 +71,10 @@ typedef struct ml_moe_opts {
     const char *router, *experts; /* "mlp.gate", "mlp.experts" */
     const char *gate, *up, *down; /* of an expert; NULL: gate_proj, up_proj, down_proj */
     const char *bias;             /* of the choice alone: its name, or NULL */
+    bool router_bias;             /* of the logits */
+    bool
+        oss_experts; /* gpt-oss: biased, all experts in one tensor with inputs in rows, gate
+                         and up of an output side by side */
     int32_t n_expert, top_k;
     int32_t n_group, top_group; /* experts of the best top_group groups only; 0: of all */
     int64_t n_inner;

@@ -17,45 +17,85 @@ static ml_node *moe_node(ml_builder *b, const moe *m, ml_op_id op) {
     return n;
 }
 
-/* Checkpoints have a tensor for each expert, or one of all: [expert, rows, cols]. */
-static ml_part *stacked_part(ml_builder *b, const moe *m, const char *name, int64_t rows,
-                             int64_t cols, int64_t first) {
+/* A projection of all experts as one tensor of a checkpoint: outputs first, first + step, ..
+ * of n_out in all. */
+typedef struct stacked {
+    const char *name;
+    int64_t n_out, n_in, first, step;
+    bool transposed; /* [expert, in, out] */
+} stacked;
+
+static ml_part *weight_part(ml_builder *b, const moe *m, const stacked *k) {
     ml_part *p = ML_NEW(&b->spec->arena, ml_part, 1);
-    *p = (ml_part){ .name = ml_build_name(b, m->o->experts, name),
+    int64_t row = k->transposed ? 1 : k->n_in, col = k->transposed ? k->n_out : 1;
+
+    *p = (ml_part){ .name = ml_build_name(b, m->o->experts, k->name),
                     .n_dim = 3,
-                    .shape = { m->o->n_expert, rows, cols },
-                    .at = first * cols,
-                    .member = rows * cols,
-                    .row = cols,
-                    .col = 1 };
+                    .shape = { m->o->n_expert, k->transposed ? k->n_in : k->n_out,
+                               k->transposed ? k->n_out : k->n_in },
+                    .at = k->first * row,
+                    .member = k->n_out * k->n_in,
+                    .row = k->step * row,
+                    .col = col };
     return p;
 }
 
+static ml_part *bias_part(ml_builder *b, const moe *m, const stacked *k) {
+    ml_part *p = ML_NEW(&b->spec->arena, ml_part, 1);
+    char name[64];
+
+    snprintf(name, sizeof name, "%s_bias", k->name);
+    *p = (ml_part){ .name = ml_build_name(b, m->o->experts, name),
+                    .n_dim = 2,
+                    .shape = { m->o->n_expert, k->n_out },
+                    .at = k->first,
+                    .member = k->n_out,
+                    .col = k->step };
+    return p;
+}
+
+static ml_param stack_of(ml_builder *b, const moe *m, const char *proj, const char *what,
+                         int64_t n_out) {
+    return (ml_param){ .name = ml_build_name(b, m->o->experts, "."),
+                       .name_after = ml_arena_printf(&b->spec->arena, ".%s.%s", proj, what),
+                       .n_stack = m->o->n_expert,
+                       .n_dim = 1,
+                       .shape = { n_out, 1 },
+                       .layout = ML_ROWS,
+                       .shard = ML_SHARD_EXPERT };
+}
+
 static int32_t expert_linear(ml_builder *b, const moe *m, int32_t x, const char *proj,
-                             int64_t n_out, ml_part *part) {
+                             int64_t n_out, stacked k) {
     ml_node *n = moe_node(b, m, ML_OP_MOE_LINEAR);
     int32_t out = ml_build_rows(b, m->o->top_k, n_out);
+    ml_param w = stack_of(b, m, proj, "weight", n_out);
 
+    k.n_in = ml_build_width(b, x);
+    k.transposed = m->o->oss_experts;
+    w.n_dim = 2;
+    w.shape[1] = k.n_in;
+    w.layout = ML_PANELS;
+    w.part = weight_part(b, m, &k);
     n->in[0] = x;
     n->in[1] = m->group;
     n->out[0] = out;
-    n->w[0] = ml_build_param(
-        b, (ml_param){ .name = ml_build_name(b, m->o->experts, "."),
-                       .name_after = ml_arena_printf(&b->spec->arena, ".%s.weight", proj),
-                       .n_stack = m->o->n_expert,
-                       .n_dim = 2,
-                       .shape = { n_out, ml_build_width(b, x) },
-                       .layout = ML_PANELS,
-                       .shard = ML_SHARD_EXPERT,
-                       .part = part });
+    n->w[0] = ml_build_param(b, w);
+    if (m->o->oss_experts) {
+        ml_param bias = stack_of(b, m, proj, "bias", n_out);
+        bias.part = bias_part(b, m, &k);
+        n->w[1] = ml_build_param(b, bias);
+    }
     return out;
 }
 
 /* Chooses experts and their weights for each token. */
 static void route(ml_builder *b, moe *m, int32_t x) {
     const ml_moe_opts *o = m->o;
-    int32_t logits =
-        ml_build_linear(b, x, (ml_linear_opts){ .name = o->router, .n_out = o->n_expert });
+    int32_t logits = ml_build_linear(b, x,
+                                     (ml_linear_opts){ .name = o->router,
+                                                       .n_out = o->n_expert,
+                                                       .bias = o->router_bias });
     ml_node *n = moe_node(b, m, ML_OP_MOE_ROUTE);
 
     m->weight = ml_build_exact(b, ML_PER_TOKEN, o->top_k);
@@ -102,17 +142,18 @@ static int32_t combine(ml_builder *b, const moe *m, int32_t rows) {
 
 int32_t ml_build_moe(ml_builder *b, int32_t x, ml_moe_opts o) {
     moe m = { .o = &o, .hidden = ml_build_width(b, x) };
+    stacked both = { ".gate_up_proj", .n_out = 2 * o.n_inner, .step = 1 };
+    stacked down = { ".down_proj", .n_out = m.hidden, .step = 1 };
     int32_t rows, gate, up, act;
 
+    if (o.oss_experts)
+        both.step = 2;
     route(b, &m, x);
     rows = gather(b, &m, x);
-    gate = expert_linear(b, &m, rows, o.gate ? o.gate : "gate_proj", o.n_inner,
-                         stacked_part(b, &m, ".gate_up_proj", 2 * o.n_inner, m.hidden, 0));
-    up = expert_linear(
-        b, &m, rows, o.up ? o.up : "up_proj", o.n_inner,
-        stacked_part(b, &m, ".gate_up_proj", 2 * o.n_inner, m.hidden, o.n_inner));
+    gate = expert_linear(b, &m, rows, o.gate ? o.gate : "gate_proj", o.n_inner, both);
+    both.first = o.oss_experts ? 1 : o.n_inner;
+    up = expert_linear(b, &m, rows, o.up ? o.up : "up_proj", o.n_inner, both);
     act = ml_build_glu(b, gate, up, o.act);
-    rows = expert_linear(b, &m, act, o.down ? o.down : "down_proj", m.hidden,
-                         stacked_part(b, &m, ".down_proj", m.hidden, o.n_inner, 0));
+    rows = expert_linear(b, &m, act, o.down ? o.down : "down_proj", m.hidden, down);
     return combine(b, &m, rows);
 }

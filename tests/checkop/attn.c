@@ -10,6 +10,9 @@ static const struct variant {
     int32_t len[MAX_SEQ];
     int32_t n_head, n_kv, d, window;
     float scale, softcap, amp; /* amp: of q and k */
+    int32_t e;                 /* size of a value; 0: that of a key */
+    bool in_key;               /* values are the first e elements of keys */
+    bool sink;
 } variants[] = {
     { { 0 }, 2, 1, 16, 0, 0.25f, 0.0f, 1.0f },
     { { 1, 15, 16, 17 }, 2, 2, 16, 0, 0.25f, 0.0f, 2.0f },
@@ -21,6 +24,11 @@ static const struct variant {
     { { 70, 130 }, 4, 2, 32, 65, 0.2f, 50.0f, 10.0f },
     { { 530 }, 1, 1, 8, 0, 0.4f, 0.0f, 2.0f },
     { { 40 }, 90, 1, 8, 20, 0.4f, 0.0f, 2.0f },
+    { { 70, 9 }, 4, 2, 24, 0, 0.2f, 0.0f, 2.0f, .e = 40 },
+    { { 130, 3 }, 6, 1, 40, 0, 0.2f, 0.0f, 2.0f, .e = 32, .in_key = true },
+    { { 20, 90 }, 5, 1, 28, 0, 0.2f, 0.0f, 2.0f, .e = 20, .in_key = true },
+    { { 1, 90, 17 }, 4, 2, 16, 8, 0.25f, 0.0f, 2.0f, .sink = true },
+    { { 70 }, 3, 1, 32, 0, 0.2f, 0.0f, 1.0f, .sink = true },
 };
 
 static int32_t pages_of(int32_t len) {
@@ -63,16 +71,28 @@ static void build_rows(ck_case *c, const int32_t *len) {
                          .page_start = page_start };
 }
 
+/* Values as keys of one head begin. */
+static void copy_values(ck_case *c, int32_t d, int32_t size) {
+    for (int64_t t = 0; t < c->rows.n_token; t++)
+        memcpy((float *)c->in[2].data + t * size, (const float *)c->in[1].data + t * d,
+               (size_t)size * sizeof(float));
+}
+
 static void build(ck_case *c, int i) {
     const struct variant *v = &variants[i];
-    int64_t width = (v->d + ML_LANES - 1) / ML_LANES * ML_LANES, n;
-    int32_t pool;
+    int32_t size = v->e ? v->e : v->d, pool;
+    int64_t width = (size + ML_LANES - 1) / ML_LANES * ML_LANES, n;
 
     ck_name(c, "len%d.%d.%d.%d-h%d.%d-d%d-w%d-cap%g", v->len[0], v->len[1], v->len[2],
             v->len[3], v->n_head, v->n_kv, v->d, v->window, (double)v->softcap);
+    if (v->e || v->sink)
+        ck_name(c, "len%d.%d.%d-h%d.%d-d%d.%d-w%d%s%s", v->len[0], v->len[1], v->len[2],
+                v->n_head, v->n_kv, v->d, size, v->window, v->in_key ? "-in-key" : "",
+                v->sink ? "-sink" : "");
     c->attr.attn.n_head = v->n_head;
     c->attr.attn.n_kv = v->n_kv;
     c->attr.attn.head_dim = v->d;
+    c->attr.attn.value_dim = size;
     c->attr.attn.window = v->window;
     c->attr.attn.scale = v->scale;
     c->attr.attn.softcap = v->softcap;
@@ -81,16 +101,23 @@ static void build(ck_case *c, int i) {
     pool = scatter_pages(c, c->rows.page_start[c->rows.n_seq]);
     c->in[0] = ck_mat(n, v->n_head * v->d);
     c->in[1] = ck_mat(n, v->n_kv * v->d);
-    c->in[2] = ck_mat(n, v->n_kv * v->d);
+    c->in[2] = ck_mat(n, v->n_kv * size);
     ck_fill(c, &c->in[0], v->amp);
     ck_fill(c, &c->in[1], v->amp);
     ck_fill(c, &c->in[2], 1.0f);
-    c->out[0] = c->in[0];
-    c->out[0].data = NULL;
+    if (v->in_key)
+        copy_values(c, v->d, size);
+    if (v->sink) {
+        c->w[0] = ck_vec(v->n_head);
+        ck_fill(c, &c->w[0], 2.0f);
+    }
+    c->out[0] = ck_mat(n, v->n_head * size);
     c->out[1] = ck_cube(n, v->n_head, 2);
     c->out[2] = ck_cube(pool, v->n_kv * v->d, ML_PAGE);
-    c->out[3] = ck_cube(pool, v->n_kv * ML_PAGE, width);
     fill_nan(c, &c->out[2]);
+    if (v->in_key)
+        return;
+    c->out[3] = ck_cube(pool, v->n_kv * ML_PAGE, width);
     fill_nan(c, &c->out[3]);
 }
 
@@ -112,23 +139,26 @@ static double score(const ck_case *c, const double *q, const double *k) {
 /* Row t, head h; its sequence begins at row `first`. */
 static void forward_head(const ck_case *c, ck_ref *r, int64_t first, int64_t t, int64_t h) {
     int64_t d = c->attr.attn.head_dim, n_head = c->attr.attn.n_head;
-    int64_t ld = c->attr.attn.n_kv * d, kv = h / (n_head / c->attr.attn.n_kv) * d;
-    const double *q = r->in[0] + (t * n_head + h) * d;
-    double *o = r->out[0] + (t * n_head + h) * d, m = -(double)INFINITY, l = 0.0;
+    int64_t size = c->attr.attn.value_dim, n_kv = c->attr.attn.n_kv,
+            kv = h / (n_head / n_kv);
+    const double *q = r->in[0] + (t * n_head + h) * d,
+                 *sink = c->w[0].data ? r->w[0] : NULL;
+    double *o = r->out[0] + (t * n_head + h) * size, m = sink ? sink[h] : -HUGE_VAL, l;
 
     if (c->attr.attn.window && t - first >= c->attr.attn.window)
         first = t - c->attr.attn.window + 1;
     for (int64_t j = first; j <= t; j++)
-        m = fmax(m, score(c, q, r->in[1] + j * ld + kv));
-    for (int64_t e = 0; e < d; e++)
+        m = fmax(m, score(c, q, r->in[1] + (j * n_kv + kv) * d));
+    for (int64_t e = 0; e < size; e++)
         o[e] = 0.0;
+    l = sink ? exp(sink[h] - m) : 0.0;
     for (int64_t j = first; j <= t; j++) {
-        double p = exp(score(c, q, r->in[1] + j * ld + kv) - m);
+        double p = exp(score(c, q, r->in[1] + (j * n_kv + kv) * d) - m);
         l += p;
-        for (int64_t e = 0; e < d; e++)
-            o[e] += p * r->in[2][j * ld + kv + e];
+        for (int64_t e = 0; e < size; e++)
+            o[e] += p * r->in[2][(j * n_kv + kv) * size + e];
     }
-    for (int64_t e = 0; e < d; e++)
+    for (int64_t e = 0; e < size; e++)
         o[e] /= l;
     r->out[1][(t * n_head + h) * 2] = m;
     r->out[1][(t * n_head + h) * 2 + 1] = l;
@@ -211,7 +241,8 @@ static void check_chunks(ck_env *e, const ck_case *c, const ck_result *all, int3
     }
     e->now = c;
     ck_same(e, "differ from the whole: key pages", &all->out[2], &now.out[2]);
-    ck_same(e, "differ from the whole: value pages", &all->out[3], &now.out[3]);
+    if (c->out[3].data)
+        ck_same(e, "differ from the whole: value pages", &all->out[3], &now.out[3]);
 }
 
 /* Each sequence alone: forward and backward as in the batch. */
@@ -233,9 +264,9 @@ static void check_alone(ck_env *e, const ck_case *c, const ck_result *all) {
 
 /* Values past the head size are zero in every slot that was written. */
 static void check_padding(ck_env *e, const ck_case *c, const ck_result *all) {
-    int64_t width = c->out[3].shape[2], d = c->attr.attn.head_dim;
+    int64_t width = c->out[3].shape[2], d = c->attr.attn.value_dim;
 
-    for (int64_t i = 0; i < c->rows.n_seq; i++) {
+    for (int64_t i = 0; i < c->rows.n_seq && all->out[3].data; i++) {
         int32_t page = c->rows.page[c->rows.page_start[i]]; /* its first slot is in use */
         const float *v =
             (const float *)all->out[3].data + page * c->out[3].shape[1] * width;

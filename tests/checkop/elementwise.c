@@ -53,12 +53,14 @@ static const struct glu_variant {
     { 3, 1, 33, ML_ACT_SIGMOID, false, 6.0f },
     { 2, 1, 16, ML_ACT_SIGMOID, true, 2.0f },
     { 3, 1, 35, ML_ACT_RELU, false, 2.0f },
+    { 4, 2, 35, ML_ACT_CLAMPED, false, 12.0f },
+    { 3, 1, 16, ML_ACT_CLAMPED, true, 10.0f },
 };
 
 static void build_glu(ck_case *c, int i) {
     const struct glu_variant *v = &glu_variants[i];
 
-    static const char *const names[] = { "silu", "gelu", "sigmoid", "relu" };
+    static const char *const names[] = { "silu", "gelu", "sigmoid", "relu", "clamped" };
 
     ck_name(c, "%s-%sn%d-k%d-i%d", names[v->act], v->fused ? "fused-" : "", v->n, v->k,
             v->width);
@@ -69,7 +71,7 @@ static void build_glu(ck_case *c, int i) {
     ck_fill(c, &c->in[0], v->amp);
     if (!v->fused) {
         c->in[1] = ck_mat(v->n, v->width);
-        ck_fill(c, &c->in[1], 2.0f);
+        ck_fill(c, &c->in[1], v->act == ML_ACT_CLAMPED ? v->amp : 2.0f);
     }
     c->out[0] = ck_mat(v->n, v->width);
 }
@@ -84,6 +86,12 @@ static double activation(ml_act act, double g) {
     return 0.5 * g * (1.0 + tanh(sqrt(2.0 / acos(-1.0)) * (g + 0.044715 * g * g * g)));
 }
 
+static double clamped(double g, double u) {
+    g = fmin(g, 7.0);
+    u = fmax(-7.0, fmin(u, 7.0));
+    return g / (1.0 + exp(-1.702 * g)) * (u + 1.0);
+}
+
 static void glu_forward(const ck_case *c, ck_ref *r) {
     int64_t width = c->out[0].shape[1];
     bool fused = c->attr.glu.fused;
@@ -92,7 +100,9 @@ static void glu_forward(const ck_case *c, ck_ref *r) {
         const double *g = r->in[0] + t * width * (fused ? 2 : 1);
         const double *u = fused ? g + width : r->in[1] + t * width;
         for (int64_t i = 0; i < width; i++)
-            r->out[0][t * width + i] = activation(c->attr.glu.act, g[i]) * u[i];
+            r->out[0][t * width + i] = c->attr.glu.act == ML_ACT_CLAMPED
+                                           ? clamped(g[i], u[i])
+                                           : activation(c->attr.glu.act, g[i]) * u[i];
     }
 }
 

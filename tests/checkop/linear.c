@@ -150,9 +150,11 @@ static const struct moe_variant {
     int32_t experts, most; /* rows of an expert: 0 .. most */
     int32_t n, k;
     ml_dtype dtype;
+    bool bias;
 } moe_variants[] = {
-    { 1, 0, 4, 4, ML_F32 },     { 3, 1, 1, 1, ML_F32 },    { 4, 3, 17, 15, ML_BF16 },
-    { 8, 20, 33, 31, ML_BF16 }, { 60, 2, 16, 40, ML_F32 }, { 2, 400, 20, 16, ML_F32 },
+    { 1, 0, 4, 4, ML_F32 },          { 3, 1, 1, 1, ML_F32 },    { 4, 3, 17, 15, ML_BF16 },
+    { 8, 20, 33, 31, ML_BF16 },      { 60, 2, 16, 40, ML_F32 }, { 2, 400, 20, 16, ML_F32 },
+    { 6, 9, 20, 18, ML_BF16, true },
 };
 
 /* The starts of the experts' rows; nothing else of `group` is read. */
@@ -173,6 +175,9 @@ static void build_moe(ck_case *c, int i) {
 
     ck_name(c, "%s-e%d-n%d-k%d-rows%d", ml_dtype_name(v->dtype), v->experts, v->n, v->k,
             v->most);
+    if (v->bias)
+        ck_name(c, "%s-e%d-n%d-k%d-rows%d-bias", ml_dtype_name(v->dtype), v->experts, v->n,
+                v->k, v->most);
     c->in[1] = group_of(c, v);
     rows = ((const int32_t *)c->in[1].data)[v->experts];
     c->in[0] = ck_mat(rows, v->k);
@@ -181,6 +186,10 @@ static void build_moe(ck_case *c, int i) {
     c->w[0].dtype = v->dtype;
     c->w[0].layout = ML_PANELS;
     ck_fill(c, &c->w[0], 1.0f);
+    if (v->bias) {
+        c->w[1] = ck_mat(v->experts, v->n);
+        ck_fill(c, &c->w[1], 1.0f);
+    }
     c->out[0] = ck_mat(rows, v->n);
 }
 
@@ -191,7 +200,8 @@ static void forward_moe(const ck_case *c, ck_ref *r) {
     for (int64_t e = 0; e < n_expert; e++)
         for (int64_t i = start[e]; i < start[e + 1]; i++)
             for (int64_t j = 0; j < n; j++)
-                r->out[0][i * n + j] = dot(r->in[0] + i * k, r->w[0] + (e * n + j) * k, k);
+                r->out[0][i * n + j] = dot(r->in[0] + i * k, r->w[0] + (e * n + j) * k, k) +
+                                       (c->w[1].data ? r->w[1][e * n + j] : 0.0);
 }
 
 const ck_suite ck_moe_linear = {

@@ -192,6 +192,7 @@ static void check_model(const char *dir) {
     X(gemma3_text)                                                                         \
     X(glm4)                                                                                \
     X(glm4_moe)                                                                            \
+    X(gpt_oss)                                                                             \
     X(mixtral)                                                                             \
     X(minimax_m2)                                                                          \
     X(olmo2)                                                                               \
@@ -208,6 +209,7 @@ static void check_model(const char *dir) {
     X(gemma3_text)                                                                         \
     X(glm4)                                                                                \
     X(glm4_moe)                                                                            \
+    X(gpt_oss)                                                                             \
     X(minimax_m2)
 
 #define OUR_TEST(name)                                                                     \

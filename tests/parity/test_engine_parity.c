@@ -341,7 +341,8 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
     X(olmo2)                                                                               \
     X(mixtral)                                                                             \
     X(glm4_moe)                                                                            \
-    X(minimax_m2)
+    X(minimax_m2)                                                                          \
+    X(gpt_oss)
 
 #define TESTS(name)                                                                        \
     static void f32_##name(void) {                                                         \

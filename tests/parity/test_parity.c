@@ -262,7 +262,8 @@ static void check_gradients(const char *dir) {
     X(olmo2)                                                                               \
     X(mixtral)                                                                             \
     X(glm4_moe)                                                                            \
-    X(minimax_m2)
+    X(minimax_m2)                                                                          \
+    X(gpt_oss)
 
 #define TESTS(name)                                                                        \
     static void forward_##name(void) {                                                     \

@@ -78,6 +78,8 @@ static const struct {
       "\"rope_parameters.low_freq_factor\" is missing" },
     { "EXTRA", ", \"partial_rotary_factor\": 0.1", "leaves 0 rotated dimensions" },
     { "EXTRA", ", \"tie_word_embeddings\": \"yes\"", "expected true or false" },
+    { "EXTRA", ", \"quantization_config\": {\"quant_method\": \"mxfp4\"}",
+      "the weights are quantized (mxfp4); convert the checkpoint to bf16" },
     { "\"vocab_size\": 32, \"hidden_size\": 16, \"intermediate_size\": 24",
       "\"vocab_size\": 16777216, \"hidden_size\": 1048576, \"intermediate_size\": 1048576",
       "parameters; at most" },

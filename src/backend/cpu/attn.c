@@ -28,7 +28,8 @@ static int64_t attn_group(const ml_op_attr *attr) {
 }
 
 static int64_t attn_floats(const ml_op_attr *attr, bool backward) {
-    return ml_attn_floats(attn_group(attr), attr->attn.head_dim, backward);
+    return ml_attn_floats(attn_group(attr), attr->attn.head_dim, attr->attn.value_dim,
+                          backward);
 }
 
 size_t ml_cpu_attn_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool backward) {
@@ -43,9 +44,11 @@ static attn_call attn_begin(const ml_stream *s, const ml_op_args *a, bool backwa
         .n_head = a->attr->attn.n_head,
         .n_kv = a->attr->attn.n_kv,
         .head_dim = a->attr->attn.head_dim,
+        .value_dim = a->attr->attn.value_dim,
         .window = a->attr->attn.window,
         .scale = a->attr->attn.scale,
         .softcap = a->attr->attn.softcap,
+        .sink = a->w[0].data,
         .q = a->in[0].data,
         .o = a->out[0].data,
         .stat = a->out[1].data,
@@ -123,14 +126,18 @@ static void attn_narrow_keys(ml_attn_span *span, int64_t first, int64_t n) {
 
 /* k into slot pos % 16 of its page's panels, v into the slot's row, padding included. */
 static void attn_write_row(const attn_call *c, int64_t row, int64_t page, int64_t slot) {
-    int64_t n_kv = c->job.n_kv, d = c->job.head_dim, width = ml_attn_width(d);
-    const float *k = (const float *)c->args->in[1].data + row * n_kv * d;
+    int64_t n_kv = c->job.n_kv, n = n_kv * c->job.head_dim, d = c->job.value_dim;
+    int64_t width = ml_attn_width(d);
+    const float *k = (const float *)c->args->in[1].data + row * n;
     const float *v = (const float *)c->args->in[2].data + row * n_kv * d;
-    float *kpage = (float *)c->args->out[2].data + page * n_kv * d * ML_PAGE;
-    float *vpage = (float *)c->args->out[3].data + page * n_kv * width * ML_PAGE;
+    float *kpage = (float *)c->args->out[2].data + page * n * ML_PAGE;
+    float *vpage = (float *)c->args->out[3].data;
 
-    for (int64_t i = 0; i < n_kv * d; i++)
+    for (int64_t i = 0; i < n; i++)
         kpage[i * ML_PAGE + slot] = k[i];
+    if (!vpage) /* keys begin with their values */
+        return;
+    vpage += page * n_kv * width * ML_PAGE;
     for (int64_t h = 0; h < n_kv; h++) {
         float *dst = vpage + (h * ML_PAGE + slot) * width;
         memcpy(dst, v + h * d, (size_t)d * sizeof *v);
@@ -199,6 +206,15 @@ static void attn_clear(const ml_tensor *t) {
         memset(t->data, 0, ml_tensor_bytes(t));
 }
 
+static void attn_sink_heads(void *ud, int64_t begin, int64_t end, int worker) {
+    const attn_call *c = ud;
+
+    (void)worker;
+    for (int64_t head = begin; head < end; head++)
+        c->kern->sink_grad(&c->job, (float *)c->args->dw[0].data + head, (int32_t)head,
+                           c->args->rows->n_token);
+}
+
 void ml_cpu_attn_backward(ml_stream *s, const ml_op_args *a) {
     attn_call c = attn_begin(s, a, true);
     int64_t whole = (int64_t)a->rows->n_token + ML_KTILE;
@@ -216,4 +232,6 @@ void ml_cpu_attn_backward(ml_stream *s, const ml_op_args *a) {
     c.job.dk = a->din[1].data;
     c.job.dv = a->din[2].data;
     attn_run(&c, twice ? ATTN_SPLIT : whole, attn_backward_pieces);
+    if (a->dw[0].data)
+        ml_pool_run(c.pool, c.job.n_head, 1, attn_sink_heads, &c);
 }

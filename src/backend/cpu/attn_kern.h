@@ -13,11 +13,13 @@
 #define ML_ATTN_ROWS 84
 #define ML_ATTN_TILES 8
 
-/* What all spans of a call share.  q, o, dq are [n, Hq*d], dk, dv [n, Hk*d]. */
+/* What all spans of a call share.  q, dq are [n, Hq*d], dk [n, Hk*d], o [n, Hq*e],
+ * dv [n, Hk*e]: d of head_dim, e of value_dim. */
 typedef struct ml_attn_job {
-    int32_t n_head, n_kv, head_dim, window;
+    int32_t n_head, n_kv, head_dim, value_dim, window;
     float scale, softcap;
-    const float *kpage, *vpage;
+    const float *sink;          /* [Hq], or NULL */
+    const float *kpage, *vpage; /* vpage NULL: values are the first elements of keys */
     const float *q;
     float *o, *stat; /* written by forward (stat may be NULL), read by backward */
     const float *dout;
@@ -39,6 +41,8 @@ typedef struct ml_attn_kern {
     void (*forward)(const ml_attn_job *job, const ml_attn_span *span, float *scratch);
     /* n is any; the sequence's first row has position 0, all its keys are in its pages. */
     void (*backward)(const ml_attn_job *job, const ml_attn_span *span, float *scratch);
+    /* Adds to the gradient of a head's sink, over rows 0 .. n. */
+    void (*sink_grad)(const ml_attn_job *job, float *dsink, int32_t head, int64_t n);
 } ml_attn_kern;
 
 static inline int64_t ml_attn_width(int64_t head_dim) { /* of a head, padded to lanes */
@@ -56,12 +60,13 @@ static inline int64_t ml_attn_rows(int64_t g) {
 }
 
 /* Floats of scratch, a multiple of 16. */
-static inline int64_t ml_attn_floats(int64_t g, int64_t head_dim, bool backward) {
-    int64_t width = ml_attn_width(head_dim), per_row = 2 * width + ML_KTILE + 4;
-    int64_t tiles = ML_KTILE * width;
+static inline int64_t ml_attn_floats(int64_t g, int64_t head_dim, int64_t value_dim,
+                                     bool backward) {
+    int64_t kw = ml_attn_width(head_dim), vw = ml_attn_width(value_dim);
+    int64_t per_row = kw + vw + ML_KTILE + 4, tiles = ML_KTILE * vw;
     if (backward) {
-        per_row += width + ML_KTILE;
-        tiles *= 2 * ML_ATTN_TILES;
+        per_row += kw + ML_KTILE;
+        tiles = ML_ATTN_TILES * ML_KTILE * (kw + vw);
     }
     return ml_attn_rows(g) * per_row + tiles;
 }

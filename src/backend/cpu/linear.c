@@ -29,6 +29,13 @@ static void sum_columns(void *ud, int64_t begin, int64_t end, int worker) {
     b->kern->sum_rows(b->sum + begin, b->dy + begin, b->n, b->m, end - begin);
 }
 
+/* db[n] += the sum of dy[m, n] over rows. */
+static void add_bias_grad(const ml_cpu_stream *s, float *db, const float *dy, int64_t m,
+                          int64_t n) {
+    bias_sum b = { s->kern->gemm, db, dy, m, n };
+    ml_pool_run(s->pool, n, BIAS_GRAIN, sum_columns, &b);
+}
+
 void ml_cpu_linear_backward(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *x = &a->in[0], *w = &a->w[0];
     const float *dy = a->dout[0].data;
@@ -39,10 +46,8 @@ void ml_cpu_linear_backward(ml_stream *s, const ml_op_args *a) {
                        a->scratch);
     if (a->dw[0].data)
         ml_gemm_dweight(ml_cpu(s), &a->dw[0], dy, n, x->data, k, m, a->scratch);
-    if (a->dw[1].data) {
-        bias_sum b = { ml_cpu(s)->kern->gemm, a->dw[1].data, dy, m, n };
-        ml_pool_run(ml_cpu(s)->pool, n, BIAS_GRAIN, sum_columns, &b);
-    }
+    if (a->dw[1].data)
+        add_bias_grad(ml_cpu(s), a->dw[1].data, dy, m, n);
 }
 
 /* One expert of a stack [E, N, K]: a weight [N, K] of its own. */
@@ -73,8 +78,9 @@ void ml_cpu_moe_linear_forward(ml_stream *s, const ml_op_args *a) {
 
     for (int64_t e = 0; e < n_expert; e++) {
         const ml_tensor w = expert_of(&a->w[0], e);
-        ml_gemm_forward(ml_cpu(s), y + start[e] * n, n, x + start[e] * k, k, &w, NULL,
-                        start[e + 1] - start[e], a->scratch);
+        const float *bias = a->w[1].data;
+        ml_gemm_forward(ml_cpu(s), y + start[e] * n, n, x + start[e] * k, k, &w,
+                        bias ? bias + e * n : NULL, start[e + 1] - start[e], a->scratch);
     }
 }
 
@@ -96,5 +102,8 @@ void ml_cpu_moe_linear_backward(ml_stream *s, const ml_op_args *a) {
             ml_gemm_dweight(ml_cpu(s), &dw, dy + start[e] * n, n, x + start[e] * k, k, m,
                             a->scratch);
         }
+        if (a->dw[1].data)
+            add_bias_grad(ml_cpu(s), (float *)a->dw[1].data + e * n, dy + start[e] * n, m,
+                          n);
     }
 }

@@ -114,7 +114,12 @@ int32_t ml_decoder_attn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_
         q = ml_build_rope(b, q, rope, d->head_dim, d->rope_interleaved);
         k = ml_build_rope(b, k, rope, d->head_dim, d->rope_interleaved);
     }
-    o = ml_build_attn(b, q, k, v, d->head_dim, window, d->scale, d->attn_softcap);
+    o = ml_build_attn(b, q, k, v,
+                      (ml_attn_opts){ .head_dim = d->head_dim,
+                                      .window = window,
+                                      .scale = d->scale,
+                                      .softcap = d->attn_softcap,
+                                      .sink = d->sink });
     return ml_build_linear(b, o,
                            (ml_linear_opts){ .name = "self_attn.o_proj",
                                              .n_out = d->n_hidden,

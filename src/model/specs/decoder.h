@@ -23,6 +23,7 @@ typedef struct ml_decoder {
     bool mlp_bias;
     ml_qk_norm qk_norm; /* RMSNorm of queries and keys before rotary */
     bool rope_interleaved;
+    const char *sink;          /* the parameter of attention sinks, or NULL */
     bool fused_qkv, fused_mlp; /* q, k, v and gate, up are one tensor in checkpoints */
 } ml_decoder;
 
