@@ -30,6 +30,7 @@ home_of() {
     pcre2.h) echo src/text/regex.c ;;
     utf8proc.h) echo src/text/ ;;
     zstd.h) echo src/io/zst.c ;;
+    yaml.h) echo src/io/yaml.c ;;
     sqlite3.h) echo src/rl/run_store ;;
     event2/*) echo src/net/ ;;
     arm_neon.h | arm_sve.h | arm_bf16.h) echo src/backend/cpu/arm/ ;;

@@ -153,8 +153,10 @@ typedef struct ml_config {
         bool no_prefix_cache;
         /* evaluation; NaN and 0: as when sampling */
         ml_words eval_data;
+        const char *eval_config;
         const char *eval_input_key, *eval_label_key, *eval_tool_key;
-        int64_t eval_interval, eval_n, eval_top_k, eval_max_response, eval_max_prompt;
+        int64_t eval_interval, eval_n, eval_top_k, eval_max_response, eval_max_prompt,
+            eval_min_new;
         double eval_temperature, eval_top_p;
         bool skip_first_eval, log_passrate;
         /* debugging */
@@ -201,7 +203,9 @@ typedef struct ml_config {
         bool keep_old_actor, reset_optimizer;
     } models;
     struct {
-        const char *rm_type, *custom_rm_path, *rm_url, *reward_key; /* NULL: not given */
+        const char *rm_type, *custom_rm_path, *rm_url, *reward_key,
+            *eval_reward_key; /* NULL: not given */
+        bool group;
         int64_t n_worker, n_retry, memory_bytes, seed;
         double timeout_s;
     } reward;

@@ -89,7 +89,19 @@ static bool only_trains_on_nothing(const ml_config *c) {
 }
 
 static bool evaluates_nothing(const ml_config *c) {
-    return c->rollout.eval_interval && !c->rollout.eval_data.n;
+    return c->rollout.eval_interval && !c->rollout.eval_data.n && !c->rollout.eval_config;
+}
+
+static bool no_sets(const ml_config *c) {
+    return !c->rollout.eval_data.n && !c->rollout.eval_config;
+}
+
+static bool sets_twice(const ml_config *c) {
+    return c->rollout.eval_data.n && c->rollout.eval_config;
+}
+
+static bool group_reward_of_evals(const ml_config *c) {
+    return c->reward.group && c->reward.custom_rm_path && !no_sets(c);
 }
 
 static bool under_sampling(const ml_config *c) {
@@ -108,6 +120,7 @@ static bool masked_turns(const ml_config *c) {
 #define NO_END "nothing says when to stop: give --num-rollout or --num-epoch"
 #define PROFILE "--profile needs --save, the directory that the trace goes to"
 #define SAVE_HF "--save-hf writes with each snapshot: give --save, the directory for those"
+#define SETS_TWICE "--eval-config and --eval-prompt-data name the same: keep one of them"
 #define INTERVAL "--save-interval needs --save, the directory to save to"
 
 const ml_rule ml_rules[] = {
@@ -126,7 +139,15 @@ const ml_rule ml_rules[] = {
     { "train-only-what", ML_CMD_TRAIN, only_trains_on_nothing,
       "--debug-train-only needs --load-debug-rollout-data, the rounds to train on" },
     { "train-eval-of-what", ML_CMD_TRAIN, evaluates_nothing,
-      "--eval-interval needs --eval-prompt-data, the sets to evaluate on" },
+      "--eval-interval needs --eval-prompt-data or --eval-config, the sets to evaluate "
+      "on" },
+    { "eval-of-what", ML_CMD_EVAL, no_sets,
+      "there is nothing to evaluate on: give --eval-prompt-data NAME FILE, or "
+      "--eval-config" },
+    { "train-eval-twice", ML_CMD_TRAIN, sets_twice, SETS_TWICE },
+    { "eval-twice", ML_CMD_EVAL, sets_twice, SETS_TWICE },
+    { "train-group-evals", ML_CMD_TRAIN, group_reward_of_evals,
+      "--group-rm scores groups, and evaluations have none: leave out one of them" },
     { "train-over-sampling", ML_CMD_TRAIN, under_sampling,
       "--over-sampling-batch-size must be at least --rollout-batch-size" },
     { "train-two-halves", ML_CMD_TRAIN, two_halves,

@@ -7,6 +7,7 @@ ml_status ml_reward_opts_init(ml_reward_opts *out, const ml_config *c, ml_arena 
     *out = (ml_reward_opts){ .rm_type = c->reward.rm_type,
                              .rm_url = c->reward.rm_url,
                              .reward_key = c->reward.reward_key,
+                             .group = c->reward.group,
                              .n_thread = c->reward.n_worker,
                              .n_retry = c->reward.n_retry,
                              .memory_bytes = c->reward.memory_bytes,

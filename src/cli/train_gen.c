@@ -5,8 +5,9 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "cli/reward_opts.h"
+#include "cli/train_evals.h"
 #include "plugin/generate_path.h"
-#include "plugin/reward_path.h"
 #include "train/memory.h"
 
 #define MAX_WAITING (1 << 24) /* a round waits as a whole */
@@ -54,19 +55,15 @@ static ml_status sampling_of(ml_sampling *out, ml_arena *a, const ml_config *c,
 
 /* --- rewards ---------------------------------------------------------------- */
 
-static ml_status open_rewards(ml_train_gen *t, const ml_config *c, ml_err *err) {
-    ml_reward_opts o = { .rm_type = c->reward.rm_type,
-                         .rm_url = c->reward.rm_url,
-                         .reward_key = c->reward.reward_key,
-                         .n_thread = c->reward.n_worker,
-                         .n_retry = c->reward.n_retry,
-                         .memory_bytes = c->reward.memory_bytes,
-                         .deadline_s = c->reward.timeout_s };
-    ml_status st = ml_reward_path_resolve(&o, &t->arena, c->reward.custom_rm_path, err);
-    return st == ML_OK ? ml_rewards_open(&t->rewards, &o, err) : st;
+ml_status ml_train_rewards_open(ml_rewards **out, ml_arena *a, const ml_config *c,
+                                ml_err *err) {
+    ml_reward_opts o;
+    ml_status st = ml_reward_opts_init(&o, c, a, err);
+    return st == ML_OK ? ml_rewards_open(out, &o, err) : st;
 }
 
-static ml_status open_turns(ml_train_gen *t, const ml_config *c, ml_err *err) {
+ml_status ml_train_turns_open(ml_turns **out, ml_train_gen *t, const ml_config *c,
+                              ml_err *err) {
     ml_turns_opts o = { .environment = { .memory_bytes = c->reward.memory_bytes,
                                          .deadline_s = c->reward.timeout_s },
                         .text = { .tokenizer = t->run->tokenizer,
@@ -82,63 +79,9 @@ static ml_status open_turns(ml_train_gen *t, const ml_config *c, ml_err *err) {
                            "--apply-chat-template-kwargs", err);
     if (st != ML_OK || (!o.environment.row && !o.environment.command))
         return st;
-    st = ml_turns_open(&t->turns, &o, err);
+    st = ml_turns_open(out, &o, err);
     if (st != ML_OK)
         ml_err_prefix(err, "--custom-generate-function-path");
-    return st;
-}
-
-/* --- evaluations ------------------------------------------------------------- */
-
-static const char *either(const char *own, const char *other) {
-    return own ? own : other;
-}
-
-static ml_sampling eval_sampling(ml_sampling how, const ml_config *c) {
-    if (!isnan(c->rollout.eval_temperature))
-        how.temperature = (float)c->rollout.eval_temperature;
-    if (!isnan(c->rollout.eval_top_p))
-        how.top_p = (float)c->rollout.eval_top_p;
-    if (c->rollout.eval_top_k)
-        how.top_k = top_k(c->rollout.eval_top_k);
-    if (c->rollout.eval_max_response)
-        how.max_new = (int32_t)c->rollout.eval_max_response;
-    return how;
-}
-
-static ml_status open_set(ml_train_gen *t, const ml_config *c, const char *name,
-                          const char *path, ml_err *err) {
-    ml_eval_set *set = &t->evals.set[t->evals.n];
-    ml_dataset_opts o = t->run->opts.data;
-
-    o.path = path;
-    o.input_key = either(c->rollout.eval_input_key, o.input_key);
-    o.label_key = either(c->rollout.eval_label_key, o.label_key);
-    o.tool_key = either(c->rollout.eval_tool_key, o.tool_key);
-    o.max_prompt_len = c->rollout.eval_max_prompt;
-    o.text = ml_prompter_text(&t->run->prompter);
-    set->name = name;
-    set->how = eval_sampling(t->rollout.how, c);
-    set->n_per_prompt = (int32_t)c->rollout.eval_n;
-    t->evals.n++;
-    return ml_dataset_open(&set->dataset, &o, err);
-}
-
-static ml_status open_evals(ml_train_gen *t, const ml_config *c, ml_err *err) {
-    const ml_words *w = &c->rollout.eval_data;
-    ml_status st = ML_OK;
-
-    t->evals.pass_rates = c->rollout.log_passrate;
-    t->evals.set = ML_NEW(&t->arena, ml_eval_set, w->n + 1);
-    if (w->n == 1)
-        return open_set(t, c, "aime", w->word[0], err);
-    if (w->n % 2)
-        return ml_fail(err, ML_EUSAGE,
-                       "--eval-prompt-data takes a name and a file for each set; \"%s\" "
-                       "stands alone",
-                       w->word[w->n - 1]);
-    for (int i = 0; i < w->n && st == ML_OK; i += 2)
-        st = open_set(t, c, w->word[i], w->word[i + 1], err);
     return st;
 }
 
@@ -208,6 +151,7 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
     ml_arena_init(&t->arena, "generation");
     t->rollout.run = run;
     t->rollout.over_sampling = c->rollout.over_sampling;
+    t->group_rewards = c->reward.group;
     t->rollout.partial = c->rollout.partial;
     t->rollout.filter = edges->group_filter;
     t->rollout.buffer_filter = edges->buffer_filter;
@@ -218,11 +162,11 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
     if (st == ML_OK)
         st = find_ends(t, err);
     if (st == ML_OK)
-        st = open_evals(t, c, err);
+        st = ml_train_evals_open(t, c, err);
     if (st == ML_OK)
-        st = open_rewards(t, c, err);
+        st = ml_train_rewards_open(&t->rewards, &t->arena, c, err);
     if (st == ML_OK)
-        st = open_turns(t, c, err);
+        st = ml_train_turns_open(&t->turns, t, c, err);
     if (st == ML_OK)
         st = ml_backend_open(&t->be, &opts, err);
     if (st == ML_OK)
@@ -238,8 +182,7 @@ void ml_train_gen_close(ml_train_gen *t) {
     ml_turns_close(t->turns);
     ml_rewards_close(t->rewards);
     ml_held_release(&t->rollout.held);
-    for (int32_t i = 0; i < t->evals.n; i++)
-        ml_dataset_close(&t->evals.set[i].dataset);
+    ml_train_evals_close(t);
     ml_weights_close(&t->second);
     if (t->be.name)
         ml_backend_close(&t->be);
@@ -278,6 +221,7 @@ ml_status ml_train_gen_start(ml_train_gen *t, ml_err *err) {
                                    .turns = t->turns,
                                    .context = t->engine.context };
     t->evals.asker = t->rollout.asker;
+    t->rollout.asker.group_rewards = t->group_rewards;
     return st;
 }
 

@@ -22,7 +22,8 @@ typedef struct ml_train_gen {
     bool async;
     ml_gen *gen;
     ml_rewards *rewards;
-    ml_turns *turns; /* NULL: answers are one turn */
+    ml_turns *turns;    /* NULL: answers are one turn */
+    bool group_rewards; /* graded when all answers to a prompt are there */
     ml_gen_rollout rollout;
     ml_ahead *ahead; /* NULL: rounds are not made ahead */
     ml_flow *flow;   /* NULL: nor all the time */
@@ -36,6 +37,12 @@ int ml_train_gen_threads(const ml_config *c, bool generates);
 ml_status ml_train_gen_open(ml_train_gen *out, const ml_config *c,
                             const ml_loop_edges *edges, ml_train_run *run, ml_err *err);
 void ml_train_gen_close(ml_train_gen *t); /* zeros, and what failed to open, are fine */
+
+/* Rewards and the environment that the configuration names; *out stays when it names none. */
+ml_status ml_train_rewards_open(ml_rewards **out, ml_arena *a, const ml_config *c,
+                                ml_err *err);
+ml_status ml_train_turns_open(ml_turns **out, ml_train_gen *t, const ml_config *c,
+                              ml_err *err);
 
 /* What the engine will take beside the weights. */
 ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err);

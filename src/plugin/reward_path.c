@@ -44,7 +44,12 @@ ml_status ml_reward_path_resolve(ml_reward_opts *opts, ml_arena *a, const char *
                        "reward(sample), cmd:COMMAND for a program that answers JSON lines, "
                        "or ./my.so:name for a shared object",
                        path);
-    st = ml_edge_find(&row, MILES_REWARD, path, "custom-rm-path", err);
-    opts->row = (const void *)row; /* a row is the first member of its struct */
+    st = ml_edge_find(&row, opts->group ? MILES_GROUP_REWARD : MILES_REWARD, path,
+                      "custom-rm-path", err);
+    /* A row is the first member of its struct. */
+    if (opts->group)
+        opts->group_row = (const void *)row;
+    else
+        opts->row = (const void *)row;
     return st;
 }

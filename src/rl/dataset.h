@@ -38,6 +38,7 @@ typedef struct ml_dataset_opts {
     const char *multimodal_keys; /* must be NULL: media are not offered */
     bool apply_chat_template;    /* prompts are rendered to text */
     const char *template_kwargs; /* a JSON object; default: empty */
+    const char *metadata_more;   /* members of JSON that go over those of each row */
     int64_t max_prompt_len;      /* tokens; rows above are dropped; 0: no limit */
     bool skip_bad_rows;
     ml_prompt_text text;

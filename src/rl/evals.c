@@ -69,6 +69,7 @@ static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *
     ml_gen *gen = e->asker.gen;
     int64_t n = set->dataset.rows.n * set->n_per_prompt;
     ml_flight **flight;
+    ml_asker asker = e->asker;
     ml_flights f;
     watcher w = { e, &f };
     ml_arena a;
@@ -76,7 +77,11 @@ static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *
 
     ml_arena_init(&a, "an evaluation's samples");
     flight = ML_NEW(&a, ml_flight *, n + 1);
-    ml_flights_init(&f, &e->asker, &set->how, &set->dataset, &a);
+    if (set->rewards)
+        asker.rewards = set->rewards;
+    if (set->turns)
+        asker.turns = set->turns;
+    ml_flights_init(&f, &asker, &set->how, &set->dataset, &a);
     gen->pause(gen); /* samples are the caller's until all are asked for */
     gen->watch(gen, on_ended, &w);
     st = ask_all(&f, set, FIRST_DRAW + (uint64_t)i * SET_DRAWS, flight, err);

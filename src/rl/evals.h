@@ -15,6 +15,8 @@ typedef struct ml_eval_set {
     ml_dataset dataset;
     ml_sampling how;
     int32_t n_per_prompt;
+    ml_rewards *rewards; /* of its own; NULL: those of the evaluations */
+    ml_turns *turns;     /* likewise */
 } ml_eval_set;
 
 typedef struct ml_evals {

@@ -1,6 +1,5 @@
-#include "rl/flight.h"
+#include "rl/flight_priv.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -30,53 +29,6 @@ static void open_one(ml_flights *f) {
     pthread_mutex_unlock(&f->lock);
 }
 
-/* From here on a flight belongs to who waits for it. */
-static void close_one(ml_flight *x) {
-    ml_flights *f = x->all;
-    void (*landed)(void *ud, ml_flight *x) = f->landed;
-    void *ud = f->landed_ud;
-
-    pthread_mutex_lock(&f->lock);
-    f->n_open--;
-    pthread_cond_signal(&f->change);
-    pthread_mutex_unlock(&f->lock);
-    if (landed)
-        landed(ud, x);
-}
-
-/* On a reward thread. */
-static void take_reward(void *ud, const ml_reward_result *r) {
-    ml_flight *x = ud;
-
-    x->outcome = r->outcome;
-    x->sample.has_reward = r->outcome == ML_REWARD_OK;
-    x->sample.reward = x->sample.has_reward ? r->reward : 0.0;
-    if (!x->sample.has_reward)
-        snprintf(x->why, sizeof x->why, "%s", r->why);
-    close_one(x);
-}
-
-static void ask_for_reward(ml_flight *x) {
-    const ml_sample *s = &x->sample;
-
-    for (int32_t i = 0; i < s->n_token; i++)
-        x->wide[i] = s->token[i];
-    x->question = (miles_reward_in){ .size = sizeof x->question,
-                                     .index = s->index,
-                                     .seed = (int64_t)x->all->how->seed,
-                                     .prompt = s->prompt.ptr,
-                                     .prompt_len = s->prompt.len,
-                                     .response = s->response.ptr,
-                                     .response_len = s->response.len,
-                                     .label = s->label.len ? s->label.ptr : NULL,
-                                     .label_len = s->label.len,
-                                     .metadata = s->metadata.len ? s->metadata.ptr : NULL,
-                                     .metadata_len = s->metadata.len,
-                                     .token = x->wide,
-                                     .n_token = s->n_token };
-    ml_rewards_submit(x->all->at->rewards, &x->question, take_reward, x);
-}
-
 static void take_text(ml_flight *x) {
     ml_sample *s = &x->sample;
     ml_text t = { 0 };
@@ -95,30 +47,10 @@ static ml_sample_status status_of(ml_finish finish) {
     }
 }
 
-/* The sample has ended; its text is there. */
-static void land(ml_flight *x, ml_sample_status status) {
-    ml_flights *f = x->all;
-
+void ml_flight_land(ml_flight *x, ml_sample_status status) {
     x->sample.status = status;
     x->ended = true;
-    if (f->at->rewards && !x->sample.has_reward && status != ML_SAMPLE_ABORTED &&
-        status != ML_SAMPLE_FAILED)
-        ask_for_reward(x);
-    else
-        close_one(x);
-}
-
-static void hear(ml_flight *x) {
-    ml_flights *f = x->all;
-
-    if (f->n_heard == f->cap_heard) {
-        ml_flight **more = ML_NEW(f->arena, ml_flight *, 2 * f->cap_heard + 16);
-        for (int64_t i = 0; i < f->n_heard; i++)
-            more[i] = f->heard[i];
-        f->heard = more;
-        f->cap_heard = 2 * f->cap_heard + 16;
-    }
-    f->heard[f->n_heard++] = x;
+    ml_flight_grade(x);
 }
 
 static void end_turn(ml_flight *x, const ml_gen_update *u) {
@@ -129,9 +61,9 @@ static void end_turn(ml_flight *x, const ml_gen_update *u) {
         snprintf(x->why, sizeof x->why, "%.*s", (int)u->message.len, u->message.ptr);
     take_text(x);
     if (x->turn && status == ML_SAMPLE_COMPLETED)
-        hear(x);
+        ml_flight_hear(x);
     else
-        land(x, status);
+        ml_flight_land(x, status);
 }
 
 static void take_tokens(void *ud, const ml_gen_update *u) {
@@ -146,121 +78,6 @@ static void take_tokens(void *ud, const ml_gen_update *u) {
     x->all->n_drawn += u->answer.n;
     if (u->finish != ML_FINISH_NOT)
         end_turn(x, u);
-}
-
-/* --- between turns ------------------------------------------------------------ */
-
-/* The model's words, less the token that ended them. */
-static ml_str words_of_turn(const ml_flight *x) {
-    const ml_sample *s = &x->sample;
-    const ml_tokenizer *t = x->all->at->tokenizer;
-    int32_t n = s->n_response - x->turn_at;
-    ml_text text = { 0 };
-    ml_str out;
-
-    if (n > 0 && ml_tokenizer_is_special(t, s->token[s->n_token - 1]))
-        n--;
-    ml_decode(t, &text, s->token + s->n_token - s->n_response + x->turn_at, n, false);
-    out = (ml_str){ ml_arena_str(x->all->arena, text.ptr ? text.ptr : "", text.len),
-                    text.len };
-    ml_text_release(&text);
-    return out;
-}
-
-static void ask_environment(ml_flight *x) {
-    const ml_sample *s = &x->sample;
-    ml_str answer = words_of_turn(x);
-
-    x->turn->last = s->token[s->n_token - 1];
-    x->turn->in = (miles_turn_in){ .size = sizeof x->turn->in,
-                                   .index = s->index,
-                                   .seed = (int64_t)x->all->how->seed,
-                                   .turn = s->n_turn,
-                                   .prompt = s->prompt.ptr,
-                                   .prompt_len = s->prompt.len,
-                                   .response = s->response.ptr,
-                                   .response_len = s->response.len,
-                                   .answer = answer.ptr,
-                                   .answer_len = answer.len,
-                                   .label = s->label.len ? s->label.ptr : NULL,
-                                   .label_len = s->label.len,
-                                   .metadata = s->metadata.len ? s->metadata.ptr : NULL,
-                                   .metadata_len = s->metadata.len };
-}
-
-/* Tokens that the model did not draw: they are read, never trained. */
-static void append(ml_flight *x, const ml_tokens *ids) {
-    ml_sample *s = &x->sample;
-
-    for (int64_t i = 0; i < ids->n; i++) {
-        x->token[s->n_token++] = ids->id[i];
-        x->mask[s->n_response] = 0;
-        s->logprob[s->n_response] = 0.0F;
-        s->version[s->n_response] = s->version[s->n_response - 1];
-        s->n_response++;
-    }
-    x->turn_at = s->n_response;
-    s->n_turn++;
-}
-
-/* Is there room for what was said and one token more? */
-static bool has_room(const ml_flight *x, int64_t n) {
-    const ml_flights *f = x->all;
-
-    return x->sample.n_turn < ml_turns_max(f->at->turns) &&
-           x->sample.n_response + n < f->how->max_new &&
-           x->sample.n_token + n < f->at->context;
-}
-
-static ml_status launch(ml_flight *x, ml_err *err);
-
-static void fail(ml_flight *x, ml_reward_outcome outcome, const char *why) {
-    x->outcome = outcome;
-    snprintf(x->why, sizeof x->why, "%.*s", (int)sizeof x->why - 1, why);
-    land(x, ML_SAMPLE_FAILED);
-}
-
-static void take_reply(ml_flight *x) {
-    const ml_reply *r = &x->turn->reply;
-    ml_err err = { 0 };
-
-    if (r->outcome != ML_REWARD_OK) {
-        fail(x, r->outcome, r->why);
-    } else if (x->turn->ids.n == 0) {
-        x->sample.has_reward = !isnan(r->reward);
-        x->sample.reward = x->sample.has_reward ? r->reward : 0.0;
-        land(x, ML_SAMPLE_COMPLETED);
-    } else if (!has_room(x, x->turn->ids.n)) {
-        land(x, ML_SAMPLE_TRUNCATED);
-    } else {
-        append(x, &x->turn->ids);
-        if (launch(x, &err) != ML_OK)
-            fail(x, ML_REWARD_INVALID, err.msg);
-    }
-}
-
-void ml_flights_go_on(ml_flights *f) {
-    ml_flight **heard = f->heard;
-    int64_t n_heard = f->n_heard, n = 0;
-    ml_turn **turn = n_heard ? ML_NEW(f->arena, ml_turn *, n_heard) : NULL;
-
-    f->heard = NULL;
-    f->n_heard = f->cap_heard = 0;
-    for (int64_t i = 0; i < n_heard; i++) {
-        if (heard[i]->aborted) {
-            land(heard[i], ML_SAMPLE_ABORTED);
-            continue;
-        }
-        ask_environment(heard[i]);
-        turn[n] = heard[i]->turn;
-        heard[n++] = heard[i];
-    }
-    if (n)
-        ml_turns_ask(f->at->turns, turn, n);
-    for (int64_t i = 0; i < n; i++) {
-        take_reply(heard[i]);
-        ml_tokens_release(&turn[i]->ids);
-    }
 }
 
 /* --- starting ----------------------------------------------------------------- */
@@ -298,6 +115,18 @@ static ml_str source_of(ml_str row, const ml_json *v) {
                                         : (ml_str){ 0 };
 }
 
+/* What the data set says of all rows comes last: of two members of a name, it counts. */
+static ml_str with_more(ml_flights *f, ml_str metadata, bool has_members) {
+    const char *more = f->dataset->opts.metadata_more, *text;
+
+    if (!more)
+        return metadata;
+    text =
+        ml_arena_printf(f->arena, "{%.*s%s%s}", has_members ? (int)metadata.len - 2 : 0,
+                        has_members ? metadata.ptr + 1 : "", has_members ? ", " : "", more);
+    return ml_str_of(text);
+}
+
 static ml_status read_prompt(ml_flights *f, shared_prompt *d, const ml_group *group,
                              ml_err *err) {
     ml_prompt prompt;
@@ -313,7 +142,8 @@ static ml_status read_prompt(ml_flights *f, shared_prompt *d, const ml_group *gr
         ml_err_prefix(err, "%s:%lld", f->dataset->rows.file.path,
                       (long long)ml_jsonl_line(&f->dataset->rows, group->row));
     d->label = source_of(row, prompt.label);
-    d->metadata = source_of(row, prompt.metadata);
+    d->metadata = with_more(f, source_of(row, prompt.metadata),
+                            prompt.metadata && prompt.metadata->child);
     return st;
 }
 
@@ -356,7 +186,7 @@ static ml_flight *new_flight(ml_flights *f, const shared_prompt *d, const ml_gro
     return x;
 }
 
-static ml_status launch(ml_flight *x, ml_err *err) {
+ml_status ml_flight_launch(ml_flight *x, ml_err *err) {
     ml_flights *f = x->all;
     const ml_sampling *how = f->how;
     ml_gen_request ask = { .prompt = x->token,
@@ -367,6 +197,7 @@ static ml_status launch(ml_flight *x, ml_err *err) {
                                      .repetition = 1,
                                      .seed = how->seed,
                                      .sample = x->draw },
+                           .min_new = how->min_new,
                            .max_new = how->max_new - x->sample.n_response,
                            .stop = how->stop,
                            .n_stop = how->n_stop,
@@ -383,10 +214,12 @@ static ml_status take_off(ml_flight *x, uint64_t draw, ml_err *err) {
     ml_status st;
 
     x->draw = draw;
+    x->begun = true;
     open_one(f);
-    st = launch(x, err);
+    st = ml_flight_launch(x, err);
     if (st == ML_OK)
         return ML_OK;
+    x->begun = false;
     pthread_mutex_lock(&f->lock);
     f->n_open--;
     f->n_begun--;
@@ -402,8 +235,12 @@ ml_status ml_flights_start(ml_flights *f, ml_flight **out, const ml_group *group
     /* All are made before the first is under way: the arena is then the generator's. */
     for (int32_t i = 0; i < group->n_sample && st == ML_OK; i++)
         out[i] = new_flight(f, &d, group, i);
+    if (st == ML_OK)
+        ml_crowd_open(f, out, group->n_sample);
     for (int32_t i = 0; i < group->n_sample && st == ML_OK; i++)
         st = take_off(out[i], draw + (uint64_t)i, err);
+    if (st != ML_OK)
+        ml_crowd_give_up(f, out, group->n_sample);
     ml_tokens_release(&d.ids);
     return st;
 }
@@ -445,11 +282,9 @@ static ml_flight *old_flight(ml_flights *f, const ml_sample *s, bool mask_old) {
 
 /* One that had ended. */
 static void take_up(ml_flight *x) {
+    x->begun = true;
     open_one(x->all);
-    if (x->all->at->rewards && !x->sample.has_reward)
-        ask_for_reward(x);
-    else
-        close_one(x);
+    ml_flight_grade(x);
 }
 
 ml_status ml_flights_resume(ml_flights *f, ml_flight **out, const ml_sample *s, int32_t n,
@@ -458,6 +293,7 @@ ml_status ml_flights_resume(ml_flights *f, ml_flight **out, const ml_sample *s, 
 
     for (int32_t i = 0; i < n; i++)
         out[i] = old_flight(f, &s[i], mask_old);
+    ml_crowd_open(f, out, n);
     for (int32_t i = 0; i < n && st == ML_OK; i++) {
         if (out[i]->ended) {
             take_up(out[i]);
@@ -465,6 +301,8 @@ ml_status ml_flights_resume(ml_flights *f, ml_flight **out, const ml_sample *s, 
         }
         st = take_off(out[i], (uint64_t)s[i].index, err);
     }
+    if (st != ML_OK)
+        ml_crowd_give_up(f, out, n);
     return st;
 }
 

@@ -28,7 +28,7 @@ struct ml_flight;
 typedef struct ml_sampling {
     float temperature, top_p;
     int32_t top_k; /* 0: all */
-    int32_t max_new;
+    int32_t min_new, max_new;
     const ml_str *stop;
     const int32_t *stop_id;
     int32_t n_stop, n_stop_id;
@@ -44,6 +44,7 @@ typedef struct ml_asker {
     const ml_chat_template *chat_template; /* NULL: prompts are text */
     ml_turns *turns;                       /* NULL: an answer is one turn */
     int32_t context;                       /* tokens of a conversation at most */
+    bool group_rewards; /* a group's samples are graded when all of them have ended */
 } ml_asker;
 
 typedef struct ml_flights {
@@ -66,6 +67,15 @@ typedef struct ml_flights {
     bool done;       /* nobody will start another */
 } ml_flights;
 
+/* The samples of a prompt, where they are graded together. */
+typedef struct ml_crowd {
+    struct ml_flight **mate; /* [n] */
+    const miles_reward_in **question;
+    void **ud;
+    int32_t n, n_left; /* that have not ended yet */
+    bool spoiled;      /* one of them has no end: none is graded */
+} ml_crowd;
+
 typedef struct ml_flight {
     ml_sample sample;
     ml_flights *all;
@@ -75,7 +85,8 @@ typedef struct ml_flight {
     int32_t turn_at; /* of the response: where the model's turn began */
     ml_turn *turn;   /* NULL: there is no environment */
     uint64_t ticket, draw;
-    bool ended, aborted;
+    ml_crowd *crowd; /* NULL: it is graded alone */
+    bool begun, ended, aborted;
     miles_reward_in question;
     ml_reward_outcome outcome;
     char why[200]; /* there is no reward: a sentence */

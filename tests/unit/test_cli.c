@@ -248,6 +248,12 @@ static const struct {
     { "train-masked-turns", "--hf-checkpoint m --prompt-data d --num-rollout 1 "
                             "--rollout-batch-size 8 --custom-generate-function-path ./e.py "
                             "--mask-offpolicy-in-partial-rollout" },
+    { "eval-of-what", "--hf-checkpoint m" },
+    { "eval-twice", "--hf-checkpoint m --eval-config c --eval-prompt-data a b" },
+    { "train-eval-twice", TRAIN "--prompt-data d --num-rollout 1 --eval-config c "
+                                "--eval-prompt-data a b" },
+    { "train-group-evals", TRAIN "--prompt-data d --num-rollout 1 --eval-prompt-data a b "
+                                 "--group-rm --custom-rm-path ./r.py" },
     { "train-over-sampling", "--hf-checkpoint m --prompt-data d --num-rollout 1 "
                              "--rollout-batch-size 2 --over-sampling-batch-size 1" },
     { "train-two-halves", TRAIN "--num-rollout 1 --load-debug-rollout-data d "

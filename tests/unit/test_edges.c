@@ -156,6 +156,119 @@ static void the_game_is_played(void) {
     CHECK_HAS(out, "--rollout-sample-filter-path: 'nothing' is not among");
 }
 
+/* --- groups graded together, and evaluations ------------------------------------ */
+
+/* The same rewards from a row and from Python, which both rank a group by length. */
+static void groups_are_graded_together(void) {
+    static const char ranker[] =
+        "def reward(samples):\n"
+        "    n = [len(s['response']) for s in samples]\n"
+        "    return [sum(m > k for m in n) / (len(n) - 1) for k in n]\n";
+    const char *x = ml_test_example();
+    char out[16000], more[2000];
+
+    make_inputs();
+    ml_toy_file("ranker.py", ranker);
+    snprintf(more, sizeof more, "--group-rm --custom-rm-path %s:shortest", x);
+    CHECK(run(ml_test_path("row"), more, out, sizeof out) == 0);
+    snprintf(more, sizeof more, "--group-rm --custom-rm-path %s",
+             ml_test_path("ranker.py"));
+    CHECK(run(ml_test_path("python"), more, out, sizeof out) == 0);
+    snprintf(more, sizeof more, "cmp %s/metrics.jsonl %s/metrics.jsonl >&2",
+             ml_test_path("row"), ml_test_path("python"));
+    CHECK(system(more) == 0);
+    CHECK(!file_has("row/metrics.jsonl", "\"rollout/raw_reward\": 0,"));
+    CHECK(run(ml_test_path("types"), "--group-rm", out, sizeof out) == 0);
+    CHECK(run(ml_test_path("alone"), "", out, sizeof out) == 0);
+    snprintf(more, sizeof more, "cmp %s/metrics.jsonl %s/metrics.jsonl >&2",
+             ml_test_path("types"), ml_test_path("alone"));
+    CHECK(system(more) == 0);
+    CHECK(run(ml_test_path("bad"),
+              "--group-rm --custom-rm-path 'cmd:while read -r l; do echo [1]; done'", out,
+              sizeof out) == 3);
+    CHECK_HAS(out, "a list of 4 rewards was expected");
+}
+
+static int evaluate(const char *config, const char *more, char *out, size_t cap) {
+    char args[6000];
+    snprintf(args, sizeof args,
+             "eval --hf-checkpoint %s --label-key label --apply-chat-template "
+             "--rollout-max-response-len 12 --rm-type deterministic_random "
+             "--eval-config %s %s",
+             ml_test_path("model"), config, more);
+    return ml_test_miles(out, cap, args);
+}
+
+static void evaluations_are_configured(void) {
+    const char *x = ml_test_example(), *file = ml_test_path("eval.yaml");
+    char out[16000], config[3000];
+
+    make_inputs();
+    snprintf(config, sizeof config,
+             "# sets\n"
+             "eval:\n"
+             "  defaults: {n_samples_per_eval_prompt: 2, temperature: 0.5}\n"
+             "  datasets:\n"
+             "    - name: plain\n"
+             "      path: '%s@[0:4]'\n"
+             "    - name: math\n"
+             "      path: %s\n"
+             "      rm_type: math\n"
+             "      n_samples_per_eval_prompt: 1\n"
+             "      max_response_len: 5\n"
+             "      metadata_overrides: {source: here, level: 3}\n"
+             "    - name: length\n"
+             "      path: %s\n"
+             "      custom_rm_path: %s:length\n"
+             "      stop_token_ids: [1, 2, 3, 4, 5, 6, 7, 8]\n"
+             "    - name: game\n"
+             "      path: %s\n"
+             "      custom_generate_function_path: %s:guess\n",
+             ml_test_path("data.jsonl"), ml_test_path("data.jsonl"),
+             ml_test_path("data.jsonl"), x, ml_test_path("data.jsonl"), x);
+    ml_toy_file("eval.yaml", config);
+    CHECK(evaluate(file, "--log-passrate", out, sizeof out) == 0);
+    CHECK_HAS(out, "\"eval/plain\": ");
+    CHECK_HAS(out, "\"eval/plain-pass@2\": ");
+    CHECK_HAS(out, "\"eval/math\": 0,");
+    CHECK_HAS(out, "\"eval/math/response_len/max\": 5");
+    CHECK_HAS(out, "\"eval/game\": ");
+    CHECK(strstr(out, "\"eval/length\": 0,") == NULL);
+    CHECK(evaluate("'datasets: {one: {path: nothing.jsonl}}'", "", out, sizeof out) != 0);
+    CHECK_HAS(out, "the evaluation 'one': ");
+    CHECK(evaluate("'datasets: [{name: a, path: b, temprature: 1}]'", "", out,
+                   sizeof out) != 0);
+    CHECK_HAS(out, "a set has no key \"temprature\"");
+    CHECK(evaluate("'datasets: [{name: a, path: b, top_k: many}]'", "", out, sizeof out) !=
+          0);
+    CHECK_HAS(out, "top_k is a string; expected a whole number");
+    CHECK(evaluate("'datasets: [{name: a, path: b, rm_type: nonsense}'", "", out,
+                   sizeof out) != 0);
+    CHECK_HAS(out, "--eval-config:2:1: ");
+    CHECK(evaluate("no.yaml", "", out, sizeof out) != 0);
+    CHECK_HAS(out, "no.yaml cannot be read");
+    snprintf(config, sizeof config, "'datasets: [{name: a, path: %s, rm_type: nonsense}]'",
+             ml_test_path("data.jsonl"));
+    CHECK(evaluate(config, "", out, sizeof out) == 2);
+    CHECK_HAS(out, "nonsense");
+}
+
+/* A reward of several numbers: training by one, evaluations by another. */
+static void rewards_have_keys(void) {
+    static const char both[] = "def reward(s):\n    return {'a': 0.25, 'b': 0.75}\n";
+    char out[16000], more[2000];
+
+    make_inputs();
+    ml_toy_file("both.py", both);
+    snprintf(more, sizeof more,
+             "--custom-rm-path %s --reward-key a --eval-reward-key b --eval-interval 1 "
+             "--eval-prompt-data toy %s",
+             ml_test_path("both.py"), ml_test_path("data.jsonl"));
+    CHECK(run(ml_test_path("save"), more, out, sizeof out) == 0);
+    CHECK(file_has("save/metrics.jsonl", "\"rollout/raw_reward\": 0.25"));
+    CHECK(file_has("save/metrics.jsonl", "\"eval/toy\": 0.75"));
+}
+
 static const ml_test tests[] = {
     { "every kind is listed", every_kind_is_listed },
     { "watchers are told", watchers_are_told },
@@ -163,6 +276,9 @@ static const ml_test tests[] = {
     { "rewards are shaped", rewards_are_shaped },
     { "held groups are chosen", held_groups_are_chosen },
     { "the game is played", the_game_is_played },
+    { "groups are graded together", groups_are_graded_together },
+    { "evaluations are configured", evaluations_are_configured },
+    { "rewards have keys", rewards_have_keys },
     { 0 },
 };
 

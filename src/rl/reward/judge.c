@@ -91,6 +91,20 @@ bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key) {
 
 /* --- graders --------------------------------------------------------------------------------- */
 
+static void take_number(const ml_judge *j, ml_verdict *v, const miles_reward_out *out) {
+    if (!isfinite(out->reward)) {
+        fail(v, ML_REWARD_INVALID, "the reward is not a finite number");
+    } else if (out->detail[0] && j->opts->reward_key) {
+        ml_verdict_read(v, ml_str_of(out->detail), j->opts->reward_key);
+    } else {
+        v->reward = out->reward;
+        if (out->detail[0])
+            ml_text_printf(&v->json, "%s", out->detail);
+        else
+            ml_text_printf(&v->json, "%.17g", out->reward);
+    }
+}
+
 static void run_row(const ml_judge *j, ml_verdict *v, const ml_grader *g,
                     const miles_reward_in *in) {
     miles_reward_out out;
@@ -98,17 +112,8 @@ static void run_row(const ml_judge *j, ml_verdict *v, const ml_grader *g,
 
     if (ml_grader_run(g, in, &out, &why) != 0)
         fail(v, ML_REWARD_INVALID, why.text);
-    else if (!isfinite(out.reward))
-        fail(v, ML_REWARD_INVALID, "the reward is not a finite number");
-    else if (out.detail[0] && j->opts->reward_key)
-        ml_verdict_read(v, ml_str_of(out.detail), j->opts->reward_key);
-    else {
-        v->reward = out.reward;
-        if (out.detail[0])
-            ml_text_printf(&v->json, "%s", out.detail);
-        else
-            ml_text_printf(&v->json, "%.17g", out.reward);
-    }
+    else
+        take_number(j, v, &out);
 }
 
 /* --- questions ---------------------------------------------------------------------------------- */
@@ -156,6 +161,97 @@ static void ask_remote(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
     }
     ml_text_release(&question);
     ml_text_release(&answer);
+}
+
+/* --- groups ---------------------------------------------------------------------------------- */
+
+static void fail_group(ml_verdict *v, int64_t n, ml_reward_outcome outcome,
+                       const char *why) {
+    for (int64_t i = 0; i < n; i++) {
+        clear(&v[i]);
+        fail(&v[i], outcome, why);
+    }
+}
+
+/* A list with a reward for each.  False when it is no JSON at all. */
+static bool read_group(const ml_judge *j, ml_verdict *v, int64_t n, ml_str line) {
+    const ml_json *doc = NULL, *error, *e;
+    ml_arena arena;
+    ml_err err = { 0 };
+    bool is_json;
+
+    ml_arena_init(&arena, "rewards");
+    is_json = ml_json_parse(&doc, &arena, line, "the rewards", &err) == ML_OK;
+    error = is_json ? ml_json_get(doc, "error") : NULL;
+    if (!is_json)
+        fail_group(v, n, ML_REWARD_INVALID, err.msg);
+    else if (error && error->type == ML_JSON_STRING)
+        fail_group(v, n, ML_REWARD_INVALID,
+                   ml_arena_str(&arena, error->text.ptr, error->text.len));
+    else if (doc->type != ML_JSON_ARRAY || doc->n != n)
+        fail_group(
+            v, n, ML_REWARD_INVALID,
+            ml_arena_printf(&arena, "a list of %lld rewards was expected", (long long)n));
+    else
+        for (e = doc->child; e; e = e->next, v++)
+            ml_verdict_read(v, (ml_str){ line.ptr + e->begin, e->end - e->begin },
+                            j->opts->reward_key);
+    ml_arena_release(&arena);
+    return is_json;
+}
+
+static void ask_worker_group(ml_judge *j, ml_verdict *v, const miles_reward_in *const *in,
+                             int64_t n) {
+    ml_text question = { 0 }, answer = { 0 };
+
+    ml_text_printf(&question, "{\"samples\": [");
+    for (int64_t i = 0; i < n; i++) {
+        ml_text_printf(&question, "%s", i ? ", " : "");
+        write_question(&question, in[i]);
+    }
+    ml_text_printf(&question, "]}");
+    switch (ml_worker_ask(j->worker, &answer, (ml_str){ question.ptr, question.len },
+                          j->opts->deadline_s * (double)n, START_S)) {
+    case ML_WORKER_ANSWERED:
+        if (!read_group(j, v, n, (ml_str){ answer.ptr, answer.len }))
+            ml_worker_restart(j->worker);
+        break;
+    case ML_WORKER_LATE: fail_group(v, n, ML_REWARD_TIMEOUT, answer.ptr); break;
+    case ML_WORKER_DIED: fail_group(v, n, ML_REWARD_CRASH, answer.ptr); break;
+    }
+    ml_text_release(&question);
+    ml_text_release(&answer);
+}
+
+static void run_group_row(const ml_judge *j, ml_verdict *v,
+                          const miles_reward_in *const *in, int64_t n) {
+    miles_reward_out *out, **list;
+    miles_error why = { "" };
+    ml_arena arena;
+
+    ml_arena_init(&arena, "rewards");
+    out = ML_NEW(&arena, miles_reward_out, n);
+    list = ML_NEW(&arena, miles_reward_out *, n);
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = (miles_reward_out){ .size = sizeof *out, .reward = (double)NAN };
+        list[i] = &out[i];
+    }
+    if (j->opts->group_row->run(in, n, list, &why) != 0)
+        fail_group(v, n, ML_REWARD_INVALID, why.text);
+    else
+        for (int64_t i = 0; i < n; i++) {
+            clear(&v[i]);
+            take_number(j, &v[i], &out[i]);
+        }
+    ml_arena_release(&arena);
+}
+
+void ml_judge_ask_group(ml_judge *j, ml_verdict *v, const miles_reward_in *const *in,
+                        int64_t n) {
+    if (j->worker)
+        ask_worker_group(j, v, in, n);
+    else
+        run_group_row(j, v, in, n);
 }
 
 /* --- the sample's own type ------------------------------------------------------------------------- */
@@ -211,7 +307,7 @@ void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
 static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
     ml_grader g;
 
-    if (!o->rm_type || o->command || o->row)
+    if (!o->rm_type || o->command || o->row || o->group_row)
         return ML_OK;
     if (strcmp(o->rm_type, "remote_rm") == 0)
         return o->rm_url ? ML_OK

@@ -14,6 +14,9 @@ typedef struct task {
     const miles_reward_in *in;
     ml_reward_done *done;
     void *ud;
+    const miles_reward_in *const *group; /* [n] in place of `in`; NULL: one sample */
+    void *const *group_ud;               /* [n] */
+    int64_t n;
 } task;
 
 typedef struct bench {
@@ -61,14 +64,46 @@ static task *take(ml_rewards *r) {
 }
 
 /* Counted after the caller has been told, so that who waits finds everything done. */
-static void count(ml_rewards *r, task *t, ml_reward_outcome outcome) {
+static void count(ml_rewards *r, ml_reward_outcome outcome) {
     pthread_mutex_lock(&r->lock);
-    t->next = r->unused;
-    r->unused = t;
     r->counts[outcome]++;
     if (--r->n_open == 0)
         pthread_cond_broadcast(&r->idle);
     pthread_mutex_unlock(&r->lock);
+}
+
+static void reuse(ml_rewards *r, task *t) {
+    pthread_mutex_lock(&r->lock);
+    t->next = r->unused;
+    r->unused = t;
+    pthread_mutex_unlock(&r->lock);
+}
+
+static void tell(ml_rewards *r, const ml_verdict *v, double start, ml_reward_done *done,
+                 void *ud) {
+    ml_reward_result result = { .outcome = v->outcome,
+                                .reward = v->reward,
+                                .ms = (ml_clock_s() - start) * 1e3,
+                                .json = v->json.ptr,
+                                .why = v->why.ptr };
+
+    done(ud, &result);
+    count(r, v->outcome);
+}
+
+static void score_group(const bench *b, task *t) {
+    double start = ml_clock_s();
+    ml_verdict *v;
+    ml_arena a;
+
+    ml_arena_init(&a, "rewards of a group");
+    v = ML_NEW(&a, ml_verdict, t->n);
+    ml_judge_ask_group(b->judge, v, t->group, t->n);
+    for (int64_t i = 0; i < t->n; i++) {
+        tell(b->rewards, &v[i], start, t->done, t->group_ud[i]);
+        ml_verdict_release(&v[i]);
+    }
+    ml_arena_release(&a);
 }
 
 static void *serve(void *ud) {
@@ -78,15 +113,13 @@ static void *serve(void *ud) {
 
     while ((t = take(b->rewards)) != NULL) {
         double start = ml_clock_s();
-        ml_reward_result result;
-        ml_judge_ask(b->judge, &v, t->in);
-        result = (ml_reward_result){ .outcome = v.outcome,
-                                     .reward = v.reward,
-                                     .ms = (ml_clock_s() - start) * 1e3,
-                                     .json = v.json.ptr,
-                                     .why = v.why.ptr };
-        t->done(t->ud, &result);
-        count(b->rewards, t, v.outcome);
+        if (t->group) {
+            score_group(b, t);
+        } else {
+            ml_judge_ask(b->judge, &v, t->in);
+            tell(b->rewards, &v, start, t->done, t->ud);
+        }
+        reuse(b->rewards, t);
     }
     ml_verdict_release(&v);
     return NULL;
@@ -156,8 +189,7 @@ void ml_rewards_close(ml_rewards *r) {
     ml_arena_release(&arena);
 }
 
-void ml_rewards_submit(ml_rewards *r, const miles_reward_in *in, ml_reward_done *done,
-                       void *ud) {
+static void post(ml_rewards *r, task what) {
     task *t;
 
     pthread_mutex_lock(&r->lock);
@@ -166,12 +198,27 @@ void ml_rewards_submit(ml_rewards *r, const miles_reward_in *in, ml_reward_done 
         r->unused = t->next;
     else
         t = ML_NEW(&r->arena, task, 1);
-    *t = (task){ .in = in, .done = done, .ud = ud };
+    *t = what;
     *r->last = t;
     r->last = &t->next;
-    r->n_open++;
+    r->n_open += what.n;
     pthread_cond_signal(&r->more);
     pthread_mutex_unlock(&r->lock);
+}
+
+void ml_rewards_submit(ml_rewards *r, const miles_reward_in *in, ml_reward_done *done,
+                       void *ud) {
+    post(r, (task){ .in = in, .done = done, .ud = ud, .n = 1 });
+}
+
+void ml_rewards_submit_group(ml_rewards *r, const miles_reward_in *const *in, int64_t n,
+                             ml_reward_done *done, void *const *ud) {
+    if (r->opts.group && (r->opts.command || r->opts.group_row)) {
+        post(r, (task){ .group = in, .done = done, .group_ud = ud, .n = n });
+        return;
+    }
+    for (int64_t i = 0; i < n; i++)
+        ml_rewards_submit(r, in[i], done, ud[i]);
 }
 
 void ml_rewards_wait(ml_rewards *r) {

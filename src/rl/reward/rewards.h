@@ -27,9 +27,11 @@ typedef enum ml_reward_outcome {
 const char *ml_reward_outcome_name(ml_reward_outcome o);
 
 typedef struct ml_reward_opts {
-    const char *rm_type;         /* NULL: each sample's metadata says it */
-    const char *command;         /* of a worker process; NULL: none */
-    const miles_reward *row;     /* of a shared object; NULL: none */
+    const char *rm_type;                 /* NULL: each sample's metadata says it */
+    const char *command;                 /* of a worker process; NULL: none */
+    const miles_reward *row;             /* of a shared object; NULL: none */
+    const miles_group_reward *group_row; /* the same, for groups */
+    bool group; /* command and group_row are given the samples of a prompt together */
     const char *rm_url;          /* for remote_rm */
     const char *ifbench_command; /* a worker for ifbench; NULL: not offered */
     const char *reward_key;      /* which number of an object; NULL: reward, then score */
@@ -60,6 +62,10 @@ void ml_rewards_close(ml_rewards *r);
 /* `in`, and all it points at, must stay until done is called. */
 void ml_rewards_submit(ml_rewards *r, const miles_reward_in *in, ml_reward_done *done,
                        void *ud);
+/* The same for samples of one prompt.  Where the reward is one of groups it gets them together,
+ * else one by one. */
+void ml_rewards_submit_group(ml_rewards *r, const miles_reward_in *const *in /* [n] */,
+                             int64_t n, ml_reward_done *done, void *const *ud /* [n] */);
 /* Until every submitted sample has its result. */
 void ml_rewards_wait(ml_rewards *r);
 

@@ -1,0 +1,125 @@
+/* What flights are worth: asked for one by one, or for the samples of a prompt together. */
+#include <stdio.h>
+
+#include "rl/flight_priv.h"
+
+/* From here on a flight belongs to who waits for it. */
+static void close_one(ml_flight *x) {
+    ml_flights *f = x->all;
+    void (*landed)(void *ud, ml_flight *x) = f->landed;
+    void *ud = f->landed_ud;
+
+    pthread_mutex_lock(&f->lock);
+    f->n_open--;
+    pthread_cond_signal(&f->change);
+    pthread_mutex_unlock(&f->lock);
+    if (landed)
+        landed(ud, x);
+}
+
+/* On a reward thread. */
+static void take_reward(void *ud, const ml_reward_result *r) {
+    ml_flight *x = ud;
+
+    x->outcome = r->outcome;
+    x->sample.has_reward = r->outcome == ML_REWARD_OK;
+    x->sample.reward = x->sample.has_reward ? r->reward : 0.0;
+    if (!x->sample.has_reward)
+        snprintf(x->why, sizeof x->why, "%s", r->why);
+    close_one(x);
+}
+
+static const miles_reward_in *question_of(ml_flight *x) {
+    const ml_sample *s = &x->sample;
+
+    for (int32_t i = 0; i < s->n_token; i++)
+        x->wide[i] = s->token[i];
+    x->question = (miles_reward_in){ .size = sizeof x->question,
+                                     .index = s->index,
+                                     .seed = (int64_t)x->all->how->seed,
+                                     .prompt = s->prompt.ptr,
+                                     .prompt_len = s->prompt.len,
+                                     .response = s->response.ptr,
+                                     .response_len = s->response.len,
+                                     .label = s->label.len ? s->label.ptr : NULL,
+                                     .label_len = s->label.len,
+                                     .metadata = s->metadata.len ? s->metadata.ptr : NULL,
+                                     .metadata_len = s->metadata.len,
+                                     .token = x->wide,
+                                     .n_token = s->n_token };
+    return &x->question;
+}
+
+/* The last one has ended. */
+static void grade_crowd(ml_crowd *c) {
+    ml_flight **mate = c->mate;
+    int32_t n = c->n;
+
+    for (int32_t i = 0; i < n && !c->spoiled; i++) {
+        c->question[i] = question_of(mate[i]);
+        c->ud[i] = mate[i];
+    }
+    if (!c->spoiled)
+        ml_rewards_submit_group(mate[0]->all->at->rewards, c->question, n, take_reward,
+                                c->ud);
+    else
+        for (int32_t i = 0; i < n; i++) /* with the last, all of it may be gone */
+            if (mate[i]->begun)
+                close_one(mate[i]);
+}
+
+/* n of them have ended, or will not begin. */
+static void leave_crowd(ml_flights *f, ml_crowd *c, int32_t n, bool spoiled) {
+    bool last;
+
+    pthread_mutex_lock(&f->lock);
+    c->spoiled |= spoiled;
+    c->n_left -= n;
+    last = n > 0 && c->n_left == 0;
+    pthread_mutex_unlock(&f->lock);
+    if (last)
+        grade_crowd(c);
+}
+
+static void ask_for_reward(ml_flight *x) {
+    ml_rewards_submit(x->all->at->rewards, question_of(x), take_reward, x);
+}
+
+void ml_flight_grade(ml_flight *x) {
+    ml_flights *f = x->all;
+    bool whole =
+        x->sample.status == ML_SAMPLE_COMPLETED || x->sample.status == ML_SAMPLE_TRUNCATED;
+
+    if (x->crowd)
+        leave_crowd(f, x->crowd, 1, !whole);
+    else if (f->at->rewards && !x->sample.has_reward && whole)
+        ask_for_reward(x);
+    else
+        close_one(x);
+}
+
+/* --- crowds ------------------------------------------------------------------------ */
+
+void ml_crowd_open(ml_flights *f, ml_flight **mate, int32_t n) {
+    ml_crowd *c;
+
+    if (!f->at->rewards || !f->at->group_rewards)
+        return;
+    c = ML_NEW(f->arena, ml_crowd, 1);
+    *c = (ml_crowd){ .mate = mate,
+                     .question = ML_NEW(f->arena, const miles_reward_in *, n),
+                     .ud = ML_NEW(f->arena, void *, n),
+                     .n = n,
+                     .n_left = n };
+    for (int32_t i = 0; i < n; i++)
+        mate[i]->crowd = c;
+}
+
+void ml_crowd_give_up(ml_flights *f, ml_flight *const *mate, int32_t n) {
+    int32_t n_rest = 0;
+
+    for (int32_t i = 0; i < n; i++)
+        n_rest += mate[i] && !mate[i]->begun;
+    if (n_rest && mate[0]->crowd)
+        leave_crowd(f, mate[0]->crowd, n_rest, true);
+}
