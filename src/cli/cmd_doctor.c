@@ -1,114 +1,8 @@
 /* miles doctor: what this machine has, and what a command line would do to it. */
-#include <sched.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/resource.h>
-#include <sys/statvfs.h>
-#include <sys/utsname.h>
-#include <unistd.h>
 
-#include "backend/backend.h"
 #include "cli/cli.h"
-#include "train/memory.h"
-
-/* --- the machine ------------------------------------------------------------ */
-
-/* The first line of a file of /proc that begins with `key`, after its colon. */
-static void print_line_of(const char *path, const char *key) {
-    char line[500];
-    FILE *f = fopen(path, "r");
-
-    while (f && fgets(line, sizeof line, f))
-        if (strncmp(line, key, strlen(key)) == 0 && strchr(line, ':')) {
-            const char *value = strchr(line, ':') + 1;
-            value += strspn(value, " \t");
-            printf(", %.*s", (int)strcspn(value, "\n"), value);
-            break;
-        }
-    if (f)
-        fclose(f);
-}
-
-static void print_machine(void) {
-    struct utsname u;
-    cpu_set_t set;
-
-    CPU_ZERO(&set);
-    uname(&u);
-    printf("machine    %s %s, %s", u.sysname, u.release, u.machine);
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        printf(", %d of %ld cores", CPU_COUNT(&set), sysconf(_SC_NPROCESSORS_ONLN));
-    print_line_of("/proc/cpuinfo", "model name");
-    printf("\n");
-}
-
-static void print_kernels(const ml_backend *be) {
-    printf("kernels    ");
-    for (const char *const *l = ml_backend_cpu_levels(); *l; l++)
-        printf("%s ", *l);
-    printf("(%s is taken)\n", be->level);
-}
-
-static void print_memory(const ml_backend *be) {
-    double all = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    printf("memory     %.1f GB may be taken of %.1f GB\n",
-           (double)ml_memory_available(be) / 1e9, all / 1e9);
-}
-
-static void print_disk(void) {
-    struct statvfs fs;
-    struct rlimit files;
-
-    if (statvfs(".", &fs) == 0)
-        printf("disk       %.1f GB free in this directory\n",
-               (double)fs.f_bavail * (double)fs.f_frsize / 1e9);
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0)
-        printf("files      %llu may be open\n", (unsigned long long)files.rlim_cur);
-}
-
-/* The name of the shared object that a line of /proc/self/maps is of; empty: of none. */
-static ml_str library_of(const char *line) {
-    const char *name = strrchr(line, '/');
-    if (!name || !strstr(name, ".so"))
-        return (ml_str){ 0 };
-    return (ml_str){ name + 1, strcspn(name + 1, "\n") };
-}
-
-/* Files that are mapped: what this process really uses.  Parts of one stand together. */
-static void print_libraries(void) {
-    char line[1000], last[200] = "";
-    FILE *f = fopen("/proc/self/maps", "r");
-
-    printf("libraries ");
-    while (f && fgets(line, sizeof line, f)) {
-        ml_str name = library_of(line);
-        if (!name.len || name.len >= sizeof last || ml_str_is(name, last))
-            continue;
-        snprintf(last, sizeof last, "%.*s", (int)name.len, name.ptr);
-        printf(" %s", last);
-    }
-    printf("\n");
-    if (f)
-        fclose(f);
-}
-
-static ml_status print_all(ml_err *err) {
-    ml_backend be = { 0 };
-    ml_status st = ml_backend_cpu_open(&be, 1, NULL, err);
-
-    if (st != ML_OK)
-        return st;
-    printf("miles      " ML_VERSION "\n");
-    print_machine();
-    print_kernels(&be);
-    print_memory(&be);
-    print_disk();
-    print_libraries();
-    ml_backend_close(&be);
-    return ML_OK;
-}
-
-/* --- a command line --------------------------------------------------------- */
+#include "cli/machine.h"
 
 /* Turns on --dry-run, where the command has one. */
 static bool make_dry(ml_config *c, ml_cmd cmd) {
@@ -144,7 +38,7 @@ static ml_status examine(const ml_command *cmd, int argc, const char *const *arg
 ml_status ml_cmd_doctor(const ml_config *c, ml_err *err) {
     const ml_words *w = &c->doctor.command;
     const ml_command *cmd = w->n ? ml_command_find(w->word[0]) : NULL;
-    ml_status st = print_all(err);
+    ml_status st = ml_machine_print(err);
 
     if (st != ML_OK || !w->n)
         return st;

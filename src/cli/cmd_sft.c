@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 #include "cli/progress.h"
 #include "cli/stop.h"
+#include "cli/train_debug.h"
 #include "cli/train_opts.h"
 #include "rl/edges.h"
 #include "rl/train_loop.h"
@@ -14,6 +15,7 @@ static ml_recipe recipe_of(const ml_config *c) {
 
 static ml_status train(ml_train_run *r, const ml_config *c, ml_err *err) {
     ml_sft_rollout rollout;
+    ml_train_debug debug = { 0 };
     ml_train_loop loop = { .run = r,
                            .stop = ml_stop_on_signals(),
                            .watch = ml_progress_watch() };
@@ -23,8 +25,11 @@ static ml_status train(ml_train_run *r, const ml_config *c, ml_err *err) {
         return st;
     ml_sft_rollout_init(&rollout, r);
     loop.rollout = ml_rollout_sft(&rollout);
-    st = ml_train_loop_run(&loop, err);
+    st = ml_train_debug_open(&debug, &loop, c, err);
+    if (st == ML_OK)
+        st = ml_train_loop_run(&loop, err);
     ml_progress_end();
+    ml_train_debug_close(&debug);
     ml_sft_rollout_release(&rollout);
     return st;
 }
@@ -33,8 +38,10 @@ ml_status ml_cmd_sft(const ml_config *c, ml_err *err) {
     ml_train_run_opts opts;
     ml_train_run run;
     ml_text shared = { 0 };
-    ml_status st = ml_train_opts(&opts, c, 1, err);
+    ml_status st = ml_train_debug_begin(c, err);
 
+    if (st == ML_OK)
+        st = ml_train_opts(&opts, c, 1, err);
     if (st != ML_OK)
         return st;
     opts.recipe = recipe_of(c);

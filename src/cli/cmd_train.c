@@ -1,7 +1,10 @@
 /* miles train and train-async: reinforcement learning. */
+#include <math.h>
+
 #include "cli/cli.h"
 #include "cli/progress.h"
 #include "cli/stop.h"
+#include "cli/train_debug.h"
 #include "cli/train_mode.h"
 #include "cli/train_opts.h"
 #include "plugin/resolve.h"
@@ -77,7 +80,9 @@ static ml_rollout with_edges(train_job *j, ml_rollout inner) {
 }
 
 static ml_status replay(train_job *j, ml_train_loop *loop, ml_err *err) {
-    ml_replay_rollout rollout = { .template = j->config->rollout.load_debug };
+    double keep = j->config->debug.subsample;
+    ml_replay_rollout rollout = { .template = j->config->rollout.load_debug,
+                                  .keep = isnan(keep) ? 0 : keep };
 
     loop->rollout = with_edges(j, ml_rollout_replay(&rollout));
     return ml_train_loop_run(loop, err);
@@ -88,6 +93,7 @@ static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
 
     if (st == ML_OK)
         st = ml_train_mode_enter(&j->gen, loop, j->config, err);
+    loop->debug.generating = j->gen.async ? &j->gen.second : NULL;
     if (st == ML_OK)
         loop->rollout = with_edges(j, loop->rollout);
     if (st == ML_OK)
@@ -98,21 +104,28 @@ static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
 
 static ml_status train(train_job *j, ml_err *err) {
     ml_train_loop loop = { .run = &j->run,
-                           .record = j->config->rollout.save_debug,
                            .stop = ml_stop_on_signals(),
                            .watch = ml_progress_watch() };
+    ml_train_debug debug = { 0 };
     ml_status st = ml_train_start(&j->run, ML_CMD_TRAIN, j->config, err);
 
     if (st != ML_OK)
         return st;
-    st = j->config->rollout.load_debug ? replay(j, &loop, err) : generate(j, &loop, err);
+    st = ml_train_debug_open(&debug, &loop, j->config, err);
+    if (st == ML_OK)
+        st =
+            j->config->rollout.load_debug ? replay(j, &loop, err) : generate(j, &loop, err);
     ml_progress_end();
+    ml_train_debug_close(&debug);
     return st;
 }
 
 static ml_status open_job(train_job *j, ml_err *err) {
     ml_train_run_opts opts;
-    ml_status st = run_opts(j, &opts, err);
+    ml_status st = ml_train_debug_begin(j->config, err);
+
+    if (st == ML_OK)
+        st = run_opts(j, &opts, err);
 
     if (st == ML_OK)
         st = ml_train_run_open(&j->run, &opts, err);

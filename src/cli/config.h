@@ -107,7 +107,7 @@ typedef struct ml_config {
         int64_t num_rollout, num_epoch, rollout_batch_size, global_batch_size;
         int64_t max_tokens, micro_batch_size, score_max_tokens;
         bool dynamic, balance, allow_partial, per_token;
-        const char *loss_type;
+        const char *loss_type, *qkv_format;
         /* optimizer; the enumerations of train/lr.h and train/optimizer.h */
         int optimizer, lr_style, lr_wsd_style, weight_decay_style;
         double lr, min_lr, lr_warmup_init, lr_warmup_fraction;
@@ -190,6 +190,15 @@ typedef struct ml_config {
     struct {
         ml_words command; /* none: only the machine */
     } doctor;
+    struct {
+        bool determinism, checksum, weight_sync, check_sync, no_update, env_report;
+        int64_t print_every, exit_after, margin;             /* 0: not given */
+        const char *sentinel, *dump, *trajectory, *env_vars; /* NULL: not given */
+        double subsample, peak_tflops;                       /* NaN; 0: not given */
+        bool ci_test, ci_no_kl, ci_no_logprobs, ci_no_sync;
+        const char *metric, *save_norm, *load_norm, *save_hash, *check_hash;
+        double threshold;
+    } debug;
     struct {
         const char *tensorboard, *project, *experiment; /* NULL: not given */
         bool store, profile;

@@ -153,9 +153,6 @@ const ml_flag ml_flags_edges[] = {
     ML_REFUSED("custom-convert-samples-to-train-data-path", TEXT, MILES, TRAIN,
                "the columns of training are the loss's; use --rollout-sample-filter-path, "
                "--custom-reward-post-process-path or --custom-loss-function-path"),
-    ML_REFUSED("custom-async-data-buffer-path", TEXT, MILES, TRAIN,
-               "what waits between rollout and training is part of a snapshot; use "
-               "--dynamic-sampling-filter-path"),
     ML_REFUSED("generate-tool-specs-path", TEXT, MILES, GENERATES,
                "tools are described in the rows of the data, under --tool-key"),
     ML_REFUSED("custom-agent-function-path", TEXT, MILES, GENERATES, SESSION),

@@ -10,7 +10,20 @@ static const char *const megatron[] = { "megatron", NULL };
 #define QUANT "there are no quantised weights here yet; leave it out"
 #define UNQUANT "weights are not quantised"
 
+static const char *const formats[] = { "thd", "bshd", NULL };
+
 const ml_flag ml_flags_numerics[] = {
+    { .name = "qkv-format",
+      .type = ML_FLAG_TEXT,
+      ML_AT(train.qkv_format),
+      .words = formats,
+      .def = "thd",
+      .group = "compatibility",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help =
+          "bshd: batches of --micro-batch-size samples.  Nothing is padded either way, and "
+          "gradients are the same." },
     ML_FIXED("attention-dropout", MEGATRON, TRAIN, zeros, "There is no dropout."),
     ML_FIXED("hidden-dropout", MEGATRON, TRAIN, zeros, "There is no dropout."),
     ML_FIXED("train-backend", MILES, TRAIN, megatron,

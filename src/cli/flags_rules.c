@@ -1,3 +1,4 @@
+#include <math.h>
 #include <string.h>
 
 #include "cli/flag.h"
@@ -76,6 +77,26 @@ static bool hf_without_save(const ml_config *c) {
     return c->train.save_hf && !c->train.save;
 }
 
+static bool hashes_without_save(const ml_config *c) {
+    return (c->debug.determinism || c->debug.checksum) && !c->train.save;
+}
+
+static bool sentinel_without_save(const ml_config *c) {
+    return c->debug.sentinel && !c->train.save;
+}
+
+static bool half_a_metric(const ml_config *c) {
+    return (c->debug.metric != NULL) == isnan(c->debug.threshold);
+}
+
+static bool share_of_nothing(const ml_config *c) {
+    return !isnan(c->debug.subsample) && !c->rollout.load_debug;
+}
+
+static bool padded_and_dynamic(const ml_config *c) {
+    return is(c->train.qkv_format, "bshd") && c->train.dynamic;
+}
+
 static bool no_prompts(const ml_config *c) {
     return !c->train.prompt_data && !c->rollout.load_debug;
 }
@@ -127,6 +148,17 @@ const ml_rule ml_rules[] = {
     { "sft-no-end", ML_CMD_SFT, no_end, NO_END },
     { "sft-interval", ML_CMD_SFT, interval_without_save, INTERVAL },
     { "profile", ML_CMD_SFT | ML_CMD_TRAIN, profile_without_save, PROFILE },
+    { "hashes", ML_CMD_SFT | ML_CMD_TRAIN, hashes_without_save,
+      "--debug-determinism needs --save, the directory that the hashes go to" },
+    { "sentinel", ML_CMD_SFT | ML_CMD_TRAIN, sentinel_without_save,
+      "--save-trigger-sentinel needs --save, the directory to save to" },
+    { "metric", ML_CMD_SFT | ML_CMD_TRAIN, half_a_metric,
+      "--ci-metric-checker-key and --ci-metric-checker-threshold go together: give both" },
+    { "qkv-format", ML_CMD_SFT | ML_CMD_TRAIN, padded_and_dynamic,
+      "--qkv-format bshd has batches of --micro-batch-size: leave out "
+      "--use-dynamic-batch-size" },
+    { "train-subsample", ML_CMD_TRAIN, share_of_nothing,
+      "--load-debug-rollout-data-subsample needs --load-debug-rollout-data" },
     { "train-no-end", ML_CMD_TRAIN, no_end, NO_END },
     { "train-interval", ML_CMD_TRAIN, interval_without_save, INTERVAL },
     { "sft-save-hf", ML_CMD_SFT, hf_without_save, SAVE_HF },

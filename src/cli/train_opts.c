@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/arch_check.h"
+#include "cli/train_debug.h"
 
 static const struct {
     const char *name;
@@ -151,6 +152,7 @@ ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_pe
         .no_load_optim = !c->train.load_optim,
         .finetune = c->train.finetune,
     };
+    ml_train_debug_opts(out, c);
     return module_bits(&out->trainer.recompute.modules, &c->train.recompute_modules, err);
 }
 
@@ -168,9 +170,13 @@ void ml_train_opts_text(ml_text *out, const ml_train_run_opts *o, const ml_confi
 }
 
 static ml_status check_memory(ml_train_run *r, ml_err *err) {
+    size_t free_bytes, margin;
     ml_memory_ask ask;
+
     ml_train_run_memory(r, &ask);
-    return ml_memory_check(&ask, ml_memory_available(&r->be), err);
+    free_bytes = ml_memory_available(&r->be);
+    margin = r->opts.memory_margin;
+    return ml_memory_check(&ask, free_bytes > margin ? free_bytes - margin : 0, err);
 }
 
 ml_status ml_train_print_memory(ml_train_run *r, ml_err *err) {

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-enum { SHOWN = 400 }; /* bytes of a text */
+enum { SHOWN = 400, TOKENS = 24 }; /* bytes of a text; tokens of a prompt, of an answer */
 
 static void say_text(ml_text *t, void (*say)(const char *line)) {
     say(t->ptr);
@@ -22,10 +22,10 @@ static void add_short(ml_text *t, ml_str s, bool end) {
     ml_json_quote(t, part);
 }
 
-static void show_example(const ml_sample *s, void (*say)(const char *line)) {
+void ml_show_sample(const char *when, const ml_sample *s, void (*say)(const char *line)) {
     ml_text t = { 0 };
 
-    ml_text_printf(&t, "first round: to ");
+    ml_text_printf(&t, "%s: to ", when);
     add_short(&t, s->prompt, true);
     ml_text_printf(&t, " (%d tokens) the model answers ", s->n_token - s->n_response);
     add_short(&t, s->response, false);
@@ -36,9 +36,27 @@ static void show_example(const ml_sample *s, void (*say)(const char *line)) {
     say_text(&t, say);
 }
 
+/* The prompt's last tokens, then those of the answer; what is not trained in brackets. */
+static void show_tokens(const ml_sample *s, void (*say)(const char *line)) {
+    int32_t n_prompt = s->n_token - s->n_response,
+            first = n_prompt > TOKENS ? n_prompt - TOKENS : 0,
+            last = s->n_response > TOKENS ? n_prompt + TOKENS : s->n_token;
+    ml_text t = { 0 };
+
+    ml_text_printf(&t, "first round: its tokens, those that are not trained in brackets:%s",
+                   first ? " ..." : "");
+    for (int32_t i = first; i < last; i++) {
+        bool trained = i >= n_prompt && (!s->mask || s->mask[i - n_prompt]);
+        ml_text_printf(&t, trained ? " %d" : " [%d]", s->token[i]);
+    }
+    ml_text_printf(&t, "%s", last < s->n_token ? " ..." : "");
+    say_text(&t, say);
+}
+
 typedef struct look {
-    int64_t n_group, n_flat, n_alike, n_truncated; /* flat: groups of equal rewards */
-    double least, most, mean;                      /* of rewards */
+    int64_t n_group, n_flat, n_alike; /* flat: groups of equal rewards */
+    int64_t n_truncated, n_ended;
+    double least, most, mean; /* of rewards */
     int32_t shortest, longest;
 } look;
 
@@ -74,6 +92,7 @@ static look look_at(const ml_harvest *h) {
         l.shortest = s->n_response < l.shortest ? s->n_response : l.shortest;
         l.longest = s->n_response > l.longest ? s->n_response : l.longest;
         l.n_truncated += s->status == ML_SAMPLE_TRUNCATED;
+        l.n_ended += s->status == ML_SAMPLE_COMPLETED;
         if (i + 1 == h->n || h->sample[i + 1]->group != s->group) {
             look_at_group(&l, h->sample + begin, i + 1 - begin);
             begin = i + 1;
@@ -84,8 +103,11 @@ static look look_at(const ml_harvest *h) {
 
 static void warn(const look *l, int64_t n, void (*say)(const char *line)) {
     if (l->n_truncated == n)
-        say("warning: every answer was cut off, none came to its end: raise "
-            "--rollout-max-response-len, or look whether the model knows its end token");
+        say("warning: every answer was cut off: raise --rollout-max-response-len, or look "
+            "whether the model knows its end token");
+    if (l->n_ended == 0)
+        say("warning: no answer came to an end token or a stop string: look at "
+            "eos_token_id of generation_config.json, or give --rollout-stop");
     if (l->n_alike == l->n_group)
         say("warning: all answers to a prompt are the same: raise --rollout-temperature");
     if (l->least == l->most)
@@ -99,7 +121,8 @@ void ml_first_look(const ml_harvest *h, void (*say)(const char *line)) {
 
     if (h->n == 0)
         return;
-    show_example(h->sample[0], say);
+    ml_show_sample("first round", h->sample[0], say);
+    show_tokens(h->sample[0], say);
     l = look_at(h);
     ml_text_printf(
         &t,

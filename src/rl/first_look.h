@@ -11,4 +11,7 @@
  * the same. */
 void ml_first_look(const ml_harvest *h, void (*say)(const char *line));
 
+/* "WHEN: to PROMPT the model answers ANSWER, worth R". */
+void ml_show_sample(const char *when, const ml_sample *s, void (*say)(const char *line));
+
 #endif

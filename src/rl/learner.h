@@ -35,6 +35,8 @@ typedef struct ml_learner {
     int64_t ref_interval;      /* rounds after which the reference is the actor; 0: never */
     bool keep_old_actor;       /* old log-probs are of the weights that drew */
     bool reset_optimizer;      /* moments begin anew in each round */
+    void (*stepped)(void *ud); /* after each step of the actor; NULL: nobody looks */
+    void *stepped_ud;
 } ml_learner;
 
 /* What one optimizer step did. */

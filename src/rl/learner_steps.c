@@ -102,9 +102,12 @@ static ml_status train_step(ml_lesson_run *s, const pupil *p, const ml_schedule_
                             .look = p->is_actor ? check_equal : NULL,
                             .ud = s },
             out, metric, err);
-    if (st == ML_OK)
-        report_step(p, out, &loss, metric, figures);
-    return st;
+    if (st != ML_OK)
+        return st;
+    if (p->is_actor && s->l->stepped)
+        s->l->stepped(s->l->stepped_ud);
+    report_step(p, out, &loss, metric, figures);
+    return ML_OK;
 }
 
 /* All steps of the critic, then all of the actor: both cut the round in the same way. */

@@ -56,11 +56,15 @@ ml_rollout ml_rollout_sft(ml_sft_rollout *s);
 /* Recorded rounds. */
 typedef struct ml_replay_rollout {
     const char *template; /* a path with {rollout_id} in it */
+    double keep;          /* share of a round, from its beginning and its end; 0: all */
 } ml_replay_rollout;
 
 ml_rollout ml_rollout_replay(ml_replay_rollout *r);
 /* Records a round. */
 ml_status ml_rollout_record(const char *template, int64_t rollout, const ml_harvest *h,
                             ml_err *err);
+/* As text: a line of JSON per sample with prompt, response, label, reward and status. */
+ml_status ml_rollout_record_text(const char *template, int64_t rollout, const ml_harvest *h,
+                                 ml_err *err);
 
 #endif

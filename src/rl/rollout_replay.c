@@ -1,8 +1,10 @@
 /* Rounds on disk: recorded by one run, trained on by another. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/dir.h"
+#include "base/file.h"
 #include "rl/rollout.h"
 
 static char *path_of(ml_arena *a, const char *template, int64_t rollout) {
@@ -21,6 +23,15 @@ static int by_index(const void *x, const void *y) {
     return i < k ? -1 : i > k;
 }
 
+/* As Miles does: half of what is kept from the beginning, the rest from the end. */
+static void thin_out(ml_harvest *h, double keep) {
+    int64_t n = (int64_t)((double)h->n * keep), first = n / 2;
+
+    for (int64_t i = first; i < n; i++)
+        h->sample[i] = h->sample[h->n - n + i];
+    h->n = n;
+}
+
 static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
                          ml_err *err) {
     const ml_replay_rollout *r = ud;
@@ -36,6 +47,8 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     for (int64_t i = 0; i < out->n; i++)
         out->sample[i] = &sample[i];
     qsort(out->sample, (size_t)out->n, sizeof *out->sample, by_index);
+    if (r->keep > 0)
+        thin_out(out, r->keep);
     return ML_OK;
 }
 
@@ -61,6 +74,43 @@ ml_status ml_rollout_record(const char *template, int64_t rollout, const ml_harv
     st = make_parent(&a, path, err);
     if (st == ML_OK)
         st = ml_samples_save(path, h->sample, h->n, err);
+    ml_arena_release(&a);
+    return st;
+}
+
+static void write_text(ml_text *out, const ml_sample *s) {
+    ml_text_printf(
+        out, "{\"sample_index\": %lld, \"group_index\": %lld, \"status\": \"%s\"",
+        (long long)s->index, (long long)s->group, ml_sample_status_name(s->status));
+    ml_text_printf(out, ", \"reward\": ");
+    if (s->has_reward && isfinite(s->reward))
+        ml_text_printf(out, "%.17g", s->reward);
+    else
+        ml_text_printf(out, "null");
+    ml_text_printf(out,
+                   ", \"label\": %.*s, \"prompt\": ", s->label.len ? (int)s->label.len : 4,
+                   s->label.len ? s->label.ptr : "null");
+    ml_json_quote(out, s->prompt);
+    ml_text_printf(out, ", \"response\": ");
+    ml_json_quote(out, s->response);
+    ml_text_printf(out, "}\n");
+}
+
+ml_status ml_rollout_record_text(const char *template, int64_t rollout, const ml_harvest *h,
+                                 ml_err *err) {
+    ml_text lines = { 0 };
+    ml_arena a;
+    const char *path;
+    ml_status st;
+
+    ml_arena_init(&a, "a recording");
+    path = path_of(&a, template, rollout);
+    st = make_parent(&a, path, err);
+    for (int64_t i = 0; i < h->n; i++)
+        write_text(&lines, h->sample[i]);
+    if (st == ML_OK)
+        st = ml_file_replace(path, (ml_str){ lines.ptr ? lines.ptr : "", lines.len }, err);
+    ml_text_release(&lines);
     ml_arena_release(&a);
     return st;
 }

@@ -42,7 +42,8 @@ static double rate(int64_t n, double s) {
 }
 
 static void log_times(const ml_round *r, ml_run_log *log, double end_s) {
-    double rollout_s = rollout_seconds(r);
+    double rollout_s = rollout_seconds(r),
+           flops = log->flop_per_token * rate(trained_tokens(r), r->lesson.train_s);
     const struct {
         const char *name;
         double value;
@@ -65,6 +66,10 @@ static void log_times(const ml_round *r, ml_run_log *log, double end_s) {
     ml_figures_init(&times, &a);
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
         ml_figures_add(&times, "perf/", row[i].name, row[i].value);
+    if (log->flop_per_token > 0)
+        ml_figures_add(&times, "perf/", "actor_train_tflops", flops / 1e12);
+    if (log->peak_flops > 0)
+        ml_figures_add(&times, "perf/", "actor_train_mfu", flops / log->peak_flops);
     ml_run_log_timing(log, r->rollout, &times);
     ml_arena_release(&a);
 }

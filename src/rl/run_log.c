@@ -241,10 +241,16 @@ static ml_status open_trace(ml_run_log *l, const char *dir, int64_t rollout, ml_
 
 ml_status ml_run_log_open(ml_run_log *l, const ml_run_log_opts *o, int64_t rollout,
                           ml_err *err) {
-    ml_status st = open_rows(&l->metrics, o->dir, "metrics.jsonl", rollout, err);
+    ml_status st;
+
+    l->flop_per_token = o->flop_per_token;
+    l->peak_flops = o->peak_flops;
+    st = open_rows(&l->metrics, o->dir, "metrics.jsonl", rollout, err);
 
     if (st == ML_OK)
         st = open_rows(&l->timing, o->dir, "timing.jsonl", rollout, err);
+    if (st == ML_OK && o->determinism)
+        st = open_rows(&l->hashes, o->dir, "determinism.jsonl", rollout, err);
     if (st == ML_OK && !o->no_store)
         st = open_store(l, o->dir, rollout, err);
     if (st == ML_OK && o->profile)
@@ -258,6 +264,8 @@ void ml_run_log_close(ml_run_log *l) {
         fclose(l->metrics);
     if (l->timing)
         fclose(l->timing);
+    if (l->hashes)
+        fclose(l->hashes);
     ml_event_file_close(&l->events);
     ml_trace_file_close(&l->trace);
     ml_run_store_close(l->store);
@@ -293,6 +301,22 @@ void ml_run_log_timing(ml_run_log *l, int64_t rollout, const ml_figures *figures
         return;
     write_row(l->timing, rollout, -1, figures);
     add_figures(l, TIMING, rollout, -1, figures);
+}
+
+void ml_run_log_hashes(ml_run_log *l, const char *head, uint64_t samples,
+                       uint64_t gradients, uint64_t weights) {
+    ml_text t = { 0 };
+
+    if (!l->hashes)
+        return;
+    ml_text_printf(&t,
+                   "%s, \"samples\": \"%016llx\", \"gradients\": \"%016llx\", "
+                   "\"weights\": \"%016llx\"}\n",
+                   head, (unsigned long long)samples, (unsigned long long)gradients,
+                   (unsigned long long)weights);
+    fwrite(t.ptr, 1, t.len, l->hashes);
+    fflush(l->hashes);
+    ml_text_release(&t);
 }
 
 void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *sample,
@@ -383,9 +407,10 @@ ml_status ml_run_log_check(ml_run_log *l, ml_err *err) {
         *err = l->err;
     if (l->st != ML_OK)
         return l->st;
-    if ((l->metrics && ferror(l->metrics)) || (l->timing && ferror(l->timing)))
-        return ml_fail(
-            err, ML_EIO,
-            "metrics.jsonl or timing.jsonl cannot be written: is the disk full?");
+    if ((l->metrics && ferror(l->metrics)) || (l->timing && ferror(l->timing)) ||
+        (l->hashes && ferror(l->hashes)))
+        return ml_fail(err, ML_EIO,
+                       "metrics.jsonl, timing.jsonl or determinism.jsonl cannot be "
+                       "written: is the disk full?");
     return ML_OK;
 }

@@ -3,6 +3,7 @@
  *     DIR/metrics.jsonl  a row per round, optimizer step and evaluation; the same bytes
  *                        whenever the run is done again
  *     DIR/timing.jsonl   seconds and rates
+ *     DIR/determinism.jsonl  hashes of every step, when asked for
  *     DIR/run.db         both, with all samples and what happened: run_store.h
  *     DIR/tensorboard/   both, for TensorBoard
  *     DIR/trace_N.json   the phases of rounds from N on, for trace viewers, when asked for
@@ -29,11 +30,13 @@ typedef struct ml_log_batch ml_log_batch;
 
 typedef struct ml_run_log {
     FILE *metrics, *timing; /* NULL: nothing is written */
+    FILE *hashes;           /* NULL: nobody wants them */
     ml_event_file events;
     ml_run_store *store; /* NULL: none is wanted */
     ml_trace_file trace;
     ml_log_batch *now, *writing; /* of this round; in the background */
     ml_background writer;
+    double flop_per_token, peak_flops; /* of training; 0: not known */
     ml_status st; /* what went wrong in the background, until somebody checks */
     ml_err err;
 } ml_run_log;
@@ -43,7 +46,8 @@ typedef struct ml_run_log_opts {
     /* Another directory for TensorBoard, or the names of one in tensorboard_log; NULL, both:
      * DIR/tensorboard. */
     const char *tensorboard, *project, *experiment;
-    bool no_store, profile;
+    bool no_store, profile, determinism;
+    double flop_per_token, peak_flops; /* to tell speeds; 0: not known */
 } ml_run_log_opts;
 
 /* Rows of rounds from `rollout` on are dropped, and evaluations of the round before it,
@@ -56,6 +60,9 @@ void ml_run_log_close(ml_run_log *l); /* zeros are fine */
 void ml_run_log_metrics(ml_run_log *l, int64_t rollout, int64_t step,
                         const ml_figures *figures);
 void ml_run_log_timing(ml_run_log *l, int64_t rollout, const ml_figures *figures);
+/* A row that begins with `head`, an object without its end. */
+void ml_run_log_hashes(ml_run_log *l, const char *head, uint64_t samples,
+                       uint64_t gradients, uint64_t weights);
 /* They must live until the batch was posted or settled. */
 void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *sample,
                         int64_t n);

@@ -1,6 +1,9 @@
 #include "rl/train_loop.h"
 
+#include <unistd.h>
+
 #include "rl/first_look.h"
+#include "rl/hashes.h"
 
 /* Stages of a round. */
 static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err);
@@ -36,6 +39,8 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
         st = ml_run_log_settle(&run->log, err);
     if (st == ML_OK && run->saver)
         st = ml_saver_wait(run->saver, err);
+    if (st == ML_OK && l->debug.checks)
+        st = ml_checks_end(l->debug.checks, err);
     return st;
 }
 
@@ -65,9 +70,16 @@ static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err) {
     if (st == ML_OK && r->harvest.n_drawn && !l->looked) {
         ml_first_look(&r->harvest, l->watch.say);
         l->looked = true;
+    } else if (st == ML_OK && l->debug.print_every && r->harvest.n &&
+               r->rollout % l->debug.print_every == 0) {
+        char when[40];
+        snprintf(when, sizeof when, "rollout %lld", (long long)r->rollout);
+        ml_show_sample(when, r->harvest.sample[0], l->watch.say);
     }
     if (st == ML_OK && l->record)
         st = ml_rollout_record(l->record, r->rollout, &r->harvest, err);
+    if (st == ML_OK && l->debug.trajectory)
+        st = ml_rollout_record_text(l->debug.trajectory, r->rollout, &r->harvest, err);
     return st;
 }
 
@@ -86,9 +98,12 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
                           r->harvest.sample, r->harvest.n, err);
     }
     ml_stage_end(r, ML_STAGE_LEARN);
-    if (st == ML_OK)
-        ml_round_report(r, &run->log, r->rollout * per_round, &l->watch);
-    return st;
+    if (st != ML_OK)
+        return st;
+    ml_round_report(r, &run->log, r->rollout * per_round, &l->watch);
+    return l->debug.checks
+               ? ml_checks_round(l->debug.checks, r, r->rollout * per_round, &run->log, err)
+               : ML_OK;
 }
 
 /* What is made behind the loop's back would see the weights change, and belongs to what is
@@ -101,11 +116,17 @@ static bool publish_due(const ml_train_loop *l, int64_t rollout) {
     return l->publish_interval < 2 || (rollout + 1) % l->publish_interval == 0;
 }
 
+/* A file whose being there asks for a save. */
+static bool asked_to_save(const ml_train_loop *l) {
+    return l->debug.sentinel && unlink(l->debug.sentinel) == 0;
+}
+
 /* Every --save-interval rounds, the last one, and before the loop ends. */
 static bool save_due(const ml_train_loop *l, int64_t rollout) {
     int64_t every = l->run->opts.save_interval;
-    return l->run->saver && (rollout + 1 == l->run->num_rollout ||
-                             (every && (rollout + 1) % every == 0) || l->ending);
+    return l->run->saver &&
+           (rollout + 1 == l->run->num_rollout || (every && (rollout + 1) % every == 0) ||
+            l->ending || (publish_due(l, rollout) && asked_to_save(l)));
 }
 
 /* Who is told of a snapshot finds it whole. */
@@ -142,11 +163,39 @@ static ml_status save_all(ml_train_loop *l, ml_err *err) {
 static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_status st;
 
+    bool enough = l->debug.exit_after && ++l->debug.n_done >= l->debug.exit_after;
+
     /* Looked at once: what ends here is saved here. */
-    l->ending = l->stop && *l->stop && publish_due(l, r->rollout);
+    l->ending = ((l->stop && *l->stop) || enough) && publish_due(l, r->rollout);
     ml_stage_begin(r, ML_STAGE_SAVE);
     st = save_due(l, r->rollout) ? save_all(l, err) : ML_OK;
     ml_stage_end(r, ML_STAGE_SAVE);
+    return st;
+}
+
+/* What generates is what is trained, to the bit. */
+static ml_status look_at_sync(const ml_train_loop *l, ml_err *err) {
+    const ml_weights *trained = &l->run->weights;
+    uint64_t is, generates;
+    ml_status st = ml_hash_weights(&is, trained, err);
+
+    generates = is;
+    if (st == ML_OK && l->debug.check_sync && l->debug.generating)
+        st = ml_hash_weights(&generates, l->debug.generating, err);
+    if (st == ML_OK && generates != is)
+        st = ml_fail(
+            err, ML_EFORMAT,
+            "weight_sync: version %llu has the hash %016llx where it is trained and "
+            "%016llx where it generates",
+            (unsigned long long)trained->version, (unsigned long long)is,
+            (unsigned long long)generates);
+    if (st == ML_OK && l->debug.tell_sync) {
+        ml_text t = { 0 };
+        ml_text_printf(&t, "weight_sync: version %llu, hash %016llx",
+                       (unsigned long long)trained->version, (unsigned long long)is);
+        l->watch.say(t.ptr);
+        ml_text_release(&t);
+    }
     return st;
 }
 
@@ -162,6 +211,8 @@ static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err) {
     if (st == ML_OK)
         st = l->publish(l->publish_ud, &l->run->weights, err);
     ml_stage_end(r, ML_STAGE_PUBLISH);
+    if (st == ML_OK && (l->debug.tell_sync || l->debug.check_sync))
+        st = look_at_sync(l, err);
     return st;
 }
 
@@ -181,6 +232,8 @@ static ml_status score(ml_train_loop *l, int64_t rollout, ml_err *err) {
     st = l->evaluate(l->evaluate_ud, &figures, err);
     if (st == ML_OK)
         ml_round_report_eval(&figures, &l->run->log, rollout, &l->watch);
+    if (st == ML_OK && l->debug.checks)
+        ml_checks_figures(l->debug.checks, &figures);
     ml_arena_release(&a);
     return st;
 }
@@ -198,11 +251,17 @@ static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err) {
 
 /* The first evaluation; or, since it comes after saving, that of the round before. */
 static ml_status begin(ml_train_loop *l, ml_err *err) {
-    const ml_train_run *run = l->run;
+    ml_train_run *run = l->run;
     ml_status st = ML_OK;
     bool first = run->snapshot ? eval_due(l, run->rollout - 1)
                                : l->evaluate && l->eval_interval && !l->skip_first_eval;
 
+    if (l->debug.checks) {
+        l->debug.checks->weights = &run->weights;
+        l->debug.checks->trainer = run->trainer;
+        run->learner.stepped = ml_checks_step;
+        run->learner.stepped_ud = l->debug.checks;
+    }
     if (run->snapshot) {
         ml_text t = { 0 };
         ml_text_printf(&t, "Loaded checkpoint from %s; going on at rollout %lld",

@@ -1,8 +1,8 @@
 /* train_loop.h - the wheel of a run: rollout, learn, save, publish, evaluate, and again.
  *
- * In Miles' order, that of train.py or of train_async.py.  What a round's samples are is the rollout's business (rollout.h), what
- * they teach the learner's; the loop only turns, writes down what happened, and stops
- * between rounds when it is asked to.
+ * In Miles' order, that of train.py or of train_async.py.  What a round's samples are is the
+ * rollout's business (rollout.h), what they teach the learner's; the loop only turns, writes
+ * down what happened, and stops between rounds when it is asked to.
  *
  * thread: the trainer's. */
 #ifndef ML_RL_TRAIN_LOOP_H
@@ -10,7 +10,19 @@
 
 #include <signal.h>
 
-#include "rl/round.h"
+#include "rl/checks.h"
+
+/* Zeros: nothing of it. */
+typedef struct ml_loop_debug {
+    ml_checks *checks;      /* NULL: none */
+    const char *trajectory; /* where rounds are written as text */
+    int64_t print_every;    /* rounds: a sample is shown */
+    int64_t exit_after;     /* rounds of this process */
+    const char *sentinel;   /* a file that asks for a save, and is removed */
+    bool tell_sync, check_sync;
+    const ml_weights *generating; /* the set that generates, if it is not the trained one */
+    int64_t n_done;               /* the loop's own: rounds of this process */
+} ml_loop_debug;
 
 typedef struct ml_train_loop {
     ml_train_run *run;
@@ -30,6 +42,7 @@ typedef struct ml_train_loop {
     const volatile sig_atomic_t *stop;
     bool ending, looked; /* the loop's own: it was asked to; the first round was shown */
     ml_watcher watch;
+    ml_loop_debug debug;
 } ml_train_loop;
 
 ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err);

@@ -54,6 +54,7 @@ typedef struct ml_train_run_opts {
     ml_run_log_opts log;   /* its directory is that of save */
     const ml_hooks *hooks; /* NULL: nobody is told */
     bool second_set;       /* generation has weights of its own, for the memory plan */
+    size_t memory_margin;  /* to leave free */
     size_t engine_bytes;   /* what generation will take, for the memory plan */
     ml_str config;         /* what a resumed run must share, a JSON object */
 } ml_train_run_opts;

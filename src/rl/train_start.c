@@ -206,6 +206,7 @@ static ml_status open_output(ml_train_run *r, ml_err *err) {
                           .no_optim = o->no_save_optim },
         err);
     r->opts.log.dir = o->save;
+    r->opts.log.flop_per_token = 6.0 * (double)ml_spec_param_count(&r->spec);
     return st == ML_OK ? ml_run_log_open(&r->log, &r->opts.log, r->rollout, err) : st;
 }
 

@@ -236,6 +236,14 @@ static const struct {
     { "sft-interval", "--hf-checkpoint m --prompt-data d --rollout-batch-size 1 "
                       "--num-epoch 1 --save-interval 1" },
     { "profile", TRAIN "--prompt-data d --num-rollout 1 --profile" },
+    { "hashes", TRAIN "--prompt-data d --num-rollout 1 --debug-determinism" },
+    { "sentinel", TRAIN "--prompt-data d --num-rollout 1 --save-trigger-sentinel f" },
+    { "metric", TRAIN "--prompt-data d --num-rollout 1 --ci-metric-checker-key k" },
+    { "metric", TRAIN "--prompt-data d --num-rollout 1 --ci-metric-checker-threshold 1" },
+    { "qkv-format", TRAIN "--prompt-data d --num-rollout 1 --qkv-format bshd "
+                          "--use-dynamic-batch-size --max-tokens-per-gpu 9" },
+    { "train-subsample", TRAIN "--prompt-data d --num-rollout 1 "
+                               "--load-debug-rollout-data-subsample 0.5" },
     { "train-no-end", TRAIN "--prompt-data d" },
     { "train-interval", TRAIN "--prompt-data d --num-rollout 1 --save-interval 1" },
     { "sft-save-hf", "--hf-checkpoint m --prompt-data d --rollout-batch-size 1 "

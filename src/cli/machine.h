@@ -1,0 +1,9 @@
+/* machine.h - what this machine has, in a few lines on standard output. */
+#ifndef ML_CLI_MACHINE_H
+#define ML_CLI_MACHINE_H
+
+#include "base/err.h"
+
+ml_status ml_machine_print(ml_err *err);
+
+#endif
