@@ -142,8 +142,5 @@ const ml_flag ml_flags_async[] = {
     ML_NOOP("offload-train", BOOL, MILES, TRAIN, SHARED),
     ML_NOOP("offload-rollout", BOOL, MILES, TRAIN, SHARED),
     ML_NOOP("offload", BOOL, MILES, TRAIN, SHARED),
-    ML_REFUSED("keep-old-actor", BOOL, MILES, TRAIN,
-               "log-probs are kept as they were drawn, with the version of each token; "
-               "--use-rollout-logprobs or --use-tis use them"),
     { 0 },
 };
