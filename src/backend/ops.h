@@ -144,6 +144,7 @@ typedef struct ml_op_attr {
             int64_t at, width; /* within a group */
         } part[ML_PICK_PARTS];
     } pick;
+    float min_step; /* RATES: smaller steps become this */
     struct {
         int32_t n_key, n_head, key_dim, value_dim; /* head h has key h / (n_head / n_key) */
         int64_t q_at, k_at, v_at;                  /* where they begin in a row */

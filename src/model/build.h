@@ -15,7 +15,8 @@
 typedef struct ml_builder {
     ml_spec *spec;
     ml_hf_config *config;
-    int32_t layer; /* ML_NONE outside layers */
+    int32_t layer;      /* ML_NONE outside layers */
+    const char *layers; /* what names of layers begin with; NULL: model.layers */
     int32_t cap_param, cap_value, cap_node;
     int32_t rope_table[4]; /* values of the tables made so far */
     const ml_rope *rope_of[4];
@@ -80,10 +81,46 @@ typedef struct ml_moe_opts {
     int64_t n_inner;
     bool sigmoid; /* scores are sigmoids of logits, not their softmax */
     bool renorm;  /* weights of a token's experts are divided by their sum */
+    bool ungated; /* an expert is down(act(up(x)) up(x)), without a gate */
     float scale;  /* weights are multiplied by it; 0: 1 */
     ml_act act;
 } ml_moe_opts;
 int32_t ml_build_moe(ml_builder *b, int32_t x, ml_moe_opts o);
+
+/* Columns of each row of x, part after part; each part is taken from every group of columns. */
+typedef struct ml_pick_opts {
+    int32_t n_group; /* equal groups of a row; 0: 1 */
+    struct {
+        int64_t at, width; /* within a group */
+    } part[ML_PICK_PARTS];
+} ml_pick_opts;
+int32_t ml_build_pick(ml_builder *b, int32_t x, ml_pick_opts o);
+
+/* x times the sigmoid of gate, one number per row. */
+int32_t ml_build_row_gate(ml_builder *b, int32_t gate, int32_t x);
+
+/* silu of a causal convolution of each column with the rows before, name.weight. */
+int32_t ml_build_conv(ml_builder *b, int32_t x, const char *name, int32_t taps, bool bias);
+
+/* What recurrent heads keep of their state, exp(-exp(log_speed) softplus(a + bias)), and take
+ * in: sigmoid of gate, or ML_NONE: the softplus, which is at least min_step. */
+typedef struct ml_rates_opts {
+    const char *log_speed, *bias; /* their names */
+    float min_step;
+} ml_rates_opts;
+int32_t ml_build_rates(ml_builder *b, int32_t a, int32_t gate, ml_rates_opts o);
+
+/* The gated delta rule over rows q, k, v; or, with a skip weight, Mamba-2 over rows v, k, q
+ * (there called x, B, C).  Several heads may share a key. */
+typedef struct ml_recur_opts {
+    int32_t n_key, n_head, key_dim, value_dim;
+    const char *skip; /* its name, or NULL */
+} ml_recur_opts;
+int32_t ml_build_recur(ml_builder *b, int32_t qkv, int32_t rates, ml_recur_opts o);
+
+/* RMSNorm of groups of `width` columns, each with weights of its own, called name. */
+int32_t ml_build_group_norm(ml_builder *b, int32_t x, const char *name, float eps,
+                            int32_t width);
 
 /* Ends the model: final head over x.  Tied: the embedding is the head and `name` is unused. */
 void ml_build_head(ml_builder *b, int32_t x, const char *name, bool tied, float softcap);

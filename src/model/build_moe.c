@@ -140,20 +140,34 @@ static int32_t combine(ml_builder *b, const moe *m, int32_t rows) {
     return out;
 }
 
+/* gpt_oss has gate and up in turn, others one behind the other. */
+static int32_t gated(ml_builder *b, const moe *m, int32_t rows) {
+    const ml_moe_opts *o = m->o;
+    stacked both = { ".gate_up_proj", .n_out = 2 * o->n_inner,
+                     .step = o->oss_experts ? 2 : 1 };
+    int32_t gate, up;
+
+    gate = expert_linear(b, m, rows, o->gate ? o->gate : "gate_proj", o->n_inner, both);
+    both.first = o->oss_experts ? 1 : o->n_inner;
+    up = expert_linear(b, m, rows, o->up ? o->up : "up_proj", o->n_inner, both);
+    return ml_build_glu(b, gate, up, o->act);
+}
+
+static int32_t ungated(ml_builder *b, const moe *m, int32_t rows) {
+    const ml_moe_opts *o = m->o;
+    stacked one = { ".up_proj", .n_out = o->n_inner, .step = 1 };
+    int32_t up = expert_linear(b, m, rows, o->up ? o->up : "up_proj", o->n_inner, one);
+    return ml_build_glu(b, up, up, o->act);
+}
+
 int32_t ml_build_moe(ml_builder *b, int32_t x, ml_moe_opts o) {
     moe m = { .o = &o, .hidden = ml_build_width(b, x) };
-    stacked both = { ".gate_up_proj", .n_out = 2 * o.n_inner, .step = 1 };
     stacked down = { ".down_proj", .n_out = m.hidden, .step = 1 };
-    int32_t rows, gate, up, act;
+    int32_t rows, act;
 
-    if (o.oss_experts)
-        both.step = 2;
     route(b, &m, x);
     rows = gather(b, &m, x);
-    gate = expert_linear(b, &m, rows, o.gate ? o.gate : "gate_proj", o.n_inner, both);
-    both.first = o.oss_experts ? 1 : o.n_inner;
-    up = expert_linear(b, &m, rows, o.up ? o.up : "up_proj", o.n_inner, both);
-    act = ml_build_glu(b, gate, up, o.act);
+    act = o.ungated ? ungated(b, &m, rows) : gated(b, &m, rows);
     rows = expert_linear(b, &m, act, o.down ? o.down : "down_proj", m.hidden, down);
     return combine(b, &m, rows);
 }

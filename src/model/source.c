@@ -56,12 +56,17 @@ static bool is_nextn(const ml_spec *s, ml_str name) {
     return layer >= s->n_layer && layer < s->n_layer + s->n_nextn;
 }
 
+static bool is_carried(const ml_spec *s, ml_str name) {
+    size_t n = s->carried ? strlen(s->carried) : 0;
+    return n && name.len > n && memcmp(name.ptr, s->carried, n) == 0;
+}
+
 bool ml_weights_may_ignore(const ml_spec *s, ml_str name) {
     static const char inv_freq[] = ".rotary_emb.inv_freq";
     size_t n = sizeof inv_freq - 1;
     if (name.len > n && memcmp(name.ptr + name.len - n, inv_freq, n) == 0)
         return true;
-    if (is_nextn(s, name))
+    if (is_nextn(s, name) || is_carried(s, name))
         return true;
     return (s->tied || s->critic) && ml_str_is(name, "lm_head.weight");
 }

@@ -93,8 +93,10 @@ typedef struct ml_spec {
     int32_t n_layer;      /* decoder layers */
     int32_t n_nextn;      /* behind them, predicting further tokens: carried, not run */
     int64_t max_position; /* as the config states it; a larger one is not an error */
-    bool tied;            /* the LM head is the embedding */
-    bool critic;          /* a value per token in place of the LM head */
+    const char
+        *carried; /* what names of other tensors begin with that are not run, or NULL */
+    bool tied;    /* the LM head is the embedding */
+    bool critic;  /* a value per token in place of the LM head */
     ml_param *param;
     ml_value *value;
     ml_node *node;

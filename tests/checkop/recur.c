@@ -178,17 +178,18 @@ const ck_suite ck_conv = {
 static const struct rates_variant {
     int32_t n, n_head;
     bool gated;
-    float amp;
+    float amp, min_step;
 } rates_variants[] = {
     { 0, 4, true, 1.0f },   { 1, 1, false, 1.0f },  { 7, 5, true, 2.0f },
-    { 30, 8, false, 6.0f }, { 30, 3, true, 20.0f },
+    { 30, 8, false, 6.0f }, { 30, 3, true, 20.0f }, { 40, 4, false, 6.0f, 0.5f },
 };
 
 static void build_rates(ck_case *c, int i) {
     const struct rates_variant *v = &rates_variants[i];
 
-    ck_name(c, "n%d-h%d-amp%g%s", v->n, v->n_head, (double)v->amp,
-            v->gated ? "-gated" : "");
+    ck_name(c, "n%d-h%d-amp%g%s%s", v->n, v->n_head, (double)v->amp,
+            v->gated ? "-gated" : "", v->min_step > 0.0f ? "-min" : "");
+    c->attr.min_step = v->min_step;
     c->rows.n_token = v->n;
     c->in[0] = ck_mat(v->n, v->n_head);
     ck_fill(c, &c->in[0], v->amp);
@@ -210,6 +211,7 @@ static void rates_forward(const ck_case *c, ck_ref *r) {
         for (int64_t h = 0; h < n_head; h++) {
             double step = log1p(exp(r->in[0][t * n_head + h] + r->w[1][h]));
             double *out = r->out[0] + t * 2 * n_head + h;
+            step = fmax(step, (double)c->attr.min_step);
             out[0] = exp(-exp(r->w[0][h]) * step);
             out[n_head] = r->in[1] ? 1.0 / (1.0 + exp(-r->in[1][t * n_head + h])) : step;
         }

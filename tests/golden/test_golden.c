@@ -210,7 +210,12 @@ static void check_model(const char *dir) {
     X(glm4)                                                                                \
     X(glm4_moe)                                                                            \
     X(gpt_oss)                                                                             \
-    X(minimax_m2)
+    X(minimax_m2)                                                                          \
+    X(qwen3_next)                                                                          \
+    X(qwen3_5_text)                                                                        \
+    X(qwen3_5_moe_text)                                                                    \
+    X(nemotron_h)                                                                          \
+    X(nemotron_h_moe)
 
 #define OUR_TEST(name)                                                                     \
     static void ours_##name(void) {                                                        \

@@ -5,9 +5,11 @@
 #include "backend/cpu/math.h"
 #include "base/exp.h"
 
-/* Everything about one number: z = a + bias, step = softplus(z), keep = exp(-speed step). */
+/* Everything about one number: z = a + bias, step = softplus(z) or the least there
+ * may be, keep = exp(-speed step). */
 typedef struct rate {
     float z;
+    bool least;
     double speed, step, keep;
 } rate;
 
@@ -17,6 +19,9 @@ static rate rate_at(const ml_op_args *a, int64_t t, int64_t h) {
                     ((const float *)a->w[1].data)[h],
                .speed = ml_exp((double)((const float *)a->w[0].data)[h]) };
     r.step = ml_softplus(r.z);
+    r.least = r.step < (double)a->attr->min_step;
+    if (r.least)
+        r.step = (double)a->attr->min_step;
     r.keep = ml_exp(-(r.speed * r.step));
     return r;
 }
@@ -58,7 +63,7 @@ static void rate_head_back(const ml_op_args *a, int64_t h) {
         rate r = rate_at(a, t, h);
         double dpower = (double)d[0] * r.keep; /* of -speed step */
         double dstep = -r.speed * dpower + (b ? 0.0 : (double)d[n_head]);
-        float dz = (float)(dstep * ml_sigmoid((double)r.z));
+        float dz = r.least ? 0.0f : (float)(dstep * ml_sigmoid((double)r.z));
         if (dlog)
             dlog[h] += (float)(-(r.speed * r.step) * dpower);
         if (dbias)

@@ -41,9 +41,10 @@ void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *de
     *d = (ml_decoder){ 0 };
     s->n_vocab = ml_hf_config_int(c, "vocab_size", ML_HF_REQUIRED, 1, MAX_VOCAB);
     d->n_hidden = ml_hf_config_int(c, "hidden_size", ML_HF_REQUIRED, 1, MAX_WIDTH);
-    d->n_inner = ml_hf_config_int(c, "intermediate_size", ML_HF_REQUIRED, 1, MAX_WIDTH);
-    d->n_layer =
-        (int32_t)ml_hf_config_int(c, "num_hidden_layers", ML_HF_REQUIRED, 1, MAX_LAYER);
+    d->n_inner = ml_hf_config_int(
+        c, "intermediate_size", def->n_inner ? def->n_inner : ML_HF_REQUIRED, 1, MAX_WIDTH);
+    d->n_layer = (int32_t)ml_hf_config_int(
+        c, "num_hidden_layers", def->n_layer ? def->n_layer : ML_HF_REQUIRED, 1, MAX_LAYER);
     d->n_head =
         (int32_t)ml_hf_config_int(c, "num_attention_heads", ML_HF_REQUIRED, 1, MAX_HEAD);
     d->n_kv = (int32_t)ml_hf_config_int(c, "num_key_value_heads",
@@ -54,7 +55,8 @@ void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *de
                                             : each > 0    ? each
                                                           : 1,
                                             1, 1024);
-    d->eps = (float)ml_hf_config_num(c, "rms_norm_eps", def->eps, 0, 1);
+    d->eps = (float)ml_hf_config_num(c, def->eps_key ? def->eps_key : "rms_norm_eps",
+                                     def->eps, 0, 1);
     d->act = read_act(b, def->act_key, def->act);
     if (d->n_head % d->n_kv != 0) {
         ml_hf_config_fail(c, ML_EFORMAT,
@@ -102,12 +104,23 @@ static int32_t norm_heads(ml_builder *b, const ml_decoder *d, int32_t x, const c
                          d->norm_plus_one);
 }
 
+/* The first or second half of each head that is twice as wide. */
+static int32_t half_heads(ml_builder *b, const ml_decoder *d, int32_t x, int64_t at) {
+    return ml_build_pick(
+        b, x, (ml_pick_opts){ .n_group = d->n_head, .part = { { at, d->head_dim } } });
+}
+
 int32_t ml_decoder_attn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_rope *rope,
                         int32_t window) {
-    int32_t q = heads(b, d, x, "self_attn.q_proj", d->n_head, 0);
+    int32_t q = heads(b, d, x, "self_attn.q_proj", d->n_head * (d->attn_gate ? 2 : 1), 0);
     int32_t k = heads(b, d, x, "self_attn.k_proj", d->n_kv, d->n_head);
     int32_t v = heads(b, d, x, "self_attn.v_proj", d->n_kv, d->n_head + d->n_kv), o;
+    int32_t gate = ML_NONE;
 
+    if (d->attn_gate) {
+        gate = half_heads(b, d, q, d->head_dim);
+        q = half_heads(b, d, q, 0);
+    }
     q = norm_heads(b, d, q, "self_attn.q_norm");
     k = norm_heads(b, d, k, "self_attn.k_norm");
     if (rope) {
@@ -120,6 +133,8 @@ int32_t ml_decoder_attn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_
                                       .scale = d->scale,
                                       .softcap = d->attn_softcap,
                                       .sink = d->sink });
+    if (d->attn_gate)
+        o = ml_build_glu(b, gate, o, ML_ACT_SIGMOID);
     return ml_build_linear(b, o,
                            (ml_linear_opts){ .name = "self_attn.o_proj",
                                              .n_out = d->n_hidden,
@@ -154,12 +169,19 @@ static int32_t mlp(ml_builder *b, const ml_decoder *d, int32_t x, const char *pr
 }
 
 int32_t ml_decoder_ffn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_ffn *f) {
-    int32_t y;
+    int32_t y, shared;
 
     if (!f->moe)
         return mlp(b, d, x, "mlp", d->n_inner);
     y = ml_build_moe(b, x, *f->moe);
-    return f->shared ? ml_build_add(b, y, mlp(b, d, x, f->shared, f->n_shared)) : y;
+    if (!f->shared)
+        return y;
+    shared = mlp(b, d, x, f->shared, f->n_shared);
+    if (f->shared_gate) {
+        ml_linear_opts gate = { .name = f->shared_gate, .n_out = 1 };
+        shared = ml_build_row_gate(b, ml_build_linear(b, x, gate), shared);
+    }
+    return ml_build_add(b, y, shared);
 }
 
 const ml_norm_names ml_pre_norms = { .before_attn = "input_layernorm",

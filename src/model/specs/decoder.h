@@ -23,7 +23,8 @@ typedef struct ml_decoder {
     bool mlp_bias;
     ml_qk_norm qk_norm; /* RMSNorm of queries and keys before rotary */
     bool rope_interleaved;
-    const char *sink;          /* the parameter of attention sinks, or NULL */
+    const char *sink; /* the parameter of attention sinks, or NULL */
+    bool attn_gate;   /* q_proj has a gate beside each head, for what attention gives */
     bool fused_qkv, fused_mlp; /* q, k, v and gate, up are one tensor in checkpoints */
 } ml_decoder;
 
@@ -31,13 +32,16 @@ typedef struct ml_decoder {
 typedef struct ml_decoder_defaults {
     int32_t n_kv;     /* 0: as many as heads */
     int32_t head_dim; /* 0: hidden / heads */
+    int32_t n_layer;
+    int64_t n_inner;
+    const char *eps_key; /* NULL: rms_norm_eps */
     double eps;
     bool tied;
     const char *act_key, *act;
 } ml_decoder_defaults;
 
 /* vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
- * num_key_value_heads, head_dim, rms_norm_eps, the activation, tie_word_embeddings,
+ * num_key_value_heads, head_dim, the norms' eps, the activation, tie_word_embeddings,
  * max_position_embeddings; fills the spec's part of them too. */
 void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *def);
 
@@ -48,9 +52,10 @@ int32_t ml_decoder_attn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_
 /* What follows attention in a layer: an MLP, or a mixture of experts and what is added to
  * theirs, an MLP that all tokens go to. */
 typedef struct ml_ffn {
-    const ml_moe_opts *moe; /* NULL: "mlp", of width n_inner */
-    const char *shared;     /* the MLP beside the experts, or NULL */
-    int64_t n_shared;       /* its width */
+    const ml_moe_opts *moe;  /* NULL: "mlp", of width n_inner */
+    const char *shared;      /* the MLP beside the experts, or NULL */
+    int64_t n_shared;        /* its width */
+    const char *shared_gate; /* a linear layer to one number, whose sigmoid scales it */
 } ml_ffn;
 int32_t ml_decoder_ffn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_ffn *f);
 
@@ -85,6 +90,17 @@ void ml_decoder_model(ml_builder *b, const ml_decoder *d, ml_layer_fn *layer,
 /* Which layers have experts: mlp_layer_types, else all but the first first_k_dense_replace
  * (by default `n_dense`). */
 const bool *ml_sparse_layers_read(ml_builder *b, int32_t n_layer, int32_t n_dense);
+
+/* Qwen's experts: a softmax of router logits.  `def`: defaults of other keys. */
+typedef struct ml_qwen_moe_defaults {
+    int32_t n_expert, top_k; /* n_expert 0: required */
+    int64_t n_inner;         /* 0: required */
+    bool renorm;
+} ml_qwen_moe_defaults;
+ml_moe_opts ml_moe_read_qwen(ml_builder *b, const ml_decoder *d,
+                             const ml_qwen_moe_defaults *def);
+/* Which layers have them: decoder_sparse_step, mlp_only_layers. */
+const bool *ml_sparse_layers_read_qwen(ml_builder *b, int32_t n_layer);
 
 /* DeepSeek's experts: sigmoid scores, a bias for the choice, groups, experts that all tokens
  * go to.  moe is the caller's, and ffn.moe points to it. */

@@ -38,6 +38,44 @@ const bool *ml_sparse_layers_read(ml_builder *b, int32_t n_layer, int32_t n_dens
     return sparse;
 }
 
+/* Layers listed in mlp_only_layers, or off the decoder_sparse_step grid, keep a plain MLP. */
+const bool *ml_sparse_layers_read_qwen(ml_builder *b, int32_t n_layer) {
+    ml_hf_config *c = b->config;
+    int64_t step = ml_hf_config_int(c, "decoder_sparse_step", 1, 1, INT32_MAX), i;
+    const ml_json *only = ml_hf_config_get(c, "mlp_only_layers");
+    bool *sparse = ML_NEW(&b->spec->arena, bool, n_layer);
+
+    for (int32_t l = 0; l < n_layer; l++)
+        sparse[l] = (l + 1) % step == 0;
+    for (const ml_json *v = only ? only->child : NULL; v; v = v->next) {
+        if (!ml_json_i64(v, &i) || i < 0 || i >= n_layer)
+            ml_hf_config_fail(c, ML_EFORMAT,
+                              "%s:%u: \"mlp_only_layers\" must hold layer numbers "
+                              "below %d",
+                              c->path, v->line, n_layer);
+        else
+            sparse[i] = false;
+    }
+    return sparse;
+}
+
+ml_moe_opts ml_moe_read_qwen(ml_builder *b, const ml_decoder *d,
+                             const ml_qwen_moe_defaults *def) {
+    ml_hf_config *c = b->config;
+    /* Published configs say num_experts, newer ones num_local_experts. */
+    int64_t n = ml_hf_config_int(c, "num_local_experts", 0, 1, 65536);
+    ml_moe_opts o = { .router = "mlp.gate", .experts = "mlp.experts", .act = d->act };
+
+    n = n ? n : def->n_expert ? def->n_expert : ML_HF_REQUIRED;
+    n = ml_hf_config_int(c, "num_experts", n, 1, 65536);
+    o.n_expert = (int32_t)n;
+    o.top_k = (int32_t)ml_hf_config_int(c, "num_experts_per_tok", def->top_k, 1, n);
+    o.n_inner = ml_hf_config_int(c, "moe_intermediate_size",
+                                 def->n_inner ? def->n_inner : ML_HF_REQUIRED, 1, 1 << 20);
+    o.renorm = ml_hf_config_bool(c, "norm_topk_prob", def->renorm);
+    return o;
+}
+
 /* A key that, where present, must say what is built. */
 static void expect(ml_builder *b, const char *key, const char *value) {
     const char *found = ml_hf_config_str(b->config, key, value);

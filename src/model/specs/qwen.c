@@ -52,41 +52,6 @@ static void build_qwen3(ml_builder *b) {
     build_dense(b, &d);
 }
 
-/* Layers listed in mlp_only_layers, or off the decoder_sparse_step grid, keep a plain MLP. */
-static bool *read_sparse_layers(ml_builder *b, int32_t n_layer) {
-    ml_hf_config *c = b->config;
-    int64_t step = ml_hf_config_int(c, "decoder_sparse_step", 1, 1, INT32_MAX), i;
-    const ml_json *only = ml_hf_config_get(c, "mlp_only_layers");
-    bool *sparse = ML_NEW(&b->spec->arena, bool, n_layer);
-
-    for (int32_t l = 0; l < n_layer; l++)
-        sparse[l] = (l + 1) % step == 0;
-    for (const ml_json *v = only ? only->child : NULL; v; v = v->next) {
-        if (!ml_json_i64(v, &i) || i < 0 || i >= n_layer)
-            ml_hf_config_fail(c, ML_EFORMAT,
-                              "%s:%u: \"mlp_only_layers\" must hold layer numbers "
-                              "below %d",
-                              c->path, v->line, n_layer);
-        else
-            sparse[i] = false;
-    }
-    return sparse;
-}
-
-static ml_moe_opts read_moe(ml_builder *b, const ml_decoder *d) {
-    ml_hf_config *c = b->config;
-    /* Published configs say num_experts, newer ones num_local_experts. */
-    int64_t n = ml_hf_config_int(c, "num_local_experts", 0, 1, 65536);
-    ml_moe_opts o = { .router = "mlp.gate", .experts = "mlp.experts", .act = d->act };
-
-    n = ml_hf_config_int(c, "num_experts", n ? n : ML_HF_REQUIRED, 1, 65536);
-    o.n_expert = (int32_t)n;
-    o.top_k = (int32_t)ml_hf_config_int(c, "num_experts_per_tok", 8, 1, n);
-    o.n_inner = ml_hf_config_int(c, "moe_intermediate_size", ML_HF_REQUIRED, 1, 1 << 20);
-    o.renorm = ml_hf_config_bool(c, "norm_topk_prob", false);
-    return o;
-}
-
 static const int32_t *read_moe_windows(ml_builder *b, int32_t n_layer) {
     bool use = ml_hf_config_bool(b->config, "use_sliding_window", false);
     int32_t window = ml_window_or_none(b, 4096);
@@ -102,8 +67,8 @@ static void build_qwen3_moe(ml_builder *b) {
                         .n_kv = 4, .eps = 1e-6, .act_key = "hidden_act", .act = "silu" });
     d.qk_norm = ML_QK_NORM_HEAD;
     d.qkv_bias = d.o_bias = ml_hf_config_bool(b->config, "attention_bias", false);
-    q.moe = read_moe(b, &d);
-    q.sparse = read_sparse_layers(b, d.n_layer);
+    q.moe = ml_moe_read_qwen(b, &d, &(ml_qwen_moe_defaults){ .top_k = 8 });
+    q.sparse = ml_sparse_layers_read_qwen(b, d.n_layer);
     q.rope = read_rope(b, &d);
     q.window = read_moe_windows(b, d.n_layer);
     ml_decoder_model(b, &d, layer, &q, (ml_model_opts){ 0 });
