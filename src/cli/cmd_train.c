@@ -51,6 +51,7 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     out->data.apply_chat_template = c->rollout.apply_chat_template;
     out->needs_template = c->rollout.apply_chat_template;
     out->learns_nothing = c->rollout.rollout_only;
+    out->no_trim = c->train.no_trim;
     out->source.pick = j->edges.source;
     out->hooks = &j->edges.hooks;
     out->backend.n_thread = ml_train_gen_threads(c, false);

@@ -107,6 +107,7 @@ typedef struct ml_config {
         int64_t num_rollout, num_epoch, rollout_batch_size, global_batch_size;
         int64_t max_tokens, micro_batch_size, score_max_tokens;
         bool dynamic, balance, allow_partial, per_token;
+        bool dynamic_batch, by_flops, no_trim;
         const char *loss_type, *qkv_format;
         /* optimizer; the enumerations of train/lr.h and train/optimizer.h */
         int optimizer, lr_style, lr_wsd_style, weight_decay_style;

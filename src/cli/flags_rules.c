@@ -73,6 +73,14 @@ static bool profile_without_save(const ml_config *c) {
     return c->log.profile && !c->train.save;
 }
 
+static bool batch_by_count(const ml_config *c) {
+    return c->train.dynamic_batch && !c->train.dynamic;
+}
+
+static bool flops_by_count(const ml_config *c) {
+    return c->train.by_flops && !c->train.dynamic;
+}
+
 static bool hf_without_save(const ml_config *c) {
     return c->train.save_hf && !c->train.save;
 }
@@ -163,6 +171,10 @@ const ml_rule ml_rules[] = {
     { "train-interval", ML_CMD_TRAIN, interval_without_save, INTERVAL },
     { "sft-save-hf", ML_CMD_SFT, hf_without_save, SAVE_HF },
     { "train-save-hf", ML_CMD_TRAIN, hf_without_save, SAVE_HF },
+    { "train-one-step", ML_CMD_TRAIN, batch_by_count,
+      "--use-dynamic-global-batch-size needs --use-dynamic-batch-size" },
+    { "train-by-flops", ML_CMD_TRAIN, flops_by_count,
+      "--balance-by-flops needs --use-dynamic-batch-size" },
     { "train-no-data", ML_CMD_TRAIN, no_prompts,
       "there are no prompts: give --prompt-data FILE, or --load-debug-rollout-data for "
       "rounds that were recorded" },

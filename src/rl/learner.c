@@ -1,67 +1,21 @@
 #include "rl/learner.h"
 
-#include <string.h>
-
 #include "base/bug.h"
 #include "base/clock.h"
 #include "rl/advantage/advantages.h"
 #include "rl/advantage/reward_norm.h"
 #include "rl/learner_priv.h"
 
-/* --- columns ---------------------------------------------------------------------- */
-
-double *ml_lesson_widen(ml_lesson_run *s, const float *v, int32_t n) {
-    double *out = ML_NEW(s->a, double, n + 1);
-    for (int32_t i = 0; i < n; i++)
-        out[i] = (double)v[i];
-    return out;
-}
-
-static const uint8_t *mask_of(ml_lesson_run *s, const ml_sample *x) {
-    uint8_t *mask = ML_NEW(s->a, uint8_t, x->n_response + 1);
-    if (x->mask && !x->remove)
-        memcpy(mask, x->mask, (size_t)x->n_response);
-    else
-        memset(mask, x->remove ? 0 : 1, (size_t)x->n_response);
-    return mask;
-}
-
-static const int64_t *versions_of(ml_lesson_run *s, const ml_sample *x) {
-    int64_t *out = ML_NEW(s->a, int64_t, x->n_response + 1);
-    for (int32_t i = 0; i < x->n_response; i++)
-        out[i] = (int64_t)x->version[i];
-    return out;
-}
-
 static ml_status take_samples(ml_lesson_run *s, ml_err *err) {
-    s->train = ML_NEW(s->a, ml_train_sample, s->n + 1);
-    s->row = ML_NEW(s->a, miles_sample, s->n + 1);
-    s->view = ML_NEW(s->a, const miles_sample *, s->n + 1);
-    for (int32_t i = 0; i < s->n; i++) {
-        const ml_sample *x = s->in[i];
-        const uint8_t *mask = mask_of(s, x);
-        if (!x->has_reward && s->l->recipe->compute_advantages)
+    ml_train_rows rows = ml_train_rows_of(s->a, s->in, s->n);
+
+    s->train = rows.train;
+    s->row = rows.row;
+    s->view = rows.view;
+    for (int32_t i = 0; i < s->n && s->l->recipe->compute_advantages; i++)
+        if (!s->in[i]->has_reward)
             return ml_fail(err, ML_EFORMAT, "sample %lld has no reward",
-                           (long long)x->index);
-        s->train[i] =
-            (ml_train_sample){ x->token, x->n_token, x->n_response, mask, x->rollout };
-        s->row[i] = (miles_sample){
-            .size = sizeof *s->row,
-            .n = x->n_response,
-            .group = x->group,
-            .rollout = x->rollout,
-            .reward = x->reward,
-            .mask = mask,
-            .kept = mask,
-            .rollout_log_prob =
-                x->logprob ? ml_lesson_widen(s, x->logprob, x->n_response) : NULL,
-            .teacher_log_prob = x->teacher_logprob
-                                    ? ml_lesson_widen(s, x->teacher_logprob, x->n_response)
-                                    : NULL,
-            .weight_version = x->version ? versions_of(s, x) : NULL,
-        };
-        s->view[i] = &s->row[i];
-    }
+                           (long long)s->in[i]->index);
     return ML_OK;
 }
 

@@ -3,6 +3,7 @@
 #define ML_RL_LEARNER_PRIV_H
 
 #include "rl/learner.h"
+#include "rl/train_rows.h"
 
 typedef struct ml_lesson_run {
     ml_learner *l;
@@ -16,9 +17,6 @@ typedef struct ml_lesson_run {
     const miles_sample **view;
     ml_lesson *out;
 } ml_lesson_run;
-
-/* f32 numbers of a sample as a column of its row. */
-double *ml_lesson_widen(ml_lesson_run *s, const float *v, int32_t n);
 
 /* Reference, teacher, old policy and critic fill their columns. */
 ml_status ml_lesson_score(ml_lesson_run *s, ml_err *err);

@@ -15,7 +15,7 @@ static float **new_columns(ml_lesson_run *s) {
 /* Puts numbers into a column of the rows, the field at this offset. */
 static void put_columns(ml_lesson_run *s, size_t field, float *const *column) {
     for (int32_t i = 0; i < s->n; i++) {
-        const double *wide = ml_lesson_widen(s, column[i], s->train[i].n_response);
+        const double *wide = ml_train_rows_widen(s->a, column[i], s->train[i].n_response);
         memcpy((char *)&s->row[i] + field, &wide, sizeof wide);
     }
 }

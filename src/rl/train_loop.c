@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include "base/log.h"
 #include "rl/first_look.h"
 #include "rl/hashes.h"
+#include "rl/trim.h"
 
 /* Stages of a round. */
 static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err);
@@ -46,17 +48,33 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
 
 /* --- stages ----------------------------------------------------------------- */
 
-/* Steps have a fixed number of samples; Miles leaves out what does not fill one. */
-static ml_status trim(const ml_train_run *run, ml_harvest *h, ml_err *err) {
+static bool has_pieces(const ml_harvest *h) {
+    for (int64_t i = 0; i < h->n; i++)
+        if (h->sample[i]->rollout != h->sample[i]->index)
+            return true;
+    return false;
+}
+
+/* What does not fill an optimizer step is left out, and said. */
+static ml_status trim(const ml_train_run *run, ml_round *r, ml_err *err) {
     const ml_schedule_opts *o = &run->opts.trainer.batch;
-    int64_t n =
-        o->allow_partial ? h->n : h->n / o->global_batch_size * o->global_batch_size;
+    ml_harvest *h = &r->harvest;
+    int64_t n = ml_trim(&(ml_trim_opts){ .global_batch_size = o->global_batch_size,
+                                         .n_rank = 1,
+                                         .one_step = o->one_step,
+                                         .all = o->allow_partial || run->opts.no_trim,
+                                         .has_pieces = has_pieces(h) },
+                        h->n);
 
     if (n == 0)
         return ml_fail(err, ML_EUSAGE,
                        "a round has %lld samples, fewer than --global-batch-size %lld: "
                        "lower it",
                        (long long)h->n, (long long)o->global_batch_size);
+    if (n < h->n)
+        ml_log(ML_LOG_WARN,
+               "rollout %lld: %lld samples do not fill an optimizer step and are left out",
+               (long long)r->rollout, (long long)(h->n - n));
     h->n = n;
     return ML_OK;
 }
@@ -92,7 +110,7 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
 
     ml_stage_begin(r, ML_STAGE_LEARN);
     if (!run->opts.learns_nothing) {
-        st = trim(run, &r->harvest, err);
+        st = trim(run, r, err);
         if (st == ML_OK)
             st = ml_learn(&run->learner, r->rollout, &r->lesson, &r->arena,
                           r->harvest.sample, r->harvest.n, err);

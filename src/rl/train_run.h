@@ -37,6 +37,7 @@ typedef struct ml_train_run_opts {
     ml_data_source_opts source;
     int64_t rollout_batch_size;     /* prompts of a round */
     int64_t num_rollout, num_epoch; /* rounds; 0: by passes over the data */
+    bool no_trim;                   /* a round is not cut to a multiple of the batch */
     ml_trainer_opts trainer;        /* the learning rate's length is filled in here */
     ml_recipe recipe;
     bool keep_old_actor, reset_optimizer; /* as ml_learner has them */

@@ -283,8 +283,9 @@ static ml_status build_step(ml_schedule_step *out, ml_arena *a, const step_sampl
 ml_status ml_schedule_build(ml_schedule *out, ml_arena *a, const int64_t *len,
                             const int64_t *rollout, int32_t n, const ml_schedule_opts *opts,
                             ml_err *err) {
-    int64_t *rank = ML_NEW(a, int64_t, n), size = opts->global_batch_size;
-    int64_t n_rollout = number_rollouts(a, rollout, n, rank), n_step = n_rollout / size;
+    int64_t *rank = ML_NEW(a, int64_t, n), n_rollout = number_rollouts(a, rollout, n, rank);
+    int64_t size = opts->one_step && n_rollout ? n_rollout : opts->global_batch_size;
+    int64_t n_step = n_rollout / size;
     int32_t n_rank = opts->n_rank ? opts->n_rank : 1, *order = in_order(a, n), at = 0;
     step_samples s = no_samples(a, n);
     ml_status st = ML_OK;

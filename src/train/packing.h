@@ -44,10 +44,12 @@ bool ml_pack_greedy(ml_bins *out, ml_arena *a, const double *weight, int32_t n, 
 /* The micro-batches of one or several optimizer steps, on all ranks. */
 typedef struct ml_schedule_opts {
     int64_t global_batch_size; /* rollouts of a step */
+    bool one_step;             /* all of them, instead */
     bool dynamic;              /* micro-batches by tokens, else by count */
     int64_t max_tokens;        /* of a micro-batch, on one rank */
     int64_t micro_batch_size;  /* samples, when not dynamic */
     bool balance;              /* by tokens, over ranks */
+    bool by_flops;             /* for the trainer, which then fills in the cost */
     bool allow_partial;        /* rollouts left over make a last, smaller step */
     int32_t n_rank, n_context; /* 0: 1; ranks that share a sequence multiply max_tokens */
     int32_t align;             /* micro-batches of a rank are a multiple of it; 0: 1 */

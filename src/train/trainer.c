@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "train/flops.h"
 
 /* A plan and the micro-batch it runs, both grown to the largest one seen. */
 typedef struct runner {
@@ -201,12 +202,25 @@ static int64_t *lengths(ml_arena *a, const ml_train_sample *s, int32_t n) {
     return len;
 }
 
+static double *costs(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
+                     int32_t n) {
+    ml_flops_shape shape = ml_flops_shape_of(t->spec);
+    double *cost = ML_NEW(a, double, n);
+    for (int32_t i = 0; i < n; i++)
+        cost[i] = ml_flops_forward(&shape, s[i].n_token);
+    return cost;
+}
+
 ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
                               const ml_train_sample *s, int32_t n, ml_err *err) {
     int64_t *rollout = ML_NEW(a, int64_t, n);
+    ml_schedule_opts opts = t->opts.batch;
+
     for (int32_t i = 0; i < n; i++)
         rollout[i] = s[i].rollout;
-    return ml_schedule_build(out, a, lengths(a, s, n), rollout, n, &t->opts.batch, err);
+    if (opts.by_flops)
+        opts.cost = costs(t, a, s, n);
+    return ml_schedule_build(out, a, lengths(a, s, n), rollout, n, &opts, err);
 }
 
 /* Scoring has no steps: samples are packed as tightly as the limit allows. */

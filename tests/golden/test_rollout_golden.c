@@ -4,7 +4,10 @@
 
 #include "plugin/edge.h"
 #include "rl/group_filter.h"
+#include "rl/reduce/divisors.h"
 #include "rl/sample_figures.h"
+#include "rl/train_rows.h"
+#include "rl/trim.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 
@@ -101,19 +104,122 @@ static void play_filter(ml_case *c) {
     play_one_filter(c, "check_no_aborted", list, rewards->n);
 }
 
+/* --- what of a round is trained on ------------------------------------------------ */
+
+static void play_trim(ml_case *c) {
+    const ml_json *kept = ml_json_get(c->out, "kept_indices");
+    int64_t n = ml_case_i64(c->args, "num_samples", 0),
+            size = ml_case_i64(c->out, "dynamic_global_batch_size", 0);
+    ml_trim_opts o = {
+        .global_batch_size = ml_case_i64(c->args, "global_batch_size", 1),
+        .n_rank = (int32_t)ml_case_i64(c->args, "dp_size", 1),
+        .one_step = ml_case_flag(c->args, "use_dynamic_global_batch_size"),
+        .all = ml_case_flag(c->args, "disable_rollout_trim_samples"),
+        .has_pieces = ml_case_flag(c->args, "has_rollout_ids"),
+    };
+    int64_t got = ml_trim(&o, n);
+
+    if (ml_json_get(c->out, "error")) {
+        ml_record_expect(c, got == 0, "failed there");
+        return;
+    }
+    ml_record_expect(c, kept && got == kept->n, "another number of samples is kept");
+    ml_record_expect(c, !size || got == size, "another size of the step");
+}
+
+/* NULL: one of them is refused. */
+static ml_sample *read_samples(ml_case *c, const ml_json *list) {
+    ml_sample *s = ML_NEW(&c->arena, ml_sample, list->n + 1);
+    const ml_json *v = list->child;
+
+    for (int32_t i = 0; i < list->n; i++, v = v->next)
+        if (ml_sample_read(&s[i], &c->arena, v, (ml_str){ "", 0 }, "a sample", NULL))
+            return NULL;
+    return s;
+}
+
+static void same_ints(ml_case *c, const ml_json *want, int64_t n,
+                      int64_t (*at)(void *, int64_t), void *ud, const char *what) {
+    int64_t n_want, *list = ml_case_i64s(c, want, &n_want);
+    bool same = n_want == n;
+
+    for (int64_t i = 0; same && i < n; i++)
+        same = at(ud, i) == list[i];
+    ml_record_expect(c, same, what);
+}
+
+static int64_t token_at(void *ud, int64_t i) {
+    return ((const ml_train_sample *)ud)->token[i];
+}
+
+static int64_t mask_at(void *ud, int64_t i) {
+    return ((const ml_train_sample *)ud)->mask[i];
+}
+
+static const ml_json *item(const ml_json *list, int32_t i) {
+    const ml_json *v = list ? list->child : NULL;
+    while (v && i-- > 0)
+        v = v->next;
+    return v;
+}
+
+static void same_row(ml_case *c, const ml_train_rows *r, const ml_sample *s, int32_t i) {
+    const ml_json *out = c->out;
+    const ml_json *drawn = ml_json_get(out, "rollout_log_probs");
+    ml_train_sample *t = &r->train[i];
+
+    same_ints(c, item(ml_json_get(out, "tokens"), i), t->n_token, token_at, t, "tokens");
+    same_ints(c, item(ml_json_get(out, "loss_masks"), i), t->n_response, mask_at, t,
+              "mask");
+    ml_record_equal(c, t->n_response, item(ml_json_get(out, "response_lengths"), i), f64,
+                    "response_lengths");
+    ml_record_equal(c, r->row[i].reward, item(ml_json_get(out, "rewards"), i), f64,
+                    "rewards");
+    ml_record_equal(c, (double)t->rollout, item(ml_json_get(out, "rollout_ids"), i), f64,
+                    "rollout_ids");
+    ml_record_equal(c, s->status == ML_SAMPLE_TRUNCATED,
+                    item(ml_json_get(out, "truncated"), i), f64, "truncated");
+    if (drawn)
+        ml_record_equal_row(c, r->row[i].rollout_log_prob, t->n_response, item(drawn, i),
+                            f64, "rollout_log_probs");
+}
+
+static void play_convert(ml_case *c) {
+    const ml_json *list = ml_json_get(c->args, "samples");
+    ml_sample *s = read_samples(c, list);
+    const ml_sample **view = ML_NEW(&c->arena, const ml_sample *, list->n + 1);
+    double *sum = ML_NEW(&c->arena, double, list->n + 1);
+    ml_train_rows rows;
+
+    ml_record_expect(c, !s == (ml_json_get(c->out, "error") != NULL),
+                     "samples that Miles refuses are taken, or others are not");
+    if (!s)
+        return;
+    for (int32_t i = 0; i < list->n; i++)
+        view[i] = &s[i];
+    rows = ml_train_rows_of(&c->arena, view, list->n);
+    ml_divisors(sum, &(miles_batch){ sizeof(miles_batch), list->n, rows.view }, false);
+    for (int32_t i = 0; i < list->n; i++) {
+        double want = ml_record_number(item(ml_json_get(c->out, "rollout_mask_sums"), i));
+        same_row(c, &rows, &s[i], i);
+        ml_record_expect(c, sum[i] == (want > 1 ? want : 1), "rollout_mask_sums");
+    }
+}
+
 #define PLAYS(name, file, play)                                                            \
     static void name(void) {                                                               \
         ml_test_cases(file, play);                                                         \
     }
 PLAYS(pass_rate, "pass_rate.jsonl", play_pass_rate)
 PLAYS(statistics, "compute_statistics.jsonl", play_statistics)
+PLAYS(trim, "trim_and_dynamic_gbs.jsonl", play_trim)
+PLAYS(convert, "convert_samples.jsonl", play_convert)
 PLAYS(filters, "dynamic_filter.jsonl", play_filter)
 
 static const ml_test tests[] = {
-    { "pass_rate", pass_rate },
-    { "compute_statistics", statistics },
-    { "dynamic_filter", filters },
-    { 0 },
+    { "pass_rate", pass_rate },     { "compute_statistics", statistics },
+    { "dynamic_filter", filters },  { "trim_and_dynamic_gbs", trim },
+    { "convert_samples", convert }, { 0 },
 };
 
 int main(int argc, char **argv) {

@@ -249,6 +249,12 @@ static const struct {
     { "sft-save-hf", "--hf-checkpoint m --prompt-data d --rollout-batch-size 1 "
                      "--num-epoch 1 --save-hf h" },
     { "train-save-hf", TRAIN "--prompt-data d --num-rollout 1 --save-hf h" },
+    { "train-one-step", TRAIN "--prompt-data d --num-rollout 1 "
+                              "--no-use-dynamic-batch-size --micro-batch-size 1 "
+                              "--use-dynamic-global-batch-size" },
+    { "train-by-flops", TRAIN "--prompt-data d --num-rollout 1 "
+                              "--no-use-dynamic-batch-size --micro-batch-size 1 "
+                              "--balance-by-flops" },
     { "train-no-data", TRAIN "--num-rollout 1" },
     { "train-no-rounds", TRAIN "--load-debug-rollout-data d --num-epoch 1" },
     { "train-only-what", TRAIN "--prompt-data d --num-rollout 1 --debug-train-only" },

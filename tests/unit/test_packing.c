@@ -1,8 +1,10 @@
 /* Packing and balancing against what Miles' own code gave. */
+#include <math.h>
 #include <string.h>
 
 #include "tests/support/cases.h"
 #include "tests/support/test.h"
+#include "train/flops.h"
 #include "train/packing.h"
 
 static void same_bin(ml_case *c, const ml_bin *got, const ml_json *want, const char *what) {
@@ -103,6 +105,87 @@ static void check_schedule(ml_case *c, const ml_schedule *s) {
         check_rank(c, s, r, rows, micro);
 }
 
+/* --- costs ---------------------------------------------------------------------- */
+
+/* Whether layer i of the recorded model has experts. */
+static bool is_moe(const ml_json *model, int64_t i) {
+    const ml_json *freq = ml_json_get(model, "moe_layer_freq");
+    int64_t every = 1;
+
+    if (ml_case_i64(model, "num_experts", 0) == 0)
+        return false;
+    if (freq && freq->type == ML_JSON_ARRAY) {
+        const ml_json *v = freq->child;
+        while (i-- > 0)
+            v = v->next;
+        ml_json_i64(v, &every);
+        return every > 0;
+    }
+    ml_json_i64(freq, &every);
+    return i % every == 0;
+}
+
+static ml_flops_shape shape_of(const ml_json *model) {
+    ml_flops_shape f = { .hidden = ml_case_i64(model, "hidden_size", 0),
+                         .vocab = ml_case_i64(model, "vocab_size", 0),
+                         .n_layer = ml_case_i64(model, "num_layers", 0),
+                         .n_head = ml_case_i64(model, "num_attention_heads", 0),
+                         .n_group = ml_case_i64(model, "num_query_groups", 0),
+                         .head_dim = ml_case_i64(model, "kv_channels", 0),
+                         .q_rank = ml_case_i64(model, "q_lora_rank", 0),
+                         .kv_rank = ml_case_i64(model, "kv_lora_rank", 0),
+                         .qk_dim = ml_case_i64(model, "qk_head_dim", 0),
+                         .qk_rope_dim = ml_case_i64(model, "qk_pos_emb_head_dim", 0),
+                         .v_dim = ml_case_i64(model, "v_head_dim", 0) };
+    int64_t dense = ml_case_i64(model, "ffn_hidden_size", 0);
+    int64_t moe = ml_case_i64(model, "moe_ffn_hidden_size", 0) *
+                      ml_case_i64(model, "moe_router_topk", 0) +
+                  ml_case_i64(model, "moe_shared_expert_intermediate_size", 0);
+
+    for (int64_t i = 0; i < f.n_layer; i++)
+        f.ffn += is_moe(model, i) ? moe : dense;
+    return f;
+}
+
+static double *costs(ml_case *c, const int64_t *len, int64_t n) {
+    ml_flops_shape f = shape_of(ml_json_get(c->args, "model"));
+    double *cost = ML_NEW(&c->arena, double, n + 1);
+    for (int64_t i = 0; i < n; i++)
+        cost[i] = ml_flops_forward(&f, len[i]);
+    return cost;
+}
+
+static void check_flops(ml_case *c) {
+    int64_t n, n_want, *len = ml_case_i64s(c, ml_json_get(c->args, "seqlens"), &n);
+    double *want = ml_case_f64s(c, ml_json_get(c->out, "per_seq"), &n_want);
+    double *cost = costs(c, len, n);
+
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs(cost[i] - want[i]) <= 1e-9 * want[i]))
+            ml_case_fail(c, "the cost of a sequence differs");
+}
+
+static void flops(void) {
+    ml_test_cases("fwd_flops.jsonl", check_flops);
+}
+
+/* The numbers of a model's config.json, found in its ops. */
+static void shapes_are_read_off_the_spec(void) {
+    ml_spec s;
+    ml_flops_shape f;
+    ml_err err = { 0 };
+
+    CHECK(ml_spec_open(&s, "tests/golden/data/qwen3", &err) == ML_OK);
+    f = ml_flops_shape_of(&s);
+    CHECK(f.hidden == s.n_hidden && f.vocab == 83 && f.n_layer == 2);
+    CHECK(f.n_head == 4 && f.n_group == 2 && f.head_dim == 12 && f.ffn == 2 * 56);
+    ml_spec_close(&s);
+    CHECK(ml_spec_open(&s, "tests/golden/data/qwen3_moe", &err) == ML_OK);
+    f = ml_flops_shape_of(&s);
+    CHECK(f.ffn == 2 * 2 * 20 + 56);
+    ml_spec_close(&s);
+}
+
 static void check_dp_schedule(ml_case *c) {
     int64_t n, n_rollout, *len = ml_case_i64s(c, ml_json_get(c->args, "total_lengths"), &n);
     int64_t *rollout = ml_case_i64s(c, ml_json_get(c->args, "rollout_indices"), &n_rollout);
@@ -122,7 +205,7 @@ static void check_dp_schedule(ml_case *c) {
     ml_status st;
 
     if (ml_case_flag(c->args, "balance_by_flops"))
-        return; /* costs come from the caller */
+        o.cost = costs(c, len, n);
     if (virtual_stages)
         o.align = (int32_t)ml_case_i64(c->args, "microbatch_group_size_per_vp_stage", 1);
     st = ml_schedule_build(&s, &c->arena, len, rollout, (int32_t)n, &o, &err);
@@ -168,12 +251,30 @@ static void balances_by_cost(void) {
     ml_arena_release(&a);
 }
 
+static void one_step_of_all(void) {
+    int64_t len[] = { 4, 5, 6, 7, 8 }, rollout[] = { 0, 1, 1, 2, 3 };
+    ml_schedule_opts o = {
+        .global_batch_size = 2, .one_step = true, .dynamic = true, .max_tokens = 100
+    };
+    ml_schedule s;
+    ml_arena a;
+    ml_err err = { 0 };
+
+    ml_arena_init(&a, "test");
+    CHECK(ml_schedule_build(&s, &a, len, rollout, 5, &o, &err) == ML_OK);
+    CHECK(s.n_step == 1 && s.step[0].n_rollout == 4 && s.step[0].rank[0].bin[0].n == 5);
+    ml_arena_release(&a);
+}
+
 static const ml_test tests[] = {
     { "first fit", first_fit },
     { "Karmarkar and Karp", karmarkar_karp },
     { "greedy", greedy },
     { "schedules", schedules },
     { "balances by cost", balances_by_cost },
+    { "flops", flops },
+    { "shapes are read off the spec", shapes_are_read_off_the_spec },
+    { "one step of all", one_step_of_all },
     { 0 },
 };
 
