@@ -31,6 +31,7 @@ static ml_status examine(const ml_command *cmd, int argc, const char *const *arg
     } else {
         st = cmd->run(&config, err);
     }
+    ml_config_release(&config);
     ml_text_release(&wrong);
     return st;
 }

@@ -1,7 +1,7 @@
 /* config.h - what the command line asked for, checked.
  *
  * Filled from the flag rows (flag.h) and read by the commands; a field means what the
- * row that points at it says.  Text points into argv or the environment.
+ * row that points at it says.  Text points into argv, the environment or `file`.
  *
  * thread: immutable after parsing. */
 #ifndef ML_CLI_CONFIG_H
@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "plugin/loop_edges.h"
+#include "base/arena.h"
 #include "rl/recipe.h"
 
 /* The order is that of the words in the flag rows. */
@@ -37,6 +38,8 @@ typedef struct ml_words {
 } ml_words;
 
 typedef struct ml_config {
+    const char *config_path;   /* more flags, as YAML; NULL: none */
+    ml_arena file;             /* what it said */
     const char *hf_checkpoint; /* of two names for one thing, one is NULL: */
     const char *model_path;    /* ml_config_model takes the other */
     ml_dtype_choice dtype;

@@ -129,6 +129,9 @@ typedef enum ml_help_asked {
 ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc,
                          char **argv, ml_text *wrong);
 
+/* Lets go of what a file of flags said; after a failed parse, too. */
+void ml_config_release(ml_config *c);
+
 /* Appends {"name": value, ...}: every live flag of the command, as it counts now. */
 void ml_flags_dump(ml_text *out, ml_cmd cmd, const ml_config *c);
 

@@ -8,9 +8,11 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/pool.h"
 #include "cli/cli.h"
+#include "io/yaml.h"
 
 typedef struct parser {
     ml_config *c;
@@ -206,6 +208,78 @@ static void parse_operand(parser *p, int *i, int argc, char **argv) {
     }
 }
 
+/* ---- a file of flags ---- */
+
+/* --name for name or na_me. */
+static char *spell(ml_arena *a, const char *dashes, ml_str key) {
+    char *word = ml_arena_printf(a, "%s%.*s", dashes, (int)key.len, key.ptr);
+
+    for (char *c = word; *c; c++)
+        if (*c == '_')
+            *c = '-';
+    return word;
+}
+
+/* A member as the words of a command line; 0 of them where it says nothing. */
+static int words_of(ml_arena *a, const ml_json *m, char **out) {
+    int n = 0;
+
+    switch (m->type) {
+    case ML_JSON_NULL: break;
+    case ML_JSON_TRUE: out[n++] = spell(a, "--", m->key); break;
+    case ML_JSON_FALSE: out[n++] = spell(a, "--no-", m->key); break;
+    case ML_JSON_ARRAY:
+        out[n++] = spell(a, "--", m->key);
+        for (const ml_json *e = m->child; e; e = e->next)
+            out[n++] = ml_arena_str(a, e->text.ptr, e->text.len);
+        break;
+    default:
+        out[n++] = ml_arena_printf(a, "%s=%.*s", spell(a, "--", m->key), (int)m->text.len,
+                                   m->text.ptr);
+    }
+    return n;
+}
+
+/* What it says counts in place of the command line's. */
+static void parse_member(parser *p, ml_arena *a, const ml_json *m) {
+    char **words = ML_NEW(a, char *, m->n + 2);
+    int n = words_of(a, m, words), at, i = 0;
+    bool negated;
+
+    if (n == 0)
+        return;
+    at = find_row(p, (ml_str){ words[0] + 2, strcspn(words[0] + 2, "=") }, &negated);
+    if (at >= 0)
+        p->given[at] = NULL;
+    parse_flag(p, &i, n, words);
+    if (i + 1 < n)
+        complain(p, "%s: '%s' looks like a flag, and is not taken as a value", words[0],
+                 words[i + 1]);
+}
+
+static void parse_file(parser *p, const char *path) {
+    ml_arena *a = &p->c->file;
+    const ml_json *doc;
+    ml_err err = { 0 };
+    ml_file f = { 0 };
+
+    ml_arena_init(a, "--custom-config-path");
+    if (ml_file_map(&f, path, &err) != ML_OK ||
+        ml_yaml_parse(&doc, a,
+                      (ml_str){ ml_arena_str(a, f.bytes.ptr, f.bytes.len), f.bytes.len },
+                      path, &err) != ML_OK)
+        complain(p, "--custom-config-path: %s", err.msg);
+    else if (doc->type != ML_JSON_OBJECT)
+        complain(p,
+                 "--custom-config-path: %s: expected names of flags with their values, "
+                 "not %s",
+                 path, ml_json_what(doc));
+    else
+        for (const ml_json *m = doc->child; m; m = m->next)
+            parse_member(p, a, m);
+    ml_file_unmap(&f);
+}
+
 /* ---- the whole ---- */
 
 static void check_required(parser *p) {
@@ -284,10 +358,16 @@ ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc
         else
             parse_operand(&p, &i, argc, argv);
     }
+    if (c->config_path)
+        parse_file(&p, c->config_path);
     check_required(&p);
     check_rules(&p);
     tell_noops(&p);
     if (!c->run.n_thread)
         c->run.n_thread = n_core();
     return wrong->len ? ML_EUSAGE : ML_OK;
+}
+
+void ml_config_release(ml_config *c) {
+    ml_arena_release(&c->file);
 }

@@ -8,6 +8,8 @@
 #define WHOLE "--check-weight-update-equal compares all weights"
 #define AUDIT "there are no ranks to audit; --debug-determinism writes hashes of every step"
 
+static const char *const selectors[] = { "all", "target", NULL };
+
 const ml_flag ml_flags_debug[] = {
     { .name = "debug-determinism",
       .type = ML_FLAG_BOOL,
@@ -143,6 +145,15 @@ const ml_flag ml_flags_debug[] = {
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
       .help = "Tell first what miles doctor tells of the machine." },
+    { .name = "custom-config-path",
+      .type = ML_FLAG_PATH,
+      ML_AT(config_path),
+      .value = "FILE",
+      .group = "debugging",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "More flags: YAML with their names and values, which count in place of the "
+              "command line's." },
     { .name = "ci-test",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.ci_test),
@@ -253,7 +264,8 @@ const ml_flag ml_flags_debug[] = {
         "advantages and derivatives"),
     ML_NOOP("save-debug-event-data", TEXT, MILES, TRAIN,
             "what happens in a run is kept in run.db of --save"),
-    ML_NOOP("check-weight-update-selector", TEXT, MILES, TRAIN, WHOLE),
+    ML_FIXED("check-weight-update-selector", MILES, TRAIN, selectors,
+             "There is one set of weights that generates, and all of it is compared."),
     ML_NOOP("check-weight-update-skip-list", LIST, MILES, TRAIN, WHOLE),
     ML_NOOP("check-weight-update-allow-quant-error", BOOL, MILES, TRAIN,
             "weights are not quantised"),

@@ -62,6 +62,7 @@ static int run_command(const ml_command *cmd, int argc, char **argv) {
     ml_log_to(log_line, &log_level);
     if (ml_flags_parse(&config, &help, cmd->bit, argc, argv, &text) != ML_OK) {
         int code = wrong_usage(cmd, &text);
+        ml_config_release(&config);
         ml_text_release(&text);
         return code;
     }
@@ -73,6 +74,7 @@ static int run_command(const ml_command *cmd, int argc, char **argv) {
     st = cmd->run(&config, &err);
     if (st)
         fprintf(stderr, "miles %s: %s\n", cmd->name, err.msg);
+    ml_config_release(&config);
     return finish_output(ml_exit_code(st));
 }
 

@@ -2,8 +2,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
 /* ---- helpers ---- */
@@ -22,6 +24,7 @@ static ml_status parse(ml_cmd cmd, const char *words) {
     for (char *w = strtok_r(line, " ", &save); w; w = strtok_r(NULL, " ", &save))
         argv[argc++] = w;
     ml_text_release(&wrong);
+    ml_config_release(&config);
     return ml_flags_parse(&config, &help, cmd, argc, argv, &wrong);
 }
 
@@ -289,6 +292,36 @@ static void rules(void) {
     CHECK(parse(ML_CMD_SCORE, SCORE "--grads --batching single") == ML_OK);
 }
 
+/* ---- a file of flags ---- */
+
+static void flags_in_a_file(void) {
+    static const char yaml[] = "lr: 0.5\nuse_kl_loss: true\nrollout-shuffle: false\n"
+                               "rollout_stop: [a, --b]\nsave: null\nrm_type: math\n";
+    char words[1000];
+
+    CHECK(ml_file_replace(ml_test_path("more.yaml"), ml_str_of(yaml), NULL) == ML_OK);
+    snprintf(words, sizeof words,
+             TRAIN "--prompt-data d --num-rollout 1 --lr 2 --save s --rollout-shuffle "
+                   "--custom-config-path %s",
+             ml_test_path("more.yaml"));
+    CHECK(parse(ML_CMD_TRAIN, words) == ML_EUSAGE); /* a word that looks like a flag */
+    CHECK_HAS(wrong.ptr, "--b");
+    CHECK(ml_file_replace(ml_test_path("more.yaml"),
+                          ml_str_of("lr: 0.5\nuse_kl_loss: true\nrollout-shuffle: false\n"
+                                    "rollout_stop: [a, b]\nsave: null\nrm_type: math\n"),
+                          NULL) == ML_OK);
+    CHECK(parse(ML_CMD_TRAIN, words) == ML_OK);
+    CHECK(config.train.lr == 0.5 && config.algo.num.use_kl_loss && !config.train.shuffle);
+    CHECK(config.rollout.stop.n == 2 && strcmp(config.rollout.stop.word[1], "b") == 0);
+    CHECK(strcmp(config.train.save, "s") == 0);
+    CHECK(strcmp(config.reward.rm_type, "math") == 0);
+    CHECK(ml_file_replace(ml_test_path("more.yaml"), ml_str_of("no_such_flag: 1\n"),
+                          NULL) == ML_OK);
+    check_refused(ML_CMD_TRAIN, words, "there is no flag --no-such-flag");
+    CHECK(ml_file_replace(ml_test_path("more.yaml"), ml_str_of("- 1\n"), NULL) == ML_OK);
+    check_refused(ML_CMD_TRAIN, words, "expected names of flags");
+}
+
 /* ---- rows, and the texts made from them ---- */
 
 static void check_row(const ml_flag_list *l, int i) {
@@ -434,6 +467,7 @@ static const ml_test tests[] = {
     { "without effect", without_effect },
     { "all at once", all_at_once },
     { "rules", rules },
+    { "flags in a file", flags_in_a_file },
     { "rows and texts", rows_and_texts },
     { "a launch script", a_launch_script },
     { "help is asked", help_is_asked },
