@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "cli/train_remote.h"
 #include "cli/reward_opts.h"
 #include "cli/train_evals.h"
 #include "plugin/generate_path.h"
@@ -167,8 +168,13 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
         st = ml_train_rewards_open(&t->rewards, &t->arena, c, err);
     if (st == ML_OK)
         st = ml_train_turns_open(&t->turns, t, c, err);
-    if (st == ML_OK)
-        st = ml_backend_open(&t->be, &opts, err);
+    if (st != ML_OK)
+        return st;
+    if (c->mode.external) {
+        t->engine.context = (int32_t)context_of(t, c);
+        return ml_train_remote_open(t, c, err);
+    }
+    st = ml_backend_open(&t->be, &opts, err);
     if (st == ML_OK)
         size_engine(t, c);
     return st;
@@ -191,7 +197,12 @@ void ml_train_gen_close(ml_train_gen *t) {
 
 ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err) {
     ml_engine_memory m;
-    ml_status st = ml_engine_measure(&m, &t->run->spec, &t->be, &t->engine, err);
+    ml_status st;
+
+    *out = 0;
+    if (t->weight_dir)
+        return ML_OK;
+    st = ml_engine_measure(&m, &t->run->spec, &t->be, &t->engine, err);
 
     *out = st == ML_OK ? m.kv + m.act + m.scratch : 0;
     return st;
@@ -204,6 +215,8 @@ static ml_status start_engine(ml_train_gen *t, ml_err *err) {
                         .weights = &t->run->weights };
     ml_status st = ML_OK;
 
+    if (t->weight_dir)
+        return ml_train_remote_publish(t, &t->run->weights, err);
     if (t->async) {
         st = ml_weights_clone(&t->second, &t->run->weights, &t->be, &t->arena, err);
         o.weights = &t->second;
@@ -238,11 +251,17 @@ static ml_status publish_copy(ml_train_gen *t, const ml_weights *w, ml_err *err)
 }
 
 /* Where engine and trainer share the weights, what changes hands is their version. */
+static ml_status publish(ml_train_gen *t, const ml_weights *w, ml_err *err) {
+    if (t->weight_dir)
+        return ml_train_remote_publish(t, w, err);
+    return t->async ? publish_copy(t, w, err)
+                    : ml_local_switch(t->gen, w, ML_SWITCH_RETRACT, err);
+}
+
 ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err) {
     ml_train_gen *t = ud;
     double began = ml_clock_s();
-    ml_status st = t->async ? publish_copy(t, w, err)
-                            : ml_local_switch(t->gen, w, ML_SWITCH_RETRACT, err);
+    ml_status st = publish(t, w, err);
 
     if (st == ML_OK && t->flow)
         ml_flow_published(t->flow, w->version);

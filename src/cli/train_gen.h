@@ -20,6 +20,7 @@ typedef struct ml_train_gen {
     ml_engine_opts engine;
     ml_weights second; /* what generates while the trainer changes the run's; zeros: none */
     bool async;
+    const char *weight_dir; /* where engines elsewhere find weights; NULL: it is here */
     ml_gen *gen;
     ml_rewards *rewards;
     ml_turns *turns;    /* NULL: answers are one turn */

@@ -6,6 +6,7 @@
 
 #include "base/bug.h"
 #include "engine/request.h"
+#include "model/weights_seal.h"
 
 /* A set of weights this generator made itself. */
 typedef struct weight_set {
@@ -83,6 +84,8 @@ static ml_status read_set(const ml_local_opts *o, weight_set *s, const char *dir
     st = ml_checkpoint_open(&c, dir, err);
     if (st == ML_OK)
         st = ml_weights_load(&s->w, o->spec, c, o->dtype, o->be, &s->arena, err);
+    if (st == ML_OK)
+        st = ml_weights_check_seal(&s->w, o->spec, dir, err);
     ml_checkpoint_close(c);
     return st;
 }

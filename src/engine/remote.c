@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
 #include "engine/remote_priv.h"
 
 static ml_remote *of(ml_gen *g) {
@@ -22,8 +21,6 @@ static void free_call(ml_remote_call *c) {
 
 static void end_call(ml_remote_call *c, ml_gen_update *u) {
     ml_remote *r = c->remote;
-    ml_watch_fn *watch;
-    void *watch_ud;
 
     u->ticket = c->ticket;
     *(c->prev ? &c->prev->next : &r->first) = c->next;
@@ -38,13 +35,11 @@ static void end_call(ml_remote_call *c, ml_gen_update *u) {
     r->stats.n_answer_token += u->answer.n;
     if (u->version)
         r->stats.version = u->version;
-    watch = r->watch;
-    watch_ud = r->watch_ud;
     pthread_mutex_unlock(&r->lock);
     c->fn(c->ud, u);
     free_call(c);
-    if (watch)
-        watch(watch_ud);
+    if (r->watch)
+        r->watch(r->watch_ud);
 }
 
 static void abort_call(ml_remote_call *c, const char *why) {
@@ -55,7 +50,9 @@ static void abort_call(ml_remote_call *c, const char *why) {
 static void attempt(void *ud);
 
 static void try_again(ml_remote_call *c, const char *why) {
-    if (++c->n_failed >= c->remote->opts.n_attempt) {
+    int32_t most = c->remote->opts.n_attempt;
+
+    if (c->aborted || (++c->n_failed >= most && most > 0)) {
         abort_call(c, why);
         return;
     }
@@ -73,26 +70,45 @@ static void on_data(void *ud, ml_str piece) {
     ml_text_add(&c->reply, piece.ptr, piece.len);
 }
 
-static void on_done(void *ud, const ml_err *failed) {
-    ml_remote_call *c = ud;
+/* SGLang's versions are not ours to compare. */
+static ml_status check_version(const ml_remote_call *c, const ml_gen_update *u,
+                               const char *url, ml_err *err) {
+    if (c->remote->opts.sglang || u->version >= c->version)
+        return ML_OK;
+    return ml_fail(err, ML_EPEER, "%s has weights of version %llu, not %llu", url,
+                   (unsigned long long)u->version, (unsigned long long)c->version);
+}
+
+static ml_status read_answer(ml_remote_call *c, ml_gen_update *u, ml_arena *a,
+                             ml_err *err) {
     const char *url = c->remote->server[c->server].url;
+    ml_status st;
+
+    if (c->broken)
+        return ml_fail(err, ML_EPEER, "%s", c->why.msg);
+    if (c->status != 200)
+        return ml_fail(err, ML_EPEER, "%s answered with status %d: %.300s", url, c->status,
+                       c->reply.ptr ? c->reply.ptr : "");
+    st = ml_remote_read(u, a, &c->ask, (ml_str){ c->reply.ptr, c->reply.len }, url, err);
+    return st == ML_OK ? check_version(c, u, url, err) : st;
+}
+
+/* A server that is busy says so; what else goes wrong may be its end. */
+static bool is_busy(const ml_remote_call *c) {
+    return !c->broken && (c->status == 429 || c->status >= 500);
+}
+
+static void look_at(ml_remote_call *c) {
     ml_gen_update u = { 0 };
     ml_err err = { 0 };
     ml_arena a;
     ml_status st;
 
-    c->remote->server[c->server].n_call--;
-    c->server = -1;
-    c->job = NULL;
     ml_arena_init(&a, "reply");
-    if (failed)
-        st = ml_fail(&err, ML_EPEER, "%s", failed->msg);
-    else if (c->status != 200)
-        st = ml_fail(&err, ML_EPEER, "%s answered with status %d: %.300s", url, c->status,
-                     c->reply.ptr ? c->reply.ptr : "");
-    else
-        st = ml_remote_read(&u, &a, &c->ask, (ml_str){ c->reply.ptr, c->reply.len }, url,
-                            &err);
+    st = read_answer(c, &u, &a, &err);
+    if (st != ML_OK && c->status != 400 && !is_busy(c))
+        ml_remote_lose(c->remote, c->server, err.msg);
+    c->server = -1;
     /* A request the server calls wrong will not become right. */
     if (st == ML_OK)
         end_call(c, &u);
@@ -103,14 +119,19 @@ static void on_done(void *ud, const ml_err *failed) {
     ml_arena_release(&a);
 }
 
-static int32_t least_loaded(const ml_remote *r, int32_t from) {
-    int32_t best = from % r->opts.n_url;
-    for (int32_t k = 1; k < r->opts.n_url; k++) {
-        int32_t i = (from + k) % r->opts.n_url;
-        if (r->server[i].n_call < r->server[best].n_call)
-            best = i;
-    }
-    return best;
+static void on_done(void *ud, const ml_err *failed) {
+    ml_remote_call *c = ud;
+
+    c->remote->server[c->server].n_call--;
+    c->job = NULL;
+    c->broken = failed != NULL;
+    if (failed)
+        c->why = *failed;
+    c->answered = true;
+    if (c->remote->held && !c->aborted)
+        return;
+    c->answered = false;
+    look_at(c);
 }
 
 static void attempt(void *ud) {
@@ -124,7 +145,11 @@ static void attempt(void *ud) {
     c->status = 0;
     c->reply.len = 0;
     /* After a failure elsewhere if there is an elsewhere. */
-    c->server = least_loaded(r, (int32_t)(c->ticket % 1024) + c->n_failed);
+    c->server = ml_remote_choose(r, (int32_t)(c->ticket % 1024) + c->n_failed);
+    if (c->server < 0) {
+        try_again(c, "every server is gone, or has other weights");
+        return;
+    }
     r->server[c->server].n_call++;
     ml_text_printf(&url, "%s/generate", r->server[c->server].url);
     if (ml_http_start(&c->job, r->client,
@@ -180,6 +205,7 @@ static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, voi
     ml_arena_init(&c->arena, "request");
     pthread_mutex_lock(&r->lock);
     *ticket = c->ticket = ++r->n_ticket;
+    c->version = r->weights ? r->stats.version : 0;
     r->stats.n_running++;
     pthread_mutex_unlock(&r->lock);
     keep(c, ask);
@@ -214,7 +240,7 @@ static void abort_on_loop(void *ud) {
     } else if (c) {
         ml_text_printf(&url, "%s/abort_request", r->server[c->server].url);
         ml_text_printf(&body, "{\"rid\":\"miles-%llu\"}", (unsigned long long)c->ticket);
-        c->n_failed = r->opts.n_attempt; /* whatever happens now is the end */
+        c->aborted = true; /* whatever happens now is the end */
         (void)ml_http_start(&job, r->client,
                             &(ml_http_request){ .method = "POST",
                                                 .url = url.ptr,
@@ -241,7 +267,7 @@ static void abort_waiting(void *ud) {
     ml_remote *r = ud;
     for (ml_remote_call *c = r->first, *next; c; c = next) {
         next = c->next;
-        c->n_failed = r->opts.n_attempt;
+        c->aborted = true;
         if (c->server < 0)
             abort_call(c, "aborted");
     }
@@ -249,7 +275,26 @@ static void abort_waiting(void *ud) {
 
 static void abort_all(ml_gen *g) {
     ml_loop_post(of(g)->loop, abort_waiting, of(g));
-    (void)ml_remote_tell_all(of(g), "/abort_request", "{\"abort_all\":true}", NULL);
+    (void)ml_remote_tell_all(of(g), "POST", "/abort_request", "{\"abort_all\":true}", NULL);
+}
+
+static void hold(void *ud) {
+    ml_remote *r = ud;
+    r->held = true;
+}
+
+/* What was answered meanwhile is looked at now. */
+static void let_go(void *ud) {
+    ml_remote *r = ud;
+
+    r->held = false;
+    for (ml_remote_call *c = r->first, *next; c; c = next) {
+        next = c->next;
+        if (c->answered) {
+            c->answered = false;
+            look_at(c);
+        }
+    }
 }
 
 static void set_paused(ml_gen *g, bool paused) {
@@ -260,44 +305,20 @@ static void set_paused(ml_gen *g, bool paused) {
 }
 
 static void pause_all(ml_gen *g) {
-    (void)ml_remote_tell_all(of(g), "/pause_generation", "{\"mode\":\"retract\"}", NULL);
+    (void)ml_remote_tell_all(of(g), "POST", "/pause_generation", "{\"mode\":\"retract\"}",
+                             NULL);
+    ml_remote_have_done(of(g), hold, of(g));
     set_paused(g, true);
 }
 
 static void resume_all(ml_gen *g) {
-    (void)ml_remote_tell_all(of(g), "/continue_generation", "{}", NULL);
     set_paused(g, false);
+    ml_remote_have_done(of(g), let_go, of(g));
+    (void)ml_remote_tell_all(of(g), "POST", "/continue_generation", "{}", NULL);
 }
 
 static bool flush(ml_gen *g) {
-    return ml_remote_tell_all(of(g), "/flush_cache", "{}", NULL) == ML_OK;
-}
-
-static ml_status load(ml_gen *g, const char *dir, uint64_t version, ml_switch how,
-                      ml_err *err) {
-    ml_remote *r = of(g);
-    ml_text body = { 0 };
-    ml_status st;
-
-    if (how == ML_SWITCH_FINISH || how == ML_SWITCH_INEXACT_KV)
-        return ml_fail(err, ML_EUNSUP,
-                       "servers put requests in flight back, or abort them, when weights "
-                       "change; pause and wait for them to finish otherwise");
-    pthread_mutex_lock(&r->lock);
-    version = version ? version : r->stats.version + 1;
-    pthread_mutex_unlock(&r->lock);
-    ml_text_printf(&body, "{\"model_path\":");
-    ml_json_quote(&body, ml_str_of(dir));
-    ml_text_printf(&body, ",\"weight_version\":\"%llu\",\"abort_all_requests\":%s}",
-                   (unsigned long long)version, how == ML_SWITCH_ABORT ? "true" : "false");
-    st = ml_remote_tell_all(r, "/update_weights_from_disk", body.ptr, err);
-    ml_text_release(&body);
-    if (st != ML_OK)
-        return st;
-    pthread_mutex_lock(&r->lock);
-    r->stats.version = version;
-    pthread_mutex_unlock(&r->lock);
-    return ML_OK;
+    return ml_remote_tell_all(of(g), "POST", "/flush_cache", "{}", NULL) == ML_OK;
 }
 
 static void stats(ml_gen *g, ml_gen_stats *out) {
@@ -307,12 +328,23 @@ static void stats(ml_gen *g, ml_gen_stats *out) {
     pthread_mutex_unlock(&r->lock);
 }
 
+typedef struct watch_note {
+    ml_remote *remote;
+    ml_watch_fn *fn;
+    void *ud;
+} watch_note;
+
+static void set_watch(void *ud) {
+    const watch_note *n = ud;
+
+    n->remote->watch = n->fn;
+    n->remote->watch_ud = n->ud;
+}
+
+/* When it returns, nobody is inside the one before. */
 static void watch_ends(ml_gen *g, ml_watch_fn *fn, void *ud) {
-    ml_remote *r = of(g);
-    pthread_mutex_lock(&r->lock);
-    r->watch = fn;
-    r->watch_ud = ud;
-    pthread_mutex_unlock(&r->lock);
+    watch_note n = { of(g), fn, ud };
+    ml_remote_have_done(of(g), set_watch, &n);
 }
 
 /* --- life ------------------------------------------------------------------------- */
@@ -326,6 +358,7 @@ static void *carry(void *ud) {
             ml_http_cancel(c->job);
         abort_call(c, "the generator is closing");
     }
+    ml_remote_forget(r);
     return NULL;
 }
 
@@ -356,6 +389,7 @@ static void keep_opts(ml_remote *r, const ml_remote_opts *o) {
         size_t n = strlen(o->url[i]);
         while (n && o->url[i][n - 1] == '/')
             n--;
+        r->server[i].remote = r;
         r->server[i].url = ml_arena_str(&r->arena, o->url[i], n);
     }
     r->headers = ml_arena_printf(&r->arena, "Content-Type: application/json\n%s%s%s",
@@ -379,7 +413,7 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
                        .pause = pause_all,
                        .resume = resume_all,
                        .flush = flush,
-                       .load = load,
+                       .load = ml_remote_load,
                        .stats = stats,
                        .close = close_gen,
                        .watch = watch_ends };

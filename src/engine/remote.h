@@ -7,6 +7,10 @@
  * with ML_FINISH_ABORT and the sentence.  Pausing, weights and caches concern all
  * servers; those behind a router are asked from it.
  *
+ * Once weights were loaded, a server that fails or answers with older ones is lost: it gets
+ * nothing more to do until it has been told to load them again.  So one that was killed and
+ * started anew goes on where it was, and no answer of other weights is ever used.
+ *
  * thread: as gen.h says; a thread of its own carries the connections. */
 #ifndef ML_ENGINE_REMOTE_H
 #define ML_ENGINE_REMOTE_H
@@ -19,11 +23,14 @@ typedef struct ml_remote_opts {
     const char *api_key; /* or NULL */
     bool sglang; /* real SGLang: what only our servers know is not sent.  The seed of a
                             sample is then one number made of its seed and sample */
-    int32_t n_attempt;
+    int32_t n_attempt; /* 0: for ever; what is awaited is said in a warning */
     double retry_s, connect_s;
     double idle_s; /* how long a server may say nothing, generation included; 0: for ever */
 } ml_remote_opts;
 
 ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err);
+
+/* ML_EPEER: a server does not answer, or says that it is not well. */
+ml_status ml_remote_check(ml_gen *g, ml_err *err);
 
 #endif

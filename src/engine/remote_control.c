@@ -45,10 +45,11 @@ static void answered(question *q, const ml_err *err) {
 
     pthread_mutex_lock(&b->lock);
     if (b->st == ML_OK && err)
-        b->st = ml_fail(b->err, ML_EPEER, "%s", err->msg);
+        b->st = ml_fail(b->err, ML_EAGAIN, "%s", err->msg);
     else if (b->st == ML_OK && (q->status != 200 || says_no(q)))
-        b->st = ml_fail(b->err, ML_EPEER, "%s%s answered with status %d: %.300s", q->url,
-                        b->path, q->status, q->reply.ptr ? q->reply.ptr : "");
+        b->st = ml_fail(b->err, q->status >= 500 ? ML_EAGAIN : ML_EPEER,
+                        "%s%s answered with status %d: %.300s", q->url, b->path, q->status,
+                        q->reply.ptr ? q->reply.ptr : "");
     if (--b->n_left == 0)
         pthread_cond_signal(&b->done);
     pthread_mutex_unlock(&b->lock);
@@ -130,12 +131,12 @@ static int32_t behind(ml_remote *r, const char *url, const char **out, int32_t c
     return n;
 }
 
-ml_status ml_remote_tell_all(ml_remote *r, const char *path, const char *body,
-                             ml_err *err) {
+ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
+                             const char *body, ml_err *err) {
     enum { MOST = 1024 };
     ml_arena a;
     const char **url;
-    broadcast b = { .remote = r, .method = "POST", .path = path, .body = body, .err = err };
+    broadcast b = { .remote = r, .method = method, .path = path, .body = body, .err = err };
     ml_status st;
 
     ml_arena_init(&a, "remote servers");
@@ -149,4 +150,38 @@ ml_status ml_remote_tell_all(ml_remote *r, const char *path, const char *body,
     release(&b);
     ml_arena_release(&a);
     return st;
+}
+
+/* --- on the loop's thread ------------------------------------------------------- */
+
+typedef struct errand {
+    ml_loop_fn *fn;
+    void *ud;
+    pthread_mutex_t lock;
+    pthread_cond_t change;
+    bool done;
+} errand;
+
+static void run_errand(void *ud) {
+    errand *e = ud;
+
+    e->fn(e->ud);
+    pthread_mutex_lock(&e->lock);
+    e->done = true;
+    pthread_cond_signal(&e->change);
+    pthread_mutex_unlock(&e->lock);
+}
+
+void ml_remote_have_done(ml_remote *r, ml_loop_fn *fn, void *ud) {
+    errand e = { .fn = fn, .ud = ud };
+
+    pthread_mutex_init(&e.lock, NULL);
+    pthread_cond_init(&e.change, NULL);
+    ml_loop_post(r->loop, run_errand, &e);
+    pthread_mutex_lock(&e.lock);
+    while (!e.done)
+        pthread_cond_wait(&e.change, &e.lock);
+    pthread_mutex_unlock(&e.lock);
+    pthread_cond_destroy(&e.change);
+    pthread_mutex_destroy(&e.lock);
 }

@@ -22,14 +22,25 @@ typedef struct ml_remote_call {
     ml_text body, reply;
     int32_t server; /* where it is, or -1: between attempts */
     int32_t n_failed;
+    uint64_t version; /* of the weights when it was asked: an answer's are no older */
     int status;
+    bool aborted;  /* it is not tried again */
+    bool answered; /* while paused: to be looked at afterwards */
+    bool broken;   /* there is no whole answer, for this reason: */
+    ml_err why;
     ml_http_job *job;
     ml_timer *timer;
 } ml_remote_call;
 
 typedef struct ml_remote_server {
+    ml_remote *remote;
     char *url;
     int32_t n_call;
+    bool lost; /* it may have other weights, or be gone */
+    ml_timer *timer;
+    ml_http_job *job; /* that brings it back */
+    int status;
+    ml_text reply;
 } ml_remote_server;
 
 struct ml_remote {
@@ -42,12 +53,14 @@ struct ml_remote {
     ml_loop *loop;
     ml_http_client *client;
     ml_remote_call *first; /* on the loop's thread only */
+    bool held;             /* too: no request's function is called */
+    ml_watch_fn *watch;    /* too */
+    void *watch_ud;
 
     pthread_mutex_t lock; /* of all below */
     uint64_t n_ticket;
+    const char *weights; /* the body that loads them, or NULL: never were */
     ml_gen_stats stats;
-    ml_watch_fn *watch;
-    void *watch_ud;
 };
 
 /* remote_text.c */
@@ -59,8 +72,26 @@ ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *
                          ml_str reply, const char *url, ml_err *err);
 
 /* remote_control.c */
-/* The same request to every server; returns when all have answered, with the first that failed.
- * Not from the loop's thread. */
-ml_status ml_remote_tell_all(ml_remote *r, const char *path, const char *body, ml_err *err);
+/* The same request to every server; returns when all have answered, with the first that failed:
+ * ML_EAGAIN when it could not be asked, or is not well; ML_EPEER when it said no.  Not from the
+ * loop's thread. */
+ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
+                             const char *body, ml_err *err);
+
+/* Has something done on the loop's thread, and waits for it. */
+void ml_remote_have_done(ml_remote *r, ml_loop_fn *fn, void *ud);
+
+/* remote_weights.c */
+ml_status ml_remote_load(ml_gen *g, const char *dir, uint64_t version, ml_switch how,
+                         ml_err *err);
+
+/* remote_server.c, on the loop's thread */
+/* The server with the least to do that is not lost, beginning with `from`; -1: none. */
+int32_t ml_remote_choose(const ml_remote *r, int32_t from);
+/* It failed.  Where weights were loaded it is lost, until it has loaded them again. */
+void ml_remote_lose(ml_remote *r, int32_t server, const char *why);
+/* All have just loaded them. */
+void ml_remote_found(void *remote);
+void ml_remote_forget(ml_remote *r); /* the loop has ended */
 
 #endif

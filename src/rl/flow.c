@@ -224,11 +224,23 @@ ml_status ml_flow_open(ml_flow **out, const ml_flow_opts *o, ml_err *err) {
     return ML_OK;
 }
 
+/* Conversations that were left in the middle go on. */
+static void watch_again(ml_flow *s) {
+    ml_gen *gen = s->opts.asker.gen;
+
+    gen->pause(gen);
+    on_ended(s);
+    gen->watch(gen, on_ended, s);
+    gen->resume(gen);
+}
+
 void ml_flow_hold(ml_flow *s, bool hold) {
     pthread_mutex_lock(&s->lock);
     s->held_up = hold;
     pthread_cond_broadcast(&s->change);
     pthread_mutex_unlock(&s->lock);
+    if (!hold && s->opts.asker.turns)
+        watch_again(s); /* somebody else did meanwhile */
 }
 
 static bool all_landed(const ml_flow *s) {

@@ -253,6 +253,7 @@ ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
 
     if (st == ML_OK)
         st = load_actor(r, snapshot, err);
+    r->weights.version = 1; /* 0 is what weights have that nobody gave a version */
     if (st != ML_OK || o->learns_nothing)
         return st;
     st = start_training(r, snapshot, err);

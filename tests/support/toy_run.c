@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -63,7 +64,8 @@ pid_t ml_toy_start(const char *line) {
     pid = fork();
     if (pid == 0) {
         int null = open("/dev/null", O_WRONLY);
-        if (null < 0 || dup2(null, STDOUT_FILENO) < 0 || dup2(null, STDERR_FILENO) < 0)
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || null < 0 ||
+            dup2(null, STDOUT_FILENO) < 0 || dup2(null, STDERR_FILENO) < 0)
             _exit(127);
         execv(program, argv);
         _exit(127);

@@ -1,0 +1,19 @@
+/* train_remote.h - engines of other processes for miles train: miles serve, or miles router in
+ * front of some.
+ *
+ * Weights reach them through a directory that they see under the same name.
+ *
+ * thread: the command's. */
+#ifndef ML_CLI_TRAIN_REMOTE_H
+#define ML_CLI_TRAIN_REMOTE_H
+
+#include "cli/train_gen.h"
+
+/* Opens t->gen; all of them must be there. */
+ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err);
+
+/* Returns when all of them have these weights, and have said that they are the same to the
+ * bit. */
+ml_status ml_train_remote_publish(ml_train_gen *t, const ml_weights *w, ml_err *err);
+
+#endif

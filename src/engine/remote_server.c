@@ -1,0 +1,142 @@
+/* remote_server.c - which servers can be asked, and how one that was lost comes back. */
+#include "base/log.h"
+#include "engine/remote_priv.h"
+
+int32_t ml_remote_choose(const ml_remote *r, int32_t from) {
+    int32_t best = -1;
+
+    for (int32_t k = 0; k < r->opts.n_url; k++) {
+        int32_t i = (from + k) % r->opts.n_url;
+        if (!r->server[i].lost &&
+            (best < 0 || r->server[i].n_call < r->server[best].n_call))
+            best = i;
+    }
+    return best;
+}
+
+/* --- coming back ----------------------------------------------------------------- */
+
+static void ask_again(void *ud);
+
+static void on_head(void *ud, int status, ml_str headers) {
+    ml_remote_server *s = ud;
+    (void)headers;
+    s->status = status;
+}
+
+static void on_data(void *ud, ml_str piece) {
+    ml_remote_server *s = ud;
+    ml_text_add(&s->reply, piece.ptr, piece.len);
+}
+
+static void rest(ml_remote_server *s) {
+    ml_timer_stop(s->timer);
+    s->timer =
+        ml_timer_start(s->remote->loop, s->remote->opts.retry_s, false, ask_again, s);
+}
+
+static void on_back(ml_remote_server *s) {
+    s->lost = false;
+    ml_log(ML_LOG_WARN, "%s is back, with the weights it shall have", s->url);
+}
+
+static void on_continued(void *ud, const ml_err *err) {
+    ml_remote_server *s = ud;
+
+    s->job = NULL;
+    if (err)
+        rest(s);
+    else
+        on_back(s);
+}
+
+static void tell(ml_remote_server *s, const char *path, const char *body,
+                 void (*done)(void *ud, const ml_err *err)) {
+    ml_remote *r = s->remote;
+    ml_text url = { 0 };
+    ml_err err = { 0 };
+
+    s->status = 0;
+    s->reply.len = 0;
+    ml_text_printf(&url, "%s%s", s->url, path);
+    if (ml_http_start(&s->job, r->client,
+                      &(ml_http_request){ .method = "POST",
+                                          .url = url.ptr,
+                                          .headers = r->headers,
+                                          .body = ml_str_of(body),
+                                          .connect_s = r->opts.connect_s,
+                                          .idle_s = r->opts.idle_s },
+                      (ml_http_fns){ on_head, on_data, done, s }, &err) != ML_OK)
+        done(s, &err);
+    ml_text_release(&url);
+}
+
+/* One that was not restarted may still be paused by us. */
+static void on_loaded(void *ud, const ml_err *err) {
+    ml_remote_server *s = ud;
+    ml_remote *r = s->remote;
+    bool paused;
+
+    s->job = NULL;
+    if (err || s->status != 200) {
+        rest(s);
+        return;
+    }
+    pthread_mutex_lock(&r->lock);
+    paused = r->stats.paused;
+    pthread_mutex_unlock(&r->lock);
+    if (paused)
+        on_back(s);
+    else
+        tell(s, "/continue_generation", "{}", on_continued);
+}
+
+static void ask_again(void *ud) {
+    ml_remote_server *s = ud;
+    ml_remote *r = s->remote;
+    const char *body;
+
+    ml_timer_stop(s->timer);
+    s->timer = NULL;
+    if (!s->lost)
+        return;
+    pthread_mutex_lock(&r->lock);
+    body = r->weights;
+    pthread_mutex_unlock(&r->lock);
+    tell(s, "/update_weights_from_disk", body, on_loaded);
+}
+
+/* --- going away -------------------------------------------------------------------- */
+
+void ml_remote_lose(ml_remote *r, int32_t server, const char *why) {
+    ml_remote_server *s = &r->server[server];
+    bool weights;
+
+    pthread_mutex_lock(&r->lock);
+    weights = r->weights != NULL;
+    pthread_mutex_unlock(&r->lock);
+    if (s->lost || !weights)
+        return;
+    s->lost = true;
+    ml_log(
+        ML_LOG_WARN,
+        "%s; waiting for %s, which will be sent its weights and what was asked of it again",
+        why, s->url);
+    rest(s);
+}
+
+void ml_remote_found(void *remote) {
+    ml_remote *r = remote;
+
+    for (int32_t i = 0; i < r->opts.n_url; i++)
+        r->server[i].lost = r->server[i].lost && r->server[i].job;
+}
+
+void ml_remote_forget(ml_remote *r) {
+    for (int32_t i = 0; i < r->opts.n_url; i++) {
+        if (r->server[i].job)
+            ml_http_cancel(r->server[i].job);
+        ml_timer_stop(r->server[i].timer);
+        ml_text_release(&r->server[i].reply);
+    }
+}

@@ -1,0 +1,77 @@
+#include "rl/weight_dir.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/dir.h"
+#include "model/export.h"
+#include "model/weights_seal.h"
+
+#define PREFIX "version_"
+
+static ml_status remove_if_there(const char *path, ml_err *err) {
+    return access(path, F_OK) == 0 ? ml_dir_remove(path, err) : ML_OK;
+}
+
+/* f32 matrices stay f32, whatever the checkpoint had; others are on disk as they were. */
+static bool is_f32(const ml_weights *w) {
+    for (int32_t i = 0; i < w->n; i++)
+        if (w->t[i].n_dim > 1 && w->t[i].dtype == ML_F32)
+            return true;
+    return false;
+}
+
+static bool is_old(const char *name, uint64_t version) {
+    return strncmp(name, PREFIX, strlen(PREFIX)) == 0 &&
+           strtoull(name + strlen(PREFIX), NULL, 10) + 1 < version;
+}
+
+/* What engines have left behind, and what a process that died had begun. */
+static ml_status tidy(const char *dir, uint64_t version, ml_err *err) {
+    ml_arena a;
+    ml_names names;
+    ml_status st;
+
+    ml_arena_init(&a, "names of versions");
+    st = ml_dir_list(&names, dir, &a, err);
+    for (int32_t i = 0; st == ML_OK && i < names.n; i++)
+        if (is_old(names.name[i], version))
+            st = ml_dir_remove(ml_arena_printf(&a, "%s/%s", dir, names.name[i]), err);
+    ml_arena_release(&a);
+    return st;
+}
+
+static ml_status replace(const char *temp, const char *path, const char *dir, ml_err *err) {
+    ml_status st = remove_if_there(path, err);
+
+    if (st == ML_OK && rename(temp, path) != 0)
+        st = ml_fail(err, ML_EIO, "%s cannot be renamed to %s: %s", temp, path,
+                     strerror(errno));
+    return st == ML_OK ? ml_dir_sync(dir, err) : st;
+}
+
+ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w,
+                              const ml_spec *s, const ml_checkpoint *from, ml_err *err) {
+    ml_export_opts how = { .keep_dtype = !is_f32(w), .dtype = ML_F32 };
+    ml_text temp = { 0 };
+    ml_status st = ml_dir_make(dir, err);
+
+    ml_text_printf(out, "%s/" PREFIX "%llu", dir, (unsigned long long)w->version);
+    ml_text_printf(&temp, "%s.new", out->ptr);
+    how.dir = temp.ptr;
+    if (st == ML_OK)
+        st = remove_if_there(temp.ptr, err);
+    if (st == ML_OK)
+        st = ml_export_hf(w, s, from, &how, err);
+    if (st == ML_OK)
+        st = ml_weights_seal(w, s, temp.ptr, err);
+    if (st == ML_OK)
+        st = replace(temp.ptr, out->ptr, dir, err);
+    if (st == ML_OK)
+        st = tidy(dir, w->version, err);
+    ml_text_release(&temp);
+    return st;
+}

@@ -1,0 +1,18 @@
+/* weight_dir.h - weights on disk, for engines of other processes.
+ *
+ *     DIR/version_7/    a Hugging Face checkpoint with its seal (model/weights_seal.h)
+ *
+ * A version is written under another name, synced and renamed, so that what has the name is
+ * whole.  The one before stays, for engines that are late; older ones are removed.
+ *
+ * thread: one owner. */
+#ifndef ML_RL_WEIGHT_DIR_H
+#define ML_RL_WEIGHT_DIR_H
+
+#include "model/weights.h"
+
+/* Writes the version of the set; its path is left in `out`. */
+ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w,
+                              const ml_spec *s, const ml_checkpoint *from, ml_err *err);
+
+#endif

@@ -1,0 +1,214 @@
+/* miles train with engines of other processes: the same bytes, whatever happens to them. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/support/scratch.h"
+#include "tests/support/test.h"
+#include "tests/support/toy_model.h"
+#include "tests/support/toy_run.h"
+
+enum { ROUNDS = 6 };
+
+/* --- servers ---------------------------------------------------------------------- */
+
+/* Ports of this process: servers that are started again keep theirs. */
+static int port_of(int i) {
+    return 20000 + (int)(getpid() % 10000) * 4 + i;
+}
+
+/* Until it answers. */
+static void await(int port) {
+    struct sockaddr_in at = { .sin_family = AF_INET,
+                              .sin_port = htons((uint16_t)port),
+                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+
+    for (int i = 0; i < 1000; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        bool there = connect(fd, (struct sockaddr *)&at, sizeof at) == 0;
+        close(fd);
+        if (there)
+            return;
+        usleep(10000);
+    }
+    ml_test_fail(__FILE__, __LINE__, "nothing listens at port %d", port);
+}
+
+static pid_t serve(int i) {
+    char args[1000];
+    pid_t pid;
+
+    snprintf(args, sizeof args, "serve --model-path %s --port %d --threads 1",
+             ml_test_path("model"), port_of(i));
+    pid = ml_toy_start(args);
+    await(port_of(i));
+    return pid;
+}
+
+static pid_t route(int i, int first, int n) {
+    char args[1000];
+    size_t at;
+    pid_t pid;
+
+    snprintf(args, sizeof args, "router --port %d --worker-urls", port_of(i));
+    for (int k = 0; k < n; k++) {
+        at = strlen(args);
+        snprintf(args + at, sizeof args - at, " http://127.0.0.1:%d", port_of(first + k));
+    }
+    pid = ml_toy_start(args);
+    await(port_of(i));
+    return pid;
+}
+
+/* Flags for n servers from the first on. */
+static const char *external(char *out, size_t cap, int first, int n, const char *more) {
+    size_t at =
+        (size_t)snprintf(out, cap, "--rollout-external --rollout-external-engine-addrs");
+
+    for (int i = first; i < first + n; i++)
+        at += (size_t)snprintf(out + at, cap - at, " 127.0.0.1:%d", port_of(i));
+    snprintf(out + at, cap - at, " %s", more);
+    return out;
+}
+
+static void end(pid_t pid) {
+    ml_toy_run_stop(pid, SIGKILL, 0);
+}
+
+/* --- tests ------------------------------------------------------------------------ */
+
+/* One server, two, or two behind a router: who draws a sample does not show. */
+static void the_same_bytes_as_here(void) {
+    const char *here = ml_test_path("here"), *one = ml_test_path("one"),
+               *two = ml_test_path("two"), *routed = ml_test_path("routed");
+    char out[16000], more[1000];
+    pid_t a, b, router;
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train", here, ROUNDS, "", out, sizeof out) == 0);
+    a = serve(1);
+    b = serve(2);
+    router = route(3, 1, 2);
+    CHECK(ml_toy_run("train", one, ROUNDS, external(more, sizeof more, 1, 1, ""), out,
+                     sizeof out) == 0);
+    CHECK_HAS(out, "forward_logp_max_diff 0,");
+    ml_toy_run_same(here, one, ROUNDS);
+    CHECK(ml_toy_run("train", two, ROUNDS, external(more, sizeof more, 1, 2, ""), out,
+                     sizeof out) == 0);
+    ml_toy_run_same(here, two, ROUNDS);
+    CHECK(ml_toy_run("train", routed, ROUNDS, external(more, sizeof more, 3, 1, ""), out,
+                     sizeof out) == 0);
+    ml_toy_run_same(here, routed, ROUNDS);
+    end(router);
+    end(b);
+    end(a);
+}
+
+/* Modes of train-async, with the same servers. */
+static void asynchronous_with_servers(void) {
+    const char *here = ml_test_path("here"), *there = ml_test_path("there"),
+               *flow = ml_test_path("flow"), *again = ml_test_path("again");
+    char out[16000], more[1000];
+    pid_t a;
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train-async", here, ROUNDS, "", out, sizeof out) == 0);
+    a = serve(1);
+    CHECK(ml_toy_run("train-async", there, ROUNDS, external(more, sizeof more, 1, 1, ""),
+                     out, sizeof out) == 0);
+    ml_toy_run_same(here, there, ROUNDS);
+    CHECK(ml_toy_run("train-async", flow, ROUNDS,
+                     external(more, sizeof more, 1, 1, "--fully-async --save-interval 1"),
+                     out, sizeof out) == 0);
+    snprintf(more, sizeof more,
+             "--load-debug-rollout-data %s/rollout_data/{rollout_id}.jsonl.zst", flow);
+    CHECK(ml_toy_run("train", again, ROUNDS, more, out, sizeof out) == 0);
+    snprintf(more, sizeof more,
+             "cmp %s/iter_%07d/model.safetensors %s/iter_%07d/"
+             "model.safetensors",
+             flow, ROUNDS - 1, again, ROUNDS - 1);
+    CHECK(system(more) == 0);
+    end(a);
+}
+
+/* Servers are killed again and again while a run uses them. */
+static void servers_may_die(void) {
+    const char *here = ml_test_path("here"), *there = ml_test_path("there");
+    char out[16000], more[1000];
+    int status = 0, n = 0;
+    pid_t a, run;
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train", here, ROUNDS, "", out, sizeof out) == 0);
+    a = serve(1);
+    run = ml_toy_run_start("train", there, ROUNDS, external(more, sizeof more, 1, 1, ""));
+    while (n < 4 && waitpid(run, &status, WNOHANG) == 0) {
+        usleep(60000);
+        end(a);
+        n++;
+        usleep(20000);
+        a = serve(1);
+    }
+    if (n == 4)
+        waitpid(run, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    ml_toy_run_same(here, there, ROUNDS);
+    printf("%d times\n", n);
+    end(a);
+}
+
+/* A worker behind a router that comes back has other weights, which is noticed. */
+static void workers_behind_a_router_may_die(void) {
+    const char *here = ml_test_path("here"), *there = ml_test_path("there");
+    char out[16000], more[1000];
+    int status = 0;
+    pid_t a, b, router, run;
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train", here, ROUNDS, "", out, sizeof out) == 0);
+    a = serve(1);
+    b = serve(2);
+    router = route(3, 1, 2);
+    run = ml_toy_run_start("train", there, ROUNDS, external(more, sizeof more, 3, 1, ""));
+    usleep(80000);
+    end(b);
+    b = serve(2);
+    waitpid(run, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    ml_toy_run_same(here, there, ROUNDS);
+    end(router);
+    end(b);
+    end(a);
+}
+
+static void what_is_missing_is_said(void) {
+    char out[16000], more[1000];
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train", ml_test_path("save"), 1,
+                     external(more, sizeof more, 1, 1, ""), out, sizeof out) == 3);
+    CHECK_HAS(out, "--rollout-external-engine-addrs: an engine is not there: ");
+    CHECK_HAS(out, "127.0.0.1:");
+    CHECK(ml_toy_run("train", ml_test_path("save"), 1, "--rollout-external", out,
+                     sizeof out) == 2);
+    CHECK_HAS(out, "--rollout-external needs ");
+}
+
+static const ml_test tests[] = {
+    { "the same bytes as here", the_same_bytes_as_here },
+    { "asynchronous with servers", asynchronous_with_servers },
+    { "servers may die", servers_may_die },
+    { "workers behind a router may die", workers_behind_a_router_may_die },
+    { "what is missing is said", what_is_missing_is_said },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
