@@ -106,7 +106,8 @@ static ml_attn_span attn_span(const attn_call *c, int64_t i, int64_t *first) {
                            .pos = rows->pos[row],
                            .n = n,
                            .tile1 = (rows->pos[row] + n + ML_KTILE - 1) / ML_KTILE,
-                           .kv = (int32_t)(i % c->job.n_kv) };
+                           .kv = (int32_t)(i % c->job.n_kv),
+                           .heads = 1 };
 }
 
 /* Leaves at most n positions of a span, from the first-th on. */
@@ -157,19 +158,33 @@ static void attn_write_rows(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
+/* KV heads of the same piece that the span takes along, of the units up to `end`. */
+static int64_t attn_take_heads(const attn_call *c, ml_attn_span *span, int64_t units) {
+    int64_t most = ml_attn_heads(&c->job, span->n);
+    int64_t left = c->job.n_kv - span->kv;
+
+    most = most < left ? most : left;
+    span->heads = (int32_t)(most < units ? most : units);
+    return span->heads;
+}
+
 static void attn_forward_pieces(void *ud, int64_t begin, int64_t end, int worker) {
     const attn_call *c = ud;
-    for (int64_t i = begin; i < end; i++) {
+    for (int64_t i = begin; i < end;) {
         int64_t first;
         ml_attn_span span = attn_span(c, i, &first);
         attn_narrow_rows(&span, first, c->piece);
+        i += attn_take_heads(c, &span, end - i);
         c->kern->forward(&c->job, &span, c->scratch + worker * c->floats);
     }
 }
 
 void ml_cpu_attn_forward(ml_stream *s, const ml_op_args *a) {
     attn_call c = attn_begin(s, a, false);
-    ml_pool_run(c.pool, a->rows->n_token, ML_PAGE, attn_write_rows, &c);
+    int64_t lines = c.job.n_kv * c.job.head_dim; /* that the key of a row is spread over */
+
+    ml_pool_run(c.pool, a->rows->n_token, ml_cpu_grain(lines * ML_LANES), attn_write_rows,
+                &c);
     attn_run(&c, ml_attn_positions(attn_group(a->attr)), attn_forward_pieces);
 }
 

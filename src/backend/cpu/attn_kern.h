@@ -1,5 +1,5 @@
-/* attn_kern.h - attention of a span: consecutive positions of one sequence under one
- * KV head and the group of query heads that shares it. */
+/* attn_kern.h - attention of a span: consecutive positions of one sequence under one KV head,
+ * or few positions under several, each with the group of query heads that shares it. */
 #ifndef ML_BACKEND_CPU_ATTN_KERN_H
 #define ML_BACKEND_CPU_ATTN_KERN_H
 
@@ -12,6 +12,9 @@
  * bits depend on neither. */
 #define ML_ATTN_ROWS 84
 #define ML_ATTN_TILES 8
+
+/* KV heads of a span at most. */
+#define ML_ATTN_HEADS 16
 
 /* What all spans of a call share.  q, dq are [n, Hq*d], dk [n, Hk*d], o [n, Hq*e],
  * dv [n, Hk*e]: d of head_dim, e of value_dim. */
@@ -33,13 +36,13 @@ typedef struct ml_attn_span {
     int64_t pos;          /* ... the first position */
     int64_t n;            /* positions */
     int64_t tile0, tile1; /* backward: key tiles whose share is computed */
-    int32_t kv;
+    int32_t kv, heads;    /* the first KV head, and how many: ml_attn_heads() at most */
 } ml_attn_span;
 
 typedef struct ml_attn_kern {
     /* n is at most ml_attn_positions(). */
     void (*forward)(const ml_attn_job *job, const ml_attn_span *span, float *scratch);
-    /* n is any; the sequence's first row has position 0, all its keys are in its pages. */
+    /* One KV head; n is any; the sequence's first row has position 0, all its keys are in its pages. */
     void (*backward)(const ml_attn_job *job, const ml_attn_span *span, float *scratch);
     /* Adds to the gradient of a head's sink, over rows 0 .. n. */
     void (*sink_grad)(const ml_attn_job *job, float *dsink, int32_t head, int64_t n);
@@ -55,8 +58,27 @@ static inline int64_t ml_attn_positions(int64_t g) {
 }
 
 /* Rows that a block has room for: whole vectors of them. */
+static inline int64_t ml_attn_padded(int64_t rows) {
+    return (rows + ML_LANES - 1) / ML_LANES * ML_LANES;
+}
+
 static inline int64_t ml_attn_rows(int64_t g) {
-    return (ml_attn_positions(g) * g + ML_LANES - 1) / ML_LANES * ML_LANES;
+    return ml_attn_padded(ml_attn_positions(g) * g);
+}
+
+/* Whether a block of so many rows (padded) waits for memory more than it computes. */
+static inline bool ml_attn_few(const ml_attn_job *job, int64_t rows) {
+    return rows <= ML_LANES && job->vpage;
+}
+
+/* KV heads that a span of n positions may take at once: what fits where one head of
+ * ml_attn_positions() does. */
+static inline int64_t ml_attn_heads(const ml_attn_job *job, int64_t n) {
+    int64_t g = job->n_head / job->n_kv, rows = ml_attn_padded(n * g);
+    int64_t most = ml_attn_rows(g) / rows;
+    if (!ml_attn_few(job, rows))
+        return 1;
+    return most < ML_ATTN_HEADS ? most : ML_ATTN_HEADS;
 }
 
 /* Floats of scratch, a multiple of 16. */

@@ -22,6 +22,7 @@ enum {
     PIECE_PANELS_MIN = 4,         /* a multiple of every kernel's np */
     STREAM_TILES = 5,             /* up to so many row tiles, packing does not pay */
     STREAM_PANELS = 8,            /* panels of a piece then, at most */
+    STREAM_AHEAD = 64,            /* lines that f32 weights are asked for ahead */
     STREAM_PACKED = 5,            /* from so many rows on, packing them pays for bf16 */
     LINE = 64,                    /* bytes of a cache line */
 };
@@ -326,10 +327,12 @@ static void stream_block(const product *g, block blk) {
     tile.a_is = g->packed ? 1 : g->a_is;
     tile.a_ks = g->packed ? ML_LANES : g->a_ks;
     tile.b_ps = g->b_ld;
-    if (g->b_dtype == ML_F32)
+    if (g->b_dtype == ML_F32) {
         tile.b = (const void *)r.at;
-    else
+        tile.next = tile.b + STREAM_AHEAD * ML_LANES;
+    } else {
         tile.b_bf16 = (const void *)r.at;
+    }
     for (int64_t row = 0; row < g->n_row; row += g->tile_rows) {
         tile.c = g->c + row * g->c_is + blk.p * g->c_ps;
         tile.a = g->packed ? g->packed : g->a + row * g->a_is + blk.d * g->a_ks;
