@@ -179,14 +179,17 @@ static ml_status save_all(ml_train_loop *l, ml_err *err) {
 }
 
 static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
-    ml_status st;
-
+    ml_status st = ML_OK;
     bool enough = l->debug.exit_after && ++l->debug.n_done >= l->debug.exit_after;
 
     /* Looked at once: what ends here is saved here. */
     l->ending = ((l->stop && *l->stop) || enough) && publish_due(l, r->rollout);
     ml_stage_begin(r, ML_STAGE_SAVE);
-    st = save_due(l, r->rollout) ? save_all(l, err) : ML_OK;
+    if (save_due(l, r->rollout)) {
+        st = save_all(l, err);
+        ml_run_log_event(&l->run->log, r->rollout,
+                         l->ending ? "saved and ending" : "saved");
+    }
     ml_stage_end(r, ML_STAGE_SAVE);
     return st;
 }
@@ -285,7 +288,10 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
         ml_text_printf(&t, "Loaded checkpoint from %s; going on at rollout %lld",
                        run->snapshot, (long long)run->rollout);
         l->watch.say(t.ptr);
+        ml_run_log_event(&run->log, run->rollout, t.ptr);
         ml_text_release(&t);
+    } else {
+        ml_run_log_event(&run->log, run->rollout, "started");
     }
     if (l->watch.progress)
         l->watch.progress(run->rollout, run->num_rollout);
