@@ -21,6 +21,7 @@ JOBS ?= $(shell nproc)
 
 include mk/flags.mk
 include mk/build.mk
+include mk/cuda.mk
 include mk/test.mk
 include mk/gates.mk
 

@@ -2,7 +2,8 @@
 
 # clang-format's output differs between versions: this one decides.
 CLANG_FORMAT := $(or $(shell command -v clang-format-14),clang-format)
-FORMATTED = $(shell find src include tests bench tools examples -name '*.[ch]' -o -name '*.inc' 2>/dev/null)
+FORMATTED = $(shell find src include tests bench tools examples -name '*.[ch]' -o -name '*.inc' -o \
+  -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 HEADERS := $(filter-out $(OTHER_ARCH),$(shell find src include tests -name '*.h' 2>/dev/null))
 
 layers:

@@ -34,6 +34,7 @@ const ml_flag ml_flags_run[] = {
       ML_AT(run.device),
       .words = devices,
       .def_note = "cuda where there is a GPU for it, else cpu",
+      .env = "MILES_DEVICE",
       .group = "running",
       .cmds = ML_CMD_SCORE | ML_CMD_BENCH_ENGINE | ML_CMD_SERVE | ML_CMD_SFT |
               ML_CMD_TRAIN | ML_CMD_EVAL,

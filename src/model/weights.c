@@ -314,14 +314,18 @@ static void make_up(float *out, int64_t n, float size, uint64_t *state) {
 
 ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtype,
                            uint64_t seed, ml_backend *be, ml_arena *a, ml_err *err) {
-    enum { PIECE = 4096 };
-    float f32[PIECE];
-    uint16_t bf16[PIECE];
+    enum { PIECE = 65536 };
+    ml_arena stage;
+    float *f32;
+    uint16_t *bf16;
     ml_status st;
 
     dtype = ml_weights_dtype(be, dtype);
     if (dtype == ML_WEIGHT_AUTO)
         dtype = ML_WEIGHT_BF16;
+    ml_arena_init(&stage, "made-up weights");
+    f32 = ML_NEW(&stage, float, PIECE);
+    bf16 = ML_NEW(&stage, uint16_t, PIECE);
     st = carve(w, s, NULL, dtype, ML_MEM_WEIGHT, be, a, err);
     for (int32_t i = 0; st == ML_OK && i < w->n; i++) {
         const ml_tensor *t = &w->t[i];
@@ -339,6 +343,7 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
                              (size_t)part * size);
         }
     }
+    ml_arena_release(&stage);
     return st == ML_OK ? be->dev->sync(be->stream, err) : st;
 }
 

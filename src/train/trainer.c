@@ -128,6 +128,10 @@ const ml_weights *ml_trainer_grads(const ml_trainer *t) {
     return &t->grads;
 }
 
+const ml_plan_stats *ml_trainer_stats(const ml_trainer *t) {
+    return t->train.plan ? ml_plan_stats_of(t->train.plan) : NULL;
+}
+
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t) {
     return &t->optimizer;
 }

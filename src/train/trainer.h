@@ -83,6 +83,9 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
 size_t ml_trainer_grad_bytes(const ml_spec *s);
 const ml_weights *ml_trainer_grads(const ml_trainer *t);
 
+/* What the ops of steps did; NULL before the first. */
+const ml_plan_stats *ml_trainer_stats(const ml_trainer *t);
+
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t);
 int64_t ml_trainer_samples(const ml_trainer *t); /* trained on so far */
 void ml_trainer_set_samples(ml_trainer *t, int64_t n);

@@ -5,7 +5,8 @@
  * forward and backward at every level and several thread counts on guarded memory with
  * poisoned outputs and demands equal bits; compares with the f64 forward and its central
  * differences; splits batches into rows; feeds special values; compares a hash of all
- * results with the committed one, so that every machine meets the same bits.
+ * results with the committed one, so that every machine meets the same bits.  On a GPU
+ * (--device cuda, or cuda-f32) the levels are two runs, the bounds its own, and no hashes.
  *
  * To add an op: write tests/checkop/<topic>.c with a `const ck_suite`, name it below and
  * in `suites` in checkop.c, give its tolerances in `bounds` there, then run
@@ -76,6 +77,8 @@ int32_t *ck_ints(ck_case *c, int64_t n, int32_t below);
 int64_t ck_offset(const ml_tensor *t, int64_t e, int64_t i, int64_t j);
 /* A tensor's values in f64, row-major. */
 double *ck_values(ml_arena *a, const ml_tensor *t);
+/* Rounds everything that a case starts from to bf16. */
+void ck_round(ck_case *c);
 /* A copy of a case with special values (zeros, denormals, huge, inf, NaN) for inputs. */
 ck_case ck_special(const ck_case *c);
 /* Row t of a case as a case of its own, as suite->row_out promises. */
@@ -110,6 +113,9 @@ struct ck_env {
 
 /* Runs forward and, if asked, backward; results are copies in the case's arena. */
 void ck_run(ck_env *e, const ck_case *c, ck_mode m, ck_result *r);
+
+/* The same on a device with memory of its own (device.c). */
+void ck_run_device(ck_env *e, const ck_case *c, ck_mode m, ck_result *r);
 
 /* Prints what failed and how to run it again; the case goes on. */
 __attribute__((format(printf, 2, 3))) void ck_fail(ck_env *e, const char *fmt, ...);

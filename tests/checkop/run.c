@@ -185,6 +185,10 @@ void ck_run(ck_env *e, const ck_case *c, ck_mode m, ck_result *res) {
     e->now = c;
     e->now_backend = m.backend;
     *res = (ck_result){ 0 };
+    if (!e->backend[m.backend].dev->host) {
+        ck_run_device(e, c, m, res);
+        return;
+    }
     forward(&r, res);
     if (m.backward)
         backward(&r, res);

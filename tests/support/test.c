@@ -88,6 +88,9 @@ static bool run_one(const ml_test *t) {
 
 int ml_test_main(int argc, char **argv, const ml_test *tests) {
     int passed = 0, failed = 0;
+
+    setenv("MILES_DEVICE", "cpu",
+           0); /* where there is a GPU, too; tests/gpu has its tests */
     for (const ml_test *t = tests; t->name; t++) {
         bool ok;
         if (!wanted(t->name, argc, argv))

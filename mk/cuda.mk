@@ -1,0 +1,49 @@
+# cuda.mk - libmiles_cuda.so, the CUDA backend: built where nvcc is, left out where it is not.
+#
+#   make CUDA=0          without it
+#   make CUDA_ARCH=80    for another card than Hopper (sm_90a)
+#
+# It links against nothing of the program; what it shares with it is compiled again, as
+# position-independent code.  Numerics are written here too: no contraction.
+
+CUDA_HOME ?= /usr/local/cuda
+NVCC := $(or $(shell command -v nvcc),$(wildcard $(CUDA_HOME)/bin/nvcc))
+CUDA ?= $(if $(and $(NVCC),$(filter x86_64,$(ARCH)),$(if $(SAN),,1)),1,0)
+CUDA_ARCH ?= 90a
+
+CUDA_SRC := $(sort $(wildcard src/backend/cuda/*.cu))
+CUDA_SHARED := src/base/err.c src/base/philox.c src/tensor/tensor.c
+CUDA_LIB := $(B)/libmiles_cuda.so
+CUDA_OBJ := $(patsubst %.cu,$(B)/%.cu.o,$(CUDA_SRC)) $(patsubst %.c,$(B)/pic/%.o,$(CUDA_SHARED))
+
+NVCCFLAGS := -std=c++17 -O3 --fmad=false -Isrc -Iinclude -diag-suppress 177 \
+  -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) \
+  -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-ffp-contract=off
+
+$(B)/%.cu.o: %.cu $(B)/cuda-flags
+	@mkdir -p $(@D)
+	@echo '  nvcc $@'
+	$(Q)$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+
+$(B)/pic/%.o: %.c $(B)/flags
+	@mkdir -p $(@D)
+	@echo '  cc  $@'
+	$(Q)$(CC) $(ALL_CFLAGS) -fPIC -MMD -MP -c -o $@ $<
+
+$(CUDA_LIB): $(CUDA_OBJ)
+	@echo '  ld  $@'
+	$(Q)$(NVCC) -shared -o $@ $^ -L$(dir $(NVCC))../lib64 -L$(dir $(NVCC))../lib -lcublasLt
+
+$(B)/cuda-flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(NVCC) $(NVCCFLAGS)' | cmp -s - $@ || echo '$(NVCC) $(NVCCFLAGS)' > $@
+
+libmiles_cuda.so: $(CUDA_LIB)
+	cp $< $@
+
+cuda: $(CUDA_LIB)
+.PHONY: cuda
+
+ifeq ($(CUDA),1)
+all: libmiles_cuda.so
+endif

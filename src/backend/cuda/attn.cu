@@ -1,0 +1,131 @@
+/* attn.cu - ATTN: pages are written, then every row reads them. */
+#include "backend/cuda/attn.cuh"
+
+enum { THREADS = 128 };
+
+template <class T> __global__ void write_pages(attn_call<T> c) {
+    int row = (int)blockIdx.x, seq = attn_seq_of(c.seq_start, c.n_seq, row);
+    int key = c.pos[row];
+    const int32_t *page = c.page + c.page_start[seq];
+    int64_t from = (int64_t)row * c.n_kv * c.d;
+
+    for (int i = (int)threadIdx.x; i < c.n_kv * c.d; i += THREADS)
+        ((T *)attn_key(c, page, i / c.d, key))[i % c.d] = c.k[from + i];
+    for (int i = (int)threadIdx.x; i < c.n_kv * c.dv; i += THREADS) {
+        int head = i / c.dv, e = i % c.dv;
+        ((T *)attn_value(c, page, head, key))[e] =
+            e < c.d ? c.v[from + head * c.d + e] : ml_as<T>(0.0f);
+    }
+}
+
+/* A warp for each row and head. */
+template <class T> __global__ void delta_kernel(attn_call<T> c) {
+    int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    float sum = 0.0f;
+
+    if (i >= (int64_t)c.n_token * c.n_head)
+        return;
+    for (int e = (int)threadIdx.x % 32; e < c.d; e += 32)
+        sum = fmaf(ml_f32(c.dout[i * c.d + e]), ml_f32(c.o[i * c.d + e]), sum);
+    sum = ml_warp_sum(sum);
+    if (threadIdx.x % 32 == 0)
+        c.delta[i] = sum;
+}
+
+template <class T> static attn_call<T> open_call(const ml_op_args *a) {
+    attn_call<T> c = {};
+
+    c.q = (const T *)a->in[0].data;
+    c.k = (const T *)a->in[1].data;
+    c.v = (const T *)a->in[2].data;
+    c.o = (T *)a->out[0].data;
+    c.stat = (float *)a->out[1].data;
+    c.kpage = (T *)a->out[2].data;
+    c.vpage = (T *)a->out[3].data;
+    c.pos = a->rows->pos;
+    c.seq_start = a->rows->seq_start;
+    c.page_start = a->rows->page_start;
+    c.page = a->rows->page;
+    c.n_token = a->rows->n_token;
+    c.n_seq = a->rows->n_seq;
+    c.n_head = a->attr->attn.n_head;
+    c.n_kv = a->attr->attn.n_kv;
+    c.group = c.n_head / c.n_kv;
+    c.d = a->attr->attn.head_dim;
+    c.dv = (c.d + ML_LANES - 1) / ML_LANES * ML_LANES;
+    c.window = a->attr->attn.window;
+    c.scale = a->attr->attn.scale;
+    c.softcap = a->attr->attn.softcap;
+    return c;
+}
+
+/* Tensor cores or not follows from the model alone. */
+static bool takes_mma(const ml_op_args *a) {
+    return a->in[0].dtype == ML_BF16 && a->attr->attn.head_dim % 8 == 0 &&
+           a->attr->attn.head_dim <= 128;
+}
+
+static void forward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
+    ml_attn_plain<float>(s, c);
+}
+
+static void forward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
+    if (mma)
+        ml_attn_mma(s, c);
+    else
+        ml_attn_plain<bf16>(s, c);
+}
+
+template <class T> static void attn_forward(ml_stream *s, const ml_op_args *a) {
+    attn_call<T> c = open_call<T>(a);
+
+    if (c.n_token == 0)
+        return;
+    write_pages<T><<<(unsigned)c.n_token, THREADS, 0, ml_cuda(s)->stream>>>(c);
+    ml_cuda_launched(ml_cuda(s), "keys and values");
+    forward(ml_cuda(s), c, takes_mma(a));
+}
+
+void ml_cuda_attn_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->in[0].dtype, attn_forward<T>(s, a));
+}
+
+size_t ml_cuda_attn_scratch(const ml_op_args *a, bool backward) {
+    return backward
+               ? (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head * sizeof(float)
+               : 0;
+}
+
+static void backward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
+    ml_attn_plain_back<float>(s, c);
+}
+
+static void backward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
+    if (mma)
+        ml_attn_mma_back(s, c);
+    else
+        ml_attn_plain_back<bf16>(s, c);
+}
+
+template <class T> static void attn_backward(ml_stream *s, const ml_op_args *a) {
+    attn_call<T> c = open_call<T>(a);
+
+    if (c.n_token == 0)
+        return;
+    c.dout = (const T *)a->dout[0].data;
+    c.delta = (float *)a->scratch;
+    c.dq = (T *)a->din[0].data;
+    c.dk = (T *)a->din[1].data;
+    c.dv_out = (T *)a->din[2].data;
+    c.add_q = a->din_add[0];
+    c.add_k = a->din_add[1];
+    c.add_v = a->din_add[2];
+    delta_kernel<T><<<ml_cuda_blocks((int64_t)c.n_token * c.n_head, THREADS / 32), THREADS,
+                      0, ml_cuda(s)->stream>>>(c);
+    ml_cuda_launched(ml_cuda(s), "attention backward");
+    backward(ml_cuda(s), c, takes_mma(a));
+}
+
+void ml_cuda_attn_backward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->in[0].dtype, attn_backward<T>(s, a));
+}

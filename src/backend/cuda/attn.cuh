@@ -1,0 +1,74 @@
+/* attn.cuh - what the kernels of attention share.
+ *
+ * Keys and values come from pages (kpage [page][Hk][16][d], vpage [page][Hk][16][dv]) in tiles of
+ * ML_KTILE at absolute positions.  The heads that share a KV head are rows beside each other:
+ * row r of a sequence is token r / group, head r % group of the KV head.  So decoding, prefill in
+ * any chunks and training are one kernel and one order of sums. */
+#ifndef ML_BACKEND_CUDA_ATTN_CUH
+#define ML_BACKEND_CUDA_ATTN_CUH
+
+#include "backend/cuda/common.cuh"
+
+template <class T> struct attn_call {
+    const T *q, *k, *v; /* of the batch's rows */
+    T *o, *kpage, *vpage;
+    float *stat; /* [n_token, n_head, 2] */
+    const int32_t *pos, *seq_start, *page_start, *page;
+    int n_token, n_seq;
+    int n_head, n_kv, group, d, dv, window;
+    float scale, softcap;
+    /* backward */
+    const T *dout;
+    float *delta; /* [n_token, n_head] dot of dout and o */
+    T *dq, *dk, *dv_out;
+    bool add_q, add_k, add_v;
+};
+
+/* The sequence of a row of the batch. */
+__device__ static inline int attn_seq_of(const int32_t *seq_start, int n_seq, int row) {
+    int lo = 0, hi = n_seq;
+    while (hi - lo > 1) {
+        int mid = (lo + hi) / 2;
+        if (seq_start[mid] <= row)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* Where a key, or its value, begins. */
+template <class T>
+__device__ static inline const T *attn_key(const attn_call<T> &c, const int32_t *page,
+                                           int head, int key) {
+    int64_t slot = ((int64_t)page[key / ML_PAGE] * c.n_kv + head) * ML_PAGE + key % ML_PAGE;
+    return c.kpage + slot * c.d;
+}
+
+template <class T>
+__device__ static inline const T *attn_value(const attn_call<T> &c, const int32_t *page,
+                                             int head, int key) {
+    int64_t slot = ((int64_t)page[key / ML_PAGE] * c.n_kv + head) * ML_PAGE + key % ML_PAGE;
+    return c.vpage + slot * c.dv;
+}
+
+/* The first key that a row at `pos` sees. */
+template <class T>
+__device__ static inline int attn_first_key(const attn_call<T> &c, int pos) {
+    return c.window && pos >= c.window ? pos - c.window + 1 : 0;
+}
+
+/* Slope of softcap at a capped score. */
+__device__ static inline float attn_cap_slope(float s, float cap) {
+    float t = s / cap;
+    return fmaf(-t, t, 1.0f);
+}
+
+/* attn_mma.cu, attn_mma_back.cu: bf16 heads of up to 128, in multiples of 8. */
+void ml_attn_mma(ml_cuda_stream *s, const attn_call<bf16> &c);
+void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
+/* attn_plain.cu: everything up to heads of 256, slowly. */
+template <class T> void ml_attn_plain(ml_cuda_stream *s, const attn_call<T> &c);
+template <class T> void ml_attn_plain_back(ml_cuda_stream *s, const attn_call<T> &c);
+
+#endif

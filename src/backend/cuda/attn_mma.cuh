@@ -1,0 +1,184 @@
+/* attn_mma.cuh - tiles of attention in shared memory. */
+#ifndef ML_BACKEND_CUDA_ATTN_MMA_CUH
+#define ML_BACKEND_CUDA_ATTN_MMA_CUH
+
+#include "backend/cuda/attn.cuh"
+#include "backend/cuda/mma.cuh"
+
+enum { ATTN_THREADS = 128, ATTN_WARPS = ATTN_THREADS / 32 };
+
+/* Rows of D numbers, with room that keeps ldmatrix off the same banks. */
+template <int D> struct attn_tile {
+    static const int ld = D + 8;
+    static const int key_tile = ML_KTILE * ld; /* elements of 64 rows */
+};
+
+/* A piece of a sequence that a block has. */
+struct attn_piece {
+    int seq, index;      /* index: of the piece in its sequence; -1: there is none */
+    int first_row, rows; /* the sequence's first token in the batch; its tokens */
+};
+
+/* Pieces of `per` rows, of `group` rows a token, are numbered through all sequences; the whole
+ * block asks for number `at`. */
+__device__ static inline attn_piece attn_find_piece(const int32_t *seq_start, int n_seq,
+                                                    int n_token, int group, int per,
+                                                    int at) {
+    __shared__ attn_piece found;
+    int lane = (int)threadIdx.x % 32, before = 0;
+
+    if (n_token == n_seq && group <= per) { /* decoding: a piece for each sequence */
+        attn_piece p = { at, at < n_seq ? 0 : -1, at, 1 };
+        return p;
+    }
+    if (threadIdx.x == 0)
+        found.index = -1;
+    __syncthreads();
+    for (int base = 0; threadIdx.x < 32 && base < n_seq; base += 32) {
+        int i = base + lane, start = i < n_seq ? seq_start[i] : 0;
+        int len = i < n_seq ? seq_start[i + 1] - start : 0;
+        int pieces = (len * group + per - 1) / per, sum = pieces;
+        for (int w = 1; w < 32; w <<= 1) {
+            int below = __shfl_up_sync(0xffffffffu, sum, w);
+            if (lane >= w)
+                sum += below;
+        }
+        if (at >= before + sum - pieces && at < before + sum) {
+            found.seq = i;
+            found.index = at - (before + sum - pieces);
+            found.first_row = start;
+            found.rows = len;
+        }
+        before += __shfl_sync(0xffffffffu, sum, 31);
+        if (before > at)
+            break;
+    }
+    __syncthreads();
+    return found;
+}
+
+/* How many there can be. */
+static inline unsigned attn_most_pieces(int n_token, int n_seq, int group, int per) {
+    return (unsigned)(((int64_t)n_token * group + per - 1) / per + n_seq);
+}
+
+/* Keys or values lo .. hi of the tile that begins at `tile`, on their way; others are zero. */
+template <int D, bool VALUES>
+__device__ static inline void attn_fetch_keys(bf16 *to, const attn_call<bf16> &c,
+                                              const int32_t *page, int head, int tile,
+                                              int lo, int hi) {
+    const int per_row = D / 8;
+#pragma unroll
+    for (int i = (int)threadIdx.x; i < ML_KTILE * per_row; i += ATTN_THREADS) {
+        int r = i / per_row, e = i % per_row * 8, key = tile + r;
+        bool there = key >= lo && key <= hi && e < c.d;
+        const bf16 *from = !there   ? c.kpage
+                           : VALUES ? attn_value(c, page, head, key)
+                                    : attn_key(c, page, head, key);
+        ml_copy_async(to + r * attn_tile<D>::ld + e, there ? from + e : from, there);
+    }
+}
+
+/* ROWS rows of a sequence from row `first` on, of heads that share a KV head; beyond n_row zero. */
+template <int D, int ROWS>
+__device__ static inline void attn_fetch_rows(bf16 *to, const bf16 *from,
+                                              const attn_call<bf16> &c, int first_token,
+                                              int head, int first, int n_row) {
+    const int per_row = D / 8;
+#pragma unroll
+    for (int i = (int)threadIdx.x; i < ROWS * per_row; i += ATTN_THREADS) {
+        int r = i / per_row, e = i % per_row * 8, row = first + r;
+        bool there = row < n_row && e < c.d;
+        int64_t at = ((int64_t)(first_token + row / c.group) * c.n_head + head * c.group +
+                      row % c.group) *
+                     c.d;
+        ml_copy_async(to + r * attn_tile<D>::ld + e, there ? from + at + e : from, there);
+    }
+}
+
+/* Fragments of 16 rows from `row` on, columns k .. k + 15, as the left operand. */
+template <int D>
+__device__ static inline void attn_left(uint32_t (&a)[4], const bf16 *t, int row, int k) {
+    int lane = (int)threadIdx.x % 32;
+    ml_ldmatrix4(a, t + (row + lane % 16) * attn_tile<D>::ld + k + lane / 16 * 8);
+}
+
+/* As the right operand: rows `row` .. + 15 are columns of the product, k .. k + 15 is summed. */
+template <int D>
+__device__ static inline void attn_right(uint32_t (&b)[4], const bf16 *t, int row, int k) {
+    int lane = (int)threadIdx.x % 32;
+    ml_ldmatrix4(b, t + (row + lane / 16 * 8 + lane % 8) * attn_tile<D>::ld + k +
+                        lane / 8 % 2 * 8);
+}
+
+/* As the right operand, turned: rows k .. k + 15 are summed, columns `col` .. + 15 stay. */
+template <int D>
+__device__ static inline void attn_right_turned(uint32_t (&b)[4], const bf16 *t, int k,
+                                                int col) {
+    int lane = (int)threadIdx.x % 32;
+    ml_ldmatrix4_trans(b, t + (k + lane % 16) * attn_tile<D>::ld + col + lane / 16 * 8);
+}
+
+/* out [16 x 8 N] = (16 rows of a) (8 N rows of b)', both D wide. */
+template <int D, int N>
+__device__ static inline void attn_product(float (&out)[N][4], const bf16 *a, int row_a,
+                                           const bf16 *b) {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        out[j][0] = out[j][1] = out[j][2] = out[j][3] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < D; k += 16) {
+        uint32_t l[4];
+        attn_left<D>(l, a, row_a, k);
+#pragma unroll
+        for (int j = 0; j < N; j += 2) {
+            uint32_t r[4];
+            attn_right<D>(r, b, j * 8, k);
+            ml_mma(out[j], l, r[0], r[1]);
+            ml_mma(out[j + 1], l, r[2], r[3]);
+        }
+    }
+}
+
+/* Weights of N tiles as left operands: rounded to bf16. */
+template <int N>
+__device__ static inline void attn_round(uint32_t (&a)[N / 2][4], const float (&p)[N][4]) {
+#pragma unroll
+    for (int j = 0; j < N / 2; j++) {
+        a[j][0] = ml_pack2(p[2 * j][0], p[2 * j][1]);
+        a[j][1] = ml_pack2(p[2 * j][2], p[2 * j][3]);
+        a[j][2] = ml_pack2(p[2 * j + 1][0], p[2 * j + 1][1]);
+        a[j][3] = ml_pack2(p[2 * j + 1][2], p[2 * j + 1][3]);
+    }
+}
+
+/* acc [16 x D] += weights [16 x 8 N] rows [8 N x D]. */
+template <int D, int N>
+__device__ static inline void
+attn_accumulate(float (&acc)[D / 8][4], const uint32_t (&a)[N / 2][4], const bf16 *rows) {
+#pragma unroll
+    for (int k = 0; k < N / 2; k++)
+#pragma unroll
+        for (int j = 0; j < D / 8; j += 2) {
+            uint32_t b[4];
+            attn_right_turned<D>(b, rows, k * 16, j * 8);
+            ml_mma(acc[j], a[k], b[0], b[1]);
+            ml_mma(acc[j + 1], a[k], b[2], b[3]);
+        }
+}
+
+/* Two neighbours of an output row of c.d numbers. */
+__device__ static inline void attn_put2(bf16 *row, int d, int col, float x, float y,
+                                        bool add) {
+    float v[2] = { x, y }, old[2];
+    if (col >= d)
+        return;
+    if (add) {
+        ml_load(old, row + col);
+        v[0] += old[0];
+        v[1] += old[1];
+    }
+    ml_store(row + col, v);
+}
+
+#endif

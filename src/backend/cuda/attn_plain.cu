@@ -1,0 +1,211 @@
+/* attn_plain.cu - attention a warp at a time: f32, and heads that the tensor cores do not take. */
+#include "backend/cuda/attn.cuh"
+
+enum { THREADS = 128, WARPS = THREADS / 32, MAX_D = 256, PER_LANE = MAX_D / 32 };
+
+/* A row of numbers to a warp's place in shared memory. */
+template <class T> __device__ static void stage_row(float *to, const T *from, int d) {
+    for (int e = (int)threadIdx.x % 32; e < d; e += 32)
+        to[e] = ml_f32(from[e]);
+    __syncwarp();
+}
+
+template <class T> __device__ static float dot_with(const float *a, const T *b, int d) {
+    float sum = 0.0f;
+    for (int e = 0; e < d; e++)
+        sum = fmaf(a[e], ml_f32(b[e]), sum);
+    return sum;
+}
+
+template <class T> __device__ static float score(const attn_call<T> &c, float dot) {
+    float s = dot * c.scale;
+    return c.softcap != 0.0f ? c.softcap * ml_tanh(s / c.softcap) : s;
+}
+
+template <class T> __device__ static void put(T *to, float x, bool add) {
+    *to = ml_as<T>(add ? ml_f32(*to) + x : x);
+}
+
+/* ---- forward ---- */
+
+template <class T> __global__ void plain_forward(attn_call<T> c) {
+    __shared__ float row[WARPS][MAX_D], weight[WARPS][ML_KTILE];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int64_t i = (int64_t)blockIdx.x * WARPS + warp;
+    int token, head, pos, first;
+    const int32_t *page;
+    float m = -INFINITY, l = 0.0f, acc[PER_LANE] = {};
+
+    if (i >= (int64_t)c.n_token * c.n_head)
+        return;
+    token = (int)(i / c.n_head);
+    head = (int)(i % c.n_head) / c.group;
+    pos = c.pos[token];
+    first = attn_first_key(c, pos);
+    page = c.page + c.page_start[attn_seq_of(c.seq_start, c.n_seq, token)];
+    stage_row(row[warp], c.q + i * c.d, c.d);
+    for (int tile = first / ML_KTILE * ML_KTILE; tile <= pos; tile += ML_KTILE) {
+        float s[2], old = m, p, keep;
+        for (int k = 0; k < 2; k++) {
+            int key = tile + lane + 32 * k;
+            s[k] = key >= first && key <= pos
+                       ? score(c, dot_with(row[warp], attn_key(c, page, head, key), c.d))
+                       : -INFINITY;
+        }
+        m = ml_max(m, ml_warp_max(ml_max(s[0], s[1])));
+        keep = ml_exp(old - m);
+        for (int k = 0; k < 2; k++)
+            weight[warp][lane + 32 * k] = s[k] = ml_exp(s[k] - m);
+        p = ml_warp_sum(s[0] + s[1]);
+        l = fmaf(l, keep, p);
+        __syncwarp();
+#pragma unroll
+        for (int e = 0; e < PER_LANE; e++)
+            acc[e] *= keep;
+        for (int key = tile < first ? first : tile; key <= pos && key < tile + ML_KTILE;
+             key++) {
+            const T *v = attn_value(c, page, head, key);
+            float w = weight[warp][key - tile];
+#pragma unroll
+            for (int e = 0; e < PER_LANE; e++)
+                if (lane + 32 * e < c.d)
+                    acc[e] = fmaf(w, ml_f32(v[lane + 32 * e]), acc[e]);
+        }
+        __syncwarp();
+    }
+#pragma unroll
+    for (int e = 0; e < PER_LANE; e++)
+        if (lane + 32 * e < c.d)
+            c.o[i * c.d + lane + 32 * e] = ml_as<T>(acc[e] / l);
+    if (lane == 0) {
+        c.stat[2 * i] = m;
+        c.stat[2 * i + 1] = l;
+    }
+}
+
+template <class T> void ml_attn_plain(ml_cuda_stream *s, const attn_call<T> &c) {
+    unsigned blocks = ml_cuda_blocks((int64_t)c.n_token * c.n_head, WARPS);
+    plain_forward<T><<<blocks, THREADS, 0, s->stream>>>(c);
+    ml_cuda_launched(s, "attention");
+}
+
+/* ---- backward ---- */
+
+/* A warp for each row and head; keys in ascending order. */
+template <class T> __global__ void plain_back_query(attn_call<T> c) {
+    __shared__ float row[WARPS][MAX_D], out[WARPS][MAX_D], slope[WARPS][ML_KTILE];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int64_t i = (int64_t)blockIdx.x * WARPS + warp;
+    int token, head, pos, first;
+    const int32_t *page;
+    float m, inv_l, delta, acc[PER_LANE] = {};
+
+    if (i >= (int64_t)c.n_token * c.n_head)
+        return;
+    token = (int)(i / c.n_head);
+    head = (int)(i % c.n_head) / c.group;
+    pos = c.pos[token];
+    first = attn_first_key(c, pos);
+    page = c.page + c.page_start[attn_seq_of(c.seq_start, c.n_seq, token)];
+    m = c.stat[2 * i];
+    inv_l = 1.0f / c.stat[2 * i + 1];
+    delta = c.delta[i];
+    stage_row(row[warp], c.q + i * c.d, c.d);
+    stage_row(out[warp], c.dout + i * c.d, c.d);
+    for (int tile = first / ML_KTILE * ML_KTILE; tile <= pos; tile += ML_KTILE) {
+        for (int key = tile + lane; key < tile + ML_KTILE; key += 32) {
+            float s, dp, ds = 0.0f;
+            if (key >= first && key <= pos) {
+                s = score(c, dot_with(row[warp], attn_key(c, page, head, key), c.d));
+                dp = dot_with(out[warp], attn_value(c, page, head, key), c.d);
+                ds = (ml_exp(s - m) * inv_l) * (dp - delta) * c.scale;
+                if (c.softcap != 0.0f)
+                    ds *= attn_cap_slope(s, c.softcap);
+            }
+            slope[warp][key - tile] = ds;
+        }
+        __syncwarp();
+        for (int key = tile < first ? first : tile; key <= pos && key < tile + ML_KTILE;
+             key++) {
+            const T *k = attn_key(c, page, head, key);
+            float ds = slope[warp][key - tile];
+#pragma unroll
+            for (int e = 0; e < PER_LANE; e++)
+                if (lane + 32 * e < c.d)
+                    acc[e] = fmaf(ds, ml_f32(k[lane + 32 * e]), acc[e]);
+        }
+        __syncwarp();
+    }
+#pragma unroll
+    for (int e = 0; e < PER_LANE; e++)
+        if (lane + 32 * e < c.d)
+            put(c.dq + i * c.d + lane + 32 * e, acc[e], c.add_q);
+}
+
+/* A warp's dot product; every lane gets it. */
+template <class T> __device__ static float warp_dot(const float *a, const T *b, int d) {
+    float sum = 0.0f;
+    for (int e = (int)threadIdx.x % 32; e < d; e += 32)
+        sum = fmaf(a[e], ml_f32(b[e]), sum);
+    return ml_warp_sum(sum);
+}
+
+/* A warp for each key and KV head; positions in ascending order, then heads of the group. */
+template <class T> __global__ void plain_back_key(attn_call<T> c) {
+    __shared__ float key_row[WARPS][MAX_D], value_row[WARPS][MAX_D];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int64_t i = (int64_t)blockIdx.x * WARPS + warp;
+    int token, head, seq, key;
+    const int32_t *page;
+    float dk[PER_LANE] = {}, dv[PER_LANE] = {};
+
+    if (i >= (int64_t)c.n_token * c.n_kv)
+        return;
+    token = (int)(i / c.n_kv);
+    head = (int)(i % c.n_kv);
+    seq = attn_seq_of(c.seq_start, c.n_seq, token);
+    page = c.page + c.page_start[seq];
+    key = c.pos[token];
+    stage_row(key_row[warp], attn_key(c, page, head, key), c.d);
+    stage_row(value_row[warp], attn_value(c, page, head, key), c.d);
+    for (int t = token; t < c.seq_start[seq + 1] && attn_first_key(c, c.pos[t]) <= key; t++)
+        for (int g = 0; g < c.group; g++) {
+            int64_t at = (int64_t)t * c.n_head + head * c.group + g;
+            float s = score(c, warp_dot(key_row[warp], c.q + at * c.d, c.d));
+            float dp = warp_dot(value_row[warp], c.dout + at * c.d, c.d);
+            float p = ml_exp(s - c.stat[2 * at]) * (1.0f / c.stat[2 * at + 1]);
+            float ds = p * (dp - c.delta[at]) * c.scale;
+            if (c.softcap != 0.0f)
+                ds *= attn_cap_slope(s, c.softcap);
+#pragma unroll
+            for (int e = 0; e < PER_LANE; e++)
+                if (lane + 32 * e < c.d) {
+                    dk[e] = fmaf(ds, ml_f32(c.q[at * c.d + lane + 32 * e]), dk[e]);
+                    dv[e] = fmaf(p, ml_f32(c.dout[at * c.d + lane + 32 * e]), dv[e]);
+                }
+        }
+#pragma unroll
+    for (int e = 0; e < PER_LANE; e++)
+        if (lane + 32 * e < c.d) {
+            if (c.dk)
+                put(c.dk + i * c.d + lane + 32 * e, dk[e], c.add_k);
+            if (c.dv_out)
+                put(c.dv_out + i * c.d + lane + 32 * e, dv[e], c.add_v);
+        }
+}
+
+template <class T> void ml_attn_plain_back(ml_cuda_stream *s, const attn_call<T> &c) {
+    unsigned queries = ml_cuda_blocks((int64_t)c.n_token * c.n_head, WARPS);
+    unsigned keys = ml_cuda_blocks((int64_t)c.n_token * c.n_kv, WARPS);
+
+    if (c.dq)
+        plain_back_query<T><<<queries, THREADS, 0, s->stream>>>(c);
+    if (c.dk || c.dv_out)
+        plain_back_key<T><<<keys, THREADS, 0, s->stream>>>(c);
+    ml_cuda_launched(s, "attention backward");
+}
+
+template void ml_attn_plain<float>(ml_cuda_stream *, const attn_call<float> &);
+template void ml_attn_plain<bf16>(ml_cuda_stream *, const attn_call<bf16> &);
+template void ml_attn_plain_back<float>(ml_cuda_stream *, const attn_call<float> &);
+template void ml_attn_plain_back<bf16>(ml_cuda_stream *, const attn_call<bf16> &);

@@ -1,0 +1,219 @@
+/* common.cuh - what the files of the CUDA backend share.
+ *
+ * C in spirit: templates over the stored type and over tile sizes only; what other files see
+ * has the prefix ml_cuda_.  An op function launches kernels on its stream and returns; what
+ * goes wrong is noted and told by the next sync.
+ *
+ * The law is the CPU's: an output row depends on its own inputs and the weights only.  So a
+ * kernel's way of summing may follow from widths (N, K, head size, vocabulary), never from the
+ * number of rows.  --fmad=false: a fused multiply-add is written where one is meant. */
+#ifndef ML_BACKEND_CUDA_COMMON_CUH
+#define ML_BACKEND_CUDA_COMMON_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+extern "C" {
+#include "backend/cuda_door.h"
+}
+
+typedef __nv_bfloat16 bf16;
+
+struct ml_gemm_book; /* gemm.cu */
+
+typedef struct ml_cuda_stream {
+    ml_stream base; /* first: an ml_stream * of this backend is an ml_cuda_stream * */
+    cudaStream_t stream;
+    cudaError_t error; /* the first failure since the last sync, and what was being done */
+    const char *doing;
+    ml_gemm_book *gemm;
+    ml_cuda_host host;
+    char level[16];
+} ml_cuda_stream;
+
+static inline ml_cuda_stream *ml_cuda(ml_stream *s) {
+    return (ml_cuda_stream *)s;
+}
+
+static inline void ml_cuda_note(ml_cuda_stream *s, cudaError_t e, const char *doing) {
+    if (e != cudaSuccess && s->error == cudaSuccess) {
+        s->error = e;
+        s->doing = doing;
+    }
+}
+
+/* After a launch. */
+static inline void ml_cuda_launched(ml_cuda_stream *s, const char *doing) {
+    ml_cuda_note(s, cudaGetLastError(), doing);
+}
+
+#define ML_CUDA_OP(name)                                                                   \
+    void ml_cuda_##name##_forward(ml_stream *s, const ml_op_args *a);                      \
+    void ml_cuda_##name##_backward(ml_stream *s, const ml_op_args *a);
+
+ML_CUDA_OP(embed)       /* embed.cu */
+ML_CUDA_OP(linear)      /* linear.cu */
+ML_CUDA_OP(rmsnorm)     /* norm.cu */
+ML_CUDA_OP(rope_table)  /* rope.cu; backward has nothing to do */
+ML_CUDA_OP(rope)        /* rope.cu */
+ML_CUDA_OP(attn)        /* attn.cu */
+ML_CUDA_OP(add)         /* elementwise.cu */
+ML_CUDA_OP(glu)         /* elementwise.cu */
+ML_CUDA_OP(moe_route)   /* moe.cu */
+ML_CUDA_OP(moe_gather)  /* moe.cu */
+ML_CUDA_OP(moe_linear)  /* moe_linear.cu */
+ML_CUDA_OP(moe_combine) /* moe.cu */
+ML_CUDA_OP(lmhead)      /* lmhead.cu */
+#undef ML_CUDA_OP
+
+typedef size_t ml_cuda_scratch_fn(const ml_op_args *a, bool backward);
+ml_cuda_scratch_fn ml_cuda_rmsnorm_scratch, ml_cuda_attn_scratch, ml_cuda_lmhead_scratch,
+    ml_cuda_linear_scratch, ml_cuda_moe_linear_scratch;
+
+extern const ml_optim_ops ml_cuda_optim; /* optim.cu */
+
+size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab);
+void ml_cuda_sample(ml_stream *s, struct ml_draw *draw, int64_t n, int64_t n_vocab,
+                    void *scratch); /* sample.cu */
+
+static inline size_t ml_cuda_align(size_t bytes) {
+    return (bytes + 255) & ~(size_t)255;
+}
+
+static inline unsigned ml_cuda_blocks(int64_t n, int64_t per_block) {
+    return (unsigned)((n + per_block - 1) / per_block);
+}
+
+/* ---- numbers as they are stored ---- */
+
+/* V numbers that lie together, in one access. */
+template <class T, int V> struct ml_pack { alignas(sizeof(T) * V) T v[V]; };
+
+/* The widest access: 16 bytes. */
+template <class T> struct ml_wide { static const int n = 16 / (int)sizeof(T); };
+
+__device__ static inline float ml_f32(float x) {
+    return x;
+}
+
+__device__ static inline float ml_f32(bf16 x) {
+    return __bfloat162float(x);
+}
+
+template <class T> __device__ static inline T ml_as(float x);
+template <> __device__ inline float ml_as<float>(float x) {
+    return x;
+}
+template <> __device__ inline bf16 ml_as<bf16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+
+template <class T, int V>
+__device__ static inline void ml_load(float (&out)[V], const T *from) {
+    ml_pack<T, V> p = *(const ml_pack<T, V> *)from;
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        out[i] = ml_f32(p.v[i]);
+}
+
+template <class T, int V>
+__device__ static inline void ml_store(T *to, const float (&in)[V]) {
+    ml_pack<T, V> p;
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        p.v[i] = ml_as<T>(in[i]);
+    *(ml_pack<T, V> *)to = p;
+}
+
+/* ---- functions ---- */
+
+#define ML_LOG2E 1.4426950408889634f
+
+/* 2^x by the hardware: the same on every card of a generation. */
+__device__ static inline float ml_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ static inline float ml_exp(float x) {
+    return ml_exp2(x * ML_LOG2E);
+}
+
+__device__ static inline float ml_sigmoid(float x) {
+    return 1.0f / (1.0f + ml_exp(-x));
+}
+
+__device__ static inline float ml_tanh(float x) {
+    return 1.0f - 2.0f / (ml_exp(2.0f * x) + 1.0f);
+}
+
+__device__ static inline float ml_max(float a, float b) {
+    return a > b ? a : b;
+}
+
+/* ---- sums over threads, in one fixed order ---- */
+
+__device__ static inline float ml_warp_sum(float x) {
+#pragma unroll
+    for (int w = 16; w; w >>= 1)
+        x += __shfl_xor_sync(0xffffffffu, x, w);
+    return x;
+}
+
+__device__ static inline float ml_warp_max(float x) {
+#pragma unroll
+    for (int w = 16; w; w >>= 1)
+        x = ml_max(x, __shfl_xor_sync(0xffffffffu, x, w));
+    return x;
+}
+
+/* Over a block of WARPS warps; all threads get the sum.  `room` is [WARPS] in shared memory,
+ * free again when the next call begins. */
+template <int WARPS> __device__ static inline float ml_block_sum(float x, float *room) {
+    float sum = 0.0f;
+
+    x = ml_warp_sum(x);
+    if (WARPS == 1)
+        return x;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        room[threadIdx.x / 32] = x;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < WARPS; i++)
+        sum += room[i];
+    return sum;
+}
+
+template <int WARPS> __device__ static inline float ml_block_max(float x, float *room) {
+    x = ml_warp_max(x);
+    if (WARPS == 1)
+        return x;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        room[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = room[0];
+#pragma unroll
+    for (int i = 1; i < WARPS; i++)
+        x = ml_max(x, room[i]);
+    return x;
+}
+
+/* ---- calling a kernel for the stored type ---- */
+
+/* ML_CUDA_TYPED(dtype, CALL): CALL with T as the stored type. */
+#define ML_CUDA_TYPED(dtype_, ...)                                                         \
+    do {                                                                                   \
+        if ((dtype_) == ML_BF16) {                                                         \
+            typedef bf16 T;                                                                \
+            __VA_ARGS__;                                                                   \
+        } else {                                                                           \
+            typedef float T;                                                               \
+            __VA_ARGS__;                                                                   \
+        }                                                                                  \
+    } while (0)
+
+#endif

@@ -1,0 +1,267 @@
+/* cuda.cu - a GPU as a backend: its memory, its stream, its table of ops. */
+#include "backend/cuda/gemm.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST_MAJOR = 8 }; /* sm_80: bf16 tensor cores and asynchronous copies */
+
+typedef struct cuda {
+    ml_device dev;
+    ml_cuda_stream stream;
+} cuda;
+
+/* ---- memory ---- */
+
+static ml_status device_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind kind,
+                              ml_err *err) {
+    cuda *c = (cuda *)d; /* the device is its first member */
+    const ml_cuda_host *host = &c->stream.host;
+    void *p = NULL;
+
+    if (host->sealed())
+        abort(); /* a step allocates: our mistake */
+    if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError();
+        return ml_fail(
+            err, ML_ENOMEM,
+            "the GPU has no %zu bytes (%.1f GiB) for %s; use a smaller model, batch "
+            "or context, or a GPU with more memory",
+            bytes, (double)bytes / 0x1p30, host->mem_name(kind));
+    }
+    ml_cuda_note(&c->stream, cudaMemsetAsync(p, 0, bytes, c->stream.stream), "zeros");
+    ml_cuda_note(&c->stream, cudaStreamSynchronize(c->stream.stream), "zeros");
+    memset(out, 0, sizeof *out);
+    out->dev = d;
+    out->ptr = p;
+    out->bytes = bytes;
+    out->kind = kind;
+    return ML_OK;
+}
+
+static void device_free(ml_buf *b) {
+    cudaFree(b->ptr);
+    memset(b, 0, sizeof *b);
+}
+
+/* Pageable memory has been read when the call returns. */
+static void copy_in(ml_stream *s, void *dst, const void *host, size_t bytes) {
+    ml_cuda_note(
+        ml_cuda(s),
+        cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, ml_cuda(s)->stream),
+        "a copy to the GPU");
+}
+
+static void copy_out(ml_stream *s, void *host, const void *src, size_t bytes) {
+    ml_cuda_note(
+        ml_cuda(s),
+        cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, ml_cuda(s)->stream),
+        "a copy from the GPU");
+    ml_cuda_note(ml_cuda(s), cudaStreamSynchronize(ml_cuda(s)->stream),
+                 "a copy from the GPU");
+}
+
+static void copy_within(ml_stream *s, void *dst, const void *src, size_t bytes) {
+    ml_cuda_note(
+        ml_cuda(s),
+        cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, ml_cuda(s)->stream),
+        "a copy within the GPU");
+}
+
+static ml_status sync_stream(ml_stream *s, ml_err *err) {
+    ml_cuda_stream *c = ml_cuda(s);
+    cudaError_t e;
+
+    ml_cuda_note(c, cudaStreamSynchronize(c->stream), "the GPU's work");
+    e = c->error;
+    c->error = cudaSuccess;
+    if (e == cudaSuccess)
+        return ML_OK;
+    return ml_fail(err, ML_EIO, "the GPU failed in %s: %s", c->doing,
+                   cudaGetErrorString(e));
+}
+
+static size_t available(const ml_device *d) {
+    size_t left = 0, all = 0;
+
+    (void)d;
+    return cudaMemGetInfo(&left, &all) == cudaSuccess ? left : 0;
+}
+
+/* ---- ops ---- */
+
+static size_t op_scratch(const ml_stream *s, ml_op_id op, const ml_op_args *a,
+                         bool backward) {
+    (void)s;
+    switch (op) {
+    case ML_OP_LINEAR: return ml_cuda_linear_scratch(a, backward);
+    case ML_OP_RMSNORM: return ml_cuda_rmsnorm_scratch(a, backward);
+    case ML_OP_ATTN: return ml_cuda_attn_scratch(a, backward);
+    case ML_OP_LMHEAD: return ml_cuda_lmhead_scratch(a, backward);
+    default: return 0;
+    }
+}
+
+static ml_status refuse(ml_err *err, const char *what, long long n) {
+    return ml_fail(err, ML_EUNSUP,
+                   "the CUDA backend has no kernel for %s %lld; use --device cpu", what, n);
+}
+
+/* The products of a model's layers are tried out when its plan is made. */
+static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward,
+                            ml_err *err) {
+    const ml_op_attr *attr = a->attr;
+    const int64_t *w = a->w[0].shape;
+
+    if (op == ML_OP_ATTN && attr->attn.head_dim > 256)
+        return refuse(err, "a head size of", attr->attn.head_dim);
+    if (op == ML_OP_RMSNORM && attr->norm.width > 8192)
+        return refuse(err, "a norm over", attr->norm.width);
+    if (op == ML_OP_ROPE_TABLE && attr->rope.rope->dim > 1024)
+        return refuse(err, "rotary frequencies in", attr->rope.rope->dim);
+    if (op == ML_OP_LMHEAD && w[0] > (int64_t)4096 * 128)
+        return refuse(err, "a vocabulary of", (long long)w[0]);
+    if (backward)
+        return ML_OK;
+    if (op == ML_OP_LINEAR)
+        return ml_gemm_try(ml_cuda(s), w[0], w[1], a->in[0].dtype, a->out[0].dtype, err);
+    if (op == ML_OP_LMHEAD)
+        return ml_gemm_try(ml_cuda(s), w[0], w[1], a->in[0].dtype, ML_F32, err);
+    return ML_OK;
+}
+
+static ml_ops table(void) {
+    ml_ops o = {};
+
+#define FILL(id, name)                                                                     \
+    o.forward[ML_OP_##id] = ml_cuda_##name##_forward;                                      \
+    o.backward[ML_OP_##id] = ml_cuda_##name##_backward;
+    FILL(EMBED, embed)
+    FILL(LINEAR, linear)
+    FILL(RMSNORM, rmsnorm)
+    FILL(ROPE_TABLE, rope_table)
+    FILL(ROPE, rope)
+    FILL(ATTN, attn)
+    FILL(ADD, add)
+    FILL(GLU, glu)
+    FILL(LMHEAD, lmhead)
+#undef FILL
+    o.scratch = op_scratch;
+    o.prepare = op_prepare;
+    o.sample_scratch = ml_cuda_sample_scratch;
+    o.sample = ml_cuda_sample;
+    return o;
+}
+
+static const ml_ops cuda_ops = table();
+
+/* ---- open and close ---- */
+
+static void cuda_close(ml_backend *b) {
+    cuda *c = (cuda *)b->priv;
+
+    ml_gemm_close(&c->stream);
+    if (c->stream.stream)
+        cudaStreamDestroy(c->stream.stream);
+    if (c->stream.host.cpu.close)
+        c->stream.host.cpu.close(&c->stream.host.cpu);
+    free(c);
+}
+
+static ml_status check_card(cudaDeviceProp *p, ml_err *err) {
+    int n = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+
+    if (e != cudaSuccess || n == 0)
+        return ml_fail(err, ML_EUNSUP, "there is no GPU for --device cuda: %s",
+                       e == cudaSuccess ? "none was found" : cudaGetErrorString(e));
+    e = cudaGetDeviceProperties(p, 0);
+    if (e != cudaSuccess)
+        return ml_fail(err, ML_EUNSUP, "the GPU cannot be asked for its properties: %s",
+                       cudaGetErrorString(e));
+    if (p->major < LEAST_MAJOR)
+        return ml_fail(
+            err, ML_EUNSUP,
+            "the GPU %s has compute capability %d.%d; --device cuda needs 8.0 or "
+            "later",
+            p->name, p->major, p->minor);
+    return ML_OK;
+}
+
+/* Is there code for this card in this object?  Asked before anything runs. */
+static ml_status check_code(const cudaDeviceProp *p, ml_err *err) {
+    cudaFuncAttributes attributes;
+    cudaError_t e = ml_gemm_probe(&attributes);
+
+    if (e == cudaSuccess)
+        return ML_OK;
+    cudaGetLastError();
+    return ml_fail(
+        err, ML_EUNSUP,
+        "libmiles_cuda.so was not built for the GPU %s (compute capability %d.%d): %s; "
+        "build it with make CUDA_ARCH=%d%d",
+        p->name, p->major, p->minor, cudaGetErrorString(e), p->major, p->minor);
+}
+
+static void fill_device(ml_device *d) {
+    d->name = "cuda";
+    d->alloc = device_alloc;
+    d->free = device_free;
+    d->copy_in = copy_in;
+    d->copy_out = copy_out;
+    d->copy = copy_within;
+    d->sync = sync_stream;
+    d->available = available;
+}
+
+static void fill_backend(ml_backend *b, cuda *c, bool f32) {
+    memset(b, 0, sizeof *b);
+    b->name = "cuda";
+    b->level = c->stream.level;
+    b->act = f32 ? ML_F32 : ML_BF16;
+    b->linear = ML_ROWS;
+    b->dev = &c->dev;
+    b->stream = &c->stream.base;
+    b->ops = &cuda_ops;
+    b->optim = &ml_cuda_optim;
+    b->n_thread = c->stream.host.cpu.n_thread;
+    b->close = cuda_close;
+    b->priv = c;
+}
+
+extern "C" __attribute__((visibility("default"))) ml_status
+miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err) {
+    cudaDeviceProp card;
+    ml_status st;
+    cuda *c;
+
+    if (host->stamp != ML_CUDA_STAMP)
+        return ml_fail(
+            err, ML_EUNSUP,
+            "libmiles_cuda.so was built from other sources than the program: run make");
+    st = check_card(&card, err);
+    if (st == ML_OK)
+        st = check_code(&card, err);
+    if (st != ML_OK)
+        return st;
+    c = (cuda *)calloc(1, sizeof *c);
+    if (!c)
+        return ml_fail(err, ML_ENOMEM, "no memory to open the CUDA backend");
+    fill_device(&c->dev);
+    c->stream.base.dev = &c->dev;
+    snprintf(c->stream.level, sizeof c->stream.level, "sm%d%d", card.major, card.minor);
+    fill_backend(out, c, f32);
+    if (cudaStreamCreateWithFlags(&c->stream.stream, cudaStreamNonBlocking) != cudaSuccess)
+        st = ml_fail(err, ML_EUNSUP, "the GPU %s gives no stream", card.name);
+    if (st == ML_OK)
+        st = ml_gemm_open(&c->stream, err);
+    if (st != ML_OK) {
+        cuda_close(out); /* the CPU backend stays the caller's */
+        memset(out, 0, sizeof *out);
+        return st;
+    }
+    c->stream.host = *host;
+    out->n_thread = host->cpu.n_thread;
+    return ML_OK;
+}

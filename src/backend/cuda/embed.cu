@@ -1,0 +1,80 @@
+/* embed.cu - rows of a table, and their gradient without atomics. */
+#include "backend/cuda/common.cuh"
+
+enum { THREADS = 128 };
+
+template <class T>
+__global__ void embed_kernel(T *x, const T *table, const int32_t *id, int64_t width,
+                             float scale) {
+    const T *from = table + (int64_t)id[blockIdx.x] * width;
+    T *to = x + (int64_t)blockIdx.x * width;
+
+    for (int64_t i = threadIdx.x; i < width; i += THREADS)
+        to[i] = scale == 1.0f ? from[i] : ml_as<T>(ml_f32(from[i]) * scale);
+}
+
+template <class T> static void embed(ml_stream *s, const ml_op_args *a) {
+    if (a->rows->n_token == 0)
+        return;
+    embed_kernel<T><<<(unsigned)a->rows->n_token, THREADS, 0, ml_cuda(s)->stream>>>(
+        (T *)a->out[0].data, (const T *)a->w[0].data, a->rows->id, a->out[0].shape[1],
+        a->attr->embed_scale);
+    ml_cuda_launched(ml_cuda(s), "embed");
+}
+
+void ml_cuda_embed_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->out[0].dtype, embed<T>(s, a));
+}
+
+/* Is `id` among the first n?  Asked by a whole block. */
+__device__ static bool seen_before(const int32_t *id, int32_t wanted, int n) {
+    bool found = false;
+    for (int base = 0; base < n && !found; base += THREADS) {
+        int t = base + (int)threadIdx.x;
+        found = __syncthreads_or(t < n && id[t] == wanted);
+    }
+    return found;
+}
+
+/* A block per row of the batch; the first row with an id adds up all rows with it, in their
+ * order, so that each row of the table has one writer and one chain of sums. */
+template <class T>
+__global__ void embed_back_kernel(float *dw, const T *dx, const int32_t *id, int n,
+                                  int64_t width, float scale) {
+    __shared__ int match[THREADS];
+    int row = (int)blockIdx.x;
+    int32_t wanted = id[row];
+    float *to = dw + (int64_t)wanted * width;
+
+    if (seen_before(id, wanted, row))
+        return;
+    for (int base = row; base < n; base += THREADS) {
+        int t = base + (int)threadIdx.x;
+        match[threadIdx.x] = t < n && id[t] == wanted;
+        if (!__syncthreads_or(match[threadIdx.x]))
+            continue;
+        for (int k = 0; k < THREADS; k++) {
+            if (!match[k])
+                continue;
+            for (int64_t i = threadIdx.x; i < width; i += THREADS) {
+                float d = ml_f32(dx[(int64_t)(base + k) * width + i]);
+                to[i] += scale == 1.0f ? d : d * scale;
+            }
+        }
+        __syncthreads();
+    }
+}
+
+template <class T> static void embed_back(ml_stream *s, const ml_op_args *a) {
+    if (a->rows->n_token == 0)
+        return;
+    embed_back_kernel<T><<<(unsigned)a->rows->n_token, THREADS, 0, ml_cuda(s)->stream>>>(
+        (float *)a->dw[0].data, (const T *)a->dout[0].data, a->rows->id, a->rows->n_token,
+        a->dout[0].shape[1], a->attr->embed_scale);
+    ml_cuda_launched(ml_cuda(s), "embed backward");
+}
+
+void ml_cuda_embed_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->dw[0].data)
+        ML_CUDA_TYPED(a->dout[0].dtype, embed_back<T>(s, a));
+}

@@ -1,0 +1,159 @@
+/* linear.cu - LINEAR: three products, and a bias. */
+#include "backend/cuda/gemm.cuh"
+
+enum { THREADS = 256, BIAS_ROWS = 64 };
+
+/* y += bias: one more rounding, at any number of rows. */
+template <class T>
+__global__ void bias_kernel(T *y, const float *bias, int64_t count, int64_t n) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < count)
+        y[i] = ml_as<T>(ml_f32(y[i]) + bias[i % n]);
+}
+
+/* Sums of BIAS_ROWS rows each; rows in order. */
+template <class T>
+__global__ void bias_sums(float *part, const T *dy, int64_t rows, int64_t n) {
+    int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t first = (int64_t)blockIdx.y * BIAS_ROWS;
+    int64_t end = first + BIAS_ROWS < rows ? first + BIAS_ROWS : rows;
+    float sum = 0.0f;
+
+    if (col >= n)
+        return;
+    for (int64_t t = first; t < end; t++)
+        sum += ml_f32(dy[t * n + col]);
+    part[(int64_t)blockIdx.y * n + col] = sum;
+}
+
+__global__ static void bias_total(float *db, const float *part, int parts, int64_t n) {
+    int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    float sum = 0.0f;
+
+    if (col >= n)
+        return;
+    for (int k = 0; k < parts; k++)
+        sum += part[(int64_t)k * n + col];
+    db[col] += sum;
+}
+
+static unsigned bias_parts(int64_t rows) {
+    return ml_cuda_blocks(rows, BIAS_ROWS);
+}
+
+size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
+    if (!backward)
+        return 0;
+    /* dx that is added to is made apart first; partial sums of the bias. */
+    return ml_cuda_align(ml_tensor_bytes(&a->in[0])) +
+           (size_t)bias_parts(a->in[0].shape[0]) * (size_t)a->w[0].shape[0] * sizeof(float);
+}
+
+static ml_gemm forward_gemm(const ml_op_args *a) {
+    const ml_tensor *x = &a->in[0], *w = &a->w[0], *y = &a->out[0];
+    ml_gemm g = {};
+
+    g.m = x->shape[0];
+    g.n = w->shape[0];
+    g.k = w->shape[1];
+    g.a = x->data;
+    g.b = w->data;
+    g.a_m = g.b_n = g.k;
+    g.a_k = g.b_k = 1;
+    g.c = y->data;
+    g.ldc = g.n;
+    g.in = w->dtype;
+    g.out = y->dtype;
+    return g;
+}
+
+void ml_cuda_linear_forward(ml_stream *s, const ml_op_args *a) {
+    ml_gemm g = forward_gemm(a);
+    int64_t count = g.m * g.n;
+
+    ml_gemm_rows(ml_cuda(s), &g);
+    if (!a->w[1].data || count == 0)
+        return;
+    ML_CUDA_TYPED(g.out, bias_kernel<T>
+                  <<<ml_cuda_blocks(count, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(
+                      (T *)g.c, (const float *)a->w[1].data, count, g.n));
+    ml_cuda_launched(ml_cuda(s), "bias");
+}
+
+/* dx [m, k] = dy [m, n] w [n, k]. */
+static void back_input(ml_stream *s, const ml_op_args *a) {
+    const ml_tensor *w = &a->w[0], *dy = &a->dout[0], *dx = &a->din[0];
+    bool apart = a->din_add[0] && dx->dtype == ML_BF16;
+    ml_gemm g = {};
+
+    g.m = dy->shape[0];
+    g.n = w->shape[1];
+    g.k = w->shape[0];
+    g.a = dy->data;
+    g.a_m = g.k;
+    g.a_k = 1;
+    g.b = w->data;
+    g.b_n = 1;
+    g.b_k = g.n;
+    g.c = apart ? a->scratch : dx->data;
+    g.ldc = g.n;
+    g.in = w->dtype;
+    g.out = dx->dtype;
+    g.add = a->din_add[0] && !apart;
+    ml_gemm_any(ml_cuda(s), &g);
+    if (apart) {
+        ml_op_args sum = {};
+        sum.in[0] = sum.out[0] = *dx;
+        sum.in[1] = *dx;
+        sum.in[1].data = a->scratch;
+        ml_cuda_add_forward(s, &sum);
+    }
+}
+
+/* dw [n, k] += dy' [n, m] x [m, k]. */
+static void back_weight(ml_stream *s, const ml_op_args *a) {
+    const ml_tensor *x = &a->in[0], *dy = &a->dout[0], *dw = &a->dw[0];
+    ml_gemm g = {};
+
+    g.m = dy->shape[1];
+    g.n = x->shape[1];
+    g.k = dy->shape[0];
+    g.a = dy->data;
+    g.a_m = 1;
+    g.a_k = g.m;
+    g.b = x->data;
+    g.b_n = 1;
+    g.b_k = g.n;
+    g.c = dw->data;
+    g.ldc = g.n;
+    g.in = x->dtype;
+    g.out = ML_F32;
+    g.add = true;
+    if (g.k)
+        ml_gemm_any(ml_cuda(s), &g);
+}
+
+static void back_bias(ml_stream *s, const ml_op_args *a) {
+    const ml_tensor *dy = &a->dout[0];
+    int64_t rows = dy->shape[0], n = dy->shape[1];
+    float *part = (float *)((char *)a->scratch + ml_cuda_align(ml_tensor_bytes(&a->in[0])));
+    unsigned parts = bias_parts(rows), blocks = ml_cuda_blocks(n, THREADS);
+
+    if (rows == 0)
+        return;
+    ML_CUDA_TYPED(dy->dtype,
+                  bias_sums<T><<<dim3(blocks, parts), THREADS, 0, ml_cuda(s)->stream>>>(
+                      part, (const T *)dy->data, rows, n));
+    bias_total<<<blocks, THREADS, 0, ml_cuda(s)->stream>>>((float *)a->dw[1].data, part,
+                                                           (int)parts, n);
+    ml_cuda_launched(ml_cuda(s), "bias gradient");
+}
+
+void ml_cuda_linear_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->din[0].data)
+        back_input(s, a);
+    if (a->dw[0].data)
+        back_weight(s, a);
+    if (a->dw[1].data)
+        back_bias(s, a);
+}

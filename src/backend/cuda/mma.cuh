@@ -1,0 +1,62 @@
+/* mma.cuh - the few tensor-core instructions that kernels here are made of. */
+#ifndef ML_BACKEND_CUDA_MMA_CUH
+#define ML_BACKEND_CUDA_MMA_CUH
+
+#include "backend/cuda/common.cuh"
+
+/* Where a lane's numbers of a 16 x 8 tile of f32 are: c[0], c[1] in row lane / 4 at columns
+ * 2 (lane % 4) and the next; c[2], c[3] eight rows below. */
+
+/* c += a b; a 16 x 16, b 16 x 8 (given by columns). */
+__device__ static inline void ml_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                     uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ static inline uint32_t ml_smem(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* Four 8 x 8 matrices; lane i gives the address of row i % 8 of matrix i / 8. */
+__device__ static inline void ml_ldmatrix4(uint32_t (&r)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(ml_smem(row)));
+}
+
+__device__ static inline void ml_ldmatrix4_trans(uint32_t (&r)[4], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(ml_smem(row)));
+}
+
+__device__ static inline void ml_ldmatrix2(uint32_t (&r)[2], const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(ml_smem(row)));
+}
+
+/* 16 bytes to shared memory, on their way; zeros where `there` is false. */
+__device__ static inline void ml_copy_async(void *to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ml_smem(to)),
+                 "l"(from), "r"(there ? 16 : 0));
+}
+
+__device__ static inline void ml_copy_commit(void) {
+    asm volatile("cp.async.commit_group;");
+}
+
+/* Until at most N of the latest groups are on their way. */
+template <int N> __device__ static inline void ml_copy_wait(void) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N));
+}
+
+__device__ static inline uint32_t ml_pack2(float lo, float hi) {
+    __nv_bfloat162 p = __floats2bfloat162_rn(lo, hi);
+    return *(uint32_t *)&p;
+}
+
+#endif

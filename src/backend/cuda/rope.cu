@@ -1,0 +1,127 @@
+/* rope.cu - ROPE_TABLE and ROPE. */
+#include "backend/cuda/common.cuh"
+
+enum { THREADS = 256, MAX_FREQ = 512 };
+
+/* ---- the table ---- */
+
+/* Frequencies travel with the launch: they are the model's, a few hundred bytes. */
+struct frequencies {
+    float at[MAX_FREQ];
+};
+
+/* The angle is one f32 product; its sine and cosine are taken in f64 and rounded once. */
+__global__ static void table_kernel(float *cs, const int32_t *pos, int64_t n, int half,
+                                    double scale,
+                                    const __grid_constant__ frequencies freq) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t t = i / half;
+    int k = (int)(i % half);
+    double sine, cosine;
+
+    if (i >= n * half)
+        return;
+    sincos((double)((float)pos[t] * freq.at[k]), &sine, &cosine);
+    cs[t * 2 * half + k] = (float)(cosine * scale);
+    cs[t * 2 * half + half + k] = (float)(sine * scale);
+}
+
+void ml_cuda_rope_table_forward(ml_stream *s, const ml_op_args *a) {
+    const ml_rope *rope = a->attr->rope.rope;
+    int64_t n = a->rows->n_token;
+    int half = rope->dim / 2;
+    frequencies freq;
+
+    for (int i = 0; i < half; i++)
+        freq.at[i] = rope->freq[i];
+    if (n == 0)
+        return;
+    table_kernel<<<ml_cuda_blocks(n * half, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(
+        (float *)a->out[0].data, a->rows->pos, n, half, (double)rope->scale, freq);
+    ml_cuda_launched(ml_cuda(s), "rope-table");
+}
+
+void ml_cuda_rope_table_backward(ml_stream *s, const ml_op_args *a) {
+    (void)s; /* positions have no gradient */
+    (void)a;
+}
+
+/* ---- turning ---- */
+
+/* One way of turning rows: forward from x to y, backward (sign -1) from dy to dx. */
+template <class T> struct rope_call {
+    T *y;
+    const T *x;
+    const float *cs;
+    int64_t n;          /* rows * width / 2: a thread turns, or passes on, two numbers */
+    int64_t width;      /* of a row */
+    int head_dim, half; /* half: pairs of a head that turn */
+    bool interleaved, add;
+    float sign;
+};
+
+template <class T> __device__ static void put(T *to, float x, bool add) {
+    *to = ml_as<T>(add ? ml_f32(*to) + x : x);
+}
+
+template <class T> __global__ void rope_kernel(rope_call<T> c) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t per_row = c.width / 2, row = i / per_row, pair = i % per_row;
+    int per_head = c.head_dim / 2, k = (int)(pair % per_head);
+    int64_t head = row * c.width + pair / per_head * c.head_dim;
+    int64_t at0, at1;
+    float x0, x1;
+
+    if (i >= c.n)
+        return;
+    if (k < c.half) {
+        at0 = head + (c.interleaved ? 2 * k : k);
+        at1 = head + (c.interleaved ? 2 * k + 1 : k + c.half);
+    } else { /* what does not turn: 2 * half .. head_dim - 1 */
+        at0 = head + 2 * k;
+        at1 = at0 + 1;
+    }
+    x0 = ml_f32(c.x[at0]);
+    x1 = ml_f32(c.x[at1]);
+    if (k < c.half) {
+        float cosine = c.cs[row * 2 * c.half + k];
+        float sine = c.sign * c.cs[row * 2 * c.half + c.half + k];
+        float y0 = fmaf(x0, cosine, -(x1 * sine)), y1 = fmaf(x1, cosine, x0 * sine);
+        x0 = y0;
+        x1 = y1;
+    }
+    put(c.y + at0, x0, c.add);
+    put(c.y + at1, x1, c.add);
+}
+
+template <class T>
+static void rope(ml_stream *s, const ml_op_args *a, const ml_tensor *from,
+                 const ml_tensor *to, bool back, bool add) {
+    rope_call<T> c = {};
+
+    c.y = (T *)to->data;
+    c.x = (const T *)from->data;
+    c.cs = (const float *)a->in[1].data;
+    c.n = ml_tensor_count(from) / 2;
+    c.width = from->shape[1];
+    c.head_dim = a->attr->rope.head_dim;
+    c.half = a->attr->rope.dim / 2;
+    c.interleaved = a->attr->rope.interleaved;
+    c.add = add;
+    c.sign = back ? -1.0f : 1.0f;
+    if (c.n == 0)
+        return;
+    rope_kernel<T><<<ml_cuda_blocks(c.n, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(c);
+    ml_cuda_launched(ml_cuda(s), back ? "rope backward" : "rope");
+}
+
+void ml_cuda_rope_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->out[0].dtype, rope<T>(s, a, &a->in[0], &a->out[0], false, false));
+}
+
+/* The inverse of a rotation is its transpose: the same angles, negative. */
+void ml_cuda_rope_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->din[0].data)
+        ML_CUDA_TYPED(a->dout[0].dtype,
+                      rope<T>(s, a, &a->dout[0], &a->din[0], true, a->din_add[0]));
+}

@@ -1,0 +1,360 @@
+/* device.c - one call of an op on a device whose memory is not ours.
+ *
+ * Everything the call reads and writes lies in one image, made here and sent as a whole: tensors
+ * in the backend's types and layouts, canaries between them, poison where outputs will be.  What
+ * comes back is turned into what the case has, so that results compare as on the CPU. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/checkop/checkop.h"
+
+enum { ALIGN = 256, GUARD = 256, CANARY = 0xa5, POISON = 0xff };
+
+/* A tensor as the case has it and as the device does. */
+typedef struct twin {
+    ml_tensor ours, theirs;
+    size_t at; /* in the image */
+} twin;
+
+typedef struct device_run {
+    ck_env *e;
+    const ck_case *c;
+    ck_mode m;
+    ml_backend *be;
+    unsigned char *image;
+    size_t used, cap;
+    size_t end_of[64]; /* where tensors end: canaries follow */
+    int n_end;
+    ml_buf buf;
+    twin in[ML_OP_IN], out[ML_OP_OUT], w[ML_OP_W];
+    twin din[ML_OP_IN], dout[ML_OP_OUT], dw[ML_OP_W];
+    ml_rows rows;
+    struct {
+        size_t id, pos, seq_start, page_start, page, slot, loss_row, loss_id;
+    } row_at;
+    ml_op_args args;
+} device_run;
+
+/* Inputs and outputs that are f32 on every backend. */
+static bool is_exact(ml_op_id op, bool out, int i) {
+    switch (op) {
+    case ML_OP_ROPE_TABLE: return out;
+    case ML_OP_ROPE: return !out && i == 1;
+    case ML_OP_ATTN: return out && i == 1;
+    case ML_OP_MOE_ROUTE: return out && i == 0;
+    case ML_OP_MOE_COMBINE: return !out && i == 1;
+    case ML_OP_LMHEAD: return out;
+    default: return false;
+    }
+}
+
+/* ---- the image ---- */
+
+static size_t reserve(device_run *r, size_t bytes) {
+    size_t at = (r->used + GUARD + ALIGN - 1) / ALIGN * ALIGN;
+
+    if (at + bytes + GUARD > r->cap) {
+        size_t cap = 2 * (at + bytes + GUARD);
+        r->image = realloc(r->image, cap);
+        if (!r->image) {
+            fprintf(stderr, "checkop: no memory for an image of %zu bytes\n", cap);
+            exit(1);
+        }
+        memset(r->image + r->cap, CANARY, cap - r->cap);
+        r->cap = cap;
+    }
+    r->used = at + bytes;
+    r->end_of[r->n_end++] = r->used;
+    return at;
+}
+
+static int32_t as_int(const ml_tensor *t, int64_t i) {
+    return ((const int32_t *)t->data)[i];
+}
+
+/* Elements of the case's tensor into the image, or back out of it. */
+static void convert_in(device_run *r, const twin *t) {
+    int64_t n = ml_tensor_count(&t->ours);
+    const double *v =
+        t->ours.dtype == ML_I32 ? NULL : ck_values(r->c->arena, &t->ours); /* row-major */
+    unsigned char *to = r->image + t->at;
+
+    for (int64_t i = 0; i < n; i++) {
+        if (!v)
+            ((int32_t *)(void *)to)[i] = as_int(&t->ours, i);
+        else if (t->theirs.dtype == ML_BF16)
+            ((uint16_t *)(void *)to)[i] = ml_f32_to_bf16((float)v[i]);
+        else
+            ((float *)(void *)to)[i] = (float)v[i];
+    }
+}
+
+static ml_tensor convert_out(device_run *r, const twin *t) {
+    ml_tensor o = t->ours;
+    int64_t n = ml_tensor_count(&o), cols = o.n_dim ? o.shape[o.n_dim - 1] : 1;
+    int64_t rows = o.n_dim > 1 ? o.shape[o.n_dim - 2] : 1;
+    const unsigned char *from = r->image + t->at;
+
+    o.data = ml_arena_take(r->c->arena, ml_tensor_bytes(&o) + 1, 1);
+    memset(o.data, 0, ml_tensor_bytes(&o));
+    for (int64_t i = 0; i < n; i++) {
+        int64_t e = i / (rows * cols), row = i / cols % rows, col = i % cols;
+        int64_t at = o.n_dim > 1 ? ck_offset(&o, e, row, col) : i;
+        if (o.dtype == ML_I32)
+            ((int32_t *)o.data)[at] = ((const int32_t *)(const void *)from)[i];
+        else if (t->theirs.dtype == ML_BF16)
+            ((float *)o.data)[at] =
+                ml_bf16_to_f32(((const uint16_t *)(const void *)from)[i]);
+        else
+            ((float *)o.data)[at] = ((const float *)(const void *)from)[i];
+    }
+    return o;
+}
+
+static void place(device_run *r, twin *t, const ml_tensor *ours, ml_dtype dtype,
+                  bool contents) {
+    t->ours = t->theirs = *ours;
+    if (ours->n_dim == 0)
+        return;
+    t->theirs.layout = ML_ROWS;
+    t->theirs.dtype = ours->dtype == ML_I32 ? ML_I32 : dtype;
+    t->at = reserve(r, ml_tensor_bytes(&t->theirs));
+    memset(r->image + t->at, POISON, ml_tensor_bytes(&t->theirs));
+    if (contents && ours->data)
+        convert_in(r, t);
+}
+
+static ml_tensor bound(const device_run *r, const twin *t) {
+    ml_tensor b = t->theirs;
+    b.data = b.n_dim ? (unsigned char *)r->buf.ptr + t->at : NULL;
+    return b;
+}
+
+static void stop(const ml_err *err) {
+    fprintf(stderr, "checkop: %s\n", err->msg);
+    exit(1);
+}
+
+static void send(device_run *r) {
+    ml_device *dev = r->be->dev;
+    ml_err err;
+
+    if (r->buf.bytes < r->cap) {
+        if (r->buf.dev)
+            dev->free(&r->buf);
+        if (dev->alloc(dev, &r->buf, r->cap, ML_MEM_ACT, &err))
+            stop(&err);
+    }
+    dev->copy_in(r->be->stream, r->buf.ptr, r->image, r->used + GUARD);
+}
+
+static void fetch(device_run *r) {
+    ml_err err;
+
+    r->be->dev->copy_out(r->be->stream, r->image, r->buf.ptr, r->used + GUARD);
+    if (r->be->dev->sync(r->be->stream, &err))
+        stop(&err);
+    for (int i = 0; i < r->n_end; i++)
+        for (int k = 0; k < GUARD / 2; k++)
+            if (r->image[r->end_of[i] + (size_t)k] != CANARY) {
+                ck_fail(r->e, "memory after a tensor was written to");
+                return;
+            }
+}
+
+/* ---- rows ---- */
+
+static size_t reserve_ints(device_run *r, const int32_t *from, int64_t n) {
+    size_t at;
+
+    if (!from)
+        return 0;
+    at = reserve(r, (size_t)n * sizeof *from);
+    memcpy(r->image + at, from, (size_t)n * sizeof *from);
+    return at;
+}
+
+static void place_rows(device_run *r) {
+    const ml_rows *w = &r->c->rows;
+
+    r->row_at.id = reserve_ints(r, w->id, w->n_token);
+    r->row_at.pos = reserve_ints(r, w->pos, w->n_token);
+    r->row_at.seq_start = reserve_ints(r, w->seq_start, w->n_seq + 1);
+    r->row_at.page_start = reserve_ints(r, w->page_start, w->n_seq + 1);
+    r->row_at.page = reserve_ints(r, w->page, w->page_start ? w->page_start[w->n_seq] : 0);
+    r->row_at.slot = reserve_ints(r, w->slot, w->n_seq);
+    r->row_at.loss_row = reserve_ints(r, w->loss_row, w->n_loss);
+    r->row_at.loss_id = reserve_ints(r, w->loss_id, w->n_loss);
+}
+
+static const int32_t *ints_at(const device_run *r, size_t at) {
+    return at ? (const int32_t *)(const void *)((const char *)r->buf.ptr + at) : NULL;
+}
+
+static void bind_rows(device_run *r) {
+    r->rows = r->c->rows;
+    r->rows.id = ints_at(r, r->row_at.id);
+    r->rows.pos = ints_at(r, r->row_at.pos);
+    r->rows.seq_start = ints_at(r, r->row_at.seq_start);
+    r->rows.page_start = ints_at(r, r->row_at.page_start);
+    r->rows.page = ints_at(r, r->row_at.page);
+    r->rows.slot = ints_at(r, r->row_at.slot);
+    r->rows.loss_row = ints_at(r, r->row_at.loss_row);
+    r->rows.loss_id = ints_at(r, r->row_at.loss_id);
+    r->args.rows = &r->rows;
+}
+
+/* ---- forward and backward ---- */
+
+static ml_dtype stored(const device_run *r, bool out, int i) {
+    return is_exact(r->c->suite->op, out, i) ? ML_F32 : r->be->act;
+}
+
+/* Memory for an op's own use; its size follows from shapes. */
+static size_t place_scratch(device_run *r, bool backward) {
+    ml_op_args a = r->args;
+    ml_err err;
+    size_t bytes;
+
+    a.attr = &r->c->attr;
+    a.rows = &r->c->rows;
+    for (int i = 0; i < ML_OP_IN; i++)
+        a.in[i] = r->in[i].theirs;
+    for (int i = 0; i < ML_OP_OUT; i++)
+        a.out[i] = r->out[i].theirs;
+    for (int i = 0; i < ML_OP_W; i++)
+        a.w[i] = r->w[i].theirs;
+    if (r->be->ops->prepare &&
+        r->be->ops->prepare(r->be->stream, r->c->suite->op, &a, backward, &err))
+        stop(&err);
+    bytes = r->be->ops->scratch(r->be->stream, r->c->suite->op, &a, backward);
+    return bytes ? reserve(r, bytes) : 0;
+}
+
+static void check_written(device_run *r, const char *what, int i, const twin *t) {
+    size_t size = ml_dtype_bytes(t->theirs.dtype);
+    int64_t n = t->theirs.n_dim ? ml_tensor_count(&t->theirs) : 0;
+
+    for (int64_t k = 0; k < n; k++) {
+        size_t bad = 0;
+        while (bad < size && r->image[t->at + (size_t)k * size + bad] == POISON)
+            bad++;
+        if (bad == size) {
+            ck_fail(r->e, "%s[%d] is poison at element %lld", what, i, (long long)k);
+            return;
+        }
+    }
+}
+
+/* The arguments of a call, where the image now lies. */
+static void bind(device_run *r, size_t scratch) {
+    bind_rows(r);
+    for (int i = 0; i < ML_OP_IN; i++) {
+        r->args.in[i] = bound(r, &r->in[i]);
+        r->args.din[i] = bound(r, &r->din[i]);
+    }
+    for (int i = 0; i < ML_OP_W; i++) {
+        r->args.w[i] = bound(r, &r->w[i]);
+        r->args.dw[i] = bound(r, &r->dw[i]);
+    }
+    for (int i = 0; i < ML_OP_OUT; i++) {
+        r->args.out[i] = bound(r, &r->out[i]);
+        r->args.dout[i] = bound(r, &r->dout[i]);
+    }
+    r->args.attr = &r->c->attr;
+    r->args.scratch = scratch ? (unsigned char *)r->buf.ptr + scratch : NULL;
+}
+
+static void forward(device_run *r, ck_result *res) {
+    const ck_case *c = r->c;
+    size_t scratch;
+
+    for (int i = 0; i < ML_OP_IN; i++)
+        if (c->in[i].data)
+            place(r, &r->in[i], &c->in[i], stored(r, false, i), true);
+    for (int i = 0; i < ML_OP_W; i++)
+        if (c->w[i].data)
+            place(r, &r->w[i], &c->w[i], c->w[i].n_dim > 1 ? r->be->act : ML_F32, true);
+    for (int i = 0; i < ML_OP_OUT; i++)
+        place(r, &r->out[i], &c->out[i], stored(r, true, i), true);
+    place_rows(r);
+    scratch = place_scratch(r, false);
+    if (r->m.in_place != CK_ALL)
+        r->out[0].at = r->in[r->m.in_place].at;
+    send(r);
+    bind(r, scratch);
+    r->be->ops->forward[c->suite->op](r->be->stream, &r->args);
+    fetch(r);
+    for (int i = 0; i < ML_OP_OUT; i++) {
+        if (!c->out[i].n_dim)
+            continue;
+        res->out[i] = convert_out(r, &r->out[i]);
+        if (!r->m.special && !c->out[i].data)
+            check_written(r, "out", i, &r->out[i]);
+    }
+}
+
+static void forget(device_run *r) {
+    const ml_op_info *info = &ml_op_infos[r->c->suite->op];
+
+    for (int i = 0; i < ML_OP_IN; i++)
+        if (r->in[i].theirs.n_dim && !(info->save_in & 1u << i))
+            memset(r->image + r->in[i].at, POISON, ml_tensor_bytes(&r->in[i].theirs));
+    for (int i = 0; i < ML_OP_OUT; i++)
+        if (r->out[i].theirs.n_dim && !(info->save_out & 1u << i))
+            memset(r->image + r->out[i].at, POISON, ml_tensor_bytes(&r->out[i].theirs));
+}
+
+static void place_gradients(device_run *r) {
+    const ck_case *c = r->c;
+    int only = r->m.only;
+
+    for (int i = 0; i < ML_OP_OUT; i++)
+        if (c->dout[i].data)
+            place(r, &r->dout[i], &c->dout[i], stored(r, true, i), true);
+    for (int i = 0; i < ML_OP_IN; i++)
+        if (c->din[i].data && (only == CK_ALL || only == i)) {
+            place(r, &r->din[i], &c->din[i], stored(r, false, i), r->m.add);
+            r->args.din_add[i] = r->m.add;
+        }
+    for (int i = 0; i < ML_OP_W; i++)
+        if (c->dw[i].data && (only == CK_ALL || only == ML_OP_IN + i)) {
+            place(r, &r->dw[i], &c->dw[i], ML_F32, true);
+            if (!r->m.add)
+                memset(r->image + r->dw[i].at, 0, ml_tensor_bytes(&r->dw[i].theirs));
+        }
+}
+
+static void backward(device_run *r, ck_result *res) {
+    const ml_backend *be = r->be;
+    size_t scratch;
+
+    forget(r);
+    place_gradients(r);
+    scratch = place_scratch(r, true);
+    send(r);
+    bind(r, scratch);
+    be->ops->backward[r->c->suite->op](be->stream, &r->args);
+    fetch(r);
+    for (int i = 0; i < ML_OP_IN; i++)
+        if (r->din[i].theirs.n_dim) {
+            res->din[i] = convert_out(r, &r->din[i]);
+            if (!r->m.special)
+                check_written(r, "din", i, &r->din[i]);
+        }
+    for (int i = 0; i < ML_OP_W; i++)
+        if (r->dw[i].theirs.n_dim)
+            res->dw[i] = convert_out(r, &r->dw[i]);
+}
+
+void ck_run_device(ck_env *e, const ck_case *c, ck_mode m, ck_result *res) {
+    device_run r = { .e = e, .c = c, .m = m, .be = &e->backend[m.backend] };
+
+    forward(&r, res);
+    if (m.backward)
+        backward(&r, res);
+    if (r.buf.dev)
+        r.be->dev->free(&r.buf);
+    free(r.image);
+}
