@@ -25,8 +25,8 @@ typedef struct ml_text {
 void ml_text_release(ml_text *t);
 void ml_text_add(ml_text *t, const char *bytes, size_t n);
 __attribute__((format(printf, 2, 3))) void ml_text_printf(ml_text *t, const char *fmt, ...);
-/* The template with the first `place` in it, where there is one, replaced by a number. */
-void ml_text_fill(ml_text *t, const char *template, const char *place, int64_t number);
+/* The form with the first `place` in it, where there is one, replaced by a number. */
+void ml_text_fill(ml_text *t, const char *form, const char *place, int64_t number);
 
 /* Edit distance, for "did you mean". */
 int ml_str_distance(ml_str a, ml_str b);

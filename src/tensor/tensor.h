@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/str.h"
+
 #define ML_LANES 16 /* virtual vector width of the f32 contract */
 #define ML_DIMS 3
 
