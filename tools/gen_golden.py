@@ -31,6 +31,11 @@ COMMON = dict(vocab_size=83, hidden_size=48, intermediate_size=56, num_hidden_la
 DEEPSEEK_MOE = dict(n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=20, n_shared_experts=1,
                     norm_topk_prob=True, routed_scaling_factor=1.5, num_nextn_predict_layers=1)
 
+DELTA_NET = dict(layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
+                 linear_num_value_heads=4, linear_key_head_dim=10, linear_value_head_dim=20,
+                 linear_conv_kernel_dim=4, rope_parameters=dict(
+                     rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))
+
 MODELS = {
     "llama": ("llama", dict(rope_parameters=dict(
         rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
@@ -69,6 +74,15 @@ MODELS = {
         intermediate_size=20, num_local_experts=5, num_experts_per_tok=2, sliding_window=8,
         rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
                              truncate=False, original_max_position_embeddings=64))),
+    "qwen3_next": ("qwen3_next", dict(
+        DELTA_NET, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20,
+        shared_expert_intermediate_size=24, norm_topk_prob=True)),
+    "qwen3_5_text": ("qwen3_5_text", dict(DELTA_NET)),
+    "nemotron_h": ("nemotron_h", dict(
+        layers_block_type=["linear_attention", "full_attention", "mlp", "moe"], mamba_num_heads=6,
+        mamba_head_dim=20, ssm_state_size=10, n_groups=2, conv_kernel=4, chunk_size=16,
+        n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=20,
+        moe_shared_expert_intermediate_size=24, routed_scaling_factor=1.5)),
     "olmo2": ("olmo2", dict()),
     "phi3": ("phi3", dict(sliding_window=40, rope_parameters=dict(
         rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
@@ -82,8 +96,14 @@ MODELS = {
 def old_style(config):
     """The same config with the keys that published checkpoints have."""
     old = dict(config)
-    rope = old.pop("rope_parameters")
+    rope = old.pop("rope_parameters", None)
     old["torch_dtype"] = old.pop("dtype")
+    if old["model_type"] == "nemotron_h":
+        letter = dict(linear_attention="M", full_attention="*", mlp="-", moe="E")
+        old["hybrid_override_pattern"] = "".join(letter[t] for t in old.pop("layers_block_type"))
+        old["num_hidden_layers"] = len(old["hybrid_override_pattern"])
+    if rope is None:
+        return old
     if "full_attention" in rope:
         old["rope_theta"] = rope["full_attention"].pop("rope_theta")
         old["rope_scaling"] = rope["full_attention"]
@@ -142,6 +162,12 @@ def put_expert(grads, names, name, e, projections, grad):
     raise SystemExit(f"{name}: expert {e} has no name in the checkpoint")
 
 
+def published(name, names):
+    """Nemotron's checkpoints call the model backbone."""
+    other = name.replace("model.", "backbone.", 1)
+    return other if any(n.startswith("backbone.") for n in names) else name
+
+
 def gradients(model, names):
     """Under the names of the checkpoint: experts are stacked and fused in memory only."""
     grads = {}
@@ -153,9 +179,14 @@ def gradients(model, names):
             for e in range(p.shape[0]):
                 put_expert(grads, names, name, e, ("gate_proj", "w1"), gate[e])
                 put_expert(grads, names, name, e, ("up_proj", "w3"), up[e])
+        elif name.endswith("experts.up_proj"):
+            for e in range(p.shape[0]):
+                put_expert(grads, names, published(name, names), e, ("up_proj",), p.grad[e])
+        elif published(name, names) in names:
+            grads[published(name, names)] = p.grad
         elif name.endswith("experts.down_proj"):
             for e in range(p.shape[0]):
-                put_expert(grads, names, name, e, ("down_proj", "w2"), p.grad[e])
+                put_expert(grads, names, published(name, names), e, ("down_proj", "w2"), p.grad[e])
         elif name.replace(".mlp.", ".block_sparse_moe.") in names:
             grads[name.replace(".mlp.", ".block_sparse_moe.")] = p.grad
         else:

@@ -197,7 +197,10 @@ static void check_model(const char *dir) {
     X(minimax_m2)                                                                          \
     X(olmo2)                                                                               \
     X(phi3)                                                                                \
-    X(smollm3)
+    X(smollm3)                                                                             \
+    X(qwen3_next)                                                                          \
+    X(qwen3_5_text)                                                                        \
+    X(nemotron_h)
 
 #define SHARED_MODELS(X)                                                                   \
     X(llama)                                                                               \
