@@ -316,8 +316,11 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
             check_same(&h[0][i], &h[1][i], k, i);
         }
     }
-    if (n_mix >= 20) /* the mixes do put requests back and share */
-        CHECK(seen[0] > n_mix && seen[1] > 50 * n_mix);
+    /* The mixes do put requests back and share; where there is recurrent state, only from the
+     * places where it was kept. */
+    if (n_mix >= 20)
+        CHECK(seen[0] > n_mix &&
+              seen[1] > (ml_kv_slot_bytes(&f.spec, &f.be) ? 30 : 50) * n_mix);
     close_fixture(&f);
 }
 
@@ -342,7 +345,10 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
     X(mixtral)                                                                             \
     X(glm4_moe)                                                                            \
     X(minimax_m2)                                                                          \
-    X(gpt_oss)
+    X(gpt_oss)                                                                             \
+    X(qwen3_5_text)                                                                        \
+    X(qwen3_next)                                                                          \
+    X(nemotron_h)
 
 #define TESTS(name)                                                                        \
     static void f32_##name(void) {                                                         \

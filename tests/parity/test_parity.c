@@ -263,7 +263,10 @@ static void check_gradients(const char *dir) {
     X(mixtral)                                                                             \
     X(glm4_moe)                                                                            \
     X(minimax_m2)                                                                          \
-    X(gpt_oss)
+    X(gpt_oss)                                                                             \
+    X(qwen3_next)                                                                          \
+    X(qwen3_5_text)                                                                        \
+    X(nemotron_h)
 
 #define TESTS(name)                                                                        \
     static void forward_##name(void) {                                                     \
