@@ -11,7 +11,7 @@ build=${MILES_BUILD:-$here/build/release}
 dir=${1:-$here/build/quickstart}
 seed=${2:-1}
 sft_rounds=500
-rl_rounds=200
+rl_rounds=120
 
 began=$(date +%s)
 rm -rf "$dir"

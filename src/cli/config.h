@@ -206,6 +206,7 @@ typedef struct ml_config {
     struct {
         const char *tensorboard, *project, *experiment; /* NULL: not given */
         bool store, profile;
+        ml_words targets; /* of the profile; none: all */
     } log;
     struct {
         /* beside the actor; steps -1: the newest, critic_lr NaN: as the actor */

@@ -247,8 +247,6 @@ const ml_flag ml_flags_debug[] = {
     ML_REFUSED("memory-snapshot-num-steps", TEXT, MILES, TRAIN, MEMORY),
     ML_REFUSED("memory-recorder", TEXT, MILES, TRAIN, MEMORY),
     ML_REFUSED("memory-snapshot-path", TEXT, MILES, TRAIN, MEMORY),
-    ML_REFUSED("profile-target", LIST, MILES, TRAIN,
-               "--profile writes every phase of every round"),
     ML_REFUSED("profile-step-start", TEXT, MEGATRON, TRAIN,
                "--profile writes every phase of every round"),
     ML_REFUSED("profile-step-end", TEXT, MEGATRON, TRAIN,

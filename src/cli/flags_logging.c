@@ -53,6 +53,17 @@ const ml_flag ml_flags_logging[] = {
       .help =
           "Write the phases of all rounds to trace_N.json of --save, which Perfetto and "
           "Chrome show." },
+    { .name = "profile-target",
+      .type = ML_FLAG_LIST,
+      ML_AT(log.targets),
+      .value = "PHASE...",
+      .def_note = "train_overall",
+      .group = "figures",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help =
+          "Phases that --profile writes: train_actor, train_log_probs, or train_overall, "
+          "which is all." },
     ML_NOOP("use-tensorboard", BOOL, MILES, TRAIN,
             "event files are always written to the directory of --save"),
     ML_NOOP("use-wandb", BOOL, MILES, TRAIN, WANDB),

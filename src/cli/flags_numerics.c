@@ -119,6 +119,15 @@ const ml_flag ml_flags_numerics[] = {
     ML_REFUSED("override-lr-scheduler", BOOL, MILES, TRAIN,
                "it is of Miles' fsdp backend; the schedule of a run that goes on is that "
                "of its flags"),
+    ML_REFUSED("use-checkpoint-opt-param-scheduler", BOOL, MEGATRON, TRAIN,
+               "the schedule of a run that goes on is that of its flags; give those it was "
+               "saved with"),
+    ML_NOOP("override-opt-param-scheduler", BOOL, MEGATRON, TRAIN,
+            "the schedule of a run that goes on is that of its flags"),
+    ML_NOOP("loss-mask-type", TEXT, MILES, TRAIN,
+            "what the assistant says is found by the chat template itself"),
+    ML_NOOP("use-rollout-entropy", BOOL, MILES, ML_CMD_TRAIN,
+            "--observe-training-entropy reports the entropy"),
     ML_REFUSED("config", TEXT, MILES, TRAIN,
                "it is of Miles' fsdp backend; write the flags"),
     ML_REFUSED("multimodal-keys", TEXT, MILES, TRAIN, "there are no models that see yet"),

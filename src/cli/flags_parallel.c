@@ -8,6 +8,9 @@ static const char *const only_one[] = { "1", NULL };
 #define ONE_RANK "A run is one rank."
 #define RANK "a run is one rank"
 #define PLACE "one process on this machine does it all"
+#define ROOM "nothing has to make room on a CPU"
+#define TRANSFER                                                                           \
+    "weights are shared inside this process, and go to engines elsewhere as whole files"
 #define FAULTS                                                                             \
     "engine and trainer are one process; a run that was killed goes on from --load"
 #define CONTROL "there are no processes to control; start the run again with --load"
@@ -64,6 +67,20 @@ const ml_flag ml_flags_parallel[] = {
             "--optimizer-offload-dir keeps the optimizer's state on disk"),
     ML_NOOP("offload-train-disk-chunk-mb", TEXT, MILES, TRAIN,
             "--optimizer-offload-dir keeps the optimizer's state on disk"),
+    ML_NOOP("offload-rollout-level", LIST, MILES, TRAIN, ROOM),
+    ML_NOOP("offload-train-target", TEXT, MILES, TRAIN, ROOM),
+    ML_NOOP("update-weight-transfer-mode", TEXT, MILES, TRAIN, TRANSFER),
+    ML_NOOP("update-weight-buffer-size", TEXT, MILES, TRAIN, TRANSFER),
+    ML_NOOP("p2p-transfer-num-workers", TEXT, MILES, TRAIN, TRANSFER),
+    ML_NOOP("p2p-transfer-timeout", TEXT, MILES, TRAIN, TRANSFER),
+    ML_NOOP("update-weight-delta-encoding", TEXT, MILES, TRAIN, TRANSFER),
+    ML_NOOP("update-weight-delta-checksum", TEXT, MILES, TRAIN, TRANSFER),
+    ML_NOOP("update-weight-local-checkpoint-dir", TEXT, MILES, TRAIN, TRANSFER),
+    ML_REFUSED("custom-update-weight-post-write-path", TEXT, MILES, TRAIN,
+               "there is no hook between writing weights and telling the engines"),
+    ML_REFUSED("custom-async-data-buffer-path", TEXT, MILES, TRAIN,
+               "what waits between rollout and training is part of a snapshot; use "
+               "--dynamic-sampling-filter-path"),
     ML_NOOP("use-fault-tolerance", BOOL, MILES, TRAIN, FAULTS),
     ML_NOOP("ft-components", LIST, MILES, TRAIN, FAULTS),
     ML_NOOP("rollout-health-check-interval", TEXT, MILES, TRAIN, FAULTS),

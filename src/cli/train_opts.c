@@ -102,6 +102,28 @@ static ml_trainer_opts trainer_opts(const ml_config *c, int64_t batch) {
     };
 }
 
+static ml_status span_bits(unsigned *out, const ml_words *words, ml_err *err) {
+    static const struct {
+        const char *name;
+        unsigned bits;
+    } kinds[] = { { "train_overall", ML_SPAN_OTHER | ML_SPAN_LOG_PROBS | ML_SPAN_TRAIN },
+                  { "train_actor", ML_SPAN_TRAIN },
+                  { "train_log_probs", ML_SPAN_LOG_PROBS } };
+
+    for (int i = 0; i < words->n; i++) {
+        size_t k = 0, n = sizeof kinds / sizeof *kinds;
+        while (k < n && strcmp(kinds[k].name, words->word[i]) != 0)
+            k++;
+        if (k == n)
+            return ml_fail(err, ML_EUSAGE,
+                           "--profile-target: \"%s\" is not one of train_overall, "
+                           "train_actor, train_log_probs",
+                           words->word[i]);
+        *out |= kinds[k].bits;
+    }
+    return ML_OK;
+}
+
 ml_weight_dtype ml_train_dtype(const ml_config *c) {
     switch (c->dtype) {
     case ML_DTYPE_F32: return ML_WEIGHT_F32;
@@ -155,6 +177,9 @@ ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_pe
         .finetune = c->train.finetune,
     };
     ml_train_debug_opts(out, c);
+    st = span_bits(&out->log.spans, &c->log.targets, err);
+    if (st != ML_OK)
+        return st;
     return module_bits(&out->trainer.recompute.modules, &c->train.recompute_modules, err);
 }
 

@@ -80,15 +80,15 @@ static void log_spans(const ml_round *r, ml_run_log *log, double end_s) {
     double learn_s = r->stage[ML_STAGE_LEARN].begin_s,
            score_s = learn_s + r->lesson.score_s;
 
-    ml_run_log_span(log, r->rollout, "round", 1, r->began_s, end_s);
+    ml_run_log_span(log, r->rollout, ML_SPAN_OTHER, "round", r->began_s, end_s);
     for (int i = 0; i < ML_N_STAGE; i++)
         if (r->stage[i].end_s > r->stage[i].begin_s)
-            ml_run_log_span(log, r->rollout, names[i], 1, r->stage[i].begin_s,
+            ml_run_log_span(log, r->rollout, ML_SPAN_OTHER, names[i], r->stage[i].begin_s,
                             r->stage[i].end_s);
     if (r->lesson.score_s > 0)
-        ml_run_log_span(log, r->rollout, "log_probs", 1, learn_s, score_s);
+        ml_run_log_span(log, r->rollout, ML_SPAN_LOG_PROBS, "log_probs", learn_s, score_s);
     if (r->lesson.train_s > 0)
-        ml_run_log_span(log, r->rollout, "actor_train", 1, score_s,
+        ml_run_log_span(log, r->rollout, ML_SPAN_TRAIN, "actor_train", score_s,
                         score_s + r->lesson.train_s);
 }
 

@@ -7,6 +7,8 @@
 #include "base/dir.h"
 #include "io/jsonl.h"
 
+enum { LANE = 1 }; /* of the loop, in traces */
+
 /* --- what waits for the background ------------------------------------------ */
 
 typedef enum entry_kind { METRICS, TIMING, SPAN, EVENT } entry_kind;
@@ -17,7 +19,6 @@ typedef struct entry {
     int64_t rollout, step;
     ml_figures figures;
     const char *name; /* of a span; what happened */
-    int lane;
     double begin_s, end_s;
 } entry;
 
@@ -115,7 +116,7 @@ static ml_status write_spans(const ml_log_batch *b, ml_err *err) {
 
     for (const entry *e = b->first; e && st == ML_OK; e = e->next)
         if (e->kind == SPAN)
-            st = ml_trace_file_span(&b->log->trace, e->name, e->lane, e->begin_s, e->end_s,
+            st = ml_trace_file_span(&b->log->trace, e->name, LANE, e->begin_s, e->end_s,
                                     e->rollout, err);
     return st;
 }
@@ -243,6 +244,7 @@ ml_status ml_run_log_open(ml_run_log *l, const ml_run_log_opts *o, int64_t rollo
                           ml_err *err) {
     ml_status st;
 
+    l->spans = o->spans;
     l->flop_per_token = o->flop_per_token;
     l->peak_flops = o->peak_flops;
     st = open_rows(&l->metrics, o->dir, "metrics.jsonl", rollout, err);
@@ -335,15 +337,14 @@ void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *
     b->rollout = rollout;
 }
 
-void ml_run_log_span(ml_run_log *l, int64_t rollout, const char *name, int lane,
+void ml_run_log_span(ml_run_log *l, int64_t rollout, ml_span_kind kind, const char *name,
                      double begin_s, double end_s) {
     entry *e;
 
-    if (!l->trace.at)
+    if (!l->trace.at || (l->spans && !(l->spans & kind)))
         return;
     e = add_entry(l, SPAN, rollout);
     e->name = name;
-    e->lane = lane;
     e->begin_s = begin_s;
     e->end_s = end_s;
 }

@@ -36,10 +36,18 @@ typedef struct ml_run_log {
     ml_trace_file trace;
     ml_log_batch *now, *writing; /* of this round; in the background */
     ml_background writer;
+    unsigned spans;                    /* kinds that are shown */
     double flop_per_token, peak_flops; /* of training; 0: not known */
     ml_status st; /* what went wrong in the background, until somebody checks */
     ml_err err;
 } ml_run_log;
+
+/* Kinds of spans, for who does not want them all. */
+typedef enum ml_span_kind {
+    ML_SPAN_OTHER = 1,
+    ML_SPAN_LOG_PROBS = 2,
+    ML_SPAN_TRAIN = 4,
+} ml_span_kind;
 
 typedef struct ml_run_log_opts {
     const char *dir;
@@ -47,6 +55,7 @@ typedef struct ml_run_log_opts {
      * DIR/tensorboard. */
     const char *tensorboard, *project, *experiment;
     bool no_store, profile, determinism;
+    unsigned spans; /* bits of ml_span_kind that a profile shows; 0: all */
     double flop_per_token, peak_flops; /* to tell speeds; 0: not known */
 } ml_run_log_opts;
 
@@ -66,7 +75,7 @@ void ml_run_log_hashes(ml_run_log *l, const char *head, uint64_t samples,
 /* They must live until the batch was posted or settled. */
 void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *sample,
                         int64_t n);
-void ml_run_log_span(ml_run_log *l, int64_t rollout, const char *name, int lane,
+void ml_run_log_span(ml_run_log *l, int64_t rollout, ml_span_kind kind, const char *name,
                      double begin_s, double end_s);
 void ml_run_log_event(ml_run_log *l, int64_t rollout, const char *what);
 

@@ -170,7 +170,7 @@ static void one_round(ml_run_log *l, int64_t rollout) {
     ml_figures_init(&f, &a);
     ml_figures_add(&f, "eval/", "set", 1);
     ml_run_log_metrics(l, rollout, -1, &f);
-    ml_run_log_span(l, rollout, "round", 1, 0, 1);
+    ml_run_log_span(l, rollout, ML_SPAN_OTHER, "round", 0, 1);
     ml_run_log_event(l, rollout, "something happened");
     ml_run_log_post(l, &a);
     CHECK(ml_run_log_check(l, &err) == ML_OK);
