@@ -52,6 +52,7 @@ $(call load,$(CONFIG),15)
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
 400 e2e/quickstart tests/e2e/train_quickstart.sh $(B) 1
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
+120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
 300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
 !900 asan/build $(SELF) $(ASAN) programs
@@ -86,6 +87,8 @@ $(call fuzz_lines,300)
 $(foreach n,2 3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
 $(foreach n,2 3 4 5,400 quickstart/$(n) tests/e2e/train_quickstart.sh $(B) $(n)$(NL))
 400 run-dir tests/e2e/train_run_dir.sh $(B) tensorboard
+1800 algorithms tests/e2e/train_algorithms.sh $(B) long
+900 kills/models env MILES_LONG=1 $(B)/tests/unit/test_train_models kills
 900 kills/train env MILES_LONG=1 $(B)/tests/unit/test_rollout kills
 900 kills/sft env MILES_LONG=1 $(B)/tests/unit/test_train_sft kills
 900 kills/snapshot env MILES_LONG=1 $(B)/tests/unit/test_train_snapshot killed

@@ -11,9 +11,10 @@ const ml_flag ml_flags_reward[] = {
       .group = "rewards",
       .cmds = REWARD,
       .from = ML_FROM_MILES,
-      .help = "math, deepscaler, gemma_math, dapo, gpqa, f1, exact_match, regex, random, "
-              "deterministic_random, one of these after boxed_, remote_rm or ifbench.  "
-              "metadata.rm_type of a sample goes before it." },
+      .help =
+          "math, deepscaler, gemma_math, dapo, gpqa, f1, exact_match, regex, random, "
+          "deterministic_random, zero, one of these after boxed_, remote_rm or ifbench.  "
+          "metadata.rm_type of a sample goes before it." },
     { .name = "custom-rm-path",
       .type = ML_FLAG_TEXT,
       ML_AT(reward.custom_rm_path),

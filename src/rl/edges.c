@@ -24,6 +24,7 @@ const miles_row *const ml_edges[] = {
     &ml_reward_exact_match.row,
     &ml_reward_regex.row,
     &ml_reward_random.row,
+    &ml_reward_zero.row,
     &ml_reward_deterministic_random.row,
     &ml_generate_calculator.row,
     &ml_filter_nonzero_std.row,

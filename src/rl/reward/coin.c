@@ -1,4 +1,4 @@
-/* random and deterministic_random: rewards that depend on nothing worth learning. */
+/* random, deterministic_random and zero: rewards that depend on nothing worth learning. */
 #include <string.h>
 
 #include "base/philox.h"
@@ -33,6 +33,18 @@ static int run_hash(const miles_reward_in *in, miles_reward_out *out, miles_erro
     ml_text_release(&text);
     return 0;
 }
+
+static int run_zero(const miles_reward_in *in, miles_reward_out *out, miles_error *err) {
+    (void)in, (void)err;
+    out->reward = 0.0;
+    return 0;
+}
+
+const miles_reward ml_reward_zero = {
+    { sizeof ml_reward_zero, MILES_REWARD, "zero", NULL,
+      "0 for every answer: for runs that learn from a teacher alone" },
+    run_zero,
+};
 
 const miles_reward ml_reward_random = {
     { sizeof ml_reward_random, MILES_REWARD, "random", NULL,
