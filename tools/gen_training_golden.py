@@ -9,7 +9,8 @@ sequences (of at least 4 tokens) of its golden.safetensors, once on every next t
 of each sequence through a mask; every step sees all sequences.  A sample's loss is the
 mean over its tokens, a step's loss the mean over samples, gradients are clipped to a norm
 of 1, and vectors do not decay.  With the last run goes the gradient of a sum of log-probs
-and entropies with given weights, at a temperature other than 1, as of a policy loss.
+and entropies with given weights, at a temperature other than 1, as of a policy loss; and
+one step of GRPO, with clipping, a KL loss and an entropy bonus.
 """
 import json
 import sys
@@ -94,12 +95,50 @@ def policy_gradient(path):
     return {name: p.grad for name, p in model.named_parameters()}
 
 
+GRPO_TENSORS = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight",
+                "model.layers.0.input_layernorm.weight", "model.layers.1.mlp.down_proj.weight",
+                "model.norm.weight", "lm_head.weight")
+
+
+def low_var_kl(lp, base):
+    d = base - lp
+    return d.exp() - 1 - d
+
+
+def grpo(path):
+    """One step of GRPO on one group: the loss, gradients, and the log-probs it was given."""
+    model, data = load(path), sequences(path)
+    reward = torch.tensor([(3 * i % 5) / 4 for i in range(len(data))])
+    advantage = (reward - reward.mean()) / (reward.std() + 1e-6)
+    out, total = {}, 0
+    for i, ids in enumerate(data):
+        n = response(ids, False)
+        t, m = torch.arange(n), mask(i, n, False)
+        lp, h = log_probs(model, ids, n)
+        old = (lp * 256).round() / 256 + ((7 * t + 2 * i) % 9 - 4).float() / 12
+        ref = (lp * 256).round() / 256 + ((5 * t + 3 * i) % 7 - 3).float() / 8
+        old, ref = old.detach(), ref.detach()
+        ratio = (lp - old).exp()
+        clipped = ratio.clamp(1 - 0.2, 1 + 0.28)
+        policy = -torch.minimum(ratio * advantage[i], clipped * advantage[i])
+        term = policy + 0.1 * low_var_kl(lp, ref) - 0.01 * h
+        total = total + (term * m).sum() / m.sum() / len(data)
+        out[f"old.{i}"], out[f"ref.{i}"] = old.contiguous(), ref.contiguous()
+    total.backward()
+    out["loss"] = total.detach().reshape(1)
+    gradients = dict(model.named_parameters())
+    for name in GRPO_TENSORS:
+        out["grad." + name] = gradients[name].grad
+    return out
+
+
 def main():
     path, out = sys.argv[1:]
     with open(out + "/training.json", "w") as f:
         json.dump({"all": train(path, True), "masked": train(path, False)}, f, indent=1)
         f.write("\n")
     save_file(policy_gradient(path), out + "/policy_grads.safetensors")
+    save_file(grpo(path), out + "/grpo.safetensors")
 
 
 main()

@@ -66,11 +66,11 @@ agree() {
   return 1
 }
 
-# accuracy NAME first|last: of an evaluation, in tenths of a percent
+# accuracy CHECKPOINT: right answers to unseen problems, in tenths of a percent
 accuracy() {
-  local pick="head"
-  [ "$2" = last ] && pick="tail"
-  grep -o '"eval/unseen": [0-9.e-]*' "$dir/$1/metrics.jsonl" | $pick -n 1 |
+  "$build/miles" eval --hf-checkpoint "$1" --eval-prompt-data unseen "$dir/unseen.jsonl" \
+    --input-key messages --label-key label --apply-chat-template --rm-type math \
+    --rollout-max-response-len 8 | grep -o '"eval/unseen": [0-9.e-]*' |
     awk '{ printf "%d\n", $2 * 1000 + 0.5 }'
 }
 
@@ -81,19 +81,18 @@ short_row() {
 }
 
 long_row() {
-  local before after want
-  run "$1" "$2" --eval-prompt-data unseen "$dir/unseen.jsonl" --eval-interval "$rounds" &&
-    agree "$1" || return 1
-  before=$(accuracy "$1" first)
-  after=$(accuracy "$1" last)
-  want=$((before + 200))
-  [ "$1" = distil ] && want=$(((before + $(accuracy grpo last)) / 2))
+  local after want=$((before + 200))
+  run "$1" "$2" && agree "$1" || return 1
+  after=$(accuracy "$dir/$1/iter_$(printf %07d $((rounds - 1)))")
+  [ "$1" = grpo ] && teacher=$after
+  [ "$1" = distil ] && want=$(((before + teacher) / 2))
   echo "$1: from $before to $after of 1000"
   [ "$after" -ge "$want" ] && return 0
   echo "$1: $want were wanted"
   return 1
 }
 
+[ "$length" = long ] && before=$(accuracy "$start")
 failed=0
 for row in "${rows[@]}"; do
   if ! "${length}_row" "${row%% *}" "$row"; then

@@ -1,10 +1,14 @@
-/* Training against PyTorch: the losses of 50 steps, with and without masks, and the gradient
- * of a policy-like loss (tools/gen_training_golden.py). */
+/* Training against PyTorch: the losses of 50 steps, with and without masks, the gradient of
+ * a policy-like loss, and a step of GRPO (tools/gen_training_golden.py). */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/json.h"
 #include "io/safetensors.h"
+#include "plugin/resolve.h"
+#include "rl/advantage/reward_norm.h"
+#include "rl/step_run.h"
 #include "tests/support/test.h"
 #include "tests/support/trainee.h"
 
@@ -76,10 +80,12 @@ static ml_status weighted(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
     return ML_OK;
 }
 
-static void same_gradient(const ml_trainee *t, const ml_st_file *want, int32_t i) {
+/* Against the tensor of this name. */
+static void same_gradient(const ml_trainee *t, const ml_st_file *want, const char *name,
+                          int32_t i) {
     const ml_param *p = &t->spec.param[i];
     int64_t rows = p->n_dim == 2 ? p->shape[0] : 1, n = ml_param_count(p);
-    const ml_st_tensor *w = ml_st_find(want, ml_str_of(p->name));
+    const ml_st_tensor *w = ml_st_find(want, ml_str_of(name));
     float *got = malloc((size_t)n * sizeof *got);
     double diff = 0, size = 0;
 
@@ -114,15 +120,135 @@ static void policy_gradient(void) {
                                             .entropy = true },
                                 &r, &err) == ML_OK);
     for (int32_t i = 0; i < t.spec.n_param && want; i++)
-        same_gradient(&t, want, i);
+        same_gradient(&t, want, t.spec.param[i].name, i);
     ml_st_close(want);
     ml_trainee_close(&t);
+}
+
+/* --- a step of GRPO --------------------------------------------------------------- */
+
+static ml_recipe grpo_recipe(void) {
+    ml_algo_opts o = { .num = { .eps_clip = 0.2,
+                                .eps_clip_high = 0.28,
+                                .eps_clip_c = (double)NAN,
+                                .entropy_coef = 0.01,
+                                .use_kl_loss = true,
+                                .kl_loss_coef = 0.1,
+                                .kl_loss_type = MILES_LOW_VAR_KL },
+                       .advantage_estimator = "grpo",
+                       .loss_type = "policy_loss" };
+    ml_recipe r;
+    ml_err err = { 0 };
+
+    if (ml_recipe_resolve(&r, &o, &err) != ML_OK)
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+    return r;
+}
+
+/* A column of the golden file: "old.3". */
+static double *column(ml_arena *a, const ml_st_file *f, const char *what, int32_t i,
+                      int32_t n) {
+    char name[40];
+    const ml_st_tensor *t;
+    double *out = ML_NEW(a, double, n + 1);
+
+    snprintf(name, sizeof name, "%s.%d", what, i);
+    t = ml_st_find(f, ml_str_of(name));
+    if (!t || t->shape[0] != n)
+        ml_test_fail(__FILE__, __LINE__, "%s is not there, or of another length", name);
+    for (int32_t k = 0; t && k < n; k++)
+        out[k] = (double)((const float *)t->data)[k];
+    return out;
+}
+
+/* The samples are one group; rewards follow a formula that the generator repeats. */
+static const miles_sample **grpo_rows(ml_arena *a, const ml_trainee *t, const ml_st_file *f,
+                                      const ml_recipe *recipe) {
+    miles_sample *row = ML_NEW(a, miles_sample, t->n_sample);
+    const miles_sample **view = ML_NEW(a, const miles_sample *, t->n_sample);
+    ml_reward_row *reward = ML_NEW(a, ml_reward_row, t->n_sample);
+    double *used = ML_NEW(a, double, t->n_sample);
+    ml_err err = { 0 };
+
+    for (int32_t i = 0; i < t->n_sample; i++)
+        reward[i] = (ml_reward_row){ 0, i, 3 * i % 5 / 4.0 };
+    CHECK(ml_rewards_normalise(used, reward, t->n_sample, recipe->scale_rewards, &err) ==
+          ML_OK);
+    for (int32_t i = 0; i < t->n_sample; i++) {
+        int32_t n = t->sample[i].n_response;
+        double *advantage = ML_NEW(a, double, n + 1);
+        for (int32_t k = 0; k < n; k++)
+            advantage[k] = used[i];
+        row[i] = (miles_sample){ .size = sizeof *row,
+                                 .n = n,
+                                 .rollout = i,
+                                 .mask = t->sample[i].mask,
+                                 .kept = t->sample[i].mask,
+                                 .old_log_prob = column(a, f, "old", i, n),
+                                 .ref_log_prob = column(a, f, "ref", i, n),
+                                 .advantage = advantage };
+        view[i] = &row[i];
+    }
+    return view;
+}
+
+static void grpo_step(ml_trainee *t, ml_arena *a, const ml_st_file *f, double *loss) {
+    ml_recipe recipe = grpo_recipe();
+    miles_batch batch = { sizeof batch, t->n_sample, grpo_rows(a, t, f, &recipe) };
+    ml_bins bins = ml_trainee_bins(t, 120);
+    ml_schedule_step step = { .rank = &bins, .n_rollout = t->n_sample };
+    int32_t *number = ML_NEW(a, int32_t, t->n_sample);
+    double metric[ML_STEP_METRIC_MAX];
+    ml_step_loss of;
+    ml_step_result r;
+    ml_err err = { 0 };
+
+    for (int32_t i = 0; i < t->n_sample; i++)
+        number[i] = i;
+    CHECK(ml_step_loss_init(&of, a, &recipe, recipe.loss, &batch, &err) == ML_OK);
+    CHECK(ml_step_run_on(
+              t->trainer,
+              &(ml_step_run){
+                  .loss = &of, .sample = number, .list = t->sample, .step = &step },
+              &r, metric, &err) == ML_OK);
+    *loss = r.loss;
+}
+
+static void grpo(void) {
+    ml_trainee_opts o = { .dtype = ML_WEIGHT_F32, .trainer = ml_trainee_defaults() };
+    ml_trainee t;
+    ml_st_file *want = NULL;
+    ml_arena a;
+    ml_err err = { 0 };
+    double loss = 0, torch;
+    int32_t n = 0;
+
+    ml_arena_init(&a, "grpo");
+    ml_trainee_open(&t, &o);
+    CHECK(ml_st_open(&want, GOLDEN "/grpo.safetensors", &err) == ML_OK);
+    grpo_step(&t, &a, want, &loss);
+    torch = (double)*(const float *)ml_st_find(want, ml_str_of("loss"))->data;
+    if (!(fabs(loss - torch) <= 1e-5 * fabs(torch)))
+        ml_test_fail(__FILE__, __LINE__, "the loss is %.9g, not %.9g", loss, torch);
+    for (int32_t i = 0; i < t.spec.n_param; i++) {
+        char name[200];
+        snprintf(name, sizeof name, "grad.%s", t.spec.param[i].name);
+        if (!ml_st_find(want, ml_str_of(name)))
+            continue;
+        same_gradient(&t, want, name, i);
+        n++;
+    }
+    CHECK(n == 6);
+    ml_st_close(want);
+    ml_trainee_close(&t);
+    ml_arena_release(&a);
 }
 
 static const ml_test tests[] = {
     { "50 steps on all tokens", all_tokens },
     { "50 steps on masked tokens", masked_tokens },
     { "the gradient of a policy loss", policy_gradient },
+    { "a step of GRPO", grpo },
     { 0 },
 };
 
