@@ -21,6 +21,8 @@ const ml_op_info ml_op_infos[ML_OP_COUNT] = {
     [ML_OP_MOE_LINEAR] = { "moe-linear", .save_in = IN(0) | IN(1), .grad_in = IN(0) },
     [ML_OP_MOE_COMBINE] = { "moe-combine", .save_in = IN(0) | IN(1) | IN(2),
                             .grad_in = IN(0) | IN(1) },
+    [ML_OP_HEAD_LINEAR] = { "head-linear", .save_in = IN(0), .grad_in = IN(0) },
+    [ML_OP_JOIN] = { "join", .grad_in = IN(0) | IN(1) },
     [ML_OP_PICK] = { "pick", .grad_in = IN(0) },
     [ML_OP_CONV] = { "conv", .save_in = IN(0), .grad_in = IN(0) },
     [ML_OP_RATES] = { "rates", .save_in = IN(0) | IN(1), .grad_in = IN(0) | IN(1) },

@@ -37,6 +37,8 @@
  *  MOE_GATHER   x [n,H] group          -              y [n*k,H]    sorted by expert, token
  *  MOE_LINEAR   x [n*k,K] group        w [E,N,K] b [E,N]?  y [n*k,N]
  *  MOE_COMBINE  y [n*k,H] weight group -              x [n,H]
+ *  HEAD_LINEAR  x [n,h*K]              w [h,N,K]      y [n,h*N]    each head its own weight
+ *  JOIN         a [n,h*A] b [n,h*B]    -              y [n,h*(A+B)]  head by head
  *  PICK         x [n,C]                -              y [n,W]      columns of x
  *  CONV         x [n,C]                w [C,taps] b [C]?  y [n,C] tail [slot,taps-1,C]
  *  RATES        a [n,h] b [n,h]?       log speed, bias [h]  y [n,2,h]  kept, taken in
@@ -69,6 +71,8 @@
     X(MOE_GATHER, "moe-gather")                                                            \
     X(MOE_LINEAR, "moe-linear")                                                            \
     X(MOE_COMBINE, "moe-combine")                                                          \
+    X(HEAD_LINEAR, "head-linear")                                                          \
+    X(JOIN, "join")                                                                        \
     X(LMHEAD, "lmhead")                                                                    \
     X(PICK, "pick")                                                                        \
     X(CONV, "conv")                                                                        \
@@ -126,6 +130,7 @@ typedef struct ml_op_attr {
         int32_t window;       /* keys a row sees, itself included; 0: all */
         float scale, softcap; /* softcap 0: none */
     } attn;
+    int32_t n_head; /* HEAD_LINEAR, JOIN */
     struct {
         ml_act act;
         bool fused; /* one input, gate half first; then never in place */

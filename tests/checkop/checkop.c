@@ -18,9 +18,10 @@
 #define SEED 1 /* of the committed hashes */
 
 static const ck_suite *const suites[] = {
-    &ck_embed,      &ck_rmsnorm,    &ck_rope_table,  &ck_rope,  &ck_add,    &ck_glu,
-    &ck_moe_route,  &ck_moe_gather, &ck_moe_combine, &ck_attn,  &ck_lmhead, &ck_linear,
-    &ck_moe_linear, &ck_pick,       &ck_conv,        &ck_rates, &ck_recur,  &ck_row_gate,
+    &ck_embed,  &ck_rmsnorm,   &ck_rope_table, &ck_rope,        &ck_add,
+    &ck_glu,    &ck_moe_route, &ck_moe_gather, &ck_moe_combine, &ck_attn,
+    &ck_lmhead, &ck_linear,    &ck_moe_linear, &ck_head_linear, &ck_join,
+    &ck_pick,   &ck_conv,      &ck_rates,      &ck_recur,       &ck_row_gate,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 
@@ -38,6 +39,8 @@ static const ck_bound bounds[ML_OP_COUNT] = {
     [ML_OP_MOE_GATHER] = { 0, 1e-6, "a copy; backward adds a few rows" },
     [ML_OP_MOE_LINEAR] = { 3e-6, 1e-5, "as linear" },
     [ML_OP_MOE_COMBINE] = { 5e-7, 3e-6, "an FMA per rank; a 16-lane dot product" },
+    [ML_OP_HEAD_LINEAR] = { 3e-6, 1e-5, "as linear" },
+    [ML_OP_JOIN] = { 0, 1e-6, "a copy" },
     [ML_OP_PICK] = { 0, 1e-6, "a copy" },
     [ML_OP_CONV] = { 1e-6, 5e-6, "a chain of taps, a sigmoid" },
     [ML_OP_RATES] = { 2e-7, 1e-6, "f64, rounded once; sums over rows in backward" },

@@ -166,6 +166,44 @@ const ck_suite ck_pick = {
     .row_out = 1,
 };
 
+/* ---- join ---- */
+
+static const struct join_variant {
+    int32_t n, heads, a, b;
+} join_variants[] = { { 0, 1, 4, 4 }, { 3, 1, 17, 8 }, { 5, 4, 32, 6 }, { 9, 128, 5, 3 } };
+
+static void build_join(ck_case *c, int i) {
+    const struct join_variant *v = &join_variants[i];
+
+    ck_name(c, "n%d-h%d-a%d-b%d", v->n, v->heads, v->a, v->b);
+    c->attr.n_head = v->heads;
+    c->rows.n_token = v->n;
+    c->in[0] = ck_mat(v->n, (int64_t)v->heads * v->a);
+    c->in[1] = ck_mat(v->n, (int64_t)v->heads * v->b);
+    ck_fill(c, &c->in[0], 2.0f);
+    ck_fill(c, &c->in[1], 2.0f);
+    c->out[0] = ck_mat(v->n, (int64_t)v->heads * (v->a + v->b));
+}
+
+static void join_forward(const ck_case *c, ck_ref *r) {
+    int64_t h = c->attr.n_head, a = c->in[0].shape[1] / h, b = c->in[1].shape[1] / h;
+
+    for (int64_t i = 0; i < c->rows.n_token * h; i++)
+        for (int64_t k = 0; k < a + b; k++)
+            r->out[0][i * (a + b) + k] =
+                k < a ? r->in[0][i * a + k] : r->in[1][i * b + k - a];
+}
+
+const ck_suite ck_join = {
+    .op = ML_OP_JOIN,
+    .n_case = sizeof join_variants / sizeof *join_variants,
+    .build = build_join,
+    .forward = join_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+    .row_out = 1,
+};
+
 /* ---- row gate ---- */
 
 static void build_row_gate(ck_case *c, int i) {

@@ -212,3 +212,49 @@ const ck_suite ck_moe_linear = {
     .ref_out = 1,
     .grad_out = 1,
 };
+
+/* ---- head-linear ---- */
+
+static const struct head_variant {
+    int32_t rows, heads, n, k;
+    ml_dtype dtype;
+} head_variants[] = {
+    { 0, 2, 4, 4, ML_F32 },    { 1, 1, 1, 1, ML_F32 },      { 5, 4, 32, 16, ML_F32 },
+    { 9, 3, 20, 33, ML_BF16 }, { 70, 16, 17, 24, ML_BF16 },
+};
+
+static void build_head(ck_case *c, int i) {
+    const struct head_variant *v = &head_variants[i];
+
+    ck_name(c, "%s-m%d-h%d-n%d-k%d", ml_dtype_name(v->dtype), v->rows, v->heads, v->n,
+            v->k);
+    c->attr.n_head = v->heads;
+    c->rows.n_token = v->rows;
+    c->in[0] = ck_mat(v->rows, (int64_t)v->heads * v->k);
+    ck_fill(c, &c->in[0], 1.0f);
+    c->w[0] = ck_cube(v->heads, v->n, v->k);
+    c->w[0].dtype = v->dtype;
+    c->w[0].layout = ML_PANELS;
+    ck_fill(c, &c->w[0], 1.0f);
+    c->out[0] = ck_mat(v->rows, (int64_t)v->heads * v->n);
+}
+
+static void forward_head(const ck_case *c, ck_ref *r) {
+    const int64_t h = c->w[0].shape[0], n = c->w[0].shape[1], k = c->w[0].shape[2];
+
+    for (int64_t t = 0; t < c->rows.n_token; t++)
+        for (int64_t i = 0; i < h; i++)
+            for (int64_t j = 0; j < n; j++)
+                r->out[0][(t * h + i) * n + j] =
+                    dot(r->in[0] + (t * h + i) * k, r->w[0] + (i * n + j) * k, k);
+}
+
+const ck_suite ck_head_linear = {
+    .op = ML_OP_HEAD_LINEAR,
+    .n_case = sizeof head_variants / sizeof *head_variants,
+    .build = build_head,
+    .forward = forward_head,
+    .ref_out = 1,
+    .grad_out = 1,
+    .row_out = 1,
+};

@@ -138,6 +138,7 @@ static size_t op_scratch(const ml_stream *s, ml_op_id op, const ml_op_args *a,
         [ML_OP_MOE_ROUTE] = ml_cpu_moe_route_scratch,
         [ML_OP_MOE_LINEAR] = ml_cpu_moe_linear_scratch,
         [ML_OP_RECUR] = ml_cpu_recur_scratch,
+        [ML_OP_HEAD_LINEAR] = ml_cpu_moe_linear_scratch,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_scratch,
     };
     return fn[op] ? fn[op](ml_cpu(s), a, backward) : 0;
@@ -162,6 +163,8 @@ static const ml_ops cpu_ops = {
         [ML_OP_RATES] = ml_cpu_rates_forward,
         [ML_OP_RECUR] = ml_cpu_recur_forward,
         [ML_OP_ROW_GATE] = ml_cpu_row_gate_forward,
+        [ML_OP_HEAD_LINEAR] = ml_cpu_head_linear_forward,
+        [ML_OP_JOIN] = ml_cpu_join_forward,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_forward,
     },
     .backward = {
@@ -182,6 +185,8 @@ static const ml_ops cpu_ops = {
         [ML_OP_RATES] = ml_cpu_rates_backward,
         [ML_OP_RECUR] = ml_cpu_recur_backward,
         [ML_OP_ROW_GATE] = ml_cpu_row_gate_backward,
+        [ML_OP_HEAD_LINEAR] = ml_cpu_head_linear_backward,
+        [ML_OP_JOIN] = ml_cpu_join_backward,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_backward,
     },
     .scratch = op_scratch,

@@ -1,4 +1,4 @@
-/* linear.c - LINEAR and MOE_LINEAR: the products of gemm.h on a batch's rows. */
+/* linear.c - LINEAR, MOE_LINEAR and HEAD_LINEAR: the products of gemm.h on a batch's rows. */
 #include "backend/cpu/gemm.h"
 
 enum { BIAS_GRAIN = 64 }; /* columns of the bias gradient a thread takes at once */
@@ -105,5 +105,37 @@ void ml_cpu_moe_linear_backward(ml_stream *s, const ml_op_args *a) {
         if (a->dw[1].data)
             add_bias_grad(ml_cpu(s), (float *)a->dw[1].data + e * n, dy + start[e] * n, m,
                           n);
+    }
+}
+
+/* Heads stand side by side in a row: each is a product with its own columns. */
+void ml_cpu_head_linear_forward(ml_stream *s, const ml_op_args *a) {
+    const int64_t h = a->w[0].shape[0], n = a->w[0].shape[1], k = a->w[0].shape[2];
+    const float *x = a->in[0].data;
+    float *y = a->out[0].data;
+
+    for (int64_t i = 0; i < h; i++) {
+        const ml_tensor w = expert_of(&a->w[0], i);
+        ml_gemm_forward(ml_cpu(s), y + i * n, h * n, x + i * k, h * k, &w, NULL,
+                        a->in[0].shape[0], a->scratch);
+    }
+}
+
+void ml_cpu_head_linear_backward(ml_stream *s, const ml_op_args *a) {
+    const int64_t h = a->w[0].shape[0], n = a->w[0].shape[1], k = a->w[0].shape[2];
+    const int64_t m = a->in[0].shape[0];
+    const float *x = a->in[0].data, *dy = a->dout[0].data;
+    float *dx = a->din[0].data;
+
+    for (int64_t i = 0; i < h; i++) {
+        const ml_tensor w = expert_of(&a->w[0], i);
+        if (dx)
+            ml_gemm_dinput(ml_cpu(s), dx + i * k, h * k, dy + i * n, h * n, &w, m,
+                           a->din_add[0], a->scratch);
+        if (a->dw[0].data) {
+            const ml_tensor dw = expert_of(&a->dw[0], i);
+            ml_gemm_dweight(ml_cpu(s), &dw, dy + i * n, h * n, x + i * k, h * k, m,
+                            a->scratch);
+        }
     }
 }
