@@ -36,6 +36,9 @@ DELTA_NET = dict(layer_types=["linear_attention", "full_attention"], linear_num_
                  linear_conv_kernel_dim=4, rope_parameters=dict(
                      rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))
 
+MLA = dict(kv_lora_rank=24, qk_nope_head_dim=10, qk_rope_head_dim=6, v_head_dim=14,
+           num_key_value_heads=4, head_dim=6)
+
 MODELS = {
     "llama": ("llama", dict(rope_parameters=dict(
         rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
@@ -83,6 +86,12 @@ MODELS = {
         mamba_head_dim=20, ssm_state_size=10, n_groups=2, conv_kernel=4, chunk_size=16,
         n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=20,
         moe_shared_expert_intermediate_size=24, routed_scaling_factor=1.5)),
+    "deepseek_v3": ("deepseek_v3", dict(
+        **DEEPSEEK_MOE, **MLA, q_lora_rank=20, first_k_dense_replace=1, n_group=4, topk_group=2,
+        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, mscale=1.0, mscale_all_dim=0.8,
+                             original_max_position_embeddings=64))),
+    "glm4_moe_lite": ("glm4_moe_lite", dict(
+        **DEEPSEEK_MOE, **MLA, q_lora_rank=None, n_group=1, topk_group=1, attention_bias=True)),
     "olmo2": ("olmo2", dict()),
     "phi3": ("phi3", dict(sliding_window=40, rope_parameters=dict(
         rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),

@@ -230,6 +230,37 @@ int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, ml_attn_op
     return out;
 }
 
+int32_t ml_build_head_linear(ml_builder *b, int32_t x, const char *name, int32_t n_head,
+                             int64_t n_out, ml_part *part) {
+    ml_node *n = ml_build_node(b, ML_OP_HEAD_LINEAR);
+    int32_t out = ml_build_rows(b, 1, n_head * n_out);
+
+    n->in[0] = x;
+    n->out[0] = out;
+    n->attr.n_head = n_head;
+    n->w[0] =
+        ml_build_param(b, (ml_param){ .name = ml_build_name(b, name, "."),
+                                      .name_after = ".weight",
+                                      .n_stack = n_head,
+                                      .n_dim = 2,
+                                      .shape = { n_out, ml_build_width(b, x) / n_head },
+                                      .layout = ML_PANELS,
+                                      .shard = ML_SHARD_COL,
+                                      .part = part });
+    return out;
+}
+
+int32_t ml_build_join(ml_builder *b, int32_t x, int32_t y, int32_t n_head) {
+    ml_node *n = ml_build_node(b, ML_OP_JOIN);
+    int32_t out = ml_build_rows(b, 1, ml_build_width(b, x) + ml_build_width(b, y));
+
+    n->in[0] = x;
+    n->in[1] = y;
+    n->out[0] = out;
+    n->attr.n_head = n_head;
+    return out;
+}
+
 int32_t ml_build_add(ml_builder *b, int32_t x, int32_t y) {
     ml_node *n = ml_build_node(b, ML_OP_ADD);
     int32_t out = like(b, x);

@@ -54,6 +54,12 @@ int32_t ml_build_norm(ml_builder *b, int32_t x, const char *name, float eps, int
                       bool plus_one);
 int32_t ml_build_rope(ml_builder *b, int32_t x, const ml_rope *rope, int32_t head_dim,
                       bool interleaved);
+/* A linear layer for each of n_head groups of x: weights [n_head, n_out, width of a group],
+ * which checkpoints have as a part of a larger tensor. */
+int32_t ml_build_head_linear(ml_builder *b, int32_t x, const char *name, int32_t n_head,
+                             int64_t n_out, ml_part *part);
+/* Heads of x, each followed by that of y. */
+int32_t ml_build_join(ml_builder *b, int32_t x, int32_t y, int32_t n_head);
 typedef struct ml_attn_opts {
     int32_t head_dim;
     int32_t value_dim;    /* 0: head_dim */

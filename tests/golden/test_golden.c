@@ -191,7 +191,9 @@ static void check_model(const char *dir) {
     X(gemma2)                                                                              \
     X(gemma3_text)                                                                         \
     X(glm4)                                                                                \
+    X(deepseek_v3)                                                                         \
     X(glm4_moe)                                                                            \
+    X(glm4_moe_lite)                                                                       \
     X(gpt_oss)                                                                             \
     X(mixtral)                                                                             \
     X(minimax_m2)                                                                          \
@@ -211,7 +213,10 @@ static void check_model(const char *dir) {
     X(gemma2)                                                                              \
     X(gemma3_text)                                                                         \
     X(glm4)                                                                                \
+    X(deepseek_v3)                                                                         \
+    X(deepseek_v3_yarn)                                                                    \
     X(glm4_moe)                                                                            \
+    X(glm4_moe_lite)                                                                       \
     X(gpt_oss)                                                                             \
     X(minimax_m2)                                                                          \
     X(qwen3_next)                                                                          \

@@ -346,6 +346,8 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
     X(glm4_moe)                                                                            \
     X(minimax_m2)                                                                          \
     X(gpt_oss)                                                                             \
+    X(glm4_moe_lite)                                                                       \
+    X(deepseek_v3)                                                                         \
     X(qwen3_5_text)                                                                        \
     X(qwen3_next)                                                                          \
     X(nemotron_h)

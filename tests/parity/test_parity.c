@@ -264,6 +264,8 @@ static void check_gradients(const char *dir) {
     X(glm4_moe)                                                                            \
     X(minimax_m2)                                                                          \
     X(gpt_oss)                                                                             \
+    X(glm4_moe_lite)                                                                       \
+    X(deepseek_v3)                                                                         \
     X(qwen3_next)                                                                          \
     X(qwen3_5_text)                                                                        \
     X(nemotron_h)

@@ -7,11 +7,11 @@
 #include "tests/support/test.h"
 #include "tests/support/trainee.h"
 
-static const char *const models[] = { "qwen3",      "qwen3_moe",  "gemma2",
-                                      "llama_tied", "qwen2",      "phi3",
-                                      "smollm3",    "olmo2",      "mixtral",
-                                      "glm4_moe",   "minimax_m2", "gpt_oss",
-                                      "qwen3_next", "nemotron_h", NULL };
+static const char *const models[] = {
+    "qwen3",      "qwen3_moe",  "gemma2",      "llama_tied",    "qwen2",      "phi3",
+    "smollm3",    "olmo2",      "mixtral",     "glm4_moe",      "minimax_m2", "gpt_oss",
+    "qwen3_next", "nemotron_h", "deepseek_v3", "glm4_moe_lite", NULL
+};
 enum { MAX_RESPONSE = 200 };
 
 /* Log-probs and entropies of a step, as its loss saw them. */

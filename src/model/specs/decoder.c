@@ -195,7 +195,7 @@ int32_t ml_decoder_layer(ml_builder *b, const ml_decoder *d, int32_t x, ml_layer
     const ml_norm_names *norms = o.norms ? o.norms : &ml_pre_norms;
     int32_t h = named_norm(b, d, x, norms->before_attn);
 
-    h = ml_decoder_attn(b, d, h, o.rope, o.window);
+    h = o.mla ? ml_mla_attn(b, d, o.mla, h) : ml_decoder_attn(b, d, h, o.rope, o.window);
     x = ml_build_add(b, x, named_norm(b, d, h, norms->after_attn));
     h = named_norm(b, d, x, norms->before_ffn);
     h = ml_decoder_ffn(b, d, h, &o.ffn);

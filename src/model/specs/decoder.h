@@ -49,6 +49,24 @@ void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *de
 int32_t ml_decoder_attn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_rope *rope,
                         int32_t window);
 
+/* DeepSeek's latent attention.  Keys and values are linear in a latent of a few hundred
+ * numbers, which is all that is kept; the matrices that would expand it are applied to
+ * queries and outputs instead, in generation and training alike. */
+typedef struct ml_mla {
+    int32_t q_rank; /* of the query's two factors; 0: one matrix */
+    int32_t kv_rank, nope, rope_dim, v_dim;
+    bool bias; /* of the first factors and the output */
+    float eps; /* of the norms between factors */
+    float scale;
+    const ml_rope *rope;
+    bool interleaved;
+} ml_mla;
+
+/* q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, rope_interleave,
+ * attention_bias and the rotary keys. */
+void ml_mla_read(ml_builder *b, ml_mla *m);
+int32_t ml_mla_attn(ml_builder *b, const ml_decoder *d, const ml_mla *m, int32_t x);
+
 /* What follows attention in a layer: an MLP, or a mixture of experts and what is added to
  * theirs, an MLP that all tokens go to. */
 typedef struct ml_ffn {
@@ -70,6 +88,7 @@ typedef struct ml_norm_names {
 extern const ml_norm_names ml_pre_norms; /* the plain layer's: before attention and MLP */
 
 typedef struct ml_layer_opts {
+    const ml_mla *mla;   /* NULL: attention with q, k and v of their own */
     const ml_rope *rope; /* NULL: none */
     int32_t window;
     const ml_norm_names *norms; /* NULL: ml_pre_norms */
@@ -121,6 +140,9 @@ typedef struct ml_rope_opts {
     bool scaled;           /* rope_scaling applies to it */
 } ml_rope_opts;
 const ml_rope *ml_rope_read(ml_builder *b, int32_t head_dim, ml_rope_opts o);
+
+/* What yarn's mscale_all_dim multiplies attention scores by; 1 without it. */
+double ml_rope_score_scale(ml_builder *b, ml_rope_opts o);
 
 /* sliding_window: `def` when the key is absent, 0 (none) when it is null. */
 int32_t ml_window_or_none(ml_builder *b, int32_t def);

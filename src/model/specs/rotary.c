@@ -125,13 +125,19 @@ static const struct {
     void (*apply)(ml_builder *b, const rope_source *r, ml_rope *rope, float *freq);
 } scalings[] = { { "linear", linear }, { "llama3", llama3 }, { "yarn", yarn } };
 
-static void apply_scaling(ml_builder *b, const rope_source *r, ml_rope *rope, float *freq) {
+static const char *rope_type(ml_builder *b, const rope_source *r) {
     const char *type = "default";
 
     if (r->params) {
         type = ml_hf_config_str_in(b->config, r->params, r->where, "type", type);
         type = ml_hf_config_str_in(b->config, r->params, r->where, "rope_type", type);
     }
+    return type;
+}
+
+static void apply_scaling(ml_builder *b, const rope_source *r, ml_rope *rope, float *freq) {
+    const char *type = rope_type(b, r);
+
     if (!strcmp(type, "default"))
         return;
     for (size_t i = 0; i < sizeof scalings / sizeof *scalings; i++)
@@ -143,6 +149,18 @@ static void apply_scaling(ml_builder *b, const rope_source *r, ml_rope *rope, fl
         b->config, ML_EUNSUP,
         "%s: %srope_type is \"%s\"; supported are default, linear, llama3 and yarn",
         b->config->path, r->where, type);
+}
+
+double ml_rope_score_scale(ml_builder *b, ml_rope_opts o) {
+    rope_source r = find_source(b, o);
+    double all_dim, factor, m;
+
+    if (!r.params || !strcmp(rope_type(b, &r), "default"))
+        return 1;
+    all_dim = param(b, &r, "mscale_all_dim", 0, 0, 1e3);
+    factor = param(b, &r, "factor", 1, 1e-3, 1e6);
+    m = all_dim > 0 ? yarn_mscale(factor, all_dim) : 1;
+    return m * m;
 }
 
 const ml_rope *ml_rope_read(ml_builder *b, int32_t head_dim, ml_rope_opts o) {
