@@ -11,6 +11,7 @@ extern const miles_reducer example_by_ten;
 extern const miles_loss example_reinforce;
 extern const miles_reward example_length;
 /* loop.c */
+extern const miles_rollout example_hardest;
 extern const miles_source example_backwards;
 extern const miles_generate example_guess;
 extern const miles_group_reward example_shortest;

@@ -4,6 +4,44 @@
 
 #include "example.h"
 
+/* The sum of a group's rewards; *i goes to the next one. */
+static double take_group(const miles_answers *a, int64_t *i, int64_t *group) {
+    double sum = 0;
+
+    *group = a->answer[*i]->group;
+    while (*i < a->n && a->answer[*i]->group == *group)
+        sum += a->answer[(*i)++]->reward;
+    return sum;
+}
+
+/* Asks twice as many prompts as a round has and keeps the harder half: those below the mean,
+ * then others until there are enough. */
+static int hardest(miles_rollout_host *host, miles_error *err) {
+    const miles_answers *a;
+    int64_t n = 0, i, group;
+    double mean = 0;
+
+    if (host->ask(host, 2 * host->n_want, &a, err))
+        return 1;
+    for (i = 0; i < a->n;)
+        mean += take_group(a, &i, &group) / (double)(2 * host->n_want);
+    for (int easy = 0; easy < 2; easy++)
+        for (i = 0; i < a->n && n < host->n_want;)
+            if ((take_group(a, &i, &group) >= mean) == easy) {
+                if (host->keep(host, group, err))
+                    return 1;
+                n++;
+            }
+    host->add(host, "rollout/reward_of_all", mean);
+    return 0;
+}
+
+const miles_rollout example_hardest = {
+    { sizeof(miles_rollout), MILES_ROLLOUT, "hardest", 0,
+      "asks twice as much and keeps what was answered worse" },
+    hardest
+};
+
 /* The last row of the data first. */
 static int64_t backwards(int64_t group, int64_t n_row, int64_t seed) {
     (void)seed;

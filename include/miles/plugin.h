@@ -142,7 +142,8 @@ typedef enum miles_kind {
     MILES_BUFFER_FILTER,
     MILES_SOURCE,
     MILES_METRICS,
-    MILES_HOOK
+    MILES_HOOK,
+    MILES_ROLLOUT
 } miles_kind;
 
 /* Every row begins with this. */
@@ -382,6 +383,29 @@ typedef struct miles_metrics {
     int (*run)(const miles_answers *answers, const char *set, miles_metrics_out *out,
                miles_error *err);
 } miles_metrics;
+
+/* What a rollout works with.  Functions that fail return 1, and err has the sentence. */
+typedef struct miles_rollout_host {
+    size_t size;
+    void *of;        /* the host's */
+    int64_t rollout; /* the round, from 0 */
+    int64_t n_want;  /* groups that a round should have */
+    int64_t seed;    /* of the run */
+    /* Has the next n_group prompts answered and graded, and waits.  Answers come group after
+     * group and stay until the row returns. */
+    int (*ask)(struct miles_rollout_host *host, int64_t n_group, const miles_answers **out,
+               miles_error *err);
+    /* Puts the group of this number into the round; each of its answers has a reward. */
+    int (*keep)(struct miles_rollout_host *host, int64_t group, miles_error *err);
+    /* Adds a metric of the round; the name is copied. */
+    void (*add)(struct miles_rollout_host *host, const char *name, double value);
+} miles_rollout_host;
+
+/* Makes a whole round: what is asked, and what of it is trained on. */
+typedef struct miles_rollout {
+    miles_row row;
+    int (*run)(miles_rollout_host *host, miles_error *err);
+} miles_rollout;
 
 typedef enum miles_when {
     MILES_AFTER_INIT,

@@ -58,6 +58,15 @@ const ml_flag ml_flags_edges[] = {
       .from = ML_FROM_MILES,
       .help = "What runs the tools that an answer calls: ./tools.py with a function "
               "execute_tool(name, arguments), or calculator." },
+    { .name = "rollout-function-path",
+      .type = ML_FLAG_TEXT,
+      ML_AT(edges.path.rollout),
+      .value = "PATH",
+      .group = "edges",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Makes whole rounds: what is asked and what of it is trained on: "
+              "./my.so:name.  Miles' own are what happens without it." },
     { .name = "data-source-path",
       .type = ML_FLAG_TEXT,
       ML_AT(edges.path.source),
@@ -148,6 +157,19 @@ const ml_flag ml_flags_edges[] = {
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
       .help = "Called when a snapshot is whole on disk: ./my.so:name." },
+    ML_REFUSED("eval-function-path", TEXT, MILES, GENERATES,
+               "evaluations ask and grade as training does; a set of --eval-config has "
+               "custom_generate_function_path and custom_rm_path"),
+    ML_NOOP("eval-max-context-len", TEXT, MILES, GENERATES,
+            "the context is that of --rollout-max-context-len"),
+    ML_REFUSED("custom-config-path", TEXT, MILES, TRAIN,
+               "rows read their own settings; flags are given as flags"),
+    ML_REFUSED(
+        "disable-rollout-global-dataset", BOOL, MILES, TRAIN,
+        "prompts are rows of --prompt-data; --data-source-path says which comes next"),
+    ML_REFUSED("custom-update-weight-post-write-path", TEXT, MILES, TRAIN,
+               "engines read weights that are whole; use "
+               "--custom-megatron-post-save-hook-path"),
     ML_REFUSED("rollout-data-postprocess-path", TEXT, MILES, TRAIN,
                "it is given no data; use --rollout-all-samples-process-path"),
     ML_REFUSED("custom-convert-samples-to-train-data-path", TEXT, MILES, TRAIN,

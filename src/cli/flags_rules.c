@@ -142,6 +142,12 @@ static bool two_halves(const ml_config *c) {
     return c->rollout.rollout_only && (c->rollout.train_only || c->rollout.load_debug);
 }
 
+static bool rounds_by_two(const ml_config *c) {
+    return c->edges.path.rollout && strchr(c->edges.path.rollout, ':') &&
+           (c->rollout.over_sampling || c->rollout.partial || c->edges.path.group_filter ||
+            c->edges.path.samples_hook || c->mode.fully);
+}
+
 static bool masked_turns(const ml_config *c) {
     return c->edges.generate && c->rollout.mask_old;
 }
@@ -196,6 +202,10 @@ const ml_rule ml_rules[] = {
       "--over-sampling-batch-size must be at least --rollout-batch-size" },
     { "train-two-halves", ML_CMD_TRAIN, two_halves,
       "--debug-rollout-only and --debug-train-only leave nothing to do: keep one" },
+    { "train-rounds-by-two", ML_CMD_TRAIN, rounds_by_two,
+      "a --rollout-function-path of one's own decides what is asked and kept: leave out "
+      "--over-sampling-batch-size, --partial-rollout, --dynamic-sampling-filter-path, "
+      "--rollout-all-samples-process-path and --fully-async" },
     { "train-masked-turns", ML_CMD_TRAIN, masked_turns,
       "--mask-offpolicy-in-partial-rollout hides where the model's turn began from "
       "--custom-generate-function-path: leave one of them out" },

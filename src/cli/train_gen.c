@@ -155,6 +155,7 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
     t->group_rewards = c->reward.group;
     t->rollout.partial = c->rollout.partial;
     t->rollout.filter = edges->group_filter;
+    t->row_rollout = (ml_row_rollout){ .row = edges->rollout, .run = run };
     t->rollout.buffer_filter = edges->buffer_filter;
     t->evals.metrics = edges->eval_metrics;
     t->rollout.mask_old = c->rollout.mask_old;
@@ -235,6 +236,8 @@ ml_status ml_train_gen_start(ml_train_gen *t, ml_err *err) {
                                    .context = t->engine.context };
     t->evals.asker = t->rollout.asker;
     t->rollout.asker.group_rewards = t->group_rewards;
+    t->row_rollout.asker = t->rollout.asker;
+    t->row_rollout.how = t->rollout.how;
     return st;
 }
 

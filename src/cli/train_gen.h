@@ -11,6 +11,7 @@
 #include "rl/evals.h"
 #include "rl/flow.h"
 #include "rl/rollout_gen.h"
+#include "rl/rollout_row.h"
 
 typedef struct ml_train_gen {
     ml_arena arena;
@@ -26,8 +27,9 @@ typedef struct ml_train_gen {
     ml_turns *turns;    /* NULL: answers are one turn */
     bool group_rewards; /* graded when all answers to a prompt are there */
     ml_gen_rollout rollout;
-    ml_ahead *ahead; /* NULL: rounds are not made ahead */
-    ml_flow *flow;   /* NULL: nor all the time */
+    ml_row_rollout row_rollout; /* in its place, where there is a row */
+    ml_ahead *ahead;            /* NULL: rounds are not made ahead */
+    ml_flow *flow;              /* NULL: nor all the time */
     ml_evals evals;
 } ml_train_gen;
 

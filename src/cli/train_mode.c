@@ -128,7 +128,8 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
     loop->eval_interval = c->rollout.eval_interval;
     loop->skip_first_eval = c->rollout.skip_first_eval;
     loop->ahead = c->mode.async;
-    loop->rollout = ml_rollout_gen(&t->rollout);
+    loop->rollout =
+        t->row_rollout.row ? ml_rollout_row(&t->row_rollout) : ml_rollout_gen(&t->rollout);
     if (c->mode.fully) {
         st = open_flow(t, c, loop->watch.say, err);
         loop->rollout = st == ML_OK ? ml_rollout_flow(t->flow) : loop->rollout;

@@ -2,6 +2,7 @@
 
 const ml_kind ml_kinds[] = {
     { MILES_SOURCE, "source", "data-source-path", sizeof(miles_source) },
+    { MILES_ROLLOUT, "rollout", "rollout-function-path", sizeof(miles_rollout) },
     { MILES_GENERATE, "generate", "custom-generate-function-path", sizeof(miles_generate) },
     { MILES_REWARD, "reward", "rm-type, custom-rm-path", sizeof(miles_reward) },
     { MILES_GROUP_REWARD, "group reward", "custom-rm-path with --group-rm",

@@ -1,6 +1,21 @@
 #include "plugin/loop_edges.h"
 
+#include <string.h>
+
 #include "plugin/edge.h"
+
+/* Miles' own rollouts are what happens without the flag. */
+static const char *own_rollout(const char *path) {
+    static const char *const known[] = { "inference_rollout_common.InferenceRolloutFn",
+                                         "sglang_rollout.generate_rollout" };
+
+    for (size_t i = 0; path && i < sizeof known / sizeof *known; i++) {
+        size_t n = strlen(path), k = strlen(known[i]);
+        if (strncmp(path, "miles.", 6) == 0 && n > k && strcmp(path + n - k, known[i]) == 0)
+            return NULL;
+    }
+    return path;
+}
 
 ml_status ml_loop_edges_resolve(ml_loop_edges *e, const ml_edge_paths *p, ml_err *err) {
     const miles_hook **hook = e->hooks.at;
@@ -11,6 +26,7 @@ ml_status ml_loop_edges_resolve(ml_loop_edges *e, const ml_edge_paths *p, ml_err
         const char *flag;
         void *found; /* where the row's address goes */
     } rows[] = {
+        { own_rollout(p->rollout), MILES_ROLLOUT, "rollout-function-path", &e->rollout },
         { p->source, MILES_SOURCE, "data-source-path", &e->source },
         { p->group_filter, MILES_GROUP_FILTER, "dynamic-sampling-filter-path",
           &e->group_filter },

@@ -9,12 +9,13 @@
 
 /* As given on the command line; NULL: none. */
 typedef struct ml_edge_paths {
-    const char *source, *group_filter, *buffer_filter;
+    const char *rollout, *source, *group_filter, *buffer_filter;
     const char *reward_post, *sample_filter, *samples_hook, *metrics, *eval_metrics;
     const char *after_init, *before_log_prob, *before_train_step, *after_save;
 } ml_edge_paths;
 
 typedef struct ml_loop_edges {
+    const miles_rollout *rollout;
     const miles_source *source;
     const miles_group_filter *group_filter;
     const miles_buffer_filter *buffer_filter;

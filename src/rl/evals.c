@@ -50,18 +50,9 @@ static ml_status report(const ml_evals *e, const ml_eval_set *set, ml_flight *co
     return ml_metrics_run(e->metrics, out, s, n, -1, set->name, err);
 }
 
-typedef struct watcher {
-    const ml_evals *evals;
-    ml_flights *flights;
-} watcher;
-
-/* On the generator's thread, between steps: conversations go on, those of others too. */
-static void on_ended(void *ud) {
-    const watcher *w = ud;
-
-    ml_flights_go_on(w->flights);
-    if (w->evals->watch)
-        w->evals->watch(w->evals->watch_ud);
+/* On the generator's thread, between steps. */
+static void on_ended(void *flights) {
+    ml_flights_go_on(flights);
 }
 
 static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *err) {
@@ -71,7 +62,6 @@ static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *
     ml_flight **flight;
     ml_asker asker = e->asker;
     ml_flights f;
-    watcher w = { e, &f };
     ml_arena a;
     ml_status st;
 
@@ -83,14 +73,14 @@ static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *
         asker.turns = set->turns;
     ml_flights_init(&f, &asker, &set->how, &set->dataset, &a);
     gen->pause(gen); /* samples are the caller's until all are asked for */
-    gen->watch(gen, on_ended, &w);
+    gen->watch(gen, on_ended, &f);
     st = ask_all(&f, set, FIRST_DRAW + (uint64_t)i * SET_DRAWS, flight, err);
     ml_flights_done(&f);
     if (st != ML_OK)
         ml_flights_abort(&f, flight, n);
     gen->resume(gen);
     ml_flights_wait(&f);
-    gen->watch(gen, e->watch, e->watch_ud);
+    gen->watch(gen, NULL, NULL);
     if (st == ML_OK)
         st = report(e, set, flight, out, err);
     ml_flights_release(&f);

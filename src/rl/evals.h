@@ -25,8 +25,6 @@ typedef struct ml_evals {
     int32_t n;
     bool pass_rates;              /* pass@k, too */
     const miles_metrics *metrics; /* further ones; NULL: none */
-    ml_watch_fn *watch;           /* who watches the generator otherwise; NULL: nobody */
-    void *watch_ud;
 } ml_evals;
 
 /* eval/NAME and its relatives; `evals` is an ml_evals, as ml_train_loop wants it. */

@@ -1,6 +1,7 @@
 #include "rl/rollout_edges.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "rl/answers.h"
 
@@ -72,11 +73,16 @@ ml_status ml_metrics_run(const miles_metrics *m, ml_figures *out, const ml_sampl
 
 /* --- the rollout -------------------------------------------------------------------- */
 
+/* Of a recording, only what was kept is known. */
 static ml_status show_all(const miles_samples_hook *hook, const ml_harvest *h,
                           int64_t rollout, ml_arena *a, ml_err *err) {
+    const ml_sample **s = h->ended ? h->ended : h->sample;
+    int64_t n = h->ended ? h->n_ended : h->n;
+    const uint8_t *kept =
+        h->ended ? h->kept : memset(ML_NEW(a, uint8_t, n + 1), 1, (size_t)n);
     miles_error why = { "" };
 
-    if (hook->run(ml_answers_of(a, h->ended, h->n_ended, rollout), h->kept, &why) == 0)
+    if (hook->run(ml_answers_of(a, s, n, rollout), kept, &why) == 0)
         return ML_OK;
     return ml_row_failed(&hook->row, &why, err);
 }

@@ -262,6 +262,8 @@ static const struct {
     { "train-no-rounds", TRAIN "--load-debug-rollout-data d --num-epoch 1" },
     { "train-only-what", TRAIN "--prompt-data d --num-rollout 1 --debug-train-only" },
     { "train-eval-of-what", TRAIN "--prompt-data d --num-rollout 1 --eval-interval 1" },
+    { "train-rounds-by-two", TRAIN "--prompt-data d --num-rollout 1 --partial-rollout "
+                                   "--rollout-function-path ./my.so:name" },
     { "train-masked-turns", "--hf-checkpoint m --prompt-data d --num-rollout 1 "
                             "--rollout-batch-size 8 --custom-generate-function-path ./e.py "
                             "--mask-offpolicy-in-partial-rollout" },

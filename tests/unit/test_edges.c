@@ -156,6 +156,28 @@ static void the_game_is_played(void) {
     CHECK_HAS(out, "--rollout-sample-filter-path: 'nothing' is not among");
 }
 
+static void rounds_are_made_by_a_row(void) {
+    const char *x = ml_test_example();
+    char out[16000], more[2000];
+
+    make_inputs();
+    snprintf(more, sizeof more, "--rollout-function-path %s:hardest --threads 1", x);
+    CHECK(run(ml_test_path("one"), more, out, sizeof out) == 0);
+    CHECK_HAS(out, "forward_logp_max_diff 0,");
+    CHECK(file_has("one/metrics.jsonl", "\"rollout/reward_of_all\": "));
+    snprintf(more, sizeof more,
+             "--rollout-function-path %s:hardest --threads 2 "
+             "--sglang-max-running-requests 3",
+             x);
+    CHECK(run(ml_test_path("two"), more, out, sizeof out) == 0);
+    snprintf(more, sizeof more, "cmp %s/metrics.jsonl %s/metrics.jsonl >&2",
+             ml_test_path("one"), ml_test_path("two"));
+    CHECK(system(more) == 0);
+    CHECK(run(ml_test_path("miles"),
+              "--rollout-function-path miles.rollout.sglang_rollout.generate_rollout", out,
+              sizeof out) == 0);
+}
+
 /* --- groups graded together, and evaluations ------------------------------------ */
 
 /* The same rewards from a row and from Python, which both rank a group by length. */
@@ -276,6 +298,7 @@ static const ml_test tests[] = {
     { "rewards are shaped", rewards_are_shaped },
     { "held groups are chosen", held_groups_are_chosen },
     { "the game is played", the_game_is_played },
+    { "rounds are made by a row", rounds_are_made_by_a_row },
     { "groups are graded together", groups_are_graded_together },
     { "evaluations are configured", evaluations_are_configured },
     { "rewards have keys", rewards_have_keys },
