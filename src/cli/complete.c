@@ -43,7 +43,7 @@ void ml_help_complete_bash(ml_text *out) {
                         "        bench) words='engine serve' ;;\n");
     for (const ml_command *c = ml_commands; c->name; c++) {
         ml_flag_list_init(&l, c->bit);
-        ml_text_printf(out, "        '%s') words='--help", c->name);
+        ml_text_printf(out, "        '%s') words='--help --help-all", c->name);
         for (int i = 0; i < l.n; i++)
             if (l.row[i]->state == ML_FLAG_LIVE)
                 ml_text_printf(out, " --%s", l.row[i]->name);

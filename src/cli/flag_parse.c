@@ -97,11 +97,12 @@ static void set_defaults(parser *p) {
     for (int i = 0; i < p->flags.n; i++) {
         const ml_flag *f = p->flags.row[i];
         const char *env = f->env ? getenv(f->env) : NULL;
+        void *field = (char *)p->c + f->at;
 
         if (f->state != ML_FLAG_LIVE)
             continue;
         if (f->unset)
-            *(double *)((char *)p->c + f->at) = (double)NAN;
+            *(double *)field = (double)NAN;
         ML_BUG_IF(f->def && !ml_flag_set(p->c, f, f->def));
         if (env && *env && !ml_flag_set(p->c, f, env))
             bad_value(p, f, "", f->env, env);

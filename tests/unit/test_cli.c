@@ -430,7 +430,7 @@ static void commands(void) {
 /* ---- the program ---- */
 
 static void program(void) {
-    static char out[20000];
+    static char out[200000];
 
     CHECK(ml_test_miles(out, sizeof out, "--version") == 0);
     CHECK_HAS(out, "miles " ML_VERSION);
@@ -451,9 +451,31 @@ static void program(void) {
     CHECK(ml_test_miles(out, sizeof out,
                         "score --dry-run --hf-checkpoint ./no/such --input x") == 1);
     CHECK_HAS(out, "./no/such");
+    CHECK(ml_test_miles(out, sizeof out, "train --help") == 0);
+    CHECK(!ml_test_has(out, "--swiglu"));
+    CHECK_HAS(out, "--help-all lists ");
+    CHECK(ml_test_miles(out, sizeof out, "score --help-all") == 0);
+    CHECK_HAS(out, "--quantization");
     CHECK(ml_test_miles(out, sizeof out, "--help >/dev/full") == 1);
     CHECK_HAS(out, "standard output");
     CHECK(ml_test_miles(out, sizeof out, "--print-completion bash | bash -n") == 0);
+}
+
+static void doctor(void) {
+    static char out[200000];
+
+    CHECK(ml_test_miles(out, sizeof out, "doctor") == 0);
+    CHECK_HAS(out, "kernels    c");
+    CHECK_HAS(out, "GB may be taken of");
+    CHECK_HAS(out, "libsqlite3");
+    CHECK(ml_test_miles(out, sizeof out, "doctor train --zzzzzzzzzzzz --lora-rank 8") == 2);
+    CHECK_HAS(out, "\nmiles train\nthere is no flag --zzzzzzzzzzzz");
+    CHECK_HAS(out, "--lora-rank is not offered: ");
+    CHECK_HAS(out, "--hf-checkpoint DIR is required");
+    CHECK(ml_test_miles(out, sizeof out, "doctor no-such-command") == 2);
+    CHECK_HAS(out, "there is no command 'no-such-command'");
+    CHECK(ml_test_miles(out, sizeof out, "doctor tokenize --hf-checkpoint m") == 0);
+    CHECK_HAS(out, "the flags are right");
 }
 
 static const ml_test tests[] = {
@@ -475,6 +497,7 @@ static const ml_test tests[] = {
     { "help is asked", help_is_asked },
     { "commands", commands },
     { "program", program },
+    { "doctor", doctor },
     { 0 },
 };
 
