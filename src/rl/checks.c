@@ -25,7 +25,7 @@ static ml_status index_rows(ml_reference *ref, ml_arena *a, ml_err *err) {
     ml_map_init(&ref->row, a, ref->file.n);
     for (int64_t i = 0; i < ref->file.n && st == ML_OK; i++) {
         const ml_json *row;
-        int64_t rollout, step;
+        int64_t rollout = 0, step = 0;
         st = ml_jsonl_parse(&row, &ref->file, i, a, err);
         if (st == ML_OK && (!ml_json_i64(ml_json_get(row, "rollout"), &rollout) ||
                             !ml_json_i64(ml_json_get(row, "step"), &step) ||
