@@ -7,7 +7,7 @@
 #   tests/checkop/*.c                   one program, checkop
 #   tests/load/*.c                      one program, load_serve
 #   tests/fuzz/fuzz_*.c                 a program each (mk/test.mk)
-#   tools/quickstart_*.c                a program each
+#   tools/*.c                           a program each
 #   bench/bench_*.c                     a program each; OpenBLAS, the peer of some, is linked there alone
 
 # V=1 shows whole commands.
@@ -34,10 +34,10 @@ PARITY := $(call programs,tests/parity/*.c)
 CHECKOP := $(if $(wildcard tests/checkop/*.c),$(B)/checkop)
 LOAD := $(B)/tests/load/load_serve
 BENCH := $(call programs,bench/bench_*.c)
-QUICKSTART := $(call programs,tools/quickstart_*.c)
+TOOLS := $(call programs,tools/*.c)
 
 all: miles
-programs: $(B)/miles $(UNIT) $(GOLDEN) $(PARITY) $(CHECKOP) $(LOAD) $(QUICKSTART)
+programs: $(B)/miles $(UNIT) $(GOLDEN) $(PARITY) $(CHECKOP) $(LOAD) $(TOOLS)
 .PHONY: all programs
 
 miles: $(B)/miles
@@ -72,7 +72,7 @@ $(LOAD): $(call objects,$(sort $(wildcard tests/load/*.c))) $(B)/libtest.a $(B)/
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
 
-$(QUICKSTART): %: %.o $(B)/libmiles.a
+$(TOOLS): %: %.o $(B)/libmiles.a
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
 

@@ -173,7 +173,7 @@ $(FUZZ_TARGETS:%=build/fuzz/tests/fuzz/%): build/fuzz/%: build/fuzz/%.o build/fu
 SEED ?= 1
 quickstart:
 	@CC='$(CC)' tools/check-deps.sh --install build
-	@$(SELF) CONFIG=$(CONFIG) CC=$(CC) $(B)/miles $(QUICKSTART)
+	@$(SELF) CONFIG=$(CONFIG) CC=$(CC) $(B)/miles $(TOOLS)
 	@MILES_BUILD=$(B) recipes/quickstart.sh build/quickstart $(SEED)
 
 # All of them run; a goal that is missed fails the target at the end.
