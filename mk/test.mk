@@ -86,6 +86,7 @@ $(call load,tsan,60,--no-rss)
 $(call fuzz_lines,300)
 $(foreach n,2 3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
 $(foreach n,2 3 4 5,400 quickstart/$(n) tests/e2e/train_quickstart.sh $(B) $(n)$(NL))
+$(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.sh $(B) 1 $(f)$(NL))
 400 run-dir tests/e2e/train_run_dir.sh $(B) tensorboard
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
 900 kills/models env MILES_LONG=1 $(B)/tests/unit/test_train_models kills

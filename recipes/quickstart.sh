@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# quickstart.sh [DIR] [SEED] - a model that learns to do sums, from nothing, in two minutes.
+# quickstart.sh [DIR] [SEED] [FAMILY] - a model that learns to do sums, from nothing, in two minutes.
 #
 # Makes a small model with random weights and arithmetic word problems, lets it imitate a
 # careless pupil (miles sft), then rewards right answers (miles train).  DIR/rl/latest is a
@@ -10,12 +10,13 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 build=${MILES_BUILD:-$here/build/release}
 dir=${1:-$here/build/quickstart}
 seed=${2:-1}
+family=${3:-qwen3} # or qwen3_moe, qwen3_next
 sft_rounds=500
 rl_rounds=120
 
 began=$(date +%s)
 rm -rf "$dir"
-"$build/tools/quickstart_make" "$dir" "$seed"
+"$build/tools/quickstart_make" "$dir" "$seed" "$family"
 
 SFT_ARGS=(
   --hf-checkpoint "$dir/model"

@@ -1,6 +1,7 @@
-/* quickstart_make DIR SEED - a small model, its tokenizer, and arithmetic word problems.
+/* quickstart_make DIR SEED [FAMILY] - a small model, its tokenizer, and arithmetic word problems.
  *
- *     DIR/model/         a Hugging Face checkpoint: Qwen3's architecture, random weights
+ *     DIR/model/         a Hugging Face checkpoint with random weights; FAMILY is qwen3, or
+ *                        qwen3_moe (experts) or qwen3_next (experts, a recurrent layer)
  *     DIR/lessons.jsonl  conversations for miles sft, with a careless pupil: of five answers
  *                        two are as they should be, two forget the box, one is off by one
  *     DIR/prompts.jsonl  problems with answers for miles train
@@ -283,22 +284,50 @@ static void write_tokenizer(const char *dir, const vocab *v) {
 
 enum { HIDDEN = 128, LAYERS = 2, HEADS = 4, KV_HEADS = 2, FFN = 512 };
 
-static void write_config(const char *dir, int n_vocab, int eos, int pad) {
+#define EXPERTS                                                                            \
+    "\"num_experts\": 8, \"num_experts_per_tok\": 2, \"moe_intermediate_size\": 128, "     \
+    "\"norm_topk_prob\": true, \"decoder_sparse_step\": 1, \"mlp_only_layers\": [], "
+
+/* What a family's config has that the others' have not. */
+static const struct family {
+    const char *model_type, *architecture, *own;
+} families[] = {
+    { "qwen3", "Qwen3ForCausalLM",
+      "\"sliding_window\": null, \"use_sliding_window\": false, " },
+    { "qwen3_moe", "Qwen3MoeForCausalLM",
+      EXPERTS "\"sliding_window\": null, \"use_sliding_window\": false, " },
+    { "qwen3_next", "Qwen3NextForCausalLM",
+      EXPERTS "\"shared_expert_intermediate_size\": 128, \"partial_rotary_factor\": 0.5, "
+              "\"layer_types\": [\"linear_attention\", \"full_attention\"], "
+              "\"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4, "
+              "\"linear_key_head_dim\": 32, \"linear_value_head_dim\": 32, "
+              "\"linear_conv_kernel_dim\": 4, " },
+};
+
+static const struct family *family_named(const char *name) {
+    for (size_t i = 0; i < COUNT(families); i++)
+        if (strcmp(families[i].model_type, name) == 0)
+            return &families[i];
+    fprintf(stderr, "quickstart_make: there is no family %s\n", name);
+    exit(2);
+}
+
+static void write_config(const char *dir, const struct family *f, int n_vocab, int eos,
+                         int pad) {
     ml_text t = { 0 };
 
     ml_text_printf(
         &t,
-        "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", "
+        "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", "
         "\"attention_bias\": false, \"attention_dropout\": 0.0, \"bos_token_id\": null, "
         "\"dtype\": \"float32\", \"eos_token_id\": %d, \"pad_token_id\": %d, \"head_dim\": "
         "%d, \"hidden_act\": \"silu\", \"hidden_size\": %d, \"initializer_range\": 0.02, "
         "\"intermediate_size\": %d, \"max_position_embeddings\": 256, "
         "\"num_attention_heads\": %d, \"num_hidden_layers\": %d, \"num_key_value_heads\": "
-        "%d, \"rms_norm_eps\": 1e-06, \"rope_theta\": 10000.0, \"sliding_window\": null, "
-        "\"tie_word_embeddings\": true, \"use_cache\": true, \"use_sliding_window\": "
-        "false, "
-        "\"vocab_size\": %d}\n",
-        eos, pad, HIDDEN / HEADS, HIDDEN, FFN, HEADS, LAYERS, KV_HEADS, n_vocab);
+        "%d, \"rms_norm_eps\": 1e-06, \"rope_theta\": 10000.0, "
+        "\"tie_word_embeddings\": true, \"use_cache\": true, %s\"vocab_size\": %d}\n",
+        f->architecture, f->model_type, eos, pad, HIDDEN / HEADS, HIDDEN, FFN, HEADS,
+        LAYERS, KV_HEADS, f->own, n_vocab);
     write_file(dir, "config.json", &t);
     t.len = 0;
     ml_text_printf(&t,
@@ -316,17 +345,59 @@ static float normal(uint64_t seed, int32_t param, int64_t i) {
                        ml_philox_uniform(seed, (uint64_t)param + 1, 2 * (uint64_t)i + 1)));
 }
 
-/* Matrices by the size of their inputs, the table small, norms 1. */
-static float *make_numbers(ml_arena *a, const ml_spec *s, int32_t i, uint64_t seed,
-                           size_t bytes) {
+/* Norms multiply by 1, which some store as 0; speeds of recurrent heads differ, so that some
+ * remember for long. */
+static float vector_number(const ml_spec *s, int32_t i, size_t k) {
+    const char *name = s->param[i].name;
+    size_t len = strlen(name);
+
+    if (len > 5 && strcmp(name + len - 5, "A_log") == 0)
+        return (float)log(0.05 * pow(4, (double)k));
+    for (int32_t n = 0; n < s->n_node; n++)
+        if (s->node[n].op == ML_OP_RMSNORM && s->node[n].w[0] == i)
+            return s->node[n].attr.norm.plus_one ? 0.0F : 1.0F;
+    return 1.0F;
+}
+
+/* Matrices by the size of their inputs, the table small. */
+static float *make_numbers(ml_arena *a, const ml_spec *s, int32_t i, int32_t member,
+                           uint64_t seed, size_t bytes) {
     const ml_param *p = &s->param[i];
     size_t n = bytes / sizeof(float);
     float *x = ML_NEW(a, float, n);
     double scale = p->shape[0] == s->n_vocab ? 0.05 : 1 / sqrt((double)p->shape[1]);
 
     for (size_t k = 0; k < n; k++)
-        x[k] = p->n_dim == 1 ? 1.0F : (float)scale * normal(seed, i, (int64_t)k);
+        x[k] = p->n_dim == 1
+                   ? vector_number(s, i, k)
+                   : (float)scale * normal(seed, i, (int64_t)((size_t)member * n + k));
     return x;
+}
+
+/* A tensor of the checkpoint: a member of a parameter, under its own name or, a convolution,
+ * that of the tensor which is all of it. */
+static ml_st_tensor tensor_of(ml_arena *a, const ml_param *p, int32_t member) {
+    char name[256];
+    ml_st_tensor t = { .dtype = ml_st_from_dtype(ML_F32),
+                       .n_dim = p->n_dim,
+                       .shape = { p->shape[0], p->shape[1] } };
+
+    ml_param_name(p, member, name, sizeof name);
+    if (p->part && !p->name_after) {
+        snprintf(name, sizeof name, "%s", p->part->name);
+        t.n_dim = p->part->n_dim;
+        memcpy(t.shape, p->part->shape, sizeof p->part->shape);
+    }
+    t.name = ml_str_of(ml_arena_str(a, name, strlen(name)));
+    ml_st_size(t.dtype, t.shape, t.n_dim, &t.bytes);
+    return t;
+}
+
+static int32_t count_tensors(const ml_spec *s) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < s->n_param; i++)
+        n += s->param[i].n_stack;
+    return n;
 }
 
 static void write_weights(const char *dir, uint64_t seed) {
@@ -337,32 +408,29 @@ static void write_weights(const char *dir, uint64_t seed) {
     ml_arena a;
     ml_spec s;
     ml_err err = { 0 };
+    int32_t n = 0;
 
     ml_arena_init(&a, "weights");
     must(ml_spec_open(&s, dir, &err), &err);
-    t = ML_NEW(&a, ml_st_tensor, s.n_param);
-    for (int32_t i = 0; i < s.n_param; i++) {
-        const ml_param *p = &s.param[i];
-        t[i] = (ml_st_tensor){ .name = ml_str_of(p->name),
-                               .dtype = ml_st_from_dtype(ML_F32),
-                               .n_dim = p->n_dim,
-                               .shape = { p->shape[0], p->shape[1] } };
-        ml_st_size(t[i].dtype, t[i].shape, t[i].n_dim, &t[i].bytes);
-    }
-    ml_text_printf(&path, "%s/model.safetensors", dir);
-    must(ml_st_create(&w, path.ptr, &(ml_st_layout){ s.n_param, t, 1, &format }, &err),
-         &err);
+    t = ML_NEW(&a, ml_st_tensor, count_tensors(&s));
     for (int32_t i = 0; i < s.n_param; i++)
-        must(ml_st_write(w, i, 0, make_numbers(&a, &s, i, seed, t[i].bytes), t[i].bytes,
-                         &err),
-             &err);
+        for (int32_t e = 0; e < s.param[i].n_stack; e++)
+            t[n++] = tensor_of(&a, &s.param[i], e);
+    ml_text_printf(&path, "%s/model.safetensors", dir);
+    must(ml_st_create(&w, path.ptr, &(ml_st_layout){ n, t, 1, &format }, &err), &err);
+    n = 0;
+    for (int32_t i = 0; i < s.n_param; i++)
+        for (int32_t e = 0; e < s.param[i].n_stack; e++, n++)
+            must(ml_st_write(w, n, 0, make_numbers(&a, &s, i, e, seed, t[n].bytes),
+                             t[n].bytes, &err),
+                 &err);
     must(ml_st_commit(w, &err), &err);
     ml_text_release(&path);
     ml_spec_close(&s);
     ml_arena_release(&a);
 }
 
-static void write_model(const char *dir, uint64_t seed) {
+static void write_model(const char *dir, const struct family *f, uint64_t seed) {
     vocab v = { 0 };
     ml_arena a;
     ml_err err = { 0 };
@@ -374,7 +442,7 @@ static void write_model(const char *dir, uint64_t seed) {
     n_vocab = (v.n + (int)COUNT(specials) + 15) / 16 * 16;
     must(ml_dir_make(dir, &err), &err);
     write_tokenizer(dir, &v);
-    write_config(dir, n_vocab, v.n + 2, v.n);
+    write_config(dir, f, n_vocab, v.n + 2, v.n);
     write_weights(dir, seed);
     ml_text_release(&v.tokens);
     ml_text_release(&v.merges);
@@ -384,15 +452,15 @@ static void write_model(const char *dir, uint64_t seed) {
 int main(int argc, char **argv) {
     ml_text model = { 0 };
     ml_err err = { 0 };
-    uint64_t seed = argc == 3 ? strtoull(argv[2], NULL, 10) : 0;
+    uint64_t seed = argc >= 3 ? strtoull(argv[2], NULL, 10) : 0;
 
-    if (argc != 3) {
-        fprintf(stderr, "usage: quickstart_make DIR SEED\n");
+    if (argc != 3 && argc != 4) {
+        fprintf(stderr, "usage: quickstart_make DIR SEED [FAMILY]\n");
         return 2;
     }
     must(ml_dir_make(argv[1], &err), &err);
     ml_text_printf(&model, "%s/model", argv[1]);
-    write_model(model.ptr, seed);
+    write_model(model.ptr, family_named(argc == 4 ? argv[3] : "qwen3"), seed);
     write_problems(argv[1], seed);
     ml_text_release(&model);
     return 0;

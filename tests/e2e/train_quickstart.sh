@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# train_quickstart.sh BUILD SEED - the quickstart learns what it promises.
+# train_quickstart.sh BUILD SEED [FAMILY] - the quickstart learns what it promises.
 #
 # Accuracy on unseen problems is 15 to 50 % after sft and at least 30 points higher after
 # train, in every round rollout and training agree to the bit, and a server loads what is left.
@@ -7,11 +7,12 @@ set -euo pipefail
 
 build=$1
 seed=$2
+family=${3:-qwen3}
 dir=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill "$server"; rm -rf "$dir"' EXIT
 
-MILES_BUILD=$build recipes/quickstart.sh "$dir/run" "$seed" | tee "$dir/log"
+MILES_BUILD=$build recipes/quickstart.sh "$dir/run" "$seed" "$family" | tee "$dir/log"
 
 awk '/^accuracy/ {
   match($0, /[0-9.]+% after miles sft/); before = substr($0, RSTART) + 0

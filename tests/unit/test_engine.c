@@ -12,6 +12,7 @@
 #include "tests/support/must.h"
 
 #define MODEL "tests/golden/data/qwen3"
+#define RECURRENT "tests/golden/data/qwen3_next"
 #define VOCAB 83
 #define CONTEXT 128
 
@@ -85,11 +86,11 @@ typedef struct bench {
     int32_t eos[1];
 } bench;
 
-static void open_bench(bench *b) {
+static void open_bench_of(bench *b, const char *model) {
     *b = (bench){ .eos = { 2 } };
     ml_arena_init(&b->arena, "test");
-    MUST(ml_spec_open(&b->spec, MODEL, &err));
-    MUST(ml_checkpoint_open(&b->checkpoint, MODEL, &err));
+    MUST(ml_spec_open(&b->spec, model, &err));
+    MUST(ml_checkpoint_open(&b->checkpoint, model, &err));
     MUST(ml_backend_cpu_open(&b->be, 2, NULL, &err));
     MUST(ml_weights_load(&b->w, &b->spec, b->checkpoint, ML_WEIGHT_AUTO, &b->be, &b->arena,
                          &err));
@@ -101,6 +102,10 @@ static void open_bench(bench *b) {
                              .max_top = 8,
                              .eos = b->eos,
                              .n_eos = 1 };
+}
+
+static void open_bench(bench *b) {
+    open_bench_of(b, MODEL);
 }
 
 static void start(bench *b) {
@@ -287,6 +292,36 @@ static void a_group_computes_its_prompt_once(void) {
         CHECK(h[i].n == 1 && h[i].n_cached == (i ? 16 : 0));
     while (ml_engine_step(b.e)) {
     }
+    close_bench(&b);
+}
+
+/* A recurrent layer has no state of tokens in the middle: others go on from where a prompt's
+ * last page is full, and wait for that. */
+static void recurrent_state_is_found_again(void) {
+    bench b;
+    heard h[4] = { 0 };
+    ml_gen_request r = ask(33, 2);
+
+    open_bench_of(&b, RECURRENT);
+    b.o.chunk = 100;
+    start(&b);
+    for (int i = 0; i < 4; i++) {
+        r.draw.sample = (uint64_t)i;
+        MUST(ml_engine_submit(b.e, &r, hear, &h[i], (uint64_t)i, &err));
+    }
+    CHECK(ml_engine_step(b.e)); /* one of them, up to token 32 */
+    for (int i = 0; i < 4; i++)
+        CHECK(h[i].n == 0);
+    CHECK(ml_engine_step(b.e));
+    for (int i = 0; i < 4; i++)
+        CHECK(h[i].n == 1 && h[i].n_cached == (i ? 32 : 0));
+    while (ml_engine_step(b.e)) {
+    }
+    CHECK(run(&b, ask(50, 4)).n_cached == 32);
+    CHECK(run(&b, ask(60, 1)).n_cached == 48);
+    CHECK(run(&b, ask(32, 1)).n_cached == 0); /* kept behind 32 tokens, one too many */
+    CHECK(ml_engine_flush(b.e));
+    CHECK(run(&b, ask(50, 4)).n_cached == 0);
     close_bench(&b);
 }
 
@@ -603,6 +638,7 @@ int main(int argc, char **argv) {
         { "end of text ends", end_of_text_ends },
         { "prefixes are found again", prefixes_are_found_again },
         { "a group computes its prompt once", a_group_computes_its_prompt_once },
+        { "recurrent state is found again", recurrent_state_is_found_again, 60 },
         { "pressure puts the youngest back", pressure_puts_the_youngest_back },
         { "too little memory is said at start", too_little_memory_is_said_at_start },
         { "a full queue says so", a_full_queue_says_so },
