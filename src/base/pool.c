@@ -11,6 +11,12 @@
 
 #include "base/bug.h"
 
+/* The pieces of a run that a worker begins with. */
+typedef struct share {
+    _Alignas(64) atomic_int_fast64_t next; /* the first that nobody has taken */
+    int64_t end;
+} share;
+
 struct ml_pool {
     int n_thread; /* the caller included */
     pthread_t *thread;
@@ -21,13 +27,14 @@ struct ml_pool {
     int64_t n, grain;
 
     _Alignas(64) atomic_uint_fast64_t round; /* a new value is a new run (or the end) */
-    _Alignas(64) atomic_int_fast64_t next;   /* first index nobody has taken */
     _Alignas(64) atomic_int busy;            /* workers still inside the run */
     atomic_bool quit;
     int spin;
     pthread_mutex_t lock;
     pthread_cond_t wake;
     int asleep; /* under lock */
+
+    share share[ML_POOL_MAX];
 };
 
 typedef struct worker {
@@ -49,14 +56,30 @@ static int rounding_is_ieee(void) {
     return fegetround() == FE_TONEAREST && tiny * one > 0.0f;
 }
 
-static void take_pieces(ml_pool *p, int index) {
+static void cut_shares(ml_pool *p) {
+    int64_t pieces = (p->n + p->grain - 1) / p->grain;
+
+    for (int i = 0; i < p->n_thread; i++) {
+        atomic_store_explicit(&p->share[i].next, pieces * i / p->n_thread,
+                              memory_order_relaxed);
+        p->share[i].end = pieces * (i + 1) / p->n_thread;
+    }
+}
+
+static void take_share(ml_pool *p, share *s, int index) {
     for (;;) {
-        int64_t begin = atomic_fetch_add_explicit(&p->next, p->grain, memory_order_relaxed);
-        int64_t end = begin + p->grain;
-        if (begin >= p->n)
+        int64_t i = atomic_fetch_add_explicit(&s->next, 1, memory_order_relaxed);
+        int64_t begin = i * p->grain, end = begin + p->grain;
+        if (i >= s->end)
             return;
         p->fn(p->ud, begin, end < p->n ? end : p->n, index);
     }
+}
+
+/* Its own, then what others have left. */
+static void take_pieces(ml_pool *p, int index) {
+    for (int i = 0; i < p->n_thread; i++)
+        take_share(p, &p->share[(index + i) % p->n_thread], index);
 }
 
 static uint64_t wait_for_round(ml_pool *p, uint64_t seen) {
@@ -167,7 +190,7 @@ void ml_pool_run(ml_pool *p, int64_t n, int64_t grain, ml_task *fn, void *ud) {
     p->ud = ud;
     p->n = n;
     p->grain = grain;
-    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    cut_shares(p);
     atomic_store_explicit(&p->busy, p->n_thread - 1, memory_order_relaxed);
     raise_round(p);
     take_pieces(p, 0);

@@ -5,6 +5,10 @@
  * depend on the number of threads.  The calling thread is worker 0.  Workers spin a
  * little before they sleep, because a step is hundreds of short runs.
  *
+ * A worker begins with its own share of the range, the same of every range of that length,
+ * and helps others when it is done: what it wrote in one run it mostly finds in its own
+ * caches in the next.
+ *
  * Every thread, the caller's included, has round-to-nearest and no flush-to-zero;
  * ml_pool_run asserts it.
  *

@@ -1,7 +1,7 @@
 /* attn.c - attention over pages: writes keys and values, divides the work.
  *
- * Forward is divided into (block of positions, KV head); late blocks, which see most keys,
- * are handed out first.  Backward is divided into (sequence, KV head), which share no
+ * Forward is divided into (block of positions, KV head); early and late blocks, which see few
+ * and many keys, take turns, so that every thread's share costs the same.  Backward is divided into (sequence, KV head), which share no
  * output.  Where that leaves threads idle (one long sequence, few heads) it runs twice,
  * over ranges of positions for dq and over ranges of keys for dk and dv: scores are
  * computed twice, every chain is the same. */
@@ -75,11 +75,19 @@ static int32_t attn_find(const int32_t *start, int32_t n, int64_t x) {
     return lo;
 }
 
-/* Cuts each sequence into pieces and runs fn over (piece, KV head).  Where there are enough
- * pieces a thread takes all heads of one, whose keys and values lie side by side. */
+/* 0, n - 1, 1, n - 2, ...: the i-th of n things of which each costs more than the one before,
+ * such that any range costs what its length says. */
+static int64_t attn_fold(int64_t i, int64_t n) {
+    return i % 2 ? n - 1 - i / 2 : i / 2;
+}
+
+/* Cuts each sequence into pieces and runs fn over (piece, KV head).  Where there are many
+ * pieces of few rows a thread takes all heads of one, whose keys and values lie side by
+ * side. */
 static void attn_run(attn_call *c, int64_t piece, ml_task *fn) {
     const ml_rows *rows = c->args->rows;
     int64_t n = 0;
+    bool few;
 
     ML_BUG_IF(rows->n_seq > rows->n_token);
     for (int32_t i = 0; i < rows->n_seq; i++) {
@@ -88,15 +96,16 @@ static void attn_run(attn_call *c, int64_t piece, ml_task *fn) {
     }
     c->piece_start[rows->n_seq] = (int32_t)n;
     c->piece = piece;
-    ml_pool_run(c->pool, n * c->job.n_kv, n >= 4 * ml_pool_size(c->pool) ? c->job.n_kv : 1,
-                fn, c);
+    few = n >= 4 * ml_pool_size(c->pool) && rows->n_token <= 4 * n;
+    ml_pool_run(c->pool, n * c->job.n_kv, few ? c->job.n_kv : 1, fn, c);
 }
 
-/* The sequence and KV head of unit i, last pieces first; *first is the piece's first
+/* The sequence and KV head of unit i; *first is the piece's first
  * position within the sequence. */
 static ml_attn_span attn_span(const attn_call *c, int64_t i, int64_t *first) {
     const ml_rows *rows = c->args->rows;
-    int64_t n_piece = c->piece_start[rows->n_seq], piece = n_piece - 1 - i / c->job.n_kv;
+    int64_t n_piece = c->piece_start[rows->n_seq],
+            piece = attn_fold(i / c->job.n_kv, n_piece);
     int32_t seq = attn_find(c->piece_start, rows->n_seq, piece);
     int64_t row = rows->seq_start[seq], n = rows->seq_start[seq + 1] - row;
 
@@ -151,7 +160,8 @@ static void attn_write_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_rows *rows = c->args->rows;
 
     (void)worker;
-    for (int64_t row = begin; row < end; row++) {
+    for (int64_t i = begin; i < end; i++) { /* as pieces are, if each has one row */
+        int64_t row = attn_fold(i, rows->n_token);
         int32_t seq = attn_find(rows->seq_start, rows->n_seq, row), pos = rows->pos[row];
         int64_t entry = rows->page_start[seq] + pos / ML_PAGE;
         attn_write_row(c, row, rows->page[entry], pos % ML_PAGE);

@@ -8,9 +8,10 @@
  *     dweight   K     m      N       x^T    dy             panels of dw
  *
  * For a block of rows and a span of depth, all threads pack a into tiles [depth][16], then
- * share pieces of the output.  A piece walks the depth in blocks; in each it brings np
- * panels of b into reach of the first cache and runs all its row tiles over them, while a
- * streams from the second.  Later blocks continue the FMA chains from c: blocking moves no
+ * share pieces of the output.  Pieces are numbered rows first, so that a thread begins with
+ * tiles that it packed, of rows that it computed, all of them still in its own caches.  A
+ * piece walks the depth in blocks; in each it brings np panels of b into reach of the first
+ * cache and runs all its row tiles over them, while a streams from the second.  Later blocks continue the FMA chains from c: blocking moves no
  * bits. */
 #include "backend/cpu/gemm.h"
 
@@ -20,6 +21,7 @@ enum {
     ROW_BLOCK = 512,              /* rows x DEPTH_BLOCK of a fit the second cache */
     PIECE_PANELS = 16,            /* panels of a piece: what a row block is reused for */
     PIECE_PANELS_MIN = 4,         /* a multiple of every kernel's np */
+    PART_TILES = 8,               /* tiles for which bringing b near once more is little */
     STREAM_TILES = 5,             /* up to so many row tiles, packing does not pay */
     STREAM_PANELS = 8,            /* panels of a piece then, at most */
     STREAM_AHEAD = 64,            /* lines that f32 weights are asked for ahead */
@@ -48,9 +50,10 @@ typedef struct product {
     float *b_buf;  /* [thread][np][DEPTH_BLOCK][16] */
 
     /* The step all threads are in. */
-    int64_t row, tiles, tile_rows, rows_end; /* the row block, cut evenly into tiles */
-    int64_t span, span_end;                  /* of the depth */
-    int64_t piece_panels, piece_tiles, tile_pieces;
+    int64_t row, rows_end;           /* the row block */
+    int64_t tiles, tile_rows, parts; /* its tiles, their rows at most, ranges of them */
+    int64_t span, span_end;          /* of the depth */
+    int64_t piece_panels, piece_tiles, panel_pieces;
 } product;
 
 static int64_t lesser(int64_t a, int64_t b) {
@@ -166,22 +169,27 @@ static void prefetch_lines(ahead *h, int64_t n) {
     }
 }
 
+/* The first row of a tile: rows are divided evenly. */
+static int64_t tile_row(const product *g, int64_t tile) {
+    return g->row + tile * (g->rows_end - g->row) / g->tiles;
+}
+
 static float *packed_tile(const product *g, int64_t d, int64_t tile) {
     return g->packed +
            ((d - g->span) / DEPTH_BLOCK * g->tiles + tile) * DEPTH_BLOCK * ML_LANES;
 }
 
-/* Index: block of the span * tiles + tile. */
+/* Index: tile * blocks of the span + block. */
 static void pack_tiles(void *ud, int64_t begin, int64_t end, int worker) {
     const product *g = ud;
     const ml_gemm_kern *kern = g->s->kern->gemm;
+    const int64_t blocks = divide_up(g->span_end - g->span, DEPTH_BLOCK);
 
     (void)worker;
     for (int64_t i = begin; i < end; i++) {
-        const int64_t d = g->span + i / g->tiles * DEPTH_BLOCK, tile = i % g->tiles;
+        const int64_t tile = i / blocks, d = g->span + i % blocks * DEPTH_BLOCK;
         const int64_t depth = lesser(DEPTH_BLOCK, g->span_end - d);
-        const int64_t row = g->row + tile * g->tile_rows;
-        const int64_t rows = lesser(g->tile_rows, g->rows_end - row);
+        const int64_t row = tile_row(g, tile), rows = tile_row(g, tile + 1) - row;
         const float *src = g->a + row * g->a_is + d * g->a_ks;
         if (g->a_ks == 1)
             kern->pack_rows(packed_tile(g, d, tile), src, g->a_is, rows, depth);
@@ -223,27 +231,27 @@ static void multiply_block(const product *g, block blk, runs next, int64_t t, in
     tile.a_ks = ML_LANES;
     tile.b = block_panels(g, buf, blk, &tile.b_ps);
     for (; t < t_end; t++) {
-        const int64_t row = g->row + t * g->tile_rows;
+        const int64_t row = tile_row(g, t), next_row = tile_row(g, t + 1);
         prefetch_lines(&to_come, share);
-        tile.mr = (int32_t)lesser(g->tile_rows, g->rows_end - row);
+        tile.mr = (int32_t)(next_row - row);
         tile.a = packed_tile(g, blk.d, t);
         tile.c = g->c + row * g->c_is + blk.p * g->c_ps;
         if (t + 1 < t_end)
-            prefetch_output(g, tile.c + g->tile_rows * g->c_is, blk.np);
+            prefetch_output(g, tile.c + tile.mr * g->c_is, blk.np);
         g->s->kern->gemm->tile(&tile);
     }
 }
 
-/* Index: range of panels * tile_pieces + range of tiles. */
+/* Index: range of tiles * panel_pieces + range of panels. */
 static void multiply_pieces(void *ud, int64_t begin, int64_t end, int worker) {
     const product *g = ud;
     const int64_t step = g->s->kern->gemm->np, panels = panels_of(g->n_col);
     float *buf = g->b_buf + worker * step * DEPTH_BLOCK * ML_LANES;
 
     for (int64_t i = begin; i < end; i++) {
-        const int64_t p0 = i / g->tile_pieces * g->piece_panels;
+        const int64_t p0 = i % g->panel_pieces * g->piece_panels;
         const int64_t p_end = lesser(p0 + g->piece_panels, panels);
-        const int64_t t = i % g->tile_pieces * g->piece_tiles;
+        const int64_t t = i / g->panel_pieces * g->piece_tiles;
         const int64_t t_end = lesser(t + g->piece_tiles, g->tiles);
         block blk = { p0, lesser(step, p_end - p0), g->span, 0 };
         while (blk.d < g->span_end) {
@@ -265,17 +273,29 @@ static void multiply_pieces(void *ud, int64_t begin, int64_t end, int worker) {
 /* Some pieces per thread, so that a late one costs little: first fewer panels, then fewer
  * tiles.  Returns their number. */
 static int64_t cut_pieces(product *g) {
-    const int64_t want = ml_pool_size(g->s->pool) > 1 ? 4 * ml_pool_size(g->s->pool) : 1;
-    const int64_t panels = panels_of(g->n_col), share = divide_up(panels, want);
-    int64_t panel_pieces;
+    const int64_t threads = ml_pool_size(g->s->pool), want = threads > 1 ? 4 * threads : 1;
+    const int64_t panels = panels_of(g->n_col);
+    const int64_t share = divide_up(panels, divide_up(want, g->parts));
+    int64_t ranges;
 
     g->piece_panels = PIECE_PANELS;
     while (g->piece_panels > PIECE_PANELS_MIN && g->piece_panels > share)
         g->piece_panels /= 2;
-    panel_pieces = divide_up(panels, g->piece_panels);
-    g->piece_tiles = divide_up(g->tiles, divide_up(want, panel_pieces));
-    g->tile_pieces = divide_up(g->tiles, g->piece_tiles);
-    return panel_pieces * g->tile_pieces;
+    g->panel_pieces = divide_up(panels, g->piece_panels);
+    ranges = divide_up(want, g->panel_pieces);
+    g->piece_tiles = divide_up(g->tiles, ranges > g->parts ? ranges : g->parts);
+    return divide_up(g->tiles, g->piece_tiles) * g->panel_pieces;
+}
+
+/* How a row block is cut: a range of tiles for each thread, where there are enough, all of
+ * the same length.  Fewer rows never make more tiles: scratch is sized for the most. */
+static int64_t cut_tiles(const ml_cpu_stream *s, int64_t rows, int64_t *parts) {
+    const int64_t tiles = divide_up(rows, s->kern->gemm->mr);
+
+    *parts = 1;
+    if (tiles > PART_TILES)
+        *parts = lesser(ml_pool_size(s->pool), divide_up(tiles, PART_TILES));
+    return divide_up(tiles, *parts) * *parts;
 }
 
 /* The depth runs ascending for each row block; rows are independent. */
@@ -285,7 +305,7 @@ static void multiply(product *g) {
     for (g->row = 0; g->row < g->n_row; g->row = g->rows_end) {
         const int64_t rows = lesser(ROW_BLOCK, g->n_row - g->row);
         g->rows_end = g->row + rows;
-        g->tiles = divide_up(rows, g->s->kern->gemm->mr);
+        g->tiles = cut_tiles(g->s, rows, &g->parts);
         g->tile_rows = divide_up(rows, g->tiles);
         for (g->span = 0; g->span < g->n_depth; g->span = g->span_end) {
             g->span_end = lesser(g->span + DEPTH_SPAN, g->n_depth);
@@ -296,18 +316,20 @@ static void multiply(product *g) {
     }
 }
 
-static int64_t packed_floats(const ml_gemm_kern *kern, int64_t rows, int64_t depth) {
-    return divide_up(lesser(rows, ROW_BLOCK), kern->mr) *
+static int64_t packed_floats(const ml_cpu_stream *s, int64_t rows, int64_t depth) {
+    int64_t parts;
+
+    return cut_tiles(s, lesser(rows, ROW_BLOCK), &parts) *
            divide_up(lesser(depth, DEPTH_SPAN), DEPTH_BLOCK) * DEPTH_BLOCK * ML_LANES;
 }
 
 size_t ml_gemm_scratch(const ml_cpu_stream *s, const ml_tensor *w, int64_t m) {
     const ml_gemm_kern *kern = s->kern->gemm;
     const int64_t n = w->shape[w->n_dim - 2], k = w->shape[w->n_dim - 1];
-    int64_t most = packed_floats(kern, m, k > n ? k : n);
+    int64_t most = packed_floats(s, m, k > n ? k : n);
 
-    if (most < packed_floats(kern, k, m))
-        most = packed_floats(kern, k, m);
+    if (most < packed_floats(s, k, m))
+        most = packed_floats(s, k, m);
     most += (int64_t)ml_pool_size(s->pool) * kern->np * DEPTH_BLOCK * ML_LANES;
     return (size_t)most * sizeof(float);
 }
