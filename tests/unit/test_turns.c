@@ -4,15 +4,20 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "rl/conversation.h"
 #include "rl/edges.h"
 #include "rl/sample.h"
 #include "rl/turn_text.h"
+#include "tests/support/example.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_model.h"
+#include "tests/support/toy_run.h"
+
+#define FIXTURES "../shared/fixtures/tokenizers"
 
 static void must(ml_status st, const ml_err *err) {
     if (st != ML_OK) {
@@ -31,15 +36,20 @@ typedef struct toy {
     ml_turn_text text;
 } toy;
 
-static void open_toy(toy *t, const char *template) {
+/* The tokenizer and template of the test's folder "model". */
+static void open_model(toy *t) {
     ml_err err = { 0 };
 
-    ml_toy_model(template);
     ml_arena_init(&t->arena, "toy");
     must(ml_tokenizer_open(&t->tokenizer, ml_test_path("model"), &err), &err);
     must(ml_chat_template_open(&t->chat_template, ml_test_path("model"), NULL, &err), &err);
     t->encoder = ml_encoder_new(t->tokenizer);
     t->text = (ml_turn_text){ t->tokenizer, t->chat_template, NULL };
+}
+
+static void open_toy(toy *t, const char *template) {
+    ml_toy_model(template);
+    open_model(t);
 }
 
 static void close_toy(toy *t) {
@@ -119,6 +129,46 @@ static void turns_are_what_the_template_writes(void) {
     must(ml_turn_text_check(&t.text, "user", &err), &err);
     must(ml_turn_text_check(&t.text, "tool", &err), &err);
     close_toy(&t);
+}
+
+/* Those of published models, where they lie beside the repository. */
+static void real_templates_go_on(void) {
+    static const struct {
+        const char *name, *end;
+        bool tools;
+    } models[] = {
+        { "qwen3", "<|im_end|>", true },
+        { "llama3", "<|eot_id|>", true },
+        { "gemma3", "<end_of_turn>", false },
+        { "deepseek_v3",
+          "<\xef\xbd\x9c"
+          "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+          false },
+    };
+    toy t;
+
+    if (access(FIXTURES, R_OK) != 0) {
+        printf("skipped: " FIXTURES " is not here\n");
+        return;
+    }
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        char command[1500];
+        ml_err err = { 0 };
+        snprintf(command, sizeof command,
+                 "mkdir -p %s && cp " FIXTURES
+                 "/%s/tokenizer_config.json %s && gzip -dc " FIXTURES
+                 "/%s/tokenizer.json.gz > %s/tokenizer.json",
+                 ml_test_path("model"), models[i].name, ml_test_path("model"),
+                 models[i].name, ml_test_path("model"));
+        CHECK(system(command) == 0);
+        open_model(&t);
+        check_conversation(&t, models[i].end);
+        if (ml_turn_text_check(&t.text, "user", &err) != ML_OK)
+            ml_test_fail(__FILE__, __LINE__, "%s: %s", models[i].name, err.msg);
+        if ((ml_turn_text_check(&t.text, "tool", &err) == ML_OK) != models[i].tools)
+            ml_test_fail(__FILE__, __LINE__, "%s: %s", models[i].name, err.msg);
+        close_toy(&t);
+    }
 }
 
 static void templates_that_rewrite_are_refused(void) {
@@ -269,16 +319,6 @@ static const char *asker_path(void) {
     return path;
 }
 
-static void same_files(const char *a, const char *b) {
-    char command[1500];
-    snprintf(command, sizeof command,
-             "diff -r %s/iter_%07d %s/iter_%07d >&2 && cmp %s/metrics.jsonl "
-             "%s/metrics.jsonl >&2",
-             a, ROUNDS - 1, b, ROUNDS - 1, a, b);
-    if (system(command) != 0)
-        ml_test_fail(__FILE__, __LINE__, "%s and %s differ", a, b);
-}
-
 static void the_same_bytes_however_it_runs(void) {
     char out[16000];
 
@@ -290,12 +330,33 @@ static void the_same_bytes_however_it_runs(void) {
               "--threads 2 --sglang-max-running-requests 3 --reward-workers 1 "
               "--sglang-chunked-prefill-size 7 --sglang-disable-radix-cache",
               out, sizeof out) == 0);
-    same_files(ml_test_path("whole"), ml_test_path("other"));
+    ml_toy_run_same(ml_test_path("whole"), ml_test_path("other"), ROUNDS);
     CHECK(run(ml_test_path("parts"), 1, asker_path(), "--threads 2", out, sizeof out) == 0);
     CHECK(run(ml_test_path("parts"), ROUNDS, asker_path(), "--save-interval 1", out,
               sizeof out) == 0);
     CHECK_HAS(out, "Loaded checkpoint from ");
-    same_files(ml_test_path("whole"), ml_test_path("parts"));
+    ml_toy_run_same(ml_test_path("whole"), ml_test_path("parts"), ROUNDS);
+}
+
+/* Killed wherever it is, and gone on from what it saved last. */
+static void survives_kills(void) {
+    char out[16000], args[3000], game[700];
+    unsigned seed = (unsigned)time(NULL);
+    int n = 0;
+
+    printf("seed %u\n", seed);
+    fflush(stdout);
+    make_inputs();
+    snprintf(game, sizeof game, "%s:guess", ml_test_example());
+    CHECK(run(ml_test_path("whole"), ROUNDS, game, "", out, sizeof out) == 0);
+    args_of(args, sizeof args, ml_test_path("parts"), ROUNDS, game, "--save-interval 1");
+    for (int i = 0; i < 3; i++)
+        n += WIFSIGNALED(ml_toy_run_stop(ml_toy_start(args), SIGKILL,
+                                         50000 + (unsigned)rand_r(&seed) % 100000));
+    CHECK(run(ml_test_path("parts"), ROUNDS, game, "--save-interval 1", out, sizeof out) ==
+          0);
+    ml_toy_run_same(ml_test_path("whole"), ml_test_path("parts"), ROUNDS);
+    printf("%d of 3 were killed before their end\n", n);
 }
 
 /* Unfinished conversations are held, saved, and go on in the middle of a turn. */
@@ -311,7 +372,7 @@ static void unfinished_conversations_go_on(void) {
     snprintf(more, sizeof more, "%s 2", partial);
     CHECK(run(ml_test_path("parts"), 2, asker_path(), more, out, sizeof out) == 0);
     CHECK(run(ml_test_path("parts"), ROUNDS, asker_path(), more, out, sizeof out) == 0);
-    same_files(ml_test_path("whole"), ml_test_path("parts"));
+    ml_toy_run_same(ml_test_path("whole"), ml_test_path("parts"), ROUNDS);
 }
 
 /* The run of masked tokens that begins at t. */
@@ -437,9 +498,11 @@ static void a_python_environment_rewards(void) {
 
 static const ml_test tests[] = {
     { "turns are what the template writes", turns_are_what_the_template_writes },
+    { "real templates go on", real_templates_go_on },
     { "templates that rewrite are refused", templates_that_rewrite_are_refused },
     { "the calculator calculates", the_calculator_calculates },
     { "the same bytes however it runs", the_same_bytes_however_it_runs },
+    { "survives kills", survives_kills, 120 },
     { "unfinished conversations go on", unfinished_conversations_go_on },
     { "what was not drawn is masked", what_was_not_drawn_is_masked },
     { "budgets end conversations", budgets_end_conversations },
