@@ -32,7 +32,7 @@ slow_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) -
 
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_client test_relay \
-  test_serve test_serve_openai) $(LOAD)
+  test_serve test_serve_openai test_run_log) $(LOAD)
 
 # $(call load,CONFIG,SECONDS,ARGS): the server under a hundred clients; in the short tier's
 # sanitized build, two servers behind the router.

@@ -106,7 +106,7 @@ static ml_status span_bits(unsigned *out, const ml_words *words, ml_err *err) {
     static const struct {
         const char *name;
         unsigned bits;
-    } kinds[] = { { "train_overall", ML_SPAN_OTHER | ML_SPAN_LOG_PROBS | ML_SPAN_TRAIN },
+    } kinds[] = { { "train_overall", ML_SPAN_ALL },
                   { "train_actor", ML_SPAN_TRAIN },
                   { "train_log_probs", ML_SPAN_LOG_PROBS } };
 

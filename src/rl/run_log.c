@@ -244,7 +244,7 @@ ml_status ml_run_log_open(ml_run_log *l, const ml_run_log_opts *o, int64_t rollo
                           ml_err *err) {
     ml_status st;
 
-    l->spans = o->spans;
+    l->spans = !o->profile ? 0 : o->spans ? o->spans : ML_SPAN_ALL;
     l->flop_per_token = o->flop_per_token;
     l->peak_flops = o->peak_flops;
     st = open_rows(&l->metrics, o->dir, "metrics.jsonl", rollout, err);
@@ -341,7 +341,7 @@ void ml_run_log_span(ml_run_log *l, int64_t rollout, ml_span_kind kind, const ch
                      double begin_s, double end_s) {
     entry *e;
 
-    if (!l->trace.at || (l->spans && !(l->spans & kind)))
+    if (!(l->spans & kind))
         return;
     e = add_entry(l, SPAN, rollout);
     e->name = name;

@@ -36,7 +36,7 @@ typedef struct ml_run_log {
     ml_trace_file trace;
     ml_log_batch *now, *writing; /* of this round; in the background */
     ml_background writer;
-    unsigned spans;                    /* kinds that are shown */
+    unsigned spans;                    /* kinds that a trace shows; 0: there is none */
     double flop_per_token, peak_flops; /* of training; 0: not known */
     ml_status st; /* what went wrong in the background, until somebody checks */
     ml_err err;
@@ -47,6 +47,7 @@ typedef enum ml_span_kind {
     ML_SPAN_OTHER = 1,
     ML_SPAN_LOG_PROBS = 2,
     ML_SPAN_TRAIN = 4,
+    ML_SPAN_ALL = 7,
 } ml_span_kind;
 
 typedef struct ml_run_log_opts {
