@@ -162,14 +162,9 @@ const ml_flag ml_flags_edges[] = {
                "custom_generate_function_path and custom_rm_path"),
     ML_NOOP("eval-max-context-len", TEXT, MILES, GENERATES,
             "the context is that of --rollout-max-context-len"),
-    ML_REFUSED("custom-config-path", TEXT, MILES, TRAIN,
-               "rows read their own settings; flags are given as flags"),
     ML_REFUSED(
         "disable-rollout-global-dataset", BOOL, MILES, TRAIN,
         "prompts are rows of --prompt-data; --data-source-path says which comes next"),
-    ML_REFUSED("custom-update-weight-post-write-path", TEXT, MILES, TRAIN,
-               "engines read weights that are whole; use "
-               "--custom-megatron-post-save-hook-path"),
     ML_REFUSED("rollout-data-postprocess-path", TEXT, MILES, TRAIN,
                "it is given no data; use --rollout-all-samples-process-path"),
     ML_REFUSED("custom-convert-samples-to-train-data-path", TEXT, MILES, TRAIN,
