@@ -60,10 +60,24 @@ static bool is_checkpoint(ml_arena *a, const char *dir) {
     return access(ml_arena_printf(a, "%s/config.json", dir), F_OK) == 0;
 }
 
-/* What a critic is made of when it does not go on: a checkpoint, its own or the actor's. */
-static const char *critic_checkpoint(ml_train_run *r) {
-    const char *load = r->opts.critic_load;
-    return load && is_checkpoint(&r->arena, load) ? load : r->opts.hf_checkpoint;
+/* What a critic is made of when it does not go on with the actor: its own checkpoint, its
+ * newest snapshot, or the actor's checkpoint. */
+static ml_status open_critic(ml_train_run *r, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    const char *dir = o->hf_checkpoint;
+    int64_t actor = ML_NONE, own = ML_NONE;
+    ml_status st = ML_OK;
+
+    if (o->critic_load && is_checkpoint(&r->arena, o->critic_load)) {
+        dir = o->critic_load;
+    } else if (o->critic_load) {
+        st = o->load ? ml_snapshot_latest(&actor, o->load, err) : ML_OK;
+        if (st == ML_OK && actor == ML_NONE)
+            st = ml_snapshot_latest(&own, o->critic_load, err);
+    }
+    if (own != ML_NONE)
+        dir = ml_snapshot_path(&r->arena, o->critic_load, own);
+    return st == ML_OK ? ml_critic_open(&r->critic, dir, err) : st;
 }
 
 ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_err *err) {
@@ -77,7 +91,7 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_e
     if (st == ML_OK)
         st = ml_weights_check(&r->spec, r->from, err);
     if (st == ML_OK && opts->recipe.critic_loss && !opts->learns_nothing)
-        st = ml_critic_open(&r->critic, critic_checkpoint(r), err);
+        st = open_critic(r, err);
     if (st == ML_OK)
         st = open_data(r, err);
     if (st == ML_OK)

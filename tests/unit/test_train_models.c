@@ -180,6 +180,11 @@ static void a_critic_that_is_missing_is_named(void) {
              other, ml_test_dir());
     must_run(ml_test_path("second"), 1, flags);
     CHECK(shell("test -d %s/c/iter_0000000", ml_test_dir()));
+    snprintf(flags, sizeof flags, PPO "--critic-load %s --critic-save %s/d", other,
+             ml_test_dir());
+    must_run(ml_test_path("third"), 1, flags);
+    CHECK(
+        shell("diff -r %s/c/iter_0000000 %s/d/iter_0000000", ml_test_dir(), ml_test_dir()));
 }
 
 /* Starts miles, its output going to a file. */
