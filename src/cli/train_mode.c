@@ -128,6 +128,7 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
     loop->eval_interval = c->rollout.eval_interval;
     loop->skip_first_eval = c->rollout.skip_first_eval;
     loop->ahead = c->mode.async;
+    loop->debug.generating = t->second.n ? &t->second : NULL;
     loop->rollout =
         t->row_rollout.row ? ml_rollout_row(&t->row_rollout) : ml_rollout_gen(&t->rollout);
     if (c->mode.fully) {

@@ -86,7 +86,7 @@ static void an_end_after_some_rounds(void) {
     CHECK(run("a", 5) == 0);
     CHECK(!ml_test_has(out, "rollout 2, step"));
     CHECK_HAS(out, "rollout 1: to \"");
-    CHECK_HAS(out, "weight_sync: version ");
+    CHECK_HAS(out, "weight_sync: version 3, hash ");
     CHECK(access(sentinel, F_OK) != 0);
     CHECK(access(ml_test_path("a/iter_0000000"), F_OK) == 0);
     CHECK(access(ml_test_path("a/iter_0000001"), F_OK) == 0);

@@ -93,7 +93,7 @@ static void reward_all(void) {
     }
 }
 
-static void draw_all(const ml_trainee *t, float temperature) {
+static void draw_all(ml_trainee *t, float temperature) {
     static const int32_t eos[] = { 2 };
     ml_backend be;
     ml_gen *gen;
@@ -103,6 +103,7 @@ static void draw_all(const ml_trainee *t, float temperature) {
     pthread_cond_init(&drawn.all, NULL);
     drawn.n_done = 0;
     must(ml_backend_cpu_open(&be, 1, NULL, &err), &err);
+    t->weights.version = 1; /* as those a run begins with */
     must(ml_local_open(&gen,
                        &(ml_local_opts){ .engine = { .context = 64,
                                                      .max_running = 5,
