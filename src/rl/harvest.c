@@ -20,6 +20,7 @@ void ml_harvest_copy(ml_harvest *out, ml_arena *a, const ml_harvest *in) {
     out->n_ended = in->n_ended;
     out->n_drawn = in->n_drawn;
     out->made_s = in->made_s;
+    out->engine_s = in->engine_s;
     out->sample = copy_list(a, in->sample, in->n);
     out->ended = in->ended ? copy_list(a, in->ended, in->n_ended) : NULL;
     if (in->kept)

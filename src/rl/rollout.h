@@ -18,7 +18,8 @@ typedef struct ml_harvest {
     int64_t n_ended;
     ml_figures figures; /* rollout/...: what was found while they were made */
     int64_t n_drawn;    /* tokens that were generated, of dropped samples too */
-    double made_s; /* seconds it took to make them, if not those of the call; 0: those */
+    double made_s;   /* seconds it took to make them, if not those of the call; 0: those */
+    double engine_s; /* of them, inside the steps of an engine of this process */
 } ml_harvest;
 
 /* With samples of its own, in the arena; figures are added. */

@@ -267,6 +267,14 @@ static ml_status generate(batch *r, ml_err *err) {
     return st != ML_OK ? st : r->st;
 }
 
+/* So far. */
+static double engine_seconds(ml_gen *gen) {
+    ml_gen_stats now;
+
+    gen->stats(gen, &now);
+    return now.step_s;
+}
+
 static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
                          ml_err *err) {
     ml_gen_rollout *g = ud;
@@ -274,8 +282,10 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     ml_status st;
 
     (void)rollout;
+    out->engine_s = -engine_seconds(g->asker.gen);
     ml_flights_init(&r.flights, &g->asker, &g->how, &g->run->dataset, a);
     st = generate(&r, err);
+    out->engine_s += engine_seconds(g->asker.gen);
     if (st == ML_OK) {
         gather(&r, out);
         show_ended(&r, out);

@@ -50,6 +50,7 @@ static void log_times(const ml_round *r, ml_run_log *log, double end_s) {
     } row[] = { { "rollout_time", rollout_s },
                 { "train_wait_time",
                   seconds(r, ML_STAGE_ROLLOUT) + seconds(r, ML_STAGE_REST) },
+                { "engine_time", r->harvest.engine_s },
                 { "log_probs_time", r->lesson.score_s },
                 { "actor_train_time", r->lesson.train_s },
                 { "save_model_time", seconds(r, ML_STAGE_SAVE) },
