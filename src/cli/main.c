@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "cli/bus_error.h"
 #include "cli/cli.h"
 
 /* ml_bug has said what and where; the status tells scripts that it was our fault. */
@@ -127,6 +128,8 @@ int main(int argc, char **argv) {
     ml_text text = { 0 };
 
     signal(SIGABRT, on_abort);
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of write */
+    ml_bus_error_catch();
     if (cmd)
         return run_command(cmd, argc - 1 - n_word, argv + 1 + n_word);
     if (argc < 2) {

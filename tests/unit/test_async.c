@@ -43,9 +43,10 @@ static void ahead_gives_the_same_bytes(void) {
     ml_toy_run_same(one, two, ROUNDS);
     CHECK(run(eight, "--threads 8 --rollout-threads 5", out, sizeof out) == 0);
     ml_toy_run_same(one, eight, ROUNDS);
-    CHECK(ml_toy_run("train-async", parts, 3, "--save-interval 1", out, sizeof out) == 0);
-    CHECK(run(parts, "--save-interval 1", out, sizeof out) == 0);
+    CHECK(run(parts, "--debug-exit-after-rollout 3", out, sizeof out) == 0);
+    CHECK(run(parts, "", out, sizeof out) == 0);
     CHECK_HAS(out, "Loaded checkpoint from ");
+    ml_toy_run_same(one, parts, ROUNDS);
     CHECK(ml_toy_run("train", ml_test_path("sync"), ROUNDS, "", out, sizeof out) == 0);
     CHECK(
         !shell("cmp -s %s/iter_0000005/model.safetensors %s/iter_0000005/model.safetensors",
@@ -81,11 +82,11 @@ static void weights_are_published_now_and_then(void) {
 
     ml_toy_run_inputs();
     CHECK(run(whole, "--update-weights-interval 2", out, sizeof out) == 0);
-    CHECK(ml_toy_run("train-async", parts, 4, "--update-weights-interval 2", out,
-                     sizeof out) == 0);
-    CHECK(run(parts, "--update-weights-interval 2 --save-interval 4", out, sizeof out) ==
-          0);
+    CHECK(run(parts, "--update-weights-interval 2 --debug-exit-after-rollout 4", out,
+              sizeof out) == 0);
+    CHECK(run(parts, "--update-weights-interval 2", out, sizeof out) == 0);
     CHECK_HAS(out, "going on at rollout 4");
+    ml_toy_run_same(whole, parts, ROUNDS);
 }
 
 static void what_cannot_be_meant_is_said(void) {
@@ -234,6 +235,41 @@ static void flow_survives_kills(void) {
             ml_test_fail(__FILE__, __LINE__, "sample %d is there %d times", i, seen[i]);
 }
 
+/* --- the world ---------------------------------------------------------------------- */
+
+/* The size of files is limited so that a snapshot does not fit: what was saved before stays. */
+static void a_full_disk_is_said(void) {
+    const char *save = ml_test_path("save"), *whole = ml_test_path("whole");
+    char out[16000], args[3000], limited[3400];
+
+    ml_toy_run_inputs();
+    CHECK(run(whole, "--save-interval 1", out, sizeof out) == 0);
+    CHECK(run(save, "--debug-exit-after-rollout 3", out, sizeof out) == 0);
+    ml_toy_run_args(args, sizeof args, "train-async", save, ROUNDS, "--save-interval 1");
+    snprintf(limited, sizeof limited,
+             "--version; ulimit -f 8; \"$MILES_UNDER_TEST\"/miles %s", args);
+    CHECK(ml_test_miles(out, sizeof out, limited) == 1);
+    CHECK_HAS(out, "File too large");
+    CHECK(run(save, "--save-interval 1", out, sizeof out) == 0);
+    ml_toy_run_same(whole, save, ROUNDS);
+}
+
+/* Somebody empties the data while it is in use. */
+static void cut_data_is_said(void) {
+    const char *save = ml_test_path("save"), *data = ml_test_path("data.jsonl");
+    char out[16000], args[3000], command[3600];
+
+    ml_toy_run_inputs();
+    ml_toy_run_args(args, sizeof args, "train-async", save, 100000,
+                    "--eval-interval 1000000 --skip-eval-before-train");
+    snprintf(
+        command, sizeof command,
+        "--version; (sleep 0.5; : >%s) & \"$MILES_UNDER_TEST\"/miles %s 2>&1 | tail -1",
+        data, args);
+    ml_test_miles(out, sizeof out, command);
+    CHECK_HAS(out, "data.jsonl was cut short while it was being read");
+}
+
 static const ml_test tests[] = {
     { "ahead gives the same bytes", ahead_gives_the_same_bytes },
     { "ahead survives kills", ahead_survives_kills, 300 },
@@ -242,6 +278,8 @@ static const ml_test tests[] = {
     { "flow can be replayed", flow_can_be_replayed },
     { "staleness is bounded", staleness_is_bounded },
     { "flow survives kills", flow_survives_kills, 300 },
+    { "a full disk is said", a_full_disk_is_said },
+    { "cut data is said", cut_data_is_said },
     { 0 },
 };
 
