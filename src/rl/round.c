@@ -223,7 +223,9 @@ static void log_rollout(const ml_round *r, ml_run_log *log) {
         all = r->lesson.rollout;
     else
         *all.last = r->lesson.rollout.first;
-    ml_run_log_samples(log, r->rollout, r->harvest.sample, r->harvest.n);
+    /* What has no reward was only read, and is in the data set. */
+    ml_run_log_samples(log, r->rollout, r->harvest.sample,
+                       r->harvest.n && r->harvest.sample[0]->has_reward ? r->harvest.n : 0);
     ml_run_log_metrics(log, r->rollout, -1, &all);
     if (r->harvest.figures.first)
         *r->harvest.figures.last = NULL;
