@@ -25,7 +25,7 @@ static ml_status text_after(const ml_turn_text *t, ml_str *out, ml_arena *a,
                             const ml_json *messages, ml_err *err) {
     ml_messages all = ml_messages_begin(a);
     const char *at;
-    ml_str text;
+    ml_str text = { 0 };
     ml_status st;
 
     ml_messages_say(&all, ml_str_of("user"), ml_str_of("?"));
@@ -57,7 +57,7 @@ static bool is_written(const ml_turn_text *t, ml_str text, int32_t last) {
 ml_status ml_turn_text_encode(const ml_turn_text *t, ml_encoder *e, ml_tokens *out,
                               ml_arena *a, const ml_json *messages, int32_t last,
                               ml_err *err) {
-    ml_str text;
+    ml_str text = { 0 };
     ml_status st = text_after(t, &text, a, messages, err);
 
     if (st == ML_OK)
@@ -76,7 +76,7 @@ ml_status ml_turn_text_encode(const ml_turn_text *t, ml_encoder *e, ml_tokens *o
 static ml_status both_ways(const ml_turn_text *t, ml_arena *a, const char *role,
                            ml_text *pieces, ml_str *whole, ml_err *err) {
     ml_messages all = ml_messages_begin(a), next = ml_messages_begin(a);
-    ml_str text;
+    ml_str text = { 0 };
     ml_status st;
 
     ml_messages_say(&next, ml_str_of(role), ml_str_of("go on"));
