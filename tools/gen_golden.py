@@ -111,6 +111,7 @@ def old_style(config):
         letter = dict(linear_attention="M", full_attention="*", mlp="-", moe="E")
         old["hybrid_override_pattern"] = "".join(letter[t] for t in old.pop("layers_block_type"))
         old["num_hidden_layers"] = len(old["hybrid_override_pattern"])
+        old["time_step_limit"] = [0.0, float("inf")]
     if rope is None:
         return old
     if "full_attention" in rope:

@@ -15,6 +15,7 @@ typedef struct parser {
     const unsigned char *line_begin;
     uint32_t line;
     int depth;
+    bool python; /* Infinity and NaN are numbers */
     ml_arena *arena;
     const char *name;
     ml_err *err;
@@ -273,7 +274,25 @@ static bool children(parser *s, ml_json *v) {
     return true;
 }
 
+/* The words that Python's json writes for numbers JSON has not. */
+static bool python_number(parser *s, ml_json *v) {
+    static const char *const words[] = { "Infinity", "-Infinity", "NaN" };
+
+    for (size_t i = 0; s->python && i < sizeof words / sizeof *words; i++) {
+        size_t n = strlen(words[i]);
+        if ((size_t)(s->end - s->p) < n || memcmp(s->p, words[i], n) != 0)
+            continue;
+        v->type = ML_JSON_NUMBER;
+        v->text = (ml_str){ (const char *)s->p, n };
+        s->p += n;
+        return true;
+    }
+    return false;
+}
+
 static bool value_body(parser *s, ml_json *v) {
+    if (python_number(s, v))
+        return true;
     switch (peek(s)) {
     case '{': v->type = ML_JSON_OBJECT; return children(s, v);
     case '[': v->type = ML_JSON_ARRAY; return children(s, v);
@@ -317,13 +336,14 @@ static bool document(parser *s, ml_json *v) {
     return s->p == s->end || fail_expected(s, "nothing more");
 }
 
-ml_status ml_json_parse(const ml_json **out, ml_arena *a, ml_str src, const char *name,
-                        ml_err *err) {
+static ml_status parse(const ml_json **out, ml_arena *a, ml_str src, const char *name,
+                       bool python, ml_err *err) {
     const unsigned char *begin = (const unsigned char *)(src.len ? src.ptr : "");
     parser s = { .begin = begin,
                  .p = begin,
                  .end = begin + src.len,
                  .line = 1,
+                 .python = python,
                  .arena = a,
                  .name = name,
                  .err = err };
@@ -339,6 +359,16 @@ ml_status ml_json_parse(const ml_json **out, ml_arena *a, ml_str src, const char
         return ML_EFORMAT;
     *out = v;
     return ML_OK;
+}
+
+ml_status ml_json_parse(const ml_json **out, ml_arena *a, ml_str src, const char *name,
+                        ml_err *err) {
+    return parse(out, a, src, name, false, err);
+}
+
+ml_status ml_json_parse_python(const ml_json **out, ml_arena *a, ml_str src,
+                               const char *name, ml_err *err) {
+    return parse(out, a, src, name, true, err);
 }
 
 /* --- what callers ask -------------------------------------------------------- */

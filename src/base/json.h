@@ -46,6 +46,11 @@ typedef struct ml_json {
 ml_status ml_json_parse(const ml_json **out, ml_arena *a, ml_str src, const char *name,
                         ml_err *err);
 
+/* The same, and Infinity, -Infinity and NaN are numbers (that are not finite): Python writes them,
+ * and so some config.json have them. */
+ml_status ml_json_parse_python(const ml_json **out, ml_arena *a, ml_str src,
+                               const char *name, ml_err *err);
+
 /* The last member called key (as Python's json does), or NULL, also when obj is no object. */
 const ml_json *ml_json_get(const ml_json *obj, const char *key);
 

@@ -71,7 +71,7 @@ ml_status ml_arch_check(const ml_config *c, ml_err *err) {
     ml_text_printf(&path, "%s/config.json", c->hf_checkpoint);
     st = ml_file_map(&f, path.ptr, err);
     if (st == ML_OK)
-        st = ml_json_parse(&doc, &a, f.bytes, path.ptr, err);
+        st = ml_json_parse_python(&doc, &a, f.bytes, path.ptr, err);
     if (st == ML_OK)
         check_all(&wrong, c, doc);
     if (wrong.len)

@@ -49,7 +49,7 @@ static ml_status add_file(ml_end_tokens *t, const char *dir, const char *name,
     ml_arena_init(&a, "end tokens");
     st = ml_file_map(&f, path, err);
     if (!st)
-        st = ml_json_parse(&root, &a, f.bytes, path, err);
+        st = ml_json_parse_python(&root, &a, f.bytes, path, err);
     if (!st)
         st = add_json(t, ml_json_get(root, "eos_token_id"), path, err);
     ml_file_unmap(&f);

@@ -12,7 +12,7 @@ ml_status ml_hf_config_open(ml_hf_config *c, ml_arena *a, ml_str text, const cha
     ml_status st;
 
     *c = (ml_hf_config){ .arena = a, .path = path };
-    st = ml_json_parse(&c->root, a, text, path, err);
+    st = ml_json_parse_python(&c->root, a, text, path, err);
     if (st != ML_OK)
         return st;
     if (c->root->type != ML_JSON_OBJECT)

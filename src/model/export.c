@@ -386,7 +386,7 @@ static ml_status write_config(exporter *x, ml_err *err) {
 
     if (st != ML_OK)
         return st;
-    st = ml_json_parse(&root, &x->arena, f.bytes, path, err);
+    st = ml_json_parse_python(&root, &x->arena, f.bytes, path, err);
     if (st == ML_OK) {
         v = ml_json_get(root, "dtype");
         v = v ? v : ml_json_get(root, "torch_dtype");

@@ -211,6 +211,22 @@ static void broken_texts_are_named(void) {
     ml_arena_release(&arena);
 }
 
+static void pythons_numbers_are_taken_where_asked(void) {
+    static const char text[] = "[Infinity, -Infinity, NaN, 1]";
+    const ml_json *v = NULL;
+    ml_err err = { 0 };
+    double d;
+
+    CHECK(ml_json_parse(&v, &arena, ml_str_of(text), "t.json", &err) == ML_EFORMAT);
+    CHECK(ml_json_parse_python(&v, &arena, ml_str_of(text), "t.json", &err) == ML_OK);
+    CHECK(v->n == 4 && v->child->type == ML_JSON_NUMBER && !ml_json_f64(v->child, &d));
+    CHECK(ml_json_f64(v->child->next->next->next, &d) && d == 1.0);
+    CHECK(ml_json_parse_python(&v, &arena, ml_str_of("[Inf]"), "t.json", &err) ==
+          ML_EFORMAT);
+    CHECK(ml_json_parse_python(&v, &arena, ml_str_of("Na"), "t.json", &err) == ML_EFORMAT);
+    ml_arena_release(&arena);
+}
+
 static void a_nul_is_no_end(void) {
     const ml_json *v;
     ml_err err;
@@ -315,6 +331,7 @@ static const ml_test tests[] = {
     { "broken texts are named", broken_texts_are_named },
     { "a NUL is no end", a_nul_is_no_end },
     { "depth is bounded", depth_is_bounded },
+    { "Python's numbers are taken where asked", pythons_numbers_are_taken_where_asked },
     { "quoting is Python's", quoting_is_pythons },
     { "kinds have names", kinds_have_names },
     { "long texts take linear time", long_texts_take_linear_time },
