@@ -287,15 +287,19 @@ static int64_t cut_pieces(product *g) {
     return divide_up(g->tiles, g->piece_tiles) * g->panel_pieces;
 }
 
-/* How a row block is cut: a range of tiles for each thread, where there are enough, all of
- * the same length.  Fewer rows never make more tiles: scratch is sized for the most. */
-static int64_t cut_tiles(const ml_cpu_stream *s, int64_t rows, int64_t *parts) {
+/* Ranges into which the tiles of so many rows are cut: one for each thread, where there are
+ * enough. */
+static int64_t parts_of(const ml_cpu_stream *s, int64_t rows) {
     const int64_t tiles = divide_up(rows, s->kern->gemm->mr);
 
-    *parts = 1;
-    if (tiles > PART_TILES)
-        *parts = lesser(ml_pool_size(s->pool), divide_up(tiles, PART_TILES));
-    return divide_up(tiles, *parts) * *parts;
+    return tiles > PART_TILES ? lesser(ml_pool_size(s->pool), divide_up(tiles, PART_TILES))
+                              : 1;
+}
+
+/* Tiles, the same number in each part.  Fewer rows never make more tiles, nor do fewer parts:
+ * scratch is sized for the most. */
+static int64_t tiles_of(const ml_cpu_stream *s, int64_t rows, int64_t parts) {
+    return divide_up(divide_up(rows, s->kern->gemm->mr), parts) * parts;
 }
 
 /* The depth runs ascending for each row block; rows are independent. */
@@ -305,7 +309,9 @@ static void multiply(product *g) {
     for (g->row = 0; g->row < g->n_row; g->row = g->rows_end) {
         const int64_t rows = lesser(ROW_BLOCK, g->n_row - g->row);
         g->rows_end = g->row + rows;
-        g->tiles = cut_tiles(g->s, rows, &g->parts);
+        /* Columns of dy are scattered: each is brought together by one thread only. */
+        g->parts = g->b_source == B_COLUMNS ? 1 : parts_of(g->s, rows);
+        g->tiles = tiles_of(g->s, rows, g->parts);
         g->tile_rows = divide_up(rows, g->tiles);
         for (g->span = 0; g->span < g->n_depth; g->span = g->span_end) {
             g->span_end = lesser(g->span + DEPTH_SPAN, g->n_depth);
@@ -317,9 +323,8 @@ static void multiply(product *g) {
 }
 
 static int64_t packed_floats(const ml_cpu_stream *s, int64_t rows, int64_t depth) {
-    int64_t parts;
-
-    return cut_tiles(s, lesser(rows, ROW_BLOCK), &parts) *
+    rows = lesser(rows, ROW_BLOCK);
+    return tiles_of(s, rows, parts_of(s, rows)) *
            divide_up(lesser(depth, DEPTH_SPAN), DEPTH_BLOCK) * DEPTH_BLOCK * ML_LANES;
 }
 
