@@ -13,6 +13,15 @@
 #include "backend/ops.h"
 #include "backend/optim.h"
 
+/* Work that comes again with the same shapes and places: recorded once, then given to the device
+ * as one piece, which saves the time of its launches. */
+typedef struct ml_replay {
+    bool (*begin)(ml_stream *s); /* from here on work is recorded, not done */
+    void *(*end)(ml_stream *s);  /* what was recorded; NULL: it could not be */
+    void (*run)(ml_stream *s, void *recording);
+    void (*free)(void *recording);
+} ml_replay;
+
 typedef struct ml_backend {
     const char *name;  /* "cpu", "cuda" */
     const char *level; /* "c", "neon", "avx2", "avx512"; of a GPU "sm90" */
@@ -22,6 +31,7 @@ typedef struct ml_backend {
     ml_stream *stream;
     const ml_ops *ops;
     const ml_optim_ops *optim;
+    const ml_replay *replay; /* NULL: work is always launched */
     int n_thread;
     void (*close)(struct ml_backend *b);
     void *priv;

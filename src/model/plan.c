@@ -130,10 +130,11 @@ static ml_rows rows_on_device(const ml_plan *p, const ml_rows *r) {
     d.pos = send(p, r->pos, r->n_token, &at);
     d.seq_start = send(p, r->seq_start, r->n_seq + 1, &at);
     d.page_start = send(p, r->page_start, r->n_seq + 1, &at);
-    d.page = send(p, r->page, r->page_start[r->n_seq], &at);
     d.slot = send(p, r->slot, r->n_seq, &at);
     d.loss_row = send(p, r->loss_row, r->n_loss, &at);
     d.loss_id = send(p, r->loss_id, r->n_loss, &at);
+    d.page =
+        send(p, r->page, r->page_start[r->n_seq], &at); /* the rest lies by counts alone */
     p->be->dev->copy_in(p->be->stream, p->rows.ptr, p->stage,
                         (size_t)at * sizeof *p->stage);
     return d;
@@ -189,6 +190,7 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
 void ml_plan_free(ml_plan *p) {
     if (!p)
         return;
+    ml_plan_forget(p);
     if (p->act.dev)
         p->act.dev->free(&p->act);
     if (p->scratch.dev)
@@ -247,6 +249,26 @@ static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     p->stats.rows[n->op] += a.out[0].shape[0];
 }
 
+static void run_nodes(ml_plan *p, const ml_run *r) {
+    for (int32_t i = 0; i < p->spec->n_node; i++)
+        run_node(p, i, true, r);
+}
+
+/* The second run of a kind is recorded, later ones are replayed. */
+static void run_or_replay(ml_plan *p, const ml_run *r) {
+    const ml_replay *replay = p->be->replay;
+    ml_plan_recording *rec = ml_plan_recording_of(p, r);
+
+    if (rec && !rec->work && replay->begin(p->be->stream)) {
+        run_nodes(p, r);
+        rec->work = replay->end(p->be->stream);
+    }
+    if (rec && rec->work)
+        replay->run(p->be->stream, rec->work);
+    else
+        run_nodes(p, r);
+}
+
 void ml_plan_forward(ml_plan *p, const ml_run *r) {
     ml_rows rows;
     ml_run run = *r;
@@ -255,8 +277,7 @@ void ml_plan_forward(ml_plan *p, const ml_run *r) {
     ml_mem_seal();
     rows = rows_on_device(p, r->rows);
     run.rows = &rows;
-    for (int32_t i = 0; i < p->spec->n_node; i++)
-        run_node(p, i, true, &run);
+    run_or_replay(p, &run);
     ml_mem_unseal();
 }
 

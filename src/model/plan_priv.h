@@ -28,6 +28,16 @@ typedef struct ml_plan_unit {
     int32_t first, end, time;
 } ml_plan_unit;
 
+/* A forward that was seen: what its work depends on, besides the contents of memory. */
+typedef struct ml_plan_recording {
+    int32_t n_token, n_seq, n_loss;
+    float temperature;
+    const void *weights, *kv; /* their memory */
+    void *work;               /* NULL: seen once */
+} ml_plan_recording;
+
+enum { ML_PLAN_RECORDINGS = 64 };
+
 struct ml_plan {
     const ml_spec *spec;
     ml_backend *be;
@@ -47,8 +57,15 @@ struct ml_plan {
     ml_buf act, scratch;
     ml_buf rows;    /* of another device than the host: the batch's arrays, and */
     int32_t *stage; /* what they are sent from */
+    ml_plan_recording recording[ML_PLAN_RECORDINGS];
+    int32_t n_recording, next_recording;
     ml_arena arena;
 };
+
+/* The recording of a run like this, which may be without work yet; NULL: it is the first of its
+ * kind, or of a kind that is not recorded. */
+ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r);
+void ml_plan_forget(ml_plan *p); /* all recordings */
 
 /* A value's shape for a batch, without data. */
 ml_tensor ml_plan_value(const ml_plan *p, int32_t value, const ml_rows *r, int32_t n_page);

@@ -235,6 +235,7 @@ static void walk_case(const options *o, const ck_suite *s, int i, const ck_hashe
                       ck_hashes *fresh, int count[2]) {
     const char *op = ml_op_infos[s->op].name;
     char full[120];
+    ml_err err;
     ml_arena arena;
     ck_case c = { .arena = &arena, .suite = s };
 
@@ -242,6 +243,11 @@ static void walk_case(const options *o, const ck_suite *s, int i, const ck_hashe
     c.random = o->seed << 32 | (uint64_t)s->op << 16 | (uint64_t)i;
     s->build(&c, i);
     snprintf(full, sizeof full, "%s/%s", op, c.name);
+    if (o->device && !ck_device_takes(&env, &c, &err)) {
+        printf("skipped: %s: %s\n", full, err.msg);
+        ml_arena_release(&arena);
+        return;
+    }
     if (wanted(o, op, full)) {
         ck_bound bound = o->device ? device_bound(&env.backend[0], s->op) : bounds[s->op];
         uint64_t hash;

@@ -118,6 +118,9 @@ void ck_run(ck_env *e, const ck_case *c, ck_mode m, ck_result *r);
 /* The same on a device with memory of its own (device.c). */
 void ck_run_device(ck_env *e, const ck_case *c, ck_mode m, ck_result *r);
 
+/* Whether the device has a kernel for a case; else err says why not. */
+bool ck_device_takes(ck_env *e, const ck_case *c, ml_err *err);
+
 /* Prints what failed and how to run it again; the case goes on. */
 __attribute__((format(printf, 2, 3))) void ck_fail(ck_env *e, const char *fmt, ...);
 

@@ -275,7 +275,8 @@ static void forward(device_run *r, ck_result *res) {
             place(r, &r->in[i], &c->in[i], stored(r, false, i), true);
     for (int i = 0; i < ML_OP_W; i++)
         if (c->w[i].data)
-            place(r, &r->w[i], &c->w[i], c->w[i].n_dim > 1 ? r->be->act : ML_F32, true);
+            place(r, &r->w[i], &c->w[i], i == 0 && c->w[i].n_dim > 1 ? r->be->act : ML_F32,
+                  true);
     for (int i = 0; i < ML_OP_OUT; i++)
         place(r, &r->out[i], &c->out[i], stored(r, true, i), true);
     place_rows(r);
@@ -346,6 +347,17 @@ static void backward(device_run *r, ck_result *res) {
     for (int i = 0; i < ML_OP_W; i++)
         if (r->dw[i].theirs.n_dim)
             res->dw[i] = convert_out(r, &r->dw[i]);
+}
+
+bool ck_device_takes(ck_env *e, const ck_case *c, ml_err *err) {
+    const ml_backend *be = &e->backend[0];
+    ml_op_args a = { .attr = &c->attr, .rows = &c->rows };
+
+    memcpy(a.in, c->in, sizeof a.in);
+    memcpy(a.out, c->out, sizeof a.out);
+    memcpy(a.w, c->w, sizeof a.w);
+    return !be->ops->prepare ||
+           be->ops->prepare(be->stream, c->suite->op, &a, true, err) == ML_OK;
 }
 
 void ck_run_device(ck_env *e, const ck_case *c, ck_mode m, ck_result *res) {

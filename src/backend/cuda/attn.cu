@@ -3,18 +3,22 @@
 
 enum { THREADS = 128 };
 
-template <class T> __global__ void write_pages(attn_call<T> c) {
+/* V numbers at a time; of a value all up to its padding. */
+template <class T, int V> __global__ void write_pages(attn_call<T> c) {
     int row = (int)blockIdx.x, seq = attn_seq_of(c.seq_start, c.n_seq, row);
     int key = c.pos[row];
     const int32_t *page = c.page + c.page_start[seq];
-    int64_t from = (int64_t)row * c.n_kv * c.d;
+    const T *k = c.k + (int64_t)row * c.n_kv * c.d, *v = c.v + (int64_t)row * c.n_kv * c.d;
 
-    for (int i = (int)threadIdx.x; i < c.n_kv * c.d; i += THREADS)
-        ((T *)attn_key(c, page, i / c.d, key))[i % c.d] = c.k[from + i];
-    for (int i = (int)threadIdx.x; i < c.n_kv * c.dv; i += THREADS) {
+    for (int i = (int)threadIdx.x * V; i < c.n_kv * c.d; i += THREADS * V)
+        *(ml_pack<T, V> *)(attn_key(c, page, i / c.d, key) + i % c.d) =
+            *(const ml_pack<T, V> *)(k + i);
+    for (int i = (int)threadIdx.x * V; i < c.n_kv * c.dv; i += THREADS * V) {
         int head = i / c.dv, e = i % c.dv;
-        ((T *)attn_value(c, page, head, key))[e] =
-            e < c.d ? c.v[from + head * c.d + e] : ml_as<T>(0.0f);
+        ml_pack<T, V> p = {};
+        if (e < c.d)
+            p = *(const ml_pack<T, V> *)(v + head * c.d + e);
+        *(ml_pack<T, V> *)(attn_value(c, page, head, key) + e) = p;
     }
 }
 
@@ -81,7 +85,11 @@ template <class T> static void attn_forward(ml_stream *s, const ml_op_args *a) {
 
     if (c.n_token == 0)
         return;
-    write_pages<T><<<(unsigned)c.n_token, THREADS, 0, ml_cuda(s)->stream>>>(c);
+    if (c.d % ml_wide<T>::n == 0)
+        write_pages<T, ml_wide<T>::n>
+            <<<(unsigned)c.n_token, THREADS, 0, ml_cuda(s)->stream>>>(c);
+    else
+        write_pages<T, 1><<<(unsigned)c.n_token, THREADS, 0, ml_cuda(s)->stream>>>(c);
     ml_cuda_launched(ml_cuda(s), "keys and values");
     forward(ml_cuda(s), c, takes_mma(a));
 }

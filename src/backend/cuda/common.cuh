@@ -69,7 +69,7 @@ ML_CUDA_OP(lmhead)      /* lmhead.cu */
 
 typedef size_t ml_cuda_scratch_fn(const ml_op_args *a, bool backward);
 ml_cuda_scratch_fn ml_cuda_rmsnorm_scratch, ml_cuda_attn_scratch, ml_cuda_lmhead_scratch,
-    ml_cuda_linear_scratch, ml_cuda_moe_linear_scratch;
+    ml_cuda_linear_scratch, ml_cuda_moe_route_scratch;
 
 extern const ml_optim_ops ml_cuda_optim; /* optim.cu */
 

@@ -1,5 +1,7 @@
 /* cuda.cu - a GPU as a backend: its memory, its stream, its table of ops. */
 #include "backend/cuda/gemm.cuh"
+#include "backend/cuda/lmhead.cuh"
+#include "backend/cuda/moe.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,6 +100,7 @@ static size_t op_scratch(const ml_stream *s, ml_op_id op, const ml_op_args *a,
     case ML_OP_LINEAR: return ml_cuda_linear_scratch(a, backward);
     case ML_OP_RMSNORM: return ml_cuda_rmsnorm_scratch(a, backward);
     case ML_OP_ATTN: return ml_cuda_attn_scratch(a, backward);
+    case ML_OP_MOE_ROUTE: return ml_cuda_moe_route_scratch(a, backward);
     case ML_OP_LMHEAD: return ml_cuda_lmhead_scratch(a, backward);
     default: return 0;
     }
@@ -116,11 +119,21 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
 
     if (op == ML_OP_ATTN && attr->attn.head_dim > 256)
         return refuse(err, "a head size of", attr->attn.head_dim);
+    if (op == ML_OP_ATTN && attr->attn.value_dim != attr->attn.head_dim)
+        return refuse(err, "values of another size than keys,", attr->attn.value_dim);
+    if (op == ML_OP_ATTN && a->w[0].n_dim)
+        return refuse(err, "attention sinks,", attr->attn.n_head);
+    if (op == ML_OP_MOE_ROUTE && attr->moe.n_expert > ML_MOE_EXPERTS)
+        return refuse(err, "experts:", attr->moe.n_expert);
+    if (op == ML_OP_MOE_ROUTE && attr->moe.top_k > ML_MOE_TOP)
+        return refuse(err, "experts of a token:", attr->moe.top_k);
+    if (op == ML_OP_MOE_ROUTE && attr->moe.n_group > ML_MOE_GROUPS)
+        return refuse(err, "groups of experts:", attr->moe.n_group);
     if (op == ML_OP_RMSNORM && attr->norm.width > 8192)
         return refuse(err, "a norm over", attr->norm.width);
     if (op == ML_OP_ROPE_TABLE && attr->rope.rope->dim > 1024)
         return refuse(err, "rotary frequencies in", attr->rope.rope->dim);
-    if (op == ML_OP_LMHEAD && w[0] > (int64_t)4096 * 128)
+    if (op == ML_OP_LMHEAD && w[0] > (int64_t)ML_SPLITS * ML_SPLIT)
         return refuse(err, "a vocabulary of", (long long)w[0]);
     if (backward)
         return ML_OK;
@@ -145,6 +158,10 @@ static ml_ops table(void) {
     FILL(ATTN, attn)
     FILL(ADD, add)
     FILL(GLU, glu)
+    FILL(MOE_ROUTE, moe_route)
+    FILL(MOE_GATHER, moe_gather)
+    FILL(MOE_LINEAR, moe_linear)
+    FILL(MOE_COMBINE, moe_combine)
     FILL(LMHEAD, lmhead)
 #undef FILL
     o.scratch = op_scratch;
@@ -155,6 +172,42 @@ static ml_ops table(void) {
 }
 
 static const ml_ops cuda_ops = table();
+
+/* ---- replay ---- */
+
+static bool begin_recording(ml_stream *s) {
+    bool ok = cudaStreamBeginCapture(ml_cuda(s)->stream,
+                                     cudaStreamCaptureModeThreadLocal) == cudaSuccess;
+    if (!ok)
+        cudaGetLastError();
+    return ok;
+}
+
+static void *end_recording(ml_stream *s) {
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t work = NULL;
+
+    if (cudaStreamEndCapture(ml_cuda(s)->stream, &graph) != cudaSuccess ||
+        cudaGraphInstantiate(&work, graph, 0) != cudaSuccess) {
+        cudaGetLastError();
+        work = NULL;
+    }
+    if (graph)
+        cudaGraphDestroy(graph);
+    return work;
+}
+
+static void run_recording(ml_stream *s, void *work) {
+    ml_cuda_note(ml_cuda(s), cudaGraphLaunch((cudaGraphExec_t)work, ml_cuda(s)->stream),
+                 "a recorded step");
+}
+
+static void free_recording(void *work) {
+    cudaGraphExecDestroy((cudaGraphExec_t)work);
+}
+
+static const ml_replay cuda_replay = { begin_recording, end_recording, run_recording,
+                                       free_recording };
 
 /* ---- open and close ---- */
 
@@ -225,6 +278,7 @@ static void fill_backend(ml_backend *b, cuda *c, bool f32) {
     b->stream = &c->stream.base;
     b->ops = &cuda_ops;
     b->optim = &ml_cuda_optim;
+    b->replay = &cuda_replay;
     b->n_thread = c->stream.host.cpu.n_thread;
     b->close = cuda_close;
     b->priv = c;

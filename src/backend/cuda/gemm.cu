@@ -6,8 +6,10 @@
 #include <string.h>
 
 enum {
-    FEW_ROWS = 64,    /* up to here our kernel is as fast or faster */
-    SOME_ROWS = 1024, /* rows that one algorithm is chosen for; the other is for more */
+    FEW_ROWS = 64,     /* up to here our kernel is as fast or faster, */
+    SMALL_ROWS = 512,  /* and up to here where there are few columns, */
+    SMALL_COLS = 8192, /* which large tiles would leave to a few multiprocessors */
+    SOME_ROWS = 1024,  /* rows that one algorithm is chosen for; the other is for more */
     MANY_ROWS = 8192,
     TRIAL_ROWS = 320, /* rows of the comparison: several tiles, the last one not whole */
     MAX_PAGES = 512,
@@ -214,7 +216,7 @@ static void try_page(trial *t, page *p) {
     ml_gemm large = trial_gemm(t, p->n, p->k, p->out, 1), g = large;
     int n;
 
-    large.m = p->many ? MANY_ROWS : SOME_ROWS / 2; /* what the library's guess is for */
+    large.m = p->many ? MANY_ROWS : SOME_ROWS / 4; /* what the library's guess is for */
     n = lt_candidates(t->s, &large, found);
     for (int i = 0; i < n && !p->lt; i++)
         if (found[i].state == CUBLAS_STATUS_SUCCESS && same_bits(t, &g, &found[i].algo)) {
@@ -252,6 +254,7 @@ ml_status ml_gemm_try(ml_cuda_stream *s, int64_t n, int64_t k, ml_dtype in, ml_d
 
 void ml_gemm_rows(ml_cuda_stream *s, const ml_gemm *g) {
     page want = forward_page(g->n, g->k, g->out, g->m > SOME_ROWS), *p;
+    bool few;
 
     if (g->m == 0)
         return;
@@ -259,7 +262,8 @@ void ml_gemm_rows(ml_cuda_stream *s, const ml_gemm *g) {
         ml_gemm_plain(s, g);
         return;
     }
-    p = g->m > FEW_ROWS ? find_page(s->gemm, &want) : NULL;
+    few = g->m <= FEW_ROWS || (g->m <= SMALL_ROWS && g->n <= SMALL_COLS);
+    p = few ? NULL : find_page(s->gemm, &want);
     if (!p || !p->lt || !lt_run(s, g, &p->algo))
         ml_gemm_mma(s, g);
 }

@@ -1,18 +1,20 @@
 /* lmhead.cu - LMHEAD: log-probabilities of given ids, a chunk of loss rows at a time.
  *
- * A chunk's rows are gathered, its logits are one product into f32, and a block has each row.
+ * A chunk's rows are gathered, its logits are one product into f32, and blocks have its rows.
  * Where the caller wants all logits kept they are computed in their place, and backward reads
  * them instead of computing them again.  Backward turns a chunk's logits into their gradients in
  * the stored type, and two products take it from there. */
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/lmhead.cuh"
 
-enum { CHUNK = 2048, COPY_THREADS = 128 };
+enum { CHUNK = 2048, COPY_THREADS = 128, ROW_THREADS = 512 };
 
 struct lmhead_call {
     const int32_t *row, *id; /* of the chunk's loss rows */
     float *z;                /* [rows, vocab] */
     float *logprob, *entropy, *stat;
+    ml_row_stat *part; /* [rows, splits] */
+    int splits;
     const float *dlogprob, *dentropy;
     int64_t vocab;
     float temperature, softcap;
@@ -27,6 +29,7 @@ static int64_t chunk_rows(const ml_op_args *a) {
 typedef struct lmhead_room {
     void *x, *dx, *dz;
     float *z;
+    ml_row_stat *part;
     size_t bytes;
 } lmhead_room;
 
@@ -43,7 +46,9 @@ static lmhead_room room_of(const ml_op_args *a, bool backward) {
     r.dx = p + x;
     r.dz = p + (backward ? 2 : 1) * x;
     r.z = (float *)((unsigned char *)r.dz + dz);
-    r.bytes = (backward ? 2 : 1) * x + dz + z;
+    r.part = (ml_row_stat *)((unsigned char *)r.z + z);
+    r.bytes =
+        (backward ? 2 : 1) * x + dz + z + (size_t)(n * ml_splits(vocab)) * sizeof *r.part;
     return r;
 }
 
@@ -74,23 +79,34 @@ __global__ static void softcap_kernel(float *z, int64_t n, float cap) {
         z[i] = cap * ml_tanh(z[i] / cap);
 }
 
-__global__ static void __launch_bounds__(ML_ROW_THREADS) rows_kernel(lmhead_call c) {
-    __shared__ float room[ML_ROW_THREADS / 32];
-    const float *z = c.z + blockIdx.x * c.vocab;
-    ml_row_stat r = ml_row_stat_of(z, c.vocab, c.temperature, room);
-    int32_t id = c.id[blockIdx.x];
+__global__ static void __launch_bounds__(ML_SPLIT_THREADS) splits_kernel(lmhead_call c) {
+    __shared__ float room[ML_SPLIT_THREADS / 32];
+    int64_t first = (int64_t)blockIdx.x * ML_SPLIT, left = c.vocab - first;
+    ml_row_stat r = ml_split_stat(c.z + blockIdx.y * c.vocab + first,
+                                  left < ML_SPLIT ? left : ML_SPLIT, c.temperature, room);
+    if (threadIdx.x == 0)
+        c.part[blockIdx.y * c.splits + blockIdx.x] = r;
+}
 
-    if (threadIdx.x)
+/* A thread has a row. */
+__global__ static void rows_kernel(lmhead_call c, int64_t n) {
+    int64_t i = (int64_t)blockIdx.x * 32 + threadIdx.x;
+    ml_row_stat r;
+    int32_t id;
+
+    if (i >= n)
         return;
-    c.logprob[blockIdx.x] = id < 0 ? 0.0f : ml_row_logprob(r, z[id], c.temperature);
-    c.entropy[blockIdx.x] = ml_row_entropy(r);
-    c.stat[2 * blockIdx.x] = r.m;
-    c.stat[2 * blockIdx.x + 1] = r.l;
+    r = ml_row_merge(c.part + i * c.splits, c.splits);
+    id = c.id[i];
+    c.logprob[i] = id < 0 ? 0.0f : ml_row_logprob(r, c.z[i * c.vocab + id], c.temperature);
+    c.entropy[i] = ml_row_entropy(r);
+    c.stat[2 * i] = r.m;
+    c.stat[2 * i + 1] = r.l;
 }
 
 /* dz of a row, from its logits and what forward found of it. */
 template <class T>
-__global__ void __launch_bounds__(ML_ROW_THREADS) rows_back_kernel(lmhead_call c, T *dz) {
+__global__ void __launch_bounds__(ROW_THREADS) rows_back_kernel(lmhead_call c, T *dz) {
     const float *z = c.z + blockIdx.x * c.vocab;
     float m = c.stat[2 * blockIdx.x], l = c.stat[2 * blockIdx.x + 1], log_l = logf(l);
     int32_t id = c.id[blockIdx.x];
@@ -98,7 +114,7 @@ __global__ void __launch_bounds__(ML_ROW_THREADS) rows_back_kernel(lmhead_call c
     float dentropy = c.dentropy ? c.dentropy[blockIdx.x] : 0.0f;
     float entropy = c.entropy[blockIdx.x];
 
-    for (int64_t i = threadIdx.x; i < c.vocab; i += ML_ROW_THREADS) {
+    for (int64_t i = threadIdx.x; i < c.vocab; i += ROW_THREADS) {
         float d = z[i] / c.temperature - m, p = ml_exp(d) / l;
         float ds = fmaf(-p, fmaf(dentropy, (d - log_l) + entropy, dlogprob),
                         i == id ? dlogprob : 0.0f);
@@ -121,6 +137,8 @@ static lmhead_call chunk_at(const ml_op_args *a, const lmhead_room *room, int64_
     c.row = a->rows->loss_row + first;
     c.id = a->rows->loss_id + first;
     c.z = kept ? kept + first * c.vocab : room->z;
+    c.part = room->part;
+    c.splits = ml_splits(c.vocab);
     c.logprob = a->out[0].data ? (float *)a->out[0].data + first : NULL;
     c.entropy = (float *)a->out[1].data + first;
     c.stat = (float *)a->out[2].data + 2 * first;
@@ -169,7 +187,9 @@ void ml_cuda_lmhead_forward(ml_stream *s, const ml_op_args *a) {
         lmhead_call c = chunk_at(a, &room, first);
         gather(s, a, room.x, &c, n);
         logits(s, a, room.x, &c, n);
-        rows_kernel<<<(unsigned)n, ML_ROW_THREADS, 0, ml_cuda(s)->stream>>>(c);
+        splits_kernel<<<dim3((unsigned)c.splits, (unsigned)n), ML_SPLIT_THREADS, 0,
+                        ml_cuda(s)->stream>>>(c);
+        rows_kernel<<<ml_cuda_blocks(n, 32), 32, 0, ml_cuda(s)->stream>>>(c, n);
         ml_cuda_launched(ml_cuda(s), "log-probabilities");
     }
 }
@@ -241,7 +261,7 @@ void ml_cuda_lmhead_backward(ml_stream *s, const ml_op_args *a) {
             logits(s, a, room.x, &c, n);
         ML_CUDA_TYPED(
             a->in[0].dtype, rows_back_kernel<T>
-            <<<(unsigned)n, ML_ROW_THREADS, 0, ml_cuda(s)->stream>>>(c, (T *)room.dz));
+            <<<(unsigned)n, ROW_THREADS, 0, ml_cuda(s)->stream>>>(c, (T *)room.dz));
         ml_cuda_launched(ml_cuda(s), "gradients of logits");
         if (a->din[0].data)
             back_rows(s, a, &room, &c, n);

@@ -1,33 +1,56 @@
-/* lmhead.cuh - the distribution of a row of logits, for the LM head and the sampler. */
+/* lmhead.cuh - the distribution of a row of logits, for the LM head and the sampler.
+ *
+ * A row is cut into splits of ML_SPLIT columns at absolute positions, a block for each, whatever the
+ * number of rows; what they found is put together in their order.  So one row of a decode step
+ * keeps many multiprocessors busy, and has the bits it has among thousands. */
 #ifndef ML_BACKEND_CUDA_LMHEAD_CUH
 #define ML_BACKEND_CUDA_LMHEAD_CUH
 
 #include "backend/cuda/common.cuh"
 
-enum { ML_ROW_THREADS = 512 }; /* of the block that has a row */
+enum { ML_SPLIT = 8192, ML_SPLITS = 64, ML_SPLIT_THREADS = 256 };
 
 /* m: the largest s; l: the sum of exp(s - m); u: that of exp(s - m) (s - m); s = z / t. */
 typedef struct ml_row_stat {
     float m, l, u;
 } ml_row_stat;
 
-/* By a block of ML_ROW_THREADS; all threads get it.  Thread t has columns t, t + 512, ...: the
- * order of sums follows from the number of columns. */
-__device__ static inline ml_row_stat ml_row_stat_of(const float *z, int64_t n, float t,
-                                                    float *room) {
-    const int warps = ML_ROW_THREADS / 32;
+static inline int ml_splits(int64_t n_vocab) {
+    return (int)((n_vocab + ML_SPLIT - 1) / ML_SPLIT);
+}
+
+/* Of n columns from z on, by a block of ML_SPLIT_THREADS; all threads get it. */
+__device__ static inline ml_row_stat ml_split_stat(const float *z, int64_t n, float t,
+                                                   float *room) {
+    const int warps = ML_SPLIT_THREADS / 32;
     ml_row_stat r = { -INFINITY, 0.0f, 0.0f };
 
-    for (int64_t i = threadIdx.x; i < n; i += ML_ROW_THREADS)
+    for (int64_t i = threadIdx.x; i < n; i += ML_SPLIT_THREADS)
         r.m = ml_max(r.m, z[i] / t);
     r.m = ml_block_max<warps>(r.m, room);
-    for (int64_t i = threadIdx.x; i < n; i += ML_ROW_THREADS) {
+    for (int64_t i = threadIdx.x; i < n; i += ML_SPLIT_THREADS) {
         float d = z[i] / t - r.m, p = ml_exp(d);
         r.l += p;
         r.u = p > 0.0f ? fmaf(p, d, r.u) : r.u;
     }
     r.l = ml_block_sum<warps>(r.l, room);
     r.u = ml_block_sum<warps>(r.u, room);
+    return r;
+}
+
+/* What a row's splits make together. */
+__device__ static inline ml_row_stat ml_row_merge(const ml_row_stat *part, int n) {
+    ml_row_stat r = { -INFINITY, 0.0f, 0.0f };
+
+    for (int i = 0; i < n; i++)
+        r.m = ml_max(r.m, part[i].m);
+    for (int i = 0; i < n; i++) {
+        float d = part[i].m - r.m, c = ml_exp(d);
+        if (c > 0.0f || c != c) {
+            r.l = fmaf(c, part[i].l, r.l);
+            r.u = fmaf(c, fmaf(d, part[i].l, part[i].u), r.u);
+        }
+    }
     return r;
 }
 

@@ -12,7 +12,8 @@ template <class T> struct norm_call {
     const float *w;
     float *part; /* [chunks, width] sums of dw, or NULL */
     int64_t n_group, per_chunk;
-    int width;
+    int64_t first, step; /* group i is the (first + i step)th of the batch */
+    int width, n_weight; /* group g of the batch has weight row g mod n_weight */
     float eps;
     bool plus_one, add;
 };
@@ -71,11 +72,12 @@ template <class T, int TEAM, int PAIRS> __global__ void norm_kernel(norm_call<T>
     int lane = (int)threadIdx.x % TEAM;
     int64_t g = (int64_t)blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM;
     float x[PAIRS][2], w[PAIRS][2], r;
+    const float *weight = c.w + g % c.n_weight * c.width;
 
     if (g >= c.n_group) /* of a block-wide team: all of it */
         return;
     load_pairs<T, TEAM, PAIRS>(x, c.x + g * c.width, lane, c.width);
-    load_weight<TEAM, PAIRS>(w, c.w, lane, c.width, c.plus_one);
+    load_weight<TEAM, PAIRS>(w, weight, lane, c.width, c.plus_one);
     r = 1.0f / sqrtf(team_sum<TEAM>(dot(x, x), room) / (float)c.width + c.eps);
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
@@ -130,7 +132,7 @@ template <class T, int TEAM, int PAIRS> __global__ void norm_back_kernel(norm_ca
 
     load_weight<TEAM, PAIRS>(w, c.w, lane, c.width, c.plus_one);
     for (int64_t g = first + team; g < end; g += TEAMS)
-        back_group<T, TEAM, PAIRS>(c, g, lane, w, dw, room);
+        back_group<T, TEAM, PAIRS>(c, c.first + g * c.step, lane, w, dw, room);
     if (!c.part)
         return;
 #pragma unroll
@@ -207,6 +209,8 @@ template <class T> static norm_call<T> norm_open(const ml_op_args *a) {
     c.x = (const T *)a->in[0].data;
     c.w = (const float *)a->w[0].data;
     c.width = a->attr->norm.width;
+    c.n_weight = (int)(a->w[0].shape[0] / c.width);
+    c.step = 1;
     c.n_group = ml_tensor_count(&a->in[0]) / c.width;
     c.per_chunk = groups_per_chunk(c.n_group);
     c.eps = a->attr->norm.eps;
@@ -221,6 +225,7 @@ template <class T> static void norm_forward(ml_stream *s, const ml_op_args *a) {
     norm_run<T>(s, c, false);
 }
 
+/* Groups that share a weight, one weight after the other. */
 template <class T> static void norm_backward(ml_stream *s, const ml_op_args *a) {
     norm_call<T> c = norm_open<T>(a);
 
@@ -228,13 +233,18 @@ template <class T> static void norm_backward(ml_stream *s, const ml_op_args *a) 
     c.dx = (T *)a->din[0].data;
     c.add = a->din_add[0];
     c.part = a->dw[0].data ? (float *)a->scratch : NULL;
-    norm_run<T>(s, c, true);
-    if (!c.part || c.n_group == 0)
-        return;
-    norm_dw_kernel<<<ml_cuda_blocks(c.width, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(
-        (float *)a->dw[0].data, c.part, (int)ml_cuda_blocks(c.n_group, c.per_chunk),
-        c.width);
-    ml_cuda_launched(ml_cuda(s), "rmsnorm weight gradient");
+    c.n_group /= c.n_weight;
+    c.per_chunk = groups_per_chunk(c.n_group);
+    c.step = c.n_weight;
+    for (; c.first < c.n_weight && c.n_group; c.first++, c.w += c.width) {
+        norm_run<T>(s, c, true);
+        if (c.part)
+            norm_dw_kernel<<<ml_cuda_blocks(c.width, THREADS), THREADS, 0,
+                             ml_cuda(s)->stream>>>(
+                (float *)a->dw[0].data + c.first * c.width, c.part,
+                (int)ml_cuda_blocks(c.n_group, c.per_chunk), c.width);
+        ml_cuda_launched(ml_cuda(s), "rmsnorm weight gradient");
+    }
 }
 
 void ml_cuda_rmsnorm_forward(ml_stream *s, const ml_op_args *a) {

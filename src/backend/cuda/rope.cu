@@ -94,9 +94,43 @@ template <class T> __global__ void rope_kernel(rope_call<T> c) {
     put(c.y + at1, x1, c.add);
 }
 
+/* Heads that turn as a whole, halves against each other: V pairs at a time. */
+template <class T, int V> __global__ void rope_wide_kernel(rope_call<T> c) {
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
+    int64_t per_row = c.width / 2, row = i / per_row, pair = i % per_row;
+    int k = (int)(pair % c.half);
+    int64_t at = row * c.width + pair / c.half * c.head_dim + k;
+    const float *cs = c.cs + row * 2 * c.half + k;
+    float x0[V], x1[V], y0[V], y1[V], old[V];
+
+    if (i >= c.n)
+        return;
+    ml_load(x0, c.x + at);
+    ml_load(x1, c.x + at + c.half);
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+        float cosine = cs[j], sine = c.sign * cs[c.half + j];
+        y0[j] = fmaf(x0[j], cosine, -(x1[j] * sine));
+        y1[j] = fmaf(x1[j], cosine, x0[j] * sine);
+    }
+    if (c.add) {
+        ml_load(old, c.y + at);
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            y0[j] += old[j];
+        ml_load(old, c.y + at + c.half);
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            y1[j] += old[j];
+    }
+    ml_store(c.y + at, y0);
+    ml_store(c.y + at + c.half, y1);
+}
+
 template <class T>
 static void rope(ml_stream *s, const ml_op_args *a, const ml_tensor *from,
                  const ml_tensor *to, bool back, bool add) {
+    const int V = ml_wide<T>::n;
     rope_call<T> c = {};
 
     c.y = (T *)to->data;
@@ -111,7 +145,11 @@ static void rope(ml_stream *s, const ml_op_args *a, const ml_tensor *from,
     c.sign = back ? -1.0f : 1.0f;
     if (c.n == 0)
         return;
-    rope_kernel<T><<<ml_cuda_blocks(c.n, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(c);
+    if (!c.interleaved && 2 * c.half == c.head_dim && c.half % V == 0)
+        rope_wide_kernel<T, V>
+            <<<ml_cuda_blocks(c.n, THREADS * V), THREADS, 0, ml_cuda(s)->stream>>>(c);
+    else
+        rope_kernel<T><<<ml_cuda_blocks(c.n, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(c);
     ml_cuda_launched(ml_cuda(s), back ? "rope backward" : "rope");
 }
 

@@ -1,6 +1,6 @@
 /* sample.cu - drawing tokens on the device.
  *
- * Plain draws (greedy, or with a temperature) never leave it: a block has a row of logits.  Draws
+ * Plain draws (greedy, or with a temperature) never leave it.  Draws
  * that change or filter logits, or want more than one token's log-probability, are made by the
  * CPU's sampler from the same logits; their log-probability is still the device's where it is the
  * model's, so that it has the LM head's bits. */
@@ -12,7 +12,7 @@ extern "C" {
 #include "base/philox.h"
 }
 
-enum { BATCH = 4096, TILE = 128, MAX_TILES = 4096, WARPS = ML_ROW_THREADS / 32 };
+enum { BATCH = 4096, TILE = 128, TILES = ML_SPLIT / TILE, WARPS = ML_SPLIT_THREADS / 32 };
 
 struct ask {
     const float *logits;
@@ -27,9 +27,16 @@ struct answer {
     float logprob, entropy;
 };
 
+/* What a split of a row found. */
+struct part {
+    ml_row_stat report, drawn;
+    float z; /* the largest logit, and whose it is */
+    int32_t id;
+};
+
 /* ---- kernels ---- */
 
-/* The larger logit, of equal ones the lower id; NaN is less than any. */
+/* The larger logit, of equal ones the lower id. */
 __device__ static void larger(float &z, int32_t &id, float other, int32_t other_id) {
     if (other > z || (other == z && other_id < id)) {
         z = other;
@@ -37,25 +44,42 @@ __device__ static void larger(float &z, int32_t &id, float other, int32_t other_
     }
 }
 
-__device__ static int32_t largest(const float *z, int64_t n, float *room,
-                                  int32_t *id_room) {
-    float best = -INFINITY;
-    int32_t id = INT32_MAX;
-
-    for (int64_t i = threadIdx.x; i < n; i += ML_ROW_THREADS)
-        larger(best, id, z[i] == z[i] ? z[i] : -INFINITY, (int32_t)i);
+/* Of n columns from z on, the first of which is column `first`; NaN is less than any. */
+__device__ static void largest(part &p, const float *z, int64_t n, int32_t first,
+                               float *room, int32_t *id_room) {
+    p.z = -INFINITY;
+    p.id = INT32_MAX;
+    for (int64_t i = threadIdx.x; i < n; i += ML_SPLIT_THREADS)
+        larger(p.z, p.id, z[i] == z[i] ? z[i] : -INFINITY, first + (int32_t)i);
     for (int w = 16; w; w >>= 1)
-        larger(best, id, __shfl_xor_sync(0xffffffffu, best, w),
-               __shfl_xor_sync(0xffffffffu, id, w));
+        larger(p.z, p.id, __shfl_xor_sync(0xffffffffu, p.z, w),
+               __shfl_xor_sync(0xffffffffu, p.id, w));
     __syncthreads();
     if (threadIdx.x % 32 == 0) {
-        room[threadIdx.x / 32] = best;
-        id_room[threadIdx.x / 32] = id;
+        room[threadIdx.x / 32] = p.z;
+        id_room[threadIdx.x / 32] = p.id;
     }
     __syncthreads();
     for (int i = 0; i < WARPS; i++)
-        larger(best, id, room[i], id_room[i]);
-    return id;
+        larger(p.z, p.id, room[i], id_room[i]);
+}
+
+__global__ static void __launch_bounds__(ML_SPLIT_THREADS)
+    split_kernel(part *out, const ask *asks, int64_t n_vocab) {
+    __shared__ float room[WARPS];
+    __shared__ int32_t id_room[WARPS];
+    ask a = asks[blockIdx.y];
+    int64_t first = (int64_t)blockIdx.x * ML_SPLIT, left = n_vocab - first;
+    int64_t n = left < ML_SPLIT ? left : ML_SPLIT;
+    part p = {};
+
+    p.report = p.drawn = ml_split_stat(a.logits + first, n, a.report, room);
+    if (a.given < 0 && a.temperature > 0.0f && a.temperature != a.report)
+        p.drawn = ml_split_stat(a.logits + first, n, a.temperature, room);
+    if (a.given < 0)
+        largest(p, a.logits + first, n, (int32_t)first, room, id_room);
+    if (threadIdx.x == 0)
+        out[blockIdx.y * gridDim.x + blockIdx.x] = p;
 }
 
 /* A lane's four weights of a tile. */
@@ -83,8 +107,7 @@ __device__ static double scan(double x, double *total) {
 
 /* Which of n numbers the running sum passes `target` in, by one warp; `before` is the sum up to
  * there.  Each lane has a run of neighbours.  The last that weighs anything where none does. */
-__device__ static int passed(const float *mass, int n, double u, double *target,
-                             double *before) {
+__device__ static int passed(const float *mass, int n, double target, double *before) {
     int lane = (int)threadIdx.x % 32, per = (n + 31) / 32;
     int first = lane * per, end = first + per < n ? first + per : n, at = -1, last = -1;
     double own = 0.0, total, sum;
@@ -93,12 +116,10 @@ __device__ static int passed(const float *mass, int n, double u, double *target,
     for (int i = first; i < end; i++)
         own += (double)mass[i];
     sum = scan(own, &total);
-    if (u >= 0.0)
-        *target = u * total;
     for (int i = first; i < end && at < 0; i++) {
         if (mass[i] > 0.0f)
             last = i;
-        if (sum + (double)mass[i] > *target)
+        if (sum + (double)mass[i] > target)
             at = i;
         else
             sum += (double)mass[i];
@@ -118,10 +139,10 @@ __device__ static int passed(const float *mass, int n, double u, double *target,
     return __shfl_sync(0xffffffffu, at, lane);
 }
 
-/* The token drawn, or -1: nothing weighs anything.  Tiles of 128 columns at absolute positions. */
-__device__ static int32_t draw(const float *z, int64_t n, float t, float m, double u,
-                               float *mass) {
-    __shared__ float weight[TILE];
+/* The column drawn from n of a split, or -1: nothing weighs anything.  `target` is what the running
+ * sum of weights, relative to the split's largest, must pass. */
+__device__ static int32_t draw(const float *z, int64_t n, float t, float m, double target) {
+    __shared__ float mass[TILES], weight[TILE];
     __shared__ int32_t chosen;
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int tiles = (int)((n + TILE - 1) / TILE);
@@ -136,15 +157,14 @@ __device__ static int32_t draw(const float *z, int64_t n, float t, float m, doub
     }
     __syncthreads();
     if (warp == 0) {
-        double target = 0.0, before = 0.0, unused;
-        int tile = passed(mass, tiles, u, &target, &before), at = -1;
+        double before = 0.0, unused;
+        int tile = passed(mass, tiles, target, &before), at = -1;
         if (tile >= 0) {
             weigh(w, z, n, (int64_t)tile * TILE + lane * 4, t, m);
             for (int k = 0; k < 4; k++)
                 weight[lane * 4 + k] = w[k];
             __syncwarp();
-            target -= before;
-            at = passed(weight, TILE, -1.0, &target, &unused);
+            at = passed(weight, TILE, target - before, &unused);
         }
         if (lane == 0)
             chosen = at < 0 ? -1 : tile * TILE + at;
@@ -153,26 +173,63 @@ __device__ static int32_t draw(const float *z, int64_t n, float t, float m, doub
     return chosen;
 }
 
-__global__ static void __launch_bounds__(ML_ROW_THREADS)
-    sample_kernel(answer *out, const ask *asks, int64_t n) {
-    __shared__ float room[WARPS], mass[MAX_TILES];
-    __shared__ int32_t id_room[WARPS];
+/* The split that a draw falls into, and what its running sum must pass there. */
+__device__ static int choose_split(const part *p, int splits, double u, double *target) {
+    double mass[ML_SPLITS], total = 0.0, sum = 0.0;
+    float m = -INFINITY;
+    int last = 0;
+
+    for (int i = 0; i < splits; i++)
+        m = ml_max(m, p[i].drawn.m);
+    for (int i = 0; i < splits; i++) {
+        double x = (double)p[i].drawn.l * (double)ml_exp(p[i].drawn.m - m);
+        mass[i] = x > 0.0 ? x : 0.0;
+        total += mass[i];
+    }
+    for (int i = 0; i < splits; i++) {
+        if (mass[i] > 0.0) {
+            last = i;
+            *target = (u * total - sum) / (double)ml_exp(p[i].drawn.m - m);
+        }
+        if (sum + mass[i] > u * total)
+            return i;
+        sum += mass[i];
+    }
+    return last;
+}
+
+__global__ static void __launch_bounds__(ML_SPLIT_THREADS)
+    sample_kernel(answer *out, const ask *asks, const part *parts, int splits,
+                  int64_t n_vocab) {
+    __shared__ ml_row_stat report[ML_SPLITS];
+    __shared__ double target;
+    __shared__ int split;
+    const part *p = parts + (int64_t)blockIdx.x * splits;
     ask a = asks[blockIdx.x];
-    ml_row_stat r = ml_row_stat_of(a.logits, n, a.report, room);
     int32_t id = a.given;
 
+    if (threadIdx.x < splits)
+        report[threadIdx.x] = p[threadIdx.x].report;
+    if (threadIdx.x == 0 && id < 0 && a.temperature > 0.0f)
+        split = choose_split(p, splits, a.u, &target);
+    __syncthreads();
     if (id < 0 && a.temperature > 0.0f) {
-        float m = r.m;
-        if (a.temperature != a.report)
-            m = ml_row_stat_of(a.logits, n, a.temperature, room).m;
-        id = draw(a.logits, n, a.temperature, m, a.u, mass);
+        int64_t first = (int64_t)split * ML_SPLIT, left = n_vocab - first;
+        id = draw(a.logits + first, left < ML_SPLIT ? left : ML_SPLIT, a.temperature,
+                  p[split].drawn.m, target);
+        id = id < 0 ? id : (int32_t)first + id;
     }
-    if (id < 0)
-        id = largest(a.logits, n, room, id_room);
-    if (threadIdx.x == 0) {
-        answer o = { id, ml_row_logprob(r, a.logits[id], a.report), ml_row_entropy(r) };
-        out[blockIdx.x] = o;
+    if (threadIdx.x)
+        return;
+    if (id < 0) {
+        float z = -INFINITY;
+        id = INT32_MAX;
+        for (int i = 0; i < splits; i++)
+            larger(z, id, p[i].z, p[i].id);
     }
+    ml_row_stat r = ml_row_merge(report, splits);
+    answer o = { id, ml_row_logprob(r, a.logits[id], a.report), ml_row_entropy(r) };
+    out[blockIdx.x] = o;
 }
 
 /* ---- what the CPU draws ---- */
@@ -217,10 +274,11 @@ static void sample_elsewhere(ml_cuda_stream *s, ml_draw *d, int64_t n_vocab) {
 
 /* ---- all of it ---- */
 
+/* Asks, answers and parts of as many draws as are made together. */
 size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab) {
     (void)s;
-    (void)n_vocab;
-    return BATCH * (sizeof(ask) + sizeof(answer));
+    return BATCH *
+           (sizeof(ask) + sizeof(answer) + (size_t)ml_splits(n_vocab) * sizeof(part));
 }
 
 static ask ask_of(const ml_draw *d, bool plain) {
@@ -239,6 +297,8 @@ static void sample_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_voca
                          void *scratch, ask *asks, answer *answers) {
     ask *there = (ask *)scratch;
     answer *out = (answer *)(there + BATCH);
+    part *parts = (part *)(out + BATCH);
+    int splits = ml_splits(n_vocab);
 
     for (int i = 0; i < n; i++) {
         bool plain = is_plain(&draw[i]);
@@ -250,7 +310,10 @@ static void sample_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_voca
                  cudaMemcpyAsync(there, asks, (size_t)n * sizeof *asks,
                                  cudaMemcpyHostToDevice, s->stream),
                  "drawing");
-    sample_kernel<<<(unsigned)n, ML_ROW_THREADS, 0, s->stream>>>(out, there, n_vocab);
+    split_kernel<<<dim3((unsigned)splits, (unsigned)n), ML_SPLIT_THREADS, 0, s->stream>>>(
+        parts, there, n_vocab);
+    sample_kernel<<<(unsigned)n, ML_SPLIT_THREADS, 0, s->stream>>>(out, there, parts,
+                                                                   splits, n_vocab);
     ml_cuda_launched(s, "drawing");
     ml_cuda_note(s,
                  cudaMemcpyAsync(answers, out, (size_t)n * sizeof *out,

@@ -1,0 +1,43 @@
+#include "model/plan_priv.h"
+
+/* Rows from which on the device is busy longer than its launches take. */
+enum { MOST_ROWS = 512 };
+
+static bool is_like(const ml_plan_recording *a, const ml_plan_recording *b) {
+    return a->n_token == b->n_token && a->n_seq == b->n_seq && a->n_loss == b->n_loss &&
+           a->temperature == b->temperature && a->weights == b->weights && a->kv == b->kv;
+}
+
+static void drop(const ml_plan *p, ml_plan_recording *r) {
+    if (r->work)
+        p->be->replay->free(r->work);
+    *r = (ml_plan_recording){ 0 };
+}
+
+/* Only decoding is recorded, a row for each sequence: its shapes come again. */
+ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r) {
+    ml_plan_recording now = { .n_token = r->rows->n_token,
+                              .n_seq = r->rows->n_seq,
+                              .n_loss = r->rows->n_loss,
+                              .temperature = r->rows->temperature,
+                              .weights = r->weights->buf.ptr,
+                              .kv = r->kv ? r->kv->buf.ptr : NULL };
+
+    if (!p->be->replay || !r->kv || now.n_token != now.n_seq || now.n_token > MOST_ROWS)
+        return NULL;
+    for (int32_t i = 0; i < p->n_recording; i++)
+        if (is_like(&p->recording[i], &now))
+            return &p->recording[i];
+    if (p->n_recording < ML_PLAN_RECORDINGS)
+        p->n_recording++;
+    drop(p, &p->recording[p->next_recording]);
+    p->recording[p->next_recording] = now;
+    p->next_recording = (p->next_recording + 1) % ML_PLAN_RECORDINGS;
+    return NULL;
+}
+
+void ml_plan_forget(ml_plan *p) {
+    for (int32_t i = 0; i < p->n_recording; i++)
+        drop(p, &p->recording[i]);
+    p->n_recording = p->next_recording = 0;
+}
