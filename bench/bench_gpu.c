@@ -97,6 +97,7 @@ int main(int argc, char **argv) {
         .optimizer = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip_grad = 1 },
         .lr = { .train_iters = 1000, .global_batch_size = n_seq, .lr = 1e-4 },
         .batch = { .global_batch_size = n_seq, .dynamic = true, .max_tokens = max_tokens },
+        .keep_logits = true,
         .stop_on_bad = true,
     };
     ml_arena a;

@@ -151,7 +151,8 @@ static void check_alone(ck_env *e, const ck_case *c, const ck_result *all) {
             ml_tensor o = row_of(&all->out[k], i);
             ck_same(e, "differs from the batch: out", &o, &r.out[k]);
         }
-        ck_same(e, "differs from the batch: dx", &want, &r.din[0]);
+        if (e->backend[0].dev->host) /* a GPU's backward is repeatable, no more */
+            ck_same(e, "differs from the batch: dx", &want, &r.din[0]);
     }
     e->now = c;
 }
@@ -175,7 +176,8 @@ static void also(ck_env *e, const ck_case *c) {
     ck_result all;
 
     ck_run(e, c, m, &all);
-    check_stored(e, c, &all);
+    if (e->backend[0].dev->host)
+        check_stored(e, c, &all);
     check_alone(e, c, &all);
     check_no_entropy(e, c);
 }

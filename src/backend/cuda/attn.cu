@@ -55,6 +55,8 @@ template <class T> static attn_call<T> open_call(const ml_op_args *a) {
     c.n_head = a->attr->attn.n_head;
     c.n_kv = a->attr->attn.n_kv;
     c.group = c.n_head / c.n_kv;
+    c.group_mul =
+        (uint32_t)((((uint64_t)1 << 32) + (uint64_t)c.group - 1) / (uint64_t)c.group);
     c.d = a->attr->attn.head_dim;
     c.dv = (c.d + ML_LANES - 1) / ML_LANES * ML_LANES;
     c.window = a->attr->attn.window;

@@ -16,6 +16,7 @@ template <class T> struct attn_call {
     const int32_t *pos, *seq_start, *page_start, *page;
     int n_token, n_seq;
     int n_head, n_kv, group, d, dv, window;
+    uint32_t group_mul; /* 2^32 / group, rounded up: see attn_token */
     float scale, softcap;
     /* backward */
     const T *dout;
@@ -35,6 +36,20 @@ __device__ static inline int attn_seq_of(const int32_t *seq_start, int n_seq, in
             hi = mid;
     }
     return lo;
+}
+
+/* row / group without a division; rows are far below 2^32 / group. */
+template <class T> __device__ static inline int attn_token(const attn_call<T> &c, int row) {
+    return c.group == 1 ? row : (int)__umulhi((uint32_t)row, c.group_mul);
+}
+
+/* Where a row of a KV head's group begins, in heads; first_token is its sequence's. */
+template <class T>
+__device__ static inline int64_t attn_head_at(const attn_call<T> &c, int first_token,
+                                              int head, int row) {
+    int token = attn_token(c, row);
+    return (int64_t)(first_token + token) * c.n_head + head * c.group +
+           (row - token * c.group);
 }
 
 /* Where a key, or its value, begins. */

@@ -28,17 +28,28 @@ __device__ static void fold_tile(softmax<D> &x, float (&s)[8][4], const row_limi
     bool whole = tile + ML_KTILE - 1 <= lim.least_pos && tile >= lim.last_first;
     float top[2] = { x.m[0], x.m[1] }, shift[2], sum[2] = { 0.0f, 0.0f };
 
+    if (c.softcap != 0.0f) {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                s[j][k] = c.softcap * ml_tanh(s[j][k] * c.scale / c.softcap);
+    }
+    if (!whole) {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                int key = tile + j * 8 + lane % 4 * 2 + k % 2;
+                if (key > lim.pos[k / 2] || key < lim.first[k / 2])
+                    s[j][k] = -INFINITY;
+            }
+    }
 #pragma unroll
     for (int j = 0; j < 8; j++)
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            int key = tile + j * 8 + lane % 4 * 2 + k % 2, r = k / 2;
-            if (c.softcap != 0.0f)
-                s[j][k] = c.softcap * ml_tanh(s[j][k] * c.scale / c.softcap);
-            if (!whole && (key > lim.pos[r] || key < lim.first[r]))
-                s[j][k] = -INFINITY;
-            top[r] = ml_max(top[r], s[j][k]);
-        }
+        for (int k = 0; k < 4; k++)
+            top[k / 2] = ml_max(top[k / 2], s[j][k]);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float keep;
@@ -91,8 +102,7 @@ __device__ static void put_rows(const softmax<D> &x, const attn_call<bf16> &c,
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int at_row = row + lane / 4 + 8 * r;
-        int64_t at = (int64_t)(p.first_row + at_row / c.group) * c.n_head + head * c.group +
-                     at_row % c.group;
+        int64_t at = attn_head_at(c, p.first_row, head, at_row);
         float l = x.l[r];
         l += __shfl_xor_sync(0xffffffffu, l, 1);
         l += __shfl_xor_sync(0xffffffffu, l, 2);
@@ -117,11 +127,11 @@ __device__ static row_limits limits_of(const attn_call<bf16> &c, int first_row, 
 
     for (int r = 0; r < 2; r++) {
         int at = row + lane / 4 + 8 * r;
-        lim.pos[r] = at < n_row ? c.pos[first_row + at / c.group] : -1;
+        lim.pos[r] = at < n_row ? c.pos[first_row + attn_token(c, at)] : -1;
         lim.first[r] = attn_first_key(c, lim.pos[r]);
     }
-    lim.most_pos = row < n_row ? c.pos[first_row + last / c.group] : -1;
-    lim.least_pos = row + 15 < n_row ? c.pos[first_row + row / c.group] : -1;
+    lim.most_pos = row < n_row ? c.pos[first_row + attn_token(c, last)] : -1;
+    lim.least_pos = row + 15 < n_row ? c.pos[first_row + attn_token(c, row)] : -1;
     lim.last_first = attn_first_key(c, lim.most_pos);
     return lim;
 }
@@ -136,28 +146,33 @@ __global__ void __launch_bounds__(ATTN_THREADS) mma_forward(attn_call<bf16> c) {
     int head = (int)blockIdx.y, n_row = p.rows * c.group, row0 = p.index * ROWS;
     int row = row0 + (int)threadIdx.x / 32 * 16;
     const int32_t *page;
+    int32_t id[ATTN_TILE_PAGES];
     uint32_t q[D / 16][4];
     softmax<D> x = { { -INFINITY, -INFINITY } };
     row_limits lim;
-    int last, lo, hi;
+    int last, lo, hi, lo_tile;
 
     if (p.index < 0)
         return;
     page = c.page + c.page_start[p.seq];
     last = row0 + ROWS < n_row ? row0 + ROWS - 1 : n_row - 1;
-    hi = c.pos[p.first_row + last / c.group];
-    lo = attn_first_key(c, c.pos[p.first_row + row0 / c.group]);
+    hi = c.pos[p.first_row + attn_token(c, last)];
+    lo = attn_first_key(c, c.pos[p.first_row + attn_token(c, row0)]);
     attn_fetch_rows<D, ROWS>(rows, c.q, c, p.first_row, head, row0, n_row);
-    attn_fetch_keys<D, false>(keys, c, page, head, lo / ML_KTILE * ML_KTILE, lo, hi);
-    attn_fetch_keys<D, true>(values, c, page, head, lo / ML_KTILE * ML_KTILE, lo, hi);
+    lo_tile = lo / ML_KTILE * ML_KTILE;
+    attn_tile_pages(id, page, lo_tile, lo, hi);
+    attn_fetch_keys<D, false>(keys, c, id, head, lo_tile, lo, hi);
+    attn_fetch_keys<D, true>(values, c, id, head, lo_tile, lo, hi);
     ml_copy_commit();
     lim = limits_of(c, p.first_row, row, n_row);
     x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
-    for (int tile = lo / ML_KTILE * ML_KTILE, n = 0; tile <= hi; tile += ML_KTILE, n++) {
+    attn_tile_pages(id, page, lo_tile + ML_KTILE, lo, hi);
+    for (int tile = lo_tile, n = 0; tile <= hi; tile += ML_KTILE, n++) {
         int now = n % 2 * tl::key_tile, next = (n + 1) % 2 * tl::key_tile;
         if (tile + ML_KTILE <= hi) {
-            attn_fetch_keys<D, false>(keys + next, c, page, head, tile + ML_KTILE, lo, hi);
-            attn_fetch_keys<D, true>(values + next, c, page, head, tile + ML_KTILE, lo, hi);
+            attn_fetch_keys<D, false>(keys + next, c, id, head, tile + ML_KTILE, lo, hi);
+            attn_fetch_keys<D, true>(values + next, c, id, head, tile + ML_KTILE, lo, hi);
+            attn_tile_pages(id, page, tile + 2 * ML_KTILE, lo, hi);
         }
         ml_copy_commit();
         ml_copy_wait<1>();

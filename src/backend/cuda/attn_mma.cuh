@@ -62,20 +62,42 @@ static inline unsigned attn_most_pieces(int n_token, int n_seq, int group, int p
     return (unsigned)(((int64_t)n_token * group + per - 1) / per + n_seq);
 }
 
-/* Keys or values lo .. hi of the tile that begins at `tile`, on their way; others are zero. */
+enum { ATTN_TILE_PAGES = ML_KTILE / ML_PAGE };
+
+/* The pages of the tile that begins at `tile`, those with keys lo .. hi; asked for ahead of time,
+ * so that fetching does not wait for them. */
+__device__ static inline void attn_tile_pages(int32_t (&id)[ATTN_TILE_PAGES],
+                                              const int32_t *page, int tile, int lo,
+                                              int hi) {
+#pragma unroll
+    for (int i = 0; i < ATTN_TILE_PAGES; i++) {
+        int first = tile + i * ML_PAGE;
+        id[i] = first <= hi && first + ML_PAGE > lo ? page[first / ML_PAGE] : 0;
+    }
+}
+
+/* Keys or values lo .. hi of a tile, on their way; others are zero. */
 template <int D, bool VALUES>
 __device__ static inline void attn_fetch_keys(bf16 *to, const attn_call<bf16> &c,
-                                              const int32_t *page, int head, int tile,
-                                              int lo, int hi) {
-    const int per_row = D / 8;
+                                              const int32_t (&id)[ATTN_TILE_PAGES],
+                                              int head, int tile, int lo, int hi) {
+    const int per_row = D / 8, at_once = ATTN_THREADS / per_row;
+    int row = (int)threadIdx.x / per_row, e = (int)threadIdx.x % per_row * 8;
+    int width = VALUES ? c.dv : c.d;
+    const bf16 *pages = VALUES ? c.vpage : c.kpage;
+    const bf16 *from[ATTN_TILE_PAGES];
+
 #pragma unroll
-    for (int i = (int)threadIdx.x; i < ML_KTILE * per_row; i += ATTN_THREADS) {
-        int r = i / per_row, e = i % per_row * 8, key = tile + r;
+    for (int i = 0; i < ATTN_TILE_PAGES; i++)
+        from[i] = pages + ((int64_t)id[i] * c.n_kv + head) * ML_PAGE * width + e;
+#pragma unroll
+    for (int i = 0; i < ML_KTILE / at_once; i++) {
+        const int in_page = i * at_once / ML_PAGE; /* at_once divides a page, or is one */
+        int r = row + i * at_once, key = tile + r;
         bool there = key >= lo && key <= hi && e < c.d;
-        const bf16 *from = !there   ? c.kpage
-                           : VALUES ? attn_value(c, page, head, key)
-                                    : attn_key(c, page, head, key);
-        ml_copy_async(to + r * attn_tile<D>::ld + e, there ? from + e : from, there);
+        ml_copy_async(to + r * attn_tile<D>::ld + e,
+                      there ? from[in_page] + (r - in_page * ML_PAGE) * width : pages,
+                      there);
     }
 }
 
@@ -84,15 +106,15 @@ template <int D, int ROWS>
 __device__ static inline void attn_fetch_rows(bf16 *to, const bf16 *from,
                                               const attn_call<bf16> &c, int first_token,
                                               int head, int first, int n_row) {
-    const int per_row = D / 8;
+    const int per_row = D / 8, at_once = ATTN_THREADS / per_row;
+    int row = (int)threadIdx.x / per_row, e = (int)threadIdx.x % per_row * 8;
+
 #pragma unroll
-    for (int i = (int)threadIdx.x; i < ROWS * per_row; i += ATTN_THREADS) {
-        int r = i / per_row, e = i % per_row * 8, row = first + r;
-        bool there = row < n_row && e < c.d;
-        int64_t at = ((int64_t)(first_token + row / c.group) * c.n_head + head * c.group +
-                      row % c.group) *
-                     c.d;
-        ml_copy_async(to + r * attn_tile<D>::ld + e, there ? from + at + e : from, there);
+    for (int i = 0; i < ROWS / at_once; i++) {
+        int r = row + i * at_once;
+        bool there = first + r < n_row && e < c.d;
+        const bf16 *at = from + attn_head_at(c, first_token, head, first + r) * c.d + e;
+        ml_copy_async(to + r * attn_tile<D>::ld + e, there ? at : from, there);
     }
 }
 

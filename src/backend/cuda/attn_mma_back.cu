@@ -15,8 +15,7 @@ __device__ static row_stat stat_of(const attn_call<bf16> &c, int first_token, in
                                    int row, int n_row) {
     row_stat r = { 0.0f, 0.0f, 0.0f };
     if (row < n_row) {
-        int64_t at = (int64_t)(first_token + row / c.group) * c.n_head + head * c.group +
-                     row % c.group;
+        int64_t at = attn_head_at(c, first_token, head, row);
         r.shift = c.stat[2 * at] * ML_LOG2E;
         r.inv_l = 1.0f / c.stat[2 * at + 1];
         r.delta = c.delta[at];
@@ -25,10 +24,11 @@ __device__ static row_stat stat_of(const attn_call<bf16> &c, int first_token, in
 }
 
 /* p and ds of one score; s as the tensor cores gave it. */
+template <bool CAP>
 __device__ static inline void weigh(const attn_call<bf16> &c, const row_stat &r, bool seen,
                                     float s, float dp, float &p, float &ds) {
     float slope = c.scale;
-    if (c.softcap != 0.0f) {
+    if (CAP) {
         s = c.softcap * ml_tanh(s * c.scale / c.softcap);
         slope *= attn_cap_slope(s, c.softcap);
         s *= ML_LOG2E;
@@ -41,7 +41,7 @@ __device__ static inline void weigh(const attn_call<bf16> &c, const row_stat &r,
 
 /* ---- dq ---- */
 
-template <int D>
+template <int D, bool CAP>
 __global__ void __launch_bounds__(ATTN_THREADS) back_queries(attn_call<bf16> c) {
     typedef attn_tile<D> tl;
     extern __shared__ __align__(16) bf16 smem[];
@@ -53,33 +53,38 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_queries(attn_call<bf16> c) 
     int head = (int)blockIdx.y, n_row = p.rows * c.group, row0 = p.index * ROWS;
     const int32_t *page;
     row_stat stat[2];
-    int pos[2], first[2], last, lo, hi;
+    int32_t id[ATTN_TILE_PAGES];
+    int pos[2], first[2], last, lo, hi, lo_tile;
     float acc[D / 8][4] = {};
 
     if (p.index < 0)
         return;
     page = c.page + c.page_start[p.seq];
     last = row0 + ROWS < n_row ? row0 + ROWS - 1 : n_row - 1;
-    hi = c.pos[p.first_row + last / c.group];
-    lo = attn_first_key(c, c.pos[p.first_row + row0 / c.group]);
+    hi = c.pos[p.first_row + attn_token(c, last)];
+    lo = attn_first_key(c, c.pos[p.first_row + attn_token(c, row0)]);
     attn_fetch_rows<D, ROWS>(rows, c.q, c, p.first_row, head, row0, n_row);
     attn_fetch_rows<D, ROWS>(outs, c.dout, c, p.first_row, head, row0, n_row);
-    attn_fetch_keys<D, false>(keys, c, page, head, lo / ML_KTILE * ML_KTILE, lo, hi);
-    attn_fetch_keys<D, true>(values, c, page, head, lo / ML_KTILE * ML_KTILE, lo, hi);
+    lo_tile = lo / ML_KTILE * ML_KTILE;
+    attn_tile_pages(id, page, lo_tile, lo, hi);
+    attn_fetch_keys<D, false>(keys, c, id, head, lo_tile, lo, hi);
+    attn_fetch_keys<D, true>(values, c, id, head, lo_tile, lo, hi);
     ml_copy_commit();
     for (int r = 0; r < 2; r++) {
         int row = row0 + own + lane / 4 + 8 * r;
         stat[r] = stat_of(c, p.first_row, head, row, n_row);
-        pos[r] = row < n_row ? c.pos[p.first_row + row / c.group] : -1;
+        pos[r] = row < n_row ? c.pos[p.first_row + attn_token(c, row)] : -1;
         first[r] = attn_first_key(c, pos[r]);
     }
-    for (int tile = lo / ML_KTILE * ML_KTILE, n = 0; tile <= hi; tile += ML_KTILE, n++) {
+    attn_tile_pages(id, page, lo_tile + ML_KTILE, lo, hi);
+    for (int tile = lo_tile, n = 0; tile <= hi; tile += ML_KTILE, n++) {
         int now = n % 2 * tl::key_tile, next = (n + 1) % 2 * tl::key_tile;
         float s[8][4], dp[8][4];
         uint32_t w[4][4];
         if (tile + ML_KTILE <= hi) {
-            attn_fetch_keys<D, false>(keys + next, c, page, head, tile + ML_KTILE, lo, hi);
-            attn_fetch_keys<D, true>(values + next, c, page, head, tile + ML_KTILE, lo, hi);
+            attn_fetch_keys<D, false>(keys + next, c, id, head, tile + ML_KTILE, lo, hi);
+            attn_fetch_keys<D, true>(values + next, c, id, head, tile + ML_KTILE, lo, hi);
+            attn_tile_pages(id, page, tile + 2 * ML_KTILE, lo, hi);
         }
         ml_copy_commit();
         ml_copy_wait<1>();
@@ -92,8 +97,8 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_queries(attn_call<bf16> c) 
             for (int k = 0; k < 4; k++) {
                 int key = tile + j * 8 + lane % 4 * 2 + k % 2;
                 float weight;
-                weigh(c, stat[k / 2], key <= pos[k / 2] && key >= first[k / 2], s[j][k],
-                      dp[j][k], weight, s[j][k]);
+                weigh<CAP>(c, stat[k / 2], key <= pos[k / 2] && key >= first[k / 2],
+                           s[j][k], dp[j][k], weight, s[j][k]);
             }
         attn_round<8>(w, s);
         attn_accumulate<D, 8>(acc, w, keys + now);
@@ -101,8 +106,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_queries(attn_call<bf16> c) 
     }
     for (int r = 0; r < 2; r++) {
         int row = row0 + own + lane / 4 + 8 * r;
-        int64_t at = (int64_t)(p.first_row + row / c.group) * c.n_head + head * c.group +
-                     row % c.group;
+        int64_t at = attn_head_at(c, p.first_row, head, row);
         if (row >= n_row)
             continue;
 #pragma unroll
@@ -135,7 +139,8 @@ __device__ static void fetch_step(back_room<D> &room, int n, const attn_call<bf1
     if (threadIdx.x < STEP) {
         int at = row + (int)threadIdx.x;
         room.stat[n % 2][threadIdx.x] = stat_of(c, p.first_row, head, at, n_row);
-        room.pos[n % 2][threadIdx.x] = at < n_row ? c.pos[p.first_row + at / c.group] : -1;
+        room.pos[n % 2][threadIdx.x] =
+            at < n_row ? c.pos[p.first_row + attn_token(c, at)] : -1;
     }
 }
 
@@ -156,7 +161,7 @@ __device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4],
 }
 
 /* A plan with a backward has all keys of a sequence in its batch: token i is at position i. */
-template <int D>
+template <int D, bool CAP>
 __global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
     back_room<D> &room = *(back_room<D> *)smem_bytes;
@@ -165,6 +170,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
     int lane = (int)threadIdx.x % 32, own = (int)threadIdx.x / 32 * 16;
     int head = (int)blockIdx.y, n_row = p.rows * c.group, tile = p.index * ML_KTILE;
     int row, end;
+    int32_t id[ATTN_TILE_PAGES];
     const int32_t *page;
     float dk[D / 8][4] = {}, dv[D / 8][4] = {};
 
@@ -175,8 +181,9 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
     end = c.window && tile + ML_KTILE - 1 + c.window < p.rows
               ? (tile + ML_KTILE - 1 + c.window) * c.group
               : n_row;
-    attn_fetch_keys<D, false>(room.keys, c, page, head, tile, 0, p.rows - 1);
-    attn_fetch_keys<D, true>(room.values, c, page, head, tile, 0, p.rows - 1);
+    attn_tile_pages(id, page, tile, 0, p.rows - 1);
+    attn_fetch_keys<D, false>(room.keys, c, id, head, tile, 0, p.rows - 1);
+    attn_fetch_keys<D, true>(room.values, c, id, head, tile, 0, p.rows - 1);
     fetch_step<D>(room, 0, c, p, head, row, n_row);
     ml_copy_commit();
     for (int n = 0; row < end; row += STEP, n++) {
@@ -198,7 +205,8 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
                     col = j * 8 + lane % 4 * 2 + k % 2;
                 int pos = room.pos[n % 2][col];
                 bool seen = key <= pos && key >= attn_first_key(c, pos);
-                weigh(c, room.stat[n % 2][col], seen, s[j][k], dp[j][k], s[j][k], dp[j][k]);
+                weigh<CAP>(c, room.stat[n % 2][col], seen, s[j][k], dp[j][k], s[j][k],
+                           dp[j][k]);
             }
         attn_round<STEP / 8>(w, s);
         attn_round<STEP / 8>(dw, dp);
@@ -210,7 +218,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
     put_keys<D>(c.dv_out, dv, c, p, head, tile + own, c.add_v);
 }
 
-template <int D> static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
+template <int D, bool CAP> static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
     size_t query_bytes = 6 * attn_tile<D>::key_tile * sizeof(bf16),
            key_bytes = sizeof(back_room<D>);
     dim3 queries(attn_most_pieces(c.n_token, c.n_seq, c.group, ROWS), (unsigned)c.n_kv);
@@ -219,20 +227,27 @@ template <int D> static void launch(ml_cuda_stream *s, const attn_call<bf16> &c)
     if (c.n_token == c.n_seq && c.group <= ROWS)
         queries.x = (unsigned)c.n_seq;
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(back_queries<D>,
+                 cudaFuncSetAttribute(back_queries<D, CAP>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)query_bytes),
                  "attention backward");
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(back_keys<D>,
+                 cudaFuncSetAttribute(back_keys<D, CAP>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)key_bytes),
                  "attention backward");
     if (c.dq)
-        back_queries<D><<<queries, ATTN_THREADS, query_bytes, s->stream>>>(c);
+        back_queries<D, CAP><<<queries, ATTN_THREADS, query_bytes, s->stream>>>(c);
     if (c.dk || c.dv_out)
-        back_keys<D><<<keys, ATTN_THREADS, key_bytes, s->stream>>>(c);
+        back_keys<D, CAP><<<keys, ATTN_THREADS, key_bytes, s->stream>>>(c);
     ml_cuda_launched(s, "attention backward");
+}
+
+template <int D> static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    if (c.softcap != 0.0f)
+        launch<D, true>(s, c);
+    else
+        launch<D, false>(s, c);
 }
 
 void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c) {

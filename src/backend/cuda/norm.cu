@@ -88,12 +88,16 @@ template <class T, int TEAM, int PAIRS> __global__ void norm_kernel(norm_call<T>
     }
 }
 
-/* One group of backward: writes dx, adds to the thread's sums of dw. */
+template <class T> __device__ static float weight_at(const norm_call<T> &c, int i) {
+    return i < c.width ? c.w[i] + (c.plus_one ? 1.0f : 0.0f) : 0.0f;
+}
+
+/* One group of backward: writes dx, adds to the thread's sums of dw.  Weights are read where they
+ * are used: registers are what there is least of. */
 template <class T, int TEAM, int PAIRS>
 __device__ static void back_group(const norm_call<T> &c, int64_t g, int lane,
-                                  const float (&w)[PAIRS][2], float (&dw)[PAIRS][2],
-                                  float *room) {
-    float h[PAIRS][2], dy[PAIRS][2], old[PAIRS][2] = {}, m = 0.0f, r;
+                                  float (&dw)[PAIRS][2], float *room) {
+    float h[PAIRS][2], dy[PAIRS][2], m = 0.0f, r;
 
     load_pairs<T, TEAM, PAIRS>(h, c.x + g * c.width, lane, c.width);
     load_pairs<T, TEAM, PAIRS>(dy, c.dy + g * c.width, lane, c.width);
@@ -104,18 +108,19 @@ __device__ static void back_group(const norm_call<T> &c, int64_t g, int lane,
         for (int k = 0; k < 2; k++) {
             h[j][k] *= r;
             dw[j][k] = fmaf(dy[j][k], h[j][k], dw[j][k]);
-            dy[j][k] *= w[j][k];
+            dy[j][k] *= weight_at(c, 2 * (lane + TEAM * j) + k);
             m = fmaf(dy[j][k], h[j][k], m);
         }
     m = -(team_sum<TEAM>(m, room) / (float)c.width);
     if (!c.dx)
         return;
-    if (c.add)
-        load_pairs<T, TEAM, PAIRS>(old, c.dx + g * c.width, lane, c.width);
 #pragma unroll
     for (int j = 0; j < PAIRS; j++) {
-        float d[2] = { fmaf(r, fmaf(h[j][0], m, dy[j][0]), old[j][0]),
-                       fmaf(r, fmaf(h[j][1], m, dy[j][1]), old[j][1]) };
+        float old[1][2] = {}, d[2];
+        if (c.add)
+            load_pairs<T, TEAM, 1>(old, c.dx + g * c.width, lane + TEAM * j, c.width);
+        d[0] = fmaf(r, fmaf(h[j][0], m, dy[j][0]), old[0][0]);
+        d[1] = fmaf(r, fmaf(h[j][1], m, dy[j][1]), old[0][1]);
         store_pair(c.dx + g * c.width, d, 2 * (lane + TEAM * j), c.width);
     }
 }
@@ -128,11 +133,10 @@ template <class T, int TEAM, int PAIRS> __global__ void norm_back_kernel(norm_ca
     int lane = (int)threadIdx.x % TEAM, team = (int)threadIdx.x / TEAM;
     int64_t first = (int64_t)blockIdx.x * c.per_chunk;
     int64_t end = first + c.per_chunk < c.n_group ? first + c.per_chunk : c.n_group;
-    float w[PAIRS][2], dw[PAIRS][2] = {};
+    float dw[PAIRS][2] = {};
 
-    load_weight<TEAM, PAIRS>(w, c.w, lane, c.width, c.plus_one);
     for (int64_t g = first + team; g < end; g += TEAMS)
-        back_group<T, TEAM, PAIRS>(c, c.first + g * c.step, lane, w, dw, room);
+        back_group<T, TEAM, PAIRS>(c, c.first + g * c.step, lane, dw, room);
     if (!c.part)
         return;
 #pragma unroll
@@ -196,7 +200,7 @@ template <class T> static void norm_run(ml_stream *s, const norm_call<T> &c, boo
     else if (c.width <= 256)
         norm_launch<T, 32, 4>(s, c, back);
     else if (c.width <= 1024)
-        norm_launch<T, 256, 2>(s, c, back);
+        norm_launch<T, 32, 16>(s, c, back);
     else if (c.width <= 4096)
         norm_launch<T, 256, 8>(s, c, back);
     else
