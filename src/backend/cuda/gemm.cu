@@ -6,15 +6,14 @@
 #include <string.h>
 
 enum {
-    FEW_ROWS = 64,     /* up to here our kernel is as fast or faster, */
-    SMALL_ROWS = 512,  /* and up to here where there are few columns, */
-    SMALL_COLS = 8192, /* which large tiles would leave to a few multiprocessors */
-    SOME_ROWS = 1024,  /* rows that one algorithm is chosen for; the other is for more */
-    MANY_ROWS = 8192,
-    TRIAL_ROWS = 320, /* rows of the comparison: several tiles, the last one not whole */
+    FEW_ROWS = 64, /* up to here our kernel has everything */
+    CLASSES =
+        6, /* numbers of rows that are tried out; those up to one of them go its way */
     MAX_PAGES = 512,
-    CANDIDATES = 8
+    CANDIDATES = 8,
+    RUNS = 3 /* that are timed */
 };
+static const int class_rows[CLASSES] = { 128, 256, 512, 1024, 4096, 8192 };
 static const size_t WORKSPACE = (size_t)64 << 20;
 
 /* What was found out about a product. */
@@ -22,8 +21,9 @@ typedef struct page {
     int64_t m, n, k;     /* rows: 0 when for all that are like it */
     bool a_rows, b_rows; /* a_k == 1, b_k == 1 */
     ml_dtype out;
-    bool forward, many;
-    bool lt; /* cuBLASLt may have it */
+    bool forward;
+    int rows_class;
+    bool lt; /* cuBLASLt has it */
     cublasLtMatmulAlgo_t algo;
 } page;
 
@@ -96,7 +96,7 @@ static page *find_page(ml_gemm_book *b, const page *like) {
     for (int i = 0; i < b->n_page; i++) {
         page *p = &b->page[i];
         if (p->m == like->m && p->n == like->n && p->k == like->k && p->out == like->out &&
-            p->forward == like->forward && p->many == like->many &&
+            p->forward == like->forward && p->rows_class == like->rows_class &&
             p->a_rows == like->a_rows && p->b_rows == like->b_rows)
             return p;
     }
@@ -111,14 +111,14 @@ static page *add_page(ml_gemm_book *b, const page *p) {
     return &b->page[b->n_page++];
 }
 
-static page forward_page(int64_t n, int64_t k, ml_dtype out, bool many) {
+static page forward_page(int64_t n, int64_t k, ml_dtype out, int rows_class) {
     page p = {};
 
     p.n = n;
     p.k = k;
     p.out = out;
     p.forward = p.a_rows = p.b_rows = true;
-    p.many = many;
+    p.rows_class = rows_class;
     return p;
 }
 
@@ -144,24 +144,33 @@ __global__ static void trial_compare(int *differ, const unsigned char *a,
 
 typedef struct trial {
     ml_cuda_stream *s;
-    ml_gemm ours, theirs;
+    int64_t n, k, most; /* most: rows there is room for */
+    ml_dtype out;
     bf16 *x, *w;
-    unsigned char *y[2];
-    size_t bytes; /* of y */
+    unsigned char *y[2]; /* ours, theirs */
     int *differ;
+    cudaEvent_t start, end;
 } trial;
 
-static ml_status open_trial(trial *t, int64_t n, int64_t k, ml_dtype out, ml_err *err) {
-    size_t x = ml_cuda_align((size_t)(TRIAL_ROWS * k) * 2),
-           w = ml_cuda_align((size_t)(n * k) * 2);
-    size_t y = ml_cuda_align((size_t)(TRIAL_ROWS * n) * ml_dtype_bytes(out));
+static int64_t trial_rows(int64_t n, ml_dtype out, int rows_class) {
+    int64_t most = ((int64_t)1 << 30) / (n * (int64_t)ml_dtype_bytes(out));
+    int64_t rows = class_rows[rows_class];
+    return rows < most ? rows : most > class_rows[0] ? most : class_rows[0];
+}
+
+static ml_status open_trial(trial *t, ml_err *err) {
+    size_t x, w, y;
     unsigned char *all;
 
+    t->most = trial_rows(t->n, t->out, CLASSES - 1);
+    x = ml_cuda_align((size_t)(t->most * t->k) * sizeof(bf16));
+    w = ml_cuda_align((size_t)(t->n * t->k) * sizeof(bf16));
+    y = ml_cuda_align((size_t)(t->most * t->n) * ml_dtype_bytes(t->out));
     if (cudaMalloc((void **)&all, x + w + 2 * y + 256) != cudaSuccess) {
         cudaGetLastError();
         return ml_fail(
             err, ML_ENOMEM,
-            "the GPU has no %.1f MiB to compare matrix products with; free some of "
+            "the GPU has no %.1f MiB to try out matrix products with; free some of "
             "its memory",
             (double)(x + w + 2 * y) / 0x1p20);
     }
@@ -170,40 +179,50 @@ static ml_status open_trial(trial *t, int64_t n, int64_t k, ml_dtype out, ml_err
     t->y[0] = all + x + w;
     t->y[1] = t->y[0] + y;
     t->differ = (int *)(t->y[1] + y);
-    t->bytes = (size_t)(TRIAL_ROWS * n) * ml_dtype_bytes(out);
-    trial_fill<<<ml_cuda_blocks(TRIAL_ROWS * k, 256), 256, 0, t->s->stream>>>(
-        t->x, TRIAL_ROWS * k, 1);
-    trial_fill<<<ml_cuda_blocks(n * k, 256), 256, 0, t->s->stream>>>(t->w, n * k, 77);
+    cudaEventCreate(&t->start);
+    cudaEventCreate(&t->end);
+    trial_fill<<<ml_cuda_blocks(t->most * t->k, 256), 256, 0, t->s->stream>>>(
+        t->x, t->most * t->k, 1);
+    trial_fill<<<ml_cuda_blocks(t->n * t->k, 256), 256, 0, t->s->stream>>>(t->w,
+                                                                           t->n * t->k, 77);
     return ML_OK;
 }
 
-static ml_gemm trial_gemm(const trial *t, int64_t n, int64_t k, ml_dtype out, int y) {
+static void close_trial(trial *t) {
+    cudaStreamSynchronize(t->s->stream);
+    cudaEventDestroy(t->start);
+    cudaEventDestroy(t->end);
+    cudaFree(t->x);
+}
+
+static ml_gemm trial_gemm(const trial *t, int64_t rows, int y) {
     ml_gemm g = {};
 
-    g.m = TRIAL_ROWS;
-    g.n = n;
-    g.k = k;
+    g.m = rows;
+    g.n = t->n;
+    g.k = t->k;
     g.a = t->x;
     g.b = t->w;
-    g.a_m = g.b_n = k;
+    g.a_m = g.b_n = g.k;
     g.a_k = g.b_k = 1;
     g.c = t->y[y];
-    g.ldc = n;
+    g.ldc = g.n;
     g.in = ML_BF16;
-    g.out = out;
+    g.out = t->out;
     return g;
 }
 
 /* Does cuBLASLt give our bits with this algorithm? */
 static bool same_bits(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *algo) {
+    size_t bytes = (size_t)(g->m * g->n) * ml_dtype_bytes(t->out);
     int differ = 1;
 
-    cudaMemsetAsync(t->y[1], 0xff, t->bytes, t->s->stream);
+    cudaMemsetAsync(t->y[1], 0xff, bytes, t->s->stream);
     cudaMemsetAsync(t->differ, 0, sizeof differ, t->s->stream);
     if (!lt_run(t->s, g, algo))
         return false;
-    trial_compare<<<ml_cuda_blocks((int64_t)t->bytes, 256), 256, 0, t->s->stream>>>(
-        t->differ, t->y[0], t->y[1], t->bytes);
+    trial_compare<<<ml_cuda_blocks((int64_t)bytes, 256), 256, 0, t->s->stream>>>(
+        t->differ, t->y[0], t->y[1], bytes);
     if (cudaMemcpyAsync(&differ, t->differ, sizeof differ, cudaMemcpyDeviceToHost,
                         t->s->stream) != cudaSuccess ||
         cudaStreamSynchronize(t->s->stream) != cudaSuccess)
@@ -211,50 +230,81 @@ static bool same_bits(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *al
     return differ == 0;
 }
 
-static void try_page(trial *t, page *p) {
-    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-    ml_gemm large = trial_gemm(t, p->n, p->k, p->out, 1), g = large;
-    int n;
+/* Milliseconds of a product; algo NULL: ours. */
+static float time_of(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *algo) {
+    float ms = 0.0f;
 
-    large.m = p->many ? MANY_ROWS : SOME_ROWS / 4; /* what the library's guess is for */
-    n = lt_candidates(t->s, &large, found);
-    for (int i = 0; i < n && !p->lt; i++)
-        if (found[i].state == CUBLAS_STATUS_SUCCESS && same_bits(t, &g, &found[i].algo)) {
+    for (int i = -1; i < RUNS; i++) {
+        if (i == 0)
+            cudaEventRecord(t->start, t->s->stream);
+        if (algo)
+            lt_run(t->s, g, algo);
+        else
+            ml_gemm_mma(t->s, g);
+    }
+    cudaEventRecord(t->end, t->s->stream);
+    cudaEventSynchronize(t->end);
+    cudaEventElapsedTime(&ms, t->start, t->end);
+    return ms;
+}
+
+/* The fastest of those with the same bits: the choice never shows in results. */
+static void try_page(trial *t, page *p) {
+    int64_t rows = trial_rows(t->n, t->out, p->rows_class);
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    ml_gemm ours = trial_gemm(t, rows, 0), theirs = trial_gemm(t, rows, 1);
+    float best = time_of(t, &ours, NULL);
+    int n = lt_candidates(t->s, &theirs, found);
+
+    for (int i = 0; i < n; i++) {
+        float ms;
+        if (found[i].state != CUBLAS_STATUS_SUCCESS ||
+            !same_bits(t, &theirs, &found[i].algo))
+            continue;
+        ms = time_of(t, &theirs, &found[i].algo);
+        if (ms < best) {
+            best = ms;
             p->lt = true;
             p->algo = found[i].algo;
         }
+    }
 }
 
 ml_status ml_gemm_try(ml_cuda_stream *s, int64_t n, int64_t k, ml_dtype in, ml_dtype out,
                       ml_err *err) {
-    page want = forward_page(n, k, out, false);
+    page want = forward_page(n, k, out, 0);
     trial t = {};
-    ml_gemm g;
     ml_status st;
 
     t.s = s;
+    t.n = n;
+    t.k = k;
+    t.out = out;
     if (in != ML_BF16 || k % 8 != 0 || find_page(s->gemm, &want))
         return ML_OK;
-    st = open_trial(&t, n, k, out, err);
+    st = open_trial(&t, err);
     if (st != ML_OK)
         return st;
-    g = trial_gemm(&t, n, k, out, 0);
-    ml_gemm_mma(s, &g);
-    for (int many = 0; many < 2; many++) {
-        page p = forward_page(n, k, out, many != 0);
+    for (int i = 0; i < CLASSES; i++) {
+        page p = forward_page(n, k, out, i);
         try_page(&t, &p);
         add_page(s->gemm, &p);
     }
-    cudaStreamSynchronize(s->stream);
-    cudaFree(t.x);
+    close_trial(&t);
     return ML_OK;
 }
 
 /* ---- products ---- */
 
+static int class_of(int64_t rows) {
+    int i = 0;
+    while (i < CLASSES - 1 && rows > class_rows[i])
+        i++;
+    return i;
+}
+
 void ml_gemm_rows(ml_cuda_stream *s, const ml_gemm *g) {
-    page want = forward_page(g->n, g->k, g->out, g->m > SOME_ROWS), *p;
-    bool few;
+    page want = forward_page(g->n, g->k, g->out, class_of(g->m)), *p;
 
     if (g->m == 0)
         return;
@@ -262,8 +312,7 @@ void ml_gemm_rows(ml_cuda_stream *s, const ml_gemm *g) {
         ml_gemm_plain(s, g);
         return;
     }
-    few = g->m <= FEW_ROWS || (g->m <= SMALL_ROWS && g->n <= SMALL_COLS);
-    p = few ? NULL : find_page(s->gemm, &want);
+    p = g->m > FEW_ROWS ? find_page(s->gemm, &want) : NULL;
     if (!p || !p->lt || !lt_run(s, g, &p->algo))
         ml_gemm_mma(s, g);
 }

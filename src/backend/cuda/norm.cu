@@ -1,10 +1,10 @@
 /* norm.cu - RMSNORM.
  *
- * A team of threads (a warp, or a block for wide groups) has a group; each thread keeps its
- * pairs of numbers in registers.  Team and pairs follow from the width alone. */
+ * A team of threads (half a warp, a warp, or a block for wide groups) has a group; each thread
+ * keeps its packs of numbers in registers.  Team and packs follow from the width alone. */
 #include "backend/cuda/common.cuh"
 
-enum { THREADS = 256, MAX_CHUNKS = 528 /* four for each multiprocessor of an H200 */ };
+enum { THREADS = 256, MAX_CHUNKS = 264 /* two for each multiprocessor of an H200 */ };
 
 template <class T> struct norm_call {
     T *y, *dx;
@@ -18,142 +18,156 @@ template <class T> struct norm_call {
     bool plus_one, add;
 };
 
-/* TEAM threads with up to PAIRS pairs each. */
-template <int TEAM> __device__ static float team_sum(float x, float *room) {
-    return TEAM == 32 ? ml_warp_sum(x) : ml_block_sum<TEAM / 32>(x, room);
-}
+/* How a width is shared out: TEAM threads with PACKS packs of V numbers each. */
+template <int TEAM_, int PACKS_, int V_> struct shares {
+    static const int TEAM = TEAM_, PACKS = PACKS_, V = V_;
+    static const int WARPS = TEAM_ > 32 ? TEAM_ / 32 : 1;
+    static const int TEAMS = THREADS / TEAM_;
+};
 
-template <class T, int TEAM, int PAIRS>
-__device__ static void load_pairs(float (&v)[PAIRS][2], const T *from, int lane,
-                                  int width) {
+template <class S> __device__ static float team_sum(float x, float *room) {
+    if constexpr (S::TEAM > 32) {
+        return ml_block_sum<S::WARPS>(x, room);
+    } else {
 #pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        int i = 2 * (lane + TEAM * j);
-        v[j][0] = v[j][1] = 0.0f;
-        if (width % 2 == 0 && i < width)
-            ml_load(v[j], from + i);
-        for (int k = 0; width % 2 && k < 2; k++)
-            if (i + k < width)
-                v[j][k] = ml_f32(from[i + k]);
+        for (int w = S::TEAM / 2; w; w >>= 1)
+            x += __shfl_xor_sync(0xffffffffu, x, w);
+        return x;
     }
 }
 
-template <class T>
-__device__ static void store_pair(T *to, const float (&v)[2], int i, int width) {
-    if (width % 2 == 0 && i < width)
-        ml_store(to + i, v);
-    for (int k = 0; width % 2 && k < 2; k++)
-        if (i + k < width)
-            to[i + k] = ml_as<T>(v[k]);
+/* Where pack j of a thread begins. */
+template <class S> __device__ static int pack_at(int lane, int j) {
+    return S::V * (lane + S::TEAM * j);
 }
 
-template <int PAIRS>
-__device__ static float dot(const float (&a)[PAIRS][2], const float (&b)[PAIRS][2]) {
-    float sum = 0.0f;
+template <class S, class T>
+__device__ static void load_pack(float (&v)[S::V], const T *from, int i, int width) {
 #pragma unroll
-    for (int j = 0; j < PAIRS; j++)
-        sum = fmaf(a[j][1], b[j][1], fmaf(a[j][0], b[j][0], sum));
+    for (int k = 0; k < S::V; k++)
+        v[k] = 0.0f;
+    if (i < width)
+        ml_load(v, from + i);
+}
+
+template <class S>
+__device__ static float dot(const float (&a)[S::V], const float (&b)[S::V], float sum) {
+#pragma unroll
+    for (int k = 0; k < S::V; k++)
+        sum = fmaf(a[k], b[k], sum);
     return sum;
 }
 
-template <int TEAM, int PAIRS>
-__device__ static void load_weight(float (&w)[PAIRS][2], const float *from, int lane,
-                                   int width, bool plus_one) {
-    load_pairs<float, TEAM, PAIRS>(w, from, lane, width);
+template <class S, class T>
+__device__ static void load_weight(float (&w)[S::V], const norm_call<T> &c,
+                                   const float *from, int i) {
+    load_pack<S>(w, from, i, c.width);
 #pragma unroll
-    for (int j = 0; plus_one && j < PAIRS; j++) {
-        w[j][0] += 1.0f;
-        w[j][1] += 1.0f;
-    }
+    for (int k = 0; k < S::V; k++)
+        w[k] += c.plus_one ? 1.0f : 0.0f;
 }
 
-template <class T, int TEAM, int PAIRS> __global__ void norm_kernel(norm_call<T> c) {
+/* x of a group, and 1 / its root mean square. */
+template <class S, class T>
+__device__ static float load_group(float (&x)[S::PACKS][S::V], const norm_call<T> &c,
+                                   int64_t g, int lane, float *room) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < S::PACKS; j++) {
+        load_pack<S>(x[j], c.x + g * c.width, pack_at<S>(lane, j), c.width);
+        sum = dot<S>(x[j], x[j], sum);
+    }
+    return 1.0f / sqrtf(team_sum<S>(sum, room) / (float)c.width + c.eps);
+}
+
+template <class S, class T> __global__ void norm_kernel(norm_call<T> c) {
     __shared__ float room[THREADS / 32];
-    int lane = (int)threadIdx.x % TEAM;
-    int64_t g = (int64_t)blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM;
-    float x[PAIRS][2], w[PAIRS][2], r;
-    const float *weight = c.w + g % c.n_weight * c.width;
+    int lane = (int)threadIdx.x % S::TEAM;
+    int64_t g = (int64_t)blockIdx.x * S::TEAMS + threadIdx.x / S::TEAM;
+    bool there = g < c.n_group; /* teams of a warp stay together */
+    float x[S::PACKS][S::V], r;
 
-    if (g >= c.n_group) /* of a block-wide team: all of it */
-        return;
-    load_pairs<T, TEAM, PAIRS>(x, c.x + g * c.width, lane, c.width);
-    load_weight<TEAM, PAIRS>(w, weight, lane, c.width, c.plus_one);
-    r = 1.0f / sqrtf(team_sum<TEAM>(dot(x, x), room) / (float)c.width + c.eps);
+    if (!there)
+        g = 0;
+    r = load_group<S>(x, c, g, lane, room);
 #pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        int i = 2 * (lane + TEAM * j);
-        x[j][0] = (x[j][0] * r) * w[j][0];
-        x[j][1] = (x[j][1] * r) * w[j][1];
-        store_pair(c.y + g * c.width, x[j], i, c.width);
+    for (int j = 0; j < S::PACKS; j++) {
+        int i = pack_at<S>(lane, j);
+        float w[S::V];
+        load_weight<S>(w, c, c.w + g % c.n_weight * c.width, i);
+#pragma unroll
+        for (int k = 0; k < S::V; k++)
+            x[j][k] = (x[j][k] * r) * w[k];
+        if (there && i < c.width)
+            ml_store(c.y + g * c.width + i, x[j]);
     }
 }
 
-template <class T> __device__ static float weight_at(const norm_call<T> &c, int i) {
-    return i < c.width ? c.w[i] + (c.plus_one ? 1.0f : 0.0f) : 0.0f;
-}
+/* One group of backward: writes dx, adds to the thread's sums of dw. */
+template <class S, class T>
+__device__ static void back_group(const norm_call<T> &c, int64_t g, bool there, int lane,
+                                  float (&dw)[S::PACKS][S::V], float *room) {
+    float h[S::PACKS][S::V], dy[S::PACKS][S::V], m = 0.0f, r;
 
-/* One group of backward: writes dx, adds to the thread's sums of dw.  Weights are read where they
- * are used: registers are what there is least of. */
-template <class T, int TEAM, int PAIRS>
-__device__ static void back_group(const norm_call<T> &c, int64_t g, int lane,
-                                  float (&dw)[PAIRS][2], float *room) {
-    float h[PAIRS][2], dy[PAIRS][2], m = 0.0f, r;
-
-    load_pairs<T, TEAM, PAIRS>(h, c.x + g * c.width, lane, c.width);
-    load_pairs<T, TEAM, PAIRS>(dy, c.dy + g * c.width, lane, c.width);
-    r = 1.0f / sqrtf(team_sum<TEAM>(dot(h, h), room) / (float)c.width + c.eps);
 #pragma unroll
-    for (int j = 0; j < PAIRS; j++)
+    for (int j = 0; j < S::PACKS; j++)
+        load_pack<S>(dy[j], c.dy + g * c.width, pack_at<S>(lane, j), there ? c.width : 0);
+    r = load_group<S>(h, c, g, lane, room);
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
+    for (int j = 0; j < S::PACKS; j++) {
+        float w[S::V];
+        load_weight<S>(w, c, c.w, pack_at<S>(lane, j));
+#pragma unroll
+        for (int k = 0; k < S::V; k++) {
             h[j][k] *= r;
             dw[j][k] = fmaf(dy[j][k], h[j][k], dw[j][k]);
-            dy[j][k] *= weight_at(c, 2 * (lane + TEAM * j) + k);
+            dy[j][k] *= w[k];
             m = fmaf(dy[j][k], h[j][k], m);
         }
-    m = -(team_sum<TEAM>(m, room) / (float)c.width);
-    if (!c.dx)
-        return;
+    }
+    m = -(team_sum<S>(m, room) / (float)c.width);
 #pragma unroll
-    for (int j = 0; j < PAIRS; j++) {
-        float old[1][2] = {}, d[2];
-        if (c.add)
-            load_pairs<T, TEAM, 1>(old, c.dx + g * c.width, lane + TEAM * j, c.width);
-        d[0] = fmaf(r, fmaf(h[j][0], m, dy[j][0]), old[0][0]);
-        d[1] = fmaf(r, fmaf(h[j][1], m, dy[j][1]), old[0][1]);
-        store_pair(c.dx + g * c.width, d, 2 * (lane + TEAM * j), c.width);
+    for (int j = 0; j < S::PACKS; j++) {
+        int i = pack_at<S>(lane, j);
+        float old[S::V], d[S::V];
+        if (!there || !c.dx || i >= c.width)
+            continue;
+        load_pack<S>(old, c.dx + g * c.width, i, c.add ? c.width : 0);
+#pragma unroll
+        for (int k = 0; k < S::V; k++)
+            d[k] = fmaf(r, fmaf(h[j][k], m, dy[j][k]), old[k]);
+        ml_store(c.dx + g * c.width + i, d);
     }
 }
 
 /* A block goes through the groups of a chunk; its teams' sums are added in their order. */
-template <class T, int TEAM, int PAIRS> __global__ void norm_back_kernel(norm_call<T> c) {
-    const int TEAMS = THREADS / TEAM;
+template <class S, class T>
+__global__ void __launch_bounds__(THREADS, 2) norm_back_kernel(norm_call<T> c) {
+    extern __shared__ float sums[]; /* [TEAMS][width] */
     __shared__ float room[THREADS / 32];
-    __shared__ float sums[TEAMS > 1 ? TEAMS : 1][TEAMS > 1 ? 2 * TEAM * PAIRS : 1];
-    int lane = (int)threadIdx.x % TEAM, team = (int)threadIdx.x / TEAM;
+    int lane = (int)threadIdx.x % S::TEAM, team = (int)threadIdx.x / S::TEAM;
     int64_t first = (int64_t)blockIdx.x * c.per_chunk;
     int64_t end = first + c.per_chunk < c.n_group ? first + c.per_chunk : c.n_group;
-    float dw[PAIRS][2] = {};
+    float dw[S::PACKS][S::V] = {};
 
-    for (int64_t g = first + team; g < end; g += TEAMS)
-        back_group<T, TEAM, PAIRS>(c, c.first + g * c.step, lane, dw, room);
+    for (int64_t base = first; base < end; base += S::TEAMS) {
+        bool there = base + team < end;
+        back_group<S>(c, c.first + (there ? base + team : first) * c.step, there, lane, dw,
+                      room);
+    }
     if (!c.part)
         return;
 #pragma unroll
-    for (int j = 0; j < PAIRS; j++)
+    for (int j = 0; j < S::PACKS; j++)
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-            int i = 2 * (lane + TEAM * j) + k;
-            if (TEAMS > 1)
-                sums[TEAMS > 1 ? team : 0][TEAMS > 1 ? i : 0] = dw[j][k];
-            else if (i < c.width)
-                c.part[(int64_t)blockIdx.x * c.width + i] = dw[j][k];
-        }
+        for (int k = 0; k < S::V; k++)
+            if (pack_at<S>(lane, j) + k < c.width)
+                sums[team * c.width + pack_at<S>(lane, j) + k] = dw[j][k];
     __syncthreads();
-    for (int i = (int)threadIdx.x; TEAMS > 1 && i < c.width; i += THREADS) {
+    for (int i = (int)threadIdx.x; i < c.width; i += THREADS) {
         float sum = 0.0f;
-        for (int t = 0; t < TEAMS; t++)
-            sum += sums[t][TEAMS > 1 ? i : 0];
+        for (int t = 0; t < S::TEAMS; t++)
+            sum += sums[t * c.width + i];
         c.part[(int64_t)blockIdx.x * c.width + i] = sum;
     }
 }
@@ -180,31 +194,32 @@ size_t ml_cuda_rmsnorm_scratch(const ml_op_args *a, bool backward) {
     return backward ? (size_t)MAX_CHUNKS * (size_t)a->attr->norm.width * sizeof(float) : 0;
 }
 
-template <class T, int TEAM, int PAIRS>
+template <class S, class T>
 static void norm_launch(ml_stream *s, const norm_call<T> &c, bool back) {
     cudaStream_t stream = ml_cuda(s)->stream;
+    size_t sums = (size_t)S::TEAMS * (size_t)c.width * sizeof(float);
+
     if (back)
-        norm_back_kernel<T, TEAM, PAIRS>
-            <<<ml_cuda_blocks(c.n_group, c.per_chunk), THREADS, 0, stream>>>(c);
+        norm_back_kernel<S, T>
+            <<<ml_cuda_blocks(c.n_group, c.per_chunk), THREADS, sums, stream>>>(c);
     else
-        norm_kernel<T, TEAM, PAIRS>
-            <<<ml_cuda_blocks(c.n_group, THREADS / TEAM), THREADS, 0, stream>>>(c);
+        norm_kernel<S, T><<<ml_cuda_blocks(c.n_group, S::TEAMS), THREADS, 0, stream>>>(c);
     ml_cuda_launched(ml_cuda(s), back ? "rmsnorm backward" : "rmsnorm");
 }
 
 template <class T> static void norm_run(ml_stream *s, const norm_call<T> &c, bool back) {
     if (c.n_group == 0)
         return;
-    if (c.width <= 128)
-        norm_launch<T, 32, 2>(s, c, back);
-    else if (c.width <= 256)
-        norm_launch<T, 32, 4>(s, c, back);
+    if (c.width % 8 && c.width <= 256)
+        norm_launch<shares<32, 8, 1>>(s, c, back);
+    else if (c.width % 8)
+        norm_launch<shares<256, 32, 1>>(s, c, back);
+    else if (c.width <= 128)
+        norm_launch<shares<16, 1, 8>>(s, c, back);
     else if (c.width <= 1024)
-        norm_launch<T, 32, 16>(s, c, back);
-    else if (c.width <= 4096)
-        norm_launch<T, 256, 8>(s, c, back);
+        norm_launch<shares<32, 4, 8>>(s, c, back);
     else
-        norm_launch<T, 256, 16>(s, c, back);
+        norm_launch<shares<256, 4, 8>>(s, c, back);
 }
 
 template <class T> static norm_call<T> norm_open(const ml_op_args *a) {
@@ -216,7 +231,6 @@ template <class T> static norm_call<T> norm_open(const ml_op_args *a) {
     c.n_weight = (int)(a->w[0].shape[0] / c.width);
     c.step = 1;
     c.n_group = ml_tensor_count(&a->in[0]) / c.width;
-    c.per_chunk = groups_per_chunk(c.n_group);
     c.eps = a->attr->norm.eps;
     c.plus_one = a->attr->norm.plus_one;
     return c;
