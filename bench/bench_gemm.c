@@ -7,6 +7,8 @@
  *   M=1     GB/s of weights that no cache holds; the peer only reads as many bytes.
  *   M=8     GFLOP/s on such weights; the peer is what that reading speed or the FMA units
  *           allow, whichever is lower.
+ *   experts GFLOP/s of MOE_LINEAR, 64 experts with 1,024 tokens of 4 each, unevenly spread;
+ *           the peer is our own dense product of as many rows.
  * Every line also says which share of the FMA units' speed ours is.
  *
  * Linked with -lopenblas, which is a dependency of benchmarks only. */
@@ -258,6 +260,84 @@ static void bench_far(bench *b, char *far, ml_dtype dtype, int m) {
                gflop / best);
 }
 
+/* ---- experts ---- */
+
+enum { EXPERTS = 64, PAIRS = 4096, EXPERT_N = 512, EXPERT_K = 1024 };
+
+typedef struct experts {
+    ml_op_args one, many; /* a dense layer, and MOE_LINEAR, on the same rows */
+    int32_t start[EXPERTS + 1];
+} experts;
+
+/* From 40 to 88 rows each. */
+static void spread_rows(int32_t *start) {
+    start[0] = 0;
+    for (int e = 0; e < EXPERTS; e++)
+        start[e + 1] = start[e] + PAIRS / EXPERTS + 8 * (e % 7 - 3);
+    start[EXPERTS] = PAIRS;
+}
+
+static void open_experts(experts *x, const bench *b) {
+    static const ml_op_attr attr = { .moe = {
+                                         .n_expert = EXPERTS, .top_k = 4, .scale = 1 } };
+    const size_t weight = sizeof(float) * EXPERT_N * EXPERT_K;
+    const ml_tensor w = {
+        allocate(weight * EXPERTS), ML_F32, ML_PANELS, 3, { EXPERTS, EXPERT_N, EXPERT_K }
+    };
+    ml_op_args a = { .attr = &attr };
+
+    spread_rows(x->start);
+    a.in[0] = (ml_tensor){
+        allocate(sizeof(float) * PAIRS * EXPERT_K), ML_F32, ML_ROWS, 2, { PAIRS, EXPERT_K }
+    };
+    a.out[0] = (ml_tensor){
+        allocate(sizeof(float) * PAIRS * EXPERT_N), ML_F32, ML_ROWS, 2, { PAIRS, EXPERT_N }
+    };
+    a.din[0] = a.in[0];
+    a.din[0].data = allocate(sizeof(float) * PAIRS * EXPERT_K);
+    a.dout[0] = a.out[0];
+    x->one = x->many = a;
+    x->one.w[0] = (ml_tensor){ w.data, ML_F32, ML_PANELS, 2, { EXPERT_N, EXPERT_K } };
+    x->many.w[0] = w;
+    x->many.in[1] = (ml_tensor){ x->start, ML_I32, ML_ROWS, 1, { EXPERTS + 1 } };
+    x->one.dw[0] = x->one.w[0];
+    x->many.dw[0] = w;
+    x->one.dw[0].data = x->many.dw[0].data = allocate(weight * EXPERTS);
+    x->one.scratch = x->many.scratch = allocate(ml_gemm_scratch(b->s, &x->one.w[0], PAIRS));
+}
+
+static void close_experts(experts *x) {
+    free(x->many.w[0].data);
+    free(x->many.dw[0].data);
+    free(x->many.in[0].data);
+    free(x->many.out[0].data);
+    free(x->many.din[0].data);
+    free(x->many.scratch);
+}
+
+static double time_op(const bench *b, ml_op_id op, const ml_op_args *a, bool backward) {
+    const double start = ml_clock_s();
+    (backward ? b->be.ops->backward : b->be.ops->forward)[op](b->be.stream, a);
+    return ml_clock_s() - start;
+}
+
+static void bench_experts(bench *b) {
+    experts x;
+
+    open_experts(&x, b);
+    for (int backward = 0; backward < 2; backward++) {
+        const double gflop = 2e-9 * PAIRS * EXPERT_N * EXPERT_K * (backward ? 2 : 1);
+        double best = 1e9, peer = 1e9;
+        for (int i = 0; i < TURNS; i++) {
+            best = lesser(best, time_op(b, ML_OP_MOE_LINEAR, &x.many, backward));
+            peer = lesser(peer, time_op(b, ML_OP_LINEAR, &x.one, backward));
+        }
+        report(b, backward ? "experts backward" : "experts forward", "GFLOP/s",
+               gflop / best, gflop / peer, 0.7, gflop / best);
+    }
+    close_experts(&x);
+}
+
 static void bench_threads(bench *b, int threads, char *far) {
     ml_err err;
 
@@ -276,6 +356,7 @@ static void bench_threads(bench *b, int threads, char *far) {
     bench_layer(b, 1024, 1024);
     bench_layer(b, 3072, 1024);
     bench_layer(b, 1024, 3072);
+    bench_experts(b);
     ml_backend_close(&b->be);
 }
 
