@@ -32,7 +32,7 @@ modes=(
   "dynamic train $grpo --over-sampling-batch-size 48
     --dynamic-sampling-filter-path check_reward_nonzero_std"
   "partial train $grpo --over-sampling-batch-size 48 --partial-rollout"
-  "ahead train-async $grpo"
+  "ahead train-async $grpo --use-tis --lr 8e-4"
   "flow train-async $grpo --fully-async --max-weight-staleness 2"
 )
 
