@@ -50,16 +50,17 @@ esac
   --adam-beta2 0.98 --weight-decay 0 --no-recompute-loss-function --save "$dir/sft" > "$dir/log"
 start=$dir/sft/iter_$(printf %07d $((sft_rounds - 1)))
 
-# run NAME ROW FLAG...: what was said goes to $dir/log
+# run NAME ROW FLAG...: what was said goes to $dir/log.  A row may have a rate of its own.
 run() {
-  local save=$dir/$1 words
+  local save=$dir/$1 words rate=(--lr 5e-4)
+  [[ $2 == *" --lr "* ]] && rate=()
   read -r -d '' -a words <<< "$2" || true
   shift 2
   "$build/miles" "${words[1]}" --hf-checkpoint "$start" --save "$save" \
     --prompt-data "$dir/prompts.jsonl" --input-key messages --label-key label \
     --apply-chat-template --rollout-shuffle --rollout-seed 1 --num-rollout "$rounds" \
     --rollout-batch-size "$prompts" --n-samples-per-prompt 8 --rollout-max-response-len 8 \
-    --lr 5e-4 --lr-decay-style constant --lr-warmup-iters "$warmup" --adam-beta2 0.98 \
+    "${rate[@]}" --lr-decay-style constant --lr-warmup-iters "$warmup" --adam-beta2 0.98 \
     --weight-decay 0 --use-dynamic-batch-size --max-tokens-per-gpu 4096 \
     --no-recompute-loss-function "${words[@]:2}" "$@" > "$dir/log" || {
     cat "$dir/log"
