@@ -2,6 +2,8 @@
 """Writes tests/golden/data and tests/golden/sharded: tiny models of each family with what transformers computes.
 
     pip install torch transformers safetensors; python3 tools/gen_golden.py [NAME...]
+    python3 tools/gen_golden.py --bf16      writes tests/golden/bf16.txt: how far transformers in
+                                            bf16 is from the logits of each folder
 
 Each folder holds a checkpoint (config.json in the newer key style, config_old.json in the
 older one), and golden.safetensors: token sequences, logits, log-probs, the loss and every
@@ -243,5 +245,27 @@ def write(name):
         f.write("\n")
 
 
-for wanted in sys.argv[1:] or MODELS:
-    write(wanted)
+def bf16_error(name):
+    """The distance of all logits in bf16 from those in float32, relative to their norm."""
+    folder = os.path.join(DATA, name)
+    golden = load_file(os.path.join(folder, "golden.safetensors"))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16,
+                                                 attn_implementation="eager",
+                                                 experts_implementation="eager").eval()
+    off = total = 0.0
+    with torch.no_grad():
+        for i in range(len(LENGTHS)):
+            logits = model(golden[f"tokens.{i}"][None].long()).logits[0].double()
+            off += (logits - golden[f"logits.{i}"].double()).square().sum().item()
+            total += golden[f"logits.{i}"].double().square().sum().item()
+    return (off / total) ** 0.5
+
+
+if sys.argv[1:] == ["--bf16"]:
+    with open(os.path.join(DATA, "..", "bf16.txt"), "w") as out:
+        for each in MODELS:
+            out.write(f"{each} {bf16_error(each):.6g}\n")
+            out.flush()
+else:
+    for wanted in sys.argv[1:] or MODELS:
+        write(wanted)

@@ -178,6 +178,50 @@ static void check_model(const char *dir) {
     ml_st_close(golden);
 }
 
+/* Weights in bf16: not further from the f32 logits than 1.5 times what transformers is. */
+#define BF16_BOUND 1.5
+
+static void check_bf16(const char *name, double theirs) {
+    char dir[256];
+    const char *out_path = ml_test_path("bf16.safetensors");
+    ml_st_file *golden = NULL, *out = NULL;
+    double off = 0, total = 0;
+
+    snprintf(dir, sizeof dir, OURS "/%s", name);
+    score(dir, join(dir, "golden.safetensors"), out_path, "--dtype bf16");
+    if (ml_st_open(&golden, join(dir, "golden.safetensors"), NULL) != ML_OK ||
+        ml_st_open(&out, out_path, NULL) != ML_OK) {
+        ml_test_fail(__FILE__, __LINE__, "%s: no logits", name);
+        return;
+    }
+    for (int32_t i = 0; i < golden->n; i++) {
+        const ml_st_tensor *want = &golden->tensor[i], *got = ml_st_find(out, want->name);
+        if (!starts(want, "logits.") || !got)
+            continue;
+        off += distance(got, want) * distance(got, want);
+        total += norm(want) * norm(want);
+    }
+    if (!(total > 0 && sqrt(off / total) <= BF16_BOUND * theirs))
+        ml_test_fail(__FILE__, __LINE__, "%s: off by %g of the norm, transformers by %g",
+                     name, sqrt(off / total), theirs);
+    ml_st_close(golden);
+    ml_st_close(out);
+}
+
+static void bf16_is_as_near_as_transformers(void) {
+    FILE *f = fopen("tests/golden/bf16.txt", "r");
+    char name[64];
+    double theirs;
+    int n = 0;
+
+    CHECK(f != NULL);
+    for (; f && fscanf(f, "%63s %lf", name, &theirs) == 2; n++)
+        check_bf16(name, theirs);
+    CHECK(n > 20);
+    if (f)
+        fclose(f);
+}
+
 #define OUR_MODELS(X)                                                                      \
     X(llama)                                                                               \
     X(llama_tied)                                                                          \
@@ -239,8 +283,11 @@ SHARED_MODELS(SHARED_TEST)
 #define OUR_ROW(name) { #name, ours_##name, 120 },
 #define SHARED_ROW(name) { "shared " #name, shared_##name, 300 },
 
-static const ml_test with_shared[] = { OUR_MODELS(OUR_ROW) SHARED_MODELS(SHARED_ROW){ 0 } };
-static const ml_test without[] = { OUR_MODELS(OUR_ROW){ 0 } };
+#define BF16_ROW { "bf16", bf16_is_as_near_as_transformers, 120 },
+
+static const ml_test with_shared[] = { OUR_MODELS(OUR_ROW) SHARED_MODELS(SHARED_ROW)
+                                           BF16_ROW{ 0 } };
+static const ml_test without[] = { OUR_MODELS(OUR_ROW) BF16_ROW{ 0 } };
 
 int main(int argc, char **argv) {
     bool there = access(SHARED, R_OK) == 0;
