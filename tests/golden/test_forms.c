@@ -147,8 +147,8 @@ static void same_tensor(const char *name, const char *a_dir, const char *b_dir) 
     ml_checkpoint *a, *b;
     const ml_st_tensor *x, *y;
 
-    CHECK(ml_checkpoint_open(&a, a_dir, NULL) == ML_OK &&
-          ml_checkpoint_open(&b, b_dir, NULL) == ML_OK);
+    CHECK(ml_checkpoint_open(&a, a_dir, NULL) == ML_OK);
+    CHECK(ml_checkpoint_open(&b, b_dir, NULL) == ML_OK);
     x = ml_checkpoint_find(a, ml_str_of(name), NULL);
     y = ml_checkpoint_find(b, ml_str_of(name), NULL);
     if (!x || !y || x->dtype != y->dtype || memcmp(x->data, y->data, x->bytes) != 0)
