@@ -58,6 +58,7 @@
  *
  *  Activations have the backend's type; cs, stat, weight, logits of LMHEAD and what it says are
  *  always f32. */
+/* New ones go to the end: checkop draws a case by its number here. */
 #define ML_OP_LIST(X)                                                                      \
     X(EMBED, "embed")                                                                      \
     X(LINEAR, "linear")                                                                    \
@@ -71,14 +72,14 @@
     X(MOE_GATHER, "moe-gather")                                                            \
     X(MOE_LINEAR, "moe-linear")                                                            \
     X(MOE_COMBINE, "moe-combine")                                                          \
-    X(HEAD_LINEAR, "head-linear")                                                          \
-    X(JOIN, "join")                                                                        \
     X(LMHEAD, "lmhead")                                                                    \
     X(PICK, "pick")                                                                        \
     X(CONV, "conv")                                                                        \
     X(RATES, "rates")                                                                      \
     X(RECUR, "recur")                                                                      \
-    X(ROW_GATE, "row-gate")
+    X(ROW_GATE, "row-gate")                                                                \
+    X(HEAD_LINEAR, "head-linear")                                                          \
+    X(JOIN, "join")
 
 #define ML_OP_ENUM(id, name) ML_OP_##id,
 typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
