@@ -50,7 +50,7 @@ void ml_flow_save(void *flow, ml_text *out) {
     save_held(s, out);
     pthread_mutex_unlock(&s->lock);
     gen->resume(gen);
-    ml_flow_hold(s, false);
+    /* No group is begun until the next round: where the data source stands is saved, too. */
 }
 
 ml_status ml_flow_load(void *flow, ml_str state, const char *name, ml_err *err) {
