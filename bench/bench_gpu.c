@@ -14,7 +14,7 @@
 enum { MAX_STEPS = 1000 };
 #define PEAK 989e12
 
-static void die(const char *what) {
+static _Noreturn void die(const char *what) {
     fprintf(stderr, "bench_gpu: %s\n", what);
     exit(1);
 }

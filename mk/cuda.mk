@@ -47,3 +47,13 @@ cuda: $(CUDA_LIB)
 ifeq ($(CUDA),1)
 all: libmiles_cuda.so
 endif
+
+# Programs that need a GPU, and say so where there is none.
+GPU_TESTS := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/gpu/*.c)))
+$(GPU_TESTS): %: %.o $(B)/libmiles.a
+	@echo '  ld  $@'
+	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
+
+gpu-tests: $(CUDA_LIB) $(B)/miles $(B)/checkop $(GPU_TESTS)
+	@tests/gpu/run.sh $(B)
+.PHONY: gpu-tests

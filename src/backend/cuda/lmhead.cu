@@ -109,16 +109,17 @@ template <class T>
 __global__ void __launch_bounds__(ROW_THREADS) rows_back_kernel(lmhead_call c, T *dz) {
     const float *z = c.z + blockIdx.x * c.vocab;
     float m = c.stat[2 * blockIdx.x], l = c.stat[2 * blockIdx.x + 1], log_l = logf(l);
+    float inv_l = 1.0f / l;
     int32_t id = c.id[blockIdx.x];
     float dlogprob = id < 0 ? 0.0f : c.dlogprob[blockIdx.x];
     float dentropy = c.dentropy ? c.dentropy[blockIdx.x] : 0.0f;
     float entropy = c.entropy[blockIdx.x];
 
     for (int64_t i = threadIdx.x; i < c.vocab; i += ROW_THREADS) {
-        float d = z[i] / c.temperature - m, p = ml_exp(d) / l;
+        float d = ml_scaled(z[i], c.temperature) - m, p = ml_exp(d) * inv_l;
         float ds = fmaf(-p, fmaf(dentropy, (d - log_l) + entropy, dlogprob),
                         i == id ? dlogprob : 0.0f);
-        ds /= c.temperature;
+        ds = ml_scaled(ds, c.temperature);
         if (c.softcap != 0.0f) {
             float t = z[i] / c.softcap;
             ds *= fmaf(-t, t, 1.0f);

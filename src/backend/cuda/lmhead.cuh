@@ -15,6 +15,11 @@ typedef struct ml_row_stat {
     float m, l, u;
 } ml_row_stat;
 
+/* z / t; a division is a dozen instructions, and mostly t is 1. */
+__device__ static inline float ml_scaled(float z, float t) {
+    return t == 1.0f ? z : z / t;
+}
+
 static inline int ml_splits(int64_t n_vocab) {
     return (int)((n_vocab + ML_SPLIT - 1) / ML_SPLIT);
 }
@@ -26,10 +31,10 @@ __device__ static inline ml_row_stat ml_split_stat(const float *z, int64_t n, fl
     ml_row_stat r = { -INFINITY, 0.0f, 0.0f };
 
     for (int64_t i = threadIdx.x; i < n; i += ML_SPLIT_THREADS)
-        r.m = ml_max(r.m, z[i] / t);
+        r.m = ml_max(r.m, ml_scaled(z[i], t));
     r.m = ml_block_max<warps>(r.m, room);
     for (int64_t i = threadIdx.x; i < n; i += ML_SPLIT_THREADS) {
-        float d = z[i] / t - r.m, p = ml_exp(d);
+        float d = ml_scaled(z[i], t) - r.m, p = ml_exp(d);
         r.l += p;
         r.u = p > 0.0f ? fmaf(p, d, r.u) : r.u;
     }
@@ -55,7 +60,7 @@ __device__ static inline ml_row_stat ml_row_merge(const ml_row_stat *part, int n
 }
 
 __device__ static inline float ml_row_logprob(ml_row_stat r, float z, float t) {
-    return (z / t - r.m) - logf(r.l);
+    return (ml_scaled(z, t) - r.m) - logf(r.l);
 }
 
 __device__ static inline float ml_row_entropy(ml_row_stat r) {

@@ -87,7 +87,7 @@ __device__ static void weigh(float (&w)[4], const float *z, int64_t n, int64_t f
                              float t, float m) {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        float p = first + k < n ? ml_exp(z[first + k] / t - m) : 0.0f;
+        float p = first + k < n ? ml_exp(ml_scaled(z[first + k], t) - m) : 0.0f;
         w[k] = p > 0.0f ? p : 0.0f; /* NaN weighs nothing */
     }
 }

@@ -1,0 +1,160 @@
+/* check_engine.c - what was generated on a GPU is what is trained on, bit for bit.
+ *
+ *     check_engine MODEL_DIR
+ *
+ * Made-up weights of the shape of MODEL_DIR/config.json.  Requests of many lengths go through the
+ * engine (batched, in chunks, with shared prefixes, put back when pages run out, recorded steps);
+ * then the trainer scores the same tokens, packed, and every log-prob must have the same bits. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "train/trainer.h"
+
+enum {
+    N_REQ = 48,
+    MAX_PROMPT = 150,
+    MAX_NEW = 60,
+    CONTEXT = 256,
+    RUNNING = 16,
+    CHUNK = 64
+};
+
+typedef struct answer {
+    int32_t token[CONTEXT], n_prompt, n;
+    float logprob[CONTEXT];
+    bool ended;
+} answer;
+
+static answer answers[N_REQ];
+
+static _Noreturn void die(const char *what) {
+    fprintf(stderr, "check_engine: %s\n", what);
+    exit(1);
+}
+
+static uint32_t dice(void) {
+    static uint32_t state = 7;
+    state = state * 1664525u + 1013904223u;
+    return state >> 8;
+}
+
+static void on_update(void *ud, const ml_gen_update *u) {
+    answer *a = &answers[u->ticket];
+
+    (void)ud;
+    for (int32_t i = 0; i < u->answer.n; i++) {
+        a->token[a->n] = u->answer.id[i];
+        a->logprob[a->n++] = u->answer.logprob[i];
+    }
+    a->ended = u->finish != ML_FINISH_NOT;
+}
+
+/* Half of the prompts begin alike. */
+static void make_prompt(answer *a, int i, int64_t vocab) {
+    a->n_prompt = a->n = 1 + (int32_t)(dice() % MAX_PROMPT);
+    for (int32_t k = 0; k < a->n; k++)
+        a->token[k] =
+            (int32_t)((i % 2 && k < 70 ? (uint32_t)(k * 7919) : dice()) % (uint32_t)vocab);
+}
+
+static void generate(ml_engine *e, int64_t vocab) {
+    ml_err err;
+
+    for (int i = 0; i < N_REQ; i++) {
+        answer *a = &answers[i];
+        ml_gen_request r = { .max_new = 1 + (int32_t)(dice() % MAX_NEW),
+                             .ignore_eos = true,
+                             .score_from = -1,
+                             .draw = { .temperature = 1,
+                                       .top_p = i % 5 == 4 ? 0.8f : 1,
+                                       .repetition = 1,
+                                       .seed = 3,
+                                       .sample = (uint64_t)i } };
+        make_prompt(a, i, vocab);
+        r.prompt = a->token;
+        r.n_prompt = a->n_prompt;
+        if (ml_engine_submit(e, &r, on_update, NULL, (uint64_t)i, &err))
+            die(err.msg);
+    }
+    while (ml_engine_step(e))
+        ;
+}
+
+static int compare(ml_trainer *t) {
+    ml_train_sample sample[N_REQ];
+    float *scored[N_REQ];
+    int bad = 0, n = 0;
+    ml_err err;
+
+    for (int i = 0; i < N_REQ; i++) {
+        answer *a = &answers[i];
+        if (!a->ended)
+            die("a request did not end");
+        sample[i] = (ml_train_sample){ .token = a->token,
+                                       .n_token = a->n,
+                                       .n_response = a->n - a->n_prompt,
+                                       .rollout = i };
+        scored[i] = calloc(CONTEXT, sizeof(float));
+    }
+    if (ml_trainer_score(t, NULL, sample, N_REQ, scored, NULL, &err))
+        die(err.msg);
+    for (int i = 0; i < N_REQ; i++) {
+        const answer *a = &answers[i];
+        for (int32_t k = a->n_prompt; k < a->n; k++, n++)
+            bad += memcmp(&a->logprob[k], &scored[i][k - a->n_prompt], sizeof(float)) != 0;
+        free(scored[i]);
+    }
+    printf("%d of %d log-probs differ between rollout and training\n", bad, n);
+    return bad;
+}
+
+int main(int argc, char **argv) {
+    ml_engine_opts opts = {
+        .context = CONTEXT, .max_running = RUNNING, .max_waiting = N_REQ, .chunk = CHUNK
+    };
+    ml_trainer_opts train = {
+        .optimizer = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 },
+        .lr = { .train_iters = 1, .global_batch_size = 1, .lr = 1e-4 },
+        .batch = { .global_batch_size = 1, .dynamic = true, .max_tokens = 3000 },
+    };
+    ml_gen_stats stats;
+    ml_arena a;
+    ml_spec spec;
+    ml_backend be;
+    ml_weights w;
+    ml_engine *engine;
+    ml_trainer *trainer;
+    ml_err err;
+    int bad;
+
+    if (argc < 2)
+        die("usage: check_engine MODEL_DIR");
+    ml_arena_init(&a, "check");
+    if (ml_spec_open(&spec, argv[1], &err))
+        die(err.msg);
+    if (ml_backend_open(&be, &(ml_backend_opts){ .device = "cuda", .n_thread = 2 }, &err)) {
+        printf("skipped: %s\n0 passed, 0 failed\n", err.msg);
+        return 0;
+    }
+    opts.kv_bytes = ml_kv_bytes(&spec, &be, RUNNING * ml_pages_for(CONTEXT) / 10);
+    if (ml_weights_dummy(&w, &spec, ML_WEIGHT_BF16, 1, &be, &a, &err) ||
+        ml_engine_open(&engine, &spec, &w, &be, &opts, &err) ||
+        ml_trainer_open(&trainer, &spec, &w, &be, &train, &err))
+        die(err.msg);
+    generate(engine, spec.n_vocab);
+    ml_engine_stats(engine, &stats);
+    printf("%lld tokens in %lld steps, %lld requests put back, %lld prompt tokens shared\n",
+           (long long)stats.n_answer_token, (long long)stats.n_step,
+           (long long)stats.n_retract, (long long)stats.n_cached_token);
+    bad = compare(trainer);
+    printf("%d passed, %d failed\n", bad == 0, bad != 0);
+    ml_trainer_close(trainer);
+    ml_engine_close(engine);
+    ml_weights_close(&w);
+    ml_backend_close(&be);
+    ml_spec_close(&spec);
+    ml_arena_release(&a);
+    return bad != 0;
+}

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# shapes.sh - sourced: config.json files of the shapes that are measured and checked.
+#
+#   shape DIR HIDDEN INNER LAYERS HEADS TIED
+
+shape() {
+    mkdir -p "$1"
+    cat > "$1/config.json" << JSON
+{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936,
+ "hidden_size": $2, "intermediate_size": $3, "num_hidden_layers": $4,
+ "num_attention_heads": $5, "num_key_value_heads": 8, "head_dim": 128,
+ "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
+ "tie_word_embeddings": $6, "hidden_act": "silu", "attention_bias": false}
+JSON
+}
+
+shapes() { # shapes DIR: the Qwen3 dense models
+    shape "$1/0.6B" 1024 3072 28 16 true
+    shape "$1/4B" 2560 9728 36 32 true
+    shape "$1/8B" 4096 12288 36 32 false
+}
