@@ -99,6 +99,7 @@ $(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.
 2400 mutants tools/mutants.sh
 3600 arm $(MAKE) --no-print-directory arm
 1800 lint $(MAKE) --no-print-directory lint
+$(if $(filter 1,$(CUDA)),3600 gpu $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) gpu-tests)
 endef
 
 # Emulators of user programs may not survive fork or threads, so one thread and no test runner:
