@@ -246,7 +246,7 @@ static void build_nemotron_h(ml_builder *b) {
     ml_hf_config *c = b->config;
     ml_decoder d;
     nemotron x = { 0 };
-    int32_t n_layer;
+    int32_t n_layer = 0;
 
     x.block = read_blocks(b, &n_layer);
     ml_decoder_read(b, &d,
