@@ -20,7 +20,8 @@ extern "C" {
 
 typedef __nv_bfloat16 bf16;
 
-struct ml_gemm_book; /* gemm.cu */
+struct ml_gemm_book;    /* gemm.cu */
+struct ml_sample_stage; /* sample.cu */
 
 typedef struct ml_cuda_stream {
     ml_stream base; /* first: an ml_stream * of this backend is an ml_cuda_stream * */
@@ -28,6 +29,7 @@ typedef struct ml_cuda_stream {
     cudaError_t error; /* the first failure since the last sync, and what was being done */
     const char *doing;
     ml_gemm_book *gemm;
+    ml_sample_stage *sample;
     ml_cuda_host host;
     char level[16];
 } ml_cuda_stream;
@@ -73,6 +75,9 @@ ml_cuda_scratch_fn ml_cuda_rmsnorm_scratch, ml_cuda_attn_scratch, ml_cuda_lmhead
 
 extern const ml_optim_ops ml_cuda_optim; /* optim.cu */
 
+/* What draws are sent from and received in. */
+ml_status ml_cuda_sample_open(ml_cuda_stream *s, ml_err *err);
+void ml_cuda_sample_close(ml_cuda_stream *s);
 size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab);
 void ml_cuda_sample(ml_stream *s, struct ml_draw *draw, int64_t n, int64_t n_vocab,
                     void *scratch); /* sample.cu */

@@ -215,6 +215,7 @@ static void cuda_close(ml_backend *b) {
     cuda *c = (cuda *)b->priv;
 
     ml_gemm_close(&c->stream);
+    ml_cuda_sample_close(&c->stream);
     if (c->stream.stream)
         cudaStreamDestroy(c->stream.stream);
     if (c->stream.host.cpu.close)
@@ -310,6 +311,8 @@ miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err
         st = ml_fail(err, ML_EUNSUP, "the GPU %s gives no stream", card.name);
     if (st == ML_OK)
         st = ml_gemm_open(&c->stream, err);
+    if (st == ML_OK)
+        st = ml_cuda_sample_open(&c->stream, err);
     if (st != ML_OK) {
         cuda_close(out); /* the CPU backend stays the caller's */
         memset(out, 0, sizeof *out);

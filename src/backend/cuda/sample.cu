@@ -27,6 +27,11 @@ struct answer {
     float logprob, entropy;
 };
 
+struct ml_sample_stage {
+    ask asks[BATCH];
+    answer answers[BATCH];
+};
+
 /* What a split of a row found. */
 struct part {
     ml_row_stat report, drawn;
@@ -274,6 +279,16 @@ static void sample_elsewhere(ml_cuda_stream *s, ml_draw *d, int64_t n_vocab) {
 
 /* ---- all of it ---- */
 
+ml_status ml_cuda_sample_open(ml_cuda_stream *s, ml_err *err) {
+    s->sample = (ml_sample_stage *)calloc(1, sizeof *s->sample);
+    return s->sample ? ML_OK : ml_fail(err, ML_ENOMEM, "no memory for the GPU's sampler");
+}
+
+void ml_cuda_sample_close(ml_cuda_stream *s) {
+    free(s->sample);
+    s->sample = NULL;
+}
+
 /* Asks, answers and parts of as many draws as are made together. */
 size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab) {
     (void)s;
@@ -294,7 +309,9 @@ static ask ask_of(const ml_draw *d, bool plain) {
 }
 
 static void sample_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_vocab,
-                         void *scratch, ask *asks, answer *answers) {
+                         void *scratch) {
+    ask *asks = s->sample->asks;
+    answer *answers = s->sample->answers;
     ask *there = (ask *)scratch;
     answer *out = (answer *)(there + BATCH);
     part *parts = (part *)(out + BATCH);
@@ -331,10 +348,7 @@ static void sample_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_voca
 
 void ml_cuda_sample(ml_stream *s, struct ml_draw *draw, int64_t n, int64_t n_vocab,
                     void *scratch) {
-    static thread_local ask asks[BATCH];
-    static thread_local answer answers[BATCH];
-
     for (int64_t at = 0; at < n; at += BATCH)
         sample_batch(ml_cuda(s), draw + at, (int)(n - at < BATCH ? n - at : BATCH), n_vocab,
-                     scratch, asks, answers);
+                     scratch);
 }
