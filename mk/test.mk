@@ -30,6 +30,11 @@ TOP_LEVEL := $(or $(if $(filter aarch64,$(ARCH)),neon),$(shell grep -qs avx512f 
 slow_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) --level $(TOP_LEVEL)$(NL)\
 900 $(1)/checkop-attn $(call in_config,$(1),$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3$(NL)
 
+# Whole runs and whole models: the short tier has them without a sanitizer.
+WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_train_models \
+  unit/test_turns unit/test_edges unit/test_debug unit/test_train_sft golden/test_golden \
+  golden/test_training)
+
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_client test_relay \
   test_serve test_serve_openai test_run_log) $(LOAD)
@@ -56,13 +61,13 @@ $(call load,$(CONFIG),15)
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
 300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
 !900 asan/build $(SELF) $(ASAN) programs
-$(call tests,300,$(call in_config,asan,$(UNIT)))
+$(call tests,300,$(call in_config,asan,$(filter-out $(WHOLE),$(UNIT) $(GOLDEN))))
+300 asan/models $(call in_config,asan,$(B)/tests/golden/test_golden) qwen3_moe gemma2 gpt_oss deepseek_v3 qwen3_next nemotron_h
 $(call load,asan,15,--no-rss --router)
 !900 tsan/build $(SELF) $(TSAN) $(call in_config,tsan,$(THREADED))
 $(call tests,300,$(call in_config,tsan,$(filter-out $(LOAD),$(THREADED))))
 $(call load,tsan,15,--no-rss)
-400 asan/checkop $(call in_config,asan,$(CHECKOP)) $(QUICK_OPS)
-$(call tests,400,$(call in_config,asan,$(GOLDEN)))
+400 asan/checkop $(call in_config,asan,$(CHECKOP)) $(QUICK_OPS) --level $(TOP_LEVEL) --threads 3
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,120)
 endef

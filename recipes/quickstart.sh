@@ -13,6 +13,7 @@ seed=${2:-1}
 family=${3:-qwen3} # or qwen3_moe, qwen3_next
 sft_rounds=500
 rl_rounds=120
+[ "$family" = qwen3_next ] && rl_rounds=200 # it learns more slowly
 
 began=$(date +%s)
 rm -rf "$dir"

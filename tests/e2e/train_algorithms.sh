@@ -33,7 +33,8 @@ modes=(
     --dynamic-sampling-filter-path check_reward_nonzero_std"
   "partial train $grpo --over-sampling-batch-size 48 --partial-rollout"
   "ahead train-async $grpo --use-tis --lr 8e-4"
-  "flow train-async $grpo --fully-async --max-weight-staleness 2"
+  "flow train-async $grpo --fully-async --max-weight-staleness 2 --use-tis
+    --lr 8e-4"
 )
 
 case $length in

@@ -18,9 +18,10 @@ enum { ROUNDS = 6 };
 
 /* --- servers ---------------------------------------------------------------------- */
 
-/* Ports of this process: servers that are started again keep theirs. */
+/* Ports of this process: servers that are started again keep theirs.  Below those that
+ * systems give to clients. */
 static int port_of(int i) {
-    return 20000 + (int)(getpid() % 10000) * 4 + i;
+    return 10000 + (int)(getpid() % 5500) * 4 + i;
 }
 
 /* Until it answers. */
@@ -75,6 +76,15 @@ static const char *external(char *out, size_t cap, int first, int n, const char 
         at += (size_t)snprintf(out + at, cap - at, " 127.0.0.1:%d", port_of(i));
     snprintf(out + at, cap - at, " %s", more);
     return out;
+}
+
+/* Until a run has found its servers: before that, one that is missing ends it. */
+static void await_begin(const char *save) {
+    char dir[1000];
+
+    snprintf(dir, sizeof dir, "%s/rollout_weights", save);
+    for (int i = 0; i < 3000 && access(dir, F_OK) != 0; i++)
+        usleep(10000);
 }
 
 static void end(pid_t pid) {
@@ -148,6 +158,7 @@ static void servers_may_die(void) {
     CHECK(ml_toy_run("train", here, ROUNDS, "", out, sizeof out) == 0);
     a = serve(1);
     run = ml_toy_run_start("train", there, ROUNDS, external(more, sizeof more, 1, 1, ""));
+    await_begin(there);
     while (n < 4 && waitpid(run, &status, WNOHANG) == 0) {
         usleep(60000);
         end(a);
@@ -176,7 +187,7 @@ static void workers_behind_a_router_may_die(void) {
     b = serve(2);
     router = route(3, 1, 2);
     run = ml_toy_run_start("train", there, ROUNDS, external(more, sizeof more, 3, 1, ""));
-    usleep(80000);
+    await_begin(there);
     end(b);
     b = serve(2);
     waitpid(run, &status, 0);
