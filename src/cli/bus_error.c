@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,9 +13,18 @@
 
 /* Only what a signal handler may call is called here: no stdio, no memory. */
 
-static void say(const char *text, size_t n) {
-    if (write(STDERR_FILENO, text, n) < 0)
-        _exit(ML_EXIT_FAILED);
+/* One write, so that lines of other threads do not come in between. */
+typedef struct sentence {
+    char text[1400];
+    size_t n;
+} sentence;
+
+static void add(sentence *s, const char *text) {
+    size_t n = strlen(text), room = sizeof s->text - s->n;
+
+    n = n < room ? n : room;
+    memcpy(s->text + s->n, text, n);
+    s->n += n;
 }
 
 static int digit(char c) {
@@ -43,7 +53,7 @@ static const char *path_if_inside(const char *line, uintptr_t address) {
     return address >= begin && address < end ? strchr(p, '/') : NULL;
 }
 
-static bool name_file(int fd, uintptr_t address) {
+static bool name_file(sentence *s, int fd, uintptr_t address) {
     char line[1024], c;
     const char *path;
     size_t n = 0;
@@ -58,7 +68,7 @@ static bool name_file(int fd, uintptr_t address) {
         n = 0;
         path = path_if_inside(line, address);
         if (path) {
-            say(path, strlen(path));
+            add(s, path);
             return true;
         }
     }
@@ -66,17 +76,20 @@ static bool name_file(int fd, uintptr_t address) {
 }
 
 static void on_bus_error(int number, siginfo_t *info, void *context) {
-    static const char before[] = "miles: ", unknown[] = "a file",
-                      after[] = " was cut short while it was being read: put it back and "
-                                "start again, the run goes on from its last snapshot\n";
+    static atomic_flag said = ATOMIC_FLAG_INIT;
     int fd = open("/proc/self/maps", O_RDONLY);
+    sentence s = { .n = 0 };
 
     (void)number;
     (void)context;
-    say(before, sizeof before - 1);
-    if (fd < 0 || !name_file(fd, (uintptr_t)info->si_addr))
-        say(unknown, sizeof unknown - 1);
-    say(after, sizeof after - 1);
+    while (atomic_flag_test_and_set(&said)) /* another thread read there, too */
+        pause();
+    add(&s, "miles: ");
+    if (fd < 0 || !name_file(&s, fd, (uintptr_t)info->si_addr))
+        add(&s, "a file");
+    add(&s, " was cut short while it was being read: put it back and start again, the run "
+            "goes on from its last snapshot\n");
+    (void)!write(STDERR_FILENO, s.text, s.n);
     _exit(ML_EXIT_FAILED);
 }
 

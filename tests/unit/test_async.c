@@ -264,7 +264,7 @@ static void cut_data_is_said(void) {
                     "--eval-interval 1000000 --skip-eval-before-train");
     snprintf(
         command, sizeof command,
-        "--version; (sleep 0.5; : >%s) & \"$MILES_UNDER_TEST\"/miles %s 2>&1 | tail -1",
+        "--version; (sleep 0.5; : >%s) & \"$MILES_UNDER_TEST\"/miles %s 2>&1 | grep cut",
         data, args);
     ml_test_miles(out, sizeof out, command);
     CHECK_HAS(out, "data.jsonl was cut short while it was being read");
