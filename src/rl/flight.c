@@ -204,8 +204,13 @@ ml_status ml_flight_launch(ml_flight *x, ml_err *err) {
                            .stop_id = how->stop_id,
                            .n_stop_id = how->n_stop_id,
                            .score_from = -1 };
+    uint64_t ticket;
+    ml_status st;
 
-    return f->at->gen->submit(f->at->gen, &ask, take_tokens, x, &x->ticket, err);
+    st = f->at->gen->submit(f->at->gen, &ask, take_tokens, x, &ticket, err);
+    if (st == ML_OK)
+        x->ticket = ticket;
+    return st;
 }
 
 /* From now on it is under way, until it lands. */

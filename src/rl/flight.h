@@ -14,6 +14,7 @@
 #define ML_RL_FLIGHT_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "engine/gen.h"
 #include "rl/data_source.h"
@@ -84,9 +85,11 @@ typedef struct ml_flight {
     uint8_t *mask;   /* the sample's own, or NULL */
     int32_t turn_at; /* of the response: where the model's turn began */
     ml_turn *turn;   /* NULL: there is no environment */
-    uint64_t ticket, draw;
+    _Atomic uint64_t ticket;
+    uint64_t draw;
     ml_crowd *crowd; /* NULL: it is graded alone */
-    bool begun, ended, aborted;
+    bool begun;
+    atomic_bool ended, aborted; /* who ends it may not be who makes it */
     miles_reward_in question;
     ml_reward_outcome outcome;
     char why[200]; /* there is no reward: a sentence */
