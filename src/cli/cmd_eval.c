@@ -39,7 +39,7 @@ ml_status ml_cmd_eval(const ml_config *c, ml_err *err) {
         .learns_nothing = true,
     };
     ml_train_gen gen = { 0 };
-    ml_loop_edges edges;
+    ml_loop_edges edges = { 0 };
     ml_train_run run = { 0 };
     ml_status st = ml_loop_edges_resolve(&edges, &c->edges.path, err);
 

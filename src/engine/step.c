@@ -156,7 +156,7 @@ static int32_t rows_of(const ml_engine *e, const ml_request *r) {
 static void add_lane(ml_engine *e, ml_request *r, int32_t n) {
     ml_lane *lane = &e->lane[e->n_lane++];
     int32_t next_score = r->prompt_from + r->n_prompt_scored;
-    int32_t *target = n == 1 ? &(int32_t){ 0 } : e->target;
+    int32_t one = 0, *target = n == 1 ? &one : e->target;
 
     *lane = (ml_lane){ .r = r, .n_row = n };
     for (int32_t i = 0; i < n; i++) {

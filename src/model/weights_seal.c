@@ -68,7 +68,7 @@ static ml_status compare(const ml_weights *w, const ml_spec *s, const char *path
                          ml_err *err) {
     ml_file f = { 0 };
     char line[24] = "";
-    uint64_t crc, want;
+    uint64_t crc = 0, want;
     ml_status st = ml_file_map(&f, path, err);
 
     if (st != ML_OK)

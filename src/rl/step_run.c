@@ -41,12 +41,12 @@ static void narrow(float *out, const double *in, int32_t n) {
 /* Numbers are widened without loss; derivatives are rounded once. */
 static ml_status loss_of_values(bridge *b, ml_loss_io *io, ml_err *err) {
     double *value = b->widened[0], *dvalue = b->widened[1];
+    ml_model_says says = { .value = value };
+    ml_derivatives d = { .value = dvalue };
     ml_status st;
 
     widen(value, io->value, io->n_response);
-    st = ml_step_loss_sample(b->run->loss, b->place[io->sample],
-                             (ml_model_says){ .value = value },
-                             (ml_derivatives){ .value = dvalue }, err);
+    st = ml_step_loss_sample(b->run->loss, b->place[io->sample], says, d, err);
     if (st == ML_OK)
         narrow(io->dvalue, dvalue, io->n_response);
     return st;

@@ -19,13 +19,13 @@ typedef struct nemotron {
 /* --- which layer is what ------------------------------------------------------ */
 
 static const struct {
-    char letter;
     const char *name, *old_name;
     block block;
-} kinds[] = { { 'M', "linear_attention", "mamba", MAMBA },
-              { '*', "full_attention", "attention", ATTENTION },
-              { '-', "mlp", "mlp", MLP },
-              { 'E', "moe", "moe", MOE } };
+    char letter;
+} kinds[] = { { "linear_attention", "mamba", MAMBA, 'M' },
+              { "full_attention", "attention", ATTENTION, '*' },
+              { "mlp", "mlp", MLP, '-' },
+              { "moe", "moe", MOE, 'E' } };
 enum { N_KIND = sizeof kinds / sizeof *kinds };
 
 static int kind_named(const ml_json *t) {
