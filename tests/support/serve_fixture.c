@@ -32,6 +32,7 @@ struct ml_serve_fixture_priv {
     pthread_cond_t wake;
     asked all[MAX_REQUESTS];
     uint64_t n_ticket, version;
+    uint64_t n_said, n_taken;
     bool paused, closing;
     ml_loop *loop;
     ml_server *s;
@@ -70,7 +71,7 @@ static int32_t matched_stop(const priv *p, const asked *a) {
     return -1;
 }
 
-/* One token of one request, or its end.  Called without the lock. */
+/* One token of one request, or its end. */
 static void say(priv *p, asked *a) {
     int32_t id = next_token(p, a), top_id[128], ptop_id[MAX_PROMPT * 4];
     float lp, entropy, top[128], also[128], plp[MAX_PROMPT], pent[MAX_PROMPT],
@@ -134,6 +135,23 @@ static asked *next_asked(priv *p) {
     return NULL;
 }
 
+static void taken(void *ud) {
+    priv *p = ud;
+
+    pthread_mutex_lock(&p->lock);
+    p->n_taken++;
+    pthread_cond_signal(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Until the server has seen what was said: what it is handed is taken in order. */
+static void wait_taken(priv *p) {
+    p->n_said++;
+    ml_loop_post(p->loop, taken, p);
+    while (p->n_taken < p->n_said && !p->closing)
+        pthread_cond_wait(&p->wake, &p->lock);
+}
+
 static void *run_engine(void *ud) {
     priv *p = ud;
 
@@ -148,11 +166,8 @@ static void *run_engine(void *ud) {
             end_aborted(p, a);
         } else {
             say(p, a);
-            if (p->f->slow) {
-                pthread_mutex_unlock(&p->lock);
-                usleep(3000);
-                pthread_mutex_lock(&p->lock);
-            }
+            if (p->f->slow)
+                wait_taken(p);
         }
     }
     pthread_mutex_unlock(&p->lock);

@@ -20,7 +20,7 @@ typedef struct ml_serve_fixture {
     bool hold;     /* answers do not end before they are aborted */
     bool full;     /* the queue is full */
     bool no_flush; /* requests are in flight */
-    bool slow;     /* tokens come one at a time */
+    bool slow;     /* no token before the server has seen the one before */
     int32_t n_submit, n_abort, n_pause, n_resume, n_release, n_take;
     uint64_t seed, sample; /* of the latest request */
     int32_t max_new, n_prompt, score_from;
