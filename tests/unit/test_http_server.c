@@ -521,8 +521,12 @@ static void limit_on_connections(void) {
     CHECK_HAS(t.ptr, "HTTP/1.1 503 ");
     close(fd[2]);
     close(fd[0]);
-    usleep(100000);
-    ask(s, "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", &t);
+    for (int i = 0; i < 500; i++) { /* the server has to see that one has gone */
+        ask(s, "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n", &t);
+        if (!strstr(t.ptr, "HTTP/1.1 503 "))
+            break;
+        usleep(10000);
+    }
     CHECK_HAS(t.ptr, "HTTP/1.1 200 ");
     close(fd[1]);
     ml_text_release(&t);
