@@ -9,7 +9,7 @@
 #include "cli/drain.h"
 #include "engine/local.h"
 #include "io/end_tokens.h"
-#include "serve/json_out.h"
+#include "base/json_out.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"
 

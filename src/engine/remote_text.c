@@ -1,39 +1,52 @@
 /* remote_text.c - requests to JSON, replies from JSON. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
+#include "base/json_out.h"
 #include "engine/remote_priv.h"
 
 /* --- requests ------------------------------------------------------------------- */
 
-static void write_ids(ml_text *t, const char *key, const int32_t *id, int32_t n) {
-    ml_text_printf(t, "\"%s\":[", key);
-    for (int32_t i = 0; i < n; i++)
-        ml_text_printf(t, "%s%d", i ? "," : "", id[i]);
-    ml_text_printf(t, "]");
-}
-
-static void write_stops(ml_text *t, const ml_gen_request *r) {
+static void write_stops(ml_json_out *o, const ml_gen_request *r) {
     if (r->n_stop_id) {
-        ml_text_printf(t, ",");
-        write_ids(t, "stop_token_ids", r->stop_id, r->n_stop_id);
+        ml_json_key(o, "stop_token_ids");
+        ml_json_ids(o, r->stop_id, r->n_stop_id);
     }
-    for (int32_t i = 0; i < r->n_stop; i++) {
-        ml_text_printf(t, i ? "," : ",\"stop\":[");
-        ml_json_quote(t, r->stop[i]);
-    }
-    if (r->n_stop)
-        ml_text_printf(t, "]");
+    if (r->n_stop == 0)
+        return;
+    ml_json_key(o, "stop");
+    ml_json_begin(o, '[');
+    for (int32_t i = 0; i < r->n_stop; i++)
+        ml_json_str(o, r->stop[i]);
+    ml_json_end(o, ']');
 }
 
-static void write_bias(ml_text *t, const ml_draw_opts *d) {
-    for (int32_t i = 0; i < d->n_bias; i++)
-        ml_text_printf(t, "%s\"%d\":%.9g", i ? "," : ",\"logit_bias\":{", d->bias[i].id,
-                       (double)d->bias[i].add);
-    if (d->n_bias)
-        ml_text_printf(t, "}");
+static void write_bias(ml_json_out *o, const ml_draw_opts *d) {
+    char id[16];
+
+    if (d->n_bias == 0)
+        return;
+    ml_json_key(o, "logit_bias");
+    ml_json_begin(o, '{');
+    for (int32_t i = 0; i < d->n_bias; i++) {
+        snprintf(id, sizeof id, "%d", d->bias[i].id);
+        ml_json_key(o, id);
+        ml_json_float(o, d->bias[i].add);
+    }
+    ml_json_end(o, '}');
+}
+
+static void write_float(ml_json_out *o, const char *key, float v) {
+    ml_json_key(o, key);
+    ml_json_float(o, v);
+}
+
+static void write_int(ml_json_out *o, const char *key, int64_t v) {
+    ml_json_key(o, key);
+    ml_json_int(o, v);
 }
 
 /* One number of 31 bits, as SGLang wants it, for each (seed, sample). */
@@ -43,32 +56,43 @@ static uint64_t mixed_seed(const ml_draw_opts *d) {
     return (h ^ h >> 31) & 0x7fffffff;
 }
 
-static void write_sampling(ml_text *t, const ml_remote_opts *o, const ml_gen_request *r) {
+/* What makes a sample's numbers its own; SGLang knows one number only. */
+static void write_seed(ml_json_out *o, const ml_remote_opts *opts, const ml_draw_opts *d) {
     static const char *const dist[] = {
         [ML_DIST_RAW] = "raw", [ML_DIST_MODEL] = "model", [ML_DIST_DRAWN] = "drawn"
     };
+
+    ml_json_key(o, "sampling_seed");
+    ml_json_unsigned(o, opts->sglang ? mixed_seed(d) : d->seed);
+    if (opts->sglang)
+        return;
+    ml_json_key(o, "sample");
+    ml_json_unsigned(o, d->sample);
+    ml_json_key(o, "logprob_distribution");
+    ml_json_word(o, dist[d->dist]);
+}
+
+static void write_sampling(ml_json_out *o, const ml_remote_opts *opts,
+                           const ml_gen_request *r) {
     const ml_draw_opts *d = &r->draw;
 
-    ml_text_printf(t,
-                   "{\"temperature\":%.9g,\"top_p\":%.9g,\"top_k\":%d,\"min_p\":%.9g,"
-                   "\"repetition_penalty\":%.9g,\"frequency_penalty\":%.9g,"
-                   "\"presence_penalty\":%.9g,\"max_new_tokens\":%d,\"min_new_tokens\":%d,"
-                   "\"ignore_eos\":%s",
-                   (double)d->temperature, (double)d->top_p, d->top_k ? d->top_k : -1,
-                   (double)d->min_p, (double)d->repetition, (double)d->frequency,
-                   (double)d->presence, r->max_new, r->min_new,
-                   r->ignore_eos ? "true" : "false");
-    write_stops(t, r);
-    write_bias(t, d);
-    if (o->sglang)
-        ml_text_printf(t, ",\"sampling_seed\":%llu", (unsigned long long)mixed_seed(d));
-    else
-        ml_text_printf(t,
-                       ",\"sampling_seed\":%llu,\"sample\":%llu,"
-                       "\"logprob_distribution\":\"%s\"",
-                       (unsigned long long)d->seed, (unsigned long long)d->sample,
-                       dist[d->dist]);
-    ml_text_printf(t, "}");
+    ml_json_key(o, "sampling_params");
+    ml_json_begin(o, '{');
+    write_float(o, "temperature", d->temperature);
+    write_float(o, "top_p", d->top_p);
+    write_int(o, "top_k", d->top_k ? d->top_k : -1);
+    write_float(o, "min_p", d->min_p);
+    write_float(o, "repetition_penalty", d->repetition);
+    write_float(o, "frequency_penalty", d->frequency);
+    write_float(o, "presence_penalty", d->presence);
+    write_int(o, "max_new_tokens", r->max_new);
+    write_int(o, "min_new_tokens", r->min_new);
+    ml_json_key(o, "ignore_eos");
+    ml_json_bool(o, r->ignore_eos);
+    write_stops(o, r);
+    write_bias(o, d);
+    write_seed(o, opts, d);
+    ml_json_end(o, '}');
 }
 
 /* Servers list prompt tokens from here on, the first of them without a score. */
@@ -78,24 +102,32 @@ static int32_t list_from(const ml_gen_request *r) {
     return r->score_from > 0 ? r->score_from - 1 : 0;
 }
 
-void ml_remote_write(ml_text *out, const ml_remote_opts *o, const ml_gen_request *r,
+void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_request *r,
                      uint64_t ticket) {
-    ml_text_printf(out, "{");
-    write_ids(out, "input_ids", r->prompt, r->n_prompt);
-    ml_text_printf(out,
-                   ",\"rid\":\"miles-%llu\",\"return_logprob\":true,\"sampling_params\":",
-                   (unsigned long long)ticket);
-    write_sampling(out, o, r);
-    ml_text_printf(out, ",\"logprob_start_len\":%d", list_from(r));
+    ml_json_out json = { .to = out }, *o = &json;
+    char rid[32];
+
+    snprintf(rid, sizeof rid, "miles-%llu", (unsigned long long)ticket);
+    ml_json_begin(o, '{');
+    ml_json_key(o, "input_ids");
+    ml_json_ids(o, r->prompt, r->n_prompt);
+    ml_json_key(o, "rid");
+    ml_json_word(o, rid);
+    ml_json_key(o, "return_logprob");
+    ml_json_bool(o, true);
+    write_sampling(o, opts, r);
+    write_int(o, "logprob_start_len", list_from(r));
     if (r->n_top)
-        ml_text_printf(out, ",\"top_logprobs_num\":%d", r->n_top);
+        write_int(o, "top_logprobs_num", r->n_top);
     if (r->n_also) {
-        ml_text_printf(out, ",");
-        write_ids(out, "token_ids_logprob", r->also, r->n_also);
+        ml_json_key(o, "token_ids_logprob");
+        ml_json_ids(o, r->also, r->n_also);
     }
-    if (!o->sglang)
-        ml_text_printf(out, ",\"return_entropy\":true");
-    ml_text_printf(out, "}");
+    if (!opts->sglang) {
+        ml_json_key(o, "return_entropy");
+        ml_json_bool(o, true);
+    }
+    ml_json_end(o, '}');
 }
 
 /* --- replies -------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
 
 #include "base/dir.h"
 #include "base/file.h"
+#include "base/json_out.h"
 #include "rl/rollout.h"
 
 static char *path_of(ml_arena *a, const char *template, int64_t rollout) {
@@ -79,21 +80,25 @@ ml_status ml_rollout_record(const char *template, int64_t rollout, const ml_harv
 }
 
 static void write_text(ml_text *out, const ml_sample *s) {
-    ml_text_printf(
-        out, "{\"sample_index\": %lld, \"group_index\": %lld, \"status\": \"%s\"",
-        (long long)s->index, (long long)s->group, ml_sample_status_name(s->status));
-    ml_text_printf(out, ", \"reward\": ");
-    if (s->has_reward && isfinite(s->reward))
-        ml_text_printf(out, "%.17g", s->reward);
-    else
-        ml_text_printf(out, "null");
-    ml_text_printf(out,
-                   ", \"label\": %.*s, \"prompt\": ", s->label.len ? (int)s->label.len : 4,
-                   s->label.len ? s->label.ptr : "null");
-    ml_json_quote(out, s->prompt);
-    ml_text_printf(out, ", \"response\": ");
-    ml_json_quote(out, s->response);
-    ml_text_printf(out, "}\n");
+    ml_json_out o = { .to = out };
+
+    ml_json_begin(&o, '{');
+    ml_json_key(&o, "sample_index");
+    ml_json_int(&o, s->index);
+    ml_json_key(&o, "group_index");
+    ml_json_int(&o, s->group);
+    ml_json_key(&o, "status");
+    ml_json_word(&o, ml_sample_status_name(s->status));
+    ml_json_key(&o, "reward");
+    ml_json_exact(&o, s->has_reward ? s->reward : (double)NAN);
+    ml_json_key(&o, "label");
+    ml_json_raw(&o, s->label.len ? s->label : ml_str_of("null"));
+    ml_json_key(&o, "prompt");
+    ml_json_str(&o, s->prompt);
+    ml_json_key(&o, "response");
+    ml_json_str(&o, s->response);
+    ml_json_end(&o, '}');
+    ml_text_add(out, "\n", 1);
 }
 
 ml_status ml_rollout_record_text(const char *template, int64_t rollout, const ml_harvest *h,

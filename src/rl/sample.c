@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/json_out.h"
 #include "io/zst.h"
 
 #define MAX_BYTES ((size_t)16 << 30) /* of a recorded rollout, unpacked */
@@ -21,79 +22,97 @@ const char *ml_sample_status_name(ml_sample_status s) {
 
 /* --- writing ---------------------------------------------------------------------- */
 
-static void write_ints(ml_text *o, const char *key, const int32_t *v, int32_t n) {
-    ml_text_printf(o, ",\"%s\":[", key);
+static void write_mask(ml_json_out *o, const uint8_t *v, int32_t n) {
+    ml_json_key(o, "loss_mask");
+    ml_json_begin(o, '[');
     for (int32_t i = 0; i < n; i++)
-        ml_text_printf(o, "%s%d", i ? "," : "", v[i]);
-    ml_text_printf(o, "]");
+        ml_json_int(o, v[i]);
+    ml_json_end(o, ']');
 }
 
-static void write_mask(ml_text *o, const uint8_t *v, int32_t n) {
-    ml_text_printf(o, ",\"loss_mask\":[");
-    for (int32_t i = 0; i < n; i++)
-        ml_text_printf(o, "%s%d", i ? "," : "", v[i]);
-    ml_text_printf(o, "]");
+static void write_floats(ml_json_out *o, const char *key, const float *v, int32_t n) {
+    if (!v)
+        return;
+    ml_json_key(o, key);
+    ml_json_floats(o, v, n);
 }
 
-/* Nine digits read back as the same float. */
-static void write_floats(ml_text *o, const char *key, const float *v, int32_t n) {
-    ml_text_printf(o, ",\"%s\":[", key);
-    for (int32_t i = 0; i < n; i++)
-        if (isfinite(v[i]))
-            ml_text_printf(o, "%s%.9g", i ? "," : "", (double)v[i]);
-        else
-            ml_text_printf(o, "%snull", i ? "," : "");
-    ml_text_printf(o, "]");
+static void write_string(ml_json_out *o, const char *key, ml_str s) {
+    ml_json_key(o, key);
+    ml_json_str(o, s);
 }
 
-static void write_string(ml_text *o, const char *key, ml_str s) {
-    ml_text_printf(o, ",\"%s\":", key);
-    ml_json_quote(o, s);
+static void write_number(ml_json_out *o, const char *key, int64_t v) {
+    ml_json_key(o, key);
+    ml_json_int(o, v);
 }
 
-static void write_json(ml_text *o, const char *key, ml_str json) {
-    if (json.len)
-        ml_text_printf(o, ",\"%s\":%.*s", key, (int)json.len, json.ptr);
+static void write_json(ml_json_out *o, const char *key, ml_str json) {
+    if (!json.len)
+        return;
+    ml_json_key(o, key);
+    ml_json_raw(o, json);
+}
+
+/* Where the run of equal versions that begins here ends. */
+static int32_t run_end(const uint64_t *v, int32_t n, int32_t begin) {
+    int32_t end = begin;
+
+    while (end < n && v[end] == v[begin])
+        end++;
+    return end;
 }
 
 /* Runs of equal versions, and how many tokens each has. */
-static void write_versions(ml_text *o, const uint64_t *v, int32_t n) {
-    ml_text count = { 0 };
-    int32_t begin = 0;
+static void write_versions(ml_json_out *o, const uint64_t *v, int32_t n) {
+    char word[24];
 
-    ml_text_printf(o, ",\"weight_versions\":[");
-    for (int32_t i = 1; i <= n; i++)
-        if (i == n || v[i] != v[begin]) {
-            ml_text_printf(o, "%s\"%llu\"", begin ? "," : "", (unsigned long long)v[begin]);
-            ml_text_printf(&count, "%s%d", begin ? "," : "", i - begin);
-            begin = i;
-        }
-    ml_text_printf(o, "],\"weight_version_tokens\":[%s]", count.ptr ? count.ptr : "");
-    ml_text_release(&count);
+    ml_json_key(o, "weight_versions");
+    ml_json_begin(o, '[');
+    for (int32_t i = 0; i < n; i = run_end(v, n, i)) {
+        snprintf(word, sizeof word, "%llu", (unsigned long long)v[i]);
+        ml_json_word(o, word);
+    }
+    ml_json_end(o, ']');
+    ml_json_key(o, "weight_version_tokens");
+    ml_json_begin(o, '[');
+    for (int32_t i = 0, end; i < n; i = end) {
+        end = run_end(v, n, i);
+        ml_json_int(o, end - i);
+    }
+    ml_json_end(o, ']');
 }
 
-void ml_sample_write(ml_text *o, const ml_sample *s) {
-    ml_text_printf(
-        o, "{\"group_index\":%lld,\"index\":%lld,\"rollout_id\":%lld,\"row\":%lld",
-        (long long)s->group, (long long)s->index, (long long)s->rollout, (long long)s->row);
+void ml_sample_write(ml_text *to, const ml_sample *s) {
+    ml_json_out json = { .to = to }, *o = &json;
+
+    ml_json_begin(o, '{');
+    write_number(o, "group_index", s->group);
+    write_number(o, "index", s->index);
+    write_number(o, "rollout_id", s->rollout);
+    write_number(o, "row", s->row);
     write_string(o, "prompt", s->prompt);
-    write_ints(o, "tokens", s->token, s->n_token);
+    ml_json_key(o, "tokens");
+    ml_json_ids(o, s->token, s->n_token);
     write_string(o, "response", s->response);
-    ml_text_printf(o, ",\"response_length\":%d", s->n_response);
+    write_number(o, "response_length", s->n_response);
     write_json(o, "label", s->label);
     write_json(o, "metadata", s->metadata);
-    if (s->has_reward)
-        ml_text_printf(o, ",\"reward\":%.17g", s->reward);
+    if (s->has_reward) {
+        ml_json_key(o, "reward");
+        ml_json_exact(o, s->reward);
+    }
     if (s->mask)
         write_mask(o, s->mask, s->n_response);
     if (s->version)
         write_versions(o, s->version, s->n_response);
-    if (s->logprob)
-        write_floats(o, "rollout_log_probs", s->logprob, s->n_response);
-    if (s->teacher_logprob)
-        write_floats(o, "teacher_log_probs", s->teacher_logprob, s->n_response);
-    ml_text_printf(o, ",\"remove_sample\":%s,\"status\":\"%s\",\"n_turn\":%d}",
-                   s->remove ? "true" : "false", status_names[s->status], s->n_turn);
+    write_floats(o, "rollout_log_probs", s->logprob, s->n_response);
+    write_floats(o, "teacher_log_probs", s->teacher_logprob, s->n_response);
+    ml_json_key(o, "remove_sample");
+    ml_json_bool(o, s->remove);
+    write_string(o, "status", ml_str_of(status_names[s->status]));
+    write_number(o, "n_turn", s->n_turn);
+    ml_json_end(o, '}');
 }
 
 ml_status ml_samples_save(const char *path, const ml_sample *const *s, int64_t n,

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "serve/json_out.h"
+#include "base/json_out.h"
 #include "serve/router_priv.h"
 
 void ml_router_error(ml_text *out, int status, const char *message) {

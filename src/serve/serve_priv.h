@@ -8,7 +8,7 @@
 
 #include "base/arena.h"
 #include "net/http_server.h"
-#include "serve/json_out.h"
+#include "base/json_out.h"
 #include "serve/mailbox.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"

@@ -7,8 +7,8 @@
  *
  * Numbers of log-probabilities have nine digits, which read back as the same float; what is
  * not finite becomes null, which is what SGLang's writer does with it. */
-#ifndef ML_SERVE_JSON_OUT_H
-#define ML_SERVE_JSON_OUT_H
+#ifndef ML_BASE_JSON_OUT_H
+#define ML_BASE_JSON_OUT_H
 
 #include <stdint.h>
 
@@ -26,12 +26,15 @@ void ml_json_key(ml_json_out *o, const char *key);
 void ml_json_str(ml_json_out *o, ml_str s);
 void ml_json_word(ml_json_out *o, const char *s); /* a string; NULL: null */
 void ml_json_int(ml_json_out *o, int64_t v);
+void ml_json_unsigned(ml_json_out *o, uint64_t v);
 void ml_json_float(ml_json_out *o, float v);
 void ml_json_double(ml_json_out *o, double v); /* seconds and the like: six digits */
+void ml_json_exact(ml_json_out *o, double v);  /* seventeen: reads back as the same */
 void ml_json_bool(ml_json_out *o, bool v);
 void ml_json_null(ml_json_out *o);
 /* Text that is JSON already. */
 void ml_json_raw(ml_json_out *o, ml_str json);
 void ml_json_ids(ml_json_out *o, const int32_t *id, int32_t n);
+void ml_json_floats(ml_json_out *o, const float *v, int32_t n);
 
 #endif

@@ -1,4 +1,4 @@
-#include "serve/json_out.h"
+#include "base/json_out.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -50,6 +50,14 @@ void ml_json_int(ml_json_out *o, int64_t v) {
     ml_text_add(o->to, digits, (size_t)n);
 }
 
+void ml_json_unsigned(ml_json_out *o, uint64_t v) {
+    char digits[24];
+    int n = snprintf(digits, sizeof digits, "%" PRIu64, v);
+
+    before_value(o);
+    ml_text_add(o->to, digits, (size_t)n);
+}
+
 static void number(ml_json_out *o, double v, int precision) {
     char digits[40];
     int n;
@@ -71,6 +79,10 @@ void ml_json_double(ml_json_out *o, double v) {
     number(o, v, 6);
 }
 
+void ml_json_exact(ml_json_out *o, double v) {
+    number(o, v, 17);
+}
+
 void ml_json_bool(ml_json_out *o, bool v) {
     before_value(o);
     ml_text_add(o->to, v ? "true" : "false", v ? 4 : 5);
@@ -90,5 +102,12 @@ void ml_json_ids(ml_json_out *o, const int32_t *id, int32_t n) {
     ml_json_begin(o, '[');
     for (int32_t i = 0; i < n; i++)
         ml_json_int(o, id[i]);
+    ml_json_end(o, ']');
+}
+
+void ml_json_floats(ml_json_out *o, const float *v, int32_t n) {
+    ml_json_begin(o, '[');
+    for (int32_t i = 0; i < n; i++)
+        ml_json_float(o, v[i]);
     ml_json_end(o, ']');
 }
