@@ -237,6 +237,8 @@ ml_jnode *ml_jparse_target(ml_jparser *p, bool namespace, const char *end);
 
 ml_jnode *ml_jnode_new(ml_jparser *p, ml_jnode_kind kind, uint32_t at);
 void ml_jnodes_add(ml_jparser *p, ml_jnodes *l, ml_jnode *n);
+bool ml_jparser_at(const ml_jparser *p, ml_jtok_type type,
+                   const char *text); /* NULL: any */
 bool ml_jparser_at_name(const ml_jparser *p, const char *name);
 bool ml_jparser_at_op(const ml_jparser *p, const char *op);
 bool ml_jparser_skip_name(ml_jparser *p, const char *name);

@@ -11,8 +11,13 @@ const ml_jnative *ml_jnative_find(const ml_jnative *table, ml_str name) {
 }
 
 const ml_jnative *ml_jfilter_find(ml_str name) {
-    const ml_jnative *f = ml_jnative_find(ml_jfilters_text, name);
-    return f ? f : ml_jnative_find(ml_jfilters_seq, name);
+    static const ml_jnative *const tables[] = { ml_jfilters_text, ml_jfilters_number,
+                                                ml_jfilters_seq };
+    const ml_jnative *f = NULL;
+
+    for (size_t i = 0; i < sizeof tables / sizeof *tables && !f; i++)
+        f = ml_jnative_find(tables[i], name);
+    return f;
 }
 
 const ml_jnative *ml_jtest_find(ml_str name) {

@@ -106,7 +106,8 @@ struct ml_jnative {
 };
 
 /* Tables end in a row without a name. */
-extern const ml_jnative ml_jfilters_text[], ml_jfilters_seq[], ml_jtests[], ml_jglobals[];
+extern const ml_jnative ml_jfilters_text[], ml_jfilters_number[], ml_jfilters_seq[],
+    ml_jtests[], ml_jglobals[];
 extern const ml_jnative ml_jmethods_str[], ml_jmethods_list[], ml_jmethods_tuple[],
     ml_jmethods_dict[], ml_jmethods_float[], ml_jmethods_int[], ml_jmethods_loop[],
     ml_jmethods_cycler[];

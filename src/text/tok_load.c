@@ -1,90 +1,7 @@
 /* tokenizer.json, read with suspicion: what is not known here is refused by name. */
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "base/bug.h"
-#include "text/tok_priv.h"
-
-#define MAX_ID (1 << 24)
-
-typedef struct loader {
-    ml_tokenizer *t;
-    ml_err *err;
-} loader;
-
-/* --- fields ----------------------------------------------------------------- */
-
-__attribute__((format(printf, 4, 5))) static ml_status
-bad(loader *l, ml_status code, const ml_json *at, const char *fmt, ...) {
-    char what[700];
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(what, sizeof what, fmt, ap);
-    va_end(ap);
-    if (!at)
-        return ml_fail(l->err, code, "%s: %s", l->t->name, what);
-    return ml_fail(l->err, code, "%s:%u: %s", l->t->name, (unsigned)at->line, what);
-}
-
-static bool is_null(const ml_json *v) {
-    return !v || v->type == ML_JSON_NULL;
-}
-
-static ml_status get_bool(loader *l, const ml_json *obj, const char *key, bool absent,
-                          bool *out) {
-    const ml_json *v = ml_json_get(obj, key);
-
-    *out = is_null(v) ? absent : v->type == ML_JSON_TRUE;
-    if (!is_null(v) && v->type != ML_JSON_TRUE && v->type != ML_JSON_FALSE)
-        return bad(l, ML_EFORMAT, v, "\"%s\" must be true or false, not %s", key,
-                   ml_json_what(v));
-    return ML_OK;
-}
-
-/* An absent string is empty, with a NULL pointer. */
-static ml_status get_str(loader *l, const ml_json *obj, const char *key, ml_str *out) {
-    const ml_json *v = ml_json_get(obj, key);
-
-    *out = (ml_str){ 0 };
-    if (is_null(v))
-        return ML_OK;
-    if (v->type != ML_JSON_STRING)
-        return bad(l, ML_EFORMAT, v, "\"%s\" must be a string, not %s", key,
-                   ml_json_what(v));
-    out->ptr = ml_arena_str(&l->t->arena, v->text.ptr, v->text.len);
-    out->len = v->text.len;
-    return ML_OK;
-}
-
-static ml_status need_str(loader *l, const ml_json *obj, const char *key, ml_str *out) {
-    ml_status st = get_str(l, obj, key, out);
-
-    if (st == ML_OK && !out->len)
-        return bad(l, ML_EFORMAT, obj, "\"%s\" must be a string that is not empty", key);
-    return st;
-}
-
-/* An option nobody has heard of could mean anything.  `known` is "key|key|...". */
-static ml_status check_keys(loader *l, const ml_json *obj, const char *what,
-                            const char *known) {
-    for (const ml_json *c = obj->child; c; c = c->next) {
-        const char *p = known;
-        bool found = false;
-        while (p && !found) {
-            const char *bar = strchr(p, '|');
-            size_t n = bar ? (size_t)(bar - p) : strlen(p);
-            found = n == c->key.len && memcmp(p, c->key.ptr, n) == 0;
-            p = bar ? bar + 1 : NULL;
-        }
-        if (!found)
-            return bad(l, ML_EUNSUP, c,
-                       "%s: option \"%.*s\" is not supported; known are %s", what,
-                       (int)c->key.len, c->key.ptr, known);
-    }
-    return ML_OK;
-}
+#include "text/tok_load.h"
 
 /* --- lists of components ---------------------------------------------------- */
 
@@ -92,7 +9,7 @@ static ml_status check_keys(loader *l, const ml_json *obj, const char *what,
 typedef struct kind {
     const char *name, *keys;
     int type;
-    ml_status (*read)(loader *l, const ml_json *obj, int type);
+    ml_status (*read)(ml_tok_loader *l, const ml_json *obj, int type);
 } kind;
 
 typedef struct section {
@@ -101,33 +18,35 @@ typedef struct section {
     const kind *kinds; /* ends in a row without a name */
 } section;
 
-static ml_status unknown_type(loader *l, const section *s, const ml_json *at, ml_str type) {
+static ml_status unknown_type(ml_tok_loader *l, const section *s, const ml_json *at,
+                              ml_str type) {
     ml_text names = { 0 };
     ml_status st;
 
     for (const kind *k = s->kinds; k->name; k++)
         ml_text_printf(&names, "%s, ", k->name);
-    st =
-        bad(l, ML_EUNSUP, at, "%s type \"%.*s\" is not supported; supported are %sSequence",
-            s->name, type.len > 100 ? 100 : (int)type.len, type.ptr, names.ptr);
+    st = ml_tok_bad(l, ML_EUNSUP, at,
+                    "%s type \"%.*s\" is not supported; supported are %sSequence", s->name,
+                    type.len > 100 ? 100 : (int)type.len, type.ptr, names.ptr);
     ml_text_release(&names);
     return st;
 }
 
-static ml_status read_component(loader *l, const section *s, const ml_json *obj,
+static ml_status read_component(ml_tok_loader *l, const section *s, const ml_json *obj,
                                 int depth) {
     const ml_json *type = ml_json_get(obj, "type"), *list;
     ml_status st = ML_OK;
 
-    if (is_null(obj))
+    if (ml_tok_is_null(obj))
         return ML_OK;
     if (!type || type->type != ML_JSON_STRING)
-        return bad(l, ML_EFORMAT, obj, "%s must be an object with a \"type\"", s->name);
+        return ml_tok_bad(l, ML_EFORMAT, obj, "%s must be an object with a \"type\"",
+                          s->name);
     if (ml_str_is(type->text, "Sequence")) {
         list = ml_json_get(obj, s->list);
         if (!list || list->type != ML_JSON_ARRAY || depth > 8)
-            return bad(l, ML_EFORMAT, obj, "%s: a Sequence must have a list \"%s\"",
-                       s->name, s->list);
+            return ml_tok_bad(l, ML_EFORMAT, obj, "%s: a Sequence must have a list \"%s\"",
+                              s->name, s->list);
         for (const ml_json *c = list->child; c && st == ML_OK; c = c->next)
             st = read_component(l, s, c, depth + 1);
         return st;
@@ -135,30 +54,30 @@ static ml_status read_component(loader *l, const section *s, const ml_json *obj,
     for (const kind *k = s->kinds; k->name; k++) {
         if (!ml_str_is(type->text, k->name))
             continue;
-        st = check_keys(l, obj, k->name, k->keys);
+        st = ml_tok_check_keys(l, obj, k->name, k->keys);
         return st == ML_OK ? k->read(l, obj, k->type) : st;
     }
     return unknown_type(l, s, type, type->text);
 }
 
-static ml_status too_many(loader *l, const ml_json *at, const char *what) {
-    return bad(l, ML_EUNSUP, at, "more than %d %s", ML_TOK_STAGES, what);
+static ml_status too_many(ml_tok_loader *l, const ml_json *at, const char *what) {
+    return ml_tok_bad(l, ML_EUNSUP, at, "more than %d %s", ML_TOK_STAGES, what);
 }
 
 /* --- patterns --------------------------------------------------------------- */
 
 /* {"String": "..."} or {"Regex": "..."}. */
-static ml_status read_pattern(loader *l, const ml_json *obj, ml_pattern *out) {
+static ml_status read_pattern(ml_tok_loader *l, const ml_json *obj, ml_pattern *out) {
     const ml_json *v = ml_json_get(obj, "pattern"), *what = v ? v->child : NULL;
     ml_str text;
     ml_status st;
 
     *out = (ml_pattern){ 0 };
     if (!v || v->type != ML_JSON_OBJECT || v->n != 1 || what->type != ML_JSON_STRING)
-        return bad(l, ML_EFORMAT, v ? v : obj,
-                   "\"pattern\" must be {\"String\": ...} or {\"Regex\": ...}");
+        return ml_tok_bad(l, ML_EFORMAT, v ? v : obj,
+                          "\"pattern\" must be {\"String\": ...} or {\"Regex\": ...}");
     if (!what->text.len)
-        return bad(l, ML_EUNSUP, what, "an empty pattern is not supported");
+        return ml_tok_bad(l, ML_EUNSUP, what, "an empty pattern is not supported");
     text = (ml_str){ ml_arena_str(&l->t->arena, what->text.ptr, what->text.len),
                      what->text.len };
     if (ml_str_is(what->key, "String")) {
@@ -166,10 +85,10 @@ static ml_status read_pattern(loader *l, const ml_json *obj, ml_pattern *out) {
         return ML_OK;
     }
     if (!ml_str_is(what->key, "Regex"))
-        return bad(l, ML_EUNSUP, what,
-                   "pattern type \"%.*s\" is not supported; supported "
-                   "are String and Regex",
-                   (int)what->key.len, what->key.ptr);
+        return ml_tok_bad(l, ML_EUNSUP, what,
+                          "pattern type \"%.*s\" is not supported; supported "
+                          "are String and Regex",
+                          (int)what->key.len, what->key.ptr);
     st = ml_regex_new(&out->regex, &l->t->unicode, text, l->err);
     if (st != ML_OK) {
         ml_err_prefix(l->err, "%s:%u", l->t->name, (unsigned)what->line);
@@ -181,7 +100,7 @@ static ml_status read_pattern(loader *l, const ml_json *obj, ml_pattern *out) {
 
 /* --- normalizers ------------------------------------------------------------ */
 
-static ml_status read_norm(loader *l, const ml_json *obj, int type) {
+static ml_status read_norm(ml_tok_loader *l, const ml_json *obj, int type) {
     ml_norm *n = &l->t->norm[l->t->n_norm];
     ml_status st = ML_OK;
 
@@ -192,13 +111,13 @@ static ml_status read_norm(loader *l, const ml_json *obj, int type) {
     if (type == ML_NORM_REPLACE) {
         st = read_pattern(l, obj, &n->pattern);
         if (st == ML_OK)
-            st = get_str(l, obj, "content", &n->content);
+            st = ml_tok_get_str(l, obj, "content", &n->content);
     } else if (type == ML_NORM_PREPEND) {
-        st = need_str(l, obj, "prepend", &n->content);
+        st = ml_tok_need_str(l, obj, "prepend", &n->content);
     } else if (type == ML_NORM_STRIP) {
-        st = get_bool(l, obj, "strip_left", true, &n->left);
+        st = ml_tok_get_bool(l, obj, "strip_left", true, &n->left);
         if (st == ML_OK)
-            st = get_bool(l, obj, "strip_right", true, &n->right);
+            st = ml_tok_get_bool(l, obj, "strip_right", true, &n->right);
     }
     return st;
 }
@@ -218,7 +137,7 @@ static const kind norm_kinds[] = {
 
 /* --- pre-tokenizers --------------------------------------------------------- */
 
-static ml_status read_behavior(loader *l, const ml_json *obj, ml_split absent,
+static ml_status read_behavior(ml_tok_loader *l, const ml_json *obj, ml_split absent,
                                ml_split *out) {
     static const struct {
         const char *name;
@@ -231,7 +150,7 @@ static ml_status read_behavior(loader *l, const ml_json *obj, ml_split absent,
         { "Contiguous", ML_SPLIT_CONTIGUOUS },
     };
     ml_str name;
-    ml_status st = get_str(l, obj, "behavior", &name);
+    ml_status st = ml_tok_get_str(l, obj, "behavior", &name);
 
     *out = absent;
     if (st != ML_OK || !name.ptr)
@@ -241,25 +160,27 @@ static ml_status read_behavior(loader *l, const ml_json *obj, ml_split absent,
             *out = rows[i].value;
             return ML_OK;
         }
-    return bad(l, ML_EUNSUP, obj,
-               "behavior \"%.*s\" is not supported; supported are Removed, Isolated, "
-               "MergedWithPrevious, MergedWithNext, Contiguous",
-               (int)name.len, name.ptr);
+    return ml_tok_bad(
+        l, ML_EUNSUP, obj,
+        "behavior \"%.*s\" is not supported; supported are Removed, Isolated, "
+        "MergedWithPrevious, MergedWithNext, Contiguous",
+        (int)name.len, name.ptr);
 }
 
-static ml_status next_pre(loader *l, const ml_json *obj, int type, ml_pre **out) {
+static ml_status next_pre(ml_tok_loader *l, const ml_json *obj, int type, ml_pre **out) {
     ml_tokenizer *t = l->t;
 
     if (t->n_pre == ML_TOK_STAGES)
         return too_many(l, obj, "pre-tokenizers");
     if (t->n_pre && t->pre[t->n_pre - 1].type == ML_PRE_BYTE_LEVEL)
-        return bad(l, ML_EUNSUP, obj, "a pre-tokenizer after ByteLevel is not supported");
+        return ml_tok_bad(l, ML_EUNSUP, obj,
+                          "a pre-tokenizer after ByteLevel is not supported");
     *out = &t->pre[t->n_pre++];
     **out = (ml_pre){ .type = (ml_pre_type)type };
     return ML_OK;
 }
 
-static ml_status read_split(loader *l, const ml_json *obj, int type) {
+static ml_status read_split(ml_tok_loader *l, const ml_json *obj, int type) {
     ml_pre *s = NULL;
     ml_status st = next_pre(l, obj, type, &s);
 
@@ -268,24 +189,24 @@ static ml_status read_split(loader *l, const ml_json *obj, int type) {
     if (st == ML_OK)
         st = read_behavior(l, obj, ML_SPLIT_ISOLATED, &s->behavior);
     if (st == ML_OK)
-        st = get_bool(l, obj, "invert", false, &s->invert);
+        st = ml_tok_get_bool(l, obj, "invert", false, &s->invert);
     return st;
 }
 
-static ml_status read_byte_level(loader *l, const ml_json *obj, int type) {
+static ml_status read_byte_level(ml_tok_loader *l, const ml_json *obj, int type) {
     ml_pre *s = NULL;
     ml_status st = next_pre(l, obj, type, &s);
 
     if (st == ML_OK)
-        st = get_bool(l, obj, "add_prefix_space", true, &s->prefix_space);
+        st = ml_tok_get_bool(l, obj, "add_prefix_space", true, &s->prefix_space);
     if (st == ML_OK)
-        st = get_bool(l, obj, "use_regex", true, &s->use_regex);
+        st = ml_tok_get_bool(l, obj, "use_regex", true, &s->use_regex);
     if (st == ML_OK && s->use_regex)
         ml_scan_choose(&s->pattern, ml_str_of(ml_scan_gpt2), &l->t->unicode);
     return st;
 }
 
-static ml_status read_plain_pre(loader *l, const ml_json *obj, int type) {
+static ml_status read_plain_pre(ml_tok_loader *l, const ml_json *obj, int type) {
     ml_pre *s = NULL;
     bool individual = false;
     ml_status st = next_pre(l, obj, type, &s);
@@ -293,30 +214,30 @@ static ml_status read_plain_pre(loader *l, const ml_json *obj, int type) {
     if (st == ML_OK)
         st = read_behavior(l, obj, ML_SPLIT_ISOLATED, &s->behavior);
     if (st == ML_OK && type == ML_PRE_DIGITS) {
-        st = get_bool(l, obj, "individual_digits", false, &individual);
+        st = ml_tok_get_bool(l, obj, "individual_digits", false, &individual);
         s->behavior = individual ? ML_SPLIT_ISOLATED : ML_SPLIT_CONTIGUOUS;
     }
     return st;
 }
 
 /* What Metaspace, before the model and behind it, says about the mark at the beginning. */
-static ml_status read_metaspace_options(loader *l, const ml_json *obj, ml_str *mark,
+static ml_status read_metaspace_options(ml_tok_loader *l, const ml_json *obj, ml_str *mark,
                                         ml_prepend *out) {
     ml_str scheme;
     bool prefix;
     const char *p;
-    ml_status st = need_str(l, obj, "replacement", mark);
+    ml_status st = ml_tok_need_str(l, obj, "replacement", mark);
 
     if (st == ML_OK)
-        st = get_str(l, obj, "prepend_scheme", &scheme);
+        st = ml_tok_get_str(l, obj, "prepend_scheme", &scheme);
     if (st == ML_OK)
-        st = get_bool(l, obj, "add_prefix_space", true, &prefix);
+        st = ml_tok_get_bool(l, obj, "add_prefix_space", true, &prefix);
     if (st != ML_OK)
         return st;
     p = mark->ptr;
     ml_utf8_next(&p);
     if (p != mark->ptr + mark->len)
-        return bad(l, ML_EFORMAT, obj, "\"replacement\" must be one character");
+        return ml_tok_bad(l, ML_EFORMAT, obj, "\"replacement\" must be one character");
     if (!scheme.ptr)
         *out = prefix ? ML_PREPEND_ALWAYS : ML_PREPEND_NEVER;
     else if (ml_str_is(scheme, "always"))
@@ -326,21 +247,22 @@ static ml_status read_metaspace_options(loader *l, const ml_json *obj, ml_str *m
     else if (ml_str_is(scheme, "never"))
         *out = ML_PREPEND_NEVER;
     else
-        return bad(l, ML_EUNSUP, obj,
-                   "prepend_scheme \"%.*s\" is not supported; supported are always, first, "
-                   "never",
-                   (int)scheme.len, scheme.ptr);
+        return ml_tok_bad(
+            l, ML_EUNSUP, obj,
+            "prepend_scheme \"%.*s\" is not supported; supported are always, first, "
+            "never",
+            (int)scheme.len, scheme.ptr);
     return ML_OK;
 }
 
-static ml_status read_metaspace(loader *l, const ml_json *obj, int type) {
+static ml_status read_metaspace(ml_tok_loader *l, const ml_json *obj, int type) {
     ml_pre *s = NULL;
     ml_status st = next_pre(l, obj, type, &s);
 
     if (st == ML_OK)
         st = read_metaspace_options(l, obj, &s->replacement, &s->prepend);
     if (st == ML_OK)
-        st = get_bool(l, obj, "split", true, &s->split);
+        st = ml_tok_get_bool(l, obj, "split", true, &s->split);
     l->t->always_track |= st == ML_OK && s->prepend == ML_PREPEND_FIRST;
     return st;
 }
@@ -365,7 +287,7 @@ static bool fuses(const ml_dec *d) {
     return d->type == ML_DEC_FUSE || d->type == ML_DEC_BYTE_LEVEL || d->whole;
 }
 
-static ml_status read_dec(loader *l, const ml_json *obj, int type) {
+static ml_status read_dec(ml_tok_loader *l, const ml_json *obj, int type) {
     ml_tokenizer *t = l->t;
     bool fused = t->n_dec && fuses(&t->dec[t->n_dec - 1]);
     ml_dec *d = &t->dec[t->n_dec];
@@ -375,28 +297,30 @@ static ml_status read_dec(loader *l, const ml_json *obj, int type) {
     if (t->n_dec == ML_TOK_STAGES)
         return too_many(l, obj, "decoders");
     if (fused && type != ML_DEC_STRIP && type != ML_DEC_FUSE)
-        return bad(l, ML_EUNSUP, obj,
-                   "after a decoder that joins all tokens (Fuse, ByteLevel), only Strip is "
-                   "supported");
+        return ml_tok_bad(
+            l, ML_EUNSUP, obj,
+            "after a decoder that joins all tokens (Fuse, ByteLevel), only Strip is "
+            "supported");
     *d = (ml_dec){ .type = (ml_dec_type)type };
     t->n_dec++;
     if (type == ML_DEC_REPLACE) {
         st = read_pattern(l, obj, &d->pattern);
         if (st == ML_OK && d->pattern.regex)
-            return bad(l, ML_EUNSUP, obj,
-                       "a decoder Replace with a Regex is not supported");
+            return ml_tok_bad(l, ML_EUNSUP, obj,
+                              "a decoder Replace with a Regex is not supported");
         if (st == ML_OK)
-            st = get_str(l, obj, "content", &d->content);
+            st = ml_tok_get_str(l, obj, "content", &d->content);
     } else if (type == ML_DEC_METASPACE) {
         st = read_metaspace_options(l, obj, &d->content, &prepend);
         d->prefix = st == ML_OK && prepend != ML_PREPEND_NEVER;
     } else if (type == ML_DEC_STRIP) {
-        st = need_str(l, obj, "content", &d->content);
+        st = ml_tok_need_str(l, obj, "content", &d->content);
         d->whole = fused;
         if (st == ML_OK && (!ml_json_i64(ml_json_get(obj, "start"), &d->start) ||
                             !ml_json_i64(ml_json_get(obj, "stop"), &d->stop) ||
                             d->start < 0 || d->stop < 0))
-            return bad(l, ML_EFORMAT, obj, "Strip: \"start\" and \"stop\" must be counts");
+            return ml_tok_bad(l, ML_EFORMAT, obj,
+                              "Strip: \"start\" and \"stop\" must be counts");
     }
     return st;
 }
@@ -413,16 +337,16 @@ static const kind dec_kinds[] = {
 
 /* --- post-processors -------------------------------------------------------- */
 
-static ml_status read_post_byte_level(loader *l, const ml_json *obj, int type) {
+static ml_status read_post_byte_level(ml_tok_loader *l, const ml_json *obj, int type) {
     (void)type;
-    ml_status st = get_bool(l, obj, "trim_offsets", true, &l->t->trim_spans);
+    ml_status st = ml_tok_get_bool(l, obj, "trim_offsets", true, &l->t->trim_spans);
     if (st == ML_OK)
-        st = get_bool(l, obj, "add_prefix_space", true, &l->t->trim_prefix_space);
+        st = ml_tok_get_bool(l, obj, "add_prefix_space", true, &l->t->trim_prefix_space);
     return st;
 }
 
-static ml_status read_special_piece(loader *l, const ml_json *special, const ml_json *piece,
-                                    ml_template_piece *out) {
+static ml_status read_special_piece(ml_tok_loader *l, const ml_json *special,
+                                    const ml_json *piece, ml_template_piece *out) {
     const ml_json *name = ml_json_get(piece, "id"), *row = NULL, *ids;
     int32_t *id;
 
@@ -431,20 +355,21 @@ static ml_status read_special_piece(loader *l, const ml_json *special, const ml_
             continue;
     ids = ml_json_get(row, "ids");
     if (!ids || ids->type != ML_JSON_ARRAY)
-        return bad(l, ML_EFORMAT, piece,
-                   "TemplateProcessing: this special token has no ids in special_tokens");
+        return ml_tok_bad(
+            l, ML_EFORMAT, piece,
+            "TemplateProcessing: this special token has no ids in special_tokens");
     id = ML_NEW(&l->t->arena, int32_t, ids->n + 1);
     for (const ml_json *v = ids->child; v; v = v->next) {
         int64_t n;
-        if (!ml_json_i64(v, &n) || n < 0 || n >= MAX_ID)
-            return bad(l, ML_EFORMAT, v, "TemplateProcessing: an id was expected");
+        if (!ml_json_i64(v, &n) || n < 0 || n >= ML_TOK_MAX_ID)
+            return ml_tok_bad(l, ML_EFORMAT, v, "TemplateProcessing: an id was expected");
         id[out->n++] = (int32_t)n;
     }
     out->id = id;
     return ML_OK;
 }
 
-static ml_status read_template(loader *l, const ml_json *obj, int type) {
+static ml_status read_template(ml_tok_loader *l, const ml_json *obj, int type) {
     const ml_json *single = ml_json_get(obj, "single"), *piece;
     ml_tokenizer *t = l->t;
     int n_text = 0;
@@ -452,9 +377,11 @@ static ml_status read_template(loader *l, const ml_json *obj, int type) {
 
     (void)type;
     if (!single || single->type != ML_JSON_ARRAY)
-        return bad(l, ML_EFORMAT, obj, "TemplateProcessing: \"single\" must be a list");
+        return ml_tok_bad(l, ML_EFORMAT, obj,
+                          "TemplateProcessing: \"single\" must be a list");
     if (t->has_template)
-        return bad(l, ML_EUNSUP, obj, "a second TemplateProcessing is not supported");
+        return ml_tok_bad(l, ML_EUNSUP, obj,
+                          "a second TemplateProcessing is not supported");
     t->has_template = true;
     t->piece = ML_NEW(&t->arena, ml_template_piece, single->n + 1);
     for (piece = single->child; piece && st == ML_OK; piece = piece->next) {
@@ -467,15 +394,15 @@ static ml_status read_template(loader *l, const ml_json *obj, int type) {
             out->is_text = true;
             n_text++;
         } else {
-            st = bad(l, ML_EUNSUP, piece,
-                     "TemplateProcessing: a piece of \"single\" must "
-                     "be a SpecialToken or the Sequence A");
+            st = ml_tok_bad(l, ML_EUNSUP, piece,
+                            "TemplateProcessing: a piece of \"single\" must "
+                            "be a SpecialToken or the Sequence A");
         }
     }
     if (st == ML_OK && n_text != 1)
-        st = bad(l, ML_EUNSUP, single,
-                 "TemplateProcessing: \"single\" must have the "
-                 "Sequence A exactly once");
+        st = ml_tok_bad(l, ML_EUNSUP, single,
+                        "TemplateProcessing: \"single\" must have the "
+                        "Sequence A exactly once");
     return st;
 }
 
@@ -485,190 +412,33 @@ static const kind post_kinds[] = {
     { 0 },
 };
 
-/* --- the model -------------------------------------------------------------- */
-
-static ml_status check_vocab(loader *l, const ml_json *vocab, int32_t *n_id,
-                             size_t *bytes) {
-    if (!vocab || vocab->type != ML_JSON_OBJECT)
-        return bad(l, ML_EFORMAT, vocab,
-                   "model: \"vocab\" must be an object of tokens and ids");
-    for (const ml_json *c = vocab->child; c; c = c->next) {
-        int64_t id;
-        if (!ml_json_i64(c, &id) || id < 0 || id >= MAX_ID)
-            return bad(l, ML_EFORMAT, c,
-                       "model: the id of \"%.*s\" must be a number from 0 to %d",
-                       c->key.len > 100 ? 100 : (int)c->key.len, c->key.ptr, MAX_ID - 1);
-        *n_id = id >= *n_id ? (int32_t)id + 1 : *n_id;
-        *bytes += c->key.len;
-    }
-    return ML_OK;
-}
-
-static ml_status read_vocab(loader *l, const ml_json *vocab) {
-    ml_tokenizer *t = l->t;
-    int32_t n_id = 0;
-    size_t bytes = 0;
-    char *text;
-    ml_status st = check_vocab(l, vocab, &n_id, &bytes);
-
-    if (st != ML_OK)
-        return st;
-    ml_bpe_init(&t->bpe, &t->arena, vocab->n, n_id);
-    text = ML_NEW(&t->arena, char, bytes + 1);
-    for (const ml_json *c = vocab->child; c; c = c->next) {
-        int64_t id = 0;
-        ml_json_i64(c, &id);
-        memcpy(text, c->key.ptr, c->key.len);
-        if (!ml_bpe_add(&t->bpe, (ml_str){ text, c->key.len }, (int32_t)id))
-            return bad(l, ML_EFORMAT, c, "model: token \"%.*s\" or id %lld is there twice",
-                       c->key.len > 100 ? 100 : (int)c->key.len, c->key.ptr, (long long)id);
-        text += c->key.len;
-    }
-    return ML_OK;
-}
-
-/* "left right", or ["left", "right"]. */
-static bool split_merge(const ml_json *m, ml_str *left, ml_str *right) {
-    const char *space, *end;
-
-    if (m->type == ML_JSON_ARRAY && m->n == 2 && m->child->type == ML_JSON_STRING &&
-        m->child->next->type == ML_JSON_STRING) {
-        *left = m->child->text;
-        *right = m->child->next->text;
-        return true;
-    }
-    if (m->type != ML_JSON_STRING)
-        return false;
-    end = m->text.ptr + m->text.len;
-    space = memchr(m->text.ptr, ' ', m->text.len);
-    if (!space || memchr(space + 1, ' ', (size_t)(end - space) - 1))
-        return false;
-    *left = (ml_str){ m->text.ptr, (size_t)(space - m->text.ptr) };
-    *right = (ml_str){ space + 1, (size_t)(end - space) - 1 };
-    return true;
-}
-
-static ml_status read_merge(loader *l, const ml_json *m, int32_t rank, ml_text *joined) {
-    ml_bpe *b = &l->t->bpe;
-    ml_str left, right;
-    int32_t i_left, i_right, id;
-
-    if (!split_merge(m, &left, &right))
-        return bad(l, ML_EFORMAT, m,
-                   "model: merge %d must be \"left right\" or "
-                   "[\"left\", \"right\"]",
-                   rank);
-    i_left = ml_bpe_find(b, left);
-    i_right = ml_bpe_find(b, right);
-    joined->len = 0;
-    ml_text_add(joined, left.ptr, left.len);
-    if (right.len >= b->prefix.len)
-        ml_text_add(joined, right.ptr + b->prefix.len, right.len - b->prefix.len);
-    id = ml_bpe_find(b, (ml_str){ joined->ptr, joined->len });
-    if (i_left < 0 || i_right < 0 || id < 0)
-        return bad(l, ML_EFORMAT, m,
-                   "model: merge %d joins \"%.*s\" and \"%.*s\"; both and what they make "
-                   "must be in the vocabulary",
-                   rank, (int)(left.len > 100 ? 100 : left.len), left.ptr,
-                   (int)(right.len > 100 ? 100 : right.len), right.ptr);
-    ml_bpe_add_merge(b, i_left, i_right, rank, id);
-    return ML_OK;
-}
-
-static ml_status read_merges(loader *l, const ml_json *merges) {
-    ml_text joined = { 0 };
-    ml_status st = ML_OK;
-    int32_t rank = 0;
-
-    ml_bpe_init_merges(&l->t->bpe, &l->t->arena, merges->n);
-    for (const ml_json *m = merges->child; m && st == ML_OK; m = m->next)
-        st = read_merge(l, m, rank++, &joined);
-    ml_text_release(&joined);
-    return st;
-}
-
-static ml_status read_model_options(loader *l, const ml_json *model) {
-    ml_bpe *b = &l->t->bpe;
-    const ml_json *dropout = ml_json_get(model, "dropout");
-    double rate = 0;
-    ml_str unk;
-    ml_status st = get_str(l, model, "unk_token", &unk);
-
-    if (!is_null(dropout) && (!ml_json_f64(dropout, &rate) || rate > 0))
-        return bad(l, ML_EUNSUP, dropout,
-                   "model: dropout is not supported; it must be null");
-    if (st == ML_OK)
-        st = get_bool(l, model, "fuse_unk", false, &b->fuse_unk);
-    if (st == ML_OK)
-        st = get_bool(l, model, "byte_fallback", false, &b->byte_fallback);
-    if (st == ML_OK)
-        st = get_bool(l, model, "ignore_merges", false, &b->ignore_merges);
-    if (st == ML_OK)
-        st = get_str(l, model, "continuing_subword_prefix", &b->prefix);
-    if (st == ML_OK)
-        st = get_str(l, model, "end_of_word_suffix", &b->suffix);
-    if (st != ML_OK || !unk.ptr)
-        return st;
-    b->unk = ml_bpe_find(b, unk);
-    if (b->unk < 0)
-        return bad(l, ML_EFORMAT, model,
-                   "model: unk_token \"%.*s\" is not in the vocabulary", (int)unk.len,
-                   unk.ptr);
-    return ML_OK;
-}
-
-static ml_status read_model(loader *l, const ml_json *model) {
-    static const char keys[] =
-        "type|dropout|unk_token|continuing_subword_prefix|end_of_word_suffix|fuse_unk|"
-        "byte_fallback|ignore_merges|vocab|merges";
-    const ml_json *type = ml_json_get(model, "type"),
-                  *merges = ml_json_get(model, "merges");
-    ml_status st;
-
-    if (!model || model->type != ML_JSON_OBJECT)
-        return bad(l, ML_EFORMAT, model, "\"model\" must be an object");
-    if (type && (type->type != ML_JSON_STRING || !ml_str_is(type->text, "BPE")))
-        return bad(l, ML_EUNSUP, type,
-                   "model type \"%.*s\" is not supported; supported is BPE",
-                   (int)type->text.len, type->text.ptr);
-    st = check_keys(l, model, "model", keys);
-    if (st != ML_OK)
-        return st;
-    if (!merges || merges->type != ML_JSON_ARRAY)
-        return bad(l, ML_EFORMAT, model, "model: \"merges\" must be a list");
-    st = read_vocab(l, ml_json_get(model, "vocab"));
-    if (st == ML_OK)
-        st = read_model_options(l, model);
-    return st == ML_OK ? read_merges(l, merges) : st;
-}
-
 /* --- added tokens ----------------------------------------------------------- */
 
-static ml_status read_added(loader *l, const ml_json *list) {
+static ml_status read_added(ml_tok_loader *l, const ml_json *list) {
     ml_status st = ML_OK;
 
-    if (is_null(list))
+    if (ml_tok_is_null(list))
         return ML_OK;
     if (list->type != ML_JSON_ARRAY)
-        return bad(l, ML_EFORMAT, list, "\"added_tokens\" must be a list");
+        return ml_tok_bad(l, ML_EFORMAT, list, "\"added_tokens\" must be a list");
     for (const ml_json *c = list->child; c && st == ML_OK; c = c->next) {
         ml_added a = { 0 };
         if (c->type != ML_JSON_OBJECT)
-            return bad(l, ML_EFORMAT, c, "an added token must be an object");
-        st = check_keys(l, c, "added token",
-                        "id|content|single_word|lstrip|rstrip|normalized|special");
+            return ml_tok_bad(l, ML_EFORMAT, c, "an added token must be an object");
+        st = ml_tok_check_keys(l, c, "added token",
+                               "id|content|single_word|lstrip|rstrip|normalized|special");
         if (st == ML_OK)
-            st = get_str(l, c, "content", &a.content);
+            st = ml_tok_get_str(l, c, "content", &a.content);
         if (st == ML_OK)
-            st = get_bool(l, c, "special", false, &a.special);
+            st = ml_tok_get_bool(l, c, "special", false, &a.special);
         if (st == ML_OK)
-            st = get_bool(l, c, "single_word", false, &a.single_word);
+            st = ml_tok_get_bool(l, c, "single_word", false, &a.single_word);
         if (st == ML_OK)
-            st = get_bool(l, c, "lstrip", false, &a.lstrip);
+            st = ml_tok_get_bool(l, c, "lstrip", false, &a.lstrip);
         if (st == ML_OK)
-            st = get_bool(l, c, "rstrip", false, &a.rstrip);
+            st = ml_tok_get_bool(l, c, "rstrip", false, &a.rstrip);
         if (st == ML_OK)
-            st = get_bool(l, c, "normalized", !a.special, &a.normalized);
+            st = ml_tok_get_bool(l, c, "normalized", !a.special, &a.normalized);
         if (st == ML_OK)
             ml_added_add(l->t, &a);
     }
@@ -677,22 +447,23 @@ static ml_status read_added(loader *l, const ml_json *list) {
 
 /* --- all of it -------------------------------------------------------------- */
 
-static ml_status finish(loader *l) {
+static ml_status finish(ml_tok_loader *l) {
     ml_tokenizer *t = l->t;
     ml_bpe *b = &t->bpe;
 
     b->by_bytes = b->spelled = t->n_pre && t->pre[t->n_pre - 1].type == ML_PRE_BYTE_LEVEL;
     if (b->by_bytes && (b->prefix.len || b->suffix.len))
-        return bad(l, ML_EUNSUP, NULL,
-                   "continuing_subword_prefix and end_of_word_suffix are not supported "
-                   "together with ByteLevel");
+        return ml_tok_bad(
+            l, ML_EUNSUP, NULL,
+            "continuing_subword_prefix and end_of_word_suffix are not supported "
+            "together with ByteLevel");
     ml_bpe_finish(b, &t->arena);
     if (!t->n_dec)
         t->dec[t->n_dec++].type = ML_DEC_JOIN;
     return ML_OK;
 }
 
-static ml_status read_root(loader *l, const ml_json *root) {
+static ml_status read_root(ml_tok_loader *l, const ml_json *root) {
     static const char keys[] = "version|truncation|padding|added_tokens|normalizer|"
                                "pre_tokenizer|post_processor|decoder|model";
     static const section sections[] = {
@@ -704,10 +475,10 @@ static ml_status read_root(loader *l, const ml_json *root) {
     ml_status st;
 
     if (root->type != ML_JSON_OBJECT)
-        return bad(l, ML_EFORMAT, root, "an object was expected");
-    st = check_keys(l, root, "tokenizer", keys);
+        return ml_tok_bad(l, ML_EFORMAT, root, "an object was expected");
+    st = ml_tok_check_keys(l, root, "tokenizer", keys);
     if (st == ML_OK)
-        st = read_model(l, ml_json_get(root, "model"));
+        st = ml_tok_read_model(l, ml_json_get(root, "model"));
     for (size_t i = 0; i < sizeof sections / sizeof *sections && st == ML_OK; i++)
         st = read_component(l, &sections[i], ml_json_get(root, sections[i].name), 0);
     if (st == ML_OK)
@@ -716,7 +487,7 @@ static ml_status read_root(loader *l, const ml_json *root) {
 }
 
 ml_status ml_tokenizer_read_json(ml_tokenizer *t, ml_str json, ml_err *err) {
-    loader l = { t, err };
+    ml_tok_loader l = { t, err };
     const ml_json *root;
     ml_arena a;
     ml_status st;
