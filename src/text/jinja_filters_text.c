@@ -1,5 +1,4 @@
 /* Filters on single values: text, JSON. */
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
