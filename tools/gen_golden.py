@@ -24,7 +24,7 @@ DATA = os.path.join(HERE, "..", "tests", "golden", "data")
 SHARDED = os.path.join(HERE, "..", "tests", "golden", "sharded")
 SHARDED_MODEL, SHARD_SIZE = "qwen3", "60KB"
 LENGTHS = [37, 70, 1, 150]
-FROZEN = ("e_score_correction_bias",)  # tensors that the loss does not reach
+FROZEN = ("e_score_correction_bias", "layer_scalar")  # tensors without a gradient
 
 COMMON = dict(vocab_size=83, hidden_size=48, intermediate_size=56, num_hidden_layers=2,
               num_attention_heads=4, num_key_value_heads=2, head_dim=12,
@@ -40,6 +40,11 @@ DELTA_NET = dict(layer_types=["linear_attention", "full_attention"], linear_num_
 
 MLA = dict(kv_lora_rank=24, qk_nope_head_dim=10, qk_rope_head_dim=6, v_head_dim=14,
            num_key_value_heads=4, head_dim=6)
+
+GEMMA4_ROPE = dict(full_attention=dict(rope_type="proportional", rope_theta=1000000.0, partial_rotary_factor=0.5),
+                   sliding_attention=dict(rope_type="default", rope_theta=10000.0))
+GEMMA4 = dict(tie_word_embeddings=True, sliding_window=8, global_head_dim=20, vocab_size_per_layer_input=83,
+              final_logit_softcapping=5.0, rope_parameters=GEMMA4_ROPE)
 
 MODELS = {
     "llama": ("llama", dict(rope_parameters=dict(
@@ -69,6 +74,13 @@ MODELS = {
         rope_parameters=dict(
             full_attention=dict(rope_type="linear", rope_theta=1000000.0, factor=8.0),
             sliding_attention=dict(rope_type="default", rope_theta=10000.0)))),
+    "gemma4_text": ("gemma4_text", dict(
+        GEMMA4, num_hidden_layers=5, num_kv_shared_layers=3, hidden_size_per_layer_input=10, use_double_wide_mlp=True,
+        layer_types=["sliding_attention", "full_attention"] * 2 + ["full_attention"])),
+    "gemma4_text_moe": ("gemma4_text", dict(
+        GEMMA4, num_hidden_layers=3, hidden_size_per_layer_input=0, attention_k_eq_v=True,
+        num_global_key_value_heads=1, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=20,
+        use_bidirectional_attention="vision", layer_types=["sliding_attention"] * 2 + ["full_attention"])),
     "mixtral": ("mixtral", dict(intermediate_size=28, num_local_experts=5, num_experts_per_tok=2, sliding_window=8)),
     "glm4_moe": ("glm4_moe", dict(
         DEEPSEEK_MOE, head_dim=16, use_qk_norm=True, attention_bias=True, first_k_dense_replace=1,
@@ -114,6 +126,12 @@ def old_style(config):
         old["hybrid_override_pattern"] = "".join(letter[t] for t in old.pop("layers_block_type"))
         old["num_hidden_layers"] = len(old["hybrid_override_pattern"])
         old["time_step_limit"] = [0.0, float("inf")]
+    if old["model_type"] == "gemma4_text":
+        full = list(old.pop("per_layer_config").values())[0]
+        old["global_head_dim"] = full["head_dim"]
+        old["num_global_key_value_heads"] = full.get("num_key_value_heads")
+        old["rope_parameters"] = rope
+        return old
     if rope is None:
         return old
     if "full_attention" in rope:
@@ -141,6 +159,8 @@ def spread(model, generator):
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
+            if name.endswith("layer_scalar"):
+                buffer.copy_(0.8 + 0.1 * torch.randn(buffer.shape, generator=generator))
 
 
 def score(model, names):

@@ -29,6 +29,8 @@ const ml_op_info ml_op_infos[ML_OP_COUNT] = {
     [ML_OP_RECUR] = { "recur", .save_in = IN(0) | IN(1), .grad_in = IN(0) | IN(1) },
     [ML_OP_ROW_GATE] = { "row-gate", .save_in = IN(0) | IN(1), .in_place = IN(1),
                          .grad_in = IN(0) | IN(1) },
+    [ML_OP_SCALE] = { "scale", .in_place = IN(0), .grad_in = IN(0) },
+    [ML_OP_MOE_SCALE] = { "moe-scale", .save_in = IN(0) | IN(1), .grad_in = IN(0) },
     [ML_OP_LMHEAD] = { "lmhead", .save_in = IN(0), .save_out = OUT(1) | OUT(2) | OUT(3),
                        .grad_in = IN(0) },
 };

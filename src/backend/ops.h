@@ -26,7 +26,7 @@
  *  op           in                     w              out
  *  EMBED        -                      table [V,H]    x [n,H]
  *  LINEAR       x [n,K]                w [N,K] b [N]? y [n,N]
- *  RMSNORM      x [n,C]                w [width]      y [n,C]      groups of `width` in a row
+ *  RMSNORM      x [n,C]                w [width]?     y [n,C]      groups of `width` in a row
  *  ROPE_TABLE   -                      -              cs [n,2,rot/2]  cosines, then sines
  *  ROPE         x [n,heads*d] cs       -              y [n,heads*d]
  *  ATTN         q [n,Hq*d] k [n,Hk*d] v [n,Hk*e]  sink [Hq]?
@@ -44,6 +44,8 @@
  *  RATES        a [n,h] b [n,h]?       log speed, bias [h]  y [n,2,h]  kept, taken in
  *  RECUR        qkv [n,W] rates [n,2,h]  skip [h]?    o [n,h*dv] state [slot,h,dk,dv+]
  *  ROW_GATE     g [n,1] x [n,H]        -              y [n,H]
+ *  SCALE        x [n,H]                w [1]?         y [n,H]      w has no gradient
+ *  MOE_SCALE    weight [n,k] expert    w [E]          y [n,k]      each times its expert's
  *  LMHEAD       x [n,H]                w [V,H]        logprob, entropy [n_loss]
  *                                                     stat [n_loss,2] logits [n_loss,V]?
  *
@@ -79,7 +81,9 @@
     X(RECUR, "recur")                                                                      \
     X(ROW_GATE, "row-gate")                                                                \
     X(HEAD_LINEAR, "head-linear")                                                          \
-    X(JOIN, "join")
+    X(JOIN, "join")                                                                        \
+    X(SCALE, "scale")                                                                      \
+    X(MOE_SCALE, "moe-scale")
 
 #define ML_OP_ENUM(id, name) ML_OP_##id,
 typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
@@ -151,6 +155,7 @@ typedef struct ml_op_attr {
         } part[ML_PICK_PARTS];
     } pick;
     float min_step; /* RATES: smaller steps become this */
+    float scale;    /* SCALE without a weight: the number */
     struct {
         int32_t n_key, n_head, key_dim, value_dim; /* head h has key h / (n_head / n_key) */
         int64_t q_at, k_at, v_at;                  /* where they begin in a row */

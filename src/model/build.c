@@ -121,15 +121,23 @@ int64_t ml_build_width(const ml_builder *b, int32_t value) {
     return b->spec->value[value].width;
 }
 
-int32_t ml_build_embed(ml_builder *b, const char *name, float scale) {
-    ml_spec *s = b->spec;
+int32_t ml_build_table(ml_builder *b, const char *name, int64_t n_row, int64_t width,
+                       float scale) {
     ml_node *n = ml_build_node(b, ML_OP_EMBED);
-    int32_t out = ml_build_rows(b, 1, s->n_hidden);
-    /* A tied table also serves as LM head, so it lies as the head wants it. */
-    n->w[0] = matrix_param(b, scoped(b, name), s->n_vocab, s->n_hidden,
-                           s->tied ? ML_PANELS : ML_ROWS, ML_SHARD_VOCAB);
+    int32_t out = ml_build_rows(b, 1, width);
+
+    n->w[0] = matrix_param(b, scoped(b, name), n_row, width, ML_ROWS, ML_SHARD_VOCAB);
     n->out[0] = out;
     n->attr.embed_scale = scale;
+    return out;
+}
+
+int32_t ml_build_embed(ml_builder *b, const char *name, float scale) {
+    ml_spec *s = b->spec;
+    int32_t out = ml_build_table(b, name, s->n_vocab, s->n_hidden, scale);
+
+    if (s->tied) /* also the LM head, so it lies as the head wants it */
+        s->param[s->node[0].w[0]].layout = ML_PANELS;
     return out;
 }
 
@@ -157,7 +165,8 @@ int32_t ml_build_norm(ml_builder *b, int32_t x, const char *name, float eps, int
     ML_BUG_IF(ml_build_width(b, x) % width != 0);
     n->in[0] = x;
     n->out[0] = out;
-    n->w[0] = vector_param(b, ml_build_name(b, name, ".weight"), width, ML_SHARD_NONE);
+    if (name)
+        n->w[0] = vector_param(b, ml_build_name(b, name, ".weight"), width, ML_SHARD_NONE);
     n->attr.norm.eps = eps;
     n->attr.norm.width = width;
     n->attr.norm.plus_one = plus_one;
@@ -199,6 +208,15 @@ int32_t ml_build_rope(ml_builder *b, int32_t x, const ml_rope *rope, int32_t hea
     return out;
 }
 
+static ml_pages new_pages(ml_builder *b, int64_t keys, int64_t values) {
+    ml_pages p = { ML_NONE, ML_NONE };
+    p.keys = ml_build_value(b, (ml_value){ ML_PER_PAGE, 1, keys * ML_PAGE, ML_F32 });
+    if (values)
+        p.values =
+            ml_build_value(b, (ml_value){ ML_PER_PAGE, 1, values * ML_PAGE, ML_F32 });
+    return p;
+}
+
 int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, ml_attn_opts o) {
     ml_node *n = ml_build_node(b, ML_OP_ATTN);
     int32_t n_head = (int32_t)(ml_build_width(b, q) / o.head_dim);
@@ -206,6 +224,7 @@ int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, ml_attn_op
     int32_t e = o.value_dim ? o.value_dim : o.head_dim;
     int64_t padded = (e + ML_LANES - 1) / ML_LANES * ML_LANES;
     int32_t out = ml_build_rows(b, 1, (int64_t)n_head * e);
+    ml_pages own = { ML_NONE, ML_NONE }, *pages = o.pages ? o.pages : &own;
 
     ML_BUG_IF(n_kv < 1 || n_head % n_kv != 0);
     n->in[0] = q;
@@ -213,11 +232,11 @@ int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, ml_attn_op
     n->in[2] = v;
     n->out[0] = out;
     n->out[1] = ml_build_exact(b, ML_PER_TOKEN, 2 * (int64_t)n_head);
-    n->out[2] = ml_build_value(
-        b, (ml_value){ ML_PER_PAGE, 1, (int64_t)n_kv * o.head_dim * ML_PAGE, ML_F32 });
-    if (!o.value_in_key)
-        n->out[3] = ml_build_value(
-            b, (ml_value){ ML_PER_PAGE, 1, n_kv * padded * ML_PAGE, ML_F32 });
+    if (pages->keys == ML_NONE)
+        *pages =
+            new_pages(b, (int64_t)n_kv * o.head_dim, o.value_in_key ? 0 : n_kv * padded);
+    n->out[2] = pages->keys;
+    n->out[3] = pages->values;
     if (o.sink)
         n->w[0] = vector_param(b, ml_build_name(b, o.sink, ""), n_head, ML_SHARD_COL);
     n->attr.attn.n_head = n_head;
@@ -267,6 +286,23 @@ int32_t ml_build_add(ml_builder *b, int32_t x, int32_t y) {
     n->in[0] = x;
     n->in[1] = y;
     n->out[0] = out;
+    return out;
+}
+
+int32_t ml_build_scale(ml_builder *b, int32_t x, float by) {
+    ml_node *n = ml_build_node(b, ML_OP_SCALE);
+    int32_t out = like(b, x);
+    n->in[0] = x;
+    n->out[0] = out;
+    n->attr.scale = by;
+    return out;
+}
+
+int32_t ml_build_scale_param(ml_builder *b, int32_t x, const char *name) {
+    int32_t out = ml_build_scale(b, x, 1.0f);
+    int32_t w = vector_param(b, scoped(b, name), 1, ML_SHARD_NONE);
+    b->spec->param[w].frozen = true;
+    b->spec->node[b->spec->n_node - 1].w[0] = w;
     return out;
 }
 

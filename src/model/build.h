@@ -48,8 +48,13 @@ typedef struct ml_linear_opts {
     int64_t whole_out, first_out;
 } ml_linear_opts;
 
+/* The model's first row. */
 int32_t ml_build_embed(ml_builder *b, const char *name, float scale);
+/* Another table with a row for each id. */
+int32_t ml_build_table(ml_builder *b, const char *name, int64_t n_row, int64_t width,
+                       float scale);
 int32_t ml_build_linear(ml_builder *b, int32_t x, ml_linear_opts o);
+/* name NULL: without weights. */
 int32_t ml_build_norm(ml_builder *b, int32_t x, const char *name, float eps, int32_t width,
                       bool plus_one);
 int32_t ml_build_rope(ml_builder *b, int32_t x, const ml_rope *rope, int32_t head_dim,
@@ -60,6 +65,10 @@ int32_t ml_build_head_linear(ml_builder *b, int32_t x, const char *name, int32_t
                              int64_t n_out, ml_part *part);
 /* Heads of x, each followed by that of y. */
 int32_t ml_build_join(ml_builder *b, int32_t x, int32_t y, int32_t n_head);
+/* Where layers that share keys and values keep them: the first one makes it. */
+typedef struct ml_pages {
+    int32_t keys, values; /* ML_NONE: not made yet */
+} ml_pages;
 typedef struct ml_attn_opts {
     int32_t head_dim;
     int32_t value_dim;    /* 0: head_dim */
@@ -67,9 +76,14 @@ typedef struct ml_attn_opts {
     int32_t window;       /* 0: none */
     float scale, softcap; /* softcap 0: none */
     const char *sink;     /* parameter with a number per query head, or NULL */
+    /* NULL: pages of its own; else of all layers that have these same k and v. */
+    ml_pages *pages;
 } ml_attn_opts;
 int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, ml_attn_opts o);
 int32_t ml_build_add(ml_builder *b, int32_t x, int32_t y);
+/* x times a number: `by`, or that of a parameter that is not trained. */
+int32_t ml_build_scale(ml_builder *b, int32_t x, float by);
+int32_t ml_build_scale_param(ml_builder *b, int32_t x, const char *name);
 /* up ML_NONE: gate holds both halves. */
 int32_t ml_build_glu(ml_builder *b, int32_t gate, int32_t up, ml_act act);
 
@@ -78,6 +92,7 @@ typedef struct ml_moe_opts {
     const char *router, *experts; /* "mlp.gate", "mlp.experts" */
     const char *gate, *up, *down; /* of an expert; NULL: gate_proj, up_proj, down_proj */
     const char *bias;             /* of the choice alone: its name, or NULL */
+    const char *expert_scale;     /* a number per expert for its weights, last, or NULL */
     bool router_bias;             /* of the logits */
     bool
         oss_experts; /* gpt-oss: biased, all experts in one tensor with inputs in rows, gate
@@ -91,7 +106,8 @@ typedef struct ml_moe_opts {
     float scale;  /* weights are multiplied by it; 0: 1 */
     ml_act act;
 } ml_moe_opts;
-int32_t ml_build_moe(ml_builder *b, int32_t x, ml_moe_opts o);
+/* Experts see x, the router sees `by`. */
+int32_t ml_build_moe(ml_builder *b, int32_t x, int32_t by, ml_moe_opts o);
 
 /* Columns of each row of x, part after part; each part is taken from every group of columns. */
 typedef struct ml_pick_opts {

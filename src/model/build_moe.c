@@ -121,6 +121,21 @@ static void route(ml_builder *b, moe *m, int32_t x) {
                                                 .keep_f32 = true });
 }
 
+/* Weights of the route times the numbers of their experts. */
+static void scale_experts(ml_builder *b, moe *m) {
+    ml_node *n = moe_node(b, m, ML_OP_MOE_SCALE);
+
+    n->in[0] = m->weight;
+    n->in[1] = m->expert;
+    n->out[0] = m->weight = ml_build_exact(b, ML_PER_TOKEN, m->o->top_k);
+    n->w[0] =
+        ml_build_param(b, (ml_param){ .name = ml_build_name(b, m->o->expert_scale, ""),
+                                      .n_stack = 1,
+                                      .n_dim = 1,
+                                      .shape = { m->o->n_expert, 1 },
+                                      .layout = ML_ROWS });
+}
+
 static int32_t gather(ml_builder *b, const moe *m, int32_t x) {
     ml_node *n = moe_node(b, m, ML_OP_MOE_GATHER);
     int32_t rows = ml_build_rows(b, m->o->top_k, m->hidden);
@@ -160,12 +175,14 @@ static int32_t ungated(ml_builder *b, const moe *m, int32_t rows) {
     return ml_build_glu(b, up, up, o->act);
 }
 
-int32_t ml_build_moe(ml_builder *b, int32_t x, ml_moe_opts o) {
+int32_t ml_build_moe(ml_builder *b, int32_t x, int32_t by, ml_moe_opts o) {
     moe m = { .o = &o, .hidden = ml_build_width(b, x) };
     stacked down = { ".down_proj", .n_out = m.hidden, .step = 1 };
     int32_t rows, act;
 
-    route(b, &m, x);
+    route(b, &m, by);
+    if (o.expert_scale)
+        scale_experts(b, &m);
     rows = gather(b, &m, x);
     act = o.ungated ? ungated(b, &m, rows) : gated(b, &m, rows);
     rows = expert_linear(b, &m, act, o.down ? o.down : "down_proj", m.hidden, down);

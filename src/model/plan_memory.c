@@ -55,6 +55,7 @@ static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
             return modules & (ML_MODULE_MOE | ML_MODULE_MOE_ACT);
         return modules & ML_MODULE_MLP;
     case ML_OP_MOE_ROUTE:
+    case ML_OP_MOE_SCALE:
     case ML_OP_MOE_GATHER:
     case ML_OP_MOE_LINEAR:
     case ML_OP_MOE_COMBINE: return modules & ML_MODULE_MOE;
@@ -196,7 +197,8 @@ static void reads_of_rerun(ml_plan *p, int32_t node, reads *r) {
     int32_t time = again_time(p, node);
 
     for (int k = 0; c->again && k < ML_OP_OUT; k++)
-        if (n->out[k] != ML_NONE && r->last[ML_SECOND_COPY][n->out[k]] != ML_NONE)
+        if (n->out[k] != ML_NONE && ml_plan_copy(p, node, n->out[k]) == ML_SECOND_COPY &&
+            r->last[ML_SECOND_COPY][n->out[k]] != ML_NONE)
             c->rerun = true;
     if (!c->rerun)
         return;
@@ -204,8 +206,8 @@ static void reads_of_rerun(ml_plan *p, int32_t node, reads *r) {
         if (n->in[k] != ML_NONE)
             read_at(r, ml_plan_copy(p, node, n->in[k]), n->in[k], time);
     for (int k = 0; k < ML_OP_OUT; k++)
-        if (n->out[k] != ML_NONE)
-            read_at(r, ML_SECOND_COPY, n->out[k], time);
+        if (n->out[k] != ML_NONE) /* pages of another layer stay where they are */
+            read_at(r, ml_plan_copy(p, node, n->out[k]), n->out[k], time);
 }
 
 static void find_last_reads(ml_plan *p, reads *r) {
@@ -243,7 +245,7 @@ static void plan_outputs(ml_plan *p, int32_t node, int copy, int32_t time, const
 
     for (int k = 0; k < ML_OP_OUT; k++) {
         int32_t v = n->out[k];
-        if (!wanted(p, n, k))
+        if (!wanted(p, n, k) || p->producer[v] != node)
             continue;
         of[v] = k == 0 && reused != ML_NONE ? of[reused]
                                             : new_store(p, value_bytes(p, v), time);
@@ -381,7 +383,8 @@ static void place_stores(ml_plan *p) {
 static void find_producers(ml_plan *p) {
     for (int32_t i = 0; i < p->spec->n_node; i++)
         for (int k = 0; k < ML_OP_OUT; k++)
-            if (p->spec->node[i].out[k] != ML_NONE)
+            if (p->spec->node[i].out[k] != ML_NONE &&
+                p->producer[p->spec->node[i].out[k]] == ML_NONE)
                 p->producer[p->spec->node[i].out[k]] = i;
 }
 

@@ -46,7 +46,7 @@ struct ml_plan {
     int32_t n_store;
     int32_t *value_store[ML_COPIES]; /* [n_value] index into store, or ML_NONE */
     int32_t *grad_store;             /* [n_value] */
-    int32_t *producer;               /* [n_value] the node that makes it */
+    int32_t *producer;               /* [n_value] the (first) node that makes it */
     int32_t dentropy_store;
     ml_plan_call *call; /* [n_node] */
     ml_plan_unit *unit;

@@ -57,8 +57,12 @@ static bool is_nextn(const ml_spec *s, ml_str name) {
 }
 
 static bool is_carried(const ml_spec *s, ml_str name) {
-    size_t n = s->carried ? strlen(s->carried) : 0;
-    return n && name.len > n && memcmp(name.ptr, s->carried, n) == 0;
+    for (const char *const *c = s->carried; c && *c; c++) {
+        size_t n = strlen(*c);
+        if (name.len > n && memcmp(name.ptr, *c, n) == 0)
+            return true;
+    }
+    return false;
 }
 
 bool ml_weights_may_ignore(const ml_spec *s, ml_str name) {

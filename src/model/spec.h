@@ -6,7 +6,8 @@
  * forward and backward plan, the memory it takes.
  *
  * Values are in single-assignment form: each op output is a new value, so a plan sees
- * the lifetimes without guessing.
+ * the lifetimes without guessing.  KV pages are the exception: attention of several layers
+ * may share them, if it writes the same keys and values there.
  *
  * thread: immutable after ml_spec_open. */
 #ifndef ML_MODEL_SPEC_H
@@ -93,10 +94,10 @@ typedef struct ml_spec {
     int32_t n_layer;      /* decoder layers */
     int32_t n_nextn;      /* behind them, predicting further tokens: carried, not run */
     int64_t max_position; /* as the config states it; a larger one is not an error */
-    const char
-        *carried; /* what names of other tensors begin with that are not run, or NULL */
-    bool tied;    /* the LM head is the embedding */
-    bool critic;  /* a value per token in place of the LM head */
+    /* What names of other tensors begin with that are not run; NULL, or NULL at the end. */
+    const char *const *carried;
+    bool tied;   /* the LM head is the embedding */
+    bool critic; /* a value per token in place of the LM head */
     ml_param *param;
     ml_value *value;
     ml_node *node;

@@ -18,10 +18,10 @@
 #define SEED 1 /* of the committed hashes */
 
 static const ck_suite *const suites[] = {
-    &ck_embed,  &ck_rmsnorm,   &ck_rope_table, &ck_rope,        &ck_add,
-    &ck_glu,    &ck_moe_route, &ck_moe_gather, &ck_moe_combine, &ck_attn,
-    &ck_lmhead, &ck_linear,    &ck_moe_linear, &ck_head_linear, &ck_join,
-    &ck_pick,   &ck_conv,      &ck_rates,      &ck_recur,       &ck_row_gate,
+    &ck_embed,      &ck_rmsnorm,     &ck_rope_table,  &ck_rope,      &ck_add,    &ck_glu,
+    &ck_moe_route,  &ck_moe_gather,  &ck_moe_combine, &ck_attn,      &ck_lmhead, &ck_linear,
+    &ck_moe_linear, &ck_head_linear, &ck_join,        &ck_pick,      &ck_conv,   &ck_rates,
+    &ck_recur,      &ck_row_gate,    &ck_scale,       &ck_moe_scale,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 
@@ -46,6 +46,8 @@ static const ck_bound bounds[ML_OP_COUNT] = {
     [ML_OP_RATES] = { 2e-7, 1e-6, "f64, rounded once; sums over rows in backward" },
     [ML_OP_RECUR] = { 5e-6, 2e-5, "two chains per token, carried through the state" },
     [ML_OP_ROW_GATE] = { 2e-7, 2e-6, "a product; a 16-lane dot product" },
+    [ML_OP_SCALE] = { 1e-7, 1e-6, "a product" },
+    [ML_OP_MOE_SCALE] = { 1e-7, 2e-6, "a product; sums over tokens in backward" },
     [ML_OP_LMHEAD] = { 5e-6, 2e-5, "a chain, exp, sums over a vocabulary" },
 };
 
@@ -114,7 +116,7 @@ static bool fill_gradients(ck_case *c) {
             any = true;
         }
     for (int i = 0; i < ML_OP_W; i++)
-        if (c->w[i].data) {
+        if (c->w[i].data && !c->suite->frozen) {
             c->dw[i] = c->w[i];
             c->dw[i].dtype = ML_F32;
             ck_fill(c, &c->dw[i], 1.0f);

@@ -46,6 +46,7 @@ struct ck_suite {
     void (*forward)(const ck_case *c, ck_ref *r);
     unsigned ref_out;  /* bit i: forward fills r->out[i], to be compared */
     unsigned grad_out; /* bit i: out[i] has a cotangent */
+    bool frozen;       /* no gradient of the weights */
     unsigned row_out;  /* bit i: row t of out[i] needs row t of in[] alone; 0: no such op */
     void (*also)(ck_env *e, const ck_case *c); /* further checks, or NULL */
 };
@@ -53,7 +54,7 @@ struct ck_suite {
 extern const ck_suite ck_embed, ck_rmsnorm, ck_rope_table, ck_rope, ck_add, ck_glu,
     ck_moe_route, ck_moe_gather, ck_moe_combine, ck_attn, ck_lmhead, ck_linear,
     ck_moe_linear, ck_head_linear, ck_join, ck_pick, ck_conv, ck_rates, ck_recur,
-    ck_row_gate;
+    ck_row_gate, ck_scale, ck_moe_scale;
 
 /* ---- building cases (build.c) ---- */
 

@@ -234,6 +234,8 @@ static void bf16_is_as_near_as_transformers(void) {
     X(qwen3_moe_raw)                                                                       \
     X(gemma2)                                                                              \
     X(gemma3_text)                                                                         \
+    X(gemma4_text)                                                                         \
+    X(gemma4_text_moe)                                                                     \
     X(glm4)                                                                                \
     X(deepseek_v3)                                                                         \
     X(glm4_moe)                                                                            \
@@ -256,6 +258,7 @@ static void bf16_is_as_near_as_transformers(void) {
     X(qwen3_moe)                                                                           \
     X(gemma2)                                                                              \
     X(gemma3_text)                                                                         \
+    X(gemma4_text)                                                                         \
     X(glm4)                                                                                \
     X(deepseek_v3)                                                                         \
     X(deepseek_v3_yarn)                                                                    \

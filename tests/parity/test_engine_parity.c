@@ -343,6 +343,8 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
     X(smollm3)                                                                             \
     X(olmo2)                                                                               \
     X(mixtral)                                                                             \
+    X(gemma4_text)                                                                         \
+    X(gemma4_text_moe)                                                                     \
     X(glm4_moe)                                                                            \
     X(minimax_m2)                                                                          \
     X(gpt_oss)                                                                             \

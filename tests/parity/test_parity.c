@@ -256,6 +256,8 @@ static void check_gradients(const char *dir) {
     X(qwen3_moe_raw)                                                                       \
     X(gemma2)                                                                              \
     X(gemma3_text)                                                                         \
+    X(gemma4_text)                                                                         \
+    X(gemma4_text_moe)                                                                     \
     X(glm4)                                                                                \
     X(phi3)                                                                                \
     X(smollm3)                                                                             \

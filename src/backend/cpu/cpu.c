@@ -165,6 +165,8 @@ static const ml_ops cpu_ops = {
         [ML_OP_ROW_GATE] = ml_cpu_row_gate_forward,
         [ML_OP_HEAD_LINEAR] = ml_cpu_head_linear_forward,
         [ML_OP_JOIN] = ml_cpu_join_forward,
+        [ML_OP_SCALE] = ml_cpu_scale_forward,
+        [ML_OP_MOE_SCALE] = ml_cpu_moe_scale_forward,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_forward,
     },
     .backward = {
@@ -187,6 +189,8 @@ static const ml_ops cpu_ops = {
         [ML_OP_ROW_GATE] = ml_cpu_row_gate_backward,
         [ML_OP_HEAD_LINEAR] = ml_cpu_head_linear_backward,
         [ML_OP_JOIN] = ml_cpu_join_backward,
+        [ML_OP_SCALE] = ml_cpu_scale_backward,
+        [ML_OP_MOE_SCALE] = ml_cpu_moe_scale_backward,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_backward,
     },
     .scratch = op_scratch,

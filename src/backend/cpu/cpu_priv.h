@@ -44,6 +44,8 @@ ML_CPU_OP(recur)       /* recur.c */
 ML_CPU_OP(row_gate)    /* row_gate.c */
 ML_CPU_OP(head_linear) /* linear.c */
 ML_CPU_OP(join)        /* join.c */
+ML_CPU_OP(scale)       /* scale.c */
+ML_CPU_OP(moe_scale)   /* scale.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
 #undef ML_CPU_OP
 

@@ -2,8 +2,8 @@
 
 #include <math.h>
 
-/* Scratch: the weight as f32 where it is stored as bf16, and in backward the
- * scale 1 / rms of each group [n, groups]. */
+/* Scratch: the weight as f32 where it is stored as bf16, ones where there is none, and in
+ * backward the scale 1 / rms of each group [n, groups]. */
 typedef struct norm_job {
     const ml_row_kern *k;
     const ml_op_args *a;
@@ -14,7 +14,10 @@ typedef struct norm_job {
     bool plus_one;
 } norm_job;
 
+/* Elements of the weight that scratch holds. */
 static int64_t wide_weight(const ml_op_args *a) {
+    if (a->w[0].n_dim == 0)
+        return a->attr->norm.width;
     return a->w[0].dtype == ML_BF16 ? a->w[0].shape[0] : 0;
 }
 
@@ -35,14 +38,15 @@ static norm_job norm_begin(const ml_stream *s, const ml_op_args *a) {
     float *wide = a->scratch;
 
     for (int64_t i = 0; i < n; i++)
-        wide[i] = ml_bf16_to_f32(((const uint16_t *)a->w[0].data)[i]);
+        wide[i] = a->w[0].data ? ml_bf16_to_f32(((const uint16_t *)a->w[0].data)[i]) : 1.0f;
     return (norm_job){ .k = ml_cpu(s)->kern->row,
                        .a = a,
                        .w = n ? wide : a->w[0].data,
                        .scale = n ? wide + n : wide,
                        .width = a->attr->norm.width,
                        .n_group = groups_of(a),
-                       .n_weight = a->w[0].shape[0] / a->attr->norm.width,
+                       .n_weight =
+                           a->w[0].data ? a->w[0].shape[0] / a->attr->norm.width : 1,
                        .eps = a->attr->norm.eps,
                        .plus_one = a->attr->norm.plus_one };
 }

@@ -173,7 +173,7 @@ int32_t ml_decoder_ffn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_f
 
     if (!f->moe)
         return mlp(b, d, x, "mlp", d->n_inner);
-    y = ml_build_moe(b, x, *f->moe);
+    y = ml_build_moe(b, x, x, *f->moe);
     if (!f->shared)
         return y;
     shared = mlp(b, d, x, f->shared, f->n_shared);
@@ -183,6 +183,8 @@ int32_t ml_decoder_ffn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_f
     }
     return ml_build_add(b, y, shared);
 }
+
+const char *const ml_carried_mtp[] = { "mtp.", NULL };
 
 const ml_norm_names ml_pre_norms = { .before_attn = "input_layernorm",
                                      .before_ffn = "post_attention_layernorm" };
@@ -207,6 +209,8 @@ void ml_decoder_model(ml_builder *b, const ml_decoder *d, ml_layer_fn *layer,
     int32_t x = ml_build_embed(b, "model.embed_tokens.weight",
                                o.embed_scale == 0.0f ? 1.0f : o.embed_scale);
 
+    if (o.begin)
+        o.begin(b, d, x, ud);
     for (int32_t i = 0; i < d->n_layer; i++) {
         ml_build_begin_layer(b, i);
         x = layer(b, d, x, i, ud);

@@ -102,9 +102,14 @@ typedef int32_t ml_layer_fn(ml_builder *b, const ml_decoder *d, int32_t x, int32
 typedef struct ml_model_opts {
     float embed_scale; /* 0: 1 */
     float logit_softcap;
+    /* NULL, or called with the embedding before the first layer. */
+    void (*begin)(ml_builder *b, const ml_decoder *d, int32_t x, const void *ud);
 } ml_model_opts;
 void ml_decoder_model(ml_builder *b, const ml_decoder *d, ml_layer_fn *layer,
                       const void *ud, ml_model_opts o);
+
+/* Tensors of layers that predict further tokens, where they are called mtp. */
+extern const char *const ml_carried_mtp[];
 
 /* Which layers have experts: mlp_layer_types, else all but the first first_k_dense_replace
  * (by default `n_dense`). */
@@ -138,6 +143,7 @@ typedef struct ml_rope_opts {
     double theta;          /* default base */
     double partial;        /* default partial_rotary_factor, 1: whole head */
     bool scaled;           /* rope_scaling applies to it */
+    const char *type;      /* default rope_type, "default" when NULL */
 } ml_rope_opts;
 const ml_rope *ml_rope_read(ml_builder *b, int32_t head_dim, ml_rope_opts o);
 

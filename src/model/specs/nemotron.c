@@ -210,7 +210,7 @@ static int32_t mlp(ml_builder *b, const ml_decoder *d, int32_t x, const char *pr
 }
 
 static int32_t moe(ml_builder *b, const ml_decoder *d, const nemotron *n, int32_t x) {
-    int32_t y = ml_build_moe(b, x, n->moe);
+    int32_t y = ml_build_moe(b, x, x, n->moe);
     return ml_build_add(b, y, mlp(b, d, x, "mixer.shared_experts", n->n_shared));
 }
 
@@ -260,7 +260,7 @@ static void build_nemotron_h(ml_builder *b) {
                                             .act = "silu" });
     b->spec->n_layer = d.n_layer = n_layer;
     b->spec->n_nextn = 0; /* those layers are called mtp here */
-    b->spec->carried = "mtp.";
+    b->spec->carried = ml_carried_mtp;
     d.qkv_bias = d.o_bias = ml_hf_config_bool(c, "attention_bias", false);
     d.mlp_bias = ml_hf_config_bool(c, "mlp_bias", false);
     read_mamba(b, &x);

@@ -87,7 +87,7 @@ static void read_common(ml_builder *b, ml_decoder *d, next *x,
                      (ml_rope_opts){ .theta = 10000, .partial = 0.25, .scaled = true }),
                  .linear = read_linear_layers(b, d->n_layer) };
     read_net(b, d, x);
-    b->spec->carried = "mtp.";
+    b->spec->carried = ml_carried_mtp;
 }
 
 /* --- layers ----------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 typedef struct rope_source {
     const ml_json *params; /* object with rope_type and its numbers, or NULL */
     const char *where;     /* its name in messages, with a dot */
+    const char *type;      /* rope_type where it does not say */
     double theta, partial;
 } rope_source;
 
@@ -21,7 +22,7 @@ static rope_source find_source(ml_builder *b, ml_rope_opts o) {
     ml_hf_config *c = b->config;
     const ml_json *all = ml_hf_config_get(c, "rope_parameters");
     const ml_json *scaling = ml_hf_config_get(c, "rope_scaling");
-    rope_source r = { .where = "rope_parameters." };
+    rope_source r = { .where = "rope_parameters.", .type = o.type ? o.type : "default" };
     double theta =
         ml_hf_config_num(c, o.theta_key ? o.theta_key : "rope_theta", o.theta, 1, 1e15);
     double partial = ml_hf_config_num(c, "partial_rotary_factor", o.partial, 0, 1);
@@ -120,13 +121,25 @@ static void yarn(ml_builder *b, const rope_source *r, ml_rope *rope, float *freq
     }
 }
 
+/* The whole head turns, but only the fastest part of its frequencies; the others are 0. */
+static void proportional(ml_builder *b, const rope_source *r, ml_rope *rope, float *freq) {
+    float factor = (float)param(b, r, "factor", 1, 1e-3, 1e6);
+    int32_t turning = (int32_t)(r->partial * rope->dim / 2);
+
+    for (int32_t i = 0; i < rope->dim / 2; i++)
+        freq[i] = i < turning ? freq[i] / factor : 0.0f;
+}
+
 static const struct {
     const char *type;
     void (*apply)(ml_builder *b, const rope_source *r, ml_rope *rope, float *freq);
-} scalings[] = { { "linear", linear }, { "llama3", llama3 }, { "yarn", yarn } };
+} scalings[] = { { "linear", linear },
+                 { "llama3", llama3 },
+                 { "yarn", yarn },
+                 { "proportional", proportional } };
 
 static const char *rope_type(ml_builder *b, const rope_source *r) {
-    const char *type = "default";
+    const char *type = r->type;
 
     if (r->params) {
         type = ml_hf_config_str_in(b->config, r->params, r->where, "type", type);
@@ -147,7 +160,8 @@ static void apply_scaling(ml_builder *b, const rope_source *r, ml_rope *rope, fl
         }
     ml_hf_config_fail(
         b->config, ML_EUNSUP,
-        "%s: %srope_type is \"%s\"; supported are default, linear, llama3 and yarn",
+        "%s: %srope_type is \"%s\"; supported are default, linear, llama3, yarn and "
+        "proportional",
         b->config->path, r->where, type);
 }
 
@@ -166,9 +180,10 @@ double ml_rope_score_scale(ml_builder *b, ml_rope_opts o) {
 const ml_rope *ml_rope_read(ml_builder *b, int32_t head_dim, ml_rope_opts o) {
     rope_source r = find_source(b, o);
     ml_rope *rope = ML_NEW(&b->spec->arena, ml_rope, 1);
+    bool whole = !strcmp(rope_type(b, &r), "proportional");
     float *freq;
 
-    rope->dim = (int32_t)(head_dim * r.partial);
+    rope->dim = whole ? head_dim : (int32_t)(head_dim * r.partial);
     if (rope->dim < 2 || rope->dim % 2 != 0) {
         ml_hf_config_fail(b->config, ML_EFORMAT,
                           "%s: head_dim %d with partial_rotary_factor %g leaves %d rotated "
