@@ -69,7 +69,8 @@ static const struct {
       "\"hidden_act\" is \"relu\"; supported are silu" },
     { "EXTRA", ", \"head_dim\": 7", "head_dim (7) is odd" },
     { "EXTRA", ", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}",
-      "rope_type is \"dynamic\"; supported are default, linear, llama3 and yarn" },
+      "rope_type is \"dynamic\"; supported are default, linear, llama3, yarn and "
+      "proportional" },
     { "EXTRA", ", \"rope_scaling\": {\"rope_type\": \"linear\"}",
       "\"rope_scaling.factor\" is missing" },
     { "EXTRA", ", \"rope_scaling\": 4", "\"rope_scaling\" must be an object" },
