@@ -213,7 +213,7 @@ static void what_is_missing_is_said(void) {
 
 static const ml_test tests[] = {
     { "the same bytes as here", the_same_bytes_as_here },
-    { "asynchronous with servers", asynchronous_with_servers },
+    { "asynchronous with servers", asynchronous_with_servers, 300 },
     { "servers may die", servers_may_die },
     { "workers behind a router may die", workers_behind_a_router_may_die },
     { "what is missing is said", what_is_missing_is_said },
