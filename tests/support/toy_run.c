@@ -36,9 +36,10 @@ void ml_toy_run_args(char *args, size_t cap, const char *command, const char *sa
         "%s --hf-checkpoint %s --prompt-data %s --label-key label "
         "--apply-chat-template --rollout-shuffle --rollout-batch-size 4 "
         "--n-samples-per-prompt 4 --num-steps-per-rollout 2 --num-rollout %d "
-        "--rollout-max-response-len 12 %s --lr 1e-3 "
+        "%s %s --lr 1e-3 "
         "--lr-decay-style constant --eval-prompt-data toy %s %s --save %s --load %s %s",
         command, ml_test_path("model"), data, rounds,
+        strstr(more, "--rollout-max-response-len") ? "" : "--rollout-max-response-len 12",
         graded ? "" : "--rm-type deterministic_random", data,
         strstr(more, "--eval-interval") ? "" : "--eval-interval 2", save, save, more);
 }
@@ -50,7 +51,7 @@ int ml_toy_run(const char *command, const char *save, int rounds, const char *mo
     return ml_test_miles(out, cap, args);
 }
 
-pid_t ml_toy_start(const char *line) {
+pid_t ml_toy_start_to(const char *log, const char *line) {
     char args[3000], program[600], *argv[100], *word, *rest = args;
     int n = 0;
     pid_t pid;
@@ -63,14 +64,18 @@ pid_t ml_toy_start(const char *line) {
     argv[n] = NULL;
     pid = fork();
     if (pid == 0) {
-        int null = open("/dev/null", O_WRONLY);
-        if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || null < 0 ||
-            dup2(null, STDOUT_FILENO) < 0 || dup2(null, STDERR_FILENO) < 0)
+        int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666);
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || fd < 0 ||
+            dup2(fd, STDOUT_FILENO) < 0 || dup2(fd, STDERR_FILENO) < 0)
             _exit(127);
         execv(program, argv);
         _exit(127);
     }
     return pid;
+}
+
+pid_t ml_toy_start(const char *line) {
+    return ml_toy_start_to("/dev/null", line);
 }
 
 pid_t ml_toy_run_start(const char *command, const char *save, int rounds,

@@ -9,7 +9,8 @@
 void ml_toy_run_inputs(void);
 
 /* The command line of a run that saves to and goes on from `save`: 4 prompts with 4 answers
- * and 2 optimizer steps a round, evaluated every second round unless `more` says otherwise.
+ * of at most 12 tokens and 2 optimizer steps a round, evaluated every second round, unless
+ * `more` says otherwise.
  * command: "train" or "train-async". */
 void ml_toy_run_args(char *args, size_t cap, const char *command, const char *save,
                      int rounds, const char *more);
@@ -21,6 +22,8 @@ int ml_toy_run(const char *command, const char *save, int rounds, const char *mo
 /* Starts it, or any command line of the program, and is back at once. */
 pid_t ml_toy_run_start(const char *command, const char *save, int rounds, const char *more);
 pid_t ml_toy_start(const char *args);
+/* What it says goes to a file. */
+pid_t ml_toy_start_to(const char *log, const char *args);
 
 /* Sends it a signal after a while, and returns what it exited with. */
 int ml_toy_run_stop(pid_t pid, int sig, unsigned after_us);

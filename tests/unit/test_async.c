@@ -1,13 +1,11 @@
 /* miles train-async from the outside: one round ahead, and all the time. */
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <time.h>
 
 #include "base/file.h"
 #include "rl/sample.h"
+#include "tests/support/kill.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_model.h"
@@ -55,24 +53,25 @@ static void ahead_gives_the_same_bytes(void) {
 
 /* What was made ahead of a snapshot is in it. */
 static void ahead_survives_kills(void) {
-    int kills = getenv("MILES_LONG") ? 20 : 4, n = 0;
-    unsigned seed = (unsigned)time(NULL);
     const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
-    char out[16000];
+    char out[16000], args[3000];
+    ml_kills kills;
+    int rounds;
 
-    printf("seed %u\n", seed);
-    fflush(stdout);
+    ml_kills_init(&kills, getenv("MILES_LONG") ? 20 : 5);
+    rounds = ml_kills_rounds(&kills);
     ml_toy_run_inputs();
-    CHECK(run(whole, "--save-interval 1", out, sizeof out) == 0);
-    for (int i = 0; i < kills; i++)
-        n += WIFSIGNALED(ml_toy_run_stop(
-            ml_toy_run_start("train-async", parts, ROUNDS, "--save-interval 1"), SIGKILL,
-            20000 + (unsigned)rand_r(&seed) % 60000));
-    CHECK(run(parts, "--save-interval 1", out, sizeof out) == 0);
-    ml_toy_run_same(whole, parts, ROUNDS);
+    CHECK(ml_toy_run("train-async", whole, rounds, "--save-interval 1", out, sizeof out) ==
+          0);
+    ml_toy_run_args(args, sizeof args, "train-async", parts, rounds, "--save-interval 1");
+    while (ml_kills_go_on(&kills))
+        ml_kills_once(&kills, args, parts);
+    CHECK(ml_toy_run("train-async", parts, rounds, "--save-interval 1", out, sizeof out) ==
+          0);
+    ml_toy_run_same(whole, parts, rounds);
     CHECK(shell("grep -q '\"ahead\": {\"rollout\": 5' %s/iter_0000004/state.json%s", whole,
                 ""));
-    printf("%d of %d were killed before their end\n", n, kills);
+    ml_kills_tell(&kills);
 }
 
 /* Weights reach the engine every second round: tokens are older in between. */
@@ -172,11 +171,11 @@ static void staleness_is_bounded(void) {
 enum { CAP = 2000 };
 
 /* How often each sample was trained on. */
-static void count_used(int seen[CAP], const char *save) {
+static void count_used(int seen[CAP], const char *save, int rounds) {
     ml_arena a;
 
     ml_arena_init(&a, "used");
-    for (int r = 0; r < ROUNDS; r++) {
+    for (int r = 0; r < rounds; r++) {
         char path[600];
         ml_sample *sample = NULL;
         int64_t n = 0;
@@ -189,14 +188,14 @@ static void count_used(int seen[CAP], const char *save) {
 }
 
 /* How often each waits in the last snapshot. */
-static void count_held(int seen[CAP], const char *save) {
+static void count_held(int seen[CAP], const char *save, int rounds) {
     char path[600];
     const ml_json *doc = NULL, *held;
     ml_file f = { 0 };
     ml_arena a;
 
     ml_arena_init(&a, "held");
-    snprintf(path, sizeof path, "%s/iter_%07d/state.json", save, ROUNDS - 1);
+    snprintf(path, sizeof path, "%s/iter_%07d/state.json", save, rounds - 1);
     CHECK(ml_file_map(&f, path, NULL) == ML_OK);
     CHECK(ml_json_parse(&doc, &a, f.bytes, path, NULL) == ML_OK);
     held = ml_json_get(ml_json_get(doc, "data"), "held");
@@ -212,27 +211,27 @@ static void count_held(int seen[CAP], const char *save) {
 
 /* Groups under way and in the queue are in a snapshot: none is lost, none seen twice. */
 static void flow_survives_kills(void) {
-    int kills = getenv("MILES_LONG") ? 20 : 3, seen[CAP] = { 0 }, n = 0;
-    unsigned seed = (unsigned)time(NULL);
-    const char *save = ml_test_path("save");
-    char out[16000];
+    const char *save = ml_test_path("save"), *flags = "--fully-async --save-interval 1";
+    int seen[CAP] = { 0 }, n = 0, rounds;
+    char out[16000], args[3000];
+    ml_kills kills;
 
-    printf("seed %u\n", seed);
-    fflush(stdout);
+    ml_kills_init(&kills, getenv("MILES_LONG") ? 20 : 5);
+    rounds = ml_kills_rounds(&kills);
     ml_toy_run_inputs();
-    for (int i = 0; i < kills; i++)
-        ml_toy_run_stop(ml_toy_run_start("train-async", save, ROUNDS,
-                                         "--fully-async --save-interval 1"),
-                        SIGKILL, 20000 + (unsigned)rand_r(&seed) % 60000);
-    CHECK(run(save, "--fully-async --save-interval 1", out, sizeof out) == 0);
-    count_used(seen, save);
-    count_held(seen, save);
+    ml_toy_run_args(args, sizeof args, "train-async", save, rounds, flags);
+    while (ml_kills_go_on(&kills))
+        ml_kills_once(&kills, args, save);
+    CHECK(ml_toy_run("train-async", save, rounds, flags, out, sizeof out) == 0);
+    count_used(seen, save, rounds);
+    count_held(seen, save, rounds);
     while (n < CAP && seen[n])
         n++;
-    CHECK(n >= ROUNDS * 16);
+    CHECK(n >= rounds * 16);
     for (int i = 0; i < CAP; i++)
         if (seen[i] != (i < n))
             ml_test_fail(__FILE__, __LINE__, "sample %d is there %d times", i, seen[i]);
+    ml_kills_tell(&kills);
 }
 
 /* --- the world ---------------------------------------------------------------------- */

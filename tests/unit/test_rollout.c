@@ -3,11 +3,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/str.h"
+#include "tests/support/kill.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_model.h"
@@ -196,27 +195,23 @@ static void faults_are_named(void) {
 
 /* --- runs that are stopped ---------------------------------------------------- */
 
-static pid_t start(const char *save, const char *more) {
-    return ml_toy_run_start("train", save, ROUNDS, more);
-}
-
 /* MILES_LONG asks for more kills. */
 static void survives_kills(void) {
-    int kills = getenv("MILES_LONG") ? 20 : 4, n = 0;
-    unsigned seed = (unsigned)time(NULL);
     const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
-    char out[16000];
+    char out[16000], args[3000];
+    ml_kills kills;
+    int rounds;
 
-    printf("seed %u\n", seed);
-    fflush(stdout);
+    ml_kills_init(&kills, getenv("MILES_LONG") ? 20 : 5);
+    rounds = ml_kills_rounds(&kills);
     ml_toy_run_inputs();
-    CHECK(run(whole, ROUNDS, "", out, sizeof out) == 0);
-    for (int i = 0; i < kills; i++)
-        n += WIFSIGNALED(ml_toy_run_stop(start(parts, "--save-interval 1"), SIGKILL,
-                                         20000 + (unsigned)rand_r(&seed) % 60000));
-    CHECK(run(parts, ROUNDS, "--save-interval 1", out, sizeof out) == 0);
-    same_files(whole, parts);
-    printf("%d of %d were killed before their end\n", n, kills);
+    CHECK(run(whole, rounds, "", out, sizeof out) == 0);
+    ml_toy_run_args(args, sizeof args, "train", parts, rounds, "--save-interval 1");
+    while (ml_kills_go_on(&kills))
+        ml_kills_once(&kills, args, parts);
+    CHECK(run(parts, rounds, "--save-interval 1", out, sizeof out) == 0);
+    ml_toy_run_same(whole, parts, rounds);
+    ml_kills_tell(&kills);
 }
 
 /* A run that writes its metrics listens to signals. */
@@ -235,7 +230,7 @@ static void an_interrupt_finishes_the_round(void) {
 
     ml_toy_run_inputs();
     CHECK(run(whole, ROUNDS, "", out, sizeof out) == 0);
-    pid = start(parts, "");
+    pid = ml_toy_run_start("train", parts, ROUNDS, "");
     wait_for_metrics(parts);
     CHECK(ml_toy_run_stop(pid, SIGINT, 20000) == 0);
     CHECK(run(parts, ROUNDS, "", out, sizeof out) == 0);

@@ -6,16 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/json.h"
 #include "base/str.h"
 #include "io/checkpoint.h"
 #include "io/jsonl.h"
+#include "tests/support/kill.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_model.h"
+#include "tests/support/toy_run.h"
 
 enum { ROUNDS = 4 };
 
@@ -72,14 +73,14 @@ __attribute__((format(printf, 1, 2))) static bool shell(const char *format, ...)
 }
 
 /* The last snapshots and the metrics are the same bytes, those of a critic, too. */
-static void same_ends(const char *a, const char *b) {
+static void same_ends(const char *a, const char *b, int rounds) {
     static const char *const tail[] = { "", "_critic" };
 
     for (int i = 0; i < 2; i++) {
         if (i && !shell("test -d %s_critic", a))
             continue;
-        if (!shell("diff -r %s%s/iter_%07d %s%s/iter_%07d >&2", a, tail[i], ROUNDS - 1, b,
-                   tail[i], ROUNDS - 1))
+        if (!shell("diff -r %s%s/iter_%07d %s%s/iter_%07d >&2", a, tail[i], rounds - 1, b,
+                   tail[i], rounds - 1))
             ml_test_fail(__FILE__, __LINE__, "%s%s and %s%s differ", a, tail[i], b,
                          tail[i]);
     }
@@ -159,7 +160,7 @@ static void ppo_has_the_same_bytes_however_it_runs(void) {
     must_go_on(parts, 3, PPO "--threads 2 --async-save --save-interval 1 --keep-last 1");
     must_go_on(parts, ROUNDS, PPO "--threads 1");
     CHECK_HAS(out, "going on at rollout 3");
-    same_ends(whole, parts);
+    same_ends(whole, parts, ROUNDS);
     CHECK(shell("test ! -e %s/iter_0000001 -a ! -e %s_critic/iter_0000001", parts, parts));
 }
 
@@ -187,55 +188,24 @@ static void a_critic_that_is_missing_is_named(void) {
         shell("diff -r %s/c/iter_0000000 %s/d/iter_0000000", ml_test_dir(), ml_test_dir()));
 }
 
-/* Starts miles, its output going to a file. */
-static pid_t start(char *args, const char *log) {
-    char program[600], *argv[100], *word, *rest = args;
-    int n = 0;
-    pid_t pid;
-
-    snprintf(program, sizeof program, "%s/miles", getenv("MILES_UNDER_TEST"));
-    argv[n++] = program;
-    while ((word = strtok_r(rest, " ", &rest)) && n < 99)
-        argv[n++] = word;
-    argv[n] = NULL;
-    pid = fork();
-    if (pid == 0) {
-        if (!freopen(log, "w", stdout) || !freopen("/dev/null", "w", stderr))
-            _exit(127);
-        execv(program, argv);
-        _exit(127);
-    }
-    return pid;
-}
-
-static void kill_after(const char *save, const char *more, unsigned us) {
-    char args[3000];
-    int status;
-    pid_t pid;
-
-    args_of(args, sizeof args, save, ROUNDS, more);
-    pid = start(args, "/dev/null");
-    usleep(us);
-    kill(pid, SIGKILL);
-    waitpid(pid, &status, 0);
-}
-
 /* MILES_LONG asks for more kills. */
 static void ppo_survives_kills(void) {
-    int kills = getenv("MILES_LONG") ? 50 : 5;
-    unsigned seed = (unsigned)time(NULL);
     const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
-    char flags[1500];
+    char flags[1500], args[3000];
+    ml_kills kills;
+    int rounds;
 
-    printf("seed %u\n", seed);
-    fflush(stdout);
+    ml_kills_init(&kills, getenv("MILES_LONG") ? 50 : 5);
+    rounds = ml_kills_rounds(&kills);
     make_inputs();
-    must_go_on(whole, ROUNDS, PPO);
+    must_go_on(whole, rounds, PPO);
     snprintf(flags, sizeof flags, PPO "--load %s --save-interval 1 --keep-last 1", parts);
-    for (int i = 0; i < kills; i++)
-        kill_after(parts, flags, 10000 + (unsigned)rand_r(&seed) % 80000);
-    must_run(parts, ROUNDS, flags);
-    same_ends(whole, parts);
+    args_of(args, sizeof args, parts, rounds, flags);
+    while (ml_kills_go_on(&kills))
+        ml_kills_once(&kills, args, parts);
+    must_run(parts, rounds, flags);
+    same_ends(whole, parts, rounds);
+    ml_kills_tell(&kills);
 }
 
 /* --- a teacher ---------------------------------------------------------------- */
@@ -299,7 +269,7 @@ static void a_teacher_may_be_a_server(void) {
              first);
     must_run(near, 2, flags);
     snprintf(flags, sizeof flags, "serve --model-path %s/iter_0000000 --port 0", first);
-    pid = start(flags, log);
+    pid = ml_toy_start_to(log, flags);
     snprintf(flags, sizeof flags,
              "--use-opd --opd-type sglang --opd-teacher-urls t=http://127.0.0.1:%d",
              port_of(log));
@@ -339,7 +309,7 @@ static void the_reference_follows_and_is_saved(void) {
     CHECK(figure(whole, 3, "train/kl_loss") > 0);
     must_go_on(parts, 3, flags);
     must_go_on(parts, ROUNDS, flags);
-    same_ends(whole, parts);
+    same_ends(whole, parts, ROUNDS);
     CHECK(run(whole, 1, "--ref-update-interval 2") == 2);
     CHECK_HAS(out, "there is no reference without --use-kl-loss");
 }

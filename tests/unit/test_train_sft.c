@@ -1,16 +1,14 @@
 /* miles sft from the outside: conversations, masks, metrics, and runs that are stopped. */
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/dir.h"
 #include "io/jsonl.h"
 #include "rl/sft_sample.h"
+#include "tests/support/kill.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_model.h"
@@ -132,7 +130,7 @@ static void what_cannot_be_learned_is_refused(void) {
 /* --- runs ------------------------------------------------------------------- */
 
 /* Rounds of two steps each; a run that is to be killed takes longer. */
-enum { ROUNDS = 8, MANY_ROUNDS = 60 };
+enum { ROUNDS = 8 };
 
 static void args_of(char *args, size_t cap, const char *save, int rounds,
                     const char *more) {
@@ -225,60 +223,26 @@ static void flags_are_checked(void) {
     CHECK_HAS(out, "iter_0000003");
 }
 
-/* Starts the program and kills it after a while. */
-static bool killed(const char *save, const char *more, unsigned after_us) {
-    char args[2000], program[600], *argv[64], *word, *rest = args;
-    int n = 0, status = 0;
-    pid_t pid;
-
-    args_of(args, sizeof args, save, MANY_ROUNDS, more);
-    snprintf(program, sizeof program, "%s/miles", getenv("MILES_UNDER_TEST"));
-    argv[n++] = program;
-    while ((word = strtok_r(rest, " ", &rest)) && n < 63)
-        argv[n++] = word;
-    argv[n] = NULL;
-    pid = fork();
-    if (pid == 0) {
-        freopen("/dev/null", "w", stdout);
-        execv(program, argv);
-        _exit(127);
-    }
-    usleep(after_us);
-    kill(pid, SIGKILL);
-    waitpid(pid, &status, 0);
-    return WIFSIGNALED(status);
-}
-
 /* MILES_LONG asks for more kills. */
 static void survives_kills(void) {
-    int kills = getenv("MILES_LONG") ? 50 : 5, n = 0;
-    unsigned seed = (unsigned)time(NULL);
     const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
-    char out[8000], name[64];
+    char out[8000], here[2000], aside[2000];
+    ml_kills kills;
+    int rounds;
 
-    printf("seed %u\n", seed);
-    fflush(stdout);
+    ml_kills_init(&kills, getenv("MILES_LONG") ? 50 : 5);
+    rounds = ml_kills_rounds(&kills);
     ml_toy_model(ml_toy_chatml);
     make_data(20);
-    CHECK(run_rounds(whole, MANY_ROUNDS, "", out, sizeof out) == 0);
-    for (int i = 0; i < kills; i++) {
-        /* A run of its own every few kills, so that all of them happen in the middle. */
-        if (i % 5 == 0) {
-            snprintf(name, sizeof name, "parts%d", i);
-            parts = ml_test_path(name);
-        }
-        n += killed(parts,
-                    i % 2 ? "--save-interval 1 --async-save --keep-last 2"
-                          : "--save-interval 1",
-                    10000 + (unsigned)rand_r(&seed) % 90000);
-        if (i % 5 == 4) {
-            CHECK(run_rounds(parts, MANY_ROUNDS, "--save-interval 1", out, sizeof out) ==
-                  0);
-            same_final(whole, parts, MANY_ROUNDS);
-        }
-    }
-    printf("%d of %d were killed before their end\n", n, kills);
-    CHECK(n > 0);
+    CHECK(run_rounds(whole, rounds, "", out, sizeof out) == 0);
+    args_of(here, sizeof here, parts, rounds, "--save-interval 1");
+    args_of(aside, sizeof aside, parts, rounds,
+            "--save-interval 1 --async-save --keep-last 2");
+    while (ml_kills_go_on(&kills))
+        ml_kills_once(&kills, kills.n_kill % 2 ? aside : here, parts);
+    CHECK(run_rounds(parts, rounds, "--save-interval 1", out, sizeof out) == 0);
+    same_final(whole, parts, rounds);
+    ml_kills_tell(&kills);
 }
 
 static const ml_test tests[] = {

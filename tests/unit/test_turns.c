@@ -1,10 +1,7 @@
 /* Conversations of several turns: their tokens, their masks, and runs that have them. */
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "rl/conversation.h"
@@ -12,6 +9,7 @@
 #include "rl/sample.h"
 #include "rl/turn_text.h"
 #include "tests/support/example.h"
+#include "tests/support/kill.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_model.h"
@@ -340,23 +338,22 @@ static void the_same_bytes_however_it_runs(void) {
 
 /* Killed wherever it is, and gone on from what it saved last. */
 static void survives_kills(void) {
+    const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
     char out[16000], args[3000], game[700];
-    unsigned seed = (unsigned)time(NULL);
-    int n = 0;
+    ml_kills kills;
+    int rounds;
 
-    printf("seed %u\n", seed);
-    fflush(stdout);
+    ml_kills_init(&kills, getenv("MILES_LONG") ? 20 : 5);
+    rounds = ml_kills_rounds(&kills);
     make_inputs();
     snprintf(game, sizeof game, "%s:guess", ml_test_example());
-    CHECK(run(ml_test_path("whole"), ROUNDS, game, "", out, sizeof out) == 0);
-    args_of(args, sizeof args, ml_test_path("parts"), ROUNDS, game, "--save-interval 1");
-    for (int i = 0; i < 3; i++)
-        n += WIFSIGNALED(ml_toy_run_stop(ml_toy_start(args), SIGKILL,
-                                         50000 + (unsigned)rand_r(&seed) % 100000));
-    CHECK(run(ml_test_path("parts"), ROUNDS, game, "--save-interval 1", out, sizeof out) ==
-          0);
-    ml_toy_run_same(ml_test_path("whole"), ml_test_path("parts"), ROUNDS);
-    printf("%d of 3 were killed before their end\n", n);
+    CHECK(run(whole, rounds, game, "", out, sizeof out) == 0);
+    args_of(args, sizeof args, parts, rounds, game, "--save-interval 1");
+    while (ml_kills_go_on(&kills))
+        ml_kills_once(&kills, args, parts);
+    CHECK(run(parts, rounds, game, "--save-interval 1", out, sizeof out) == 0);
+    ml_toy_run_same(whole, parts, rounds);
+    ml_kills_tell(&kills);
 }
 
 /* Unfinished conversations are held, saved, and go on in the middle of a turn. */
