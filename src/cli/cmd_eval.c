@@ -5,13 +5,13 @@
 #include "cli/train_gen.h"
 #include "cli/train_opts.h"
 
-static ml_status evaluate(ml_train_gen *t, ml_err *err) {
+static ml_status evaluate(ml_train_gen *t, const ml_config *c, ml_err *err) {
     ml_figures figures;
     ml_text out = { 0 };
     ml_status st;
 
     ml_figures_init(&figures, &t->arena);
-    st = ml_train_gen_start(t, err);
+    st = ml_train_gen_start(t, c, err);
     if (st == ML_OK)
         st = ml_evals_run(&t->evals, &figures, err);
     if (st == ML_OK) {
@@ -50,7 +50,7 @@ ml_status ml_cmd_eval(const ml_config *c, ml_err *err) {
     if (st == ML_OK)
         st = ml_train_run_start(&run, err);
     if (st == ML_OK)
-        st = evaluate(&gen, err);
+        st = evaluate(&gen, c, err);
     ml_train_gen_close(&gen);
     ml_train_run_close(&run);
     return st;

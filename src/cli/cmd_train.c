@@ -55,7 +55,7 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     out->source.pick = j->edges.source;
     out->hooks = &j->edges.hooks;
     out->backend.n_thread = ml_train_gen_threads(c, false);
-    out->second_set = c->mode.async && !c->mode.external;
+    out->second_set = c->mode.async && !ml_config_elsewhere(c);
     if (c->rollout.load_debug)
         out->data.path = NULL;
     ml_text_printf(&j->shared, "{");
@@ -90,7 +90,7 @@ static ml_status replay(train_job *j, ml_train_loop *loop, ml_err *err) {
 }
 
 static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
-    ml_status st = ml_train_gen_start(&j->gen, err);
+    ml_status st = ml_train_gen_start(&j->gen, j->config, err);
 
     if (st == ML_OK)
         st = ml_train_mode_enter(&j->gen, loop, j->config, err);

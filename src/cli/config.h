@@ -178,6 +178,9 @@ typedef struct ml_config {
         bool external;
         ml_words addrs;
         const char *weight_dir; /* NULL: beside what is saved */
+        int64_t n_engine;       /* processes of the run that generate; 0: it does itself */
+        bool restart;
+        double check_s, check_timeout_s, first_check_s;
     } mode;
     struct {
         ml_edge_paths path;
@@ -231,6 +234,11 @@ static inline ml_backend_opts ml_config_backend(const ml_config *c) {
                               .cpu_level = c->run.cpu_level,
                               .n_thread = (int)c->run.n_thread,
                               .f32 = c->dtype == ML_DTYPE_F32 };
+}
+
+/* Samples are made by other processes. */
+static inline bool ml_config_elsewhere(const ml_config *c) {
+    return c->mode.external || c->mode.n_engine > 0;
 }
 
 /* The model's directory, by whichever name it was given. */

@@ -81,11 +81,7 @@ const ml_flag ml_flags_parallel[] = {
     ML_REFUSED("custom-async-data-buffer-path", TEXT, MILES, TRAIN,
                "what waits between rollout and training is part of a snapshot; use "
                "--dynamic-sampling-filter-path"),
-    ML_NOOP("use-fault-tolerance", BOOL, MILES, TRAIN, FAULTS),
     ML_NOOP("ft-components", LIST, MILES, TRAIN, FAULTS),
-    ML_NOOP("rollout-health-check-interval", TEXT, MILES, TRAIN, FAULTS),
-    ML_NOOP("rollout-health-check-timeout", TEXT, MILES, TRAIN, FAULTS),
-    ML_NOOP("rollout-health-check-first-wait", TEXT, MILES, TRAIN, FAULTS),
     ML_NOOP("trainer-heartbeat-checker-interval", TEXT, MILES, TRAIN, FAULTS),
     ML_NOOP("trainer-heartbeat-checker-timeout", TEXT, MILES, TRAIN, FAULTS),
     ML_NOOP("trainer-heartbeat-checker-first-wait", TEXT, MILES, TRAIN, FAULTS),

@@ -5,9 +5,10 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "cli/train_remote.h"
 #include "cli/reward_opts.h"
 #include "cli/train_evals.h"
+#include "cli/train_fleet.h"
+#include "cli/train_remote.h"
 #include "plugin/generate_path.h"
 #include "train/memory.h"
 
@@ -102,7 +103,8 @@ static int64_t context_of(const ml_train_gen *t, const ml_config *c) {
     return context;
 }
 
-/* Keys and values: what all running answers could use, or the share of free memory. */
+/* Keys and values: what all running answers could use, or the share of free memory, of which
+ * each of several engines has its part. */
 static void size_engine(ml_train_gen *t, const ml_config *c) {
     int64_t context = context_of(t, c),
             page = (int64_t)ml_kv_bytes(&t->run->spec, &t->be, 1);
@@ -111,6 +113,7 @@ static void size_engine(ml_train_gen *t, const ml_config *c) {
     double slots = (double)ml_engine_slot_bytes(
         &t->run->spec, &t->be, (int32_t)c->rollout.max_running, c->rollout.no_prefix_cache);
 
+    share = t->n_engine ? share / t->n_engine : share;
     share = share > slots ? share - slots : 0;
     most = least(most, (int64_t)(share / (double)page));
     t->engine = (ml_engine_opts){ .context = (int32_t)context,
@@ -147,7 +150,9 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
     ml_backend_opts opts = ml_config_backend(c);
     ml_status st;
 
-    *t = (ml_train_gen){ .run = run, .async = c->mode.async };
+    *t = (ml_train_gen){ .run = run,
+                         .async = c->mode.async,
+                         .n_engine = (int32_t)c->mode.n_engine };
     opts.n_thread = ml_train_gen_threads(c, true);
     ml_arena_init(&t->arena, "generation");
     t->rollout.run = run;
@@ -171,11 +176,14 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
         st = ml_train_turns_open(&t->turns, t, c, err);
     if (st != ML_OK)
         return st;
-    if (c->mode.external) {
+    if (ml_config_elsewhere(c))
+        st = ml_train_remote_dir(t, c, err);
+    if (st == ML_OK && c->mode.external) {
         t->engine.context = (int32_t)context_of(t, c);
         return ml_train_remote_open(t, c, err);
     }
-    st = ml_backend_open(&t->be, &opts, err);
+    if (st == ML_OK)
+        st = ml_backend_open(&t->be, &opts, err);
     if (st == ML_OK)
         size_engine(t, c);
     return st;
@@ -184,8 +192,11 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
 void ml_train_gen_close(ml_train_gen *t) {
     if (!t->run)
         return;
+    if (t->fleet)
+        ml_fleet_serve(t->fleet, NULL);
     if (t->gen)
         t->gen->close(t->gen);
+    ml_fleet_close(t->fleet);
     ml_turns_close(t->turns);
     ml_rewards_close(t->rewards);
     ml_held_release(&t->rollout.held);
@@ -201,23 +212,29 @@ ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err) {
     ml_status st;
 
     *out = 0;
-    if (t->weight_dir)
+    if (t->weight_dir && !t->n_engine)
         return ML_OK;
     st = ml_engine_measure(&m, &t->run->spec, &t->be, &t->engine, err);
-
-    *out = st == ML_OK ? m.kv + m.act + m.scratch : 0;
-    return st;
+    if (st != ML_OK)
+        return st;
+    *out = m.kv + m.act + m.scratch;
+    if (t->n_engine)
+        *out = (size_t)t->n_engine *
+               (*out + ml_weights_bytes(&t->run->spec, t->run->from, t->run->opts.dtype));
+    return ML_OK;
 }
 
-static ml_status start_engine(ml_train_gen *t, ml_err *err) {
+static ml_status start_engine(ml_train_gen *t, const ml_config *c, ml_err *err) {
     ml_local_opts o = { .engine = t->engine,
                         .spec = &t->run->spec,
                         .be = &t->be,
                         .weights = &t->run->weights };
     ml_status st = ML_OK;
 
+    if (t->n_engine)
+        st = ml_train_fleet_open(t, c, err);
     if (t->weight_dir)
-        return ml_train_remote_publish(t, &t->run->weights, err);
+        return st == ML_OK ? ml_train_remote_publish(t, &t->run->weights, err) : st;
     if (t->async) {
         st = ml_weights_clone(&t->second, &t->run->weights, &t->be, &t->arena, err);
         o.weights = &t->second;
@@ -225,8 +242,8 @@ static ml_status start_engine(ml_train_gen *t, ml_err *err) {
     return st == ML_OK ? ml_local_open(&t->gen, &o, err) : st;
 }
 
-ml_status ml_train_gen_start(ml_train_gen *t, ml_err *err) {
-    ml_status st = start_engine(t, err);
+ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
+    ml_status st = start_engine(t, c, err);
 
     t->rollout.asker = (ml_asker){ .gen = t->gen,
                                    .rewards = t->rewards,

@@ -5,6 +5,7 @@
 #define ML_CLI_TRAIN_GEN_H
 
 #include "cli/config.h"
+#include "engine/fleet.h"
 #include "engine/local.h"
 #include "io/end_tokens.h"
 #include "rl/ahead.h"
@@ -22,6 +23,8 @@ typedef struct ml_train_gen {
     ml_weights second; /* what generates while the trainer changes the run's; zeros: none */
     bool async;
     const char *weight_dir; /* where engines elsewhere find weights; NULL: it is here */
+    int32_t n_engine;       /* processes of ours that generate */
+    ml_fleet *fleet;        /* they; NULL: not yet, or none */
     ml_gen *gen;
     ml_rewards *rewards;
     ml_turns *turns;    /* NULL: answers are one turn */
@@ -50,8 +53,9 @@ ml_status ml_train_turns_open(ml_turns **out, ml_train_gen *t, const ml_config *
 /* What the engine will take beside the weights. */
 ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err);
 
-/* The engine, on the weights of the run, which has started, or on a copy of them. */
-ml_status ml_train_gen_start(ml_train_gen *t, ml_err *err);
+/* The engine, on the weights of the run, which has started, or on a copy of them; or engines
+ * that are processes. */
+ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err);
 
 /* For ml_train_loop; ud is an ml_train_gen. */
 ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err);

@@ -38,11 +38,23 @@ static bool external_without_address(const ml_config *c) {
 }
 
 static bool address_without_external(const ml_config *c) {
-    return !c->mode.external && (c->mode.addrs.n || c->mode.weight_dir);
+    return !c->mode.external && c->mode.addrs.n;
+}
+
+static bool place_without_engines(const ml_config *c) {
+    return !ml_config_elsewhere(c) && c->mode.weight_dir;
+}
+
+static bool engines_of_two_kinds(const ml_config *c) {
+    return c->mode.external && c->mode.n_engine;
+}
+
+static bool engines_in_one_set(const ml_config *c) {
+    return c->mode.colocate && c->mode.n_engine;
 }
 
 static bool no_place_for_weights(const ml_config *c) {
-    return c->mode.external && !c->mode.weight_dir && !c->train.save;
+    return ml_config_elsewhere(c) && !c->mode.weight_dir && !c->train.save;
 }
 
 static const mode_rule rules[] = {
@@ -66,8 +78,15 @@ static const mode_rule rules[] = {
     { external_without_address,
       "--rollout-external needs --rollout-external-engine-addrs HOST:PORT, where miles "
       "serve or miles router runs" },
-    { address_without_external, "--rollout-external-engine-addrs and "
-                                "--update-weight-disk-dir need --rollout-external" },
+    { address_without_external,
+      "--rollout-external-engine-addrs needs --rollout-external" },
+    { place_without_engines, "--update-weight-disk-dir is for engines of other processes: "
+                             "give --rollout-external or --rollout-num-engines" },
+    { engines_of_two_kinds, "--rollout-num-engines starts engines, and --rollout-external "
+                            "uses some that run already: give one of them" },
+    { engines_in_one_set, "--colocate shares one set of weights, and engines of "
+                          "--rollout-num-engines have their "
+                          "own: leave one of them out" },
     { no_place_for_weights,
       "engines elsewhere read weights from a directory: give --update-weight-disk-dir DIR, "
       "or --save" },

@@ -8,16 +8,13 @@
 #include "engine/remote.h"
 #include "rl/weight_dir.h"
 
-#define RETRY_S 0.5
-#define CONNECT_S 10.0
-
 /* "host:port", or a whole address. */
 static const char *url_of(ml_arena *a, const char *addr) {
     return strstr(addr, "://") ? addr : ml_arena_printf(a, "http://%s", addr);
 }
 
 /* Others work in other directories. */
-static ml_status find_dir(ml_train_gen *t, const ml_config *c, ml_err *err) {
+ml_status ml_train_remote_dir(ml_train_gen *t, const ml_config *c, ml_err *err) {
     const char *dir = c->mode.weight_dir
                           ? c->mode.weight_dir
                           : ml_arena_printf(&t->arena, "%s/rollout_weights", c->train.save);
@@ -34,9 +31,10 @@ static ml_status find_dir(ml_train_gen *t, const ml_config *c, ml_err *err) {
 
 ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
     const char **url = ML_NEW(&t->arena, const char *, c->mode.addrs.n);
-    ml_remote_opts o = {
-        .url = url, .n_url = c->mode.addrs.n, .retry_s = RETRY_S, .connect_s = CONNECT_S
-    };
+    ml_remote_opts o = { .url = url,
+                         .n_url = c->mode.addrs.n,
+                         .retry_s = ML_TRAIN_RETRY_S,
+                         .connect_s = ML_TRAIN_CONNECT_S };
     ml_status st;
 
     for (int i = 0; i < c->mode.addrs.n; i++)
@@ -44,8 +42,6 @@ ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err)
     st = ml_remote_open(&t->gen, &o, err);
     if (st == ML_OK)
         st = ml_remote_check(t->gen, err);
-    if (st == ML_OK)
-        st = find_dir(t, c, err);
     if (st != ML_OK)
         ml_err_prefix(err, "--rollout-external-engine-addrs");
     return st;

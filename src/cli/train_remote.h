@@ -9,6 +9,12 @@
 
 #include "cli/train_gen.h"
 
+#define ML_TRAIN_RETRY_S 0.5
+#define ML_TRAIN_CONNECT_S 10.0
+
+/* Makes the directory, as t->weight_dir. */
+ml_status ml_train_remote_dir(ml_train_gen *t, const ml_config *c, ml_err *err);
+
 /* Opens t->gen; all of them must be there. */
 ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err);
 

@@ -51,7 +51,12 @@ static void attempt(void *ud);
 
 static void try_again(ml_remote_call *c, const char *why) {
     int32_t most = c->remote->opts.n_attempt;
+    ml_err gone = { 0 };
 
+    if (ml_remote_hope(c->remote, &gone) != ML_OK) {
+        abort_call(c, gone.msg);
+        return;
+    }
     if (c->aborted || (++c->n_failed >= most && most > 0)) {
         abort_call(c, why);
         return;
@@ -195,6 +200,8 @@ static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, voi
 
     if (ask->n_prompt < 1)
         return ml_fail(err, ML_EUSAGE, "the prompt is empty; it must have a token");
+    if (ml_remote_hope(r, err) != ML_OK)
+        return ML_EPEER;
     c = calloc(1, sizeof *c);
     if (!c)
         return ml_fail(err, ML_ENOMEM, "no memory for a request");
@@ -270,6 +277,18 @@ static void abort_waiting(void *ud) {
         c->aborted = true;
         if (c->server < 0)
             abort_call(c, "aborted");
+    }
+}
+
+void ml_remote_drop_waiting(void *remote) {
+    ml_remote *r = remote;
+    ml_err why = { 0 };
+
+    (void)ml_remote_hope(r, &why);
+    for (ml_remote_call *c = r->first, *next; c; c = next) {
+        next = c->next;
+        if (c->server < 0)
+            abort_call(c, why.msg);
     }
 }
 
@@ -363,8 +382,14 @@ static void *carry(void *ud) {
 }
 
 static void free_remote(ml_remote *r) {
-    ml_http_client_free(r->client);
-    ml_loop_free(r->loop);
+    if (r->client)
+        ml_http_client_free(r->client);
+    if (r->loop)
+        ml_loop_free(r->loop);
+    for (int32_t i = 0; i < r->opts.n_url; i++) {
+        free(r->server[i].url);
+        free(r->server[i].next_url);
+    }
     pthread_mutex_destroy(&r->lock);
     ml_arena_release(&r->arena);
     free(r);
@@ -387,10 +412,12 @@ static void keep_opts(ml_remote *r, const ml_remote_opts *o) {
     r->server = ML_NEW(&r->arena, ml_remote_server, o->n_url);
     for (int32_t i = 0; i < o->n_url; i++) {
         size_t n = strlen(o->url[i]);
+        ml_text url = { 0 };
         while (n && o->url[i][n - 1] == '/')
             n--;
+        ml_text_add(&url, o->url[i], n);
         r->server[i].remote = r;
-        r->server[i].url = ml_arena_str(&r->arena, o->url[i], n);
+        r->server[i].url = url.ptr;
     }
     r->headers = ml_arena_printf(&r->arena, "Content-Type: application/json\n%s%s%s",
                                  o->api_key ? "Authorization: Bearer " : "",
@@ -422,9 +449,7 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
     keep_opts(r, o);
     st = ml_loop_new(&r->loop, err);
     if (st != ML_OK) {
-        pthread_mutex_destroy(&r->lock);
-        ml_arena_release(&r->arena);
-        free(r);
+        free_remote(r);
         return st;
     }
     r->client = ml_http_client_new(r->loop);

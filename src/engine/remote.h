@@ -33,4 +33,12 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err);
 /* ML_EPEER: a server does not answer, or says that it is not well. */
 ml_status ml_remote_check(ml_gen *g, ml_err *err);
 
+/* Another process, at another address, has taken the place of a server: it gets the weights,
+ * then what was asked of the one before. */
+void ml_remote_move(ml_gen *g, int32_t server, const char *url);
+
+/* A server will not come back: what cannot be answered elsewhere ends with this sentence, and
+ * nothing more is taken. */
+void ml_remote_give_up(ml_gen *g, const char *why);
+
 #endif

@@ -131,6 +131,16 @@ static int32_t behind(ml_remote *r, const char *url, const char **out, int32_t c
     return n;
 }
 
+/* As it is now: a server may move meanwhile. */
+static const char *url_of(ml_remote *r, int32_t server, ml_arena *a) {
+    const char *url;
+
+    pthread_mutex_lock(&r->lock);
+    url = ml_arena_str(a, r->server[server].url, strlen(r->server[server].url));
+    pthread_mutex_unlock(&r->lock);
+    return url;
+}
+
 ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
                              const char *body, ml_err *err) {
     enum { MOST = 1024 };
@@ -142,7 +152,7 @@ ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
     ml_arena_init(&a, "remote servers");
     url = ML_NEW(&a, const char *, MOST);
     for (int32_t i = 0; i < r->opts.n_url && b.n < MOST; i++)
-        b.n += behind(r, r->server[i].url, url + b.n, MOST - b.n, &a);
+        b.n += behind(r, url_of(r, i, &a), url + b.n, MOST - b.n, &a);
     b.question = ML_NEW(&a, question, b.n);
     for (int32_t i = 0; i < b.n; i++)
         b.question[i].url = url[i];

@@ -34,7 +34,8 @@ typedef struct ml_remote_call {
 
 typedef struct ml_remote_server {
     ml_remote *remote;
-    char *url;
+    char *url;      /* changes on the loop's thread, under the lock */
+    char *next_url; /* under the lock: where it has moved to, or NULL */
     int32_t n_call;
     bool lost; /* it may have other weights, or be gone */
     ml_timer *timer;
@@ -61,6 +62,8 @@ struct ml_remote {
     uint64_t n_ticket;
     const char *weights; /* the body that loads them, or NULL: never were */
     ml_gen_stats stats;
+    bool given_up;
+    ml_err given_up_why;
 };
 
 /* remote_text.c */
@@ -70,6 +73,10 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *o, const ml_gen_request
 /* What a server answered, as an update whose arrays are in the arena. */
 ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *r,
                          ml_str reply, const char *url, ml_err *err);
+
+/* remote.c, on the loop's thread */
+/* Somebody gave up: calls that no server has end. */
+void ml_remote_drop_waiting(void *remote);
 
 /* remote_control.c */
 /* The same request to every server; returns when all have answered, with the first that failed:
@@ -93,5 +100,8 @@ void ml_remote_lose(ml_remote *r, int32_t server, const char *why);
 /* All have just loaded them. */
 void ml_remote_found(void *remote);
 void ml_remote_forget(ml_remote *r); /* the loop has ended */
+
+/* On any thread: whether somebody gave up, and why. */
+ml_status ml_remote_hope(ml_remote *r, ml_err *err);
 
 #endif

@@ -1,4 +1,6 @@
 /* remote_server.c - which servers can be asked, and how one that was lost comes back. */
+#include <stdlib.h>
+
 #include "base/log.h"
 #include "engine/remote_priv.h"
 
@@ -123,6 +125,60 @@ void ml_remote_lose(ml_remote *r, int32_t server, const char *why) {
         "%s; waiting for %s, which will be sent its weights and what was asked of it again",
         why, s->url);
     rest(s);
+}
+
+/* --- another in its place --------------------------------------------------------- */
+
+/* It has the weights of its beginning, whether the one before was missed already or not. */
+static void moved(void *ud) {
+    ml_remote_server *s = ud;
+    ml_remote *r = s->remote;
+
+    pthread_mutex_lock(&r->lock);
+    if (s->next_url) {
+        free(s->url);
+        s->url = s->next_url;
+        s->next_url = NULL;
+        s->lost = r->weights != NULL;
+    }
+    pthread_mutex_unlock(&r->lock);
+    if (s->job)
+        ml_http_cancel(s->job);
+    s->job = NULL;
+    ask_again(s);
+}
+
+void ml_remote_move(ml_gen *g, int32_t server, const char *url) {
+    ml_remote *r = (ml_remote *)g;
+    ml_remote_server *s = &r->server[server];
+    ml_text own = { 0 };
+
+    ml_text_printf(&own, "%s", url);
+    pthread_mutex_lock(&r->lock);
+    free(s->next_url);
+    s->next_url = own.ptr;
+    pthread_mutex_unlock(&r->lock);
+    ml_loop_post(r->loop, moved, s);
+}
+
+void ml_remote_give_up(ml_gen *g, const char *why) {
+    ml_remote *r = (ml_remote *)g;
+
+    pthread_mutex_lock(&r->lock);
+    r->given_up = true;
+    ml_fail(&r->given_up_why, ML_EPEER, "%s", why);
+    pthread_mutex_unlock(&r->lock);
+    ml_loop_post(r->loop, ml_remote_drop_waiting, r);
+}
+
+ml_status ml_remote_hope(ml_remote *r, ml_err *err) {
+    ml_status st = ML_OK;
+
+    pthread_mutex_lock(&r->lock);
+    if (r->given_up)
+        st = ml_fail(err, ML_EPEER, "%s", r->given_up_why.msg);
+    pthread_mutex_unlock(&r->lock);
+    return st;
 }
 
 void ml_remote_found(void *remote) {

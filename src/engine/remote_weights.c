@@ -13,7 +13,8 @@ static ml_status send_weights(ml_remote *r, const char *body, ml_err *err) {
 
     for (int32_t n = 1;; n++) {
         st = ml_remote_tell_all(r, "POST", "/update_weights_from_disk", body, &why);
-        if (st != ML_EAGAIN || (r->opts.n_attempt > 0 && n >= r->opts.n_attempt))
+        if (st != ML_EAGAIN || (r->opts.n_attempt > 0 && n >= r->opts.n_attempt) ||
+            ml_remote_hope(r, &why) != ML_OK)
             break;
         if (n == 1)
             ml_log(ML_LOG_WARN, "%s; new weights wait until it has them", why.msg);

@@ -1,0 +1,114 @@
+#include "base/child.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/arena.h"
+
+/* Between fork and exec, in a process with threads: system calls only. */
+_Noreturn static void become(const char *program, char *const *argv, int out, int log,
+                             pid_t parent) {
+    int null = open("/dev/null", O_RDONLY);
+    sigset_t none;
+
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setpgid(0, 0);
+    /* A parent that ended before this line is not noticed by it. */
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent || null < 0)
+        _exit(127);
+    if (dup2(null, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 ||
+        dup2(log, STDERR_FILENO) < 0 || close_range(STDERR_FILENO + 1, ~0U, 0) != 0)
+        _exit(127);
+    execv(program, argv);
+    _exit(127);
+}
+
+static ml_status open_ends(int pipe_end[2], int *log_fd, const char *log, ml_err *err) {
+    *log_fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (*log_fd < 0)
+        return ml_fail(err, ML_EIO, "%s cannot be written: %s", log, strerror(errno));
+    if (pipe2(pipe_end, O_CLOEXEC) != 0) {
+        close(*log_fd);
+        return ml_fail(err, ML_EIO, "no pipe for a process: %s", strerror(errno));
+    }
+    return ML_OK;
+}
+
+/* As exec wants it; made before fork, after which nothing can be allocated. */
+static char **copy_words(ml_arena *a, const char *const *argv) {
+    int n = 0;
+    char **own;
+
+    while (argv[n])
+        n++;
+    own = ML_NEW(a, char *, n + 1);
+    for (int i = 0; i < n; i++)
+        own[i] = ml_arena_str(a, argv[i], strlen(argv[i]));
+    return own;
+}
+
+ml_status ml_child_start(ml_child *out, const char *program, const char *const *argv,
+                         const char *log, ml_err *err) {
+    int end[2], log_fd;
+    pid_t parent = getpid(), pid;
+    ml_status st = open_ends(end, &log_fd, log, err);
+    ml_arena arena;
+    char **own;
+
+    if (st != ML_OK)
+        return st;
+    ml_arena_init(&arena, "words of a command line");
+    own = copy_words(&arena, argv);
+    pid = fork();
+    if (pid == 0)
+        become(program, own, end[1], log_fd, parent);
+    ml_arena_release(&arena);
+    close(end[1]);
+    close(log_fd);
+    if (pid < 0) {
+        close(end[0]);
+        return ml_fail(err, ML_EIO, "%s cannot be started: %s", argv[0], strerror(errno));
+    }
+    (void)fcntl(end[0], F_SETFL, O_NONBLOCK);
+    *out = (ml_child){ pid, end[0] };
+    return ML_OK;
+}
+
+void ml_child_hear(ml_child *c, ml_text *out) {
+    char piece[1024];
+    ssize_t n;
+
+    while ((n = read(c->out, piece, sizeof piece)) > 0)
+        ml_text_add(out, piece, (size_t)n);
+}
+
+bool ml_child_ended(ml_child *c, int *status) {
+    if (c->pid <= 0 || waitpid(c->pid, status, WNOHANG) != c->pid)
+        return false;
+    close(c->out);
+    *c = (ml_child){ 0 };
+    return true;
+}
+
+void ml_child_kill(ml_child *c) {
+    if (c->pid <= 0)
+        return;
+    kill(c->pid, SIGKILL);
+    while (waitpid(c->pid, NULL, 0) < 0 && errno == EINTR)
+        continue;
+    close(c->out);
+    *c = (ml_child){ 0 };
+}
+
+void ml_child_tell_end(ml_text *out, int status) {
+    if (WIFEXITED(status))
+        ml_text_printf(out, "ended with status %d", WEXITSTATUS(status));
+    else
+        ml_text_printf(out, "was ended by signal %d", WTERMSIG(status));
+}

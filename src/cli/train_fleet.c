@@ -1,0 +1,105 @@
+#include "cli/train_fleet.h"
+
+#include "base/bug.h"
+#include "cli/train_remote.h"
+#include "engine/remote.h"
+
+#define PROGRAM "/proc/self/exe"
+#define MOST_QUEUED 1000000 /* what miles serve takes at most; the rest asks again */
+
+/* A command line, as it grows. */
+typedef struct words {
+    ml_arena *arena;
+    const char *word[40];
+    int n;
+} words;
+
+static void add(words *w, const char *word) {
+    ML_BUG_IF(w->n + 1 >= (int)(sizeof w->word / sizeof *w->word));
+    w->word[w->n++] = ml_arena_printf(w->arena, "%s", word);
+}
+
+static void add_flag(words *w, const char *flag, const char *value) {
+    add(w, flag);
+    add(w, value);
+}
+
+static void add_number(words *w, const char *flag, int64_t value) {
+    add_flag(w, flag, ml_arena_printf(w->arena, "%lld", (long long)value));
+}
+
+/* The set that an engine makes must be stored as the trainer's is. */
+static const char *dtype_of(const ml_weights *w) {
+    int32_t n_f32 = 0, n_matrix = 0;
+
+    for (int32_t i = 0; i < w->n; i++) {
+        n_matrix += w->t[i].n_dim > 1;
+        n_f32 += w->t[i].n_dim > 1 && w->t[i].dtype == ML_F32;
+    }
+    return n_f32 == n_matrix ? "f32" : n_f32 == 0 ? "bf16" : "auto";
+}
+
+static int64_t share_of_threads(const ml_train_gen *t, const ml_config *c) {
+    int64_t share = ml_train_gen_threads(c, true) / t->n_engine;
+
+    return share > 0 ? share : 1;
+}
+
+static void serve_words(words *w, const ml_train_gen *t, const ml_config *c) {
+    size_t page = ml_kv_bytes(&t->run->spec, &t->be, 1);
+
+    add(w, "miles");
+    add(w, "serve");
+    add_flag(w, "--model-path", t->run->opts.hf_checkpoint);
+    add_flag(w, "--host", "127.0.0.1");
+    add_flag(w, "--port", "0"); /* the system chooses */
+    add_flag(w, "--dtype", dtype_of(&t->run->weights));
+    add_flag(w, "--device", t->be.name);
+    if (c->run.cpu_level)
+        add_flag(w, "--cpu-level", c->run.cpu_level);
+    add_number(w, "--threads", share_of_threads(t, c));
+    add_number(w, "--context-length", t->engine.context);
+    add_number(w, "--max-running-requests", t->engine.max_running);
+    add_number(w, "--max-queued-requests", MOST_QUEUED);
+    add_number(w, "--chunked-prefill-size", t->engine.chunk);
+    add_flag(w, "--mem-fraction-static", "1"); /* what is there was divided here: */
+    add_number(w, "--max-total-tokens", (int64_t)(t->engine.kv_bytes / page) * ML_PAGE);
+    if (t->engine.no_prefix_cache)
+        add(w, "--disable-radix-cache");
+}
+
+static ml_status start(ml_train_gen *t, const ml_config *c, ml_err *err) {
+    words *w = ML_NEW(&t->arena, words, 1);
+    ml_fleet_opts o = { .program = PROGRAM,
+                        .argv = w->word,
+                        .log_dir = t->weight_dir,
+                        .n = t->n_engine,
+                        .restart = c->mode.restart,
+                        .check_s = c->mode.check_s,
+                        .timeout_s = c->mode.check_timeout_s,
+                        .first_check_s = c->mode.first_check_s };
+
+    w->arena = &t->arena;
+    serve_words(w, t, c);
+    return ml_fleet_open(&t->fleet, &o, err);
+}
+
+ml_status ml_train_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
+    const char **url = ML_NEW(&t->arena, const char *, t->n_engine);
+    ml_remote_opts o = { .url = url,
+                         .n_url = t->n_engine,
+                         .retry_s = ML_TRAIN_RETRY_S,
+                         .connect_s = ML_TRAIN_CONNECT_S };
+    ml_status st = start(t, c, err);
+
+    if (st == ML_OK) {
+        for (int32_t i = 0; i < t->n_engine; i++)
+            url[i] = ml_fleet_url(t->fleet, i);
+        st = ml_remote_open(&t->gen, &o, err);
+    }
+    if (st == ML_OK)
+        ml_fleet_serve(t->fleet, t->gen);
+    else
+        ml_err_prefix(err, "--rollout-num-engines");
+    return st;
+}

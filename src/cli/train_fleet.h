@@ -1,0 +1,13 @@
+/* train_fleet.h - the engines that miles train starts as processes of its own.
+ *
+ * thread: the command's. */
+#ifndef ML_CLI_TRAIN_FLEET_H
+#define ML_CLI_TRAIN_FLEET_H
+
+#include "cli/train_gen.h"
+
+/* Starts t->n_engine times miles serve, sized as t->engine says, and opens t->gen over them;
+ * they have no weights of the run yet. */
+ml_status ml_train_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err);
+
+#endif
