@@ -89,6 +89,12 @@
 typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
 #undef ML_OP_ENUM
 
+/* What a model chooses on its way, which can be recorded and given back to it. */
+typedef enum ml_route {
+    ML_ROUTE_EXPERTS, /* MOE_ROUTE's expert */
+    ML_ROUTES
+} ml_route;
+
 #define ML_OP_IN 3
 #define ML_OP_OUT 4
 #define ML_OP_W 2
@@ -187,7 +193,10 @@ typedef struct ml_op_args {
     ml_tensor in[ML_OP_IN], out[ML_OP_OUT], w[ML_OP_W];
     ml_tensor din[ML_OP_IN], dout[ML_OP_OUT], dw[ML_OP_W]; /* dw: f32, layout of w */
     bool din_add[ML_OP_IN]; /* add to din instead of writing it */
-    void *scratch;          /* at least what ml_ops.scratch said, aligned to 64 */
+    /* Forward of an op that chooses: i32 [n,k] to take instead, but in rows that begin with
+     * -1.  Absent: it chooses. */
+    ml_tensor given;
+    void *scratch; /* at least what ml_ops.scratch said, aligned to 64 */
 } ml_op_args;
 
 typedef void ml_op_fn(ml_stream *s, const ml_op_args *a);

@@ -25,6 +25,31 @@ static int32_t store_of(const ml_plan *p, int32_t node, int32_t value, bool forw
     return p->value_store[forward ? ML_FIRST_COPY : ml_plan_copy(p, node, value)][value];
 }
 
+/* What a node chooses, and which of its outputs has it; ML_ROUTES: nothing. */
+static ml_route route_of(const ml_node *n, int *out) {
+    *out = 1;
+    return n->op == ML_OP_MOE_ROUTE ? ML_ROUTE_EXPERTS : ML_ROUTES;
+}
+
+/* Where a node's choices begin in arrays of all layers' choices. */
+static int64_t route_at(const ml_plan *p, const ml_node *n, ml_route route,
+                        const ml_rows *rows) {
+    return (int64_t)n->route_layer * rows->n_token * p->spec->route[route].top_k;
+}
+
+/* A run without weights is one that sizes are asked for. */
+static void bind_given(const ml_plan *p, const ml_node *n, const ml_run *r, ml_op_args *a) {
+    int out;
+    ml_route route = route_of(n, &out);
+
+    if (route == ML_ROUTES || !p->opts.given[route] || (r->weights && !r->given[route]))
+        return;
+    a->given = ml_plan_value(p, n->out[out], r->rows, 0);
+    if (r->given[route])
+        a->given.data =
+            (void *)(uintptr_t)(r->given[route] + route_at(p, n, route, r->rows));
+}
+
 static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_run *r,
                         ml_op_args *a) {
     const ml_node *n = &p->spec->node[node];
@@ -44,6 +69,7 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
     a->attr = &n->attr;
     a->rows = r->rows;
     a->scratch = p->scratch.ptr;
+    bind_given(p, n, r, a);
 }
 
 static void bind_backward(const ml_plan *p, int32_t node, const ml_run *r, ml_op_args *a) {
@@ -226,6 +252,8 @@ static void check_fits(const ml_plan *p, const ml_run *r) {
     const ml_batch_caps *c = &p->opts.caps;
     ML_BUG_IF(r->rows->n_token > c->n_token || r->rows->n_seq > c->n_seq);
     ML_BUG_IF(r->rows->n_loss > c->n_loss || p->opts.kv_shared != (r->kv != NULL));
+    for (int i = 0; i < ML_ROUTES; i++)
+        ML_BUG_IF(r->given[i] && !p->opts.given[i]);
 }
 
 /* What a run brings with it: pages and slots. */
@@ -233,6 +261,18 @@ static void bind_kv(const ml_plan *p, const ml_node *n, const ml_kv *kv, ml_op_a
     for (int k = 0; k < ML_OP_OUT; k++)
         if (n->out[k] != ML_NONE && ml_axis_is_kept(p->spec->value[n->out[k]].axis))
             a->out[k].data = (unsigned char *)kv->buf.ptr + kv->at[n->out[k]];
+}
+
+/* Tells the run what a node has chosen. */
+static void tell_chosen(const ml_plan *p, const ml_node *n, const ml_run *r,
+                        const ml_op_args *a) {
+    int out;
+    ml_route route = route_of(n, &out);
+
+    if (route != ML_ROUTES && r->chosen[route])
+        p->be->dev->copy_out(p->be->stream,
+                             r->chosen[route] + route_at(p, n, route, r->rows),
+                             a->out[out].data, ml_tensor_bytes(&a->out[out]));
 }
 
 /* Computes a node, the first time or again. */
@@ -245,6 +285,8 @@ static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     if (r->kv)
         bind_kv(p, n, r->kv, &a);
     p->be->ops->forward[n->op](p->be->stream, &a);
+    if (forward)
+        tell_chosen(p, n, r, &a);
     p->stats.forward_s[n->op] += ml_clock_s() - start;
     p->stats.rows[n->op] += a.out[0].shape[0];
 }

@@ -48,6 +48,7 @@ typedef struct ml_plan_opts {
     bool
         kv_shared; /* pages come with each run (decode, chunked prefill), not from the plan */
     ml_recompute recompute; /* with backward only */
+    bool given[ML_ROUTES];  /* runs may bring choices */
 } ml_plan_opts;
 
 /* Lays everything out and allocates nothing but bookkeeping: sizes are known from here. */
@@ -70,6 +71,11 @@ typedef struct ml_run {
     const ml_tensor *embed_grad;
     const ml_kv *kv; /* kv_shared only */
     const ml_rows *rows;
+    /* Choices, [layers][n_token][top_k] in the host's memory: where forward writes those that
+     * were made, and those that it and what backward computes again take instead of
+     * choosing (a row that begins with -1 chooses).  NULL: not wanted, and none. */
+    int32_t *chosen[ML_ROUTES];
+    const int32_t *given[ML_ROUTES]; /* opts.given only */
 } ml_run;
 
 void ml_plan_forward(ml_plan *p, const ml_run *r);

@@ -23,6 +23,9 @@ ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r) {
                               .weights = r->weights->buf.ptr,
                               .kv = r->kv ? r->kv->buf.ptr : NULL };
 
+    for (int i = 0; i < ML_ROUTES; i++)
+        if (r->chosen[i]) /* what is chosen leaves the device between two ops */
+            return NULL;
     if (!p->be->replay || !r->kv || now.n_token != now.n_seq || now.n_token > MOST_ROWS)
         return NULL;
     for (int32_t i = 0; i < p->n_recording; i++)

@@ -216,6 +216,10 @@ int64_t ml_param_count(const ml_param *p) {
     return p->n_stack * p->shape[0] * (p->n_dim == 2 ? p->shape[1] : 1);
 }
 
+int64_t ml_spec_route_width(const ml_spec *s, ml_route route) {
+    return (int64_t)s->route[route].n_layer * s->route[route].top_k;
+}
+
 int64_t ml_spec_param_count(const ml_spec *s) {
     int64_t n = 0;
     for (int32_t i = 0; i < s->n_param; i++)

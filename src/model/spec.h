@@ -85,6 +85,7 @@ typedef struct ml_node {
     int32_t layer;                        /* decoder layer, or ML_NONE */
     int32_t in[ML_OP_IN], out[ML_OP_OUT]; /* values, or ML_NONE */
     int32_t w[ML_OP_W];                   /* parameters, or ML_NONE */
+    int32_t route_layer; /* of an op that chooses: its place among the route's layers */
     ml_op_attr attr;
 } ml_node;
 
@@ -96,6 +97,11 @@ typedef struct ml_spec {
     int64_t max_position; /* as the config states it; a larger one is not an error */
     /* What names of other tensors begin with that are not run; NULL, or NULL at the end. */
     const char *const *carried;
+    /* What it chooses for each token: top_k in each of n_layer layers; zeros: nothing.  Of
+     * experts all decoder layers count, those without experts too. */
+    struct {
+        int32_t n_layer, top_k;
+    } route[ML_ROUTES];
     bool tied;   /* the LM head is the embedding */
     bool critic; /* a value per token in place of the LM head */
     ml_param *param;
@@ -127,5 +133,7 @@ int32_t ml_spec_find(const ml_spec *s, ml_str name, int32_t *member);
 int32_t ml_spec_find_part(const ml_spec *s, ml_str name);
 int64_t ml_param_count(const ml_param *p); /* elements, all members */
 int64_t ml_spec_param_count(const ml_spec *s);
+/* Numbers that are chosen for a token: layers times top_k. */
+int64_t ml_spec_route_width(const ml_spec *s, ml_route route);
 
 #endif

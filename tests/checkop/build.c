@@ -170,6 +170,8 @@ ck_case ck_row(const ck_case *c, int32_t t) {
     for (int i = 0; i < ML_OP_IN; i++)
         if (s.in[i].data)
             take_row(&s.in[i], t);
+    if (s.given.data)
+        take_row(&s.given, t);
     for (int i = 0; i < ML_OP_OUT; i++)
         if (c->suite->row_out & 1u << i)
             take_row(&s.out[i], t);

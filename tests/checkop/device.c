@@ -351,7 +351,7 @@ static void backward(device_run *r, ck_result *res) {
 
 bool ck_device_takes(ck_env *e, const ck_case *c, ml_err *err) {
     const ml_backend *be = &e->backend[0];
-    ml_op_args a = { .attr = &c->attr, .rows = &c->rows };
+    ml_op_args a = { .attr = &c->attr, .rows = &c->rows, .given = c->given };
 
     memcpy(a.in, c->in, sizeof a.in);
     memcpy(a.out, c->out, sizeof a.out);

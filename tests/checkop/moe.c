@@ -9,6 +9,7 @@ static const struct variant {
     bool sigmoid; /* with a bias for the choice */
     int32_t groups, top_groups;
     float scale;
+    bool given; /* experts of most tokens are given */
 } variants[] = {
     { 0, 4, 2, 8, false },
     { 1, 1, 1, 1, false },
@@ -23,6 +24,8 @@ static const struct variant {
     { 8, 32, 4, 24, true, true, 4, 2, 1.0f },
     { 6, 12, 2, 8, false, true, 6, 1, 0.5f },
     { 9, 64, 8, 31, true, false, 8, 4, 1.5f },
+    { 7, 16, 3, 8, true, .given = true },
+    { 6, 12, 2, 8, true, true, 3, 1, 2.5f, .given = true },
 };
 enum { N_VARIANT = sizeof variants / sizeof *variants };
 
@@ -35,6 +38,8 @@ static const struct variant *begin(ck_case *c, int i) {
         ck_name(c, "n%d-e%d-k%d-h%d%s%s-g%d-%d", v->n, v->experts, v->k, v->width,
                 v->renorm ? "-renorm" : "", v->sigmoid ? "-sigmoid" : "", v->groups,
                 v->top_groups);
+    if (v->given)
+        strcat(c->name, "-given");
     c->attr.moe.sigmoid = v->sigmoid;
     c->attr.moe.n_group = v->groups;
     c->attr.moe.top_group = v->top_groups;
@@ -105,6 +110,19 @@ static void fill_logits(ck_case *c, float *x, int32_t n) {
     }
 }
 
+/* Other experts than a token would choose, but for every third, which chooses. */
+static void give_experts(ck_case *c, const struct variant *v) {
+    int32_t *given = ck_ints(c, (int64_t)v->n * v->k, v->experts - v->k);
+
+    for (int64_t i = 0; i < (int64_t)v->n * v->k; i++) {
+        int64_t t = i / v->k;
+        given[i] = t % 3 == 2 ? -1 : i % v->k ? given[i - 1] + 1 : given[i];
+    }
+    c->given = ck_mat(v->n, v->k);
+    c->given.dtype = ML_I32;
+    c->given.data = given;
+}
+
 static void build_route(ck_case *c, int i) {
     const struct variant *v = begin(c, i);
 
@@ -119,6 +137,8 @@ static void build_route(ck_case *c, int i) {
         for (int32_t e = 0; e < v->experts; e++)
             ((float *)c->w[0].data)[e] = 0.5f * (float)ck_below(c, 3);
     }
+    if (v->given)
+        give_experts(c, v);
     c->out[0] = ck_mat(v->n, v->k);
     c->out[1] = ck_mat(v->n, v->k);
     c->out[1].dtype = ML_I32;
@@ -166,12 +186,13 @@ static void limit_groups(double *choice, const ml_op_attr *attr) {
 }
 
 static void route_token(double *weight, double *expert, const double *p, double *choice,
-                        const ml_op_attr *attr) {
+                        const int32_t *given, const ml_op_attr *attr) {
     double sum = 0.0;
     int32_t k = attr->moe.top_k;
 
     for (int32_t r = 0; r < k; r++) {
-        int32_t best = best_of(choice, attr->moe.n_expert);
+        int32_t best =
+            given && given[0] >= 0 ? given[r] : best_of(choice, attr->moe.n_expert);
         expert[r] = best;
         weight[r] = p[best];
         sum += p[best];
@@ -184,6 +205,7 @@ static void route_token(double *weight, double *expert, const double *p, double 
 static void route_forward(const ck_case *c, ck_ref *r) {
     int32_t n = c->attr.moe.n_expert, k = c->attr.moe.top_k;
     double *p = ML_NEW(c->arena, double, n), *choice = ML_NEW(c->arena, double, n);
+    const int32_t *given = c->given.data;
 
     for (int64_t t = 0; t < c->rows.n_token; t++) {
         scores(p, r->in[0] + t * n, n, c->attr.moe.sigmoid);
@@ -191,7 +213,8 @@ static void route_forward(const ck_case *c, ck_ref *r) {
             choice[e] = p[e] + (c->w[0].data ? r->w[0][e] : 0.0);
         if (c->attr.moe.n_group > 1)
             limit_groups(choice, &c->attr);
-        route_token(r->out[0] + t * k, r->out[1] + t * k, p, choice, &c->attr);
+        route_token(r->out[0] + t * k, r->out[1] + t * k, p, choice,
+                    given ? given + t * k : NULL, &c->attr);
     }
     group_pairs(r->out[2], r->out[1], (int64_t)c->rows.n_token * k, n);
 }
@@ -201,6 +224,8 @@ static void check_ties(ck_env *e, const ck_case *c) {
     int32_t k = c->attr.moe.top_k;
     ck_mode m = { .in_place = CK_ALL, .only = CK_ALL, .backend = e->n_backend - 1 };
 
+    if (c->given.data)
+        return;
     for (int with_nan = 0; with_nan < 2; with_nan++) {
         ck_case tied = *c;
         ck_result r;

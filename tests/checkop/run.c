@@ -13,7 +13,7 @@
 enum { PAGE = 4096, CANARY = 0xa5, POISON = 0xff };
 
 /* Every tensor of ml_op_args, and the scratch of forward and of backward. */
-enum { MAX_GUARDS = 2 * (ML_OP_IN + ML_OP_OUT + ML_OP_W) + 2 };
+enum { MAX_GUARDS = 2 * (ML_OP_IN + ML_OP_OUT + ML_OP_W) + 3 };
 
 typedef struct guard {
     unsigned char *map, *data;
@@ -125,6 +125,8 @@ static void forward(run *r, ck_result *res) {
             a->w[i] = place(r, &r->c->w[i], true);
     for (int i = 0; i < ML_OP_OUT; i++)
         a->out[i] = place(r, &r->c->out[i], true);
+    if (r->c->given.data)
+        a->given = place(r, &r->c->given, true);
     if (r->m.in_place != CK_ALL)
         a->out[0].data = a->in[r->m.in_place].data;
     give_scratch(r, false);

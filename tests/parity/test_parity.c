@@ -2,7 +2,8 @@
  * batch, its log-probs are the same bits.
  *
  * This drives plans directly: chunks of every size through shared pages, pages in any
- * order, sequences mixed with others, gradients packed and one by one. */
+ * order, sequences mixed with others, gradients packed and one by one; and choices that were
+ * recorded, given back. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -246,6 +247,112 @@ static void check_gradients(const char *dir) {
     close_fixture(&f);
 }
 
+/* ---- what was chosen is given back ---- */
+
+/* Routers that choose otherwise. */
+static void turn_routers(fixture *f) {
+    for (int32_t i = 0; i < f->spec.n_node; i++) {
+        const ml_node *n = &f->spec.node[i];
+        const ml_tensor *t;
+        if (n->op != ML_OP_MOE_ROUTE)
+            continue;
+        t = &f->weights.t[f->spec.node[i - 1].w[0]]; /* that gives the logits */
+        for (size_t k = 0; k < ml_tensor_bytes(t) / sizeof(float); k++)
+            ((float *)t->data)[k] *= -1.0f;
+    }
+}
+
+typedef struct replayed {
+    float logprob[MAX_LEN];
+    int32_t *chosen;
+    size_t bytes;
+    ml_weights grads;
+} replayed;
+
+/* Sequence 1 with its gradients. */
+static replayed run_given(fixture *f, ml_route route, ml_recompute again,
+                          const int32_t *given) {
+    ml_plan_opts opts = { .caps = caps, .backward = true, .recompute = again };
+    ml_plan *p;
+    int32_t target[MAX_LEN];
+    float ones[MAX_LEN];
+    ml_batch batch;
+    ml_run run = { .weights = &f->weights, .rows = &batch.rows };
+    int64_t n = f->len[1] * ml_spec_route_width(&f->spec, route);
+    replayed out = { .chosen = ML_NEW(&f->arena, int32_t, n), .bytes = (size_t)n * 4 };
+
+    opts.given[route] = true;
+    p = open_plan(f, opts);
+    ml_batch_init(&batch, &f->arena, caps);
+    targets(f, 1, target);
+    ml_batch_add(&batch, f->id[1], target, f->len[1], 0, NULL);
+    CHECK(ml_weights_zeros(&out.grads, &f->spec, &f->be, &f->arena, NULL) == ML_OK);
+    run.grads = &out.grads;
+    run.chosen[route] = out.chosen;
+    run.given[route] = given;
+    for (int i = 0; i < MAX_LEN; i++)
+        ones[i] = 1.0f;
+    ml_plan_forward(p, &run);
+    ml_plan_read(p, &batch.rows, out.logprob, NULL, NULL);
+    ml_plan_backward(p, &run, ones, NULL);
+    ml_plan_free(p);
+    return out;
+}
+
+static bool same_run(const fixture *f, const replayed *a, const replayed *b) {
+    return memcmp(a->chosen, b->chosen, a->bytes) == 0 &&
+           memcmp(a->logprob, b->logprob, (size_t)f->len[1] * sizeof(float)) == 0 &&
+           memcmp(a->grads.buf.ptr, b->grads.buf.ptr, a->grads.buf.bytes) == 0;
+}
+
+static void all_finite(const fixture *f, const replayed *r) {
+    const float *g = r->grads.buf.ptr;
+    for (int32_t t = 0; t < f->len[1]; t++)
+        CHECK(isfinite(r->logprob[t]));
+    for (size_t i = 0; i < r->grads.buf.bytes / sizeof *g; i++)
+        if (!isfinite(g[i])) {
+            ml_test_fail(__FILE__, __LINE__, "gradient %zu is %g", i, (double)g[i]);
+            return;
+        }
+}
+
+/* Given back to the model that made them, choices change nothing; given to another model, they
+ * are taken, and what backward computes again takes them too. */
+static void check_replay(const char *dir) {
+    const ml_recompute none = { 0 }, full = { .granularity = ML_RECOMPUTE_FULL };
+    replayed first, same, other, given, again;
+    fixture f;
+
+    open_fixture(&f, dir, ML_WEIGHT_F32, 2);
+    first = run_given(&f, ML_ROUTE_EXPERTS, none, NULL);
+    same = run_given(&f, ML_ROUTE_EXPERTS, none, first.chosen);
+    CHECK(first.bytes > 0 && same_run(&f, &first, &same));
+    turn_routers(&f);
+    other = run_given(&f, ML_ROUTE_EXPERTS, none, NULL);
+    given = run_given(&f, ML_ROUTE_EXPERTS, none, first.chosen);
+    again = run_given(&f, ML_ROUTE_EXPERTS, full, first.chosen);
+    CHECK(memcmp(first.chosen, other.chosen, first.bytes) != 0);
+    CHECK(memcmp(first.chosen, given.chosen, first.bytes) == 0);
+    CHECK(memcmp(other.logprob, given.logprob, sizeof(float)) != 0);
+    CHECK(memcmp(first.logprob, given.logprob, sizeof(float)) != 0); /* today's weights */
+    CHECK(same_run(&f, &given, &again));
+    all_finite(&f, &given);
+    ml_weights_close(&first.grads);
+    ml_weights_close(&same.grads);
+    ml_weights_close(&other.grads);
+    ml_weights_close(&given.grads);
+    ml_weights_close(&again.grads);
+    close_fixture(&f);
+}
+
+static void replays_softmax(void) {
+    check_replay(DATA "qwen3_moe");
+}
+
+static void replays_sigmoid(void) {
+    check_replay(DATA "deepseek_v3");
+}
+
 #define MODELS(X)                                                                          \
     X(llama)                                                                               \
     X(llama_tied)                                                                          \
@@ -292,6 +399,8 @@ MODELS(TESTS)
         { "mixed " #name, mixed_##name }, { "gradients " #name, gradients_##name },
 
 int main(int argc, char **argv) {
-    static const ml_test tests[] = { MODELS(ROWS){ 0 } };
+    static const ml_test tests[] = { MODELS(ROWS){ "replay qwen3_moe", replays_softmax },
+                                     { "replay deepseek_v3", replays_sigmoid },
+                                     { 0 } };
     return ml_test_main(argc, argv, tests);
 }

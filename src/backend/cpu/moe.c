@@ -101,6 +101,15 @@ static void choose(const ml_cpu_job *j, int32_t *expert, const float *p, float *
         expert[r] = next_best(choice, n, r ? expert[r - 1] : -1);
 }
 
+/* The experts that a token is given, or NULL: it chooses. */
+static const int32_t *given_experts(const ml_op_args *a, int64_t t) {
+    const int32_t *given = a->given.data;
+
+    if (given)
+        given += t * a->attr->moe.top_k;
+    return given && given[0] >= 0 ? given : NULL;
+}
+
 static void route_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     const ml_op_args *a = j->a;
@@ -110,9 +119,13 @@ static void route_rows(void *ud, int64_t begin, int64_t end, int worker) {
     for (int64_t t = begin; t < end; t++) {
         float *weight = (float *)a->out[0].data + t * k, sum;
         int32_t *expert = (int32_t *)a->out[1].data + t * k;
+        const int32_t *given = given_experts(a, t);
 
         expert_scores(j, p, t);
-        choose(j, expert, p, choice, p + 2 * lane_width(a));
+        if (given)
+            memcpy(expert, given, (size_t)k * sizeof *expert);
+        else
+            choose(j, expert, p, choice, p + 2 * lane_width(a));
         sum = chosen_sum(p, expert, a->attr);
         for (int32_t r = 0; r < k; r++)
             weight[r] = p[expert[r]] / sum * a->attr->moe.scale;

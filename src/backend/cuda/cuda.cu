@@ -131,6 +131,8 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return refuse(err, "groups of experts:", attr->moe.n_group);
     if (op == ML_OP_RMSNORM && !a->w[0].n_dim)
         return refuse(err, "a norm without weights, of width", attr->norm.width);
+    if (a->given.n_dim)
+        return refuse(err, "choices that are replayed, such as experts:", attr->moe.top_k);
     if (op == ML_OP_RMSNORM && attr->norm.width > 8192)
         return refuse(err, "a norm over", attr->norm.width);
     if (op == ML_OP_ROPE_TABLE && attr->rope.rope->dim > 1024)
