@@ -111,6 +111,11 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
     int64_t n_page = left > 0 ? (int64_t)(left / (double)page) : 0, most;
     int64_t context = c->serve.context ? c->serve.context : j->spec.max_position;
 
+    if (c->serve.routed_experts && !j->spec.route[ML_ROUTE_EXPERTS].top_k)
+        return ml_fail(err, ML_EUSAGE,
+                       "--enable-return-routed-experts: %s, a model of family %s, has no "
+                       "experts; leave the flag out",
+                       j->dir, j->spec.family);
     if (c->serve.max_total && n_page > c->serve.max_total / ML_PAGE)
         n_page = c->serve.max_total / ML_PAGE;
     if (n_page < 1)
@@ -123,16 +128,18 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
         context = n_page * ML_PAGE;
     most = c->serve.max_running * ml_pages_for((int32_t)context);
     n_page = n_page < most ? n_page : most;
-    j->engine = (ml_engine_opts){ .context = (int32_t)context,
-                                  .max_running = (int32_t)c->serve.max_running,
-                                  .max_waiting = (int32_t)c->serve.max_queued,
-                                  .chunk = (int32_t)c->serve.chunk,
-                                  .max_top = ML_MAX_TOP,
-                                  .kv_bytes = (size_t)(n_page * page),
-                                  .no_prefix_cache = c->serve.no_prefix_cache,
-                                  .eos = j->eos.id,
-                                  .n_eos = j->eos.n,
-                                  .tokenizer = j->tokenizer };
+    j->engine =
+        (ml_engine_opts){ .context = (int32_t)context,
+                          .max_running = (int32_t)c->serve.max_running,
+                          .max_waiting = (int32_t)c->serve.max_queued,
+                          .chunk = (int32_t)c->serve.chunk,
+                          .max_top = ML_MAX_TOP,
+                          .kv_bytes = (size_t)(n_page * page),
+                          .no_prefix_cache = c->serve.no_prefix_cache,
+                          .routed = { [ML_ROUTE_EXPERTS] = c->serve.routed_experts },
+                          .eos = j->eos.id,
+                          .n_eos = j->eos.n,
+                          .tokenizer = j->tokenizer };
     return ML_OK;
 }
 
@@ -146,7 +153,8 @@ static ml_status print_plan(serve_job *j, ml_err *err) {
                 { "KV pages", m.kv },
                 { "activations", m.act },
                 { "scratch", m.scratch },
-                { "total", j->weight_bytes + m.kv + m.act + m.scratch },
+                { "routing", m.routes },
+                { "total", j->weight_bytes + m.kv + m.act + m.scratch + m.routes },
                 { "all requests", m.requests } };
 
     if (st)
@@ -154,7 +162,8 @@ static ml_status print_plan(serve_job *j, ml_err *err) {
     printf("memory plan of %s, %lld parameters:\n", j->spec.family,
            (long long)ml_spec_param_count(&j->spec));
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
-        printf("  %-12s %12.3f MiB\n", row[i].what, (double)row[i].bytes / 0x1p20);
+        if (row[i].bytes)
+            printf("  %-12s %12.3f MiB\n", row[i].what, (double)row[i].bytes / 0x1p20);
     printf("context %d, %d tokens of keys and values, %d running requests\n",
            (int)j->engine.context, (int)(m.n_page * ML_PAGE), (int)j->engine.max_running);
     return ML_OK;
@@ -203,6 +212,7 @@ static void write_flags(serve_job *j) {
     flag_word(&o, "weight_version", c->serve.weight_version);
     flag_bool(&o, "skip_tokenizer_init", c->serve.no_tokenizer);
     flag_bool(&o, "disable_radix_cache", c->serve.no_prefix_cache);
+    flag_bool(&o, "enable_return_routed_experts", c->serve.routed_experts);
     flag_bool(&o, "enable_deterministic_inference", true);
     flag_int(&o, "context_length", j->engine.context);
     flag_int(&o, "max_running_requests", j->engine.max_running);

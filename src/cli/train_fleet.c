@@ -66,6 +66,8 @@ static void serve_words(words *w, const ml_train_gen *t, const ml_config *c) {
     add_number(w, "--max-total-tokens", (int64_t)(t->engine.kv_bytes / page) * ML_PAGE);
     if (t->engine.no_prefix_cache)
         add(w, "--disable-radix-cache");
+    if (t->engine.routed[ML_ROUTE_EXPERTS])
+        add(w, "--enable-return-routed-experts");
 }
 
 static ml_status start(ml_train_gen *t, const ml_config *c, ml_err *err) {

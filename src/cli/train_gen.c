@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -125,6 +126,7 @@ static void size_engine(ml_train_gen *t, const ml_config *c) {
                                   .eos = t->eos.id,
                                   .n_eos = t->eos.n,
                                   .tokenizer = t->run->tokenizer };
+    memcpy(t->engine.routed, t->run->opts.replay_rollout, sizeof t->engine.routed);
 }
 
 static ml_status find_ends(ml_train_gen *t, ml_err *err) {
@@ -166,6 +168,8 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
     t->rollout.mask_old = c->rollout.mask_old;
     ml_held_init(&t->rollout.held, run->opts.source.n_samples_per_prompt);
     st = sampling_of(&t->rollout.how, &t->arena, c, err);
+    memcpy(t->rollout.how.routed, run->opts.replay_rollout,
+           sizeof run->opts.replay_rollout);
     if (st == ML_OK)
         st = find_ends(t, err);
     if (st == ML_OK)
@@ -217,7 +221,7 @@ ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err) {
     st = ml_engine_measure(&m, &t->run->spec, &t->be, &t->engine, err);
     if (st != ML_OK)
         return st;
-    *out = m.kv + m.act + m.scratch;
+    *out = m.kv + m.act + m.scratch + m.routes;
     if (t->n_engine)
         *out = (size_t)t->n_engine *
                (*out + ml_weights_bytes(&t->run->spec, t->run->from, t->run->opts.dtype));

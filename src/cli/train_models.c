@@ -103,6 +103,12 @@ ml_status ml_train_models(ml_train_run_opts *out, const char **url, const ml_con
         st = ml_fail(err, ML_EUSAGE,
                      "--keep-old-actor says whose log-probs are the old ones, "
                      "--skip-actor-forward-only that there are none: keep one");
+    if (st == ML_OK && c->rollout.routing_replay && !c->rollout.rollout_routing_replay &&
+        c->algo.skip_actor_forward_only)
+        st = ml_fail(err, ML_EUSAGE,
+                     "--use-routing-replay replays what the pass for old log-probs chose, "
+                     "which --skip-actor-forward-only leaves out: use "
+                     "--use-rollout-routing-replay");
     out->teacher_load = c->models.teacher_load;
     out->teacher_step = c->models.teacher_step;
     out->keep_old_actor = c->models.keep_old_actor;

@@ -88,6 +88,8 @@ ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend 
         .act = ml_plan_act_bytes(p),
         .scratch =
             ml_plan_scratch_bytes(p) + be->ops->sample_scratch(be->stream, s->n_vocab),
+        .routes = ml_routes_bytes(s, opts, pool_pages(s, be, opts),
+                                  ml_engine_caps(s, opts).n_token),
         .requests = request_bytes(opts) * (size_t)(opts->max_running + opts->max_waiting),
     };
     ml_plan_free(p);
@@ -101,6 +103,9 @@ ml_status ml_engine_take_kv(ml_engine *e, ml_err *err) {
     if (e->has_kv)
         return ML_OK;
     st = ml_kv_open(&e->kv, e->spec, e->pages.n, e->slots.n, e->be, &e->kv_arena, err);
+    if (st == ML_OK)
+        st = ml_routes_open(&e->routes, e->spec, &e->opts, e->pages.n,
+                            e->batch.caps.n_token, err);
     e->has_kv = st == ML_OK;
     return st;
 }
@@ -173,6 +178,7 @@ void ml_engine_close(ml_engine *e) {
     free_all(&e->running);
     ml_plan_free(e->plan);
     ml_kv_close(&e->kv);
+    ml_routes_close(&e->routes);
     if (e->sample_scratch.dev)
         e->be->dev->free(&e->sample_scratch);
     ml_arena_release(&e->kv_arena);
@@ -286,6 +292,7 @@ void ml_engine_release_kv(ml_engine *e) {
     retract_all(e);
     ml_pages_forget(&e->pages);
     ml_kv_close(&e->kv);
+    ml_routes_close(&e->routes);
     ml_arena_release(&e->kv_arena);
     e->has_kv = false;
 }

@@ -28,7 +28,8 @@ typedef struct ml_engine_opts {
     int32_t max_top;     /* the largest n_top + n_also of a request */
     size_t kv_bytes;     /* of pages; 0: as much as all running requests could use */
     bool no_prefix_cache;
-    const int32_t *eos; /* the model's end tokens */
+    bool routed[ML_ROUTES]; /* what the model chooses is kept for those who ask */
+    const int32_t *eos;     /* the model's end tokens */
     int32_t n_eos;
     const ml_tokenizer *tokenizer; /* for stop strings; may be NULL */
 } ml_engine_opts;
@@ -36,6 +37,7 @@ typedef struct ml_engine_opts {
 /* What an engine will take, before it is made. */
 typedef struct ml_engine_memory {
     size_t kv, act, scratch, requests;
+    size_t routes; /* what the model chose, kept beside the pages */
     int32_t n_page;
 } ml_engine_memory;
 

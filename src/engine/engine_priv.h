@@ -4,6 +4,7 @@
 
 #include "engine/pages.h"
 #include "engine/request.h"
+#include "engine/routes.h"
 #include "engine/slots.h"
 
 /* A request's part of a step. */
@@ -26,6 +27,7 @@ struct ml_engine {
     bool has_kv;
     ml_pages pages;
     ml_slots slots;
+    ml_routes routes;
     ml_plan *plan;
     ml_batch batch;
     ml_request_list waiting, running; /* both in the order of arrival */

@@ -12,6 +12,7 @@
 #define ML_ENGINE_GEN_H
 
 #include "backend/draw.h"
+#include "backend/ops.h"
 #include "base/err.h"
 #include "base/str.h"
 
@@ -41,6 +42,10 @@ typedef struct ml_gen_request {
     int32_t n_top;       /* most probable tokens wanted beside each scored one */
     const int32_t *also; /* ids whose log-probability is wanted beside each scored one */
     int32_t n_also;
+    /* What the model chose is wanted, of the tokens from routed_from on; only of generators
+     * that keep it. */
+    bool routed[ML_ROUTES];
+    int32_t routed_from;
 } ml_gen_request;
 
 /* Scored tokens, as arrays over them. */
@@ -54,6 +59,13 @@ typedef struct ml_scored {
     const float *also_logprob; /* [n][n_also] */
 } ml_scored;
 
+/* What a model chose for consecutive tokens: all layers' choices of each. */
+typedef struct ml_routed {
+    const int32_t *row; /* [n][width]; -1: not known */
+    int32_t n;
+    int64_t width; /* layers times choices of a layer */
+} ml_routed;
+
 /* What has come since the last call.  Views are good until the function returns. */
 typedef struct ml_gen_update {
     uint64_t ticket;
@@ -66,6 +78,9 @@ typedef struct ml_gen_update {
     int32_t n_retract; /* times the request was put back */
     uint64_t version;  /* of the weights in use now */
     double queued_s;   /* from submission until its first step began */
+    /* With the end, where asked for.  The last token was never fed to the model: there are rows
+     * of all but it. */
+    ml_routed routed[ML_ROUTES];
 } ml_gen_update;
 
 typedef void ml_gen_fn(void *ud, const ml_gen_update *u);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base64.h"
 #include "base/json.h"
 #include "base/json_out.h"
 #include "engine/remote_priv.h"
@@ -127,6 +128,12 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
         ml_json_key(o, "return_entropy");
         ml_json_bool(o, true);
     }
+    if (r->routed[ML_ROUTE_EXPERTS]) {
+        ml_json_key(o, "return_routed_experts");
+        ml_json_bool(o, true);
+    }
+    if (r->routed_from)
+        write_int(o, "routed_experts_start_len", r->routed_from);
     ml_json_end(o, '}');
 }
 
@@ -277,6 +284,29 @@ static void read_finish(reader *d, ml_gen_update *u) {
                                                                 : ml_str_of("aborted");
 }
 
+/* Rows of what the model chose, whose number follows from that of the tokens.  A server may
+ * send one of the last token too, which means nothing. */
+static ml_routed read_routed(reader *d, const char *field, int32_t n_token) {
+    const ml_json *v = ml_json_get(d->meta, field);
+    int32_t n = n_token - 1 - d->ask->routed_from, *row;
+    int64_t bytes, size = sizeof *row;
+
+    if (!v || v->type != ML_JSON_STRING || n < 0) {
+        d->bad = d->bad ? d->bad : field;
+        return (ml_routed){ 0 };
+    }
+    row = ML_NEW(d->arena, int32_t, v->text.len / 4 + 1);
+    bytes = ml_base64_read(row, v->text);
+    if (n == 0)
+        return (ml_routed){ 0 };
+    if (bytes > 0 && bytes % (n * size) == 0)
+        return (ml_routed){ .row = row, .n = n, .width = bytes / (n * size) };
+    if (bytes > 0 && bytes % ((n + 1) * size) == 0)
+        return (ml_routed){ .row = row, .n = n, .width = bytes / ((n + 1) * size) };
+    d->bad = d->bad ? d->bad : field;
+    return (ml_routed){ 0 };
+}
+
 /* Without the token that stands before the first one asked for. */
 static ml_scored without_first(ml_scored s, const ml_gen_request *r) {
     s.n--;
@@ -317,6 +347,9 @@ ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *
     if (r->score_from > 0 && out->prompt.n > 0)
         out->prompt = without_first(out->prompt, r);
     read_finish(&d, out);
+    if (r->routed[ML_ROUTE_EXPERTS] && out->answer.n > 0)
+        out->routed[ML_ROUTE_EXPERTS] =
+            read_routed(&d, "routed_experts", r->n_prompt + out->answer.n);
     cached = ml_json_get(d.meta, "cached_tokens");
     out->n_cached = cached ? (int32_t)integer(&d, cached, "cached_tokens") : 0;
     if (d.bad)

@@ -70,6 +70,17 @@ static ml_status check(const ml_engine_opts *o, int64_t n_vocab, const ml_gen_re
             err, ML_EUSAGE,
             "%d top log-probs and %d chosen ones are wanted; at most %d are given",
             r->n_top, r->n_also, o->max_top);
+    for (int i = 0; i < ML_ROUTES; i++)
+        if (r->routed[i] && !o->routed[i])
+            return ml_fail(
+                err, ML_EUSAGE,
+                "what the model chooses is wanted, and this engine does not keep "
+                "it: start it with --enable-return-routed-experts");
+    if (r->routed_from < 0 || r->routed_from >= r->n_prompt)
+        return ml_fail(err, ML_EUSAGE,
+                       "what the model chose is wanted from token %d on; the prompt has "
+                       "%d tokens",
+                       r->routed_from, r->n_prompt);
     if (r->n_stop > 0 && !o->tokenizer)
         return ml_fail(err, ML_EUSAGE,
                        "stop strings need a tokenizer, and this engine has none; use "

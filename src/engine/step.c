@@ -284,6 +284,7 @@ void ml_engine_end(ml_engine *e, ml_request_list *from, ml_request *r, const cha
     ml_gen_update u = news_of(e, r);
     u.finish = ML_FINISH_ABORT;
     u.message = ml_str_of(why);
+    ml_routes_tell(&e->routes, r, &u);
     r->fn(r->ud, &u);
     e->stats.n_aborted++;
     leave(e, from, r);
@@ -332,6 +333,8 @@ static void finish_lane(ml_engine *e, const ml_lane *lane, const ml_draw *d) {
         add_token(e, r, d, &u);
     else
         u.finish = ML_FINISH_LENGTH;
+    if (u.finish != ML_FINISH_NOT)
+        ml_routes_tell(&e->routes, r, &u);
     r->fn(r->ud, &u);
     if (u.finish == ML_FINISH_NOT)
         return;
@@ -350,6 +353,7 @@ static void finish_lanes(ml_engine *e) {
 
 bool ml_engine_step(ml_engine *e) {
     double start = ml_clock_s(), forward, sample, end;
+    ml_run run = { .weights = e->weights, .kv = &e->kv, .rows = &e->batch.rows };
 
     if (!e->has_kv)
         return false;
@@ -358,8 +362,9 @@ bool ml_engine_step(ml_engine *e) {
     if (!e->n_lane)
         return false;
     forward = ml_clock_s();
-    ml_plan_forward(
-        e->plan, &(ml_run){ .weights = e->weights, .kv = &e->kv, .rows = &e->batch.rows });
+    ml_routes_ask(&e->routes, &run);
+    ml_plan_forward(e->plan, &run);
+    ml_routes_keep(&e->routes, &e->batch.rows);
     sample = ml_clock_s();
     prepare_draws(e);
     e->be->ops->sample(e->be->stream, e->draw, e->batch.rows.n_loss, e->spec->n_vocab,

@@ -53,6 +53,19 @@ void ml_flight_land(ml_flight *x, ml_sample_status status) {
     ml_flight_grade(x);
 }
 
+/* What was chosen for all tokens, those of earlier turns too: of the weights at hand. */
+static void take_choices(ml_flight *x, const ml_gen_update *u) {
+    for (int i = 0; i < ML_ROUTES; i++) {
+        int64_t n = u->routed[i].n * u->routed[i].width;
+        int32_t *row;
+        if (!n)
+            continue;
+        row = ML_NEW(x->all->arena, int32_t, n);
+        x->sample.routed[i] = u->routed[i];
+        x->sample.routed[i].row = memcpy(row, u->routed[i].row, (size_t)n * sizeof *row);
+    }
+}
+
 static void end_turn(ml_flight *x, const ml_gen_update *u) {
     ml_sample_status status = status_of(u->finish);
 
@@ -60,6 +73,7 @@ static void end_turn(ml_flight *x, const ml_gen_update *u) {
     if (u->finish == ML_FINISH_ABORT)
         snprintf(x->why, sizeof x->why, "%.*s", (int)u->message.len, u->message.ptr);
     take_text(x);
+    take_choices(x, u);
     if (x->turn && status == ML_SAMPLE_COMPLETED)
         ml_flight_hear(x);
     else
@@ -207,6 +221,7 @@ ml_status ml_flight_launch(ml_flight *x, ml_err *err) {
     uint64_t ticket;
     ml_status st;
 
+    memcpy(ask.routed, how->routed, sizeof ask.routed);
     st = f->at->gen->submit(f->at->gen, &ask, take_tokens, x, &ticket, err);
     if (st == ML_OK)
         x->ticket = ticket;

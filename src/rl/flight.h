@@ -34,7 +34,8 @@ typedef struct ml_sampling {
     const int32_t *stop_id;
     int32_t n_stop, n_stop_id;
     uint64_t seed;
-    bool skip_special; /* special tokens are no part of the text */
+    bool skip_special;      /* special tokens are no part of the text */
+    bool routed[ML_ROUTES]; /* samples record what the model chose */
 } ml_sampling;
 
 /* What flights need; all of it is the caller's. */

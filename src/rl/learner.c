@@ -6,6 +6,35 @@
 #include "rl/advantage/reward_norm.h"
 #include "rl/learner_priv.h"
 
+/* What the rollout chose for a sample is what training takes. */
+static ml_status take_choices(ml_lesson_run *s, int32_t i, ml_route route, ml_err *err) {
+    const ml_sample *x = s->in[i];
+    const ml_routed *r = &x->routed[route];
+    ml_status st;
+
+    if (!r->n && x->n_response)
+        return ml_fail(err, ML_EFORMAT,
+                       "sample %lld has no record of what the model chose: it must come "
+                       "from a rollout that ran with the same replay flags",
+                       (long long)x->index);
+    st = r->n ? ml_choices_check(ml_trainer_spec(s->l->trainer), route, r->row, r->n,
+                                 r->width, err)
+              : ML_OK;
+    if (st != ML_OK)
+        ml_err_prefix(err, "sample %lld", (long long)x->index);
+    s->train[i].routed[route] = (ml_token_choices){ .given = r->row, .n_given = r->n };
+    return st;
+}
+
+static ml_status take_all_choices(ml_lesson_run *s, ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int r = 0; r < ML_ROUTES; r++)
+        for (int32_t i = 0; s->l->replay[r] && i < s->n && st == ML_OK; i++)
+            st = take_choices(s, i, (ml_route)r, err);
+    return st;
+}
+
 static ml_status take_samples(ml_lesson_run *s, ml_err *err) {
     ml_train_rows rows = ml_train_rows_of(s->a, s->in, s->n);
 
@@ -16,7 +45,7 @@ static ml_status take_samples(ml_lesson_run *s, ml_err *err) {
         if (!s->in[i]->has_reward)
             return ml_fail(err, ML_EFORMAT, "sample %lld has no reward",
                            (long long)s->in[i]->index);
-    return ML_OK;
+    return take_all_choices(s, err);
 }
 
 static miles_batch batch_of(const ml_lesson_run *s) {

@@ -35,6 +35,9 @@ typedef struct ml_learner {
     int64_t ref_interval;      /* rounds after which the reference is the actor; 0: never */
     bool keep_old_actor;       /* old log-probs are of the weights that drew */
     bool reset_optimizer;      /* moments begin anew in each round */
+    /* Choices that the steps, and the pass for old log-probs, take: the rollout's, or those that
+     * this pass makes, which is then never left out. */
+    bool replay[ML_ROUTES], record[ML_ROUTES];
     void (*stepped)(void *ud); /* after each step of the actor; NULL: nobody looks */
     void *stepped_ud;
 } ml_learner;

@@ -62,12 +62,40 @@ static bool has_drawn_logprobs(const ml_lesson_run *s) {
     return true;
 }
 
+/* The pass for old log-probs records what it chooses, for the steps to take. */
+static ml_status score_and_record(ml_lesson_run *s, ml_err *err) {
+    const ml_spec *spec = ml_trainer_spec(s->l->trainer);
+    ml_status st;
+
+    for (int r = 0; r < ML_ROUTES; r++)
+        for (int32_t i = 0; s->l->record[r] && i < s->n; i++)
+            s->train[i].routed[r].record =
+                ML_NEW(s->a, int32_t,
+                       s->train[i].n_token * ml_spec_route_width(spec, (ml_route)r));
+    st = score_logprobs(s, "actor", NULL, offsetof(miles_sample, old_log_prob), err);
+    for (int r = 0; r < ML_ROUTES; r++)
+        for (int32_t i = 0; s->l->record[r] && i < s->n; i++)
+            s->train[i].routed[r] =
+                (ml_token_choices){ .given = s->train[i].routed[r].record,
+                                    .n_given = s->train[i].n_token };
+    return st;
+}
+
+static bool records(const ml_learner *l) {
+    bool any = false;
+    for (int r = 0; r < ML_ROUTES; r++)
+        any = any || l->record[r];
+    return any;
+}
+
 /* The policy that the rollout was made with.  What it drew carries its log-probs; where all
  * of it is of the weights at hand, they are what these would say, to the bit. */
 static ml_status score_old(ml_lesson_run *s, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
     bool drawn = has_drawn_logprobs(s);
 
+    if (records(s->l))
+        return score_and_record(s, err);
     if (r->skip_actor_forward_only)
         return ML_OK;
     if (s->l->keep_old_actor && !drawn)

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/base64.h"
 #include "base/json_out.h"
 #include "io/zst.h"
 
@@ -83,6 +84,24 @@ static void write_versions(ml_json_out *o, const uint64_t *v, int32_t n) {
     ml_json_end(o, ']');
 }
 
+static const char *const route_keys[ML_ROUTES] = { "rollout_routed_experts" };
+
+/* A row for each token but the last, in base64; what is not known is -1. */
+static void write_routed(ml_json_out *o, const char *key, const ml_routed *r,
+                         int32_t n_token) {
+    ml_text rows = { 0 }, text = { 0 };
+
+    for (int32_t t = 0; t < n_token - 1; t++)
+        for (int64_t i = 0; i < r->width; i++) {
+            int32_t x = t < r->n ? r->row[t * r->width + i] : -1;
+            ml_text_add(&rows, (const char *)&x, sizeof x);
+        }
+    ml_base64_write(&text, rows.ptr, rows.len);
+    write_string(o, key, (ml_str){ text.ptr, text.len });
+    ml_text_release(&rows);
+    ml_text_release(&text);
+}
+
 void ml_sample_write(ml_text *to, const ml_sample *s) {
     ml_json_out json = { .to = to }, *o = &json;
 
@@ -108,6 +127,9 @@ void ml_sample_write(ml_text *to, const ml_sample *s) {
         write_versions(o, s->version, s->n_response);
     write_floats(o, "rollout_log_probs", s->logprob, s->n_response);
     write_floats(o, "teacher_log_probs", s->teacher_logprob, s->n_response);
+    for (int i = 0; i < ML_ROUTES; i++)
+        if (s->routed[i].n)
+            write_routed(o, route_keys[i], &s->routed[i], s->n_token);
     ml_json_key(o, "remove_sample");
     ml_json_bool(o, s->remove);
     write_string(o, "status", ml_str_of(status_names[s->status]));
@@ -154,6 +176,9 @@ void ml_sample_copy(ml_sample *out, ml_arena *a, const ml_sample *s) {
     out->version = copy_array(a, s->version, s->n_response, sizeof *s->version);
     out->teacher_logprob =
         copy_array(a, s->teacher_logprob, s->n_response, sizeof *s->teacher_logprob);
+    for (int i = 0; i < ML_ROUTES; i++)
+        out->routed[i].row = copy_array(a, s->routed[i].row, s->routed[i].n,
+                                        (size_t)s->routed[i].width * sizeof(int32_t));
 }
 
 /* --- reading ---------------------------------------------------------------------- */
@@ -257,6 +282,21 @@ static uint64_t *read_versions(reader *r, int32_t n) {
     return out;
 }
 
+static void read_routed(reader *r, const char *key, ml_sample *s, ml_routed *out) {
+    const ml_json *v = field(r, key);
+    int64_t n = s->n_token - 1, bytes, size = sizeof(int32_t);
+    int32_t *row;
+
+    if (!v || n < 1)
+        return;
+    row = ML_NEW(r->a, int32_t, v->text.len / 4 + 1);
+    bytes = v->type == ML_JSON_STRING ? ml_base64_read(row, v->text) : -1;
+    if (bytes < 1 || bytes % (n * size) != 0)
+        complain(r, v, key, "base64 of as many integers for each token but the last");
+    else
+        *out = (ml_routed){ .row = row, .n = (int32_t)n, .width = bytes / (n * size) };
+}
+
 static void read_tokens(reader *r, ml_sample *s) {
     const ml_json *v = field(r, "tokens");
     int32_t *id, i = 0;
@@ -333,6 +373,8 @@ ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, ml_str
     out->logprob = read_floats(&r, "rollout_log_probs", out->n_response);
     out->teacher_logprob = read_floats(&r, "teacher_log_probs", out->n_response);
     out->version = read_versions(&r, out->n_response);
+    for (int i = 0; i < ML_ROUTES; i++)
+        read_routed(&r, route_keys[i], out, &out->routed[i]);
     return r.st;
 }
 

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/json.h"
+#include "engine/gen.h"
 
 typedef enum ml_sample_status {
     ML_SAMPLE_PENDING,
@@ -36,6 +37,9 @@ typedef struct ml_sample {
     float *logprob;              /* [n_response] as drawn; NULL: not known */
     uint64_t *version;           /* [n_response] of the weights; NULL: not known */
     float *teacher_logprob;      /* [n_response] or NULL */
+    /* What the model chose for each token but the last, as the last request for this sample
+     * told; n 0: not known. */
+    ml_routed routed[ML_ROUTES];
     double reward;
     bool has_reward;
     double shaped;   /* what is learned from in place of the normalised reward, ... */

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include "base/log.h"
+
 /* --- opening ---------------------------------------------------------------- */
 
 /* A checkpoint without a template is fine until somebody needs one. */
@@ -55,6 +57,19 @@ static ml_status count_rollouts(ml_train_run *r, ml_err *err) {
     return ML_OK;
 }
 
+/* A model that chooses nothing has nothing to replay, as in Miles. */
+static void drop_vain_replay(ml_train_run *r) {
+    static const char *const what[ML_ROUTES] = { "experts" };
+
+    for (int i = 0; i < ML_ROUTES; i++) {
+        if (!r->opts.trainer.replay[i] || r->spec.route[i].top_k)
+            continue;
+        ml_log(ML_LOG_WARN, "replay changes nothing: a model of family %s has no %s",
+               r->spec.family, what[i]);
+        r->opts.trainer.replay[i] = r->opts.replay_rollout[i] = false;
+    }
+}
+
 /* A directory of snapshots has no model at its top. */
 static bool is_checkpoint(ml_arena *a, const char *dir) {
     return access(ml_arena_printf(a, "%s/config.json", dir), F_OK) == 0;
@@ -90,6 +105,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_e
         st = ml_checkpoint_open(&r->from, opts->hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_weights_check(&r->spec, r->from, err);
+    if (st == ML_OK)
+        drop_vain_replay(r);
     if (st == ML_OK && opts->recipe.critic_loss && !opts->learns_nothing)
         st = open_critic(r, err);
     if (st == ML_OK)

@@ -106,7 +106,8 @@ static ml_trainer_opts critic_opts(const ml_train_run_opts *o) {
 
     t.lr.lr = o->critic_lr;
     t.lr.warmup_iters = o->critic_warmup_iters;
-    t.optimizer.freeze = NULL; /* patterns name the actor's tensors */
+    t.optimizer.freeze = NULL;            /* patterns name the actor's tensors */
+    memset(t.replay, 0, sizeof t.replay); /* what was chosen is the actor's, too */
     return t;
 }
 
@@ -225,6 +226,10 @@ static void make_learner(ml_train_run *r) {
                                .ref_interval = o->ref_interval,
                                .keep_old_actor = o->keep_old_actor,
                                .reset_optimizer = o->reset_optimizer };
+    for (int i = 0; i < ML_ROUTES; i++) {
+        r->learner.replay[i] = o->replay_rollout[i];
+        r->learner.record[i] = o->trainer.replay[i] && !o->replay_rollout[i];
+    }
 }
 
 /* The trainer, and where it goes on. */

@@ -12,6 +12,8 @@ void ml_choice_release(ml_choice *c) {
     ml_tally_release(&c->answer);
     ml_stops_release(&c->stops);
     ml_text_release(&c->text);
+    for (int i = 0; i < ML_ROUTES; i++)
+        ml_text_release(&c->chosen[i]);
     if (c->detok)
         ml_detok_free(c->detok);
     c->detok = NULL;
@@ -94,6 +96,9 @@ void ml_choice_news(void *ud, const ml_news *news) {
     ml_tally_add(&c->scored, &prompt, c->n_top, c->n_also);
     ml_tally_add(&c->answer, &answer, c->n_top, c->n_also);
     add_tokens(c, news);
+    for (int i = 0; i < ML_ROUTES; i++)
+        ml_text_add(&c->chosen[i], news->routed[i].ptr ? news->routed[i].ptr : "",
+                    news->routed[i].len);
     c->finish = news->finish;
     c->matched = news->matched;
     c->n_cached = news->n_cached;

@@ -1,4 +1,6 @@
 /* POST /generate: SGLang's native request. */
+#include <string.h>
+
 #include "serve/serve_priv.h"
 
 /* A member that is one value for all prompts, or a list with one for each. */
@@ -7,6 +9,8 @@ typedef struct generate_body {
     const ml_json *return_logprob, *logprob_start_len, *top_logprobs_num,
         *token_ids_logprob;
     bool text_in_logprobs, entropy, prompt_ids, stream;
+    bool routed[ML_ROUTES];
+    int32_t routed_from;
     /* from the above */
     bool batch;
     int32_t n_prompt;
@@ -32,6 +36,8 @@ static const ml_field rows[] = {
     { "return_entropy", ML_FIELD_BOOL, AT(entropy) },
     { "return_prompt_token_ids", ML_FIELD_BOOL, AT(prompt_ids) },
     { "stream", ML_FIELD_BOOL, AT(stream) },
+    { "return_routed_experts", ML_FIELD_BOOL, AT(routed[ML_ROUTE_EXPERTS]) },
+    { "routed_experts_start_len", ML_FIELD_I32, AT(routed_from), 0, INT32_MAX },
     /* These change nothing in an answer. */
     { "log_metrics", ML_FIELD_IGNORE },
     { "no_logs", ML_FIELD_IGNORE },
@@ -44,7 +50,6 @@ static const ml_field rows[] = {
     { "custom_labels", ML_FIELD_IGNORE },
     { "data_parallel_rank", ML_FIELD_IGNORE },
     { "routed_dp_rank", ML_FIELD_IGNORE },
-    { "routed_experts_start_len", ML_FIELD_IGNORE },
     { "background", ML_FIELD_REFUSE, .why = "a request lives as long as its connection" },
     { "input_embeds", ML_FIELD_REFUSE, .why = "prompts are text or token ids" },
     { "image_data", ML_FIELD_REFUSE, .why = text_only },
@@ -54,9 +59,6 @@ static const ml_field rows[] = {
     { "lora_path", ML_FIELD_REFUSE, .why = no_lora },
     { "lora_id", ML_FIELD_REFUSE, .why = no_lora },
     { "return_hidden_states", ML_FIELD_REFUSE, .why = "hidden states do not leave here" },
-    { "return_routed_experts", ML_FIELD_REFUSE,
-      .why = "routing is computed by the same kernels in training, to the bit: there is "
-             "nothing to replay" },
     { "return_indexer_topk", ML_FIELD_REFUSE, .why = "no model here has an indexer" },
     { "return_sampling_mask", ML_FIELD_REFUSE,
       .why = "ask for sampling_params.logprob_distribution \"drawn\" instead" },
@@ -230,6 +232,8 @@ static ml_status read_choices(ml_job *j, generate_body *b, ml_err *err) {
     for (int32_t i = 0; i < b->n_prompt && !st; i++) {
         ml_choice *first = &j->choice[i * n];
         first->params = &b->params[i];
+        memcpy(first->routed, b->routed, sizeof first->routed);
+        first->routed_from = b->routed_from;
         st = read_prompt(j, b, i, &first->prompt, &first->n_prompt, err);
         if (!st)
             st = read_scores(j, b, i, first, err);
@@ -242,6 +246,8 @@ static ml_status read_choices(ml_job *j, generate_body *b, ml_err *err) {
             c->n_top = first->n_top;
             c->also = first->also;
             c->n_also = first->n_also;
+            memcpy(c->routed, first->routed, sizeof c->routed);
+            c->routed_from = first->routed_from;
             c->sample = (uint64_t)k;
         }
     }

@@ -152,7 +152,8 @@ static ml_status submit(ml_choice *c, ml_err *err) {
                          .score_from = score_from(c),
                          .n_top = c->n_top,
                          .also = c->also,
-                         .n_also = c->n_also };
+                         .n_also = c->n_also,
+                         .routed_from = c->routed_from };
     int32_t room = s->opts.context - c->n_prompt;
     ml_status st = check_prompt(c, err);
 
@@ -164,6 +165,7 @@ static ml_status submit(ml_choice *c, ml_err *err) {
     if (r.min_new > r.max_new)
         r.min_new = r.max_new;
     set_keys(s, c, &r.draw);
+    memcpy(r.routed, c->routed, sizeof r.routed);
     ml_mailbox_init(&c->box, s->office, c->n_top, c->n_also, ml_choice_news, c);
     if (s->opts.tokenizer)
         c->detok = ml_detok_new(s->opts.tokenizer, c->params->skip_special);

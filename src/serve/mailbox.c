@@ -62,6 +62,8 @@ void ml_tally_release(ml_tally *t) {
 void ml_news_release(ml_news *n) {
     ml_tally_release(&n->prompt);
     ml_tally_release(&n->answer);
+    for (int i = 0; i < ML_ROUTES; i++)
+        ml_text_release(&n->routed[i]);
 }
 
 /* --- the office ------------------------------------------------------------- */
@@ -93,6 +95,8 @@ void ml_mailbox_release(ml_mailbox *m) {
 static void clear(ml_news *n) {
     ml_tally_clear(&n->prompt);
     ml_tally_clear(&n->answer);
+    for (int i = 0; i < ML_ROUTES; i++) /* one comes in a request's life */
+        ml_text_release(&n->routed[i]);
     *n = (ml_news){ .prompt = n->prompt, .answer = n->answer };
 }
 
@@ -131,6 +135,9 @@ static void copy_update(ml_news *n, const ml_gen_update *u, int32_t n_top, int32
 
     ml_tally_add(&n->prompt, &u->prompt, n_top, n_also);
     ml_tally_add(&n->answer, &u->answer, n_top, n_also);
+    for (int i = 0; i < ML_ROUTES; i++)
+        append(&n->routed[i], u->routed[i].row, u->routed[i].n * u->routed[i].width,
+               sizeof(int32_t));
     n->finish = u->finish;
     n->matched = u->matched;
     n->n_cached = u->n_cached;

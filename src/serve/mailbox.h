@@ -32,6 +32,7 @@ typedef struct ml_news {
     uint64_t version;
     double queued_s;
     char message[200];
+    ml_text routed[ML_ROUTES]; /* with the end: rows as ml_routed has them */
 } ml_news;
 
 void ml_news_release(ml_news *n);

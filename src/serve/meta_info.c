@@ -1,6 +1,7 @@
 /* meta_info: what SGLang tells of an answer beside its text. */
 #include <math.h>
 
+#include "base/base64.h"
 #include "serve/serve_priv.h"
 
 /* [log-prob, id, text or null] */
@@ -142,6 +143,21 @@ static void write_entropy(const ml_choice *c, ml_meta_opts opts, ml_json_out *o)
     ml_json_end(o, ']');
 }
 
+/* Rows of i32 as SGLang sends them, in base64.  The last token never went through the model. */
+static void write_routed(const ml_choice *c, ml_json_out *o) {
+    static const char *const key[ML_ROUTES] = { "routed_experts" };
+
+    for (int i = 0; i < ML_ROUTES; i++) {
+        ml_text text = { 0 };
+        if (!c->routed[i])
+            continue;
+        ml_base64_write(&text, c->chosen[i].ptr, c->chosen[i].len);
+        ml_json_key(o, key[i]);
+        ml_json_str(o, (ml_str){ text.ptr, text.len });
+        ml_text_release(&text);
+    }
+}
+
 void ml_meta_info_write(const ml_choice *c, ml_meta_opts opts, ml_json_out *o) {
     ml_json_begin(o, '{');
     ml_json_key(o, "id");
@@ -161,6 +177,7 @@ void ml_meta_info_write(const ml_choice *c, ml_meta_opts opts, ml_json_out *o) {
     if (opts.entropy)
         write_entropy(c, opts, o);
     if (c->finish != ML_FINISH_NOT) {
+        write_routed(c, o);
         ml_json_key(o, "queue_time");
         ml_json_double(o, c->queued_s);
         ml_json_key(o, "e2e_latency");

@@ -61,8 +61,7 @@ const ml_field ml_openai_rows[] = {
       .why = "usage.prompt_tokens_details has all there is to say" },
     { "return_hidden_states", ML_FIELD_REFUSE, .why = "hidden states do not leave here" },
     { "return_routed_experts", ML_FIELD_REFUSE,
-      .why = "routing is computed by the same kernels in training, to the bit: there is "
-             "nothing to replay" },
+      .why = "what the model chose is told by /generate" },
     { 0 },
 };
 

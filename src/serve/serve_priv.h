@@ -40,7 +40,9 @@ struct ml_choice {
     int32_t logprob_start; /* prompt tokens from here on are told of; -1: none */
     int32_t n_top, n_also;
     const int32_t *also;
-    uint64_t sample; /* Philox's key within the seed */
+    uint64_t sample;        /* Philox's key within the seed */
+    bool routed[ML_ROUTES]; /* what the model chose is told, ... */
+    int32_t routed_from;    /* ... of tokens from this one on */
     /* with the generator */
     ml_mailbox box;
     uint64_t ticket;
@@ -49,6 +51,7 @@ struct ml_choice {
     ml_tally scored, answer; /* of the prompt, of the answer */
     ml_detok *detok;
     ml_stops stops;
+    ml_text chosen[ML_ROUTES]; /* i32 rows of what the model chose */
     ml_text text; /* as clients see it: without what a stop string takes away */
     bool cut;     /* a stop string was found; no more text */
     ml_finish finish;

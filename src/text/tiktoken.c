@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/base64.h"
 #include "text/tok_priv.h"
 
 #define N_SPECIAL 256
@@ -22,38 +23,6 @@ static const char kimi_pattern[] =
     "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" CONTRACTION "|"
     "[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" CONTRACTION "|"
     "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-
-static int base64_digit(char c) {
-    if (c >= 'A' && c <= 'Z')
-        return c - 'A';
-    if (c >= 'a' && c <= 'z')
-        return c - 'a' + 26;
-    if (c >= '0' && c <= '9')
-        return c - '0' + 52;
-    return c == '+' ? 62 : c == '/' ? 63 : -1;
-}
-
-/* Decodes to at most 3/4 of the length; returns the number of bytes, or -1. */
-static int64_t base64_decode(ml_str s, char *out) {
-    uint32_t bits = 0;
-    int n_bit = 0;
-    int64_t n = 0;
-
-    while (s.len && s.ptr[s.len - 1] == '=')
-        s.len--;
-    for (size_t i = 0; i < s.len; i++) {
-        int digit = base64_digit(s.ptr[i]);
-        if (digit < 0)
-            return -1;
-        bits = bits << 6 | (uint32_t)digit;
-        n_bit += 6;
-        if (n_bit >= 8) {
-            n_bit -= 8;
-            out[n++] = (char)(bits >> n_bit & 255);
-        }
-    }
-    return n;
-}
 
 typedef struct line {
     ml_str token;
@@ -98,7 +67,7 @@ static ml_status read_tokens(ml_tokenizer *t, ml_str file, ml_err *err) {
     line at;
 
     for (int32_t i = 0; next_line(&file, &at); i++) {
-        int64_t len = base64_decode(at.token, bytes);
+        int64_t len = ml_base64_read(bytes, at.token);
         if (len < 1 || !ml_bpe_add(&t->bpe, (ml_str){ bytes, (size_t)len }, i))
             return ml_fail(err, ML_EFORMAT,
                            "%s:%d: this token is no base64, or there twice", t->name,

@@ -36,16 +36,16 @@ static int64_t tokens_of(const ml_memory_ask *ask, bool score) {
 }
 
 /* The rows of a model that is trained, in the order of the enumeration. */
-enum { GRADS, STATE, COPY, ACT, SCRATCH, SCORE_ACT, SCORE_SCRATCH, N_ROW };
+enum { GRADS, STATE, COPY, ACT, SCRATCH, SCORE_ACT, SCORE_SCRATCH, CHOICES, N_ROW };
 
 static const char *const actor_rows[N_ROW] = {
     "gradients", "optimizer state",        "copy to save from",  "activations",
-    "scratch",   "activations of scoring", "scratch of scoring",
+    "scratch",   "activations of scoring", "scratch of scoring", "replayed choices",
 };
 static const char *const critic_rows[N_ROW] = {
     "critic gradients",   "critic optimizer state", "copy of the critic",
     "critic activations", "critic scratch",         "activations of values",
-    "scratch of values",
+    "scratch of values",  "choices of the critic",
 };
 
 static ml_status add_plan(ml_memory *m, const ml_memory_ask *ask, const ml_spec *spec,
@@ -55,11 +55,15 @@ static ml_status add_plan(ml_memory *m, const ml_memory_ask *ask, const ml_spec 
                           .logits = train && ask->opts.keep_logits && !spec->critic,
                           .recompute = ask->opts.recompute };
     ml_plan *plan = NULL;
-    ml_status st = ml_plan_new(&plan, spec, ask->be, opts, err);
+    ml_status st;
+
+    memcpy(opts.given, ask->opts.replay, sizeof opts.given);
+    st = ml_plan_new(&plan, spec, ask->be, opts, err);
 
     if (st == ML_OK) {
         add(m, row[train ? ACT : SCORE_ACT], ml_plan_act_bytes(plan));
         add(m, row[train ? SCRATCH : SCORE_SCRATCH], ml_plan_scratch_bytes(plan));
+        add(m, row[CHOICES], ml_choices_bytes(spec, ask->opts.replay, opts.caps.n_token));
     }
     ml_plan_free(plan);
     return st;
@@ -99,6 +103,7 @@ ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err) 
     if (st != ML_OK || !ask->critic)
         return st;
     critic.opts.optimizer.freeze = NULL;
+    memset(critic.opts.replay, 0, sizeof critic.opts.replay);
     return add_trainer(out, &critic, ask->critic, ask->critic_bytes, critic_rows, err);
 }
 

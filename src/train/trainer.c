@@ -132,6 +132,10 @@ const ml_plan_stats *ml_trainer_stats(const ml_trainer *t) {
     return t->train.plan ? ml_plan_stats_of(t->train.plan) : NULL;
 }
 
+const ml_spec *ml_trainer_spec(const ml_trainer *t) {
+    return t->spec;
+}
+
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t) {
     return &t->optimizer;
 }
@@ -162,15 +166,19 @@ static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_c
     if (r->plan && covers(r->micro.caps, need))
         return ML_OK;
     opts.caps = ml_micro_max(need, r->micro.caps);
+    memcpy(opts.given, t->opts.replay, sizeof opts.given);
     close_runner(r);
     st = ml_plan_new(&r->plan, t->spec, t->be, opts, err);
     if (st == ML_OK)
         st = ml_plan_alloc(r->plan, err);
-    if (st == ML_OK)
-        ml_micro_init(&r->micro, opts.caps, t->spec->critic);
-    else
+    if (st != ML_OK) {
         close_runner(r);
-    return st;
+        return st;
+    }
+    ml_micro_init(&r->micro, opts.caps, t->spec->critic);
+    ml_choices_init(&r->micro.choices, &r->micro.arena, t->spec, t->opts.replay,
+                    opts.caps.n_token);
+    return ML_OK;
 }
 
 static ml_batch_caps need_of(const ml_train_sample *s, const ml_bins *bins) {
@@ -188,7 +196,12 @@ static ml_status run_forward(ml_trainer *t, runner *r, const ml_weights *w,
     ml_status st;
 
     ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
+    if (w == t->weights) {
+        ml_choices_give(&m->choices, &run, s, bin);
+        ml_choices_ask(&m->choices, &run, s, bin);
+    }
     ml_plan_forward(r->plan, &run);
+    ml_choices_record(&m->choices, &run, s, bin);
     ml_plan_read(r->plan, &m->batch.rows, m->row_logprob, m->critic ? NULL : m->row_entropy,
                  NULL);
     st = t->be->dev->sync(t->be->stream, err);
@@ -340,6 +353,8 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
     out->n_token += m->batch.rows.n_token;
     out->n_loss += m->batch.rows.n_loss;
     ml_micro_collect(m);
+    for (int i = 0; i < ML_ROUTES; i++)
+        run.given[i] = m->choices.of[i].given; /* what is computed again takes them too */
     if (!out->bad[0] && m->batch.rows.n_loss)
         ml_plan_backward(t->train.plan, &run, m->row_dlogprob,
                          step->entropy && !m->critic ? m->row_dentropy : NULL);

@@ -29,7 +29,8 @@ typedef struct ml_trainer_opts {
     int64_t score_max_tokens; /* of a micro-batch that is only scored; 0: as batch */
     ml_recompute recompute;
     bool keep_logits; /* from forward to backward: faster, by a vocabulary per loss row */
-    bool stop_on_bad; /* a loss or gradient that is not finite is an error */
+    bool replay[ML_ROUTES]; /* samples may bring choices, and have them recorded */
+    bool stop_on_bad;       /* a loss or gradient that is not finite is an error */
 } ml_trainer_opts;
 
 /* spec, weights and backend must outlive it. */
@@ -42,7 +43,7 @@ ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a
                               const ml_train_sample *s, int32_t n, ml_err *err);
 
 /* Log-probs and entropies of all response tokens, masked ones too, under the
- * weights w (of the same spec; NULL: the trainer's own).  logprob[i] and
+ * weights w (of the same spec, which choose for themselves; NULL: the trainer's own).  logprob[i] and
  * entropy[i] are [n_response] of sample i; entropy may be NULL.  A critic (of a
  * spec that is one) gives values. */
 ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
@@ -86,6 +87,7 @@ const ml_weights *ml_trainer_grads(const ml_trainer *t);
 /* What the ops of steps did; NULL before the first. */
 const ml_plan_stats *ml_trainer_stats(const ml_trainer *t);
 
+const ml_spec *ml_trainer_spec(const ml_trainer *t);
 ml_optimizer *ml_trainer_optimizer(ml_trainer *t);
 int64_t ml_trainer_samples(const ml_trainer *t); /* trained on so far */
 void ml_trainer_set_samples(ml_trainer *t, int64_t n);

@@ -5,7 +5,8 @@
  * be aborted, with the weights changing on the way.  It runs through two engines with random
  * settings (batch, chunk, memory so small that requests are put back, prefix cache, threads).
  * Both must give the same tokens, and each token's log-prob and entropy must be what scoring
- * with the weights of its version gives. */
+ * with the weights of its version gives.  What the model chose for the tokens of a sequence
+ * (experts) comes with its end, and is what that forward chooses. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,7 @@ enum { N_MIX = 20, N_MIX_BF16 = 5 };
 #define CONTEXT 144
 #define MAX_TOP 4
 #define N_VERSION 2
+#define MAX_ROUTE 64 /* choices of a token in all layers */
 
 /* --- random numbers ------------------------------------------------------------- */
 
@@ -120,6 +122,9 @@ typedef struct heard {
     int32_t n, n_prompt;
     ml_finish finish;
     int n_end, n_retract, n_cached;
+    int32_t routed[ML_ROUTES][CONTEXT * MAX_ROUTE];
+    int32_t n_routed[ML_ROUTES];
+    uint64_t end_version;
 } heard;
 
 typedef struct mix {
@@ -191,6 +196,14 @@ static void hear(void *ud, const ml_gen_update *u) {
         h->entropy[h->n] = u->answer.entropy[i];
         h->version[h->n++] = u->answer.version[i];
     }
+    for (int i = 0; i < ML_ROUTES; i++) {
+        const ml_routed *x = &u->routed[i];
+        CHECK(x->width <= MAX_ROUTE);
+        h->n_routed[i] = x->n;
+        if (x->n)
+            memcpy(h->routed[i], x->row, (size_t)(x->n * x->width) * sizeof(int32_t));
+    }
+    h->end_version = u->version;
     h->finish = u->finish;
     h->n_retract = u->n_retract;
     h->n_cached = u->n_cached;
@@ -206,6 +219,8 @@ static ml_engine_opts random_opts(const ml_spec *s, const ml_backend *be) {
                          .no_prefix_cache = one_in(6) };
     int32_t page = ml_pages_for(CONTEXT) + (int32_t)rnd(one_in(2) ? 6 : 40);
     o.kv_bytes = ml_kv_bytes(s, be, page);
+    for (int i = 0; i < ML_ROUTES; i++)
+        o.routed[i] = ml_spec_route_width(s, (ml_route)i) > 0;
     return o;
 }
 
@@ -226,9 +241,11 @@ static void run_mix(fixture *f, const mix *m, heard *h, int *seen) {
         for (int i = 0; i < m->n; i++) {
             const asked *a = &m->ask[i];
             if (a->at_step == step) {
-                h[i].n = h[i].n_prompt = a->r.n_prompt;
+                ml_gen_request r = a->r;
+                h[i].n = h[i].n_prompt = r.n_prompt;
                 memcpy(h[i].token, a->prompt, sizeof h[i].token);
-                MUST(ml_engine_submit(e, &a->r, hear, &h[i], (uint64_t)i + 1, &err));
+                memcpy(r.routed, o.routed, sizeof r.routed);
+                MUST(ml_engine_submit(e, &r, hear, &h[i], (uint64_t)i + 1, &err));
                 open--;
             }
             if (a->abort_step == step && step > a->at_step)
@@ -251,19 +268,50 @@ static void run_mix(fixture *f, const mix *m, heard *h, int *seen) {
 
 /* --- what must hold --------------------------------------------------------------- */
 
+/* Choices as the engine told them, of tokens whose keys it had when it ended, are those of a
+ * forward over the whole sequence. */
+static void check_routes(const fixture *f, const heard *h, int route, const int32_t *chosen,
+                         int mix_no, int i) {
+    int32_t k = f->spec.route[route].top_k, n_layer = f->spec.route[route].n_layer;
+
+    CHECK(h->n_routed[route] == h->n - 1);
+    for (int32_t t = 0; t < h->n - 1; t++)
+        for (int32_t layer = 0; layer < n_layer; layer++) {
+            const int32_t *told = h->routed[route] + (t * n_layer + layer) * k;
+            bool none = h->finish == ML_FINISH_ABORT && told[0] == -1;
+            if (none || memcmp(told, chosen + (layer * h->n + t) * k,
+                               (size_t)k * sizeof *told) == 0)
+                continue;
+            ml_test_fail(
+                __FILE__, __LINE__,
+                "mix %d, request %d, token %d of %d, layer %d (put back %d times): "
+                "the engine told of %d, training chooses %d",
+                mix_no, i, t, h->n, layer, h->n_retract, told[0],
+                chosen[(layer * h->n + t) * k]);
+            return;
+        }
+}
+
 static void check_version(fixture *f, const asked *a, const heard *h, int v, int mix_no,
                           int i) {
     int32_t target[CONTEXT];
     float logprob[CONTEXT], entropy[CONTEXT];
+    static int32_t chosen[ML_ROUTES][CONTEXT * MAX_ROUTE];
+    ml_run run = { .weights = &f->weights[v], .rows = &f->batch.rows };
 
+    for (int k = 0; k < ML_ROUTES; k++)
+        run.chosen[k] = chosen[k];
     ml_batch_clear(&f->batch);
     memcpy(target, h->token + 1, (size_t)(h->n - 1) * sizeof *target);
     target[h->n - 1] = ML_TARGET_SKIP;
     f->batch.rows.temperature = a->r.draw.temperature > 0 ? a->r.draw.temperature : 1;
     ml_batch_add(&f->batch, h->token, target, h->n, 0, NULL);
-    ml_plan_forward(f->plan,
-                    &(ml_run){ .weights = &f->weights[v], .rows = &f->batch.rows });
+    memset(chosen, 0, sizeof chosen);
+    ml_plan_forward(f->plan, &run);
     ml_plan_read(f->plan, &f->batch.rows, logprob, entropy, NULL);
+    for (int k = 0; k < ML_ROUTES; k++)
+        if (f->spec.route[k].top_k && h->end_version == f->weights[v].version)
+            check_routes(f, h, k, chosen[k], mix_no, i);
     for (int32_t k = 1; k < h->n; k++)
         if (h->version[k] == f->weights[v].version &&
             (memcmp(&h->logprob[k], &logprob[k - 1], sizeof *logprob) != 0 ||

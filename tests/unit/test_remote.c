@@ -12,6 +12,7 @@
 #include "tests/support/must.h"
 
 #define MODEL "tests/golden/data/qwen3"
+#define MOE_MODEL "tests/golden/data/qwen3_moe"
 #define VOCAB 83
 #define CONTEXT 128
 #define N 6
@@ -27,6 +28,7 @@ typedef struct host {
     ml_server *server;
     pthread_t thread;
     char url[64];
+    bool routed; /* a model with experts, whose choices are kept */
 } host;
 
 static void *serve(void *ud) {
@@ -42,16 +44,17 @@ static void open_engine(host *h) {
                                     .max_top = 8 },
                         .spec = &h->spec,
                         .be = &h->be,
-                        .dir = MODEL,
+                        .dir = h->routed ? MOE_MODEL : MODEL,
                         .version = 3 };
+    o.engine.routed[ML_ROUTE_EXPERTS] = h->routed;
     ml_arena_init(&h->arena, "test");
-    MUST(ml_spec_open(&h->spec, MODEL, &err));
+    MUST(ml_spec_open(&h->spec, o.dir, &err));
     MUST(ml_backend_cpu_open(&h->be, 1, NULL, &err));
     MUST(ml_local_open(&h->gen, &o, &err));
 }
 
-static void open_host(host *h, const char *api_key) {
-    *h = (host){ 0 };
+static void open_host_of(host *h, bool routed, const char *api_key) {
+    *h = (host){ .routed = routed };
     open_engine(h);
     MUST(ml_loop_new(&h->loop, &err));
     MUST(ml_server_open(&h->server, h->loop,
@@ -72,6 +75,10 @@ static void open_host(host *h, const char *api_key) {
                         &err));
     snprintf(h->url, sizeof h->url, "http://127.0.0.1:%d", ml_server_port(h->server));
     pthread_create(&h->thread, NULL, serve, h->loop);
+}
+
+static void open_host(host *h, const char *api_key) {
+    open_host_of(h, false, api_key);
 }
 
 static void close_engine(host *h) {
@@ -114,6 +121,8 @@ typedef struct heard {
     int32_t n, n_prompt, matched, n_end;
     ml_finish finish;
     char message[400];
+    int32_t routed[2 * CONTEXT * 16], n_routed;
+    int64_t width;
 } heard;
 
 static void take(heard *h, const ml_scored *s) {
@@ -136,6 +145,11 @@ static void hear(void *ud, const ml_gen_update *u) {
     for (int32_t i = 0; i < u->answer.n; i++)
         h->entropy[h->n + i] = u->answer.entropy[i];
     take(h, &u->answer);
+    h->n_routed = u->routed[ML_ROUTE_EXPERTS].n;
+    h->width = u->routed[ML_ROUTE_EXPERTS].width;
+    if (h->n_routed)
+        memcpy(h->routed, u->routed[ML_ROUTE_EXPERTS].row,
+               (size_t)(h->n_routed * h->width) * sizeof *h->routed);
     h->finish = u->finish;
     h->matched = u->matched;
     h->n_end += u->finish != ML_FINISH_NOT;
@@ -201,6 +215,50 @@ static void check_equal(const heard *a, const heard *b) {
 }
 
 /* --- tests ------------------------------------------------------------------------ */
+
+static void ask_routed(ml_gen *g, heard *h, int32_t from) {
+    ml_gen_request r = ask(3);
+    uint64_t ticket;
+
+    r.routed[ML_ROUTE_EXPERTS] = true;
+    r.routed_from = from;
+    init(h);
+    MUST(g->submit(g, &r, hear, h, &ticket, &err));
+    await_end(h);
+}
+
+/* Which experts tokens went to, of all but the last, or from some token on. */
+static void choices_come_along(void) {
+    static heard there, here, rest, refused;
+    host h, own = { .routed = true };
+    ml_gen *g;
+
+    open_host_of(&h, true, NULL);
+    open_engine(&own);
+    g = open_remote(h.url, NULL, 3);
+    ask_routed(g, &there, 0);
+    ask_routed(own.gen, &here, 0);
+    ask_routed(g, &rest, 7); /* its prompt is in the cache now */
+    check_equal(&there, &here);
+    CHECK(here.width == ml_spec_route_width(&own.spec, ML_ROUTE_EXPERTS));
+    CHECK(here.n_routed == ask(3).n_prompt + here.n - here.n_prompt - 1);
+    CHECK(there.n_routed == here.n_routed && there.width == here.width);
+    CHECK(memcmp(there.routed, here.routed, sizeof here.routed) == 0);
+    CHECK(rest.n_routed == here.n_routed - 7);
+    CHECK(memcmp(rest.routed, here.routed + 7 * here.width,
+                 (size_t)(rest.n_routed * here.width) * sizeof(int32_t)) == 0);
+    g->close(g);
+    close_host(&h);
+    close_engine(&own);
+
+    open_host(&h, NULL);
+    g = open_remote(h.url, NULL, 3);
+    ask_routed(g, &refused, 0);
+    CHECK(refused.finish == ML_FINISH_ABORT);
+    CHECK_HAS(refused.message, "--enable-return-routed-experts");
+    g->close(g);
+    close_host(&h);
+}
 
 static void the_same_as_in_process(void) {
     static heard there[N], here[N];
@@ -335,6 +393,7 @@ static void failures_are_tried_again(void) {
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
+        { "choices come along", choices_come_along },
         { "the same as in process", the_same_as_in_process },
         { "servers are controlled", servers_are_controlled },
         { "what fails is said", what_fails_is_said },

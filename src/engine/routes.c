@@ -1,0 +1,111 @@
+#include "engine/routes.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t width_of(const ml_routes *r, int route) {
+    return (int64_t)r->of[route].n_layer * r->of[route].top_k;
+}
+
+static size_t row_bytes(const ml_spec *s, const ml_engine_opts *o) {
+    int64_t n = 0;
+    for (int i = 0; i < ML_ROUTES; i++)
+        n += o->routed[i] ? ml_spec_route_width(s, (ml_route)i) : 0;
+    return (size_t)n * sizeof(int32_t);
+}
+
+size_t ml_routes_page_bytes(const ml_spec *s, const ml_engine_opts *o, int32_t n_page) {
+    return row_bytes(s, o) * ML_PAGE * (size_t)n_page;
+}
+
+size_t ml_routes_bytes(const ml_spec *s, const ml_engine_opts *o, int32_t n_page,
+                       int32_t n_token) {
+    return ml_routes_page_bytes(s, o, n_page) +
+           row_bytes(s, o) * ((size_t)n_token + (size_t)o->context);
+}
+
+static int32_t *rows_of(int64_t n, int64_t width) {
+    return malloc((size_t)(n * width) * sizeof(int32_t));
+}
+
+ml_status ml_routes_open(ml_routes *r, const ml_spec *s, const ml_engine_opts *o,
+                         int32_t n_page, int32_t n_token, ml_err *err) {
+    *r = (ml_routes){ 0 };
+    for (int i = 0; i < ML_ROUTES; i++) {
+        int64_t width = ml_spec_route_width(s, (ml_route)i);
+        if (!o->routed[i] || !width)
+            continue;
+        r->of[i].n_layer = s->route[i].n_layer;
+        r->of[i].top_k = s->route[i].top_k;
+        r->of[i].step = rows_of(n_token, width);
+        r->of[i].page = rows_of((int64_t)n_page * ML_PAGE, width);
+        r->of[i].told = rows_of(o->context, width);
+        if (!r->of[i].step || !r->of[i].page || !r->of[i].told) {
+            ml_routes_close(r);
+            return ml_fail(err, ML_ENOMEM,
+                           "no memory, %.1f MiB, for what the model chooses",
+                           (double)ml_routes_bytes(s, o, n_page, n_token) / 0x1p20);
+        }
+    }
+    return ML_OK;
+}
+
+void ml_routes_close(ml_routes *r) {
+    for (int i = 0; i < ML_ROUTES; i++) {
+        free(r->of[i].step);
+        free(r->of[i].page);
+        free(r->of[i].told);
+    }
+    *r = (ml_routes){ 0 };
+}
+
+void ml_routes_ask(const ml_routes *r, ml_run *run) {
+    for (int i = 0; i < ML_ROUTES; i++) {
+        run->chosen[i] = r->of[i].step;
+        if (r->of[i].step) /* layers that choose nothing write nothing */
+            memset(r->of[i].step, 0,
+                   (size_t)(width_of(r, i) * run->rows->n_token) * sizeof(int32_t));
+    }
+}
+
+/* All layers' choices of a row of the step, layer by layer. */
+static void gather(const ml_routes *r, int route, int64_t row, int64_t n_token,
+                   int32_t *to) {
+    int64_t k = r->of[route].top_k;
+    for (int64_t layer = 0; layer < r->of[route].n_layer; layer++)
+        memcpy(to + layer * k, r->of[route].step + (layer * n_token + row) * k,
+               (size_t)k * sizeof *to);
+}
+
+void ml_routes_keep(ml_routes *r, const ml_rows *rows) {
+    for (int i = 0; i < ML_ROUTES; i++)
+        for (int32_t seq = 0; r->of[i].page && seq < rows->n_seq; seq++)
+            for (int64_t row = rows->seq_start[seq]; row < rows->seq_start[seq + 1];
+                 row++) {
+                int32_t pos = rows->pos[row];
+                int64_t page = rows->page[rows->page_start[seq] + pos / ML_PAGE];
+                gather(r, i, row, rows->n_token,
+                       r->of[i].page + (page * ML_PAGE + pos % ML_PAGE) * width_of(r, i));
+            }
+}
+
+void ml_routes_tell(ml_routes *r, const ml_request *q, ml_gen_update *u) {
+    for (int i = 0; i < ML_ROUTES; i++) {
+        int64_t width = width_of(r, i);
+        int32_t *to = r->of[i].told;
+        if (!q->ask.routed[i] || !to)
+            continue;
+        u->routed[i] = (ml_routed){ .row = to, .width = width };
+        for (int32_t t = q->ask.routed_from; t < q->n_token - 1; t++, to += width) {
+            size_t bytes = (size_t)width * sizeof *to;
+            u->routed[i].n++;
+            if (t < q->n_kv)
+                memcpy(to,
+                       r->of[i].page +
+                           ((int64_t)q->page[t / ML_PAGE] * ML_PAGE + t % ML_PAGE) * width,
+                       bytes);
+            else
+                memset(to, 0xff, bytes);
+        }
+    }
+}

@@ -1,0 +1,40 @@
+/* routes.h - what a model chose for each token whose keys are in a page.
+ *
+ * Choices of experts (or of keys) lie beside the pages of keys and values, in the host's
+ * memory, a row for each token: whoever shares a page shares them, and what is computed anew
+ * is written anew.  So a request finds those of all its tokens at its end, of cached prompts
+ * too, and they are those its last keys were computed with.
+ *
+ * thread: the engine's owner. */
+#ifndef ML_ENGINE_ROUTES_H
+#define ML_ENGINE_ROUTES_H
+
+#include "engine/request.h"
+
+typedef struct ml_routes {
+    struct {
+        int32_t n_layer, top_k; /* zeros: not kept */
+        int32_t *step;          /* [n_layer][rows of the step][top_k] */
+        int32_t *page;          /* [page][ML_PAGE][n_layer][top_k] */
+        int32_t *told;          /* [context][n_layer][top_k] */
+    } of[ML_ROUTES];
+} ml_routes;
+
+/* Bytes beside n_page pages, and of the rest. */
+size_t ml_routes_page_bytes(const ml_spec *s, const ml_engine_opts *o, int32_t n_page);
+size_t ml_routes_bytes(const ml_spec *s, const ml_engine_opts *o, int32_t n_page,
+                       int32_t n_token);
+
+/* For steps of n_token rows at most. */
+ml_status ml_routes_open(ml_routes *r, const ml_spec *s, const ml_engine_opts *o,
+                         int32_t n_page, int32_t n_token, ml_err *err);
+void ml_routes_close(ml_routes *r); /* zeros are fine */
+
+/* Before and after a step's forward. */
+void ml_routes_ask(const ml_routes *r, ml_run *run);
+void ml_routes_keep(ml_routes *r, const ml_rows *rows);
+
+/* What the request asked for, as far as its keys go; rows it has no keys of are -1. */
+void ml_routes_tell(ml_routes *r, const ml_request *q, ml_gen_update *u);
+
+#endif

@@ -1,0 +1,128 @@
+#include "train/choices.h"
+
+#include <string.h>
+
+#include "train/micro.h"
+
+void ml_choices_init(ml_choices *c, ml_arena *a, const ml_spec *s, const bool *routes,
+                     int32_t n_token) {
+    *c = (ml_choices){ 0 };
+    for (int i = 0; i < ML_ROUTES; i++) {
+        int64_t n = n_token * ml_spec_route_width(s, (ml_route)i);
+        if (!routes[i] || !n)
+            continue;
+        c->of[i].n_layer = s->route[i].n_layer;
+        c->of[i].top_k = s->route[i].top_k;
+        c->of[i].given = ML_NEW(a, int32_t, n);
+        c->of[i].chosen = ML_NEW(a, int32_t, n);
+    }
+}
+
+size_t ml_choices_bytes(const ml_spec *s, const bool *routes, int64_t n_token) {
+    int64_t n = 0;
+    for (int i = 0; i < ML_ROUTES; i++)
+        n += routes[i] ? ml_spec_route_width(s, (ml_route)i) : 0;
+    return (size_t)(2 * n * n_token) * sizeof(int32_t);
+}
+
+/* Token t of a sample, row `row` of n in the batch. */
+static void give_token(ml_choices *c, int route, const ml_token_choices *x, int32_t t,
+                       int64_t row, int64_t n) {
+    int64_t k = c->of[route].top_k, n_layer = c->of[route].n_layer;
+
+    for (int64_t layer = 0; layer < n_layer; layer++) {
+        int32_t *to = c->of[route].given + (layer * n + row) * k;
+        if (t < x->n_given)
+            memcpy(to, x->given + (t * n_layer + layer) * k, (size_t)k * sizeof *to);
+        else
+            to[0] = -1;
+    }
+}
+
+void ml_choices_give(ml_choices *c, ml_run *run, const ml_train_sample *s,
+                     const ml_bin *bin) {
+    for (int r = 0; r < ML_ROUTES; r++) {
+        int64_t row = 0;
+        for (int32_t i = 0; c->of[r].given && i < bin->n; i++) {
+            const ml_train_sample *x = &s[bin->item[i]];
+            for (int32_t t = 0; t < x->n_token; t++)
+                give_token(c, r, &x->routed[r], t, row++, run->rows->n_token);
+        }
+        run->given[r] = c->of[r].given;
+    }
+}
+
+static bool records(const ml_train_sample *s, const ml_bin *bin, int route) {
+    return bin->n && s[bin->item[0]].routed[route].record;
+}
+
+void ml_choices_ask(ml_choices *c, ml_run *run, const ml_train_sample *s,
+                    const ml_bin *bin) {
+    for (int r = 0; r < ML_ROUTES; r++)
+        if (c->of[r].chosen && records(s, bin, r)) {
+            int64_t width = (int64_t)c->of[r].n_layer * c->of[r].top_k;
+            run->chosen[r] = c->of[r].chosen;
+            memset(c->of[r].chosen, 0, /* layers that choose nothing write nothing */
+                   (size_t)(width * run->rows->n_token) * sizeof(int32_t));
+        }
+}
+
+void ml_choices_record(const ml_choices *c, const ml_run *run, const ml_train_sample *s,
+                       const ml_bin *bin) {
+    for (int r = 0; r < ML_ROUTES; r++) {
+        int64_t row = 0, k = c->of[r].top_k, n_layer = c->of[r].n_layer;
+        for (int32_t i = 0; run->chosen[r] && i < bin->n; i++) {
+            const ml_train_sample *x = &s[bin->item[i]];
+            for (int32_t t = 0; t < x->n_token; t++, row++)
+                for (int64_t layer = 0; layer < n_layer; layer++)
+                    memcpy(x->routed[r].record + (t * n_layer + layer) * k,
+                           c->of[r].chosen + (layer * run->rows->n_token + row) * k,
+                           (size_t)k * sizeof(int32_t));
+        }
+    }
+}
+
+/* --- what others have recorded ---------------------------------------------- */
+
+/* Different ones of n. */
+static bool is_choice(const int32_t *pick, int32_t k, int32_t n) {
+    for (int32_t i = 0; i < k; i++) {
+        if (pick[i] < 0 || pick[i] >= n)
+            return false;
+        for (int32_t other = 0; other < i; other++)
+            if (pick[other] == pick[i])
+                return false;
+    }
+    return true;
+}
+
+static ml_status check_layer(const ml_spec *s, const ml_node *node, const int32_t *row,
+                             int32_t n, ml_err *err) {
+    int32_t k = node->attr.moe.top_k, n_expert = node->attr.moe.n_expert;
+    int64_t width = ml_spec_route_width(s, ML_ROUTE_EXPERTS);
+
+    for (int32_t t = 0; t < n; t++) {
+        const int32_t *pick = row + t * width + (int64_t)node->route_layer * k;
+        if (pick[0] != -1 && !is_choice(pick, k, n_expert))
+            return ml_fail(err, ML_EFORMAT,
+                           "the experts of token %d in layer %d are not %d different ones "
+                           "of %d: were they recorded with another model?",
+                           t, node->layer, k, n_expert);
+    }
+    return ML_OK;
+}
+
+ml_status ml_choices_check(const ml_spec *s, ml_route route, const int32_t *row, int32_t n,
+                           int64_t width, ml_err *err) {
+    ml_status st = ML_OK;
+
+    if (width != ml_spec_route_width(s, route))
+        return ml_fail(err, ML_EFORMAT,
+                       "%lld choices were recorded for each token; this model makes %d in "
+                       "each of %d layers",
+                       (long long)width, s->route[route].top_k, s->route[route].n_layer);
+    for (int32_t i = 0; i < s->n_node && st == ML_OK; i++)
+        if (s->node[i].op == ML_OP_MOE_ROUTE && route == ML_ROUTE_EXPERTS)
+            st = check_layer(s, &s->node[i], row, n, err);
+    return st;
+}
