@@ -12,6 +12,9 @@ extern const miles_loss example_reinforce;
 extern const miles_reward example_length;
 /* loop.c */
 extern const miles_rollout example_hardest;
+extern const miles_eval example_first_set;
+extern const miles_buffer example_newest_first;
+extern const miles_prompts example_sums;
 extern const miles_source example_backwards;
 extern const miles_generate example_guess;
 extern const miles_group_reward example_shortest;

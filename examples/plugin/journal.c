@@ -20,14 +20,19 @@ static FILE *open_journal(miles_error *err) {
 }
 
 static int journal(const miles_event *event, miles_error *err) {
-    static const char *const when[] = { "after init", "before log-probs",
-                                        "before train step", "after save" };
+    static const char *const when[] = { "after init",        "before log-probs",
+                                        "before train step", "after save",
+                                        "data ready",        "weights written" };
     FILE *f = open_journal(err);
 
     if (!f)
         return 1;
-    fprintf(f, "%s: rollout %lld, step %lld, \"%s\"\n", when[event->when],
+    fprintf(f, "%s: rollout %lld, step %lld, \"%s\"", when[event->when],
             (long long)event->rollout, (long long)event->step, event->what);
+    if (event->when == MILES_DATA_READY)
+        fprintf(f, ", %lld samples, %s advantages", (long long)event->batch->n,
+                event->batch->sample[0]->advantage ? "with" : "without");
+    fprintf(f, "\n");
     return fclose(f) != 0;
 }
 

@@ -1,4 +1,5 @@
 /* Rows around the loop: prompts, turns, groups, samples, metrics. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,6 +36,60 @@ static int hardest(miles_rollout_host *host, miles_error *err) {
     host->add(host, "rollout/reward_of_all", mean);
     return 0;
 }
+
+/* Asks the first set alone, and says how many of its answers are worth something. */
+static int first_set(miles_eval_host *host, miles_error *err) {
+    const miles_answers *a;
+    char name[200];
+    double n = 0;
+
+    if (host->ask(host, 0, &a, err))
+        return 1;
+    for (int64_t i = 0; i < a->n; i++)
+        n += a->answer[i]->reward > 0;
+    snprintf(name, sizeof name, "eval/%.100s/worth_something", host->set[0]);
+    host->add(host, name, n / (double)a->n);
+    return 0;
+}
+
+const miles_eval example_first_set = { { sizeof(miles_eval), MILES_EVAL, "first_set", 0,
+                                         "asks one set and counts the rewards above 0" },
+                                       first_set };
+
+/* The newest first; what the weights have changed twice under goes. */
+static int newest_first(const miles_waiting *w, int32_t *fate, miles_error *err) {
+    int64_t want = w->want;
+
+    (void)err;
+    for (int64_t i = w->n_group - 1; i >= 0; i--)
+        if (w->stale[i] > 2)
+            fate[i] = MILES_GOES;
+        else if (want-- > 0)
+            fate[i] = MILES_TRAINS;
+    return 0;
+}
+
+const miles_buffer example_newest_first = {
+    { sizeof(miles_buffer), MILES_BUFFER, "newest_first", 0,
+      "trains on what came last, and drops what is old" },
+    newest_first
+};
+
+/* Sums, without end. */
+static int sums(int64_t group, int64_t seed, miles_prompt_out *out, miles_error *err) {
+    long long a = (group * 7 + seed) % 10, b = (group * 3) % 10;
+    char row[200];
+
+    (void)err;
+    snprintf(row, sizeof row, "{\"input\": \"what is %lld+%lld?\", \"label\": \"%lld\"}", a,
+             b, a + b);
+    out->give(out, row, strlen(row));
+    return 0;
+}
+
+const miles_prompts example_sums = {
+    { sizeof(miles_prompts), MILES_PROMPTS, "sums", 0, "makes problems" }, sums
+};
 
 const miles_rollout example_hardest = {
     { sizeof(miles_rollout), MILES_ROLLOUT, "hardest", 0,

@@ -143,7 +143,10 @@ typedef enum miles_kind {
     MILES_SOURCE,
     MILES_METRICS,
     MILES_HOOK,
-    MILES_ROLLOUT
+    MILES_ROLLOUT,
+    MILES_EVAL,
+    MILES_BUFFER,
+    MILES_PROMPTS
 } miles_kind;
 
 /* Every row begins with this. */
@@ -369,6 +372,45 @@ typedef struct miles_source {
     int64_t (*pick)(int64_t group, int64_t n_row, int64_t seed);
 } miles_source;
 
+/* Where a row puts a prompt that it made. */
+typedef struct miles_prompt_out {
+    size_t size;
+    void *to; /* the host's */
+    /* A JSON object with the fields of a row of prompt data, once; it is copied. */
+    void (*give)(struct miles_prompt_out *out, const char *row, size_t len);
+} miles_prompt_out;
+
+/* Makes prompts where there is no prompt data: a function of the group's number, so that a
+ * resumed run goes on with the same prompts. */
+typedef struct miles_prompts {
+    miles_row row;
+    int (*make)(int64_t group, int64_t seed, miles_prompt_out *out, miles_error *err);
+} miles_prompts;
+
+/* What becomes of a group that waits to be trained on. */
+typedef enum miles_fate {
+    MILES_WAITS,
+    MILES_TRAINS, /* in the round that is being put together */
+    MILES_GOES    /* is dropped, or asked again: --async-unused-samples-handler */
+} miles_fate;
+
+/* Groups that have ended, under --fully-async, oldest first. */
+typedef struct miles_waiting {
+    size_t size;
+    const miles_answers *answers; /* of all groups, one after the other */
+    int64_t n_group;
+    const int64_t *stale; /* [n_group] publications of weights since its oldest token */
+    int64_t want;         /* groups that the round still needs */
+} miles_waiting;
+
+/* Which waiting groups a round gets, in place of the oldest that are not too stale.  Called
+ * whenever a group has come; fate [n_group] is MILES_WAITS when the call begins, and at most
+ * `want` may become MILES_TRAINS. */
+typedef struct miles_buffer {
+    miles_row row;
+    int (*run)(const miles_waiting *waiting, int32_t *fate, miles_error *err);
+} miles_buffer;
+
 /* Where a row puts its numbers. */
 typedef struct miles_metrics_out {
     size_t size;
@@ -407,21 +449,43 @@ typedef struct miles_rollout {
     int (*run)(miles_rollout_host *host, miles_error *err);
 } miles_rollout;
 
+/* What an evaluation works with.  Functions that fail return 1, and err has the sentence. */
+typedef struct miles_eval_host {
+    size_t size;
+    void *of;               /* the host's */
+    const char *const *set; /* [n_set] names of the sets */
+    int64_t n_set;
+    /* Has all prompts of a set answered and graded, as its settings say, and waits.  Answers
+     * stay until the row returns. */
+    int (*ask)(struct miles_eval_host *host, int64_t set, const miles_answers **out,
+               miles_error *err);
+    /* Adds a metric of the evaluation; the name is copied. */
+    void (*add)(struct miles_eval_host *host, const char *name, double value);
+} miles_eval_host;
+
+/* Makes a whole evaluation: which sets are asked, and what is said of the answers. */
+typedef struct miles_eval {
+    miles_row row;
+    int (*run)(miles_eval_host *host, miles_error *err);
+} miles_eval;
+
 typedef enum miles_when {
     MILES_AFTER_INIT,
     MILES_BEFORE_LOG_PROB, /* a pass that only scores */
     MILES_BEFORE_TRAIN_STEP,
-    MILES_AFTER_SAVE
+    MILES_AFTER_SAVE,
+    MILES_DATA_READY,     /* all columns of a round are there, and nothing is trained yet */
+    MILES_WEIGHTS_WRITTEN /* for engines of other processes, which do not have them yet */
 } miles_when;
 
 typedef struct miles_event {
     size_t size;
-    int32_t when;    /* miles_when */
-    int64_t rollout; /* the round */
-    int64_t step;    /* of the round, from 0; else -1 */
-    const char
-        *what; /* BEFORE_LOG_PROB: whose, "ref", "teacher" or "actor"; AFTER_SAVE: the
-                         directory, a Hugging Face checkpoint; else "" */
+    int32_t when;     /* miles_when */
+    int64_t rollout;  /* the round */
+    int64_t step;     /* of the round, from 0; else -1 */
+    const char *what; /* BEFORE_LOG_PROB: whose, "ref", "teacher" or "actor"; AFTER_SAVE and
+                         WEIGHTS_WRITTEN: the directory, a Hugging Face checkpoint; else "" */
+    const miles_batch *batch; /* DATA_READY: the samples of the round; else NULL */
 } miles_event;
 
 typedef struct miles_hook {

@@ -1,6 +1,8 @@
 #include "cli/arch_check.h"
 
+#include <ctype.h>
 #include <math.h>
+#include <string.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -60,6 +62,45 @@ static void check_all(ml_text *wrong, const ml_config *c, const ml_json *doc) {
             hold_against(wrong, &claims[i], doc);
 }
 
+/* Letters and digits alone, in lower case: Qwen3Moe, qwen3_moe and qwen3moe are one name. */
+static void plain_name(ml_text *out, ml_str name) {
+    for (size_t i = 0; i < name.len; i++) {
+        char ch = (char)tolower((unsigned char)name.ptr[i]);
+        if (isalnum((unsigned char)ch))
+            ml_text_add(out, &ch, 1);
+    }
+}
+
+/* The name may be that of the class, "Qwen3MoeConfig". */
+static bool names_match(const char *said, ml_str type) {
+    ml_text a = { 0 }, b = { 0 };
+    bool same;
+
+    plain_name(&a, ml_str_of(said));
+    plain_name(&b, type);
+    same = a.len >= b.len && b.len && memcmp(a.ptr, b.ptr, b.len) == 0 &&
+           (a.len == b.len || strcmp(a.ptr + b.len, "config") == 0);
+    ml_text_release(&a);
+    ml_text_release(&b);
+    return same;
+}
+
+static void check_name(ml_text *wrong, const char *said, const ml_json *doc) {
+    const ml_json *type = ml_json_get(doc, "model_type");
+
+    if (said && type && type->type == ML_JSON_STRING && !names_match(said, type->text))
+        ml_text_printf(wrong, "%s--model-name is %s, config.json says %.*s",
+                       wrong->len ? "; " : "", said, (int)type->text.len, type->text.ptr);
+}
+
+static void check_padding(ml_text *wrong, int64_t padded, const ml_json *doc) {
+    int64_t vocab = 0;
+
+    if (padded && ml_json_i64(member(doc, "vocab_size"), &vocab) && padded < vocab)
+        ml_text_printf(wrong, "%s--padded-vocab-size is %lld, config.json has %lld tokens",
+                       wrong->len ? "; " : "", (long long)padded, (long long)vocab);
+}
+
 ml_status ml_arch_check(const ml_config *c, ml_err *err) {
     ml_text path = { 0 }, wrong = { 0 };
     ml_file f = { 0 };
@@ -72,8 +113,11 @@ ml_status ml_arch_check(const ml_config *c, ml_err *err) {
     st = ml_file_map(&f, path.ptr, err);
     if (st == ML_OK)
         st = ml_json_parse_python(&doc, &a, f.bytes, path.ptr, err);
-    if (st == ML_OK)
+    if (st == ML_OK) {
         check_all(&wrong, c, doc);
+        check_name(&wrong, c->arch.model_name, doc);
+        check_padding(&wrong, c->arch.padded_vocab, doc);
+    }
     if (wrong.len)
         st = ml_fail(err, ML_EUSAGE, "%s: the flags are of another model: %s", path.ptr,
                      wrong.ptr);

@@ -53,9 +53,11 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     out->learns_nothing = c->rollout.rollout_only;
     out->no_trim = c->train.no_trim;
     out->source.pick = j->edges.source;
+    out->data.make = c->rollout.load_debug ? NULL : j->edges.prompts;
+    out->data.seed = c->train.rollout_seed;
     out->hooks = &j->edges.hooks;
     out->backend.n_thread = ml_train_gen_threads(c, false);
-    out->second_set = c->mode.async && !ml_config_elsewhere(c);
+    out->second_set = ml_train_gen_own_set(c);
     if (c->rollout.load_debug)
         out->data.path = NULL;
     ml_text_printf(&j->shared, "{");
@@ -72,11 +74,18 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
 
 /* The rollout, with what else the command line wants done with its samples. */
 static ml_rollout with_edges(train_job *j, ml_rollout inner) {
-    j->around = (ml_rollout_edges){ .inner = inner,
-                                    .post = j->edges.reward_post,
-                                    .filter = j->edges.sample_filter,
-                                    .metrics = j->edges.metrics,
-                                    .hook = j->edges.samples_hook };
+    const ml_config *c = j->config;
+
+    j->around =
+        (ml_rollout_edges){ .inner = inner,
+                            .inject = { c->record.inject, c->record.inject_from,
+                                        c->record.inject_least },
+                            .rescore = { c->debug.prefill ? j->gen.gen : NULL, "the engine",
+                                         (float)c->rollout.temperature },
+                            .post = j->edges.reward_post,
+                            .filter = j->edges.sample_filter,
+                            .metrics = j->edges.metrics,
+                            .hook = j->edges.samples_hook };
     return ml_rollout_with_edges(&j->around);
 }
 
@@ -94,7 +103,7 @@ static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
 
     if (st == ML_OK)
         st = ml_train_mode_enter(&j->gen, loop, j->config, err);
-    loop->debug.generating = j->gen.async ? &j->gen.second : NULL;
+    loop->debug.elsewhere = ml_config_elsewhere(j->config);
     if (st == ML_OK)
         loop->rollout = with_edges(j, loop->rollout);
     if (st == ML_OK)

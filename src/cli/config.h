@@ -138,6 +138,8 @@ typedef struct ml_config {
         int64_t n_layer, hidden, ffn, n_head, n_kv_head, head_dim, vocab;
         int64_t n_expert, top_k, moe_ffn, n_group, top_group;
         int64_t q_rank, kv_rank, qk_nope, qk_rope, v_dim;
+        int64_t padded_vocab;
+        const char *model_name;
         double rope_base, norm_eps;
     } arch;
     struct {
@@ -162,7 +164,7 @@ typedef struct ml_config {
         const char *eval_config;
         const char *eval_input_key, *eval_label_key, *eval_tool_key;
         int64_t eval_interval, eval_n, eval_top_k, eval_max_response, eval_max_prompt,
-            eval_min_new;
+            eval_min_new, eval_context;
         double eval_temperature, eval_top_p;
         bool skip_first_eval, log_passrate;
         /* debugging */
@@ -183,6 +185,7 @@ typedef struct ml_config {
         int64_t n_engine;       /* processes of the run that generate; 0: it does itself */
         bool restart;
         double check_s, check_timeout_s, first_check_s;
+        int64_t shard_bytes; /* of a file in it */
     } mode;
     struct {
         ml_edge_paths path;
@@ -201,6 +204,8 @@ typedef struct ml_config {
     } doctor;
     struct {
         bool determinism, checksum, weight_sync, check_sync, no_update, env_report;
+        bool on_policy, prefill, skip_sync;
+        ml_words sync_skip;
         int64_t print_every, exit_after, margin;             /* 0: not given */
         const char *sentinel, *dump, *trajectory, *env_vars; /* NULL: not given */
         double subsample, peak_tflops;                       /* NaN; 0: not given */
@@ -208,6 +213,14 @@ typedef struct ml_config {
         const char *metric, *save_norm, *load_norm, *save_hash, *check_hash;
         double threshold;
     } debug;
+    struct {
+        /* what a run writes down of itself; NULL: not given */
+        const char *train, *events, *memory_dir, *inject;
+        bool analyse, witness, memory;
+        int64_t witness_rows, memory_rounds, inject_from;
+        int recorder; /* ml_memory_view */
+        double inject_least;
+    } record;
     struct {
         const char *tensorboard, *project, *experiment; /* NULL: not given */
         bool store, profile;
@@ -219,7 +232,8 @@ typedef struct ml_config {
         ml_words teacher_urls;
         int64_t ref_step, ref_interval, teacher_step, critic_warmup, critic_only;
         double critic_lr;
-        bool keep_old_actor, reset_optimizer;
+        bool keep_old_actor, reset_optimizer, entropy;
+        int64_t seed;
     } models;
     struct {
         const char *rm_type, *custom_rm_path, *rm_url, *reward_key,

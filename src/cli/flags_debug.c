@@ -4,9 +4,11 @@
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
 #define DUMPER "tensors are not dumped; miles score writes logits and gradients"
-#define MEMORY "--dry-run prints the memory plan, --profile where time goes"
-#define WHOLE "--check-weight-update-equal compares all weights"
-#define AUDIT "there are no ranks to audit; --debug-determinism writes hashes of every step"
+#define MEMORY                                                                             \
+    "--record-memory-history writes where the memory is, --profile where time goes"
+#define AUDIT "there are no ranks that could fail by themselves; leave it out"
+
+#define NOTHING "nothing is generated in supervised fine-tuning"
 
 static const char *const selectors[] = { "all", "target", NULL };
 
@@ -85,8 +87,8 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Sets --save-debug-rollout-data and --save-debug-trajectory-data to files in "
-              "DIR." },
+      .help = "Sets --save-debug-rollout-data, --save-debug-train-data, "
+              "--save-debug-trajectory-data and --save-debug-event-data to files in DIR." },
     { .name = "save-debug-trajectory-data",
       .type = ML_FLAG_PATH,
       ML_AT(debug.trajectory),
@@ -234,6 +236,46 @@ const ml_flag ml_flags_debug[] = {
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
       .help = "A file of --ci-save-model-hash: weights that differ end the run." },
+    { .name = "true-on-policy-mode",
+      .type = ML_FLAG_BOOL,
+      ML_AT(debug.on_policy),
+      .group = "debugging",
+      .cmds = ML_CMD_TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Every trained token must have been drawn with the weights at hand, with the "
+              "log-prob that training computes, to the bit.  Without it tokens of older "
+              "weights are counted, and only the others are compared." },
+    { .name = "recompute-logprobs-via-prefill",
+      .type = ML_FLAG_BOOL,
+      ML_AT(debug.prefill),
+      .group = "debugging",
+      .cmds = ML_CMD_TRAIN,
+      .from = ML_FROM_MILES,
+      .help =
+          "The engine computes the log-probs of each round again, by prefill, and these "
+          "count; rollout/prefill_logp_max_diff is how far drawing was from them." },
+    { .name = "debug-skip-weight-update",
+      .type = ML_FLAG_BOOL,
+      ML_AT(debug.skip_sync),
+      .group = "debugging",
+      .cmds = ML_CMD_TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Train, but go on generating with the weights that the process began with: "
+              "takes a second set of them." },
+    { .name = "check-weight-update-skip-list",
+      .type = ML_FLAG_LIST,
+      ML_AT(debug.sync_skip),
+      .value = "PART",
+      .group = "debugging",
+      .cmds = ML_CMD_TRAIN,
+      .from = ML_FROM_MILES,
+      .help =
+          "--check-weight-update-equal leaves out parameters with one of these parts in "
+          "their names." },
+    ML_NOOP("true-on-policy-mode", BOOL, MILES, ML_CMD_SFT, NOTHING),
+    ML_NOOP("recompute-logprobs-via-prefill", BOOL, MILES, ML_CMD_SFT, NOTHING),
+    ML_NOOP("debug-skip-weight-update", BOOL, MILES, ML_CMD_SFT, NOTHING),
+    ML_NOOP("check-weight-update-skip-list", LIST, MILES, ML_CMD_SFT, NOTHING),
     ML_REFUSED("dumper-enable", BOOL, MILES, TRAIN, DUMPER),
     ML_REFUSED("dumper-dir", TEXT, MILES, TRAIN, DUMPER),
     ML_REFUSED("dumper-source-patcher-config-inference", TEXT, MILES, TRAIN, DUMPER),
@@ -241,43 +283,18 @@ const ml_flag ml_flags_debug[] = {
     ML_REFUSED("dumper-inference", LIST, MILES, TRAIN, DUMPER),
     ML_REFUSED("dumper-fwd-only", LIST, MILES, TRAIN, DUMPER),
     ML_REFUSED("dumper-fwd-bwd", LIST, MILES, TRAIN, DUMPER),
-    ML_REFUSED("record-memory-history", BOOL, MEGATRON, TRAIN, MEMORY),
     ML_REFUSED("use-pytorch-profiler", BOOL, MEGATRON, TRAIN, MEMORY),
-    ML_REFUSED("memory-snapshot-dir", TEXT, MILES, TRAIN, MEMORY),
-    ML_REFUSED("memory-snapshot-num-steps", TEXT, MILES, TRAIN, MEMORY),
-    ML_REFUSED("memory-recorder", TEXT, MILES, TRAIN, MEMORY),
     ML_REFUSED("memory-snapshot-path", TEXT, MILES, TRAIN, MEMORY),
     ML_REFUSED("profile-step-start", TEXT, MEGATRON, TRAIN,
                "--profile writes every phase of every round"),
     ML_REFUSED("profile-step-end", TEXT, MEGATRON, TRAIN,
                "--profile writes every phase of every round"),
-    ML_NOOP("true-on-policy-mode", BOOL, MILES, TRAIN,
-            "rollout and training agree to the bit, or the run ends"),
-    ML_REFUSED("debug-skip-weight-update", BOOL, MILES, TRAIN,
-               "engine and trainer may share the weights; --debug-disable-optimizer keeps "
-               "them as they are"),
-    ML_REFUSED(
-        "save-debug-train-data", TEXT, MILES, TRAIN,
-        "--save-debug-rollout-data keeps what is trained on; miles loss computes its "
-        "advantages and derivatives"),
-    ML_NOOP("save-debug-event-data", TEXT, MILES, TRAIN,
-            "what happens in a run is kept in run.db of --save"),
     ML_FIXED("check-weight-update-selector", MILES, TRAIN, selectors,
              "There is one set of weights that generates, and all of it is compared."),
-    ML_NOOP("check-weight-update-skip-list", LIST, MILES, TRAIN, WHOLE),
     ML_NOOP("check-weight-update-allow-quant-error", BOOL, MILES, TRAIN,
             "weights are not quantised"),
     ML_REFUSED("check-lora-weight-equal", BOOL, MILES, TRAIN,
                "adapters are not trained yet; leave it out"),
-    ML_REFUSED("enable-event-analyzer", BOOL, MILES, TRAIN, AUDIT),
-    ML_REFUSED("enable-witness", BOOL, MILES, TRAIN, AUDIT),
-    ML_REFUSED("witness-buffer-size", TEXT, MILES, TRAIN, AUDIT),
     ML_REFUSED("ci-ft-test-actions", TEXT, MILES, TRAIN, AUDIT),
-    ML_REFUSED("ci-inject-rollout-data-path", TEXT, MILES, TRAIN,
-               "use --load-debug-rollout-data"),
-    ML_REFUSED("ci-inject-rollout-data-start-rollout-id", TEXT, MILES, TRAIN,
-               "use --load-debug-rollout-data"),
-    ML_REFUSED("ci-inject-rollout-data-min-match-ratio", TEXT, MILES, TRAIN,
-               "use --load-debug-rollout-data"),
     { 0 },
 };

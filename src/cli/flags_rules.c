@@ -106,11 +106,15 @@ static bool padded_and_dynamic(const ml_config *c) {
 }
 
 static bool no_prompts(const ml_config *c) {
-    return !c->train.prompt_data && !c->rollout.load_debug;
+    return !c->train.prompt_data && !c->rollout.load_debug && !c->edges.path.makes_prompts;
+}
+
+static bool makes_and_reads(const ml_config *c) {
+    return c->edges.path.makes_prompts && (c->train.prompt_data || !c->edges.path.source);
 }
 
 static bool epochs_of_nothing(const ml_config *c) {
-    return c->rollout.load_debug && !c->train.num_rollout;
+    return (c->rollout.load_debug || c->edges.path.makes_prompts) && !c->train.num_rollout;
 }
 
 static bool only_trains_on_nothing(const ml_config *c) {
@@ -185,7 +189,10 @@ const ml_rule ml_rules[] = {
       "there are no prompts: give --prompt-data FILE, or --load-debug-rollout-data for "
       "rounds that were recorded" },
     { "train-no-rounds", ML_CMD_TRAIN, epochs_of_nothing,
-      "recorded rounds have no epochs: give --num-rollout" },
+      "recorded rounds and prompts that are made have no epochs: give --num-rollout" },
+    { "train-makes-prompts", ML_CMD_TRAIN, makes_and_reads,
+      "--disable-rollout-global-dataset wants prompts from --data-source-path "
+      "./my.so:name, and no --prompt-data" },
     { "train-only-what", ML_CMD_TRAIN, only_trains_on_nothing,
       "--debug-train-only needs --load-debug-rollout-data, the rounds to train on" },
     { "train-eval-of-what", ML_CMD_TRAIN, evaluates_nothing,

@@ -59,6 +59,16 @@ static ml_checks_opts checks_of(const ml_config *c) {
     };
 }
 
+static ml_account_opts account_of(const ml_config *c) {
+    return (ml_account_opts){
+        .analyse = c->record.analyse,
+        .n_witness = c->record.witness ? c->record.witness_rows : 0,
+        .memory = { .dir = c->record.memory ? c->record.memory_dir : NULL,
+                    .n_round = c->record.memory_rounds,
+                    .view = (ml_memory_view)c->record.recorder },
+    };
+}
+
 /* Where --dump-details puts what has no place of its own. */
 static const char *place(ml_arena *a, const char *own, const char *dump, const char *name) {
     return own || !dump ? own : ml_arena_printf(a, "%s/%s", dump, name);
@@ -67,13 +77,19 @@ static const char *place(ml_arena *a, const char *own, const char *dump, const c
 ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop, const ml_config *c,
                               ml_err *err) {
     ml_checks_opts checks = checks_of(c);
+    ml_account_opts account = account_of(c);
     const char *dump = c->debug.dump;
+    ml_status st;
 
     ml_arena_init(&d->arena, "debugging");
+    loop->run->learner.record_path =
+        place(&d->arena, c->record.train, dump, "train_data/{rollout_id}_{rank}.jsonl.zst");
     loop->record = place(&d->arena, c->rollout.save_debug, dump,
                          "rollout_data/{rollout_id}.jsonl.zst");
     loop->debug = (ml_loop_debug){
         .checks = &d->checks,
+        .account = &d->account,
+        .sync_skip = { .part = c->debug.sync_skip.word, .n = c->debug.sync_skip.n },
         .trajectory = place(&d->arena, c->debug.trajectory, dump,
                             "trajectory_data/{rollout_id}.jsonl"),
         .print_every = c->debug.print_every,
@@ -82,10 +98,13 @@ ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop, const ml_c
         .tell_sync = c->debug.weight_sync,
         .check_sync = c->debug.check_sync || (c->debug.ci_test && !c->debug.ci_no_sync),
     };
-    return ml_checks_open(&d->checks, &checks, err);
+    account.events = place(&d->arena, c->record.events, dump, "event_data");
+    st = ml_checks_open(&d->checks, &checks, err);
+    return st == ML_OK ? ml_account_open(&d->account, &account, err) : st;
 }
 
 void ml_train_debug_close(ml_train_debug *d) {
+    ml_account_close(&d->account);
     ml_checks_close(&d->checks);
     ml_arena_release(&d->arena);
 }

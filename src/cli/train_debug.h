@@ -9,6 +9,7 @@
 typedef struct ml_train_debug {
     ml_arena arena;
     ml_checks checks;
+    ml_account account;
 } ml_train_debug;
 
 /* Before anything starts: --train-env-vars, --env-report. */

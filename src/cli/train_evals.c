@@ -90,6 +90,8 @@ static ml_status open_data(ml_train_gen *t, const ml_config *c, const ml_eval_sp
     o.metadata_key = either(s->metadata_key, o.metadata_key);
     o.metadata_more = s->metadata_more;
     o.max_prompt_len = c->rollout.eval_max_prompt;
+    if (!o.max_prompt_len && t->eval_context)
+        o.max_prompt_len = t->eval_context - 1;
     o.text = ml_prompter_text(&t->run->prompter);
     return ml_dataset_open(out, &o, err);
 }

@@ -94,11 +94,15 @@ static int64_t least(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
+static int64_t most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
 static int64_t context_of(const ml_train_gen *t, const ml_config *c) {
     int64_t context = t->run->spec.max_position;
 
     if (c->rollout.max_context)
-        context = least(context, c->rollout.max_context);
+        context = least(context, most(c->rollout.max_context, c->rollout.eval_context));
     if (c->rollout.max_prompt && t->evals.n == 0)
         context = least(context, c->rollout.max_prompt + c->rollout.max_response);
     return context;
@@ -147,6 +151,10 @@ int ml_train_gen_threads(const ml_config *c, bool generates) {
     return (int)(c->mode.async && all > rollout ? all - rollout : c->mode.async ? 1 : all);
 }
 
+bool ml_train_gen_own_set(const ml_config *c) {
+    return !ml_config_elsewhere(c) && (c->mode.async || c->debug.skip_sync);
+}
+
 ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_edges *edges,
                             ml_train_run *run, ml_err *err) {
     ml_backend_opts opts = ml_config_backend(c);
@@ -154,6 +162,9 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
 
     *t = (ml_train_gen){ .run = run,
                          .async = c->mode.async,
+                         .own_set = ml_train_gen_own_set(c),
+                         .keeps_weights = c->debug.skip_sync,
+                         .shard_bytes = c->mode.shard_bytes,
                          .n_engine = (int32_t)c->mode.n_engine };
     opts.n_thread = ml_train_gen_threads(c, true);
     ml_arena_init(&t->arena, "generation");
@@ -162,10 +173,14 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
     t->group_rewards = c->reward.group;
     t->rollout.partial = c->rollout.partial;
     t->rollout.filter = edges->group_filter;
+    t->buffer = edges->buffer;
     t->row_rollout = (ml_row_rollout){ .row = edges->rollout, .run = run };
     t->rollout.buffer_filter = edges->buffer_filter;
     t->evals.metrics = edges->eval_metrics;
+    t->evals.row = edges->eval;
     t->rollout.mask_old = c->rollout.mask_old;
+    t->eval_context =
+        c->rollout.eval_context ? c->rollout.eval_context : c->rollout.max_context;
     ml_held_init(&t->rollout.held, run->opts.source.n_samples_per_prompt);
     st = sampling_of(&t->rollout.how, &t->arena, c, err);
     memcpy(t->rollout.how.routed, run->opts.replay_rollout,
@@ -239,7 +254,7 @@ static ml_status start_engine(ml_train_gen *t, const ml_config *c, ml_err *err) 
         st = ml_train_fleet_open(t, c, err);
     if (t->weight_dir)
         return st == ML_OK ? ml_train_remote_publish(t, &t->run->weights, err) : st;
-    if (t->async) {
+    if (t->own_set) {
         st = ml_weights_clone(&t->second, &t->run->weights, &t->be, &t->arena, err);
         o.weights = &t->second;
     }
@@ -256,6 +271,8 @@ ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
                                    .turns = t->turns,
                                    .context = t->engine.context };
     t->evals.asker = t->rollout.asker;
+    if (t->eval_context)
+        t->evals.asker.context = (int32_t)least(t->engine.context, t->eval_context);
     t->rollout.asker.group_rewards = t->group_rewards;
     t->row_rollout.asker = t->rollout.asker;
     t->row_rollout.how = t->rollout.how;
@@ -278,15 +295,21 @@ static ml_status publish_copy(ml_train_gen *t, const ml_weights *w, ml_err *err)
 static ml_status publish(ml_train_gen *t, const ml_weights *w, ml_err *err) {
     if (t->weight_dir)
         return ml_train_remote_publish(t, w, err);
-    return t->async ? publish_copy(t, w, err)
-                    : ml_local_switch(t->gen, w, ML_SWITCH_RETRACT, err);
+    return t->own_set ? publish_copy(t, w, err)
+                      : ml_local_switch(t->gen, w, ML_SWITCH_RETRACT, err);
 }
 
 ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err) {
     ml_train_gen *t = ud;
     double began = ml_clock_s();
-    ml_status st = publish(t, w, err);
+    ml_status st;
 
+    if (t->keeps_weights) {
+        ml_log(ML_LOG_INFO, "weight_sync: version %llu is not published",
+               (unsigned long long)w->version);
+        return ML_OK;
+    }
+    st = publish(t, w, err);
     if (st == ML_OK && t->flow)
         ml_flow_published(t->flow, w->version);
     ml_log(ML_LOG_INFO, "weight_sync: version %llu in %.6f s",

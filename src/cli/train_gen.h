@@ -22,9 +22,12 @@ typedef struct ml_train_gen {
     ml_engine_opts engine;
     ml_weights second; /* what generates while the trainer changes the run's; zeros: none */
     bool async;
+    bool own_set;           /* generation has weights of its own */
+    bool keeps_weights;     /* and goes on with those it began with */
     const char *weight_dir; /* where engines elsewhere find weights; NULL: it is here */
     int32_t n_engine;       /* processes of ours that generate */
     ml_fleet *fleet;        /* they; NULL: not yet, or none */
+    int64_t shard_bytes;    /* of a file of them */
     ml_gen *gen;
     ml_rewards *rewards;
     ml_turns *turns;    /* NULL: answers are one turn */
@@ -33,8 +36,13 @@ typedef struct ml_train_gen {
     ml_row_rollout row_rollout; /* in its place, where there is a row */
     ml_ahead *ahead;            /* NULL: rounds are not made ahead */
     ml_flow *flow;              /* NULL: nor all the time */
+    const miles_buffer *buffer; /* of the flow; NULL: none */
     ml_evals evals;
+    int64_t eval_context; /* of evaluations; 0: as of rollouts */
 } ml_train_gen;
+
+/* Whether generation has a set of weights beside the trainer's, in this process. */
+bool ml_train_gen_own_set(const ml_config *c);
 
 /* The threads that generate, or those that train. */
 int ml_train_gen_threads(const ml_config *c, bool generates);

@@ -16,6 +16,10 @@ static bool queue_flag_without_queue(const ml_config *c) {
            (c->mode.max_stale >= 0 || c->mode.max_samples || c->mode.unused);
 }
 
+static bool buffer_without_queue(const ml_config *c) {
+    return c->edges.path.buffer && (!c->mode.fully || c->mode.max_stale >= 0);
+}
+
 static bool two_sets_in_one(const ml_config *c) {
     return c->mode.async && c->mode.colocate;
 }
@@ -57,6 +61,27 @@ static bool no_place_for_weights(const ml_config *c) {
     return ml_config_elsewhere(c) && !c->mode.weight_dir && !c->train.save;
 }
 
+static bool stale_by_design(const ml_config *c) {
+    return c->debug.on_policy &&
+           (c->mode.async || c->rollout.partial || c->debug.skip_sync);
+}
+
+static bool prefill_alone(const ml_config *c) {
+    return c->debug.prefill && (!c->debug.on_policy || c->rollout.load_debug);
+}
+
+static bool hook_without_files(const ml_config *c) {
+    return c->edges.path.weights_written && !ml_config_elsewhere(c);
+}
+
+static bool analyses_nothing(const ml_config *c) {
+    return c->record.analyse && !c->record.events && !c->debug.dump;
+}
+
+static bool skips_what_it_checks(const ml_config *c) {
+    return c->debug.skip_sync && c->debug.ci_test && !c->debug.ci_no_sync;
+}
+
 static const mode_rule rules[] = {
     { async_flag_in_train, "--fully-async and --update-weights-interval belong to miles "
                            "train-async: miles train publishes after each round" },
@@ -64,6 +89,9 @@ static const mode_rule rules[] = {
       "--max-weight-staleness, --async-max-concurrent-samples and "
       "--async-unused-samples-handler are about the queue of --fully-async: give it, or "
       "leave them out" },
+    { buffer_without_queue,
+      "--custom-async-data-buffer-path decides what the queue of --fully-async gives: it "
+      "needs that flag, and --max-weight-staleness is its own business" },
     { two_sets_in_one, "--colocate is for miles train: train-async changes one set of "
                        "weights while it generates with another" },
     { saves_between,
@@ -90,6 +118,21 @@ static const mode_rule rules[] = {
     { no_place_for_weights,
       "engines elsewhere read weights from a directory: give --update-weight-disk-dir DIR, "
       "or --save" },
+    { stale_by_design,
+      "--true-on-policy-mode wants every token drawn with the weights it is trained on: "
+      "use "
+      "miles train, without --partial-rollout and --debug-skip-weight-update" },
+    { prefill_alone,
+      "--recompute-logprobs-via-prefill needs --true-on-policy-mode and an engine, not "
+      "--load-debug-rollout-data" },
+    { hook_without_files,
+      "--custom-update-weight-post-write-path is about weights that "
+      "are written for engines "
+      "elsewhere: give --rollout-external or --rollout-num-engines, or leave it out" },
+    { analyses_nothing,
+      "--enable-event-analyzer needs --save-debug-event-data, the events to analyse" },
+    { skips_what_it_checks, "--ci-test compares weights that --debug-skip-weight-update "
+                            "keeps apart: add --ci-disable-weight-update-checker" },
 };
 
 ml_status ml_train_mode_check(const ml_config *c, ml_err *err) {
@@ -124,6 +167,7 @@ static ml_status open_flow(ml_train_gen *t, const ml_config *c, void (*say)(cons
         .asker = t->rollout.asker,
         .how = t->rollout.how,
         .filter = t->rollout.filter,
+        .buffer = t->buffer,
         .max_groups = c->mode.max_samples ? c->mode.max_samples / per_group : batch,
         .capacity = capacity < 1 ? 1 : capacity,
         .max_stale = c->mode.max_stale,

@@ -29,6 +29,7 @@ static ml_status take_critic(ml_train_run_opts *out, const ml_config *c, ml_err 
     out->critic_lr = isnan(c->models.critic_lr) ? c->train.lr : c->models.critic_lr;
     out->critic_warmup_iters = c->models.critic_warmup;
     out->n_critic_only = c->models.critic_only;
+    out->critic_seed = (uint64_t)c->models.seed;
     return ML_OK;
 }
 
@@ -109,9 +110,16 @@ ml_status ml_train_models(ml_train_run_opts *out, const char **url, const ml_con
                      "--use-routing-replay replays what the pass for old log-probs chose, "
                      "which --skip-actor-forward-only leaves out: use "
                      "--use-rollout-routing-replay");
+    if (st == ML_OK && c->algo.skip_actor_forward_only &&
+        (c->models.entropy || c->debug.on_policy))
+        st = ml_fail(err, ML_EUSAGE,
+                     "--skip-actor-forward-only leaves out the pass that "
+                     "--use-rollout-entropy and --true-on-policy-mode want: keep one");
     out->teacher_load = c->models.teacher_load;
     out->teacher_step = c->models.teacher_step;
     out->keep_old_actor = c->models.keep_old_actor;
     out->reset_optimizer = c->models.reset_optimizer;
+    out->entropy = c->models.entropy;
+    out->on_policy = c->debug.on_policy;
     return st;
 }

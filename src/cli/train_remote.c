@@ -49,9 +49,12 @@ ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err)
 
 ml_status ml_train_remote_publish(ml_train_gen *t, const ml_weights *w, ml_err *err) {
     ml_text path = { 0 };
-    ml_status st =
-        ml_weight_dir_write(&path, t->weight_dir, w, &t->run->spec, t->run->from, err);
+    ml_status st = ml_weight_dir_write(&path, t->weight_dir, w, &t->run->spec, t->run->from,
+                                       t->shard_bytes, err);
 
+    if (st == ML_OK)
+        st = ml_hooks_tell(t->run->opts.hooks, MILES_WEIGHTS_WRITTEN, t->run->rollout, -1,
+                           path.ptr, err);
     if (st == ML_OK) {
         t->gen->pause(t->gen); /* requests under way are computed anew, not waited for */
         st = t->gen->load(t->gen, path.ptr, w->version, ML_SWITCH_RETRACT, err);

@@ -147,7 +147,7 @@ static ml_status parse(ml_spec *out, ml_str text, const char *path, bool critic,
     const ml_family *family = NULL;
     ml_status st;
 
-    *out = (ml_spec){ .critic = critic };
+    *out = (ml_spec){ .critic = critic, .head_seed = 1234 };
     ml_arena_init(&out->arena, "model spec");
     st = ml_hf_config_open(&c, &out->arena, text, path, err);
     if (st == ML_OK)

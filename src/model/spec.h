@@ -102,8 +102,9 @@ typedef struct ml_spec {
     struct {
         int32_t n_layer, top_k;
     } route[ML_ROUTES];
-    bool tied;   /* the LM head is the embedding */
-    bool critic; /* a value per token in place of the LM head */
+    bool tied;          /* the LM head is the embedding */
+    bool critic;        /* a value per token in place of the LM head */
+    uint64_t head_seed; /* of a critic's head that the checkpoint does not have */
     ml_param *param;
     ml_value *value;
     ml_node *node;

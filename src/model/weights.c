@@ -11,7 +11,6 @@
 #include "model/source.h"
 
 #define VALUE_HEAD_STD 0.02
-#define VALUE_HEAD_SEED 1234
 
 static size_t align64(size_t n) {
     return (n + 63) & ~(size_t)63;
@@ -114,6 +113,7 @@ typedef struct packer {
     ml_pool *pool;
     unsigned char *stage;
     bool round_bf16; /* but for what is kept in f32 */
+    uint64_t head_seed;
 } packer;
 
 /* A block of panels, or of 16 rows each, on its way to the stage. */
@@ -209,10 +209,10 @@ static void pack_member(const packer *k, const ml_tensor *t, unsigned char *memb
 
 /* About normal, the same on every machine: twelve uniform numbers less their
  * mean. */
-static float normal_at(uint64_t i) {
+static float normal_at(uint64_t seed, uint64_t i) {
     double sum = -6.0;
     for (uint64_t k = 0; k < 12; k++)
-        sum += ml_philox_uniform(VALUE_HEAD_SEED, i, k);
+        sum += ml_philox_uniform(seed, i, k);
     return (float)(VALUE_HEAD_STD * sum);
 }
 
@@ -223,7 +223,7 @@ static void make_value_head(const packer *k, const ml_tensor *t) {
     memset(k->stage, 0, bytes);
     for (int64_t i = 0; t->n_dim == 2 && i < t->shape[1]; i++)
         ((float *)(void *)k->stage)[t->layout == ML_PANELS ? i * ML_LANES : i] =
-            normal_at((uint64_t)i);
+            normal_at(k->head_seed, (uint64_t)i);
     k->be->dev->copy_in(k->be->stream, t->data, k->stage, bytes);
 }
 
@@ -253,7 +253,9 @@ static size_t stage_bytes(const ml_spec *s) {
 
 static ml_status pack_all(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
                           ml_weight_dtype dtype, ml_backend *be, ml_err *err) {
-    packer k = { .be = be, .round_bf16 = dtype == ML_WEIGHT_BF16 };
+    packer k = { .be = be,
+                 .round_bf16 = dtype == ML_WEIGHT_BF16,
+                 .head_seed = s->head_seed };
     ml_status st = ml_pool_new(&k.pool, be->n_thread, err);
 
     if (st != ML_OK)

@@ -3,6 +3,10 @@
 const ml_kind ml_kinds[] = {
     { MILES_SOURCE, "source", "data-source-path", sizeof(miles_source) },
     { MILES_ROLLOUT, "rollout", "rollout-function-path", sizeof(miles_rollout) },
+    { MILES_PROMPTS, "prompts", "data-source-path with --disable-rollout-global-dataset",
+      sizeof(miles_prompts) },
+    { MILES_EVAL, "evaluation", "eval-function-path", sizeof(miles_eval) },
+    { MILES_BUFFER, "buffer", "custom-async-data-buffer-path", sizeof(miles_buffer) },
     { MILES_GENERATE, "generate", "custom-generate-function-path", sizeof(miles_generate) },
     { MILES_REWARD, "reward", "rm-type, custom-rm-path", sizeof(miles_reward) },
     { MILES_GROUP_REWARD, "group reward", "custom-rm-path with --group-rm",

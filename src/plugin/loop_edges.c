@@ -27,7 +27,12 @@ ml_status ml_loop_edges_resolve(ml_loop_edges *e, const ml_edge_paths *p, ml_err
         void *found; /* where the row's address goes */
     } rows[] = {
         { own_rollout(p->rollout), MILES_ROLLOUT, "rollout-function-path", &e->rollout },
-        { p->source, MILES_SOURCE, "data-source-path", &e->source },
+        { p->makes_prompts ? NULL : p->source, MILES_SOURCE, "data-source-path",
+          &e->source },
+        { p->makes_prompts ? p->source : NULL, MILES_PROMPTS, "data-source-path",
+          &e->prompts },
+        { own_rollout(p->eval), MILES_EVAL, "eval-function-path", &e->eval },
+        { p->buffer, MILES_BUFFER, "custom-async-data-buffer-path", &e->buffer },
         { p->group_filter, MILES_GROUP_FILTER, "dynamic-sampling-filter-path",
           &e->group_filter },
         { p->buffer_filter, MILES_BUFFER_FILTER, "buffer-filter-path", &e->buffer_filter },
@@ -47,6 +52,10 @@ ml_status ml_loop_edges_resolve(ml_loop_edges *e, const ml_edge_paths *p, ml_err
           &hook[MILES_BEFORE_TRAIN_STEP] },
         { p->after_save, MILES_HOOK, "custom-megatron-post-save-hook-path",
           &hook[MILES_AFTER_SAVE] },
+        { p->data_ready, MILES_HOOK, "rollout-data-postprocess-path",
+          &hook[MILES_DATA_READY] },
+        { p->weights_written, MILES_HOOK, "custom-update-weight-post-write-path",
+          &hook[MILES_WEIGHTS_WRITTEN] },
     };
     ml_status st = ML_OK;
 

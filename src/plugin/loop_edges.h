@@ -12,11 +12,17 @@ typedef struct ml_edge_paths {
     const char *rollout, *source, *group_filter, *buffer_filter;
     const char *reward_post, *sample_filter, *samples_hook, *metrics, *eval_metrics;
     const char *after_init, *before_log_prob, *before_train_step, *after_save;
+    const char *eval, *buffer;
+    bool makes_prompts; /* the source does, in place of picking rows */
+    const char *data_ready, *weights_written;
 } ml_edge_paths;
 
 typedef struct ml_loop_edges {
     const miles_rollout *rollout;
     const miles_source *source;
+    const miles_prompts *prompts; /* in its place */
+    const miles_eval *eval;
+    const miles_buffer *buffer;
     const miles_group_filter *group_filter;
     const miles_buffer_filter *buffer_filter;
     const miles_reward_post *reward_post;

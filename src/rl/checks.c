@@ -136,9 +136,9 @@ void ml_checks_step(void *checks) {
     h = ML_NEW(&c->round, ml_step_hash, 1);
     *(c->first ? c->last : &c->first) = h;
     c->last = &h->next;
-    c->st = ml_hash_weights(&h->gradients, ml_trainer_grads(c->trainer), &c->err);
+    c->st = ml_hash_weights(&h->gradients, ml_trainer_grads(c->trainer), NULL, &c->err);
     if (c->st == ML_OK)
-        c->st = ml_hash_weights(&h->weights, c->weights, &c->err);
+        c->st = ml_hash_weights(&h->weights, c->weights, NULL, &c->err);
 }
 
 static ml_status write_line(FILE *f, const ml_text *line, const char *path, ml_err *err) {

@@ -1,8 +1,9 @@
 #include "rl/critic.h"
 
-ml_status ml_critic_open(ml_critic *c, const char *dir, ml_err *err) {
+ml_status ml_critic_open(ml_critic *c, const char *dir, uint64_t seed, ml_err *err) {
     ml_status st = ml_spec_open_critic(&c->spec, dir, err);
 
+    c->spec.head_seed = seed;
     if (st == ML_OK)
         st = ml_checkpoint_open(&c->from, dir, err);
     return st == ML_OK ? ml_weights_check(&c->spec, c->from, err) : st;

@@ -165,10 +165,10 @@ int64_t ml_data_source_get(ml_data_source *s, ml_group *out, int64_t n) {
     if (n_back == n)
         return n;
     out += n_back;
-    if (s->ds)
+    if (s->ds && !s->ds->opts.make)
         return n_back + get_prompts(s, out, n - n_back);
     for (int64_t i = 0; i < n - n_back; i++)
-        out[i] = new_group(s, -1);
+        out[i] = new_group(s, s->ds ? s->at.sample_group_index : -1);
     return n;
 }
 

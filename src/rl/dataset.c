@@ -5,6 +5,7 @@
 
 #include "base/bug.h"
 #include "base/log.h"
+#include "rl/answers.h"
 #include "rl/conversation.h"
 
 /* --- options ------------------------------------------------------------------ */
@@ -52,7 +53,7 @@ static ml_status check_opts(ml_dataset *ds, ml_err *err) {
 
     ML_BUG_IF(o->apply_chat_template && !o->text.render);
     ML_BUG_IF(o->max_prompt_len > 0 && !o->text.count);
-    if (!o->path || !*o->path)
+    if (!o->make && (!o->path || !*o->path))
         return ml_fail(err, ML_EUSAGE, "there is no file of prompts; name a .jsonl file");
     if (o->multimodal_keys)
         return ml_fail(err, ML_EUNSUP,
@@ -209,21 +210,69 @@ static ml_status read_fields(ml_prompt *out, const ml_dataset *ds, const ml_json
     return st;
 }
 
+void ml_dataset_blame(const ml_dataset *ds, int64_t row, ml_err *err) {
+    if (ds->opts.make)
+        ml_err_prefix(err, "%s, prompt %lld", ds->opts.make->row.name, (long long)row);
+    else
+        ml_err_prefix(err, "%s:%lld", ds->rows.file.path,
+                      (long long)ml_jsonl_line(&ds->rows, row));
+}
+
+/* --- rows that are made ---------------------------------------------------------- */
+
+typedef struct made_row {
+    ml_arena *arena;
+    ml_str text;
+} made_row;
+
+static void take_row(miles_prompt_out *out, const char *row, size_t len) {
+    made_row *made = out->to;
+    made->text = (ml_str){ ml_arena_str(made->arena, row, len), len };
+}
+
+static ml_status make_row(const ml_json **out, ml_str *text, const ml_dataset *ds,
+                          int64_t row, ml_arena *a, ml_err *err) {
+    const miles_prompts *make = ds->opts.make;
+    made_row made = { .arena = a };
+    miles_prompt_out to = { .size = sizeof to, .to = &made, .give = take_row };
+    miles_error why = { "" };
+
+    if (make->make(row, ds->opts.seed, &to, &why) != 0)
+        return ml_row_failed(&make->row, &why, err);
+    if (!made.text.len)
+        return ml_fail(err, ML_EFORMAT, "no prompt was given");
+    *text = made.text;
+    return ml_json_parse(out, a, made.text, "a prompt", err);
+}
+
+static ml_status read_row(const ml_json **out, ml_str *text, const ml_dataset *ds,
+                          int64_t row, ml_arena *a, ml_err *err) {
+    if (ds->opts.make) {
+        ml_status st = make_row(out, text, ds, row, a, err);
+        if (st != ML_OK)
+            ml_dataset_blame(ds, row, err);
+        return st;
+    }
+    *text = ml_jsonl_row(&ds->rows, row);
+    return ml_jsonl_parse(out, &ds->rows, row, a, err);
+}
+
 ml_status ml_dataset_prompt(ml_prompt *out, const ml_dataset *ds, int64_t row, ml_arena *a,
                             ml_err *err) {
     ml_err unwanted; /* callers who only ask whether a row is good give none */
     const ml_json *v;
+    ml_str source;
     ml_status st;
 
-    ML_BUG_IF(row < 0 || row >= ds->rows.n);
+    ML_BUG_IF(row < 0 || (!ds->opts.make && row >= ds->rows.n));
     *out = (ml_prompt){ 0 };
-    st = ml_jsonl_parse(&v, &ds->rows, row, a, err);
+    st = read_row(&v, &source, ds, row, a, err);
     if (st)
         return st;
     st = read_fields(out, ds, v, a, err ? err : &unwanted);
+    out->source = source;
     if (st && err)
-        ml_err_prefix(err, "%s:%lld", ds->rows.file.path,
-                      (long long)ml_jsonl_line(&ds->rows, row));
+        ml_dataset_blame(ds, row, err);
     return st;
 }
 
@@ -380,9 +429,9 @@ ml_status ml_dataset_open(ml_dataset *out, const ml_dataset_opts *opts, ml_err *
     *out = (ml_dataset){ .opts = *opts };
     ml_arena_init(&out->arena, "a data set");
     st = check_opts(out, err);
-    if (!st)
+    if (!st && !opts->make)
         st = ml_jsonl_open(&out->rows, opts->path, err);
-    if (!st)
+    if (!st && !opts->make)
         st = check_rows(out, err);
     if (st)
         ml_dataset_close(out);

@@ -14,6 +14,7 @@
 
 #include "base/pool.h"
 #include "io/jsonl.h"
+#include "miles/plugin.h"
 
 /* How conversations become text and text becomes tokens.  Called from several threads at
  * once; err is never NULL. */
@@ -31,6 +32,8 @@ typedef struct ml_prompt_text {
 /* Zeros mean defaults.  Text, functions and the pool must outlive the data set. */
 typedef struct ml_dataset_opts {
     const char *path;            /* a .jsonl file, maybe with a slice: jsonl.h */
+    const miles_prompts *make;   /* in its place: makes row i of as many as are wanted */
+    int64_t seed;                /* of what it makes */
     const char *input_key;       /* default "input" */
     const char *label_key;       /* default: rows have no label */
     const char *metadata_key;    /* default "metadata" */
@@ -59,6 +62,7 @@ typedef struct ml_dataset {
 /* One row.  The prompt is text, or, when messages is not NULL, a conversation that the
  * rollout renders.  Miles' metadata["tools"] is `tools` here. */
 typedef struct ml_prompt {
+    ml_str source; /* the row, JSON */
     ml_str text;
     const ml_json *messages;
     const ml_json *label;    /* any value; NULL without a label key */
@@ -72,5 +76,7 @@ void ml_dataset_close(ml_dataset *ds); /* zeros are fine */
 /* The prompt lives as long as the data set and `a`. */
 ml_status ml_dataset_prompt(ml_prompt *out, const ml_dataset *ds, int64_t row, ml_arena *a,
                             ml_err *err);
+/* Puts the place of a row before an error. */
+void ml_dataset_blame(const ml_dataset *ds, int64_t row, ml_err *err);
 
 #endif

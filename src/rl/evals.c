@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 
+#include "rl/answers.h"
 #include "rl/rollout_edges.h"
 #include "rl/sample_figures.h"
 
@@ -55,43 +56,119 @@ static void on_ended(void *flights) {
     ml_flights_go_on(flights);
 }
 
-static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *err) {
+/* A set while its answers are looked at. */
+typedef struct asked_set {
+    ml_arena arena;
+    ml_flights flights;
+    ml_flight **flight; /* [n] */
+    int64_t n;
+    bool asked;
+} asked_set;
+
+static void forget_set(asked_set *x) {
+    if (!x->asked)
+        return;
+    ml_flights_release(&x->flights);
+    ml_arena_release(&x->arena);
+}
+
+static ml_status ask_set(const ml_evals *e, int32_t i, asked_set *x, ml_err *err) {
     const ml_eval_set *set = &e->set[i];
     ml_gen *gen = e->asker.gen;
-    int64_t n = set->dataset.rows.n * set->n_per_prompt;
-    ml_flight **flight;
     ml_asker asker = e->asker;
-    ml_flights f;
-    ml_arena a;
     ml_status st;
 
-    ml_arena_init(&a, "an evaluation's samples");
-    flight = ML_NEW(&a, ml_flight *, n + 1);
+    *x = (asked_set){ .n = set->dataset.rows.n * set->n_per_prompt, .asked = true };
+    ml_arena_init(&x->arena, "an evaluation's samples");
+    x->flight = ML_NEW(&x->arena, ml_flight *, x->n + 1);
     if (set->rewards)
         asker.rewards = set->rewards;
     if (set->turns)
         asker.turns = set->turns;
-    ml_flights_init(&f, &asker, &set->how, &set->dataset, &a);
+    ml_flights_init(&x->flights, &asker, &set->how, &set->dataset, &x->arena);
     gen->pause(gen); /* samples are the caller's until all are asked for */
-    gen->watch(gen, on_ended, &f);
-    st = ask_all(&f, set, FIRST_DRAW + (uint64_t)i * SET_DRAWS, flight, err);
-    ml_flights_done(&f);
+    gen->watch(gen, on_ended, &x->flights);
+    st = ask_all(&x->flights, set, FIRST_DRAW + (uint64_t)i * SET_DRAWS, x->flight, err);
+    ml_flights_done(&x->flights);
     if (st != ML_OK)
-        ml_flights_abort(&f, flight, n);
+        ml_flights_abort(&x->flights, x->flight, x->n);
     gen->resume(gen);
-    ml_flights_wait(&f);
+    ml_flights_wait(&x->flights);
     gen->watch(gen, NULL, NULL);
-    if (st == ML_OK)
-        st = report(e, set, flight, out, err);
-    ml_flights_release(&f);
-    ml_arena_release(&a);
     return st;
+}
+
+static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *err) {
+    asked_set x;
+    ml_status st = ask_set(e, i, &x, err);
+
+    if (st == ML_OK)
+        st = report(e, &e->set[i], x.flight, out, err);
+    forget_set(&x);
+    return st;
+}
+
+/* --- an evaluation of one's own ---------------------------------------------------- */
+
+typedef struct own_eval {
+    const ml_evals *evals;
+    ml_figures *figures;
+    asked_set *set; /* [evals->n] */
+} own_eval;
+
+static int host_ask(miles_eval_host *host, int64_t set, const miles_answers **out,
+                    miles_error *err) {
+    own_eval *own = host->of;
+    asked_set *x = own->set + set;
+    const ml_sample **s;
+    ml_err why = { 0 };
+
+    if (set < 0 || set >= own->evals->n || x->asked) {
+        snprintf(err->text, sizeof err->text, "the set %lld %s", (long long)set,
+                 set >= 0 && set < own->evals->n ? "was asked before" : "is not there");
+        return 1;
+    }
+    if (ask_set(own->evals, (int32_t)set, x, &why) != ML_OK) {
+        snprintf(err->text, sizeof err->text, "%.*s", (int)sizeof err->text - 1, why.msg);
+        return 1;
+    }
+    s = ML_NEW(&x->arena, const ml_sample *, x->n + 1);
+    for (int64_t i = 0; i < x->n; i++)
+        s[i] = &x->flight[i]->sample;
+    *out = ml_answers_of(&x->arena, s, x->n, -1);
+    return 0;
+}
+
+static void host_add(miles_eval_host *host, const char *name, double value) {
+    ml_figures_add(((own_eval *)host->of)->figures, "", name, value);
+}
+
+static ml_status run_row(const ml_evals *e, ml_figures *out, ml_err *err) {
+    const char **name = ML_NEW(out->arena, const char *, e->n + 1);
+    own_eval own = { e, out, ML_NEW(out->arena, asked_set, e->n + 1) };
+    miles_eval_host host = { .size = sizeof host,
+                             .of = &own,
+                             .set = name,
+                             .n_set = e->n,
+                             .ask = host_ask,
+                             .add = host_add };
+    miles_error why = { "" };
+    int failed;
+
+    for (int32_t i = 0; i < e->n; i++)
+        name[i] = e->set[i].name;
+    failed = e->row->run(&host, &why);
+    for (int32_t i = 0; i < e->n; i++)
+        forget_set(&own.set[i]);
+    return failed ? ml_row_failed(&e->row->row, &why, err) : ML_OK;
 }
 
 ml_status ml_evals_run(void *evals, ml_figures *out, ml_err *err) {
     const ml_evals *e = evals;
     ml_status st = ML_OK;
 
+    if (e->row)
+        return run_row(e, out, err);
     for (int32_t i = 0; i < e->n && st == ML_OK; i++)
         st = run_set(e, i, out, err);
     return st;

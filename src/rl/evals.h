@@ -25,6 +25,7 @@ typedef struct ml_evals {
     int32_t n;
     bool pass_rates;              /* pass@k, too */
     const miles_metrics *metrics; /* further ones; NULL: none */
+    const miles_eval *row;        /* makes the whole evaluation; NULL: all sets are asked */
 } ml_evals;
 
 /* eval/NAME and its relatives; `evals` is an ml_evals, as ml_train_loop wants it. */

@@ -144,7 +144,6 @@ static ml_str with_more(ml_flights *f, ml_str metadata, bool has_members) {
 static ml_status read_prompt(ml_flights *f, shared_prompt *d, const ml_group *group,
                              ml_err *err) {
     ml_prompt prompt;
-    ml_str row = ml_jsonl_row(&f->dataset->rows, group->row);
     ml_status st = ml_dataset_prompt(&prompt, f->dataset, group->row, f->arena, err);
 
     if (st != ML_OK)
@@ -153,10 +152,9 @@ static ml_status read_prompt(ml_flights *f, shared_prompt *d, const ml_group *gr
     if (st == ML_OK)
         st = ml_encode(f->encoder, &d->ids, d->text, (ml_encode_opts){ 0 }, err);
     if (st != ML_OK)
-        ml_err_prefix(err, "%s:%lld", f->dataset->rows.file.path,
-                      (long long)ml_jsonl_line(&f->dataset->rows, group->row));
-    d->label = source_of(row, prompt.label);
-    d->metadata = with_more(f, source_of(row, prompt.metadata),
+        ml_dataset_blame(f->dataset, group->row, err);
+    d->label = source_of(prompt.source, prompt.label);
+    d->metadata = with_more(f, source_of(prompt.source, prompt.metadata),
                             prompt.metadata && prompt.metadata->child);
     return st;
 }
@@ -200,6 +198,13 @@ static ml_flight *new_flight(ml_flights *f, const shared_prompt *d, const ml_gro
     return x;
 }
 
+/* What the answer may still grow by: its own length and the context's end limit it. */
+static int32_t room_of(const ml_flight *x) {
+    int32_t left = x->all->how->max_new - x->sample.n_response;
+    int32_t context = x->all->at->context - x->sample.n_token;
+    return context > 0 && context < left ? context : left;
+}
+
 ml_status ml_flight_launch(ml_flight *x, ml_err *err) {
     ml_flights *f = x->all;
     const ml_sampling *how = f->how;
@@ -212,7 +217,7 @@ ml_status ml_flight_launch(ml_flight *x, ml_err *err) {
                                      .seed = how->seed,
                                      .sample = x->draw },
                            .min_new = how->min_new,
-                           .max_new = how->max_new - x->sample.n_response,
+                           .max_new = room_of(x),
                            .stop = how->stop,
                            .n_stop = how->n_stop,
                            .stop_id = how->stop_id,

@@ -26,8 +26,7 @@ void ml_flow_published(ml_flow *s, uint64_t version) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Publications since the group's oldest token. */
-static int64_t staleness(const ml_flow *s, const ml_flow_group *g) {
+int64_t ml_flow_staleness(const ml_flow *s, const ml_flow_group *g) {
     uint64_t oldest = UINT64_MAX;
     int64_t n = 0;
 
@@ -65,9 +64,53 @@ static ml_status await_group(ml_flow *s, ml_err *err) {
     return s->st;
 }
 
+static void look_at(ml_flow *s, round *r, const ml_flow_group *g) {
+    int64_t stale = ml_flow_staleness(s, g);
+
+    r->n_looked++;
+    r->sum_stale += stale;
+    r->max_stale = stale > r->max_stale ? stale : r->max_stale;
+}
+
+/* Nothing more comes, and what is there was left: nobody would ever see the round. */
+static bool is_stuck(const ml_flow *s) {
+    return s->flying.n == 0 && s->queue.n >= s->opts.capacity + s->opts.max_groups;
+}
+
+/* The row looks whenever a group has come since it looked last. */
+static ml_status take_picked(ml_flow *s, round *r, ml_err *err) {
+    int64_t wanted = s->opts.run->opts.rollout_batch_size, n_left = 0, n;
+    ml_status st = ML_OK;
+
+    while (r->n < wanted && st == ML_OK) {
+        while (st == ML_OK && s->queue.n <= n_left && !is_stuck(s)) {
+            pthread_cond_wait(&s->change, &s->lock);
+            st = s->st;
+        }
+        if (st == ML_OK && s->queue.n <= n_left)
+            return ml_fail(err, ML_EFORMAT,
+                           "%s leaves all of %lld groups waiting, and no more can come: "
+                           "take some, or let them go",
+                           s->opts.buffer->row.name, (long long)s->queue.n);
+        if (st != ML_OK) {
+            *err = s->err;
+            return st;
+        }
+        st = ml_flow_pick(s, r->group + r->n, wanted - r->n, &n, err);
+        for (int64_t i = 0; st == ML_OK && i < n; i++)
+            look_at(s, r, r->group[r->n + i]);
+        r->n += st == ML_OK ? n : 0;
+        n_left = s->queue.n;
+        pthread_cond_broadcast(&s->change);
+    }
+    return st;
+}
+
 static ml_status take_groups(ml_flow *s, round *r, ml_err *err) {
     int64_t wanted = s->opts.run->opts.rollout_batch_size;
 
+    if (s->opts.buffer)
+        return take_picked(s, r, err);
     while (r->n < wanted) {
         ml_status st = await_group(s, err);
         ml_flow_group *g;
@@ -75,10 +118,8 @@ static ml_status take_groups(ml_flow *s, round *r, ml_err *err) {
         if (st != ML_OK)
             return st;
         g = ml_flow_pop(&s->queue);
-        stale = staleness(s, g);
-        r->n_looked++;
-        r->sum_stale += stale;
-        r->max_stale = stale > r->max_stale ? stale : r->max_stale;
+        stale = ml_flow_staleness(s, g);
+        look_at(s, r, g);
         if (s->opts.max_stale < 0 || stale <= s->opts.max_stale) {
             r->group[r->n++] = g;
         } else {
@@ -129,7 +170,7 @@ static void report(ml_flow *s, const round *r, ml_harvest *out) {
     int64_t n = 0, sum = 0, most = 0;
 
     for (const ml_flow_group *g = s->queue.first; g; g = g->next, n++) {
-        int64_t stale = staleness(s, g);
+        int64_t stale = ml_flow_staleness(s, g);
         sum += stale;
         most = stale > most ? stale : most;
     }

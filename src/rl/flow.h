@@ -24,6 +24,7 @@ typedef struct ml_flow_opts {
     ml_asker asker;
     ml_sampling how;
     const miles_group_filter *filter; /* NULL: all are kept */
+    const miles_buffer *buffer;       /* picks among what waits; NULL: the oldest */
     int64_t max_groups;               /* under way */
     int64_t capacity;                 /* groups that wait, before no more are begun */
     int64_t max_stale;                /* publications; -1: any number */

@@ -61,6 +61,18 @@ void ml_flow_free_group(ml_flow_group *g);
 ml_flow_group *ml_flow_pop(ml_flow_list *l);
 void ml_flow_push(ml_flow_list *l, ml_flow_group *g);
 
+/* --- flow_buffer.c --- */
+
+/* With the lock: what the row of the options says of the groups that wait.  Those it wants, at
+ * most `want`, go to `out`; *n is how many. */
+ml_status ml_flow_pick(ml_flow *s, ml_flow_group **out, int64_t want, int64_t *n,
+                       ml_err *err);
+
+/* --- flow.c --- */
+
+/* Publications since the group's oldest token. */
+int64_t ml_flow_staleness(const ml_flow *s, const ml_flow_group *g);
+
 /* --- flow_save.c --- */
 
 /* Part of a snapshot: members of a JSON object. */

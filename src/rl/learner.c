@@ -85,6 +85,24 @@ static void count_tokens(ml_lesson_run *s) {
         }
 }
 
+static ml_status check_on_policy(const ml_lesson_run *s, ml_err *err) {
+    if (!s->l->on_policy)
+        return ML_OK;
+    if (s->out->n_stale)
+        return ml_fail(err, ML_EFORMAT,
+                       "--true-on-policy-mode: %lld of %lld tokens of rollout %lld were "
+                       "not drawn with the weights at hand",
+                       (long long)s->out->n_stale, (long long)s->out->n_token,
+                       (long long)s->rollout);
+    for (int32_t i = 0; i < s->n; i++)
+        if (s->in[i]->n_response && !s->in[i]->logprob)
+            return ml_fail(err, ML_EFORMAT,
+                           "--true-on-policy-mode: sample %lld has no log-probs that "
+                           "training could be held against",
+                           (long long)s->in[i]->index);
+    return ML_OK;
+}
+
 static ml_status take_advantages(ml_lesson_run *s, ml_err *err) {
     ml_recipe recipe = *s->l->recipe;
     miles_batch b = batch_of(s);
@@ -121,6 +139,11 @@ static ml_status update_reference(ml_learner *l, int64_t rollout, ml_err *err) {
     return ml_weights_copy(l->ref, l->weights, ml_trainer_optimizer(l->trainer)->be, err);
 }
 
+static ml_status tell_ready(const ml_lesson_run *s, ml_err *err) {
+    miles_batch b = batch_of(s);
+    return ml_hooks_tell_batch(s->l->hooks, s->rollout, &b, err);
+}
+
 static ml_status prepare(ml_lesson_run *s, ml_err *err) {
     ml_status st = take_samples(s, err);
 
@@ -129,8 +152,14 @@ static ml_status prepare(ml_lesson_run *s, ml_err *err) {
     if (st != ML_OK)
         return st;
     count_tokens(s);
-    st = ml_lesson_score(s, err);
-    return st == ML_OK ? take_advantages(s, err) : st;
+    st = check_on_policy(s, err);
+    if (st == ML_OK)
+        st = ml_lesson_score(s, err);
+    if (st == ML_OK)
+        st = take_advantages(s, err);
+    if (st == ML_OK)
+        st = ml_lesson_record(s, err);
+    return st == ML_OK ? tell_ready(s, err) : st;
 }
 
 ml_status ml_learn(ml_learner *l, int64_t rollout, ml_lesson *out, ml_arena *a,

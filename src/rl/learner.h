@@ -20,6 +20,7 @@
 #include "rl/hooks.h"
 #include "rl/recipe.h"
 #include "rl/sample.h"
+#include "rl/witness.h"
 #include "train/trainer.h"
 
 typedef struct ml_learner {
@@ -38,8 +39,12 @@ typedef struct ml_learner {
     /* Choices that the steps, and the pass for old log-probs, take: the rollout's, or those that
      * this pass makes, which is then never left out. */
     bool replay[ML_ROUTES], record[ML_ROUTES];
+    bool on_policy; /* a token of other weights, or without log-prob, ends the run */
+    bool entropy;   /* of the policy before it learns, as a column and a figure */
+    const char *record_path; /* where what is trained on is written (round_path.h); NULL */
     void (*stepped)(void *ud); /* after each step of the actor; NULL: nobody looks */
     void *stepped_ud;
+    ml_witness *witness; /* NULL: none */
 } ml_learner;
 
 /* What one optimizer step did. */

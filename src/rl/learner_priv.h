@@ -11,6 +11,7 @@ typedef struct ml_lesson_run {
     const ml_sample *const *in; /* [n] */
     int32_t n;
     int64_t rollout;
+    int32_t step;           /* of the actor, being trained */
     bool critic_only;       /* the actor does not learn in this round */
     ml_train_sample *train; /* [n] */
     miles_sample *row;      /* [n] what the edges see */
@@ -23,6 +24,9 @@ ml_status ml_lesson_score(ml_lesson_run *s, ml_err *err);
 
 /* The optimizer steps of the critic and of the actor. */
 ml_status ml_lesson_train(ml_lesson_run *s, ml_err *err);
+
+/* Writes down what is trained on, where somebody wants it. */
+ml_status ml_lesson_record(const ml_lesson_run *s, ml_err *err);
 
 /* The figures of the rollout, before training. */
 void ml_lesson_report(ml_lesson_run *s);

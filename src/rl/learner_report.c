@@ -44,6 +44,7 @@ void ml_lesson_report(ml_lesson_run *s) {
     add_column(s, "rollout_log_probs", offsetof(miles_sample, rollout_log_prob));
     add_column(s, "ref_log_probs", offsetof(miles_sample, ref_log_prob));
     add_column(s, "teacher_log_probs", offsetof(miles_sample, teacher_log_prob));
+    add_column(s, "entropy", offsetof(miles_sample, entropy));
     add_column(s, "values", offsetof(miles_sample, old_value));
     add_column(s, "advantages", offsetof(miles_sample, advantage));
     add_column(s, "returns", offsetof(miles_sample, returns));

@@ -1,8 +1,8 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "rl/gen_score.h"
 #include "rl/learner_priv.h"
-#include "rl/remote_teacher.h"
 
 /* Room for a number per response token of each sample. */
 static float **new_columns(ml_lesson_run *s) {
@@ -31,6 +31,22 @@ static ml_status score(ml_lesson_run *s, ml_trainer *t, const ml_weights *w, siz
     return st;
 }
 
+/* The policy as it is, with entropies where they are wanted: the same pass gives both. */
+static ml_status score_actor(ml_lesson_run *s, ml_err *err) {
+    float **logprob = new_columns(s), **entropy = s->l->entropy ? new_columns(s) : NULL;
+    ml_status st =
+        ml_hooks_tell(s->l->hooks, MILES_BEFORE_LOG_PROB, s->rollout, -1, "actor", err);
+
+    if (st == ML_OK)
+        st = ml_trainer_score(s->l->trainer, NULL, s->train, s->n, logprob, entropy, err);
+    if (st != ML_OK)
+        return st;
+    put_columns(s, offsetof(miles_sample, old_log_prob), logprob);
+    if (entropy)
+        put_columns(s, offsetof(miles_sample, entropy), entropy);
+    return ML_OK;
+}
+
 /* Log-probs, of which hooks are told. */
 static ml_status score_logprobs(ml_lesson_run *s, const char *whose, const ml_weights *w,
                                 size_t field, ml_err *err) {
@@ -41,6 +57,7 @@ static ml_status score_logprobs(ml_lesson_run *s, const char *whose, const ml_we
 
 static ml_status ask_teacher(ml_lesson_run *s, ml_err *err) {
     size_t field = offsetof(miles_sample, teacher_log_prob);
+    ml_scorer teacher = { s->l->teachers, "the teacher", 1 };
     float **column;
     ml_status st;
 
@@ -49,7 +66,7 @@ static ml_status ask_teacher(ml_lesson_run *s, ml_err *err) {
     if (!s->l->teachers)
         return ML_OK;
     column = new_columns(s);
-    st = ml_remote_teacher_score(s->l->teachers, s->train, s->n, column, err);
+    st = ml_gen_score(&teacher, s->train, s->n, column, err);
     if (st == ML_OK)
         put_columns(s, field, column);
     return st;
@@ -72,7 +89,7 @@ static ml_status score_and_record(ml_lesson_run *s, ml_err *err) {
             s->train[i].routed[r].record =
                 ML_NEW(s->a, int32_t,
                        s->train[i].n_token * ml_spec_route_width(spec, (ml_route)r));
-    st = score_logprobs(s, "actor", NULL, offsetof(miles_sample, old_log_prob), err);
+    st = score_actor(s, err);
     for (int r = 0; r < ML_ROUTES; r++)
         for (int32_t i = 0; s->l->record[r] && i < s->n; i++)
             s->train[i].routed[r] =
@@ -96,6 +113,11 @@ static ml_status score_old(ml_lesson_run *s, ml_err *err) {
 
     if (records(s->l))
         return score_and_record(s, err);
+    if (s->l->entropy) {
+        ml_status st = score_actor(s, err);
+        if (st != ML_OK || !s->l->keep_old_actor)
+            return st;
+    }
     if (r->skip_actor_forward_only)
         return ML_OK;
     if (s->l->keep_old_actor && !drawn)
@@ -109,7 +131,7 @@ static ml_status score_old(ml_lesson_run *s, ml_err *err) {
     }
     if (r->num.use_rollout_logprobs && !r->correction)
         return ML_OK;
-    return score_logprobs(s, "actor", NULL, offsetof(miles_sample, old_log_prob), err);
+    return score_actor(s, err);
 }
 
 static ml_status score_values(ml_lesson_run *s, ml_err *err) {

@@ -36,6 +36,27 @@ static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
     return ML_OK;
 }
 
+/* The sample's part in the gradient of the step at hand. */
+static void bear_witness(void *ud, const ml_loss_io *io) {
+    const ml_lesson_run *s = ud;
+    double weight = 0;
+
+    for (int32_t t = 0; t < io->n_response; t++)
+        weight += fabs((double)io->dlogprob[t]) + fabs((double)io->dentropy[t]);
+    ml_witness_see(s->l->witness, s->in[io->sample]->index, s->rollout, s->step, weight);
+}
+
+/* All that was to be trained was, once. */
+static ml_status hear_witness(const ml_lesson_run *s, ml_err *err) {
+    int64_t *index = ML_NEW(s->a, int64_t, s->n + 1);
+
+    if (!s->l->witness || s->critic_only)
+        return ML_OK;
+    for (int32_t i = 0; i < s->n; i++)
+        index[i] = s->in[i]->index;
+    return ml_witness_judge(s->l->witness, index, s->n, s->rollout, err);
+}
+
 static int by_number(const void *x, const void *y) {
     int32_t i = *(const int32_t *)x, k = *(const int32_t *)y;
     return i < k ? -1 : i > k;
@@ -100,6 +121,7 @@ static ml_status train_step(ml_lesson_run *s, const pupil *p, const ml_schedule_
                             .step = plan,
                             .old_is_now = p->is_actor && r->skip_actor_forward_only,
                             .look = p->is_actor ? check_equal : NULL,
+                            .saw = p->is_actor && s->l->witness ? bear_witness : NULL,
                             .ud = s },
             out, metric, err);
     if (st != ML_OK)
@@ -132,9 +154,10 @@ ml_status ml_lesson_train(ml_lesson_run *s, ml_err *err) {
     for (int32_t k = 0; k < plan.n_step && st == ML_OK && !s->critic_only; k++) {
         ml_learned *done = &s->out->step[k];
         done->has_step = true;
+        s->step = k;
         st = ml_hooks_tell(s->l->hooks, MILES_BEFORE_TRAIN_STEP, s->rollout, k, "", err);
         if (st == ML_OK)
             st = train_step(s, &actor, &plan.step[k], &done->step, &done->figures, err);
     }
-    return st;
+    return st == ML_OK ? hear_witness(s, err) : st;
 }

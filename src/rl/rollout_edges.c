@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "rl/answers.h"
+#include "rl/train_rows.h"
 
 /* The round's samples as copies that may be changed; what they point at is shared. */
 static ml_sample **own_samples(ml_harvest *h, ml_arena *a) {
@@ -17,6 +18,28 @@ static ml_sample **own_samples(ml_harvest *h, ml_arena *a) {
     }
     h->sample = list;
     return own;
+}
+
+/* Decoding and prefill say the same, to the bit, and are held against each other. */
+static ml_status rescore(const ml_scorer *by, ml_sample **s, ml_harvest *h, ml_arena *a,
+                         ml_err *err) {
+    ml_train_rows rows = ml_train_rows_of(a, h->sample, (int32_t)h->n);
+    float **again = ML_NEW(a, float *, h->n + 1);
+    double most = 0;
+    ml_status st;
+
+    for (int64_t i = 0; i < h->n; i++)
+        again[i] = ML_NEW(a, float, s[i]->n_response + 1);
+    by->gen->flush(by->gen); /* what decoding left behind would not be computed again */
+    st = ml_gen_score(by, rows.train, (int32_t)h->n, again, err);
+    for (int64_t i = 0; i < h->n && st == ML_OK; i++) {
+        for (int32_t t = 0; s[i]->logprob && t < s[i]->n_response; t++)
+            if (rows.train[i].mask[t])
+                most = fmax(most, fabs((double)again[i][t] - (double)s[i]->logprob[t]));
+        s[i]->logprob = again[i];
+    }
+    ml_figures_add(&h->figures, "rollout/", "prefill_logp_max_diff", most);
+    return st;
 }
 
 static ml_status shape(const miles_reward_post *post, ml_sample **s,
@@ -94,11 +117,15 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     const miles_answers *round;
     ml_sample **own;
 
+    if (st == ML_OK && e->inject.template && rollout >= e->inject.from)
+        st = ml_rollout_inject(&e->inject, rollout, out, a, err);
     if (st != ML_OK)
         return st;
     own = own_samples(out, a);
+    if (e->rescore.gen)
+        st = rescore(&e->rescore, own, out, a, err);
     round = ml_answers_of(a, out->sample, out->n, rollout);
-    if (e->post)
+    if (st == ML_OK && e->post)
         st = shape(e->post, own, round, a, err);
     if (st == ML_OK && e->filter)
         st = take_out(e->filter, own, round, a, &out->figures, err);

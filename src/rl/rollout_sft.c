@@ -25,8 +25,7 @@ static ml_status read_sample(const ml_sft_rollout *s, const ml_group *group, ml_
     if (st == ML_OK)
         st = ml_sft_sample(&read, a, &text, &prompt, err);
     if (st != ML_OK) {
-        ml_err_prefix(err, "%s:%lld", r->dataset.rows.file.path,
-                      (long long)ml_jsonl_line(&r->dataset.rows, group->row));
+        ml_dataset_blame(&r->dataset, group->row, err);
         return st;
     }
     *out = (ml_sample){ .index = group->first_index,

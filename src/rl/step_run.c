@@ -77,7 +77,10 @@ static ml_status loss_of_sample(bridge *b, ml_loss_io *io, ml_err *err) {
 
     if (st != ML_OK)
         return st;
-    return io->value ? loss_of_values(b, io, err) : loss_of_logprobs(b, io, err);
+    st = io->value ? loss_of_values(b, io, err) : loss_of_logprobs(b, io, err);
+    if (st == ML_OK && b->run->saw)
+        b->run->saw(b->run->ud, io);
+    return st;
 }
 
 static ml_status loss_of_micro(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {

@@ -17,6 +17,8 @@ typedef struct ml_step_run {
     bool old_is_now; /* the old log-probs are those of this very pass */
     /* Sees what the model says of each sample before the loss does; NULL: nobody looks. */
     ml_status (*look)(void *ud, const ml_loss_io *io, ml_err *err);
+    /* Sees what the loss wants changed of it afterwards; NULL: nobody does. */
+    void (*saw)(void *ud, const ml_loss_io *io);
     void *ud;
 } ml_step_run;
 

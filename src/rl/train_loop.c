@@ -4,7 +4,6 @@
 
 #include "base/log.h"
 #include "rl/first_look.h"
-#include "rl/hashes.h"
 #include "rl/trim.h"
 
 /* Stages of a round. */
@@ -31,6 +30,8 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
             st = publish(l, &r, err);
         if (st == ML_OK)
             st = evaluate(l, &r, err);
+        if (st == ML_OK && l->debug.account)
+            st = ml_account_round(l->debug.account, run, r.rollout, err);
         ml_round_end(&r, &run->log);
         if (st == ML_OK)
             st = ml_run_log_check(&run->log, err);
@@ -43,6 +44,8 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
         st = ml_saver_wait(run->saver, err);
     if (st == ML_OK && l->debug.checks)
         st = ml_checks_end(l->debug.checks, err);
+    if (st == ML_OK && l->debug.account)
+        st = ml_account_end(l->debug.account, err);
     return st;
 }
 
@@ -119,6 +122,11 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
     if (st != ML_OK)
         return st;
     ml_round_report(r, &run->log, r->rollout * per_round, &l->watch);
+    if (l->debug.account)
+        st = ml_account_learnt(l->debug.account, r, r->rollout * per_round, &run->weights,
+                               err);
+    if (st != ML_OK)
+        return st;
     return l->debug.checks
                ? ml_checks_round(l->debug.checks, r, r->rollout * per_round, &run->log, err)
                : ML_OK;
@@ -198,11 +206,11 @@ static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
 static ml_status look_at_sync(const ml_train_loop *l, ml_err *err) {
     const ml_weights *trained = &l->run->weights;
     uint64_t is, generates;
-    ml_status st = ml_hash_weights(&is, trained, err);
+    ml_status st = ml_hash_weights(&is, trained, &l->debug.sync_skip, err);
 
     generates = is;
     if (st == ML_OK && l->debug.check_sync && l->debug.generating)
-        st = ml_hash_weights(&generates, l->debug.generating, err);
+        st = ml_hash_weights(&generates, l->debug.generating, &l->debug.sync_skip, err);
     if (st == ML_OK && generates != is)
         st = ml_fail(
             err, ML_EFORMAT,
@@ -234,6 +242,10 @@ static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_stage_end(r, ML_STAGE_PUBLISH);
     if (st == ML_OK && (l->debug.tell_sync || l->debug.check_sync))
         st = look_at_sync(l, err);
+    if (st == ML_OK && l->debug.account && !l->debug.elsewhere)
+        st = ml_account_published(
+            l->debug.account, r->rollout,
+            l->debug.generating ? l->debug.generating : &l->run->weights, err);
     return st;
 }
 
@@ -277,6 +289,9 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
     bool first = run->snapshot ? eval_due(l, run->rollout - 1)
                                : l->evaluate && l->eval_interval && !l->skip_first_eval;
 
+    l->debug.sync_skip.spec = &run->spec;
+    if (l->debug.account)
+        ml_account_begin(l->debug.account, run);
     if (l->debug.checks) {
         l->debug.checks->weights = &run->weights;
         l->debug.checks->trainer = run->trainer;

@@ -25,10 +25,10 @@ static ml_status open_text(ml_train_run *r, ml_err *err) {
 
 static ml_status open_data(ml_train_run *r, ml_err *err) {
     ml_dataset_opts data = r->opts.data;
-    bool text = data.path || r->opts.needs_tokenizer;
-    ml_status st = text ? open_text(r, err) : ML_OK;
+    bool prompts = data.path || data.make;
+    ml_status st = prompts || r->opts.needs_tokenizer ? open_text(r, err) : ML_OK;
 
-    if (st != ML_OK || !data.path)
+    if (st != ML_OK || !prompts)
         return st;
     data.text = ml_prompter_text(&r->prompter);
     st = ml_dataset_open(&r->dataset, &data, err);
@@ -92,7 +92,7 @@ static ml_status open_critic(ml_train_run *r, ml_err *err) {
     }
     if (own != ML_NONE)
         dir = ml_snapshot_path(&r->arena, o->critic_load, own);
-    return st == ML_OK ? ml_critic_open(&r->critic, dir, err) : st;
+    return st == ML_OK ? ml_critic_open(&r->critic, dir, o->critic_seed, err) : st;
 }
 
 ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_err *err) {

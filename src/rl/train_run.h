@@ -40,13 +40,14 @@ typedef struct ml_train_run_opts {
     bool no_trim;                   /* a round is not cut to a multiple of the batch */
     ml_trainer_opts trainer;        /* the learning rate's length is filled in here */
     ml_recipe recipe;
-    bool keep_old_actor, reset_optimizer; /* as ml_learner has them */
-    bool replay_rollout[ML_ROUTES];       /* choices to replay are the rollout's */
+    bool keep_old_actor, reset_optimizer, on_policy, entropy; /* as ml_learner has them */
+    bool replay_rollout[ML_ROUTES]; /* choices to replay are the rollout's */
     /* The critic of a recipe that has a loss for one; NULL: as below. */
     const char *critic_load; /* <load>_critic where the actor goes on, else hf_checkpoint */
     const char *critic_save; /* <save>_critic */
     double critic_lr;
     int64_t critic_warmup_iters, n_critic_only;
+    uint64_t critic_seed;    /* of the head, where its checkpoint has none */
     const char *save, *load; /* NULL: nothing is saved; the run starts at 0 */
     const char *save_hf;     /* see ml_saver_opts */
     int64_t save_interval, keep_last, retain_interval; /* 0: at the end; all; none */

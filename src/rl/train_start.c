@@ -225,7 +225,9 @@ static void make_learner(ml_train_run *r) {
                                .n_critic_only = o->n_critic_only,
                                .ref_interval = o->ref_interval,
                                .keep_old_actor = o->keep_old_actor,
-                               .reset_optimizer = o->reset_optimizer };
+                               .reset_optimizer = o->reset_optimizer,
+                               .on_policy = o->on_policy,
+                               .entropy = o->entropy };
     for (int i = 0; i < ML_ROUTES; i++) {
         r->learner.replay[i] = o->replay_rollout[i];
         r->learner.record[i] = o->trainer.replay[i] && !o->replay_rollout[i];

@@ -54,8 +54,11 @@ static ml_status replace(const char *temp, const char *path, const char *dir, ml
 }
 
 ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w,
-                              const ml_spec *s, const ml_checkpoint *from, ml_err *err) {
-    ml_export_opts how = { .keep_dtype = !is_f32(w), .dtype = ML_F32 };
+                              const ml_spec *s, const ml_checkpoint *from,
+                              int64_t shard_bytes, ml_err *err) {
+    ml_export_opts how = { .keep_dtype = !is_f32(w),
+                           .dtype = ML_F32,
+                           .shard_bytes = shard_bytes };
     ml_text temp = { 0 };
     ml_status st = ml_dir_make(dir, err);
 

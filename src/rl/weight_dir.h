@@ -11,8 +11,10 @@
 
 #include "model/weights.h"
 
-/* Writes the version of the set; its path is left in `out`. */
+/* Writes the version of the set, in files of at most shard_bytes (one tensor at least; 0: the
+ * files of the source); its path is left in `out`. */
 ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w,
-                              const ml_spec *s, const ml_checkpoint *from, ml_err *err);
+                              const ml_spec *s, const ml_checkpoint *from,
+                              int64_t shard_bytes, ml_err *err);
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "rl/sample.h"
+#include "tests/support/example.h"
 #include "tests/support/kill.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
@@ -168,6 +169,23 @@ static void staleness_is_bounded(void) {
     CHECK(largest(again, "rollout/stale_tokens") == 0.0);
 }
 
+/* A row takes the newest, and of what waits nothing is lost. */
+static void a_row_keeps_the_queue(void) {
+    char out[16000], more[1000];
+
+    ml_toy_run_inputs();
+    snprintf(more, sizeof more,
+             "--fully-async --async-data-buffer-capacity-factor 4 "
+             "--async-max-concurrent-samples 64 --eval-interval 100 "
+             "--skip-eval-before-train --custom-async-data-buffer-path %s:newest_first",
+             ml_test_example());
+    CHECK(run(ml_test_path("row"), more, out, sizeof out) == 0);
+    CHECK(largest(ml_test_path("row"), "rollout/fully_async/max_staleness") <= 2.0);
+    CHECK(run(ml_test_path("bad"), "--custom-async-data-buffer-path a.so:b", out,
+              sizeof out) == 2);
+    CHECK_HAS(out, "decides what the queue of --fully-async gives");
+}
+
 enum { CAP = 2000 };
 
 /* How often each sample was trained on. */
@@ -276,6 +294,7 @@ static const ml_test tests[] = {
     { "what cannot be meant is said", what_cannot_be_meant_is_said },
     { "flow can be replayed", flow_can_be_replayed },
     { "staleness is bounded", staleness_is_bounded },
+    { "a row keeps the queue", a_row_keeps_the_queue },
     { "flow survives kills", flow_survives_kills, 300 },
     { "a full disk is said", a_full_disk_is_said },
     { "cut data is said", cut_data_is_said },

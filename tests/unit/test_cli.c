@@ -221,6 +221,8 @@ static void all_at_once(void) {
 static const struct {
     const char *id, *words;
 } rule_cases[] = {
+    { "train-makes-prompts", "--hf-checkpoint m --disable-rollout-global-dataset "
+                             "--num-rollout 1 --rollout-batch-size 4" },
     { "score-output", "--hf-checkpoint m --input i" },
     { "score-in-place", "--hf-checkpoint m --input i --output i" },
     { "score-grads-batching", SCORE "--grads --batching tokenwise" },

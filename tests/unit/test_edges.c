@@ -70,11 +70,12 @@ static void watchers_are_told(void) {
              "--custom-megatron-before-log-prob-hook-path %s:journal "
              "--custom-megatron-before-train-step-hook-path %s:journal "
              "--custom-megatron-post-save-hook-path %s:journal "
+             "--rollout-data-postprocess-path %s:journal "
              "--rollout-all-samples-process-path %s:journal --async-save "
              "--custom-rollout-log-function-path %s:longest "
              "--custom-eval-rollout-log-function-path %s:longest "
              "--eval-prompt-data toy %s --eval-interval 1 --over-sampling-batch-size 5",
-             x, x, x, x, x, x, x, ml_test_path("data.jsonl"));
+             x, x, x, x, x, x, x, x, ml_test_path("data.jsonl"));
     CHECK(run(ml_test_path("save"), more, out, sizeof out) == 0);
     CHECK(file_has("journal", "after init: rollout 0, step -1"));
     CHECK(file_has("journal", "before log-probs: rollout 1, step -1, \"ref\""));
@@ -82,6 +83,8 @@ static void watchers_are_told(void) {
     CHECK(file_has("journal", "after save: rollout 1, step -1"));
     CHECK(file_has("journal", "save/iter_0000001\""));
     CHECK(file_has("journal", "rollout 0: 16 of "));
+    CHECK(file_has("journal",
+                   "data ready: rollout 1, step -1, \"\", 16 samples, with advantages"));
     CHECK(file_has("save/metrics.jsonl", "\"rollout/longest_response\": 12"));
     CHECK(file_has("save/metrics.jsonl", "\"eval/longest_response\": 12"));
     unsetenv("EXAMPLE_JOURNAL");
@@ -176,6 +179,46 @@ static void rounds_are_made_by_a_row(void) {
     CHECK(run(ml_test_path("miles"),
               "--rollout-function-path miles.rollout.sglang_rollout.generate_rollout", out,
               sizeof out) == 0);
+}
+
+/* Without a file of prompts, resumed or not. */
+static void prompts_are_made_by_a_row(void) {
+    const char *x = ml_test_example();
+    char out[16000], args[3000], more[400];
+
+    make_inputs();
+    snprintf(args, sizeof args,
+             "train --hf-checkpoint %s --disable-rollout-global-dataset --data-source-path "
+             "%s:sums --label-key label --apply-chat-template --rollout-batch-size 4 "
+             "--n-samples-per-prompt 4 --num-steps-per-rollout 2 --rm-type math "
+             "--rollout-max-response-len 12 --save %s --load %s ",
+             ml_test_path("model"), x, ml_test_path("save"), ml_test_path("save"));
+    snprintf(more, sizeof more,
+             "--num-rollout 1 --save-debug-rollout-data %s/{rollout_id}.zst",
+             ml_test_dir());
+    strncat(args, more, sizeof args - strlen(args) - 1);
+    CHECK(ml_test_miles(out, sizeof out, args) == 0);
+    CHECK_HAS(out, "what is 2+0?");
+    memcpy(strstr(args, "--num-rollout 1"), "--num-rollout 2", strlen("--num-rollout 2"));
+    CHECK(ml_test_miles(out, sizeof out, args) == 0);
+    snprintf(more, sizeof more, "zstd -qdc %s | grep -q 'what is 0+2?'",
+             ml_test_path("1.zst"));
+    CHECK(system(more) == 0);
+}
+
+static void evaluations_are_made_by_a_row(void) {
+    const char *x = ml_test_example();
+    char out[16000], more[2000];
+
+    make_inputs();
+    snprintf(
+        more, sizeof more,
+        "--eval-function-path %s:first_set --eval-interval 1 --eval-prompt-data toy %s "
+        "other %s",
+        x, ml_test_path("data.jsonl"), ml_test_path("data.jsonl"));
+    CHECK(run(ml_test_path("save"), more, out, sizeof out) == 0);
+    CHECK(file_has("save/metrics.jsonl", "\"eval/toy/worth_something\": "));
+    CHECK(!file_has("save/metrics.jsonl", "\"eval/other"));
 }
 
 /* --- groups graded together, and evaluations ------------------------------------ */
@@ -299,6 +342,8 @@ static const ml_test tests[] = {
     { "held groups are chosen", held_groups_are_chosen },
     { "the game is played", the_game_is_played },
     { "rounds are made by a row", rounds_are_made_by_a_row },
+    { "prompts are made by a row", prompts_are_made_by_a_row },
+    { "evaluations are made by a row", evaluations_are_made_by_a_row },
     { "groups are graded together", groups_are_graded_together },
     { "evaluations are configured", evaluations_are_configured },
     { "rewards have keys", rewards_have_keys },

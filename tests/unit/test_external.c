@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/support/example.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_model.h"
@@ -97,7 +98,7 @@ static void end(pid_t pid) {
 static void the_same_bytes_as_here(void) {
     const char *here = ml_test_path("here"), *one = ml_test_path("one"),
                *two = ml_test_path("two"), *routed = ml_test_path("routed");
-    char out[16000], more[1000];
+    char out[16000], more[1500], hook[1200];
     pid_t a, b, router;
 
     ml_toy_run_inputs();
@@ -109,9 +110,19 @@ static void the_same_bytes_as_here(void) {
                      sizeof out) == 0);
     CHECK_HAS(out, "forward_logp_max_diff 0,");
     ml_toy_run_same(here, one, ROUNDS);
-    CHECK(ml_toy_run("train", two, ROUNDS, external(more, sizeof more, 1, 2, ""), out,
+    setenv("EXAMPLE_JOURNAL", ml_test_path("journal"), 1);
+    snprintf(hook, sizeof hook,
+             "--update-weight-buffer-size 20000 --custom-update-weight-post-write-path "
+             "%s:journal",
+             ml_test_example());
+    CHECK(ml_toy_run("train", two, ROUNDS, external(more, sizeof more, 1, 2, hook), out,
                      sizeof out) == 0);
     ml_toy_run_same(here, two, ROUNDS);
+    snprintf(hook, sizeof hook,
+             "grep -q 'weights written: rollout 1, .*/version_' %s && "
+             "test $(ls %s/rollout_weights/version_*/model-*.safetensors | wc -l) -gt 3",
+             ml_test_path("journal"), two);
+    CHECK(system(hook) == 0);
     CHECK(ml_toy_run("train", routed, ROUNDS, external(more, sizeof more, 3, 1, ""), out,
                      sizeof out) == 0);
     ml_toy_run_same(here, routed, ROUNDS);

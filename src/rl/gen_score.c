@@ -1,4 +1,4 @@
-#include "rl/remote_teacher.h"
+#include "rl/gen_score.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -6,6 +6,7 @@
 
 /* Samples whose scores are being waited for. */
 typedef struct class_room {
+    const char *who; /* scores them */
     pthread_mutex_t lock;
     pthread_cond_t done;
     int32_t n_open;
@@ -37,30 +38,32 @@ static void on_update(void *ud, const ml_gen_update *u) {
         return;
     pthread_mutex_lock(&r->lock);
     if (u->finish == ML_FINISH_ABORT && r->st == ML_OK)
-        r->st = ml_fail(&r->err, ML_EIO, "the teacher did not score sample %d: %.*s",
+        r->st = ml_fail(&r->err, ML_EIO, "%s did not score sample %d: %.*s", r->who,
                         q->number, (int)u->message.len, u->message.ptr);
     else if (q->n < q->n_response && r->st == ML_OK)
-        r->st = ml_fail(&r->err, ML_EFORMAT,
-                        "the teacher scored %d of %d response tokens of sample %d", q->n,
-                        q->n_response, q->number);
+        r->st =
+            ml_fail(&r->err, ML_EFORMAT, "%s scored %d of %d response tokens of sample %d",
+                    r->who, q->n, q->n_response, q->number);
     if (--r->n_open == 0)
         pthread_cond_signal(&r->done);
     pthread_mutex_unlock(&r->lock);
 }
 
-static ml_status ask(ml_gen *teacher, question *q, const ml_train_sample *s, ml_err *err) {
+static ml_status ask(const ml_scorer *by, question *q, const ml_train_sample *s,
+                     ml_err *err) {
     uint64_t ticket;
     ml_status st;
 
     pthread_mutex_lock(&q->room->lock);
     q->room->n_open++;
     pthread_mutex_unlock(&q->room->lock);
-    st = teacher->submit(
-        teacher,
-        &(ml_gen_request){ .prompt = s->token,
-                           .n_prompt = s->n_token,
-                           .draw = { .temperature = 1, .top_p = 1, .repetition = 1 },
-                           .score_from = s->n_token - s->n_response },
+    st = by->gen->submit(
+        by->gen,
+        &(ml_gen_request){
+            .prompt = s->token,
+            .n_prompt = s->n_token,
+            .draw = { .temperature = by->temperature, .top_p = 1, .repetition = 1 },
+            .score_from = s->n_token - s->n_response },
         on_update, q, &ticket, err);
     if (st != ML_OK) {
         pthread_mutex_lock(&q->room->lock);
@@ -77,21 +80,21 @@ static void wait_for_all(class_room *r) {
     pthread_mutex_unlock(&r->lock);
 }
 
-ml_status ml_remote_teacher_score(ml_gen *teacher, const ml_train_sample *s, int32_t n,
-                                  float *const *logprob, ml_err *err) {
-    class_room room = { .st = ML_OK };
+ml_status ml_gen_score(const ml_scorer *by, const ml_train_sample *s, int32_t n,
+                       float *const *logprob, ml_err *err) {
+    class_room room = { .who = by->who, .st = ML_OK };
     ml_arena a;
     question *q;
     ml_status st = ML_OK;
 
     pthread_mutex_init(&room.lock, NULL);
     pthread_cond_init(&room.done, NULL);
-    ml_arena_init(&a, "a teacher's scores");
+    ml_arena_init(&a, "scores");
     q = ML_NEW(&a, question, n + 1);
     for (int32_t i = 0; i < n && st == ML_OK; i++) {
         q[i] = (question){ &room, i, s[i].n_response, logprob[i], 0 };
         if (s[i].n_response)
-            st = ask(teacher, &q[i], &s[i], err);
+            st = ask(by, &q[i], &s[i], err);
     }
     wait_for_all(&room);
     if (st == ML_OK && room.st != ML_OK) {

@@ -1,0 +1,64 @@
+#include "rl/account.h"
+
+#include "rl/hashes.h"
+
+ml_status ml_account_open(ml_account *a, const ml_account_opts *opts, ml_err *err) {
+    ml_status st = ML_OK;
+
+    *a = (ml_account){ .opts = *opts };
+    if (opts->events)
+        st = ml_events_open(&a->events, opts->events, err);
+    if (st == ML_OK && opts->n_witness)
+        st = ml_witness_open(&a->witness, opts->n_witness, a->events, err);
+    return st;
+}
+
+void ml_account_close(ml_account *a) {
+    ml_witness_close(a->witness);
+    ml_events_close(a->events);
+    *a = (ml_account){ 0 };
+}
+
+void ml_account_begin(ml_account *a, ml_train_run *run) {
+    run->learner.witness = a->witness;
+}
+
+static ml_status write_checksum(ml_account *a, const char *whose, int64_t rollout,
+                                const ml_weights *w, ml_err *err) {
+    uint64_t hash;
+    ml_status st = ml_hash_weights(&hash, w, NULL, err);
+
+    if (st == ML_OK)
+        ml_events_checksum(a->events, whose, rollout, w->version, hash);
+    return st;
+}
+
+ml_status ml_account_learnt(ml_account *a, const ml_round *r, int64_t step,
+                            const ml_weights *w, ml_err *err) {
+    const ml_lesson *l = &r->lesson;
+
+    if (!a->events || l->n_step == 0)
+        return ML_OK;
+    ml_events_figures(a->events, "train_advantage_computation", r->rollout, &l->rollout);
+    for (int32_t k = 0; k < l->n_step; k++) {
+        ml_events_step_end(a->events, r->rollout, step + k);
+        ml_events_figures(a->events, "metric", r->rollout, &l->step[k].figures);
+    }
+    return write_checksum(a, "train_engine_local_weight_checksum", r->rollout, w, err);
+}
+
+ml_status ml_account_published(ml_account *a, int64_t rollout, const ml_weights *generating,
+                               ml_err *err) {
+    return a->events ? write_checksum(a, "inference_engine_weight_checksum", rollout,
+                                      generating, err)
+                     : ML_OK;
+}
+
+ml_status ml_account_round(ml_account *a, ml_train_run *run, int64_t rollout, ml_err *err) {
+    ml_status st = ml_memory_record_round(&a->opts.memory, run, rollout, err);
+    return st == ML_OK ? ml_events_check(a->events, err) : st;
+}
+
+ml_status ml_account_end(ml_account *a, ml_err *err) {
+    return a->opts.analyse ? ml_events_analyse(a->opts.events, err) : ML_OK;
+}
