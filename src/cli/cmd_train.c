@@ -16,7 +16,8 @@ typedef struct train_job {
     ml_train_gen gen; /* zeros: nothing is generated */
     ml_loop_edges edges;
     ml_rollout_edges around; /* the rollout */
-    ml_text shared;          /* what a resumed run must share */
+    ml_train_dumps dumps;
+    ml_text shared; /* what a resumed run must share */
     const char *teacher_url[ML_TEACHERS];
 } train_job;
 
@@ -121,7 +122,7 @@ static ml_status train(train_job *j, ml_err *err) {
 
     if (st != ML_OK)
         return st;
-    st = ml_train_debug_open(&debug, &loop, j->config, err);
+    st = ml_train_debug_open(&debug, &loop, &j->dumps, j->config, err);
     if (st == ML_OK)
         st =
             j->config->rollout.load_debug ? replay(j, &loop, err) : generate(j, &loop, err);
@@ -135,13 +136,18 @@ static ml_status open_job(train_job *j, ml_err *err) {
     ml_status st = ml_train_debug_begin(j->config, err);
 
     if (st == ML_OK)
-        st = run_opts(j, &opts, err);
-
+        st = ml_train_dumps_open(&j->dumps, j->config, err);
     if (st == ML_OK)
-        st = ml_train_run_open(&j->run, &opts, err);
+        st = run_opts(j, &opts, err);
+    if (st != ML_OK)
+        return st;
+    opts.trainer.dump_score = j->dumps.score;
+    opts.trainer.dump_train = j->dumps.train;
+    st = ml_train_run_open(&j->run, &opts, err);
     if (st != ML_OK || j->config->rollout.load_debug)
         return st;
     st = ml_train_gen_open(&j->gen, j->config, &j->edges, &j->run, err);
+    j->gen.engine.dump = j->dumps.inference;
     return st == ML_OK ? ml_train_gen_bytes(&j->gen, &j->run.opts.engine_bytes, err) : st;
 }
 
@@ -153,6 +159,7 @@ ml_status ml_cmd_train(const ml_config *c, ml_err *err) {
         st = c->train.dry_run ? ml_train_print_memory(&j.run, err) : train(&j, err);
     ml_train_gen_close(&j.gen);
     ml_train_run_close(&j.run);
+    ml_train_dumps_close(&j.dumps);
     ml_text_release(&j.shared);
     return st;
 }

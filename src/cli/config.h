@@ -214,6 +214,11 @@ typedef struct ml_config {
         double threshold;
     } debug;
     struct {
+        bool enable;
+        const char *dir;
+        ml_words inference, score, train; /* options of each */
+    } dump;
+    struct {
         /* what a run writes down of itself; NULL: not given */
         const char *train, *events, *memory_dir, *inject;
         bool analyse, witness, memory;

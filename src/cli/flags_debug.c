@@ -3,7 +3,7 @@
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
-#define DUMPER "tensors are not dumped; miles score writes logits and gradients"
+#define DUMPER "there is no source to patch; --dumper-enable writes the output of every op"
 #define MEMORY                                                                             \
     "--record-memory-history writes where the memory is, --profile where time goes"
 #define AUDIT "there are no ranks that could fail by themselves; leave it out"
@@ -276,13 +276,8 @@ const ml_flag ml_flags_debug[] = {
     ML_NOOP("recompute-logprobs-via-prefill", BOOL, MILES, ML_CMD_SFT, NOTHING),
     ML_NOOP("debug-skip-weight-update", BOOL, MILES, ML_CMD_SFT, NOTHING),
     ML_NOOP("check-weight-update-skip-list", LIST, MILES, ML_CMD_SFT, NOTHING),
-    ML_REFUSED("dumper-enable", BOOL, MILES, TRAIN, DUMPER),
-    ML_REFUSED("dumper-dir", TEXT, MILES, TRAIN, DUMPER),
     ML_REFUSED("dumper-source-patcher-config-inference", TEXT, MILES, TRAIN, DUMPER),
     ML_REFUSED("dumper-source-patcher-config-train", TEXT, MILES, TRAIN, DUMPER),
-    ML_REFUSED("dumper-inference", LIST, MILES, TRAIN, DUMPER),
-    ML_REFUSED("dumper-fwd-only", LIST, MILES, TRAIN, DUMPER),
-    ML_REFUSED("dumper-fwd-bwd", LIST, MILES, TRAIN, DUMPER),
     ML_REFUSED("use-pytorch-profiler", BOOL, MEGATRON, TRAIN, MEMORY),
     ML_REFUSED("memory-snapshot-path", TEXT, MILES, TRAIN, MEMORY),
     ML_REFUSED("profile-step-start", TEXT, MEGATRON, TRAIN,

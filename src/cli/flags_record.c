@@ -3,6 +3,15 @@
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
+/* What is written of one of them. */
+#define DUMP(word, field, whose)                                                           \
+    {                                                                                      \
+        .name = word, .type = ML_FLAG_LIST, ML_AT(dump.field), .value = "KEY=VALUE",       \
+        .group = "debugging", .cmds = TRAIN, .from = ML_FROM_MILES,                        \
+        .help = "Of " whose ": enable=0 or enable=1, whatever --dumper-enable says; "      \
+                "filter=PART writes tensors with that part in their names."                \
+    }
+
 /* The order is that of ml_memory_view. */
 static const char *const recorders[] = { "torch", "memray", NULL };
 
@@ -90,6 +99,27 @@ const ml_flag ml_flags_record[] = {
       .help = "--record-memory-history: torch writes the buffers of weights, gradients, "
               "optimizer, activations and engine; memray what the kernel and malloc know "
               "of the process." },
+    { .name = "dumper-enable",
+      .type = ML_FLAG_BOOL,
+      ML_AT(dump.enable),
+      .group = "debugging",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help =
+          "Write what every op of the model computes, as safetensors: of the engine, of "
+          "passes that only score, and of training, there with gradients." },
+    { .name = "dumper-dir",
+      .type = ML_FLAG_PATH,
+      ML_AT(dump.dir),
+      .value = "DIR",
+      .def = "/tmp/dumper",
+      .group = "debugging",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Where: DIR/inference/rollout_3/000012.safetensors." },
+    DUMP("dumper-inference", inference, "the engine"),
+    DUMP("dumper-fwd-only", score, "passes that only score"),
+    DUMP("dumper-fwd-bwd", train, "training"),
     { .name = "ci-inject-rollout-data-path",
       .type = ML_FLAG_PATH,
       ML_AT(record.inject),

@@ -59,13 +59,14 @@ static ml_checks_opts checks_of(const ml_config *c) {
     };
 }
 
-static ml_account_opts account_of(const ml_config *c) {
+static ml_account_opts account_of(const ml_config *c, const ml_train_dumps *dumps) {
     return (ml_account_opts){
         .analyse = c->record.analyse,
         .n_witness = c->record.witness ? c->record.witness_rows : 0,
         .memory = { .dir = c->record.memory ? c->record.memory_dir : NULL,
                     .n_round = c->record.memory_rounds,
                     .view = (ml_memory_view)c->record.recorder },
+        .dump = { dumps->inference, dumps->score, dumps->train },
     };
 }
 
@@ -74,10 +75,11 @@ static const char *place(ml_arena *a, const char *own, const char *dump, const c
     return own || !dump ? own : ml_arena_printf(a, "%s/%s", dump, name);
 }
 
-ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop, const ml_config *c,
+ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
+                              const ml_train_dumps *dumps, const ml_config *c,
                               ml_err *err) {
     ml_checks_opts checks = checks_of(c);
-    ml_account_opts account = account_of(c);
+    ml_account_opts account = account_of(c, dumps);
     const char *dump = c->debug.dump;
     ml_status st;
 

@@ -3,6 +3,7 @@
 #define ML_CLI_TRAIN_DEBUG_H
 
 #include "cli/config.h"
+#include "cli/train_dumps.h"
 #include "rl/checks.h"
 #include "rl/train_loop.h"
 
@@ -19,8 +20,8 @@ ml_status ml_train_debug_begin(const ml_config *c, ml_err *err);
 void ml_train_debug_opts(ml_train_run_opts *o, const ml_config *c);
 
 /* Opens what the run is held against, and tells the loop. */
-ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop, const ml_config *c,
-                              ml_err *err);
+ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
+                              const ml_train_dumps *dumps, const ml_config *c, ml_err *err);
 void ml_train_debug_close(ml_train_debug *d); /* zeros are fine */
 
 #endif

@@ -127,10 +127,12 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
     st = ml_plan_new(&e->plan, e->spec, e->be, plan_opts(e->spec, &e->opts), err);
     if (st == ML_OK)
         st = ml_plan_alloc(e->plan, err);
-    if (st == ML_OK)
+    if (st == ML_OK) {
+        ml_plan_dump_to(e->plan, e->opts.dump);
         st = dev->alloc(dev, &e->sample_scratch,
                         e->be->ops->sample_scratch(e->be->stream, e->spec->n_vocab),
                         ML_MEM_SCRATCH, err);
+    }
     return st == ML_OK ? ml_engine_take_kv(e, err) : st;
 }
 

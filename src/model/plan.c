@@ -287,6 +287,9 @@ static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     p->be->ops->forward[n->op](p->be->stream, &a);
     if (forward)
         tell_chosen(p, n, r, &a);
+    for (int k = 0; p->dump && forward && k < ML_OP_OUT; k++)
+        if (n->out[k] != ML_NONE && !ml_axis_is_kept(p->spec->value[n->out[k]].axis))
+            ml_plan_dump_value(p->dump, p->spec, node, k, false, &a.out[k]);
     p->stats.forward_s[n->op] += ml_clock_s() - start;
     p->stats.rows[n->op] += a.out[0].shape[0];
 }
@@ -299,7 +302,7 @@ static void run_nodes(ml_plan *p, const ml_run *r) {
 /* The second run of a kind is recorded, later ones are replayed. */
 static void run_or_replay(ml_plan *p, const ml_run *r) {
     const ml_replay *replay = p->be->replay;
-    ml_plan_recording *rec = ml_plan_recording_of(p, r);
+    ml_plan_recording *rec = p->dump ? NULL : ml_plan_recording_of(p, r);
 
     if (rec && !rec->work && replay->begin(p->be->stream)) {
         run_nodes(p, r);
@@ -311,16 +314,35 @@ static void run_or_replay(ml_plan *p, const ml_run *r) {
         run_nodes(p, r);
 }
 
+void ml_plan_dump_to(ml_plan *p, ml_plan_dump *d) {
+    p->dump = d;
+}
+
+/* A run takes no memory, unless somebody looks at it. */
+static void begin_run(ml_plan *p, const ml_run *r) {
+    check_fits(p, r);
+    if (p->dump)
+        ml_plan_dump_begin(p->dump, r->rows, p->be);
+    else
+        ml_mem_seal();
+}
+
+static void end_run(ml_plan *p) {
+    if (p->dump)
+        ml_plan_dump_end(p->dump);
+    else
+        ml_mem_unseal();
+}
+
 void ml_plan_forward(ml_plan *p, const ml_run *r) {
     ml_rows rows;
     ml_run run = *r;
 
-    check_fits(p, r);
-    ml_mem_seal();
+    begin_run(p, r);
     rows = rows_on_device(p, r->rows);
     run.rows = &rows;
     run_or_replay(p, &run);
-    ml_mem_unseal();
+    end_run(p);
 }
 
 static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) {
@@ -334,6 +356,8 @@ static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) 
     if (node == p->head && !dentropy)
         a.dout[1] = (ml_tensor){ 0 };
     p->be->ops->backward[op](p->be->stream, &a);
+    for (int k = 0; p->dump && k < ML_OP_IN; k++)
+        ml_plan_dump_value(p->dump, p->spec, node, k, true, &a.din[k]);
     p->stats.backward_s[op] += ml_clock_s() - start;
 }
 
@@ -346,9 +370,8 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
     ml_rows rows;
     ml_run run = *r;
 
-    check_fits(p, r);
     ML_BUG_IF(!p->opts.backward || !r->grads);
-    ml_mem_seal();
+    begin_run(p, r);
     rows = rows_on_device(p, r->rows);
     run.rows = &rows;
     dev->copy_in(p->be->stream, at(p, p->grad_store[head->out[0]]), dlogprob, bytes);
@@ -361,7 +384,7 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
         for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--)
             back_node(p, i, &run, dentropy != NULL);
     }
-    ml_mem_unseal();
+    end_run(p);
 }
 
 void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entropy,

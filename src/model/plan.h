@@ -17,6 +17,7 @@
 #include "model/weights.h"
 
 typedef struct ml_plan ml_plan;
+typedef struct ml_plan_dump ml_plan_dump; /* plan_dump.h */
 
 /* Activations that backward computes again instead of keeping them: the same bits, less
  * memory, more time.  Modules are parts of a layer, bits of ml_module. */
@@ -77,6 +78,9 @@ typedef struct ml_run {
     int32_t *chosen[ML_ROUTES];
     const int32_t *given[ML_ROUTES]; /* opts.given only */
 } ml_run;
+
+/* From now on all that runs compute is written there, too; NULL: not any more. */
+void ml_plan_dump_to(ml_plan *p, ml_plan_dump *d);
 
 void ml_plan_forward(ml_plan *p, const ml_run *r);
 

@@ -3,7 +3,7 @@
 #ifndef ML_MODEL_PLAN_PRIV_H
 #define ML_MODEL_PLAN_PRIV_H
 
-#include "model/plan.h"
+#include "model/plan_dump.h"
 
 /* A value has a copy that forward writes and, where it is computed again for backward, a
  * second one. */
@@ -53,6 +53,7 @@ struct ml_plan {
     int32_t n_unit;
     int32_t head; /* the LMHEAD node */
     ml_plan_stats stats;
+    ml_plan_dump *dump; /* NULL: nobody looks */
     size_t act_bytes, scratch_bytes;
     ml_buf act, scratch;
     ml_buf rows;    /* of another device than the host: the batch's arrays, and */

@@ -1,5 +1,6 @@
 #include "rl/account.h"
 
+#include "model/plan_dump.h"
 #include "rl/hashes.h"
 
 ml_status ml_account_open(ml_account *a, const ml_account_opts *opts, ml_err *err) {
@@ -54,8 +55,18 @@ ml_status ml_account_published(ml_account *a, int64_t rollout, const ml_weights 
                      : ML_OK;
 }
 
+void ml_account_round_begin(ml_account *a, int64_t rollout) {
+    for (int i = 0; i < 3; i++)
+        if (a->opts.dump[i])
+            ml_plan_dump_round(a->opts.dump[i], rollout);
+}
+
 ml_status ml_account_round(ml_account *a, ml_train_run *run, int64_t rollout, ml_err *err) {
     ml_status st = ml_memory_record_round(&a->opts.memory, run, rollout, err);
+
+    for (int i = 0; i < 3 && st == ML_OK; i++)
+        if (a->opts.dump[i])
+            st = ml_plan_dump_check(a->opts.dump[i], err);
     return st == ML_OK ? ml_events_check(a->events, err) : st;
 }
 

@@ -16,6 +16,7 @@ typedef struct ml_account_opts {
     bool analyse;       /* the events, at the end */
     int64_t n_witness;  /* rows */
     ml_memory_record memory;
+    ml_plan_dump *dump[3]; /* of engine and trainer, the caller's; NULL: none */
 } ml_account_opts;
 
 typedef struct ml_account {
@@ -29,6 +30,8 @@ void ml_account_close(ml_account *a); /* zeros are fine */
 
 /* The run has started. */
 void ml_account_begin(ml_account *a, ml_train_run *run);
+/* A round begins. */
+void ml_account_round_begin(ml_account *a, int64_t rollout);
 /* A round was learnt from; its first step has the number `step`. */
 ml_status ml_account_learnt(ml_account *a, const ml_round *r, int64_t step,
                             const ml_weights *w, ml_err *err);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/dir.h"
+#include "base/json_out.h"
 #include "base/map.h"
 #include "io/jsonl.h"
 
@@ -51,62 +52,87 @@ void ml_events_close(ml_events *e) {
     free(e);
 }
 
-/* A line that was begun; its end is written and the line with it. */
-static void write_line(ml_events *e, ml_text *line) {
-    ml_text_printf(line, "}\n");
-    e->failed |=
-        fwrite(line->ptr, 1, line->len, e->file) != line->len || fflush(e->file) != 0;
-    ml_text_release(line);
+/* A line while it is written. */
+typedef struct event_line {
+    ml_text text;
+    ml_json_out out;
+} event_line;
+
+static void begin_line(event_line *l, const char *type, int64_t rollout) {
+    *l = (event_line){ 0 };
+    l->out.to = &l->text;
+    ml_json_begin(&l->out, '{');
+    ml_json_key(&l->out, "type");
+    ml_json_word(&l->out, type);
+    ml_json_key(&l->out, "rollout");
+    ml_json_int(&l->out, rollout);
 }
 
-static void begin_line(ml_text *line, const char *type, int64_t rollout) {
-    ml_text_printf(line, "{\"type\": \"%s\", \"rollout\": %lld", type, (long long)rollout);
+static void add_int(event_line *l, const char *key, int64_t v) {
+    ml_json_key(&l->out, key);
+    ml_json_int(&l->out, v);
+}
+
+static void end_line(ml_events *e, event_line *l) {
+    ml_json_end(&l->out, '}');
+    ml_text_add(&l->text, "\n", 1);
+    e->failed |=
+        fwrite(l->text.ptr, 1, l->text.len, e->file) != l->text.len || fflush(e->file) != 0;
+    ml_text_release(&l->text);
 }
 
 void ml_events_step_end(ml_events *e, int64_t rollout, int64_t step) {
-    ml_text line = { 0 };
+    event_line l;
 
     if (!e)
         return;
-    begin_line(&line, "train_group_step_end", rollout);
-    ml_text_printf(&line, ", \"step\": %lld", (long long)step);
-    write_line(e, &line);
+    begin_line(&l, "train_group_step_end", rollout);
+    add_int(&l, "step", step);
+    end_line(e, &l);
 }
 
 void ml_events_figures(ml_events *e, const char *type, int64_t rollout,
                        const ml_figures *figures) {
-    ml_text line = { 0 };
+    event_line l;
 
-    if (!e || !figures->first)
+    if (!e)
         return;
-    begin_line(&line, type, rollout);
-    ml_text_printf(&line, ", ");
-    ml_figures_write(&line, figures);
-    write_line(e, &line);
+    begin_line(&l, type, rollout);
+    for (const ml_figure *f = figures->first; f; f = f->next) {
+        ml_json_key(&l.out, f->name);
+        ml_json_exact(&l.out, f->value);
+    }
+    end_line(e, &l);
 }
 
 void ml_events_checksum(ml_events *e, const char *whose, int64_t rollout, uint64_t version,
                         uint64_t hash) {
-    ml_text line = { 0 };
+    char sum[20];
+    event_line l;
 
     if (!e)
         return;
-    begin_line(&line, whose, rollout);
-    ml_text_printf(&line, ", \"version\": %llu, \"checksum\": \"%016llx\"",
-                   (unsigned long long)version, (unsigned long long)hash);
-    write_line(e, &line);
+    snprintf(sum, sizeof sum, "%016llx", (unsigned long long)hash);
+    begin_line(&l, whose, rollout);
+    ml_json_key(&l.out, "version");
+    ml_json_unsigned(&l.out, version);
+    ml_json_key(&l.out, "checksum");
+    ml_json_word(&l.out, sum);
+    end_line(e, &l);
 }
 
 void ml_events_witness(ml_events *e, int64_t rollout, int64_t step, int64_t sample,
                        double weight) {
-    ml_text line = { 0 };
+    event_line l;
 
     if (!e)
         return;
-    begin_line(&line, WITNESS, rollout);
-    ml_text_printf(&line, ", \"step\": %lld, \"sample\": %lld, \"gradient\": %.17g",
-                   (long long)step, (long long)sample, weight);
-    write_line(e, &line);
+    begin_line(&l, WITNESS, rollout);
+    add_int(&l, "step", step);
+    add_int(&l, "sample", sample);
+    ml_json_key(&l.out, "gradient");
+    ml_json_exact(&l.out, weight);
+    end_line(e, &l);
 }
 
 ml_status ml_events_check(const ml_events *e, ml_err *err) {

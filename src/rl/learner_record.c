@@ -1,23 +1,20 @@
 /* What is trained on, as the trainer has it: a line of JSON per sample, in zstd. */
-#include <math.h>
-
+#include "base/json_out.h"
 #include "io/zst.h"
 #include "rl/learner_priv.h"
 #include "rl/round_path.h"
 
-static void write_column(ml_text *o, const char *key, const double *v, int64_t n) {
+static void write_column(ml_json_out *o, const char *key, const double *v, int64_t n) {
     if (!v)
         return;
-    ml_text_printf(o, ",\"%s\":[", key);
+    ml_json_key(o, key);
+    ml_json_begin(o, '[');
     for (int64_t t = 0; t < n; t++)
-        if (isfinite(v[t]))
-            ml_text_printf(o, "%s%.17g", t ? "," : "", v[t]);
-        else
-            ml_text_printf(o, "%snull", t ? "," : "");
-    ml_text_printf(o, "]");
+        ml_json_exact(o, v[t]);
+    ml_json_end(o, ']');
 }
 
-static void write_columns(ml_text *o, const miles_sample *r) {
+static void write_columns(ml_json_out *o, const miles_sample *r) {
     write_column(o, "rollout_log_probs", r->rollout_log_prob, r->n);
     write_column(o, "log_probs", r->old_log_prob, r->n);
     write_column(o, "ref_log_probs", r->ref_log_prob, r->n);
@@ -29,21 +26,37 @@ static void write_columns(ml_text *o, const miles_sample *r) {
     write_column(o, "opd_reverse_kl", r->opd_reverse_kl, r->n);
 }
 
-static void write_sample(ml_text *o, const ml_sample *in, const ml_train_sample *x,
+static void write_int(ml_json_out *o, const char *key, int64_t v) {
+    ml_json_key(o, key);
+    ml_json_int(o, v);
+}
+
+static void write_number(ml_json_out *o, const char *key, double v) {
+    ml_json_key(o, key);
+    ml_json_exact(o, v);
+}
+
+static void write_sample(ml_text *to, const ml_sample *in, const ml_train_sample *x,
                          const miles_sample *r) {
-    ml_text_printf(o, "{\"sample_index\":%lld,\"group_index\":%lld,\"raw_reward\":%.17g",
-                   (long long)in->index, (long long)in->group, in->reward);
-    ml_text_printf(o, ",\"reward\":%.17g,\"truncated\":%d,\"response_length\":%d",
-                   r->reward, in->status == ML_SAMPLE_TRUNCATED, x->n_response);
-    ml_text_printf(o, ",\"tokens\":[");
-    for (int32_t t = 0; t < x->n_token; t++)
-        ml_text_printf(o, "%s%d", t ? "," : "", x->token[t]);
-    ml_text_printf(o, "],\"loss_mask\":[");
+    ml_json_out o = { .to = to };
+
+    ml_json_begin(&o, '{');
+    write_int(&o, "sample_index", in->index);
+    write_int(&o, "group_index", in->group);
+    write_number(&o, "raw_reward", in->reward);
+    write_number(&o, "reward", r->reward);
+    write_int(&o, "truncated", in->status == ML_SAMPLE_TRUNCATED);
+    write_int(&o, "response_length", x->n_response);
+    ml_json_key(&o, "tokens");
+    ml_json_ids(&o, x->token, x->n_token);
+    ml_json_key(&o, "loss_mask");
+    ml_json_begin(&o, '[');
     for (int32_t t = 0; t < x->n_response; t++)
-        ml_text_printf(o, "%s%d", t ? "," : "", x->mask[t]);
-    ml_text_printf(o, "]");
-    write_columns(o, r);
-    ml_text_printf(o, "}\n");
+        ml_json_int(&o, x->mask[t]);
+    ml_json_end(&o, ']');
+    write_columns(&o, r);
+    ml_json_end(&o, '}');
+    ml_text_add(to, "\n", 1);
 }
 
 ml_status ml_lesson_record(const ml_lesson_run *s, ml_err *err) {

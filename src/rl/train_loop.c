@@ -21,6 +21,8 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
     for (; st == ML_OK && run->rollout < run->num_rollout && !l->ending; run->rollout++) {
         ml_round r;
         ml_round_begin(&r, run->rollout);
+        if (l->debug.account)
+            ml_account_round_begin(l->debug.account, r.rollout);
         st = collect(l, &r, err);
         if (st == ML_OK)
             st = learn(l, &r, err);

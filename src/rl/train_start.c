@@ -106,6 +106,7 @@ static ml_trainer_opts critic_opts(const ml_train_run_opts *o) {
 
     t.lr.lr = o->critic_lr;
     t.lr.warmup_iters = o->critic_warmup_iters;
+    t.dump_score = t.dump_train = NULL;   /* the actor is what is looked at */
     t.optimizer.freeze = NULL;            /* patterns name the actor's tensors */
     memset(t.replay, 0, sizeof t.replay); /* what was chosen is the actor's, too */
     return t;

@@ -178,6 +178,7 @@ static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_c
     ml_micro_init(&r->micro, opts.caps, t->spec->critic);
     ml_choices_init(&r->micro.choices, &r->micro.arena, t->spec, t->opts.replay,
                     opts.caps.n_token);
+    ml_plan_dump_to(r->plan, backward ? t->opts.dump_train : t->opts.dump_score);
     return ML_OK;
 }
 

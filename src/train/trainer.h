@@ -29,6 +29,8 @@ typedef struct ml_trainer_opts {
     int64_t score_max_tokens; /* of a micro-batch that is only scored; 0: as batch */
     ml_recompute recompute;
     bool keep_logits; /* from forward to backward: faster, by a vocabulary per loss row */
+    /* Where what it computes is written, scoring and training; NULL: nowhere. */
+    ml_plan_dump *dump_score, *dump_train;
     bool replay[ML_ROUTES]; /* samples may bring choices, and have them recorded */
     bool stop_on_bad;       /* a loss or gradient that is not finite is an error */
 } ml_trainer_opts;

@@ -31,7 +31,7 @@ static void what_is_trained_on(void) {
     CHECK(run("a", 2) == 0);
     snprintf(command, sizeof command,
              "test $(zstd -qdc %s/train_data/1_0.jsonl.zst | grep -c "
-             "'\"tokens\":.*\"log_probs\":.*\"entropy\":.*\"advantages\":') = 16",
+             "'\"tokens\".*\"log_probs\".*\"entropy\".*\"advantages\"') = 16",
              ml_test_path("dump"));
     CHECK(system(command) == 0);
     CHECK(file_has("a/metrics.jsonl", "\"rollout/entropy\": "));
@@ -164,6 +164,43 @@ static void events_are_analysed(void) {
     CHECK_HAS(out, "needs --save-debug-event-data");
 }
 
+/* Files of the phase that have a tensor of this name. */
+static int n_dumped(const char *phase, const char *name) {
+    char text[40] = "";
+    FILE *f;
+
+    snprintf(command, sizeof command,
+             "grep -lr '%s' %s/dump/%s/rollout_1 2>/dev/null | wc -l", name, ml_test_dir(),
+             phase);
+    f = popen(command, "r");
+    CHECK(f && fgets(text, sizeof text, f));
+    if (f)
+        pclose(f);
+    return atoi(text);
+}
+
+static void tensors_are_dumped(void) {
+    ml_toy_run_inputs();
+    snprintf(
+        more, sizeof more,
+        "--dumper-enable --dumper-dir %s/dump --use-rollout-entropy --eval-interval 100 "
+        "--skip-eval-before-train --dumper-inference filter=lmhead",
+        ml_test_dir());
+    CHECK(run("a", 2) == 0);
+    CHECK(n_dumped("inference", "lmhead") >= 12);
+    CHECK(n_dumped("inference", "down_proj") == 0);
+    CHECK(n_dumped("fwd-only", "linear.model.layers.0.mlp.down_proj") >= 1);
+    CHECK(n_dumped("fwd-bwd", "\"grad.*linear.model.layers.0.mlp.down_proj") >= 2);
+    CHECK(n_dumped("fwd-only", "\"grad") == 0);
+    more[0] = 0;
+    CHECK(run("b", 2) == 0);
+    CHECK(
+        same_files("a/iter_0000001/model.safetensors", "b/iter_0000001/model.safetensors"));
+    snprintf(more, sizeof more, "--dumper-fwd-bwd filter");
+    CHECK(run("c", 1) == 2);
+    CHECK_HAS(out, "is neither enable=1, enable=0 nor filter=PART");
+}
+
 /* Flags of another model are refused; what is random follows the seed. */
 static void claims_of_the_model(void) {
     ml_toy_run_inputs();
@@ -209,6 +246,7 @@ static const ml_test tests[] = {
     { "weights are not published", weights_are_not_published },
     { "memory is recorded", memory_is_recorded },
     { "events are analysed", events_are_analysed },
+    { "tensors are dumped", tensors_are_dumped },
     { "claims of the model", claims_of_the_model },
     { "a critic begins by its seed", a_critic_begins_by_its_seed },
     { "evaluations have a context", evaluations_have_a_context },

@@ -1,0 +1,19 @@
+/* train_dumps.h - the tensors that --dumper-enable has written.
+ *
+ * thread: the command's. */
+#ifndef ML_CLI_TRAIN_DUMPS_H
+#define ML_CLI_TRAIN_DUMPS_H
+
+#include "cli/config.h"
+#include "model/plan_dump.h"
+
+/* NULL: nothing is written of it. */
+typedef struct ml_train_dumps {
+    ml_plan_dump *inference, *score, *train;
+} ml_train_dumps;
+
+/* ML_EUSAGE: an option that there is not. */
+ml_status ml_train_dumps_open(ml_train_dumps *d, const ml_config *c, ml_err *err);
+void ml_train_dumps_close(ml_train_dumps *d); /* zeros are fine */
+
+#endif
