@@ -105,6 +105,33 @@ static void play_gae(ml_case *c) {
     play_estimator(c, &ml_advantage_ppo, &b, &algo, "advantages", "returns");
 }
 
+/* One sample, whose last token ends it. */
+static void play_gae_serial(ml_case *c) {
+    miles_algo algo = ml_record_algo();
+    const ml_json *values = ml_json_get(c->args, "values");
+    uint8_t *ones = ML_NEW(&c->arena, uint8_t, values->n + 1);
+    miles_sample sample = { .size = sizeof sample,
+                            .n = values->n,
+                            .mask = ones,
+                            .kept = ones,
+                            .kl = ml_record_row(c, ml_json_get(c->args, "rewards")),
+                            .old_value = ml_record_row(c, values) };
+    const miles_sample *view = &sample;
+    miles_batch b = { sizeof b, 1, &view };
+    double **a = ml_columns_new(&c->arena, &b), **r = ml_columns_new(&c->arena, &b);
+    miles_error why = { "" };
+
+    memset(ones, 1, (size_t)values->n);
+    algo.kl_coef = -1.0;
+    algo.gamma = ml_record_number(ml_json_get(c->args, "gamma"));
+    algo.lambd = ml_record_number(ml_json_get(c->args, "lambd"));
+    ml_record_expect(c, ml_advantage_ppo.run(&b, &algo, a, r, &why) == 0, why.text);
+    ml_record_equal_row(c, a[0], sample.n, ml_json_get(c->out, "advantages"), tolerance(c),
+                        "advantages");
+    ml_record_equal_row(c, r[0], sample.n, ml_json_get(c->out, "returns"), tolerance(c),
+                        "returns");
+}
+
 /* --- the whole pipeline ---------------------------------------------------------- */
 
 static const miles_advantage *estimator(const char *name) {
@@ -422,6 +449,7 @@ PLAYS(grpo_returns, "grpo_returns.jsonl", play_grpo)
 PLAYS(reinforce_returns, "reinforce_pp_returns.jsonl", play_reinforce)
 PLAYS(reinforce_baseline, "reinforce_pp_baseline.jsonl", play_baseline)
 PLAYS(gae, "gae.jsonl", play_gae)
+PLAYS(gae_serial, "gae_serial.jsonl", play_gae_serial)
 PLAYS(advantages, "advantages.jsonl", play_advantages)
 PLAYS(reward_norm, "reward_norm.jsonl", play_reward_norm)
 PLAYS(zero_std, "zero_std_metrics.jsonl", play_zero_std)
@@ -436,6 +464,7 @@ static const ml_test tests[] = {
     { "reinforce_pp_returns", reinforce_returns },
     { "reinforce_pp_baseline", reinforce_baseline },
     { "gae", gae },
+    { "gae_serial", gae_serial },
     { "advantages", advantages },
     { "reward_norm", reward_norm },
     { "zero_std_metrics", zero_std },
