@@ -1,6 +1,7 @@
 /* optim.h - what a backend does to weights and gradients between two steps.
  *
- * Elementwise over flat memory, so that layouts do not matter; padding is zero and stays
+ * Elementwise over flat memory; masters, moments and gradients lie alike, and only a bf16
+ * weight may have its elements in pairs (tensor.h).  Padding is zero and stays
  * zero.  Every product and sum is rounded on its own, and a sum over many elements has
  * fixed blocks: the results are the same bits for any level and number of threads.
  * docs/TRAINING.md has the formulas.
@@ -21,6 +22,7 @@ typedef struct ml_optim_param {
     float *master, *moment1, *moment2; /* [n]; moment2 NULL for SGD */
     const float *grad;                 /* [n] */
     ml_dtype dtype;                    /* of the weight */
+    bool pairs;                        /* of the weight */
     void *weight;                      /* [n], or NULL: it is the master */
 } ml_optim_param;
 
@@ -43,8 +45,8 @@ typedef struct ml_optim_ops {
     void (*square_sums)(ml_stream *s, double *block, const float *x, int64_t n);
     /* y += x, both f32 [n]. */
     void (*add)(ml_stream *s, float *y, const float *x, int64_t n);
-    /* y = x, of type f32 or bf16. */
-    void (*widen)(ml_stream *s, float *y, const void *x, ml_dtype dtype, int64_t n);
+    /* y = x, all of a tensor of type f32 or bf16. */
+    void (*widen)(ml_stream *s, float *y, const ml_tensor *x);
     void (*zero)(ml_stream *s, void *x, size_t bytes);
 } ml_optim_ops;
 

@@ -86,22 +86,26 @@ static void read_f32(float *out, const ml_st_tensor *t, int64_t at, int64_t step
             out[i] = ml_bf16_to_f32(ml_f32_to_bf16(out[i]));
 }
 
-static void store_f32(void *out, ml_dtype dtype, int64_t stride, const float *in,
-                      int64_t n) {
+/* n values of a row, from column c on. */
+static void store_f32(void *out, ml_dtype dtype, ml_row_walk row, int64_t c,
+                      const float *in, int64_t n) {
     if (dtype == ML_F32) {
         float *o = out;
         for (int64_t i = 0; i < n; i++)
-            o[i * stride] = in[i];
+            o[ml_row_at(row, c + i)] = in[i];
     } else if (dtype == ML_BF16) {
         uint16_t *o = out;
         for (int64_t i = 0; i < n; i++)
-            o[i * stride] = ml_f32_to_bf16(in[i]);
+            o[ml_row_at(row, c + i)] = ml_f32_to_bf16(in[i]);
     } else {
         uint16_t *o = out;
         for (int64_t i = 0; i < n; i++)
-            o[i * stride] = ml_f32_to_f16(in[i]);
+            o[ml_row_at(row, c + i)] = ml_f32_to_f16(in[i]);
     }
 }
+
+/* Values side by side. */
+static const ml_row_walk in_order = { .step = 1 };
 
 /* Rows are packed by the threads of a pool into a stage, from where the device takes them. */
 #define STAGE_BYTES ((size_t)1 << 20)
@@ -125,47 +129,52 @@ typedef struct pack_job {
     bool round_bf16;
 } pack_job;
 
-/* n values that lie as they are stored, `stride` apart in out. */
-static void spread_u16(uint16_t *out, int64_t stride, const unsigned char *in, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        memcpy(&out[i * stride], in + i * 2, sizeof *out);
+/* n values of a row that lie as they are stored, from column c on; pairs are whole. */
+static void spread_u16(uint16_t *out, ml_row_walk row, int64_t c, const unsigned char *in,
+                       int64_t n) {
+    const int64_t width = 1 + row.pair;
+    for (int64_t i = 0; i < n; i += width)
+        memcpy(&out[ml_row_at(row, c + i)], in + i * 2, row.pair ? 4 : 2);
 }
 
-/* n values of row r from column c on, `stride` apart in out. */
+/* n values from column c of row r on, to where the stage has that row. */
 static void pack_piece(const pack_job *j, int64_t r, int64_t c, int64_t n,
-                       unsigned char *out, int64_t stride) {
+                       ml_row_walk row) {
     const ml_source *s = j->src;
     int64_t at = s->at + r * s->row + c * s->col;
     float piece[PACK_COLS];
 
     if (j->t->dtype == ML_BF16 && s->t->dtype == ML_ST_BF16 && s->col == 1) {
-        spread_u16((uint16_t *)(void *)out, stride,
+        spread_u16((uint16_t *)(void *)j->k->stage, row, c,
                    (const unsigned char *)s->t->data + at * 2, n);
         return;
     }
     read_f32(piece, s->t, at, s->col, n, j->round_bf16);
-    store_f32(out, j->t->dtype, stride, piece, n);
+    store_f32(j->k->stage, j->t->dtype, row, c, piece, n);
+}
+
+/* A matrix that lies as t does. */
+static ml_tensor matrix_like(const ml_tensor *t, int64_t rows, int64_t cols) {
+    return (ml_tensor){
+        .dtype = t->dtype, .layout = t->layout, .n_dim = 2, .shape = { rows, cols }
+    };
 }
 
 static void pack_panels(void *ud, int64_t begin, int64_t end, int worker) {
     const pack_job *j = ud;
-    bool panels = j->t->layout == ML_PANELS;
-    size_t size = ml_dtype_bytes(j->t->dtype);
+    const ml_tensor stage = matrix_like(j->t, j->rows, j->cols);
+    const size_t panel = (size_t)(ML_LANES * j->cols) * ml_dtype_bytes(j->t->dtype);
 
     (void)worker;
     for (int64_t p = begin; p < end; p++) {
         int64_t r0 = j->first + p * ML_LANES, left = j->rows - r0;
         int64_t n = left < ML_LANES ? left : ML_LANES;
-        unsigned char *out = j->k->stage + (size_t)(p * ML_LANES * j->cols) * size;
-        if (panels && n < ML_LANES)
-            memset(out, 0, (size_t)(ML_LANES * j->cols) * size);
+        if (stage.layout == ML_PANELS && n < ML_LANES)
+            memset(j->k->stage + (size_t)p * panel, 0, panel);
         for (int64_t c = 0; c < j->cols; c += PACK_COLS) {
             int64_t part = j->cols - c < PACK_COLS ? j->cols - c : PACK_COLS;
             for (int64_t i = 0; i < n; i++)
-                pack_piece(j, r0 + i, c, part,
-                           out +
-                               (size_t)(panels ? c * ML_LANES + i : i * j->cols + c) * size,
-                           panels ? ML_LANES : 1);
+                pack_piece(j, r0 + i, c, part, ml_tensor_row(&stage, p * ML_LANES + i));
         }
     }
 }
@@ -339,7 +348,7 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
             make_up(f32, part, scale, &seed);
             for (int64_t k = 0; t->n_dim == 1 && k < part; k++)
                 f32[k] = 1.0f;
-            store_f32(bf16, ML_BF16, 1, f32, part);
+            store_f32(bf16, ML_BF16, in_order, 0, f32, part);
             be->dev->copy_in(be->stream, (unsigned char *)t->data + (size_t)at * size,
                              t->dtype == ML_F32 ? (void *)f32 : (void *)bf16,
                              (size_t)part * size);
@@ -394,52 +403,39 @@ ml_status ml_weights_clone(ml_weights *out, const ml_weights *from, ml_backend *
 
 /* --- unpacking -------------------------------------------------------------- */
 
-static float load_f32(const ml_tensor *t, size_t at) {
+static float load_f32(const ml_tensor *t, int64_t at) {
     return t->dtype == ML_F32 ? ((const float *)t->data)[at]
                               : ml_bf16_to_f32(((const uint16_t *)t->data)[at]);
 }
 
-/* Where the rows of a member lie, in elements. */
-typedef struct place {
-    int64_t rows, cols, step; /* step: from one element of a row to the next */
-    size_t base;
-} place;
+/* Member e as a matrix of its own. */
+static ml_tensor member_of(const ml_tensor *t, int32_t e) {
+    int64_t rows = t->n_dim == 1 ? 1 : t->shape[t->n_dim - 2];
+    ml_tensor m = matrix_like(t, rows, t->shape[t->n_dim - 1]), one = m;
 
-static place place_of(const ml_tensor *t, int32_t e) {
-    place p = { .rows = t->n_dim == 1 ? 1 : t->shape[t->n_dim - 2],
-                .cols = t->shape[t->n_dim - 1],
-                .step = t->layout == ML_PANELS ? ML_LANES : 1 };
-    /* A stack of vectors has a row for each. */
-    int64_t padded = t->n_dim == 2 ? 1 : (p.rows + p.step - 1) / p.step * p.step;
-
-    p.base = (size_t)e * (size_t)(padded * p.cols);
-    return p;
+    if (t->n_dim == 2) /* a stack of vectors has a row for each */
+        one.shape[0] = 1;
+    m.data = (unsigned char *)t->data + (size_t)e * ml_tensor_bytes(&one);
+    return m;
 }
 
-static size_t row_at(const place *p, int64_t r) {
-    return p->base + (size_t)(r / p->step * p->step * p->cols + r % p->step);
-}
-
-static void unpack_rows(const ml_tensor *t, const place *at, int64_t row, int64_t n,
-                        ml_dtype to, unsigned char *out) {
-    size_t size = ml_dtype_bytes(to);
+static void unpack_rows(const ml_tensor *m, int64_t row, int64_t n, ml_dtype to,
+                        unsigned char *out) {
+    const int64_t cols = m->shape[1];
 
     for (int64_t r = row; r < row + n; r++) {
-        unsigned char *o = out + (size_t)((r - row) * at->cols) * size;
-        for (int64_t k = 0; k < at->cols; k++) {
-            float v = load_f32(t, row_at(at, r) + (size_t)(k * at->step));
-            store_f32(o + (size_t)k * size, to, 1, &v, 1);
+        const ml_row_walk at = ml_tensor_row(m, r);
+        for (int64_t k = 0; k < cols; k++) {
+            float v = load_f32(m, ml_row_at(at, k));
+            store_f32(out, to, in_order, (r - row) * cols + k, &v, 1);
         }
     }
 }
 
-static void pack_rows(const ml_tensor *t, const place *at, int64_t row, int64_t n,
-                      const float *in) {
-    size_t size = ml_dtype_bytes(t->dtype);
-
+static void pack_rows(const ml_tensor *m, int64_t row, int64_t n, const float *in) {
     for (int64_t r = row; r < row + n; r++)
-        store_f32((unsigned char *)t->data + row_at(at, r) * size, t->dtype, at->step,
-                  in + (r - row) * at->cols, at->cols);
+        store_f32(m->data, m->dtype, ml_tensor_row(m, r), 0, in + (r - row) * m->shape[1],
+                  m->shape[1]);
 }
 
 /* Rows of a set in another memory pass through a copy in ours.  They lie one after the other
@@ -447,7 +443,6 @@ static void pack_rows(const ml_tensor *t, const place *at, int64_t row, int64_t 
 typedef struct passage {
     ml_arena arena;
     ml_tensor here;
-    place at;
     void *there;
     size_t bytes;
 } passage;
@@ -456,50 +451,45 @@ static bool is_elsewhere(const ml_weights *w) {
     return w->be && !w->be->dev->host;
 }
 
-static void begin_passage(passage *p, const ml_tensor *t, const place *at, int64_t row,
-                          int64_t n) {
-    size_t size = ml_dtype_bytes(t->dtype);
+static void begin_passage(passage *p, const ml_tensor *m, int64_t row, int64_t n) {
+    size_t row_bytes = (size_t)m->shape[1] * ml_dtype_bytes(m->dtype);
 
-    ML_BUG_IF(t->layout != ML_ROWS);
+    ML_BUG_IF(m->layout != ML_ROWS);
     ml_arena_init(&p->arena, "rows on their way");
-    p->here = *t;
-    p->at = *at;
-    p->at.base = 0;
-    p->there = (unsigned char *)t->data + row_at(at, row) * size;
-    p->bytes = (size_t)(n * at->cols) * size;
+    p->here = *m;
+    p->there = (unsigned char *)m->data + (size_t)row * row_bytes;
+    p->bytes = (size_t)n * row_bytes;
     p->here.data = ml_arena_take(&p->arena, p->bytes, 1);
 }
 
 void ml_weights_unpack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
                        ml_dtype to, void *out) {
-    const ml_tensor *t = &w->t[i];
-    place at = place_of(t, e);
+    const ml_tensor m = member_of(&w->t[i], e);
     passage p;
 
-    ML_BUG_IF(row < 0 || row + n > at.rows);
+    ML_BUG_IF(row < 0 || row + n > m.shape[0]);
     if (!is_elsewhere(w)) {
-        unpack_rows(t, &at, row, n, to, out);
+        unpack_rows(&m, row, n, to, out);
         return;
     }
-    begin_passage(&p, t, &at, row, n);
+    begin_passage(&p, &m, row, n);
     w->be->dev->copy_out(w->be->stream, p.here.data, p.there, p.bytes);
-    unpack_rows(&p.here, &p.at, 0, n, to, out);
+    unpack_rows(&p.here, 0, n, to, out);
     ml_arena_release(&p.arena);
 }
 
 void ml_weights_pack(const ml_weights *w, int32_t i, int32_t e, int64_t row, int64_t n,
                      const float *in) {
-    const ml_tensor *t = &w->t[i];
-    place at = place_of(t, e);
+    const ml_tensor m = member_of(&w->t[i], e);
     passage p;
 
-    ML_BUG_IF(row < 0 || row + n > at.rows);
+    ML_BUG_IF(row < 0 || row + n > m.shape[0]);
     if (!is_elsewhere(w)) {
-        pack_rows(t, &at, row, n, in);
+        pack_rows(&m, row, n, in);
         return;
     }
-    begin_passage(&p, t, &at, row, n);
-    pack_rows(&p.here, &p.at, 0, n, in);
+    begin_passage(&p, &m, row, n);
+    pack_rows(&p.here, 0, n, in);
     w->be->dev->copy_in(w->be->stream, p.there, p.here.data, p.bytes);
     ml_arena_release(&p.arena);
 }

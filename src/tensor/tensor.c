@@ -36,6 +36,21 @@ size_t ml_tensor_bytes(const ml_tensor *t) {
     return (size_t)n * ml_dtype_bytes(t->dtype);
 }
 
+bool ml_tensor_has_pairs(const ml_tensor *t) {
+    return t->layout == ML_PANELS && t->dtype == ML_BF16 && t->shape[t->n_dim - 1] % 2 == 0;
+}
+
+ml_row_walk ml_tensor_row(const ml_tensor *t, int64_t row) {
+    int64_t cols = t->shape[t->n_dim - 1], lane = row % ML_LANES;
+    int pair = ml_tensor_has_pairs(t);
+
+    if (t->layout == ML_ROWS)
+        return (ml_row_walk){ .first = row * cols, .step = 1 };
+    return (ml_row_walk){ .first = (row - lane) * cols + (lane << pair),
+                          .step = ML_LANES << pair,
+                          .pair = pair };
+}
+
 static uint32_t bits_of(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);

@@ -4,12 +4,15 @@
  * copied freely.  Element order is row-major, except that a linear weight [N, K] (or
  * a stack of them [E, N, K]) may lie in panels of ML_LANES outputs:
  *
- *     ML_PANELS   [E][ceil(N/16)][K][16]    outputs past N are zero
+ *     ML_PANELS   [E][ceil(N/16)][K][16]         outputs past N are zero
+ *                 [E][ceil(N/16)][K/2][16][2]    bf16 whose K is even: pairs
  *
- * which is what the GEMM kernels read, forward and backward. */
+ * which is what the GEMM kernels read, forward and backward: a vector of pairs becomes two of
+ * f32 with one instruction each. */
 #ifndef ML_TENSOR_TENSOR_H
 #define ML_TENSOR_TENSOR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,6 +38,20 @@ const char *ml_dtype_name(ml_dtype t); /* "f32", "bf16", "f16", "i32" */
 /* Elements as seen by shape, and bytes as laid out (padding of panels included). */
 int64_t ml_tensor_count(const ml_tensor *t);
 size_t ml_tensor_bytes(const ml_tensor *t);
+
+bool ml_tensor_has_pairs(const ml_tensor *t);
+
+/* The elements of a row: the k-th is at `first + (k >> pair) * step + (k & pair)`. */
+typedef struct ml_row_walk {
+    int64_t first, step;
+    int pair; /* 0 or 1 */
+} ml_row_walk;
+
+ml_row_walk ml_tensor_row(const ml_tensor *t, int64_t row); /* of a matrix */
+
+static inline int64_t ml_row_at(ml_row_walk r, int64_t k) {
+    return r.first + (k >> r.pair) * r.step + (k & r.pair);
+}
 
 /* f32 to bf16 and f16 round to nearest, ties to even; NaN stays NaN. */
 float ml_bf16_to_f32(uint16_t h);

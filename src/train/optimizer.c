@@ -121,10 +121,8 @@ static void carve(ml_optimizer *o, unsigned char *at) {
 /* Masters begin as the weights they will be rounded to. */
 static void fill_masters(ml_optimizer *o) {
     for (int32_t i = 0; i < o->spec->n_param; i++) {
-        const ml_tensor *w = &o->weights->t[i];
         if (o->master.t[i].data)
-            o->be->optim->widen(o->be->stream, o->master.t[i].data, w->data, w->dtype,
-                                (int64_t)(ml_tensor_bytes(w) / ml_dtype_bytes(w->dtype)));
+            o->be->optim->widen(o->be->stream, o->master.t[i].data, &o->weights->t[i]);
     }
 }
 
@@ -282,6 +280,7 @@ static ml_optim_param param_at(const ml_optimizer *o, const ml_weights *grads, i
         .moment2 = o->moment2.t[i].data,
         .grad = grads->t[i].data,
         .dtype = o->weights->t[i].dtype,
+        .pairs = ml_tensor_has_pairs(&o->weights->t[i]),
         .weight = o->own_master ? o->weights->t[i].data : NULL,
     };
 }

@@ -46,11 +46,13 @@ ml_tensor ck_cube(int64_t e, int64_t n, int64_t m) {
 
 int64_t ck_offset(const ml_tensor *t, int64_t e, int64_t i, int64_t j) {
     int64_t rows = t->n_dim > 1 ? t->shape[t->n_dim - 2] : 1;
-    int64_t cols = t->shape[t->n_dim - 1];
+    int64_t cols = t->shape[t->n_dim - 1], panel;
     if (t->layout == ML_ROWS)
         return (e * rows + i) * cols + j;
-    return (e * ((rows + ML_LANES - 1) / ML_LANES) + i / ML_LANES) * ML_LANES * cols +
-           j * ML_LANES + i % ML_LANES;
+    panel = (e * ((rows + ML_LANES - 1) / ML_LANES) + i / ML_LANES) * ML_LANES * cols;
+    if (t->dtype == ML_BF16 && cols % 2 == 0)
+        return panel + (j / 2 * ML_LANES + i % ML_LANES) * 2 + j % 2;
+    return panel + j * ML_LANES + i % ML_LANES;
 }
 
 /* Offset of the i-th element in row-major order. */

@@ -194,6 +194,8 @@ static void weights_round_their_masters(void) {
     world w;
     int32_t i, v;
     bool moved = false;
+    float m[512];
+    uint16_t weight[512];
 
     if (!begin(&w, 2, NULL, ML_WEIGHT_BF16, adam))
         return;
@@ -201,12 +203,18 @@ static void weights_round_their_masters(void) {
     i = find_param(&w, matrix);
     v = find_param(&w, vector);
     CHECK(w.weights.t[i].dtype == ML_BF16 && w.weights.t[v].dtype == ML_F32);
+    CHECK(w.spec.param[i].shape[1] <= 512);
+    for (int64_t r = 0; r < w.spec.param[i].shape[0]; r++) {
+        ml_weights_unpack(&w.opt.master, i, 0, r, 1, ML_F32, m);
+        ml_weights_unpack(&w.weights, i, 0, r, 1, ML_BF16, weight);
+        for (int64_t k = 0; k < w.spec.param[i].shape[1]; k++) {
+            CHECK(weight[k] == ml_f32_to_bf16(m[k]));
+            moved = moved || m[k] != ml_bf16_to_f32(ml_f32_to_bf16(m[k]));
+        }
+    }
     for (int k = 0; k < 48; k++) {
-        float m = ((float *)w.opt.master.t[i].data)[k];
         float n = ((float *)w.opt.master.t[v].data)[k];
-        CHECK(((uint16_t *)w.weights.t[i].data)[k] == ml_f32_to_bf16(m));
         CHECK(((float *)w.weights.t[v].data)[k] == ml_bf16_to_f32(ml_f32_to_bf16(n)));
-        moved = moved || m != ml_bf16_to_f32(ml_f32_to_bf16(m));
     }
     CHECK(moved);
     end(&w);

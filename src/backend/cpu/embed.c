@@ -1,30 +1,17 @@
 #include "backend/cpu/cpu_priv.h"
 
-/* Element (row, col) of a table lies at offset + col * stride: contiguous in rows, every
- * 16th element in panels. */
-typedef struct table_row {
-    int64_t offset, stride;
-} table_row;
-
-static table_row find_row(const ml_tensor *w, int64_t row) {
-    int64_t width = w->shape[1];
-    if (w->layout == ML_ROWS)
-        return (table_row){ row * width, 1 };
-    return (table_row){ row / ML_LANES * ML_LANES * width + row % ML_LANES, ML_LANES };
-}
-
 static void read_row(float *x, const ml_tensor *w, int64_t row) {
-    table_row at = find_row(w, row);
-    int64_t width = w->shape[1];
+    const ml_row_walk at = ml_tensor_row(w, row);
+    const int64_t width = w->shape[1];
 
     if (w->dtype == ML_BF16) {
-        const uint16_t *p = (const uint16_t *)w->data + at.offset;
+        const uint16_t *p = w->data;
         for (int64_t i = 0; i < width; i++)
-            x[i] = ml_bf16_to_f32(p[i * at.stride]);
+            x[i] = ml_bf16_to_f32(p[ml_row_at(at, i)]);
     } else {
-        const float *p = (const float *)w->data + at.offset;
+        const float *p = w->data;
         for (int64_t i = 0; i < width; i++)
-            x[i] = p[i * at.stride];
+            x[i] = p[ml_row_at(at, i)];
     }
 }
 
@@ -58,10 +45,10 @@ static void embed_columns(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t t = 0; t < a->rows->n_token; t++) {
         const float *dx = (const float *)a->dout[0].data + t * width;
-        table_row at = find_row(dw, a->rows->id[t]);
-        float *d = (float *)dw->data + at.offset;
+        ml_row_walk at = ml_tensor_row(dw, a->rows->id[t]);
+        float *d = dw->data;
         for (int64_t i = begin; i < end; i++)
-            d[i * at.stride] += scale != 1.0f ? dx[i] * scale : dx[i];
+            d[ml_row_at(at, i)] += scale != 1.0f ? dx[i] * scale : dx[i];
     }
 }
 

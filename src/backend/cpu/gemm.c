@@ -41,6 +41,7 @@ typedef struct product {
     const float *a, *bias;
     const void *b;
     ml_dtype b_dtype;
+    bool b_pairs;
     b_source b_source;
     int64_t c_is, c_ps, a_is, a_ks, b_ld; /* b_ld: elements of a panel of w, a row of dy */
     int64_t n_row, n_col, n_depth;
@@ -102,6 +103,16 @@ static runs block_runs(const product *g, block blk) {
                    g->b_ld * size };
 }
 
+/* n vectors of bf16 weights, from an even k on. */
+static void widen(const product *g, float *dst, const void *src, int64_t n) {
+    const ml_gemm_kern *kern = g->s->kern->gemm;
+
+    if (g->b_pairs)
+        kern->widen_pairs(dst, src, n);
+    else
+        kern->widen(dst, src, n);
+}
+
 static void transpose_weights(const product *g, float *buf, block blk, runs r) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
     const int64_t vec = ML_LANES * (int64_t)ml_dtype_bytes(g->b_dtype);
@@ -112,7 +123,7 @@ static void transpose_weights(const product *g, float *buf, block blk, runs r) {
             const int64_t rows = lesser(ML_LANES, g->n_col - (blk.p + i) * ML_LANES);
             const void *src = r.at + n * r.stride + i * ML_LANES * vec;
             if (g->b_dtype != ML_F32) {
-                kern->widen(wide, src, rows);
+                widen(g, wide, src, rows);
                 src = wide;
             }
             kern->pack_rows(buf + (i * DEPTH_BLOCK + n * ML_LANES) * ML_LANES, src,
@@ -133,7 +144,7 @@ static const float *block_panels(const product *g, float *buf, block blk, int64_
             return (const void *)r.at;
         }
         for (int64_t i = 0; i < blk.np; i++)
-            kern->widen(buf + i * *b_ps, (const void *)(r.at + i * r.stride), blk.depth);
+            widen(g, buf + i * *b_ps, r.at + i * r.stride, blk.depth);
         break;
     case B_TRANSPOSED: transpose_weights(g, buf, blk, r); break;
     case B_COLUMNS:
@@ -399,8 +410,9 @@ static void stream(product *g) {
     }
 }
 
-/* Widening bf16 costs two instructions per vector: few rows meet it in one tile, as tall as
- * possible; more rows share what was widened once.  Widened or not, f32 is read as it lies. */
+/* Widening bf16 costs an instruction per vector: few rows meet it in one tile, as tall as
+ * possible; more rows share what was widened once, and so do any where there are no pairs.
+ * f32 is read as it lies. */
 static bool streams(product *g, void *scratch) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
     const bool wide = g->b_dtype == ML_F32;
@@ -408,7 +420,7 @@ static bool streams(product *g, void *scratch) {
     g->tiles = divide_up(g->n_row, wide ? kern->mr : kern->tall);
     if (!wide && g->n_row >= STREAM_PACKED && g->tiles == 1)
         place_scratch(g, scratch);
-    return g->tiles <= (wide ? STREAM_TILES : 1);
+    return g->tiles <= (wide ? STREAM_TILES : g->b_pairs);
 }
 
 void ml_gemm_forward(const ml_cpu_stream *s, float *y, int64_t ldy, const float *x,
@@ -424,6 +436,7 @@ void ml_gemm_forward(const ml_cpu_stream *s, float *y, int64_t ldy, const float 
         .a_ks = 1,
         .b = w->data,
         .b_dtype = w->dtype,
+        .b_pairs = ml_tensor_has_pairs(w),
         .b_source = B_PANELS,
         .b_ld = w->shape[1] * ML_LANES,
         .bias = bias,
@@ -453,6 +466,7 @@ void ml_gemm_dinput(const ml_cpu_stream *s, float *dx, int64_t lddx, const float
         .a_ks = 1,
         .b = w->data,
         .b_dtype = w->dtype,
+        .b_pairs = ml_tensor_has_pairs(w),
         .b_source = B_TRANSPOSED,
         .b_ld = w->shape[1] * ML_LANES,
         .n_row = m,

@@ -14,7 +14,7 @@
  * as one FMA chain per output that starts from +0, or from c when add.  With a bias
  * [np*16], bias[16*p + l] is added last.  All 16 lanes of each panel are read and written,
  * unless `tail` (1..15) cuts the last panel of c and bias (not of b).  b_bf16, when not
- * NULL, stands for b.  `next`, when not NULL, is what will be read after b, in b's order: an
+ * NULL, stands for b: pairs (tensor.h), an even k, b_ks 16.  `next`, when not NULL, is what will be read after b, in b's order: an
  * unpacked a leaves time to ask for it.
  *
  * Any np works; the panels are taken in groups that fit the registers.  Fastest is an a
@@ -42,6 +42,8 @@ typedef struct ml_gemm_kern {
     void (*pack_columns)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k);
     /* dst[i] = src[i] for i < 16*n. */
     void (*widen)(float *dst, const uint16_t *src, int64_t n);
+    /* The same of pairs (tensor.h); n is even. */
+    void (*widen_pairs)(float *dst, const uint16_t *src, int64_t n);
     /* y[i*ldy + j] summed down each of n columns: sum[j] = sum[j] + y[0*ldy + j] + .. */
     void (*sum_rows)(float *sum, const float *y, int64_t ldy, int64_t m, int64_t n);
 } ml_gemm_kern;

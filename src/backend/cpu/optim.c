@@ -11,6 +11,13 @@ typedef struct optim_job {
     const ml_sgd *sgd;
 } optim_job;
 
+/* Where what is element i of a master lies in a weight with pairs: a vector of 16, then that
+ * of the next k, become 16 pairs. */
+static int64_t pair_at(int64_t i) {
+    const int64_t lane = i % ML_LANES, odd = i / ML_LANES % 2;
+    return i - lane - odd * ML_LANES + 2 * lane + odd;
+}
+
 /* Rounds the masters of [begin, end) into the weights. */
 static void store_weights(const ml_optim_param *p, int64_t begin, int64_t end) {
     uint16_t *half = p->weight;
@@ -18,7 +25,10 @@ static void store_weights(const ml_optim_param *p, int64_t begin, int64_t end) {
 
     if (!p->weight)
         return;
-    if (p->dtype == ML_BF16)
+    if (p->pairs)
+        for (int64_t i = begin; i < end; i++)
+            half[pair_at(i)] = ml_f32_to_bf16(p->master[i]);
+    else if (p->dtype == ML_BF16)
         for (int64_t i = begin; i < end; i++)
             half[i] = ml_f32_to_bf16(p->master[i]);
     else
@@ -148,8 +158,8 @@ static void add(ml_stream *s, float *y, const float *x, int64_t n) {
 
 typedef struct widen_job {
     float *y;
-    const void *x;
-    ml_dtype dtype;
+    const ml_tensor *x;
+    bool pairs;
 } widen_job;
 
 static void widen_piece(void *ud, int64_t begin, int64_t end, int worker) {
@@ -157,13 +167,16 @@ static void widen_piece(void *ud, int64_t begin, int64_t end, int worker) {
 
     (void)worker;
     for (int64_t i = begin; i < end; i++)
-        j->y[i] = j->dtype == ML_F32 ? ((const float *)j->x)[i]
-                                     : ml_bf16_to_f32(((const uint16_t *)j->x)[i]);
+        j->y[i] =
+            j->x->dtype == ML_F32
+                ? ((const float *)j->x->data)[i]
+                : ml_bf16_to_f32(((const uint16_t *)j->x->data)[j->pairs ? pair_at(i) : i]);
 }
 
-static void widen(ml_stream *s, float *y, const void *x, ml_dtype dtype, int64_t n) {
-    widen_job j = { .y = y, .x = x, .dtype = dtype };
-    ml_pool_run(ml_cpu(s)->pool, n, PIECE, widen_piece, &j);
+static void widen(ml_stream *s, float *y, const ml_tensor *x) {
+    widen_job j = { .y = y, .x = x, .pairs = ml_tensor_has_pairs(x) };
+    ml_pool_run(ml_cpu(s)->pool, (int64_t)(ml_tensor_bytes(x) / ml_dtype_bytes(x->dtype)),
+                PIECE, widen_piece, &j);
 }
 
 static void zero_bytes(void *ud, int64_t begin, int64_t end, int worker) {

@@ -68,6 +68,18 @@ static inline v16 v16_load_bf16(const uint16_t *p) {
     return r;
 }
 
+/* The first of each of 16 pairs of bf16, and the second. */
+static inline v16 v16_load_even(const uint16_t *p) {
+    uint16_t even[16];
+    for (int i = 0; i < 16; i++)
+        even[i] = p[2 * i];
+    return v16_load_bf16(even);
+}
+
+static inline v16 v16_load_odd(const uint16_t *p) {
+    return v16_load_even(p + 1);
+}
+
 static inline v16 v16_add(v16 a, v16 b) {
     v16 r;
     V16_EACH(a.f[i] + b.f[i]);

@@ -104,9 +104,11 @@ template <class T> __global__ void widen_kernel(float *y, const T *x, int64_t n)
     each(n, [&](int64_t i) { y[i] = ml_f32(x[i]); });
 }
 
-static void widen(ml_stream *s, float *y, const void *x, ml_dtype dtype, int64_t n) {
-    ML_CUDA_TYPED(dtype, widen_kernel<T>
-                  <<<blocks_for(n), THREADS, 0, ml_cuda(s)->stream>>>(y, (const T *)x, n));
+static void widen(ml_stream *s, float *y, const ml_tensor *x) {
+    int64_t n = (int64_t)(ml_tensor_bytes(x) / ml_dtype_bytes(x->dtype));
+    ML_CUDA_TYPED(
+        x->dtype, widen_kernel<T>
+        <<<blocks_for(n), THREADS, 0, ml_cuda(s)->stream>>>(y, (const T *)x->data, n));
     ml_cuda_launched(ml_cuda(s), "master weights");
 }
 

@@ -85,6 +85,25 @@ static inline v16 v16_load_bf16(const uint16_t *p) {
                   v16_quarter_bf16(p + 12));
 }
 
+static inline float32x4_t v16_quarter_even(const uint16_t *p) {
+    return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(vld1q_u16(p)), 16));
+}
+
+static inline v16 v16_load_even(const uint16_t *p) {
+    return v16_of(v16_quarter_even(p), v16_quarter_even(p + 8), v16_quarter_even(p + 16),
+                  v16_quarter_even(p + 24));
+}
+
+static inline float32x4_t v16_quarter_odd(const uint16_t *p) {
+    const uint32x4_t upper = vdupq_n_u32(0xffff0000u);
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u16(vld1q_u16(p)), upper));
+}
+
+static inline v16 v16_load_odd(const uint16_t *p) {
+    return v16_of(v16_quarter_odd(p), v16_quarter_odd(p + 8), v16_quarter_odd(p + 16),
+                  v16_quarter_odd(p + 24));
+}
+
 static inline v16 v16_add(v16 a, v16 b) {
     return v16_of(vaddq_f32(a.a, b.a), vaddq_f32(a.b, b.b), vaddq_f32(a.c, b.c),
                   vaddq_f32(a.d, b.d));

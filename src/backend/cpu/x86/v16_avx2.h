@@ -60,6 +60,21 @@ static inline v16 v16_load_bf16(const uint16_t *p) {
     return v16_of(v16_half_bf16(p), v16_half_bf16(p + 8));
 }
 
+static inline __m256i v16_half_pairs(const uint16_t *p) {
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+
+static inline v16 v16_load_even(const uint16_t *p) {
+    return v16_of(_mm256_castsi256_ps(_mm256_slli_epi32(v16_half_pairs(p), 16)),
+                  _mm256_castsi256_ps(_mm256_slli_epi32(v16_half_pairs(p + 16), 16)));
+}
+
+static inline v16 v16_load_odd(const uint16_t *p) {
+    const __m256i upper = _mm256_set1_epi32((int)0xffff0000);
+    return v16_of(_mm256_castsi256_ps(_mm256_and_si256(v16_half_pairs(p), upper)),
+                  _mm256_castsi256_ps(_mm256_and_si256(v16_half_pairs(p + 16), upper)));
+}
+
 static inline v16 v16_add(v16 a, v16 b) {
     return v16_of(_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi));
 }

@@ -49,6 +49,15 @@ static inline v16 v16_load_bf16(const uint16_t *p) {
     return v16_of(_mm512_castsi512_ps(_mm512_slli_epi32(u, 16)));
 }
 
+static inline v16 v16_load_even(const uint16_t *p) {
+    return v16_of(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16)));
+}
+
+static inline v16 v16_load_odd(const uint16_t *p) {
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+    return v16_of(_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), upper)));
+}
+
 static inline v16 v16_add(v16 a, v16 b) {
     return v16_of(_mm512_add_ps(a.f, b.f));
 }
