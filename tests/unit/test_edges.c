@@ -1,9 +1,11 @@
 /* Edges of one's own: the example plugin around the loop, and what is listed. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/str.h"
+#include "rl/sample.h"
 #include "tests/support/example.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
@@ -20,18 +22,23 @@ static void make_inputs(void) {
     ml_text_release(&t);
 }
 
-static int run(const char *save, const char *more, char *out, size_t cap) {
+static int run_as(const char *command, const char *save, const char *more, char *out,
+                  size_t cap) {
     char args[4000];
 
     snprintf(args, sizeof args,
-             "train --hf-checkpoint %s --prompt-data %s --label-key label "
+             "%s --hf-checkpoint %s --prompt-data %s --label-key label "
              "--apply-chat-template --rollout-batch-size 4 --n-samples-per-prompt 4 "
              "--num-steps-per-rollout 2 --num-rollout 2 "
              "--lr 1e-3 --lr-decay-style constant --save %s --load %s %s%s%s",
-             ml_test_path("model"), ml_test_path("data.jsonl"), save, save,
+             command, ml_test_path("model"), ml_test_path("data.jsonl"), save, save,
              strstr(more, "-rm-") ? "" : "--rm-type deterministic_random ",
              strstr(more, "-response-len") ? "" : "--rollout-max-response-len 12 ", more);
     return ml_test_miles(out, cap, args);
+}
+
+static int run(const char *save, const char *more, char *out, size_t cap) {
+    return run_as("train", save, more, out, cap);
 }
 
 /* Does the file of the test's directory have this text? */
@@ -254,6 +261,42 @@ static void groups_are_graded_together(void) {
     CHECK_HAS(out, "a list of 4 rewards was expected");
 }
 
+/* What `shortest` gives: the share of the others in the group that are longer. */
+static double rank_of(const ml_sample *s, int64_t n, int64_t i) {
+    int n_longer = 0, n_other = 0;
+
+    for (int64_t k = 0; k < n; k++) {
+        n_other += s[k].group == s[i].group && k != i;
+        n_longer += s[k].group == s[i].group && s[k].response.len > s[i].response.len;
+    }
+    CHECK(n_other == 3);
+    return n_longer / 3.0;
+}
+
+/* Groups that end at any time are graded when the last of their answers is there. */
+static void groups_are_graded_all_the_time(void) {
+    char out[16000], more[2000];
+    ml_sample *s = NULL;
+    ml_arena a;
+    int64_t n = 0;
+
+    make_inputs();
+    snprintf(more, sizeof more,
+             "--fully-async --group-rm --custom-rm-path %s:shortest "
+             "--rollout-stop-token-ids 1 2 3 4 5 6 7 8 9 10",
+             ml_test_example());
+    CHECK(run_as("train-async", ml_test_path("flow"), more, out, sizeof out) == 0);
+    ml_arena_init(&a, "rounds");
+    for (int r = 0; r < 2; r++) {
+        snprintf(more, sizeof more, "%s/rollout_data/%d.jsonl.zst", ml_test_path("flow"),
+                 r);
+        CHECK(ml_samples_load(&s, &n, &a, more, NULL) == ML_OK && n == 16);
+        for (int64_t i = 0; i < n; i++)
+            CHECK(s[i].has_reward && fabs(s[i].reward - rank_of(s, n, i)) < 1e-6);
+    }
+    ml_arena_release(&a);
+}
+
 static int evaluate(const char *config, const char *more, char *out, size_t cap) {
     char args[6000];
     snprintf(args, sizeof args,
@@ -344,6 +387,7 @@ static const ml_test tests[] = {
     { "rounds are made by a row", rounds_are_made_by_a_row },
     { "prompts are made by a row", prompts_are_made_by_a_row },
     { "evaluations are made by a row", evaluations_are_made_by_a_row },
+    { "groups are graded all the time", groups_are_graded_all_the_time },
     { "groups are graded together", groups_are_graded_together },
     { "evaluations are configured", evaluations_are_configured },
     { "rewards have keys", rewards_have_keys },

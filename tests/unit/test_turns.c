@@ -291,23 +291,23 @@ static void make_inputs(void) {
 }
 
 /* Answers end at one of ten tokens, so that most have several turns. */
-static void args_of(char *args, size_t cap, const char *save, int rounds,
-                    const char *environment, const char *more) {
+static void args_of(char *args, size_t cap, const char *command, const char *save,
+                    int rounds, const char *environment, const char *more) {
     snprintf(args, cap,
-             "train --hf-checkpoint %s --prompt-data %s --label-key label "
+             "%s --hf-checkpoint %s --prompt-data %s --label-key label "
              "--apply-chat-template --rollout-batch-size 4 --n-samples-per-prompt 4 "
              "--num-rollout %d --rollout-max-response-len 80 "
              "--rollout-stop-token-ids 1 2 3 4 5 6 7 8 9 10 --rm-type deterministic_random "
              "--lr 1e-3 --lr-decay-style constant --custom-generate-function-path %s "
              "--save %s --load %s %s",
-             ml_test_path("model"), ml_test_path("data.jsonl"), rounds, environment, save,
-             save, more);
+             command, ml_test_path("model"), ml_test_path("data.jsonl"), rounds,
+             environment, save, save, more);
 }
 
 static int run(const char *save, int rounds, const char *environment, const char *more,
                char *out, size_t cap) {
     char args[3000];
-    args_of(args, sizeof args, save, rounds, environment, more);
+    args_of(args, sizeof args, "train", save, rounds, environment, more);
     return ml_test_miles(out, cap, args);
 }
 
@@ -348,7 +348,7 @@ static void survives_kills(void) {
     make_inputs();
     snprintf(game, sizeof game, "%s:guess", ml_test_example());
     CHECK(run(whole, rounds, game, "", out, sizeof out) == 0);
-    args_of(args, sizeof args, parts, rounds, game, "--save-interval 1");
+    args_of(args, sizeof args, "train", parts, rounds, game, "--save-interval 1");
     while (ml_kills_go_on(&kills))
         ml_kills_once(&kills, args, parts);
     CHECK(run(parts, rounds, game, "--save-interval 1", out, sizeof out) == 0);
@@ -435,6 +435,50 @@ static void what_was_not_drawn_is_masked(void) {
     close_toy(&t);
 }
 
+/* Turns of the samples of a round, of which each has at least one. */
+static int64_t count_turns(const char *path, ml_arena *a) {
+    ml_sample *s = NULL;
+    ml_err err = { 0 };
+    int64_t n = 0, n_turn = 0;
+
+    must(ml_samples_load(&s, &n, a, path, &err), &err);
+    CHECK(n == 16);
+    for (int64_t i = 0; i < n; i++) {
+        CHECK(s[i].n_turn >= 1 && s[i].has_reward);
+        n_turn += s[i].n_turn;
+    }
+    return n_turn;
+}
+
+/* Weights change in the middle of conversations, which are saved and go on; what was used is
+ * recorded, and trains to the same weights. */
+static void conversations_all_the_time(void) {
+    const char *flow = ml_test_path("flow"), *again = ml_test_path("again");
+    char out[16000], args[3000], path[700];
+    ml_arena a;
+
+    make_inputs();
+    for (int rounds = 2; rounds <= ROUNDS; rounds++) {
+        args_of(args, sizeof args, "train-async", flow, rounds, asker_path(),
+                "--fully-async --save-interval 1");
+        CHECK(ml_test_miles(out, sizeof out, args) == 0);
+    }
+    CHECK_HAS(out, "going on at rollout 2");
+    ml_arena_init(&a, "rounds");
+    for (int i = 0; i < ROUNDS; i++) {
+        snprintf(path, sizeof path, "%s/rollout_data/%d.jsonl.zst", flow, i);
+        CHECK(count_turns(path, &a) >= 24);
+    }
+    ml_arena_release(&a);
+    snprintf(path, sizeof path,
+             "--load-debug-rollout-data %s/rollout_data/{rollout_id}.jsonl.zst", flow);
+    CHECK(run(again, ROUNDS, asker_path(), path, out, sizeof out) == 0);
+    snprintf(args, sizeof args,
+             "cmp %s/iter_%07d/model.safetensors %s/iter_%07d/model.safetensors >&2", flow,
+             ROUNDS - 1, again, ROUNDS - 1);
+    CHECK(system(args) == 0);
+}
+
 static void budgets_end_conversations(void) {
     char out[16000], command[800];
 
@@ -502,6 +546,7 @@ static const ml_test tests[] = {
     { "survives kills", survives_kills, 120 },
     { "unfinished conversations go on", unfinished_conversations_go_on },
     { "what was not drawn is masked", what_was_not_drawn_is_masked },
+    { "conversations all the time", conversations_all_the_time },
     { "budgets end conversations", budgets_end_conversations },
     { "environments that fail are named", environments_that_fail_are_named },
     { "a python environment rewards", a_python_environment_rewards },
