@@ -45,6 +45,7 @@ int64_t ml_flow_staleness(const ml_flow *s, const ml_flow_group *g) {
 typedef struct round {
     ml_flow_group **group; /* [n] */
     int64_t n, n_looked, sum_stale, max_stale;
+    int64_t max_trained; /* of those that are taken */
 } round;
 
 /* With the lock: a while of waiting is said, a failure of the worker ends it. */
@@ -122,6 +123,7 @@ static ml_status take_groups(ml_flow *s, round *r, ml_err *err) {
         look_at(s, r, g);
         if (s->opts.max_stale < 0 || stale <= s->opts.max_stale) {
             r->group[r->n++] = g;
+            r->max_trained = stale > r->max_trained ? stale : r->max_trained;
         } else {
             s->counts.n_stale++;
             ml_flow_turn_away(s, g);
@@ -183,6 +185,8 @@ static void report(ml_flow *s, const round *r, ml_harvest *out) {
     ml_figures_add(f, "rollout/fully_async/", "avg_staleness",
                    (double)r->sum_stale / (double)r->n_looked);
     ml_figures_add(f, "rollout/fully_async/", "max_staleness", (double)r->max_stale);
+    ml_figures_add(f, "rollout/fully_async/", "trained_max_staleness",
+                   (double)r->max_trained);
     ml_figures_add(f, "rollout/fully_async/", "buffer_avg_staleness",
                    n ? (double)sum / (double)n : 0.0);
     ml_figures_add(f, "rollout/fully_async/", "buffer_max_staleness", (double)most);

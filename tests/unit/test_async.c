@@ -163,6 +163,7 @@ static void staleness_is_bounded(void) {
     CHECK(run(none, more, out, sizeof out) == 0);
     CHECK(largest(none, "rollout/fully_async/stale_groups_filtered") >= 1.0);
     CHECK(largest(none, "rollout/stale_tokens") == 0.0);
+    CHECK(largest(none, "rollout/fully_async/trained_max_staleness") == 0.0);
     snprintf(more, sizeof more,
              "%s --max-weight-staleness 0 --async-unused-samples-handler retry", queue);
     CHECK(run(again, more, out, sizeof out) == 0);
