@@ -55,7 +55,7 @@ static char **copy_words(ml_arena *a, const char *const *argv) {
 
 ml_status ml_child_start(ml_child *out, const char *program, const char *const *argv,
                          const char *log, ml_err *err) {
-    int end[2], log_fd;
+    int end[2] = { -1, -1 }, log_fd = -1;
     pid_t parent = getpid(), pid;
     ml_status st = open_ends(end, &log_fd, log, err);
     ml_arena arena;

@@ -82,8 +82,10 @@ static void fail(engine *e, const char *what) {
 
 static void now_ready(engine *e, const char *url, size_t len) {
     ml_fleet *f = e->fleet;
+    ml_text own = { 0 };
 
-    e->url = strndup(url, len);
+    ml_text_add(&own, url, len);
+    e->url = own.ptr;
     e->n_vain = 0;
     e->check_at = ml_clock_s() + f->opts.first_check_s + f->opts.check_s;
     pthread_mutex_lock(&f->lock);

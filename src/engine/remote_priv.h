@@ -37,7 +37,8 @@ typedef struct ml_remote_server {
     char *url;      /* changes on the loop's thread, under the lock */
     char *next_url; /* under the lock: where it has moved to, or NULL */
     int32_t n_call;
-    bool lost; /* it may have other weights, or be gone */
+    bool lost;    /* it may have other weights, or be gone */
+    bool refused; /* it said no when it was told to load them, which was said */
     ml_timer *timer;
     ml_http_job *job; /* that brings it back */
     int status;

@@ -81,9 +81,14 @@ static void on_loaded(void *ud, const ml_err *err) {
 
     s->job = NULL;
     if (err || s->status != 200) {
+        if (!err && !s->refused)
+            ml_log(ML_LOG_WARN, "%s does not take its weights, and is asked again: %.300s",
+                   s->url, s->reply.ptr ? s->reply.ptr : "");
+        s->refused = !err;
         rest(s);
         return;
     }
+    s->refused = false;
     pthread_mutex_lock(&r->lock);
     paused = r->stats.paused;
     pthread_mutex_unlock(&r->lock);

@@ -72,7 +72,7 @@ static bool has_ended(pid_t pid) {
 static int await_engines(pid_t run, int n, pid_t out[MOST]) {
     int found = 0;
 
-    for (int i = 0; i < 6000 && found != n && !has_ended(run); i++) {
+    for (int i = 0; i < 20000 && found != n && !has_ended(run); i++) {
         found = children_of(run, out);
         usleep(5000);
     }
@@ -95,7 +95,7 @@ static int count(const char *path, const char *text) {
 
 /* Until it is there so often; false: the run has ended before. */
 static bool await_count(const char *path, const char *text, int n, pid_t run) {
-    for (int i = 0; i < 10000 && !has_ended(run); i++) {
+    for (int i = 0; i < 50000 && !has_ended(run); i++) {
         if (count(path, text) >= n)
             return true;
         usleep(2000);
@@ -324,11 +324,11 @@ static void one_that_stays_away_is_given_up(void) {
 }
 
 static const ml_test tests[] = {
-    { "the same bytes as here", the_same_bytes_as_here },
+    { "the same bytes as here", the_same_bytes_as_here, 300 },
     { "engines may die", engines_may_die, 300 },
-    { "a silent engine is replaced", a_silent_engine_is_replaced },
-    { "without fault tolerance the run ends", without_fault_tolerance_the_run_ends },
-    { "no engine outlives its run", no_engine_outlives_its_run },
+    { "a silent engine is replaced", a_silent_engine_is_replaced, 300 },
+    { "without fault tolerance the run ends", without_fault_tolerance_the_run_ends, 300 },
+    { "no engine outlives its run", no_engine_outlives_its_run, 300 },
     { "what cannot be meant is said", what_cannot_be_meant_is_said },
     { "sorry engines are named", sorry_engines_are_named },
     { "one that stays away is given up", one_that_stays_away_is_given_up },

@@ -543,7 +543,7 @@ static const ml_test tests[] = {
     { "templates that rewrite are refused", templates_that_rewrite_are_refused },
     { "the calculator calculates", the_calculator_calculates },
     { "the same bytes however it runs", the_same_bytes_however_it_runs },
-    { "survives kills", survives_kills, 120 },
+    { "survives kills", survives_kills, 300 },
     { "unfinished conversations go on", unfinished_conversations_go_on },
     { "what was not drawn is masked", what_was_not_drawn_is_masked },
     { "conversations all the time", conversations_all_the_time },
