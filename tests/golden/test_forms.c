@@ -1,5 +1,6 @@
 /* The forms that published checkpoints have: experts in one tensor instead of one each,
- * layers behind the last that predict further tokens, numbers that stay f32. */
+ * layers behind the last that predict further tokens, projections that nobody uses, numbers
+ * that stay f32. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,8 @@
 #define GLM4_MOE "tests/golden/data/glm4_moe"
 #define BIAS "model.layers.1.mlp.gate.e_score_correction_bias"
 #define FURTHER "model.layers.2.eh_proj.weight"
+#define GEMMA4 "tests/golden/data/gemma4_text"
+#define UNUSED "model.layers.3.self_attn.k_proj.weight"
 
 enum { MAX_TENSOR = 256 };
 
@@ -157,27 +160,26 @@ static void same_tensor(const char *name, const char *a_dir, const char *b_dir) 
     ml_checkpoint_close(b);
 }
 
-/* What is not run, and what must not be rounded, come out of a bf16 copy as they were. */
-static void kept_as_they_were(void) {
-    static const float further[4] = { 1.0f / 3, 2, 3, 4 };
+/* A checkpoint with one tensor more, in "further"; it goes through two conversions. */
+static void convert_with(const char *model, const char *name) {
+    static const float more[4] = { 1.0f / 3, 2, 3, 4 };
     static list l;
     ml_checkpoint *c;
     const char *dir;
 
     ml_arena_init(&l.arena, "further");
-    CHECK(ml_checkpoint_open(&c, GLM4_MOE, NULL) == ML_OK);
+    CHECK(ml_checkpoint_open(&c, model, NULL) == ML_OK);
     for (int32_t i = 0; i < c->file[0]->n; i++)
         l.t[l.n++] = c->file[0]->tensor[i];
-    l.t[l.n++] = (ml_st_tensor){ .name = ml_str_of(FURTHER),
+    l.t[l.n++] = (ml_st_tensor){ .name = ml_str_of(name),
                                  .dtype = ML_ST_F32,
                                  .n_dim = 2,
                                  .shape = { 2, 2 },
-                                 .bytes = sizeof further,
-                                 .data = further };
-    dir = write_list(&l, "further", GLM4_MOE);
+                                 .bytes = sizeof more,
+                                 .data = more };
+    dir = write_list(&l, "further", model);
     convert(dir, ml_test_path("bf16"), "--dtype bf16");
-    same_tensor(FURTHER, dir, ml_test_path("bf16"));
-    same_tensor(BIAS, dir, ml_test_path("bf16"));
+    same_tensor(name, dir, ml_test_path("bf16"));
     convert(dir, ml_test_path("same"), "");
     same_file(ml_test_path("further/model.safetensors"),
               ml_test_path("same/model.safetensors"));
@@ -185,9 +187,21 @@ static void kept_as_they_were(void) {
     ml_arena_release(&l.arena);
 }
 
+/* What is not run, and what must not be rounded, come out of a bf16 copy as they were. */
+static void kept_as_they_were(void) {
+    convert_with(GLM4_MOE, FURTHER);
+    same_tensor(BIAS, ml_test_path("further"), ml_test_path("bf16"));
+}
+
+/* A layer that reads keys of an earlier one may come with a projection of its own. */
+static void unused_projections(void) {
+    convert_with(GEMMA4, UNUSED);
+}
+
 static const ml_test tests[] = {
     { "experts in one tensor", experts_in_one_tensor },
     { "kept as they were", kept_as_they_were },
+    { "unused projections", unused_projections },
     { 0 },
 };
 
