@@ -3,7 +3,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -138,13 +137,6 @@ static bool agrees(const expected *e, int status, const miles_reward_out *out) {
            (!e->pred || pred_is(e->pred, out->detail));
 }
 
-/* Time of this thread alone: other processes on the machine do not count. */
-static double own_time_s(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static bool check_line(const ml_jsonl *f, int64_t row, double *slowest) {
     ml_arena arena;
     const ml_json *line;
@@ -166,9 +158,9 @@ static bool check_line(const ml_jsonl *f, int64_t row, double *slowest) {
         return fine;
     }
     fill(&in, &arena, f, row, line);
-    start = own_time_s();
+    start = ml_test_own_s();
     status = ml_grader_run(&g, &in, &out, &why);
-    *slowest = fmax(*slowest, own_time_s() - start);
+    *slowest = fmax(*slowest, ml_test_own_s() - start);
     e = expect(line, strcmp(g.row->row.name, "dapo") == 0);
     fine = is_contradicted(line) || agrees(&e, status, &out);
     if (!fine)
@@ -204,12 +196,7 @@ static void check_file(const char *type, double limit_s) {
     ml_jsonl_close(&f);
 }
 
-/* Sanitizers slow everything down several times. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define LIMIT_S 0.5
-#else
-#define LIMIT_S 0.05
-#endif
+#define LIMIT_S (ML_TEST_SANITIZED ? 0.5 : 0.05)
 
 static void math_lines(void) {
     check_file("math", LIMIT_S);

@@ -17,11 +17,7 @@
 
 #define DATA "tests/golden/data/"
 /* Mixes in f32, and in bf16, where only the reading of weights differs. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { N_MIX = 3, N_MIX_BF16 = 1 }; /* many times slower, and not there for the bits */
-#else
-enum { N_MIX = 20, N_MIX_BF16 = 5 };
-#endif
+enum { N_MIX = ML_TEST_SANITIZED ? 3 : 20, N_MIX_BF16 = ML_TEST_SANITIZED ? 1 : 5 };
 #define MAX_REQ 12
 #define CONTEXT 144
 #define MAX_TOP 4

@@ -15,10 +15,19 @@
 typedef struct ml_test {
     const char *name;
     void (*run)(void);
-    int limit_s; /* 0: 60 */
+    int limit_s; /* 0: 60; a sanitizer gets five times as long */
 } ml_test;
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define ML_TEST_SANITIZED 1 /* many times slower, with memory of its own */
+#else
+#define ML_TEST_SANITIZED 0
+#endif
+
 int ml_test_main(int argc, char **argv, const ml_test *tests);
+
+/* Seconds that this thread has run: what else the machine does is not counted. */
+double ml_test_own_s(void);
 
 /* Records a failure of the running test; the test goes on. */
 __attribute__((format(printf, 3, 4))) void ml_test_fail(const char *file, int line,

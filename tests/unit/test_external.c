@@ -223,10 +223,10 @@ static void what_is_missing_is_said(void) {
 }
 
 static const ml_test tests[] = {
-    { "the same bytes as here", the_same_bytes_as_here, 300 },
-    { "asynchronous with servers", asynchronous_with_servers, 300 },
-    { "servers may die", servers_may_die, 300 },
-    { "workers behind a router may die", workers_behind_a_router_may_die, 300 },
+    { "the same bytes as here", the_same_bytes_as_here },
+    { "asynchronous with servers", asynchronous_with_servers },
+    { "servers may die", servers_may_die },
+    { "workers behind a router may die", workers_behind_a_router_may_die },
     { "what is missing is said", what_is_missing_is_said },
     { 0 },
 };

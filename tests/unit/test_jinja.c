@@ -345,7 +345,7 @@ static const ml_test tests[] = {
     { "faults have a place", faults_have_a_place, 0 },
     { "limits hold", limits_hold, 0 },
     { "deep sources", deep_sources, 0 },
-    { "wide sources", wide_sources, 300 },
+    { "wide sources", wide_sources, 0 },
     { "spans count both ways", spans_count_both_ways, 0 },
     { "clock can be set", clock_can_be_set, 0 },
     { "template of the config", template_of_the_config, 0 },

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 
 #include "base/json.h"
 #include "rl/edges.h"
@@ -97,27 +96,16 @@ static char *repeat(const char *piece, int n, const char *tail) {
     return s;
 }
 
-static double own_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec * 1e3 + 1e-6 * (double)t.tv_nsec;
-}
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define LIMIT_MS 1000
-#define MEMORY_KIB (1 << 20)
-#else
-#define LIMIT_MS 50
-#define MEMORY_KIB (64 << 10)
-#endif
+#define LIMIT_MS (ML_TEST_SANITIZED ? 1000 : 50)
+#define MEMORY_KIB (ML_TEST_SANITIZED ? 1 << 20 : 64 << 10)
 
 static void check_bounded(const char *x, const char *y) {
-    double start = own_ms(), took;
+    double start = 1e3 * ml_test_own_s(), took;
     struct rusage before, after;
 
     getrusage(RUSAGE_SELF, &before);
     ml_math_same(ml_str_of(x), ml_str_of(y), false);
-    took = own_ms() - start;
+    took = 1e3 * ml_test_own_s() - start;
     getrusage(RUSAGE_SELF, &after);
     if (took > LIMIT_MS || after.ru_maxrss - before.ru_maxrss > MEMORY_KIB)
         ml_test_fail(__FILE__, __LINE__, "%.40s... took %.1f ms and %ld KiB", x, took,

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/file.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
@@ -262,11 +261,11 @@ static double seconds_for(ml_encoder *e, const char *unit, size_t n_bytes, bool 
 
     while (text.len < n_bytes)
         ml_text_add(&text, unit, strlen(unit));
-    start = ml_clock_s();
+    start = ml_test_own_s();
     if (ml_encode(e, &out, (ml_str){ text.ptr, text.len },
                   (ml_encode_opts){ .spans = spans }, &err))
         ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
-    start = ml_clock_s() - start;
+    start = ml_test_own_s() - start;
     ml_text_release(&text);
     ml_tokens_release(&out);
     return start;
