@@ -214,6 +214,12 @@ typedef struct ml_config {
         double threshold;
     } debug;
     struct {
+        /* evaluations behind the loop's back */
+        int64_t n_gpu, per_engine, max_in_flight, keep;
+        const char *dir; /* NULL: beside what is saved */
+        int overflow;    /* 0: wait, 1: skip */
+    } behind;
+    struct {
         bool enable;
         const char *dir;
         ml_words inference, score, train; /* options of each */

@@ -1,6 +1,11 @@
 #include "cli/train_fleet.h"
 
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "base/bug.h"
+#include "base/dir.h"
 #include "cli/train_remote.h"
 #include "engine/remote.h"
 
@@ -45,7 +50,8 @@ static int64_t share_of_threads(const ml_train_gen *t, const ml_config *c) {
     return share > 0 ? share : 1;
 }
 
-static void serve_words(words *w, const ml_train_gen *t, const ml_config *c) {
+static void serve_words(words *w, const ml_train_gen *t, const ml_config *c,
+                        int64_t n_thread) {
     size_t page = ml_kv_bytes(&t->run->spec, &t->be, 1);
 
     add(w, "miles");
@@ -57,7 +63,7 @@ static void serve_words(words *w, const ml_train_gen *t, const ml_config *c) {
     add_flag(w, "--device", t->be.name);
     if (c->run.cpu_level)
         add_flag(w, "--cpu-level", c->run.cpu_level);
-    add_number(w, "--threads", share_of_threads(t, c));
+    add_number(w, "--threads", n_thread);
     add_number(w, "--context-length", t->engine.context);
     add_number(w, "--max-running-requests", t->engine.max_running);
     add_number(w, "--max-queued-requests", MOST_QUEUED);
@@ -70,38 +76,96 @@ static void serve_words(words *w, const ml_train_gen *t, const ml_config *c) {
         add(w, "--enable-return-routed-experts");
 }
 
-static ml_status start(ml_train_gen *t, const ml_config *c, ml_err *err) {
+/* n servers, and a generator over them; they have no weights of the run yet. */
+static ml_status open_fleet(ml_fleet **fleet, ml_gen **gen, ml_train_gen *t,
+                            const ml_config *c, ml_fleet_opts o, int64_t n_thread,
+                            ml_err *err) {
+    const char **url = ML_NEW(&t->arena, const char *, o.n);
     words *w = ML_NEW(&t->arena, words, 1);
-    ml_fleet_opts o = { .program = PROGRAM,
-                        .argv = w->word,
-                        .log_dir = t->weight_dir,
-                        .n = t->n_engine,
-                        .restart = c->mode.restart,
-                        .check_s = c->mode.check_s,
-                        .timeout_s = c->mode.check_timeout_s,
-                        .first_check_s = c->mode.first_check_s };
+    ml_remote_opts remote = { .url = url,
+                              .n_url = o.n,
+                              .retry_s = ML_TRAIN_RETRY_S,
+                              .connect_s = ML_TRAIN_CONNECT_S };
+    ml_status st;
 
     w->arena = &t->arena;
-    serve_words(w, t, c);
-    return ml_fleet_open(&t->fleet, &o, err);
+    serve_words(w, t, c, n_thread);
+    o.program = PROGRAM;
+    o.argv = w->word;
+    o.check_s = c->mode.check_s;
+    o.timeout_s = c->mode.check_timeout_s;
+    o.first_check_s = c->mode.first_check_s;
+    st = ml_fleet_open(fleet, &o, err);
+    if (st != ML_OK)
+        return st;
+    for (int32_t i = 0; i < o.n; i++)
+        url[i] = ml_fleet_url(*fleet, i);
+    st = ml_remote_open(gen, &remote, err);
+    if (st == ML_OK)
+        ml_fleet_serve(*fleet, *gen);
+    return st;
 }
 
 ml_status ml_train_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
-    const char **url = ML_NEW(&t->arena, const char *, t->n_engine);
-    ml_remote_opts o = { .url = url,
-                         .n_url = t->n_engine,
-                         .retry_s = ML_TRAIN_RETRY_S,
-                         .connect_s = ML_TRAIN_CONNECT_S };
-    ml_status st = start(t, c, err);
+    ml_fleet_opts o = { .log_dir = t->weight_dir,
+                        .n = t->n_engine,
+                        .restart = c->mode.restart };
+    ml_status st = open_fleet(&t->fleet, &t->gen, t, c, o, share_of_threads(t, c), err);
 
-    if (st == ML_OK) {
-        for (int32_t i = 0; i < t->n_engine; i++)
-            url[i] = ml_fleet_url(t->fleet, i);
-        st = ml_remote_open(&t->gen, &o, err);
-    }
-    if (st == ML_OK)
-        ml_fleet_serve(t->fleet, t->gen);
-    else
+    if (st != ML_OK)
         ml_err_prefix(err, "--rollout-num-engines");
     return st;
+}
+
+/* --- evaluations ------------------------------------------------------------------ */
+
+/* Others work in other directories. */
+static ml_status find_dir(const char **out, ml_train_gen *t, const ml_config *c,
+                          ml_err *err) {
+    const char *dir = c->behind.dir
+                          ? c->behind.dir
+                          : ml_arena_printf(&t->arena, "%s/eval_snapshots", c->train.save);
+    ml_status st = ml_dir_make(dir, err);
+    char *whole = st == ML_OK ? realpath(dir, NULL) : NULL;
+
+    if (st == ML_OK && !whole)
+        st = ml_fail(err, ML_EIO, "%s: %s", dir, strerror(errno));
+    if (st == ML_OK)
+        *out = ml_arena_str(&t->arena, whole, strlen(whole));
+    free(whole);
+    return st;
+}
+
+ml_status ml_train_eval_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
+    const char *dir = NULL;
+    ml_status st = find_dir(&dir, t, c, err);
+    ml_fleet_opts fleet = { .log_dir = dir,
+                            .n = (int32_t)(c->behind.n_gpu / c->behind.per_engine),
+                            .restart = c->mode.restart };
+    ml_eval_queue_opts queue = { .evals = &t->evals,
+                                 .spec = &t->run->spec,
+                                 .from = t->run->from,
+                                 .dir = dir,
+                                 .max_in_flight = (int32_t)c->behind.max_in_flight,
+                                 .skip = c->behind.overflow == 1,
+                                 .keep = (int32_t)c->behind.keep };
+
+    if (st == ML_OK)
+        st = open_fleet(&t->eval_fleet, &t->evals.asker.gen, t, c, fleet,
+                        c->behind.per_engine, err);
+    if (st == ML_OK)
+        st = ml_eval_queue_open(&t->eval_queue, &queue, err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "--eval-num-gpus");
+    return st;
+}
+
+void ml_train_eval_fleet_close(ml_train_gen *t) {
+    if (!t->eval_fleet)
+        return;
+    ml_eval_queue_close(t->eval_queue);
+    ml_fleet_serve(t->eval_fleet, NULL);
+    if (t->evals.asker.gen != t->gen)
+        t->evals.asker.gen->close(t->evals.asker.gen);
+    ml_fleet_close(t->eval_fleet);
 }

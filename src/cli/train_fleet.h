@@ -10,4 +10,9 @@
  * they have no weights of the run yet. */
 ml_status ml_train_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err);
 
+/* The engines that evaluate and nothing else, and what evaluates with them while the loop goes
+ * on: t->eval_queue. */
+ml_status ml_train_eval_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err);
+void ml_train_eval_fleet_close(ml_train_gen *t); /* none is fine */
+
 #endif

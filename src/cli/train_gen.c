@@ -211,6 +211,7 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
 void ml_train_gen_close(ml_train_gen *t) {
     if (!t->run)
         return;
+    ml_train_eval_fleet_close(t);
     if (t->fleet)
         ml_fleet_serve(t->fleet, NULL);
     if (t->gen)
@@ -276,6 +277,8 @@ ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
     t->rollout.asker.group_rewards = t->group_rewards;
     t->row_rollout.asker = t->rollout.asker;
     t->row_rollout.how = t->rollout.how;
+    if (st == ML_OK && c->behind.n_gpu && t->evals.n)
+        st = ml_train_eval_fleet_open(t, c, err);
     return st;
 }
 

@@ -9,7 +9,7 @@
 #include "engine/local.h"
 #include "io/end_tokens.h"
 #include "rl/ahead.h"
-#include "rl/evals.h"
+#include "rl/eval_queue.h"
 #include "rl/flow.h"
 #include "rl/rollout_gen.h"
 #include "rl/rollout_row.h"
@@ -38,7 +38,9 @@ typedef struct ml_train_gen {
     ml_flow *flow;              /* NULL: nor all the time */
     const miles_buffer *buffer; /* of the flow; NULL: none */
     ml_evals evals;
-    int64_t eval_context; /* of evaluations; 0: as of rollouts */
+    ml_fleet *eval_fleet;      /* engines of the evaluations alone; NULL: none */
+    ml_eval_queue *eval_queue; /* over them */
+    int64_t eval_context;      /* of evaluations; 0: as of rollouts */
 } ml_train_gen;
 
 /* Whether generation has a set of weights beside the trainer's, in this process. */

@@ -61,6 +61,18 @@ static bool no_place_for_weights(const ml_config *c) {
     return ml_config_elsewhere(c) && !c->mode.weight_dir && !c->train.save;
 }
 
+static bool uneven_engines(const ml_config *c) {
+    return c->behind.n_gpu % c->behind.per_engine != 0;
+}
+
+static bool evaluates_elsewhere(const ml_config *c) {
+    return c->behind.n_gpu && c->mode.external;
+}
+
+static bool no_place_for_snapshots(const ml_config *c) {
+    return c->behind.n_gpu && !c->behind.dir && !c->train.save;
+}
+
 static bool stale_by_design(const ml_config *c) {
     return c->debug.on_policy &&
            (c->mode.async || c->rollout.partial || c->debug.skip_sync);
@@ -118,6 +130,11 @@ static const mode_rule rules[] = {
     { no_place_for_weights,
       "engines elsewhere read weights from a directory: give --update-weight-disk-dir DIR, "
       "or --save" },
+    { uneven_engines, "--eval-num-gpus must be a multiple of --eval-num-gpus-per-engine" },
+    { evaluates_elsewhere, "--eval-num-gpus has engines of its own on this machine, and "
+                           "--rollout-external says that they are elsewhere: keep one" },
+    { no_place_for_snapshots, "--eval-num-gpus evaluates weights on disk: give "
+                              "--eval-hf-dir DIR, or --save" },
     { stale_by_design,
       "--true-on-policy-mode wants every token drawn with the weights it is trained on: "
       "use "
@@ -188,6 +205,7 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
     loop->publish_interval = c->mode.update_interval;
     loop->evaluate = t->evals.n ? evaluate : NULL;
     loop->evaluate_ud = t;
+    loop->behind = t->eval_queue;
     loop->eval_interval = c->rollout.eval_interval;
     loop->skip_first_eval = c->rollout.skip_first_eval;
     loop->ahead = c->mode.async;

@@ -13,6 +13,7 @@ static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status begin(ml_train_loop *l, ml_err *err);
+static ml_status await_scores(ml_train_loop *l, ml_err *err);
 
 ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
     ml_train_run *run = l->run;
@@ -40,6 +41,8 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
         if (st == ML_OK && l->watch.progress)
             l->watch.progress(run->rollout + 1, run->num_rollout);
     }
+    if (st == ML_OK)
+        st = await_scores(l, err);
     if (st == ML_OK)
         st = ml_run_log_settle(&run->log, err);
     if (st == ML_OK && run->saver)
@@ -176,7 +179,10 @@ static ml_status tell_saved(ml_train_run *run, ml_err *err) {
 
 static ml_status save_all(ml_train_loop *l, ml_err *err) {
     ml_text more = { 0 };
-    ml_status st = ml_run_log_settle(&l->run->log, err); /* rows are older than the save */
+    ml_status st = await_scores(l, err);
+
+    if (st == ML_OK)
+        st = ml_run_log_settle(&l->run->log, err); /* rows are older than the save */
 
     if (st == ML_OK)
         st = rest(l, err);
@@ -257,18 +263,70 @@ static bool eval_due(const ml_train_loop *l, int64_t rollout) {
            ((rollout + 1) % l->eval_interval == 0 || last);
 }
 
+static void report_scores(ml_train_loop *l, int64_t rollout, const ml_figures *figures) {
+    ml_round_report_eval(figures, &l->run->log, rollout, &l->watch);
+    if (l->debug.checks)
+        ml_checks_figures(l->debug.checks, figures);
+}
+
+/* Takes one that was asked for; false: there is none, or it is not wanted to wait. */
+static bool take_scores(ml_train_loop *l, bool wait, ml_status *st, ml_err *err) {
+    ml_eval_result found;
+
+    if (!ml_eval_queue_take(l->behind, &found, wait))
+        return false;
+    *st = found.st;
+    if (found.st == ML_OK)
+        report_scores(l, found.rollout, &found.figures);
+    else if (err)
+        *err = found.err;
+    ml_arena_release(&found.arena);
+    return found.st == ML_OK;
+}
+
+/* All that were asked for are there: what is saved, or ends, has their figures. */
+static ml_status await_scores(ml_train_loop *l, ml_err *err) {
+    ml_status st = ML_OK;
+
+    while (l->behind && take_scores(l, true, &st, err))
+        ;
+    return st;
+}
+
+/* Where it is not waited for room, what is there is taken first, and a lack of room told. */
+static ml_status ask_for_scores(ml_train_loop *l, int64_t rollout, ml_err *err) {
+    bool skips = ml_eval_queue_skips(l->behind);
+    ml_status st = ML_OK;
+    ml_figures figures;
+    ml_arena a;
+
+    while ((skips || !ml_eval_queue_has_room(l->behind)) &&
+           take_scores(l, !skips, &st, err))
+        ;
+    if (st != ML_OK)
+        return st;
+    if (ml_eval_queue_has_room(l->behind))
+        return ml_eval_queue_ask(l->behind, rollout, &l->run->weights, err);
+    ml_arena_init(&a, "an evaluation");
+    ml_figures_init(&figures, &a);
+    ml_figures_add(&figures, "eval/", "skipped_busy", 1);
+    report_scores(l, rollout, &figures);
+    ml_arena_release(&a);
+    return ML_OK;
+}
+
 static ml_status score(ml_train_loop *l, int64_t rollout, ml_err *err) {
     ml_figures figures;
     ml_arena a;
     ml_status st;
 
+    if (l->behind)
+        return ask_for_scores(l, rollout, err);
     ml_arena_init(&a, "an evaluation");
     ml_figures_init(&figures, &a);
     st = l->evaluate(l->evaluate_ud, &figures, err);
     if (st == ML_OK)
-        ml_round_report_eval(&figures, &l->run->log, rollout, &l->watch);
-    if (st == ML_OK && l->debug.checks)
-        ml_checks_figures(l->debug.checks, &figures);
+        report_scores(l, rollout, &figures);
     ml_arena_release(&a);
     return st;
 }
@@ -277,7 +335,7 @@ static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_status st;
 
     ml_stage_begin(r, ML_STAGE_EVAL);
-    st = eval_due(l, r->rollout) ? rest(l, err) : ML_OK;
+    st = eval_due(l, r->rollout) && !l->behind ? rest(l, err) : ML_OK;
     if (st == ML_OK && eval_due(l, r->rollout))
         st = score(l, r->rollout, err);
     ml_stage_end(r, ML_STAGE_EVAL);

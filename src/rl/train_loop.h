@@ -12,6 +12,7 @@
 
 #include "rl/account.h"
 #include "rl/checks.h"
+#include "rl/eval_queue.h"
 #include "rl/hashes.h"
 
 /* Zeros: nothing of it. */
@@ -39,6 +40,7 @@ typedef struct ml_train_loop {
     /* Scores the weights that generate, as eval/... figures; NULL: nobody asks. */
     ml_status (*evaluate)(void *ud, ml_figures *out, ml_err *err);
     void *evaluate_ud;
+    ml_eval_queue *behind; /* evaluates while the loop goes on, in place of that; NULL */
     int64_t eval_interval; /* rounds; 0: never */
     bool skip_first_eval;
     bool ahead;         /* as in Miles' train_async, the last round is always evaluated */

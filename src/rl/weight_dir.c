@@ -44,37 +44,49 @@ static ml_status tidy(const char *dir, uint64_t version, ml_err *err) {
     return st;
 }
 
-static ml_status replace(const char *temp, const char *path, const char *dir, ml_err *err) {
+static ml_status replace(const char *temp, const char *path, ml_err *err) {
+    const char *slash = strrchr(path, '/');
+    ml_text dir = { 0 };
     ml_status st = remove_if_there(path, err);
 
     if (st == ML_OK && rename(temp, path) != 0)
         st = ml_fail(err, ML_EIO, "%s cannot be renamed to %s: %s", temp, path,
                      strerror(errno));
-    return st == ML_OK ? ml_dir_sync(dir, err) : st;
+    ml_text_printf(&dir, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
+    if (st == ML_OK)
+        st = ml_dir_sync(dir.ptr, err);
+    ml_text_release(&dir);
+    return st;
 }
 
-ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w,
-                              const ml_spec *s, const ml_checkpoint *from,
-                              int64_t shard_bytes, ml_err *err) {
+ml_status ml_weight_dir_put(const char *path, const ml_weights *w, const ml_spec *s,
+                            const ml_checkpoint *from, int64_t shard_bytes, ml_err *err) {
     ml_export_opts how = { .keep_dtype = !is_f32(w),
                            .dtype = ML_F32,
                            .shard_bytes = shard_bytes };
     ml_text temp = { 0 };
-    ml_status st = ml_dir_make(dir, err);
+    ml_status st;
 
-    ml_text_printf(out, "%s/" PREFIX "%llu", dir, (unsigned long long)w->version);
-    ml_text_printf(&temp, "%s.new", out->ptr);
+    ml_text_printf(&temp, "%s.new", path);
     how.dir = temp.ptr;
-    if (st == ML_OK)
-        st = remove_if_there(temp.ptr, err);
+    st = remove_if_there(temp.ptr, err);
     if (st == ML_OK)
         st = ml_export_hf(w, s, from, &how, err);
     if (st == ML_OK)
         st = ml_weights_seal(w, s, temp.ptr, err);
     if (st == ML_OK)
-        st = replace(temp.ptr, out->ptr, dir, err);
-    if (st == ML_OK)
-        st = tidy(dir, w->version, err);
+        st = replace(temp.ptr, path, err);
     ml_text_release(&temp);
     return st;
+}
+
+ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w,
+                              const ml_spec *s, const ml_checkpoint *from,
+                              int64_t shard_bytes, ml_err *err) {
+    ml_status st = ml_dir_make(dir, err);
+
+    ml_text_printf(out, "%s/" PREFIX "%llu", dir, (unsigned long long)w->version);
+    if (st == ML_OK)
+        st = ml_weight_dir_put(out->ptr, w, s, from, shard_bytes, err);
+    return st == ML_OK ? tidy(dir, w->version, err) : st;
 }

@@ -11,6 +11,11 @@
 
 #include "model/weights.h"
 
+/* Writes the set, in files of at most shard_bytes, as a checkpoint of this path: whole, or not
+ * at all. */
+ml_status ml_weight_dir_put(const char *path, const ml_weights *w, const ml_spec *s,
+                            const ml_checkpoint *from, int64_t shard_bytes, ml_err *err);
+
 /* Writes the version of the set, in files of at most shard_bytes (one tensor at least; 0: the
  * files of the source); its path is left in `out`. */
 ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w,

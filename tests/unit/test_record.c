@@ -201,6 +201,37 @@ static void tensors_are_dumped(void) {
     CHECK_HAS(out, "is neither enable=1, enable=0 nor filter=PART");
 }
 
+/* The figures are those of evaluations between rounds, whenever they come. */
+static void evaluations_meanwhile(void) {
+    ml_toy_run_inputs();
+    snprintf(more, sizeof more, "--eval-interval 1");
+    CHECK(run("here", 3) == 0);
+    snprintf(more, sizeof more,
+             "--eval-interval 1 --eval-num-gpus 2 --eval-num-gpus-per-engine 1 "
+             "--eval-max-in-flight 1 --eval-keep-snapshots 1 --eval-hf-dir %s",
+             ml_test_path("snapshots"));
+    CHECK(run("meanwhile", 3) == 0);
+    snprintf(command, sizeof command,
+             "grep eval/toy %s/metrics.jsonl > %s && grep eval/toy %s/metrics.jsonl > %s",
+             ml_test_path("here"), ml_test_path("one"), ml_test_path("meanwhile"),
+             ml_test_path("two"));
+    CHECK(system(command) == 0);
+    CHECK(same_files("one", "two"));
+    CHECK(access(ml_test_path("snapshots/step_2/config.json"), F_OK) == 0);
+    CHECK(access(ml_test_path("snapshots/step_1"), F_OK) != 0);
+    snprintf(more, sizeof more,
+             "--eval-interval 1 --eval-num-gpus 1 --eval-max-in-flight 1 "
+             "--eval-overflow-policy skip --eval-max-response-len 60");
+    CHECK(run("skip", 4) == 0);
+    snprintf(command, sizeof command,
+             "test $(grep -cE 'eval/toy\"|eval/skipped_busy' %s/metrics.jsonl) = 5",
+             ml_test_path("skip"));
+    CHECK(system(command) == 0);
+    snprintf(more, sizeof more, "--eval-num-gpus 3 --eval-num-gpus-per-engine 2");
+    CHECK(run("bad", 1) == 2);
+    CHECK_HAS(out, "must be a multiple of --eval-num-gpus-per-engine");
+}
+
 /* Flags of another model are refused; what is random follows the seed. */
 static void claims_of_the_model(void) {
     ml_toy_run_inputs();
@@ -247,6 +278,7 @@ static const ml_test tests[] = {
     { "memory is recorded", memory_is_recorded },
     { "events are analysed", events_are_analysed },
     { "tensors are dumped", tensors_are_dumped },
+    { "evaluations meanwhile", evaluations_meanwhile },
     { "claims of the model", claims_of_the_model },
     { "a critic begins by its seed", a_critic_begins_by_its_seed },
     { "evaluations have a context", evaluations_have_a_context },
