@@ -8,11 +8,11 @@ static const char *const only_one[] = { "1", NULL };
 #define ONE_RANK "A run is one rank."
 #define RANK "a run is one rank"
 #define PLACE "one process on this machine does it all"
+#define ENGINES "this process generates, or as many as --rollout-num-engines says"
 #define ROOM "nothing has to make room on a CPU"
 #define TRANSFER                                                                           \
     "weights are shared inside this process, and go to engines elsewhere as whole files"
-#define FAULTS                                                                             \
-    "engine and trainer are one process; a run that was killed goes on from --load"
+#define FAULTS "the trainer is one process; a run that was killed goes on from --load"
 #define CONTROL "there are no processes to control; start the run again with --load"
 
 const ml_flag ml_flags_parallel[] = {
@@ -38,8 +38,8 @@ const ml_flag ml_flags_parallel[] = {
     ML_NOOP("debug-deterministic-collective", BOOL, MILES, TRAIN, RANK),
     ML_NOOP("actor-num-nodes", TEXT, MILES, TRAIN, PLACE),
     ML_NOOP("actor-num-gpus-per-node", TEXT, MILES, TRAIN, PLACE),
-    ML_NOOP("rollout-num-gpus", TEXT, MILES, TRAIN, PLACE),
-    ML_NOOP("rollout-num-gpus-per-engine", TEXT, MILES, TRAIN, PLACE),
+    ML_NOOP("rollout-num-gpus", TEXT, MILES, TRAIN, ENGINES),
+    ML_NOOP("rollout-num-gpus-per-engine", TEXT, MILES, TRAIN, ENGINES),
     ML_NOOP("num-gpus-per-node", TEXT, MILES, TRAIN, PLACE),
     ML_NOOP("pin-rollout-manager-to-head", BOOL, MILES, TRAIN, PLACE),
     ML_NOOP("use-distributed-post", BOOL, MILES, TRAIN, PLACE),
