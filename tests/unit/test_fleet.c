@@ -232,7 +232,7 @@ static void without_fault_tolerance_the_run_ends(void) {
     CHECK(await_engines(run, 2, engine) == 2 && await_count(log, "first round: ", 1, run));
     kill(engine[1], SIGKILL);
     CHECK(wait_for(run) == 3);
-    CHECK(count(log, "was ended by signal 9; ") == 1);
+    CHECK(count(log, "was ended by signal 9") > 0);
     CHECK(!is_alive(engine[0]));
 }
 
