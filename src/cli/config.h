@@ -227,7 +227,7 @@ typedef struct ml_config {
     struct {
         /* what a run writes down of itself; NULL: not given */
         const char *train, *events, *memory_dir, *inject;
-        bool analyse, witness, memory;
+        bool analyse, witness, memory, masters;
         int64_t witness_rows, memory_rounds, inject_from;
         int recorder; /* ml_memory_view */
         double inject_least;

@@ -108,8 +108,6 @@ const ml_flag ml_flags_numerics[] = {
                "gradients are always f32; leave it out"),
     ML_NOOP("rematerialize-param-from-master-weight", BOOL, MILES, TRAIN,
             "weights and f32 masters are in memory once"),
-    ML_NOOP("check-rematerialize-param-from-master-weight", BOOL, MILES, TRAIN,
-            "weights and f32 masters are in memory once"),
     ML_NOOP("low-memory-resume", BOOL, MILES, TRAIN,
             "weights and f32 masters are in memory once"),
     ML_NOOP("keep-fp32-master", BOOL, MILES, TRAIN,

@@ -62,6 +62,7 @@ static ml_checks_opts checks_of(const ml_config *c) {
 static ml_account_opts account_of(const ml_config *c, const ml_train_dumps *dumps) {
     return (ml_account_opts){
         .analyse = c->record.analyse,
+        .n_masters = c->record.masters ? 2 : 0,
         .n_witness = c->record.witness ? c->record.witness_rows : 0,
         .memory = { .dir = c->record.memory ? c->record.memory_dir : NULL,
                     .n_round = c->record.memory_rounds,

@@ -2,6 +2,7 @@
 
 #include "model/plan_dump.h"
 #include "rl/hashes.h"
+#include "train/masters.h"
 
 ml_status ml_account_open(ml_account *a, const ml_account_opts *opts, ml_err *err) {
     ml_status st = ML_OK;
@@ -35,17 +36,23 @@ static ml_status write_checksum(ml_account *a, const char *whose, int64_t rollou
 }
 
 ml_status ml_account_learnt(ml_account *a, const ml_round *r, int64_t step,
-                            const ml_weights *w, ml_err *err) {
+                            ml_train_run *run, ml_err *err) {
     const ml_lesson *l = &r->lesson;
+    ml_status st = ML_OK;
 
-    if (!a->events || l->n_step == 0)
+    if (l->n_step == 0)
         return ML_OK;
+    if (a->n_learnt++ < a->opts.n_masters)
+        st = ml_masters_check(ml_trainer_optimizer(run->trainer), err);
+    if (st != ML_OK || !a->events)
+        return st;
     ml_events_figures(a->events, "train_advantage_computation", r->rollout, &l->rollout);
     for (int32_t k = 0; k < l->n_step; k++) {
         ml_events_step_end(a->events, r->rollout, step + k);
         ml_events_figures(a->events, "metric", r->rollout, &l->step[k].figures);
     }
-    return write_checksum(a, "train_engine_local_weight_checksum", r->rollout, w, err);
+    return write_checksum(a, "train_engine_local_weight_checksum", r->rollout,
+                          &run->weights, err);
 }
 
 ml_status ml_account_published(ml_account *a, int64_t rollout, const ml_weights *generating,

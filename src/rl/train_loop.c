@@ -128,8 +128,7 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
         return st;
     ml_round_report(r, &run->log, r->rollout * per_round, &l->watch);
     if (l->debug.account)
-        st = ml_account_learnt(l->debug.account, r, r->rollout * per_round, &run->weights,
-                               err);
+        st = ml_account_learnt(l->debug.account, r, r->rollout * per_round, run, err);
     if (st != ML_OK)
         return st;
     return l->debug.checks

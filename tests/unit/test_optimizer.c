@@ -5,7 +5,7 @@
 
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "train/optimizer.h"
+#include "train/masters.h"
 
 #define MODEL "tests/golden/data/qwen3"
 
@@ -292,11 +292,31 @@ static void clips_the_norm_of_all_gradients(void) {
     end(&w);
 }
 
+/* One weight that is not its master's rounding is found. */
+static void weights_are_held_against_masters(void) {
+    ml_err err = { 0 };
+    float row[4096];
+    world w;
+
+    if (!begin(&w, 1, NULL, ML_WEIGHT_BF16, adam))
+        return;
+    steps(&w, 2, 1e-3, 0.1);
+    CHECK(ml_masters_check(&w.opt, &err) == ML_OK);
+    ml_weights_unpack(&w.weights, 1, 0, 0, 1, ML_F32, row);
+    row[2] += 1.0f;
+    ml_weights_pack(&w.weights, 1, 0, 0, 1, row);
+    CHECK(ml_masters_check(&w.opt, &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, w.spec.param[1].name);
+    CHECK_HAS(err.msg, "[0, 2] is ");
+    end(&w);
+}
+
 static const ml_test tests[] = {
     { "AdamW is the formula", adamw_is_the_formula },
     { "SGD is the formula", sgd_is_the_formula },
     { "bits do not depend on threads or levels", bits_do_not_depend_on_threads_or_levels },
     { "weights round their masters", weights_round_their_masters },
+    { "weights are held against masters", weights_are_held_against_masters },
     { "freezes by name", freezes_by_name },
     { "bad gradients are named", bad_gradients_are_named_and_not_applied },
     { "clips the norm", clips_the_norm_of_all_gradients },

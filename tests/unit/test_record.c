@@ -239,7 +239,9 @@ static void claims_of_the_model(void) {
     CHECK(run("a", 1) == 2);
     CHECK_HAS(out, "--padded-vocab-size is 3, config.json has ");
     CHECK_HAS(out, "--model-name is llama, config.json says qwen3");
-    snprintf(more, sizeof more, "--padded-vocab-size 100000 --model-name Qwen3Config");
+    snprintf(more, sizeof more,
+             "--padded-vocab-size 100000 --model-name Qwen3Config --dtype bf16 "
+             "--check-rematerialize-param-from-master-weight");
     CHECK(run("b", 1) == 0);
 }
 
