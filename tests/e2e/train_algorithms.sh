@@ -82,16 +82,18 @@ agree() {
   return 1
 }
 
-# fresh NAME: what is trained on is as old as the row allows, and every round says how old;
-# of a round that was made ahead, all tokens are of the weights before
+# fresh NAME: every round says how old its tokens are, and none is too old
 fresh() {
-  local said figure=stale_tokens
-  [ "$1" = ahead ] || [ "$1" = flow ] || return 0
-  [ "$1" = flow ] && figure=fully_async/trained_max_staleness
-  said=$(grep -o "\"rollout/$figure\": [0-9]*" "$dir/$1/metrics.jsonl" | awk '{ print $2 }')
-  echo "$1: $figure $(sort -n <<< "$said" | uniq -c | awk '{ printf "%s (%s times) ", $2, $1 }')"
-  [ "$(wc -l <<< "$said")" = "$rounds" ] || return 1
-  [ "$1" = ahead ] || [ "$(sort -n <<< "$said" | tail -1)" -le 2 ]
+  local figure=stale_tokens said
+  case $1 in ahead) ;; flow) figure=fully_async/trained_max_staleness ;; *) return 0 ;; esac
+  said=$(sed -n "s|.*\"rollout/$figure\": \([0-9]*\).*|\1|p" "$dir/$1/metrics.jsonl")
+  awk -v name="$1" -v figure="$figure" -v rounds="$rounds" '
+    $1 > most { most = $1 }
+    $1 > 0 { old++ }
+    END {
+      print name ": " figure " is above 0 in " old " of " NR " rounds, at most " most
+      exit NR != rounds || old == 0 || (name == "flow" && most > 2)
+    }' <<< "$said"
 }
 
 # alone NAME: no row before it has left the same weights

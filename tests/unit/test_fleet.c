@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include "base/file.h"
 #include "engine/fleet.h"
 #include "engine/remote.h"
+#include "rl/sample.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_model.h"
@@ -20,8 +22,8 @@
 enum { ROUNDS = 6, MOST = 16 };
 
 #define ENGINES "--rollout-num-engines 2 --use-fault-tolerance "
-#define LONG_ANSWERS "--rollout-max-response-len 80 --eval-interval 1000 "
 #define AGAIN "serves again, at "
+#define LOST "what was asked of it again"
 
 /* --- processes ---------------------------------------------------------------------- */
 
@@ -46,7 +48,24 @@ static bool is_alive(pid_t pid) {
     return parent_of(pid, &state) != 0 && state != 'Z';
 }
 
-static int children_of(pid_t pid, pid_t out[MOST]) {
+/* Its command line begins with "miles", "serve". */
+static bool is_engine(pid_t pid) {
+    static const char begin[] = "miles\0serve";
+    char path[64], text[sizeof begin] = "";
+    bool is = false;
+    FILE *f;
+
+    snprintf(path, sizeof path, "/proc/%d/cmdline", (int)pid);
+    f = fopen(path, "r");
+    if (f) {
+        is = fread(text, 1, sizeof text, f) == sizeof text &&
+             memcmp(text, begin, sizeof begin) == 0;
+        fclose(f);
+    }
+    return is;
+}
+
+static int engines_of(pid_t run, pid_t out[MOST]) {
     DIR *d = opendir("/proc");
     struct dirent *e;
     int n = 0;
@@ -54,7 +73,8 @@ static int children_of(pid_t pid, pid_t out[MOST]) {
     while (d && (e = readdir(d)) != NULL) {
         pid_t child = (pid_t)atoi(e->d_name);
         char state = 'Z';
-        if (child > 0 && parent_of(child, &state) == pid && state != 'Z' && n < MOST)
+        if (child > 0 && parent_of(child, &state) == run && state != 'Z' &&
+            is_engine(child) && n < MOST)
             out[n++] = child;
     }
     if (d)
@@ -73,7 +93,7 @@ static int await_engines(pid_t run, int n, pid_t out[MOST]) {
     int found = 0;
 
     for (int i = 0; i < 20000 && found != n && !has_ended(run); i++) {
-        found = children_of(run, out);
+        found = engines_of(run, out);
         usleep(5000);
     }
     return found;
@@ -142,65 +162,144 @@ static void the_same_bytes_as_here(void) {
     ml_toy_run_same(async, three, ROUNDS);
 }
 
-/* Until weights are published that were not there before; false: the run has ended. */
-static bool await_version(const char *dir, unsigned long long *version, pid_t run) {
-    while (!has_ended(run)) {
-        DIR *d = opendir(dir);
-        struct dirent *e;
-        unsigned long long newest = 0, n;
-        while (d && (e = readdir(d)) != NULL)
-            if (sscanf(e->d_name, "version_%llu", &n) == 1 && !strstr(e->d_name, ".new") &&
-                n > newest)
-                newest = n;
-        if (d)
-            closedir(d);
-        if (newest > *version) {
-            *version = newest;
-            return true;
-        }
-        usleep(500);
-    }
-    return false;
+/* The highest number of a file whose name is so, or -1. */
+static long newest(const char *dir, const char *form) {
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    long most = -1, n;
+    char rest[300];
+
+    while (d && (e = readdir(d)) != NULL)
+        if (sscanf(e->d_name, form, &n, rest) == 1 && n > most)
+            most = n;
+    if (d)
+        closedir(d);
+    return most;
 }
 
-/* Kills an engine that has come back since the last time, at a random moment after new weights
- * were published: while it gets them, or while it generates with them. */
-static bool kill_one(pid_t run, const char *log, const char *dir, int n, unsigned *seed) {
-    static unsigned long long version;
+/* A run that is disturbed, and the file or directory in which it shows what it is doing. */
+typedef struct victim victim;
+struct victim {
+    pid_t run;
+    const char *log, *place;
+    bool (*is_time)(victim *v);
+    long seen; /* what it showed at the last kill */
+    unsigned seed;
+};
+
+static victim victim_of(const char *place, bool (*is_time)(victim *v)) {
+    victim v = { .log = ml_test_path("log"),
+                 .place = place,
+                 .is_time = is_time,
+                 .seen = -1,
+                 .seed = (unsigned)time(NULL) };
+    printf("seed %u\n", v.seed);
+    return v;
+}
+
+/* Kills an engine when the one before has come back and it is time; false: the run has ended. */
+static bool kill_one(victim *v, int n) {
     pid_t engine[MOST];
 
-    if (!await_count(log, AGAIN, n, run) || !await_version(dir, &version, run))
+    if (!await_count(v->log, AGAIN, n, v->run) || await_engines(v->run, 2, engine) != 2)
         return false;
-    usleep((unsigned)rand_r(seed) % 80000);
-    if (children_of(run, engine) != 2)
+    while (!v->is_time(v))
+        if (has_ended(v->run))
+            return false;
+        else
+            usleep(200);
+    kill(engine[rand_r(&v->seed) % 2], SIGKILL);
+    return true;
+}
+
+/* A random moment after weights were published, while engines get them or use them. */
+static bool were_published(victim *v) {
+    long now = newest(v->place, "version_%ld%299s");
+
+    if (now <= v->seen)
         return false;
-    kill(engine[rand_r(seed) % 2], SIGKILL);
+    v->seen = now;
+    usleep((unsigned)rand_r(&v->seed) % 20000);
     return true;
 }
 
 /* MILES_LONG asks for more kills. */
 static void engines_may_die(void) {
-    const char *here = ml_test_path("here"), *there = ml_test_path("there"),
-               *log = ml_test_path("log"), *dir = ml_test_path("there/rollout_weights");
-    int kills = getenv("MILES_LONG") ? 20 : 3, rounds = 8 * kills, n = 0, hits = 0;
-    unsigned seed = (unsigned)time(NULL);
+    const char *here = ml_test_path("here"), *there = ml_test_path("there");
+    victim v = victim_of(ml_test_path("there/rollout_weights"), were_published);
+    int kills = getenv("MILES_LONG") ? 20 : 3, rounds = 5 * kills, n = 0;
     char out[16000];
-    pid_t run;
 
-    printf("seed %u\n", seed);
     ml_toy_run_inputs();
-    CHECK(ml_toy_run("train", here, rounds, LONG_ANSWERS, out, sizeof out) == 0);
-    run = start(log, "train", there, rounds, ENGINES LONG_ANSWERS);
-    while ((n < kills || hits == 0) && kill_one(run, log, dir, n, &seed)) {
+    CHECK(ml_toy_run("train", here, rounds, "", out, sizeof out) == 0);
+    v.run = start(v.log, "train", there, rounds, ENGINES);
+    while (n < kills && kill_one(&v, n))
         n++;
-        hits = count(log, "asked of it again");
-    }
-    CHECK(wait_for(run) == 0);
+    CHECK(wait_for(v.run) == 0);
     ml_toy_run_same(here, there, rounds);
-    hits = count(log, "asked of it again");
-    printf("%d kills, %d with requests under way\n", n, hits);
-    CHECK(n >= kills && count(log, "was ended by signal 9; it is started again") == n);
-    CHECK(hits > 0);
+    printf("%d kills, %d with requests under way\n", n, count(v.log, LOST));
+    CHECK(n == kills && count(v.log, "was ended by signal 9; it is started again") == n);
+}
+
+/* Two records of a round are of the same draws. */
+static void same_samples(const char *a, const char *b) {
+    ml_sample *x = NULL, *y = NULL;
+    int64_t n = 0, m = 0;
+    ml_arena arena;
+
+    ml_arena_init(&arena, "samples");
+    CHECK(ml_samples_load(&x, &n, &arena, a, NULL) == ML_OK);
+    CHECK(ml_samples_load(&y, &m, &arena, b, NULL) == ML_OK);
+    CHECK(n == 16 && m == 16);
+    for (int64_t i = 0; i < n && i < m; i++)
+        CHECK(x[i].n_token == y[i].n_token && x[i].n_response == y[i].n_response &&
+              memcmp(x[i].token, y[i].token, (size_t)x[i].n_token * 4) == 0 &&
+              memcmp(x[i].logprob, y[i].logprob, (size_t)x[i].n_response * 4) == 0);
+    ml_arena_release(&arena);
+}
+
+/* A line for each answer that is graded: some of a round's have ended, most have not. */
+static bool some_have_ended(victim *v) {
+    long n = count(v->place, "\n");
+
+    if (n / 16 <= v->seen || n % 16 < 1 || n % 16 > 6)
+        return false;
+    v->seen = n / 16;
+    return true;
+}
+
+/* A run that does nothing but generate, answers of many lengths; an engine is killed in the
+ * middle of them.  None is lost, and what is asked again is answered as before. */
+static void requests_survive_their_engine(void) {
+    static const char only[] = "--debug-rollout-only --rollout-max-response-len 80 "
+                               "--rollout-stop-token-ids 1 2 3 --eval-interval 1000 "
+                               "--skip-eval-before-train --save-debug-rollout-data";
+    char out[16000], more[1500], a[700], b[700];
+    victim v = victim_of(ml_test_path("graded"), some_have_ended);
+    int rounds = 14, n = 0;
+
+    ml_toy_run_inputs();
+    snprintf(more, sizeof more,
+             "#!/bin/sh\nwhile read -r line; do echo >>%s; echo 1; done\n", v.place);
+    ml_toy_file("grader.sh", more);
+    snprintf(a, sizeof a, "cmd:%s", ml_test_path("grader.sh"));
+    CHECK(chmod(ml_test_path("grader.sh"), 0755) == 0);
+    snprintf(more, sizeof more, "%s %s/here{rollout_id}.zst", only, ml_test_dir());
+    CHECK(ml_toy_run("train", ml_test_path("here"), rounds, more, out, sizeof out) == 0);
+    snprintf(more, sizeof more,
+             ENGINES "%s %s/there{rollout_id}.zst --reward-workers 1 --custom-rm-path %s",
+             only, ml_test_dir(), a);
+    v.run = start(v.log, "train", ml_test_path("there"), rounds, more);
+    while ((n < 3 || count(v.log, LOST) == 0) && kill_one(&v, n))
+        n++;
+    CHECK(wait_for(v.run) == 0);
+    printf("%d kills, %d with requests under way\n", n, count(v.log, LOST));
+    CHECK(n >= 3 && count(v.log, LOST) > 0);
+    for (int i = 0; i < rounds; i++) {
+        snprintf(a, sizeof a, "%s/here%d.zst", ml_test_dir(), i);
+        snprintf(b, sizeof b, "%s/there%d.zst", ml_test_dir(), i);
+        same_samples(a, b);
+    }
 }
 
 /* One that neither dies nor answers is killed. */
@@ -326,6 +425,7 @@ static void one_that_stays_away_is_given_up(void) {
 static const ml_test tests[] = {
     { "the same bytes as here", the_same_bytes_as_here, 300 },
     { "engines may die", engines_may_die, 300 },
+    { "requests survive their engine", requests_survive_their_engine, 300 },
     { "a silent engine is replaced", a_silent_engine_is_replaced, 300 },
     { "without fault tolerance the run ends", without_fault_tolerance_the_run_ends, 300 },
     { "no engine outlives its run", no_engine_outlives_its_run, 300 },
