@@ -100,6 +100,7 @@ static void refuses(void) {
           "layer 3 has 2 key heads of 8, other layers with full_attention 2 of 16" },
         { "\"per_layer_config\": {\"4\": {\"head_dim\": 16}}", "layer numbers below 4" },
         { "\"per_layer_config\": {\"x\": {}}", "layer numbers below 4" },
+        { "\"per_layer_config\": 4", "\"per_layer_config\" must be an object" },
         { "\"per_layer_config\": {\"1\": {\"head_dim\": \"a\"}}",
           "\"head_dim\" of a layer" },
         { "\"per_layer_config\": {\"1\": {\"hidden_size\": 16}}", "sets \"hidden_size\"" },

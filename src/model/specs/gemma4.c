@@ -199,6 +199,10 @@ static const ml_json *entry_of(const ml_json *all, int32_t i) {
 
 /* Entries with keys that would change more than heads. */
 static void refuse_others(ml_builder *b, const ml_json *all, int32_t n_layer) {
+    if (all->type != ML_JSON_OBJECT)
+        ml_hf_config_fail(b->config, ML_EFORMAT,
+                          "%s:%u: \"per_layer_config\" must be an object", b->config->path,
+                          all->line);
     for (const ml_json *e = all->child; e; e = e->next) {
         int64_t i = layer_number(e->key);
         if (i < 0 || i >= n_layer || e->type != ML_JSON_OBJECT)
