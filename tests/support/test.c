@@ -24,7 +24,8 @@ bool ml_test_has(const char *hay, const char *needle) {
     return strstr(hay, needle) != NULL;
 }
 
-/* build/<config>/tests/<kind>/<program> stands three steps below build/<config>/miles. */
+/* build/<config>/tests/<kind>/<program> stands three steps below build/<config>/miles, which
+ * tests find in $MILES_UNDER_TEST. */
 static bool name_miles(void) {
     char path[4096];
     ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
@@ -48,8 +49,6 @@ int ml_test_miles(char *out, size_t cap, const char *args) {
     int status;
 
     out[0] = 0;
-    if (!name_miles())
-        return -1;
     snprintf(command, sizeof command, "{ \"$MILES_UNDER_TEST\"/miles %s; } 2>&1", args);
     p = popen(command, "r");
     if (!p)
@@ -98,6 +97,8 @@ int ml_test_main(int argc, char **argv, const ml_test *tests) {
 
     setenv("MILES_DEVICE", "cpu",
            0); /* where there is a GPU, too; tests/gpu has its tests */
+    if (!name_miles())
+        return 1;
     for (const ml_test *t = tests; t->name; t++) {
         bool ok;
         if (!wanted(t->name, argc, argv))

@@ -131,6 +131,17 @@ static pid_t start(const char *log, const char *command, const char *save, int r
     return ml_toy_start_to(log, args);
 }
 
+/* A run that generates, with two engines; the test ends without them. */
+static pid_t start_two(const char *log, const char *save, int rounds, const char *more,
+                       pid_t engine[MOST]) {
+    pid_t run = start(log, "train", save, rounds, more);
+
+    if (await_engines(run, 2, engine) == 2 && await_count(log, "first round: ", 1, run))
+        return run;
+    ml_test_fail(__FILE__, __LINE__, "the run did not begin, or has ended");
+    exit(1);
+}
+
 static int wait_for(pid_t run) {
     int status = 0;
 
@@ -311,10 +322,10 @@ static void a_silent_engine_is_replaced(void) {
 
     ml_toy_run_inputs();
     CHECK(ml_toy_run("train", here, ROUNDS, "", out, sizeof out) == 0);
-    run = start(log, "train", there, ROUNDS,
-                ENGINES "--rollout-health-check-interval 0.1 "
-                        "--rollout-health-check-timeout 1");
-    CHECK(await_engines(run, 2, engine) == 2 && await_count(log, "first round: ", 1, run));
+    run = start_two(log, there, ROUNDS,
+                    ENGINES "--rollout-health-check-interval 0.1 "
+                            "--rollout-health-check-timeout 1",
+                    engine);
     kill(engine[0], SIGSTOP);
     CHECK(wait_for(run) == 0);
     CHECK(count(log, "is not well, and is killed: ") > 0);
@@ -327,8 +338,7 @@ static void without_fault_tolerance_the_run_ends(void) {
     pid_t run, engine[MOST];
 
     ml_toy_run_inputs();
-    run = start(log, "train", save, 1000, "--rollout-num-engines 2");
-    CHECK(await_engines(run, 2, engine) == 2 && await_count(log, "first round: ", 1, run));
+    run = start_two(log, save, 1000, "--rollout-num-engines 2", engine);
     kill(engine[1], SIGKILL);
     CHECK(wait_for(run) == 3);
     CHECK(count(log, "was ended by signal 9") > 0);
@@ -341,8 +351,7 @@ static void no_engine_outlives_its_run(void) {
     pid_t run, engine[MOST];
 
     ml_toy_run_inputs();
-    run = start(log, "train", save, 1000, ENGINES);
-    CHECK(await_engines(run, 2, engine) == 2 && await_count(log, "first round: ", 1, run));
+    run = start_two(log, save, 1000, ENGINES, engine);
     kill(run, SIGKILL);
     CHECK(wait_for(run) == -1);
     for (int i = 0; i < 3000 && (is_alive(engine[0]) || is_alive(engine[1])); i++)
