@@ -41,6 +41,9 @@ DELTA_NET = dict(layer_types=["linear_attention", "full_attention"], linear_num_
 MLA = dict(kv_lora_rank=24, qk_nope_head_dim=10, qk_rope_head_dim=6, v_head_dim=14,
            num_key_value_heads=4, head_dim=6)
 
+# Fewer heads would often have no product above 0 for several keys, which then tie.
+INDEXER = dict(index_n_heads=16, index_head_dim=10, index_topk=12)
+
 GEMMA4_ROPE = dict(full_attention=dict(rope_type="proportional", rope_theta=1000000.0, partial_rotary_factor=0.5),
                    sliding_attention=dict(rope_type="default", rope_theta=10000.0))
 GEMMA4 = dict(tie_word_embeddings=True, sliding_window=8, global_head_dim=20, vocab_size_per_layer_input=83,
@@ -106,6 +109,11 @@ MODELS = {
                              original_max_position_embeddings=64))),
     "glm4_moe_lite": ("glm4_moe_lite", dict(
         **DEEPSEEK_MOE, **MLA, q_lora_rank=None, n_group=1, topk_group=1, attention_bias=True)),
+    "deepseek_v32": ("deepseek_v32", dict(
+        **DEEPSEEK_MOE, **MLA, **INDEXER, q_lora_rank=20, first_k_dense_replace=1, n_group=4, topk_group=2)),
+    "glm_moe_dsa": ("glm_moe_dsa", dict(
+        **DEEPSEEK_MOE, **MLA, **INDEXER, q_lora_rank=20, first_k_dense_replace=2, num_hidden_layers=3,
+        indexer_types=["full", "shared", "full"])),
     "olmo2": ("olmo2", dict()),
     "phi3": ("phi3", dict(sliding_window=40, rope_parameters=dict(
         rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
@@ -204,6 +212,8 @@ def gradients(model, names):
     """Under the names of the checkpoint: experts are stacked and fused in memory only."""
     grads = {}
     for name, p in model.named_parameters():
+        if ".indexer." in name:
+            continue  # nothing that is chosen has a gradient
         if name in names:
             grads[name] = p.grad
         elif name.endswith("experts.gate_up_proj"):
@@ -223,7 +233,7 @@ def gradients(model, names):
             grads[name.replace(".mlp.", ".block_sparse_moe.")] = p.grad
         else:
             raise SystemExit(f"{name}: no such name in the checkpoint")
-    without = {name for name in names if name.endswith(FROZEN)}
+    without = {name for name in names if name.endswith(FROZEN) or ".indexer." in name}
     if set(grads) | without != set(names):
         raise SystemExit(f"gradients and checkpoint differ: {set(grads) ^ set(names)}")
     return grads

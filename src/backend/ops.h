@@ -46,11 +46,16 @@
  *  ROW_GATE     g [n,1] x [n,H]        -              y [n,H]
  *  SCALE        x [n,H]                w [1]?         y [n,H]      w has no gradient
  *  MOE_SCALE    weight [n,k] expert    w [E]          y [n,k]      each times its expert's
+ *  LAYERNORM    x [n,C]                w [C] b [C]    y [n,C]
+ *  INDEX        q [n,h*d] k [n,d] weight [n,h]  -     chosen i32 [n,k] kpage [page,16,d]
+ *  ATTN_CHOSEN  q [n,Hq*d] k [n,d] chosen  -          o [n,Hq*e] kpage [page,16,d]
  *  LMHEAD       x [n,H]                w [V,H]        logprob, entropy [n_loss]
  *                                                     stat [n_loss,2] logits [n_loss,V]?
  *
  *  group (i32 [E+1 + 2*n*k]): start of each expert's rows [E+1]; slot -> token*k+rank [n*k];
  *  token*k+rank -> slot [n*k].
+ *  chosen: positions of keys, ascending, then -1.  Values of ATTN_CHOSEN are the beginnings of
+ *  its keys.
  *  tail, state: what a sequence leaves behind in its slot, and finds there unless its first
  *  position is 0; absent (whole sequences): not kept.  dv+: dv rounded up to 16, in blocks of
  *  64 columns [dk][64].
@@ -83,7 +88,10 @@
     X(HEAD_LINEAR, "head-linear")                                                          \
     X(JOIN, "join")                                                                        \
     X(SCALE, "scale")                                                                      \
-    X(MOE_SCALE, "moe-scale")
+    X(MOE_SCALE, "moe-scale")                                                              \
+    X(LAYERNORM, "layernorm")                                                              \
+    X(INDEX, "index")                                                                      \
+    X(ATTN_CHOSEN, "attn-chosen")
 
 #define ML_OP_ENUM(id, name) ML_OP_##id,
 typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
@@ -92,6 +100,7 @@ typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
 /* What a model chooses on its way, which can be recorded and given back to it. */
 typedef enum ml_route {
     ML_ROUTE_EXPERTS, /* MOE_ROUTE's expert */
+    ML_ROUTE_KEYS,    /* INDEX's chosen */
     ML_ROUTES
 } ml_route;
 
@@ -140,7 +149,11 @@ typedef struct ml_op_attr {
         int32_t value_dim;    /* of a head of v and o; vpage absent: v begins each k */
         int32_t window;       /* keys a row sees, itself included; 0: all */
         float scale, softcap; /* softcap 0: none */
-    } attn;
+    } attn;                   /* ATTN_CHOSEN: n_kv 1, no window, no softcap */
+    struct {
+        int32_t n_head, head_dim, top_k;
+        float scale, weight_scale; /* of products of queries and keys, of weights */
+    } index;
     int32_t n_head; /* HEAD_LINEAR, JOIN */
     struct {
         ml_act act;

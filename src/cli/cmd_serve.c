@@ -99,6 +99,22 @@ static size_t device_bytes(const ml_backend *be) {
     return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
 }
 
+/* What is to be kept must be there. */
+static ml_status check_routes(const serve_job *j, ml_err *err) {
+    bool asked[ML_ROUTES] = { j->config->serve.routed_experts,
+                              j->config->serve.indexer_topk };
+
+    for (int i = 0; i < ML_ROUTES; i++)
+        if (asked[i] && !j->spec.route[i].top_k)
+            return ml_fail(err, ML_EUSAGE,
+                           "--enable-return-%s: %s, a model of family %s, has no %s; leave "
+                           "the flag out",
+                           i == ML_ROUTE_EXPERTS ? "routed-experts" : "indexer-topk",
+                           j->dir, j->spec.family,
+                           i == ML_ROUTE_EXPERTS ? "experts" : "indexer");
+    return ML_OK;
+}
+
 /* Keys and values: at most what is left of the machine's share, what --max-total-tokens says,
  * and what all running answers could use. */
 static ml_status size_engine(serve_job *j, ml_err *err) {
@@ -110,12 +126,11 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
     int64_t page = (int64_t)ml_kv_bytes(&j->spec, &j->be, 1);
     int64_t n_page = left > 0 ? (int64_t)(left / (double)page) : 0, most;
     int64_t context = c->serve.context ? c->serve.context : j->spec.max_position;
+    ml_status st;
 
-    if (c->serve.routed_experts && !j->spec.route[ML_ROUTE_EXPERTS].top_k)
-        return ml_fail(err, ML_EUSAGE,
-                       "--enable-return-routed-experts: %s, a model of family %s, has no "
-                       "experts; leave the flag out",
-                       j->dir, j->spec.family);
+    st = check_routes(j, err);
+    if (st)
+        return st;
     if (c->serve.max_total && n_page > c->serve.max_total / ML_PAGE)
         n_page = c->serve.max_total / ML_PAGE;
     if (n_page < 1)
@@ -136,7 +151,7 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
                           .max_top = ML_MAX_TOP,
                           .kv_bytes = (size_t)(n_page * page),
                           .no_prefix_cache = c->serve.no_prefix_cache,
-                          .routed = { [ML_ROUTE_EXPERTS] = c->serve.routed_experts },
+                          .routed = { c->serve.routed_experts, c->serve.indexer_topk },
                           .eos = j->eos.id,
                           .n_eos = j->eos.n,
                           .tokenizer = j->tokenizer };
@@ -213,6 +228,7 @@ static void write_flags(serve_job *j) {
     flag_bool(&o, "skip_tokenizer_init", c->serve.no_tokenizer);
     flag_bool(&o, "disable_radix_cache", c->serve.no_prefix_cache);
     flag_bool(&o, "enable_return_routed_experts", c->serve.routed_experts);
+    flag_bool(&o, "enable_return_indexer_topk", c->serve.indexer_topk);
     flag_bool(&o, "enable_deterministic_inference", true);
     flag_int(&o, "context_length", j->engine.context);
     flag_int(&o, "max_running_requests", j->engine.max_running);

@@ -90,7 +90,7 @@ typedef struct ml_config {
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
         double drain_s, mem_fraction;
         bool no_tokenizer, incremental, log_requests, no_prefix_cache, dry_run;
-        bool routed_experts;
+        bool routed_experts, indexer_topk;
     } serve;
     struct {
         const char *host, *api_key, *health_path;
@@ -154,7 +154,7 @@ typedef struct ml_config {
         bool skip_special;
         int64_t over_sampling;
         bool partial, mask_old;
-        bool routing_replay, rollout_routing_replay;
+        bool routing_replay, rollout_routing_replay, indexer_replay, rollout_indexer_replay;
         /* the engine */
         int64_t max_running, chunk;
         double mem_fraction;

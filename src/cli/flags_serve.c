@@ -241,6 +241,14 @@ const ml_flag ml_flags_serve[] = {
       .from = ML_FROM_SGLANG,
       .help = "Keep which experts each token went to, for requests with "
               "return_routed_experts." },
+    { .name = "enable-return-indexer-topk",
+      .type = ML_FLAG_BOOL,
+      ML_AT(serve.indexer_topk),
+      .group = "engine",
+      .cmds = ML_CMD_SERVE,
+      .from = ML_FROM_SGLANG,
+      .help = "Keep which keys the indexers of each token chose, for requests with "
+              "return_indexer_topk." },
     { .name = "dry-run",
       .type = ML_FLAG_BOOL,
       ML_AT(serve.dry_run),

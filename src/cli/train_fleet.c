@@ -74,6 +74,8 @@ static void serve_words(words *w, const ml_train_gen *t, const ml_config *c,
         add(w, "--disable-radix-cache");
     if (t->engine.routed[ML_ROUTE_EXPERTS])
         add(w, "--enable-return-routed-experts");
+    if (t->engine.routed[ML_ROUTE_KEYS])
+        add(w, "--enable-return-indexer-topk");
 }
 
 /* n servers, and a generator over them; they have no weights of the run yet. */

@@ -92,6 +92,7 @@ static ml_status check_teacher(const ml_config *c, ml_err *err) {
 
 ml_status ml_train_models(ml_train_run_opts *out, const char **url, const ml_config *c,
                           ml_err *err) {
+    static const char *const route[ML_ROUTES] = { "routing", "indexer" };
     ml_status st = take_critic(out, c, err);
 
     if (st == ML_OK)
@@ -104,17 +105,18 @@ ml_status ml_train_models(ml_train_run_opts *out, const char **url, const ml_con
         st = ml_fail(err, ML_EUSAGE,
                      "--keep-old-actor says whose log-probs are the old ones, "
                      "--skip-actor-forward-only that there are none: keep one");
-    if (st == ML_OK && c->rollout.routing_replay && !c->rollout.rollout_routing_replay &&
-        c->algo.skip_actor_forward_only)
-        st = ml_fail(err, ML_EUSAGE,
-                     "--use-routing-replay replays what the pass for old log-probs chose, "
-                     "which --skip-actor-forward-only leaves out: use "
-                     "--use-rollout-routing-replay");
     if (st == ML_OK && c->algo.skip_actor_forward_only &&
         (c->models.entropy || c->debug.on_policy))
         st = ml_fail(err, ML_EUSAGE,
                      "--skip-actor-forward-only leaves out the pass that "
                      "--use-rollout-entropy and --true-on-policy-mode want: keep one");
+    for (int i = 0; i < ML_ROUTES && c->algo.skip_actor_forward_only && st == ML_OK; i++)
+        if (out->trainer.replay[i] && !out->replay_rollout[i])
+            st = ml_fail(err, ML_EUSAGE,
+                         "--use-%s-replay replays what the pass for old log-probs chose, "
+                         "which --skip-actor-forward-only leaves out: use "
+                         "--use-rollout-%s-replay",
+                         route[i], route[i]);
     out->teacher_load = c->models.teacher_load;
     out->teacher_step = c->models.teacher_step;
     out->keep_old_actor = c->models.keep_old_actor;

@@ -103,6 +103,11 @@ static int32_t list_from(const ml_gen_request *r) {
     return r->score_from > 0 ? r->score_from - 1 : 0;
 }
 
+/* What the model chose, by SGLang's names. */
+static const char *const route_asks[ML_ROUTES] = { "return_routed_experts",
+                                                   "return_indexer_topk" };
+static const char *const route_tells[ML_ROUTES] = { "routed_experts", "indexer_topk" };
+
 void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_request *r,
                      uint64_t ticket) {
     ml_json_out json = { .to = out }, *o = &json;
@@ -128,10 +133,11 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
         ml_json_key(o, "return_entropy");
         ml_json_bool(o, true);
     }
-    if (r->routed[ML_ROUTE_EXPERTS]) {
-        ml_json_key(o, "return_routed_experts");
-        ml_json_bool(o, true);
-    }
+    for (int i = 0; i < ML_ROUTES; i++)
+        if (r->routed[i]) {
+            ml_json_key(o, route_asks[i]);
+            ml_json_bool(o, true);
+        }
     if (r->routed_from)
         write_int(o, "routed_experts_start_len", r->routed_from);
     ml_json_end(o, '}');
@@ -347,9 +353,9 @@ ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *
     if (r->score_from > 0 && out->prompt.n > 0)
         out->prompt = without_first(out->prompt, r);
     read_finish(&d, out);
-    if (r->routed[ML_ROUTE_EXPERTS] && out->answer.n > 0)
-        out->routed[ML_ROUTE_EXPERTS] =
-            read_routed(&d, "routed_experts", r->n_prompt + out->answer.n);
+    for (int i = 0; i < ML_ROUTES; i++)
+        if (r->routed[i] && out->answer.n > 0)
+            out->routed[i] = read_routed(&d, route_tells[i], r->n_prompt + out->answer.n);
     cached = ml_json_get(d.meta, "cached_tokens");
     out->n_cached = cached ? (int32_t)integer(&d, cached, "cached_tokens") : 0;
     if (d.bad)

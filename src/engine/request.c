@@ -75,7 +75,8 @@ static ml_status check(const ml_engine_opts *o, int64_t n_vocab, const ml_gen_re
             return ml_fail(
                 err, ML_EUSAGE,
                 "what the model chooses is wanted, and this engine does not keep "
-                "it: start it with --enable-return-routed-experts");
+                "it: start it with --enable-return-%s",
+                i == ML_ROUTE_EXPERTS ? "routed-experts" : "indexer-topk");
     if (r->routed_from < 0 || r->routed_from >= r->n_prompt)
         return ml_fail(err, ML_EUSAGE,
                        "what the model chose is wanted from token %d on; the prompt has "

@@ -42,6 +42,7 @@ typedef struct ml_linear_opts {
     int64_t n_out;
     bool bias;
     ml_shard shard;
+    bool frozen; /* nothing trains it */
     /* NULL, or the larger layer that checkpoints have it in: outputs first_out .. of
      * whole_out. */
     const char *whole;
@@ -80,6 +81,18 @@ typedef struct ml_attn_opts {
     ml_pages *pages;
 } ml_attn_opts;
 int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, ml_attn_opts o);
+/* Attention to keys chosen by an indexer (ml_build_index).  One key for all heads, whose first
+ * value_dim elements are the value. */
+int32_t ml_build_attn_chosen(ml_builder *b, int32_t q, int32_t k, int32_t chosen,
+                             ml_attn_opts o);
+/* The top_k keys of most worth for each row: q has n_head heads of k's width. */
+typedef struct ml_index_opts {
+    int32_t n_head, top_k;
+    float scale, weight_scale;
+} ml_index_opts;
+int32_t ml_build_index(ml_builder *b, int32_t q, int32_t k, int32_t weight,
+                       ml_index_opts o);
+int32_t ml_build_layernorm(ml_builder *b, int32_t x, const char *name, float eps);
 int32_t ml_build_add(ml_builder *b, int32_t x, int32_t y);
 /* x times a number: `by`, or that of a parameter that is not trained. */
 int32_t ml_build_scale(ml_builder *b, int32_t x, float by);

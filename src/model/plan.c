@@ -27,8 +27,10 @@ static int32_t store_of(const ml_plan *p, int32_t node, int32_t value, bool forw
 
 /* What a node chooses, and which of its outputs has it; ML_ROUTES: nothing. */
 static ml_route route_of(const ml_node *n, int *out) {
-    *out = 1;
-    return n->op == ML_OP_MOE_ROUTE ? ML_ROUTE_EXPERTS : ML_ROUTES;
+    *out = n->op == ML_OP_MOE_ROUTE ? 1 : 0;
+    return n->op == ML_OP_MOE_ROUTE ? ML_ROUTE_EXPERTS
+           : n->op == ML_OP_INDEX   ? ML_ROUTE_KEYS
+                                    : ML_ROUTES;
 }
 
 /* Where a node's choices begin in arrays of all layers' choices. */

@@ -46,7 +46,8 @@ static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
     const ml_node *n = &s->node[node];
 
     switch (n->op) {
-    case ML_OP_ATTN: return modules & ML_MODULE_CORE_ATTN;
+    case ML_OP_ATTN:
+    case ML_OP_ATTN_CHOSEN: return modules & ML_MODULE_CORE_ATTN;
     case ML_OP_RMSNORM: return modules & ML_MODULE_LAYERNORM;
     case ML_OP_LINEAR:
         return modules & ML_MODULE_MLP && strstr(s->param[n->w[0]].name, ".mlp.");

@@ -84,7 +84,8 @@ static void write_versions(ml_json_out *o, const uint64_t *v, int32_t n) {
     ml_json_end(o, ']');
 }
 
-static const char *const route_keys[ML_ROUTES] = { "rollout_routed_experts" };
+static const char *const route_keys[ML_ROUTES] = { "rollout_routed_experts",
+                                                   "rollout_indexer_topk" };
 
 /* A row for each token but the last, in base64; what is not known is -1. */
 static void write_routed(ml_json_out *o, const char *key, const ml_routed *r,

@@ -37,6 +37,7 @@ static const ml_field rows[] = {
     { "return_prompt_token_ids", ML_FIELD_BOOL, AT(prompt_ids) },
     { "stream", ML_FIELD_BOOL, AT(stream) },
     { "return_routed_experts", ML_FIELD_BOOL, AT(routed[ML_ROUTE_EXPERTS]) },
+    { "return_indexer_topk", ML_FIELD_BOOL, AT(routed[ML_ROUTE_KEYS]) },
     { "routed_experts_start_len", ML_FIELD_I32, AT(routed_from), 0, INT32_MAX },
     /* These change nothing in an answer. */
     { "log_metrics", ML_FIELD_IGNORE },
@@ -59,7 +60,6 @@ static const ml_field rows[] = {
     { "lora_path", ML_FIELD_REFUSE, .why = no_lora },
     { "lora_id", ML_FIELD_REFUSE, .why = no_lora },
     { "return_hidden_states", ML_FIELD_REFUSE, .why = "hidden states do not leave here" },
-    { "return_indexer_topk", ML_FIELD_REFUSE, .why = "no model here has an indexer" },
     { "return_sampling_mask", ML_FIELD_REFUSE,
       .why = "ask for sampling_params.logprob_distribution \"drawn\" instead" },
     { "return_flat_raw_top_logprobs", ML_FIELD_REFUSE,

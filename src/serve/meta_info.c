@@ -145,7 +145,7 @@ static void write_entropy(const ml_choice *c, ml_meta_opts opts, ml_json_out *o)
 
 /* Rows of i32 as SGLang sends them, in base64.  The last token never went through the model. */
 static void write_routed(const ml_choice *c, ml_json_out *o) {
-    static const char *const key[ML_ROUTES] = { "routed_experts" };
+    static const char *const key[ML_ROUTES] = { "routed_experts", "indexer_topk" };
 
     for (int i = 0; i < ML_ROUTES; i++) {
         ml_text text = { 0 };

@@ -96,20 +96,28 @@ static bool is_choice(const int32_t *pick, int32_t k, int32_t n) {
     return true;
 }
 
-static ml_status check_layer(const ml_spec *s, const ml_node *node, const int32_t *row,
-                             int32_t n, ml_err *err) {
-    int32_t k = node->attr.moe.top_k, n_expert = node->attr.moe.n_expert;
-    int64_t width = ml_spec_route_width(s, ML_ROUTE_EXPERTS);
+/* Of a layer: different ones of n_expert, or keys up to the token's own, then -1. */
+static ml_status check_layer(const ml_node *node, const int32_t *row, int32_t n,
+                             int64_t width, ml_err *err) {
+    bool keys = node->op == ML_OP_INDEX;
+    int32_t k = keys ? node->attr.index.top_k : node->attr.moe.top_k;
 
     for (int32_t t = 0; t < n; t++) {
         const int32_t *pick = row + t * width + (int64_t)node->route_layer * k;
-        if (pick[0] != -1 && !is_choice(pick, k, n_expert))
+        int32_t of = keys ? t + 1 : node->attr.moe.n_expert, given = k;
+        while (keys && given > 1 && pick[given - 1] == -1)
+            given--;
+        if (pick[0] != -1 && !is_choice(pick, given, of))
             return ml_fail(err, ML_EFORMAT,
-                           "the experts of token %d in layer %d are not %d different ones "
-                           "of %d: were they recorded with another model?",
-                           t, node->layer, k, n_expert);
+                           "the %s of token %d in layer %d are not %d different ones of "
+                           "%d: were they recorded with another model?",
+                           keys ? "keys" : "experts", t, node->layer, given, of);
     }
     return ML_OK;
+}
+
+static bool makes(const ml_node *n, ml_route route) {
+    return n->op == (route == ML_ROUTE_KEYS ? ML_OP_INDEX : ML_OP_MOE_ROUTE);
 }
 
 ml_status ml_choices_check(const ml_spec *s, ml_route route, const int32_t *row, int32_t n,
@@ -122,7 +130,7 @@ ml_status ml_choices_check(const ml_spec *s, ml_route route, const int32_t *row,
                        "each of %d layers",
                        (long long)width, s->route[route].top_k, s->route[route].n_layer);
     for (int32_t i = 0; i < s->n_node && st == ML_OK; i++)
-        if (s->node[i].op == ML_OP_MOE_ROUTE && route == ML_ROUTE_EXPERTS)
-            st = check_layer(s, &s->node[i], row, n, err);
+        if (makes(&s->node[i], route))
+            st = check_layer(&s->node[i], row, n, width, err);
     return st;
 }

@@ -17,7 +17,7 @@ ml_flops_shape ml_flops_shape_of(const ml_spec *s) {
     for (int32_t i = 0; i < s->n_node; i++) {
         const ml_node *n = &s->node[i];
         f.ffn += inner_width(s, n);
-        if (n->op != ML_OP_ATTN)
+        if (n->op != ML_OP_ATTN && n->op != ML_OP_ATTN_CHOSEN)
             continue;
         f.n_head = n->attr.attn.n_head;
         f.n_group = n->attr.attn.n_kv;

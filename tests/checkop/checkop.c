@@ -18,10 +18,11 @@
 #define SEED 1 /* of the committed hashes */
 
 static const ck_suite *const suites[] = {
-    &ck_embed,      &ck_rmsnorm,     &ck_rope_table,  &ck_rope,      &ck_add,    &ck_glu,
-    &ck_moe_route,  &ck_moe_gather,  &ck_moe_combine, &ck_attn,      &ck_lmhead, &ck_linear,
-    &ck_moe_linear, &ck_head_linear, &ck_join,        &ck_pick,      &ck_conv,   &ck_rates,
-    &ck_recur,      &ck_row_gate,    &ck_scale,       &ck_moe_scale,
+    &ck_embed,  &ck_rmsnorm,   &ck_rope_table, &ck_rope,        &ck_add,
+    &ck_glu,    &ck_moe_route, &ck_moe_gather, &ck_moe_combine, &ck_attn,
+    &ck_lmhead, &ck_linear,    &ck_moe_linear, &ck_head_linear, &ck_join,
+    &ck_pick,   &ck_conv,      &ck_rates,      &ck_recur,       &ck_row_gate,
+    &ck_scale,  &ck_moe_scale, &ck_layernorm,  &ck_index,       &ck_attn_chosen,
 };
 enum { N_SUITE = sizeof suites / sizeof *suites };
 
@@ -48,6 +49,9 @@ static const ck_bound bounds[ML_OP_COUNT] = {
     [ML_OP_ROW_GATE] = { 2e-7, 2e-6, "a product; a 16-lane dot product" },
     [ML_OP_SCALE] = { 1e-7, 1e-6, "a product" },
     [ML_OP_MOE_SCALE] = { 1e-7, 2e-6, "a product; sums over tokens in backward" },
+    [ML_OP_LAYERNORM] = { 1e-6, 1e-5, "two 16-lane sums, a root and three products" },
+    [ML_OP_INDEX] = { 0, 0, "a choice" },
+    [ML_OP_ATTN_CHOSEN] = { 5e-6, 2e-5, "exp, softmax sums and two chains over the keys" },
     [ML_OP_LMHEAD] = { 5e-6, 2e-5, "a chain, exp, sums over a vocabulary" },
 };
 

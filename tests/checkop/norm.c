@@ -73,3 +73,57 @@ const ck_suite ck_rmsnorm = {
     .grad_out = 1,
     .row_out = 1,
 };
+
+/* ---- layernorm ---- */
+
+static const struct layer_variant {
+    int32_t n, width;
+    ml_dtype dtype;
+} layer_variants[] = {
+    { 0, 8, ML_F32 },  { 1, 5, ML_F32 },   { 3, 15, ML_F32 },
+    { 3, 16, ML_F32 }, { 5, 17, ML_BF16 }, { 40, 130, ML_F32 },
+};
+
+static void build_layer(ck_case *c, int i) {
+    const struct layer_variant *v = &layer_variants[i];
+
+    ck_name(c, "%s-n%d-w%d", ml_dtype_name(v->dtype), v->n, v->width);
+    c->attr.norm.width = v->width;
+    c->attr.norm.eps = 1e-3f;
+    c->rows.n_token = v->n;
+    c->in[0] = ck_mat(v->n, v->width);
+    ck_fill(c, &c->in[0], 3.0f);
+    for (int k = 0; k < 2; k++) {
+        c->w[k] = ck_vec(v->width);
+        c->w[k].dtype = v->dtype;
+        ck_fill(c, &c->w[k], 1.0f);
+    }
+    c->out[0] = ck_mat(v->n, v->width);
+}
+
+static void layer_forward(const ck_case *c, ck_ref *r) {
+    int64_t width = c->attr.norm.width;
+
+    for (int64_t t = 0; t < c->rows.n_token; t++) {
+        const double *x = r->in[0] + t * width;
+        double mean = 0.0, var = 0.0;
+        for (int64_t i = 0; i < width; i++)
+            mean += x[i] / (double)width;
+        for (int64_t i = 0; i < width; i++)
+            var += (x[i] - mean) * (x[i] - mean) / (double)width;
+        for (int64_t i = 0; i < width; i++)
+            r->out[0][t * width + i] =
+                (x[i] - mean) / sqrt(var + (double)c->attr.norm.eps) * r->w[0][i] +
+                r->w[1][i];
+    }
+}
+
+const ck_suite ck_layernorm = {
+    .op = ML_OP_LAYERNORM,
+    .n_case = sizeof layer_variants / sizeof *layer_variants,
+    .build = build_layer,
+    .forward = layer_forward,
+    .ref_out = 1,
+    .grad_out = 1,
+    .row_out = 1,
+};

@@ -238,6 +238,8 @@ static void bf16_is_as_near_as_transformers(void) {
     X(gemma4_text_moe)                                                                     \
     X(glm4)                                                                                \
     X(deepseek_v3)                                                                         \
+    X(deepseek_v32)                                                                        \
+    X(glm_moe_dsa)                                                                         \
     X(glm4_moe)                                                                            \
     X(glm4_moe_lite)                                                                       \
     X(gpt_oss)                                                                             \
@@ -262,6 +264,8 @@ static void bf16_is_as_near_as_transformers(void) {
     X(glm4)                                                                                \
     X(deepseek_v3)                                                                         \
     X(deepseek_v3_yarn)                                                                    \
+    X(deepseek_v32)                                                                        \
+    X(glm_moe_dsa)                                                                         \
     X(glm4_moe)                                                                            \
     X(glm4_moe_lite)                                                                       \
     X(gpt_oss)                                                                             \

@@ -394,6 +394,8 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
     X(gpt_oss)                                                                             \
     X(glm4_moe_lite)                                                                       \
     X(deepseek_v3)                                                                         \
+    X(deepseek_v32)                                                                        \
+    X(glm_moe_dsa)                                                                         \
     X(qwen3_5_text)                                                                        \
     X(qwen3_next)                                                                          \
     X(nemotron_h)

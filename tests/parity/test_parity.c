@@ -345,6 +345,48 @@ static void check_replay(const char *dir) {
     close_fixture(&f);
 }
 
+/* Keys that no indexer would choose: each row's own and every other one before it, from the
+ * last on. */
+static int32_t *own_keys(fixture *f) {
+    int32_t k = f->spec.route[ML_ROUTE_KEYS].top_k, n = f->len[1];
+    int32_t *key = ML_NEW(&f->arena, int32_t, n * f->spec.route[ML_ROUTE_KEYS].n_layer * k);
+
+    for (int64_t i = 0; i < (int64_t)n * f->spec.route[ML_ROUTE_KEYS].n_layer * k; i++) {
+        int64_t t = i / k % n, at = t - 2 * (i % k);
+        key[i] = at >= 0 ? (int32_t)at : -1;
+    }
+    return key;
+}
+
+static void check_keys(const char *dir) {
+    const ml_recompute none = { 0 }, full = { .granularity = ML_RECOMPUTE_FULL };
+    replayed first, same, given, again;
+    int32_t *key;
+    fixture f;
+
+    open_fixture(&f, dir, ML_WEIGHT_F32, 2);
+    key = own_keys(&f);
+    first = run_given(&f, ML_ROUTE_KEYS, none, NULL);
+    same = run_given(&f, ML_ROUTE_KEYS, none, first.chosen);
+    CHECK(first.bytes > 0 && same_run(&f, &first, &same));
+    given = run_given(&f, ML_ROUTE_KEYS, none, key);
+    again = run_given(&f, ML_ROUTE_KEYS, full, key);
+    CHECK(memcmp(first.logprob, given.logprob, sizeof(float)) == 0); /* one key only */
+    CHECK(memcmp(&first.logprob[5], &given.logprob[5], sizeof(float)) != 0);
+    CHECK(same_run(&f, &given, &again));
+    all_finite(&f, &given);
+    ml_weights_close(&first.grads);
+    ml_weights_close(&same.grads);
+    ml_weights_close(&given.grads);
+    ml_weights_close(&again.grads);
+    close_fixture(&f);
+}
+
+static void replays_keys(void) {
+    check_keys(DATA "deepseek_v32");
+    check_keys(DATA "glm_moe_dsa");
+}
+
 static void replays_softmax(void) {
     check_replay(DATA "qwen3_moe");
 }
@@ -375,6 +417,8 @@ static void replays_sigmoid(void) {
     X(gpt_oss)                                                                             \
     X(glm4_moe_lite)                                                                       \
     X(deepseek_v3)                                                                         \
+    X(deepseek_v32)                                                                        \
+    X(glm_moe_dsa)                                                                         \
     X(qwen3_next)                                                                          \
     X(qwen3_5_text)                                                                        \
     X(nemotron_h)
@@ -401,6 +445,7 @@ MODELS(TESTS)
 int main(int argc, char **argv) {
     static const ml_test tests[] = { MODELS(ROWS){ "replay qwen3_moe", replays_softmax },
                                      { "replay deepseek_v3", replays_sigmoid },
+                                     { "replay keys", replays_keys },
                                      { 0 } };
     return ml_test_main(argc, argv, tests);
 }

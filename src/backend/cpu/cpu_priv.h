@@ -46,6 +46,9 @@ ML_CPU_OP(head_linear) /* linear.c */
 ML_CPU_OP(join)        /* join.c */
 ML_CPU_OP(scale)       /* scale.c */
 ML_CPU_OP(moe_scale)   /* scale.c */
+ML_CPU_OP(layernorm)   /* layernorm.c */
+ML_CPU_OP(index)       /* index.c; backward has nothing to do */
+ML_CPU_OP(attn_chosen) /* attn_chosen.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
 #undef ML_CPU_OP
 
@@ -64,10 +67,17 @@ int64_t ml_cpu_grain(int64_t cost);
 void ml_cpu_split(const ml_stream *s, const ml_op_args *a, int64_t n, int64_t cost,
                   ml_task *task);
 
+/* Writes each row's key to its slot of its page, pages [page, 16, d] of keys side by side. */
+void ml_cpu_write_keys(const ml_stream *s, const ml_op_args *a, const ml_tensor *k,
+                       const ml_tensor *kpage);
+/* The sequence that a row belongs to. */
+int32_t ml_cpu_seq_of(const ml_rows *rows, int64_t row);
+
 typedef size_t ml_cpu_scratch_fn(const ml_cpu_stream *s, const ml_op_args *a,
                                  bool backward);
 ml_cpu_scratch_fn ml_cpu_linear_scratch, ml_cpu_moe_linear_scratch, ml_cpu_rmsnorm_scratch,
     ml_cpu_attn_scratch, ml_cpu_moe_route_scratch, ml_cpu_recur_scratch,
-    ml_cpu_lmhead_scratch;
+    ml_cpu_lmhead_scratch, ml_cpu_layernorm_scratch, ml_cpu_index_scratch,
+    ml_cpu_attn_chosen_scratch;
 
 #endif

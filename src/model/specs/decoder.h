@@ -60,11 +60,28 @@ typedef struct ml_mla {
     float scale;
     const ml_rope *rope;
     bool interleaved;
+    struct ml_indexer *indexer; /* NULL: every row attends to all keys before it */
 } ml_mla;
 
 /* q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, rope_interleave,
  * attention_bias and the rotary keys. */
 void ml_mla_read(ml_builder *b, ml_mla *m);
+/* DeepSeek's sparse attention: small heads of their own choose the keys of each row.  Nothing
+ * trains them. */
+typedef struct ml_indexer {
+    int32_t n_head, head_dim, top_k;
+    bool interleaved;   /* its rotary pairs */
+    const bool *shared; /* [n_layer] layers that take what the last one before has chosen */
+    int32_t chosen;     /* that value, while layers are built */
+} ml_indexer;
+/* index_n_heads, index_head_dim, index_topk. */
+void ml_indexer_read(ml_builder *b, ml_indexer *x, const ml_mla *m);
+/* Which layers have none of their own: indexer_types, index_topk_pattern, or
+ * index_topk_freq and index_skip_topk_offset. */
+const bool *ml_indexer_shared_read(ml_builder *b, int32_t n_layer);
+/* The keys of a layer's rows, chosen by its input x and the latent of its queries. */
+int32_t ml_indexer_choose(ml_builder *b, const ml_mla *m, int32_t x, int32_t latent);
+
 int32_t ml_mla_attn(ml_builder *b, const ml_decoder *d, const ml_mla *m, int32_t x);
 
 /* What follows attention in a layer: an MLP, or a mixture of experts and what is added to

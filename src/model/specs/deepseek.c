@@ -1,9 +1,11 @@
 /* DeepSeek-V3 (and R1), Kimi-K2, GLM-4.7-Flash (glm4_moe_lite): latent attention, and experts
- * chosen by sigmoids with a bias. */
+ * chosen by sigmoids with a bias.  DeepSeek-V3.2 and GLM-5 (glm_moe_dsa): the same with
+ * attention to keys that an indexer chooses. */
 #include "model/specs/families.h"
 
 typedef struct deepseek {
     ml_mla mla;
+    ml_indexer indexer;
     ml_moe_opts moe;
     ml_ffn ffn;
     const bool *sparse;
@@ -17,27 +19,57 @@ static int32_t layer(ml_builder *b, const ml_decoder *d, int32_t x, int32_t i,
         (ml_layer_opts){ .mla = &s->mla, .ffn = s->sparse[i] ? s->ffn : (ml_ffn){ 0 } });
 }
 
-/* eps: default of rms_norm_eps; n_dense: of first_k_dense_replace. */
-static void build(ml_builder *b, double eps, int32_t n_dense, const ml_moe_defaults *moe) {
+/* Defaults of rms_norm_eps and first_k_dense_replace, and of experts. */
+typedef struct defaults {
+    double eps;
+    int32_t n_dense;
+    ml_moe_defaults moe;
+    bool indexed;     /* keys are chosen by an indexer, ... */
+    bool interleaved; /* ... whose rotary pairs are (0,1) (2,3).. */
+    bool shares;      /* ... in some layers, and the others share their choice */
+} defaults;
+
+static void read_indexer(ml_builder *b, deepseek *s, const defaults *def, int32_t n_layer) {
+    ml_indexer_read(b, &s->indexer, &s->mla);
+    s->indexer.interleaved = def->interleaved;
+    if (def->shares)
+        s->indexer.shared = ml_indexer_shared_read(b, n_layer);
+    s->mla.indexer = &s->indexer;
+}
+
+static void build(ml_builder *b, const defaults *def) {
     ml_decoder d;
-    deepseek s;
+    deepseek s = { 0 };
 
     ml_decoder_read(
         b, &d,
         &(ml_decoder_defaults){
-            .head_dim = 2, .eps = eps, .act_key = "hidden_act", .act = "silu" });
+            .head_dim = 2, .eps = def->eps, .act_key = "hidden_act", .act = "silu" });
     ml_mla_read(b, &s.mla);
-    s.sparse = ml_sparse_layers_read(b, d.n_layer, n_dense);
-    s.ffn = ml_moe_read_deepseek(b, &d, &s.moe, moe);
+    if (def->indexed)
+        read_indexer(b, &s, def, d.n_layer);
+    s.sparse = ml_sparse_layers_read(b, d.n_layer, def->n_dense);
+    s.ffn = ml_moe_read_deepseek(b, &d, &s.moe, &def->moe);
     ml_decoder_model(b, &d, layer, &s, (ml_model_opts){ 0 });
 }
 
 static void build_deepseek_v3(ml_builder *b) {
-    build(b, 1e-6, 3, &(ml_moe_defaults){ 8, 4, 2.5 });
+    build(b, &(defaults){ 1e-6, 3, { 8, 4, 2.5 } });
 }
 
 static void build_glm4_moe_lite(ml_builder *b) {
-    build(b, 1e-5, 1, &(ml_moe_defaults){ 1, 1, 1.8 });
+    build(b, &(defaults){ 1e-5, 1, { 1, 1, 1.8 } });
+}
+
+static void build_deepseek_v32(ml_builder *b) {
+    build(b, &(defaults){ 1e-6, 3, { 8, 4, 2.5 }, .indexed = true });
+}
+
+static void build_glm_moe_dsa(ml_builder *b) {
+    build(
+        b,
+        &(defaults){
+            1e-5, 3, { 1, 1, 2.5 }, .indexed = true, .interleaved = true, .shares = true });
 }
 
 /* The balance loss of pre-training, and widths that follow from others. */
@@ -49,6 +81,10 @@ static const char *const ignored[] = { "aux_loss_alpha",
                                        "seq_aux",
                                        "pretraining_tp",
                                        "output_router_logits",
+                                       "layer_types", /* all are of one kind */
+                                       "mlp_bias",
+                                       "num_key_value_heads",
+                                       "indexer_rope_interleave",
                                        NULL };
 
 const ml_family ml_family_deepseek_v3 = { "deepseek_v3", "DeepseekV3ForCausalLM",
@@ -57,3 +93,7 @@ const ml_family ml_family_kimi_k2 = { "kimi_k2", "DeepseekV3ForCausalLM", build_
                                       ignored };
 const ml_family ml_family_glm4_moe_lite = { "glm4_moe_lite", "Glm4MoeLiteForCausalLM",
                                             build_glm4_moe_lite, ignored };
+const ml_family ml_family_deepseek_v32 = { "deepseek_v32", "DeepseekV32ForCausalLM",
+                                           build_deepseek_v32, ignored };
+const ml_family ml_family_glm_moe_dsa = { "glm_moe_dsa", "GlmMoeDsaForCausalLM",
+                                          build_glm_moe_dsa, ignored };

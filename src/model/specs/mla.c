@@ -34,13 +34,16 @@ static int32_t linear(ml_builder *b, int32_t x, const char *name, int64_t n_out,
                            (ml_linear_opts){ .name = name, .n_out = n_out, .bias = bias });
 }
 
-static int32_t queries(ml_builder *b, const ml_decoder *d, const ml_mla *m, int32_t x) {
+/* *latent: the query between its two factors. */
+static int32_t queries(ml_builder *b, const ml_decoder *d, const ml_mla *m, int32_t x,
+                       int32_t *latent) {
     int64_t n_out = (int64_t)d->n_head * (m->nope + m->rope_dim);
 
     if (!m->q_rank)
         return linear(b, x, "self_attn.q_proj", n_out, false);
     x = linear(b, x, "self_attn.q_a_proj", m->q_rank, m->bias);
     x = ml_build_norm(b, x, "self_attn.q_a_layernorm", m->eps, m->q_rank, false);
+    *latent = x;
     return linear(b, x, "self_attn.q_b_proj", n_out, false);
 }
 
@@ -83,7 +86,11 @@ static int32_t rotated(ml_builder *b, const ml_mla *m, int32_t x) {
 }
 
 int32_t ml_mla_attn(ml_builder *b, const ml_decoder *d, const ml_mla *m, int32_t x) {
-    int32_t q = queries(b, d, m, x), c, k, o;
+    int32_t latent = ML_NONE, q = queries(b, d, m, x, &latent), c, k, o;
+    ml_attn_opts attn = { .head_dim = m->kv_rank + m->rope_dim,
+                          .value_dim = m->kv_rank,
+                          .value_in_key = true,
+                          .scale = m->scale };
     int32_t q_pe = rotated(b, m, part_of_heads(b, q, d->n_head, m->nope, m->rope_dim));
 
     q = ml_build_head_linear(b, part_of_heads(b, q, d->n_head, 0, m->nope),
@@ -94,11 +101,10 @@ int32_t ml_mla_attn(ml_builder *b, const ml_decoder *d, const ml_mla *m, int32_t
     c = ml_build_norm(b, c, "self_attn.kv_a_layernorm", m->eps, m->kv_rank, false);
     k = latent_part(b, m, x, "self_attn.kv_a_proj_with_mqa.rope", m->rope_dim, m->kv_rank);
     k = ml_build_join(b, c, rotated(b, m, k), 1);
-    o = ml_build_attn(b, q, k, c,
-                      (ml_attn_opts){ .head_dim = m->kv_rank + m->rope_dim,
-                                      .value_dim = m->kv_rank,
-                                      .value_in_key = true,
-                                      .scale = m->scale });
+    if (m->indexer)
+        o = ml_build_attn_chosen(b, q, k, ml_indexer_choose(b, m, x, latent), attn);
+    else
+        o = ml_build_attn(b, q, k, c, attn);
     o = ml_build_head_linear(b, o, "self_attn.kv_b_proj.value", d->n_head, m->v_dim,
                              expand_part(b, d, m, false));
     return linear(b, o, "self_attn.o_proj", d->n_hidden, m->bias);

@@ -1,0 +1,197 @@
+/* index.c - INDEX: which keys a row will attend to.
+ *
+ * A key is worth the weighted sum over heads of relu(q . k); the top_k of most worth are
+ * chosen, of equal ones the earlier.  Keys are looked at in ascending order and the best so
+ * far kept in a list of twice top_k, cut back whenever it is full: the memory does not depend
+ * on the length of a sequence, and the choice, being one of a total order, not on the cuts. */
+#include "backend/cpu/cpu_priv.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- keys in pages, side by side ---- */
+
+int32_t ml_cpu_seq_of(const ml_rows *rows, int64_t row) {
+    int32_t lo = 0, hi = rows->n_seq;
+    while (hi - lo > 1) {
+        int32_t mid = lo + (hi - lo) / 2;
+        if (rows->seq_start[mid] <= row)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+typedef struct key_writer {
+    const ml_rows *rows;
+    const float *k;
+    float *page;
+    int64_t width;
+} key_writer;
+
+static void write_keys(void *ud, int64_t begin, int64_t end, int worker) {
+    const key_writer *w = ud;
+
+    (void)worker;
+    for (int64_t row = begin; row < end; row++) {
+        int32_t seq = ml_cpu_seq_of(w->rows, row), pos = w->rows->pos[row];
+        int64_t page = w->rows->page[w->rows->page_start[seq] + pos / ML_PAGE];
+        memcpy(w->page + (page * ML_PAGE + pos % ML_PAGE) * w->width, w->k + row * w->width,
+               (size_t)w->width * sizeof(float));
+    }
+}
+
+void ml_cpu_write_keys(const ml_stream *s, const ml_op_args *a, const ml_tensor *k,
+                       const ml_tensor *kpage) {
+    key_writer w = { a->rows, k->data, kpage->data, k->shape[1] };
+    ml_pool_run(ml_cpu(s)->pool, a->rows->n_token, ml_cpu_grain(w.width), write_keys, &w);
+}
+
+/* ---- the choice ---- */
+
+typedef struct candidate {
+    float worth;
+    int32_t pos;
+} candidate;
+
+/* Is a chosen before b? */
+static bool is_before(candidate a, candidate b) {
+    return a.worth > b.worth || (a.worth == b.worth && a.pos < b.pos);
+}
+
+static void swap(candidate *a, candidate *b) {
+    candidate c = *a;
+    *a = *b;
+    *b = c;
+}
+
+/* Puts the first k of n, in any order, to the front. */
+static void keep_first(candidate *c, int64_t n, int64_t k) {
+    int64_t from = 0, to = n;
+
+    while (to - from > 1) {
+        int64_t at = from;
+        swap(&c[from + (to - from) / 2], &c[to - 1]);
+        for (int64_t i = from; i < to - 1; i++)
+            if (is_before(c[i], c[to - 1]))
+                swap(&c[i], &c[at++]);
+        swap(&c[at], &c[to - 1]);
+        if (at == k)
+            return;
+        if (at < k)
+            from = at + 1;
+        else
+            to = at;
+    }
+}
+
+static int by_position(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* ---- rows ---- */
+
+/* Scratch of a thread: candidates, then a row of weights and one of products. */
+static int64_t padded(int64_t n) {
+    return (n + ML_LANES - 1) / ML_LANES * ML_LANES;
+}
+
+static size_t index_thread_bytes(const ml_op_attr *attr) {
+    return (size_t)padded(2 * (int64_t)attr->index.top_k) * sizeof(candidate) +
+           (size_t)(2 * padded(attr->index.n_head)) * sizeof(float);
+}
+
+size_t ml_cpu_index_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool backward) {
+    return backward ? 0 : index_thread_bytes(a->attr) * (size_t)ml_pool_size(s->pool);
+}
+
+static float worth_of(const ml_cpu_job *j, const float *q, const float *key,
+                      const float *weight, float *product) {
+    const ml_op_attr *attr = j->a->attr;
+    int64_t d = attr->index.head_dim, n_head = attr->index.n_head;
+    float worth;
+
+    for (int64_t h = 0; h < n_head; h++) {
+        float x = j->s->kern->row->dot(q + h * d, key, d) * attr->index.scale;
+        product[h] = x > 0.0f ? x : 0.0f;
+    }
+    worth = j->s->kern->row->dot(weight, product, n_head);
+    return worth == worth ? worth : -INFINITY; /* NaN counts as less than any number */
+}
+
+static void choose_keys(const ml_cpu_job *j, int64_t row, int32_t *chosen, void *scratch) {
+    const ml_op_args *a = j->a;
+    int64_t n_head = a->attr->index.n_head, d = a->attr->index.head_dim, n = 0;
+    int64_t top_k = a->attr->index.top_k;
+    const int32_t *page = a->rows->page + a->rows->page_start[ml_cpu_seq_of(a->rows, row)];
+    candidate *c = scratch;
+    float *weight = (float *)(void *)(c + padded(2 * top_k));
+    float *product = weight + padded(n_head);
+
+    for (int64_t h = 0; h < n_head; h++)
+        weight[h] =
+            ((const float *)a->in[2].data)[row * n_head + h] * a->attr->index.weight_scale;
+    for (int32_t pos = 0; pos <= a->rows->pos[row]; pos++) {
+        int64_t slot = (int64_t)page[pos / ML_PAGE] * ML_PAGE + pos % ML_PAGE;
+        c[n].worth = worth_of(j, (const float *)a->in[0].data + row * n_head * d,
+                              (const float *)a->out[1].data + slot * d, weight, product);
+        c[n++].pos = pos;
+        if (n == 2 * top_k) {
+            keep_first(c, n, top_k);
+            n = top_k;
+        }
+    }
+    if (n > top_k)
+        keep_first(c, n, top_k);
+    for (int64_t i = 0; i < top_k; i++)
+        chosen[i] = c[i].pos;
+}
+
+/* Those that are given, in any order, with -1 at the end. */
+static int64_t take_given(int32_t *chosen, const int32_t *given, int64_t top_k) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < top_k; i++)
+        if (given[i] >= 0)
+            chosen[n++] = given[i];
+    return n;
+}
+
+static void index_rows(void *ud, int64_t begin, int64_t end, int worker) {
+    const ml_cpu_job *j = ud;
+    const ml_op_args *a = j->a;
+    int64_t top_k = a->attr->index.top_k;
+    char *scratch = (char *)a->scratch + (size_t)worker * index_thread_bytes(a->attr);
+
+    for (int64_t row = begin; row < end; row++) {
+        int32_t *chosen = (int32_t *)a->out[0].data + row * top_k;
+        const int32_t *given = a->given.data;
+        int64_t n = a->rows->pos[row] + 1;
+
+        given = given && given[row * top_k] >= 0 ? given + row * top_k : NULL;
+        if (given) {
+            n = take_given(chosen, given, top_k);
+        } else if (n <= top_k) { /* all there are */
+            for (int64_t i = 0; i < n; i++)
+                chosen[i] = (int32_t)i;
+        } else {
+            choose_keys(j, row, chosen, scratch);
+            n = top_k;
+        }
+        qsort(chosen, (size_t)n, sizeof *chosen, by_position);
+        for (int64_t i = n; i < top_k; i++)
+            chosen[i] = -1;
+    }
+}
+
+void ml_cpu_index_forward(ml_stream *s, const ml_op_args *a) {
+    ml_cpu_write_keys(s, a, &a->in[1], &a->out[1]);
+    ml_cpu_split(s, a, a->rows->n_token, 1 << 20, index_rows);
+}
+
+void ml_cpu_index_backward(ml_stream *s, const ml_op_args *a) {
+    (void)s;
+    (void)a;
+}
