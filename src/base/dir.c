@@ -88,3 +88,17 @@ ml_status ml_dir_remove(const char *path, ml_err *err) {
         return failed(path, "removed", err);
     return ML_OK;
 }
+
+ml_status ml_dir_make_whole(const char **out, ml_arena *a, const char *path, ml_err *err) {
+    ml_status st = ml_dir_make(path, err);
+    char *whole;
+
+    if (st != ML_OK)
+        return st;
+    whole = realpath(path, NULL);
+    if (!whole)
+        return ml_fail(err, ML_EIO, "%s: %s", path, strerror(errno));
+    *out = ml_arena_str(a, whole, strlen(whole));
+    free(whole);
+    return ML_OK;
+}

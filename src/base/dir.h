@@ -12,6 +12,10 @@
 /* Makes it and what is missing above it; one that exists is fine. */
 ml_status ml_dir_make(const char *path, ml_err *err);
 
+/* Makes it, and gives its path from the root, for processes that work elsewhere; in the
+ * arena. */
+ml_status ml_dir_make_whole(const char **out, ml_arena *a, const char *path, ml_err *err);
+
 /* Names in it, sorted by bytes, without "." and ".."; in the arena. */
 typedef struct ml_names {
     const char **name;

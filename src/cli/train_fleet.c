@@ -1,9 +1,5 @@
 #include "cli/train_fleet.h"
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/bug.h"
 #include "base/dir.h"
 #include "cli/train_remote.h"
@@ -121,26 +117,12 @@ ml_status ml_train_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err) 
 
 /* --- evaluations ------------------------------------------------------------------ */
 
-/* Others work in other directories. */
-static ml_status find_dir(const char **out, ml_train_gen *t, const ml_config *c,
-                          ml_err *err) {
-    const char *dir = c->behind.dir
-                          ? c->behind.dir
-                          : ml_arena_printf(&t->arena, "%s/eval_snapshots", c->train.save);
-    ml_status st = ml_dir_make(dir, err);
-    char *whole = st == ML_OK ? realpath(dir, NULL) : NULL;
-
-    if (st == ML_OK && !whole)
-        st = ml_fail(err, ML_EIO, "%s: %s", dir, strerror(errno));
-    if (st == ML_OK)
-        *out = ml_arena_str(&t->arena, whole, strlen(whole));
-    free(whole);
-    return st;
-}
-
 ml_status ml_train_eval_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
+    const char *where =
+        c->behind.dir ? c->behind.dir
+                      : ml_arena_printf(&t->arena, "%s/eval_snapshots", c->train.save);
     const char *dir = NULL;
-    ml_status st = find_dir(&dir, t, c, err);
+    ml_status st = ml_dir_make_whole(&dir, &t->arena, where, err);
     ml_fleet_opts fleet = { .log_dir = dir,
                             .n = (int32_t)(c->behind.n_gpu / c->behind.per_engine),
                             .restart = c->mode.restart };

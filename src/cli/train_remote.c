@@ -1,7 +1,5 @@
 #include "cli/train_remote.h"
 
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/dir.h"
@@ -13,20 +11,12 @@ static const char *url_of(ml_arena *a, const char *addr) {
     return strstr(addr, "://") ? addr : ml_arena_printf(a, "http://%s", addr);
 }
 
-/* Others work in other directories. */
 ml_status ml_train_remote_dir(ml_train_gen *t, const ml_config *c, ml_err *err) {
     const char *dir = c->mode.weight_dir
                           ? c->mode.weight_dir
                           : ml_arena_printf(&t->arena, "%s/rollout_weights", c->train.save);
-    ml_status st = ml_dir_make(dir, err);
-    char *whole = st == ML_OK ? realpath(dir, NULL) : NULL;
 
-    if (st == ML_OK && !whole)
-        st = ml_fail(err, ML_EIO, "%s: %s", dir, strerror(errno));
-    if (st == ML_OK)
-        t->weight_dir = ml_arena_str(&t->arena, whole, strlen(whole));
-    free(whole);
-    return st;
+    return ml_dir_make_whole(&t->weight_dir, &t->arena, dir, err);
 }
 
 ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err) {

@@ -260,8 +260,8 @@ static ml_status read_row(const ml_json **out, ml_str *text, const ml_dataset *d
 ml_status ml_dataset_prompt(ml_prompt *out, const ml_dataset *ds, int64_t row, ml_arena *a,
                             ml_err *err) {
     ml_err unwanted; /* callers who only ask whether a row is good give none */
-    const ml_json *v;
-    ml_str source;
+    const ml_json *v = NULL;
+    ml_str source = { 0 };
     ml_status st;
 
     ML_BUG_IF(row < 0 || (!ds->opts.make && row >= ds->rows.n));
