@@ -195,14 +195,15 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
         st = ml_train_turns_open(&t->turns, t, c, err);
     if (st != ML_OK)
         return st;
-    if (ml_config_elsewhere(c))
-        st = ml_train_remote_dir(t, c, err);
-    if (st == ML_OK && c->mode.external) {
+    if (c->mode.external) {
         t->engine.context = (int32_t)context_of(t, c);
-        return ml_train_remote_open(t, c, err);
+        st = ml_train_remote_open(t, c, err);
     }
-    if (st == ML_OK)
-        st = ml_backend_open(&t->be, &opts, err);
+    if (st == ML_OK && ml_config_elsewhere(c)) /* there is one when engines were found */
+        st = ml_train_remote_dir(t, c, err);
+    if (st != ML_OK || c->mode.external)
+        return st;
+    st = ml_backend_open(&t->be, &opts, err);
     if (st == ML_OK)
         size_engine(t, c);
     return st;
