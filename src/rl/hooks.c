@@ -13,9 +13,11 @@ static ml_status tell(const ml_hooks *hooks, const miles_event *event, ml_err *e
 
 ml_status ml_hooks_tell(const ml_hooks *hooks, miles_when when, int64_t rollout,
                         int64_t step, const char *what, ml_err *err) {
-    miles_event event = {
-        .size = sizeof event, .when = when, .rollout = rollout, .step = step, .what = what
-    };
+    miles_event event = { .size = sizeof event,
+                          .when = (int32_t)when,
+                          .rollout = rollout,
+                          .step = step,
+                          .what = what };
     return tell(hooks, &event, err);
 }
 
