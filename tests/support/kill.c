@@ -87,6 +87,13 @@ static void await(const char *save, pid_t pid, bool wanted) {
     ml_test_fail(__FILE__, __LINE__, "the run is at no work, or at one save for ever");
 }
 
+/* So long, but no longer than it goes on with what it does: a run must not get far between two
+ * kills. */
+static void linger(const char *save, pid_t pid, bool now, unsigned us) {
+    for (unsigned t = 0; t < us && saving(save, pid) == now && !ended(pid); t += POLL_US)
+        usleep(POLL_US);
+}
+
 /* --- kills ---------------------------------------------------------------------------- */
 
 /* Every tenth comes at any moment from the start on; the others in turn, while they are
@@ -120,7 +127,8 @@ void ml_kills_once(ml_kills *k, const char *args, const char *save) {
     }
     if (aimed == ML_HIT_ROUND)
         await(save, pid, false);
-    usleep((unsigned)rand_r(&k->seed) % k->reach_us[aimed]);
+    linger(save, pid, aimed == ML_HIT_SAVE,
+           (unsigned)rand_r(&k->seed) % k->reach_us[aimed]);
     kill(pid, SIGKILL);
     waitpid(pid, &status, 0);
     if (saving(save, pid))
