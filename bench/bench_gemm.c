@@ -303,7 +303,8 @@ static void open_experts(experts *x, const bench *b) {
     x->one.dw[0] = x->one.w[0];
     x->many.dw[0] = w;
     x->one.dw[0].data = x->many.dw[0].data = allocate(weight * EXPERTS);
-    x->one.scratch = x->many.scratch = allocate(ml_gemm_scratch(b->s, &x->one.w[0], PAIRS));
+    x->one.scratch = x->many.scratch =
+        allocate(ml_cpu_moe_linear_scratch(b->s, &x->many, false));
 }
 
 static void close_experts(experts *x) {

@@ -174,7 +174,7 @@ void ml_pool_free(ml_pool *p) {
 }
 
 int ml_pool_size(const ml_pool *p) {
-    return p->n_thread;
+    return p ? p->n_thread : 1;
 }
 
 void ml_pool_run(ml_pool *p, int64_t n, int64_t grain, ml_task *fn, void *ud) {
@@ -182,7 +182,7 @@ void ml_pool_run(ml_pool *p, int64_t n, int64_t grain, ml_task *fn, void *ud) {
     if (n <= 0)
         return;
     ML_BUG_IF(!rounding_is_ieee());
-    if (p->n_thread == 1 || n <= grain) {
+    if (ml_pool_size(p) == 1 || n <= grain) {
         fn(ud, 0, n, 0);
         return;
     }

@@ -12,7 +12,9 @@
  * Every thread, the caller's included, has round-to-nearest and no flush-to-zero;
  * ml_pool_run asserts it.
  *
- * thread: one caller at a time; tasks must not call ml_pool_run. */
+ * NULL is a pool of its caller alone: what takes a pool can also be a piece of a task.
+ *
+ * thread: one caller at a time; tasks must not call ml_pool_run on a pool with threads. */
 #ifndef ML_BASE_POOL_H
 #define ML_BASE_POOL_H
 

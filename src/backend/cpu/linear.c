@@ -1,7 +1,10 @@
 /* linear.c - LINEAR, MOE_LINEAR and HEAD_LINEAR: the products of gemm.h on a batch's rows. */
 #include "backend/cpu/gemm.h"
 
-enum { BIAS_GRAIN = 64 }; /* columns of the bias gradient a thread takes at once */
+enum {
+    BIAS_GRAIN = 64,  /* columns of the bias gradient a thread takes at once */
+    EXPERTS_EACH = 4, /* experts for each thread, from which on it computes them alone */
+};
 
 size_t ml_cpu_linear_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool backward) {
     (void)backward;
@@ -64,48 +67,103 @@ static ml_tensor expert_of(const ml_tensor *w, int64_t e) {
     };
 }
 
+/* A stream of the calling thread alone. */
+static ml_cpu_stream stream_alone(const ml_cpu_stream *s) {
+    return (ml_cpu_stream){ s->base, NULL, s->kern };
+}
+
+/* Bytes of scratch of a thread that computes an expert alone. */
+static size_t alone_bytes(const ml_cpu_stream *s, const ml_op_args *a) {
+    const ml_cpu_stream alone = stream_alone(s);
+    const size_t bytes = ml_gemm_scratch(&alone, &a->w[0], a->in[0].shape[0]);
+    return (bytes + 63) / 64 * 64;
+}
+
 size_t ml_cpu_moe_linear_scratch(const ml_cpu_stream *s, const ml_op_args *a,
                                  bool backward) {
+    const size_t together = ml_gemm_scratch(s, &a->w[0], a->in[0].shape[0]);
+    const size_t alone = alone_bytes(s, a) * (size_t)ml_pool_size(s->pool);
+
     (void)backward;
-    return ml_gemm_scratch(s, &a->w[0], a->in[0].shape[0]);
+    return together > alone ? together : alone;
+}
+
+/* One expert's share of an op. */
+typedef void expert_fn(const ml_cpu_stream *s, const ml_op_args *a, int64_t e,
+                       void *scratch);
+
+typedef struct expert_job {
+    const ml_cpu_stream *s;
+    const ml_op_args *a;
+    expert_fn *fn;
+    size_t bytes;
+} expert_job;
+
+static void run_experts(void *ud, int64_t begin, int64_t end, int worker) {
+    const expert_job *j = ud;
+    const ml_cpu_stream alone = stream_alone(j->s);
+
+    for (int64_t e = begin; e < end; e++)
+        j->fn(&alone, j->a, e, (char *)j->a->scratch + (size_t)worker * j->bytes);
+}
+
+/* Threads take whole experts where there are several for each: nobody waits between two of
+ * them.  Few experts are computed one after the other, by all threads together. */
+static void each_expert(const ml_cpu_stream *s, const ml_op_args *a, expert_fn *fn) {
+    const int64_t n = a->w[0].shape[0];
+    const int32_t *start = a->in[1].data; /* [E+1] */
+    int64_t busy = 0;
+
+    for (int64_t e = 0; e < n; e++)
+        busy += start[e + 1] > start[e];
+    if (busy >= (int64_t)EXPERTS_EACH * ml_pool_size(s->pool)) {
+        expert_job j = { s, a, fn, alone_bytes(s, a) };
+        ml_pool_run(s->pool, n, 1, run_experts, &j);
+        return;
+    }
+    for (int64_t e = 0; e < n; e++)
+        fn(s, a, e, a->scratch);
+}
+
+static void expert_forward(const ml_cpu_stream *s, const ml_op_args *a, int64_t e,
+                           void *scratch) {
+    const int64_t n = a->w[0].shape[1], k = a->w[0].shape[2];
+    const int32_t *start = a->in[1].data;
+    const ml_tensor w = expert_of(&a->w[0], e);
+    const float *x = a->in[0].data, *bias = a->w[1].data;
+    float *y = a->out[0].data;
+
+    ml_gemm_forward(s, y + start[e] * n, n, x + start[e] * k, k, &w,
+                    bias ? bias + e * n : NULL, start[e + 1] - start[e], scratch);
 }
 
 void ml_cpu_moe_linear_forward(ml_stream *s, const ml_op_args *a) {
-    const int32_t *start = a->in[1].data; /* [E+1] */
-    const int64_t n_expert = a->w[0].shape[0], n = a->w[0].shape[1], k = a->w[0].shape[2];
-    const float *x = a->in[0].data;
-    float *y = a->out[0].data;
+    each_expert(ml_cpu(s), a, expert_forward);
+}
 
-    for (int64_t e = 0; e < n_expert; e++) {
+static void expert_backward(const ml_cpu_stream *s, const ml_op_args *a, int64_t e,
+                            void *scratch) {
+    const int64_t n = a->w[0].shape[1], k = a->w[0].shape[2];
+    const int32_t *start = a->in[1].data;
+    const int64_t m = start[e + 1] - start[e];
+    const float *x = (const float *)a->in[0].data + start[e] * k;
+    const float *dy = (const float *)a->dout[0].data + start[e] * n;
+    float *dx = a->din[0].data;
+
+    if (dx) {
         const ml_tensor w = expert_of(&a->w[0], e);
-        const float *bias = a->w[1].data;
-        ml_gemm_forward(ml_cpu(s), y + start[e] * n, n, x + start[e] * k, k, &w,
-                        bias ? bias + e * n : NULL, start[e + 1] - start[e], a->scratch);
+        ml_gemm_dinput(s, dx + start[e] * k, k, dy, n, &w, m, a->din_add[0], scratch);
     }
+    if (a->dw[0].data) {
+        const ml_tensor dw = expert_of(&a->dw[0], e);
+        ml_gemm_dweight(s, &dw, dy, n, x, k, m, scratch);
+    }
+    if (a->dw[1].data)
+        add_bias_grad(s, (float *)a->dw[1].data + e * n, dy, m, n);
 }
 
 void ml_cpu_moe_linear_backward(ml_stream *s, const ml_op_args *a) {
-    const int32_t *start = a->in[1].data; /* [E+1] */
-    const int64_t n_expert = a->w[0].shape[0], n = a->w[0].shape[1], k = a->w[0].shape[2];
-    const float *x = a->in[0].data, *dy = a->dout[0].data;
-    float *dx = a->din[0].data;
-
-    for (int64_t e = 0; e < n_expert; e++) {
-        const int64_t m = start[e + 1] - start[e];
-        if (dx) {
-            const ml_tensor w = expert_of(&a->w[0], e);
-            ml_gemm_dinput(ml_cpu(s), dx + start[e] * k, k, dy + start[e] * n, n, &w, m,
-                           a->din_add[0], a->scratch);
-        }
-        if (a->dw[0].data) {
-            const ml_tensor dw = expert_of(&a->dw[0], e);
-            ml_gemm_dweight(ml_cpu(s), &dw, dy + start[e] * n, n, x + start[e] * k, k, m,
-                            a->scratch);
-        }
-        if (a->dw[1].data)
-            add_bias_grad(ml_cpu(s), (float *)a->dw[1].data + e * n, dy + start[e] * n, m,
-                          n);
-    }
+    each_expert(ml_cpu(s), a, expert_backward);
 }
 
 /* Heads stand side by side in a row: each is a product with its own columns. */
