@@ -234,10 +234,10 @@ static ml_status make_row(const ml_json **out, ml_str *text, const ml_dataset *d
                           int64_t row, ml_arena *a, ml_err *err) {
     const miles_prompts *make = ds->opts.make;
     made_row made = { .arena = a };
-    miles_prompt_out to = { .size = sizeof(miles_prompt_out), .to = &made, .give = take_row };
+    miles_prompt_out sink = { .size = sizeof sink, .to = &made, .give = take_row };
     miles_error why = { "" };
 
-    if (make->make(row, ds->opts.seed, &to, &why) != 0)
+    if (make->make(row, ds->opts.seed, &sink, &why) != 0)
         return ml_row_failed(&make->row, &why, err);
     if (!made.text.len)
         return ml_fail(err, ML_EFORMAT, "no prompt was given");
