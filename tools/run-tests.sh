@@ -19,11 +19,11 @@ unset MAKEFLAGS MFLAGS MAKELEVEL
 
 jobs=${JOBS:-$(nproc)}
 logs=$(mktemp -d)
-declare -A log_of # by pid: of what runs; beside it lies a file with the command's line
-places=()         # pids that take a place, and
-beside=()         # those that take none
+declare -A log_of # by pid: of what runs in a place; beside it lie files with the line and the status
+places=()         # pids that take a place
+beside=()         # "PID LOG" of those that take none: a pid may come again before the end
 passed=0 failed=0 n_started=0 hopeless=
-trap 'kill "${!log_of[@]}" 2>/dev/null; rm -rf "$logs"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$logs"' EXIT
 
 judge() { # judge STATUS SECONDS LIMIT NAME COMMAND LOG: adds up and tells; false for a failure
     local status=$1 seconds=$2 limit=$3 name=$4 command=$5 log=$6 p=0 f=0
@@ -50,21 +50,25 @@ judge() { # judge STATUS SECONDS LIMIT NAME COMMAND LOG: adds up and tells; fals
     return 1
 }
 
-start() { # start LIMIT NAME COMMAND: $! is its pid
-    local log=$logs/$((n_started++))
+# A command leaves its status in a file: bash may forget that of one that ended long ago.
+start() { # start LIMIT NAME COMMAND: $! is its pid, $log its log
+    log=$logs/$((n_started++))
     echo "$(date +%s) $*" >"$log.line"
-    timeout --kill-after=10 "$1" bash -c "$3" >"$log" 2>&1 </dev/null &
-    log_of[$!]=$log
+    # shellcheck disable=SC2016 # the inner shell's words
+    timeout --kill-after=10 "$1" bash -c 'bash -c "$1"; echo $? >"$2"' _ "$3" "$log.status" \
+        >"$log" 2>&1 </dev/null &
+}
+
+settle() { # settle LOG: of what has ended; false for a failure
+    local begin limit name command status
+    read -r begin limit name command <"$1.line"
+    status=$(cat "$1.status" 2>/dev/null || echo 124) # it had no time to write one
+    judge "$status" $(($(date +%s) - begin)) "$limit" "$name" "$command" "$1"
 }
 
 finish() { # finish PID...: waits for one of them, which it leaves in $ended; false for a failure
-    local status begin limit name command log
     wait -n -p ended "$@"
-    status=$?
-    log=${log_of[$ended]}
-    unset "log_of[$ended]"
-    read -r begin limit name command <"$log.line"
-    judge $status $(($(date +%s) - begin)) "$limit" "$name" "$command" "$log"
+    settle "${log_of[$ended]}"
 }
 
 wait_for_places() { # until fewer than $1 are taken
@@ -85,11 +89,12 @@ while read -r limit name command; do
     case $mark in
     '&')
         start "$limit" "$name" "$command"
-        beside+=($!)
+        beside+=("$! $log")
         ;;
     '!' | '=')
         wait_for_places 1
         start "$limit" "$name" "$command"
+        log_of[$!]=$log
         if ! finish $! && [ "$mark" = '!' ]; then
             hopeless=yes
             break
@@ -98,14 +103,17 @@ while read -r limit name command; do
     *)
         wait_for_places "$jobs"
         start "$limit" "$name" "$command"
+        log_of[$!]=$log
         places+=($!)
         ;;
     esac
 done
 wait_for_places 1
-[ -n "$hopeless" ] && kill ${beside[@]+"${beside[@]}"} 2>/dev/null
-for pid in ${beside[@]+"${beside[@]}"}; do
-    finish "$pid"
+for one in ${beside[@]+"${beside[@]}"}; do
+    read -r pid log <<<"$one"
+    [ -n "$hopeless" ] && kill "$pid" 2>/dev/null
+    wait "$pid" 2>/dev/null
+    settle "$log"
 done
 
 echo "$passed passed, $failed failed"
