@@ -111,3 +111,28 @@ void ml_json_floats(ml_json_out *o, const float *v, int32_t n) {
         ml_json_float(o, v[i]);
     ml_json_end(o, ']');
 }
+
+void ml_json_put_str(ml_json_out *o, const char *key, ml_str s) {
+    ml_json_key(o, key);
+    ml_json_str(o, s);
+}
+
+void ml_json_put_word(ml_json_out *o, const char *key, const char *s) {
+    ml_json_key(o, key);
+    ml_json_word(o, s);
+}
+
+void ml_json_put_int(ml_json_out *o, const char *key, int64_t v) {
+    ml_json_key(o, key);
+    ml_json_int(o, v);
+}
+
+void ml_json_put_float(ml_json_out *o, const char *key, float v) {
+    ml_json_key(o, key);
+    ml_json_float(o, v);
+}
+
+void ml_json_put_bool(ml_json_out *o, const char *key, bool v) {
+    ml_json_key(o, key);
+    ml_json_bool(o, v);
+}

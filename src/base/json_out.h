@@ -37,4 +37,11 @@ void ml_json_raw(ml_json_out *o, ml_str json);
 void ml_json_ids(ml_json_out *o, const int32_t *id, int32_t n);
 void ml_json_floats(ml_json_out *o, const float *v, int32_t n);
 
+/* A key and its value. */
+void ml_json_put_str(ml_json_out *o, const char *key, ml_str s);
+void ml_json_put_word(ml_json_out *o, const char *key, const char *s);
+void ml_json_put_int(ml_json_out *o, const char *key, int64_t v);
+void ml_json_put_float(ml_json_out *o, const char *key, float v);
+void ml_json_put_bool(ml_json_out *o, const char *key, bool v);
+
 #endif

@@ -196,54 +196,39 @@ static const char *model_name(const serve_job *j) {
     return j->config->serve.model_name ? j->config->serve.model_name : j->dir;
 }
 
-static void flag_word(ml_json_out *o, const char *key, const char *value) {
-    ml_json_key(o, key);
-    ml_json_word(o, value);
-}
-
-static void flag_int(ml_json_out *o, const char *key, int64_t value) {
-    ml_json_key(o, key);
-    ml_json_int(o, value);
-}
-
-static void flag_bool(ml_json_out *o, const char *key, bool value) {
-    ml_json_key(o, key);
-    ml_json_bool(o, value);
-}
-
 /* What /server_info says of the flags, by SGLang's names. */
 static void write_flags(serve_job *j) {
     const ml_config *c = j->config;
     ml_json_out o = { .to = &j->flags };
 
-    flag_word(&o, "model_path", j->dir);
-    flag_word(&o, "tokenizer_path", j->tokenizer_dir);
-    flag_word(&o, "served_model_name", model_name(j));
-    flag_word(&o, "host", c->serve.host);
-    flag_int(&o, "port", c->serve.port);
-    flag_word(&o, "dtype", c->serve.dtype);
-    flag_word(&o, "load_format", c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto");
-    flag_word(&o, "tool_call_parser", c->serve.tool_parser);
-    flag_word(&o, "weight_version", c->serve.weight_version);
-    flag_bool(&o, "skip_tokenizer_init", c->serve.no_tokenizer);
-    flag_bool(&o, "disable_radix_cache", c->serve.no_prefix_cache);
-    flag_bool(&o, "enable_return_routed_experts", c->serve.routed_experts);
-    flag_bool(&o, "enable_return_indexer_topk", c->serve.indexer_topk);
-    flag_bool(&o, "enable_deterministic_inference", true);
-    flag_int(&o, "context_length", j->engine.context);
-    flag_int(&o, "max_running_requests", j->engine.max_running);
-    flag_int(&o, "max_queued_requests", j->engine.max_waiting);
-    flag_int(&o, "chunked_prefill_size", j->engine.chunk);
-    flag_int(&o, "random_seed", c->serve.seed);
-    flag_int(&o, "page_size", ML_PAGE);
-    flag_int(&o, "tp_size", 1);
-    flag_int(&o, "dp_size", 1);
-    flag_int(&o, "pp_size", 1);
-    flag_int(&o, "ep_size", 1);
-    flag_int(&o, "nnodes", 1);
-    flag_word(&o, "device", j->be.name);
-    flag_word(&o, "cpu_level", j->be.level);
-    flag_int(&o, "threads", j->be.n_thread);
+    ml_json_put_word(&o, "model_path", j->dir);
+    ml_json_put_word(&o, "tokenizer_path", j->tokenizer_dir);
+    ml_json_put_word(&o, "served_model_name", model_name(j));
+    ml_json_put_word(&o, "host", c->serve.host);
+    ml_json_put_int(&o, "port", c->serve.port);
+    ml_json_put_word(&o, "dtype", c->serve.dtype);
+    ml_json_put_word(&o, "load_format", c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto");
+    ml_json_put_word(&o, "tool_call_parser", c->serve.tool_parser);
+    ml_json_put_word(&o, "weight_version", c->serve.weight_version);
+    ml_json_put_bool(&o, "skip_tokenizer_init", c->serve.no_tokenizer);
+    ml_json_put_bool(&o, "disable_radix_cache", c->serve.no_prefix_cache);
+    ml_json_put_bool(&o, "enable_return_routed_experts", c->serve.routed_experts);
+    ml_json_put_bool(&o, "enable_return_indexer_topk", c->serve.indexer_topk);
+    ml_json_put_bool(&o, "enable_deterministic_inference", true);
+    ml_json_put_int(&o, "context_length", j->engine.context);
+    ml_json_put_int(&o, "max_running_requests", j->engine.max_running);
+    ml_json_put_int(&o, "max_queued_requests", j->engine.max_waiting);
+    ml_json_put_int(&o, "chunked_prefill_size", j->engine.chunk);
+    ml_json_put_int(&o, "random_seed", c->serve.seed);
+    ml_json_put_int(&o, "page_size", ML_PAGE);
+    ml_json_put_int(&o, "tp_size", 1);
+    ml_json_put_int(&o, "dp_size", 1);
+    ml_json_put_int(&o, "pp_size", 1);
+    ml_json_put_int(&o, "ep_size", 1);
+    ml_json_put_int(&o, "nnodes", 1);
+    ml_json_put_word(&o, "device", j->be.name);
+    ml_json_put_word(&o, "cpu_level", j->be.level);
+    ml_json_put_int(&o, "threads", j->be.n_thread);
     ml_json_key(&o, "mem_fraction_static");
     ml_json_double(&o, c->serve.mem_fraction);
 }

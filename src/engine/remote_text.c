@@ -40,16 +40,6 @@ static void write_bias(ml_json_out *o, const ml_draw_opts *d) {
     ml_json_end(o, '}');
 }
 
-static void write_float(ml_json_out *o, const char *key, float v) {
-    ml_json_key(o, key);
-    ml_json_float(o, v);
-}
-
-static void write_int(ml_json_out *o, const char *key, int64_t v) {
-    ml_json_key(o, key);
-    ml_json_int(o, v);
-}
-
 /* One number of 31 bits, as SGLang wants it, for each (seed, sample). */
 static uint64_t mixed_seed(const ml_draw_opts *d) {
     uint64_t h = (d->seed + 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u + d->sample;
@@ -69,8 +59,7 @@ static void write_seed(ml_json_out *o, const ml_remote_opts *opts, const ml_draw
         return;
     ml_json_key(o, "sample");
     ml_json_unsigned(o, d->sample);
-    ml_json_key(o, "logprob_distribution");
-    ml_json_word(o, dist[d->dist]);
+    ml_json_put_word(o, "logprob_distribution", dist[d->dist]);
 }
 
 static void write_sampling(ml_json_out *o, const ml_remote_opts *opts,
@@ -79,17 +68,16 @@ static void write_sampling(ml_json_out *o, const ml_remote_opts *opts,
 
     ml_json_key(o, "sampling_params");
     ml_json_begin(o, '{');
-    write_float(o, "temperature", d->temperature);
-    write_float(o, "top_p", d->top_p);
-    write_int(o, "top_k", d->top_k ? d->top_k : -1);
-    write_float(o, "min_p", d->min_p);
-    write_float(o, "repetition_penalty", d->repetition);
-    write_float(o, "frequency_penalty", d->frequency);
-    write_float(o, "presence_penalty", d->presence);
-    write_int(o, "max_new_tokens", r->max_new);
-    write_int(o, "min_new_tokens", r->min_new);
-    ml_json_key(o, "ignore_eos");
-    ml_json_bool(o, r->ignore_eos);
+    ml_json_put_float(o, "temperature", d->temperature);
+    ml_json_put_float(o, "top_p", d->top_p);
+    ml_json_put_int(o, "top_k", d->top_k ? d->top_k : -1);
+    ml_json_put_float(o, "min_p", d->min_p);
+    ml_json_put_float(o, "repetition_penalty", d->repetition);
+    ml_json_put_float(o, "frequency_penalty", d->frequency);
+    ml_json_put_float(o, "presence_penalty", d->presence);
+    ml_json_put_int(o, "max_new_tokens", r->max_new);
+    ml_json_put_int(o, "min_new_tokens", r->min_new);
+    ml_json_put_bool(o, "ignore_eos", r->ignore_eos);
     write_stops(o, r);
     write_bias(o, d);
     write_seed(o, opts, d);
@@ -117,21 +105,18 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
     ml_json_begin(o, '{');
     ml_json_key(o, "input_ids");
     ml_json_ids(o, r->prompt, r->n_prompt);
-    ml_json_key(o, "rid");
-    ml_json_word(o, rid);
-    ml_json_key(o, "return_logprob");
-    ml_json_bool(o, true);
+    ml_json_put_word(o, "rid", rid);
+    ml_json_put_bool(o, "return_logprob", true);
     write_sampling(o, opts, r);
-    write_int(o, "logprob_start_len", list_from(r));
+    ml_json_put_int(o, "logprob_start_len", list_from(r));
     if (r->n_top)
-        write_int(o, "top_logprobs_num", r->n_top);
+        ml_json_put_int(o, "top_logprobs_num", r->n_top);
     if (r->n_also) {
         ml_json_key(o, "token_ids_logprob");
         ml_json_ids(o, r->also, r->n_also);
     }
     if (!opts->sglang) {
-        ml_json_key(o, "return_entropy");
-        ml_json_bool(o, true);
+        ml_json_put_bool(o, "return_entropy", true);
     }
     for (int i = 0; i < ML_ROUTES; i++)
         if (r->routed[i]) {
@@ -139,7 +124,7 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
             ml_json_bool(o, true);
         }
     if (r->routed_from)
-        write_int(o, "routed_experts_start_len", r->routed_from);
+        ml_json_put_int(o, "routed_experts_start_len", r->routed_from);
     ml_json_end(o, '}');
 }
 

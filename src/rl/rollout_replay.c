@@ -64,20 +64,15 @@ static void write_text(ml_text *out, const ml_sample *s) {
     ml_json_out o = { .to = out };
 
     ml_json_begin(&o, '{');
-    ml_json_key(&o, "sample_index");
-    ml_json_int(&o, s->index);
-    ml_json_key(&o, "group_index");
-    ml_json_int(&o, s->group);
-    ml_json_key(&o, "status");
-    ml_json_word(&o, ml_sample_status_name(s->status));
+    ml_json_put_int(&o, "sample_index", s->index);
+    ml_json_put_int(&o, "group_index", s->group);
+    ml_json_put_word(&o, "status", ml_sample_status_name(s->status));
     ml_json_key(&o, "reward");
     ml_json_exact(&o, s->has_reward ? s->reward : (double)NAN);
     ml_json_key(&o, "label");
     ml_json_raw(&o, s->label.len ? s->label : ml_str_of("null"));
-    ml_json_key(&o, "prompt");
-    ml_json_str(&o, s->prompt);
-    ml_json_key(&o, "response");
-    ml_json_str(&o, s->response);
+    ml_json_put_str(&o, "prompt", s->prompt);
+    ml_json_put_str(&o, "response", s->response);
     ml_json_end(&o, '}');
     ml_text_add(out, "\n", 1);
 }

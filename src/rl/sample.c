@@ -38,16 +38,6 @@ static void write_floats(ml_json_out *o, const char *key, const float *v, int32_
     ml_json_floats(o, v, n);
 }
 
-static void write_string(ml_json_out *o, const char *key, ml_str s) {
-    ml_json_key(o, key);
-    ml_json_str(o, s);
-}
-
-static void write_number(ml_json_out *o, const char *key, int64_t v) {
-    ml_json_key(o, key);
-    ml_json_int(o, v);
-}
-
 static void write_json(ml_json_out *o, const char *key, ml_str json) {
     if (!json.len)
         return;
@@ -98,7 +88,7 @@ static void write_routed(ml_json_out *o, const char *key, const ml_routed *r,
             ml_text_add(&rows, (const char *)&x, sizeof x);
         }
     ml_base64_write(&text, rows.ptr, rows.len);
-    write_string(o, key, (ml_str){ text.ptr, text.len });
+    ml_json_put_str(o, key, (ml_str){ text.ptr, text.len });
     ml_text_release(&rows);
     ml_text_release(&text);
 }
@@ -107,15 +97,15 @@ void ml_sample_write(ml_text *to, const ml_sample *s) {
     ml_json_out json = { .to = to }, *o = &json;
 
     ml_json_begin(o, '{');
-    write_number(o, "group_index", s->group);
-    write_number(o, "index", s->index);
-    write_number(o, "rollout_id", s->rollout);
-    write_number(o, "row", s->row);
-    write_string(o, "prompt", s->prompt);
+    ml_json_put_int(o, "group_index", s->group);
+    ml_json_put_int(o, "index", s->index);
+    ml_json_put_int(o, "rollout_id", s->rollout);
+    ml_json_put_int(o, "row", s->row);
+    ml_json_put_str(o, "prompt", s->prompt);
     ml_json_key(o, "tokens");
     ml_json_ids(o, s->token, s->n_token);
-    write_string(o, "response", s->response);
-    write_number(o, "response_length", s->n_response);
+    ml_json_put_str(o, "response", s->response);
+    ml_json_put_int(o, "response_length", s->n_response);
     write_json(o, "label", s->label);
     write_json(o, "metadata", s->metadata);
     if (s->has_reward) {
@@ -131,10 +121,9 @@ void ml_sample_write(ml_text *to, const ml_sample *s) {
     for (int i = 0; i < ML_ROUTES; i++)
         if (s->routed[i].n)
             write_routed(o, route_keys[i], &s->routed[i], s->n_token);
-    ml_json_key(o, "remove_sample");
-    ml_json_bool(o, s->remove);
-    write_string(o, "status", ml_str_of(status_names[s->status]));
-    write_number(o, "n_turn", s->n_turn);
+    ml_json_put_bool(o, "remove_sample", s->remove);
+    ml_json_put_str(o, "status", ml_str_of(status_names[s->status]));
+    ml_json_put_int(o, "n_turn", s->n_turn);
     ml_json_end(o, '}');
 }
 

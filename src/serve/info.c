@@ -4,16 +4,6 @@
 #define HEALTH_S 20.0 /* a token must come, or a step end, within this time */
 #define GLANCE_S 0.1
 
-static void add_word(ml_json_out *o, const char *key, const char *value) {
-    ml_json_key(o, key);
-    ml_json_word(o, value);
-}
-
-static void add_int(ml_json_out *o, const char *key, int64_t value) {
-    ml_json_key(o, key);
-    ml_json_int(o, value);
-}
-
 static void reply(ml_http_call *c, ml_text *body) {
     ml_reply_json(c, 200, body);
     ml_text_release(body);
@@ -140,18 +130,17 @@ void ml_serve_model_info(ml_server *s, ml_http_call *c) {
     ml_json_out o = { .to = &body };
 
     ml_json_begin(&o, '{');
-    add_word(&o, "model_path", s->model_path);
-    add_word(&o, "served_model_name", s->opts.model_name);
-    add_word(&o, "tokenizer_path", s->opts.tokenizer_path);
-    ml_json_key(&o, "is_generation");
-    ml_json_bool(&o, true);
-    add_word(&o, "preferred_sampling_params", NULL);
+    ml_json_put_word(&o, "model_path", s->model_path);
+    ml_json_put_word(&o, "served_model_name", s->opts.model_name);
+    ml_json_put_word(&o, "tokenizer_path", s->opts.tokenizer_path);
+    ml_json_put_bool(&o, "is_generation", true);
+    ml_json_put_word(&o, "preferred_sampling_params", NULL);
     ml_json_key(&o, "weight_version");
     ml_server_write_label(s, stats_of(s).version, &o);
-    add_word(&o, "load_format", s->opts.load_format);
-    add_word(&o, "reasoning_parser", NULL);
-    add_word(&o, "tool_call_parser", ml_tool_format_name(s->opts.tools));
-    add_word(&o, "model_type", s->opts.model_type);
+    ml_json_put_word(&o, "load_format", s->opts.load_format);
+    ml_json_put_word(&o, "reasoning_parser", NULL);
+    ml_json_put_word(&o, "tool_call_parser", ml_tool_format_name(s->opts.tools));
+    ml_json_put_word(&o, "model_type", s->opts.model_type);
     ml_json_end(&o, '}');
     reply(c, &body);
 }
@@ -164,7 +153,7 @@ void ml_serve_weight_version(ml_server *s, ml_http_call *c) {
     ml_json_begin(&o, '{');
     ml_json_key(&o, "weight_version");
     ml_server_write_label(s, st.version, &o);
-    add_int(&o, "version", (int64_t)st.version);
+    ml_json_put_int(&o, "version", (int64_t)st.version);
     ml_json_end(&o, '}');
     reply(c, &body);
 }
@@ -175,14 +164,13 @@ static void add_state(ml_server *s, ml_json_out *o) {
     ml_json_key(o, "internal_states");
     ml_json_begin(o, '[');
     ml_json_begin(o, '{');
-    add_int(o, "num_running_reqs", st.n_running);
-    add_int(o, "num_queue_reqs", st.n_waiting);
-    add_int(o, "num_pages", st.n_page);
-    add_int(o, "num_pages_free", st.n_page_free);
-    add_int(o, "num_pages_cached", st.n_page_cached);
-    add_int(o, "num_steps", st.n_step);
-    ml_json_key(o, "paused");
-    ml_json_bool(o, st.paused);
+    ml_json_put_int(o, "num_running_reqs", st.n_running);
+    ml_json_put_int(o, "num_queue_reqs", st.n_waiting);
+    ml_json_put_int(o, "num_pages", st.n_page);
+    ml_json_put_int(o, "num_pages_free", st.n_page_free);
+    ml_json_put_int(o, "num_pages_cached", st.n_page_cached);
+    ml_json_put_int(o, "num_steps", st.n_step);
+    ml_json_put_bool(o, "paused", st.paused);
     ml_json_end(o, '}');
     ml_json_end(o, ']');
 }
@@ -195,10 +183,10 @@ void ml_serve_server_info(ml_server *s, ml_http_call *c) {
     ml_json_begin(&o, '{');
     if (s->opts.flags.len)
         ml_json_raw(&o, s->opts.flags);
-    add_word(&o, "status", s->draining ? "draining" : "ready");
-    add_word(&o, "version", s->opts.version);
-    add_int(&o, "max_total_num_tokens", st.n_page * st.page_tokens);
-    add_int(&o, "max_req_input_len", s->opts.context - 1);
+    ml_json_put_word(&o, "status", s->draining ? "draining" : "ready");
+    ml_json_put_word(&o, "version", s->opts.version);
+    ml_json_put_int(&o, "max_total_num_tokens", st.n_page * st.page_tokens);
+    ml_json_put_int(&o, "max_req_input_len", s->opts.context - 1);
     add_state(s, &o);
     ml_json_end(&o, '}');
     reply(c, &body);
@@ -208,13 +196,13 @@ void ml_serve_server_info(ml_server *s, ml_http_call *c) {
 
 static void write_model(const ml_server *s, ml_json_out *o) {
     ml_json_begin(o, '{');
-    add_word(o, "id", s->opts.model_name);
-    add_word(o, "object", "model");
-    add_int(o, "created", s->created);
-    add_word(o, "owned_by", "miles");
-    add_word(o, "root", s->opts.model_name);
-    add_word(o, "parent", NULL);
-    add_int(o, "max_model_len", s->opts.context);
+    ml_json_put_word(o, "id", s->opts.model_name);
+    ml_json_put_word(o, "object", "model");
+    ml_json_put_int(o, "created", s->created);
+    ml_json_put_word(o, "owned_by", "miles");
+    ml_json_put_word(o, "root", s->opts.model_name);
+    ml_json_put_word(o, "parent", NULL);
+    ml_json_put_int(o, "max_model_len", s->opts.context);
     ml_json_end(o, '}');
 }
 
@@ -236,7 +224,7 @@ void ml_serve_models(ml_server *s, ml_http_call *c) {
         return;
     }
     ml_json_begin(&o, '{');
-    add_word(&o, "object", "list");
+    ml_json_put_word(&o, "object", "list");
     ml_json_key(&o, "data");
     ml_json_begin(&o, '[');
     write_model(s, &o);
