@@ -31,44 +31,9 @@ static const struct variant {
     { { 70 }, 3, 1, 32, 0, 0.2f, 0.0f, 1.0f, .sink = true },
 };
 
-static int32_t pages_of(int32_t len) {
-    return (len + ML_PAGE - 1) / ML_PAGE;
-}
-
 static void fill_nan(ck_case *c, ml_tensor *t) {
     t->data = ml_arena_take(c->arena, ml_tensor_bytes(t) + 1, 1);
     memset(t->data, 0xff, ml_tensor_bytes(t));
-}
-
-/* Pages in random places of a pool with a few to spare; returns the pool's size. */
-static int32_t scatter_pages(ck_case *c, int32_t n) {
-    int32_t *page = ML_NEW(c->arena, int32_t, n + SPARE);
-    for (int32_t i = 0; i < n + SPARE; i++) {
-        int32_t j = ck_below(c, i + 1);
-        page[i] = page[j];
-        page[j] = i;
-    }
-    c->rows.page = page;
-    return n + SPARE;
-}
-
-static void build_rows(ck_case *c, const int32_t *len) {
-    int32_t *seq_start = ML_NEW(c->arena, int32_t, MAX_SEQ + 1);
-    int32_t *page_start = ML_NEW(c->arena, int32_t, MAX_SEQ + 1), *pos, n = 0;
-
-    for (int32_t i = 0; i < MAX_SEQ && len[i]; i++, n++) {
-        seq_start[i + 1] = seq_start[i] + len[i];
-        page_start[i + 1] = page_start[i] + pages_of(len[i]);
-    }
-    pos = ML_NEW(c->arena, int32_t, seq_start[n] + 1);
-    for (int32_t i = 0; i < n; i++)
-        for (int32_t t = 0; t < len[i]; t++)
-            pos[seq_start[i] + t] = t;
-    c->rows = (ml_rows){ .n_token = seq_start[n],
-                         .n_seq = n,
-                         .pos = pos,
-                         .seq_start = seq_start,
-                         .page_start = page_start };
 }
 
 /* Values as keys of one head begin. */
@@ -96,9 +61,9 @@ static void build(ck_case *c, int i) {
     c->attr.attn.window = v->window;
     c->attr.attn.scale = v->scale;
     c->attr.attn.softcap = v->softcap;
-    build_rows(c, v->len);
+    ck_page_rows(c, v->len, MAX_SEQ);
     n = c->rows.n_token;
-    pool = scatter_pages(c, c->rows.page_start[c->rows.n_seq]);
+    pool = ck_scatter_pages(c, SPARE);
     c->in[0] = ck_mat(n, v->n_head * v->d);
     c->in[1] = ck_mat(n, v->n_kv * v->d);
     c->in[2] = ck_mat(n, v->n_kv * size);

@@ -32,6 +32,38 @@ float ck_uniform(ck_case *c, float amp) {
     return (float)i * 0x1p-23f * amp;
 }
 
+void ck_page_rows(ck_case *c, const int32_t *len, int32_t n_max) {
+    int32_t *seq_start = ML_NEW(c->arena, int32_t, n_max + 1);
+    int32_t *page_start = ML_NEW(c->arena, int32_t, n_max + 1), *pos, n = 0;
+
+    for (; n < n_max && len[n]; n++) {
+        seq_start[n + 1] = seq_start[n] + len[n];
+        page_start[n + 1] = page_start[n] + (len[n] + ML_PAGE - 1) / ML_PAGE;
+    }
+    pos = ML_NEW(c->arena, int32_t, seq_start[n] + 1);
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t t = 0; t < len[i]; t++)
+            pos[seq_start[i] + t] = t;
+    c->rows = (ml_rows){ .n_token = seq_start[n],
+                         .n_seq = n,
+                         .pos = pos,
+                         .seq_start = seq_start,
+                         .page_start = page_start };
+}
+
+int32_t ck_scatter_pages(ck_case *c, int32_t spare) {
+    int32_t n = c->rows.page_start[c->rows.n_seq] + spare;
+    int32_t *page = ML_NEW(c->arena, int32_t, n);
+
+    for (int32_t i = 0; i < n; i++) {
+        int32_t j = ck_below(c, i + 1);
+        page[i] = page[j];
+        page[j] = i;
+    }
+    c->rows.page = page;
+    return n;
+}
+
 ml_tensor ck_vec(int64_t n) {
     return (ml_tensor){ .n_dim = 1, .shape = { n } };
 }

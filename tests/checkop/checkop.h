@@ -66,6 +66,11 @@ uint32_t ck_random(ck_case *c);
 int32_t ck_below(ck_case *c, int32_t n);
 float ck_uniform(ck_case *c, float amp); /* in [-amp, amp) */
 
+/* Sequences of these lengths (up to the first 0, at most n_max) from position 0 on; their pages
+ * then come to random places of a pool with some to spare, whose size is returned. */
+void ck_page_rows(ck_case *c, const int32_t *len, int32_t n_max);
+int32_t ck_scatter_pages(ck_case *c, int32_t spare);
+
 /* Shapes without data: f32 rows, unless the caller changes dtype or layout. */
 ml_tensor ck_vec(int64_t n);
 ml_tensor ck_mat(int64_t n, int64_t m);

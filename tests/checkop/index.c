@@ -19,47 +19,17 @@ static const struct variant {
 };
 enum { N_VARIANT = sizeof variants / sizeof *variants };
 
-static int32_t pages_of(int32_t len) {
-    return (len + ML_PAGE - 1) / ML_PAGE;
-}
-
-/* Pages in random places of a pool; returns its size. */
-static int32_t scatter_pages(ck_case *c, int32_t n) {
-    int32_t *page = ML_NEW(c->arena, int32_t, n + SPARE);
-    for (int32_t i = 0; i < n + SPARE; i++) {
-        int32_t j = ck_below(c, i + 1);
-        page[i] = page[j];
-        page[j] = i;
-    }
-    c->rows.page = page;
-    return n + SPARE;
-}
-
 static const struct variant *begin(ck_case *c, int i) {
     const struct variant *v = &variants[i];
-    int32_t *seq_start = ML_NEW(c->arena, int32_t, MAX_SEQ + 1);
-    int32_t *page_start = ML_NEW(c->arena, int32_t, MAX_SEQ + 1), *pos, n = 0;
 
     ck_name(c, "len%d.%d.%d-h%d-d%d.%d-k%d%s", v->len[0], v->len[1], v->len[2], v->n_head,
             v->d, v->e, v->top_k, v->given ? "-given" : "");
-    for (int32_t k = 0; k < MAX_SEQ && v->len[k]; k++, n++) {
-        seq_start[k + 1] = seq_start[k] + v->len[k];
-        page_start[k + 1] = page_start[k] + pages_of(v->len[k]);
-    }
-    pos = ML_NEW(c->arena, int32_t, seq_start[n] + 1);
-    for (int32_t k = 0; k < n; k++)
-        for (int32_t t = 0; t < v->len[k]; t++)
-            pos[seq_start[k] + t] = t;
-    c->rows = (ml_rows){ .n_token = seq_start[n],
-                         .n_seq = n,
-                         .pos = pos,
-                         .seq_start = seq_start,
-                         .page_start = page_start };
+    ck_page_rows(c, v->len, MAX_SEQ);
     return v;
 }
 
 static ml_tensor nan_pages(ck_case *c, int64_t d) {
-    ml_tensor t = ck_cube(scatter_pages(c, c->rows.page_start[c->rows.n_seq]), ML_PAGE, d);
+    ml_tensor t = ck_cube(ck_scatter_pages(c, SPARE), ML_PAGE, d);
     t.data = ml_arena_take(c->arena, ml_tensor_bytes(&t) + 1, 1);
     memset(t.data, 0xff, ml_tensor_bytes(&t));
     return t;
