@@ -73,14 +73,15 @@ $(call load,tsan,15,--no-rss)
 $(call fuzz_lines,120)
 endef
 
+# The half-hour load begins beside the sanitizers, whose tests have time.
 define LONG_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
 !900 clang/build $(SELF) CONFIG=clang CC=clang programs
 900 clang/headers $(SELF) CONFIG=clang CC=clang headers
 $(call tests,900,$(call in_config,clang,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
+!1800 asan/build $(SELF) $(ASAN) programs
 &2400 load nice $(LOAD) --connections 1000 --seconds 1800
 400 load-router $(LOAD) --connections 1000 --seconds 120 --router
-!1800 asan/build $(SELF) $(ASAN) programs
 $(call slow_checkop,asan)
 $(call tests,1800,$(call in_config,asan,$(UNIT) $(GOLDEN) $(PARITY)))
 $(call load,asan,60,--no-rss)
