@@ -42,7 +42,8 @@ typedef struct ml_linear_opts {
     int64_t n_out;
     bool bias;
     ml_shard shard;
-    bool frozen; /* nothing trains it */
+    bool frozen;   /* nothing trains it */
+    bool keep_f32; /* bf16 models have it in f32 */
     /* NULL, or the larger layer that checkpoints have it in: outputs first_out .. of
      * whole_out. */
     const char *whole;

@@ -20,7 +20,7 @@ static size_t align64(size_t n) {
  * f32 widens all. */
 static ml_dtype store_dtype(const ml_param *p, const ml_checkpoint *c,
                             ml_weight_dtype want) {
-    if (p->n_dim == 1 || want == ML_WEIGHT_F32 || ml_param_is_value_head(p))
+    if (p->n_dim == 1 || p->keep_f32 || want == ML_WEIGHT_F32 || ml_param_is_value_head(p))
         return ML_F32;
     if (want == ML_WEIGHT_BF16)
         return ML_BF16;

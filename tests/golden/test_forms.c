@@ -15,6 +15,8 @@
 #define QWEN3_MOE "tests/golden/data/qwen3_moe"
 #define GLM4_MOE "tests/golden/data/glm4_moe"
 #define BIAS "model.layers.1.mlp.gate.e_score_correction_bias"
+#define DSA "tests/golden/data/deepseek_v32"
+#define PROJ "model.layers.1.self_attn.indexer.weights_proj.weight"
 #define FURTHER "model.layers.2.eh_proj.weight"
 #define GEMMA4 "tests/golden/data/gemma4_text"
 #define UNUSED "model.layers.3.self_attn.k_proj.weight"
@@ -191,6 +193,8 @@ static void convert_with(const char *model, const char *name) {
 static void kept_as_they_were(void) {
     convert_with(GLM4_MOE, FURTHER);
     same_tensor(BIAS, ml_test_path("further"), ml_test_path("bf16"));
+    convert(DSA, ml_test_path("dsa"), "--dtype bf16");
+    same_tensor(PROJ, DSA, ml_test_path("dsa"));
 }
 
 /* A layer that reads keys of an earlier one may come with a projection of its own. */

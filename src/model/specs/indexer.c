@@ -101,7 +101,11 @@ int32_t ml_indexer_choose(ml_builder *b, const ml_mla *m, int32_t x, int32_t lat
     k = linear(b, x, "self_attn.indexer.wk", i->head_dim);
     k = ml_build_layernorm(b, k, "self_attn.indexer.k_norm", 1e-6f);
     k = ml_build_rope(b, k, m->rope, i->head_dim, i->interleaved);
-    weight = linear(b, x, "self_attn.indexer.weights_proj", i->n_head);
+    weight = ml_build_linear(b, x,
+                             (ml_linear_opts){ .name = "self_attn.indexer.weights_proj",
+                                               .n_out = i->n_head,
+                                               .frozen = true,
+                                               .keep_f32 = true });
     i->chosen = ml_build_index(
         b, q, k, weight,
         (ml_index_opts){ .n_head = i->n_head,
