@@ -1,26 +1,10 @@
 /* moe_linear.cu - MOE_LINEAR: a product for each expert's rows, one kernel for all of them.
  *
- * One FMA chain per output over ascending k, for every dtype: rows do not know each other.  It does
- * not use tensor cores. */
-#include "backend/cuda/common.cuh"
+ * bf16 goes to tensor cores (moe_mma.cu); here is what f32 and odd widths take: one FMA chain per
+ * output over ascending k. */
+#include "backend/cuda/moe.cuh"
 
 enum { TILE = 32, ROWS = 8 };
-
-/* y(m, n) (+)= sum over k of a(m, k) b(n, k), within one expert; strides as in gemm.cuh. */
-template <class IN, class OUT> struct expert_gemm {
-    const IN *a, *b;
-    OUT *c;
-    const int32_t *start; /* [n_expert + 1] */
-    const float *bias;    /* [n_expert, n] or NULL */
-    int n_expert;
-    int64_t n, k;               /* k: 0 where the expert's rows are what is summed over */
-    int64_t m;                  /* 0: the expert's rows */
-    int64_t a_m, a_k, b_n, b_k; /* within the expert */
-    int64_t a_row, b_row;       /* from one row of the batch to the next; 0: not by rows */
-    int64_t b_expert, c_expert; /* from one expert to the next; 0: not by experts */
-    int64_t ldc;
-    bool add;
-};
 
 /* The expert of tile `at`, and the tile's place in it; false: there are not so many. */
 __device__ static bool find_tile(const int32_t *start, int n_expert, int at, int *expert,
@@ -37,7 +21,7 @@ __device__ static bool find_tile(const int32_t *start, int n_expert, int at, int
     return false;
 }
 
-template <class IN, class OUT> __global__ void expert_kernel(expert_gemm<IN, OUT> g) {
+template <class IN, class OUT> __global__ void expert_kernel(ml_expert_gemm<IN, OUT> g) {
     __shared__ float ta[TILE][TILE + 1], tb[TILE][TILE + 1];
     int x = (int)threadIdx.x, y = (int)threadIdx.y, expert = (int)blockIdx.z,
         tile = (int)blockIdx.y;
@@ -82,14 +66,27 @@ template <class IN, class OUT> __global__ void expert_kernel(expert_gemm<IN, OUT
         }
 }
 
+/* Tensor cores or not follows from the model alone. */
+template <class OUT>
+static bool takes_mma(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_t rows) {
+    bool takes = g.n % 8 == 0 && g.m % 8 == 0 && g.k % 8 == 0;
+    if (takes)
+        ml_expert_mma(s, g, rows);
+    return takes;
+}
+
+static bool takes_mma(ml_cuda_stream *, const ml_expert_gemm<float, float> &, int64_t) {
+    return false;
+}
+
 template <class IN, class OUT>
-static void run(ml_stream *s, const expert_gemm<IN, OUT> &g, int64_t rows) {
+static void run(ml_stream *s, const ml_expert_gemm<IN, OUT> &g, int64_t rows) {
     dim3 grid(ml_cuda_blocks(g.n, TILE),
               g.m ? ml_cuda_blocks(g.m, TILE)
                   : ml_cuda_blocks(rows, TILE) + (unsigned)g.n_expert,
               g.m ? (unsigned)g.n_expert : 1);
 
-    if (rows == 0)
+    if (rows == 0 || takes_mma(ml_cuda(s), g, rows))
         return;
     expert_kernel<IN, OUT><<<grid, dim3(TILE, ROWS), 0, ml_cuda(s)->stream>>>(g);
     ml_cuda_launched(ml_cuda(s), "moe-linear");
@@ -97,7 +94,7 @@ static void run(ml_stream *s, const expert_gemm<IN, OUT> &g, int64_t rows) {
 
 template <class T> static void linear(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *w = &a->w[0];
-    expert_gemm<T, T> g = {};
+    ml_expert_gemm<T, T> g = {};
 
     g.a = (const T *)a->in[0].data;
     g.b = (const T *)w->data;
@@ -121,7 +118,7 @@ void ml_cuda_moe_linear_forward(ml_stream *s, const ml_op_args *a) {
 /* dx = dy w. */
 template <class T> static void back_input(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *w = &a->w[0];
-    expert_gemm<T, T> g = {};
+    ml_expert_gemm<T, T> g = {};
 
     g.a = (const T *)a->dout[0].data;
     g.b = (const T *)w->data;
@@ -143,7 +140,7 @@ template <class T> static void back_input(ml_stream *s, const ml_op_args *a) {
 /* dw += dy' x, for each expert. */
 template <class T> static void back_weight(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *w = &a->w[0];
-    expert_gemm<T, float> g = {};
+    ml_expert_gemm<T, float> g = {};
 
     g.a = (const T *)a->dout[0].data;
     g.b = (const T *)a->in[0].data;
