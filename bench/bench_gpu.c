@@ -4,7 +4,8 @@
  *
  * Made-up weights of the shape that MODEL_DIR/config.json has, in bf16 with f32 masters; a loss at
  * every position.  Prints the median step, tokens per second, and the share of 989 TFLOP/s by
- * 6 x matmul parameters (the LM head once) + 6 x layers x heads x head size x T per token. */
+ * 6 x matmul parameters (the LM head once, of experts those that a token has) + 6 x layers x heads x
+ * head size x T per token. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -39,6 +40,9 @@ static double flops_per_token(const ml_spec *s, double seq_len) {
         if (n->op == ML_OP_LINEAR || n->op == ML_OP_LMHEAD)
             products +=
                 (double)s->param[n->w[0]].shape[0] * (double)s->param[n->w[0]].shape[1];
+        if (n->op == ML_OP_MOE_LINEAR)
+            products += (double)n->attr.moe.top_k * (double)s->param[n->w[0]].shape[0] *
+                        (double)s->param[n->w[0]].shape[1];
         if (n->op == ML_OP_ATTN)
             attention += (double)n->attr.attn.n_head * n->attr.attn.head_dim;
     }

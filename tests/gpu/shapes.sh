@@ -14,8 +14,22 @@ shape() {
 JSON
 }
 
-shapes() { # shapes DIR: the Qwen3 dense models
+moe_shape() { # moe_shape DIR LAYERS: layers of Qwen3-30B-A3B
+    mkdir -p "$1"
+    cat > "$1/config.json" << JSON
+{"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151936,
+ "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": $2,
+ "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
+ "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true,
+ "decoder_sparse_step": 1, "mlp_only_layers": [], "max_position_embeddings": 40960,
+ "rms_norm_eps": 1e-6, "rope_theta": 1000000, "tie_word_embeddings": false,
+ "hidden_act": "silu", "attention_bias": false}
+JSON
+}
+
+shapes() { # shapes DIR: the Qwen3 dense models, and layers of one with experts
     shape "$1/0.6B" 1024 3072 28 16 true
     shape "$1/4B" 2560 9728 36 32 true
     shape "$1/8B" 4096 12288 36 32 false
+    moe_shape "$1/experts" 6
 }
