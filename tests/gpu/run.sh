@@ -16,6 +16,7 @@ fi
 shapes "$work"
 "$build/checkop" --device cuda-f32 || status=1
 "$build/checkop" --device cuda || status=1
+"$build/tests/gpu/check_draws" || status=1
 "$build/tests/gpu/check_engine" "$work/0.6B" || status=1
 "$build/tests/gpu/check_engine" "$work/experts" || status=1
 "$here/check_models.py" --miles "$build/miles" || status=1

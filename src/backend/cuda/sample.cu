@@ -1,11 +1,12 @@
 /* sample.cu - drawing tokens on the device.
  *
- * Plain draws (greedy, or with a temperature) never leave it.  Draws
- * that change or filter logits, or want more than one token's log-probability, are made by the
- * CPU's sampler from the same logits; their log-probability is still the device's where it is the
- * model's, so that it has the LM head's bits. */
-#include "backend/cuda/lmhead.cuh"
+ * Greedy draws, those with a temperature and those with filters never leave it.  Draws that change
+ * logits, want more than one token's log-probability or one of the filtered distribution are made
+ * by the CPU's sampler from the same logits; their log-probability is still the device's where it
+ * is the model's, so that it has the LM head's bits. */
+#include "backend/cuda/sample.cuh"
 
+#include <math.h>
 #include <stdlib.h>
 
 extern "C" {
@@ -14,21 +15,13 @@ extern "C" {
 
 enum { BATCH = 4096, TILE = 128, TILES = ML_SPLIT / TILE, WARPS = ML_SPLIT_THREADS / 32 };
 
-struct ask {
-    const float *logits;
-    double u;
-    float temperature; /* drawn with; 0: the largest */
-    float report;      /* temperature of the log-probability */
-    int32_t given;     /* or -1: draw */
-};
-
 struct answer {
     int32_t id;
     float logprob, entropy;
 };
 
 struct ml_sample_stage {
-    ask asks[BATCH];
+    ml_ask asks[BATCH];
     answer answers[BATCH];
 };
 
@@ -70,10 +63,10 @@ __device__ static void largest(part &p, const float *z, int64_t n, int32_t first
 }
 
 __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
-    split_kernel(part *out, const ask *asks, int64_t n_vocab) {
+    split_kernel(part *out, const ml_ask *asks, int64_t n_vocab) {
     __shared__ float room[WARPS];
     __shared__ int32_t id_room[WARPS];
-    ask a = asks[blockIdx.y];
+    ml_ask a = asks[blockIdx.y];
     int64_t first = (int64_t)blockIdx.x * ML_SPLIT, left = n_vocab - first;
     int64_t n = left < ML_SPLIT ? left : ML_SPLIT;
     part p = {};
@@ -204,14 +197,14 @@ __device__ static int choose_split(const part *p, int splits, double u, double *
 }
 
 __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
-    sample_kernel(answer *out, const ask *asks, const part *parts, int splits,
-                  int64_t n_vocab) {
+    sample_kernel(answer *out, const ml_ask *asks, const int32_t *chosen, const part *parts,
+                  int splits, int64_t n_vocab) {
     __shared__ ml_row_stat report[ML_SPLITS];
     __shared__ double target;
     __shared__ int split;
     const part *p = parts + (int64_t)blockIdx.x * splits;
-    ask a = asks[blockIdx.x];
-    int32_t id = a.given;
+    ml_ask a = asks[blockIdx.x];
+    int32_t id = a.filtered ? chosen[blockIdx.x] : a.given;
 
     if (threadIdx.x < splits)
         report[threadIdx.x] = p[threadIdx.x].report;
@@ -239,18 +232,23 @@ __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
 
 /* ---- what the CPU draws ---- */
 
-static bool is_plain(const ml_draw *d) {
+static bool is_changed(const ml_draw *d) {
     const ml_draw_opts *o = d->opts;
-    bool changed = o->repetition != 1.0f || o->frequency != 0.0f || o->presence != 0.0f ||
-                   o->n_bias || d->n_ban;
-    bool filtered =
-        o->temperature > 0.0f && (o->top_k > 0 || o->top_p < 1.0f || o->min_p > 0.0f);
+    return o->repetition != 1.0f || o->frequency != 0.0f || o->presence != 0.0f ||
+           o->n_bias || d->n_ban;
+}
+
+static bool is_filtered(const ml_draw_opts *o) {
+    return o->temperature > 0.0f && (o->top_k > 0 || o->top_p < 1.0f || o->min_p > 0.0f);
+}
+
+/* Does the device have all that is asked for? */
+static bool is_here(const ml_draw *d) {
+    bool model = !is_changed(d) && !is_filtered(d->opts); /* drawn is what the model says */
 
     if (d->n_top || d->n_also)
         return false;
-    if (d->given >= 0)
-        return o->dist != ML_DIST_DRAWN || (!changed && !filtered);
-    return !changed && !filtered;
+    return model || (d->opts->dist != ML_DIST_DRAWN && (d->given >= 0 || !is_changed(d)));
 }
 
 /* Draws one by one, their logits copied out.  Memory for it is not the step's: a few of them are
@@ -289,39 +287,47 @@ void ml_cuda_sample_close(ml_cuda_stream *s) {
     s->sample = NULL;
 }
 
-/* Asks, answers and parts of as many draws as are made together. */
+/* Asks, answers, filters' choices and parts of as many draws as are made together. */
 size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab) {
     (void)s;
-    return BATCH *
-           (sizeof(ask) + sizeof(answer) + (size_t)ml_splits(n_vocab) * sizeof(part));
+    return BATCH * (sizeof(ml_ask) + sizeof(answer) + sizeof(int32_t) +
+                    (size_t)ml_splits(n_vocab) * sizeof(part));
 }
 
-static ask ask_of(const ml_draw *d, bool plain) {
-    float t = d->opts->temperature;
-    ask a;
+static ml_ask ask_of(const ml_draw *d, bool here, int64_t n_vocab) {
+    const ml_draw_opts *o = d->opts;
+    float t = o->temperature;
+    ml_ask a = {};
 
     a.logits = d->logits;
     a.temperature = t;
-    a.report = d->opts->dist == ML_DIST_MODEL || t <= 0.0f ? 1.0f : t;
-    a.given = plain ? d->given : d->id;
-    a.u = ml_philox_uniform(d->opts->seed, d->opts->sample, (uint64_t)d->n_history);
+    a.report = o->dist == ML_DIST_MODEL || t <= 0.0f ? 1.0f : t;
+    a.given = here ? d->given : d->id;
+    a.u = ml_philox_uniform(o->seed, o->sample, (uint64_t)d->n_history);
+    a.filtered = a.given < 0 && is_filtered(o);
+    a.top_k = o->top_k > 0 ? (uint32_t)o->top_k : (uint32_t)n_vocab;
+    a.top_p = o->top_p;
+    a.near = o->min_p > 0.0f ? -logf(o->min_p) : INFINITY;
     return a;
 }
 
 static void sample_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_vocab,
                          void *scratch) {
-    ask *asks = s->sample->asks;
+    ml_ask *asks = s->sample->asks;
     answer *answers = s->sample->answers;
-    ask *there = (ask *)scratch;
+    ml_ask *there = (ml_ask *)scratch;
     answer *out = (answer *)(there + BATCH);
     part *parts = (part *)(out + BATCH);
+    int32_t *chosen = (int32_t *)(parts + (int64_t)BATCH * ml_splits(n_vocab));
     int splits = ml_splits(n_vocab);
+    bool filtered = false;
 
     for (int i = 0; i < n; i++) {
-        bool plain = is_plain(&draw[i]);
-        if (!plain)
+        bool here = is_here(&draw[i]);
+        if (!here)
             sample_elsewhere(s, &draw[i], n_vocab);
-        asks[i] = ask_of(&draw[i], plain);
+        asks[i] = ask_of(&draw[i], here, n_vocab);
+        filtered = filtered || asks[i].filtered;
     }
     ml_cuda_note(s,
                  cudaMemcpyAsync(there, asks, (size_t)n * sizeof *asks,
@@ -329,8 +335,10 @@ static void sample_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_voca
                  "drawing");
     split_kernel<<<dim3((unsigned)splits, (unsigned)n), ML_SPLIT_THREADS, 0, s->stream>>>(
         parts, there, n_vocab);
-    sample_kernel<<<(unsigned)n, ML_SPLIT_THREADS, 0, s->stream>>>(out, there, parts,
-                                                                   splits, n_vocab);
+    if (filtered)
+        ml_filter_draws(s, chosen, there, n, n_vocab);
+    sample_kernel<<<(unsigned)n, ML_SPLIT_THREADS, 0, s->stream>>>(out, there, chosen,
+                                                                   parts, splits, n_vocab);
     ml_cuda_launched(s, "drawing");
     ml_cuda_note(s,
                  cudaMemcpyAsync(answers, out, (size_t)n * sizeof *out,
@@ -338,7 +346,7 @@ static void sample_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_voca
                  "drawing");
     ml_cuda_note(s, cudaStreamSynchronize(s->stream), "drawing");
     for (int i = 0; i < n; i++) {
-        if (!is_plain(&draw[i]) && draw[i].opts->dist == ML_DIST_DRAWN)
+        if (!is_here(&draw[i]) && draw[i].opts->dist == ML_DIST_DRAWN)
             continue;
         draw[i].id = answers[i].id;
         draw[i].logprob = answers[i].logprob;
