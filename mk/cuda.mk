@@ -12,7 +12,7 @@ CUDA ?= $(if $(and $(NVCC),$(filter x86_64,$(ARCH)),$(if $(SAN),,1)),1,0)
 CUDA_ARCH ?= 90a
 
 CUDA_SRC := $(sort $(wildcard src/backend/cuda/*.cu))
-CUDA_SHARED := src/base/err.c src/base/philox.c src/tensor/tensor.c
+CUDA_SHARED := src/base/clock.c src/base/err.c src/base/philox.c src/tensor/tensor.c
 CUDA_LIB := $(B)/libmiles_cuda.so
 CUDA_OBJ := $(patsubst %.cu,$(B)/%.cu.o,$(CUDA_SRC)) $(patsubst %.c,$(B)/pic/%.o,$(CUDA_SHARED))
 

@@ -22,6 +22,14 @@ typedef struct ml_replay {
     void (*free)(void *recording);
 } ml_replay;
 
+/* When the device reached places in its work. */
+enum { ML_MARKS = 2049 }; /* between two readings */
+typedef struct ml_marks {
+    void (*mark)(ml_stream *s, int32_t i); /* 0, 1, ... one after the other */
+    /* Waits for the first n; at_s[i] is when mark i was reached, by ml_clock_s. */
+    void (*read)(ml_stream *s, double *at_s, int32_t n);
+} ml_marks;
+
 typedef struct ml_backend {
     const char *name;  /* "cpu", "cuda" */
     const char *level; /* "c", "neon", "avx2", "avx512"; of a GPU "sm90" */
@@ -32,6 +40,7 @@ typedef struct ml_backend {
     const ml_ops *ops;
     const ml_optim_ops *optim;
     const ml_replay *replay; /* NULL: work is always launched */
+    const ml_marks *marks;   /* NULL: work is done when its call returns */
     int n_thread;
     void (*close)(struct ml_backend *b);
     void *priv;

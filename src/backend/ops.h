@@ -207,7 +207,7 @@ typedef struct ml_op_args {
     ml_tensor din[ML_OP_IN], dout[ML_OP_OUT], dw[ML_OP_W]; /* dw: f32, layout of w */
     bool din_add[ML_OP_IN]; /* add to din instead of writing it */
     /* Forward of an op that chooses: i32 [n,k] to take instead, but in rows that begin with
-     * -1.  Absent: it chooses. */
+     * -1.  Absent: it chooses.  It may be the memory that the choice is written to. */
     ml_tensor given;
     void *scratch; /* at least what ml_ops.scratch said, aligned to 64 */
 } ml_op_args;

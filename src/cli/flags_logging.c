@@ -51,8 +51,8 @@ const ml_flag ml_flags_logging[] = {
       .cmds = TRAIN,
       .from = ML_FROM_MEGATRON,
       .help =
-          "Write the phases of all rounds to trace_N.json of --save, which Perfetto and "
-          "Chrome show." },
+          "Write the phases of all rounds, and the ops in them by the device's clock, to "
+          "trace_N.json of --save, which Perfetto and Chrome show." },
     { .name = "profile-target",
       .type = ML_FLAG_LIST,
       ML_AT(log.targets),

@@ -129,6 +129,7 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
         st = ml_plan_alloc(e->plan, err);
     if (st == ML_OK) {
         ml_plan_dump_to(e->plan, e->opts.dump);
+        ml_plan_spans_to(e->plan, e->opts.spans, ML_TRACK_ROLLOUT);
         st = dev->alloc(dev, &e->sample_scratch,
                         e->be->ops->sample_scratch(e->be->stream, e->spec->n_vocab),
                         ML_MEM_SCRATCH, err);

@@ -351,6 +351,17 @@ static void finish_lanes(ml_engine *e) {
     }
 }
 
+static void tell_draws(const ml_engine *e, double begin_s, double end_s) {
+    if (e->opts.spans)
+        ml_timeline_add(e->opts.spans,
+                        &(ml_time_span){ .name = "draw",
+                                         .track = ML_TRACK_ROLLOUT,
+                                         .layer = -1,
+                                         .begin_s = begin_s,
+                                         .end_s = end_s },
+                        1);
+}
+
 bool ml_engine_step(ml_engine *e) {
     double start = ml_clock_s(), forward, sample, end;
     ml_run run = { .weights = e->weights, .kv = &e->kv, .rows = &e->batch.rows };
@@ -370,6 +381,7 @@ bool ml_engine_step(ml_engine *e) {
     e->be->ops->sample(e->be->stream, e->draw, e->batch.rows.n_loss, e->spec->n_vocab,
                        e->sample_scratch.ptr);
     end = ml_clock_s();
+    tell_draws(e, sample, end);
     finish_lanes(e);
     e->stats.n_step++;
     e->stats.model_s += sample - forward;

@@ -42,17 +42,33 @@ void ml_trace_file_close(ml_trace_file *t) {
     *t = (ml_trace_file){ 0 };
 }
 
-ml_status ml_trace_file_span(ml_trace_file *t, const char *name, int lane, double begin_s,
-                             double end_s, int64_t rollout, ml_err *err) {
+/* Writes `text`, and lets go of it. */
+static ml_status append_text(ml_trace_file *t, ml_text *text, ml_err *err) {
+    ml_status st = append(t, text, err);
+    ml_text_release(text);
+    return st;
+}
+
+ml_status ml_trace_file_lane(ml_trace_file *t, int lane, const char *name, ml_err *err) {
     ml_text text = { 0 };
-    ml_status st;
+
+    ml_text_printf(&text,
+                   ",\n{\"ph\": \"M\", \"pid\": 1, \"tid\": %d, \"name\": \"thread_name\", "
+                   "\"args\": {\"name\": \"%s\"}}" END,
+                   lane, name);
+    return append_text(t, &text, err);
+}
+
+ml_status ml_trace_file_span(ml_trace_file *t, const ml_trace_span *s, ml_err *err) {
+    ml_text text = { 0 };
 
     ml_text_printf(&text,
                    ",\n{\"ph\": \"X\", \"pid\": 1, \"tid\": %d, \"name\": \"%s\", "
-                   "\"ts\": %.3f, \"dur\": %.3f, \"args\": {\"rollout\": %lld}}" END,
-                   lane, name, 1e6 * (begin_s - t->origin_s), 1e6 * (end_s - begin_s),
-                   (long long)rollout);
-    st = append(t, &text, err);
-    ml_text_release(&text);
-    return st;
+                   "\"ts\": %.3f, \"dur\": %.3f",
+                   s->lane, s->name, 1e6 * (s->begin_s - t->origin_s),
+                   1e6 * (s->end_s - s->begin_s));
+    if (s->key)
+        ml_text_printf(&text, ", \"args\": {\"%s\": %lld}", s->key, (long long)s->value);
+    ml_text_printf(&text, "}" END);
+    return append_text(t, &text, err);
 }

@@ -20,8 +20,18 @@ typedef struct ml_trace_file {
 ml_status ml_trace_file_open(ml_trace_file *out, const char *path, ml_err *err);
 void ml_trace_file_close(ml_trace_file *t); /* zeros are fine */
 
+/* What a lane is called. */
+ml_status ml_trace_file_lane(ml_trace_file *t, int lane, const char *name, ml_err *err);
+
 /* A span by ml_clock_s.  Spans of one lane may lie in each other, but not overlap. */
-ml_status ml_trace_file_span(ml_trace_file *t, const char *name, int lane, double begin_s,
-                             double end_s, int64_t rollout, ml_err *err);
+typedef struct ml_trace_span {
+    const char *name;
+    int lane;
+    double begin_s, end_s;
+    const char *key; /* of a number that is shown with it; NULL: none */
+    int64_t value;
+} ml_trace_span;
+
+ml_status ml_trace_file_span(ml_trace_file *t, const ml_trace_span *span, ml_err *err);
 
 #endif

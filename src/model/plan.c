@@ -52,6 +52,17 @@ static void bind_given(const ml_plan *p, const ml_node *n, const ml_run *r, ml_o
             (void *)(uintptr_t)(r->given[route] + route_at(p, n, route, r->rows));
 }
 
+/* Brings what a node is given to where it will write what it has chosen. */
+static void send_given(const ml_plan *p, const ml_node *n, ml_op_args *a) {
+    int out;
+
+    if (!a->given.data || p->be->dev->host || route_of(n, &out) == ML_ROUTES)
+        return;
+    p->be->dev->copy_in(p->be->stream, a->out[out].data, a->given.data,
+                        ml_tensor_bytes(&a->given));
+    a->given.data = a->out[out].data;
+}
+
 static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_run *r,
                         ml_op_args *a) {
     const ml_node *n = &p->spec->node[node];
@@ -286,6 +297,7 @@ static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     bind_values(p, node, forward, r, &a);
     if (r->kv)
         bind_kv(p, n, r->kv, &a);
+    send_given(p, n, &a);
     p->be->ops->forward[n->op](p->be->stream, &a);
     if (forward)
         tell_chosen(p, n, r, &a);
@@ -296,9 +308,12 @@ static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     p->stats.rows[n->op] += a.out[0].shape[0];
 }
 
-static void run_nodes(ml_plan *p, const ml_run *r) {
-    for (int32_t i = 0; i < p->spec->n_node; i++)
+static void run_nodes(ml_plan *p, const ml_run *r, bool recorded) {
+    for (int32_t i = 0; i < p->spec->n_node; i++) {
         run_node(p, i, true, r);
+        if (!recorded)
+            ml_plan_spans_node(p, i, ML_PASS_FORWARD);
+    }
 }
 
 /* The second run of a kind is recorded, later ones are replayed. */
@@ -307,13 +322,15 @@ static void run_or_replay(ml_plan *p, const ml_run *r) {
     ml_plan_recording *rec = p->dump ? NULL : ml_plan_recording_of(p, r);
 
     if (rec && !rec->work && replay->begin(p->be->stream)) {
-        run_nodes(p, r);
+        run_nodes(p, r, true);
         rec->work = replay->end(p->be->stream);
     }
-    if (rec && rec->work)
+    if (rec && rec->work) {
         replay->run(p->be->stream, rec->work);
-    else
-        run_nodes(p, r);
+        ml_plan_spans_replay(p);
+    } else {
+        run_nodes(p, r, false);
+    }
 }
 
 void ml_plan_dump_to(ml_plan *p, ml_plan_dump *d) {
@@ -327,9 +344,11 @@ static void begin_run(ml_plan *p, const ml_run *r) {
         ml_plan_dump_begin(p->dump, r->rows, p->be);
     else
         ml_mem_seal();
+    ml_plan_spans_begin(p);
 }
 
 static void end_run(ml_plan *p) {
+    ml_plan_spans_end(p);
     if (p->dump)
         ml_plan_dump_end(p->dump);
     else
@@ -361,6 +380,7 @@ static void back_node(ml_plan *p, int32_t node, const ml_run *r, bool dentropy) 
     for (int k = 0; p->dump && k < ML_OP_IN; k++)
         ml_plan_dump_value(p->dump, p->spec, node, k, true, &a.din[k]);
     p->stats.backward_s[op] += ml_clock_s() - start;
+    ml_plan_spans_node(p, node, ML_PASS_BACKWARD);
 }
 
 void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
@@ -381,8 +401,10 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
         dev->copy_in(p->be->stream, at(p, p->dentropy_store), dentropy, bytes);
     for (int32_t u = p->n_unit - 1; u >= 0; u--) {
         for (int32_t i = p->unit[u].first; i < p->unit[u].end; i++)
-            if (p->call[i].rerun)
+            if (p->call[i].rerun) {
                 run_node(p, i, false, &run);
+                ml_plan_spans_node(p, i, ML_PASS_AGAIN);
+            }
         for (int32_t i = p->unit[u].end - 1; i >= p->unit[u].first; i--)
             back_node(p, i, &run, dentropy != NULL);
     }

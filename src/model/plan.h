@@ -11,6 +11,7 @@
 #define ML_MODEL_PLAN_H
 
 #include "backend/backend.h"
+#include "base/timeline.h"
 #include "model/batch.h"
 #include "model/kv.h"
 #include "model/spec.h"
@@ -81,6 +82,9 @@ typedef struct ml_run {
 
 /* From now on all that runs compute is written there, too; NULL: not any more. */
 void ml_plan_dump_to(ml_plan *p, ml_plan_dump *d);
+
+/* From now on it is told when ops ran, by the device's clock; NULL: not any more. */
+void ml_plan_spans_to(ml_plan *p, ml_timeline *to, ml_track track);
 
 void ml_plan_forward(ml_plan *p, const ml_run *r);
 

@@ -1,5 +1,5 @@
-/* plan_priv.h - what the two files of a plan share: plan_memory.c decides where everything
- * lies and what is computed twice, plan.c runs it. */
+/* plan_priv.h - what the files of a plan share: plan_memory.c decides where everything lies and
+ * what is computed twice, plan.c runs it. */
 #ifndef ML_MODEL_PLAN_PRIV_H
 #define ML_MODEL_PLAN_PRIV_H
 
@@ -54,6 +54,13 @@ struct ml_plan {
     int32_t head; /* the LMHEAD node */
     ml_plan_stats stats;
     ml_plan_dump *dump; /* NULL: nobody looks */
+    struct {
+        ml_timeline *to; /* NULL: nobody wants to know */
+        ml_track track;
+        ml_time_span *span; /* [n] since the last wait */
+        double *at_s;       /* [n+1] */
+        int32_t n;
+    } spans;
     size_t act_bytes, scratch_bytes;
     ml_buf act, scratch;
     ml_buf rows;    /* of another device than the host: the batch's arrays, and */
@@ -67,6 +74,14 @@ struct ml_plan {
  * kind, or of a kind that is not recorded. */
 ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r);
 void ml_plan_forget(ml_plan *p); /* all recordings */
+
+/* plan_spans.c: all do nothing where nobody wants to know.  A run has a beginning and an end,
+ * and between them tells what was done. */
+typedef enum ml_plan_pass { ML_PASS_FORWARD, ML_PASS_AGAIN, ML_PASS_BACKWARD } ml_plan_pass;
+void ml_plan_spans_begin(ml_plan *p);
+void ml_plan_spans_node(ml_plan *p, int32_t node, ml_plan_pass pass);
+void ml_plan_spans_replay(ml_plan *p);
+void ml_plan_spans_end(ml_plan *p);
 
 /* A value's shape for a batch, without data. */
 ml_tensor ml_plan_value(const ml_plan *p, int32_t value, const ml_rows *r, int32_t n_page);

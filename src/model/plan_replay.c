@@ -24,7 +24,7 @@ ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r) {
                               .kv = r->kv ? r->kv->buf.ptr : NULL };
 
     for (int i = 0; i < ML_ROUTES; i++)
-        if (r->chosen[i]) /* what is chosen leaves the device between two ops */
+        if (r->chosen[i] || r->given[i]) /* it leaves the device between ops, or comes */
             return NULL;
     if (!p->be->replay || !r->kv || now.n_token != now.n_seq || now.n_token > MOST_ROWS)
         return NULL;

@@ -7,8 +7,6 @@
 #include "base/dir.h"
 #include "io/jsonl.h"
 
-enum { LANE = 1 }; /* of the loop, in traces */
-
 /* --- what waits for the background ------------------------------------------ */
 
 typedef enum entry_kind { METRICS, TIMING, SPAN, EVENT } entry_kind;
@@ -29,6 +27,7 @@ struct ml_log_batch {
     entry *first, **last;
     const ml_sample *const *sample; /* [n_sample] */
     int64_t n_sample, rollout;
+    ml_timeline_taken ops;
 };
 
 static ml_log_batch *batch_of(ml_run_log *l) {
@@ -111,14 +110,52 @@ static ml_status write_events(const ml_log_batch *b, ml_err *err) {
     return ml_event_file_flush(out, err);
 }
 
+/* Lanes of a trace are numbered from 1. */
+static int lane_of(ml_track track) {
+    return (int)track + 1;
+}
+
+static ml_status write_ops(ml_trace_file *to, const ml_timeline_taken *ops, ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int64_t i = 0; i < ops->n && st == ML_OK; i++) {
+        const ml_time_span *s = &ops->span[i];
+        st = ml_trace_file_span(to,
+                                &(ml_trace_span){ .name = s->name,
+                                                  .lane = lane_of(s->track),
+                                                  .begin_s = s->begin_s,
+                                                  .end_s = s->end_s,
+                                                  .key = s->layer < 0 ? NULL : "layer",
+                                                  .value = s->layer },
+                                err);
+    }
+    for (int k = 0; k < ML_TRACKS && st == ML_OK; k++)
+        if (ops->left_out[k])
+            st = ml_trace_file_span(to,
+                                    &(ml_trace_span){ .name = "ops left out",
+                                                      .lane = lane_of((ml_track)k),
+                                                      .begin_s = ml_clock_s(),
+                                                      .end_s = ml_clock_s(),
+                                                      .key = "n",
+                                                      .value = ops->left_out[k] },
+                                    err);
+    return st;
+}
+
 static ml_status write_spans(const ml_log_batch *b, ml_err *err) {
     ml_status st = ML_OK;
 
     for (const entry *e = b->first; e && st == ML_OK; e = e->next)
         if (e->kind == SPAN)
-            st = ml_trace_file_span(&b->log->trace, e->name, LANE, e->begin_s, e->end_s,
-                                    e->rollout, err);
-    return st;
+            st = ml_trace_file_span(&b->log->trace,
+                                    &(ml_trace_span){ .name = e->name,
+                                                      .lane = lane_of(ML_TRACK_LOOP),
+                                                      .begin_s = e->begin_s,
+                                                      .end_s = e->end_s,
+                                                      .key = "rollout",
+                                                      .value = e->rollout },
+                                    err);
+    return st == ML_OK ? write_ops(&b->log->trace, &b->ops, err) : st;
 }
 
 static ml_status write_batch(void *batch, ml_err *err) {
@@ -230,12 +267,16 @@ static ml_status open_store(ml_run_log *l, const char *dir, int64_t rollout, ml_
     return st;
 }
 
+static const char *const track_name[ML_TRACKS] = { "rounds", "training", "rollout" };
+
 static ml_status open_trace(ml_run_log *l, const char *dir, int64_t rollout, ml_err *err) {
     ml_text path = { 0 };
     ml_status st;
 
     ml_text_printf(&path, "%s/trace_%lld.json", dir, (long long)rollout);
     st = ml_trace_file_open(&l->trace, path.ptr, err);
+    for (int i = 0; i < ML_TRACKS && st == ML_OK; i++)
+        st = ml_trace_file_lane(&l->trace, lane_of((ml_track)i), track_name[i], err);
     ml_text_release(&path);
     return st;
 }
@@ -245,6 +286,7 @@ ml_status ml_run_log_open(ml_run_log *l, const ml_run_log_opts *o, int64_t rollo
     ml_status st;
 
     l->spans = !o->profile ? 0 : o->spans ? o->spans : ML_SPAN_ALL;
+    l->ops = o->profile ? o->ops : NULL;
     l->flop_per_token = o->flop_per_token;
     l->peak_flops = o->peak_flops;
     st = open_rows(&l->metrics, o->dir, "metrics.jsonl", rollout, err);
@@ -375,10 +417,18 @@ static void wait_for_writer(ml_run_log *l) {
     l->writing = NULL;
 }
 
+static void take_ops(ml_run_log *l) {
+    if (l->ops) {
+        ml_log_batch *b = batch_of(l);
+        b->ops = ml_timeline_take(l->ops, &b->own);
+    }
+}
+
 void ml_run_log_post(ml_run_log *l, ml_arena *round) {
     ml_err err = { 0 };
     ml_status st;
 
+    take_ops(l);
     if (!l->now) {
         ml_arena_release(round);
         return;
@@ -396,6 +446,7 @@ ml_status ml_run_log_settle(ml_run_log *l, ml_err *err) {
     ml_err why = { 0 };
 
     wait_for_writer(l);
+    take_ops(l);
     if (l->now)
         note(l, write_batch(l->now, &why), &why);
     release_batch(l->now);

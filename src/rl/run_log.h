@@ -6,7 +6,8 @@
  *     DIR/determinism.jsonl  hashes of every step, when asked for
  *     DIR/run.db         both, with all samples and what happened: run_store.h
  *     DIR/tensorboard/   both, for TensorBoard
- *     DIR/trace_N.json   the phases of rounds from N on, for trace viewers, when asked for
+ *     DIR/trace_N.json   the phases of rounds from N on and the ops in them, for trace
+ *                        viewers, when asked for
  *
  * Every row begins with the number of its round.  A run that goes on from a snapshot
  * discards what came after it; so rows of a round are settled before it is saved.  The two
@@ -21,6 +22,7 @@
 #include <stdio.h>
 
 #include "base/background.h"
+#include "base/timeline.h"
 #include "io/event_file.h"
 #include "io/trace_file.h"
 #include "rl/figures.h"
@@ -37,6 +39,7 @@ typedef struct ml_run_log {
     ml_log_batch *now, *writing; /* of this round; in the background */
     ml_background writer;
     unsigned spans;                    /* kinds that a trace shows; 0: there is none */
+    ml_timeline *ops;                  /* for the trace; NULL: nobody tells of them */
     double flop_per_token, peak_flops; /* of training; 0: not known */
     ml_status st; /* what went wrong in the background, until somebody checks */
     ml_err err;
@@ -57,6 +60,8 @@ typedef struct ml_run_log_opts {
     const char *tensorboard, *project, *experiment;
     bool no_store, profile, determinism;
     unsigned spans; /* bits of ml_span_kind that a profile shows; 0: all */
+    ml_timeline
+        *ops; /* where models tell of their ops, taken for the profile; may be NULL */
     double flop_per_token, peak_flops; /* to tell speeds; 0: not known */
 } ml_run_log_opts;
 

@@ -95,6 +95,23 @@ static ml_status open_critic(ml_train_run *r, ml_err *err) {
     return st == ML_OK ? ml_critic_open(&r->critic, dir, o->critic_seed, err) : st;
 }
 
+/* Ops of a round that a profile shows, of training and of the rollout. */
+enum { OPS = 1 << 15 };
+
+ml_timeline *ml_train_run_ops(const ml_train_run *r, ml_span_kind kind) {
+    unsigned kinds = r->opts.log.spans ? r->opts.log.spans : ML_SPAN_ALL;
+    return kinds & kind ? r->opts.log.ops : NULL;
+}
+
+static ml_status open_ops(ml_train_run *r, ml_err *err) {
+    r->opts.log.ops = ml_timeline_new(OPS);
+    if (!r->opts.log.ops)
+        return ml_fail(err, ML_ENOMEM, "no memory for the ops that --profile shows");
+    r->opts.trainer.spans_score = ml_train_run_ops(r, ML_SPAN_LOG_PROBS);
+    r->opts.trainer.spans_train = ml_train_run_ops(r, ML_SPAN_TRAIN);
+    return ML_OK;
+}
+
 ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_err *err) {
     ml_status st;
 
@@ -113,6 +130,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_e
         st = open_data(r, err);
     if (st == ML_OK)
         st = count_rollouts(r, err);
+    if (st == ML_OK && opts->log.profile)
+        st = open_ops(r, err);
     if (st == ML_OK)
         st = ml_backend_open(&r->be, &opts->backend, err);
     return st;
@@ -120,6 +139,7 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_e
 
 void ml_train_run_close(ml_train_run *r) {
     ml_run_log_close(&r->log);
+    ml_timeline_free(r->opts.log.ops);
     ml_saver_close(r->saver);
     ml_trainer_close(r->trainer);
     ml_critic_close(&r->critic);

@@ -53,8 +53,9 @@ typedef struct ml_train_run_opts {
     int64_t save_interval, keep_last, retain_interval; /* 0: at the end; all; none */
     int64_t ckpt_step, start_rollout; /* ML_NONE: the newest; after the snapshot */
     bool async_save, no_save_optim, no_load_optim;
-    bool finetune;         /* of a snapshot the weights count, not where it stood */
-    ml_run_log_opts log;   /* its directory is that of save */
+    bool finetune; /* of a snapshot the weights count, not where it stood */
+    ml_run_log_opts
+        log; /* its directory is that of save; where ops are told is made here */
     const ml_hooks *hooks; /* NULL: nobody is told */
     bool second_set;       /* generation has weights of its own, for the memory plan */
     size_t memory_margin;  /* to leave free */
@@ -95,6 +96,9 @@ void ml_train_run_close(ml_train_run *r); /* after a failed open, too; zeros are
 
 /* What it will take, and ML_ENOMEM when the machine does not have it. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out);
+
+/* Where ops of phases of a kind are told; NULL: no profile shows them. */
+ml_timeline *ml_train_run_ops(const ml_train_run *r, ml_span_kind kind);
 
 /* Loads weights, goes on from a snapshot where there is one, and begins to write. */
 ml_status ml_train_run_start(ml_train_run *r, ml_err *err);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "base/clock.h"
 #include "train/flops.h"
 
 /* A plan and the micro-batch it runs, both grown to the largest one seen. */
@@ -179,6 +180,8 @@ static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_c
     ml_choices_init(&r->micro.choices, &r->micro.arena, t->spec, t->opts.replay,
                     opts.caps.n_token);
     ml_plan_dump_to(r->plan, backward ? t->opts.dump_train : t->opts.dump_score);
+    ml_plan_spans_to(r->plan, backward ? t->opts.spans_train : t->opts.spans_score,
+                     ML_TRACK_TRAIN);
     return ML_OK;
 }
 
@@ -401,9 +404,21 @@ static void say_bad_grad(const ml_trainer *t, const ml_update *u, ml_step_result
              op_of(t->spec, u->bad_param), (long long)u->n_bad);
 }
 
+static void tell_optimizer(const ml_trainer *t, double began) {
+    if (t->opts.spans_train)
+        ml_timeline_add(t->opts.spans_train,
+                        &(ml_time_span){ .name = "optimizer",
+                                         .track = ML_TRACK_TRAIN,
+                                         .layer = -1,
+                                         .begin_s = began,
+                                         .end_s = ml_clock_s() },
+                        1);
+}
+
 ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *out,
                           ml_err *err) {
     ml_status st = ml_trainer_accumulate(t, step, out, err);
+    double began = ml_clock_s();
     ml_update u = { 0 };
 
     if (st != ML_OK)
@@ -414,6 +429,7 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
         st = t->be->dev->sync(t->be->stream, err);
         if (st != ML_OK)
             return st;
+        tell_optimizer(t, began);
         out->grad_norm = u.grad_norm;
         out->applied = u.applied;
         if (!u.applied)

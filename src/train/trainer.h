@@ -31,6 +31,7 @@ typedef struct ml_trainer_opts {
     bool keep_logits; /* from forward to backward: faster, by a vocabulary per loss row */
     /* Where what it computes is written, scoring and training; NULL: nowhere. */
     ml_plan_dump *dump_score, *dump_train;
+    ml_timeline *spans_score, *spans_train; /* who is told when ops ran; NULL: nobody */
     bool replay[ML_ROUTES]; /* samples may bring choices, and have them recorded */
     bool stop_on_bad;       /* a loss or gradient that is not finite is an error */
 } ml_trainer_opts;

@@ -27,7 +27,7 @@ typedef struct device_run {
     size_t end_of[64]; /* where tensors end: canaries follow */
     int n_end;
     ml_buf buf;
-    twin in[ML_OP_IN], out[ML_OP_OUT], w[ML_OP_W];
+    twin in[ML_OP_IN], out[ML_OP_OUT], w[ML_OP_W], given;
     twin din[ML_OP_IN], dout[ML_OP_OUT], dw[ML_OP_W];
     ml_rows rows;
     struct {
@@ -262,6 +262,7 @@ static void bind(device_run *r, size_t scratch) {
         r->args.out[i] = bound(r, &r->out[i]);
         r->args.dout[i] = bound(r, &r->dout[i]);
     }
+    r->args.given = bound(r, &r->given);
     r->args.attr = &r->c->attr;
     r->args.scratch = scratch ? (unsigned char *)r->buf.ptr + scratch : NULL;
 }
@@ -279,6 +280,8 @@ static void forward(device_run *r, ck_result *res) {
                   true);
     for (int i = 0; i < ML_OP_OUT; i++)
         place(r, &r->out[i], &c->out[i], stored(r, true, i), true);
+    if (c->given.data)
+        place(r, &r->given, &c->given, ML_I32, true);
     place_rows(r);
     scratch = place_scratch(r, false);
     if (r->m.in_place != CK_ALL)

@@ -367,6 +367,49 @@ static void steps_do_not_allocate(void) {
     }
 }
 
+/* Each op of a forward once, and of a backward with recomputation; one after the other. */
+static void ops_tell_when_they_ran(void) {
+    world x = { 0 };
+    ml_plan *p;
+    ml_batch b;
+    ml_batch_caps caps = { 40, 2, 40, 8 };
+    int32_t id[20] = { 3, 1, 4 }, target[20] = { 1, 5, 9 };
+    float d[20] = { 0 };
+    ml_timeline *told = ml_timeline_new(1000);
+    ml_timeline_taken t;
+    int n_forward = 0, n_again = 0, n_backward = 0;
+
+    open_world(&x, LLAMA);
+    CHECK(ml_plan_new(&p, &x.spec, &x.be,
+                      (ml_plan_opts){ .caps = caps,
+                                      .backward = true,
+                                      .recompute = { .granularity = ML_RECOMPUTE_FULL } },
+                      NULL) == ML_OK);
+    CHECK(ml_plan_alloc(p, NULL) == ML_OK);
+    ml_plan_spans_to(p, told, ML_TRACK_TRAIN);
+    ml_batch_init(&b, &x.arena, caps);
+    ml_batch_add(&b, id, target, 20, 0, NULL);
+    ml_plan_forward(p, &(ml_run){ .weights = &x.w, .rows = &b.rows });
+    ml_plan_backward(p, &(ml_run){ .weights = &x.w, .grads = &x.g, .rows = &b.rows }, d, d);
+    t = ml_timeline_take(told, &x.arena);
+    for (int64_t i = 0; i < t.n; i++) {
+        const ml_time_span *s = &t.span[i];
+        n_again += strstr(s->name, " again") != NULL;
+        n_backward += strstr(s->name, " backward") != NULL;
+        n_forward += !strchr(s->name, ' ');
+        CHECK(s->track == ML_TRACK_TRAIN && s->layer < x.spec.n_layer);
+        CHECK(s->end_s >= s->begin_s && (!i || s->begin_s >= t.span[i - 1].end_s));
+    }
+    CHECK(n_forward == x.spec.n_node && n_again > x.spec.n_layer * 10);
+    CHECK(n_backward > n_again && t.left_out[ML_TRACK_TRAIN] == 0);
+    ml_plan_spans_to(p, NULL, ML_TRACK_TRAIN);
+    ml_plan_forward(p, &(ml_run){ .weights = &x.w, .rows = &b.rows });
+    CHECK(ml_timeline_take(told, &x.arena).n == 0);
+    ml_timeline_free(told);
+    ml_plan_free(p);
+    close_world(&x);
+}
+
 static const ml_test tests[] = {
     { "refuses bad configs", refuses_bad_configs },
     { "refuses moe and window configs", refuses_moe_and_window_configs },
@@ -375,6 +418,7 @@ static const ml_test tests[] = {
     { "refuses extra weights", refuses_extra_weights },
     { "memory follows lifetimes", memory_follows_lifetimes },
     { "steps do not allocate", steps_do_not_allocate },
+    { "ops tell when they ran", ops_tell_when_they_ran },
     { 0 },
 };
 

@@ -115,7 +115,9 @@ static void a_trace_is_always_whole(void) {
     CHECK(ml_trace_file_open(&t, path, &err) == ML_OK);
     CHECK(spans_of(path) == 1);
     for (int i = 0; i < 3; i++) {
-        CHECK(ml_trace_file_span(&t, "rollout", 1, i, i + 0.5, i, &err) == ML_OK);
+        CHECK(ml_trace_file_span(&t,
+                                 &(ml_trace_span){ "rollout", 1, i, i + 0.5, "rollout", i },
+                                 &err) == ML_OK);
         CHECK(spans_of(path) == i + 2); /* as if it had been killed here */
     }
     ml_trace_file_close(&t);
@@ -246,8 +248,42 @@ static void newer_rows_are_dropped(void) {
                              &again, &err) == ML_OK);
     CHECK(again.n == 11 && again.step[again.n - 1] == 2);
     CHECK(found((ml_sample_query){ .rollout = -1, ANY }) == 6);
-    CHECK(spans_of(ml_test_path("trace_0.json")) == 4);
-    CHECK(spans_of(ml_test_path("trace_1.json")) == 3);
+    CHECK(spans_of(ml_test_path("trace_0.json")) == 4 + ML_TRACKS);
+    CHECK(spans_of(ml_test_path("trace_1.json")) == 3 + ML_TRACKS);
+}
+
+static void tell(ml_timeline *to, const char *name, ml_track track, int n) {
+    for (int i = 0; i < n; i++)
+        ml_timeline_add(to, &(ml_time_span){ name, track, i, 5 + i, 6 + i }, 1);
+}
+
+/* Of each track as many as may be; the rest is counted there. */
+static void ops_are_in_the_trace(void) {
+    ml_run_log_opts o = { .dir = ml_test_dir(),
+                          .profile = true,
+                          .ops = ml_timeline_new(3) };
+    ml_run_log l = { 0 };
+    ml_arena a;
+    ml_file f;
+    char got[5000];
+
+    CHECK(ml_run_log_open(&l, &o, 0, &err) == ML_OK);
+    ml_arena_init(&a, "round");
+    tell(o.ops, "attn", ML_TRACK_ROLLOUT, 5);
+    tell(o.ops, "attn backward", ML_TRACK_TRAIN, 3);
+    ml_run_log_post(&l, &a);
+    tell(o.ops, "linear", ML_TRACK_TRAIN, 1);
+    ml_run_log_close(&l);
+    CHECK(spans_of(ml_test_path("trace_0.json")) == 1 + ML_TRACKS + 3 + 1 + 3 + 1);
+    CHECK(ml_file_map(&f, ml_test_path("trace_0.json"), &err) == ML_OK);
+    snprintf(got, sizeof got, "%.*s", (int)f.bytes.len, f.bytes.ptr);
+    ml_file_unmap(&f);
+    CHECK_HAS(got, "\"tid\": 3, \"name\": \"attn\"");
+    CHECK_HAS(got, "\"dur\": 1000000.000, \"args\": {\"layer\": 2}}");
+    CHECK_HAS(got, "\"name\": \"ops left out\"");
+    CHECK_HAS(got, "{\"n\": 2}}");
+    CHECK_HAS(got, "\"tid\": 2, \"name\": \"linear\"");
+    ml_timeline_free(o.ops);
 }
 
 /* What cannot be written is told, not dropped. */
@@ -293,6 +329,7 @@ static const ml_test tests[] = {
     { "a trace is always whole", a_trace_is_always_whole },
     { "samples are found", samples_are_found },
     { "newer rows are dropped", newer_rows_are_dropped },
+    { "ops are in the trace", ops_are_in_the_trace },
     { "a full disk is told", a_full_disk_is_told },
     { "nothing is wanted", nothing_is_wanted },
     { 0 },

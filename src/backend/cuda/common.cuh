@@ -22,6 +22,7 @@ typedef __nv_bfloat16 bf16;
 
 struct ml_gemm_book;    /* gemm.cu */
 struct ml_sample_stage; /* sample.cu */
+struct ml_cuda_clock;   /* marks.cu */
 
 typedef struct ml_cuda_stream {
     ml_stream base; /* first: an ml_stream * of this backend is an ml_cuda_stream * */
@@ -30,6 +31,7 @@ typedef struct ml_cuda_stream {
     const char *doing;
     ml_gemm_book *gemm;
     ml_sample_stage *sample;
+    ml_cuda_clock *clock; /* NULL: nobody has asked yet */
     ml_cuda_host host;
     char level[16];
 } ml_cuda_stream;
@@ -74,6 +76,9 @@ ml_cuda_scratch_fn ml_cuda_rmsnorm_scratch, ml_cuda_attn_scratch, ml_cuda_lmhead
     ml_cuda_linear_scratch, ml_cuda_moe_route_scratch;
 
 extern const ml_optim_ops ml_cuda_optim; /* optim.cu */
+
+extern const ml_marks ml_cuda_marks; /* marks.cu */
+void ml_cuda_marks_close(ml_cuda_stream *s);
 
 /* What draws are sent from and received in. */
 ml_status ml_cuda_sample_open(ml_cuda_stream *s, ml_err *err);

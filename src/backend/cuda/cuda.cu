@@ -131,8 +131,6 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return refuse(err, "groups of experts:", attr->moe.n_group);
     if (op == ML_OP_RMSNORM && !a->w[0].n_dim)
         return refuse(err, "a norm without weights, of width", attr->norm.width);
-    if (a->given.n_dim)
-        return refuse(err, "choices that are replayed, such as experts:", attr->moe.top_k);
     if (op == ML_OP_RMSNORM && attr->norm.width > 8192)
         return refuse(err, "a norm over", attr->norm.width);
     if (op == ML_OP_ROPE_TABLE && attr->rope.rope->dim > 1024)
@@ -220,6 +218,7 @@ static void cuda_close(ml_backend *b) {
 
     ml_gemm_close(&c->stream);
     ml_cuda_sample_close(&c->stream);
+    ml_cuda_marks_close(&c->stream);
     if (c->stream.stream)
         cudaStreamDestroy(c->stream.stream);
     if (c->stream.host.cpu.close)
@@ -284,6 +283,7 @@ static void fill_backend(ml_backend *b, cuda *c, bool f32) {
     b->ops = &cuda_ops;
     b->optim = &ml_cuda_optim;
     b->replay = &cuda_replay;
+    b->marks = &ml_cuda_marks;
     b->n_thread = c->stream.host.cpu.n_thread;
     b->close = cuda_close;
     b->priv = c;

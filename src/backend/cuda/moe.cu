@@ -14,6 +14,7 @@ template <class T> struct route_call {
     const float *bias, *dweight;
     float *weight;
     int32_t *expert;
+    const int32_t *given; /* may be the memory of expert */
     int n_token, n, k, n_group, top_group;
     float scale;
     bool sigmoid, renorm, add;
@@ -98,27 +99,41 @@ __device__ static float chosen_sum(const float *p, const int32_t *expert,
     return c.sigmoid ? sum + 1e-20f : sum;
 }
 
+/* The best k experts by score and bias. */
+template <class T>
+__device__ static void choose(int32_t *chosen, const float *p, float *choice, float *worth,
+                              const route_call<T> &c) {
+    int lane = (int)threadIdx.x % 32, last = -1;
+
+    for (int e = lane; e < c.n; e += 32)
+        choice[e] = c.bias ? p[e] + c.bias[e] : p[e];
+    __syncwarp();
+    if (c.n_group > 1)
+        keep_groups(choice, worth, c);
+    for (int r = 0; r < c.k; r++) {
+        last = next_best(choice, c.n, last);
+        if (lane == 0)
+            chosen[r] = last;
+    }
+}
+
 template <class T> __global__ void route_kernel(route_call<T> c) {
     __shared__ float score[WARPS][ML_MOE_EXPERTS], choice[WARPS][ML_MOE_EXPERTS];
     __shared__ float worth[WARPS][ML_MOE_GROUPS];
     __shared__ int32_t chosen[WARPS][ML_MOE_TOP];
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, last = -1;
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int64_t t = (int64_t)blockIdx.x * WARPS + warp;
+    const int32_t *given = c.given ? c.given + t * c.k : NULL;
     float *p = score[warp], sum;
 
     if (t >= c.n_token)
         return;
     scores(p, c.logits + t * c.n, c);
-    for (int e = lane; e < c.n; e += 32)
-        choice[warp][e] = c.bias ? p[e] + c.bias[e] : p[e];
-    __syncwarp();
-    if (c.n_group > 1)
-        keep_groups(choice[warp], worth[warp], c);
-    for (int r = 0; r < c.k; r++) {
-        last = next_best(choice[warp], c.n, last);
-        if (lane == 0)
-            chosen[warp][r] = last;
-    }
+    if (given && given[0] >= 0)
+        for (int r = lane; r < c.k; r += 32)
+            chosen[warp][r] = given[r];
+    else
+        choose(chosen[warp], p, choice[warp], worth[warp], c);
     __syncwarp();
     sum = chosen_sum(p, chosen[warp], c);
     for (int r = lane; r < c.k; r += 32) {
@@ -225,6 +240,7 @@ template <class T> static route_call<T> route_open(const ml_op_args *a) {
     c.bias = (const float *)a->w[0].data;
     c.weight = (float *)a->out[0].data;
     c.expert = (int32_t *)a->out[1].data;
+    c.given = (const int32_t *)a->given.data;
     c.n_token = a->rows->n_token;
     c.n = a->attr->moe.n_expert;
     c.k = a->attr->moe.top_k;
