@@ -123,6 +123,8 @@ static void add_engine(rows *t, const ml_bench_engine *e) {
     add(t, "retractions", "requests put back", "", (double)e->n_retract, 0);
     add(t, "scheduler_share", "scheduler, part of a step", "", e->scheduler_share, 4);
     add(t, "sampler_share", "sampler, part of a step", "", e->sampler_share, 4);
+    add(t, "planned_gib", "memory planned", "GiB", (double)e->planned_bytes / 0x1p30, 3);
+    add(t, "peak_gib", "memory in use at most", "GiB", (double)e->peak_bytes / 0x1p30, 3);
     add(t, "threads", "threads", "", e->n_thread, 0);
 }
 
@@ -165,7 +167,7 @@ void ml_bench_text(ml_text *out, ml_bench_run *r, const ml_bench_engine *engine)
 
     make_rows(&t, r, engine);
     if (engine)
-        ml_text_printf(out, "backend cpu %s\n", engine->level);
+        ml_text_printf(out, "backend %s %s\n", engine->backend, engine->level);
     for (int i = 0; i < t.n; i++)
         ml_text_printf(out, "%-42s %12.*f %s\n", t.at[i].label, t.at[i].digits,
                        t.at[i].value, t.at[i].unit);

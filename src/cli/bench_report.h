@@ -34,8 +34,9 @@ typedef struct ml_bench_engine {
         n_decode; /* prompt rows computed in the former; tokens of the latter */
     int64_t n_page, n_page_peak, n_cached, n_prompt, n_retract;
     double scheduler_share, sampler_share; /* of the time in steps */
-    double load_s; /* from the command's start until it could begin */
-    const char *level;
+    double load_s;                    /* from the command's start until it could begin */
+    size_t planned_bytes, peak_bytes; /* of the memory that it computes in */
+    const char *backend, *level;
     int n_thread;
 } ml_bench_engine;
 

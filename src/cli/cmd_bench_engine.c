@@ -6,6 +6,7 @@
 #include "cli/bench_report.h"
 #include "cli/cli.h"
 #include "engine/engine.h"
+#include "train/memory.h"
 
 enum { WARMUP_INPUT = 32, WARMUP_OUTPUT = 4 };
 
@@ -21,6 +22,7 @@ typedef struct bench_job {
     ml_bench_load load;
     ml_bench_run run;
     ml_bench_engine seen;
+    size_t base_bytes;        /* in use before there was a model */
     int64_t n_first, n_token; /* since the step began: first tokens, all tokens */
 } bench_job;
 
@@ -49,9 +51,18 @@ static ml_status open_weights(bench_job *j, ml_err *err) {
     return st;
 }
 
+/* Of the machine, or all that a GPU had when it was opened. */
+static double all_bytes(const bench_job *j) {
+    const ml_device *dev = j->be.dev;
+
+    if (dev->available)
+        return (double)dev->available(dev) + (double)j->weights.buf.bytes;
+    return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+}
+
 /* Bytes left for keys and values; 0: as much as the running requests could use. */
 static ml_status kv_bytes(const bench_job *j, size_t *out, ml_err *err) {
-    double all = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    double all = all_bytes(j);
     double part = j->config->bench.mem_fraction * all - (double)j->weights.buf.bytes;
 
     *out = 0;
@@ -76,11 +87,15 @@ static ml_status open_engine(bench_job *j, ml_err *err) {
                          .max_waiting = j->load.n + (int32_t)c->bench.n_warmup,
                          .chunk = (int32_t)c->bench.chunk,
                          .no_prefix_cache = c->bench.no_prefix_cache };
+    ml_engine_memory m;
     ml_status st = kv_bytes(j, &o.kv_bytes, err);
 
     if (st == ML_OK)
-        st = ml_engine_open(&j->engine, &j->spec, &j->weights, &j->be, &o, err);
-    return st;
+        st = ml_engine_measure(&m, &j->spec, &j->be, &o, err);
+    if (st != ML_OK)
+        return st;
+    j->seen.planned_bytes = j->base_bytes + j->weights.buf.bytes + m.kv + m.act + m.scratch;
+    return ml_engine_open(&j->engine, &j->spec, &j->weights, &j->be, &o, err);
 }
 
 static ml_status open_all(bench_job *j, ml_err *err) {
@@ -94,8 +109,10 @@ static ml_status open_all(bench_job *j, ml_err *err) {
         st = ml_bench_load_make(&j->load, &j->arena, c, j->spec.n_vocab, j->tokenizer, err);
     if (st == ML_OK)
         st = ml_backend_open(&j->be, &opts, err);
-    if (st == ML_OK)
-        st = open_weights(j, err);
+    if (st != ML_OK)
+        return st;
+    j->base_bytes = ml_memory_base(&j->be);
+    st = open_weights(j, err);
     if (st == ML_OK)
         st = open_engine(j, err);
     return st;
@@ -222,6 +239,7 @@ static ml_status run_job(bench_job *j, ml_err *err) {
     if (st != ML_OK)
         return st;
     j->seen.load_s = ml_clock_s() - start;
+    j->seen.backend = j->be.name;
     j->seen.level = j->be.level;
     j->seen.n_thread = j->be.n_thread;
     ml_bench_run_init(&j->run, &j->arena, &j->load);
@@ -229,6 +247,7 @@ static ml_status run_job(bench_job *j, ml_err *err) {
     if (st != ML_OK)
         return st;
     run_steps(j);
+    j->seen.peak_bytes = ml_memory_peak(&j->be);
     return report(j, err);
 }
 

@@ -230,7 +230,7 @@ static size_t memory_plan(const score_job *j, memory_row row[8]) {
                           ? ml_kv_bytes(&j->spec, &j->be, ml_pages_for(j->seq.max_len)) +
                                 ml_kv_slot_bytes(&j->spec, &j->be)
                           : 0 },
-        { "results", j->stage_bytes },
+        { "results", j->be.dev->host ? j->stage_bytes : 0 },
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         row[i] = all[i];
@@ -251,7 +251,7 @@ static void print_memory(const score_job *j) {
 
 static void print_stats(const score_job *j, double seconds) {
     memory_row row[8];
-    size_t planned = memory_plan(j, row), peak = ml_memory_peak();
+    size_t planned = memory_plan(j, row), peak = ml_memory_peak(&j->be);
     const ml_plan_stats *op = ml_plan_stats_of(j->plan);
 
     printf("backend %s %s, %d threads\n", j->be.name, j->be.level, j->be.n_thread);
@@ -402,7 +402,7 @@ static ml_status run_job(score_job *j, ml_err *err) {
         st = make_plan(j, err);
     if (st != ML_OK)
         return st;
-    j->base_bytes = ml_memory_resident();
+    j->base_bytes = ml_memory_base(&j->be);
     if (j->config->score.dry_run) {
         print_memory(j);
         return ML_OK;

@@ -215,7 +215,9 @@ const ml_flag ml_flags_rollout[] = {
       .group = "engine",
       .cmds = GENERATES,
       .from = ML_FROM_SGLANG,
-      .help = "Keys and values take at most this part of the memory that is free." },
+      .help =
+          "Keys and values take at most this part of the memory that the rest of the plan "
+          "leaves." },
     { .name = "sglang-disable-radix-cache",
       .type = ML_FLAG_BOOL,
       ML_AT(rollout.no_prefix_cache),

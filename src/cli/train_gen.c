@@ -108,29 +108,71 @@ static int64_t context_of(const ml_train_gen *t, const ml_config *c) {
     return context;
 }
 
-/* Keys and values: what all running answers could use, or the share of free memory, of which
- * each of several engines has its part. */
-static void size_engine(ml_train_gen *t, const ml_config *c) {
-    int64_t context = context_of(t, c),
-            page = (int64_t)ml_kv_bytes(&t->run->spec, &t->be, 1);
-    int64_t most = c->rollout.max_running * ml_pages_for((int32_t)context);
-    double share = c->rollout.mem_fraction * (double)ml_memory_available(&t->be);
+static ml_engine_opts engine_opts(const ml_train_gen *t, const ml_config *c) {
+    ml_engine_opts o = { .context = (int32_t)context_of(t, c),
+                         .max_running = (int32_t)c->rollout.max_running,
+                         .max_waiting = MAX_WAITING,
+                         .chunk = (int32_t)c->rollout.chunk,
+                         .no_prefix_cache = c->rollout.no_prefix_cache,
+                         .eos = t->eos.id,
+                         .n_eos = t->eos.n,
+                         .tokenizer = t->run->tokenizer };
+
+    memcpy(o.routed, t->run->opts.replay_rollout, sizeof o.routed);
+    return o;
+}
+
+/* What an engine takes besides its pages; one of another process has its own weights. */
+static size_t beside_pages(const ml_train_gen *t, const ml_engine_memory *m) {
+    size_t weights =
+        t->n_engine ? ml_weights_bytes(&t->run->spec, t->run->from, t->run->opts.dtype) : 0;
+
+    return weights + m->act + m->scratch + (t->be.dev->host ? m->routes : 0);
+}
+
+static int32_t count_engines(const ml_train_gen *t) {
+    return t->n_engine ? t->n_engine : 1;
+}
+
+/* What is left for keys and values when everything else has its memory. */
+static ml_status bytes_left(ml_train_gen *t, double *out, ml_err *err) {
+    ml_memory_ask ask;
+    ml_memory plan;
+    ml_engine_memory m;
+    ml_status st;
+
+    ml_train_run_memory(t->run, &ask);
+    st = ml_memory_plan(&plan, &ask, err);
+    if (st == ML_OK)
+        st = ml_engine_measure(&m, &t->run->spec, &t->be, &t->engine, err);
+    if (st == ML_OK)
+        *out = (double)ml_memory_available(&t->be) - (double)t->run->opts.memory_margin -
+               (double)(plan.total - ask.base_bytes) -
+               (double)count_engines(t) * (double)beside_pages(t, &m);
+    return st;
+}
+
+/* Keys and values: what all running answers could use, or the share of the memory that the plan
+ * leaves, of which each of several engines has its part. */
+static ml_status size_engine(ml_train_gen *t, const ml_config *c, ml_err *err) {
+    int64_t page = (int64_t)ml_kv_bytes(&t->run->spec, &t->be, 1);
     double slots = (double)ml_engine_slot_bytes(
         &t->run->spec, &t->be, (int32_t)c->rollout.max_running, c->rollout.no_prefix_cache);
+    double left = 0;
+    int64_t one, n;
+    ml_status st;
 
-    share = t->n_engine ? share / t->n_engine : share;
-    share = share > slots ? share - slots : 0;
-    most = least(most, (int64_t)(share / (double)page));
-    t->engine = (ml_engine_opts){ .context = (int32_t)context,
-                                  .max_running = (int32_t)c->rollout.max_running,
-                                  .max_waiting = MAX_WAITING,
-                                  .chunk = (int32_t)c->rollout.chunk,
-                                  .kv_bytes = (size_t)(most * page),
-                                  .no_prefix_cache = c->rollout.no_prefix_cache,
-                                  .eos = t->eos.id,
-                                  .n_eos = t->eos.n,
-                                  .tokenizer = t->run->tokenizer };
-    memcpy(t->engine.routed, t->run->opts.replay_rollout, sizeof t->engine.routed);
+    t->engine = engine_opts(t, c);
+    one = ml_pages_for(t->engine.context);
+    t->engine.kv_bytes = (size_t)(one * page);
+    st = bytes_left(t, &left, err);
+    if (st != ML_OK || left <= 0)
+        return st; /* with the least there can be: who checks the plan says what to change */
+    left *= c->rollout.mem_fraction / count_engines(t);
+    left = left > slots ? left - slots : 0;
+    n = least(c->rollout.max_running * one, (int64_t)(left / (double)page));
+    t->engine.kv_bytes = (size_t)(n * page);
+    return ML_OK;
 }
 
 static ml_status find_ends(ml_train_gen *t, ml_err *err) {
@@ -204,9 +246,7 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
     if (st != ML_OK || c->mode.external)
         return st;
     st = ml_backend_open(&t->be, &opts, err);
-    if (st == ML_OK)
-        size_engine(t, c);
-    return st;
+    return st == ML_OK ? size_engine(t, c, err) : st;
 }
 
 void ml_train_gen_close(ml_train_gen *t) {
@@ -238,10 +278,7 @@ ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err) {
     st = ml_engine_measure(&m, &t->run->spec, &t->be, &t->engine, err);
     if (st != ML_OK)
         return st;
-    *out = m.kv + m.act + m.scratch + m.routes;
-    if (t->n_engine)
-        *out = (size_t)t->n_engine *
-               (*out + ml_weights_bytes(&t->run->spec, t->run->from, t->run->opts.dtype));
+    *out = (size_t)count_engines(t) * (m.kv + beside_pages(t, &m));
     return ML_OK;
 }
 

@@ -240,8 +240,13 @@ void ml_plan_free(ml_plan *p) {
     free(p);
 }
 
+/* Of the batch's arrays in the memory of another device. */
+static size_t rows_bytes(const ml_plan *p) {
+    return p->be->dev->host ? 0 : (size_t)batch_ints(&p->opts.caps) * sizeof(int32_t);
+}
+
 size_t ml_plan_act_bytes(const ml_plan *p) {
-    return p->act_bytes;
+    return p->act_bytes + rows_bytes(p);
 }
 
 size_t ml_plan_scratch_bytes(const ml_plan *p) {
@@ -254,9 +259,8 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
     if (st == ML_OK && p->scratch_bytes)
         st = dev->alloc(dev, &p->scratch, p->scratch_bytes, ML_MEM_SCRATCH, err);
     if (st == ML_OK && !dev->host) {
-        int32_t n = batch_ints(&p->opts.caps);
-        p->stage = ML_NEW(&p->arena, int32_t, n);
-        st = dev->alloc(dev, &p->rows, (size_t)n * sizeof *p->stage, ML_MEM_ACT, err);
+        p->stage = ml_arena_take(&p->arena, rows_bytes(p), 1);
+        st = dev->alloc(dev, &p->rows, rows_bytes(p), ML_MEM_ACT, err);
     }
     return st;
 }

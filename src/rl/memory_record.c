@@ -26,8 +26,7 @@ static ml_status write_buffers(ml_json_out *o, ml_train_run *run, ml_err *err) {
     for (int i = 0; i < plan.n; i++)
         write_bytes(o, plan.row[i].what, plan.row[i].bytes);
     ml_json_end(o, '}');
-    write_bytes(o, "engine", run->opts.engine_bytes);
-    write_bytes(o, "total", plan.total + run->opts.engine_bytes);
+    write_bytes(o, "total", plan.total);
     return ML_OK;
 }
 
@@ -67,7 +66,7 @@ static ml_status write_view(ml_text *to, ml_memory_view view, ml_train_run *run,
     ml_json_key(&o, "rollout");
     ml_json_int(&o, rollout);
     write_bytes(&o, "resident", ml_memory_resident());
-    write_bytes(&o, "peak", ml_memory_peak());
+    write_bytes(&o, "peak", ml_memory_peak(&run->be));
     if (view == ML_MEMORY_BUFFERS) {
         st = write_buffers(&o, run, err);
     } else {

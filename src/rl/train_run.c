@@ -176,6 +176,8 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out) {
     bool critic = r->critic.from != NULL;
     int n = 0;
 
+    if (!r->base_bytes) /* the first who asks does so before anything is taken */
+        r->base_bytes = ml_memory_base(&r->be);
     name_set(r, &n, true, "actor weights");
     name_set(r, &n, o->wants_ref, "reference weights");
     name_set(r, &n, o->teacher_load != NULL, "teacher weights");
@@ -196,7 +198,8 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out) {
         .scores = o->recipe.compute_advantages,
         .async_save = o->async_save,
         .saves_ref = o->ref_interval > 0,
-        .base_bytes = ml_memory_resident() + o->engine_bytes,
+        .base_bytes = r->base_bytes,
+        .engine_bytes = o->engine_bytes,
     };
 }
 

@@ -87,6 +87,7 @@ typedef struct ml_train_run {
     const char *snapshot;                 /* it went on from; NULL: none */
     const char *started;                  /* else: the checkpoint it started from */
     const char *set_name[ML_WEIGHT_SETS]; /* of weight sets, for the memory plan */
+    size_t base_bytes;                    /* taken before any of them */
     ml_str saved; /* its position in the data, and what else was saved there */
 } ml_train_run;
 

@@ -52,6 +52,11 @@ struct ml_device {
     ml_status (*sync)(ml_stream *s, ml_err *err);
     /* Bytes that can still be had; NULL: ask the system (train/memory.h). */
     size_t (*available)(const ml_device *d);
+    /* Of memory that is not the program's own: bytes in use now, and the most after any alloc.
+     * What the device needs for itself and what others have taken is among them. */
+    size_t (*used)(const ml_device *d);
+    size_t (*peak)(const ml_device *d);
+    size_t later; /* what it will take for itself as work runs for the first time, about */
 };
 
 const char *ml_mem_name(ml_mem_kind kind); /* "weights", "gradients", ... */

@@ -15,6 +15,15 @@ static void add(ml_memory *m, const char *what, size_t bytes) {
     m->total += bytes;
 }
 
+/* What is never in a device's memory. */
+static void add_on_host(ml_memory *m, const ml_backend *be, const char *what,
+                        size_t bytes) {
+    if (be->dev->host)
+        add(m, what, bytes);
+    else
+        m->on_host += bytes;
+}
+
 /* A full micro-batch of sequences of some length. */
 static ml_batch_caps caps_for(int64_t tokens) {
     int64_t n_seq = tokens / 64 + 1;
@@ -63,7 +72,8 @@ static ml_status add_plan(ml_memory *m, const ml_memory_ask *ask, const ml_spec 
     if (st == ML_OK) {
         add(m, row[train ? ACT : SCORE_ACT], ml_plan_act_bytes(plan));
         add(m, row[train ? SCRATCH : SCORE_SCRATCH], ml_plan_scratch_bytes(plan));
-        add(m, row[CHOICES], ml_choices_bytes(spec, ask->opts.replay, opts.caps.n_token));
+        add_on_host(m, ask->be, row[CHOICES],
+                    ml_choices_bytes(spec, ask->opts.replay, opts.caps.n_token));
     }
     ml_plan_free(plan);
     return st;
@@ -81,7 +91,7 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_ask *ask, const ml_sp
     else
         add(m, row[STATE], state);
     if (ask->async_save)
-        add(m, row[COPY], saved_bytes + state);
+        add_on_host(m, ask->be, row[COPY], saved_bytes + state);
     st = add_plan(m, ask, spec, true, row, err);
     if (st == ML_OK && ask->scores)
         st = add_plan(m, ask, spec, false, row, err);
@@ -94,7 +104,8 @@ ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err) 
     ml_status st;
 
     *out = (ml_memory){ 0 };
-    add(out, "program", ask->base_bytes);
+    add(out, ask->be->dev->host ? "program" : "the device itself", ask->base_bytes);
+    add(out, "generation", ask->engine_bytes);
     for (const char *const *name = ask->set; *name; name++)
         add(out, *name, ask->weight_bytes);
     if (ask->critic)
@@ -112,6 +123,9 @@ void ml_memory_text(ml_text *out, const ml_memory *m) {
         ml_text_printf(out, "  %-24s %12.3f MiB\n", m->row[i].what,
                        (double)m->row[i].bytes / 0x1p20);
     ml_text_printf(out, "  %-24s %12.3f MiB\n", "total", (double)m->total / 0x1p20);
+    if (m->on_host)
+        ml_text_printf(out, "  %-24s %12.3f MiB\n", "in the host's memory",
+                       (double)m->on_host / 0x1p20);
     if (m->on_disk)
         ml_text_printf(out, "  %-24s %12.3f MiB\n", "optimizer state in a file",
                        (double)m->on_disk / 0x1p20);
@@ -157,8 +171,14 @@ size_t ml_memory_resident(void) {
     return own_memory("VmRSS:");
 }
 
-size_t ml_memory_peak(void) {
-    return own_memory("VmHWM:");
+size_t ml_memory_base(const ml_backend *be) {
+    const ml_device *dev = be->dev;
+    return dev->used ? dev->used(dev) + dev->later : ml_memory_resident();
+}
+
+/* Of the process: getrusage would count what it was before its exec. */
+size_t ml_memory_peak(const ml_backend *be) {
+    return be->dev->peak ? be->dev->peak(be->dev) : own_memory("VmHWM:");
 }
 
 /* --- what to change --------------------------------------------------------- */

@@ -19,11 +19,13 @@ typedef struct ml_memory_ask {
     const ml_spec *critic;  /* trained by a trainer of its own; NULL: there is none */
     size_t critic_bytes;    /* of its weights */
     ml_trainer_opts opts;
-    int64_t longest;   /* tokens of the longest sample; 0: not known */
-    bool scores;       /* samples are also scored without a step */
-    bool async_save;   /* snapshots are written from a copy */
-    bool saves_ref;    /* a set more is part of them */
-    size_t base_bytes; /* the program, before any of this */
+    int64_t longest; /* tokens of the longest sample; 0: not known */
+    bool scores;     /* samples are also scored without a step */
+    bool async_save; /* snapshots are written from a copy */
+    bool saves_ref;  /* a set more is part of them */
+    size_t
+        base_bytes; /* the program, or what a device needs for itself: before any of this */
+    size_t engine_bytes; /* what generation takes of the same memory */
 } ml_memory_ask;
 
 enum { ML_MEMORY_ROWS = 32 };
@@ -36,6 +38,8 @@ typedef struct ml_memory {
     int n;
     size_t total;
     size_t on_disk; /* optimizer state in a file, not part of the total */
+    size_t
+        on_host; /* of another device's run: what stays in the program's own memory, too */
 } ml_memory;
 
 ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err);
@@ -47,10 +51,13 @@ void ml_memory_text(ml_text *out, const ml_memory *m);
  * the group that the process is confined to. */
 size_t ml_memory_available(const ml_backend *be);
 
-/* What it has taken. */
+/* What the process has taken. */
 size_t ml_memory_resident(void);
-/* The most that ever was.  getrusage would count what the process was before its exec. */
-size_t ml_memory_peak(void);
+
+/* Of the memory that models are computed in: what is taken before there is one, and the most that
+ * was ever taken.  Of a device, what it needs for itself is part of both. */
+size_t ml_memory_base(const ml_backend *be);
+size_t ml_memory_peak(const ml_backend *be);
 
 /* ML_ENOMEM when the plan is larger; names the flag that would make it fit. */
 ml_status ml_memory_check(const ml_memory_ask *ask, size_t available, ml_err *err);

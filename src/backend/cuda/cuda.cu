@@ -9,12 +9,29 @@
 
 enum { LEAST_MAJOR = 8 }; /* sm_80: bf16 tensor cores and asynchronous copies */
 
+/* Code and stacks of kernels, which the driver loads as they are first launched, and recorded
+ * steps: measured. */
+static const size_t LATER = (size_t)96 << 20;
+
 typedef struct cuda {
     ml_device dev;
     ml_cuda_stream stream;
+    size_t peak;
 } cuda;
 
 /* ---- memory ---- */
+
+static size_t used(const ml_device *d) {
+    size_t left = 0, all = 0;
+
+    (void)d;
+    return cudaMemGetInfo(&left, &all) == cudaSuccess ? all - left : 0;
+}
+
+static size_t peak(const ml_device *d) {
+    size_t now = used(d), before = ((const cuda *)d)->peak;
+    return now > before ? now : before;
+}
 
 static ml_status device_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind kind,
                               ml_err *err) {
@@ -34,6 +51,7 @@ static ml_status device_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_ki
     }
     ml_cuda_note(&c->stream, cudaMemsetAsync(p, 0, bytes, c->stream.stream), "zeros");
     ml_cuda_note(&c->stream, cudaStreamSynchronize(c->stream.stream), "zeros");
+    c->peak = peak(d);
     memset(out, 0, sizeof *out);
     out->dev = d;
     out->ptr = p;
@@ -270,6 +288,9 @@ static void fill_device(ml_device *d) {
     d->copy = copy_within;
     d->sync = sync_stream;
     d->available = available;
+    d->used = used;
+    d->peak = peak;
+    d->later = LATER;
 }
 
 static void fill_backend(ml_backend *b, cuda *c, bool f32) {
