@@ -3,14 +3,16 @@
  *     bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS]
  *
  * Made-up weights of the shape that MODEL_DIR/config.json has, in bf16 with f32 masters; a loss at
- * every position.  Prints the median step, tokens per second, and the share of 989 TFLOP/s by
- * 6 x matmul parameters (the LM head once, of experts those that a token has) + 6 x layers x heads x
- * head size x T per token. */
+ * every position.  Prints lines of a name and a number: the median step, tokens per second, the
+ * share of 989 TFLOP/s by 6 x matmul parameters (the LM head once, of experts those that a token
+ * has) + 6 x layers x heads x head size x T per token, memory as planned and as used, and how long
+ * weights take to be published. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "train/trainer.h"
+#include "engine/engine.h"
+#include "train/memory.h"
 
 enum { MAX_STEPS = 1000 };
 #define PEAK 989e12
@@ -72,15 +74,65 @@ static ml_train_sample *make_samples(ml_arena *a, int32_t n, int32_t len, int64_
 }
 
 static void report(const ml_spec *spec, double *took, int n_step, double tokens,
-                   double seq_len, size_t used) {
+                   double seq_len) {
     double median, flops = flops_per_token(spec, seq_len);
 
     qsort(took, (size_t)n_step, sizeof *took, by_value);
     median = took[n_step / 2];
-    printf("%.1f ms a step, %.0f tokens/s, %.1f%% of 989 TFLOP/s; %.2f GiB of the GPU in "
-           "use\n",
-           1e3 * median, tokens / median, 100 * flops * tokens / median / PEAK,
-           (double)used / 0x1p30);
+    printf("step_ms %.1f\ntokens_per_s %.0f\ntflops %.1f\nmfu %.1f\n", 1e3 * median,
+           tokens / median, flops * tokens / median / 1e12,
+           100 * flops * tokens / median / PEAK);
+}
+
+/* What was planned before anything was taken, and the most that was in use. */
+static void report_memory(ml_backend *be, const ml_spec *spec, const ml_trainer_opts *opts,
+                          size_t base) {
+    const char *const set[] = { "weights", NULL };
+    ml_memory_ask ask = { .spec = spec,
+                          .be = be,
+                          .weight_bytes = ml_weights_bytes(spec, NULL, ML_WEIGHT_BF16),
+                          .bf16 = true,
+                          .set = set,
+                          .opts = *opts,
+                          .base_bytes = base };
+    size_t peak = ml_memory_peak(be);
+    ml_memory plan;
+    ml_err err;
+
+    if (ml_memory_plan(&plan, &ask, &err))
+        die(err.msg);
+    for (int i = 0; i < plan.n; i++)
+        fprintf(stderr, "  %-24s %9.3f GiB\n", plan.row[i].what,
+                (double)plan.row[i].bytes / 0x1p30);
+    printf("planned_gib %.3f\npeak_gib %.3f\n", (double)plan.total / 0x1p30,
+           (double)peak / 0x1p30);
+}
+
+/* How long it takes until an engine uses the weights of a step: the same memory, or a copy. */
+static void report_publication(ml_backend *be, const ml_spec *spec, ml_weights *w,
+                               ml_arena *a) {
+    ml_engine_opts opts = {
+        .context = 256, .max_running = 8, .max_waiting = 8, .chunk = 64
+    };
+    ml_engine *engine;
+    ml_weights copy;
+    ml_err err;
+    double start, shared;
+
+    if (ml_engine_open(&engine, spec, w, be, &opts, &err) ||
+        ml_weights_clone(&copy, w, be, a, &err))
+        die(err.msg);
+    start = ml_clock_s();
+    ml_engine_switch(engine, w, ML_SWITCH_RETRACT);
+    shared = ml_clock_s() - start;
+    start = ml_clock_s();
+    if (ml_weights_copy(&copy, w, be, &err))
+        die(err.msg);
+    ml_engine_switch(engine, &copy, ML_SWITCH_RETRACT);
+    printf("publish_ms %.3f\npublish_copy_ms %.3f\n", 1e3 * shared,
+           1e3 * (ml_clock_s() - start));
+    ml_engine_close(engine);
+    ml_weights_close(&copy);
 }
 
 /* With CUDA_LAUNCH_BLOCKING=1 these are the times of ops; else of their launches. */
@@ -113,7 +165,7 @@ int main(int argc, char **argv) {
     ml_step_result r;
     ml_train_sample *sample;
     ml_err err = { 0 };
-    size_t before;
+    size_t base;
 
     if (n_seq < 1 || len < 2 || n_step < 1 || n_step > MAX_STEPS)
         die("usage: bench_gpu MODEL_DIR N_SEQ SEQ_LEN STEPS [MAX_TOKENS]");
@@ -121,7 +173,7 @@ int main(int argc, char **argv) {
     if (ml_spec_open(&spec, argv[1], &err) ||
         ml_backend_open(&be, &(ml_backend_opts){ .device = "cuda", .n_thread = 1 }, &err))
         die(err.msg);
-    before = be.dev->available(be.dev);
+    base = ml_memory_base(&be);
     sample = make_samples(&a, n_seq, len, spec.n_vocab);
     if (ml_weights_dummy(&w, &spec, ML_WEIGHT_BF16, 1, &be, &a, &err) ||
         ml_trainer_open(&trainer, &spec, &w, &be, &opts, &err) ||
@@ -139,15 +191,15 @@ int main(int argc, char **argv) {
             die(err.msg);
         took[i] = ml_clock_s() - start;
         if (i == 0)
-            printf("first step done %.2f s after the start, loss %.4f\n",
-                   ml_clock_s() - began, r.loss);
+            printf("first_step_s %.2f\n", ml_clock_s() - began);
     }
-    printf("loss %.4f, gradient norm %.4f\n", r.loss, r.grad_norm);
-    report(&spec, took, n_step, (double)n_seq * len, len,
-           before - be.dev->available(be.dev));
+    fprintf(stderr, "loss %.4f, gradient norm %.4f\n", r.loss, r.grad_norm);
+    report(&spec, took, n_step, (double)n_seq * len, len);
+    report_memory(&be, &spec, &opts, base);
     if (getenv("CUDA_LAUNCH_BLOCKING"))
         print_ops(ml_trainer_stats(trainer), n_step);
     ml_trainer_close(trainer);
+    report_publication(&be, &spec, &w, &a);
     ml_weights_close(&w);
     ml_backend_close(&be);
     ml_spec_close(&spec);

@@ -49,11 +49,20 @@ all: libmiles_cuda.so
 endif
 
 # Programs that need a GPU, and say so where there is none.
+GPU_BENCH := $(B)/bench/bench_gpu $(B)/bench/bench_roof
 GPU_TESTS := $(patsubst %.c,$(B)/%,$(sort $(wildcard tests/gpu/*.c)))
 $(GPU_TESTS): %: %.o $(B)/libmiles.a
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
 
-gpu-tests: $(CUDA_LIB) $(B)/miles $(B)/checkop $(GPU_TESTS)
+gpu-tests: $(CUDA_LIB) $(B)/miles $(B)/checkop $(GPU_TESTS) $(GPU_BENCH) $(TOOLS)
 	@tests/gpu/run.sh $(B)
-.PHONY: gpu-tests
+
+# The table of speeds.
+gpu-bench: $(CUDA_LIB) $(B)/miles $(GPU_BENCH)
+	@bench/gpu.sh $(B)
+
+# The oldest cards that it is written for; nothing of it runs here.
+cuda-oldest:
+	@$(MAKE) --no-print-directory CONFIG=sm80 CUDA_ARCH=80 CUDA=1 cuda
+.PHONY: gpu-tests gpu-bench cuda-oldest

@@ -109,6 +109,7 @@ $(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.
 2400 mutants tools/mutants.sh
 3600 arm $(MAKE) --no-print-directory arm
 1800 lint $(MAKE) --no-print-directory lint
+$(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldest)
 $(if $(filter 1,$(CUDA)),3600 gpu $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) gpu-tests)
 endef
 
@@ -197,7 +198,7 @@ bench: $(B)/deps-bench.ok $(BENCH)
 	$(B)/bench/bench_engine $(ARGS) || status=1; \
 	bench/bench_tokenize.sh $(B)/bench/bench_tokenize || status=1; \
 	exit $$status
-$(BENCH:%=%.o): | $(B)/deps-bench.ok
+$(filter-out $(GPU_BENCH:%=%.o),$(BENCH:%=%.o)): | $(B)/deps-bench.ok
 $(B)/deps-bench.ok: tools/check-deps.sh
 	@mkdir -p $(@D)
 	@tools/check-deps.sh --install bench

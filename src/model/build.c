@@ -329,8 +329,9 @@ void ml_build_head(ml_builder *b, int32_t x, const char *name, bool tied, float 
     ml_node *n;
 
     if (s->critic) {
-        ml_build_linear(
+        int32_t value = ml_build_linear(
             b, x, (ml_linear_opts){ .name = ML_VALUE_HEAD, .n_out = 1, .bias = true });
+        s->value[value].exact = true;
         s->tied = false; /* nothing shares the embedding */
         return;
     }

@@ -182,12 +182,6 @@ static ml_rows rows_on_device(const ml_plan *p, const ml_rows *r) {
 /* --- life ------------------------------------------------------------------- */
 
 static ml_status check_ops(const ml_plan *p, ml_err *err) {
-    if (p->spec->critic && p->be->act != ML_F32)
-        return ml_fail(
-            err, ML_EUNSUP,
-            "a critic's values need f32, and backend %s stores activations as %s: "
-            "give --dtype f32 or --device cpu",
-            p->be->name, ml_dtype_name(p->be->act));
     for (int32_t i = 0; i < p->spec->n_node; i++) {
         ml_op_id op = p->spec->node[i].op;
         if (!p->be->ops->forward[op] || (p->opts.backward && !p->be->ops->backward[op]))

@@ -31,6 +31,7 @@ typedef struct ck_case {
     ml_rows rows;
     ml_tensor in[ML_OP_IN], out[ML_OP_OUT], w[ML_OP_W];
     ml_tensor given; /* choices, or nothing */
+    bool exact;      /* weights and outputs are f32 on every backend */
     /* Filled by the harness: cotangents, and what gradients are added to. */
     ml_tensor dout[ML_OP_OUT], din[ML_OP_IN], dw[ML_OP_W];
 } ck_case;

@@ -208,7 +208,13 @@ static void bind_rows(device_run *r) {
 /* ---- forward and backward ---- */
 
 static ml_dtype stored(const device_run *r, bool out, int i) {
-    return is_exact(r->c->suite->op, out, i) ? ML_F32 : r->be->act;
+    bool exact = (r->c->exact && out) || is_exact(r->c->suite->op, out, i);
+    return exact ? ML_F32 : r->be->act;
+}
+
+/* Matrices are in the backend's type. */
+static ml_dtype stored_weight(const device_run *r, int i) {
+    return i == 0 && r->c->w[i].n_dim > 1 && !r->c->exact ? r->be->act : ML_F32;
 }
 
 /* Memory for an op's own use; its size follows from shapes. */
@@ -276,8 +282,7 @@ static void forward(device_run *r, ck_result *res) {
             place(r, &r->in[i], &c->in[i], stored(r, false, i), true);
     for (int i = 0; i < ML_OP_W; i++)
         if (c->w[i].data)
-            place(r, &r->w[i], &c->w[i], i == 0 && c->w[i].n_dim > 1 ? r->be->act : ML_F32,
-                  true);
+            place(r, &r->w[i], &c->w[i], stored_weight(r, i), true);
     for (int i = 0; i < ML_OP_OUT; i++)
         place(r, &r->out[i], &c->out[i], stored(r, true, i), true);
     if (c->given.data)

@@ -13,6 +13,29 @@ status=0
 if "$build/checkop" --device cuda add | grep '^skipped: .*GPU'; then
     exit 0
 fi
+
+# What lines "NAME planned", "NAME most used" of standard input say, within 3 %.
+memory_check() { # memory_check WHAT
+    awk -v what="$1" '/planned/ { planned = $(NF == 2 ? 2 : 3) }
+        /^peak_gib|^memory in use/ { peak = $(NF == 2 ? 2 : 6) }
+        END {
+            off = planned ? 100 * (peak / planned - 1) : 100
+            printf "memory of %s: %.3f GiB in use at most, %.3f GiB planned, %+.2f %%\n", what, peak,
+                planned, off
+            exit off > 3 || off < -3
+        }'
+}
+
+sanitized() { # without the tool: a line that says so
+    if ! command -v compute-sanitizer > /dev/null; then
+        echo "skipped: compute-sanitizer is not on this host"
+        return 0
+    fi
+    compute-sanitizer --tool memcheck --error-exitcode 9 "$build/checkop" --device cuda "$@" |
+        tail -n 3
+    return "${PIPESTATUS[0]}"
+}
+
 shapes "$work"
 "$build/checkop" --device cuda-f32 || status=1
 "$build/checkop" --device cuda || status=1
@@ -20,4 +43,11 @@ shapes "$work"
 "$build/tests/gpu/check_engine" "$work/0.6B" || status=1
 "$build/tests/gpu/check_engine" "$work/experts" || status=1
 "$here/check_models.py" --miles "$build/miles" || status=1
+"$here/check_train.sh" "$build" "$work" || status=1
+"$build/bench/bench_gpu" "$work/0.6B" 8 2048 2 2> /dev/null | memory_check training || status=1
+"$build/miles" bench engine --device cuda --load-format dummy --model-path "$work/0.6B" \
+    --num-prompts 16 --random-input-len 1024 --random-output-len 16 --max-running-requests 256 \
+    --chunked-prefill-size 8192 | memory_check rollouts || status=1
+MILES_DEVICE=cuda tests/e2e/train_quickstart.sh "$build" 1 || status=1
+sanitized embed lmhead attn moe-route moe-gather moe-linear moe-combine || status=1
 exit $status

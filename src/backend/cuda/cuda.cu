@@ -2,6 +2,7 @@
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/lmhead.cuh"
 #include "backend/cuda/moe.cuh"
+#include "backend/cuda/narrow.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,7 +158,7 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return refuse(err, "a vocabulary of", (long long)w[0]);
     if (backward)
         return ML_OK;
-    if (op == ML_OP_LINEAR)
+    if (op == ML_OP_LINEAR && !ml_cuda_narrow_takes(a))
         return ml_gemm_try(ml_cuda(s), w[0], w[1], a->in[0].dtype, a->out[0].dtype, err);
     if (op == ML_OP_LMHEAD)
         return ml_gemm_try(ml_cuda(s), w[0], w[1], a->in[0].dtype, ML_F32, err);

@@ -1,5 +1,6 @@
 /* linear.cu - LINEAR: three products, and a bias. */
 #include "backend/cuda/gemm.cuh"
+#include "backend/cuda/narrow.cuh"
 
 enum { THREADS = 256, BIAS_ROWS = 64 };
 
@@ -41,11 +42,17 @@ static unsigned bias_parts(int64_t rows) {
     return ml_cuda_blocks(rows, BIAS_ROWS);
 }
 
+/* What the products of backward use: dx that is added to is made apart first. */
+static size_t product_scratch(const ml_op_args *a) {
+    return ml_cuda_align(ml_cuda_narrow_takes(a) ? ml_cuda_narrow_scratch(a)
+                                                 : ml_tensor_bytes(&a->in[0]));
+}
+
 size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
     if (!backward)
         return 0;
-    /* dx that is added to is made apart first; partial sums of the bias. */
-    return ml_cuda_align(ml_tensor_bytes(&a->in[0])) +
+    /* Partial sums of the bias come last. */
+    return product_scratch(a) +
            (size_t)bias_parts(a->in[0].shape[0]) * (size_t)a->w[0].shape[0] * sizeof(float);
 }
 
@@ -71,6 +78,10 @@ void ml_cuda_linear_forward(ml_stream *s, const ml_op_args *a) {
     ml_gemm g = forward_gemm(a);
     int64_t count = g.m * g.n;
 
+    if (ml_cuda_narrow_takes(a)) {
+        ml_cuda_narrow_forward(s, a);
+        return;
+    }
     ml_gemm_rows(ml_cuda(s), &g);
     if (!a->w[1].data || count == 0)
         return;
@@ -136,7 +147,7 @@ static void back_weight(ml_stream *s, const ml_op_args *a) {
 static void back_bias(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *dy = &a->dout[0];
     int64_t rows = dy->shape[0], n = dy->shape[1];
-    float *part = (float *)((char *)a->scratch + ml_cuda_align(ml_tensor_bytes(&a->in[0])));
+    float *part = (float *)((char *)a->scratch + product_scratch(a));
     unsigned parts = bias_parts(rows), blocks = ml_cuda_blocks(n, THREADS);
 
     if (rows == 0)
@@ -150,10 +161,14 @@ static void back_bias(ml_stream *s, const ml_op_args *a) {
 }
 
 void ml_cuda_linear_backward(ml_stream *s, const ml_op_args *a) {
-    if (a->din[0].data)
-        back_input(s, a);
-    if (a->dw[0].data)
-        back_weight(s, a);
+    if (ml_cuda_narrow_takes(a)) {
+        ml_cuda_narrow_backward(s, a);
+    } else {
+        if (a->din[0].data)
+            back_input(s, a);
+        if (a->dw[0].data)
+            back_weight(s, a);
+    }
     if (a->dw[1].data)
         back_bias(s, a);
 }

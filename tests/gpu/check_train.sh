@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# check_train.sh BUILD WORK [DEVICE] - a few rounds on the GPU with tiny models.
+#
+# GRPO with a mixture of experts: those that the rollout chose are replayed, and the profile has
+# the ops of both, by the GPU's clock.  PPO: the critic's values are f32 over bf16 layers.  In every
+# round the log-probs of training are those of the rollout.
+set -euo pipefail
+build=$1
+work=$2/train
+device=${3:-cuda}
+rm -rf "$work"
+mkdir -p "$work"
+
+train() { # train FAMILY FLAG...
+    local at="$work/$1" equal
+    "$build/tools/quickstart_make" "$at" 1 "$1"
+    shift
+    "$build/miles" train --device "$device" --dtype bf16 --hf-checkpoint "$at/model" --save "$at/run" \
+        --prompt-data "$at/prompts.jsonl" --input-key messages --label-key label \
+        --apply-chat-template --rm-type math --num-rollout 3 --rollout-batch-size 8 \
+        --n-samples-per-prompt 4 --rollout-max-response-len 8 --lr 1e-4 --use-dynamic-batch-size \
+        --max-tokens-per-gpu 1024 "$@" > "$at/log" || { tail -n 5 "$at/log"; return 1; }
+    equal=$(grep -c '"rollout/forward_logp_max_diff": 0[,}]' "$at/run/metrics.jsonl" || true)
+    echo "$*: rollout and training agree in $equal of 3 rounds"
+    [ "$equal" = 3 ]
+}
+
+train qwen3_moe --advantage-estimator grpo --use-rollout-routing-replay --profile
+train qwen3 --advantage-estimator ppo
+if ! grep -q '"train/critic-applied": 1' "$work/qwen3/run/metrics.jsonl"; then
+    echo "the critic of PPO learnt nothing"
+    exit 1
+fi
+python3 - "$work/qwen3_moe/run/trace_0.json" << 'PY'
+import json, sys
+
+spans = [e for e in json.load(open(sys.argv[1])) if e["ph"] == "X"]
+for lane, name in ((2, "moe-route"), (2, "attn backward"), (2, "optimizer"), (3, "attn"), (3, "draw")):
+    found = [e["dur"] for e in spans if e["tid"] == lane and e["name"] == name]
+    assert found and sum(found) > 0, f"no {name} in lane {lane} of the profile"
+first, last = [e for e in spans if e["name"] == "round"][::2]
+ops = [e for e in spans if e["tid"] > 1]
+slack = 1000  # microseconds by which the clocks of GPU and host may differ
+for e in ops:
+    inside = first["ts"] - slack < e["ts"] and e["ts"] + e["dur"] < last["ts"] + last["dur"] + slack
+    assert inside, f"{e['name']} is outside of all rounds"
+print(f"{len(ops)} ops in the profile")
+PY
