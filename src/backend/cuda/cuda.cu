@@ -12,7 +12,7 @@ enum { LEAST_MAJOR = 8 }; /* sm_80: bf16 tensor cores and asynchronous copies */
 
 /* Code and stacks of kernels, which the driver loads as they are first launched, and recorded
  * steps: measured. */
-static const size_t LATER = (size_t)96 << 20;
+static const size_t LATER = (size_t)32 << 20;
 
 typedef struct cuda {
     ml_device dev;
