@@ -7,19 +7,31 @@
 
 #define LEVEL 3
 
-ml_status ml_zst_write(const char *path, ml_str bytes, ml_err *err) {
+ml_status ml_zst_pack(ml_text *out, ml_str bytes, int level, ml_err *err) {
     size_t cap = ZSTD_compressBound(bytes.len), n;
     char *packed = malloc(cap);
-    ml_status st;
+    ml_status st = ML_OK;
 
     if (!packed)
-        return ml_fail(err, ML_ENOMEM, "%s: no memory to compress %zu bytes", path,
-                       bytes.len);
-    n = ZSTD_compress(packed, cap, bytes.ptr, bytes.len, LEVEL);
-    st = ZSTD_isError(n)
-             ? ml_fail(err, ML_EIO, "%s: zstd says: %s", path, ZSTD_getErrorName(n))
-             : ml_file_replace(path, (ml_str){ packed, n }, err);
+        return ml_fail(err, ML_ENOMEM, "no memory to compress %zu bytes", bytes.len);
+    n = ZSTD_compress(packed, cap, bytes.ptr, bytes.len, level);
+    if (ZSTD_isError(n))
+        st = ml_fail(err, ML_EIO, "zstd says: %s", ZSTD_getErrorName(n));
+    else
+        ml_text_add(out, packed, n);
     free(packed);
+    return st;
+}
+
+ml_status ml_zst_write(const char *path, ml_str bytes, ml_err *err) {
+    ml_text packed = { 0 };
+    ml_status st = ml_zst_pack(&packed, bytes, LEVEL, err);
+
+    if (st == ML_OK)
+        st = ml_file_replace(path, (ml_str){ packed.ptr, packed.len }, err);
+    else
+        ml_err_prefix(err, "%s", path);
+    ml_text_release(&packed);
     return st;
 }
 
@@ -58,4 +70,28 @@ ml_status ml_zst_read(ml_text *out, const char *path, size_t max, ml_err *err) {
     ZSTD_freeDCtx(ctx);
     ml_file_unmap(&f);
     return st;
+}
+
+ml_status ml_zst_unpack(void **out, size_t *n, ml_str frame, size_t most, ml_err *err) {
+    unsigned long long size = ZSTD_getFrameContentSize(frame.ptr, frame.len);
+    void *bytes;
+
+    if (size == ZSTD_CONTENTSIZE_UNKNOWN) /* its writer streamed */
+        size = most;
+    if (size == ZSTD_CONTENTSIZE_ERROR)
+        return ml_fail(err, ML_EFORMAT, "is no zstd frame");
+    if (size > most)
+        return ml_fail(err, ML_EFORMAT, "holds %llu bytes, and %zu were expected at most",
+                       size, most);
+    bytes = malloc((size_t)size + 1);
+    if (!bytes)
+        return ml_fail(err, ML_ENOMEM, "holds %llu bytes, for which there is no memory",
+                       size);
+    *n = ZSTD_decompress(bytes, (size_t)size, frame.ptr, frame.len);
+    if (ZSTD_isError(*n)) {
+        free(bytes);
+        return ml_fail(err, ML_EFORMAT, "is damaged: zstd says: %s", ZSTD_getErrorName(*n));
+    }
+    *out = bytes;
+    return ML_OK;
 }
