@@ -27,6 +27,7 @@ static const struct {
 } paths[] = {
     { "/update_weights_from_disk", true },
     { "/update_weight_version", true },
+    { "/pull_weights", false }, /* it goes on with what it has until it is told to load */
     { "/pause_generation", false },
     { "/continue_generation", false },
     { "/abort_request", false },

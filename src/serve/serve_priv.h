@@ -168,8 +168,9 @@ ml_endpoint ml_serve_health, ml_serve_health_generate, ml_serve_model_info,
     ml_serve_server_info, ml_serve_weight_version, ml_serve_models; /* info.c */
 ml_endpoint ml_serve_metrics;                                       /* serve_metrics.c */
 ml_endpoint ml_serve_abort, ml_serve_pause, ml_serve_continue, ml_serve_flush,
-    ml_serve_update_from_disk, ml_serve_update_version, ml_serve_release_memory,
-    ml_serve_resume_memory; /* admin.c */
+    ml_serve_release_memory, ml_serve_resume_memory; /* admin.c */
+ml_endpoint ml_serve_update_from_disk, ml_serve_update_version,
+    ml_serve_pull_weights; /* admin_weights.c */
 
 /* --- info.c --- */
 void ml_probes_free(ml_server *s);

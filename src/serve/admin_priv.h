@@ -1,0 +1,64 @@
+/* admin_priv.h - tasks of the thread that changes the server (admin.c, admin_weights.c).
+ *
+ * thread: a task is made and answered on the loop's thread, and run on the admin's. */
+#ifndef ML_SERVE_ADMIN_PRIV_H
+#define ML_SERVE_ADMIN_PRIV_H
+
+#include <pthread.h>
+
+#include "serve/serve_priv.h"
+
+typedef enum ml_pause_mode {
+    ML_NOT_PAUSED,
+    ML_PAUSE_ABORT,
+    ML_PAUSE_RETRACT,
+    ML_PAUSE_IN_PLACE
+} ml_pause_mode;
+
+typedef struct ml_admin_task ml_admin_task;
+
+struct ml_admin_task {
+    ml_arena arena;
+    ml_server *server;
+    ml_http_call *call; /* NULL: the client is gone; the loop's */
+    ml_admin_task *next;
+    void (*run)(ml_admin *a, ml_admin_task *t);       /* on the admin thread */
+    void (*reply)(ml_admin_task *t, ml_http_call *c); /* on the loop's */
+    ml_status st;
+    ml_err err;
+    /* arguments and results, of those that have any */
+    ml_pause_mode mode;
+    const char *dir, *source;
+    ml_str label;
+    uint64_t version;
+    int64_t published; /* a number of the publisher's; -1: none is named */
+    bool abort_all, kv, weights, flushed;
+    int64_t n_paused;
+};
+
+struct ml_admin {
+    ml_server *server;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    ml_admin_task *first, **last;
+    bool stopping;
+    ml_pause_mode mode; /* the thread's alone */
+};
+
+ml_admin_task *ml_admin_new_task(ml_server *s, ml_http_call *c);
+void ml_admin_free_task(ml_admin_task *t);
+/* The body's fields; an empty one is fine where it is optional. */
+ml_status ml_admin_read(ml_admin_task *t, void *out, const ml_field *rows, bool optional,
+                        ml_err *err);
+/* Its run and reply will be called, in this order. */
+void ml_admin_hand_over(ml_admin_task *t);
+/* Answers with an error, and frees it. */
+void ml_admin_refuse(ml_admin_task *t, const ml_err *err);
+/* {"success": ..., "message": ...} and what `more` adds. */
+void ml_admin_reply(ml_admin_task *t, ml_http_call *c, const char *message,
+                    void (*more)(const ml_admin_task *t, ml_json_out *o));
+/* All requests in flight end. */
+void ml_admin_abort_all(ml_server *s);
+
+#endif
