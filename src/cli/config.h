@@ -37,6 +37,13 @@ typedef struct ml_words {
     int n;
 } ml_words;
 
+/* How weights reach engines elsewhere. */
+typedef enum ml_transfer {
+    ML_TRANSFER_BROADCAST, /* whole */
+    ML_TRANSFER_DISK_DELTA,
+    ML_TRANSFER_P2P, /* known, and not offered */
+} ml_transfer;
+
 typedef struct ml_config {
     const char *config_path;   /* more flags, as YAML; NULL: none */
     ml_arena file;             /* what it said */
@@ -186,6 +193,9 @@ typedef struct ml_config {
         bool restart;
         double check_s, check_timeout_s, first_check_s;
         int64_t shard_bytes; /* of a file in it */
+        int transfer;        /* ml_transfer */
+        const char *local_dir;
+        int delta_encoding, delta_checksum; /* ml_delta_encoding, ml_checksum */
     } mode;
     struct {
         ml_edge_paths path;

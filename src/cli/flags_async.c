@@ -1,10 +1,13 @@
 /* Who generates when: execution modes of miles train and train-async, and engines elsewhere. */
+#include "base/checksum.h"
 #include "base/pool.h"
 #include "cli/flag_rows.h"
+#include "io/delta.h"
 
 #define TRAIN ML_CMD_TRAIN
 #define SHARED "engine and trainer share their memory on a CPU: nothing has to make room"
 
+static const char *const transfers[] = { "broadcast", "disk-delta", "p2p", NULL };
 static const char *const unused[] = { "drop", "retry", NULL };
 static const char *const retract[] = { "retract", NULL };
 static const char *const granularity[] = { "group", "sample", NULL };
@@ -205,6 +208,48 @@ const ml_flag ml_flags_async[] = {
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
       .help = "Largest file that weights for them are written to." },
+    { .name = "update-weight-transfer-mode",
+      .type = ML_FLAG_WORD,
+      ML_AT(mode.transfer),
+      .words = transfers,
+      .def = "broadcast",
+      .group = "engines elsewhere",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "broadcast: all of the weights are written each time.  disk-delta: what "
+              "changed since the last time, which engines apply to a copy of their own; "
+              "all of it where a delta cannot be applied or would be no smaller.  The "
+              "results do not depend on it.  p2p needs a network that writes into "
+              "another machine's memory, and is refused." },
+    { .name = "update-weight-local-checkpoint-dir",
+      .type = ML_FLAG_PATH,
+      ML_AT(mode.local_dir),
+      .value = "DIR",
+      .group = "engines elsewhere",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help =
+          "disk-delta: where engines keep their copy, each on its own machine; those of "
+          "one machine share it." },
+    { .name = "update-weight-delta-encoding",
+      .type = ML_FLAG_WORD,
+      ML_AT(mode.delta_encoding),
+      .words = ml_delta_name,
+      .def = "xor",
+      .group = "engines elsewhere",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "disk-delta: what is written of a tensor, before it is compressed: old bytes "
+              "XOR new bytes, or the positions and values of those that changed." },
+    { .name = "update-weight-delta-checksum",
+      .type = ML_FLAG_WORD,
+      ML_AT(mode.delta_checksum),
+      .words = ml_checksum_name,
+      .def = "xxh3-128",
+      .group = "engines elsewhere",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "disk-delta: the checksum that each tensor must have after its delta." },
     ML_NOOP("offload-train", BOOL, MILES, TRAIN, SHARED),
     ML_NOOP("offload-rollout", BOOL, MILES, TRAIN, SHARED),
     ML_NOOP("offload", BOOL, MILES, TRAIN, SHARED),

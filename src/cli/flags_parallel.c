@@ -10,8 +10,7 @@ static const char *const only_one[] = { "1", NULL };
 #define PLACE "one process on this machine does it all"
 #define ENGINES "this process generates, or as many as --rollout-num-engines says"
 #define ROOM "nothing has to make room on a CPU"
-#define TRANSFER                                                                           \
-    "weights are shared inside this process, and go to engines elsewhere as whole files"
+#define TRANSFER "weights for engines elsewhere are files; --update-weight-transfer-mode"
 #define FAULTS "the trainer is one process; a run that was killed goes on from --load"
 #define CONTROL "there are no processes to control; start the run again with --load"
 
@@ -57,12 +56,8 @@ const ml_flag ml_flags_parallel[] = {
             "--optimizer-offload-dir keeps the optimizer's state on disk"),
     ML_NOOP("offload-rollout-level", LIST, MILES, TRAIN, ROOM),
     ML_NOOP("offload-train-target", TEXT, MILES, TRAIN, ROOM),
-    ML_NOOP("update-weight-transfer-mode", TEXT, MILES, TRAIN, TRANSFER),
     ML_NOOP("p2p-transfer-num-workers", TEXT, MILES, TRAIN, TRANSFER),
     ML_NOOP("p2p-transfer-timeout", TEXT, MILES, TRAIN, TRANSFER),
-    ML_NOOP("update-weight-delta-encoding", TEXT, MILES, TRAIN, TRANSFER),
-    ML_NOOP("update-weight-delta-checksum", TEXT, MILES, TRAIN, TRANSFER),
-    ML_NOOP("update-weight-local-checkpoint-dir", TEXT, MILES, TRAIN, TRANSFER),
     ML_NOOP("ft-components", LIST, MILES, TRAIN, FAULTS),
     ML_NOOP("trainer-heartbeat-checker-interval", TEXT, MILES, TRAIN, FAULTS),
     ML_NOOP("trainer-heartbeat-checker-timeout", TEXT, MILES, TRAIN, FAULTS),

@@ -258,6 +258,7 @@ void ml_train_gen_close(ml_train_gen *t) {
     if (t->gen)
         t->gen->close(t->gen);
     ml_fleet_close(t->fleet);
+    ml_weight_stream_close(t->stream);
     ml_turns_close(t->turns);
     ml_rewards_close(t->rewards);
     ml_held_release(&t->rollout.held);
@@ -272,13 +273,13 @@ ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err) {
     ml_engine_memory m;
     ml_status st;
 
-    *out = 0;
+    *out = ml_train_remote_bytes(t);
     if (t->weight_dir && !t->n_engine)
         return ML_OK;
     st = ml_engine_measure(&m, &t->run->spec, &t->be, &t->engine, err);
     if (st != ML_OK)
         return st;
-    *out = (size_t)count_engines(t) * (m.kv + beside_pages(t, &m));
+    *out += (size_t)count_engines(t) * (m.kv + beside_pages(t, &m));
     return ML_OK;
 }
 

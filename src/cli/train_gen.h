@@ -7,12 +7,14 @@
 #include "cli/config.h"
 #include "engine/fleet.h"
 #include "engine/local.h"
+#include "engine/remote.h"
 #include "io/end_tokens.h"
 #include "rl/ahead.h"
 #include "rl/eval_queue.h"
 #include "rl/flow.h"
 #include "rl/rollout_gen.h"
 #include "rl/rollout_row.h"
+#include "rl/weight_stream.h"
 
 typedef struct ml_train_gen {
     ml_arena arena;
@@ -22,12 +24,14 @@ typedef struct ml_train_gen {
     ml_engine_opts engine;
     ml_weights second; /* what generates while the trainer changes the run's; zeros: none */
     bool async;
-    bool own_set;           /* generation has weights of its own */
-    bool keeps_weights;     /* and goes on with those it began with */
-    const char *weight_dir; /* where engines elsewhere find weights; NULL: it is here */
-    int32_t n_engine;       /* processes of ours that generate */
-    ml_fleet *fleet;        /* they; NULL: not yet, or none */
-    int64_t shard_bytes;    /* of a file of them */
+    bool own_set;             /* generation has weights of its own */
+    bool keeps_weights;       /* and goes on with those it began with */
+    const char *weight_dir;   /* where engines elsewhere find weights; NULL: it is here */
+    ml_weight_stream *stream; /* what is written there; NULL: all of them, each time */
+    ml_pull pull;             /* and where engines copy it to */
+    int32_t n_engine;         /* processes of ours that generate */
+    ml_fleet *fleet;          /* they; NULL: not yet, or none */
+    int64_t shard_bytes;      /* of a file of them */
     ml_gen *gen;
     ml_rewards *rewards;
     ml_turns *turns;    /* NULL: answers are one turn */

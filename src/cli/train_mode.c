@@ -61,6 +61,23 @@ static bool no_place_for_weights(const ml_config *c) {
     return ml_config_elsewhere(c) && !c->mode.weight_dir && !c->train.save;
 }
 
+static bool peer_to_peer(const ml_config *c) {
+    return c->mode.transfer == ML_TRANSFER_P2P;
+}
+
+static bool delta_for_nobody(const ml_config *c) {
+    return c->mode.transfer == ML_TRANSFER_DISK_DELTA && !ml_config_elsewhere(c);
+}
+
+static bool delta_without_copy(const ml_config *c) {
+    return c->mode.transfer == ML_TRANSFER_DISK_DELTA && !c->mode.local_dir;
+}
+
+static bool delta_flag_without_delta(const ml_config *c) {
+    return c->mode.transfer == ML_TRANSFER_BROADCAST &&
+           (c->mode.local_dir || c->mode.delta_encoding || c->mode.delta_checksum);
+}
+
 static bool uneven_engines(const ml_config *c) {
     return c->behind.n_gpu % c->behind.per_engine != 0;
 }
@@ -130,6 +147,18 @@ static const mode_rule rules[] = {
     { no_place_for_weights,
       "engines elsewhere read weights from a directory: give --update-weight-disk-dir DIR, "
       "or --save" },
+    { peer_to_peer,
+      "--update-weight-transfer-mode p2p writes into the memory of other machines' GPUs, "
+      "which is not offered: use broadcast or disk-delta" },
+    { delta_for_nobody, "--update-weight-transfer-mode disk-delta is for engines of other "
+                        "processes: give --rollout-external or --rollout-num-engines" },
+    { delta_without_copy,
+      "--update-weight-transfer-mode disk-delta needs --update-weight-local-checkpoint-dir "
+      "DIR, where engines keep the copy that deltas are applied to" },
+    { delta_flag_without_delta,
+      "--update-weight-local-checkpoint-dir, --update-weight-delta-encoding and "
+      "--update-weight-delta-checksum are about --update-weight-transfer-mode disk-delta: "
+      "give it, or leave them out" },
     { uneven_engines, "--eval-num-gpus must be a multiple of --eval-num-gpus-per-engine" },
     { evaluates_elsewhere, "--eval-num-gpus has engines of its own on this machine, and "
                            "--rollout-external says that they are elsewhere: keep one" },

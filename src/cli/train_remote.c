@@ -1,8 +1,10 @@
 #include "cli/train_remote.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include "base/dir.h"
+#include "base/log.h"
 #include "engine/remote.h"
 #include "rl/weight_dir.h"
 
@@ -11,12 +13,46 @@ static const char *url_of(ml_arena *a, const char *addr) {
     return strstr(addr, "://") ? addr : ml_arena_printf(a, "http://%s", addr);
 }
 
+/* Engines may work in another directory, or on another machine: nothing is made here. */
+static const char *whole_path(ml_arena *a, const char *path) {
+    char here[4096];
+
+    return *path == '/' || !getcwd(here, sizeof here)
+               ? path
+               : ml_arena_printf(a, "%s/%s", here, path);
+}
+
+static ml_status open_stream(ml_train_gen *t, const ml_config *c, ml_err *err) {
+    ml_weight_stream_opts o = {
+        .delta = { .source = t->weight_dir,
+                   .encoding = (ml_delta_encoding)c->mode.delta_encoding,
+                   .checksum = (ml_checksum)c->mode.delta_checksum,
+                   .file_bytes = (size_t)c->mode.shard_bytes },
+        .spec = &t->run->spec,
+        .from = t->run->from,
+    };
+
+    t->pull = (ml_pull){ .local = whole_path(&t->arena, c->mode.local_dir),
+                         .source = t->weight_dir,
+                         .version = -1 };
+    return ml_weight_stream_open(&t->stream, &o, err);
+}
+
 ml_status ml_train_remote_dir(ml_train_gen *t, const ml_config *c, ml_err *err) {
     const char *dir = c->mode.weight_dir
                           ? c->mode.weight_dir
                           : ml_arena_printf(&t->arena, "%s/rollout_weights", c->train.save);
 
-    return ml_dir_make_whole(&t->weight_dir, &t->arena, dir, err);
+    ml_status st = ml_dir_make_whole(&t->weight_dir, &t->arena, dir, err);
+
+    return st == ML_OK && c->mode.transfer == ML_TRANSFER_DISK_DELTA
+               ? open_stream(t, c, err)
+               : st;
+}
+
+size_t ml_train_remote_bytes(const ml_train_gen *t) {
+    return t->stream ? ml_weights_bytes(&t->run->spec, t->run->from, t->run->opts.dtype)
+                     : 0;
 }
 
 ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
@@ -37,14 +73,20 @@ ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err)
     return st;
 }
 
-ml_status ml_train_remote_publish(ml_train_gen *t, const ml_weights *w, ml_err *err) {
+/* --- publishing ------------------------------------------------------------------- */
+
+static ml_status tell_hook(ml_train_gen *t, const char *dir, ml_err *err) {
+    return ml_hooks_tell(t->run->opts.hooks, MILES_WEIGHTS_WRITTEN, t->run->rollout, -1,
+                         dir, err);
+}
+
+static ml_status publish_whole(ml_train_gen *t, const ml_weights *w, ml_err *err) {
     ml_text path = { 0 };
     ml_status st = ml_weight_dir_write(&path, t->weight_dir, w, &t->run->spec, t->run->from,
                                        t->shard_bytes, err);
 
     if (st == ML_OK)
-        st = ml_hooks_tell(t->run->opts.hooks, MILES_WEIGHTS_WRITTEN, t->run->rollout, -1,
-                           path.ptr, err);
+        st = tell_hook(t, path.ptr, err);
     if (st == ML_OK) {
         t->gen->pause(t->gen); /* requests under way are computed anew, not waited for */
         st = t->gen->load(t->gen, path.ptr, w->version, ML_SWITCH_RETRACT, err);
@@ -52,4 +94,72 @@ ml_status ml_train_remote_publish(ml_train_gen *t, const ml_weights *w, ml_err *
     }
     ml_text_release(&path);
     return st;
+}
+
+/* The first time, copies of another run's versions are given up. */
+static ml_status pull(ml_train_gen *t, int64_t version, ml_err *err) {
+    ml_status st = ML_OK;
+
+    if (t->pull.version < 0) {
+        t->pull.version = 0;
+        st = ml_remote_pull(t->gen, &t->pull, err);
+    }
+    if (st != ML_OK || version == 0)
+        return st;
+    t->pull.version = version;
+    return ml_remote_pull(t->gen, &t->pull, err);
+}
+
+static ml_status deliver(ml_train_gen *t, const ml_weight_news *news, const ml_weights *w,
+                         ml_err *err) {
+    ml_status st = news->dir ? tell_hook(t, news->dir, err) : ML_OK;
+
+    if (st == ML_OK)
+        st = pull(t, news->version, err);
+    if (st != ML_OK)
+        return st;
+    t->gen->pause(t->gen);
+    st = ml_remote_load_pulled(t->gen, &t->pull, w->version, ML_SWITCH_RETRACT, err);
+    t->gen->resume(t->gen);
+    return st;
+}
+
+static void report(const ml_weight_news *n) {
+    if (!n->dir)
+        ml_log(ML_LOG_INFO, "weight_sync: engines begin with the weights they have");
+    else if (n->is_whole)
+        ml_log(ML_LOG_INFO, "weight_sync: %s is whole, %zu bytes", n->dir, n->n_byte);
+    else
+        ml_log(ML_LOG_INFO,
+               "weight_sync: %s is a delta of %zu bytes; %zu of %zu have changed", n->dir,
+               n->n_written, n->n_changed, n->n_byte);
+}
+
+static ml_status publish_version(ml_weight_news *out, ml_train_gen *t, const ml_weights *w,
+                                 bool whole, ml_err *err) {
+    ml_status st = ml_weight_stream_publish(out, t->stream, w, whole, err);
+
+    if (st != ML_OK)
+        return st;
+    report(out);
+    return deliver(t, out, w, err);
+}
+
+/* A delta that an engine cannot apply is followed by all of the weights. */
+static ml_status publish_delta(ml_train_gen *t, const ml_weights *w, ml_err *err) {
+    ml_weight_news news;
+    ml_err why = { 0 };
+    ml_status st = publish_version(&news, t, w, false, &why);
+
+    if (st == ML_EPEER && !news.is_whole) {
+        ml_log(ML_LOG_WARN, "%s; all of the weights are published instead", why.msg);
+        return publish_version(&news, t, w, true, err);
+    }
+    if (st != ML_OK && err)
+        *err = why;
+    return st;
+}
+
+ml_status ml_train_remote_publish(ml_train_gen *t, const ml_weights *w, ml_err *err) {
+    return t->stream ? publish_delta(t, w, err) : publish_whole(t, w, err);
 }

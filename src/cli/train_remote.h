@@ -12,8 +12,11 @@
 #define ML_TRAIN_RETRY_S 0.5
 #define ML_TRAIN_CONNECT_S 10.0
 
-/* Makes the directory, as t->weight_dir. */
+/* Makes the directory, as t->weight_dir, and what is written there. */
 ml_status ml_train_remote_dir(ml_train_gen *t, const ml_config *c, ml_err *err);
+
+/* Memory of this process that publishing takes. */
+size_t ml_train_remote_bytes(const ml_train_gen *t);
 
 /* Opens t->gen; all of them must be there. */
 ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err);

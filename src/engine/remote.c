@@ -212,7 +212,7 @@ static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, voi
     ml_arena_init(&c->arena, "request");
     pthread_mutex_lock(&r->lock);
     *ticket = c->ticket = ++r->n_ticket;
-    c->version = r->weights ? r->stats.version : 0;
+    c->version = r->weights.load ? r->stats.version : 0;
     r->stats.n_running++;
     pthread_mutex_unlock(&r->lock);
     keep(c, ask);

@@ -33,6 +33,19 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err);
 /* ML_EPEER: a server does not answer, or says that it is not well. */
 ml_status ml_remote_check(ml_gen *g, ml_err *err);
 
+/* Weights that servers copy to their own machine before they load them, from versions that
+ * somebody publishes (io/version_dir.h). */
+typedef struct ml_pull {
+    const char *local, *source; /* the copy, as servers name it; where versions are */
+    int64_t version;
+} ml_pull;
+
+/* Brings the copies there; requests go on meanwhile.  ML_EPEER: one cannot be brought there. */
+ml_status ml_remote_pull(ml_gen *g, const ml_pull *p, ml_err *err);
+/* As ml_gen's load, from the copies. */
+ml_status ml_remote_load_pulled(ml_gen *g, const ml_pull *p, uint64_t version,
+                                ml_switch how, ml_err *err);
+
 /* Another process, at another address, has taken the place of a server: it gets the weights,
  * then what was asked of the one before. */
 void ml_remote_move(ml_gen *g, int32_t server, const char *url);

@@ -61,7 +61,10 @@ struct ml_remote {
 
     pthread_mutex_t lock; /* of all below */
     uint64_t n_ticket;
-    const char *weights; /* the body that loads them, or NULL: never were */
+    struct {
+        const char *load; /* the body that loads them, or NULL: never were */
+        const char *pull; /* the body of what comes before, or NULL: nothing does */
+    } weights;
     ml_gen_stats stats;
     bool given_up;
     ml_err given_up_why;

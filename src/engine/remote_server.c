@@ -73,21 +73,27 @@ static void tell(ml_remote_server *s, const char *path, const char *body,
     ml_text_release(&url);
 }
 
+/* True: it said no, or nothing, and is asked again. */
+static bool refused(ml_remote_server *s, const ml_err *err) {
+    s->job = NULL;
+    if (!err && s->status == 200)
+        return false;
+    if (!err && !s->refused)
+        ml_log(ML_LOG_WARN, "%s does not take its weights, and is asked again: %.300s",
+               s->url, s->reply.ptr ? s->reply.ptr : "");
+    s->refused = !err;
+    rest(s);
+    return true;
+}
+
 /* One that was not restarted may still be paused by us. */
 static void on_loaded(void *ud, const ml_err *err) {
     ml_remote_server *s = ud;
     ml_remote *r = s->remote;
     bool paused;
 
-    s->job = NULL;
-    if (err || s->status != 200) {
-        if (!err && !s->refused)
-            ml_log(ML_LOG_WARN, "%s does not take its weights, and is asked again: %.300s",
-                   s->url, s->reply.ptr ? s->reply.ptr : "");
-        s->refused = !err;
-        rest(s);
+    if (refused(s, err))
         return;
-    }
     s->refused = false;
     pthread_mutex_lock(&r->lock);
     paused = r->stats.paused;
@@ -98,19 +104,36 @@ static void on_loaded(void *ud, const ml_err *err) {
         tell(s, "/continue_generation", "{}", on_continued);
 }
 
+static void on_pulled(void *ud, const ml_err *err) {
+    ml_remote_server *s = ud;
+    ml_remote *r = s->remote;
+    const char *load;
+
+    if (refused(s, err))
+        return;
+    pthread_mutex_lock(&r->lock);
+    load = r->weights.load;
+    pthread_mutex_unlock(&r->lock);
+    tell(s, "/update_weights_from_disk", load, on_loaded);
+}
+
 static void ask_again(void *ud) {
     ml_remote_server *s = ud;
     ml_remote *r = s->remote;
-    const char *body;
+    const char *load, *pull;
 
     ml_timer_stop(s->timer);
     s->timer = NULL;
     if (!s->lost)
         return;
     pthread_mutex_lock(&r->lock);
-    body = r->weights;
+    load = r->weights.load;
+    pull = r->weights.pull;
     pthread_mutex_unlock(&r->lock);
-    tell(s, "/update_weights_from_disk", body, on_loaded);
+    if (pull)
+        tell(s, "/pull_weights", pull, on_pulled);
+    else
+        tell(s, "/update_weights_from_disk", load, on_loaded);
 }
 
 /* --- going away -------------------------------------------------------------------- */
@@ -120,7 +143,7 @@ void ml_remote_lose(ml_remote *r, int32_t server, const char *why) {
     bool weights;
 
     pthread_mutex_lock(&r->lock);
-    weights = r->weights != NULL;
+    weights = r->weights.load != NULL;
     pthread_mutex_unlock(&r->lock);
     if (s->lost || !weights)
         return;
@@ -144,7 +167,7 @@ static void moved(void *ud) {
         free(s->url);
         s->url = s->next_url;
         s->next_url = NULL;
-        s->lost = r->weights != NULL;
+        s->lost = r->weights.load != NULL;
     }
     pthread_mutex_unlock(&r->lock);
     if (s->job)

@@ -5,14 +5,14 @@
 #include "base/log.h"
 #include "engine/remote_priv.h"
 
-/* Until all have them.  One that is not there is waited for while attempts last; one that
+/* Until all have done it.  One that is not there is waited for while attempts last; one that
  * says no will not change its mind. */
-static ml_status send_weights(ml_remote *r, const char *body, ml_err *err) {
+static ml_status tell(ml_remote *r, const char *path, const char *body, ml_err *err) {
     ml_err why = { 0 };
     ml_status st;
 
     for (int32_t n = 1;; n++) {
-        st = ml_remote_tell_all(r, "POST", "/update_weights_from_disk", body, &why);
+        st = ml_remote_tell_all(r, "POST", path, body, &why);
         if (st != ML_EAGAIN || (r->opts.n_attempt > 0 && n >= r->opts.n_attempt) ||
             ml_remote_hope(r, &why) != ML_OK)
             break;
@@ -26,21 +26,41 @@ static ml_status send_weights(ml_remote *r, const char *body, ml_err *err) {
 }
 
 /* What a server that was lost is told when it comes back. */
-static const char *keep_weights(ml_remote *r, const char *body) {
-    const char *before;
-
+static void keep(ml_remote *r, const char *load, const char *pull) {
     pthread_mutex_lock(&r->lock);
-    before = r->weights;
-    r->weights = body;
+    r->weights.load = load;
+    r->weights.pull = pull;
     pthread_mutex_unlock(&r->lock);
-    return before;
 }
 
-ml_status ml_remote_load(ml_gen *g, const char *dir, uint64_t version, ml_switch how,
-                         ml_err *err) {
-    ml_remote *r = (ml_remote *)g;
-    const char *before;
-    ml_text body = { 0 };
+static const char *kept(ml_remote *r, const ml_text *body) {
+    return body->ptr ? ml_arena_str(&r->arena, body->ptr, body->len) : NULL;
+}
+
+static void write_pull(ml_text *out, const ml_pull *p) {
+    ml_text_printf(out, "{\"local_checkpoint_dir\":");
+    ml_json_quote(out, ml_str_of(p->local));
+    ml_text_printf(out, ",\"source_dir\":");
+    ml_json_quote(out, ml_str_of(p->source));
+    ml_text_printf(out, ",\"target_version\":%lld}", (long long)p->version);
+}
+
+static void write_load(ml_text *out, const char *dir, const ml_pull *p, uint64_t version,
+                       ml_switch how) {
+    ml_text_printf(out, "{\"model_path\":");
+    ml_json_quote(out, ml_str_of(dir));
+    ml_text_printf(out, ",\"weight_version\":\"%llu\",\"abort_all_requests\":%s",
+                   (unsigned long long)version, how == ML_SWITCH_ABORT ? "true" : "false");
+    if (p)
+        ml_text_printf(out, ",\"published_version\":%lld", (long long)p->version);
+    ml_text_printf(out, "}");
+}
+
+/* p NULL: from a directory that all of them see. */
+static ml_status load(ml_remote *r, const char *dir, const ml_pull *p, uint64_t version,
+                      ml_switch how, ml_err *err) {
+    const char *load_before = r->weights.load, *pull_before = r->weights.pull;
+    ml_text body = { 0 }, pull = { 0 };
     ml_status st;
 
     if (how == ML_SWITCH_FINISH || how == ML_SWITCH_INEXACT_KV)
@@ -49,16 +69,16 @@ ml_status ml_remote_load(ml_gen *g, const char *dir, uint64_t version, ml_switch
                        "change; pause and wait for them to finish otherwise");
     pthread_mutex_lock(&r->lock);
     version = version ? version : r->stats.version + 1;
-    ml_text_printf(&body, "{\"model_path\":");
-    ml_json_quote(&body, ml_str_of(dir));
-    ml_text_printf(&body, ",\"weight_version\":\"%llu\",\"abort_all_requests\":%s}",
-                   (unsigned long long)version, how == ML_SWITCH_ABORT ? "true" : "false");
     pthread_mutex_unlock(&r->lock);
-    before = keep_weights(r, ml_arena_str(&r->arena, body.ptr, body.len));
-    st = send_weights(r, body.ptr, err);
+    write_load(&body, dir, p, version, how);
+    if (p)
+        write_pull(&pull, p);
+    keep(r, kept(r, &body), kept(r, &pull));
+    st = tell(r, "/update_weights_from_disk", body.ptr, err);
+    ml_text_release(&pull);
     ml_text_release(&body);
     if (st != ML_OK) {
-        keep_weights(r, before);
+        keep(r, load_before, pull_before);
         return st;
     }
     pthread_mutex_lock(&r->lock);
@@ -66,6 +86,26 @@ ml_status ml_remote_load(ml_gen *g, const char *dir, uint64_t version, ml_switch
     pthread_mutex_unlock(&r->lock);
     ml_remote_have_done(r, ml_remote_found, r);
     return ML_OK;
+}
+
+ml_status ml_remote_load(ml_gen *g, const char *dir, uint64_t version, ml_switch how,
+                         ml_err *err) {
+    return load((ml_remote *)g, dir, NULL, version, how, err);
+}
+
+ml_status ml_remote_load_pulled(ml_gen *g, const ml_pull *p, uint64_t version,
+                                ml_switch how, ml_err *err) {
+    return load((ml_remote *)g, p->local, p, version, how, err);
+}
+
+ml_status ml_remote_pull(ml_gen *g, const ml_pull *p, ml_err *err) {
+    ml_text body = { 0 };
+    ml_status st;
+
+    write_pull(&body, p);
+    st = tell((ml_remote *)g, "/pull_weights", body.ptr, err);
+    ml_text_release(&body);
+    return st;
 }
 
 ml_status ml_remote_check(ml_gen *g, ml_err *err) {

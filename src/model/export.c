@@ -452,6 +452,40 @@ static ml_status make_dir(const char *dir, ml_err *err) {
     return st;
 }
 
+/* --- tensor by tensor --------------------------------------------------------- */
+
+static ml_status give_param(exporter *x, const item *i, ml_export_fn *fn, void *ud,
+                            ml_err *err) {
+    ml_st_tensor t = *i->src;
+    ml_dtype to = ML_F32;
+
+    t.dtype = i->dtype;
+    t.bytes = item_bytes(i);
+    ml_st_to_dtype(i->dtype, &to);
+    x->piece = realloc(x->piece, t.bytes + 1);
+    if (!x->piece)
+        return ml_fail(err, ML_ENOMEM, "no memory for %zu bytes of %s", t.bytes,
+                       t.name.ptr);
+    ml_named_read(x->w, x->s, &i->own, 0, ml_named_slices(&i->own).n_slice, to, x->piece);
+    t.data = x->piece;
+    return fn(ud, &t, err);
+}
+
+ml_status ml_export_each(const ml_weights *w, const ml_spec *s, const ml_checkpoint *from,
+                         const ml_export_opts *o, ml_export_fn *fn, void *ud, ml_err *err) {
+    exporter x = { .w = w, .s = s, .from = from, .o = o };
+    ml_status st = ML_OK;
+
+    ml_arena_init(&x.arena, "export");
+    list_items(&x);
+    for (int32_t i = 0; st == ML_OK && i < x.n; i++)
+        st = x.it[i].own.param == ML_NONE ? fn(ud, x.it[i].src, err)
+                                          : give_param(&x, &x.it[i], fn, ud, err);
+    free(x.piece);
+    ml_arena_release(&x.arena);
+    return st;
+}
+
 ml_status ml_export_hf(const ml_weights *w, const ml_spec *s, const ml_checkpoint *from,
                        const ml_export_opts *o, ml_err *err) {
     exporter x = { .w = w, .s = s, .from = from, .o = o };

@@ -20,6 +20,12 @@ typedef struct ml_export_opts {
         shard_bytes; /* 0: the files of the source; else a new split, as transformers does */
 } ml_export_opts;
 
+/* Called with each tensor of the checkpoint that would be written, in the order of its source;
+ * its bytes are good during the call. */
+typedef ml_status ml_export_fn(void *ud, const ml_st_tensor *t, ml_err *err);
+ml_status ml_export_each(const ml_weights *w, const ml_spec *s, const ml_checkpoint *from,
+                         const ml_export_opts *o, ml_export_fn *fn, void *ud, ml_err *err);
+
 ml_status ml_export_hf(const ml_weights *w, const ml_spec *s, const ml_checkpoint *from,
                        const ml_export_opts *o, ml_err *err);
 

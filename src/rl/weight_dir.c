@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "base/dir.h"
-#include "model/export.h"
 #include "model/weights_seal.h"
 
 #define PREFIX "version_"
@@ -16,12 +15,15 @@ static ml_status remove_if_there(const char *path, ml_err *err) {
     return access(path, F_OK) == 0 ? ml_dir_remove(path, err) : ML_OK;
 }
 
-/* f32 matrices stay f32, whatever the checkpoint had; others are on disk as they were. */
 static bool is_f32(const ml_weights *w) {
     for (int32_t i = 0; i < w->n; i++)
         if (w->t[i].n_dim > 1 && w->t[i].dtype == ML_F32)
             return true;
     return false;
+}
+
+ml_export_opts ml_weight_dir_how(const ml_weights *w) {
+    return (ml_export_opts){ .keep_dtype = !is_f32(w), .dtype = ML_F32 };
 }
 
 static bool is_old(const char *name, uint64_t version) {
@@ -61,14 +63,13 @@ static ml_status replace(const char *temp, const char *path, ml_err *err) {
 
 ml_status ml_weight_dir_put(const char *path, const ml_weights *w, const ml_spec *s,
                             const ml_checkpoint *from, int64_t shard_bytes, ml_err *err) {
-    ml_export_opts how = { .keep_dtype = !is_f32(w),
-                           .dtype = ML_F32,
-                           .shard_bytes = shard_bytes };
+    ml_export_opts how = ml_weight_dir_how(w);
     ml_text temp = { 0 };
     ml_status st;
 
     ml_text_printf(&temp, "%s.new", path);
     how.dir = temp.ptr;
+    how.shard_bytes = shard_bytes;
     st = remove_if_there(temp.ptr, err);
     if (st == ML_OK)
         st = ml_export_hf(w, s, from, &how, err);

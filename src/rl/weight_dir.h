@@ -9,7 +9,11 @@
 #ifndef ML_RL_WEIGHT_DIR_H
 #define ML_RL_WEIGHT_DIR_H
 
-#include "model/weights.h"
+#include "model/export.h"
+
+/* How the set is written: f32 matrices stay f32, whatever the checkpoint had; others are on
+ * disk as they were. */
+ml_export_opts ml_weight_dir_how(const ml_weights *w);
 
 /* Writes the set, in files of at most shard_bytes, as a checkpoint of this path: whole, or not
  * at all. */

@@ -193,6 +193,7 @@ typedef struct victim victim;
 struct victim {
     pid_t run;
     const char *log, *place;
+    const char *form; /* of the names of versions in it */
     bool (*is_time)(victim *v);
     long seen; /* what it showed at the last kill */
     unsigned seed;
@@ -225,7 +226,7 @@ static bool kill_one(victim *v, int n) {
 
 /* A random moment after weights were published, while engines get them or use them. */
 static bool were_published(victim *v) {
-    long now = newest(v->place, "version_%ld%299s");
+    long now = newest(v->place, v->form);
 
     if (now <= v->seen)
         return false;
@@ -235,7 +236,7 @@ static bool were_published(victim *v) {
 }
 
 /* MILES_LONG asks for more kills. */
-static void engines_may_die(void) {
+static void kill_engines(const char *form, const char *flags) {
     const char *here = ml_test_path("here"), *there = ml_test_path("there");
     victim v = victim_of(ml_test_path("there/rollout_weights"), were_published);
     int kills = getenv("MILES_LONG") ? 20 : 3, rounds = 5 * kills, n = 0;
@@ -243,13 +244,29 @@ static void engines_may_die(void) {
 
     ml_toy_run_inputs();
     CHECK(ml_toy_run("train", here, rounds, "", out, sizeof out) == 0);
-    v.run = start(v.log, "train", there, rounds, ENGINES);
+    v.form = form;
+    v.run = start(v.log, "train", there, rounds, flags);
     while (n < kills && kill_one(&v, n))
         n++;
     CHECK(wait_for(v.run) == 0);
     ml_toy_run_same(here, there, rounds);
     printf("%d kills, %d with requests under way\n", n, count(v.log, LOST));
     CHECK(n == kills && count(v.log, "was ended by signal 9; it is started again") == n);
+}
+
+static void engines_may_die(void) {
+    kill_engines("version_%ld%299s", ENGINES);
+}
+
+/* In the midst of a patch, too: the copy, which both have, is then begun anew. */
+static void engines_may_die_over_deltas(void) {
+    char flags[1000];
+
+    snprintf(flags, sizeof flags,
+             ENGINES "--update-weight-transfer-mode disk-delta "
+                     "--update-weight-local-checkpoint-dir %s",
+             ml_test_path("copy"));
+    kill_engines("weight_v%ld%299s", flags);
 }
 
 /* Two records of a round are of the same draws. */
@@ -434,6 +451,7 @@ static void one_that_stays_away_is_given_up(void) {
 static const ml_test tests[] = {
     { "the same bytes as here", the_same_bytes_as_here, 300 },
     { "engines may die", engines_may_die, 300 },
+    { "engines may die over deltas", engines_may_die_over_deltas, 300 },
     { "requests survive their engine", requests_survive_their_engine, 300 },
     { "a silent engine is replaced", a_silent_engine_is_replaced, 300 },
     { "without fault tolerance the run ends", without_fault_tolerance_the_run_ends, 300 },

@@ -1,0 +1,158 @@
+/* miles train that publishes what changed: the same bytes as with whole files, whatever happens
+ * to deltas and engines. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <stdbool.h>
+
+#include "tests/support/scratch.h"
+#include "tests/support/test.h"
+#include "tests/support/toy_model.h"
+#include "tests/support/toy_run.h"
+
+enum { ROUNDS = 6 };
+
+/* Flags for engines that follow deltas, each run with a copy of its own. */
+static const char *deltas(const char *more) {
+    static char out[1500];
+    static int n;
+    char copy[20];
+
+    snprintf(copy, sizeof copy, "copy_%d", n++);
+    snprintf(out, sizeof out,
+             "--update-weight-transfer-mode disk-delta "
+             "--update-weight-local-checkpoint-dir %s --log-level info %s",
+             ml_test_path(copy), more);
+    return out;
+}
+
+static bool there(const char *dir, const char *name) {
+    char line[1200];
+
+    snprintf(line, sizeof line, "ls %s/rollout_weights/%s >/dev/null 2>&1", dir, name);
+    return system(line) == 0;
+}
+
+static void the_same_bytes_as_whole(void) {
+    const char *here = ml_test_path("here"), *two = ml_test_path("two"),
+               *one = ml_test_path("one"), *async = ml_test_path("async"),
+               *three = ml_test_path("three");
+    char out[40000];
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train", here, ROUNDS, "", out, sizeof out) == 0);
+    CHECK(ml_toy_run("train", two, ROUNDS, deltas("--rollout-num-engines 2"), out,
+                     sizeof out) == 0);
+    CHECK_HAS(out, "engines begin with the weights they have");
+    CHECK_HAS(out, "weight_v000001 is a delta of ");
+    CHECK_HAS(out, "weight_v000002 is whole"); /* smaller than two deltas of all of it */
+    ml_toy_run_same(here, two, ROUNDS);
+    CHECK(!there(two, "weight_v000001") && there(two, "weight_v000005"));
+    CHECK(ml_toy_run("train", one, ROUNDS,
+                     deltas("--rollout-num-engines 1 --update-weight-delta-encoding "
+                            "overwrite --update-weight-delta-checksum blake3 "
+                            "--update-weight-buffer-size 20000"),
+                     out, sizeof out) == 0);
+    ml_toy_run_same(here, one, ROUNDS);
+    CHECK(there(one, "weight_v*/model-00003-of-*.safetensors"));
+    CHECK(ml_toy_run("train-async", async, ROUNDS, "--dtype bf16", out, sizeof out) == 0);
+    CHECK(ml_toy_run("train-async", three, ROUNDS,
+                     deltas("--rollout-num-engines 2 --update-weight-delta-checksum "
+                            "adler32 --dtype bf16"),
+                     out, sizeof out) == 0);
+    ml_toy_run_same(async, three, ROUNDS);
+}
+
+/* --- a hook that spoils each second delta ---------------------------------------------- */
+
+static const char spoiler[] =
+    "#include <stdio.h>\n"
+    "#include <miles/plugin.h>\n"
+    "static int run(const miles_event *e, miles_error *err) {\n"
+    "    char path[2000];\n"
+    "    static int n;\n"
+    "    FILE *f;\n"
+    "    (void)err;\n"
+    "    snprintf(path, sizeof path, \"%s/model-00000-of-00001.safetensors\", e->what);\n"
+    "    f = fopen(path, \"r+b\");\n"
+    "    if (f && n++ % 2 == 0 && fseek(f, -1, SEEK_END) == 0)\n"
+    "        fputc(fgetc(f) ^ 85, f);\n"
+    "    if (f)\n"
+    "        fclose(f);\n"
+    "    return 0;\n"
+    "}\n"
+    "static const miles_hook spoil = { { sizeof spoil, MILES_HOOK, \"spoil\", 0, \"\" }, "
+    "run "
+    "};\n"
+    "static const miles_row *const rows[] = { &spoil.row, 0 };\n"
+    "static const miles_plugin plugin = { sizeof plugin, MILES_ABI, rows };\n"
+    "const miles_plugin *miles_plugin_entry(void) { return &plugin; }\n";
+
+static void damaged_deltas_are_followed_by_all(void) {
+    const char *here = ml_test_path("here"), *there_ = ml_test_path("there");
+    char out[40000], more[1200];
+
+    ml_toy_run_inputs();
+    ml_toy_file("spoiler.c", spoiler);
+    snprintf(more, sizeof more, "cc -shared -fPIC -Iinclude -o %s %s",
+             ml_test_path("spoiler.so"), ml_test_path("spoiler.c"));
+    CHECK(system(more) == 0);
+    CHECK(ml_toy_run("train", here, ROUNDS, "", out, sizeof out) == 0);
+    snprintf(more, sizeof more,
+             "--rollout-num-engines 2 --custom-update-weight-post-write-path %s:spoil",
+             ml_test_path("spoiler.so"));
+    CHECK(ml_toy_run("train", there_, ROUNDS, deltas(more), out, sizeof out) == 0);
+    CHECK_HAS(out, "weight_v000001/model-00000-of-00001.safetensors");
+    CHECK_HAS(out, "all of the weights are published instead");
+    CHECK_HAS(out, "weight_v000002 is whole");
+    ml_toy_run_same(here, there_, ROUNDS);
+}
+
+/* --- lives ------------------------------------------------------------------------------ */
+
+/* The next run finds the copy and the versions of the one before it. */
+static void runs_go_on(void) {
+    const char *here = ml_test_path("here"), *parts = ml_test_path("parts");
+    char out[40000], more[1500];
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train", here, ROUNDS, "", out, sizeof out) == 0);
+    snprintf(more, sizeof more, "%s", deltas("--rollout-num-engines 2"));
+    CHECK(ml_toy_run("train", parts, 3, more, out, sizeof out) == 0);
+    CHECK(ml_toy_run("train", parts, ROUNDS, more, out, sizeof out) == 0);
+    CHECK_HAS(out, "weight_v000001 is a delta of "); /* to the checkpoint, not to the run */
+    ml_toy_run_same(here, parts, ROUNDS);
+}
+
+static void what_cannot_be_meant_is_said(void) {
+    static const struct {
+        const char *flags, *sentence;
+    } cases[] = {
+        { "--update-weight-transfer-mode p2p", "is not offered: use broadcast" },
+        { "--update-weight-transfer-mode disk-delta", "give --rollout-external or" },
+        { "--update-weight-transfer-mode disk-delta --rollout-num-engines 1",
+          "needs --update-weight-local-checkpoint-dir" },
+        { "--update-weight-local-checkpoint-dir x", "leave them out" },
+        { "--update-weight-delta-encoding overwrite", "leave them out" },
+        { "--update-weight-delta-checksum md5", "xxh3-128" },
+    };
+    char out[16000];
+
+    ml_toy_run_inputs();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK(ml_toy_run("train", ml_test_path("save"), 2, cases[i].flags, out,
+                         sizeof out) == 2);
+        CHECK_HAS(out, cases[i].sentence);
+    }
+}
+
+static const ml_test tests[] = {
+    { "the same bytes as whole", the_same_bytes_as_whole, 300 },
+    { "damaged deltas are followed by all", damaged_deltas_are_followed_by_all, 300 },
+    { "runs go on", runs_go_on, 300 },
+    { "what cannot be meant is said", what_cannot_be_meant_is_said },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
