@@ -209,7 +209,8 @@ typedef struct ml_op_args {
     /* Forward of an op that chooses: i32 [n,k] to take instead, but in rows that begin with
      * -1.  Absent: it chooses.  It may be the memory that the choice is written to. */
     ml_tensor given;
-    void *scratch; /* at least what ml_ops.scratch said, aligned to 64 */
+    int32_t loss_rows; /* LMHEAD: treated at a time; 0: as many as the backend likes */
+    void *scratch;     /* at least what ml_ops.scratch said, aligned to 64 */
 } ml_op_args;
 
 typedef void ml_op_fn(ml_stream *s, const ml_op_args *a);

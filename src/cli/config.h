@@ -132,6 +132,7 @@ typedef struct ml_config {
         int granularity, recompute_method; /* ml_granularity; 0 uniform, 1 block */
         int64_t recompute_layers;
         ml_words recompute_modules;
+        int64_t loss_rows; /* -1: as many as the backend likes */
         bool recompute_loss, dry_run;
         /* saving; keep_last 0: all, ckpt_step -1: the newest */
         const char *save, *load;

@@ -87,8 +87,6 @@ const ml_flag ml_flags_numerics[] = {
       .help = "Training attends to the keys that the rollout's indexers chose." },
     ML_NOOP("use-indexer-replay", BOOL, MILES, ML_CMD_SFT, "there is no rollout"),
     ML_NOOP("use-rollout-indexer-replay", BOOL, MILES, ML_CMD_SFT, "there is no rollout"),
-    ML_NOOP("log-probs-chunk-size", TEXT, MILES, TRAIN,
-            "log-probs are computed row by row, without padding"),
     ML_NOOP("data-pad-size-multiplier", TEXT, MILES, TRAIN,
             "log-probs are computed row by row, without padding"),
     ML_NOOP("bf16", BOOL, MEGATRON, TRAIN,

@@ -503,6 +503,20 @@ const ml_flag ml_flags_train[] = {
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
       .help = "Compute logits again in backward instead of keeping them from forward." },
+    { .name = "log-probs-chunk-size",
+      .type = ML_FLAG_I64,
+      ML_AT(train.loss_rows),
+      .value = "N",
+      .def = "-1",
+      .min = -1,
+      .max = 1e6,
+      .group = "memory",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help =
+          "Tokens whose logits are computed at a time, scoring and training; 0 or less: "
+          "as many as the backend likes, 512 on a CPU and 2048 on a GPU.  No log-prob "
+          "depends on it; on a CPU nothing does." },
     { .name = "dry-run",
       .type = ML_FLAG_BOOL,
       ML_AT(train.dry_run),

@@ -98,6 +98,7 @@ static ml_trainer_opts trainer_opts(const ml_config *c, int64_t batch) {
                        .block = c->train.recompute_method == 1,
                        .n_layer = (int32_t)c->train.recompute_layers },
         .keep_logits = !c->train.recompute_loss,
+        .loss_rows = (int32_t)(c->train.loss_rows > 0 ? c->train.loss_rows : 0),
         .stop_on_bad = c->train.check_nan,
     };
 }

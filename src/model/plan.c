@@ -81,6 +81,7 @@ static void bind_values(const ml_plan *p, int32_t node, bool forward, const ml_r
             a->w[k] = r->weights->t[n->w[k]];
     a->attr = &n->attr;
     a->rows = r->rows;
+    a->loss_rows = p->opts.loss_rows;
     a->scratch = p->scratch.ptr;
     bind_given(p, n, r, a);
 }

@@ -46,7 +46,8 @@ typedef struct ml_recompute {
 typedef struct ml_plan_opts {
     ml_batch_caps caps;
     bool backward;
-    bool logits; /* keep the logits of all loss rows */
+    bool logits;       /* keep the logits of all loss rows */
+    int32_t loss_rows; /* whose logits are computed at a time; 0: as the backend likes */
     bool
         kv_shared; /* pages come with each run (decode, chunked prefill), not from the plan */
     ml_recompute recompute; /* with backward only */

@@ -62,6 +62,7 @@ static ml_status add_plan(ml_memory *m, const ml_memory_ask *ask, const ml_spec 
     ml_plan_opts opts = { .caps = caps_for(tokens_of(ask, !train)),
                           .backward = train,
                           .logits = train && ask->opts.keep_logits && !spec->critic,
+                          .loss_rows = ask->opts.loss_rows,
                           .recompute = ask->opts.recompute };
     ml_plan *plan = NULL;
     ml_status st;

@@ -161,7 +161,8 @@ static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_c
                              ml_err *err) {
     ml_plan_opts opts = { .backward = backward,
                           .recompute = t->opts.recompute,
-                          .logits = backward && t->opts.keep_logits && !t->spec->critic };
+                          .logits = backward && t->opts.keep_logits && !t->spec->critic,
+                          .loss_rows = t->opts.loss_rows };
     ml_status st;
 
     if (r->plan && covers(r->micro.caps, need))

@@ -28,7 +28,8 @@ typedef struct ml_trainer_opts {
     ml_schedule_opts batch;   /* how samples become micro-batches */
     int64_t score_max_tokens; /* of a micro-batch that is only scored; 0: as batch */
     ml_recompute recompute;
-    bool keep_logits; /* from forward to backward: faster, by a vocabulary per loss row */
+    bool keep_logits;  /* from forward to backward: faster, by a vocabulary per loss row */
+    int32_t loss_rows; /* whose logits are computed at a time; 0: as the backend likes */
     /* Where what it computes is written, scoring and training; NULL: nowhere. */
     ml_plan_dump *dump_score, *dump_train;
     ml_timeline *spans_score, *spans_train; /* who is told when ops ran; NULL: nobody */

@@ -153,6 +153,7 @@ typedef struct setting {
     const char *name;
     ml_recompute r;
     bool keep_logits;
+    int32_t loss_rows;
 } setting;
 
 static const setting settings[] = {
@@ -169,6 +170,8 @@ static const setting settings[] = {
       { .granularity = ML_RECOMPUTE_FULL, .block = true, .n_layer = 1 } },
     { "all layers together again", { .granularity = ML_RECOMPUTE_FULL, .n_layer = 2 } },
     { "kept logits", { .granularity = ML_RECOMPUTE_NONE }, true },
+    { "one token's logits", { .granularity = ML_RECOMPUTE_NONE }, false, 1 },
+    { "kept logits, 7 at a time", { .granularity = ML_RECOMPUTE_NONE }, true, 7 },
     { "each layer again", { .granularity = ML_RECOMPUTE_FULL } },
 };
 enum { N_SETTING = sizeof settings / sizeof *settings };
@@ -184,6 +187,7 @@ static void recomputation_does_not_show(void) {
             ml_bins bins;
             o.trainer.recompute = settings[i].r;
             o.trainer.keep_logits = settings[i].keep_logits;
+            o.trainer.loss_rows = settings[i].loss_rows;
             ml_trainee_open(&t, &o);
             bins = ml_trainee_bins(&t, 110);
             run_step(&t, &bins, i == 0 ? &first : &other);

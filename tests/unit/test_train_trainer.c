@@ -170,7 +170,7 @@ static void memory_is_planned(void) {
     ml_err err = { 0 };
     ml_memory_ask ask;
     ml_text text = { 0 };
-    size_t total = 0;
+    size_t total = 0, scratch, scored;
 
     ml_trainee_open(&t, &o);
     ask = (ml_memory_ask){ .spec = &t.spec,
@@ -197,6 +197,12 @@ static void memory_is_planned(void) {
     CHECK_HAS(err.msg, "with --recompute-granularity full it takes");
     CHECK(ml_memory_check(&ask, 1000, &err) == ML_ENOMEM);
     CHECK_HAS(err.msg, "still too much");
+    scratch = row_bytes(&m, "scratch");
+    scored = row_bytes(&m, "scratch of scoring");
+    ask.opts.loss_rows = 1;
+    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK);
+    CHECK(row_bytes(&m, "scratch") < scratch);
+    CHECK(row_bytes(&m, "scratch of scoring") < scored);
     ask.opts.optimizer.offload_dir = "x";
     CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_disk > 0);
     CHECK(row_bytes(&m, "optimizer state") == 0);

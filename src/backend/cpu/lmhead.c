@@ -57,7 +57,7 @@ static ml_tensor lmhead_columns(const ml_tensor *w, int64_t column, int64_t n) {
 
 /* Rows of the largest chunk of a call. */
 static int64_t lmhead_chunk(const ml_op_args *a) {
-    return lmhead_min(LMHEAD_ROWS, a->rows->n_loss);
+    return lmhead_min(a->loss_rows ? a->loss_rows : LMHEAD_ROWS, a->rows->n_loss);
 }
 
 /* Columns of a stripe that n rows meet. */
@@ -132,7 +132,7 @@ static void lmhead_run(lmhead_call *c, ml_task *fn) {
 /* Moves to the loss rows from `first` on; false when there are none. */
 static bool lmhead_next_chunk(lmhead_call *c, int64_t first) {
     c->first = first;
-    c->n = lmhead_min(LMHEAD_ROWS, c->args->rows->n_loss - first);
+    c->n = lmhead_min(lmhead_chunk(c->args), c->args->rows->n_loss - first);
     if (c->n <= 0)
         return false;
     lmhead_run(c, lmhead_gather);

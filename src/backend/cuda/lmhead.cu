@@ -23,7 +23,13 @@ struct lmhead_call {
 /* ---- scratch: gathered rows, logits, their gradients, gradients of the rows ---- */
 
 static int64_t chunk_rows(const ml_op_args *a) {
-    return a->rows->n_loss < CHUNK ? a->rows->n_loss : CHUNK;
+    int64_t most = a->loss_rows ? a->loss_rows : CHUNK;
+    return a->rows->n_loss < most ? a->rows->n_loss : most;
+}
+
+static int64_t rows_from(const ml_op_args *a, int64_t first) {
+    int64_t left = a->rows->n_loss - first, most = chunk_rows(a);
+    return left < most ? left : most;
 }
 
 typedef struct lmhead_room {
@@ -183,8 +189,8 @@ static void logits(ml_stream *s, const ml_op_args *a, const void *x, const lmhea
 void ml_cuda_lmhead_forward(ml_stream *s, const ml_op_args *a) {
     lmhead_room room = room_of(a, false);
 
-    for (int64_t first = 0; first < a->rows->n_loss; first += CHUNK) {
-        int64_t left = a->rows->n_loss - first, n = left < CHUNK ? left : CHUNK;
+    for (int64_t first = 0, n; first < a->rows->n_loss; first += n) {
+        n = rows_from(a, first);
         lmhead_call c = chunk_at(a, &room, first);
         gather(s, a, room.x, &c, n);
         logits(s, a, room.x, &c, n);
@@ -252,8 +258,8 @@ void ml_cuda_lmhead_backward(ml_stream *s, const ml_op_args *a) {
                      cudaMemsetAsync(a->din[0].data, 0, ml_tensor_bytes(&a->din[0]),
                                      ml_cuda(s)->stream),
                      "LM head backward");
-    for (int64_t first = 0; first < a->rows->n_loss; first += CHUNK) {
-        int64_t left = a->rows->n_loss - first, n = left < CHUNK ? left : CHUNK;
+    for (int64_t first = 0, n; first < a->rows->n_loss; first += n) {
+        n = rows_from(a, first);
         lmhead_call c = chunk_at(a, &room, first);
         c.dlogprob = (const float *)a->dout[0].data + first;
         c.dentropy = a->dout[1].data ? (const float *)a->dout[1].data + first : NULL;
