@@ -221,6 +221,7 @@ typedef struct ml_config {
         const char *sentinel, *dump, *trajectory, *env_vars; /* NULL: not given */
         double subsample, peak_tflops;                       /* NaN; 0: not given */
         bool ci_test, ci_no_kl, ci_no_logprobs, ci_no_sync;
+        const char *faults; /* JSON; NULL: none */
         const char *metric, *save_norm, *load_norm, *save_hash, *check_hash;
         double threshold;
     } debug;

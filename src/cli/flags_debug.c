@@ -6,7 +6,6 @@
 #define DUMPER "there is no source to patch; --dumper-enable writes the output of every op"
 #define MEMORY                                                                             \
     "--record-memory-history writes where the memory is, --profile where time goes"
-#define AUDIT "there are no ranks that could fail by themselves; leave it out"
 
 #define NOTHING "nothing is generated in supervised fine-tuning"
 
@@ -290,6 +289,18 @@ const ml_flag ml_flags_debug[] = {
             "weights are not quantised"),
     ML_REFUSED("check-lora-weight-equal", BOOL, MILES, TRAIN,
                "adapters are not trained yet; leave it out"),
-    ML_REFUSED("ci-ft-test-actions", TEXT, MILES, TRAIN, AUDIT),
+    { .name = "ci-ft-test-actions",
+      .type = ML_FLAG_TEXT,
+      ML_AT(debug.faults),
+      .value = "JSON",
+      .group = "debugging",
+      .cmds = ML_CMD_TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Faults that the run shall have, as [{\"at_rollout\": 2, \"action\": "
+              "\"crash_engine_at_end\", \"cell_index\": 0}]: when the weights of that "
+              "round (or of the next that has any) were published, this engine of "
+              "--rollout-num-engines is killed.  Miles' actions are about ranks that "
+              "train, and are refused." },
+    ML_REFUSED("ci-ft-test-actions", TEXT, MILES, ML_CMD_SFT, NOTHING),
     { 0 },
 };

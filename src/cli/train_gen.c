@@ -228,6 +228,8 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
     memcpy(t->rollout.how.routed, run->opts.replay_rollout,
            sizeof run->opts.replay_rollout);
     if (st == ML_OK)
+        st = ml_faults_read(&t->faults, &t->arena, c->debug.faults, t->n_engine, err);
+    if (st == ML_OK)
         st = find_ends(t, err);
     if (st == ML_OK)
         st = ml_train_evals_open(t, c, err);
@@ -304,6 +306,7 @@ static ml_status start_engine(ml_train_gen *t, const ml_config *c, ml_err *err) 
 ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
     ml_status st = start_engine(t, c, err);
 
+    t->faults.after = t->run->rollout - 1;
     t->rollout.asker = (ml_asker){ .gen = t->gen,
                                    .rewards = t->rewards,
                                    .tokenizer = t->run->tokenizer,
@@ -354,6 +357,8 @@ ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err) {
     st = publish(t, w, err);
     if (st == ML_OK && t->flow)
         ml_flow_published(t->flow, w->version);
+    if (st == ML_OK && t->fleet)
+        ml_faults_happen(&t->faults, t->fleet, t->run->rollout);
     ml_log(ML_LOG_INFO, "weight_sync: version %llu in %.6f s",
            (unsigned long long)w->version, ml_clock_s() - began);
     return st;

@@ -5,6 +5,7 @@
 #define ML_CLI_TRAIN_GEN_H
 
 #include "cli/config.h"
+#include "cli/train_faults.h"
 #include "engine/fleet.h"
 #include "engine/local.h"
 #include "engine/remote.h"
@@ -30,6 +31,7 @@ typedef struct ml_train_gen {
     ml_weight_stream *stream; /* what is written there; NULL: all of them, each time */
     ml_pull pull;             /* and where engines copy it to */
     int32_t n_engine;         /* processes of ours that generate */
+    ml_faults faults;         /* of theirs, that the run is asked for */
     ml_fleet *fleet;          /* they; NULL: not yet, or none */
     int64_t shard_bytes;      /* of a file of them */
     ml_gen *gen;

@@ -111,6 +111,10 @@ static bool skips_what_it_checks(const ml_config *c) {
     return c->debug.skip_sync && c->debug.ci_test && !c->debug.ci_no_sync;
 }
 
+static bool faults_of_nobody(const ml_config *c) {
+    return c->debug.faults && !c->mode.n_engine;
+}
+
 static const mode_rule rules[] = {
     { async_flag_in_train, "--fully-async and --update-weights-interval belong to miles "
                            "train-async: miles train publishes after each round" },
@@ -177,6 +181,8 @@ static const mode_rule rules[] = {
       "elsewhere: give --rollout-external or --rollout-num-engines, or leave it out" },
     { analyses_nothing,
       "--enable-event-analyzer needs --save-debug-event-data, the events to analyse" },
+    { faults_of_nobody, "--ci-ft-test-actions crashes engines of the run: give "
+                        "--rollout-num-engines, and --use-fault-tolerance to survive it" },
     { skips_what_it_checks, "--ci-test compares weights that --debug-skip-weight-update "
                             "keeps apart: add --ci-disable-weight-update-checker" },
 };

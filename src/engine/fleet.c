@@ -223,28 +223,54 @@ static void tick(void *ud) {
 typedef struct errand {
     ml_fleet *fleet;
     ml_gen *remote;
+    int32_t engine;
     bool done; /* under the fleet's lock */
 } errand;
 
-static void set_remote(void *ud) {
-    errand *e = ud;
+static void end_errand(errand *e) {
     ml_fleet *f = e->fleet;
 
-    f->remote = e->remote;
     pthread_mutex_lock(&f->lock);
     e->done = true;
     pthread_cond_signal(&f->change);
     pthread_mutex_unlock(&f->lock);
 }
 
-void ml_fleet_serve(ml_fleet *f, ml_gen *remote) {
-    errand e = { .fleet = f, .remote = remote };
+/* Has it done on the loop's thread, and waits. */
+static void run_errand(errand *e, ml_loop_fn *fn) {
+    ml_fleet *f = e->fleet;
 
-    ml_loop_post(f->loop, set_remote, &e);
+    ml_loop_post(f->loop, fn, e);
     pthread_mutex_lock(&f->lock);
-    while (!e.done)
+    while (!e->done)
         pthread_cond_wait(&f->change, &f->lock);
     pthread_mutex_unlock(&f->lock);
+}
+
+static void set_remote(void *ud) {
+    errand *e = ud;
+
+    e->fleet->remote = e->remote;
+    end_errand(e);
+}
+
+void ml_fleet_serve(ml_fleet *f, ml_gen *remote) {
+    run_errand(&(errand){ .fleet = f, .remote = remote }, set_remote);
+}
+
+static void crash(void *ud) {
+    errand *e = ud;
+    const engine *victim = &e->fleet->engine[e->engine];
+
+    if (victim->child.pid > 0)
+        kill(victim->child.pid, SIGKILL);
+    ml_log(ML_LOG_WARN, "engine %d %s, as it was asked for", (int)e->engine,
+           victim->child.pid > 0 ? "is killed" : "cannot be killed, being dead already");
+    end_errand(e);
+}
+
+void ml_fleet_crash(ml_fleet *f, int32_t i) {
+    run_errand(&(errand){ .fleet = f, .engine = i }, crash);
 }
 
 const char *ml_fleet_url(const ml_fleet *f, int32_t i) {

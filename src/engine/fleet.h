@@ -38,4 +38,7 @@ const char *ml_fleet_url(const ml_fleet *f, int32_t i);
  * their order.  NULL: not any more; when it returns, nobody uses the one before. */
 void ml_fleet_serve(ml_fleet *f, ml_gen *remote);
 
+/* Kills one, to see what happens; deaths are mended as others are. */
+void ml_fleet_crash(ml_fleet *f, int32_t i);
+
 #endif

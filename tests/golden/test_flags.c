@@ -10,7 +10,7 @@
 /* ---- rows ---- */
 
 /* May grow, and must not shrink. */
-#define LEAST_LIVE 198
+#define LEAST_LIVE 199
 
 static const ml_flag *row_of(const ml_flag_list *l, const char *name) {
     int at = ml_flag_list_find(l, ml_str_of(name));

@@ -269,6 +269,58 @@ static void engines_may_die_over_deltas(void) {
     kill_engines("weight_v%ld%299s", flags);
 }
 
+/* The run kills them itself. */
+static void faults_on_order(void) {
+    const char *here = ml_test_path("here"), *there = ml_test_path("there");
+    char out[16000];
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train", here, ROUNDS, "", out, sizeof out) == 0);
+    CHECK(ml_toy_run("train", there, ROUNDS,
+                     ENGINES "--ci-ft-test-actions "
+                             "'[{\"at_rollout\":1,\"action\":\"crash_engine_at_end\","
+                             "\"cell_index\":0},{\"at_rollout\":3,\"action\":"
+                             "\"crash_engine_at_end\"}]'",
+                     out, sizeof out) == 0);
+    CHECK_HAS(out, "engine 0 is killed, as it was asked for");
+    CHECK_HAS(out, "engine 1 is killed, as it was asked for");
+    CHECK_HAS(out, "engine 0 was ended by signal 9; it is started again");
+    ml_toy_run_same(here, there, ROUNDS);
+    /* Without anybody who starts it again, a fault is the end. */
+    CHECK(ml_toy_run("train", ml_test_path("end"), ROUNDS,
+                     "--rollout-num-engines 1 --ci-ft-test-actions "
+                     "'[{\"at_rollout\":0,\"action\":\"crash_engine_at_end\"}]'",
+                     out, sizeof out) == 3);
+    CHECK_HAS(out, "engine 0 was ended by signal 9");
+}
+
+static void faults_that_cannot_be(void) {
+    static const struct {
+        const char *json, *sentence;
+    } cases[] = {
+        { "x", "--ci-ft-test-actions:1:1" },
+        { "{}", "expected an array" },
+        { "[1]", "\"action\": expected" },
+        { "[{\"action\":\"crash_before_allreduce\"}]", "one of several ranks" },
+        { "[{\"action\":\"crash_engine_at_end\"}]", "\"at_rollout\": expected" },
+        { "[{\"action\":\"crash_engine_at_end\",\"at_rollout\":1,\"cell_index\":2}]",
+          "\"cell_index\" is 2" },
+        { "[{\"action\":\"crash_engine_at_end\",\"at_rollout\":1,\"rank\":0}]",
+          "\"rank\" is not known" },
+    };
+    char out[16000], more[400];
+
+    ml_toy_run_inputs();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(more, sizeof more, ENGINES "--ci-ft-test-actions '%s'", cases[i].json);
+        CHECK(ml_toy_run("train", ml_test_path("save"), 2, more, out, sizeof out) == 2);
+        CHECK_HAS(out, cases[i].sentence);
+    }
+    CHECK(ml_toy_run("train", ml_test_path("save"), 2, "--ci-ft-test-actions []", out,
+                     sizeof out) == 2);
+    CHECK_HAS(out, "give --rollout-num-engines");
+}
+
 /* Two records of a round are of the same draws. */
 static void same_samples(const char *a, const char *b) {
     ml_sample *x = NULL, *y = NULL;
@@ -452,6 +504,8 @@ static const ml_test tests[] = {
     { "the same bytes as here", the_same_bytes_as_here, 300 },
     { "engines may die", engines_may_die, 300 },
     { "engines may die over deltas", engines_may_die_over_deltas, 300 },
+    { "faults on order", faults_on_order, 300 },
+    { "faults that cannot be", faults_that_cannot_be },
     { "requests survive their engine", requests_survive_their_engine, 300 },
     { "a silent engine is replaced", a_silent_engine_is_replaced, 300 },
     { "without fault tolerance the run ends", without_fault_tolerance_the_run_ends, 300 },
