@@ -215,8 +215,7 @@ void ml_serve_models(ml_server *s, ml_http_call *c) {
     if (path.len > prefix) {
         ml_str name = { path.ptr + prefix, path.len - prefix };
         if (!ml_str_is(name, s->opts.model_name)) {
-            ml_reply_error(c, 404,
-                           "There is no model of that name; /v1/models lists them.");
+            ml_reply_no_model(c, "There is no model of that name; /v1/models lists them.");
             return;
         }
         write_model(s, &o);

@@ -212,7 +212,10 @@ static void refuse(ml_job *j, const ml_err *err) {
     ml_http_call *c = j->call;
 
     j->call = NULL;
-    ml_reply_err(c, err);
+    if (j->other_model)
+        ml_reply_no_model(c, err->msg);
+    else
+        ml_reply_err(c, err);
     if (j->n_open == 0)
         ml_job_free(j);
 }

@@ -72,10 +72,13 @@ static const ml_field stream_rows[] = {
     { 0 },
 };
 
-static ml_status check_model(const ml_server *s, ml_str model, ml_err *err) {
+static ml_status check_model(ml_job *j, ml_str model, ml_err *err) {
+    const ml_server *s = j->server;
+
     if (!model.len || ml_str_is(model, s->opts.model_name) ||
         ml_str_is(model, s->opts.model_path) || ml_str_is(model, "default"))
         return ML_OK;
+    j->other_model = true;
     return ml_fail(err, ML_EUSAGE,
                    "there is no model \"%.*s\" here: it is \"%s\" (--served-model-name)",
                    (int)(model.len < 200 ? model.len : 200), model.ptr, s->opts.model_name);
@@ -95,7 +98,7 @@ ml_status ml_openai_read(ml_job *j, const ml_field *rows, ml_err *err) {
     if (!st && b->stream_options && !b->stream)
         st = ml_fail(err, ML_EUSAGE, "\"stream_options\" go with \"stream\": true");
     if (!st)
-        st = check_model(j->server, b->model, err);
+        st = check_model(j, b->model, err);
     if (st)
         return st;
     j->stream = b->stream;

@@ -48,23 +48,40 @@ static void write_message(ml_json_out *o, const char *message) {
     ml_text_release(&clean);
 }
 
-void ml_reply_error(ml_http_call *c, int status, const char *message) {
-    ml_text body = { 0 };
-    ml_json_out o = { .to = &body };
+/* code NULL: the status. */
+static void write_error(ml_text *out, int status, const char *type, const char *code,
+                        const char *message) {
+    ml_json_out o = { .to = out };
 
     ml_json_begin(&o, '{');
     ml_json_key(&o, "error");
     ml_json_begin(&o, '{');
     ml_json_key(&o, "message");
     write_message(&o, message);
-    ml_json_key(&o, "type");
-    ml_json_word(&o, error_type(status));
+    ml_json_put_word(&o, "type", type);
     ml_json_key(&o, "param");
     ml_json_null(&o);
     ml_json_key(&o, "code");
-    ml_json_int(&o, status);
+    if (code)
+        ml_json_word(&o, code);
+    else
+        ml_json_int(&o, status);
     ml_json_end(&o, '}');
     ml_json_end(&o, '}');
+}
+
+void ml_reply_no_model(ml_http_call *c, const char *message) {
+    ml_text body = { 0 };
+
+    write_error(&body, 404, "invalid_request_error", "model_not_found", message);
+    ml_reply_json(c, 404, &body);
+    ml_text_release(&body);
+}
+
+void ml_reply_error(ml_http_call *c, int status, const char *message) {
+    ml_text body = { 0 };
+
+    write_error(&body, status, error_type(status), NULL, message);
     if (status == 429 || status == 503)
         ml_http_add_header(c, "Retry-After", "1");
     ml_reply_json(c, status, &body);

@@ -75,6 +75,7 @@ struct ml_job {
     const ml_json *body;
     ml_str rid; /* empty: each choice has one of its own */
     bool stream, begun;
+    bool other_model;  /* it is refused because it names one that is not here */
     bool busy;         /* its reply is being written */
     ml_choice *choice; /* [n_choice] */
     int32_t n_choice;
@@ -129,6 +130,8 @@ void ml_reply_json(ml_http_call *c, int status, const ml_text *body);
 /* {"error": {"message", "type", "param", "code"}}, as OpenAI's clients read it. */
 void ml_reply_error(ml_http_call *c, int status, const char *message);
 void ml_reply_err(ml_http_call *c, const ml_err *err);
+/* 404 with the code that OpenAI has for a model that is not there. */
+void ml_reply_no_model(ml_http_call *c, const char *message);
 int ml_http_status_of(ml_status st);
 /* The body as JSON; an empty one is an empty object when `optional`. */
 ml_status ml_read_body(const ml_json **out, ml_http_call *c, ml_arena *a, bool optional,

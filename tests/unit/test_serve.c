@@ -207,8 +207,6 @@ static const struct {
     { "/v1/completions", "{}", "expected \\\"prompt\\\"" },
     { "/v1/completions", "{\"prompt\": \"a\", \"suffix\": \"b\"}", "not filled in" },
     { "/v1/completions", "{\"prompt\": \"a\", \"best_of\": 2}", "best_of" },
-    { "/v1/completions", "{\"prompt\": \"a\", \"model\": \"other\"}",
-      "there is no model \\\"other\\\" here: it is \\\"fake\\\"" },
     { "/v1/completions", "{\"prompt\": \"a\", \"stream_options\": {}}", "stream_options" },
     { "/v1/chat/completions", "{}", "expected \\\"messages\\\"" },
     { "/v1/chat/completions", "{\"messages\": [{\"content\": \"x\"}]}",
@@ -246,6 +244,10 @@ static void refusals(void) {
         CHECK_HAS(body, "{\"error\": {\"message\": \"");
         CHECK_HAS(body, bad[i].words);
     }
+    post(404, "/v1/completions", "{\"prompt\": \"a\", \"model\": \"other\"}");
+    CHECK_HAS(body, "there is no model \\\"other\\\" here: it is \\\"fake\\\"");
+    CHECK_HAS(body, "\"type\": \"invalid_request_error\"");
+    CHECK_HAS(body, "\"code\": \"model_not_found\"");
     CHECK(f.n_submit == 0);
     /* Asking for nothing is no asking. */
     post(200, "/generate",
