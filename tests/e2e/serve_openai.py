@@ -105,7 +105,7 @@ def test_tools(c, s):
 
 
 def test_errors(c, s):
-    for wrong, kind in (({"model": "other"}, openai.BadRequestError),
+    for wrong, kind in (({"model": "other"}, openai.NotFoundError),
                         ({"top_p": 2}, openai.BadRequestError),
                         ({"tools": [TOOL], "tool_choice": "required"}, openai.BadRequestError)):
         try:
