@@ -116,7 +116,7 @@ void ml_blake3(uint8_t out[ML_BLAKE3_BYTES], const void *bytes, size_t n) {
     for (; n > CHUNK; p += CHUNK, n -= CHUNK) {
         b = end_of_chunk(p, CHUNK, i++);
         root = compress(&b);
-        for (uint64_t done = i; !(done & 1); done >>= 1) {
+        for (uint64_t done = i; depth > 0 && !(done & 1); done >>= 1) {
             b = parent_of(&stack[--depth], &root);
             root = compress(&b);
         }
