@@ -135,6 +135,24 @@ static void report(const ml_weight_news *n) {
                n->n_written, n->n_changed, n->n_byte);
 }
 
+/* Miles' figures; how much of a whole version has changed is not known. */
+static void record(ml_train_gen *t, const ml_weight_news *n) {
+    ml_figures figures;
+    ml_arena a;
+
+    if (!n->dir)
+        return;
+    ml_arena_init(&a, "figures of weights");
+    ml_figures_init(&figures, &a);
+    if (!n->is_whole)
+        ml_figures_add(&figures, "perf/", "update_weights_density",
+                       (double)n->n_changed / (double)n->n_byte);
+    ml_figures_add(&figures, "perf/", "update_weights_wire_bytes",
+                   (double)(n->is_whole ? n->n_byte : n->n_written));
+    ml_run_log_timing(&t->run->log, t->run->rollout, &figures);
+    ml_arena_release(&a);
+}
+
 static ml_status publish_version(ml_weight_news *out, ml_train_gen *t, const ml_weights *w,
                                  bool whole, ml_err *err) {
     ml_status st = ml_weight_stream_publish(out, t->stream, w, whole, err);
@@ -142,6 +160,7 @@ static ml_status publish_version(ml_weight_news *out, ml_train_gen *t, const ml_
     if (st != ML_OK)
         return st;
     report(out);
+    record(t, out);
     return deliver(t, out, w, err);
 }
 

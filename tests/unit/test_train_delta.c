@@ -47,6 +47,11 @@ static void the_same_bytes_as_whole(void) {
     CHECK_HAS(out, "weight_v000002 is whole"); /* smaller than two deltas of all of it */
     ml_toy_run_same(here, two, ROUNDS);
     CHECK(!there(two, "weight_v000001") && there(two, "weight_v000005"));
+    snprintf(
+        out, sizeof out,
+        "grep -q '\"perf/update_weights_density\": 0[.].*wire_bytes\"' %s/timing.jsonl",
+        two);
+    CHECK(system(out) == 0);
     CHECK(ml_toy_run("train", one, ROUNDS,
                      deltas("--rollout-num-engines 1 --update-weight-delta-encoding "
                             "overwrite --update-weight-delta-checksum blake3 "
