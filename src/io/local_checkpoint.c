@@ -218,11 +218,12 @@ static ml_status apply_file(patch *p, int64_t number, ml_str name, ml_err *err) 
     const char *path =
         ml_arena_printf(p->arena, "%s/%.*s", p->v->dir, (int)name.len, name.ptr);
     ml_map meta;
-    ml_st_file *f;
-    ml_status st = memchr(name.ptr, '/', name.len)
-                       ? ml_fail(err, ML_EFORMAT, "%s: is no name of a file beside", path)
-                       : ml_st_open(&f, path, err);
+    ml_st_file *f = NULL;
+    ml_status st;
 
+    if (memchr(name.ptr, '/', name.len))
+        return ml_fail(err, ML_EFORMAT, "%s: is no name of a file beside", path);
+    st = ml_st_open(&f, path, err);
     if (st != ML_OK)
         return st;
     index_meta(&meta, f, p->arena);
