@@ -69,6 +69,7 @@ static ml_status load_tensor(const ml_weights *w, const ml_param *p, int32_t i, 
                (size_t)(n * cols) * sizeof *piece);
         ml_weights_pack(w, i, e, r, n, piece);
     }
+    ml_st_forget(f, t); /* the file beside the state it holds would be the state twice */
     return ML_OK;
 }
 

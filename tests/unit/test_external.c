@@ -126,6 +126,14 @@ static void the_same_bytes_as_here(void) {
     CHECK(ml_toy_run("train", routed, ROUNDS, external(more, sizeof more, 3, 1, ""), out,
                      sizeof out) == 0);
     ml_toy_run_same(here, routed, ROUNDS);
+    /* Deltas: both workers hear of them, and have one copy. */
+    snprintf(hook, sizeof hook,
+             "--update-weight-transfer-mode disk-delta "
+             "--update-weight-local-checkpoint-dir %s",
+             ml_test_path("copy"));
+    CHECK(ml_toy_run("train", ml_test_path("deltas"), ROUNDS,
+                     external(more, sizeof more, 3, 1, hook), out, sizeof out) == 0);
+    ml_toy_run_same(here, ml_test_path("deltas"), ROUNDS);
     end(router);
     end(b);
     end(a);
