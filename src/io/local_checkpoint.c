@@ -403,6 +403,16 @@ ml_status ml_local_checkpoint_pull(const char *dir, const char *base, const char
     return st;
 }
 
+static ml_status fail_version(const char *dir, int64_t has, int64_t version, ml_err *err) {
+    if (has < 0)
+        return ml_fail(err, ML_EPEER,
+                       "%s: is of no version that was published, and %lld is asked for",
+                       dir, (long long)version);
+    return ml_fail(err, ML_EPEER,
+                   "%s: is of version %lld of what was published, and %lld is asked for",
+                   dir, (long long)has, (long long)version);
+}
+
 ml_status ml_local_checkpoint_hold(ml_hold *out, const char *dir, int64_t version,
                                    ml_err *err) {
     const char *path;
@@ -417,9 +427,7 @@ ml_status ml_local_checkpoint_hold(ml_hold *out, const char *dir, int64_t versio
         st = lock(out, path, LOCK_SH, err);
     has = version_of(&c);
     if (st == ML_OK && version >= 0 && has != version) {
-        st = ml_fail(err, ML_EPEER,
-                     "%s: is of version %lld of what was published, and %lld is asked for",
-                     dir, (long long)has, (long long)version);
+        st = fail_version(dir, has, version, err);
         ml_local_checkpoint_release(out);
     }
     ml_arena_release(&c.arena);

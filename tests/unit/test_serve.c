@@ -234,6 +234,8 @@ static const struct {
     { "/pause_generation", "{\"mode\": \"x\"}", "\\\"retract\\\"" },
     { "/update_weights_from_disk", "{}", "model_path" },
     { "/update_weights_from_tensor", "{}", "is not offered" },
+    { "/pull_weights", "{\"source_dir\": \"x\", \"target_version\": 1}",
+      "expected \\\"local_checkpoint_dir\\\"" },
     { "/release_memory_occupation", "{\"tags\": [\"x\"]}", "tags" },
 };
 
@@ -464,6 +466,9 @@ static void weights(void) {
     CHECK(f.load_how == ML_SWITCH_ABORT);
     post(400, "/update_weights_from_disk", "{\"model_path\": \"missing\"}");
     CHECK_HAS(body, "{\"success\": false, \"message\": \"missing/config.json");
+    post(400, "/update_weights_from_disk",
+         "{\"model_path\": \"b\", \"published_version\": 3}");
+    CHECK_HAS(body, "b: is of no version that was published, and 3 is asked for");
     post(200, "/update_weight_version", "{\"new_version\": \"x\"}");
     CHECK_HAS(body, "\"new_version\": \"x\"");
     CHECK(ml_serve_ask(&f, "GET", "/weight_version", NULL, NULL, &body) == 200);
