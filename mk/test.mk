@@ -32,8 +32,8 @@ slow_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) -
 
 # Whole runs and whole models: the short tier has them without a sanitizer.
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_fleet \
-  unit/test_train_models unit/test_turns unit/test_edges unit/test_debug unit/test_train_sft golden/test_golden \
-  golden/test_training)
+  unit/test_train_models unit/test_train_delta unit/test_train_replay unit/test_turns unit/test_edges \
+  unit/test_debug unit/test_train_sft golden/test_golden golden/test_training)
 
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_client test_relay \
