@@ -149,7 +149,7 @@ static ml_status open_job(train_job *j, ml_err *err) {
     st = ml_train_gen_open(&j->gen, j->config, &j->edges, &j->run, err);
     j->gen.engine.dump = j->dumps.inference;
     j->gen.engine.spans = ml_train_run_ops(&j->run, ML_SPAN_OTHER);
-    return st == ML_OK ? ml_train_gen_bytes(&j->gen, &j->run.opts.engine_bytes, err) : st;
+    return st == ML_OK ? ml_train_gen_bytes(&j->gen, err) : st;
 }
 
 ml_status ml_cmd_train(const ml_config *c, ml_err *err) {

@@ -182,6 +182,7 @@ typedef struct ml_config {
     struct {
         bool async; /* the command is train-async */
         bool fully, colocate;
+        bool offload, offload_train, offload_rollout;
         int64_t rollout_threads; /* 0: not given */
         int64_t update_interval;
         int64_t max_stale, max_samples; /* -1: any; 0: a round's */

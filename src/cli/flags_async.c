@@ -5,7 +5,6 @@
 #include "io/delta.h"
 
 #define TRAIN ML_CMD_TRAIN
-#define SHARED "engine and trainer share their memory on a CPU: nothing has to make room"
 
 static const char *const transfers[] = { "broadcast", "disk-delta", "p2p", NULL };
 static const char *const unused[] = { "drop", "retry", NULL };
@@ -250,8 +249,29 @@ const ml_flag ml_flags_async[] = {
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
       .help = "disk-delta: the checksum that each tensor must have after its delta." },
-    ML_NOOP("offload-train", BOOL, MILES, TRAIN, SHARED),
-    ML_NOOP("offload-rollout", BOOL, MILES, TRAIN, SHARED),
-    ML_NOOP("offload", BOOL, MILES, TRAIN, SHARED),
+    { .name = "offload-train",
+      .type = ML_FLAG_BOOL,
+      ML_AT(mode.offload_train),
+      .group = "modes",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "While tokens are generated, training gives its memory back; on a GPU, "
+              "optimizer state waits in the host's memory." },
+    { .name = "offload-rollout",
+      .type = ML_FLAG_BOOL,
+      ML_AT(mode.offload_rollout),
+      .group = "modes",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "While weights are trained, the engine gives back the memory of keys and "
+              "values." },
+    { .name = "offload",
+      .type = ML_FLAG_BOOL,
+      ML_AT(mode.offload),
+      .group = "modes",
+      .cmds = TRAIN,
+      .from = ML_FROM_MILES,
+      .help = "Both: --offload-train and --offload-rollout, so that a run needs the larger "
+              "of the two memories, not their sum." },
     { 0 },
 };

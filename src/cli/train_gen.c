@@ -141,13 +141,14 @@ static ml_status bytes_left(ml_train_gen *t, double *out, ml_err *err) {
     ml_engine_memory m;
     ml_status st;
 
+    t->run->opts.in_turns = t->offload_train && t->offload_rollout;
     ml_train_run_memory(t->run, &ask);
     st = ml_memory_plan(&plan, &ask, err);
     if (st == ML_OK)
         st = ml_engine_measure(&m, &t->run->spec, &t->be, &t->engine, err);
     if (st == ML_OK)
         *out = (double)ml_memory_available(&t->be) - (double)t->run->opts.memory_margin -
-               (double)(plan.total - ask.base_bytes) -
+               (double)(plan.total - ask.base_bytes - (ask.in_turns ? plan.trainer : 0)) -
                (double)count_engines(t) * (double)beside_pages(t, &m);
     return st;
 }
@@ -205,6 +206,8 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
     *t = (ml_train_gen){ .run = run,
                          .async = c->mode.async,
                          .own_set = ml_train_gen_own_set(c),
+                         .offload_train = c->mode.offload_train || c->mode.offload,
+                         .offload_rollout = c->mode.offload_rollout || c->mode.offload,
                          .keeps_weights = c->debug.skip_sync,
                          .shard_bytes = c->mode.shard_bytes,
                          .n_engine = (int32_t)c->mode.n_engine };
@@ -271,18 +274,43 @@ void ml_train_gen_close(ml_train_gen *t) {
     ml_arena_release(&t->arena);
 }
 
-ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err) {
+ml_status ml_train_gen_bytes(ml_train_gen *t, ml_err *err) {
     ml_engine_memory m;
     ml_status st;
 
-    *out = ml_train_remote_bytes(t);
+    t->run->opts.engine_bytes = ml_train_remote_bytes(t);
     if (t->weight_dir && !t->n_engine)
         return ML_OK;
     st = ml_engine_measure(&m, &t->run->spec, &t->be, &t->engine, err);
     if (st != ML_OK)
         return st;
-    *out += (size_t)count_engines(t) * (m.kv + beside_pages(t, &m));
+    t->run->opts.engine_bytes += (size_t)count_engines(t) * beside_pages(t, &m);
+    t->run->opts.kv_bytes = (size_t)count_engines(t) * m.kv;
     return ML_OK;
+}
+
+static ml_status turn_trainers(ml_train_gen *t, bool trains, ml_err *err) {
+    ml_trainer *const trainer[] = { t->run->trainer, t->run->critic.trainer };
+    ml_status st = ML_OK;
+
+    for (int i = 0; i < 2 && t->offload_train; i++)
+        if (trainer[i] && st == ML_OK)
+            st = trains ? ml_trainer_take(trainer[i], err)
+                        : ml_trainer_release(trainer[i], err);
+    return st;
+}
+
+/* One gives back before the other takes. */
+ml_status ml_train_gen_turn(void *ud, bool trains, ml_err *err) {
+    ml_train_gen *t = ud;
+    ml_status st;
+
+    if (trains && t->offload_rollout)
+        ml_local_release(t->gen, true, false);
+    st = turn_trainers(t, trains, err);
+    if (st == ML_OK && !trains && t->offload_rollout)
+        st = ml_local_take(t->gen, true, false, err);
+    return st;
 }
 
 static ml_status start_engine(ml_train_gen *t, const ml_config *c, ml_err *err) {
@@ -304,8 +332,10 @@ static ml_status start_engine(ml_train_gen *t, const ml_config *c, ml_err *err) 
 }
 
 ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
-    ml_status st = start_engine(t, c, err);
+    ml_status st = turn_trainers(t, false, err);
 
+    if (st == ML_OK)
+        st = start_engine(t, c, err);
     t->faults.after = t->run->rollout - 1;
     t->rollout.asker = (ml_asker){ .gen = t->gen,
                                    .rewards = t->rewards,

@@ -25,8 +25,9 @@ typedef struct ml_train_gen {
     ml_engine_opts engine;
     ml_weights second; /* what generates while the trainer changes the run's; zeros: none */
     bool async;
-    bool own_set;             /* generation has weights of its own */
-    bool keeps_weights;       /* and goes on with those it began with */
+    bool offload_train, offload_rollout; /* give their memory back in turns */
+    bool own_set;                        /* generation has weights of its own */
+    bool keeps_weights;                  /* and goes on with those it began with */
     const char *weight_dir;   /* where engines elsewhere find weights; NULL: it is here */
     ml_weight_stream *stream; /* what is written there; NULL: all of them, each time */
     ml_pull pull;             /* and where engines copy it to */
@@ -66,14 +67,15 @@ ml_status ml_train_rewards_open(ml_rewards **out, ml_arena *a, const ml_config *
 ml_status ml_train_turns_open(ml_turns **out, ml_train_gen *t, const ml_config *c,
                               ml_err *err);
 
-/* What the engine will take beside the weights. */
-ml_status ml_train_gen_bytes(ml_train_gen *t, size_t *out, ml_err *err);
+/* Tells the run what the engine will take beside the weights. */
+ml_status ml_train_gen_bytes(ml_train_gen *t, ml_err *err);
 
 /* The engine, on the weights of the run, which has started, or on a copy of them; or engines
  * that are processes. */
 ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err);
 
 /* For ml_train_loop; ud is an ml_train_gen. */
+ml_status ml_train_gen_turn(void *ud, bool trains, ml_err *err);
 ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err);
 
 #endif

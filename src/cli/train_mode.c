@@ -115,6 +115,11 @@ static bool faults_of_nobody(const ml_config *c) {
     return c->debug.faults && !c->mode.n_engine;
 }
 
+static bool takes_turns_with_itself(const ml_config *c) {
+    return (c->mode.offload || c->mode.offload_train || c->mode.offload_rollout) &&
+           (c->mode.async || ml_config_elsewhere(c) || c->rollout.load_debug);
+}
+
 static const mode_rule rules[] = {
     { async_flag_in_train, "--fully-async and --update-weights-interval belong to miles "
                            "train-async: miles train publishes after each round" },
@@ -183,6 +188,9 @@ static const mode_rule rules[] = {
       "--enable-event-analyzer needs --save-debug-event-data, the events to analyse" },
     { faults_of_nobody, "--ci-ft-test-actions crashes engines of the run: give "
                         "--rollout-num-engines, and --use-fault-tolerance to survive it" },
+    { takes_turns_with_itself,
+      "--offload, --offload-train and --offload-rollout give memory back in turns: they "
+      "need miles train with an engine of its own process" },
     { skips_what_it_checks, "--ci-test compares weights that --debug-skip-weight-update "
                             "keeps apart: add --ci-disable-weight-update-checker" },
 };
@@ -237,6 +245,8 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
 
     loop->publish = ml_train_gen_publish;
     loop->publish_ud = t;
+    loop->turn = t->offload_train || t->offload_rollout ? ml_train_gen_turn : NULL;
+    loop->turn_ud = t;
     loop->publish_interval = c->mode.update_interval;
     loop->evaluate = t->evals.n ? evaluate : NULL;
     loop->evaluate_ud = t;

@@ -12,6 +12,7 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err);
+static ml_status turn(ml_train_loop *l, bool trains, ml_err *err);
 static ml_status begin(ml_train_loop *l, ml_err *err);
 static ml_status await_scores(ml_train_loop *l, ml_err *err);
 
@@ -26,9 +27,13 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
             ml_account_round_begin(l->debug.account, r.rollout);
         st = collect(l, &r, err);
         if (st == ML_OK)
+            st = turn(l, true, err);
+        if (st == ML_OK)
             st = learn(l, &r, err);
         if (st == ML_OK)
             st = save(l, &r, err);
+        if (st == ML_OK)
+            st = turn(l, false, err);
         if (st == ML_OK)
             st = publish(l, &r, err);
         if (st == ML_OK)
@@ -107,6 +112,10 @@ static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err) {
     if (st == ML_OK && l->debug.trajectory)
         st = ml_rollout_record_text(l->debug.trajectory, r->rollout, &r->harvest, err);
     return st;
+}
+
+static ml_status turn(ml_train_loop *l, bool trains, ml_err *err) {
+    return l->turn ? l->turn(l->turn_ud, trains, err) : ML_OK;
 }
 
 static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {

@@ -36,6 +36,9 @@ typedef struct ml_train_loop {
     /* Makes the weights those that generate; NULL: nothing does. */
     ml_status (*publish)(void *ud, const ml_weights *w, ml_err *err);
     void *publish_ud;
+    /* Makes room for what comes next: training, or generation.  NULL: there is room for both. */
+    ml_status (*turn)(void *ud, bool trains, ml_err *err);
+    void *turn_ud;
     int64_t publish_interval; /* rounds; 0: each.  A run is saved only where it publishes */
     /* Scores the weights that generate, as eval/... figures; NULL: nobody asks. */
     ml_status (*evaluate)(void *ud, ml_figures *out, ml_err *err);

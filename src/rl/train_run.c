@@ -200,6 +200,8 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out) {
         .saves_ref = o->ref_interval > 0,
         .base_bytes = r->base_bytes,
         .engine_bytes = o->engine_bytes,
+        .kv_bytes = o->kv_bytes,
+        .in_turns = o->in_turns,
     };
 }
 

@@ -59,8 +59,11 @@ typedef struct ml_train_run_opts {
     const ml_hooks *hooks; /* NULL: nobody is told */
     bool second_set;       /* generation has weights of its own, for the memory plan */
     size_t memory_margin;  /* to leave free */
-    size_t engine_bytes;   /* what generation will take, for the memory plan */
-    ml_str config;         /* what a resumed run must share, a JSON object */
+    /* For the memory plan: what generation will take beside keys and values, and for them; whether
+     * they and training have their memory in turns. */
+    size_t engine_bytes, kv_bytes;
+    bool in_turns;
+    ml_str config; /* what a resumed run must share, a JSON object */
 } ml_train_run_opts;
 
 enum { ML_WEIGHT_SETS = 8 };

@@ -44,7 +44,8 @@ struct ml_device {
     ml_status (*alloc)(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind kind,
                        ml_err *err);
     void (*free)(ml_buf *b); /* a buffer of zeros is fine */
-    /* Ordered on the stream; host memory is plain, and free to change (or filled) on return. */
+    /* Ordered on the stream; host memory is plain, and free to change (or filled) on return.  What
+     * should be the device's may be the host's, too. */
     void (*copy_in)(ml_stream *s, void *dst, const void *host, size_t bytes);
     void (*copy_out)(ml_stream *s, void *host, const void *src, size_t bytes);
     void (*copy)(ml_stream *s, void *dst, const void *src, size_t bytes); /* within it */
@@ -56,6 +57,9 @@ struct ml_device {
      * What the device needs for itself and what others have taken is among them. */
     size_t (*used)(const ml_device *d);
     size_t (*peak)(const ml_device *d);
+    /* Memory of the host that copies are fastest with; NULL: any is. */
+    void *(*host_alloc)(size_t bytes); /* NULL: there is none */
+    void (*host_free)(void *p);
     size_t later; /* what it will take for itself as work runs for the first time, about */
 };
 

@@ -89,7 +89,9 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_ask *ask, const ml_sp
     add(m, row[GRADS], ml_trainer_grad_bytes(spec));
     if (opt->offload_dir)
         m->on_disk += state;
-    else
+    if (opt->offload_dir && !ask->be->dev->host)
+        add(m, row[STATE], ml_optimizer_stage_bytes(opt));
+    else if (!opt->offload_dir)
         add(m, row[STATE], state);
     if (ask->async_save)
         add_on_host(m, ask->be, row[COPY], saved_bytes + state);
@@ -99,30 +101,48 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_ask *ask, const ml_sp
     return st;
 }
 
+/* Keys and values and training have the larger of their memories, not the sum.  State that a
+ * device gives back waits in the host's memory. */
+static void take_turns(ml_memory *m, const ml_memory_ask *ask) {
+    m->in_turns = m->trainer < ask->kv_bytes ? m->trainer : ask->kv_bytes;
+    m->total -= m->in_turns;
+    for (int i = 0; i < m->n && !ask->be->dev->host; i++)
+        if (m->row[i].what == actor_rows[STATE] || m->row[i].what == critic_rows[STATE])
+            m->on_host += m->row[i].bytes;
+}
+
 ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err) {
     ml_memory_ask critic = *ask;
-    size_t saved = ask->weight_bytes * (ask->saves_ref ? 2 : 1);
+    size_t saved = ask->weight_bytes * (ask->saves_ref ? 2 : 1), models;
     ml_status st;
 
     *out = (ml_memory){ 0 };
     add(out, ask->be->dev->host ? "program" : "the device itself", ask->base_bytes);
     add(out, "generation", ask->engine_bytes);
+    add(out, "keys and values", ask->kv_bytes);
     for (const char *const *name = ask->set; *name; name++)
         add(out, *name, ask->weight_bytes);
     if (ask->critic)
         add(out, "critic weights", ask->critic_bytes);
+    models = out->total;
     st = add_trainer(out, ask, ask->spec, saved, actor_rows, err);
-    if (st != ML_OK || !ask->critic)
-        return st;
     critic.opts.optimizer.freeze = NULL;
     memset(critic.opts.replay, 0, sizeof critic.opts.replay);
-    return add_trainer(out, &critic, ask->critic, ask->critic_bytes, critic_rows, err);
+    if (st == ML_OK && ask->critic)
+        st = add_trainer(out, &critic, ask->critic, ask->critic_bytes, critic_rows, err);
+    out->trainer = out->total - models;
+    if (ask->in_turns)
+        take_turns(out, ask);
+    return st;
 }
 
 void ml_memory_text(ml_text *out, const ml_memory *m) {
     for (int i = 0; i < m->n; i++)
         ml_text_printf(out, "  %-24s %12.3f MiB\n", m->row[i].what,
                        (double)m->row[i].bytes / 0x1p20);
+    if (m->in_turns)
+        ml_text_printf(out, "  %-24s %12.3f MiB\n", "taken in turns",
+                       -(double)m->in_turns / 0x1p20);
     ml_text_printf(out, "  %-24s %12.3f MiB\n", "total", (double)m->total / 0x1p20);
     if (m->on_host)
         ml_text_printf(out, "  %-24s %12.3f MiB\n", "in the host's memory",

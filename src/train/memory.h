@@ -25,7 +25,9 @@ typedef struct ml_memory_ask {
     bool saves_ref;  /* a set more is part of them */
     size_t
         base_bytes; /* the program, or what a device needs for itself: before any of this */
-    size_t engine_bytes; /* what generation takes of the same memory */
+    size_t engine_bytes; /* what generation takes of the same memory, beside */
+    size_t kv_bytes;     /* keys and values */
+    bool in_turns; /* which have it while training has none, and the other way round */
 } ml_memory_ask;
 
 enum { ML_MEMORY_ROWS = 32 };
@@ -37,7 +39,9 @@ typedef struct ml_memory {
     } row[ML_MEMORY_ROWS];
     int n;
     size_t total;
-    size_t on_disk; /* optimizer state in a file, not part of the total */
+    size_t trainer;  /* of all rows, what is taken for training alone */
+    size_t in_turns; /* what is less, since two have it in turns */
+    size_t on_disk;  /* optimizer state in a file, not part of the total */
     size_t
         on_host; /* of another device's run: what stays in the program's own memory, too */
 } ml_memory;

@@ -99,6 +99,39 @@ static ml_weights empty_set(ml_optimizer *o) {
     return (ml_weights){ .n = n, .t = ML_NEW(&o->arena, ml_tensor, n), .be = o->be };
 }
 
+/* --- state that a device cannot reach ---------------------------------------- */
+
+enum { STATE_KINDS = 3, STAGED = 1 << 22 }; /* master and two moments */
+
+static int64_t piece_of(const ml_optimizer_opts *o) {
+    return o->offload_piece ? o->offload_piece : STAGED;
+}
+
+size_t ml_optimizer_stage_bytes(const ml_optimizer_opts *o) {
+    return (size_t)piece_of(o) * STATE_KINDS * sizeof(float);
+}
+
+static float *stage_at(const ml_optimizer *o, int kind) {
+    return (float *)o->stage.ptr + kind * piece_of(&o->opts);
+}
+
+static void fill_staged(ml_optimizer *o, int32_t param) {
+    const ml_tensor *w = &o->weights->t[param];
+    size_t size = ml_dtype_bytes(w->dtype);
+    int64_t n = (int64_t)(ml_tensor_bytes(w) / size), piece = piece_of(&o->opts);
+    float *master = o->master.t[param].data;
+
+    for (int64_t at = 0; at < n; at += piece) {
+        ml_tensor part = { .data = (char *)w->data + (size_t)at * size,
+                           .dtype = w->dtype,
+                           .n_dim = 1,
+                           .shape = { n - at < piece ? n - at : piece } };
+        o->be->optim->widen(o->be->stream, stage_at(o, 0), &part);
+        o->be->dev->copy_out(o->be->stream, master + at, stage_at(o, 0),
+                             (size_t)part.shape[0] * sizeof(float));
+    }
+}
+
 /* A parameter's master and moments lie together, so that a step walks memory once. */
 static void carve(ml_optimizer *o, unsigned char *at) {
     for (int32_t i = 0; i < o->spec->n_param; i++) {
@@ -121,7 +154,9 @@ static void carve(ml_optimizer *o, unsigned char *at) {
 /* Masters begin as the weights they will be rounded to. */
 static void fill_masters(ml_optimizer *o) {
     for (int32_t i = 0; i < o->spec->n_param; i++) {
-        if (o->master.t[i].data)
+        if (o->master.t[i].data && o->stage.dev)
+            fill_staged(o, i);
+        else if (o->master.t[i].data)
             o->be->optim->widen(o->be->stream, o->master.t[i].data, &o->weights->t[i]);
     }
 }
@@ -149,14 +184,16 @@ static ml_status take_blocks(ml_optimizer *o, ml_err *err) {
 }
 
 static ml_status take_state(ml_optimizer *o, ml_err *err) {
-    if (o->opts.offload_dir && !o->be->dev->host)
-        return ml_fail(
-            err, ML_EUNSUP,
-            "--optimizer-offload-dir keeps optimizer state in a file that the CPU "
-            "reads in place; on %s leave it out",
-            o->be->name);
-    if (o->opts.offload_dir)
-        return ml_spill_open(&o->spill, o->bytes, o->opts.offload_dir, err);
+    ml_device *dev = o->be->dev;
+    ml_status st;
+
+    if (o->opts.offload_dir) {
+        st = ml_spill_open(&o->spill, o->bytes, o->opts.offload_dir, err);
+        if (st == ML_OK && !dev->host)
+            st = dev->alloc(dev, &o->stage, ml_optimizer_stage_bytes(&o->opts),
+                            ML_MEM_OPTIM, err);
+        return st;
+    }
     return o->be->dev->alloc(o->be->dev, &o->buf, o->bytes, ML_MEM_OPTIM, err);
 }
 
@@ -194,14 +231,57 @@ void ml_optimizer_close(ml_optimizer *o) {
     if (o->block_buf.dev)
         o->block_buf.dev->free(&o->block_buf);
     ml_spill_close(o->spill, o->bytes);
+    if (o->stage.dev)
+        o->stage.dev->free(&o->stage);
+    if (o->away)
+        o->be->dev->host_free(o->away);
     if (o->arena.tag)
         ml_arena_release(&o->arena);
     *o = (ml_optimizer){ 0 };
 }
 
+ml_status ml_optimizer_release(ml_optimizer *o, ml_err *err) {
+    ml_device *dev = o->be->dev;
+    ml_status st;
+
+    if (!dev->host_alloc || !o->buf.dev)
+        return ML_OK;
+    if (!o->away)
+        o->away = dev->host_alloc(o->bytes);
+    if (!o->away)
+        return ml_fail(err, ML_ENOMEM,
+                       "the host has no %.1f GiB to keep optimizer state in while tokens "
+                       "are generated: leave out --offload-train",
+                       (double)o->bytes / 0x1p30);
+    dev->copy_out(o->be->stream, o->away, o->buf.ptr, o->bytes);
+    st = dev->sync(o->be->stream, err);
+    if (st == ML_OK) {
+        dev->free(&o->buf);
+        o->is_away = true;
+    }
+    return st;
+}
+
+ml_status ml_optimizer_take(ml_optimizer *o, ml_err *err) {
+    ml_device *dev = o->be->dev;
+    ml_status st;
+
+    if (!o->is_away)
+        return ML_OK;
+    st = dev->alloc(dev, &o->buf, o->bytes, ML_MEM_OPTIM, err);
+    if (st != ML_OK)
+        return st;
+    dev->copy_in(o->be->stream, o->buf.ptr, o->away, o->bytes);
+    carve(o, o->buf.ptr);
+    o->is_away = false;
+    return dev->sync(o->be->stream, err);
+}
+
 static void zero_set(const ml_optimizer *o, const ml_weights *w) {
     for (int32_t i = 0; i < w->n; i++)
-        if (w->t[i].data)
+        if (w->t[i].data && o->stage.dev)
+            memset(w->t[i].data, 0, ml_tensor_bytes(&w->t[i]));
+        else if (w->t[i].data)
             o->be->optim->zero(o->be->stream, w->t[i].data, ml_tensor_bytes(&w->t[i]));
 }
 
@@ -309,6 +389,34 @@ static void update_param(ml_optimizer *o, const ml_optim_param *p, float lr, flo
                                      .grad_scale = scale });
 }
 
+/* Piece by piece: brought to the device, updated, brought back. */
+static void update_staged(ml_optimizer *o, const ml_optim_param *p, float lr, float decay,
+                          float scale) {
+    float *home[] = { o->own_master ? p->master : NULL, p->moment1, p->moment2 };
+
+    for (int64_t at = 0; at < p->n; at += piece_of(&o->opts)) {
+        ml_optim_param part = *p;
+        float **here[] = { &part.master, &part.moment1, &part.moment2 };
+        part.n = p->n - at < piece_of(&o->opts) ? p->n - at : piece_of(&o->opts);
+        part.grad += at;
+        if (p->weight)
+            part.weight = (char *)p->weight + (size_t)at * ml_dtype_bytes(p->dtype);
+        else
+            part.master += at;
+        for (int k = 0; k < STATE_KINDS; k++)
+            if (home[k]) {
+                *here[k] = stage_at(o, k);
+                o->be->dev->copy_in(o->be->stream, *here[k], home[k] + at,
+                                    (size_t)part.n * sizeof(float));
+            }
+        update_param(o, &part, lr, decay, scale);
+        for (int k = 0; k < STATE_KINDS; k++)
+            if (home[k])
+                o->be->dev->copy_out(o->be->stream, home[k] + at, *here[k],
+                                     (size_t)part.n * sizeof(float));
+    }
+}
+
 void ml_optimizer_step(ml_optimizer *o, const ml_weights *grads, double lr,
                        double weight_decay, double grad_scale, ml_update *out) {
     double limit = o->opts.clip_grad;
@@ -324,7 +432,8 @@ void ml_optimizer_step(ml_optimizer *o, const ml_weights *grads, double lr,
         ml_optim_param p = param_at(o, grads, i);
         double decay = o->spec->param[i].n_dim == 1 ? 0.0 : weight_decay;
         if (p.moment1)
-            update_param(o, &p, (float)lr, (float)decay, (float)(grad_scale * out->clip));
+            (o->stage.dev ? update_staged : update_param)(o, &p, (float)lr, (float)decay,
+                                                          (float)(grad_scale * out->clip));
     }
     o->weights->version++;
     out->applied = true;

@@ -23,6 +23,7 @@ typedef struct ml_optimizer_opts {
     double clip_grad;         /* largest norm of all gradients together; 0: no limit */
     const char *freeze; /* names that are not trained: shell patterns, commas between */
     const char *offload_dir; /* the state lives in a file here; NULL: in memory */
+    int64_t offload_piece;   /* numbers of it that another device has at a time; 0: 4 M */
 } ml_optimizer_opts;
 
 /* Sets laid out as the gradients; tensors of frozen parameters are absent. */
@@ -37,14 +38,20 @@ typedef struct ml_optimizer {
     int64_t n_step; /* applied so far */
     ml_buf buf;
     void *spill;
+    ml_buf
+        stage; /* of another device, while the state is in a file: a piece of each kind */
     size_t bytes;     /* of buf or spill */
     ml_buf block_buf; /* sums of squares of blocks of the gradients, and */
     double *block;    /* where they are read */
+    void *away;       /* memory of the host for the state; NULL: it never left */
+    bool is_away;     /* it is there, and buf is empty */
     ml_arena arena;
 } ml_optimizer;
 
 /* Bytes of state; `bf16`: the weights are, so that masters are needed. */
 size_t ml_optimizer_bytes(const ml_spec *s, const ml_optimizer_opts *opts, bool bf16);
+/* Of the memory of a device that cannot reach a file: for the piece that is updated. */
+size_t ml_optimizer_stage_bytes(const ml_optimizer_opts *opts);
 /* Whether opts.freeze names the parameter. */
 bool ml_optimizer_frozen(const ml_optimizer_opts *opts, const ml_param *p);
 
@@ -53,6 +60,10 @@ bool ml_optimizer_frozen(const ml_optimizer_opts *opts, const ml_param *p);
 ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
                             ml_backend *be, const ml_optimizer_opts *opts, ml_err *err);
 void ml_optimizer_close(ml_optimizer *o); /* zeros are fine */
+/* Gives the memory of a device back and keeps the state in the host's, and takes it again; of the
+ * host's own memory, or a file, nothing moves.  No step and no look at the state in between. */
+ml_status ml_optimizer_release(ml_optimizer *o, ml_err *err);
+ml_status ml_optimizer_take(ml_optimizer *o, ml_err *err);
 /* As if no step had been made: moments are 0; masters stay. */
 void ml_optimizer_reset(ml_optimizer *o);
 

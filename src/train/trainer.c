@@ -27,7 +27,8 @@ struct ml_trainer {
     ml_tensor embed_grad;
     runner train, score;
     int64_t n_sample;
-    ml_arena arena;
+    bool released;
+    ml_arena arena; /* of what grads has beside its numbers */
 };
 
 static float temperature_of(const ml_trainer *t) {
@@ -112,17 +113,41 @@ static void close_runner(runner *r) {
     r->plan = NULL;
 }
 
+static void free_grads(ml_trainer *t) {
+    ml_weights_close(&t->grads);
+    if (t->embed_buf.dev)
+        t->embed_buf.dev->free(&t->embed_buf);
+    ml_arena_release(&t->arena);
+}
+
 void ml_trainer_close(ml_trainer *t) {
     if (!t)
         return;
     close_runner(&t->train);
     close_runner(&t->score);
     ml_optimizer_close(&t->optimizer);
-    ml_weights_close(&t->grads);
-    if (t->embed_buf.dev)
-        t->embed_buf.dev->free(&t->embed_buf);
-    ml_arena_release(&t->arena);
+    free_grads(t);
     free(t);
+}
+
+ml_status ml_trainer_release(ml_trainer *t, ml_err *err) {
+    if (t->released)
+        return ML_OK;
+    close_runner(&t->train);
+    close_runner(&t->score);
+    free_grads(t);
+    t->released = true;
+    return ml_optimizer_release(&t->optimizer, err);
+}
+
+ml_status ml_trainer_take(ml_trainer *t, ml_err *err) {
+    ml_status st;
+
+    if (!t->released)
+        return ML_OK;
+    t->released = false;
+    st = ml_optimizer_take(&t->optimizer, err);
+    return st == ML_OK ? take_grads(t, err) : st;
 }
 
 const ml_weights *ml_trainer_grads(const ml_trainer *t) {

@@ -42,6 +42,11 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
                           const ml_trainer_opts *opts, ml_err *err);
 void ml_trainer_close(ml_trainer *t); /* NULL is fine */
 
+/* Gives back all memory that only training needs, and takes it again: no call but close in
+ * between.  What is trained does not change. */
+ml_status ml_trainer_release(ml_trainer *t, ml_err *err);
+ml_status ml_trainer_take(ml_trainer *t, ml_err *err);
+
 /* The steps and micro-batches of these samples, in the arena. */
 ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
                               const ml_train_sample *s, int32_t n, ml_err *err);

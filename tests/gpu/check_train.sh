@@ -2,8 +2,9 @@
 # check_train.sh BUILD WORK [DEVICE] - a few rounds on the GPU with tiny models.
 #
 # GRPO with a mixture of experts: those that the rollout chose are replayed, and the profile has
-# the ops of both, by the GPU's clock.  PPO: the critic's values are f32 over bf16 layers.  In every
-# round the log-probs of training are those of the rollout.
+# the ops of both, by the GPU's clock.  PPO: the critic's values are f32 over bf16 layers; memory in
+# turns, or optimizer state in a file, gives the same bytes.  In every round the log-probs of training
+# are those of the rollout.
 set -euo pipefail
 build=$1
 work=$2/train
@@ -11,10 +12,10 @@ device=${3:-cuda}
 rm -rf "$work"
 mkdir -p "$work"
 
-train() { # train FAMILY FLAG...
+train() { # train NAME FAMILY FLAG...
     local at="$work/$1" equal
-    "$build/tools/quickstart_make" "$at" 1 "$1"
-    shift
+    "$build/tools/quickstart_make" "$at" 1 "$2"
+    shift 2
     "$build/miles" train --device "$device" --dtype bf16 --hf-checkpoint "$at/model" --save "$at/run" \
         --prompt-data "$at/prompts.jsonl" --input-key messages --label-key label \
         --apply-chat-template --rm-type math --num-rollout 3 --rollout-batch-size 8 \
@@ -25,13 +26,19 @@ train() { # train FAMILY FLAG...
     [ "$equal" = 3 ]
 }
 
-train qwen3_moe --advantage-estimator grpo --use-rollout-routing-replay --profile
-train qwen3 --advantage-estimator ppo
-if ! grep -q '"train/critic-applied": 1' "$work/qwen3/run/metrics.jsonl"; then
+train moe qwen3_moe --advantage-estimator grpo --use-rollout-routing-replay --profile
+train ppo qwen3 --advantage-estimator ppo
+train turns qwen3 --advantage-estimator ppo --offload
+train file qwen3 --advantage-estimator ppo --optimizer-offload-dir "$work"
+for other in turns file; do
+    cmp "$work/ppo/run/metrics.jsonl" "$work/$other/run/metrics.jsonl"
+    cmp "$work/ppo/run/iter_0000002/model.safetensors" "$work/$other/run/iter_0000002/model.safetensors"
+done
+if ! grep -q '"train/critic-applied": 1' "$work/ppo/run/metrics.jsonl"; then
     echo "the critic of PPO learnt nothing"
     exit 1
 fi
-python3 - "$work/qwen3_moe/run/trace_0.json" << 'PY'
+python3 - "$work/moe/run/trace_0.json" << 'PY'
 import json, sys
 
 spans = [e for e in json.load(open(sys.argv[1])) if e["ph"] == "X"]

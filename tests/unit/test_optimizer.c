@@ -189,6 +189,74 @@ static void bits_do_not_depend_on_threads_or_levels(void) {
     end(&one);
 }
 
+/* The CPU as a device with memory of its own. */
+static void *host_alloc(size_t bytes) {
+    return malloc(bytes);
+}
+
+static void host_free(void *p) {
+    free(p);
+}
+
+static bool begin_elsewhere(world *w, ml_device *dev, ml_optimizer_opts opts) {
+    ml_err err = { 0 };
+    bool ok = begin(w, 2, NULL, ML_WEIGHT_BF16, adam);
+
+    ml_optimizer_close(&w->opt);
+    ml_weights_close(&w->grads);
+    ml_weights_close(&w->weights);
+    *dev = *w->be.dev;
+    dev->host = false;
+    dev->host_alloc = host_alloc;
+    dev->host_free = host_free;
+    w->be.dev = dev;
+    w->be.linear = ML_ROWS;
+    ok = ok &&
+         !ml_weights_load(&w->weights, &w->spec, w->ckpt, ML_WEIGHT_BF16, &w->be, &w->arena,
+                          &err) &&
+         !ml_weights_zeros(&w->grads, &w->spec, &w->be, &w->arena, &err) &&
+         !ml_optimizer_open(&w->opt, &w->spec, &w->weights, &w->be, &opts, &err);
+    if (!ok)
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+    return ok;
+}
+
+/* State in a file that the device gets in pieces, and state that makes room between steps. */
+static void state_leaves_the_device(void) {
+    ml_optimizer_opts in_file = adam;
+    ml_device dev[3];
+    world stays, file, away;
+    ml_err err;
+
+    in_file.offload_dir = ml_test_dir();
+    in_file.offload_piece = 192; /* no parameter's size is a multiple of it */
+    if (!begin_elsewhere(&stays, &dev[0], adam) ||
+        !begin_elsewhere(&file, &dev[1], in_file) || !begin_elsewhere(&away, &dev[2], adam))
+        return;
+    CHECK(file.opt.stage.bytes == 3 * 192 * sizeof(float) && !file.opt.buf.dev);
+    steps(&stays, 3, 1e-2, 0.1);
+    steps(&file, 3, 1e-2, 0.1);
+    for (int k = 0; k < 3; k++) {
+        ml_update u;
+        CHECK(ml_optimizer_release(&away.opt, &err) == ML_OK && !away.opt.buf.dev);
+        CHECK(ml_optimizer_take(&away.opt, &err) == ML_OK && away.opt.buf.dev);
+        set_grads(&away, k);
+        ml_optimizer_step(&away.opt, &away.grads, 1e-2, 0.1, 1.0, &u);
+    }
+    same(&stays.weights, &file.weights, "in a file");
+    same(&stays.opt.master, &file.opt.master, "in a file");
+    same(&stays.opt.moment2, &file.opt.moment2, "in a file");
+    same(&stays.weights, &away.weights, "away");
+    same(&stays.opt.moment1, &away.opt.moment1, "away");
+    ml_optimizer_reset(&file.opt);
+    ml_optimizer_reset(&stays.opt);
+    same(&stays.opt.moment2, &file.opt.moment2, "in a file, reset");
+    CHECK(ml_optimizer_release(&away.opt, &err) == ML_OK); /* closed while it is away */
+    end(&stays);
+    end(&file);
+    end(&away);
+}
+
 /* Steps too small for bf16 add up in the master; the weight is its rounding. */
 static void weights_round_their_masters(void) {
     world w;
@@ -315,6 +383,7 @@ static const ml_test tests[] = {
     { "AdamW is the formula", adamw_is_the_formula },
     { "SGD is the formula", sgd_is_the_formula },
     { "bits do not depend on threads or levels", bits_do_not_depend_on_threads_or_levels },
+    { "state leaves the device", state_leaves_the_device },
     { "weights round their masters", weights_round_their_masters },
     { "weights are held against masters", weights_are_held_against_masters },
     { "freezes by name", freezes_by_name },

@@ -112,6 +112,28 @@ static void unfinished_answers_go_on(void) {
     CHECK(strstr(out, "stale tokens") == NULL);
 }
 
+/* Engine and trainer have their memory in turns: the same bytes, and a smaller plan. */
+static void memory_in_turns(void) {
+    char out[16000];
+    double sum = 0, turns = 0;
+
+    ml_toy_run_inputs();
+    CHECK(run(ml_test_path("a"), ROUNDS, "--threads 1", out, sizeof out) == 0);
+    CHECK(run(ml_test_path("b"), ROUNDS, "--threads 2 --offload", out, sizeof out) == 0);
+    same_files(ml_test_path("a"), ml_test_path("b"));
+    CHECK(run(ml_test_path("c"), 1, "--dry-run", out, sizeof out) == 0);
+    CHECK_HAS(out, "keys and values");
+    sscanf(strstr(out, "  total "), " total %lf", &sum);
+    CHECK(run(ml_test_path("c"), 1, "--dry-run --offload-train --offload-rollout", out,
+              sizeof out) == 0);
+    CHECK_HAS(out, "taken in turns");
+    sscanf(strstr(out, "  total "), " total %lf", &turns);
+    CHECK(turns > 0 && turns < sum - 0.1);
+    CHECK(run(ml_test_path("c"), 1, "--offload --load-debug-rollout-data x", out,
+              sizeof out) == 2);
+    CHECK_HAS(out, "give memory back in turns");
+}
+
 static void only_one_half(void) {
     char out[16000], more[600], command[700];
     const char *save = ml_test_path("save");
@@ -242,6 +264,7 @@ static const ml_test tests[] = {
     { "a recording trains as its run", a_recording_trains_as_its_run },
     { "filters and over-sampling", filters_and_over_sampling },
     { "unfinished answers go on", unfinished_answers_go_on },
+    { "memory in turns", memory_in_turns },
     { "only one half", only_one_half },
     { "failed rewards are replaced", failed_rewards_are_replaced },
     { "evaluates alone", evaluates_alone },

@@ -34,6 +34,19 @@ static size_t peak(const ml_device *d) {
     return now > before ? now : before;
 }
 
+static void *host_alloc(size_t bytes) {
+    void *p = NULL;
+
+    if (cudaMallocHost(&p, bytes) == cudaSuccess)
+        return p;
+    cudaGetLastError();
+    return NULL;
+}
+
+static void host_free(void *p) {
+    cudaFreeHost(p);
+}
+
 static ml_status device_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind kind,
                               ml_err *err) {
     cuda *c = (cuda *)d; /* the device is its first member */
@@ -68,17 +81,15 @@ static void device_free(ml_buf *b) {
 
 /* Pageable memory has been read when the call returns. */
 static void copy_in(ml_stream *s, void *dst, const void *host, size_t bytes) {
-    ml_cuda_note(
-        ml_cuda(s),
-        cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, ml_cuda(s)->stream),
-        "a copy to the GPU");
+    ml_cuda_note(ml_cuda(s),
+                 cudaMemcpyAsync(dst, host, bytes, cudaMemcpyDefault, ml_cuda(s)->stream),
+                 "a copy to the GPU");
 }
 
 static void copy_out(ml_stream *s, void *host, const void *src, size_t bytes) {
-    ml_cuda_note(
-        ml_cuda(s),
-        cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, ml_cuda(s)->stream),
-        "a copy from the GPU");
+    ml_cuda_note(ml_cuda(s),
+                 cudaMemcpyAsync(host, src, bytes, cudaMemcpyDefault, ml_cuda(s)->stream),
+                 "a copy from the GPU");
     ml_cuda_note(ml_cuda(s), cudaStreamSynchronize(ml_cuda(s)->stream),
                  "a copy from the GPU");
 }
@@ -291,6 +302,8 @@ static void fill_device(ml_device *d) {
     d->available = available;
     d->used = used;
     d->peak = peak;
+    d->host_alloc = host_alloc;
+    d->host_free = host_free;
     d->later = LATER;
 }
 
