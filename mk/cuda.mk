@@ -11,13 +11,16 @@ NVCC := $(or $(shell command -v nvcc),$(wildcard $(CUDA_HOME)/bin/nvcc))
 CUDA ?= $(if $(and $(NVCC),$(filter x86_64,$(ARCH)),$(if $(SAN),,1)),1,0)
 CUDA_ARCH ?= 90a
 
-CUDA_SRC := $(sort $(wildcard src/backend/cuda/*.cu))
+# Hopper has kernels of its own; its backward of attention stands in for the other.
+HOPPER := $(filter 90a,$(CUDA_ARCH))
+CUDA_SRC := $(filter-out $(if $(HOPPER),%/attn_mma_back.cu,%/attn_wgmma.cu %/attn_wgmma_back.cu),\
+  $(sort $(wildcard src/backend/cuda/*.cu)))
 CUDA_SHARED := src/base/clock.c src/base/err.c src/base/philox.c src/tensor/tensor.c
 CUDA_LIB := $(B)/libmiles_cuda.so
 CUDA_OBJ := $(patsubst %.cu,$(B)/%.cu.o,$(CUDA_SRC)) $(patsubst %.c,$(B)/pic/%.o,$(CUDA_SHARED))
 
 NVCCFLAGS := -std=c++17 -O3 --fmad=false -Isrc -Iinclude -diag-suppress 177 \
-  -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) \
+  -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) -DML_WGMMA=$(if $(HOPPER),1,0) \
   -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-ffp-contract=off
 
 $(B)/%.cu.o: %.cu $(B)/cuda-flags

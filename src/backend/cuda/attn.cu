@@ -1,7 +1,7 @@
 /* attn.cu - ATTN: pages are written, then every row reads them. */
 #include "backend/cuda/attn.cuh"
 
-enum { THREADS = 128 };
+enum { THREADS = 128, MANY_ROWS = 64 /* of a sequence, on average: wgmma pays */ };
 
 /* V numbers at a time; of a value all up to its padding. */
 template <class T, int V> __global__ void write_pages(attn_call<T> c) {
@@ -22,18 +22,26 @@ template <class T, int V> __global__ void write_pages(attn_call<T> c) {
     }
 }
 
-/* A warp for each row and head. */
-template <class T> __global__ void delta_kernel(attn_call<T> c) {
+/* What backward needs of each row and head, by a warp; V numbers at a time. */
+template <class T, int V> __global__ void sum_rows(attn_call<T> c) {
     int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     float sum = 0.0f;
 
     if (i >= (int64_t)c.n_token * c.n_head)
         return;
-    for (int e = (int)threadIdx.x % 32; e < c.d; e += 32)
-        sum = fmaf(ml_f32(c.dout[i * c.d + e]), ml_f32(c.o[i * c.d + e]), sum);
+    for (int e = (int)threadIdx.x % 32 * V; e < c.d; e += 32 * V) {
+        float dout[V], o[V];
+        ml_load(dout, c.dout + i * c.d + e);
+        ml_load(o, c.o + i * c.d + e);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            sum = fmaf(dout[k], o[k], sum);
+    }
     sum = ml_warp_sum(sum);
-    if (threadIdx.x % 32 == 0)
+    if (threadIdx.x % 32 == 0) {
         c.delta[i] = sum;
+        c.shift[i] = fmaf(c.stat[2 * i], ML_LOG2E, ml_log2(c.stat[2 * i + 1]));
+    }
 }
 
 template <class T> static attn_call<T> open_call(const ml_op_args *a) {
@@ -76,10 +84,14 @@ static void forward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
 }
 
 static void forward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
-    if (mma)
-        ml_attn_mma(s, c);
-    else
+    if (!mma)
         ml_attn_plain<bf16>(s, c);
+#if ML_WGMMA
+    else if ((int64_t)c.n_token * c.group >= (int64_t)MANY_ROWS * c.n_seq)
+        ml_attn_wgmma(s, c);
+#endif
+    else
+        ml_attn_mma(s, c);
 }
 
 template <class T> static void attn_forward(ml_stream *s, const ml_op_args *a) {
@@ -101,9 +113,9 @@ void ml_cuda_attn_forward(ml_stream *s, const ml_op_args *a) {
 }
 
 size_t ml_cuda_attn_scratch(const ml_op_args *a, bool backward) {
-    return backward
-               ? (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head * sizeof(float)
-               : 0;
+    return backward ? 2 * (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head *
+                          sizeof(float)
+                    : 0;
 }
 
 static void backward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
@@ -119,19 +131,24 @@ static void backward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
 
 template <class T> static void attn_backward(ml_stream *s, const ml_op_args *a) {
     attn_call<T> c = open_call<T>(a);
+    unsigned blocks;
 
     if (c.n_token == 0)
         return;
     c.dout = (const T *)a->dout[0].data;
     c.delta = (float *)a->scratch;
+    c.shift = c.delta + (int64_t)c.n_token * c.n_head;
     c.dq = (T *)a->din[0].data;
     c.dk = (T *)a->din[1].data;
     c.dv_out = (T *)a->din[2].data;
     c.add_q = a->din_add[0];
     c.add_k = a->din_add[1];
     c.add_v = a->din_add[2];
-    delta_kernel<T><<<ml_cuda_blocks((int64_t)c.n_token * c.n_head, THREADS / 32), THREADS,
-                      0, ml_cuda(s)->stream>>>(c);
+    blocks = ml_cuda_blocks((int64_t)c.n_token * c.n_head, THREADS / 32);
+    if (c.d % 4 == 0)
+        sum_rows<T, 4><<<blocks, THREADS, 0, ml_cuda(s)->stream>>>(c);
+    else
+        sum_rows<T, 1><<<blocks, THREADS, 0, ml_cuda(s)->stream>>>(c);
     ml_cuda_launched(ml_cuda(s), "attention backward");
     backward(ml_cuda(s), c, takes_mma(a));
 }

@@ -20,6 +20,7 @@ template <class T> struct attn_call {
     float scale, softcap;
     /* backward */
     const T *dout;
+    float *shift; /* [n_token, n_head] weights are 2^(score log2(e) - shift) */
     float *delta; /* [n_token, n_head] dot of dout and o */
     T *dq, *dk, *dv_out;
     bool add_q, add_k, add_v;
@@ -79,8 +80,11 @@ __device__ static inline float attn_cap_slope(float s, float cap) {
     return fmaf(-t, t, 1.0f);
 }
 
-/* attn_mma.cu, attn_mma_back.cu: bf16 heads of up to 128, in multiples of 8. */
+/* attn_mma.cu: bf16 heads of up to 128, in multiples of 8. */
 void ml_attn_mma(ml_cuda_stream *s, const attn_call<bf16> &c);
+/* attn_wgmma.cu: the same bits, faster where there are many rows; Hopper only. */
+void ml_attn_wgmma(ml_cuda_stream *s, const attn_call<bf16> &c);
+/* attn_wgmma_back.cu for Hopper, attn_mma_back.cu for other cards. */
 void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_plain.cu: everything up to heads of 256, slowly. */
 template <class T> void ml_attn_plain(ml_cuda_stream *s, const attn_call<T> &c);

@@ -6,18 +6,16 @@
 
 enum { ROWS = 64, STEP = 32 /* rows that a tile of keys meets at a time */ };
 
-/* What forward left of a row: its weights are 2^(s to_log2 - shift) inv_l. */
 struct row_stat {
-    float shift, inv_l, delta;
+    float shift, delta;
 };
 
 __device__ static row_stat stat_of(const attn_call<bf16> &c, int first_token, int head,
                                    int row, int n_row) {
-    row_stat r = { 0.0f, 0.0f, 0.0f };
+    row_stat r = { 0.0f, 0.0f };
     if (row < n_row) {
         int64_t at = attn_head_at(c, first_token, head, row);
-        r.shift = c.stat[2 * at] * ML_LOG2E;
-        r.inv_l = 1.0f / c.stat[2 * at + 1];
+        r.shift = c.shift[at];
         r.delta = c.delta[at];
     }
     return r;
@@ -35,7 +33,7 @@ __device__ static inline void weigh(const attn_call<bf16> &c, const row_stat &r,
     } else {
         s *= c.scale * ML_LOG2E;
     }
-    p = seen ? ml_exp2(s - r.shift) * r.inv_l : 0.0f;
+    p = seen ? ml_exp2(s - r.shift) : 0.0f;
     ds = p * (dp - r.delta) * slope;
 }
 

@@ -147,6 +147,12 @@ __device__ static inline float ml_exp2(float x) {
     return y;
 }
 
+__device__ static inline float ml_log2(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ static inline float ml_exp(float x) {
     return ml_exp2(x * ML_LOG2E);
 }

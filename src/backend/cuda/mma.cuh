@@ -45,6 +45,12 @@ __device__ static inline void ml_copy_async(void *to, const void *from, bool the
                  "l"(from), "r"(there ? 16 : 0));
 }
 
+/* Four bytes. */
+__device__ static inline void ml_copy_async4(void *to, const void *from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(ml_smem(to)),
+                 "l"(from), "r"(there ? 4 : 0));
+}
+
 __device__ static inline void ml_copy_commit(void) {
     asm volatile("cp.async.commit_group;");
 }
