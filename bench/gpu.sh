@@ -71,6 +71,10 @@ of_floor() {
     calc "100 * (($2 * $3 + $4) / 1e3 / $copy + $5 / $gemm) / $1" '%.0f %% of the floor'
 }
 
+peer_of() { # peer_of LIBRARY NUMBER
+    [ -n "$2" ] && echo "$1 $2" || echo -
+}
+
 memory() { # memory FILE
     calc "100 * ($(get "$1" peak_gib) / $(get "$1" planned_gib) - 1)" '%+.1f %%'
 }
@@ -78,7 +82,7 @@ memory() { # memory FILE
 printf 'a copy moves %s TB/s, a product of 8192 x 8192 x 8192 does %s TFLOP/s\n\n' "$copy" "$gemm"
 row 'work' 'measured' 'goal' 'peer' 'share'
 row 'train step, 0.6B, 8 x 2048' "$(get train06 tokens_per_s) tokens/s" '85,000' \
-    "torch $(get peer_train torch_tokens_per_s)" "$(share "$(get train06 tflops)")"
+    "$(peer_of torch "$(get peer_train torch_tokens_per_s)")" "$(share "$(get train06 tflops)")"
 row 'train step, 4B, 4 x 4096' "$(get train4 mfu) % of 989" '45 %' '-' \
     "$(share "$(get train4 tflops)")"
 # 256 requests of 102..1024 tokens in and out: 509,000 keys are read per request on the average.
@@ -87,7 +91,7 @@ row 'rollout, 0.6B, 256 x (100..1024 in, out)' "$(get rollout06 tokens_per_s) to
 row 'rollout, 8B, 256 x (1024 in, 1024 out)' "$(get rollout8 seconds) s" '38 s' '-' \
     "$(of_floor "$(get rollout8 seconds)" 16.4 1024 '(256 * 1572864 * 147456 / 1e9)' '(256 * 1024 * 16.4e-3)')"
 row 'one stream, 0.6B' "$(get stream tokens_per_s) tokens/s" '1,000' \
-    "transformers $(get peer_stream transformers_tokens_per_s)" \
+    "$(peer_of transformers "$(get peer_stream transformers_tokens_per_s)")" \
     "$(of_floor "$(get stream seconds)" 1.19 512 '(320 * 512 * 114688 / 1e9)' 0)"
 row 'publication, 0.6B, weights shared' "$(get train06 publish_ms) ms" '5 ms' '-' \
     "into a copy $(get train06 publish_copy_ms) ms"
