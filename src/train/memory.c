@@ -274,6 +274,11 @@ ml_status ml_memory_check(const ml_memory_ask *ask, size_t available, ml_err *er
     ml_text advice = { 0 };
     ml_status st = ml_memory_plan(&m, ask, err);
 
+    if (st == ML_OK && m.on_host > host_available())
+        return ml_fail(err, ML_ENOMEM,
+                       "the run keeps %.2f GiB in the host's memory, of which %.2f GiB are "
+                       "free: leave out --offload or --async-save",
+                       (double)m.on_host / 0x1p30, (double)host_available() / 0x1p30);
     if (st != ML_OK || m.total - ask->base_bytes <= available)
         return st;
     advise(&advice, ask, available + ask->base_bytes);

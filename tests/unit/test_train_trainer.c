@@ -210,11 +210,51 @@ static void memory_is_planned(void) {
     ml_trainee_close(&t);
 }
 
+/* A device with memory of its own: what it does not have is the host's, and that is looked at. */
+static void memory_of_a_device(void) {
+    ml_trainee_opts o = { .dtype = ML_WEIGHT_BF16, .trainer = ml_trainee_defaults() };
+    ml_trainee t;
+    ml_memory m;
+    ml_err err = { 0 };
+    ml_memory_ask ask;
+    ml_backend be;
+    ml_device dev;
+    size_t state, sum;
+
+    ml_trainee_open(&t, &o);
+    be = t.be;
+    dev = *t.be.dev;
+    dev.host = false;
+    be.dev = &dev;
+    state = ml_trainer_optimizer(t.trainer)->bytes;
+    ask = (ml_memory_ask){ .spec = &t.spec,
+                           .be = &be,
+                           .weight_bytes = t.weights.buf.bytes,
+                           .bf16 = true,
+                           .set = sets,
+                           .opts = o.trainer,
+                           .kv_bytes = 5000 };
+    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == 0 && m.in_turns == 0);
+    sum = m.total;
+    ask.in_turns = true;
+    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK);
+    CHECK(m.total == sum - 5000 && m.in_turns == 5000 && m.on_host == state);
+    ask.async_save = true;
+    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.total == sum - 5000);
+    CHECK(m.on_host == 2 * state + t.weights.buf.bytes);
+    CHECK(ml_memory_check(&ask, m.total, &err) == ML_OK);
+    ask.weight_bytes = (size_t)1 << 60;
+    CHECK(ml_memory_check(&ask, SIZE_MAX, &err) == ML_ENOMEM);
+    CHECK_HAS(err.msg, "in the host's memory");
+    ml_trainee_close(&t);
+}
+
 static const ml_test tests[] = {
     { "faults are named and not applied", faults_are_named_and_not_applied },
     { "bad weights are found in the forward", bad_weights_are_found_in_the_forward },
     { "batches as Miles", batches_as_miles },
     { "memory is planned", memory_is_planned },
+    { "memory of a device", memory_of_a_device },
     { 0 },
 };
 
