@@ -3,7 +3,8 @@
 
     pip install torch transformers safetensors; python3 tools/gen_golden.py [NAME...]
     python3 tools/gen_golden.py --bf16      writes tests/golden/bf16.txt: how far transformers in
-                                            bf16 is from the logits of each folder
+                                            bf16 is from itself in float32, over the sequences of
+                                            each folder and FURTHER of FURTHER_LENGTH tokens
 
 Each folder holds a checkpoint (config.json in the newer key style, config_old.json in the
 older one), and golden.safetensors: token sequences, logits, log-probs, the loss and every
@@ -24,6 +25,7 @@ DATA = os.path.join(HERE, "..", "tests", "golden", "data")
 SHARDED = os.path.join(HERE, "..", "tests", "golden", "sharded")
 SHARDED_MODEL, SHARD_SIZE = "qwen3", "60KB"
 LENGTHS = [37, 70, 1, 150]
+FURTHER, FURTHER_LENGTH = 12, 100
 FROZEN = ("e_score_correction_bias", "layer_scalar")  # tensors without a gradient
 
 COMMON = dict(vocab_size=83, hidden_size=48, intermediate_size=56, num_hidden_layers=2,
@@ -275,20 +277,33 @@ def write(name):
         f.write("\n")
 
 
+def further_tokens(i, n_vocab):
+    """As in tests/golden/test_golden.c: enough tokens that one more or one less whose experts
+    change does not decide."""
+    x, ids = i, []
+    for _ in range(FURTHER_LENGTH):
+        x = (x * 1103515245 + 12345) & 0xffffffff
+        ids.append((x >> 16) % n_vocab)
+    return torch.tensor(ids)
+
+
+def all_logits(folder, sequences, dtype):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager",
+                                                 experts_implementation="eager").eval()
+    with torch.no_grad():
+        return [model(ids[None].long()).logits[0].double() for ids in sequences]
+
+
 def bf16_error(name):
     """The distance of all logits in bf16 from those in float32, relative to their norm."""
     folder = os.path.join(DATA, name)
     golden = load_file(os.path.join(folder, "golden.safetensors"))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16,
-                                                 attn_implementation="eager",
-                                                 experts_implementation="eager").eval()
-    off = total = 0.0
-    with torch.no_grad():
-        for i in range(len(LENGTHS)):
-            logits = model(golden[f"tokens.{i}"][None].long()).logits[0].double()
-            off += (logits - golden[f"logits.{i}"].double()).square().sum().item()
-            total += golden[f"logits.{i}"].double().square().sum().item()
-    return (off / total) ** 0.5
+    sequences = [golden[f"tokens.{i}"] for i in range(len(LENGTHS))]
+    sequences += [further_tokens(i, golden["logits.0"].shape[1]) for i in range(FURTHER)]
+    want = all_logits(folder, sequences, torch.float32)
+    got = all_logits(folder, sequences, torch.bfloat16)
+    off = sum((a - b).square().sum().item() for a, b in zip(got, want))
+    return (off / sum(b.square().sum().item() for b in want)) ** 0.5
 
 
 if sys.argv[1:] == ["--bf16"]:
