@@ -31,7 +31,7 @@ static ml_status plan_bytes(size_t *out, const ml_spec *s, ml_backend *be, ml_pl
     return ML_OK;
 }
 
-static ml_status find_needs(needs *n, const ml_spec *s, ml_backend *be, ml_err *err) {
+static ml_status find_needs(needs *n, ml_spec *s, ml_backend *be, ml_err *err) {
     const ml_optimizer_opts adam = { .kind = ML_OPTIMIZER_ADAM };
     ml_plan_opts train = { .caps = { TOKENS, STEP_REQUESTS, TOKENS,
                                      TOKENS / ML_PAGE + STEP_REQUESTS },
@@ -41,8 +41,10 @@ static ml_status find_needs(needs *n, const ml_spec *s, ml_backend *be, ml_err *
                            .logits = true,
                            .kv_shared = true };
     size_t act = 0, step = 0;
-    ml_status st = plan_bytes(&act, s, be, train, err);
+    ml_status st;
 
+    ml_spec_keep_kv(s, ml_weights_kv_dtype(s, NULL, ML_WEIGHT_BF16));
+    st = plan_bytes(&act, s, be, train, err);
     if (st == ML_OK)
         st = plan_bytes(&step, s, be, serve, err);
     n->params = ml_spec_param_count(s);

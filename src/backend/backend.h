@@ -33,7 +33,7 @@ typedef struct ml_marks {
 typedef struct ml_backend {
     const char *name;  /* "cpu", "cuda" */
     const char *level; /* "c", "neon", "avx2", "avx512"; of a GPU "sm90" */
-    ml_dtype act;      /* of activations, keys and values: f32 or bf16 */
+    ml_dtype act;      /* of activations: f32 or bf16 */
     ml_layout linear;  /* of linear weights */
     ml_device *dev;
     ml_stream *stream;

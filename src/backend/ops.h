@@ -61,10 +61,11 @@
  *  64 columns [dk][64].
  *  kpage [page][Hk][d][16], vpage [page][Hk][16][e+], e+: e rounded up to 16: pages of
  *  ML_PAGE keys; ATTN first writes the rows' k and v there, then reads all keys from there.
- *  (CUDA: kpage [page][Hk][16][d].)
+ *  In bf16 beside f32 activations a head's keys of a page are panels of a matrix [16,d], its
+ *  values those of a matrix [e+,16] (tensor.h).  (CUDA: kpage [page][Hk][16][d].)
  *
- *  Activations have the backend's type; cs, stat, weight, logits of LMHEAD and what it says are
- *  always f32. */
+ *  Activations have the backend's type, pages of ATTN that or bf16; cs, stat, weight, logits of
+ *  LMHEAD and what it says are always f32. */
 /* New ones go to the end: checkop draws a case by its number here. */
 #define ML_OP_LIST(X)                                                                      \
     X(EMBED, "embed")                                                                      \

@@ -41,13 +41,18 @@ static ml_status open_weights(bench_job *j, ml_err *err) {
     ml_weight_dtype dtype = weight_dtype(c);
     ml_status st;
 
-    if (c->load_format == ML_LOAD_DUMMY)
-        return ml_weights_dummy(&j->weights, &j->spec, dtype, (uint64_t)c->bench.seed,
-                                &j->be, &j->arena, err);
-    st = ml_checkpoint_open(&j->checkpoint, ml_config_model(c), err);
+    if (c->load_format == ML_LOAD_DUMMY) {
+        dtype = dtype == ML_WEIGHT_AUTO ? ML_WEIGHT_BF16 : dtype;
+        st = ml_weights_dummy(&j->weights, &j->spec, dtype, (uint64_t)c->bench.seed, &j->be,
+                              &j->arena, err);
+    } else {
+        st = ml_checkpoint_open(&j->checkpoint, ml_config_model(c), err);
+        if (st == ML_OK)
+            st = ml_weights_load(&j->weights, &j->spec, j->checkpoint, dtype, &j->be,
+                                 &j->arena, err);
+    }
     if (st == ML_OK)
-        st = ml_weights_load(&j->weights, &j->spec, j->checkpoint, dtype, &j->be, &j->arena,
-                             err);
+        ml_spec_keep_kv(&j->spec, ml_weights_kv_dtype(&j->spec, j->checkpoint, dtype));
     return st;
 }
 

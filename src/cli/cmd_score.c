@@ -344,8 +344,11 @@ static ml_status open_inputs(score_job *j, ml_err *err) {
         st = ml_checkpoint_open(&j->checkpoint, c->hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_weights_check(&j->spec, j->checkpoint, err);
-    if (st == ML_OK)
+    if (st == ML_OK) {
+        ml_spec_keep_kv(&j->spec,
+                        ml_weights_kv_dtype(&j->spec, j->checkpoint, weight_dtype(j)));
         st = ml_sequences_read(&j->seq, &j->arena, c->score.input, j->spec.n_vocab, err);
+    }
     if (st == ML_OK && c->score.grads && j->seq.n_next == 0)
         st = ml_fail(err, ML_EFORMAT,
                      "%s: no sequence has a next token, so --grads has no loss",

@@ -61,6 +61,7 @@ static ml_status check_weights(serve_job *j, ml_err *err) {
         if (!c && dtype == ML_WEIGHT_AUTO)
             dtype = ML_WEIGHT_BF16;
         j->weight_bytes = ml_weights_bytes(&j->spec, c, dtype);
+        ml_spec_keep_kv(&j->spec, ml_weights_kv_dtype(&j->spec, c, dtype));
     }
     ml_checkpoint_close(c);
     return st;

@@ -50,7 +50,8 @@ const ml_flag ml_flags_model[] = {
       .group = "model",
       .cmds = ML_CMD_SCORE | ML_CMD_BENCH_ENGINE,
       .from = ML_FROM_SGLANG,
-      .help = "Dtype of the weights in memory; auto: that of the checkpoint." },
+      .help =
+          "Dtype of weights, keys and values in memory; auto: that of the checkpoint." },
     { .name = "dtype",
       .type = ML_FLAG_WORD,
       ML_AT(dtype),

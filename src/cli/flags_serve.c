@@ -58,8 +58,8 @@ const ml_flag ml_flags_serve[] = {
       .group = "model",
       .cmds = ML_CMD_SERVE,
       .from = ML_FROM_SGLANG,
-      .help = "Dtype of the weights in memory; auto: that of the checkpoint.  float32 and "
-              "float are f32, bfloat16 is bf16." },
+      .help = "Dtype of weights, keys and values in memory; auto: that of the checkpoint.  "
+              "float32 and float are f32, bfloat16 is bf16." },
     { .name = "weight-version",
       .type = ML_FLAG_TEXT,
       ML_AT(serve.weight_version),

@@ -53,7 +53,7 @@ const ml_flag ml_flags_sglang[] = {
     ML_FIXED("sglang-pp-size", SGLANG, TRAIN, only_one, ONE_RANK),
     ML_FIXED("sglang-moe-dense-tp-size", SGLANG, TRAIN, only_one, ONE_RANK),
     ML_FIXED("sglang-kv-cache-dtype", SGLANG, TRAIN, automatic,
-             "Keys and values have the dtype of activations."),
+             "Keys and values have the dtype of the weights."),
     ML_REFUSED("sglang-enable-dp-attention", BOOL, SGLANG, TRAIN,
                "the engine is one rank yet; leave it out"),
     ML_REFUSED("sglang-enable-dp-lm-head", BOOL, SGLANG, TRAIN,

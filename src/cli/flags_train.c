@@ -34,8 +34,8 @@ const ml_flag ml_flags_train[] = {
       .group = "model",
       .cmds = TRAIN | ML_CMD_EVAL,
       .from = ML_FROM_SGLANG,
-      .help = "Dtype of the weights in memory; auto: that of the checkpoint.  Over bf16 "
-              "weights the optimizer keeps f32 masters." },
+      .help = "Dtype of weights, keys and values in memory; auto: that of the checkpoint.  "
+              "Over bf16 weights the optimizer keeps f32 masters." },
     { .name = "prompt-data",
       .type = ML_FLAG_PATH,
       ML_AT(train.prompt_data),

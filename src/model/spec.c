@@ -199,6 +199,15 @@ ml_status ml_spec_open_critic(ml_spec *out, const char *dir, ml_err *err) {
     return open_spec(out, dir, true, err);
 }
 
+void ml_spec_keep_kv(ml_spec *s, ml_dtype dtype) {
+    for (int32_t i = 0; i < s->n_node; i++)
+        for (int k = 0; s->node[i].op == ML_OP_ATTN && k < ML_OP_OUT; k++) {
+            int32_t v = s->node[i].out[k];
+            if (v != ML_NONE && s->value[v].axis == ML_PER_PAGE)
+                s->value[v].dtype = dtype;
+        }
+}
+
 void ml_spec_close(ml_spec *s) {
     ml_arena_release(&s->arena);
     *s = (ml_spec){ 0 };

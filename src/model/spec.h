@@ -9,7 +9,7 @@
  * the lifetimes without guessing.  KV pages are the exception: attention of several layers
  * may share them, if it writes the same keys and values there.
  *
- * thread: immutable after ml_spec_open. */
+ * thread: immutable after ml_spec_open and ml_spec_keep_kv. */
 #ifndef ML_MODEL_SPEC_H
 #define ML_MODEL_SPEC_H
 
@@ -125,6 +125,10 @@ ml_status ml_spec_parse(ml_spec *out, ml_str text, const char *path, ml_err *err
 #define ML_VALUE_HEAD "value_head"
 ml_status ml_spec_open_critic(ml_spec *out, const char *dir, ml_err *err);
 void ml_spec_close(ml_spec *s);
+
+/* Says what attention's pages are stored as: f32, unless told otherwise before the first plan
+ * is made or page counted.  On a GPU they have its type of activations. */
+void ml_spec_keep_kv(ml_spec *s, ml_dtype dtype);
 
 /* The name of member e of a parameter, in buf. */
 const char *ml_param_name(const ml_param *p, int32_t e, char *buf, size_t cap);

@@ -64,6 +64,17 @@ size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtyp
     return bytes;
 }
 
+ml_dtype ml_weights_kv_dtype(const ml_spec *s, const ml_checkpoint *c,
+                             ml_weight_dtype dtype) {
+    int64_t n[2] = { 0 }; /* numbers in f32, in bf16 */
+
+    for (int32_t i = 0; i < s->n_param; i++)
+        if (s->param[i].n_dim == 2)
+            n[store_dtype(&s->param[i], c, dtype) == ML_BF16] +=
+                ml_param_count(&s->param[i]);
+    return n[1] > n[0] ? ML_BF16 : ML_F32;
+}
+
 /* --- packing ---------------------------------------------------------------- */
 
 /* n values of a file tensor, from element `at` on, `step` apart, as f32. */

@@ -37,6 +37,11 @@ ml_weight_dtype ml_weights_dtype(const ml_backend *be, ml_weight_dtype dtype);
 /* Bytes a set takes; the checkpoint is looked at for AUTO only (may be NULL otherwise). */
 size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtype dtype);
 
+/* What keys and values are stored as beside such a set (ml_spec_keep_kv): bf16 where most of its
+ * matrices' numbers are. */
+ml_dtype ml_weights_kv_dtype(const ml_spec *s, const ml_checkpoint *c,
+                             ml_weight_dtype dtype);
+
 /* Checks, allocates, packs.  The head of a critic, where the checkpoint has
  * none, is made up: random weights of standard deviation 0.02, no bias. */
 ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,

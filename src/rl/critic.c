@@ -1,12 +1,17 @@
 #include "rl/critic.h"
 
-ml_status ml_critic_open(ml_critic *c, const char *dir, uint64_t seed, ml_err *err) {
+ml_status ml_critic_open(ml_critic *c, const char *dir, uint64_t seed,
+                         ml_weight_dtype dtype, ml_err *err) {
     ml_status st = ml_spec_open_critic(&c->spec, dir, err);
 
     c->spec.head_seed = seed;
     if (st == ML_OK)
         st = ml_checkpoint_open(&c->from, dir, err);
-    return st == ML_OK ? ml_weights_check(&c->spec, c->from, err) : st;
+    if (st == ML_OK)
+        st = ml_weights_check(&c->spec, c->from, err);
+    if (st == ML_OK)
+        ml_spec_keep_kv(&c->spec, ml_weights_kv_dtype(&c->spec, c->from, dtype));
+    return st;
 }
 
 void ml_critic_close(ml_critic *c) {

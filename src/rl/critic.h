@@ -18,7 +18,8 @@ typedef struct ml_critic {
 } ml_critic;
 
 /* Reads and checks the checkpoint; takes no memory for the model yet. */
-ml_status ml_critic_open(ml_critic *out, const char *dir, uint64_t seed, ml_err *err);
+ml_status ml_critic_open(ml_critic *out, const char *dir, uint64_t seed,
+                         ml_weight_dtype dtype, ml_err *err);
 void ml_critic_close(ml_critic *c); /* after a failed open, too; zeros are fine */
 
 /* Weights from the snapshot, or, when it is NULL, from the checkpoint. */

@@ -92,7 +92,8 @@ static ml_status open_critic(ml_train_run *r, ml_err *err) {
     }
     if (own != ML_NONE)
         dir = ml_snapshot_path(&r->arena, o->critic_load, own);
-    return st == ML_OK ? ml_critic_open(&r->critic, dir, o->critic_seed, err) : st;
+    return st == ML_OK ? ml_critic_open(&r->critic, dir, o->critic_seed, o->dtype, err)
+                       : st;
 }
 
 /* Ops of a round that a profile shows, of training and of the rollout. */
@@ -122,8 +123,10 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_e
         st = ml_checkpoint_open(&r->from, opts->hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_weights_check(&r->spec, r->from, err);
-    if (st == ML_OK)
+    if (st == ML_OK) {
+        ml_spec_keep_kv(&r->spec, ml_weights_kv_dtype(&r->spec, r->from, opts->dtype));
         drop_vain_replay(r);
+    }
     if (st == ML_OK && opts->recipe.critic_loss && !opts->learns_nothing)
         st = open_critic(r, err);
     if (st == ML_OK)

@@ -33,6 +33,10 @@ static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
     ml_checkpoint *own = NULL;
     ml_status st = dir ? ml_checkpoint_open(&own, dir, err) : ML_OK;
 
+    /* The actor's weights decide: servers of the run are started with their dtype. */
+    if (st == ML_OK && out == &r->weights)
+        ml_spec_keep_kv(&r->spec,
+                        ml_weights_kv_dtype(&r->spec, own ? own : r->from, r->opts.dtype));
     if (st == ML_OK)
         st = ml_weights_load(out, &r->spec, own ? own : r->from, r->opts.dtype, &r->be,
                              &r->arena, err);

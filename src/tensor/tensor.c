@@ -63,17 +63,6 @@ static float float_of(uint32_t u) {
     return f;
 }
 
-float ml_bf16_to_f32(uint16_t h) {
-    return float_of((uint32_t)h << 16);
-}
-
-uint16_t ml_f32_to_bf16(float f) {
-    uint32_t u = bits_of(f);
-    if ((u & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)(u >> 16 | 0x40u); /* quiet, and never rounded up to infinity */
-    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
-}
-
 float ml_f16_to_f32(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = h >> 10 & 31u, man = h & 0x3ffu;
     if (exp == 31)

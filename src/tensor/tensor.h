@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/str.h"
 
@@ -54,8 +55,23 @@ static inline int64_t ml_row_at(ml_row_walk r, int64_t k) {
 }
 
 /* f32 to bf16 and f16 round to nearest, ties to even; NaN stays NaN. */
-float ml_bf16_to_f32(uint16_t h);
-uint16_t ml_f32_to_bf16(float f);
+static inline float ml_bf16_to_f32(uint16_t h) {
+    uint32_t u = (uint32_t)h << 16;
+    float f;
+
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+static inline uint16_t ml_f32_to_bf16(float f) {
+    uint32_t u;
+
+    memcpy(&u, &f, sizeof u);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)(u >> 16 | 0x40u); /* quiet, and never rounded up to infinity */
+    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
 float ml_f16_to_f32(uint16_t h);
 uint16_t ml_f32_to_f16(float f);
 

@@ -13,6 +13,7 @@ static const struct variant {
     int32_t e;                 /* size of a value; 0: that of a key */
     bool in_key;               /* values are the first e elements of keys */
     bool sink;
+    bool bf16; /* pages hold bf16 */
 } variants[] = {
     { { 0 }, 2, 1, 16, 0, 0.25f, 0.0f, 1.0f },
     { { 1, 15, 16, 17 }, 2, 2, 16, 0, 0.25f, 0.0f, 2.0f },
@@ -34,6 +35,15 @@ static const struct variant {
     { { 150 }, 1, 1, 64, 0, 0.125f, 0.0f, 2.0f },
     { { 1, 131 }, 2, 1, 64, 0, 0.125f, 20.0f, 3.0f },
     { { 20, 70 }, 8, 1, 64, 0, 0.125f, 0.0f, 2.0f },
+    { { 1, 15, 16, 17 }, 2, 2, 16, 0, 0.25f, 0.0f, 2.0f, .bf16 = true },
+    { { 130, 7 }, 9, 3, 64, 0, 0.125f, 0.0f, 1.0f, .bf16 = true },
+    { { 63, 64, 65 }, 4, 2, 21, 0, 0.3f, 0.0f, 2.0f, .bf16 = true },
+    { { 5, 200, 3 }, 4, 2, 16, 8, 0.25f, 0.0f, 3.0f, .bf16 = true },
+    { { 70, 130 }, 4, 2, 20, 65, 0.2f, 50.0f, 10.0f, .bf16 = true },
+    { { 40 }, 90, 1, 8, 21, 0.4f, 0.0f, 2.0f, .bf16 = true },
+    { { 70, 9 }, 4, 2, 24, 0, 0.2f, 0.0f, 2.0f, .e = 40, .bf16 = true },
+    { { 130, 3 }, 6, 1, 40, 0, 0.2f, 0.0f, 2.0f, .e = 31, .in_key = true, .bf16 = true },
+    { { 1, 90, 17 }, 4, 2, 16, 8, 0.25f, 0.0f, 2.0f, .sink = true, .bf16 = true },
 };
 
 static void fill_nan(ck_case *c, ml_tensor *t) {
@@ -48,17 +58,38 @@ static void copy_values(ck_case *c, int32_t d, int32_t size) {
                (size_t)size * sizeof(float));
 }
 
+static void name_case(ck_case *c, const struct variant *v, int32_t size) {
+    ck_name(c, "len%d.%d.%d.%d-h%d.%d-d%d-w%d-cap%g%s", v->len[0], v->len[1], v->len[2],
+            v->len[3], v->n_head, v->n_kv, v->d, v->window, (double)v->softcap,
+            v->bf16 ? "-bf16" : "");
+    if (v->e || v->sink)
+        ck_name(c, "len%d.%d.%d-h%d.%d-d%d.%d-w%d%s%s%s", v->len[0], v->len[1], v->len[2],
+                v->n_head, v->n_kv, v->d, size, v->window, v->in_key ? "-in-key" : "",
+                v->sink ? "-sink" : "", v->bf16 ? "-bf16" : "");
+}
+
+/* What is written to bf16 pages is in bf16 already: rounding has no difference quotient.
+ * check_rounding() is about other numbers. */
+static void fill_pages(ck_case *c, const struct variant *v, int32_t pool, int64_t width) {
+    c->out[2] = ck_cube(pool, v->n_kv * v->d, ML_PAGE);
+    if (!v->in_key)
+        c->out[3] = ck_cube(pool, v->n_kv * ML_PAGE, width);
+    if (v->bf16) {
+        c->out[2].dtype = c->out[3].dtype = ML_BF16;
+        ck_round_tensor(&c->in[1]);
+        ck_round_tensor(&c->in[2]);
+    }
+    fill_nan(c, &c->out[2]);
+    if (!v->in_key)
+        fill_nan(c, &c->out[3]);
+}
+
 static void build(ck_case *c, int i) {
     const struct variant *v = &variants[i];
     int32_t size = v->e ? v->e : v->d, pool;
     int64_t width = (size + ML_LANES - 1) / ML_LANES * ML_LANES, n;
 
-    ck_name(c, "len%d.%d.%d.%d-h%d.%d-d%d-w%d-cap%g", v->len[0], v->len[1], v->len[2],
-            v->len[3], v->n_head, v->n_kv, v->d, v->window, (double)v->softcap);
-    if (v->e || v->sink)
-        ck_name(c, "len%d.%d.%d-h%d.%d-d%d.%d-w%d%s%s", v->len[0], v->len[1], v->len[2],
-                v->n_head, v->n_kv, v->d, size, v->window, v->in_key ? "-in-key" : "",
-                v->sink ? "-sink" : "");
+    name_case(c, v, size);
     c->attr.attn.n_head = v->n_head;
     c->attr.attn.n_kv = v->n_kv;
     c->attr.attn.head_dim = v->d;
@@ -83,12 +114,7 @@ static void build(ck_case *c, int i) {
     }
     c->out[0] = ck_mat(n, v->n_head * size);
     c->out[1] = ck_cube(n, v->n_head, 2);
-    c->out[2] = ck_cube(pool, v->n_kv * v->d, ML_PAGE);
-    fill_nan(c, &c->out[2]);
-    if (v->in_key)
-        return;
-    c->out[3] = ck_cube(pool, v->n_kv * ML_PAGE, width);
-    fill_nan(c, &c->out[3]);
+    fill_pages(c, v, pool, width);
 }
 
 /* ---- meaning ---- */
@@ -232,18 +258,54 @@ static void check_alone(ck_env *e, const ck_case *c, const ck_result *all) {
     }
 }
 
+/* Where element k of a page's first value lies. */
+static int64_t element_of_value(const ml_tensor *pages, int64_t k) {
+    const ml_tensor panels = {
+        .dtype = ML_BF16, .layout = ML_PANELS, .n_dim = 2, .shape = { k + 1, ML_PAGE }
+    };
+    return pages->dtype == ML_BF16 ? ck_offset(&panels, 0, k, 0) : k;
+}
+
 /* Values past the head size are zero in every slot that was written. */
 static void check_padding(ck_env *e, const ck_case *c, const ck_result *all) {
-    int64_t width = c->out[3].shape[2], d = c->attr.attn.value_dim;
+    const ml_tensor *pages = &all->out[3];
+    int64_t width = pages->shape[2], d = c->attr.attn.value_dim;
 
-    for (int64_t i = 0; i < c->rows.n_seq && all->out[3].data; i++) {
+    for (int64_t i = 0; i < c->rows.n_seq && pages->data; i++) {
         int32_t page = c->rows.page[c->rows.page_start[i]]; /* its first slot is in use */
-        const float *v =
-            (const float *)all->out[3].data + page * c->out[3].shape[1] * width;
-        for (int64_t k = d; k < width; k++)
-            if (v[k] != 0.0f)
-                ck_fail(e, "a value's padding is %g", (double)v[k]);
+        int64_t first = page * pages->shape[1] * width;
+        for (int64_t k = d; k < width; k++) {
+            int64_t at = first + element_of_value(pages, k);
+            double x = pages->dtype == ML_BF16
+                           ? (double)ml_bf16_to_f32(((const uint16_t *)pages->data)[at])
+                           : (double)((const float *)pages->data)[at];
+            if (x != 0.0)
+                ck_fail(e, "a value's padding is %g", x);
+        }
     }
+}
+
+/* Keys and values that are not bf16 become what is nearest; everything else is as if they had
+ * been, gradients too. */
+static void check_rounding(ck_env *e, const ck_case *c) {
+    ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
+    ck_case rough = *c, round;
+    ck_result a, b;
+
+    m.backward = true;
+    ck_name(&rough, "%.60s (not rounded)", c->name);
+    ck_fill(&rough, &rough.in[1], 2.0f);
+    ck_fill(&rough, &rough.in[2], 2.0f);
+    round = rough;
+    for (int i = 1; i < ML_OP_IN; i++) {
+        round.in[i].data = memcpy(ml_arena_take(c->arena, ml_tensor_bytes(&round.in[i]), 1),
+                                  rough.in[i].data, ml_tensor_bytes(&round.in[i]));
+        ck_round_tensor(&round.in[i]);
+    }
+    ck_run(e, &rough, m, &a);
+    ck_run(e, &round, m, &b);
+    ck_same_result(e, "differs from what is rounded before", &b, &a);
+    e->now = c;
 }
 
 static void also(ck_env *e, const ck_case *c) {
@@ -257,6 +319,8 @@ static void also(ck_env *e, const ck_case *c) {
     check_alone(e, c, &all);
     e->now = c;
     check_padding(e, c, &all);
+    if (c->out[2].dtype == ML_BF16)
+        check_rounding(e, c);
 }
 
 const ck_suite ck_attn = {

@@ -139,7 +139,7 @@ double *ck_values(ml_arena *a, const ml_tensor *t) {
     return v;
 }
 
-static void round_tensor(ml_tensor *t) {
+void ck_round_tensor(const ml_tensor *t) {
     float *v = t->data;
     int64_t n = v && t->dtype == ML_F32 ? (int64_t)(ml_tensor_bytes(t) / sizeof *v) : 0;
     for (int64_t i = 0; i < n; i++)
@@ -148,13 +148,13 @@ static void round_tensor(ml_tensor *t) {
 
 void ck_round(ck_case *c) {
     for (int i = 0; i < ML_OP_IN; i++) {
-        round_tensor(&c->in[i]);
-        round_tensor(&c->din[i]);
+        ck_round_tensor(&c->in[i]);
+        ck_round_tensor(&c->din[i]);
     }
     for (int i = 0; i < ML_OP_W; i++)
-        round_tensor(&c->w[i]);
+        ck_round_tensor(&c->w[i]);
     for (int i = 0; i < ML_OP_OUT; i++)
-        round_tensor(&c->dout[i]);
+        ck_round_tensor(&c->dout[i]);
 }
 
 /* Rows in turn hold: tiny numbers and zeros; huge ones; infinities; everything with NaN.

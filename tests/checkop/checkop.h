@@ -86,7 +86,8 @@ int32_t *ck_ints(ck_case *c, int64_t n, int32_t below);
 int64_t ck_offset(const ml_tensor *t, int64_t e, int64_t i, int64_t j);
 /* A tensor's values in f64, row-major. */
 double *ck_values(ml_arena *a, const ml_tensor *t);
-/* Rounds everything that a case starts from to bf16. */
+/* Rounds f32 to bf16: a tensor, and everything that a case starts from. */
+void ck_round_tensor(const ml_tensor *t);
 void ck_round(ck_case *c);
 /* A copy of a case with special values (zeros, denormals, huge, inf, NaN) for inputs. */
 ck_case ck_special(const ck_case *c);

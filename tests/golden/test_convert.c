@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "io/checkpoint.h"
+#include "model/weights.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
@@ -113,6 +114,20 @@ static void check_rounded(const char *a_dir, const char *b_dir, ml_st_dtype dtyp
     ml_checkpoint_close(b);
 }
 
+/* Keys and values are stored as the checkpoint's matrices are, unless told otherwise. */
+static void check_kv(const char *dir, ml_dtype dtype) {
+    ml_checkpoint *c = NULL;
+    ml_spec s;
+
+    CHECK(ml_spec_open(&s, dir, NULL) == ML_OK);
+    CHECK(ml_checkpoint_open(&c, dir, NULL) == ML_OK);
+    CHECK(ml_weights_kv_dtype(&s, c, ML_WEIGHT_AUTO) == dtype);
+    CHECK(ml_weights_kv_dtype(&s, c, ML_WEIGHT_F32) == ML_F32);
+    CHECK(ml_weights_kv_dtype(&s, c, ML_WEIGHT_BF16) == ML_BF16);
+    ml_checkpoint_close(c);
+    ml_spec_close(&s);
+}
+
 static void dtypes(void) {
     const char *bf16 = ml_test_path("bf16"), *again = ml_test_path("again");
     const char *f16 = ml_test_path("f16");
@@ -120,6 +135,8 @@ static void dtypes(void) {
 
     convert_ok(QWEN3, bf16, "--dtype bf16");
     check_rounded(QWEN3, bf16, ML_ST_BF16);
+    check_kv(QWEN3, ML_F32);
+    check_kv(bf16, ML_BF16);
     CHECK(ml_file_map(&config, ml_test_path("bf16/config.json"), NULL) == ML_OK);
     CHECK(memmem(config.bytes.ptr, config.bytes.len, "\"dtype\": \"bfloat16\"", 19) !=
           NULL);

@@ -16,7 +16,7 @@
 #include "tests/support/must.h"
 
 #define DATA "tests/golden/data/"
-/* Mixes in f32, and in bf16, where only the reading of weights differs. */
+/* Mixes in f32, and in bf16, where the reading of weights, keys and values differs. */
 enum { N_MIX = ML_TEST_SANITIZED ? 3 : 20, N_MIX_BF16 = ML_TEST_SANITIZED ? 1 : 5 };
 #define MAX_REQ 12
 #define CONTEXT 144
@@ -71,6 +71,7 @@ static void open_fixture(fixture *f, const char *dir, ml_weight_dtype dtype) {
     ml_arena_init(&f->arena, "parity");
     MUST(ml_spec_open(&f->spec, dir, &err));
     MUST(ml_checkpoint_open(&f->checkpoint, dir, &err));
+    ml_spec_keep_kv(&f->spec, ml_weights_kv_dtype(&f->spec, f->checkpoint, dtype));
     MUST(ml_backend_cpu_open(&f->be, 2, NULL, &err));
     for (uint64_t v = 0; v < N_VERSION; v++) {
         ml_weights *w = &f->weights[v];

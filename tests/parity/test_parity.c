@@ -43,6 +43,7 @@ static void open_fixture(fixture *f, const char *dir, ml_weight_dtype dtype, int
         ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
         exit(1);
     }
+    ml_spec_keep_kv(&f->spec, ml_weights_kv_dtype(&f->spec, f->checkpoint, dtype));
     for (int i = 0; i < N_SEQ; i++) {
         const ml_st_tensor *t;
         snprintf(name, sizeof name, "tokens.%d", i);

@@ -67,6 +67,7 @@ void ml_trainee_open(ml_trainee *t, const ml_trainee_opts *o) {
                    : ml_spec_open(&t->spec, dir, &err),
          &err);
     must(ml_checkpoint_open(&t->checkpoint, dir, &err), &err);
+    ml_spec_keep_kv(&t->spec, ml_weights_kv_dtype(&t->spec, t->checkpoint, o->dtype));
     must(ml_backend_cpu_open(&t->be, o->n_thread ? o->n_thread : 1, o->level, &err), &err);
     must(ml_weights_load(&t->weights, &t->spec, t->checkpoint, o->dtype, &t->be, &t->arena,
                          &err),

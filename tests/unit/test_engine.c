@@ -91,6 +91,7 @@ static void open_bench_of(bench *b, const char *model) {
     ml_arena_init(&b->arena, "test");
     MUST(ml_spec_open(&b->spec, model, &err));
     MUST(ml_checkpoint_open(&b->checkpoint, model, &err));
+    ml_spec_keep_kv(&b->spec, ml_weights_kv_dtype(&b->spec, b->checkpoint, ML_WEIGHT_AUTO));
     MUST(ml_backend_cpu_open(&b->be, 2, NULL, &err));
     MUST(ml_weights_load(&b->w, &b->spec, b->checkpoint, ML_WEIGHT_AUTO, &b->be, &b->arena,
                          &err));

@@ -5,6 +5,7 @@
 #include "model/kv.h"
 #include "model/plan.h"
 #include "model/spec.h"
+#include "model/weights.h"
 #include "tests/support/test.h"
 
 /* A Gemma 4 of four layers, sliding and full in turn, with further keys. */
@@ -87,6 +88,36 @@ static void plans_hold_them_once(void) {
     be.close(&be);
 }
 
+static size_t plan_bytes(const ml_spec *s, ml_backend *be, ml_batch_caps caps) {
+    ml_plan *p = NULL;
+    size_t bytes;
+
+    CHECK(ml_plan_new(&p, s, be, (ml_plan_opts){ .caps = caps, .backward = true }, NULL) ==
+          ML_OK);
+    bytes = ml_plan_act_bytes(p);
+    ml_plan_free(p);
+    return bytes;
+}
+
+/* Beside bf16 weights pages hold bf16: half the bytes, in a pool and in a plan that trains. */
+static void bf16_takes_half(void) {
+    ml_batch_caps caps = { .n_token = 64, .n_seq = 1, .n_loss = 1, .n_page = 400 };
+    size_t page, plan;
+    ml_backend be;
+    ml_spec s;
+
+    CHECK(ml_backend_cpu_open(&be, 1, NULL, NULL) == ML_OK);
+    open_spec(&s, "");
+    ml_spec_keep_kv(&s, ml_weights_kv_dtype(&s, NULL, ML_WEIGHT_F32));
+    page = ml_kv_bytes(&s, &be, 1);
+    plan = plan_bytes(&s, &be, caps);
+    ml_spec_keep_kv(&s, ml_weights_kv_dtype(&s, NULL, ML_WEIGHT_BF16));
+    CHECK(2 * ml_kv_bytes(&s, &be, 1) == page);
+    CHECK(plan - plan_bytes(&s, &be, caps) == (size_t)caps.n_page * page / 2);
+    ml_spec_close(&s);
+    be.close(&be);
+}
+
 static void refuses(void) {
     static const char *const bad[][2] = {
         { "\"num_kv_shared_layers\": 3", "layer 1 shall use keys of an earlier layer with "
@@ -118,6 +149,7 @@ static void refuses(void) {
 static const ml_test tests[] = {
     { "pages are counted once", pages_are_counted_once },
     { "plans hold them once", plans_hold_them_once },
+    { "bf16 takes half", bf16_takes_half },
     { "refuses", refuses },
     { 0 },
 };

@@ -27,13 +27,13 @@ static int64_t attn_group(const ml_op_attr *attr) {
     return attr->attn.n_head / attr->attn.n_kv;
 }
 
-static int64_t attn_floats(const ml_op_attr *attr, bool backward) {
-    return ml_attn_floats(attn_group(attr), attr->attn.head_dim, attr->attn.value_dim,
-                          backward);
+static int64_t attn_floats(const ml_op_args *a, bool backward) {
+    return ml_attn_floats(attn_group(a->attr), a->attr->attn.head_dim,
+                          a->attr->attn.value_dim, a->out[2].dtype == ML_BF16, backward);
 }
 
 size_t ml_cpu_attn_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool backward) {
-    int64_t floats = attn_floats(a->attr, backward) * ml_pool_size(s->pool);
+    int64_t floats = attn_floats(a, backward) * ml_pool_size(s->pool);
     int64_t table = a->in[0].shape[0] + 1; /* a batch has no more sequences than tokens */
     return (size_t)floats * sizeof(float) + (size_t)table * sizeof(int32_t);
 }
@@ -54,10 +54,11 @@ static attn_call attn_begin(const ml_stream *s, const ml_op_args *a, bool backwa
         .stat = a->out[1].data,
         .kpage = a->out[2].data,
         .vpage = a->out[3].data,
+        .bf16 = a->out[2].dtype == ML_BF16,
         .dout = a->dout[0].data,
     };
     c.scratch = a->scratch;
-    c.floats = attn_floats(a->attr, backward);
+    c.floats = attn_floats(a, backward);
     c.piece_start = (int32_t *)(void *)(c.scratch + ml_pool_size(c.pool) * c.floats);
     return c;
 }
@@ -155,6 +156,33 @@ static void attn_write_row(const attn_call *c, int64_t row, int64_t page, int64_
     }
 }
 
+/* The same, rounded: keys are panels of a matrix [Hk*16, d], the values of a head those of a
+ * matrix [e+, 16], so that two keys make a pair. */
+static void attn_round_row(const attn_call *c, int64_t row, int64_t page, int64_t slot) {
+    int64_t n_kv = c->job.n_kv, d = c->job.head_dim, e = c->job.value_dim;
+    int64_t width = ml_attn_width(e);
+    const ml_tensor keys = {
+        .dtype = ML_BF16, .layout = ML_PANELS, .n_dim = 2, .shape = { n_kv * ML_PAGE, d }
+    };
+    const float *k = (const float *)c->args->in[1].data + row * n_kv * d;
+    const float *v = (const float *)c->args->in[2].data + row * n_kv * e;
+    uint16_t *kpage = (uint16_t *)c->args->out[2].data + page * n_kv * d * ML_PAGE;
+    uint16_t *vpage = (uint16_t *)c->args->out[3].data;
+
+    for (int64_t h = 0; h < n_kv; h++, k += d) {
+        ml_row_walk walk = ml_tensor_row(&keys, h * ML_PAGE + slot);
+        for (int64_t i = 0; i < d; i++)
+            kpage[ml_row_at(walk, i)] = ml_f32_to_bf16(k[i]);
+    }
+    if (!vpage)
+        return;
+    vpage += page * n_kv * width * ML_PAGE + slot / 2 * 2 * ML_LANES + slot % 2;
+    for (int64_t h = 0; h < n_kv; h++, v += e, vpage += width * ML_PAGE)
+        for (int64_t i = 0; i < width; i++)
+            vpage[i / ML_LANES * ML_LANES * ML_PAGE + i % ML_LANES * 2] =
+                i < e ? ml_f32_to_bf16(v[i]) : 0;
+}
+
 static void attn_write_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const attn_call *c = ud;
     const ml_rows *rows = c->args->rows;
@@ -164,7 +192,10 @@ static void attn_write_rows(void *ud, int64_t begin, int64_t end, int worker) {
         int64_t row = attn_fold(i, rows->n_token);
         int32_t seq = attn_find(rows->seq_start, rows->n_seq, row), pos = rows->pos[row];
         int64_t entry = rows->page_start[seq] + pos / ML_PAGE;
-        attn_write_row(c, row, rows->page[entry], pos % ML_PAGE);
+        if (c->job.bf16)
+            attn_round_row(c, row, rows->page[entry], pos % ML_PAGE);
+        else
+            attn_write_row(c, row, rows->page[entry], pos % ML_PAGE);
     }
 }
 

@@ -21,8 +21,9 @@
 typedef struct ml_attn_job {
     int32_t n_head, n_kv, head_dim, value_dim, window;
     float scale, softcap;
-    const float *sink;          /* [Hq], or NULL */
-    const float *kpage, *vpage; /* vpage NULL: values are the first elements of keys */
+    const float *sink;         /* [Hq], or NULL */
+    const void *kpage, *vpage; /* vpage NULL: values are the first elements of keys */
+    bool bf16;                 /* pages hold bf16, not f32 */
     const float *q;
     float *o, *stat; /* written by forward (stat may be NULL), read by backward */
     const float *dout;
@@ -66,9 +67,10 @@ static inline int64_t ml_attn_rows(int64_t g) {
     return ml_attn_padded(ml_attn_positions(g) * g);
 }
 
-/* Whether a block of so many rows (padded) waits for memory more than it computes. */
+/* Whether a block of so many rows (padded) waits for memory more than it computes; its
+ * products then read pages as they lie, which keys of bf16 without pairs do not allow. */
 static inline bool ml_attn_few(const ml_attn_job *job, int64_t rows) {
-    return rows <= ML_LANES && job->vpage;
+    return rows <= ML_LANES && job->vpage && !(job->bf16 && job->head_dim % 2);
 }
 
 /* KV heads that a span of n positions may take at once: what fits where one head of
@@ -83,13 +85,15 @@ static inline int64_t ml_attn_heads(const ml_attn_job *job, int64_t n) {
 
 /* Floats of scratch, a multiple of 16. */
 static inline int64_t ml_attn_floats(int64_t g, int64_t head_dim, int64_t value_dim,
-                                     bool backward) {
+                                     bool bf16, bool backward) {
     int64_t kw = ml_attn_width(head_dim), vw = ml_attn_width(value_dim);
     int64_t per_row = kw + vw + ML_KTILE + 4, tiles = ML_KTILE * vw;
     if (backward) {
         per_row += kw + ML_KTILE;
         tiles = ML_ATTN_TILES * ML_KTILE * (kw + vw);
     }
+    if (bf16)
+        tiles += ML_KTILE * kw;
     return ml_attn_rows(g) * per_row + tiles;
 }
 

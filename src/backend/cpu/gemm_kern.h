@@ -14,8 +14,8 @@
  * as one FMA chain per output that starts from +0, or from c when add.  With a bias
  * [np*16], bias[16*p + l] is added last.  All 16 lanes of each panel are read and written,
  * unless `tail` (1..15) cuts the last panel of c and bias (not of b).  b_bf16, when not
- * NULL, stands for b: pairs (tensor.h), an even k, b_ks 16.  `next`, when not NULL, is what will be read after b, in b's order: an
- * unpacked a leaves time to ask for it.
+ * NULL, stands for b: pairs (tensor.h), an even k, b_ks 16.  `next`, when not NULL, is what
+ * will be read after b, of b's type and in b's order: an unpacked a leaves time to ask for it.
  *
  * Any np works; the panels are taken in groups that fit the registers.  Fastest is an a
  * in the order of pack_rows: a_is 1, a_ks 16. */
@@ -23,7 +23,7 @@ typedef struct ml_gemm_tile {
     float *c;
     const float *a, *b;
     const uint16_t *b_bf16;
-    const float *next;
+    const void *next;
     const float *bias;
     int64_t c_is, c_ps, a_is, a_ks, b_ks, b_ps;
     int64_t k;

@@ -151,6 +151,9 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return refuse(err, "a head size of", attr->attn.head_dim);
     if (op == ML_OP_ATTN && attr->attn.value_dim != attr->attn.head_dim)
         return refuse(err, "values of another size than keys,", attr->attn.value_dim);
+    if (op == ML_OP_ATTN && a->out[2].dtype != a->in[1].dtype)
+        return refuse(err, "keys in another type than activations, of size",
+                      attr->attn.head_dim);
     if (op == ML_OP_ATTN && a->w[0].n_dim)
         return refuse(err, "attention sinks,", attr->attn.n_head);
     if (op == ML_OP_MOE_ROUTE && attr->moe.n_expert > ML_MOE_EXPERTS)
