@@ -110,10 +110,10 @@ __global__ static void rows_kernel(lmhead_call c, int64_t n) {
     c.stat[2 * i + 1] = r.l;
 }
 
-/* dz of a row, from its logits and what forward found of it. */
-template <class T>
+/* dz of a row, from its logits and what forward found of it; V of them at a time. */
+template <class T, int V>
 __global__ void __launch_bounds__(ROW_THREADS) rows_back_kernel(lmhead_call c, T *dz) {
-    const float *z = c.z + blockIdx.x * c.vocab;
+    const float *row = c.z + blockIdx.x * c.vocab;
     float m = c.stat[2 * blockIdx.x], l = c.stat[2 * blockIdx.x + 1], log_l = logf(l);
     float inv_l = 1.0f / l;
     int32_t id = c.id[blockIdx.x];
@@ -121,16 +121,21 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_back_kernel(lmhead_call c, T
     float dentropy = c.dentropy ? c.dentropy[blockIdx.x] : 0.0f;
     float entropy = c.entropy[blockIdx.x];
 
-    for (int64_t i = threadIdx.x; i < c.vocab; i += ROW_THREADS) {
-        float d = ml_scaled(z[i], c.temperature) - m, p = ml_exp(d) * inv_l;
-        float ds = fmaf(-p, fmaf(dentropy, (d - log_l) + entropy, dlogprob),
-                        i == id ? dlogprob : 0.0f);
-        ds = ml_scaled(ds, c.temperature);
-        if (c.softcap != 0.0f) {
-            float t = z[i] / c.softcap;
-            ds *= fmaf(-t, t, 1.0f);
+    for (int64_t i = (int64_t)threadIdx.x * V; i < c.vocab; i += ROW_THREADS * V) {
+        float z[V], ds[V];
+        ml_load(z, row + i);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            float d = ml_scaled(z[k], c.temperature) - m, p = ml_exp(d) * inv_l;
+            ds[k] = fmaf(-p, fmaf(dentropy, (d - log_l) + entropy, dlogprob),
+                         i + k == id ? dlogprob : 0.0f);
+            ds[k] = ml_scaled(ds[k], c.temperature);
+            if (c.softcap != 0.0f) {
+                float t = z[k] / c.softcap;
+                ds[k] *= fmaf(-t, t, 1.0f);
+            }
         }
-        dz[blockIdx.x * c.vocab + i] = ml_as<T>(ds);
+        ml_store(dz + blockIdx.x * c.vocab + i, ds);
     }
 }
 
@@ -201,6 +206,15 @@ void ml_cuda_lmhead_forward(ml_stream *s, const ml_op_args *a) {
     }
 }
 
+template <class T>
+static void back_logits(ml_stream *s, const lmhead_call &c, T *dz, int64_t n) {
+    if (c.vocab % 4 == 0)
+        rows_back_kernel<T, 4><<<(unsigned)n, ROW_THREADS, 0, ml_cuda(s)->stream>>>(c, dz);
+    else
+        rows_back_kernel<T, 1><<<(unsigned)n, ROW_THREADS, 0, ml_cuda(s)->stream>>>(c, dz);
+    ml_cuda_launched(ml_cuda(s), "gradients of logits");
+}
+
 /* dx [n, width] = dz [n, vocab] w, added to the rows it belongs to. */
 static void back_rows(ml_stream *s, const ml_op_args *a, const lmhead_room *room,
                       const lmhead_call *c, int64_t n) {
@@ -266,10 +280,7 @@ void ml_cuda_lmhead_backward(ml_stream *s, const ml_op_args *a) {
         gather(s, a, room.x, &c, n);
         if (!a->out[3].data)
             logits(s, a, room.x, &c, n);
-        ML_CUDA_TYPED(
-            a->in[0].dtype, rows_back_kernel<T>
-            <<<(unsigned)n, ROW_THREADS, 0, ml_cuda(s)->stream>>>(c, (T *)room.dz));
-        ml_cuda_launched(ml_cuda(s), "gradients of logits");
+        ML_CUDA_TYPED(a->in[0].dtype, back_logits<T>(s, c, (T *)room.dz, n));
         if (a->din[0].data)
             back_rows(s, a, &room, &c, n);
         if (a->dw[0].data)

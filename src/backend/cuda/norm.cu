@@ -4,7 +4,14 @@
  * keeps its packs of numbers in registers.  Team and packs follow from the width alone. */
 #include "backend/cuda/common.cuh"
 
-enum { THREADS = 256, MAX_CHUNKS = 264 /* two for each multiprocessor of an H200 */ };
+enum {
+    THREADS = 256,
+    NARROW = 128, /* groups of which a thread has one pack */
+    CHUNKS = 264, /* two for each multiprocessor of an H200 */
+    CHUNKS_NARROW = 528,
+    DW_COLUMNS = 32, /* that a block sums, every DW_WAYS-th chunk by a warp */
+    DW_WAYS = THREADS / DW_COLUMNS
+};
 
 template <class T> struct norm_call {
     T *y, *dx;
@@ -142,7 +149,8 @@ __device__ static void back_group(const norm_call<T> &c, int64_t g, bool there, 
 
 /* A block goes through the groups of a chunk; its teams' sums are added in their order. */
 template <class S, class T>
-__global__ void __launch_bounds__(THREADS, 2) norm_back_kernel(norm_call<T> c) {
+__global__ void __launch_bounds__(THREADS, S::PACKS == 1 ? 4 : 2)
+    norm_back_kernel(norm_call<T> c) {
     extern __shared__ float sums[]; /* [TEAMS][width] */
     __shared__ float room[THREADS / 32];
     int lane = (int)threadIdx.x % S::TEAM, team = (int)threadIdx.x / S::TEAM;
@@ -172,26 +180,38 @@ __global__ void __launch_bounds__(THREADS, 2) norm_back_kernel(norm_call<T> c) {
     }
 }
 
-/* dw += the chunks' sums, in their order. */
+/* dw += the chunks' sums. */
 __global__ static void norm_dw_kernel(float *dw, const float *part, int chunks, int width) {
-    int i = (int)(blockIdx.x * THREADS + threadIdx.x);
+    __shared__ float room[DW_WAYS][DW_COLUMNS];
+    int col = (int)threadIdx.x % DW_COLUMNS, way = (int)threadIdx.x / DW_COLUMNS;
+    int i = (int)blockIdx.x * DW_COLUMNS + col;
     float sum = 0.0f;
 
-    if (i >= width)
-        return;
-    for (int k = 0; k < chunks; k++)
+    for (int k = way; i < width && k < chunks; k += DW_WAYS)
         sum += part[(int64_t)k * width + i];
+    room[way][col] = sum;
+    __syncthreads();
+    if (way || i >= width)
+        return;
+    for (int k = 1; k < DW_WAYS; k++)
+        sum += room[k][col];
     dw[i] += sum;
 }
 
-/* Chunks of a number of groups: a function of it alone, as gradients must not depend on more. */
-static int64_t groups_per_chunk(int64_t n_group) {
-    int64_t per = (n_group + MAX_CHUNKS - 1) / MAX_CHUNKS;
+static int64_t max_chunks(int width) {
+    return width <= NARROW ? CHUNKS_NARROW : CHUNKS;
+}
+
+/* Chunks of a number of groups: a function of it and the width, as gradients must not depend on
+ * more. */
+static int64_t groups_per_chunk(int64_t n_group, int width) {
+    int64_t per = (n_group + max_chunks(width) - 1) / max_chunks(width);
     return per < 16 ? 16 : per;
 }
 
 size_t ml_cuda_rmsnorm_scratch(const ml_op_args *a, bool backward) {
-    return backward ? (size_t)MAX_CHUNKS * (size_t)a->attr->norm.width * sizeof(float) : 0;
+    int width = a->attr->norm.width;
+    return backward ? (size_t)max_chunks(width) * (size_t)width * sizeof(float) : 0;
 }
 
 template <class S, class T>
@@ -214,7 +234,7 @@ template <class T> static void norm_run(ml_stream *s, const norm_call<T> &c, boo
         norm_launch<shares<32, 8, 1>>(s, c, back);
     else if (c.width % 8)
         norm_launch<shares<256, 32, 1>>(s, c, back);
-    else if (c.width <= 128)
+    else if (c.width <= NARROW)
         norm_launch<shares<16, 1, 8>>(s, c, back);
     else if (c.width <= 1024)
         norm_launch<shares<32, 4, 8>>(s, c, back);
@@ -252,12 +272,12 @@ template <class T> static void norm_backward(ml_stream *s, const ml_op_args *a) 
     c.add = a->din_add[0];
     c.part = a->dw[0].data ? (float *)a->scratch : NULL;
     c.n_group /= c.n_weight;
-    c.per_chunk = groups_per_chunk(c.n_group);
+    c.per_chunk = groups_per_chunk(c.n_group, c.width);
     c.step = c.n_weight;
     for (; c.first < c.n_weight && c.n_group; c.first++, c.w += c.width) {
         norm_run<T>(s, c, true);
         if (c.part)
-            norm_dw_kernel<<<ml_cuda_blocks(c.width, THREADS), THREADS, 0,
+            norm_dw_kernel<<<ml_cuda_blocks(c.width, DW_COLUMNS), THREADS, 0,
                              ml_cuda(s)->stream>>>(
                 (float *)a->dw[0].data + c.first * c.width, c.part,
                 (int)ml_cuda_blocks(c.n_group, c.per_chunk), c.width);
