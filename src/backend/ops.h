@@ -190,8 +190,8 @@ typedef struct ml_op_attr {
  * its pages. */
 typedef struct ml_rows {
     int32_t n_token, n_seq, n_loss;
-    const int32_t *id;         /* [n_token] */
-    const int32_t *pos;        /* [n_token] */
+    const int32_t *id;  /* [n_token] */
+    const int32_t *pos; /* [n_token]; -1: nobody's row, made up where a backend replays */
     const int32_t *seq_start;  /* [n_seq+1] first row of each sequence */
     const int32_t *page_start; /* [n_seq+1] first entry of each sequence in `page` */
     const int32_t *page;     /* page ids; entry i of a sequence holds keys 16i .. 16i+15 */
@@ -216,6 +216,14 @@ typedef struct ml_op_args {
 
 typedef void ml_op_fn(ml_stream *s, const ml_op_args *a);
 
+/* A forward call of a plan, with those that follow behind it. */
+typedef struct ml_op_call {
+    ml_op_id op;
+    ml_op_args args;
+    int32_t
+        reader[ML_OP_OUT]; /* the last call that reads out[i] is so many behind; 0: none */
+} ml_op_call;
+
 /* What a plan must know of an op before it can lay out memory. */
 typedef struct ml_op_info {
     const char *name;
@@ -230,6 +238,10 @@ struct ml_draw;
 
 typedef struct ml_ops {
     ml_op_fn *forward[ML_OP_COUNT], *backward[ML_OP_COUNT];
+    /* Does the first of n calls as one piece of work, to the same bits, and says how many it took;
+     * 0: the first is to be done alone.  Outputs that only these calls read need not be written.
+     * NULL: all are done alone. */
+    int (*together)(ml_stream *s, const ml_op_call *call, int n);
     /* Scratch bytes for a call with these shapes (data pointers are not looked at). */
     size_t (*scratch)(const ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward);
     /* Called once for each call of a plan, with its largest shapes: a backend refuses what it

@@ -139,47 +139,6 @@ static ml_status size_scratch(ml_plan *p, ml_err *err) {
     return ML_OK;
 }
 
-/* --- the batch on its way to the device ------------------------------------- */
-
-/* Integers of all arrays of a batch of this size, each from a multiple of 4 on. */
-static int32_t padded(int32_t n) {
-    return (n + 3) & ~3;
-}
-
-static int32_t batch_ints(const ml_batch_caps *c) {
-    return 2 * padded(c->n_token) + 3 * padded(c->n_seq + 1) + padded(c->n_page) +
-           2 * padded(c->n_loss);
-}
-
-static const int32_t *send(const ml_plan *p, const int32_t *from, int32_t n, int32_t *at) {
-    int32_t *stage = p->stage + *at;
-
-    memcpy(stage, from, (size_t)n * sizeof *from);
-    *at += padded(n);
-    return (const int32_t *)p->rows.ptr + (stage - p->stage);
-}
-
-/* The batch as ops will read it: as it is, or a copy in the device's memory, sent as one. */
-static ml_rows rows_on_device(const ml_plan *p, const ml_rows *r) {
-    ml_rows d = *r;
-    int32_t at = 0;
-
-    if (p->be->dev->host)
-        return d;
-    d.id = send(p, r->id, r->n_token, &at);
-    d.pos = send(p, r->pos, r->n_token, &at);
-    d.seq_start = send(p, r->seq_start, r->n_seq + 1, &at);
-    d.page_start = send(p, r->page_start, r->n_seq + 1, &at);
-    d.slot = send(p, r->slot, r->n_seq, &at);
-    d.loss_row = send(p, r->loss_row, r->n_loss, &at);
-    d.loss_id = send(p, r->loss_id, r->n_loss, &at);
-    d.page =
-        send(p, r->page, r->page_start[r->n_seq], &at); /* the rest lies by counts alone */
-    p->be->dev->copy_in(p->be->stream, p->rows.ptr, p->stage,
-                        (size_t)at * sizeof *p->stage);
-    return d;
-}
-
 /* --- life ------------------------------------------------------------------- */
 
 static ml_status check_ops(const ml_plan *p, ml_err *err) {
@@ -211,6 +170,8 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
         return st;
     }
     p->head = s->n_node - 1;
+    if (be->ops->together)
+        p->bound = ML_NEW(&p->arena, ml_op_call, s->n_node);
     ML_BUG_IF(s->node[p->head].op != (s->critic ? ML_OP_LINEAR : ML_OP_LMHEAD));
     ml_plan_lay_out(p);
     st = size_scratch(p, err);
@@ -235,13 +196,8 @@ void ml_plan_free(ml_plan *p) {
     free(p);
 }
 
-/* Of the batch's arrays in the memory of another device. */
-static size_t rows_bytes(const ml_plan *p) {
-    return p->be->dev->host ? 0 : (size_t)batch_ints(&p->opts.caps) * sizeof(int32_t);
-}
-
 size_t ml_plan_act_bytes(const ml_plan *p) {
-    return p->act_bytes + rows_bytes(p);
+    return p->act_bytes + ml_plan_rows_bytes(p);
 }
 
 size_t ml_plan_scratch_bytes(const ml_plan *p) {
@@ -254,8 +210,8 @@ ml_status ml_plan_alloc(ml_plan *p, ml_err *err) {
     if (st == ML_OK && p->scratch_bytes)
         st = dev->alloc(dev, &p->scratch, p->scratch_bytes, ML_MEM_SCRATCH, err);
     if (st == ML_OK && !dev->host) {
-        p->stage = ml_arena_take(&p->arena, rows_bytes(p), 1);
-        st = dev->alloc(dev, &p->rows, rows_bytes(p), ML_MEM_ACT, err);
+        p->stage = ml_arena_take(&p->arena, ml_plan_rows_bytes(p), 1);
+        st = dev->alloc(dev, &p->rows, ml_plan_rows_bytes(p), ML_MEM_ACT, err);
     }
     return st;
 }
@@ -287,15 +243,21 @@ static void tell_chosen(const ml_plan *p, const ml_node *n, const ml_run *r,
                              a->out[out].data, ml_tensor_bytes(&a->out[out]));
 }
 
+static void bind_forward(const ml_plan *p, int32_t node, bool first, const ml_run *r,
+                         ml_op_args *a) {
+    *a = (ml_op_args){ 0 };
+    bind_values(p, node, first, r, a);
+    if (r->kv)
+        bind_kv(p, &p->spec->node[node], r->kv, a);
+}
+
 /* Computes a node, the first time or again. */
 static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     const ml_node *n = &p->spec->node[node];
-    ml_op_args a = { 0 };
+    ml_op_args a;
     double start = ml_clock_s();
 
-    bind_values(p, node, forward, r, &a);
-    if (r->kv)
-        bind_kv(p, n, r->kv, &a);
+    bind_forward(p, node, forward, r, &a);
     send_given(p, n, &a);
     p->be->ops->forward[n->op](p->be->stream, &a);
     if (forward)
@@ -307,7 +269,44 @@ static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     p->stats.rows[n->op] += a.out[0].shape[0];
 }
 
+/* All calls are bound first, so that the backend sees which come together; their time counts as
+ * the first one's. */
+static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
+    const ml_ops *ops = p->be->ops;
+    int32_t n = p->spec->n_node, took;
+
+    for (int32_t i = 0; i < n; i++) {
+        const ml_node *node = &p->spec->node[i];
+        p->bound[i].op = node->op;
+        bind_forward(p, i, true, r, &p->bound[i].args);
+        for (int k = 0; k < ML_OP_OUT; k++)
+            p->bound[i].reader[k] =
+                node->out[k] == ML_NONE ? 0 : p->last_read[node->out[k]] - i;
+    }
+    for (int32_t i = 0; i < n; i += took) {
+        const ml_op_call *c = &p->bound[i];
+        double start = ml_clock_s();
+        send_given(p, &p->spec->node[i], &p->bound[i].args);
+        took = ops->together(p->be->stream, c, n - i);
+        if (took == 0) {
+            ops->forward[c->op](p->be->stream, &c->args);
+            took = 1;
+        }
+        p->stats.forward_s[c->op] += ml_clock_s() - start;
+        for (int32_t k = 0; k < took; k++) {
+            tell_chosen(p, &p->spec->node[i + k], r, &c[k].args);
+            p->stats.rows[c[k].op] += c[k].args.out[0].shape[0];
+        }
+        if (!recorded)
+            ml_plan_spans_node(p, i, ML_PASS_FORWARD);
+    }
+}
+
 static void run_nodes(ml_plan *p, const ml_run *r, bool recorded) {
+    if (p->bound && !p->dump) {
+        run_bound(p, r, recorded);
+        return;
+    }
     for (int32_t i = 0; i < p->spec->n_node; i++) {
         run_node(p, i, true, r);
         if (!recorded)
@@ -359,7 +358,7 @@ void ml_plan_forward(ml_plan *p, const ml_run *r) {
     ml_run run = *r;
 
     begin_run(p, r);
-    rows = rows_on_device(p, r->rows);
+    rows = ml_plan_send_rows(p, r);
     run.rows = &rows;
     run_or_replay(p, &run);
     end_run(p);
@@ -393,7 +392,7 @@ void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
 
     ML_BUG_IF(!p->opts.backward || !r->grads);
     begin_run(p, r);
-    rows = rows_on_device(p, r->rows);
+    rows = ml_plan_send_rows(p, r);
     run.rows = &rows;
     dev->copy_in(p->be->stream, at(p, p->grad_store[head->out[0]]), dlogprob, bytes);
     if (dentropy)

@@ -411,6 +411,7 @@ void ml_plan_lay_out(ml_plan *p) {
     find_producers(p);
     find_units(p);
     find_last_reads(p, &r);
+    p->last_read = r.last[ML_FIRST_COPY];
     plan_value_stores(p, &r);
     if (p->opts.backward)
         plan_backward_stores(p);

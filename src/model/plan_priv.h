@@ -47,8 +47,10 @@ struct ml_plan {
     int32_t *value_store[ML_COPIES]; /* [n_value] index into store, or ML_NONE */
     int32_t *grad_store;             /* [n_value] */
     int32_t *producer;               /* [n_value] the (first) node that makes it */
+    int32_t *last_read; /* [n_value] the last call that reads what forward made of it */
     int32_t dentropy_store;
     ml_plan_call *call; /* [n_node] */
+    ml_op_call *bound;  /* [n_node] calls of a forward; NULL: they are made one by one */
     ml_plan_unit *unit;
     int32_t n_unit;
     int32_t head; /* the LMHEAD node */
@@ -70,9 +72,16 @@ struct ml_plan {
     ml_arena arena;
 };
 
+/* plan_rows.c: bytes of a batch's arrays in the memory of another device than the host, and the batch
+ * as ops will read it there. */
+size_t ml_plan_rows_bytes(const ml_plan *p);
+ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run);
+
 /* The recording of a run like this, which may be without work yet; NULL: it is the first of its
  * kind, or of a kind that is not recorded. */
 ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r);
+/* The rows that a run is done with: more than it has where few kinds of runs shall be recorded. */
+int32_t ml_plan_rows_of(const ml_plan *p, const ml_run *r);
 void ml_plan_forget(ml_plan *p); /* all recordings */
 
 /* plan_spans.c: all do nothing where nobody wants to know.  A run has a beginning and an end,

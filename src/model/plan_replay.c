@@ -1,7 +1,9 @@
 #include "model/plan_priv.h"
 
-/* Rows from which on the device is busy longer than its launches take. */
-enum { MOST_ROWS = 512 };
+enum {
+    MOST_ROWS = 512, /* from here on the device is busy longer than its launches take */
+    EXACT_ROWS = 16, /* up to here every number of rows is recorded; above it multiples */
+};
 
 static bool is_like(const ml_plan_recording *a, const ml_plan_recording *b) {
     return a->n_token == b->n_token && a->n_seq == b->n_seq && a->n_loss == b->n_loss &&
@@ -15,6 +17,25 @@ static void drop(const ml_plan *p, ml_plan_recording *r) {
 }
 
 /* Only decoding is recorded, a row for each sequence: its shapes come again. */
+static bool is_recorded(const ml_plan *p, const ml_run *r) {
+    for (int i = 0; i < ML_ROUTES; i++)
+        if (r->chosen[i] || r->given[i]) /* it leaves the device between ops, or comes */
+            return false;
+    return p->be->replay && !p->dump && r->kv && r->rows->n_token == r->rows->n_seq &&
+           r->rows->n_token <= MOST_ROWS;
+}
+
+int32_t ml_plan_rows_of(const ml_plan *p, const ml_run *r) {
+    const ml_batch_caps *c = &p->opts.caps;
+    int32_t n = r->rows->n_token, all = (n + EXACT_ROWS - 1) / EXACT_ROWS * EXACT_ROWS;
+
+    if (!is_recorded(p, r) || r->rows->n_loss != n || n <= EXACT_ROWS)
+        return n;
+    if (all > c->n_token || all > c->n_seq || all > c->n_loss)
+        return n;
+    return all;
+}
+
 ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r) {
     ml_plan_recording now = { .n_token = r->rows->n_token,
                               .n_seq = r->rows->n_seq,
@@ -23,10 +44,7 @@ ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r) {
                               .weights = r->weights->buf.ptr,
                               .kv = r->kv ? r->kv->buf.ptr : NULL };
 
-    for (int i = 0; i < ML_ROUTES; i++)
-        if (r->chosen[i] || r->given[i]) /* it leaves the device between ops, or comes */
-            return NULL;
-    if (!p->be->replay || !r->kv || now.n_token != now.n_seq || now.n_token > MOST_ROWS)
+    if (!is_recorded(p, r))
         return NULL;
     for (int32_t i = 0; i < p->n_recording; i++)
         if (is_like(&p->recording[i], &now))

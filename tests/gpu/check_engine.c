@@ -12,14 +12,15 @@
 #include "engine/engine.h"
 #include "train/trainer.h"
 
-enum {
-    N_REQ = 48,
-    MAX_PROMPT = 150,
-    MAX_NEW = 60,
-    CONTEXT = 256,
-    RUNNING = 16,
-    CHUNK = 64
-};
+enum { MAX_REQ = 160, MAX_PROMPT = 150, MAX_NEW = 60, CONTEXT = 256 };
+
+/* One way of batching.  Kernels follow from the number of rows of a step. */
+typedef struct load {
+    int n_req, running, chunk;
+    int short_of; /* there is one page for so many that all could want */
+} load;
+
+static const load loads[] = { { 48, 16, 64, 10 }, { 160, 96, 256, 2 } };
 
 typedef struct answer {
     int32_t token[CONTEXT], n_prompt, n;
@@ -27,7 +28,7 @@ typedef struct answer {
     bool ended;
 } answer;
 
-static answer answers[N_REQ];
+static answer answers[MAX_REQ];
 
 static _Noreturn void die(const char *what) {
     fprintf(stderr, "check_engine: %s\n", what);
@@ -59,10 +60,11 @@ static void make_prompt(answer *a, int i, int64_t vocab) {
             (int32_t)((i % 2 && k < 70 ? (uint32_t)(k * 7919) : dice()) % (uint32_t)vocab);
 }
 
-static void generate(ml_engine *e, int64_t vocab) {
+static void generate(ml_engine *e, int64_t vocab, int n_req) {
     ml_err err;
 
-    for (int i = 0; i < N_REQ; i++) {
+    memset(answers, 0, sizeof answers);
+    for (int i = 0; i < n_req; i++) {
         answer *a = &answers[i];
         ml_gen_request r = { .max_new = 1 + (int32_t)(dice() % MAX_NEW),
                              .ignore_eos = true,
@@ -82,13 +84,13 @@ static void generate(ml_engine *e, int64_t vocab) {
         ;
 }
 
-static int compare(ml_trainer *t) {
-    ml_train_sample sample[N_REQ];
-    float *scored[N_REQ];
+static int compare(ml_trainer *t, int n_req) {
+    ml_train_sample sample[MAX_REQ];
+    float *scored[MAX_REQ];
     int bad = 0, n = 0;
     ml_err err;
 
-    for (int i = 0; i < N_REQ; i++) {
+    for (int i = 0; i < n_req; i++) {
         answer *a = &answers[i];
         if (!a->ended)
             die("a request did not end");
@@ -98,9 +100,9 @@ static int compare(ml_trainer *t) {
                                        .rollout = i };
         scored[i] = calloc(CONTEXT, sizeof(float));
     }
-    if (ml_trainer_score(t, NULL, sample, N_REQ, scored, NULL, &err))
+    if (ml_trainer_score(t, NULL, sample, n_req, scored, NULL, &err))
         die(err.msg);
-    for (int i = 0; i < N_REQ; i++) {
+    for (int i = 0; i < n_req; i++) {
         const answer *a = &answers[i];
         for (int32_t k = a->n_prompt; k < a->n; k++, n++)
             bad += memcmp(&a->logprob[k], &scored[i][k - a->n_prompt], sizeof(float)) != 0;
@@ -110,24 +112,42 @@ static int compare(ml_trainer *t) {
     return bad;
 }
 
+static int check(const load *l, const ml_spec *spec, const ml_weights *w, ml_backend *be,
+                 ml_trainer *trainer) {
+    ml_engine_opts opts = { .context = CONTEXT,
+                            .max_running = l->running,
+                            .max_waiting = l->n_req,
+                            .chunk = l->chunk };
+    ml_gen_stats stats;
+    ml_engine *engine;
+    ml_err err;
+
+    opts.kv_bytes = ml_kv_bytes(spec, be, l->running * ml_pages_for(CONTEXT) / l->short_of);
+    if (ml_engine_open(&engine, spec, w, be, &opts, &err))
+        die(err.msg);
+    generate(engine, spec->n_vocab, l->n_req);
+    ml_engine_stats(engine, &stats);
+    printf("%lld tokens in %lld steps, %lld requests put back, %lld prompt tokens shared\n",
+           (long long)stats.n_answer_token, (long long)stats.n_step,
+           (long long)stats.n_retract, (long long)stats.n_cached_token);
+    ml_engine_close(engine);
+    return compare(trainer, l->n_req);
+}
+
 int main(int argc, char **argv) {
-    ml_engine_opts opts = {
-        .context = CONTEXT, .max_running = RUNNING, .max_waiting = N_REQ, .chunk = CHUNK
-    };
     ml_trainer_opts train = {
         .optimizer = { .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8 },
         .lr = { .train_iters = 1, .global_batch_size = 1, .lr = 1e-4 },
         .batch = { .global_batch_size = 1, .dynamic = true, .max_tokens = 3000 },
     };
-    ml_gen_stats stats;
+    const int n_load = (int)(sizeof loads / sizeof *loads);
     ml_arena a;
     ml_spec spec;
     ml_backend be;
     ml_weights w;
-    ml_engine *engine;
     ml_trainer *trainer;
     ml_err err;
-    int bad;
+    int failed = 0;
 
     if (argc < 2)
         die("usage: check_engine MODEL_DIR");
@@ -138,23 +158,16 @@ int main(int argc, char **argv) {
         printf("skipped: %s\n0 passed, 0 failed\n", err.msg);
         return 0;
     }
-    opts.kv_bytes = ml_kv_bytes(&spec, &be, RUNNING * ml_pages_for(CONTEXT) / 10);
     if (ml_weights_dummy(&w, &spec, ML_WEIGHT_BF16, 1, &be, &a, &err) ||
-        ml_engine_open(&engine, &spec, &w, &be, &opts, &err) ||
         ml_trainer_open(&trainer, &spec, &w, &be, &train, &err))
         die(err.msg);
-    generate(engine, spec.n_vocab);
-    ml_engine_stats(engine, &stats);
-    printf("%lld tokens in %lld steps, %lld requests put back, %lld prompt tokens shared\n",
-           (long long)stats.n_answer_token, (long long)stats.n_step,
-           (long long)stats.n_retract, (long long)stats.n_cached_token);
-    bad = compare(trainer);
-    printf("%d passed, %d failed\n", bad == 0, bad != 0);
+    for (int i = 0; i < n_load; i++)
+        failed += check(&loads[i], &spec, &w, &be, trainer) != 0;
+    printf("%d passed, %d failed\n", n_load - failed, failed);
     ml_trainer_close(trainer);
-    ml_engine_close(engine);
     ml_weights_close(&w);
     ml_backend_close(&be);
     ml_spec_close(&spec);
     ml_arena_release(&a);
-    return bad != 0;
+    return failed != 0;
 }

@@ -1,5 +1,6 @@
 /* attn.cu - ATTN: pages are written, then every row reads them. */
 #include "backend/cuda/attn.cuh"
+#include "backend/cuda/fuse.cuh"
 
 enum { THREADS = 128, MANY_ROWS = 64 /* of a sequence, on average: wgmma pays */ };
 
@@ -10,6 +11,8 @@ template <class T, int V> __global__ void write_pages(attn_call<T> c) {
     const int32_t *page = c.page + c.page_start[seq];
     const T *k = c.k + (int64_t)row * c.n_kv * c.d, *v = c.v + (int64_t)row * c.n_kv * c.d;
 
+    if (key < 0)
+        return;
     for (int i = (int)threadIdx.x * V; i < c.n_kv * c.d; i += THREADS * V)
         *(ml_pack<T, V> *)(attn_key(c, page, i / c.d, key) + i % c.d) =
             *(const ml_pack<T, V> *)(k + i);
@@ -86,12 +89,25 @@ static void forward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
 static void forward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
     if (!mma)
         ml_attn_plain<bf16>(s, c);
+    else if (ml_attn_few_takes(c))
+        ml_attn_few(s, c);
 #if ML_WGMMA
     else if ((int64_t)c.n_token * c.group >= (int64_t)MANY_ROWS * c.n_seq)
         ml_attn_wgmma(s, c);
 #endif
     else
         ml_attn_mma(s, c);
+}
+
+attn_call<bf16> ml_attn_call(const ml_op_args *a) {
+    return open_call<bf16>(a);
+}
+
+void ml_cuda_attn_read(ml_cuda_stream *s, const ml_op_args *a) {
+    attn_call<bf16> c = open_call<bf16>(a);
+
+    if (c.n_token > 0)
+        forward(s, c, takes_mma(a));
 }
 
 template <class T> static void attn_forward(ml_stream *s, const ml_op_args *a) {

@@ -86,6 +86,9 @@ void ml_attn_mma(ml_cuda_stream *s, const attn_call<bf16> &c);
 void ml_attn_wgmma(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_wgmma_back.cu for Hopper, attn_mma_back.cu for other cards. */
 void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
+/* attn_few.cu: of these, decoding. */
+bool ml_attn_few_takes(const attn_call<bf16> &c);
+void ml_attn_few(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_plain.cu: everything up to heads of 256, slowly. */
 template <class T> void ml_attn_plain(ml_cuda_stream *s, const attn_call<T> &c);
 template <class T> void ml_attn_plain_back(ml_cuda_stream *s, const attn_call<T> &c);

@@ -32,7 +32,11 @@ typedef struct ml_cuda_stream {
     ml_gemm_book *gemm;
     ml_sample_stage *sample;
     ml_cuda_clock *clock; /* NULL: nobody has asked yet */
+    struct { /* LINEARs of the plan being made that stand together, as one product */
+        int64_t n, k;
+    } joint;
     ml_cuda_host host;
+    bool early; /* kernels may begin before the one in front of them has ended (sm_90) */
     char level[16];
 } ml_cuda_stream;
 
@@ -50,6 +54,39 @@ static inline void ml_cuda_note(ml_cuda_stream *s, cudaError_t e, const char *do
 /* After a launch. */
 static inline void ml_cuda_launched(ml_cuda_stream *s, const char *doing) {
     ml_cuda_note(s, cudaGetLastError(), doing);
+}
+
+/* Launches a kernel that may begin while the one before it ends.  It calls ml_grid_release as soon
+ * as the next may begin likewise, and ml_grid_wait before it touches anything that kernels write;
+ * until then it may fetch weights. */
+template <class... P, class... A>
+static inline void ml_cuda_launch(ml_cuda_stream *s, const char *doing,
+                                  void (*kernel)(P...), dim3 grid, unsigned threads,
+                                  size_t smem, A... args) {
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t c = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = grid;
+    c.blockDim = dim3(threads);
+    c.dynamicSmemBytes = smem;
+    c.stream = s->stream;
+    c.attrs = &early;
+    c.numAttrs = s->early ? 1 : 0;
+    ml_cuda_note(s, cudaLaunchKernelEx(&c, kernel, P(args)...), doing);
+}
+
+__device__ static inline void ml_grid_wait(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ static inline void ml_grid_release(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
 #define ML_CUDA_OP(name)                                                                   \

@@ -1,4 +1,5 @@
 /* cuda.cu - a GPU as a backend: its memory, its stream, its table of ops. */
+#include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/lmhead.cuh"
 #include "backend/cuda/moe.cuh"
@@ -8,7 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST_MAJOR = 8 }; /* sm_80: bf16 tensor cores and asynchronous copies */
+enum {
+    LEAST_MAJOR = 8, /* sm_80: bf16 tensor cores and asynchronous copies */
+    EARLY_MAJOR = 9  /* sm_90: kernels that begin early, bulk copies */
+};
 
 /* Code and stacks of kernels, which the driver loads as they are first launched, and recorded
  * steps: measured. */
@@ -141,7 +145,23 @@ static ml_status refuse(ml_err *err, const char *what, long long n) {
                    "the CUDA backend has no kernel for %s %lld; use --device cpu", what, n);
 }
 
-/* The products of a model's layers are tried out when its plan is made. */
+/* The products of a model's layers are tried out when its plan is made, with as many rows as it may
+ * have; those that stand together also as one. */
+static ml_status try_linear(ml_cuda_stream *s, const ml_op_args *a, ml_err *err) {
+    int64_t rows = a->in[0].shape[0], n = a->w[0].shape[0], k = a->w[0].shape[1];
+    ml_dtype in = a->in[0].dtype, out = a->out[0].dtype;
+    ml_status st = ml_gemm_try(s, rows, n, k, in, out, err);
+
+    if (s->joint.k != k)
+        s->joint.n = 0;
+    s->joint.n += n;
+    s->joint.k = k;
+    if (st == ML_OK && s->joint.n > n)
+        st = ml_gemm_try(s, rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS, s->joint.n, k, in,
+                         out, err);
+    return st;
+}
+
 static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward,
                             ml_err *err) {
     const ml_op_attr *attr = a->attr;
@@ -173,9 +193,11 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
     if (backward)
         return ML_OK;
     if (op == ML_OP_LINEAR && !ml_cuda_narrow_takes(a))
-        return ml_gemm_try(ml_cuda(s), w[0], w[1], a->in[0].dtype, a->out[0].dtype, err);
+        return try_linear(ml_cuda(s), a, err);
+    ml_cuda(s)->joint.n = 0;
     if (op == ML_OP_LMHEAD)
-        return ml_gemm_try(ml_cuda(s), w[0], w[1], a->in[0].dtype, ML_F32, err);
+        return ml_gemm_try(ml_cuda(s), a->rows->n_loss, w[0], w[1], a->in[0].dtype, ML_F32,
+                           err);
     return ML_OK;
 }
 
@@ -201,6 +223,7 @@ static ml_ops table(void) {
 #undef FILL
     o.scratch = op_scratch;
     o.prepare = op_prepare;
+    o.together = ml_cuda_together;
     o.sample_scratch = ml_cuda_sample_scratch;
     o.sample = ml_cuda_sample;
     return o;
@@ -347,6 +370,7 @@ miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err
         return ml_fail(err, ML_ENOMEM, "no memory to open the CUDA backend");
     fill_device(&c->dev);
     c->stream.base.dev = &c->dev;
+    c->stream.early = card.major >= EARLY_MAJOR;
     snprintf(c->stream.level, sizeof c->stream.level, "sm%d%d", card.major, card.minor);
     fill_backend(out, c, f32);
     if (cudaStreamCreateWithFlags(&c->stream.stream, cudaStreamNonBlocking) != cudaSuccess)

@@ -1,5 +1,5 @@
 /* elementwise.cu - ADD and GLU. */
-#include "backend/cuda/common.cuh"
+#include "backend/cuda/glu.cuh"
 
 enum { THREADS = 256 };
 
@@ -62,48 +62,6 @@ void ml_cuda_add_backward(ml_stream *s, const ml_op_args *a) {
 
 /* ---- glu ---- */
 
-/* What becomes of a pair: y = act up, and what backward needs: dg = dy up slope, du = dy act keep. */
-struct gate {
-    float act, slope; /* of the gate */
-    float up, keep;   /* the other input as it is used; 0 where it was cut off */
-};
-
-__device__ static gate gelu_gate(float g, float u) {
-    const float k = 0.7978845608028654f;
-    float q = 0.044715f * (g * g), t = ml_tanh(k * fmaf(q, g, g));
-    gate r = { (0.5f * g) * (1.0f + t), 0.0f, u, 1.0f };
-
-    r.slope = fmaf((0.5f * g) * ((1.0f - t) * (1.0f + t)), k * fmaf(3.0f, q, 1.0f),
-                   0.5f * (1.0f + t));
-    return r;
-}
-
-__device__ static gate clamped_gate(float g, float u) {
-    float low = g > 7.0f ? 7.0f : g, cut = u > 7.0f ? 7.0f : u < -7.0f ? -7.0f : u;
-    float sig = ml_sigmoid(1.702f * low), act = low * sig;
-    gate r = { act, fmaf(1.702f * act, 1.0f - sig, sig), cut + 1.0f,
-               u == cut ? 1.0f : 0.0f };
-
-    if (g > 7.0f)
-        r.slope = 0.0f;
-    return r;
-}
-
-__device__ static gate gate_of(float g, float u, ml_act act) {
-    float sig = ml_sigmoid(g);
-    gate silu = { g * sig, fmaf(g * sig, 1.0f - sig, sig), u, 1.0f };
-    gate sigmoid = { sig, sig * (1.0f - sig), u, 1.0f };
-    gate relu = { g > 0.0f ? g : 0.0f, g > 0.0f ? 1.0f : 0.0f, u, 1.0f };
-
-    switch (act) {
-    case ML_ACT_GELU_TANH: return gelu_gate(g, u);
-    case ML_ACT_SIGMOID: return sigmoid;
-    case ML_ACT_RELU: return relu;
-    case ML_ACT_CLAMPED: return clamped_gate(g, u);
-    default: return silu;
-    }
-}
-
 /* Where gate and up halves lie: rows of `width` numbers, `ld` apart. */
 template <class T> struct glu_call {
     T *y, *dg, *du;
@@ -124,7 +82,7 @@ template <class T, int V> __global__ void glu_kernel(glu_call<T> c) {
     ml_load(u, c.u + at);
 #pragma unroll
     for (int k = 0; k < V; k++) {
-        gate r = gate_of(g[k], u[k], c.act);
+        ml_gate r = ml_gate_of(g[k], u[k], c.act);
         g[k] = r.act * r.up;
     }
     ml_store(c.y + i, g);
@@ -154,7 +112,7 @@ template <class T, int V> __global__ void glu_back_kernel(glu_call<T> c) {
     ml_load(dy, c.dy + i);
 #pragma unroll
     for (int k = 0; k < V; k++) {
-        gate r = gate_of(g[k], u[k], c.act);
+        ml_gate r = ml_gate_of(g[k], u[k], c.act);
         g[k] = (dy[k] * r.up) * r.slope;
         u[k] = (dy[k] * r.act) * r.keep;
     }

@@ -6,14 +6,16 @@
 #include <string.h>
 
 enum {
-    FEW_ROWS = 64, /* up to here our kernel has everything */
+    FEW_ROWS = 16, /* up to here our kernel has everything */
     CLASSES =
-        6, /* numbers of rows that are tried out; those up to one of them go its way */
+        8, /* numbers of rows that are tried out; those up to one of them go its way */
     MAX_PAGES = 512,
     CANDIDATES = 8,
-    RUNS = 3 /* that are timed */
+    RUNS = 3,            /* that are timed */
+    RECORDED_ROWS = 512, /* up to here products are short: launches would be timed */
+    RECORDED_RUNS = 12
 };
-static const int class_rows[CLASSES] = { 128, 256, 512, 1024, 4096, 8192 };
+static const int class_rows[CLASSES] = { 32, 64, 128, 256, 512, 1024, 4096, 8192 };
 static const size_t WORKSPACE = (size_t)64 << 20;
 
 /* What was found out about a product. */
@@ -92,6 +94,13 @@ static int lt_candidates(ml_cuda_stream *s, const ml_gemm *g,
 
 /* ---- the book ---- */
 
+static int class_of(int64_t rows) {
+    int i = 0;
+    while (i < CLASSES - 1 && rows > class_rows[i])
+        i++;
+    return i;
+}
+
 static page *find_page(ml_gemm_book *b, const page *like) {
     for (int i = 0; i < b->n_page; i++) {
         page *p = &b->page[i];
@@ -162,7 +171,6 @@ static ml_status open_trial(trial *t, ml_err *err) {
     size_t x, w, y;
     unsigned char *all;
 
-    t->most = trial_rows(t->n, t->out, CLASSES - 1);
     x = ml_cuda_align((size_t)(t->most * t->k) * sizeof(bf16));
     w = ml_cuda_align((size_t)(t->n * t->k) * sizeof(bf16));
     y = ml_cuda_align((size_t)(t->most * t->n) * ml_dtype_bytes(t->out));
@@ -230,22 +238,53 @@ static bool same_bits(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *al
     return differ == 0;
 }
 
-/* Milliseconds of a product; algo NULL: ours. */
-static float time_of(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *algo) {
-    float ms = 0.0f;
-
-    for (int i = -1; i < RUNS; i++) {
-        if (i == 0)
-            cudaEventRecord(t->start, t->s->stream);
+/* algo NULL: ours. */
+static void run_trial(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *algo, int n) {
+    for (int i = 0; i < n; i++) {
         if (algo)
             lt_run(t->s, g, algo);
         else
             ml_gemm_mma(t->s, g);
     }
-    cudaEventRecord(t->end, t->s->stream);
+}
+
+/* Many runs of a short product as one piece of work; NULL: it cannot be had. */
+static cudaGraphExec_t record_trial(trial *t, const ml_gemm *g,
+                                    const cublasLtMatmulAlgo_t *algo) {
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t work = NULL;
+
+    if (cudaStreamBeginCapture(t->s->stream, cudaStreamCaptureModeThreadLocal) !=
+        cudaSuccess)
+        return NULL;
+    run_trial(t, g, algo, RECORDED_RUNS);
+    if (cudaStreamEndCapture(t->s->stream, &graph) == cudaSuccess &&
+        cudaGraphInstantiate(&work, graph, 0) != cudaSuccess)
+        work = NULL;
+    if (graph)
+        cudaGraphDestroy(graph);
+    cudaGetLastError();
+    return work;
+}
+
+/* Milliseconds of a product. */
+static float time_of(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *algo) {
+    cudaGraphExec_t work = g->m <= RECORDED_ROWS ? record_trial(t, g, algo) : NULL;
+    float ms = 0.0f;
+
+    for (int i = 0; i < 2; i++) { /* the first is not timed */
+        cudaEventRecord(t->start, t->s->stream);
+        if (work)
+            cudaGraphLaunch(work, t->s->stream);
+        else
+            run_trial(t, g, algo, i == 0 ? 1 : RUNS);
+        cudaEventRecord(t->end, t->s->stream);
+    }
     cudaEventSynchronize(t->end);
     cudaEventElapsedTime(&ms, t->start, t->end);
-    return ms;
+    if (work)
+        cudaGraphExecDestroy(work);
+    return ms / (float)(work ? RECORDED_RUNS : RUNS);
 }
 
 /* The fastest of those with the same bits: the choice never shows in results. */
@@ -270,9 +309,10 @@ static void try_page(trial *t, page *p) {
     }
 }
 
-ml_status ml_gemm_try(ml_cuda_stream *s, int64_t n, int64_t k, ml_dtype in, ml_dtype out,
-                      ml_err *err) {
-    page want = forward_page(n, k, out, 0);
+ml_status ml_gemm_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k, ml_dtype in,
+                      ml_dtype out, ml_err *err) {
+    int last = class_of(rows);
+    page want = forward_page(n, k, out, last);
     trial t = {};
     ml_status st;
 
@@ -280,13 +320,16 @@ ml_status ml_gemm_try(ml_cuda_stream *s, int64_t n, int64_t k, ml_dtype in, ml_d
     t.n = n;
     t.k = k;
     t.out = out;
+    t.most = trial_rows(n, out, last);
     if (in != ML_BF16 || k % 8 != 0 || find_page(s->gemm, &want))
         return ML_OK;
     st = open_trial(&t, err);
     if (st != ML_OK)
         return st;
-    for (int i = 0; i < CLASSES; i++) {
+    for (int i = 0; i <= last; i++) {
         page p = forward_page(n, k, out, i);
+        if (find_page(s->gemm, &p))
+            continue;
         try_page(&t, &p);
         add_page(s->gemm, &p);
     }
@@ -295,13 +338,6 @@ ml_status ml_gemm_try(ml_cuda_stream *s, int64_t n, int64_t k, ml_dtype in, ml_d
 }
 
 /* ---- products ---- */
-
-static int class_of(int64_t rows) {
-    int i = 0;
-    while (i < CLASSES - 1 && rows > class_rows[i])
-        i++;
-    return i;
-}
 
 void ml_gemm_rows(ml_cuda_stream *s, const ml_gemm *g) {
     page want = forward_page(g->n, g->k, g->out, class_of(g->m)), *p;

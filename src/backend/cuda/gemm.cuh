@@ -28,9 +28,10 @@ void ml_gemm_rows(ml_cuda_stream *s, const ml_gemm *g);
 /* The products of backward. */
 void ml_gemm_any(ml_cuda_stream *s, const ml_gemm *g);
 
-/* Compares and remembers which way products with this (n, k) go; `out` as in ml_gemm. */
-ml_status ml_gemm_try(ml_cuda_stream *s, int64_t n, int64_t k, ml_dtype in, ml_dtype out,
-                      ml_err *err);
+/* Compares and remembers which way products with this (n, k) go, up to about `rows` rows; `out`
+ * as in ml_gemm. */
+ml_status ml_gemm_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k, ml_dtype in,
+                      ml_dtype out, ml_err *err);
 
 ml_status ml_gemm_open(ml_cuda_stream *s, ml_err *err);
 void ml_gemm_close(ml_cuda_stream *s);

@@ -147,12 +147,14 @@ template <class OUT> static void choose(ml_cuda_stream *s, const mma_call &c) {
         launch<OUT, 16, 8, 256, 6, 1, 1>(s, c);
     else if (c.m <= 16 && c.n <= 4096)
         launch<OUT, 16, 16, 256, 5, 1, 2>(s, c);
+    else if (c.m <= 8)
+        launch<OUT, 16, 64, 128, 4, 1, 4>(s, c);
     else if (c.m <= 16)
-        launch<OUT, 16, 32, 128, 6, 1, 4>(s, c);
-    else if (c.m <= 64 && c.n <= 4096)
-        launch<OUT, 64, 16, 128, 5, 4, 1>(s, c);
+        launch<OUT, 16, 128, 64, 5, 1, 8>(s, c);
+    else if ((c.m <= 64 && c.n <= 4096) || (c.m <= 128 && c.n <= 1024))
+        launch<OUT, 32, 32, 128, 5, 2, 2>(s, c);
     else if (c.m <= 64)
-        launch<OUT, 64, 64, 64, 5, 2, 2>(s, c);
+        launch<OUT, 64, 128, 64, 4, 2, 4>(s, c);
     else if (c.m <= 512 && c.n <= 8192)
         launch<OUT, 64, 64, 64, 5, 2, 2>(s, c);
     else

@@ -1,4 +1,5 @@
 /* linear.cu - LINEAR: three products, and a bias. */
+#include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/narrow.cuh"
 
@@ -49,8 +50,12 @@ static size_t product_scratch(const ml_op_args *a) {
 }
 
 size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
-    if (!backward)
-        return 0;
+    int64_t rows = a->in[0].shape[0];
+
+    if (!backward) /* for itself and two of its size, as one */
+        return (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * 3 *
+                        a->w[0].shape[0]) *
+               ml_dtype_bytes(a->out[0].dtype);
     /* Partial sums of the bias come last. */
     return product_scratch(a) +
            (size_t)bias_parts(a->in[0].shape[0]) * (size_t)a->w[0].shape[0] * sizeof(float);

@@ -2,7 +2,7 @@
  *
  * A team of threads (half a warp, a warp, or a block for wide groups) has a group; each thread
  * keeps its packs of numbers in registers.  Team and packs follow from the width alone. */
-#include "backend/cuda/common.cuh"
+#include "backend/cuda/fuse.cuh"
 
 enum {
     THREADS = 256,
@@ -16,6 +16,8 @@ enum {
 template <class T> struct norm_call {
     T *y, *dx;
     const T *x, *dy;
+    const T *plus; /* forward: x + plus is normed, and written to sum; or NULL */
+    T *sum;
     const float *w;
     float *part; /* [chunks, width] sums of dw, or NULL */
     int64_t n_group, per_chunk;
@@ -74,14 +76,30 @@ __device__ static void load_weight(float (&w)[S::V], const norm_call<T> &c,
         w[k] += c.plus_one ? 1.0f : 0.0f;
 }
 
-/* x of a group, and 1 / its root mean square. */
+/* x + plus, rounded as ADD does. */
+template <class S, class T>
+__device__ static void add_pack(float (&x)[S::V], const norm_call<T> &c, int64_t group,
+                                int i, bool there) {
+    float y[S::V];
+
+    load_pack<S>(y, c.plus + group, i, c.width);
+#pragma unroll
+    for (int k = 0; k < S::V; k++)
+        x[k] = ml_f32(ml_as<T>(x[k] + y[k]));
+    if (there && c.sum && i < c.width)
+        ml_store(c.sum + group + i, x);
+}
+
+/* x of a group, and 1 / its root mean square.  A team that is not there writes nothing. */
 template <class S, class T>
 __device__ static float load_group(float (&x)[S::PACKS][S::V], const norm_call<T> &c,
-                                   int64_t g, int lane, float *room) {
+                                   int64_t g, bool there, int lane, float *room) {
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
         load_pack<S>(x[j], c.x + g * c.width, pack_at<S>(lane, j), c.width);
+        if (c.plus)
+            add_pack<S>(x[j], c, g * c.width, pack_at<S>(lane, j), there);
         sum = dot<S>(x[j], x[j], sum);
     }
     return 1.0f / sqrtf(team_sum<S>(sum, room) / (float)c.width + c.eps);
@@ -96,7 +114,7 @@ template <class S, class T> __global__ void norm_kernel(norm_call<T> c) {
 
     if (!there)
         g = 0;
-    r = load_group<S>(x, c, g, lane, room);
+    r = load_group<S>(x, c, g, there, lane, room);
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
         int i = pack_at<S>(lane, j);
@@ -119,7 +137,7 @@ __device__ static void back_group(const norm_call<T> &c, int64_t g, bool there, 
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++)
         load_pack<S>(dy[j], c.dy + g * c.width, pack_at<S>(lane, j), there ? c.width : 0);
-    r = load_group<S>(h, c, g, lane, room);
+    r = load_group<S>(h, c, g, there, lane, room);
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
         float w[S::V];
@@ -283,6 +301,21 @@ template <class T> static void norm_backward(ml_stream *s, const ml_op_args *a) 
                 (int)ml_cuda_blocks(c.n_group, c.per_chunk), c.width);
         ml_cuda_launched(ml_cuda(s), "rmsnorm weight gradient");
     }
+}
+
+template <class T>
+static void sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm) {
+    norm_call<T> c = norm_open<T>(norm);
+
+    c.x = (const T *)add->in[0].data;
+    c.plus = (const T *)add->in[1].data;
+    c.y = (T *)norm->out[0].data;
+    c.sum = add->out[0].data == norm->out[0].data ? NULL : (T *)add->out[0].data;
+    norm_run<T>(&s->base, c, false);
+}
+
+void ml_cuda_sum_norm(ml_cuda_stream *s, const ml_op_args *add, const ml_op_args *norm) {
+    ML_CUDA_TYPED(norm->out[0].dtype, sum_norm<T>(s, add, norm));
 }
 
 void ml_cuda_rmsnorm_forward(ml_stream *s, const ml_op_args *a) {

@@ -20,6 +20,7 @@ struct answer {
     float logprob, entropy;
 };
 
+/* In the host's memory, where kernels read and write it: one trip each way, and no copies. */
 struct ml_sample_stage {
     ml_ask asks[BATCH];
     answer answers[BATCH];
@@ -278,20 +279,22 @@ static void sample_elsewhere(ml_cuda_stream *s, ml_draw *d, int64_t n_vocab) {
 /* ---- all of it ---- */
 
 ml_status ml_cuda_sample_open(ml_cuda_stream *s, ml_err *err) {
-    s->sample = (ml_sample_stage *)calloc(1, sizeof *s->sample);
-    return s->sample ? ML_OK : ml_fail(err, ML_ENOMEM, "no memory for the GPU's sampler");
+    if (cudaHostAlloc((void **)&s->sample, sizeof *s->sample, cudaHostAllocMapped) ==
+        cudaSuccess)
+        return ML_OK;
+    s->sample = NULL;
+    return ml_fail(err, ML_ENOMEM, "no memory for the GPU's sampler");
 }
 
 void ml_cuda_sample_close(ml_cuda_stream *s) {
-    free(s->sample);
+    cudaFreeHost(s->sample);
     s->sample = NULL;
 }
 
-/* Asks, answers, filters' choices and parts of as many draws as are made together. */
+/* Filters' choices and parts of as many draws as are made together. */
 size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab) {
     (void)s;
-    return BATCH * (sizeof(ml_ask) + sizeof(answer) + sizeof(int32_t) +
-                    (size_t)ml_splits(n_vocab) * sizeof(part));
+    return BATCH * (sizeof(int32_t) + (size_t)ml_splits(n_vocab) * sizeof(part));
 }
 
 static ml_ask ask_of(const ml_draw *d, bool here, int64_t n_vocab) {
@@ -315,9 +318,7 @@ static void sample_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_voca
                          void *scratch) {
     ml_ask *asks = s->sample->asks;
     answer *answers = s->sample->answers;
-    ml_ask *there = (ml_ask *)scratch;
-    answer *out = (answer *)(there + BATCH);
-    part *parts = (part *)(out + BATCH);
+    part *parts = (part *)scratch;
     int32_t *chosen = (int32_t *)(parts + (int64_t)BATCH * ml_splits(n_vocab));
     int splits = ml_splits(n_vocab);
     bool filtered = false;
@@ -329,21 +330,13 @@ static void sample_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_voca
         asks[i] = ask_of(&draw[i], here, n_vocab);
         filtered = filtered || asks[i].filtered;
     }
-    ml_cuda_note(s,
-                 cudaMemcpyAsync(there, asks, (size_t)n * sizeof *asks,
-                                 cudaMemcpyHostToDevice, s->stream),
-                 "drawing");
     split_kernel<<<dim3((unsigned)splits, (unsigned)n), ML_SPLIT_THREADS, 0, s->stream>>>(
-        parts, there, n_vocab);
+        parts, asks, n_vocab);
     if (filtered)
-        ml_filter_draws(s, chosen, there, n, n_vocab);
-    sample_kernel<<<(unsigned)n, ML_SPLIT_THREADS, 0, s->stream>>>(out, there, chosen,
+        ml_filter_draws(s, chosen, asks, n, n_vocab);
+    sample_kernel<<<(unsigned)n, ML_SPLIT_THREADS, 0, s->stream>>>(answers, asks, chosen,
                                                                    parts, splits, n_vocab);
     ml_cuda_launched(s, "drawing");
-    ml_cuda_note(s,
-                 cudaMemcpyAsync(answers, out, (size_t)n * sizeof *out,
-                                 cudaMemcpyDeviceToHost, s->stream),
-                 "drawing");
     ml_cuda_note(s, cudaStreamSynchronize(s->stream), "drawing");
     for (int i = 0; i < n; i++) {
         if (!is_here(&draw[i]) && draw[i].opts->dist == ML_DIST_DRAWN)

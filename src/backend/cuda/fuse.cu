@@ -1,0 +1,376 @@
+/* fuse.cu - calls of a plan that are done together.
+ *
+ * Which ones follows from what they read and write.  A fused kernel leaves behind what the calls
+ * one by one leave, to the bit; only where one call's output takes the memory of another's that
+ * nobody reads any more, the first is not written at all.  Blocks of a kernel do not wait for each
+ * other, so that nothing may be written where another block reads: memory that a plan uses twice
+ * keeps calls apart. */
+#include "backend/cuda/few.cuh"
+#include "backend/cuda/fuse.cuh"
+#include "backend/cuda/gemm.cuh"
+#include "backend/cuda/heads.cuh"
+
+/* ---- memory ---- */
+
+static bool same(const ml_tensor *a, const ml_tensor *b) {
+    return a->data == b->data;
+}
+
+static bool apart(const ml_tensor *a, const ml_tensor *b) {
+    const char *x = (const char *)a->data, *y = (const char *)b->data;
+    return x + ml_tensor_bytes(a) <= y || y + ml_tensor_bytes(b) <= x;
+}
+
+/* Numbers of one may lie where those of the other lay, each in its place. */
+static bool apart_or_same(const ml_tensor *a, const ml_tensor *b) {
+    return same(a, b) || apart(a, b);
+}
+
+static bool is(const ml_op_call *c, int n, int at, ml_op_id op) {
+    return at < n && c[at].op == op;
+}
+
+/* ---- few rows: a norm, products of it, a sum or a gate ---- */
+
+enum { MOST_CALLS = ML_FEW_PARTS + 2 };
+
+/* A run of calls, taken apart. */
+typedef struct products {
+    const ml_op_args *norm, *linear[ML_FEW_PARTS], *add, *glu;
+    int n_linear, n_call;
+    const ml_op_call *call;
+} products;
+
+static products find_products(const ml_op_call *c, int n) {
+    products p = {};
+    const ml_tensor *x = &c[0].args.in[0];
+    int at = 0;
+
+    if (is(c, n, 0, ML_OP_RMSNORM)) {
+        p.norm = &c[at++].args;
+        x = &p.norm->out[0];
+    }
+    while (p.n_linear < ML_FEW_PARTS && is(c, n, at, ML_OP_LINEAR) &&
+           same(&c[at].args.in[0], x))
+        p.linear[p.n_linear++] = &c[at++].args;
+    if (p.n_linear == 2 && is(c, n, at, ML_OP_GLU) && !c[at].args.attr->glu.fused &&
+        same(&c[at].args.in[0], &p.linear[0]->out[0]) &&
+        same(&c[at].args.in[1], &p.linear[1]->out[0]))
+        p.glu = &c[at++].args;
+    else if (p.n_linear == 1 && is(c, n, at, ML_OP_ADD) &&
+             same(&c[at].args.in[0], &p.linear[0]->out[0]) !=
+                 same(&c[at].args.in[1], &p.linear[0]->out[0]))
+        p.add = &c[at++].args;
+    p.n_call = at;
+    p.call = c;
+    return p;
+}
+
+/* Does anybody behind the first n calls read what call number `at` makes? */
+static bool is_wanted(const ml_op_call *c, int n, int at) {
+    return at + c[at].reader[0] >= n;
+}
+
+static const ml_tensor *addend_of(const products *p) {
+    return &p->add->in[same(&p->add->in[0], &p->linear[0]->out[0]) ? 1 : 0];
+}
+
+/* May the blocks of one kernel do it all? */
+static bool products_fit(const products *p) {
+    const ml_tensor *x = p->norm ? &p->norm->in[0] : &p->linear[0]->in[0];
+    const ml_tensor *out[MOST_CALLS];
+    int n = 0;
+
+    if (p->norm)
+        out[n++] = &p->norm->out[0];
+    for (int i = 0; i < p->n_linear; i++)
+        out[n++] = &p->linear[i]->out[0];
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < i; j++)
+            if (!apart(out[i], out[j]))
+                return false;
+    if (p->add || p->glu)
+        out[n++] = p->add ? &p->add->out[0] : &p->glu->out[0];
+    for (int i = 0; i < n; i++)
+        if (!apart(out[i], x) || !apart_or_same(out[i], out[n - 1]) ||
+            (p->add && !(i == n - 1 ? apart_or_same : apart)(out[i], addend_of(p))))
+            return false;
+    return !p->norm || apart(&p->norm->out[0], out[n - 1]);
+}
+
+static bool is_bf16(const products *p) {
+    for (int i = 0; i < p->n_linear; i++) {
+        const ml_op_args *a = p->linear[i];
+        if (a->w[0].dtype != ML_BF16 || a->out[0].dtype != ML_BF16 ||
+            a->in[0].dtype != ML_BF16)
+            return false;
+    }
+    return true;
+}
+
+static ml_few few_of(const products *p) {
+    const ml_op_args *first = p->linear[0];
+    const ml_tensor *last = p->add ? &p->add->out[0] : p->glu ? &p->glu->out[0] : NULL;
+    ml_few f = {};
+
+    f.x = (const bf16 *)first->in[0].data;
+    f.m = (int)first->in[0].shape[0];
+    f.k = (int)first->w[0].shape[1];
+    f.n_part = p->n_linear;
+    for (int i = 0; i < p->n_linear; i++) {
+        const ml_op_args *a = p->linear[i];
+        f.part[i].w = (const bf16 *)a->w[0].data;
+        f.part[i].bias = (const float *)a->w[1].data;
+        f.part[i].n = (int)a->w[0].shape[0];
+        f.part[i].y = is_wanted(p->call, p->n_call, i + (p->norm ? 1 : 0))
+                          ? (bf16 *)a->out[0].data
+                          : NULL;
+    }
+    if (p->norm) {
+        f.x = (const bf16 *)p->norm->in[0].data;
+        f.norm = (const float *)p->norm->w[0].data;
+        f.normed = is_wanted(p->call, p->n_call, 0) ? (bf16 *)p->norm->out[0].data : NULL;
+        f.eps = p->norm->attr->norm.eps;
+        f.plus_one = p->norm->attr->norm.plus_one;
+    }
+    if (p->add) {
+        f.addend = (const bf16 *)addend_of(p)->data;
+        f.sum = (bf16 *)last->data;
+    }
+    if (p->glu) {
+        f.gated = (bf16 *)last->data;
+        f.act = p->glu->attr->glu.act;
+    }
+    return f;
+}
+
+static int run_products(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    products p;
+    ml_few f;
+
+    if (!s->early || (c->op != ML_OP_RMSNORM && c->op != ML_OP_LINEAR))
+        return 0;
+    p = find_products(c, n);
+    if (p.n_linear == 0 || !is_bf16(&p) || !products_fit(&p) ||
+        (p.norm && p.norm->w[0].shape[0] != p.linear[0]->w[0].shape[1]))
+        return 0;
+    f = few_of(&p);
+    if (!ml_few_takes(&f))
+        return 0;
+    ml_few_run(s, &f);
+    return p.n_call;
+}
+
+/* ---- more rows: products of the same rows as one ---- */
+
+/* Weights that lie one behind the other are one matrix; nobody else may want the single products. */
+static bool is_joint(const products *p, int n_call) {
+    const ml_tensor *before = NULL;
+
+    if (p->norm || p->add || p->n_linear < 2 || !is_bf16(p) ||
+        p->linear[0]->in[0].shape[0] > ML_JOINT_ROWS)
+        return false;
+    for (int i = 0; i < p->n_linear; i++) {
+        const ml_tensor *w = &p->linear[i]->w[0];
+        if (p->linear[i]->w[1].data || is_wanted(p->call, n_call, i) ||
+            w->shape[0] > p->linear[0]->w[0].shape[0])
+            return false;
+        if (i > 0 && (const char *)before->data + ml_tensor_bytes(before) != w->data)
+            return false;
+        before = w;
+    }
+    return true;
+}
+
+/* All of them, [m, n] in scratch; says n. */
+static int64_t run_joint(ml_cuda_stream *s, const products *p) {
+    const ml_op_args *first = p->linear[0];
+    ml_gemm g = {};
+
+    for (int i = 0; i < p->n_linear; i++)
+        g.n += p->linear[i]->w[0].shape[0];
+    g.m = first->in[0].shape[0];
+    g.k = first->w[0].shape[1];
+    g.a = first->in[0].data;
+    g.b = first->w[0].data;
+    g.a_m = g.b_n = g.k;
+    g.a_k = g.b_k = 1;
+    g.c = first->scratch;
+    g.ldc = g.n;
+    g.in = g.out = ML_BF16;
+    ml_gemm_rows(s, &g);
+    return g.n;
+}
+
+/* Gate and what it gates. */
+static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    products p;
+    ml_op_attr attr;
+    ml_op_args glu;
+
+    if (c->op != ML_OP_LINEAR)
+        return 0;
+    p = find_products(c, n);
+    if (!p.glu || !is_joint(&p, p.n_call))
+        return 0;
+    attr = *p.glu->attr;
+    attr.glu.fused = true;
+    glu = *p.glu;
+    glu.attr = &attr;
+    glu.in[0].data = p.linear[0]->scratch;
+    glu.in[0].shape[1] = run_joint(s, &p);
+    ml_cuda_glu_forward(&s->base, &glu);
+    return p.n_call;
+}
+
+/* ---- heads on their way to attention ---- */
+
+static bool norm_fits(const ml_op_args *norm, const ml_op_args *rope) {
+    return same(&norm->out[0], &rope->in[0]) &&
+           norm->attr->norm.width == rope->attr->rope.head_dim &&
+           norm->w[0].shape[0] == norm->attr->norm.width;
+}
+
+static bool rope_fits(const ml_op_args *rope, int d) {
+    return rope->attr->rope.head_dim == d && rope->attr->rope.dim == d &&
+           !rope->attr->rope.interleaved;
+}
+
+static ml_heads_side side_of(const ml_op_args *norm, const ml_op_args *rope) {
+    ml_heads_side s = {};
+
+    s.x = (const bf16 *)(norm ? norm : rope)->in[0].data;
+    s.ld = rope->in[0].shape[1];
+    s.turned = (bf16 *)rope->out[0].data;
+    if (norm) {
+        s.norm = (const float *)norm->w[0].data;
+        s.normed = same(&norm->out[0], &rope->out[0]) ? NULL : (bf16 *)norm->out[0].data;
+        s.eps = norm->attr->norm.eps;
+        s.plus_one = norm->attr->norm.plus_one;
+    }
+    return s;
+}
+
+/* Outputs of one side may take the place of its input, and of nothing else. */
+static bool sides_fit(const ml_op_args *const (&norm)[2],
+                      const ml_op_args *const (&rope)[2], const ml_tensor *v) {
+    for (int i = 0; i < 2; i++) {
+        const ml_tensor *own = &(norm[i] ? norm[i] : rope[i])->in[0];
+        const ml_tensor *other = &(norm[1 - i] ? norm[1 - i] : rope[1 - i])->in[0];
+        const ml_tensor *out[2] = { &rope[i]->out[0],
+                                    &(norm[i] ? norm[i] : rope[i])->out[0] };
+        for (int k = 0; k < 2; k++)
+            if (!apart_or_same(out[k], own) || !apart(out[k], other) || !apart(out[k], v) ||
+                !apart(out[k], &rope[1 - i]->out[0]))
+                return false;
+    }
+    return true;
+}
+
+/* A run that ends with attention, taken apart; norms may be missing. */
+typedef struct heads {
+    const ml_op_args *norm[2], *rope[2], *attn;
+    int n_call;
+} heads;
+
+static bool find_heads(heads *h, const ml_op_call *c, int n) {
+    int at = is(c, n, 0, ML_OP_RMSNORM) && is(c, n, 1, ML_OP_RMSNORM) ? 2 : 0;
+    int d;
+
+    if (!is(c, n, at, ML_OP_ROPE) || !is(c, n, at + 1, ML_OP_ROPE) ||
+        !is(c, n, at + 2, ML_OP_ATTN))
+        return false;
+    for (int i = 0; i < 2; i++) {
+        h->norm[i] = at ? &c[i].args : NULL;
+        h->rope[i] = &c[at + i].args;
+    }
+    h->attn = &c[at + 2].args;
+    h->n_call = at + 3;
+    d = h->attn->attr->attn.head_dim;
+    if (h->attn->in[0].dtype != ML_BF16 || d % 16 != 0 || d > 128 ||
+        !same(&h->rope[0]->in[1], &h->rope[1]->in[1]))
+        return false;
+    for (int i = 0; i < 2; i++)
+        if (!same(&h->rope[i]->out[0], &h->attn->in[i]) || !rope_fits(h->rope[i], d) ||
+            (at && !norm_fits(h->norm[i], h->rope[i])))
+            return false;
+    return sides_fit(h->norm, h->rope, &h->attn->in[2]);
+}
+
+static ml_heads heads_of(const heads *h) {
+    ml_heads r;
+
+    r.q = side_of(h->norm[0], h->rope[0]);
+    r.k = side_of(h->norm[1], h->rope[1]);
+    r.cs = (const float *)h->rope[0]->in[1].data;
+    r.to = ml_attn_call(h->attn);
+    r.v_ld = h->attn->in[2].shape[1];
+    return r;
+}
+
+static int run_heads(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    ml_heads r;
+    heads h;
+
+    if (!find_heads(&h, c, n))
+        return 0;
+    r = heads_of(&h);
+    ml_heads_run(s, &r);
+    ml_cuda_attn_read(s, h.attn);
+    return h.n_call;
+}
+
+/* The same, behind their products. */
+static int run_joint_heads(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    const int three = 3;
+    ml_heads r;
+    products p;
+    heads h;
+
+    if (c->op != ML_OP_LINEAR)
+        return 0;
+    p = find_products(c, n);
+    if (p.n_linear != three || !find_heads(&h, c + three, n - three) ||
+        !is_joint(&p, three + h.n_call) || !same(&p.linear[2]->out[0], &h.attn->in[2]))
+        return 0;
+    for (int i = 0; i < 2; i++)
+        if (!same(&p.linear[i]->out[0], &(h.norm[i] ? h.norm[i] : h.rope[i])->in[0]))
+            return 0;
+    r = heads_of(&h);
+    r.q.ld = r.k.ld = r.v_ld = run_joint(s, &p);
+    r.q.x = (const bf16 *)p.linear[0]->scratch;
+    r.k.x = r.q.x + p.linear[0]->w[0].shape[0];
+    r.to.v = r.k.x + p.linear[1]->w[0].shape[0];
+    ml_heads_run(s, &r);
+    ml_cuda_attn_read(s, h.attn);
+    return three + h.n_call;
+}
+
+/* ---- a sum and its norm ---- */
+
+static int run_sum_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    const ml_op_args *add = &c[0].args, *norm = &c[1].args;
+
+    if (!is(c, n, 0, ML_OP_ADD) || !is(c, n, 1, ML_OP_RMSNORM) ||
+        !same(&add->out[0], &norm->in[0]))
+        return 0;
+    for (int i = 0; i < 2; i++)
+        if (!apart_or_same(&add->in[i], &add->out[0]) ||
+            !apart_or_same(&add->in[i], &norm->out[0]))
+            return 0;
+    ml_cuda_sum_norm(s, add, norm);
+    return 2;
+}
+
+int ml_cuda_together(ml_stream *s, const ml_op_call *c, int n) {
+    static int (*const ways[])(ml_cuda_stream *, const ml_op_call *,
+                               int) = { run_products, run_joint_heads, run_gated, run_heads,
+                                        run_sum_norm };
+
+    for (int (*way)(ml_cuda_stream *, const ml_op_call *, int) : ways) {
+        int took = way(ml_cuda(s), c, n);
+        if (took)
+            return took;
+    }
+    return 0;
+}

@@ -1,0 +1,62 @@
+/* plan_rows.c - a batch on its way to the device. */
+#include <string.h>
+
+#include "model/plan_priv.h"
+
+/* Integers of all arrays of a batch of this size, each from a multiple of 4 on. */
+static int32_t padded(int32_t n) {
+    return (n + 3) & ~3;
+}
+
+static int32_t batch_ints(const ml_batch_caps *c) {
+    return 2 * padded(c->n_token) + 3 * padded(c->n_seq + 1) + padded(c->n_page) +
+           2 * padded(c->n_loss);
+}
+
+size_t ml_plan_rows_bytes(const ml_plan *p) {
+    return p->be->dev->host ? 0 : (size_t)batch_ints(&p->opts.caps) * sizeof(int32_t);
+}
+
+/* n integers and `more` behind them: `fill`, and each `step` larger than the one before. */
+typedef struct tail {
+    int32_t more, fill, step;
+} tail;
+
+static const int32_t *send_padded(const ml_plan *p, const int32_t *from, int32_t n, tail t,
+                                  int32_t *at) {
+    int32_t *stage = p->stage + *at;
+
+    memcpy(stage, from, (size_t)n * sizeof *from);
+    for (int32_t i = 0; i < t.more; i++)
+        stage[n + i] = t.fill + i * t.step;
+    *at += padded(n + t.more);
+    return (const int32_t *)p->rows.ptr + (stage - p->stage);
+}
+
+/* The batch as ops will read it: as it is, or a copy in the device's memory, sent as one.  Decoding
+ * may get rows that are nobody's: at no position, without pages. */
+ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run) {
+    const ml_rows *r = run->rows;
+    ml_rows d = *r;
+    int32_t at = 0, n = r->n_token, n_page = r->page_start[r->n_seq], more;
+
+    if (p->be->dev->host)
+        return d;
+    more = ml_plan_rows_of(p, run) - n;
+    d.n_token += more;
+    d.n_seq += more;
+    d.n_loss += more;
+    d.id = send_padded(p, r->id, n, (tail){ more, 0, 0 }, &at);
+    d.pos = send_padded(p, r->pos, n, (tail){ more, -1, 0 }, &at);
+    d.seq_start = send_padded(p, r->seq_start, r->n_seq + 1, (tail){ more, n + 1, 1 }, &at);
+    d.page_start =
+        send_padded(p, r->page_start, r->n_seq + 1, (tail){ more, n_page, 0 }, &at);
+    d.slot = send_padded(p, r->slot, r->n_seq, (tail){ more, 0, 0 }, &at);
+    d.loss_row = send_padded(p, r->loss_row, r->n_loss, (tail){ more, n, 1 }, &at);
+    d.loss_id = send_padded(p, r->loss_id, r->n_loss, (tail){ more, -1, 0 }, &at);
+    d.page = send_padded(p, r->page, n_page, (tail){ 0, 0, 0 },
+                         &at); /* the rest lies by counts alone */
+    p->be->dev->copy_in(p->be->stream, p->rows.ptr, p->stage,
+                        (size_t)at * sizeof *p->stage);
+    return d;
+}
