@@ -1,7 +1,6 @@
 #include "model/plan_priv.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/bug.h"
 #include "base/clock.h"

@@ -38,10 +38,11 @@ static const int32_t *send_padded(const ml_plan *p, const int32_t *from, int32_t
 ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run) {
     const ml_rows *r = run->rows;
     ml_rows d = *r;
-    int32_t at = 0, n = r->n_token, n_page = r->page_start[r->n_seq], more;
+    int32_t at = 0, n = r->n_token, n_page, more;
 
     if (p->be->dev->host)
         return d;
+    n_page = r->page_start[r->n_seq];
     more = ml_plan_rows_of(p, run) - n;
     d.n_token += more;
     d.n_seq += more;

@@ -270,11 +270,11 @@ __global__ void __launch_bounds__(ATTN_THREADS) few_forward(attn_call<bf16> c) {
     folded<R, N> x = {};
 
     ml_grid_release();
+    t.hi = c.pos[seq]; /* the batch is there from the beginning of the step */
+    open_tiles(t, c, (bf16 *)(room + tl::stages), seq);
     ml_grid_wait();
-    t.hi = c.pos[seq];
     if (t.hi < 0) /* nobody's row */
         return;
-    open_tiles(t, c, (bf16 *)(room + tl::stages), seq);
     attn_fetch_rows<D, ROWS>(rows, c.q, c, seq, head, 0, c.group);
     ask_keys(t, c, t.id, t.at, 0);
     ml_copy_commit();

@@ -16,6 +16,7 @@ enum {
     NARROW = PACKS * 256,
     LD = STEP + 8, /* keeps ldmatrix off the same banks */
     MOST_WARPS = 8,
+    NORM_ROWS = 8,        /* that every block takes the norm of */
     MULTIPROCESSORS = 132 /* of an H200: a hint for the shape of the grid */
 };
 static const size_t MOST_SMEM = 220 * 1024;
@@ -64,13 +65,39 @@ template <int TILES> struct operands {
     uint32_t a[CHUNK / 16][4], b[CHUNK / 16][2 * TILES];
 };
 
+/* Left operands of up to 8 rows are half as large: what would be below them is zero. */
 template <int TILES>
+__device__ static void load_rows(operands<TILES> &o, const bf16 *x, bool half) {
+    if (!half) {
+#pragma unroll
+        for (int i = 0; i < CHUNK / 16; i++)
+            ml_ldmatrix4(o.a[i], x + i * 16);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < CHUNK / 16; i += 2) { /* two steps of 16 in one instruction */
+        uint32_t r[4];
+        ml_ldmatrix4(r, x + i * 16);
+        o.a[i][0] = r[0];
+        o.a[i][2] = r[1];
+        o.a[i + 1][0] = r[2];
+        o.a[i + 1][2] = r[3];
+        o.a[i][1] = o.a[i][3] = o.a[i + 1][1] = o.a[i + 1][3] = 0;
+    }
+}
+
+/* Where a lane's part of the left operands begins. */
+__device__ static const bf16 *lane_rows(const bf16 *x, const ml_few &f, bool half) {
+    int lane = (int)threadIdx.x % 32, per = half ? 8 : 16, row = lane % per;
+    return x + (row < f.m ? row : f.m - 1) * (f.k + 8) + lane / per * 8;
+}
+
+template <bool HALF, int TILES>
 __device__ static void load(operands<TILES> &o, const bf16 *x, const bf16 *w) {
     int lane = (int)threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < CHUNK / 16; i++)
-        ml_ldmatrix4(o.a[i], x + i * 16);
-    if constexpr (TILES == 1) { /* two steps of 16 in one instruction */
+
+    load_rows(o, x, HALF);
+    if constexpr (TILES == 1) {
 #pragma unroll
         for (int i = 0; i < CHUNK / 16; i += 2) {
             uint32_t r[4];
@@ -99,7 +126,7 @@ __device__ static void multiply(float (&acc)[TILES][4], const operands<TILES> &o
 
 /* The chains of a warp.  A chunk's operands are on their way while the one before is multiplied;
  * a stage is asked for again when its last chunk has been. */
-template <int TILES, int STAGES>
+template <bool HALF, int TILES, int STAGES>
 __device__ static void chains(float (&acc)[TILES][4], const stream<TILES, STAGES> &s,
                               const bf16 *x) {
     const int per = STEP / CHUNK;
@@ -108,18 +135,18 @@ __device__ static void chains(float (&acc)[TILES][4], const stream<TILES, STAGES
 
     ml_copy_wait<STAGES - 1>();
     __syncwarp();
-    load(o[0], x, w);
+    load<HALF>(o[0], x, w);
     for (int step = 0, stage = 1; step < s.n_step; step++) {
 #pragma unroll
         for (int c = 0; c < per; c++) {
             if (c + 1 < per) {
-                load(o[(c + 1) % 2], x + (c + 1) * CHUNK, w + (c + 1) * CHUNK);
+                load<HALF>(o[(c + 1) % 2], x + (c + 1) * CHUNK, w + (c + 1) * CHUNK);
             } else if (step + 1 < s.n_step) {
                 ml_copy_wait<STAGES - 2>();
                 __syncwarp();
                 x += STEP;
                 w = s.ring + stage * s.stage;
-                load(o[(c + 1) % 2], x, w);
+                load<HALF>(o[(c + 1) % 2], x, w);
             }
             multiply(acc, o[c % 2]);
         }
@@ -299,7 +326,7 @@ __device__ static void load_addend(float (&v)[2][2], const ml_few &f, int col) {
     }
 }
 
-template <int TILES, int STAGES>
+template <int TILES, int STAGES, bool HALF>
 __global__ void __launch_bounds__(MOST_WARPS * 32)
     few_kernel(const __grid_constant__ ml_few f) {
     extern __shared__ __align__(128) unsigned char smem[];
@@ -315,7 +342,6 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
     packs weights = {};
     bool has_work, narrow = f.norm && f.k <= NARROW;
 
-    ml_grid_release();
     while (TILES == 1 && part < f.n_part - 1 && col >= f.part[part].n)
         col -= f.part[part++].n;
     has_work = col < f.part[part].n;
@@ -337,6 +363,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
          i += (int)blockDim.x * 4)
         *(float4 *)(norm + i) = *(const float4 *)(f.norm + i);
     ml_grid_wait();
+    ml_grid_release(); /* not earlier: weights of one kernel ahead are enough on their way */
     col += lane % 4 * 2;
     if (f.addend && has_work)
         load_addend(addend, f, col);
@@ -354,7 +381,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
     }
     if (!has_work)
         return;
-    chains(acc, s, x + (lane % 16 < f.m ? lane % 16 : f.m - 1) * (f.k + 8) + lane / 16 * 8);
+    chains<HALF>(acc, s, lane_rows(x, f, HALF));
     put<TILES>(f, acc, part, col, addend);
 }
 
@@ -389,7 +416,9 @@ static int stages_of(const ml_few *f) {
 }
 
 bool ml_few_takes(const ml_few *f) {
-    if (f->m < 1 || f->m > ML_FEW_ROWS || f->k % STEP != 0 || (f->norm && f->k > 8192))
+    if (f->m < 1 || f->m > ML_FEW_ROWS || f->k % STEP != 0)
+        return false;
+    if (f->norm && (f->m > NORM_ROWS || f->k > 8192))
         return false;
     for (int i = 0; i < f->n_part; i++)
         if (f->part[i].n % COLUMNS != 0)
@@ -397,25 +426,33 @@ bool ml_few_takes(const ml_few *f) {
     return stages_of(f) > 0;
 }
 
-template <int TILES, int STAGES> static void launch(ml_cuda_stream *s, const ml_few *f) {
+template <int TILES, int STAGES, bool HALF>
+static void launch(ml_cuda_stream *s, const ml_few *f) {
     int warps = warps_of(f);
     size_t bytes = room_of(*f, TILES, STAGES, warps).bytes;
 
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(few_kernel<TILES, STAGES>,
+                 cudaFuncSetAttribute(few_kernel<TILES, STAGES, HALF>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)MOST_SMEM),
                  "products of few rows");
-    ml_cuda_launch(s, "products of few rows", few_kernel<TILES, STAGES>,
+    ml_cuda_launch(s, "products of few rows", few_kernel<TILES, STAGES, HALF>,
                    dim3(ml_cuda_blocks(tiles_of(f), warps)), (unsigned)warps * 32, bytes,
                    *f);
 }
 
-void ml_few_run(ml_cuda_stream *s, const ml_few *f) {
+template <bool HALF> static void choose(ml_cuda_stream *s, const ml_few *f) {
     switch (stages_of(f)) {
-    case 12: launch<1, 12>(s, f); break;
-    case 8: launch<1, 8>(s, f); break;
-    case 4: f->gated ? launch<2, 4>(s, f) : launch<1, 4>(s, f); break;
-    default: launch<2, 2>(s, f);
+    case 12: launch<1, 12, HALF>(s, f); break;
+    case 8: launch<1, 8, HALF>(s, f); break;
+    case 4: f->gated ? launch<2, 4, HALF>(s, f) : launch<1, 4, HALF>(s, f); break;
+    default: launch<2, 2, HALF>(s, f);
     }
+}
+
+void ml_few_run(ml_cuda_stream *s, const ml_few *f) {
+    if (f->m <= 8)
+        choose<true>(s, f);
+    else
+        choose<false>(s, f);
 }

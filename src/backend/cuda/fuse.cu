@@ -298,7 +298,7 @@ static bool find_heads(heads *h, const ml_op_call *c, int n) {
 }
 
 static ml_heads heads_of(const heads *h) {
-    ml_heads r;
+    ml_heads r = {};
 
     r.q = side_of(h->norm[0], h->rope[0]);
     r.k = side_of(h->norm[1], h->rope[1]);

@@ -68,6 +68,11 @@ __global__ static void __launch_bounds__(THREADS)
     int pos;
 
     ml_grid_release();
+    /* The batch is there from the beginning of the step. */
+    pos = c.pos[row];
+    page =
+        c.page +
+        c.page_start[c.n_token == c.n_seq ? row : attn_seq_of(c.seq_start, c.n_seq, row)];
     ml_grid_wait();
     if (there)
         ml_load(x, (is_v ? c.v + row * h.v_ld : s.x + row * s.ld) + kv * d + e);
@@ -81,12 +86,8 @@ __global__ static void __launch_bounds__(THREADS)
     turn(y, h.cs + (int64_t)row * d, d / 2, e);
     if (there && !is_v)
         ml_store(s.turned + at, y);
-    pos = c.pos[row];
     if (!there || is_q || pos < 0)
         return;
-    page =
-        c.page +
-        c.page_start[c.n_token == c.n_seq ? row : attn_seq_of(c.seq_start, c.n_seq, row)];
     if (is_v)
         ml_store((bf16 *)attn_value(c, page, kv, pos) + e, x);
     else

@@ -1,0 +1,138 @@
+/* Calls that a backend does together: it is told truly who reads what they make.
+ *
+ * The CPU's ops behind a `together` that takes runs of calls of every length and, as soon as the
+ * last reader of an output is done, overwrites it: log-probs and gradients must not change. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/plan.h"
+#include "tests/support/test.h"
+
+#define DATA "tests/golden/data/"
+
+enum { N_TOKEN = 40, MOST = 7 };
+
+static const ml_ops *plain;
+static int n_spoiled, run_length; /* 0: of all lengths in turn */
+
+static bool overlap(const ml_tensor *a, const ml_tensor *b) {
+    const char *x = a->data, *y = b->data;
+    return x && y && x < y + ml_tensor_bytes(b) && y < x + ml_tensor_bytes(a);
+}
+
+/* Not where the last reader has put its own. */
+static void spoil(const ml_tensor *dead, const ml_op_call *reader) {
+    for (int k = 0; k < ML_OP_OUT; k++)
+        if (overlap(dead, &reader->args.out[k]))
+            return;
+    memset(dead->data, 0xff, ml_tensor_bytes(dead));
+    n_spoiled++;
+}
+
+static int in_runs(ml_stream *s, const ml_op_call *c, int n) {
+    static int turn;
+    int took = run_length ? run_length : turn++ % MOST; /* 0: the first goes alone */
+
+    if (took > n)
+        took = n;
+    for (int i = 0; i < took; i++) {
+        plain->forward[c[i].op](s, &c[i].args);
+        for (int j = 0; j <= i; j++)
+            for (int k = 0; k < ML_OP_OUT; k++)
+                if (c[j].args.out[k].data && c[j].reader[k] == i - j && i > j)
+                    spoil(&c[j].args.out[k], &c[i]);
+    }
+    return took;
+}
+
+typedef struct result {
+    float logprob[N_TOKEN];
+    ml_weights grads;
+} result;
+
+static void compute(result *r, const ml_spec *spec, ml_backend *be, const ml_weights *w,
+                    ml_arena *a, bool backward) {
+    ml_plan_opts opts = {
+        .caps = { .n_token = N_TOKEN, .n_seq = 1, .n_loss = N_TOKEN, .n_page = 4 },
+        .backward = backward
+    };
+    int32_t id[N_TOKEN], target[N_TOKEN];
+    float ones[N_TOKEN];
+    ml_batch b;
+    ml_run run = { .weights = w, .grads = &r->grads, .rows = &b.rows };
+    ml_plan *p = NULL;
+    ml_err err = { 0 };
+
+    for (int i = 0; i < N_TOKEN; i++) {
+        id[i] = (i * 31 + 7) % 50;
+        target[i] = (i * 17 + 3) % 50;
+        ones[i] = 1.0f;
+    }
+    if (ml_plan_new(&p, spec, be, opts, &err) || ml_plan_alloc(p, &err) ||
+        ml_weights_zeros(&r->grads, spec, be, a, &err)) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        exit(1);
+    }
+    ml_batch_init(&b, a, opts.caps);
+    ml_batch_add(&b, id, target, N_TOKEN, 0, NULL);
+    ml_plan_forward(p, &run);
+    ml_plan_read(p, &b.rows, r->logprob, NULL, NULL);
+    if (backward)
+        ml_plan_backward(p, &run, ones, NULL);
+    ml_plan_free(p);
+}
+
+static void check_model(const char *dir, bool backward) {
+    result want, got;
+    ml_backend be;
+    ml_weights w;
+    ml_spec spec;
+    ml_ops ops;
+    ml_arena a;
+    ml_err err = { 0 };
+
+    ml_arena_init(&a, "together");
+    if (ml_spec_open(&spec, dir, &err) || ml_backend_cpu_open(&be, 2, NULL, &err) ||
+        ml_weights_dummy(&w, &spec, ML_WEIGHT_BF16, 1, &be, &a, &err)) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        exit(1);
+    }
+    compute(&want, &spec, &be, &w, &a, backward);
+    plain = be.ops;
+    ops = *plain;
+    ops.together = in_runs;
+    be.ops = &ops;
+    for (run_length = 0; run_length <= MOST; run_length++) {
+        compute(&got, &spec, &be, &w, &a, backward);
+        CHECK(memcmp(want.logprob, got.logprob, sizeof want.logprob) == 0);
+        CHECK(memcmp(want.grads.buf.ptr, got.grads.buf.ptr, want.grads.buf.bytes) == 0);
+        ml_weights_close(&got.grads);
+    }
+    CHECK(n_spoiled > 0);
+    be.ops = plain;
+    ml_weights_close(&want.grads);
+    ml_weights_close(&w);
+    ml_backend_close(&be);
+    ml_spec_close(&spec);
+    ml_arena_release(&a);
+}
+
+static void forward(void) {
+    check_model(DATA "qwen3", false);
+    check_model(DATA "qwen3_moe", false);
+    check_model(DATA "gemma2", false);
+}
+
+static void with_backward(void) {
+    check_model(DATA "qwen3", true);
+    check_model(DATA "qwen3_moe", true);
+}
+
+static const ml_test tests[] = { { "forward", forward, 0 },
+                                 { "with_backward", with_backward, 0 },
+                                 { 0 } };
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
