@@ -26,7 +26,7 @@ __device__ static inline float weigh(float &s, float shift, float to_log2, float
 /* ---- dk, dv ---- */
 
 template <int D> struct key_room {
-    bf16 keys[2][ATTN_ROWS * D], values[2][ATTN_ROWS * D];
+    bf16 keys[TEAMS][ATTN_ROWS * D], values[TEAMS][ATTN_ROWS * D];
     struct {
         bf16 q[ATTN_ROWS * D], dout[ATTN_ROWS * D];
     } stage[STAGES];
@@ -39,11 +39,23 @@ struct row_source {
     const float *number; /* of its sequence's first row */
 };
 
+template <int D>
+__device__ static inline row_source open_rows(const attn_share<D> &own,
+                                              const attn_call<bf16> &c, const attn_piece &p,
+                                              int head) {
+    row_source from;
+    from.q = c.q + attn_rows_base<D>(own, c, p.first_row, head);
+    from.dout = c.dout + attn_rows_base<D>(own, c, p.first_row, head);
+    from.number = (threadIdx.x < ATTN_ROWS ? c.shift : c.delta) +
+                  (int64_t)p.first_row * c.n_head + head * c.group;
+    return from;
+}
+
 /* Rows of queries `row` .., to stage n. */
 template <int D>
-__device__ static inline void
-stage_queries(key_room<D> &room, int n, const attn_share<D> &own, const row_source &from,
-              const attn_call<bf16> &c, int row, int n_row) {
+__device__ static inline void fetch_rows(key_room<D> &room, int n, const attn_share<D> &own,
+                                         const row_source &from, const attn_call<bf16> &c,
+                                         int row, int n_row) {
     int stage = n % STAGES, i = (int)threadIdx.x % ATTN_ROWS, at = row + i;
 
     attn_stage_rows<D>(room.stage[stage].q, from.q, own, c, row, n_row);
@@ -52,9 +64,23 @@ stage_queries(key_room<D> &room, int n, const attn_share<D> &own, const row_sour
         ml_copy_async4(room.number[stage] + threadIdx.x,
                        from.number + (int64_t)attn_token(c, at) * (c.n_head - c.group) + at,
                        at < n_row);
+    ml_copy_commit();
 }
 
-/* Scores of 64 keys from `key` on with rows `row` ..: what the mask hides. */
+/* The keys and values that the block owns, from `tile` on. */
+template <int D>
+__device__ static inline void fetch_keys(key_room<D> &room, const attn_share<D> &own,
+                                         const attn_call<bf16> &c, const attn_piece &p,
+                                         int head, int tile) {
+    for (int i = 0; i < TEAMS; i++) {
+        int32_t id[attn_share<D>::n];
+        attn_stage_pages<D>(id, own, c.page + c.page_start[p.seq], tile + i * ATTN_ROWS, 0,
+                            p.rows - 1);
+        attn_stage_keys<D>(room.keys[i], room.values[i], own, id, c, head);
+    }
+}
+
+/* Scores of 64 keys from `key` on that rows `row` .. do not see. */
 __device__ static inline void hide_rows(float (&s)[8][4], const attn_call<bf16> &c, int key,
                                         int row, int n_row) {
     int lane = (int)threadIdx.x % 32;
@@ -92,6 +118,7 @@ __device__ static inline void weigh_columns(uint32_t (&w)[4][4], float (&s)[8][4
     attn_round<8>(w, p);
 }
 
+/* Gradients dw of scores, from those of weights dp; see weigh. */
 __device__ static inline void slope_columns(uint32_t (&w)[4][4], const float (&s)[8][4],
                                             float (&dp)[8][4], const float *delta) {
 #pragma unroll
@@ -132,29 +159,22 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
     uint32_t keys = ml_panel(room.keys[team]), values = ml_panel(room.values[team]);
     float to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E;
     float dk[D / 8][4], dv[D / 8][4];
+    /* Narrow heads wait for dv too: ptxas gives w and dw the same registers there, and would
+     * wait at every product. */
+    const int PENDING = D == 64 ? 0 : 1;
     row_source from;
     int row, end;
 
     if (p.index < 0)
         return;
-    from.q = c.q + attn_rows_base<D>(own, c, p.first_row, head);
-    from.dout = c.dout + attn_rows_base<D>(own, c, p.first_row, head);
-    from.number = (threadIdx.x < ATTN_ROWS ? c.shift : c.delta) +
-                  (int64_t)p.first_row * c.n_head + head * c.group;
+    from = open_rows<D>(own, c, p, head);
     row = tile * c.group / ATTN_ROWS * ATTN_ROWS;
     end = c.window && tile + OWN - 1 + c.window < p.rows
               ? (tile + OWN - 1 + c.window) * c.group
               : n_row;
-    for (int i = 0; i < 2; i++) {
-        int32_t id[attn_share<D>::n];
-        attn_stage_pages<D>(id, own, c.page + c.page_start[p.seq], tile + i * ATTN_ROWS, 0,
-                            p.rows - 1);
-        attn_stage_keys<D>(room.keys[i], room.values[i], own, id, c, head);
-    }
-    stage_queries<D>(room, 0, own, from, c, row, n_row);
-    ml_copy_commit();
-    stage_queries<D>(room, 1, own, from, c, row + ATTN_ROWS, n_row);
-    ml_copy_commit();
+    fetch_keys<D>(room, own, c, p, head, tile);
+    fetch_rows<D>(room, 0, own, from, c, row, n_row);
+    fetch_rows<D>(room, 1, own, from, c, row + ATTN_ROWS, n_row);
     attn_await_copies<1>();
     for (int n = 0; row < end; n++, row += ATTN_ROWS) {
         int now = n % STAGES;
@@ -171,9 +191,8 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
         ml_wgmma_fence(w);
         attn_start_sums<D>(dv, w, ml_panel(room.stage[now].dout), n != 0);
         attn_await_copies<0>(); /* the next rows are here, the last are done with */
-        stage_queries<D>(room, n + 2, own, from, c, row + 2 * ATTN_ROWS, n_row);
-        ml_copy_commit();
-        ml_wgmma_wait<D == 64 ? 0 : 1>(dp);
+        fetch_rows<D>(room, n + 2, own, from, c, row + 2 * ATTN_ROWS, n_row);
+        ml_wgmma_wait<PENDING>(dp);
         slope_columns(dw, s, dp, room.number[now] + ATTN_ROWS);
         ml_wgmma_fence(dw);
         attn_start_sums<D>(dk, dw, ml_panel(room.stage[now].q), n != 0);
@@ -189,6 +208,8 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
 
 /* ---- dq ---- */
 
+/* Rows stay in shared memory as left operands.  In registers dq takes 5 % less, but ptxas 13.0 let w
+ * overwrite them where D is 64. */
 template <int D> struct query_room {
     bf16 q[TEAMS][ATTN_ROWS * D], dout[TEAMS][ATTN_ROWS * D];
     attn_stage<D> stage[STAGES];
