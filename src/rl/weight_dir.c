@@ -26,24 +26,10 @@ ml_export_opts ml_weight_dir_how(const ml_weights *w) {
     return (ml_export_opts){ .keep_dtype = !is_f32(w), .dtype = ML_F32 };
 }
 
-static bool is_old(const char *name, uint64_t version) {
-    return strncmp(name, PREFIX, strlen(PREFIX)) == 0 &&
-           strtoull(name + strlen(PREFIX), NULL, 10) + 1 < version;
-}
-
 /* What engines have left behind, and what a process that died had begun. */
-static ml_status tidy(const char *dir, uint64_t version, ml_err *err) {
-    ml_arena a;
-    ml_names names;
-    ml_status st;
-
-    ml_arena_init(&a, "names of versions");
-    st = ml_dir_list(&names, dir, &a, err);
-    for (int32_t i = 0; st == ML_OK && i < names.n; i++)
-        if (is_old(names.name[i], version))
-            st = ml_dir_remove(ml_arena_printf(&a, "%s/%s", dir, names.name[i]), err);
-    ml_arena_release(&a);
-    return st;
+static bool is_old(const char *name, int64_t version) {
+    return strncmp(name, PREFIX, strlen(PREFIX)) == 0 &&
+           strtoll(name + strlen(PREFIX), NULL, 10) + 1 < version;
 }
 
 static ml_status replace(const char *temp, const char *path, ml_err *err) {
@@ -89,5 +75,5 @@ ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w
     ml_text_printf(out, "%s/" PREFIX "%llu", dir, (unsigned long long)w->version);
     if (st == ML_OK)
         st = ml_weight_dir_put(out->ptr, w, s, from, shard_bytes, err);
-    return st == ML_OK ? tidy(dir, w->version, err) : st;
+    return st == ML_OK ? ml_dir_tidy(dir, is_old, (int64_t)w->version, err) : st;
 }

@@ -67,20 +67,10 @@ static ml_status take(void *ud, const ml_st_tensor *t, ml_err *err) {
 
 /* --- versions ----------------------------------------------------------------------- */
 
-/* Those before the one that all others can be made from, and what was begun. */
-static ml_status tidy(const char *dir, int64_t first, ml_err *err) {
-    ml_arena a;
-    ml_names names;
+/* Before the one that all others can be made from; or begun and not finished. */
+static bool is_old(const char *name, int64_t first) {
     int64_t version;
-    ml_status st;
-
-    ml_arena_init(&a, "names of versions");
-    st = ml_dir_list(&names, dir, &a, err);
-    for (int32_t i = 0; st == ML_OK && i < names.n; i++)
-        if (ml_version_of_name(names.name[i], &version) && version < first)
-            st = ml_dir_remove(ml_arena_printf(&a, "%s/%s", dir, names.name[i]), err);
-    ml_arena_release(&a);
-    return st;
+    return ml_version_of_name(name, &version) && version < first;
 }
 
 static ml_status write_whole(ml_weight_stream *s, const ml_weights *w, ml_err *err) {
@@ -137,7 +127,7 @@ static ml_status write_version(ml_weight_stream *s, const ml_weights *w, ml_err 
 ml_status ml_weight_stream_publish(ml_weight_news *out, ml_weight_stream *s,
                                    const ml_weights *w, bool whole, ml_err *err) {
     ml_export_opts how = ml_weight_dir_how(w);
-    ml_status st = tidy(s->opts.delta.source, s->whole, err);
+    ml_status st = ml_dir_tidy(s->opts.delta.source, is_old, s->whole, err);
 
     s->news = (ml_weight_news){ 0 };
     s->at = 0;
@@ -165,7 +155,7 @@ ml_status ml_weight_stream_open(ml_weight_stream **out, const ml_weight_stream_o
     ml_status st = ml_dir_make(o->delta.source, err);
 
     if (st == ML_OK) /* versions of another run are deltas to something else */
-        st = tidy(o->delta.source, INT64_MAX, err);
+        st = ml_dir_tidy(o->delta.source, is_old, INT64_MAX, err);
     if (st != ML_OK)
         return st;
     ml_arena_init(&arena, "published weights");

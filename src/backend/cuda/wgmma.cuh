@@ -59,17 +59,19 @@ __device__ static inline void ml_wgmma_commit(void) {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
+/* The 32 sums of a thread, as an instruction names them and as operands. */
+#define ML_WGMMA_SUMS                                                                      \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "              \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+#define ML_WGMMA_ROW(c) "+f"((c)[0]), "+f"((c)[1]), "+f"((c)[2]), "+f"((c)[3])
+#define ML_WGMMA_ROWS(c)                                                                   \
+    ML_WGMMA_ROW(c[0]), ML_WGMMA_ROW(c[1]), ML_WGMMA_ROW(c[2]), ML_WGMMA_ROW(c[3]),        \
+        ML_WGMMA_ROW(c[4]), ML_WGMMA_ROW(c[5]), ML_WGMMA_ROW(c[6]), ML_WGMMA_ROW(c[7])
+
 /* Until at most N of the latest groups are on their way; c was among the earlier ones. */
 template <int N> __device__ static inline void ml_wgmma_wait(float (*c)[4]) {
     asm volatile("wgmma.wait_group.sync.aligned %32;"
-                 : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-                   "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-                   "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-                   "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-                   "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-                   "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-                   "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-                   "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+                 : ML_WGMMA_ROWS(c)
                  : "n"(N)
                  : "memory");
 }
@@ -84,20 +86,9 @@ __device__ static inline void ml_wgmma_publish(void) {
 __device__ static inline void ml_wgmma(float (*c)[4], uint32_t a, uint32_t b, bool add) {
     asm volatile("{.reg .pred add; .reg .b64 a, b; setp.ne.b32 add, %34, 0;"
                  "mov.b64 a, {%32, " ML_PANEL_HI "}; mov.b64 b, {%33, " ML_PANEL_HI "};"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, "
-                 "%8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, "
-                 "%24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " ML_WGMMA_SUMS
                  "a, b, add, 1, 1, 0, 0;}"
-                 : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-                   "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-                   "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-                   "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-                   "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-                   "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-                   "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-                   "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+                 : ML_WGMMA_ROWS(c)
                  : "r"(a), "r"(b), "r"((int)add));
 }
 
@@ -106,20 +97,9 @@ __device__ static inline void ml_wgmma_turned(float (*c)[4], const uint32_t (&a)
                                               uint32_t b, bool add) {
     asm volatile("{.reg .pred add; .reg .b64 b; setp.ne.b32 add, %37, 0;"
                  "mov.b64 b, {%36, " ML_PANEL_HI "};"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, "
-                 "%8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, "
-                 "%24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " ML_WGMMA_SUMS
                  "{%32, %33, %34, %35}, b, add, 1, 1, 1;}"
-                 : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
-                   "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
-                   "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
-                   "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
-                   "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
-                   "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
-                   "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
-                   "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+                 : ML_WGMMA_ROWS(c)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"((int)add));
 }
 
