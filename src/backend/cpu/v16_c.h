@@ -70,10 +70,12 @@ static inline v16 v16_load_bf16(const uint16_t *p) {
 
 /* The first of each of 16 pairs of bf16, and the second. */
 static inline v16 v16_load_even(const uint16_t *p) {
-    uint16_t even[16];
-    for (int i = 0; i < 16; i++)
-        even[i] = p[2 * i];
-    return v16_load_bf16(even);
+    v16 r;
+    for (int i = 0; i < 16; i++) {
+        uint32_t u = (uint32_t)p[2 * i] << 16;
+        memcpy(&r.f[i], &u, sizeof u);
+    }
+    return r;
 }
 
 static inline v16 v16_load_odd(const uint16_t *p) {
