@@ -36,8 +36,8 @@ WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_fl
   unit/test_debug unit/test_train_sft golden/test_golden golden/test_training)
 
 # What the short tier runs under the thread sanitizer.
-THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_client test_relay \
-  test_serve test_serve_openai test_run_log) $(LOAD)
+THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_connections \
+  test_http_client test_relay test_serve test_serve_openai test_run_log) $(LOAD)
 
 # $(call load,CONFIG,SECONDS,ARGS): the server under a hundred clients; in the short tier's
 # sanitized build, two servers behind the router.

@@ -1,0 +1,33 @@
+/* http_site.h - an HTTP server on a thread of its own, whose paths answer in different ways.
+ *
+ *   /echo        with the request's body        /stream      five pieces, chunked
+ *   /later       from another thread            /counted     pieces of a length said before
+ *   /hold        never, by itself               /short       less than was said
+ *   /hold-begun  the same, after a piece        /abort       half an answer
+ *   /flood       more than anyone takes         /empty       without a body
+ *
+ * Others answer with what was asked: "method|path|query|user agent|headers|peer". */
+#ifndef ML_TESTS_SUPPORT_HTTP_SITE_H
+#define ML_TESTS_SUPPORT_HTTP_SITE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "net/http_server.h"
+
+typedef struct ml_http_site {
+    ml_loop *loop;
+    ml_http_server *server;
+    pthread_t thread;
+    int port;
+    atomic_int n_call, n_gone;
+    ml_http_call *held; /* of /hold; the server's thread alone */
+} ml_http_site;
+
+extern const ml_http_limits ml_http_site_limits;
+
+/* Failures end the test. */
+ml_http_site *ml_http_site_open(ml_http_limits limits);
+void ml_http_site_close(ml_http_site *s);
+
+#endif
