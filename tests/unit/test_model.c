@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "model/plan.h"
+#include "tests/support/log_text.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
@@ -122,24 +122,20 @@ static void refuses_moe_and_window_configs(void) {
     }
 }
 
-static void keep_line(void *ud, ml_log_level level, const char *line) {
-    (void)level;
-    snprintf(ud, 512, "%s", line);
-}
-
 static void warns_of_unknown_keys(void) {
-    char line[512] = "";
+    ml_text log = { 0 };
     ml_spec spec;
     ml_err err = { 0 };
 
-    ml_log_to(keep_line, line);
+    ml_log_to_text(&log);
     CHECK(parse("EXTRA", ", \"initializer_range\": 0.1, \"x\": null", &spec, &err) ==
           ML_OK);
-    CHECK(line[0] == 0);
+    CHECK(log.len == 0);
     ml_spec_close(&spec);
     CHECK(parse("EXTRA", ", \"surprise\": 1", &spec, &err) == ML_OK);
-    CHECK_HAS(line, "config.json:4: key \"surprise\" is not known and has no effect");
+    CHECK_HAS(log.ptr, "config.json:4: key \"surprise\" is not known and has no effect");
     ml_spec_close(&spec);
+    ml_text_release(&log);
 }
 
 /* --- weights ---------------------------------------------------------------- */

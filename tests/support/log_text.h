@@ -1,0 +1,10 @@
+/* log_text.h - what is logged, kept to be looked at. */
+#ifndef ML_TESTS_SUPPORT_LOG_TEXT_H
+#define ML_TESTS_SUPPORT_LOG_TEXT_H
+
+#include "base/str.h"
+
+/* From now on lines are appended to t. */
+void ml_log_to_text(ml_text *t);
+
+#endif

@@ -1,0 +1,185 @@
+/* The order in which prompts are handed out, and how it is saved. */
+#include <string.h>
+
+#include "rl/data_source.h"
+#include "tests/support/log_text.h"
+#include "tests/support/must.h"
+#include "tests/support/scratch.h"
+#include "tests/support/toy_model.h"
+
+/* A data set of n prompts. */
+static ml_dataset numbered(int n) {
+    ml_text rows = { 0 };
+    ml_dataset_opts o = { .path = ml_test_path("prompts.jsonl") };
+    ml_dataset ds;
+
+    for (int i = 0; i < n; i++)
+        ml_text_printf(&rows, "{\"input\": \"%d\"}\n", i);
+    ml_toy_file("prompts.jsonl", rows.ptr);
+    ml_text_release(&rows);
+    MUST(ml_dataset_open(&ds, &o, &err));
+    return ds;
+}
+
+static ml_data_source *source_of(const ml_dataset *ds, bool shuffle, int64_t seed,
+                                 int32_t n) {
+    ml_data_source_opts o = { .shuffle = shuffle, .seed = seed, .n_samples_per_prompt = n };
+    ml_data_source *s;
+
+    MUST(ml_data_source_new(&s, ds, &o, &err));
+    return s;
+}
+
+static void source_options(void) {
+    ml_data_source_opts o = { .n_samples_per_prompt = 0 };
+    ml_data_source *s;
+    ml_err err;
+
+    CHECK(ml_data_source_new(&s, NULL, &o, &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "0 samples per prompt");
+    o = (ml_data_source_opts){ .seed = INT64_MIN, .n_samples_per_prompt = 1 };
+    CHECK(ml_data_source_new(&s, NULL, &o, &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "the seed -9223372036854775808");
+}
+
+/* Groups out of epoch 1 with seed 42 are those of random.Random(43). */
+static void epochs(void) {
+    static const int64_t want[20] = { 7, 3, 2, 8, 5, 6, 9, 4, 0, 1,
+                                      8, 1, 5, 6, 9, 7, 3, 2, 4, 0 };
+    ml_dataset ds = numbered(10);
+    ml_data_source *s = source_of(&ds, true, 42, 4);
+    ml_group g[20];
+
+    CHECK(ml_data_source_get(s, g, 0) == 0);
+    CHECK(ml_data_source_get(s, g, 7) == 7);
+    CHECK(ml_data_source_get(s, g + 7, 7) == 7);
+    CHECK(ml_data_source_get(s, g + 14, 6) == 6);
+    for (int64_t i = 0; i < 20; i++) {
+        CHECK(g[i].row == want[i] && g[i].group_index == i);
+        CHECK(g[i].first_index == 4 * i && g[i].n_sample == 4);
+    }
+    ml_data_source_free(s);
+    ml_dataset_close(&ds);
+}
+
+static void gives_back(void) {
+    ml_dataset ds = numbered(5);
+    ml_data_source *s = source_of(&ds, false, 0, 2);
+    ml_group g[5], again[5];
+
+    CHECK(ml_data_source_get(s, g, 3) == 3);
+    ml_data_source_add(s, g + 1, 2);
+    ml_data_source_add(s, g, 1);
+    CHECK(ml_data_source_n_buffered(s) == 3);
+    CHECK(ml_data_source_get(s, again, 1) == 1 && again[0].row == 1);
+    CHECK(ml_data_source_n_buffered(s) == 2);
+    CHECK(ml_data_source_get(s, again, 4) == 4);
+    CHECK(again[0].group_index == 2 && again[1].group_index == 0);
+    CHECK(again[2].group_index == 3 && again[2].first_index == 6 && again[3].row == 4);
+    CHECK(ml_data_source_n_buffered(s) == 0);
+    ml_data_source_free(s);
+    ml_dataset_close(&ds);
+}
+
+static void goes_without_data(void) {
+    ml_data_source *s = source_of(NULL, true, 1, 3);
+    ml_group g[2];
+
+    CHECK(ml_data_source_get(s, g, 2) == 2);
+    CHECK(g[1].row == -1 && g[1].group_index == 1 && g[1].first_index == 3);
+    ml_data_source_free(s);
+}
+
+/* Stopped after any number of requests and restored, the source goes on as if nothing had
+ * happened; the saved line is restored to the same line. */
+static void resumes_anywhere(void) {
+    ml_dataset ds = numbered(7);
+
+    for (int stop = 0; stop < 12; stop++) {
+        ml_data_source *whole = source_of(&ds, true, 9, 2),
+                       *fresh = source_of(&ds, true, 9, 2);
+        ml_text state = { 0 }, again = { 0 };
+        ml_err err;
+
+        for (int i = 0; i < 12; i++) {
+            ml_group a[3], b[3];
+            if (i == stop) {
+                ml_data_source_save(whole, &state);
+                CHECK(!ml_data_source_load(fresh, (ml_str){ state.ptr, state.len }, "s",
+                                           &err));
+                ml_data_source_save(fresh, &again);
+                CHECK(strcmp(state.ptr, again.ptr) == 0);
+            }
+            CHECK(ml_data_source_get(whole, a, 3) == 3);
+            if (i < stop)
+                continue;
+            CHECK(ml_data_source_get(fresh, b, 3) == 3);
+            for (int k = 0; k < 3; k++)
+                CHECK(a[k].row == b[k].row && a[k].group_index == b[k].group_index &&
+                      a[k].first_index == b[k].first_index);
+        }
+        ml_text_release(&state);
+        ml_text_release(&again);
+        ml_data_source_free(whole);
+        ml_data_source_free(fresh);
+    }
+    ml_dataset_close(&ds);
+}
+
+static void loads_states(void) {
+    static const char good[] =
+        "{\"sample_offset\": 1, \"epoch_id\": 2, \"sample_group_index\": "
+        "3, \"sample_index\": 4, \"metadata\": {\"k\": [1.0]}, \"rows\": 8}";
+    static const struct {
+        const char *state, *message;
+    } bad[] = {
+        { "", "state.json:1:1: a value was expected" },
+        { "[]", "\"sample_offset\" of the data source's state is missing" },
+        { "{\"sample_offset\": -1}",
+          "\"sample_offset\" of the data source's state is out of range" },
+        { "{\"sample_offset\": 1.0}", "is out of range" },
+        { "{\"sample_offset\": \"1\"}", "is a string; a count was expected" },
+        { "{\"sample_offset\": 1, \"epoch_id\": 4611686018427387904}", "\"epoch_id\"" },
+        { "{\"sample_offset\": 1, \"epoch_id\": 2, \"sample_group_index\": 3, "
+          "\"sample_index\": 4, "
+          "\"rows\": 3}",
+          "\"metadata\" of the data source's state is missing" },
+    };
+    ml_dataset ds = numbered(3);
+    ml_data_source *s = source_of(&ds, false, 0, 1);
+    ml_text log = { 0 }, state = { 0 };
+    ml_group g;
+    ml_err err;
+
+    ml_log_to_text(&log);
+    CHECK(!ml_data_source_load(s, ml_str_of(good), "state.json", &err));
+    CHECK_HAS(log.ptr, "state.json: was saved with 8 prompts, now there are 3");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        CHECK(ml_data_source_load(s, ml_str_of(bad[i].state), "state.json", &err));
+        CHECK_HAS(err.msg, bad[i].message);
+    }
+    ml_data_source_save(s, &state); /* what was loaded before, untouched by the failures */
+    CHECK_HAS(state.ptr,
+              "{\"sample_offset\": 1, \"epoch_id\": 2, \"sample_group_index\": 3, "
+              "\"sample_index\": 4, \"metadata\": {\"k\": [1.0]}, \"rows\": 3}");
+    CHECK(ml_data_source_get(s, &g, 1) == 1);
+    CHECK(g.row == 1 && g.group_index == 3 && g.first_index == 4);
+    ml_text_release(&log);
+    ml_text_release(&state);
+    ml_data_source_free(s);
+    ml_dataset_close(&ds);
+}
+
+static const ml_test tests[] = {
+    { "source_options", source_options },
+    { "epochs", epochs },
+    { "gives_back", gives_back },
+    { "goes_without_data", goes_without_data },
+    { "resumes_anywhere", resumes_anywhere },
+    { "loads_states", loads_states },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
