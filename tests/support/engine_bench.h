@@ -1,0 +1,42 @@
+/* engine_bench.h - an engine on a tiny model, and what it was heard to say. */
+#ifndef ML_TESTS_SUPPORT_ENGINE_BENCH_H
+#define ML_TESTS_SUPPORT_ENGINE_BENCH_H
+
+#include "engine/engine.h"
+
+#define ML_BENCH_MODEL "tests/golden/data/qwen3"
+enum { ML_BENCH_VOCAB = 83, ML_BENCH_CONTEXT = 128 };
+
+typedef struct ml_engine_bench {
+    ml_arena arena;
+    ml_spec spec;
+    ml_checkpoint *checkpoint;
+    ml_backend be;
+    ml_weights w; /* version 1 */
+    ml_engine *e;
+    ml_engine_opts o; /* change before the start */
+    int32_t eos[1];
+} ml_engine_bench;
+
+/* Failures end the test.  The engine itself begins with the start. */
+void ml_engine_bench_open(ml_engine_bench *b, const char *model);
+void ml_engine_bench_start(ml_engine_bench *b);
+void ml_engine_bench_close(ml_engine_bench *b);
+
+/* A request whose answer has max_new tokens.  All prompts begin alike. */
+ml_gen_request ml_bench_request(int32_t n_prompt, int32_t max_new);
+
+/* All updates of a request together. */
+typedef struct ml_heard {
+    int32_t id[ML_BENCH_CONTEXT];
+    float logprob[ML_BENCH_CONTEXT];
+    uint64_t version[ML_BENCH_CONTEXT];
+    int32_t n, n_end, matched, n_retract, n_cached;
+    ml_finish finish;
+    char message[200];
+} ml_heard;
+
+/* To be given to the engine with an ml_heard, zero at first. */
+void ml_hear(void *heard, const ml_gen_update *u);
+
+#endif
