@@ -37,7 +37,7 @@ WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_fl
 
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_connections \
-  test_http_client test_relay test_serve test_serve_openai test_run_log) $(LOAD)
+  test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log) $(LOAD)
 
 # $(call load,CONFIG,SECONDS,ARGS): the server under a hundred clients; in the short tier's
 # sanitized build, two servers behind the router.

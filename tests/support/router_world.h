@@ -1,0 +1,48 @@
+/* router_world.h - a router, its workers and a client over real sockets, all on one loop. */
+#ifndef ML_TESTS_SUPPORT_ROUTER_WORLD_H
+#define ML_TESTS_SUPPORT_ROUTER_WORLD_H
+
+#include "net/http_client.h"
+#include "serve/router.h"
+#include "tests/support/fake_worker.h"
+
+enum { ML_WORLD_WORKERS = 3 };
+
+typedef struct ml_router_world {
+    ml_loop *loop;
+    ml_router *router;
+    ml_http_client *client;
+    ml_fake_worker worker[ML_WORLD_WORKERS];
+    char base[64]; /* the router's URL */
+} ml_router_world;
+
+/* What most tests want. */
+ml_router_opts ml_router_world_opts(void);
+
+/* The first n_worker of the workers are open, and known to the router. */
+ml_router_world *ml_router_world_open(ml_router_opts o, int n_worker);
+void ml_router_world_close(ml_router_world *w);
+
+/* Lets the loop run for a while. */
+void ml_router_world_pass(ml_router_world *w, double seconds);
+
+/* What the client got.  Zero before it is started. */
+typedef struct ml_fetch {
+    ml_router_world *world;
+    ml_http_job *job;
+    int status, n_piece;
+    bool failed, done;
+    ml_text headers, body;
+    ml_err err;
+    bool stop_at_data; /* the loop stops at each piece, not only at the end */
+    bool no_key;       /* sends no Authorization */
+} ml_fetch;
+
+void ml_fetch_start(ml_router_world *w, ml_fetch *f, const char *method, const char *path,
+                    const char *body);
+/* Starts it and runs the loop until something stops it. */
+void ml_fetch_now(ml_router_world *w, ml_fetch *f, const char *method, const char *path,
+                  const char *body);
+void ml_fetch_release(ml_fetch *f);
+
+#endif

@@ -1,0 +1,204 @@
+/* The router's workers: their health, their coming and going, and what all of them hear. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/support/router_world.h"
+#include "tests/support/test.h"
+
+static void no_worker(void) {
+    ml_router_opts o = ml_router_world_opts();
+    ml_fetch f = { 0 };
+    ml_router_world *w;
+
+    o.health_interval_s = 0;
+    w = ml_router_world_open(o, 0);
+    ml_fetch_now(w, &f, "POST", "/generate", "{}");
+    CHECK(f.status == 503);
+    CHECK_HAS(f.body.ptr, "no worker is alive");
+    ml_fetch_release(&f);
+    ml_fetch_now(w, &f, "GET", "/health", "");
+    CHECK(f.status == 503);
+    ml_fetch_release(&f);
+    ml_fetch_now(w, &f, "POST", "/add_worker?url=http%3A%2F%2F127.0.0.1:1", "");
+    CHECK(f.status == 200);
+    ml_fetch_release(&f);
+    ml_fetch_now(w, &f, "POST", "/generate", "{}");
+    CHECK(f.status == 502);
+    CHECK_HAS(f.body.ptr, "http://127.0.0.1:1/generate");
+    CHECK_HAS(f.body.ptr, "refused");
+    ml_fetch_release(&f);
+    ml_router_world_close(w);
+}
+
+static void health_is_watched(void) {
+    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 2);
+    ml_fetch f = { 0 };
+    int port = atoi(strrchr(w->worker[0].url, ':') + 1);
+
+    ml_router_world_pass(w, 0.15);
+    CHECK(w->worker[0].n_health >= 2 && w->worker[1].n_health >= 2);
+    w->worker[1].ill = true;
+    ml_router_world_pass(w, 0.3);
+    for (int i = 0; i < 4; i++) {
+        ml_fetch_now(w, &f, "POST", "/generate", "{}");
+        CHECK(f.status == 200);
+        ml_fetch_release(&f);
+    }
+    CHECK(w->worker[0].n_request == 4 && w->worker[1].n_request == 0);
+    ml_fetch_now(w, &f, "GET", "/workers", "");
+    CHECK_HAS(f.body.ptr, "\"is_healthy\": false");
+    CHECK_HAS(f.body.ptr, "\"is_healthy\": true");
+    CHECK_HAS(f.body.ptr, "\"total\": 2");
+    ml_fetch_release(&f);
+    /* One comes back, the other goes. */
+    w->worker[1].ill = false;
+    ml_fake_worker_close(&w->worker[0]);
+    ml_router_world_pass(w, 0.4);
+    ml_fetch_now(w, &f, "POST", "/generate", "{}");
+    CHECK(f.status == 200 && w->worker[1].n_request == 1);
+    ml_fetch_release(&f);
+    ml_fake_worker_close(&w->worker[1]);
+    ml_router_world_pass(w, 0.3);
+    ml_fetch_now(w, &f, "GET", "/readiness", "");
+    CHECK(f.status == 503);
+    ml_fetch_release(&f);
+    ml_fake_worker_open(&w->worker[0], w->loop, port);
+    ml_router_world_pass(w, 0.4);
+    ml_fetch_now(w, &f, "GET", "/health", "");
+    CHECK(f.status == 200);
+    ml_fetch_release(&f);
+    ml_router_world_close(w);
+}
+
+static void workers_come_and_go(void) {
+    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 1);
+    ml_fetch f = { .stop_at_data = true };
+    char path[200];
+
+    ml_fake_worker_open(&w->worker[1], w->loop, 0);
+    snprintf(path, sizeof path, "/add_worker?url=%s/", w->worker[1].url);
+    ml_fetch_release(&f);
+    for (int i = 0; i < 2; i++) { /* twice is once */
+        ml_fetch_now(w, &f, "POST", path, "");
+        CHECK(f.status == 200);
+        CHECK_HAS(f.body.ptr, "\"status\": \"success\"");
+        ml_fetch_release(&f);
+    }
+    ml_fetch_now(w, &f, "GET", "/list_workers", "");
+    snprintf(path, sizeof path, "{\"urls\": [\"%s\", \"%s\"]}", w->worker[0].url,
+             w->worker[1].url);
+    CHECK(strcmp(f.body.ptr, path) == 0);
+    ml_fetch_release(&f);
+    /* A worker that is removed ends what it has. */
+    f.stop_at_data = true;
+    ml_fetch_now(w, &f, "POST", "/stream", "{}");
+    CHECK(w->worker[0].held || w->worker[1].held);
+    f.stop_at_data = false;
+    for (int i = 0; i < 2; i++) {
+        ml_fetch g = { 0 };
+        snprintf(path, sizeof path,
+                 i ? "/workers/http%%3A%%2F%%2F%s" : "/remove_worker?url=%s",
+                 w->worker[i].url + (i ? 7 : 0));
+        ml_fetch_now(w, &g, i ? "DELETE" : "POST", path, "");
+        CHECK(g.status == (i ? 202 : 200));
+        ml_fetch_release(&g);
+    }
+    if (!f.done)
+        ml_loop_run(w->loop);
+    CHECK(f.done && !f.failed);
+    CHECK_HAS(f.body.ptr, "data: 5\n\n");
+    ml_fetch_release(&f);
+    snprintf(path, sizeof path, "{\"url\": \"%s\"}", w->worker[0].url);
+    ml_fetch_now(w, &f, "POST", "/workers", path);
+    CHECK(f.status == 202);
+    ml_fetch_release(&f);
+    ml_fetch_now(w, &f, "POST", "/generate", "{}");
+    CHECK(f.status == 200);
+    ml_fetch_release(&f);
+    ml_router_world_close(w);
+}
+
+static void wrong_questions(void) {
+    static const struct {
+        const char *method, *path, *body;
+        int status;
+    } cases[] = {
+        { "POST", "/add_worker", "", 400 },
+        { "POST", "/add_worker", "{\"url\": 7}", 400 },
+        { "POST", "/add_worker?url=ftp://x", "", 400 },
+        { "POST", "/add_worker?url=http://x/path", "", 400 },
+        { "POST", "/add_worker?url=https://x", "", 400 },
+        { "GET", "/add_worker?url=http://x:1", "", 405 },
+        { "POST", "/remove_worker?url=http://nobody:1", "", 404 },
+        { "DELETE", "/workers/99", "", 404 },
+        { "PUT", "/workers", "", 405 },
+        { "GET", "/liveness", "", 200 },
+    };
+    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 1);
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ml_fetch f = { 0 };
+        ml_fetch_now(w, &f, cases[i].method, cases[i].path, cases[i].body);
+        if (f.status != cases[i].status)
+            ml_test_fail(__FILE__, __LINE__, "case %zu: %d %s", i, f.status, f.body.ptr);
+        ml_fetch_release(&f);
+    }
+    CHECK(w->worker[0].n_request == 0);
+    ml_router_world_close(w);
+}
+
+/* Weights, pauses, caches and aborts concern all workers. */
+static void every_worker_hears(void) {
+    static const char *const path[] = { "/update_weights_from_disk", "/pause_generation",
+                                        "/continue_generation", "/abort_request",
+                                        "/flush_cache" };
+    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), ML_WORLD_WORKERS);
+    ml_fetch f = { 0 };
+
+    w->worker[0].reply = "{\"success\":true}";
+    for (size_t k = 0; k < sizeof path / sizeof *path; k++) {
+        ml_fetch_now(w, &f, "POST", path[k], "{\"model_path\":\"x\"}");
+        CHECK(f.done && f.status == 200);
+        CHECK_HAS(f.body.ptr, "success");
+        for (int i = 0; i < ML_WORLD_WORKERS; i++) {
+            CHECK(w->worker[i].n_request == (int)k + 1);
+            CHECK_HAS(w->worker[i].last.ptr, path[k]);
+            CHECK_HAS(w->worker[i].last.ptr, "|{\"model_path\":\"x\"}");
+        }
+        ml_fetch_release(&f);
+    }
+    w->worker[1].status = 400;
+    w->worker[1].reply = "{\"success\":false}";
+    ml_fetch_now(w, &f, "POST", path[0], "{}");
+    CHECK(f.status == 400);
+    CHECK_HAS(f.body.ptr, "false");
+    ml_fetch_release(&f);
+    w->worker[1].status = 200;
+    ml_fake_worker_close(&w->worker[2]);
+    ml_fetch_now(w, &f, "POST", path[0], "{}");
+    CHECK(f.status == 502);
+    CHECK_HAS(f.body.ptr, w->worker[2].url);
+    ml_fetch_release(&f);
+    w->worker[1].silent = true; /* the client goes while one has not answered */
+    ml_fetch_start(w, &f, "POST", path[0], "{}");
+    ml_router_world_pass(w, 0.1);
+    ml_http_cancel(f.job);
+    ml_router_world_pass(w, 0.1);
+    CHECK(w->worker[1].n_gone == 1);
+    ml_fetch_release(&f);
+    ml_router_world_close(w);
+}
+
+static const ml_test tests[] = {
+    { "no_worker", no_worker },
+    { "health_is_watched", health_is_watched },
+    { "workers_come_and_go", workers_come_and_go },
+    { "wrong_questions", wrong_questions },
+    { "every_worker_hears", every_worker_hears },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
