@@ -1,273 +1,16 @@
-/* Conversations of several turns: their tokens, their masks, and runs that have them. */
+/* Runs whose answers are conversations of several turns. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "rl/conversation.h"
-#include "rl/edges.h"
 #include "rl/sample.h"
-#include "rl/turn_text.h"
 #include "tests/support/example.h"
 #include "tests/support/kill.h"
+#include "tests/support/must.h"
 #include "tests/support/scratch.h"
-#include "tests/support/test.h"
 #include "tests/support/toy_model.h"
 #include "tests/support/toy_run.h"
-
-#define FIXTURES "../shared/fixtures/tokenizers"
-
-static void must(ml_status st, const ml_err *err) {
-    if (st != ML_OK) {
-        ml_test_fail(__FILE__, __LINE__, "%s", err->msg);
-        exit(1);
-    }
-}
-
-/* --- text --------------------------------------------------------------------- */
-
-typedef struct toy {
-    ml_arena arena;
-    ml_tokenizer *tokenizer;
-    ml_chat_template *chat_template;
-    ml_encoder *encoder;
-    ml_turn_text text;
-} toy;
-
-/* The tokenizer and template of the test's folder "model". */
-static void open_model(toy *t) {
-    ml_err err = { 0 };
-
-    ml_arena_init(&t->arena, "toy");
-    must(ml_tokenizer_open(&t->tokenizer, ml_test_path("model"), &err), &err);
-    must(ml_chat_template_open(&t->chat_template, ml_test_path("model"), NULL, &err), &err);
-    t->encoder = ml_encoder_new(t->tokenizer);
-    t->text = (ml_turn_text){ t->tokenizer, t->chat_template, NULL };
-}
-
-static void open_toy(toy *t, const char *template) {
-    ml_toy_model(template);
-    open_model(t);
-}
-
-static void close_toy(toy *t) {
-    ml_encoder_free(t->encoder);
-    ml_chat_template_close(t->chat_template);
-    ml_tokenizer_close(t->tokenizer);
-    ml_arena_release(&t->arena);
-}
-
-static void encode(toy *t, ml_tokens *out, ml_str text) {
-    ml_err err = { 0 };
-    must(ml_encode(t->encoder, out, text, (ml_encode_opts){ 0 }, &err), &err);
-}
-
-static ml_str render(toy *t, const ml_json *messages) {
-    ml_chat chat = { .messages = messages, .add_generation_prompt = true };
-    ml_jinja_text text;
-    ml_err err = { 0 };
-    must(ml_chat_render(&text, &t->arena, t->chat_template, &chat, NULL, &err), &err);
-    return text.text;
-}
-
-static void join(ml_tokens *all, const ml_tokens *more) {
-    int64_t n = all->n + more->n;
-    int32_t *id = realloc(all->id, (size_t)(n + 1) * sizeof *id);
-    CHECK(id != NULL);
-    for (int64_t i = 0; id && i < more->n; i++)
-        id[all->n + i] = more->id[i];
-    all->id = id;
-    all->n = all->cap = n;
-}
-
-/* What the model said is appended as tokens, what it hears as ml_turn_text says: together it
- * is what the template gives for the whole conversation.  `end` closes an answer. */
-static void check_conversation(toy *t, const char *end) {
-    static const char *const said[] = { "1+2?", "no", "5=2+3", "hm, 7", "8" };
-    ml_messages all = ml_messages_begin(&t->arena);
-    ml_tokens pieces = { 0 }, piece = { 0 }, whole = { 0 };
-    ml_err err = { 0 };
-
-    ml_messages_say(&all, ml_str_of("user"), ml_str_of(said[0]));
-    encode(t, &pieces, render(t, all.list));
-    for (int i = 1; i < 5; i += 2) {
-        ml_messages next = ml_messages_begin(&t->arena);
-        char answer[40];
-        snprintf(answer, sizeof answer, "%s%s", said[i], end);
-        encode(t, &piece, ml_str_of(answer));
-        join(&pieces, &piece);
-        ml_messages_say(&next, ml_str_of("user"), ml_str_of(said[i + 1]));
-        must(ml_turn_text_encode(&t->text, t->encoder, &piece, &t->arena, next.list,
-                                 pieces.id[pieces.n - 1], &err),
-             &err);
-        join(&pieces, &piece);
-        ml_messages_say(&all, ml_str_of("assistant"), ml_str_of(said[i]));
-        ml_messages_join(&all, next.list);
-    }
-    encode(t, &whole, render(t, all.list));
-    CHECK(whole.n == pieces.n);
-    for (int64_t i = 0; i < whole.n && i < pieces.n; i++)
-        if (whole.id[i] != pieces.id[i]) {
-            ml_test_fail(__FILE__, __LINE__, "token %lld is %d, not %d", (long long)i,
-                         pieces.id[i], whole.id[i]);
-            break;
-        }
-    ml_tokens_release(&whole);
-    ml_tokens_release(&piece);
-    ml_tokens_release(&pieces);
-}
-
-static void turns_are_what_the_template_writes(void) {
-    toy t;
-    ml_err err = { 0 };
-
-    open_toy(&t, ml_toy_chatml);
-    check_conversation(&t, "<|im_end|>");
-    check_conversation(&t, ""); /* ended by a stop string: the end is written for it */
-    must(ml_turn_text_check(&t.text, "user", &err), &err);
-    must(ml_turn_text_check(&t.text, "tool", &err), &err);
-    close_toy(&t);
-}
-
-/* Those of published models, where they lie beside the repository. */
-static void real_templates_go_on(void) {
-    static const struct {
-        const char *name, *end;
-        bool tools;
-    } models[] = {
-        { "qwen3", "<|im_end|>", true },
-        { "llama3", "<|eot_id|>", true },
-        { "gemma3", "<end_of_turn>", false },
-        { "deepseek_v3",
-          "<\xef\xbd\x9c"
-          "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
-          false },
-    };
-    toy t;
-
-    if (access(FIXTURES, R_OK) != 0) {
-        printf("skipped: " FIXTURES " is not here\n");
-        return;
-    }
-    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        char command[1500];
-        ml_err err = { 0 };
-        snprintf(command, sizeof command,
-                 "mkdir -p %s && cp " FIXTURES
-                 "/%s/tokenizer_config.json %s && gzip -dc " FIXTURES
-                 "/%s/tokenizer.json.gz > %s/tokenizer.json",
-                 ml_test_path("model"), models[i].name, ml_test_path("model"),
-                 models[i].name, ml_test_path("model"));
-        CHECK(system(command) == 0);
-        open_model(&t);
-        check_conversation(&t, models[i].end);
-        if (ml_turn_text_check(&t.text, "user", &err) != ML_OK)
-            ml_test_fail(__FILE__, __LINE__, "%s: %s", models[i].name, err.msg);
-        if ((ml_turn_text_check(&t.text, "tool", &err) == ML_OK) != models[i].tools)
-            ml_test_fail(__FILE__, __LINE__, "%s: %s", models[i].name, err.msg);
-        close_toy(&t);
-    }
-}
-
-static void templates_that_rewrite_are_refused(void) {
-    static const char numbered[] =
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ messages | length }}"
-        "{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-    static const char forgetful[] =
-        "{% for m in messages %}{% if m.role != 'assistant' %}<|im_start|>{{ m.content }}"
-        "{% endif %}{% endfor %}<|im_start|>assistant\n";
-    static const char strict[] =
-        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
-        "{% endif %}{{ m.content }}<|im_end|>{% endfor %}";
-    toy t;
-    ml_err err = { 0 };
-
-    open_toy(&t, numbered);
-    CHECK(ml_turn_text_check(&t.text, "user", &err) == ML_EUNSUP);
-    CHECK_HAS(err.msg, "rewrites earlier turns");
-    close_toy(&t);
-    open_toy(&t, forgetful);
-    CHECK(ml_turn_text_check(&t.text, "user", &err) == ML_EUNSUP);
-    CHECK_HAS(err.msg, "does not write the words of an earlier answer");
-    close_toy(&t);
-    open_toy(&t, strict);
-    CHECK(ml_turn_text_check(&t.text, "user", &err) == ML_OK);
-    CHECK(ml_turn_text_check(&t.text, "tool", &err) != ML_OK);
-    CHECK_HAS(err.msg, "no tools");
-    close_toy(&t);
-}
-
-/* --- the calculator ----------------------------------------------------------- */
-
-typedef struct heard {
-    char text[400];
-    int n;
-} heard;
-
-static void say(miles_turn_out *out, const char *role, const char *text, size_t len) {
-    heard *h = out->to;
-    CHECK(strcmp(role, "tool") == 0);
-    snprintf(h->text + strlen(h->text), sizeof h->text - strlen(h->text), "%s%.*s",
-             h->n ? "; " : "", (int)len, text);
-    h->n++;
-}
-
-static void calculate(heard *h, const char *const *expression, int n) {
-    miles_call call[10];
-    char arguments[10][300];
-    miles_turn_in in = { .size = sizeof in, .call = call, .n_call = n };
-    miles_turn_out out = { .size = sizeof out, .to = h, .say = say };
-    miles_error err;
-
-    *h = (heard){ 0 };
-    for (int i = 0; i < n; i++) {
-        snprintf(arguments[i], sizeof arguments[i], "{\"expression\": \"%s\"}",
-                 expression[i]);
-        call[i] = (miles_call){ "calculator", arguments[i], 10, strlen(arguments[i]) };
-    }
-    CHECK(ml_generate_calculator.run(&in, &out, &err) == 0);
-}
-
-static void the_calculator_calculates(void) {
-    static const struct {
-        const char *expression, *value;
-    } cases[] = {
-        { "12*(3+4)", "84" },
-        { "-2**2 + 1", "-3" },
-        { "2**3**2", "512" },
-        { "1/4", "0.25" },
-        { "0.1+0.2", "0.3" },
-        { "7 - -3", "10" },
-        { "9**9**9", "error: exponents are whole numbers from 0 to 64" },
-        { "999999**64", "error: the result is too large" },
-        { "1/0", "error: division by zero" },
-        { "(1+2", "error: a bracket is not closed" },
-        { "2+", "error: a number was expected" },
-        { "1.2.3", "error: a number was expected" },
-        { "__import__('os')", "error: a number was expected" },
-        { "3 apples", "error: this is no expression of numbers, + - * / ** and brackets" },
-    };
-    char deep[201];
-    const char *one = deep;
-    heard h;
-
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        calculate(&h, &cases[i].expression, 1);
-        if (strcmp(h.text, cases[i].value) != 0)
-            ml_test_fail(__FILE__, __LINE__, "%s: %s", cases[i].expression, h.text);
-    }
-    memset(deep, '(', sizeof deep - 1);
-    deep[sizeof deep - 1] = 0;
-    calculate(&h, &one, 1);
-    CHECK_HAS(h.text, "too deep");
-    calculate(&h, (const char *const[]){ "1+1", "2+2" }, 2);
-    CHECK(strcmp(h.text, "2; 4") == 0);
-    calculate(&h, NULL, 0);
-    CHECK(h.n == 0);
-}
-
-/* --- runs --------------------------------------------------------------------- */
+#include "tests/support/toy_text.h"
 
 enum { ROUNDS = 3 };
 
@@ -381,7 +124,7 @@ static int32_t masked_at(const ml_sample *s, int32_t t) {
 }
 
 /* Masked are exactly the tokens of "more", as the template writes them. */
-static int check_sample(toy *t, const ml_sample *s) {
+static int check_sample(ml_toy_text *t, const ml_sample *s) {
     const int32_t *id = s->token + s->n_token - s->n_response;
     ml_tokens want = { 0 };
     int n_said = 0;
@@ -393,11 +136,11 @@ static int check_sample(toy *t, const ml_sample *s) {
             CHECK(s->logprob[i] < 0.0F);
             continue;
         }
-        encode(t, &want,
-               ml_str_of(ended
-                             ? "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
-                             : "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n"
-                               "<|im_start|>assistant\n"));
+        ml_toy_text_encode(
+            t, &want,
+            ml_str_of(ended ? "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+                            : "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n"
+                              "<|im_start|>assistant\n"));
         CHECK(n == want.n && memcmp(id + i, want.id, (size_t)n * sizeof *id) == 0);
         for (int32_t k = i; k < i + n; k++)
             CHECK(s->logprob[k] == 0.0F && s->version[k] == s->version[0]);
@@ -414,15 +157,14 @@ static void what_was_not_drawn_is_masked(void) {
     ml_sample *s;
     int64_t n;
     int n_said = 0;
-    toy t;
-    ml_err err = { 0 };
+    ml_toy_text t;
 
     make_inputs();
-    open_toy(&t, ml_toy_chatml);
+    ml_toy_text_open(&t);
     snprintf(more, sizeof more, "--save-debug-rollout-data %s/{rollout_id}.zst",
              ml_test_dir());
     CHECK(run(ml_test_path("save"), 1, asker_path(), more, out, sizeof out) == 0);
-    must(ml_samples_load(&s, &n, &t.arena, ml_test_path("0.zst"), &err), &err);
+    MUST(ml_samples_load(&s, &n, &t.arena, ml_test_path("0.zst"), &err));
     CHECK(n == 16);
     for (int64_t i = 0; i < n; i++)
         n_said += check_sample(&t, &s[i]);
@@ -432,16 +174,15 @@ static void what_was_not_drawn_is_masked(void) {
              "%s/metrics.jsonl",
              ml_test_path("save"));
     CHECK(system(more) == 0);
-    close_toy(&t);
+    ml_toy_text_close(&t);
 }
 
 /* Turns of the samples of a round, of which each has at least one. */
 static int64_t count_turns(const char *path, ml_arena *a) {
     ml_sample *s = NULL;
-    ml_err err = { 0 };
     int64_t n = 0, n_turn = 0;
 
-    must(ml_samples_load(&s, &n, a, path, &err), &err);
+    MUST(ml_samples_load(&s, &n, a, path, &err));
     CHECK(n == 16);
     for (int64_t i = 0; i < n; i++) {
         CHECK(s[i].n_turn >= 1 && s[i].has_reward);
@@ -538,10 +279,6 @@ static void a_python_environment_rewards(void) {
 }
 
 static const ml_test tests[] = {
-    { "turns are what the template writes", turns_are_what_the_template_writes },
-    { "real templates go on", real_templates_go_on },
-    { "templates that rewrite are refused", templates_that_rewrite_are_refused },
-    { "the calculator calculates", the_calculator_calculates },
     { "the same bytes however it runs", the_same_bytes_however_it_runs },
     { "survives kills", survives_kills, 300 },
     { "unfinished conversations go on", unfinished_conversations_go_on },

@@ -1,0 +1,21 @@
+/* toy_text.h - the tokenizer and the template of the test's folder "model", and its turns. */
+#ifndef ML_TESTS_SUPPORT_TOY_TEXT_H
+#define ML_TESTS_SUPPORT_TOY_TEXT_H
+
+#include "base/arena.h"
+#include "rl/turn_text.h"
+
+typedef struct ml_toy_text {
+    ml_arena arena;
+    ml_tokenizer *tokenizer;
+    ml_chat_template *chat_template;
+    ml_encoder *encoder;
+    ml_turn_text turns;
+} ml_toy_text;
+
+/* Failures end the test. */
+void ml_toy_text_open(ml_toy_text *t);
+void ml_toy_text_close(ml_toy_text *t);
+void ml_toy_text_encode(ml_toy_text *t, ml_tokens *out, ml_str text);
+
+#endif
