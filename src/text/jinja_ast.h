@@ -224,6 +224,10 @@ void ml_jparse(ml_jnodes *out, ml_jparser *p);
 
 /* jinja_expr.c */
 ml_jnode *ml_jparse_expr(ml_jparser *p);
+ml_jnode *ml_jparse_or(ml_jparser *p); /* without an inline if */
+
+/* jinja_primary.c */
+ml_jnode *ml_jparse_primary(ml_jparser *p, bool namespace);
 typedef struct ml_jtuple_rule {
     bool simple;     /* items are primaries: a target */
     bool no_cond;    /* items without inline if */
@@ -232,10 +236,17 @@ typedef struct ml_jtuple_rule {
     const char *end; /* a name that ends the tuple */
 } ml_jtuple_rule;
 ml_jnode *ml_jparse_tuple(ml_jparser *p, ml_jtuple_rule rule);
-ml_jnode *ml_jparse_filters(ml_jparser *p, ml_jnode *of, bool first_without_pipe);
 ml_jnode *ml_jparse_target(ml_jparser *p, bool namespace, const char *end);
 
+/* jinja_postfix.c: `of` with what follows it, or `of` itself. */
+ml_jnode *ml_jparse_postfix(ml_jparser *p, ml_jnode *of);
+ml_jnode *ml_jparse_filters(ml_jparser *p, ml_jnode *of, bool first_without_pipe);
+ml_jnode *ml_jparse_filters_and_tests(ml_jparser *p, ml_jnode *of);
+
+/* jinja_parser.c */
 ml_jnode *ml_jnode_new(ml_jparser *p, ml_jnode_kind kind, uint32_t at);
+/* Sets n's height from a, b and c, within ML_JINJA_HEIGHT; gives n. */
+ml_jnode *ml_jnode_grown(ml_jparser *p, ml_jnode *n);
 void ml_jnodes_add(ml_jparser *p, ml_jnodes *l, ml_jnode *n);
 bool ml_jparser_at(const ml_jparser *p, ml_jtok_type type,
                    const char *text); /* NULL: any */

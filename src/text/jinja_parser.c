@@ -103,6 +103,19 @@ ml_jnode *ml_jnode_new(ml_jparser *p, ml_jnode_kind kind, uint32_t at_) {
     return n;
 }
 
+/* A chain of operators is a loop for the parser but a recursion for everybody after it. */
+ml_jnode *ml_jnode_grown(ml_jparser *p, ml_jnode *n) {
+    const ml_jnode *below[] = { n->a, n->b, n->c };
+
+    for (int i = 0; i < 3; i++)
+        if (below[i] && below[i]->height >= n->height)
+            n->height = below[i]->height + 1;
+    if (n->height > ML_JINJA_HEIGHT)
+        ml_jtrap_throw(p->trap, n->at, "RecursionError",
+                       "an expression of more than %d chained operations", ML_JINJA_HEIGHT);
+    return n;
+}
+
 void ml_jnodes_add(ml_jparser *p, ml_jnodes *l, ml_jnode *n) {
     if (l->n == l->cap) {
         int32_t cap = l->cap ? l->cap * 2 : 4;
