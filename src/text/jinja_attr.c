@@ -48,7 +48,7 @@ static bool would_change(ml_jval v, ml_str name) {
 
 static const ml_jnative *method_of(ml_jval v, ml_str name) {
     switch (v.kind) {
-    case ML_J_STR: return ml_jnative_find(ml_jmethods_str, name);
+    case ML_J_STR: return ml_jstr_method_find(name);
     case ML_J_LIST: return ml_jnative_find(ml_jmethods_list, name);
     case ML_J_TUPLE: return ml_jnative_find(ml_jmethods_tuple, name);
     case ML_J_DICT: return ml_jnative_find(ml_jmethods_dict, name);

@@ -10,14 +10,24 @@ const ml_jnative *ml_jnative_find(const ml_jnative *table, ml_str name) {
     return NULL;
 }
 
+static const ml_jnative *find_in(const ml_jnative *const *table, size_t n, ml_str name) {
+    const ml_jnative *f = NULL;
+
+    for (size_t i = 0; i < n && !f; i++)
+        f = ml_jnative_find(table[i], name);
+    return f;
+}
+
 const ml_jnative *ml_jfilter_find(ml_str name) {
     static const ml_jnative *const tables[] = { ml_jfilters_text, ml_jfilters_number,
                                                 ml_jfilters_seq };
-    const ml_jnative *f = NULL;
+    return find_in(tables, sizeof tables / sizeof *tables, name);
+}
 
-    for (size_t i = 0; i < sizeof tables / sizeof *tables && !f; i++)
-        f = ml_jnative_find(tables[i], name);
-    return f;
+const ml_jnative *ml_jstr_method_find(ml_str name) {
+    static const ml_jnative *const tables[] = { ml_jmethods_str, ml_jmethods_str_ask,
+                                                ml_jmethods_str_split };
+    return find_in(tables, sizeof tables / sizeof *tables, name);
 }
 
 const ml_jnative *ml_jtest_find(ml_str name) {

@@ -90,6 +90,15 @@ size_t ml_jstr_rfind(ml_str hay, ml_str needle, size_t before) {
     return SIZE_MAX;
 }
 
+bool ml_jstr_begins(ml_str s, ml_str with) {
+    return s.len >= with.len && (with.len == 0 || memcmp(s.ptr, with.ptr, with.len) == 0);
+}
+
+bool ml_jstr_ends(ml_str s, ml_str with) {
+    return s.len >= with.len &&
+           (with.len == 0 || memcmp(s.ptr + s.len - with.len, with.ptr, with.len) == 0);
+}
+
 static bool in_set(uint32_t c, ml_str set) {
     if (!set.ptr)
         return ml_jchar_is_space(c);

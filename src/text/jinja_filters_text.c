@@ -11,30 +11,25 @@ static ml_str text_of(ml_jrun *r, ml_jval v) {
 
 /* --- case and white space -------------------------------------------------------------------------- */
 
-/* Text made from v, marked as v is. */
-static ml_jval like(ml_jrun *r, ml_jval v, const ml_jbuf *b) {
-    return ml_jstr_mark(r, ml_jbuf_value(r, b), v.kind == ML_J_STR && v.s->markup);
-}
-
 static ml_jval f_upper(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jbuf b = { 0 };
     (void)a;
     ml_jbuf_case(r, &b, text_of(r, v), ML_J_UPPER);
-    return like(r, v, &b);
+    return ml_jbuf_like(r, v, &b);
 }
 
 static ml_jval f_lower(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jbuf b = { 0 };
     (void)a;
     ml_jbuf_case(r, &b, text_of(r, v), ML_J_LOWER);
-    return like(r, v, &b);
+    return ml_jbuf_like(r, v, &b);
 }
 
 static ml_jval f_capitalize(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jbuf b = { 0 };
     (void)a;
     ml_jbuf_capitalize(r, &b, text_of(r, v));
-    return like(r, v, &b);
+    return ml_jbuf_like(r, v, &b);
 }
 
 static bool is_word_border(uint32_t c) {
@@ -80,7 +75,7 @@ static ml_jval f_center(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jbuf_fill(r, &b, ' ', left);
     ml_jbuf_str(r, &b, ml_jstr_get(s));
     ml_jbuf_fill(r, &b, ' ', n - left);
-    return like(r, v, &b);
+    return ml_jbuf_like(r, v, &b);
 }
 
 /* The end of the line at p, without its line break; *next: the line after. */
@@ -166,7 +161,7 @@ static ml_jval f_truncate(ml_jrun *r, ml_jval s, const ml_jargs *a) {
     }
     ml_jbuf_str(r, &b, head);
     ml_jbuf_str(r, &b, ml_jstr_get(s.s->markup ? ml_jval_escape(r, ending) : ending));
-    return like(r, s, &b);
+    return ml_jbuf_like(r, s, &b);
 }
 
 static ml_jval f_wordcount(ml_jrun *r, ml_jval v, const ml_jargs *a) {

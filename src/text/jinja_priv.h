@@ -75,6 +75,8 @@ void ml_jbuf_fill(ml_jrun *r, ml_jbuf *b, uint32_t c, int64_t n);
 __attribute__((format(printf, 3, 4))) void ml_jbuf_printf(ml_jrun *r, ml_jbuf *b,
                                                           const char *fmt, ...);
 ml_jval ml_jbuf_value(ml_jrun *r, const ml_jbuf *b);
+/* Text made from a value: marked when that is a marked text. */
+ml_jval ml_jbuf_like(ml_jrun *r, ml_jval from, const ml_jbuf *b);
 
 /* --- natives -------------------------------------------------------------------- */
 
@@ -108,10 +110,11 @@ struct ml_jnative {
 /* Tables end in a row without a name. */
 extern const ml_jnative ml_jfilters_text[], ml_jfilters_number[], ml_jfilters_seq[],
     ml_jtests[], ml_jglobals[];
-extern const ml_jnative ml_jmethods_str[], ml_jmethods_list[], ml_jmethods_tuple[],
-    ml_jmethods_dict[], ml_jmethods_float[], ml_jmethods_int[], ml_jmethods_loop[],
-    ml_jmethods_cycler[];
+extern const ml_jnative ml_jmethods_str[], ml_jmethods_str_ask[], ml_jmethods_str_split[],
+    ml_jmethods_list[], ml_jmethods_tuple[], ml_jmethods_dict[], ml_jmethods_float[],
+    ml_jmethods_int[], ml_jmethods_loop[], ml_jmethods_cycler[];
 const ml_jnative *ml_jnative_find(const ml_jnative *table, ml_str name);
+const ml_jnative *ml_jstr_method_find(ml_str name);
 const ml_jnative *ml_jfilter_find(ml_str name);
 const ml_jnative *ml_jtest_find(ml_str name);
 
@@ -181,6 +184,9 @@ void ml_jval_dump(ml_jrun *r, ml_jbuf *b, ml_jval v, const ml_jdump *o);
 /* A value of the caller's; strings stay where they are. */
 ml_jval ml_jval_from_json(ml_jrun *r, const ml_json *v);
 
+/* jinja_string.c: a part of a text, with its mark. */
+ml_jval ml_jstr_like(ml_jrun *r, ml_jval from, ml_str s);
+
 /* jinja_format.c: text % args, text.format(args) */
 ml_jval ml_jformat_percent(ml_jrun *r, ml_jval text, ml_jval args);
 ml_jval ml_jformat_braces(ml_jrun *r, ml_jval text, const ml_jargs *a);
@@ -210,6 +216,8 @@ size_t ml_jstr_offset(ml_jval s, int64_t i);
 /* SIZE_MAX: not found.  From byte `from` on. */
 size_t ml_jstr_find(ml_str hay, ml_str needle, size_t from);
 size_t ml_jstr_rfind(ml_str hay, ml_str needle, size_t before);
+bool ml_jstr_begins(ml_str s, ml_str with);
+bool ml_jstr_ends(ml_str s, ml_str with);
 typedef enum ml_jside { ML_J_LEFT = 1, ML_J_RIGHT = 2, ML_J_BOTH = 3 } ml_jside;
 /* Strips characters of `set`; set.ptr NULL: white space. */
 ml_str ml_jstr_strip(ml_str s, ml_str set, ml_jside sides);

@@ -166,3 +166,7 @@ void ml_jbuf_printf(ml_jrun *r, ml_jbuf *b, const char *fmt, ...) {
 ml_jval ml_jbuf_value(ml_jrun *r, const ml_jbuf *b) {
     return ml_jstr_view(r, (ml_str){ b->ptr ? b->ptr : "", b->len });
 }
+
+ml_jval ml_jbuf_like(ml_jrun *r, ml_jval from, const ml_jbuf *b) {
+    return ml_jstr_mark(r, ml_jbuf_value(r, b), from.kind == ML_J_STR && from.s->markup);
+}

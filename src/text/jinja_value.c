@@ -68,6 +68,10 @@ void ml_jitems_add(ml_jrun *r, ml_jitems *l, ml_jval v) {
     l->item[l->n++] = v;
 }
 
+ml_jval ml_jitems_list(ml_jrun *r, const ml_jitems *l) {
+    return ml_jseq_new(r, ML_J_LIST, l->item, l->n);
+}
+
 /* --- undefined ----------------------------------------------------------------------------- */
 
 static ml_jval undefined(ml_jrun *r, ml_jundef u) {

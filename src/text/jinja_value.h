@@ -176,6 +176,7 @@ typedef struct ml_jitems {
     int64_t n, cap;
 } ml_jitems;
 void ml_jitems_add(ml_jrun *r, ml_jitems *l, ml_jval v);
+ml_jval ml_jitems_list(ml_jrun *r, const ml_jitems *l);
 
 ml_jdict *ml_jdict_new(ml_jrun *r, int64_t n_expected);
 ml_jval ml_jdict_value(ml_jdict *d);
