@@ -20,7 +20,8 @@ static const ml_jnative *find_in(const ml_jnative *const *table, size_t n, ml_st
 
 const ml_jnative *ml_jfilter_find(ml_str name) {
     static const ml_jnative *const tables[] = { ml_jfilters_text, ml_jfilters_number,
-                                                ml_jfilters_seq };
+                                                ml_jfilters_seq, ml_jfilters_lazy,
+                                                ml_jfilters_order };
     return find_in(tables, sizeof tables / sizeof *tables, name);
 }
 

@@ -109,7 +109,7 @@ struct ml_jnative {
 
 /* Tables end in a row without a name. */
 extern const ml_jnative ml_jfilters_text[], ml_jfilters_number[], ml_jfilters_seq[],
-    ml_jtests[], ml_jglobals[];
+    ml_jfilters_lazy[], ml_jfilters_order[], ml_jtests[], ml_jglobals[];
 extern const ml_jnative ml_jmethods_str[], ml_jmethods_str_ask[], ml_jmethods_str_split[],
     ml_jmethods_list[], ml_jmethods_tuple[], ml_jmethods_dict[], ml_jmethods_float[],
     ml_jmethods_int[], ml_jmethods_loop[], ml_jmethods_cycler[];
@@ -164,6 +164,12 @@ ml_jval ml_jval_attr(ml_jrun *r, ml_jval a, ml_str name);
 ml_jval ml_jval_attr_only(ml_jrun *r, ml_jval a, ml_str name); /* never an item */
 ml_jval ml_jval_item(ml_jrun *r, ml_jval a, ml_jval key);
 ml_jval ml_jval_slice(ml_jrun *r, ml_jval a, ml_jval start, ml_jval stop, ml_jval step);
+
+/* jinja_path.c */
+/* path: "a.b.0" or a number; MISSING: the item itself.  dflt replaces what is undefined. */
+ml_jval ml_jval_path(ml_jrun *r, ml_jval item, ml_jval path, ml_jval dflt);
+/* Texts compare without case unless asked otherwise. */
+ml_jval ml_jval_fold(ml_jrun *r, ml_jval v, bool case_sensitive);
 
 /* --- text ------------------------------------------------------------------------ */
 
