@@ -77,6 +77,7 @@ static void compute(result *r, const ml_spec *spec, ml_backend *be, const ml_wei
     ml_batch_init(&b, a, opts.caps);
     ml_batch_add(&b, id, target, N_TOKEN, 0, NULL);
     ml_plan_forward(p, &run);
+    CHECK(ml_plan_stats_of(p)->forward_s[ML_OP_ATTN] > 0); /* wherever in a run it stood */
     ml_plan_read(p, &b.rows, r->logprob, NULL, NULL);
     if (backward)
         ml_plan_backward(p, &run, ones, NULL);
