@@ -88,7 +88,7 @@ __device__ static inline void attn_rescale(float (&acc)[D / 8][4], const float (
 template <int D>
 __device__ static inline void
 attn_put_rows(const attn_softmax &x, const float (&acc)[D / 8][4], const attn_call<bf16> &c,
-              const attn_piece &p, int head, int row, int n_row) {
+              const ml_piece &p, int head, int row, int n_row) {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < 2; r++) {

@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(ATTN_THREADS) mma_forward(attn_call<bf16> c) {
     typedef attn_tile<D> tl;
     extern __shared__ __align__(16) bf16 smem[];
     bf16 *rows = smem, *keys = rows + tl::key_tile, *values = keys + 2 * tl::key_tile;
-    attn_piece p = attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, ROWS,
-                                   (int)(gridDim.x - 1 - blockIdx.x));
+    ml_piece p = attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, ROWS,
+                                 (int)(gridDim.x - 1 - blockIdx.x));
     int head = (int)blockIdx.y, n_row = p.rows * c.group, row0 = p.index * ROWS;
     int row = row0 + (int)threadIdx.x / 32 * 16;
     const int32_t *page;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) mma_forward(attn_call<bf16> c) {
 
     if (p.index < 0)
         return;
-    page = c.page + c.page_start[p.seq];
+    page = c.page + c.page_start[p.owner];
     last = row0 + ROWS < n_row ? row0 + ROWS - 1 : n_row - 1;
     hi = c.pos[p.first_row + attn_token(c, last)];
     lo = attn_first_key(c, c.pos[p.first_row + attn_token(c, row0)]);

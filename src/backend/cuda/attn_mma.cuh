@@ -13,48 +13,14 @@ template <int D> struct attn_tile {
     static const int key_tile = ML_KTILE * ld; /* elements of 64 rows */
 };
 
-/* A piece of a sequence that a block has. */
-struct attn_piece {
-    int seq, index;      /* index: of the piece in its sequence; -1: there is none */
-    int first_row, rows; /* the sequence's first token in the batch; its tokens */
-};
-
-/* Pieces of `per` rows, of `group` rows a token, are numbered through all sequences; the whole
- * block asks for number `at`. */
-__device__ static inline attn_piece attn_find_piece(const int32_t *seq_start, int n_seq,
-                                                    int n_token, int group, int per,
-                                                    int at) {
-    __shared__ attn_piece found;
-    int lane = (int)threadIdx.x % 32, before = 0;
-
+/* Pieces of `per` rows, of `group` rows a token; a piece's owner is a sequence. */
+__device__ static inline ml_piece attn_find_piece(const int32_t *seq_start, int n_seq,
+                                                  int n_token, int group, int per, int at) {
     if (n_token == n_seq && group <= per) { /* decoding: a piece for each sequence */
-        attn_piece p = { at, at < n_seq ? 0 : -1, at, 1 };
+        ml_piece p = { at, at < n_seq ? 0 : -1, at, 1 };
         return p;
     }
-    if (threadIdx.x == 0)
-        found.index = -1;
-    __syncthreads();
-    for (int base = 0; threadIdx.x < 32 && base < n_seq; base += 32) {
-        int i = base + lane, start = i < n_seq ? seq_start[i] : 0;
-        int len = i < n_seq ? seq_start[i + 1] - start : 0;
-        int pieces = (len * group + per - 1) / per, sum = pieces;
-        for (int w = 1; w < 32; w <<= 1) {
-            int below = __shfl_up_sync(0xffffffffu, sum, w);
-            if (lane >= w)
-                sum += below;
-        }
-        if (at >= before + sum - pieces && at < before + sum) {
-            found.seq = i;
-            found.index = at - (before + sum - pieces);
-            found.first_row = start;
-            found.rows = len;
-        }
-        before += __shfl_sync(0xffffffffu, sum, 31);
-        if (before > at)
-            break;
-    }
-    __syncthreads();
-    return found;
+    return ml_find_piece(seq_start, n_seq, group, per, at);
 }
 
 /* How many there can be. */

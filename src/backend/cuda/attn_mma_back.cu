@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_queries(attn_call<bf16> c) 
     extern __shared__ __align__(16) bf16 smem[];
     bf16 *rows = smem, *outs = rows + tl::key_tile;
     bf16 *keys = outs + tl::key_tile, *values = keys + 2 * tl::key_tile;
-    attn_piece p = attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, ROWS,
-                                   (int)(gridDim.x - 1 - blockIdx.x));
+    ml_piece p = attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, ROWS,
+                                 (int)(gridDim.x - 1 - blockIdx.x));
     int lane = (int)threadIdx.x % 32, own = (int)threadIdx.x / 32 * 16;
     int head = (int)blockIdx.y, n_row = p.rows * c.group, row0 = p.index * ROWS;
     const int32_t *page;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_queries(attn_call<bf16> c) 
 
     if (p.index < 0)
         return;
-    page = c.page + c.page_start[p.seq];
+    page = c.page + c.page_start[p.owner];
     last = row0 + ROWS < n_row ? row0 + ROWS - 1 : n_row - 1;
     hi = c.pos[p.first_row + attn_token(c, last)];
     lo = attn_first_key(c, c.pos[p.first_row + attn_token(c, row0)]);
@@ -130,7 +130,7 @@ template <int D> struct back_room {
 
 template <int D>
 __device__ static void fetch_step(back_room<D> &room, int n, const attn_call<bf16> &c,
-                                  const attn_piece &p, int head, int row, int n_row) {
+                                  const ml_piece &p, int head, int row, int n_row) {
     attn_fetch_rows<D, STEP>(room.stage[n % 2].q, c.q, c, p.first_row, head, row, n_row);
     attn_fetch_rows<D, STEP>(room.stage[n % 2].dout, c.dout, c, p.first_row, head, row,
                              n_row);
@@ -144,7 +144,7 @@ __device__ static void fetch_step(back_room<D> &room, int n, const attn_call<bf1
 
 template <int D>
 __device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4],
-                                const attn_call<bf16> &c, const attn_piece &p, int head,
+                                const attn_call<bf16> &c, const ml_piece &p, int head,
                                 int key, bool add) {
     int lane = (int)threadIdx.x % 32;
     for (int r = 0; to && r < 2; r++) {
@@ -163,7 +163,7 @@ template <int D, bool CAP>
 __global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
     back_room<D> &room = *(back_room<D> *)smem_bytes;
-    attn_piece p =
+    ml_piece p =
         attn_find_piece(c.seq_start, c.n_seq, c.n_token, 1, ML_KTILE, (int)blockIdx.x);
     int lane = (int)threadIdx.x % 32, own = (int)threadIdx.x / 32 * 16;
     int head = (int)blockIdx.y, n_row = p.rows * c.group, tile = p.index * ML_KTILE;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
 
     if (p.index < 0)
         return;
-    page = c.page + c.page_start[p.seq];
+    page = c.page + c.page_start[p.owner];
     row = tile * c.group / STEP * STEP;
     end = c.window && tile + ML_KTILE - 1 + c.window < p.rows
               ? (tile + ML_KTILE - 1 + c.window) * c.group

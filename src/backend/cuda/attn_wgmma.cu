@@ -17,7 +17,7 @@ template <int D, bool CAP>
 __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) wgmma_forward(attn_call<bf16> c) {
     forward_room<D> &room = *(forward_room<D> *)attn_room;
     int at = (int)(gridDim.x - 1 - blockIdx.x), head = at % c.n_kv;
-    attn_piece p =
+    ml_piece p =
         attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, ROWS, at / c.n_kv);
     attn_share<D> own = attn_own_share<D>(c.d);
     int n_row = p.rows * c.group, row0 = p.index * ROWS, tile, n = 0;

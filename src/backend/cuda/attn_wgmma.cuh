@@ -95,13 +95,13 @@ template <int D> struct attn_tiles {
 /* What `rows` rows of a piece from row0 on see. */
 template <int D>
 __device__ static inline attn_tiles<D>
-attn_open_tiles(const attn_share<D> &own, const attn_call<bf16> &c, const attn_piece &p,
+attn_open_tiles(const attn_share<D> &own, const attn_call<bf16> &c, const ml_piece &p,
                 int row0, int rows) {
     int n_row = p.rows * c.group, last = row0 + rows < n_row ? row0 + rows - 1 : n_row - 1;
     attn_tiles<D> t;
 
     t.own = own;
-    t.page = c.page + c.page_start[p.seq];
+    t.page = c.page + c.page_start[p.owner];
     t.hi = c.pos[p.first_row + attn_token(c, last)];
     t.lo = attn_first_key(c, c.pos[p.first_row + attn_token(c, row0)]);
     t.next = t.lo / ML_KTILE * ML_KTILE;

@@ -40,9 +40,8 @@ struct row_source {
 };
 
 template <int D>
-__device__ static inline row_source open_rows(const attn_share<D> &own,
-                                              const attn_call<bf16> &c, const attn_piece &p,
-                                              int head) {
+__device__ static inline row_source
+open_rows(const attn_share<D> &own, const attn_call<bf16> &c, const ml_piece &p, int head) {
     row_source from;
     from.q = c.q + attn_rows_base<D>(own, c, p.first_row, head);
     from.dout = c.dout + attn_rows_base<D>(own, c, p.first_row, head);
@@ -70,12 +69,12 @@ __device__ static inline void fetch_rows(key_room<D> &room, int n, const attn_sh
 /* The keys and values that the block owns, from `tile` on. */
 template <int D>
 __device__ static inline void fetch_keys(key_room<D> &room, const attn_share<D> &own,
-                                         const attn_call<bf16> &c, const attn_piece &p,
+                                         const attn_call<bf16> &c, const ml_piece &p,
                                          int head, int tile) {
     for (int i = 0; i < TEAMS; i++) {
         int32_t id[attn_share<D>::n];
-        attn_stage_pages<D>(id, own, c.page + c.page_start[p.seq], tile + i * ATTN_ROWS, 0,
-                            p.rows - 1);
+        attn_stage_pages<D>(id, own, c.page + c.page_start[p.owner], tile + i * ATTN_ROWS,
+                            0, p.rows - 1);
         attn_stage_keys<D>(room.keys[i], room.values[i], own, id, c, head);
     }
 }
@@ -133,7 +132,7 @@ __device__ static inline void slope_columns(uint32_t (&w)[4][4], const float (&s
 
 template <int D>
 __device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4], float scale,
-                                const attn_call<bf16> &c, const attn_piece &p, int head,
+                                const attn_call<bf16> &c, const ml_piece &p, int head,
                                 int key, bool add) {
     int lane = (int)threadIdx.x % 32;
     for (int r = 0; to && r < 2; r++) {
@@ -152,7 +151,7 @@ template <int D, bool CAP>
 __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf16> c) {
     key_room<D> &room = *(key_room<D> *)attn_room;
     int head = (int)blockIdx.x % c.n_kv, team = attn_team();
-    attn_piece p =
+    ml_piece p =
         attn_find_piece(c.seq_start, c.n_seq, c.n_token, 1, OWN, (int)blockIdx.x / c.n_kv);
     attn_share<D> own = attn_own_share<D>(c.d);
     int n_row = p.rows * c.group, tile = p.index * OWN, key = tile + team * ATTN_ROWS;
@@ -236,7 +235,7 @@ __device__ static lane_numbers numbers_of(const attn_call<bf16> &c, int first_to
 
 template <int D>
 __device__ static void put_queries(const float (&dq)[D / 8][4], const attn_call<bf16> &c,
-                                   const attn_piece &p, int head, int row, int n_row) {
+                                   const ml_piece &p, int head, int row, int n_row) {
     for (int r = 0; r < 2; r++) {
         int at_row = row + (int)threadIdx.x % 32 / 4 + 8 * r;
         int64_t to = attn_head_at(c, p.first_row, head, at_row) * c.d;
@@ -251,7 +250,7 @@ template <int D, bool CAP>
 __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_queries(attn_call<bf16> c) {
     query_room<D> &room = *(query_room<D> *)attn_room;
     int at = (int)(gridDim.x - 1 - blockIdx.x), head = at % c.n_kv;
-    attn_piece p =
+    ml_piece p =
         attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, OWN, at / c.n_kv);
     attn_share<D> own = attn_own_share<D>(c.d);
     int n_row = p.rows * c.group, row0 = p.index * OWN, tile;

@@ -112,6 +112,10 @@ typedef size_t ml_cuda_scratch_fn(const ml_op_args *a, bool backward);
 ml_cuda_scratch_fn ml_cuda_rmsnorm_scratch, ml_cuda_attn_scratch, ml_cuda_lmhead_scratch,
     ml_cuda_linear_scratch, ml_cuda_moe_route_scratch;
 
+/* y [n] += the sum of part [n_part, n], in order.  elementwise.cu */
+void ml_cuda_add_parts(ml_cuda_stream *s, float *y, const float *part, int n_part,
+                       int64_t n);
+
 extern const ml_optim_ops ml_cuda_optim; /* optim.cu */
 
 extern const ml_marks ml_cuda_marks; /* marks.cu */
@@ -253,6 +257,41 @@ template <int WARPS> __device__ static inline float ml_block_max(float x, float 
     for (int i = 1; i < WARPS; i++)
         x = ml_max(x, room[i]);
     return x;
+}
+
+/* ---- pieces of rows that belong together ---- */
+
+/* A piece that a block has of the rows of a sequence, or of an expert. */
+typedef struct ml_piece {
+    int owner, index;    /* index: of the piece among its owner's; -1: there is none */
+    int first_row, rows; /* the owner's first row in the batch; how many it has */
+} ml_piece;
+
+/* Owner i has rows start[i] .. start[i + 1] - 1.  Pieces of `per` outputs, `group` to a row, are
+ * numbered through all owners; the whole block asks for number `at`. */
+__device__ static inline ml_piece ml_find_piece(const int32_t *start, int n_owner,
+                                                int group, int per, int at) {
+    __shared__ ml_piece found;
+    int lane = (int)threadIdx.x % 32, before = 0;
+
+    if (threadIdx.x == 0)
+        found.index = -1;
+    __syncthreads();
+    for (int base = 0; threadIdx.x < 32 && base < n_owner && before <= at; base += 32) {
+        int i = base + lane, first = i < n_owner ? start[i] : 0;
+        int rows = i < n_owner ? start[i + 1] - first : 0;
+        int pieces = (rows * group + per - 1) / per, sum = pieces;
+        for (int w = 1; w < 32; w <<= 1) {
+            int below = __shfl_up_sync(0xffffffffu, sum, w);
+            if (lane >= w)
+                sum += below;
+        }
+        if (at >= before + sum - pieces && at < before + sum)
+            found = { i, at - (before + sum - pieces), first, rows };
+        before += __shfl_sync(0xffffffffu, sum, 31);
+    }
+    __syncthreads();
+    return found;
 }
 
 /* ---- calling a kernel for the stored type ---- */

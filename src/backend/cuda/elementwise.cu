@@ -1,4 +1,4 @@
-/* elementwise.cu - ADD and GLU. */
+/* elementwise.cu - ADD and GLU, and sums of parts. */
 #include "backend/cuda/glu.cuh"
 
 enum { THREADS = 256 };
@@ -182,4 +182,23 @@ void ml_cuda_glu_forward(ml_stream *s, const ml_op_args *a) {
 
 void ml_cuda_glu_backward(ml_stream *s, const ml_op_args *a) {
     ML_CUDA_TYPED(a->dout[0].dtype, glu_backward<T>(s, a));
+}
+
+/* ---- sums of parts ---- */
+
+__global__ static void parts_kernel(float *y, const float *part, int n_part, int64_t n) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    float sum = 0.0f;
+
+    if (i >= n)
+        return;
+    for (int p = 0; p < n_part; p++)
+        sum += part[p * n + i];
+    y[i] += sum;
+}
+
+void ml_cuda_add_parts(ml_cuda_stream *s, float *y, const float *part, int n_part,
+                       int64_t n) {
+    parts_kernel<<<ml_cuda_blocks(n, THREADS), THREADS, 0, s->stream>>>(y, part, n_part, n);
+    ml_cuda_launched(s, "a sum of parts");
 }

@@ -185,21 +185,18 @@ static bool is_joint(const products *p, int n_call) {
 /* All of them, [m, n] in scratch; says n. */
 static int64_t run_joint(ml_cuda_stream *s, const products *p) {
     const ml_op_args *first = p->linear[0];
-    ml_gemm g = {};
+    int64_t n = 0;
+    ml_gemm g;
 
     for (int i = 0; i < p->n_linear; i++)
-        g.n += p->linear[i]->w[0].shape[0];
-    g.m = first->in[0].shape[0];
-    g.k = first->w[0].shape[1];
+        n += p->linear[i]->w[0].shape[0];
+    g = ml_gemm_shape(first->in[0].shape[0], n, first->w[0].shape[1], false, false);
     g.a = first->in[0].data;
     g.b = first->w[0].data;
-    g.a_m = g.b_n = g.k;
-    g.a_k = g.b_k = 1;
     g.c = first->scratch;
-    g.ldc = g.n;
     g.in = g.out = ML_BF16;
     ml_gemm_rows(s, &g);
-    return g.n;
+    return n;
 }
 
 /* Gate and what it gates. */

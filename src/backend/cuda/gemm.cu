@@ -204,17 +204,11 @@ static void close_trial(trial *t) {
 }
 
 static ml_gemm trial_gemm(const trial *t, int64_t rows, int y) {
-    ml_gemm g = {};
+    ml_gemm g = ml_gemm_shape(rows, t->n, t->k, false, false);
 
-    g.m = rows;
-    g.n = t->n;
-    g.k = t->k;
     g.a = t->x;
     g.b = t->w;
-    g.a_m = g.b_n = g.k;
-    g.a_k = g.b_k = 1;
     g.c = t->y[y];
-    g.ldc = g.n;
     g.in = ML_BF16;
     g.out = t->out;
     return g;

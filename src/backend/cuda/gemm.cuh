@@ -23,6 +23,22 @@ typedef struct ml_gemm {
     bool add; /* out f32 only */
 } ml_gemm;
 
+/* The strides of matrices without gaps: a is [m, k], or [k, m] where turned; b [n, k] or [k, n]. */
+static inline ml_gemm ml_gemm_shape(int64_t m, int64_t n, int64_t k, bool a_turned,
+                                    bool b_turned) {
+    ml_gemm g = {};
+
+    g.m = m;
+    g.n = n;
+    g.k = k;
+    g.a_m = a_turned ? 1 : k;
+    g.a_k = a_turned ? m : 1;
+    g.b_n = b_turned ? 1 : k;
+    g.b_k = b_turned ? n : 1;
+    g.ldc = n;
+    return g;
+}
+
 /* y [m, n] = x [m, k] w [n, k]: rows independent of each other. */
 void ml_gemm_rows(ml_cuda_stream *s, const ml_gemm *g);
 /* The products of backward. */

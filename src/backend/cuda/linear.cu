@@ -28,17 +28,6 @@ __global__ void bias_sums(float *part, const T *dy, int64_t rows, int64_t n) {
     part[(int64_t)blockIdx.y * n + col] = sum;
 }
 
-__global__ static void bias_total(float *db, const float *part, int parts, int64_t n) {
-    int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    float sum = 0.0f;
-
-    if (col >= n)
-        return;
-    for (int k = 0; k < parts; k++)
-        sum += part[(int64_t)k * n + col];
-    db[col] += sum;
-}
-
 static unsigned bias_parts(int64_t rows) {
     return ml_cuda_blocks(rows, BIAS_ROWS);
 }
@@ -63,17 +52,11 @@ size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
 
 static ml_gemm forward_gemm(const ml_op_args *a) {
     const ml_tensor *x = &a->in[0], *w = &a->w[0], *y = &a->out[0];
-    ml_gemm g = {};
+    ml_gemm g = ml_gemm_shape(x->shape[0], w->shape[0], w->shape[1], false, false);
 
-    g.m = x->shape[0];
-    g.n = w->shape[0];
-    g.k = w->shape[1];
     g.a = x->data;
     g.b = w->data;
-    g.a_m = g.b_n = g.k;
-    g.a_k = g.b_k = 1;
     g.c = y->data;
-    g.ldc = g.n;
     g.in = w->dtype;
     g.out = y->dtype;
     return g;
@@ -100,19 +83,11 @@ void ml_cuda_linear_forward(ml_stream *s, const ml_op_args *a) {
 static void back_input(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *w = &a->w[0], *dy = &a->dout[0], *dx = &a->din[0];
     bool apart = a->din_add[0] && dx->dtype == ML_BF16;
-    ml_gemm g = {};
+    ml_gemm g = ml_gemm_shape(dy->shape[0], w->shape[1], w->shape[0], false, true);
 
-    g.m = dy->shape[0];
-    g.n = w->shape[1];
-    g.k = w->shape[0];
     g.a = dy->data;
-    g.a_m = g.k;
-    g.a_k = 1;
     g.b = w->data;
-    g.b_n = 1;
-    g.b_k = g.n;
     g.c = apart ? a->scratch : dx->data;
-    g.ldc = g.n;
     g.in = w->dtype;
     g.out = dx->dtype;
     g.add = a->din_add[0] && !apart;
@@ -129,19 +104,11 @@ static void back_input(ml_stream *s, const ml_op_args *a) {
 /* dw [n, k] += dy' [n, m] x [m, k]. */
 static void back_weight(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *x = &a->in[0], *dy = &a->dout[0], *dw = &a->dw[0];
-    ml_gemm g = {};
+    ml_gemm g = ml_gemm_shape(dy->shape[1], x->shape[1], dy->shape[0], true, true);
 
-    g.m = dy->shape[1];
-    g.n = x->shape[1];
-    g.k = dy->shape[0];
     g.a = dy->data;
-    g.a_m = 1;
-    g.a_k = g.m;
     g.b = x->data;
-    g.b_n = 1;
-    g.b_k = g.n;
     g.c = dw->data;
-    g.ldc = g.n;
     g.in = x->dtype;
     g.out = ML_F32;
     g.add = true;
@@ -160,9 +127,8 @@ static void back_bias(ml_stream *s, const ml_op_args *a) {
     ML_CUDA_TYPED(dy->dtype,
                   bias_sums<T><<<dim3(blocks, parts), THREADS, 0, ml_cuda(s)->stream>>>(
                       part, (const T *)dy->data, rows, n));
-    bias_total<<<blocks, THREADS, 0, ml_cuda(s)->stream>>>((float *)a->dw[1].data, part,
-                                                           (int)parts, n);
     ml_cuda_launched(ml_cuda(s), "bias gradient");
+    ml_cuda_add_parts(ml_cuda(s), (float *)a->dw[1].data, part, (int)parts, n);
 }
 
 void ml_cuda_linear_backward(ml_stream *s, const ml_op_args *a) {

@@ -171,17 +171,11 @@ static void gather(ml_stream *s, const ml_op_args *a, void *x, const lmhead_call
 static void logits(ml_stream *s, const ml_op_args *a, const void *x, const lmhead_call *c,
                    int64_t n) {
     const ml_tensor *w = &a->w[0];
-    ml_gemm g = {};
+    ml_gemm g = ml_gemm_shape(n, w->shape[0], w->shape[1], false, false);
 
-    g.m = n;
-    g.n = w->shape[0];
-    g.k = w->shape[1];
     g.a = x;
     g.b = w->data;
-    g.a_m = g.b_n = g.k;
-    g.a_k = g.b_k = 1;
     g.c = c->z;
-    g.ldc = g.n;
     g.in = w->dtype;
     g.out = ML_F32;
     ml_gemm_rows(ml_cuda(s), &g);
@@ -219,19 +213,11 @@ static void back_logits(ml_stream *s, const lmhead_call &c, T *dz, int64_t n) {
 static void back_rows(ml_stream *s, const ml_op_args *a, const lmhead_room *room,
                       const lmhead_call *c, int64_t n) {
     const ml_tensor *w = &a->w[0], *dx = &a->din[0];
-    ml_gemm g = {};
+    ml_gemm g = ml_gemm_shape(n, w->shape[1], w->shape[0], false, true);
 
-    g.m = n;
-    g.n = w->shape[1];
-    g.k = w->shape[0];
     g.a = room->dz;
-    g.a_m = g.k;
-    g.a_k = 1;
     g.b = w->data;
-    g.b_n = 1;
-    g.b_k = g.n;
     g.c = room->dx;
-    g.ldc = g.n;
     g.in = w->dtype;
     g.out = dx->dtype;
     ml_gemm_any(ml_cuda(s), &g);
@@ -245,19 +231,11 @@ static void back_rows(ml_stream *s, const ml_op_args *a, const lmhead_room *room
 static void back_weight(ml_stream *s, const ml_op_args *a, const lmhead_room *room,
                         int64_t n) {
     const ml_tensor *w = &a->w[0];
-    ml_gemm g = {};
+    ml_gemm g = ml_gemm_shape(w->shape[0], w->shape[1], n, true, true);
 
-    g.m = w->shape[0];
-    g.n = w->shape[1];
-    g.k = n;
     g.a = room->dz;
-    g.a_m = 1;
-    g.a_k = g.m;
     g.b = room->x;
-    g.b_n = 1;
-    g.b_k = g.n;
     g.c = a->dw[0].data;
-    g.ldc = g.n;
     g.in = w->dtype;
     g.out = ML_F32;
     g.add = true;

@@ -64,36 +64,16 @@ __device__ static void right(uint32_t (&b)[4], const bf16 *t, int col, int k) {
         ml_ldmatrix4(b, t + (col + lane / 16 * 8 + lane % 8) * ld + k + lane / 8 % 2 * 8);
 }
 
-/* The expert of tile `at` of `per` rows, and the tile's place in it; index -1: there are not so
- * many.  The whole block asks. */
-struct place {
-    int expert, index;
-};
+/* The tile that a block has: BM rows of an expert, or of the m rows that each of them has where a
+ * weight's gradient is computed. */
+template <int BM, class OUT>
+__device__ static ml_piece find_tile(const ml_expert_gemm<bf16, OUT> &g) {
+    int expert = (int)blockIdx.z, first;
 
-__device__ static place find_place(const int32_t *start, int n_expert, int per, int at) {
-    __shared__ place found;
-    int lane = (int)threadIdx.x % 32, before = 0;
-
-    if (threadIdx.x == 0)
-        found.index = -1;
-    __syncthreads();
-    for (int base = 0; threadIdx.x < 32 && base < n_expert && before <= at; base += 32) {
-        int e = base + lane;
-        int tiles = e < n_expert ? (start[e + 1] - start[e] + per - 1) / per : 0;
-        int sum = tiles;
-        for (int w = 1; w < 32; w <<= 1) {
-            int below = __shfl_up_sync(0xffffffffu, sum, w);
-            if (lane >= w)
-                sum += below;
-        }
-        if (at >= before + sum - tiles && at < before + sum) {
-            found.expert = e;
-            found.index = at - (before + sum - tiles);
-        }
-        before += __shfl_sync(0xffffffffu, sum, 31);
-    }
-    __syncthreads();
-    return found;
+    if (!g.m)
+        return ml_find_piece(g.start, g.n_expert, 1, BM, (int)blockIdx.y);
+    first = g.start[expert];
+    return { expert, (int)blockIdx.y, first, g.start[expert + 1] - first };
 }
 
 template <class OUT>
@@ -162,26 +142,19 @@ __global__ void __launch_bounds__(WM *WN * 32) expert_kernel(ml_expert_gemm<bf16
     extern __shared__ __align__(16) bf16 smem[];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int wm = warp / WN * (MT * 16), wn = warp % WN * (NT * 8);
-    place p = { (int)blockIdx.z, (int)blockIdx.y };
-    int m0, n0 = (int)blockIdx.x * BN, first, rows, m, n_step;
+    ml_piece p = find_tile<BM>(g);
+    int m0 = p.index * BM, n0 = (int)blockIdx.x * BN, m = g.m ? (int)g.m : p.rows, n_step;
     float acc[MT][NT][4] = {};
     source a, b;
     OUT *c;
 
-    if (!g.m)
-        p = find_place(g.start, g.n_expert, BM, (int)blockIdx.y);
-    if (p.index < 0)
+    if (p.index < 0 || p.rows == 0)
         return;
-    first = g.start[p.expert];
-    rows = g.start[p.expert + 1] - first;
-    if (rows == 0)
-        return;
-    m0 = p.index * BM;
-    m = g.m ? (int)g.m : rows;
-    a = { g.a + first * g.a_row, A_TURNED ? g.a_k : g.a_m, m, g.k ? (int)g.k : rows };
-    b = { g.b + first * g.b_row + p.expert * g.b_expert, B_TURNED ? g.b_k : g.b_n, (int)g.n,
-          a.k };
-    c = g.c + (g.m ? p.expert * g.c_expert : first * g.ldc);
+    a = { g.a + p.first_row * g.a_row, A_TURNED ? g.a_k : g.a_m, m,
+          g.k ? (int)g.k : p.rows };
+    b = { g.b + p.first_row * g.b_row + p.owner * g.b_expert, B_TURNED ? g.b_k : g.b_n,
+          (int)g.n, a.k };
+    c = g.c + (g.m ? p.owner * g.c_expert : p.first_row * g.ldc);
     n_step = (a.k + BK - 1) / BK;
     for (int step = 0; step < STAGES - 1; step++) {
         if (step < n_step)
@@ -202,8 +175,8 @@ __global__ void __launch_bounds__(WM *WN * 32) expert_kernel(ml_expert_gemm<bf16
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             int row = m0 + wm + i * 16 + lane / 4, col = n0 + wn + j * 8 + lane % 4 * 2;
-            put(g, c, p.expert, m, row, col, acc[i][j][0], acc[i][j][1]);
-            put(g, c, p.expert, m, row + 8, col, acc[i][j][2], acc[i][j][3]);
+            put(g, c, p.owner, m, row, col, acc[i][j][0], acc[i][j][1]);
+            put(g, c, p.owner, m, row + 8, col, acc[i][j][2], acc[i][j][3]);
         }
 }
 

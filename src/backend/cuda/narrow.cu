@@ -64,18 +64,6 @@ __global__ static void weight_parts(float *part, const float *dy, const bf16 *x,
     part[(int64_t)blockIdx.y * n * k + i] = sum;
 }
 
-__global__ static void weight_total(float *dw, const float *part, int parts,
-                                    int64_t count) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    float sum = 0.0f;
-
-    if (i >= count)
-        return;
-    for (int p = 0; p < parts; p++)
-        sum += part[(int64_t)p * count + i];
-    dw[i] += sum;
-}
-
 size_t ml_cuda_narrow_scratch(const ml_op_args *a) {
     return (size_t)ml_cuda_blocks(a->in[0].shape[0], PART_ROWS) *
            (size_t)(a->w[0].shape[0] * a->w[0].shape[1]) * sizeof(float);
@@ -95,8 +83,7 @@ void ml_cuda_narrow_backward(ml_stream *s, const ml_op_args *a) {
     if (a->dw[0].data && m) {
         weight_parts<<<dim3(blocks, parts), THREADS, 0, stream>>>(
             part, dy, (const bf16 *)a->in[0].data, m, n, k);
-        weight_total<<<blocks, THREADS, 0, stream>>>((float *)a->dw[0].data, part,
-                                                     (int)parts, n * k);
+        ml_cuda_add_parts(ml_cuda(s), (float *)a->dw[0].data, part, (int)parts, n * k);
     }
     ml_cuda_launched(ml_cuda(s), "a narrow product backward");
 }
