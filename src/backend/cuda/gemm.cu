@@ -17,6 +17,9 @@ enum {
 };
 static const int class_rows[CLASSES] = { 32, 64, 128, 256, 512, 1024, 4096, 8192 };
 static const size_t WORKSPACE = (size_t)64 << 20;
+/* Products larger than this are tried out with fewer rows, in whole tiles of every kernel. */
+static const int64_t TRIAL_BYTES = (int64_t)256 << 20;
+static const int64_t TRIAL_TILE = 256;
 
 /* What was found out about a product. */
 typedef struct page {
@@ -162,9 +165,10 @@ typedef struct trial {
 } trial;
 
 static int64_t trial_rows(int64_t n, ml_dtype out, int rows_class) {
-    int64_t most = ((int64_t)1 << 30) / (n * (int64_t)ml_dtype_bytes(out));
+    int64_t most = TRIAL_BYTES / (n * (int64_t)ml_dtype_bytes(out) * TRIAL_TILE);
     int64_t rows = class_rows[rows_class];
-    return rows < most ? rows : most > class_rows[0] ? most : class_rows[0];
+    most = (most > 0 ? most : 1) * TRIAL_TILE;
+    return rows < most ? rows : most;
 }
 
 static ml_status open_trial(trial *t, ml_err *err) {
