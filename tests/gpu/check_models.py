@@ -90,12 +90,15 @@ def against_peer(miles, name, model, tokens, path):
     check(ours <= 1.5 * theirs, f"{name} bf16 logits: {ours:.2e}, transformers {theirs:.2e}")
 
 
-def make_model(folder, **sizes):
+def make_model(folder, family, **sizes):
     torch.manual_seed(1)
-    config = AutoConfig.for_model("qwen3", vocab_size=1003, hidden_size=256, intermediate_size=640,
+    config = AutoConfig.for_model(family, vocab_size=1003, hidden_size=256, intermediate_size=640,
                                   num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
                                   tie_word_embeddings=False, initializer_range=0.05, **sizes)
     net = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    for name, parameter in net.named_parameters():
+        if name.endswith("bias"):  # zero until now
+            torch.nn.init.normal_(parameter, std=0.5)
     net.save_pretrained(folder)
     lengths = [1, 17, 64, 65, 130, 300, 5]
     tokens = {f"tokens.{i}": torch.randint(0, 1003, (n,), dtype=torch.int32)
@@ -146,13 +149,14 @@ def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     for family in FAMILIES:
         golden(miles, family)
-    for head_dim in (64, 128):
+    for family, head_dim in (("qwen3", 64), ("qwen3", 128), ("qwen2", 32)):
+        name = f"{family} with heads of {head_dim}"
         with tempfile.TemporaryDirectory() as folder:
-            tokens = make_model(folder, head_dim=head_dim)
+            tokens = make_model(folder, family, head_dim=head_dim)
             path = f"{folder}/tokens.safetensors"
-            against_peer(miles, f"heads of {head_dim}", folder, tokens, path)
-            gradients(miles, f"heads of {head_dim}", folder, tokens)
-            parity(miles, f"heads of {head_dim}", folder, path)
+            against_peer(miles, name, folder, tokens, path)
+            gradients(miles, name, folder, tokens)
+            parity(miles, name, folder, path)
     print(json.dumps({"passed": count[True], "failed": count[False]}))
     print(f"{count[True]} passed, {count[False]} failed")
     sys.exit(count[False] > 0)

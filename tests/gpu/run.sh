@@ -26,13 +26,12 @@ memory_check() { # memory_check WHAT
         }'
 }
 
-sanitized() { # without the tool: a line that says so
+sanitized() { # sanitized PROGRAM...: under compute-sanitizer; without it, a line that says so
     if ! command -v compute-sanitizer > /dev/null; then
         echo "skipped: compute-sanitizer is not on this host"
         return 0
     fi
-    compute-sanitizer --tool memcheck --error-exitcode 9 "$build/checkop" --device cuda "$@" |
-        tail -n 3
+    compute-sanitizer --tool memcheck --error-exitcode 9 "$@" | tail -n 3
     return "${PIPESTATUS[0]}"
 }
 
@@ -49,5 +48,8 @@ shapes "$work"
     --num-prompts 16 --random-input-len 1024 --random-output-len 16 --max-running-requests 256 \
     --chunked-prefill-size 8192 | memory_check rollouts || status=1
 MILES_DEVICE=cuda tests/e2e/train_quickstart.sh "$build" 1 || status=1
-sanitized embed lmhead attn moe-route moe-gather moe-linear moe-combine || status=1
+# Every op by itself; what is fused, and draws, by an engine of few layers.
+sanitized "$build/checkop" --device cuda || status=1
+sanitized "$build/tests/gpu/check_engine" "$work/two-layers" || status=1
+sanitized "$build/tests/gpu/check_engine" "$work/one-layer" || status=1
 exit $status

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # shapes.sh - sourced: config.json files of the shapes that are measured and checked.
 #
-#   shape DIR HIDDEN INNER LAYERS HEADS TIED
+#   shape DIR HIDDEN INNER LAYERS HEADS TIED [VOCABULARY]
 
 shape() {
     mkdir -p "$1"
     cat > "$1/config.json" << JSON
-{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936,
+{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": ${7:-151936},
  "hidden_size": $2, "intermediate_size": $3, "num_hidden_layers": $4,
  "num_attention_heads": $5, "num_key_value_heads": 8, "head_dim": 128,
  "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000,
@@ -14,10 +14,10 @@ shape() {
 JSON
 }
 
-moe_shape() { # moe_shape DIR LAYERS: layers of Qwen3-30B-A3B
+moe_shape() { # moe_shape DIR LAYERS [VOCABULARY]: layers of Qwen3-30B-A3B
     mkdir -p "$1"
     cat > "$1/config.json" << JSON
-{"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 151936,
+{"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": ${3:-151936},
  "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": $2,
  "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128,
  "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": true,
@@ -27,9 +27,11 @@ moe_shape() { # moe_shape DIR LAYERS: layers of Qwen3-30B-A3B
 JSON
 }
 
-shapes() { # shapes DIR: the Qwen3 dense models, and layers of one with experts
+shapes() { # shapes DIR: the Qwen3 dense models, layers of one with experts; a few layers of each
     shape "$1/0.6B" 1024 3072 28 16 true
     shape "$1/4B" 2560 9728 36 32 true
     shape "$1/8B" 4096 12288 36 32 false
     moe_shape "$1/experts" 6
+    shape "$1/two-layers" 1024 3072 2 16 true 20000
+    moe_shape "$1/one-layer" 1 20000
 }
