@@ -65,6 +65,8 @@ size_t ml_cpu_sample_scratch(const ml_stream *s, int64_t n_vocab);
 /* n draws, divided among the stream's threads.  Results are functions of each draw alone, with
  * the same bits at every level and number of threads.  For dist RAW and MODEL, log-prob and
  * entropy have the bits that LMHEAD gives for the same logits and temperature. */
-void ml_cpu_sample(ml_stream *s, ml_draw *draw, int64_t n, int64_t n_vocab, void *scratch);
+void ml_cpu_sample(ml_stream *s, ml_draw *draw, int64_t n, int64_t n_vocab, void *scratch,
+                   int32_t *drawn);
+void ml_cpu_sampled(ml_stream *s, ml_draw *draw, int64_t n); /* they are there already */
 
 #endif

@@ -185,13 +185,21 @@ typedef struct ml_op_attr {
     float logit_softcap; /* LMHEAD: 0: none */
 } ml_op_attr;
 
+/* As an id: the token that the i-th draw gives, which only the device need know. */
+#define ML_DRAWN(i) (-1 - (i))
+
+static inline int32_t ml_row_id(const int32_t *id, const int32_t *drawn, int64_t row) {
+    return id[row] >= 0 ? id[row] : drawn[-1 - id[row]];
+}
+
 /* The ragged batch as ops see it, its arrays in the device's memory.  Rows of a sequence stand
  * together, at consecutive ascending positions; its keys 0 .. first position - 1 are already in
  * its pages. */
 typedef struct ml_rows {
     int32_t n_token, n_seq, n_loss;
-    const int32_t *id;  /* [n_token] */
-    const int32_t *pos; /* [n_token]; -1: nobody's row, made up where a backend replays */
+    const int32_t *id;    /* [n_token]; ML_DRAWN(i): what lies in drawn[i] */
+    const int32_t *drawn; /* tokens that the sampler has drawn; NULL: no id is of them */
+    const int32_t *pos;   /* [n_token]; -1: nobody's row, made up where a backend replays */
     const int32_t *seq_start;  /* [n_seq+1] first row of each sequence */
     const int32_t *page_start; /* [n_seq+1] first entry of each sequence in `page` */
     const int32_t *page;     /* page ids; entry i of a sequence holds keys 16i .. 16i+15 */
@@ -250,8 +258,13 @@ typedef struct ml_ops {
                          ml_err *err);
     /* Tokens drawn from rows of logits: see draw.h. */
     size_t (*sample_scratch)(const ml_stream *s, int64_t n_vocab);
+    /* Begins n draws.  Their tokens also go to drawn [n], where work given to the stream later
+     * finds them; NULL: to nobody. */
     void (*sample)(ml_stream *s, struct ml_draw *draw, int64_t n, int64_t n_vocab,
-                   void *scratch);
+                   void *scratch, int32_t *drawn);
+    /* Waits for n draws, those begun first, and fills in their results; nothing else that a draw
+     * points to is looked at.  Two may be under way. */
+    void (*sampled)(ml_stream *s, struct ml_draw *draw, int64_t n);
 } ml_ops;
 
 #endif

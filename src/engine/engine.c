@@ -62,6 +62,10 @@ static ml_status check_opts(const ml_spec *s, const ml_backend *be, const ml_eng
     return ML_OK;
 }
 
+static size_t drawn_bytes(const ml_spec *s, const ml_engine_opts *o) {
+    return (size_t)ml_engine_caps(s, o).n_loss * sizeof(int32_t);
+}
+
 static ml_plan_opts plan_opts(const ml_spec *s, const ml_engine_opts *o) {
     return (
         ml_plan_opts){ .caps = ml_engine_caps(s, o), .logits = true, .kv_shared = true };
@@ -86,8 +90,8 @@ ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend 
         .kv = ml_kv_bytes(s, be, pool_pages(s, be, opts)) +
               ml_engine_slot_bytes(s, be, opts->max_running, opts->no_prefix_cache),
         .act = ml_plan_act_bytes(p),
-        .scratch =
-            ml_plan_scratch_bytes(p) + be->ops->sample_scratch(be->stream, s->n_vocab),
+        .scratch = ml_plan_scratch_bytes(p) +
+                   be->ops->sample_scratch(be->stream, s->n_vocab) + drawn_bytes(s, opts),
         .routes = ml_routes_bytes(s, opts, pool_pages(s, be, opts),
                                   ml_engine_caps(s, opts).n_token),
         .requests = request_bytes(opts) * (size_t)(opts->max_running + opts->max_waiting),
@@ -121,9 +125,11 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
                   e->pages.n);
     e->pages.slots = &e->slots;
     ml_batch_init(&e->batch, &e->arena, caps);
-    e->lane = ML_NEW(&e->arena, ml_lane, caps.n_seq);
     e->target = ML_NEW(&e->arena, int32_t, e->opts.chunk);
-    e->draw = ML_NEW(&e->arena, ml_draw, caps.n_loss);
+    for (int i = 0; i < 2; i++) {
+        e->flight[i].lane = ML_NEW(&e->arena, ml_lane, caps.n_seq);
+        e->flight[i].draw = ML_NEW(&e->arena, ml_draw, caps.n_loss);
+    }
     st = ml_plan_new(&e->plan, e->spec, e->be, plan_opts(e->spec, &e->opts), err);
     if (st == ML_OK)
         st = ml_plan_alloc(e->plan, err);
@@ -134,6 +140,10 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
                         e->be->ops->sample_scratch(e->be->stream, e->spec->n_vocab),
                         ML_MEM_SCRATCH, err);
     }
+    if (st == ML_OK)
+        st =
+            dev->alloc(dev, &e->drawn, drawn_bytes(e->spec, &e->opts), ML_MEM_SCRATCH, err);
+    e->batch.rows.drawn = e->drawn.ptr;
     return st == ML_OK ? ml_engine_take_kv(e, err) : st;
 }
 
@@ -177,6 +187,8 @@ static void free_all(ml_request_list *l) {
 void ml_engine_close(ml_engine *e) {
     if (!e)
         return;
+    if (e->ahead) /* nobody is told, but the device must be done */
+        e->be->ops->sampled(e->be->stream, e->ahead->draw, e->ahead->n_draw);
     free_all(&e->waiting);
     free_all(&e->running);
     ml_plan_free(e->plan);
@@ -184,6 +196,8 @@ void ml_engine_close(ml_engine *e) {
     ml_routes_close(&e->routes);
     if (e->sample_scratch.dev)
         e->be->dev->free(&e->sample_scratch);
+    if (e->drawn.dev)
+        e->be->dev->free(&e->drawn);
     ml_arena_release(&e->kv_arena);
     ml_arena_release(&e->arena);
     free(e);
@@ -267,12 +281,12 @@ static void mark_mixed(ml_engine *e) {
 }
 
 ml_status ml_engine_switch(ml_engine *e, const ml_weights *w, ml_switch how) {
+    e->draining = how == ML_SWITCH_FINISH && any_begun(e);
+    if (e->draining)
+        return ML_EAGAIN;
+    ml_engine_settle(e);
     switch (how) {
-    case ML_SWITCH_FINISH:
-        e->draining = any_begun(e);
-        if (e->draining)
-            return ML_EAGAIN;
-        break;
+    case ML_SWITCH_FINISH: break;
     case ML_SWITCH_RETRACT: retract_all(e); break;
     case ML_SWITCH_ABORT: abort_begun(e); break;
     case ML_SWITCH_INEXACT_KV: mark_mixed(e); break;
@@ -280,7 +294,6 @@ ml_status ml_engine_switch(ml_engine *e, const ml_weights *w, ml_switch how) {
     ml_pages_forget(&e->pages);
     e->weights = w;
     e->version = w->version;
-    e->draining = false;
     return ML_OK;
 }
 
@@ -292,6 +305,7 @@ bool ml_engine_flush(ml_engine *e) {
 }
 
 void ml_engine_release_kv(ml_engine *e) {
+    ml_engine_settle(e);
     retract_all(e);
     ml_pages_forget(&e->pages);
     ml_kv_close(&e->kv);

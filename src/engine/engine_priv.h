@@ -9,12 +9,21 @@
 
 /* A request's part of a step. */
 typedef struct ml_lane {
-    ml_request *r;
+    ml_request *r;    /* NULL: it left meanwhile */
     int32_t n_row;    /* tokens n_kv .. n_kv + n_row - 1 */
     int32_t n_score;  /* prompt tokens scored by it */
     bool draws;       /* its last row draws a token */
+    int32_t unknown;  /* tokens it goes on from that only the device knew: 0 or 1 */
     int32_t expected; /* the page behind which its state will be kept, or ML_NO_PAGE */
 } ml_lane;
+
+/* A step, from being put together to its news. */
+typedef struct ml_flight {
+    ml_lane *lane; /* [max_running] */
+    int32_t n_lane;
+    ml_draw *draw; /* [loss rows] */
+    int32_t n_draw;
+} ml_flight;
 
 struct ml_engine {
     const ml_spec *spec;
@@ -33,13 +42,15 @@ struct ml_engine {
     ml_request_list waiting, running; /* both in the order of arrival */
     uint64_t n_arrival;
     bool draining; /* a switch waits for requests that have begun */
+    bool full;     /* whoever waits found no room, and nobody has left since */
 
-    /* The step being put together. */
-    ml_lane *lane; /* [max_running] */
-    int32_t n_lane, chunk_left, score_left;
+    ml_flight flight[2];
+    ml_flight *step;  /* being put together */
+    ml_flight *ahead; /* begun, its news not told; or NULL */
+    int32_t chunk_left, score_left;
     int32_t *target; /* [chunk] */
-    ml_draw *draw;   /* [loss rows] */
     ml_buf sample_scratch;
+    ml_buf drawn; /* [loss rows] the tokens drawn last */
 
     ml_gen_stats stats;
 };
@@ -63,6 +74,21 @@ void ml_state_finish(ml_engine *e, const ml_lane *lane);
 /* step.c: */
 /* Gives the request's pages back and puts it in the queue again. */
 void ml_engine_retract(ml_engine *e, ml_request *r);
+void ml_engine_drop_pages(ml_engine *e, ml_request *r);
+bool ml_engine_take_pages(ml_engine *e, ml_request *r, int32_t n); /* for n tokens */
+/* Puts the pages that the first n tokens fill into the tree.  Their keys are written by the step
+ * being put together or by earlier ones, so requests of the same step may read them already.
+ * Where the tree has such a page from another request, `settled` says that no row of a pending
+ * step writes to ours, and theirs takes its place; otherwise that waits. */
+void ml_engine_share_pages(ml_engine *e, ml_request *r, int32_t n, bool settled);
+/* Might a request that waits join the next step? */
+bool ml_engine_may_admit(const ml_engine *e);
+/* Puts the step together that follows `now`, whose draws are not known; false: that must wait. */
+bool ml_engine_follow(ml_engine *e, const ml_flight *now);
+/* Waits for a step that is under way, and tells its news. */
+void ml_engine_settle(ml_engine *e);
+/* What a step found for a lane; d: the first of its draws. */
+void ml_engine_finish(ml_engine *e, const ml_lane *lane, const ml_draw *d);
 /* Takes a request out of its list, tells its owner and frees it. */
 void ml_engine_end(ml_engine *e, ml_request_list *from, ml_request *r, const char *why);
 

@@ -96,6 +96,7 @@ typedef enum ml_switch {
 typedef struct ml_gen_stats {
     int64_t n_running, n_waiting;
     int64_t n_page, n_page_free, n_page_cached; /* cached: not in use, may be taken */
+    int64_t n_ahead; /* steps begun before the draws of the one before were known */
     int64_t n_step, n_prompt_token, n_cached_token, n_answer_token, n_retract;
     int64_t n_finished, n_aborted;
     double step_s, model_s, sample_s; /* inside steps: all, the plan, the sampler */

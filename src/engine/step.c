@@ -1,23 +1,22 @@
-/* step.c - one step: who takes part, the forward pass, the draws, the news. */
-#include <math.h>
-
+/* step.c - one step: who takes part, the forward pass, the draws. */
 #include "base/bug.h"
 #include "base/clock.h"
 #include "engine/engine_priv.h"
 
 /* --- pages -------------------------------------------------------------------- */
 
-static void drop_pages(ml_engine *e, ml_request *r) {
+void ml_engine_drop_pages(ml_engine *e, ml_request *r) {
     while (r->n_page)
         ml_pages_drop(&e->pages, r->page[--r->n_page]);
     ml_slots_drop(&e->slots, r->slot);
     r->slot = ML_NO_SLOT;
     r->n_shared = r->n_kv = 0;
     r->mixed = false;
+    e->full = false;
 }
 
 void ml_engine_retract(ml_engine *e, ml_request *r) {
-    drop_pages(e, r);
+    ml_engine_drop_pages(e, r);
     ml_list_remove(&e->running, r);
     ml_list_insert(&e->waiting, r);
     r->n_retract++;
@@ -49,11 +48,7 @@ static void match_prefix(ml_engine *e, ml_request *r) {
     r->n_kv = r->n_page * ML_PAGE;
 }
 
-/* Puts the pages that the first n tokens fill into the tree.  Their keys are written by the step
- * being put together or by earlier ones, so requests of the same step may read them already.
- * Where the tree has such a page from another request, `settled` says that no row of a pending
- * step writes to ours, and theirs takes its place; otherwise that waits. */
-static void share_pages(ml_engine *e, ml_request *r, int32_t n, bool settled) {
+void ml_engine_share_pages(ml_engine *e, ml_request *r, int32_t n, bool settled) {
     if (e->opts.no_prefix_cache || r->mixed)
         return;
     while ((r->n_shared + 1) * ML_PAGE <= n) {
@@ -73,8 +68,8 @@ static void share_pages(ml_engine *e, ml_request *r, int32_t n, bool settled) {
     }
 }
 
-static bool take_pages(ml_engine *e, ml_request *r) {
-    while (r->n_page < ml_pages_for(r->n_token)) {
+bool ml_engine_take_pages(ml_engine *e, ml_request *r, int32_t n) {
+    while (r->n_page < ml_pages_for(n)) {
         int32_t page = ml_pages_take(&e->pages);
         if (page == ML_NO_PAGE)
             return false;
@@ -88,7 +83,7 @@ static bool take_pages(ml_engine *e, ml_request *r) {
 static void grow(ml_engine *e) {
     ml_request *next;
     for (ml_request *r = e->running.first; r; r = next) {
-        while (!take_pages(e, r) && e->running.last != r)
+        while (!ml_engine_take_pages(e, r, r->n_token) && e->running.last != r)
             ml_engine_retract(e, e->running.last);
         next = r->next;
         if (r->n_page < ml_pages_for(r->n_token))
@@ -105,6 +100,10 @@ static ml_request *may_begin(const ml_engine *e, ml_request *r) {
     return r;
 }
 
+bool ml_engine_may_admit(const ml_engine *e) {
+    return !e->full && may_begin(e, e->waiting.first);
+}
+
 /* LATER: this one, since a step from now others will have computed its beginning. */
 typedef enum admission { ADMITTED, LATER, FULL } admission;
 
@@ -115,18 +114,18 @@ static admission admit(ml_engine *e, ml_request *r) {
         return FULL;
     match_prefix(e, r);
     if (!ml_state_match(e, r)) {
-        drop_pages(e, r);
+        ml_engine_drop_pages(e, r);
         return LATER;
     }
     /* A page to spare for each of those that run, lest this one is put back at once. */
     need = ml_pages_for(r->n_token) - r->n_page + e->running.n;
     if (e->running.n && ml_pages_available(&e->pages) < need) {
-        drop_pages(e, r);
+        ml_engine_drop_pages(e, r);
         return FULL;
     }
     ml_list_remove(&e->waiting, r);
     ml_list_insert(&e->running, r);
-    ML_BUG_IF(!take_pages(e, r)); /* one context always fits */
+    ML_BUG_IF(!ml_engine_take_pages(e, r, r->n_token)); /* one context always fits */
     ml_state_begin(e, r);
     if (!ml_has_begun(r)) {
         r->queued_s = ml_clock_s() - r->submitted_s;
@@ -154,7 +153,7 @@ static int32_t rows_of(const ml_engine *e, const ml_request *r) {
 }
 
 static void add_lane(ml_engine *e, ml_request *r, int32_t n) {
-    ml_lane *lane = &e->lane[e->n_lane++];
+    ml_lane *lane = &e->step->lane[e->step->n_lane++];
     int32_t next_score = r->prompt_from + r->n_prompt_scored;
     int32_t one = 0, *target = n == 1 ? &one : e->target;
 
@@ -168,7 +167,7 @@ static void add_lane(ml_engine *e, ml_request *r, int32_t n) {
         lane->draws = draw;
     }
     ml_batch_add(&e->batch, r->token + r->n_kv, target, n, r->n_kv, r->page);
-    share_pages(e, r, r->n_kv + n, false);
+    ml_engine_share_pages(e, r, r->n_kv + n, false);
     ml_state_lane(e, lane);
     e->score_left -= lane->n_score;
     if (r->n_token - r->n_kv > 1)
@@ -184,7 +183,8 @@ static void admit_waiting(ml_engine *e) {
         admission a;
         next = may_begin(e, r->next);
         a = admit(e, r);
-        if (a == FULL)
+        e->full = a == FULL;
+        if (e->full)
             return;
         if (a == ADMITTED && (n = rows_of(e, r)) > 0)
             add_lane(e, r, n);
@@ -197,7 +197,8 @@ static void fill_batch(ml_engine *e) {
     int32_t n;
 
     ml_batch_clear(&e->batch);
-    e->n_lane = 0;
+    e->step->n_lane = 0;
+    e->full = false;
     e->chunk_left = e->opts.chunk;
     e->score_left = e->batch.caps.n_loss - e->opts.max_running;
     for (r = e->running.first; r; r = r->next)
@@ -217,12 +218,13 @@ static void score_at(const ml_request *r, const ml_scores *s, int32_t i, ml_draw
     d->also_logprob = s->also_logprob + (size_t)i * (size_t)r->ask.n_also;
 }
 
-static ml_draw draw_of(const ml_engine *e, const ml_request *r, int32_t loss) {
+/* The draw of the token behind the first n, from a row of logits. */
+static ml_draw draw_of(const ml_engine *e, const ml_request *r, int32_t n, int32_t loss) {
     return (ml_draw){ .logits =
                           ml_plan_logits(e->plan) + (size_t)loss * (size_t)e->spec->n_vocab,
                       .opts = &r->ask.draw,
                       .history = r->token,
-                      .n_history = r->n_token,
+                      .n_history = n,
                       .n_prompt = r->ask.n_prompt,
                       .given = -1,
                       .n_top = r->ask.n_top,
@@ -231,124 +233,48 @@ static ml_draw draw_of(const ml_engine *e, const ml_request *r, int32_t loss) {
 }
 
 static void prepare_draws(ml_engine *e) {
-    int32_t n = 0;
-    for (int32_t i = 0; i < e->n_lane; i++) {
-        const ml_lane *lane = &e->lane[i];
+    ml_flight *f = e->step;
+    ml_draw *d = f->draw;
+
+    f->n_draw = 0;
+    for (int32_t i = 0; i < f->n_lane; i++) {
+        const ml_lane *lane = &f->lane[i];
         const ml_request *r = lane->r;
-        for (int32_t k = 0; k < lane->n_score; k++, n++) {
+        int32_t n = r->n_token + lane->unknown;
+        for (int32_t k = 0; k < lane->n_score; k++, f->n_draw++) {
             int32_t at = r->n_prompt_scored + k;
-            e->draw[n] = draw_of(e, r, n);
-            e->draw[n].given = r->token[r->prompt_from + at];
-            score_at(r, &r->prompt, at, &e->draw[n]);
+            d[f->n_draw] = draw_of(e, r, n, f->n_draw);
+            d[f->n_draw].given = r->token[r->prompt_from + at];
+            score_at(r, &r->prompt, at, &d[f->n_draw]);
         }
         if (lane->draws) {
-            e->draw[n] = draw_of(e, r, n);
-            if (r->n_token - r->ask.n_prompt < r->ask.min_new) {
-                e->draw[n].ban = r->end_id;
-                e->draw[n].n_ban = r->n_end;
+            d[f->n_draw] = draw_of(e, r, n, f->n_draw);
+            if (n - r->ask.n_prompt < r->ask.min_new) {
+                d[f->n_draw].ban = r->end_id;
+                d[f->n_draw].n_ban = r->n_end;
             }
-            score_at(r, &r->answer, 0, &e->draw[n++]);
+            score_at(r, &r->answer, 0, &d[f->n_draw++]);
         }
     }
-    ML_BUG_IF(n != e->batch.rows.n_loss);
+    ML_BUG_IF(f->n_draw != e->batch.rows.n_loss);
 }
 
-/* --- the news ----------------------------------------------------------------- */
+/* --- the step ----------------------------------------------------------------- */
 
-static ml_scored scored_view(const ml_scores *s, const int32_t *id, int32_t n) {
-    return (ml_scored){ .n = n,
-                        .id = id,
-                        .logprob = s->logprob,
-                        .entropy = s->entropy,
-                        .version = s->version,
-                        .top_id = s->top_id,
-                        .top_logprob = s->top_logprob,
-                        .also_logprob = s->also_logprob };
-}
+/* Gives the step that was put together to the device. */
+static void begin(ml_engine *e) {
+    ml_run run = { .weights = e->weights, .kv = &e->kv, .rows = &e->batch.rows };
+    double forward = ml_clock_s(), sample;
 
-static ml_gen_update news_of(const ml_engine *e, const ml_request *r) {
-    return (ml_gen_update){ .ticket = r->ticket,
-                            .n_cached = r->n_cached,
-                            .n_retract = r->n_retract,
-                            .version = e->version,
-                            .queued_s = r->queued_s };
-}
-
-static void leave(ml_engine *e, ml_request_list *from, ml_request *r) {
-    drop_pages(e, r);
-    ml_list_remove(from, r);
-    ml_request_free(r);
-}
-
-void ml_engine_end(ml_engine *e, ml_request_list *from, ml_request *r, const char *why) {
-    ml_gen_update u = news_of(e, r);
-    u.finish = ML_FINISH_ABORT;
-    u.message = ml_str_of(why);
-    ml_routes_tell(&e->routes, r, &u);
-    r->fn(r->ud, &u);
-    e->stats.n_aborted++;
-    leave(e, from, r);
-}
-
-static void add_prompt_news(ml_request *r, ml_gen_update *u) {
-    if (r->prompt_told)
-        return;
-    u->prompt = scored_view(&r->prompt, r->token + r->prompt_from,
-                            r->ask.n_prompt - r->prompt_from);
-    r->prompt_told = true;
-}
-
-/* The token of a draw joins the request. */
-static void add_token(ml_engine *e, ml_request *r, const ml_draw *d, ml_gen_update *u) {
-    r->answer.logprob[0] = d->logprob;
-    r->answer.entropy[0] = d->entropy;
-    r->answer.version[0] = e->version;
-    u->answer = scored_view(&r->answer, r->token + r->n_token, 1);
-    u->finish = ml_request_push(r, d->id, &u->matched);
-    e->stats.n_answer_token++;
-}
-
-static void finish_lane(ml_engine *e, const ml_lane *lane, const ml_draw *d) {
-    ml_request *r = lane->r;
-    ml_gen_update u = news_of(e, r);
-
-    for (int32_t k = 0; k < lane->n_score; k++, d++) {
-        int32_t at = r->n_prompt_scored++;
-        r->prompt.logprob[at] = d->logprob;
-        r->prompt.entropy[at] = d->entropy;
-        r->prompt.version[at] = e->version;
-    }
-    r->n_kv += lane->n_row;
-    share_pages(e, r, r->n_kv, true);
-    ml_state_finish(e, lane);
-    if (r->n_kv < r->n_token)
-        return;
-    if (lane->draws && isnan(d->logprob)) {
-        ml_engine_end(e, &e->running, r,
-                      "the model's logits are not numbers; its weights may be broken");
-        return;
-    }
-    add_prompt_news(r, &u);
-    if (lane->draws)
-        add_token(e, r, d, &u);
-    else
-        u.finish = ML_FINISH_LENGTH;
-    if (u.finish != ML_FINISH_NOT)
-        ml_routes_tell(&e->routes, r, &u);
-    r->fn(r->ud, &u);
-    if (u.finish == ML_FINISH_NOT)
-        return;
-    e->stats.n_finished++;
-    leave(e, &e->running, r);
-}
-
-static void finish_lanes(ml_engine *e) {
-    const ml_draw *d = e->draw;
-    for (int32_t i = 0; i < e->n_lane; i++) {
-        int32_t n = e->lane[i].n_score + e->lane[i].draws;
-        finish_lane(e, &e->lane[i], d);
-        d += n;
-    }
+    ml_routes_ask(&e->routes, &run);
+    ml_plan_forward(e->plan, &run);
+    ml_routes_keep(&e->routes, &e->batch.rows);
+    sample = ml_clock_s();
+    prepare_draws(e);
+    e->be->ops->sample(e->be->stream, e->step->draw, e->step->n_draw, e->spec->n_vocab,
+                       e->sample_scratch.ptr, e->drawn.ptr);
+    e->stats.model_s += sample - forward;
+    e->stats.sample_s += ml_clock_s() - sample;
 }
 
 static void tell_draws(const ml_engine *e, double begin_s, double end_s) {
@@ -362,30 +288,58 @@ static void tell_draws(const ml_engine *e, double begin_s, double end_s) {
                         1);
 }
 
+/* Waits for a step's draws and tells them. */
+static void land(ml_engine *e, const ml_flight *f) {
+    const ml_draw *d = f->draw;
+    double begin_s = ml_clock_s(), end_s;
+
+    e->be->ops->sampled(e->be->stream, f->draw, f->n_draw);
+    end_s = ml_clock_s();
+    e->stats.sample_s += end_s - begin_s;
+    e->stats.n_step++;
+    tell_draws(e, begin_s, end_s);
+    for (int32_t i = 0; i < f->n_lane; i++) {
+        const ml_lane *lane = &f->lane[i];
+        if (lane->r)
+            ml_engine_finish(e, lane, d);
+        d += lane->n_score + lane->draws;
+    }
+}
+
+void ml_engine_settle(ml_engine *e) {
+    const ml_flight *f = e->ahead;
+
+    e->ahead = NULL;
+    if (f)
+        land(e, f);
+}
+
+static ml_flight *other(ml_engine *e, const ml_flight *f) {
+    return &e->flight[f == &e->flight[0]];
+}
+
 bool ml_engine_step(ml_engine *e) {
-    double start = ml_clock_s(), forward, sample, end;
-    ml_run run = { .weights = e->weights, .kv = &e->kv, .rows = &e->batch.rows };
+    double start = ml_clock_s();
+    ml_flight *now = e->ahead;
 
     if (!e->has_kv)
         return false;
-    grow(e);
-    fill_batch(e);
-    if (!e->n_lane)
-        return false;
-    forward = ml_clock_s();
-    ml_routes_ask(&e->routes, &run);
-    ml_plan_forward(e->plan, &run);
-    ml_routes_keep(&e->routes, &e->batch.rows);
-    sample = ml_clock_s();
-    prepare_draws(e);
-    e->be->ops->sample(e->be->stream, e->draw, e->batch.rows.n_loss, e->spec->n_vocab,
-                       e->sample_scratch.ptr);
-    end = ml_clock_s();
-    tell_draws(e, sample, end);
-    finish_lanes(e);
-    e->stats.n_step++;
-    e->stats.model_s += sample - forward;
-    e->stats.sample_s += end - sample;
+    if (!now) {
+        now = e->step = &e->flight[0];
+        grow(e);
+        fill_batch(e);
+        if (!now->n_lane)
+            return false;
+        begin(e);
+    }
+    e->ahead = NULL;
+    e->step = other(e, now);
+    if (ml_engine_follow(e, now)) {
+        begin(e);
+        e->ahead = e->step;
+        e->stats.n_ahead++;
+    }
+    land(e, now);
     e->stats.step_s += ml_clock_s() - start;
     return true;
 }

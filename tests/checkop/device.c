@@ -31,7 +31,7 @@ typedef struct device_run {
     twin din[ML_OP_IN], dout[ML_OP_OUT], dw[ML_OP_W];
     ml_rows rows;
     struct {
-        size_t id, pos, seq_start, page_start, page, slot, loss_row, loss_id;
+        size_t id, drawn, pos, seq_start, page_start, page, slot, loss_row, loss_id;
     } row_at;
     ml_op_args args;
 } device_run;
@@ -179,6 +179,7 @@ static void place_rows(device_run *r) {
     const ml_rows *w = &r->c->rows;
 
     r->row_at.id = reserve_ints(r, w->id, w->n_token);
+    r->row_at.drawn = reserve_ints(r, w->drawn, w->n_token);
     r->row_at.pos = reserve_ints(r, w->pos, w->n_token);
     r->row_at.seq_start = reserve_ints(r, w->seq_start, w->n_seq + 1);
     r->row_at.page_start = reserve_ints(r, w->page_start, w->n_seq + 1);
@@ -195,6 +196,7 @@ static const int32_t *ints_at(const device_run *r, size_t at) {
 static void bind_rows(device_run *r) {
     r->rows = r->c->rows;
     r->rows.id = ints_at(r, r->row_at.id);
+    r->rows.drawn = ints_at(r, r->row_at.drawn);
     r->rows.pos = ints_at(r, r->row_at.pos);
     r->rows.seq_start = ints_at(r, r->row_at.seq_start);
     r->rows.page_start = ints_at(r, r->row_at.page_start);

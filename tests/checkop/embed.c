@@ -36,6 +36,27 @@ static void forward(const ck_case *c, ck_ref *r) {
                 r->w[0][c->rows.id[t] * width + i] * (double)c->attr.embed_scale;
 }
 
+/* Tokens that were drawn are read where the sampler put them. */
+static void also(ck_env *e, const ck_case *c) {
+    ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
+    int32_t n = c->rows.n_token;
+    int32_t *id = ML_NEW(c->arena, int32_t, n + 1);
+    int32_t *drawn = ML_NEW(c->arena, int32_t, n + 1);
+    ck_case d = *c;
+    ck_result want, got;
+
+    for (int32_t t = 0; t < n; t++) {
+        drawn[n - 1 - t] = c->rows.id[t];
+        id[t] = t % 3 ? ML_DRAWN(n - 1 - t) : c->rows.id[t];
+    }
+    d.rows.id = id;
+    d.rows.drawn = drawn;
+    ck_run(e, c, m, &want);
+    ck_run(e, &d, m, &got);
+    e->now = c;
+    ck_same_result(e, "differs with tokens that were drawn", &want, &got);
+}
+
 const ck_suite ck_embed = {
     .op = ML_OP_EMBED,
     .n_case = sizeof variants / sizeof *variants,
@@ -44,4 +65,5 @@ const ck_suite ck_embed = {
     .ref_out = 1,
     .grad_out = 1,
     .row_out = 1,
+    .also = also,
 };

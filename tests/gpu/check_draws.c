@@ -167,12 +167,14 @@ int main(void) {
         die(err.msg);
     be.dev->copy_in(be.stream, there.ptr, logits, bytes);
     make_draws(there.ptr);
-    be.ops->sample(be.stream, draws, DRAWS, VOCAB, scratch.ptr);
+    be.ops->sample(be.stream, draws, DRAWS, VOCAB, scratch.ptr, NULL);
+    be.ops->sampled(be.stream, draws, DRAWS);
     for (int i = 0; i < DRAWS; i++) {
         again[i] = draws[i];
         again[i].given = draws[i].id;
     }
-    be.ops->sample(be.stream, again, DRAWS, VOCAB, scratch.ptr);
+    be.ops->sample(be.stream, again, DRAWS, VOCAB, scratch.ptr, NULL);
+    be.ops->sampled(be.stream, again, DRAWS);
     if (be.dev->sync(be.stream, &err))
         die(err.msg);
     bad = compare();

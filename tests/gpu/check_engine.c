@@ -3,7 +3,8 @@
  *     check_engine MODEL_DIR
  *
  * Made-up weights of the shape of MODEL_DIR/config.json.  Requests of many lengths go through the
- * engine (batched, in chunks, with shared prefixes, put back when pages run out, recorded steps);
+ * engine (batched, in chunks, with shared prefixes, put back when pages run out, recorded steps,
+ * steps begun ahead);
  * then the trainer scores the same tokens, packed, and every log-prob must have the same bits. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 #include "engine/engine.h"
 #include "train/trainer.h"
 
-enum { MAX_REQ = 160, MAX_PROMPT = 150, MAX_NEW = 60, CONTEXT = 256 };
+enum { MAX_REQ = 160, MAX_PROMPT = 150, MAX_NEW = 60, CONTEXT = 256, MAX_ENDS = 2000 };
 
 /* One way of batching.  Kernels follow from the number of rows of a step. */
 typedef struct load {
@@ -29,6 +30,8 @@ typedef struct answer {
 } answer;
 
 static answer answers[MAX_REQ];
+
+static int32_t ends[MAX_ENDS]; /* ids whose draw ends some answers, which nobody foresees */
 
 static _Noreturn void die(const char *what) {
     fprintf(stderr, "check_engine: %s\n", what);
@@ -64,10 +67,14 @@ static void generate(ml_engine *e, int64_t vocab, int n_req) {
     ml_err err;
 
     memset(answers, 0, sizeof answers);
+    for (int32_t i = 0; i < MAX_ENDS; i++)
+        ends[i] = (int32_t)((int64_t)i * 61 % vocab);
     for (int i = 0; i < n_req; i++) {
         answer *a = &answers[i];
         ml_gen_request r = { .max_new = 1 + (int32_t)(dice() % MAX_NEW),
                              .ignore_eos = true,
+                             .stop_id = ends,
+                             .n_stop_id = i % 3 ? 0 : MAX_ENDS,
                              .score_from = -1,
                              .draw = { .temperature = 1,
                                        .top_p = i % 5 == 4 ? 0.8f : 1,
@@ -127,10 +134,14 @@ static int check(const load *l, const ml_spec *spec, const ml_weights *w, ml_bac
         die(err.msg);
     generate(engine, spec->n_vocab, l->n_req);
     ml_engine_stats(engine, &stats);
-    printf("%lld tokens in %lld steps, %lld requests put back, %lld prompt tokens shared\n",
+    printf("%lld tokens in %lld steps, %lld of them begun ahead, %lld requests put back, "
+           "%lld prompt tokens shared\n",
            (long long)stats.n_answer_token, (long long)stats.n_step,
-           (long long)stats.n_retract, (long long)stats.n_cached_token);
+           (long long)stats.n_ahead, (long long)stats.n_retract,
+           (long long)stats.n_cached_token);
     ml_engine_close(engine);
+    if (!stats.n_ahead)
+        die("no step was begun before the draws of the one before were known");
     return compare(trainer, l->n_req);
 }
 

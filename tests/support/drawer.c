@@ -25,7 +25,7 @@ void ml_drawer_close(ml_drawer *m) {
 }
 
 void ml_drawer_draw(ml_drawer *m, ml_draw *d, int64_t n) {
-    ml_cpu_sample(m->be.stream, d, n, m->n_vocab, m->scratch);
+    ml_cpu_sample(m->be.stream, d, n, m->n_vocab, m->scratch, NULL);
 }
 
 /* Uniform in [0, 1), as a test's own noise. */

@@ -205,6 +205,7 @@ static const ml_ops cpu_ops = {
     .scratch = op_scratch,
     .sample_scratch = ml_cpu_sample_scratch,
     .sample = ml_cpu_sample,
+    .sampled = ml_cpu_sampled,
 };
 
 /* ---- open and close ---- */

@@ -332,9 +332,18 @@ static void sample_task(void *ud, int64_t begin, int64_t end, int worker) {
         sample_one(&r, c->draw + i);
 }
 
-void ml_cpu_sample(ml_stream *s, ml_draw *draw, int64_t n, int64_t n_vocab, void *scratch) {
+void ml_cpu_sample(ml_stream *s, ml_draw *draw, int64_t n, int64_t n_vocab, void *scratch,
+                   int32_t *drawn) {
     sample_call c = {
         .stream = ml_cpu(s), .draw = draw, .n_vocab = n_vocab, .scratch = scratch
     };
     ml_pool_run(c.stream->pool, n, 1, sample_task, &c);
+    for (int64_t i = 0; drawn && i < n; i++)
+        drawn[i] = draw[i].id;
+}
+
+void ml_cpu_sampled(ml_stream *s, ml_draw *draw, int64_t n) {
+    (void)s;
+    (void)draw;
+    (void)n;
 }

@@ -24,7 +24,7 @@ static void embed_rows(void *ud, int64_t begin, int64_t end, int worker) {
     (void)worker;
     for (int64_t t = begin; t < end; t++) {
         float *x = (float *)j->a->out[0].data + t * width;
-        read_row(x, w, j->a->rows->id[t]);
+        read_row(x, w, ml_row_id(j->a->rows->id, j->a->rows->drawn, t));
         for (int64_t i = 0; scale != 1.0f && i < width; i++)
             x[i] = x[i] * scale;
     }

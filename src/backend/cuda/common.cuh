@@ -22,6 +22,7 @@ typedef __nv_bfloat16 bf16;
 
 struct ml_gemm_book;    /* gemm.cu */
 struct ml_sample_stage; /* sample.cu */
+struct ml_send_ring;    /* send.cu */
 struct ml_cuda_clock;   /* marks.cu */
 
 typedef struct ml_cuda_stream {
@@ -31,6 +32,7 @@ typedef struct ml_cuda_stream {
     const char *doing;
     ml_gemm_book *gemm;
     ml_sample_stage *sample;
+    ml_send_ring *send;
     ml_cuda_clock *clock; /* NULL: nobody has asked yet */
     struct { /* LINEARs of the plan being made that stand together, as one product */
         int64_t n, k;
@@ -122,11 +124,15 @@ extern const ml_marks ml_cuda_marks; /* marks.cu */
 void ml_cuda_marks_close(ml_cuda_stream *s);
 
 /* What draws are sent from and received in. */
+ml_status ml_cuda_send_open(ml_cuda_stream *s, ml_err *err);
+void ml_cuda_send_close(ml_cuda_stream *s);
+void ml_cuda_send(ml_stream *s, void *dst, const void *host, size_t bytes);
 ml_status ml_cuda_sample_open(ml_cuda_stream *s, ml_err *err);
 void ml_cuda_sample_close(ml_cuda_stream *s);
 size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab);
 void ml_cuda_sample(ml_stream *s, struct ml_draw *draw, int64_t n, int64_t n_vocab,
-                    void *scratch); /* sample.cu */
+                    void *scratch, int32_t *drawn);
+void ml_cuda_sampled(ml_stream *s, struct ml_draw *draw, int64_t n); /* sample.cu */
 
 static inline size_t ml_cuda_align(size_t bytes) {
     return (bytes + 255) & ~(size_t)255;

@@ -83,13 +83,6 @@ static void device_free(ml_buf *b) {
     memset(b, 0, sizeof *b);
 }
 
-/* Pageable memory has been read when the call returns. */
-static void copy_in(ml_stream *s, void *dst, const void *host, size_t bytes) {
-    ml_cuda_note(ml_cuda(s),
-                 cudaMemcpyAsync(dst, host, bytes, cudaMemcpyDefault, ml_cuda(s)->stream),
-                 "a copy to the GPU");
-}
-
 static void copy_out(ml_stream *s, void *host, const void *src, size_t bytes) {
     ml_cuda_note(ml_cuda(s),
                  cudaMemcpyAsync(host, src, bytes, cudaMemcpyDefault, ml_cuda(s)->stream),
@@ -226,6 +219,7 @@ static ml_ops table(void) {
     o.together = ml_cuda_together;
     o.sample_scratch = ml_cuda_sample_scratch;
     o.sample = ml_cuda_sample;
+    o.sampled = ml_cuda_sampled;
     return o;
 }
 
@@ -274,6 +268,7 @@ static void cuda_close(ml_backend *b) {
 
     ml_gemm_close(&c->stream);
     ml_cuda_sample_close(&c->stream);
+    ml_cuda_send_close(&c->stream);
     ml_cuda_marks_close(&c->stream);
     if (c->stream.stream)
         cudaStreamDestroy(c->stream.stream);
@@ -321,7 +316,7 @@ static void fill_device(ml_device *d) {
     d->name = "cuda";
     d->alloc = device_alloc;
     d->free = device_free;
-    d->copy_in = copy_in;
+    d->copy_in = ml_cuda_send;
     d->copy_out = copy_out;
     d->copy = copy_within;
     d->sync = sync_stream;
@@ -345,6 +340,7 @@ static void fill_backend(ml_backend *b, cuda *c, bool f32) {
     b->optim = &ml_cuda_optim;
     b->replay = &cuda_replay;
     b->marks = &ml_cuda_marks;
+    b->ahead = true;
     b->n_thread = c->stream.host.cpu.n_thread;
     b->close = cuda_close;
     b->priv = c;
@@ -379,6 +375,8 @@ miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err
         st = ml_gemm_open(&c->stream, err);
     if (st == ML_OK)
         st = ml_cuda_sample_open(&c->stream, err);
+    if (st == ML_OK)
+        st = ml_cuda_send_open(&c->stream, err);
     if (st != ML_OK) {
         cuda_close(out); /* the CPU backend stays the caller's */
         memset(out, 0, sizeof *out);

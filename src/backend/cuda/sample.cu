@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 extern "C" {
 #include "base/philox.h"
@@ -20,10 +21,19 @@ struct answer {
     float logprob, entropy;
 };
 
-/* In the host's memory, where kernels read and write it: one trip each way, and no copies. */
-struct ml_sample_stage {
+/* Draws under way, in the host's memory, where kernels read and write it: one trip each way, and no
+ * copies. */
+struct stage {
     ml_ask asks[BATCH];
     answer answers[BATCH];
+    bool kept[BATCH]; /* the CPU's results stand */
+};
+
+/* Two steps have draws under way at most; the second may begin before the first is waited for. */
+struct ml_sample_stage {
+    stage stages[2];
+    cudaEvent_t done[2];
+    unsigned begun, ended;
 };
 
 /* What a split of a row found. */
@@ -198,8 +208,8 @@ __device__ static int choose_split(const part *p, int splits, double u, double *
 }
 
 __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
-    sample_kernel(answer *out, const ml_ask *asks, const int32_t *chosen, const part *parts,
-                  int splits, int64_t n_vocab) {
+    sample_kernel(answer *out, int32_t *drawn, const ml_ask *asks, const int32_t *chosen,
+                  const part *parts, int splits, int64_t n_vocab) {
     __shared__ ml_row_stat report[ML_SPLITS];
     __shared__ double target;
     __shared__ int split;
@@ -229,6 +239,8 @@ __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
     ml_row_stat r = ml_row_merge(report, splits);
     answer o = { id, ml_row_logprob(r, a.logits[id], a.report), ml_row_entropy(r) };
     out[blockIdx.x] = o;
+    if (drawn)
+        drawn[blockIdx.x] = id;
 }
 
 /* ---- what the CPU draws ---- */
@@ -271,7 +283,7 @@ static void sample_elsewhere(ml_cuda_stream *s, ml_draw *d, int64_t n_vocab) {
                  "drawing on the CPU");
     ml_cuda_note(s, cudaStreamSynchronize(s->stream), "drawing on the CPU");
     d->logits = (const float *)room;
-    cpu->ops->sample(cpu->stream, d, 1, n_vocab, room + row);
+    cpu->ops->sample(cpu->stream, d, 1, n_vocab, room + row, NULL);
     d->logits = there;
     free(room);
 }
@@ -279,14 +291,23 @@ static void sample_elsewhere(ml_cuda_stream *s, ml_draw *d, int64_t n_vocab) {
 /* ---- all of it ---- */
 
 ml_status ml_cuda_sample_open(ml_cuda_stream *s, ml_err *err) {
-    if (cudaHostAlloc((void **)&s->sample, sizeof *s->sample, cudaHostAllocMapped) ==
-        cudaSuccess)
-        return ML_OK;
-    s->sample = NULL;
-    return ml_fail(err, ML_ENOMEM, "no memory for the GPU's sampler");
+    if (cudaHostAlloc((void **)&s->sample, sizeof *s->sample, cudaHostAllocMapped) !=
+        cudaSuccess) {
+        s->sample = NULL;
+        return ml_fail(err, ML_ENOMEM, "no memory for the GPU's sampler");
+    }
+    memset(s->sample, 0, sizeof *s->sample);
+    for (int i = 0; i < 2; i++)
+        ml_cuda_note(s,
+                     cudaEventCreateWithFlags(&s->sample->done[i], cudaEventDisableTiming),
+                     "opening the sampler");
+    return ML_OK;
 }
 
 void ml_cuda_sample_close(ml_cuda_stream *s) {
+    for (int i = 0; s->sample && i < 2; i++)
+        if (s->sample->done[i])
+            cudaEventDestroy(s->sample->done[i]);
     cudaFreeHost(s->sample);
     s->sample = NULL;
 }
@@ -314,10 +335,10 @@ static ml_ask ask_of(const ml_draw *d, bool here, int64_t n_vocab) {
     return a;
 }
 
-static void sample_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_vocab,
-                         void *scratch) {
-    ml_ask *asks = s->sample->asks;
-    answer *answers = s->sample->answers;
+static void begin_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_vocab,
+                        void *scratch, int32_t *drawn) {
+    unsigned turn = s->sample->begun++ % 2;
+    stage *g = &s->sample->stages[turn];
     part *parts = (part *)scratch;
     int32_t *chosen = (int32_t *)(parts + (int64_t)BATCH * ml_splits(n_vocab));
     int splits = ml_splits(n_vocab);
@@ -327,29 +348,48 @@ static void sample_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_voca
         bool here = is_here(&draw[i]);
         if (!here)
             sample_elsewhere(s, &draw[i], n_vocab);
-        asks[i] = ask_of(&draw[i], here, n_vocab);
-        filtered = filtered || asks[i].filtered;
+        g->asks[i] = ask_of(&draw[i], here, n_vocab);
+        g->kept[i] = !here && draw[i].opts->dist == ML_DIST_DRAWN;
+        filtered = filtered || g->asks[i].filtered;
     }
     split_kernel<<<dim3((unsigned)splits, (unsigned)n), ML_SPLIT_THREADS, 0, s->stream>>>(
-        parts, asks, n_vocab);
+        parts, g->asks, n_vocab);
     if (filtered)
-        ml_filter_draws(s, chosen, asks, n, n_vocab);
-    sample_kernel<<<(unsigned)n, ML_SPLIT_THREADS, 0, s->stream>>>(answers, asks, chosen,
-                                                                   parts, splits, n_vocab);
+        ml_filter_draws(s, chosen, g->asks, n, n_vocab);
+    sample_kernel<<<(unsigned)n, ML_SPLIT_THREADS, 0, s->stream>>>(
+        g->answers, drawn, g->asks, chosen, parts, splits, n_vocab);
     ml_cuda_launched(s, "drawing");
-    ml_cuda_note(s, cudaStreamSynchronize(s->stream), "drawing");
+    ml_cuda_note(s, cudaEventRecord(s->sample->done[turn], s->stream), "drawing");
+}
+
+static void end_batch(ml_cuda_stream *s, unsigned turn, ml_draw *draw, int n) {
+    const stage *g = &s->sample->stages[turn];
+
+    ml_cuda_note(s, cudaEventSynchronize(s->sample->done[turn]), "drawing");
     for (int i = 0; i < n; i++) {
-        if (!is_here(&draw[i]) && draw[i].opts->dist == ML_DIST_DRAWN)
+        if (g->kept[i])
             continue;
-        draw[i].id = answers[i].id;
-        draw[i].logprob = answers[i].logprob;
-        draw[i].entropy = answers[i].entropy;
+        draw[i].id = g->answers[i].id;
+        draw[i].logprob = g->answers[i].logprob;
+        draw[i].entropy = g->answers[i].entropy;
     }
 }
 
+/* Only the last batch is waited for later. */
 void ml_cuda_sample(ml_stream *s, struct ml_draw *draw, int64_t n, int64_t n_vocab,
-                    void *scratch) {
-    for (int64_t at = 0; at < n; at += BATCH)
-        sample_batch(ml_cuda(s), draw + at, (int)(n - at < BATCH ? n - at : BATCH), n_vocab,
-                     scratch);
+                    void *scratch, int32_t *drawn) {
+    for (int64_t at = 0; at < n; at += BATCH) {
+        int m = (int)(n - at < BATCH ? n - at : BATCH);
+        begin_batch(ml_cuda(s), draw + at, m, n_vocab, scratch, drawn ? drawn + at : NULL);
+        if (at + BATCH < n)
+            end_batch(ml_cuda(s), --ml_cuda(s)->sample->begun % 2, draw + at, m);
+    }
+}
+
+void ml_cuda_sampled(ml_stream *s, struct ml_draw *draw, int64_t n) {
+    int64_t last = (n - 1) / BATCH * BATCH;
+
+    if (n > 0)
+        end_batch(ml_cuda(s), ml_cuda(s)->sample->ended++ % 2, draw + last,
+                  (int)(n - last));
 }

@@ -1,0 +1,96 @@
+/* news.c - what a step found, told to those who asked. */
+#include <math.h>
+
+#include "engine/engine_priv.h"
+
+static ml_scored scored_view(const ml_scores *s, const int32_t *id, int32_t n) {
+    return (ml_scored){ .n = n,
+                        .id = id,
+                        .logprob = s->logprob,
+                        .entropy = s->entropy,
+                        .version = s->version,
+                        .top_id = s->top_id,
+                        .top_logprob = s->top_logprob,
+                        .also_logprob = s->also_logprob };
+}
+
+static ml_gen_update news_of(const ml_engine *e, const ml_request *r) {
+    return (ml_gen_update){ .ticket = r->ticket,
+                            .n_cached = r->n_cached,
+                            .n_retract = r->n_retract,
+                            .version = e->version,
+                            .queued_s = r->queued_s };
+}
+
+/* A row of its that is under way is nobody's from here on.  Its pages may be taken at once: what
+ * others write there comes behind it. */
+static void leave(ml_engine *e, ml_request_list *from, ml_request *r) {
+    for (int32_t i = 0; e->ahead && i < e->ahead->n_lane; i++)
+        if (e->ahead->lane[i].r == r)
+            e->ahead->lane[i].r = NULL;
+    ml_engine_drop_pages(e, r);
+    ml_list_remove(from, r);
+    ml_request_free(r);
+}
+
+void ml_engine_end(ml_engine *e, ml_request_list *from, ml_request *r, const char *why) {
+    ml_gen_update u = news_of(e, r);
+    u.finish = ML_FINISH_ABORT;
+    u.message = ml_str_of(why);
+    ml_routes_tell(&e->routes, r, &u);
+    r->fn(r->ud, &u);
+    e->stats.n_aborted++;
+    leave(e, from, r);
+}
+
+static void add_prompt_news(ml_request *r, ml_gen_update *u) {
+    if (r->prompt_told)
+        return;
+    u->prompt = scored_view(&r->prompt, r->token + r->prompt_from,
+                            r->ask.n_prompt - r->prompt_from);
+    r->prompt_told = true;
+}
+
+/* The token of a draw joins the request. */
+static void add_token(ml_engine *e, ml_request *r, const ml_draw *d, ml_gen_update *u) {
+    r->answer.logprob[0] = d->logprob;
+    r->answer.entropy[0] = d->entropy;
+    r->answer.version[0] = e->version;
+    u->answer = scored_view(&r->answer, r->token + r->n_token, 1);
+    u->finish = ml_request_push(r, d->id, &u->matched);
+    e->stats.n_answer_token++;
+}
+
+void ml_engine_finish(ml_engine *e, const ml_lane *lane, const ml_draw *d) {
+    ml_request *r = lane->r;
+    ml_gen_update u = news_of(e, r);
+
+    for (int32_t k = 0; k < lane->n_score; k++, d++) {
+        int32_t at = r->n_prompt_scored++;
+        r->prompt.logprob[at] = d->logprob;
+        r->prompt.entropy[at] = d->entropy;
+        r->prompt.version[at] = e->version;
+    }
+    r->n_kv += lane->n_row;
+    ml_engine_share_pages(e, r, r->n_kv, true);
+    ml_state_finish(e, lane);
+    if (r->n_kv < r->n_token)
+        return;
+    if (lane->draws && isnan(d->logprob)) {
+        ml_engine_end(e, &e->running, r,
+                      "the model's logits are not numbers; its weights may be broken");
+        return;
+    }
+    add_prompt_news(r, &u);
+    if (lane->draws)
+        add_token(e, r, d, &u);
+    else
+        u.finish = ML_FINISH_LENGTH;
+    if (u.finish != ML_FINISH_NOT)
+        ml_routes_tell(&e->routes, r, &u);
+    r->fn(r->ud, &u);
+    if (u.finish == ML_FINISH_NOT)
+        return;
+    e->stats.n_finished++;
+    leave(e, &e->running, r);
+}
