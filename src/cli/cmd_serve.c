@@ -152,6 +152,8 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
                           .max_top = ML_MAX_TOP,
                           .kv_bytes = (size_t)(n_page * page),
                           .no_prefix_cache = c->serve.no_prefix_cache,
+                          .no_ahead = c->serve.steps.no_ahead,
+                          .record_rows = ml_record_rows(&c->serve.steps),
                           .routed = { c->serve.routed_experts, c->serve.indexer_topk },
                           .eos = j->eos.id,
                           .n_eos = j->eos.n,
@@ -213,6 +215,9 @@ static void write_flags(serve_job *j) {
     ml_json_put_word(&o, "weight_version", c->serve.weight_version);
     ml_json_put_bool(&o, "skip_tokenizer_init", c->serve.no_tokenizer);
     ml_json_put_bool(&o, "disable_radix_cache", c->serve.no_prefix_cache);
+    ml_json_put_bool(&o, "disable_overlap_schedule", c->serve.steps.no_ahead);
+    ml_json_put_bool(&o, "disable_cuda_graph", c->serve.steps.no_record);
+    ml_json_put_int(&o, "cuda_graph_max_bs", c->serve.steps.record_rows);
     ml_json_put_bool(&o, "enable_return_routed_experts", c->serve.routed_experts);
     ml_json_put_bool(&o, "enable_return_indexer_topk", c->serve.indexer_topk);
     ml_json_put_bool(&o, "enable_deterministic_inference", true);

@@ -44,6 +44,17 @@ typedef enum ml_transfer {
     ML_TRANSFER_P2P, /* known, and not offered */
 } ml_transfer;
 
+/* How steps of an engine reach a GPU. */
+typedef struct ml_step_flags {
+    bool no_ahead, no_record;
+    int64_t record_rows;
+} ml_step_flags;
+
+/* As ml_engine_opts.record_rows. */
+static inline int32_t ml_record_rows(const ml_step_flags *f) {
+    return f->no_record ? -1 : (int32_t)f->record_rows;
+}
+
 typedef struct ml_config {
     const char *config_path;   /* more flags, as YAML; NULL: none */
     ml_arena file;             /* what it said */
@@ -83,6 +94,7 @@ typedef struct ml_config {
         int64_t max_running, chunk;
         double mem_fraction; /* 0: as much as the running requests could use */
         bool no_prefix_cache;
+        ml_step_flags steps;
         /* serve */
         const char *base_url, *host;   /* base_url NULL: from host and port */
         int64_t port, max_concurrency; /* max_concurrency 0: no limit */
@@ -97,6 +109,7 @@ typedef struct ml_config {
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
         double drain_s, mem_fraction;
         bool no_tokenizer, incremental, log_requests, no_prefix_cache, dry_run;
+        ml_step_flags steps;
         bool routed_experts, indexer_topk;
     } serve;
     struct {
@@ -167,6 +180,7 @@ typedef struct ml_config {
         int64_t max_running, chunk;
         double mem_fraction;
         bool no_prefix_cache;
+        ml_step_flags steps;
         /* evaluation; NaN and 0: as when sampling */
         ml_words eval_data;
         const char *eval_config;

@@ -15,16 +15,13 @@ static const char *const automatic[] = { "auto", NULL };
 
 const ml_flag ml_flags_sglang[] = {
     ML_NOOP("sglang-enable-deterministic-inference", BOOL, SGLANG, TRAIN, ONE_WAY),
-    ML_NOOP("sglang-disable-cuda-graph", BOOL, SGLANG, TRAIN, ONE_WAY),
     ML_NOOP("sglang-disable-custom-all-reduce", BOOL, SGLANG, TRAIN, ONE_WAY),
     ML_NOOP("sglang-disable-shared-experts-fusion", BOOL, SGLANG, TRAIN, ONE_WAY),
-    ML_NOOP("sglang-disable-overlap-schedule", BOOL, SGLANG, TRAIN, ONE_WAY),
     ML_NOOP("sglang-enable-draft-weights-cpu-backup", BOOL, SGLANG, TRAIN, ONE_WAY),
     ML_NOOP("sglang-attention-backend", TEXT, SGLANG, TRAIN, ONE_WAY),
     ML_NOOP("sglang-moe-runner-backend", TEXT, SGLANG, TRAIN, ONE_WAY),
     ML_NOOP("sglang-moe-a2a-backend", TEXT, SGLANG, TRAIN, ONE_WAY),
     ML_NOOP("sglang-deepep-mode", TEXT, SGLANG, TRAIN, ONE_WAY),
-    ML_NOOP("sglang-cuda-graph-max-bs", TEXT, SGLANG, TRAIN, ONE_WAY),
     ML_NOOP("sglang-cuda-graph-backend-prefill", TEXT, SGLANG, TRAIN, ONE_WAY),
     ML_NOOP("sglang-nsa-prefill-backend", TEXT, SGLANG, TRAIN, ONE_WAY),
     ML_NOOP("sglang-nsa-decode-backend", TEXT, SGLANG, TRAIN, ONE_WAY),

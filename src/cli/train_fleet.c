@@ -68,6 +68,12 @@ static void serve_words(words *w, const ml_train_gen *t, const ml_config *c,
     add_number(w, "--max-total-tokens", (int64_t)(t->engine.kv_bytes / page) * ML_PAGE);
     if (t->engine.no_prefix_cache)
         add(w, "--disable-radix-cache");
+    if (t->engine.no_ahead)
+        add(w, "--disable-overlap-schedule");
+    if (t->engine.record_rows < 0)
+        add(w, "--disable-cuda-graph");
+    else
+        add_number(w, "--cuda-graph-max-bs", t->engine.record_rows);
     if (t->engine.routed[ML_ROUTE_EXPERTS])
         add(w, "--enable-return-routed-experts");
     if (t->engine.routed[ML_ROUTE_KEYS])

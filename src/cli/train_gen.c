@@ -114,6 +114,8 @@ static ml_engine_opts engine_opts(const ml_train_gen *t, const ml_config *c) {
                          .max_waiting = MAX_WAITING,
                          .chunk = (int32_t)c->rollout.chunk,
                          .no_prefix_cache = c->rollout.no_prefix_cache,
+                         .no_ahead = c->rollout.steps.no_ahead,
+                         .record_rows = ml_record_rows(&c->rollout.steps),
                          .eos = t->eos.id,
                          .n_eos = t->eos.n,
                          .tokenizer = t->run->tokenizer };

@@ -67,8 +67,10 @@ static size_t drawn_bytes(const ml_spec *s, const ml_engine_opts *o) {
 }
 
 static ml_plan_opts plan_opts(const ml_spec *s, const ml_engine_opts *o) {
-    return (
-        ml_plan_opts){ .caps = ml_engine_caps(s, o), .logits = true, .kv_shared = true };
+    return (ml_plan_opts){ .caps = ml_engine_caps(s, o),
+                           .logits = true,
+                           .kv_shared = true,
+                           .record_rows = o->record_rows };
 }
 
 /* What a request of the whole context takes, about. */

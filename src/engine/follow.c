@@ -31,8 +31,8 @@ static bool keeps_routes(const ml_engine *e) {
 static bool may_follow(const ml_engine *e, const ml_flight *now) {
     int32_t n_page = 0, n_row = 0, n_lane = 0;
 
-    if (!e->be->ahead || e->slots.n || keeps_routes(e) || e->opts.dump || e->opts.spans ||
-        ml_engine_may_admit(e))
+    if (!e->be->ahead || e->opts.no_ahead || e->slots.n || keeps_routes(e) ||
+        e->opts.dump || e->opts.spans || ml_engine_may_admit(e))
         return false;
     for (int32_t i = 0; i < now->n_lane; i++) {
         const ml_request *r = now->lane[i].r;

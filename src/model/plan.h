@@ -52,6 +52,7 @@ typedef struct ml_plan_opts {
         kv_shared; /* pages come with each run (decode, chunked prefill), not from the plan */
     ml_recompute recompute; /* with backward only */
     bool given[ML_ROUTES];  /* runs may bring choices */
+    int32_t record_rows;    /* runs of more are not recorded; 0: as many as pay; -1: none */
 } ml_plan_opts;
 
 /* Lays everything out and allocates nothing but bookkeeping: sizes are known from here. */

@@ -16,13 +16,18 @@ static void drop(const ml_plan *p, ml_plan_recording *r) {
     *r = (ml_plan_recording){ 0 };
 }
 
+static int32_t most_rows(const ml_plan *p) {
+    int32_t asked = p->opts.record_rows;
+    return asked && asked < MOST_ROWS ? asked : MOST_ROWS;
+}
+
 /* Only decoding is recorded, a row for each sequence: its shapes come again. */
 static bool is_recorded(const ml_plan *p, const ml_run *r) {
     for (int i = 0; i < ML_ROUTES; i++)
         if (r->chosen[i] || r->given[i]) /* it leaves the device between ops, or comes */
             return false;
     return p->be->replay && !p->dump && r->kv && r->rows->n_token == r->rows->n_seq &&
-           r->rows->n_token <= MOST_ROWS;
+           r->rows->n_token <= most_rows(p);
 }
 
 int32_t ml_plan_rows_of(const ml_plan *p, const ml_run *r) {

@@ -120,6 +120,9 @@ static void write_engine(page *p, const ml_metrics *m, const ml_gen_stats *st) {
     value(p, "num_retracted_requests_total", "counter", "Times a request was put back.",
           (double)st->n_retract);
     value(p, "engine_steps_total", "counter", "Steps of the engine.", (double)st->n_step);
+    value(p, "engine_steps_ahead_total", "counter",
+          "Steps begun before the draws of the one before were known.",
+          (double)st->n_ahead);
     value(p, "forward_execution_seconds_total", "counter", "Seconds in the model.",
           st->model_s);
 }

@@ -121,6 +121,19 @@ static void some_draws_wait(void) {
     ml_engine_bench_close(&b);
 }
 
+static void told_to_wait(void) {
+    ml_engine_bench b;
+    ml_heard h = { 0 };
+
+    open_ahead(&b, true);
+    b.o.no_ahead = true;
+    ml_engine_bench_start(&b);
+    submit(&b, &h, 0, ml_bench_request(10, 20));
+    step_to_the_end(&b);
+    CHECK(h.n == 20 && n_ahead(&b) == 0);
+    ml_engine_bench_close(&b);
+}
+
 static void aborted_on_the_way(void) {
     ml_engine_bench b;
     ml_heard h[N];
@@ -218,6 +231,7 @@ int main(int argc, char **argv) {
         { "those who wait get in", those_who_wait_get_in },
         { "pages run short", pages_run_short },
         { "some draws wait", some_draws_wait },
+        { "told to wait", told_to_wait },
         { "aborted on the way", aborted_on_the_way },
         { "put back for new weights", put_back_for_new_weights },
         { "going on with old keys", going_on_with_old_keys },
