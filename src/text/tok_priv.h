@@ -44,6 +44,14 @@ static inline uint64_t ml_tok_hash(const char *p, size_t n) {
     return ml_tok_mix(ml_tok_mix(h ^ word));
 }
 
+/* Slots of a table of n entries: a power of two, at least half of them free. */
+static inline uint64_t ml_tok_slots(int64_t n) {
+    uint64_t slots = 16;
+    while ((int64_t)slots < 2 * n)
+        slots *= 2;
+    return slots;
+}
+
 /* --- text under way --------------------------------------------------------- */
 
 typedef struct ml_view {
@@ -318,6 +326,9 @@ ml_status ml_norm_run(ml_encoder *e, ml_view *v);
  * stands the model. */
 ml_status ml_pre_run(ml_encoder *e, int k, ml_view v);
 ml_status ml_bpe_run(ml_encoder *e, ml_view v);
+
+/* Merges e's symbols, those of a word: tok_merge.c. */
+void ml_bpe_merge(ml_encoder *e);
 
 /* Vocabulary and merges; called while loading. */
 void ml_bpe_init(ml_bpe *b, ml_arena *a, int64_t n_token, int32_t n_id);
