@@ -1,17 +1,14 @@
 #include "model/export.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/json.h"
+#include "model/export_files.h"
 #include "model/source.h"
 #include "model/tensors.h"
 
-#define INDEX "model.safetensors.index.json"
 #define PIECE_BYTES ((size_t)1 << 20)
 
 /* One tensor of the target. */
@@ -43,8 +40,8 @@ typedef struct exporter {
     void *piece;
 } exporter;
 
-static const char *in_dir(exporter *x, const char *dir, const char *name) {
-    return ml_arena_printf(&x->arena, "%s/%s", dir, name);
+static const char *in_dir(exporter *x, const char *name) {
+    return ml_arena_printf(&x->arena, "%s/%s", x->o->dir, name);
 }
 
 /* --- what there is to write ------------------------------------------------- */
@@ -257,7 +254,7 @@ static const item *item_named(const exporter *x, ml_str name) {
 static ml_status create_shard(exporter *x, int32_t f, ml_st_writer **out,
                               const ml_st_tensor **t, int32_t *n, ml_err *err) {
     static const ml_st_meta format = { { "format", 6 }, { "pt", 2 } };
-    const char *path = in_dir(x, x->o->dir, x->shard[f].name);
+    const char *path = in_dir(x, x->shard[f].name);
     const ml_st_file *same = x->shard[f].same;
     ml_st_tensor *own;
 
@@ -330,7 +327,7 @@ static ml_status write_index(exporter *x, ml_err *err) {
                        i + 1 < x->n ? "," : "");
     }
     ml_text_printf(&t, "  }\n}\n");
-    st = ml_file_replace(in_dir(x, x->o->dir, INDEX), (ml_str){ t.ptr, t.len }, err);
+    st = ml_file_replace(in_dir(x, ML_EXPORT_INDEX), (ml_str){ t.ptr, t.len }, err);
     ml_text_release(&t);
     return st;
 }
@@ -343,112 +340,6 @@ static ml_status write_weights(exporter *x, ml_err *err) {
     /* An index that still holds is copied with the other files. */
     if (st == ML_OK && x->n_shard > 1 && !index_holds(x))
         st = write_index(x, err);
-    return st;
-}
-
-/* --- the other files -------------------------------------------------------- */
-
-static bool ends_in(const char *name, const char *tail) {
-    size_t n = strlen(name), k = strlen(tail);
-    return n >= k && strcmp(name + n - k, tail) == 0;
-}
-
-static bool is_weight_file(const char *name) {
-    static const char *const tails[] = {
-        ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json"
-    };
-    for (size_t i = 0; i < sizeof tails / sizeof *tails; i++)
-        if (ends_in(name, tails[i]))
-            return true;
-    return false;
-}
-
-static ml_status copy_file(exporter *x, const char *name, ml_err *err) {
-    ml_file f;
-    ml_status st = ml_file_map(&f, in_dir(x, x->from->dir, name), err);
-    if (st == ML_OK) {
-        st = ml_file_replace(in_dir(x, x->o->dir, name), f.bytes, err);
-        ml_file_unmap(&f);
-    }
-    return st;
-}
-
-/* config.json with the value of its dtype key replaced, every other byte as it was. */
-static ml_status write_config(exporter *x, ml_err *err) {
-    static const char *const names[] = {
-        [ML_F32] = "float32", [ML_BF16] = "bfloat16", [ML_F16] = "float16"
-    };
-    const ml_json *root, *v;
-    ml_text t = { 0 };
-    ml_file f;
-    const char *path = in_dir(x, x->from->dir, "config.json");
-    ml_status st = ml_file_map(&f, path, err);
-
-    if (st != ML_OK)
-        return st;
-    st = ml_json_parse_python(&root, &x->arena, f.bytes, path, err);
-    if (st == ML_OK) {
-        v = ml_json_get(root, "dtype");
-        v = v ? v : ml_json_get(root, "torch_dtype");
-        if (v && !x->o->keep_dtype) {
-            ml_text_add(&t, f.bytes.ptr, v->begin);
-            ml_text_printf(&t, "\"%s\"", names[x->o->dtype]);
-            ml_text_add(&t, f.bytes.ptr + v->end, f.bytes.len - v->end);
-        } else {
-            ml_text_add(&t, f.bytes.ptr, f.bytes.len);
-        }
-        st = ml_file_replace(in_dir(x, x->o->dir, "config.json"), (ml_str){ t.ptr, t.len },
-                             err);
-    }
-    ml_text_release(&t);
-    ml_file_unmap(&f);
-    return st;
-}
-
-static bool copied(const exporter *x, const char *name) {
-    struct stat sb;
-    char path[4096];
-    bool index = index_holds(x) && strcmp(name, INDEX) == 0;
-
-    snprintf(path, sizeof path, "%s/%s", x->from->dir, name);
-    if (stat(path, &sb) != 0 || !S_ISREG(sb.st_mode) || strcmp(name, "config.json") == 0)
-        return false;
-    return index || !is_weight_file(name);
-}
-
-static ml_status copy_others(exporter *x, ml_err *err) {
-    DIR *d = opendir(x->from->dir);
-    struct dirent *e;
-    ml_status st = ML_OK;
-
-    if (!d)
-        return ml_fail(err, ML_EIO, "%s: %s", x->from->dir, strerror(errno));
-    while (st == ML_OK && (e = readdir(d)))
-        if (copied(x, e->d_name))
-            st = copy_file(x, e->d_name, err);
-    closedir(d);
-    return st;
-}
-
-static ml_status make_dir(const char *dir, ml_err *err) {
-    DIR *d;
-    struct dirent *e;
-    ml_status st = ML_OK;
-
-    if (mkdir(dir, 0777) == 0)
-        return ML_OK;
-    if (errno != EEXIST)
-        return ml_fail(err, ML_EIO, "%s: cannot be made: %s", dir, strerror(errno));
-    d = opendir(dir);
-    if (!d)
-        return ml_fail(err, ML_EIO, "%s: %s", dir, strerror(errno));
-    while (st == ML_OK && (e = readdir(d)))
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
-            st = ml_fail(err, ML_EIO,
-                         "%s: already holds %s; name a new or an empty directory, so that "
-                         "nothing is overwritten",
-                         dir, e->d_name);
-    closedir(d);
     return st;
 }
 
@@ -489,7 +380,7 @@ ml_status ml_export_each(const ml_weights *w, const ml_spec *s, const ml_checkpo
 ml_status ml_export_hf(const ml_weights *w, const ml_spec *s, const ml_checkpoint *from,
                        const ml_export_opts *o, ml_err *err) {
     exporter x = { .w = w, .s = s, .from = from, .o = o };
-    ml_status st = make_dir(o->dir, err);
+    ml_status st = ml_export_dir(o->dir, err);
 
     ml_arena_init(&x.arena, "export");
     if (st == ML_OK) {
@@ -504,9 +395,7 @@ ml_status ml_export_hf(const ml_weights *w, const ml_spec *s, const ml_checkpoin
         st = write_weights(&x, err);
     }
     if (st == ML_OK)
-        st = copy_others(&x, err);
-    if (st == ML_OK)
-        st = write_config(&x, err);
+        st = ml_export_files(from->dir, o, index_holds(&x), err);
     free(x.piece);
     ml_arena_release(&x.arena);
     return st;

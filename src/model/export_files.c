@@ -1,0 +1,138 @@
+#include "model/export_files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/file.h"
+#include "base/json.h"
+
+typedef struct copier {
+    const char *from;
+    const ml_export_opts *o;
+    bool index_holds;
+    ml_arena arena;
+} copier;
+
+static const char *in_dir(copier *c, const char *dir, const char *name) {
+    return ml_arena_printf(&c->arena, "%s/%s", dir, name);
+}
+
+static bool ends_in(const char *name, const char *tail) {
+    size_t n = strlen(name), k = strlen(tail);
+    return n >= k && strcmp(name + n - k, tail) == 0;
+}
+
+static bool is_weight_file(const char *name) {
+    static const char *const tails[] = {
+        ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json"
+    };
+    for (size_t i = 0; i < sizeof tails / sizeof *tails; i++)
+        if (ends_in(name, tails[i]))
+            return true;
+    return false;
+}
+
+static ml_status copy_file(copier *c, const char *name, ml_err *err) {
+    ml_file f;
+    ml_status st = ml_file_map(&f, in_dir(c, c->from, name), err);
+    if (st == ML_OK) {
+        st = ml_file_replace(in_dir(c, c->o->dir, name), f.bytes, err);
+        ml_file_unmap(&f);
+    }
+    return st;
+}
+
+/* config.json with the value of its dtype key replaced, every other byte as it was. */
+static ml_status write_config(copier *c, ml_err *err) {
+    static const char *const names[] = {
+        [ML_F32] = "float32", [ML_BF16] = "bfloat16", [ML_F16] = "float16"
+    };
+    const ml_json *root, *v;
+    ml_text t = { 0 };
+    ml_file f;
+    const char *path = in_dir(c, c->from, "config.json");
+    ml_status st = ml_file_map(&f, path, err);
+
+    if (st != ML_OK)
+        return st;
+    st = ml_json_parse_python(&root, &c->arena, f.bytes, path, err);
+    if (st == ML_OK) {
+        v = ml_json_get(root, "dtype");
+        v = v ? v : ml_json_get(root, "torch_dtype");
+        if (v && !c->o->keep_dtype) {
+            ml_text_add(&t, f.bytes.ptr, v->begin);
+            ml_text_printf(&t, "\"%s\"", names[c->o->dtype]);
+            ml_text_add(&t, f.bytes.ptr + v->end, f.bytes.len - v->end);
+        } else {
+            ml_text_add(&t, f.bytes.ptr, f.bytes.len);
+        }
+        st = ml_file_replace(in_dir(c, c->o->dir, "config.json"), (ml_str){ t.ptr, t.len },
+                             err);
+    }
+    ml_text_release(&t);
+    ml_file_unmap(&f);
+    return st;
+}
+
+static bool copied(const copier *c, const char *name) {
+    struct stat sb;
+    char path[4096];
+    bool index = c->index_holds && strcmp(name, ML_EXPORT_INDEX) == 0;
+
+    snprintf(path, sizeof path, "%s/%s", c->from, name);
+    if (stat(path, &sb) != 0 || !S_ISREG(sb.st_mode) || strcmp(name, "config.json") == 0)
+        return false;
+    return index || !is_weight_file(name);
+}
+
+static ml_status copy_others(copier *c, ml_err *err) {
+    DIR *d = opendir(c->from);
+    struct dirent *e;
+    ml_status st = ML_OK;
+
+    if (!d)
+        return ml_fail(err, ML_EIO, "%s: %s", c->from, strerror(errno));
+    while (st == ML_OK && (e = readdir(d)))
+        if (copied(c, e->d_name))
+            st = copy_file(c, e->d_name, err);
+    closedir(d);
+    return st;
+}
+
+ml_status ml_export_dir(const char *dir, ml_err *err) {
+    DIR *d;
+    struct dirent *e;
+    ml_status st = ML_OK;
+
+    if (mkdir(dir, 0777) == 0)
+        return ML_OK;
+    if (errno != EEXIST)
+        return ml_fail(err, ML_EIO, "%s: cannot be made: %s", dir, strerror(errno));
+    d = opendir(dir);
+    if (!d)
+        return ml_fail(err, ML_EIO, "%s: %s", dir, strerror(errno));
+    while (st == ML_OK && (e = readdir(d)))
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+            st = ml_fail(err, ML_EIO,
+                         "%s: already holds %s; name a new or an empty directory, so that "
+                         "nothing is overwritten",
+                         dir, e->d_name);
+    closedir(d);
+    return st;
+}
+
+ml_status ml_export_files(const char *from, const ml_export_opts *o, bool index_holds,
+                          ml_err *err) {
+    copier c = { .from = from, .o = o, .index_holds = index_holds };
+    ml_status st;
+
+    ml_arena_init(&c.arena, "export");
+    st = copy_others(&c, err);
+    if (st == ML_OK)
+        st = write_config(&c, err);
+    ml_arena_release(&c.arena);
+    return st;
+}
