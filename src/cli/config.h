@@ -140,6 +140,7 @@ typedef struct ml_config {
         double weight_decay, start_weight_decay, end_weight_decay;
         double adam_beta1, adam_beta2, adam_eps, sgd_momentum, clip_grad;
         const char *freeze, *offload_dir;
+        bool offload_host, offload_states;
         bool check_nan;
         /* memory */
         int granularity, recompute_method; /* ml_granularity; 0 uniform, 1 block */

@@ -4,6 +4,7 @@
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
 static const char *const zeros[] = { "0", "0.0", NULL };
+static const char *const all_of_it[] = { "1", "1.0", NULL };
 static const char *const megatron[] = { "megatron", NULL };
 
 #define ONE_WAY "there is one way to compute it, with defined bits"
@@ -105,14 +106,10 @@ const ml_flag ml_flags_numerics[] = {
     ML_NOOP("num-layers-at-end-in-bf16", TEXT, MEGATRON, TRAIN, UNQUANT),
     ML_NOOP("extra-high-precision-layers-hf", LIST, MILES, TRAIN, UNQUANT),
     ML_NOOP("extra-high-precision-layers-megatron", LIST, MILES, TRAIN, UNQUANT),
-    ML_NOOP("optimizer-cpu-offload", BOOL, MEGATRON, TRAIN,
-            "the optimizer is on the CPU; --optimizer-offload-dir puts its state on disk"),
-    ML_NOOP("offload-optimizer-states", BOOL, MEGATRON, TRAIN,
-            "the optimizer is on the CPU; --optimizer-offload-dir puts its state on disk"),
     ML_NOOP("overlap-cpu-optimizer-d2h-h2d", BOOL, MEGATRON, TRAIN,
-            "the optimizer is on the CPU"),
-    ML_NOOP("optimizer-offload-fraction", TEXT, MEGATRON, TRAIN,
-            "the optimizer is on the CPU"),
+            "pieces of the state are copied and updated one after the other"),
+    ML_FIXED("optimizer-offload-fraction", MEGATRON, TRAIN, all_of_it,
+             "All of the state is where --optimizer-cpu-offload says, or none."),
     ML_NOOP("use-precision-aware-optimizer", BOOL, MEGATRON, TRAIN, "moments are f32"),
     ML_REFUSED("grad-reduce-in-bf16", BOOL, MEGATRON, TRAIN,
                "gradients are always f32; leave it out"),

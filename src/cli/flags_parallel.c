@@ -4,12 +4,12 @@
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
 static const char *const only_one[] = { "1", NULL };
+static const char *const memory[] = { "cpu", NULL };
 
 #define ONE_RANK "A run is one rank."
 #define RANK "a run is one rank"
 #define PLACE "one process on this machine does it all"
 #define ENGINES "this process generates, or as many as --rollout-num-engines says"
-#define ROOM "nothing has to make room on a CPU"
 #define TRANSFER "weights for engines elsewhere are files; --update-weight-transfer-mode"
 #define FAULTS "the trainer is one process; a run that was killed goes on from --load"
 #define CONTROL "there are no processes to control; start the run again with --load"
@@ -54,8 +54,10 @@ const ml_flag ml_flags_parallel[] = {
             "--optimizer-offload-dir keeps the optimizer's state on disk"),
     ML_NOOP("offload-train-disk-chunk-mb", TEXT, MILES, TRAIN,
             "--optimizer-offload-dir keeps the optimizer's state on disk"),
-    ML_NOOP("offload-rollout-level", LIST, MILES, TRAIN, ROOM),
-    ML_NOOP("offload-train-target", TEXT, MILES, TRAIN, ROOM),
+    ML_NOOP("offload-rollout-level", LIST, MILES, TRAIN,
+            "keys and values make room; weights are the trainer's own"),
+    ML_FIXED("offload-train-target", MILES, TRAIN, memory,
+             "Where the state waits with --offload-train: the host's memory."),
     ML_NOOP("p2p-transfer-num-workers", TEXT, MILES, TRAIN, TRANSFER),
     ML_NOOP("p2p-transfer-timeout", TEXT, MILES, TRAIN, TRANSFER),
     ML_NOOP("ft-components", LIST, MILES, TRAIN, FAULTS),

@@ -89,7 +89,9 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_ask *ask, const ml_sp
     add(m, row[GRADS], ml_trainer_grad_bytes(spec));
     if (opt->offload_dir)
         m->on_disk += state;
-    if (opt->offload_dir && !ask->be->dev->host)
+    else if (ml_optimizer_is_staged(opt, ask->be->dev))
+        m->on_host += state;
+    if (ml_optimizer_is_staged(opt, ask->be->dev))
         add(m, row[STATE], ml_optimizer_stage_bytes(opt));
     else if (!opt->offload_dir)
         add(m, row[STATE], state);
@@ -225,6 +227,10 @@ static void offload(ml_memory_ask *ask) {
     ask->opts.optimizer.offload_dir = ".";
 }
 
+static void offload_to_host(ml_memory_ask *ask) {
+    ask->opts.optimizer.offload_host = true;
+}
+
 static void shorten(ml_memory_ask *ask) {
     ask->opts.batch.max_tokens /= 4;
     ask->opts.batch.micro_batch_size = 1;
@@ -235,6 +241,7 @@ static const remedy remedies[] = {
     { "--recompute-granularity full", recompute },
     { "saving without --async-save", save_at_once },
     { "a quarter of --max-tokens-per-gpu", shorten },
+    { "--optimizer-cpu-offload", offload_to_host },
     { "--optimizer-offload-dir", offload },
 };
 enum { N_REMEDY = sizeof remedies / sizeof *remedies };
@@ -248,6 +255,7 @@ static size_t total_with(const ml_memory_ask *ask) {
 /* One change that is enough, or as many as it takes, or that none helps. */
 static void advise(ml_text *out, const ml_memory_ask *ask, size_t available) {
     ml_memory_ask all = *ask;
+    size_t total = total_with(ask);
 
     for (int i = 0; i < N_REMEDY; i++) {
         ml_memory_ask one = *ask;
@@ -258,15 +266,18 @@ static void advise(ml_text *out, const ml_memory_ask *ask, size_t available) {
             return;
         }
     }
-    ml_text_printf(out, "with ");
-    for (int i = 0; i < N_REMEDY; i++) {
-        remedies[i].take(&all);
-        ml_text_printf(out, "%s%s", i ? ", " : "", remedies[i].flags);
-        if (total_with(&all) <= available)
-            break;
+    for (int i = 0; i < N_REMEDY && total > available; i++) {
+        ml_memory_ask more = all;
+        remedies[i].take(&more);
+        if (total_with(&more) >= total)
+            continue;
+        ml_text_printf(out, "%s%s", total < total_with(ask) ? ", " : "with ",
+                       remedies[i].flags);
+        all = more;
+        total = total_with(&all);
     }
-    ml_text_printf(out, " it takes %.2f GiB%s", (double)total_with(&all) / 0x1p30,
-                   total_with(&all) <= available ? "" : ", still too much");
+    ml_text_printf(out, " it takes %.2f GiB%s", (double)total / 0x1p30,
+                   total <= available ? "" : ", still too much");
 }
 
 ml_status ml_memory_check(const ml_memory_ask *ask, size_t available, ml_err *err) {

@@ -107,6 +107,10 @@ static int64_t piece_of(const ml_optimizer_opts *o) {
     return o->offload_piece ? o->offload_piece : STAGED;
 }
 
+bool ml_optimizer_is_staged(const ml_optimizer_opts *o, const ml_device *dev) {
+    return !dev->host && (o->offload_dir || o->offload_host);
+}
+
 size_t ml_optimizer_stage_bytes(const ml_optimizer_opts *o) {
     return (size_t)piece_of(o) * STATE_KINDS * sizeof(float);
 }
@@ -183,18 +187,32 @@ static ml_status take_blocks(ml_optimizer *o, ml_err *err) {
     return o->be->dev->alloc(o->be->dev, &o->block_buf, bytes, ML_MEM_OPTIM, err);
 }
 
+static ml_status take_host(ml_optimizer *o, ml_err *err) {
+    o->host = o->be->dev->host_alloc(o->bytes);
+    if (!o->host)
+        return ml_fail(err, ML_ENOMEM,
+                       "the host has no %.1f GiB for optimizer state: leave out "
+                       "--optimizer-cpu-offload, or use --optimizer-offload-dir",
+                       (double)o->bytes / 0x1p30);
+    memset(o->host, 0, o->bytes);
+    return ML_OK;
+}
+
 static ml_status take_state(ml_optimizer *o, ml_err *err) {
     ml_device *dev = o->be->dev;
+    bool staged = ml_optimizer_is_staged(&o->opts, dev);
     ml_status st;
 
-    if (o->opts.offload_dir) {
+    if (o->opts.offload_dir)
         st = ml_spill_open(&o->spill, o->bytes, o->opts.offload_dir, err);
-        if (st == ML_OK && !dev->host)
-            st = dev->alloc(dev, &o->stage, ml_optimizer_stage_bytes(&o->opts),
-                            ML_MEM_OPTIM, err);
-        return st;
-    }
-    return o->be->dev->alloc(o->be->dev, &o->buf, o->bytes, ML_MEM_OPTIM, err);
+    else if (staged)
+        st = take_host(o, err);
+    else
+        st = dev->alloc(dev, &o->buf, o->bytes, ML_MEM_OPTIM, err);
+    if (st == ML_OK && staged)
+        st = dev->alloc(dev, &o->stage, ml_optimizer_stage_bytes(&o->opts), ML_MEM_OPTIM,
+                        err);
+    return st;
 }
 
 ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
@@ -219,7 +237,7 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
     o->master = empty_set(o);
     o->moment1 = empty_set(o);
     o->moment2 = empty_set(o);
-    carve(o, o->spill ? o->spill : o->buf.ptr);
+    carve(o, o->spill ? o->spill : o->host ? o->host : o->buf.ptr);
     if (o->own_master)
         fill_masters(o);
     return ML_OK;
@@ -233,6 +251,8 @@ void ml_optimizer_close(ml_optimizer *o) {
     ml_spill_close(o->spill, o->bytes);
     if (o->stage.dev)
         o->stage.dev->free(&o->stage);
+    if (o->host)
+        o->be->dev->host_free(o->host);
     if (o->away)
         o->be->dev->host_free(o->away);
     if (o->arena.tag)

@@ -22,7 +22,8 @@ typedef struct ml_optimizer_opts {
     double momentum;          /* SGD */
     double clip_grad;         /* largest norm of all gradients together; 0: no limit */
     const char *freeze; /* names that are not trained: shell patterns, commas between */
-    const char *offload_dir; /* the state lives in a file here; NULL: in memory */
+    const char *offload_dir; /* the state lives in a file here; NULL: in memory, */
+    bool offload_host;       /* the host's, where a device has memory of its own */
     int64_t offload_piece;   /* numbers of it that another device has at a time; 0: 4 M */
 } ml_optimizer_opts;
 
@@ -37,10 +38,10 @@ typedef struct ml_optimizer {
     bool own_master;
     int64_t n_step; /* applied so far */
     ml_buf buf;
-    void *spill;
-    ml_buf
-        stage; /* of another device, while the state is in a file: a piece of each kind */
-    size_t bytes;     /* of buf or spill */
+    void *spill;      /* the file's */
+    void *host;       /* or the host's, */
+    ml_buf stage;     /* with a piece of each kind on a device that cannot reach either */
+    size_t bytes;     /* of buf, spill or host */
     ml_buf block_buf; /* sums of squares of blocks of the gradients, and */
     double *block;    /* where they are read */
     void *away;       /* memory of the host for the state; NULL: it never left */
@@ -50,7 +51,9 @@ typedef struct ml_optimizer {
 
 /* Bytes of state; `bf16`: the weights are, so that masters are needed. */
 size_t ml_optimizer_bytes(const ml_spec *s, const ml_optimizer_opts *opts, bool bf16);
-/* Of the memory of a device that cannot reach a file: for the piece that is updated. */
+/* Whether the state is elsewhere than a device's own memory, and what it then takes of that: for
+ * the piece that is updated. */
+bool ml_optimizer_is_staged(const ml_optimizer_opts *opts, const ml_device *dev);
 size_t ml_optimizer_stage_bytes(const ml_optimizer_opts *opts);
 /* Whether opts.freeze names the parameter. */
 bool ml_optimizer_frozen(const ml_optimizer_opts *opts, const ml_param *p);

@@ -30,7 +30,8 @@ train moe qwen3_moe --advantage-estimator grpo --use-rollout-routing-replay --pr
 train ppo qwen3 --advantage-estimator ppo
 train turns qwen3 --advantage-estimator ppo --offload
 train file qwen3 --advantage-estimator ppo --optimizer-offload-dir "$work"
-for other in turns file; do
+train host qwen3 --advantage-estimator ppo --optimizer-cpu-offload
+for other in turns file host; do
     cmp "$work/ppo/run/metrics.jsonl" "$work/$other/run/metrics.jsonl"
     cmp "$work/ppo/run/iter_0000002/model.safetensors" "$work/$other/run/iter_0000002/model.safetensors"
 done

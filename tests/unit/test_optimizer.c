@@ -221,21 +221,27 @@ static bool begin_elsewhere(world *w, ml_device *dev, ml_optimizer_opts opts) {
     return ok;
 }
 
-/* State in a file that the device gets in pieces, and state that makes room between steps. */
+/* State in a file or in the host's memory, which the device gets in pieces, and state that makes
+ * room between steps. */
 static void state_leaves_the_device(void) {
-    ml_optimizer_opts in_file = adam;
-    ml_device dev[3];
-    world stays, file, away;
+    ml_optimizer_opts in_file = adam, on_host = adam;
+    ml_device dev[4];
+    world stays, file, host, away;
     ml_err err;
 
     in_file.offload_dir = ml_test_dir();
     in_file.offload_piece = 192; /* no parameter's size is a multiple of it */
+    on_host.offload_host = true;
+    on_host.offload_piece = 192;
     if (!begin_elsewhere(&stays, &dev[0], adam) ||
-        !begin_elsewhere(&file, &dev[1], in_file) || !begin_elsewhere(&away, &dev[2], adam))
+        !begin_elsewhere(&file, &dev[1], in_file) ||
+        !begin_elsewhere(&away, &dev[2], adam) || !begin_elsewhere(&host, &dev[3], on_host))
         return;
     CHECK(file.opt.stage.bytes == 3 * 192 * sizeof(float) && !file.opt.buf.dev);
+    CHECK(host.opt.stage.bytes == 3 * 192 * sizeof(float) && !host.opt.buf.dev);
     steps(&stays, 3, 1e-2, 0.1);
     steps(&file, 3, 1e-2, 0.1);
+    steps(&host, 3, 1e-2, 0.1);
     for (int k = 0; k < 3; k++) {
         ml_update u;
         CHECK(ml_optimizer_release(&away.opt, &err) == ML_OK && !away.opt.buf.dev);
@@ -246,6 +252,9 @@ static void state_leaves_the_device(void) {
     same(&stays.weights, &file.weights, "in a file");
     same(&stays.opt.master, &file.opt.master, "in a file");
     same(&stays.opt.moment2, &file.opt.moment2, "in a file");
+    same(&stays.weights, &host.weights, "on the host");
+    same(&stays.opt.master, &host.opt.master, "on the host");
+    same(&stays.opt.moment2, &host.opt.moment2, "on the host");
     same(&stays.weights, &away.weights, "away");
     same(&stays.opt.moment1, &away.opt.moment1, "away");
     ml_optimizer_reset(&file.opt);
@@ -254,6 +263,7 @@ static void state_leaves_the_device(void) {
     CHECK(ml_optimizer_release(&away.opt, &err) == ML_OK); /* closed while it is away */
     end(&stays);
     end(&file);
+    end(&host);
     end(&away);
 }
 

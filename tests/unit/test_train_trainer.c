@@ -249,12 +249,49 @@ static void memory_of_a_device(void) {
     ml_trainee_close(&t);
 }
 
+/* State that stays in the host's memory leaves a piece of it on the device. */
+static void memory_of_state_elsewhere(void) {
+    ml_trainee_opts o = { .dtype = ML_WEIGHT_BF16, .trainer = ml_trainee_defaults() };
+    ml_memory_ask ask;
+    ml_trainee t;
+    ml_memory m;
+    ml_err err = { 0 };
+    ml_backend be;
+    ml_device dev;
+    size_t state, sum;
+
+    ml_trainee_open(&t, &o);
+    be = t.be;
+    dev = *t.be.dev;
+    dev.host = false;
+    be.dev = &dev;
+    state = ml_trainer_optimizer(t.trainer)->bytes;
+    ask = (ml_memory_ask){ .spec = &t.spec,
+                           .be = &be,
+                           .weight_bytes = t.weights.buf.bytes,
+                           .bf16 = true,
+                           .set = sets,
+                           .opts = o.trainer };
+    ask.opts.recompute.granularity = ML_RECOMPUTE_FULL;
+    ask.opts.batch.max_tokens = 4;
+    ask.opts.optimizer.offload_piece = 16;
+    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == 0);
+    sum = m.total;
+    CHECK(ml_memory_check(&ask, sum - state + 3 * 16 * sizeof(float), &err) == ML_ENOMEM);
+    CHECK_HAS(err.msg, "--optimizer-cpu-offload");
+    ask.opts.optimizer.offload_host = true;
+    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == state);
+    CHECK(m.total == sum - state + 3 * 16 * sizeof(float));
+    ml_trainee_close(&t);
+}
+
 static const ml_test tests[] = {
     { "faults are named and not applied", faults_are_named_and_not_applied },
     { "bad weights are found in the forward", bad_weights_are_found_in_the_forward },
     { "batches as Miles", batches_as_miles },
     { "memory is planned", memory_is_planned },
     { "memory of a device", memory_of_a_device },
+    { "memory of state elsewhere", memory_of_state_elsewhere },
     { 0 },
 };
 
