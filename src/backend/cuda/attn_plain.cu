@@ -26,31 +26,49 @@ template <class T> __device__ static void put(T *to, float x, bool add) {
     *to = ml_as<T>(add ? ml_f32(*to) + x : x);
 }
 
+/* sum += w times a row, a lane's share of it. */
+template <class T>
+__device__ static void add_row(float (&sum)[PER_LANE], float w, const T *row, int d) {
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int e = 0; e < PER_LANE; e++)
+        if (lane + 32 * e < d)
+            sum[e] = fmaf(w, ml_f32(row[lane + 32 * e]), sum[e]);
+}
+
+/* A token's row of one head: the KV head it reads, and its keys, first .. pos. */
+struct query {
+    int head, pos, first;
+    const int32_t *page;
+};
+
+template <class T> __device__ static query query_of(const attn_call<T> &c, int64_t i) {
+    int token = (int)(i / c.n_head), pos = c.pos[token];
+    return { (int)(i % c.n_head) / c.group, pos, attn_first_key(c, pos),
+             c.page + c.page_start[attn_seq_of(c.seq_start, c.n_seq, token)] };
+}
+
 /* ---- forward ---- */
 
 template <class T> __global__ void plain_forward(attn_call<T> c) {
     __shared__ float row[WARPS][MAX_D], weight[WARPS][ML_KTILE];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int64_t i = (int64_t)blockIdx.x * WARPS + warp;
-    int token, head, pos, first;
-    const int32_t *page;
+    query q;
     float m = -INFINITY, l = 0.0f, acc[PER_LANE] = {};
 
     if (i >= (int64_t)c.n_token * c.n_head)
         return;
-    token = (int)(i / c.n_head);
-    head = (int)(i % c.n_head) / c.group;
-    pos = c.pos[token];
-    first = attn_first_key(c, pos);
-    page = c.page + c.page_start[attn_seq_of(c.seq_start, c.n_seq, token)];
+    q = query_of(c, i);
     stage_row(row[warp], c.q + i * c.d, c.d);
-    for (int tile = first / ML_KTILE * ML_KTILE; tile <= pos; tile += ML_KTILE) {
+    for (int tile = q.first / ML_KTILE * ML_KTILE; tile <= q.pos; tile += ML_KTILE) {
         float s[2], old = m, p, keep;
         for (int k = 0; k < 2; k++) {
             int key = tile + lane + 32 * k;
-            s[k] = key >= first && key <= pos
-                       ? score(c, dot_with(row[warp], attn_key(c, page, head, key), c.d))
-                       : -INFINITY;
+            s[k] =
+                key >= q.first && key <= q.pos
+                    ? score(c, dot_with(row[warp], attn_key(c, q.page, q.head, key), c.d))
+                    : -INFINITY;
         }
         m = ml_max(m, ml_warp_max(ml_max(s[0], s[1])));
         keep = ml_exp(old - m);
@@ -62,15 +80,9 @@ template <class T> __global__ void plain_forward(attn_call<T> c) {
 #pragma unroll
         for (int e = 0; e < PER_LANE; e++)
             acc[e] *= keep;
-        for (int key = tile < first ? first : tile; key <= pos && key < tile + ML_KTILE;
-             key++) {
-            const T *v = attn_value(c, page, head, key);
-            float w = weight[warp][key - tile];
-#pragma unroll
-            for (int e = 0; e < PER_LANE; e++)
-                if (lane + 32 * e < c.d)
-                    acc[e] = fmaf(w, ml_f32(v[lane + 32 * e]), acc[e]);
-        }
+        for (int key = tile < q.first ? q.first : tile;
+             key <= q.pos && key < tile + ML_KTILE; key++)
+            add_row(acc, weight[warp][key - tile], attn_value(c, q.page, q.head, key), c.d);
         __syncwarp();
     }
 #pragma unroll
@@ -96,28 +108,23 @@ template <class T> __global__ void plain_back_query(attn_call<T> c) {
     __shared__ float row[WARPS][MAX_D], out[WARPS][MAX_D], slope[WARPS][ML_KTILE];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int64_t i = (int64_t)blockIdx.x * WARPS + warp;
-    int token, head, pos, first;
-    const int32_t *page;
+    query q;
     float m, inv_l, delta, acc[PER_LANE] = {};
 
     if (i >= (int64_t)c.n_token * c.n_head)
         return;
-    token = (int)(i / c.n_head);
-    head = (int)(i % c.n_head) / c.group;
-    pos = c.pos[token];
-    first = attn_first_key(c, pos);
-    page = c.page + c.page_start[attn_seq_of(c.seq_start, c.n_seq, token)];
+    q = query_of(c, i);
     m = c.stat[2 * i];
     inv_l = 1.0f / c.stat[2 * i + 1];
     delta = c.delta[i];
     stage_row(row[warp], c.q + i * c.d, c.d);
     stage_row(out[warp], c.dout + i * c.d, c.d);
-    for (int tile = first / ML_KTILE * ML_KTILE; tile <= pos; tile += ML_KTILE) {
+    for (int tile = q.first / ML_KTILE * ML_KTILE; tile <= q.pos; tile += ML_KTILE) {
         for (int key = tile + lane; key < tile + ML_KTILE; key += 32) {
             float s, dp, ds = 0.0f;
-            if (key >= first && key <= pos) {
-                s = score(c, dot_with(row[warp], attn_key(c, page, head, key), c.d));
-                dp = dot_with(out[warp], attn_value(c, page, head, key), c.d);
+            if (key >= q.first && key <= q.pos) {
+                s = score(c, dot_with(row[warp], attn_key(c, q.page, q.head, key), c.d));
+                dp = dot_with(out[warp], attn_value(c, q.page, q.head, key), c.d);
                 ds = (ml_exp(s - m) * inv_l) * (dp - delta) * c.scale;
                 if (c.softcap != 0.0f)
                     ds *= attn_cap_slope(s, c.softcap);
@@ -125,15 +132,9 @@ template <class T> __global__ void plain_back_query(attn_call<T> c) {
             slope[warp][key - tile] = ds;
         }
         __syncwarp();
-        for (int key = tile < first ? first : tile; key <= pos && key < tile + ML_KTILE;
-             key++) {
-            const T *k = attn_key(c, page, head, key);
-            float ds = slope[warp][key - tile];
-#pragma unroll
-            for (int e = 0; e < PER_LANE; e++)
-                if (lane + 32 * e < c.d)
-                    acc[e] = fmaf(ds, ml_f32(k[lane + 32 * e]), acc[e]);
-        }
+        for (int key = tile < q.first ? q.first : tile;
+             key <= q.pos && key < tile + ML_KTILE; key++)
+            add_row(acc, slope[warp][key - tile], attn_key(c, q.page, q.head, key), c.d);
         __syncwarp();
     }
 #pragma unroll
@@ -177,12 +178,8 @@ template <class T> __global__ void plain_back_key(attn_call<T> c) {
             float ds = p * (dp - c.delta[at]) * c.scale;
             if (c.softcap != 0.0f)
                 ds *= attn_cap_slope(s, c.softcap);
-#pragma unroll
-            for (int e = 0; e < PER_LANE; e++)
-                if (lane + 32 * e < c.d) {
-                    dk[e] = fmaf(ds, ml_f32(c.q[at * c.d + lane + 32 * e]), dk[e]);
-                    dv[e] = fmaf(p, ml_f32(c.dout[at * c.d + lane + 32 * e]), dv[e]);
-                }
+            add_row(dk, ds, c.q + at * c.d, c.d);
+            add_row(dv, p, c.dout + at * c.d, c.d);
         }
 #pragma unroll
     for (int e = 0; e < PER_LANE; e++)
