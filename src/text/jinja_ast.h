@@ -238,10 +238,10 @@ typedef struct ml_jtuple_rule {
 ml_jnode *ml_jparse_tuple(ml_jparser *p, ml_jtuple_rule rule);
 ml_jnode *ml_jparse_target(ml_jparser *p, bool namespace, const char *end);
 
-/* jinja_postfix.c: `of` with what follows it, or `of` itself. */
-ml_jnode *ml_jparse_postfix(ml_jparser *p, ml_jnode *of);
+/* jinja_postfix.c: the node with what follows it, or the node itself. */
+ml_jnode *ml_jparse_postfix(ml_jparser *p, ml_jnode *n);
 ml_jnode *ml_jparse_filters(ml_jparser *p, ml_jnode *of, bool first_without_pipe);
-ml_jnode *ml_jparse_filters_and_tests(ml_jparser *p, ml_jnode *of);
+ml_jnode *ml_jparse_filters_and_tests(ml_jparser *p, ml_jnode *n);
 
 /* jinja_parser.c */
 ml_jnode *ml_jnode_new(ml_jparser *p, ml_jnode_kind kind, uint32_t at);
