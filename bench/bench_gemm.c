@@ -132,7 +132,8 @@ static void ours(const bench *b, const layer *l, direction d) {
 
     switch (d) {
     case FORWARD:
-        ml_gemm_forward(b->s, l->y, l->n, l->x, l->k, &w, NULL, ROWS, l->scratch);
+        const ml_gemm_out out = { l->y, l->n, &w, NULL };
+        ml_gemm_forward(b->s, &out, 1, l->x, l->k, ROWS, l->scratch);
         break;
     case DINPUT:
         ml_gemm_dinput(b->s, l->dx, l->k, l->y, l->n, &w, ROWS, false, l->scratch);
@@ -243,7 +244,8 @@ static void bench_far(bench *b, char *far, ml_dtype dtype, int m) {
         ml_tensor w = any;
         double start = ml_clock_s();
         w.data = far + at;
-        ml_gemm_forward(b->s, y, FAR_N, x, FAR_K, &w, NULL, m, scratch);
+        const ml_gemm_out out = { y, FAR_N, &w, NULL };
+        ml_gemm_forward(b->s, &out, 1, x, FAR_K, m, scratch);
         best = lesser(best, ml_clock_s() - start);
         r.at = far + at + bytes;
         start = ml_clock_s();

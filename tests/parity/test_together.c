@@ -1,7 +1,8 @@
 /* Calls that a backend does together: it is told truly who reads what they make.
  *
  * The CPU's ops behind a `together` that takes runs of calls of every length and, as soon as the
- * last reader of an output is done, overwrites it: log-probs and gradients must not change. */
+ * last reader of an output is done, overwrites it: log-probs and gradients must not change.  Nor
+ * must they with the CPU's own. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,7 +53,7 @@ typedef struct result {
 } result;
 
 static void compute(result *r, const ml_spec *spec, ml_backend *be, const ml_weights *w,
-                    ml_arena *a, bool backward) {
+                    ml_arena *a, int32_t n_token, bool backward) {
     ml_plan_opts opts = {
         .caps = { .n_token = N_TOKEN, .n_seq = 1, .n_loss = N_TOKEN, .n_page = 4 },
         .backward = backward
@@ -64,6 +65,7 @@ static void compute(result *r, const ml_spec *spec, ml_backend *be, const ml_wei
     ml_plan *p = NULL;
     ml_err err = { 0 };
 
+    memset(r->logprob, 0, sizeof r->logprob);
     for (int i = 0; i < N_TOKEN; i++) {
         id[i] = (i * 31 + 7) % 50;
         target[i] = (i * 17 + 3) % 50;
@@ -75,7 +77,7 @@ static void compute(result *r, const ml_spec *spec, ml_backend *be, const ml_wei
         exit(1);
     }
     ml_batch_init(&b, a, opts.caps);
-    ml_batch_add(&b, id, target, N_TOKEN, 0, NULL);
+    ml_batch_add(&b, id, target, n_token, 0, NULL);
     ml_plan_forward(p, &run);
     CHECK(ml_plan_stats_of(p)->forward_s[ML_OP_ATTN] > 0); /* wherever in a run it stood */
     ml_plan_read(p, &b.rows, r->logprob, NULL, NULL);
@@ -99,13 +101,13 @@ static void check_model(const char *dir, bool backward) {
         ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
         exit(1);
     }
-    compute(&want, &spec, &be, &w, &a, backward);
+    compute(&want, &spec, &be, &w, &a, N_TOKEN, backward);
     plain = be.ops;
     ops = *plain;
     ops.together = in_runs;
     be.ops = &ops;
     for (run_length = 0; run_length <= MOST; run_length++) {
-        compute(&got, &spec, &be, &w, &a, backward);
+        compute(&got, &spec, &be, &w, &a, N_TOKEN, backward);
         CHECK(memcmp(want.logprob, got.logprob, sizeof want.logprob) == 0);
         CHECK(memcmp(want.grads.buf.ptr, got.grads.buf.ptr, want.grads.buf.bytes) == 0);
         ml_weights_close(&got.grads);
@@ -117,6 +119,51 @@ static void check_model(const char *dir, bool backward) {
     ml_backend_close(&be);
     ml_spec_close(&spec);
     ml_arena_release(&a);
+}
+
+/* Few rows and many, which products treat differently. */
+static void check_own(const char *dir, ml_weight_dtype dtype, int n_thread) {
+    static const int32_t n_token[] = { 1, 3, 5, 16, 17, N_TOKEN };
+    ml_backend be;
+    ml_weights w;
+    ml_spec spec;
+    ml_ops ops;
+    ml_arena a;
+    ml_err err = { 0 };
+
+    ml_arena_init(&a, "together");
+    if (ml_spec_open(&spec, dir, &err) || ml_backend_cpu_open(&be, n_thread, NULL, &err) ||
+        ml_weights_dummy(&w, &spec, dtype, 1, &be, &a, &err)) {
+        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
+        exit(1);
+    }
+    plain = be.ops;
+    ops = *plain;
+    ops.together = NULL;
+    for (size_t i = 0; i < sizeof n_token / sizeof *n_token; i++) {
+        result want, got;
+        compute(&got, &spec, &be, &w, &a, n_token[i], false);
+        be.ops = &ops;
+        compute(&want, &spec, &be, &w, &a, n_token[i], false);
+        be.ops = plain;
+        CHECK(memcmp(want.logprob, got.logprob, sizeof want.logprob) == 0);
+        ml_weights_close(&want.grads);
+        ml_weights_close(&got.grads);
+    }
+    ml_weights_close(&w);
+    ml_backend_close(&be);
+    ml_spec_close(&spec);
+    ml_arena_release(&a);
+}
+
+static void own(void) {
+    static const int n_thread[] = { 1, 2, 3, 8 };
+
+    for (size_t i = 0; i < sizeof n_thread / sizeof *n_thread; i++) {
+        check_own(DATA "qwen3", ML_WEIGHT_BF16, n_thread[i]);
+        check_own(DATA "qwen3", ML_WEIGHT_F32, n_thread[i]);
+        check_own(DATA "qwen2", ML_WEIGHT_BF16, n_thread[i]); /* with biases */
+    }
 }
 
 static void forward(void) {
@@ -132,6 +179,7 @@ static void with_backward(void) {
 
 static const ml_test tests[] = { { "forward", forward, 0 },
                                  { "with_backward", with_backward, 0 },
+                                 { "own", own, 0 },
                                  { 0 } };
 
 int main(int argc, char **argv) {

@@ -202,6 +202,7 @@ static const ml_ops cpu_ops = {
         [ML_OP_ATTN_CHOSEN] = ml_cpu_attn_chosen_backward,
         [ML_OP_LMHEAD] = ml_cpu_lmhead_backward,
     },
+    .together = ml_cpu_linear_together,
     .scratch = op_scratch,
     .sample_scratch = ml_cpu_sample_scratch,
     .sample = ml_cpu_sample,

@@ -52,6 +52,9 @@ ML_CPU_OP(attn_chosen) /* attn_chosen.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
 #undef ML_CPU_OP
 
+/* ml_ops.together: linear.c */
+int ml_cpu_linear_together(ml_stream *s, const ml_op_call *call, int n);
+
 extern const ml_optim_ops ml_cpu_optim; /* optim.c */
 
 /* The task data of an op that needs no more than its arguments. */

@@ -11,8 +11,10 @@
  * share pieces of the output.  Pieces are numbered rows first, so that a thread begins with
  * tiles that it packed, of rows that it computed, all of them still in its own caches.  A
  * piece walks the depth in blocks; in each it brings np panels of b into reach of the first
- * cache and runs all its row tiles over them, while a streams from the second.  Later blocks continue the FMA chains from c: blocking moves no
- * bits. */
+ * cache and runs all its row tiles over them, while a streams from the second.  Later blocks
+ * continue the FMA chains from c: blocking moves no bits.
+ *
+ * Forward may have several outputs, each with its own w: a is then packed once for all. */
 #include "backend/cpu/gemm.h"
 
 enum {
@@ -37,6 +39,8 @@ typedef enum b_source {
 
 typedef struct product {
     const ml_cpu_stream *s;
+    const ml_gemm_out *out; /* [n_out] forward: they share a; NULL: c is the only one */
+    int32_t n_out;
     float *c;
     const float *a, *bias;
     const void *b;
@@ -59,6 +63,10 @@ typedef struct product {
 
 static int64_t lesser(int64_t a, int64_t b) {
     return a < b ? a : b;
+}
+
+static int64_t greater(int64_t a, int64_t b) {
+    return a > b ? a : b;
 }
 
 static int64_t divide_up(int64_t a, int64_t b) {
@@ -313,6 +321,26 @@ static int64_t tiles_of(const ml_cpu_stream *s, int64_t rows, int64_t parts) {
     return divide_up(divide_up(rows, s->kern->gemm->mr), parts) * parts;
 }
 
+/* Moves a forward product to one of its outputs. */
+static void to_output(product *g, int32_t i) {
+    const ml_gemm_out *out = &g->out[i];
+
+    g->c = out->y;
+    g->c_is = out->ldy;
+    g->bias = out->bias;
+    g->b = out->w->data;
+    g->n_col = out->w->shape[0];
+}
+
+static void multiply_outputs(product *g) {
+    if (!g->out)
+        ml_pool_run(g->s->pool, cut_pieces(g), 1, multiply_pieces, g);
+    for (int32_t i = 0; i < g->n_out; i++) {
+        to_output(g, i);
+        ml_pool_run(g->s->pool, cut_pieces(g), 1, multiply_pieces, g);
+    }
+}
+
 /* The depth runs ascending for each row block; rows are independent. */
 static void multiply(product *g) {
     ml_pool *pool = g->s->pool;
@@ -328,7 +356,7 @@ static void multiply(product *g) {
             g->span_end = lesser(g->span + DEPTH_SPAN, g->n_depth);
             ml_pool_run(pool, divide_up(g->span_end - g->span, DEPTH_BLOCK) * g->tiles, 4,
                         pack_tiles, g);
-            ml_pool_run(pool, cut_pieces(g), 1, multiply_pieces, g);
+            multiply_outputs(g);
         }
     }
 }
@@ -379,34 +407,47 @@ static void stream_block(const product *g, block blk) {
     }
 }
 
-/* Index: panel.  A single tile takes all panels at once, so that many are in flight. */
-static void stream_panels(void *ud, int64_t begin, int64_t end, int worker) {
-    const product *g = ud;
+/* A single tile takes all panels at once, so that many are in flight. */
+static void stream_panels(const product *g, int64_t begin, int64_t end) {
     const int64_t step = g->tiles > 1 ? g->s->kern->gemm->np : end - begin;
 
-    (void)worker;
     for (int64_t p = begin; p < end; p += step)
         stream_block(g,
                      (block){ p, lesser(step, end - p), g->span, g->span_end - g->span });
 }
 
-/* As many pieces for one thread as for another. */
-static int64_t stream_grain(const product *g) {
-    const int64_t panels = panels_of(g->n_col), threads = ml_pool_size(g->s->pool);
-    const int64_t pieces = divide_up(panels, STREAM_PANELS);
+/* As many pieces for one thread as for another, each a part of every output. */
+static int64_t stream_cut(const product *g) {
+    const int64_t threads = ml_pool_size(g->s->pool);
+    int64_t most = 0;
 
-    return divide_up(panels, divide_up(pieces, threads) * threads);
+    for (int32_t i = 0; i < g->n_out; i++)
+        most = greater(most, panels_of(g->out[i].w->shape[0]));
+    return divide_up(divide_up(most, STREAM_PANELS), threads) * threads;
+}
+
+/* Index: piece. */
+static void stream_pieces(void *ud, int64_t begin, int64_t end, int worker) {
+    product g = *(const product *)ud;
+
+    (void)worker;
+    for (int32_t i = 0; i < g.n_out; i++) {
+        to_output(&g, i);
+        const int64_t panels = panels_of(g.n_col);
+        stream_panels(&g, begin * panels / g.panel_pieces, end * panels / g.panel_pieces);
+    }
 }
 
 /* Few rows: weights pass once, as they lie.  A packed single tile lies in g->packed. */
 static void stream(product *g) {
     g->tile_rows = divide_up(g->n_row, g->tiles);
+    g->panel_pieces = stream_cut(g);
     for (g->span = 0; g->span < g->n_depth; g->span = g->span_end) {
         g->span_end = lesser(g->span + DEPTH_SPAN, g->n_depth);
         if (g->packed)
             g->s->kern->gemm->pack_rows(g->packed, g->a + g->span, g->a_is, g->n_row,
                                         g->span_end - g->span);
-        ml_pool_run(g->s->pool, panels_of(g->n_col), stream_grain(g), stream_panels, g);
+        ml_pool_run(g->s->pool, g->panel_pieces, 1, stream_pieces, g);
     }
 }
 
@@ -423,25 +464,22 @@ static bool streams(product *g, void *scratch) {
     return g->tiles <= (wide ? STREAM_TILES : g->b_pairs);
 }
 
-void ml_gemm_forward(const ml_cpu_stream *s, float *y, int64_t ldy, const float *x,
-                     int64_t ldx, const ml_tensor *w, const float *bias, int64_t m,
-                     void *scratch) {
+void ml_gemm_forward(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
+                     const float *x, int64_t ldx, int64_t m, void *scratch) {
+    const ml_tensor *w = out->w;
     product g = {
         .s = s,
-        .c = y,
-        .c_is = ldy,
+        .out = out,
+        .n_out = n,
         .c_ps = ML_LANES,
         .a = x,
         .a_is = ldx,
         .a_ks = 1,
-        .b = w->data,
         .b_dtype = w->dtype,
         .b_pairs = ml_tensor_has_pairs(w),
         .b_source = B_PANELS,
         .b_ld = w->shape[1] * ML_LANES,
-        .bias = bias,
         .n_row = m,
-        .n_col = w->shape[0],
         .n_depth = w->shape[1],
     };
     if (m == 0)

@@ -16,9 +16,17 @@
 size_t ml_gemm_scratch(const ml_cpu_stream *s, const ml_tensor *w, int64_t m);
 
 /* y[m,N] = x[m,K] w^T, then + bias[N] (one rounding more) when bias is not NULL. */
-void ml_gemm_forward(const ml_cpu_stream *s, float *y, int64_t ldy, const float *x,
-                     int64_t ldx, const ml_tensor *w, const float *bias, int64_t m,
-                     void *scratch);
+typedef struct ml_gemm_out {
+    float *y;
+    int64_t ldy;
+    const ml_tensor *w;
+    const float *bias;
+} ml_gemm_out;
+
+/* n outputs of one x, whose weights have the same K and dtype: x is packed once, and for few
+ * rows threads meet once. */
+void ml_gemm_forward(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
+                     const float *x, int64_t ldx, int64_t m, void *scratch);
 
 /* dx[m,K] = dy[m,N] w, chains over ascending n; `add`: chains start from dx. */
 void ml_gemm_dinput(const ml_cpu_stream *s, float *dx, int64_t lddx, const float *dy,

@@ -3,6 +3,7 @@
 
 enum {
     BIAS_GRAIN = 64,  /* columns of the bias gradient a thread takes at once */
+    TOGETHER = 4,     /* LINEARs at most that are computed as one */
     EXPERTS_EACH = 4, /* experts for each thread, from which on it computes them alone */
 };
 
@@ -14,8 +15,33 @@ size_t ml_cpu_linear_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool b
 void ml_cpu_linear_forward(ml_stream *s, const ml_op_args *a) {
     const ml_tensor *x = &a->in[0], *w = &a->w[0], *y = &a->out[0];
 
-    ml_gemm_forward(ml_cpu(s), y->data, w->shape[0], x->data, w->shape[1], w, a->w[1].data,
-                    x->shape[0], a->scratch);
+    const ml_gemm_out out = { y->data, w->shape[0], w, a->w[1].data };
+
+    ml_gemm_forward(ml_cpu(s), &out, 1, x->data, w->shape[1], x->shape[0], a->scratch);
+}
+
+static bool reads_the_same(const ml_op_call *a, const ml_op_call *b) {
+    const ml_tensor *x = &a->args.in[0], *y = &b->args.in[0];
+
+    return b->op == ML_OP_LINEAR && x->data == y->data && x->shape[0] == y->shape[0] &&
+           a->args.w[0].dtype == b->args.w[0].dtype;
+}
+
+/* Keys, queries and values, gate and up: LINEARs that follow each other and read the same. */
+int ml_cpu_linear_together(ml_stream *s, const ml_op_call *call, int n) {
+    const ml_op_args *a = &call->args;
+    ml_gemm_out out[TOGETHER];
+    int took = 0;
+
+    for (; took < n && took < TOGETHER && reads_the_same(call, &call[took]); took++) {
+        const ml_op_args *b = &call[took].args;
+        out[took] =
+            (ml_gemm_out){ b->out[0].data, b->w[0].shape[0], &b->w[0], b->w[1].data };
+    }
+    if (took > 1)
+        ml_gemm_forward(ml_cpu(s), out, took, a->in[0].data, a->w[0].shape[1],
+                        a->in[0].shape[0], a->scratch);
+    return took > 1 ? took : 0;
 }
 
 typedef struct bias_sum {
@@ -133,8 +159,9 @@ static void expert_forward(const ml_cpu_stream *s, const ml_op_args *a, int64_t 
     const float *x = a->in[0].data, *bias = a->w[1].data;
     float *y = a->out[0].data;
 
-    ml_gemm_forward(s, y + start[e] * n, n, x + start[e] * k, k, &w,
-                    bias ? bias + e * n : NULL, start[e + 1] - start[e], scratch);
+    const ml_gemm_out out = { y + start[e] * n, n, &w, bias ? bias + e * n : NULL };
+
+    ml_gemm_forward(s, &out, 1, x + start[e] * k, k, start[e + 1] - start[e], scratch);
 }
 
 void ml_cpu_moe_linear_forward(ml_stream *s, const ml_op_args *a) {
@@ -174,8 +201,9 @@ void ml_cpu_head_linear_forward(ml_stream *s, const ml_op_args *a) {
 
     for (int64_t i = 0; i < h; i++) {
         const ml_tensor w = expert_of(&a->w[0], i);
-        ml_gemm_forward(ml_cpu(s), y + i * n, h * n, x + i * k, h * k, &w, NULL,
-                        a->in[0].shape[0], a->scratch);
+        const ml_gemm_out out = { y + i * n, h * n, &w, NULL };
+        ml_gemm_forward(ml_cpu(s), &out, 1, x + i * k, h * k, a->in[0].shape[0],
+                        a->scratch);
     }
 }
 

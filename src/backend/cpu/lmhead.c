@@ -149,7 +149,9 @@ static bool lmhead_next_stripe(lmhead_call *c, int64_t column) {
 /* Computes the logits of the stripe, rows ldz apart. */
 static void lmhead_multiply(lmhead_call *c, float *z, int64_t ldz) {
     ml_tensor w = lmhead_columns(&c->args->w[0], c->column, c->stripe);
-    ml_gemm_forward(c->stream, z, ldz, c->x, c->width, &w, NULL, c->n, c->gemm);
+    const ml_gemm_out out = { z, ldz, &w, NULL };
+
+    ml_gemm_forward(c->stream, &out, 1, c->x, c->width, c->n, c->gemm);
 }
 
 /* Takes n logits, from a tile's first column on, into a row's softmax. */
