@@ -11,7 +11,8 @@
  *     c[i*c_is + p*c_ps + l]  (+)=  sum over ascending k of  a[i*a_is + k*a_ks] *
  *                                                           b[k*b_ks + p*b_ps + l]
  *
- * as one FMA chain per output that starts from +0, or from c when add.  With a bias
+ * as one FMA chain per output that starts from +0, or from c when add.  Where b comes in runs
+ * (run > 0, k a multiple of it), each begins b_rs behind the one before.  With a bias
  * [np*16], bias[16*p + l] is added last.  All 16 lanes of each panel are read and written,
  * unless `tail` (1..15) cuts the last panel of c and bias (not of b).  b_bf16, when not
  * NULL, stands for b: pairs (tensor.h), an even k, b_ks 16.  `next`, when not NULL, is what
@@ -26,7 +27,7 @@ typedef struct ml_gemm_tile {
     const void *next;
     const float *bias;
     int64_t c_is, c_ps, a_is, a_ks, b_ks, b_ps;
-    int64_t k;
+    int64_t k, run, b_rs;
     int32_t mr, np, tail;
     bool add;
 } ml_gemm_tile;
