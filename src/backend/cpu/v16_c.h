@@ -15,7 +15,8 @@
 #include <string.h>
 
 #define V16_LEVEL c
-#define V16_REGS 8 /* v16 values that fit the registers of the level */
+#define V16_REGS 8   /* v16 values that fit the registers of the level */
+#define V16_SCALES 0 /* whether the level has v16_scale (v16_math.inc) as a word */
 
 typedef struct v16 {
     float f[16];

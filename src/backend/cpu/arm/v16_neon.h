@@ -7,6 +7,7 @@
 
 #define V16_LEVEL neon
 #define V16_REGS 8
+#define V16_SCALES 0
 
 typedef struct v16 {
     float32x4_t a, b, c, d;

@@ -7,6 +7,7 @@
 
 #define V16_LEVEL avx2
 #define V16_REGS 8
+#define V16_SCALES 0
 
 typedef struct v16 {
     __m256 lo, hi;

@@ -7,6 +7,7 @@
 
 #define V16_LEVEL avx512
 #define V16_REGS 32
+#define V16_SCALES 1
 
 typedef struct v16 {
     __m512 f;
@@ -100,9 +101,8 @@ static inline v16 v16_neg(v16 a) {
     return v16_of(_mm512_xor_ps(_mm512_set1_ps(-0.0f), a.f));
 }
 
-static inline v16 v16_pow2(v16 n) {
-    __m512i e = _mm512_add_epi32(_mm512_cvttps_epi32(n.f), _mm512_set1_epi32(127));
-    return v16_of(_mm512_castsi512_ps(_mm512_slli_epi32(e, 23)));
+static inline v16 v16_scale(v16 p, v16 n) {
+    return v16_of(_mm512_scalef_ps(p.f, n.f));
 }
 
 static inline float v16_fold(v16 a) {
