@@ -18,17 +18,12 @@
 #include "backend/cpu/gemm.h"
 
 enum {
-    DEPTH_BLOCK = 352,            /* np panels of this depth nearly fit the first cache */
-    DEPTH_SPAN = 6 * DEPTH_BLOCK, /* packed at once: bounds the scratch */
-    ROW_BLOCK = 512,              /* rows x DEPTH_BLOCK of a fit the second cache */
-    PIECE_PANELS = 16,            /* panels of a piece: what a row block is reused for */
-    PIECE_PANELS_MIN = 4,         /* a multiple of every kernel's np */
-    PART_TILES = 8,               /* tiles for which bringing b near once more is little */
-    STREAM_TILES = 5,             /* up to so many row tiles, packing does not pay */
-    STREAM_PANELS = 8,            /* panels of a piece then, at most */
-    STREAM_AHEAD = 64,            /* lines that f32 weights are asked for ahead */
-    STREAM_PACKED = 5,            /* from so many rows on, packing them pays for bf16 */
-    LINE = 64,                    /* bytes of a cache line */
+    DEPTH_BLOCK = ML_GEMM_SPAN / 6, /* np panels of this depth nearly fit the first cache */
+    ROW_BLOCK = 512,                /* rows x DEPTH_BLOCK of a fit the second cache */
+    PIECE_PANELS = 16,              /* panels of a piece: what a row block is reused for */
+    PIECE_PANELS_MIN = 4,           /* a multiple of every kernel's np */
+    PART_TILES = 8, /* tiles for which bringing b near once more is little */
+    LINE = 64,      /* bytes of a cache line */
 };
 
 typedef enum b_source {
@@ -63,10 +58,6 @@ typedef struct product {
 
 static int64_t lesser(int64_t a, int64_t b) {
     return a < b ? a : b;
-}
-
-static int64_t greater(int64_t a, int64_t b) {
-    return a > b ? a : b;
 }
 
 static int64_t divide_up(int64_t a, int64_t b) {
@@ -353,7 +344,7 @@ static void multiply(product *g) {
         g->tiles = tiles_of(g->s, rows, g->parts);
         g->tile_rows = divide_up(rows, g->tiles);
         for (g->span = 0; g->span < g->n_depth; g->span = g->span_end) {
-            g->span_end = lesser(g->span + DEPTH_SPAN, g->n_depth);
+            g->span_end = lesser(g->span + ML_GEMM_SPAN, g->n_depth);
             ml_pool_run(pool, divide_up(g->span_end - g->span, DEPTH_BLOCK) * g->tiles, 4,
                         pack_tiles, g);
             multiply_outputs(g);
@@ -364,7 +355,7 @@ static void multiply(product *g) {
 static int64_t packed_floats(const ml_cpu_stream *s, int64_t rows, int64_t depth) {
     rows = lesser(rows, ROW_BLOCK);
     return tiles_of(s, rows, parts_of(s, rows)) *
-           divide_up(lesser(depth, DEPTH_SPAN), DEPTH_BLOCK) * DEPTH_BLOCK * ML_LANES;
+           divide_up(lesser(depth, ML_GEMM_SPAN), DEPTH_BLOCK) * DEPTH_BLOCK * ML_LANES;
 }
 
 size_t ml_gemm_scratch(const ml_cpu_stream *s, const ml_tensor *w, int64_t m) {
@@ -382,86 +373,6 @@ static void place_scratch(product *g, void *scratch) {
     g->b_buf = scratch;
     g->packed = g->b_buf + (int64_t)ml_pool_size(g->s->pool) * g->s->kern->gemm->np *
                                DEPTH_BLOCK * ML_LANES;
-}
-
-/* One block for all rows.  The first tile brings it from memory, the others find it in the
- * second cache. */
-static void stream_block(const product *g, block blk) {
-    const runs r = block_runs(g, blk);
-    ml_gemm_tile tile = tile_of(g, blk);
-
-    tile.a_is = g->packed ? 1 : g->a_is;
-    tile.a_ks = g->packed ? ML_LANES : g->a_ks;
-    tile.b_ps = g->b_ld;
-    if (g->b_dtype == ML_F32) {
-        tile.b = (const void *)r.at;
-        tile.next = tile.b + STREAM_AHEAD * ML_LANES;
-    } else {
-        tile.b_bf16 = (const void *)r.at;
-    }
-    for (int64_t row = 0; row < g->n_row; row += g->tile_rows) {
-        tile.c = g->c + row * g->c_is + blk.p * g->c_ps;
-        tile.a = g->packed ? g->packed : g->a + row * g->a_is + blk.d * g->a_ks;
-        tile.mr = (int32_t)lesser(g->tile_rows, g->n_row - row);
-        g->s->kern->gemm->tile(&tile);
-    }
-}
-
-/* A single tile takes all panels at once, so that many are in flight. */
-static void stream_panels(const product *g, int64_t begin, int64_t end) {
-    const int64_t step = g->tiles > 1 ? g->s->kern->gemm->np : end - begin;
-
-    for (int64_t p = begin; p < end; p += step)
-        stream_block(g,
-                     (block){ p, lesser(step, end - p), g->span, g->span_end - g->span });
-}
-
-/* As many pieces for one thread as for another, each a part of every output. */
-static int64_t stream_cut(const product *g) {
-    const int64_t threads = ml_pool_size(g->s->pool);
-    int64_t most = 0;
-
-    for (int32_t i = 0; i < g->n_out; i++)
-        most = greater(most, panels_of(g->out[i].w->shape[0]));
-    return divide_up(divide_up(most, STREAM_PANELS), threads) * threads;
-}
-
-/* Index: piece. */
-static void stream_pieces(void *ud, int64_t begin, int64_t end, int worker) {
-    product g = *(const product *)ud;
-
-    (void)worker;
-    for (int32_t i = 0; i < g.n_out; i++) {
-        to_output(&g, i);
-        const int64_t panels = panels_of(g.n_col);
-        stream_panels(&g, begin * panels / g.panel_pieces, end * panels / g.panel_pieces);
-    }
-}
-
-/* Few rows: weights pass once, as they lie.  A packed single tile lies in g->packed. */
-static void stream(product *g) {
-    g->tile_rows = divide_up(g->n_row, g->tiles);
-    g->panel_pieces = stream_cut(g);
-    for (g->span = 0; g->span < g->n_depth; g->span = g->span_end) {
-        g->span_end = lesser(g->span + DEPTH_SPAN, g->n_depth);
-        if (g->packed)
-            g->s->kern->gemm->pack_rows(g->packed, g->a + g->span, g->a_is, g->n_row,
-                                        g->span_end - g->span);
-        ml_pool_run(g->s->pool, g->panel_pieces, 1, stream_pieces, g);
-    }
-}
-
-/* Widening bf16 costs an instruction per vector: few rows meet it in one tile, as tall as
- * possible; more rows share what was widened once, and so do any where there are no pairs.
- * f32 is read as it lies. */
-static bool streams(product *g, void *scratch) {
-    const ml_gemm_kern *kern = g->s->kern->gemm;
-    const bool wide = g->b_dtype == ML_F32;
-
-    g->tiles = divide_up(g->n_row, wide ? kern->mr : kern->tall);
-    if (!wide && g->n_row >= STREAM_PACKED && g->tiles == 1)
-        place_scratch(g, scratch);
-    return g->tiles <= (wide ? STREAM_TILES : g->b_pairs);
 }
 
 void ml_gemm_forward(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
@@ -482,12 +393,8 @@ void ml_gemm_forward(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
         .n_row = m,
         .n_depth = w->shape[1],
     };
-    if (m == 0)
+    if (m == 0 || ml_gemm_stream(s, out, n, x, ldx, m, scratch))
         return;
-    if (streams(&g, scratch)) {
-        stream(&g);
-        return;
-    }
     place_scratch(&g, scratch);
     multiply(&g);
 }

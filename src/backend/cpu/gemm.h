@@ -12,6 +12,8 @@
 
 #include "backend/cpu/cpu_priv.h"
 
+#define ML_GEMM_SPAN 2112 /* depth that is packed at once: bounds the scratch */
+
 /* Scratch bytes for any of the three with at most m rows and this weight. */
 size_t ml_gemm_scratch(const ml_cpu_stream *s, const ml_tensor *w, int64_t m);
 
@@ -27,6 +29,11 @@ typedef struct ml_gemm_out {
  * rows threads meet once. */
 void ml_gemm_forward(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
                      const float *x, int64_t ldx, int64_t m, void *scratch);
+
+/* gemm_stream.c: the same for few rows (m > 0), which it packs, where that pays, to `packed`
+ * [K or ML_GEMM_SPAN, 16].  False: they are too many, nothing is done. */
+bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
+                    const float *x, int64_t ldx, int64_t m, float *packed);
 
 /* dx[m,K] = dy[m,N] w, chains over ascending n; `add`: chains start from dx. */
 void ml_gemm_dinput(const ml_cpu_stream *s, float *dx, int64_t lddx, const float *dy,

@@ -1,0 +1,120 @@
+/* gemm_stream.c - forward products of few rows: weights pass once, as they lie.
+ *
+ * Rows are one tile, or few.  f32 weights are read as they lie.  Widening bf16 costs an
+ * instruction per vector: few rows meet it in one tile, as tall as possible; for more rows, and
+ * where there are no pairs, gemm.c widens once for all. */
+#include "backend/cpu/gemm.h"
+
+enum {
+    TILES = 5,  /* of f32, up to which packing rows does not pay */
+    PANELS = 8, /* of a piece, at most */
+    AHEAD = 64, /* lines that f32 weights are asked for ahead */
+    PACKED = 5, /* from so many rows on, packing them pays for bf16 */
+};
+
+typedef struct streaming {
+    const ml_cpu_stream *s;
+    const ml_gemm_out *out;
+    int32_t n_out;
+    const float *x;
+    int64_t ldx, m, k;
+    int64_t tiles, tile_rows;
+    int64_t pieces;         /* of every output */
+    int64_t span, span_end; /* of the depth */
+    float *packed;          /* [depth of the span][16], a single tile; NULL: not packed */
+} streaming;
+
+static int64_t lesser(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static int64_t panels_of(const ml_gemm_out *out) {
+    return divide_up(out->w->shape[0], ML_LANES);
+}
+
+/* Panels p .. p + np - 1 of an output for all rows.  The first tile brings them from memory, the
+ * others find them in the second cache. */
+static void stream_rows(const streaming *g, const ml_gemm_out *out, int64_t p, int64_t np) {
+    const int64_t n = out->w->shape[0], at = (p * g->k + g->span) * ML_LANES;
+    ml_gemm_tile tile = {
+        .c_is = out->ldy,
+        .c_ps = ML_LANES,
+        .a_is = g->packed ? 1 : g->ldx,
+        .a_ks = g->packed ? ML_LANES : 1,
+        .b_ks = ML_LANES,
+        .b_ps = g->k * ML_LANES,
+        .k = g->span_end - g->span,
+        .np = (int32_t)np,
+        .tail = (p + np) * ML_LANES > n ? (int32_t)(n % ML_LANES) : 0,
+        .add = g->span > 0,
+        .bias = out->bias && g->span_end == g->k ? out->bias + p * ML_LANES : NULL,
+    };
+
+    if (out->w->dtype == ML_F32) {
+        tile.b = (const float *)out->w->data + at;
+        tile.next = tile.b + AHEAD * ML_LANES;
+    } else {
+        tile.b_bf16 = (const uint16_t *)out->w->data + at;
+    }
+    for (int64_t row = 0; row < g->m; row += g->tile_rows) {
+        tile.c = out->y + row * out->ldy + p * ML_LANES;
+        tile.a = g->packed ? g->packed : g->x + row * g->ldx + g->span;
+        tile.mr = (int32_t)lesser(g->tile_rows, g->m - row);
+        g->s->kern->gemm->tile(&tile);
+    }
+}
+
+/* Index: piece, a part of every output.  A single tile takes all panels at once, so that many
+ * are in flight. */
+static void stream_pieces(void *ud, int64_t begin, int64_t end, int worker) {
+    const streaming *g = ud;
+
+    (void)worker;
+    for (int32_t i = 0; i < g->n_out; i++) {
+        const int64_t panels = panels_of(&g->out[i]), last = end * panels / g->pieces;
+        const int64_t step = g->tiles > 1 ? g->s->kern->gemm->np : panels;
+        for (int64_t p = begin * panels / g->pieces; p < last; p += step)
+            stream_rows(g, &g->out[i], p, lesser(step, last - p));
+    }
+}
+
+/* As many for one thread as for another. */
+static int64_t pieces_of(const streaming *g) {
+    const int64_t threads = ml_pool_size(g->s->pool);
+    int64_t most = 0;
+
+    for (int32_t i = 0; i < g->n_out; i++)
+        most = most > panels_of(&g->out[i]) ? most : panels_of(&g->out[i]);
+    return divide_up(divide_up(most, PANELS), threads) * threads;
+}
+
+bool ml_gemm_stream(const ml_cpu_stream *s, const ml_gemm_out *out, int32_t n,
+                    const float *x, int64_t ldx, int64_t m, float *packed) {
+    const ml_gemm_kern *kern = s->kern->gemm;
+    const bool wide = out->w->dtype == ML_F32;
+    streaming g = { .s = s,
+                    .out = out,
+                    .n_out = n,
+                    .x = x,
+                    .ldx = ldx,
+                    .m = m,
+                    .k = out->w->shape[1],
+                    .tiles = divide_up(m, wide ? kern->mr : kern->tall),
+                    .packed = !wide && m >= PACKED ? packed : NULL };
+
+    if (g.tiles > (wide ? TILES : ml_tensor_has_pairs(out->w)))
+        return false;
+    g.tile_rows = divide_up(m, g.tiles);
+    g.pieces = pieces_of(&g);
+    for (; g.span < g.k; g.span = g.span_end) {
+        g.span_end = lesser(g.span + ML_GEMM_SPAN, g.k);
+        if (g.packed)
+            kern->pack_rows(g.packed, x + g.span, ldx, m, g.span_end - g.span);
+        ml_pool_run(s->pool, g.pieces, 1, stream_pieces, &g);
+    }
+    return true;
+}
