@@ -429,6 +429,17 @@ const char *ml_json_what(const ml_json *v) {
     return names[v->type];
 }
 
+void ml_json_number(ml_text *t, double x) {
+    char text[40];
+
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, x);
+        if (strtod(text, NULL) == x)
+            break;
+    }
+    ml_text_printf(t, "%s", text);
+}
+
 void ml_json_quote(ml_text *t, ml_str s) {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
     size_t run = 0; /* bytes before it are out */

@@ -64,5 +64,7 @@ const char *ml_json_what(const ml_json *v);
 
 /* Appends s as a JSON string with quotes; as Python's json.dumps(ensure_ascii=False). */
 void ml_json_quote(ml_text *t, ml_str s);
+/* A finite number, as the shortest text that reads back as the same. */
+void ml_json_number(ml_text *t, double x);
 
 #endif

@@ -194,20 +194,11 @@ static ml_status read_batch(loss_job *j, ml_str line, ml_err *err) {
 
 /* --- writing ------------------------------------------------------------------ */
 
-/* The shortest text that reads back as the same number. */
 static void put_number(ml_text *out, double x) {
-    char text[40];
-
-    if (isnan(x) || isinf(x)) {
+    if (isfinite(x))
+        ml_json_number(out, x);
+    else
         ml_text_printf(out, isnan(x) ? "\"nan\"" : x > 0.0 ? "\"inf\"" : "\"-inf\"");
-        return;
-    }
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, x);
-        if (strtod(text, NULL) == x)
-            break;
-    }
-    ml_text_printf(out, "%s", text);
 }
 
 static void put_name(ml_text *out, const char *name) {

@@ -90,7 +90,7 @@ static void write_result(void *ud, const ml_reward_result *r) {
     e->reward = r->outcome == ML_REWARD_OK ? r->reward : 0.0;
     ml_text_printf(&e->out, "{\"reward\": ");
     if (r->outcome == ML_REWARD_OK)
-        ml_text_printf(&e->out, "%.17g", r->reward);
+        ml_json_number(&e->out, r->reward);
     else
         ml_text_printf(&e->out, "null");
     ml_text_printf(&e->out, ", \"outcome\": \"%s\", \"ms\": %.3f",

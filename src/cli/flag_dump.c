@@ -43,7 +43,7 @@ static void write_value(ml_text *out, const ml_flag *f, const void *at) {
     case ML_FLAG_F64:
         memcpy(&v.d, at, sizeof v.d);
         if (isfinite(v.d))
-            ml_text_printf(out, "%.17g", v.d);
+            ml_json_number(out, v.d);
         else
             ml_text_printf(out, "null");
         break;

@@ -29,9 +29,10 @@ void ml_figures_write(ml_text *out, const ml_figures *f) {
     for (const ml_figure *row = f->first; row; row = row->next) {
         ml_text_printf(out, row == f->first ? "" : ", ");
         ml_json_quote(out, ml_str_of(row->name));
+        ml_text_printf(out, ": ");
         if (isfinite(row->value))
-            ml_text_printf(out, ": %.17g", row->value);
+            ml_json_number(out, row->value);
         else
-            ml_text_printf(out, ": null");
+            ml_text_printf(out, "null");
     }
 }

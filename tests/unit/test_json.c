@@ -320,6 +320,26 @@ static void long_texts_take_linear_time(void) {
     ml_arena_release(&arena);
 }
 
+static void numbers_are_as_short_as_they_can_be(void) {
+    static const struct {
+        double x;
+        const char *text;
+    } row[] = { { 0.802, "0.802" },
+                { 0.1 + 0.2, "0.30000000000000004" },
+                { 1.0 / 3.0, "0.3333333333333333" },
+                { -0.0, "-0" },
+                { 1e300, "1e+300" },
+                { 42.0, "42" } };
+    ml_text t = { 0 };
+
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        t.len = 0;
+        ml_json_number(&t, row[i].x);
+        CHECK(strcmp(t.ptr, row[i].text) == 0);
+    }
+    ml_text_release(&t);
+}
+
 static const ml_test tests[] = {
     { "values keep type, order and text", values_keep_type_order_and_text },
     { "values know their place", values_know_their_place },
@@ -333,6 +353,7 @@ static const ml_test tests[] = {
     { "depth is bounded", depth_is_bounded },
     { "Python's numbers are taken where asked", pythons_numbers_are_taken_where_asked },
     { "quoting is Python's", quoting_is_pythons },
+    { "numbers are as short as they can be", numbers_are_as_short_as_they_can_be },
     { "kinds have names", kinds_have_names },
     { "long texts take linear time", long_texts_take_linear_time },
     { 0 },

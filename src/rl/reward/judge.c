@@ -101,7 +101,7 @@ static void take_number(const ml_judge *j, ml_verdict *v, const miles_reward_out
         if (out->detail[0])
             ml_text_printf(&v->json, "%s", out->detail);
         else
-            ml_text_printf(&v->json, "%.17g", out->reward);
+            ml_json_number(&v->json, out->reward);
     }
 }
 
