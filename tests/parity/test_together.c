@@ -86,74 +86,77 @@ static void compute(result *r, const ml_spec *spec, ml_backend *be, const ml_wei
     ml_plan_free(p);
 }
 
-static void check_model(const char *dir, bool backward) {
-    result want, got;
+/* A model with made-up weights. */
+typedef struct model {
+    ml_arena arena;
+    ml_spec spec;
     ml_backend be;
     ml_weights w;
-    ml_spec spec;
-    ml_ops ops;
-    ml_arena a;
+} model;
+
+static void open_model(model *m, const char *dir, ml_weight_dtype dtype, int n_thread) {
     ml_err err = { 0 };
 
-    ml_arena_init(&a, "together");
-    if (ml_spec_open(&spec, dir, &err) || ml_backend_cpu_open(&be, 2, NULL, &err) ||
-        ml_weights_dummy(&w, &spec, ML_WEIGHT_BF16, 1, &be, &a, &err)) {
+    ml_arena_init(&m->arena, "together");
+    if (ml_spec_open(&m->spec, dir, &err) ||
+        ml_backend_cpu_open(&m->be, n_thread, NULL, &err) ||
+        ml_weights_dummy(&m->w, &m->spec, dtype, 1, &m->be, &m->arena, &err)) {
         ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
         exit(1);
     }
-    compute(&want, &spec, &be, &w, &a, N_TOKEN, backward);
-    plain = be.ops;
+}
+
+static void close_model(model *m) {
+    ml_weights_close(&m->w);
+    ml_backend_close(&m->be);
+    ml_spec_close(&m->spec);
+    ml_arena_release(&m->arena);
+}
+
+static void check_model(const char *dir, bool backward) {
+    result want, got;
+    model m;
+    ml_ops ops;
+
+    open_model(&m, dir, ML_WEIGHT_BF16, 2);
+    compute(&want, &m.spec, &m.be, &m.w, &m.arena, N_TOKEN, backward);
+    plain = m.be.ops;
     ops = *plain;
     ops.together = in_runs;
-    be.ops = &ops;
+    m.be.ops = &ops;
     for (run_length = 0; run_length <= MOST; run_length++) {
-        compute(&got, &spec, &be, &w, &a, N_TOKEN, backward);
+        compute(&got, &m.spec, &m.be, &m.w, &m.arena, N_TOKEN, backward);
         CHECK(memcmp(want.logprob, got.logprob, sizeof want.logprob) == 0);
         CHECK(memcmp(want.grads.buf.ptr, got.grads.buf.ptr, want.grads.buf.bytes) == 0);
         ml_weights_close(&got.grads);
     }
     CHECK(n_spoiled > 0);
-    be.ops = plain;
+    m.be.ops = plain;
     ml_weights_close(&want.grads);
-    ml_weights_close(&w);
-    ml_backend_close(&be);
-    ml_spec_close(&spec);
-    ml_arena_release(&a);
+    close_model(&m);
 }
 
 /* Few rows and many, which products treat differently. */
 static void check_own(const char *dir, ml_weight_dtype dtype, int n_thread) {
     static const int32_t n_token[] = { 1, 3, 5, 16, 17, N_TOKEN };
-    ml_backend be;
-    ml_weights w;
-    ml_spec spec;
+    model m;
     ml_ops ops;
-    ml_arena a;
-    ml_err err = { 0 };
 
-    ml_arena_init(&a, "together");
-    if (ml_spec_open(&spec, dir, &err) || ml_backend_cpu_open(&be, n_thread, NULL, &err) ||
-        ml_weights_dummy(&w, &spec, dtype, 1, &be, &a, &err)) {
-        ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
-        exit(1);
-    }
-    plain = be.ops;
+    open_model(&m, dir, dtype, n_thread);
+    plain = m.be.ops;
     ops = *plain;
     ops.together = NULL;
     for (size_t i = 0; i < sizeof n_token / sizeof *n_token; i++) {
         result want, got;
-        compute(&got, &spec, &be, &w, &a, n_token[i], false);
-        be.ops = &ops;
-        compute(&want, &spec, &be, &w, &a, n_token[i], false);
-        be.ops = plain;
+        compute(&got, &m.spec, &m.be, &m.w, &m.arena, n_token[i], false);
+        m.be.ops = &ops;
+        compute(&want, &m.spec, &m.be, &m.w, &m.arena, n_token[i], false);
+        m.be.ops = plain;
         CHECK(memcmp(want.logprob, got.logprob, sizeof want.logprob) == 0);
         ml_weights_close(&want.grads);
         ml_weights_close(&got.grads);
     }
-    ml_weights_close(&w);
-    ml_backend_close(&be);
-    ml_spec_close(&spec);
-    ml_arena_release(&a);
+    close_model(&m);
 }
 
 static void own(void) {

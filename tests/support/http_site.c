@@ -52,8 +52,7 @@ static void start_later(ml_http_site *s, ml_http_call *c) {
     pthread_detach(t);
 }
 
-static void stream(ml_http_call *c) {
-    ml_http_add_header(c, "X-Break", "a\r\nX-Evil: b");
+void ml_http_answer_pieces(ml_http_call *c) {
     ml_http_begin(c, 200, "text/event-stream");
     for (int i = 0; i < 5; i++) {
         char piece[32];
@@ -61,6 +60,11 @@ static void stream(ml_http_call *c) {
         ml_http_write(c, ml_str_of(piece));
     }
     ml_http_end(c);
+}
+
+static void stream(ml_http_call *c) {
+    ml_http_add_header(c, "X-Break", "a\r\nX-Evil: b");
+    ml_http_answer_pieces(c);
 }
 
 static void describe(ml_http_call *c) {

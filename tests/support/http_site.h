@@ -26,6 +26,9 @@ typedef struct ml_http_site {
 
 extern const ml_http_limits ml_http_site_limits;
 
+/* Answers with "piece 0," to "piece 4,", one by one. */
+void ml_http_answer_pieces(ml_http_call *c);
+
 /* Failures end the test. */
 ml_http_site *ml_http_site_open(ml_http_limits limits);
 void ml_http_site_close(ml_http_site *s);

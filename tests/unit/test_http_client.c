@@ -9,6 +9,7 @@
 
 #include "net/http_client.h"
 #include "net/http_server.h"
+#include "tests/support/http_site.h"
 #include "tests/support/test.h"
 
 typedef struct fetch {
@@ -70,16 +71,6 @@ static void held_gone(void *ud) {
     p->n_gone++;
 }
 
-static void stream(ml_http_call *c) {
-    ml_http_begin(c, 200, "text/event-stream");
-    for (int i = 0; i < 5; i++) {
-        char piece[32];
-        snprintf(piece, sizeof piece, "piece %d,", i);
-        ml_http_write(c, ml_str_of(piece));
-    }
-    ml_http_end(c);
-}
-
 static void describe(ml_http_call *c) {
     ml_text t = { 0 };
     ml_str m = ml_http_method(c), target = ml_http_target(c);
@@ -101,7 +92,7 @@ static void handle(void *ud, ml_http_call *c) {
     if (ml_str_is(path, "/echo"))
         ml_http_reply(c, 200, "text/plain", ml_http_body(c));
     else if (ml_str_is(path, "/stream"))
-        stream(c);
+        ml_http_answer_pieces(c);
     else if (ml_str_is(path, "/empty"))
         ml_http_reply(c, 204, NULL, ml_str_of(""));
     else if (ml_str_is(path, "/hold")) {

@@ -210,79 +210,79 @@ static void memory_is_planned(void) {
     ml_trainee_close(&t);
 }
 
-/* A device with memory of its own: what it does not have is the host's, and that is looked at. */
-static void memory_of_a_device(void) {
-    ml_trainee_opts o = { .dtype = ML_WEIGHT_BF16, .trainer = ml_trainee_defaults() };
+/* A trainee on a device with memory of its own. */
+typedef struct elsewhere {
     ml_trainee t;
+    ml_backend be;
+    ml_device dev;
+    ml_memory_ask ask;
+    size_t state; /* bytes of the optimizer's */
+} elsewhere;
+
+static void open_elsewhere(elsewhere *e) {
+    ml_trainee_opts o = { .dtype = ML_WEIGHT_BF16, .trainer = ml_trainee_defaults() };
+
+    ml_trainee_open(&e->t, &o);
+    e->be = e->t.be;
+    e->dev = *e->t.be.dev;
+    e->dev.host = false;
+    e->be.dev = &e->dev;
+    e->state = ml_trainer_optimizer(e->t.trainer)->bytes;
+    e->ask = (ml_memory_ask){ .spec = &e->t.spec,
+                              .be = &e->be,
+                              .weight_bytes = e->t.weights.buf.bytes,
+                              .bf16 = true,
+                              .set = sets,
+                              .opts = o.trainer };
+}
+
+/* What the device does not have is the host's, and that is looked at. */
+static void memory_of_a_device(void) {
+    elsewhere e;
     ml_memory m;
     ml_err err = { 0 };
     ml_memory_ask ask;
-    ml_backend be;
-    ml_device dev;
-    size_t state, sum;
+    size_t sum;
 
-    ml_trainee_open(&t, &o);
-    be = t.be;
-    dev = *t.be.dev;
-    dev.host = false;
-    be.dev = &dev;
-    state = ml_trainer_optimizer(t.trainer)->bytes;
-    ask = (ml_memory_ask){ .spec = &t.spec,
-                           .be = &be,
-                           .weight_bytes = t.weights.buf.bytes,
-                           .bf16 = true,
-                           .set = sets,
-                           .opts = o.trainer,
-                           .kv_bytes = 5000 };
+    open_elsewhere(&e);
+    ask = e.ask;
+    ask.kv_bytes = 5000;
     CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == 0 && m.in_turns == 0);
     sum = m.total;
     ask.in_turns = true;
     CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK);
-    CHECK(m.total == sum - 5000 && m.in_turns == 5000 && m.on_host == state);
+    CHECK(m.total == sum - 5000 && m.in_turns == 5000 && m.on_host == e.state);
     ask.async_save = true;
     CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.total == sum - 5000);
-    CHECK(m.on_host == 2 * state + t.weights.buf.bytes);
+    CHECK(m.on_host == 2 * e.state + e.t.weights.buf.bytes);
     CHECK(ml_memory_check(&ask, m.total, &err) == ML_OK);
     ask.weight_bytes = (size_t)1 << 60;
     CHECK(ml_memory_check(&ask, SIZE_MAX, &err) == ML_ENOMEM);
     CHECK_HAS(err.msg, "in the host's memory");
-    ml_trainee_close(&t);
+    ml_trainee_close(&e.t);
 }
 
 /* State that stays in the host's memory leaves a piece of it on the device. */
 static void memory_of_state_elsewhere(void) {
-    ml_trainee_opts o = { .dtype = ML_WEIGHT_BF16, .trainer = ml_trainee_defaults() };
+    elsewhere e;
     ml_memory_ask ask;
-    ml_trainee t;
     ml_memory m;
     ml_err err = { 0 };
-    ml_backend be;
-    ml_device dev;
-    size_t state, sum;
+    size_t left;
 
-    ml_trainee_open(&t, &o);
-    be = t.be;
-    dev = *t.be.dev;
-    dev.host = false;
-    be.dev = &dev;
-    state = ml_trainer_optimizer(t.trainer)->bytes;
-    ask = (ml_memory_ask){ .spec = &t.spec,
-                           .be = &be,
-                           .weight_bytes = t.weights.buf.bytes,
-                           .bf16 = true,
-                           .set = sets,
-                           .opts = o.trainer };
+    open_elsewhere(&e);
+    ask = e.ask;
     ask.opts.recompute.granularity = ML_RECOMPUTE_FULL;
     ask.opts.batch.max_tokens = 4;
     ask.opts.optimizer.offload_piece = 16;
     CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == 0);
-    sum = m.total;
-    CHECK(ml_memory_check(&ask, sum - state + 3 * 16 * sizeof(float), &err) == ML_ENOMEM);
+    left = m.total - e.state + 3 * 16 * sizeof(float);
+    CHECK(ml_memory_check(&ask, left, &err) == ML_ENOMEM);
     CHECK_HAS(err.msg, "--optimizer-cpu-offload");
     ask.opts.optimizer.offload_host = true;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == state);
-    CHECK(m.total == sum - state + 3 * 16 * sizeof(float));
-    ml_trainee_close(&t);
+    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == e.state);
+    CHECK(m.total == left);
+    ml_trainee_close(&e.t);
 }
 
 static const ml_test tests[] = {
