@@ -7,6 +7,7 @@
 #   tests/checkop/*.c                   one program, checkop
 #   tests/load/*.c                      one program, load_serve
 #   tests/fuzz/fuzz_*.c                 a program each (mk/test.mk)
+#   tests/faults/inject.c               inject.so, which lets calls fail
 #   tools/*.c                           a program each
 #   bench/bench_*.c                     a program each; OpenBLAS, the peer of some, is linked there alone
 
@@ -37,7 +38,7 @@ BENCH := $(call programs,bench/bench_*.c)
 TOOLS := $(call programs,tools/*.c)
 
 all: miles
-programs: $(B)/miles $(UNIT) $(GOLDEN) $(PARITY) $(CHECKOP) $(LOAD) $(TOOLS)
+programs: $(B)/miles $(UNIT) $(GOLDEN) $(PARITY) $(CHECKOP) $(LOAD) $(TOOLS) $(B)/inject.so
 .PHONY: all programs
 
 miles: $(B)/miles
@@ -71,6 +72,11 @@ $(B)/checkop: $(call objects,$(sort $(wildcard tests/checkop/*.c))) $(B)/libtest
 $(LOAD): $(call objects,$(sort $(wildcard tests/load/*.c))) $(B)/libtest.a $(B)/libmiles.a | $(B)/miles
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $^ $(LIBS)
+
+# Preloaded into uninstrumented programs by tests/e2e/faults.py.
+$(B)/inject.so: tests/faults/inject.c $(B)/flags
+	@echo '  ld  $@'
+	$(Q)$(CC) $(filter-out $(SAN_FLAGS),$(ALL_CFLAGS)) -fPIC -shared -o $@ $< -ldl
 
 $(TOOLS): %: %.o $(B)/libmiles.a
 	@echo '  ld  $@'

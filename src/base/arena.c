@@ -6,6 +6,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Under AddressSanitizer each object is followed by a poisoned redzone, and memory that no object
+ * occupies is poisoned, so that an overflow between two objects of one block is reported. */
+#if defined __SANITIZE_ADDRESS__
+#define REDZONES 1
+#elif defined __has_feature
+#if __has_feature(address_sanitizer)
+#define REDZONES 1
+#endif
+#endif
+#ifdef REDZONES
+#include <sanitizer/asan_interface.h>
+#define REDZONE_BYTES 32
+#define POISON(p, n) ASAN_POISON_MEMORY_REGION(p, n)
+#define UNPOISON(p, n) ASAN_UNPOISON_MEMORY_REGION(p, n)
+#else
+#define REDZONE_BYTES 0
+#define POISON(p, n) ((void)(p), (void)(n))
+#define UNPOISON(p, n) ((void)(p), (void)(n))
+#endif
+
 struct ml_arena_block {
     ml_arena_block *prev;
     size_t used, size;
@@ -25,6 +45,7 @@ void ml_arena_release(ml_arena *a) {
     ml_arena_block *b = a->last;
     while (b) {
         ml_arena_block *prev = b->prev;
+        UNPOISON(b->bytes, b->size);
         free(b);
         b = prev;
     }
@@ -44,6 +65,7 @@ static ml_arena_block *grow(ml_arena *a, size_t bytes) {
     if (!b)
         out_of_memory(a->tag, size);
     *b = (ml_arena_block){ .prev = a->last, .size = size };
+    POISON(b->bytes, size);
     a->last = b;
     a->total += sizeof *b + size;
     return b;
@@ -51,16 +73,17 @@ static ml_arena_block *grow(ml_arena *a, size_t bytes) {
 
 void *ml_arena_take(ml_arena *a, size_t n, size_t size) {
     ml_arena_block *b = a->last;
-    size_t bytes;
+    size_t bytes, reserved;
     void *p;
 
     if (__builtin_mul_overflow(n, size, &bytes) || bytes > SIZE_MAX / 4)
         out_of_memory(a->tag, SIZE_MAX);
-    bytes = (bytes + 15) & ~(size_t)15;
-    if (!b || b->size - b->used < bytes)
-        b = grow(a, bytes);
+    reserved = ((bytes + 15) & ~(size_t)15) + REDZONE_BYTES;
+    if (!b || b->size - b->used < reserved)
+        b = grow(a, reserved);
     p = b->bytes + b->used;
-    b->used += bytes;
+    b->used += reserved;
+    UNPOISON(p, bytes);
     return memset(p, 0, bytes);
 }
 

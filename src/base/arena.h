@@ -3,7 +3,8 @@
  * Bookkeeping (tables, names, parsed documents) comes from an arena and is freed
  * with it, never piece by piece.  Allocation cannot fail: without memory the
  * process ends with the arena's tag.  Capacity (weights, activations, KV) does not
- * come from here: see tensor/device.h.
+ * come from here: see tensor/device.h.  In builds with AddressSanitizer a poisoned
+ * redzone follows each object.
  *
  * thread: one thread at a time. */
 #ifndef ML_BASE_ARENA_H

@@ -93,13 +93,13 @@ def write_safetensors(path, tensors, dtype="F32"):
 class Server:
     """`miles serve` on a free port, ended with SIGTERM."""
 
-    def __init__(self, miles, *flags, make=make_model):
+    def __init__(self, miles, *flags, make=make_model, **popen):
         self.miles = miles
         self.dir = tempfile.TemporaryDirectory(prefix="miles-serve-")
         self.model = make(self.dir.name)
         self.proc = subprocess.Popen([miles, "serve", "--model-path", self.model, "--port", "0",
                                       "--served-model-name", "tiny", *flags],
-                                     stdout=subprocess.PIPE, text=True)
+                                     stdout=subprocess.PIPE, text=True, **popen)
         line = self.proc.stdout.readline()
         self.url = re.search(r"http://\S+", line).group(0)
 

@@ -41,6 +41,25 @@ static void arena_keeps_what_it_gave(void) {
     ml_arena_release(&a);
 }
 
+/* The byte behind an object, and the memory that no object has yet, cannot be touched. */
+static void arena_objects_have_redzones(void) {
+#if defined __SANITIZE_ADDRESS__
+    extern int __asan_address_is_poisoned(void const volatile *p);
+    ml_arena a;
+
+    ml_arena_init(&a, "test");
+    for (size_t n = 1; n < 100; n++) {
+        char *p = ml_arena_take(&a, n, 1), *next = ml_arena_take(&a, 1, 1);
+        CHECK(!__asan_address_is_poisoned(p + n - 1));
+        CHECK(__asan_address_is_poisoned(p + n));
+        CHECK(__asan_address_is_poisoned(next - 1));
+    }
+    ml_arena_release(&a);
+#else
+    CHECK(true); /* the build with AddressSanitizer checks it */
+#endif
+}
+
 static void strings_compare_by_length_and_bytes(void) {
     CHECK(ml_str_is((ml_str){ "abcd", 3 }, "abc"));
     CHECK(!ml_str_is((ml_str){ "abc", 3 }, "abcd"));
@@ -201,6 +220,7 @@ static void log_reaches_its_sink(void) {
 static const ml_test tests[] = {
     { "arena gives zeroed, aligned memory", arena_gives_zeroed_aligned_memory },
     { "arena keeps what it gave", arena_keeps_what_it_gave },
+    { "arena objects have redzones under AddressSanitizer", arena_objects_have_redzones },
     { "strings compare by length and bytes", strings_compare_by_length_and_bytes },
     { "text grows", text_grows },
     { "distance counts edits", distance_counts_edits },
