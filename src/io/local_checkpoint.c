@@ -221,8 +221,6 @@ static ml_status apply_file(patch *p, int64_t number, ml_str name, ml_err *err) 
     ml_st_file *f = NULL;
     ml_status st;
 
-    if (memchr(name.ptr, '/', name.len))
-        return ml_fail(err, ML_EFORMAT, "%s: is no name of a file beside", path);
     st = ml_st_open(&f, path, err);
     if (st != ML_OK)
         return st;

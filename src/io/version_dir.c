@@ -44,6 +44,18 @@ static ml_str text_of(const ml_json *meta, const char *key) {
     return v && v->type == ML_JSON_STRING ? v->text : ml_str_of("");
 }
 
+/* The files of a delta lie beside its index. */
+static ml_status check_files(const ml_json *map, const char *path, ml_err *err) {
+    for (const ml_json *v = map->child; v; v = v->next)
+        if (v->type != ML_JSON_STRING || !v->text.len ||
+            memchr(v->text.ptr, '/', v->text.len) || memchr(v->text.ptr, 0, v->text.len))
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: \"weight_map\": expected the name of a file beside the "
+                           "index for %.*s",
+                           path, (int)v->key.len, v->key.ptr);
+    return ML_OK;
+}
+
 static ml_status read_delta(ml_version *v, const ml_json *root, const ml_json *meta,
                             const char *path, ml_err *err) {
     int64_t version;
@@ -70,7 +82,7 @@ static ml_status read_delta(ml_version *v, const ml_json *root, const ml_json *m
     if (!ml_str_is(text_of(meta, "compression_format"), "zstd"))
         return ml_fail(err, ML_EUNSUP, "%s: \"compression_format\": expected \"zstd\"",
                        path);
-    return ML_OK;
+    return check_files(v->weight_map, path, err);
 }
 
 ml_status ml_version_read(ml_version *out, const char *source, int64_t version, ml_arena *a,

@@ -31,12 +31,14 @@ typedef struct line {
 
 /* The next line of the file; false at its end.  A line that is none has rank -1. */
 static bool next_line(ml_str *left, line *out) {
-    const char *end = memchr(left->ptr, '\n', left->len), *space;
-    size_t n = end ? (size_t)(end - left->ptr) : left->len;
+    const char *end, *space;
     int64_t rank = 0;
+    size_t n;
 
     if (!left->len)
         return false;
+    end = memchr(left->ptr, '\n', left->len);
+    n = end ? (size_t)(end - left->ptr) : left->len;
     space = memchr(left->ptr, ' ', n);
     *out = (line){ { left->ptr, space ? (size_t)(space - left->ptr) : 0 }, -1 };
     for (const char *p = space ? space + 1 : NULL; p && p < left->ptr + n; p++) {

@@ -168,7 +168,7 @@ ml_tokenizer *ml_tokenizer_new(const char *name) {
     t = ML_NEW(&a, ml_tokenizer, 1);
     t->arena = a;
     t->name = ml_arena_str(&t->arena, name, strlen(name));
-    ml_unicode_init(&t->unicode, &t->arena);
+    ml_unicode_init(&t->unicode);
     for (int i = 0; i < ML_TOKEN_ROLES; i++)
         t->role[i] = -1;
     t->max_added = -1;

@@ -1,5 +1,6 @@
 #include "text/unicode.h"
 
+#include <pthread.h>
 #include <string.h>
 #include <utf8proc.h>
 
@@ -9,8 +10,10 @@
  * Unicode 9: what came later it leaves alone, and so do we (INERT). */
 enum { IS_PUNCT = 0x20, IS_INERT = 0x40, IS_NFC_STABLE = 0x80 };
 
-void ml_unicode_init(ml_unicode *u, ml_arena *a) {
-    uint8_t *info = ML_NEW(a, uint8_t, ML_CODE_POINTS);
+/* One table for the process: a tokenizer is opened in less time than it takes to fill. */
+static uint8_t info[ML_CODE_POINTS];
+
+static void fill_info(void) {
     size_t n = sizeof runs / sizeof *runs;
 
     for (size_t i = 0; i < n; i++) {
@@ -18,6 +21,12 @@ void ml_unicode_init(ml_unicode *u, ml_arena *a) {
         uint32_t end = i + 1 < n ? runs[i + 1] >> 8 : ML_CODE_POINTS;
         memset(info + first, (int)(runs[i] & 255), end - first);
     }
+}
+
+void ml_unicode_init(ml_unicode *u) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, fill_info);
     u->info = info;
 }
 

@@ -13,7 +13,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/arena.h"
 #include "base/str.h"
 #include "base/utf8.h"
 
@@ -65,7 +64,7 @@ typedef struct ml_unicode {
     const uint8_t *info; /* [ML_CODE_POINTS]: category and the bits of unicode.c */
 } ml_unicode;
 
-void ml_unicode_init(ml_unicode *u, ml_arena *a);
+void ml_unicode_init(ml_unicode *u);
 
 static inline ml_gc ml_char_gc(const ml_unicode *u, uint32_t c) {
     return (ml_gc)(u->info[c] & 31);

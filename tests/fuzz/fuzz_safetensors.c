@@ -9,6 +9,7 @@
 
 #include "base/bug.h"
 #include "io/checkpoint.h"
+#include "tests/fuzz/memory_dir.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -35,20 +36,13 @@ static void write_shard(void) {
 }
 
 static void prepare(void) {
-    snprintf(at.single, sizeof at.single, "%s/miles-fuzz-XXXXXX", P_tmpdir);
-    snprintf(at.sharded, sizeof at.sharded, "%s/miles-fuzz-XXXXXX", P_tmpdir);
-    ML_BUG_IF(!mkdtemp(at.single) || !mkdtemp(at.sharded));
+    make_memory_dir(at.single);
+    make_memory_dir(at.sharded);
     snprintf(at.model, sizeof at.model, "%s/model.safetensors", at.single);
     snprintf(at.shard, sizeof at.shard, "%s/s", at.sharded);
     snprintf(at.index, sizeof at.index, "%s/model.safetensors.index.json", at.sharded);
     write_shard();
     atexit(remove_all);
-}
-
-/* Without ml_out's fsync, which would be most of the time. */
-static void put(const char *path, const void *bytes, size_t n) {
-    FILE *f = fopen(path, "w");
-    ML_BUG_IF(!f || fwrite(bytes, 1, n, f) != n || fclose(f));
 }
 
 static void check_tensors(const ml_st_file *f, ml_str image) {
@@ -92,7 +86,7 @@ static void try_index(const uint8_t *data, size_t size) {
     ml_checkpoint *c;
     ml_err err = { 0 };
 
-    put(at.index, data, size);
+    put_file(at.index, data, size);
     if (ml_checkpoint_open(&c, at.sharded, &err)) {
         ML_BUG_IF(!err.msg[0]);
         return;

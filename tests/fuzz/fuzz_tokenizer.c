@@ -22,8 +22,7 @@ static void check_decoding(const ml_tokenizer *t, const ml_tokens *ids) {
     ml_text_release(&text);
 }
 
-static void check_text(const ml_tokenizer *t, ml_str text) {
-    ml_encoder *e = ml_encoder_new(t);
+static void check_text(const ml_tokenizer *t, ml_encoder *e, ml_str text) {
     ml_tokens spans = { 0 }, plain = { 0 };
     ml_err err = { 0 };
     ml_status st = ml_encode(e, &spans, text, (ml_encode_opts){ true, true }, &err);
@@ -44,7 +43,6 @@ static void check_text(const ml_tokenizer *t, ml_str text) {
     }
     ml_tokens_release(&plain);
     ml_tokens_release(&spans);
-    ml_encoder_free(e);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -52,6 +50,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     size_t n_json = line ? (size_t)(line - data) : size;
     size_t n_text = line ? size - n_json - 1 : 0;
     ml_tokenizer *t = NULL;
+    ml_encoder *e;
     ml_err err = { 0 };
 
     if (ml_tokenizer_parse(&t, (ml_str){ (const char *)data, n_json }, "fuzz", &err)) {
@@ -60,8 +59,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     if (n_text > TEXT_BYTES)
         n_text = TEXT_BYTES;
-    check_text(t, (ml_str){ (const char *)data + n_json + (line != NULL), n_text });
-    check_text(t, ml_str_of(" a\n ab1\xc3\xa9\xe4\xb8\xad"));
+    e = ml_encoder_new(t);
+    check_text(t, e, (ml_str){ (const char *)data + n_json + (line != NULL), n_text });
+    check_text(t, e, ml_str_of(" a\n ab1\xc3\xa9\xe4\xb8\xad"));
+    ml_encoder_free(e);
     ml_tokenizer_close(t);
     return 0;
 }

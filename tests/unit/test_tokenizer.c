@@ -189,14 +189,11 @@ static void scanners_find_what_expressions_find(void) {
         "[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     };
     ml_finder *f = ml_finder_new();
-    ml_arena a;
     ml_unicode u;
 
-    ml_arena_init(&a, "test");
-    ml_unicode_init(&u, &a);
+    ml_unicode_init(&u);
     for (size_t i = 0; i < sizeof sources / sizeof *sources; i++)
         scanner_agrees(&u, f, sources[i]);
-    ml_arena_release(&a);
     ml_finder_free(f);
 }
 

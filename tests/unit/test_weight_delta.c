@@ -324,7 +324,7 @@ static void indexes_that_lie(void) {
         { "\\\"000000\\\"", "\\\"000001\\\"", "\"base_version\"" },
         { "weight_map", "weight_mop", "\"weight_map\"" },
         { "\\\"a\\\"", "\\\"c\\\"", "which the index does not say" },
-        { "model-", "..\\\\/model-", "no name of a file" },
+        { "model-", "..\\\\/model-", "expected the name of a file" },
     };
     const char *index = ml_test_path("source/weight_v000001/model.safetensors.index.json");
     char line[1500];
