@@ -89,21 +89,6 @@ ml_status ml_dir_remove(const char *path, ml_err *err) {
     return ML_OK;
 }
 
-ml_status ml_dir_tidy(const char *path, bool (*is_old)(const char *name, int64_t than),
-                      int64_t than, ml_err *err) {
-    ml_arena a;
-    ml_names names;
-    ml_status st;
-
-    ml_arena_init(&a, "names in a folder");
-    st = ml_dir_list(&names, path, &a, err);
-    for (int32_t i = 0; st == ML_OK && i < names.n; i++)
-        if (is_old(names.name[i], than))
-            st = ml_dir_remove(ml_arena_printf(&a, "%s/%s", path, names.name[i]), err);
-    ml_arena_release(&a);
-    return st;
-}
-
 ml_status ml_dir_make_whole(const char **out, ml_arena *a, const char *path, ml_err *err) {
     ml_status st = ml_dir_make(path, err);
     char *whole;

@@ -29,8 +29,5 @@ ml_status ml_dir_sync(const char *path, ml_err *err);
 
 /* With everything in it; links are removed, not followed. */
 ml_status ml_dir_remove(const char *path, ml_err *err);
-/* Of what lies in it, all whose name is_old() says so of; `than` is handed on. */
-ml_status ml_dir_tidy(const char *path, bool (*is_old)(const char *name, int64_t than),
-                      int64_t than, ml_err *err);
 
 #endif

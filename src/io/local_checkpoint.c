@@ -12,14 +12,16 @@
 #include "base/dir.h"
 #include "base/log.h"
 #include "io/checkpoint.h"
+#include "io/copy_files.h"
 #include "io/version_dir.h"
 
-#define SYNC ".weight_sync"
+#define SYNC ML_COPY_SYNC
 #define SEAL "weights.crc64" /* of the set; goes along with the versions that have one */
 
 typedef struct copy {
     ml_arena arena;
     const char *dir, *base, *source, *state;
+    ml_copy_files files; /* that an earlier pull wrote */
 } copy;
 
 static const char *in_copy(copy *c, const char *name) {
@@ -29,7 +31,7 @@ static const char *in_copy(copy *c, const char *name) {
 /* --- the lock and the version -------------------------------------------------------- */
 
 static ml_status lock(ml_hold *out, const char *path, int how, ml_err *err) {
-    out->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    out->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (out->fd >= 0 && flock(out->fd, how) == 0)
         return ML_OK;
     ml_fail(err, ML_EIO, "%s: cannot be locked: %s", path, strerror(errno));
@@ -93,35 +95,58 @@ static bool is_file(const char *path) {
     return stat(path, &sb) == 0 && S_ISREG(sb.st_mode);
 }
 
-/* Files that the new one does not have would be read with it. */
-static ml_status remove_others(copy *c, const char *from, ml_err *err) {
-    ml_names names;
-    ml_status st = ml_dir_list(&names, c->dir, &c->arena, err);
+/* A publisher writes plain files.  The checkpoint that the server was started with may be made
+ * of links, as the Hub's cache is. */
+static bool is_source_file(const copy *c, const char *from, const char *path) {
+    struct stat sb;
 
-    for (int32_t i = 0; st == ML_OK && i < names.n; i++) {
-        const char *path = in_copy(c, names.name[i]);
-        if (is_file(path) &&
-            !is_file(ml_arena_printf(&c->arena, "%s/%s", from, names.name[i])))
-            st = remove_file(path, err);
+    return from == c->base ? is_file(path) : lstat(path, &sb) == 0 && S_ISREG(sb.st_mode);
+}
+
+/* The plain files of `from`, and the seal in any case: it comes and goes with versions. */
+static ml_status list_files(ml_names *out, copy *c, const char *from, ml_err *err) {
+    ml_names all;
+    ml_status st = ml_dir_list(&all, from, &c->arena, err);
+
+    if (st != ML_OK)
+        return st;
+    *out = (ml_names){ ML_NEW(&c->arena, const char *, all.n + 1), 0 };
+    for (int32_t i = 0; i < all.n; i++)
+        if (strcmp(all.name[i], SEAL) != 0 &&
+            is_source_file(c, from, ml_arena_printf(&c->arena, "%s/%s", from, all.name[i])))
+            out->name[out->n++] = all.name[i];
+    out->name[out->n++] = SEAL;
+    return ML_OK;
+}
+
+static ml_status copy_all(copy *c, const char *from, const ml_names *names, ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int32_t i = 0; st == ML_OK && i < names->n; i++) {
+        const char *path = ml_arena_printf(&c->arena, "%s/%s", from, names->name[i]);
+        st = is_source_file(c, from, path)
+                 ? copy_file(path, in_copy(c, names->name[i]), err)
+                 : remove_file(in_copy(c, names->name[i]), err);
     }
     return st;
 }
 
 static ml_status begin_with(copy *c, const char *from, int64_t version, ml_err *err) {
     ml_names names;
-    ml_status st = ml_dir_list(&names, from, &c->arena, err);
+    ml_status st = list_files(&names, c, from, err);
 
     ml_log(ML_LOG_INFO, "weight_sync: %s becomes a copy of %s, version %lld", c->dir, from,
            (long long)version);
     if (st == ML_OK)
-        st = remove_file(c->state, err);
-    for (int32_t i = 0; st == ML_OK && i < names.n; i++) {
-        const char *path = ml_arena_printf(&c->arena, "%s/%s", from, names.name[i]);
-        if (is_file(path))
-            st = copy_file(path, in_copy(c, names.name[i]), err);
-    }
+        st = ml_copy_files_claim(&c->files, &names, c->dir, &c->arena, err);
     if (st == ML_OK)
-        st = remove_others(c, from, err);
+        st = remove_file(c->state, err);
+    if (st == ML_OK)
+        st = copy_all(c, from, &names, err);
+    if (st == ML_OK)
+        st = ml_copy_files_settle(&c->files, &names, c->dir, &c->arena, err);
+    if (st == ML_OK)
+        st = ml_copy_files_read(&c->files, c->dir, &c->arena, err);
     return st == ML_OK ? set_version(c, version, err) : st;
 }
 
@@ -130,6 +155,7 @@ static ml_status begin_with(copy *c, const char *from, int64_t version, ml_err *
 /* One application: the copy's files, open for writing as they are needed. */
 typedef struct patch {
     const ml_version *v;
+    const ml_copy_files *files;
     const ml_checkpoint *now;
     ml_arena *arena;
     int *fd; /* [now->n_file] */
@@ -138,13 +164,21 @@ typedef struct patch {
     int64_t n_tensor;    /* so far */
 } patch;
 
+/* errno says why not, for the message of who opens it. */
+static bool is_listed(const ml_copy_files *files, const char *path) {
+    const char *slash = strrchr(path, '/');
+
+    errno = EPERM;
+    return ml_copy_files_has(files, slash ? slash + 1 : path);
+}
+
 static int fd_of(patch *p, const ml_st_file *file) {
     int32_t i = 0;
 
     while (p->now->file[i] != file)
         i++;
-    if (p->fd[i] < 0)
-        p->fd[i] = open(file->path, O_WRONLY | O_CLOEXEC);
+    if (p->fd[i] < 0 && is_listed(p->files, file->path))
+        p->fd[i] = open(file->path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
     return p->fd[i];
 }
 
@@ -282,7 +316,7 @@ static ml_status carry_seal(copy *c, const char *version_dir, ml_err *err) {
 
 static ml_status apply(copy *c, const ml_version *v, ml_err *err) {
     ml_checkpoint *now;
-    patch p = { .v = v, .arena = &c->arena };
+    patch p = { .v = v, .files = &c->files, .arena = &c->arena };
     ml_status st = ml_checkpoint_open(&now, c->dir, err);
 
     if (st != ML_OK)
@@ -323,12 +357,16 @@ static void add_version(chain *x, const ml_version *v, ml_arena *a) {
 
 static ml_status list_chain(chain *x, copy *c, int64_t has, int64_t target, ml_err *err) {
     ml_status st = ML_OK;
+    struct stat sb;
     ml_version v;
 
     for (int64_t at = target; st == ML_OK && at > 0 && at != has; at = v.base) {
         st = ml_version_read(&v, c->source, at, &c->arena, err);
         if (st != ML_OK)
             return st;
+        if (lstat(v.dir, &sb) == 0 && S_ISLNK(sb.st_mode))
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: is a link; a version is a directory in its source", v.dir);
         add_version(x, &v, &c->arena);
         if (!v.is_delta)
             return ML_OK;
@@ -391,9 +429,13 @@ ml_status ml_local_checkpoint_pull(const char *dir, const char *base, const char
     init_copy(&c, dir);
     c.base = base;
     c.source = source;
-    st = ml_dir_make(in_copy(&c, SYNC), err);
+    st = ml_copy_dir_check(dir, &c.arena, err); /* before anything is written there */
+    if (st == ML_OK)
+        st = ml_dir_make(in_copy(&c, SYNC), err);
     if (st == ML_OK)
         st = lock(&hold, in_copy(&c, SYNC "/lock"), LOCK_EX, err);
+    if (st == ML_OK)
+        st = ml_copy_files_read(&c.files, dir, &c.arena, err);
     if (st == ML_OK)
         st = pull(&c, target, err);
     ml_local_checkpoint_release(&hold);

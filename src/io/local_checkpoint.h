@@ -3,6 +3,10 @@
  *     DIR/                          a Hugging Face checkpoint, patched in place
  *     DIR/.weight_sync/state.json   its version; not there while it is being changed
  *     DIR/.weight_sync/lock         held by who changes it, shared by who reads it
+ *     DIR/.weight_sync/files.json   the files of the copy (io/copy_files.h)
+ *
+ * The directory is empty at first.  One that holds files of somebody else is refused, and a file
+ * that the manifest does not list is never changed or removed.
  *
  * A pull begins at the newest version before the target that is whole, or at the version the
  * copy has, and applies the deltas from there on, in their order.  Every tensor is held against

@@ -11,8 +11,45 @@
 
 #define PREFIX "version_"
 
+/* Every version that was finished has a seal; ".new" is the name of one that was not. */
+static bool is_ours(const char *path) {
+    ml_text seal = { 0 };
+    size_t n = strlen(path);
+    bool ours = n > 4 && strcmp(path + n - 4, ".new") == 0;
+
+    ml_text_printf(&seal, "%s/weights.crc64", path);
+    ours = ours || access(seal.ptr, F_OK) == 0;
+    ml_text_release(&seal);
+    return ours;
+}
+
 static ml_status remove_if_there(const char *path, ml_err *err) {
-    return access(path, F_OK) == 0 ? ml_dir_remove(path, err) : ML_OK;
+    if (access(path, F_OK) != 0)
+        return ML_OK;
+    if (!is_ours(path))
+        return ml_fail(err, ML_EUSAGE,
+                       "%s: exists, and miles did not write it (it has no weights.crc64): "
+                       "move it away, or name another directory for the weights",
+                       path);
+    return ml_dir_remove(path, err);
+}
+
+ml_status ml_weight_dir_tidy(const char *dir,
+                             bool (*is_old)(const char *name, int64_t than), int64_t than,
+                             ml_err *err) {
+    ml_arena a;
+    ml_names names;
+    ml_status st;
+
+    ml_arena_init(&a, "versions of weights");
+    st = ml_dir_list(&names, dir, &a, err);
+    for (int32_t i = 0; st == ML_OK && i < names.n; i++) {
+        const char *path = ml_arena_printf(&a, "%s/%s", dir, names.name[i]);
+        if (is_old(names.name[i], than) && is_ours(path))
+            st = ml_dir_remove(path, err);
+    }
+    ml_arena_release(&a);
+    return st;
 }
 
 static bool is_f32(const ml_weights *w) {
@@ -28,8 +65,14 @@ ml_export_opts ml_weight_dir_how(const ml_weights *w) {
 
 /* What engines have left behind, and what a process that died had begun. */
 static bool is_old(const char *name, int64_t version) {
-    return strncmp(name, PREFIX, strlen(PREFIX)) == 0 &&
-           strtoll(name + strlen(PREFIX), NULL, 10) + 1 < version;
+    const char *digits = name + strlen(PREFIX);
+    char *end;
+    long long v;
+
+    if (strncmp(name, PREFIX, strlen(PREFIX)) != 0 || *digits < '0' || *digits > '9')
+        return false;
+    v = strtoll(digits, &end, 10);
+    return (*end == 0 || strcmp(end, ".new") == 0) && v + 1 < version;
 }
 
 static ml_status replace(const char *temp, const char *path, ml_err *err) {
@@ -75,5 +118,5 @@ ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w
     ml_text_printf(out, "%s/" PREFIX "%llu", dir, (unsigned long long)w->version);
     if (st == ML_OK)
         st = ml_weight_dir_put(out->ptr, w, s, from, shard_bytes, err);
-    return st == ML_OK ? ml_dir_tidy(dir, is_old, (int64_t)w->version, err) : st;
+    return st == ML_OK ? ml_weight_dir_tidy(dir, is_old, (int64_t)w->version, err) : st;
 }

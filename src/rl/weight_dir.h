@@ -26,4 +26,10 @@ ml_status ml_weight_dir_write(ml_text *out, const char *dir, const ml_weights *w
                               const ml_spec *s, const ml_checkpoint *from,
                               int64_t shard_bytes, ml_err *err);
 
+/* Removes the versions that is_old() names; `than` is handed on.  What has such a name and was
+ * not written here stays. */
+ml_status ml_weight_dir_tidy(const char *dir,
+                             bool (*is_old)(const char *name, int64_t than), int64_t than,
+                             ml_err *err);
+
 #endif

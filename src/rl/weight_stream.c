@@ -127,7 +127,7 @@ static ml_status write_version(ml_weight_stream *s, const ml_weights *w, ml_err 
 ml_status ml_weight_stream_publish(ml_weight_news *out, ml_weight_stream *s,
                                    const ml_weights *w, bool whole, ml_err *err) {
     ml_export_opts how = ml_weight_dir_how(w);
-    ml_status st = ml_dir_tidy(s->opts.delta.source, is_old, s->whole, err);
+    ml_status st = ml_weight_dir_tidy(s->opts.delta.source, is_old, s->whole, err);
 
     s->news = (ml_weight_news){ 0 };
     s->at = 0;
@@ -155,7 +155,7 @@ ml_status ml_weight_stream_open(ml_weight_stream **out, const ml_weight_stream_o
     ml_status st = ml_dir_make(o->delta.source, err);
 
     if (st == ML_OK) /* versions of another run are deltas to something else */
-        st = ml_dir_tidy(o->delta.source, is_old, INT64_MAX, err);
+        st = ml_weight_dir_tidy(o->delta.source, is_old, INT64_MAX, err);
     if (st != ML_OK)
         return st;
     ml_arena_init(&arena, "published weights");

@@ -10,6 +10,7 @@
 #include "io/checkpoint.h"
 #include "io/delta_writer.h"
 #include "io/local_checkpoint.h"
+#include "rl/weight_dir.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
@@ -244,24 +245,123 @@ static void version_by_version(void) {
     is_version("slow", 0);
 }
 
-/* Versions before a whole one are not needed, and files of the copy that it lacks go. */
+/* Versions before a whole one are not needed, and files of the copy that it lacks go; files that
+ * no pull wrote stay. */
 static void a_whole_one_is_a_beginning(void) {
     ml_arena a;
     ml_err err = { 0 };
 
     ml_arena_init(&a, "test");
     publish_all();
+    CHECK(ml_file_replace(ml_test_path("base/old.json"), ml_str_of("{}"), NULL) == ML_OK);
     CHECK(pull("copy", 2, &err) == ML_OK);
+    CHECK(access(ml_test_path("copy/old.json"), F_OK) == 0);
     for (int v = 1; v <= 4; v++)
         CHECK(ml_dir_remove(ml_version_dir(&a, ml_test_path("source"), v), NULL) == ML_OK);
     CHECK(pull("copy", VERSIONS, &err) == ML_EIO);
     CHECK_HAS(err.msg, "version 4 of the weights is not there");
     write_checkpoint(ml_version_dir(&a, ml_test_path("source"), 4), 4);
-    CHECK(ml_file_replace(ml_test_path("copy/old.json"), ml_str_of("{}"), NULL) == ML_OK);
+    CHECK(ml_file_replace(ml_test_path("copy/mine.txt"), ml_str_of("x"), NULL) == ML_OK);
     CHECK(pull("copy", VERSIONS, &err) == ML_OK);
     is_version("copy", VERSIONS);
     CHECK(access(ml_test_path("copy/old.json"), F_OK) != 0);
+    CHECK(access(ml_test_path("copy/mine.txt"), F_OK) == 0);
     ml_arena_release(&a);
+}
+
+static bool has_text(const char *path, const char *text) {
+    ml_file f = { 0 };
+    bool same = ml_file_map(&f, path, NULL) == ML_OK && ml_str_is(f.bytes, text);
+
+    ml_file_unmap(&f);
+    return same;
+}
+
+/* A directory with files of somebody else is refused, and nothing in it changes. */
+static void files_of_others_are_left_alone(void) {
+    ml_err err = { 0 };
+
+    publish_all();
+    CHECK(ml_dir_make(ml_test_path("home"), NULL) == ML_OK);
+    CHECK(ml_file_replace(ml_test_path("home/thesis.tex"), ml_str_of("x"), NULL) == ML_OK);
+    CHECK(pull("home", 0, &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "holds thesis.tex, which miles did not write");
+    CHECK(pull("home", VERSIONS, &err) == ML_EUSAGE);
+    CHECK(has_text(ml_test_path("home/thesis.tex"), "x"));
+    CHECK(access(ml_test_path("home/.weight_sync"), F_OK) != 0);
+    CHECK(access(ml_test_path("home/model.safetensors"), F_OK) != 0);
+    /* State of our own does not make the files of others ours. */
+    CHECK(ml_dir_make(ml_test_path("home/.weight_sync"), NULL) == ML_OK);
+    CHECK(ml_file_replace(ml_test_path("home/.weight_sync/state.json"),
+                          ml_str_of("{\"version\": \"000000\"}"), NULL) == ML_OK);
+    CHECK(pull("home", VERSIONS, &err) == ML_EUSAGE);
+    /* A name that a version brings and that somebody took meanwhile. */
+    CHECK(pull("copy", 1, &err) == ML_OK);
+    CHECK(ml_file_replace(ml_test_path("copy/notes.md"), ml_str_of("mine"), NULL) == ML_OK);
+    CHECK(ml_file_replace(ml_test_path("base/notes.md"), ml_str_of("base"), NULL) == ML_OK);
+    CHECK(pull("copy", 0, &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "copy/notes.md: exists, and miles did not write it");
+    CHECK(has_text(ml_test_path("copy/notes.md"), "mine"));
+    /* A manifest that names what is elsewhere is refused. */
+    CHECK(pull("other", 0, &err) == ML_OK);
+    CHECK(ml_file_replace(ml_test_path("other/.weight_sync/files.json"),
+                          ml_str_of("{\"files\": [\"../base/model.safetensors\"]}"),
+                          NULL) == ML_OK);
+    CHECK(pull("other", 0, &err) == ML_EFORMAT);
+    CHECK(access(ml_test_path("base/model.safetensors"), F_OK) == 0);
+}
+
+/* Links in the copy or in the source lead nowhere. */
+static void links_are_not_followed(void) {
+    ml_err err = { 0 };
+    uint8_t before[N];
+
+    publish_all();
+    CHECK(pull("copy", 1, &err) == ML_OK);
+    CHECK(ml_dir_make(ml_test_path("victim"), NULL) == ML_OK);
+    CHECK(rename(ml_test_path("copy/model.safetensors"),
+                 ml_test_path("victim/model.safetensors")) == 0);
+    CHECK(symlink(ml_test_path("victim/model.safetensors"),
+                  ml_test_path("copy/model.safetensors")) == 0);
+    CHECK(pull("copy", 2, &err) != ML_OK);
+    CHECK_HAS(err.msg, "copy/model.safetensors: cannot be changed");
+    truth(before, 1, 0);
+    {
+        ml_checkpoint *c = NULL;
+        CHECK(ml_checkpoint_open(&c, ml_test_path("victim"), &err) == ML_OK);
+        const ml_st_tensor *x = ml_checkpoint_find(c, ml_str_of(names[0]), NULL);
+        CHECK(x && memcmp(x->data, before, N) == 0);
+        ml_checkpoint_close(c);
+    }
+    CHECK(pull("copy", 2, &err) == ML_OK); /* the link itself is replaced */
+    is_version("copy", 2);
+    CHECK(rename(ml_test_path("source/weight_v000003"), ml_test_path("v3")) == 0);
+    CHECK(symlink(ml_test_path("v3"), ml_test_path("source/weight_v000003")) == 0);
+    CHECK(pull("copy", 3, &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "is a link");
+    CHECK(ml_dir_make(ml_test_path("tricky"), NULL) == ML_OK);
+    CHECK(symlink(ml_test_path("victim"), ml_test_path("tricky/.weight_sync")) == 0);
+    CHECK(pull("tricky", 1, &err) == ML_EUSAGE);
+}
+
+static bool any_version(const char *name, int64_t than) {
+    (void)than;
+    return strncmp(name, "version_", 8) == 0;
+}
+
+/* Of directories with the names of versions, those without our seal stay. */
+static void only_our_versions_are_tidied(void) {
+    static const char *const dirs[] = { "w/version_1", "w/version_2", "w/version_3.new" };
+    ml_err err = { 0 };
+
+    for (int i = 0; i < 3; i++)
+        CHECK(ml_dir_make(ml_test_path(dirs[i]), NULL) == ML_OK);
+    CHECK(ml_file_replace(ml_test_path("w/version_1/weights.crc64"), ml_str_of("0"),
+                          NULL) == ML_OK);
+    CHECK(ml_weight_dir_tidy(ml_test_path("w"), any_version, 0, &err) == ML_OK);
+    CHECK(access(ml_test_path("w/version_1"), F_OK) != 0);
+    CHECK(access(ml_test_path("w/version_2"), F_OK) == 0);
+    CHECK(access(ml_test_path("w/version_3.new"), F_OK) != 0);
 }
 
 /* Changes the last byte of a file: one of the last tensor's. */
@@ -347,6 +447,9 @@ static const ml_test tests[] = {
     { "no delta of this", no_delta_of_this },
     { "version by version", version_by_version },
     { "a whole one is a beginning", a_whole_one_is_a_beginning },
+    { "files of others are left alone", files_of_others_are_left_alone },
+    { "links are not followed", links_are_not_followed },
+    { "only our versions are tidied", only_our_versions_are_tidied },
     { "what is damaged is refused", what_is_damaged_is_refused },
     { "another base is found", another_base_is_found },
     { "indexes that lie", indexes_that_lie },
