@@ -11,8 +11,8 @@
 #include "base/arena.h"
 
 /* Between fork and exec, in a process with threads: system calls only. */
-_Noreturn static void become(const char *program, char *const *argv, int out, int log,
-                             pid_t parent) {
+_Noreturn static void become(const char *program, char *const *argv, char *const *env,
+                             int out, int log, pid_t parent) {
     int null = open("/dev/null", O_RDONLY);
     sigset_t none;
 
@@ -25,7 +25,7 @@ _Noreturn static void become(const char *program, char *const *argv, int out, in
     if (dup2(null, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 ||
         dup2(log, STDERR_FILENO) < 0 || close_range(STDERR_FILENO + 1, ~0U, 0) != 0)
         _exit(127);
-    execv(program, argv);
+    execve(program, argv, env);
     _exit(127);
 }
 
@@ -53,21 +53,50 @@ static char **copy_words(ml_arena *a, const char *const *argv) {
     return own;
 }
 
+static bool same_variable(const char *a, const char *b) {
+    size_t n = strcspn(a, "=");
+
+    return strncmp(a, b, n + 1) == 0;
+}
+
+/* This process's environment, but for what `own` sets. */
+static char **join_environment(ml_arena *a, const char *const *own) {
+    int n = 0, n_own = 0, at = 0;
+    char **out;
+
+    while (environ[n])
+        n++;
+    while (own && own[n_own])
+        n_own++;
+    out = ML_NEW(a, char *, n + n_own + 1);
+    for (int i = 0; i < n; i++) {
+        bool replaced = false;
+        for (int k = 0; k < n_own; k++)
+            replaced = replaced || same_variable(own[k], environ[i]);
+        if (!replaced)
+            out[at++] = environ[i];
+    }
+    for (int k = 0; k < n_own; k++)
+        out[at++] = ml_arena_str(a, own[k], strlen(own[k]));
+    return out;
+}
+
 ml_status ml_child_start(ml_child *out, const char *program, const char *const *argv,
-                         const char *log, ml_err *err) {
+                         const char *const *env, const char *log, ml_err *err) {
     int end[2] = { -1, -1 }, log_fd = -1;
     pid_t parent = getpid(), pid;
     ml_status st = open_ends(end, &log_fd, log, err);
     ml_arena arena;
-    char **own;
+    char **own, **variables;
 
     if (st != ML_OK)
         return st;
     ml_arena_init(&arena, "words of a command line");
     own = copy_words(&arena, argv);
+    variables = join_environment(&arena, env);
     pid = fork();
     if (pid == 0)
-        become(program, own, end[1], log_fd, parent);
+        become(program, own, variables, end[1], log_fd, parent);
     ml_arena_release(&arena);
     close(end[1]);
     close(log_fd);

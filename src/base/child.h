@@ -20,9 +20,11 @@ typedef struct ml_child {
     int out;   /* the end of the pipe that is read; never blocks */
 } ml_child;
 
-/* program: its path.  argv: as for main, with a NULL at its end. */
+/* program: its path.  argv: as for main, with a NULL at its end.  env: "NAME=value" in place of
+ * this process's variables of these names, with a NULL at its end; NULL: none.  Other users see
+ * argv, but not env. */
 ml_status ml_child_start(ml_child *out, const char *program, const char *const *argv,
-                         const char *log, ml_err *err);
+                         const char *const *env, const char *log, ml_err *err);
 
 /* Adds what it has said since the last call. */
 void ml_child_hear(ml_child *c, ml_text *out);

@@ -3,6 +3,7 @@
 
 #include "cli/cli.h"
 #include "cli/drain.h"
+#include "cli/keys.h"
 #include "serve/router.h"
 
 typedef struct router_job {
@@ -10,6 +11,7 @@ typedef struct router_job {
     ml_loop *loop;
     ml_router *router;
     ml_drain drain;
+    ml_server_keys keys;
 } router_job;
 
 static ml_router_opts options(const ml_config *c) {
@@ -23,7 +25,6 @@ static ml_router_opts options(const ml_config *c) {
                    .balance_abs = c->router.balance_abs,
                    .balance_rel = c->router.balance_rel,
                    .tree_bytes = (size_t)c->router.tree_bytes },
-        .api_key = c->router.api_key,
         .health_interval_s = c->router.no_health ? 0 : c->router.health_interval_s,
         .health_timeout_s = c->router.health_timeout_s,
         .health_path = c->router.health_path,
@@ -44,8 +45,11 @@ static void drain(void *ud) {
 
 static ml_status run(router_job *j, ml_err *err) {
     ml_router_opts o = options(j->config);
-    ml_status st = ml_loop_new(&j->loop, err);
+    ml_status st = ml_access_of(&o.access, &j->keys, j->config, err);
 
+    o.worker_key = ml_key_text(&j->keys.worker);
+    if (!st)
+        st = ml_loop_new(&j->loop, err);
     if (!st)
         st = ml_router_open(&j->router, j->loop, &o, err);
     if (!st)
@@ -64,6 +68,7 @@ ml_status ml_cmd_router(const ml_config *c, ml_err *err) {
     ml_status st = run(&j, err);
 
     ml_router_close(j.router);
-    ml_loop_free(j.loop);
+    if (j.loop)
+        ml_loop_free(j.loop);
     return st;
 }

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/drain.h"
+#include "cli/keys.h"
 #include "engine/local.h"
 #include "io/end_tokens.h"
 #include "base/json_out.h"
@@ -28,6 +29,8 @@ typedef struct serve_job {
     ml_server *server;
     ml_text flags;
     ml_drain drain;
+    ml_server_keys keys;
+    ml_access_opts access;
 } serve_job;
 
 /* --- the model -------------------------------------------------------------- */
@@ -256,6 +259,7 @@ static ml_status open_server(serve_job *j, ml_err *err) {
     const ml_config *c = j->config;
     ml_server_opts o = { .host = c->serve.host,
                          .port = (int)c->serve.port,
+                         .access = j->access,
                          .gen = j->gen,
                          .memory = { ml_local_release, ml_local_take },
                          .tokenizer = j->tokenizer,
@@ -269,7 +273,8 @@ static ml_status open_server(serve_job *j, ml_err *err) {
                          .model_type = j->spec.family,
                          .load_format = c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto",
                          .weight_version = c->serve.weight_version,
-                         .api_key = c->serve.api_key,
+                         .weight_root = c->serve.weight_prefix.word,
+                         .n_weight_root = c->serve.weight_prefix.n,
                          .version = ML_VERSION,
                          .seed = (uint64_t)c->serve.seed,
                          .max_body = (size_t)c->serve.max_body,
@@ -320,11 +325,21 @@ static ml_status open_model(serve_job *j, ml_err *err) {
     return st ? st : size_engine(j, err);
 }
 
+/* What is wrong with keys and addresses is said before weights are read. */
+static ml_status read_access(serve_job *j, ml_err *err) {
+    ml_access probe;
+    ml_status st = ml_access_of(&j->access, &j->keys, j->config, err);
+
+    return st ? st : ml_access_init(&probe, j->config->serve.host, &j->access, err);
+}
+
 ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
     serve_job j = { .config = c,
                     .dir = c->serve.model ? c->serve.model : ml_config_model(c) };
-    ml_status st = open_model(&j, err);
+    ml_status st = read_access(&j, err);
 
+    if (!st)
+        st = open_model(&j, err);
     if (!st)
         st = c->serve.dry_run ? print_plan(&j, err) : run_server(&j, err);
     if (j.gen)

@@ -103,8 +103,9 @@ typedef struct ml_config {
     struct {
         const char *model; /* a third name for the model's directory, or NULL */
         const char *tokenizer_path, *tool_parser, *dtype, *weight_version, *model_name;
-        const char *host, *api_key;
-        const char *single; /* of flags that have but one value */
+        const char *host;
+        ml_words weight_prefix; /* none: what holds the model */
+        const char *single;     /* of flags that have but one value */
         int64_t port, max_body, max_connections, seed;
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
         double drain_s, mem_fraction;
@@ -113,7 +114,13 @@ typedef struct ml_config {
         bool routed_experts, indexer_topk;
     } serve;
     struct {
-        const char *host, *api_key, *health_path;
+        const char *api_key, *api_key_file; /* NULL: not given, here and below */
+        const char *admin_key, *admin_key_file, *worker_key, *worker_key_file;
+        ml_words hosts, origins;
+        bool insecure;
+    } access;
+    struct {
+        const char *host, *health_path;
         ml_words worker_urls;
         int policy; /* ml_route_kind */
         int64_t port, balance_abs, tree_bytes, failure_threshold, success_threshold;
@@ -205,8 +212,9 @@ typedef struct ml_config {
         int unused; /* 0: drop, 1: retry */
         bool external;
         ml_words addrs;
-        const char *weight_dir; /* NULL: beside what is saved */
-        int64_t n_engine;       /* processes of the run that generate; 0: it does itself */
+        const char *engine_key, *engine_key_file; /* of external engines; NULL: none */
+        const char *weight_dir;                   /* NULL: beside what is saved */
+        int64_t n_engine; /* processes of the run that generate; 0: it does itself */
         bool restart;
         double check_s, check_timeout_s, first_check_s;
         int64_t shard_bytes; /* of a file in it */

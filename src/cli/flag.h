@@ -69,6 +69,7 @@ typedef struct ml_flag {
     const char *const *words; /* NULL at the end */
     const char *value;        /* name of the value in help: DIR, FILE, N */
     const char *env;          /* environment variable that sets it, below the flag */
+    bool secret;              /* a key: never written down */
     const char *group;        /* heading in help */
     unsigned cmds;            /* bits of ml_cmd */
     ml_flag_origin from;
@@ -81,13 +82,13 @@ typedef struct ml_flag {
 
 /* Tables end in a row without a name; the list of tables ends in NULL. */
 extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[],
-    ml_flags_router[], ml_flags_router_compat[], ml_flags_score[], ml_flags_convert[],
-    ml_flags_text[], ml_flags_bench[], ml_flags_run[], ml_flags_compat[], ml_flags_algo[],
-    ml_flags_train[], ml_flags_optimizer[], ml_flags_models[], ml_flags_checkpoint[],
-    ml_flags_arch[], ml_flags_parallel[], ml_flags_numerics[], ml_flags_logging[],
-    ml_flags_sglang[], ml_flags_steps[], ml_flags_debug[], ml_flags_inspect[],
-    ml_flags_rollout[], ml_flags_async[], ml_flags_edges[], ml_flags_reward[],
-    ml_flags_record[], ml_flags_behind[];
+    ml_flags_router[], ml_flags_router_compat[], ml_flags_access[], ml_flags_score[],
+    ml_flags_convert[], ml_flags_text[], ml_flags_bench[], ml_flags_run[],
+    ml_flags_compat[], ml_flags_algo[], ml_flags_train[], ml_flags_optimizer[],
+    ml_flags_models[], ml_flags_checkpoint[], ml_flags_arch[], ml_flags_parallel[],
+    ml_flags_numerics[], ml_flags_logging[], ml_flags_sglang[], ml_flags_steps[],
+    ml_flags_debug[], ml_flags_inspect[], ml_flags_rollout[], ml_flags_async[],
+    ml_flags_edges[], ml_flags_reward[], ml_flags_record[], ml_flags_behind[];
 extern const ml_flag *const ml_flag_tables[];
 
 /* What must hold between flags; checked in order after every flag is known. */

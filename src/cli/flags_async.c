@@ -154,6 +154,25 @@ const ml_flag ml_flags_async[] = {
           "Samples are made by this many miles serve processes, which the run starts on "
           "this machine and ends.  They share --rollout-threads.  The results do not "
           "depend on it." },
+    { .name = "rollout-external-api-key",
+      .type = ML_FLAG_TEXT,
+      ML_AT(mode.engine_key),
+      .value = "KEY",
+      .env = "MILES_ROLLOUT_API_KEY",
+      .secret = true,
+      .group = "engines elsewhere",
+      .cmds = TRAIN,
+      .help =
+          "The key that engines of --rollout-external ask for; --admin-api-key of those "
+          "that have one.  Other users see command lines: prefer the file." },
+    { .name = "rollout-external-api-key-file",
+      .type = ML_FLAG_PATH,
+      ML_AT(mode.engine_key_file),
+      .value = "FILE",
+      .group = "engines elsewhere",
+      .cmds = TRAIN,
+      .help = "A file with that key, which other users may not read; it counts instead of "
+              "--rollout-external-api-key." },
     { .name = "use-fault-tolerance",
       .type = ML_FLAG_BOOL,
       ML_AT(mode.restart),

@@ -47,16 +47,6 @@ const ml_flag ml_flags_router[] = {
       .help = "Which worker gets a request: the one that saw the beginning of its prompt "
               "last, unless loads are uneven; each in turn; the one with the fewest "
               "requests; the one that its header X-SMG-Routing-Key names." },
-    { .name = "api-key",
-      .type = ML_FLAG_TEXT,
-      ML_AT(router.api_key),
-      .value = "KEY",
-      .env = "MILES_API_KEY",
-      .group = "router",
-      .cmds = ML_CMD_ROUTER,
-      .from = ML_FROM_SGLANG,
-      .help = "Sent to workers, as \"Authorization: Bearer KEY\", with requests that bring "
-              "no key of their own." },
     { .name = "cache-threshold",
       .type = ML_FLAG_F64,
       ML_AT(router.cache_threshold),

@@ -2,6 +2,7 @@
 
 #include "base/bug.h"
 #include "base/dir.h"
+#include "base/secret.h"
 #include "cli/train_remote.h"
 #include "engine/remote.h"
 
@@ -11,7 +12,7 @@
 /* A command line, as it grows. */
 typedef struct words {
     ml_arena *arena;
-    const char *word[40];
+    const char *word[56];
     int n;
 } words;
 
@@ -47,12 +48,15 @@ static int64_t share_of_threads(const ml_train_gen *t, const ml_config *c) {
 }
 
 static void serve_words(words *w, const ml_train_gen *t, const ml_config *c,
-                        int64_t n_thread) {
+                        const char *weight_dir, int64_t n_thread) {
     size_t page = ml_kv_bytes(&t->run->spec, &t->be, 1);
 
     add(w, "miles");
     add(w, "serve");
     add_flag(w, "--model-path", t->run->opts.hf_checkpoint);
+    add_flag(w, "--weight-path-prefix", weight_dir);
+    if (t->pull.local)
+        add(w, t->pull.local);
     add_flag(w, "--host", "127.0.0.1");
     add_flag(w, "--port", "0"); /* the system chooses */
     add_flag(w, "--dtype", dtype_of(&t->run->weights));
@@ -80,6 +84,20 @@ static void serve_words(words *w, const ml_train_gen *t, const ml_config *c,
         add(w, "--enable-return-indexer-topk");
 }
 
+/* A key that nobody else knows, for the engines to ask for: it reaches them in their
+ * environment, which other users cannot read, and in place of keys that are there for others. */
+static ml_status make_key(ml_fleet_opts *o, ml_arena *a, ml_err *err) {
+    const char **env = ML_NEW(a, const char *, 3);
+    ml_secret *key = ML_NEW(a, ml_secret, 1);
+    ml_status st = ml_secret_random(key, err);
+
+    env[0] = ml_arena_printf(a, "MILES_API_KEY=%s", key->text);
+    env[1] = ml_arena_printf(a, "MILES_ADMIN_API_KEY=%s", key->text);
+    o->env = env;
+    o->api_key = key->text;
+    return st;
+}
+
 /* n servers, and a generator over them; they have no weights of the run yet. */
 static ml_status open_fleet(ml_fleet **fleet, ml_gen **gen, ml_train_gen *t,
                             const ml_config *c, ml_fleet_opts o, int64_t n_thread,
@@ -92,8 +110,12 @@ static ml_status open_fleet(ml_fleet **fleet, ml_gen **gen, ml_train_gen *t,
                               .connect_s = ML_TRAIN_CONNECT_S };
     ml_status st;
 
+    st = make_key(&o, &t->arena, err);
+    if (st != ML_OK)
+        return st;
+    remote.api_key = o.api_key;
     w->arena = &t->arena;
-    serve_words(w, t, c, n_thread);
+    serve_words(w, t, c, o.log_dir, n_thread);
     o.program = PROGRAM;
     o.argv = w->word;
     o.check_s = c->mode.check_s;

@@ -5,6 +5,7 @@
 
 #include "base/dir.h"
 #include "base/log.h"
+#include "cli/keys.h"
 #include "engine/remote.h"
 #include "rl/weight_dir.h"
 
@@ -61,8 +62,13 @@ ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err)
                          .n_url = c->mode.addrs.n,
                          .retry_s = ML_TRAIN_RETRY_S,
                          .connect_s = ML_TRAIN_CONNECT_S };
-    ml_status st;
+    ml_secret *key = ML_NEW(&t->arena, ml_secret, 1);
+    ml_status st = ml_key_find(key, c->mode.engine_key, c->mode.engine_key_file,
+                               "--rollout-external-api-key", err);
 
+    if (st != ML_OK)
+        return st;
+    o.api_key = ml_key_text(key);
     for (int i = 0; i < c->mode.addrs.n; i++)
         url[i] = url_of(&t->arena, c->mode.addrs.word[i]);
     st = ml_remote_open(&t->gen, &o, err);

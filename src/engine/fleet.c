@@ -120,7 +120,7 @@ static void start(engine *e) {
     ml_err err = { 0 };
 
     e->said.len = 0;
-    if (ml_child_start(&e->child, o->program, o->argv, e->log, &err) == ML_OK)
+    if (ml_child_start(&e->child, o->program, o->argv, o->env, e->log, &err) == ML_OK)
         return;
     ml_err_prefix(&err, "cannot be started");
     fail(e, err.msg);
@@ -178,21 +178,25 @@ static void on_checked(void *ud, const ml_err *err) {
 
 static void check(engine *e) {
     const ml_fleet_opts *o = &e->fleet->opts;
-    ml_text url = { 0 };
+    ml_text url = { 0 }, headers = { 0 };
     ml_err err = { 0 };
 
     e->check_at = ml_clock_s() + o->check_s;
     e->status = 0;
     ml_text_printf(&url, "%s/health_generate", e->url);
+    if (o->api_key)
+        ml_text_printf(&headers, "Authorization: Bearer %s\n", o->api_key);
     if (ml_http_start(&e->check, e->fleet->client,
                       &(ml_http_request){ .method = "GET",
                                           .url = url.ptr,
+                                          .headers = headers.ptr,
                                           .connect_s = o->timeout_s,
                                           .idle_s = o->timeout_s },
                       (ml_http_fns){ .head = on_head, .done = on_checked, .ud = e },
                       &err) != ML_OK)
         on_checked(e, &err);
     ml_text_release(&url);
+    ml_text_release(&headers);
 }
 
 static void look_after(engine *e) {

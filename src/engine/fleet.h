@@ -20,6 +20,8 @@ typedef struct ml_fleet_opts {
     const char *const *argv; /* of all; NULL at its end; must outlive the fleet */
     const char
         *log_dir; /* what engine 3 says on standard error goes to engine_3.log there */
+    const char *const *env; /* beside this process's, as ml_child_start takes it, or NULL */
+    const char *api_key;    /* that they ask for, or NULL */
     int32_t n;
     bool restart;         /* false: the first death ends generation */
     double check_s;       /* from one question how it is to the next */

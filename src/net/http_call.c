@@ -30,6 +30,7 @@ const char *ml_http_reason(int status) {
         { 408, "Request Timeout" },
         { 409, "Conflict" },
         { 413, "Content Too Large" },
+        { 415, "Unsupported Media Type" },
         { 422, "Unprocessable Content" },
         { 429, "Too Many Requests" },
         { 431, "Request Header Fields Too Large" },

@@ -72,19 +72,28 @@ static void linger(ml_http_conn *c) {
     set_deadlines(c);
 }
 
-void ml_http_conn_refuse(ml_http_conn *c, int status, const char *why) {
+static void refuse_with(ml_http_conn *c, int status, const char *headers, const char *why) {
     struct evbuffer *out = bufferevent_get_output(c->bev);
     ml_text body = { 0 };
 
     ml_text_printf(&body, "{\"error\": {\"message\": ");
     ml_json_quote(&body, ml_str_of(why));
     ml_text_printf(&body, ", \"code\": %d}}", status);
-    evbuffer_add_printf(out,
-                        "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\n"
-                        "Content-Length: %zu\r\nConnection: close\r\n\r\n%s",
-                        status, ml_http_reason(status), body.len, body.ptr);
+    evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n%sConnection: close\r\n", status,
+                        ml_http_reason(status), headers);
+    if (status == 204)
+        evbuffer_add_printf(out, "\r\n");
+    else
+        evbuffer_add_printf(out,
+                            "Content-Type: application/json\r\n"
+                            "Content-Length: %zu\r\n\r\n%s",
+                            body.len, body.ptr);
     ml_text_release(&body);
     c->state = ML_CONN_CLOSING;
+}
+
+void ml_http_conn_refuse(ml_http_conn *c, int status, const char *why) {
+    refuse_with(c, status, "", why);
 }
 
 /* --- requests --------------------------------------------------------------- */
@@ -145,6 +154,33 @@ static bool known_method(ml_str method) {
     return false;
 }
 
+ml_str ml_http_head_field(const ml_http_head *h, const char *name) {
+    return ml_http_reader_field(h->reader, name);
+}
+
+bool ml_http_head_field_at(const ml_http_head *h, int i, ml_str *name, ml_str *value) {
+    if (i >= h->reader->n_field)
+        return false;
+    *name = h->reader->field[i].name;
+    *value = h->reader->field[i].value;
+    return true;
+}
+
+/* False: the gate has answered. */
+static bool passes_gate(ml_http_conn *c) {
+    const ml_http_reader *r = &c->reader;
+    ml_http_head head = { .method = r->method,
+                          .path = { c->path.ptr, c->path.len },
+                          .has_body = r->framing == ML_HTTP_CHUNKED || r->left > 0,
+                          .reader = r };
+    ml_http_early answer = { 0 };
+
+    if (!c->server->gate || c->server->gate(c->server->gate_ud, &head, &answer))
+        return true;
+    refuse_with(c, answer.status, answer.headers, answer.why);
+    return false;
+}
+
 static void head_came(ml_http_conn *c) {
     const ml_http_reader *r = &c->reader;
 
@@ -153,7 +189,7 @@ static void head_came(ml_http_conn *c) {
         ml_http_conn_refuse(c, 501, "this server does not know the method");
     else if (!split_target(c, r->target))
         ml_http_conn_refuse(c, 400, "the target of the request is not a path");
-    else if (r->minor == 1 &&
+    else if (passes_gate(c) && r->minor == 1 &&
              ml_http_name_is(ml_http_reader_field(r, "expect"), "100-continue"))
         evbuffer_add_printf(bufferevent_get_output(c->bev),
                             "HTTP/1.1 100 Continue\r\n\r\n");

@@ -24,6 +24,8 @@ struct ml_http_server {
     ml_http_limits limits;
     ml_http_handler *fn;
     void *ud;
+    ml_http_gate *gate; /* NULL: every request is taken */
+    void *gate_ud;
     int port, n_conn;
     ml_http_conn *first;
 };

@@ -113,6 +113,11 @@ ml_status ml_http_server_open(ml_http_server **out, ml_loop *l, const char *host
     return ML_OK;
 }
 
+void ml_http_server_set_gate(ml_http_server *s, ml_http_gate *fn, void *ud) {
+    s->gate = fn;
+    s->gate_ud = ud;
+}
+
 int ml_http_server_port(const ml_http_server *s) {
     return s->port;
 }

@@ -33,6 +33,29 @@ typedef void ml_http_handler(void *ud, ml_http_call *c);
 ml_status ml_http_server_open(ml_http_server **out, ml_loop *l, const char *host, int port,
                               ml_http_limits limits, ml_http_handler *fn, void *ud,
                               ml_err *err);
+
+/* What is known of a request before its body is read. */
+typedef struct ml_http_head {
+    ml_str method, path; /* decoded, without the query */
+    bool has_body;
+    const struct ml_http_reader *reader; /* for ml_http_head_field */
+} ml_http_head;
+ml_str ml_http_head_field(const ml_http_head *h, const char *name); /* NULL when absent */
+/* The fields one by one, from 0; false after the last. */
+bool ml_http_head_field_at(const ml_http_head *h, int i, ml_str *name, ml_str *value);
+
+/* An answer to the head alone; the body is not read, and the connection ends. */
+typedef struct ml_http_early {
+    int status;        /* 204 has no body */
+    char why[400];     /* a sentence without its period */
+    char headers[900]; /* lines that end in CR LF */
+} ml_http_early;
+
+/* Asked for every request, after its head: true when the body may be read and the handler
+ * called; otherwise *answer is sent. */
+typedef bool ml_http_gate(void *ud, const ml_http_head *h, ml_http_early *answer);
+void ml_http_server_set_gate(ml_http_server *s, ml_http_gate *fn, void *ud);
+
 int ml_http_server_port(const ml_http_server *s);
 int ml_http_server_connections(const ml_http_server *s);
 /* New connections are refused, idle ones closed, busy ones after their reply. */

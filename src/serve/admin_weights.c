@@ -6,6 +6,7 @@
 
 #include "io/local_checkpoint.h"
 #include "serve/admin_priv.h"
+#include "serve/weight_path.h"
 
 typedef ml_admin_task task;
 
@@ -55,12 +56,22 @@ static ml_switch switch_of(const ml_admin *a, const task *t) {
     return ML_SWITCH_FINISH;
 }
 
+/* Replaces *path by where it leads, if requests may name that. */
+static ml_status check_path(task *t, const char **path, const char *member) {
+    const ml_server_opts *o = &t->server->opts;
+    ml_weight_roots roots = { o->weight_root, o->n_weight_root, o->model_path };
+
+    return ml_weight_path_check(path, &t->arena, &roots, *path, member, &t->err);
+}
+
 /* A copy that cannot be loaded is not what its version says: the next pull makes it anew. */
 static void load(const ml_admin *a, task *t) {
     ml_gen *g = a->server->opts.gen;
     ml_hold hold;
 
-    t->st = ml_local_checkpoint_hold(&hold, t->dir, t->published, &t->err);
+    t->st = check_path(t, &t->dir, "model_path");
+    if (t->st == ML_OK)
+        t->st = ml_local_checkpoint_hold(&hold, t->dir, t->published, &t->err);
     if (t->st != ML_OK)
         return;
     t->st = g->load(g, t->dir, t->version, switch_of(a, t), &t->err);
@@ -113,11 +124,12 @@ void ml_serve_update_from_disk(ml_server *s, ml_http_call *c) {
         st = ml_fail(&err, ML_EUNSUP,
                      "\"flush_cache\" false is not offered: cached keys and values are of "
                      "the old weights");
+    if (!st)
+        st = ml_weight_path_of(&t->dir, &t->arena, b.model_path, "model_path", &err);
     if (st) {
         ml_admin_refuse(t, &err);
         return;
     }
-    t->dir = ml_arena_str(&t->arena, b.model_path.ptr, b.model_path.len);
     t->label = b.weight_version;
     t->version = number_of(&t->arena, b.weight_version);
     t->published = b.published;
@@ -178,8 +190,12 @@ static const ml_field pull_rows[] = {
 
 /* Files alone: requests go on meanwhile. */
 static void run_pull(ml_admin *a, task *t) {
-    t->st = ml_local_checkpoint_pull(t->dir, a->server->opts.model_path, t->source,
-                                     t->published, &t->err);
+    t->st = check_path(t, &t->dir, "local_checkpoint_dir");
+    if (t->st == ML_OK)
+        t->st = check_path(t, &t->source, "source_dir");
+    if (t->st == ML_OK)
+        t->st = ml_local_checkpoint_pull(t->dir, a->server->opts.model_path, t->source,
+                                         t->published, &t->err);
 }
 
 static void reply_pulled(task *t, ml_http_call *c) {
@@ -196,12 +212,14 @@ void ml_serve_pull_weights(ml_server *s, ml_http_call *c) {
         st = ml_fail(&err, ML_EUSAGE,
                      "expected \"local_checkpoint_dir\", \"source_dir\" and "
                      "\"target_version\", a number from 0 on");
+    if (!st)
+        st = ml_weight_path_of(&t->dir, &t->arena, b.local, "local_checkpoint_dir", &err);
+    if (!st)
+        st = ml_weight_path_of(&t->source, &t->arena, b.source, "source_dir", &err);
     if (st) {
         ml_admin_refuse(t, &err);
         return;
     }
-    t->dir = ml_arena_str(&t->arena, b.local.ptr, b.local.len);
-    t->source = ml_arena_str(&t->arena, b.source.ptr, b.source.len);
     t->published = b.target;
     t->run = run_pull;
     t->reply = reply_pulled;

@@ -15,6 +15,7 @@
 static void handle(void *ud, ml_http_call *c) {
     ml_router *r = ud;
 
+    ml_access_add_headers(&r->access, c);
     if (!ml_router_admin(r, c) && !ml_fan_start(r, c))
         ml_relay_start(r, c);
 }
@@ -23,8 +24,12 @@ static ml_status add_workers(ml_router *r, ml_err *err) {
     ml_status st = ML_OK;
     ml_worker *w;
 
-    for (int i = 0; i < r->opts.n_worker && st == ML_OK; i++)
-        st = ml_worker_add(&w, r, ml_str_of(r->opts.worker_url[i]), err);
+    for (int i = 0; i < r->opts.n_worker && st == ML_OK; i++) {
+        st =
+            ml_worker_add(&w, r, ml_str_of(r->opts.worker_url[i]), r->opts.worker_key, err);
+        if (st == ML_OK)
+            w->named = true;
+    }
     return st;
 }
 
@@ -44,10 +49,14 @@ ml_status ml_router_open(ml_router **out, ml_loop *l, const ml_router_opts *opts
     r->loop = l;
     r->client = ml_http_client_new(l);
     r->policy = ml_route_policy_new(opts->route);
-    st = add_workers(r, err);
+    st = ml_access_init(&r->access, opts->host, &opts->access, err);
+    if (st == ML_OK)
+        st = add_workers(r, err);
     if (st == ML_OK)
         st = ml_http_server_open(&r->server, l, opts->host, opts->port, limits, handle, r,
                                  err);
+    if (st == ML_OK)
+        ml_http_server_set_gate(r->server, ml_access_gate, &r->access);
     if (st != ML_OK) {
         ml_router_close(r);
         return st;

@@ -10,6 +10,7 @@
 #define ML_SERVE_ROUTER_H
 
 #include "net/loop.h"
+#include "serve/access.h"
 #include "serve/route_policy.h"
 
 typedef struct ml_router ml_router;
@@ -20,7 +21,8 @@ typedef struct ml_router_opts {
     const char *const *worker_url;
     int n_worker;
     ml_route_opts route;
-    const char *api_key; /* sent to workers when a request has none; may be NULL */
+    ml_access_opts access;  /* who may use the router */
+    const char *worker_key; /* sent to the workers of worker_url; may be NULL */
     /* health */
     double health_interval_s; /* 0: workers are not asked */
     double health_timeout_s;

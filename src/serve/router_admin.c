@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "base/json_out.h"
+#include "base/secret.h"
 #include "serve/router_priv.h"
 
 void ml_router_error(ml_text *out, int status, const char *message) {
@@ -158,8 +159,28 @@ static void url_of(ml_http_call *c, ml_text *out) {
         url_of_body(ml_http_body(c), out);
 }
 
+/* The key that is sent to the new worker; empty: none. */
+static ml_status key_of_body(ml_secret *out, ml_str body, ml_err *err) {
+    const ml_json *doc, *key;
+    ml_status st = ML_OK;
+    ml_arena a;
+
+    *out = (ml_secret){ 0 };
+    ml_arena_init(&a, "router request");
+    if (body.len && ml_json_parse(&doc, &a, body, "body", NULL) == ML_OK) {
+        key = ml_json_get(doc, "api_key");
+        if (key && key->type == ML_JSON_STRING)
+            st = ml_secret_take(out, key->text, "\"api_key\"", err);
+        else if (key && key->type != ML_JSON_NULL)
+            st = ml_fail(err, ML_EUSAGE, "\"api_key\": expected a string");
+    }
+    ml_arena_release(&a);
+    return st;
+}
+
 static void add_worker(ml_router *r, ml_http_call *c, int status) {
     ml_text url = { 0 };
+    ml_secret key;
     ml_worker *w;
     ml_err err;
 
@@ -168,7 +189,9 @@ static void add_worker(ml_router *r, ml_http_call *c, int status) {
         ml_router_refuse(c, 400,
                          "there is no worker to add: give ?url=http://host:port, or "
                          "{\"url\": \"http://host:port\"} as the body");
-    else if (ml_worker_add(&w, r, (ml_str){ url.ptr, url.len }, &err) != ML_OK)
+    else if (key_of_body(&key, ml_http_body(c), &err) != ML_OK ||
+             ml_worker_add(&w, r, (ml_str){ url.ptr, url.len },
+                           key.text[0] ? key.text : NULL, &err) != ML_OK)
         ml_router_refuse(c, 400, err.msg);
     else
         reply_loads(r, c, status);

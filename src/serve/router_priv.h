@@ -12,7 +12,9 @@ typedef struct ml_worker {
     struct ml_worker *next;
     ml_router *router;
     uint64_t id;
-    char *url; /* without a slash at its end */
+    char *url;  /* without a slash at its end */
+    char *key;  /* sent to it; NULL: none */
+    bool named; /* on the command line: what clients send as Authorization may go to it */
     bool alive, removed;
     int n_failure, n_success; /* in a row */
     int64_t load;             /* requests that are with it now */
@@ -26,6 +28,7 @@ typedef struct ml_fan ml_fan;
 
 struct ml_router {
     ml_router_opts opts;
+    ml_access access;
     ml_loop *loop;
     ml_http_server *server;
     ml_http_client *client;
@@ -42,8 +45,10 @@ struct ml_router {
 
 /* --- router_worker.c --- */
 
-/* Adds the worker, or finds it when it is there.  ML_EFORMAT: no URL of a server. */
-ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, ml_err *err);
+/* Adds the worker, or finds it when it is there and leaves it as it is.  key: sent to it, or
+ * NULL.  ML_EFORMAT: no URL of a server. */
+ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, const char *key,
+                        ml_err *err);
 /* By URL, or by id as a number.  NULL when there is none. */
 ml_worker *ml_worker_find(ml_router *r, ml_str url_or_id);
 void ml_worker_remove(ml_worker *w);

@@ -109,9 +109,9 @@ static void too_late(void *ud) {
 /* Headers that are about a connection, not about the message. */
 static bool is_hop(ml_str name) {
     static const char *const names[] = {
-        "connection", "keep-alive", "proxy-connection", "proxy-authenticate",
-        "te",         "trailer",    "upgrade",          "transfer-encoding",
-        NULL,
+        "connection",          "keep-alive", "proxy-connection", "proxy-authenticate",
+        "proxy-authorization", "te",         "trailer",          "upgrade",
+        "transfer-encoding",   NULL,
     };
     for (int i = 0; names[i]; i++)
         if (ml_http_name_is(name, names[i]))
@@ -119,12 +119,20 @@ static bool is_hop(ml_str name) {
     return false;
 }
 
+/* Which pages may read the reply is the router's to say, not the worker's. */
+static bool is_of_page(ml_str name) {
+    static const char start[] = "access-control-";
+
+    return name.len > sizeof start - 1 &&
+           strncasecmp(name.ptr, start, sizeof start - 1) == 0;
+}
+
 /* "Name: value\n": cut at its colon, in place. */
 static void hand_on_header(ml_relay *y, char *line) {
     char *colon = strchr(line, ':');
     ml_str name = { line, (size_t)(colon - line) };
 
-    if (is_hop(name))
+    if (is_hop(name) || is_of_page(name))
         return;
     *colon = 0;
     if (strcasecmp(line, "content-type") == 0)
@@ -198,21 +206,33 @@ static void worker_done(void *ud, const ml_err *err) {
 
 /* --- the request ------------------------------------------------------------ */
 
-/* Everything the client said, but what is about its connection or written by our client. */
-static void copy_headers(const ml_router *r, const ml_http_call *c, ml_text *out) {
+static bool is_key(ml_str name) {
+    return ml_http_name_is(name, "authorization") || ml_http_name_is(name, "x-api-key");
+}
+
+/* A client's key is for who asks for it: the router, or else the workers of the command line. */
+static bool keys_pass(const ml_router *r, const ml_worker *w) {
+    const ml_access_opts *o = &r->opts.access;
+
+    return !o->api_key && !o->admin_key && w->named && !w->key;
+}
+
+/* Everything the client said, but what is about its connection, written by our client, or not
+ * the worker's to know. */
+static void copy_headers(const ml_router *r, const ml_http_call *c, const ml_worker *w,
+                         ml_text *out) {
     ml_str name, value;
-    bool authorized = false;
 
     for (int i = 0; ml_http_header_at(c, i, &name, &value); i++) {
         if (is_hop(name) || ml_http_name_is(name, "host") ||
-            ml_http_name_is(name, "content-length") || ml_http_name_is(name, "expect"))
+            ml_http_name_is(name, "content-length") || ml_http_name_is(name, "expect") ||
+            ml_access_is_browser_field(name) || (is_key(name) && !keys_pass(r, w)))
             continue;
-        authorized = authorized || ml_http_name_is(name, "authorization");
         ml_text_printf(out, "%.*s: %.*s\n", (int)name.len, name.ptr, (int)value.len,
                        value.ptr);
     }
-    if (r->opts.api_key && !authorized)
-        ml_text_printf(out, "Authorization: Bearer %s\n", r->opts.api_key);
+    if (w->key)
+        ml_text_printf(out, "Authorization: Bearer %s\n", w->key);
 }
 
 ml_status ml_router_hand_on(ml_http_job **out, ml_router *r, ml_http_call *c,
@@ -224,7 +244,7 @@ ml_status ml_router_hand_on(ml_http_job **out, ml_router *r, ml_http_call *c,
 
     ml_text_printf(&url, "%s%.*s", w->url, (int)target.len, target.ptr);
     ml_text_add(&method, verb.ptr, verb.len);
-    copy_headers(r, c, &headers);
+    copy_headers(r, c, w, &headers);
     q.url = url.ptr;
     q.method = method.ptr;
     q.headers = headers.ptr;

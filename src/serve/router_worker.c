@@ -6,12 +6,14 @@
 #include "net/http_url.h"
 #include "serve/router_priv.h"
 
-static ml_worker *new_worker(ml_router *r, const char *url) {
+static ml_worker *new_worker(ml_router *r, const char *url, const char *key) {
     ml_worker *w = calloc(1, sizeof *w), **at = &r->first;
 
-    if (w)
+    if (w) {
         w->url = strdup(url);
-    if (!w || !w->url) {
+        w->key = key ? strdup(key) : NULL;
+    }
+    if (!w || !w->url || (key && !w->key)) {
         fprintf(stderr, "miles: out of memory for a worker of the router\n");
         exit(1);
     }
@@ -27,6 +29,7 @@ static ml_worker *new_worker(ml_router *r, const char *url) {
 
 static void free_worker(ml_worker *w) {
     free(w->url);
+    free(w->key);
     free(w);
 }
 
@@ -42,7 +45,8 @@ ml_worker *ml_worker_find(ml_router *r, ml_str name) {
     return NULL;
 }
 
-ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, ml_err *err) {
+ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, const char *key,
+                        ml_err *err) {
     ml_http_url parts;
     ml_text text = { 0 };
     ml_status st;
@@ -58,7 +62,7 @@ ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, ml_err *err) 
         st = ml_fail(err, ML_EFORMAT, "worker '%s': expected http://host:port alone",
                      text.ptr);
     if (st == ML_OK)
-        *out = new_worker(r, text.ptr);
+        *out = new_worker(r, text.ptr, key);
     ml_text_release(&text);
     return st;
 }
@@ -143,8 +147,8 @@ static void probe(ml_worker *w) {
     ml_http_fns fns = { probe_head, NULL, probe_done, w };
 
     ml_text_printf(&url, "%s%s", w->url, o->health_path);
-    if (o->api_key)
-        ml_text_printf(&headers, "Authorization: Bearer %s\n", o->api_key);
+    if (w->key)
+        ml_text_printf(&headers, "Authorization: Bearer %s\n", w->key);
     q.url = url.ptr;
     q.headers = headers.ptr;
     w->probe_status = 0;

@@ -97,6 +97,7 @@ typedef struct ml_weight_label {
 struct ml_server {
     ml_arena arena;
     ml_server_opts opts;
+    ml_access access;
     ml_loop *loop;
     ml_http_server *http;
     ml_post_office *office;

@@ -14,7 +14,7 @@
 
 /* --- routes ----------------------------------------------------------------- */
 
-enum { GET = 1, POST = 2, PUT = 4, OPEN = 8 /* needs no key */, WORK = 16 /* generates */ };
+enum { GET = 1, POST = 2, PUT = 4, WORK = 8 /* generates */ };
 
 typedef struct route {
     const char *path;
@@ -31,7 +31,7 @@ static const route routes[] = {
     { "/v1/completions", POST | WORK, ml_serve_completions },
     { "/v1/chat/completions", POST | WORK, ml_serve_chat },
     { "/v1/models", GET, ml_serve_models },
-    { "/health", GET | OPEN, ml_serve_health },
+    { "/health", GET, ml_serve_health },
     { "/health_generate", GET | WORK, ml_serve_health_generate },
     { "/model_info", GET, ml_serve_model_info },
     { "/get_model_info", GET, ml_serve_model_info },
@@ -87,28 +87,6 @@ static const route *find_route(ml_str path) {
     return NULL;
 }
 
-/* As long for a wrong key as for the right one, whatever they share. */
-static bool same_secret(ml_str given, ml_str key) {
-    unsigned char diff = given.len != key.len;
-
-    for (size_t i = 0; i < given.len; i++)
-        diff |= (unsigned char)(given.ptr[i] ^ key.ptr[key.len ? i % key.len : 0]);
-    return diff == 0;
-}
-
-static bool has_key(const ml_server *s, const ml_http_call *c) {
-    static const char scheme[] = "Bearer ";
-    ml_str h = ml_http_header(c, "Authorization");
-
-    if (!s->opts.api_key)
-        return true;
-    if (!h.ptr || h.len < sizeof scheme - 1 ||
-        memcmp(h.ptr, scheme, sizeof scheme - 1) != 0)
-        return false;
-    h = (ml_str){ h.ptr + sizeof scheme - 1, h.len - (sizeof scheme - 1) };
-    return same_secret(h, ml_str_of(s->opts.api_key));
-}
-
 static void refuse_method(ml_http_call *c, const route *r) {
     char allow[32], message[160];
 
@@ -129,12 +107,8 @@ static void on_call(void *ud, ml_http_call *c) {
     const route *r = find_route(path);
     char message[400];
 
-    if (!(r && r->how & OPEN) && !has_key(s, c)) {
-        ml_http_add_header(c, "WWW-Authenticate", "Bearer");
-        ml_reply_error(c, 401,
-                       "The key is missing or wrong: send \"Authorization: Bearer "
-                       "KEY\" with the key of --api-key.");
-    } else if (!r) {
+    ml_access_add_headers(&s->access, c);
+    if (!r) {
         snprintf(message, sizeof message, "There is no endpoint %.*s.",
                  (int)(path.len < 200 ? path.len : 200), path.ptr);
         ml_reply_error(c, 404, message);
@@ -185,12 +159,16 @@ static ml_status open_parts(ml_server *s, ml_err *err) {
                               .max_connections = s->opts.max_connections,
                               .idle_s = IDLE_S,
                               .max_unsent = MAX_UNSENT };
-    ml_status st = ml_admin_open(&s->admin, s, err);
+    ml_status st = ml_access_init(&s->access, s->opts.host, &s->opts.access, err);
 
-    if (st)
-        return st;
-    return ml_http_server_open(&s->http, s->loop, s->opts.host, s->opts.port, limits,
-                               on_call, s, err);
+    if (!st)
+        st = ml_admin_open(&s->admin, s, err);
+    if (!st)
+        st = ml_http_server_open(&s->http, s->loop, s->opts.host, s->opts.port, limits,
+                                 on_call, s, err);
+    if (!st)
+        ml_http_server_set_gate(s->http, ml_access_gate, &s->access);
+    return st;
 }
 
 ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts,

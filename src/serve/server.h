@@ -10,6 +10,7 @@
 
 #include "engine/gen.h"
 #include "net/loop.h"
+#include "serve/access.h"
 #include "text/tool_calls.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -25,7 +26,8 @@ typedef struct ml_server_memory {
 /* Everything pointed at stays the caller's and outlives the server. */
 typedef struct ml_server_opts {
     const char *host;
-    int port; /* 0: any free one */
+    int port;              /* 0: any free one */
+    ml_access_opts access; /* who may use it */
     ml_gen *gen;
     ml_server_memory memory;
     const ml_tokenizer *tokenizer; /* NULL: requests and replies are token ids */
@@ -34,7 +36,8 @@ typedef struct ml_server_opts {
     int32_t n_vocab, context;
     const char *model_path, *tokenizer_path, *model_name, *model_type;
     const char *load_format, *weight_version;
-    const char *api_key; /* NULL: none is asked for */
+    const char *const *weight_root; /* requests may name directories below these; */
+    int n_weight_root;              /* 0: below the one that holds the model's */
     ml_str flags;        /* members of a JSON object, for /server_info; may be empty */
     const char *version; /* of this program */
     uint64_t seed;       /* of requests that name none */

@@ -106,7 +106,8 @@ class Server:
     def ask(self, path, body=None, headers=None, timeout=60):
         """Status and reply; the reply is JSON where it can be read as that."""
         data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(self.url + path, data, headers or {})
+        request = urllib.request.Request(self.url + path, data,
+                                         {"Content-Type": "application/json"} | (headers or {}))
         try:
             with urllib.request.urlopen(request, timeout=timeout) as r:
                 status, text = r.status, r.read().decode()

@@ -53,7 +53,10 @@ static void work(void *ud, ml_http_call *c) {
     ml_str path = ml_http_path(c);
 
     if (ml_str_is(path, "/health")) {
+        ml_str key = ml_http_header(c, "authorization");
         f->n_health++;
+        snprintf(f->health_key, sizeof f->health_key, "%.*s", (int)key.len,
+                 key.ptr ? key.ptr : "");
         ml_http_reply(c, f->ill ? 503 : 200, "text/plain", ml_str_of(""));
         return;
     }

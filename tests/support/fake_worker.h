@@ -13,12 +13,13 @@ typedef struct ml_fake_worker {
     ml_timer *timer;
     char url[64];
     int n_request, n_health, n_gone, n_piece;
-    int status;        /* of a plain reply */
-    bool ill;          /* says so when asked for its health */
-    bool dies;         /* in the middle of a stream */
-    bool silent;       /* never answers */
-    ml_text last;      /* what it was asked: "POST /path?query|key|own|body" */
-    const char *reply; /* of a plain one */
+    int status;          /* of a plain reply */
+    bool ill;            /* says so when asked for its health */
+    bool dies;           /* in the middle of a stream */
+    bool silent;         /* never answers */
+    char health_key[80]; /* Authorization of the last question for its health */
+    ml_text last;        /* what it was asked: "POST /path?query|key|own|body" */
+    const char *reply;   /* of a plain one */
 } ml_fake_worker;
 
 /* On this loop; port 0: any.  It can be opened again after it was closed. */

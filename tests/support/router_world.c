@@ -90,23 +90,25 @@ static void got_done(void *ud, const ml_err *err) {
 
 void ml_fetch_start(ml_router_world *w, ml_fetch *f, const char *method, const char *path,
                     const char *body) {
-    ml_text url = { 0 };
+    ml_text url = { 0 }, headers = { 0 };
     ml_http_fns fns = { got_head, got_data, got_done, f };
-    ml_http_request r = { .method = method,
-                          .headers = f->no_key ? "X-Own: 7\n"
-                                               : "Authorization: Bearer mine\nX-Own: 7\n",
-                          .body = ml_str_of(body),
-                          .connect_s = 5,
-                          .idle_s = 10 };
+    ml_http_request r = {
+        .method = method, .body = ml_str_of(body), .connect_s = 5, .idle_s = 10
+    };
     ml_err err = { 0 };
 
     f->world = w;
     ml_text_add(&f->body, "", 0);
     ml_text_add(&f->headers, "", 0);
     ml_text_printf(&url, "%s%s", w->base, path);
+    ml_text_printf(&headers, "%sX-Own: 7\n%s%s",
+                   f->no_key ? "" : "Authorization: Bearer mine\n",
+                   *body ? "Content-Type: application/json\n" : "", f->more ? f->more : "");
     r.url = url.ptr;
+    r.headers = headers.ptr;
     CHECK(ml_http_start(&f->job, w->client, &r, fns, &err) == ML_OK);
     ml_text_release(&url);
+    ml_text_release(&headers);
 }
 
 void ml_fetch_now(ml_router_world *w, ml_fetch *f, const char *method, const char *path,

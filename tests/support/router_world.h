@@ -36,6 +36,7 @@ typedef struct ml_fetch {
     ml_err err;
     bool stop_at_data; /* the loop stops at each piece, not only at the end */
     bool no_key;       /* sends no Authorization */
+    const char *more;  /* further headers, "Name: value\n" each; NULL: none */
 } ml_fetch;
 
 void ml_fetch_start(ml_router_world *w, ml_fetch *f, const char *method, const char *path,

@@ -254,10 +254,10 @@ static ml_status load(ml_gen *g, const char *dir, uint64_t version, ml_switch ho
                       ml_err *err) {
     priv *p = (priv *)g;
 
-    if (strcmp(dir, "missing") == 0)
+    if (strstr(dir, "/missing"))
         return ml_fail(err, ML_EIO, "missing/config.json: no such file");
     pthread_mutex_lock(&p->lock);
-    snprintf(p->f->loaded, sizeof p->f->loaded, "%s", dir);
+    snprintf(p->f->loaded, sizeof p->f->loaded, "%s", strrchr(dir, '/') + 1);
     p->version = version ? version : p->version + 1;
     p->f->load_version = p->version;
     p->f->load_how = how;
@@ -345,6 +345,8 @@ static void open_text(priv *p) {
 /* --- life ------------------------------------------------------------------- */
 
 void ml_serve_fixture_init(ml_serve_fixture *f) {
+    static const char *const anywhere[] = { "/" };
+
     *f = (ml_serve_fixture){ .script = "hello", .template = default_template };
     f->opts = (ml_server_opts){ .host = "127.0.0.1",
                                 .n_vocab = ML_FAKE_VOCAB,
@@ -354,6 +356,8 @@ void ml_serve_fixture_init(ml_serve_fixture *f) {
                                 .model_type = "llama",
                                 .load_format = "auto",
                                 .weight_version = "default",
+                                .weight_root = anywhere,
+                                .n_weight_root = 1,
                                 .version = "0",
                                 .seed = 42,
                                 .max_body = 1 << 20,
@@ -439,9 +443,16 @@ static int send_request(ml_serve_fixture *f, const char *method, const char *pat
     inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
     ML_BUG_IF(connect(fd, (const struct sockaddr *)&to, sizeof to) != 0);
     ml_text_printf(&t,
-                   "%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: "
-                   "%zu\r\n%s\r\n",
-                   method, path, body ? strlen(body) : 0, headers ? headers : "");
+                   "%s %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\nContent-Length: "
+                   "%zu\r\n%s%s\r\n",
+                   method, path, f->host ? f->host : "localhost",
+                   f->promised ? f->promised
+                   : body      ? strlen(body)
+                               : 0,
+                   headers && strstr(headers, "Content-Type:")
+                       ? ""
+                       : "Content-Type: application/json\r\n",
+                   headers ? headers : "");
     if (body)
         ml_text_add(&t, body, strlen(body));
     ML_BUG_IF(write(fd, t.ptr, t.len) != (ssize_t)t.len);

@@ -15,6 +15,9 @@ typedef struct ml_serve_fixture {
     ml_server_opts opts; /* change before start */
     const char *template;
     bool no_text; /* neither tokenizer nor template */
+    /* the client */
+    const char *host; /* in Host; NULL: localhost */
+    size_t promised;  /* bytes of a body that Content-Length names and that never come */
     /* the generator */
     const char *script;
     bool hold;     /* answers do not end before they are aborted */

@@ -160,12 +160,12 @@ static void prompts_stay_together(void) {
     ml_router_world_close(w);
 }
 
-static void api_key_is_added(void) {
+static void worker_key_is_added(void) {
     ml_router_opts o = ml_router_world_opts();
     ml_fetch f = { .no_key = true };
     ml_router_world *w;
 
-    o.api_key = "secret";
+    o.worker_key = "secret";
     w = ml_router_world_open(o, 1);
     ml_fetch_now(w, &f, "GET", "/x", "");
     CHECK_HAS(w->worker[0].last.ptr, "|Bearer secret|");
@@ -196,7 +196,7 @@ static const ml_test tests[] = {
     { "another_worker_is_tried", another_worker_is_tried },
     { "limits", limits },
     { "prompts_stay_together", prompts_stay_together },
-    { "api_key_is_added", api_key_is_added },
+    { "worker_key_is_added", worker_key_is_added },
     { "draining", draining },
     { 0 },
 };

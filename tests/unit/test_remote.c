@@ -67,7 +67,7 @@ static void open_host_of(host *h, bool routed, const char *api_key) {
                                            .model_type = "qwen3",
                                            .load_format = "auto",
                                            .weight_version = "3",
-                                           .api_key = api_key,
+                                           .access.api_key = api_key,
                                            .version = "test",
                                            .max_body = 1 << 20,
                                            .max_connections = 100,

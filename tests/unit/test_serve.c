@@ -338,7 +338,7 @@ static void doors(void) {
     CHECK_HAS(body, "Allow: POST,PUT");
     stop();
     ml_serve_fixture_init(&f);
-    f.opts.api_key = "secret";
+    f.opts.access.api_key = "secret";
     ml_serve_fixture_start(&f);
     CHECK(ml_serve_ask(&f, "GET", "/health", NULL, NULL, NULL) == 200);
     CHECK(ml_serve_ask(&f, "GET", "/model_info", NULL, NULL, NULL) == 401);
@@ -460,7 +460,7 @@ static void weights(void) {
     CHECK(ml_serve_ask(&f, "GET", "/get_weight_version", NULL, NULL, &body) == 200);
     CHECK_HAS(body, "\"weight_version\": \"step-9\"");
     CHECK(ml_serve_ask(&f, "GET", "/model_info", NULL, NULL, &body) == 200);
-    CHECK_HAS(body, "\"model_path\": \"m\"");
+    CHECK_HAS(body, "/m\"");
     post(200, "/update_weights_from_disk",
          "{\"model_path\": \"m\", \"abort_all_requests\": true}");
     CHECK(f.load_how == ML_SWITCH_ABORT);
