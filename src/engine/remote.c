@@ -419,7 +419,7 @@ static void keep_opts(ml_remote *r, const ml_remote_opts *o) {
         r->server[i].remote = r;
         r->server[i].url = url.ptr;
     }
-    r->headers = ml_arena_printf(&r->arena, "Content-Type: application/json\n%s%s%s",
+    r->headers = ml_arena_printf(&r->arena, ML_REMOTE_JSON "%s%s%s",
                                  o->api_key ? "Authorization: Bearer " : "",
                                  o->api_key ? o->api_key : "", o->api_key ? "\n" : "");
 }

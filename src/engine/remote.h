@@ -20,8 +20,9 @@
 typedef struct ml_remote_opts {
     const char *const *url; /* [n_url] "http://host:port" */
     int32_t n_url;
-    const char *api_key; /* or NULL */
-    bool sglang; /* real SGLang: what only our servers know is not sent.  The seed of a
+    const char
+        *api_key; /* or NULL; sent to these URLs, not to workers that a router lists */
+    bool sglang;  /* real SGLang: what only our servers know is not sent.  The seed of a
                             sample is then one number made of its seed and sample */
     int32_t n_attempt; /* 0: for ever; what is awaited is said in a warning */
     double retry_s, connect_s;

@@ -10,6 +10,7 @@ typedef struct question {
     const char *url;
     ml_text reply;
     int status;
+    bool listed; /* by a router: the key is not for it */
 } question;
 
 typedef struct broadcast {
@@ -68,14 +69,15 @@ static void ask(void *ud) {
     ml_text url = { 0 };
 
     ml_text_printf(&url, "%s%s", q->url, b->path);
-    if (ml_http_start(&job, r->client,
-                      &(ml_http_request){ .method = b->method,
-                                          .url = url.ptr,
-                                          .headers = r->headers,
-                                          .body = ml_str_of(b->body),
-                                          .connect_s = r->opts.connect_s,
-                                          .idle_s = r->opts.idle_s },
-                      (ml_http_fns){ on_head, on_data, on_done, q }, &err) != ML_OK)
+    if (ml_http_start(
+            &job, r->client,
+            &(ml_http_request){ .method = b->method,
+                                .url = url.ptr,
+                                .headers = q->listed ? ML_REMOTE_JSON : r->headers,
+                                .body = ml_str_of(b->body),
+                                .connect_s = r->opts.connect_s,
+                                .idle_s = r->opts.idle_s },
+            (ml_http_fns){ on_head, on_data, on_done, q }, &err) != ML_OK)
         answered(q, &err);
     ml_text_release(&url);
 }
@@ -103,7 +105,15 @@ static void release(broadcast *b) {
         ml_text_release(&b->question[i].reply);
 }
 
-/* The servers behind a router; an address that is no router stands for itself. */
+/* Routers of our own pass such questions on to their workers, with the keys of those. */
+static bool fans_out(const ml_json *root) {
+    const ml_json *v = ml_json_get(root, "fans_out");
+
+    return v && v->type == ML_JSON_TRUE;
+}
+
+/* The servers behind a router; an address that is no router stands for itself, and so does one
+ * that passes on what a key is needed for. */
 static int32_t behind(ml_remote *r, const char *url, const char **out, int32_t cap,
                       ml_arena *a) {
     question q = { .url = url };
@@ -121,7 +131,7 @@ static int32_t behind(ml_remote *r, const char *url, const char **out, int32_t c
             &root, a,
             ml_str_of(ml_arena_str(a, q.reply.ptr ? q.reply.ptr : "", q.reply.len)), url,
             NULL) == ML_OK &&
-        (urls = ml_json_get(root, "urls")) != NULL)
+        !(r->opts.api_key && fans_out(root)) && (urls = ml_json_get(root, "urls")) != NULL)
         for (const ml_json *v = urls->child; v && n < cap; v = v->next)
             if (v->type == ML_JSON_STRING)
                 out[n++] = ml_arena_str(a, v->text.ptr, v->text.len);
@@ -141,6 +151,13 @@ static const char *url_of(ml_remote *r, int32_t server, ml_arena *a) {
     return url;
 }
 
+static bool is_named(ml_remote *r, const char *url, ml_arena *a) {
+    for (int32_t i = 0; i < r->opts.n_url; i++)
+        if (strcmp(url_of(r, i, a), url) == 0)
+            return true;
+    return false;
+}
+
 ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
                              const char *body, ml_err *err) {
     enum { MOST = 1024 };
@@ -154,8 +171,10 @@ ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
     for (int32_t i = 0; i < r->opts.n_url && b.n < MOST; i++)
         b.n += behind(r, url_of(r, i, &a), url + b.n, MOST - b.n, &a);
     b.question = ML_NEW(&a, question, b.n);
-    for (int32_t i = 0; i < b.n; i++)
+    for (int32_t i = 0; i < b.n; i++) {
         b.question[i].url = url[i];
+        b.question[i].listed = !is_named(r, url[i], &a);
+    }
     st = run(&b);
     release(&b);
     ml_arena_release(&a);

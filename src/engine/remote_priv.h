@@ -8,6 +8,8 @@
 #include "engine/remote.h"
 #include "net/http_client.h"
 
+#define ML_REMOTE_JSON "Content-Type: application/json\n" /* headers without the key */
+
 typedef struct ml_remote ml_remote;
 
 /* A request under way. */

@@ -47,6 +47,7 @@ static void list_urls(ml_router *r, ml_http_call *c) {
     for (const ml_worker *w = r->first; w; w = w->next)
         ml_json_word(&o, w->url);
     ml_json_end(&o, ']');
+    ml_json_put_bool(&o, "fans_out", true); /* router_fan.c */
     ml_json_end(&o, '}');
     reply(c, 200, &t);
 }

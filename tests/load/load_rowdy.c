@@ -66,14 +66,15 @@ static void speak_nonsense(rowdy *r) {
     } bad[] = {
         { "GET / HTTP/1.1\r\n\r\n", 400 },
         { "\x16\x03\x01\x02\x01\r\n\r\n", 400 },
-        { "POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n"
+        { "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n"
           "Transfer-Encoding: chunked\r\n\r\n",
           400 },
-        { "POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: -5\r\n\r\n", 400 },
-        { "BREW /generate HTTP/1.1\r\nHost: h\r\n\r\n", 501 },
-        { "POST /generate HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        { "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n", 400 },
+        { "BREW /generate HTTP/1.1\r\nHost: localhost\r\n\r\n", 501 },
+        { "POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "
+          "chunked\r\n\r\nzz\r\n",
           400 },
-        { "GET /no/such/path HTTP/1.1\r\nHost: h\r\n\r\n", 404 },
+        { "GET /no/such/path HTTP/1.1\r\nHost: localhost\r\n\r\n", 404 },
     };
     int i = load_random(&r->random, 7), fd = dial(r->load, 0), status;
 
@@ -99,7 +100,8 @@ static void send_too_much(rowdy *r) {
     if (fd < 0)
         return;
     snprintf(head, sizeof head,
-             "POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: %zu\r\n\r\n", n);
+             "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n",
+             n);
     say(fd, head, strlen(head));
     for (; n; n -= n < sizeof piece ? n : sizeof piece)
         if (!say(fd, piece, n < sizeof piece ? n : sizeof piece))
@@ -114,7 +116,7 @@ static void send_too_much(rowdy *r) {
 /* Goes away in the middle of its own request. */
 static void send_half(rowdy *r) {
     static const char half[] =
-        "POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: 50\r\n\r\n{";
+        "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{";
     int fd = dial(r->load, 0);
 
     if (fd < 0)
@@ -133,7 +135,7 @@ static void read_slowly(rowdy *r) {
         return;
     load_case_generate(c, true, NULL, &body);
     ml_text_printf(&request,
-                   "POST /generate HTTP/1.1\r\nHost: h\r\nConnection: close\r\n"
+                   "POST /generate HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
                    "Content-Length: %zu\r\n\r\n%s",
                    body.len, body.ptr);
     say(fd, request.ptr, request.len);

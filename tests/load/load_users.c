@@ -163,6 +163,7 @@ static void start(user *u, const char *path, const ml_text *body, ml_http_fns fn
                   ml_http_job **job) {
     char url[100];
     ml_http_request r = { .method = "POST",
+                          .headers = "Content-Type: application/json\n",
                           .url = url,
                           .body = { body->ptr, body->len },
                           .connect_s = 60,

@@ -6,9 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "tests/support/example.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
@@ -42,15 +44,19 @@ static void await(int port) {
     ml_test_fail(__FILE__, __LINE__, "nothing listens at port %d", port);
 }
 
-static pid_t serve(int i) {
-    char args[1000];
+static pid_t serve_with(int i, const char *more) {
+    char args[2000];
     pid_t pid;
 
-    snprintf(args, sizeof args, "serve --model-path %s --port %d --threads 1",
-             ml_test_path("model"), port_of(i));
+    snprintf(args, sizeof args, "serve --model-path %s --port %d --threads 1 %s",
+             ml_test_path("model"), port_of(i), more);
     pid = ml_toy_start(args);
     await(port_of(i));
     return pid;
+}
+
+static pid_t serve(int i) {
+    return serve_with(i, "");
 }
 
 static pid_t route(int i, int first, int n) {
@@ -217,6 +223,66 @@ static void workers_behind_a_router_may_die(void) {
     end(a);
 }
 
+static void write_key(const char *name, const char *key) {
+    CHECK(ml_file_replace(ml_test_path(name), ml_str_of(key), NULL) == ML_OK);
+    CHECK(chmod(ml_test_path(name), 0600) == 0);
+}
+
+/* Engines that ask for keys, alone and behind a router with a key of its own; the trainer's key
+ * is written nowhere. */
+static void engines_with_keys(void) {
+    const char *here = ml_test_path("here"), *there = ml_test_path("there");
+    char out[16000], more[1500], flags[1200];
+    pid_t a, router;
+
+    ml_toy_run_inputs();
+    write_key("client.key", "client-key\n");
+    write_key("admin.key", "admin-key\n");
+    write_key("router.key", "router-key\n");
+    CHECK(ml_toy_run("train", here, 2, "", out, sizeof out) == 0);
+    snprintf(flags, sizeof flags, "--api-key-file %s --admin-api-key-file %s",
+             ml_test_path("client.key"), ml_test_path("admin.key"));
+    a = serve_with(1, flags);
+    CHECK(ml_toy_run("train", ml_test_path("none"), 1,
+                     external(more, sizeof more, 1, 1, ""), out, sizeof out) == 3);
+    CHECK_HAS(out, "401");
+    snprintf(flags, sizeof flags, "--rollout-external-api-key-file %s",
+             ml_test_path("admin.key"));
+    CHECK(ml_toy_run("train", there, 2, external(more, sizeof more, 1, 1, flags), out,
+                     sizeof out) == 0);
+    ml_toy_run_same(here, there, 2);
+    snprintf(flags, sizeof flags,
+             "router --port %d --worker-urls http://127.0.0.1:%d --worker-api-key-file %s "
+             "--api-key-file %s",
+             port_of(3), port_of(1), ml_test_path("admin.key"), ml_test_path("router.key"));
+    router = ml_toy_start(flags);
+    await(port_of(3));
+    setenv("MILES_ROLLOUT_API_KEY", "router-key", 1);
+    CHECK(ml_toy_run("train", ml_test_path("routed"), 2,
+                     external(more, sizeof more, 3, 1, ""), out, sizeof out) == 0);
+    ml_toy_run_same(here, ml_test_path("routed"), 2);
+    unsetenv("MILES_ROLLOUT_API_KEY");
+    snprintf(flags, sizeof flags, "! grep -rqE '(admin|router)-key' %s %s", there,
+             ml_test_path("routed"));
+    CHECK(system(flags) == 0);
+    end(router);
+    end(a);
+}
+
+/* An engine that may not read the run's directory says which flag lets it. */
+static void engines_with_other_directories(void) {
+    char out[16000], more[1500], flags[1200];
+    pid_t a;
+
+    ml_toy_run_inputs();
+    snprintf(flags, sizeof flags, "--weight-path-prefix %s", ml_test_path("elsewhere"));
+    a = serve_with(1, flags);
+    CHECK(ml_toy_run("train", ml_test_path("save"), 1,
+                     external(more, sizeof more, 1, 1, ""), out, sizeof out) == 3);
+    CHECK_HAS(out, "--weight-path-prefix DIR");
+    end(a);
+}
+
 static void what_is_missing_is_said(void) {
     char out[16000], more[1000];
 
@@ -235,6 +301,8 @@ static const ml_test tests[] = {
     { "asynchronous with servers", asynchronous_with_servers },
     { "servers may die", servers_may_die },
     { "workers behind a router may die", workers_behind_a_router_may_die },
+    { "engines with keys", engines_with_keys },
+    { "engines with other directories", engines_with_other_directories },
     { "what is missing is said", what_is_missing_is_said },
     { 0 },
 };

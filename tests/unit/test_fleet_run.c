@@ -46,6 +46,21 @@ static void the_same_bytes_as_here(void) {
     ml_toy_run_same(async, three, ROUNDS);
 }
 
+/* Keys of the environment are for other servers: engines of the run have one of their own. */
+static void keys_of_others_do_not_matter(void) {
+    const char *here = ml_test_path("here"), *there = ml_test_path("there");
+    char out[16000];
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train", here, 2, "", out, sizeof out) == 0);
+    setenv("MILES_API_KEY", "for-another-server", 1);
+    setenv("MILES_ADMIN_API_KEY", "for-its-admin", 1);
+    CHECK(ml_toy_run("train", there, 2,
+                     "--rollout-num-engines 2 --rollout-health-check-interval 0.02", out,
+                     sizeof out) == 0);
+    ml_toy_run_same(here, there, 2);
+}
+
 /* The run kills them itself. */
 static void faults_on_order(void) {
     const char *here = ml_test_path("here"), *there = ml_test_path("there");
@@ -164,6 +179,7 @@ static void what_cannot_be_meant_is_said(void) {
 
 static const ml_test tests[] = {
     { "the same bytes as here", the_same_bytes_as_here, 300 },
+    { "keys of others do not matter", keys_of_others_do_not_matter },
     { "faults on order", faults_on_order, 300 },
     { "faults that cannot be", faults_that_cannot_be },
     { "a silent engine is replaced", a_silent_engine_is_replaced, 300 },

@@ -86,8 +86,8 @@ static void workers_come_and_go(void) {
         ml_fetch_release(&f);
     }
     ml_fetch_now(w, &f, "GET", "/list_workers", "");
-    snprintf(path, sizeof path, "{\"urls\": [\"%s\", \"%s\"]}", w->worker[0].url,
-             w->worker[1].url);
+    snprintf(path, sizeof path, "{\"urls\": [\"%s\", \"%s\"], \"fans_out\": true}",
+             w->worker[0].url, w->worker[1].url);
     CHECK(strcmp(f.body.ptr, path) == 0);
     ml_fetch_release(&f);
     /* A worker that is removed ends what it has. */
