@@ -164,12 +164,21 @@ typedef struct patch {
     int64_t n_tensor;    /* so far */
 } patch;
 
-/* errno says why not, for the message of who opens it. */
-static bool is_listed(const ml_copy_files *files, const char *path) {
+/* A file of the copy that is nobody else's under another name; -1 with errno otherwise. */
+static int open_own(const ml_copy_files *files, const char *path) {
     const char *slash = strrchr(path, '/');
+    struct stat sb;
+    int fd;
 
     errno = EPERM;
-    return ml_copy_files_has(files, slash ? slash + 1 : path);
+    if (!ml_copy_files_has(files, slash ? slash + 1 : path))
+        return -1;
+    fd = open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0 || (fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) && sb.st_nlink == 1))
+        return fd;
+    close(fd);
+    errno = EMLINK;
+    return -1;
 }
 
 static int fd_of(patch *p, const ml_st_file *file) {
@@ -177,8 +186,8 @@ static int fd_of(patch *p, const ml_st_file *file) {
 
     while (p->now->file[i] != file)
         i++;
-    if (p->fd[i] < 0 && is_listed(p->files, file->path))
-        p->fd[i] = open(file->path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (p->fd[i] < 0)
+        p->fd[i] = open_own(p->files, file->path);
     return p->fd[i];
 }
 

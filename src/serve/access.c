@@ -39,6 +39,8 @@ static const struct {
     { "/v1/messages", ML_ACCESS_GENERATE },
     { "/v1/responses", ML_ACCESS_GENERATE },
     { "/v1/embeddings", ML_ACCESS_GENERATE },
+    { "/v1/audio/", ML_ACCESS_GENERATE },
+    { "/v1/images/", ML_ACCESS_GENERATE },
     { "/v1/score", ML_ACCESS_GENERATE },
     { "/v1/rerank", ML_ACCESS_GENERATE },
     { "/v1/tokenize", ML_ACCESS_GENERATE },

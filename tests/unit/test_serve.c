@@ -300,6 +300,13 @@ static void command(void) {
           "has no experts" },
         { "--dry-run --tp 2", 2, "--tp '2': expected one of 1" },
         { "--dry-run --speculative-algorithm EAGLE", 2, "is not offered" },
+        { "--skip-tokenizer-init --dry-run --host 0.0.0.0", 2, "say --insecure" },
+        { "--skip-tokenizer-init --dry-run --host 0.0.0.0 --insecure", 0, "context 512" },
+        { "--skip-tokenizer-init --dry-run --host 0.0.0.0 --api-key k", 0, "context 512" },
+        { "--skip-tokenizer-init --dry-run --api-key=", 2, "expected a word" },
+        { "--skip-tokenizer-init --dry-run --api-key-file /dev/null", 2,
+          "may be read or written by other users" },
+        { "--skip-tokenizer-init --dry-run --allowed-origins '*'", 2, "every page" },
         { "--skip-tokenizer-init --host no.such.host.invalid", 1, "no.such.host.invalid" },
     };
 

@@ -3,7 +3,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <stdbool.h>
+#include <unistd.h>
 
+#include "base/dir.h"
+#include "base/file.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_model.h"
@@ -150,9 +153,27 @@ static void what_cannot_be_meant_is_said(void) {
     }
 }
 
+/* A directory with files of the user's is refused, and they stay. */
+static void files_of_the_user_stay(void) {
+    char out[40000], flags[1500];
+
+    ml_toy_run_inputs();
+    CHECK(ml_dir_make(ml_test_path("home"), NULL) == ML_OK);
+    CHECK(ml_file_replace(ml_test_path("home/thesis.tex"), ml_str_of("x"), NULL) == ML_OK);
+    snprintf(flags, sizeof flags,
+             "--update-weight-transfer-mode disk-delta --rollout-num-engines 1 "
+             "--update-weight-local-checkpoint-dir %s",
+             ml_test_path("home"));
+    CHECK(ml_toy_run("train", ml_test_path("save"), 2, flags, out, sizeof out) == 3);
+    CHECK_HAS(out, "home: holds thesis.tex, which miles did not write");
+    CHECK(access(ml_test_path("home/thesis.tex"), F_OK) == 0);
+    CHECK(access(ml_test_path("home/model.safetensors"), F_OK) != 0);
+}
+
 static const ml_test tests[] = {
     { "the same bytes as whole", the_same_bytes_as_whole, 300 },
     { "damaged deltas are followed by all", damaged_deltas_are_followed_by_all, 300 },
+    { "files of the user stay", files_of_the_user_stay },
     { "runs go on", runs_go_on, 300 },
     { "what cannot be meant is said", what_cannot_be_meant_is_said },
     { 0 },

@@ -335,6 +335,11 @@ static void links_are_not_followed(void) {
     }
     CHECK(pull("copy", 2, &err) == ML_OK); /* the link itself is replaced */
     is_version("copy", 2);
+    CHECK(link(ml_test_path("copy/model.safetensors"), ml_test_path("backup")) == 0);
+    CHECK(pull("copy", 3, &err) !=
+          ML_OK); /* it has another name, where it must not change */
+    CHECK_HAS(err.msg, "copy/model.safetensors: cannot be changed");
+    CHECK(pull("copy", 2, &err) == ML_OK);
     CHECK(rename(ml_test_path("source/weight_v000003"), ml_test_path("v3")) == 0);
     CHECK(symlink(ml_test_path("v3"), ml_test_path("source/weight_v000003")) == 0);
     CHECK(pull("copy", 3, &err) == ML_EFORMAT);
