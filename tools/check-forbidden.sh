@@ -15,7 +15,7 @@ refuse() { # refuse REASON PATTERN PATH...
 }
 
 code='Makefile mk src include tests bench tools examples .ci'
-prose='README.md CONTRIBUTING.md docs'
+prose='README.md CONTRIBUTING.md SECURITY.md docs'
 
 # shellcheck disable=SC2086
 {
