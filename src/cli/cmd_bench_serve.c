@@ -11,6 +11,7 @@
 #include "base/philox.h"
 #include "cli/bench_report.h"
 #include "cli/cli.h"
+#include "cli/keys.h"
 #include "net/http_client.h"
 #include "net/sse.h"
 
@@ -37,6 +38,7 @@ struct serve_job {
     ml_loop *loop;
     ml_http_client *client;
     char url[600];
+    const char *headers;
     ml_bench_load load;
     ml_bench_run run;
     int32_t next, in_flight; /* the first request that was not sent; those without an end */
@@ -175,7 +177,7 @@ static void send_one(serve_job *j, const ml_bench_item *it, int32_t i) {
     st = ml_http_start(&ignored, j->client,
                        &(ml_http_request){ .method = "POST",
                                            .url = j->url,
-                                           .headers = "Content-Type: application/json\n",
+                                           .headers = j->headers,
                                            .body = { body.ptr, body.len },
                                            .connect_s = 30 },
                        fns, j->err);
@@ -239,6 +241,18 @@ static void send_more(void *ud) {
 
 /* --- the command ------------------------------------------------------------ */
 
+static ml_status set_headers(serve_job *j, ml_err *err) {
+    const ml_config *c = j->config;
+    ml_secret key;
+    ml_status st =
+        ml_key_find(&key, c->access.api_key, c->access.api_key_file, "--api-key", err);
+
+    j->headers = ml_arena_printf(&j->arena, "Content-Type: application/json\n%s%s%s",
+                                 key.text[0] ? "Authorization: Bearer " : "", key.text,
+                                 key.text[0] ? "\n" : "");
+    return st;
+}
+
 static void set_url(serve_job *j) {
     const ml_config *c = j->config;
     if (c->bench.base_url)
@@ -262,6 +276,8 @@ static ml_status run_job(serve_job *j, ml_err *err) {
     int64_t n_vocab = j->config->bench.dataset ? INT32_MAX : ANY_VOCAB;
     ml_status st = ml_bench_load_make(&j->load, &j->arena, j->config, n_vocab, NULL, err);
 
+    if (st == ML_OK)
+        st = set_headers(j, err);
     if (st == ML_OK)
         st = ml_loop_new(&j->loop, err);
     if (st != ML_OK)

@@ -1,6 +1,7 @@
 #include "cli/flag.h"
 
 #define SERVERS (ML_CMD_SERVE | ML_CMD_ROUTER)
+#define WITH_CLIENT (SERVERS | ML_CMD_BENCH_SERVE)
 
 /* Who may use a server or a router; SECURITY.md has the rules. */
 const ml_flag ml_flags_access[] = {
@@ -11,16 +12,17 @@ const ml_flag ml_flags_access[] = {
       .env = "MILES_API_KEY",
       .secret = true,
       .group = "access",
-      .cmds = SERVERS,
+      .cmds = WITH_CLIENT,
       .from = ML_FROM_SGLANG,
       .help = "Clients must send it, as \"Authorization: Bearer KEY\", for everything but "
-              "/health.  Other users see command lines: prefer --api-key-file." },
+              "/health; miles bench serve sends it.  Other users see command lines: prefer "
+              "--api-key-file." },
     { .name = "api-key-file",
       .type = ML_FLAG_PATH,
       ML_AT(access.api_key_file),
       .value = "FILE",
       .group = "access",
-      .cmds = SERVERS,
+      .cmds = WITH_CLIENT,
       .help = "A file with the key, which other users may not read; it counts instead of "
               "--api-key." },
     { .name = "admin-api-key",

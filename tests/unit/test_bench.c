@@ -191,11 +191,16 @@ static int32_t asked_tokens(ml_str body) {
     return (int32_t)n;
 }
 
-/* Streams as many tokens as were asked for; a request for 13 fails. */
+/* Streams as many tokens as were asked for; a request for 13 fails, and one for 14 needs a
+ * key. */
 static void fake_generate(void *ud, ml_http_call *c) {
     int32_t n = asked_tokens(ml_http_body(c));
 
     (void)ud;
+    if (n == 14 && !ml_str_is(ml_http_header(c, "authorization"), "Bearer k3y")) {
+        ml_http_reply(c, 401, "text/plain", ml_str_of("who is it"));
+        return;
+    }
     if (n == 13 || !ml_str_is(ml_http_path(c), "/generate")) {
         ml_http_reply(c, 503, "text/plain", ml_str_of("not today"));
         return;
@@ -275,6 +280,9 @@ static void servers_are_measured(void) {
     CHECK(bench_serve(out, sizeof out, port, "--random-output-len 13") == 3);
     CHECK_HAS(out, "6 of 6 requests failed");
     CHECK_HAS(out, "answered 503: not today");
+    CHECK(bench_serve(out, sizeof out, port, "--random-output-len 14") == 3);
+    CHECK_HAS(out, "answered 401");
+    CHECK(bench_serve(out, sizeof out, port, "--random-output-len 14 --api-key k3y") == 0);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     CHECK(bench_serve(out, sizeof out, port, "") == 3); /* nobody there */
