@@ -24,8 +24,23 @@ static bool split_port(const char **p, int *port) {
     return n >= 1 && n <= 65535;
 }
 
+/* A name, or an address; in brackets those of IPv6, which may have a zone.  Nothing else: a host
+ * is written into headers and metrics. */
+static bool is_host(const char *p, const char *end, bool bracket) {
+    const char *others = bracket ? ".:%-_" : ".-_";
+
+    for (; p < end; p++) {
+        char lower = (char)(*p | 0x20);
+        if (!(*p >= '0' && *p <= '9') && !(lower >= 'a' && lower <= 'z') &&
+            !(*p && strchr(others, *p)))
+            return false;
+    }
+    return true;
+}
+
 ml_status ml_http_url_split(ml_http_url *out, const char *url, ml_err *err) {
     const char *p = url, *end;
+    bool bracket;
 
     if (strncmp(p, "https://", 8) == 0)
         return ml_fail(err, ML_EUNSUP, "'%s': https is not offered; use http", url);
@@ -33,8 +48,10 @@ ml_status ml_http_url_split(ml_http_url *out, const char *url, ml_err *err) {
         return malformed(url, err);
     p += 7;
     end = *p == '[' ? strchr(p, ']') : p + strcspn(p, ":/?#@ \t\r\n");
-    p += *p == '[';
-    if (!end || end == p || (size_t)(end - p) >= sizeof out->host)
+    bracket = *p == '[';
+    p += bracket;
+    if (!end || end == p || (size_t)(end - p) >= sizeof out->host ||
+        !is_host(p, end, bracket))
         return malformed(url, err);
     memcpy(out->host, p, (size_t)(end - p));
     out->host[end - p] = 0;

@@ -51,6 +51,8 @@ ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, const char *k
     ml_text text = { 0 };
     ml_status st;
 
+    if (memchr(url.ptr, 0, url.len))
+        return ml_fail(err, ML_EFORMAT, "the URL of a worker has a NUL in it");
     *out = ml_worker_find(r, url);
     if (*out)
         return ML_OK;

@@ -52,7 +52,9 @@ static const char *resolve(ml_arena *a, const char *path) {
             break;
     }
     rest = head ? path + strlen(head) : path;
-    if (!real || !are_plain_names(rest)) {
+    if (!real)
+        return NULL;
+    if (!are_plain_names(rest)) {
         errno = ENOENT;
         return NULL;
     }
