@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "cli/cli.h"
+#include "cli/keys.h"
 #include "cli/progress.h"
 #include "cli/stop.h"
 #include "cli/train_debug.h"
@@ -19,6 +20,7 @@ typedef struct train_job {
     ml_train_dumps dumps;
     ml_text shared; /* what a resumed run must share */
     const char *teacher_url[ML_TEACHERS];
+    ml_secret teacher_key;
 } train_job;
 
 /* --- options ---------------------------------------------------------------- */
@@ -42,8 +44,12 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     if (st != ML_OK)
         return st;
     st = ml_train_models(out, j->teacher_url, c, err);
+    if (st == ML_OK)
+        st = ml_key_find(&j->teacher_key, c->models.teacher_key, c->models.teacher_key_file,
+                         "--opd-teacher-api-key", err);
     if (st != ML_OK)
         return st;
+    out->teacher_key = ml_key_text(&j->teacher_key);
     out->recipe.scale_rewards &= c->rollout.n_samples_per_prompt > 1;
     out->trainer.temperature = c->rollout.temperature;
     out->data.max_prompt_len = max_prompt(c);

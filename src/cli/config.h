@@ -277,6 +277,7 @@ typedef struct ml_config {
         /* beside the actor; steps -1: the newest, critic_lr NaN: as the actor */
         const char *ref_load, *teacher_load, *critic_load, *critic_save, *opd_type;
         ml_words teacher_urls;
+        const char *teacher_key, *teacher_key_file; /* NULL: none */
         int64_t ref_step, ref_interval, teacher_step, critic_warmup, critic_only;
         double critic_lr;
         bool keep_old_actor, reset_optimizer, entropy;

@@ -80,53 +80,62 @@ static void names_in_host(void) {
     ml_serve_fixture_stop(&f);
 }
 
+static const struct {
+    const char *method, *path, *headers;
+    int status;
+} page_cases[] = {
+    /* other sites, whatever they ask for */
+    { "POST", "/generate", "Origin: https://evil.example\r\n", 403 },
+    { "POST", "/generate", "Origin: null\r\n", 403 },
+    { "POST", "/pause_generation", "Origin: http://localhost:8000\r\n", 403 },
+    { "POST", "/pause_generation", "Sec-Fetch-Site: cross-site\r\n", 403 },
+    { "POST", "/pause_generation", "Sec-Fetch-Site: same-site\r\n", 403 },
+    { "GET", "/health", "sec-fetch-site: Cross-Site\r\n", 403 },
+    { "GET", "/flush_cache", "Sec-Fetch-Site: cross-site\r\n", 403 },
+    { "GET", "/metrics", "Origin: https://evil.example\r\n", 403 },
+    { "GET", "/health", "Origin: https://app.example.evil.example\r\n", 403 },
+    /* a page of the server itself, or an address that somebody typed */
+    { "GET", "/model_info", "Origin: http://localhost\r\n", 200 },
+    { "GET", "/model_info", "Sec-Fetch-Site: none\r\nSec-Fetch-Mode: navigate\r\n", 200 },
+    { "GET", "/flush_cache", "Sec-Fetch-Site: none\r\n", 403 },
+    { "GET", "/flush_cache", "Sec-Fetch-Mode: navigate\r\n", 403 },
+    { "GET", "/release_memory_occupation", "Referer: http://localhost/x\r\n", 403 },
+    { "HEAD", "/flush_cache", "Sec-Fetch-Site: same-origin\r\n", 403 },
+    /* clients that are no browsers, and pages that are allowed */
+    { "GET", "/flush_cache", "User-Agent: python\r\n", 200 },
+    { "GET", "/release_memory_occupation", "X: y\r\n", 200 },
+    { "POST", "/resume_memory_occupation", "X: y\r\n", 200 },
+    { "GET", "/model_info", "Origin: https://app.example\r\nSec-Fetch-Site: cross-site\r\n",
+      200 },
+    { "POST", "/flush_cache",
+      "Origin: https://App.example\r\nSec-Fetch-Site: cross-site\r\n", 200 },
+};
+
 static void pages_of_browsers(void) {
     static const char *const origins[] = { "https://app.example" };
-    static const struct {
-        const char *method, *path, *headers;
-        int status;
-    } cases[] = {
-        /* other sites, whatever they ask for */
-        { "POST", "/generate", "Origin: https://evil.example\r\n", 403 },
-        { "POST", "/generate", "Origin: null\r\n", 403 },
-        { "POST", "/pause_generation", "Origin: http://localhost:8000\r\n", 403 },
-        { "POST", "/pause_generation", "Sec-Fetch-Site: cross-site\r\n", 403 },
-        { "POST", "/pause_generation", "Sec-Fetch-Site: same-site\r\n", 403 },
-        { "GET", "/health", "sec-fetch-site: Cross-Site\r\n", 403 },
-        { "GET", "/flush_cache", "Sec-Fetch-Site: cross-site\r\n", 403 },
-        { "GET", "/metrics", "Origin: https://evil.example\r\n", 403 },
-        { "GET", "/health", "Origin: https://app.example.evil.example\r\n", 403 },
-        /* a page of the server itself, or an address that somebody typed */
-        { "GET", "/model_info", "Origin: http://localhost\r\n", 200 },
-        { "GET", "/model_info", "Sec-Fetch-Site: none\r\nSec-Fetch-Mode: navigate\r\n",
-          200 },
-        { "GET", "/flush_cache", "Sec-Fetch-Site: none\r\n", 403 },
-        { "GET", "/flush_cache", "Sec-Fetch-Mode: navigate\r\n", 403 },
-        { "GET", "/release_memory_occupation", "Referer: http://localhost/x\r\n", 403 },
-        { "HEAD", "/flush_cache", "Sec-Fetch-Site: same-origin\r\n", 403 },
-        /* clients that are no browsers, and pages that are allowed */
-        { "GET", "/flush_cache", "User-Agent: python\r\n", 200 },
-        { "GET", "/release_memory_occupation", "X: y\r\n", 200 },
-        { "POST", "/resume_memory_occupation", "X: y\r\n", 200 },
-        { "GET", "/model_info",
-          "Origin: https://app.example\r\nSec-Fetch-Site: cross-site\r\n", 200 },
-        { "POST", "/flush_cache",
-          "Origin: https://App.example\r\nSec-Fetch-Site: cross-site\r\n", 200 },
-    };
 
     ml_serve_fixture_init(&f);
     f.opts.access = (ml_access_opts){ .allowed_origin = origins, .n_origin = 1 };
     ml_serve_fixture_start(&f);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int got =
-            ml_serve_ask(&f, cases[i].method, cases[i].path, cases[i].headers, NULL, &body);
-        if (got != cases[i].status)
-            ml_test_fail(__FILE__, __LINE__, "%s %s: %d %s", cases[i].path,
-                         cases[i].headers, got, body);
+    for (size_t i = 0; i < sizeof page_cases / sizeof *page_cases; i++) {
+        int got = ml_serve_ask(&f, page_cases[i].method, page_cases[i].path,
+                               page_cases[i].headers, NULL, &body);
+        if (got != page_cases[i].status)
+            ml_test_fail(__FILE__, __LINE__, "%s %s: %d %s", page_cases[i].path,
+                         page_cases[i].headers, got, body);
         CHECK((strstr(body, "Access-Control-Allow-Origin: https://") != NULL) ==
-              (i >= sizeof cases / sizeof *cases - 2));
+              (i >= sizeof page_cases / sizeof *page_cases - 2));
     }
     CHECK(f.n_pause == 0);
+    ml_serve_fixture_stop(&f);
+}
+
+static void pages_ask_before(void) {
+    static const char *const origins[] = { "https://app.example" };
+
+    ml_serve_fixture_init(&f);
+    f.opts.access = (ml_access_opts){ .allowed_origin = origins, .n_origin = 1 };
+    ml_serve_fixture_start(&f);
     CHECK(ml_serve_ask(&f, "OPTIONS", "/generate",
                        "Origin: https://app.example\r\nAccess-Control-Request-Method: "
                        "POST\r\nAccess-Control-Request-Headers: content-type\r\n"
@@ -481,6 +490,7 @@ static void requests_name_directories(void) {
 static const ml_test tests[] = {
     { "names in host", names_in_host },
     { "pages of browsers", pages_of_browsers },
+    { "pages ask before", pages_ask_before },
     { "administration takes JSON", administration_takes_json },
     { "keys by class", keys_by_class },
     { "bodies wait for keys", bodies_wait_for_keys },

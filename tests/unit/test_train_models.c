@@ -268,10 +268,12 @@ static void a_teacher_may_be_a_server(void) {
     snprintf(flags, sizeof flags, "--use-opd --opd-type megatron --opd-teacher-load %s",
              first);
     must_run(near, 2, flags);
-    snprintf(flags, sizeof flags, "serve --model-path %s/iter_0000000 --port 0", first);
+    snprintf(flags, sizeof flags,
+             "serve --model-path %s/iter_0000000 --port 0 --api-key teach", first);
     pid = ml_toy_start_to(log, flags);
     snprintf(flags, sizeof flags,
-             "--use-opd --opd-type sglang --opd-teacher-urls t=http://127.0.0.1:%d",
+             "--use-opd --opd-type sglang --opd-teacher-urls t=http://127.0.0.1:%d "
+             "--opd-teacher-api-key teach",
              port_of(log));
     must_run(far, 2, flags);
     kill(pid, SIGTERM);
