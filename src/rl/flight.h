@@ -45,7 +45,9 @@ typedef struct ml_asker {
     const ml_tokenizer *tokenizer;
     const ml_chat_template *chat_template; /* NULL: prompts are text */
     ml_turns *turns;                       /* NULL: an answer is one turn */
-    int32_t context;                       /* tokens of a conversation at most */
+    const int32_t *end;                    /* [n_end] the model's end tokens */
+    int32_t n_end;
+    int32_t context;    /* tokens of a conversation at most */
     bool group_rewards; /* a group's samples are graded when all of them have ended */
 } ml_asker;
 
