@@ -261,10 +261,14 @@ static double *costs(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
 ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
                               const ml_train_sample *s, int32_t n, ml_err *err) {
     int64_t *rollout = ML_NEW(a, int64_t, n);
+    uint8_t *idle = ML_NEW(a, uint8_t, n);
     ml_schedule_opts opts = t->opts.batch;
 
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         rollout[i] = s[i].rollout;
+        idle[i] = s[i].idle;
+    }
+    opts.idle = idle;
     if (opts.by_flops)
         opts.cost = costs(t, a, s, n);
     return ml_schedule_build(out, a, lengths(a, s, n), rollout, n, &opts, err);
@@ -382,10 +386,12 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
     }
     out->n_token += m->batch.rows.n_token;
     out->n_loss += m->batch.rows.n_loss;
-    ml_micro_collect(m);
     for (int i = 0; i < ML_ROUTES; i++)
         run.given[i] = m->choices.of[i].given; /* what is computed again takes them too */
-    if (!out->bad[0] && m->batch.rows.n_loss)
+    /* Derivatives that are all 0 would add 0 to every gradient. */
+    if (!ml_micro_collect(m))
+        out->n_idle += m->n_sample;
+    else if (!out->bad[0])
         ml_plan_backward(t->train.plan, &run, m->row_dlogprob,
                          step->entropy && !m->critic ? m->row_dentropy : NULL);
     return t->be->dev->sync(t->be->stream, err);

@@ -47,7 +47,8 @@ void ml_trainer_close(ml_trainer *t); /* NULL is fine */
 ml_status ml_trainer_release(ml_trainer *t, ml_err *err);
 ml_status ml_trainer_take(ml_trainer *t, ml_err *err);
 
-/* The steps and micro-batches of these samples, in the arena. */
+/* The steps and micro-batches of these samples, in the arena.  Idle ones stand apart, so that
+ * only their forward pass is run. */
 ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
                               const ml_train_sample *s, int32_t n, ml_err *err);
 
@@ -79,7 +80,8 @@ typedef struct ml_step_result {
     double lr, weight_decay;
     bool applied;
     int64_t n_token, n_loss;
-    char bad[400]; /* what was not finite, a sentence; empty when all was */
+    int64_t n_idle; /* samples in micro-batches without a backward pass */
+    char bad[400];  /* what was not finite, a sentence; empty when all was */
 } ml_step_result;
 
 ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *out,
