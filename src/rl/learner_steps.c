@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rl/edges.h"
 #include "rl/learner_priv.h"
 #include "rl/step_run.h"
 
@@ -143,10 +142,7 @@ static bool has_advantage(const miles_sample *row) {
 /* A policy loss without an entropy or KL term is flat where the advantages are 0, as in a group
  * of equal rewards.  What other losses do is known when they have run. */
 static void mark_idle(ml_lesson_run *s) {
-    const ml_recipe *r = s->l->recipe;
-    bool flat = (r->loss == &ml_loss_policy || r->loss == &ml_loss_cispo) &&
-                r->num.entropy_coef == 0.0 &&
-                !(r->num.use_kl_loss && r->num.kl_loss_coef != 0.0);
+    bool flat = ml_recipe_is_flat(s->l->recipe);
 
     for (int32_t i = 0; i < s->n && flat; i++)
         s->train[i].idle = s->row[i].advantage && !has_advantage(&s->row[i]);

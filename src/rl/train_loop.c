@@ -98,8 +98,11 @@ static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_stage_begin(r, ML_STAGE_ROLLOUT);
     st = l->rollout.collect(l->rollout.ud, r->rollout, &r->harvest, &r->arena, err);
     ml_stage_end(r, ML_STAGE_ROLLOUT);
-    if (st == ML_OK && r->harvest.n_drawn && !l->looked) {
-        ml_first_look(&r->harvest, l->watch.say);
+    if (st == ML_OK && r->harvest.n_drawn && r->harvest.n && !l->looked) {
+        ml_first_look(&r->harvest,
+                      ml_recipe_compares_rewards(&l->run->opts.recipe) &&
+                          !r->harvest.sample[0]->has_shaped,
+                      l->watch.say);
         l->looked = true;
     } else if (st == ML_OK && l->debug.print_every && r->harvest.n &&
                r->rollout % l->debug.print_every == 0) {

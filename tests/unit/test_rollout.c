@@ -32,8 +32,10 @@ static void the_same_bytes_however_it_runs(void) {
     CHECK(run(whole, ROUNDS, "--threads 1", out, sizeof out) == 0);
     CHECK_HAS(out, "rollout 5, step 11: loss ");
     CHECK_HAS(out, "forward_logp_max_diff 0,");
-    CHECK_HAS(out, "evaluation after rollout -1: \"eval/toy\": ");
-    CHECK_HAS(out, "evaluation after rollout 5: ");
+    CHECK_HAS(out, "evaluation after rollout -1:\n"
+                   "  set    reward  cut off  no reward    tokens\n"
+                   "  toy    0.");
+    CHECK_HAS(out, "evaluation after rollout 5:\n");
     CHECK_HAS(out, "first round: 16 answers to 4 prompts, of ");
     CHECK_HAS(out, "first round: to \"<|im_start|>user\\nwhat is ");
     CHECK(run(other, ROUNDS,
@@ -45,6 +47,24 @@ static void the_same_bytes_however_it_runs(void) {
     CHECK(run(parts, ROUNDS, "--threads 1 --save-interval 1", out, sizeof out) == 0);
     CHECK_HAS(out, "Loaded checkpoint from ");
     same_files(whole, parts);
+}
+
+/* Equal rewards are worth a warning only where nothing but their differences teaches. */
+static void equal_rewards_are_told_where_they_matter(void) {
+    char out[16000], more[1000];
+
+    ml_toy_run_inputs();
+    CHECK(run(ml_test_path("grpo"), 1, "--rm-type zero", out, sizeof out) == 0);
+    CHECK_HAS(out, "there is nothing to learn");
+    CHECK_HAS(out, "4 prompts whose answers are all worth the same teach nothing");
+    snprintf(more, sizeof more,
+             "--rm-type zero --use-opd --opd-type megatron --opd-teacher-load %s",
+             ml_test_path("model"));
+    CHECK(run(ml_test_path("opd"), 1, more, out, sizeof out) == 0);
+    CHECK(!ml_test_has(out, "nothing to learn") && !ml_test_has(out, "teach nothing"));
+    CHECK(run(ml_test_path("plain"), 1, "--rm-type zero --disable-rewards-normalization",
+              out, sizeof out) == 0);
+    CHECK(!ml_test_has(out, "nothing to learn"));
 }
 
 /* What was recorded trains to the same weights as what was generated. */
@@ -261,6 +281,8 @@ static void an_interrupt_finishes_the_round(void) {
 
 static const ml_test tests[] = {
     { "the same bytes however it runs", the_same_bytes_however_it_runs },
+    { "equal rewards are told where they matter",
+      equal_rewards_are_told_where_they_matter },
     { "a recording trains as its run", a_recording_trains_as_its_run },
     { "filters and over-sampling", filters_and_over_sampling },
     { "unfinished answers go on", unfinished_answers_go_on },
