@@ -27,6 +27,7 @@ static void open_one(ml_flights *f) {
     f->n_open++;
     f->n_begun++;
     pthread_mutex_unlock(&f->lock);
+    ml_tally_expect(f->at->tally, 1);
 }
 
 ml_str ml_flight_text(const ml_flight *x, int32_t from, int32_t n, bool skip_special) {
@@ -256,6 +257,7 @@ static ml_status take_off(ml_flight *x, uint64_t draw, ml_err *err) {
     f->n_open--;
     f->n_begun--;
     pthread_mutex_unlock(&f->lock);
+    ml_tally_expect(f->at->tally, -1);
     return st;
 }
 

@@ -16,6 +16,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/tally.h"
 #include "engine/gen.h"
 #include "rl/data_source.h"
 #include "rl/prompter.h"
@@ -47,6 +48,7 @@ typedef struct ml_asker {
     ml_turns *turns;                       /* NULL: an answer is one turn */
     const int32_t *end;                    /* [n_end] the model's end tokens */
     int32_t n_end;
+    ml_tally *tally;    /* of answers with their rewards; NULL: nobody counts */
     int32_t context;    /* tokens of a conversation at most */
     bool group_rewards; /* a group's samples are graded when all of them have ended */
 } ml_asker;

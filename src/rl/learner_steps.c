@@ -148,6 +148,11 @@ static void mark_idle(ml_lesson_run *s) {
         s->train[i].idle = s->row[i].advantage && !has_advantage(&s->row[i]);
 }
 
+static void expect_steps(ml_tally *t, const ml_schedule *plan, bool wanted) {
+    for (int32_t k = 0; k < plan->n_step && wanted; k++)
+        ml_tally_expect(t, plan->step[k].rank[0].n);
+}
+
 /* All steps of the critic, then all of the actor: both have the same samples in a step. */
 ml_status ml_lesson_train(ml_lesson_run *s, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
@@ -163,6 +168,8 @@ ml_status ml_lesson_train(ml_lesson_run *s, ml_err *err) {
     st = ml_trainer_schedule(&plan, s->l->trainer, s->a, s->train, s->n, err);
     if (st != ML_OK)
         return st;
+    expect_steps(s->l->tally, &critic_plan, critic.trainer != NULL);
+    expect_steps(s->l->tally, &plan, !s->critic_only);
     s->out->n_step = plan.n_step;
     s->out->step = ML_NEW(s->a, ml_learned, plan.n_step + 1);
     for (int32_t k = 0; k < plan.n_step; k++)

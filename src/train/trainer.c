@@ -27,6 +27,7 @@ struct ml_trainer {
     ml_tensor embed_grad;
     runner train, score;
     int64_t n_sample;
+    ml_tally *tally; /* of micro-batches; NULL: nobody counts */
     bool released;
     ml_arena arena; /* of what grads has beside its numbers */
 };
@@ -156,6 +157,10 @@ const ml_weights *ml_trainer_grads(const ml_trainer *t) {
 
 const ml_plan_stats *ml_trainer_stats(const ml_trainer *t) {
     return t->train.plan ? ml_plan_stats_of(t->train.plan) : NULL;
+}
+
+void ml_trainer_tally(ml_trainer *t, ml_tally *tally) {
+    t->tally = tally;
 }
 
 const ml_spec *ml_trainer_spec(const ml_trainer *t) {
@@ -306,11 +311,13 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
 
     ml_arena_init(&a, "scoring");
     bins = pack_for_scoring(t, &a, s, n);
+    ml_tally_expect(t->tally, bins.n);
     st = grow_runner(t, &t->score, false, need_of(s, &bins), err);
     for (int32_t k = 0; k < bins.n && st == ML_OK; k++) {
         st = run_forward(t, &t->score, w ? w : t->weights, s, &bins.bin[k], true, err);
         if (st == ML_OK)
             copy_scores(&t->score.micro, logprob, entropy);
+        ml_tally_count(t->tally);
     }
     ml_arena_release(&a);
     return st;
@@ -409,8 +416,10 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro);
     zero_grads(t);
-    for (int32_t k = 0; k < step->micro->n && st == ML_OK; k++)
+    for (int32_t k = 0; k < step->micro->n && st == ML_OK; k++) {
         st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
+        ml_tally_count(t->tally);
+    }
     join_grads(t);
     for (int32_t i = 0; i < terms.n; i++)
         out->loss += terms.term[i];

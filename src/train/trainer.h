@@ -14,6 +14,7 @@
 #ifndef ML_TRAIN_TRAINER_H
 #define ML_TRAIN_TRAINER_H
 
+#include "base/tally.h"
 #include "model/plan.h"
 #include "train/lr.h"
 #include "train/micro.h"
@@ -91,6 +92,10 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
  * trainer, for whoever wants to look. */
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err);
+/* Counts micro-batches as they are done, and expects those of passes that only score; who asks
+ * for steps expects theirs.  NULL: nobody counts. */
+void ml_trainer_tally(ml_trainer *t, ml_tally *tally);
+
 /* Bytes of gradients; a tied table has two. */
 size_t ml_trainer_grad_bytes(const ml_spec *s);
 const ml_weights *ml_trainer_grads(const ml_trainer *t);

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/str.h"
 #include "tests/support/kill.h"
 #include "tests/support/scratch.h"
@@ -193,14 +194,19 @@ static void failed_rewards_are_replaced(void) {
 /* The same figures as the run's own evaluation before its first round. */
 static void evaluates_alone(void) {
     const char *data = ml_test_path("data.jsonl"), *save = ml_test_path("save");
-    char out[16000], args[1500], want[400], *end;
+    char out[16000], args[1500], want[400];
+    ml_file metrics;
+    ml_err err = { 0 };
 
     ml_toy_run_inputs();
     CHECK(run(save, 1, "", out, sizeof out) == 0);
-    snprintf(want, sizeof want, "%s", strstr(out, "\"eval/toy\""));
-    end = strchr(want, ',');
-    CHECK(end != NULL);
-    *end = 0;
+    snprintf(args, sizeof args, "%s/metrics.jsonl", save);
+    CHECK(ml_file_map(&metrics, args, &err) == ML_OK);
+    snprintf(
+        want, sizeof want, "%.200s",
+        (const char *)memmem(metrics.bytes.ptr, metrics.bytes.len, "\"eval/toy\"", 10));
+    ml_file_unmap(&metrics);
+    want[strcspn(want, ",")] = 0;
     snprintf(args, sizeof args,
              "eval --hf-checkpoint %s --label-key label --apply-chat-template "
              "--rollout-max-response-len 12 --rm-type deterministic_random "
