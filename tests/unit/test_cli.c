@@ -283,47 +283,6 @@ static const struct {
                                 "--debug-rollout-only" },
 };
 
-#define LONELY "--hf-checkpoint m --rollout-batch-size 1 --prompt-data d --num-rollout 1 "
-
-/* One answer per prompt is refused only where nothing else has a gradient. */
-static void lonely_answers(void) {
-    static const char *const refused[] = {
-        "",
-        "--advantage-estimator gspo",
-        "--advantage-estimator reinforce_plus_plus_baseline",
-        "--loss-type cispo_loss",
-        "--use-kl-loss",
-        "--use-opd --opd-kl-coef 0",
-        "--kl-coef 0.1"
-    };
-    static const char *const taken[] = {
-        "--advantage-estimator reinforce_plus_plus",
-        "--advantage-estimator ppo",
-        "--advantage-estimator ./my.so:mine",
-        "--disable-rewards-normalization",
-        "--loss-type sft_loss",
-        "--loss-type custom_loss --custom-loss-function-path ./a.so:b",
-        "--entropy-coef 0.01",
-        "--advantage-estimator reinforce_plus_plus_baseline --kl-coef 0.1",
-        "--use-kl-loss --kl-loss-coef 0.1",
-        "--use-opd",
-        "--custom-reward-post-process-path ./a.so:b",
-        "--debug-rollout-only",
-        "--load-debug-rollout-data r"
-    };
-    char words[1000];
-
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
-        snprintf(words, sizeof words, "%s%s", LONELY, refused[i]);
-        check_refused(ML_CMD_TRAIN, words, "--n-samples-per-prompt 1 (the default) leaves");
-    }
-    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++) {
-        snprintf(words, sizeof words, "%s%s", LONELY, taken[i]);
-        parse(ML_CMD_TRAIN, words);
-        CHECK(!ml_test_has(wrong.ptr ? wrong.ptr : "", "--n-samples-per-prompt 1"));
-    }
-}
-
 static void rules(void) {
     for (const ml_rule *r = ml_rules; r->id; r++) {
         int n = 0;
@@ -536,7 +495,6 @@ static const ml_test tests[] = {
     { "without effect", without_effect },
     { "all at once", all_at_once },
     { "rules", rules },
-    { "lonely answers", lonely_answers },
     { "flags in a file", flags_in_a_file },
     { "rows and texts", rows_and_texts },
     { "a launch script", a_launch_script },

@@ -50,6 +50,49 @@ static void the_same_bytes_however_it_runs(void) {
     same_files(whole, parts);
 }
 
+/* One answer per prompt is refused only where nothing else has a gradient. */
+static void lonely_answers_are_refused(void) {
+    static const char *const refused[] = {
+        "",
+        "--advantage-estimator gspo",
+        "--advantage-estimator reinforce_plus_plus_baseline",
+        "--loss-type cispo_loss",
+        "--use-kl-loss",
+        "--use-opd --opd-kl-coef 0",
+        "--kl-coef 0.1"
+    };
+    static const char *const taken[] = {
+        "--advantage-estimator reinforce_plus_plus",
+        "--advantage-estimator ppo",
+        "--advantage-estimator ./my.so:mine",
+        "--disable-rewards-normalization",
+        "--loss-type sft_loss",
+        "--loss-type custom_loss --custom-loss-function-path ./a.so:b",
+        "--entropy-coef 0.01",
+        "--advantage-estimator reinforce_plus_plus_baseline --kl-coef 0.1",
+        "--use-kl-loss --kl-loss-coef 0.1",
+        "--use-opd",
+        "--custom-reward-post-process-path ./a.so:b",
+        "--debug-rollout-only",
+        "--load-debug-rollout-data r"
+    };
+    static const char flags[] = "train --hf-checkpoint m --rollout-batch-size 1 "
+                                "--prompt-data d --num-rollout 1";
+    static const char says[] = "--n-samples-per-prompt 1 (the default) leaves nothing";
+    char out[4000], args[1000];
+
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        snprintf(args, sizeof args, "%s %s", flags, refused[i]);
+        CHECK(ml_test_miles(out, sizeof out, args) == 2);
+        CHECK_HAS(out, says);
+    }
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++) {
+        snprintf(args, sizeof args, "%s %s", flags, taken[i]);
+        CHECK(ml_test_miles(out, sizeof out, args) != 0); /* there is no model m */
+        CHECK(!ml_test_has(out, says));
+    }
+}
+
 /* Equal rewards are worth a warning only where nothing but their differences teaches. */
 static void equal_rewards_are_told_where_they_matter(void) {
     char out[16000], more[1000];
@@ -287,6 +330,7 @@ static void an_interrupt_finishes_the_round(void) {
 
 static const ml_test tests[] = {
     { "the same bytes however it runs", the_same_bytes_however_it_runs },
+    { "lonely answers are refused", lonely_answers_are_refused },
     { "equal rewards are told where they matter",
       equal_rewards_are_told_where_they_matter },
     { "a recording trains as its run", a_recording_trains_as_its_run },
