@@ -95,7 +95,7 @@ echo "miles train: rewarding right answers"
   "${PERF_ARGS[@]}" \
   "${SGLANG_ARGS[@]}" \
   "${MISC_ARGS[@]}" |
-  sed -un -e '/^evaluation/{s/,.*//;p;d}' -e '/^first round\|^warning/{p;d}' -e '0~20p'
+  sed -un -e '/^evaluation\|^  /{p;d}' -e '/^first round\|^warning/{p;d}' -e '0~20p'
 
 last=$((rl_rounds - 1))
 ln -sfn "iter_$(printf %07d "$last")" "$dir/rl/latest"

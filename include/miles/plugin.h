@@ -214,7 +214,8 @@ typedef struct miles_loss {
                miles_error *err);
 } miles_loss;
 
-/* One finished response, to be scored.  Text has a length and may hold any bytes. */
+/* One finished response, to be scored.  Text has a length and may hold any bytes.  The response
+ * is the answer without the end token or stop token that ended it. */
 typedef struct miles_reward_in {
     size_t size;
     int64_t index;                                    /* of the sample, in the run */
@@ -223,7 +224,9 @@ typedef struct miles_reward_in {
     size_t prompt_len, response_len, label_len, metadata_len;
     const int64_t *token; /* [n_token] prompt and response */
     int64_t n_token;
-    bool boxed; /* the response is what stood in a box */
+    bool boxed;               /* the response is what stood in a box */
+    const char *raw_response; /* with the token that ended it, as Miles passes it on */
+    size_t raw_response_len;
 } miles_reward_in;
 
 /* NaN and infinity are no rewards: such a sample is counted as invalid. */

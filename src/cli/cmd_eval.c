@@ -1,10 +1,17 @@
 /* miles eval: the evaluations of miles train, without the training. */
 #include <stdio.h>
+#include <unistd.h>
 
 #include "cli/cli.h"
 #include "cli/train_gen.h"
 #include "cli/train_opts.h"
+#include "rl/eval_table.h"
 
+static void print_line(const char *line) {
+    puts(line);
+}
+
+/* A table for people, JSON for programs. */
 static ml_status evaluate(ml_train_gen *t, const ml_config *c, ml_err *err) {
     ml_figures figures;
     ml_text out = { 0 };
@@ -14,7 +21,9 @@ static ml_status evaluate(ml_train_gen *t, const ml_config *c, ml_err *err) {
     st = ml_train_gen_start(t, c, err);
     if (st == ML_OK)
         st = ml_evals_run(&t->evals, &figures, err);
-    if (st == ML_OK) {
+    if (st == ML_OK && isatty(STDOUT_FILENO) == 1) {
+        ml_eval_table(&figures, print_line);
+    } else if (st == ML_OK) {
         ml_figures_write(&out, &figures);
         printf("{%s}\n", out.ptr);
     }

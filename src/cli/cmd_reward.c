@@ -7,6 +7,8 @@
 #include "base/json.h"
 #include "cli/cli.h"
 #include "cli/reward_opts.h"
+#include "io/end_tokens.h"
+#include "text/tokenizer.h"
 
 #define BATCH 256 /* samples under way; lines come out in the order they came in */
 
@@ -26,6 +28,8 @@ typedef struct reward_job {
     int n;
     int64_t n_line, n_sample, seed;
     double sum;
+    ml_text stop[ML_END_TOKENS]; /* [n_stop] the model's end tokens as text */
+    int32_t n_stop;
 } reward_job;
 
 /* --- in --------------------------------------------------------------------------------- */
@@ -33,6 +37,29 @@ typedef struct reward_job {
 static void take_text(const ml_json *v, const char **out, size_t *len) {
     *out = v && v->type == ML_JSON_STRING ? v->text.ptr : NULL;
     *len = *out ? v->text.len : 0;
+}
+
+static bool was_cut(const ml_json *doc) {
+    const ml_json *status = ml_json_get(doc, "status");
+
+    return status && status->type == ML_JSON_STRING &&
+           !ml_str_eq(status->text, ml_str_of("completed"));
+}
+
+/* As in training, an answer is graded without the end token that ended it. */
+static void take_response(const reward_job *j, miles_reward_in *in, const ml_json *doc) {
+    take_text(ml_json_get(doc, "response"), &in->response, &in->response_len);
+    in->raw_response = in->response;
+    in->raw_response_len = in->response_len;
+    for (int32_t i = 0; i < j->n_stop && in->response && !was_cut(doc); i++) {
+        const ml_text *stop = &j->stop[i];
+        if (stop->len && in->response_len >= stop->len &&
+            memcmp(in->response + in->response_len - stop->len, stop->ptr, stop->len) ==
+                0) {
+            in->response_len -= stop->len;
+            return;
+        }
+    }
 }
 
 static void take_json(const char *line, const ml_json *v, const char **out, size_t *len) {
@@ -70,7 +97,7 @@ static ml_status read_sample(reward_job *j, entry *e, ml_str line, ml_err *err) 
     e->in =
         (miles_reward_in){ .size = sizeof e->in, .index = j->n_sample, .seed = j->seed };
     take_text(ml_json_get(doc, "prompt"), &e->in.prompt, &e->in.prompt_len);
-    take_text(ml_json_get(doc, "response"), &e->in.response, &e->in.response_len);
+    take_response(j, &e->in, doc);
     take_json(e->line, ml_json_get(doc, "label"), &e->in.label, &e->in.label_len);
     take_json(e->line, ml_json_get(doc, "metadata"), &e->in.metadata, &e->in.metadata_len);
     take_tokens(e, ml_json_get(doc, "tokens"));
@@ -172,6 +199,23 @@ static ml_status score_all(reward_job *j, ml_err *err) {
     return st;
 }
 
+/* The texts of the model's end tokens, where a model is named. */
+static ml_status read_stops(reward_job *j, const char *dir, ml_err *err) {
+    ml_tokenizer *tokenizer = NULL;
+    ml_end_tokens end = { 0 };
+    ml_status st = ml_tokenizer_open(&tokenizer, dir, err);
+
+    if (st == ML_OK)
+        st = ml_end_tokens_read(&end, dir, err);
+    if (st == ML_OK)
+        ml_end_tokens_add(&end, ml_tokenizer_role(tokenizer, ML_TOKEN_EOS));
+    for (int32_t i = 0; i < end.n && st == ML_OK; i++)
+        ml_decode(tokenizer, &j->stop[j->n_stop++], &end.id[i], 1, false);
+    if (tokenizer)
+        ml_tokenizer_close(tokenizer);
+    return st;
+}
+
 ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
     reward_job j = { .seed = c->reward.seed };
     ml_reward_opts opts;
@@ -179,7 +223,9 @@ ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
     ml_status st;
 
     ml_arena_init(&arena, "reward");
-    st = ml_reward_opts_init(&opts, c, &arena, err);
+    st = c->hf_checkpoint ? read_stops(&j, c->hf_checkpoint, err) : ML_OK;
+    if (st == ML_OK)
+        st = ml_reward_opts_init(&opts, c, &arena, err);
     if (st == ML_OK)
         st = ml_rewards_open(&j.rewards, &opts, err);
     if (st == ML_OK) {
@@ -192,6 +238,8 @@ ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
     for (int i = 0; j.entry && i < BATCH; i++)
         ml_text_release(&j.entry[i].out);
     free(j.entry);
+    for (int32_t i = 0; i < j.n_stop; i++)
+        ml_text_release(&j.stop[i]);
     ml_arena_release(&arena);
     return st;
 }

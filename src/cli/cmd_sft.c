@@ -17,19 +17,23 @@ static ml_status train(ml_train_run *r, const ml_train_dumps *dumps, const ml_co
                        ml_err *err) {
     ml_sft_rollout rollout;
     ml_train_debug debug = { 0 };
-    ml_train_loop loop = { .run = r,
-                           .stop = ml_stop_on_signals(),
-                           .watch = ml_progress_watch() };
-    ml_status st = ml_train_start(r, ML_CMD_SFT, c, err);
+    ml_train_loop loop = { .run = r, .stop = ml_stop_on_signals() };
+    ml_status st;
 
-    if (st != ML_OK)
+    loop.watch = ml_progress_watch(loop.stop, c->train.save);
+    st = ml_train_start(r, ML_CMD_SFT, c, err);
+    if (st != ML_OK) {
+        ml_progress_end();
         return st;
+    }
     ml_sft_rollout_init(&rollout, r);
     loop.rollout = ml_rollout_sft(&rollout);
     st = ml_train_debug_open(&debug, &loop, dumps, c, err);
     if (st == ML_OK)
         st = ml_train_loop_run(&loop, err);
     ml_progress_end();
+    if (st == ML_OK)
+        ml_stop_tell(&loop, c);
     ml_train_debug_close(&debug);
     ml_sft_rollout_release(&rollout);
     return st;

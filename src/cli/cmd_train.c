@@ -120,19 +120,23 @@ static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
 }
 
 static ml_status train(train_job *j, ml_err *err) {
-    ml_train_loop loop = { .run = &j->run,
-                           .stop = ml_stop_on_signals(),
-                           .watch = ml_progress_watch() };
+    ml_train_loop loop = { .run = &j->run, .stop = ml_stop_on_signals() };
     ml_train_debug debug = { 0 };
-    ml_status st = ml_train_start(&j->run, ML_CMD_TRAIN, j->config, err);
+    ml_status st;
 
-    if (st != ML_OK)
+    loop.watch = ml_progress_watch(loop.stop, j->config->train.save);
+    st = ml_train_start(&j->run, ML_CMD_TRAIN, j->config, err);
+    if (st != ML_OK) {
+        ml_progress_end();
         return st;
+    }
     st = ml_train_debug_open(&debug, &loop, &j->dumps, j->config, err);
     if (st == ML_OK)
         st =
             j->config->rollout.load_debug ? replay(j, &loop, err) : generate(j, &loop, err);
     ml_progress_end();
+    if (st == ML_OK)
+        ml_stop_tell(&loop, j->config);
     ml_train_debug_close(&debug);
     return st;
 }

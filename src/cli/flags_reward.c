@@ -4,6 +4,15 @@
 #define REWARD (ML_CMD_REWARD | ML_CMD_TRAIN | ML_CMD_EVAL)
 
 const ml_flag ml_flags_reward[] = {
+    { .name = "hf-checkpoint",
+      .type = ML_FLAG_PATH,
+      ML_AT(hf_checkpoint),
+      .value = "DIR",
+      .group = "rewards",
+      .cmds = ML_CMD_REWARD,
+      .from = ML_FROM_MILES,
+      .help = "The model that answered: its end token is taken off the end of each "
+              "response, as in training." },
     { .name = "rm-type",
       .type = ML_FLAG_TEXT,
       ML_AT(reward.rm_type),

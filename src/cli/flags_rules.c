@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "cli/flag.h"
+#include "rl/edges.h"
 
 static bool is(const char *a, const char *b) {
     return a && b && strcmp(a, b) == 0;
@@ -152,6 +153,36 @@ static bool rounds_by_two(const ml_config *c) {
             c->edges.path.samples_hook || c->mode.fully);
 }
 
+/* What a built-in estimator wants; 0 for one of the user's. */
+static uint32_t wants_of(const char *estimator) {
+    for (const miles_row *const *r = ml_edges; *r; r++)
+        if ((*r)->kind == MILES_ADVANTAGE &&
+            (is((*r)->name, estimator) || is((*r)->alias, estimator)))
+            return ((const miles_advantage *)(const void *)*r)->wants;
+    return 0;
+}
+
+/* Something besides the rewards of a group moves the weights. */
+static bool has_other_gradient(const ml_config *c) {
+    const ml_algo_opts *a = &c->algo;
+    bool policy = is(a->loss_type, ml_loss_policy.row.name) ||
+                  is(a->loss_type, ml_loss_cispo.row.name) ||
+                  is(a->loss_type, ml_loss_cispo.row.alias);
+
+    return !policy || a->custom_loss || a->disable_compute_advantages ||
+           a->num.entropy_coef != 0.0 ||
+           ((wants_of(a->advantage_estimator) & MILES_USES_KL) && a->num.kl_coef != 0.0) ||
+           (a->num.use_kl_loss && a->num.kl_loss_coef != 0.0) ||
+           (a->use_opd && a->opd_kl_coef != 0.0) || c->edges.path.reward_post;
+}
+
+static bool lonely_answers(const ml_config *c) {
+    return c->rollout.n_samples_per_prompt == 1 && !c->rollout.rollout_only &&
+           !c->rollout.load_debug && !c->algo.disable_rewards_normalization &&
+           (wants_of(c->algo.advantage_estimator) & MILES_CENTRE_REWARDS) &&
+           !has_other_gradient(c);
+}
+
 static bool masked_turns(const ml_config *c) {
     return c->edges.generate && c->rollout.mask_old;
 }
@@ -213,6 +244,11 @@ const ml_rule ml_rules[] = {
       "a --rollout-function-path of one's own decides what is asked and kept: leave out "
       "--over-sampling-batch-size, --partial-rollout, --dynamic-sampling-filter-path, "
       "--rollout-all-samples-process-path and --fully-async" },
+    { "train-lonely-answers", ML_CMD_TRAIN, lonely_answers,
+      "--n-samples-per-prompt 1 (the default) leaves nothing to learn: this "
+      "--advantage-estimator subtracts the mean reward of the answers to a prompt, and one "
+      "answer is its own mean.  Give --n-samples-per-prompt 8, another estimator "
+      "(reinforce_plus_plus, ppo) or --disable-rewards-normalization" },
     { "train-masked-turns", ML_CMD_TRAIN, masked_turns,
       "--mask-offpolicy-in-partial-rollout hides where the model's turn began from "
       "--custom-generate-function-path: leave one of them out" },

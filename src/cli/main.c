@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "cli/bus_error.h"
 #include "cli/cli.h"
+#include "cli/progress.h"
 
 /* ml_bug has said what and where; the status tells scripts that it was our fault. */
 static void on_abort(int sig) {
@@ -18,8 +19,11 @@ static void log_line(void *ud, ml_log_level level, const char *line) {
     static const char *const names[] = { "warning", "info", "debug" };
     const int *most = ud;
 
-    if ((int)level <= *most)
-        fprintf(stderr, "miles: %s: %s\n", names[level], line);
+    if ((int)level > *most)
+        return;
+    ml_progress_pause();
+    fprintf(stderr, "miles: %s: %s\n", names[level], line);
+    ml_progress_resume();
 }
 
 /* Everything that was written has arrived, or the run has failed. */

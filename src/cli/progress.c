@@ -1,17 +1,47 @@
 #include "cli/progress.h"
 
+#include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "cli/wrap.h"
+#include "cli/stop.h"
 
-enum { BAR = 30 }; /* characters */
+enum {
+    BAR = 30,
+    COLUMNS = 80
+}; /* characters of the bar; of a terminal that has no width */
+
+#define TICK_S 0.2   /* between two drawings */
+#define SILENCE_S 30 /* after which a line is due where there is no terminal */
 
 static struct {
-    bool bar, drawn; /* there is a terminal; the bar is on it */
-    double began_s;
+    pthread_mutex_t lock; /* of the terminal, and of what follows */
+    pthread_cond_t wake;
+    pthread_t ticker;
+    bool ticks, ending;
+    bool bar, drawn;                  /* there is a terminal; the line is on it */
+    double began_s, round_s, spoke_s; /* the run; the round; the last line */
     int64_t first, done, total; /* rounds: when we began, now, all; total 0: not known */
-} the;
+    const atomic_int *stop;
+    const char *save;
+    bool told; /* when it will stop */
+    ml_phase phase;
+} the = { .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER };
+
+/* --- the last line ------------------------------------------------------------------ */
+
+static int width(void) {
+    struct winsize size = { 0 };
+
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col
+                                                                       : COLUMNS;
+}
 
 static void erase(void) {
     if (the.drawn)
@@ -19,59 +49,225 @@ static void erase(void) {
     the.drawn = false;
 }
 
-static void print_time(double s) {
+static void add_time(ml_text *t, double s) {
     long n = (long)(s + 0.5);
     if (n >= 3600)
-        printf("%ld:%02ld:%02ld", n / 3600, n / 60 % 60, n % 60);
+        ml_text_printf(t, "%ld:%02ld:%02ld", n / 3600, n / 60 % 60, n % 60);
     else
-        printf("%ld:%02ld", n / 60, n % 60);
+        ml_text_printf(t, "%ld:%02ld", n / 60, n % 60);
+}
+
+/* "37/64 answers"; what was begun before the count is more than was expected. */
+static void add_tally(ml_text *t, ml_tally *of, const char *what) {
+    int64_t done = atomic_load(&of->done), total = atomic_load(&of->total);
+
+    if (total > 0 && done <= total)
+        ml_text_printf(t, " %lld/%lld %s", (long long)done, (long long)total, what);
+    else if (done > 0)
+        ml_text_printf(t, " %lld %s", (long long)done, what);
+}
+
+/* What is being done, and how far it is. */
+static void add_phase(ml_text *t) {
+    static const char *const names[ML_N_STAGE + 1] = { "generating", "training",
+                                                       "saving",     "waiting",
+                                                       "publishing", "evaluating",
+                                                       "starting" };
+    int stage = atomic_load(&the.phase.stage);
+
+    ml_text_printf(t, "%s", names[stage]);
+    if (stage == ML_STAGE_ROLLOUT || stage == ML_STAGE_EVAL || stage == ML_STAGE_REST)
+        add_tally(t, &the.phase.answers, "answers");
+    else if (stage == ML_STAGE_LEARN)
+        add_tally(t, &the.phase.micro, "micro-batches");
+}
+
+/* Seconds of a round, on average; 0: not known yet. */
+static double per_round(void) {
+    return the.done > the.first
+               ? (the.round_s - the.began_s) / (double)(the.done - the.first)
+               : 0.0;
+}
+
+/* Behind the bar, the less important last. */
+static void add_state(ml_text *t) {
+    double now = ml_clock_s(), round = per_round();
+
+    ml_text_printf(t, "%lld/%lld  ", (long long)the.done, (long long)the.total);
+    add_phase(t);
+    ml_text_printf(t, "  ");
+    add_time(t, now - the.began_s);
+    if (round > 0) {
+        double left = round * (double)(the.total - the.done) - (now - the.round_s);
+        ml_text_printf(t, " gone, ");
+        add_time(t, left > 0 ? left : 0);
+        ml_text_printf(t, " left");
+    }
 }
 
 static void draw(void) {
-    double passed = ml_clock_s() - the.began_s;
-    int64_t here = the.done - the.first;
-    int full = the.total ? (int)(BAR * the.done / the.total) : 0;
+    int columns = width() - 1, bar, full;
+    ml_text t = { 0 };
 
-    if (!the.bar || !the.total)
+    if (!the.bar || !the.total || the.ending)
         return;
-    fputs("\r[", stdout);
-    for (int i = 0; i < BAR; i++)
-        putchar(i < full ? '#' : '-');
-    printf("] %lld/%lld  ", (long long)the.done, (long long)the.total);
-    print_time(passed);
-    if (here > 0) {
-        printf(" gone, ");
-        print_time(passed / (double)here * (double)(the.total - the.done));
-        printf(" left");
+    add_state(&t);
+    bar = columns - (int)t.len - (int)strlen("[] ");
+    bar = bar > BAR ? BAR : bar;
+    full = (int)(bar * the.done / the.total);
+    putchar('\r');
+    if (bar >= 4) {
+        putchar('[');
+        for (int i = 0; i < bar; i++)
+            putchar(i < full ? '#' : '-');
+        fputs("] ", stdout);
     }
-    fputs("\033[K", stdout);
+    printf("%.*s\033[K", columns, t.ptr);
     the.drawn = true;
+    ml_text_release(&t);
+}
+
+static void print_line(const char *line) {
+    ml_text t = { 0 };
+
+    erase();
+    if (the.bar)
+        ml_wrap(&t, line, width());
+    puts(the.bar ? t.ptr : line);
+    ml_text_release(&t);
+    the.spoke_s = ml_clock_s();
+    draw();
+    fflush(stdout);
+}
+
+/* --- stopping ------------------------------------------------------------------------ */
+
+static void prepare_last_words(int64_t rollout) {
+    int64_t saved = atomic_load(&the.phase.saved);
+    ml_text t = { 0 };
+
+    ml_text_printf(&t, "%smiles: stopped at once; rollout %lld is lost",
+                   the.bar ? "\r\033[K" : "", (long long)rollout);
+    if (saved >= 0)
+        ml_text_printf(&t, "; the last snapshot is %s/iter_%07lld", the.save,
+                       (long long)saved);
+    ml_text_printf(&t, "\n");
+    ml_stop_last_words(t.ptr);
+    ml_text_release(&t);
+}
+
+/* Once, when the run was asked to stop. */
+static void tell_stop(void) {
+    int64_t ends = atomic_load(&the.phase.ends), saved = atomic_load(&the.phase.saved);
+    double round = per_round(), now = ml_clock_s(),
+           left = round * (double)(ends + 1 - the.done) - (now - the.round_s);
+    ml_text t = { 0 };
+
+    the.told = true;
+    prepare_last_words(ends);
+    ml_text_printf(&t, "stopping after rollout %lld", (long long)ends);
+    if (round > 0 && saved < ends)
+        ml_text_printf(&t, ", about %.0f s", left > 1 ? left : 1);
+    ml_text_printf(&t, "; %s",
+                   saved >= ends ? "it is saved"
+                   : the.save    ? "again: stop now and lose it"
+                                 : "without --save it is lost; again: stop now");
+    print_line(t.ptr);
+    ml_text_release(&t);
+}
+
+/* --- the thread ----------------------------------------------------------------------- */
+
+/* Where nothing is rewritten, a long silence ends in a line. */
+static void break_silence(void) {
+    ml_text t = { 0 };
+
+    if (the.bar || !the.total || ml_clock_s() - the.spoke_s < SILENCE_S)
+        return;
+    ml_text_printf(&t, "rollout %lld: ", (long long)atomic_load(&the.phase.rollout));
+    add_phase(&t);
+    print_line(t.ptr);
+    ml_text_release(&t);
+}
+
+static void *tick(void *ud) {
+    struct timespec until;
+
+    (void)ud;
+    pthread_mutex_lock(&the.lock);
+    while (!the.ending) {
+        if (the.stop && *the.stop && !the.told)
+            tell_stop();
+        break_silence();
+        draw();
+        fflush(stdout);
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += (long)(TICK_S * 1e9);
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&the.wake, &the.lock, &until);
+    }
+    pthread_mutex_unlock(&the.lock);
+    return NULL;
 }
 
 static void say(const char *line) {
-    erase();
-    puts(line);
-    draw();
-    fflush(stdout);
+    pthread_mutex_lock(&the.lock);
+    print_line(line);
+    pthread_mutex_unlock(&the.lock);
 }
 
 static void progress(int64_t done, int64_t total) {
-    if (!the.total)
+    pthread_mutex_lock(&the.lock);
+    if (!the.total) {
         the.first = done;
+        the.began_s = ml_clock_s();
+    }
     the.done = done;
     the.total = total;
+    the.round_s = ml_clock_s();
     draw();
     fflush(stdout);
+    pthread_mutex_unlock(&the.lock);
 }
 
-ml_watcher ml_progress_watch(void) {
+ml_watcher ml_progress_watch(const atomic_int *stop, const char *save) {
     the.bar = isatty(STDOUT_FILENO) == 1;
-    the.began_s = ml_clock_s();
-    return (ml_watcher){ .say = say, .progress = progress, .compact = the.bar };
+    the.began_s = the.round_s = the.spoke_s = ml_clock_s();
+    the.stop = stop;
+    the.save = save;
+    the.ending = the.told = false;
+    atomic_store(&the.phase.stage, ML_N_STAGE);
+    atomic_store(&the.phase.saved, -1);
+    the.ticks = pthread_create(&the.ticker, NULL, tick, NULL) == 0;
+    return (ml_watcher){
+        .say = say, .progress = progress, .phase = &the.phase, .compact = the.bar
+    };
 }
 
 void ml_progress_end(void) {
+    pthread_mutex_lock(&the.lock);
+    the.ending = true;
+    pthread_cond_signal(&the.wake);
+    pthread_mutex_unlock(&the.lock);
+    if (the.ticks)
+        pthread_join(the.ticker, NULL);
+    the.ticks = false;
     erase();
     the.total = 0;
     fflush(stdout);
+}
+
+void ml_progress_pause(void) {
+    pthread_mutex_lock(&the.lock);
+    if (!the.drawn)
+        return;
+    erase();
+    fflush(stdout);
+}
+
+void ml_progress_resume(void) {
+    draw();
+    fflush(stdout);
+    pthread_mutex_unlock(&the.lock);
 }

@@ -344,6 +344,8 @@ ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
                                    .tokenizer = t->run->tokenizer,
                                    .chat_template = t->run->chat_template,
                                    .turns = t->turns,
+                                   .end = t->eos.id,
+                                   .n_end = t->eos.n,
                                    .context = t->engine.context };
     t->evals.asker = t->rollout.asker;
     if (t->eval_context)

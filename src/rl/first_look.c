@@ -101,7 +101,7 @@ static look look_at(const ml_harvest *h) {
     return l;
 }
 
-static void warn(const look *l, int64_t n, void (*say)(const char *line)) {
+static void warn(const look *l, int64_t n, bool compares, void (*say)(const char *line)) {
     if (l->n_truncated == n)
         say("warning: every answer was cut off: raise --rollout-max-response-len, or look "
             "whether the model knows its end token");
@@ -110,12 +110,12 @@ static void warn(const look *l, int64_t n, void (*say)(const char *line)) {
             "eos_token_id of generation_config.json, or give --rollout-stop");
     if (l->n_alike == l->n_group)
         say("warning: all answers to a prompt are the same: raise --rollout-temperature");
-    if (l->least == l->most)
+    if (compares && l->least == l->most)
         say("warning: every answer is worth the same, so there is nothing to learn: look "
             "at the answer above, at --rm-type and at --label-key");
 }
 
-void ml_first_look(const ml_harvest *h, void (*say)(const char *line)) {
+void ml_first_look(const ml_harvest *h, bool compares, void (*say)(const char *line)) {
     ml_text t = { 0 };
     look l;
 
@@ -127,11 +127,13 @@ void ml_first_look(const ml_harvest *h, void (*say)(const char *line)) {
     ml_text_printf(
         &t,
         "first round: %lld answers to %lld prompts, of %d to %d tokens, %.0f%% cut "
-        "off, worth %g to %g, %.4g on average; %lld prompts whose answers are all "
-        "worth the same teach nothing",
+        "off, worth %g to %g, %.4g on average",
         (long long)h->n, (long long)l.n_group, l.shortest, l.longest,
-        100.0 * (double)l.n_truncated / (double)h->n, l.least, l.most, l.mean,
-        (long long)l.n_flat);
+        100.0 * (double)l.n_truncated / (double)h->n, l.least, l.most, l.mean);
+    if (compares)
+        ml_text_printf(&t,
+                       "; %lld prompts whose answers are all worth the same teach nothing",
+                       (long long)l.n_flat);
     say_text(&t, say);
-    warn(&l, h->n, say);
+    warn(&l, h->n, compares, say);
 }

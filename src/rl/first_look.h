@@ -8,8 +8,8 @@
 
 /* One prompt with its answer, how long answers are and what they were worth; then, in plain
  * words, what keeps a run from learning: answers that are cut off, all alike, or all worth
- * the same. */
-void ml_first_look(const ml_harvest *h, void (*say)(const char *line));
+ * the same; the last only where the run compares the rewards of a prompt's answers. */
+void ml_first_look(const ml_harvest *h, bool compares, void (*say)(const char *line));
 
 /* "WHEN: to PROMPT the model answers ANSWER, worth R". */
 void ml_show_sample(const char *when, const ml_sample *s, void (*say)(const char *line));

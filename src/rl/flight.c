@@ -27,16 +27,24 @@ static void open_one(ml_flights *f) {
     f->n_open++;
     f->n_begun++;
     pthread_mutex_unlock(&f->lock);
+    ml_tally_expect(f->at->tally, 1);
+}
+
+ml_str ml_flight_text(const ml_flight *x, int32_t from, int32_t n, bool skip_special) {
+    const ml_sample *s = &x->sample;
+    ml_text t = { 0 };
+    ml_str out;
+
+    ml_decode(x->all->at->tokenizer, &t, s->token + s->n_token - s->n_response + from, n,
+              skip_special);
+    out = (ml_str){ ml_arena_str(x->all->arena, t.ptr ? t.ptr : "", t.len), t.len };
+    ml_text_release(&t);
+    return out;
 }
 
 static void take_text(ml_flight *x) {
-    ml_sample *s = &x->sample;
-    ml_text t = { 0 };
-
-    ml_decode(x->all->at->tokenizer, &t, s->token + s->n_token - s->n_response,
-              s->n_response, x->all->how->skip_special);
-    s->response = (ml_str){ ml_arena_str(x->all->arena, t.ptr ? t.ptr : "", t.len), t.len };
-    ml_text_release(&t);
+    x->sample.response =
+        ml_flight_text(x, 0, x->sample.n_response, x->all->how->skip_special);
 }
 
 static ml_sample_status status_of(ml_finish finish) {
@@ -249,6 +257,7 @@ static ml_status take_off(ml_flight *x, uint64_t draw, ml_err *err) {
     f->n_open--;
     f->n_begun--;
     pthread_mutex_unlock(&f->lock);
+    ml_tally_expect(f->at->tally, -1);
     return st;
 }
 

@@ -16,6 +16,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/tally.h"
 #include "engine/gen.h"
 #include "rl/data_source.h"
 #include "rl/prompter.h"
@@ -45,7 +46,10 @@ typedef struct ml_asker {
     const ml_tokenizer *tokenizer;
     const ml_chat_template *chat_template; /* NULL: prompts are text */
     ml_turns *turns;                       /* NULL: an answer is one turn */
-    int32_t context;                       /* tokens of a conversation at most */
+    const int32_t *end;                    /* [n_end] the model's end tokens */
+    int32_t n_end;
+    ml_tally *tally;    /* of answers with their rewards; NULL: nobody counts */
+    int32_t context;    /* tokens of a conversation at most */
     bool group_rewards; /* a group's samples are graded when all of them have ended */
 } ml_asker;
 

@@ -8,6 +8,8 @@
 
 /* Asks the generator for the rest of the sample. */
 ml_status ml_flight_launch(ml_flight *x, ml_err *err);
+/* The text of n tokens of the response from the given one on, in the flights' arena. */
+ml_str ml_flight_text(const ml_flight *x, int32_t from, int32_t n, bool skip_special);
 /* The sample has ended; its text is there. */
 void ml_flight_land(ml_flight *x, ml_sample_status status);
 

@@ -9,6 +9,7 @@ static void close_one(ml_flight *x) {
     void (*landed)(void *ud, ml_flight *x) = f->landed;
     void *ud = f->landed_ud;
 
+    ml_tally_count(f->at->tally);
     pthread_mutex_lock(&f->lock);
     f->n_open--;
     pthread_cond_signal(&f->change);
@@ -29,8 +30,37 @@ static void take_reward(void *ud, const ml_reward_result *r) {
     close_one(x);
 }
 
+static bool contains(const int32_t *id, int32_t n, int32_t token) {
+    for (int32_t i = 0; i < n; i++)
+        if (id[i] == token)
+            return true;
+    return false;
+}
+
+/* The last token is one that ends answers: it is the model's own, because the environment never
+ * has the last word in a sample that is graded. */
+static bool ends_in_stop(const ml_flight *x) {
+    const ml_sample *s = &x->sample;
+    const ml_asker *at = x->all->at;
+    const ml_sampling *how = x->all->how;
+
+    return s->n_response > 0 &&
+           (contains(at->end, at->n_end, s->token[s->n_token - 1]) ||
+            contains(how->stop_id, how->n_stop_id, s->token[s->n_token - 1]));
+}
+
+/* The response as rewards see it: without the token that ended it. */
+static ml_str answer_of(const ml_flight *x) {
+    const ml_sample *s = &x->sample;
+
+    return ends_in_stop(x)
+               ? ml_flight_text(x, 0, s->n_response - 1, x->all->how->skip_special)
+               : s->response;
+}
+
 static const miles_reward_in *question_of(ml_flight *x) {
     const ml_sample *s = &x->sample;
+    ml_str answer = answer_of(x);
 
     for (int32_t i = 0; i < s->n_token; i++)
         x->wide[i] = s->token[i];
@@ -39,8 +69,10 @@ static const miles_reward_in *question_of(ml_flight *x) {
                                      .seed = (int64_t)x->all->how->seed,
                                      .prompt = s->prompt.ptr,
                                      .prompt_len = s->prompt.len,
-                                     .response = s->response.ptr,
-                                     .response_len = s->response.len,
+                                     .response = answer.ptr,
+                                     .response_len = answer.len,
+                                     .raw_response = s->response.ptr,
+                                     .raw_response_len = s->response.len,
                                      .label = s->label.len ? s->label.ptr : NULL,
                                      .label_len = s->label.len,
                                      .metadata = s->metadata.len ? s->metadata.ptr : NULL,

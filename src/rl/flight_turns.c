@@ -22,16 +22,10 @@ static ml_str words_of_turn(const ml_flight *x) {
     const ml_sample *s = &x->sample;
     const ml_tokenizer *t = x->all->at->tokenizer;
     int32_t n = s->n_response - x->turn_at;
-    ml_text text = { 0 };
-    ml_str out;
 
     if (n > 0 && ml_tokenizer_is_special(t, s->token[s->n_token - 1]))
         n--;
-    ml_decode(t, &text, s->token + s->n_token - s->n_response + x->turn_at, n, false);
-    out = (ml_str){ ml_arena_str(x->all->arena, text.ptr ? text.ptr : "", text.len),
-                    text.len };
-    ml_text_release(&text);
-    return out;
+    return ml_flight_text(x, x->turn_at, n, false);
 }
 
 static void ask_environment(ml_flight *x) {

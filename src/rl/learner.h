@@ -45,6 +45,7 @@ typedef struct ml_learner {
     void (*stepped)(void *ud); /* after each step of the actor; NULL: nobody looks */
     void *stepped_ud;
     ml_witness *witness; /* NULL: none */
+    ml_tally *tally;     /* of micro-batches; NULL: nobody counts */
 } ml_learner;
 
 /* What one optimizer step did. */

@@ -132,16 +132,44 @@ static ml_status train_step(ml_lesson_run *s, const pupil *p, const ml_schedule_
     return ML_OK;
 }
 
-/* All steps of the critic, then all of the actor: both cut the round in the same way. */
+static bool has_advantage(const miles_sample *row) {
+    for (int64_t t = 0; t < row->n; t++)
+        if (row->mask[t] && row->advantage[t] != 0.0)
+            return true;
+    return false;
+}
+
+/* A policy loss without an entropy or KL term is flat where the advantages are 0, as in a group
+ * of equal rewards.  What other losses do is known when they have run. */
+static void mark_idle(ml_lesson_run *s) {
+    bool flat = ml_recipe_is_flat(s->l->recipe);
+
+    for (int32_t i = 0; i < s->n && flat; i++)
+        s->train[i].idle = s->row[i].advantage && !has_advantage(&s->row[i]);
+}
+
+static void expect_steps(ml_tally *t, const ml_schedule *plan, bool wanted) {
+    for (int32_t k = 0; k < plan->n_step && wanted; k++)
+        ml_tally_expect(t, plan->step[k].rank[0].n);
+}
+
+/* All steps of the critic, then all of the actor: both have the same samples in a step. */
 ml_status ml_lesson_train(ml_lesson_run *s, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
     pupil actor = { s->l->trainer, r->loss, "train/", true };
     pupil critic = { s->l->critic, r->critic_loss, "train/critic-", false };
-    ml_schedule plan;
-    ml_status st = ml_trainer_schedule(&plan, s->l->trainer, s->a, s->train, s->n, err);
+    ml_schedule plan, critic_plan;
+    ml_status st =
+        ml_trainer_schedule(&critic_plan, s->l->trainer, s->a, s->train, s->n, err);
 
     if (st != ML_OK)
         return st;
+    mark_idle(s);
+    st = ml_trainer_schedule(&plan, s->l->trainer, s->a, s->train, s->n, err);
+    if (st != ML_OK)
+        return st;
+    expect_steps(s->l->tally, &critic_plan, critic.trainer != NULL);
+    expect_steps(s->l->tally, &plan, !s->critic_only);
     s->out->n_step = plan.n_step;
     s->out->step = ML_NEW(s->a, ml_learned, plan.n_step + 1);
     for (int32_t k = 0; k < plan.n_step; k++)
@@ -149,7 +177,8 @@ ml_status ml_lesson_train(ml_lesson_run *s, ml_err *err) {
     for (int32_t k = 0; k < plan.n_step && st == ML_OK && critic.trainer; k++) {
         ml_learned *done = &s->out->step[k];
         done->has_critic = true;
-        st = train_step(s, &critic, &plan.step[k], &done->critic, &done->figures, err);
+        st = train_step(s, &critic, &critic_plan.step[k], &done->critic, &done->figures,
+                        err);
     }
     for (int32_t k = 0; k < plan.n_step && st == ML_OK && !s->critic_only; k++) {
         ml_learned *done = &s->out->step[k];

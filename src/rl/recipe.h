@@ -34,4 +34,9 @@ typedef struct ml_recipe {
     bool skip_actor_forward_only; /* the old log-probs are those of the training pass */
 } ml_recipe;
 
+/* A sample whose advantages are all 0 has no gradient. */
+bool ml_recipe_is_flat(const ml_recipe *r);
+/* Nothing is learned from answers to a prompt that all have the same reward. */
+bool ml_recipe_compares_rewards(const ml_recipe *r);
+
 #endif

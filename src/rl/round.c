@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "base/clock.h"
+#include "rl/eval_table.h"
 
 void ml_round_begin(ml_round *r, int64_t rollout) {
     *r = (ml_round){ .rollout = rollout, .began_s = ml_clock_s() };
@@ -267,7 +268,7 @@ void ml_round_report_eval(const ml_figures *figures, ml_run_log *log, int64_t ro
     ml_text t = { 0 };
 
     ml_run_log_metrics(log, rollout, -1, figures);
-    ml_text_printf(&t, "evaluation after rollout %lld: ", (long long)rollout);
-    ml_figures_write(&t, figures);
+    ml_text_printf(&t, "evaluation after rollout %lld:", (long long)rollout);
     say_text(&t, to);
+    ml_eval_table(figures, to->say);
 }

@@ -4,6 +4,7 @@
 #ifndef ML_RL_ROUND_H
 #define ML_RL_ROUND_H
 
+#include "base/tally.h"
 #include "rl/rollout.h"
 
 typedef enum ml_stage {
@@ -34,12 +35,23 @@ void ml_round_end(ml_round *r, ml_run_log *log);
 void ml_stage_begin(ml_round *r, ml_stage stage);
 void ml_stage_end(ml_round *r, ml_stage stage);
 
+/* How far the loop is: written by it and by who works for it, read by who shows it, on any
+ * thread. */
+typedef struct ml_phase {
+    _Atomic int stage;       /* ml_stage; ML_N_STAGE: none yet */
+    _Atomic int64_t rollout; /* the round at hand */
+    _Atomic int64_t ends;    /* the round after which a run that is asked to stop ends */
+    _Atomic int64_t saved;   /* the newest snapshot that this process wrote; -1: none */
+    ml_tally answers, micro; /* of the round: answers, micro-batches */
+} ml_phase;
+
 /* Who watches. */
 typedef struct ml_watcher {
     void (*say)(const char *line);
     /* `done` of `total` rounds are over; NULL: nobody wants to know. */
     void (*progress)(int64_t done, int64_t total);
-    bool compact; /* lines are short, for a terminal */
+    ml_phase *phase; /* NULL: nobody shows it */
+    bool compact;    /* lines are short, for a terminal */
 } ml_watcher;
 
 /* Rows of the log, and a line per optimizer step, the first numbered `step`. */

@@ -16,13 +16,54 @@ static ml_status turn(ml_train_loop *l, bool trains, ml_err *err);
 static ml_status begin(ml_train_loop *l, ml_err *err);
 static ml_status await_scores(ml_train_loop *l, ml_err *err);
 
+/* Asked to stop, with nothing to be finished first: all is saved, or nothing will be. */
+static bool at_rest(const ml_train_loop *l) {
+    return l->stop && *l->stop && (!l->unsaved || !l->run->saver);
+}
+
+static bool publish_due(const ml_train_loop *l, int64_t rollout) {
+    return l->publish_interval < 2 || (rollout + 1) % l->publish_interval == 0;
+}
+
+/* The round after which a run ends that is asked to now, with this one at hand. */
+static int64_t stop_point(const ml_train_loop *l, int64_t rollout) {
+    while (rollout + 1 < l->run->num_rollout && !publish_due(l, rollout))
+        rollout++;
+    return rollout;
+}
+
+static void show_round(ml_train_loop *l, int64_t rollout) {
+    if (!l->watch.phase)
+        return;
+    atomic_store(&l->watch.phase->rollout, rollout);
+    atomic_store(&l->watch.phase->ends, stop_point(l, rollout));
+}
+
+/* From here on the round is not looked at any more. */
+static void show_saved(ml_train_loop *l, int64_t rollout) {
+    if (!l->watch.phase || !l->run->saver)
+        return;
+    if (!l->unsaved)
+        atomic_store(&l->watch.phase->saved, rollout);
+    else
+        atomic_store(&l->watch.phase->ends, stop_point(l, rollout + 1));
+}
+
+static void enter(ml_train_loop *l, ml_round *r, ml_stage stage) {
+    ml_stage_begin(r, stage);
+    if (l->watch.phase)
+        atomic_store(&l->watch.phase->stage, stage);
+}
+
 ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
     ml_train_run *run = l->run;
     ml_status st = begin(l, err);
 
-    for (; st == ML_OK && run->rollout < run->num_rollout && !l->ending; run->rollout++) {
+    for (; st == ML_OK && run->rollout < run->num_rollout && !l->ending && !at_rest(l);
+         run->rollout++) {
         ml_round r;
         ml_round_begin(&r, run->rollout);
+        show_round(l, run->rollout);
         if (l->debug.account)
             ml_account_round_begin(l->debug.account, r.rollout);
         st = collect(l, &r, err);
@@ -95,11 +136,14 @@ static ml_status trim(const ml_train_run *run, ml_round *r, ml_err *err) {
 static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_status st;
 
-    ml_stage_begin(r, ML_STAGE_ROLLOUT);
+    enter(l, r, ML_STAGE_ROLLOUT);
     st = l->rollout.collect(l->rollout.ud, r->rollout, &r->harvest, &r->arena, err);
     ml_stage_end(r, ML_STAGE_ROLLOUT);
-    if (st == ML_OK && r->harvest.n_drawn && !l->looked) {
-        ml_first_look(&r->harvest, l->watch.say);
+    if (st == ML_OK && r->harvest.n_drawn && r->harvest.n && !l->looked) {
+        ml_first_look(&r->harvest,
+                      ml_recipe_compares_rewards(&l->run->opts.recipe) &&
+                          !r->harvest.sample[0]->has_shaped,
+                      l->watch.say);
         l->looked = true;
     } else if (st == ML_OK && l->debug.print_every && r->harvest.n &&
                r->rollout % l->debug.print_every == 0) {
@@ -125,7 +169,9 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
                         run->opts.trainer.batch.global_batch_size;
     ml_status st = ML_OK;
 
-    ml_stage_begin(r, ML_STAGE_LEARN);
+    enter(l, r, ML_STAGE_LEARN);
+    ml_tally_clear(run->learner.tally);
+    l->unsaved = true;
     if (!run->opts.learns_nothing) {
         st = trim(run, r, err);
         if (st == ML_OK)
@@ -149,10 +195,6 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
  * saved. */
 static ml_status rest(ml_train_loop *l, ml_err *err) {
     return l->rollout.rest ? l->rollout.rest(l->rollout.ud, err) : ML_OK;
-}
-
-static bool publish_due(const ml_train_loop *l, int64_t rollout) {
-    return l->publish_interval < 2 || (rollout + 1) % l->publish_interval == 0;
 }
 
 /* A file whose being there asks for a save. */
@@ -208,12 +250,14 @@ static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
 
     /* Looked at once: what ends here is saved here. */
     l->ending = ((l->stop && *l->stop) || enough) && publish_due(l, r->rollout);
-    ml_stage_begin(r, ML_STAGE_SAVE);
+    enter(l, r, ML_STAGE_SAVE);
     if (save_due(l, r->rollout)) {
         st = save_all(l, err);
+        l->unsaved = st != ML_OK;
         ml_run_log_event(&l->run->log, r->rollout,
                          l->ending ? "saved and ending" : "saved");
     }
+    show_saved(l, r->rollout);
     ml_stage_end(r, ML_STAGE_SAVE);
     return st;
 }
@@ -249,10 +293,10 @@ static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err) {
 
     if (!l->publish || !publish_due(l, r->rollout))
         return ML_OK;
-    ml_stage_begin(r, ML_STAGE_REST);
+    enter(l, r, ML_STAGE_REST);
     st = rest(l, err);
     ml_stage_end(r, ML_STAGE_REST);
-    ml_stage_begin(r, ML_STAGE_PUBLISH);
+    enter(l, r, ML_STAGE_PUBLISH);
     if (st == ML_OK)
         st = l->publish(l->publish_ud, &l->run->weights, err);
     ml_stage_end(r, ML_STAGE_PUBLISH);
@@ -342,12 +386,28 @@ static ml_status score(ml_train_loop *l, int64_t rollout, ml_err *err) {
 static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_status st;
 
-    ml_stage_begin(r, ML_STAGE_EVAL);
+    if (eval_due(l, r->rollout))
+        enter(l, r, ML_STAGE_EVAL);
+    else
+        ml_stage_begin(r, ML_STAGE_EVAL);
     st = eval_due(l, r->rollout) && !l->behind ? rest(l, err) : ML_OK;
     if (st == ML_OK && eval_due(l, r->rollout))
         st = score(l, r->rollout, err);
     ml_stage_end(r, ML_STAGE_EVAL);
     return st;
+}
+
+/* Who works for the loop counts where its watcher looks. */
+static void share_tally(ml_train_loop *l) {
+    ml_train_run *run = l->run;
+
+    if (!l->watch.phase)
+        return;
+    run->learner.tally = &l->watch.phase->micro;
+    if (run->trainer)
+        ml_trainer_tally(run->trainer, run->learner.tally);
+    if (run->critic.trainer)
+        ml_trainer_tally(run->critic.trainer, run->learner.tally);
 }
 
 /* The first evaluation; or, since it comes after saving, that of the round before. */
@@ -358,6 +418,8 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
                                : l->evaluate && l->eval_interval && !l->skip_first_eval;
 
     l->debug.sync_skip.spec = &run->spec;
+    share_tally(l);
+    show_round(l, run->rollout);
     if (l->debug.account)
         ml_account_begin(l->debug.account, run);
     if (l->debug.checks) {
@@ -384,5 +446,7 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
         st = ml_hooks_tell(run->opts.hooks, MILES_AFTER_INIT, run->rollout, -1, "", err);
     if (st != ML_OK)
         return st;
+    if (first && l->watch.phase)
+        atomic_store(&l->watch.phase->stage, ML_STAGE_EVAL);
     return first ? score(l, run->rollout - 1, err) : ML_OK;
 }

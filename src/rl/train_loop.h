@@ -8,7 +8,7 @@
 #ifndef ML_RL_TRAIN_LOOP_H
 #define ML_RL_TRAIN_LOOP_H
 
-#include <signal.h>
+#include <stdatomic.h>
 
 #include "rl/account.h"
 #include "rl/checks.h"
@@ -48,9 +48,10 @@ typedef struct ml_train_loop {
     bool skip_first_eval;
     bool ahead;         /* as in Miles' train_async, the last round is always evaluated */
     const char *record; /* where rounds are recorded; NULL: nowhere */
-    /* Not 0: a round is finished and saved, then the loop ends.  May be NULL. */
-    const volatile sig_atomic_t *stop;
+    /* Not 0: what is not saved yet is finished and saved, then the loop ends.  May be NULL. */
+    const atomic_int *stop;
     bool ending, looked; /* the loop's own: it was asked to; the first round was shown */
+    bool unsaved;        /* and: it has learned something since the last snapshot */
     ml_watcher watch;
     ml_loop_debug debug;
 } ml_train_loop;

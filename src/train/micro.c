@@ -116,8 +116,9 @@ void ml_micro_spread(ml_micro *m) {
     memset(m->dentropy, 0, (size_t)at * sizeof *m->dentropy);
 }
 
-void ml_micro_collect(ml_micro *m) {
+bool ml_micro_collect(ml_micro *m) {
     int32_t loss = 0, at = 0;
+    bool any = false;
 
     if (m->critic)
         memset(m->row_dlogprob, 0, (size_t)m->batch.rows.n_token * sizeof *m->row_dlogprob);
@@ -126,5 +127,7 @@ void ml_micro_collect(ml_micro *m) {
             if (scored(m, &m->io[i], t)) {
                 m->row_dlogprob[place_of(m, loss)] = m->dlogprob[at];
                 m->row_dentropy[loss++] = m->dentropy[at];
+                any |= m->dlogprob[at] != 0.0f || m->dentropy[at] != 0.0f;
             }
+    return any;
 }

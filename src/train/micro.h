@@ -19,6 +19,7 @@ typedef struct ml_train_sample {
     const uint8_t *mask;         /* [n_response] 0: no loss here; NULL: loss everywhere */
     int64_t rollout;             /* samples of one rollout stay in one step */
     ml_token_choices routed[ML_ROUTES];
+    bool idle; /* the loss will have no derivative by it: see ml_schedule_opts */
 } ml_train_sample;
 
 /* What a loss sees of a sample, and what it says.  Arrays are [n_response]; where the mask
@@ -60,7 +61,7 @@ void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
 /* After row_logprob and row_entropy were read: spreads them over the samples' arrays and
  * clears the derivatives. */
 void ml_micro_spread(ml_micro *m);
-/* The other way: derivatives of samples to those of rows. */
-void ml_micro_collect(ml_micro *m);
+/* The other way: derivatives of samples to those of rows.  False: all of them are 0. */
+bool ml_micro_collect(ml_micro *m);
 
 #endif

@@ -256,8 +256,52 @@ static ml_status pack_step(ml_bins *out, ml_arena *a, const step_samples *s,
     return ML_OK;
 }
 
+/* Samples with and without a gradient in micro-batches of their own.  Those with one keep
+ * their order, which is that of the sums of a weight's gradient. */
+static ml_bins set_apart(ml_arena *a, const ml_bins *bins, const int64_t *len,
+                         const ml_schedule_opts *o) {
+    int64_t sum = 0, cap = o->max_tokens * (o->n_context ? o->n_context : 1);
+    int32_t n = 0, n_in = 0, at = 0, *order, *of;
+    ml_bins out;
+
+    for (int32_t k = 0; k < bins->n; k++)
+        n += bins->bin[k].n;
+    order = ML_NEW(a, int32_t, n);
+    of = ML_NEW(a, int32_t, n);
+    out = no_bins(a, n);
+    for (int idle = 0; idle < 2; idle++, n_in = 0) /* n_in: samples of the open bin */
+        for (int32_t k = 0; k < bins->n; k++)
+            for (int32_t i = 0; i < bins->bin[k].n; i++) {
+                int32_t item = bins->bin[k].item[i];
+                if (o->idle[item] != idle)
+                    continue;
+                if (n_in == 0 ||
+                    (o->dynamic ? sum + len[item] > cap : n_in == o->micro_batch_size)) {
+                    out.n++;
+                    n_in = 0;
+                    sum = 0;
+                }
+                order[at] = item;
+                of[at++] = out.n - 1;
+                sum += len[item];
+                n_in++;
+            }
+    fill_bins(&out, a, order, of, n);
+    return out;
+}
+
+/* Does the step have samples of both kinds? */
+static bool is_mixed(const step_samples *s, const uint8_t *idle) {
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < s->n; i++)
+        n += idle[s->sample[i]];
+    return n > 0 && n < s->n;
+}
+
 static ml_status build_step(ml_schedule_step *out, ml_arena *a, const step_samples *s,
-                            const ml_schedule_opts *o, int32_t n_rank, ml_err *err) {
+                            const int64_t *len, const ml_schedule_opts *o, int32_t n_rank,
+                            ml_err *err) {
     int32_t align = n_rank * (o->align ? o->align : 1);
     ml_bins bins, ranks;
     ml_status st;
@@ -277,6 +321,8 @@ static ml_status build_step(ml_schedule_step *out, ml_arena *a, const step_sampl
         for (int32_t k = 0; k < ranks.bin[r].n; k++)
             out->rank[r].bin[out->rank[r].n++] = bins.bin[ranks.bin[r].item[k]];
     }
+    if (o->idle && n_rank == 1 && is_mixed(s, o->idle))
+        out->rank[0] = set_apart(a, &out->rank[0], len, o);
     return ML_OK;
 }
 
@@ -302,7 +348,7 @@ ml_status ml_schedule_build(ml_schedule *out, ml_arena *a, const int64_t *len,
         if (k == n_step && !(opts->allow_partial && opts->dynamic && s.n >= n_rank))
             break;
         out->step[k].n_rollout = end - k * size;
-        st = build_step(&out->step[k], a, &s, opts, n_rank, err);
+        st = build_step(&out->step[k], a, &s, len, opts, n_rank, err);
         out->n_step++;
     }
     return st;

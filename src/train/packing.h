@@ -54,6 +54,8 @@ typedef struct ml_schedule_opts {
     int32_t n_rank, n_context; /* 0: 1; ranks that share a sequence multiply max_tokens */
     int32_t align;             /* micro-batches of a rank are a multiple of it; 0: 1 */
     const double *cost;        /* [n] balance by it instead of by tokens; NULL: tokens */
+    const uint8_t *idle; /* [n] 1: has no gradient, and shares no micro-batch with samples
+                            that have one; NULL: none is.  On one rank only */
 } ml_schedule_opts;
 
 typedef struct ml_schedule_step {

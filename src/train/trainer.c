@@ -27,6 +27,7 @@ struct ml_trainer {
     ml_tensor embed_grad;
     runner train, score;
     int64_t n_sample;
+    ml_tally *tally; /* of micro-batches; NULL: nobody counts */
     bool released;
     ml_arena arena; /* of what grads has beside its numbers */
 };
@@ -158,6 +159,10 @@ const ml_plan_stats *ml_trainer_stats(const ml_trainer *t) {
     return t->train.plan ? ml_plan_stats_of(t->train.plan) : NULL;
 }
 
+void ml_trainer_tally(ml_trainer *t, ml_tally *tally) {
+    t->tally = tally;
+}
+
 const ml_spec *ml_trainer_spec(const ml_trainer *t) {
     return t->spec;
 }
@@ -261,10 +266,14 @@ static double *costs(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
 ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
                               const ml_train_sample *s, int32_t n, ml_err *err) {
     int64_t *rollout = ML_NEW(a, int64_t, n);
+    uint8_t *idle = ML_NEW(a, uint8_t, n);
     ml_schedule_opts opts = t->opts.batch;
 
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         rollout[i] = s[i].rollout;
+        idle[i] = s[i].idle;
+    }
+    opts.idle = idle;
     if (opts.by_flops)
         opts.cost = costs(t, a, s, n);
     return ml_schedule_build(out, a, lengths(a, s, n), rollout, n, &opts, err);
@@ -302,11 +311,13 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
 
     ml_arena_init(&a, "scoring");
     bins = pack_for_scoring(t, &a, s, n);
+    ml_tally_expect(t->tally, bins.n);
     st = grow_runner(t, &t->score, false, need_of(s, &bins), err);
     for (int32_t k = 0; k < bins.n && st == ML_OK; k++) {
         st = run_forward(t, &t->score, w ? w : t->weights, s, &bins.bin[k], true, err);
         if (st == ML_OK)
             copy_scores(&t->score.micro, logprob, entropy);
+        ml_tally_count(t->tally);
     }
     ml_arena_release(&a);
     return st;
@@ -382,10 +393,12 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
     }
     out->n_token += m->batch.rows.n_token;
     out->n_loss += m->batch.rows.n_loss;
-    ml_micro_collect(m);
     for (int i = 0; i < ML_ROUTES; i++)
         run.given[i] = m->choices.of[i].given; /* what is computed again takes them too */
-    if (!out->bad[0] && m->batch.rows.n_loss)
+    /* Derivatives that are all 0 would add 0 to every gradient. */
+    if (!ml_micro_collect(m))
+        out->n_idle += m->n_sample;
+    else if (!out->bad[0])
         ml_plan_backward(t->train.plan, &run, m->row_dlogprob,
                          step->entropy && !m->critic ? m->row_dentropy : NULL);
     return t->be->dev->sync(t->be->stream, err);
@@ -403,8 +416,10 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     ml_arena_init(&a, "a step");
     terms = no_terms(&a, step->micro);
     zero_grads(t);
-    for (int32_t k = 0; k < step->micro->n && st == ML_OK; k++)
+    for (int32_t k = 0; k < step->micro->n && st == ML_OK; k++) {
         st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
+        ml_tally_count(t->tally);
+    }
     join_grads(t);
     for (int32_t i = 0; i < terms.n; i++)
         out->loss += terms.term[i];

@@ -14,6 +14,7 @@
 #ifndef ML_TRAIN_TRAINER_H
 #define ML_TRAIN_TRAINER_H
 
+#include "base/tally.h"
 #include "model/plan.h"
 #include "train/lr.h"
 #include "train/micro.h"
@@ -47,7 +48,8 @@ void ml_trainer_close(ml_trainer *t); /* NULL is fine */
 ml_status ml_trainer_release(ml_trainer *t, ml_err *err);
 ml_status ml_trainer_take(ml_trainer *t, ml_err *err);
 
-/* The steps and micro-batches of these samples, in the arena. */
+/* The steps and micro-batches of these samples, in the arena.  Idle ones stand apart, so that
+ * only their forward pass is run. */
 ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
                               const ml_train_sample *s, int32_t n, ml_err *err);
 
@@ -79,7 +81,8 @@ typedef struct ml_step_result {
     double lr, weight_decay;
     bool applied;
     int64_t n_token, n_loss;
-    char bad[400]; /* what was not finite, a sentence; empty when all was */
+    int64_t n_idle; /* samples in micro-batches without a backward pass */
+    char bad[400];  /* what was not finite, a sentence; empty when all was */
 } ml_step_result;
 
 ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *out,
@@ -89,6 +92,10 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
  * trainer, for whoever wants to look. */
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err);
+/* Counts micro-batches as they are done, and expects those of passes that only score; who asks
+ * for steps expects theirs.  NULL: nobody counts. */
+void ml_trainer_tally(ml_trainer *t, ml_tally *tally);
+
 /* Bytes of gradients; a tied table has two. */
 size_t ml_trainer_grad_bytes(const ml_spec *s);
 const ml_weights *ml_trainer_grads(const ml_trainer *t);

@@ -26,9 +26,10 @@ done
 kill -INT "$pid"
 wait "$pid"
 pid=
-grep 'once more to stop at once' "$dir/log"
 saved=$(cat "$dir/run/latest_checkpointed_iteration.txt")
-tail -n 1 "$dir/log" | grep "^rollout $saved,"
+grep "^rollout [0-9]*," "$dir/log" | tail -n 1 | grep "^rollout $saved,"
+grep "^stopped after rollout $saved; it is saved in $dir/run/iter_" "$dir/log"
+tail -n 1 "$dir/log" | grep -e "--load $dir/run"
 
 # It goes on, is killed on the way, and goes on again: no row is missing, none is there twice.
 (train --num-rollout 100000 --save-interval 3) > "$dir/log" 2>&1 &

@@ -37,7 +37,7 @@ static void ahead_gives_the_same_bytes(void) {
     CHECK_HAS(out, "rollout 0, step 0: loss ");
     CHECK_HAS(out, "forward_logp_max_diff 0,");
     CHECK_HAS(out, "stale tokens");
-    CHECK_HAS(out, "evaluation after rollout 5: ");
+    CHECK_HAS(out, "evaluation after rollout 5:\n");
     CHECK(run(two, "--threads 2 --sglang-max-running-requests 3", out, sizeof out) == 0);
     ml_toy_run_same(one, two, ROUNDS);
     CHECK(run(eight, "--threads 8 --rollout-threads 5", out, sizeof out) == 0);

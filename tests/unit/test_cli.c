@@ -29,7 +29,7 @@ static ml_status parse(ml_cmd cmd, const char *words) {
 }
 
 #define SCORE "--hf-checkpoint m --input i --output o "
-#define TRAIN "--hf-checkpoint m --rollout-batch-size 1 "
+#define TRAIN "--hf-checkpoint m --rollout-batch-size 1 --n-samples-per-prompt 2 "
 #define CONVERT "--hf-checkpoint m --save-hf o "
 
 static void check_refused(ml_cmd cmd, const char *words, const char *says) {
@@ -266,6 +266,8 @@ static const struct {
     { "train-eval-of-what", TRAIN "--prompt-data d --num-rollout 1 --eval-interval 1" },
     { "train-rounds-by-two", TRAIN "--prompt-data d --num-rollout 1 --partial-rollout "
                                    "--rollout-function-path ./my.so:name" },
+    { "train-lonely-answers", "--hf-checkpoint m --prompt-data d --num-rollout 1 "
+                              "--rollout-batch-size 8" },
     { "train-masked-turns", "--hf-checkpoint m --prompt-data d --num-rollout 1 "
                             "--rollout-batch-size 8 --custom-generate-function-path ./e.py "
                             "--mask-offpolicy-in-partial-rollout" },

@@ -318,9 +318,23 @@ static void on_policy_is_exact(void) {
     for (int c = 1; c < 4; c++)
         memcpy(m.column[c], m.column[0], sizeof m.column[0]);
     a = run(&m, &r, &ml_loss_policy, NULL);
-    /* pg_loss, entropy_loss, pg_clipfrac, ppo_kl, ess, abs_diff, train_rollout_kl, kl_loss */
-    CHECK(a.metric[2] == 0.0 && a.metric[3] == 0.0 && a.metric[5] == 0.0);
-    CHECK(a.metric[6] == 0.0 && a.metric[7] == 0.0);
+    /* pg_loss, pg_clipfrac, ppo_kl, ess, abs_diff, train_rollout_kl, kl_loss */
+    CHECK(a.metric[1] == 0.0 && a.metric[2] == 0.0 && a.metric[4] == 0.0);
+    CHECK(a.metric[5] == 0.0 && a.metric[6] == 0.0);
+}
+
+/* A metric is reported when it was computed. */
+static void an_entropy_that_is_not_computed_is_no_metric(void) {
+    miles_algo algo = ml_record_algo();
+    miles_metric metric[MILES_METRIC_MAX];
+
+    for (int with = 0; with < 2; with++) {
+        bool found = false;
+        algo.use_entropy = with;
+        for (int32_t k = ml_loss_policy.metrics(&algo, metric) - 1; k >= 0; k--)
+            found |= strcmp(metric[k].name, "entropy_loss") == 0;
+        CHECK(found == (with == 1));
+    }
 }
 
 /* --- reductions ---------------------------------------------------------------------------- */
@@ -411,6 +425,8 @@ static const ml_test tests[] = {
     { "masked_tokens_do_not_matter", masked_tokens_do_not_matter },
     { "huge_ratios_stay_finite", huge_ratios_stay_finite },
     { "on_policy_is_exact", on_policy_is_exact },
+    { "an_entropy_that_is_not_computed_is_no_metric",
+      an_entropy_that_is_not_computed_is_no_metric },
     { "reductions", reductions },
     { "contradictions_are_refused", contradictions_are_refused },
     { "miles_names_are_known", miles_names_are_known },

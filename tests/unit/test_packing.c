@@ -266,6 +266,49 @@ static void one_step_of_all(void) {
     ml_arena_release(&a);
 }
 
+/* Samples without a gradient stand in micro-batches of their own; the others keep their order,
+ * and no micro-batch is larger than it may be. */
+static void idle_samples_stand_apart(void) {
+    int64_t len[] = { 7, 3, 9, 4, 5, 2, 8, 6 }, rollout[] = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    uint8_t idle[] = { 0, 1, 0, 0, 1, 0, 1, 0 }, none[8] = { 0 };
+    ml_schedule_opts o = {
+        .one_step = true, .dynamic = true, .max_tokens = 12, .micro_batch_size = 2
+    };
+    ml_schedule plain, apart;
+    ml_arena a;
+    ml_err err = { 0 };
+
+    ml_arena_init(&a, "test");
+    for (int dynamic = 0; dynamic < 2; dynamic++) {
+        int32_t want[8], got[8], n_want = 0, n_got = 0, n_idle = 0;
+        o.dynamic = dynamic;
+        o.idle = none;
+        CHECK(ml_schedule_build(&plain, &a, len, rollout, 8, &o, &err) == ML_OK);
+        o.idle = idle;
+        CHECK(ml_schedule_build(&apart, &a, len, rollout, 8, &o, &err) == ML_OK);
+        for (int32_t k = 0; k < plain.step[0].rank[0].n; k++)
+            for (int32_t i = 0; i < plain.step[0].rank[0].bin[k].n; i++)
+                if (!idle[plain.step[0].rank[0].bin[k].item[i]])
+                    want[n_want++] = plain.step[0].rank[0].bin[k].item[i];
+        for (int32_t k = 0; k < apart.step[0].rank[0].n; k++) {
+            const ml_bin *b = &apart.step[0].rank[0].bin[k];
+            int64_t sum = 0;
+            for (int32_t i = 0; i < b->n; i++) {
+                CHECK(idle[b->item[i]] == idle[b->item[0]]);
+                sum += len[b->item[i]];
+                if (idle[b->item[i]])
+                    n_idle++;
+                else
+                    got[n_got++] = b->item[i];
+            }
+            CHECK(b->n > 0 && (dynamic ? sum <= 12 : b->n <= 2));
+        }
+        CHECK(n_idle == 3 && n_got == 5 && n_want == 5 &&
+              memcmp(want, got, sizeof *got * 5) == 0);
+    }
+    ml_arena_release(&a);
+}
+
 static const ml_test tests[] = {
     { "first fit", first_fit },
     { "Karmarkar and Karp", karmarkar_karp },
@@ -275,6 +318,7 @@ static const ml_test tests[] = {
     { "flops", flops },
     { "shapes are read off the spec", shapes_are_read_off_the_spec },
     { "one step of all", one_step_of_all },
+    { "idle samples stand apart", idle_samples_stand_apart },
     { 0 },
 };
 

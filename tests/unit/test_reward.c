@@ -13,6 +13,7 @@
 #include "tests/support/example.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
+#include "tests/support/toy_model.h"
 
 #define N 40
 
@@ -288,6 +289,37 @@ static void servers_are_tried_again(void) {
     CHECK(s.n_call == 3 + 1 + 1 + 1);
 }
 
+/* One sample by one reward. */
+static answer score_one(const ml_reward_opts *opts, const miles_reward_in *in) {
+    ml_rewards *r = NULL;
+    answer a = { 0 };
+    ml_err err = { 0 };
+
+    CHECK(ml_rewards_open(&r, opts, &err) == ML_OK);
+    ml_rewards_submit(r, in, note, &a);
+    ml_rewards_wait(r);
+    ml_rewards_close(r);
+    return a;
+}
+
+/* Servers get the answer with its stop token, as Miles sends it; everybody else without. */
+static void servers_see_the_stop_token(void) {
+    miles_reward_in in = sample("7", "\"7\"");
+    server s;
+
+    in.raw_response = "7 refuse"; /* 404 from the server, if it sees it */
+    in.raw_response_len = strlen(in.raw_response);
+    start_server(&s);
+    ml_reward_opts remote = { .rm_type = "remote_rm", .rm_url = s.url, .deadline_s = 5 },
+                   exact = { .rm_type = "exact_match" },
+                   program = { .command = "read -r l; case \"$l\" in *refuse*) echo 0 ;; "
+                                          "*) echo 1 ;; esac" };
+    CHECK(score_one(&remote, &in).outcome == ML_REWARD_INVALID);
+    stop_server(&s);
+    CHECK(score_one(&exact, &in).reward == 1.0);
+    CHECK(score_one(&program, &in).reward == 1.0);
+}
+
 static void servers_that_are_down_are_crashes(void) {
     static const char *const response[] = { "a" };
     ml_reward_opts opts = { .rm_type = "remote_rm",
@@ -392,6 +424,29 @@ static void command_replays(void) {
     CHECK_HAS(out, "mean reward 2");
 }
 
+/* With the model's name, its end token is no part of answers that it ended. */
+static void command_takes_the_end_token_off(void) {
+    char out[4000], args[1500];
+
+    ml_toy_model(ml_toy_chatml);
+    ml_toy_file("model/generation_config.json", "{\"eos_token_id\": [57]}");
+    ml_toy_file("samples.jsonl",
+                "{\"response\": \"7<|im_end|>\", \"label\": \"7\"}\n"
+                "{\"response\": \"7<|im_end|>\", \"label\": \"7\", "
+                "\"status\": \"truncated\"}\n"
+                "{\"response\": \"7<|im_end|><|im_end|>\", \"label\": \"7<|im_end|>\", "
+                "\"status\": \"completed\"}\n");
+    snprintf(args, sizeof args, "reward --rm-type exact_match --hf-checkpoint %s < %s",
+             ml_test_path("model"), ml_test_path("samples.jsonl"));
+    CHECK(ml_test_miles(out, sizeof out, args) == 0);
+    CHECK_HAS(out, "{\"reward\": 1, ");
+    CHECK_HAS(out, "mean reward 0.666667");
+    snprintf(args, sizeof args, "reward --rm-type exact_match < %s",
+             ml_test_path("samples.jsonl"));
+    CHECK(ml_test_miles(out, sizeof out, args) == 0);
+    CHECK_HAS(out, "mean reward 0\n");
+}
+
 static const ml_test tests[] = {
     { "threads score all", threads_score_all, 0 },
     { "wrong types are refused", wrong_types_are_refused, 0 },
@@ -403,11 +458,13 @@ static const ml_test tests[] = {
     { "long lines pass", long_lines_pass, 0 },
     { "children are killed", children_are_killed, 0 },
     { "servers are tried again", servers_are_tried_again, 0 },
+    { "servers see the stop token", servers_see_the_stop_token, 0 },
     { "servers that are down are crashes", servers_that_are_down_are_crashes, 0 },
     { "paths resolve", paths_resolve, 0 },
     { "shared objects score", shared_objects_score, 0 },
     { "python functions score", python_functions_score, 120 },
     { "command replays", command_replays, 0 },
+    { "command takes the end token off", command_takes_the_end_token_off, 0 },
     { 0 },
 };
 

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/str.h"
 #include "tests/support/kill.h"
 #include "tests/support/scratch.h"
@@ -32,8 +33,10 @@ static void the_same_bytes_however_it_runs(void) {
     CHECK(run(whole, ROUNDS, "--threads 1", out, sizeof out) == 0);
     CHECK_HAS(out, "rollout 5, step 11: loss ");
     CHECK_HAS(out, "forward_logp_max_diff 0,");
-    CHECK_HAS(out, "evaluation after rollout -1: \"eval/toy\": ");
-    CHECK_HAS(out, "evaluation after rollout 5: ");
+    CHECK_HAS(out, "evaluation after rollout -1:\n"
+                   "  set    reward  cut off  no reward    tokens\n"
+                   "  toy    0.");
+    CHECK_HAS(out, "evaluation after rollout 5:\n");
     CHECK_HAS(out, "first round: 16 answers to 4 prompts, of ");
     CHECK_HAS(out, "first round: to \"<|im_start|>user\\nwhat is ");
     CHECK(run(other, ROUNDS,
@@ -45,6 +48,67 @@ static void the_same_bytes_however_it_runs(void) {
     CHECK(run(parts, ROUNDS, "--threads 1 --save-interval 1", out, sizeof out) == 0);
     CHECK_HAS(out, "Loaded checkpoint from ");
     same_files(whole, parts);
+}
+
+/* One answer per prompt is refused only where nothing else has a gradient. */
+static void lonely_answers_are_refused(void) {
+    static const char *const refused[] = {
+        "",
+        "--advantage-estimator gspo",
+        "--advantage-estimator reinforce_plus_plus_baseline",
+        "--loss-type cispo_loss",
+        "--use-kl-loss",
+        "--use-opd --opd-kl-coef 0",
+        "--kl-coef 0.1"
+    };
+    static const char *const taken[] = {
+        "--advantage-estimator reinforce_plus_plus",
+        "--advantage-estimator ppo",
+        "--advantage-estimator ./my.so:mine",
+        "--disable-rewards-normalization",
+        "--loss-type sft_loss",
+        "--loss-type custom_loss --custom-loss-function-path ./a.so:b",
+        "--entropy-coef 0.01",
+        "--advantage-estimator reinforce_plus_plus_baseline --kl-coef 0.1",
+        "--use-kl-loss --kl-loss-coef 0.1",
+        "--use-opd",
+        "--custom-reward-post-process-path ./a.so:b",
+        "--debug-rollout-only",
+        "--load-debug-rollout-data r"
+    };
+    static const char flags[] = "train --hf-checkpoint m --rollout-batch-size 1 "
+                                "--prompt-data d --num-rollout 1";
+    static const char says[] = "--n-samples-per-prompt 1 (the default) leaves nothing";
+    char out[4000], args[1000];
+
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        snprintf(args, sizeof args, "%s %s", flags, refused[i]);
+        CHECK(ml_test_miles(out, sizeof out, args) == 2);
+        CHECK_HAS(out, says);
+    }
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++) {
+        snprintf(args, sizeof args, "%s %s", flags, taken[i]);
+        CHECK(ml_test_miles(out, sizeof out, args) != 0); /* there is no model m */
+        CHECK(!ml_test_has(out, says));
+    }
+}
+
+/* Equal rewards are worth a warning only where nothing but their differences teaches. */
+static void equal_rewards_are_told_where_they_matter(void) {
+    char out[16000], more[1000];
+
+    ml_toy_run_inputs();
+    CHECK(run(ml_test_path("grpo"), 1, "--rm-type zero", out, sizeof out) == 0);
+    CHECK_HAS(out, "there is nothing to learn");
+    CHECK_HAS(out, "4 prompts whose answers are all worth the same teach nothing");
+    snprintf(more, sizeof more,
+             "--rm-type zero --use-opd --opd-type megatron --opd-teacher-load %s",
+             ml_test_path("model"));
+    CHECK(run(ml_test_path("opd"), 1, more, out, sizeof out) == 0);
+    CHECK(!ml_test_has(out, "nothing to learn") && !ml_test_has(out, "teach nothing"));
+    CHECK(run(ml_test_path("plain"), 1, "--rm-type zero --disable-rewards-normalization",
+              out, sizeof out) == 0);
+    CHECK(!ml_test_has(out, "nothing to learn"));
 }
 
 /* What was recorded trains to the same weights as what was generated. */
@@ -173,14 +237,19 @@ static void failed_rewards_are_replaced(void) {
 /* The same figures as the run's own evaluation before its first round. */
 static void evaluates_alone(void) {
     const char *data = ml_test_path("data.jsonl"), *save = ml_test_path("save");
-    char out[16000], args[1500], want[400], *end;
+    char out[16000], args[1500], want[400];
+    ml_file metrics;
+    ml_err err = { 0 };
 
     ml_toy_run_inputs();
     CHECK(run(save, 1, "", out, sizeof out) == 0);
-    snprintf(want, sizeof want, "%s", strstr(out, "\"eval/toy\""));
-    end = strchr(want, ',');
-    CHECK(end != NULL);
-    *end = 0;
+    snprintf(args, sizeof args, "%s/metrics.jsonl", save);
+    CHECK(ml_file_map(&metrics, args, &err) == ML_OK);
+    snprintf(
+        want, sizeof want, "%.200s",
+        (const char *)memmem(metrics.bytes.ptr, metrics.bytes.len, "\"eval/toy\"", 10));
+    ml_file_unmap(&metrics);
+    want[strcspn(want, ",")] = 0;
     snprintf(args, sizeof args,
              "eval --hf-checkpoint %s --label-key label --apply-chat-template "
              "--rollout-max-response-len 12 --rm-type deterministic_random "
@@ -261,6 +330,9 @@ static void an_interrupt_finishes_the_round(void) {
 
 static const ml_test tests[] = {
     { "the same bytes however it runs", the_same_bytes_however_it_runs },
+    { "lonely answers are refused", lonely_answers_are_refused },
+    { "equal rewards are told where they matter",
+      equal_rewards_are_told_where_they_matter },
     { "a recording trains as its run", a_recording_trains_as_its_run },
     { "filters and over-sampling", filters_and_over_sampling },
     { "unfinished answers go on", unfinished_answers_go_on },

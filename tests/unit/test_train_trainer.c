@@ -87,6 +87,87 @@ static void bad_weights_are_found_in_the_forward(void) {
     ml_trainee_close(&t);
 }
 
+/* --- samples without a gradient ---------------------------------------------- */
+
+static bool is_idle(int32_t sample) {
+    return sample % 2 == 1;
+}
+
+/* Every other sample teaches nothing. */
+static ml_status half_flat(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
+    (void)ud;
+    ml_trainee_nll(NULL, io, n, err);
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t t = 0; is_idle(io[i].sample) && t < io[i].n_response; t++)
+            io[i].dlogprob[t] *= t % 2 ? 0.0f : -0.0f;
+    return ML_OK;
+}
+
+/* Two steps: the weights that they give are the same bytes whether samples without a gradient
+ * go through the backward pass (in one micro-batch with all others) or not. */
+static void step_twice(ml_trainee *t, const ml_trainee_opts *o, bool apart,
+                       ml_step_result *out) {
+    ml_schedule plan;
+    ml_err err = { 0 };
+
+    ml_trainee_open(t, o);
+    for (int32_t i = t->n_sample; i < 8; i++) { /* the same, shorter */
+        t->sample[i] = t->sample[i % t->n_sample];
+        t->sample[i].n_token -= i / t->n_sample;
+        t->sample[i].n_response -= i / t->n_sample;
+    }
+    t->n_sample = 8;
+    for (int32_t i = 0; i < t->n_sample; i++) {
+        t->sample[i].rollout = i;
+        t->sample[i].idle = apart && is_idle(i);
+    }
+    CHECK(ml_trainer_schedule(&plan, t->trainer, &t->arena, t->sample, t->n_sample, &err) ==
+          ML_OK);
+    CHECK(plan.n_step == 1);
+    for (int i = 0; i < 2; i++)
+        CHECK(ml_trainer_step(t->trainer,
+                              &(ml_step){ .sample = t->sample,
+                                          .micro = &plan.step[0].rank[0],
+                                          .n_rollout = t->n_sample,
+                                          .denominator = 3,
+                                          .loss = half_flat },
+                              out, &err) == ML_OK);
+}
+
+static void check_idle(const char *dir, ml_weight_dtype dtype, ml_schedule_opts batch) {
+    ml_trainee_opts o = { .dir = dir, .dtype = dtype, .trainer = ml_trainee_defaults() };
+    ml_trainee with, without;
+    ml_step_result a, b;
+
+    o.trainer.batch = batch;
+    o.trainer.batch.max_tokens = 1 << 20;
+    o.trainer.batch.micro_batch_size = ML_TRAINEE_SAMPLES;
+    step_twice(&with, &o, false, &a);
+    CHECK(a.n_idle == 0);
+    o.trainer.batch = batch;
+    step_twice(&without, &o, true, &b);
+    CHECK(b.n_idle == without.n_sample / 2);
+    CHECK(a.loss == b.loss && a.grad_norm == b.grad_norm && a.n_token == b.n_token &&
+          a.n_loss == b.n_loss);
+    CHECK(memcmp(with.weights.buf.ptr, without.weights.buf.ptr, with.weights.buf.bytes) ==
+          0);
+    ml_trainee_close(&with);
+    ml_trainee_close(&without);
+}
+
+static void samples_without_a_gradient_are_only_read(void) {
+    static const char *const dirs[] = { NULL, "tests/golden/data/qwen3_moe",
+                                        "tests/golden/data/nemotron_h",
+                                        "tests/golden/data/llama_tied" };
+    ml_schedule_opts by_count = { .one_step = true, .micro_batch_size = 2 },
+                     by_tokens = { .one_step = true, .dynamic = true, .max_tokens = 60 };
+
+    for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++) {
+        check_idle(dirs[i], ML_WEIGHT_F32, by_count);
+        check_idle(dirs[i], ML_WEIGHT_BF16, by_tokens);
+    }
+}
+
 /* --- micro-batches ---------------------------------------------------------- */
 
 static ml_train_sample *samples_of(ml_case *c, int32_t *n) {
@@ -288,6 +369,8 @@ static void memory_of_state_elsewhere(void) {
 static const ml_test tests[] = {
     { "faults are named and not applied", faults_are_named_and_not_applied },
     { "bad weights are found in the forward", bad_weights_are_found_in_the_forward },
+    { "samples without a gradient are only read",
+      samples_without_a_gradient_are_only_read },
     { "batches as Miles", batches_as_miles },
     { "memory is planned", memory_is_planned },
     { "memory of a device", memory_of_a_device },

@@ -2,7 +2,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/file.h"
 #include "rl/sample.h"
 #include "tests/support/example.h"
 #include "tests/support/kill.h"
@@ -40,10 +42,13 @@ static void args_of(char *args, size_t cap, const char *command, const char *sav
              "%s --hf-checkpoint %s --prompt-data %s --label-key label "
              "--apply-chat-template --rollout-batch-size 4 --n-samples-per-prompt 4 "
              "--num-rollout %d --rollout-max-response-len 80 "
-             "--rollout-stop-token-ids 1 2 3 4 5 6 7 8 9 10 --rm-type deterministic_random "
-             "--lr 1e-3 --lr-decay-style constant --custom-generate-function-path %s "
+             "%s %s --lr 1e-3 --lr-decay-style constant --custom-generate-function-path %s "
              "--save %s --load %s %s",
              command, ml_test_path("model"), ml_test_path("data.jsonl"), rounds,
+             strstr(more, "stop-token-ids")
+                 ? ""
+                 : "--rollout-stop-token-ids 1 2 3 4 5 6 7 8 9 10",
+             strstr(more, "--custom-rm-path") ? "" : "--rm-type deterministic_random",
              environment, save, save, more);
 }
 
@@ -177,6 +182,79 @@ static void what_was_not_drawn_is_masked(void) {
     ml_toy_text_close(&t);
 }
 
+/* --- what rewards see ---------------------------------------------------------- */
+
+/* The "response" that the reward was asked about, by the sample's index. */
+static ml_str asked_about(ml_arena *a, ml_str log, int64_t index) {
+    while (log.len) {
+        const char *end = memchr(log.ptr, '\n', log.len);
+        size_t n = end ? (size_t)(end - log.ptr) : log.len;
+        const ml_json *doc = NULL;
+        int64_t is = -1;
+        MUST(ml_json_parse(&doc, a, (ml_str){ log.ptr, n }, "the log", &err));
+        if (ml_json_i64(ml_json_get(doc, "index"), &is) && is == index)
+            return ml_json_get(doc, "response")->text;
+        n += end != NULL;
+        log = (ml_str){ log.ptr + n, log.len - n };
+    }
+    CHECK(!"a question about every sample");
+    return (ml_str){ 0 };
+}
+
+/* Counts the samples that a stop token ended: their reward did not see it, and saw the rest. */
+static int check_questions(const ml_toy_text *t, const ml_sample *s, int64_t n,
+                           ml_arena *a) {
+    ml_file log;
+    int n_stopped = 0;
+
+    MUST(ml_file_map(&log, ml_test_path("log"), &err));
+    for (int64_t i = 0; i < n; i++) {
+        ml_str saw = asked_about(a, log.bytes, s[i].index);
+        int32_t last = s[i].token[s[i].n_token - 1];
+        bool stopped = (last >= 1 && last <= 10) || last == 57; /* <|im_end|> */
+        ml_text want = { 0 };
+        ml_decode(t->tokenizer, &want, s[i].token + s[i].n_token - s[i].n_response,
+                  s[i].n_response - stopped, false);
+        CHECK(ml_str_eq(saw, (ml_str){ want.ptr ? want.ptr : "", want.len }));
+        CHECK(stopped == (saw.len < s[i].response.len));
+        n_stopped += stopped;
+        ml_text_release(&want);
+    }
+    ml_file_unmap(&log);
+    return n_stopped;
+}
+
+/* The sample keeps the token; the reward does not see it.  In conversations the stop tokens
+ * between turns stay. */
+static void rewards_do_not_see_the_stop_token(void) {
+    char out[16000], more[1500];
+    ml_sample *s;
+    int64_t n;
+    ml_toy_text t;
+
+    make_inputs();
+    ml_toy_file("model/generation_config.json", "{\"eos_token_id\": [57]}");
+    ml_toy_text_open(&t);
+    ml_toy_file("grade.sh", "while read -r line; do printf '%s\\n' \"$line\" >> $1\n"
+                            "echo $((n = 1 - n)); done\n");
+    snprintf(
+        more, sizeof more,
+        "--save-debug-rollout-data %s/{rollout_id}.zst --reward-workers 1 "
+        "--custom-rm-path 'cmd:sh %s %s' --rollout-stop-token-ids 1 2 3 4 5 6 7 8 9 10 "
+        "--skip-eval-before-train",
+        ml_test_dir(), ml_test_path("grade.sh"), ml_test_path("log"));
+    for (int i = 0; i < 2; i++) {
+        CHECK(i ? run(ml_test_path("turns"), 1, asker_path(), more, out, sizeof out) == 0
+                : ml_toy_run("train", ml_test_path("single"), 1, more, out, sizeof out) ==
+                      0);
+        MUST(ml_samples_load(&s, &n, &t.arena, ml_test_path("0.zst"), &err));
+        CHECK(n == 16);
+        CHECK(check_questions(&t, s, n, &t.arena) >= 4);
+        CHECK(unlink(ml_test_path("log")) == 0);
+    }
+    ml_toy_text_close(&t);
+}
+
 /* Turns of the samples of a round, of which each has at least one. */
 static int64_t count_turns(const char *path, ml_arena *a) {
     ml_sample *s = NULL;
@@ -282,6 +360,7 @@ static const ml_test tests[] = {
     { "the same bytes however it runs", the_same_bytes_however_it_runs },
     { "survives kills", survives_kills, 300 },
     { "unfinished conversations go on", unfinished_conversations_go_on },
+    { "rewards do not see the stop token", rewards_do_not_see_the_stop_token },
     { "what was not drawn is masked", what_was_not_drawn_is_masked },
     { "conversations all the time", conversations_all_the_time },
     { "budgets end conversations", budgets_end_conversations },

@@ -41,6 +41,7 @@ static const miles_metric all_metrics[N_METRIC] = {
 
 static bool reported(const miles_algo *algo, policy_metric m) {
     switch (m) {
+    case ENTROPY_LOSS: return algo->use_entropy;
     case ABS_DIFF:
     case TRAIN_ROLLOUT_KL: return algo->has_rollout_logprobs;
     case KL_LOSS: return algo->use_kl_loss;

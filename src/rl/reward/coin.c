@@ -17,7 +17,7 @@ static int run_random(const miles_reward_in *in, miles_reward_out *out, miles_er
     return 0;
 }
 
-/* The first byte of SHA-256 over "[1, 2, 3]" and the response. */
+/* The first byte of SHA-256 over "[1, 2, 3]" and the response, as Miles has it: raw. */
 static int run_hash(const miles_reward_in *in, miles_reward_out *out, miles_error *err) {
     ml_text text = { 0 };
     uint8_t digest[ML_SHA256_BYTES];
@@ -27,7 +27,7 @@ static int run_hash(const miles_reward_in *in, miles_reward_out *out, miles_erro
     for (int64_t i = 0; i < in->n_token; i++)
         ml_text_printf(&text, "%s%lld", i ? ", " : "", (long long)in->token[i]);
     ml_text_printf(&text, "]");
-    ml_text_add(&text, ml_response(in).ptr, ml_response(in).len);
+    ml_text_add(&text, ml_raw_response(in).ptr, ml_raw_response(in).len);
     ml_sha256(digest, (ml_str){ text.ptr, text.len });
     out->reward = (double)(digest[0] % 2);
     ml_text_release(&text);

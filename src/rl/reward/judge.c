@@ -119,10 +119,12 @@ static void run_row(const ml_judge *j, ml_verdict *v, const ml_grader *g,
 /* --- questions ---------------------------------------------------------------------------------- */
 
 /* A sample as one line. */
-static void write_question(ml_text *t, const miles_reward_in *in) {
+static void write_question(ml_text *t, const miles_reward_in *in, bool raw) {
+    ml_str response = raw ? ml_raw_response(in) : ml_response(in);
+
     ml_text_printf(t, "{\"index\": %lld", (long long)in->index);
     ml_question_text(t, "prompt", in->prompt, in->prompt_len);
-    ml_question_text(t, "response", in->response, in->response_len);
+    ml_question_text(t, "response", in->response ? response.ptr : NULL, response.len);
     ml_question_json(t, "label", in->label, in->label_len);
     ml_question_json(t, "metadata", in->metadata, in->metadata_len);
     ml_text_printf(t, "}");
@@ -132,7 +134,7 @@ static void ask_worker(ml_judge *j, ml_worker *w, ml_verdict *v,
                        const miles_reward_in *in) {
     ml_text question = { 0 }, answer = { 0 };
 
-    write_question(&question, in);
+    write_question(&question, in, false);
     switch (ml_worker_ask(w, &answer, (ml_str){ question.ptr, question.len },
                           j->opts->deadline_s, START_S)) {
     case ML_WORKER_ANSWERED: /* after garbage, the next line may be anything */
@@ -149,7 +151,7 @@ static void ask_worker(ml_judge *j, ml_worker *w, ml_verdict *v,
 static void ask_remote(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
     ml_text question = { 0 }, answer = { 0 };
 
-    write_question(&question, in);
+    write_question(&question, in, true); /* such servers are written for Miles */
     switch (ml_rm_http_ask(j->remote, &answer, (ml_str){ question.ptr, question.len },
                            j->opts->deadline_s, j->opts->n_retry)) {
     case ML_RM_ANSWERED:
@@ -207,7 +209,7 @@ static void ask_worker_group(ml_judge *j, ml_verdict *v, const miles_reward_in *
     ml_text_printf(&question, "{\"samples\": [");
     for (int64_t i = 0; i < n; i++) {
         ml_text_printf(&question, "%s", i ? ", " : "");
-        write_question(&question, in[i]);
+        write_question(&question, in[i], false);
     }
     ml_text_printf(&question, "]}");
     switch (ml_worker_ask(j->worker, &answer, (ml_str){ question.ptr, question.len },

@@ -52,6 +52,12 @@ bool ml_label_text(const ml_json *label, ml_str *out) {
     }
 }
 
+ml_str ml_raw_response(const miles_reward_in *in) {
+    return in->raw_response && !in->boxed
+               ? (ml_str){ in->raw_response, in->raw_response_len }
+               : ml_response(in);
+}
+
 ml_str ml_response(const miles_reward_in *in) {
     return (ml_str){ in->response ? in->response : "",
                      in->response ? in->response_len : 0 };

@@ -21,8 +21,9 @@ void ml_label_release(ml_label *l);
  * prints them.  False for lists, objects and no label. */
 bool ml_label_text(const ml_json *label, ml_str *out);
 
-/* The response as a view. */
+/* The response as a view; the raw one ends in the token that ended it. */
 ml_str ml_response(const miles_reward_in *in);
+ml_str ml_raw_response(const miles_reward_in *in);
 
 /* Leaves the sentence and returns 1, for `return`. */
 __attribute__((format(printf, 2, 3))) int ml_reward_fail(miles_error *err, const char *fmt,

@@ -1,0 +1,36 @@
+/* tally.h - how much of a piece of work is done: counted by who works, read by who shows it.
+ *
+ * NULL is fine everywhere: nobody shows it.
+ *
+ * thread: any. */
+#ifndef ML_BASE_TALLY_H
+#define ML_BASE_TALLY_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct ml_tally {
+    _Atomic int64_t done, total;
+} ml_tally;
+
+static inline void ml_tally_clear(ml_tally *t) {
+    if (!t)
+        return;
+    atomic_store_explicit(&t->done, 0, memory_order_relaxed);
+    atomic_store_explicit(&t->total, 0, memory_order_relaxed);
+}
+
+/* There are n pieces more to do. */
+static inline void ml_tally_expect(ml_tally *t, int64_t n) {
+    if (t)
+        atomic_fetch_add_explicit(&t->total, n, memory_order_relaxed);
+}
+
+/* One piece is done. */
+static inline void ml_tally_count(ml_tally *t) {
+    if (t)
+        atomic_fetch_add_explicit(&t->done, 1, memory_order_relaxed);
+}
+
+#endif
