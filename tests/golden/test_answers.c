@@ -129,7 +129,7 @@ static bool check_score(ml_str line) {
 }
 
 static void scores(void) {
-    check_table(FOLDER "scores.txt", 35, check_score);
+    check_table(FOLDER "scores.txt", 120, check_score);
 }
 
 /* --- pairs --------------------------------------------------------------------------------------- */
@@ -155,7 +155,7 @@ static bool check_pair(ml_str line) {
 }
 
 static void pairs(void) {
-    check_table(FOLDER "pairs.txt", 1, check_pair);
+    check_table(FOLDER "pairs.txt", 700, check_pair);
 }
 
 static const ml_test tests[] = {

@@ -2,8 +2,11 @@
 
 #include <string.h>
 
+#include "rl/reward/math_macros.h"
+
 #define DEPTH_MAX 100
 #define EXPONENT_MAX 2000 /* of a number like 1e400 */
+#define BINOMIAL_MAX 30   /* factors of a binomial coefficient */
 
 typedef struct parser {
     ml_algebra *a;
@@ -14,6 +17,7 @@ typedef struct parser {
 } parser;
 
 static ml_ratfun sum(parser *p);
+static ml_ratfun whole(parser *p);
 static ml_ratfun factor(parser *p);
 
 static ml_ratfun number(parser *p, int64_t v) {
@@ -32,19 +36,6 @@ static bool at_op(const parser *p, const char *op) {
 
 static bool at(const parser *p, ml_mtok_kind kind, const char *text) {
     return p->t < p->end && ml_mtok_is(p->t, kind, text);
-}
-
-bool ml_math_is_function(ml_str name) {
-    static const char *const names[] = { "sin",    "cos",    "tan",    "cot",  "sec",
-                                         "csc",    "log",    "ln",     "exp",  "abs",
-                                         "arcsin", "arccos", "arctan", "sinh", "cosh",
-                                         "tanh",   "lg",     "max",    "min",  "gcd",
-                                         "lcm",    "det",    "pow",    "sqrt" };
-
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (ml_str_is(name, names[i]))
-            return true;
-    return false;
 }
 
 /* --- numbers ------------------------------------------------------------------------------ */
@@ -111,7 +102,7 @@ static ml_ratfun decimal(parser *p, const ml_mtok *t) {
 
 /* What stands between here and the bracket that closes what has just been opened. */
 static ml_ratfun until(parser *p, ml_mtok_kind kind, const char *text) {
-    ml_ratfun v = sum(p);
+    ml_ratfun v = whole(p);
 
     if (p->failed || p->t >= p->end || p->t->kind != kind ||
         (text && !ml_str_is(p->t->text, text)))
@@ -209,14 +200,41 @@ static ml_ratfun fraction(parser *p) {
     return ml_ratfun_div(p->a, num, den);
 }
 
-/* An unknown macro with arguments is a function of them, without any a symbol. */
+/* n over k; where k is a small number, or n is one and k close to it, as a product. */
+static ml_ratfun binomial(parser *p, ml_ratfun n, ml_ratfun k) {
+    ml_ratfun v = number(p, 1), arg[2] = { n, k };
+    int64_t whole_n, whole_k;
+
+    if (ml_ratfun_is_int(n, &whole_n) && ml_ratfun_is_int(k, &whole_k) && whole_k >= 0 &&
+        whole_k <= whole_n && whole_n - whole_k < whole_k)
+        k = number(p, whole_n - whole_k);
+    if (!ml_ratfun_is_int(k, &whole_k) || whole_k < 0 || whole_k > BINOMIAL_MAX)
+        return ml_ratfun_call(p->a, ml_str_of("binom"), arg, 2);
+    for (int64_t i = 0; i < whole_k && !p->a->work.spent; i++) {
+        v = ml_ratfun_mul(p->a, v, ml_ratfun_add(p->a, n, number(p, -i)));
+        v = ml_ratfun_div(p->a, v, number(p, i + 1));
+    }
+    return v;
+}
+
+static ml_ratfun subscripted(parser *p, ml_str word);
+
+/* An unknown macro with arguments is a function of them.  Without any it is a symbol, or else
+ * nothing that can be computed with. */
 static ml_ratfun unknown(parser *p, ml_str name) {
     ml_ratfun arg[ML_ATOM_ARGS];
     int32_t n = 0;
 
-    while (n < ML_ATOM_ARGS && p->t < p->end && p->t->kind == ML_T_GROUP)
+    if (ml_math_is_accent(name))
         arg[n++] = argument(p);
-    return n ? ml_ratfun_call(p->a, name, arg, n) : ml_ratfun_symbol(p->a, name);
+    else
+        while (n < ML_ATOM_ARGS && p->t < p->end && p->t->kind == ML_T_GROUP)
+            arg[n++] = argument(p);
+    if (n)
+        return ml_ratfun_call(p->a, name, arg, n);
+    if (!ml_math_is_symbol(name))
+        return fail(p);
+    return at_op(p, "_") ? subscripted(p, name) : ml_ratfun_symbol(p->a, name);
 }
 
 static ml_ratfun macro(parser *p) {
@@ -227,6 +245,10 @@ static ml_ratfun macro(parser *p) {
         return fraction(p);
     if (ml_str_is(name, "sqrt"))
         return root(p);
+    if (ml_str_is(name, "binom")) {
+        ml_ratfun n = argument(p), k = argument(p);
+        return binomial(p, n, k);
+    }
     if (ml_math_is_function(name))
         return function(p, name);
     return unknown(p, name);
@@ -261,7 +283,8 @@ static ml_ratfun subscripted(parser *p, ml_str word) {
 static ml_ratfun letters(parser *p, ml_str word) {
     ml_ratfun v = number(p, 1);
 
-    if (word.len > 3 || p->t[-1].in_text)
+    if (word.len > 3 ||
+        (p->t[-1].in_text && !ml_str_is(word, "e") && !ml_str_is(word, "i")))
         return fail(p);
     for (size_t i = 0; i + 1 < word.len; i++)
         v = ml_ratfun_mul(p->a, v, letter_symbol(p, word, i));
@@ -335,6 +358,34 @@ static ml_ratfun numeral(parser *p) {
     return ml_ratfun_add(p->a, v, part);
 }
 
+/* Where \choose stands before the end of these braces; NULL: it does not. */
+static const ml_mtok *choose_at(const parser *p) {
+    int depth = 0;
+
+    for (const ml_mtok *t = p->t; t < p->end && depth >= 0; t++) {
+        if (depth == 0 && ml_mtok_is(t, ML_T_MACRO, "choose"))
+            return t;
+        depth += ml_mtok_nests(t);
+    }
+    return NULL;
+}
+
+/* All that stands in braces, or everywhere: a sum, or {n \choose k}. */
+static ml_ratfun whole(parser *p) {
+    const ml_mtok *choose = choose_at(p), *end = p->end;
+    ml_ratfun n;
+
+    if (!choose)
+        return sum(p);
+    p->end = choose;
+    n = sum(p);
+    if (p->failed || p->t != choose)
+        return fail(p);
+    p->end = end;
+    p->t++;
+    return binomial(p, n, sum(p));
+}
+
 static ml_ratfun primary(parser *p) {
     if (p->t >= p->end)
         return fail(p);
@@ -367,6 +418,12 @@ static ml_ratfun factorial(parser *p, ml_ratfun v) {
     return number(p, product);
 }
 
+static ml_ratfun radians(parser *p, ml_ratfun v) {
+    ml_ratfun pi = ml_ratfun_symbol(p->a, ml_str_of("pi"));
+
+    return ml_ratfun_div(p->a, ml_ratfun_mul(p->a, v, pi), number(p, 180));
+}
+
 /* A signed power: what may stand in an exponent, or between multiplication signs. */
 static ml_ratfun factor(parser *p) {
     ml_ratfun v;
@@ -382,10 +439,8 @@ static ml_ratfun factor(parser *p) {
         v = minus ? ml_ratfun_minus(p->a, v) : v;
     } else {
         v = primary(p);
-        while (at_op(p, "!")) {
-            p->t++;
-            v = factorial(p, v);
-        }
+        for (; at_op(p, "!") || at_op(p, "deg"); p->t++)
+            v = at_op(p, "!") ? factorial(p, v) : radians(p, v);
         if (at_op(p, "^")) {
             p->t++;
             v = ml_ratfun_pow(p->a, v, factor(p));
@@ -400,6 +455,8 @@ static bool begins_factor(const parser *p) {
 
     if (t >= p->end)
         return false;
+    if (t->kind == ML_T_GROUP && p->end - t > 1 && t[1].kind == ML_T_NUM)
+        return t[-1].kind != ML_T_NUM;
     if (t->kind == ML_T_NUM) /* digits after a blank are no product */
         return t[-1].kind != ML_T_NUM;
     return t->kind == ML_T_WORD || t->kind == ML_T_MACRO || t->kind == ML_T_GROUP ||
@@ -444,6 +501,6 @@ static ml_ratfun sum(parser *p) {
 bool ml_math_parse(ml_ratfun *out, ml_algebra *a, ml_mtoks toks) {
     parser p = { .a = a, .t = toks.t, .end = toks.t + toks.n };
 
-    *out = toks.n ? sum(&p) : fail(&p);
+    *out = toks.n ? whole(&p) : fail(&p);
     return !p.failed && !a->work.spent && p.t == p.end;
 }
