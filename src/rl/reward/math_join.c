@@ -3,24 +3,45 @@
 
 #include <string.h>
 
-/* A degree sign is written ^\circ, ^{\circ} or ^o: one token for all. */
+/* 1st, 2nd, 3rd, 4th: does the word end this number so? */
+static bool is_ordinal(const ml_mtok *number, const ml_mtok *word) {
+    char last = number->text.len ? number->text.ptr[number->text.len - 1] : 0;
+
+    if (number->kind != ML_T_NUM || word->kind != ML_T_WORD)
+        return false;
+    return ml_str_is(word->text, last == '1'   ? "st"
+                                 : last == '2' ? "nd"
+                                 : last == '3' ? "rd"
+                                               : "th");
+}
+
+static bool is_degree(const ml_mtok *t) {
+    return ml_mtok_op(t, "deg") || ml_mtok_op(t, "circ") || ml_mtok_is(t, ML_T_WORD, "o");
+}
+
+/* A degree sign is written ^\circ, ^{\circ} or ^o: one token for all.  5^{th} is 5th. */
 static void join_degrees(ml_mtoks *all, ml_mtok *t) {
     int32_t kept = 0;
 
     for (int32_t i = 0; i < all->n; i++) {
-        bool raised = ml_mtok_op(&t[i], "^"), group = false;
-        int32_t at = i + 1;
-        if (raised && at < all->n && t[at].kind == ML_T_GROUP) {
-            group = true;
-            at++;
-        }
-        if (raised && at < all->n &&
-            (ml_mtok_op(&t[at], "deg") || ml_mtok_is(&t[at], ML_T_WORD, "o")) &&
-            (!group || (at + 1 < all->n && t[at + 1].kind == ML_T_UNGROUP))) {
-            t[kept++] = (ml_mtok){ .kind = ML_T_OP, .text = ml_str_of("deg") };
+        bool raised = ml_mtok_op(&t[i], "^");
+        bool group = raised && i + 1 < all->n && t[i + 1].kind == ML_T_GROUP;
+        int32_t at = i + 1 + group;
+        bool known = raised && at < all->n &&
+                     (is_degree(&t[at]) || (kept > 0 && is_ordinal(&t[kept - 1], &t[at])));
+        if (known && (!group || (at + 1 < all->n && t[at + 1].kind == ML_T_UNGROUP))) {
+            bool degree = is_degree(&t[at]);
+            t[kept++] =
+                degree
+                    ? (ml_mtok){ .kind = ML_T_OP, .text = ml_str_of("deg") }
+                    : (ml_mtok){ .kind = ML_T_WORD, .text = t[at].text, .in_text = true };
             i = at + group;
-        } else
-            t[kept++] = t[i];
+            continue;
+        }
+        t[kept] = t[i];
+        if (ml_mtok_op(&t[i], "circ") && kept > 0 && t[kept - 1].kind == ML_T_NUM)
+            t[kept].text = ml_str_of("deg"); /* 45\circ, a slip */
+        kept++;
     }
     all->n = kept;
 }
@@ -95,6 +116,12 @@ static void join_matrices(ml_mtoks *all, ml_mtok *t) {
                             ? closes_at(*all, i + 1)
                             : all->n;
         bool bar = ml_mtok_op(&t[i], "|");
+        if (close < all->n && ml_mtok_is(&t[i], ML_T_OPEN, "{") &&
+            (close + 1 == all->n || t[close + 1].kind != ML_T_CLOSE)) {
+            /* one brace before a system of equations */
+            t[i + 1].text = t[close].text = ml_str_of("cases");
+            continue;
+        }
         if (close + 1 < all->n && end < 0 &&
             (bar ? ml_mtok_op(&t[close + 1], "|")
                  : (t[i].kind == ML_T_OPEN && t[close + 1].kind == ML_T_CLOSE))) {

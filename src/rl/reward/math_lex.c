@@ -122,6 +122,14 @@ static void read_word(ml_lexer *x) {
 
 /* --- everything else ------------------------------------------------------------------------ */
 
+/* {} that is no argument says nothing. */
+static bool is_empty_group(const ml_lexer *x) {
+    const ml_mtok *before = x->n > 1 ? &x->tok[x->n - 2] : NULL;
+
+    return x->n > 0 && x->tok[x->n - 1].kind == ML_T_GROUP &&
+           (!before || before->kind == ML_T_NUM || before->kind == ML_T_WORD);
+}
+
 static void read_brace(ml_lexer *x) {
     if (*x->p++ == '{') {
         x->hidden[x->depth++] = 0;
@@ -131,7 +139,11 @@ static void read_brace(ml_lexer *x) {
     else {
         if (x->text_from == x->depth)
             x->text_from = 0;
-        if (!x->hidden[--x->depth])
+        if (x->hidden[--x->depth])
+            return;
+        if (is_empty_group(x))
+            x->n--;
+        else
             ml_lexer_push(x, ML_T_UNGROUP, ml_str_of("}"));
     }
 }
@@ -148,6 +160,10 @@ static void read_sign(ml_lexer *x) {
     if (begins(x, "//")) { /* Python's, which no answer means */
         ml_lexer_push(x, ML_T_OTHER, (ml_str){ x->p, 2 });
         x->p += 2;
+        return;
+    }
+    if (*x->p == '&' && x->brackets == 0) { /* in no matrix it only aligns */
+        x->p++;
         return;
     }
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

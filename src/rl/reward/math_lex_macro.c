@@ -104,6 +104,20 @@ static size_t option_at(const ml_lexer *x, const char *p) {
     return q < x->end && *q == ']' ? (size_t)(q + 1 - p) : 0;
 }
 
+/* Environments that only set out a formula. */
+static bool is_display(ml_str name) {
+    static const char *const names[] = { "align",       "aligned",  "equation",
+                                         "gather",      "gathered", "split",
+                                         "displaymath", "math",     0 };
+
+    if (name.len && name.ptr[name.len - 1] == '*')
+        name.len--;
+    for (const char *const *n = names; *n; n++)
+        if (ml_str_is(name, *n))
+            return true;
+    return false;
+}
+
 /* \begin{pmatrix} and its end are brackets with rows inside. */
 static void read_environment(ml_lexer *x, bool begin) {
     ml_str name, columns;
@@ -113,6 +127,8 @@ static void read_environment(ml_lexer *x, bool begin) {
         return;
     }
     x->p += name.len + 2;
+    if (is_display(name))
+        return;
     if (begin)
         x->p += option_at(x, x->p);
     if (begin && ml_str_is(name, "array") && ml_lexer_peek_argument(x, &columns))

@@ -141,7 +141,9 @@ static const char *power_word(ml_str word) {
                  { "million", "1e6" },      { "billion", "1e9" },
                  { "trillion", "1e12" },    { "quadrillion", "1e15" },
                  { "quintillion", "1e18" }, { "lakh", "1e5" },
-                 { "crore", "1e7" },        { "dozen", "12" } };
+                 { "crore", "1e7" },        { "tenth", "1e-1" },
+                 { "hundredth", "1e-2" },   { "thousandth", "1e-3" },
+                 { "millionth", "1e-6" },   { "dozen", "12" } };
 
     if (word.len > 5 && word.ptr[word.len - 1] == 's')
         word.len--;

@@ -3,10 +3,10 @@
 #include <string.h>
 
 #include "rl/reward/math_macros.h"
+#include "rl/reward/math_number.h"
 
 #define DEPTH_MAX 100
-#define EXPONENT_MAX 2000 /* of a number like 1e400 */
-#define BINOMIAL_MAX 30   /* factors of a binomial coefficient */
+#define BINOMIAL_MAX 30 /* factors of a binomial coefficient */
 
 typedef struct parser {
     ml_algebra *a;
@@ -38,66 +38,6 @@ static bool at(const parser *p, ml_mtok_kind kind, const char *text) {
     return p->t < p->end && ml_mtok_is(p->t, kind, text);
 }
 
-/* --- numbers ------------------------------------------------------------------------------ */
-
-static ml_ratfun ten_to(parser *p, int64_t k) {
-    if (k > EXPONENT_MAX) {
-        p->a->work.spent = true;
-        k = 0;
-    }
-    return ml_ratfun_int(p->a, ml_big_power(&p->a->work, 10, k));
-}
-
-/* The exponent of a decimal number's text; *mantissa loses it. */
-static int64_t exponent_of(ml_str *mantissa) {
-    const char *e = memchr(mantissa->ptr, 'e', mantissa->len);
-    int64_t v = 0;
-    bool neg;
-
-    if (!e)
-        e = memchr(mantissa->ptr, 'E', mantissa->len);
-    if (!e)
-        return 0;
-    neg = e[1] == '-';
-    for (const char *c = e + 1; c < mantissa->ptr + mantissa->len; c++)
-        if (*c >= '0' && *c <= '9' && v <= EXPONENT_MAX)
-            v = v * 10 + (*c - '0');
-    mantissa->len = (size_t)(e - mantissa->ptr);
-    return neg ? -v : v;
-}
-
-static ml_big all_digits(parser *p, ml_str a, ml_str b) {
-    char *s = ML_NEW(p->a->work.arena, char, a.len + b.len + 1);
-    size_t n = 0;
-
-    for (size_t i = 0; i < a.len; i++)
-        if (a.ptr[i] != '.')
-            s[n++] = a.ptr[i];
-    for (size_t i = 0; i < b.len; i++)
-        s[n++] = b.ptr[i];
-    return ml_big_digits(&p->a->work, (ml_str){ s, n });
-}
-
-static ml_ratfun decimal(parser *p, const ml_mtok *t) {
-    ml_str text = t->text;
-    int64_t exponent = exponent_of(&text), places = 0;
-    const char *point = memchr(text.ptr, '.', text.len);
-    ml_ratfun v = ml_ratfun_int(p->a, all_digits(p, text, t->repeat));
-
-    if (point)
-        places = (int64_t)(text.ptr + text.len - point) - 1;
-    if (t->repeat.len) { /* 0.1(6) is (16 - 1) / 90 */
-        ml_ratfun head = ml_ratfun_int(p->a, all_digits(p, text, (ml_str){ 0 }));
-        ml_ratfun nines =
-            ml_ratfun_add(p->a, ten_to(p, (int64_t)t->repeat.len), number(p, -1));
-        v = ml_ratfun_add(p->a, v, ml_ratfun_minus(p->a, head));
-        v = ml_ratfun_div(p->a, v, nines);
-    }
-    exponent -= places;
-    return exponent >= 0 ? ml_ratfun_mul(p->a, v, ten_to(p, exponent))
-                         : ml_ratfun_div(p->a, v, ten_to(p, -exponent));
-}
-
 /* --- arguments ------------------------------------------------------------------------------ */
 
 /* What stands between here and the bracket that closes what has just been opened. */
@@ -126,12 +66,33 @@ static ml_ratfun argument(parser *p) {
     return factor(p);
 }
 
-/* name(x, y): up to three arguments in brackets; or the factor that follows. */
+/* Does the next factor still belong to a function's argument, as x in \sin 2x?  Only
+ * numbers and symbols do, and after a number also what can be nothing else. */
+static bool goes_on(const parser *p) {
+    const ml_mtok *t = p->t;
+    bool number = t[-1].kind == ML_T_NUM;
+
+    if (t >= p->end || t->kind == ML_T_NUM)
+        return false;
+    if (t->kind == ML_T_WORD)
+        return !t->in_text && !ml_math_is_function(t->text) && !ml_str_is(t->text, "e");
+    if (t->kind == ML_T_MACRO)
+        return ml_math_is_symbol(t->text) || (number && !ml_math_is_function(t->text));
+    return number && (t->kind == ML_T_OPEN || t->kind == ML_T_GROUP);
+}
+
+/* name(x, y): up to three arguments in brackets; or the factors that follow. */
 static int32_t call_arguments(parser *p, ml_ratfun arg[ML_ATOM_ARGS]) {
     int32_t n = 0;
 
-    if (!at(p, ML_T_OPEN, "(")) {
+    if (p->t < p->end && p->t->kind == ML_T_GROUP) {
         arg[0] = argument(p);
+        return 1;
+    }
+    if (!at(p, ML_T_OPEN, "(")) {
+        arg[0] = factor(p);
+        while (!p->failed && goes_on(p))
+            arg[0] = ml_ratfun_mul(p->a, arg[0], factor(p));
         return 1;
     }
     do {
@@ -219,6 +180,18 @@ static ml_ratfun binomial(parser *p, ml_ratfun n, ml_ratfun k) {
 
 static ml_ratfun subscripted(parser *p, ml_str word);
 
+/* What an accent is put on: several letters are one name, \vec{AB} is not \vec{BA}. */
+static ml_ratfun accented(parser *p) {
+    const ml_mtok *t = p->t;
+
+    if (p->end - t >= 3 && t->kind == ML_T_GROUP && t[1].kind == ML_T_WORD &&
+        t[2].kind == ML_T_UNGROUP) {
+        p->t += 3;
+        return ml_ratfun_symbol(p->a, t[1].text);
+    }
+    return argument(p);
+}
+
 /* An unknown macro with arguments is a function of them.  Without any it is a symbol, or else
  * nothing that can be computed with. */
 static ml_ratfun unknown(parser *p, ml_str name) {
@@ -226,7 +199,7 @@ static ml_ratfun unknown(parser *p, ml_str name) {
     int32_t n = 0;
 
     if (ml_math_is_accent(name))
-        arg[n++] = argument(p);
+        arg[n++] = accented(p);
     else
         while (n < ML_ATOM_ARGS && p->t < p->end && p->t->kind == ML_T_GROUP)
             arg[n++] = argument(p);
@@ -291,6 +264,8 @@ static ml_ratfun letters(parser *p, ml_str word) {
     word = (ml_str){ word.ptr + word.len - 1, 1 };
     if (at_op(p, "_"))
         v = ml_ratfun_mul(p->a, v, subscripted(p, word));
+    else if (strchr("fgh", word.ptr[0]) && at(p, ML_T_OPEN, "(") && !p->t->spaced)
+        v = ml_ratfun_mul(p->a, v, function(p, word));
     else {
         ml_ratfun last = letter_symbol(p, word, 0);
         if (at_op(p, "^")) {
@@ -325,6 +300,16 @@ static ml_ratfun bars(parser *p) {
     return ml_ratfun_call(p->a, ml_str_of("abs"), &v, 1);
 }
 
+/* A number as an argument, with braces or without; NULL: there is none. */
+static const ml_mtok *after_number_argument(const parser *p, const ml_mtok *t) {
+    if (p->end - t >= 1 && t->kind == ML_T_NUM)
+        return t + 1;
+    return p->end - t >= 3 && t->kind == ML_T_GROUP && t[1].kind == ML_T_NUM &&
+                   t[2].kind == ML_T_UNGROUP
+               ? t + 3
+               : NULL;
+}
+
 /* 2 3/4 and 2\frac{3}{4}: a whole number and a fraction of whole numbers. */
 static bool mixed_part(const parser *p) {
     const ml_mtok *t = p->t;
@@ -334,22 +319,21 @@ static bool mixed_part(const parser *p) {
         return true;
     if (p->end - t < 3 || !ml_mtok_is(t, ML_T_MACRO, "frac"))
         return false;
-    for (t++; t < p->end && (t->kind == ML_T_NUM || ml_mtok_nests(t)); t++)
-        if (t + 1 < p->end && t->kind == ML_T_UNGROUP && t[1].kind != ML_T_GROUP)
-            return true;
-    return t == p->end;
+    t = after_number_argument(p, t + 1);
+    return t && after_number_argument(p, t);
 }
 
 static ml_ratfun numeral(parser *p) {
     const ml_mtok *t = p->t++;
-    ml_ratfun v = decimal(p, t), part;
+    ml_ratfun v = ml_math_number(p->a, t), part;
 
     if (at_op(p, "_"))
         return subscripted(p, t->text);
     if (memchr(t->text.ptr, '.', t->text.len) || !mixed_part(p))
         return v;
     if (p->t->kind == ML_T_NUM) {
-        part = ml_ratfun_div(p->a, decimal(p, p->t), decimal(p, p->t + 2));
+        part =
+            ml_ratfun_div(p->a, ml_math_number(p->a, p->t), ml_math_number(p->a, p->t + 2));
         p->t += 3;
     } else {
         p->t++;

@@ -443,6 +443,14 @@ static bool same_lists(ml_mcompare *c, const item_list *x, const item_list *y, i
     return same_unordered(c, x, y, depth);
 }
 
+/* x < 2 or x > 3, as a union of intervals. */
+static bool same_union(ml_mcompare *c, const item_list *x, ml_mtoks y, int depth) {
+    item_list parts;
+
+    split(&parts, y, is_union);
+    return x->has_or && parts.n > 1 && same_unordered(c, x, &parts, depth);
+}
+
 static bool same_parts(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth) {
     item_list a, b;
     bracketed p, q;
@@ -451,7 +459,8 @@ static bool same_parts(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth) {
     split_answers(&a, c, x);
     split_answers(&b, c, y);
     if (a.n > 1 || b.n > 1)
-        return same_lists(c, &a, &b, depth);
+        return same_lists(c, &a, &b, depth) || same_union(c, &a, y, depth) ||
+               same_union(c, &b, x, depth);
     if (find_outer(x, 0, is_relation) < x.n || find_outer(y, 0, is_relation) < y.n)
         return same_relations(c, x, y, depth);
     split(&a, x, is_union);

@@ -13,17 +13,17 @@ typedef struct quantity {
     ml_mtoks value;
     ml_str unit[UNIT_MAX];
     int32_t n_unit;
-    bool strange; /* more than one currency, or a unit that is too long */
+    bool strange; /* more than one currency, a unit that is too long, or none at all */
 } quantity;
 
 /* --- where the unit begins ---------------------------------------------------------------- */
 
 /* Abbreviations that may follow a number without a blank, or are one letter. */
 static const char *const short_units[] = {
-    "m",  "s",  "g",   "h",   "l",  "km",  "cm",  "mm",  "kg",  "mg",  "ft",
-    "in", "lb", "lbs", "oz",  "ml", "mph", "kph", "hr",  "hrs", "min", "sec",
-    "yd", "mi", "kwh", "usd", "am", "pm",  "gm",  "gms", "kgs", "cms", "kms",
-    "cc", "hz", "khz", "mhz", "kj", "kw",  "kpa", "eur", "gbp", "deg", "sq"
+    "m",   "s",   "g",  "h",   "l",   "km",  "cm",  "mm",  "kg",  "mg",  "ft", "in",
+    "lb",  "lbs", "oz", "ml",  "mph", "kph", "hr",  "hrs", "min", "sec", "yd", "mi",
+    "kwh", "usd", "am", "pm",  "gm",  "gms", "kgs", "cms", "kms", "cc",  "hz", "khz",
+    "mhz", "kj",  "kw", "kpa", "eur", "gbp", "deg", "sq",  "th",  "st",  "nd", "rd"
 };
 
 static bool is_short_unit(ml_str s) {
@@ -31,6 +31,14 @@ static bool is_short_unit(ml_str s) {
         if (ml_str_is(s, short_units[i]))
             return true;
     return false;
+}
+
+/* The letter of a scale after a degree sign: 25 °C. */
+static bool is_scale(ml_mtoks x, int32_t i) {
+    const ml_mtok *t = &x.t[i];
+
+    return i > 0 && t->kind == ML_T_WORD && t->text.len == 1 &&
+           strchr("cfk", t->text.ptr[0]) && ml_mtok_op(t - 1, "deg");
 }
 
 static bool is_unit_word(const ml_mtok *t) {
@@ -48,8 +56,8 @@ static int32_t unit_from(ml_mtoks x) {
     while (i > 0) {
         const ml_mtok *t = &x.t[i - 1];
         bool per = ml_mtok_op(t, "/") && i < x.n && i >= 2 && is_unit_word(t - 1);
-        if (is_unit_word(t) || ml_mtok_op(t, "%") || ml_mtok_op(t, "deg") ||
-            ml_mtok_is_money(t) || per)
+        if (is_unit_word(t) || is_scale(x, i - 1) || ml_mtok_op(t, "%") ||
+            ml_mtok_op(t, "deg") || ml_mtok_is_money(t) || per)
             i--;
         else if (i >= 3 && t->kind == ML_T_NUM && ml_mtok_op(t - 1, "^") &&
                  is_unit_word(t - 2))
@@ -99,24 +107,47 @@ static void add_unit(quantity *q, ml_str name) {
         q->unit[q->n_unit++] = name;
 }
 
-/* The tokens of a unit; "square" and "cubic" before a length are its exponent. */
+/* A speed in one word. */
+static void add_name(quantity *q, ml_str name) {
+    bool miles = ml_str_is(name, "mph");
+
+    if (!miles && !ml_str_is(name, "kph") && !ml_str_is(name, "kmh")) {
+        add_unit(q, name);
+        return;
+    }
+    add_unit(q, ml_str_of(miles ? "mi" : "km"));
+    add_unit(q, ml_str_of("/"));
+    add_unit(q, ml_str_of("h"));
+}
+
+/* The exponent that a word means; NULL: it means none. */
+static const char *power_of(ml_str s) {
+    if (ml_str_is(s, "square") || ml_str_is(s, "sq") || ml_str_is(s, "squared"))
+        return "2";
+    return ml_str_is(s, "cubic") || ml_str_is(s, "cubed") ? "3" : NULL;
+}
+
+/* The tokens of a unit; "square" before a length, "squared" after it are its exponent. */
 static void add_units(quantity *q, ml_mtoks unit) {
-    ml_str power = { 0 };
+    const char *power = NULL;
 
     for (int32_t i = 0; i < unit.n; i++) {
         ml_str s = unit.t[i].text;
+        const char *own = power_of(s);
+        bool after = own && s.ptr[s.len - 1] == 'd' && q->n_unit;
         if (ml_mtok_nests(&unit.t[i]))
             continue;
-        if ((ml_str_is(s, "square") || ml_str_is(s, "sq") || ml_str_is(s, "cubic")) &&
-            i + 1 < unit.n) {
-            power = ml_str_of(ml_str_is(s, "cubic") ? "3" : "2");
+        if (own && !after && i + 1 < unit.n) {
+            power = own;
             continue;
         }
-        add_unit(q, unit_name(s));
-        if (power.len) {
+        if (!after)
+            add_name(q, unit_name(s));
+        power = after ? own : power;
+        if (power) {
             add_unit(q, ml_str_of("^"));
-            add_unit(q, power);
-            power.len = 0;
+            add_unit(q, ml_str_of(power));
+            power = NULL;
         }
     }
 }
@@ -137,6 +168,20 @@ static ml_mtoks without_money(ml_mcompare *c, quantity *q, ml_mtoks x) {
     return (ml_mtoks){ t, n };
 }
 
+/* A word after a number that is no unit but changes the number. */
+static bool changes_number(const ml_mtok *t) {
+    static const char *const words[] = { "squared", "cubed",   "factorial",
+                                         "half",    "halves",  "third",
+                                         "thirds",  "fourths", "fifth",
+                                         "fifths",  "sixths",  "sevenths",
+                                         "eighths", "ninths",  0 };
+
+    for (const char *const *w = words; *w; w++)
+        if (ml_mtok_is(t, ML_T_WORD, *w))
+            return true;
+    return false;
+}
+
 static void init_quantity(quantity *q, ml_mcompare *c, ml_mtoks x) {
     int32_t u = unit_from(x);
     bool money = false;
@@ -147,6 +192,7 @@ static void init_quantity(quantity *q, ml_mcompare *c, ml_mtoks x) {
     if (money)
         q->value = without_money(c, q, q->value);
     add_units(q, ml_mtoks_part(x, u, x.n));
+    q->strange = q->strange || (u < x.n && changes_number(&x.t[u]));
 }
 
 /* --- comparing --------------------------------------------------------------------------------- */
@@ -182,8 +228,10 @@ static bool scaled_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y, const char *scal
 
 /* A quantity against a bare number. */
 static bool same_without_unit(ml_mcompare *c, const quantity *q, ml_mtoks number) {
+    if (q->strange)
+        return false;
     if (ml_value_same(c, q->value, number))
-        return !q->strange;
+        return true;
     if (is_unit(q, "%"))
         return scaled_same(c, q->value, number, "1/100");
     return is_unit(q, "deg") && scaled_same(c, q->value, number, "pi/180");
