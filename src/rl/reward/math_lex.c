@@ -130,6 +130,19 @@ static bool is_empty_group(const ml_lexer *x) {
            (!before || before->kind == ML_T_NUM || before->kind == ML_T_WORD);
 }
 
+/* Digits on either side of it are one number. */
+static void drop_empty_group(ml_lexer *x) {
+    const char *from = x->p;
+    ml_mtok *last = --x->n > 0 ? &x->tok[x->n - 1] : NULL;
+
+    if (!last || last->kind != ML_T_NUM || last->magnitude || last->repeat.len)
+        return;
+    while (ml_is_digit_at(x->p, x->end))
+        x->p++;
+    last->text = ml_str_of(ml_arena_printf(x->arena, "%.*s%.*s", (int)last->text.len,
+                                           last->text.ptr, (int)(x->p - from), from));
+}
+
 static void read_brace(ml_lexer *x) {
     if (*x->p++ == '{') {
         x->hidden[x->depth++] = 0;
@@ -142,7 +155,7 @@ static void read_brace(ml_lexer *x) {
         if (x->hidden[--x->depth])
             return;
         if (is_empty_group(x))
-            x->n--;
+            drop_empty_group(x);
         else
             ml_lexer_push(x, ML_T_UNGROUP, ml_str_of("}"));
     }
