@@ -11,7 +11,8 @@ typedef ml_gpqa_word word;
 
 typedef struct words {
     const bool *valid;
-    const word *w;
+    const word *w;  /* [n] */
+    uint8_t *known; /* [n]: what is_chosen() said, plus 1; 0: it has not been asked */
     int32_t n;
 } words;
 
@@ -19,7 +20,7 @@ typedef struct words {
 
 static bool is_one_of(const word *w, const char *const *list) {
     for (; *list; list++)
-        if (ml_str_is(w->text, *list))
+        if ((*list)[0] == w->text.ptr[0] && ml_str_is(w->text, *list))
             return true;
     return false;
 }
@@ -27,7 +28,8 @@ static bool is_one_of(const word *w, const char *const *list) {
 static bool begins_with(const word *w, const char *const *list) {
     for (; *list; list++) {
         size_t n = strlen(*list);
-        if (w->text.len >= n && memcmp(w->text.ptr, *list, n) == 0)
+        if ((*list)[0] == w->text.ptr[0] && w->text.len >= n &&
+            memcmp(w->text.ptr, *list, n) == 0)
             return true;
     }
     return false;
@@ -183,7 +185,10 @@ static bool rejected_after(words s, int32_t i) {
 }
 
 static bool is_chosen(words s, int32_t i) {
-    return is_choice(s, i) && !rejected_before(s, i) && !rejected_after(s, i);
+    if (!s.known[i])
+        s.known[i] =
+            is_choice(s, i) && !rejected_before(s, i) && !rejected_after(s, i) ? 2 : 1;
+    return s.known[i] == 2;
 }
 
 /* --- cues -------------------------------------------------------------------------------------- */
@@ -304,24 +309,25 @@ static strength pointed(words s, int32_t k, int32_t *at) {
     static const char *const weak[] = { "so",     "therefore", "thus",  "hence", "it's",
                                         "that's", "go",        "going", "it",    0 };
     const word *w = &s.w[k];
-    bool answer = is_answer_word(w) || ends_cjk_cue(s, k), decisive;
+    bool answer = is_answer_word(w) || ends_cjk_cue(s, k), option = is_option_word(w);
+    bool boxed = w->text.ptr[0] == '\\', choosing = is_choosing(w), decisive;
 
     if (w->letter) {
         *at = k;
         return is_chosen(s, k) && is_praised(s, k) ? SAID : NONE;
     }
+    if (!answer && !option && !boxed && !choosing && !is_one_of(w, weak))
+        return NONE;
     *at = letter_after(s, k, &decisive);
-    if (*at >= 0 && w->text.ptr[0] == '\\')
+    if (*at < 0) {
+        *at = answer || option ? letter_in_sentence(s, k) : -1;
+        return *at >= 0 ? MENTION : NONE;
+    }
+    if (boxed || (answer && k > 0 && ml_str_is(s.w[k - 1].text, "final")))
         return FINAL;
-    if (*at >= 0 && answer)
-        return k > 0 && ml_str_is(s.w[k - 1].text, "final") ? FINAL : SAID;
-    if (*at >= 0 && (is_choosing(w) || (is_option_word(w) && decisive)))
+    if (answer || choosing || (option && decisive))
         return SAID;
-    if (*at >= 0 && (is_option_word(w) || is_one_of(w, weak)))
-        return is_asked(s, *at) ? ASKED : MENTION;
-    if (answer || is_option_word(w))
-        *at = letter_in_sentence(s, k);
-    return *at >= 0 && (answer || is_option_word(w)) ? MENTION : NONE;
+    return is_asked(s, *at) ? ASKED : MENTION;
 }
 
 /* "B because ...", "B. ...", or nothing but a letter. */
@@ -344,7 +350,7 @@ char ml_gpqa_letter(ml_arena *a, const bool valid[ML_GPQA_LETTERS], ml_str respo
     words s;
 
     ml_gpqa_words_init(&all, a, response);
-    s = (words){ valid, all.w, all.n };
+    s = (words){ valid, all.w, ML_NEW(a, uint8_t, all.n + 1), all.n };
     for (int i = 0; i < N_STRENGTH; i++)
         found[i] = -1;
     for (int32_t k = 0; k < s.n; k++) {
