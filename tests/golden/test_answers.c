@@ -103,7 +103,7 @@ static bool check_choice(ml_str line) {
 }
 
 static void choices(void) {
-    check_table(FOLDER "choices.txt", 150, check_choice);
+    check_table(FOLDER "choices.txt", 350, check_choice);
 }
 
 /* --- any grader -------------------------------------------------------------------------------- */
@@ -129,7 +129,7 @@ static bool check_score(ml_str line) {
 }
 
 static void scores(void) {
-    check_table(FOLDER "scores.txt", 120, check_score);
+    check_table(FOLDER "scores.txt", 200, check_score);
 }
 
 /* --- pairs --------------------------------------------------------------------------------------- */
@@ -155,7 +155,7 @@ static bool check_pair(ml_str line) {
 }
 
 static void pairs(void) {
-    check_table(FOLDER "pairs.txt", 700, check_pair);
+    check_table(FOLDER "pairs.txt", 1000, check_pair);
 }
 
 static const ml_test tests[] = {

@@ -19,6 +19,7 @@ typedef struct parser {
 static ml_ratfun sum(parser *p);
 static ml_ratfun whole(parser *p);
 static ml_ratfun factor(parser *p);
+static ml_ratfun absolute(parser *p, ml_ratfun v);
 
 static ml_ratfun number(parser *p, int64_t v) {
     return ml_ratfun_int(p->a, ml_big_of(&p->a->work, v));
@@ -150,6 +151,8 @@ static ml_ratfun function(parser *p, ml_str name) {
         return fail(p);
     if (ml_str_is(name, "pow"))
         return n == 2 ? ml_ratfun_pow(p->a, arg[0], arg[1]) : fail(p);
+    if (ml_str_is(name, "abs") && n == 1)
+        return ml_ratfun_pow(p->a, absolute(p, arg[0]), power);
     if (ml_str_is(name, "sqrt"))
         return n == 1 ? ml_ratfun_root(p->a, arg[0], 2) : fail(p);
     return ml_ratfun_pow(p->a, ml_ratfun_call(p->a, name, arg, n), power);
@@ -290,6 +293,15 @@ static ml_ratfun word(parser *p) {
 
 /* --- grammar --------------------------------------------------------------------------------------- */
 
+/* |v|; of a whole number it is known. */
+static ml_ratfun absolute(parser *p, ml_ratfun v) {
+    int64_t n;
+
+    if (ml_ratfun_is_int(v, &n))
+        return number(p, n < 0 ? -n : n);
+    return ml_ratfun_call(p->a, ml_str_of("abs"), &v, 1);
+}
+
 static ml_ratfun bars(parser *p) {
     bool outer = p->in_bars;
     ml_ratfun v;
@@ -297,7 +309,7 @@ static ml_ratfun bars(parser *p) {
     p->in_bars = true;
     v = until(p, ML_T_OP, "|");
     p->in_bars = outer;
-    return ml_ratfun_call(p->a, ml_str_of("abs"), &v, 1);
+    return absolute(p, v);
 }
 
 /* A number as an argument, with braces or without; NULL: there is none. */

@@ -390,6 +390,15 @@ static bool same_sides(ml_mcompare *c, ml_mtoks x, int32_t i, ml_mtoks y, int32_
            (is_mutual(&x.t[i]) && same(c, a, q, depth) && same(c, b, p, depth));
 }
 
+/* What an answer says when it is only about so much: x \approx 5, \approx 5. */
+static bool about(ml_mtoks *x, int32_t i) {
+    if (i == x->n || !ml_mtok_op(&x->t[i], "approx") ||
+        !(i == 0 || is_name(ml_mtoks_part(*x, 0, i))))
+        return false;
+    *x = ml_mtoks_part(*x, i + 1, x->n);
+    return true;
+}
+
 /* Pairs of which at least one holds a relation. */
 static bool same_relations(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth) {
     item_list a, b;
@@ -401,6 +410,8 @@ static bool same_relations(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth) {
         return same_interval(c, &v, &w, depth);
     if (i < x.n && j < y.n && (is_mutual(&x.t[i]) || is_directed(&x.t[i])))
         return same_sides(c, x, i, y, j, depth);
+    if (j == y.n ? about(&x, i) : i == x.n && about(&y, j))
+        return same(c, x, y, depth);
     if (i < x.n && j == y.n && ml_mtok_op(&x.t[i], "in"))
         return same(c, ml_mtoks_part(x, i + 1, x.n), y, depth);
     if (j < y.n && i == x.n && ml_mtok_op(&y.t[j], "in"))

@@ -137,6 +137,12 @@ static void add_units(quantity *q, ml_mtoks unit) {
         bool after = own && s.ptr[s.len - 1] == 'd' && q->n_unit;
         if (ml_mtok_nests(&unit.t[i]))
             continue;
+        if (ml_str_is(s, "per") && i + 1 < unit.n &&
+            ml_str_is(unit.t[i + 1].text, "cent")) {
+            add_unit(q, ml_str_of("%"));
+            i++;
+            continue;
+        }
         if (own && !after && i + 1 < unit.n) {
             power = own;
             continue;
