@@ -45,6 +45,7 @@ static void check_equality(ml_str x, ml_str y) {
     ml_str box;
 
     ML_BUG_IF(!ml_math_same(x, x, true));
+    ML_BUG_IF(ml_math_same(x, y, false) != ml_math_same(y, x, false));
     /* What the strict form accepts, the lenient one does too. */
     ML_BUG_IF(ml_math_same(x, y, true) && !ml_math_same(x, y, false));
     if (ml_answer_last_box(x, &box))

@@ -18,9 +18,9 @@
 #define SOME "tests/golden/rewards"
 
 /* Refusals that Miles means: expected as they are. */
-static const char *const by_design[] = { "strict-integer", "unreduced-fraction",
-                                         "three-letters", "exponent-two-digits",
-                                         "caret-paren-blocked" };
+static const char *const by_design[] = { "strict-integer",      "unreduced-fraction",
+                                         "three-letters",       "exponent-two-digits",
+                                         "caret-paren-blocked", "article-removed" };
 
 static bool is_by_design(const ml_json *quirk) {
     for (size_t i = 0; i < sizeof by_design / sizeof *by_design; i++)
@@ -57,14 +57,23 @@ static expected expect(const ml_json *line, bool dapo) {
 }
 
 /* Lines that nobody judged, and that contradict judged ones: "\\boxed{96}" is right under
- * dapo, "\\boxed{42}" not; "answer is a ..." names no letter, but here it would have to. */
+ * dapo, "\\boxed{42}" not; "answer is a ..." names no letter, but here it would have to; a
+ * letter inside a word is no choice, and "1 5" is no number. */
 static bool is_contradicted(const ml_json *line) {
-    static const char *const begins[] = { "\\boxed{42}", "blah blah \\boxed{42}",
-                                          "answer is answer is answer is" };
+    static const char *const begins[] = { "\\boxed{42}",
+                                          "blah blah \\boxed{42}",
+                                          "answer is answer is answer is",
+                                          "I am",
+                                          "1 5",
+                                          "choicee",
+                                          "A1",
+                                          "finalanswerisC",
+                                          "aA",
+                                          "answer: ſ" };
     ml_str s = ml_json_get(line, "response")->text,
            type = ml_json_get(line, "rm_type")->text;
 
-    if (ml_json_get(line, "quirk") ||
+    if (ml_json_get(line, "right") ||
         (!ml_str_is(type, "dapo") && !ml_str_is(type, "gpqa")))
         return false;
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)

@@ -162,6 +162,34 @@ bool ml_answer_outer_box(ml_str s, ml_str *out) {
 
 /* --- lines --------------------------------------------------------------------------------- */
 
+/* Without Markdown's emphasis before or after it. */
+static ml_str without_emphasis(ml_str s) {
+    s = ml_str_trim(s);
+    while (s.len && (s.ptr[0] == '*' || s.ptr[0] == '_' || s.ptr[0] == '`'))
+        s = ml_str_from(s, 1);
+    while (s.len && (s.ptr[s.len - 1] == '*' || s.ptr[s.len - 1] == '`'))
+        s.len--;
+    return ml_str_trim(s);
+}
+
+/* What follows "answer:", with emphasis anywhere around the words and the colon. */
+static bool after_answer(ml_str s, ml_str *out) {
+    static const char *const fronts[] = { "the ", "my ", "final ", "correct ", NULL };
+
+    for (const char *const *front = fronts; *front; front++)
+        if (ml_str_begins_nocase(s, *front))
+            s = ml_str_trim(ml_str_from(s, strlen(*front)));
+    if (!ml_str_begins_nocase(s, "answer"))
+        return false;
+    s = ml_str_from(s, 6);
+    while (s.len && (s.ptr[0] == '*' || s.ptr[0] == '_' || s.ptr[0] == ' '))
+        s = ml_str_from(s, 1);
+    if (!ml_str_begins_nocase(s, ":") && !ml_str_begins_nocase(s, "："))
+        return false;
+    *out = without_emphasis(ml_str_from(s, s.ptr[0] == ':' ? 1 : 3));
+    return true;
+}
+
 bool ml_answer_line(ml_str s, ml_str *out) {
     ml_str last;
 
@@ -169,11 +197,9 @@ bool ml_answer_line(ml_str s, ml_str *out) {
     last = ml_str_from(s, ml_str_last(s, "\n") + 1);
     if (last.len == 0 || last.len == s.len)
         return false;
-    if (ml_str_begins_nocase(last, "answer:"))
-        *out = ml_str_trim(ml_str_from(last, 7));
-    else if (ml_str_begins_nocase(last, "####"))
-        *out = ml_str_trim(ml_str_from(last, 4));
-    else
+    if (ml_str_begins_nocase(last, "####"))
+        *out = without_emphasis(ml_str_from(last, 4));
+    else if (!after_answer(without_emphasis(last), out))
         return false;
     return out->len > 0;
 }

@@ -82,10 +82,12 @@ static bool drop_back(ml_str *s, const char *word) {
 /* Without what is not part of an answer: emphasis, quotes, end marks, "about". */
 static ml_str clean(ml_str s) {
     static const char *const front[] = {
-        "**", "`", "'", "\"", "answer:", "about ", "approximately ", NULL
+        "**", "`",   "'",    "\"", "answer:", "about ", "approximately ",
+        "a ", "an ", "the ", NULL
     };
     static const char *const back[] = {
-        "**", "`", "'", "\"", "</s>", "<|im_end|>", "<|endoftext|>", "=", "(approx)", NULL
+        "**", "`",        "'",       "\"",     "</s>", "<|im_end|>", "<|endoftext|>",
+        "=",  "(approx)", "\\ldots", "\\dots", "...",  NULL
     };
     bool again = true;
 
@@ -147,7 +149,25 @@ static bool is_number(ml_str s) {
     return digit && !other;
 }
 
-/* A label that is a number is compared by value, any other as Miles' normal form. */
+/* The normal form is a number that stands in the text as it is, and no other digit and
+ * nothing that would change it does. */
+static bool is_intact(ml_str text, ml_str norm) {
+    ml_text bare = { 0 };
+    size_t at;
+    bool intact;
+
+    ml_text_add(&bare, norm.ptr, norm.len);
+    at = ml_str_first(text, bare.ptr);
+    ml_text_release(&bare);
+    intact = norm.len > 0 && at < text.len && ml_str_first(text, "^") == text.len &&
+             ml_str_first(text, "\\overline") == text.len;
+    for (size_t i = 0; intact && i < text.len; i++)
+        intact = (i >= at && i < at + norm.len) || text.ptr[i] < '0' || text.ptr[i] > '9';
+    return intact;
+}
+
+/* A label that is a number is compared by value, any other as Miles' normal form.  A number
+ * that Miles reads out of words (Answer: a 7) counts as well. */
 static bool is_right(ml_str answer, const ml_json *label, ml_str pred) {
     ml_text norm = { 0 };
     ml_str text, n;
@@ -158,8 +178,10 @@ static bool is_right(ml_str answer, const ml_json *label, ml_str pred) {
     ml_text_add(&norm, "", 0);
     ml_dapo_normalize(&norm, text);
     n = (ml_str){ norm.ptr, norm.len };
-    right = is_number(n) ? ml_math_same(without_talk(formula(clean(answer))), text, false)
-                         : n.len > 0 && ml_str_eq(n, pred);
+    right = n.len > 0 && ml_str_eq(n, pred);
+    if (is_number(n))
+        right = (right && is_intact(answer, n) && is_intact(text, n)) ||
+                ml_math_same(without_talk(formula(clean(answer))), text, false);
     ml_text_release(&norm);
     return right;
 }

@@ -3,15 +3,18 @@
 
 #include "rl/edges.h"
 #include "rl/reward/answer.h"
+#include "rl/reward/gpqa_letter.h"
 #include "rl/reward/label.h"
+#include "rl/reward/words.h"
+#include "text/unicode.h"
 
-#define LETTERS 26
+#define LETTERS ML_GPQA_LETTERS
 
 typedef struct question {
     ml_arena *arena;
     bool valid[LETTERS];
     char correct;     /* 0: not known */
-    ml_str target[4]; /* texts of the right answer, as they were given */
+    ml_str target[8]; /* texts of the right answer, as they were given */
     int n_target;
     ml_str label;
 } question;
@@ -22,25 +25,101 @@ static bool is_alnum(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
 }
 
+static bool is_digit(char c) {
+    return c >= '0' && c <= '9';
+}
+
 static char upper(char c) {
     return c >= 'a' && c <= 'z' ? (char)(c - 32) : c;
 }
 
-/* Lower case; everything else than letters and digits is one blank. */
-static ml_str plain(ml_arena *a, ml_str s) {
-    char *out = ML_NEW(a, char, s.len + 1);
-    size_t n = 0;
+static bool is_digit_at(ml_str s, size_t i) {
+    return i < s.len && is_digit(s.ptr[i]);
+}
 
-    for (size_t i = 0; i < s.len; i++) {
-        char c = s.ptr[i];
-        if (is_alnum(c))
-            out[n++] = c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
-        else if (n && out[n - 1] != ' ')
-            out[n++] = ' ';
-    }
-    while (n && out[n - 1] == ' ')
+/* The comma of 1,000. */
+static bool is_separator(ml_str s, size_t i) {
+    return s.ptr[i] == ',' && i > 0 && is_digit(s.ptr[i - 1]) && is_digit_at(s, i + 1) &&
+           is_digit_at(s, i + 2) && is_digit_at(s, i + 3) && !is_digit_at(s, i + 4);
+}
+
+/* The point of 1.5 or the sign of -3. */
+static bool is_of_number(ml_str s, size_t i) {
+    bool after = i > 0 && is_alnum(s.ptr[i - 1]);
+
+    return is_digit_at(s, i + 1) && ((s.ptr[i] == '.' && i > 0 && is_digit(s.ptr[i - 1])) ||
+                                     (s.ptr[i] == '-' && !after));
+}
+
+/* Letters and digits of any script; beyond ASCII by blocks. */
+static bool is_text(uint32_t c) {
+    if (c < 0x80)
+        return is_alnum((char)c);
+    return c >= 0xaa && c != 0xb0 && c != 0xb1 && c != 0xb7 && c != 0xbb && c != 0xbf &&
+           c != 0xd7 && c != 0xf7 && !(c >= 0x2000 && c <= 0x206f) &&
+           !(c >= 0x2190 && c <= 0x2bff) && !(c >= 0x3000 && c <= 0x3020) &&
+           !(c >= 0xff00 && c <= 0xff0f) && !(c >= 0xff1a && c <= 0xff20);
+}
+
+static void blank(ml_text *out) {
+    if (out->len && out->ptr[out->len - 1] != ' ')
+        ml_text_add(out, " ", 1);
+}
+
+/* 42.0 is 42. */
+static void drop_zeros(ml_text *out, size_t from) {
+    size_t n = out->len;
+
+    if (!memchr(out->ptr + from, '.', n - from))
+        return;
+    while (out->ptr[n - 1] == '0')
         n--;
-    return (ml_str){ out, n };
+    out->len = n - (out->ptr[n - 1] == '.');
+}
+
+static size_t add_number(ml_text *out, ml_str s, size_t i) {
+    size_t from = out->len;
+
+    for (; i < s.len && (is_digit(s.ptr[i]) || is_separator(s, i) || is_of_number(s, i));
+         i++)
+        if (s.ptr[i] != ',')
+            ml_text_add(out, s.ptr + i, 1);
+    drop_zeros(out, from);
+    return i;
+}
+
+/* Lower case, words with a blank between them, numbers without separators of thousands and
+ * zeros at their end.  Everything else is gone; a character of a script without blanks is
+ * a word. */
+static ml_str plain(ml_arena *a, ml_str given) {
+    ml_text low = { 0 }, out = { 0 };
+    size_t i = 0;
+    ml_str s;
+
+    ml_text_add(&out, "", 0);
+    ml_text_lower(&low, given);
+    s = (ml_str){ low.ptr, ml_utf8_valid((ml_str){ low.ptr, low.len }) };
+    while (i < s.len) {
+        const char *p = s.ptr + i;
+        uint32_t c = ml_utf8_next(&p);
+        size_t n = (size_t)(p - s.ptr) - i;
+        if (is_digit(s.ptr[i]) || is_of_number(s, i)) {
+            i = add_number(&out, s, i);
+            continue;
+        }
+        if (!is_text(c) || c >= 0x2e80)
+            blank(&out);
+        if (is_text(c))
+            ml_text_add(&out, s.ptr + i, n);
+        if (c >= 0x2e80)
+            blank(&out);
+        i += n;
+    }
+    s = ml_str_trim((ml_str){ out.ptr, out.len });
+    s.ptr = ml_arena_str(a, s.ptr, s.len);
+    ml_text_release(&low);
+    ml_text_release(&out);
+    return s;
 }
 
 /* "A) Paris" and "(A) Paris": the letter, and the text without it. */
@@ -101,7 +180,7 @@ static void add_target(question *q, ml_str text) {
     ml_str rest;
 
     lettered(text, &rest);
-    if (rest.len && q->n_target < 4)
+    if (rest.len && q->n_target < 8)
         q->target[q->n_target++] = rest;
 }
 
@@ -162,148 +241,49 @@ static void init_question(question *q, const ml_json *label, const ml_json *meta
     set_choice(q, ml_json_get(metadata, "choices"));
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         const ml_json *v = ml_json_get(metadata, keys[i]);
-        if (v && v->type == ML_JSON_STRING)
-            add_target(q, v->text);
+        ml_str text;
+        if (ml_label_text(v, &text))
+            add_target(q, text);
     }
-    /* A letter names the choice, not its text, where there is a text. */
-    if (q->label.len > 1 || q->n_target == 0 || plain(q->arena, q->target[0]).len == 0)
+    /* The letter of a choice is read as such; it is no text to look for. */
+    if (q->label.len > 1 || !q->correct)
         add_target(q, q->label);
-}
-
-/* --- the letter that was chosen --------------------------------------------------------------- */
-
-static size_t skip_blanks(ml_str s, size_t i) {
-    while (i < s.len && (s.ptr[i] == ' ' || (s.ptr[i] >= '\t' && s.ptr[i] <= '\r')))
-        i++;
-    return i;
-}
-
-static bool is_letter(char c) {
-    return (upper(c) >= 'A' && upper(c) <= 'Z');
-}
-
-/* Nothing of a word on either side. */
-static bool stands_alone(ml_str s, size_t i) {
-    bool before = i > 0 && is_alnum(s.ptr[i - 1]);
-    bool after = i + 1 < s.len && is_alnum(s.ptr[i + 1]);
-
-    return is_letter(s.ptr[i]) && !before && !after;
-}
-
-/* A small letter, or a capital that is also a word, is a choice only where a sentence or
- * line could end. */
-static bool may_be_word(ml_str s, size_t i) {
-    size_t next = skip_blanks(s, i + 1);
-
-    return next > i + 1 && next < s.len && s.ptr[next] >= 'a' && s.ptr[next] <= 'z';
-}
-
-static char choice_at(const question *q, ml_str s, size_t i) {
-    while (i < s.len && strchr("([*\"'$", s.ptr[i]))
-        i++;
-    if (i >= s.len || !stands_alone(s, i) || !is_valid(q, s.ptr[i]))
-        return 0;
-    if (may_be_word(s, i) &&
-        (s.ptr[i] == 'a' || s.ptr[i] == 'A' || s.ptr[i] == 'I' || s.ptr[i] == 'i'))
-        return 0;
-    return upper(s.ptr[i]);
-}
-
-/* What follows a keyword: blanks, "is" or a colon, blanks, a letter. */
-static char choice_after(const question *q, ml_str s, size_t i) {
-    size_t at = skip_blanks(s, i);
-    ml_str rest;
-
-    while (at < s.len && (s.ptr[at] == '_' || s.ptr[at] == '*'))
-        at++;
-    rest = ml_str_from(s, at);
-    if (ml_str_begins_nocase(rest, "is") && rest.len > 2 && !is_alnum(rest.ptr[2]))
-        at += 2;
-    while (at < s.len && (s.ptr[at] == ':' || s.ptr[at] == '_' || s.ptr[at] == '*'))
-        at++;
-    at = skip_blanks(s, at);
-    return choice_at(q, s, at);
-}
-
-static char last_after(const question *q, ml_str s, const char *word) {
-    for (size_t i = s.len; i-- > 0;)
-        if ((s.ptr[i] | 32) == word[0] && ml_str_begins_nocase(ml_str_from(s, i), word)) {
-            char c = choice_after(q, s, i + strlen(word));
-            if (c)
-                return c;
-        }
-    return 0;
-}
-
-static char first_after(const question *q, ml_str s, const char *word) {
-    for (size_t i = 0; i < s.len; i++)
-        if ((s.ptr[i] | 32) == word[0] && ml_str_begins_nocase(ml_str_from(s, i), word)) {
-            char c = choice_after(q, s, i + strlen(word));
-            if (c)
-                return c;
-        }
-    return 0;
-}
-
-/* "B is the correct ..." */
-static char before_correct(const question *q, ml_str s) {
-    for (size_t i = 0; i < s.len; i++) {
-        ml_str rest;
-        if (!stands_alone(s, i) || !is_valid(q, s.ptr[i]))
-            continue;
-        rest = ml_str_from(s, skip_blanks(s, i + 1));
-        if (!ml_str_begins_nocase(rest, "is"))
-            continue;
-        rest = ml_str_from(rest, skip_blanks(rest, 2));
-        if (ml_str_begins_nocase(rest, "the"))
-            rest = ml_str_from(rest, skip_blanks(rest, 3));
-        if (ml_str_begins_nocase(rest, "correct"))
-            return upper(s.ptr[i]);
-    }
-    return 0;
-}
-
-/* The letter that opens the response, or the last capital on its own. */
-static char lone_capital(const question *q, ml_str s) {
-    bool opens = s.len > 1 && s.ptr[0] >= 'A' && s.ptr[0] <= 'Z' &&
-                 (s.ptr[1] != ' ' || may_be_word(s, 0));
-    char c = opens ? choice_at(q, s, 0) : 0;
-
-    for (size_t i = s.len; !c && i-- > 0;)
-        if (s.ptr[i] >= 'A' && s.ptr[i] <= 'Z')
-            c = choice_at(q, s, i);
-    return c;
-}
-
-static char chosen(const question *q, ml_str s) {
-    char c = last_after(q, s, "answer");
-
-    c = c ? c : first_after(q, s, "option");
-    c = c ? c : first_after(q, s, "choice");
-    c = c ? c : before_correct(q, s);
-    return c ? c : lone_capital(q, ml_str_trim(s));
 }
 
 /* --- the text of the choice --------------------------------------------------------------------- */
 
-/* The words of `part` stand in `all`, and not right after "not".  A single letter may stand
- * anywhere. */
+/* The word that ends before `end`; it begins at *from. */
+static ml_str word_before(ml_str all, size_t end, size_t *from) {
+    while (end > 0 && all.ptr[end - 1] == ' ')
+        end--;
+    *from = end;
+    while (*from > 0 && all.ptr[*from - 1] != ' ')
+        --*from;
+    return (ml_str){ all.ptr + *from, end - *from };
+}
+
+/* "not", "isn't" (whose apostrophe is gone), an article between. */
+static bool is_negated(ml_str all, size_t at) {
+    size_t from;
+    ml_str w = word_before(all, at, &from), head;
+
+    if (ml_str_is(w, "a") || ml_str_is(w, "an") || ml_str_is(w, "the"))
+        w = word_before(all, from, &from);
+    if (ml_str_is(w, "not") || ml_str_is(w, "never") || ml_str_is(w, "nor") ||
+        ml_str_is(w, "neither"))
+        return true;
+    head = word_before(all, from, &from);
+    return ml_str_is(w, "t") && head.len > 1 && head.ptr[head.len - 1] == 'n';
+}
+
+/* The words of `part` stand in `all` and are not negated. */
 static bool has_words(ml_str all, ml_str part) {
-    if (part.len == 1 && is_letter(part.ptr[0]))
-        return all.len && memchr(all.ptr, part.ptr[0], all.len);
-    for (size_t i = 0; i + part.len <= all.len; i++) {
-        ml_str before = { all.ptr, i };
-        if (memcmp(all.ptr + i, part.ptr, part.len) != 0 ||
-            (i > 0 && all.ptr[i - 1] != ' ') ||
-            (i + part.len < all.len && all.ptr[i + part.len] != ' '))
-            continue;
-        before = ml_str_trim(before);
-        if (before.len >= 3 && (memcmp(before.ptr + before.len - 2, " a", 2) == 0 ||
-                                memcmp(before.ptr + before.len - 3, " an", 3) == 0))
-            before = ml_str_trim((ml_str){ before.ptr, ml_str_last(before, " ") });
-        if (before.len < 3 || memcmp(before.ptr + before.len - 3, "not", 3) != 0)
+    for (size_t i = 0; i + part.len <= all.len; i++)
+        if (memcmp(all.ptr + i, part.ptr, part.len) == 0 &&
+            (i == 0 || all.ptr[i - 1] == ' ') &&
+            (i + part.len == all.len || all.ptr[i + part.len] == ' ') &&
+            !is_negated(all, i))
             return true;
-    }
     return false;
 }
 
@@ -327,7 +307,7 @@ static double grade(question *q, ml_str response) {
 
     if (think < response.len)
         response = ml_str_from(response, think + 8);
-    letter = chosen(q, response);
+    letter = ml_gpqa_letter(q->arena, q->valid, response);
     if (letter && q->correct)
         return letter == q->correct ? 1.0 : 0.0;
     return names_target(q, response) ? 1.0 : 0.0;

@@ -40,12 +40,17 @@ ml_status ml_grader_find(ml_grader *out, const char *name, ml_err *err) {
     return unknown(s, err);
 }
 
-/* Graders of mathematics take any box that can be read; the others see what Miles' see. */
+/* Which box counts: graders of mathematics read a box around a box themselves, f1 and gpqa see
+ * what Miles' see, the others get what stands in the last box that is complete. */
 static ml_str box_of(const miles_reward *row, ml_str response) {
-    bool math = row != &ml_reward_f1 && row != &ml_reward_gpqa;
+    bool math = row == &ml_reward_math || row == &ml_reward_deepscaler ||
+                row == &ml_reward_gemma_math || row == &ml_reward_dapo;
+    bool as_miles = row == &ml_reward_f1 || row == &ml_reward_gpqa;
     ml_str box;
 
-    if (math ? ml_answer_outer_box(response, &box) : ml_answer_last_box(response, &box))
+    if (math       ? ml_answer_outer_box(response, &box)
+        : as_miles ? ml_answer_last_box(response, &box)
+                   : ml_answer_box(response, &box))
         return box;
     return (ml_str){ "", 0 };
 }

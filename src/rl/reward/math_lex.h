@@ -1,6 +1,6 @@
 /* math_lex.h - an answer, in LaTeX or plain, as tokens that mean the same however written.
  *
- * Fonts, colours, delimiter sizes, currency signs and invisible characters are gone;
+ * Fonts, colours, delimiter sizes and invisible characters are gone;
  * Unicode and LaTeX names of a symbol are one token; numbers have lost their thousands
  * separators.  What cannot be understood is kept as a token of its own, so that answers
  * can still be compared as text.
@@ -23,7 +23,8 @@ typedef enum ml_mtok_kind {
     ML_T_CLOSE,
     ML_T_GROUP, /* LaTeX's own braces */
     ML_T_UNGROUP,
-    ML_T_OP, /* + - * / ^ _ ! | = < > , : % and <= >= != +- deg row & or and in cup */
+    ML_T_OP, /* + - * / ^ _ ! | = < > , : % and <= >= != +- deg row & or and in cup, names of
+              * other relations, currency signs */
     ML_T_OTHER
 } ml_mtok_kind;
 
@@ -50,6 +51,9 @@ bool ml_math_lex(ml_mtoks *out, ml_arena *a, ml_str src);
 
 bool ml_mtok_is(const ml_mtok *t, ml_mtok_kind kind, const char *text);
 bool ml_mtok_op(const ml_mtok *t, const char *text);
+
+/* A currency sign. */
+bool ml_mtok_is_money(const ml_mtok *t);
 
 /* How deep each step nests: +1 for what opens, -1 for what closes, 0 for the rest. */
 int ml_mtok_nests(const ml_mtok *t);

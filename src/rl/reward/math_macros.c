@@ -9,7 +9,41 @@ static const ml_macro macros[] = {
     { "bigr", ML_MACRO_NOTHING, 0 },
     { "Bigl", ML_MACRO_NOTHING, 0 },
     { "Bigr", ML_MACRO_NOTHING, 0 },
+    { "bigg", ML_MACRO_NOTHING, 0 },
+    { "Bigg", ML_MACRO_NOTHING, 0 },
+    { "biggl", ML_MACRO_NOTHING, 0 },
+    { "biggr", ML_MACRO_NOTHING, 0 },
+    { "Biggl", ML_MACRO_NOTHING, 0 },
+    { "Biggr", ML_MACRO_NOTHING, 0 },
+    { "middle", ML_MACRO_NOTHING, 0 },
     { "displaystyle", ML_MACRO_NOTHING, 0 },
+    { "scriptstyle", ML_MACRO_NOTHING, 0 },
+    { "scriptscriptstyle", ML_MACRO_NOTHING, 0 },
+    { "tiny", ML_MACRO_NOTHING, 0 },
+    { "scriptsize", ML_MACRO_NOTHING, 0 },
+    { "footnotesize", ML_MACRO_NOTHING, 0 },
+    { "small", ML_MACRO_NOTHING, 0 },
+    { "normalsize", ML_MACRO_NOTHING, 0 },
+    { "large", ML_MACRO_NOTHING, 0 },
+    { "Large", ML_MACRO_NOTHING, 0 },
+    { "LARGE", ML_MACRO_NOTHING, 0 },
+    { "huge", ML_MACRO_NOTHING, 0 },
+    { "Huge", ML_MACRO_NOTHING, 0 },
+    { "bfseries", ML_MACRO_NOTHING, 0 },
+    { "itshape", ML_MACRO_NOTHING, 0 },
+    { "sf", ML_MACRO_NOTHING, 0 },
+    { "tt", ML_MACRO_NOTHING, 0 },
+    { "sc", ML_MACRO_NOTHING, 0 },
+    { "mathstrut", ML_MACRO_NOTHING, 0 },
+    { "strut", ML_MACRO_NOTHING, 0 },
+    { "nolimits", ML_MACRO_NOTHING, 0 },
+    { "nobreak", ML_MACRO_NOTHING, 0 },
+    { "allowbreak", ML_MACRO_NOTHING, 0 },
+    { "relax", ML_MACRO_NOTHING, 0 },
+    { "noindent", ML_MACRO_NOTHING, 0 },
+    { "centering", ML_MACRO_NOTHING, 0 },
+    { "hline", ML_MACRO_NOTHING, 0 },
+    { "nonumber", ML_MACRO_NOTHING, 0 },
     { "textstyle", ML_MACRO_NOTHING, 0 },
     { "limits", ML_MACRO_NOTHING, 0 },
     { "bf", ML_MACRO_NOTHING, 0 },
@@ -17,9 +51,19 @@ static const ml_macro macros[] = {
     { "rm", ML_MACRO_NOTHING, 0 },
     { "hfill", ML_MACRO_SPACE, 0 },
     { "quad", ML_MACRO_SPACE, 0 },
+    { "thinspace", ML_MACRO_SPACE, 0 },
+    { "medspace", ML_MACRO_SPACE, 0 },
+    { "thickspace", ML_MACRO_SPACE, 0 },
+    { "enspace", ML_MACRO_SPACE, 0 },
+    { "space", ML_MACRO_SPACE, 0 },
+    { "negthinspace", ML_MACRO_SPACE, 0 },
     { "qquad", ML_MACRO_SPACE, 0 },
     { "mathbf", ML_MACRO_FONT, 0 },
     { "mathit", ML_MACRO_FONT, 0 },
+    { "mathnormal", ML_MACRO_FONT, 0 },
+    { "mathscr", ML_MACRO_FONT, 0 },
+    { "pmb", ML_MACRO_FONT, 0 },
+    { "ensuremath", ML_MACRO_FONT, 0 },
     { "mathsf", ML_MACRO_FONT, 0 },
     { "mathtt", ML_MACRO_FONT, 0 },
     { "mathcal", ML_MACRO_FONT, 0 },
@@ -37,6 +81,11 @@ static const ml_macro macros[] = {
     { "hbox", ML_MACRO_TEXT, 0 },
     { "textbf", ML_MACRO_TEXT, 0 },
     { "textit", ML_MACRO_TEXT, 0 },
+    { "textsc", ML_MACRO_TEXT, 0 },
+    { "textsl", ML_MACRO_TEXT, 0 },
+    { "textup", ML_MACRO_TEXT, 0 },
+    { "textmd", ML_MACRO_TEXT, 0 },
+    { "textnormal", ML_MACRO_TEXT, 0 },
     { "textrm", ML_MACRO_TEXT, 0 },
     { "textsf", ML_MACRO_TEXT, 0 },
     { "texttt", ML_MACRO_TEXT, 0 },
@@ -48,6 +97,9 @@ static const ml_macro macros[] = {
     { "hphantom", ML_MACRO_ARGUMENT, 0 },
     { "vphantom", ML_MACRO_ARGUMENT, 0 },
     { "hspace", ML_MACRO_ARGUMENT, 0 },
+    { "mspace", ML_MACRO_ARGUMENT, 0 },
+    { "vspace", ML_MACRO_ARGUMENT, 0 },
+    { "cline", ML_MACRO_ARGUMENT, 0 },
     { "color", ML_MACRO_ARGUMENT, 0 },
     { "textcolor", ML_MACRO_ARGUMENT, 0 },
     { "cdot", ML_MACRO_OP, "*" },
@@ -68,11 +120,40 @@ static const ml_macro macros[] = {
     { "neq", ML_MACRO_OP, "!=" },
     { "in", ML_MACRO_OP, "in" },
     { "cup", ML_MACRO_OP, "cup" },
+    { "cr", ML_MACRO_OP, "row" },
+    { "newline", ML_MACRO_OP, "row" },
+    { "tabularnewline", ML_MACRO_OP, "row" },
+    { "to", ML_MACRO_OP, "to" },
+    { "rightarrow", ML_MACRO_OP, "to" },
+    { "longrightarrow", ML_MACRO_OP, "to" },
+    { "gets", ML_MACRO_OP, "gets" },
+    { "leftarrow", ML_MACRO_OP, "gets" },
+    { "mapsto", ML_MACRO_OP, "mapsto" },
+    { "implies", ML_MACRO_OP, "implies" },
+    { "Rightarrow", ML_MACRO_OP, "implies" },
+    { "Longrightarrow", ML_MACRO_OP, "implies" },
+    { "iff", ML_MACRO_OP, "iff" },
+    { "Leftrightarrow", ML_MACRO_OP, "iff" },
+    { "approx", ML_MACRO_OP, "approx" },
+    { "equiv", ML_MACRO_OP, "equiv" },
+    { "cong", ML_MACRO_OP, "cong" },
+    { "sim", ML_MACRO_OP, "sim" },
+    { "propto", ML_MACRO_OP, "propto" },
+    { "perp", ML_MACRO_OP, "perp" },
+    { "parallel", ML_MACRO_OP, "parallel" },
+    { "notin", ML_MACRO_OP, "notin" },
+    { "subset", ML_MACRO_OP, "subset" },
+    { "subseteq", ML_MACRO_OP, "subseteq" },
+    { "supset", ML_MACRO_OP, "supset" },
+    { "supseteq", ML_MACRO_OP, "supseteq" },
+    { "textdollar", ML_MACRO_OP, "$" },
+    { "pounds", ML_MACRO_OP, "£" },
+    { "euro", ML_MACRO_OP, "€" },
     { "lvert", ML_MACRO_OP, "|" },
     { "rvert", ML_MACRO_OP, "|" },
     { "vert", ML_MACRO_OP, "|" },
     { "mid", ML_MACRO_OP, "|" },
-    { "circ", ML_MACRO_OP, "deg" },
+    { "circ", ML_MACRO_OP, "circ" },
     { "degree", ML_MACRO_OP, "deg" },
     { "colon", ML_MACRO_OP, ":" },
     { "lbrace", ML_MACRO_OPEN, "{" },
@@ -83,6 +164,10 @@ static const ml_macro macros[] = {
     { "tfrac", ML_MACRO_RENAME, "frac" },
     { "cfrac", ML_MACRO_RENAME, "frac" },
     { "varnothing", ML_MACRO_RENAME, "emptyset" },
+    { "dots", ML_MACRO_RENAME, "ldots" },
+    { "cdots", ML_MACRO_RENAME, "ldots" },
+    { "dotsc", ML_MACRO_RENAME, "ldots" },
+    { "top", ML_MACRO_WORD, "t" },
     { "dbinom", ML_MACRO_RENAME, "binom" },
     { "tbinom", ML_MACRO_RENAME, "binom" },
     { "bar", ML_MACRO_RENAME, "overline" },
@@ -98,7 +183,7 @@ static const ml_macro macros[] = {
 static const ml_macro signs[] = {
     { ",", ML_MACRO_SPACE, 0 },   { ";", ML_MACRO_SPACE, 0 },
     { ":", ML_MACRO_SPACE, 0 },   { " ", ML_MACRO_SPACE, 0 },
-    { "!", ML_MACRO_NOTHING, 0 }, { "$", ML_MACRO_NOTHING, 0 },
+    { "!", ML_MACRO_NOTHING, 0 }, { "$", ML_MACRO_OP, "$" },
     { "(", ML_MACRO_NOTHING, 0 }, { ")", ML_MACRO_NOTHING, 0 },
     { "[", ML_MACRO_NOTHING, 0 }, { "]", ML_MACRO_NOTHING, 0 },
     { "%", ML_MACRO_OP, "%" },    { "{", ML_MACRO_OPEN, "{" },
@@ -120,4 +205,41 @@ const ml_macro *ml_macro_find(ml_str name) {
 
 const ml_macro *ml_macro_sign(char c) {
     return find(signs, sizeof signs / sizeof *signs, (ml_str){ &c, 1 });
+}
+
+static bool is_one_of(ml_str name, const char *const *list) {
+    for (; *list; list++)
+        if (ml_str_is(name, *list))
+            return true;
+    return false;
+}
+
+bool ml_math_is_function(ml_str name) {
+    static const char *const names[] = { "sin",    "cos",    "tan",    "cot",  "sec",
+                                         "csc",    "log",    "ln",     "exp",  "abs",
+                                         "arcsin", "arccos", "arctan", "sinh", "cosh",
+                                         "tanh",   "lg",     "max",    "min",  "gcd",
+                                         "lcm",    "det",    "pow",    "sqrt", 0 };
+
+    return is_one_of(name, names);
+}
+
+bool ml_math_is_symbol(ml_str name) {
+    static const char *const names[] = {
+        "alpha",    "beta", "gamma",   "delta",  "epsilon", "zeta",    "eta",   "theta",
+        "vartheta", "iota", "kappa",   "lambda", "mu",      "nu",      "xi",    "rho",
+        "sigma",    "tau",  "upsilon", "phi",    "chi",     "psi",     "omega", "infty",
+        "ell",      "hbar", "imath",   "jmath",  "aleph",   "partial", "nabla", 0
+    };
+
+    return is_one_of(name, names);
+}
+
+bool ml_math_is_accent(ml_str name) {
+    static const char *const names[] = { "hat",      "widehat",   "vec",   "overrightarrow",
+                                         "tilde",    "widetilde", "dot",   "ddot",
+                                         "overline", "check",     "breve", "acute",
+                                         "grave",    "mathring",  0 };
+
+    return is_one_of(name, names);
 }

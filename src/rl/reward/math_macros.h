@@ -30,4 +30,11 @@ const ml_macro *ml_macro_find(ml_str name);
 /* Macros of one character that is no letter, as in "\,". */
 const ml_macro *ml_macro_sign(char c);
 
+/* sin, log, ...: a word, or a macro, that takes an argument. */
+bool ml_math_is_function(ml_str name);
+/* alpha, ell, ...: a macro that stands for a number, or for something like one. */
+bool ml_math_is_symbol(ml_str name);
+/* hat, vec, ...: a macro that makes another symbol of the one after it. */
+bool ml_math_is_accent(ml_str name);
+
 #endif

@@ -2,8 +2,11 @@
 
 #include <string.h>
 
+#include "rl/reward/math_macros.h"
+#include "rl/reward/math_number.h"
+
 #define DEPTH_MAX 100
-#define EXPONENT_MAX 2000 /* of a number like 1e400 */
+#define BINOMIAL_MAX 30 /* factors of a binomial coefficient */
 
 typedef struct parser {
     ml_algebra *a;
@@ -14,7 +17,9 @@ typedef struct parser {
 } parser;
 
 static ml_ratfun sum(parser *p);
+static ml_ratfun whole(parser *p);
 static ml_ratfun factor(parser *p);
+static ml_ratfun absolute(parser *p, ml_ratfun v);
 
 static ml_ratfun number(parser *p, int64_t v) {
     return ml_ratfun_int(p->a, ml_big_of(&p->a->work, v));
@@ -34,84 +39,11 @@ static bool at(const parser *p, ml_mtok_kind kind, const char *text) {
     return p->t < p->end && ml_mtok_is(p->t, kind, text);
 }
 
-bool ml_math_is_function(ml_str name) {
-    static const char *const names[] = { "sin",    "cos",    "tan",    "cot",  "sec",
-                                         "csc",    "log",    "ln",     "exp",  "abs",
-                                         "arcsin", "arccos", "arctan", "sinh", "cosh",
-                                         "tanh",   "lg",     "max",    "min",  "gcd",
-                                         "lcm",    "det",    "pow",    "sqrt" };
-
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (ml_str_is(name, names[i]))
-            return true;
-    return false;
-}
-
-/* --- numbers ------------------------------------------------------------------------------ */
-
-static ml_ratfun ten_to(parser *p, int64_t k) {
-    if (k > EXPONENT_MAX) {
-        p->a->work.spent = true;
-        k = 0;
-    }
-    return ml_ratfun_int(p->a, ml_big_power(&p->a->work, 10, k));
-}
-
-/* The exponent of a decimal number's text; *mantissa loses it. */
-static int64_t exponent_of(ml_str *mantissa) {
-    const char *e = memchr(mantissa->ptr, 'e', mantissa->len);
-    int64_t v = 0;
-    bool neg;
-
-    if (!e)
-        e = memchr(mantissa->ptr, 'E', mantissa->len);
-    if (!e)
-        return 0;
-    neg = e[1] == '-';
-    for (const char *c = e + 1; c < mantissa->ptr + mantissa->len; c++)
-        if (*c >= '0' && *c <= '9' && v <= EXPONENT_MAX)
-            v = v * 10 + (*c - '0');
-    mantissa->len = (size_t)(e - mantissa->ptr);
-    return neg ? -v : v;
-}
-
-static ml_big all_digits(parser *p, ml_str a, ml_str b) {
-    char *s = ML_NEW(p->a->work.arena, char, a.len + b.len + 1);
-    size_t n = 0;
-
-    for (size_t i = 0; i < a.len; i++)
-        if (a.ptr[i] != '.')
-            s[n++] = a.ptr[i];
-    for (size_t i = 0; i < b.len; i++)
-        s[n++] = b.ptr[i];
-    return ml_big_digits(&p->a->work, (ml_str){ s, n });
-}
-
-static ml_ratfun decimal(parser *p, const ml_mtok *t) {
-    ml_str text = t->text;
-    int64_t exponent = exponent_of(&text), places = 0;
-    const char *point = memchr(text.ptr, '.', text.len);
-    ml_ratfun v = ml_ratfun_int(p->a, all_digits(p, text, t->repeat));
-
-    if (point)
-        places = (int64_t)(text.ptr + text.len - point) - 1;
-    if (t->repeat.len) { /* 0.1(6) is (16 - 1) / 90 */
-        ml_ratfun head = ml_ratfun_int(p->a, all_digits(p, text, (ml_str){ 0 }));
-        ml_ratfun nines =
-            ml_ratfun_add(p->a, ten_to(p, (int64_t)t->repeat.len), number(p, -1));
-        v = ml_ratfun_add(p->a, v, ml_ratfun_minus(p->a, head));
-        v = ml_ratfun_div(p->a, v, nines);
-    }
-    exponent -= places;
-    return exponent >= 0 ? ml_ratfun_mul(p->a, v, ten_to(p, exponent))
-                         : ml_ratfun_div(p->a, v, ten_to(p, -exponent));
-}
-
 /* --- arguments ------------------------------------------------------------------------------ */
 
 /* What stands between here and the bracket that closes what has just been opened. */
 static ml_ratfun until(parser *p, ml_mtok_kind kind, const char *text) {
-    ml_ratfun v = sum(p);
+    ml_ratfun v = whole(p);
 
     if (p->failed || p->t >= p->end || p->t->kind != kind ||
         (text && !ml_str_is(p->t->text, text)))
@@ -135,12 +67,33 @@ static ml_ratfun argument(parser *p) {
     return factor(p);
 }
 
-/* name(x, y): up to three arguments in brackets; or the factor that follows. */
+/* Does the next factor still belong to a function's argument, as x in \sin 2x?  Only
+ * numbers and symbols do, and after a number also what can be nothing else. */
+static bool goes_on(const parser *p) {
+    const ml_mtok *t = p->t;
+    bool number = t[-1].kind == ML_T_NUM;
+
+    if (t >= p->end || t->kind == ML_T_NUM)
+        return false;
+    if (t->kind == ML_T_WORD)
+        return !t->in_text && !ml_math_is_function(t->text) && !ml_str_is(t->text, "e");
+    if (t->kind == ML_T_MACRO)
+        return ml_math_is_symbol(t->text) || (number && !ml_math_is_function(t->text));
+    return number && (t->kind == ML_T_OPEN || t->kind == ML_T_GROUP);
+}
+
+/* name(x, y): up to three arguments in brackets; or the factors that follow. */
 static int32_t call_arguments(parser *p, ml_ratfun arg[ML_ATOM_ARGS]) {
     int32_t n = 0;
 
-    if (!at(p, ML_T_OPEN, "(")) {
+    if (p->t < p->end && p->t->kind == ML_T_GROUP) {
         arg[0] = argument(p);
+        return 1;
+    }
+    if (!at(p, ML_T_OPEN, "(")) {
+        arg[0] = factor(p);
+        while (!p->failed && goes_on(p))
+            arg[0] = ml_ratfun_mul(p->a, arg[0], factor(p));
         return 1;
     }
     do {
@@ -198,6 +151,8 @@ static ml_ratfun function(parser *p, ml_str name) {
         return fail(p);
     if (ml_str_is(name, "pow"))
         return n == 2 ? ml_ratfun_pow(p->a, arg[0], arg[1]) : fail(p);
+    if (ml_str_is(name, "abs") && n == 1)
+        return ml_ratfun_pow(p->a, absolute(p, arg[0]), power);
     if (ml_str_is(name, "sqrt"))
         return n == 1 ? ml_ratfun_root(p->a, arg[0], 2) : fail(p);
     return ml_ratfun_pow(p->a, ml_ratfun_call(p->a, name, arg, n), power);
@@ -209,14 +164,53 @@ static ml_ratfun fraction(parser *p) {
     return ml_ratfun_div(p->a, num, den);
 }
 
-/* An unknown macro with arguments is a function of them, without any a symbol. */
+/* n over k; where k is a small number, or n is one and k close to it, as a product. */
+static ml_ratfun binomial(parser *p, ml_ratfun n, ml_ratfun k) {
+    ml_ratfun v = number(p, 1), arg[2] = { n, k };
+    int64_t whole_n, whole_k;
+
+    if (ml_ratfun_is_int(n, &whole_n) && ml_ratfun_is_int(k, &whole_k) && whole_k >= 0 &&
+        whole_k <= whole_n && whole_n - whole_k < whole_k)
+        k = number(p, whole_n - whole_k);
+    if (!ml_ratfun_is_int(k, &whole_k) || whole_k < 0 || whole_k > BINOMIAL_MAX)
+        return ml_ratfun_call(p->a, ml_str_of("binom"), arg, 2);
+    for (int64_t i = 0; i < whole_k && !p->a->work.spent; i++) {
+        v = ml_ratfun_mul(p->a, v, ml_ratfun_add(p->a, n, number(p, -i)));
+        v = ml_ratfun_div(p->a, v, number(p, i + 1));
+    }
+    return v;
+}
+
+static ml_ratfun subscripted(parser *p, ml_str word);
+
+/* What an accent is put on: several letters are one name, \vec{AB} is not \vec{BA}. */
+static ml_ratfun accented(parser *p) {
+    const ml_mtok *t = p->t;
+
+    if (p->end - t >= 3 && t->kind == ML_T_GROUP && t[1].kind == ML_T_WORD &&
+        t[2].kind == ML_T_UNGROUP) {
+        p->t += 3;
+        return ml_ratfun_symbol(p->a, t[1].text);
+    }
+    return argument(p);
+}
+
+/* An unknown macro with arguments is a function of them.  Without any it is a symbol, or else
+ * nothing that can be computed with. */
 static ml_ratfun unknown(parser *p, ml_str name) {
     ml_ratfun arg[ML_ATOM_ARGS];
     int32_t n = 0;
 
-    while (n < ML_ATOM_ARGS && p->t < p->end && p->t->kind == ML_T_GROUP)
-        arg[n++] = argument(p);
-    return n ? ml_ratfun_call(p->a, name, arg, n) : ml_ratfun_symbol(p->a, name);
+    if (ml_math_is_accent(name))
+        arg[n++] = accented(p);
+    else
+        while (n < ML_ATOM_ARGS && p->t < p->end && p->t->kind == ML_T_GROUP)
+            arg[n++] = argument(p);
+    if (n)
+        return ml_ratfun_call(p->a, name, arg, n);
+    if (!ml_math_is_symbol(name))
+        return fail(p);
+    return at_op(p, "_") ? subscripted(p, name) : ml_ratfun_symbol(p->a, name);
 }
 
 static ml_ratfun macro(parser *p) {
@@ -227,6 +221,10 @@ static ml_ratfun macro(parser *p) {
         return fraction(p);
     if (ml_str_is(name, "sqrt"))
         return root(p);
+    if (ml_str_is(name, "binom")) {
+        ml_ratfun n = argument(p), k = argument(p);
+        return binomial(p, n, k);
+    }
     if (ml_math_is_function(name))
         return function(p, name);
     return unknown(p, name);
@@ -261,13 +259,16 @@ static ml_ratfun subscripted(parser *p, ml_str word) {
 static ml_ratfun letters(parser *p, ml_str word) {
     ml_ratfun v = number(p, 1);
 
-    if (word.len > 3 || p->t[-1].in_text)
+    if (word.len > 3 ||
+        (p->t[-1].in_text && !ml_str_is(word, "e") && !ml_str_is(word, "i")))
         return fail(p);
     for (size_t i = 0; i + 1 < word.len; i++)
         v = ml_ratfun_mul(p->a, v, letter_symbol(p, word, i));
     word = (ml_str){ word.ptr + word.len - 1, 1 };
     if (at_op(p, "_"))
         v = ml_ratfun_mul(p->a, v, subscripted(p, word));
+    else if (strchr("fgh", word.ptr[0]) && at(p, ML_T_OPEN, "(") && !p->t->spaced)
+        v = ml_ratfun_mul(p->a, v, function(p, word));
     else {
         ml_ratfun last = letter_symbol(p, word, 0);
         if (at_op(p, "^")) {
@@ -292,6 +293,15 @@ static ml_ratfun word(parser *p) {
 
 /* --- grammar --------------------------------------------------------------------------------------- */
 
+/* |v|; of a whole number it is known. */
+static ml_ratfun absolute(parser *p, ml_ratfun v) {
+    int64_t n;
+
+    if (ml_ratfun_is_int(v, &n))
+        return number(p, n < 0 ? -n : n);
+    return ml_ratfun_call(p->a, ml_str_of("abs"), &v, 1);
+}
+
 static ml_ratfun bars(parser *p) {
     bool outer = p->in_bars;
     ml_ratfun v;
@@ -299,7 +309,17 @@ static ml_ratfun bars(parser *p) {
     p->in_bars = true;
     v = until(p, ML_T_OP, "|");
     p->in_bars = outer;
-    return ml_ratfun_call(p->a, ml_str_of("abs"), &v, 1);
+    return absolute(p, v);
+}
+
+/* A number as an argument, with braces or without; NULL: there is none. */
+static const ml_mtok *after_number_argument(const parser *p, const ml_mtok *t) {
+    if (p->end - t >= 1 && t->kind == ML_T_NUM)
+        return t + 1;
+    return p->end - t >= 3 && t->kind == ML_T_GROUP && t[1].kind == ML_T_NUM &&
+                   t[2].kind == ML_T_UNGROUP
+               ? t + 3
+               : NULL;
 }
 
 /* 2 3/4 and 2\frac{3}{4}: a whole number and a fraction of whole numbers. */
@@ -311,28 +331,55 @@ static bool mixed_part(const parser *p) {
         return true;
     if (p->end - t < 3 || !ml_mtok_is(t, ML_T_MACRO, "frac"))
         return false;
-    for (t++; t < p->end && (t->kind == ML_T_NUM || ml_mtok_nests(t)); t++)
-        if (t + 1 < p->end && t->kind == ML_T_UNGROUP && t[1].kind != ML_T_GROUP)
-            return true;
-    return t == p->end;
+    t = after_number_argument(p, t + 1);
+    return t && after_number_argument(p, t);
 }
 
 static ml_ratfun numeral(parser *p) {
     const ml_mtok *t = p->t++;
-    ml_ratfun v = decimal(p, t), part;
+    ml_ratfun v = ml_math_number(p->a, t), part;
 
     if (at_op(p, "_"))
         return subscripted(p, t->text);
     if (memchr(t->text.ptr, '.', t->text.len) || !mixed_part(p))
         return v;
     if (p->t->kind == ML_T_NUM) {
-        part = ml_ratfun_div(p->a, decimal(p, p->t), decimal(p, p->t + 2));
+        part =
+            ml_ratfun_div(p->a, ml_math_number(p->a, p->t), ml_math_number(p->a, p->t + 2));
         p->t += 3;
     } else {
         p->t++;
         part = fraction(p);
     }
     return ml_ratfun_add(p->a, v, part);
+}
+
+/* Where \choose stands before the end of these braces; NULL: it does not. */
+static const ml_mtok *choose_at(const parser *p) {
+    int depth = 0;
+
+    for (const ml_mtok *t = p->t; t < p->end && depth >= 0; t++) {
+        if (depth == 0 && ml_mtok_is(t, ML_T_MACRO, "choose"))
+            return t;
+        depth += ml_mtok_nests(t);
+    }
+    return NULL;
+}
+
+/* All that stands in braces, or everywhere: a sum, or {n \choose k}. */
+static ml_ratfun whole(parser *p) {
+    const ml_mtok *choose = choose_at(p), *end = p->end;
+    ml_ratfun n;
+
+    if (!choose)
+        return sum(p);
+    p->end = choose;
+    n = sum(p);
+    if (p->failed || p->t != choose)
+        return fail(p);
+    p->end = end;
+    p->t++;
+    return binomial(p, n, sum(p));
 }
 
 static ml_ratfun primary(parser *p) {
@@ -367,6 +414,12 @@ static ml_ratfun factorial(parser *p, ml_ratfun v) {
     return number(p, product);
 }
 
+static ml_ratfun radians(parser *p, ml_ratfun v) {
+    ml_ratfun pi = ml_ratfun_symbol(p->a, ml_str_of("pi"));
+
+    return ml_ratfun_div(p->a, ml_ratfun_mul(p->a, v, pi), number(p, 180));
+}
+
 /* A signed power: what may stand in an exponent, or between multiplication signs. */
 static ml_ratfun factor(parser *p) {
     ml_ratfun v;
@@ -382,10 +435,8 @@ static ml_ratfun factor(parser *p) {
         v = minus ? ml_ratfun_minus(p->a, v) : v;
     } else {
         v = primary(p);
-        while (at_op(p, "!")) {
-            p->t++;
-            v = factorial(p, v);
-        }
+        for (; at_op(p, "!") || at_op(p, "deg"); p->t++)
+            v = at_op(p, "!") ? factorial(p, v) : radians(p, v);
         if (at_op(p, "^")) {
             p->t++;
             v = ml_ratfun_pow(p->a, v, factor(p));
@@ -400,6 +451,8 @@ static bool begins_factor(const parser *p) {
 
     if (t >= p->end)
         return false;
+    if (t->kind == ML_T_GROUP && p->end - t > 1 && t[1].kind == ML_T_NUM)
+        return t[-1].kind != ML_T_NUM;
     if (t->kind == ML_T_NUM) /* digits after a blank are no product */
         return t[-1].kind != ML_T_NUM;
     return t->kind == ML_T_WORD || t->kind == ML_T_MACRO || t->kind == ML_T_GROUP ||
@@ -444,6 +497,6 @@ static ml_ratfun sum(parser *p) {
 bool ml_math_parse(ml_ratfun *out, ml_algebra *a, ml_mtoks toks) {
     parser p = { .a = a, .t = toks.t, .end = toks.t + toks.n };
 
-    *out = toks.n ? sum(&p) : fail(&p);
+    *out = toks.n ? whole(&p) : fail(&p);
     return !p.failed && !a->work.spent && p.t == p.end;
 }

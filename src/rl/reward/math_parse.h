@@ -10,7 +10,4 @@
 /* False when the tokens are no expression, or too much work. */
 bool ml_math_parse(ml_ratfun *out, ml_algebra *a, ml_mtoks toks);
 
-/* sin, log, ...: a word, or a macro, that takes an argument. */
-bool ml_math_is_function(ml_str name);
-
 #endif

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "rl/reward/math_parse.h"
-#include "rl/reward/math_value.h"
+#include "rl/reward/math_macros.h"
+#include "rl/reward/math_unit.h"
 
 #define WORK_MAX 2000000 /* about 10 ms */
 #define DEPTH_MAX 6
@@ -37,13 +37,31 @@ static bool is_union(const ml_mtok *t) {
     return ml_mtok_op(t, "cup");
 }
 
-static bool is_relation(const ml_mtok *t) {
-    static const char *const ops[] = { "=", "<", ">", "<=", ">=", "in", "!=" };
-
-    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
-        if (ml_mtok_op(t, ops[i]))
+static bool is_one_of(const ml_mtok *t, const char *const *ops) {
+    for (; *ops; ops++)
+        if (ml_mtok_op(t, *ops))
             return true;
     return false;
+}
+
+/* Relations that hold either way round. */
+static bool is_mutual(const ml_mtok *t) {
+    static const char *const ops[] = { "!=",   "approx",   "equiv", "cong", "sim",
+                                       "perp", "parallel", "iff",   0 };
+    return is_one_of(t, ops);
+}
+
+static bool is_directed(const ml_mtok *t) {
+    static const char *const ops[] = { "to",       "gets",   "mapsto",   "implies",
+                                       "propto",   "subset", "subseteq", "supset",
+                                       "supseteq", "notin",  0 };
+    return is_one_of(t, ops);
+}
+
+static bool is_relation(const ml_mtok *t) {
+    static const char *const ops[] = { "=", "<", ">", "<=", ">=", "in", 0 };
+
+    return is_one_of(t, ops) || is_mutual(t) || is_directed(t);
 }
 
 static bool is_either_sign(const ml_mtok *t) {
@@ -81,22 +99,6 @@ static ml_mtoks without_brackets(ml_mtoks x) {
     return x;
 }
 
-/* An unknown macro whose one argument is all there is: \foo{5}. */
-static ml_mtoks without_wrapper(ml_mtoks x) {
-    int depth = 0;
-
-    if (x.n < 4 || x.t[0].kind != ML_T_MACRO || x.t[1].kind != ML_T_GROUP ||
-        ml_math_is_function(x.t[0].text) || ml_mtok_is(x.t, ML_T_MACRO, "frac") ||
-        ml_mtok_is(x.t, ML_T_MACRO, "overline"))
-        return x;
-    for (int32_t i = 1; i < x.n; i++) {
-        depth += ml_mtok_nests(&x.t[i]);
-        if (depth == 0)
-            return i == x.n - 1 ? ml_mtoks_part(x, 2, x.n - 1) : x;
-    }
-    return x;
-}
-
 static bool is_last_word(const ml_mtok *t) {
     return is_separator(t) || ml_mtok_is(t, ML_T_OTHER, ".") || ml_mtok_op(t, "row");
 }
@@ -113,7 +115,7 @@ static ml_mtoks bare(ml_mcompare *c, ml_mtoks x) {
         before = x.n;
         while (x.n > 1 && is_last_word(&x.t[x.n - 1]))
             x.n--;
-        x = without_wrapper(without_brackets(x));
+        x = without_brackets(x);
     }
     return x;
 }
@@ -347,7 +349,7 @@ static bool relation_interval(interval *out, ml_mtoks x) {
     int32_t i = find_outer(x, 0, is_relation), j;
     ml_mtoks left = ml_mtoks_part(x, 0, i), middle;
 
-    if (i == x.n || ml_mtok_op(&x.t[i], "=") || ml_mtok_op(&x.t[i], "!="))
+    if (i == x.n || ml_mtok_op(&x.t[i], "=") || is_mutual(&x.t[i]) || is_directed(&x.t[i]))
         return false;
     if (ml_mtok_op(&x.t[i], "in")) {
         bool known = bracket_interval(out, ml_mtoks_part(x, i + 1, x.n));
@@ -362,7 +364,7 @@ static bool relation_interval(interval *out, ml_mtoks x) {
         bound(out, &x.t[i], left, true);
         bound(out, &x.t[j], ml_mtoks_part(x, j + 1, x.n), false);
         return is_name(middle) && x.t[i].text.ptr[0] == x.t[j].text.ptr[0] &&
-               find_outer(x, j + 1, is_relation) == x.n && !ml_mtok_op(&x.t[j], "=");
+               find_outer(x, j + 1, is_relation) == x.n && strchr("<>", x.t[j].text.ptr[0]);
     }
     out->name = is_name(left) ? left : middle;
     bound(out, &x.t[i], is_name(left) ? middle : left, !is_name(left));
@@ -376,6 +378,27 @@ static bool same_interval(ml_mcompare *c, const interval *x, const interval *y, 
     return same(c, x->low, y->low, depth) && same(c, x->high, y->high, depth);
 }
 
+/* The same relation, at i and j, between the same sides. */
+static bool same_sides(ml_mcompare *c, ml_mtoks x, int32_t i, ml_mtoks y, int32_t j,
+                       int depth) {
+    ml_mtoks a = ml_mtoks_part(x, 0, i), b = ml_mtoks_part(x, i + 1, x.n);
+    ml_mtoks p = ml_mtoks_part(y, 0, j), q = ml_mtoks_part(y, j + 1, y.n);
+
+    if (!ml_str_eq(x.t[i].text, y.t[j].text))
+        return false;
+    return (same(c, a, p, depth) && same(c, b, q, depth)) ||
+           (is_mutual(&x.t[i]) && same(c, a, q, depth) && same(c, b, p, depth));
+}
+
+/* What an answer says when it is only about so much: x \approx 5, \approx 5. */
+static bool about(ml_mtoks *x, int32_t i) {
+    if (i == x->n || !ml_mtok_op(&x->t[i], "approx") ||
+        !(i == 0 || is_name(ml_mtoks_part(*x, 0, i))))
+        return false;
+    *x = ml_mtoks_part(*x, i + 1, x->n);
+    return true;
+}
+
 /* Pairs of which at least one holds a relation. */
 static bool same_relations(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth) {
     item_list a, b;
@@ -385,6 +408,10 @@ static bool same_relations(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth) {
     if (relation_interval(&v, x) ? relation_interval(&w, y) || bracket_interval(&w, y)
                                  : relation_interval(&w, y) && bracket_interval(&v, x))
         return same_interval(c, &v, &w, depth);
+    if (i < x.n && j < y.n && (is_mutual(&x.t[i]) || is_directed(&x.t[i])))
+        return same_sides(c, x, i, y, j, depth);
+    if (j == y.n ? about(&x, i) : i == x.n && about(&y, j))
+        return same(c, x, y, depth);
     if (i < x.n && j == y.n && ml_mtok_op(&x.t[i], "in"))
         return same(c, ml_mtoks_part(x, i + 1, x.n), y, depth);
     if (j < y.n && i == x.n && ml_mtok_op(&y.t[j], "in"))
@@ -427,6 +454,14 @@ static bool same_lists(ml_mcompare *c, const item_list *x, const item_list *y, i
     return same_unordered(c, x, y, depth);
 }
 
+/* x < 2 or x > 3, as a union of intervals. */
+static bool same_union(ml_mcompare *c, const item_list *x, ml_mtoks y, int depth) {
+    item_list parts;
+
+    split(&parts, y, is_union);
+    return x->has_or && parts.n > 1 && same_unordered(c, x, &parts, depth);
+}
+
 static bool same_parts(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth) {
     item_list a, b;
     bracketed p, q;
@@ -435,7 +470,8 @@ static bool same_parts(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth) {
     split_answers(&a, c, x);
     split_answers(&b, c, y);
     if (a.n > 1 || b.n > 1)
-        return same_lists(c, &a, &b, depth);
+        return same_lists(c, &a, &b, depth) || same_union(c, &a, y, depth) ||
+               same_union(c, &b, x, depth);
     if (find_outer(x, 0, is_relation) < x.n || find_outer(y, 0, is_relation) < y.n)
         return same_relations(c, x, y, depth);
     split(&a, x, is_union);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "rl/reward/math_macros.h"
 #include "rl/reward/math_parse.h"
 
 ml_mtoks ml_mtoks_part(ml_mtoks x, int32_t from, int32_t to) {
@@ -10,13 +11,22 @@ ml_mtoks ml_mtoks_part(ml_mtoks x, int32_t from, int32_t to) {
 
 /* --- text ------------------------------------------------------------------------------- */
 
-/* Braces around a single token say nothing: x^{2} is x^2. */
+/* Braces around a single token say nothing: x^{2} is x^2.  Around several letters they hold
+ * an exponent, an index or an argument together: e^{kt} is not e^kt. */
+static bool is_idle_pair(ml_mtoks x, int32_t open) {
+    const ml_mtok *inside = &x.t[open + 1], *before = &x.t[open - 1];
+
+    if (open < 0 || open + 2 >= x.n || x.t[open].kind != ML_T_GROUP ||
+        x.t[open + 2].kind != ML_T_UNGROUP || ml_mtok_nests(inside))
+        return false;
+    return inside->kind != ML_T_WORD || inside->text.len == 1 || inside->in_text ||
+           open == 0 || ml_mtok_is(inside, ML_T_WORD, "pi") ||
+           !(before->kind == ML_T_MACRO || before->kind == ML_T_UNGROUP ||
+             ml_mtok_op(before, "^") || ml_mtok_op(before, "_"));
+}
+
 static bool is_idle_brace(ml_mtoks x, int32_t i) {
-    if (x.t[i].kind == ML_T_GROUP)
-        return i + 2 < x.n && x.t[i + 2].kind == ML_T_UNGROUP &&
-               !ml_mtok_nests(&x.t[i + 1]);
-    return x.t[i].kind == ML_T_UNGROUP && i >= 2 && x.t[i - 2].kind == ML_T_GROUP &&
-           !ml_mtok_nests(&x.t[i - 1]);
+    return is_idle_pair(x, i) || (x.t[i].kind == ML_T_UNGROUP && is_idle_pair(x, i - 2));
 }
 
 static int32_t next_visible(ml_mtoks x, int32_t i) {
@@ -78,7 +88,7 @@ static bool is_whole(ml_mcompare *c, const ml_mtok *t) {
 static bool whole_against_sum(ml_mcompare *c, ml_mtoks x, ml_mtoks y) {
     const ml_mtok *s = literal(x), *t = literal(y);
 
-    if ((s && t) || (s && s->magnitude) || (t && t->magnitude))
+    if (s && t)
         return false;
     return (s && is_whole(c, s)) || (t && is_whole(c, t));
 }
@@ -134,7 +144,7 @@ static uint64_t letters_of(ml_mtoks x) {
     for (int32_t i = 0; i < x.n; i++) {
         ml_str s = x.t[i].text;
         if (x.t[i].kind == ML_T_MACRO && !ml_math_is_function(s) && !ml_str_is(s, "frac") &&
-            !ml_str_is(s, "infty"))
+            !ml_str_is(s, "infty") && !ml_str_is(s, "binom"))
             set |= (uint64_t)1 << (32 + (unsigned char)s.ptr[0] % 32);
         if (x.t[i].kind != ML_T_WORD || ml_math_is_function(s))
             continue;
@@ -152,7 +162,17 @@ static bool many_letters(ml_mtoks x, ml_mtoks y) {
     return n > 2;
 }
 
+/* "million" is in it. */
+static bool has_magnitude(ml_mtoks x) {
+    for (int32_t i = 0; i < x.n; i++)
+        if (x.t[i].magnitude)
+            return true;
+    return false;
+}
+
 static bool refused(ml_mcompare *c, ml_mtoks x, ml_mtoks y) {
+    if (has_magnitude(x) || has_magnitude(y))
+        return many_letters(x, y);
     return whole_against_sum(c, x, y) || unreduced(x, y) || heavy_exponent(x) ||
            heavy_exponent(y) || many_letters(x, y);
 }
@@ -187,127 +207,4 @@ bool ml_value_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y) {
            !a.work.spent;
     c->work = a.work.left;
     return same;
-}
-
-/* --- quantities ------------------------------------------------------------------------------- */
-
-/* Abbreviations that may follow a number without a blank, or are one letter. */
-static const char *const short_units[] = { "m",   "s",  "g",   "h",   "l",   "km",  "cm",
-                                           "mm",  "kg", "mg",  "ft",  "in",  "lb",  "lbs",
-                                           "oz",  "ml", "mph", "kph", "hr",  "hrs", "min",
-                                           "sec", "yd", "mi",  "kwh", "usd", "am",  "pm" };
-
-static bool is_short_unit(ml_str s) {
-    for (size_t i = 0; i < sizeof short_units / sizeof *short_units; i++)
-        if (ml_str_is(s, short_units[i]))
-            return true;
-    return false;
-}
-
-static bool is_unit_word(const ml_mtok *t) {
-    if (t->kind != ML_T_WORD || t->in_text)
-        return t->kind == ML_T_WORD;
-    if (ml_str_is(t->text, "pi") || ml_math_is_function(t->text))
-        return false;
-    return is_short_unit(t->text) || t->text.len > 3 || (t->spaced && t->text.len > 2);
-}
-
-/* Where the unit begins at the end of a quantity; x.n when there is none. */
-static int32_t unit_from(ml_mtoks x) {
-    int32_t i = x.n;
-
-    while (i > 0) {
-        const ml_mtok *t = &x.t[i - 1];
-        bool per = ml_mtok_op(t, "/") && i < x.n && i >= 2 && is_unit_word(t - 1);
-        if (is_unit_word(t) || ml_mtok_op(t, "%") || ml_mtok_op(t, "deg") || per)
-            i--;
-        else if (i >= 3 && t->kind == ML_T_NUM && ml_mtok_op(t - 1, "^") &&
-                 is_unit_word(t - 2))
-            i -= 3;
-        else if (i >= 5 && t->kind == ML_T_UNGROUP && t[-1].kind == ML_T_NUM &&
-                 t[-2].kind == ML_T_GROUP && ml_mtok_op(t - 3, "^") && is_unit_word(t - 4))
-            i -= 5;
-        else
-            break;
-    }
-    return i;
-}
-
-/* The unit without plural endings, so that foot, feet and inches, inch are one. */
-static ml_str unit_name(ml_str s) {
-    static const struct {
-        const char *word, *is;
-    } rows[] = { { "feet", "ft" },    { "foot", "ft" },      { "centimeter", "cm" },
-                 { "meter", "m" },    { "kilometer", "km" }, { "millimeter", "mm" },
-                 { "inche", "in" },   { "inch", "in" },      { "kilogram", "kg" },
-                 { "gram", "g" },     { "second", "s" },     { "sec", "s" },
-                 { "minute", "min" }, { "hour", "h" },       { "hr", "h" },
-                 { "liter", "l" },    { "pound", "lb" },     { "mile", "mi" },
-                 { "yard", "yd" },    { "degree", "deg" } };
-
-    if (s.len > 2 && s.ptr[s.len - 1] == 's')
-        s.len--;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (ml_str_is(s, rows[i].word))
-            return ml_str_of(rows[i].is);
-    return s;
-}
-
-static bool same_unit(ml_mtoks x, ml_mtoks y) {
-    if (x.n != y.n)
-        return false;
-    for (int32_t i = 0; i < x.n; i++)
-        if (!ml_str_eq(unit_name(x.t[i].text), unit_name(y.t[i].text)))
-            return false;
-    return true;
-}
-
-/* x times scale is y, where scale is written as an expression. */
-static bool scaled_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y, const char *scale) {
-    ml_algebra a = { .work = { c->arena, c->work, false } };
-    ml_mtoks factor;
-    ml_ratfun v, w, f;
-    bool same = ml_math_lex(&factor, c->arena, ml_str_of(scale)) &&
-                ml_math_parse(&v, &a, x) && ml_math_parse(&w, &a, y) &&
-                ml_math_parse(&f, &a, factor) &&
-                ml_ratfun_eq(&a, ml_ratfun_mul(&a, v, f), w) && !a.work.spent;
-
-    c->work = a.work.left;
-    return same;
-}
-
-/* value unit against a bare number. */
-static bool same_without_unit(ml_mcompare *c, ml_mtoks value, ml_mtoks unit,
-                              ml_mtoks bare) {
-    if (ml_value_same(c, value, bare))
-        return true;
-    if (unit.n == 1 && ml_mtok_op(&unit.t[0], "%"))
-        return scaled_same(c, value, bare, "1/100");
-    if (unit.n == 1 && ml_mtok_op(&unit.t[0], "deg"))
-        return scaled_same(c, value, bare, "pi/180");
-    return false;
-}
-
-/* A unit follows something with a digit in it, not just a name. */
-static bool has_number(ml_mtoks x) {
-    for (int32_t i = 0; i < x.n; i++)
-        if (x.t[i].kind == ML_T_NUM)
-            return true;
-    return false;
-}
-
-bool ml_quantity_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y) {
-    int32_t u = unit_from(x), v = unit_from(y);
-    ml_mtoks a = ml_mtoks_part(x, 0, u), b = ml_mtoks_part(y, 0, v);
-    ml_mtoks s = ml_mtoks_part(x, u, x.n), t = ml_mtoks_part(y, v, y.n);
-
-    if (ml_value_same(c, x, y))
-        return true;
-    if ((s.n && !has_number(a)) || (t.n && !has_number(b)))
-        return false;
-    if (s.n && t.n)
-        return same_unit(s, t) && ml_value_same(c, a, b);
-    if (s.n)
-        return same_without_unit(c, a, s, y);
-    return t.n && same_without_unit(c, b, t, x);
 }

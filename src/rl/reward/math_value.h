@@ -20,9 +20,6 @@ bool ml_mtoks_same_text(ml_mtoks x, ml_mtoks y);
 /* Equal as expressions, or as text. */
 bool ml_value_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y);
 
-/* Equal as quantities: "5 cm" is 5, but not "5 hours"; 50% is 50 and a half. */
-bool ml_quantity_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y);
-
 ml_mtoks ml_mtoks_part(ml_mtoks x, int32_t from, int32_t to);
 
 #endif

@@ -300,8 +300,18 @@ static void times_power(ml_algebra *a, ml_ratfun *out, uint64_t base, int64_t k)
         *out = ml_ratfun_mul(a, *out, ml_ratfun_int(a, ml_big_of(&a->work, (int64_t)base)));
 }
 
+static int64_t common(int64_t a, int64_t b) { /* Euclid; of 0 and b it is b */
+    while (a) {
+        int64_t r = b % a;
+        b = a;
+        a = r;
+    }
+    return b;
+}
+
 /* The root of a positive number is written as a product of roots of primes, as far as small
- * primes go: sqrt(12) is 2 sqrt(3), and sqrt(6) is sqrt(2) sqrt(3). */
+ * primes go: sqrt(12) is 2 sqrt(3), sqrt(6) is sqrt(2) sqrt(3), and the fourth root of 4 is
+ * sqrt(2). */
 static ml_ratfun root_of_number(ml_algebra *a, uint64_t v, int64_t index) {
     ml_ratfun out = ml_ratfun_int(a, ml_big_of(&a->work, 1));
 
@@ -311,9 +321,10 @@ static ml_ratfun root_of_number(ml_algebra *a, uint64_t v, int64_t index) {
         for (; v % p == 0; v /= p)
             times++;
         times_power(a, &out, p, times / index);
-        for (int64_t k = times % index; k > 0; k--)
+        for (int64_t g = common(times % index, index), k = times % index / g; k > 0; k--)
             out = ml_ratfun_mul(
-                a, out, root_atom(a, poly_of(a, ml_big_of(&a->work, (int64_t)p)), index));
+                a, out,
+                root_atom(a, poly_of(a, ml_big_of(&a->work, (int64_t)p)), index / g));
     }
     if (v > 1)
         out = ml_ratfun_mul(

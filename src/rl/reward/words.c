@@ -36,7 +36,7 @@ static bool ends_word(const char *p, const char *end) {
 }
 
 void ml_text_lower(ml_text *out, ml_str s) {
-    const char *p = s.ptr, *end = p + s.len;
+    const char *p = s.ptr ? s.ptr : "", *end = p + s.len;
     bool whole = ml_utf8_valid(s) == s.len;
 
     ml_text_add(out, "", 0);

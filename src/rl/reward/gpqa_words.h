@@ -1,0 +1,30 @@
+/* gpqa_words.h - a response as words and signs, for finding the choice it names.
+ *
+ * thread: any; words live in the arena. */
+#ifndef ML_RL_REWARD_GPQA_WORDS_H
+#define ML_RL_REWARD_GPQA_WORDS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/str.h"
+
+/* A word in lower case, a sign, or the macro \boxed.  Emphasis, fonts, tags, braces and quotes
+ * are gone. */
+typedef struct ml_gpqa_word {
+    ml_str text;
+    char letter; /* the capital of a single ASCII letter; 0: this is no letter */
+    bool capital, sign;
+    bool spaced, breaks; /* a blank, a line break before it */
+    bool tied; /* a letter that touches a hyphen, subscript or exponent: C-terminal, C_2 */
+} ml_gpqa_word;
+
+typedef struct ml_gpqa_words {
+    const ml_gpqa_word *w; /* [n] */
+    int32_t n;
+} ml_gpqa_words;
+
+void ml_gpqa_words_init(ml_gpqa_words *out, ml_arena *a, ml_str text);
+
+#endif
