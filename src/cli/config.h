@@ -152,7 +152,7 @@ typedef struct ml_config {
         const char *save, *load;
         const char *save_hf;
         int64_t save_interval, keep_last, retain_interval, ckpt_step, start_rollout;
-        bool async_save, save_optim, load_optim, finetune;
+        bool async_save, save_optim, load_optim, finetune, overwrite;
         const char *single; /* of flags that have but one value */
     } train;
     struct {

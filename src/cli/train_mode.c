@@ -260,9 +260,9 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
     if (c->mode.fully) {
         st = open_flow(t, c, loop->watch.say, err);
         loop->rollout = st == ML_OK ? ml_rollout_flow(t->flow) : loop->rollout;
-        if (!loop->record && c->train.save)
+        if (!loop->record && t->run->opts.save)
             loop->record = ml_arena_printf(
-                &t->arena, "%s/rollout_data/{rollout_id}.jsonl.zst", c->train.save);
+                &t->arena, "%s/rollout_data/{rollout_id}.jsonl.zst", t->run->opts.save);
     } else if (c->mode.async) {
         t->ahead = ML_NEW(&t->arena, ml_ahead, 1);
         ml_ahead_init(t->ahead, loop->rollout, t->run->num_rollout);

@@ -241,6 +241,13 @@ static void event_dir(ml_text *out, const ml_run_log_opts *o) {
         ml_text_printf(out, "%s/tensorboard", o->dir);
 }
 
+#define EVENT_FILE "/events.out.tfevents.miles"
+
+void ml_run_log_event_path(ml_text *out, const ml_run_log_opts *opts) {
+    event_dir(out, opts);
+    ml_text_printf(out, EVENT_FILE);
+}
+
 static ml_status open_events(ml_run_log *l, const ml_run_log_opts *o, int64_t rollout,
                              ml_err *err) {
     place p = { .rollout = rollout, .current = -1 };
@@ -249,7 +256,7 @@ static ml_status open_events(ml_run_log *l, const ml_run_log_opts *o, int64_t ro
 
     event_dir(&path, o);
     st = ml_dir_make(path.ptr, err);
-    ml_text_printf(&path, "/events.out.tfevents.miles");
+    ml_text_printf(&path, EVENT_FILE);
     if (st == ML_OK)
         st = ml_event_file_open(&l->events, path.ptr, rollout > 0 ? keep_event : NULL, &p,
                                 err);

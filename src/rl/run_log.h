@@ -65,6 +65,9 @@ typedef struct ml_run_log_opts {
     double flop_per_token, peak_flops; /* to tell speeds; 0: not known */
 } ml_run_log_opts;
 
+/* Appends the path of the TensorBoard file. */
+void ml_run_log_event_path(ml_text *out, const ml_run_log_opts *opts);
+
 /* Rows of rounds from `rollout` on are dropped, and evaluations of the round before it,
  * which is evaluated again.  0: everything is. */
 ml_status ml_run_log_open(ml_run_log *l, const ml_run_log_opts *opts, int64_t rollout,

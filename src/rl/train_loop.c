@@ -1,5 +1,6 @@
 #include "rl/train_loop.h"
 
+#include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -350,6 +351,22 @@ static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err) {
     return st;
 }
 
+/* Where --load has no snapshot, as in Miles, the run starts from something else. */
+static void tell_start(const ml_train_loop *l) {
+    const ml_train_run *run = l->run;
+    ml_text t = { 0 };
+
+    if (!run->opts.load ||
+        strncmp(run->started, run->opts.load, strlen(run->opts.load)) == 0)
+        return; /* or the weights of a snapshot start a new run */
+    ml_text_printf(&t,
+                   "--load %s has no snapshot: the run starts from %s %s at rollout %lld",
+                   run->opts.load, run->opts.ref_load ? "--ref-load" : "--hf-checkpoint",
+                   run->started, (long long)run->rollout);
+    l->watch.say(t.ptr);
+    ml_text_release(&t);
+}
+
 /* The first evaluation; or, since it comes after saving, that of the round before. */
 static ml_status begin(ml_train_loop *l, ml_err *err) {
     ml_train_run *run = l->run;
@@ -374,6 +391,7 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
         ml_run_log_event(&run->log, run->rollout, t.ptr);
         ml_text_release(&t);
     } else {
+        tell_start(l);
         ml_run_log_event(&run->log, run->rollout, "started");
     }
     if (l->watch.progress)

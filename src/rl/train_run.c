@@ -130,6 +130,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_e
     if (st == ML_OK && opts->recipe.critic_loss && !opts->learns_nothing)
         st = open_critic(r, err);
     if (st == ML_OK)
+        st = ml_train_run_check_dirs(r, err);
+    if (st == ML_OK)
         st = open_data(r, err);
     if (st == ML_OK)
         st = count_rollouts(r, err);
@@ -162,6 +164,8 @@ void ml_train_run_close(ml_train_run *r) {
         ml_backend_close(&r->be);
     ml_checkpoint_close(r->from);
     ml_spec_close(&r->spec);
+    for (int i = 0; i < 2; i++)
+        ml_run_dir_close(&r->dir[i]);
     ml_arena_release(&r->arena);
 }
 

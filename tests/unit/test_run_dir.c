@@ -1,0 +1,265 @@
+#include <glob.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/dir.h"
+#include "base/file.h"
+#include "base/str.h"
+#include "tests/support/scratch.h"
+#include "tests/support/test.h"
+#include "tests/support/toy_run.h"
+
+static char out[20000];
+static ml_err err;
+
+static void args_of(char *args, size_t cap, int rounds, const char *more) {
+    snprintf(args, cap,
+             "train --hf-checkpoint %s --prompt-data %s --label-key label "
+             "--apply-chat-template --n-samples-per-prompt 4 --num-rollout %d "
+             "--rollout-max-response-len 8 --rm-type deterministic_random %s",
+             ml_test_path("model"), ml_test_path("data.jsonl"), rounds, more);
+}
+
+#define SIZES "--rollout-batch-size 2 --global-batch-size 8 --lr 1e-5 "
+#define CONSTANT SIZES "--lr-decay-style constant "
+
+static int run(int rounds, const char *flags, const char *save, const char *load) {
+    char args[3000], more[1500];
+
+    snprintf(more, sizeof more, "%s %s %s %s %s", flags, save ? "--save" : "",
+             save ? save : "", load ? "--load" : "", load ? load : "");
+    args_of(args, sizeof args, rounds, more);
+    return ml_test_miles(out, sizeof out, args);
+}
+
+static bool there(const char *name) {
+    return access(ml_test_path(name), F_OK) == 0;
+}
+
+static ml_str bytes_of(const char *name, ml_file *f) {
+    CHECK(ml_file_map(f, ml_test_path(name), &err) == ML_OK);
+    return f->bytes;
+}
+
+static void put(const char *name, const char *text) {
+    CHECK(ml_file_replace(ml_test_path(name), ml_str_of(text), &err) == ML_OK);
+}
+
+/* --- an existing run ---------------------------------------------------------- */
+
+static void a_run_is_not_replaced(void) {
+    const char *save = ml_test_path("run");
+    ml_file before = { 0 }, after = { 0 };
+    ml_str was;
+
+    ml_toy_run_inputs();
+    CHECK(run(2, CONSTANT, save, NULL) == 0);
+    was = bytes_of("run/metrics.jsonl", &before);
+    CHECK(run(1, CONSTANT, save, NULL) == 2);
+    CHECK_HAS(out, "holds a run already");
+    CHECK_HAS(out, "--load ");
+    CHECK_HAS(out, "--overwrite");
+    CHECK(run(1, CONSTANT, save, ml_test_path("other")) == 2); /* not from here */
+    CHECK(run(1, CONSTANT "--finetune", save, save) == 2);     /* starts at round 0 */
+    CHECK_HAS(out, "starts at the first round");
+    CHECK(run(1, CONSTANT "--overwrite", save, save) == 2);
+    CHECK_HAS(out, "--overwrite would remove the run");
+    CHECK(run(1, CONSTANT "--dry-run", save, NULL) == 2);
+    CHECK(ml_str_eq(was, bytes_of("run/metrics.jsonl", &after)));
+    CHECK(there("run/iter_0000001") && there("run/run.db"));
+    ml_file_unmap(&before);
+    ml_file_unmap(&after);
+    CHECK(run(3, CONSTANT, save, save) == 0);
+    CHECK_HAS(out, "going on at rollout 2");
+}
+
+/* Files of the run go, and no others. */
+static void overwriting_removes_our_files(void) {
+    const char *save = ml_test_path("run");
+
+    ml_toy_run_inputs();
+    CHECK(run(2, CONSTANT "--save-interval 1", save, NULL) == 0);
+    put("run/notes.txt", "mine");
+    put("run/metrics.jsonl.bak", "mine");
+    CHECK(ml_dir_make(ml_test_path("run/iter_best"), &err) == ML_OK);
+    put("run/iter_0000000/notes.txt", "mine");
+    CHECK(run(1, CONSTANT "--overwrite", save, NULL) == 2);
+    CHECK_HAS(out, "iter_0000000/notes.txt is not a file of the snapshot");
+    CHECK(there("run/iter_0000001/config.json") && there("run/metrics.jsonl"));
+    CHECK(unlink(ml_test_path("run/iter_0000000/notes.txt")) == 0);
+    CHECK(run(1, CONSTANT "--overwrite", save, NULL) == 0);
+    CHECK(there("run/iter_0000000") && !there("run/iter_0000001"));
+    CHECK(there("run/notes.txt") && there("run/metrics.jsonl.bak") &&
+          there("run/iter_best"));
+}
+
+/* A start that fails before its first row stands in nobody's way. */
+static void a_failed_start_leaves_nothing(void) {
+    const char *save = ml_test_path("run");
+
+    ml_toy_run_inputs();
+    CHECK(run(1, CONSTANT "--freeze nothing", save, NULL) == 2);
+    CHECK(!there("run"));
+}
+
+static void another_runs_tensorboard_file(void) {
+    char flags[1000];
+
+    ml_toy_run_inputs();
+    snprintf(flags, sizeof flags, CONSTANT "--tensorboard-dir %s", ml_test_path("tb"));
+    CHECK(run(1, flags, ml_test_path("a"), NULL) == 0);
+    CHECK(run(1, flags, ml_test_path("b"), NULL) == 2);
+    CHECK_HAS(out, "events.out.tfevents.miles is there already");
+    CHECK(run(2, flags, ml_test_path("a"), ml_test_path("a")) == 0);
+}
+
+/* --- no --save ------------------------------------------------------------------ */
+
+static void a_directory_is_chosen(void) {
+    static const char *const looks[] = { "--dry-run", "--debug-rollout-only",
+                                         "--debug-exit-after-rollout 1" };
+    char *program = realpath(getenv("MILES_UNDER_TEST"), NULL);
+    glob_t found = { 0 };
+
+    ml_toy_run_inputs();
+    CHECK(program && setenv("MILES_UNDER_TEST", program, 1) == 0);
+    CHECK(chdir(ml_test_dir()) == 0);
+    for (int i = 0; i < 3; i++) {
+        char flags[1000];
+        snprintf(flags, sizeof flags, CONSTANT "%s", looks[i]);
+        CHECK(run(1, flags, NULL, NULL) == 0);
+        CHECK(!there("runs"));
+    }
+    for (int i = 0; i < 2; i++) {
+        CHECK(run(1, CONSTANT, NULL, NULL) == 0);
+        CHECK_HAS(out, "Saving to runs/model-20");
+    }
+    CHECK(glob("runs/model-20*/iter_0000000", 0, NULL, &found) == 0);
+    CHECK(found.gl_pathc == 2);
+    globfree(&found);
+    free(program);
+}
+
+/* --- one process at a time ------------------------------------------------------- */
+
+static void wait_for(const char *name) {
+    for (int i = 0; i < 3000 && !there(name); i++)
+        usleep(10000);
+    CHECK(there(name));
+}
+
+static void a_second_process_is_refused(void) {
+    const char *save = ml_test_path("run");
+    char args[3000], more[1500], who[400], host[256] = "";
+    pid_t pid;
+
+    ml_toy_run_inputs();
+    snprintf(more, sizeof more,
+             CONSTANT "--save-interval 1 --keep-last 1 --save %s --load %s", save, save);
+    args_of(args, sizeof args, 100000, more);
+    pid = ml_toy_start(args);
+    wait_for("run/latest_checkpointed_iteration.txt");
+    CHECK(run(100000, CONSTANT, save, save) == 2);
+    gethostname(host, sizeof host - 1);
+    snprintf(who, sizeof who, "is being written by process %ld on %s", (long)pid, host);
+    CHECK_HAS(out, who);
+    CHECK(run(1, CONSTANT "--overwrite", save, NULL) == 2); /* nor are its files removed */
+    CHECK_HAS(out, who);
+    ml_toy_run_stop(pid, SIGKILL, 0);
+    CHECK(there("run/run.lock"));
+    put("run/metrics.jsonl.tmp-12345-0", "of a dead process");
+    put("run/notes.tmp-12345-0", "somebody's");
+    CHECK(ml_dir_make(ml_test_path("run/iter_9999999.tmp-12345"), &err) == ML_OK);
+    CHECK(run(1, CONSTANT, save, save) == 0);
+    CHECK(!there("run/run.lock") && !there("run/metrics.jsonl.tmp-12345-0") &&
+          !there("run/iter_9999999.tmp-12345"));
+    CHECK(there("run/notes.tmp-12345-0"));
+}
+
+/* --- continuing ------------------------------------------------------------------ */
+
+static void where_load_has_nothing(void) {
+    const char *save = ml_test_path("run");
+
+    ml_toy_run_inputs();
+    CHECK(run(1, CONSTANT, save, ml_test_path("missing")) == 0);
+    CHECK_HAS(out, "has no snapshot: the run starts from --hf-checkpoint");
+    CHECK(ml_dir_make(ml_test_path("empty"), &err) == ML_OK);
+    CHECK(run(1, CONSTANT, ml_test_path("b"), ml_test_path("empty")) == 0);
+    CHECK_HAS(out, "has no snapshot: the run starts from --hf-checkpoint");
+    CHECK(unlink(ml_test_path("run/latest_checkpointed_iteration.txt")) == 0);
+    CHECK(run(2, CONSTANT, save, save) == 1);
+    CHECK_HAS(out, "but no latest_checkpointed_iteration.txt");
+    CHECK(run(2, CONSTANT "--ckpt-step 0", save, save) == 0);
+    CHECK_HAS(out, "going on at rollout 1");
+}
+
+static void what_has_changed_is_named(void) {
+    const char *save = ml_test_path("run");
+    FILE *f;
+
+    ml_toy_run_inputs();
+    CHECK(run(1, CONSTANT, save, NULL) == 0);
+    CHECK(run(2, CONSTANT, save, save) == 0);
+    CHECK_HAS(out, "--num-rollout was 1 and is 2");
+    CHECK(!strstr(out, "--lr was") && !strstr(out, "is not the data") &&
+          !strstr(out, "its configuration, tokenizer or weights"));
+    CHECK(run(3,
+              "--rollout-batch-size 2 --global-batch-size 8 --lr 5e-6 "
+              "--rollout-shuffle --lr-decay-style constant",
+              save, save) == 0);
+    CHECK_HAS(out, "--lr was 1e-5 and is 5e-6");
+    CHECK_HAS(out, "--rollout-shuffle was off and is on");
+    f = fopen(ml_test_path("data.jsonl"), "a");
+    CHECK(f && fputs("{\"input\": \"more\", \"label\": \"1\"}\n", f) >= 0 &&
+          fclose(f) == 0);
+    CHECK(run(4, CONSTANT, save, save) == 0);
+    CHECK_HAS(out, "is not the data that the run was started with: it had 12 rows");
+    CHECK(!strstr(out, "its configuration, tokenizer or weights"));
+    f = fopen(ml_test_path("model/config.json"), "a");
+    CHECK(f && fputs("\n", f) >= 0 && fclose(f) == 0);
+    CHECK(run(5, CONSTANT, save, save) == 0);
+    CHECK_HAS(out, "its configuration, tokenizer or weights are not those");
+    CHECK(!strstr(out, "is not the data"));
+}
+
+/* The schedule counts samples: with smaller batches, a run of as many rounds is over. */
+static void a_learning_rate_of_0(void) {
+    const char *save = ml_test_path("run");
+
+    ml_toy_run_inputs();
+    CHECK(run(2,
+              "--rollout-batch-size 8 --global-batch-size 32 --lr 1e-3 "
+              "--lr-decay-style linear",
+              save, NULL) == 0);
+    CHECK(run(4,
+              "--rollout-batch-size 2 --global-batch-size 8 --lr 1e-3 "
+              "--lr-decay-style linear",
+              save, save) == 2);
+    CHECK_HAS(out, "the learning rate would be 0 in every step");
+    CHECK(run(3,
+              "--rollout-batch-size 8 --global-batch-size 32 --lr 1e-3 "
+              "--lr-decay-style linear --lr-decay-iters 2",
+              save, save) == 0);
+    CHECK_HAS(out, "the learning rate is 0 from here on");
+}
+
+static const ml_test tests[] = {
+    { "a run is not replaced", a_run_is_not_replaced },
+    { "overwriting removes our files", overwriting_removes_our_files },
+    { "a failed start leaves nothing", a_failed_start_leaves_nothing },
+    { "another run's TensorBoard file", another_runs_tensorboard_file },
+    { "a directory is chosen", a_directory_is_chosen },
+    { "a second process is refused", a_second_process_is_refused, 60 },
+    { "where --load has nothing", where_load_has_nothing },
+    { "what has changed is named", what_has_changed_is_named },
+    { "a learning rate of 0", a_learning_rate_of_0 },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
