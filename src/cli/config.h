@@ -224,7 +224,8 @@ typedef struct ml_config {
         const char *run;                 /* its directory or run.db */
         int64_t rollout, n_skip, n_most; /* rollout -1: all; n_most 0: all */
         double least, most;              /* NaN: no bound */
-        bool truncated, tokens;
+        bool truncated, tokens, evals;
+        const char *set; /* of evaluations; NULL: all */
     } inspect;
     struct {
         ml_words command; /* none: only the machine */

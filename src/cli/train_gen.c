@@ -346,6 +346,7 @@ ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
                                    .turns = t->turns,
                                    .context = t->engine.context };
     t->evals.asker = t->rollout.asker;
+    t->evals.keep_answers = t->run->log.store != NULL;
     if (t->eval_context)
         t->evals.asker.context = (int32_t)least(t->engine.context, t->eval_context);
     t->rollout.asker.group_rewards = t->group_rewards;

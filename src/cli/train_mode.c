@@ -205,7 +205,7 @@ ml_status ml_train_mode_check(const ml_config *c, ml_err *err) {
 /* --- the loop --------------------------------------------------------------------- */
 
 /* The engine is wanted for evaluations: nothing new is begun meanwhile. */
-static ml_status evaluate(void *ud, ml_figures *out, ml_err *err) {
+static ml_status evaluate(void *ud, ml_eval_scores *out, ml_err *err) {
     ml_train_gen *t = ud;
     ml_status st;
 

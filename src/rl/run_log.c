@@ -9,7 +9,7 @@
 
 /* --- what waits for the background ------------------------------------------ */
 
-typedef enum entry_kind { METRICS, TIMING, SPAN, EVENT } entry_kind;
+typedef enum entry_kind { METRICS, TIMING, SPAN, EVENT, ANSWERS } entry_kind;
 
 typedef struct entry {
     struct entry *next;
@@ -18,6 +18,8 @@ typedef struct entry {
     ml_figures figures;
     const char *name; /* of a span; what happened */
     double begin_s, end_s;
+    const ml_eval_answers *answers; /* in the arena */
+    ml_arena arena;
 } entry;
 
 struct ml_log_batch {
@@ -67,6 +69,8 @@ static void release_batch(ml_log_batch *b) {
 
     if (!b)
         return;
+    for (entry *e = b->first; e; e = e->next)
+        ml_arena_release(&e->arena);
     ml_arena_release(&b->round);
     own = b->own; /* the batch itself lies in it */
     ml_arena_release(&own);
@@ -77,6 +81,8 @@ static void release_batch(ml_log_batch *b) {
 static ml_status store_entry(ml_run_store *s, const entry *e, ml_err *err) {
     ml_status st = ML_OK;
 
+    if (e->kind == ANSWERS)
+        return ml_run_store_add_answers(s, e->rollout, e->answers, err);
     if (e->kind == EVENT)
         return ml_run_store_add_event(s, e->rollout, e->name, err);
     for (const ml_figure *f = e->figures.first; f && st == ML_OK; f = f->next)
@@ -384,6 +390,18 @@ void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *
     b->sample = sample;
     b->n_sample = n;
     b->rollout = rollout;
+}
+
+void ml_run_log_answers(ml_run_log *l, int64_t rollout, const ml_eval_answers *first,
+                        ml_arena *a) {
+    entry *e;
+
+    if (!l->store || !first)
+        return;
+    e = add_entry(l, ANSWERS, rollout);
+    e->answers = first;
+    e->arena = *a;
+    *a = (ml_arena){ 0 };
 }
 
 void ml_run_log_span(ml_run_log *l, int64_t rollout, ml_span_kind kind, const char *name,

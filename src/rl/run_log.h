@@ -84,6 +84,10 @@ void ml_run_log_hashes(ml_run_log *l, const char *head, uint64_t samples,
 /* They must live until the batch was posted or settled. */
 void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *sample,
                         int64_t n);
+/* The answers of an evaluation, which lie in the arena: it is taken along where there is a
+ * store, and then left empty. */
+void ml_run_log_answers(ml_run_log *l, int64_t rollout, const ml_eval_answers *first,
+                        ml_arena *a);
 void ml_run_log_span(ml_run_log *l, int64_t rollout, ml_span_kind kind, const char *name,
                      double begin_s, double end_s);
 void ml_run_log_event(ml_run_log *l, int64_t rollout, const char *what);

@@ -285,9 +285,11 @@ static bool take_scores(ml_train_loop *l, bool wait, ml_status *st, ml_err *err)
     if (!ml_eval_queue_take(l->behind, &found, wait))
         return false;
     *st = found.st;
-    if (found.st == ML_OK)
-        report_scores(l, found.rollout, &found.figures);
-    else if (err)
+    if (found.st == ML_OK) {
+        report_scores(l, found.rollout, &found.scores.figures);
+        ml_run_log_answers(&l->run->log, found.rollout, found.scores.answers, &found.arena);
+    }
+    if (found.st != ML_OK && err)
         *err = found.err;
     ml_arena_release(&found.arena);
     return found.st == ML_OK;
@@ -325,17 +327,19 @@ static ml_status ask_for_scores(ml_train_loop *l, int64_t rollout, ml_err *err) 
 }
 
 static ml_status score(ml_train_loop *l, int64_t rollout, ml_err *err) {
-    ml_figures figures;
+    ml_eval_scores scores = { 0 };
     ml_arena a;
     ml_status st;
 
     if (l->behind)
         return ask_for_scores(l, rollout, err);
     ml_arena_init(&a, "an evaluation");
-    ml_figures_init(&figures, &a);
-    st = l->evaluate(l->evaluate_ud, &figures, err);
-    if (st == ML_OK)
-        report_scores(l, rollout, &figures);
+    ml_figures_init(&scores.figures, &a);
+    st = l->evaluate(l->evaluate_ud, &scores, err);
+    if (st == ML_OK) {
+        report_scores(l, rollout, &scores.figures);
+        ml_run_log_answers(&l->run->log, rollout, scores.answers, &a);
+    }
     ml_arena_release(&a);
     return st;
 }

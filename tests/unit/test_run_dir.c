@@ -247,6 +247,47 @@ static void a_learning_rate_of_0(void) {
     CHECK_HAS(out, "the learning rate is 0 from here on");
 }
 
+/* --- answers of evaluations ------------------------------------------------------ */
+
+static int count(const char *text, const char *what) {
+    int n = 0;
+    for (const char *at = text; (at = strstr(at, what)); at++)
+        n++;
+    return n;
+}
+
+static void inspect(char *to, size_t cap, const char *run, const char *more) {
+    char args[1000];
+
+    snprintf(args, sizeof args, "inspect %s %s", run, more);
+    CHECK(ml_test_miles(to, cap, args) == 0);
+}
+
+/* 12 prompts before training and after every second round, whether or not the run was
+ * interrupted in between. */
+static void answers_of_evaluations_are_recorded(void) {
+    const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
+    static char a[200000], b[200000];
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train", whole, 4, "", out, sizeof out) == 0);
+    inspect(a, sizeof a, whole, "--eval");
+    CHECK(count(a, "evaluation of toy before training, sample ") == 12);
+    CHECK(count(a, "evaluation of toy after rollout 1, sample ") == 12);
+    CHECK(count(a, "evaluation of toy after rollout 3, sample ") == 12);
+    CHECK(count(a, "reward ") == 36 && count(a, "prompt ") == 36);
+    CHECK_HAS(a, "what is 0+0?");
+    inspect(b, sizeof b, whole, "--eval-set toy --step 3 --limit 5");
+    CHECK(count(b, "evaluation of toy after rollout 3") == 5);
+    inspect(b, sizeof b, whole, "--eval-set other");
+    CHECK_HAS(b, "no such sample");
+    CHECK(ml_toy_run("train", parts, 2, "", out, sizeof out) == 0);
+    CHECK(ml_toy_run("train", parts, 4, "", out, sizeof out) == 0);
+    inspect(a, sizeof a, whole, "--eval --tokens");
+    inspect(b, sizeof b, parts, "--eval --tokens");
+    CHECK(strcmp(a, b) == 0);
+}
+
 static const ml_test tests[] = {
     { "a run is not replaced", a_run_is_not_replaced },
     { "overwriting removes our files", overwriting_removes_our_files },
@@ -257,6 +298,7 @@ static const ml_test tests[] = {
     { "where --load has nothing", where_load_has_nothing },
     { "what has changed is named", what_has_changed_is_named },
     { "a learning rate of 0", a_learning_rate_of_0 },
+    { "answers of evaluations are recorded", answers_of_evaluations_are_recorded },
     { 0 },
 };
 
