@@ -230,7 +230,8 @@ ml_status ml_train_print_memory(ml_train_run *r, ml_err *err) {
     printf("memory plan of %s, %lld parameters:\n%s", r->spec.family,
            (long long)ml_spec_param_count(&r->spec), t.ptr);
     ml_text_release(&t);
-    return check_memory(r, err);
+    st = check_memory(r, err);
+    return st == ML_OK ? ml_train_run_check_disk(r, err) : st;
 }
 
 ml_status ml_train_start(ml_train_run *r, ml_cmd cmd, const ml_config *c, ml_err *err) {
@@ -238,6 +239,8 @@ ml_status ml_train_start(ml_train_run *r, ml_cmd cmd, const ml_config *c, ml_err
 
     if (st == ML_OK)
         st = ml_train_dir_choose(r, c, err);
+    if (st == ML_OK)
+        st = ml_train_run_check_disk(r, err);
     if (st == ML_OK)
         st = ml_train_run_start(r, err);
     if (st == ML_OK)

@@ -110,6 +110,9 @@ ml_timeline *ml_train_run_ops(const ml_train_run *r, ml_span_kind kind);
 /* ML_EUSAGE when the directories it saves to hold another run.  Changes nothing. */
 ml_status ml_train_run_check_dirs(ml_train_run *r, ml_err *err);
 
+/* ML_EIO when the disk has no room for what it will save. */
+ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err);
+
 /* Loads weights, goes on from a snapshot where there is one, and begins to write. */
 ml_status ml_train_run_start(ml_train_run *r, ml_err *err);
 

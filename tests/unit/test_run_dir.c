@@ -8,6 +8,7 @@
 #include "base/dir.h"
 #include "base/file.h"
 #include "base/str.h"
+#include "rl/run_disk.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_run.h"
@@ -247,6 +248,37 @@ static void a_learning_rate_of_0(void) {
     CHECK_HAS(out, "the learning rate is 0 from here on");
 }
 
+/* --- the disk ---------------------------------------------------------------------- */
+
+static void the_disk_is_checked(void) {
+    ml_run_disk d = { "runs/x", 3000000000, 1000000000, 10, 0 };
+
+    CHECK(ml_run_disk_check(&d, 3999999999, &err) == ML_EIO); /* not even the first one */
+    CHECK_HAS(err.msg, "saves 4.000 GB at a time to runs/x");
+    CHECK_HAS(err.msg, "4.000 GB altogether, where 4.000 GB are free");
+    CHECK(ml_run_disk_check(&d, 4000000000, &err) == ML_OK);
+    d.n_keep = 2; /* three while the third is being written, and all copies */
+    CHECK(ml_run_disk_check(&d, 18999999999, &err) == ML_EIO);
+    CHECK_HAS(err.msg, "keeps 3, 19.000 GB altogether");
+    CHECK(ml_run_disk_check(&d, 19000000000, &err) == ML_OK);
+    d.n_save = 1;
+    CHECK(ml_run_disk_check(&d, 4000000000, &err) == ML_OK);
+    CHECK(ml_run_disk_check(&d, UINT64_MAX, &err) == ML_OK);
+    CHECK(ml_run_disk_free(ml_test_path("not/there/yet")) < UINT64_MAX);
+    CHECK(ml_run_disk_free("not/there/yet") < UINT64_MAX);
+}
+
+/* More than any disk has. */
+static void too_many_snapshots(void) {
+    ml_toy_run_inputs();
+    CHECK(run(2000000000, CONSTANT "--save-interval 1 --dry-run", ml_test_path("run"),
+              NULL) == 0);
+    CHECK_HAS(out, "the run may save 2000000000 times ");
+    CHECK_HAS(out, "are free: limit it with --keep-last");
+    CHECK(run(3, CONSTANT "--save-interval 1 --dry-run", ml_test_path("run"), NULL) == 0);
+    CHECK(!strstr(out, "are free"));
+}
+
 /* --- answers of evaluations ------------------------------------------------------ */
 
 static int count(const char *text, const char *what) {
@@ -298,6 +330,8 @@ static const ml_test tests[] = {
     { "where --load has nothing", where_load_has_nothing },
     { "what has changed is named", what_has_changed_is_named },
     { "a learning rate of 0", a_learning_rate_of_0 },
+    { "the disk is checked", the_disk_is_checked },
+    { "too many snapshots", too_many_snapshots },
     { "answers of evaluations are recorded", answers_of_evaluations_are_recorded },
     { 0 },
 };
