@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/xxh3.h"
+#include "io/jsonl.h"
 
 /* --- a directory for runs without --save ------------------------------------ */
 
@@ -84,8 +85,8 @@ void ml_train_dir_drop(const ml_train_run *r, const ml_config *c) {
 
 /* --- flags ------------------------------------------------------------------- */
 
-/* As a user would write it. */
-static void value_text(ml_text *out, const ml_json *v, ml_str source) {
+/* As a user would write it.  Numbers without a default are 0 until they are given. */
+static void value_text(ml_text *out, const ml_flag *row, const ml_json *v, ml_str source) {
     char number[40], *e;
     double x;
 
@@ -95,6 +96,10 @@ static void value_text(ml_text *out, const ml_json *v, ml_str source) {
     case ML_JSON_FALSE: ml_text_printf(out, "off"); break;
     case ML_JSON_NUMBER:
         ml_json_f64(v, &x);
+        if (x == 0 && !row->def) {
+            ml_text_printf(out, "not given");
+            break;
+        }
         snprintf(number, sizeof number, "%.15g", x);
         e = strchr(number, 'e');
         ml_text_printf(out, "%.*s", e ? (int)(e - number) : -1, number);
@@ -113,17 +118,22 @@ static bool is_of_this_start(ml_str flag) {
     return ml_str_is(flag, "load") || ml_str_is(flag, "overwrite");
 }
 
-static void compare_flags(ml_str old_text, const ml_json *old, ml_str new_text,
+static void compare_flags(ml_cmd cmd, ml_str old_text, const ml_json *old, ml_str new_text,
                           const ml_json *new) {
+    ml_flag_list list;
+
+    ml_flag_list_init(&list, cmd);
     for (const ml_json *v = new->child; v; v = v->next) {
         const ml_json *was = NULL;
+        const ml_flag *row;
         ml_text before = { 0 }, now = { 0 };
         for (const ml_json *o = old->child; o && !was; o = o->next)
             was = ml_str_eq(o->key, v->key) ? o : NULL;
         if (!was || is_of_this_start(v->key))
             continue;
-        value_text(&before, was, old_text);
-        value_text(&now, v, new_text);
+        row = list.row[ml_flag_list_find(&list, v->key)];
+        value_text(&before, row, was, old_text);
+        value_text(&now, row, v, new_text);
         if (before.len != now.len || memcmp(before.ptr, now.ptr, now.len) != 0)
             ml_log(ML_LOG_WARN, "--%.*s was %s and is %s", (int)v->key.len, v->key.ptr,
                    before.ptr, now.ptr);
@@ -176,18 +186,66 @@ static input model_input(ml_train_run *r) {
     return in;
 }
 
-static input prompt_input(const ml_train_run *r) {
-    input in = { .flag = "--prompt-data",
-                 .path = r->opts.data.path,
-                 .rows = r->dataset.rows.n };
+/* Another model: whatever is in its directory. */
+static input dir_input(ml_train_run *r, const char *flag, const char *dir) {
+    input in = { .flag = flag, .path = dir, .rows = -1 };
+    ml_names names = { 0 };
 
-    if (in.path)
-        add_file(&in, r->dataset.rows.file.path, true);
+    if (ml_dir_list(&names, dir, &r->arena, NULL) != ML_OK)
+        return in;
+    for (int32_t i = 0; i < names.n; i++)
+        add_file(&in, ml_arena_printf(&r->arena, "%s/%s", dir, names.name[i]), false);
     return in;
 }
 
+static input data_input(const char *flag, const char *path, const char *file,
+                        int64_t rows) {
+    input in = { .flag = flag, .path = path, .rows = rows };
+
+    if (file)
+        add_file(&in, file, true);
+    return in;
+}
+
+/* A data set of the evaluations. */
+static input eval_input(ml_train_run *r, const char *name, const char *path) {
+    const char *flag = ml_arena_printf(&r->arena, "--eval-prompt-data %s", name);
+    ml_jsonl rows = { 0 };
+    input in = { .flag = flag, .path = path, .rows = 0 };
+
+    if (ml_jsonl_open(&rows, path, NULL) == ML_OK)
+        in = data_input(flag, path, rows.file.path, rows.n);
+    ml_jsonl_close(&rows);
+    return in;
+}
+
+/* All that the run reads, in the arena. */
+typedef struct inputs {
+    input *in;
+    int n;
+} inputs;
+
+static inputs inputs_of(ml_train_run *r, const ml_config *c) {
+    const ml_words *evals = &c->rollout.eval_data;
+    inputs all = { ML_NEW(&r->arena, input, 4 + evals->n), 0 };
+
+    all.in[all.n++] = model_input(r);
+    if (r->opts.ref_load)
+        all.in[all.n++] = dir_input(r, "--ref-load", r->opts.ref_load);
+    if (r->opts.teacher_load)
+        all.in[all.n++] = dir_input(r, "--opd-teacher-load", r->opts.teacher_load);
+    if (r->opts.data.path)
+        all.in[all.n++] = data_input("--prompt-data", r->opts.data.path,
+                                     r->dataset.rows.file.path, r->dataset.rows.n);
+    for (int i = 0; i + 1 < evals->n; i += 2)
+        all.in[all.n++] = eval_input(r, evals->word[i], evals->word[i + 1]);
+    return all;
+}
+
 static void write_input(ml_text *out, const input *in, const char *end) {
-    ml_text_printf(out, " \"%s\": {\"path\": ", in->flag + 2);
+    ml_text_printf(out, " ");
+    ml_json_quote(out, ml_str_of(in->flag + 2));
+    ml_text_printf(out, ": {\"path\": ");
     ml_json_quote(out, ml_str_of(in->path ? in->path : ""));
     ml_text_printf(out, ", \"bytes\": %zu, \"rows\": %lld, \"hash\": \"%016llx\"}%s\n",
                    in->bytes, (long long)in->rows, (unsigned long long)in->hash, end);
@@ -237,18 +295,15 @@ static const ml_json *read_old(ml_train_run *r, const char *name, ml_str *text) 
     return v;
 }
 
-static void compare(ml_train_run *r, ml_str flags, const input *model,
-                    const input *prompts) {
+static void compare(ml_train_run *r, ml_cmd cmd, ml_str flags, const inputs *all) {
     ml_str text = { 0 };
     const ml_json *now = NULL, *old = read_old(r, "flags.json", &text);
 
     if (old && ml_json_parse(&now, &r->arena, flags, "flags", NULL) == ML_OK)
-        compare_flags(text, old, flags, now);
+        compare_flags(cmd, text, old, flags, now);
     old = read_old(r, "inputs.json", &text);
-    if (old) {
-        compare_input(old, model);
-        compare_input(old, prompts);
-    }
+    for (int i = 0; old && i < all->n; i++)
+        compare_input(old, &all->in[i]);
 }
 
 static ml_status put(ml_train_run *r, const char *name, const ml_text *text, ml_err *err) {
@@ -258,26 +313,25 @@ static ml_status put(ml_train_run *r, const char *name, const ml_text *text, ml_
 
 ml_status ml_train_dir_describe(ml_train_run *r, ml_cmd cmd, const ml_config *c,
                                 ml_err *err) {
-    ml_text flags = { 0 }, inputs = { 0 };
-    input model, prompts;
+    ml_text flags = { 0 }, read = { 0 };
     ml_status st = ML_OK;
+    inputs all;
 
     if (!r->saver && !r->snapshot)
         return ML_OK;
-    model = model_input(r);
-    prompts = prompt_input(r);
+    all = inputs_of(r, c);
     ml_flags_dump(&flags, cmd, c);
-    ml_text_printf(&inputs, "{\n");
-    write_input(&inputs, &model, ",");
-    write_input(&inputs, &prompts, "");
-    ml_text_printf(&inputs, "}\n");
+    ml_text_printf(&read, "{\n");
+    for (int i = 0; i < all.n; i++)
+        write_input(&read, &all.in[i], i + 1 < all.n ? "," : "");
+    ml_text_printf(&read, "}\n");
     if (r->snapshot)
-        compare(r, (ml_str){ flags.ptr, flags.len }, &model, &prompts);
+        compare(r, cmd, (ml_str){ flags.ptr, flags.len }, &all);
     if (r->saver)
         st = put(r, "flags.json", &flags, err);
     if (st == ML_OK && r->saver)
-        st = put(r, "inputs.json", &inputs, err);
+        st = put(r, "inputs.json", &read, err);
     ml_text_release(&flags);
-    ml_text_release(&inputs);
+    ml_text_release(&read);
     return st;
 }

@@ -1,7 +1,7 @@
 /* train_dir.h - what sft and train write down of themselves in the directory of a run.
  *
  *     DIR/flags.json   every flag as it counts
- *     DIR/inputs.json  size and hash of the model and of the prompts
+ *     DIR/inputs.json  size and hash of all models and data sets that are read
  *
  * A run that is continued compares both with what they were, and names what has changed. */
 #ifndef ML_CLI_TRAIN_DIR_H

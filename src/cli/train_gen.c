@@ -156,7 +156,7 @@ static int64_t context_of(const ml_train_gen *t, const ml_config *c) {
         context = least(context, most(c->rollout.max_context, c->rollout.eval_context));
     if (c->rollout.max_prompt && t->evals.n == 0)
         context = least(context, c->rollout.max_prompt + c->rollout.max_response);
-    if (bound > 0)
+    if (bound > 0 && !c->record.inject) /* rounds that are put in may be longer */
         context = least(context, bound);
     return context;
 }

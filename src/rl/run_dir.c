@@ -132,14 +132,11 @@ ml_status ml_run_dir_check(const ml_run_dir_opts *o, ml_err *err) {
 
 /* --- removing a run --------------------------------------------------------- */
 
-/* Whether a line of the list ends in the name. */
 static bool is_listed(ml_str sums, const char *name) {
-    size_t n = strlen(name);
-
     for (size_t at = 0, len; at < sums.len; at += len + 1) {
         const char *line = sums.ptr + at, *end = memchr(line, '\n', sums.len - at);
         len = end ? (size_t)(end - line) : sums.len - at;
-        if (len > n && line[len - n - 1] == ' ' && memcmp(line + len - n, name, n) == 0)
+        if (ml_str_is(ml_snapshot_listed((ml_str){ line, len }), name))
             return true;
     }
     return strcmp(name, SUMS_NAME) == 0;
@@ -181,9 +178,15 @@ static ml_status remove_file(const char *path, ml_err *err) {
     return ml_fail(err, ML_EIO, "%s: cannot be removed: %s", path, strerror(errno));
 }
 
+static bool is_round(const char *name, int64_t unused) {
+    (void)unused;
+    return is_numbered(name, "", ".jsonl.zst");
+}
+
 /* Everything is looked at before anything is removed. */
 static ml_status remove_run(const ml_run_dir_opts *o, ml_arena *a, ml_err *err) {
     ml_names names = { 0 };
+    const char *rounds;
     ml_status st = ml_dir_list(&names, o->dir, a, err);
 
     if (st == ML_OK)
@@ -195,6 +198,9 @@ static ml_status remove_run(const ml_run_dir_opts *o, ml_arena *a, ml_err *err) 
             st = remove_file(ml_arena_printf(a, "%s/%s", o->dir, names.name[i]), err);
     if (st == ML_OK && o->events)
         st = remove_file(o->events, err);
+    rounds = ml_arena_printf(a, "%s/rollout_data", o->dir);
+    if (st == ML_OK && exists(rounds))
+        st = ml_dir_tidy(rounds, is_round, 0, err);
     return st == ML_OK ? each_snapshot(o, &names, true, a, err) : st;
 }
 

@@ -190,35 +190,52 @@ static int64_t saved_number(ml_train_run *r, ml_str config, const char *key,
     return absent;
 }
 
-/* The schedule counts samples, and its length follows from the batch sizes: with smaller ones a
- * snapshot may be beyond its end, where the learning rate is 0. */
-static ml_status check_rate(ml_train_run *r, ml_str config, ml_err *err) {
-    const ml_lr_opts *o = &r->opts.trainer.lr;
-    int64_t n = ml_trainer_samples(r->trainer), batch = o->global_batch_size;
-    int64_t was = saved_number(r, config, "global_batch_size", batch);
-    ml_lr lr;
-    ml_status st = ml_lr_init(&lr, o, err);
+/* Whether the batch sizes are not those that the snapshot was saved with. */
+static bool sizes_changed(ml_train_run *r, ml_str config) {
+    const ml_train_run_opts *o = &r->opts;
+    int64_t batch = o->trainer.lr.global_batch_size, n = o->source.n_samples_per_prompt;
 
-    if (st != ML_OK || o->lr == 0 || r->rollout >= r->num_rollout || (double)n < lr.decay ||
-        ml_lr_at(&lr, n + 1) > 0)
+    return saved_number(r, config, "global_batch_size", batch) != batch ||
+           saved_number(r, config, "rollout_batch_size", o->rollout_batch_size) !=
+               o->rollout_batch_size ||
+           saved_number(r, config, "n_samples_per_prompt", n) != n;
+}
+
+#define REMEDIES                                                                           \
+    "give the batch sizes of the saved run, more --num-rollout, --lr-decay-iters, "        \
+    "--min-lr or --lr-decay-style constant"
+
+/* The schedule counts samples, and its length follows from the batch sizes: with smaller ones a
+ * snapshot may be beyond its end, where the learning rate is 0, or be there before the run
+ * ends. */
+static ml_status check_rate(ml_train_run *r, ml_str config, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    int64_t n = ml_trainer_samples(r->trainer), left = r->num_rollout - r->rollout;
+    int64_t per_round = o->rollout_batch_size * o->source.n_samples_per_prompt;
+    bool changed = sizes_changed(r, config);
+    ml_lr lr;
+    ml_status st = ml_lr_init(&lr, &o->trainer.lr, err);
+
+    if (st != ML_OK || o->trainer.lr.lr == 0 || left < 1 ||
+        (double)(n + (left - 1) * per_round) < lr.decay ||
+        ml_lr_at(&lr, (int64_t)lr.decay + 1) > 0)
         return st;
-    if (was != batch ||
-        saved_number(r, config, "rollout_batch_size", r->opts.rollout_batch_size) !=
-            r->opts.rollout_batch_size)
+    if ((double)n >= lr.decay && changed)
         return ml_fail(
             err, ML_EUSAGE,
-            "the snapshot was trained on %lld samples, and with "
-            "--rollout-batch-size %lld and --global-batch-size %lld (it was "
-            "%lld) the schedule ends after %.0f: the learning rate would be 0 in "
-            "every step; give the batch sizes of the saved run, more "
-            "--num-rollout, --lr-decay-iters, --min-lr or --lr-decay-style "
-            "constant",
-            (long long)n, (long long)r->opts.rollout_batch_size, (long long)batch,
-            (long long)was, lr.decay);
-    ml_log(ML_LOG_WARN,
-           "the learning rate is 0 from here on: its schedule ends after %.0f samples, and "
-           "the snapshot was trained on %lld",
-           lr.decay, (long long)n);
+            "the snapshot was trained on %lld samples, and with the batch sizes of "
+            "this run the schedule ends after %.0f: the learning rate would be 0 "
+            "in every step; " REMEDIES,
+            (long long)n, lr.decay);
+    if ((double)n >= lr.decay || changed)
+        ml_log(ML_LOG_WARN,
+               "the learning rate is 0 from rollout %lld on: its schedule ends after %.0f "
+               "samples, and the snapshot was trained on %lld; " REMEDIES,
+               (long long)(r->rollout +
+                           ((double)n >= lr.decay
+                                ? 0
+                                : (int64_t)((lr.decay - (double)n) / (double)per_round))),
+               lr.decay, (long long)n);
     return ML_OK;
 }
 

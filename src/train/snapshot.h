@@ -67,6 +67,9 @@ int64_t ml_snapshot_number(const char *name);
  * against its checksum. */
 ml_status ml_snapshot_check(const char *path, ml_err *err);
 
+/* The name in a line of the checksums, "CHECKSUM BYTES NAME"; empty: it is no such line. */
+ml_str ml_snapshot_listed(ml_str line);
+
 /* Removes what dead processes left unfinished in a directory of snapshots, and finishes a
  * replacement that was interrupted.  The caller is the only process that writes there. */
 ml_status ml_snapshot_tidy(const char *dir, ml_err *err);

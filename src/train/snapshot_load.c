@@ -10,6 +10,15 @@
 
 /* --- checksums -------------------------------------------------------------- */
 
+ml_str ml_snapshot_listed(ml_str line) {
+    for (int i = 0; i < 2 && line.len; i++) {
+        const char *space = memchr(line.ptr, ' ', line.len);
+        size_t n = space ? (size_t)(space - line.ptr) + 1 : line.len;
+        line = (ml_str){ line.ptr + n, line.len - n };
+    }
+    return line;
+}
+
 static ml_status check_line(const char *path, ml_str line, const char *name, ml_err *err) {
     ml_text found = { 0 };
     ml_status st = ml_snapshot_sum(&found, path, name, err);
@@ -32,9 +41,7 @@ typedef struct listing {
 /* Finds the name at the end of a line among the files, none of which is listed twice. */
 static ml_status find_listed(listing *l, int32_t *out, const char *path, ml_str line,
                              ml_err *err) {
-    const char *space = memrchr(line.ptr, ' ', line.len);
-    ml_str name = space ? (ml_str){ space + 1, line.len - (size_t)(space - line.ptr) - 1 }
-                        : (ml_str){ 0 };
+    ml_str name = ml_snapshot_listed(line);
 
     for (*out = 0; *out < l->names.n; ++*out)
         if (ml_str_is(name, l->names.name[*out]) && !l->seen[*out])

@@ -119,6 +119,14 @@ static void another_runs_tensorboard_file(void) {
 
 /* --- no --save ------------------------------------------------------------------ */
 
+/* Nor is the directory made that engines would read weights from. */
+static void trying_makes_no_directory(void) {
+    ml_toy_run_inputs();
+    CHECK(run(1, CONSTANT "--rollout-num-engines 1 --dry-run", ml_test_path("run"), NULL) ==
+          0);
+    CHECK(!there("run"));
+}
+
 static void a_directory_is_chosen(void) {
     static const char *const looks[] = { "--dry-run", "--debug-rollout-only",
                                          "--debug-exit-after-rollout 1" };
@@ -214,17 +222,50 @@ static void what_has_changed_is_named(void) {
               save, save) == 0);
     CHECK_HAS(out, "--lr was 1e-5 and is 5e-6");
     CHECK_HAS(out, "--rollout-shuffle was off and is on");
+    CHECK(!strstr(out, "--save-interval"));
+    CHECK(run(4, CONSTANT "--save-interval 5", save, save) == 0);
+    CHECK_HAS(out, "--save-interval was not given and is 5");
     f = fopen(ml_test_path("data.jsonl"), "a");
     CHECK(f && fputs("{\"input\": \"more\", \"label\": \"1\"}\n", f) >= 0 &&
           fclose(f) == 0);
-    CHECK(run(4, CONSTANT, save, save) == 0);
+    CHECK(run(5, CONSTANT, save, save) == 0);
     CHECK_HAS(out, "is not the data that the run was started with: it had 12 rows");
     CHECK(!strstr(out, "its configuration, tokenizer or weights"));
     f = fopen(ml_test_path("model/config.json"), "a");
     CHECK(f && fputs("\n", f) >= 0 && fclose(f) == 0);
-    CHECK(run(5, CONSTANT, save, save) == 0);
+    CHECK(run(6, CONSTANT, save, save) == 0);
     CHECK_HAS(out, "its configuration, tokenizer or weights are not those");
     CHECK(!strstr(out, "is not the data"));
+}
+
+static void append(const char *name, const char *text) {
+    FILE *f = fopen(ml_test_path(name), "a");
+    CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0);
+}
+
+static void other_inputs_are_named(void) {
+    const char *save = ml_test_path("run");
+    char flags[2000], command[1000];
+
+    ml_toy_run_inputs();
+    snprintf(command, sizeof command, "cp %s %s && cp -r %s %s", ml_test_path("data.jsonl"),
+             ml_test_path("eval.jsonl"), ml_test_path("model"), ml_test_path("ref"));
+    CHECK(system(command) == 0);
+    snprintf(flags, sizeof flags,
+             CONSTANT
+             "--eval-prompt-data toy %s --eval-interval 9 --skip-eval-before-train "
+             "--use-kl-loss --ref-load %s",
+             ml_test_path("eval.jsonl"), ml_test_path("ref"));
+    CHECK(run(1, flags, save, NULL) == 0);
+    append("eval.jsonl", "{\"input\": \"more\", \"label\": \"1\"}\n");
+    CHECK(run(2, flags, save, save) == 0);
+    CHECK_HAS(out, "warning: --eval-prompt-data toy ");
+    CHECK_HAS(out, "it had 12 rows");
+    CHECK(!strstr(out, "--ref-load"));
+    append("ref/config.json", "\n");
+    CHECK(run(3, flags, save, save) == 0);
+    CHECK_HAS(out, "warning: --ref-load ");
+    CHECK(!strstr(out, "--eval-prompt-data"));
 }
 
 /* The schedule counts samples: with smaller batches, a run of as many rounds is over. */
@@ -241,11 +282,16 @@ static void a_learning_rate_of_0(void) {
               "--lr-decay-style linear",
               save, save) == 2);
     CHECK_HAS(out, "the learning rate would be 0 in every step");
+    CHECK(run(12, /* 64 of 96 samples are done; the other 10 rounds have 8 each */
+              "--rollout-batch-size 2 --global-batch-size 8 --lr 1e-3 "
+              "--lr-decay-style linear",
+              ml_test_path("smaller"), save) == 0);
+    CHECK_HAS(out, "the learning rate is 0 from rollout 6 on");
     CHECK(run(3,
               "--rollout-batch-size 8 --global-batch-size 32 --lr 1e-3 "
               "--lr-decay-style linear --lr-decay-iters 2",
               save, save) == 0);
-    CHECK_HAS(out, "the learning rate is 0 from here on");
+    CHECK_HAS(out, "the learning rate is 0 from rollout 2 on");
 }
 
 /* --- the disk ---------------------------------------------------------------------- */
@@ -325,10 +371,12 @@ static const ml_test tests[] = {
     { "overwriting removes our files", overwriting_removes_our_files },
     { "a failed start leaves nothing", a_failed_start_leaves_nothing },
     { "another run's TensorBoard file", another_runs_tensorboard_file },
+    { "trying makes no directory", trying_makes_no_directory },
     { "a directory is chosen", a_directory_is_chosen },
     { "a second process is refused", a_second_process_is_refused, 60 },
     { "where --load has nothing", where_load_has_nothing },
     { "what has changed is named", what_has_changed_is_named },
+    { "other inputs are named", other_inputs_are_named },
     { "a learning rate of 0", a_learning_rate_of_0 },
     { "the disk is checked", the_disk_is_checked },
     { "too many snapshots", too_many_snapshots },

@@ -212,6 +212,12 @@ static void every_file_is_listed(void) {
     must(ml_file_replace(sums, (ml_str){ "", 0 }, &err), &err); /* nothing is listed */
     CHECK(ml_snapshot_check(dir, &err) == ML_EFORMAT);
     CHECK_HAS(err.msg, "is not listed");
+    ml_text_printf(&text, "0000000000000000 0 my notes.txt\n");
+    must(ml_file_replace(sums, (ml_str){ text.ptr, text.len }, &err), &err);
+    must(ml_file_replace(ml_test_path("snaps/iter_0000003/my notes.txt"), (ml_str){ "", 0 },
+                         &err),
+         &err);
+    must(ml_snapshot_check(dir, &err), &err);
     ml_text_printf(&text, "0000000000000000 0 gone.txt\n");
     must(ml_file_replace(sums, (ml_str){ text.ptr, text.len }, &err), &err);
     CHECK(ml_snapshot_check(dir, &err) == ML_EFORMAT);
