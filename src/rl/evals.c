@@ -1,6 +1,7 @@
 #include "rl/evals.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "rl/answers.h"
 #include "rl/rollout_edges.h"
@@ -110,8 +111,9 @@ static void keep_answers(const ml_evals *e, int32_t i, const asked_set *x,
     list = ML_NEW(a, const ml_sample *, x->n + 1);
     own = ML_NEW(a, ml_eval_answers, 1);
     for (int64_t k = 0; k < x->n; k++) {
-        ml_sample *s = ML_NEW(a, ml_sample, 1);
-        ml_sample_copy(s, a, &x->flight[k]->sample);
+        ml_sample *s = ML_NEW(a, ml_sample, 1), plain = x->flight[k]->sample;
+        memset(plain.routed, 0, sizeof plain.routed); /* large, and not recorded */
+        ml_sample_copy(s, a, &plain);
         list[k] = s;
     }
     *own = (ml_eval_answers){ .set = e->set[i].name, .sample = list, .n = x->n };

@@ -238,6 +238,9 @@ static ml_status in_use(int fd, const char *path, const char *dir, ml_err *err) 
     ssize_t n = pread(fd, who, sizeof who - 1, 0);
 
     who[n > 0 ? strcspn(who, "\n") : 0] = 0;
+    for (char *x = who; *x; x++)
+        if (*x < ' ' || *x > '~') /* anybody may have written it */
+            *x = '?';
     return ml_fail(
         err, ML_EUSAGE,
         "%s is being written by %s, which holds the lock %s: wait until it ends, "

@@ -206,6 +206,25 @@ static void where_load_has_nothing(void) {
     CHECK_HAS(out, "going on at rollout 1");
 }
 
+/* A process died while it replaced a snapshot, on a file system that takes several steps. */
+static void a_snapshot_that_stands_aside(void) {
+    const char *save = ml_test_path("run"), *path = ml_test_path("run/iter_0000000"),
+               *aside = ml_test_path("run/iter_0000000.replaced");
+
+    ml_toy_run_inputs();
+    CHECK(run(1, CONSTANT, save, NULL) == 0);
+    CHECK(rename(path, aside) == 0);
+    CHECK(run(2, CONSTANT, ml_test_path("other"), save) == 0); /* which is only read */
+    CHECK_HAS(out, "going on at rollout 1");
+    CHECK(there("run/iter_0000000.replaced") && !there("run/iter_0000000"));
+    CHECK(run(2, CONSTANT, save, save) == 0);
+    CHECK_HAS(out, "going on at rollout 1");
+    CHECK(!there("run/iter_0000000.replaced") && there("run/iter_0000000"));
+    put("run/latest_checkpointed_iteration.txt", "7");
+    CHECK(run(3, CONSTANT, save, save) == 1);
+    CHECK_HAS(out, "iter_0000007 is not there: name a snapshot that is with --ckpt-step");
+}
+
 static void what_has_changed_is_named(void) {
     const char *save = ml_test_path("run");
     FILE *f;
@@ -375,6 +394,7 @@ static const ml_test tests[] = {
     { "a directory is chosen", a_directory_is_chosen },
     { "a second process is refused", a_second_process_is_refused, 60 },
     { "where --load has nothing", where_load_has_nothing },
+    { "a snapshot that stands aside", a_snapshot_that_stands_aside },
     { "what has changed is named", what_has_changed_is_named },
     { "other inputs are named", other_inputs_are_named },
     { "a learning rate of 0", a_learning_rate_of_0 },
