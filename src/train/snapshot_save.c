@@ -13,6 +13,7 @@
 #include "train/snapshot_priv.h"
 
 #define TEMP ML_SNAPSHOT_TEMP
+#define ROLLOUT_ID "{rollout_id}"
 
 /* A directory of snapshots, and the one that is being written there. */
 typedef struct place {
@@ -154,7 +155,7 @@ static ml_status write_copy(ml_saver *s, ml_err *err) {
 
     if (!s->opts.hf)
         return ML_OK;
-    ml_text_fill(&path, s->opts.hf, "{rollout_id}", s->iteration);
+    ml_text_fill(&path, s->opts.hf, ROLLOUT_ID, s->iteration);
     temp = temp_of(s, path.ptr);
     ml_dir_remove(temp, NULL); /* of a process that died with this very number */
     st = write_hf(s, &s->place[ACTOR].image, temp, err);
@@ -182,27 +183,45 @@ static ml_status write_all(void *ud, ml_err *err) {
 
 /* --- life ------------------------------------------------------------------- */
 
-/* The weights alone are written beside --save, where another process may write, too: only what
- * a process of this machine left that is no longer there is removed. */
-static bool is_dead_temp(const char *name, int64_t unused) {
-    const char *at = strstr(name, TEMP);
-    char *end = NULL;
-    long pid = at ? strtol(at + strlen(TEMP), &end, 10) : 0;
+/* Whether a name is `form` with a number in place of {rollout_id}, and then that of a temporary
+ * directory of a process of this machine that is no longer there.  The weights alone are written
+ * beside --save, where another run may write, too. */
+static bool is_dead_copy(const char *form, const char *name) {
+    const char *number = strstr(form, ROLLOUT_ID), *rest = number + strlen(ROLLOUT_ID);
+    size_t head = (size_t)(number - form), digits;
+    char *end;
+    long pid;
 
-    (void)unused;
-    return at && pid > 0 && *end == 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+    if (strncmp(name, form, head) != 0 || !(digits = strspn(name + head, "0123456789")))
+        return false;
+    name += head + digits;
+    if (strncmp(name, rest, strlen(rest)) != 0)
+        return false;
+    name += strlen(rest);
+    if (strncmp(name, TEMP, strlen(TEMP)) != 0)
+        return false;
+    pid = strtol(name + strlen(TEMP), &end, 10);
+    return pid > 0 && !*end && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
 }
 
 static ml_status tidy_copies(ml_saver *s, ml_err *err) {
     const char *slash = s->opts.hf ? strrchr(s->opts.hf, '/') : NULL;
-    const char *number = s->opts.hf ? strstr(s->opts.hf, "{rollout_id}") : NULL;
-    const char *dir;
+    ml_names names = { 0 };
+    ml_status st;
     struct stat sb;
+    const char *dir;
 
-    if (!slash || number < slash) /* each has a directory of its own */
+    if (!slash || !strstr(slash, ROLLOUT_ID)) /* or each has a directory of its own */
         return ML_OK;
     dir = ml_arena_str(&s->arena, s->opts.hf, (size_t)(slash - s->opts.hf));
-    return stat(dir, &sb) == 0 ? ml_dir_tidy(dir, is_dead_temp, 0, err) : ML_OK;
+    if (stat(dir, &sb) != 0)
+        return ML_OK;
+    st = ml_dir_list(&names, dir, &s->arena, err);
+    for (int32_t i = 0; i < names.n && st == ML_OK; i++)
+        if (is_dead_copy(slash + 1, names.name[i]))
+            st =
+                ml_dir_remove(ml_arena_printf(&s->arena, "%s/%s", dir, names.name[i]), err);
+    return st;
 }
 
 ml_status ml_saver_open(ml_saver **out, const ml_saver_opts *opts, ml_err *err) {

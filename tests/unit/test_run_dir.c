@@ -188,6 +188,33 @@ static void a_second_process_is_refused(void) {
     CHECK(there("run/notes.tmp-12345-0"));
 }
 
+/* The weights alone lie where others may write: only what a dead process began of ours goes. */
+static void unfinished_copies_go(void) {
+    static const char *const stay[] = { "mine.tmp-4194303", "w5-hf.tmp-x",
+                                        "w-hf.tmp-4194303", "w5-hf.tmp-4194303.old",
+                                        "w5-hf" };
+    char path[1000], flags[1000];
+
+    ml_toy_run_inputs();
+    for (int i = 0; i < 5; i++) {
+        snprintf(path, sizeof path, "%s/%s", ml_test_path("hf"), stay[i]);
+        CHECK(ml_dir_make(path, &err) == ML_OK);
+    }
+    snprintf(path, sizeof path, "%s/w7-hf.tmp-%ld", ml_test_path("hf"), (long)getpid());
+    CHECK(ml_dir_make(path, &err) == ML_OK); /* this process lives */
+    CHECK(ml_dir_make(ml_test_path("hf/w5-hf.tmp-4194303"), &err) ==
+          ML_OK); /* this does not */
+    snprintf(flags, sizeof flags, CONSTANT "--save-hf %s/w{rollout_id}-hf",
+             ml_test_path("hf"));
+    CHECK(run(1, flags, ml_test_path("run"), NULL) == 0);
+    CHECK(access(path, F_OK) == 0 && !there("hf/w5-hf.tmp-4194303"));
+    for (int i = 0; i < 5; i++) {
+        snprintf(path, sizeof path, "%s/%s", ml_test_path("hf"), stay[i]);
+        CHECK(access(path, F_OK) == 0);
+    }
+    CHECK(there("hf/w0-hf/config.json"));
+}
+
 /* --- continuing ------------------------------------------------------------------ */
 
 static void where_load_has_nothing(void) {
@@ -393,6 +420,7 @@ static const ml_test tests[] = {
     { "trying makes no directory", trying_makes_no_directory },
     { "a directory is chosen", a_directory_is_chosen },
     { "a second process is refused", a_second_process_is_refused, 60 },
+    { "unfinished copies go", unfinished_copies_go },
     { "where --load has nothing", where_load_has_nothing },
     { "a snapshot that stands aside", a_snapshot_that_stands_aside },
     { "what has changed is named", what_has_changed_is_named },
