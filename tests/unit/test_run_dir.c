@@ -340,6 +340,37 @@ static void a_learning_rate_of_0(void) {
     CHECK_HAS(out, "the learning rate is 0 from rollout 2 on");
 }
 
+/* --- the KV cache --------------------------------------------------------------------- */
+
+/* MiB of the KV cache in the plan. */
+static double planned(const char *more) {
+    char flags[1000];
+    const char *at;
+    double mib = 0;
+
+    snprintf(flags, sizeof flags, CONSTANT "--dry-run %s", more);
+    CHECK(run(1, flags, NULL, NULL) == 0);
+    at = strstr(out, "keys and values");
+    CHECK(at && sscanf(at, "keys and values %lf MiB", &mib) == 1);
+    return mib;
+}
+
+/* 8 requests run at a time, however many might. */
+static void the_cache_is_for_what_runs(void) {
+    double eight, two;
+    char more[600];
+
+    ml_toy_run_inputs();
+    eight = planned("");
+    two = planned("--sglang-max-running-requests 2");
+    CHECK(eight > 0 && two > 0 && two <= eight);
+    CHECK(planned("--sglang-max-running-requests 8") == eight);
+    CHECK(planned("--sglang-max-running-requests 10000") == eight);
+    snprintf(more, sizeof more, "--eval-prompt-data toy %s --eval-interval 9",
+             ml_test_path("data.jsonl"));
+    CHECK(planned(more) > eight); /* 12 prompts */
+}
+
 /* --- the disk ---------------------------------------------------------------------- */
 
 static void the_disk_is_checked(void) {
@@ -426,6 +457,7 @@ static const ml_test tests[] = {
     { "what has changed is named", what_has_changed_is_named },
     { "other inputs are named", other_inputs_are_named },
     { "a learning rate of 0", a_learning_rate_of_0 },
+    { "the cache is for what runs", the_cache_is_for_what_runs },
     { "the disk is checked", the_disk_is_checked },
     { "too many snapshots", too_many_snapshots },
     { "answers of evaluations are recorded", answers_of_evaluations_are_recorded },
