@@ -15,10 +15,9 @@ static const char schema[] =
     " grp INTEGER, prompt TEXT, response TEXT, label TEXT, reward REAL, status TEXT,"
     " n_response INTEGER, tokens BLOB, mask BLOB, logprobs BLOB, versions BLOB,"
     " PRIMARY KEY(rollout, place)) WITHOUT ROWID;"
-    "CREATE TABLE IF NOT EXISTS answers(rollout INTEGER, name TEXT, place INTEGER,"
-    " sample INTEGER, grp INTEGER, prompt TEXT, response TEXT, label TEXT, reward REAL,"
-    " status TEXT, n_response INTEGER, tokens BLOB, mask BLOB, logprobs BLOB,"
-    " versions BLOB);"
+    "CREATE TABLE IF NOT EXISTS answers(rollout INTEGER, place INTEGER, sample INTEGER,"
+    " grp INTEGER, prompt TEXT, response TEXT, label TEXT, reward REAL, status TEXT,"
+    " n_response INTEGER, tokens BLOB, mask BLOB, logprobs BLOB, versions BLOB, name TEXT);"
     "CREATE TABLE IF NOT EXISTS metrics(rollout INTEGER, step INTEGER, name TEXT,"
     " value REAL);"
     "CREATE TABLE IF NOT EXISTS timings(rollout INTEGER, name TEXT, value REAL);"
@@ -27,9 +26,7 @@ static const char schema[] =
 enum { SAMPLE, ANSWER, METRIC, TIMING, EVENT, N_INSERT };
 static const char *const insert[N_INSERT] = {
     "INSERT INTO samples VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    "INSERT INTO answers(rollout, place, sample, grp, prompt, response, label, reward,"
-    " status, n_response, tokens, mask, logprobs, versions, name)"
-    " VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "INSERT INTO answers VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "INSERT INTO metrics VALUES(?, ?, ?, ?)",
     "INSERT INTO timings VALUES(?, ?, ?)",
     "INSERT INTO events VALUES(?, ?, ?)",

@@ -2,7 +2,7 @@
  *
  *     samples  rollout, place in it, sample, grp, prompt, response, label, reward, status,
  *              n_response; tokens (int32), mask (bytes), logprobs (f32), versions (int64)
- *     answers  the same of evaluations: rollout, the name of the data set, place in it, ...
+ *     answers  the same of evaluations, and the name of the data set
  *     metrics  rollout, step (NULL: of the round), name, value
  *     timings  rollout, name, value
  *     events   rollout, time (seconds since 1970), what
