@@ -89,6 +89,71 @@ ml_status ml_dir_remove(const char *path, ml_err *err) {
     return ML_OK;
 }
 
+/* --- replacing -------------------------------------------------------------- */
+
+static bool exists(const char *path) {
+    struct stat sb;
+    return lstat(path, &sb) == 0;
+}
+
+static ml_status give_name(const char *from, const char *to, ml_err *err) {
+    if (rename(from, to) == 0)
+        return ML_OK;
+    return ml_fail(err, ML_EIO, "%s: cannot be renamed to %s: %s", from, to,
+                   strerror(errno));
+}
+
+ml_status ml_dir_recover(const char *path, ml_err *err) {
+    ml_text aside = { 0 };
+    ml_status st = ML_OK;
+
+    ml_text_printf(&aside, "%s" ML_DIR_REPLACED, path);
+    if (exists(aside.ptr))
+        st = exists(path) ? ml_dir_remove(aside.ptr, err) : give_name(aside.ptr, path, err);
+    ml_text_release(&aside);
+    return st;
+}
+
+/* For file systems that cannot exchange two names. */
+static ml_status replace_in_steps(const char *temp, const char *path, ml_err *err) {
+    ml_text aside = { 0 };
+    ml_status st;
+
+    ml_text_printf(&aside, "%s" ML_DIR_REPLACED, path);
+    st = give_name(path, aside.ptr, err);
+    if (st == ML_OK && (st = give_name(temp, path, err)) != ML_OK)
+        rename(aside.ptr, path);
+    ml_text_release(&aside);
+    return st == ML_OK ? ml_dir_recover(path, err) : st;
+}
+
+ml_status ml_dir_replace(const char *temp, const char *path, ml_err *err) {
+    ml_status st = ml_dir_recover(path, err);
+
+    if (st != ML_OK)
+        return st;
+    if (!exists(path))
+        return give_name(temp, path, err);
+    if (renameat2(AT_FDCWD, temp, AT_FDCWD, path, RENAME_EXCHANGE) == 0)
+        return ml_dir_remove(temp, err);
+    return replace_in_steps(temp, path, err);
+}
+
+ml_status ml_dir_tidy(const char *path, bool (*is_old)(const char *name, int64_t than),
+                      int64_t than, ml_err *err) {
+    ml_arena a;
+    ml_names names;
+    ml_status st;
+
+    ml_arena_init(&a, "names in a folder");
+    st = ml_dir_list(&names, path, &a, err);
+    for (int32_t i = 0; st == ML_OK && i < names.n; i++)
+        if (is_old(names.name[i], than))
+            st = ml_dir_remove(ml_arena_printf(&a, "%s/%s", path, names.name[i]), err);
+    ml_arena_release(&a);
+    return st;
+}
+
 ml_status ml_dir_make_whole(const char **out, ml_arena *a, const char *path, ml_err *err) {
     ml_status st = ml_dir_make(path, err);
     char *whole;

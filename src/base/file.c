@@ -88,6 +88,26 @@ static int open_temp(ml_text *name, const char *path) {
     return -1;
 }
 
+/* The digits at the end of the first n characters; 0: there are none. */
+static size_t digits_before(const char *name, size_t n) {
+    size_t k = 0;
+    while (k < n && name[n - 1 - k] >= '0' && name[n - 1 - k] <= '9')
+        k++;
+    return k;
+}
+
+size_t ml_out_temp_base(const char *name) {
+    size_t n = strlen(name), k = digits_before(name, n);
+
+    if (!k || n - k < 1 || name[n - k - 1] != '-')
+        return 0;
+    n -= k + 1;
+    k = digits_before(name, n);
+    if (!k || n - k < 5 || strncmp(name + n - k - 5, ".tmp-", 5) != 0)
+        return 0;
+    return n - k - 5;
+}
+
 ml_status ml_out_open(ml_out *out, const char *path, ml_err *err) {
     ml_text temp = { 0 };
     int fd = open_temp(&temp, path);

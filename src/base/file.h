@@ -41,6 +41,9 @@ ml_status ml_out_write(ml_out *o, size_t offset, ml_str bytes, ml_err *err);
 ml_status ml_out_commit(ml_out *o, ml_err *err);
 void ml_out_abort(ml_out *o); /* also fine after commit, and on zeros */
 
+/* The length of NAME when `name` is that of a temporary file for NAME; 0: it is not one. */
+size_t ml_out_temp_base(const char *name);
+
 /* Open, write, commit. */
 ml_status ml_file_replace(const char *path, ml_str bytes, ml_err *err);
 

@@ -13,18 +13,18 @@ static void print_line(const char *line) {
 
 /* A table for people, JSON for programs. */
 static ml_status evaluate(ml_train_gen *t, const ml_config *c, ml_err *err) {
-    ml_figures figures;
+    ml_eval_scores scores = { 0 };
     ml_text out = { 0 };
     ml_status st;
 
-    ml_figures_init(&figures, &t->arena);
+    ml_figures_init(&scores.figures, &t->arena);
     st = ml_train_gen_start(t, c, err);
     if (st == ML_OK)
-        st = ml_evals_run(&t->evals, &figures, err);
+        st = ml_evals_run(&t->evals, &scores, err);
     if (st == ML_OK && isatty(STDOUT_FILENO) == 1) {
-        ml_eval_table(&figures, print_line);
+        ml_eval_table(&scores.figures, print_line);
     } else if (st == ML_OK) {
-        ml_figures_write(&out, &figures);
+        ml_figures_write(&out, &scores.figures);
         printf("{%s}\n", out.ptr);
     }
     ml_text_release(&out);

@@ -71,13 +71,22 @@ static bool turn_page(void) {
     return fgets(line, sizeof line, stdin) && line[0] != 'q';
 }
 
-static bool show(void *ud, int64_t rollout, const ml_sample *s) {
+static void print_head(int64_t rollout, const char *set, const ml_sample *s) {
+    if (set && rollout < 0)
+        printf("evaluation of %s before training", set);
+    else if (set)
+        printf("evaluation of %s after rollout %lld", set, (long long)rollout);
+    else
+        printf("rollout %lld", (long long)rollout);
+    printf(", sample %lld of group %lld: ", (long long)s->index, (long long)s->group);
+}
+
+static bool show(void *ud, int64_t rollout, const char *set, const ml_sample *s) {
     viewer *v = ud;
 
     if (v->n++ && v->pages && !turn_page())
         return false;
-    printf("rollout %lld, sample %lld of group %lld: ", (long long)rollout,
-           (long long)s->index, (long long)s->group);
+    print_head(rollout, set, s);
     if (s->has_reward)
         printf("reward %g", s->reward);
     else
@@ -94,7 +103,10 @@ static bool show(void *ud, int64_t rollout, const ml_sample *s) {
 
 static ml_status find(viewer *v, const char *path, ml_err *err) {
     const ml_config *c = v->config;
-    ml_sample_query q = { .rollout = c->inspect.rollout,
+    ml_sample_query q = { .evals = c->inspect.evals || c->inspect.set,
+                          .set = c->inspect.set,
+                          .rollout =
+                              c->inspect.rollout < 0 ? ML_ALL_ROLLOUTS : c->inspect.rollout,
                           .least = c->inspect.least,
                           .most = c->inspect.most,
                           .truncated = c->inspect.truncated,

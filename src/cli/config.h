@@ -159,7 +159,7 @@ typedef struct ml_config {
         const char *save, *load;
         const char *save_hf;
         int64_t save_interval, keep_last, retain_interval, ckpt_step, start_rollout;
-        bool async_save, save_optim, load_optim, finetune;
+        bool async_save, save_optim, load_optim, finetune, overwrite;
         const char *single; /* of flags that have but one value */
     } train;
     struct {
@@ -232,7 +232,8 @@ typedef struct ml_config {
         const char *run;                 /* its directory or run.db */
         int64_t rollout, n_skip, n_most; /* rollout -1: all; n_most 0: all */
         double least, most;              /* NaN: no bound */
-        bool truncated, tokens;
+        bool truncated, tokens, evals;
+        const char *set; /* of evaluations; NULL: all */
     } inspect;
     struct {
         ml_words command; /* none: only the machine */

@@ -11,7 +11,19 @@ const ml_flag ml_flags_checkpoint[] = {
       .group = "saving",
       .cmds = TRAIN,
       .from = ML_FROM_MEGATRON,
-      .help = "Directory for snapshots (iter_NNNNNNN) and metrics.jsonl." },
+      .def_note = "runs/MODEL-DATE",
+      .help =
+          "Directory for snapshots (iter_NNNNNNN) and metrics.jsonl. One that holds a run "
+          "needs --load with the same directory, or --overwrite." },
+    { .name = "overwrite",
+      .type = ML_FLAG_BOOL,
+      ML_AT(train.overwrite),
+      .group = "saving",
+      .cmds = TRAIN,
+      .from = ML_FROM_OURS,
+      .help =
+          "Remove the files of a run that is in the directory of --save, and start anew "
+          "there." },
     { .name = "save-interval",
       .type = ML_FLAG_I64,
       ML_AT(train.save_interval),

@@ -35,7 +35,7 @@ static ml_status open_dump(ml_plan_dump **out, const ml_config *c, const char *f
     for (int i = 0; i < words->n && st == ML_OK; i++)
         st = take_option(&o, flag, words->word[i], err);
     ml_text_printf(&dir, "%s/%s", c->dump.dir, flag + strlen("dumper-"));
-    if (st == ML_OK && o.enable)
+    if (st == ML_OK && o.enable && !c->train.dry_run)
         st = ml_plan_dump_open(out, dir.ptr, o.filter, err);
     ml_text_release(&dir);
     return st;

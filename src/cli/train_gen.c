@@ -98,13 +98,66 @@ static int64_t most(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
+/* Text becomes at most so many tokens: one for each byte, of which normalisation makes at most
+ * 11 of one; and some for special tokens. */
+static int64_t most_tokens(int64_t text_bytes) {
+    return 12 * text_bytes + 64;
+}
+
+/* About as many as it does become, in languages that take most. */
+static int64_t usual_tokens(int64_t text_bytes) {
+    return text_bytes / 2 + 64;
+}
+
+/* The longest prompt and answer of a data set.  ML_NONE: not known, since answers have several
+ * turns, or prompts are not text yet. */
+static int64_t longest_of(const ml_dataset *d, const ml_sampling *how,
+                          const ml_turns *turns, int64_t (*tokens)(int64_t text_bytes)) {
+    int64_t prompt;
+
+    if (turns || d->longest_text < 0)
+        return ML_NONE;
+    prompt = tokens(d->longest_text);
+    if (d->opts.max_prompt_len)
+        prompt = least(prompt, d->opts.max_prompt_len);
+    return prompt + how->max_new;
+}
+
+/* The longest of the run and its evaluations. */
+static int64_t longest(const ml_train_gen *t, int64_t (*tokens)(int64_t text_bytes)) {
+    const ml_dataset *prompts = &t->run->dataset;
+    int64_t n = t->row_rollout.row ? ML_NONE : 0;
+
+    if (n >= 0 && (prompts->opts.path || prompts->opts.make))
+        n = longest_of(prompts, &t->rollout.how, t->turns, tokens);
+    for (int32_t i = 0; i < t->evals.n && n >= 0; i++) {
+        const ml_eval_set *set = &t->evals.set[i];
+        int64_t own = longest_of(&set->dataset, &set->how,
+                                 set->turns ? set->turns : t->turns, tokens);
+        n = own < 0 ? own : most(n, own);
+    }
+    return n > 0 && !t->evals.row ? n : ML_NONE;
+}
+
+/* The most requests that there are at a time. */
+static int64_t count_running(const ml_train_gen *t, const ml_config *c) {
+    int64_t groups = most(c->train.rollout_batch_size, c->rollout.over_sampling);
+    int64_t n = groups * c->rollout.n_samples_per_prompt;
+
+    for (int32_t i = 0; i < t->evals.n; i++)
+        n = most(n, t->evals.set[i].dataset.rows.n * t->evals.set[i].n_per_prompt);
+    return least(most(n, most(c->mode.max_samples, 1)), c->rollout.max_running);
+}
+
 static int64_t context_of(const ml_train_gen *t, const ml_config *c) {
-    int64_t context = t->run->spec.max_position;
+    int64_t context = t->run->spec.max_position, bound = longest(t, most_tokens);
 
     if (c->rollout.max_context)
         context = least(context, most(c->rollout.max_context, c->rollout.eval_context));
     if (c->rollout.max_prompt && t->evals.n == 0)
         context = least(context, c->rollout.max_prompt + c->rollout.max_response);
+    if (bound > 0 && !c->record.inject) /* rounds that are put in may be longer */
+        context = least(context, bound);
     return context;
 }
 
@@ -155,14 +208,16 @@ static ml_status bytes_left(ml_train_gen *t, double *out, ml_err *err) {
     return st;
 }
 
-/* Keys and values: what all running answers could use, or the share of the memory that the plan
- * leaves, of which each of several engines has its part. */
+/* Keys and values: what all requests that run at a time will use, or the share of the memory
+ * that the plan leaves, of which each of several engines has its part.  One context always
+ * fits; when others are longer than expected, some of them wait. */
 static ml_status size_engine(ml_train_gen *t, const ml_config *c, ml_err *err) {
     int64_t page = (int64_t)ml_kv_bytes(&t->run->spec, &t->be, 1);
     double slots = (double)ml_engine_slot_bytes(
         &t->run->spec, &t->be, (int32_t)c->rollout.max_running, c->rollout.no_prefix_cache);
+    int64_t usual = longest(t, usual_tokens);
     double left = 0;
-    int64_t one, n;
+    int64_t one, each, n;
     ml_status st;
 
     t->engine = engine_opts(t, c);
@@ -173,7 +228,9 @@ static ml_status size_engine(ml_train_gen *t, const ml_config *c, ml_err *err) {
         return st; /* with the least there can be: who checks the plan says what to change */
     left *= c->rollout.mem_fraction / count_engines(t);
     left = left > slots ? left - slots : 0;
-    n = least(c->rollout.max_running * one, (int64_t)(left / (double)page));
+    each = usual > 0 ? least(one, ml_pages_for((int32_t)least(usual, INT32_MAX))) : one;
+    n = most(one, count_running(t, c) * each);
+    n = least(n, (int64_t)(left / (double)page));
     t->engine.kv_bytes = (size_t)(n * page);
     return ML_OK;
 }
@@ -348,6 +405,7 @@ ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
                                    .n_end = t->eos.n,
                                    .context = t->engine.context };
     t->evals.asker = t->rollout.asker;
+    t->evals.keep_answers = t->run->log.store != NULL;
     if (t->eval_context)
         t->evals.asker.context = (int32_t)least(t->engine.context, t->eval_context);
     t->rollout.asker.group_rewards = t->group_rewards;

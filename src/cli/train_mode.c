@@ -205,7 +205,7 @@ ml_status ml_train_mode_check(const ml_config *c, ml_err *err) {
 /* --- the loop --------------------------------------------------------------------- */
 
 /* The engine is wanted for evaluations: nothing new is begun meanwhile. */
-static ml_status evaluate(void *ud, ml_figures *out, ml_err *err) {
+static ml_status evaluate(void *ud, ml_eval_scores *out, ml_err *err) {
     ml_train_gen *t = ud;
     ml_status st;
 
@@ -263,9 +263,9 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
     if (c->mode.fully) {
         st = open_flow(t, c, loop->watch.say, err);
         loop->rollout = st == ML_OK ? ml_rollout_flow(t->flow) : loop->rollout;
-        if (!loop->record && c->train.save)
+        if (!loop->record && t->run->opts.save)
             loop->record = ml_arena_printf(
-                &t->arena, "%s/rollout_data/{rollout_id}.jsonl.zst", c->train.save);
+                &t->arena, "%s/rollout_data/{rollout_id}.jsonl.zst", t->run->opts.save);
     } else if (c->mode.async) {
         t->ahead = ML_NEW(&t->arena, ml_ahead, 1);
         ml_ahead_init(t->ahead, loop->rollout, t->run->num_rollout);

@@ -5,6 +5,7 @@
 
 #include "cli/arch_check.h"
 #include "cli/train_debug.h"
+#include "cli/train_dir.h"
 
 static const struct {
     const char *name;
@@ -177,6 +178,7 @@ ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_pe
         .no_save_optim = !c->train.save_optim,
         .no_load_optim = !c->train.load_optim,
         .finetune = c->train.finetune,
+        .overwrite = c->train.overwrite,
     };
     out->replay_rollout[ML_ROUTE_EXPERTS] = c->rollout.rollout_routing_replay;
     out->trainer.replay[ML_ROUTE_EXPERTS] =
@@ -228,21 +230,22 @@ ml_status ml_train_print_memory(ml_train_run *r, ml_err *err) {
     printf("memory plan of %s, %lld parameters:\n%s", r->spec.family,
            (long long)ml_spec_param_count(&r->spec), t.ptr);
     ml_text_release(&t);
-    return check_memory(r, err);
+    st = check_memory(r, err);
+    return st == ML_OK ? ml_train_run_check_disk(r, err) : st;
 }
 
 ml_status ml_train_start(ml_train_run *r, ml_cmd cmd, const ml_config *c, ml_err *err) {
-    ml_text path = { 0 }, flags = { 0 };
     ml_status st = check_memory(r, err);
 
     if (st == ML_OK)
+        st = ml_train_dir_choose(r, c, err);
+    if (st == ML_OK)
+        st = ml_train_run_check_disk(r, err);
+    if (st == ML_OK)
         st = ml_train_run_start(r, err);
-    if (st == ML_OK && r->saver) {
-        ml_text_printf(&path, "%s/flags.json", c->train.save);
-        ml_flags_dump(&flags, cmd, c);
-        st = ml_file_replace(path.ptr, (ml_str){ flags.ptr, flags.len }, err);
-    }
-    ml_text_release(&path);
-    ml_text_release(&flags);
+    if (st == ML_OK)
+        st = ml_train_dir_describe(r, cmd, c, err);
+    if (st != ML_OK)
+        ml_train_dir_drop(r, c);
     return st;
 }

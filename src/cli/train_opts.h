@@ -24,7 +24,7 @@ void ml_train_opts_text(ml_text *out, const ml_train_run_opts *o, const ml_confi
 /* --dry-run: prints what the run will take, and fails when the machine does not have it. */
 ml_status ml_train_print_memory(ml_train_run *r, ml_err *err);
 
-/* Starts the run, and writes down the flags as they count: DIR/flags.json of --save. */
+/* Starts the run; train_dir.h says where it is saved and what it writes down of itself. */
 ml_status ml_train_start(ml_train_run *r, ml_cmd cmd, const ml_config *c, ml_err *err);
 
 #endif

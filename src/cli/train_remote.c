@@ -44,7 +44,13 @@ ml_status ml_train_remote_dir(ml_train_gen *t, const ml_config *c, ml_err *err) 
                           ? c->mode.weight_dir
                           : ml_arena_printf(&t->arena, "%s/rollout_weights", c->train.save);
 
-    ml_status st = ml_dir_make_whole(&t->weight_dir, &t->arena, dir, err);
+    ml_status st;
+
+    if (c->train.dry_run) {
+        t->weight_dir = dir; /* which stays as it is */
+        return ML_OK;
+    }
+    st = ml_dir_make_whole(&t->weight_dir, &t->arena, dir, err);
 
     return st == ML_OK && c->mode.transfer == ML_TRANSFER_DISK_DELTA
                ? open_stream(t, c, err)

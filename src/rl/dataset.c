@@ -280,9 +280,9 @@ ml_status ml_dataset_prompt(ml_prompt *out, const ml_dataset *ds, int64_t row, m
 
 typedef enum verdict { KEEP, KEEP_UNMEASURED, DROP_LONG, DROP_BAD } verdict;
 
-/* err may be NULL, which saves the counting of lines. */
-static verdict judge(const ml_dataset *ds, int64_t row, int worker, ml_arena *a,
-                     ml_err *err) {
+/* err may be NULL, which saves the counting of lines.  bytes: of the prompt's text, or -1. */
+static verdict judge(const ml_dataset *ds, int64_t row, int worker, int64_t *bytes,
+                     ml_arena *a, ml_err *err) {
     const ml_prompt_text *t = &ds->opts.text;
     ml_err unwanted;
     ml_prompt p;
@@ -290,6 +290,7 @@ static verdict judge(const ml_dataset *ds, int64_t row, int worker, ml_arena *a,
 
     if (ml_dataset_prompt(&p, ds, row, a, err))
         return DROP_BAD;
+    *bytes = p.messages ? -1 : (int64_t)p.text.len;
     if (ds->opts.max_prompt_len == 0)
         return KEEP;
     if (p.messages)
@@ -310,6 +311,7 @@ typedef struct check {
     const ml_dataset *ds;
     int64_t first;        /* row of the block */
     unsigned char *found; /* [rows.n] verdicts */
+    int64_t *bytes;       /* [rows of the block] of kept prompts; -1: not known */
 } check;
 
 static void judge_some(void *ud, int64_t begin, int64_t end, int worker) {
@@ -317,20 +319,25 @@ static void judge_some(void *ud, int64_t begin, int64_t end, int worker) {
 
     for (int64_t i = c->first + begin; i < c->first + end; i++) {
         ml_arena a;
+        int64_t *bytes = &c->bytes[i - c->first];
         ml_arena_init(&a, "a row of prompts");
-        c->found[i] = (unsigned char)judge(c->ds, i, worker, &a, NULL);
+        *bytes = 0;
+        c->found[i] = (unsigned char)judge(c->ds, i, worker, bytes, &a, NULL);
+        if (c->found[i] != KEEP && c->found[i] != KEEP_UNMEASURED)
+            *bytes = 0;
         ml_arena_release(&a);
     }
 }
 
 static ml_status fail_for(const ml_dataset *ds, int64_t row, ml_err *err) {
     ml_err local;
+    int64_t bytes;
     ml_arena a;
 
     if (!err)
         err = &local;
     ml_arena_init(&a, "a bad row of prompts");
-    ML_BUG_IF(judge(ds, row, 0, &a, err) != DROP_BAD);
+    ML_BUG_IF(judge(ds, row, 0, &bytes, &a, err) != DROP_BAD);
     ml_arena_release(&a);
     return err->code;
 }
@@ -340,10 +347,17 @@ static void forget_rows(const ml_jsonl *f, int64_t begin, int64_t end) {
     ml_file_forget(&f->file, from, to - from);
 }
 
-static ml_status judge_all(const ml_dataset *ds, unsigned char *found, ml_err *err) {
+static void note_longest(ml_dataset *ds, const int64_t *bytes, int64_t n) {
+    for (int64_t i = 0; i < n && ds->longest_text >= 0; i++)
+        if (bytes[i] < 0 || bytes[i] > ds->longest_text)
+            ds->longest_text = bytes[i];
+}
+
+static ml_status judge_all(ml_dataset *ds, unsigned char *found, int64_t *bytes,
+                           ml_err *err) {
     for (int64_t first = 0; first < ds->rows.n; first += BLOCK) {
         int64_t n = ds->rows.n - first < BLOCK ? ds->rows.n - first : BLOCK;
-        check c = { ds, first, found };
+        check c = { ds, first, found, bytes };
 
         if (ds->opts.pool)
             ml_pool_run(ds->opts.pool, n, GRAIN, judge_some, &c);
@@ -352,6 +366,7 @@ static ml_status judge_all(const ml_dataset *ds, unsigned char *found, ml_err *e
         for (int64_t i = first; i < first + n && !ds->opts.skip_bad_rows; i++)
             if (found[i] == DROP_BAD)
                 return fail_for(ds, i, err);
+        note_longest(ds, bytes, n);
         forget_rows(&ds->rows, first, first + n);
     }
     return ML_OK;
@@ -401,12 +416,17 @@ static void warn(ml_dataset *ds) {
 static ml_status check_rows(ml_dataset *ds, ml_err *err) {
     int64_t n = ds->rows.n;
     unsigned char *found = calloc((size_t)n + 1, 1);
+    int64_t *bytes = calloc(n < BLOCK ? (size_t)n + 1 : BLOCK, sizeof *bytes);
     ml_status st;
 
-    if (!found)
+    if (!found || !bytes) {
+        free(found);
+        free(bytes);
         return ml_fail(err, ML_ENOMEM, "%s: no memory to check %lld rows", ds->opts.path,
                        (long long)n);
-    st = judge_all(ds, found, err);
+    }
+    st = judge_all(ds, found, bytes, err);
+    free(bytes);
     if (!st) {
         count(ds, found);
         warn(ds);
@@ -426,7 +446,7 @@ static ml_status check_rows(ml_dataset *ds, ml_err *err) {
 ml_status ml_dataset_open(ml_dataset *out, const ml_dataset_opts *opts, ml_err *err) {
     ml_status st;
 
-    *out = (ml_dataset){ .opts = *opts };
+    *out = (ml_dataset){ .opts = *opts, .longest_text = opts->make ? -1 : 0 };
     ml_arena_init(&out->arena, "a data set");
     st = check_opts(out, err);
     if (!st && !opts->make)

@@ -57,6 +57,8 @@ typedef struct ml_dataset {
     int64_t n_bad;
     int64_t n_long;       /* dropped, because longer than max_prompt_len */
     int64_t n_unmeasured; /* kept whatever their length: lists that no template made text */
+    int64_t longest_text; /* bytes of the longest prompt that is kept; -1: not known, since
+                             there are lists of messages, or prompts are made */
 } ml_dataset;
 
 /* One row.  The prompt is text, or, when messages is not NULL, a conversation that the

@@ -42,7 +42,7 @@ static ml_status evaluate(ml_eval_queue *q, eval_job *j, ml_err *err) {
     ml_gen *gen = q->opts.evals->asker.gen;
     ml_status st = gen->load(gen, j->path, j->version, ML_SWITCH_RETRACT, err);
 
-    return st == ML_OK ? ml_evals_run(q->opts.evals, &j->result.figures, err) : st;
+    return st == ML_OK ? ml_evals_run(q->opts.evals, &j->result.scores, err) : st;
 }
 
 static void *work(void *ud) {
@@ -149,7 +149,7 @@ bool ml_eval_queue_take(ml_eval_queue *q, ml_eval_result *out, bool wait) {
     if (!j)
         return false;
     *out = j->result;
-    out->figures.arena = &out->arena;
+    out->scores.figures.arena = &out->arena;
     if (out->st == ML_OK)
         out->st = keep_some(q, j->path, &out->err);
     else
@@ -204,7 +204,7 @@ ml_status ml_eval_queue_ask(ml_eval_queue *q, int64_t rollout, const ml_weights 
     }
     j->result.rollout = rollout;
     ml_arena_init(&j->result.arena, "an evaluation");
-    ml_figures_init(&j->result.figures, &j->result.arena);
+    ml_figures_init(&j->result.scores.figures, &j->result.arena);
     push(q, j);
     return ML_OK;
 }

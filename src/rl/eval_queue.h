@@ -32,7 +32,7 @@ void ml_eval_queue_close(ml_eval_queue *q); /* waits for the one under way; NULL
 typedef struct ml_eval_result {
     ml_arena arena; /* the taker releases it */
     int64_t rollout;
-    ml_figures figures;
+    ml_eval_scores scores;
     ml_status st;
     ml_err err;
 } ml_eval_result;

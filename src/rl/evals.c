@@ -1,6 +1,7 @@
 #include "rl/evals.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "rl/answers.h"
 #include "rl/rollout_edges.h"
@@ -99,12 +100,37 @@ static ml_status ask_set(const ml_evals *e, int32_t i, asked_set *x, ml_err *err
     return st;
 }
 
-static ml_status run_set(const ml_evals *e, int32_t i, ml_figures *out, ml_err *err) {
+/* Samples die with their flights: what is kept is copied. */
+static void keep_answers(const ml_evals *e, int32_t i, const asked_set *x,
+                         ml_eval_scores *out) {
+    ml_arena *a = out->figures.arena;
+    const ml_sample **list;
+    ml_eval_answers *own, **last = &out->answers;
+
+    if (!e->keep_answers)
+        return;
+    list = ML_NEW(a, const ml_sample *, x->n + 1);
+    own = ML_NEW(a, ml_eval_answers, 1);
+    for (int64_t k = 0; k < x->n; k++) {
+        ml_sample *s = ML_NEW(a, ml_sample, 1), plain = x->flight[k]->sample;
+        memset(plain.routed, 0, sizeof plain.routed); /* large, and not recorded */
+        ml_sample_copy(s, a, &plain);
+        list[k] = s;
+    }
+    *own = (ml_eval_answers){ .set = e->set[i].name, .sample = list, .n = x->n };
+    while (*last)
+        last = &(*last)->next;
+    *last = own;
+}
+
+static ml_status run_set(const ml_evals *e, int32_t i, ml_eval_scores *out, ml_err *err) {
     asked_set x;
     ml_status st = ask_set(e, i, &x, err);
 
     if (st == ML_OK)
-        st = report(e, &e->set[i], x.flight, out, err);
+        st = report(e, &e->set[i], x.flight, &out->figures, err);
+    if (st == ML_OK)
+        keep_answers(e, i, &x, out);
     forget_set(&x);
     return st;
 }
@@ -144,9 +170,10 @@ static void host_add(miles_eval_host *host, const char *name, double value) {
     ml_figures_add(((own_eval *)host->of)->figures, "", name, value);
 }
 
-static ml_status run_row(const ml_evals *e, ml_figures *out, ml_err *err) {
-    const char **name = ML_NEW(out->arena, const char *, e->n + 1);
-    own_eval own = { e, out, ML_NEW(out->arena, asked_set, e->n + 1) };
+static ml_status run_row(const ml_evals *e, ml_eval_scores *out, ml_err *err) {
+    ml_arena *a = out->figures.arena;
+    const char **name = ML_NEW(a, const char *, e->n + 1);
+    own_eval own = { e, &out->figures, ML_NEW(a, asked_set, e->n + 1) };
     miles_eval_host host = { .size = sizeof host,
                              .of = &own,
                              .set = name,
@@ -159,12 +186,15 @@ static ml_status run_row(const ml_evals *e, ml_figures *out, ml_err *err) {
     for (int32_t i = 0; i < e->n; i++)
         name[i] = e->set[i].name;
     failed = e->row->run(&host, &why);
-    for (int32_t i = 0; i < e->n; i++)
+    for (int32_t i = 0; i < e->n; i++) {
+        if (!failed && own.set[i].asked)
+            keep_answers(e, i, &own.set[i], out);
         forget_set(&own.set[i]);
+    }
     return failed ? ml_row_failed(&e->row->row, &why, err) : ML_OK;
 }
 
-ml_status ml_evals_run(void *evals, ml_figures *out, ml_err *err) {
+ml_status ml_evals_run(void *evals, ml_eval_scores *out, ml_err *err) {
     const ml_evals *e = evals;
     ml_status st = ML_OK;
 

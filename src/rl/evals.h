@@ -9,6 +9,7 @@
 
 #include "rl/figures.h"
 #include "rl/flight.h"
+#include "rl/run_store.h"
 
 typedef struct ml_eval_set {
     const char *name;
@@ -26,9 +27,17 @@ typedef struct ml_evals {
     bool pass_rates;              /* pass@k, too */
     const miles_metrics *metrics; /* further ones; NULL: none */
     const miles_eval *row;        /* makes the whole evaluation; NULL: all sets are asked */
+    bool keep_answers;            /* somebody wants to record them */
 } ml_evals;
 
-/* eval/NAME and its relatives; `evals` is an ml_evals, as ml_train_loop wants it. */
-ml_status ml_evals_run(void *evals, ml_figures *out, ml_err *err);
+/* What an evaluation found. */
+typedef struct ml_eval_scores {
+    ml_figures figures; /* eval/NAME and its relatives */
+    ml_eval_answers
+        *answers; /* of all sets, where they are kept; in the arena of figures */
+} ml_eval_scores;
+
+/* `evals` is an ml_evals, as ml_train_loop wants it; the figures were initialised. */
+ml_status ml_evals_run(void *evals, ml_eval_scores *out, ml_err *err);
 
 #endif

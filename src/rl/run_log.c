@@ -9,7 +9,7 @@
 
 /* --- what waits for the background ------------------------------------------ */
 
-typedef enum entry_kind { METRICS, TIMING, SPAN, EVENT } entry_kind;
+typedef enum entry_kind { METRICS, TIMING, SPAN, EVENT, ANSWERS } entry_kind;
 
 typedef struct entry {
     struct entry *next;
@@ -18,6 +18,8 @@ typedef struct entry {
     ml_figures figures;
     const char *name; /* of a span; what happened */
     double begin_s, end_s;
+    const ml_eval_answers *answers; /* in the arena */
+    ml_arena arena;
 } entry;
 
 struct ml_log_batch {
@@ -67,6 +69,8 @@ static void release_batch(ml_log_batch *b) {
 
     if (!b)
         return;
+    for (entry *e = b->first; e; e = e->next)
+        ml_arena_release(&e->arena);
     ml_arena_release(&b->round);
     own = b->own; /* the batch itself lies in it */
     ml_arena_release(&own);
@@ -77,6 +81,8 @@ static void release_batch(ml_log_batch *b) {
 static ml_status store_entry(ml_run_store *s, const entry *e, ml_err *err) {
     ml_status st = ML_OK;
 
+    if (e->kind == ANSWERS)
+        return ml_run_store_add_answers(s, e->rollout, e->answers, err);
     if (e->kind == EVENT)
         return ml_run_store_add_event(s, e->rollout, e->name, err);
     for (const ml_figure *f = e->figures.first; f && st == ML_OK; f = f->next)
@@ -241,6 +247,13 @@ static void event_dir(ml_text *out, const ml_run_log_opts *o) {
         ml_text_printf(out, "%s/tensorboard", o->dir);
 }
 
+#define EVENT_FILE "/events.out.tfevents.miles"
+
+void ml_run_log_event_path(ml_text *out, const ml_run_log_opts *opts) {
+    event_dir(out, opts);
+    ml_text_printf(out, EVENT_FILE);
+}
+
 static ml_status open_events(ml_run_log *l, const ml_run_log_opts *o, int64_t rollout,
                              ml_err *err) {
     place p = { .rollout = rollout, .current = -1 };
@@ -249,7 +262,7 @@ static ml_status open_events(ml_run_log *l, const ml_run_log_opts *o, int64_t ro
 
     event_dir(&path, o);
     st = ml_dir_make(path.ptr, err);
-    ml_text_printf(&path, "/events.out.tfevents.miles");
+    ml_text_printf(&path, EVENT_FILE);
     if (st == ML_OK)
         st = ml_event_file_open(&l->events, path.ptr, rollout > 0 ? keep_event : NULL, &p,
                                 err);
@@ -377,6 +390,18 @@ void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *
     b->sample = sample;
     b->n_sample = n;
     b->rollout = rollout;
+}
+
+void ml_run_log_answers(ml_run_log *l, int64_t rollout, const ml_eval_answers *first,
+                        ml_arena *a) {
+    entry *e;
+
+    if (!l->store || !first)
+        return;
+    e = add_entry(l, ANSWERS, rollout);
+    e->answers = first;
+    e->arena = *a;
+    *a = (ml_arena){ 0 };
 }
 
 void ml_run_log_span(ml_run_log *l, int64_t rollout, ml_span_kind kind, const char *name,

@@ -65,6 +65,9 @@ typedef struct ml_run_log_opts {
     double flop_per_token, peak_flops; /* to tell speeds; 0: not known */
 } ml_run_log_opts;
 
+/* Appends the path of the TensorBoard file. */
+void ml_run_log_event_path(ml_text *out, const ml_run_log_opts *opts);
+
 /* Rows of rounds from `rollout` on are dropped, and evaluations of the round before it,
  * which is evaluated again.  0: everything is. */
 ml_status ml_run_log_open(ml_run_log *l, const ml_run_log_opts *opts, int64_t rollout,
@@ -81,6 +84,10 @@ void ml_run_log_hashes(ml_run_log *l, const char *head, uint64_t samples,
 /* They must live until the batch was posted or settled. */
 void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *sample,
                         int64_t n);
+/* The answers of an evaluation, which lie in the arena: it is taken along where there is a
+ * store, and then left empty. */
+void ml_run_log_answers(ml_run_log *l, int64_t rollout, const ml_eval_answers *first,
+                        ml_arena *a);
 void ml_run_log_span(ml_run_log *l, int64_t rollout, ml_span_kind kind, const char *name,
                      double begin_s, double end_s);
 void ml_run_log_event(ml_run_log *l, int64_t rollout, const char *what);

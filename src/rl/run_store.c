@@ -15,14 +15,18 @@ static const char schema[] =
     " grp INTEGER, prompt TEXT, response TEXT, label TEXT, reward REAL, status TEXT,"
     " n_response INTEGER, tokens BLOB, mask BLOB, logprobs BLOB, versions BLOB,"
     " PRIMARY KEY(rollout, place)) WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS answers(rollout INTEGER, place INTEGER, sample INTEGER,"
+    " grp INTEGER, prompt TEXT, response TEXT, label TEXT, reward REAL, status TEXT,"
+    " n_response INTEGER, tokens BLOB, mask BLOB, logprobs BLOB, versions BLOB, name TEXT);"
     "CREATE TABLE IF NOT EXISTS metrics(rollout INTEGER, step INTEGER, name TEXT,"
     " value REAL);"
     "CREATE TABLE IF NOT EXISTS timings(rollout INTEGER, name TEXT, value REAL);"
     "CREATE TABLE IF NOT EXISTS events(rollout INTEGER, time REAL, what TEXT);";
 
-enum { SAMPLE, METRIC, TIMING, EVENT, N_INSERT };
+enum { SAMPLE, ANSWER, METRIC, TIMING, EVENT, N_INSERT };
 static const char *const insert[N_INSERT] = {
     "INSERT INTO samples VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "INSERT INTO answers VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     "INSERT INTO metrics VALUES(?, ?, ?, ?)",
     "INSERT INTO timings VALUES(?, ?, ?)",
     "INSERT INTO events VALUES(?, ?, ?)",
@@ -50,12 +54,13 @@ static ml_status drop_rows(ml_run_store *s, int64_t rollout, ml_err *err) {
     ml_text_printf(&sql,
                    "BEGIN;"
                    "DELETE FROM samples WHERE rollout >= %lld;"
+                   "DELETE FROM answers WHERE rollout >= %lld;"
                    "DELETE FROM metrics WHERE rollout >= %lld"
                    " OR (rollout = %lld AND name LIKE 'eval/%%');"
                    "DELETE FROM timings WHERE rollout >= %lld;"
                    "DELETE FROM events WHERE rollout >= %lld;"
                    "COMMIT;",
-                   from, from, from - 1, from, from);
+                   from, from - 1, from, from - 1, from, from);
     st = run(s, sql.ptr, err);
     ml_text_release(&sql);
     return st;
@@ -128,10 +133,9 @@ static void bind_array(sqlite3_stmt *row, int at, const void *x, int32_t n, size
     sqlite3_bind_blob64(row, at, n ? x : NULL, x ? (size_t)n * size : 0, SQLITE_STATIC);
 }
 
-static ml_status add_sample(ml_run_store *s, int64_t rollout, int64_t place,
-                            const ml_sample *x, ml_err *err) {
-    sqlite3_stmt *row = s->add[SAMPLE];
-
+/* The columns that samples and answers share. */
+static void bind_sample(sqlite3_stmt *row, int64_t rollout, int64_t place,
+                        const ml_sample *x) {
     sqlite3_bind_int64(row, 1, rollout);
     sqlite3_bind_int64(row, 2, place);
     sqlite3_bind_int64(row, 3, x->index);
@@ -146,14 +150,28 @@ static ml_status add_sample(ml_run_store *s, int64_t rollout, int64_t place,
     bind_array(row, 12, x->mask, x->n_response, sizeof *x->mask);
     bind_array(row, 13, x->logprob, x->n_response, sizeof *x->logprob);
     bind_array(row, 14, x->version, x->n_response, sizeof *x->version);
-    return insert_row(s, SAMPLE, err);
 }
 
 ml_status ml_run_store_add_samples(ml_run_store *s, int64_t rollout,
                                    const ml_sample *const *sample, int64_t n, ml_err *err) {
     ml_status st = ML_OK;
-    for (int64_t i = 0; i < n && st == ML_OK; i++)
-        st = add_sample(s, rollout, i, sample[i], err);
+    for (int64_t i = 0; i < n && st == ML_OK; i++) {
+        bind_sample(s->add[SAMPLE], rollout, i, sample[i]);
+        st = insert_row(s, SAMPLE, err);
+    }
+    return st;
+}
+
+ml_status ml_run_store_add_answers(ml_run_store *s, int64_t rollout,
+                                   const ml_eval_answers *first, ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (const ml_eval_answers *e = first; e; e = e->next)
+        for (int64_t i = 0; i < e->n && st == ML_OK; i++) {
+            bind_sample(s->add[ANSWER], rollout, i, e->sample[i]);
+            bind_text(s->add[ANSWER], 15, ml_str_of(e->set));
+            st = insert_row(s, ANSWER, err);
+        }
     return st;
 }
 

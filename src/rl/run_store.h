@@ -2,6 +2,7 @@
  *
  *     samples  rollout, place in it, sample, grp, prompt, response, label, reward, status,
  *              n_response; tokens (int32), mask (bytes), logprobs (f32), versions (int64)
+ *     answers  the same of evaluations, and the name of the data set
  *     metrics  rollout, step (NULL: of the round), name, value
  *     timings  rollout, name, value
  *     events   rollout, time (seconds since 1970), what
@@ -29,6 +30,15 @@ ml_status ml_run_store_end(ml_run_store *s, ml_err *err);
 
 ml_status ml_run_store_add_samples(ml_run_store *s, int64_t rollout,
                                    const ml_sample *const *sample, int64_t n, ml_err *err);
+/* The answers to the prompts of a data set, in an evaluation after a round. */
+typedef struct ml_eval_answers {
+    const char *set;
+    const ml_sample *const *sample; /* [n] */
+    int64_t n;
+    struct ml_eval_answers *next; /* of the same evaluation */
+} ml_eval_answers;
+ml_status ml_run_store_add_answers(ml_run_store *s, int64_t rollout,
+                                   const ml_eval_answers *first, ml_err *err);
 /* step -1: of the round.  What is not finite is NULL. */
 ml_status ml_run_store_add_metric(ml_run_store *s, int64_t rollout, int64_t step,
                                   const char *name, double value, ml_err *err);
@@ -39,17 +49,23 @@ ml_status ml_run_store_add_event(ml_run_store *s, int64_t rollout, const char *w
 
 /* ---- reading ---- */
 
+/* The evaluation before the first round has the number -1. */
+#define ML_ALL_ROLLOUTS INT64_MIN
+
 typedef struct ml_sample_query {
-    int64_t rollout;        /* -1: all */
+    bool evals;             /* answers of evaluations in place of samples of rounds */
+    const char *set;        /* only those to this data set; NULL: all */
+    int64_t rollout;        /* of evaluations, the round before; ML_ALL_ROLLOUTS: all */
     double least, most;     /* of rewards; NaN: no bound */
     bool truncated;         /* only those that were cut off */
     int64_t n_skip, n_most; /* of what is found; n_most 0: all */
 } ml_sample_query;
 
-/* The samples in the order of their rounds; what `each` gets is valid during the call, and it
- * ends the search by returning false. */
+/* set: the data set of an evaluation; NULL: a sample of a round.  False ends the search. */
+typedef bool ml_sample_each(void *ud, int64_t rollout, const char *set, const ml_sample *s);
+
+/* The samples in the order of their rounds; what `each` gets is valid during the call. */
 ml_status ml_run_store_find(const char *path, const ml_sample_query *q,
-                            bool (*each)(void *ud, int64_t rollout, const ml_sample *s),
-                            void *ud, ml_err *err);
+                            ml_sample_each *each, void *ud, ml_err *err);
 
 #endif

@@ -52,11 +52,19 @@ static ml_sample sample_of(sqlite3_stmt *row, ml_arena *a) {
 }
 
 /* Bounds that are not there are NULL, which the search takes for "any". */
-static const char search[] = "SELECT * FROM samples WHERE (?1 < 0 OR rollout = ?1)"
-                             " AND (?2 IS NULL OR reward >= ?2)"
-                             " AND (?3 IS NULL OR reward <= ?3)"
-                             " AND (NOT ?4 OR status = 'truncated')"
-                             " ORDER BY rollout, place LIMIT ?5 OFFSET ?6";
+#define COLUMNS                                                                            \
+    "SELECT rollout, place, sample, grp, prompt, response, label, reward, status,"         \
+    " n_response, tokens, mask, logprobs, versions"
+#define BOUNDS                                                                             \
+    " WHERE (?1 IS NULL OR rollout = ?1)"                                                  \
+    " AND (?2 IS NULL OR reward >= ?2)"                                                    \
+    " AND (?3 IS NULL OR reward <= ?3)"                                                    \
+    " AND (NOT ?4 OR status = 'truncated')"
+static const char search[] =
+    COLUMNS ", NULL FROM samples" BOUNDS " ORDER BY rollout, place LIMIT ?5 OFFSET ?6";
+static const char search_evals[] =
+    COLUMNS ", name FROM answers" BOUNDS " AND (?7 IS NULL OR name = ?7)"
+            " ORDER BY rollout, rowid LIMIT ?5 OFFSET ?6";
 
 static void bind_bound(sqlite3_stmt *row, int at, double x) {
     if (!isnan(x))
@@ -64,16 +72,18 @@ static void bind_bound(sqlite3_stmt *row, int at, double x) {
 }
 
 static void bind_query(sqlite3_stmt *row, const ml_sample_query *q) {
-    sqlite3_bind_int64(row, 1, q->rollout);
+    if (q->rollout != ML_ALL_ROLLOUTS)
+        sqlite3_bind_int64(row, 1, q->rollout);
     bind_bound(row, 2, q->least);
     bind_bound(row, 3, q->most);
     sqlite3_bind_int(row, 4, q->truncated);
     sqlite3_bind_int64(row, 5, q->n_most ? q->n_most : -1);
     sqlite3_bind_int64(row, 6, q->n_skip);
+    if (q->evals && q->set)
+        sqlite3_bind_text(row, 7, q->set, -1, SQLITE_STATIC);
 }
 
-static int walk(sqlite3_stmt *row,
-                bool (*each)(void *ud, int64_t rollout, const ml_sample *s), void *ud) {
+static int walk(sqlite3_stmt *row, ml_sample_each *each, void *ud) {
     bool on = true;
     int code = SQLITE_ROW;
 
@@ -82,27 +92,28 @@ static int walk(sqlite3_stmt *row,
         ml_arena a;
         ml_arena_init(&a, "a sample of the store");
         s = sample_of(row, &a);
-        on = each(ud, sqlite3_column_int64(row, 0), &s);
+        on = each(ud, sqlite3_column_int64(row, 0),
+                  (const char *)sqlite3_column_text(row, 14), &s);
         ml_arena_release(&a);
     }
     return on ? code : SQLITE_DONE;
 }
 
 ml_status ml_run_store_find(const char *path, const ml_sample_query *q,
-                            bool (*each)(void *ud, int64_t rollout, const ml_sample *s),
-                            void *ud, ml_err *err) {
+                            ml_sample_each *each, void *ud, ml_err *err) {
     sqlite3_stmt *row = NULL;
     sqlite3 *db = NULL;
     int code = sqlite3_open_v2(path, &db, SQLITE_OPEN_READONLY, NULL);
 
     if (code == SQLITE_OK)
-        code = sqlite3_prepare_v2(db, search, -1, &row, NULL);
+        code = sqlite3_prepare_v2(db, q->evals ? search_evals : search, -1, &row, NULL);
     if (code == SQLITE_OK) {
         bind_query(row, q);
         code = walk(row, each, ud);
     }
     if (code != SQLITE_DONE)
-        (void)ml_fail(err, ML_EIO, "%s: %s", path, sqlite3_errmsg(db));
+        (void)ml_fail(err, ML_EIO, "%s: %s%s", path, sqlite3_errmsg(db),
+                      q->evals && !row ? ": answers of evaluations were not recorded" : "");
     sqlite3_finalize(row);
     sqlite3_close(db);
     return code == SQLITE_DONE ? ML_OK : ML_EIO;

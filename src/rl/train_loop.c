@@ -1,5 +1,6 @@
 #include "rl/train_loop.h"
 
+#include <string.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -328,9 +329,11 @@ static bool take_scores(ml_train_loop *l, bool wait, ml_status *st, ml_err *err)
     if (!ml_eval_queue_take(l->behind, &found, wait))
         return false;
     *st = found.st;
-    if (found.st == ML_OK)
-        report_scores(l, found.rollout, &found.figures);
-    else if (err)
+    if (found.st == ML_OK) {
+        report_scores(l, found.rollout, &found.scores.figures);
+        ml_run_log_answers(&l->run->log, found.rollout, found.scores.answers, &found.arena);
+    }
+    if (found.st != ML_OK && err)
         *err = found.err;
     ml_arena_release(&found.arena);
     return found.st == ML_OK;
@@ -368,17 +371,19 @@ static ml_status ask_for_scores(ml_train_loop *l, int64_t rollout, ml_err *err) 
 }
 
 static ml_status score(ml_train_loop *l, int64_t rollout, ml_err *err) {
-    ml_figures figures;
+    ml_eval_scores scores = { 0 };
     ml_arena a;
     ml_status st;
 
     if (l->behind)
         return ask_for_scores(l, rollout, err);
     ml_arena_init(&a, "an evaluation");
-    ml_figures_init(&figures, &a);
-    st = l->evaluate(l->evaluate_ud, &figures, err);
-    if (st == ML_OK)
-        report_scores(l, rollout, &figures);
+    ml_figures_init(&scores.figures, &a);
+    st = l->evaluate(l->evaluate_ud, &scores, err);
+    if (st == ML_OK) {
+        report_scores(l, rollout, &scores.figures);
+        ml_run_log_answers(&l->run->log, rollout, scores.answers, &a);
+    }
     ml_arena_release(&a);
     return st;
 }
@@ -410,6 +415,22 @@ static void share_tally(ml_train_loop *l) {
         ml_trainer_tally(run->critic.trainer, run->learner.tally);
 }
 
+/* Where --load has no snapshot, as in Miles, the run starts from something else. */
+static void tell_start(const ml_train_loop *l) {
+    const ml_train_run *run = l->run;
+    ml_text t = { 0 };
+
+    if (!run->opts.load ||
+        strncmp(run->started, run->opts.load, strlen(run->opts.load)) == 0)
+        return; /* or the weights of a snapshot start a new run */
+    ml_text_printf(&t,
+                   "--load %s has no snapshot: the run starts from %s %s at rollout %lld",
+                   run->opts.load, run->opts.ref_load ? "--ref-load" : "--hf-checkpoint",
+                   run->started, (long long)run->rollout);
+    l->watch.say(t.ptr);
+    ml_text_release(&t);
+}
+
 /* The first evaluation; or, since it comes after saving, that of the round before. */
 static ml_status begin(ml_train_loop *l, ml_err *err) {
     ml_train_run *run = l->run;
@@ -436,6 +457,7 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
         ml_run_log_event(&run->log, run->rollout, t.ptr);
         ml_text_release(&t);
     } else {
+        tell_start(l);
         ml_run_log_event(&run->log, run->rollout, "started");
     }
     if (l->watch.progress)

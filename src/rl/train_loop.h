@@ -41,7 +41,7 @@ typedef struct ml_train_loop {
     void *turn_ud;
     int64_t publish_interval; /* rounds; 0: each.  A run is saved only where it publishes */
     /* Scores the weights that generate, as eval/... figures; NULL: nobody asks. */
-    ml_status (*evaluate)(void *ud, ml_figures *out, ml_err *err);
+    ml_status (*evaluate)(void *ud, ml_eval_scores *out, ml_err *err);
     void *evaluate_ud;
     ml_eval_queue *behind; /* evaluates while the loop goes on, in place of that; NULL */
     int64_t eval_interval; /* rounds; 0: never */

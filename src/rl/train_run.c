@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "rl/run_disk.h"
 
 /* --- opening ---------------------------------------------------------------- */
 
@@ -130,6 +131,8 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_e
     if (st == ML_OK && opts->recipe.critic_loss && !opts->learns_nothing)
         st = open_critic(r, err);
     if (st == ML_OK)
+        st = ml_train_run_check_dirs(r, err);
+    if (st == ML_OK)
         st = open_data(r, err);
     if (st == ML_OK)
         st = count_rollouts(r, err);
@@ -162,6 +165,8 @@ void ml_train_run_close(ml_train_run *r) {
         ml_backend_close(&r->be);
     ml_checkpoint_close(r->from);
     ml_spec_close(&r->spec);
+    for (int i = 0; i < 2; i++)
+        ml_run_dir_close(&r->dir[i]);
     ml_arena_release(&r->arena);
 }
 
@@ -206,6 +211,55 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out) {
         .kv_bytes = o->kv_bytes,
         .in_turns = o->in_turns,
     };
+}
+
+/* --- disk ------------------------------------------------------------------- */
+
+static uint64_t checkpoint_bytes(const ml_checkpoint *c) {
+    uint64_t bytes = 0;
+    for (int32_t i = 0; i < c->n_file; i++)
+        bytes += c->file[i]->file.bytes.len;
+    return bytes;
+}
+
+/* A model as a checkpoint, and the state of its optimizer. */
+static uint64_t snapshot_bytes(const ml_train_run *r, const ml_spec *s,
+                               const ml_checkpoint *from, bool bf16) {
+    uint64_t state =
+        r->opts.no_save_optim ? 0 : ml_optimizer_bytes(s, &r->opts.trainer.optimizer, bf16);
+    return checkpoint_bytes(from) + state;
+}
+
+/* Saves of the rounds that are left. */
+static int64_t count_saves(const ml_train_run *r) {
+    int64_t done = ML_NONE, left, every = r->opts.save_interval;
+
+    if (r->opts.load && ml_snapshot_latest(&done, r->opts.load, NULL) != ML_OK)
+        done = ML_NONE;
+    left = r->num_rollout - done - 1;
+    if (left < 1)
+        return 0;
+    return every ? (left + every - 1) / every : 1;
+}
+
+ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    ml_memory_ask ask;
+    ml_run_disk d = { .dir = o->save, .n_keep = o->keep_last };
+
+    if (!o->save || o->learns_nothing)
+        return ML_OK;
+    ml_train_run_memory(r, &ask);
+    d.n_save = count_saves(r);
+    if (o->retain_interval)
+        d.n_keep = (d.n_keep ? d.n_keep : 1) + r->num_rollout / o->retain_interval;
+    d.snapshot_bytes = snapshot_bytes(r, &r->spec, r->from, ask.bf16);
+    if (o->ref_interval)
+        d.snapshot_bytes += (uint64_t)ml_spec_param_count(&r->spec) * sizeof(float);
+    if (r->critic.from)
+        d.snapshot_bytes += snapshot_bytes(r, &r->critic.spec, r->critic.from, ask.bf16);
+    d.copy_bytes = o->save_hf ? checkpoint_bytes(r->from) : 0;
+    return ml_run_disk_check(&d, ml_run_disk_free(o->save), err);
 }
 
 /* --- saving ----------------------------------------------------------------- */

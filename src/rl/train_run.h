@@ -11,6 +11,7 @@
 #include "rl/data_source.h"
 #include "rl/learner.h"
 #include "rl/prompter.h"
+#include "rl/run_dir.h"
 #include "rl/run_log.h"
 #include "train/memory.h"
 #include "train/snapshot.h"
@@ -54,7 +55,8 @@ typedef struct ml_train_run_opts {
     int64_t save_interval, keep_last, retain_interval; /* 0: at the end; all; none */
     int64_t ckpt_step, start_rollout; /* ML_NONE: the newest; after the snapshot */
     bool async_save, no_save_optim, no_load_optim;
-    bool finetune; /* of a snapshot the weights count, not where it stood */
+    bool finetune;  /* of a snapshot the weights count, not where it stood */
+    bool overwrite; /* a run that is in `save` is removed */
     ml_run_log_opts
         log; /* its directory is that of save; where ops are told is made here */
     const ml_hooks *hooks; /* NULL: nobody is told */
@@ -87,6 +89,7 @@ typedef struct ml_train_run {
     ml_learner learner;
     ml_saver *saver;
     ml_run_log log;
+    ml_run_dir dir[2];                    /* the actor's and the critic's */
     int64_t rollout, num_rollout;         /* the next one; how many there are */
     const char *snapshot;                 /* it went on from; NULL: none */
     const char *started;                  /* else: the checkpoint it started from */
@@ -104,6 +107,12 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out);
 
 /* Where ops of phases of a kind are told; NULL: no profile shows them. */
 ml_timeline *ml_train_run_ops(const ml_train_run *r, ml_span_kind kind);
+
+/* ML_EUSAGE when the directories it saves to hold another run.  Changes nothing. */
+ml_status ml_train_run_check_dirs(ml_train_run *r, ml_err *err);
+
+/* ML_EIO when the disk has no room for what it will save. */
+ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err);
 
 /* Loads weights, goes on from a snapshot where there is one, and begins to write. */
 ml_status ml_train_run_start(ml_train_run *r, ml_err *err);

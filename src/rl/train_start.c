@@ -1,21 +1,35 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/dir.h"
 #include "base/log.h"
 #include "engine/remote.h"
 #include "rl/train_run.h"
 
 /* --- which weights ---------------------------------------------------------- */
 
-/* The snapshot of a directory: that of the step, or the newest; NULL: there is none. */
+static bool exists(const char *path) {
+    struct stat sb;
+    return stat(path, &sb) == 0;
+}
+
+/* The snapshot of a directory: that of the step, or the newest; NULL: there is none.  One that
+ * stands aside was being replaced when a process died (base/dir.h). */
 static ml_status find_snapshot(ml_train_run *r, const char *dir, int64_t step,
                                const char **out, ml_err *err) {
     ml_status st = step < 0 ? ml_snapshot_latest(&step, dir, err) : ML_OK;
+    const char *aside;
 
     *out = NULL;
     if (st != ML_OK || step < 0)
         return st;
     *out = ml_snapshot_path(&r->arena, dir, step);
+    aside = ml_arena_printf(&r->arena, "%s" ML_DIR_REPLACED, *out);
+    if (!exists(*out) && exists(aside))
+        *out = aside;
+    if (!exists(*out))
+        return ml_fail(err, ML_EIO,
+                       "%s is not there: name a snapshot that is with --ckpt-step", *out);
     return ml_snapshot_check(*out, err);
 }
 
@@ -131,10 +145,9 @@ static const char *critic_dir(ml_train_run *r, const char *own, const char *acto
 static ml_status find_critic(ml_train_run *r, int64_t iteration, const char **out,
                              ml_err *err) {
     const char *dir = critic_dir(r, r->opts.critic_load, r->opts.load);
-    struct stat sb;
 
     *out = ml_snapshot_path(&r->arena, dir, iteration);
-    if (stat(*out, &sb) != 0)
+    if (!exists(*out))
         return ml_fail(err, ML_EIO,
                        "%s is not there, but the actor goes on after rollout %lld: name "
                        "the directory of the critic's snapshots with --critic-load, or "
@@ -166,9 +179,69 @@ static ml_status critic_goes_on(ml_train_run *r, int64_t iteration, ml_err *err)
 
 /* --- starting and going on -------------------------------------------------- */
 
+/* A whole number of the configuration that a snapshot was saved with; `absent`: it has none. */
+static int64_t saved_number(ml_train_run *r, ml_str config, const char *key,
+                            int64_t absent) {
+    const ml_json *v = NULL;
+    int64_t n = absent;
+
+    if (ml_json_parse(&v, &r->arena, config, "config", NULL) == ML_OK &&
+        ml_json_i64(ml_json_get(v, key), &n))
+        return n;
+    return absent;
+}
+
+/* Whether the batch sizes are not those that the snapshot was saved with. */
+static bool sizes_changed(ml_train_run *r, ml_str config) {
+    const ml_train_run_opts *o = &r->opts;
+    int64_t batch = o->trainer.lr.global_batch_size, n = o->source.n_samples_per_prompt;
+
+    return saved_number(r, config, "global_batch_size", batch) != batch ||
+           saved_number(r, config, "rollout_batch_size", o->rollout_batch_size) !=
+               o->rollout_batch_size ||
+           saved_number(r, config, "n_samples_per_prompt", n) != n;
+}
+
+#define REMEDIES                                                                           \
+    "give the batch sizes of the saved run, more --num-rollout, --lr-decay-iters, "        \
+    "--min-lr or --lr-decay-style constant"
+
+/* The schedule counts samples, and its length follows from the batch sizes: with smaller ones a
+ * snapshot may be beyond its end, where the learning rate is 0, or be there before the run
+ * ends. */
+static ml_status check_rate(ml_train_run *r, ml_str config, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    int64_t n = ml_trainer_samples(r->trainer), left = r->num_rollout - r->rollout;
+    int64_t per_round = o->rollout_batch_size * o->source.n_samples_per_prompt;
+    bool changed = sizes_changed(r, config);
+    ml_lr lr;
+    ml_status st = ml_lr_init(&lr, &o->trainer.lr, err);
+
+    if (st != ML_OK || o->trainer.lr.lr == 0 || left < 1 ||
+        (double)(n + (left - 1) * per_round) < lr.decay ||
+        ml_lr_at(&lr, (int64_t)lr.decay + 1) > 0)
+        return st;
+    if ((double)n >= lr.decay && changed)
+        return ml_fail(
+            err, ML_EUSAGE,
+            "the snapshot was trained on %lld samples, and with the batch sizes of "
+            "this run the schedule ends after %.0f: the learning rate would be 0 "
+            "in every step; " REMEDIES,
+            (long long)n, lr.decay);
+    if ((double)n >= lr.decay || changed)
+        ml_log(ML_LOG_WARN,
+               "the learning rate is 0 from rollout %lld on: its schedule ends after %.0f "
+               "samples, and the snapshot was trained on %lld; " REMEDIES,
+               (long long)(r->rollout +
+                           ((double)n >= lr.decay
+                                ? 0
+                                : (int64_t)((lr.decay - (double)n) / (double)per_round))),
+               lr.decay, (long long)n);
+    return ML_OK;
+}
+
 static ml_status go_on_from(ml_train_run *r, const char *snapshot, ml_err *err) {
     ml_save_state state;
-    ml_str config = r->opts.config;
     ml_status st =
         ml_snapshot_load(snapshot,
                          &(ml_snapshot_into){ .trainer = r->trainer,
@@ -182,14 +255,60 @@ static ml_status go_on_from(ml_train_run *r, const char *snapshot, ml_err *err) 
         st = critic_goes_on(r, state.iteration, err);
     if (st != ML_OK)
         return st;
-    if (!ml_str_eq(state.config, config))
-        ml_log(ML_LOG_WARN, "%s was saved with other flags: %.*s; now they are %.*s",
-               snapshot, (int)state.config.len, state.config.ptr, (int)config.len,
-               config.ptr);
     r->rollout = state.iteration + 1;
     r->snapshot = snapshot;
     r->saved = state.data;
-    return ML_OK;
+    return check_rate(r, state.config, err);
+}
+
+/* --- where it is written ---------------------------------------------------- */
+
+static ml_run_dir_opts dir_opts(ml_train_run *r, bool critic) {
+    const ml_train_run_opts *o = &r->opts;
+    ml_run_log_opts log = o->log;
+    ml_text events = { 0 };
+    ml_run_dir_opts d = {
+        .dir = critic ? critic_dir(r, o->critic_save, o->save) : o->save,
+        .load = critic ? critic_dir(r, o->critic_load, o->load) : o->load,
+        .flag_save = critic ? "--critic-save" : "--save",
+        .flag_load = critic ? "--critic-load" : "--load",
+        .anew = o->finetune || o->start_rollout == 0,
+        .overwrite = o->overwrite,
+    };
+
+    log.dir = o->save;
+    ml_run_log_event_path(&events, &log);
+    if (!critic && (log.tensorboard || log.project))
+        d.events = ml_arena_str(&r->arena, events.ptr, events.len);
+    ml_text_release(&events);
+    return d;
+}
+
+/* How many directories it saves to. */
+static int count_dirs(const ml_train_run *r) {
+    if (!r->opts.save || r->opts.learns_nothing)
+        return 0;
+    return r->critic.from ? 2 : 1;
+}
+
+ml_status ml_train_run_check_dirs(ml_train_run *r, ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int i = 0; i < count_dirs(r) && st == ML_OK; i++) {
+        ml_run_dir_opts o = dir_opts(r, i);
+        st = ml_run_dir_check(&o, err);
+    }
+    return st;
+}
+
+static ml_status open_dirs(ml_train_run *r, ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int i = 0; i < count_dirs(r) && st == ML_OK; i++) {
+        ml_run_dir_opts o = dir_opts(r, i);
+        st = ml_run_dir_open(&r->dir[i], &o, err);
+    }
+    return st;
 }
 
 static ml_status open_output(ml_train_run *r, ml_err *err) {
@@ -261,9 +380,10 @@ static ml_status start_training(ml_train_run *r, const char *snapshot, ml_err *e
 ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
     const ml_train_run_opts *o = &r->opts;
     const char *snapshot = NULL;
-    ml_status st =
-        o->load ? find_snapshot(r, o->load, o->ckpt_step, &snapshot, err) : ML_OK;
+    ml_status st = open_dirs(r, err);
 
+    if (st == ML_OK && o->load)
+        st = find_snapshot(r, o->load, o->ckpt_step, &snapshot, err);
     if (st == ML_OK)
         st = load_actor(r, snapshot, err);
     r->weights.version = 1; /* 0 is what weights have that nobody gave a version */

@@ -1,10 +1,9 @@
 #include "train/memory.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/bug.h"
+#include "train/host_memory.h"
 
 static void add(ml_memory *m, const char *what, size_t bytes) {
     if (!bytes)
@@ -156,37 +155,12 @@ void ml_memory_text(ml_text *out, const ml_memory *m) {
 
 /* --- what there is ---------------------------------------------------------- */
 
-/* The number after a word at the beginning of a line of a file; SIZE_MAX: there is none. */
-static size_t number_in(const char *path, const char *word) {
-    FILE *f = fopen(path, "r");
-    char line[256];
-    size_t n = SIZE_MAX, len = strlen(word);
-
-    while (f && n == SIZE_MAX && fgets(line, sizeof line, f))
-        if (strncmp(line, word, len) == 0 && strpbrk(line, "0123456789"))
-            n = strtoull(strpbrk(line, "0123456789"), NULL, 10);
-    if (f)
-        fclose(f);
-    return n;
-}
-
-static size_t host_available(void) {
-    size_t kib = number_in("/proc/meminfo", "MemAvailable:");
-    size_t limit = number_in("/sys/fs/cgroup/memory.max", "");
-    size_t used = number_in("/sys/fs/cgroup/memory.current", "");
-    size_t free = kib == SIZE_MAX ? SIZE_MAX : kib * 1024;
-
-    if (limit != SIZE_MAX && used != SIZE_MAX)
-        limit = limit > used ? limit - used : 0;
-    return limit < free ? limit : free;
-}
-
 size_t ml_memory_available(const ml_backend *be) {
-    return be->dev->available ? be->dev->available(be->dev) : host_available();
+    return be->dev->available ? be->dev->available(be->dev) : ml_host_memory_left("");
 }
 
 static size_t own_memory(const char *word) {
-    size_t kib = number_in("/proc/self/status", word);
+    size_t kib = ml_host_memory_number("/proc/self/status", word);
     return kib == SIZE_MAX ? 0 : kib * 1024;
 }
 
@@ -285,11 +259,12 @@ ml_status ml_memory_check(const ml_memory_ask *ask, size_t available, ml_err *er
     ml_text advice = { 0 };
     ml_status st = ml_memory_plan(&m, ask, err);
 
-    if (st == ML_OK && m.on_host > host_available())
+    if (st == ML_OK && m.on_host > ml_host_memory_left(""))
         return ml_fail(err, ML_ENOMEM,
                        "the run keeps %.2f GiB in the host's memory, of which %.2f GiB are "
                        "free: leave out --offload or --async-save",
-                       (double)m.on_host / 0x1p30, (double)host_available() / 0x1p30);
+                       (double)m.on_host / 0x1p30,
+                       (double)ml_host_memory_left("") / 0x1p30);
     if (st != ML_OK || m.total - ask->base_bytes <= available)
         return st;
     advise(&advice, ask, available + ask->base_bytes);

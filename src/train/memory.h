@@ -51,8 +51,7 @@ ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err);
 /* A line per row, and the total. */
 void ml_memory_text(ml_text *out, const ml_memory *m);
 
-/* What may still be taken of the device's memory; of the CPU's, what the machine has left or
- * the group that the process is confined to. */
+/* What may still be taken of the device's memory; of the CPU's, see host_memory.h. */
 size_t ml_memory_available(const ml_backend *be);
 
 /* What the process has taken. */

@@ -1,9 +1,11 @@
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include "base/crc64.h"
+#include "base/dir.h"
 #include "train/snapshot_priv.h"
 
 /* torch's names for the moments. */
@@ -37,25 +39,112 @@ ml_status ml_snapshot_sum(ml_text *out, const char *path, const char *name, ml_e
     return st;
 }
 
+int64_t ml_snapshot_number(const char *name) {
+    char *end;
+    long long n;
+
+    if (strncmp(name, "iter_", 5) != 0 || name[5] < '0' || name[5] > '9')
+        return ML_NONE;
+    n = strtoll(name + 5, &end, 10);
+    return *end ? ML_NONE : n;
+}
+
+/* --- the tracker ------------------------------------------------------------ */
+
+/* Without a tracker there must be no snapshot either: which one is complete and newest is not
+ * guessed. */
+static ml_status no_tracker(const char *dir, ml_err *err) {
+    ml_names names = { 0 };
+    ml_status st = ML_OK;
+    struct stat sb;
+    ml_arena a;
+
+    if (stat(dir, &sb) != 0 && errno == ENOENT)
+        return ML_OK;
+    ml_arena_init(&a, "names of snapshots");
+    st = ml_dir_list(&names, dir, &a, err);
+    for (int32_t i = 0; i < names.n && st == ML_OK; i++)
+        if (ml_snapshot_number(names.name[i]) != ML_NONE)
+            st =
+                ml_fail(err, ML_EFORMAT,
+                        "%s has snapshots, such as %s, but no " ML_SNAPSHOT_TRACKER
+                        ", which names the newest complete one: name the snapshot to go on "
+                        "from with --ckpt-step, or write its number into that file",
+                        dir, names.name[i]);
+    ml_arena_release(&a);
+    return st;
+}
+
+static ml_status read_tracker(int64_t *out, const char *path, ml_err *err) {
+    char digits[24] = "", *end = digits;
+    ml_file f = { 0 };
+    ml_status st = ml_file_map(&f, path, err);
+    long long n = 0;
+
+    if (st == ML_OK && f.bytes.len && f.bytes.len < sizeof digits) {
+        memcpy(digits, f.bytes.ptr, f.bytes.len);
+        n = strtoll(digits, &end, 10);
+    }
+    ml_file_unmap(&f);
+    if (st == ML_OK && (end == digits || (*end && *end != '\n') || n < ML_NONE))
+        st = ml_fail(err, ML_EFORMAT,
+                     "%s: expected the number of an iteration: name the snapshot to go on "
+                     "from with --ckpt-step, or write its number into that file",
+                     path);
+    if (st == ML_OK)
+        *out = n;
+    return st;
+}
+
 ml_status ml_snapshot_latest(int64_t *out, const char *dir, ml_err *err) {
     ml_text path = { 0 };
-    ml_file f = { 0 };
-    ml_status st = ML_OK;
-    char digits[24] = "", *end = digits;
+    ml_status st;
+    struct stat sb;
 
     *out = ML_NONE;
     ml_text_printf(&path, "%s/%s", dir, ML_SNAPSHOT_TRACKER);
-    if (access(path.ptr, F_OK) == 0) {
-        st = ml_file_map(&f, path.ptr, err);
-        if (st == ML_OK && f.bytes.len && f.bytes.len < sizeof digits) {
-            memcpy(digits, f.bytes.ptr, f.bytes.len);
-            *out = strtoll(digits, &end, 10);
-        }
-        if (st == ML_OK && (end == digits || (*end && *end != '\n') || *out < 0))
-            st = ml_fail(err, ML_EFORMAT, "%s: expected the number of an iteration",
-                         path.ptr);
-    }
-    ml_file_unmap(&f);
+    if (stat(path.ptr, &sb) == 0)
+        st = read_tracker(out, path.ptr, err);
+    else if (errno == ENOENT)
+        st = no_tracker(dir, err);
+    else
+        st = ml_fail(err, ML_EIO, "%s: cannot be read: %s", path.ptr, strerror(errno));
     ml_text_release(&path);
+    return st;
+}
+
+/* --- what crashes leave ----------------------------------------------------- */
+
+/* "iter_", digits and then `rest`. */
+static const char *after_number(const char *name) {
+    size_t n = strncmp(name, "iter_", 5) == 0 ? strspn(name + 5, "0123456789") : 0;
+    return n ? name + 5 + n : "";
+}
+
+static bool is_temp(const char *rest) {
+    size_t n = strlen(ML_SNAPSHOT_TEMP);
+
+    if (strncmp(rest, ML_SNAPSHOT_TEMP, n) != 0)
+        return false;
+    rest += n;
+    return strcmp(rest, "old") == 0 || (*rest && !rest[strspn(rest, "0123456789")]);
+}
+
+ml_status ml_snapshot_tidy(const char *dir, ml_err *err) {
+    ml_names names = { 0 };
+    ml_status st;
+    ml_arena a;
+
+    ml_arena_init(&a, "names of snapshots");
+    st = ml_dir_list(&names, dir, &a, err);
+    for (int32_t i = 0; i < names.n && st == ML_OK; i++) {
+        const char *name = names.name[i], *rest = after_number(name);
+        if (is_temp(rest))
+            st = ml_dir_remove(ml_arena_printf(&a, "%s/%s", dir, name), err);
+        else if (strcmp(rest, ML_DIR_REPLACED) == 0)
+            st = ml_dir_recover(
+                ml_arena_printf(&a, "%s/%.*s", dir, (int)(rest - name), name), err);
+    }
+    ml_arena_release(&a);
     return st;
 }

@@ -9,7 +9,7 @@
  *
  * Each tensor is stored once, under its global name and shape.  A snapshot is written
  * under a temporary name, synced, renamed, and only then named by the tracker: whenever
- * the process dies, the tracker names a whole snapshot.  A critic has a directory of its own
+ * the process dies, the tracker names a whole snapshot, or -1 when there was none before.  A critic has a directory of its own
  * and is written first: what the actor's tracker names is there for both.
  *
  * thread: a saver has one owner; with `async` it writes on a thread of its own, from a
@@ -55,13 +55,24 @@ ml_status ml_saver_save(ml_saver *s, const ml_save_models *models,
 ml_status ml_saver_wait(ml_saver *s, ml_err *err);
 void ml_saver_close(ml_saver *s); /* waits; NULL is fine */
 
-/* The iteration that the tracker of dir names; ML_NONE when there is no tracker. */
+/* The iteration that the tracker of dir names; ML_NONE when dir is not there, or has neither a
+ * tracker nor snapshots.  Snapshots without a readable tracker are an error. */
 ml_status ml_snapshot_latest(int64_t *out, const char *dir, ml_err *err);
 /* DIR/iter_NNNNNNN, in the arena. */
 const char *ml_snapshot_path(ml_arena *a, const char *dir, int64_t iteration);
+/* The number of "iter_0000012", or ML_NONE for any other name. */
+int64_t ml_snapshot_number(const char *name);
 
-/* Checks every file of a snapshot against its checksum. */
+/* Checks that a snapshot has exactly the files that its checksums list, and each of them
+ * against its checksum. */
 ml_status ml_snapshot_check(const char *path, ml_err *err);
+
+/* The name in a line of the checksums, "CHECKSUM BYTES NAME"; empty: it is no such line. */
+ml_str ml_snapshot_listed(ml_str line);
+
+/* Removes what dead processes left unfinished in a directory of snapshots, and finishes a
+ * replacement that was interrupted.  The caller is the only process that writes there. */
+ml_status ml_snapshot_tidy(const char *dir, ml_err *err);
 
 /* What a snapshot is brought back into. */
 typedef struct ml_snapshot_into {

@@ -2,6 +2,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/dir.h"
 #include "base/json.h"
 #include "train/snapshot_priv.h"
 
@@ -9,18 +10,19 @@
 
 /* --- checksums -------------------------------------------------------------- */
 
-static ml_status check_line(const char *path, ml_str line, ml_err *err) {
-    ml_text found = { 0 };
-    const char *space = memrchr(line.ptr, ' ', line.len);
-    size_t before = space ? (size_t)(space - line.ptr) + 1 : line.len;
-    char name[256] = "";
-    ml_status st;
+ml_str ml_snapshot_listed(ml_str line) {
+    for (int i = 0; i < 2 && line.len; i++) {
+        const char *space = memchr(line.ptr, ' ', line.len);
+        size_t n = space ? (size_t)(space - line.ptr) + 1 : line.len;
+        line = (ml_str){ line.ptr + n, line.len - n };
+    }
+    return line;
+}
 
-    if (!space || line.len - before >= sizeof name || memchr(line.ptr, '/', line.len))
-        return ml_fail(err, ML_EFORMAT, "%s/%s: \"%.*s\" is no checksum, size and name",
-                       path, ML_SNAPSHOT_SUMS, (int)line.len, line.ptr);
-    memcpy(name, line.ptr + before, line.len - before);
-    st = ml_snapshot_sum(&found, path, name, err);
+static ml_status check_line(const char *path, ml_str line, const char *name, ml_err *err) {
+    ml_text found = { 0 };
+    ml_status st = ml_snapshot_sum(&found, path, name, err);
+
     if (st == ML_OK && (found.len != line.len + 1 || memcmp(found.ptr, line.ptr, line.len)))
         st = ml_fail(err, ML_EFORMAT,
                      "%s/%s is damaged: its checksum or size is not the one it was saved "
@@ -30,20 +32,71 @@ static ml_status check_line(const char *path, ml_str line, ml_err *err) {
     return st;
 }
 
+/* What the directory has, and which of it was listed. */
+typedef struct listing {
+    ml_names names;
+    bool *seen; /* [names.n] */
+} listing;
+
+/* Finds the name at the end of a line among the files, none of which is listed twice. */
+static ml_status find_listed(listing *l, int32_t *out, const char *path, ml_str line,
+                             ml_err *err) {
+    ml_str name = ml_snapshot_listed(line);
+
+    for (*out = 0; *out < l->names.n; ++*out)
+        if (ml_str_is(name, l->names.name[*out]) && !l->seen[*out])
+            return ML_OK;
+    return ml_fail(err, ML_EFORMAT,
+                   "%s/" ML_SNAPSHOT_SUMS
+                   " lists \"%.*s\", which is not a file of the snapshot, or is listed "
+                   "twice: the snapshot is damaged; load another one with --ckpt-step",
+                   path, (int)name.len, name.ptr);
+}
+
+static ml_status check_lines(const char *path, ml_str sums, listing *l, ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (size_t at = 0, n; st == ML_OK && at < sums.len; at += n + 1) {
+        const char *end = memchr(sums.ptr + at, '\n', sums.len - at);
+        ml_str line;
+        int32_t i;
+        n = end ? (size_t)(end - sums.ptr) - at : sums.len - at;
+        line = (ml_str){ sums.ptr + at, n };
+        st = find_listed(l, &i, path, line, err);
+        if (st == ML_OK)
+            st = check_line(path, line, l->names.name[i], err);
+        if (st == ML_OK)
+            l->seen[i] = true;
+    }
+    for (int32_t i = 0; i < l->names.n && st == ML_OK; i++)
+        if (!l->seen[i] && strcmp(l->names.name[i], ML_SNAPSHOT_SUMS) != 0)
+            st = ml_fail(err, ML_EFORMAT,
+                         "%s/%s is not listed in " ML_SNAPSHOT_SUMS
+                         ": move it out of the snapshot, or load another one with "
+                         "--ckpt-step",
+                         path, l->names.name[i]);
+    return st;
+}
+
 ml_status ml_snapshot_check(const char *path, ml_err *err) {
     ml_text name = { 0 };
     ml_file f = { 0 };
+    listing l = { 0 };
     ml_status st;
+    ml_arena a;
 
+    ml_arena_init(&a, "files of a snapshot");
     ml_text_printf(&name, "%s/%s", path, ML_SNAPSHOT_SUMS);
-    st = ml_file_map(&f, name.ptr, err);
-    for (size_t at = 0, n; st == ML_OK && at < f.bytes.len; at += n + 1) {
-        const char *end = memchr(f.bytes.ptr + at, '\n', f.bytes.len - at);
-        n = end ? (size_t)(end - f.bytes.ptr) - at : f.bytes.len - at;
-        st = check_line(path, (ml_str){ f.bytes.ptr + at, n }, err);
+    st = ml_dir_list(&l.names, path, &a, err);
+    if (st == ML_OK)
+        st = ml_file_map(&f, name.ptr, err);
+    if (st == ML_OK) {
+        l.seen = ML_NEW(&a, bool, l.names.n + 1);
+        st = check_lines(path, f.bytes, &l, err);
     }
     ml_file_unmap(&f);
     ml_text_release(&name);
+    ml_arena_release(&a);
     return st;
 }
 

@@ -8,6 +8,7 @@
 #define ML_SNAPSHOT_TENSORS "trainer.safetensors"
 #define ML_SNAPSHOT_STATE "state.json"
 #define ML_SNAPSHOT_SUMS "checksums.crc64"
+#define ML_SNAPSHOT_TEMP ".tmp-" /* after the name of a directory that is not complete */
 
 /* The sets of trainer.safetensors: "master.NAME" and so on. */
 enum {

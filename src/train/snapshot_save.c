@@ -1,5 +1,5 @@
 #include <errno.h>
-#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,8 @@
 #include "model/export.h"
 #include "train/snapshot_priv.h"
 
-#define TEMP ".tmp-" /* in the name of a directory: nothing that counts */
+#define TEMP ML_SNAPSHOT_TEMP
+#define ROLLOUT_ID "{rollout_id}"
 
 /* A directory of snapshots, and the one that is being written there. */
 typedef struct place {
@@ -78,31 +79,6 @@ static ml_status write_files(ml_saver *s, const place *p, const char *dir, ml_er
     return st == ML_OK ? ml_dir_sync(dir, err) : st;
 }
 
-/* One of the same number is there when a run was resumed before it: the two change places in
- * one call, so that at no moment there is none. */
-static ml_status put_in_place(const char *temp, const char *path, ml_err *err) {
-    struct stat sb;
-    bool replace = stat(path, &sb) == 0;
-    int failed = replace ? renameat2(AT_FDCWD, temp, AT_FDCWD, path, RENAME_EXCHANGE)
-                         : rename(temp, path);
-
-    if (failed)
-        return ml_fail(err, ML_EIO, "%s: cannot be renamed to %s: %s", temp, path,
-                       strerror(errno));
-    return replace ? ml_dir_remove(temp, err) : ML_OK;
-}
-
-/* The number of "iter_0000012", or ML_NONE for any other name. */
-static int64_t number_of(const char *name) {
-    char *end;
-    long long n;
-
-    if (strncmp(name, "iter_", 5) != 0 || name[5] < '0' || name[5] > '9')
-        return ML_NONE;
-    n = strtoll(name + 5, &end, 10);
-    return *end ? ML_NONE : n;
-}
-
 /* A directory that is being removed must not look like a snapshot. */
 static ml_status remove_snapshot(ml_saver *s, const char *dir, const char *name,
                                  ml_err *err) {
@@ -130,7 +106,7 @@ static ml_status remove_older(ml_saver *s, const char *dir, ml_err *err) {
         return ML_OK;
     st = ml_dir_list(&names, dir, &s->arena, err);
     for (int32_t i = names.n - 1; i >= 0 && st == ML_OK; i--) {
-        int64_t n = number_of(names.name[i]);
+        int64_t n = ml_snapshot_number(names.name[i]);
         if (n == ML_NONE || n > s->iteration)
             continue;
         if (n_kept++ >= keep && !retained(&s->opts, n))
@@ -144,6 +120,12 @@ static const char *temp_of(ml_saver *s, const char *path) {
     return ml_arena_printf(&s->arena, "%s" TEMP "%ld", path, (long)getpid());
 }
 
+/* A snapshot is never without a tracker, not even the first one. */
+static ml_status begin_tracker(ml_saver *s, const char *dir, ml_err *err) {
+    const char *path = ml_arena_printf(&s->arena, "%s/%s", dir, ML_SNAPSHOT_TRACKER);
+    return access(path, F_OK) == 0 ? ML_OK : ml_file_replace(path, ml_str_of("-1"), err);
+}
+
 static ml_status write_place(ml_saver *s, const place *p, ml_err *err) {
     const char *path = ml_snapshot_path(&s->arena, p->dir, s->iteration);
     const char *temp = temp_of(s, path);
@@ -151,7 +133,9 @@ static ml_status write_place(ml_saver *s, const place *p, ml_err *err) {
     ml_status st = write_files(s, p, temp, err);
 
     if (st == ML_OK)
-        st = put_in_place(temp, path, err);
+        st = begin_tracker(s, p->dir, err);
+    if (st == ML_OK)
+        st = ml_dir_replace(temp, path, err);
     else
         ml_dir_remove(temp, NULL);
     if (st == ML_OK)
@@ -171,12 +155,12 @@ static ml_status write_copy(ml_saver *s, ml_err *err) {
 
     if (!s->opts.hf)
         return ML_OK;
-    ml_text_fill(&path, s->opts.hf, "{rollout_id}", s->iteration);
+    ml_text_fill(&path, s->opts.hf, ROLLOUT_ID, s->iteration);
     temp = temp_of(s, path.ptr);
     ml_dir_remove(temp, NULL); /* of a process that died with this very number */
     st = write_hf(s, &s->place[ACTOR].image, temp, err);
     if (st == ML_OK)
-        st = put_in_place(temp, path.ptr, err);
+        st = ml_dir_replace(temp, path.ptr, err);
     else
         ml_dir_remove(temp, NULL);
     ml_text_release(&path);
@@ -199,12 +183,42 @@ static ml_status write_all(void *ud, ml_err *err) {
 
 /* --- life ------------------------------------------------------------------- */
 
-static ml_status remove_leftovers(ml_saver *s, const char *dir, ml_err *err) {
-    ml_names names;
-    ml_status st = ml_dir_list(&names, dir, &s->arena, err);
+/* Whether a name is `form` with a number in place of {rollout_id}, and then that of a temporary
+ * directory of a process of this machine that is no longer there.  The weights alone are written
+ * beside --save, where another run may write, too. */
+static bool is_dead_copy(const char *form, const char *name) {
+    const char *number = strstr(form, ROLLOUT_ID), *rest = number + strlen(ROLLOUT_ID);
+    size_t head = (size_t)(number - form), digits;
+    char *end;
+    long pid;
 
+    if (strncmp(name, form, head) != 0 || !(digits = strspn(name + head, "0123456789")))
+        return false;
+    name += head + digits;
+    if (strncmp(name, rest, strlen(rest)) != 0)
+        return false;
+    name += strlen(rest);
+    if (strncmp(name, TEMP, strlen(TEMP)) != 0)
+        return false;
+    pid = strtol(name + strlen(TEMP), &end, 10);
+    return pid > 0 && !*end && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+}
+
+static ml_status tidy_copies(ml_saver *s, ml_err *err) {
+    const char *slash = s->opts.hf ? strrchr(s->opts.hf, '/') : NULL;
+    ml_names names = { 0 };
+    ml_status st;
+    struct stat sb;
+    const char *dir;
+
+    if (!slash || !strstr(slash, ROLLOUT_ID)) /* or each has a directory of its own */
+        return ML_OK;
+    dir = ml_arena_str(&s->arena, s->opts.hf, (size_t)(slash - s->opts.hf));
+    if (stat(dir, &sb) != 0)
+        return ML_OK;
+    st = ml_dir_list(&names, dir, &s->arena, err);
     for (int32_t i = 0; i < names.n && st == ML_OK; i++)
-        if (strncmp(names.name[i], "iter_", 5) == 0 && strstr(names.name[i], TEMP))
+        if (is_dead_copy(slash + 1, names.name[i]))
             st =
                 ml_dir_remove(ml_arena_printf(&s->arena, "%s/%s", dir, names.name[i]), err);
     return st;
@@ -225,8 +239,10 @@ ml_status ml_saver_open(ml_saver **out, const ml_saver_opts *opts, ml_err *err) 
             continue;
         st = ml_dir_make(s->place[i].dir, err);
         if (st == ML_OK)
-            st = remove_leftovers(s, s->place[i].dir, err);
+            st = ml_snapshot_tidy(s->place[i].dir, err);
     }
+    if (st == ML_OK)
+        st = tidy_copies(s, err);
     if (st == ML_OK)
         *out = s;
     else

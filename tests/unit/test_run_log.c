@@ -148,6 +148,26 @@ static ml_sample sample_of(int64_t index, double reward) {
                         .status = index % 2 ? ML_SAMPLE_TRUNCATED : ML_SAMPLE_COMPLETED };
 }
 
+/* Two data sets with an answer each. */
+static void evaluate(ml_run_log *l, int64_t rollout) {
+    static const char *const name[] = { "set", "other" };
+    ml_eval_answers *first;
+    ml_arena a;
+
+    ml_arena_init(&a, "an evaluation");
+    first = ML_NEW(&a, ml_eval_answers, 2);
+    for (int i = 0; i < 2; i++) {
+        const ml_sample **list = ML_NEW(&a, const ml_sample *, 1);
+        ml_sample *s = ML_NEW(&a, ml_sample, 1);
+        *s = sample_of(2 * rollout + i, i);
+        list[0] = s;
+        first[i] = (ml_eval_answers){ .set = name[i], .sample = list, .n = 1 };
+    }
+    first[0].next = &first[1];
+    ml_run_log_answers(l, rollout, first, &a);
+    CHECK(a.last == NULL); /* it was taken along */
+}
+
 static void one_round(ml_run_log *l, int64_t rollout) {
     const ml_sample **list;
     ml_figures f;
@@ -172,6 +192,7 @@ static void one_round(ml_run_log *l, int64_t rollout) {
     ml_figures_init(&f, &a);
     ml_figures_add(&f, "eval/", "set", 1);
     ml_run_log_metrics(l, rollout, -1, &f);
+    evaluate(l, rollout);
     ml_run_log_span(l, rollout, ML_SPAN_OTHER, "round", 0, 1);
     ml_run_log_event(l, rollout, "something happened");
     ml_run_log_post(l, &a);
@@ -191,8 +212,9 @@ static void rounds(int64_t from, int64_t to) {
 
 static int n_found;
 
-static bool look(void *ud, int64_t rollout, const ml_sample *s) {
+static bool look(void *ud, int64_t rollout, const char *set, const ml_sample *s) {
     (void)ud;
+    CHECK(!set || strcmp(set, "set") == 0 || strcmp(set, "other") == 0);
     CHECK(s->index / 2 == rollout && s->n_token == 5 && s->n_response == 3);
     CHECK(memcmp(s->token, token, sizeof token) == 0);
     CHECK(s->mask && memcmp(s->mask, mask, sizeof mask) == 0);
@@ -214,13 +236,32 @@ static int found(ml_sample_query q) {
 
 static void samples_are_found(void) {
     rounds(0, 4);
-    CHECK(found((ml_sample_query){ .rollout = -1, ANY }) == 8);
+    CHECK(found((ml_sample_query){ .rollout = ML_ALL_ROLLOUTS, ANY }) == 8);
     CHECK(found((ml_sample_query){ .rollout = 2, ANY }) == 2);
     CHECK(found((ml_sample_query){ .rollout = 4, ANY }) == 0);
-    CHECK(found((ml_sample_query){ .rollout = -1, .truncated = true, ANY }) == 4);
-    CHECK(found((ml_sample_query){ .rollout = -1, .least = 0.5, .most = 2 }) == 4);
-    CHECK(found((ml_sample_query){ .rollout = -1, ANY, .n_skip = 5 }) == 3);
-    CHECK(found((ml_sample_query){ .rollout = -1, ANY, .n_skip = 5, .n_most = 2 }) == 2);
+    CHECK(found((ml_sample_query){ .rollout = ML_ALL_ROLLOUTS, .truncated = true, ANY }) ==
+          4);
+    CHECK(found((ml_sample_query){ .rollout = ML_ALL_ROLLOUTS, .least = 0.5, .most = 2 }) ==
+          4);
+    CHECK(found((ml_sample_query){ .rollout = ML_ALL_ROLLOUTS, ANY, .n_skip = 5 }) == 3);
+    CHECK(found((ml_sample_query){
+              .rollout = ML_ALL_ROLLOUTS, ANY, .n_skip = 5, .n_most = 2 }) == 2);
+}
+
+static void answers_are_found(void) {
+    rounds(0, 4);
+    CHECK(found((ml_sample_query){ .evals = true, .rollout = ML_ALL_ROLLOUTS, ANY }) == 8);
+    CHECK(found((ml_sample_query){ .evals = true, .rollout = 2, ANY }) == 2);
+    CHECK(found((ml_sample_query){
+              .evals = true, .set = "other", .rollout = ML_ALL_ROLLOUTS, ANY }) == 4);
+    CHECK(found((ml_sample_query){
+              .evals = true, .set = "no such", .rollout = ML_ALL_ROLLOUTS, ANY }) == 0);
+    CHECK(found((ml_sample_query){
+              .evals = true, .rollout = ML_ALL_ROLLOUTS, .least = 0.5, .most = 2 }) == 4);
+    /* A run that goes on at round 3 evaluates again what was evaluated after round 2. */
+    rounds(3, 4);
+    CHECK(found((ml_sample_query){ .evals = true, .rollout = ML_ALL_ROLLOUTS, ANY }) == 6);
+    CHECK(found((ml_sample_query){ .evals = true, .rollout = 2, ANY }) == 0);
 }
 
 /* A run that goes on drops what is newer than its checkpoint, and ends with the same rows. */
@@ -247,7 +288,7 @@ static void newer_rows_are_dropped(void) {
     CHECK(ml_event_file_read(ml_test_path("tensorboard/events.out.tfevents.miles"), see,
                              &again, &err) == ML_OK);
     CHECK(again.n == 11 && again.step[again.n - 1] == 2);
-    CHECK(found((ml_sample_query){ .rollout = -1, ANY }) == 6);
+    CHECK(found((ml_sample_query){ .rollout = ML_ALL_ROLLOUTS, ANY }) == 6);
     CHECK(spans_of(ml_test_path("trace_0.json")) == 4 + ML_TRACKS);
     CHECK(spans_of(ml_test_path("trace_1.json")) == 3 + ML_TRACKS);
 }
@@ -328,6 +369,7 @@ static const ml_test tests[] = {
     { "events that were cut off", events_that_were_cut_off },
     { "a trace is always whole", a_trace_is_always_whole },
     { "samples are found", samples_are_found },
+    { "answers are found", answers_are_found },
     { "newer rows are dropped", newer_rows_are_dropped },
     { "ops are in the trace", ops_are_in_the_trace },
     { "a full disk is told", a_full_disk_is_told },

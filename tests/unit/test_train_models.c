@@ -146,7 +146,7 @@ static void a_critic_learns_beside_the_actor(void) {
     CHECK(figure(save, 3, "train/critic-lr-pg_0") == 3e-3);
     CHECK(figure(save, 3, "train/ppo_kl") == 0);
     figure(save, 3, "rollout/values");
-    CHECK(run(save, 1, PPO "--dry-run") == 0);
+    CHECK(run(save, 1, PPO "--dry-run --overwrite") == 0);
     CHECK_HAS(out, "critic weights");
     CHECK_HAS(out, "critic optimizer state");
 }
@@ -334,10 +334,11 @@ static void starts_where_miles_does(void) {
     snprintf(flags, sizeof flags, "--load %s --finetune", first);
     must_run(third, 1, flags);
     CHECK(figure(third, 0, "rollout/log_probs") == figure(second, 0, "rollout/log_probs"));
-    snprintf(flags, sizeof flags, "--load %s --no-load-optim --start-rollout-id 5", first);
+    snprintf(flags, sizeof flags,
+             "--load %s --no-load-optim --start-rollout-id 5 --overwrite", first);
     must_run(third, 6, flags);
     CHECK_HAS(out, "rollout 5, step 10: ");
-    snprintf(flags, sizeof flags, "--load %s --ckpt-step 0", first);
+    snprintf(flags, sizeof flags, "--load %s --ckpt-step 0 --overwrite", first);
     must_run(third, 2, flags);
     CHECK(shell("cmp %s/iter_0000001/trainer.safetensors "
                 "%s/iter_0000001/trainer.safetensors",

@@ -176,6 +176,110 @@ static void damage_is_named(void) {
     ml_trainee_close(&t);
 }
 
+/* Saves one, and gives the path of a file in it. */
+static const char *saved_file(const char *name) {
+    ml_trainee_opts o = opts_for(ML_WEIGHT_F32);
+    static char path[600];
+    ml_trainee t;
+    ml_saver *s;
+
+    ml_trainee_open(&t, &o);
+    s = new_saver(&t, ml_test_path("snaps"), false, 0);
+    save(s, &t, 3);
+    ml_saver_close(s);
+    ml_trainee_close(&t);
+    snprintf(path, sizeof path, "%s/%s", ml_test_path("snaps/iter_0000003"), name);
+    return path;
+}
+
+static void every_file_is_listed(void) {
+    const char *dir = ml_test_path("snaps/iter_0000003");
+    const char *sums = saved_file("checksums.crc64");
+    const char *extra = ml_test_path("snaps/iter_0000003/notes.txt");
+    ml_text text = { 0 };
+    ml_file f = { 0 };
+    ml_err err = { 0 };
+
+    must(ml_snapshot_check(dir, &err), &err);
+    must(ml_file_replace(extra, ml_str_of("x"), &err), &err);
+    CHECK(ml_snapshot_check(dir, &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "notes.txt is not listed in checksums.crc64");
+    CHECK(unlink(extra) == 0);
+
+    must(ml_file_map(&f, sums, &err), &err);
+    ml_text_add(&text, f.bytes.ptr, f.bytes.len);
+    ml_file_unmap(&f);
+    must(ml_file_replace(sums, (ml_str){ "", 0 }, &err), &err); /* nothing is listed */
+    CHECK(ml_snapshot_check(dir, &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "is not listed");
+    ml_text_printf(&text, "0000000000000000 0 my notes.txt\n");
+    must(ml_file_replace(sums, (ml_str){ text.ptr, text.len }, &err), &err);
+    must(ml_file_replace(ml_test_path("snaps/iter_0000003/my notes.txt"), (ml_str){ "", 0 },
+                         &err),
+         &err);
+    must(ml_snapshot_check(dir, &err), &err);
+    ml_text_printf(&text, "0000000000000000 0 gone.txt\n");
+    must(ml_file_replace(sums, (ml_str){ text.ptr, text.len }, &err), &err);
+    CHECK(ml_snapshot_check(dir, &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "lists \"gone.txt\", which is not a file of the snapshot");
+    ml_text_release(&text);
+}
+
+static void the_tracker_is_needed(void) {
+    const char *dir = ml_test_path("snaps");
+    const char *tracker = ml_test_path("snaps/latest_checkpointed_iteration.txt");
+    int64_t latest;
+    ml_err err = { 0 };
+
+    must(ml_snapshot_latest(&latest, dir, &err), &err); /* there is no directory */
+    CHECK(latest == ML_NONE);
+    must(ml_dir_make(dir, &err), &err);
+    must(ml_snapshot_latest(&latest, dir, &err), &err);
+    CHECK(latest == ML_NONE);
+    (void)saved_file("");
+    must(ml_snapshot_latest(&latest, dir, &err), &err);
+    CHECK(latest == 3);
+    must(ml_file_replace(tracker, ml_str_of("-1"), &err),
+         &err); /* killed in the first save */
+    must(ml_snapshot_latest(&latest, dir, &err), &err);
+    CHECK(latest == ML_NONE);
+    must(ml_file_replace(tracker, ml_str_of("newest"), &err), &err);
+    CHECK(ml_snapshot_latest(&latest, dir, &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "--ckpt-step");
+    CHECK(unlink(tracker) == 0);
+    CHECK(ml_snapshot_latest(&latest, dir, &err) == ML_EFORMAT);
+    CHECK_HAS(err.msg, "iter_0000003, but no latest_checkpointed_iteration.txt");
+}
+
+/* What crashes leave goes; what others have put there stays. */
+static void only_leftovers_of_ours_go(void) {
+    static const char *const ours[] = { "iter_0000007.tmp-123", "iter_0000008.tmp-old" };
+    static const char *const others[] = { "iter_backup.tmp-1", "iter_0000007.tmp-mine",
+                                          "iter_notes", "x.tmp-123" };
+    char path[600];
+    ml_err err = { 0 };
+
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", ml_test_path("snaps"), ours[i]);
+        must(ml_dir_make(path, &err), &err);
+    }
+    for (int i = 0; i < 4; i++) {
+        snprintf(path, sizeof path, "%s/%s", ml_test_path("snaps"), others[i]);
+        must(ml_dir_make(path, &err), &err);
+    }
+    must(ml_dir_make(ml_test_path("snaps/iter_0000009.replaced"), &err), &err);
+    must(ml_snapshot_tidy(ml_test_path("snaps"), &err), &err);
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", ml_test_path("snaps"), ours[i]);
+        CHECK(access(path, F_OK) != 0);
+    }
+    for (int i = 0; i < 4; i++) {
+        snprintf(path, sizeof path, "%s/%s", ml_test_path("snaps"), others[i]);
+        CHECK(access(path, F_OK) == 0);
+    }
+    CHECK(access(ml_test_path("snaps/iter_0000009"), F_OK) == 0);
+}
+
 static int32_t entries(const char *dir, ml_arena *a, ml_names *names) {
     ml_err err = { 0 };
     must(ml_dir_list(names, dir, a, &err), &err);
@@ -292,6 +396,9 @@ static const ml_test tests[] = {
     { "resumes identically, bf16 saved meanwhile", resumes_bf16_saved_meanwhile },
     { "resumes identically, SGD", resumes_sgd },
     { "damage is named", damage_is_named },
+    { "every file is listed", every_file_is_listed },
+    { "the tracker is needed", the_tracker_is_needed },
+    { "only leftovers of ours go", only_leftovers_of_ours_go },
     { "old ones and leftovers go", old_ones_and_leftovers_go },
     { "survives being killed", survives_being_killed, 300 },
     { "the checksum is the standard one", checksum_is_the_standard_one },
