@@ -47,18 +47,24 @@ void ml_text_add(ml_text *t, const char *bytes, size_t n) {
     t->ptr[t->len] = 0;
 }
 
-void ml_text_printf(ml_text *t, const char *fmt, ...) {
-    va_list ap;
+void ml_text_vprintf(ml_text *t, const char *fmt, va_list ap) {
+    va_list again;
     int n;
 
-    va_start(ap, fmt);
-    n = vsnprintf(NULL, 0, fmt, ap);
-    va_end(ap);
+    va_copy(again, ap);
+    n = vsnprintf(NULL, 0, fmt, again);
+    va_end(again);
     reserve(t, (size_t)n);
-    va_start(ap, fmt);
     vsnprintf(t->ptr + t->len, (size_t)n + 1, fmt, ap);
-    va_end(ap);
     t->len += (size_t)n;
+}
+
+void ml_text_printf(ml_text *t, const char *fmt, ...) {
+    va_list ap;
+
+    va_start(ap, fmt);
+    ml_text_vprintf(t, fmt, ap);
+    va_end(ap);
 }
 
 void ml_text_fill(ml_text *t, const char *template, const char *place, int64_t number) {

@@ -77,8 +77,10 @@ void ml_help_docs(ml_text *out) {
         "<!-- Made from the flag rows by `make docs`; edit src/cli/flags_*.c instead. -->\n"
         "# The command line\n\n"
         "A value is written `--name VALUE` or `--name=VALUE`; a flag without value is "
-        "turned off by `--no-name`.  Names are exact, and a flag given twice is an "
-        "error.  The flag wins over its environment variable.\n\n"
+        "turned off by `--no-name`.  Names are exact.  Of a flag that is given several "
+        "times the last one counts, the command line goes before the YAML file of "
+        "`--custom-config-path`, that before an environment variable, and that before the "
+        "default; a line on standard error says what overrides what.\n\n"
         "Exit status: 0 done, 1 failed, 2 wrong usage, 3 another process failed, 70 a "
         "fault in miles itself.\n");
     for (const ml_command *c = ml_commands; c->name; c++)

@@ -56,7 +56,8 @@ typedef enum ml_flag_origin {
 } ml_flag_origin;
 
 typedef struct ml_flag {
-    const char *name; /* without dashes; unique within a subcommand */
+    const char *name;    /* without dashes; unique within a subcommand */
+    const char *same_as; /* another name of this row of the same subcommand; NULL: none */
     ml_flag_type type;
     size_t at;            /* ML_AT(field) of ml_config */
     const char *def;      /* as a user would write it; NULL: zero */
@@ -124,13 +125,15 @@ typedef enum ml_help_asked {
     ML_HELP_ALL,  /* --help-all: what changes nothing and what is not offered, too */
 } ml_help_asked;
 
-/* Fills c from defaults, environment and argv[0 .. argc), the words after the subcommand.
+/* Fills c from, in rising order, defaults, environment, --custom-config-path and
+ * argv[0 .. argc), the words after the subcommand.  Of a flag that is given several times the
+ * last one counts, and a line of the log says what it overrides.
  * ML_EUSAGE: `wrong` got a line, a sentence without its period, for each thing that is wrong.
  * When help is asked for, nothing else is looked at. */
 ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc,
                          char **argv, ml_text *wrong);
 
-/* Lets go of what a file of flags said; after a failed parse, too. */
+/* Releases the texts that the parser made; after a failed parse, too. */
 void ml_config_release(ml_config *c);
 
 /* Appends {"name": value, ...}: every live flag of the command, as it counts now. */

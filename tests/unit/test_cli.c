@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/flag_foreign.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
@@ -37,6 +38,15 @@ static void check_refused(ml_cmd cmd, const char *words, const char *says) {
         ml_test_fail(__FILE__, __LINE__, "accepted: %s", words);
     else
         CHECK_HAS(wrong.ptr, says);
+}
+
+/* A flag may do something in one command and nothing in another. */
+static bool live_somewhere(const char *name) {
+    for (const ml_flag *const *t = ml_flag_tables; *t; t++)
+        for (const ml_flag *f = *t; f->name; f++)
+            if (f->state == ML_FLAG_LIVE && strcmp(f->name, name) == 0)
+                return true;
+    return false;
 }
 
 /* ---- values ---- */
@@ -143,7 +153,6 @@ static void lists(void) {
     CHECK(parse(ML_CMD_ROUTER, "--port 5") == ML_OK && config.router.worker_urls.n == 0);
     check_refused(ML_CMD_ROUTER, "--worker-urls --port 5", "--worker-urls needs a value");
     check_refused(ML_CMD_ROUTER, "--worker-urls=a", "write --worker-urls A B C");
-    check_refused(ML_CMD_ROUTER, "--worker-urls a --worker-urls b", "given twice");
 }
 
 static void wrong_names(void) {
@@ -158,11 +167,115 @@ static void wrong_names(void) {
     check_refused(ML_CMD_SCORE, SCORE "--", "is not a flag");
 }
 
-static void given_twice(void) {
-    check_refused(ML_CMD_SCORE, SCORE "--dtype f32 --dtype=bf16",
-                  "--dtype is given twice, as 'f32' and as 'bf16'");
-    check_refused(ML_CMD_SCORE, SCORE "--stats --no-stats",
-                  "'--stats' and as '--no-stats'");
+static char logged[2000]; /* lines */
+
+static void keep_line(void *ud, ml_log_level level, const char *line) {
+    size_t n = strlen(logged);
+
+    (void)ud;
+    CHECK(level == ML_LOG_WARN);
+    snprintf(logged + n, sizeof logged - n, "%s\n", line);
+}
+
+/* Parses, and gives what was logged. */
+static const char *log_of(ml_cmd cmd, const char *words) {
+    ml_log_to(keep_line, NULL);
+    logged[0] = 0;
+    if (parse(cmd, words) != ML_OK)
+        ml_test_fail(__FILE__, __LINE__, "%s: %s", words, wrong.ptr);
+    return logged;
+}
+
+static void last_one_wins(void) {
+    CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--dtype f32 --dtype=bf16"),
+              "--dtype bf16 overrides f32, which is given before it\n");
+    CHECK(config.dtype == ML_DTYPE_BF16);
+    CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--stats --no-stats"),
+              "--no-stats overrides --stats, which is given before it\n");
+    CHECK(!config.score.stats);
+    CHECK_HAS(log_of(ML_CMD_ROUTER, "--worker-urls a b --port 1 --worker-urls c d e"),
+              "--worker-urls c d e overrides a b, which");
+    CHECK(config.router.worker_urls.n == 3 && config.router.port == 1);
+    CHECK(strcmp(config.router.worker_urls.word[0], "c") == 0);
+    CHECK(!*log_of(ML_CMD_SCORE, SCORE "--threads 2 --threads 2 --stats --stats"));
+    CHECK(!ml_test_has(log_of(ML_CMD_ROUTER, "--api-key alpha --api-key beta"), "beta"));
+    CHECK_HAS(logged, "--api-key");
+    CHECK(!ml_test_has(logged, "alpha") && strcmp(config.router.api_key, "beta") == 0);
+    check_refused(ML_CMD_SCORE, SCORE "--threads x --threads 2", "--threads 'x'");
+}
+
+/* Every command takes the names of every other. */
+static void same_flag_by_other_names(void) {
+    static const ml_cmd cmds[] = { ML_CMD_SCORE,         ML_CMD_CONVERT, ML_CMD_TOKENIZE,
+                                   ML_CMD_CHAT_TEMPLATE, ML_CMD_SFT,     ML_CMD_TRAIN,
+                                   ML_CMD_EVAL,          ML_CMD_INSPECT, ML_CMD_SERVE,
+                                   ML_CMD_BENCH_ENGINE };
+    static const char *const names[] = { "--model-path", "--hf-checkpoint", "--model" };
+    char words[100];
+
+    for (size_t i = 0; i < sizeof cmds / sizeof *cmds; i++)
+        for (size_t k = 0; k < 3; k++) {
+            snprintf(words, sizeof words, "%s x%d", names[k], (int)k);
+            parse(cmds[i], words); /* other flags may be missing */
+            if (!config.hf_checkpoint || config.hf_checkpoint[1] != (char)('0' + k))
+                ml_test_fail(__FILE__, __LINE__, "command %d does not take %s",
+                             (int)cmds[i], names[k]);
+        }
+    CHECK_HAS(log_of(ML_CMD_SERVE, "--model-path a --hf-checkpoint b"),
+              "--hf-checkpoint b overrides --model-path a, which is given before it");
+    CHECK(strcmp(config.hf_checkpoint, "b") == 0);
+    CHECK(parse(ML_CMD_SERVE, "--model m --chat-template-path t --dtype bfloat16") ==
+          ML_OK);
+    CHECK(strcmp(config.chat.chat_template, "t") == 0 && config.dtype == ML_DTYPE_BF16);
+    CHECK(parse(ML_CMD_CHAT_TEMPLATE, "--model m --chat-template-path t") == ML_OK);
+    CHECK(strcmp(config.chat.chat_template, "t") == 0);
+    CHECK(parse(ML_CMD_EVAL, "--model-path m --eval-prompt-data d --rm-type math "
+                             "--chat-template t --dtype fp32") == ML_OK);
+    CHECK(strcmp(config.chat.chat_template, "t") == 0 && config.dtype == ML_DTYPE_F32);
+    CHECK(parse(ML_CMD_CONVERT, CONVERT "--dtype half") == ML_OK);
+    CHECK(config.dtype == ML_DTYPE_F16);
+    CHECK(parse(ML_CMD_SCORE, SCORE "--dtype float32") == ML_OK &&
+          config.dtype == ML_DTYPE_F32);
+    check_refused(ML_CMD_SERVE, "--model-path= ", "--model-path '': expected a path");
+    check_refused(ML_CMD_SERVE, "--hf-checkpoint=", "--hf-checkpoint '': expected a path");
+    check_refused(ML_CMD_SERVE, "--port 1", "--model-path DIR is required");
+    check_refused(ML_CMD_SERVE, "--model-path m --dtype float16", "one of auto, f32, bf16");
+}
+
+static void names_of_others(void) {
+    static const struct {
+        ml_cmd cmd;
+        const char *words, *says;
+    } cases[] = {
+        { ML_CMD_TRAIN, "--learning-rate 1", "--learning-rate: miles calls this --lr" },
+        { ML_CMD_TRAIN, "--learning_rate 1", "--learning_rate: miles calls this --lr" },
+        { ML_CMD_SFT, "--learning_rate=1", "miles calls this --lr" },
+        { ML_CMD_TRAIN, "--num-generations 8", "calls this --n-samples-per-prompt" },
+        { ML_CMD_TRAIN, "--max-completion-length 8", "--rollout-max-response-len" },
+        { ML_CMD_TRAIN, "--max-model-len 8", "calls this --rollout-max-context-len" },
+        { ML_CMD_SERVE, "--max-model-len 8", "calls this --context-length" },
+        { ML_CMD_SERVE, "--gpu-memory-utilization .9", "--mem-fraction-static" },
+        { ML_CMD_EVAL, "--gpu-memory-utilization .9", "--sglang-mem-fraction-static" },
+        { ML_CMD_SERVE, "--tensor-parallel-size 2", "calls this --tp-size" },
+        { ML_CMD_TRAIN, "--beta .1", "--kl-loss-coef; it needs --use-kl-loss" },
+        { ML_CMD_TRAIN, "--model_name_or_path m", "calls this --hf-checkpoint" },
+        { ML_CMD_SERVE, "--learning-rate 1",
+          "miles train calls this --lr, and miles serve has none" },
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_refused(cases[i].cmd, cases[i].words, cases[i].says);
+}
+
+/* A pointer leads to a flag that does something. */
+static void pointers_lead_somewhere(void) {
+    for (const ml_foreign_flag *f = ml_foreign_flags; f->name; f++) {
+        CHECK(f->ours[0] != NULL);
+        for (int i = 0; i < 3 && f->ours[i]; i++)
+            if (!live_somewhere(f->ours[i]))
+                ml_test_fail(__FILE__, __LINE__, "--%s points at --%s, which is not live",
+                             f->name, f->ours[i]);
+    }
 }
 
 static void required(void) {
@@ -185,18 +298,9 @@ static void environment(void) {
     check_refused(ML_CMD_SCORE, SCORE, "MILES_CPU 'sse': expected one of");
 }
 
-static char logged[500];
-
-static void keep_line(void *ud, ml_log_level level, const char *line) {
-    (void)ud;
-    CHECK(level == ML_LOG_WARN);
-    snprintf(logged, sizeof logged, "%s", line);
-}
-
 static void without_effect(void) {
-    ml_log_to(keep_line, NULL);
-    CHECK(parse(ML_CMD_SCORE, SCORE "--trust-remote-code") == ML_OK);
-    CHECK_HAS(logged, "--trust-remote-code changes nothing: code from a checkpoint");
+    CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--trust-remote-code"),
+              "--trust-remote-code changes nothing: code from a checkpoint");
     CHECK(strcmp(config.hf_checkpoint, "m") == 0);
     check_refused(ML_CMD_SCORE, SCORE "--fp16",
                   "--fp16 is not offered: nothing is computed");
@@ -227,12 +331,6 @@ static const struct {
     { "score-in-place", "--hf-checkpoint m --input i --output i" },
     { "score-grads-batching", SCORE "--grads --batching tokenwise" },
     { "convert-in-place", "--hf-checkpoint m --save-hf m" },
-    { "model-path", "--threads 1" },
-    { "model-path-twice", "--model-path m --hf-checkpoint m" },
-    { "serve-model-path", "--threads 1" },
-    { "serve-model-path-twice", "--model-path a --hf-checkpoint b" },
-    { "serve-model-path-twice", "--model-path a --model b" },
-    { "serve-half", "--model-path a --dtype half" },
     { "serve-no-tokenizer", "--model-path a --skip-tokenizer-init --tokenizer-path b" },
     { "router-by-chance", "--policy random" },
     { "router-by-chance", "--policy power_of_two" },
@@ -298,32 +396,47 @@ static void rules(void) {
 
 /* ---- a file of flags ---- */
 
-static void flags_in_a_file(void) {
-    static const char yaml[] = "lr: 0.5\nuse_kl_loss: true\nrollout-shuffle: false\n"
-                               "rollout_stop: [a, --b]\nsave: null\nrm_type: math\n";
-    char words[1000];
-
+/* Writes a file of flags. */
+static void write_flags(const char *yaml) {
     CHECK(ml_file_replace(ml_test_path("more.yaml"), ml_str_of(yaml), NULL) == ML_OK);
+}
+
+/* The command line goes before the file, and the file before the defaults. */
+static void flags_in_a_file(void) {
+    char words[1000], says[1000];
+
+    write_flags("lr: 1e-5\nuse_kl_loss: true\nrollout-shuffle: false\nsave: null\n"
+                "rollout_stop: [a, b]\nrm_type: math\nmodel-path: there\n"
+                "eval_prompt_data: [x, y]\n");
     snprintf(words, sizeof words,
-             TRAIN "--prompt-data d --num-rollout 1 --lr 2 --save s --rollout-shuffle "
-                   "--custom-config-path %s",
+             "--prompt-data d --rollout-batch-size 1 --num-rollout 1 --lr 5e-6 --save s "
+             "--rollout-shuffle --eval-prompt-data p q --custom-config-path %s",
              ml_test_path("more.yaml"));
-    CHECK(parse(ML_CMD_TRAIN, words) == ML_EUSAGE); /* a word that looks like a flag */
-    CHECK_HAS(wrong.ptr, "--b");
-    CHECK(ml_file_replace(ml_test_path("more.yaml"),
-                          ml_str_of("lr: 0.5\nuse_kl_loss: true\nrollout-shuffle: false\n"
-                                    "rollout_stop: [a, b]\nsave: null\nrm_type: math\n"),
-                          NULL) == ML_OK);
-    CHECK(parse(ML_CMD_TRAIN, words) == ML_OK);
-    CHECK(config.train.lr == 0.5 && config.algo.num.use_kl_loss && !config.train.shuffle);
+    log_of(ML_CMD_TRAIN, words);
+    snprintf(says, sizeof says,
+             "--lr 5e-6 on the command line overrides 1e-5 of %s\n"
+             "--rollout-shuffle on the command line overrides --no-rollout-shuffle of %s\n"
+             "--eval-prompt-data p q on the command line overrides x y of %s\n",
+             ml_test_path("more.yaml"), ml_test_path("more.yaml"),
+             ml_test_path("more.yaml"));
+    CHECK_HAS(logged, says);
+    CHECK(config.train.lr == 5e-6 && config.algo.num.use_kl_loss && config.train.shuffle);
     CHECK(config.rollout.stop.n == 2 && strcmp(config.rollout.stop.word[1], "b") == 0);
+    CHECK(config.rollout.eval_data.n == 2);
+    CHECK(strcmp(config.rollout.eval_data.word[0], "p") == 0);
     CHECK(strcmp(config.train.save, "s") == 0);
     CHECK(strcmp(config.reward.rm_type, "math") == 0);
-    CHECK(ml_file_replace(ml_test_path("more.yaml"), ml_str_of("no_such_flag: 1\n"),
-                          NULL) == ML_OK);
+    CHECK(strcmp(config.hf_checkpoint, "there") == 0);
+    write_flags("rollout_stop: [a, --b]\n"); /* a word that looks like a flag */
+    check_refused(ML_CMD_TRAIN, words, "--b");
+    write_flags("custom_config_path: other.yaml\n");
+    check_refused(ML_CMD_TRAIN, words, "names another such file");
+    write_flags("no_such_flag: 1\n");
     check_refused(ML_CMD_TRAIN, words, "there is no flag --no-such-flag");
-    CHECK(ml_file_replace(ml_test_path("more.yaml"), ml_str_of("- 1\n"), NULL) == ML_OK);
+    write_flags("- 1\n");
     check_refused(ML_CMD_TRAIN, words, "expected names of flags");
+    check_refused(ML_CMD_TRAIN, TRAIN "--custom-config-path /no/such.yaml",
+                  "/no/such.yaml");
 }
 
 /* ---- rows, and the texts made from them ---- */
@@ -341,15 +454,6 @@ static void check_row(const ml_flag_list *l, int i) {
     if (!f->group || f->at >= sizeof(ml_config) || (f->type == ML_FLAG_WORD && !f->words) ||
         (f->required && (f->def || !f->value)))
         ml_test_fail(__FILE__, __LINE__, "--%s: the row is not whole", f->name);
-}
-
-/* A flag may do something in one command and nothing in another. */
-static bool live_somewhere(const char *name) {
-    for (const ml_flag *const *t = ml_flag_tables; *t; t++)
-        for (const ml_flag *f = *t; f->name; f++)
-            if (f->state == ML_FLAG_LIVE && strcmp(f->name, name) == 0)
-                return true;
-    return false;
 }
 
 static void rows_and_texts(void) {
@@ -487,7 +591,10 @@ static const ml_test tests[] = {
     { "byte sizes", byte_sizes },
     { "lists", lists },
     { "wrong names", wrong_names },
-    { "given twice", given_twice },
+    { "the last one wins", last_one_wins },
+    { "the same flag by other names", same_flag_by_other_names },
+    { "names of others", names_of_others },
+    { "pointers lead somewhere", pointers_lead_somewhere },
     { "required", required },
     { "environment", environment },
     { "without effect", without_effect },
