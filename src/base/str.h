@@ -23,6 +23,9 @@ typedef struct ml_text {
     size_t len, cap;
 } ml_text;
 
+/* Copies s to out[cap]; what does not fit ends in "..." after a whole character. */
+void ml_str_copy(char *out, size_t cap, ml_str s);
+
 void ml_text_release(ml_text *t);
 void ml_text_add(ml_text *t, const char *bytes, size_t n);
 __attribute__((format(printf, 2, 3))) void ml_text_printf(ml_text *t, const char *fmt, ...);
