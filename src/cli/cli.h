@@ -29,7 +29,6 @@ ml_cmd_fn ml_cmd_reward;        /* cmd_reward.c */
 ml_cmd_fn ml_cmd_loss;          /* cmd_loss.c */
 ml_cmd_fn ml_cmd_sft;           /* cmd_sft.c */
 ml_cmd_fn ml_cmd_train;         /* cmd_train.c */
-ml_cmd_fn ml_cmd_train_async;   /* cmd_train.c */
 ml_cmd_fn ml_cmd_eval;          /* cmd_eval.c */
 ml_cmd_fn ml_cmd_inspect;       /* cmd_inspect.c */
 ml_cmd_fn ml_cmd_doctor;        /* cmd_doctor.c */

@@ -18,7 +18,7 @@ const ml_command ml_commands[] = {
       "how fast a running server answers" },
     { "train", ML_CMD_TRAIN, ml_cmd_train,
       "reinforcement learning: sample, score, learn, and again" },
-    { "train-async", ML_CMD_TRAIN, ml_cmd_train_async,
+    { "train-async", ML_CMD_TRAIN_ASYNC, ml_cmd_train,
       "the same, while the next samples are made" },
     { "eval", ML_CMD_EVAL, ml_cmd_eval, "answers of a model to data sets, scored" },
     { "sft", ML_CMD_SFT, ml_cmd_sft, "supervised fine-tuning on conversations" },

@@ -7,6 +7,7 @@
 #ifndef ML_CLI_CONFIG_H
 #define ML_CLI_CONFIG_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -287,6 +288,12 @@ static inline ml_backend_opts ml_config_backend(const ml_config *c) {
                               .cpu_level = c->run.cpu_level,
                               .n_thread = (int)c->run.n_thread,
                               .f32 = c->dtype == ML_DTYPE_F32 };
+}
+
+/* A flag of a critic is given. */
+static inline bool ml_config_names_critic(const ml_config *c) {
+    return c->models.critic_load || c->models.critic_save || c->models.critic_only ||
+           c->models.critic_warmup || !isnan(c->models.critic_lr);
 }
 
 /* Samples are made by other processes. */

@@ -41,6 +41,8 @@ const ml_flag *const ml_flag_tables[] = {
     NULL,
 };
 
+const ml_rule *const ml_rule_tables[] = { ml_rules, ml_rules_train, NULL };
+
 void ml_flag_list_init(ml_flag_list *l, unsigned cmds) {
     l->n = 0;
     for (const ml_flag *const *t = ml_flag_tables; *t; t++)

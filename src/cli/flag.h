@@ -33,7 +33,8 @@ typedef enum ml_cmd {
     ML_CMD_INSPECT = 8192,
     ML_CMD_DOCTOR = 16384,
     ML_CMD_LIST = 32768,
-    ML_CMD_ALL = 65535
+    ML_CMD_ALL = 65535,
+    ML_CMD_TRAIN_ASYNC = 65536 | ML_CMD_TRAIN /* the flags of train */
 } ml_cmd;
 
 typedef enum ml_flag_type {
@@ -91,7 +92,7 @@ extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[]
     ml_flags_record[], ml_flags_behind[];
 extern const ml_flag *const ml_flag_tables[];
 
-/* What must hold between flags; checked in order after every flag is known. */
+/* What must hold between flags; all are checked after every flag is known. */
 typedef struct ml_rule {
     const char *id;
     unsigned cmds;
@@ -99,7 +100,9 @@ typedef struct ml_rule {
     const char *sentence; /* what is wrong, and what to do */
 } ml_rule;
 
-extern const ml_rule ml_rules[];
+/* Tables end in a row without an id; the list of tables ends in NULL. */
+extern const ml_rule ml_rules[], ml_rules_train[];
+extern const ml_rule *const ml_rule_tables[];
 
 /* The rows of the subcommands in `cmds`, in the order of the tables. */
 #define ML_FLAG_MAX 1024

@@ -369,13 +369,11 @@ static void check_required(parser *p) {
     }
 }
 
-/* Between flags that are right one by one. */
 static void check_rules(parser *p) {
-    if (p->wrong->len)
-        return;
-    for (const ml_rule *r = ml_rules; r->id; r++)
-        if ((r->cmds & p->cmd) && r->broken(p->c))
-            complain(p, "%s", r->sentence);
+    for (const ml_rule *const *t = ml_rule_tables; *t; t++)
+        for (const ml_rule *r = *t; r->id; r++)
+            if ((r->cmds & p->cmd) && r->broken(p->c))
+                complain(p, "%s", r->sentence);
 }
 
 /* Flags that share a reason share a line: a launch script has dozens of them. */
@@ -428,6 +426,7 @@ ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc
 
     *c = (ml_config){ 0 };
     ml_arena_init(&c->arena, "flags");
+    c->mode.async = cmd == ML_CMD_TRAIN_ASYNC;
     *help = asks_help(argc, argv);
     if (*help)
         return ML_OK;

@@ -31,6 +31,8 @@ static ml_status parse(ml_cmd cmd, const char *words) {
 
 #define SCORE "--hf-checkpoint m --input i --output o "
 #define TRAIN "--hf-checkpoint m --rollout-batch-size 1 "
+#define ROUND                                                                              \
+    TRAIN "--prompt-data d --num-rollout 1 --rm-type math --n-samples-per-prompt 4 "
 #define CONVERT "--hf-checkpoint m --save-hf o "
 
 static void check_refused(ml_cmd cmd, const char *words, const char *says) {
@@ -308,8 +310,17 @@ static void without_effect(void) {
                   "--quantization is not offered");
 }
 
-/* Not the first thing alone. */
+/* Not the first thing alone, and rules between flags with the flags themselves. */
 static void all_at_once(void) {
+    check_refused(ML_CMD_TRAIN,
+                  TRAIN "--lr x --use-opd --ref-update-interval 2 --colocate "
+                        "--rollout-num-engines 2",
+                  "--lr 'x': expected a number");
+    CHECK_HAS(wrong.ptr, "there are no prompts");
+    CHECK_HAS(wrong.ptr, "nothing says when to stop");
+    CHECK_HAS(wrong.ptr, "--use-opd needs --opd-type");
+    CHECK_HAS(wrong.ptr, "there is no reference without --use-kl-loss");
+    CHECK_HAS(wrong.ptr, "--colocate shares one set of weights");
     check_refused(ML_CMD_SCORE,
                   "--input i --fp16 --zzzzzzzzzzzz a b --quantization fp8 stray",
                   "--fp16 is not offered");
@@ -324,7 +335,53 @@ static void all_at_once(void) {
 
 static const struct {
     const char *id, *words;
+    bool async; /* of miles train-async */
 } rule_cases[] = {
+    { "train-async-flags", ROUND "--fully-async" },
+    { "train-async-queue", ROUND "--max-weight-staleness 1", true },
+    { "train-async-buffer", ROUND "--custom-async-data-buffer-path ./my.so:b", true },
+    { "train-async-colocate", ROUND "--colocate", true },
+    { "train-async-saves", ROUND "--save s --save-interval 3 --update-weights-interval 2",
+      true },
+    { "train-async-rounds", ROUND "--fully-async --partial-rollout", true },
+    { "train-async-samples",
+      ROUND "--fully-async --n-samples-per-prompt 8 --async-max-concurrent-samples 4",
+      true },
+    { "train-external-address", ROUND "--rollout-external" },
+    { "train-external-alone", ROUND "--rollout-external-engine-addrs h:1" },
+    { "train-weights-dir", ROUND "--update-weight-disk-dir d" },
+    { "train-engines-twice", ROUND "--rollout-num-engines 2 --rollout-external" },
+    { "train-engines-colocate", ROUND "--rollout-num-engines 2 --colocate" },
+    { "train-weights-nowhere", ROUND "--rollout-num-engines 2" },
+    { "train-weights-p2p", ROUND "--update-weight-transfer-mode p2p" },
+    { "train-delta-engines", ROUND "--update-weight-transfer-mode disk-delta" },
+    { "train-delta-copy", ROUND "--save s --rollout-num-engines 1 "
+                                "--update-weight-transfer-mode disk-delta" },
+    { "train-delta-flags", ROUND "--update-weight-local-checkpoint-dir d" },
+    { "train-eval-engines", ROUND "--eval-num-gpus 3 --eval-num-gpus-per-engine 2" },
+    { "train-eval-elsewhere", ROUND "--eval-num-gpus 1 --rollout-external" },
+    { "train-eval-snapshots", ROUND "--eval-num-gpus 1" },
+    { "train-on-policy", ROUND "--true-on-policy-mode --partial-rollout" },
+    { "train-on-policy", ROUND "--true-on-policy-mode", true },
+    { "train-prefill", ROUND "--recompute-logprobs-via-prefill" },
+    { "train-weights-hook", ROUND "--custom-update-weight-post-write-path ./my.so:h" },
+    { "train-events", ROUND "--enable-event-analyzer" },
+    { "train-faults", ROUND "--ci-ft-test-actions []" },
+    { "train-offload", ROUND "--offload", true },
+    { "train-ci-sync", ROUND "--ci-test --debug-skip-weight-update" },
+    { "train-critic", ROUND "--critic-load c" },
+    { "train-critic", ROUND "--critic-lr 1e-5 --advantage-estimator gspo" },
+    { "train-critic-returns", ROUND "--advantage-estimator ppo "
+                                    "--disable-compute-advantages-and-returns" },
+    { "train-ref-interval", ROUND "--ref-update-interval 2" },
+    { "train-teacher", ROUND "--opd-teacher-load t" },
+    { "train-opd-type", ROUND "--use-opd" },
+    { "train-opd-load", ROUND "--use-opd --opd-type megatron" },
+    { "train-opd-urls", ROUND "--use-opd --opd-type sglang" },
+    { "train-old-actor", ROUND "--keep-old-actor --skip-actor-forward-only" },
+    { "train-forward-pass", ROUND "--use-rollout-entropy --skip-actor-forward-only" },
+    { "train-routing-replay", ROUND "--use-routing-replay --skip-actor-forward-only" },
+    { "train-indexer-replay", ROUND "--use-indexer-replay --skip-actor-forward-only" },
     { "train-makes-prompts", "--hf-checkpoint m --disable-rollout-global-dataset "
                              "--num-rollout 1 --rollout-batch-size 4" },
     { "score-output", "--hf-checkpoint m --input i" },
@@ -379,17 +436,24 @@ static const struct {
                                 "--debug-rollout-only" },
 };
 
+static void check_rule(const ml_rule *r) {
+    int n = 0;
+
+    for (size_t i = 0; i < sizeof rule_cases / sizeof *rule_cases; i++)
+        if (strcmp(rule_cases[i].id, r->id) == 0) {
+            ml_cmd cmd = rule_cases[i].async ? ML_CMD_TRAIN_ASYNC : (ml_cmd)r->cmds;
+            check_refused(cmd, rule_cases[i].words, r->sentence);
+            n++;
+        }
+    if (!n)
+        ml_test_fail(__FILE__, __LINE__, "rule %s has no case", r->id);
+}
+
 static void rules(void) {
-    for (const ml_rule *r = ml_rules; r->id; r++) {
-        int n = 0;
-        for (size_t i = 0; i < sizeof rule_cases / sizeof *rule_cases; i++)
-            if (strcmp(rule_cases[i].id, r->id) == 0) {
-                check_refused((ml_cmd)r->cmds, rule_cases[i].words, r->sentence);
-                n++;
-            }
-        if (!n)
-            ml_test_fail(__FILE__, __LINE__, "rule %s has no case", r->id);
-    }
+    for (const ml_rule *const *t = ml_rule_tables; *t; t++)
+        for (const ml_rule *r = *t; r->id; r++)
+            check_rule(r);
+    CHECK(parse(ML_CMD_TRAIN, ROUND) == ML_OK && parse(ML_CMD_TRAIN_ASYNC, ROUND) == ML_OK);
     CHECK(parse(ML_CMD_SCORE, "--hf-checkpoint m --input i --dry-run") == ML_OK);
     CHECK(parse(ML_CMD_SCORE, SCORE "--grads --batching single") == ML_OK);
 }
@@ -410,6 +474,7 @@ static void flags_in_a_file(void) {
                 "eval_prompt_data: [x, y]\n");
     snprintf(words, sizeof words,
              "--prompt-data d --rollout-batch-size 1 --num-rollout 1 --lr 5e-6 --save s "
+             "--n-samples-per-prompt 4 "
              "--rollout-shuffle --eval-prompt-data p q --custom-config-path %s",
              ml_test_path("more.yaml"));
     log_of(ML_CMD_TRAIN, words);
@@ -552,7 +617,7 @@ static void program(void) {
     CHECK_HAS(out, "--hf-checkpoint DIR");
     CHECK(ml_test_miles(out, sizeof out, "score " SCORE "--threads 0") == 2);
     CHECK_HAS(out, "miles score: --threads '0'");
-    CHECK(ml_test_miles(out, sizeof out, "score --threads 0 --input i") == 2);
+    CHECK(ml_test_miles(out, sizeof out, "score --threads 0 --input i --output o") == 2);
     CHECK_HAS(out, "miles score: 2 things stand in the way:\n  --threads '0'");
     CHECK(ml_test_miles(out, sizeof out,
                         "score --dry-run --hf-checkpoint ./no/such --input x") == 1);
