@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "cli/reward_check.h"
 #include "rl/eval_config.h"
 
 static const char *either(const char *own, const char *other) {
@@ -100,14 +101,16 @@ static ml_status open_data(ml_train_gen *t, const ml_config *c, const ml_eval_sp
 static ml_status open_edges(ml_train_gen *t, const ml_config *c, const ml_eval_spec *s,
                             ml_eval_set *set, ml_err *err) {
     ml_config own = *c;
-    bool grades = s->custom_rm_path || s->rm_type || c->reward.eval_reward_key;
+    bool grades = s->custom_rm_path || s->rm_type || s->custom_generate_path ||
+                  c->reward.eval_reward_key;
     ml_status st = ML_OK;
 
     own.reward.reward_key = either(c->reward.eval_reward_key, c->reward.reward_key);
     own.reward.custom_rm_path = either(s->custom_rm_path, c->reward.custom_rm_path);
     own.reward.rm_type = either(s->rm_type, c->reward.rm_type);
-    own.edges.generate = s->custom_generate_path;
-    if (grades)
+    own.edges.generate = either(s->custom_generate_path, c->edges.generate);
+    st = ml_reward_check(&own, &set->dataset, err);
+    if (st == ML_OK && grades)
         st = ml_train_rewards_open(&set->rewards, &t->arena, &own, err);
     if (st == ML_OK && s->custom_generate_path)
         st = ml_train_turns_open(&set->turns, t, &own, err);

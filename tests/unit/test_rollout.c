@@ -212,7 +212,57 @@ static void faults_are_named(void) {
     CHECK(run(save, 1, "--dry-run", out, sizeof out) == 0);
     CHECK_HAS(out, "optimizer state");
     CHECK(run(save, 1, "--critic-lr 1e-3", out, sizeof out) == 2);
-    CHECK_HAS(out, "--advantage-estimator grpo has no critic");
+    CHECK_HAS(out, "which only --advantage-estimator ppo has");
+}
+
+/* train or eval of the toy model on a file of the scratch directory, without a reward flag. */
+static int run_without_reward(const char *command, const char *data, const char *more,
+                              char *out, size_t cap) {
+    char args[2000];
+
+    snprintf(args, sizeof args,
+             "%s --hf-checkpoint %s --label-key label --apply-chat-template "
+             "--rollout-max-response-len 8 %s %s %s",
+             command, ml_test_path("model"),
+             strcmp(command, "eval") == 0 ? "--eval-prompt-data toy"
+                                          : "--rollout-batch-size 2 --num-rollout 1 "
+                                            "--n-samples-per-prompt 2 --prompt-data",
+             ml_test_path(data), more);
+    return ml_test_miles(out, cap, args);
+}
+
+/* A run without a reward ends before weights are read, with a whole sentence. */
+static void no_reward_is_wrong_usage(void) {
+    static const char ends[] = "or name a grader in the rm_type of each row's metadata\n";
+    char out[16000];
+
+    ml_toy_run_inputs();
+    CHECK(run_without_reward("train", "data.jsonl", "", out, sizeof out) == 2);
+    CHECK_HAS(out, "data.jsonl:1: there is no reward: give --rm-type NAME");
+    CHECK_HAS(out, ends);
+    CHECK(run_without_reward("train", "data.jsonl", "--dry-run", out, sizeof out) == 2);
+    CHECK_HAS(out, ends);
+    CHECK(run_without_reward("eval", "data.jsonl", "", out, sizeof out) == 2);
+    CHECK_HAS(out, "the evaluation 'toy': ");
+    CHECK_HAS(out, ends);
+    CHECK(run_without_reward("doctor train", "data.jsonl", "", out, sizeof out) == 2);
+    CHECK_HAS(out, ends);
+    ml_toy_file(
+        "typed.jsonl",
+        "{\"input\": \"a\", \"label\": \"1\", \"metadata\": {\"rm_type\": \"math\"}}\n"
+        "{\"input\": \"b\", \"label\": \"2\", \"metadata\": {\"rm_type\": \"f1\"}}\n");
+    CHECK(run_without_reward("train", "typed.jsonl", "", out, sizeof out) == 0);
+    CHECK(run_without_reward("eval", "typed.jsonl", "", out, sizeof out) == 0);
+    ml_toy_file(
+        "mixed.jsonl",
+        "{\"input\": \"a\", \"label\": \"1\", \"metadata\": {\"rm_type\": \"math\"}}\n"
+        "{\"input\": \"b\", \"label\": \"2\", \"metadata\": {\"rm_type\": \"mth\"}}\n");
+    CHECK(run_without_reward("train", "mixed.jsonl", "", out, sizeof out) == 2);
+    CHECK_HAS(out, "mixed.jsonl:2: there is no reward called 'mth'");
+    CHECK(run_without_reward("train", "data.jsonl",
+                             "--custom-generate-function-path calculator", out,
+                             sizeof out) == 2);
+    CHECK_HAS(out, ends);
 }
 
 /* --- runs that are stopped ---------------------------------------------------- */
@@ -269,6 +319,7 @@ static const ml_test tests[] = {
     { "failed rewards are replaced", failed_rewards_are_replaced },
     { "evaluates alone", evaluates_alone },
     { "faults are named", faults_are_named },
+    { "no reward is wrong usage", no_reward_is_wrong_usage },
     { "survives kills", survives_kills, 300 },
     { "an interrupt finishes the round", an_interrupt_finishes_the_round },
     { 0 },
