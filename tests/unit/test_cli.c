@@ -622,14 +622,55 @@ static void program(void) {
     CHECK(ml_test_miles(out, sizeof out,
                         "score --dry-run --hf-checkpoint ./no/such --input x") == 1);
     CHECK_HAS(out, "./no/such");
-    CHECK(ml_test_miles(out, sizeof out, "train --help") == 0);
-    CHECK(!ml_test_has(out, "--swiglu"));
-    CHECK_HAS(out, "--help-all lists ");
+    CHECK(ml_test_miles(out, sizeof out, "-V") == 0);
+    CHECK_HAS(out, "miles " ML_VERSION);
+    CHECK(ml_test_miles(out, sizeof out, "help") == 0);
+    CHECK_HAS(out, "usage: miles <command>");
+    CHECK(ml_test_miles(out, sizeof out, "help bench engine") == 0);
+    CHECK_HAS(out, "usage: miles bench engine");
+    CHECK(ml_test_miles(out, sizeof out, "help trian") == 2);
+    CHECK_HAS(out, "there is no command 'trian'; did you mean 'train'?");
+    CHECK(ml_test_miles(out, sizeof out, "help train") == 0);
+    CHECK_HAS(out, "usage: miles train");
     CHECK(ml_test_miles(out, sizeof out, "score --help-all") == 0);
     CHECK_HAS(out, "--quantization");
     CHECK(ml_test_miles(out, sizeof out, "--help >/dev/full") == 1);
     CHECK_HAS(out, "standard output");
     CHECK(ml_test_miles(out, sizeof out, "--print-completion bash | bash -n") == 0);
+}
+
+static int count_lines(const char *text, const char *begin) {
+    int n = 0;
+
+    for (const char *at = text; (at = strstr(at, begin)) != NULL; at++)
+        n++;
+    return n;
+}
+
+/* --help has the flags one needs and a command line that the parser takes; --help-all all. */
+static void short_help_and_long(void) {
+    static char page[400000];
+    char words[100];
+
+    for (const ml_command *c = ml_commands; c->name; c++) {
+        char line[1000];
+        if (!c->first)
+            continue;
+        snprintf(words, sizeof words, "%s --help", c->name);
+        CHECK(ml_test_miles(page, sizeof page, words) == 0);
+        CHECK_HAS(page, c->example);
+        CHECK(count_lines(page, "\n  --") >= 11 && count_lines(page, "\n  --") <= 20);
+        CHECK(count_lines(page, "\n") < 80);
+        CHECK_HAS(page, "--help-all lists ");
+        snprintf(line, sizeof line, "%s", c->example + strlen("miles ") + strlen(c->name));
+        for (char *at = line; *at; at++)
+            *at = *at == '\\' || *at == '\n' ? ' ' : *at;
+        if (parse(c->bit, line) != ML_OK)
+            ml_test_fail(__FILE__, __LINE__, "%s: %s", c->example, wrong.ptr);
+    }
+    CHECK(ml_test_miles(page, sizeof page, "train --help-all") == 0);
+    CHECK(count_lines(page, "\n  --") > 500);
+    CHECK_HAS(page, "--swiglu");
 }
 
 static void doctor(void) {
@@ -671,6 +712,7 @@ static const ml_test tests[] = {
     { "help is asked", help_is_asked },
     { "commands", commands },
     { "program", program },
+    { "short help and long", short_help_and_long },
     { "doctor", doctor },
     { 0 },
 };

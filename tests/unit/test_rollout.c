@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/str.h"
+#include "cli/cli.h"
 #include "tests/support/kill.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
@@ -231,6 +232,41 @@ static int run_without_reward(const char *command, const char *data, const char 
     return ml_test_miles(out, cap, args);
 }
 
+/* The examples of --help run, on the toy model in place of theirs. */
+static void documented_examples_run(void) {
+    static const struct {
+        const char *name, *more;
+    } cases[] = {
+        { "train", "--prompt-data %s/data.jsonl --rollout-batch-size 2 --num-rollout 1 "
+                   "--n-samples-per-prompt 2 --rollout-max-response-len 8 "
+                   "--save %s/example" },
+        { "train-async", "--prompt-data %s/data.jsonl --rollout-batch-size 2 "
+                         "--num-rollout 1 --n-samples-per-prompt 2 "
+                         "--rollout-max-response-len 8 --save %s/example-async" },
+        { "eval", "--eval-prompt-data toy %s/data.jsonl --eval-max-response-len 8" },
+        { "sft", "--prompt-data %s/chats.jsonl --rollout-batch-size 2 --save %s/sft" },
+        { "serve", "--dry-run" },
+    };
+    char out[16000], args[3000], more[1000];
+
+    ml_toy_run_inputs();
+    ml_toy_file("data.jsonl", "{\"prompt\": \"what is 1+1?\", \"label\": \"2\"}\n"
+                              "{\"prompt\": \"what is 1+2?\", \"label\": \"3\"}\n");
+    ml_toy_file("chats.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}, "
+                               "{\"role\": \"assistant\", \"content\": \"you\"}]}\n"
+                               "{\"messages\": [{\"role\": \"user\", \"content\": \"ho\"}, "
+                               "{\"role\": \"assistant\", \"content\": \"me\"}]}\n");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const ml_command *c = ml_command_find(cases[i].name);
+        snprintf(more, sizeof more, cases[i].more, ml_test_dir(), ml_test_dir());
+        snprintf(args, sizeof args, "%s --model-path %s %s", c->example + strlen("miles "),
+                 ml_test_path("model"), more);
+        if (ml_test_miles(out, sizeof out, args) != 0)
+            ml_test_fail(__FILE__, __LINE__, "%s: %s", args, out);
+        CHECK_HAS(out, "models/Qwen3-0.6B, which is given before it");
+    }
+}
+
 /* A run without a reward ends before weights are read, with a whole sentence. */
 static void no_reward_is_wrong_usage(void) {
     static const char ends[] = "or name a grader in the rm_type of each row's metadata\n";
@@ -319,6 +355,7 @@ static const ml_test tests[] = {
     { "failed rewards are replaced", failed_rewards_are_replaced },
     { "evaluates alone", evaluates_alone },
     { "faults are named", faults_are_named },
+    { "documented examples run", documented_examples_run },
     { "no reward is wrong usage", no_reward_is_wrong_usage },
     { "survives kills", survives_kills, 300 },
     { "an interrupt finishes the round", an_interrupt_finishes_the_round },
