@@ -11,7 +11,7 @@ static const char train_flags[] =
     "eval-prompt-data eval-interval custom-config-path dry-run";
 
 #define TRAIN_EXAMPLE                                                                      \
-    " --hf-checkpoint models/Qwen3-0.6B \\\n"                                              \
+    " --hf-checkpoint ./Qwen3-0.6B \\\n"                                                   \
     "      --prompt-data train.jsonl --input-key prompt --label-key label \\\n"            \
     "      --apply-chat-template --rm-type math \\\n"                                      \
     "      --rollout-batch-size 16 --n-samples-per-prompt 8 \\\n"                          \
@@ -38,7 +38,7 @@ const ml_command ml_commands[] = {
     { "score", ML_CMD_SCORE, ml_cmd_score, "log-probabilities of given token sequences" },
     { "serve", ML_CMD_SERVE, ml_cmd_serve,
       "answer requests over HTTP, as SGLang and OpenAI do", serve_flags,
-      "miles serve --model-path models/Qwen3-0.6B --port 30000" },
+      "miles serve --model-path ./Qwen3-0.6B --port 30000" },
     { "convert", ML_CMD_CONVERT, ml_cmd_convert,
       "rewrite a checkpoint in another dtype or sharding" },
     { "tokenize", ML_CMD_TOKENIZE, ml_cmd_tokenize, "text to token ids, and back" },
@@ -56,11 +56,11 @@ const ml_command ml_commands[] = {
       "miles train-async" TRAIN_EXAMPLE },
     { "eval", ML_CMD_EVAL, ml_cmd_eval, "answers of a model to data sets, scored",
       eval_flags,
-      "miles eval --hf-checkpoint models/Qwen3-0.6B \\\n"
+      "miles eval --hf-checkpoint ./Qwen3-0.6B \\\n"
       "      --eval-prompt-data gsm8k test.jsonl --input-key prompt --label-key label \\\n"
       "      --apply-chat-template --rm-type math --eval-max-response-len 1024" },
     { "sft", ML_CMD_SFT, ml_cmd_sft, "supervised fine-tuning on conversations", sft_flags,
-      "miles sft --hf-checkpoint models/Qwen3-0.6B \\\n"
+      "miles sft --hf-checkpoint ./Qwen3-0.6B \\\n"
       "      --prompt-data chats.jsonl --input-key messages \\\n"
       "      --rollout-batch-size 32 --num-epoch 1 --lr 1e-5 \\\n"
       "      --save runs/sft --save-interval 100" },

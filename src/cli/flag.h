@@ -66,6 +66,7 @@ typedef struct ml_flag {
     bool unset;           /* F64 without a default: NaN until it is given */
     double min, max;      /* bounds, when min < max */
     bool required;        /* no default: the command cannot run without it */
+    bool model;           /* PATH: a Hugging Face checkpoint */
     bool
         operand; /* the first word that is no flag gives it; of a list, all words from there */
     const char *const *words; /* NULL at the end */

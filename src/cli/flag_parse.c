@@ -13,6 +13,7 @@
 #include "base/pool.h"
 #include "cli/cli.h"
 #include "cli/flag_foreign.h"
+#include "cli/model_path.h"
 #include "io/yaml.h"
 
 /* How a flag was given last. */
@@ -369,6 +370,15 @@ static void check_required(parser *p) {
     }
 }
 
+static void check_models(parser *p) {
+    for (int i = 0; i < p->flags.n; i++) {
+        const given *g = &p->given[i];
+        if (p->flags.row[i]->model && g->name && *g->value &&
+            ml_model_path_wrong(p->wrong, g->name, g->value))
+            ml_text_printf(p->wrong, "\n");
+    }
+}
+
 static void check_rules(parser *p) {
     for (const ml_rule *const *t = ml_rule_tables; *t; t++)
         for (const ml_rule *r = *t; r->id; r++)
@@ -442,6 +452,7 @@ ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc
             parse_operand(&p, &i, argc, argv);
     }
     check_required(&p);
+    check_models(&p);
     check_rules(&p);
     tell_noops(&p);
     if (!c->run.n_thread)

@@ -71,6 +71,7 @@ const ml_flag ml_flags_inspect[] = {
       .help = "Show the tokens, with mask, log-prob and weight version." },
     { .name = "hf-checkpoint",
       .type = ML_FLAG_PATH,
+      .model = true,
       ML_AT(hf_checkpoint),
       .value = "DIR",
       .group = "samples",

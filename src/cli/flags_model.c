@@ -13,6 +13,7 @@ static const char *const store_dtypes[] = { "auto", "f32", "bf16", "f16", NULL }
 const ml_flag ml_flags_model[] = {
     { .name = "hf-checkpoint",
       .type = ML_FLAG_PATH,
+      .model = true,
       ML_AT(hf_checkpoint),
       .value = "DIR",
       .required = true,
@@ -22,6 +23,7 @@ const ml_flag ml_flags_model[] = {
       .help = "Hugging Face checkpoint: config.json and safetensors files." },
     { .name = "hf-checkpoint",
       .type = ML_FLAG_PATH,
+      .model = true,
       ML_AT(hf_checkpoint),
       .value = "DIR",
       .required = true,
@@ -32,6 +34,7 @@ const ml_flag ml_flags_model[] = {
               "what is saved are its own." },
     { .name = "model-path",
       .type = ML_FLAG_PATH,
+      .model = true,
       ML_AT(hf_checkpoint),
       .value = "DIR",
       .required = true,

@@ -7,6 +7,7 @@ static const char *const only_page[] = { "16", NULL };
 const ml_flag ml_flags_serve[] = {
     { .name = "tokenizer-path",
       .type = ML_FLAG_PATH,
+      .model = true,
       ML_AT(serve.tokenizer_path),
       .value = "DIR",
       .def_note = "the model's",

@@ -269,6 +269,37 @@ static void names_of_others(void) {
         check_refused(cases[i].cmd, cases[i].words, cases[i].says);
 }
 
+/* Of a model that is no directory the commands that help are told. */
+static void models_that_are_no_directories(void) {
+    static const char *const ids[] = { "Qwen/Qwen3-0.6B", "hf://Qwen/Qwen3-0.6B",
+                                       "https://huggingface.co/Qwen/Qwen3-0.6B",
+                                       "https://huggingface.co/Qwen/Qwen3-0.6B/tree/main" };
+    char words[1000];
+
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
+        snprintf(words, sizeof words, "--model-path %s", ids[i]);
+        check_refused(ML_CMD_SERVE, words,
+                      "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`");
+        CHECK_HAS(wrong.ptr, "`--model-path ./Qwen3-0.6B`");
+    }
+    check_refused(ML_CMD_TRAIN, "--ref-load HuggingFaceTB/SmolLM2-135M-Instruct",
+                  "--ref-load 'HuggingFaceTB/SmolLM2-135M-Instruct': there is no such");
+    check_refused(ML_CMD_SCORE, "--hf-checkpoint models/q8.GGUF --input i --output o",
+                  "gguf_file='q8.GGUF').save_pretrained('q8')");
+    CHECK_HAS(wrong.ptr, "hf download OWNER/q8 --local-dir q8");
+    CHECK(ml_file_replace(ml_test_path("some.gguf"), ml_str_of("GGUF"), NULL) == ML_OK);
+    snprintf(words, sizeof words, "--model %s", ml_test_dir());
+    check_refused(ML_CMD_SERVE, words, "gguf_file='some.gguf'");
+    CHECK(ml_file_replace(ml_test_path("config.json"), ml_str_of("{}"), NULL) == ML_OK);
+    CHECK(parse(ML_CMD_SERVE, words) == ML_OK);
+    snprintf(words, sizeof words, "--model %s", ml_test_path("config.json"));
+    check_refused(ML_CMD_SERVE, words, "is a file: expected the directory");
+    CHECK(parse(ML_CMD_SERVE, "--model-path ./no/such") ==
+          ML_OK); /* who opens it says so */
+    CHECK(parse(ML_CMD_SERVE, "--model-path /models/m") == ML_OK);
+    CHECK(parse(ML_CMD_SERVE, "--model-path a/b/c") == ML_OK);
+}
+
 /* A pointer leads to a flag that does something. */
 static void pointers_lead_somewhere(void) {
     for (const ml_foreign_flag *f = ml_foreign_flags; f->name; f++) {
@@ -700,6 +731,7 @@ static const ml_test tests[] = {
     { "the last one wins", last_one_wins },
     { "the same flag by other names", same_flag_by_other_names },
     { "names of others", names_of_others },
+    { "models that are no directories", models_that_are_no_directories },
     { "pointers lead somewhere", pointers_lead_somewhere },
     { "required", required },
     { "environment", environment },

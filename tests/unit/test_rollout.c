@@ -263,7 +263,7 @@ static void documented_examples_run(void) {
                  ml_test_path("model"), more);
         if (ml_test_miles(out, sizeof out, args) != 0)
             ml_test_fail(__FILE__, __LINE__, "%s: %s", args, out);
-        CHECK_HAS(out, "models/Qwen3-0.6B, which is given before it");
+        CHECK_HAS(out, "./Qwen3-0.6B, which is given before it");
     }
 }
 
