@@ -712,13 +712,17 @@ static void doctor(void) {
     CHECK_HAS(out, "GB may be taken of");
     CHECK_HAS(out, "libsqlite3");
     CHECK(ml_test_miles(out, sizeof out, "doctor train --zzzzzzzzzzzz --lora-rank 8") == 2);
-    CHECK_HAS(out, "\nmiles train\nthere is no flag --zzzzzzzzzzzz");
+    CHECK_HAS(out, "\nmiles train\nflags      WRONG: there is no flag --zzzzzzzzzzzz");
     CHECK_HAS(out, "--lora-rank is not offered: ");
     CHECK_HAS(out, "--hf-checkpoint DIR is required");
     CHECK(ml_test_miles(out, sizeof out, "doctor no-such-command") == 2);
     CHECK_HAS(out, "there is no command 'no-such-command'");
-    CHECK(ml_test_miles(out, sizeof out, "doctor tokenize --hf-checkpoint m") == 0);
-    CHECK_HAS(out, "the flags are right");
+    CHECK_HAS(out, "gpu        ");
+    CHECK(ml_test_miles(out, sizeof out, "doctor tokenize --hf-checkpoint m") == 1);
+    CHECK_HAS(out, "text       WRONG: ");
+    CHECK_HAS(out, "miles tokenize would not start: 1 thing is wrong");
+    CHECK(ml_test_miles(out, sizeof out, "doctor bench engine --model-path m") == 1);
+    CHECK_HAS(out, "model      WRONG: ");
 }
 
 static const ml_test tests[] = {

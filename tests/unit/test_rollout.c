@@ -267,6 +267,52 @@ static void documented_examples_run(void) {
     }
 }
 
+/* doctor looks at everything that a command line names, whatever else is wrong. */
+static void doctor_tells_all_at_once(void) {
+    char out[16000], args[2000];
+
+    ml_toy_run_inputs();
+    snprintf(args, sizeof args,
+             "doctor train --hf-checkpoint %s --prompt-data %s --label-key label "
+             "--rollout-batch-size 2 --n-samples-per-prompt 2 --num-rollout 1 "
+             "--rm-type math --save %s/not/there --eval-prompt-data toy %s",
+             ml_test_path("model"), ml_test_path("data.jsonl"), ml_test_dir(),
+             ml_test_path("data.jsonl"));
+    CHECK(ml_test_miles(out, sizeof out, args) == 0);
+    CHECK_HAS(out, "model      ok: ");
+    CHECK_HAS(out, "text       ok: ");
+    CHECK_HAS(out, "data       ok: ");
+    CHECK_HAS(out, " rows\n");
+    CHECK_HAS(out, "evaluation ok: toy: ");
+    CHECK_HAS(out, "reward     ok: math\n");
+    CHECK_HAS(out, "disk       ok: ");
+    CHECK_HAS(out, "device     ok: ");
+    CHECK_HAS(out, "optimizer state"); /* the memory plan */
+    snprintf(args, sizeof args,
+             "doctor train --hf-checkpoint %s/none --prompt-data %s/none.jsonl "
+             "--label-key label --rollout-batch-size 2 --n-samples-per-prompt 2 "
+             "--rm-type mth --save %s/data.jsonl/run --eval-prompt-data toy %s/gone.jsonl "
+             "--advantage-estimator nonsense --data-source-path nonsense --colocate "
+             "--rollout-num-engines 1 --lr x",
+             ml_test_dir(), ml_test_dir(), ml_test_dir(), ml_test_dir());
+    CHECK(ml_test_miles(out, sizeof out, args) == 2);
+    CHECK_HAS(out, "flags      WRONG: --lr 'x'");
+    CHECK_HAS(out, "flags      WRONG: nothing says when to stop");
+    CHECK_HAS(out, "flags      WRONG: --colocate shares one set of weights");
+    CHECK_HAS(out, "model      WRONG: ");
+    CHECK_HAS(out, "text       WRONG: ");
+    CHECK_HAS(out, "data       WRONG: ");
+    CHECK_HAS(out, "evaluation WRONG: ");
+    CHECK_HAS(out, "gone.jsonl");
+    CHECK_HAS(out, "reward     WRONG: there is no reward called 'mth'");
+    CHECK_HAS(out, "algorithm  WRONG: ");
+    CHECK_HAS(out, "edges      WRONG: ");
+    CHECK_HAS(out, "disk       WRONG: --save ");
+    CHECK_HAS(out, "data.jsonl is not a directory");
+    CHECK_HAS(out, "device     ok: ");
+    CHECK_HAS(out, "would not start: ");
+}
+
 /* A run without a reward ends before weights are read, with a whole sentence. */
 static void no_reward_is_wrong_usage(void) {
     static const char ends[] = "or name a grader in the rm_type of each row's metadata\n";
@@ -356,6 +402,7 @@ static const ml_test tests[] = {
     { "evaluates alone", evaluates_alone },
     { "faults are named", faults_are_named },
     { "documented examples run", documented_examples_run },
+    { "doctor tells all at once", doctor_tells_all_at_once },
     { "no reward is wrong usage", no_reward_is_wrong_usage },
     { "survives kills", survives_kills, 300 },
     { "an interrupt finishes the round", an_interrupt_finishes_the_round },
