@@ -349,7 +349,7 @@ static const char *find_file(const parser *p, int argc, char **argv) {
     size_t n = strlen(CONFIG);
     const char *path = NULL;
 
-    if (ml_flag_list_find(&p->flags, ml_str_of(CONFIG + 2)) < 0)
+    if (ml_flag_list_find(&p->flags, ml_str_of(&CONFIG[2])) < 0)
         return NULL;
     for (int i = 0; i < argc; i++)
         if (strncmp(argv[i], CONFIG "=", n + 1) == 0)
