@@ -4,52 +4,15 @@
 
 #include "base/file.h"
 #include "base/log.h"
-#include "cli/cli.h"
-#include "cli/flag_foreign.h"
+#include "tests/support/flag_words.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
 /* ---- helpers ---- */
 
-static ml_config config;
-static ml_text wrong;
-static ml_help_asked help;
-
-/* Parses words split at blanks; the buffer lives as long as config points into it. */
-static ml_status parse(ml_cmd cmd, const char *words) {
-    static char line[4000];
-    char *argv[200], *save = NULL;
-    int argc = 0;
-
-    snprintf(line, sizeof line, "%s", words);
-    for (char *w = strtok_r(line, " ", &save); w; w = strtok_r(NULL, " ", &save))
-        argv[argc++] = w;
-    ml_text_release(&wrong);
-    ml_config_release(&config);
-    return ml_flags_parse(&config, &help, cmd, argc, argv, &wrong);
-}
-
-#define SCORE "--hf-checkpoint m --input i --output o "
 #define TRAIN "--hf-checkpoint m --rollout-batch-size 1 "
 #define ROUND                                                                              \
     TRAIN "--prompt-data d --num-rollout 1 --rm-type math --n-samples-per-prompt 4 "
-#define CONVERT "--hf-checkpoint m --save-hf o "
-
-static void check_refused(ml_cmd cmd, const char *words, const char *says) {
-    if (parse(cmd, words) != ML_EUSAGE)
-        ml_test_fail(__FILE__, __LINE__, "accepted: %s", words);
-    else
-        CHECK_HAS(wrong.ptr, says);
-}
-
-/* A flag may do something in one command and nothing in another. */
-static bool live_somewhere(const char *name) {
-    for (const ml_flag *const *t = ml_flag_tables; *t; t++)
-        for (const ml_flag *f = *t; f->name; f++)
-            if (f->state == ML_FLAG_LIVE && strcmp(f->name, name) == 0)
-                return true;
-    return false;
-}
 
 /* ---- values ---- */
 
@@ -155,160 +118,6 @@ static void lists(void) {
     CHECK(parse(ML_CMD_ROUTER, "--port 5") == ML_OK && config.router.worker_urls.n == 0);
     check_refused(ML_CMD_ROUTER, "--worker-urls --port 5", "--worker-urls needs a value");
     check_refused(ML_CMD_ROUTER, "--worker-urls=a", "write --worker-urls A B C");
-}
-
-static void wrong_names(void) {
-    check_refused(ML_CMD_SCORE, SCORE "--temprature 1", "did you mean --temperature");
-    check_refused(ML_CMD_SCORE, "--hf_checkpoint m", "did you mean --hf-checkpoint");
-    check_refused(ML_CMD_SCORE, SCORE "--save-hf o", "it belongs to miles convert");
-    check_refused(ML_CMD_SCORE, SCORE "--zzzzzzzzzzzz 1", "miles score --help");
-    check_refused(ML_CMD_SCORE, SCORE "--temp 1", "there is no flag --temp");
-    check_refused(ML_CMD_SCORE, SCORE "--no-dtype", "there is no flag --no-dtype");
-    check_refused(ML_CMD_SCORE, SCORE "stray", "'stray' is not a flag");
-    check_refused(ML_CMD_SCORE, SCORE "-t 1", "'-t' is not a flag");
-    check_refused(ML_CMD_SCORE, SCORE "--", "is not a flag");
-}
-
-static char logged[2000]; /* lines */
-
-static void keep_line(void *ud, ml_log_level level, const char *line) {
-    size_t n = strlen(logged);
-
-    (void)ud;
-    CHECK(level == ML_LOG_WARN);
-    snprintf(logged + n, sizeof logged - n, "%s\n", line);
-}
-
-/* Parses, and gives what was logged. */
-static const char *log_of(ml_cmd cmd, const char *words) {
-    ml_log_to(keep_line, NULL);
-    logged[0] = 0;
-    if (parse(cmd, words) != ML_OK)
-        ml_test_fail(__FILE__, __LINE__, "%s: %s", words, wrong.ptr);
-    return logged;
-}
-
-static void last_one_wins(void) {
-    CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--dtype f32 --dtype=bf16"),
-              "--dtype bf16 overrides f32, which is given before it\n");
-    CHECK(config.dtype == ML_DTYPE_BF16);
-    CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--stats --no-stats"),
-              "--no-stats overrides --stats, which is given before it\n");
-    CHECK(!config.score.stats);
-    CHECK_HAS(log_of(ML_CMD_ROUTER, "--worker-urls a b --port 1 --worker-urls c d e"),
-              "--worker-urls c d e overrides a b, which");
-    CHECK(config.router.worker_urls.n == 3 && config.router.port == 1);
-    CHECK(strcmp(config.router.worker_urls.word[0], "c") == 0);
-    CHECK(!*log_of(ML_CMD_SCORE, SCORE "--threads 2 --threads 2 --stats --stats"));
-    CHECK(!ml_test_has(log_of(ML_CMD_ROUTER, "--api-key alpha --api-key beta"), "beta"));
-    CHECK_HAS(logged, "--api-key");
-    CHECK(!ml_test_has(logged, "alpha") && strcmp(config.router.api_key, "beta") == 0);
-    check_refused(ML_CMD_SCORE, SCORE "--threads x --threads 2", "--threads 'x'");
-}
-
-/* Every command takes the names of every other. */
-static void same_flag_by_other_names(void) {
-    static const ml_cmd cmds[] = { ML_CMD_SCORE,         ML_CMD_CONVERT, ML_CMD_TOKENIZE,
-                                   ML_CMD_CHAT_TEMPLATE, ML_CMD_SFT,     ML_CMD_TRAIN,
-                                   ML_CMD_EVAL,          ML_CMD_INSPECT, ML_CMD_SERVE,
-                                   ML_CMD_BENCH_ENGINE };
-    static const char *const names[] = { "--model-path", "--hf-checkpoint", "--model" };
-    char words[100];
-
-    for (size_t i = 0; i < sizeof cmds / sizeof *cmds; i++)
-        for (size_t k = 0; k < 3; k++) {
-            snprintf(words, sizeof words, "%s x%d", names[k], (int)k);
-            parse(cmds[i], words); /* other flags may be missing */
-            if (!config.hf_checkpoint || config.hf_checkpoint[1] != (char)('0' + k))
-                ml_test_fail(__FILE__, __LINE__, "command %d does not take %s",
-                             (int)cmds[i], names[k]);
-        }
-    CHECK_HAS(log_of(ML_CMD_SERVE, "--model-path a --hf-checkpoint b"),
-              "--hf-checkpoint b overrides --model-path a, which is given before it");
-    CHECK(strcmp(config.hf_checkpoint, "b") == 0);
-    CHECK(parse(ML_CMD_SERVE, "--model m --chat-template-path t --dtype bfloat16") ==
-          ML_OK);
-    CHECK(strcmp(config.chat.chat_template, "t") == 0 && config.dtype == ML_DTYPE_BF16);
-    CHECK(parse(ML_CMD_CHAT_TEMPLATE, "--model m --chat-template-path t") == ML_OK);
-    CHECK(strcmp(config.chat.chat_template, "t") == 0);
-    CHECK(parse(ML_CMD_EVAL, "--model-path m --eval-prompt-data d --rm-type math "
-                             "--chat-template t --dtype fp32") == ML_OK);
-    CHECK(strcmp(config.chat.chat_template, "t") == 0 && config.dtype == ML_DTYPE_F32);
-    CHECK(parse(ML_CMD_CONVERT, CONVERT "--dtype half") == ML_OK);
-    CHECK(config.dtype == ML_DTYPE_F16);
-    CHECK(parse(ML_CMD_SCORE, SCORE "--dtype float32") == ML_OK &&
-          config.dtype == ML_DTYPE_F32);
-    check_refused(ML_CMD_SERVE, "--model-path= ", "--model-path '': expected a path");
-    check_refused(ML_CMD_SERVE, "--hf-checkpoint=", "--hf-checkpoint '': expected a path");
-    check_refused(ML_CMD_SERVE, "--port 1", "--model-path DIR is required");
-    check_refused(ML_CMD_SERVE, "--model-path m --dtype float16", "one of auto, f32, bf16");
-}
-
-static void names_of_others(void) {
-    static const struct {
-        ml_cmd cmd;
-        const char *words, *says;
-    } cases[] = {
-        { ML_CMD_TRAIN, "--learning-rate 1", "--learning-rate: miles calls this --lr" },
-        { ML_CMD_TRAIN, "--learning_rate 1", "--learning_rate: miles calls this --lr" },
-        { ML_CMD_SFT, "--learning_rate=1", "miles calls this --lr" },
-        { ML_CMD_TRAIN, "--num-generations 8", "calls this --n-samples-per-prompt" },
-        { ML_CMD_TRAIN, "--max-completion-length 8", "--rollout-max-response-len" },
-        { ML_CMD_TRAIN, "--max-model-len 8", "calls this --rollout-max-context-len" },
-        { ML_CMD_SERVE, "--max-model-len 8", "calls this --context-length" },
-        { ML_CMD_SERVE, "--gpu-memory-utilization .9", "--mem-fraction-static" },
-        { ML_CMD_EVAL, "--gpu-memory-utilization .9", "--sglang-mem-fraction-static" },
-        { ML_CMD_SERVE, "--tensor-parallel-size 2", "calls this --tp-size" },
-        { ML_CMD_TRAIN, "--beta .1", "--kl-loss-coef; it needs --use-kl-loss" },
-        { ML_CMD_TRAIN, "--model_name_or_path m", "calls this --hf-checkpoint" },
-        { ML_CMD_SERVE, "--learning-rate 1",
-          "miles train calls this --lr, and miles serve has none" },
-    };
-
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        check_refused(cases[i].cmd, cases[i].words, cases[i].says);
-}
-
-/* Of a model that is no directory the commands that help are told. */
-static void models_that_are_no_directories(void) {
-    static const char *const ids[] = { "Qwen/Qwen3-0.6B", "hf://Qwen/Qwen3-0.6B",
-                                       "https://huggingface.co/Qwen/Qwen3-0.6B",
-                                       "https://huggingface.co/Qwen/Qwen3-0.6B/tree/main" };
-    char words[1000];
-
-    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
-        snprintf(words, sizeof words, "--model-path %s", ids[i]);
-        check_refused(ML_CMD_SERVE, words,
-                      "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`");
-        CHECK_HAS(wrong.ptr, "`--model-path ./Qwen3-0.6B`");
-    }
-    check_refused(ML_CMD_TRAIN, "--ref-load HuggingFaceTB/SmolLM2-135M-Instruct",
-                  "--ref-load 'HuggingFaceTB/SmolLM2-135M-Instruct': there is no such");
-    check_refused(ML_CMD_SCORE, "--hf-checkpoint models/q8.GGUF --input i --output o",
-                  "gguf_file='q8.GGUF').save_pretrained('q8')");
-    CHECK_HAS(wrong.ptr, "hf download OWNER/q8 --local-dir q8");
-    CHECK(ml_file_replace(ml_test_path("some.gguf"), ml_str_of("GGUF"), NULL) == ML_OK);
-    snprintf(words, sizeof words, "--model %s", ml_test_dir());
-    check_refused(ML_CMD_SERVE, words, "gguf_file='some.gguf'");
-    CHECK(ml_file_replace(ml_test_path("config.json"), ml_str_of("{}"), NULL) == ML_OK);
-    CHECK(parse(ML_CMD_SERVE, words) == ML_OK);
-    snprintf(words, sizeof words, "--model %s", ml_test_path("config.json"));
-    check_refused(ML_CMD_SERVE, words, "is a file: expected the directory");
-    CHECK(parse(ML_CMD_SERVE, "--model-path ./no/such") ==
-          ML_OK); /* who opens it says so */
-    CHECK(parse(ML_CMD_SERVE, "--model-path /models/m") == ML_OK);
-    CHECK(parse(ML_CMD_SERVE, "--model-path a/b/c") == ML_OK);
-}
-
-/* A pointer leads to a flag that does something. */
-static void pointers_lead_somewhere(void) {
-    for (const ml_foreign_flag *f = ml_foreign_flags; f->name; f++) {
-        CHECK(f->ours[0] != NULL);
-        for (int i = 0; i < 3 && f->ours[i]; i++)
-            if (!live_somewhere(f->ours[i]))
-                ml_test_fail(__FILE__, __LINE__, "--%s points at --%s, which is not live",
-                             f->name, f->ours[i]);
-    }
 }
 
 static void required(void) {
@@ -620,123 +429,12 @@ static void help_is_asked(void) {
     CHECK(parse(ML_CMD_SCORE, SCORE) == ML_OK && !help);
 }
 
-static void commands(void) {
-    CHECK(ml_command_find("score") && !ml_command_find("scor") && !ml_command_find(""));
-    CHECK(ml_command_near("scroe") == ml_command_find("score"));
-    CHECK(ml_command_near("convret") == ml_command_find("convert"));
-    CHECK(!ml_command_near("zzzzzzzz"));
-    CHECK(ml_exit_code(ML_OK) == 0 && ml_exit_code(ML_EUSAGE) == 2);
-    CHECK(ml_exit_code(ML_EPEER) == 3 && ml_exit_code(ML_EFORMAT) == 1);
-}
-
-/* ---- the program ---- */
-
-static void program(void) {
-    static char out[200000];
-
-    CHECK(ml_test_miles(out, sizeof out, "--version") == 0);
-    CHECK_HAS(out, "miles " ML_VERSION);
-    CHECK(ml_test_miles(out, sizeof out, "") == 2);
-    CHECK_HAS(out, "usage: miles");
-    CHECK(ml_test_miles(out, sizeof out, "scor") == 2);
-    CHECK_HAS(out, "did you mean 'score'?");
-    CHECK(ml_test_miles(out, sizeof out, "bench") == 2);
-    CHECK_HAS(out, "expected 'miles bench engine' or 'bench serve'");
-    CHECK(ml_test_miles(out, sizeof out, "bench engine --help") == 0);
-    CHECK_HAS(out, "usage: miles bench engine");
-    CHECK(ml_test_miles(out, sizeof out, "score --help") == 0);
-    CHECK_HAS(out, "--hf-checkpoint DIR");
-    CHECK(ml_test_miles(out, sizeof out, "score " SCORE "--threads 0") == 2);
-    CHECK_HAS(out, "miles score: --threads '0'");
-    CHECK(ml_test_miles(out, sizeof out, "score --threads 0 --input i --output o") == 2);
-    CHECK_HAS(out, "miles score: 2 things stand in the way:\n  --threads '0'");
-    CHECK(ml_test_miles(out, sizeof out,
-                        "score --dry-run --hf-checkpoint ./no/such --input x") == 1);
-    CHECK_HAS(out, "./no/such");
-    CHECK(ml_test_miles(out, sizeof out, "-V") == 0);
-    CHECK_HAS(out, "miles " ML_VERSION);
-    CHECK(ml_test_miles(out, sizeof out, "help") == 0);
-    CHECK_HAS(out, "usage: miles <command>");
-    CHECK(ml_test_miles(out, sizeof out, "help bench engine") == 0);
-    CHECK_HAS(out, "usage: miles bench engine");
-    CHECK(ml_test_miles(out, sizeof out, "help trian") == 2);
-    CHECK_HAS(out, "there is no command 'trian'; did you mean 'train'?");
-    CHECK(ml_test_miles(out, sizeof out, "help train") == 0);
-    CHECK_HAS(out, "usage: miles train");
-    CHECK(ml_test_miles(out, sizeof out, "score --help-all") == 0);
-    CHECK_HAS(out, "--quantization");
-    CHECK(ml_test_miles(out, sizeof out, "--help >/dev/full") == 1);
-    CHECK_HAS(out, "standard output");
-    CHECK(ml_test_miles(out, sizeof out, "--print-completion bash | bash -n") == 0);
-}
-
-static int count_lines(const char *text, const char *begin) {
-    int n = 0;
-
-    for (const char *at = text; (at = strstr(at, begin)) != NULL; at++)
-        n++;
-    return n;
-}
-
-/* --help has the flags one needs and a command line that the parser takes; --help-all all. */
-static void short_help_and_long(void) {
-    static char page[400000];
-    char words[100];
-
-    for (const ml_command *c = ml_commands; c->name; c++) {
-        char line[1000];
-        if (!c->first)
-            continue;
-        snprintf(words, sizeof words, "%s --help", c->name);
-        CHECK(ml_test_miles(page, sizeof page, words) == 0);
-        CHECK_HAS(page, c->example);
-        CHECK(count_lines(page, "\n  --") >= 11 && count_lines(page, "\n  --") <= 20);
-        CHECK(count_lines(page, "\n") < 80);
-        CHECK_HAS(page, "--help-all lists ");
-        snprintf(line, sizeof line, "%s", c->example + strlen("miles ") + strlen(c->name));
-        for (char *at = line; *at; at++)
-            *at = *at == '\\' || *at == '\n' ? ' ' : *at;
-        if (parse(c->bit, line) != ML_OK)
-            ml_test_fail(__FILE__, __LINE__, "%s: %s", c->example, wrong.ptr);
-    }
-    CHECK(ml_test_miles(page, sizeof page, "train --help-all") == 0);
-    CHECK(count_lines(page, "\n  --") > 500);
-    CHECK_HAS(page, "--swiglu");
-}
-
-static void doctor(void) {
-    static char out[200000];
-
-    CHECK(ml_test_miles(out, sizeof out, "doctor") == 0);
-    CHECK_HAS(out, "kernels    c");
-    CHECK_HAS(out, "GB may be taken of");
-    CHECK_HAS(out, "libsqlite3");
-    CHECK(ml_test_miles(out, sizeof out, "doctor train --zzzzzzzzzzzz --lora-rank 8") == 2);
-    CHECK_HAS(out, "\nmiles train\nflags      WRONG: there is no flag --zzzzzzzzzzzz");
-    CHECK_HAS(out, "--lora-rank is not offered: ");
-    CHECK_HAS(out, "--hf-checkpoint DIR is required");
-    CHECK(ml_test_miles(out, sizeof out, "doctor no-such-command") == 2);
-    CHECK_HAS(out, "there is no command 'no-such-command'");
-    CHECK_HAS(out, "gpu        ");
-    CHECK(ml_test_miles(out, sizeof out, "doctor tokenize --hf-checkpoint m") == 1);
-    CHECK_HAS(out, "text       WRONG: ");
-    CHECK_HAS(out, "miles tokenize would not start: 1 thing is wrong");
-    CHECK(ml_test_miles(out, sizeof out, "doctor bench engine --model-path m") == 1);
-    CHECK_HAS(out, "model      WRONG: ");
-}
-
 static const ml_test tests[] = {
     { "defaults", defaults },
     { "spellings", spellings },
     { "bad values", bad_values },
     { "byte sizes", byte_sizes },
     { "lists", lists },
-    { "wrong names", wrong_names },
-    { "the last one wins", last_one_wins },
-    { "the same flag by other names", same_flag_by_other_names },
-    { "names of others", names_of_others },
-    { "models that are no directories", models_that_are_no_directories },
-    { "pointers lead somewhere", pointers_lead_somewhere },
     { "required", required },
     { "environment", environment },
     { "without effect", without_effect },
@@ -746,10 +444,6 @@ static const ml_test tests[] = {
     { "rows and texts", rows_and_texts },
     { "a launch script", a_launch_script },
     { "help is asked", help_is_asked },
-    { "commands", commands },
-    { "program", program },
-    { "short help and long", short_help_and_long },
-    { "doctor", doctor },
     { 0 },
 };
 
