@@ -153,15 +153,16 @@ static ml_status check_reward(job *j, ml_err *err) {
 
     if (c->rollout.load_debug)
         return ML_OK;
-    if (o.path && ml_dataset_open(&ds, &o, &unread) == ML_OK)
+    if (!named && ml_reward_from_environment(c))
+        named = "of the environment";
+    if (o.path && ml_dataset_open(&ds, &o, &unread) == ML_OK) {
         st = ml_reward_check(c, &ds, err);
+        named = named ? named : "of each row's metadata";
+    }
     if (st == ML_OK)
         st = ml_train_rewards_open(&rewards, &j->arena, c, err);
-    if (st == ML_OK)
-        ml_text_printf(&j->said, "%s",
-                       named                           ? named
-                       : ml_reward_from_environment(c) ? "by the environment"
-                                                       : "by the metadata of rows");
+    if (st == ML_OK && named)
+        ml_text_printf(&j->said, "%s", named);
     ml_rewards_close(rewards);
     ml_dataset_close(&ds);
     return st;
