@@ -256,6 +256,22 @@ static void parse_flag(parser *p, int *i, int argc, char **argv) {
     }
 }
 
+/* A word that nothing takes; vLLM takes a model so. */
+static void complain_of_word(parser *p, const char *word) {
+    int at = 0;
+
+    while (at < p->flags.n &&
+           !(p->flags.row[at]->model && p->flags.row[at]->required && !p->given[at].name))
+        at++;
+    if (at < p->flags.n)
+        complain(p,
+                 "'%s' is not a flag: flags begin with two dashes, and the model is "
+                 "given by --%s",
+                 word, p->flags.row[at]->name);
+    else
+        complain(p, "'%s' is not a flag: flags begin with two dashes", word);
+}
+
 /* A word that is no flag, at argv[*i]. */
 static void parse_operand(parser *p, int *i, int argc, char **argv) {
     int at = 0, n;
@@ -263,7 +279,7 @@ static void parse_operand(parser *p, int *i, int argc, char **argv) {
     while (at < p->flags.n && !(p->flags.row[at]->operand && !p->given[at].name))
         at++;
     if (at == p->flags.n) {
-        complain(p, "'%s' is not a flag: flags begin with two dashes", argv[*i]);
+        complain_of_word(p, argv[*i]);
         return;
     }
     n = p->flags.row[at]->type == ML_FLAG_LIST ? argc - *i : 1;

@@ -110,6 +110,9 @@ static void models_that_are_no_directories(void) {
                       "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`");
         CHECK_HAS(wrong.ptr, "`--model-path ./Qwen3-0.6B`");
     }
+    check_refused(ML_CMD_SERVE, "Qwen/Qwen3-0.6B --port 1",
+                  "'Qwen/Qwen3-0.6B' is not a flag: flags begin with two dashes, and the "
+                  "model is given by --model-path");
     check_refused(ML_CMD_TRAIN, "--ref-load HuggingFaceTB/SmolLM2-135M-Instruct",
                   "--ref-load 'HuggingFaceTB/SmolLM2-135M-Instruct': there is no such");
     check_refused(ML_CMD_SCORE, "--hf-checkpoint models/q8.GGUF --input i --output o",
