@@ -16,6 +16,12 @@ endif
 CONFIG ?= release
 B := build/$(CONFIG)
 JOBS ?= $(shell nproc)
+# What only builds has as many jobs as there are cores, unless -j says otherwise; other goals start
+# makes of their own, with JOBS jobs.
+BUILDS := all miles programs cuda headers symbols docs docs-check checkop bench build/%
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS))$(filter-out $(BUILDS),$(MAKECMDGOALS)),0)
+MAKEFLAGS += -j$(JOBS)
+endif
 
 .DEFAULT_GOAL := all
 

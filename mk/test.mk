@@ -64,6 +64,7 @@ $(call load,$(CONFIG),15)
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
 400 e2e/quickstart tests/e2e/train_quickstart.sh $(B) 1
 60 e2e/runner tests/e2e/run_tests.sh
+60 e2e/make-jobs tests/e2e/make_jobs.sh
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)

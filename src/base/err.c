@@ -6,13 +6,20 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "base/str.h"
+
+/* A message of n bytes was written; what did not fit is marked. */
+static void mark_cut(ml_err *err, size_t n) {
+    if (n >= sizeof err->msg)
+        ml_str_copy(err->msg, sizeof err->msg, (ml_str){ err->msg, sizeof err->msg });
+}
 
 ml_status ml_fail(ml_err *err, ml_status code, const char *fmt, ...) {
     if (err) {
         va_list ap;
         va_start(ap, fmt);
         err->code = code;
-        vsnprintf(err->msg, sizeof err->msg, fmt, ap);
+        mark_cut(err, (size_t)vsnprintf(err->msg, sizeof err->msg, fmt, ap));
         va_end(ap);
     }
     return code;
@@ -30,7 +37,8 @@ void ml_err_prefix(ml_err *err, const char *fmt, ...) {
     vsnprintf(err->msg, sizeof err->msg, fmt, ap);
     va_end(ap);
     n = strlen(err->msg);
-    snprintf(err->msg + n, sizeof err->msg - n, ": %s", old);
+    n += (size_t)snprintf(err->msg + n, sizeof err->msg - n, ": %s", old);
+    mark_cut(err, n);
 }
 
 void ml_bug(const char *file, int line, const char *what) {

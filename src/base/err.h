@@ -22,7 +22,7 @@ typedef enum ml_status {
 
 typedef struct ml_err {
     ml_status code;
-    char msg[1000];
+    char msg[2000]; /* a longer one ends in "..." */
 } ml_err;
 
 /* Fills err (which may be NULL) and returns code, so that `return ml_fail(...)` reads well. */

@@ -3,6 +3,9 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
+
+#include "base/str.h"
 
 static ml_log_sink *the_sink;
 static void *the_ud;
@@ -12,14 +15,26 @@ void ml_log_to(ml_log_sink *sink, void *ud) {
     the_ud = ud;
 }
 
+/* Lines that do not fit into the usual buffer get one of their own. */
 void ml_log(ml_log_level level, const char *fmt, ...) {
-    char line[1200];
-    va_list ap;
+    char usual[1200], *line = usual;
+    va_list ap, again;
+    size_t n;
 
     if (!the_sink)
         return;
     va_start(ap, fmt);
-    vsnprintf(line, sizeof line, fmt, ap);
+    va_copy(again, ap);
+    n = (size_t)vsnprintf(usual, sizeof usual, fmt, ap);
+    if (n >= sizeof usual && (line = malloc(n + 1)) != NULL)
+        vsnprintf(line, n + 1, fmt, again);
+    va_end(again);
     va_end(ap);
+    if (!line) {
+        line = usual;
+        ml_str_copy(line, sizeof usual, (ml_str){ usual, sizeof usual });
+    }
     the_sink(the_ud, level, line);
+    if (line != usual)
+        free(line);
 }

@@ -47,18 +47,24 @@ void ml_text_add(ml_text *t, const char *bytes, size_t n) {
     t->ptr[t->len] = 0;
 }
 
-void ml_text_printf(ml_text *t, const char *fmt, ...) {
-    va_list ap;
+void ml_text_vprintf(ml_text *t, const char *fmt, va_list ap) {
+    va_list again;
     int n;
 
-    va_start(ap, fmt);
-    n = vsnprintf(NULL, 0, fmt, ap);
-    va_end(ap);
+    va_copy(again, ap);
+    n = vsnprintf(NULL, 0, fmt, again);
+    va_end(again);
     reserve(t, (size_t)n);
-    va_start(ap, fmt);
     vsnprintf(t->ptr + t->len, (size_t)n + 1, fmt, ap);
-    va_end(ap);
     t->len += (size_t)n;
+}
+
+void ml_text_printf(ml_text *t, const char *fmt, ...) {
+    va_list ap;
+
+    va_start(ap, fmt);
+    ml_text_vprintf(t, fmt, ap);
+    va_end(ap);
 }
 
 void ml_text_fill(ml_text *t, const char *template, const char *place, int64_t number) {
@@ -69,6 +75,15 @@ void ml_text_fill(ml_text *t, const char *template, const char *place, int64_t n
                        at + strlen(place));
     else
         ml_text_printf(t, "%s", template);
+}
+
+void ml_str_copy(char *out, size_t cap, ml_str s) {
+    size_t n = s.len < cap ? s.len : cap - 4;
+
+    while (n < s.len && n > 0 && ((unsigned char)s.ptr[n] & 0xC0) == 0x80)
+        n--; /* inside a character of UTF-8 */
+    memmove(out, s.ptr, n);
+    memcpy(out + n, n < s.len ? "..." : "", n < s.len ? 4 : 1);
 }
 
 int ml_str_distance(ml_str a, ml_str b) {

@@ -3,6 +3,7 @@
 #ifndef ML_BASE_STR_H
 #define ML_BASE_STR_H
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -22,9 +23,14 @@ typedef struct ml_text {
     size_t len, cap;
 } ml_text;
 
+/* Copies s to out[cap]; what does not fit ends in "..." after a whole character. */
+void ml_str_copy(char *out, size_t cap, ml_str s);
+
 void ml_text_release(ml_text *t);
 void ml_text_add(ml_text *t, const char *bytes, size_t n);
 __attribute__((format(printf, 2, 3))) void ml_text_printf(ml_text *t, const char *fmt, ...);
+__attribute__((format(printf, 2, 0))) void ml_text_vprintf(ml_text *t, const char *fmt,
+                                                           va_list ap);
 /* The form with the first `place` in it, where there is one, replaced by a number. */
 void ml_text_fill(ml_text *t, const char *form, const char *place, int64_t number);
 

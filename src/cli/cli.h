@@ -29,7 +29,6 @@ ml_cmd_fn ml_cmd_reward;        /* cmd_reward.c */
 ml_cmd_fn ml_cmd_loss;          /* cmd_loss.c */
 ml_cmd_fn ml_cmd_sft;           /* cmd_sft.c */
 ml_cmd_fn ml_cmd_train;         /* cmd_train.c */
-ml_cmd_fn ml_cmd_train_async;   /* cmd_train.c */
 ml_cmd_fn ml_cmd_eval;          /* cmd_eval.c */
 ml_cmd_fn ml_cmd_inspect;       /* cmd_inspect.c */
 ml_cmd_fn ml_cmd_doctor;        /* cmd_doctor.c */
@@ -44,7 +43,9 @@ typedef struct ml_command {
     const char *name; /* one word, or two: "bench engine" */
     ml_cmd bit;
     ml_cmd_fn *run;
-    const char *help; /* one line */
+    const char *help;    /* one line */
+    const char *first;   /* names that --help shows; NULL: every live flag */
+    const char *example; /* a whole command line, wrapped as a shell takes it; NULL: none */
 } ml_command;
 
 extern const ml_command ml_commands[]; /* ends in a row without a name */
@@ -54,7 +55,7 @@ const ml_command *ml_command_find(const char *name);
 const ml_command *ml_command_near(const char *name);
 
 void ml_help_all(ml_text *out); /* miles --help */
-/* miles score --help; all: with the flags that do nothing here. */
+/* miles score --help; all: every flag, also those that do nothing here. */
 void ml_help_command(ml_text *out, const ml_command *cmd, bool all);
 void ml_help_docs(ml_text *out);          /* docs/cli.md */
 void ml_help_complete_bash(ml_text *out); /* a completion script */

@@ -46,7 +46,7 @@ static ml_status open_weights(bench_job *j, ml_err *err) {
         st = ml_weights_dummy(&j->weights, &j->spec, dtype, (uint64_t)c->bench.seed, &j->be,
                               &j->arena, err);
     } else {
-        st = ml_checkpoint_open(&j->checkpoint, ml_config_model(c), err);
+        st = ml_checkpoint_open(&j->checkpoint, c->hf_checkpoint, err);
         if (st == ML_OK)
             st = ml_weights_load(&j->weights, &j->spec, j->checkpoint, dtype, &j->be,
                                  &j->arena, err);
@@ -108,10 +108,10 @@ static ml_status open_engine(bench_job *j, ml_err *err) {
 static ml_status open_all(bench_job *j, ml_err *err) {
     const ml_config *c = j->config;
     ml_backend_opts opts = ml_config_backend(c);
-    ml_status st = ml_spec_open(&j->spec, ml_config_model(c), err);
+    ml_status st = ml_spec_open(&j->spec, c->hf_checkpoint, err);
 
     if (st == ML_OK && c->bench.dataset)
-        st = ml_tokenizer_open(&j->tokenizer, ml_config_model(c), err);
+        st = ml_tokenizer_open(&j->tokenizer, c->hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_bench_load_make(&j->load, &j->arena, c, j->spec.n_vocab, j->tokenizer, err);
     if (st == ML_OK)

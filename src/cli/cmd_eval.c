@@ -36,7 +36,7 @@ ml_status ml_cmd_eval(const ml_config *c, ml_err *err) {
         .hf_checkpoint = c->hf_checkpoint,
         .dtype = ml_train_dtype(c),
         .backend = ml_config_backend(c),
-        .chat_template = c->train.chat_template,
+        .chat_template = c->chat.chat_template,
         .data = { .input_key = c->train.input_key,
                   .tool_key = c->train.tool_key,
                   .label_key = c->rollout.label_key,

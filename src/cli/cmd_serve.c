@@ -36,12 +36,10 @@ typedef struct serve_job {
 /* --- the model -------------------------------------------------------------- */
 
 static ml_weight_dtype weight_dtype(const ml_config *c) {
-    const char *d = c->serve.dtype;
-
-    if (strcmp(d, "auto") == 0)
-        return ML_WEIGHT_AUTO;
-    return strcmp(d, "bf16") == 0 || strcmp(d, "bfloat16") == 0 ? ML_WEIGHT_BF16
-                                                                : ML_WEIGHT_F32;
+    static const ml_weight_dtype of[] = { [ML_DTYPE_AUTO] = ML_WEIGHT_AUTO,
+                                          [ML_DTYPE_F32] = ML_WEIGHT_F32,
+                                          [ML_DTYPE_BF16] = ML_WEIGHT_BF16 };
+    return of[c->dtype];
 }
 
 static ml_status open_backend(serve_job *j, ml_err *err) {
@@ -204,6 +202,7 @@ static const char *model_name(const serve_job *j) {
 
 /* What /server_info says of the flags, by SGLang's names. */
 static void write_flags(serve_job *j) {
+    static const char *const dtype_name[] = { "auto", "f32", "bf16" };
     const ml_config *c = j->config;
     ml_json_out o = { .to = &j->flags };
 
@@ -212,7 +211,7 @@ static void write_flags(serve_job *j) {
     ml_json_put_word(&o, "served_model_name", model_name(j));
     ml_json_put_word(&o, "host", c->serve.host);
     ml_json_put_int(&o, "port", c->serve.port);
-    ml_json_put_word(&o, "dtype", c->serve.dtype);
+    ml_json_put_word(&o, "dtype", dtype_name[c->dtype]);
     ml_json_put_word(&o, "load_format", c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto");
     ml_json_put_word(&o, "tool_call_parser", c->serve.tool_parser);
     ml_json_put_word(&o, "weight_version", c->serve.weight_version);
@@ -334,8 +333,7 @@ static ml_status read_access(serve_job *j, ml_err *err) {
 }
 
 ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
-    serve_job j = { .config = c,
-                    .dir = c->serve.model ? c->serve.model : ml_config_model(c) };
+    serve_job j = { .config = c, .dir = c->hf_checkpoint };
     ml_status st = read_access(&j, err);
 
     if (!st)

@@ -33,10 +33,8 @@ static int64_t max_prompt(const ml_config *c) {
 
 static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     const ml_config *c = j->config;
-    ml_status st = ml_train_mode_check(c, err);
+    ml_status st = ml_train_opts(out, c, c->rollout.n_samples_per_prompt, err);
 
-    if (st == ML_OK)
-        st = ml_train_opts(out, c, c->rollout.n_samples_per_prompt, err);
     if (st == ML_OK)
         st = ml_loop_edges_resolve(&j->edges, &c->edges.path, err);
     if (st == ML_OK)
@@ -173,11 +171,4 @@ ml_status ml_cmd_train(const ml_config *c, ml_err *err) {
     ml_train_dumps_close(&j.dumps);
     ml_text_release(&j.shared);
     return st;
-}
-
-ml_status ml_cmd_train_async(const ml_config *c, ml_err *err) {
-    ml_config ahead = *c;
-
-    ahead.mode.async = true;
-    return ml_cmd_train(&ahead, err);
 }

@@ -2,11 +2,43 @@
 
 #include <string.h>
 
+/* The flags that one needs, and a command line that works with a checkpoint and a file. */
+
+static const char train_flags[] =
+    "hf-checkpoint prompt-data input-key label-key apply-chat-template "
+    "rm-type custom-rm-path rollout-batch-size n-samples-per-prompt "
+    "rollout-max-response-len lr num-rollout save save-interval load "
+    "eval-prompt-data eval-interval custom-config-path dry-run";
+
+#define TRAIN_EXAMPLE                                                                      \
+    " --hf-checkpoint ./Qwen3-0.6B \\\n"                                                   \
+    "      --prompt-data train.jsonl --input-key prompt --label-key label \\\n"            \
+    "      --apply-chat-template --rm-type math \\\n"                                      \
+    "      --rollout-batch-size 16 --n-samples-per-prompt 8 \\\n"                          \
+    "      --rollout-max-response-len 1024 --lr 1e-6 --num-rollout 100 \\\n"               \
+    "      --save runs/first --save-interval 20"
+
+static const char sft_flags[] =
+    "hf-checkpoint prompt-data input-key rollout-batch-size "
+    "max-tokens-per-gpu lr lr-decay-style num-epoch save save-interval load "
+    "custom-config-path dry-run";
+
+static const char eval_flags[] =
+    "hf-checkpoint eval-prompt-data input-key label-key apply-chat-template "
+    "rm-type custom-rm-path n-samples-per-eval-prompt eval-max-response-len "
+    "eval-temperature eval-config";
+
+static const char serve_flags[] =
+    "model-path host port api-key served-model-name context-length "
+    "max-running-requests mem-fraction-static dtype chat-template "
+    "tool-call-parser dry-run";
+
 const ml_command ml_commands[] = {
     { "router", ML_CMD_ROUTER, ml_cmd_router, "one address in front of many servers" },
     { "score", ML_CMD_SCORE, ml_cmd_score, "log-probabilities of given token sequences" },
     { "serve", ML_CMD_SERVE, ml_cmd_serve,
-      "answer requests over HTTP, as SGLang and OpenAI do" },
+      "answer requests over HTTP, as SGLang and OpenAI do", serve_flags,
+      "miles serve --model-path ./Qwen3-0.6B --port 30000" },
     { "convert", ML_CMD_CONVERT, ml_cmd_convert,
       "rewrite a checkpoint in another dtype or sharding" },
     { "tokenize", ML_CMD_TOKENIZE, ml_cmd_tokenize, "text to token ids, and back" },
@@ -17,11 +49,21 @@ const ml_command ml_commands[] = {
     { "bench serve", ML_CMD_BENCH_SERVE, ml_cmd_bench_serve,
       "how fast a running server answers" },
     { "train", ML_CMD_TRAIN, ml_cmd_train,
-      "reinforcement learning: sample, score, learn, and again" },
-    { "train-async", ML_CMD_TRAIN, ml_cmd_train_async,
-      "the same, while the next samples are made" },
-    { "eval", ML_CMD_EVAL, ml_cmd_eval, "answers of a model to data sets, scored" },
-    { "sft", ML_CMD_SFT, ml_cmd_sft, "supervised fine-tuning on conversations" },
+      "reinforcement learning: sample, score, learn, and again", train_flags,
+      "miles train" TRAIN_EXAMPLE },
+    { "train-async", ML_CMD_TRAIN_ASYNC, ml_cmd_train,
+      "the same, while the next samples are made", train_flags,
+      "miles train-async" TRAIN_EXAMPLE },
+    { "eval", ML_CMD_EVAL, ml_cmd_eval, "answers of a model to data sets, scored",
+      eval_flags,
+      "miles eval --hf-checkpoint ./Qwen3-0.6B \\\n"
+      "      --eval-prompt-data gsm8k test.jsonl --input-key prompt --label-key label \\\n"
+      "      --apply-chat-template --rm-type math --eval-max-response-len 1024" },
+    { "sft", ML_CMD_SFT, ml_cmd_sft, "supervised fine-tuning on conversations", sft_flags,
+      "miles sft --hf-checkpoint ./Qwen3-0.6B \\\n"
+      "      --prompt-data chats.jsonl --input-key messages \\\n"
+      "      --rollout-batch-size 32 --num-epoch 1 --lr 1e-5 \\\n"
+      "      --save runs/sft --save-interval 100" },
     { "inspect", ML_CMD_INSPECT, ml_cmd_inspect, "the samples of a run, one by one" },
     { "doctor", ML_CMD_DOCTOR, ml_cmd_doctor,
       "what this machine has, and what a command line would do to it" },

@@ -1,12 +1,13 @@
 /* config.h - what the command line asked for, checked.
  *
  * Filled from the flag rows (flag.h) and read by the commands; a field means what the
- * row that points at it says.  Text points into argv, the environment or `file`.
+ * row that points at it says.  Text points into argv, the environment or `arena`.
  *
  * thread: immutable after parsing. */
 #ifndef ML_CLI_CONFIG_H
 #define ML_CLI_CONFIG_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -57,9 +58,8 @@ static inline int32_t ml_record_rows(const ml_step_flags *f) {
 
 typedef struct ml_config {
     const char *config_path;   /* more flags, as YAML; NULL: none */
-    ml_arena file;             /* what it said */
-    const char *hf_checkpoint; /* of two names for one thing, one is NULL: */
-    const char *model_path;    /* ml_config_model takes the other */
+    ml_arena arena;            /* texts that the parser made */
+    const char *hf_checkpoint; /* the model's directory */
     ml_dtype_choice dtype;
     ml_load_format load_format;
     struct {
@@ -101,8 +101,7 @@ typedef struct ml_config {
         double request_rate;           /* 0: all at once */
     } bench;
     struct {
-        const char *model; /* a third name for the model's directory, or NULL */
-        const char *tokenizer_path, *tool_parser, *dtype, *weight_version, *model_name;
+        const char *tokenizer_path, *tool_parser, *weight_version, *model_name;
         const char *host;
         ml_words weight_prefix; /* none: what holds the model */
         const char *single;     /* of flags that have but one value */
@@ -131,7 +130,7 @@ typedef struct ml_config {
     } router;
     struct {
         /* data */
-        const char *prompt_data, *input_key, *tool_key, *chat_template, *template_kwargs;
+        const char *prompt_data, *input_key, *tool_key, *template_kwargs;
         bool shuffle;
         int64_t rollout_seed;
         /* batches; 0: not given */
@@ -301,14 +300,15 @@ static inline ml_backend_opts ml_config_backend(const ml_config *c) {
                               .f32 = c->dtype == ML_DTYPE_F32 };
 }
 
+/* A flag of a critic is given. */
+static inline bool ml_config_names_critic(const ml_config *c) {
+    return c->models.critic_load || c->models.critic_save || c->models.critic_only ||
+           c->models.critic_warmup || !isnan(c->models.critic_lr);
+}
+
 /* Samples are made by other processes. */
 static inline bool ml_config_elsewhere(const ml_config *c) {
     return c->mode.external || c->mode.n_engine > 0;
-}
-
-/* The model's directory, by whichever name it was given. */
-static inline const char *ml_config_model(const ml_config *c) {
-    return c->model_path ? c->model_path : c->hf_checkpoint;
 }
 
 #endif

@@ -44,10 +44,23 @@ static void flag_row(ml_text *out, const ml_flag *f) {
     ml_text_release(&value);
 }
 
+static void rules_of(ml_text *out, const ml_command *cmd) {
+    bool any = false;
+
+    for (const ml_rule *const *t = ml_rule_tables; *t; t++)
+        for (const ml_rule *r = *t; r->id; r++) {
+            if (!(r->cmds & cmd->bit))
+                continue;
+            if (!any)
+                ml_text_printf(out, "\nWhat must hold between flags:\n\n");
+            any = true;
+            ml_text_printf(out, "- `%s`: %s.\n", r->id, r->sentence);
+        }
+}
+
 static void command_section(ml_text *out, const ml_command *cmd) {
     ml_flag_list l;
     const char *group = "";
-    bool any_rule = false;
 
     ml_flag_list_init(&l, cmd->bit);
     ml_text_printf(out, "\n## miles %s\n\n`miles %s`: %s.\n", cmd->name, cmd->name,
@@ -61,14 +74,7 @@ static void command_section(ml_text *out, const ml_command *cmd) {
         group = l.row[i]->group;
         flag_row(out, l.row[i]);
     }
-    for (const ml_rule *r = ml_rules; r->id; r++) {
-        if (!(r->cmds & cmd->bit))
-            continue;
-        if (!any_rule)
-            ml_text_printf(out, "\nWhat must hold between flags:\n\n");
-        any_rule = true;
-        ml_text_printf(out, "- `%s`: %s.\n", r->id, r->sentence);
-    }
+    rules_of(out, cmd);
 }
 
 void ml_help_docs(ml_text *out) {
@@ -77,8 +83,10 @@ void ml_help_docs(ml_text *out) {
         "<!-- Made from the flag rows by `make docs`; edit src/cli/flags_*.c instead. -->\n"
         "# The command line\n\n"
         "A value is written `--name VALUE` or `--name=VALUE`; a flag without value is "
-        "turned off by `--no-name`.  Names are exact, and a flag given twice is an "
-        "error.  The flag wins over its environment variable.\n\n"
+        "turned off by `--no-name`.  Names are exact.  Of a flag that is given several "
+        "times the last one counts, the command line goes before the YAML file of "
+        "`--custom-config-path`, that before an environment variable, and that before the "
+        "default; a line on standard error says what overrides what.\n\n"
         "Exit status: 0 done, 1 failed, 2 wrong usage, 3 another process failed, 70 a "
         "fault in miles itself.\n");
     for (const ml_command *c = ml_commands; c->name; c++)

@@ -18,6 +18,8 @@ const ml_flag *const ml_flag_tables[] = {
     ml_flags_serve_compat, ml_flags_router_compat, ml_flags_compat,     NULL,
 };
 
+const ml_rule *const ml_rule_tables[] = { ml_rules, ml_rules_train, NULL };
+
 void ml_flag_list_init(ml_flag_list *l, unsigned cmds) {
     l->n = 0;
     for (const ml_flag *const *t = ml_flag_tables; *t; t++)
@@ -118,11 +120,40 @@ static bool parse_bytes(const char *s, int64_t *out) {
     return false;
 }
 
+/* Names of dtypes that PyTorch, Megatron and SGLang use, and ours. */
+static const char *dtype_word(const char *s) {
+    static const char *const same[][2] = {
+        { "float32", "f32" }, { "float", "f32" }, { "fp32", "f32" }, { "bfloat16", "bf16" },
+        { "float16", "f16" }, { "half", "f16" },  { "fp16", "f16" },
+    };
+
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        if (strcmp(same[i][0], s) == 0)
+            return same[i][1];
+    return s;
+}
+
 static int word_index(const ml_flag *f, const char *s) {
+    const char *dtype = strcmp(f->name, "dtype") == 0 ? dtype_word(s) : s;
+
     for (int i = 0; f->words[i]; i++)
-        if (strcmp(f->words[i], s) == 0)
+        if (strcmp(f->words[i], dtype) == 0)
             return i;
     return -1;
+}
+
+static bool set_word(int *out, int index) {
+    if (index >= 0)
+        *out = index;
+    return index >= 0;
+}
+
+static bool set_text(const char **out, const ml_flag *f, const char *s) {
+    bool right = *s && (!f->words || word_index(f, s) >= 0);
+
+    if (right)
+        *out = s;
+    return right;
 }
 
 bool ml_flag_set(ml_config *c, const ml_flag *f, const char *s) {
@@ -148,11 +179,9 @@ bool ml_flag_set(ml_config *c, const ml_flag *f, const char *s) {
             return false;
         *(double *)field = d;
         return true;
-    case ML_FLAG_WORD: *(int *)field = word_index(f, s); return *(int *)field >= 0;
+    case ML_FLAG_WORD: return set_word(field, word_index(f, s));
     case ML_FLAG_TEXT:
-    case ML_FLAG_PATH:
-        *(const char **)field = s;
-        return *s && (!f->words || word_index(f, s) >= 0);
+    case ML_FLAG_PATH: return set_text(field, f, s);
     case ML_FLAG_LIST: return *s; /* parse_list, which sees all words, writes the field */
     }
     return false;

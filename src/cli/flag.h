@@ -33,7 +33,8 @@ typedef enum ml_cmd {
     ML_CMD_INSPECT = 8192,
     ML_CMD_DOCTOR = 16384,
     ML_CMD_LIST = 32768,
-    ML_CMD_ALL = 65535
+    ML_CMD_ALL = 65535,
+    ML_CMD_TRAIN_ASYNC = 65536 | ML_CMD_TRAIN /* the flags of train */
 } ml_cmd;
 
 typedef enum ml_flag_type {
@@ -56,7 +57,8 @@ typedef enum ml_flag_origin {
 } ml_flag_origin;
 
 typedef struct ml_flag {
-    const char *name; /* without dashes; unique within a subcommand */
+    const char *name;    /* without dashes; unique within a subcommand */
+    const char *same_as; /* another name of this row of the same subcommand; NULL: none */
     ml_flag_type type;
     size_t at;            /* ML_AT(field) of ml_config */
     const char *def;      /* as a user would write it; NULL: zero */
@@ -64,6 +66,7 @@ typedef struct ml_flag {
     bool unset;           /* F64 without a default: NaN until it is given */
     double min, max;      /* bounds, when min < max */
     bool required;        /* no default: the command cannot run without it */
+    bool model;           /* PATH: a Hugging Face checkpoint */
     bool
         operand; /* the first word that is no flag gives it; of a list, all words from there */
     const char *const *words; /* NULL at the end */
@@ -91,7 +94,7 @@ extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[]
     ml_flags_edges[], ml_flags_reward[], ml_flags_record[], ml_flags_behind[];
 extern const ml_flag *const ml_flag_tables[];
 
-/* What must hold between flags; checked in order after every flag is known. */
+/* What must hold between flags; all are checked after every flag is known. */
 typedef struct ml_rule {
     const char *id;
     unsigned cmds;
@@ -99,7 +102,9 @@ typedef struct ml_rule {
     const char *sentence; /* what is wrong, and what to do */
 } ml_rule;
 
-extern const ml_rule ml_rules[];
+/* Tables end in a row without an id; the list of tables ends in NULL. */
+extern const ml_rule ml_rules[], ml_rules_train[];
+extern const ml_rule *const ml_rule_tables[];
 
 /* The rows of the subcommands in `cmds`, in the order of the tables. */
 #define ML_FLAG_MAX 1024
@@ -125,13 +130,15 @@ typedef enum ml_help_asked {
     ML_HELP_ALL,  /* --help-all: what changes nothing and what is not offered, too */
 } ml_help_asked;
 
-/* Fills c from defaults, environment and argv[0 .. argc), the words after the subcommand.
+/* Fills c from, in rising order, defaults, environment, --custom-config-path and
+ * argv[0 .. argc), the words after the subcommand.  Of a flag that is given several times the
+ * last one counts, and a line of the log says what it overrides.
  * ML_EUSAGE: `wrong` got a line, a sentence without its period, for each thing that is wrong.
  * When help is asked for, nothing else is looked at. */
 ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc,
                          char **argv, ml_text *wrong);
 
-/* Lets go of what a file of flags said; after a failed parse, too. */
+/* Releases the texts that the parser made; after a failed parse, too. */
 void ml_config_release(ml_config *c);
 
 /* Appends {"name": value, ...}: every live flag of the command, as it counts now. */

@@ -70,7 +70,7 @@ void ml_flags_dump(ml_text *out, ml_cmd cmd, const ml_config *c) {
     ml_flag_list_init(&l, cmd);
     for (int i = 0; i < l.n; i++) {
         const ml_flag *f = l.row[i];
-        if (f->state != ML_FLAG_LIVE || f->secret)
+        if (f->state != ML_FLAG_LIVE || f->secret || f->same_as)
             continue;
         ml_text_printf(out, "%s\"%s\": ", before, f->name);
         write_value(out, f, (const char *)c + f->at);

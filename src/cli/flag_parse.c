@@ -12,27 +12,36 @@
 #include "base/log.h"
 #include "base/pool.h"
 #include "cli/cli.h"
+#include "cli/flag_foreign.h"
+#include "cli/model_path.h"
 #include "io/yaml.h"
+
+/* How a flag was given last. */
+typedef struct given {
+    const char *name;  /* as it was written, with dashes; NULL: not given */
+    const char *value; /* of a list, all of them; NULL: a bool, which has none */
+    const char *file;  /* that it stood in; NULL: the command line */
+} given;
 
 typedef struct parser {
     ml_config *c;
     ml_cmd cmd;
     ml_flag_list flags;
-    const char *given[ML_FLAG_MAX]; /* the word of argv that gave the flag, or NULL */
-    ml_text *wrong;                 /* a line for each thing */
+    given given[ML_FLAG_MAX]; /* by row */
+    const char *file;         /* that is being read; NULL: the command line is */
+    ml_text *wrong;           /* a line for each thing */
 } parser;
 
 /* ---- what can be wrong ---- */
 
 __attribute__((format(printf, 2, 3))) static void complain(parser *p, const char *fmt,
                                                            ...) {
-    char line[600];
     va_list ap;
 
     va_start(ap, fmt);
-    vsnprintf(line, sizeof line, fmt, ap);
+    ml_text_vprintf(p->wrong, fmt, ap);
     va_end(ap);
-    ml_text_printf(p->wrong, "%s\n", line);
+    ml_text_printf(p->wrong, "\n");
 }
 
 /* `dashes` is empty when the name is that of an environment variable. */
@@ -66,11 +75,36 @@ static void add_nearest(const parser *p, ml_str name, ml_text *out) {
                            p->flags.row[i]->name);
 }
 
-static const char *command_name(ml_cmd cmd) {
+static const char *command_name(unsigned cmds) {
     for (const ml_command *c = ml_commands; c->name; c++)
-        if (c->bit & cmd)
+        if (c->bit == cmds)
+            return c->name;
+    for (const ml_command *c = ml_commands; c->name; c++)
+        if (c->bit & cmds)
             return c->name;
     return "";
+}
+
+/* What a flag of TRL or vLLM is called here, of this command or of another one. */
+static bool add_ours(const parser *p, const ml_flag_list *all, ml_str name, ml_text *out) {
+    const ml_foreign_flag *f = ml_foreign_find(name);
+    int i = 0, at;
+
+    if (!f)
+        return false;
+    while (i < 3 && f->ours[i] && ml_flag_list_find(&p->flags, ml_str_of(f->ours[i])) < 0)
+        i++;
+    if (i < 3 && f->ours[i]) {
+        ml_text_printf(out, ": miles calls this --%s", f->ours[i]);
+    } else {
+        at = ml_flag_list_find(all, ml_str_of(f->ours[0]));
+        ML_BUG_IF(at < 0);
+        ml_text_printf(out, ": miles %s calls this --%s, and miles %s has none",
+                       command_name(all->row[at]->cmds), f->ours[0], command_name(p->cmd));
+    }
+    if (f->note)
+        ml_text_printf(out, "; %s", f->note);
+    return true;
 }
 
 static void unknown(parser *p, ml_str name) {
@@ -80,13 +114,13 @@ static void unknown(parser *p, ml_str name) {
 
     ml_flag_list_init(&all, ML_CMD_ALL);
     i = ml_flag_list_find(&all, name);
-    if (i >= 0)
-        ml_text_printf(&hint, "; it belongs to miles %s",
-                       command_name((ml_cmd)all.row[i]->cmds));
-    else
+    if (!add_ours(p, &all, name, &hint) && i >= 0)
+        ml_text_printf(&hint, "; it belongs to miles %s", command_name(all.row[i]->cmds));
+    if (!hint.len)
         add_nearest(p, name, &hint);
     if (!hint.len)
-        ml_text_printf(&hint, "; miles %s --help lists the flags", command_name(p->cmd));
+        ml_text_printf(&hint, "; miles %s --help-all lists the flags",
+                       command_name(p->cmd));
     complain(p, "there is no flag --%.*s%s", (int)name.len, name.ptr, hint.ptr);
     ml_text_release(&hint);
 }
@@ -109,18 +143,62 @@ static void set_defaults(parser *p) {
     }
 }
 
-static void take(parser *p, int i, const char *word, const char *value) {
-    const ml_flag *f = p->flags.row[i];
-    const char *as = f->type == ML_FLAG_BOOL ? word : value;
+/* Values of these are not repeated in messages. */
+static bool is_secret(const char *name) {
+    return strstr(name, "api-key") || strstr(name, "wandb-key");
+}
 
+static const char *say_given(ml_arena *a, const given *g, bool with_name) {
+    const char *value = is_secret(g->name) ? "(not shown)" : g->value;
+
+    if (!g->value)
+        return g->name;
+    return with_name ? ml_arena_printf(a, "%s %s", g->name, value) : value;
+}
+
+static void tell_override(parser *p, const given *old, const given *now) {
+    ml_arena *a = &p->c->arena;
+    bool same_name = strcmp(old->name, now->name) == 0;
+    const char *what = say_given(a, old, !same_name), *by = say_given(a, now, true);
+
+    if (same_name && (!now->value || strcmp(old->value, now->value) == 0))
+        return;
+    if (old->file && !now->file)
+        ml_log(ML_LOG_WARN, "%s on the command line overrides %s of %s", by, what,
+               old->file);
+    else
+        ml_log(ML_LOG_WARN, "%s overrides %s, which is given before it%s%s", by, what,
+               old->file ? " in " : "", old->file ? old->file : "");
+}
+
+/* The words from argv[i] on as one text. */
+static const char *join(ml_arena *a, char **word, int n) {
+    const char *all = word[0];
+
+    for (int i = 1; i < n; i++)
+        all = ml_arena_printf(a, "%s %s", all, word[i]);
+    return all;
+}
+
+/* A flag and its n words; of a bool there is none, and `on` says what it is set to. */
+static void take(parser *p, int i, const char *name, char **word, int n, bool on) {
+    const ml_flag *f = p->flags.row[i];
+    bool list = f->type == ML_FLAG_LIST;
+    given now = { .name = name, .file = p->file };
+
+    if (n)
+        now.value = join(&p->c->arena, word, n);
     if (f->state == ML_FLAG_REFUSED)
         complain(p, "--%s is not offered: %s", f->name, f->why);
-    else if (p->given[i])
-        complain(p, "--%s is given twice, as '%s' and as '%s': keep one", f->name,
-                 p->given[i], as);
-    else if (f->state == ML_FLAG_LIVE && !ml_flag_set(p->c, f, value))
-        bad_value(p, f, "--", f->name, value);
-    p->given[i] = as;
+    else if (p->given[i].name)
+        tell_override(p, &p->given[i], &now);
+    p->given[i] = now;
+    if (f->state != ML_FLAG_LIVE)
+        return;
+    if (!ml_flag_set(p->c, f, n ? word[0] : on ? name : NULL))
+        bad_value(p, f, "", name, word[0]);
+    else if (list)
+        *(ml_words *)((char *)p->c + f->at) = (ml_words){ (const char *const *)word, n };
 }
 
 /* How many words from argv[i] on are no flags. */
@@ -131,85 +209,87 @@ static int count_words(int i, int argc, char **argv) {
     return n;
 }
 
-/* The words up to the next flag, left where they lie in argv. */
-static void parse_list(parser *p, int at, int *i, int argc, char **argv) {
-    const ml_flag *f = p->flags.row[at];
-    char **first = argv + *i + 1;
-    int n = count_words(*i + 1, argc, argv);
-
-    if (n == 0) {
-        no_value(p, argv[*i]);
-        return;
-    }
-    take(p, at, argv[*i], first[0]);
-    if (f->state == ML_FLAG_LIVE)
-        *(ml_words *)((char *)p->c + f->at) = (ml_words){ (const char *const *)first, n };
-    *i += n;
-}
-
 /* The row that the name stands for; *negated: it was written --no-name. */
 static int find_row(const parser *p, ml_str name, bool *negated) {
     int at = ml_flag_list_find(&p->flags, name);
 
     *negated = false;
-    if (at >= 0 || name.len <= 3 || memcmp(name.ptr, "no-", 3) != 0)
-        return at;
-    at = ml_flag_list_find(&p->flags, (ml_str){ name.ptr + 3, name.len - 3 });
-    *negated = at >= 0 && p->flags.row[at]->type == ML_FLAG_BOOL;
-    return *negated ? at : -1;
+    if (at < 0 && name.len > 3 && memcmp(name.ptr, "no-", 3) == 0) {
+        at = ml_flag_list_find(&p->flags, (ml_str){ name.ptr + 3, name.len - 3 });
+        *negated = at >= 0 && p->flags.row[at]->type == ML_FLAG_BOOL;
+        at = *negated ? at : -1;
+    }
+    if (at >= 0 && p->flags.row[at]->same_as)
+        at = ml_flag_list_find(&p->flags, ml_str_of(p->flags.row[at]->same_as));
+    return at;
 }
 
 /* One flag at argv[*i]; moves *i to the last word it used. */
 static void parse_flag(parser *p, int *i, int argc, char **argv) {
-    const char *word = argv[*i], *eq = strchr(word, '=');
+    char *word = argv[*i], *eq = strchr(word, '='), *after = eq ? eq + 1 : NULL;
     ml_str name = { word + 2, eq ? (size_t)(eq - word - 2) : strlen(word + 2) };
+    const char *written = ml_arena_str(&p->c->arena, word, name.len + 2);
+    int n = count_words(*i + 1, argc, argv), at;
     bool negated;
-    int at = find_row(p, name, &negated);
-    const ml_flag *f = at >= 0 ? p->flags.row[at] : NULL;
+    const ml_flag *f;
 
+    at = find_row(p, name, &negated);
+    f = at >= 0 ? p->flags.row[at] : NULL;
     if (!f) {
         unknown(p, name);
-        *i += eq ? 0 : count_words(*i + 1, argc, argv); /* its values, whatever they are */
+        *i += eq ? 0 : n; /* its values, whatever they are */
     } else if (f->type == ML_FLAG_BOOL && eq) {
         complain(p, "--%s takes no value: write --%s or --no-%s", f->name, f->name,
                  f->name);
     } else if (f->type == ML_FLAG_BOOL) {
-        take(p, at, word, negated ? NULL : word);
+        take(p, at, written, NULL, 0, !negated);
     } else if (f->type == ML_FLAG_LIST && eq) {
-        complain(p, "--%s takes a list: write --%s A B C", f->name, f->name);
-    } else if (f->type == ML_FLAG_LIST) {
-        parse_list(p, at, i, argc, argv);
+        complain(p, "%s takes a list: write %s A B C", written, written);
     } else if (eq) {
-        take(p, at, word, eq + 1);
-    } else if (count_words(*i + 1, argc, argv) == 0) {
+        take(p, at, written, &after, 1, true);
+    } else if (n == 0) {
         no_value(p, word);
     } else {
-        *i += 1;
-        take(p, at, word, argv[*i]);
+        n = f->type == ML_FLAG_LIST ? n : 1;
+        take(p, at, written, argv + *i + 1, n, true);
+        *i += n;
     }
+}
+
+/* A word that nothing takes; vLLM takes a model so. */
+static void complain_of_word(parser *p, const char *word) {
+    int at = 0;
+
+    while (at < p->flags.n &&
+           !(p->flags.row[at]->model && p->flags.row[at]->required && !p->given[at].name))
+        at++;
+    if (at < p->flags.n)
+        complain(p,
+                 "'%s' is not a flag: flags begin with two dashes, and the model is "
+                 "given by --%s",
+                 word, p->flags.row[at]->name);
+    else
+        complain(p, "'%s' is not a flag: flags begin with two dashes", word);
 }
 
 /* A word that is no flag, at argv[*i]. */
 static void parse_operand(parser *p, int *i, int argc, char **argv) {
-    int at = 0;
-    const ml_flag *f;
+    int at = 0, n;
 
-    while (at < p->flags.n && !(p->flags.row[at]->operand && !p->given[at]))
+    while (at < p->flags.n && !(p->flags.row[at]->operand && !p->given[at].name))
         at++;
     if (at == p->flags.n) {
-        complain(p, "'%s' is not a flag: flags begin with two dashes", argv[*i]);
+        complain_of_word(p, argv[*i]);
         return;
     }
-    f = p->flags.row[at];
-    take(p, at, argv[*i], argv[*i]);
-    if (f->type == ML_FLAG_LIST) {
-        *(ml_words *)((char *)p->c + f->at) =
-            (ml_words){ (const char *const *)argv + *i, argc - *i };
-        *i = argc;
-    }
+    n = p->flags.row[at]->type == ML_FLAG_LIST ? argc - *i : 1;
+    take(p, at, argv[*i], argv + *i, n, true);
+    *i += n - 1;
 }
 
 /* ---- a file of flags ---- */
+
+#define CONFIG "--custom-config-path"
 
 /* --name for name or na_me. */
 static char *spell(ml_arena *a, const char *dashes, ml_str key) {
@@ -241,17 +321,16 @@ static int words_of(ml_arena *a, const ml_json *m, char **out) {
     return n;
 }
 
-/* What it says counts in place of the command line's. */
 static void parse_member(parser *p, ml_arena *a, const ml_json *m) {
     char **words = ML_NEW(a, char *, m->n + 2);
-    int n = words_of(a, m, words), at, i = 0;
-    bool negated;
+    int n = words_of(a, m, words), i = 0;
 
     if (n == 0)
         return;
-    at = find_row(p, (ml_str){ words[0] + 2, strcspn(words[0] + 2, "=") }, &negated);
-    if (at >= 0)
-        p->given[at] = NULL;
+    if (strncmp(words[0], CONFIG, strlen(CONFIG)) == 0) {
+        complain(p, CONFIG ": %s names another such file: one is read", p->file);
+        return;
+    }
     parse_flag(p, &i, n, words);
     if (i + 1 < n)
         complain(p, "%s: '%s' looks like a flag, and is not taken as a value", words[0],
@@ -259,26 +338,41 @@ static void parse_member(parser *p, ml_arena *a, const ml_json *m) {
 }
 
 static void parse_file(parser *p, const char *path) {
-    ml_arena *a = &p->c->file;
+    ml_arena *a = &p->c->arena;
     const ml_json *doc;
     ml_err err = { 0 };
     ml_file f = { 0 };
 
-    ml_arena_init(a, "--custom-config-path");
+    p->file = path;
     if (ml_file_map(&f, path, &err) != ML_OK ||
         ml_yaml_parse(&doc, a,
                       (ml_str){ ml_arena_str(a, f.bytes.ptr, f.bytes.len), f.bytes.len },
                       path, &err) != ML_OK)
-        complain(p, "--custom-config-path: %s", err.msg);
+        complain(p, CONFIG ": %s", err.msg);
     else if (doc->type != ML_JSON_OBJECT)
-        complain(p,
-                 "--custom-config-path: %s: expected names of flags with their values, "
-                 "not %s",
-                 path, ml_json_what(doc));
+        complain(p, CONFIG ": %s: expected names of flags with their values, not %s", path,
+                 ml_json_what(doc));
     else
         for (const ml_json *m = doc->child; m; m = m->next)
             parse_member(p, a, m);
     ml_file_unmap(&f);
+    p->file = NULL;
+}
+
+/* The file of flags that the command line names last; NULL: none.  A word with two dashes is
+ * never a value. */
+static const char *find_file(const parser *p, int argc, char **argv) {
+    size_t n = strlen(CONFIG);
+    const char *path = NULL;
+
+    if (ml_flag_list_find(&p->flags, ml_str_of(&CONFIG[2])) < 0)
+        return NULL;
+    for (int i = 0; i < argc; i++)
+        if (strncmp(argv[i], CONFIG "=", n + 1) == 0)
+            path = argv[i] + n + 1;
+        else if (strcmp(argv[i], CONFIG) == 0 && count_words(i + 1, argc, argv))
+            path = argv[i + 1];
+    return path;
 }
 
 /* ---- the whole ---- */
@@ -286,19 +380,26 @@ static void parse_file(parser *p, const char *path) {
 static void check_required(parser *p) {
     for (int i = 0; i < p->flags.n; i++) {
         const ml_flag *f = p->flags.row[i];
-        if (f->required && !p->given[i])
+        if (f->required && !p->given[i].name)
             complain(p, f->operand ? "%s%s is required" : "--%s %s is required",
                      f->operand ? "" : f->name, f->value);
     }
 }
 
-/* Between flags that are right one by one. */
+static void check_models(parser *p) {
+    for (int i = 0; i < p->flags.n; i++) {
+        const given *g = &p->given[i];
+        if (p->flags.row[i]->model && g->name && *g->value &&
+            ml_model_path_wrong(p->wrong, g->name, g->value))
+            ml_text_printf(p->wrong, "\n");
+    }
+}
+
 static void check_rules(parser *p) {
-    if (p->wrong->len)
-        return;
-    for (const ml_rule *r = ml_rules; r->id; r++)
-        if ((r->cmds & p->cmd) && r->broken(p->c))
-            complain(p, "%s", r->sentence);
+    for (const ml_rule *const *t = ml_rule_tables; *t; t++)
+        for (const ml_rule *r = *t; r->id; r++)
+            if ((r->cmds & p->cmd) && r->broken(p->c))
+                complain(p, "%s", r->sentence);
 }
 
 /* Flags that share a reason share a line: a launch script has dozens of them. */
@@ -310,7 +411,8 @@ static void tell_noops(const parser *p) {
 
         for (int k = 0; k < p->flags.n && f->state == ML_FLAG_NOOP; k++) {
             const ml_flag *g = p->flags.row[k];
-            if (!p->given[k] || g->state != ML_FLAG_NOOP || strcmp(g->why, f->why) != 0)
+            if (!p->given[k].name || g->state != ML_FLAG_NOOP ||
+                strcmp(g->why, f->why) != 0)
                 continue;
             if (k < i)
                 break; /* told there */
@@ -346,22 +448,27 @@ static ml_help_asked asks_help(int argc, char **argv) {
 ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc,
                          char **argv, ml_text *wrong) {
     parser p = { .c = c, .cmd = cmd, .wrong = wrong };
+    const char *file;
 
     *c = (ml_config){ 0 };
+    ml_arena_init(&c->arena, "flags");
+    c->mode.async = cmd == ML_CMD_TRAIN_ASYNC;
     *help = asks_help(argc, argv);
     if (*help)
         return ML_OK;
     ml_flag_list_init(&p.flags, cmd);
     set_defaults(&p);
+    file = find_file(&p, argc, argv);
+    if (file && *file)
+        parse_file(&p, file);
     for (int i = 0; i < argc; i++) {
         if (strncmp(argv[i], "--", 2) == 0 && argv[i][2])
             parse_flag(&p, &i, argc, argv);
         else
             parse_operand(&p, &i, argc, argv);
     }
-    if (c->config_path)
-        parse_file(&p, c->config_path);
     check_required(&p);
+    check_models(&p);
     check_rules(&p);
     tell_noops(&p);
     if (!c->run.n_thread)
@@ -370,5 +477,5 @@ ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc
 }
 
 void ml_config_release(ml_config *c) {
-    ml_arena_release(&c->file);
+    ml_arena_release(&c->arena);
 }

@@ -19,6 +19,14 @@
 #define ML_REFUSED(word, kind, origin, commands, reason)                                   \
     ML_ROW_WITHOUT_EFFECT(word, kind, origin, commands, ML_FLAG_REFUSED, reason)
 
+/* Another name of a live flag of the same commands. */
+#define ML_SAME(word, kind, form, origin, commands, heading, target)                       \
+    {                                                                                      \
+        .name = word, .same_as = target, .type = ML_FLAG_##kind, .value = form,            \
+        .group = heading, .cmds = commands, .from = ML_FROM_##origin,                      \
+        .help = "The same as --" target "."                                                \
+    }
+
 /* A flag that may only say what is so anyway: one of `values`. */
 #define ML_FIXED(word, origin, commands, values, sentence)                                 \
     {                                                                                      \

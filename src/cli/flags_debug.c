@@ -153,8 +153,8 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "More flags: YAML with their names and values, which count in place of the "
-              "command line's." },
+      .help = "More flags: YAML with their names and values.  The command line goes before "
+              "them." },
     { .name = "ci-test",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.ci_test),

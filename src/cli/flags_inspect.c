@@ -1,5 +1,5 @@
 /* miles inspect and miles doctor. */
-#include "cli/flag.h"
+#include "cli/flag_rows.h"
 
 const ml_flag ml_flags_inspect[] = {
     { .name = "run",
@@ -85,12 +85,15 @@ const ml_flag ml_flags_inspect[] = {
       .help = "Show the tokens, with mask, log-prob and weight version." },
     { .name = "hf-checkpoint",
       .type = ML_FLAG_PATH,
+      .model = true,
       ML_AT(hf_checkpoint),
       .value = "DIR",
       .group = "samples",
       .cmds = ML_CMD_INSPECT,
       .from = ML_FROM_MILES,
       .help = "With --tokens: whose tokenizer spells them." },
+    ML_SAME("model-path", PATH, "DIR", SGLANG, ML_CMD_INSPECT, "samples", "hf-checkpoint"),
+    ML_SAME("model", PATH, "DIR", SGLANG, ML_CMD_INSPECT, "samples", "hf-checkpoint"),
     { .name = "command",
       .type = ML_FLAG_LIST,
       ML_AT(doctor.command),

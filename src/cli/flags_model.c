@@ -1,6 +1,11 @@
-#include "cli/flag.h"
+#include "cli/flag_rows.h"
 
-/* Two rows called dtype: what can be computed in is less than what can be stored. */
+#define SERVING (ML_CMD_BENCH_ENGINE | ML_CMD_SERVE)
+#define TRAINING (ML_CMD_SFT | ML_CMD_TRAIN | ML_CMD_EVAL)
+#define READING                                                                            \
+    (ML_CMD_SCORE | ML_CMD_CONVERT | ML_CMD_TOKENIZE | ML_CMD_CHAT_TEMPLATE | TRAINING)
+
+/* Several rows called dtype: what can be computed in is less than what can be stored. */
 static const char *const compute_dtypes[] = { "auto", "f32", "bf16", NULL };
 static const char *const load_formats[] = { "auto", "dummy", NULL };
 static const char *const store_dtypes[] = { "auto", "f32", "bf16", "f16", NULL };
@@ -8,6 +13,7 @@ static const char *const store_dtypes[] = { "auto", "f32", "bf16", "f16", NULL }
 const ml_flag ml_flags_model[] = {
     { .name = "hf-checkpoint",
       .type = ML_FLAG_PATH,
+      .model = true,
       ML_AT(hf_checkpoint),
       .value = "DIR",
       .required = true,
@@ -15,22 +21,31 @@ const ml_flag ml_flags_model[] = {
       .cmds = ML_CMD_SCORE | ML_CMD_CONVERT | ML_CMD_TOKENIZE | ML_CMD_CHAT_TEMPLATE,
       .from = ML_FROM_MILES,
       .help = "Hugging Face checkpoint: config.json and safetensors files." },
-    { .name = "model-path",
-      .type = ML_FLAG_PATH,
-      ML_AT(model_path),
-      .value = "DIR",
-      .group = "model",
-      .cmds = ML_CMD_BENCH_ENGINE | ML_CMD_SERVE,
-      .from = ML_FROM_SGLANG,
-      .help = "Hugging Face checkpoint: config.json and safetensors files." },
     { .name = "hf-checkpoint",
       .type = ML_FLAG_PATH,
+      .model = true,
       ML_AT(hf_checkpoint),
       .value = "DIR",
+      .required = true,
       .group = "model",
-      .cmds = ML_CMD_BENCH_ENGINE | ML_CMD_SERVE,
+      .cmds = TRAINING,
       .from = ML_FROM_MILES,
-      .help = "The same by Miles' name." },
+      .help = "Hugging Face checkpoint to start from; the names, dtypes and other files of "
+              "what is saved are its own." },
+    { .name = "model-path",
+      .type = ML_FLAG_PATH,
+      .model = true,
+      ML_AT(hf_checkpoint),
+      .value = "DIR",
+      .required = true,
+      .group = "model",
+      .cmds = SERVING,
+      .from = ML_FROM_SGLANG,
+      .help = "Hugging Face checkpoint: config.json and safetensors files." },
+    ML_SAME("hf-checkpoint", PATH, "DIR", MILES, SERVING, "model", "model-path"),
+    ML_SAME("model", PATH, "DIR", SGLANG, SERVING, "model", "model-path"),
+    ML_SAME("model-path", PATH, "DIR", SGLANG, READING, "model", "hf-checkpoint"),
+    ML_SAME("model", PATH, "DIR", SGLANG, READING, "model", "hf-checkpoint"),
     { .name = "load-format",
       .type = ML_FLAG_WORD,
       ML_AT(load_format),
@@ -48,10 +63,20 @@ const ml_flag ml_flags_model[] = {
       .def = "auto",
       .words = compute_dtypes,
       .group = "model",
-      .cmds = ML_CMD_SCORE | ML_CMD_BENCH_ENGINE,
+      .cmds = ML_CMD_SCORE | SERVING,
       .from = ML_FROM_SGLANG,
       .help =
           "Dtype of weights, keys and values in memory; auto: that of the checkpoint." },
+    { .name = "dtype",
+      .type = ML_FLAG_WORD,
+      ML_AT(dtype),
+      .def = "auto",
+      .words = compute_dtypes,
+      .group = "model",
+      .cmds = TRAINING,
+      .from = ML_FROM_SGLANG,
+      .help = "Dtype of weights, keys and values in memory; auto: that of the checkpoint.  "
+              "Over bf16 weights the optimizer keeps f32 masters." },
     { .name = "dtype",
       .type = ML_FLAG_WORD,
       ML_AT(dtype),
@@ -61,5 +86,27 @@ const ml_flag ml_flags_model[] = {
       .cmds = ML_CMD_CONVERT,
       .from = ML_FROM_SGLANG,
       .help = "Dtype of the weights written; auto: as they were." },
+    { .name = "chat-template",
+      .type = ML_FLAG_PATH,
+      ML_AT(chat.chat_template),
+      .value = "FILE",
+      .def_note =
+          "the checkpoint's; of several, tool_use where there are tools, else default",
+      .group = "model",
+      .cmds = ML_CMD_SERVE | ML_CMD_CHAT_TEMPLATE,
+      .from = ML_FROM_SGLANG,
+      .help = "A file with a template, or the name of one of the checkpoint's." },
+    ML_SAME("chat-template-path", PATH, "FILE", MILES, ML_CMD_SERVE | ML_CMD_CHAT_TEMPLATE,
+            "model", "chat-template"),
+    { .name = "chat-template-path",
+      .type = ML_FLAG_PATH,
+      ML_AT(chat.chat_template),
+      .value = "FILE",
+      .def_note = "the checkpoint's own",
+      .group = "model",
+      .cmds = TRAINING,
+      .from = ML_FROM_MILES,
+      .help = "A Jinja file in place of the checkpoint's template." },
+    ML_SAME("chat-template", PATH, "FILE", SGLANG, TRAINING, "model", "chat-template-path"),
     { 0 },
 };

@@ -10,6 +10,7 @@ static const char *const none[] = { "0", NULL };
 const ml_flag ml_flags_models[] = {
     { .name = "ref-load",
       .type = ML_FLAG_PATH,
+      .model = true,
       ML_AT(models.ref_load),
       .value = "DIR",
       .def_note = "--hf-checkpoint",
@@ -68,6 +69,7 @@ const ml_flag ml_flags_models[] = {
               "memory, from --opd-teacher-load." },
     { .name = "opd-teacher-load",
       .type = ML_FLAG_PATH,
+      .model = true,
       ML_AT(models.teacher_load),
       .value = "DIR",
       .group = "on-policy distillation",

@@ -25,30 +25,6 @@ static bool convert_onto_itself(const ml_config *c) {
     return is(c->hf_checkpoint, c->convert.save_hf);
 }
 
-static bool no_model(const ml_config *c) {
-    return !ml_config_model(c);
-}
-
-static bool two_models(const ml_config *c) {
-    return c->model_path && c->hf_checkpoint;
-}
-
-static int names_of_model(const ml_config *c) {
-    return (c->model_path != NULL) + (c->hf_checkpoint != NULL) + (c->serve.model != NULL);
-}
-
-static bool serve_no_model(const ml_config *c) {
-    return names_of_model(c) == 0;
-}
-
-static bool serve_two_models(const ml_config *c) {
-    return names_of_model(c) > 1;
-}
-
-static bool serve_half(const ml_config *c) {
-    return is(c->serve.dtype, "half") || is(c->serve.dtype, "float16");
-}
-
 static bool serve_template_unread(const ml_config *c) {
     return c->serve.no_tokenizer && (c->chat.chat_template || c->serve.tokenizer_path);
 }
@@ -261,16 +237,6 @@ const ml_rule ml_rules[] = {
       "--grads needs whole sequences in a batch: use --batching packed or single" },
     { "convert-in-place", ML_CMD_CONVERT, convert_onto_itself,
       "--save-hf is the checkpoint that is being read: name another directory" },
-    { "model-path", ML_CMD_BENCH_ENGINE, no_model,
-      "there is no model: give --model-path DIR, a Hugging Face checkpoint" },
-    { "model-path-twice", ML_CMD_BENCH_ENGINE, two_models,
-      "--model-path and --hf-checkpoint are one thing: keep one of them" },
-    { "serve-model-path", ML_CMD_SERVE, serve_no_model,
-      "there is no model: give --model-path DIR, a Hugging Face checkpoint" },
-    { "serve-model-path-twice", ML_CMD_SERVE, serve_two_models,
-      "--model-path, --hf-checkpoint and --model are one thing: keep one of them" },
-    { "serve-half", ML_CMD_SERVE, serve_half,
-      "nothing is computed in f16: use --dtype bf16 or --dtype f32" },
     { "serve-no-tokenizer", ML_CMD_SERVE, serve_template_unread,
       "--skip-tokenizer-init reads neither --tokenizer-path nor --chat-template: keep "
       "one" },

@@ -1,22 +1,13 @@
 #include "cli/flag.h"
 
-static const char *const dtypes[] = { "auto",  "f32",  "bf16",    "float32", "bfloat16",
-                                      "float", "half", "float16", NULL };
 static const char *const parsers[] = { "qwen", "qwen25", "hermes", "llama3", NULL };
 static const char *const only_one[] = { "1", NULL };
 static const char *const only_page[] = { "16", NULL };
 
 const ml_flag ml_flags_serve[] = {
-    { .name = "model",
-      .type = ML_FLAG_PATH,
-      ML_AT(serve.model),
-      .value = "DIR",
-      .group = "model",
-      .cmds = ML_CMD_SERVE,
-      .from = ML_FROM_SGLANG,
-      .help = "The same as --model-path." },
     { .name = "tokenizer-path",
       .type = ML_FLAG_PATH,
+      .model = true,
       ML_AT(serve.tokenizer_path),
       .value = "DIR",
       .def_note = "the model's",
@@ -31,15 +22,6 @@ const ml_flag ml_flags_serve[] = {
       .cmds = ML_CMD_SERVE,
       .from = ML_FROM_SGLANG,
       .help = "Read no tokenizer: requests and replies are token ids." },
-    { .name = "chat-template",
-      .type = ML_FLAG_PATH,
-      ML_AT(chat.chat_template),
-      .value = "FILE",
-      .def_note = "the checkpoint's",
-      .group = "model",
-      .cmds = ML_CMD_SERVE,
-      .from = ML_FROM_SGLANG,
-      .help = "A file with a template, or the name of one of the checkpoint's." },
     { .name = "tool-call-parser",
       .type = ML_FLAG_TEXT,
       ML_AT(serve.tool_parser),
@@ -50,16 +32,6 @@ const ml_flag ml_flags_serve[] = {
       .from = ML_FROM_SGLANG,
       .help = "How the model writes calls of tools: qwen, qwen25 and hermes in <tool_call> "
               "tags, llama3 after <|python_tag|> or as an object alone." },
-    { .name = "dtype",
-      .type = ML_FLAG_TEXT,
-      ML_AT(serve.dtype),
-      .def = "auto",
-      .words = dtypes,
-      .group = "model",
-      .cmds = ML_CMD_SERVE,
-      .from = ML_FROM_SGLANG,
-      .help = "Dtype of weights, keys and values in memory; auto: that of the checkpoint.  "
-              "float32 and float are f32, bfloat16 is bf16." },
     { .name = "weight-version",
       .type = ML_FLAG_TEXT,
       ML_AT(serve.weight_version),

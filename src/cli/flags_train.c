@@ -2,32 +2,10 @@
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
-/* The order of words is that of the enumerations in model/. */
-static const char *const dtypes[] = { "auto", "f32", "bf16", NULL };
 static const char *const sft_loss[] = { "sft_loss", NULL };
 
 /* What is trained, on what, and in which batches. */
 const ml_flag ml_flags_train[] = {
-    { .name = "hf-checkpoint",
-      .type = ML_FLAG_PATH,
-      ML_AT(hf_checkpoint),
-      .value = "DIR",
-      .required = true,
-      .group = "model",
-      .cmds = TRAIN | ML_CMD_EVAL,
-      .from = ML_FROM_MILES,
-      .help = "Hugging Face checkpoint to start from; the names, dtypes and other files of "
-              "what is saved are its own." },
-    { .name = "dtype",
-      .type = ML_FLAG_WORD,
-      ML_AT(dtype),
-      .def = "auto",
-      .words = dtypes,
-      .group = "model",
-      .cmds = TRAIN | ML_CMD_EVAL,
-      .from = ML_FROM_SGLANG,
-      .help = "Dtype of weights, keys and values in memory; auto: that of the checkpoint.  "
-              "Over bf16 weights the optimizer keeps f32 masters." },
     { .name = "prompt-data",
       .type = ML_FLAG_PATH,
       ML_AT(train.prompt_data),
@@ -55,15 +33,6 @@ const ml_flag ml_flags_train[] = {
       .cmds = TRAIN | ML_CMD_EVAL,
       .from = ML_FROM_MILES,
       .help = "Member of a row with the tools." },
-    { .name = "chat-template-path",
-      .type = ML_FLAG_PATH,
-      ML_AT(train.chat_template),
-      .value = "FILE",
-      .def_note = "the checkpoint's own",
-      .group = "data",
-      .cmds = TRAIN | ML_CMD_EVAL,
-      .from = ML_FROM_MILES,
-      .help = "Jinja file in place of the checkpoint's template." },
     { .name = "apply-chat-template-kwargs",
       .type = ML_FLAG_TEXT,
       ML_AT(train.template_kwargs),

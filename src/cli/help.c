@@ -1,9 +1,10 @@
 #include <string.h>
 
+#include "base/bug.h"
 #include "cli/cli.h"
 
 #define HELP_COLUMN 30
-#define HELP_WIDTH 92
+#define HELP_WIDTH 80
 
 void ml_flag_value(const ml_flag *f, ml_text *out) {
     static const char *const by_type[] = {
@@ -68,48 +69,84 @@ static void flag_lines(ml_text *out, const ml_flag *f) {
     ml_text_release(&right);
 }
 
-void ml_help_command(ml_text *out, const ml_command *cmd, bool all) {
-    ml_flag_list l;
+static void usage(ml_text *out, const ml_command *cmd, const ml_flag_list *l) {
+    ml_text_printf(out, "miles %s: %s\n\nusage: miles %s", cmd->name, cmd->help, cmd->name);
+    for (int i = 0; i < l->n; i++)
+        if (l->row[i]->operand)
+            ml_text_printf(out, l->row[i]->required ? " %s" : " [%s]", l->row[i]->value);
+        else if (l->row[i]->required)
+            ml_text_printf(out, " --%s %s", l->row[i]->name, l->row[i]->value);
+    ml_text_printf(out, " [flags]\n");
+    if (cmd->example)
+        ml_text_printf(out, "\nexample\n  %s\n", cmd->example);
+}
+
+/* The rows that do something, or those that do not; how many of the others there are. */
+static int rows(ml_text *out, const ml_flag_list *l, bool live) {
     const char *group = "";
     int n_left = 0;
 
-    ml_flag_list_init(&l, cmd->bit);
-    ml_text_printf(out, "miles %s: %s\n\nusage: miles %s", cmd->name, cmd->help, cmd->name);
-    for (int i = 0; i < l.n; i++)
-        if (l.row[i]->operand)
-            ml_text_printf(out, l.row[i]->required ? " %s" : " [%s]", l.row[i]->value);
-        else if (l.row[i]->required)
-            ml_text_printf(out, " --%s %s", l.row[i]->name, l.row[i]->value);
-    ml_text_printf(out, " [flags]\n");
-    for (int i = 0; i < l.n; i++) {
-        if (!all && l.row[i]->state != ML_FLAG_LIVE) {
+    for (int i = 0; i < l->n; i++) {
+        if ((l->row[i]->state == ML_FLAG_LIVE) != live) {
             n_left++;
             continue;
         }
-        if (strcmp(group, l.row[i]->group) != 0)
-            ml_text_printf(out, "\n%s\n", l.row[i]->group);
-        group = l.row[i]->group;
-        flag_lines(out, l.row[i]);
+        if (strcmp(group, l->row[i]->group) != 0)
+            ml_text_printf(out, "\n%s\n", l->row[i]->group);
+        group = l->row[i]->group;
+        flag_lines(out, l->row[i]);
     }
+    return n_left;
+}
+
+/* The flags one needs; how many there are besides. */
+static int first_rows(ml_text *out, const ml_command *cmd, const ml_flag_list *l) {
+    const char *at = cmd->first;
+    int n = 0;
+
+    ml_text_printf(out, "\nthe flags one needs\n");
+    for (; *at; n++) {
+        ml_str name = { at, strcspn(at, " ") };
+        int row = ml_flag_list_find(l, name);
+        ML_BUG_IF(row < 0);
+        flag_lines(out, l->row[row]);
+        at += name.len;
+        at += *at == ' ';
+    }
+    return l->n - n;
+}
+
+void ml_help_command(ml_text *out, const ml_command *cmd, bool all) {
+    bool few = cmd->first && !all;
+    ml_flag_list l;
+    int n_left;
+
+    ml_flag_list_init(&l, cmd->bit);
+    usage(out, cmd, &l);
+    n_left = few ? first_rows(out, cmd, &l) : rows(out, &l, true);
+    if (all)
+        rows(out, &l, false);
     ml_text_printf(out, "\nA value is written --name VALUE or --name=VALUE; a flag without "
-                        "value is turned off by --no-name.\n");
-    if (n_left)
+                        "value is\nturned off by --no-name.  The last one of a name "
+                        "counts.\n");
+    if (n_left && !all)
         ml_text_printf(out,
-                       "--help-all lists %d more: flags of other programs that change "
-                       "nothing here or are not offered.\n",
-                       n_left);
+                       few ? "miles %s --help-all lists %d more.\n"
+                           : "miles %s --help-all lists %d more: flags of other programs "
+                             "that change nothing\nhere or are not offered.\n",
+                       cmd->name, n_left);
 }
 
 void ml_help_all(ml_text *out) {
     ml_text_printf(out, "miles: reinforcement-learning post-training of language models\n\n"
                         "usage: miles <command> [flags]\n\n");
     for (const ml_command *c = ml_commands; c->name; c++)
-        ml_text_printf(out, "  %-12s %s\n", c->name, c->help);
+        ml_text_printf(out, "  %-13s %s\n", c->name, c->help);
     ml_text_printf(
         out,
-        "\nmiles <command> --help lists the flags of a command; --help-all also those of\n"
-        "other programs that do nothing here.\n"
-        "miles --version prints the version.\n"
+        "\nmiles <command> --help, or miles help <command>, shows the flags one needs;\n"
+        "--help-all shows every flag, also those of other programs that do nothing here.\n"
+        "miles --version, or -V, prints the version.\n"
         "miles --print-completion bash prints a completion script for bash.\n\n"
         "exit status: 0 done, 1 failed, 2 wrong usage, 3 another process failed,\n"
         "70 a fault in miles itself\n");

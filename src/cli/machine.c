@@ -65,6 +65,20 @@ static void print_disk(void) {
         printf("files      %llu may be open\n", (unsigned long long)files.rlim_cur);
 }
 
+void ml_machine_print_gpu(void) {
+    ml_backend_opts o = { .device = "cuda", .n_thread = 1 };
+    ml_backend be = { 0 };
+    ml_err why = { 0 };
+
+    if (ml_backend_open(&be, &o, &why) != ML_OK) {
+        printf("gpu        none: %s\n", why.msg);
+        return;
+    }
+    printf("gpu        %s, %.1f GB of memory may be taken\n", be.level,
+           (double)ml_memory_available(&be) / 1e9);
+    ml_backend_close(&be);
+}
+
 /* The name of the shared object that a line of /proc/self/maps is of; empty: of none. */
 static ml_str library_of(const char *line) {
     const char *name = strrchr(line, '/');

@@ -125,6 +125,23 @@ static int unknown_command(const char *name) {
     return ML_EXIT_USAGE;
 }
 
+/* miles help [command] */
+static int print_help(int argc, char **argv) {
+    const ml_command *cmd = NULL;
+    ml_text text = { 0 };
+    int n_word;
+
+    if (argc > 2) {
+        cmd = command_of(argc - 1, argv + 1, &n_word);
+        if (!cmd)
+            return unknown_command(argv[2]);
+        ml_help_command(&text, cmd, false);
+    } else {
+        ml_help_all(&text);
+    }
+    return print(&text, stdout, ML_EXIT_OK);
+}
+
 int main(int argc, char **argv) {
     const char *first = argc > 1 ? argv[1] : "";
     int n_word;
@@ -140,9 +157,11 @@ int main(int argc, char **argv) {
         ml_help_all(&text);
         return print(&text, stderr, ML_EXIT_USAGE);
     }
+    if (strcmp(first, "help") == 0)
+        return print_help(argc, argv);
     if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0)
         ml_help_all(&text);
-    else if (strcmp(first, "--version") == 0)
+    else if (strcmp(first, "--version") == 0 || strcmp(first, "-V") == 0)
         ml_text_printf(&text, "miles %s\n", ML_VERSION);
     else if (strcmp(first, "--print-docs") == 0)
         ml_help_docs(&text);

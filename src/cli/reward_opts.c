@@ -1,5 +1,6 @@
 #include "cli/reward_opts.h"
 
+#include "cli/reward_check.h"
 #include "plugin/reward_path.h"
 
 ml_status ml_reward_opts_init(ml_reward_opts *out, const ml_config *c, ml_arena *a,
@@ -12,5 +13,7 @@ ml_status ml_reward_opts_init(ml_reward_opts *out, const ml_config *c, ml_arena 
                              .n_retry = c->reward.n_retry,
                              .memory_bytes = c->reward.memory_bytes,
                              .deadline_s = c->reward.timeout_s };
+    if (!out->rm_type && !c->reward.custom_rm_path && ml_reward_from_environment(c))
+        out->rm_type = "zero";
     return ml_reward_path_resolve(out, a, c->reward.custom_rm_path, err);
 }

@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include "rl/eval_config.h"
+#include "cli/reward_check.h"
 
 static const char *either(const char *own, const char *other) {
     return own ? own : other;
@@ -96,18 +96,25 @@ static ml_status open_data(ml_train_gen *t, const ml_config *c, const ml_eval_sp
     return ml_dataset_open(out, &o, err);
 }
 
-/* What the set has of its own. */
-static ml_status open_edges(ml_train_gen *t, const ml_config *c, const ml_eval_spec *s,
-                            ml_eval_set *set, ml_err *err) {
+ml_config ml_train_evals_config(const ml_config *c, const ml_eval_spec *s) {
     ml_config own = *c;
-    bool grades = s->custom_rm_path || s->rm_type || c->reward.eval_reward_key;
-    ml_status st = ML_OK;
 
     own.reward.reward_key = either(c->reward.eval_reward_key, c->reward.reward_key);
     own.reward.custom_rm_path = either(s->custom_rm_path, c->reward.custom_rm_path);
     own.reward.rm_type = either(s->rm_type, c->reward.rm_type);
-    own.edges.generate = s->custom_generate_path;
-    if (grades)
+    own.edges.generate = either(s->custom_generate_path, c->edges.generate);
+    return own;
+}
+
+/* What the set has of its own. */
+static ml_status open_edges(ml_train_gen *t, const ml_config *c, const ml_eval_spec *s,
+                            ml_eval_set *set, ml_err *err) {
+    ml_config own = ml_train_evals_config(c, s);
+    bool grades = s->custom_rm_path || s->rm_type || s->custom_generate_path ||
+                  c->reward.eval_reward_key;
+    ml_status st = ml_reward_check(&own, &set->dataset, err);
+
+    if (st == ML_OK && grades)
         st = ml_train_rewards_open(&set->rewards, &t->arena, &own, err);
     if (st == ML_OK && s->custom_generate_path)
         st = ml_train_turns_open(&set->turns, t, &own, err);
@@ -131,13 +138,17 @@ static ml_status open_set(ml_train_gen *t, const ml_config *c, const ml_eval_spe
     return st;
 }
 
+ml_status ml_train_evals_specs(ml_eval_spec **out, int32_t *n, ml_arena *a,
+                               const ml_config *c, ml_err *err) {
+    return c->rollout.eval_config
+               ? ml_eval_config_read(out, n, a, c->rollout.eval_config, err)
+               : named_sets(out, n, a, &c->rollout.eval_data, err);
+}
+
 ml_status ml_train_evals_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
     ml_eval_spec *spec = NULL;
     int32_t n = 0;
-    ml_status st =
-        c->rollout.eval_config
-            ? ml_eval_config_read(&spec, &n, &t->arena, c->rollout.eval_config, err)
-            : named_sets(&spec, &n, &t->arena, &c->rollout.eval_data, err);
+    ml_status st = ml_train_evals_specs(&spec, &n, &t->arena, c, err);
 
     t->evals.pass_rates = c->rollout.log_passrate;
     t->evals.set = ML_NEW(&t->arena, ml_eval_set, n + 1);

@@ -5,8 +5,15 @@
 #define ML_CLI_TRAIN_EVALS_H
 
 #include "cli/train_gen.h"
+#include "rl/eval_config.h"
 
-/* Opens the sets of --eval-prompt-data or --eval-config, with rewards and environments of their
+/* The sets of --eval-prompt-data or --eval-config. */
+ml_status ml_train_evals_specs(ml_eval_spec **out, int32_t *n, ml_arena *a,
+                               const ml_config *c, ml_err *err);
+/* The flags of rewards and environments as they count for a set. */
+ml_config ml_train_evals_config(const ml_config *c, const ml_eval_spec *s);
+
+/* Opens the sets, with rewards and environments of their
  * own where they differ from the run's. */
 ml_status ml_train_evals_open(ml_train_gen *t, const ml_config *c, ml_err *err);
 void ml_train_evals_close(ml_train_gen *t);

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "cli/reward_check.h"
 #include "cli/reward_opts.h"
 #include "cli/train_evals.h"
 #include "cli/train_fleet.h"
@@ -295,6 +296,8 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
         st = find_ends(t, err);
     if (st == ML_OK)
         st = ml_train_evals_open(t, c, err);
+    if (st == ML_OK)
+        st = ml_reward_check(c, &run->dataset, err);
     if (st == ML_OK)
         st = ml_train_rewards_open(&t->rewards, &t->arena, c, err);
     if (st == ML_OK)

@@ -8,9 +8,6 @@
 #include "cli/train_gen.h"
 #include "rl/train_loop.h"
 
-/* What cannot be meant; beside the rules of flags, which do not know the command. */
-ml_status ml_train_mode_check(const ml_config *c, ml_err *err);
-
 /* Gives the loop its rollout, and what publishes and evaluates; the generator has started. */
 ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_config *c,
                               ml_err *err);

@@ -149,7 +149,7 @@ ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_pe
         .hf_checkpoint = c->hf_checkpoint,
         .dtype = ml_train_dtype(c),
         .backend = ml_config_backend(c),
-        .chat_template = c->train.chat_template,
+        .chat_template = c->chat.chat_template,
         .data = { .path = c->train.prompt_data,
                   .input_key = c->train.input_key,
                   .tool_key = c->train.tool_key,

@@ -7,31 +7,93 @@
 #include "base/str.h"
 #include "model/build.h"
 
-/* Keys that describe training, generation or bookkeeping, not the computation. */
+/* Keys that describe training, generation or bookkeeping, not the computation.  Among them are
+ * all those that transformers writes into every config.json. */
 static const char *const ignored_keys[] = {
+    /* what and of what */
     "architectures",
     "model_type",
     "transformers_version",
     "torch_dtype",
     "dtype",
+    "auto_map",
+    "_name_or_path",
+    "_commit_hash",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
+    "attn_implementation",
+    "_experts_implementation",
+    "name_or_path",
+    "transformers_weights",
+    "transformers.js_config",
+    "is_llama_config",
+    "unsloth_version",
+    "unsloth_fixed",
+    "tokenizer_class",
+    "prefix",
+    "torchscript",
+    "use_bfloat16",
+    "tf_legacy_loss",
+    "pruned_heads",
+    "chunk_size_feed_forward",
+    "is_encoder_decoder",
+    "is_decoder",
+    "add_cross_attention",
+    "cross_attention_hidden_size",
+    "tie_encoder_decoder",
+    "base_model_tp_plan",
+    "base_model_pp_plan",
+    /* training */
     "initializer_range",
+    "attention_dropout",
+    "hidden_dropout",
+    "gradient_checkpointing",
+    "finetuning_task",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "problem_type",
+    "task_specific_params",
+    /* special tokens, and how to generate */
     "use_cache",
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",
-    "attention_dropout",
-    "auto_map",
-    "_name_or_path",
+    "sep_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "max_length",
+    "min_length",
+    "do_sample",
+    "early_stopping",
+    "num_beams",
+    "num_beam_groups",
+    "diversity_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "repetition_penalty",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "bad_words_ids",
+    "num_return_sequences",
+    "remove_invalid_values",
+    "exponential_decay_length_penalty",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "output_scores",
     "output_attentions",
-    "return_dict",
-    "unsloth_version",
-    "unsloth_fixed",
-    "hidden_dropout",
-    "id2label",
-    "label2id",
     "output_hidden_states",
-    "task_specific_params",
+    "return_dict",
+    "return_dict_in_generate",
 };
+/* Switches of parts that these families do not have: off is what is computed. */
+static const char *const off_keys[] = { "rope_interleaved", "use_mrope", "lm_head_bias",
+                                        "mlp_bias" };
 #define N_IGNORED (sizeof ignored_keys / sizeof *ignored_keys)
 
 static ml_status refuse(const ml_hf_config *c, const char *key, const char *found,
@@ -80,6 +142,14 @@ static const char *const *all_ignored(ml_arena *a, const char *const *own) {
     memcpy(list, own, n * sizeof *list);
     memcpy(list + n, ignored_keys, sizeof ignored_keys);
     return list;
+}
+
+static void take_off_keys(ml_hf_config *c) {
+    for (size_t i = 0; i < sizeof off_keys / sizeof *off_keys; i++) {
+        const ml_json *v = ml_json_get(c->root, off_keys[i]);
+        if (v && v->type == ML_JSON_FALSE)
+            ml_hf_config_get(c, off_keys[i]);
+    }
 }
 
 /* Each size alone is within bounds; together they must still be a model. */
@@ -155,6 +225,7 @@ static ml_status parse(ml_spec *out, ml_str text, const char *path, bool critic,
     if (st == ML_OK) {
         out->family = family->model_type;
         family->build(&b);
+        take_off_keys(&c);
         st = ml_hf_config_check(&c, all_ignored(&out->arena, family->ignored), err);
     }
     if (st == ML_OK)

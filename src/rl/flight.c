@@ -1,6 +1,5 @@
 #include "rl/flight_priv.h"
 
-#include <stdio.h>
 #include <string.h>
 
 void ml_flights_init(ml_flights *f, const ml_asker *at, const ml_sampling *how,
@@ -79,7 +78,7 @@ static void end_turn(ml_flight *x, const ml_gen_update *u) {
 
     x->sample.n_cached += u->n_cached;
     if (u->finish == ML_FINISH_ABORT)
-        snprintf(x->why, sizeof x->why, "%.*s", (int)u->message.len, u->message.ptr);
+        ml_str_copy(x->why, sizeof x->why, u->message);
     take_text(x);
     take_choices(x, u);
     if (x->turn && status == ML_SAMPLE_COMPLETED)

@@ -97,7 +97,7 @@ typedef struct ml_flight {
     atomic_bool ended, aborted; /* who ends it may not be who makes it */
     miles_reward_in question;
     ml_reward_outcome outcome;
-    char why[200]; /* there is no reward: a sentence */
+    char why[1000]; /* there is no reward: a sentence */
 } ml_flight;
 
 void ml_flights_init(ml_flights *f, const ml_asker *at, const ml_sampling *how,

@@ -1,6 +1,4 @@
 /* What flights are worth: asked for one by one, or for the samples of a prompt together. */
-#include <stdio.h>
-
 #include "rl/flight_priv.h"
 
 /* From here on a flight belongs to who waits for it. */
@@ -26,7 +24,7 @@ static void take_reward(void *ud, const ml_reward_result *r) {
     x->sample.has_reward = r->outcome == ML_REWARD_OK;
     x->sample.reward = x->sample.has_reward ? r->reward : 0.0;
     if (!x->sample.has_reward)
-        snprintf(x->why, sizeof x->why, "%s", r->why);
+        ml_str_copy(x->why, sizeof x->why, ml_str_of(r->why));
     close_one(x);
 }
 

@@ -96,7 +96,7 @@ static int ask(miles_rollout_host *host, int64_t n_group, const miles_answers **
         return 1;
     }
     if (answer(m, n_group, &s, &n, &why) != ML_OK) {
-        snprintf(err->text, sizeof err->text, "%.*s", (int)sizeof err->text - 1, why.msg);
+        ml_str_copy(err->text, sizeof err->text, ml_str_of(why.msg));
         return 1;
     }
     *out = ml_answers_of(m->arena, s, n, host->rollout);
@@ -118,10 +118,12 @@ static int keep(miles_rollout_host *host, int64_t group, miles_error *err) {
     }
     for (int32_t i = 0; i < g->n; i++)
         if (!g->flight[i]->sample.has_reward) {
-            snprintf(err->text, sizeof err->text,
-                     "group %lld was kept, and its sample %lld has no reward: %s",
-                     (long long)group, (long long)g->flight[i]->sample.index,
-                     g->flight[i]->why);
+            const ml_flight *x = g->flight[i];
+            ml_str_copy(
+                err->text, sizeof err->text,
+                ml_str_of(ml_arena_printf(
+                    m->arena, "group %lld was kept, and its sample %lld has no reward: %s",
+                    (long long)group, (long long)x->sample.index, x->why)));
             return 1;
         }
     g->kept = true;

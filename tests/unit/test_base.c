@@ -1,6 +1,7 @@
 /* Arena, text, map, pool, log: what every other room stands on. */
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/arena.h"
@@ -65,6 +66,50 @@ static void strings_compare_by_length_and_bytes(void) {
     CHECK(!ml_str_is((ml_str){ "abc", 3 }, "abcd"));
     CHECK(!ml_str_is((ml_str){ "a\0c", 3 }, "a"));
     CHECK(ml_str_eq((ml_str){ NULL, 0 }, (ml_str){ "x", 0 }));
+}
+
+/* A text that is cut says so, and no character of UTF-8 is halved. */
+static void copies_that_are_cut_say_so(void) {
+    char out[8];
+
+    ml_str_copy(out, sizeof out, ml_str_of("1234567"));
+    CHECK(strcmp(out, "1234567") == 0);
+    ml_str_copy(out, sizeof out, ml_str_of("12345678"));
+    CHECK(strcmp(out, "1234...") == 0);
+    ml_str_copy(out, sizeof out, ml_str_of("123\xc3\xa9 and more"));
+    CHECK(strcmp(out, "123...") == 0);
+    ml_str_copy(out, sizeof out, ml_str_of(""));
+    CHECK(strcmp(out, "") == 0);
+}
+
+static char logged_line[8000];
+
+static void keep_logged(void *ud, ml_log_level level, const char *line) {
+    (void)ud;
+    (void)level;
+    snprintf(logged_line, sizeof logged_line, "%s", line);
+}
+
+/* Errors end in dots where they are cut; lines of the log are whole. */
+static void long_messages_are_whole_or_marked(void) {
+    static char text[5000];
+    ml_err err = { 0 };
+
+    memset(text, 'x', sizeof text - 1);
+    ml_fail(&err, ML_EIO, "%.1800s.", text);
+    CHECK(strlen(err.msg) == 1801);
+    ml_fail(&err, ML_EIO, "%s", text);
+    CHECK(strlen(err.msg) < sizeof err.msg);
+    CHECK(strcmp(err.msg + strlen(err.msg) - 4, "x...") == 0);
+    ml_fail(&err, ML_EIO, "%.1900s.", text);
+    ml_err_prefix(&err, "%.200s", text);
+    CHECK(strlen(err.msg) < sizeof err.msg);
+    CHECK(strcmp(err.msg + strlen(err.msg) - 4, "x...") == 0);
+    ml_log_to(keep_logged, NULL);
+    ml_log(ML_LOG_WARN, "%s end", text);
+    CHECK(strlen(logged_line) == sizeof text - 1 + 4);
+    ml_log(ML_LOG_WARN, "%s", "short");
+    CHECK(strcmp(logged_line, "short") == 0);
 }
 
 static void text_grows(void) {
@@ -218,6 +263,8 @@ static void log_reaches_its_sink(void) {
 }
 
 static const ml_test tests[] = {
+    { "copies that are cut say so", copies_that_are_cut_say_so },
+    { "long messages are whole or marked", long_messages_are_whole_or_marked },
     { "arena gives zeroed, aligned memory", arena_gives_zeroed_aligned_memory },
     { "arena keeps what it gave", arena_keeps_what_it_gave },
     { "arena objects have redzones under AddressSanitizer", arena_objects_have_redzones },

@@ -4,40 +4,15 @@
 
 #include "base/file.h"
 #include "base/log.h"
-#include "cli/cli.h"
+#include "tests/support/flag_words.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
 /* ---- helpers ---- */
 
-static ml_config config;
-static ml_text wrong;
-static ml_help_asked help;
-
-/* Parses words split at blanks; the buffer lives as long as config points into it. */
-static ml_status parse(ml_cmd cmd, const char *words) {
-    static char line[4000];
-    char *argv[200], *save = NULL;
-    int argc = 0;
-
-    snprintf(line, sizeof line, "%s", words);
-    for (char *w = strtok_r(line, " ", &save); w; w = strtok_r(NULL, " ", &save))
-        argv[argc++] = w;
-    ml_text_release(&wrong);
-    ml_config_release(&config);
-    return ml_flags_parse(&config, &help, cmd, argc, argv, &wrong);
-}
-
-#define SCORE "--hf-checkpoint m --input i --output o "
 #define TRAIN "--hf-checkpoint m --rollout-batch-size 1 --n-samples-per-prompt 2 "
-#define CONVERT "--hf-checkpoint m --save-hf o "
-
-static void check_refused(ml_cmd cmd, const char *words, const char *says) {
-    if (parse(cmd, words) != ML_EUSAGE)
-        ml_test_fail(__FILE__, __LINE__, "accepted: %s", words);
-    else
-        CHECK_HAS(wrong.ptr, says);
-}
+#define ROUND                                                                              \
+    TRAIN "--prompt-data d --num-rollout 1 --rm-type math --n-samples-per-prompt 4 "
 
 /* ---- values ---- */
 
@@ -143,26 +118,6 @@ static void lists(void) {
     CHECK(parse(ML_CMD_ROUTER, "--port 5") == ML_OK && config.router.worker_urls.n == 0);
     check_refused(ML_CMD_ROUTER, "--worker-urls --port 5", "--worker-urls needs a value");
     check_refused(ML_CMD_ROUTER, "--worker-urls=a", "write --worker-urls A B C");
-    check_refused(ML_CMD_ROUTER, "--worker-urls a --worker-urls b", "given twice");
-}
-
-static void wrong_names(void) {
-    check_refused(ML_CMD_SCORE, SCORE "--temprature 1", "did you mean --temperature");
-    check_refused(ML_CMD_SCORE, "--hf_checkpoint m", "did you mean --hf-checkpoint");
-    check_refused(ML_CMD_SCORE, SCORE "--save-hf o", "it belongs to miles convert");
-    check_refused(ML_CMD_SCORE, SCORE "--zzzzzzzzzzzz 1", "miles score --help");
-    check_refused(ML_CMD_SCORE, SCORE "--temp 1", "there is no flag --temp");
-    check_refused(ML_CMD_SCORE, SCORE "--no-dtype", "there is no flag --no-dtype");
-    check_refused(ML_CMD_SCORE, SCORE "stray", "'stray' is not a flag");
-    check_refused(ML_CMD_SCORE, SCORE "-t 1", "'-t' is not a flag");
-    check_refused(ML_CMD_SCORE, SCORE "--", "is not a flag");
-}
-
-static void given_twice(void) {
-    check_refused(ML_CMD_SCORE, SCORE "--dtype f32 --dtype=bf16",
-                  "--dtype is given twice, as 'f32' and as 'bf16'");
-    check_refused(ML_CMD_SCORE, SCORE "--stats --no-stats",
-                  "'--stats' and as '--no-stats'");
 }
 
 static void required(void) {
@@ -185,18 +140,9 @@ static void environment(void) {
     check_refused(ML_CMD_SCORE, SCORE, "MILES_CPU 'sse': expected one of");
 }
 
-static char logged[500];
-
-static void keep_line(void *ud, ml_log_level level, const char *line) {
-    (void)ud;
-    CHECK(level == ML_LOG_WARN);
-    snprintf(logged, sizeof logged, "%s", line);
-}
-
 static void without_effect(void) {
-    ml_log_to(keep_line, NULL);
-    CHECK(parse(ML_CMD_SCORE, SCORE "--trust-remote-code") == ML_OK);
-    CHECK_HAS(logged, "--trust-remote-code changes nothing: code from a checkpoint");
+    CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--trust-remote-code"),
+              "--trust-remote-code changes nothing: code from a checkpoint");
     CHECK(strcmp(config.hf_checkpoint, "m") == 0);
     check_refused(ML_CMD_SCORE, SCORE "--fp16",
                   "--fp16 is not offered: nothing is computed");
@@ -204,8 +150,17 @@ static void without_effect(void) {
                   "--quantization is not offered");
 }
 
-/* Not the first thing alone. */
+/* Not the first thing alone, and rules between flags with the flags themselves. */
 static void all_at_once(void) {
+    check_refused(ML_CMD_TRAIN,
+                  TRAIN "--lr x --use-opd --ref-update-interval 2 --colocate "
+                        "--rollout-num-engines 2",
+                  "--lr 'x': expected a number");
+    CHECK_HAS(wrong.ptr, "there are no prompts");
+    CHECK_HAS(wrong.ptr, "nothing says when to stop");
+    CHECK_HAS(wrong.ptr, "--use-opd needs --opd-type");
+    CHECK_HAS(wrong.ptr, "there is no reference without --use-kl-loss");
+    CHECK_HAS(wrong.ptr, "--colocate shares one set of weights");
     check_refused(ML_CMD_SCORE,
                   "--input i --fp16 --zzzzzzzzzzzz a b --quantization fp8 stray",
                   "--fp16 is not offered");
@@ -220,19 +175,59 @@ static void all_at_once(void) {
 
 static const struct {
     const char *id, *words;
+    bool async; /* of miles train-async */
 } rule_cases[] = {
+    { "train-async-flags", ROUND "--fully-async" },
+    { "train-async-queue", ROUND "--max-weight-staleness 1", true },
+    { "train-async-buffer", ROUND "--custom-async-data-buffer-path ./my.so:b", true },
+    { "train-async-colocate", ROUND "--colocate", true },
+    { "train-async-saves", ROUND "--save s --save-interval 3 --update-weights-interval 2",
+      true },
+    { "train-async-rounds", ROUND "--fully-async --partial-rollout", true },
+    { "train-async-samples",
+      ROUND "--fully-async --n-samples-per-prompt 8 --async-max-concurrent-samples 4",
+      true },
+    { "train-external-address", ROUND "--rollout-external" },
+    { "train-external-alone", ROUND "--rollout-external-engine-addrs h:1" },
+    { "train-weights-dir", ROUND "--update-weight-disk-dir d" },
+    { "train-engines-twice", ROUND "--rollout-num-engines 2 --rollout-external" },
+    { "train-engines-colocate", ROUND "--rollout-num-engines 2 --colocate" },
+    { "train-weights-nowhere", ROUND "--rollout-num-engines 2" },
+    { "train-weights-p2p", ROUND "--update-weight-transfer-mode p2p" },
+    { "train-delta-engines", ROUND "--update-weight-transfer-mode disk-delta" },
+    { "train-delta-copy", ROUND "--save s --rollout-num-engines 1 "
+                                "--update-weight-transfer-mode disk-delta" },
+    { "train-delta-flags", ROUND "--update-weight-local-checkpoint-dir d" },
+    { "train-eval-engines", ROUND "--eval-num-gpus 3 --eval-num-gpus-per-engine 2" },
+    { "train-eval-elsewhere", ROUND "--eval-num-gpus 1 --rollout-external" },
+    { "train-eval-snapshots", ROUND "--eval-num-gpus 1" },
+    { "train-on-policy", ROUND "--true-on-policy-mode --partial-rollout" },
+    { "train-on-policy", ROUND "--true-on-policy-mode", true },
+    { "train-prefill", ROUND "--recompute-logprobs-via-prefill" },
+    { "train-weights-hook", ROUND "--custom-update-weight-post-write-path ./my.so:h" },
+    { "train-events", ROUND "--enable-event-analyzer" },
+    { "train-faults", ROUND "--ci-ft-test-actions []" },
+    { "train-offload", ROUND "--offload", true },
+    { "train-ci-sync", ROUND "--ci-test --debug-skip-weight-update" },
+    { "train-critic", ROUND "--critic-load c" },
+    { "train-critic", ROUND "--critic-lr 1e-5 --advantage-estimator gspo" },
+    { "train-critic-returns", ROUND "--advantage-estimator ppo "
+                                    "--disable-compute-advantages-and-returns" },
+    { "train-ref-interval", ROUND "--ref-update-interval 2" },
+    { "train-teacher", ROUND "--opd-teacher-load t" },
+    { "train-opd-type", ROUND "--use-opd" },
+    { "train-opd-load", ROUND "--use-opd --opd-type megatron" },
+    { "train-opd-urls", ROUND "--use-opd --opd-type sglang" },
+    { "train-old-actor", ROUND "--keep-old-actor --skip-actor-forward-only" },
+    { "train-forward-pass", ROUND "--use-rollout-entropy --skip-actor-forward-only" },
+    { "train-routing-replay", ROUND "--use-routing-replay --skip-actor-forward-only" },
+    { "train-indexer-replay", ROUND "--use-indexer-replay --skip-actor-forward-only" },
     { "train-makes-prompts", "--hf-checkpoint m --disable-rollout-global-dataset "
                              "--num-rollout 1 --rollout-batch-size 4" },
     { "score-output", "--hf-checkpoint m --input i" },
     { "score-in-place", "--hf-checkpoint m --input i --output i" },
     { "score-grads-batching", SCORE "--grads --batching tokenwise" },
     { "convert-in-place", "--hf-checkpoint m --save-hf m" },
-    { "model-path", "--threads 1" },
-    { "model-path-twice", "--model-path m --hf-checkpoint m" },
-    { "serve-model-path", "--threads 1" },
-    { "serve-model-path-twice", "--model-path a --hf-checkpoint b" },
-    { "serve-model-path-twice", "--model-path a --model b" },
-    { "serve-half", "--model-path a --dtype half" },
     { "serve-no-tokenizer", "--model-path a --skip-tokenizer-init --tokenizer-path b" },
     { "router-by-chance", "--policy random" },
     { "router-by-chance", "--policy power_of_two" },
@@ -283,49 +278,72 @@ static const struct {
                                 "--debug-rollout-only" },
 };
 
+static void check_rule(const ml_rule *r) {
+    int n = 0;
+
+    for (size_t i = 0; i < sizeof rule_cases / sizeof *rule_cases; i++)
+        if (strcmp(rule_cases[i].id, r->id) == 0) {
+            ml_cmd cmd = rule_cases[i].async ? ML_CMD_TRAIN_ASYNC : (ml_cmd)r->cmds;
+            check_refused(cmd, rule_cases[i].words, r->sentence);
+            n++;
+        }
+    if (!n)
+        ml_test_fail(__FILE__, __LINE__, "rule %s has no case", r->id);
+}
+
 static void rules(void) {
-    for (const ml_rule *r = ml_rules; r->id; r++) {
-        int n = 0;
-        for (size_t i = 0; i < sizeof rule_cases / sizeof *rule_cases; i++)
-            if (strcmp(rule_cases[i].id, r->id) == 0) {
-                check_refused((ml_cmd)r->cmds, rule_cases[i].words, r->sentence);
-                n++;
-            }
-        if (!n)
-            ml_test_fail(__FILE__, __LINE__, "rule %s has no case", r->id);
-    }
+    for (const ml_rule *const *t = ml_rule_tables; *t; t++)
+        for (const ml_rule *r = *t; r->id; r++)
+            check_rule(r);
+    CHECK(parse(ML_CMD_TRAIN, ROUND) == ML_OK && parse(ML_CMD_TRAIN_ASYNC, ROUND) == ML_OK);
     CHECK(parse(ML_CMD_SCORE, "--hf-checkpoint m --input i --dry-run") == ML_OK);
     CHECK(parse(ML_CMD_SCORE, SCORE "--grads --batching single") == ML_OK);
 }
 
 /* ---- a file of flags ---- */
 
-static void flags_in_a_file(void) {
-    static const char yaml[] = "lr: 0.5\nuse_kl_loss: true\nrollout-shuffle: false\n"
-                               "rollout_stop: [a, --b]\nsave: null\nrm_type: math\n";
-    char words[1000];
-
+/* Writes a file of flags. */
+static void write_flags(const char *yaml) {
     CHECK(ml_file_replace(ml_test_path("more.yaml"), ml_str_of(yaml), NULL) == ML_OK);
+}
+
+/* The command line goes before the file, and the file before the defaults. */
+static void flags_in_a_file(void) {
+    char words[1000], says[1000];
+
+    write_flags("lr: 1e-5\nuse_kl_loss: true\nrollout-shuffle: false\nsave: null\n"
+                "rollout_stop: [a, b]\nrm_type: math\nmodel-path: there\n"
+                "eval_prompt_data: [x, y]\n");
     snprintf(words, sizeof words,
-             TRAIN "--prompt-data d --num-rollout 1 --lr 2 --save s --rollout-shuffle "
-                   "--custom-config-path %s",
+             "--prompt-data d --rollout-batch-size 1 --num-rollout 1 --lr 5e-6 --save s "
+             "--n-samples-per-prompt 4 "
+             "--rollout-shuffle --eval-prompt-data p q --custom-config-path %s",
              ml_test_path("more.yaml"));
-    CHECK(parse(ML_CMD_TRAIN, words) == ML_EUSAGE); /* a word that looks like a flag */
-    CHECK_HAS(wrong.ptr, "--b");
-    CHECK(ml_file_replace(ml_test_path("more.yaml"),
-                          ml_str_of("lr: 0.5\nuse_kl_loss: true\nrollout-shuffle: false\n"
-                                    "rollout_stop: [a, b]\nsave: null\nrm_type: math\n"),
-                          NULL) == ML_OK);
-    CHECK(parse(ML_CMD_TRAIN, words) == ML_OK);
-    CHECK(config.train.lr == 0.5 && config.algo.num.use_kl_loss && !config.train.shuffle);
+    log_of(ML_CMD_TRAIN, words);
+    snprintf(says, sizeof says,
+             "--lr 5e-6 on the command line overrides 1e-5 of %s\n"
+             "--rollout-shuffle on the command line overrides --no-rollout-shuffle of %s\n"
+             "--eval-prompt-data p q on the command line overrides x y of %s\n",
+             ml_test_path("more.yaml"), ml_test_path("more.yaml"),
+             ml_test_path("more.yaml"));
+    CHECK_HAS(logged, says);
+    CHECK(config.train.lr == 5e-6 && config.algo.num.use_kl_loss && config.train.shuffle);
     CHECK(config.rollout.stop.n == 2 && strcmp(config.rollout.stop.word[1], "b") == 0);
+    CHECK(config.rollout.eval_data.n == 2);
+    CHECK(strcmp(config.rollout.eval_data.word[0], "p") == 0);
     CHECK(strcmp(config.train.save, "s") == 0);
     CHECK(strcmp(config.reward.rm_type, "math") == 0);
-    CHECK(ml_file_replace(ml_test_path("more.yaml"), ml_str_of("no_such_flag: 1\n"),
-                          NULL) == ML_OK);
+    CHECK(strcmp(config.hf_checkpoint, "there") == 0);
+    write_flags("rollout_stop: [a, --b]\n"); /* a word that looks like a flag */
+    check_refused(ML_CMD_TRAIN, words, "--b");
+    write_flags("custom_config_path: other.yaml\n");
+    check_refused(ML_CMD_TRAIN, words, "names another such file");
+    write_flags("no_such_flag: 1\n");
     check_refused(ML_CMD_TRAIN, words, "there is no flag --no-such-flag");
-    CHECK(ml_file_replace(ml_test_path("more.yaml"), ml_str_of("- 1\n"), NULL) == ML_OK);
+    write_flags("- 1\n");
     check_refused(ML_CMD_TRAIN, words, "expected names of flags");
+    check_refused(ML_CMD_TRAIN, TRAIN "--custom-config-path /no/such.yaml",
+                  "/no/such.yaml");
 }
 
 /* ---- rows, and the texts made from them ---- */
@@ -343,15 +361,6 @@ static void check_row(const ml_flag_list *l, int i) {
     if (!f->group || f->at >= sizeof(ml_config) || (f->type == ML_FLAG_WORD && !f->words) ||
         (f->required && (f->def || !f->value)))
         ml_test_fail(__FILE__, __LINE__, "--%s: the row is not whole", f->name);
-}
-
-/* A flag may do something in one command and nothing in another. */
-static bool live_somewhere(const char *name) {
-    for (const ml_flag *const *t = ml_flag_tables; *t; t++)
-        for (const ml_flag *f = *t; f->name; f++)
-            if (f->state == ML_FLAG_LIVE && strcmp(f->name, name) == 0)
-                return true;
-    return false;
 }
 
 static void rows_and_texts(void) {
@@ -422,74 +431,12 @@ static void help_is_asked(void) {
     CHECK(parse(ML_CMD_SCORE, SCORE) == ML_OK && !help);
 }
 
-static void commands(void) {
-    CHECK(ml_command_find("score") && !ml_command_find("scor") && !ml_command_find(""));
-    CHECK(ml_command_near("scroe") == ml_command_find("score"));
-    CHECK(ml_command_near("convret") == ml_command_find("convert"));
-    CHECK(!ml_command_near("zzzzzzzz"));
-    CHECK(ml_exit_code(ML_OK) == 0 && ml_exit_code(ML_EUSAGE) == 2);
-    CHECK(ml_exit_code(ML_EPEER) == 3 && ml_exit_code(ML_EFORMAT) == 1);
-}
-
-/* ---- the program ---- */
-
-static void program(void) {
-    static char out[200000];
-
-    CHECK(ml_test_miles(out, sizeof out, "--version") == 0);
-    CHECK_HAS(out, "miles " ML_VERSION);
-    CHECK(ml_test_miles(out, sizeof out, "") == 2);
-    CHECK_HAS(out, "usage: miles");
-    CHECK(ml_test_miles(out, sizeof out, "scor") == 2);
-    CHECK_HAS(out, "did you mean 'score'?");
-    CHECK(ml_test_miles(out, sizeof out, "bench") == 2);
-    CHECK_HAS(out, "expected 'miles bench engine' or 'bench serve'");
-    CHECK(ml_test_miles(out, sizeof out, "bench engine --help") == 0);
-    CHECK_HAS(out, "usage: miles bench engine");
-    CHECK(ml_test_miles(out, sizeof out, "score --help") == 0);
-    CHECK_HAS(out, "--hf-checkpoint DIR");
-    CHECK(ml_test_miles(out, sizeof out, "score " SCORE "--threads 0") == 2);
-    CHECK_HAS(out, "miles score: --threads '0'");
-    CHECK(ml_test_miles(out, sizeof out, "score --threads 0 --input i") == 2);
-    CHECK_HAS(out, "miles score: 2 things stand in the way:\n  --threads '0'");
-    CHECK(ml_test_miles(out, sizeof out,
-                        "score --dry-run --hf-checkpoint ./no/such --input x") == 1);
-    CHECK_HAS(out, "./no/such");
-    CHECK(ml_test_miles(out, sizeof out, "train --help") == 0);
-    CHECK(!ml_test_has(out, "--swiglu"));
-    CHECK_HAS(out, "--help-all lists ");
-    CHECK(ml_test_miles(out, sizeof out, "score --help-all") == 0);
-    CHECK_HAS(out, "--quantization");
-    CHECK(ml_test_miles(out, sizeof out, "--help >/dev/full") == 1);
-    CHECK_HAS(out, "standard output");
-    CHECK(ml_test_miles(out, sizeof out, "--print-completion bash | bash -n") == 0);
-}
-
-static void doctor(void) {
-    static char out[200000];
-
-    CHECK(ml_test_miles(out, sizeof out, "doctor") == 0);
-    CHECK_HAS(out, "kernels    c");
-    CHECK_HAS(out, "GB may be taken of");
-    CHECK_HAS(out, "libsqlite3");
-    CHECK(ml_test_miles(out, sizeof out, "doctor train --zzzzzzzzzzzz --lora-rank 8") == 2);
-    CHECK_HAS(out, "\nmiles train\nthere is no flag --zzzzzzzzzzzz");
-    CHECK_HAS(out, "--lora-rank is not offered: ");
-    CHECK_HAS(out, "--hf-checkpoint DIR is required");
-    CHECK(ml_test_miles(out, sizeof out, "doctor no-such-command") == 2);
-    CHECK_HAS(out, "there is no command 'no-such-command'");
-    CHECK(ml_test_miles(out, sizeof out, "doctor tokenize --hf-checkpoint m") == 0);
-    CHECK_HAS(out, "the flags are right");
-}
-
 static const ml_test tests[] = {
     { "defaults", defaults },
     { "spellings", spellings },
     { "bad values", bad_values },
     { "byte sizes", byte_sizes },
     { "lists", lists },
-    { "wrong names", wrong_names },
-    { "given twice", given_twice },
     { "required", required },
     { "environment", environment },
     { "without effect", without_effect },
@@ -499,9 +446,6 @@ static const ml_test tests[] = {
     { "rows and texts", rows_and_texts },
     { "a launch script", a_launch_script },
     { "help is asked", help_is_asked },
-    { "commands", commands },
-    { "program", program },
-    { "doctor", doctor },
     { 0 },
 };
 

@@ -122,6 +122,26 @@ static void refuses_moe_and_window_configs(void) {
     }
 }
 
+/* What transformers itself writes into a config.json, and exporters beside it. */
+static const char transformers_keys[] =
+    ", \"_name_or_path\": \"a/b\", \"_commit_hash\": \"0\", \"return_dict\": true, "
+    "\"_attn_implementation_autoset\": true, \"torchscript\": false, "
+    "\"use_bfloat16\": false, \"tf_legacy_loss\": false, \"pruned_heads\": {}, "
+    "\"chunk_size_feed_forward\": 0, \"is_encoder_decoder\": false, "
+    "\"is_decoder\": false, \"add_cross_attention\": false, "
+    "\"tie_encoder_decoder\": false, \"id2label\": {\"0\": \"LABEL_0\"}, "
+    "\"label2id\": {\"LABEL_0\": 0}, \"num_labels\": 1, \"max_length\": 20, "
+    "\"min_length\": 0, \"do_sample\": false, \"early_stopping\": false, "
+    "\"num_beams\": 1, \"num_beam_groups\": 1, \"diversity_penalty\": 0.0, "
+    "\"temperature\": 1.0, \"top_k\": 50, \"top_p\": 1.0, \"typical_p\": 1.0, "
+    "\"repetition_penalty\": 1.0, \"length_penalty\": 1.0, "
+    "\"no_repeat_ngram_size\": 0, \"encoder_no_repeat_ngram_size\": 0, "
+    "\"num_return_sequences\": 1, \"output_scores\": false, "
+    "\"return_dict_in_generate\": false, \"remove_invalid_values\": false, "
+    "\"gradient_checkpointing\": false, \"tokenizer_class\": \"T\", "
+    "\"is_llama_config\": true, \"rope_interleaved\": false, \"use_mrope\": false, "
+    "\"transformers.js_config\": {\"kv_cache_dtype\": {\"fp16\": \"float16\"}}";
+
 static void warns_of_unknown_keys(void) {
     ml_text log = { 0 };
     ml_spec spec;
@@ -131,6 +151,13 @@ static void warns_of_unknown_keys(void) {
     CHECK(parse("EXTRA", ", \"initializer_range\": 0.1, \"x\": null", &spec, &err) ==
           ML_OK);
     CHECK(log.len == 0);
+    ml_spec_close(&spec);
+    CHECK(parse("EXTRA", transformers_keys, &spec, &err) == ML_OK);
+    if (log.len)
+        ml_test_fail(__FILE__, __LINE__, "%s", log.ptr);
+    ml_spec_close(&spec);
+    CHECK(parse("EXTRA", ", \"rope_interleaved\": true", &spec, &err) == ML_OK);
+    CHECK_HAS(log.ptr, "key \"rope_interleaved\" is not known and has no effect");
     ml_spec_close(&spec);
     CHECK(parse("EXTRA", ", \"surprise\": 1", &spec, &err) == ML_OK);
     CHECK_HAS(log.ptr, "config.json:4: key \"surprise\" is not known and has no effect");

@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/str.h"
+#include "cli/cli.h"
 #include "tests/support/kill.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
@@ -281,7 +282,138 @@ static void faults_are_named(void) {
     CHECK(run(save, 1, "--dry-run", out, sizeof out) == 0);
     CHECK_HAS(out, "optimizer state");
     CHECK(run(save, 1, "--critic-lr 1e-3", out, sizeof out) == 2);
-    CHECK_HAS(out, "--advantage-estimator grpo has no critic");
+    CHECK_HAS(out, "which only --advantage-estimator ppo has");
+}
+
+/* train or eval of the toy model on a file of the scratch directory, without a reward flag. */
+static int run_without_reward(const char *command, const char *data, const char *more,
+                              char *out, size_t cap) {
+    char args[2000];
+
+    snprintf(args, sizeof args,
+             "%s --hf-checkpoint %s --label-key label --apply-chat-template "
+             "--rollout-max-response-len 8 %s %s %s",
+             command, ml_test_path("model"),
+             strcmp(command, "eval") == 0 ? "--eval-prompt-data toy"
+                                          : "--rollout-batch-size 2 --num-rollout 1 "
+                                            "--n-samples-per-prompt 2 --prompt-data",
+             ml_test_path(data), more);
+    return ml_test_miles(out, cap, args);
+}
+
+/* The examples of --help run, on the toy model in place of theirs. */
+static void documented_examples_run(void) {
+    static const struct {
+        const char *name, *more;
+    } cases[] = {
+        { "train", "--prompt-data %s/data.jsonl --rollout-batch-size 2 --num-rollout 1 "
+                   "--n-samples-per-prompt 2 --rollout-max-response-len 8 "
+                   "--save %s/example" },
+        { "train-async", "--prompt-data %s/data.jsonl --rollout-batch-size 2 "
+                         "--num-rollout 1 --n-samples-per-prompt 2 "
+                         "--rollout-max-response-len 8 --save %s/example-async" },
+        { "eval", "--eval-prompt-data toy %s/data.jsonl --eval-max-response-len 8" },
+        { "sft", "--prompt-data %s/chats.jsonl --rollout-batch-size 2 --save %s/sft" },
+        { "serve", "--dry-run" },
+    };
+    char out[16000], args[3000], more[1000];
+
+    ml_toy_run_inputs();
+    ml_toy_file("data.jsonl", "{\"prompt\": \"what is 1+1?\", \"label\": \"2\"}\n"
+                              "{\"prompt\": \"what is 1+2?\", \"label\": \"3\"}\n");
+    ml_toy_file("chats.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}, "
+                               "{\"role\": \"assistant\", \"content\": \"you\"}]}\n"
+                               "{\"messages\": [{\"role\": \"user\", \"content\": \"ho\"}, "
+                               "{\"role\": \"assistant\", \"content\": \"me\"}]}\n");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const ml_command *c = ml_command_find(cases[i].name);
+        snprintf(more, sizeof more, cases[i].more, ml_test_dir(), ml_test_dir());
+        snprintf(args, sizeof args, "%s --model-path %s %s", c->example + strlen("miles "),
+                 ml_test_path("model"), more);
+        if (ml_test_miles(out, sizeof out, args) != 0)
+            ml_test_fail(__FILE__, __LINE__, "%s: %s", args, out);
+        CHECK_HAS(out, "./Qwen3-0.6B, which is given before it");
+    }
+}
+
+/* doctor looks at everything that a command line names, whatever else is wrong. */
+static void doctor_tells_all_at_once(void) {
+    char out[16000], args[2000];
+
+    ml_toy_run_inputs();
+    snprintf(args, sizeof args,
+             "doctor train --hf-checkpoint %s --prompt-data %s --label-key label "
+             "--rollout-batch-size 2 --n-samples-per-prompt 2 --num-rollout 1 "
+             "--rm-type math --save %s/not/there --eval-prompt-data toy %s",
+             ml_test_path("model"), ml_test_path("data.jsonl"), ml_test_dir(),
+             ml_test_path("data.jsonl"));
+    CHECK(ml_test_miles(out, sizeof out, args) == 0);
+    CHECK_HAS(out, "model      ok: ");
+    CHECK_HAS(out, "text       ok: ");
+    CHECK_HAS(out, "data       ok: ");
+    CHECK_HAS(out, " rows\n");
+    CHECK_HAS(out, "evaluation ok: toy: ");
+    CHECK_HAS(out, "reward     ok: math\n");
+    CHECK_HAS(out, "disk       ok: ");
+    CHECK_HAS(out, "device     ok: ");
+    CHECK_HAS(out, "optimizer state"); /* the memory plan */
+    snprintf(args, sizeof args,
+             "doctor train --hf-checkpoint %s/none --prompt-data %s/none.jsonl "
+             "--label-key label --rollout-batch-size 2 --n-samples-per-prompt 2 "
+             "--rm-type mth --save %s/data.jsonl/run --eval-prompt-data toy %s/gone.jsonl "
+             "--advantage-estimator nonsense --data-source-path nonsense --colocate "
+             "--rollout-num-engines 1 --lr x",
+             ml_test_dir(), ml_test_dir(), ml_test_dir(), ml_test_dir());
+    CHECK(ml_test_miles(out, sizeof out, args) == 2);
+    CHECK_HAS(out, "flags      WRONG: --lr 'x'");
+    CHECK_HAS(out, "flags      WRONG: nothing says when to stop");
+    CHECK_HAS(out, "flags      WRONG: --colocate shares one set of weights");
+    CHECK_HAS(out, "model      WRONG: ");
+    CHECK_HAS(out, "text       WRONG: ");
+    CHECK_HAS(out, "data       WRONG: ");
+    CHECK_HAS(out, "evaluation WRONG: ");
+    CHECK_HAS(out, "gone.jsonl");
+    CHECK_HAS(out, "reward     WRONG: there is no reward called 'mth'");
+    CHECK_HAS(out, "algorithm  WRONG: ");
+    CHECK_HAS(out, "edges      WRONG: ");
+    CHECK_HAS(out, "disk       WRONG: --save ");
+    CHECK_HAS(out, "data.jsonl is not a directory");
+    CHECK_HAS(out, "device     ok: ");
+    CHECK_HAS(out, "would not start: ");
+}
+
+/* A run without a reward ends before weights are read, with a whole sentence. */
+static void no_reward_is_wrong_usage(void) {
+    static const char ends[] = "or name a grader in the rm_type of each row's metadata\n";
+    char out[16000];
+
+    ml_toy_run_inputs();
+    CHECK(run_without_reward("train", "data.jsonl", "", out, sizeof out) == 2);
+    CHECK_HAS(out, "data.jsonl:1: there is no reward: give --rm-type NAME");
+    CHECK_HAS(out, ends);
+    CHECK(run_without_reward("train", "data.jsonl", "--dry-run", out, sizeof out) == 2);
+    CHECK_HAS(out, ends);
+    CHECK(run_without_reward("eval", "data.jsonl", "", out, sizeof out) == 2);
+    CHECK_HAS(out, "the evaluation 'toy': ");
+    CHECK_HAS(out, ends);
+    CHECK(run_without_reward("doctor train", "data.jsonl", "", out, sizeof out) == 2);
+    CHECK_HAS(out, ends);
+    ml_toy_file(
+        "typed.jsonl",
+        "{\"input\": \"a\", \"label\": \"1\", \"metadata\": {\"rm_type\": \"math\"}}\n"
+        "{\"input\": \"b\", \"label\": \"2\", \"metadata\": {\"rm_type\": \"f1\"}}\n");
+    CHECK(run_without_reward("train", "typed.jsonl", "", out, sizeof out) == 0);
+    CHECK(run_without_reward("eval", "typed.jsonl", "", out, sizeof out) == 0);
+    ml_toy_file(
+        "mixed.jsonl",
+        "{\"input\": \"a\", \"label\": \"1\", \"metadata\": {\"rm_type\": \"math\"}}\n"
+        "{\"input\": \"b\", \"label\": \"2\", \"metadata\": {\"rm_type\": \"mth\"}}\n");
+    CHECK(run_without_reward("train", "mixed.jsonl", "", out, sizeof out) == 2);
+    CHECK_HAS(out, "mixed.jsonl:2: there is no reward called 'mth'");
+    CHECK(run_without_reward("train", "data.jsonl",
+                             "--custom-generate-function-path calculator", out,
+                             sizeof out) == 2);
+    CHECK_HAS(out, ends);
 }
 
 /* --- runs that are stopped ---------------------------------------------------- */
@@ -341,6 +473,9 @@ static const ml_test tests[] = {
     { "failed rewards are replaced", failed_rewards_are_replaced },
     { "evaluates alone", evaluates_alone },
     { "faults are named", faults_are_named },
+    { "documented examples run", documented_examples_run },
+    { "doctor tells all at once", doctor_tells_all_at_once },
+    { "no reward is wrong usage", no_reward_is_wrong_usage },
     { "survives kills", survives_kills, 300 },
     { "an interrupt finishes the round", an_interrupt_finishes_the_round },
     { 0 },

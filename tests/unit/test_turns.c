@@ -356,6 +356,24 @@ static void a_python_environment_rewards(void) {
     CHECK(system(command) == 0);
 }
 
+/* docs/PLUGINS.md: no other reward is named, and conversations that end without one count 0. */
+static void the_documented_environment_runs(void) {
+    char out[16000], args[3000], *reward;
+
+    make_inputs();
+    snprintf(args, sizeof args,
+             "sed -n '/^def turn/,/^```/p' docs/PLUGINS.md | grep -v '^```' >%s",
+             ml_test_path("env.py"));
+    CHECK(system(args) == 0);
+    args_of(args, sizeof args, "train", ml_test_path("save"), 1, ml_test_path("env.py"),
+            "--generate-max-turns 2");
+    reward = strstr(args, "--rm-type deterministic_random");
+    memset(reward, ' ', strlen("--rm-type deterministic_random"));
+    CHECK(ml_test_miles(out, sizeof out, args) == 0);
+    CHECK_HAS(out, "rollout 0");
+    CHECK(!ml_test_has(out, "has no reward"));
+}
+
 static const ml_test tests[] = {
     { "the same bytes however it runs", the_same_bytes_however_it_runs },
     { "survives kills", survives_kills, 300 },
@@ -366,6 +384,7 @@ static const ml_test tests[] = {
     { "budgets end conversations", budgets_end_conversations },
     { "environments that fail are named", environments_that_fail_are_named },
     { "a python environment rewards", a_python_environment_rewards },
+    { "the documented environment runs", the_documented_environment_runs },
     { 0 },
 };
 

@@ -1,0 +1,108 @@
+#include "cli/model_path.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+
+static bool is_gguf(const char *name) {
+    size_t n = strlen(name);
+    return n > 5 && strcasecmp(name + n - 5, ".gguf") == 0;
+}
+
+static bool has_config(const char *dir) {
+    ml_text path = { 0 };
+    struct stat st;
+    bool there;
+
+    ml_text_printf(&path, "%s/config.json", dir);
+    there = stat(path.ptr, &st) == 0;
+    ml_text_release(&path);
+    return there;
+}
+
+/* Appends the path of a GGUF file in a directory that has no config.json. */
+static bool find_gguf(ml_text *out, const char *dir) {
+    DIR *d = has_config(dir) ? NULL : opendir(dir);
+    struct dirent *e;
+
+    if (!d)
+        return false;
+    while (!out->len && (e = readdir(d)) != NULL)
+        if (is_gguf(e->d_name))
+            ml_text_printf(out, "%s/%s", dir, e->d_name);
+    closedir(d);
+    return out->len > 0;
+}
+
+/* Letters, digits and . _ - from s on. */
+static size_t word(const char *s) {
+    size_t n = 0;
+    while (isalnum((unsigned char)s[n]) || (s[n] && strchr("._-", s[n])))
+        n++;
+    return n;
+}
+
+/* OWNER/NAME, maybe after the Hub's address; a path with dots or a slash in front is none. */
+static bool hub_id(ml_str *id, ml_str *name, const char *path) {
+    static const char *const before[] = { "https://huggingface.co/", "huggingface.co/",
+                                          "hf://" };
+    bool address = false;
+    size_t owner, n;
+
+    for (size_t i = 0; i < sizeof before / sizeof *before && !address; i++)
+        if (strncmp(path, before[i], strlen(before[i])) == 0) {
+            path += strlen(before[i]);
+            address = true;
+        }
+    owner = word(path);
+    if (!owner || path[0] == '.' || path[owner] != '/')
+        return false;
+    *name = (ml_str){ path + owner + 1, word(path + owner + 1) };
+    n = owner + 1 + name->len;
+    *id = (ml_str){ path, n };
+    return name->len && (!path[n] || address);
+}
+
+static void say_gguf(ml_text *out, const char *flag, const char *path) {
+    const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
+    int n_dir = slash ? (int)(slash - path) : 1, n = (int)strlen(file) - 5;
+    const char *dir = slash ? path : ".";
+
+    ml_text_printf(out,
+                   "%s '%s': GGUF files are not read; download the checkpoint it was made "
+                   "from, `hf download OWNER/%.*s --local-dir %.*s`, or convert it, "
+                   "`python3 -c \"from transformers import AutoModelForCausalLM as M, "
+                   "AutoTokenizer as T; [k.from_pretrained('%.*s', gguf_file='%s')"
+                   ".save_pretrained('%.*s') for k in (M, T)]\"`, and give %s "
+                   "./%.*s",
+                   flag, path, n, file, n, file, n_dir, dir, file, n, file, flag, n, file);
+}
+
+bool ml_model_path_wrong(ml_text *out, const char *flag, const char *path) {
+    ml_text inside = { 0 };
+    ml_str id, name;
+    struct stat st;
+    bool there = stat(path, &st) == 0;
+    size_t before = out->len;
+
+    if (is_gguf(path) && !(there && S_ISDIR(st.st_mode)))
+        say_gguf(out, flag, path);
+    else if (there && S_ISDIR(st.st_mode) && find_gguf(&inside, path))
+        say_gguf(out, flag, inside.ptr);
+    else if (there && !S_ISDIR(st.st_mode))
+        ml_text_printf(out,
+                       "%s '%s' is a file: expected the directory of a Hugging Face "
+                       "checkpoint, with config.json and safetensors files",
+                       flag, path);
+    else if (!there && hub_id(&id, &name, path))
+        ml_text_printf(out,
+                       "%s '%s': there is no such directory, and nothing is downloaded; if "
+                       "it is a model of the Hugging Face Hub, run `hf download %.*s "
+                       "--local-dir %.*s`, then this command with `%s ./%.*s`",
+                       flag, path, (int)id.len, id.ptr, (int)name.len, name.ptr, flag,
+                       (int)name.len, name.ptr);
+    ml_text_release(&inside);
+    return out->len > before;
+}

@@ -1,0 +1,157 @@
+/* Names of flags: which one counts, other names of the same, names of other programs, models. */
+#include "base/file.h"
+#include "cli/flag_foreign.h"
+#include "tests/support/flag_words.h"
+#include "tests/support/scratch.h"
+
+static void wrong_names(void) {
+    check_refused(ML_CMD_SCORE, SCORE "--temprature 1", "did you mean --temperature");
+    check_refused(ML_CMD_SCORE, "--hf_checkpoint m", "did you mean --hf-checkpoint");
+    check_refused(ML_CMD_SCORE, SCORE "--save-hf o", "it belongs to miles convert");
+    check_refused(ML_CMD_SCORE, SCORE "--zzzzzzzzzzzz 1", "miles score --help");
+    check_refused(ML_CMD_SCORE, SCORE "--temp 1", "there is no flag --temp");
+    check_refused(ML_CMD_SCORE, SCORE "--no-dtype", "there is no flag --no-dtype");
+    check_refused(ML_CMD_SCORE, SCORE "stray", "'stray' is not a flag");
+    check_refused(ML_CMD_SCORE, SCORE "-t 1", "'-t' is not a flag");
+    check_refused(ML_CMD_SCORE, SCORE "--", "is not a flag");
+}
+
+static void last_one_wins(void) {
+    CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--dtype f32 --dtype=bf16"),
+              "--dtype bf16 overrides f32, which is given before it\n");
+    CHECK(config.dtype == ML_DTYPE_BF16);
+    CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--stats --no-stats"),
+              "--no-stats overrides --stats, which is given before it\n");
+    CHECK(!config.score.stats);
+    CHECK_HAS(log_of(ML_CMD_ROUTER, "--worker-urls a b --port 1 --worker-urls c d e"),
+              "--worker-urls c d e overrides a b, which");
+    CHECK(config.router.worker_urls.n == 3 && config.router.port == 1);
+    CHECK(strcmp(config.router.worker_urls.word[0], "c") == 0);
+    CHECK(!*log_of(ML_CMD_SCORE, SCORE "--threads 2 --threads 2 --stats --stats"));
+    CHECK(!ml_test_has(log_of(ML_CMD_ROUTER, "--api-key alpha --api-key beta"), "beta"));
+    CHECK_HAS(logged, "--api-key");
+    CHECK(!ml_test_has(logged, "alpha") && strcmp(config.router.api_key, "beta") == 0);
+    check_refused(ML_CMD_SCORE, SCORE "--threads x --threads 2", "--threads 'x'");
+}
+
+/* Every command takes the names of every other. */
+static void same_flag_by_other_names(void) {
+    static const ml_cmd cmds[] = { ML_CMD_SCORE,         ML_CMD_CONVERT, ML_CMD_TOKENIZE,
+                                   ML_CMD_CHAT_TEMPLATE, ML_CMD_SFT,     ML_CMD_TRAIN,
+                                   ML_CMD_EVAL,          ML_CMD_INSPECT, ML_CMD_SERVE,
+                                   ML_CMD_BENCH_ENGINE };
+    static const char *const names[] = { "--model-path", "--hf-checkpoint", "--model" };
+    char words[100];
+
+    for (size_t i = 0; i < sizeof cmds / sizeof *cmds; i++)
+        for (size_t k = 0; k < 3; k++) {
+            snprintf(words, sizeof words, "%s x%d", names[k], (int)k);
+            parse(cmds[i], words); /* other flags may be missing */
+            if (!config.hf_checkpoint || config.hf_checkpoint[1] != (char)('0' + k))
+                ml_test_fail(__FILE__, __LINE__, "command %d does not take %s",
+                             (int)cmds[i], names[k]);
+        }
+    CHECK_HAS(log_of(ML_CMD_SERVE, "--model-path a --hf-checkpoint b"),
+              "--hf-checkpoint b overrides --model-path a, which is given before it");
+    CHECK(strcmp(config.hf_checkpoint, "b") == 0);
+    CHECK(parse(ML_CMD_SERVE, "--model m --chat-template-path t --dtype bfloat16") ==
+          ML_OK);
+    CHECK(strcmp(config.chat.chat_template, "t") == 0 && config.dtype == ML_DTYPE_BF16);
+    CHECK(parse(ML_CMD_CHAT_TEMPLATE, "--model m --chat-template-path t") == ML_OK);
+    CHECK(strcmp(config.chat.chat_template, "t") == 0);
+    CHECK(parse(ML_CMD_EVAL, "--model-path m --eval-prompt-data d --rm-type math "
+                             "--chat-template t --dtype fp32") == ML_OK);
+    CHECK(strcmp(config.chat.chat_template, "t") == 0 && config.dtype == ML_DTYPE_F32);
+    CHECK(parse(ML_CMD_CONVERT, CONVERT "--dtype half") == ML_OK);
+    CHECK(config.dtype == ML_DTYPE_F16);
+    CHECK(parse(ML_CMD_SCORE, SCORE "--dtype float32") == ML_OK &&
+          config.dtype == ML_DTYPE_F32);
+    check_refused(ML_CMD_SERVE, "--model-path= ", "--model-path '': expected a path");
+    check_refused(ML_CMD_SERVE, "--hf-checkpoint=", "--hf-checkpoint '': expected a path");
+    check_refused(ML_CMD_SERVE, "--port 1", "--model-path DIR is required");
+    check_refused(ML_CMD_SERVE, "--model-path m --dtype float16", "one of auto, f32, bf16");
+}
+
+static void names_of_others(void) {
+    static const struct {
+        ml_cmd cmd;
+        const char *words, *says;
+    } cases[] = {
+        { ML_CMD_TRAIN, "--learning-rate 1", "--learning-rate: miles calls this --lr" },
+        { ML_CMD_TRAIN, "--learning_rate 1", "--learning_rate: miles calls this --lr" },
+        { ML_CMD_SFT, "--learning_rate=1", "miles calls this --lr" },
+        { ML_CMD_TRAIN, "--num-generations 8", "calls this --n-samples-per-prompt" },
+        { ML_CMD_TRAIN, "--max-completion-length 8", "--rollout-max-response-len" },
+        { ML_CMD_TRAIN, "--max-model-len 8", "calls this --rollout-max-context-len" },
+        { ML_CMD_SERVE, "--max-model-len 8", "calls this --context-length" },
+        { ML_CMD_SERVE, "--gpu-memory-utilization .9", "--mem-fraction-static" },
+        { ML_CMD_EVAL, "--gpu-memory-utilization .9", "--sglang-mem-fraction-static" },
+        { ML_CMD_SERVE, "--tensor-parallel-size 2", "calls this --tp-size" },
+        { ML_CMD_TRAIN, "--beta .1", "--kl-loss-coef; it needs --use-kl-loss" },
+        { ML_CMD_TRAIN, "--model_name_or_path m", "calls this --hf-checkpoint" },
+        { ML_CMD_SERVE, "--learning-rate 1",
+          "miles train calls this --lr, and miles serve has none" },
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        check_refused(cases[i].cmd, cases[i].words, cases[i].says);
+}
+
+/* Of a model that is no directory the commands that help are told. */
+static void models_that_are_no_directories(void) {
+    static const char *const ids[] = { "Qwen/Qwen3-0.6B", "hf://Qwen/Qwen3-0.6B",
+                                       "https://huggingface.co/Qwen/Qwen3-0.6B",
+                                       "https://huggingface.co/Qwen/Qwen3-0.6B/tree/main" };
+    char words[1000];
+
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
+        snprintf(words, sizeof words, "--model-path %s", ids[i]);
+        check_refused(ML_CMD_SERVE, words,
+                      "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B`");
+        CHECK_HAS(wrong.ptr, "`--model-path ./Qwen3-0.6B`");
+    }
+    check_refused(ML_CMD_SERVE, "Qwen/Qwen3-0.6B --port 1",
+                  "'Qwen/Qwen3-0.6B' is not a flag: flags begin with two dashes, and the "
+                  "model is given by --model-path");
+    check_refused(ML_CMD_TRAIN, "--ref-load HuggingFaceTB/SmolLM2-135M-Instruct",
+                  "--ref-load 'HuggingFaceTB/SmolLM2-135M-Instruct': there is no such");
+    check_refused(ML_CMD_SCORE, "--hf-checkpoint models/q8.GGUF --input i --output o",
+                  "gguf_file='q8.GGUF').save_pretrained('q8')");
+    CHECK_HAS(wrong.ptr, "hf download OWNER/q8 --local-dir q8");
+    CHECK(ml_file_replace(ml_test_path("some.gguf"), ml_str_of("GGUF"), NULL) == ML_OK);
+    snprintf(words, sizeof words, "--model %s", ml_test_dir());
+    check_refused(ML_CMD_SERVE, words, "gguf_file='some.gguf'");
+    CHECK(ml_file_replace(ml_test_path("config.json"), ml_str_of("{}"), NULL) == ML_OK);
+    CHECK(parse(ML_CMD_SERVE, words) == ML_OK);
+    snprintf(words, sizeof words, "--model %s", ml_test_path("config.json"));
+    check_refused(ML_CMD_SERVE, words, "is a file: expected the directory");
+    CHECK(parse(ML_CMD_SERVE, "--model-path ./no/such") ==
+          ML_OK); /* who opens it says so */
+    CHECK(parse(ML_CMD_SERVE, "--model-path /models/m") == ML_OK);
+    CHECK(parse(ML_CMD_SERVE, "--model-path a/b/c") == ML_OK);
+}
+
+/* A pointer leads to a flag that does something. */
+static void pointers_lead_somewhere(void) {
+    for (const ml_foreign_flag *f = ml_foreign_flags; f->name; f++) {
+        CHECK(f->ours[0] != NULL);
+        for (int i = 0; i < 3 && f->ours[i]; i++)
+            if (!live_somewhere(f->ours[i]))
+                ml_test_fail(__FILE__, __LINE__, "--%s points at --%s, which is not live",
+                             f->name, f->ours[i]);
+    }
+}
+
+static const ml_test tests[] = {
+    { "wrong names", wrong_names },
+    { "the last one wins", last_one_wins },
+    { "the same flag by other names", same_flag_by_other_names },
+    { "names of others", names_of_others },
+    { "models that are no directories", models_that_are_no_directories },
+    { "pointers lead somewhere", pointers_lead_somewhere },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
