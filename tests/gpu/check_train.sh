@@ -18,7 +18,7 @@ train() { # train NAME FAMILY FLAG...
     shift 2
     "$build/miles" train --device "$device" --dtype bf16 --hf-checkpoint "$at/model" --save "$at/run" \
         --prompt-data "$at/prompts.jsonl" --input-key messages --label-key label \
-        --apply-chat-template --rm-type math --num-rollout 3 --rollout-batch-size 8 \
+        --apply-chat-template --rm-type deterministic_random --num-rollout 3 --rollout-batch-size 8 \
         --n-samples-per-prompt 4 --rollout-max-response-len 8 --lr 1e-4 --use-dynamic-batch-size \
         --max-tokens-per-gpu 1024 "$@" > "$at/log" || { tail -n 5 "$at/log"; return 1; }
     equal=$(grep -c '"rollout/forward_logp_max_diff": 0[,}]' "$at/run/metrics.jsonl" || true)
