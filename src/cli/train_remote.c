@@ -59,6 +59,7 @@ ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err)
     const char **url = ML_NEW(&t->arena, const char *, c->mode.addrs.n);
     ml_remote_opts o = { .url = url,
                          .n_url = c->mode.addrs.n,
+                         .spec = &t->run->spec,
                          .retry_s = ML_TRAIN_RETRY_S,
                          .connect_s = ML_TRAIN_CONNECT_S };
     ml_status st;

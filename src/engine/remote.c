@@ -5,6 +5,8 @@
 
 #include "engine/remote_priv.h"
 
+enum { MOST_BAD = 8 }; /* replies to a request that are not what was asked for */
+
 static ml_remote *of(ml_gen *g) {
     return (ml_remote *)g;
 }
@@ -33,7 +35,7 @@ static void end_call(ml_remote_call *c, ml_gen_update *u) {
     r->stats.n_prompt_token += c->ask.n_prompt;
     r->stats.n_cached_token += u->n_cached;
     r->stats.n_answer_token += u->answer.n;
-    if (u->version)
+    if (u->version && !r->weights.load)
         r->stats.version = u->version;
     pthread_mutex_unlock(&r->lock);
     c->fn(c->ud, u);
@@ -75,13 +77,37 @@ static void on_data(void *ud, ml_str piece) {
     ml_text_add(&c->reply, piece.ptr, piece.len);
 }
 
+/* Once weights were loaded, no server can have newer ones than it was told to load. */
+static ml_status check_newest(const ml_gen_update *u, uint64_t newest, const char *url,
+                              ml_err *err) {
+    uint64_t version = u->version;
+
+    for (int32_t i = 0; i < u->answer.n; i++)
+        version = u->answer.version[i] > version ? u->answer.version[i] : version;
+    if (version <= newest)
+        return ML_OK;
+    return ml_fail(err, ML_EFORMAT,
+                   "%s answered with weights of version %llu; the newest one is %llu", url,
+                   (unsigned long long)version, (unsigned long long)newest);
+}
+
 /* SGLang's versions are not ours to compare. */
 static ml_status check_version(const ml_remote_call *c, const ml_gen_update *u,
                                const char *url, ml_err *err) {
-    if (c->remote->opts.sglang || u->version >= c->version)
+    ml_remote *r = c->remote;
+    uint64_t newest;
+    bool loaded;
+
+    pthread_mutex_lock(&r->lock);
+    loaded = r->weights.load != NULL;
+    newest = r->weights.newest;
+    pthread_mutex_unlock(&r->lock);
+    if (r->opts.sglang)
         return ML_OK;
-    return ml_fail(err, ML_EPEER, "%s has weights of version %llu, not %llu", url,
-                   (unsigned long long)u->version, (unsigned long long)c->version);
+    if (u->version < c->version)
+        return ml_fail(err, ML_EPEER, "%s has weights of version %llu, not %llu", url,
+                       (unsigned long long)u->version, (unsigned long long)c->version);
+    return loaded ? check_newest(u, newest, url, err) : ML_OK;
 }
 
 static ml_status read_answer(ml_remote_call *c, ml_gen_update *u, ml_arena *a,
@@ -90,17 +116,32 @@ static ml_status read_answer(ml_remote_call *c, ml_gen_update *u, ml_arena *a,
     ml_status st;
 
     if (c->broken)
-        return ml_fail(err, ML_EPEER, "%s", c->why.msg);
+        return ml_fail(err, c->why.code == ML_EFORMAT ? ML_EFORMAT : ML_EPEER, "%s",
+                       c->why.msg);
     if (c->status != 200)
         return ml_fail(err, ML_EPEER, "%s answered with status %d: %.300s", url, c->status,
                        c->reply.ptr ? c->reply.ptr : "");
-    st = ml_remote_read(u, a, &c->ask, (ml_str){ c->reply.ptr, c->reply.len }, url, err);
+    st = ml_remote_read(u, a, &c->ask, c->remote->opts.spec,
+                        (ml_str){ c->reply.ptr, c->reply.len }, url, err);
     return st == ML_OK ? check_version(c, u, url, err) : st;
 }
 
 /* A server that is busy says so; what else goes wrong may be its end. */
 static bool is_busy(const ml_remote_call *c) {
     return !c->broken && (c->status == 429 || c->status >= 500);
+}
+
+/* Servers that do not answer what was asked will not begin to. */
+static void count_bad(ml_remote_call *c, const char *why) {
+    ml_text sentence = { 0 };
+
+    if (++c->n_bad < MOST_BAD)
+        return;
+    ml_text_printf(&sentence,
+                   "%d replies to one request were not what was asked for; the last: %s",
+                   c->n_bad, why);
+    ml_remote_give_up(&c->remote->gen, sentence.ptr);
+    ml_text_release(&sentence);
 }
 
 static void look_at(ml_remote_call *c) {
@@ -113,6 +154,8 @@ static void look_at(ml_remote_call *c) {
     st = read_answer(c, &u, &a, &err);
     if (st != ML_OK && c->status != 400 && !is_busy(c))
         ml_remote_lose(c->remote, c->server, err.msg);
+    if (st == ML_EFORMAT)
+        count_bad(c, err.msg);
     c->server = -1;
     /* A request the server calls wrong will not become right. */
     if (st == ML_OK)
@@ -163,7 +206,8 @@ static void attempt(void *ud) {
                                           .headers = r->headers,
                                           .body = { c->body.ptr, c->body.len },
                                           .connect_s = r->opts.connect_s,
-                                          .idle_s = r->opts.idle_s },
+                                          .idle_s = r->opts.idle_s,
+                                          .max_body = c->max_reply },
                       (ml_http_fns){ on_head, on_data, on_done, c }, &err) != ML_OK)
         on_done(c, &err);
     ml_text_release(&url);
@@ -190,6 +234,11 @@ static void keep(ml_remote_call *c, const ml_gen_request *r) {
                             r->stop[i].len };
     c->ask.stop = stop;
     c->ask.prompt = c->ask.stop_id = c->ask.also = NULL;
+    if (r->score_from >= 0) {
+        int32_t *prompt = ML_NEW(&c->arena, int32_t, r->n_prompt);
+        c->ask.prompt = memcpy(prompt, r->prompt, (size_t)r->n_prompt * sizeof *prompt);
+    }
+    c->max_reply = ml_remote_reply_bytes(r, c->remote->opts.spec);
     c->ask.draw.bias = NULL;
 }
 

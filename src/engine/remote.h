@@ -4,7 +4,9 @@
  * A request is one POST to /generate, answered when it has ended; so its function is called
  * once.  What fails on the way (no connection, a status that is not 200, a broken reply) is
  * tried again, on the server with the least to do; when attempts run out the request ends
- * with ML_FINISH_ABORT and the sentence.  Pausing, weights and caches concern all
+ * with ML_FINISH_ABORT and the sentence.  A reply is checked against the request before it is
+ * used: lengths of lists, token ids, log-probabilities, versions.  Replies to one request that
+ * fail this check again and again end generation, as ml_remote_give_up does.  Pausing, weights and caches concern all
  * servers; those behind a router are asked from it.
  *
  * Once weights were loaded, a server that fails or answers with older ones is lost: it gets
@@ -16,11 +18,15 @@
 #define ML_ENGINE_REMOTE_H
 
 #include "engine/gen.h"
+#include "model/spec.h"
 
 typedef struct ml_remote_opts {
     const char *const *url; /* [n_url] "http://host:port" */
     int32_t n_url;
     const char *api_key; /* or NULL */
+    /* The model: token ids and the number of choices in replies must be its own.  NULL: any
+     * are taken. */
+    const ml_spec *spec;
     bool sglang; /* real SGLang: what only our servers know is not sent.  The seed of a
                             sample is then one number made of its seed and sample */
     int32_t n_attempt; /* 0: for ever; what is awaited is said in a warning */

@@ -20,8 +20,10 @@ typedef struct ml_remote_call {
     ml_arena arena; /* the strings of the request */
     ml_gen_request ask;
     ml_text body, reply;
-    int32_t server; /* where it is, or -1: between attempts */
+    size_t max_reply; /* bytes */
+    int32_t server;   /* where it is, or -1: between attempts */
     int32_t n_failed;
+    int32_t n_bad;    /* replies that were not what was asked for */
     uint64_t version; /* of the weights when it was asked: an answer's are no older */
     int status;
     bool aborted;  /* it is not tried again */
@@ -64,6 +66,7 @@ struct ml_remote {
     struct {
         const char *load; /* the body that loads them, or NULL: never were */
         const char *pull; /* the body of what comes before, or NULL: nothing does */
+        uint64_t newest;  /* version that servers were ever told to load */
     } weights;
     ml_gen_stats stats;
     bool given_up;
@@ -74,9 +77,12 @@ struct ml_remote {
 /* The body of /generate for a request. */
 void ml_remote_write(ml_text *out, const ml_remote_opts *o, const ml_gen_request *r,
                      uint64_t ticket);
-/* What a server answered, as an update whose arrays are in the arena. */
+/* What a server answered, as an update whose arrays are in the arena.  ML_EFORMAT: it is not
+ * what was asked for.  spec may be NULL. */
 ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *r,
-                         ml_str reply, const char *url, ml_err *err);
+                         const ml_spec *spec, ml_str reply, const char *url, ml_err *err);
+/* The most bytes that a reply to this request can have. */
+size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_spec *spec);
 
 /* remote.c, on the loop's thread */
 /* Somebody gave up: calls that no server has end. */

@@ -69,6 +69,8 @@ static ml_status load(ml_remote *r, const char *dir, const ml_pull *p, uint64_t 
                        "change; pause and wait for them to finish otherwise");
     pthread_mutex_lock(&r->lock);
     version = version ? version : r->stats.version + 1;
+    if (version > r->weights.newest)
+        r->weights.newest = version;
     pthread_mutex_unlock(&r->lock);
     write_load(&body, dir, p, version, how);
     if (p)

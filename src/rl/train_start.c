@@ -92,6 +92,7 @@ static ml_status load_teacher(ml_train_run *r, ml_err *err) {
         return ml_remote_open(&r->teachers,
                               &(ml_remote_opts){ .url = o->teacher_url,
                                                  .n_url = o->n_teacher_url,
+                                                 .spec = &r->spec,
                                                  .sglang = true,
                                                  .n_attempt = 60,
                                                  .retry_s = 1,

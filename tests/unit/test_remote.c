@@ -342,53 +342,190 @@ static void a_wrong_key_is_not_tried_for_ever(void) {
     close_host(&h);
 }
 
-/* A server that answers nonsense at first. */
-static int n_nonsense;
+/* --- servers that lie ----------------------------------------------------------- */
 
-static void nonsense(void *ud, ml_http_call *c) {
-    (void)ud;
-    if (n_nonsense++ == 0) {
-        ml_http_reply(c, 503, "text/plain", ml_str_of("busy"));
-        return;
-    }
-    if (n_nonsense == 2) {
-        ml_http_reply(c, 200, "application/json", ml_str_of("{\"text\":"));
-        return;
-    }
-    ml_http_reply(c, 200, "application/json",
-                  ml_str_of("{\"text\":\"x\",\"meta_info\":{\"finish_reason\":{\"type\":"
-                            "\"length\",\"length\":2},\"weight_version\":\"default\","
-                            "\"output_token_logprobs\":[[-0.5,7,null],[-1.25,8,null]]}}"));
-}
-
-static void failures_are_tried_again(void) {
-    static heard a;
+/* A server that answers what it is given, the last of it for ever. */
+typedef struct liar {
     ml_loop *loop;
     ml_http_server *server;
     pthread_t thread;
+    char url[64];
+    const char *const *reply; /* a leading '!': with status 503 */
+    int n_reply, n_asked;
+} liar;
+
+static void answer(void *ud, ml_http_call *c) {
+    liar *l = ud;
+    const char *reply = l->reply[l->n_asked < l->n_reply ? l->n_asked : l->n_reply - 1];
+
+    l->n_asked++;
+    ml_http_reply(c, *reply == '!' ? 503 : 200, "application/json",
+                  ml_str_of(reply + (*reply == '!')));
+}
+
+static void open_liar(liar *l, const char *const *reply, int n_reply) {
+    *l = (liar){ .reply = reply, .n_reply = n_reply };
+    MUST(ml_loop_new(&l->loop, &err));
+    MUST(ml_http_server_open(&l->server, l->loop, "127.0.0.1", 0,
+                             (ml_http_limits){ 65536, 1 << 20, 10, 30, 8 << 20 }, answer, l,
+                             &err));
+    snprintf(l->url, sizeof l->url, "http://127.0.0.1:%d/", ml_http_server_port(l->server));
+    pthread_create(&l->thread, NULL, serve, l->loop);
+}
+
+static void close_liar(liar *l) {
+    ml_loop_stop(l->loop);
+    pthread_join(l->thread, NULL);
+    ml_http_server_close(l->server);
+    ml_loop_free(l->loop);
+}
+
+#define REPLY(rest)                                                                        \
+    "{\"text\":\"x\",\"meta_info\":{\"finish_reason\":{\"type\":\"length\"},"              \
+    "\"weight_version\":\"default\"," rest "}}"
+#define TWO "\"output_token_logprobs\":[[-0.5,7,null],[-1.25,8,null]]"
+
+static void failures_are_tried_again(void) {
+    static const char *const reply[] = { "!busy", "{\"text\":", REPLY(TWO) };
+    static heard a;
     ml_gen *g;
     ml_gen_request r = ask(0);
     uint64_t ticket;
-    char url[64];
+    liar l;
 
-    MUST(ml_loop_new(&loop, &err));
-    MUST(ml_http_server_open(&server, loop, "127.0.0.1", 0,
-                             (ml_http_limits){ 65536, 1 << 20, 10, 30, 1 << 20 }, nonsense,
-                             NULL, &err));
-    snprintf(url, sizeof url, "http://127.0.0.1:%d/", ml_http_server_port(server));
-    pthread_create(&thread, NULL, serve, loop);
-    g = open_remote(url, NULL, 5);
+    open_liar(&l, reply, 3);
+    g = open_remote(l.url, NULL, 5);
     init(&a);
     r.n_top = 0;
     MUST(g->submit(g, &r, hear, &a, &ticket, &err));
     await_end(&a);
-    CHECK(n_nonsense == 3 && a.finish == ML_FINISH_LENGTH && a.n == 2);
+    CHECK(l.n_asked == 3 && a.finish == ML_FINISH_LENGTH && a.n == 2);
     CHECK(a.id[1] == 8 && a.logprob[1] == -1.25f && isnan(a.entropy[1]));
     g->close(g);
-    ml_loop_stop(loop);
-    pthread_join(thread, NULL);
-    ml_http_server_close(server);
-    ml_loop_free(loop);
+    close_liar(&l);
+}
+
+/* Asks one question of a server that always answers this. */
+static void ask_liar(heard *h, const ml_gen_request *r, const char *reply,
+                     int32_t n_attempt) {
+    const char *url;
+    uint64_t ticket;
+    ml_spec spec;
+    ml_gen *g;
+    liar l;
+
+    open_liar(&l, &reply, 1);
+    url = l.url;
+    MUST(ml_spec_open(&spec, MODEL, &err));
+    MUST(ml_remote_open(&g,
+                        &(ml_remote_opts){ .url = &url,
+                                           .n_url = 1,
+                                           .spec = &spec,
+                                           .n_attempt = n_attempt,
+                                           .retry_s = 0.01,
+                                           .connect_s = 5 },
+                        &err));
+    init(h);
+    MUST(g->submit(g, r, hear, h, &ticket, &err));
+    await_end(h);
+    g->close(g);
+    ml_spec_close(&spec);
+    close_liar(&l);
+}
+
+/* What is not an answer to the question is not taken for one. */
+static void lies_are_refused(void) {
+    static const struct {
+        const char *reply, *why;
+        int32_t n_top, score_from;
+        bool routed;
+    } lie[] = {
+        { REPLY("\"output_token_logprobs\":[[-1,1],[-1,2],[-1,3]]"),
+          "has 3 tokens; at most 2 were asked for", 0, -1, false },
+        { REPLY("\"output_token_logprobs\":[[-1,83]]"),
+          "token 83; the model's ids end at 82", 0, -1, false },
+        { REPLY("\"output_token_logprobs\":[[-1,4294967303]]"), "token 4294967303", 0, -1,
+          false },
+        { REPLY("\"output_token_logprobs\":[[-1,-1]]"), "0 or more, is expected", 0, -1,
+          false },
+        { REPLY("\"output_token_logprobs\":[[null,1]]"), "no log-probability of token 0", 0,
+          -1, false },
+        { REPLY("\"output_token_logprobs\":[[-1e39,1]]"), "a finite number is expected", 0,
+          -1, false },
+        { REPLY("\"output_token_logprobs\":[[-1e999,1]]"), "a finite number is expected", 0,
+          -1, false },
+        { REPLY("\"output_token_logprobs\":[7]"), "output_token_logprobs", 0, -1, false },
+        { REPLY("\"output_token_logprobs\":{\"a\":1}"), "is missing", 0, -1, false },
+        { REPLY("\"n\":1"), "output_token_logprobs of the reply is missing", 0, -1, false },
+        { REPLY(TWO ",\"output_token_versions\":[1]"), "each of 2 tokens", 0, -1, false },
+        { REPLY(TWO ",\"output_token_versions\":[1,-1]"), "output_token_versions", 0, -1,
+          false },
+        { REPLY(TWO ",\"output_token_entropy\":[1,1,1]"), "each of 2 tokens", 0, -1,
+          false },
+        { REPLY(TWO), "output_top_logprobs of the reply is missing", 2, -1, false },
+        { REPLY(TWO ",\"output_top_logprobs\":[[[-1,1],[-1,2]]]"), "each of 2 tokens", 2,
+          -1, false },
+        { REPLY(TWO ",\"output_top_logprobs\":[[[-1,83],[-1,2]],[[-1,1],[-1,2]]]"),
+          "token 83", 2, -1, false },
+        { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12]]"), "4 were asked for", 0,
+          2, false },
+        { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12],[-1,19],[-1,26],[-1,33],"
+                    "[-1,40]]"),
+          "at most 4 were asked for", 0, 2, false },
+        { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12],[-1,19],[-1,26]]"),
+          "has token 5 where the prompt has 12", 0, 2, false },
+        { REPLY(TWO), "routed_experts", 0, -1, true },
+        { REPLY(TWO ",\"routed_experts\":\"AAAA\""), "routed_experts", 0, -1, true },
+        { "{\"meta_info\":{\"weight_version\":\"99999999999999999999\",\"finish_reason\":"
+          "{\"type\":\"length\"}," TWO "}}",
+          "more than 18 digits", 0, -1, false },
+        { "{\"meta_info\":{\"finish_reason\":{\"type\":\"tired\"}," TWO "}}",
+          "none of stop, length and abort", 0, -1, false },
+        { "{\"meta_info\":{\"finish_reason\":{\"type\":\"stop\",\"matched\":83}," TWO "}}",
+          "finish_reason.matched", 0, -1, false },
+        { "[]", "no meta_info", 0, -1, false },
+        { "", "", 0, -1, false },
+    };
+    static heard h;
+
+    for (size_t i = 0; i < sizeof lie / sizeof *lie; i++) {
+        ml_gen_request r = ask(0);
+        r.max_new = 2;
+        r.n_top = lie[i].n_top;
+        r.score_from = lie[i].score_from;
+        r.routed[ML_ROUTE_EXPERTS] = lie[i].routed;
+        ask_liar(&h, &r, lie[i].reply, 1);
+        CHECK(h.finish == ML_FINISH_ABORT && h.n == 0);
+        CHECK_HAS(h.message, lie[i].why);
+    }
+}
+
+/* Where attempts have no end, those at a server that only lies do. */
+static void a_liar_is_given_up(void) {
+    static heard h;
+    ml_gen_request r = ask(0);
+
+    r.max_new = 2;
+    r.n_top = 0;
+    ask_liar(&h, &r, REPLY("\"output_token_logprobs\":[[-1,83]]"), 0);
+    CHECK(h.finish == ML_FINISH_ABORT);
+    CHECK_HAS(h.message, "8 replies to one request were not what was asked for");
+    CHECK_HAS(h.message, "token 83");
+}
+
+/* The bytes of a reply are bounded by what was asked for. */
+static void a_reply_has_an_end(void) {
+    static heard h;
+    ml_gen_request r = ask(0);
+    char *huge = calloc(1, (4 << 20) + 1);
+
+    r.max_new = 2;
+    r.n_top = 0;
+    memset(huge, ' ', 4 << 20);
+    ask_liar(&h, &r, huge, 1);
+    CHECK(h.finish == ML_FINISH_ABORT);
+    CHECK_HAS(h.message, "the reply is longer than ");
+    free(huge);
 }
 
 int main(int argc, char **argv) {
@@ -399,6 +536,9 @@ int main(int argc, char **argv) {
         { "what fails is said", what_fails_is_said },
         { "a wrong key is not tried for ever", a_wrong_key_is_not_tried_for_ever },
         { "failures are tried again", failures_are_tried_again },
+        { "lies are refused", lies_are_refused },
+        { "a liar is given up", a_liar_is_given_up },
+        { "a reply has an end", a_reply_has_an_end },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);
