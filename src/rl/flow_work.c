@@ -78,7 +78,7 @@ void ml_flow_free_group(ml_flow_group *g) {
 }
 
 void ml_flow_turn_away(ml_flow *s, ml_flow_group *g) {
-    if (s->opts.retry)
+    if (s->opts.retry && g->id.row >= 0) /* not of the data set: it cannot be asked again */
         ml_data_source_add(s->opts.run->source, &g->id, 1);
     s->counts.n_drawn += g->flights.n_drawn;
     ml_flow_free_group(g);
