@@ -101,6 +101,7 @@ ml_status ml_train_models(ml_train_run_opts *out, const char **url, const ml_con
         st = check_teacher(c, err);
     if (st == ML_OK)
         st = take_urls(out, url, &c->models.teacher_urls, err);
+    out->teacher_request_s = c->mode.request_s;
     if (st == ML_OK && c->models.keep_old_actor && c->algo.skip_actor_forward_only)
         st = ml_fail(err, ML_EUSAGE,
                      "--keep-old-actor says whose log-probs are the old ones, "

@@ -61,7 +61,11 @@ ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err)
                          .n_url = c->mode.addrs.n,
                          .spec = &t->run->spec,
                          .retry_s = ML_TRAIN_RETRY_S,
-                         .connect_s = ML_TRAIN_CONNECT_S };
+                         .connect_s = ML_TRAIN_CONNECT_S,
+                         .request_s = c->mode.request_s,
+                         .check_s = c->mode.check_s,
+                         .check_timeout_s = c->mode.check_timeout_s,
+                         .warn_s = ML_TRAIN_WARN_S };
     ml_status st;
 
     for (int i = 0; i < c->mode.addrs.n; i++)

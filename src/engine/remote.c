@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "engine/remote_priv.h"
 
 enum { MOST_BAD = 8 }; /* replies to a request that are not what was asked for */
@@ -16,7 +17,7 @@ static ml_remote *of(ml_gen *g) {
 static void free_call(ml_remote_call *c) {
     ml_timer_stop(c->timer);
     ml_text_release(&c->body);
-    ml_text_release(&c->reply);
+    ml_remote_query_release(&c->query);
     ml_arena_release(&c->arena);
     free(c);
 }
@@ -66,17 +67,6 @@ static void try_again(ml_remote_call *c, const char *why) {
     c->timer = ml_timer_start(c->remote->loop, c->remote->opts.retry_s, false, attempt, c);
 }
 
-static void on_head(void *ud, int status, ml_str headers) {
-    ml_remote_call *c = ud;
-    (void)headers;
-    c->status = status;
-}
-
-static void on_data(void *ud, ml_str piece) {
-    ml_remote_call *c = ud;
-    ml_text_add(&c->reply, piece.ptr, piece.len);
-}
-
 /* Once weights were loaded, no server can have newer ones than it was told to load. */
 static ml_status check_newest(const ml_gen_update *u, uint64_t newest, const char *url,
                               ml_err *err) {
@@ -113,22 +103,27 @@ static ml_status check_version(const ml_remote_call *c, const ml_gen_update *u,
 static ml_status read_answer(ml_remote_call *c, ml_gen_update *u, ml_arena *a,
                              ml_err *err) {
     const char *url = c->remote->server[c->server].url;
+    ml_str reply = { c->query.reply.ptr, c->query.reply.len };
     ml_status st;
 
     if (c->broken)
         return ml_fail(err, c->why.code == ML_EFORMAT ? ML_EFORMAT : ML_EPEER, "%s",
                        c->why.msg);
-    if (c->status != 200)
-        return ml_fail(err, ML_EPEER, "%s answered with status %d: %.300s", url, c->status,
-                       c->reply.ptr ? c->reply.ptr : "");
-    st = ml_remote_read(u, a, &c->ask, c->remote->opts.spec,
-                        (ml_str){ c->reply.ptr, c->reply.len }, url, err);
+    if (c->query.status != 200)
+        return ml_fail(err, ML_EPEER, "%s answered with status %d: %.300s", url,
+                       c->query.status, reply.ptr ? reply.ptr : "");
+    st = ml_remote_read(u, a, &c->ask, c->remote->opts.spec, reply, url, err);
     return st == ML_OK ? check_version(c, u, url, err) : st;
 }
 
 /* A server that is busy says so; what else goes wrong may be its end. */
 static bool is_busy(const ml_remote_call *c) {
-    return !c->broken && (c->status == 429 || c->status >= 500);
+    return !c->broken && (c->query.status == 429 || c->query.status >= 500);
+}
+
+/* A request the server calls wrong will not become right. */
+static bool is_wrong(const ml_remote_call *c) {
+    return !c->broken && c->query.status == 400;
 }
 
 /* Servers that do not answer what was asked will not begin to. */
@@ -152,15 +147,14 @@ static void look_at(ml_remote_call *c) {
 
     ml_arena_init(&a, "reply");
     st = read_answer(c, &u, &a, &err);
-    if (st != ML_OK && c->status != 400 && !is_busy(c))
+    if (st != ML_OK && !is_wrong(c) && !is_busy(c))
         ml_remote_lose(c->remote, c->server, err.msg);
     if (st == ML_EFORMAT)
         count_bad(c, err.msg);
     c->server = -1;
-    /* A request the server calls wrong will not become right. */
     if (st == ML_OK)
         end_call(c, &u);
-    else if (c->status == 400)
+    else if (is_wrong(c))
         abort_call(c, err.msg);
     else
         try_again(c, err.msg);
@@ -171,7 +165,6 @@ static void on_done(void *ud, const ml_err *failed) {
     ml_remote_call *c = ud;
 
     c->remote->server[c->server].n_call--;
-    c->job = NULL;
     c->broken = failed != NULL;
     if (failed)
         c->why = *failed;
@@ -185,32 +178,26 @@ static void on_done(void *ud, const ml_err *failed) {
 static void attempt(void *ud) {
     ml_remote_call *c = ud;
     ml_remote *r = c->remote;
-    ml_err err = { 0 };
-    ml_text url = { 0 };
 
     ml_timer_stop(c->timer);
     c->timer = NULL;
-    c->status = 0;
-    c->reply.len = 0;
     /* After a failure elsewhere if there is an elsewhere. */
     c->server = ml_remote_choose(r, (int32_t)(c->ticket % 1024) + c->n_failed);
     if (c->server < 0) {
+        if (r->none_since == 0) {
+            r->none_since = ml_clock_s();
+            r->none_warn_after = r->opts.warn_s;
+        }
         try_again(c, "every server is gone, or has other weights");
         return;
     }
+    r->none_since = 0;
     r->server[c->server].n_call++;
-    ml_text_printf(&url, "%s/generate", r->server[c->server].url);
-    if (ml_http_start(&c->job, r->client,
-                      &(ml_http_request){ .method = "POST",
-                                          .url = url.ptr,
-                                          .headers = r->headers,
-                                          .body = { c->body.ptr, c->body.len },
-                                          .connect_s = r->opts.connect_s,
-                                          .idle_s = r->opts.idle_s,
-                                          .max_body = c->max_reply },
-                      (ml_http_fns){ on_head, on_data, on_done, c }, &err) != ML_OK)
-        on_done(c, &err);
-    ml_text_release(&url);
+    ml_remote_query_start(r, &c->query,
+                          &(ml_http_request){ .method = "POST",
+                                              .body = { c->body.ptr, c->body.len },
+                                              .max_body = c->max_reply },
+                          r->server[c->server].url, "/generate");
 }
 
 static void begin(void *ud) {
@@ -258,6 +245,7 @@ static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, voi
     c->fn = fn;
     c->ud = ud;
     c->server = -1;
+    c->query = (ml_remote_query){ .generates = true, .done = on_done, .ud = c };
     ml_arena_init(&c->arena, "request");
     pthread_mutex_lock(&r->lock);
     *ticket = c->ticket = ++r->n_ticket;
@@ -273,11 +261,15 @@ static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, voi
 typedef struct abort_note {
     ml_remote *remote;
     uint64_t ticket;
+    ml_remote_query query;
 } abort_note;
 
-static void ignore_done(void *ud, const ml_err *err) {
-    (void)ud;
+static void free_note(void *ud, const ml_err *err) {
+    abort_note *n = ud;
+
     (void)err;
+    ml_remote_query_release(&n->query);
+    free(n);
 }
 
 /* The server is told; it answers the request itself with what there is.  One that is between
@@ -286,36 +278,32 @@ static void abort_on_loop(void *ud) {
     abort_note *n = ud;
     ml_remote *r = n->remote;
     ml_remote_call *c = r->first;
-    ml_text url = { 0 }, body = { 0 };
-    ml_http_job *job;
+    ml_text body = { 0 };
 
     while (c && c->ticket != n->ticket)
         c = c->next;
-    if (c && c->server < 0) {
-        abort_call(c, "aborted");
-    } else if (c) {
-        ml_text_printf(&url, "%s/abort_request", r->server[c->server].url);
-        ml_text_printf(&body, "{\"rid\":\"miles-%llu\"}", (unsigned long long)c->ticket);
-        c->aborted = true; /* whatever happens now is the end */
-        (void)ml_http_start(&job, r->client,
-                            &(ml_http_request){ .method = "POST",
-                                                .url = url.ptr,
-                                                .headers = r->headers,
-                                                .body = { body.ptr, body.len },
-                                                .connect_s = r->opts.connect_s,
-                                                .idle_s = r->opts.idle_s },
-                            (ml_http_fns){ .done = ignore_done }, NULL);
+    if (!c || c->server < 0) {
+        if (c)
+            abort_call(c, "aborted");
+        free(n);
+        return;
     }
-    ml_text_release(&url);
+    ml_text_printf(&body, "{\"rid\":\"miles-%llu\"}", (unsigned long long)c->ticket);
+    c->aborted = true; /* whatever happens now is the end */
+    n->query = (ml_remote_query){ .done = free_note, .ud = n };
+    ml_remote_query_start(r, &n->query,
+                          &(ml_http_request){ .method = "POST",
+                                              .body = { body.ptr, body.len },
+                                              .max_body = ML_REMOTE_CONTROL_BYTES },
+                          r->server[c->server].url, "/abort_request");
     ml_text_release(&body);
-    free(n);
 }
 
 static void abort_one(ml_gen *g, uint64_t ticket) {
     abort_note *n = malloc(sizeof *n);
     if (!n)
         return; /* the request goes on to its end */
-    *n = (abort_note){ of(g), ticket };
+    *n = (abort_note){ .remote = of(g), .ticket = ticket };
     ml_loop_post(of(g)->loop, abort_on_loop, n);
 }
 
@@ -343,7 +331,8 @@ void ml_remote_drop_waiting(void *remote) {
 
 static void abort_all(ml_gen *g) {
     ml_loop_post(of(g)->loop, abort_waiting, of(g));
-    (void)ml_remote_tell_all(of(g), "POST", "/abort_request", "{\"abort_all\":true}", NULL);
+    (void)ml_remote_tell_all(of(g), "POST", "/abort_request", "{\"abort_all\":true}", false,
+                             NULL);
 }
 
 static void hold(void *ud) {
@@ -374,7 +363,7 @@ static void set_paused(ml_gen *g, bool paused) {
 
 static void pause_all(ml_gen *g) {
     (void)ml_remote_tell_all(of(g), "POST", "/pause_generation", "{\"mode\":\"retract\"}",
-                             NULL);
+                             false, NULL);
     ml_remote_have_done(of(g), hold, of(g));
     set_paused(g, true);
 }
@@ -382,11 +371,11 @@ static void pause_all(ml_gen *g) {
 static void resume_all(ml_gen *g) {
     set_paused(g, false);
     ml_remote_have_done(of(g), let_go, of(g));
-    (void)ml_remote_tell_all(of(g), "POST", "/continue_generation", "{}", NULL);
+    (void)ml_remote_tell_all(of(g), "POST", "/continue_generation", "{}", false, NULL);
 }
 
 static bool flush(ml_gen *g) {
-    return ml_remote_tell_all(of(g), "POST", "/flush_cache", "{}", NULL) == ML_OK;
+    return ml_remote_tell_all(of(g), "POST", "/flush_cache", "{}", false, NULL) == ML_OK;
 }
 
 static void stats(ml_gen *g, ml_gen_stats *out) {
@@ -422,11 +411,11 @@ static void *carry(void *ud) {
     ml_loop_run(r->loop);
     for (ml_remote_call *c = r->first, *next; c; c = next) {
         next = c->next;
-        if (c->job)
-            ml_http_cancel(c->job);
+        ml_remote_query_cancel(&c->query);
         abort_call(c, "the generator is closing");
     }
     ml_remote_forget(r);
+    ml_remote_watch_stop(r);
     return NULL;
 }
 
@@ -502,7 +491,9 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
         return st;
     }
     r->client = ml_http_client_new(r->loop);
+    ml_remote_watch_start(r);
     if (pthread_create(&r->thread, NULL, carry, r) != 0) {
+        ml_remote_watch_stop(r);
         free_remote(r);
         return ml_fail(err, ML_ENOMEM, "the system gives no thread for connections");
     }

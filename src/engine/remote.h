@@ -9,6 +9,8 @@
  * fail this check again and again end generation, as ml_remote_give_up does.  Pausing, weights and caches concern all
  * servers; those behind a router are asked from it.
  *
+ * A server that hangs is treated as one that died (remote_query.c).
+ *
  * Once weights were loaded, a server that fails or answers with older ones is lost: it gets
  * nothing more to do until it has been told to load them again.  So one that was killed and
  * started anew goes on where it was, and no answer of other weights is ever used.
@@ -32,6 +34,12 @@ typedef struct ml_remote_opts {
     int32_t n_attempt; /* 0: for ever; what is awaited is said in a warning */
     double retry_s, connect_s;
     double idle_s; /* how long a server may say nothing, generation included; 0: for ever */
+    /* How long a request may take at one server, how long all servers may be lost, and how long
+     * new weights may take to arrive; 0: for ever. */
+    double request_s;
+    double check_s; /* servers that owe an answer are asked for their health; 0: not */
+    double check_timeout_s; /* one that does not answer this is lost */
+    double warn_s;          /* without an answer, before that is said; 0: never */
 } ml_remote_opts;
 
 ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err);

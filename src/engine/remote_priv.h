@@ -10,6 +10,36 @@
 
 typedef struct ml_remote ml_remote;
 
+/* One question to one server, on the loop's thread.  Zeros, with done and ud, are one that was
+ * not asked yet. */
+typedef struct ml_remote_query {
+    struct ml_remote_query *prev, *next; /* of the same peer */
+    struct ml_remote_peer *peer;
+    const char *path;
+    bool generates;   /* it is not late while generation is paused */
+    ml_http_job *job; /* NULL: not under way */
+    int status;
+    ml_text reply;
+    void (*done)(void *ud, const ml_err *err); /* as ml_http_fns */
+    void *ud;
+} ml_remote_query;
+
+/* Who is asked: a server, or a worker behind a router. */
+typedef struct ml_remote_peer {
+    struct ml_remote_peer *next;
+    ml_remote *remote;
+    char *url;
+    ml_remote_query *first; /* what it owes */
+    int32_t n_query;
+    bool is_router;
+    double quiet_since; /* its last answer, or the first thing it owes */
+    double warn_after;  /* seconds of quiet */
+    double check_at;    /* when it is asked for its health */
+    ml_http_job *probe;
+    int status;    /* of the probe's reply */
+    int32_t n_ill; /* times in a row that it said it is not well */
+} ml_remote_peer;
+
 /* A request under way. */
 typedef struct ml_remote_call {
     struct ml_remote_call *prev, *next;
@@ -19,18 +49,17 @@ typedef struct ml_remote_call {
     void *ud;
     ml_arena arena; /* the strings of the request */
     ml_gen_request ask;
-    ml_text body, reply;
+    ml_text body;
+    ml_remote_query query;
     size_t max_reply; /* bytes */
     int32_t server;   /* where it is, or -1: between attempts */
     int32_t n_failed;
     int32_t n_bad;    /* replies that were not what was asked for */
     uint64_t version; /* of the weights when it was asked: an answer's are no older */
-    int status;
-    bool aborted;  /* it is not tried again */
-    bool answered; /* while paused: to be looked at afterwards */
-    bool broken;   /* there is no whole answer, for this reason: */
+    bool aborted;     /* it is not tried again */
+    bool answered;    /* while paused: to be looked at afterwards */
+    bool broken;      /* there is no whole answer, for this reason: */
     ml_err why;
-    ml_http_job *job;
     ml_timer *timer;
 } ml_remote_call;
 
@@ -39,12 +68,10 @@ typedef struct ml_remote_server {
     char *url;      /* changes on the loop's thread, under the lock */
     char *next_url; /* under the lock: where it has moved to, or NULL */
     int32_t n_call;
-    bool lost;    /* it may have other weights, or be gone */
+    bool lost;    /* it may have other weights, or be gone; changes under the lock */
     bool refused; /* it said no when it was told to load them, which was said */
     ml_timer *timer;
-    ml_http_job *job; /* that brings it back */
-    int status;
-    ml_text reply;
+    ml_remote_query query; /* that brings it back */
 } ml_remote_server;
 
 struct ml_remote {
@@ -57,8 +84,12 @@ struct ml_remote {
     ml_loop *loop;
     ml_http_client *client;
     ml_remote_call *first; /* on the loop's thread only */
-    bool held;             /* too: no request's function is called */
-    ml_watch_fn *watch;    /* too */
+    ml_remote_peer *peers; /* too */
+    ml_timer *tick;        /* too */
+    double none_since;     /* too: no server could be asked; 0: one can */
+    double none_warn_after;
+    bool held;          /* too: no request's function is called */
+    ml_watch_fn *watch; /* too */
     void *watch_ud;
 
     pthread_mutex_t lock; /* of all below */
@@ -84,16 +115,31 @@ ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *
 /* The most bytes that a reply to this request can have. */
 size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_spec *spec);
 
+enum { ML_REMOTE_CONTROL_BYTES = 1 << 20 };    /* of a reply to anything but /generate */
+#define ML_REMOTE_WORKERS_PATH "/list_workers" /* which a router answers */
+
+/* remote_query.c, on the loop's thread */
+/* Asks; method, body and max_body of the request count.  done comes once, perhaps from inside,
+ * unless it is cancelled.  The path must live as long as the query. */
+void ml_remote_query_start(ml_remote *r, ml_remote_query *q, const ml_http_request *ask,
+                           const char *server, const char *path);
+void ml_remote_query_cancel(ml_remote_query *q); /* one that is not under way is fine */
+void ml_remote_query_release(ml_remote_query *q);
+void ml_remote_watch_start(ml_remote *r);
+void ml_remote_watch_stop(ml_remote *r); /* what is owed fails; the loop has ended */
+
 /* remote.c, on the loop's thread */
 /* Somebody gave up: calls that no server has end. */
 void ml_remote_drop_waiting(void *remote);
 
 /* remote_control.c */
+
 /* The same request to every server; returns when all have answered, with the first that failed:
- * ML_EAGAIN when it could not be asked, or is not well; ML_EPEER when it said no.  Not from the
- * loop's thread. */
+ * ML_EAGAIN when it could not be asked, or is not well; ML_EPEER when it said no.  Servers that
+ * are lost, which are told everything when they come back, are left out unless lost_too is set.
+ * Not from the loop's thread. */
 ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
-                             const char *body, ml_err *err);
+                             const char *body, bool lost_too, ml_err *err);
 
 /* Has something done on the loop's thread, and waits for it. */
 void ml_remote_have_done(ml_remote *r, ml_loop_fn *fn, void *ud);

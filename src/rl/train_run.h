@@ -27,6 +27,7 @@ typedef struct ml_train_run_opts {
     int64_t teacher_step;
     const char *const *teacher_url; /* [n_teacher_url] a teacher behind HTTP */
     int32_t n_teacher_url;
+    double teacher_request_s; /* that it has for a request; 0: any */
     ml_weight_dtype dtype;
     ml_backend_opts backend;
     const char *chat_template;

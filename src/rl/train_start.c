@@ -96,7 +96,11 @@ static ml_status load_teacher(ml_train_run *r, ml_err *err) {
                                                  .sglang = true,
                                                  .n_attempt = 60,
                                                  .retry_s = 1,
-                                                 .connect_s = 10 },
+                                                 .connect_s = 10,
+                                                 .request_s = o->teacher_request_s,
+                                                 .check_s = 30,
+                                                 .check_timeout_s = 30,
+                                                 .warn_s = 30 },
                               err);
     if (!o->teacher_load)
         return ML_OK;

@@ -9,6 +9,7 @@
 #include "engine/remote.h"
 #include "net/http_server.h"
 #include "serve/server.h"
+#include "tests/support/log_text.h"
 #include "tests/support/must.h"
 
 #define MODEL "tests/golden/data/qwen3"
@@ -350,21 +351,36 @@ typedef struct liar {
     ml_http_server *server;
     pthread_t thread;
     char url[64];
-    const char *const *reply; /* a leading '!': with status 503 */
+    const char *const *reply; /* a leading '!': with status 503; "": it never answers */
     int n_reply, n_asked;
+    int health; /* the status of its health; 0: it never answers */
+    bool hangs; /* at everything else */
 } liar;
 
 static void answer(void *ud, ml_http_call *c) {
     liar *l = ud;
     const char *reply = l->reply[l->n_asked < l->n_reply ? l->n_asked : l->n_reply - 1];
+    bool health = ml_str_is(ml_http_path(c), "/health_generate");
 
+    if (!health && !ml_str_is(ml_http_path(c), "/generate")) {
+        if (!l->hangs)
+            ml_http_reply(c, 200, "application/json", ml_str_of("{}"));
+        return;
+    }
+    if (health) {
+        if (l->health)
+            ml_http_reply(c, l->health, "text/plain", ml_str_of(""));
+        return;
+    }
     l->n_asked++;
+    if (!*reply)
+        return;
     ml_http_reply(c, *reply == '!' ? 503 : 200, "application/json",
                   ml_str_of(reply + (*reply == '!')));
 }
 
 static void open_liar(liar *l, const char *const *reply, int n_reply) {
-    *l = (liar){ .reply = reply, .n_reply = n_reply };
+    *l = (liar){ .reply = reply, .n_reply = n_reply, .health = 200 };
     MUST(ml_loop_new(&l->loop, &err));
     MUST(ml_http_server_open(&l->server, l->loop, "127.0.0.1", 0,
                              (ml_http_limits){ 65536, 1 << 20, 10, 30, 8 << 20 }, answer, l,
@@ -484,7 +500,7 @@ static void lies_are_refused(void) {
         { "{\"meta_info\":{\"finish_reason\":{\"type\":\"stop\",\"matched\":83}," TWO "}}",
           "finish_reason.matched", 0, -1, false },
         { "[]", "no meta_info", 0, -1, false },
-        { "", "", 0, -1, false },
+        { " ", "", 0, -1, false },
     };
     static heard h;
 
@@ -528,6 +544,119 @@ static void a_reply_has_an_end(void) {
     free(huge);
 }
 
+/* --- servers that hang ----------------------------------------------------------- */
+
+static ml_gen *open_watched(const char *const *url, int n_url, ml_remote_opts o) {
+    ml_gen *g;
+
+    o.url = url;
+    o.n_url = n_url;
+    o.retry_s = 0.02;
+    o.connect_s = 5;
+    MUST(ml_remote_open(&g, &o, &err));
+    return g;
+}
+
+/* A hung server keeps connections and answers nothing: others are asked. */
+static void what_a_hung_server_owes_goes_to_others(void) {
+    static const char *const silence[] = { "" };
+    static heard there[N], here[N];
+    const char *url[2];
+    ml_text log = { 0 };
+    host h, own = { 0 };
+    liar l;
+    ml_gen *g;
+
+    open_host(&h, NULL);
+    open_engine(&own);
+    open_liar(&l, silence, 1);
+    l.health = 0;
+    url[0] = l.url;
+    url[1] = h.url;
+    ml_log_to_text(&log);
+    g = open_watched(
+        url, 2, (ml_remote_opts){ .check_s = 0.3, .check_timeout_s = 0.3, .warn_s = 0.05 });
+    run(g, there);
+    run(own.gen, here);
+    for (int i = 0; i < N; i++)
+        check_equal(&here[i], &there[i]);
+    CHECK(l.n_asked > 0);
+    g->close(g);
+    CHECK_HAS(log.ptr, " has answered nothing for ");
+    CHECK_HAS(log.ptr, "requests wait for it, /generate among them");
+    close_liar(&l);
+    close_engine(&own);
+    close_host(&h);
+    ml_text_release(&log);
+}
+
+static void ask_hung(liar *l, ml_remote_opts o, const char *why) {
+    static heard a;
+    const char *url = l->url;
+    ml_gen *g = open_watched(&url, 1, o);
+    ml_gen_request r = ask(0);
+    uint64_t ticket;
+
+    init(&a);
+    MUST(g->submit(g, &r, hear, &a, &ticket, &err));
+    await_end(&a);
+    CHECK(a.finish == ML_FINISH_ABORT);
+    CHECK_HAS(a.message, why);
+    g->close(g);
+}
+
+static void hung_servers_are_found_out(void) {
+    static const char *const silence[] = { "" };
+    liar l;
+
+    open_liar(&l, silence, 1);
+    /* It is well, and yet does not answer. */
+    ask_hung(&l, (ml_remote_opts){ .n_attempt = 2, .request_s = 0.2 },
+             "/generate: the reply was not complete after 0.2 s");
+    /* It says that it is not well. */
+    l.health = 503;
+    ask_hung(&l, (ml_remote_opts){ .n_attempt = 1, .check_s = 0.05, .check_timeout_s = 5 },
+             "/health_generate answered 3 times with status 503");
+    /* It does not say anything. */
+    l.health = 0;
+    ask_hung(&l,
+             (ml_remote_opts){ .n_attempt = 1, .check_s = 0.05, .check_timeout_s = 0.1 },
+             "/health_generate: the reply was not complete after 0.1 s");
+    close_liar(&l);
+}
+
+/* Pausing, loading and closing come to an end, too. */
+static void control_of_hung_servers_ends(void) {
+    static const char *const silence[] = { "" };
+    ml_text log = { 0 };
+    const char *url;
+    ml_err why = { 0 };
+    ml_gen *g;
+    liar l;
+
+    open_liar(&l, silence, 1);
+    l.hangs = true;
+    l.health = 0;
+    url = l.url;
+    ml_log_to_text(&log);
+    g = open_watched(
+        &url, 1,
+        (ml_remote_opts){
+            .request_s = 0.5, .check_s = 0.1, .check_timeout_s = 0.1, .warn_s = 0.05 });
+    g->pause(g);
+    CHECK(g->load(g, MODEL, 9, ML_SWITCH_RETRACT, &why) == ML_EPEER);
+    CHECK_HAS(why.msg, "an engine could not be told /update_weights_from_disk for 0.5 s: ");
+    CHECK_HAS(why.msg, "127.0.0.1");
+    g->resume(g);
+    CHECK(ml_remote_check(g, &why) == ML_EPEER);
+    CHECK_HAS(why.msg, "an engine is not there");
+    g->close(g);
+    CHECK_HAS(log.ptr, "new weights wait until it has them");
+    CHECK_HAS(log.ptr, "/update_weights_from_disk among them");
+    close_liar(&l);
+    ml_text_release(&log);
+}
+
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
         { "choices come along", choices_come_along },
@@ -539,6 +668,10 @@ int main(int argc, char **argv) {
         { "lies are refused", lies_are_refused },
         { "a liar is given up", a_liar_is_given_up },
         { "a reply has an end", a_reply_has_an_end },
+        { "what a hung server owes goes to others",
+          what_a_hung_server_owes_goes_to_others },
+        { "hung servers are found out", hung_servers_are_found_out },
+        { "control of hung servers ends", control_of_hung_servers_ends },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);
