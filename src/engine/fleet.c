@@ -188,7 +188,7 @@ static void check(engine *e) {
                       &(ml_http_request){ .method = "GET",
                                           .url = url.ptr,
                                           .connect_s = o->timeout_s,
-                                          .idle_s = o->timeout_s },
+                                          .total_s = o->timeout_s },
                       (ml_http_fns){ .head = on_head, .done = on_checked, .ud = e },
                       &err) != ML_OK)
         on_checked(e, &err);
