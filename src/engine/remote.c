@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "engine/remote_priv.h"
 
 enum { MOST_BAD = 8 }; /* replies to a request that are not what was asked for */
@@ -20,6 +19,14 @@ static void free_call(ml_remote_call *c) {
     ml_remote_query_release(&c->query);
     ml_arena_release(&c->arena);
     free(c);
+}
+
+/* Is a request being tried again? */
+static bool any_failed(const ml_remote *r) {
+    for (const ml_remote_call *c = r->first; c && r->failing_since > 0; c = c->next)
+        if (c->n_failed > 0)
+            return true;
+    return false;
 }
 
 static void end_call(ml_remote_call *c, ml_gen_update *u) {
@@ -41,6 +48,8 @@ static void end_call(ml_remote_call *c, ml_gen_update *u) {
     pthread_mutex_unlock(&r->lock);
     c->fn(c->ud, u);
     free_call(c);
+    if (!any_failed(r))
+        r->failing_since = 0;
     if (r->watch)
         r->watch(r->watch_ud);
 }
@@ -56,6 +65,7 @@ static void try_again(ml_remote_call *c, const char *why) {
     int32_t most = c->remote->opts.n_attempt;
     ml_err gone = { 0 };
 
+    ml_remote_failing(c->remote, why);
     if (ml_remote_hope(c->remote, &gone) != ML_OK) {
         abort_call(c, gone.msg);
         return;
@@ -149,9 +159,11 @@ static void look_at(ml_remote_call *c) {
     st = read_answer(c, &u, &a, &err);
     if (st != ML_OK && !is_wrong(c) && !is_busy(c))
         ml_remote_lose(c->remote, c->server, err.msg);
-    if (st == ML_EFORMAT)
+    if (st != ML_OK && !c->broken && c->query.status == 200)
         count_bad(c, err.msg);
     c->server = -1;
+    if (st == ML_OK)
+        c->remote->failing_since = 0;
     if (st == ML_OK)
         end_call(c, &u);
     else if (is_wrong(c))
@@ -184,14 +196,9 @@ static void attempt(void *ud) {
     /* After a failure elsewhere if there is an elsewhere. */
     c->server = ml_remote_choose(r, (int32_t)(c->ticket % 1024) + c->n_failed);
     if (c->server < 0) {
-        if (r->none_since == 0) {
-            r->none_since = ml_clock_s();
-            r->none_warn_after = r->opts.warn_s;
-        }
         try_again(c, "every server is gone, or has other weights");
         return;
     }
-    r->none_since = 0;
     r->server[c->server].n_call++;
     ml_remote_query_start(r, &c->query,
                           &(ml_http_request){ .method = "POST",

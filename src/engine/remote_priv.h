@@ -86,10 +86,10 @@ struct ml_remote {
     ml_remote_call *first; /* on the loop's thread only */
     ml_remote_peer *peers; /* too */
     ml_timer *tick;        /* too */
-    double none_since;     /* too: no server could be asked; 0: one can */
-    double none_warn_after;
-    bool held;          /* too: no request's function is called */
-    ml_watch_fn *watch; /* too */
+    double failing_since; /* too: requests fail, and none was answered; 0: that is not so */
+    double failing_warn;  /* too: seconds of it, before that is said */
+    bool held;            /* too: no request's function is called */
+    ml_watch_fn *watch;   /* too */
     void *watch_ud;
 
     pthread_mutex_t lock; /* of all below */
@@ -153,6 +153,9 @@ ml_status ml_remote_load(ml_gen *g, const char *dir, uint64_t version, ml_switch
 int32_t ml_remote_choose(const ml_remote *r, int32_t from);
 /* It failed.  Where weights were loaded it is lost, until it has loaded them again. */
 void ml_remote_lose(ml_remote *r, int32_t server, const char *why);
+/* A request failed, for this reason.  That all do for a while is said, and in the end generation
+ * is given up. */
+void ml_remote_failing(ml_remote *r, const char *why);
 /* All have just loaded them. */
 void ml_remote_found(void *remote);
 void ml_remote_forget(ml_remote *r); /* the loop has ended */

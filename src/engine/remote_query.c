@@ -230,32 +230,6 @@ static void look_after(ml_remote_peer *p, bool paused, double now) {
         probe(p);
 }
 
-/* No server can be asked. */
-static void look_for_servers(ml_remote *r, double now) {
-    const ml_remote_opts *o = &r->opts;
-    double waited = now - r->none_since;
-    ml_text why = { 0 };
-
-    if (r->none_since == 0)
-        return;
-    if (o->warn_s > 0 && waited >= r->none_warn_after) {
-        ml_log(
-            ML_LOG_WARN,
-            "no engine could be asked for %.0f s: every one is gone, or has other weights",
-            waited);
-        r->none_warn_after *= 2;
-    }
-    if (o->request_s > 0 && waited >= o->request_s) {
-        ml_text_printf(&why,
-                       "no engine could be asked for %g s: every one is gone, or has other "
-                       "weights",
-                       o->request_s);
-        ml_remote_give_up(&r->gen, why.ptr);
-        r->none_since = 0;
-    }
-    ml_text_release(&why);
-}
-
 static void tick(void *ud) {
     ml_remote *r = ud;
     double now = ml_clock_s();
@@ -267,7 +241,6 @@ static void tick(void *ud) {
     for (ml_remote_peer *p = r->peers; p; p = p->next)
         if (p->n_query)
             look_after(p, paused, now);
-    look_for_servers(r, now);
 }
 
 void ml_remote_watch_start(ml_remote *r) {

@@ -1,6 +1,7 @@
 /* remote_server.c - which servers can be asked, and how one that was lost comes back. */
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "engine/remote_priv.h"
 
@@ -141,6 +142,28 @@ void ml_remote_lose(ml_remote *r, int32_t server, const char *why) {
         "%s; waiting for %s, which will be sent its weights and what was asked of it again",
         why, s->url);
     rest(s);
+}
+
+void ml_remote_failing(ml_remote *r, const char *why) {
+    const ml_remote_opts *o = &r->opts;
+    double now = ml_clock_s(), waited;
+    ml_text sentence = { 0 };
+
+    if (r->failing_since == 0) {
+        r->failing_since = now;
+        r->failing_warn = o->warn_s;
+    }
+    waited = now - r->failing_since;
+    if (o->warn_s > 0 && waited >= r->failing_warn) {
+        ml_log(ML_LOG_WARN, "no engine has answered a request for %.0f s: %s", waited, why);
+        r->failing_warn *= 2;
+    }
+    if (o->request_s > 0 && waited >= o->request_s) {
+        ml_text_printf(&sentence, "no engine has answered a request for %g s: %s",
+                       o->request_s, why);
+        ml_remote_give_up(&r->gen, sentence.ptr);
+    }
+    ml_text_release(&sentence);
 }
 
 /* --- another in its place --------------------------------------------------------- */

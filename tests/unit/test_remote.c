@@ -625,6 +625,86 @@ static void hung_servers_are_found_out(void) {
     close_liar(&l);
 }
 
+/* It answers at once, and never what was asked for. */
+static void a_server_that_is_always_busy(void) {
+    static const char *const busy[] = { "!busy" };
+    ml_text log = { 0 };
+    liar l;
+
+    open_liar(&l, busy, 1);
+    ml_log_to_text(&log);
+    ask_hung(&l, (ml_remote_opts){ .request_s = 0.4, .warn_s = 0.1 },
+             "no engine has answered a request for 0.4 s: ");
+    CHECK_HAS(log.ptr, "answered with status 503: busy");
+    close_liar(&l);
+    ml_text_release(&log);
+}
+
+/* It says that it has loaded the weights, and has others. */
+static void a_server_with_other_weights(void) {
+    static const char *const old[] = { REPLY(TWO) };
+    static heard a;
+    ml_gen_request r = ask(0);
+    const char *url;
+    uint64_t ticket;
+    ml_gen *g;
+    liar l;
+
+    open_liar(&l, old, 1);
+    url = l.url;
+    g = open_watched(&url, 1, (ml_remote_opts){ 0 });
+    MUST(g->load(g, MODEL, 9, ML_SWITCH_RETRACT, &err));
+    init(&a);
+    r.n_top = 0;
+    MUST(g->submit(g, &r, hear, &a, &ticket, &err));
+    await_end(&a);
+    CHECK(a.finish == ML_FINISH_ABORT);
+    CHECK_HAS(a.message, "the last: ");
+    CHECK_HAS(a.message, "has weights of version 0, not 9");
+    g->close(g);
+    close_liar(&l);
+}
+
+/* One that claims weights nobody has published would make all others look old. */
+static void a_server_with_future_weights(void) {
+    static const char *const future[] = {
+        "{\"meta_info\":{\"finish_reason\":{\"type\":\"length\"},\"weight_version\":"
+        "\"7\"," TWO "}}",
+        "{\"meta_info\":{\"finish_reason\":{\"type\":\"length\"},\"weight_version\":"
+        "\"9\"," TWO ",\"output_token_versions\":[9,10]}}",
+        "{\"meta_info\":{\"finish_reason\":{\"type\":\"length\"},\"weight_version\":"
+        "\"10\"," TWO "}}",
+        "{\"meta_info\":{\"finish_reason\":{\"type\":\"length\"},\"weight_version\":"
+        "\"9\"," TWO "}}",
+    };
+    static heard a;
+    ml_gen_request r = ask(0);
+    ml_text log = { 0 };
+    ml_gen_stats s;
+    const char *url;
+    uint64_t ticket;
+    ml_gen *g;
+    liar l;
+
+    open_liar(&l, future, 4);
+    url = l.url;
+    ml_log_to_text(&log);
+    g = open_watched(&url, 1, (ml_remote_opts){ 0 });
+    MUST(g->load(g, MODEL, 9, ML_SWITCH_RETRACT, &err));
+    init(&a);
+    r.n_top = 0;
+    MUST(g->submit(g, &r, hear, &a, &ticket, &err));
+    await_end(&a);
+    CHECK(a.finish == ML_FINISH_LENGTH && l.n_asked == 4 && a.version[1] == 9);
+    g->stats(g, &s);
+    CHECK(s.version == 9);
+    g->close(g);
+    CHECK_HAS(log.ptr, "has weights of version 7, not 9");
+    CHECK_HAS(log.ptr, "answered with weights of version 10; the newest one is 9");
+    close_liar(&l);
+    ml_text_release(&log);
+}
+
 /* Pausing, loading and closing come to an end, too. */
 static void control_of_hung_servers_ends(void) {
     static const char *const silence[] = { "" };
@@ -671,6 +751,9 @@ int main(int argc, char **argv) {
         { "what a hung server owes goes to others",
           what_a_hung_server_owes_goes_to_others },
         { "hung servers are found out", hung_servers_are_found_out },
+        { "a server that is always busy", a_server_that_is_always_busy },
+        { "a server with other weights", a_server_with_other_weights },
+        { "a server with future weights", a_server_with_future_weights },
         { "control of hung servers ends", control_of_hung_servers_ends },
         { 0 },
     };
