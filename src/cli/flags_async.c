@@ -162,7 +162,8 @@ const ml_flag ml_flags_async[] = {
       .from = ML_FROM_MILES,
       .help = "An engine of --rollout-num-engines that dies, or is not well, is started "
               "again, gets the weights, and then what was asked of it; without this flag "
-              "the run ends.  Engines of --rollout-external are waited for in any case." },
+              "the run ends.  Engines of --rollout-external are waited for in any case, as "
+              "long as --sglang-router-request-timeout-secs says." },
     { .name = "rollout-health-check-interval",
       .type = ML_FLAG_F64,
       ML_AT(mode.check_s),

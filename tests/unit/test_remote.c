@@ -1,6 +1,7 @@
 /* A generator behind HTTP gives what the same engine gives in process, bit for bit. */
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -352,9 +353,10 @@ typedef struct liar {
     pthread_t thread;
     char url[64];
     const char *const *reply; /* a leading '!': with status 503; "": it never answers */
-    int n_reply, n_asked;
-    int health; /* the status of its health; 0: it never answers */
-    bool hangs; /* at everything else */
+    int n_reply;
+    atomic_int n_asked;
+    atomic_int health; /* the status of its health; 0: it never answers */
+    atomic_bool hangs; /* at everything else */
 } liar;
 
 static void answer(void *ud, ml_http_call *c) {
