@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/remote_priv.h"
+#include "engine/request.h"
 
 enum { MOST_BAD = 8 }; /* replies to a request that are not what was asked for */
 
@@ -243,6 +244,9 @@ static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, voi
 
     if (ask->n_prompt < 1)
         return ml_fail(err, ML_EUSAGE, "the prompt is empty; it must have a token");
+    if (r->opts.spec && ml_request_check_ids("prompt", ask->prompt, ask->n_prompt,
+                                             r->opts.spec->n_vocab, err) != ML_OK)
+        return ML_EUSAGE;
     if (ml_remote_hope(r, err) != ML_OK)
         return ML_EPEER;
     c = calloc(1, sizeof *c);

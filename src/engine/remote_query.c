@@ -220,10 +220,8 @@ static void look_after(ml_remote_peer *p, bool paused, double now) {
     if (!owed)
         be_patient(p);
     if (o->warn_s > 0 && now - p->quiet_since >= p->warn_after) {
-        ml_log(ML_LOG_WARN,
-               "%s has answered nothing for %.0f s: %d requests wait for it, %s "
-               "among them",
-               p->url, now - p->quiet_since, n, owed->path);
+        ml_log(ML_LOG_WARN, "%s has answered nothing for %.0f s: %s, and %d requests more",
+               p->url, now - p->quiet_since, owed->path, n - 1);
         p->warn_after *= 2;
     }
     if (o->check_s > 0 && !p->probe && now >= p->check_at)

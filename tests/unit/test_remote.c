@@ -518,6 +518,26 @@ static void lies_are_refused(void) {
     }
 }
 
+/* Neither is a prompt of other tokens sent. */
+static void prompts_are_checked(void) {
+    static const char *const url[] = { "http://127.0.0.1:1" };
+    static heard h;
+    ml_gen_request r = ask(0);
+    ml_err why = { 0 };
+    uint64_t ticket;
+    ml_spec spec;
+    ml_gen *g;
+
+    MUST(ml_spec_open(&spec, MODEL, &err));
+    MUST(ml_remote_open(&g, &(ml_remote_opts){ .url = url, .n_url = 1, .spec = &spec },
+                        &err));
+    numbers[2] = VOCAB;
+    CHECK(g->submit(g, &r, hear, &h, &ticket, &why) == ML_EUSAGE);
+    CHECK_HAS(why.msg, "prompt 2 is token 83; the model has tokens 0 to 82");
+    g->close(g);
+    ml_spec_close(&spec);
+}
+
 /* Where attempts have no end, those at a server that only lies do. */
 static void a_liar_is_given_up(void) {
     static heard h;
@@ -585,7 +605,7 @@ static void what_a_hung_server_owes_goes_to_others(void) {
     CHECK(l.n_asked > 0);
     g->close(g);
     CHECK_HAS(log.ptr, " has answered nothing for ");
-    CHECK_HAS(log.ptr, "requests wait for it, /generate among them");
+    CHECK_HAS(log.ptr, " s: /generate, and ");
     close_liar(&l);
     close_engine(&own);
     close_host(&h);
@@ -733,8 +753,7 @@ static void control_of_hung_servers_ends(void) {
     CHECK(ml_remote_check(g, &why) == ML_EPEER);
     CHECK_HAS(why.msg, "an engine is not there");
     g->close(g);
-    CHECK_HAS(log.ptr, "new weights wait until it has them");
-    CHECK_HAS(log.ptr, "/update_weights_from_disk among them");
+    CHECK_HAS(log.ptr, " s: /update_weights_from_disk, and ");
     close_liar(&l);
     ml_text_release(&log);
 }
@@ -748,6 +767,7 @@ int main(int argc, char **argv) {
         { "a wrong key is not tried for ever", a_wrong_key_is_not_tried_for_ever },
         { "failures are tried again", failures_are_tried_again },
         { "lies are refused", lies_are_refused },
+        { "prompts are checked", prompts_are_checked },
         { "a liar is given up", a_liar_is_given_up },
         { "a reply has an end", a_reply_has_an_end },
         { "what a hung server owes goes to others",
