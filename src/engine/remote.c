@@ -6,8 +6,6 @@
 #include "engine/remote_priv.h"
 #include "engine/request.h"
 
-enum { MOST_BAD = 8 }; /* replies to a request that are not what was asked for */
-
 static ml_remote *of(ml_gen *g) {
     return (ml_remote *)g;
 }
@@ -137,17 +135,21 @@ static bool is_wrong(const ml_remote_call *c) {
     return !c->broken && c->query.status == 400;
 }
 
-/* Servers that do not answer what was asked will not begin to. */
-static void count_bad(ml_remote_call *c, const char *why) {
-    ml_text sentence = { 0 };
+/* What the answer, or that there is none, says of the server. */
+static void judge_server(ml_remote_call *c, ml_status st, const char *why) {
+    ml_remote *r = c->remote;
 
-    if (++c->n_bad < MOST_BAD)
+    if (st == ML_OK) {
+        r->failing_since = 0;
+        r->server[c->server].n_bad = 0;
         return;
-    ml_text_printf(&sentence,
-                   "%d replies to one request were not what was asked for; the last: %s",
-                   c->n_bad, why);
-    ml_remote_give_up(&c->remote->gen, sentence.ptr);
-    ml_text_release(&sentence);
+    }
+    if (!is_wrong(c) && !is_busy(c))
+        ml_remote_lose(r, c->server, why);
+    if (st == ML_EFORMAT)
+        ml_remote_bad_reply(r, c->server, why);
+    else if (!c->broken && c->query.status == 200)
+        ml_remote_stale_reply(c, why);
 }
 
 static void look_at(ml_remote_call *c) {
@@ -158,13 +160,8 @@ static void look_at(ml_remote_call *c) {
 
     ml_arena_init(&a, "reply");
     st = read_answer(c, &u, &a, &err);
-    if (st != ML_OK && !is_wrong(c) && !is_busy(c))
-        ml_remote_lose(c->remote, c->server, err.msg);
-    if (st != ML_OK && !c->broken && c->query.status == 200)
-        count_bad(c, err.msg);
+    judge_server(c, st, err.msg);
     c->server = -1;
-    if (st == ML_OK)
-        c->remote->failing_since = 0;
     if (st == ML_OK)
         end_call(c, &u);
     else if (is_wrong(c))

@@ -5,8 +5,9 @@
  * once.  What fails on the way (no connection, a status that is not 200, a broken reply) is
  * tried again, on the server with the least to do; when attempts run out the request ends
  * with ML_FINISH_ABORT and the sentence.  A reply is checked against the request before it is
- * used: lengths of lists, token ids, log-probabilities, versions.  Replies to one request that
- * fail this check again and again end generation, as ml_remote_give_up does.  Pausing, weights and caches concern all
+ * used: lengths of lists, token ids, log-probabilities, versions.  A server whose
+ * replies fail this check again and again is asked no more; when that is so of all of them,
+ * generation ends.  Pausing, weights and caches concern all
  * servers; those behind a router are asked from it.
  *
  * A server that hangs is treated as one that died (remote_query.c).

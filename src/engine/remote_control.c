@@ -115,7 +115,7 @@ static const char *url_of(ml_remote *r, int32_t server, bool lost_too, ml_arena 
     const char *url = NULL;
 
     pthread_mutex_lock(&r->lock);
-    if (!s->lost || lost_too)
+    if (!s->banned && (!s->lost || lost_too))
         url = ml_arena_str(a, s->url, strlen(s->url));
     pthread_mutex_unlock(&r->lock);
     return url;

@@ -54,7 +54,7 @@ typedef struct ml_remote_call {
     size_t max_reply; /* bytes */
     int32_t server;   /* where it is, or -1: between attempts */
     int32_t n_failed;
-    int32_t n_bad;    /* replies that were not what was asked for */
+    int32_t n_stale;  /* replies of older weights */
     uint64_t version; /* of the weights when it was asked: an answer's are no older */
     bool aborted;     /* it is not tried again */
     bool answered;    /* while paused: to be looked at afterwards */
@@ -68,8 +68,10 @@ typedef struct ml_remote_server {
     char *url;      /* changes on the loop's thread, under the lock */
     char *next_url; /* under the lock: where it has moved to, or NULL */
     int32_t n_call;
-    bool lost;    /* it may have other weights, or be gone; changes under the lock */
-    bool refused; /* it said no when it was told to load them, which was said */
+    bool lost;     /* it may have other weights, or be gone; changes under the lock */
+    bool banned;   /* it lies, and is not asked any more; changes under the lock */
+    int32_t n_bad; /* replies in a row that were not what was asked for */
+    bool refused;  /* it said no when it was told to load them, which was said */
     ml_timer *timer;
     ml_remote_query query; /* that brings it back */
 } ml_remote_server;
@@ -115,7 +117,10 @@ ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *
 /* The most bytes that a reply to this request can have. */
 size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_spec *spec);
 
-enum { ML_REMOTE_CONTROL_BYTES = 1 << 20 };    /* of a reply to anything but /generate */
+enum {
+    ML_REMOTE_CONTROL_BYTES = 1 << 20, /* of a reply to anything but /generate */
+    ML_REMOTE_MOST_BAD = 8             /* replies, before who sends them is given up */
+};
 #define ML_REMOTE_WORKERS_PATH "/list_workers" /* which a router answers */
 
 /* remote_query.c, on the loop's thread */
@@ -153,6 +158,11 @@ ml_status ml_remote_load(ml_gen *g, const char *dir, uint64_t version, ml_switch
 int32_t ml_remote_choose(const ml_remote *r, int32_t from);
 /* It failed.  Where weights were loaded it is lost, until it has loaded them again. */
 void ml_remote_lose(ml_remote *r, int32_t server, const char *why);
+/* It answered, and not what was asked for: after some of these in a row it is asked no more. */
+void ml_remote_bad_reply(ml_remote *r, int32_t server, const char *why);
+/* It says that it has loaded weights, and answers with older ones: after some of these to one
+ * request generation is given up. */
+void ml_remote_stale_reply(ml_remote_call *c, const char *why);
 /* A request failed, for this reason.  That all do for a while is said, and in the end generation
  * is given up. */
 void ml_remote_failing(ml_remote *r, const char *why);

@@ -10,7 +10,7 @@ int32_t ml_remote_choose(const ml_remote *r, int32_t from) {
 
     for (int32_t k = 0; k < r->opts.n_url; k++) {
         int32_t i = (from + k) % r->opts.n_url;
-        if (!r->server[i].lost &&
+        if (!r->server[i].lost && !r->server[i].banned &&
             (best < 0 || r->server[i].n_call < r->server[best].n_call))
             best = i;
     }
@@ -111,7 +111,7 @@ static void ask_again(void *ud) {
 
     ml_timer_stop(s->timer);
     s->timer = NULL;
-    if (!s->lost)
+    if (!s->lost || s->banned)
         return;
     pthread_mutex_lock(&r->lock);
     load = r->weights.load;
@@ -142,6 +142,44 @@ void ml_remote_lose(ml_remote *r, int32_t server, const char *why) {
         "%s; waiting for %s, which will be sent its weights and what was asked of it again",
         why, s->url);
     rest(s);
+}
+
+static bool all_banned(const ml_remote *r) {
+    for (int32_t i = 0; i < r->opts.n_url; i++)
+        if (!r->server[i].banned)
+            return false;
+    return true;
+}
+
+void ml_remote_bad_reply(ml_remote *r, int32_t server, const char *why) {
+    ml_remote_server *s = &r->server[server];
+    ml_text sentence = { 0 };
+
+    if (++s->n_bad < ML_REMOTE_MOST_BAD || s->banned)
+        return;
+    pthread_mutex_lock(&r->lock);
+    s->banned = true;
+    pthread_mutex_unlock(&r->lock);
+    ml_text_printf(&sentence,
+                   "%s is not asked any more: %d replies in a row were not what was asked "
+                   "for; the last: %s",
+                   s->url, s->n_bad, why);
+    ml_log(ML_LOG_WARN, "%s", sentence.ptr);
+    if (all_banned(r))
+        ml_remote_give_up(&r->gen, sentence.ptr);
+    ml_text_release(&sentence);
+}
+
+void ml_remote_stale_reply(ml_remote_call *c, const char *why) {
+    ml_text sentence = { 0 };
+
+    if (++c->n_stale < ML_REMOTE_MOST_BAD)
+        return;
+    ml_text_printf(&sentence,
+                   "%d replies to one request were of older weights; the last: %s",
+                   c->n_stale, why);
+    ml_remote_give_up(&c->remote->gen, sentence.ptr);
+    ml_text_release(&sentence);
 }
 
 void ml_remote_failing(ml_remote *r, const char *why) {
@@ -179,6 +217,8 @@ static void moved(void *ud) {
         s->url = s->next_url;
         s->next_url = NULL;
         s->lost = r->weights.load != NULL;
+        s->banned = false;
+        s->n_bad = 0;
     }
     pthread_mutex_unlock(&r->lock);
     ml_remote_query_cancel(&s->query);

@@ -547,8 +547,46 @@ static void a_liar_is_given_up(void) {
     r.n_top = 0;
     ask_liar(&h, &r, REPLY("\"output_token_logprobs\":[[-1,83]]"), 0);
     CHECK(h.finish == ML_FINISH_ABORT);
-    CHECK_HAS(h.message, "8 replies to one request were not what was asked for");
+    CHECK_HAS(h.message, "8 replies in a row were not what was asked for");
     CHECK_HAS(h.message, "token 83");
+}
+
+/* Those who tell the truth go on. */
+static void a_liar_among_others(void) {
+    static const char *const lie[] = { REPLY("\"output_token_logprobs\":[[-1,83]]") };
+    static heard there[N], here[N];
+    const char *url[2];
+    int n;
+    ml_text log = { 0 };
+    host h, own = { 0 };
+    liar l;
+    ml_gen *g;
+
+    open_host(&h, NULL);
+    open_engine(&own);
+    open_liar(&l, lie, 1);
+    url[0] = l.url;
+    url[1] = h.url;
+    ml_log_to_text(&log);
+    MUST(ml_remote_open(
+        &g,
+        &(ml_remote_opts){
+            .url = url, .n_url = 2, .spec = &own.spec, .retry_s = 0.01, .connect_s = 5 },
+        &err));
+    for (int i = 0; l.n_asked < 8 && i < 100; i++)
+        run(g, there);
+    n = l.n_asked;
+    run(g, there);
+    run(own.gen, here);
+    for (int i = 0; i < N; i++)
+        check_equal(&here[i], &there[i]);
+    CHECK(n >= 8 && l.n_asked == n);
+    g->close(g);
+    CHECK_HAS(log.ptr, "is not asked any more: 8 replies in a row were not what was asked");
+    close_liar(&l);
+    close_engine(&own);
+    close_host(&h);
+    ml_text_release(&log);
 }
 
 /* The bytes of a reply are bounded by what was asked for. */
@@ -681,7 +719,7 @@ static void a_server_with_other_weights(void) {
     MUST(g->submit(g, &r, hear, &a, &ticket, &err));
     await_end(&a);
     CHECK(a.finish == ML_FINISH_ABORT);
-    CHECK_HAS(a.message, "the last: ");
+    CHECK_HAS(a.message, "8 replies to one request were of older weights; the last: ");
     CHECK_HAS(a.message, "has weights of version 0, not 9");
     g->close(g);
     close_liar(&l);
@@ -769,6 +807,7 @@ int main(int argc, char **argv) {
         { "lies are refused", lies_are_refused },
         { "prompts are checked", prompts_are_checked },
         { "a liar is given up", a_liar_is_given_up },
+        { "a liar among others", a_liar_among_others },
         { "a reply has an end", a_reply_has_an_end },
         { "what a hung server owes goes to others",
           what_a_hung_server_owes_goes_to_others },
