@@ -84,7 +84,7 @@ static ml_rollout with_edges(train_job *j, ml_rollout inner) {
     j->around =
         (ml_rollout_edges){ .inner = inner,
                             .inject = { c->record.inject, c->record.inject_from,
-                                        c->record.inject_least },
+                                        c->record.inject_least, j->run.spec.n_vocab },
                             .rescore = { c->debug.prefill ? j->gen.gen : NULL, "the engine",
                                          (float)c->rollout.temperature },
                             .post = j->edges.reward_post,
@@ -97,7 +97,8 @@ static ml_rollout with_edges(train_job *j, ml_rollout inner) {
 static ml_status replay(train_job *j, ml_train_loop *loop, ml_err *err) {
     double keep = j->config->debug.subsample;
     ml_replay_rollout rollout = { .template = j->config->rollout.load_debug,
-                                  .keep = isnan(keep) ? 0 : keep };
+                                  .keep = isnan(keep) ? 0 : keep,
+                                  .n_vocab = j->run.spec.n_vocab };
 
     loop->rollout = with_edges(j, ml_rollout_replay(&rollout));
     return ml_train_loop_run(loop, err);

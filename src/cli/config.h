@@ -215,7 +215,7 @@ typedef struct ml_config {
         const char *weight_dir;                   /* NULL: beside what is saved */
         int64_t n_engine; /* processes of the run that generate; 0: it does itself */
         bool restart;
-        double check_s, check_timeout_s, first_check_s;
+        double check_s, check_timeout_s, first_check_s, request_s;
         int64_t shard_bytes; /* of a file in it */
         int transfer;        /* ml_transfer */
         const char *local_dir;

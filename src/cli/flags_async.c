@@ -181,7 +181,8 @@ const ml_flag ml_flags_async[] = {
       .from = ML_FROM_MILES,
       .help = "An engine of --rollout-num-engines that dies, or is not well, is started "
               "again, gets the weights, and then what was asked of it; without this flag "
-              "the run ends.  Engines of --rollout-external are waited for in any case." },
+              "the run ends.  Engines of --rollout-external are waited for in any case, as "
+              "long as --sglang-router-request-timeout-secs says." },
     { .name = "rollout-health-check-interval",
       .type = ML_FLAG_F64,
       ML_AT(mode.check_s),
@@ -192,7 +193,9 @@ const ml_flag ml_flags_async[] = {
       .group = "engines elsewhere",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Engines of --rollout-num-engines are asked for a token at this interval." },
+      .help =
+          "Engines of --rollout-num-engines are asked for a token at this interval, and "
+          "those of --rollout-external while they owe an answer." },
     { .name = "rollout-health-check-timeout",
       .type = ML_FLAG_F64,
       ML_AT(mode.check_timeout_s),
@@ -203,7 +206,22 @@ const ml_flag ml_flags_async[] = {
       .group = "engines elsewhere",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "One that has not answered after this time is killed." },
+      .help = "One that has not answered after this time is killed; one of "
+              "--rollout-external counts as gone: what it owes is asked of others, or of "
+              "it when it is back." },
+    { .name = "sglang-router-request-timeout-secs",
+      .type = ML_FLAG_F64,
+      ML_AT(mode.request_s),
+      .value = "SECONDS",
+      .def = "14400",
+      .min = 0,
+      .max = 1e9,
+      .group = "engines elsewhere",
+      .cmds = ML_CMD_SFT | TRAIN,
+      .from = ML_FROM_SGLANG,
+      .help = "Time that an engine has for a request; then another one is asked.  The run "
+              "ends when no engine could be asked for this time, or one could not be told "
+              "to load new weights.  0: any." },
     { .name = "rollout-health-check-first-wait",
       .type = ML_FLAG_F64,
       ML_AT(mode.first_check_s),

@@ -84,7 +84,6 @@ const ml_flag ml_flags_sglang[] = {
     ML_NOOP("router-health-success-threshold", TEXT, SGLANG, TRAIN, ROUTER),
     ML_NOOP("router-health-failure-threshold", TEXT, SGLANG, TRAIN, ROUTER),
     ML_NOOP("sglang-router-policy", TEXT, SGLANG, TRAIN, ROUTER),
-    ML_NOOP("sglang-router-request-timeout-secs", TEXT, SGLANG, TRAIN, ROUTER),
     ML_REFUSED("sglang-router-ip", TEXT, SGLANG, TRAIN,
                "use --rollout-external --rollout-external-engine-addrs HOST:PORT, which "
                "may be a router"),

@@ -106,8 +106,11 @@ static ml_status open_fleet(ml_fleet **fleet, ml_gen **gen, ml_train_gen *t,
     words *w = ML_NEW(&t->arena, words, 1);
     ml_remote_opts remote = { .url = url,
                               .n_url = o.n,
+                              .spec = &t->run->spec,
                               .retry_s = ML_TRAIN_RETRY_S,
-                              .connect_s = ML_TRAIN_CONNECT_S };
+                              .connect_s = ML_TRAIN_CONNECT_S,
+                              .request_s = c->mode.request_s,
+                              .warn_s = ML_TRAIN_WARN_S };
     ml_status st;
 
     st = make_key(&o, &t->arena, err);

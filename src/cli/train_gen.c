@@ -451,7 +451,7 @@ ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err) {
     }
     st = publish(t, w, err);
     if (st == ML_OK && t->flow)
-        ml_flow_published(t->flow, w->version);
+        st = ml_flow_published(t->flow, w->version, err);
     if (st == ML_OK && t->fleet)
         ml_faults_happen(&t->faults, t->fleet, t->run->rollout);
     ml_log(ML_LOG_INFO, "weight_sync: version %llu in %.6f s",

@@ -66,7 +66,7 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
                 &t->arena, "%s/rollout_data/{rollout_id}.jsonl.zst", t->run->opts.save);
     } else if (c->mode.async) {
         t->ahead = ML_NEW(&t->arena, ml_ahead, 1);
-        ml_ahead_init(t->ahead, loop->rollout, t->run->num_rollout);
+        ml_ahead_init(t->ahead, loop->rollout, t->run->num_rollout, t->run->spec.n_vocab);
         loop->rollout = ml_rollout_ahead(t->ahead);
     }
     return st;

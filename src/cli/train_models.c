@@ -65,6 +65,7 @@ ml_status ml_train_models(ml_train_run_opts *out, const char **url, const ml_con
     if (st != ML_OK)
         return st;
     take_reference(out, c);
+    out->teacher_request_s = c->mode.request_s;
     out->teacher_load = c->models.teacher_load;
     out->teacher_step = c->models.teacher_step;
     out->keep_old_actor = c->models.keep_old_actor;

@@ -66,8 +66,13 @@ ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err)
     const char **url = ML_NEW(&t->arena, const char *, c->mode.addrs.n);
     ml_remote_opts o = { .url = url,
                          .n_url = c->mode.addrs.n,
+                         .spec = &t->run->spec,
                          .retry_s = ML_TRAIN_RETRY_S,
-                         .connect_s = ML_TRAIN_CONNECT_S };
+                         .connect_s = ML_TRAIN_CONNECT_S,
+                         .request_s = c->mode.request_s,
+                         .check_s = c->mode.check_s,
+                         .check_timeout_s = c->mode.check_timeout_s,
+                         .warn_s = ML_TRAIN_WARN_S };
     ml_secret *key = ML_NEW(&t->arena, ml_secret, 1);
     ml_status st = ml_key_find(key, c->mode.engine_key, c->mode.engine_key_file,
                                "--rollout-external-api-key", err);

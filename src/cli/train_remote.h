@@ -11,6 +11,7 @@
 
 #define ML_TRAIN_RETRY_S 0.5
 #define ML_TRAIN_CONNECT_S 10.0
+#define ML_TRAIN_WARN_S 30.0 /* without an answer, before that is said */
 
 /* Makes the directory, as t->weight_dir, and what is written there. */
 ml_status ml_train_remote_dir(ml_train_gen *t, const ml_config *c, ml_err *err);

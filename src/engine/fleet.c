@@ -191,7 +191,7 @@ static void check(engine *e) {
                                           .url = url.ptr,
                                           .headers = headers.ptr,
                                           .connect_s = o->timeout_s,
-                                          .idle_s = o->timeout_s },
+                                          .total_s = o->timeout_s },
                       (ml_http_fns){ .head = on_head, .done = on_checked, .ud = e },
                       &err) != ML_OK)
         on_checked(e, &err);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/remote_priv.h"
+#include "engine/request.h"
 
 static ml_remote *of(ml_gen *g) {
     return (ml_remote *)g;
@@ -14,9 +15,17 @@ static ml_remote *of(ml_gen *g) {
 static void free_call(ml_remote_call *c) {
     ml_timer_stop(c->timer);
     ml_text_release(&c->body);
-    ml_text_release(&c->reply);
+    ml_remote_query_release(&c->query);
     ml_arena_release(&c->arena);
     free(c);
+}
+
+/* Is a request being tried again? */
+static bool any_failed(const ml_remote *r) {
+    for (const ml_remote_call *c = r->first; c && r->failing_since > 0; c = c->next)
+        if (c->n_failed > 0)
+            return true;
+    return false;
 }
 
 static void end_call(ml_remote_call *c, ml_gen_update *u) {
@@ -33,11 +42,13 @@ static void end_call(ml_remote_call *c, ml_gen_update *u) {
     r->stats.n_prompt_token += c->ask.n_prompt;
     r->stats.n_cached_token += u->n_cached;
     r->stats.n_answer_token += u->answer.n;
-    if (u->version)
+    if (u->version && !r->weights.load)
         r->stats.version = u->version;
     pthread_mutex_unlock(&r->lock);
     c->fn(c->ud, u);
     free_call(c);
+    if (!any_failed(r))
+        r->failing_since = 0;
     if (r->watch)
         r->watch(r->watch_ud);
 }
@@ -53,6 +64,7 @@ static void try_again(ml_remote_call *c, const char *why) {
     int32_t most = c->remote->opts.n_attempt;
     ml_err gone = { 0 };
 
+    ml_remote_failing(c->remote, why);
     if (ml_remote_hope(c->remote, &gone) != ML_OK) {
         abort_call(c, gone.msg);
         return;
@@ -64,43 +76,80 @@ static void try_again(ml_remote_call *c, const char *why) {
     c->timer = ml_timer_start(c->remote->loop, c->remote->opts.retry_s, false, attempt, c);
 }
 
-static void on_head(void *ud, int status, ml_str headers) {
-    ml_remote_call *c = ud;
-    (void)headers;
-    c->status = status;
-}
+/* Once weights were loaded, no server can have newer ones than it was told to load. */
+static ml_status check_newest(const ml_gen_update *u, uint64_t newest, const char *url,
+                              ml_err *err) {
+    uint64_t version = u->version;
 
-static void on_data(void *ud, ml_str piece) {
-    ml_remote_call *c = ud;
-    ml_text_add(&c->reply, piece.ptr, piece.len);
+    for (int32_t i = 0; i < u->answer.n; i++)
+        version = u->answer.version[i] > version ? u->answer.version[i] : version;
+    if (version <= newest)
+        return ML_OK;
+    return ml_fail(err, ML_EFORMAT,
+                   "%s answered with weights of version %llu; the newest one is %llu", url,
+                   (unsigned long long)version, (unsigned long long)newest);
 }
 
 /* SGLang's versions are not ours to compare. */
 static ml_status check_version(const ml_remote_call *c, const ml_gen_update *u,
                                const char *url, ml_err *err) {
-    if (c->remote->opts.sglang || u->version >= c->version)
+    ml_remote *r = c->remote;
+    uint64_t newest;
+    bool loaded;
+
+    pthread_mutex_lock(&r->lock);
+    loaded = r->weights.load != NULL;
+    newest = r->weights.newest;
+    pthread_mutex_unlock(&r->lock);
+    if (r->opts.sglang)
         return ML_OK;
-    return ml_fail(err, ML_EPEER, "%s has weights of version %llu, not %llu", url,
-                   (unsigned long long)u->version, (unsigned long long)c->version);
+    if (u->version < c->version)
+        return ml_fail(err, ML_EPEER, "%s has weights of version %llu, not %llu", url,
+                       (unsigned long long)u->version, (unsigned long long)c->version);
+    return loaded ? check_newest(u, newest, url, err) : ML_OK;
 }
 
 static ml_status read_answer(ml_remote_call *c, ml_gen_update *u, ml_arena *a,
                              ml_err *err) {
     const char *url = c->remote->server[c->server].url;
+    ml_str reply = { c->query.reply.ptr, c->query.reply.len };
     ml_status st;
 
     if (c->broken)
-        return ml_fail(err, ML_EPEER, "%s", c->why.msg);
-    if (c->status != 200)
-        return ml_fail(err, ML_EPEER, "%s answered with status %d: %.300s", url, c->status,
-                       c->reply.ptr ? c->reply.ptr : "");
-    st = ml_remote_read(u, a, &c->ask, (ml_str){ c->reply.ptr, c->reply.len }, url, err);
+        return ml_fail(err, c->why.code == ML_EFORMAT ? ML_EFORMAT : ML_EPEER, "%s",
+                       c->why.msg);
+    if (c->query.status != 200)
+        return ml_fail(err, ML_EPEER, "%s answered with status %d: %.300s", url,
+                       c->query.status, reply.ptr ? reply.ptr : "");
+    st = ml_remote_read(u, a, &c->ask, c->remote->opts.spec, reply, url, err);
     return st == ML_OK ? check_version(c, u, url, err) : st;
 }
 
 /* A server that is busy says so; what else goes wrong may be its end. */
 static bool is_busy(const ml_remote_call *c) {
-    return !c->broken && (c->status == 429 || c->status >= 500);
+    return !c->broken && (c->query.status == 429 || c->query.status >= 500);
+}
+
+/* A request the server calls wrong will not become right. */
+static bool is_wrong(const ml_remote_call *c) {
+    return !c->broken && c->query.status == 400;
+}
+
+/* What the answer, or that there is none, says of the server. */
+static void judge_server(ml_remote_call *c, ml_status st, const char *why) {
+    ml_remote *r = c->remote;
+
+    if (st == ML_OK) {
+        r->failing_since = 0;
+        r->server[c->server].n_bad = 0;
+        return;
+    }
+    if (!is_wrong(c) && !is_busy(c))
+        ml_remote_lose(r, c->server, why);
+    if (st == ML_EFORMAT)
+        ml_remote_bad_reply(r, c->server, why);
+    else if (!c->broken && c->query.status == 200)
+        ml_remote_stale_reply(c, why);
 }
 
 static void look_at(ml_remote_call *c) {
@@ -111,13 +160,11 @@ static void look_at(ml_remote_call *c) {
 
     ml_arena_init(&a, "reply");
     st = read_answer(c, &u, &a, &err);
-    if (st != ML_OK && c->status != 400 && !is_busy(c))
-        ml_remote_lose(c->remote, c->server, err.msg);
+    judge_server(c, st, err.msg);
     c->server = -1;
-    /* A request the server calls wrong will not become right. */
     if (st == ML_OK)
         end_call(c, &u);
-    else if (c->status == 400)
+    else if (is_wrong(c))
         abort_call(c, err.msg);
     else
         try_again(c, err.msg);
@@ -128,7 +175,6 @@ static void on_done(void *ud, const ml_err *failed) {
     ml_remote_call *c = ud;
 
     c->remote->server[c->server].n_call--;
-    c->job = NULL;
     c->broken = failed != NULL;
     if (failed)
         c->why = *failed;
@@ -142,13 +188,9 @@ static void on_done(void *ud, const ml_err *failed) {
 static void attempt(void *ud) {
     ml_remote_call *c = ud;
     ml_remote *r = c->remote;
-    ml_err err = { 0 };
-    ml_text url = { 0 };
 
     ml_timer_stop(c->timer);
     c->timer = NULL;
-    c->status = 0;
-    c->reply.len = 0;
     /* After a failure elsewhere if there is an elsewhere. */
     c->server = ml_remote_choose(r, (int32_t)(c->ticket % 1024) + c->n_failed);
     if (c->server < 0) {
@@ -156,17 +198,11 @@ static void attempt(void *ud) {
         return;
     }
     r->server[c->server].n_call++;
-    ml_text_printf(&url, "%s/generate", r->server[c->server].url);
-    if (ml_http_start(&c->job, r->client,
-                      &(ml_http_request){ .method = "POST",
-                                          .url = url.ptr,
-                                          .headers = r->headers,
-                                          .body = { c->body.ptr, c->body.len },
-                                          .connect_s = r->opts.connect_s,
-                                          .idle_s = r->opts.idle_s },
-                      (ml_http_fns){ on_head, on_data, on_done, c }, &err) != ML_OK)
-        on_done(c, &err);
-    ml_text_release(&url);
+    ml_remote_query_start(r, &c->query,
+                          &(ml_http_request){ .method = "POST",
+                                              .body = { c->body.ptr, c->body.len },
+                                              .max_body = c->max_reply },
+                          r->server[c->server].url, "/generate");
 }
 
 static void begin(void *ud) {
@@ -190,6 +226,11 @@ static void keep(ml_remote_call *c, const ml_gen_request *r) {
                             r->stop[i].len };
     c->ask.stop = stop;
     c->ask.prompt = c->ask.stop_id = c->ask.also = NULL;
+    if (r->score_from >= 0) {
+        int32_t *prompt = ML_NEW(&c->arena, int32_t, r->n_prompt);
+        c->ask.prompt = memcpy(prompt, r->prompt, (size_t)r->n_prompt * sizeof *prompt);
+    }
+    c->max_reply = ml_remote_reply_bytes(r, c->remote->opts.spec);
     c->ask.draw.bias = NULL;
 }
 
@@ -200,6 +241,9 @@ static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, voi
 
     if (ask->n_prompt < 1)
         return ml_fail(err, ML_EUSAGE, "the prompt is empty; it must have a token");
+    if (r->opts.spec && ml_request_check_ids("prompt", ask->prompt, ask->n_prompt,
+                                             r->opts.spec->n_vocab, err) != ML_OK)
+        return ML_EUSAGE;
     if (ml_remote_hope(r, err) != ML_OK)
         return ML_EPEER;
     c = calloc(1, sizeof *c);
@@ -209,6 +253,7 @@ static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, voi
     c->fn = fn;
     c->ud = ud;
     c->server = -1;
+    c->query = (ml_remote_query){ .generates = true, .done = on_done, .ud = c };
     ml_arena_init(&c->arena, "request");
     pthread_mutex_lock(&r->lock);
     *ticket = c->ticket = ++r->n_ticket;
@@ -224,11 +269,15 @@ static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, voi
 typedef struct abort_note {
     ml_remote *remote;
     uint64_t ticket;
+    ml_remote_query query;
 } abort_note;
 
-static void ignore_done(void *ud, const ml_err *err) {
-    (void)ud;
+static void free_note(void *ud, const ml_err *err) {
+    abort_note *n = ud;
+
     (void)err;
+    ml_remote_query_release(&n->query);
+    free(n);
 }
 
 /* The server is told; it answers the request itself with what there is.  One that is between
@@ -237,36 +286,32 @@ static void abort_on_loop(void *ud) {
     abort_note *n = ud;
     ml_remote *r = n->remote;
     ml_remote_call *c = r->first;
-    ml_text url = { 0 }, body = { 0 };
-    ml_http_job *job;
+    ml_text body = { 0 };
 
     while (c && c->ticket != n->ticket)
         c = c->next;
-    if (c && c->server < 0) {
-        abort_call(c, "aborted");
-    } else if (c) {
-        ml_text_printf(&url, "%s/abort_request", r->server[c->server].url);
-        ml_text_printf(&body, "{\"rid\":\"miles-%llu\"}", (unsigned long long)c->ticket);
-        c->aborted = true; /* whatever happens now is the end */
-        (void)ml_http_start(&job, r->client,
-                            &(ml_http_request){ .method = "POST",
-                                                .url = url.ptr,
-                                                .headers = r->headers,
-                                                .body = { body.ptr, body.len },
-                                                .connect_s = r->opts.connect_s,
-                                                .idle_s = r->opts.idle_s },
-                            (ml_http_fns){ .done = ignore_done }, NULL);
+    if (!c || c->server < 0) {
+        if (c)
+            abort_call(c, "aborted");
+        free(n);
+        return;
     }
-    ml_text_release(&url);
+    ml_text_printf(&body, "{\"rid\":\"miles-%llu\"}", (unsigned long long)c->ticket);
+    c->aborted = true; /* whatever happens now is the end */
+    n->query = (ml_remote_query){ .done = free_note, .ud = n };
+    ml_remote_query_start(r, &n->query,
+                          &(ml_http_request){ .method = "POST",
+                                              .body = { body.ptr, body.len },
+                                              .max_body = ML_REMOTE_CONTROL_BYTES },
+                          r->server[c->server].url, "/abort_request");
     ml_text_release(&body);
-    free(n);
 }
 
 static void abort_one(ml_gen *g, uint64_t ticket) {
     abort_note *n = malloc(sizeof *n);
     if (!n)
         return; /* the request goes on to its end */
-    *n = (abort_note){ of(g), ticket };
+    *n = (abort_note){ .remote = of(g), .ticket = ticket };
     ml_loop_post(of(g)->loop, abort_on_loop, n);
 }
 
@@ -294,7 +339,8 @@ void ml_remote_drop_waiting(void *remote) {
 
 static void abort_all(ml_gen *g) {
     ml_loop_post(of(g)->loop, abort_waiting, of(g));
-    (void)ml_remote_tell_all(of(g), "POST", "/abort_request", "{\"abort_all\":true}", NULL);
+    (void)ml_remote_tell_all(of(g), "POST", "/abort_request", "{\"abort_all\":true}", false,
+                             NULL);
 }
 
 static void hold(void *ud) {
@@ -325,7 +371,7 @@ static void set_paused(ml_gen *g, bool paused) {
 
 static void pause_all(ml_gen *g) {
     (void)ml_remote_tell_all(of(g), "POST", "/pause_generation", "{\"mode\":\"retract\"}",
-                             NULL);
+                             false, NULL);
     ml_remote_have_done(of(g), hold, of(g));
     set_paused(g, true);
 }
@@ -333,11 +379,11 @@ static void pause_all(ml_gen *g) {
 static void resume_all(ml_gen *g) {
     set_paused(g, false);
     ml_remote_have_done(of(g), let_go, of(g));
-    (void)ml_remote_tell_all(of(g), "POST", "/continue_generation", "{}", NULL);
+    (void)ml_remote_tell_all(of(g), "POST", "/continue_generation", "{}", false, NULL);
 }
 
 static bool flush(ml_gen *g) {
-    return ml_remote_tell_all(of(g), "POST", "/flush_cache", "{}", NULL) == ML_OK;
+    return ml_remote_tell_all(of(g), "POST", "/flush_cache", "{}", false, NULL) == ML_OK;
 }
 
 static void stats(ml_gen *g, ml_gen_stats *out) {
@@ -373,11 +419,11 @@ static void *carry(void *ud) {
     ml_loop_run(r->loop);
     for (ml_remote_call *c = r->first, *next; c; c = next) {
         next = c->next;
-        if (c->job)
-            ml_http_cancel(c->job);
+        ml_remote_query_cancel(&c->query);
         abort_call(c, "the generator is closing");
     }
     ml_remote_forget(r);
+    ml_remote_watch_stop(r);
     return NULL;
 }
 
@@ -453,7 +499,9 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
         return st;
     }
     r->client = ml_http_client_new(r->loop);
+    ml_remote_watch_start(r);
     if (pthread_create(&r->thread, NULL, carry, r) != 0) {
+        ml_remote_watch_stop(r);
         free_remote(r);
         return ml_fail(err, ML_ENOMEM, "the system gives no thread for connections");
     }

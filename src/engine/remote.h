@@ -4,8 +4,13 @@
  * A request is one POST to /generate, answered when it has ended; so its function is called
  * once.  What fails on the way (no connection, a status that is not 200, a broken reply) is
  * tried again, on the server with the least to do; when attempts run out the request ends
- * with ML_FINISH_ABORT and the sentence.  Pausing, weights and caches concern all
+ * with ML_FINISH_ABORT and the sentence.  A reply is checked against the request before it is
+ * used: lengths of lists, token ids, log-probabilities, versions.  A server whose
+ * replies fail this check again and again is asked no more; when that is so of all of them,
+ * generation ends.  Pausing, weights and caches concern all
  * servers; those behind a router are asked from it.
+ *
+ * A server that hangs is treated as one that died (remote_query.c).
  *
  * Once weights were loaded, a server that fails or answers with older ones is lost: it gets
  * nothing more to do until it has been told to load them again.  So one that was killed and
@@ -16,17 +21,27 @@
 #define ML_ENGINE_REMOTE_H
 
 #include "engine/gen.h"
+#include "model/spec.h"
 
 typedef struct ml_remote_opts {
     const char *const *url; /* [n_url] "http://host:port" */
     int32_t n_url;
     const char
         *api_key; /* or NULL; sent to these URLs, not to workers that a router lists */
-    bool sglang;  /* real SGLang: what only our servers know is not sent.  The seed of a
+    /* The model: token ids and the number of choices in replies must be its own.  NULL: any
+     * are taken. */
+    const ml_spec *spec;
+    bool sglang; /* real SGLang: what only our servers know is not sent.  The seed of a
                             sample is then one number made of its seed and sample */
     int32_t n_attempt; /* 0: for ever; what is awaited is said in a warning */
     double retry_s, connect_s;
     double idle_s; /* how long a server may say nothing, generation included; 0: for ever */
+    /* How long a request may take at one server, how long all servers may be lost, and how long
+     * new weights may take to arrive; 0: for ever. */
+    double request_s;
+    double check_s; /* servers that owe an answer are asked for their health; 0: not */
+    double check_timeout_s; /* one that does not answer this is lost */
+    double warn_s;          /* without an answer, before that is said; 0: never */
 } ml_remote_opts;
 
 ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err);

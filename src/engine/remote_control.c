@@ -8,9 +8,7 @@
 typedef struct question {
     struct broadcast *all;
     const char *url;
-    ml_text reply;
-    int status;
-    bool listed; /* by a router: the key is not for it */
+    ml_remote_query query;
 } question;
 
 typedef struct broadcast {
@@ -24,62 +22,40 @@ typedef struct broadcast {
     pthread_cond_t done;
 } broadcast;
 
-static void on_head(void *ud, int status, ml_str headers) {
-    question *q = ud;
-    (void)headers;
-    q->status = status;
-}
-
-static void on_data(void *ud, ml_str piece) {
-    question *q = ud;
-    ml_text_add(&q->reply, piece.ptr, piece.len);
-}
-
 /* Servers say "success": false with status 200 or 400. */
 static bool says_no(const question *q) {
-    return q->reply.ptr && strstr(q->reply.ptr, "\"success\"") &&
-           strstr(q->reply.ptr, "false");
+    const char *reply = q->query.reply.ptr;
+
+    return reply && strstr(reply, "\"success\"") && strstr(reply, "false");
 }
 
-static void answered(question *q, const ml_err *err) {
+static void answered(void *ud, const ml_err *err) {
+    question *q = ud;
     broadcast *b = q->all;
+    int status = q->query.status;
 
     pthread_mutex_lock(&b->lock);
     if (b->st == ML_OK && err)
         b->st = ml_fail(b->err, ML_EAGAIN, "%s", err->msg);
-    else if (b->st == ML_OK && (q->status != 200 || says_no(q)))
-        b->st = ml_fail(b->err, q->status >= 500 ? ML_EAGAIN : ML_EPEER,
-                        "%s%s answered with status %d: %.300s", q->url, b->path, q->status,
-                        q->reply.ptr ? q->reply.ptr : "");
+    else if (b->st == ML_OK && (status != 200 || says_no(q)))
+        b->st = ml_fail(b->err, status >= 500 ? ML_EAGAIN : ML_EPEER,
+                        "%s%s answered with status %d: %.300s", q->url, b->path, status,
+                        q->query.reply.ptr ? q->query.reply.ptr : "");
     if (--b->n_left == 0)
         pthread_cond_signal(&b->done);
     pthread_mutex_unlock(&b->lock);
 }
 
-static void on_done(void *ud, const ml_err *err) {
-    answered(ud, err);
-}
-
 static void ask(void *ud) {
     question *q = ud;
     broadcast *b = q->all;
-    ml_remote *r = b->remote;
-    ml_http_job *job;
-    ml_err err = { 0 };
-    ml_text url = { 0 };
 
-    ml_text_printf(&url, "%s%s", q->url, b->path);
-    if (ml_http_start(
-            &job, r->client,
-            &(ml_http_request){ .method = b->method,
-                                .url = url.ptr,
-                                .headers = q->listed ? ML_REMOTE_JSON : r->headers,
-                                .body = ml_str_of(b->body),
-                                .connect_s = r->opts.connect_s,
-                                .idle_s = r->opts.idle_s },
-            (ml_http_fns){ on_head, on_data, on_done, q }, &err) != ML_OK)
-        answered(q, &err);
-    ml_text_release(&url);
+    q->query = (ml_remote_query){ .done = answered, .ud = q };
+    ml_remote_query_start(b->remote, &q->query,
+                          &(ml_http_request){ .method = b->method,
+                                              .body = ml_str_of(b->body),
+                                              .max_body = ML_REMOTE_CONTROL_BYTES },
+                          q->url, b->path);
 }
 
 /* Asks them all and waits. */
@@ -102,7 +78,7 @@ static ml_status run(broadcast *b) {
 
 static void release(broadcast *b) {
     for (int32_t i = 0; i < b->n; i++)
-        ml_text_release(&b->question[i].reply);
+        ml_text_release(&b->question[i].query.reply);
 }
 
 /* Routers of our own pass such questions on to their workers, with the keys of those. */
@@ -119,7 +95,7 @@ static int32_t behind(ml_remote *r, const char *url, const char **out, int32_t c
     question q = { .url = url };
     broadcast b = { .remote = r,
                     .method = "GET",
-                    .path = "/list_workers",
+                    .path = ML_REMOTE_WORKERS_PATH,
                     .body = "",
                     .question = &q,
                     .n = 1 };
@@ -127,10 +103,10 @@ static int32_t behind(ml_remote *r, const char *url, const char **out, int32_t c
     int32_t n = 0;
 
     if (run(&b) == ML_OK &&
-        ml_json_parse(
-            &root, a,
-            ml_str_of(ml_arena_str(a, q.reply.ptr ? q.reply.ptr : "", q.reply.len)), url,
-            NULL) == ML_OK &&
+        ml_json_parse(&root, a,
+                      ml_str_of(ml_arena_str(a, q.query.reply.ptr ? q.query.reply.ptr : "",
+                                             q.query.reply.len)),
+                      url, NULL) == ML_OK &&
         !(r->opts.api_key && fans_out(root)) && (urls = ml_json_get(root, "urls")) != NULL)
         for (const ml_json *v = urls->child; v && n < cap; v = v->next)
             if (v->type == ML_JSON_STRING)
@@ -141,25 +117,20 @@ static int32_t behind(ml_remote *r, const char *url, const char **out, int32_t c
     return n;
 }
 
-/* As it is now: a server may move meanwhile. */
-static const char *url_of(ml_remote *r, int32_t server, ml_arena *a) {
-    const char *url;
+/* As it is now: a server may move meanwhile.  NULL: it is left out. */
+static const char *url_of(ml_remote *r, int32_t server, bool lost_too, ml_arena *a) {
+    const ml_remote_server *s = &r->server[server];
+    const char *url = NULL;
 
     pthread_mutex_lock(&r->lock);
-    url = ml_arena_str(a, r->server[server].url, strlen(r->server[server].url));
+    if (!s->banned && (!s->lost || lost_too))
+        url = ml_arena_str(a, s->url, strlen(s->url));
     pthread_mutex_unlock(&r->lock);
     return url;
 }
 
-static bool is_named(ml_remote *r, const char *url, ml_arena *a) {
-    for (int32_t i = 0; i < r->opts.n_url; i++)
-        if (strcmp(url_of(r, i, a), url) == 0)
-            return true;
-    return false;
-}
-
 ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
-                             const char *body, ml_err *err) {
+                             const char *body, bool lost_too, ml_err *err) {
     enum { MOST = 1024 };
     ml_arena a;
     const char **url;
@@ -168,13 +139,13 @@ ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
 
     ml_arena_init(&a, "remote servers");
     url = ML_NEW(&a, const char *, MOST);
-    for (int32_t i = 0; i < r->opts.n_url && b.n < MOST; i++)
-        b.n += behind(r, url_of(r, i, &a), url + b.n, MOST - b.n, &a);
-    b.question = ML_NEW(&a, question, b.n);
-    for (int32_t i = 0; i < b.n; i++) {
-        b.question[i].url = url[i];
-        b.question[i].listed = !is_named(r, url[i], &a);
+    for (int32_t i = 0; i < r->opts.n_url && b.n < MOST; i++) {
+        const char *front = url_of(r, i, lost_too, &a);
+        b.n += front ? behind(r, front, url + b.n, MOST - b.n, &a) : 0;
     }
+    b.question = ML_NEW(&a, question, b.n);
+    for (int32_t i = 0; i < b.n; i++)
+        b.question[i].url = url[i];
     st = run(&b);
     release(&b);
     ml_arena_release(&a);

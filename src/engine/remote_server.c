@@ -1,6 +1,7 @@
 /* remote_server.c - which servers can be asked, and how one that was lost comes back. */
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "engine/remote_priv.h"
 
@@ -9,7 +10,7 @@ int32_t ml_remote_choose(const ml_remote *r, int32_t from) {
 
     for (int32_t k = 0; k < r->opts.n_url; k++) {
         int32_t i = (from + k) % r->opts.n_url;
-        if (!r->server[i].lost &&
+        if (!r->server[i].lost && !r->server[i].banned &&
             (best < 0 || r->server[i].n_call < r->server[best].n_call))
             best = i;
     }
@@ -20,15 +21,10 @@ int32_t ml_remote_choose(const ml_remote *r, int32_t from) {
 
 static void ask_again(void *ud);
 
-static void on_head(void *ud, int status, ml_str headers) {
-    ml_remote_server *s = ud;
-    (void)headers;
-    s->status = status;
-}
-
-static void on_data(void *ud, ml_str piece) {
-    ml_remote_server *s = ud;
-    ml_text_add(&s->reply, piece.ptr, piece.len);
+static void set_lost(ml_remote_server *s, bool lost) {
+    pthread_mutex_lock(&s->remote->lock);
+    s->lost = lost;
+    pthread_mutex_unlock(&s->remote->lock);
 }
 
 static void rest(ml_remote_server *s) {
@@ -38,14 +34,13 @@ static void rest(ml_remote_server *s) {
 }
 
 static void on_back(ml_remote_server *s) {
-    s->lost = false;
+    set_lost(s, false);
     ml_log(ML_LOG_WARN, "%s is back, with the weights it shall have", s->url);
 }
 
 static void on_continued(void *ud, const ml_err *err) {
     ml_remote_server *s = ud;
 
-    s->job = NULL;
     if (err)
         rest(s);
     else
@@ -54,33 +49,22 @@ static void on_continued(void *ud, const ml_err *err) {
 
 static void tell(ml_remote_server *s, const char *path, const char *body,
                  void (*done)(void *ud, const ml_err *err)) {
-    ml_remote *r = s->remote;
-    ml_text url = { 0 };
-    ml_err err = { 0 };
-
-    s->status = 0;
-    s->reply.len = 0;
-    ml_text_printf(&url, "%s%s", s->url, path);
-    if (ml_http_start(&s->job, r->client,
-                      &(ml_http_request){ .method = "POST",
-                                          .url = url.ptr,
-                                          .headers = r->headers,
-                                          .body = ml_str_of(body),
-                                          .connect_s = r->opts.connect_s,
-                                          .idle_s = r->opts.idle_s },
-                      (ml_http_fns){ on_head, on_data, done, s }, &err) != ML_OK)
-        done(s, &err);
-    ml_text_release(&url);
+    s->query.done = done;
+    s->query.ud = s;
+    ml_remote_query_start(s->remote, &s->query,
+                          &(ml_http_request){ .method = "POST",
+                                              .body = ml_str_of(body),
+                                              .max_body = ML_REMOTE_CONTROL_BYTES },
+                          s->url, path);
 }
 
 /* True: it said no, or nothing, and is asked again. */
 static bool refused(ml_remote_server *s, const ml_err *err) {
-    s->job = NULL;
-    if (!err && s->status == 200)
+    if (!err && s->query.status == 200)
         return false;
     if (!err && !s->refused)
         ml_log(ML_LOG_WARN, "%s does not take its weights, and is asked again: %.300s",
-               s->url, s->reply.ptr ? s->reply.ptr : "");
+               s->url, s->query.reply.ptr ? s->query.reply.ptr : "");
     s->refused = !err;
     rest(s);
     return true;
@@ -114,7 +98,10 @@ static void on_pulled(void *ud, const ml_err *err) {
     pthread_mutex_lock(&r->lock);
     load = r->weights.load;
     pthread_mutex_unlock(&r->lock);
-    tell(s, "/update_weights_from_disk", load, on_loaded);
+    if (load)
+        tell(s, "/update_weights_from_disk", load, on_loaded);
+    else
+        set_lost(s, false);
 }
 
 static void ask_again(void *ud) {
@@ -124,13 +111,15 @@ static void ask_again(void *ud) {
 
     ml_timer_stop(s->timer);
     s->timer = NULL;
-    if (!s->lost)
+    if (!s->lost || s->banned)
         return;
     pthread_mutex_lock(&r->lock);
     load = r->weights.load;
     pull = r->weights.pull;
     pthread_mutex_unlock(&r->lock);
-    if (pull)
+    if (!load) /* the first ones could not be loaded: there are none it must have */
+        set_lost(s, false);
+    else if (pull)
         tell(s, "/pull_weights", pull, on_pulled);
     else
         tell(s, "/update_weights_from_disk", load, on_loaded);
@@ -147,12 +136,72 @@ void ml_remote_lose(ml_remote *r, int32_t server, const char *why) {
     pthread_mutex_unlock(&r->lock);
     if (s->lost || !weights)
         return;
-    s->lost = true;
+    set_lost(s, true);
     ml_log(
         ML_LOG_WARN,
         "%s; waiting for %s, which will be sent its weights and what was asked of it again",
         why, s->url);
     rest(s);
+}
+
+static bool all_banned(const ml_remote *r) {
+    for (int32_t i = 0; i < r->opts.n_url; i++)
+        if (!r->server[i].banned)
+            return false;
+    return true;
+}
+
+void ml_remote_bad_reply(ml_remote *r, int32_t server, const char *why) {
+    ml_remote_server *s = &r->server[server];
+    ml_text sentence = { 0 };
+
+    if (++s->n_bad < ML_REMOTE_MOST_BAD || s->banned)
+        return;
+    pthread_mutex_lock(&r->lock);
+    s->banned = true;
+    pthread_mutex_unlock(&r->lock);
+    ml_text_printf(&sentence,
+                   "%s is not asked any more: %d replies in a row were not what was asked "
+                   "for; the last: %s",
+                   s->url, s->n_bad, why);
+    ml_log(ML_LOG_WARN, "%s", sentence.ptr);
+    if (all_banned(r))
+        ml_remote_give_up(&r->gen, sentence.ptr);
+    ml_text_release(&sentence);
+}
+
+void ml_remote_stale_reply(ml_remote_call *c, const char *why) {
+    ml_text sentence = { 0 };
+
+    if (++c->n_stale < ML_REMOTE_MOST_BAD)
+        return;
+    ml_text_printf(&sentence,
+                   "%d replies to one request were of older weights; the last: %s",
+                   c->n_stale, why);
+    ml_remote_give_up(&c->remote->gen, sentence.ptr);
+    ml_text_release(&sentence);
+}
+
+void ml_remote_failing(ml_remote *r, const char *why) {
+    const ml_remote_opts *o = &r->opts;
+    double now = ml_clock_s(), waited;
+    ml_text sentence = { 0 };
+
+    if (r->failing_since == 0) {
+        r->failing_since = now;
+        r->failing_warn = o->warn_s;
+    }
+    waited = now - r->failing_since;
+    if (o->warn_s > 0 && waited >= r->failing_warn) {
+        ml_log(ML_LOG_WARN, "no engine has answered a request for %.0f s: %s", waited, why);
+        r->failing_warn *= 2;
+    }
+    if (o->request_s > 0 && waited >= o->request_s) {
+        ml_text_printf(&sentence, "no engine has answered a request for %g s: %s",
+                       o->request_s, why);
+        ml_remote_give_up(&r->gen, sentence.ptr);
+    }
+    ml_text_release(&sentence);
 }
 
 /* --- another in its place --------------------------------------------------------- */
@@ -168,11 +217,11 @@ static void moved(void *ud) {
         s->url = s->next_url;
         s->next_url = NULL;
         s->lost = r->weights.load != NULL;
+        s->banned = false;
+        s->n_bad = 0;
     }
     pthread_mutex_unlock(&r->lock);
-    if (s->job)
-        ml_http_cancel(s->job);
-    s->job = NULL;
+    ml_remote_query_cancel(&s->query);
     ask_again(s);
 }
 
@@ -213,14 +262,13 @@ void ml_remote_found(void *remote) {
     ml_remote *r = remote;
 
     for (int32_t i = 0; i < r->opts.n_url; i++)
-        r->server[i].lost = r->server[i].lost && r->server[i].job;
+        if (!r->server[i].query.job)
+            set_lost(&r->server[i], false);
 }
 
 void ml_remote_forget(ml_remote *r) {
     for (int32_t i = 0; i < r->opts.n_url; i++) {
-        if (r->server[i].job)
-            ml_http_cancel(r->server[i].job);
         ml_timer_stop(r->server[i].timer);
-        ml_text_release(&r->server[i].reply);
+        ml_remote_query_release(&r->server[i].query);
     }
 }

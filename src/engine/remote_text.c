@@ -1,5 +1,6 @@
 /* remote_text.c - requests to JSON, replies from JSON. */
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -130,55 +131,104 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
 
 /* --- replies -------------------------------------------------------------------- */
 
+/* A reply is written by somebody else: nothing in it is believed before it is checked. */
 typedef struct reader {
     const ml_json *meta;
     ml_arena *arena;
     const ml_gen_request *ask;
-    const char *bad; /* the first field that is not what it should be, or NULL */
+    const ml_spec *spec; /* or NULL */
+    const char *url;
+    bool ended; /* the server answered all of the request: no list may be shorter */
+    ml_err *err;
+    ml_status st;
 } reader;
 
+static void refuse(reader *d, const char *field, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Says what is wrong with a field; the first fault counts. */
+static void refuse(reader *d, const char *field, const char *format, ...) {
+    char what[200];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    if (d->st == ML_OK)
+        d->st = ml_fail(d->err, ML_EFORMAT, "%s: meta_info.%s of the reply %s", d->url,
+                        field, what);
+}
+
+/* null is NaN: not known. */
 static float number(reader *d, const ml_json *v, const char *field) {
     double x;
     if (v && v->type == ML_JSON_NULL)
         return NAN;
-    if (v && ml_json_f64(v, &x))
+    if (v && ml_json_f64(v, &x) && isfinite((float)x))
         return (float)x;
-    d->bad = d->bad ? d->bad : field;
+    refuse(d, field, "has %s where a finite number is expected",
+           v ? ml_json_what(v) : "nothing");
     return NAN;
 }
 
 static int64_t integer(reader *d, const ml_json *v, const char *field) {
     int64_t x;
-    if (v && ml_json_i64(v, &x))
+    if (v && ml_json_i64(v, &x) && x >= 0)
         return x;
-    d->bad = d->bad ? d->bad : field;
+    refuse(d, field, "has %s where a whole number, 0 or more, is expected",
+           v ? ml_json_what(v) : "nothing");
+    return 0;
+}
+
+static int32_t token_id(reader *d, const ml_json *v, const char *field) {
+    int64_t id = integer(d, v, field), most = d->spec ? d->spec->n_vocab : INT32_MAX;
+
+    if (id < most)
+        return (int32_t)id;
+    refuse(d, field, "has token %lld; the model's ids end at %lld", (long long)id,
+           (long long)most - 1);
     return 0;
 }
 
 /* [log-prob, id, ...] */
 static void read_pair(reader *d, const ml_json *pair, float *logprob, int32_t *id,
                       const char *field) {
-    const ml_json *first = pair ? pair->child : NULL;
+    const ml_json *first = pair && pair->type == ML_JSON_ARRAY ? pair->child : NULL;
     *logprob = number(d, first, field);
-    *id = (int32_t)integer(d, first ? first->next : NULL, field);
+    *id = token_id(d, first ? first->next : NULL, field);
+}
+
+/* An array with an element for each of n tokens; NULL when it is absent. */
+static const ml_json *list_of(reader *d, const char *field, int32_t n) {
+    const ml_json *v = field ? ml_json_get(d->meta, field) : NULL;
+
+    if (!v || v->type == ML_JSON_NULL)
+        return NULL;
+    if (v->type == ML_JSON_ARRAY && v->n == n)
+        return v;
+    refuse(d, field, "is %s of %d; expected an array with an element for each of %d tokens",
+           ml_json_what(v), v->n, n);
+    return NULL;
 }
 
 /* Lists of pairs, one list per token; `wanted` of each.  ids may be NULL. */
 static void read_lists(reader *d, const char *field, int32_t n, int32_t wanted,
                        int32_t **ids, const float **logprobs) {
-    const ml_json *list = ml_json_get(d->meta, field);
+    const ml_json *list = wanted ? list_of(d, field, n) : NULL;
     float *logprob = ML_NEW(d->arena, float, (size_t)n *(size_t)wanted + 1);
     int32_t *id = ML_NEW(d->arena, int32_t, (size_t)n * (size_t)wanted + 1);
     const ml_json *of_token = list ? list->child : NULL;
 
+    if (wanted && n && !list && d->ended)
+        refuse(d, field, "is missing");
     for (int32_t i = 0; i < n && wanted; i++) {
         const ml_json *pair =
             of_token && of_token->type == ML_JSON_ARRAY ? of_token->child : NULL;
-        for (int32_t k = 0; k < wanted; k++) {
-            logprob[i * wanted + k] = NAN;
-            id[i * wanted + k] = -1;
+        for (int64_t k = (int64_t)i * wanted; k < (int64_t)(i + 1) * wanted; k++) {
+            logprob[k] = NAN;
+            id[k] = -1;
             if (pair)
-                read_pair(d, pair, &logprob[i * wanted + k], &id[i * wanted + k], field);
+                read_pair(d, pair, &logprob[k], &id[k], field);
             pair = pair ? pair->next : NULL;
         }
         of_token = of_token ? of_token->next : NULL;
@@ -191,22 +241,18 @@ static void read_lists(reader *d, const char *field, int32_t n, int32_t wanted,
 /* Versions of the tokens, where the server says them; else the one it had at the end. */
 static const uint64_t *read_versions(reader *d, const char *field, int32_t n,
                                      uint64_t now) {
-    const ml_json *list = field ? ml_json_get(d->meta, field) : NULL;
-    const ml_json *v = list ? list->child : NULL;
+    const ml_json *list = list_of(d, field, n), *v = list ? list->child : NULL;
     uint64_t *version = ML_NEW(d->arena, uint64_t, n + 1);
 
     for (int32_t i = 0; i < n; i++) {
-        version[i] = now;
-        if (v) {
-            version[i] = (uint64_t)integer(d, v, field);
-            v = v->next;
-        }
+        version[i] = v ? (uint64_t)integer(d, v, field) : now;
+        v = v ? v->next : NULL;
     }
     return version;
 }
 
 static const float *read_entropy(reader *d, const char *field, int32_t n) {
-    const ml_json *list = ml_json_get(d->meta, field), *v = list ? list->child : NULL;
+    const ml_json *list = list_of(d, field, n), *v = list ? list->child : NULL;
     float *entropy = ML_NEW(d->arena, float, n + 1);
 
     for (int32_t i = 0; i < n; i++) {
@@ -216,13 +262,21 @@ static const float *read_entropy(reader *d, const char *field, int32_t n) {
     return entropy;
 }
 
-static ml_scored read_scored(reader *d, const char *const field[5], uint64_t now) {
+static ml_scored read_scored(reader *d, const char *const field[5], int32_t most,
+                             uint64_t now) {
     const ml_json *list = ml_json_get(d->meta, field[0]);
     int32_t n = list && list->type == ML_JSON_ARRAY ? list->n : 0, at = 0;
-    int32_t *id = ML_NEW(d->arena, int32_t, n + 1), *top = NULL;
-    float *logprob = ML_NEW(d->arena, float, n + 1);
-    ml_scored s = { .n = n, .id = id, .logprob = logprob };
+    int32_t *id, *top = NULL;
+    float *logprob;
+    ml_scored s;
 
+    if (n > most) {
+        refuse(d, field[0], "has %d tokens; at most %d were asked for", n, most);
+        return (ml_scored){ 0 };
+    }
+    id = ML_NEW(d->arena, int32_t, n + 1);
+    logprob = ML_NEW(d->arena, float, n + 1);
+    s = (ml_scored){ .n = n, .id = id, .logprob = logprob };
     for (const ml_json *p = n ? list->child : NULL; p; p = p->next, at++)
         read_pair(d, p, &logprob[at], &id[at], field[0]);
     read_lists(d, field[1], n, d->ask->n_top, &top, &s.top_logprob);
@@ -233,24 +287,83 @@ static ml_scored read_scored(reader *d, const char *const field[5], uint64_t now
     return s;
 }
 
+/* A token that was drawn has a probability. */
+static ml_scored read_answer(reader *d, uint64_t now) {
+    static const char *const field[5] = { "output_token_logprobs", "output_top_logprobs",
+                                          "output_token_ids_logprobs",
+                                          "output_token_entropy", "output_token_versions" };
+    const ml_json *list = ml_json_get(d->meta, field[0]);
+    ml_scored s = read_scored(d, field, d->ask->max_new, now);
+
+    if (d->ended && d->ask->max_new > 0 && (!list || list->type != ML_JSON_ARRAY))
+        refuse(d, field[0], "is missing");
+    for (int32_t i = 0; i < s.n; i++)
+        if (isnan(s.logprob[i]))
+            refuse(d, field[0], "has no log-probability of token %d of the answer", i);
+    return s;
+}
+
+/* Without the token that stands before the first one asked for. */
+static ml_scored without_first(ml_scored s, const ml_gen_request *r) {
+    s.n--;
+    s.id++;
+    s.logprob++;
+    s.entropy++;
+    s.version++;
+    s.top_id += r->n_top;
+    s.top_logprob += r->n_top;
+    s.also_logprob += r->n_also;
+    return s;
+}
+
+/* The prompt's own tokens, as they were asked about. */
+static ml_scored read_prompt(reader *d, uint64_t now) {
+    static const char *const field[5] = { "input_token_logprobs", "input_top_logprobs",
+                                          "input_token_ids_logprobs",
+                                          "input_token_entropy" };
+    const ml_gen_request *r = d->ask;
+    int32_t from = list_from(r), n = from < 0 ? 0 : r->n_prompt - from;
+    ml_scored s;
+
+    if (from < 0)
+        return (ml_scored){ 0 };
+    s = read_scored(d, field, n, now);
+    if (s.n < n && d->ended)
+        refuse(d, field[0], "has %d tokens; %d were asked for", s.n, n);
+    for (int32_t i = 0; i < s.n; i++)
+        if (s.id[i] != r->prompt[from + i])
+            refuse(d, field[0], "has token %d where the prompt has %d", s.id[i],
+                   r->prompt[from + i]);
+    return r->score_from > 0 && s.n > 0 ? without_first(s, r) : s;
+}
+
 /* A weight version is text to SGLang; one that is no number counts as 0. */
 static uint64_t read_version(reader *d) {
     const ml_json *v = ml_json_get(d->meta, "weight_version");
-    return v && (v->type == ML_JSON_STRING || v->type == ML_JSON_NUMBER)
-               ? strtoull(ml_arena_str(d->arena, v->text.ptr, v->text.len), NULL, 10)
-               : 0;
+    uint64_t version = 0;
+
+    if (!v || (v->type != ML_JSON_STRING && v->type != ML_JSON_NUMBER))
+        return 0;
+    for (size_t i = 0; i < v->text.len; i++) {
+        if (v->text.ptr[i] < '0' || v->text.ptr[i] > '9')
+            return 0;
+        if (i >= 18) {
+            refuse(d, "weight_version", "has more than 18 digits");
+            return 0;
+        }
+        version = version * 10 + (uint64_t)(v->text.ptr[i] - '0');
+    }
+    return version;
 }
 
 static void read_stop(reader *d, const ml_json *matched, ml_gen_update *u) {
     u->finish = ML_FINISH_TOKEN;
-    if (!matched || matched->type != ML_JSON_STRING) {
-        u->matched = matched && matched->type == ML_JSON_NUMBER
-                         ? (int32_t)integer(d, matched, "finish_reason.matched")
-                         : -1;
-        return;
-    }
-    u->finish = ML_FINISH_STRING;
     u->matched = -1;
+    if (matched && matched->type == ML_JSON_NUMBER)
+        u->matched = token_id(d, matched, "finish_reason.matched");
+    if (!matched || matched->type != ML_JSON_STRING)
+        return;
+    u->finish = ML_FINISH_STRING;
     for (int32_t i = 0; i < d->ask->n_stop; i++)
         if (ml_str_eq(d->ask->stop[i], matched->text))
             u->matched = i;
@@ -269,59 +382,56 @@ static void read_finish(reader *d, ml_gen_update *u) {
     else if (ml_str_is(word, "abort"))
         u->finish = ML_FINISH_ABORT;
     else
-        d->bad = d->bad ? d->bad : "finish_reason.type";
+        refuse(d, "finish_reason.type", "is none of stop, length and abort");
     if (u->finish == ML_FINISH_ABORT)
         u->message = message && message->type == ML_JSON_STRING ? message->text
                                                                 : ml_str_of("aborted");
+    d->ended = u->finish != ML_FINISH_ABORT;
+}
+
+static int64_t width_of(int64_t bytes, int64_t n_row) {
+    int64_t one = n_row * (int64_t)sizeof(int32_t);
+    return bytes > 0 && bytes % one == 0 ? bytes / one : 0;
 }
 
 /* Rows of what the model chose, whose number follows from that of the tokens.  A server may
  * send one of the last token too, which means nothing. */
-static ml_routed read_routed(reader *d, const char *field, int32_t n_token) {
+static ml_routed read_routed(reader *d, ml_route route, int32_t n_token) {
+    const char *field = route_tells[route];
     const ml_json *v = ml_json_get(d->meta, field);
+    int64_t want = d->spec ? ml_spec_route_width(d->spec, route) : 0, bytes, width;
     int32_t n = n_token - 1 - d->ask->routed_from, *row;
-    int64_t bytes, size = sizeof *row;
 
     if (!v || v->type != ML_JSON_STRING || n < 0) {
-        d->bad = d->bad ? d->bad : field;
+        refuse(d, field, "is no text of choices");
         return (ml_routed){ 0 };
     }
     row = ML_NEW(d->arena, int32_t, v->text.len / 4 + 1);
     bytes = ml_base64_read(row, v->text);
     if (n == 0)
         return (ml_routed){ 0 };
-    if (bytes > 0 && bytes % (n * size) == 0)
-        return (ml_routed){ .row = row, .n = n, .width = bytes / (n * size) };
-    if (bytes > 0 && bytes % ((n + 1) * size) == 0)
-        return (ml_routed){ .row = row, .n = n, .width = bytes / ((n + 1) * size) };
-    d->bad = d->bad ? d->bad : field;
+    width = width_of(bytes, n);
+    if (!width || (d->spec && width != want))
+        width = width_of(bytes, n + 1);
+    if (width && (!d->spec || width == want))
+        return (ml_routed){ .row = row, .n = n, .width = width };
+    refuse(d, field, "is not base64 of as many integers as the model chooses for %d tokens",
+           n);
     return (ml_routed){ 0 };
 }
 
-/* Without the token that stands before the first one asked for. */
-static ml_scored without_first(ml_scored s, const ml_gen_request *r) {
-    s.n--;
-    s.id++;
-    s.logprob++;
-    s.entropy++;
-    s.version++;
-    s.top_id += r->n_top;
-    s.top_logprob += r->n_top;
-    s.also_logprob += r->n_also;
-    return s;
+/* A figure for reports only. */
+static int32_t read_cached(const reader *d) {
+    int64_t n = 0;
+
+    (void)ml_json_i64(ml_json_get(d->meta, "cached_tokens"), &n);
+    return n < 0 ? 0 : n > d->ask->n_prompt ? d->ask->n_prompt : (int32_t)n;
 }
 
 ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *r,
-                         ml_str reply, const char *url, ml_err *err) {
-    static const char *const answer[5] = { "output_token_logprobs", "output_top_logprobs",
-                                           "output_token_ids_logprobs",
-                                           "output_token_entropy",
-                                           "output_token_versions" };
-    static const char *const prompt[5] = { "input_token_logprobs", "input_top_logprobs",
-                                           "input_token_ids_logprobs",
-                                           "input_token_entropy" };
-    const ml_json *root, *cached;
-    reader d = { .arena = a, .ask = r };
+                         const ml_spec *spec, ml_str reply, const char *url, ml_err *err) {
+    const ml_json *root;
+    reader d = { .arena = a, .ask = r, .spec = spec, .url = url, .err = err };
     ml_status st = ml_json_parse(&root, a, reply, url, err);
 
     if (st != ML_OK)
@@ -331,20 +441,30 @@ ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *
     d.meta = ml_json_get(root, "meta_info");
     if (!d.meta)
         return ml_fail(err, ML_EFORMAT, "%s: the reply has no meta_info", url);
-    out->version = read_version(&d);
-    out->answer = read_scored(&d, answer, out->version);
-    if (list_from(r) >= 0)
-        out->prompt = read_scored(&d, prompt, out->version);
-    if (r->score_from > 0 && out->prompt.n > 0)
-        out->prompt = without_first(out->prompt, r);
     read_finish(&d, out);
+    out->version = read_version(&d);
+    out->answer = read_answer(&d, out->version);
+    out->prompt = read_prompt(&d, out->version);
     for (int i = 0; i < ML_ROUTES; i++)
         if (r->routed[i] && out->answer.n > 0)
-            out->routed[i] = read_routed(&d, route_tells[i], r->n_prompt + out->answer.n);
-    cached = ml_json_get(d.meta, "cached_tokens");
-    out->n_cached = cached ? (int32_t)integer(&d, cached, "cached_tokens") : 0;
-    if (d.bad)
-        return ml_fail(err, ML_EFORMAT, "%s: meta_info.%s of the reply is not as expected",
-                       url, d.bad);
-    return ML_OK;
+            out->routed[i] = read_routed(&d, (ml_route)i, r->n_prompt + out->answer.n);
+    out->n_cached = read_cached(&d);
+    return d.st;
+}
+
+size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_spec *spec) {
+    enum { FIXED = 1 << 20, PER_TOKEN = 1024, PER_PAIR = 128 };
+    size_t n_scored = (size_t)r->max_new + (size_t)(list_from(r) < 0 ? 0 : r->n_prompt);
+    size_t n_token = (size_t)r->max_new + (size_t)r->n_prompt;
+    size_t pairs = (size_t)r->n_top + (size_t)r->n_also;
+    size_t bytes = FIXED + n_scored * (PER_TOKEN + PER_PAIR * pairs);
+
+    for (int i = 0; i < ML_ROUTES; i++) {
+        if (r->routed[i] && !spec)
+            return SIZE_MAX;
+        if (r->routed[i]) /* base64 of integers of four bytes */
+            bytes +=
+                n_token * ((size_t)ml_spec_route_width(spec, (ml_route)i) * 16 / 3 + 4);
+    }
+    return bytes;
 }

@@ -1,25 +1,38 @@
 /* remote_weights.c - new weights for all servers. */
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "engine/remote_priv.h"
 
-/* Until all have done it.  One that is not there is waited for while attempts last; one that
- * says no will not change its mind. */
+/* Attempts, or the time for them, are at their end. */
+static bool is_enough(const ml_remote *r, int32_t n, double waited) {
+    return (r->opts.n_attempt > 0 && n >= r->opts.n_attempt) ||
+           (r->opts.request_s > 0 && waited >= r->opts.request_s);
+}
+
+/* Until all have done it.  One that is not there is waited for while attempts and time last; one
+ * that says no will not change its mind. */
 static ml_status tell(ml_remote *r, const char *path, const char *body, ml_err *err) {
+    double began = ml_clock_s(), waited, warn_after = 0;
     ml_err why = { 0 };
     ml_status st;
 
     for (int32_t n = 1;; n++) {
-        st = ml_remote_tell_all(r, "POST", path, body, &why);
-        if (st != ML_EAGAIN || (r->opts.n_attempt > 0 && n >= r->opts.n_attempt) ||
-            ml_remote_hope(r, &why) != ML_OK)
+        st = ml_remote_tell_all(r, "POST", path, body, true, &why);
+        waited = ml_clock_s() - began;
+        if (st != ML_EAGAIN || is_enough(r, n, waited) || ml_remote_hope(r, &why) != ML_OK)
             break;
-        if (n == 1)
+        if (waited >= warn_after) {
             ml_log(ML_LOG_WARN, "%s; new weights wait until it has them", why.msg);
+            warn_after = 2 * waited > r->opts.warn_s ? 2 * waited : r->opts.warn_s;
+        }
         usleep((useconds_t)(r->opts.retry_s * 1e6));
     }
+    if (st == ML_EAGAIN && r->opts.request_s > 0 && waited >= r->opts.request_s)
+        ml_err_prefix(&why, "an engine could not be told %s for %g s", path,
+                      r->opts.request_s);
     if (st != ML_OK && err)
         *err = why;
     return st == ML_EAGAIN ? ML_EPEER : st;
@@ -69,6 +82,8 @@ static ml_status load(ml_remote *r, const char *dir, const ml_pull *p, uint64_t 
                        "change; pause and wait for them to finish otherwise");
     pthread_mutex_lock(&r->lock);
     version = version ? version : r->stats.version + 1;
+    if (version > r->weights.newest)
+        r->weights.newest = version;
     pthread_mutex_unlock(&r->lock);
     write_load(&body, dir, p, version, how);
     if (p)
@@ -109,7 +124,7 @@ ml_status ml_remote_pull(ml_gen *g, const ml_pull *p, ml_err *err) {
 }
 
 ml_status ml_remote_check(ml_gen *g, ml_err *err) {
-    ml_status st = ml_remote_tell_all((ml_remote *)g, "GET", "/health", "", err);
+    ml_status st = ml_remote_tell_all((ml_remote *)g, "GET", "/health", "", true, err);
 
     if (st != ML_OK)
         ml_err_prefix(err, "an engine is not there");

@@ -11,8 +11,8 @@
 
 /* --- checks ------------------------------------------------------------------- */
 
-static ml_status check_ids(const char *what, const int32_t *id, int32_t n, int64_t n_vocab,
-                           ml_err *err) {
+ml_status ml_request_check_ids(const char *what, const int32_t *id, int32_t n,
+                               int64_t n_vocab, ml_err *err) {
     for (int32_t i = 0; i < n; i++)
         if (id[i] < 0 || id[i] >= n_vocab)
             return ml_fail(err, ML_EUSAGE,
@@ -41,7 +41,7 @@ static ml_status check_draw(const ml_draw_opts *d, int64_t n_vocab, ml_err *err)
         return ml_fail(err, ML_EUSAGE,
                        "frequency_penalty and presence_penalty must be numbers");
     for (int32_t i = 0; i < d->n_bias; i++)
-        if (check_ids("logit_bias", &d->bias[i].id, 1, n_vocab, err) != ML_OK)
+        if (ml_request_check_ids("logit_bias", &d->bias[i].id, 1, n_vocab, err) != ML_OK)
             return ML_EUSAGE;
     return ML_OK;
 }
@@ -89,8 +89,8 @@ static ml_status check(const ml_engine_opts *o, int64_t n_vocab, const ml_gen_re
     for (int32_t i = 0; i < r->n_stop; i++)
         if (r->stop[i].len == 0)
             return ml_fail(err, ML_EUSAGE, "stop string %d is empty", i);
-    if (check_ids("prompt", r->prompt, r->n_prompt, n_vocab, err) != ML_OK ||
-        check_ids("also", r->also, r->n_also, n_vocab, err) != ML_OK)
+    if (ml_request_check_ids("prompt", r->prompt, r->n_prompt, n_vocab, err) != ML_OK ||
+        ml_request_check_ids("also", r->also, r->n_also, n_vocab, err) != ML_OK)
         return ML_EUSAGE;
     return check_draw(&r->draw, n_vocab, err);
 }

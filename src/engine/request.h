@@ -53,6 +53,10 @@ typedef struct ml_request {
     double submitted_s, queued_s; /* queued_s < 0: not begun */
 } ml_request;
 
+/* ML_EUSAGE: one of n ids is no token of the model; `what` names them. */
+ml_status ml_request_check_ids(const char *what, const int32_t *id, int32_t n,
+                               int64_t n_vocab, ml_err *err);
+
 /* Checks and copies. */
 ml_status ml_request_new(ml_request **out, const ml_engine_opts *opts, int64_t n_vocab,
                          const ml_gen_request *r, ml_err *err);

@@ -18,6 +18,13 @@
 #define MAX_HEADER ((size_t)1 << 20) /* of a reply */
 #define MAX_IDLE 512                 /* connections kept for reuse, the oldest given up */
 
+/* A machine that is switched off, or a network that is gone, sends no reset: the connection
+ * breaks when nothing was acknowledged for this long. */
+enum { KEEPALIVE_IDLE_S = 30, KEEPALIVE_INTERVAL_S = 10, KEEPALIVE_PROBES = 3 };
+enum {
+    USER_TIMEOUT_MS = 1000 * (KEEPALIVE_IDLE_S + KEEPALIVE_INTERVAL_S * KEEPALIVE_PROBES)
+};
+
 /* A connection to a server.  It carries one job, or waits for another one. */
 typedef struct peer {
     ml_http_client *client;
@@ -42,8 +49,9 @@ struct ml_http_job {
     ml_text request; /* as it is sent */
     bool bodyless;   /* the reply has no body, because the method is HEAD */
     bool answered;   /* the head of the reply has come */
-    double connect_s, idle_s;
-    struct event *event; /* begins the job; later, the deadline to connect */
+    double connect_s, idle_s, total_s;
+    size_t max_body;
+    struct event *event; /* begins the job; then the deadline to connect; then total_s */
     peer *peer;          /* NULL before it begins */
 };
 
@@ -193,7 +201,13 @@ static void reply_end(peer *p) {
 static void reply_broken(peer *p) {
     ml_err err;
 
-    ml_fail(&err, ML_EFORMAT, "%s: the reply is not HTTP: %s", p->job->name, p->reader.why);
+    if (p->reader.refusal == 413)
+        ml_fail(&err, ML_EFORMAT,
+                "%s: the reply is longer than %zu bytes, the most that it may have",
+                p->job->name, p->reader.max_body);
+    else
+        ml_fail(&err, ML_EFORMAT, "%s: the reply is not HTTP: %s", p->job->name,
+                p->reader.why);
     finish(p->job, &err);
 }
 
@@ -246,20 +260,38 @@ static void on_read(struct bufferevent *bev, void *ud) {
         close_peer(p); /* nobody asked */
 }
 
-static void set_idle_deadline(peer *p) {
+static void set_deadlines(peer *p) {
     struct timeval idle = ml_loop_timeval(p->job->idle_s);
+    struct timeval total = ml_loop_timeval(p->job->total_s);
 
     if (p->job->idle_s > 0)
         bufferevent_set_timeouts(p->bev, &idle, &idle);
+    if (p->job->total_s > 0)
+        event_add(p->job->event, &total);
+}
+
+static void set_options(evutil_socket_t fd) {
+    static const struct {
+        int level, name, value;
+    } option[] = {
+        { IPPROTO_TCP, TCP_NODELAY, 1 },
+        { SOL_SOCKET, SO_KEEPALIVE, 1 },
+        { IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S },
+        { IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S },
+        { IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES },
+        { IPPROTO_TCP, TCP_USER_TIMEOUT, USER_TIMEOUT_MS },
+    };
+
+    for (size_t i = 0; i < sizeof option / sizeof *option; i++)
+        setsockopt(fd, option[i].level, option[i].name, &option[i].value,
+                   sizeof option[i].value);
 }
 
 static void connected(peer *p) {
-    int one = 1;
-
     p->connected = true;
     event_del(p->job->event);
-    setsockopt(bufferevent_getfd(p->bev), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    set_idle_deadline(p);
+    set_options(bufferevent_getfd(p->bev));
+    set_deadlines(p);
     bufferevent_enable(p->bev, EV_READ | EV_WRITE);
 }
 
@@ -345,9 +377,10 @@ static void begin(ml_http_job *j) {
     j->peer = p;
     ml_http_reader_begin(&p->reader);
     p->reader.bodyless = j->bodyless;
+    p->reader.max_body = j->max_body ? j->max_body : SIZE_MAX;
     evbuffer_add(bufferevent_get_output(p->bev), j->request.ptr, j->request.len);
     if (p->connected) {
-        set_idle_deadline(p);
+        set_deadlines(p);
         return;
     }
     if (j->connect_s > 0)
@@ -357,7 +390,7 @@ static void begin(ml_http_job *j) {
                                         p->port);
 }
 
-/* A job's event comes twice at most: to begin, and when connecting took too long. */
+/* A job's event comes to begin it, and when connecting or the whole of it took too long. */
 static void on_job(evutil_socket_t fd, short what, void *ud) {
     ml_http_job *j = ud;
     char text[80];
@@ -368,7 +401,10 @@ static void on_job(evutil_socket_t fd, short what, void *ud) {
         begin(j);
         return;
     }
-    snprintf(text, sizeof text, "cannot connect within %g s", j->connect_s);
+    if (j->peer->connected)
+        snprintf(text, sizeof text, "the reply was not complete after %g s", j->total_s);
+    else
+        snprintf(text, sizeof text, "cannot connect within %g s", j->connect_s);
     fail(j, ML_EPEER, text);
 }
 
@@ -418,7 +454,9 @@ ml_status ml_http_start(ml_http_job **out, ml_http_client *c, const ml_http_requ
                         .url = url,
                         .bodyless = ml_str_is(ml_str_of(r->method), "HEAD"),
                         .connect_s = r->connect_s,
-                        .idle_s = r->idle_s };
+                        .idle_s = r->idle_s,
+                        .total_s = r->total_s,
+                        .max_body = r->max_body };
     j->event = ml_net_must(event_new(ml_loop_base(c->loop), -1, 0, on_job, j));
     write_request(j, r);
     if (c->jobs)

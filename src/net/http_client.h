@@ -25,7 +25,10 @@ typedef struct ml_http_request {
     const char *method, *url; /* http://host:port/path?query */
     const char *headers;      /* "Name: value\n" lines, or NULL; without Host and lengths */
     ml_str body;
-    double connect_s, idle_s; /* deadlines: to connect; between bytes; 0: none */
+    /* Deadlines; 0: none.  To connect; between two bytes; from the connection to the end of
+     * the reply. */
+    double connect_s, idle_s, total_s;
+    size_t max_body; /* a longer reply is an error; 0: any length */
 } ml_http_request;
 
 ml_http_client *ml_http_client_new(ml_loop *l);

@@ -321,6 +321,8 @@ static ml_http_event take_data(ml_http_reader *r, ml_str *in, ml_str *piece) {
 
     if (n == 0)
         return ML_HTTP_MORE;
+    if (n > r->max_body - r->body_bytes)
+        return bad(r, 413, "the body is larger than this server takes");
     *piece = (ml_str){ in->ptr, n };
     in->ptr += n;
     in->len -= n;

@@ -2,8 +2,10 @@
 
 #include "base/clock.h"
 
-void ml_ahead_init(ml_ahead *h, ml_rollout behind, int64_t num_rollout) {
-    *h = (ml_ahead){ .behind = behind, .num_rollout = num_rollout, .rollout = -1 };
+void ml_ahead_init(ml_ahead *h, ml_rollout behind, int64_t num_rollout, int64_t n_vocab) {
+    *h = (ml_ahead){
+        .behind = behind, .num_rollout = num_rollout, .n_vocab = n_vocab, .rollout = -1
+    };
     ml_arena_init(&h->arena, "the next round");
 }
 
@@ -115,6 +117,8 @@ static ml_status read_samples(ml_ahead *h, const ml_json *list, ml_str text,
     h->harvest.sample = ML_NEW(&h->arena, const ml_sample *, list->n + 1);
     for (const ml_json *e = list->child; e && st == ML_OK; e = e->next) {
         st = ml_sample_read(&sample[h->harvest.n], &h->arena, e, text, name, err);
+        if (st == ML_OK)
+            st = ml_sample_check(&sample[h->harvest.n], h->n_vocab, name, err);
         h->harvest.sample[h->harvest.n] = &sample[h->harvest.n];
         h->harvest.n++;
     }

@@ -18,6 +18,7 @@
 typedef struct ml_ahead {
     ml_rollout behind;   /* what makes rounds */
     int64_t num_rollout; /* rounds in all: none is made beyond the last */
+    int64_t n_vocab;     /* tokens of the model */
     ml_background maker;
     int64_t rollout; /* that is under way or there; -1: none */
     bool there;      /* it was loaded, or waited for */
@@ -25,7 +26,7 @@ typedef struct ml_ahead {
     ml_harvest harvest;
 } ml_ahead;
 
-void ml_ahead_init(ml_ahead *h, ml_rollout behind, int64_t num_rollout);
+void ml_ahead_init(ml_ahead *h, ml_rollout behind, int64_t num_rollout, int64_t n_vocab);
 void ml_ahead_release(ml_ahead *h); /* ends what is under way */
 
 ml_rollout ml_rollout_ahead(ml_ahead *h);

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/bug.h"
+
 void ml_flights_init(ml_flights *f, const ml_asker *at, const ml_sampling *how,
                      const ml_dataset *dataset, ml_arena *a) {
     *f = (ml_flights){ .at = at,
@@ -91,6 +93,7 @@ static void take_tokens(void *ud, const ml_gen_update *u) {
     ml_flight *x = ud;
     ml_sample *s = &x->sample;
 
+    ML_BUG_IF(u->answer.n > x->all->how->max_new - s->n_response);
     for (int32_t i = 0; i < u->answer.n; i++) {
         x->token[s->n_token++] = u->answer.id[i];
         s->logprob[s->n_response] = u->answer.logprob[i];
@@ -288,11 +291,30 @@ static uint8_t *old_mask(ml_flights *f, const ml_sample *s, bool mask_old) {
     return mask;
 }
 
-/* With arrays of the full length, filled as far as the sample goes. */
-static ml_flight *old_flight(ml_flights *f, const ml_sample *s, bool mask_old) {
-    ml_flight *x = ML_NEW(f->arena, ml_flight, 1);
-    int32_t max_new = f->how->max_new, n_prompt = s->n_token - s->n_response;
+/* Shortens a response to what may be drawn now: it ends there, and is graded as it is then. */
+static void cut(ml_sample *s, int32_t max_new) {
+    s->n_token -= s->n_response - max_new;
+    s->n_response = max_new;
+    s->has_reward = false;
+    s->reward = 0;
+    s->status = ML_SAMPLE_TRUNCATED;
+    for (int i = 0; i < ML_ROUTES; i++)
+        if (s->routed[i].n >= s->n_token)
+            s->routed[i].n = s->n_token - 1;
+}
 
+static bool has_ended(const ml_sample *s) {
+    return s->status == ML_SAMPLE_COMPLETED || s->status == ML_SAMPLE_TRUNCATED;
+}
+
+/* With arrays of the full length, filled as far as the sample goes. */
+static ml_flight *old_flight(ml_flights *f, const ml_sample *held, bool mask_old) {
+    ml_flight *x = ML_NEW(f->arena, ml_flight, 1);
+    int32_t max_new = f->how->max_new, n_prompt = held->n_token - held->n_response;
+    ml_sample own = *held, *s = &own;
+
+    if (s->n_response > max_new || (s->n_response == max_new && !has_ended(s)))
+        cut(s, max_new);
     x->all = f;
     x->token = ML_NEW(f->arena, int32_t, n_prompt + max_new);
     x->wide = ML_NEW(f->arena, int64_t, n_prompt + max_new);
@@ -309,7 +331,9 @@ static ml_flight *old_flight(ml_flights *f, const ml_sample *s, bool mask_old) {
     open_turns(x);
     for (int32_t t = 0; s->mask && t < s->n_response; t++)
         x->turn_at = s->mask[t] ? x->turn_at : t + 1; /* the model's turn goes on */
-    x->ended = s->status == ML_SAMPLE_COMPLETED || s->status == ML_SAMPLE_TRUNCATED;
+    x->ended = has_ended(s);
+    if (s->n_response < held->n_response)
+        take_text(x);
     return x;
 }
 

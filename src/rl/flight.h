@@ -109,7 +109,8 @@ ml_status ml_flights_start(ml_flights *f, ml_flight **out /* [n_sample] */,
                            const ml_group *group, uint64_t draw, ml_err *err);
 
 /* Goes on with n samples that were aborted before; those that had ended are asked for nothing
- * but a reward, where they have none.  mask_old: tokens they have already are not trained. */
+ * but a reward, where they have none.  A response longer than max_new is cut there and ends as
+ * truncated, with a reward of its own.  mask_old: tokens they have already are not trained. */
 ml_status ml_flights_resume(ml_flights *f, ml_flight **out /* [n] */, const ml_sample *s,
                             int32_t n, bool mask_old, ml_err *err);
 

@@ -11,19 +11,31 @@ enum { PATIENCE_S = 30 }; /* without a group, before that is said */
 
 /* --- versions -------------------------------------------------------------------- */
 
-void ml_flow_published(ml_flow *s, uint64_t version) {
-    pthread_mutex_lock(&s->lock);
-    if (s->n_published == s->cap_published) {
-        int64_t cap = 2 * s->cap_published + 64;
-        uint64_t *more = realloc(s->published, (size_t)cap * sizeof *more);
-        if (more) {
-            s->published = more;
-            s->cap_published = cap;
-        }
-    }
+static bool make_room(ml_flow *s) {
+    int64_t cap = 2 * s->cap_published + 64;
+    uint64_t *more;
+
     if (s->n_published < s->cap_published)
+        return true;
+    more = realloc(s->published, (size_t)cap * sizeof *more);
+    if (!more)
+        return false;
+    s->published = more;
+    s->cap_published = cap;
+    return true;
+}
+
+ml_status ml_flow_published(ml_flow *s, uint64_t version, ml_err *err) {
+    bool room;
+
+    pthread_mutex_lock(&s->lock);
+    room = make_room(s);
+    if (room)
         s->published[s->n_published++] = version;
     pthread_mutex_unlock(&s->lock);
+    return room ? ML_OK
+                : ml_fail(err, ML_ENOMEM, "no memory to remember weight version %llu",
+                          (unsigned long long)version);
 }
 
 int64_t ml_flow_staleness(const ml_flow *s, const ml_flow_group *g) {
@@ -48,13 +60,19 @@ typedef struct round {
     int64_t max_trained; /* of those that are taken */
 } round;
 
-/* With the lock: a while of waiting is said, a failure of the worker ends it. */
-static ml_status await_group(ml_flow *s, ml_err *err) {
+/* Nothing more comes, and what is there was left: nobody would ever see the round. */
+static bool is_stuck(const ml_flow *s) {
+    return s->flying.n == 0 && s->queue.n >= s->opts.capacity + s->opts.max_groups;
+}
+
+/* With the lock: until more groups wait than n_left, which a row has left there, or no more can
+ * come.  A while of waiting is said, a failure of the worker ends it. */
+static ml_status await_group(ml_flow *s, int64_t n_left, ml_err *err) {
     struct timespec until;
 
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += PATIENCE_S;
-    while (s->st == ML_OK && !s->queue.n)
+    while (s->st == ML_OK && s->queue.n <= n_left && !is_stuck(s))
         if (pthread_cond_timedwait(&s->change, &s->lock, &until) == ETIMEDOUT) {
             ml_log(ML_LOG_WARN, "No completed rollout groups for %d.0s: %lld are under way",
                    PATIENCE_S, (long long)s->flying.n);
@@ -73,30 +91,20 @@ static void look_at(ml_flow *s, round *r, const ml_flow_group *g) {
     r->max_stale = stale > r->max_stale ? stale : r->max_stale;
 }
 
-/* Nothing more comes, and what is there was left: nobody would ever see the round. */
-static bool is_stuck(const ml_flow *s) {
-    return s->flying.n == 0 && s->queue.n >= s->opts.capacity + s->opts.max_groups;
-}
-
 /* The row looks whenever a group has come since it looked last. */
 static ml_status take_picked(ml_flow *s, round *r, ml_err *err) {
     int64_t wanted = s->opts.run->opts.rollout_batch_size, n_left = 0, n;
     ml_status st = ML_OK;
 
     while (r->n < wanted && st == ML_OK) {
-        while (st == ML_OK && s->queue.n <= n_left && !is_stuck(s)) {
-            pthread_cond_wait(&s->change, &s->lock);
-            st = s->st;
-        }
+        st = await_group(s, n_left, err);
         if (st == ML_OK && s->queue.n <= n_left)
             return ml_fail(err, ML_EFORMAT,
                            "%s leaves all of %lld groups waiting, and no more can come: "
                            "take some, or let them go",
                            s->opts.buffer->row.name, (long long)s->queue.n);
-        if (st != ML_OK) {
-            *err = s->err;
+        if (st != ML_OK)
             return st;
-        }
         st = ml_flow_pick(s, r->group + r->n, wanted - r->n, &n, err);
         for (int64_t i = 0; st == ML_OK && i < n; i++)
             look_at(s, r, r->group[r->n + i]);
@@ -113,7 +121,7 @@ static ml_status take_groups(ml_flow *s, round *r, ml_err *err) {
     if (s->opts.buffer)
         return take_picked(s, r, err);
     while (r->n < wanted) {
-        ml_status st = await_group(s, err);
+        ml_status st = await_group(s, 0, err);
         ml_flow_group *g;
         int64_t stale;
         if (st != ML_OK)

@@ -40,8 +40,8 @@ void ml_flow_close(ml_flow *s);
 
 ml_rollout ml_rollout_flow(ml_flow *s);
 
-/* The generator has other weights now. */
-void ml_flow_published(ml_flow *s, uint64_t version);
+/* The generator has other weights now.  ML_ENOMEM: staleness can no longer be counted. */
+ml_status ml_flow_published(ml_flow *s, uint64_t version, ml_err *err);
 
 /* No group is begun until it is let go on: the generator is wanted for something else. */
 void ml_flow_hold(ml_flow *s, bool hold);

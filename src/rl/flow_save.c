@@ -55,6 +55,7 @@ void ml_flow_save(void *flow, ml_text *out) {
 
 ml_status ml_flow_load(void *flow, ml_str state, const char *name, ml_err *err) {
     ml_flow *s = flow;
+    ml_held_bounds bounds = ml_held_bounds_of(s->opts.run, s->opts.how.max_new);
     const ml_json *doc, *list;
     ml_arena a;
     ml_status st;
@@ -62,11 +63,13 @@ ml_status ml_flow_load(void *flow, ml_str state, const char *name, ml_err *err) 
     ml_arena_init(&a, "versions");
     st = ml_json_parse(&doc, &a, state, name, err);
     list = st == ML_OK ? ml_json_get(doc, "published") : NULL;
-    for (const ml_json *e = list ? list->child : NULL; e; e = e->next) {
+    for (const ml_json *e = list ? list->child : NULL; e && st == ML_OK; e = e->next) {
         int64_t version;
-        if (ml_json_i64(e, &version))
-            ml_flow_published(s, (uint64_t)version);
+        if (!ml_json_i64(e, &version) || version < 0)
+            st = ml_fail(err, ML_EFORMAT, "%s: \"published\" is no list of versions", name);
+        else
+            st = ml_flow_published(s, (uint64_t)version, err);
     }
     ml_arena_release(&a);
-    return st == ML_OK ? ml_held_load(&s->held, state, name, err) : st;
+    return st == ML_OK ? ml_held_load(&s->held, state, &bounds, name, err) : st;
 }

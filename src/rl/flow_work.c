@@ -78,7 +78,7 @@ void ml_flow_free_group(ml_flow_group *g) {
 }
 
 void ml_flow_turn_away(ml_flow *s, ml_flow_group *g) {
-    if (s->opts.retry)
+    if (s->opts.retry && g->id.row >= 0) /* not of the data set: it cannot be asked again */
         ml_data_source_add(s->opts.run->source, &g->id, 1);
     s->counts.n_drawn += g->flights.n_drawn;
     ml_flow_free_group(g);
@@ -161,19 +161,21 @@ static bool passes_filter(ml_flow *s, ml_flow_group *g) {
     return keep && s->st == ML_OK;
 }
 
-/* Nobody would ever see a round of a grader that always fails, or a filter that keeps nothing. */
+/* Nobody would ever see a round of a grader that always fails, a filter that keeps nothing, or an
+ * engine that aborts everything. */
 static void check_hope(ml_flow *s) {
     if (++s->n_turned_down < HOPELESS * s->opts.run->opts.rollout_batch_size)
         return;
     s->st =
         ml_fail(&s->err, ML_EFORMAT,
                 "none of the last %lld groups was worth training on: are the answers cut "
-                "off, or is the reward not what it should be?",
+                "off or aborted, or is the reward not what it should be?",
                 (long long)s->n_turned_down);
 }
 
 static void judge(ml_flow *s, ml_flow_group *g) {
     if (was_aborted(g)) {
+        check_hope(s);
         s->counts.n_aborted++;
         ml_flow_turn_away(s, g);
     } else if (has_rewards(s, g) && passes_filter(s, g)) {

@@ -1,5 +1,6 @@
 #include "rl/gen_score.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,13 @@ static void take_scores(question *q, const ml_scored *scored) {
     q->n += n;
 }
 
+static bool all_finite(const question *q) {
+    for (int32_t i = 0; i < q->n; i++)
+        if (!isfinite(q->logprob[i]))
+            return false;
+    return true;
+}
+
 static void on_update(void *ud, const ml_gen_update *u) {
     question *q = ud;
     class_room *r = q->room;
@@ -44,6 +52,10 @@ static void on_update(void *ud, const ml_gen_update *u) {
         r->st =
             ml_fail(&r->err, ML_EFORMAT, "%s scored %d of %d response tokens of sample %d",
                     r->who, q->n, q->n_response, q->number);
+    else if (!all_finite(q) && r->st == ML_OK)
+        r->st = ml_fail(&r->err, ML_EFORMAT,
+                        "%s scored sample %d with a log-probability that is no number",
+                        r->who, q->number);
     if (--r->n_open == 0)
         pthread_cond_signal(&r->done);
     pthread_mutex_unlock(&r->lock);

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "rl/answers.h"
 
 void ml_held_init(ml_held *h, int32_t n_per_group) {
@@ -110,7 +111,42 @@ void ml_held_save(const ml_held *h, const ml_sample *const *more, int64_t n_more
     ml_text_printf(out, "]");
 }
 
-ml_status ml_held_load(ml_held *h, ml_str state, const char *name, ml_err *err) {
+ml_held_bounds ml_held_bounds_of(const ml_train_run *run, int32_t max_new) {
+    return (ml_held_bounds){ .n_vocab = run->spec.n_vocab,
+                             .n_row =
+                                 run->dataset.opts.make ? INT64_MAX : run->dataset.rows.n,
+                             .max_new = max_new };
+}
+
+/* An answer goes on from its tokens, each with the log-probability and the version it was
+ * drawn with. */
+static ml_status check_sample(ml_sample *s, const ml_held_bounds *b, const char *name,
+                              ml_err *err) {
+    if (s->n_response && (!s->logprob || !s->version))
+        return ml_fail(err, ML_EFORMAT,
+                       "%s: sample %lld of \"held\" lacks \"rollout_log_probs\" or "
+                       "\"weight_versions\"",
+                       name, (long long)s->index);
+    if (s->row < 0 || s->row >= b->n_row)
+        s->row = -1;
+    return ml_sample_check(s, b->n_vocab, name, err);
+}
+
+/* See ml_flights_resume. */
+static void say_cut(const ml_held *h, const ml_held_bounds *b, const char *name) {
+    int64_t n = 0;
+
+    for (int64_t i = 0; i < h->n_group * h->n_per_group; i++)
+        n += h->sample[i].n_response > b->max_new;
+    if (n)
+        ml_log(ML_LOG_WARN,
+               "%s: %lld unfinished answers are longer than --rollout-max-response-len %d: "
+               "they end there, as truncated",
+               name, (long long)n, b->max_new);
+}
+
+ml_status ml_held_load(ml_held *h, ml_str state, const ml_held_bounds *b, const char *name,
+                       ml_err *err) {
     const ml_json *doc, *list;
     ml_str text = { ml_arena_str(&h->arena, state.ptr, state.len), state.len };
     ml_status st = ml_json_parse(&doc, &h->arena, text, name, err);
@@ -126,7 +162,12 @@ ml_status ml_held_load(ml_held *h, ml_str state, const char *name, ml_err *err) 
                        name, h->n_per_group);
     h->n_group = list->n / h->n_per_group;
     h->sample = ML_NEW(&h->arena, ml_sample, list->n + 1);
-    for (const ml_json *e = list->child; e && st == ML_OK; e = e->next)
-        st = ml_sample_read(&h->sample[i++], &h->arena, e, text, name, err);
+    for (const ml_json *e = list->child; e && st == ML_OK; e = e->next, i++) {
+        st = ml_sample_read(&h->sample[i], &h->arena, e, text, name, err);
+        if (st == ML_OK)
+            st = check_sample(&h->sample[i], b, name, err);
+    }
+    if (st == ML_OK)
+        say_cut(h, b, name);
     return st;
 }

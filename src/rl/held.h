@@ -9,6 +9,7 @@
 
 #include "miles/plugin.h"
 #include "rl/sample.h"
+#include "rl/train_run.h"
 
 typedef struct ml_held {
     ml_arena arena;
@@ -31,10 +32,20 @@ ml_status ml_held_pick(ml_held *h, const miles_buffer_filter *filter, int64_t *n
 void ml_held_put(ml_held *h, const ml_sample *const *sample /* [n * n_per_group] */,
                  int64_t n);
 
+/* What held samples of a snapshot are checked against. */
+typedef struct ml_held_bounds {
+    int64_t n_vocab;
+    int64_t n_row;   /* of the data set; a sample of none of these has row -1 */
+    int32_t max_new; /* tokens of a response; longer ones are said in a warning */
+} ml_held_bounds;
+
+ml_held_bounds ml_held_bounds_of(const ml_train_run *run, int32_t max_new);
+
 /* As a JSON array, after `more` samples that are held elsewhere; and back, from the member
  * "held" of a saved state. */
 void ml_held_save(const ml_held *h, const ml_sample *const *more, int64_t n_more,
                   ml_text *out);
-ml_status ml_held_load(ml_held *h, ml_str state, const char *name, ml_err *err);
+ml_status ml_held_load(ml_held *h, ml_str state, const ml_held_bounds *b, const char *name,
+                       ml_err *err);
 
 #endif

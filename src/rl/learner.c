@@ -41,6 +41,10 @@ static ml_status take_samples(ml_lesson_run *s, ml_err *err) {
     s->train = rows.train;
     s->row = rows.row;
     s->view = rows.view;
+    for (int32_t i = 0; i < s->n; i++)
+        if (ml_sample_check(s->in[i], ml_trainer_spec(s->l->trainer)->n_vocab,
+                            "the rollout", err) != ML_OK)
+            return ML_EFORMAT;
     for (int32_t i = 0; i < s->n && s->l->recipe->compute_advantages; i++)
         if (!s->in[i]->has_reward)
             return ml_fail(err, ML_EFORMAT, "sample %lld has no reward",

@@ -58,6 +58,7 @@ ml_rollout ml_rollout_sft(ml_sft_rollout *s);
 typedef struct ml_replay_rollout {
     const char *template; /* a path with {rollout_id} in it */
     double keep;          /* share of a round, from its beginning and its end; 0: all */
+    int64_t n_vocab;      /* tokens of the model that is trained on it */
 } ml_replay_rollout;
 
 ml_rollout ml_rollout_replay(ml_replay_rollout *r);

@@ -18,6 +18,7 @@ typedef struct ml_inject {
     const char *template; /* see round_path.h; NULL: nothing is injected */
     int64_t from;         /* the first round */
     double least;         /* share of samples that must have the same tokens */
+    int64_t n_vocab;      /* tokens of the model */
 } ml_inject;
 
 typedef struct ml_rollout_edges {

@@ -319,7 +319,9 @@ static void save(void *ud, ml_text *out) {
 
 static ml_status load(void *ud, ml_str state, const char *name, ml_err *err) {
     ml_gen_rollout *g = ud;
-    return ml_held_load(&g->held, state, name, err);
+    ml_held_bounds bounds = ml_held_bounds_of(g->run, g->how.max_new);
+
+    return ml_held_load(&g->held, state, &bounds, name, err);
 }
 
 ml_rollout ml_rollout_gen(ml_gen_rollout *g) {

@@ -24,7 +24,7 @@ static int64_t count_same(const ml_harvest *made, const ml_harvest *recorded) {
 
 ml_status ml_rollout_inject(const ml_inject *from, int64_t rollout, ml_harvest *h,
                             ml_arena *a, ml_err *err) {
-    ml_replay_rollout replay = { .template = from->template };
+    ml_replay_rollout replay = { .template = from->template, .n_vocab = from->n_vocab };
     ml_rollout recorded = ml_rollout_replay(&replay);
     ml_harvest instead = { 0 };
     ml_status st = recorded.collect(recorded.ud, rollout, &instead, a, err);

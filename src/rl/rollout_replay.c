@@ -34,8 +34,12 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     if (st != ML_OK)
         return st;
     out->sample = ML_NEW(a, const ml_sample *, out->n);
-    for (int64_t i = 0; i < out->n; i++)
+    for (int64_t i = 0; i < out->n && st == ML_OK; i++) {
+        st = ml_sample_check(&sample[i], r->n_vocab, path, err);
         out->sample[i] = &sample[i];
+    }
+    if (st != ML_OK)
+        return st;
     qsort(out->sample, (size_t)out->n, sizeof *out->sample, by_index);
     if (r->keep > 0)
         thin_out(out, r->keep);

@@ -9,6 +9,7 @@
 #include "io/zst.h"
 
 #define MAX_BYTES ((size_t)16 << 30) /* of a recorded rollout, unpacked */
+#define MAX_DIGITS 18                /* of a weight version */
 
 static const char *const status_names[] = {
     [ML_SAMPLE_PENDING] = "pending",     [ML_SAMPLE_COMPLETED] = "completed",
@@ -259,6 +260,10 @@ static uint64_t *read_versions(reader *r, int32_t n) {
                 return NULL; /* a label, not a number */
             version = version * 10 + (uint64_t)(e->text.ptr[i] - '0');
         }
+        if (e->text.len > MAX_DIGITS) {
+            complain(r, e, "weight_versions", "versions of at most 18 digits");
+            return NULL;
+        }
         if (k && (!ml_json_i64(k, &tokens) || tokens < 0 || tokens > n - at)) {
             complain(r, k, "weight_version_tokens", "the tokens of each version");
             return NULL;
@@ -289,6 +294,7 @@ static void read_routed(reader *r, const char *key, ml_sample *s, ml_routed *out
 
 static void read_tokens(reader *r, ml_sample *s) {
     const ml_json *v = field(r, "tokens");
+    int64_t n_response;
     int32_t *id, i = 0;
 
     if (!v || v->type != ML_JSON_ARRAY) {
@@ -303,10 +309,12 @@ static void read_tokens(reader *r, ml_sample *s) {
             complain(r, e, "tokens", "token ids");
         id[i++] = (int32_t)x;
     }
-    s->n_response = (int32_t)read_int(r, "response_length", 0);
-    if (r->st == ML_OK && (s->n_response < 0 || s->n_response >= s->n_token))
+    n_response = read_int(r, "response_length", 0);
+    if (n_response < 0 || n_response >= s->n_token)
         complain(r, field(r, "response_length"), "response_length",
                  "at least 0 and less than the number of tokens");
+    else
+        s->n_response = (int32_t)n_response;
 }
 
 static ml_str read_text(const reader *r, const char *key) {
@@ -339,6 +347,7 @@ ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, ml_str
                          const char *name, ml_err *err) {
     reader r = { .a = a, .doc = doc, .name = name, .err = err };
     const ml_json *remove = ml_json_get(doc, "remove_sample");
+    int64_t n_turn;
 
     *out = (ml_sample){ 0 };
     if (doc->type != ML_JSON_OBJECT)
@@ -348,7 +357,10 @@ ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, ml_str
     out->group = read_int(&r, "group_index", -1);
     out->rollout = read_int(&r, "rollout_id", out->index);
     out->row = read_int(&r, "row", -1);
-    out->n_turn = (int32_t)read_int(&r, "n_turn", 1);
+    n_turn = read_int(&r, "n_turn", 1);
+    if (n_turn < 0 || n_turn > INT32_MAX)
+        complain(&r, field(&r, "n_turn"), "n_turn", "a count of turns");
+    out->n_turn = (int32_t)n_turn;
     out->prompt = read_text(&r, "prompt");
     out->response = read_text(&r, "response");
     out->label = source_of(source, ml_json_get(doc, "label"));
@@ -366,6 +378,33 @@ ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, ml_str
     for (int i = 0; i < ML_ROUTES; i++)
         read_routed(&r, route_keys[i], out, &out->routed[i]);
     return r.st;
+}
+
+static ml_status check_logprobs(const ml_sample *s, const float *v, const char *what,
+                                const char *name, ml_err *err) {
+    for (int32_t t = 0; v && t < s->n_response; t++)
+        if (!isfinite(v[t]) && !s->remove && (!s->mask || s->mask[t]))
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: sample %lld: element %d of \"%s\" is no number, and its "
+                           "token is trained on",
+                           name, (long long)s->index, t, what);
+    return ML_OK;
+}
+
+ml_status ml_sample_check(const ml_sample *s, int64_t n_vocab, const char *name,
+                          ml_err *err) {
+    ml_status st;
+
+    for (int32_t i = 0; i < s->n_token; i++)
+        if (s->token[i] < 0 || s->token[i] >= n_vocab)
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: sample %lld has token %d, and the model's ids end at %lld: "
+                           "was it made with another model?",
+                           name, (long long)s->index, s->token[i], (long long)n_vocab - 1);
+    st = check_logprobs(s, s->logprob, "rollout_log_probs", name, err);
+    return st == ML_OK
+               ? check_logprobs(s, s->teacher_logprob, "teacher_log_probs", name, err)
+               : st;
 }
 
 static ml_status read_lines(ml_sample *out, int64_t n, ml_arena *a, ml_str text,

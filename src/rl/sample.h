@@ -58,6 +58,12 @@ void ml_sample_write(ml_text *out, const ml_sample *s);
 ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, ml_str source,
                          const char *name, ml_err *err);
 
+/* A sample that was made elsewhere can be trained on: its tokens are the model's, which has
+ * n_vocab, and the log-probabilities of tokens that are trained are numbers.  `name` says where
+ * it comes from. */
+ml_status ml_sample_check(const ml_sample *s, int64_t n_vocab, const char *name,
+                          ml_err *err);
+
 /* With arrays and texts of its own, in the arena. */
 void ml_sample_copy(ml_sample *out, ml_arena *a, const ml_sample *s);
 

@@ -28,7 +28,8 @@ typedef struct ml_train_run_opts {
     int64_t teacher_step;
     const char *const *teacher_url; /* [n_teacher_url] a teacher behind HTTP */
     int32_t n_teacher_url;
-    const char *teacher_key; /* that they ask for, or NULL */
+    const char *teacher_key;  /* that they ask for, or NULL */
+    double teacher_request_s; /* that it has for a request; 0: any */
     ml_weight_dtype dtype;
     ml_backend_opts backend;
     const char *chat_template;

@@ -107,10 +107,15 @@ static ml_status load_teacher(ml_train_run *r, ml_err *err) {
                               &(ml_remote_opts){ .url = o->teacher_url,
                                                  .n_url = o->n_teacher_url,
                                                  .api_key = o->teacher_key,
+                                                 .spec = &r->spec,
                                                  .sglang = true,
                                                  .n_attempt = 60,
                                                  .retry_s = 1,
-                                                 .connect_s = 10 },
+                                                 .connect_s = 10,
+                                                 .request_s = o->teacher_request_s,
+                                                 .check_s = 30,
+                                                 .check_timeout_s = 30,
+                                                 .warn_s = 30 },
                               err);
     if (!o->teacher_load)
         return ML_OK;

@@ -9,9 +9,15 @@ typedef struct part {
     ml_fan *fan;
     ml_worker *worker;
     ml_http_job *job; /* NULL: it has ended */
+    bool failed;      /* there is no answer; reply says why */
     int status;
     ml_text reply;
 } part;
+
+/* What a worker does at once, if it does anything: a pause waits for a step to end. */
+#define CONTROL_S 120.0
+
+enum { MOST_REPLY = 1 << 20 }; /* bytes of a worker's answer */
 
 struct ml_fan {
     ml_router *router;
@@ -19,21 +25,25 @@ struct ml_fan {
     ml_http_call *call;
     part *part; /* [n] */
     int n, n_left;
+    ml_timer *deadline;
+    double limit_s; /* of it; 0: none */
 };
 
 static const struct {
     const char *path;
     bool weights; /* a worker that did not hear of it would answer with other weights */
+    bool reads;   /* it reads a checkpoint: it has as long as any request */
 } paths[] = {
-    { "/update_weights_from_disk", true },
-    { "/update_weight_version", true },
-    { "/pull_weights", false }, /* it goes on with what it has until it is told to load */
-    { "/pause_generation", false },
-    { "/continue_generation", false },
-    { "/abort_request", false },
-    { "/flush_cache", false },
-    { "/release_memory_occupation", false },
-    { "/resume_memory_occupation", false },
+    { "/update_weights_from_disk", true, true },
+    { "/update_weight_version", true, false },
+    /* It goes on with what it has until it is told to load. */
+    { "/pull_weights", false, true },
+    { "/pause_generation", false, false },
+    { "/continue_generation", false, false },
+    { "/abort_request", false, false },
+    { "/flush_cache", false, false },
+    { "/release_memory_occupation", false, false },
+    { "/resume_memory_occupation", false, true },
 };
 
 /* --- life --------------------------------------------------------------------- */
@@ -47,6 +57,7 @@ static void free_fan(ml_fan *f) {
         ml_worker_drop(f->part[i].worker);
         ml_text_release(&f->part[i].reply);
     }
+    ml_timer_stop(f->deadline);
     *(f->prev ? &f->prev->next : &r->fans) = f->next;
     if (f->next)
         f->next->prev = f->prev;
@@ -76,12 +87,19 @@ static void answer(ml_fan *f) {
     for (int i = f->n - 1; i >= 0; i--)
         if (f->part[i].status >= 300)
             p = &f->part[i];
-    if (p->status == 502)
-        ml_router_refuse(f->call, 502, p->reply.ptr);
+    if (p->failed)
+        ml_router_refuse(f->call, p->status, p->reply.ptr);
     else
         ml_http_reply(f->call, p->status, "application/json",
                       (ml_str){ p->reply.ptr ? p->reply.ptr : "", p->reply.len });
     free_fan(f);
+}
+
+static void fail(part *p, int status, const char *why) {
+    p->failed = true;
+    p->status = status;
+    p->reply.len = 0;
+    ml_text_printf(&p->reply, "%s", why);
 }
 
 static void on_head(void *ud, int status, ml_str headers) {
@@ -102,12 +120,32 @@ static void on_done(void *ud, const ml_err *err) {
     p->job = NULL;
     if (err) {
         ml_worker_ill(p->worker);
-        p->status = 502;
-        p->reply.len = 0;
-        ml_text_printf(&p->reply, "%s", err->msg);
+        fail(p, 502, err->msg);
     }
     if (--p->fan->n_left == 0)
         answer(p->fan);
+}
+
+/* Those that have not answered by now are not waited for. */
+static void too_late(void *ud) {
+    ml_fan *f = ud;
+    ml_text why = { 0 };
+
+    for (int i = 0; i < f->n; i++) {
+        part *p = &f->part[i];
+        if (!p->job)
+            continue;
+        ml_http_cancel(p->job);
+        p->job = NULL;
+        ml_worker_ill(p->worker);
+        why.len = 0;
+        ml_text_printf(&why, "worker %s did not answer within %g s", p->worker->url,
+                       f->limit_s);
+        fail(p, 504, why.ptr);
+    }
+    ml_text_release(&why);
+    f->n_left = 0;
+    answer(f);
 }
 
 /* --- questions ------------------------------------------------------------------ */
@@ -119,16 +157,22 @@ static void ask(ml_fan *f, ml_worker *w) {
     *p = (part){ .fan = f, .worker = w };
     ml_worker_take(w);
     f->n_left++;
-    if (ml_router_hand_on(&p->job, f->router, f->call, w,
+    if (ml_router_hand_on(&p->job, f->router, f->call, w, MOST_REPLY,
                           (ml_http_fns){ on_head, on_data, on_done, p }, &err) != ML_OK) {
         p->job = NULL;
-        p->status = 502;
-        ml_text_printf(&p->reply, "%s", err.msg);
+        fail(p, 502, err.msg);
         f->n_left--;
     }
 }
 
-static void start(ml_router *r, ml_http_call *c, bool dead_too) {
+/* As for any request, and less for what takes no time. */
+static double limit_of(const ml_router *r, bool reads) {
+    double most = r->opts.request_timeout_s;
+
+    return reads || (most > 0 && most < CONTROL_S) ? most : CONTROL_S;
+}
+
+static void start(ml_router *r, ml_http_call *c, bool dead_too, bool reads) {
     ml_fan *f = calloc(1, sizeof *f);
     part *list = calloc((size_t)r->n_worker + 1, sizeof *list);
 
@@ -138,7 +182,9 @@ static void start(ml_router *r, ml_http_call *c, bool dead_too) {
         ml_router_refuse(c, 503, "the router is out of memory");
         return;
     }
-    *f = (ml_fan){ .router = r, .next = r->fans, .call = c, .part = list };
+    *f = (ml_fan){
+        .router = r, .next = r->fans, .call = c, .part = list, .limit_s = limit_of(r, reads)
+    };
     if (r->fans)
         r->fans->prev = f;
     r->fans = f;
@@ -148,8 +194,11 @@ static void start(ml_router *r, ml_http_call *c, bool dead_too) {
     for (ml_worker *w = r->first; w; w = w->next)
         if (w->alive || dead_too)
             ask(f, w);
-    if (f->n_left)
+    if (f->n_left) {
+        if (f->limit_s > 0)
+            f->deadline = ml_timer_start(r->loop, f->limit_s, false, too_late, f);
         return;
+    }
     if (!f->n) {
         ml_router_refuse(c, 503,
                          "no worker is alive: add one with POST /add_worker?url=http://"
@@ -162,7 +211,7 @@ static void start(ml_router *r, ml_http_call *c, bool dead_too) {
 bool ml_fan_start(ml_router *r, ml_http_call *c) {
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
         if (ml_str_is(ml_http_path(c), paths[i].path)) {
-            start(r, c, paths[i].weights);
+            start(r, c, paths[i].weights, paths[i].reads);
             return true;
         }
     return false;

@@ -67,9 +67,11 @@ void ml_workers_free(ml_router *r);
 /* Hands the request on; the call is the relay's from now on. */
 void ml_relay_start(ml_router *r, ml_http_call *c);
 void ml_relays_free(ml_router *r);
-/* Sends a call's request to a worker, with the client's headers. */
+/* Sends a call's request to a worker, with the client's headers.  max_body: as in
+ * ml_http_request. */
 ml_status ml_router_hand_on(ml_http_job **out, ml_router *r, ml_http_call *c,
-                            const ml_worker *w, ml_http_fns fns, ml_err *err);
+                            const ml_worker *w, size_t max_body, ml_http_fns fns,
+                            ml_err *err);
 
 /* --- router_fan.c --- */
 

@@ -236,10 +236,13 @@ static void copy_headers(const ml_router *r, const ml_http_call *c, const ml_wor
 }
 
 ml_status ml_router_hand_on(ml_http_job **out, ml_router *r, ml_http_call *c,
-                            const ml_worker *w, ml_http_fns fns, ml_err *err) {
+                            const ml_worker *w, size_t max_body, ml_http_fns fns,
+                            ml_err *err) {
     ml_text url = { 0 }, headers = { 0 }, method = { 0 };
     ml_str target = ml_http_target(c), verb = ml_http_method(c);
-    ml_http_request q = { .body = ml_http_body(c), .connect_s = r->opts.connect_timeout_s };
+    ml_http_request q = { .body = ml_http_body(c),
+                          .connect_s = r->opts.connect_timeout_s,
+                          .max_body = max_body };
     ml_status st;
 
     ml_text_printf(&url, "%s%.*s", w->url, (int)target.len, target.ptr);
@@ -257,7 +260,7 @@ ml_status ml_router_hand_on(ml_http_job **out, ml_router *r, ml_http_call *c,
 
 static ml_status send_to(ml_relay *y, ml_worker *w, ml_err *err) {
     ml_http_fns fns = { worker_head, worker_data, worker_done, y };
-    ml_status st = ml_router_hand_on(&y->job, y->router, y->call, w, fns, err);
+    ml_status st = ml_router_hand_on(&y->job, y->router, y->call, w, 0, fns, err);
 
     if (st != ML_OK) {
         y->job = NULL;

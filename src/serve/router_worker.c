@@ -145,7 +145,7 @@ static void probe(ml_worker *w) {
     ml_text url = { 0 }, headers = { 0 };
     ml_http_request q = { .method = "GET",
                           .connect_s = o->health_timeout_s,
-                          .idle_s = o->health_timeout_s };
+                          .total_s = o->health_timeout_s };
     ml_http_fns fns = { probe_head, NULL, probe_done, w };
 
     ml_text_printf(&url, "%s%s", w->url, o->health_path);

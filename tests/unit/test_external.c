@@ -199,6 +199,61 @@ static void servers_may_die(void) {
     end(a);
 }
 
+/* Flags that notice soon, so that a test need not wait. */
+static const char watch[] =
+    "--rollout-health-check-interval 0.2 --rollout-health-check-timeout 0.5";
+
+/* A server that is stopped keeps its connections and answers nothing. */
+static void a_server_may_hang(void) {
+    const char *here = ml_test_path("here"), *there = ml_test_path("there"),
+               *log = ml_test_path("log");
+    char out[16000], more[1000], args[3000];
+    int status = 0;
+    pid_t a, b, run;
+
+    ml_toy_run_inputs();
+    CHECK(ml_toy_run("train", here, ROUNDS, "", out, sizeof out) == 0);
+    a = serve(1);
+    b = serve(2);
+    ml_toy_run_args(args, sizeof args, "train", there, ROUNDS,
+                    external(more, sizeof more, 1, 2, watch));
+    run = ml_toy_start_to(log, args);
+    await_begin(there);
+    kill(b, SIGSTOP);
+    snprintf(args, sizeof args, "grep -q '127.0.0.1:%d/health' %s", port_of(2), log);
+    for (int i = 0; i < 500 && system(args) != 0; i++)
+        usleep(20000);
+    CHECK(system(args) == 0); /* it was noticed, and said */
+    kill(b, SIGCONT);
+    waitpid(run, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    ml_toy_run_same(here, there, ROUNDS);
+    end(b);
+    end(a);
+}
+
+static void a_server_that_hangs_for_good_ends_the_run(void) {
+    const char *log = ml_test_path("log"), *save = ml_test_path("save");
+    char more[1000], args[3000], flags[300];
+    int status = 0;
+    pid_t a, run;
+
+    ml_toy_run_inputs();
+    a = serve(1);
+    snprintf(flags, sizeof flags, "%s --sglang-router-request-timeout-secs 3", watch);
+    ml_toy_run_args(args, sizeof args, "train", save, 1000,
+                    external(more, sizeof more, 1, 1, flags));
+    run = ml_toy_start_to(log, args);
+    await_begin(save);
+    kill(a, SIGSTOP);
+    waitpid(run, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 3);
+    snprintf(args, sizeof args,
+             "grep -Eq 'an engine could not be told|no engine has answered' %s", log);
+    CHECK(system(args) == 0);
+    end(a);
+}
+
 /* A worker behind a router that comes back has other weights, which is noticed. */
 static void workers_behind_a_router_may_die(void) {
     const char *here = ml_test_path("here"), *there = ml_test_path("there");
@@ -300,6 +355,9 @@ static const ml_test tests[] = {
     { "the same bytes as here", the_same_bytes_as_here },
     { "asynchronous with servers", asynchronous_with_servers },
     { "servers may die", servers_may_die },
+    { "a server may hang", a_server_may_hang },
+    { "a server that hangs for good ends the run",
+      a_server_that_hangs_for_good_ends_the_run },
     { "workers behind a router may die", workers_behind_a_router_may_die },
     { "engines with keys", engines_with_keys },
     { "engines with other directories", engines_with_other_directories },

@@ -1,5 +1,6 @@
 /* The HTTP client, against our server and against rude ones. */
 #include <arpa/inet.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +18,8 @@ typedef struct fetch {
     ml_http_job *job;
     int status, n_piece, n_done;
     bool failed, cancel_at_data, cancel_at_head;
+    double total_s;  /* of the request */
+    size_t max_body; /* too */
     ml_text headers, body;
     ml_err err;
 } fetch;
@@ -95,8 +98,10 @@ static void handle(void *ud, ml_http_call *c) {
         ml_http_answer_pieces(c);
     else if (ml_str_is(path, "/empty"))
         ml_http_reply(c, 204, NULL, ml_str_of(""));
-    else if (ml_str_is(path, "/hold")) {
+    else if (ml_str_is(path, "/hold") || ml_str_is(path, "/drip")) {
         p->held = c;
+        if (ml_str_is(path, "/drip"))
+            ml_http_begin(c, 200, NULL);
         ml_http_on_gone(c, held_gone, p);
     } else if (ml_str_is(path, "/abort")) {
         ml_http_begin(c, 200, NULL);
@@ -139,7 +144,9 @@ static void start(pair *p, fetch *f, const char *method, const char *url,
                           .headers = "User-Agent: miles\nX-Other: 1\n",
                           .body = ml_str_of(body),
                           .connect_s = 2,
-                          .idle_s = 0.3 };
+                          .idle_s = f->total_s > 0 ? 0 : 0.3,
+                          .total_s = f->total_s,
+                          .max_body = f->max_body };
     ml_err err = { 0 };
 
     f->loop = p->loop;
@@ -366,6 +373,86 @@ static void begins_again(void) {
     close_pair(p);
 }
 
+/* A reply has a limit however its end is marked: by a length, by chunks, by the connection's
+ * end. */
+static void replies_have_a_limit(void) {
+    static const char to_eof[] = "HTTP/1.1 200 OK\r\n\r\n0123456789";
+    pair *p = open_pair();
+    fetch fits = { .max_body = 5 }, fixed = { .max_body = 4 }, chunked = { .max_body = 20 },
+          eof = { .max_body = 9 };
+    rude r = { .n = 1, .reply = { to_eof } };
+    pthread_t t;
+    char url[64];
+
+    fetch_now(p, &fits, "POST", "/echo", "hello");
+    CHECK(!fits.failed && fits.body.len == 5);
+    fetch_now(p, &fixed, "POST", "/echo", "hello");
+    CHECK(fixed.failed && fixed.body.len == 0);
+    CHECK_HAS(fixed.err.msg, "/echo: the reply is longer than 4 bytes");
+    fetch_now(p, &chunked, "GET", "/stream", "");
+    CHECK(chunked.failed && chunked.body.len <= 20);
+    CHECK_HAS(chunked.err.msg, "the reply is longer than 20 bytes");
+    listen_rudely(&r, &t);
+    snprintf(url, sizeof url, "http://127.0.0.1:%d/x", r.port);
+    fetch_now(p, &eof, "GET", url, "");
+    pthread_join(t, NULL);
+    close(r.fd);
+    CHECK(eof.failed && eof.body.len <= 9);
+    CHECK_HAS(eof.err.msg, "the reply is longer than 9 bytes");
+    release(&fits);
+    release(&fixed);
+    release(&chunked);
+    release(&eof);
+    close_pair(p);
+}
+
+static void drip(void *ud) {
+    pair *p = ud;
+    if (p->held)
+        ml_http_write(p->held, ml_str_of("."));
+}
+
+/* A server that sends a byte now and then is never silent, and yet its time is limited. */
+static void replies_have_a_deadline(void) {
+    pair *p = open_pair();
+    fetch f = { .total_s = 0.3 };
+    ml_timer *t;
+
+    start(p, &f, "GET", "/drip", "");
+    t = ml_timer_start(p->loop, 0.02, true, drip, p);
+    ml_loop_run(p->loop);
+    ml_timer_stop(t);
+    CHECK(f.failed && f.n_done == 1 && f.n_piece > 0);
+    CHECK_HAS(f.err.msg, "/drip: the reply was not complete after 0.3 s");
+    release(&f);
+    close_pair(p);
+}
+
+/* How many sockets of this process the kernel gives up when nobody acknowledges. */
+static int count_watched(void) {
+    int n = 0;
+
+    for (int fd = 3; fd < 256; fd++) {
+        int alive = 0, ms = 0;
+        socklen_t size = sizeof alive;
+        if (getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &alive, &size) == 0 && alive &&
+            getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms, &size) == 0 && ms > 0)
+            n++;
+    }
+    return n;
+}
+
+static void dead_machines_are_noticed(void) {
+    pair *p = open_pair();
+    fetch f = { 0 };
+    int before = count_watched();
+
+    fetch_now(p, &f, "POST", "/echo", "hello");
+    CHECK(!f.failed && count_watched() == before + 1);
+    release(&f);
+    close_pair(p);
+}
+
 static const ml_test tests[] = {
     { "plain", plain },
     { "streams", streams },
@@ -373,6 +460,9 @@ static const ml_test tests[] = {
     { "cancels", cancels },
     { "against_rude_servers", against_rude_servers },
     { "begins_again", begins_again },
+    { "replies_have_a_limit", replies_have_a_limit },
+    { "replies_have_a_deadline", replies_have_a_deadline },
+    { "dead_machines_are_noticed", dead_machines_are_noticed },
     { 0 },
 };
 

@@ -105,6 +105,34 @@ static void rounds_are_injected(void) {
     CHECK_HAS(out, "of the recorded samples of rollout 1 a share of ");
 }
 
+/* Rewrites a recording by a sed script. */
+static void rewrite(const char *script) {
+    snprintf(command, sizeof command, "zstd -qdc %s | sed '%s' | zstd -qfo %s",
+             ml_test_path("0.zst"), script, ml_test_path("bad.zst"));
+    CHECK(system(command) == 0);
+}
+
+/* A recording is checked where it comes in: the model has 83 tokens. */
+static void recordings_of_other_models(void) {
+    ml_toy_run_inputs();
+    snprintf(more, sizeof more, "--save-debug-rollout-data %s/{rollout_id}.zst",
+             ml_test_dir());
+    CHECK(run("a", 1) == 0);
+    rewrite("2s/\"tokens\": *\\[/&83,/");
+    snprintf(more, sizeof more, "--load-debug-rollout-data %s", ml_test_path("bad.zst"));
+    CHECK(run("b", 1) == 1);
+    CHECK_HAS(out, "bad.zst: sample 1 has token 83, and the model's ids end at 82");
+    snprintf(more, sizeof more,
+             "--ci-inject-rollout-data-path %s --ci-inject-rollout-data-min-match-ratio 0",
+             ml_test_path("bad.zst"));
+    CHECK(run("c", 1) == 1);
+    CHECK_HAS(out, "bad.zst: sample 1 has token 83");
+    rewrite("1s/\"rollout_log_probs\": *\\[[^,]*/\"rollout_log_probs\": [null/");
+    snprintf(more, sizeof more, "--load-debug-rollout-data %s", ml_test_path("bad.zst"));
+    CHECK(run("d", 1) == 1);
+    CHECK_HAS(out, "element 0 of \"rollout_log_probs\" is no number");
+}
+
 /* What generates stays as it was, and a comparison says so unless nothing is compared. */
 static void weights_are_not_published(void) {
     ml_toy_run_inputs();
@@ -276,6 +304,7 @@ static const ml_test tests[] = {
     { "what is trained on", what_is_trained_on },
     { "samples of other weights", samples_of_other_weights },
     { "rounds are injected", rounds_are_injected },
+    { "recordings of other models", recordings_of_other_models },
     { "weights are not published", weights_are_not_published },
     { "memory is recorded", memory_is_recorded },
     { "events are analysed", events_are_analysed },

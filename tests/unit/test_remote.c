@@ -1,6 +1,7 @@
 /* A generator behind HTTP gives what the same engine gives in process, bit for bit. */
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "engine/remote.h"
 #include "net/http_server.h"
 #include "serve/server.h"
+#include "tests/support/log_text.h"
 #include "tests/support/must.h"
 
 #define MODEL "tests/golden/data/qwen3"
@@ -342,53 +344,456 @@ static void a_wrong_key_is_not_tried_for_ever(void) {
     close_host(&h);
 }
 
-/* A server that answers nonsense at first. */
-static int n_nonsense;
+/* --- servers that lie ----------------------------------------------------------- */
 
-static void nonsense(void *ud, ml_http_call *c) {
-    (void)ud;
-    if (n_nonsense++ == 0) {
-        ml_http_reply(c, 503, "text/plain", ml_str_of("busy"));
-        return;
-    }
-    if (n_nonsense == 2) {
-        ml_http_reply(c, 200, "application/json", ml_str_of("{\"text\":"));
-        return;
-    }
-    ml_http_reply(c, 200, "application/json",
-                  ml_str_of("{\"text\":\"x\",\"meta_info\":{\"finish_reason\":{\"type\":"
-                            "\"length\",\"length\":2},\"weight_version\":\"default\","
-                            "\"output_token_logprobs\":[[-0.5,7,null],[-1.25,8,null]]}}"));
-}
-
-static void failures_are_tried_again(void) {
-    static heard a;
+/* A server that answers what it is given, the last of it for ever. */
+typedef struct liar {
     ml_loop *loop;
     ml_http_server *server;
     pthread_t thread;
+    char url[64];
+    const char *const *reply; /* a leading '!': with status 503; "": it never answers */
+    int n_reply;
+    atomic_int n_asked;
+    atomic_int health; /* the status of its health; 0: it never answers */
+    atomic_bool hangs; /* at everything else */
+} liar;
+
+static void answer(void *ud, ml_http_call *c) {
+    liar *l = ud;
+    const char *reply = l->reply[l->n_asked < l->n_reply ? l->n_asked : l->n_reply - 1];
+    bool health = ml_str_is(ml_http_path(c), "/health_generate");
+
+    if (!health && !ml_str_is(ml_http_path(c), "/generate")) {
+        if (!l->hangs)
+            ml_http_reply(c, 200, "application/json", ml_str_of("{}"));
+        return;
+    }
+    if (health) {
+        if (l->health)
+            ml_http_reply(c, l->health, "text/plain", ml_str_of(""));
+        return;
+    }
+    l->n_asked++;
+    if (!*reply)
+        return;
+    ml_http_reply(c, *reply == '!' ? 503 : 200, "application/json",
+                  ml_str_of(reply + (*reply == '!')));
+}
+
+static void open_liar(liar *l, const char *const *reply, int n_reply) {
+    *l = (liar){ .reply = reply, .n_reply = n_reply, .health = 200 };
+    MUST(ml_loop_new(&l->loop, &err));
+    MUST(ml_http_server_open(&l->server, l->loop, "127.0.0.1", 0,
+                             (ml_http_limits){ 65536, 1 << 20, 10, 30, 8 << 20 }, answer, l,
+                             &err));
+    snprintf(l->url, sizeof l->url, "http://127.0.0.1:%d/", ml_http_server_port(l->server));
+    pthread_create(&l->thread, NULL, serve, l->loop);
+}
+
+static void close_liar(liar *l) {
+    ml_loop_stop(l->loop);
+    pthread_join(l->thread, NULL);
+    ml_http_server_close(l->server);
+    ml_loop_free(l->loop);
+}
+
+#define REPLY(rest)                                                                        \
+    "{\"text\":\"x\",\"meta_info\":{\"finish_reason\":{\"type\":\"length\"},"              \
+    "\"weight_version\":\"default\"," rest "}}"
+#define TWO "\"output_token_logprobs\":[[-0.5,7,null],[-1.25,8,null]]"
+
+static void failures_are_tried_again(void) {
+    static const char *const reply[] = { "!busy", "{\"text\":", REPLY(TWO) };
+    static heard a;
     ml_gen *g;
     ml_gen_request r = ask(0);
     uint64_t ticket;
-    char url[64];
+    liar l;
 
-    MUST(ml_loop_new(&loop, &err));
-    MUST(ml_http_server_open(&server, loop, "127.0.0.1", 0,
-                             (ml_http_limits){ 65536, 1 << 20, 10, 30, 1 << 20 }, nonsense,
-                             NULL, &err));
-    snprintf(url, sizeof url, "http://127.0.0.1:%d/", ml_http_server_port(server));
-    pthread_create(&thread, NULL, serve, loop);
-    g = open_remote(url, NULL, 5);
+    open_liar(&l, reply, 3);
+    g = open_remote(l.url, NULL, 5);
     init(&a);
     r.n_top = 0;
     MUST(g->submit(g, &r, hear, &a, &ticket, &err));
     await_end(&a);
-    CHECK(n_nonsense == 3 && a.finish == ML_FINISH_LENGTH && a.n == 2);
+    CHECK(l.n_asked == 3 && a.finish == ML_FINISH_LENGTH && a.n == 2);
     CHECK(a.id[1] == 8 && a.logprob[1] == -1.25f && isnan(a.entropy[1]));
     g->close(g);
-    ml_loop_stop(loop);
-    pthread_join(thread, NULL);
-    ml_http_server_close(server);
-    ml_loop_free(loop);
+    close_liar(&l);
+}
+
+/* Asks one question of a server that always answers this. */
+static void ask_liar(heard *h, const ml_gen_request *r, const char *reply,
+                     int32_t n_attempt) {
+    const char *url;
+    uint64_t ticket;
+    ml_spec spec;
+    ml_gen *g;
+    liar l;
+
+    open_liar(&l, &reply, 1);
+    url = l.url;
+    MUST(ml_spec_open(&spec, MODEL, &err));
+    MUST(ml_remote_open(&g,
+                        &(ml_remote_opts){ .url = &url,
+                                           .n_url = 1,
+                                           .spec = &spec,
+                                           .n_attempt = n_attempt,
+                                           .retry_s = 0.01,
+                                           .connect_s = 5 },
+                        &err));
+    init(h);
+    MUST(g->submit(g, r, hear, h, &ticket, &err));
+    await_end(h);
+    g->close(g);
+    ml_spec_close(&spec);
+    close_liar(&l);
+}
+
+/* What is not an answer to the question is not taken for one. */
+static void lies_are_refused(void) {
+    static const struct {
+        const char *reply, *why;
+        int32_t n_top, score_from;
+        bool routed;
+    } lie[] = {
+        { REPLY("\"output_token_logprobs\":[[-1,1],[-1,2],[-1,3]]"),
+          "has 3 tokens; at most 2 were asked for", 0, -1, false },
+        { REPLY("\"output_token_logprobs\":[[-1,83]]"),
+          "token 83; the model's ids end at 82", 0, -1, false },
+        { REPLY("\"output_token_logprobs\":[[-1,4294967303]]"), "token 4294967303", 0, -1,
+          false },
+        { REPLY("\"output_token_logprobs\":[[-1,-1]]"), "0 or more, is expected", 0, -1,
+          false },
+        { REPLY("\"output_token_logprobs\":[[null,1]]"), "no log-probability of token 0", 0,
+          -1, false },
+        { REPLY("\"output_token_logprobs\":[[-1e39,1]]"), "a finite number is expected", 0,
+          -1, false },
+        { REPLY("\"output_token_logprobs\":[[-1e999,1]]"), "a finite number is expected", 0,
+          -1, false },
+        { REPLY("\"output_token_logprobs\":[7]"), "output_token_logprobs", 0, -1, false },
+        { REPLY("\"output_token_logprobs\":{\"a\":1}"), "is missing", 0, -1, false },
+        { REPLY("\"n\":1"), "output_token_logprobs of the reply is missing", 0, -1, false },
+        { REPLY(TWO ",\"output_token_versions\":[1]"), "each of 2 tokens", 0, -1, false },
+        { REPLY(TWO ",\"output_token_versions\":[1,-1]"), "output_token_versions", 0, -1,
+          false },
+        { REPLY(TWO ",\"output_token_entropy\":[1,1,1]"), "each of 2 tokens", 0, -1,
+          false },
+        { REPLY(TWO), "output_top_logprobs of the reply is missing", 2, -1, false },
+        { REPLY(TWO ",\"output_top_logprobs\":[[[-1,1],[-1,2]]]"), "each of 2 tokens", 2,
+          -1, false },
+        { REPLY(TWO ",\"output_top_logprobs\":[[[-1,83],[-1,2]],[[-1,1],[-1,2]]]"),
+          "token 83", 2, -1, false },
+        { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12]]"), "4 were asked for", 0,
+          2, false },
+        { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12],[-1,19],[-1,26],[-1,33],"
+                    "[-1,40]]"),
+          "at most 4 were asked for", 0, 2, false },
+        { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12],[-1,19],[-1,26]]"),
+          "has token 5 where the prompt has 12", 0, 2, false },
+        { REPLY(TWO), "routed_experts", 0, -1, true },
+        { REPLY(TWO ",\"routed_experts\":\"AAAA\""), "routed_experts", 0, -1, true },
+        { "{\"meta_info\":{\"weight_version\":\"99999999999999999999\",\"finish_reason\":"
+          "{\"type\":\"length\"}," TWO "}}",
+          "more than 18 digits", 0, -1, false },
+        { "{\"meta_info\":{\"finish_reason\":{\"type\":\"tired\"}," TWO "}}",
+          "none of stop, length and abort", 0, -1, false },
+        { "{\"meta_info\":{\"finish_reason\":{\"type\":\"stop\",\"matched\":83}," TWO "}}",
+          "finish_reason.matched", 0, -1, false },
+        { "[]", "no meta_info", 0, -1, false },
+        { " ", "", 0, -1, false },
+    };
+    static heard h;
+
+    for (size_t i = 0; i < sizeof lie / sizeof *lie; i++) {
+        ml_gen_request r = ask(0);
+        r.max_new = 2;
+        r.n_top = lie[i].n_top;
+        r.score_from = lie[i].score_from;
+        r.routed[ML_ROUTE_EXPERTS] = lie[i].routed;
+        ask_liar(&h, &r, lie[i].reply, 1);
+        CHECK(h.finish == ML_FINISH_ABORT && h.n == 0);
+        CHECK_HAS(h.message, lie[i].why);
+    }
+}
+
+/* Neither is a prompt of other tokens sent. */
+static void prompts_are_checked(void) {
+    static const char *const url[] = { "http://127.0.0.1:1" };
+    static heard h;
+    ml_gen_request r = ask(0);
+    ml_err why = { 0 };
+    uint64_t ticket;
+    ml_spec spec;
+    ml_gen *g;
+
+    MUST(ml_spec_open(&spec, MODEL, &err));
+    MUST(ml_remote_open(&g, &(ml_remote_opts){ .url = url, .n_url = 1, .spec = &spec },
+                        &err));
+    numbers[2] = VOCAB;
+    CHECK(g->submit(g, &r, hear, &h, &ticket, &why) == ML_EUSAGE);
+    CHECK_HAS(why.msg, "prompt 2 is token 83; the model has tokens 0 to 82");
+    g->close(g);
+    ml_spec_close(&spec);
+}
+
+/* Where attempts have no end, those at a server that only lies do. */
+static void a_liar_is_given_up(void) {
+    static heard h;
+    ml_gen_request r = ask(0);
+
+    r.max_new = 2;
+    r.n_top = 0;
+    ask_liar(&h, &r, REPLY("\"output_token_logprobs\":[[-1,83]]"), 0);
+    CHECK(h.finish == ML_FINISH_ABORT);
+    CHECK_HAS(h.message, "8 replies in a row were not what was asked for");
+    CHECK_HAS(h.message, "token 83");
+}
+
+/* Those who tell the truth go on. */
+static void a_liar_among_others(void) {
+    static const char *const lie[] = { REPLY("\"output_token_logprobs\":[[-1,83]]") };
+    static heard there[N], here[N];
+    const char *url[2];
+    int n;
+    ml_text log = { 0 };
+    host h, own = { 0 };
+    liar l;
+    ml_gen *g;
+
+    open_host(&h, NULL);
+    open_engine(&own);
+    open_liar(&l, lie, 1);
+    url[0] = l.url;
+    url[1] = h.url;
+    ml_log_to_text(&log);
+    MUST(ml_remote_open(
+        &g,
+        &(ml_remote_opts){
+            .url = url, .n_url = 2, .spec = &own.spec, .retry_s = 0.01, .connect_s = 5 },
+        &err));
+    for (int i = 0; l.n_asked < 8 && i < 100; i++)
+        run(g, there);
+    n = l.n_asked;
+    run(g, there);
+    run(own.gen, here);
+    for (int i = 0; i < N; i++)
+        check_equal(&here[i], &there[i]);
+    CHECK(n >= 8 && l.n_asked == n);
+    g->close(g);
+    CHECK_HAS(log.ptr, "is not asked any more: 8 replies in a row were not what was asked");
+    close_liar(&l);
+    close_engine(&own);
+    close_host(&h);
+    ml_text_release(&log);
+}
+
+/* The bytes of a reply are bounded by what was asked for. */
+static void a_reply_has_an_end(void) {
+    static heard h;
+    ml_gen_request r = ask(0);
+    char *huge = calloc(1, (4 << 20) + 1);
+
+    r.max_new = 2;
+    r.n_top = 0;
+    memset(huge, ' ', 4 << 20);
+    ask_liar(&h, &r, huge, 1);
+    CHECK(h.finish == ML_FINISH_ABORT);
+    CHECK_HAS(h.message, "the reply is longer than ");
+    free(huge);
+}
+
+/* --- servers that hang ----------------------------------------------------------- */
+
+static ml_gen *open_watched(const char *const *url, int n_url, ml_remote_opts o) {
+    ml_gen *g;
+
+    o.url = url;
+    o.n_url = n_url;
+    o.retry_s = 0.02;
+    o.connect_s = 5;
+    MUST(ml_remote_open(&g, &o, &err));
+    return g;
+}
+
+/* A hung server keeps connections and answers nothing: others are asked. */
+static void what_a_hung_server_owes_goes_to_others(void) {
+    static const char *const silence[] = { "" };
+    static heard there[N], here[N];
+    const char *url[2];
+    ml_text log = { 0 };
+    host h, own = { 0 };
+    liar l;
+    ml_gen *g;
+
+    open_host(&h, NULL);
+    open_engine(&own);
+    open_liar(&l, silence, 1);
+    l.health = 0;
+    url[0] = l.url;
+    url[1] = h.url;
+    ml_log_to_text(&log);
+    g = open_watched(
+        url, 2, (ml_remote_opts){ .check_s = 0.3, .check_timeout_s = 0.3, .warn_s = 0.05 });
+    run(g, there);
+    run(own.gen, here);
+    for (int i = 0; i < N; i++)
+        check_equal(&here[i], &there[i]);
+    CHECK(l.n_asked > 0);
+    g->close(g);
+    CHECK_HAS(log.ptr, " has answered nothing for ");
+    CHECK_HAS(log.ptr, " s: /generate, and ");
+    close_liar(&l);
+    close_engine(&own);
+    close_host(&h);
+    ml_text_release(&log);
+}
+
+static void ask_hung(liar *l, ml_remote_opts o, const char *why) {
+    static heard a;
+    const char *url = l->url;
+    ml_gen *g = open_watched(&url, 1, o);
+    ml_gen_request r = ask(0);
+    uint64_t ticket;
+
+    init(&a);
+    MUST(g->submit(g, &r, hear, &a, &ticket, &err));
+    await_end(&a);
+    CHECK(a.finish == ML_FINISH_ABORT);
+    CHECK_HAS(a.message, why);
+    g->close(g);
+}
+
+static void hung_servers_are_found_out(void) {
+    static const char *const silence[] = { "" };
+    liar l;
+
+    open_liar(&l, silence, 1);
+    /* It is well, and yet does not answer. */
+    ask_hung(&l, (ml_remote_opts){ .n_attempt = 2, .request_s = 0.2 },
+             "/generate: the reply was not complete after 0.2 s");
+    /* It says that it is not well. */
+    l.health = 503;
+    ask_hung(&l, (ml_remote_opts){ .n_attempt = 1, .check_s = 0.05, .check_timeout_s = 5 },
+             "/health_generate answered 3 times with status 503");
+    /* It does not say anything. */
+    l.health = 0;
+    ask_hung(&l,
+             (ml_remote_opts){ .n_attempt = 1, .check_s = 0.05, .check_timeout_s = 0.1 },
+             "/health_generate: the reply was not complete after 0.1 s");
+    close_liar(&l);
+}
+
+/* It answers at once, and never what was asked for. */
+static void a_server_that_is_always_busy(void) {
+    static const char *const busy[] = { "!busy" };
+    ml_text log = { 0 };
+    liar l;
+
+    open_liar(&l, busy, 1);
+    ml_log_to_text(&log);
+    ask_hung(&l, (ml_remote_opts){ .request_s = 0.4, .warn_s = 0.1 },
+             "no engine has answered a request for 0.4 s: ");
+    CHECK_HAS(log.ptr, "answered with status 503: busy");
+    close_liar(&l);
+    ml_text_release(&log);
+}
+
+/* It says that it has loaded the weights, and has others. */
+static void a_server_with_other_weights(void) {
+    static const char *const old[] = { REPLY(TWO) };
+    static heard a;
+    ml_gen_request r = ask(0);
+    const char *url;
+    uint64_t ticket;
+    ml_gen *g;
+    liar l;
+
+    open_liar(&l, old, 1);
+    url = l.url;
+    g = open_watched(&url, 1, (ml_remote_opts){ 0 });
+    MUST(g->load(g, MODEL, 9, ML_SWITCH_RETRACT, &err));
+    init(&a);
+    r.n_top = 0;
+    MUST(g->submit(g, &r, hear, &a, &ticket, &err));
+    await_end(&a);
+    CHECK(a.finish == ML_FINISH_ABORT);
+    CHECK_HAS(a.message, "8 replies to one request were of older weights; the last: ");
+    CHECK_HAS(a.message, "has weights of version 0, not 9");
+    g->close(g);
+    close_liar(&l);
+}
+
+/* One that claims weights nobody has published would make all others look old. */
+static void a_server_with_future_weights(void) {
+    static const char *const future[] = {
+        "{\"meta_info\":{\"finish_reason\":{\"type\":\"length\"},\"weight_version\":"
+        "\"7\"," TWO "}}",
+        "{\"meta_info\":{\"finish_reason\":{\"type\":\"length\"},\"weight_version\":"
+        "\"9\"," TWO ",\"output_token_versions\":[9,10]}}",
+        "{\"meta_info\":{\"finish_reason\":{\"type\":\"length\"},\"weight_version\":"
+        "\"10\"," TWO "}}",
+        "{\"meta_info\":{\"finish_reason\":{\"type\":\"length\"},\"weight_version\":"
+        "\"9\"," TWO "}}",
+    };
+    static heard a;
+    ml_gen_request r = ask(0);
+    ml_text log = { 0 };
+    ml_gen_stats s;
+    const char *url;
+    uint64_t ticket;
+    ml_gen *g;
+    liar l;
+
+    open_liar(&l, future, 4);
+    url = l.url;
+    ml_log_to_text(&log);
+    g = open_watched(&url, 1, (ml_remote_opts){ 0 });
+    MUST(g->load(g, MODEL, 9, ML_SWITCH_RETRACT, &err));
+    init(&a);
+    r.n_top = 0;
+    MUST(g->submit(g, &r, hear, &a, &ticket, &err));
+    await_end(&a);
+    CHECK(a.finish == ML_FINISH_LENGTH && l.n_asked == 4 && a.version[1] == 9);
+    g->stats(g, &s);
+    CHECK(s.version == 9);
+    g->close(g);
+    CHECK_HAS(log.ptr, "has weights of version 7, not 9");
+    CHECK_HAS(log.ptr, "answered with weights of version 10; the newest one is 9");
+    close_liar(&l);
+    ml_text_release(&log);
+}
+
+/* Pausing, loading and closing come to an end, too. */
+static void control_of_hung_servers_ends(void) {
+    static const char *const silence[] = { "" };
+    ml_text log = { 0 };
+    const char *url;
+    ml_err why = { 0 };
+    ml_gen *g;
+    liar l;
+
+    open_liar(&l, silence, 1);
+    l.hangs = true;
+    l.health = 0;
+    url = l.url;
+    ml_log_to_text(&log);
+    g = open_watched(
+        &url, 1,
+        (ml_remote_opts){
+            .request_s = 0.5, .check_s = 0.1, .check_timeout_s = 0.1, .warn_s = 0.05 });
+    g->pause(g);
+    CHECK(g->load(g, MODEL, 9, ML_SWITCH_RETRACT, &why) == ML_EPEER);
+    CHECK_HAS(why.msg, "an engine could not be told /update_weights_from_disk for 0.5 s: ");
+    CHECK_HAS(why.msg, "127.0.0.1");
+    g->resume(g);
+    CHECK(ml_remote_check(g, &why) == ML_EPEER);
+    CHECK_HAS(why.msg, "an engine is not there");
+    g->close(g);
+    CHECK_HAS(log.ptr, " s: /update_weights_from_disk, and ");
+    close_liar(&l);
+    ml_text_release(&log);
 }
 
 int main(int argc, char **argv) {
@@ -399,6 +804,18 @@ int main(int argc, char **argv) {
         { "what fails is said", what_fails_is_said },
         { "a wrong key is not tried for ever", a_wrong_key_is_not_tried_for_ever },
         { "failures are tried again", failures_are_tried_again },
+        { "lies are refused", lies_are_refused },
+        { "prompts are checked", prompts_are_checked },
+        { "a liar is given up", a_liar_is_given_up },
+        { "a liar among others", a_liar_among_others },
+        { "a reply has an end", a_reply_has_an_end },
+        { "what a hung server owes goes to others",
+          what_a_hung_server_owes_goes_to_others },
+        { "hung servers are found out", hung_servers_are_found_out },
+        { "a server that is always busy", a_server_that_is_always_busy },
+        { "a server with other weights", a_server_with_other_weights },
+        { "a server with future weights", a_server_with_future_weights },
+        { "control of hung servers ends", control_of_hung_servers_ends },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);

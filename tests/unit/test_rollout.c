@@ -177,6 +177,22 @@ static void unfinished_answers_go_on(void) {
     CHECK(strstr(out, "stale tokens") == NULL);
 }
 
+/* The same, gone on with under a smaller limit: what is longer by then is cut. */
+static void unfinished_answers_meet_a_smaller_limit(void) {
+    static const char partial[] = "--partial-rollout --over-sampling-batch-size 7 "
+                                  "--sglang-max-running-requests 6 --eval-interval 100 "
+                                  "--skip-eval-before-train --rollout-max-response-len";
+    char out[16000], more[1000];
+
+    ml_toy_run_inputs();
+    snprintf(more, sizeof more, "%s 24", partial);
+    CHECK(run(ml_test_path("save"), 2, more, out, sizeof out) == 0);
+    snprintf(more, sizeof more, "%s 2", partial);
+    CHECK(run(ml_test_path("save"), 4, more, out, sizeof out) == 0);
+    CHECK_HAS(out, "unfinished answers are longer than --rollout-max-response-len 2: they "
+                   "end there, as truncated");
+}
+
 /* Engine and trainer have their memory in turns: the same bytes, and a smaller plan. */
 static void memory_in_turns(void) {
     char out[16000];
@@ -468,6 +484,7 @@ static const ml_test tests[] = {
     { "a recording trains as its run", a_recording_trains_as_its_run },
     { "filters and over-sampling", filters_and_over_sampling },
     { "unfinished answers go on", unfinished_answers_go_on },
+    { "unfinished answers meet a smaller limit", unfinished_answers_meet_a_smaller_limit },
     { "memory in turns", memory_in_turns },
     { "only one half", only_one_half },
     { "failed rewards are replaced", failed_rewards_are_replaced },

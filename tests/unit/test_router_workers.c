@@ -196,12 +196,50 @@ static void every_worker_hears(void) {
     ml_router_world_close(w);
 }
 
+/* One that does not answer does not keep the others' answers for ever. */
+static void a_silent_worker_is_not_awaited(void) {
+    static const char *const path[] = { "/flush_cache", "/update_weights_from_disk" };
+    ml_router_opts o = ml_router_world_opts();
+    ml_router_world *w;
+
+    o.request_timeout_s = 0.2;
+    w = ml_router_world_open(o, ML_WORLD_WORKERS);
+    w->worker[1].silent = true;
+    for (size_t k = 0; k < sizeof path / sizeof *path; k++) {
+        ml_fetch f = { 0 };
+        ml_fetch_now(w, &f, "POST", path[k], "{}");
+        CHECK(f.done && f.status == 504);
+        CHECK_HAS(f.body.ptr, w->worker[1].url);
+        CHECK_HAS(f.body.ptr, "did not answer within 0.2 s");
+        ml_fetch_release(&f);
+    }
+    ml_router_world_close(w);
+}
+
+/* What is said to all has a short answer. */
+static void a_worker_that_says_too_much(void) {
+    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 1);
+    char *much = calloc(1, (2 << 20) + 1);
+    ml_fetch f = { 0 };
+
+    memset(much, ' ', 2 << 20);
+    w->worker[0].reply = much;
+    ml_fetch_now(w, &f, "POST", "/flush_cache", "{}");
+    CHECK(f.done && f.status == 502);
+    CHECK_HAS(f.body.ptr, "the reply is longer than 1048576 bytes");
+    ml_fetch_release(&f);
+    ml_router_world_close(w);
+    free(much);
+}
+
 static const ml_test tests[] = {
     { "no_worker", no_worker },
     { "health_is_watched", health_is_watched },
     { "workers_come_and_go", workers_come_and_go },
     { "wrong_questions", wrong_questions },
     { "every_worker_hears", every_worker_hears },
+    { "a_silent_worker_is_not_awaited", a_silent_worker_is_not_awaited },
+    { "a_worker_that_says_too_much", a_worker_that_says_too_much },
     { 0 },
 };
 

@@ -1,0 +1,246 @@
+/* Samples that come from outside: recordings and snapshots that do not fit the model or the
+ * run. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "rl/flight.h"
+#include "rl/held.h"
+#include "tests/support/log_text.h"
+#include "tests/support/must.h"
+#include "tests/support/toy_model.h"
+#include "tests/support/toy_text.h"
+
+enum { N_VOCAB = 83, MAX_NEW = 6 };
+
+/* --- reading ---------------------------------------------------------------------- */
+
+static ml_status read(ml_sample *s, ml_arena *a, const char *text, ml_err *err) {
+    const ml_json *doc;
+    ml_status st = ml_json_parse(&doc, a, ml_str_of(text), "file", err);
+
+    if (st == ML_OK)
+        st = ml_sample_read(s, a, doc, ml_str_of(text), "file", err);
+    return st == ML_OK ? ml_sample_check(s, N_VOCAB, "file", err) : st;
+}
+
+static void what_does_not_fit_is_refused(void) {
+    static const struct {
+        const char *text, *why;
+    } bad[] = {
+        { "{\"index\": 5, \"tokens\": [1, 83]}",
+          "sample 5 has token 83, and the model's ids" },
+        { "{\"tokens\": [2147483647]}", "token 2147483647" },
+        { "{\"tokens\": [-1]}", "expected token ids" },
+        { "{\"tokens\": [1, 2, 3], \"response_length\": 3}",
+          "less than the number of tokens" },
+        { "{\"tokens\": [1, 2, 3], \"response_length\": 4294967297}", "response_length" },
+        { "{\"tokens\": [1, 2], \"n_turn\": 4294967297}", "n_turn" },
+        { "{\"tokens\": [1, 2], \"response_length\": 1, \"weight_versions\": "
+          "[\"18446744073709551617\"]}",
+          "at most 18 digits" },
+        { "{\"tokens\": [1, 2], \"response_length\": 1, \"rollout_log_probs\": [null]}",
+          "\"rollout_log_probs\" is no number" },
+        { "{\"tokens\": [1, 2], \"response_length\": 1, \"teacher_log_probs\": [1e39]}",
+          "\"teacher_log_probs\" is no number" },
+    };
+    ml_sample s;
+    ml_arena a;
+
+    ml_arena_init(&a, "test");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        ml_err err = { 0 };
+        CHECK(read(&s, &a, bad[i].text, &err) == ML_EFORMAT);
+        CHECK_HAS(err.msg, bad[i].why);
+        CHECK_HAS(err.msg, "file");
+    }
+    MUST(read(&s, &a,
+              "{\"tokens\": [0, 82, 7], \"response_length\": 2, \"loss_mask\": [0, 1], "
+              "\"rollout_log_probs\": [null, -1]}",
+              &err));
+    ml_arena_release(&a);
+}
+
+/* --- going on --------------------------------------------------------------------- */
+
+/* A generator that draws token 7 as often as it may, at once. */
+typedef struct stub {
+    ml_gen gen;
+    int n_asked;
+} stub;
+
+static ml_status draw(ml_gen *g, const ml_gen_request *r, ml_gen_fn *fn, void *ud,
+                      uint64_t *ticket, ml_err *err) {
+    int32_t id[MAX_NEW];
+    float logprob[MAX_NEW];
+    uint64_t version[MAX_NEW];
+    ml_gen_update u = {
+        .finish = ML_FINISH_LENGTH,
+        .answer = { .n = r->max_new, .id = id, .logprob = logprob, .version = version }
+    };
+
+    (void)err;
+    CHECK(r->max_new > 0 && r->max_new <= MAX_NEW);
+    for (int32_t i = 0; i < r->max_new && i < MAX_NEW; i++) {
+        id[i] = 7;
+        logprob[i] = -1;
+        version[i] = 2;
+    }
+    ((stub *)g)->n_asked++;
+    *ticket = 1;
+    fn(ud, &u);
+    return ML_OK;
+}
+
+typedef struct world {
+    ml_toy_text text;
+    stub stub;
+    ml_asker asker;
+    ml_sampling how;
+    ml_held held;
+    ml_flights flights;
+} world;
+
+static void open_world(world *w) {
+    ml_toy_model(ml_toy_chatml);
+    *w = (world){ .stub = { .gen = { .submit = draw } }, .how = { .max_new = MAX_NEW } };
+    ml_toy_text_open(&w->text);
+    w->asker =
+        (ml_asker){ .gen = &w->stub.gen, .tokenizer = w->text.tokenizer, .context = 100 };
+    ml_held_init(&w->held, 1);
+    ml_flights_init(&w->flights, &w->asker, &w->how, NULL, &w->text.arena);
+}
+
+static void close_world(world *w) {
+    ml_flights_release(&w->flights);
+    ml_held_release(&w->held);
+    ml_toy_text_close(&w->text);
+}
+
+static ml_status load(world *w, const char *sample, ml_err *err) {
+    static const ml_held_bounds bounds = { N_VOCAB, 10, MAX_NEW };
+    char state[2000];
+
+    snprintf(state, sizeof state, "{\"held\": [%s]}", sample);
+    return ml_held_load(&w->held, ml_str_of(state), &bounds, "state.json", err);
+}
+
+/* A held answer of so many tokens, with its routes, a mask and a reward. */
+static const char *held_answer(int n, const char *status) {
+    static char text[2000];
+    ml_text t = { 0 };
+
+    ml_text_printf(&t, "{\"index\": 3, \"row\": 2, \"status\": \"%s\", \"reward\": 1, ",
+                   status);
+    ml_text_printf(&t, "\"response_length\": %d, \"tokens\": [1, 2", n);
+    for (int i = 0; i < n; i++)
+        ml_text_printf(&t, ", %d", 10 + i);
+    ml_text_printf(&t, "], \"weight_versions\": [\"1\"], \"rollout_log_probs\": [");
+    for (int i = 0; i < n; i++)
+        ml_text_printf(&t, "%s-%d", i ? ", " : "", i + 1);
+    ml_text_printf(&t, "], \"loss_mask\": [");
+    for (int i = 0; i < n; i++)
+        ml_text_printf(&t, "%s%d", i ? ", " : "", i != 0);
+    ml_text_printf(&t, "]}");
+    snprintf(text, sizeof text, "%s", t.ptr);
+    ml_text_release(&t);
+    return text;
+}
+
+static const ml_sample *resume(world *w, const char *sample) {
+    ml_flight *x = NULL;
+
+    MUST(load(w, sample, &err));
+    MUST(ml_flights_resume(&w->flights, &x, ml_held_take(&w->held), 1, false, &err));
+    return &x->sample;
+}
+
+/* The limit was 9 or more when the answer was begun. */
+static void a_longer_answer_is_cut(void) {
+    static const char *const status[] = { "aborted", "completed" };
+
+    for (int i = 0; i < 2; i++) {
+        world w;
+        const ml_sample *s;
+        ml_text log = { 0 };
+
+        open_world(&w);
+        ml_log_to_text(&log);
+        s = resume(&w, held_answer(9, status[i]));
+        CHECK_HAS(log.ptr, "state.json: 1 unfinished answers are longer than "
+                           "--rollout-max-response-len 6");
+        CHECK(w.stub.n_asked == 0 && s->status == ML_SAMPLE_TRUNCATED && !s->has_reward);
+        CHECK(s->n_response == MAX_NEW && s->n_token == 2 + MAX_NEW);
+        CHECK(s->token[7] == 15 && s->logprob[5] == -6 && s->version[5] == 1);
+        CHECK(s->mask[0] == 0 && s->mask[5] == 1 && s->response.len > 0);
+        close_world(&w);
+        ml_text_release(&log);
+    }
+}
+
+static void a_full_answer_has_ended(void) {
+    world w;
+    const ml_sample *s;
+
+    open_world(&w);
+    s = resume(&w, held_answer(MAX_NEW, "aborted"));
+    CHECK(w.stub.n_asked == 0 && s->status == ML_SAMPLE_TRUNCATED);
+    close_world(&w);
+}
+
+static void a_shorter_answer_goes_on(void) {
+    world w;
+    const ml_sample *s;
+
+    open_world(&w);
+    s = resume(&w, held_answer(4, "aborted"));
+    CHECK(w.stub.n_asked == 1 && s->n_response == MAX_NEW && s->token[7] == 7);
+    CHECK(s->version[3] == 1 && s->version[4] == 2 && s->mask[4] == 1);
+    close_world(&w);
+}
+
+static void held_samples_are_checked(void) {
+    static const struct {
+        const char *sample, *why;
+    } bad[] = {
+        { "{\"index\": 4, \"tokens\": [1, 99]}", "state.json: sample 4 has token 99" },
+        { "{\"index\": 4, \"tokens\": [1, 2], \"response_length\": 1}",
+          "sample 4 of \"held\" lacks \"rollout_log_probs\" or \"weight_versions\"" },
+        { "{\"tokens\": [1, 2], \"response_length\": 1, \"rollout_log_probs\": [-1]}",
+          "\"weight_versions\"" },
+        { "7", "expected an object" },
+    };
+
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        ml_err err = { 0 };
+        world w;
+        open_world(&w);
+        CHECK(load(&w, bad[i].sample, &err) == ML_EFORMAT);
+        CHECK_HAS(err.msg, bad[i].why);
+        close_world(&w);
+    }
+}
+
+/* A data set that has become shorter: the sample goes on, and cannot be asked again. */
+static void a_row_that_is_gone(void) {
+    world w;
+
+    open_world(&w);
+    MUST(load(&w, "{\"row\": 10, \"tokens\": [1, 2]}", &err));
+    CHECK(ml_held_take(&w.held)->row == -1);
+    close_world(&w);
+}
+
+static const ml_test tests[] = {
+    { "what does not fit is refused", what_does_not_fit_is_refused },
+    { "a longer answer is cut", a_longer_answer_is_cut },
+    { "a full answer has ended", a_full_answer_has_ended },
+    { "a shorter answer goes on", a_shorter_answer_goes_on },
+    { "held samples are checked", held_samples_are_checked },
+    { "a row that is gone", a_row_that_is_gone },
+    { 0 },
+};
+
+int main(int argc, char **argv) {
+    return ml_test_main(argc, argv, tests);
+}
