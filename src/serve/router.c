@@ -34,7 +34,10 @@ ml_status ml_router_open(ml_router **out, ml_loop *l, const ml_router_opts *opts
                               .max_body = opts->max_body,
                               .max_connections = MAX_CONNECTIONS,
                               .idle_s = IDLE_S,
-                              .max_unsent = MAX_UNSENT };
+                              .max_unsent = MAX_UNSENT,
+                              .head_s = ML_HTTP_HEAD_S,
+                              .body_s = ML_HTTP_BODY_S,
+                              .min_rate = ML_HTTP_MIN_RATE };
     ml_router *r = calloc(1, sizeof *r);
     ml_status st;
 

@@ -69,10 +69,10 @@ static const route routes[] = {
 };
 
 static unsigned method_bit(ml_str m) {
-    return ml_str_is(m, "GET")    ? GET
-           : ml_str_is(m, "POST") ? POST
-           : ml_str_is(m, "PUT")  ? PUT
-                                  : 0;
+    return ml_str_is(m, "GET") || ml_str_is(m, "HEAD") ? GET
+           : ml_str_is(m, "POST")                      ? POST
+           : ml_str_is(m, "PUT")                       ? PUT
+                                                       : 0;
 }
 
 /* /v1/models/NAME is a path of its own. */
@@ -112,7 +112,7 @@ static bool has_key(const ml_server *s, const ml_http_call *c) {
 static void refuse_method(ml_http_call *c, const route *r) {
     char allow[32], message[160];
 
-    snprintf(allow, sizeof allow, "%s%s%s", r->how & GET ? "GET " : "",
+    snprintf(allow, sizeof allow, "%s%s%s", r->how & GET ? "GET HEAD " : "",
              r->how & POST ? "POST " : "", r->how & PUT ? "PUT " : "");
     allow[strlen(allow) - 1] = 0;
     for (char *p = allow; *p; p++)
@@ -184,7 +184,10 @@ static ml_status open_parts(ml_server *s, ml_err *err) {
                               .max_body = s->opts.max_body,
                               .max_connections = s->opts.max_connections,
                               .idle_s = IDLE_S,
-                              .max_unsent = MAX_UNSENT };
+                              .max_unsent = MAX_UNSENT,
+                              .head_s = ML_HTTP_HEAD_S,
+                              .body_s = ML_HTTP_BODY_S,
+                              .min_rate = ML_HTTP_MIN_RATE };
     ml_status st = ml_admin_open(&s->admin, s, err);
 
     if (st)
