@@ -123,20 +123,18 @@ static struct evbuffer *output(const ml_http_call *c) {
 }
 
 void ml_http_add_header(ml_http_call *c, const char *name, const char *value) {
-    size_t at;
+    size_t from = c->headers.len;
 
     ML_BUG_IF(c->begun);
+    ml_text_printf(&c->headers, "%s: %s\r\n", name, value);
+    /* A line break in the value would begin another header. */
+    for (size_t at = from; at + 2 < c->headers.len; at++)
+        if ((unsigned char)c->headers.ptr[at] < 0x20)
+            c->headers.ptr[at] = ' ';
     if (strcasecmp(name, "content-length") == 0) {
         c->counted = true;
         c->left = (size_t)strtoumax(value, NULL, 10);
     }
-    ml_text_printf(&c->headers, "%s: ", name);
-    at = c->headers.len;
-    ml_text_printf(&c->headers, "%s", value);
-    for (; at < c->headers.len; at++) /* a line break would begin another header */
-        if ((unsigned char)c->headers.ptr[at] < 0x20)
-            c->headers.ptr[at] = ' ';
-    ml_text_printf(&c->headers, "\r\n");
 }
 
 /* Decides how the end of the reply is found, and sends everything above its body. */

@@ -332,7 +332,8 @@ static const ml_field memory_rows[] = {
 static ml_status read_tags(task *t, const ml_json *tags, ml_err *err) {
     const ml_str *tag;
     int32_t n;
-    ml_status st = ml_strings_read(&tag, &n, tags, "\"tags\"", &t->arena, err);
+    ml_status st =
+        ml_strings_read(&tag, &n, tags, ML_MAX_STOPS, "\"tags\"", &t->arena, err);
 
     t->kv = t->weights = !tags;
     for (int32_t i = 0; i < n && !st; i++) {

@@ -30,6 +30,10 @@ static const route routes[] = {
     { "/generate", POST | PUT | WORK, ml_serve_generate },
     { "/v1/completions", POST | WORK, ml_serve_completions },
     { "/v1/chat/completions", POST | WORK, ml_serve_chat },
+    { "/tokenize", POST, ml_serve_tokenize },
+    { "/v1/tokenize", POST, ml_serve_tokenize },
+    { "/detokenize", POST, ml_serve_detokenize },
+    { "/v1/detokenize", POST, ml_serve_detokenize },
     { "/v1/models", GET, ml_serve_models },
     { "/health", GET | OPEN, ml_serve_health },
     { "/health_generate", GET | WORK, ml_serve_health_generate },
@@ -154,10 +158,34 @@ static void on_call(void *ud, ml_http_call *c) {
 
 void ml_server_set_label(ml_server *s, uint64_t version, ml_str text) {
     ml_weight_label *l = &s->label[s->n_label % ML_LABELS];
+    size_t n = text.len < sizeof l->text ? text.len : sizeof l->text - 1;
 
     s->n_label++;
     l->version = version;
-    snprintf(l->text, sizeof l->text, "%.*s", (int)text.len, text.ptr);
+    while (n > 0 && n < text.len && ((unsigned char)text.ptr[n] & 0xC0) == 0x80)
+        n--; /* a character is not cut */
+    snprintf(l->text, sizeof l->text, "%.*s", (int)n, text.ptr);
+}
+
+ml_status ml_weight_version_read(uint64_t *out, ml_str label, ml_err *err) {
+    uint64_t v = 0;
+
+    *out = 0;
+    for (size_t i = 0; i < label.len; i++) {
+        if (label.ptr[i] < '0' || label.ptr[i] > '9')
+            return ML_OK;
+        if (v <= ML_WEIGHT_VERSION_MAX)
+            v = v * 10 + (uint64_t)(label.ptr[i] - '0');
+    }
+    if (v > ML_WEIGHT_VERSION_MAX)
+        return ml_fail(
+            err, ML_EUSAGE,
+            "the weight version %.*s is a number above %llu: name a smaller one, "
+            "or a text that is no number",
+            (int)(label.len < 40 ? label.len : 40), label.ptr,
+            (unsigned long long)ML_WEIGHT_VERSION_MAX);
+    *out = v;
+    return ML_OK;
 }
 
 void ml_server_write_label(const ml_server *s, uint64_t version, ml_json_out *o) {
@@ -174,7 +202,7 @@ void ml_server_write_label(const ml_server *s, uint64_t version, ml_json_out *o)
 
 void ml_server_new_id(ml_server *s, const char *prefix, char *out, size_t cap) {
     snprintf(out, cap, "%s%016llx%08llx", prefix, (unsigned long long)s->boot,
-             (unsigned long long)s->n_request++);
+             (unsigned long long)atomic_fetch_add(&s->n_request, 1));
 }
 
 /* --- life ------------------------------------------------------------------- */
@@ -187,8 +215,12 @@ static ml_status open_parts(ml_server *s, ml_err *err) {
                               .max_unsent = MAX_UNSENT,
                               .head_s = ML_HTTP_HEAD_S,
                               .body_s = ML_HTTP_BODY_S,
-                              .min_rate = ML_HTTP_MIN_RATE };
+                              .min_rate = ML_HTTP_MIN_RATE,
+                              .budget = &s->budget };
     ml_status st = ml_admin_open(&s->admin, s, err);
+
+    if (!st)
+        st = ml_text_thread_open(&s->text, s->loop, &s->arena, err);
 
     if (st)
         return st;
@@ -214,8 +246,11 @@ ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts
         s->boot = 0;
     s->office = ml_post_office_open(l, &s->arena);
     s->metrics = ml_metrics_new(&s->arena);
-    if (opts->tokenizer)
+    s->budget.max = opts->max_in_flight;
+    if (opts->tokenizer) {
         s->encoder = ml_encoder_new(opts->tokenizer);
+        s->text_encoder = ml_encoder_new(opts->tokenizer);
+    }
     opts->gen->stats(opts->gen, &stats);
     ml_server_set_label(s, stats.version, ml_str_of(opts->weight_version));
     st = open_parts(s, err);
@@ -275,14 +310,17 @@ void ml_server_close(ml_server *s) {
     s->closing = true;
     ml_timer_stop(s->drain_timer);
     ml_admin_close(s->admin);
+    ml_text_thread_close(s->text);
     if (s->http)
         ml_http_server_close(s->http);
     while (s->jobs)
         ml_job_free(s->jobs);
     ml_probes_free(s);
     ml_post_office_close(s->office);
-    if (s->encoder)
+    if (s->encoder) {
         ml_encoder_free(s->encoder);
+        ml_encoder_free(s->text_encoder);
+    }
     arena = s->arena;
     ml_arena_release(&arena);
 }

@@ -205,6 +205,8 @@ static ml_status submit(ml_gen *g, const ml_gen_request *r, ml_gen_fn *fn, void 
     p->f->seed = r->draw.seed;
     p->f->sample = r->draw.sample;
     p->f->max_new = r->max_new;
+    p->f->temperature = r->draw.temperature;
+    p->f->top_p = r->draw.top_p;
     p->f->n_prompt = r->n_prompt;
     p->f->score_from = r->score_from;
     p->f->n_submit++;
@@ -444,7 +446,12 @@ static int send_request(ml_serve_fixture *f, const char *method, const char *pat
                    method, path, body ? strlen(body) : 0, headers ? headers : "");
     if (body)
         ml_text_add(&t, body, strlen(body));
-    ML_BUG_IF(write(fd, t.ptr, t.len) != (ssize_t)t.len);
+    for (size_t at = 0; at < t.len;) { /* a server may refuse before it has read all */
+        ssize_t n = send(fd, t.ptr + at, t.len - at, MSG_NOSIGNAL);
+        if (n <= 0)
+            break;
+        at += (size_t)n;
+    }
     ml_text_release(&t);
     return fd;
 }
@@ -485,6 +492,10 @@ int ml_serve_ask(ml_serve_fixture *f, const char *method, const char *path,
     if (reply)
         *reply = headers || !split ? t->ptr : split + 4;
     return status;
+}
+
+int ml_serve_send(ml_serve_fixture *f, const char *path, const char *body) {
+    return send_request(f, "POST", path, NULL, body);
 }
 
 void ml_serve_hang_up(ml_serve_fixture *f, const char *path, const char *body) {
