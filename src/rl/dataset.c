@@ -1,5 +1,6 @@
 #include "rl/dataset.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -280,9 +281,9 @@ ml_status ml_dataset_prompt(ml_prompt *out, const ml_dataset *ds, int64_t row, m
 
 typedef enum verdict { KEEP, KEEP_UNMEASURED, DROP_LONG, DROP_BAD } verdict;
 
-/* err may be NULL, which saves the counting of lines. */
+/* err may be NULL, which saves the counting of lines.  *tools: has the row any? */
 static verdict judge(const ml_dataset *ds, int64_t row, int worker, ml_arena *a,
-                     ml_err *err) {
+                     bool *tools, ml_err *err) {
     const ml_prompt_text *t = &ds->opts.text;
     ml_err unwanted;
     ml_prompt p;
@@ -290,6 +291,7 @@ static verdict judge(const ml_dataset *ds, int64_t row, int worker, ml_arena *a,
 
     if (ml_dataset_prompt(&p, ds, row, a, err))
         return DROP_BAD;
+    *tools = p.tools && p.tools->child;
     if (ds->opts.max_prompt_len == 0)
         return KEEP;
     if (p.messages)
@@ -308,29 +310,41 @@ enum { BLOCK = 1 << 16, GRAIN = 256 };
 
 typedef struct check {
     const ml_dataset *ds;
-    int64_t first;        /* row of the block */
-    unsigned char *found; /* [rows.n] verdicts */
+    int64_t first;                   /* row of the block */
+    unsigned char *found;            /* [rows.n] verdicts */
+    atomic_int_fast64_t *with_tools; /* the first row that has any; rows.n: none */
 } check;
+
+static void note_tools(atomic_int_fast64_t *first, int64_t row) {
+    int_fast64_t seen = atomic_load(first);
+
+    while (row < seen && !atomic_compare_exchange_weak(first, &seen, row))
+        ;
+}
 
 static void judge_some(void *ud, int64_t begin, int64_t end, int worker) {
     const check *c = ud;
 
     for (int64_t i = c->first + begin; i < c->first + end; i++) {
+        bool tools = false;
         ml_arena a;
         ml_arena_init(&a, "a row of prompts");
-        c->found[i] = (unsigned char)judge(c->ds, i, worker, &a, NULL);
+        c->found[i] = (unsigned char)judge(c->ds, i, worker, &a, &tools, NULL);
         ml_arena_release(&a);
+        if (tools)
+            note_tools(c->with_tools, i);
     }
 }
 
 static ml_status fail_for(const ml_dataset *ds, int64_t row, ml_err *err) {
+    bool tools;
     ml_err local;
     ml_arena a;
 
     if (!err)
         err = &local;
     ml_arena_init(&a, "a bad row of prompts");
-    ML_BUG_IF(judge(ds, row, 0, &a, err) != DROP_BAD);
+    ML_BUG_IF(judge(ds, row, 0, &a, &tools, err) != DROP_BAD);
     ml_arena_release(&a);
     return err->code;
 }
@@ -340,10 +354,11 @@ static void forget_rows(const ml_jsonl *f, int64_t begin, int64_t end) {
     ml_file_forget(&f->file, from, to - from);
 }
 
-static ml_status judge_all(const ml_dataset *ds, unsigned char *found, ml_err *err) {
+static ml_status judge_all(const ml_dataset *ds, unsigned char *found,
+                           atomic_int_fast64_t *with_tools, ml_err *err) {
     for (int64_t first = 0; first < ds->rows.n; first += BLOCK) {
         int64_t n = ds->rows.n - first < BLOCK ? ds->rows.n - first : BLOCK;
-        check c = { ds, first, found };
+        check c = { ds, first, found, with_tools };
 
         if (ds->opts.pool)
             ml_pool_run(ds->opts.pool, n, GRAIN, judge_some, &c);
@@ -398,18 +413,51 @@ static void warn(ml_dataset *ds) {
     ml_text_release(&lines);
 }
 
+/* Does the template write the same text without the row's tools? */
+static bool loses_tools(const ml_dataset *ds, int64_t row) {
+    ml_dataset plain = *ds;
+    ml_prompt with, without;
+    ml_err ignored;
+    ml_arena a;
+    bool lost;
+
+    ml_arena_init(&a, "a row with tools");
+    plain.opts.apply_chat_template = false;
+    lost = ml_dataset_prompt(&with, &plain, row, &a, NULL) == ML_OK;
+    without = with;
+    without.tools = NULL;
+    lost = lost && render(&with, ds, &a, &ignored) == ML_OK &&
+           render(&without, ds, &a, &ignored) == ML_OK &&
+           ml_str_eq(with.text, without.text);
+    ml_arena_release(&a);
+    return lost;
+}
+
+static void warn_of_tools(const ml_dataset *ds, int64_t row) {
+    if (row == ds->rows.n || !ds->opts.apply_chat_template || !loses_tools(ds, row))
+        return;
+    ml_log(
+        ML_LOG_WARN,
+        "%s:%lld: the row has tools in \"%s\", and the chat template writes none of them: "
+        "the model will not see them; name a template that has tools "
+        "(--chat-template-path)",
+        ds->rows.file.path, (long long)ml_jsonl_line(&ds->rows, row), ds->opts.tool_key);
+}
+
 static ml_status check_rows(ml_dataset *ds, ml_err *err) {
     int64_t n = ds->rows.n;
+    atomic_int_fast64_t with_tools = n;
     unsigned char *found = calloc((size_t)n + 1, 1);
     ml_status st;
 
     if (!found)
         return ml_fail(err, ML_ENOMEM, "%s: no memory to check %lld rows", ds->opts.path,
                        (long long)n);
-    st = judge_all(ds, found, err);
+    st = judge_all(ds, found, &with_tools, err);
     if (!st) {
         count(ds, found);
         warn(ds);
+        warn_of_tools(ds, atomic_load(&with_tools));
         for (int64_t i = 0; i < n; i++)
             found[i] = found[i] == KEEP || found[i] == KEEP_UNMEASURED;
         ml_jsonl_keep(&ds->rows, found);
