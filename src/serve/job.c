@@ -8,6 +8,8 @@
 /* Philox's sample keys of requests without a seed lie apart from those of choices. */
 #define UNSEEDED ((uint64_t)1 << 63)
 
+#define LARGE_REPLY 20000 /* numbers */
+
 static const char no_memory[] =
     "the server has no memory for this request now: try again later";
 
@@ -398,16 +400,57 @@ static void end_stream(ml_job *j) {
         ml_http_end(c);
 }
 
-static void reply_whole(ml_job *j) {
-    ml_http_call *c = j->call;
+static void write_whole(void *ud) {
+    ml_job *j = ud;
     ml_json_out o = { .to = &j->out };
 
-    if (j->n_choice) {
-        j->out.len = 0;
-        j->api->whole(j, &o);
-    }
-    ml_http_reply(c, 200, "application/json", (ml_str){ j->out.ptr, j->out.len });
+    if (!j->n_choice) /* it was written when the request was read */
+        return;
+    j->out.len = 0;
+    j->api->whole(j, &o);
+}
+
+static void send_whole(void *ud) {
+    ml_job *j = ud;
+
+    ml_http_reply(j->call, 200, "application/json", (ml_str){ j->out.ptr, j->out.len });
     j->call = NULL;
+}
+
+/* Numbers that the reply has; beyond LARGE_REPLY writing them would hold up the loop. */
+static int64_t numbers_of(const ml_job *j) {
+    int64_t n = 0;
+
+    for (int32_t i = 0; i < j->n_choice; i++) {
+        const ml_choice *c = &j->choice[i];
+        n += ((int64_t)c->scored.n + c->answer.n) * (2 + c->n_top + c->n_also);
+    }
+    return n;
+}
+
+static void run_write(void *ud) {
+    ml_job *j = ud;
+    j->st = ml_memory_try(write_whole, j) ? ML_OK : ML_ENOMEM;
+}
+
+static void was_written(void *ud) {
+    ml_job *j = ud;
+
+    j->away = false;
+    if (j->call && (j->st || !ml_memory_try(send_whole, j)))
+        ml_job_fail(j);
+    ml_job_free(j);
+}
+
+static void reply_whole(ml_job *j) {
+    if (numbers_of(j) < LARGE_REPLY) {
+        write_whole(j);
+        send_whole(j);
+        return;
+    }
+    j->away = true;
+    j->work = (ml_text_work){ run_write, was_written, j, NULL };
+    ml_text_thread_add(j->server->text, &j->work);
 }
 
 static void send_error(void *ud) {
@@ -447,6 +490,6 @@ void ml_job_news(ml_job *j, ml_choice *c) {
     if (!ml_memory_try(write_news, &(news_of){ j, c }))
         ml_job_fail(j);
     j->busy = false;
-    if (!j->call && j->n_open == 0)
+    if (!j->call && j->n_open == 0 && !j->away)
         ml_job_free(j);
 }

@@ -6,6 +6,8 @@
 #ifndef ML_SERVE_SERVE_PRIV_H
 #define ML_SERVE_SERVE_PRIV_H
 
+#include <pthread.h>
+
 #include "base/arena.h"
 #include "net/http_server.h"
 #include "base/json_out.h"
@@ -126,6 +128,8 @@ struct ml_server {
     atomic_uint_fast64_t n_request; /* for ids */
     uint64_t n_unseeded;            /* for Philox keys */
     uint64_t boot;                  /* tells ids of one run from those of another */
+    pthread_mutex_t
+        label_lock; /* of the two fields below: replies may be written elsewhere */
     ml_weight_label label[ML_LABELS];
     int32_t n_label;       /* ever given; the latest are kept */
     char model_path[4096]; /* where the weights in use came from */
@@ -137,7 +141,7 @@ struct ml_server {
 
 /* --- server.c --- */
 /* The label of a version, or its number where it has none. */
-void ml_server_write_label(const ml_server *s, uint64_t version, ml_json_out *o);
+void ml_server_write_label(ml_server *s, uint64_t version, ml_json_out *o);
 void ml_server_set_label(ml_server *s, uint64_t version, ml_str text);
 /* A job has ended; drains end with the last. */
 void ml_server_job_gone(ml_server *s);

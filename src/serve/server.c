@@ -5,6 +5,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "base/bug.h"
 #include "base/log.h"
 #include "serve/serve_priv.h"
 
@@ -157,14 +158,17 @@ static void on_call(void *ud, ml_http_call *c) {
 /* --- labels of weights ------------------------------------------------------ */
 
 void ml_server_set_label(ml_server *s, uint64_t version, ml_str text) {
-    ml_weight_label *l = &s->label[s->n_label % ML_LABELS];
+    ml_weight_label *l;
     size_t n = text.len < sizeof l->text ? text.len : sizeof l->text - 1;
 
+    pthread_mutex_lock(&s->label_lock);
+    l = &s->label[s->n_label % ML_LABELS];
     s->n_label++;
     l->version = version;
     while (n > 0 && n < text.len && ((unsigned char)text.ptr[n] & 0xC0) == 0x80)
         n--; /* a character is not cut */
     snprintf(l->text, sizeof l->text, "%.*s", (int)n, text.ptr);
+    pthread_mutex_unlock(&s->label_lock);
 }
 
 ml_status ml_weight_version_read(uint64_t *out, ml_str label, ml_err *err) {
@@ -188,16 +192,18 @@ ml_status ml_weight_version_read(uint64_t *out, ml_str label, ml_err *err) {
     return ML_OK;
 }
 
-void ml_server_write_label(const ml_server *s, uint64_t version, ml_json_out *o) {
-    char number[24];
+void ml_server_write_label(ml_server *s, uint64_t version, ml_json_out *o) {
+    char label[sizeof s->label[0].text];
 
+    snprintf(label, sizeof label, "%llu", (unsigned long long)version);
+    pthread_mutex_lock(&s->label_lock);
     for (int32_t i = s->n_label - 1; i >= 0 && i >= s->n_label - ML_LABELS; i--)
         if (s->label[i % ML_LABELS].version == version) {
-            ml_json_word(o, s->label[i % ML_LABELS].text);
-            return;
+            memcpy(label, s->label[i % ML_LABELS].text, sizeof label);
+            break;
         }
-    snprintf(number, sizeof number, "%llu", (unsigned long long)version);
-    ml_json_word(o, number);
+    pthread_mutex_unlock(&s->label_lock);
+    ml_json_word(o, label);
 }
 
 void ml_server_new_id(ml_server *s, const char *prefix, char *out, size_t cap) {
@@ -244,6 +250,7 @@ ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts
     snprintf(s->model_path, sizeof s->model_path, "%s", opts->model_path);
     if (getrandom(&s->boot, sizeof s->boot, GRND_NONBLOCK) != sizeof s->boot)
         s->boot = 0;
+    ML_BUG_IF(pthread_mutex_init(&s->label_lock, NULL));
     s->office = ml_post_office_open(l, &s->arena);
     s->metrics = ml_metrics_new(&s->arena);
     s->budget.max = opts->max_in_flight;
@@ -321,6 +328,7 @@ void ml_server_close(ml_server *s) {
         ml_encoder_free(s->encoder);
         ml_encoder_free(s->text_encoder);
     }
+    pthread_mutex_destroy(&s->label_lock);
     arena = s->arena;
     ml_arena_release(&arena);
 }

@@ -205,6 +205,29 @@ static void large_requests(void) {
     stop();
 }
 
+/* Replies with many numbers are written elsewhere, and are the same. */
+static void large_replies(void) {
+    int fd;
+
+    start(0);
+    f.script = "ab";
+    ml_serve_fixture_start(&f);
+    build("{\"return_logprob\": true, \"logprob_start_len\": 0, \"top_logprobs_num\": 4, "
+          "\"sampling_params\": {\"n\": 40}, \"input_ids\": [",
+          "64", 300, "]}");
+    post(200, "/generate", json.ptr);
+    CHECK(body[0] == '[' && body[strlen(body) - 1] == ']');
+    CHECK_HAS(body,
+              "\"output_token_logprobs\": [[-1.515625, 97, null], [-1.53125, 98, null]");
+    CHECK_HAS(body, "\"weight_version\": \"default\"");
+    for (int i = 0; i < 5; i++) { /* clients that leave at any time */
+        fd = ml_serve_send(&f, "/generate", json.ptr);
+        usleep((useconds_t)i * 4000);
+        close(fd);
+    }
+    stop();
+}
+
 /* --- tools ------------------------------------------------------------------ */
 
 static void tools_nobody_would_see(void) {
@@ -381,6 +404,7 @@ static const ml_test tests[] = {
     { "budget_of_all", budget_of_all },
     { "text_off_the_loop", text_off_the_loop },
     { "large_requests", large_requests },
+    { "large_replies", large_replies },
     { "tools_nobody_would_see", tools_nobody_would_see },
     { "numbers_at_their_ends", numbers_at_their_ends },
     { "long_labels", long_labels },
