@@ -2,6 +2,7 @@
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
+#include <event2/bufferevent_struct.h>
 #include <event2/event.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -93,7 +94,11 @@ static void linger(ml_http_conn *c) {
 void ml_http_conn_send(ml_http_conn *c, const char *bytes, size_t n) {
     struct linger now = { .l_onoff = 1, .l_linger = 0 };
 
-    if (c->cut || n == 0 || evbuffer_add(bufferevent_get_output(c->bev), bytes, n) == 0)
+    if (c->cut || n == 0)
+        return;
+    /* libevent does not say when it has no memory to wait for the socket. */
+    if (evbuffer_add(bufferevent_get_output(c->bev), bytes, n) == 0 &&
+        event_pending(&c->bev->ev_write, EV_WRITE, NULL))
         return;
     setsockopt(bufferevent_getfd(c->bev), SOL_SOCKET, SO_LINGER, &now, sizeof now);
     ml_http_conn_cut(c);
@@ -403,7 +408,8 @@ static void on_event(struct bufferevent *bev, short what, void *ud) {
     ml_http_conn *c = ud;
 
     if (what & BEV_EVENT_TIMEOUT && what & BEV_EVENT_READING && unsent(c)) {
-        bufferevent_enable(bev, EV_READ); /* it receives, so it is not idle */
+        if (bufferevent_enable(bev, EV_READ) != 0) /* it receives, so it is not idle */
+            ml_http_conn_drop(c);
         return;
     }
     if (what & BEV_EVENT_EOF && !c->cut && (c->call || unsent(c))) {
@@ -462,7 +468,10 @@ void ml_http_conn_open(ml_http_server *s, int fd, const char *peer) {
     bufferevent_setwatermark(c->bev, EV_READ, 0, READ_AHEAD);
     set_deadlines(c);
     /* Reading stays on while an answer is made: it is how a vanished client is noticed. */
-    bufferevent_enable(c->bev, EV_READ | EV_WRITE);
+    if (bufferevent_enable(c->bev, EV_READ | EV_WRITE) != 0) {
+        ml_http_conn_drop(c);
+        return;
+    }
     if (s->n_conn > s->limits.max_connections) {
         ml_http_conn_refuse(c, 503, "this server has as many connections as it takes");
         event_active(c->settle, EV_TIMEOUT, 0);
