@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "serve/router_priv.h"
 
@@ -45,6 +46,8 @@ ml_status ml_router_open(ml_router **out, ml_loop *l, const ml_router_opts *opts
         return ml_fail(err, ML_ENOMEM, "no memory for a router");
     r->opts = *opts;
     r->loop = l;
+    r->budget.max = (size_t)sysconf(_SC_PHYS_PAGES) / 4 * (size_t)sysconf(_SC_PAGESIZE);
+    limits.budget = &r->budget;
     r->client = ml_http_client_new(l);
     r->policy = ml_route_policy_new(opts->route);
     st = add_workers(r, err);

@@ -380,8 +380,8 @@ static void sampling_defaults(void) {
 
 static void log_with_time(void) {
     ml_text log = { 0 };
-    int year, month, day, hour, minute;
-    double second;
+    int year = 0, month, day, hour, minute;
+    double second = 0;
 
     ml_log_to_text(&log);
     start(0);
