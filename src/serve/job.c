@@ -9,6 +9,7 @@
 #define UNSEEDED ((uint64_t)1 << 63)
 
 #define LARGE_REPLY 20000 /* numbers */
+#define PIECE_REST 20     /* times as long as a large event took, until the next one */
 
 static const char no_memory[] =
     "the server has no memory for this request now: try again later";
@@ -418,14 +419,12 @@ static void send_whole(void *ud) {
 }
 
 /* Numbers that the reply has; beyond LARGE_REPLY writing them would hold up the loop. */
-static int64_t numbers_of(const ml_job *j) {
-    int64_t n = 0;
+static int64_t numbers_of(const ml_choice *c, int32_t n) {
+    int64_t sum = 0;
 
-    for (int32_t i = 0; i < j->n_choice; i++) {
-        const ml_choice *c = &j->choice[i];
-        n += ((int64_t)c->scored.n + c->answer.n) * (2 + c->n_top + c->n_also);
-    }
-    return n;
+    for (int32_t i = 0; i < n; i++)
+        sum += ((int64_t)c[i].scored.n + c[i].answer.n) * (2 + c[i].n_top + c[i].n_also);
+    return sum;
 }
 
 static void run_write(void *ud) {
@@ -443,7 +442,7 @@ static void was_written(void *ud) {
 }
 
 static void reply_whole(ml_job *j) {
-    if (numbers_of(j) < LARGE_REPLY) {
+    if (numbers_of(j->choice, j->n_choice) < LARGE_REPLY) {
         write_whole(j);
         send_whole(j);
         return;
@@ -471,11 +470,27 @@ typedef struct news_of {
     ml_choice *choice;
 } news_of;
 
+/* Events of a stream tell what has come since the one before, and some repeat all of it.
+ * Where that is much, events are put together, so that they take little of the loop's time. */
+static void write_piece(ml_job *j, ml_choice *c) {
+    double begin;
+
+    if (numbers_of(c, 1) < LARGE_REPLY) {
+        j->api->piece(j, c);
+        return;
+    }
+    begin = ml_clock_s();
+    if (c->finish == ML_FINISH_NOT && begin < c->next_piece_s)
+        return;
+    j->api->piece(j, c);
+    c->next_piece_s = begin + (ml_clock_s() - begin) * PIECE_REST;
+}
+
 static void write_news(void *ud) {
     ml_job *j = ((news_of *)ud)->job;
 
     if (j->call && j->stream)
-        j->api->piece(j, ((news_of *)ud)->choice);
+        write_piece(j, ((news_of *)ud)->choice);
     if (j->call && j->n_open == 0) {
         if (j->stream)
             end_stream(j);

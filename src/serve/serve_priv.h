@@ -67,7 +67,8 @@ struct ml_choice {
     bool begun;
     size_t sent_text;
     int32_t sent_tokens;
-    void *ud; /* the API's */
+    double next_piece_s; /* clock: a large event is not sent before this */
+    void *ud;            /* the API's */
 };
 
 #define ML_MAX_RID 1024 /* bytes of a request's id */
