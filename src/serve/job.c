@@ -72,8 +72,10 @@ static void on_gone(void *ud) {
     ml_job *j = ud;
 
     j->call = NULL;
+    if (j->away) /* it is looked at again when it comes back */
+        return;
     abort_all(j);
-    if (j->n_open == 0 && !j->busy && !j->away)
+    if (j->n_open == 0 && !j->busy)
         ml_job_free(j);
 }
 
@@ -324,7 +326,9 @@ static void run_read(void *ud) {
 static void was_read(void *ud) {
     ml_job *j = ud;
 
-    j->away = false;
+    if (j->reading)
+        j->server->n_reading--;
+    j->away = j->reading = false;
     if (!j->keep_body || j->st)
         release_body(j);
     if (!j->call) {
@@ -339,6 +343,8 @@ static void was_read(void *ud) {
         abort_all(j);
         j->st = ml_fail(&j->err, ML_ENOMEM, "%s", no_memory);
     }
+    if (j->st == ML_OK && j->aborted)
+        abort_all(j);
     if (j->st == ML_OK)
         return;
     j->err.code = j->st;
@@ -360,7 +366,8 @@ void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {
     ml_http_take_body(c, &j->raw);
     j->work = (ml_text_work){ run_read, was_read, j, NULL };
     if (j->raw.len > SMALL_BODY) {
-        j->away = true;
+        j->away = j->reading = true;
+        s->n_reading++;
         j->encoder = s->text_encoder;
         ml_text_thread_add(s->text, &j->work);
         return;

@@ -80,7 +80,9 @@ struct ml_job {
     ml_tokens tokens;    /* of the latest text that was encoded */
     ml_encoder *encoder; /* of the thread that reads the request; NULL: no tokenizer */
     ml_text_work work;
-    bool away;      /* the text thread has it */
+    bool away;    /* the text thread has it, ... */
+    bool reading; /* ... to read the request: all but the lists it is in is that thread's */
+    bool aborted; /* while it was read */
     bool keep_body; /* raw and scratch are needed for the answer */
     size_t held;    /* bytes that the generator holds for it, as the budget counts them */
     ml_status st;   /* of reading */
@@ -126,6 +128,7 @@ struct ml_server {
     ml_job *jobs;
     ml_probe *probes; /* of /health_generate */
     int64_t n_job;
+    int64_t n_reading;              /* jobs whose requests the text thread reads, or will */
     atomic_uint_fast64_t n_request; /* for ids */
     uint64_t n_unseeded;            /* for Philox keys */
     uint64_t boot;                  /* tells ids of one run from those of another */

@@ -12,7 +12,7 @@
 #include "base/file.h"
 #include "tests/support/scratch.h"
 
-enum { MAX_REQUESTS = 256, MAX_STOPS = 8, MAX_PROMPT = 512 };
+enum { MAX_REQUESTS = 256, MAX_STOPS = 8, MAX_PROMPT = 512, MAX_TOP = 100 };
 
 typedef struct asked {
     bool used, aborted;
@@ -73,9 +73,9 @@ static int32_t matched_stop(const priv *p, const asked *a) {
 
 /* One token of one request, or its end. */
 static void say(priv *p, asked *a) {
-    int32_t id = next_token(p, a), top_id[128], ptop_id[MAX_PROMPT * 4];
+    int32_t id = next_token(p, a), top_id[128], ptop_id[MAX_PROMPT * MAX_TOP];
     float lp, entropy, top[128], also[128], plp[MAX_PROMPT], pent[MAX_PROMPT],
-        ptop[MAX_PROMPT * 4], palso[MAX_PROMPT * 4];
+        ptop[MAX_PROMPT * MAX_TOP], palso[MAX_PROMPT * MAX_TOP];
     uint64_t version[MAX_PROMPT];
     ml_gen_update u = { .ticket = a->ticket, .version = p->version, .n_cached = 2 };
     int32_t first = a->score_from;

@@ -162,13 +162,25 @@ static void text_off_the_loop(void) {
     ml_serve_fixture_start(&f);
     build("{\"messages\": [{\"role\": \"user\", \"content\": \"", "x", 900,
           "\"}], \"metadata\": \"");
-    ml_text_printf(&json, "%020000d\"}", 0);
+    ml_text_printf(&json, "%020000d\", \"rid\": \"slow\"}", 0);
     fd = ml_serve_send(&f, "/v1/chat/completions", json.ptr);
     usleep(50000);
     CHECK(ml_serve_ask(&f, "GET", "/health", NULL, NULL, NULL) == 200);
     CHECK(ml_serve_count(&f, &f.n_submit) == 0);
     CHECK(ml_serve_wait(&f, &f.n_submit, 1));
     CHECK(f.n_prompt == 2);
+    close(fd);
+    /* Aborts of requests that are being read. */
+    f.hold = true;
+    fd = ml_serve_send(&f, "/v1/chat/completions", json.ptr);
+    usleep(50000);
+    post(200, "/abort_request", "{\"rid\": \"slow\"}");
+    CHECK(ml_serve_wait(&f, &f.n_abort, 1));
+    close(fd);
+    fd = ml_serve_send(&f, "/v1/chat/completions", json.ptr);
+    usleep(50000);
+    post(200, "/abort_request", "{\"abort_all\": true}");
+    CHECK(ml_serve_wait(&f, &f.n_abort, 2));
     close(fd);
     /* A client that leaves while its request is read. */
     fd = ml_serve_send(&f, "/v1/chat/completions", json.ptr);
@@ -225,6 +237,31 @@ static void large_replies(void) {
         usleep((useconds_t)i * 4000);
         close(fd);
     }
+    stop();
+}
+
+/* A stream whose every event is large sends few of them, and loses nothing. */
+static void large_events(void) {
+    char script[200];
+    int n = 0;
+
+    memset(script, 'a', sizeof script - 1);
+    script[sizeof script - 1] = 0;
+    start(0);
+    f.script = script;
+    f.slow = true;
+    f.opts.context = 600;
+    ml_serve_fixture_start(&f);
+    build("{\"stream\": true, \"return_logprob\": true, \"logprob_start_len\": 0, "
+          "\"sampling_params\": {\"max_new_tokens\": 250}, \"top_logprobs_num\": 100, "
+          "\"input_ids\": [",
+          "1", 300, "]}");
+    post(200, "/generate", json.ptr);
+    for (const char *p = body; (p = strstr(p, "data: {")); p++)
+        n++;
+    CHECK(n >= 2 && n < 150);
+    CHECK_HAS(body, "\"completion_tokens\": 200,");
+    CHECK_HAS(body, "data: [DONE]");
     stop();
 }
 
@@ -405,6 +442,7 @@ static const ml_test tests[] = {
     { "text_off_the_loop", text_off_the_loop },
     { "large_requests", large_requests },
     { "large_replies", large_replies },
+    { "large_events", large_events },
     { "tools_nobody_would_see", tools_nobody_would_see },
     { "numbers_at_their_ends", numbers_at_their_ends },
     { "long_labels", long_labels },
