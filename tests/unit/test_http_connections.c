@@ -111,8 +111,8 @@ static void half_closed_clients(void) {
     static const char *const request[] = {
         "GET /later HTTP/1.1\r\nHost: h\r\n\r\n",
         "GET /later HTTP/1.0\r\n\r\n",
-        "GET /later HTTP/1.1\r\nHost: h\r\n\r\nPOST /echo HTTP/1.1\r\nHost: h\r\n"
-        "Content-Length: 4\r\n\r\nlast",
+        ("GET /later HTTP/1.1\r\nHost: h\r\n\r\nPOST /echo HTTP/1.1\r\nHost: h\r\n"
+         "Content-Length: 4\r\n\r\nlast"),
     };
     ml_http_site *s = ml_http_site_open(ml_http_site_limits);
     ml_text t = { 0 };
