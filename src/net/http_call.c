@@ -104,7 +104,8 @@ ml_str ml_http_body(const ml_http_call *c) {
 void ml_http_take_body(ml_http_call *c, ml_text *out) {
     *out = c->conn->body;
     c->conn->body = (ml_text){ 0 };
-    c->conn->counted -= out->len;
+    if (c->conn->server->limits.budget)
+        c->conn->counted -= out->len;
 }
 
 ml_str ml_http_peer(const ml_http_call *c) {
