@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/oom.h"
+
 /* Under AddressSanitizer each object is followed by a poisoned redzone, and memory that no object
  * occupies is poisoned, so that an overflow between two objects of one block is reported. */
 #if defined __SANITIZE_ADDRESS__
@@ -32,11 +34,6 @@ struct ml_arena_block {
     _Alignas(16) unsigned char bytes[];
 };
 
-static _Noreturn void out_of_memory(const char *tag, size_t bytes) {
-    fprintf(stderr, "miles: out of memory: %zu bytes for %s\n", bytes, tag);
-    exit(1);
-}
-
 void ml_arena_init(ml_arena *a, const char *tag) {
     *a = (ml_arena){ .tag = tag };
 }
@@ -49,7 +46,19 @@ void ml_arena_release(ml_arena *a) {
         free(b);
         b = prev;
     }
-    *a = (ml_arena){ .tag = a->tag };
+    if (a->budget)
+        ml_budget_give(a->budget, a->total);
+    *a = (ml_arena){ .tag = a->tag, .budget = a->budget };
+}
+
+/* Where a shortage cannot be reported, a budget is counted and may be passed. */
+static void count(ml_arena *a, size_t bytes) {
+    if (!a->budget)
+        return;
+    if (!ml_memory_recoverable())
+        ml_budget_charge(a->budget, bytes);
+    else if (!ml_budget_take(a->budget, bytes))
+        ml_memory_out(bytes, a->tag);
 }
 
 static ml_arena_block *grow(ml_arena *a, size_t bytes) {
@@ -61,13 +70,12 @@ static ml_arena_block *grow(ml_arena *a, size_t bytes) {
         size = (size_t)1 << 22;
     if (size < bytes)
         size = bytes;
-    b = malloc(sizeof *b + size);
-    if (!b)
-        out_of_memory(a->tag, size);
+    count(a, sizeof *b + size);
+    a->total += sizeof *b + size;
+    b = ml_memory_grow(NULL, sizeof *b + size, a->tag);
     *b = (ml_arena_block){ .prev = a->last, .size = size };
     POISON(b->bytes, size);
     a->last = b;
-    a->total += sizeof *b + size;
     return b;
 }
 
@@ -77,7 +85,7 @@ void *ml_arena_take(ml_arena *a, size_t n, size_t size) {
     void *p;
 
     if (__builtin_mul_overflow(n, size, &bytes) || bytes > SIZE_MAX / 4)
-        out_of_memory(a->tag, SIZE_MAX);
+        ml_memory_out(SIZE_MAX, a->tag);
     reserved = ((bytes + 15) & ~(size_t)15) + REDZONE_BYTES;
     if (!b || b->size - b->used < reserved)
         b = grow(a, reserved);

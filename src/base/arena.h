@@ -1,10 +1,10 @@
 /* arena.h - memory with one lifetime.
  *
  * Bookkeeping (tables, names, parsed documents) comes from an arena and is freed
- * with it, never piece by piece.  Allocation cannot fail: without memory the
- * process ends with the arena's tag.  Capacity (weights, activations, KV) does not
- * come from here: see tensor/device.h.  In builds with AddressSanitizer a poisoned
- * redzone follows each object.
+ * with it, never piece by piece.  Allocation does not return a failure: without memory the
+ * process ends with the arena's tag, or ml_memory_try returns false (base/oom.h).
+ * Capacity (weights, activations, KV) does not come from here: see tensor/device.h.  In
+ * builds with AddressSanitizer a poisoned redzone follows each object.
  *
  * thread: one thread at a time. */
 #ifndef ML_BASE_ARENA_H
@@ -17,7 +17,8 @@ typedef struct ml_arena_block ml_arena_block;
 typedef struct ml_arena {
     const char *tag; /* static string, named when memory runs out */
     ml_arena_block *last;
-    size_t total; /* bytes taken from the system so far */
+    size_t total;             /* bytes taken from the system so far */
+    struct ml_budget *budget; /* counts `total`; set by the owner after init; NULL: none */
 } ml_arena;
 
 void ml_arena_init(ml_arena *a, const char *tag);

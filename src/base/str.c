@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/oom.h"
+
 ml_str ml_str_of(const char *cstr) {
     return (ml_str){ cstr, strlen(cstr) };
 }
@@ -24,18 +26,14 @@ void ml_text_release(ml_text *t) {
 
 static void reserve(ml_text *t, size_t more) {
     size_t cap = t->cap ? t->cap : 256;
-    char *p;
 
     if (t->ptr && t->cap - t->len > more)
         return;
+    if (more > SIZE_MAX / 4 - t->len)
+        ml_memory_out(more, "text");
     while (cap - t->len <= more)
         cap *= 2;
-    p = realloc(t->ptr, cap);
-    if (!p) {
-        fprintf(stderr, "miles: out of memory: %zu bytes for text\n", cap);
-        exit(1);
-    }
-    t->ptr = p;
+    t->ptr = ml_memory_grow(t->ptr, cap, "text");
     t->cap = cap;
 }
 

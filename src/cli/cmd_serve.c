@@ -23,6 +23,7 @@ typedef struct serve_job {
     ml_chat_template *chat;
     ml_end_tokens eos;
     ml_engine_opts engine;
+    ml_sampling_params defaults; /* of OpenAI's requests */
     size_t weight_bytes;
     ml_gen *gen;
     ml_loop *loop;
@@ -196,6 +197,20 @@ static ml_tool_format tool_format(const ml_config *c) {
     return strcmp(c->serve.tool_parser, "llama3") == 0 ? ML_TOOLS_LLAMA3 : ML_TOOLS_QWEN;
 }
 
+/* --sampling-defaults */
+static ml_status read_defaults(serve_job *j, ml_err *err) {
+    ml_sampling_params_init(&j->defaults);
+    if (strcmp(j->config->serve.sampling_defaults, "openai") == 0)
+        return ML_OK;
+    return ml_sampling_params_defaults(&j->defaults, j->dir, err);
+}
+
+static size_t in_flight_bytes(const ml_config *c) {
+    if (c->serve.max_in_flight)
+        return (size_t)c->serve.max_in_flight;
+    return (size_t)sysconf(_SC_PHYS_PAGES) / 4 * (size_t)sysconf(_SC_PAGESIZE);
+}
+
 static const char *model_name(const serve_job *j) {
     return j->config->serve.model_name ? j->config->serve.model_name : j->dir;
 }
@@ -215,6 +230,7 @@ static void write_flags(serve_job *j) {
     ml_json_put_word(&o, "load_format", c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto");
     ml_json_put_word(&o, "tool_call_parser", c->serve.tool_parser);
     ml_json_put_word(&o, "weight_version", c->serve.weight_version);
+    ml_json_put_word(&o, "sampling_defaults", c->serve.sampling_defaults);
     ml_json_put_bool(&o, "skip_tokenizer_init", c->serve.no_tokenizer);
     ml_json_put_bool(&o, "disable_radix_cache", c->serve.no_prefix_cache);
     ml_json_put_bool(&o, "disable_overlap_schedule", c->serve.steps.no_ahead);
@@ -248,10 +264,11 @@ static ml_status open_gen(serve_job *j, ml_err *err) {
                         .be = &j->be,
                         .dir = j->config->load_format == ML_LOAD_DUMMY ? NULL : j->dir,
                         .dtype = weight_dtype(j->config),
-                        .seed = (uint64_t)j->config->serve.seed,
-                        .version = strtoull(j->config->serve.weight_version, NULL, 10) };
+                        .seed = (uint64_t)j->config->serve.seed };
+    ml_status st =
+        ml_weight_version_read(&o.version, ml_str_of(j->config->serve.weight_version), err);
 
-    return ml_local_open(&j->gen, &o, err);
+    return st ? st : ml_local_open(&j->gen, &o, err);
 }
 
 static ml_status open_server(serve_job *j, ml_err *err) {
@@ -276,7 +293,9 @@ static ml_status open_server(serve_job *j, ml_err *err) {
                          .n_weight_root = c->serve.weight_prefix.n,
                          .version = ML_VERSION,
                          .seed = (uint64_t)c->serve.seed,
+                         .defaults = &j->defaults,
                          .max_body = (size_t)c->serve.max_body,
+                         .max_in_flight = in_flight_bytes(c),
                          .max_connections = (int)c->serve.max_connections,
                          .drain_s = c->serve.drain_s,
                          .incremental = c->serve.incremental,
@@ -319,6 +338,8 @@ static ml_status open_model(serve_job *j, ml_err *err) {
         st = ml_end_tokens_read(&j->eos, j->dir, err);
     if (!st)
         st = open_text(j, err);
+    if (!st)
+        st = read_defaults(j, err);
     if (!st)
         st = open_backend(j, err);
     return st ? st : size_engine(j, err);

@@ -102,10 +102,11 @@ typedef struct ml_config {
     } bench;
     struct {
         const char *tokenizer_path, *tool_parser, *weight_version, *model_name;
-        const char *host;
+        const char *host, *sampling_defaults;
         ml_words weight_prefix; /* none: what holds the model */
         const char *single;     /* of flags that have but one value */
         int64_t port, max_body, max_connections, seed;
+        int64_t max_in_flight; /* 0: a share of memory */
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
         double drain_s, mem_fraction;
         bool no_tokenizer, incremental, log_requests, no_prefix_cache, dry_run;

@@ -1,5 +1,6 @@
 #include "cli/flag.h"
 
+static const char *const sampling_defaults[] = { "model", "openai", NULL };
 static const char *const parsers[] = { "qwen", "qwen25", "hermes", "llama3", NULL };
 static const char *const only_one[] = { "1", NULL };
 static const char *const only_page[] = { "16", NULL };
@@ -88,6 +89,27 @@ const ml_flag ml_flags_serve[] = {
       .group = "server",
       .cmds = ML_CMD_SERVE,
       .help = "Largest request." },
+    { .name = "max-inflight-bytes",
+      .type = ML_FLAG_BYTES,
+      ML_AT(serve.max_in_flight),
+      .min = 65536,
+      .max = 1e15,
+      .def_note = "a quarter of the machine's memory",
+      .group = "server",
+      .cmds = ML_CMD_SERVE,
+      .help = "Bytes that all requests in flight may hold, parsed or not; beyond that, "
+              "requests get status 503." },
+    { .name = "sampling-defaults",
+      .type = ML_FLAG_TEXT,
+      ML_AT(serve.sampling_defaults),
+      .def = "model",
+      .words = sampling_defaults,
+      .group = "server",
+      .cmds = ML_CMD_SERVE,
+      .from = ML_FROM_SGLANG,
+      .help = "Where OpenAI's endpoints take temperature, top_p, top_k, min_p and "
+              "repetition_penalty from that a request does not name: the model's "
+              "generation_config.json, or OpenAI's values." },
     { .name = "max-connections",
       .type = ML_FLAG_I64,
       ML_AT(serve.max_connections),

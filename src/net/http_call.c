@@ -9,7 +9,6 @@
 
 #include "base/bug.h"
 #include "net/http_conn.h"
-#include "net/loop_base.h"
 
 const char *ml_http_reason(int status) {
     static const struct {
@@ -31,6 +30,7 @@ const char *ml_http_reason(int status) {
         { 409, "Conflict" },
         { 413, "Content Too Large" },
         { 415, "Unsupported Media Type" },
+        { 417, "Expectation Failed" },
         { 422, "Unprocessable Content" },
         { 429, "Too Many Requests" },
         { 431, "Request Header Fields Too Large" },
@@ -50,13 +50,16 @@ const char *ml_http_reason(int status) {
 
 /* --- the request ------------------------------------------------------------ */
 
-void ml_http_call_new(ml_http_conn *conn) {
-    ml_http_call *c = ml_net_take(sizeof *c);
+bool ml_http_call_new(ml_http_conn *conn) {
+    ml_http_call *c = calloc(1, sizeof *c);
 
+    if (!c)
+        return false;
     c->conn = conn;
     c->keep = conn->server->listener && ml_http_reader_keeps_alive(&conn->reader);
     c->no_body = ml_str_is(conn->reader.method, "HEAD");
     conn->call = c;
+    return true;
 }
 
 void ml_http_call_free(ml_http_call *c) {
@@ -99,6 +102,13 @@ ml_str ml_http_body(const ml_http_call *c) {
     return (ml_str){ c->conn->body.ptr, c->conn->body.len };
 }
 
+void ml_http_take_body(ml_http_call *c, ml_text *out) {
+    *out = c->conn->body;
+    c->conn->body = (ml_text){ 0 };
+    if (c->conn->server->limits.budget)
+        c->conn->counted -= out->len;
+}
+
 ml_str ml_http_peer(const ml_http_call *c) {
     return ml_str_of(c->conn->peer);
 }
@@ -115,40 +125,38 @@ static struct evbuffer *output(const ml_http_call *c) {
 }
 
 void ml_http_add_header(ml_http_call *c, const char *name, const char *value) {
-    size_t at;
+    size_t from = c->headers.len;
 
     ML_BUG_IF(c->begun);
+    ml_text_printf(&c->headers, "%s: %s\r\n", name, value);
+    /* A line break in the value would begin another header. */
+    for (size_t at = from; at + 2 < c->headers.len; at++)
+        if ((unsigned char)c->headers.ptr[at] < 0x20)
+            c->headers.ptr[at] = ' ';
     if (strcasecmp(name, "content-length") == 0) {
         c->counted = true;
         c->left = (size_t)strtoumax(value, NULL, 10);
     }
-    ml_text_printf(&c->headers, "%s: ", name);
-    at = c->headers.len;
-    ml_text_printf(&c->headers, "%s", value);
-    for (; at < c->headers.len; at++) /* a line break would begin another header */
-        if ((unsigned char)c->headers.ptr[at] < 0x20)
-            c->headers.ptr[at] = ' ';
-    ml_text_printf(&c->headers, "\r\n");
 }
 
 /* Decides how the end of the reply is found, and sends everything above its body. */
 static void send_head(ml_http_call *c, int status, const char *type) {
-    struct evbuffer *out = output(c);
+    char line[400];
 
     ML_BUG_IF(c->begun);
     c->begun = true;
     c->no_body = c->no_body || status == 204 || status == 304;
     c->chunked = !c->counted && c->conn->reader.minor == 1;
     c->keep = c->keep && (c->counted || c->chunked || c->no_body);
-    evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n", status, ml_http_reason(status));
-    if (type)
-        evbuffer_add_printf(out, "Content-Type: %s\r\n", type);
-    if (c->chunked && status != 204 && status != 304)
-        evbuffer_add_printf(out, "Transfer-Encoding: chunked\r\n");
-    if (!c->keep)
-        evbuffer_add_printf(out, "Connection: close\r\n");
-    evbuffer_add(out, c->headers.ptr, c->headers.len);
-    evbuffer_add(out, "\r\n", 2);
+    snprintf(line, sizeof line, "HTTP/1.1 %d %s\r\n%s%.200s%s%s%s", status,
+             ml_http_reason(status), type ? "Content-Type: " : "", type ? type : "",
+             type ? "\r\n" : "",
+             c->chunked && status != 204 && status != 304 ? "Transfer-Encoding: chunked\r\n"
+                                                          : "",
+             c->keep ? "" : "Connection: close\r\n");
+    ml_http_conn_send(c->conn, line, strlen(line));
+    ml_http_conn_send(c->conn, c->headers.ptr, c->headers.len);
+    ml_http_conn_send(c->conn, "\r\n", 2);
 }
 
 static void finish(ml_http_call *c) {
@@ -167,7 +175,7 @@ void ml_http_reply(ml_http_call *c, int status, const char *type, ml_str body) {
         ml_http_add_header(c, "Content-Length", length);
     send_head(c, status, type);
     if (!c->no_body)
-        evbuffer_add(output(c), body.ptr, body.len);
+        ml_http_conn_send(c->conn, body.ptr, body.len);
     finish(c);
 }
 
@@ -176,7 +184,8 @@ void ml_http_begin(ml_http_call *c, int status, const char *type) {
 }
 
 void ml_http_write(ml_http_call *c, ml_str piece) {
-    struct evbuffer *out = output(c);
+    ml_http_conn *conn = c->conn;
+    char size[24];
 
     ML_BUG_IF(!c->begun);
     if (c->no_body || c->conn->cut || piece.len == 0)
@@ -185,13 +194,15 @@ void ml_http_write(ml_http_call *c, ml_str piece) {
         ML_BUG_IF(piece.len > c->left);
         c->left -= piece.len;
     }
+    if (c->chunked) {
+        snprintf(size, sizeof size, "%zx\r\n", piece.len);
+        ml_http_conn_send(conn, size, strlen(size));
+    }
+    ml_http_conn_send(conn, piece.ptr, piece.len);
     if (c->chunked)
-        evbuffer_add_printf(out, "%zx\r\n", piece.len);
-    evbuffer_add(out, piece.ptr, piece.len);
-    if (c->chunked)
-        evbuffer_add(out, "\r\n", 2);
-    if (evbuffer_get_length(out) > c->conn->server->limits.max_unsent)
-        ml_http_conn_cut(c->conn);
+        ml_http_conn_send(conn, "\r\n", 2);
+    if (evbuffer_get_length(output(c)) > conn->server->limits.max_unsent)
+        ml_http_conn_cut(conn);
 }
 
 void ml_http_end(ml_http_call *c) {
@@ -201,7 +212,7 @@ void ml_http_end(ml_http_call *c) {
         return;
     }
     if (c->chunked && !c->no_body)
-        evbuffer_add(output(c), "0\r\n\r\n", 5);
+        ml_http_conn_send(c->conn, "0\r\n\r\n", 5);
     finish(c);
 }
 

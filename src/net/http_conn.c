@@ -2,6 +2,7 @@
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
+#include <event2/bufferevent_struct.h>
 #include <event2/event.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -11,12 +12,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/json.h"
+#include "base/clock.h"
 #include "net/loop_base.h"
 
 #define LINGER_S 2.0
 #define READ_AHEAD ((size_t)1 << 18) /* bytes of later requests that may wait here */
-#define BODY_KEPT ((size_t)1 << 16)  /* larger bodies are given back after their call */
+#define PROBE_S 0.05 /* a reset answers a probe within this time, on the same machine */
+#define PROBES_S 1.0 /* later looks at a client that was probed */
+#define BODY_KEPT ((size_t)1 << 16) /* larger bodies are given back after their call */
 
 static size_t unsent(const ml_http_conn *c) {
     return evbuffer_get_length(bufferevent_get_output(c->bev));
@@ -29,6 +32,20 @@ static void set_deadlines(ml_http_conn *c) {
     const struct timeval *read = c->state == ML_CONN_LINGER ? &linger : &idle;
 
     bufferevent_set_timeouts(c->bev, c->call ? NULL : read, &idle);
+}
+
+static void arm(ml_http_conn *c, double seconds) {
+    struct timeval tv = ml_loop_timeval(seconds);
+
+    if (event_add(c->clock, &tv) != 0)
+        ml_http_conn_cut(c);
+}
+
+/* The budget counts the body no longer. */
+static void forget_body(ml_http_conn *c) {
+    if (c->server->limits.budget)
+        ml_budget_give(c->server->limits.budget, c->counted);
+    c->counted = 0;
 }
 
 /* --- the end of a connection ------------------------------------------------ */
@@ -46,7 +63,9 @@ void ml_http_conn_drop(ml_http_conn *c) {
     if (c->next)
         c->next->prev = c->prev;
     c->server->n_conn--;
+    forget_body(c);
     event_free(c->settle);
+    event_free(c->clock);
     bufferevent_free(c->bev);
     ml_http_reader_release(&c->reader);
     ml_text_release(&c->path);
@@ -72,28 +91,54 @@ static void linger(ml_http_conn *c) {
     set_deadlines(c);
 }
 
-static void refuse_with(ml_http_conn *c, int status, const char *headers, const char *why) {
-    struct evbuffer *out = bufferevent_get_output(c->bev);
-    ml_text body = { 0 };
+void ml_http_conn_send(ml_http_conn *c, const char *bytes, size_t n) {
+    struct linger now = { .l_onoff = 1, .l_linger = 0 };
 
-    ml_text_printf(&body, "{\"error\": {\"message\": ");
-    ml_json_quote(&body, ml_str_of(why));
-    ml_text_printf(&body, ", \"code\": %d}}", status);
-    evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\n%sConnection: close\r\n", status,
-                        ml_http_reason(status), headers);
-    if (status == 204)
-        evbuffer_add_printf(out, "\r\n");
-    else
-        evbuffer_add_printf(out,
-                            "Content-Type: application/json\r\n"
-                            "Content-Length: %zu\r\n\r\n%s",
-                            body.len, body.ptr);
-    ml_text_release(&body);
+    if (c->cut || n == 0)
+        return;
+    /* libevent does not say when it has no memory to wait for the socket. */
+    if (evbuffer_add(bufferevent_get_output(c->bev), bytes, n) == 0 &&
+        event_pending(&c->bev->ev_write, EV_WRITE, NULL))
+        return;
+    setsockopt(bufferevent_getfd(c->bev), SOL_SOCKET, SO_LINGER, &now, sizeof now);
+    ml_http_conn_cut(c);
+}
+
+/* Text that needs no quoting in JSON, as much of it as there is room for. */
+static void copy_plain(char *out, size_t cap, const char *text) {
+    size_t n = 0;
+
+    for (; *text && n + 1 < cap; text++, n++)
+        out[n] = *text == '"' || *text == '\\' || (unsigned char)*text < ' ' ? '\'' : *text;
+    out[n] = 0;
+}
+
+/* Allocates nothing of its own: it is also the answer to a shortage of memory. */
+static void refuse_with(ml_http_conn *c, int status, const char *headers, const char *why) {
+    char plain[600], body[700], head[1200];
+
+    copy_plain(plain, sizeof plain, why);
+    snprintf(body, sizeof body, "{\"error\": {\"message\": \"%s\", \"code\": %d}}", plain,
+             status);
+    snprintf(head, sizeof head, "HTTP/1.1 %d %s\r\n%sConnection: close\r\n", status,
+             ml_http_reason(status), headers);
+    ml_http_conn_send(c, head, strlen(head));
+    if (status != 204) {
+        snprintf(head, sizeof head,
+                 "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n",
+                 strlen(body));
+        ml_http_conn_send(c, head, strlen(head));
+        ml_http_conn_send(c, body, strlen(body));
+    } else {
+        ml_http_conn_send(c, "\r\n", 2);
+    }
+    forget_body(c);
+    ml_text_release(&c->body);
     c->state = ML_CONN_CLOSING;
 }
 
 void ml_http_conn_refuse(ml_http_conn *c, int status, const char *why) {
-    refuse_with(c, status, "", why);
+    refuse_with(c, status, status == 503 ? "Retry-After: 1\r\n" : "", why);
 }
 
 /* --- requests --------------------------------------------------------------- */
@@ -181,27 +226,63 @@ static bool passes_gate(ml_http_conn *c) {
     return false;
 }
 
-static void head_came(ml_http_conn *c) {
+/* A body that is known not to fit is not read. */
+static bool body_fits(const ml_http_conn *c) {
+    const ml_budget *b = c->server->limits.budget;
     const ml_http_reader *r = &c->reader;
+    size_t used = b ? atomic_load(&b->used) : 0;
+
+    return !b || !b->max || r->framing != ML_HTTP_FIXED ||
+           (used <= b->max && r->left <= b->max - used);
+}
+
+static const char budget_spent[] =
+    "the server holds as many bytes of requests as it may: try again later";
+
+static void head_came(ml_http_conn *c) {
+    static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    const ml_http_reader *r = &c->reader;
+    ml_str expect = ml_http_reader_field(r, "expect");
 
     c->body.len = 0;
+    c->head_at_s = c->began_s > 0 ? ml_clock_s() : 0;
     if (!known_method(r->method))
         ml_http_conn_refuse(c, 501, "this server does not know the method");
     else if (!split_target(c, r->target))
         ml_http_conn_refuse(c, 400, "the target of the request is not a path");
-    else if (passes_gate(c) && r->minor == 1 &&
-             ml_http_name_is(ml_http_reader_field(r, "expect"), "100-continue"))
-        evbuffer_add_printf(bufferevent_get_output(c->bev),
-                            "HTTP/1.1 100 Continue\r\n\r\n");
+    else if (!passes_gate(c))
+        return;
+    else if (r->minor == 1 && expect.ptr && !ml_http_name_is(expect, "100-continue"))
+        ml_http_conn_refuse(c, 417, "the only Expect this server meets is 100-continue");
+    else if (!body_fits(c))
+        ml_http_conn_refuse(c, 503, budget_spent);
+    else if (r->minor == 1 && expect.ptr)
+        ml_http_conn_send(c, go_on, sizeof go_on - 1);
+}
+
+static void data_came(ml_http_conn *c, ml_str piece) {
+    ml_budget *b = c->server->limits.budget;
+
+    if (b && !ml_budget_take(b, piece.len)) {
+        ml_http_conn_refuse(c, 503, budget_spent);
+        return;
+    }
+    c->counted += b ? piece.len : 0;
+    ml_text_add(&c->body, piece.ptr, piece.len);
 }
 
 static void request_came(ml_http_conn *c) {
-    ml_http_call_new(c);
+    c->began_s = c->head_at_s = 0;
+    if (!ml_http_call_new(c)) {
+        ml_http_conn_refuse(c, 503, "the server has no memory left: try again later");
+        return;
+    }
     set_deadlines(c);
     c->server->fn(c->server->ud, c->call);
 }
 
 void ml_http_conn_answered(ml_http_conn *c, bool keep) {
+    forget_body(c);
     if (c->body.cap > BODY_KEPT)
         ml_text_release(&c->body);
     ml_http_reader_begin(&c->reader);
@@ -221,28 +302,121 @@ static ml_str peek(struct evbuffer *in) {
     return (ml_str){ v.iov_base, v.iov_len };
 }
 
+/* One event of the reader, for ml_memory_try. */
+typedef struct step {
+    ml_http_conn *conn;
+    ml_str rest;
+    ml_http_event event;
+} step;
+
+static void take_step(void *ud) {
+    step *s = ud;
+    ml_str piece;
+
+    s->event = ml_http_reader_next(&s->conn->reader, &s->rest, &piece);
+    if (s->event == ML_HTTP_DATA)
+        data_came(s->conn, piece);
+    else if (s->event == ML_HTTP_HEAD)
+        head_came(s->conn);
+}
+
 /* Reads requests and hands them out, as long as each is answered at once. */
 static void advance(ml_http_conn *c) {
     struct evbuffer *in = bufferevent_get_input(c->bev);
 
     while (c->state == ML_CONN_OPEN && !c->call && !c->cut &&
            unsent(c) <= c->server->limits.max_unsent) {
-        ml_str bytes = peek(in), rest = bytes, piece;
-        ml_http_event e = ml_http_reader_next(&c->reader, &rest, &piece);
+        ml_str bytes = peek(in);
+        step s = { .conn = c, .rest = bytes };
 
-        if (e == ML_HTTP_DATA)
-            ml_text_add(&c->body, piece.ptr, piece.len);
-        evbuffer_drain(in, bytes.len - rest.len);
-        switch (e) {
-        case ML_HTTP_HEAD: head_came(c); break;
-        case ML_HTTP_DATA: break;
-        case ML_HTTP_END: request_came(c); break;
-        case ML_HTTP_BAD: ml_http_conn_refuse(c, c->reader.refusal, c->reader.why); break;
-        case ML_HTTP_MORE:
-            if (bytes.len == 0)
-                return;
+        if (!ml_memory_try(take_step, &s)) {
+            ml_http_conn_refuse(c, 503, "the server has no memory left: try again later");
+            return;
         }
+        evbuffer_drain(in, bytes.len - s.rest.len);
+        if (s.event == ML_HTTP_END)
+            request_came(c);
+        else if (s.event == ML_HTTP_BAD)
+            ml_http_conn_refuse(c, c->reader.refusal, c->reader.why);
+        else if (s.event == ML_HTTP_MORE && bytes.len == 0)
+            return;
     }
+}
+
+/* --- lateness --------------------------------------------------------------- */
+
+static bool is_reading(const ml_http_conn *c) {
+    return c->state == ML_CONN_OPEN && !c->call && !ml_http_reader_fresh(&c->reader);
+}
+
+/* When the part of a request that is being read must be complete; 0: no deadline. */
+static double due_s(const ml_http_conn *c) {
+    const ml_http_limits *l = &c->server->limits;
+
+    if (c->head_at_s == 0)
+        return l->head_s > 0 ? c->began_s + l->head_s : 0;
+    if (l->body_s <= 0 || l->min_rate <= 0)
+        return 0;
+    return c->head_at_s + l->body_s + (double)c->reader.body_bytes / l->min_rate;
+}
+
+/* A request that did not come in one piece gets a deadline. */
+static void watch_request(ml_http_conn *c) {
+    if (!is_reading(c) || c->began_s > 0)
+        return;
+    c->began_s = ml_clock_s();
+    c->head_at_s = ml_http_reader_has_head(&c->reader) ? c->began_s : 0;
+    if (due_s(c) > 0)
+        arm(c, due_s(c) - c->began_s);
+}
+
+static void check_request(ml_http_conn *c) {
+    double left = due_s(c) - ml_clock_s();
+
+    if (due_s(c) == 0)
+        return;
+    if (left > 0) {
+        arm(c, left);
+        return;
+    }
+    ml_http_conn_refuse(c, 408,
+                        c->head_at_s > 0 ? "the body of the request came too slowly"
+                                         : "the head of the request came too slowly");
+    event_active(c->settle, EV_TIMEOUT, 0);
+}
+
+/* A client that has closed its socket answers any byte with a reset; one that has only shut
+ * down its side reads over an interim reply, or a zero before the size of the next chunk.
+ * Where neither can be sent, what is written next tells. */
+void ml_http_conn_probe(ml_http_conn *c) {
+    static const char interim[] = "HTTP/1.1 100 Continue\r\n\r\n";
+
+    if (c->call->begun && c->call->chunked)
+        ml_http_conn_send(c, "0", 1);
+    else if (c->reader.minor == 1 && !c->call->begun)
+        ml_http_conn_send(c, interim, sizeof interim - 1);
+    arm(c, PROBE_S);
+}
+
+static void check_probed(ml_http_conn *c) {
+    int why = 0;
+    socklen_t n = sizeof why;
+
+    if (getsockopt(bufferevent_getfd(c->bev), SOL_SOCKET, SO_ERROR, &why, &n) == 0 && why)
+        ml_http_conn_drop(c);
+    else
+        arm(c, PROBES_S);
+}
+
+static void on_clock(evutil_socket_t fd, short what, void *ud) {
+    ml_http_conn *c = ud;
+
+    (void)fd;
+    (void)what;
+    if (c->call && c->eof)
+        check_probed(c);
+    else if (is_reading(c) && c->began_s > 0)
+        check_request(c);
 }
 
 /* --- events ----------------------------------------------------------------- */
@@ -254,6 +428,9 @@ static void settle(ml_http_conn *c) {
         return;
     }
     advance(c);
+    watch_request(c);
+    if (c->eof && !c->call && c->state == ML_CONN_OPEN)
+        c->state = ML_CONN_CLOSING; /* nothing more comes */
     if (c->state != ML_CONN_OPEN)
         evbuffer_drain(bufferevent_get_input(c->bev), SIZE_MAX);
     if (c->state != ML_CONN_CLOSING || unsent(c))
@@ -279,24 +456,52 @@ static void on_event(struct bufferevent *bev, short what, void *ud) {
     ml_http_conn *c = ud;
 
     if (what & BEV_EVENT_TIMEOUT && what & BEV_EVENT_READING && unsent(c)) {
-        bufferevent_enable(bev, EV_READ); /* it receives, so it is not idle */
+        if (bufferevent_enable(bev, EV_READ) != 0) /* it receives, so it is not idle */
+            ml_http_conn_drop(c);
         return;
     }
-    if (what & BEV_EVENT_EOF && !c->call && unsent(c) && !c->cut) {
+    if (what & BEV_EVENT_EOF && !c->cut && (c->call || unsent(c))) {
         c->eof = true; /* it will send no more, but may still read */
-        c->state = ML_CONN_CLOSING;
+        if (c->call)
+            ml_http_conn_probe(c);
+        else
+            c->state = ML_CONN_CLOSING;
         return;
     }
     ml_http_conn_drop(c);
 }
 
+static bool take_parts(ml_http_conn *c, struct event_base *base, int fd) {
+    c->settle = event_new(base, -1, 0, on_settle, c);
+    c->clock = event_new(base, -1, 0, on_clock, c);
+    c->bev = c->settle && c->clock ? bufferevent_socket_new(base, fd, BEV_OPT_CLOSE_ON_FREE)
+                                   : NULL;
+    return c->bev != NULL;
+}
+
+/* NULL without memory. */
+static ml_http_conn *new_conn(ml_http_server *s, int fd) {
+    ml_http_conn *c = calloc(1, sizeof *c);
+
+    if (c && !take_parts(c, ml_loop_base(s->loop), fd)) {
+        if (c->settle)
+            event_free(c->settle);
+        if (c->clock)
+            event_free(c->clock);
+        free(c);
+        c = NULL;
+    }
+    return c;
+}
+
 void ml_http_conn_open(ml_http_server *s, int fd, const char *peer) {
-    ml_http_conn *c = ml_net_take(sizeof *c);
-    struct event_base *base = ml_loop_base(s->loop);
+    ml_http_conn *c = new_conn(s, fd);
     int one = 1;
 
-    c->bev = ml_net_must(bufferevent_socket_new(base, fd, BEV_OPT_CLOSE_ON_FREE));
-    c->settle = ml_net_must(event_new(base, -1, 0, on_settle, c));
+    if (!c) {
+        close(fd);
+        return;
+    }
     c->server = s;
     c->next = s->first;
     if (s->first)
@@ -311,7 +516,10 @@ void ml_http_conn_open(ml_http_server *s, int fd, const char *peer) {
     bufferevent_setwatermark(c->bev, EV_READ, 0, READ_AHEAD);
     set_deadlines(c);
     /* Reading stays on while an answer is made: it is how a vanished client is noticed. */
-    bufferevent_enable(c->bev, EV_READ | EV_WRITE);
+    if (bufferevent_enable(c->bev, EV_READ | EV_WRITE) != 0) {
+        ml_http_conn_drop(c);
+        return;
+    }
     if (s->n_conn > s->limits.max_connections) {
         ml_http_conn_refuse(c, 503, "this server has as many connections as it takes");
         event_active(c->settle, EV_TIMEOUT, 0);

@@ -42,10 +42,14 @@ struct ml_http_conn {
     ml_http_conn *prev, *next;
     struct bufferevent *bev;
     struct event *settle;
+    struct event *clock; /* armed while a request is late, or a silent client is probed */
     ml_conn_state state;
     bool cut; /* to be freed at the next settling */
     bool eof; /* the client sends no more */
     ml_http_reader reader;
+    double began_s;   /* clock at the first byte of the request; 0: it came in one piece */
+    double head_at_s; /* clock when its head was complete; 0: not yet */
+    size_t counted;   /* bytes of the body that the server's budget counts */
     ml_text path, body; /* of the request at hand */
     ml_str query, target;
     ml_http_call *call; /* NULL while a request is read */
@@ -75,8 +79,14 @@ void ml_http_conn_close(ml_http_conn *c);
 void ml_http_conn_answered(ml_http_conn *c, bool keep);
 /* Answers without a call, and closes. */
 void ml_http_conn_refuse(ml_http_conn *c, int status, const char *why);
+/* Appends to what is sent.  Without memory the connection is reset, so that the client sees
+ * that the reply is not whole. */
+void ml_http_conn_send(ml_http_conn *c, const char *bytes, size_t n);
+/* A client that has shut down its side may still read, or be gone: tells which, soon. */
+void ml_http_conn_probe(ml_http_conn *c);
 
-void ml_http_call_new(ml_http_conn *c);
+/* False without memory. */
+bool ml_http_call_new(ml_http_conn *c);
 void ml_http_call_free(ml_http_call *c);
 
 /* "Not Found" */

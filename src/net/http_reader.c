@@ -102,6 +102,10 @@ bool ml_http_reader_fresh(const ml_http_reader *r) {
     return r->state == HEAD && r->head.len == 0;
 }
 
+bool ml_http_reader_has_head(const ml_http_reader *r) {
+    return r->state != HEAD;
+}
+
 bool ml_http_reader_eof(const ml_http_reader *r) {
     return r->state == DONE || ml_http_reader_fresh(r) ||
            (r->state == BODY && r->framing == ML_HTTP_TO_EOF);
@@ -286,8 +290,14 @@ static bool is_interim(const ml_http_reader *r) {
     return r->reply && r->status < 200 && r->status != 101;
 }
 
+#define TLS_HANDSHAKE 0x16 /* the type of the record that a ClientHello comes in */
+
 static ml_http_event next_head(ml_http_reader *r, ml_str *in) {
     while (in->len) {
+        if (!r->reply && r->head.len == 0 && in->ptr[0] == TLS_HANDSHAKE)
+            return bad(r, 400,
+                       "the connection begins with a TLS handshake, and this port speaks "
+                       "plain HTTP: use http:// in place of https://");
         bool whole = take_line(&r->head, in);
         const char *line = r->head.ptr + r->line_at;
         size_t n = r->head.len - r->line_at;

@@ -72,6 +72,9 @@ bool ml_http_reader_eof(const ml_http_reader *r);
 /* True before the first byte of a message. */
 bool ml_http_reader_fresh(const ml_http_reader *r);
 
+/* True from ML_HTTP_HEAD on. */
+bool ml_http_reader_has_head(const ml_http_reader *r);
+
 /* The first field of this name, in any case; ptr NULL when there is none. */
 ml_str ml_http_reader_field(const ml_http_reader *r, const char *name);
 

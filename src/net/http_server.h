@@ -3,8 +3,8 @@
  * A call is one request whose body has fully come.  The handler answers at once or keeps
  * the call and answers later; each call is answered exactly once, or its client has
  * gone, which on_gone says and after which the call must not be touched.  Limits are
- * kept here: a request beyond them, or one that is broken, is refused (400, 413, 431, 501,
- * 503, 505) and the handler never sees it; a method that a path does not take is the
+ * kept here: a request beyond them, or one that is broken, is refused (400, 408, 413, 417,
+ * 431, 501, 503, 505) and the handler never sees it; a method that a path does not take is the
  * handler's to refuse.
  *
  * thread: the loop's. */
@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/oom.h"
 #include "base/str.h"
 #include "net/loop.h"
 
@@ -25,7 +26,17 @@ typedef struct ml_http_limits {
     int max_connections;         /* further ones get 503 and are closed */
     double idle_s;               /* a connection that neither sends nor receives */
     size_t max_unsent;           /* bytes a slow reader may leave; then it counts as gone */
+    double head_s;     /* from a request's first byte to its last header; 0: any time */
+    double body_s;     /* the body may take so long, and a second more ... */
+    double min_rate;   /* ... for each min_rate bytes received; 0: any time */
+    ml_budget *budget; /* counts the bodies of all connections; NULL: no limit.  A request
+                          that would pass it gets 503 and is not read further */
 } ml_http_limits;
+
+/* What servers of this program allow a client. */
+#define ML_HTTP_HEAD_S 30.0
+#define ML_HTTP_BODY_S 30.0
+#define ML_HTTP_MIN_RATE 16384.0
 
 typedef void ml_http_handler(void *ud, ml_http_call *c);
 
@@ -73,6 +84,9 @@ ml_str ml_http_header(const ml_http_call *c, const char *name); /* NULL when abs
 /* The headers one by one, from 0; false after the last. */
 bool ml_http_header_at(const ml_http_call *c, int i, ml_str *name, ml_str *value);
 ml_str ml_http_body(const ml_http_call *c);
+/* The body becomes the caller's, who releases it and then gives its length back to the
+ * budget.  ml_http_body is empty after this. */
+void ml_http_take_body(ml_http_call *c, ml_text *out);
 ml_str ml_http_peer(const ml_http_call *c); /* address of the client */
 
 /* Called when the client vanishes before the reply is complete; never from inside another

@@ -14,6 +14,9 @@
 #include "base/bug.h"
 #include "base/log.h"
 
+#define SMALL ((size_t)64 << 10)
+#define SHORTAGE_MS 10000 /* a shortage of memory that lasts longer ends the process */
+
 /* Work handed over by another thread. */
 typedef struct posted {
     struct posted *next;
@@ -53,6 +56,22 @@ void *ml_net_must(void *p) {
 
 void *ml_net_take(size_t bytes) {
     return ml_net_must(calloc(1, bytes));
+}
+
+/* libevent does not survive all failures of small allocations, and what is posted must not be
+ * lost: these wait for memory.  Large ones, of replies, may fail, and that is checked. */
+static void *patient_realloc(void *p, size_t n) {
+    void *q = realloc(p, n);
+
+    for (int i = 0; !q && n && n <= SMALL && i < SHORTAGE_MS; i++) {
+        usleep(1000);
+        q = realloc(p, n);
+    }
+    return n && n <= SMALL ? ml_net_must(q) : q;
+}
+
+static void *patient_malloc(size_t n) {
+    return patient_realloc(NULL, n);
 }
 
 struct event_base *ml_loop_base(ml_loop *l) {
@@ -96,7 +115,7 @@ static void run_posted(evutil_socket_t fd, short what, void *ud) {
 }
 
 void ml_loop_post(ml_loop *l, ml_loop_fn *fn, void *ud) {
-    posted *p = ml_net_take(sizeof *p);
+    posted *p = patient_realloc(NULL, sizeof *p); /* the poster could not be told */
     uint64_t one = 1;
     ssize_t n;
 
@@ -132,6 +151,7 @@ ml_status ml_loop_new(ml_loop **out, ml_err *err) {
     /* A peer that closes while we write is an error of that write, not a signal. */
     signal(SIGPIPE, SIG_IGN);
     event_set_log_callback(pass_on_log);
+    event_set_mem_functions(patient_malloc, patient_realloc, free);
     pthread_mutex_init(&l->lock, NULL);
     l->last = &l->first;
     l->base = event_base_new();

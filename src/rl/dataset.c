@@ -1,5 +1,6 @@
 #include "rl/dataset.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -280,9 +281,10 @@ ml_status ml_dataset_prompt(ml_prompt *out, const ml_dataset *ds, int64_t row, m
 
 typedef enum verdict { KEEP, KEEP_UNMEASURED, DROP_LONG, DROP_BAD } verdict;
 
-/* err may be NULL, which saves the counting of lines.  bytes: of the prompt's text, or -1. */
+/* err may be NULL, which saves the counting of lines.  *tools: has the row any?  *bytes: of the
+ * prompt's text, or -1. */
 static verdict judge(const ml_dataset *ds, int64_t row, int worker, int64_t *bytes,
-                     ml_arena *a, ml_err *err) {
+                     ml_arena *a, bool *tools, ml_err *err) {
     const ml_prompt_text *t = &ds->opts.text;
     ml_err unwanted;
     ml_prompt p;
@@ -291,6 +293,7 @@ static verdict judge(const ml_dataset *ds, int64_t row, int worker, int64_t *byt
     if (ml_dataset_prompt(&p, ds, row, a, err))
         return DROP_BAD;
     *bytes = p.messages ? -1 : (int64_t)p.text.len;
+    *tools = p.tools && p.tools->child;
     if (ds->opts.max_prompt_len == 0)
         return KEEP;
     if (p.messages)
@@ -312,24 +315,36 @@ typedef struct check {
     int64_t first;        /* row of the block */
     unsigned char *found; /* [rows.n] verdicts */
     int64_t *bytes;       /* [rows of the block] of kept prompts; -1: not known */
+    atomic_int_fast64_t *with_tools; /* the first row that has any; rows.n: none */
 } check;
+
+static void note_tools(atomic_int_fast64_t *first, int64_t row) {
+    int_fast64_t seen = atomic_load(first);
+
+    while (row < seen && !atomic_compare_exchange_weak(first, &seen, row))
+        ;
+}
 
 static void judge_some(void *ud, int64_t begin, int64_t end, int worker) {
     const check *c = ud;
 
     for (int64_t i = c->first + begin; i < c->first + end; i++) {
+        bool tools = false;
         ml_arena a;
         int64_t *bytes = &c->bytes[i - c->first];
         ml_arena_init(&a, "a row of prompts");
         *bytes = 0;
-        c->found[i] = (unsigned char)judge(c->ds, i, worker, bytes, &a, NULL);
+        c->found[i] = (unsigned char)judge(c->ds, i, worker, bytes, &a, &tools, NULL);
         if (c->found[i] != KEEP && c->found[i] != KEEP_UNMEASURED)
             *bytes = 0;
         ml_arena_release(&a);
+        if (tools)
+            note_tools(c->with_tools, i);
     }
 }
 
 static ml_status fail_for(const ml_dataset *ds, int64_t row, ml_err *err) {
+    bool tools;
     ml_err local;
     int64_t bytes;
     ml_arena a;
@@ -337,7 +352,7 @@ static ml_status fail_for(const ml_dataset *ds, int64_t row, ml_err *err) {
     if (!err)
         err = &local;
     ml_arena_init(&a, "a bad row of prompts");
-    ML_BUG_IF(judge(ds, row, 0, &bytes, &a, err) != DROP_BAD);
+    ML_BUG_IF(judge(ds, row, 0, &bytes, &a, &tools, err) != DROP_BAD);
     ml_arena_release(&a);
     return err->code;
 }
@@ -354,10 +369,10 @@ static void note_longest(ml_dataset *ds, const int64_t *bytes, int64_t n) {
 }
 
 static ml_status judge_all(ml_dataset *ds, unsigned char *found, int64_t *bytes,
-                           ml_err *err) {
+                           atomic_int_fast64_t *with_tools, ml_err *err) {
     for (int64_t first = 0; first < ds->rows.n; first += BLOCK) {
         int64_t n = ds->rows.n - first < BLOCK ? ds->rows.n - first : BLOCK;
-        check c = { ds, first, found, bytes };
+        check c = { ds, first, found, bytes, with_tools };
 
         if (ds->opts.pool)
             ml_pool_run(ds->opts.pool, n, GRAIN, judge_some, &c);
@@ -413,8 +428,40 @@ static void warn(ml_dataset *ds) {
     ml_text_release(&lines);
 }
 
+/* Does the template write the same text without the row's tools? */
+static bool loses_tools(const ml_dataset *ds, int64_t row) {
+    ml_dataset plain = *ds;
+    ml_prompt with, without;
+    ml_err ignored;
+    ml_arena a;
+    bool lost;
+
+    ml_arena_init(&a, "a row with tools");
+    plain.opts.apply_chat_template = false;
+    lost = ml_dataset_prompt(&with, &plain, row, &a, NULL) == ML_OK;
+    without = with;
+    without.tools = NULL;
+    lost = lost && render(&with, ds, &a, &ignored) == ML_OK &&
+           render(&without, ds, &a, &ignored) == ML_OK &&
+           ml_str_eq(with.text, without.text);
+    ml_arena_release(&a);
+    return lost;
+}
+
+static void warn_of_tools(const ml_dataset *ds, int64_t row) {
+    if (row == ds->rows.n || !ds->opts.apply_chat_template || !loses_tools(ds, row))
+        return;
+    ml_log(
+        ML_LOG_WARN,
+        "%s:%lld: the row has tools in \"%s\", and the chat template writes none of them: "
+        "the model will not see them; name a template that has tools "
+        "(--chat-template-path)",
+        ds->rows.file.path, (long long)ml_jsonl_line(&ds->rows, row), ds->opts.tool_key);
+}
+
 static ml_status check_rows(ml_dataset *ds, ml_err *err) {
     int64_t n = ds->rows.n;
+    atomic_int_fast64_t with_tools = n;
     unsigned char *found = calloc((size_t)n + 1, 1);
     int64_t *bytes = calloc(n < BLOCK ? (size_t)n + 1 : BLOCK, sizeof *bytes);
     ml_status st;
@@ -425,11 +472,12 @@ static ml_status check_rows(ml_dataset *ds, ml_err *err) {
         return ml_fail(err, ML_ENOMEM, "%s: no memory to check %lld rows", ds->opts.path,
                        (long long)n);
     }
-    st = judge_all(ds, found, bytes, err);
+    st = judge_all(ds, found, bytes, &with_tools, err);
     free(bytes);
     if (!st) {
         count(ds, found);
         warn(ds);
+        warn_of_tools(ds, atomic_load(&with_tools));
         for (int64_t i = 0; i < n; i++)
             found[i] = found[i] == KEEP || found[i] == KEEP_UNMEASURED;
         ml_jsonl_keep(&ds->rows, found);

@@ -181,7 +181,12 @@ static bool matches(const abort_body *b, ml_str rid) {
 /* The rid of a job stands for all its choices. */
 static void abort_some(ml_server *s, const abort_body *b) {
     for (ml_job *j = s->jobs; j; j = j->next) {
-        bool whole = b->abort_all || (j->rid.len && matches(b, j->rid));
+        bool whole;
+        if (j->reading) {
+            j->aborted = j->aborted || b->abort_all;
+            continue;
+        }
+        whole = b->abort_all || (j->rid.len && matches(b, j->rid));
         for (int32_t i = 0; i < j->n_choice; i++)
             if (j->choice[i].open && (whole || matches(b, j->choice[i].rid)))
                 s->opts.gen->abort(s->opts.gen, j->choice[i].ticket);
@@ -190,6 +195,32 @@ static void abort_some(ml_server *s, const abort_body *b) {
 
 void ml_admin_abort_all(ml_server *s) {
     abort_some(s, &(abort_body){ .abort_all = true });
+}
+
+static void abort_by_id(void *ud) {
+    task *t = ud;
+
+    if (t->label.len)
+        abort_some(t->server, &(abort_body){ .rid = t->label, .prefix = t->prefix });
+    if (t->call)
+        ml_http_reply(t->call, 200, "text/plain", ml_str_of(""));
+    ml_admin_free_task(t);
+}
+
+static void wait_for_readers(void *ud) {
+    (void)ud;
+}
+
+/* Ids of requests that are being read are not known yet: the abort takes its place behind
+ * them. */
+static void abort_in_order(task *t) {
+    t->work = (ml_text_work){ wait_for_readers, abort_by_id, t, NULL };
+    if (t->server->n_reading == 0) {
+        abort_by_id(t);
+        return;
+    }
+    ml_http_on_gone(t->call, on_gone, t);
+    ml_text_thread_add(t->server->text, &t->work);
 }
 
 void ml_serve_abort(ml_server *s, ml_http_call *c) {
@@ -204,9 +235,11 @@ void ml_serve_abort(ml_server *s, ml_http_call *c) {
         ml_admin_refuse(t, &err);
         return;
     }
-    abort_some(s, &b);
-    ml_http_reply(c, 200, "text/plain", ml_str_of(""));
-    ml_admin_free_task(t);
+    if (b.abort_all)
+        abort_some(s, &b);
+    t->label = b.rid;
+    t->prefix = b.prefix;
+    abort_in_order(t);
 }
 
 /* --- pausing ---------------------------------------------------------------- */
@@ -332,7 +365,8 @@ static const ml_field memory_rows[] = {
 static ml_status read_tags(task *t, const ml_json *tags, ml_err *err) {
     const ml_str *tag;
     int32_t n;
-    ml_status st = ml_strings_read(&tag, &n, tags, "\"tags\"", &t->arena, err);
+    ml_status st =
+        ml_strings_read(&tag, &n, tags, ML_MAX_STOPS, "\"tags\"", &t->arena, err);
 
     t->kv = t->weights = !tags;
     for (int32_t i = 0; i < n && !st; i++) {

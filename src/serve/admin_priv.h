@@ -32,7 +32,8 @@ struct ml_admin_task {
     ml_str label;
     uint64_t version;
     int64_t published; /* a number of the publisher's; -1: none is named */
-    bool abort_all, kv, weights, flushed;
+    ml_text_work work;
+    bool abort_all, prefix, kv, weights, flushed;
     int64_t n_paused;
 };
 

@@ -1,6 +1,5 @@
 /* New weights for the server: read from a checkpoint, or from the versions that a trainer
  * publishes. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -32,19 +31,6 @@ static const ml_field update_rows[] = {
     { "manifest", ML_FIELD_REFUSE, .why = "checkpoints are checked against config.json" },
     { 0 },
 };
-
-/* A label that is a number becomes the version itself. */
-static uint64_t number_of(ml_arena *a, ml_str label) {
-    const char *digits = ml_arena_str(a, label.ptr ? label.ptr : "", label.len);
-    char *end;
-    unsigned long long v;
-
-    if (digits[0] < '0' || digits[0] > '9')
-        return 0;
-    errno = 0;
-    v = strtoull(digits, &end, 10);
-    return *end || errno ? 0 : v;
-}
 
 static ml_switch switch_of(const ml_admin *a, const task *t) {
     switch (a->mode) {
@@ -126,12 +112,13 @@ void ml_serve_update_from_disk(ml_server *s, ml_http_call *c) {
                      "the old weights");
     if (!st)
         st = ml_weight_path_of(&t->dir, &t->arena, b.model_path, "model_path", &err);
+    if (!st)
+        st = ml_weight_version_read(&t->version, b.weight_version, &err);
     if (st) {
         ml_admin_refuse(t, &err);
         return;
     }
     t->label = b.weight_version;
-    t->version = number_of(&t->arena, b.weight_version);
     t->published = b.published;
     t->abort_all = b.abort_all;
     t->run = run_update;

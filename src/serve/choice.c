@@ -1,4 +1,6 @@
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -36,18 +38,18 @@ static void add_tokens(ml_choice *c, const ml_news *news) {
     ml_scored got = ml_tally_view(&news->answer);
     bool trim = news->finish == ML_FINISH_TOKEN && !c->params->no_stop_trim;
     int32_t n = trim && got.n ? got.n - 1 : got.n;
-    ml_text piece = { 0 };
+    ml_text *piece = &c->job->out;
 
     if (!c->detok)
         return;
+    piece->len = 0;
     for (int32_t i = 0; i < n; i++)
-        ml_detok_push(c->detok, got.id[i], &piece);
+        ml_detok_push(c->detok, got.id[i], piece);
     if (news->finish != ML_FINISH_NOT)
-        ml_detok_finish(c->detok, &piece);
-    add_text(c, &piece);
+        ml_detok_finish(c->detok, piece);
+    add_text(c, piece);
     if (news->finish != ML_FINISH_NOT && !c->cut)
         ml_stops_finish(&c->stops, &c->text);
-    ml_text_release(&piece);
 }
 
 void ml_token_text(const ml_server *s, int32_t id, ml_json_out *o) {
@@ -61,12 +63,27 @@ void ml_token_text(const ml_server *s, int32_t id, ml_json_out *o) {
 
 /* --- news ------------------------------------------------------------------- */
 
+/* 2026-01-31T12:00:00.123Z */
+static void write_now(char *out, size_t cap) {
+    double now = ml_clock_unix_s();
+    time_t s = (time_t)now;
+    struct tm tm;
+    char date[24];
+
+    gmtime_r(&s, &tm);
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &tm);
+    snprintf(out, cap, "%s.%03dZ", date, (int)((now - (double)s) * 1000));
+}
+
 /* The id is quoted: clients choose it. */
 static void log_end(const ml_choice *c) {
     ml_text rid = { 0 };
+    char now[40];
 
+    write_now(now, sizeof now);
     ml_json_quote(&rid, c->rid);
-    ml_log(ML_LOG_INFO, "%s %s: %d prompt tokens (%d cached), %d answer tokens, %s, %.3f s",
+    ml_log(ML_LOG_INFO,
+           "%s %s %s: %d prompt tokens (%d cached), %d answer tokens, %s, %.3f s", now,
            c->job->api->path, rid.ptr, (int)c->n_prompt, (int)c->n_cached, (int)c->answer.n,
            ml_choice_finish_word(c), c->end_s - c->job->start_s);
     ml_text_release(&rid);
@@ -89,8 +106,15 @@ static void measure(ml_choice *c, const ml_news *news, double now) {
         log_end(c);
 }
 
-void ml_choice_news(void *ud, const ml_news *news) {
-    ml_choice *c = ud;
+typedef struct arrival {
+    ml_choice *choice;
+    const ml_news *news;
+} arrival;
+
+/* What takes memory. */
+static void collect(void *ud) {
+    ml_choice *c = ((arrival *)ud)->choice;
+    const ml_news *news = ((arrival *)ud)->news;
     ml_scored prompt = ml_tally_view(&news->prompt), answer = ml_tally_view(&news->answer);
 
     ml_tally_add(&c->scored, &prompt, c->n_top, c->n_also);
@@ -99,6 +123,12 @@ void ml_choice_news(void *ud, const ml_news *news) {
     for (int i = 0; i < ML_ROUTES; i++)
         ml_text_add(&c->chosen[i], news->routed[i].ptr ? news->routed[i].ptr : "",
                     news->routed[i].len);
+}
+
+void ml_choice_news(void *ud, const ml_news *news) {
+    ml_choice *c = ud;
+    bool whole = !news->lost && ml_memory_try(collect, &(arrival){ c, news });
+
     c->finish = news->finish;
     c->matched = news->matched;
     c->n_cached = news->n_cached;
@@ -111,6 +141,8 @@ void ml_choice_news(void *ud, const ml_news *news) {
         c->job->n_open--;
     }
     measure(c, news, ml_clock_s());
+    if (!whole)
+        ml_job_fail(c->job);
     ml_job_news(c->job, c);
 }
 

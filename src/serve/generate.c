@@ -14,7 +14,8 @@ typedef struct generate_body {
     /* from the above */
     bool batch;
     int32_t n_prompt;
-    ml_sampling_params *params; /* [n_prompt] */
+    ml_sampling_params *params; /* [n_params] */
+    int32_t n_params;           /* 1: the same for all prompts; else n_prompt */
     bool *logprob;              /* [n_prompt] */
 } generate_body;
 
@@ -126,8 +127,9 @@ static ml_status read_params(generate_body *b, const ml_server *s, ml_arena *a,
     bool bad = false;
     ml_status st = ML_OK;
 
-    b->params = ML_NEW(a, ml_sampling_params, b->n_prompt);
-    for (int32_t i = 0; i < b->n_prompt && !st; i++) {
+    b->n_params = is_list(b->sampling_params) ? b->n_prompt : 1;
+    b->params = ML_NEW(a, ml_sampling_params, b->n_params);
+    for (int32_t i = 0; i < b->n_params && !st; i++) {
         const ml_json *v =
             item(b, b->sampling_params, i, is_list(b->sampling_params), &bad);
         if (bad)
@@ -150,8 +152,8 @@ static ml_status read_prompt(ml_job *j, const generate_body *b, int32_t i,
     const ml_json *v = item(b, b->text ? b->text : b->input_ids, i, b->batch, &bad);
 
     if (b->input_ids)
-        return ml_ids_read(id, n, v, j->server->opts.n_vocab, "\"input_ids\"", &j->arena,
-                           err);
+        return ml_ids_read(id, n, v, j->server->opts.n_vocab, INT32_MAX - 1,
+                           "\"input_ids\"", &j->arena, err);
     if (!v || v->type != ML_JSON_STRING)
         return ml_fail(err, ML_EUSAGE, "\"text\": expected a string or a list of strings");
     return ml_job_encode(j, v->text, true, id, n, err);
@@ -196,7 +198,7 @@ static ml_status read_scores(ml_job *j, generate_body *b, int32_t i, ml_choice *
     if (!st)
         st = read_whole(&c->n_top, top, "top_logprobs_num", 0, ML_MAX_TOP, err);
     if (!st)
-        st = ml_ids_read(&c->also, &c->n_also, also, j->server->opts.n_vocab,
+        st = ml_ids_read(&c->also, &c->n_also, also, j->server->opts.n_vocab, ML_MAX_TOP,
                          "\"token_ids_logprob\"", &j->arena, err);
     if (!st && c->n_top + c->n_also > ML_MAX_TOP)
         st = ml_fail(
@@ -215,10 +217,11 @@ static ml_status read_rid(ml_job *j, const generate_body *b, ml_err *err) {
     if (v->n != b->n_prompt)
         return bad_list("rid", err);
     for (v = v->child; v; v = v->next, i++) {
-        if (v->type != ML_JSON_STRING || !v->text.len)
-            return ml_fail(err, ML_EUSAGE, "\"rid\": expected strings that are not empty");
+        if (v->type != ML_JSON_STRING || !v->text.len || v->text.len > ML_MAX_RID)
+            return ml_fail(err, ML_EUSAGE, "\"rid\": expected strings of 1 to %d bytes",
+                           ML_MAX_RID);
         for (int32_t k = 0; k < n; k++)
-            j->choice[i * n + k].rid = v->text;
+            j->choice[i * n + k].rid = ml_str_keep(&j->arena, v->text);
     }
     return ML_OK;
 }
@@ -231,7 +234,7 @@ static ml_status read_choices(ml_job *j, generate_body *b, ml_err *err) {
     b->logprob = ML_NEW(&j->arena, bool, b->n_prompt);
     for (int32_t i = 0; i < b->n_prompt && !st; i++) {
         ml_choice *first = &j->choice[i * n];
-        first->params = &b->params[i];
+        first->params = &b->params[b->n_params == 1 ? 0 : i];
         memcpy(first->routed, b->routed, sizeof first->routed);
         first->routed_from = b->routed_from;
         st = read_prompt(j, b, i, &first->prompt, &first->n_prompt, err);
@@ -267,11 +270,11 @@ static ml_status read_request(ml_job *j, ml_err *err) {
         return st;
     j->stream = b->stream;
     if (b->rid && b->rid->type == ML_JSON_STRING)
-        j->rid = b->rid->text;
+        st = ml_job_set_rid(j, b->rid->text, err);
     else if (b->rid && !is_list(b->rid))
         return ml_fail(err, ML_EUSAGE, "\"rid\" is %s; expected a string or a list",
                        ml_json_what(b->rid));
-    return read_choices(j, b, err);
+    return st ? st : read_choices(j, b, err);
 }
 
 /* --- writing ---------------------------------------------------------------- */

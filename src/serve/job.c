@@ -8,6 +8,12 @@
 /* Philox's sample keys of requests without a seed lie apart from those of choices. */
 #define UNSEEDED ((uint64_t)1 << 63)
 
+#define LARGE_REPLY 20000 /* numbers */
+#define PIECE_REST 20     /* times as long as a large event took, until the next one */
+
+static const char no_memory[] =
+    "the server has no memory for this request now: try again later";
+
 static void link_job(ml_job *j) {
     ml_server *s = j->server;
 
@@ -30,13 +36,24 @@ static void unlink_job(ml_job *j) {
     s->n_job--;
 }
 
+/* What was needed to read the request. */
+static void release_body(ml_job *j) {
+    ml_budget_give(&j->server->budget, j->raw.len);
+    ml_text_release(&j->raw);
+    ml_arena_release(&j->scratch);
+    ml_tokens_release(&j->tokens);
+}
+
 void ml_job_free(ml_job *j) {
     ml_server *s = j->server;
     ml_arena arena = j->arena;
 
     for (int32_t i = 0; i < j->n_choice; i++)
         ml_choice_release(&j->choice[i]);
+    release_body(j);
+    ml_budget_give(&s->budget, j->held);
     ml_text_release(&j->out);
+    ml_text_release(&j->event);
     unlink_job(j);
     ml_arena_release(&arena);
     ml_server_job_gone(s);
@@ -55,9 +72,19 @@ static void on_gone(void *ud) {
     ml_job *j = ud;
 
     j->call = NULL;
+    if (j->away) /* it is looked at again when it comes back */
+        return;
     abort_all(j);
     if (j->n_open == 0 && !j->busy)
         ml_job_free(j);
+}
+
+ml_status ml_job_set_rid(ml_job *j, ml_str rid, ml_err *err) {
+    if (rid.len > ML_MAX_RID)
+        return ml_fail(err, ML_EUSAGE, "\"rid\" has %zu bytes; expected at most %d",
+                       rid.len, ML_MAX_RID);
+    j->rid = ml_str_keep(&j->arena, rid);
+    return ML_OK;
 }
 
 void ml_job_choices(ml_job *j, int32_t n) {
@@ -85,25 +112,25 @@ void ml_job_choices(ml_job *j, int32_t n) {
 ml_status ml_job_encode(ml_job *j, ml_str text, bool add_special, const int32_t **id,
                         int32_t *n, ml_err *err) {
     ml_encode_opts opts = { .add_special = add_special };
-    ml_tokens t = { 0 };
+    ml_tokens *t = &j->tokens;
+    int32_t *copy;
     ml_status st;
 
-    if (!j->server->encoder)
+    if (!j->encoder)
         return ml_fail(err, ML_EUSAGE,
                        "this server has no tokenizer (--skip-tokenizer-init): send "
                        "token ids");
-    st = ml_encode(j->server->encoder, &t, text, opts, err);
-    if (!st && t.n > INT32_MAX / 2)
+    st = ml_encode(j->encoder, t, text, opts, err);
+    if (!st && t->n > INT32_MAX / 2)
         st = ml_fail(err, ML_EUSAGE, "the prompt has too many tokens");
-    if (!st) {
-        int32_t *copy = ML_NEW(&j->arena, int32_t, t.n + 1);
-        if (t.n)
-            memcpy(copy, t.id, (size_t)t.n * sizeof *copy);
-        *id = copy;
-        *n = (int32_t)t.n;
-    }
-    ml_tokens_release(&t);
-    return st;
+    if (st)
+        return st;
+    copy = ML_NEW(&j->arena, int32_t, t->n + 1);
+    if (t->n)
+        memcpy(copy, t->id, (size_t)t->n * sizeof *copy);
+    *id = copy;
+    *n = (int32_t)t->n;
+    return ML_OK;
 }
 
 /* --- to the generator ------------------------------------------------------- */
@@ -131,7 +158,7 @@ static ml_status check_prompt(const ml_choice *c, ml_err *err) {
 
 /* As SGLang, the first token told of has no log-probability; the scores begin after it. */
 static int32_t score_from(const ml_choice *c) {
-    bool any = c->logprob_start >= 0 && c->logprob_start + 1 < c->n_prompt;
+    bool any = c->logprob_start >= 0 && c->logprob_start < c->n_prompt - 1;
     return any ? c->logprob_start + 1 : -1;
 }
 
@@ -145,6 +172,13 @@ static void set_keys(ml_server *s, const ml_choice *c, ml_draw_opts *d) {
         d->sample = p->has_seed ? c->sample : UNSEEDED + s->n_unseeded++;
 }
 
+static int32_t most_new(const ml_choice *c) {
+    int32_t room = c->job->server->opts.context - c->n_prompt;
+    int32_t max = c->params->max_new;
+
+    return max < 0 || max > room ? room : max;
+}
+
 static ml_status submit(ml_choice *c, ml_err *err) {
     ml_server *s = c->job->server;
     ml_gen_request r = { .prompt = c->prompt,
@@ -154,14 +188,10 @@ static ml_status submit(ml_choice *c, ml_err *err) {
                          .also = c->also,
                          .n_also = c->n_also,
                          .routed_from = c->routed_from };
-    int32_t room = s->opts.context - c->n_prompt;
-    ml_status st = check_prompt(c, err);
+    ml_status st;
 
-    if (st)
-        return st;
     ml_sampling_params_apply(c->params, &r);
-    if (r.max_new < 0 || r.max_new > room)
-        r.max_new = room;
+    r.max_new = most_new(c);
     if (r.min_new > r.max_new)
         r.min_new = r.max_new;
     set_keys(s, c, &r.draw);
@@ -178,9 +208,47 @@ static ml_status submit(ml_choice *c, ml_err *err) {
     return ML_OK;
 }
 
+/* Bytes that the generator takes for a choice when it is submitted, and that its prompt's
+ * scores take on their way into the reply. */
+static double bytes_of(const ml_choice *c) {
+    const ml_sampling_params *p = c->params;
+    double scored = score_from(c) < 0 ? 0 : c->n_prompt - score_from(c);
+    double bytes = 1024 + 4.0 * (c->n_prompt + most_new(c)) + 4.0 * p->n_stop_id +
+                   sizeof(ml_bias) * (double)p->n_bias;
+
+    for (int32_t i = 0; i < p->n_stop; i++)
+        bytes += (double)p->stop[i].len;
+    return bytes + 3 * scored * (16 + 8.0 * c->n_top + 4.0 * c->n_also);
+}
+
+/* Takes what the job's choices will hold from the budget. */
+static ml_status reserve(ml_job *j, ml_err *err) {
+    ml_budget *b = &j->server->budget;
+    double bytes = 0;
+
+    for (int32_t i = 0; i < j->n_choice; i++)
+        bytes += bytes_of(&j->choice[i]);
+    if (b->max && bytes > (double)b->max)
+        return ml_fail(err, ML_EUSAGE,
+                       "the request's %d answers need %.0f MiB, and this server gives all "
+                       "requests together %.0f MiB (--max-inflight-bytes): ask for fewer "
+                       "answers, log-probabilities or stop tokens",
+                       (int)j->n_choice, bytes / 0x1p20, (double)b->max / 0x1p20);
+    if (!ml_budget_take(b, (size_t)bytes))
+        return ml_fail(err, ML_ENOMEM,
+                       "the server holds as many bytes of requests as it may "
+                       "(--max-inflight-bytes): try again later");
+    j->held = (size_t)bytes;
+    return ML_OK;
+}
+
 static ml_status submit_all(ml_job *j, ml_err *err) {
     ml_status st = ML_OK;
 
+    for (int32_t i = 0; i < j->n_choice && st == ML_OK; i++)
+        st = check_prompt(&j->choice[i], err);
+    if (st == ML_OK)
+        st = reserve(j, err);
     for (int32_t i = 0; i < j->n_choice && st == ML_OK; i++)
         st = submit(&j->choice[i], err);
     if (st != ML_OK)
@@ -190,21 +258,34 @@ static ml_status submit_all(ml_job *j, ml_err *err) {
 
 /* --- its life --------------------------------------------------------------- */
 
-static ml_job *new_job(ml_server *s, ml_http_call *c, const ml_api *api) {
+/* Bodies up to this size are read on the loop: that takes less than a thread's wake-up does
+ * to matter. */
+#define SMALL_BODY ((size_t)16 << 10)
+
+typedef struct new_request {
+    ml_server *server;
+    ml_http_call *call;
+    const ml_api *api;
     ml_arena arena;
+    ml_job *job;
+} new_request;
+
+static void new_job(void *ud) {
+    new_request *n = ud;
     ml_job *j;
 
-    ml_arena_init(&arena, "a request");
-    j = ML_NEW(&arena, ml_job, 1);
-    *j = (ml_job){ .arena = arena,
-                   .server = s,
-                   .call = c,
-                   .api = api,
+    ml_arena_init(&n->arena, "a request");
+    n->arena.budget = &n->server->budget;
+    j = ML_NEW(&n->arena, ml_job, 1);
+    *j = (ml_job){ .arena = n->arena,
+                   .server = n->server,
+                   .call = n->call,
+                   .api = n->api,
                    .start_s = ml_clock_s(),
                    .created = (int64_t)time(NULL) };
-    link_job(j);
-    ml_http_on_gone(c, on_gone, j);
-    return j;
+    ml_arena_init(&j->scratch, "the body of a request");
+    j->scratch.budget = &n->server->budget;
+    n->job = j;
 }
 
 /* Answers with an error instead. */
@@ -220,32 +301,93 @@ static void refuse(ml_job *j, const ml_err *err) {
         ml_job_free(j);
 }
 
-void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {
-    ml_job *j = new_job(s, c, api);
-    ml_err err = { 0 };
-    ml_status st = ml_read_body(&j->body, c, &j->arena, false, &err);
+static void read_body(void *ud) {
+    ml_job *j = ud;
+    ml_str body = { j->raw.ptr ? j->raw.ptr : "", j->raw.len };
 
-    if (st == ML_OK)
-        st = api->read(j, &err);
-    if (st == ML_OK)
-        st = submit_all(j, &err);
-    if (st == ML_OK)
+    j->st = ml_json_parse(&j->body, &j->scratch, body, "request body", &j->err);
+    if (j->st == ML_OK)
+        j->st = j->api->read(j, &j->err);
+}
+
+static void submit_read(void *ud) {
+    ml_job *j = ud;
+    j->st = submit_all(j, &j->err);
+}
+
+static void run_read(void *ud) {
+    ml_job *j = ud;
+
+    if (!ml_memory_try(read_body, j))
+        j->st = ml_fail(&j->err, ML_ENOMEM, "%s", no_memory);
+}
+
+/* On the loop: the request was read, one way or the other. */
+static void was_read(void *ud) {
+    ml_job *j = ud;
+
+    if (j->reading)
+        j->server->n_reading--;
+    j->away = j->reading = false;
+    if (!j->keep_body || j->st)
+        release_body(j);
+    if (!j->call) {
+        ml_job_free(j); /* the client left meanwhile */
         return;
-    err.code = st;
-    refuse(j, &err);
+    }
+    if (j->st == ML_OK && j->n_choice == 0) {
+        ml_job_news(j, NULL); /* the reply is there already */
+        return;
+    }
+    if (j->st == ML_OK && !ml_memory_try(submit_read, j)) {
+        abort_all(j);
+        j->st = ml_fail(&j->err, ML_ENOMEM, "%s", no_memory);
+    }
+    if (j->st == ML_OK && j->aborted)
+        abort_all(j);
+    if (j->st == ML_OK)
+        return;
+    j->err.code = j->st;
+    refuse(j, &j->err);
+}
+
+void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api) {
+    new_request n = { .server = s, .call = c, .api = api };
+    ml_job *j;
+
+    if (!ml_memory_try(new_job, &n)) {
+        ml_arena_release(&n.arena);
+        ml_reply_error(c, 503, no_memory);
+        return;
+    }
+    j = n.job;
+    link_job(j);
+    ml_http_on_gone(c, on_gone, j);
+    ml_http_take_body(c, &j->raw);
+    j->work = (ml_text_work){ run_read, was_read, j, NULL };
+    if (j->raw.len > SMALL_BODY) {
+        j->away = j->reading = true;
+        s->n_reading++;
+        j->encoder = s->text_encoder;
+        ml_text_thread_add(s->text, &j->work);
+        return;
+    }
+    j->encoder = s->encoder;
+    run_read(j);
+    was_read(j);
 }
 
 /* --- replies ---------------------------------------------------------------- */
 
 static void write_event(ml_job *j, ml_str payload) {
-    ml_text event = { 0 };
+    ml_text *event = &j->event;
 
     if (!j->begun)
         ml_http_begin(j->call, 200, "text/event-stream");
     j->begun = true;
-    ml_sse_write(&event, payload);
-    ml_http_write(j->call, (ml_str){ event.ptr, event.len });
-    ml_text_release(&event);
+    event->len = 0;
+    ml_sse_write(event, payload);
+    ml_http_write(j->call, (ml_str){ event->ptr, event->len });
 }
 
 void ml_job_send(ml_job *j, const ml_text *json) {
@@ -266,28 +408,110 @@ static void end_stream(ml_job *j) {
         ml_http_end(c);
 }
 
-static void reply_whole(ml_job *j) {
-    ml_http_call *c = j->call;
+static void write_whole(void *ud) {
+    ml_job *j = ud;
     ml_json_out o = { .to = &j->out };
 
+    if (!j->n_choice) /* it was written when the request was read */
+        return;
     j->out.len = 0;
     j->api->whole(j, &o);
-    j->call = NULL;
-    ml_reply_json(c, 200, &j->out);
 }
 
-/* Writing may tell us that the client is gone, hence `busy`: the job is freed here alone. */
-void ml_job_news(ml_job *j, ml_choice *c) {
-    j->busy = true;
-    if (j->call && j->stream)
+static void send_whole(void *ud) {
+    ml_job *j = ud;
+
+    ml_http_reply(j->call, 200, "application/json", (ml_str){ j->out.ptr, j->out.len });
+    j->call = NULL;
+}
+
+/* Numbers that the reply has; beyond LARGE_REPLY writing them would hold up the loop. */
+static int64_t numbers_of(const ml_choice *c, int32_t n) {
+    int64_t sum = 0;
+
+    for (int32_t i = 0; i < n; i++)
+        sum += ((int64_t)c[i].scored.n + c[i].answer.n) * (2 + c[i].n_top + c[i].n_also);
+    return sum;
+}
+
+static void run_write(void *ud) {
+    ml_job *j = ud;
+    j->st = ml_memory_try(write_whole, j) ? ML_OK : ML_ENOMEM;
+}
+
+static void was_written(void *ud) {
+    ml_job *j = ud;
+
+    j->away = false;
+    if (j->call && (j->st || !ml_memory_try(send_whole, j)))
+        ml_job_fail(j);
+    ml_job_free(j);
+}
+
+static void reply_whole(ml_job *j) {
+    if (numbers_of(j->choice, j->n_choice) < LARGE_REPLY) {
+        write_whole(j);
+        send_whole(j);
+        return;
+    }
+    j->away = true;
+    j->work = (ml_text_work){ run_write, was_written, j, NULL };
+    ml_text_thread_add(j->server->text, &j->work);
+}
+
+static void send_error(void *ud) {
+    ml_reply_error(ud, 503, no_memory);
+}
+
+void ml_job_fail(ml_job *j) {
+    ml_http_call *c = j->call;
+
+    j->call = NULL;
+    abort_all(j);
+    if (c && (j->begun || !ml_memory_try(send_error, c)))
+        ml_http_abort(c);
+}
+
+typedef struct news_of {
+    ml_job *job;
+    ml_choice *choice;
+} news_of;
+
+/* Events of a stream tell what has come since the one before, and some repeat all of it.
+ * Where that is much, events are put together, so that they take little of the loop's time. */
+static void write_piece(ml_job *j, ml_choice *c) {
+    double begin;
+
+    if (numbers_of(c, 1) < LARGE_REPLY) {
         j->api->piece(j, c);
+        return;
+    }
+    begin = ml_clock_s();
+    if (c->finish == ML_FINISH_NOT && begin < c->next_piece_s)
+        return;
+    j->api->piece(j, c);
+    c->next_piece_s = begin + (ml_clock_s() - begin) * PIECE_REST;
+}
+
+static void write_news(void *ud) {
+    ml_job *j = ((news_of *)ud)->job;
+
+    if (j->call && j->stream)
+        write_piece(j, ((news_of *)ud)->choice);
     if (j->call && j->n_open == 0) {
         if (j->stream)
             end_stream(j);
         else
             reply_whole(j);
     }
+}
+
+/* Writing may tell us that the client is gone, hence `busy`: the job is freed here alone. */
+void ml_job_news(ml_job *j, ml_choice *c) {
+    j->busy = true;
+    if (!ml_memory_try(write_news, &(news_of){ j, c }))
+        ml_job_fail(j);
     j->busy = false;
-    if (!j->call && j->n_open == 0)
+    if (!j->call && j->n_open == 0 && !j->away)
         ml_job_free(j);
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "base/oom.h"
 
 struct ml_post_office {
     ml_loop *loop;
@@ -130,14 +131,28 @@ static void deliver_all(void *ud) {
         m->fn(m->ud, &m->spare);
 }
 
-static void copy_update(ml_news *n, const ml_gen_update *u, int32_t n_top, int32_t n_also) {
-    size_t len = u->message.len;
+typedef struct update {
+    ml_mailbox *box;
+    const ml_gen_update *from;
+} update;
 
-    ml_tally_add(&n->prompt, &u->prompt, n_top, n_also);
-    ml_tally_add(&n->answer, &u->answer, n_top, n_also);
+static void copy_tokens(void *ud) {
+    const ml_mailbox *m = ((update *)ud)->box;
+    const ml_gen_update *u = ((update *)ud)->from;
+    ml_news *n = &((update *)ud)->box->news;
+
+    ml_tally_add(&n->prompt, &u->prompt, m->n_top, m->n_also);
+    ml_tally_add(&n->answer, &u->answer, m->n_top, m->n_also);
     for (int i = 0; i < ML_ROUTES; i++)
         append(&n->routed[i], u->routed[i].row, u->routed[i].n * u->routed[i].width,
                sizeof(int32_t));
+}
+
+static void copy_update(ml_mailbox *m, const ml_gen_update *u) {
+    ml_news *n = &m->news;
+    size_t len = u->message.len;
+
+    n->lost = !ml_memory_try(copy_tokens, &(update){ m, u }) || n->lost;
     n->finish = u->finish;
     n->matched = u->matched;
     n->n_cached = u->n_cached;
@@ -156,7 +171,7 @@ void ml_mailbox_put(void *ud, const ml_gen_update *u) {
     bool post;
 
     pthread_mutex_lock(&o->lock);
-    copy_update(&m->news, u, m->n_top, m->n_also);
+    copy_update(m, u);
     if (!m->listed) {
         m->listed = true;
         m->next = NULL;

@@ -33,6 +33,7 @@ typedef struct ml_news {
     double queued_s;
     char message[200];
     ml_text routed[ML_ROUTES]; /* with the end: rows as ml_routed has them */
+    bool lost;                 /* there was no memory for some of it */
 } ml_news;
 
 void ml_news_release(ml_news *n);

@@ -89,6 +89,8 @@ ml_status ml_openai_read(ml_job *j, const ml_field *rows, ml_err *err) {
     ml_status st;
 
     ml_sampling_params_init(&b->sampling);
+    if (j->server->opts.defaults)
+        b->sampling = *j->server->opts.defaults;
     b->max_tokens = b->max_completion_tokens = b->n_logprob = -1;
     b->parallel_calls = true;
     j->ud = b;
@@ -102,9 +104,9 @@ ml_status ml_openai_read(ml_job *j, const ml_field *rows, ml_err *err) {
     if (st)
         return st;
     j->stream = b->stream;
-    j->rid = b->rid;
+    b->model = ml_str_keep(&j->arena, b->model);
     b->sampling.max_new = b->max_tokens;
-    return ML_OK;
+    return ml_job_set_rid(j, b->rid, err);
 }
 
 ml_status ml_openai_choices(ml_job *j, int32_t n_prompt, ml_err *err) {

@@ -42,7 +42,7 @@ typedef struct chat_choice {
 
 /* --- reading ---------------------------------------------------------------- */
 
-static ml_status check_tools(ml_openai_body *b, ml_err *err) {
+static ml_status check_tools(const ml_job *j, ml_openai_body *b, ml_err *err) {
     const ml_json *t = b->tool_choice;
     bool none = t && t->type == ML_JSON_STRING && ml_str_is(t->text, "none");
 
@@ -59,6 +59,10 @@ static ml_status check_tools(ml_openai_body *b, ml_err *err) {
                        "constrained here");
     if (none || (b->tools && b->tools->n == 0))
         b->tools = NULL;
+    if (b->tools && j->server->opts.tools == ML_TOOLS_NONE)
+        return ml_fail(err, ML_EUNSUP,
+                       "\"tools\" are given, and this server reads no calls of tools from "
+                       "answers: start it with --tool-call-parser, or leave \"tools\" out");
     return ML_OK;
 }
 
@@ -73,33 +77,52 @@ static ml_status check_format(const ml_openai_body *b, ml_err *err) {
                    "not constrained by a grammar here");
 }
 
+/* Tools that the template does not write never reach the model. */
+static ml_status check_rendered(ml_job *j, const ml_chat *chat, ml_str text, ml_err *err) {
+    ml_chat without = *chat;
+    ml_jinja_text plain;
+    ml_err ignored;
+
+    without.tools = NULL;
+    if (!chat->tools ||
+        ml_chat_render(&plain, &j->scratch, j->server->opts.chat, &without, NULL,
+                       &ignored) != ML_OK ||
+        !ml_str_eq(plain.text, text))
+        return ML_OK;
+    return ml_fail(err, ML_EUNSUP,
+                   "\"tools\" are given, and the chat template of this server writes none: "
+                   "leave them out, or start the server with a --chat-template that has "
+                   "tools");
+}
+
 static ml_status render(ml_job *j, ml_openai_body *b, ml_choice *c, ml_err *err) {
     const ml_chat_template *t = j->server->opts.chat;
     ml_chat chat = { .tools = b->tools,
                      .add_generation_prompt = true,
                      .kwargs = b->template_kwargs };
+    ml_text *prompt = &j->out;
     ml_jinja_text text;
-    ml_text prompt = { 0 };
     ml_str begun = { 0 };
     ml_status st;
 
-    if (!t || !j->server->encoder)
+    if (!t || !j->encoder)
         return ml_fail(err, ML_EUSAGE,
                        "this server has no chat template: give it --chat-template FILE, or "
                        "send \"input_ids\"");
-    st = ml_chat_messages_read(&chat.messages, b->messages, &j->arena, err);
+    st = ml_chat_messages_read(&chat.messages, b->messages, &j->scratch, err);
     if (!st && b->continue_final)
-        st = ml_chat_messages_split(&chat.messages, &begun, &j->arena, err);
+        st = ml_chat_messages_split(&chat.messages, &begun, &j->scratch, err);
     if (!st)
-        st = ml_chat_render(&text, &j->arena, t, &chat, NULL, err);
+        st = ml_chat_render(&text, &j->scratch, t, &chat, NULL, err);
+    if (!st)
+        st = check_rendered(j, &chat, text.text, err);
     if (st)
         return st;
-    ml_text_add(&prompt, text.text.ptr, text.text.len);
-    ml_text_add(&prompt, begun.ptr, begun.len);
-    st = ml_job_encode(j, (ml_str){ prompt.ptr, prompt.len }, false, &c->prompt,
-                       &c->n_prompt, err);
-    ml_text_release(&prompt);
-    return st;
+    prompt->len = 0;
+    ml_text_add(prompt, text.text.ptr, text.text.len);
+    ml_text_add(prompt, begun.ptr, begun.len);
+    return ml_job_encode(j, (ml_str){ prompt->ptr, prompt->len }, false, &c->prompt,
+                         &c->n_prompt, err);
 }
 
 static ml_status read_prompt(ml_job *j, ml_openai_body *b, ml_err *err) {
@@ -108,12 +131,12 @@ static ml_status read_prompt(ml_job *j, ml_openai_body *b, ml_err *err) {
     c->n_top = b->logprobs ? b->top_logprobs : 0;
     if (b->input_ids)
         return ml_ids_read(&c->prompt, &c->n_prompt, b->input_ids, j->server->opts.n_vocab,
-                           "\"input_ids\"", &j->arena, err);
+                           INT32_MAX - 1, "\"input_ids\"", &j->arena, err);
     return render(j, b, c, err);
 }
 
 static ml_status check_body(const ml_job *j, ml_openai_body *b, ml_err *err) {
-    ml_status st = check_tools(b, err);
+    ml_status st = check_tools(j, b, err);
 
     if (!st)
         st = check_format(b, err);
@@ -152,6 +175,7 @@ static ml_status read_request(ml_job *j, ml_err *err) {
     ml_openai_copy_choices(j);
     for (int32_t i = 0; i < j->n_choice; i++) {
         chat_choice *x = ML_NEW(&j->arena, chat_choice, 1);
+        j->keep_body = b->tools != NULL; /* the reader looks up their names */
         ml_tool_reader_init(&x->reader, b->tools ? format : ML_TOOLS_NONE, b->tools,
                             &j->arena);
         j->choice[i].ud = x;

@@ -33,7 +33,7 @@ static ml_status read_prompt(ml_job *j, const ml_json *v, ml_choice *c, ml_err *
         return ml_job_encode(j, v->text, true, &c->prompt, &c->n_prompt, err);
     if (v->type == ML_JSON_ARRAY)
         return ml_ids_read(&c->prompt, &c->n_prompt, v, j->server->opts.n_vocab,
-                           "\"prompt\"", &j->arena, err);
+                           INT32_MAX - 1, "\"prompt\"", &j->arena, err);
     return ml_fail(err, ML_EUSAGE,
                    "\"prompt\" is %s; expected a string, token ids, or a list of either",
                    ml_json_what(v));
@@ -41,16 +41,14 @@ static ml_status read_prompt(ml_job *j, const ml_json *v, ml_choice *c, ml_err *
 
 /* With echo, an answer begins with its prompt. */
 static ml_str prompt_text(ml_job *j, const ml_json *v, const ml_choice *c) {
-    ml_text t = { 0 };
-    ml_str out = v->text;
+    ml_text *t = &j->out;
 
-    if (v->type != ML_JSON_STRING) {
-        ml_decode(j->server->opts.tokenizer, &t, c->prompt, c->n_prompt,
-                  c->params->skip_special);
-        out = (ml_str){ ml_arena_str(&j->arena, t.len ? t.ptr : "", t.len), t.len };
-        ml_text_release(&t);
-    }
-    return out;
+    if (v->type == ML_JSON_STRING)
+        return ml_str_keep(&j->arena, v->text);
+    t->len = 0;
+    ml_decode(j->server->opts.tokenizer, t, c->prompt, c->n_prompt,
+              c->params->skip_special);
+    return ml_str_keep(&j->arena, (ml_str){ t->ptr, t->len });
 }
 
 static ml_status read_prompts(ml_job *j, ml_openai_body *b, int32_t n_prompt, ml_err *err) {

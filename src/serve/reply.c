@@ -9,8 +9,8 @@ int ml_http_status_of(ml_status st) {
     case ML_EFORMAT:
     case ML_EUNSUP: return 400;
     case ML_EPEER: return 502;
-    case ML_EIO:
-    case ML_ENOMEM: return 500;
+    case ML_ENOMEM: return 503;
+    case ML_EIO: return 500;
     }
     return 500;
 }
@@ -95,13 +95,38 @@ void ml_reply_err(ml_http_call *c, const ml_err *err) {
                    full ? "The queue is full; try again later." : err->msg);
 }
 
+/* Requests that generate read their bodies elsewhere (job.c); these are small. */
+#define MAX_SMALL_BODY ((size_t)1 << 20)
+
+typedef struct parse {
+    const ml_json *out;
+    ml_arena *arena;
+    ml_str body;
+    ml_status st;
+    ml_err *err;
+} parse;
+
+static void parse_body(void *ud) {
+    parse *p = ud;
+
+    /* A copy: the owner may outlive the call. */
+    p->body.ptr = ml_arena_str(p->arena, p->body.ptr, p->body.len);
+    p->st = ml_json_parse(&p->out, p->arena, p->body, "request body", p->err);
+}
+
 ml_status ml_read_body(const ml_json **out, ml_http_call *c, ml_arena *a, bool optional,
                        ml_err *err) {
-    ml_str body = ml_http_body(c);
+    parse p = { .arena = a, .body = ml_http_body(c), .err = err };
 
-    if (body.len == 0 && optional)
-        body = ml_str_of("{}");
-    /* A copy: the job may outlive the call. */
-    body.ptr = ml_arena_str(a, body.len ? body.ptr : "", body.len);
-    return ml_json_parse(out, a, body, "request body", err);
+    if (p.body.len > MAX_SMALL_BODY)
+        return ml_fail(err, ML_EUSAGE,
+                       "the body has %zu bytes; this endpoint takes at most %zu",
+                       p.body.len, MAX_SMALL_BODY);
+    if (p.body.len == 0)
+        p.body = ml_str_of(optional ? "{}" : "");
+    if (!ml_memory_try(parse_body, &p))
+        return ml_fail(err, ML_ENOMEM,
+                       "the server has no memory for this request now: try again later");
+    *out = p.out;
+    return p.st;
 }

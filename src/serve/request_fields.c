@@ -79,6 +79,9 @@ static ml_status read_one(void *out, const ml_field *f, const ml_json *v, const 
     case ML_FIELD_STR:
         if (v->type != ML_JSON_STRING)
             return wrong_type(where, f, "a string", v, err);
+        if (v->text.len && memchr(v->text.ptr, 0, v->text.len))
+            return ml_fail(err, ML_EUSAGE, "%s: \"%s\" has a NUL character in it", where,
+                           f->name);
         *(ml_str *)field = v->text;
         return ML_OK;
     case ML_FIELD_JSON: *(const ml_json **)field = v; return ML_OK;
@@ -150,33 +153,50 @@ ml_status ml_fields_read(void *out, const ml_field *rows, const ml_json *object,
     return st;
 }
 
-static ml_status read_string(ml_str *out, const ml_json *v, const char *where,
+ml_str ml_str_keep(ml_arena *a, ml_str s) {
+    return (ml_str){ ml_arena_str(a, s.len ? s.ptr : "", s.len), s.len };
+}
+
+ml_status ml_count_check(const ml_json *v, int32_t max, const char *where, ml_err *err) {
+    if (v->n <= max)
+        return ML_OK;
+    return ml_fail(err, ML_EUSAGE, "%s has %d elements; expected at most %d", where,
+                   (int)v->n, (int)max);
+}
+
+static ml_status read_string(ml_str *out, const ml_json *v, const char *where, ml_arena *a,
                              ml_err *err) {
     if (v->type != ML_JSON_STRING || v->text.len == 0)
         return ml_fail(err, ML_EUSAGE,
                        "%s: expected a string that is not empty, or a list of them", where);
-    *out = v->text;
+    if (v->text.len > ML_MAX_STRING)
+        return ml_fail(err, ML_EUSAGE, "%s: a string has %zu bytes; expected at most %d",
+                       where, v->text.len, ML_MAX_STRING);
+    *out = ml_str_keep(a, v->text);
     return ML_OK;
 }
 
-ml_status ml_strings_read(const ml_str **out, int32_t *n, const ml_json *v,
+ml_status ml_strings_read(const ml_str **out, int32_t *n, const ml_json *v, int32_t max,
                           const char *where, ml_arena *a, ml_err *err) {
     bool list = v && v->type == ML_JSON_ARRAY;
     int32_t count = !v ? 0 : list ? v->n : 1;
-    ml_str *s = ML_NEW(a, ml_str, count + 1);
-    ml_status st = ML_OK;
+    ml_status st = list ? ml_count_check(v, max, where, err) : ML_OK;
+    ml_str *s;
 
-    *out = s;
+    *n = 0;
+    if (st)
+        return st;
+    *out = s = ML_NEW(a, ml_str, count + 1);
     *n = count;
     if (v && !list)
-        return read_string(s, v, where, err);
+        return read_string(s, v, where, a, err);
     for (const ml_json *c = v ? v->child : NULL; c && st == ML_OK; c = c->next)
-        st = read_string(s++, c, where, err);
+        st = read_string(s++, c, where, a, err);
     return st;
 }
 
 ml_status ml_ids_read(const int32_t **out, int32_t *n, const ml_json *v, int32_t n_vocab,
-                      const char *where, ml_arena *a, ml_err *err) {
+                      int32_t max, const char *where, ml_arena *a, ml_err *err) {
     int32_t *id;
 
     *n = 0;
@@ -186,7 +206,9 @@ ml_status ml_ids_read(const int32_t **out, int32_t *n, const ml_json *v, int32_t
     if (v->type != ML_JSON_ARRAY)
         return ml_fail(err, ML_EUSAGE, "%s is %s; expected a list of token ids", where,
                        ml_json_what(v));
-    *out = id = ML_NEW(a, int32_t, v->n + 1);
+    if (ml_count_check(v, max, where, err))
+        return ML_EUSAGE;
+    *out = id = ML_NEW(a, int32_t, (size_t)v->n + 1);
     for (const ml_json *c = v->child; c; c = c->next) {
         int64_t x;
         if (!ml_json_i64(c, &x) || x < 0 || x >= n_vocab)

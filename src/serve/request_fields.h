@@ -6,6 +6,9 @@
 #ifndef ML_SERVE_REQUEST_FIELDS_H
 #define ML_SERVE_REQUEST_FIELDS_H
 
+/* Bytes of a string in a list such as "stop". */
+#define ML_MAX_STRING 4096
+
 #include "base/json.h"
 
 typedef enum ml_field_type {
@@ -32,12 +35,18 @@ typedef struct ml_field {
 ml_status ml_fields_read(void *out, const ml_field *rows, const ml_json *object,
                          const char *where, ml_err *err);
 
-/* One string or a list of them, none empty; v NULL: none.  In `a`. */
-ml_status ml_strings_read(const ml_str **out, int32_t *n, const ml_json *v,
+/* A list of more than `max` elements is refused with its name and both numbers. */
+ml_status ml_count_check(const ml_json *v, int32_t max, const char *where, ml_err *err);
+
+/* One string or a list of at most `max` of them, none empty; v NULL: none.  Copies, in `a`. */
+ml_status ml_strings_read(const ml_str **out, int32_t *n, const ml_json *v, int32_t max,
                           const char *where, ml_arena *a, ml_err *err);
-/* A list of token ids in [0, n_vocab). */
+/* A list of at most `max` token ids in [0, n_vocab). */
 ml_status ml_ids_read(const int32_t **out, int32_t *n, const ml_json *v, int32_t n_vocab,
-                      const char *where, ml_arena *a, ml_err *err);
+                      int32_t max, const char *where, ml_arena *a, ml_err *err);
+
+/* A copy in `a`. */
+ml_str ml_str_keep(ml_arena *a, ml_str s);
 
 bool ml_json_is_bool(const ml_json *v);
 

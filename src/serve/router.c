@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "serve/router_priv.h"
 
@@ -39,7 +40,10 @@ ml_status ml_router_open(ml_router **out, ml_loop *l, const ml_router_opts *opts
                               .max_body = opts->max_body,
                               .max_connections = MAX_CONNECTIONS,
                               .idle_s = IDLE_S,
-                              .max_unsent = MAX_UNSENT };
+                              .max_unsent = MAX_UNSENT,
+                              .head_s = ML_HTTP_HEAD_S,
+                              .body_s = ML_HTTP_BODY_S,
+                              .min_rate = ML_HTTP_MIN_RATE };
     ml_router *r = calloc(1, sizeof *r);
     ml_status st;
 
@@ -47,6 +51,8 @@ ml_status ml_router_open(ml_router **out, ml_loop *l, const ml_router_opts *opts
         return ml_fail(err, ML_ENOMEM, "no memory for a router");
     r->opts = *opts;
     r->loop = l;
+    r->budget.max = (size_t)sysconf(_SC_PHYS_PAGES) / 4 * (size_t)sysconf(_SC_PAGESIZE);
+    limits.budget = &r->budget;
     r->client = ml_http_client_new(l);
     r->policy = ml_route_policy_new(opts->route);
     st = ml_access_init(&r->access, opts->host, &opts->access, err);

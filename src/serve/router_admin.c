@@ -329,14 +329,16 @@ bool ml_router_admin(ml_router *r, ml_http_call *c) {
         { "/liveness", "GET", alive },
         { "/metrics", "GET", metrics },
     };
-    ml_str path = ml_http_path(c);
+    ml_str path = ml_http_path(c), method = ml_http_method(c);
     bool known = false;
 
+    if (ml_str_is(method, "HEAD"))
+        method = ml_str_of("GET"); /* the reply goes without its body */
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         if (!ml_str_is(path, table[i].path))
             continue;
         known = true;
-        if (ml_str_is(ml_http_method(c), table[i].method)) {
+        if (ml_str_is(method, table[i].method)) {
             table[i].fn(r, c);
             return true;
         }

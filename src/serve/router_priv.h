@@ -30,6 +30,7 @@ struct ml_router {
     ml_router_opts opts;
     ml_access access;
     ml_loop *loop;
+    ml_budget budget; /* of bytes of requests that workers have not answered */
     ml_http_server *server;
     ml_http_client *client;
     ml_route_policy *policy;

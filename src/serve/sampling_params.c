@@ -1,7 +1,11 @@
 #include "serve/sampling_params.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
+
+#include "base/file.h"
 
 #define AT(field) offsetof(ml_sampling_params, field)
 
@@ -46,6 +50,69 @@ void ml_sampling_params_init(ml_sampling_params *p) {
                                .max_new = 128,
                                .n = 1,
                                .skip_special = true };
+}
+
+static ml_status check_ranges(const ml_sampling_params *p, ml_err *err) {
+    if (p->top_p <= 0)
+        return ml_fail(err, ML_EUSAGE, "\"top_p\" is 0; expected more than 0, up to 1");
+    if (p->repetition <= 0)
+        return ml_fail(err, ML_EUSAGE,
+                       "\"repetition_penalty\" is 0; expected more than 0, up to 2");
+    if (p->top_k == 0)
+        return ml_fail(err, ML_EUSAGE, "\"top_k\" is 0; expected -1 (all) or at least 1");
+    if (p->max_new >= 0 && p->min_new > p->max_new)
+        return ml_fail(err, ML_EUSAGE,
+                       "answers of at least %d and at most %d tokens are asked for",
+                       (int)p->min_new, (int)p->max_new);
+    return ML_OK;
+}
+
+/* Numbers of generation_config.json by the rows of requests; what else it has is not ours. */
+static ml_status read_defaults(ml_sampling_params *p, const ml_json *root, const char *path,
+                               ml_err *err) {
+    static const char *const names[] = { "temperature", "top_p", "top_k", "min_p",
+                                         "repetition_penalty" };
+    ml_status st = ML_OK;
+
+    for (size_t i = 0; i < sizeof names / sizeof *names && !st; i++) {
+        const ml_json *v = ml_json_get(root, names[i]);
+        ml_json one = { .type = ML_JSON_OBJECT, .n = 1, .child = v }, member;
+        if (!v)
+            continue;
+        member = *v;
+        member.next = NULL;
+        one.child = &member;
+        st = ml_fields_read(p, rows, &one, path, err);
+    }
+    if (p->top_k == 0)
+        p->top_k = -1; /* transformers' word for all */
+    return st;
+}
+
+ml_status ml_sampling_params_defaults(ml_sampling_params *p, const char *dir, ml_err *err) {
+    ml_arena a;
+    ml_file f = { 0 };
+    const ml_json *root;
+    char path[4096];
+    ml_err why = { 0 };
+    ml_status st;
+
+    snprintf(path, sizeof path, "%s/generation_config.json", dir);
+    if (access(path, F_OK) != 0)
+        return ML_OK;
+    ml_arena_init(&a, "generation_config.json");
+    st = ml_file_map(&f, path, &why);
+    if (!st)
+        st = ml_json_parse_python(&root, &a, f.bytes, path, &why);
+    if (!st)
+        st = read_defaults(p, root, path, &why);
+    if (!st)
+        st = check_ranges(p, &why);
+    ml_file_unmap(&f);
+    ml_arena_release(&a);
+    return st ? ml_fail(err, st, "%s (--sampling-defaults openai does without that file)",
+                        why.msg)
+              : ML_OK;
 }
 
 ml_status ml_sampling_params_read(ml_sampling_params *p, const ml_json *object,
@@ -96,6 +163,8 @@ static ml_status read_bias(ml_sampling_params *p, int32_t n_vocab, ml_arena *a,
     if (v->type != ML_JSON_OBJECT)
         return ml_fail(err, ML_EUSAGE, "\"logit_bias\" is %s; expected an object",
                        ml_json_what(v));
+    if (ml_count_check(v, ML_MAX_BIASES, "\"logit_bias\"", err))
+        return ML_EUSAGE;
     p->bias = bias = ML_NEW(a, ml_bias, v->n + 1);
     for (const ml_json *c = v->child; c; c = c->next, bias++) {
         const char *digits = ml_arena_str(a, c->key.ptr, c->key.len);
@@ -135,31 +204,14 @@ static ml_status read_dist(ml_sampling_params *p, ml_err *err) {
                    "\"logprob_distribution\": expected \"raw\", \"model\" or \"drawn\"");
 }
 
-static ml_status check_ranges(const ml_sampling_params *p, ml_err *err) {
-    if (p->top_p <= 0)
-        return ml_fail(err, ML_EUSAGE, "\"top_p\" is 0; expected more than 0, up to 1");
-    if (p->repetition <= 0)
-        return ml_fail(err, ML_EUSAGE,
-                       "\"repetition_penalty\" is 0; expected more than 0, up to 2");
-    if (p->top_k == 0)
-        return ml_fail(err, ML_EUSAGE, "\"top_k\" is 0; expected -1 (all) or at least 1");
-    if (p->max_new >= 0 && p->min_new > p->max_new)
-        return ml_fail(err, ML_EUSAGE,
-                       "answers of at least %d and at most %d tokens are asked for",
-                       (int)p->min_new, (int)p->max_new);
-    if (p->n_stop > ML_MAX_STOPS)
-        return ml_fail(err, ML_EUSAGE, "\"stop\" has %d strings; expected at most %d",
-                       (int)p->n_stop, ML_MAX_STOPS);
-    return ML_OK;
-}
-
 ml_status ml_sampling_params_check(ml_sampling_params *p, int32_t n_vocab, ml_arena *a,
                                    ml_err *err) {
-    ml_status st = ml_strings_read(&p->stop, &p->n_stop, p->stop_json, "\"stop\"", a, err);
+    ml_status st = ml_strings_read(&p->stop, &p->n_stop, p->stop_json, ML_MAX_STOPS,
+                                   "\"stop\"", a, err);
 
     if (!st)
         st = ml_ids_read(&p->stop_id, &p->n_stop_id, p->stop_id_json, n_vocab,
-                         "\"stop_token_ids\"", a, err);
+                         ML_MAX_STOP_IDS, "\"stop_token_ids\"", a, err);
     if (!st)
         st = read_bias(p, n_vocab, a, err);
     if (!st)

@@ -13,6 +13,8 @@
 #define ML_MAX_CHOICES 4096
 #define ML_MAX_TOP 100 /* log-probabilities beside a token's own */
 #define ML_MAX_STOPS 64
+#define ML_MAX_STOP_IDS 1024
+#define ML_MAX_BIASES 4096
 
 typedef struct ml_sampling_params {
     /* as read */
@@ -34,6 +36,10 @@ typedef struct ml_sampling_params {
 } ml_sampling_params;
 
 void ml_sampling_params_init(ml_sampling_params *p);
+
+/* Sets what generation_config.json of a checkpoint names of temperature, top_p, top_k, min_p
+ * and repetition_penalty.  Without that file nothing changes. */
+ml_status ml_sampling_params_defaults(ml_sampling_params *p, const char *dir, ml_err *err);
 
 /* The object "sampling_params" of /generate; NULL: nothing is asked for. */
 ml_status ml_sampling_params_read(ml_sampling_params *p, const ml_json *object,

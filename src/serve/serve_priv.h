@@ -6,12 +6,15 @@
 #ifndef ML_SERVE_SERVE_PRIV_H
 #define ML_SERVE_SERVE_PRIV_H
 
+#include <pthread.h>
+
 #include "base/arena.h"
 #include "net/http_server.h"
 #include "base/json_out.h"
 #include "serve/mailbox.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"
+#include "serve/text_thread.h"
 #include "text/detok.h"
 
 typedef struct ml_job ml_job;
@@ -23,7 +26,8 @@ typedef struct ml_probe ml_probe;
 /* How an API answers. */
 typedef struct ml_api {
     const char *path;
-    ml_status (*read)(ml_job *j, ml_err *err); /* the request, from its body */
+    ml_status (*read)(ml_job *j, ml_err *err); /* the request, from its body; without
+                                                  choices j->out is the reply */
     void (*whole)(ml_job *j, ml_json_out *o);  /* the reply, all at once */
     void (*piece)(ml_job *j, ml_choice *c);    /* a stream: news of c */
     void (*last)(ml_job *j);                   /* a stream: before [DONE] */
@@ -63,11 +67,26 @@ struct ml_choice {
     bool begun;
     size_t sent_text;
     int32_t sent_tokens;
-    void *ud; /* the API's */
+    double next_piece_s; /* clock: a large event is not sent before this */
+    void *ud;            /* the API's */
 };
+
+#define ML_MAX_RID 1024 /* bytes of a request's id */
 
 struct ml_job {
     ml_arena arena;
+    ml_arena scratch;    /* the parsed body, and what is made from it on the way */
+    ml_text raw;         /* the body; parsed values point into it */
+    ml_tokens tokens;    /* of the latest text that was encoded */
+    ml_encoder *encoder; /* of the thread that reads the request; NULL: no tokenizer */
+    ml_text_work work;
+    bool away;    /* the text thread has it, ... */
+    bool reading; /* ... to read the request: all but the lists it is in is that thread's */
+    bool aborted; /* while it was read */
+    bool keep_body; /* raw and scratch are needed for the answer */
+    size_t held;    /* bytes that the generator holds for it, as the budget counts them */
+    ml_status st;   /* of reading */
+    ml_err err;
     ml_server *server;
     ml_job *prev, *next;
     ml_http_call *call; /* NULL: answered, or the client is gone */
@@ -83,8 +102,8 @@ struct ml_job {
     double start_s;
     int64_t created; /* Unix time */
     char id[40];
-    ml_text out; /* scratch for replies */
-    void *ud;    /* the API's */
+    ml_text out, event; /* scratch for replies; an event of a stream */
+    void *ud;           /* the API's */
 };
 
 /* Labels of the latest weights: SGLang's versions are texts. */
@@ -101,14 +120,21 @@ struct ml_server {
     ml_loop *loop;
     ml_http_server *http;
     ml_post_office *office;
-    ml_encoder *encoder; /* NULL without a tokenizer */
+    ml_encoder *encoder, *text_encoder; /* of the loop and of the text thread; NULL without
+                                           a tokenizer */
+    ml_text_thread *text;
+    ml_budget budget; /* of bytes of requests in flight */
     ml_admin *admin;
     ml_metrics *metrics;
     ml_job *jobs;
     ml_probe *probes; /* of /health_generate */
     int64_t n_job;
-    uint64_t n_request, n_unseeded; /* counters for ids and Philox keys */
+    int64_t n_reading;              /* jobs whose requests the text thread reads, or will */
+    atomic_uint_fast64_t n_request; /* for ids */
+    uint64_t n_unseeded;            /* for Philox keys */
     uint64_t boot;                  /* tells ids of one run from those of another */
+    pthread_mutex_t
+        label_lock; /* of the two fields below: replies may be written elsewhere */
     ml_weight_label label[ML_LABELS];
     int32_t n_label;       /* ever given; the latest are kept */
     char model_path[4096]; /* where the weights in use came from */
@@ -120,7 +146,7 @@ struct ml_server {
 
 /* --- server.c --- */
 /* The label of a version, or its number where it has none. */
-void ml_server_write_label(const ml_server *s, uint64_t version, ml_json_out *o);
+void ml_server_write_label(ml_server *s, uint64_t version, ml_json_out *o);
 void ml_server_set_label(ml_server *s, uint64_t version, ml_str text);
 /* A job has ended; drains end with the last. */
 void ml_server_job_gone(ml_server *s);
@@ -144,9 +170,13 @@ ml_status ml_read_body(const ml_json **out, ml_http_call *c, ml_arena *a, bool o
 void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api);
 /* n choices, with rids after the job's. */
 void ml_job_choices(ml_job *j, int32_t n);
+/* Ids are copied for each choice: long ones are refused. */
+ml_status ml_job_set_rid(ml_job *j, ml_str rid, ml_err *err);
 void ml_job_free(ml_job *j);
 /* A choice has news: the reply goes on, or is sent, and the job may be gone after this. */
 void ml_job_news(ml_job *j, ml_choice *c);
+/* There is no memory for its reply: the client is told, and the generator stops. */
+void ml_job_fail(ml_job *j);
 /* Sends an event of a stream. */
 void ml_job_send(ml_job *j, const ml_text *json);
 /* Token ids of a text, in the job's arena. */
@@ -165,9 +195,10 @@ void ml_token_text(const ml_server *s, int32_t id, ml_json_out *o);
 
 /* --- the endpoints --- */
 typedef void ml_endpoint(ml_server *s, ml_http_call *c);
-ml_endpoint ml_serve_generate;    /* generate.c */
-ml_endpoint ml_serve_completions; /* openai_completions.c */
-ml_endpoint ml_serve_chat;        /* openai_chat.c */
+ml_endpoint ml_serve_generate;                      /* generate.c */
+ml_endpoint ml_serve_completions;                   /* openai_completions.c */
+ml_endpoint ml_serve_chat;                          /* openai_chat.c */
+ml_endpoint ml_serve_tokenize, ml_serve_detokenize; /* tokenize.c */
 ml_endpoint ml_serve_health, ml_serve_health_generate, ml_serve_model_info,
     ml_serve_server_info, ml_serve_weight_version, ml_serve_models; /* info.c */
 ml_endpoint ml_serve_metrics;                                       /* serve_metrics.c */

@@ -5,6 +5,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "base/bug.h"
 #include "base/log.h"
 #include "serve/serve_priv.h"
 
@@ -30,6 +31,10 @@ static const route routes[] = {
     { "/generate", POST | PUT | WORK, ml_serve_generate },
     { "/v1/completions", POST | WORK, ml_serve_completions },
     { "/v1/chat/completions", POST | WORK, ml_serve_chat },
+    { "/tokenize", POST, ml_serve_tokenize },
+    { "/v1/tokenize", POST, ml_serve_tokenize },
+    { "/detokenize", POST, ml_serve_detokenize },
+    { "/v1/detokenize", POST, ml_serve_detokenize },
     { "/v1/models", GET, ml_serve_models },
     { "/health", GET, ml_serve_health },
     { "/health_generate", GET | WORK, ml_serve_health_generate },
@@ -69,10 +74,10 @@ static const route routes[] = {
 };
 
 static unsigned method_bit(ml_str m) {
-    return ml_str_is(m, "GET")    ? GET
-           : ml_str_is(m, "POST") ? POST
-           : ml_str_is(m, "PUT")  ? PUT
-                                  : 0;
+    return ml_str_is(m, "GET") || ml_str_is(m, "HEAD") ? GET
+           : ml_str_is(m, "POST")                      ? POST
+           : ml_str_is(m, "PUT")                       ? PUT
+                                                       : 0;
 }
 
 /* /v1/models/NAME is a path of its own. */
@@ -90,7 +95,7 @@ static const route *find_route(ml_str path) {
 static void refuse_method(ml_http_call *c, const route *r) {
     char allow[32], message[160];
 
-    snprintf(allow, sizeof allow, "%s%s%s", r->how & GET ? "GET " : "",
+    snprintf(allow, sizeof allow, "%s%s%s", r->how & GET ? "GET HEAD " : "",
              r->how & POST ? "POST " : "", r->how & PUT ? "PUT " : "");
     allow[strlen(allow) - 1] = 0;
     for (char *p = allow; *p; p++)
@@ -127,28 +132,57 @@ static void on_call(void *ud, ml_http_call *c) {
 /* --- labels of weights ------------------------------------------------------ */
 
 void ml_server_set_label(ml_server *s, uint64_t version, ml_str text) {
-    ml_weight_label *l = &s->label[s->n_label % ML_LABELS];
+    ml_weight_label *l;
+    size_t n = text.len < sizeof l->text ? text.len : sizeof l->text - 1;
 
+    pthread_mutex_lock(&s->label_lock);
+    l = &s->label[s->n_label % ML_LABELS];
     s->n_label++;
     l->version = version;
-    snprintf(l->text, sizeof l->text, "%.*s", (int)text.len, text.ptr);
+    while (n > 0 && n < text.len && ((unsigned char)text.ptr[n] & 0xC0) == 0x80)
+        n--; /* a character is not cut */
+    snprintf(l->text, sizeof l->text, "%.*s", (int)n, text.ptr);
+    pthread_mutex_unlock(&s->label_lock);
 }
 
-void ml_server_write_label(const ml_server *s, uint64_t version, ml_json_out *o) {
-    char number[24];
+ml_status ml_weight_version_read(uint64_t *out, ml_str label, ml_err *err) {
+    uint64_t v = 0;
 
+    *out = 0;
+    for (size_t i = 0; i < label.len; i++) {
+        if (label.ptr[i] < '0' || label.ptr[i] > '9')
+            return ML_OK;
+        if (v <= ML_WEIGHT_VERSION_MAX)
+            v = v * 10 + (uint64_t)(label.ptr[i] - '0');
+    }
+    if (v > ML_WEIGHT_VERSION_MAX)
+        return ml_fail(
+            err, ML_EUSAGE,
+            "the weight version %.*s is a number above %llu: name a smaller one, "
+            "or a text that is no number",
+            (int)(label.len < 40 ? label.len : 40), label.ptr,
+            (unsigned long long)ML_WEIGHT_VERSION_MAX);
+    *out = v;
+    return ML_OK;
+}
+
+void ml_server_write_label(ml_server *s, uint64_t version, ml_json_out *o) {
+    char label[sizeof s->label[0].text];
+
+    snprintf(label, sizeof label, "%llu", (unsigned long long)version);
+    pthread_mutex_lock(&s->label_lock);
     for (int32_t i = s->n_label - 1; i >= 0 && i >= s->n_label - ML_LABELS; i--)
         if (s->label[i % ML_LABELS].version == version) {
-            ml_json_word(o, s->label[i % ML_LABELS].text);
-            return;
+            memcpy(label, s->label[i % ML_LABELS].text, sizeof label);
+            break;
         }
-    snprintf(number, sizeof number, "%llu", (unsigned long long)version);
-    ml_json_word(o, number);
+    pthread_mutex_unlock(&s->label_lock);
+    ml_json_word(o, label);
 }
 
 void ml_server_new_id(ml_server *s, const char *prefix, char *out, size_t cap) {
     snprintf(out, cap, "%s%016llx%08llx", prefix, (unsigned long long)s->boot,
-             (unsigned long long)s->n_request++);
+             (unsigned long long)atomic_fetch_add(&s->n_request, 1));
 }
 
 /* --- life ------------------------------------------------------------------- */
@@ -158,11 +192,17 @@ static ml_status open_parts(ml_server *s, ml_err *err) {
                               .max_body = s->opts.max_body,
                               .max_connections = s->opts.max_connections,
                               .idle_s = IDLE_S,
-                              .max_unsent = MAX_UNSENT };
+                              .max_unsent = MAX_UNSENT,
+                              .head_s = ML_HTTP_HEAD_S,
+                              .body_s = ML_HTTP_BODY_S,
+                              .min_rate = ML_HTTP_MIN_RATE,
+                              .budget = &s->budget };
     ml_status st = ml_access_init(&s->access, s->opts.host, &s->opts.access, err);
 
     if (!st)
         st = ml_admin_open(&s->admin, s, err);
+    if (!st)
+        st = ml_text_thread_open(&s->text, s->loop, &s->arena, err);
     if (!st)
         st = ml_http_server_open(&s->http, s->loop, s->opts.host, s->opts.port, limits,
                                  on_call, s, err);
@@ -187,10 +227,14 @@ ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts
     snprintf(s->model_path, sizeof s->model_path, "%s", opts->model_path);
     if (getrandom(&s->boot, sizeof s->boot, GRND_NONBLOCK) != sizeof s->boot)
         s->boot = 0;
+    ML_BUG_IF(pthread_mutex_init(&s->label_lock, NULL));
     s->office = ml_post_office_open(l, &s->arena);
     s->metrics = ml_metrics_new(&s->arena);
-    if (opts->tokenizer)
+    s->budget.max = opts->max_in_flight;
+    if (opts->tokenizer) {
         s->encoder = ml_encoder_new(opts->tokenizer);
+        s->text_encoder = ml_encoder_new(opts->tokenizer);
+    }
     opts->gen->stats(opts->gen, &stats);
     ml_server_set_label(s, stats.version, ml_str_of(opts->weight_version));
     st = open_parts(s, err);
@@ -250,14 +294,18 @@ void ml_server_close(ml_server *s) {
     s->closing = true;
     ml_timer_stop(s->drain_timer);
     ml_admin_close(s->admin);
+    ml_text_thread_close(s->text);
     if (s->http)
         ml_http_server_close(s->http);
     while (s->jobs)
         ml_job_free(s->jobs);
     ml_probes_free(s);
     ml_post_office_close(s->office);
-    if (s->encoder)
+    if (s->encoder) {
         ml_encoder_free(s->encoder);
+        ml_encoder_free(s->text_encoder);
+    }
+    pthread_mutex_destroy(&s->label_lock);
     arena = s->arena;
     ml_arena_release(&arena);
 }

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/bug.h"
+#include "base/oom.h"
 #include "text/tok_priv.h"
 
 /* --- growing things --------------------------------------------------------- */
@@ -15,8 +15,7 @@ void *ml_tok_grow(void *p, size_t *cap, size_t need, size_t size) {
         return p;
     while (n < need)
         n *= 2;
-    p = realloc(p, n * size);
-    ML_BUG_IF(!p);
+    p = ml_memory_grow(p, n * size, "tokens");
     *cap = n;
     return p;
 }

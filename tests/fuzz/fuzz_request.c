@@ -18,8 +18,9 @@ static void check_params(const ml_sampling_params *p) {
     ml_sampling_params_apply(p, &r);
     ML_BUG_IF(!(r.draw.temperature >= 0) || !(r.draw.top_p > 0) || r.draw.top_k < 0);
     ML_BUG_IF(r.min_new < 0 || r.n_stop > ML_MAX_STOPS || p->n < 1);
+    ML_BUG_IF(r.n_stop_id > ML_MAX_STOP_IDS || r.draw.n_bias > ML_MAX_BIASES);
     for (int32_t i = 0; i < r.n_stop; i++)
-        ML_BUG_IF(r.stop[i].len == 0);
+        ML_BUG_IF(r.stop[i].len == 0 || r.stop[i].len > ML_MAX_STRING);
     for (int32_t i = 0; i < r.n_stop_id; i++)
         ML_BUG_IF(r.stop_id[i] < 0 || r.stop_id[i] >= N_VOCAB);
     for (int32_t i = 0; i < r.draw.n_bias; i++)

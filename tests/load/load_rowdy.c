@@ -66,6 +66,9 @@ static void speak_nonsense(rowdy *r) {
     } bad[] = {
         { "GET / HTTP/1.1\r\n\r\n", 400 },
         { "\x16\x03\x01\x02\x01\r\n\r\n", 400 },
+        { "\x16\x03\x01\x02\x01", 400 },
+        { "POST /generate HTTP/1.1\r\nHost: localhost\r\nExpect: more\r\nContent-Length: 9\r\n\r\n",
+          417 },
         { "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n"
           "Transfer-Encoding: chunked\r\n\r\n",
           400 },
@@ -76,7 +79,8 @@ static void speak_nonsense(rowdy *r) {
           400 },
         { "GET /no/such/path HTTP/1.1\r\nHost: localhost\r\n\r\n", 404 },
     };
-    int i = load_random(&r->random, 7), fd = dial(r->load, 0), status;
+    int n = (int)(sizeof bad / sizeof *bad);
+    int i = load_random(&r->random, n), fd = dial(r->load, 0), status;
 
     if (fd < 0) {
         load_fail(r->load, "a rowdy client could not connect");
@@ -125,6 +129,70 @@ static void send_half(rowdy *r) {
     close(fd);
 }
 
+/* A few bytes now and then, which would hold a connection for hours. */
+static void send_slowly(rowdy *r) {
+    static const char head[] = "POST /generate HTTP/1.1\r\nHost: h\r\nX-Slow: ";
+    int fd = dial(r->load, 0);
+
+    if (fd < 0)
+        return;
+    say(fd, head, sizeof head - 1);
+    for (int i = 0; i < 20 && say(fd, "a", 1); i++)
+        usleep(10000);
+    close(fd);
+}
+
+/* Lists that cost the server far more than the client, and that it must refuse. */
+static void send_long_lists(rowdy *r) {
+    static const char *const head[] = {
+        "{\"text\": \"a\", \"sampling_params\": {\"stop_token_ids\": [1",
+        "{\"text\": \"a\", \"return_logprob\": true, \"token_ids_logprob\": [1",
+    };
+    static const char *const tail[] = { "]}}", "]}" };
+    int i = load_random(&r->random, 2), fd = dial(r->load, 0), status;
+    ml_text body = { 0 }, request = { 0 };
+
+    if (fd < 0)
+        return;
+    ml_text_printf(&body, "%s", head[i]);
+    while (body.len + 100 < r->load->max_body && body.len < 200000)
+        ml_text_add(&body, ",1", 2);
+    ml_text_printf(&body, "%s", tail[i]);
+    ml_text_printf(&request,
+                   "POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: %zu\r\n\r\n%s",
+                   body.len, body.ptr);
+    say(fd, request.ptr, request.len);
+    status = hear_status(fd);
+    if (status != 400)
+        load_fail(r->load, "a list that is too long: status %d instead of 400", status);
+    atomic_fetch_add(&r->load->n_refused, 1);
+    close(fd);
+    ml_text_release(&body);
+    ml_text_release(&request);
+}
+
+/* Sends no more after its request, and wants its answer all the same. */
+static void close_half(rowdy *r) {
+    const load_case *c = &r->load->cases[load_random(&r->random, LOAD_CASES)];
+    int fd = dial(r->load, 0), status;
+    ml_text body = { 0 }, request = { 0 };
+
+    if (fd < 0)
+        return;
+    load_case_generate(c, false, NULL, &body);
+    ml_text_printf(&request,
+                   "POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: %zu\r\n\r\n%s",
+                   body.len, body.ptr);
+    say(fd, request.ptr, request.len);
+    shutdown(fd, SHUT_WR);
+    status = hear_status(fd);
+    if (status != 200 && status != 100)
+        load_fail(r->load, "a half-closed client: status %d instead of 200", status);
+    close(fd);
+    ml_text_release(&body);
+    ml_text_release(&request);
+}
+
 static void read_slowly(rowdy *r) {
     const load_case *c = &r->load->cases[load_random(&r->random, LOAD_CASES)];
     int fd = dial(r->load, 2048), n = load_random(&r->random, 300);
@@ -148,13 +216,14 @@ static void read_slowly(rowdy *r) {
 }
 
 static void *be_rowdy(void *ud) {
-    static void (*const ways[])(rowdy * r) = { speak_nonsense, speak_nonsense,
-                                               send_too_much,  send_half,
-                                               read_slowly,    read_slowly };
+    static void (*const ways[])(rowdy *
+                                r) = { speak_nonsense, speak_nonsense,  send_too_much,
+                                       send_half,      read_slowly,     read_slowly,
+                                       send_slowly,    send_long_lists, close_half };
     rowdy *r = ud;
 
     while (!atomic_load(&r->load->stopping)) {
-        ways[load_random(&r->random, 6)](r);
+        ways[load_random(&r->random, (int)(sizeof ways / sizeof *ways))](r);
         atomic_fetch_add(&r->load->n_rowdy, 1);
         usleep((useconds_t)load_random(&r->random, 20000));
     }

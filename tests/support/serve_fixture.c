@@ -12,7 +12,7 @@
 #include "base/file.h"
 #include "tests/support/scratch.h"
 
-enum { MAX_REQUESTS = 256, MAX_STOPS = 8, MAX_PROMPT = 512 };
+enum { MAX_REQUESTS = 256, MAX_STOPS = 8, MAX_PROMPT = 512, MAX_TOP = 100 };
 
 typedef struct asked {
     bool used, aborted;
@@ -73,9 +73,9 @@ static int32_t matched_stop(const priv *p, const asked *a) {
 
 /* One token of one request, or its end. */
 static void say(priv *p, asked *a) {
-    int32_t id = next_token(p, a), top_id[128], ptop_id[MAX_PROMPT * 4];
+    int32_t id = next_token(p, a), top_id[128], ptop_id[MAX_PROMPT * MAX_TOP];
     float lp, entropy, top[128], also[128], plp[MAX_PROMPT], pent[MAX_PROMPT],
-        ptop[MAX_PROMPT * 4], palso[MAX_PROMPT * 4];
+        ptop[MAX_PROMPT * MAX_TOP], palso[MAX_PROMPT * MAX_TOP];
     uint64_t version[MAX_PROMPT];
     ml_gen_update u = { .ticket = a->ticket, .version = p->version, .n_cached = 2 };
     int32_t first = a->score_from;
@@ -205,6 +205,8 @@ static ml_status submit(ml_gen *g, const ml_gen_request *r, ml_gen_fn *fn, void 
     p->f->seed = r->draw.seed;
     p->f->sample = r->draw.sample;
     p->f->max_new = r->max_new;
+    p->f->temperature = r->draw.temperature;
+    p->f->top_p = r->draw.top_p;
     p->f->n_prompt = r->n_prompt;
     p->f->score_from = r->score_from;
     p->f->n_submit++;
@@ -455,7 +457,12 @@ static int send_request(ml_serve_fixture *f, const char *method, const char *pat
                    headers ? headers : "");
     if (body)
         ml_text_add(&t, body, strlen(body));
-    ML_BUG_IF(write(fd, t.ptr, t.len) != (ssize_t)t.len);
+    for (size_t at = 0; at < t.len;) { /* a server may refuse before it has read all */
+        ssize_t n = send(fd, t.ptr + at, t.len - at, MSG_NOSIGNAL);
+        if (n <= 0)
+            break;
+        at += (size_t)n;
+    }
     ml_text_release(&t);
     return fd;
 }
@@ -496,6 +503,10 @@ int ml_serve_ask(ml_serve_fixture *f, const char *method, const char *path,
     if (reply)
         *reply = headers || !split ? t->ptr : split + 4;
     return status;
+}
+
+int ml_serve_send(ml_serve_fixture *f, const char *path, const char *body) {
+    return send_request(f, "POST", path, NULL, body);
 }
 
 void ml_serve_hang_up(ml_serve_fixture *f, const char *path, const char *body) {

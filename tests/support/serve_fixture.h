@@ -27,6 +27,7 @@ typedef struct ml_serve_fixture {
     int32_t n_submit, n_abort, n_pause, n_resume, n_release, n_take;
     uint64_t seed, sample; /* of the latest request */
     int32_t max_new, n_prompt, score_from;
+    float temperature, top_p;
     char loaded[256];
     uint64_t load_version;
     ml_switch load_how;
@@ -41,6 +42,8 @@ void ml_serve_fixture_stop(ml_serve_fixture *f); /* waits until the server has d
  * headers: "Name: value\r\n" lines, or NULL.  What it returns lives until the next call. */
 int ml_serve_ask(ml_serve_fixture *f, const char *method, const char *path,
                  const char *headers, const char *body, const char **reply);
+/* Sends a request; the connection, which the caller closes. */
+int ml_serve_send(ml_serve_fixture *f, const char *path, const char *body);
 /* Sends a request and hangs up. */
 void ml_serve_hang_up(ml_serve_fixture *f, const char *path, const char *body);
 

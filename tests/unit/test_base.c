@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "base/log.h"
 #include "base/map.h"
+#include "base/oom.h"
 #include "base/pool.h"
 #include "base/str.h"
 #include "tests/support/test.h"
@@ -237,6 +238,58 @@ static void pool_names_a_wrong_count(void) {
     ml_pool_free(NULL);
 }
 
+typedef struct shortage {
+    ml_arena *arena;
+    ml_text *text;
+    size_t bytes;
+    bool inner, after;
+} shortage;
+
+static void take_bytes(void *ud) {
+    shortage *s = ud;
+
+    if (s->arena)
+        ml_arena_take(s->arena, s->bytes, 1);
+    else
+        ml_text_add(s->text, "", s->bytes);
+    s->after = true;
+}
+
+static void try_inside(void *ud) {
+    shortage *s = ud;
+
+    s->inner = ml_memory_try(take_bytes, s);
+    ml_arena_take(s->arena, s->bytes, 1);
+}
+
+/* A block beyond the budget, or a text beyond all memory, is reported where it can be. */
+static void shortage_is_reported(void) {
+    ml_budget budget = { .max = 100000 };
+    ml_text text = { 0 };
+    ml_arena a;
+    shortage s = { .arena = &a, .bytes = 50000 };
+
+    ml_arena_init(&a, "test");
+    a.budget = &budget;
+    CHECK(!ml_memory_recoverable());
+    CHECK(ml_memory_try(take_bytes, &s) && s.after);
+    CHECK(atomic_load(&budget.used) == a.total && a.total > 50000);
+    s.after = false;
+    CHECK(!ml_memory_try(take_bytes, &s) && !s.after);
+    CHECK(atomic_load(&budget.used) == a.total && a.total < 100000);
+    CHECK(!ml_memory_try(try_inside, &s) && !s.inner);
+    CHECK(!ml_memory_recoverable());
+    ml_arena_take(&a, 1, 80000); /* nobody could be told: counted, and given */
+    CHECK(atomic_load(&budget.used) > budget.max);
+    CHECK(!ml_budget_take(&budget, 1));
+    ml_arena_release(&a);
+    CHECK(atomic_load(&budget.used) == 0 && ml_budget_take(&budget, budget.max));
+    ml_text_add(&text, "kept", 4);
+    s = (shortage){ .text = &text, .bytes = SIZE_MAX / 2 };
+    CHECK(!ml_memory_try(take_bytes, &s) && strcmp(text.ptr, "kept") == 0);
+    ml_text_release(&text);
+}
+
 typedef struct heard {
     int n;
     ml_log_level level;
@@ -268,6 +321,7 @@ static const ml_test tests[] = {
     { "arena gives zeroed, aligned memory", arena_gives_zeroed_aligned_memory },
     { "arena keeps what it gave", arena_keeps_what_it_gave },
     { "arena objects have redzones under AddressSanitizer", arena_objects_have_redzones },
+    { "shortage is reported", shortage_is_reported },
     { "strings compare by length and bytes", strings_compare_by_length_and_bytes },
     { "text grows", text_grows },
     { "distance counts edits", distance_counts_edits },

@@ -280,6 +280,40 @@ static void applies_the_template(void) {
     ml_arena_release(&a);
 }
 
+static ml_status show_no_tools(void *ud, ml_text *out, const ml_json *messages,
+                               const ml_json *tools, const ml_json *kwargs, ml_err *err) {
+    (void)tools;
+    return show(ud, out, messages, NULL, kwargs, err);
+}
+
+/* Tools that the template does not write are told of once, with the first such row. */
+static void tools_the_template_lacks(void) {
+    static const char rows[] =
+        "{\"input\": \"a\", \"tools\": []}\n{\"input\": \"x\", \"tools\": [{\"name\": "
+        "\"f\"}]}\n{\"input\": \"y\", \"tools\": [{\"name\": \"f\"}]}\n";
+    ml_dataset_opts o = opts_for(rows);
+    ml_text log = { 0 };
+    ml_dataset ds;
+
+    ml_log_to_text(&log);
+    o.apply_chat_template = true;
+    CHECK(opens(&ds, &o));
+    CHECK(log.len == 0);
+    ml_dataset_close(&ds);
+    o.text.render = show_no_tools;
+    CHECK(opens(&ds, &o));
+    CHECK_HAS(log.ptr, "prompts.jsonl:2: the row has tools in \"tools\", and the chat "
+                       "template writes none of them");
+    CHECK(!strstr(log.ptr, "prompts.jsonl:3:"));
+    ml_dataset_close(&ds);
+    log.len = 0;
+    o.apply_chat_template = false;
+    CHECK(opens(&ds, &o));
+    CHECK(log.len == 0);
+    ml_dataset_close(&ds);
+    ml_text_release(&log);
+}
+
 /* A template that refuses wrapped functions gets them bare; its errors carry the line. */
 static void templates_may_refuse(void) {
     ml_dataset_opts o = opts_for("\n{\"input\": \"x\", \"tools\": [{\"name\": \"f\"}]}\n");
@@ -339,6 +373,7 @@ static const ml_test tests[] = {
     { "refuses_emptiness", refuses_emptiness },
     { "slices_and_checks_only_these", slices_and_checks_only_these },
     { "drops_long_prompts", drops_long_prompts },
+    { "tools_the_template_lacks", tools_the_template_lacks },
     { "applies_the_template", applies_the_template },
     { "templates_may_refuse", templates_may_refuse },
     { "threads_change_nothing", threads_change_nothing },

@@ -106,6 +106,111 @@ static void vanishing_clients(void) {
     ml_http_site_close(s);
 }
 
+/* A client that shuts down its side after its requests is answered, as long as it reads. */
+static void half_closed_clients(void) {
+    static const char *const request[] = {
+        "GET /later HTTP/1.1\r\nHost: h\r\n\r\n",
+        "GET /later HTTP/1.0\r\n\r\n",
+        ("GET /later HTTP/1.1\r\nHost: h\r\n\r\nPOST /echo HTTP/1.1\r\nHost: h\r\n"
+         "Content-Length: 4\r\n\r\nlast"),
+    };
+    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_text t = { 0 };
+
+    for (int i = 0; i < 3; i++) {
+        int fd = ml_sock_dial(s->port);
+        ml_sock_say(fd, request[i]);
+        shutdown(fd, SHUT_WR);
+        CHECK(ml_sock_hear(fd, &t) == 0);
+        CHECK_HAS(t.ptr, "\r\n\r\nlater");
+        CHECK(i < 2 || strstr(t.ptr, "\r\n\r\nlast"));
+        close(fd);
+    }
+    CHECK(atomic_load(&s->n_gone) == 0);
+    ml_text_release(&t);
+    ml_http_site_close(s);
+}
+
+/* A request that comes byte by byte, each in time, is late as a whole. */
+static void slow_requests(void) {
+    static const char *const request[] = { "GET / HTTP/1.1\r\nHost: h\r\nX-Slow: ",
+                                           "POST /echo HTTP/1.1\r\nHost: h\r\n"
+                                           "Content-Length: 90000\r\n\r\n" };
+    static const char *const why[] = { "the head of the request came too slowly",
+                                       "the body of the request came too slowly" };
+    ml_http_limits strict = ml_http_site_limits;
+    ml_text t = { 0 };
+    ml_http_site *s;
+
+    strict.head_s = strict.body_s = 0.3;
+    strict.min_rate = 1e6;
+    s = ml_http_site_open(strict);
+    for (int i = 0; i < 2; i++) {
+        int fd = ml_sock_dial(s->port);
+        ml_sock_say(fd, request[i]);
+        for (int k = 0; k < 30; k++) {
+            if (send(fd, "a", 1, MSG_NOSIGNAL) < 0)
+                break;
+            usleep(20000);
+        }
+        ml_sock_hear(fd, &t);
+        CHECK_HAS(t.ptr, "HTTP/1.1 408 ");
+        CHECK_HAS(t.ptr, why[i]);
+        close(fd);
+    }
+    CHECK(atomic_load(&s->n_call) == 0);
+    ml_text_release(&t);
+    ml_http_site_close(s);
+}
+
+static bool falls_to(ml_budget *b, size_t bytes) {
+    for (int i = 0; i < 5000 && atomic_load(&b->used) != bytes; i++)
+        usleep(1000);
+    return atomic_load(&b->used) == bytes;
+}
+
+/* The bodies of all connections together are bounded, said beforehand or not. */
+static void budget_of_bodies(void) {
+    ml_http_limits tight = ml_http_site_limits;
+    ml_budget budget = { .max = 1000 };
+    ml_text t = { 0 };
+    ml_http_site *s;
+    int fd;
+
+    tight.budget = &budget;
+    s = ml_http_site_open(tight);
+    fd = ml_sock_dial(s->port);
+    ml_sock_say(fd, "POST /hold HTTP/1.1\r\nHost: h\r\nContent-Length: 800\r\n\r\n");
+    for (int i = 0; i < 100; i++)
+        ml_sock_say(fd, "01234567");
+    CHECK(becomes(&s->n_call, 1));
+    CHECK(atomic_load(&budget.used) == 800);
+    ml_sock_ask(s->port, "POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 300\r\n\r\n",
+                &t);
+    CHECK_HAS(t.ptr, "HTTP/1.1 503 ");
+    CHECK_HAS(t.ptr, "Retry-After: 1\r\n");
+    CHECK_HAS(t.ptr, "holds as many bytes of requests as it may");
+    ml_sock_ask(
+        s->port,
+        "POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "12c\r\nabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabc"
+        "abcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcab"
+        "abcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcabcab",
+        &t);
+    CHECK_HAS(t.ptr, "HTTP/1.1 503 ");
+    CHECK(falls_to(&budget, 800));
+    close(fd);
+    CHECK(becomes(&s->n_gone, 1) && falls_to(&budget, 0));
+    ml_sock_ask(s->port,
+                "POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n"
+                "Connection: close\r\n\r\nfits",
+                &t);
+    CHECK_HAS(t.ptr, "\r\n\r\nfits");
+    CHECK(falls_to(&budget, 0));
+    ml_text_release(&t);
+    ml_http_site_close(s);
+}
+
 static void slow_readers(void) {
     ml_http_site *s = ml_http_site_open(ml_http_site_limits);
     ml_text t = { 0 };
@@ -201,6 +306,9 @@ static const ml_test tests[] = {
     { "limit_on_connections", limit_on_connections },
     { "idle_connections_end", idle_connections_end },
     { "vanishing_clients", vanishing_clients },
+    { "half_closed_clients", half_closed_clients },
+    { "slow_requests", slow_requests },
+    { "budget_of_bodies", budget_of_bodies },
     { "slow_readers", slow_readers },
     { "closing_with_calls_pending", closing_with_calls_pending },
     { "draining", draining },

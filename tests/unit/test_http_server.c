@@ -94,6 +94,43 @@ static void keep_alive_and_pipelining(void) {
     ml_http_site_close(s);
 }
 
+/* A browser or client that was given https:// is told, and does not wait. */
+static void tls_to_a_plain_port(void) {
+    static const char hello[] = "\x16\x03\x01\x00\xc4\x01\x00\x00\xc0\x03\x03";
+    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_text t = { 0 };
+    int fd = ml_sock_dial(s->port);
+
+    ml_sock_send(fd, hello, sizeof hello - 1);
+    CHECK(ml_sock_hear(fd, &t) == 0);
+    CHECK_HAS(t.ptr, "HTTP/1.1 400 ");
+    CHECK_HAS(t.ptr, "begins with a TLS handshake, and this port speaks plain HTTP");
+    close(fd);
+    CHECK(atomic_load(&s->n_call) == 0);
+    ml_text_release(&t);
+    ml_http_site_close(s);
+}
+
+static void expectations(void) {
+    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_text t = { 0 };
+
+    ml_sock_ask(s->port,
+                "POST /echo HTTP/1.1\r\nHost: h\r\nExpect: 100-Continue\r\n"
+                "Connection: close\r\nContent-Length: 2\r\n\r\nok",
+                &t);
+    CHECK_HAS(t.ptr, "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n");
+    ml_sock_ask(s->port,
+                "POST /echo HTTP/1.1\r\nHost: h\r\nExpect: a-miracle\r\n"
+                "Content-Length: 2\r\n\r\nok",
+                &t);
+    CHECK_HAS(t.ptr, "HTTP/1.1 417 Expectation Failed\r\n");
+    CHECK(!strstr(t.ptr, "100 Continue"));
+    CHECK(atomic_load(&s->n_call) == 1);
+    ml_text_release(&t);
+    ml_http_site_close(s);
+}
+
 static void streams(void) {
     ml_http_site *s = ml_http_site_open(ml_http_site_limits);
     ml_text t = { 0 };
@@ -301,6 +338,8 @@ static const ml_test tests[] = {
     { "plain", plain },
     { "http_1_0", http_1_0 },
     { "keep_alive_and_pipelining", keep_alive_and_pipelining },
+    { "tls_to_a_plain_port", tls_to_a_plain_port },
+    { "expectations", expectations },
     { "streams", streams },
     { "cut_replies", cut_replies },
     { "chunked_requests", chunked_requests },

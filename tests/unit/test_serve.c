@@ -408,6 +408,7 @@ static void seeds(void) {
 static void leaving(void) {
     ml_serve_fixture_init(&f);
     f.hold = true;
+    f.opts.tools = ML_TOOLS_QWEN;
     ml_serve_fixture_start(&f);
     ml_serve_hang_up(&f, "/generate", "{\"text\": [\"a\", \"b\"]}");
     CHECK(ml_serve_wait(&f, &f.n_abort, 2));
