@@ -14,10 +14,11 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const char *const names[] = { "math",       "deepscaler", "gemma_math",
-                                     "dapo",       "gpqa",       "f1",
-                                     "boxed_math", "boxed_dapo", "exact_match",
-                                     "boxed_gpqa" };
+static const char *const names[] = {
+    "math",        "deepscaler", "gemma_math",       "dapo",
+    "gpqa",        "f1",         "boxed_math",       "boxed_dapo",
+    "exact_match", "boxed_gpqa", "boxed_exact_match"
+};
 
 static void check_grader(const char *name, ml_str response, ml_str label) {
     ml_text quoted = { 0 };

@@ -149,20 +149,36 @@ static bool is_number(ml_str s) {
     return digit && !other;
 }
 
-/* The normal form is a number that stands in the text as it is, and no other digit and
- * nothing that would change it does. */
-static bool is_intact(ml_str text, ml_str norm) {
-    ml_text bare = { 0 };
-    size_t at;
-    bool intact;
+static bool is_digit_at(ml_str s, size_t i) {
+    return i < s.len && s.ptr[i] >= '0' && s.ptr[i] <= '9';
+}
 
-    ml_text_add(&bare, norm.ptr, norm.len);
-    at = ml_str_first(text, bare.ptr);
+/* The comma of 1,000. */
+static bool is_separator(ml_str s, size_t i) {
+    return s.ptr[i] == ',' && i > 0 && is_digit_at(s, i - 1) && is_digit_at(s, i + 1) &&
+           is_digit_at(s, i + 2) && is_digit_at(s, i + 3) && !is_digit_at(s, i + 4);
+}
+
+/* The normal form is a number that stands in the text as it is, separators of thousands
+ * aside, and no other digit and nothing that would change it does. */
+static bool is_intact(ml_str text, ml_str norm) {
+    ml_text bare = { 0 }, want = { 0 };
+    bool intact;
+    size_t at;
+    ml_str s;
+
+    ml_text_add(&bare, "", 0);
+    for (size_t i = 0; i < text.len; i++)
+        ml_text_add(&bare, text.ptr + i, !is_separator(text, i));
+    ml_text_add(&want, norm.ptr, norm.len);
+    s = (ml_str){ bare.ptr, bare.len };
+    at = ml_str_first(s, want.ptr);
+    intact = norm.len > 0 && at < s.len && ml_str_first(s, "^") == s.len &&
+             ml_str_first(s, "\\overline") == s.len;
+    for (size_t i = 0; intact && i < s.len; i++)
+        intact = (i >= at && i < at + norm.len) || !is_digit_at(s, i);
     ml_text_release(&bare);
-    intact = norm.len > 0 && at < text.len && ml_str_first(text, "^") == text.len &&
-             ml_str_first(text, "\\overline") == text.len;
-    for (size_t i = 0; intact && i < text.len; i++)
-        intact = (i >= at && i < at + norm.len) || text.ptr[i] < '0' || text.ptr[i] > '9';
+    ml_text_release(&want);
     return intact;
 }
 

@@ -13,6 +13,8 @@
 typedef struct question {
     ml_arena *arena;
     bool valid[LETTERS];
+    char letter[LETTERS]; /* the valid letters, as they were listed */
+    int n_letter;
     char correct;     /* 0: not known */
     ml_str target[8]; /* texts of the right answer, as they were given */
     int n_target;
@@ -135,27 +137,39 @@ static char lettered(ml_str s, ml_str *rest) {
 
 /* --- the question -------------------------------------------------------------------------- */
 
-static void set_valid(question *q, const ml_json *metadata) {
-    const ml_json *letters = ml_json_get(metadata, "valid_letters");
-    const ml_json *choices = ml_json_get(metadata, "choices");
-    int n = choices && choices->n > 0 ? (choices->n < LETTERS ? choices->n : LETTERS) : 8;
-    bool any = false;
+static void add_letter(question *q, char c) {
+    c = upper(c);
+    if (c < 'A' || c > 'Z' || q->valid[c - 'A'])
+        return;
+    q->valid[c - 'A'] = true;
+    q->letter[q->n_letter++] = c;
+}
 
+/* A list of letters, or a text of them. */
+static void add_listed(question *q, const ml_json *letters) {
+    if (letters && letters->type == ML_JSON_STRING)
+        for (size_t i = 0; i < letters->text.len; i++)
+            add_letter(q, letters->text.ptr[i]);
     for (const ml_json *v = letters ? letters->child : NULL; v; v = v->next) {
         ml_str s = v->type == ML_JSON_STRING ? ml_str_trim(v->text) : (ml_str){ 0 };
-        char c = s.len == 1 ? upper(s.ptr[0]) : 0;
-        if (c < 'A' || c > 'Z')
-            continue;
-        q->valid[c - 'A'] = true;
-        any = true;
+        if (s.len == 1)
+            add_letter(q, s.ptr[0]);
     }
-    if (any)
-        return;
-    for (const ml_json *v = choices ? choices->child : NULL; v; v = v->next)
-        if (v->key.len == 1 && upper(v->key.ptr[0]) >= 'A' && upper(v->key.ptr[0]) <= 'Z')
-            any = q->valid[upper(v->key.ptr[0]) - 'A'] = true;
-    for (int i = 0; !any && i < n; i++)
-        q->valid[i] = true;
+}
+
+/* Those of valid_letters, or the keys of the choices, or as many as there are choices. */
+static void set_valid(question *q, const ml_json *metadata) {
+    const ml_json *choices = ml_json_get(metadata, "choices");
+    int n = choices && choices->n > 0 ? (choices->n < LETTERS ? choices->n : LETTERS) : 8;
+
+    add_listed(q, ml_json_get(metadata, "valid_letters"));
+    if (q->n_letter == 0)
+        for (const ml_json *v = choices ? choices->child : NULL; v; v = v->next)
+            if (v->key.len == 1)
+                add_letter(q, v->key.ptr[0]);
+    if (q->n_letter == 0)
+        for (int i = 0; i < n; i++)
+            add_letter(q, (char)('A' + i));
 }
 
 static bool is_valid(const question *q, char c) {
@@ -165,10 +179,7 @@ static bool is_valid(const question *q, char c) {
 
 /* The n-th valid letter; 0: there are fewer. */
 static char nth_letter(const question *q, int64_t n) {
-    for (int i = 0; i < LETTERS; i++)
-        if (q->valid[i] && n-- == 0)
-            return (char)('A' + i);
-    return 0;
+    return n < q->n_letter ? q->letter[n] : 0;
 }
 
 /* A mapping names its letters; a list has them in order. */
@@ -217,18 +228,28 @@ static void set_correct(question *q, const ml_json *label, const ml_json *metada
         q->correct = nth_letter(q, index);
 }
 
+/* "B. London", where choice B is London. */
+static bool names_choice(question *q, char letter, ml_str text) {
+    ml_str s = q->label;
+    ml_str rest = ml_str_from(s, 2);
+
+    return s.len > 3 && upper(s.ptr[0]) == letter && strchr(".:-)", s.ptr[1]) &&
+           ml_str_eq(plain(q->arena, rest), plain(q->arena, text));
+}
+
 /* The choice with the label's text gives the letter, the one with the letter the text. */
 static void set_choice(question *q, const ml_json *choices) {
     ml_str want = plain(q->arena, q->label);
     int64_t i = 0;
 
     for (const ml_json *v = choices ? choices->child : NULL; v; v = v->next, i++) {
-        ml_str text = v->type == ML_JSON_STRING || v->type == ML_JSON_NUMBER
-                          ? v->text
-                          : (ml_str){ 0 };
-        if (!q->correct && want.len && ml_str_eq(plain(q->arena, text), want))
-            q->correct = letter_of(q, v, i);
-        if (q->correct && letter_of(q, v, i) == q->correct)
+        char letter = letter_of(q, v, i);
+        ml_str text = { 0 };
+        ml_label_text(v, &text);
+        if (!q->correct && want.len &&
+            (ml_str_eq(plain(q->arena, text), want) || names_choice(q, letter, text)))
+            q->correct = letter;
+        if (q->correct && letter == q->correct)
             add_target(q, text);
     }
 }
@@ -242,8 +263,11 @@ static void init_question(question *q, const ml_json *label, const ml_json *meta
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         const ml_json *v = ml_json_get(metadata, keys[i]);
         ml_str text;
+        double number;
         if (ml_label_text(v, &text))
             add_target(q, text);
+        if (v && v->type == ML_JSON_NUMBER && ml_json_f64(v, &number)) /* 1e3 */
+            add_target(q, ml_str_of(ml_arena_printf(q->arena, "%.15g", number)));
     }
     /* The letter of a choice is read as such; it is no text to look for. */
     if (q->label.len > 1 || !q->correct)

@@ -330,6 +330,16 @@ static strength pointed(words s, int32_t k, int32_t *at) {
     return is_asked(s, *at) ? ASKED : MENTION;
 }
 
+/* "because C is too large": a letter that explains another. */
+static bool is_reason(words s, int32_t i) {
+    static const char *const list[] = { "because",  "since",  "while", "whereas",
+                                        "although", "though", "if",    0 };
+
+    while (i > 0 && is_filler(&s.w[i - 1]))
+        i--;
+    return i > 0 && is_one_of(&s.w[i - 1], list);
+}
+
 /* "B because ...", "B. ...", or nothing but a letter. */
 static bool opens(words s, int32_t *at) {
     int32_t i = 0;
@@ -358,7 +368,7 @@ char ml_gpqa_letter(ml_arena *a, const bool valid[ML_GPQA_LETTERS], ml_str respo
         if (how != NONE && (how != MENTION || found[how] < 0))
             found[how] = at;
         if (s.w[k].capital && is_chosen(s, k) && !is_in_formula(s, k))
-            found[is_asked(s, k) ? ASKED : ANY] = k;
+            found[is_asked(s, k) || is_reason(s, k) ? ASKED : ANY] = k;
     }
     if (opens(s, &at))
         found[OPENS] = at;

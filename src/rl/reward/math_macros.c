@@ -147,6 +147,7 @@ static const ml_macro macros[] = {
     { "supset", ML_MACRO_OP, "supset" },
     { "supseteq", ML_MACRO_OP, "supseteq" },
     { "textdollar", ML_MACRO_OP, "$" },
+    { "textcent", ML_MACRO_OP, "¢" },
     { "pounds", ML_MACRO_OP, "£" },
     { "euro", ML_MACRO_OP, "€" },
     { "lvert", ML_MACRO_OP, "|" },

@@ -127,9 +127,22 @@ static ml_ratfun root(parser *p) {
     return ml_ratfun_root(p->a, argument(p), index);
 }
 
+/* The function that is written with the power -1: \sin^{-1} is not 1/\sin; NULL: none. */
+static const char *inverse_of(ml_str name) {
+    static const char *const rows[][2] = { { "sin", "arcsin" },
+                                           { "cos", "arccos" },
+                                           { "tan", "arctan" } };
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (ml_str_is(name, rows[i][0]))
+            return rows[i][1];
+    return NULL;
+}
+
 /* A function that is not looked into; its subscript (log_2) and power (sin^2) count. */
 static ml_ratfun function(parser *p, ml_str name) {
     ml_ratfun arg[ML_ATOM_ARGS + 1], power = number(p, 1);
+    int64_t whole;
     int32_t n;
 
     if (at_op(p, "_")) {
@@ -149,6 +162,13 @@ static ml_ratfun function(parser *p, ml_str name) {
     n = call_arguments(p, arg);
     if (p->failed)
         return fail(p);
+    if (ml_str_is(name, "exp") && n == 1)
+        return ml_ratfun_pow(p->a, ml_ratfun_symbol(p->a, ml_str_of("e")),
+                             ml_ratfun_mul(p->a, arg[0], power));
+    if (ml_ratfun_is_int(power, &whole) && whole == -1 && inverse_of(name)) {
+        name = ml_str_of(inverse_of(name));
+        power = number(p, 1);
+    }
     if (ml_str_is(name, "pow"))
         return n == 2 ? ml_ratfun_pow(p->a, arg[0], arg[1]) : fail(p);
     if (ml_str_is(name, "abs") && n == 1)
