@@ -87,7 +87,7 @@ const ml_flag ml_flags_reward[] = {
       .def = "4GiB",
       .group = "rewards",
       .cmds = REWARD,
-      .help = "Address space of a worker process; 0: no bound." },
+      .help = "Resident memory of a worker process with its children; 0: no bound." },
     { .name = "reward-retries",
       .type = ML_FLAG_I64,
       ML_AT(reward.n_retry),

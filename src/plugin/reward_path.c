@@ -7,16 +7,15 @@
 #include "rl/reward/judge.h"
 #include "rl/worker.h"
 
-#define CHECK_S 60.0 /* Python and IFBench's libraries may take their time to load */
+#define CHECK_S 60.0 /* IFBench's libraries may take their time */
 
 /* Without IFBench its command stays unset, and whoever opens the rewards refuses. */
 static void find_ifbench(ml_reward_opts *opts, ml_arena *a) {
-    const char *command = ml_python_command(a, "--ifbench", NULL);
-    ml_worker *w = ml_worker_new(command, 0);
+    ml_worker_command command = ml_python_command(a, "--ifbench", NULL);
+    ml_worker *w = ml_worker_new(&command, 0);
     ml_text answer = { 0 };
     ml_verdict v = { 0 };
-    ml_worker_end end =
-        ml_worker_ask(w, &answer, ml_str_of("{\"check\": true}"), CHECK_S, 0.0);
+    ml_worker_end end = ml_worker_ask(w, &answer, ml_str_of("{\"check\": true}"), CHECK_S);
 
     if (end == ML_WORKER_ANSWERED)
         ml_verdict_read(&v, (ml_str){ answer.ptr, answer.len }, NULL);
@@ -37,7 +36,7 @@ ml_status ml_reward_path_resolve(ml_reward_opts *opts, ml_arena *a, const char *
     if (!path)
         return ML_OK;
     if (ml_worker_command_is(path))
-        return ml_worker_command(&opts->command, a, NULL, path, "custom-rm-path", err);
+        return ml_worker_command_find(&opts->command, a, NULL, path, "custom-rm-path", err);
     if (!strchr(path, ':'))
         return ml_fail(err, ML_EUSAGE,
                        "--custom-rm-path '%s': write ./reward.py for a Python function "

@@ -1,11 +1,14 @@
 /* Rewards by threads, worker processes and servers, and what happens when those fail. */
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "net/http_server.h"
 #include "plugin/reward_path.h"
@@ -137,16 +140,15 @@ static void workers_fail_apart(void) {
                                             "garbage", "fine", "nan",  "fine",  "nothing",
                                             "fine",    "kill", "fine", "error", "fine",
                                             "object",  "fine" };
-    ml_reward_opts opts = { .command = MOODY, .deadline_s = 0.5 };
+    ml_reward_opts opts = { .command = { .line = MOODY }, .deadline_s = 3 };
     enum { COUNT = sizeof response / sizeof *response };
     answer a[COUNT];
 
-    /* A worker that has to be started may take longer: warm it up with the first sample. */
     score(&opts, response, COUNT, a);
     for (int i = 0; i < COUNT; i += 2)
         CHECK(a[i].outcome == ML_REWARD_OK && a[i].reward == 1.0);
     CHECK(a[1].outcome == ML_REWARD_TIMEOUT);
-    CHECK_HAS(a[1].why, "did not answer within 0.5 s");
+    CHECK_HAS(a[1].why, "did not answer within 3 s");
     CHECK(a[3].outcome == ML_REWARD_CRASH);
     CHECK_HAS(a[3].why, "status 3");
     CHECK(a[5].outcome == ML_REWARD_INVALID);
@@ -162,7 +164,7 @@ static void workers_fail_apart(void) {
 /* An answer of two lines must not become the next sample's reward. */
 static void answers_stay_with_their_sample(void) {
     static const char *const response[] = { "twice", "fine", "twice", "fine", "fine" };
-    ml_reward_opts opts = { .command = MOODY, .deadline_s = 5 };
+    ml_reward_opts opts = { .command = { .line = MOODY }, .deadline_s = 5 };
     answer a[5];
 
     score(&opts, response, 5, a);
@@ -172,7 +174,7 @@ static void answers_stay_with_their_sample(void) {
 
 static void missing_programs_are_crashes(void) {
     static const char *const response[] = { "a", "b" };
-    ml_reward_opts opts = { .command = "exec /no/such/program 2>/dev/null" };
+    ml_reward_opts opts = { .command = { .line = "exec /no/such/program 2>/dev/null" } };
     answer a[2];
 
     score(&opts, response, 2, a);
@@ -180,42 +182,120 @@ static void missing_programs_are_crashes(void) {
     CHECK_HAS(a[0].why, "status 127");
 }
 
-static void memory_is_limited(void) {
-    ml_worker *w = ml_worker_new("read l; ulimit -v", 100 << 20);
-    ml_text out = { 0 };
+static bool is_gone(const char *pid) {
+    char path[60];
 
-    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 5, 5) == ML_WORKER_ANSWERED);
-    CHECK(strcmp(out.ptr, "102400") == 0);
+    snprintf(path, sizeof path, "/proc/%.20s/exe", pid);
+    for (int i = 0; i < 1000 && access(path, R_OK) == 0; i++)
+        usleep(10000);
+    return access(path, R_OK) != 0;
+}
+
+static ml_worker *worker_of(const char *line, int64_t memory_bytes) {
+    return ml_worker_new(&(ml_worker_command){ .line = line }, memory_bytes);
+}
+
+/* Reserved address space is free, resident memory counts, children's included. */
+static void memory_is_limited(void) {
+    static const char reserve[] =
+        "exec python3 -c 'import mmap\n"
+        "input(); m = mmap.mmap(-1, 4 << 30); print(len(m) >> 30, flush=True); input()'";
+    static const char use[] = "exec python3 -c 'import time\n"
+                              "input(); m = b\"x\" * (256 << 20); time.sleep(60)'";
+    static const char by_child[] =
+        "python3 -c 'import time\nm = b\"x\" * (256 << 20); time.sleep(60)' & wait";
+    ml_text out = { 0 };
+    ml_worker *w = worker_of(reserve, 128 << 20);
+
+    if (system("python3 -c pass 2>/dev/null") != 0) {
+        printf("skipped: there is no python3 here\n");
+        ml_worker_free(w);
+        return;
+    }
+    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 30) == ML_WORKER_ANSWERED);
+    CHECK(strcmp(out.ptr, "4") == 0);
+    ml_worker_free(w);
+    w = worker_of(use, 128 << 20);
+    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 30) == ML_WORKER_DIED);
+    CHECK_HAS(out.ptr, "held more than 128 MiB of memory");
+    CHECK_HAS(out.ptr, "--reward-memory");
+    ml_worker_free(w);
+    w = worker_of(by_child, 128 << 20);
+    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 30) == ML_WORKER_DIED);
+    CHECK_HAS(out.ptr, "--reward-memory");
     ml_worker_free(w);
     ml_text_release(&out);
 }
 
 /* A line longer than any buffer on the way. */
 static void long_lines_pass(void) {
-    ml_worker *w = ml_worker_new("read -r l; echo ${#l}", 0);
+    ml_worker *w = worker_of("read -r l; echo ${#l}", 0);
     char line[300001];
     ml_text out = { 0 };
 
     memset(line, 'x', sizeof line);
-    CHECK(ml_worker_ask(w, &out, (ml_str){ line, sizeof line }, 20, 5) ==
-          ML_WORKER_ANSWERED);
+    CHECK(ml_worker_ask(w, &out, (ml_str){ line, sizeof line }, 20) == ML_WORKER_ANSWERED);
     CHECK(strcmp(out.ptr, "300001") == 0);
     ml_worker_free(w);
     ml_text_release(&out);
 }
 
-/* What the shell started is ended too. */
+/* What the shell started is ended too, in the worker's process group or out of it. */
 static void children_are_killed(void) {
-    ml_worker *w = ml_worker_new("sleep 300 & echo $!; wait", 0);
+    static const char *const lines[] = { "sleep 300 & echo $!; wait",
+                                         "setsid sleep 300 & echo $!; wait" };
     ml_text out = { 0 };
-    char path[60];
 
-    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 5, 5) == ML_WORKER_ANSWERED);
-    snprintf(path, sizeof path, "/proc/%s/exe", out.ptr);
+    for (int i = 0; i < 2; i++) {
+        ml_worker *w = worker_of(lines[i], 0);
+        CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 5) == ML_WORKER_ANSWERED);
+        ml_worker_free(w);
+        CHECK(is_gone(out.ptr));
+    }
+    ml_text_release(&out);
+}
+
+/* The program is killed: the worker and its children do not outlive it. */
+static void no_worker_outlives_the_program(void) {
+    char pid[2][24] = { "", "" }, text[100] = "";
+    ml_text out = { 0 };
+    int end[2];
+    pid_t child;
+
+    CHECK(pipe(end) == 0);
+    child = fork();
+    if (child == 0) {
+        ml_worker *w = worker_of("sleep 300 & echo $$ $!; wait", 0);
+        ml_worker_ask(w, &out, ml_str_of("x"), 30);
+        if (write(end[1], out.ptr, out.len) != (ssize_t)out.len)
+            _exit(1);
+        for (;;)
+            pause();
+    }
+    CHECK(read(end[0], text, sizeof text - 1) > 0);
+    CHECK(sscanf(text, "%20s %20s", pid[0], pid[1]) == 2);
+    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+    CHECK(is_gone(pid[0]) && is_gone(pid[1]));
+}
+
+/* A worker that hangs is killed after the deadline, also the next time. */
+static void restarts_obey_the_deadline(void) {
+    ml_worker *w = worker_of("read -r l; echo 1; read -r l; sleep 300", 0);
+    ml_worker *slow;
+    ml_text out = { 0 };
+    double start;
+
+    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 10) == ML_WORKER_ANSWERED);
+    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 0.2) == ML_WORKER_LATE);
+    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 20) == ML_WORKER_ANSWERED);
     ml_worker_free(w);
-    for (int i = 0; i < 500 && access(path, R_OK) == 0; i++)
-        usleep(10000);
-    CHECK(access(path, R_OK) != 0);
+    slow = worker_of("read -r l; [ \"$l\" = a ] && exit; sleep 300", 0);
+    CHECK(ml_worker_ask(slow, &out, ml_str_of("a"), 0.2) == ML_WORKER_DIED);
+    start = ml_clock_s();
+    CHECK(ml_worker_ask(slow, &out, ml_str_of("b"), 0.2) == ML_WORKER_LATE);
+    CHECK(ml_clock_s() - start < 50.0); /* a start had a minute more */
+    CHECK_HAS(out.ptr, "within 0.2 s");
+    ml_worker_free(slow);
     ml_text_release(&out);
 }
 
@@ -310,7 +390,7 @@ static void paths_resolve(void) {
 
     ml_arena_init(&a, "paths");
     CHECK(ml_reward_path_resolve(&opts, &a, "cmd:./score --fast", &err) == ML_OK);
-    CHECK(strcmp(opts.command, "./score --fast") == 0);
+    CHECK(strcmp(opts.command.line, "./score --fast") == 0);
     CHECK(ml_reward_path_resolve(&opts, &a, "my.module.reward", &err) == ML_EUSAGE);
     CHECK_HAS(err.msg, "reward.py");
     CHECK(ml_reward_path_resolve(&opts, &a, "no_such_file.py", &err) == ML_EIO);
@@ -343,36 +423,108 @@ static void shared_objects_score(void) {
     ml_arena_release(&arena);
 }
 
-static void python_functions_score(void) {
-    static const char *const response[] = { "abc", "raise", "nan", "dict" };
+static bool have_python(void) {
+    bool have = system("python3 -c pass 2>/dev/null") == 0;
+
+    if (!have)
+        printf("skipped: there is no python3 here\n");
+    return have;
+}
+
+/* Writes a Python file and finds it as --custom-rm-path does. */
+static ml_status find_python(ml_reward_opts *opts, ml_arena *a, const char *source,
+                             ml_err *err) {
     const char *file = ml_test_path("reward_example.py");
+
+    CHECK(ml_file_replace(file, ml_str_of(source), err) == ML_OK);
+    return ml_reward_path_resolve(opts, a, file, err);
+}
+
+static void python_functions_score(void) {
+    static const char *const response[] = { "abc",  "raise", "nan",  "dict",
+                                            "none", "exit",  "text", "scalar",
+                                            "bool", "array", "minus" };
     static const char source[] =
+        "from fractions import Fraction\n"
+        "class Scalar:  # as numpy and torch have them\n"
+        "    def __init__(self, x): self.x = x\n"
+        "    def item(self): return self.x\n"
+        "class Array(Scalar):\n"
+        "    ndim = 1\n"
+        "    def tolist(self): return [self.x]\n"
         "def reward(sample):\n"
         "    print('not an answer')\n"
-        "    if sample['response'] == 'raise': raise ValueError('cannot')\n"
-        "    if sample['response'] == 'nan': return float('nan')\n"
-        "    if sample['response'] == 'dict': return {'reward': 0.5, 'why': "
-        "sample['label']}\n"
-        "    return len(sample['response'])\n";
+        "    r = sample['response']\n"
+        "    if r == 'raise':\n"
+        "        raise ValueError('cannot')\n"
+        "    if r == 'nan': return Scalar(float('nan'))\n"
+        "    if r == 'dict': return {'reward': Fraction(1, 2), 'why': sample['label']}\n"
+        "    if r == 'none': return None\n"
+        "    if r == 'exit': raise SystemExit(3)\n"
+        "    if r == 'text': return '1.0'\n"
+        "    if r == 'scalar': return Scalar(0.25)\n"
+        "    if r == 'bool': return Scalar(True)\n"
+        "    if r == 'array': return Array(1.0)\n"
+        "    if r == 'minus': return {'score': float('-inf')}\n"
+        "    return len(r)\n";
+    enum { COUNT = sizeof response / sizeof *response };
     ml_reward_opts opts = { .deadline_s = 30 };
-    answer a[4];
+    answer a[COUNT];
     ml_arena arena;
     ml_err err;
 
-    if (system("python3 -c pass 2>/dev/null") != 0) {
-        printf("skipped: there is no python3 here\n");
+    if (!have_python())
         return;
-    }
     ml_arena_init(&arena, "paths");
-    CHECK(ml_file_replace(file, ml_str_of(source), &err) == ML_OK);
-    CHECK(setenv("MILES_SHARE", "share", 1) == 0);
-    CHECK(ml_reward_path_resolve(&opts, &arena, file, &err) == ML_OK);
-    score(&opts, response, 4, a);
+    CHECK(find_python(&opts, &arena, source, &err) == ML_OK);
+    score(&opts, response, COUNT, a);
     CHECK(a[0].outcome == ML_REWARD_OK && a[0].reward == 3.0);
     CHECK(a[1].outcome == ML_REWARD_INVALID);
-    CHECK_HAS(a[1].why, "ValueError: cannot");
+    CHECK_HAS(a[1].why, "ValueError: cannot (");
+    CHECK_HAS(a[1].why, "reward_example.py, line 12)");
     CHECK(a[2].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[2].why, "the reward is NaN");
     CHECK(a[3].outcome == ML_REWARD_OK && a[3].reward == 0.5);
+    CHECK(a[4].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[4].why, "None");
+    CHECK(a[5].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[5].why, "SystemExit: 3");
+    CHECK(a[6].outcome == ML_REWARD_INVALID);
+    CHECK(a[7].outcome == ML_REWARD_OK && a[7].reward == 0.25);
+    CHECK(a[8].outcome == ML_REWARD_OK && a[8].reward == 1.0);
+    CHECK(a[9].outcome == ML_REWARD_INVALID);
+    CHECK(a[10].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[10].why, "'score'");
+    CHECK_HAS(a[10].why, "-infinity");
+    ml_arena_release(&arena);
+}
+
+/* Found before anything is scored, in one sentence with the file and the line. */
+static void python_files_are_tried_first(void) {
+    static const struct {
+        const char *source, *why;
+    } bad[] = {
+        { "def reward(s):\n    return 1 +\n", "SyntaxError: " },
+        { "def reward(s):\n    return 1 +\n", "reward_example.py, line 2" },
+        { "import math\nimport no_such_module_xyz\n", "reward_example.py, line 2" },
+        { "import math\nimport no_such_module_xyz\n", "no_such_module_xyz" },
+        { "x = 1\nx.y\n", "AttributeError" },
+        { "def score(s):\n    return 1\n", "the file has no function reward" },
+        { "reward = 1\n", "the file has no function reward" },
+        { "raise SystemExit('no GPU')\n", "no GPU" },
+    };
+    ml_reward_opts opts = { 0 };
+    ml_arena arena;
+    ml_err err;
+
+    if (!have_python())
+        return;
+    ml_arena_init(&arena, "paths");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        CHECK(find_python(&opts, &arena, bad[i].source, &err) == ML_EFORMAT);
+        CHECK_HAS(err.msg, "--custom-rm-path: ");
+        CHECK_HAS(err.msg, bad[i].why);
+    }
     ml_arena_release(&arena);
 }
 
@@ -390,6 +542,34 @@ static void command_replays(void) {
                         "reward --custom-rm-path 'cmd:while read l; do echo 2; done' < "
                         "tests/golden/rewards/f1.jsonl") == 0);
     CHECK_HAS(out, "mean reward 2");
+    CHECK(ml_test_miles(out, sizeof out,
+                        "reward --custom-rm-path 'cmd:while read l; do echo NaN; done' < "
+                        "tests/golden/rewards/f1.jsonl") == 3);
+    CHECK_HAS(out, "samples has a reward");
+    CHECK_HAS(out, "the reward is NaN");
+}
+
+/* A copy of the program, without a file beside it, serves Python rewards. */
+static void the_program_works_alone(void) {
+    char line[6000], out[2000], program[4096];
+    FILE *f;
+    size_t n;
+
+    if (!have_python())
+        return;
+    snprintf(line, sizeof line, "%s/miles", getenv("MILES_UNDER_TEST"));
+    CHECK(realpath(line, program) != NULL);
+    snprintf(
+        line, sizeof line,
+        "cd %s && cp %s ./alone && printf 'def reward(s):\\n    return 0.5\\n' > r.py && "
+        "echo '{\"response\": \"x\"}' | ./alone reward --custom-rm-path ./r.py 2>&1",
+        ml_test_dir(), program);
+    f = popen(line, "r");
+    CHECK(f != NULL);
+    n = f ? fread(out, 1, sizeof out - 1, f) : 0;
+    out[n] = 0;
+    CHECK(f && pclose(f) == 0);
+    CHECK_HAS(out, "{\"reward\": 0.5, \"outcome\": \"ok\"");
 }
 
 static const ml_test tests[] = {
@@ -402,11 +582,15 @@ static const ml_test tests[] = {
     { "memory is limited", memory_is_limited, 0 },
     { "long lines pass", long_lines_pass, 0 },
     { "children are killed", children_are_killed, 0 },
+    { "no worker outlives the program", no_worker_outlives_the_program, 0 },
+    { "restarts obey the deadline", restarts_obey_the_deadline, 120 },
     { "servers are tried again", servers_are_tried_again, 0 },
     { "servers that are down are crashes", servers_that_are_down_are_crashes, 0 },
     { "paths resolve", paths_resolve, 0 },
     { "shared objects score", shared_objects_score, 0 },
     { "python functions score", python_functions_score, 120 },
+    { "python files are tried first", python_files_are_tried_first, 120 },
+    { "the program works alone", the_program_works_alone, 0 },
     { "command replays", command_replays, 0 },
     { 0 },
 };

@@ -9,9 +9,6 @@
 #include "rl/reward/grade.h"
 #include "rl/reward/label.h"
 #include "rl/reward/rm_http.h"
-#include "rl/worker.h"
-
-#define START_S 60.0 /* a worker that is being started may load its libraries */
 
 struct ml_judge {
     ml_arena arena; /* it lives here itself */
@@ -63,6 +60,61 @@ static bool as_number(const ml_json *v, double *out) {
     return v && ml_json_f64(v, out) && isfinite(*out);
 }
 
+/* "NaN" and the like, as Python, JavaScript and JSON writers spell them; NULL: none of them. */
+static const char *unreal(ml_str s) {
+    static const char *const words[][2] = {
+        { "nan", "NaN" },        { "NaN", "NaN" },           { "inf", "infinity" },
+        { "-inf", "-infinity" }, { "Infinity", "infinity" }, { "-Infinity", "-infinity" },
+    };
+
+    s = ml_str_trim(s);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (ml_str_is(s, words[i][0]))
+            return words[i][1];
+    return NULL;
+}
+
+/* What the value that counts is, where it is no finite number. */
+static const char *what_of(ml_arena *a, const ml_json *v) {
+    const char *word = v && v->type == ML_JSON_STRING ? unreal(v->text) : NULL;
+
+    if (word)
+        return word;
+    if (!v)
+        return "missing";
+    if (v->type == ML_JSON_NULL)
+        return "null (None)";
+    if (v->type == ML_JSON_STRING)
+        return ml_arena_printf(a, "the text '%.*s'",
+                               (int)(v->text.len < 40 ? v->text.len : 40), v->text.ptr);
+    return ml_json_what(v);
+}
+
+static const char *no_number(ml_arena *a, const ml_json *doc, const char *key) {
+    const char *what = what_of(a, pick(doc, key));
+
+    if (doc->type != ML_JSON_OBJECT)
+        return ml_arena_printf(a, "the reward is %s, not a finite number", what);
+    if (!key)
+        key = ml_json_get(doc, "reward") || !ml_json_get(doc, "score") ? "reward" : "score";
+    return ml_arena_printf(a, "the reward has no finite number called '%s': it is %s", key,
+                           what);
+}
+
+/* A line that is no JSON. */
+static const char *no_json(ml_arena *a, ml_str line, const ml_err *err) {
+    bool unreal_inside =
+        memmem(line.ptr, line.len, "NaN", 3) || memmem(line.ptr, line.len, "Infinity", 8);
+
+    if (unreal(line))
+        return ml_arena_printf(a, "the reward is %s, not a finite number", unreal(line));
+    return unreal_inside ? ml_arena_printf(a,
+                                           "the reward holds NaN or Infinity, which are "
+                                           "no numbers of JSON: %s",
+                                           err->msg)
+                         : err->msg;
+}
+
 bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key) {
     const ml_json *doc = NULL, *error;
     ml_arena arena;
@@ -73,18 +125,13 @@ bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key) {
     ml_arena_init(&arena, "reward");
     is_json = ml_json_parse(&doc, &arena, json, "the reward", &err) == ML_OK;
     if (!is_json)
-        fail(v, ML_REWARD_INVALID, err.msg);
+        fail(v, ML_REWARD_INVALID, no_json(&arena, json, &err));
     else if ((error = ml_json_get(doc, "error")) && error->type == ML_JSON_STRING)
         fail(v, ML_REWARD_INVALID, ml_arena_str(&arena, error->text.ptr, error->text.len));
     else if (as_number(pick(doc, key), &v->reward))
         ml_text_add(&v->json, json.ptr, json.len);
     else
-        fail(v, ML_REWARD_INVALID,
-             doc->type == ML_JSON_OBJECT
-                 ? ml_arena_printf(&arena, "the reward has no finite number called '%s'",
-                                   key ? key : "reward")
-                 : ml_arena_printf(&arena, "the reward is %s, not a finite number",
-                                   ml_json_what(doc)));
+        fail(v, ML_REWARD_INVALID, no_number(&arena, doc, key));
     ml_arena_release(&arena);
     return is_json;
 }
@@ -93,7 +140,9 @@ bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key) {
 
 static void take_number(const ml_judge *j, ml_verdict *v, const miles_reward_out *out) {
     if (!isfinite(out->reward)) {
-        fail(v, ML_REWARD_INVALID, "the reward is not a finite number");
+        fail(v, ML_REWARD_INVALID,
+             isnan(out->reward) ? "the reward is NaN, not a finite number"
+                                : "the reward is infinite, not a finite number");
     } else if (out->detail[0] && j->opts->reward_key) {
         ml_verdict_read(v, ml_str_of(out->detail), j->opts->reward_key);
     } else {
@@ -134,7 +183,7 @@ static void ask_worker(ml_judge *j, ml_worker *w, ml_verdict *v,
 
     write_question(&question, in);
     switch (ml_worker_ask(w, &answer, (ml_str){ question.ptr, question.len },
-                          j->opts->deadline_s, START_S)) {
+                          j->opts->deadline_s)) {
     case ML_WORKER_ANSWERED: /* after garbage, the next line may be anything */
         if (!ml_verdict_read(v, (ml_str){ answer.ptr, answer.len }, j->opts->reward_key))
             ml_worker_restart(w);
@@ -211,7 +260,7 @@ static void ask_worker_group(ml_judge *j, ml_verdict *v, const miles_reward_in *
     }
     ml_text_printf(&question, "]}");
     switch (ml_worker_ask(j->worker, &answer, (ml_str){ question.ptr, question.len },
-                          j->opts->deadline_s * (double)n, START_S)) {
+                          j->opts->deadline_s * (double)n)) {
     case ML_WORKER_ANSWERED:
         if (!read_group(j, v, n, (ml_str){ answer.ptr, answer.len }))
             ml_worker_restart(j->worker);
@@ -307,13 +356,13 @@ void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
 static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
     ml_grader g;
 
-    if (!o->rm_type || o->command || o->row || o->group_row)
+    if (!o->rm_type || o->command.line || o->row || o->group_row)
         return ML_OK;
     if (strcmp(o->rm_type, "remote_rm") == 0)
         return o->rm_url ? ML_OK
                          : ml_fail(err, ML_EUSAGE, "--rm-type remote_rm needs --rm-url");
     if (strcmp(o->rm_type, "ifbench") == 0)
-        return o->ifbench_command
+        return o->ifbench_command.line
                    ? ML_OK
                    : ml_fail(
                          err, ML_EUNSUP,
@@ -332,10 +381,10 @@ ml_status ml_judge_open(ml_judge **out, const ml_reward_opts *opts, ml_err *err)
     j = ML_NEW(&arena, ml_judge, 1);
     j->arena = arena;
     j->opts = opts;
-    if (st == ML_OK && opts->command)
-        j->worker = ml_worker_new(opts->command, opts->memory_bytes);
-    if (st == ML_OK && opts->ifbench_command)
-        j->ifbench = ml_worker_new(opts->ifbench_command, opts->memory_bytes);
+    if (st == ML_OK && opts->command.line)
+        j->worker = ml_worker_new(&opts->command, opts->memory_bytes);
+    if (st == ML_OK && opts->ifbench_command.line)
+        j->ifbench = ml_worker_new(&opts->ifbench_command, opts->memory_bytes);
     if (st == ML_OK && opts->rm_url)
         st = ml_rm_http_open(&j->remote, opts->rm_url, err);
     if (st != ML_OK) {

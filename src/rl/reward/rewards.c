@@ -213,7 +213,7 @@ void ml_rewards_submit(ml_rewards *r, const miles_reward_in *in, ml_reward_done 
 
 void ml_rewards_submit_group(ml_rewards *r, const miles_reward_in *const *in, int64_t n,
                              ml_reward_done *done, void *const *ud) {
-    if (r->opts.group && (r->opts.command || r->opts.group_row)) {
+    if (r->opts.group && (r->opts.command.line || r->opts.group_row)) {
         post(r, (task){ .group = in, .done = done, .group_ud = ud, .n = n });
         return;
     }
