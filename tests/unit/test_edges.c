@@ -377,6 +377,32 @@ static void rewards_have_keys(void) {
     CHECK(file_has("save/metrics.jsonl", "\"eval/toy\": 0.75"));
 }
 
+/* A weighted sum of a built-in reward and Python's, whose parts become metrics. */
+static void rewards_are_summed(void) {
+    static const char both[] =
+        "def reward(s):\n    return {'score': 0.5, 'short': len(s['response']) < 0, "
+        "'text': 'x', 'deep': {'a': 1}}\n"
+        "def half(s):\n    return 0.5\n";
+    char out[16000], more[2000];
+
+    make_inputs();
+    ml_toy_file("fmt.py", both);
+    snprintf(more, sizeof more,
+             "--custom-rm-path zero=3,%s=0.5,%s:half=-2 --eval-interval 1 "
+             "--eval-prompt-data one %s --n-samples-per-eval-prompt 1 ",
+             ml_test_path("fmt.py"), ml_test_path("fmt.py"), ml_test_path("data.jsonl"));
+    if (run(ml_test_path("save"), more, out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK(file_has("save/metrics.jsonl", "\"rollout/raw_reward\": -0.75"));
+    CHECK(file_has("save/metrics.jsonl", "\"rollout/reward/zero\": 0,"));
+    CHECK(file_has("save/metrics.jsonl", "\"rollout/reward/fmt\": 0.5,"));
+    CHECK(file_has("save/metrics.jsonl", "\"rollout/reward/fmt/short\": 0,"));
+    CHECK(file_has("save/metrics.jsonl", "\"rollout/reward/half\": 0.5,"));
+    CHECK(!file_has("save/metrics.jsonl", "reward/fmt/text"));
+    CHECK(file_has("save/metrics.jsonl", "\"eval/one\": -0.75"));
+    CHECK(file_has("save/metrics.jsonl", "\"eval/one/reward/half\": 0.5"));
+}
+
 /* Rows that could not be called are refused by the object's name and the row's number. */
 static void incomplete_rows_are_refused(void) {
     static const struct {
@@ -434,6 +460,7 @@ static const ml_test tests[] = {
     { "groups are graded together", groups_are_graded_together },
     { "evaluations are configured", evaluations_are_configured },
     { "rewards have keys", rewards_have_keys },
+    { "rewards are summed", rewards_are_summed },
     { "incomplete rows are refused", incomplete_rows_are_refused },
     { 0 },
 };

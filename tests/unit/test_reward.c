@@ -400,6 +400,68 @@ static void paths_resolve(void) {
     ml_arena_release(&a);
 }
 
+static void lists_resolve(void) {
+    static const char *const bad[][2] = {
+        { "math=1,f1", "'f1' has no weight" },
+        { "math=1,math=2", "two of the rewards are called 'math'" },
+        { "math=1,", "has no weight" },
+        { "=1,math=1", "has no weight" },
+    };
+    ml_reward_opts opts = { 0 }, list = { .rm_type = "math=0.25,f1=-1e1" };
+    ml_reward_opts unknown = { .rm_type = "math=1,nope=1" };
+    ml_rewards *r;
+    ml_arena a;
+    ml_err err;
+
+    ml_arena_init(&a, "paths");
+    CHECK(ml_reward_path_resolve(&list, &a, NULL, &err) == ML_OK);
+    CHECK(list.n_part == 2 && list.part[0].weight == 0.25 && list.part[1].weight == -10.0);
+    CHECK(strcmp(list.part[1].name, "f1") == 0);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        opts = (ml_reward_opts){ .rm_type = bad[i][0] };
+        CHECK(ml_reward_path_resolve(&opts, &a, NULL, &err) == ML_EUSAGE);
+        CHECK_HAS(err.msg, "--rm-type");
+        CHECK_HAS(err.msg, bad[i][1]);
+    }
+    CHECK(ml_reward_path_resolve(&unknown, &a, NULL, &err) == ML_OK);
+    CHECK(ml_rewards_open(&r, &unknown, &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "nope");
+    ml_arena_release(&a);
+}
+
+/* Each part counts by its weight; a sample's own type goes before a list of types. */
+static void sums_are_weighted(void) {
+    static const char *const response[] = { "7", "\\boxed{7}", "8" };
+    ml_reward_opts opts = { .rm_type = "math=0.25,exact_match=0.5", .n_thread = 2 };
+    miles_reward_in own = sample("7 7", "\"7\"");
+    answer a[3], b = { 0 };
+    ml_rewards *r = NULL;
+    ml_arena arena;
+    ml_err err;
+
+    ml_arena_init(&arena, "paths");
+    CHECK(ml_reward_path_resolve(&opts, &arena, NULL, &err) == ML_OK);
+    score(&opts, response, 3, a);
+    CHECK(a[0].outcome == ML_REWARD_OK && a[0].reward == 0.5);
+    CHECK(a[1].outcome == ML_REWARD_OK && a[1].reward == 0.25);
+    CHECK(a[2].outcome == ML_REWARD_OK && a[2].reward == 0.0);
+    own.metadata = "{\"rm_type\": \"zero\"}";
+    own.metadata_len = strlen(own.metadata);
+    CHECK(ml_rewards_open(&r, &opts, &err) == ML_OK);
+    ml_rewards_submit(r, &own, note, &b);
+    ml_rewards_close(r);
+    CHECK(b.outcome == ML_REWARD_OK && b.reward == 0.0);
+    /* One that fails is named. */
+    opts = (ml_reward_opts){ .deadline_s = 20 };
+    CHECK(ml_reward_path_resolve(&opts, &arena,
+                                 "zero=1,cmd:while read l; do echo NaN; done=1",
+                                 &err) == ML_OK);
+    score(&opts, response, 1, a);
+    CHECK(a[0].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[0].why, ": the reward is NaN");
+    ml_arena_release(&arena);
+}
+
 /* --- of one's own --- */
 
 static void shared_objects_score(void) {
@@ -587,6 +649,8 @@ static const ml_test tests[] = {
     { "servers are tried again", servers_are_tried_again, 0 },
     { "servers that are down are crashes", servers_that_are_down_are_crashes, 0 },
     { "paths resolve", paths_resolve, 0 },
+    { "lists resolve", lists_resolve, 0 },
+    { "sums are weighted", sums_are_weighted, 0 },
     { "shared objects score", shared_objects_score, 0 },
     { "python functions score", python_functions_score, 120 },
     { "python files are tried first", python_files_are_tried_first, 120 },

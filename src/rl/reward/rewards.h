@@ -14,6 +14,7 @@
 #include "base/err.h"
 #include "base/str.h"
 #include "miles/plugin.h"
+#include "rl/reward/parts.h"
 #include "rl/worker.h"
 
 typedef enum ml_reward_outcome {
@@ -40,7 +41,18 @@ typedef struct ml_reward_opts {
     int64_t n_retry;        /* of requests to rm_url */
     int64_t memory_bytes;   /* memory of a worker process; 0: no bound */
     double deadline_s;      /* for a sample; 0: 30 */
+    /* A weighted sum of these, in place of rm_type, command and rows. */
+    const struct ml_reward_part *part; /* [n_part] */
+    int n_part;
+    bool custom; /* a sample's metadata.rm_type does not go before it */
 } ml_reward_opts;
+
+/* One reward of a sum. */
+typedef struct ml_reward_part {
+    const char *name; /* of its metric */
+    double weight;
+    ml_reward_opts opts;
+} ml_reward_part;
 
 typedef struct ml_reward_result {
     ml_reward_outcome outcome;
@@ -48,6 +60,8 @@ typedef struct ml_reward_result {
     double ms;        /* that it took */
     const char *json; /* the whole reward, a number or an object; "null" unless ok */
     const char *why;  /* a sentence unless ok */
+    const ml_reward_value *part; /* [n_part] further numbers of an object */
+    int n_part;
 } ml_reward_result;
 
 typedef struct ml_rewards ml_rewards;
