@@ -27,7 +27,8 @@ const ml_jnative *ml_jfilter_find(ml_str name) {
 
 const ml_jnative *ml_jstr_method_find(ml_str name) {
     static const ml_jnative *const tables[] = { ml_jmethods_str, ml_jmethods_str_ask,
-                                                ml_jmethods_str_split };
+                                                ml_jmethods_str_split,
+                                                ml_jmethods_str_map };
     return find_in(tables, sizeof tables / sizeof *tables, name);
 }
 
@@ -231,6 +232,10 @@ ml_jval ml_jval_call(ml_jrun *r, ml_jval f, ml_jargs *a) {
         if (a->n != 1 || a->n_kw)
             ml_jraise(r, "TypeError", "loop() takes exactly one argument");
         return ml_jloop_call(r, f.loop, a->pos[0]);
+    case ML_J_BLOCK:
+        if (a->n || a->n_kw)
+            ml_jraise(r, "TypeError", "a block takes no arguments");
+        return ml_jblock_call(r, f.block);
     case ML_J_JOINER: return f.cycler->pos++ ? f.cycler->item[0] : ml_jstr_of(r, "");
     default: ml_jraise(r, "TypeError", "'%s' object is not callable", ml_jval_type(f));
     }

@@ -218,6 +218,7 @@ const char *ml_jval_type(ml_jval v) {
         [ML_J_CYCLER] = "Cycler",
         [ML_J_JOINER] = "Joiner",
         [ML_J_SELF] = "TemplateReference",
+        [ML_J_BLOCK] = "BlockReference",
     };
     static const char *const views[] = { "dict_keys", "dict_values", "dict_items" };
 
