@@ -80,10 +80,27 @@ static void bind_arguments(ml_jrun *r, const ml_jnative *f, ml_jargs *a) {
                       i + 1);
 }
 
+/* How long a native may look at a value: texts and containers count by their length, so that
+ * the limit of steps bounds time whatever a template is given. */
+static int64_t weight_of(ml_jval v) {
+    switch (v.kind) {
+    case ML_J_STR: return (int64_t)v.s->len / 16;
+    case ML_J_LIST:
+    case ML_J_TUPLE: return v.seq->n / 4;
+    case ML_J_DICT: return v.dict->n / 4;
+    default: return 0;
+    }
+}
+
 ml_jval ml_jnative_call(ml_jrun *r, const ml_jnative *f, ml_jval self, ml_jargs *a) {
     ml_jval v;
 
     ml_jrun_enter(r);
+    ml_jrun_step(r, weight_of(self));
+    for (int64_t i = 0; i < a->n; i++)
+        ml_jrun_step(r, weight_of(a->pos[i]));
+    for (int64_t i = 0; i < a->n_kw; i++)
+        ml_jrun_step(r, weight_of(a->kw[i].value));
     if (f->params)
         bind_arguments(r, f, a);
     v = f->fn(r, self, a);

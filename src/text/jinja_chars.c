@@ -118,12 +118,18 @@ size_t ml_jstr_find(ml_str hay, ml_str needle, size_t from) {
     return p ? (size_t)(p - hay.ptr) : SIZE_MAX;
 }
 
-size_t ml_jstr_rfind(ml_str hay, ml_str needle, size_t before) {
+size_t ml_jstr_rfind(ml_jrun *r, ml_str hay, ml_str needle, size_t before) {
     if (needle.len > before)
         return SIZE_MAX;
-    for (size_t i = before - needle.len + 1; i-- > 0;)
-        if (needle.len == 0 || memcmp(hay.ptr + i, needle.ptr, needle.len) == 0)
+    for (size_t i = before - needle.len + 1; i-- > 0;) {
+        if (needle.len == 0)
             return i;
+        if (hay.ptr[i] != needle.ptr[0])
+            continue;
+        ml_jrun_step(r, (int64_t)needle.len / 64);
+        if (memcmp(hay.ptr + i, needle.ptr, needle.len) == 0)
+            return i;
+    }
     return SIZE_MAX;
 }
 

@@ -61,6 +61,8 @@ static ml_jval f_trim(ml_jrun *r, ml_jval v, const ml_jargs *a) {
 
     if (ml_jarg_given(a, 0) && a->arg[0].kind != ML_J_NONE)
         set = ml_jarg_str(r, a, 0, set);
+    /* Each character may be looked for in the whole set. */
+    ml_jrun_step(r, (int64_t)(s.s->len / 64 * set.len));
     return ml_jstr_mark(r, ml_jstr_view(r, ml_jstr_strip(ml_jstr_get(s), set, ML_J_BOTH)),
                         s.s->markup);
 }
@@ -155,7 +157,7 @@ static ml_jval f_truncate(ml_jrun *r, ml_jval s, const ml_jargs *a) {
                   (long long)ending.s->n_char, (long long)length);
     head = (ml_str){ s.s->ptr, ml_jstr_offset(s, keep) };
     if (!kill_words) {
-        size_t space = ml_jstr_rfind(head, ml_str_of(" "), head.len);
+        size_t space = ml_jstr_rfind(r, head, ml_str_of(" "), head.len);
         head.len = space == SIZE_MAX ? head.len : space;
     }
     ml_jbuf_str(r, &b, head);

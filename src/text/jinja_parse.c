@@ -212,11 +212,19 @@ static ml_jnode *parse_with(ml_jparser *p, uint32_t at) {
     return n;
 }
 
+static bool is_blank(ml_str s) {
+    const char *p = s.ptr, *end = p + s.len;
+
+    while (p < end)
+        if (!ml_jchar_is_space(ml_utf8_next(&p)))
+            return false;
+    return true;
+}
+
 static bool is_white(const ml_jnodes *body) {
     for (int32_t i = 0; i < body->n; i++) {
         const ml_jnode *n = body->node[i];
-        if (n->kind != ML_JN_DATA ||
-            ml_jstr_strip(ml_jstr_get(n->value), (ml_str){ 0 }, ML_J_BOTH).len)
+        if (n->kind != ML_JN_DATA || !is_blank(ml_jstr_get(n->value)))
             return false;
     }
     return true;

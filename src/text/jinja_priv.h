@@ -224,9 +224,9 @@ bool ml_jchar_is(uint32_t c, ml_jclass what);
 int64_t ml_jstr_count_chars(ml_str s);
 /* The byte offset of a code point; 0 <= i <= n_char. */
 size_t ml_jstr_offset(ml_jval s, int64_t i);
-/* SIZE_MAX: not found.  From byte `from` on. */
+/* SIZE_MAX: not found.  From byte `from` on.  Searches from the end cost steps. */
 size_t ml_jstr_find(ml_str hay, ml_str needle, size_t from);
-size_t ml_jstr_rfind(ml_str hay, ml_str needle, size_t before);
+size_t ml_jstr_rfind(ml_jrun *r, ml_str hay, ml_str needle, size_t before);
 bool ml_jstr_begins(ml_str s, ml_str with);
 bool ml_jstr_ends(ml_str s, ml_str with);
 typedef enum ml_jside { ML_J_LEFT = 1, ML_J_RIGHT = 2, ML_J_BOTH = 3 } ml_jside;
