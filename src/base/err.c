@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "base/shown.h"
 
 ml_status ml_fail(ml_err *err, ml_status code, const char *fmt, ...) {
     if (err) {
@@ -14,6 +15,7 @@ ml_status ml_fail(ml_err *err, ml_status code, const char *fmt, ...) {
         err->code = code;
         vsnprintf(err->msg, sizeof err->msg, fmt, ap);
         va_end(ap);
+        ml_show_within(err->msg, sizeof err->msg, ML_SHOWN_ONE_LINE);
     }
     return code;
 }
@@ -31,6 +33,7 @@ void ml_err_prefix(ml_err *err, const char *fmt, ...) {
     va_end(ap);
     n = strlen(err->msg);
     snprintf(err->msg + n, sizeof err->msg - n, ": %s", old);
+    ml_show_within(err->msg, sizeof err->msg, ML_SHOWN_ONE_LINE);
 }
 
 void ml_bug(const char *file, int line, const char *what) {

@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "base/shown.h"
+
 static ml_log_sink *the_sink;
 static void *the_ud;
 
@@ -21,5 +23,6 @@ void ml_log(ml_log_level level, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
+    ml_show_within(line, sizeof line, ML_SHOWN_ONE_LINE);
     the_sink(the_ud, level, line);
 }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/shown.h"
 
 enum { BAR = 30 }; /* characters */
 
@@ -49,10 +50,14 @@ static void draw(void) {
 }
 
 static void say(const char *line) {
+    ml_text shown = { 0 };
+
+    ml_text_show(&shown, ml_str_of(line), ML_SHOWN_LINES);
     erase();
-    puts(line);
+    puts(shown.ptr ? shown.ptr : "");
     draw();
     fflush(stdout);
+    ml_text_release(&shown);
 }
 
 static void progress(int64_t done, int64_t total) {

@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 
+#include "base/utf8.h"
 #include "rl/answers.h"
 #include "rl/rollout_edges.h"
 #include "rl/sample_figures.h"
@@ -130,7 +131,7 @@ static int host_ask(miles_eval_host *host, int64_t set, const miles_answers **ou
         return 1;
     }
     if (ask_set(own->evals, (int32_t)set, x, &why) != ML_OK) {
-        snprintf(err->text, sizeof err->text, "%.*s", (int)sizeof err->text - 1, why.msg);
+        ml_utf8_copy(err->text, sizeof err->text, ml_str_of(why.msg));
         return 1;
     }
     s = ML_NEW(&x->arena, const ml_sample *, x->n + 1);

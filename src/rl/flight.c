@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 void ml_flights_init(ml_flights *f, const ml_asker *at, const ml_sampling *how,
                      const ml_dataset *dataset, ml_arena *a) {
     *f = (ml_flights){ .at = at,
@@ -71,7 +73,7 @@ static void end_turn(ml_flight *x, const ml_gen_update *u) {
 
     x->sample.n_cached += u->n_cached;
     if (u->finish == ML_FINISH_ABORT)
-        snprintf(x->why, sizeof x->why, "%.*s", (int)u->message.len, u->message.ptr);
+        ml_utf8_copy(x->why, sizeof x->why, u->message);
     take_text(x);
     take_choices(x, u);
     if (x->turn && status == ML_SAMPLE_COMPLETED)

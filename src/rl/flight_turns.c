@@ -1,7 +1,7 @@
 /* Flights between two turns of the model. */
 #include <math.h>
-#include <stdio.h>
 
+#include "base/utf8.h"
 #include "rl/flight_priv.h"
 
 void ml_flight_hear(ml_flight *x) {
@@ -81,7 +81,7 @@ static bool has_room(const ml_flight *x, int64_t n) {
 
 static void fail(ml_flight *x, ml_reward_outcome outcome, const char *why) {
     x->outcome = outcome;
-    snprintf(x->why, sizeof x->why, "%.*s", (int)sizeof x->why - 1, why);
+    ml_utf8_copy(x->why, sizeof x->why, ml_str_of(why));
     ml_flight_land(x, ML_SAMPLE_FAILED);
 }
 

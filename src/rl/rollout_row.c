@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/utf8.h"
 #include "rl/answers.h"
 
 /* A group that was asked for. */
@@ -95,7 +96,7 @@ static int ask(miles_rollout_host *host, int64_t n_group, const miles_answers **
         return 1;
     }
     if (answer(m, n_group, &s, &n, &why) != ML_OK) {
-        snprintf(err->text, sizeof err->text, "%.*s", (int)sizeof err->text - 1, why.msg);
+        ml_utf8_copy(err->text, sizeof err->text, ml_str_of(why.msg));
         return 1;
     }
     *out = ml_answers_of(m->arena, s, n, host->rollout);
