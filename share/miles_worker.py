@@ -68,8 +68,9 @@ def describe(error, path):
     return f"{what} ({where})" if where else what
 
 
-def plain(value):
-    """The value as JSON has it.  Numbers of numpy, torch, decimal and the like are numbers."""
+def plain(value, group=False):
+    """The value as JSON has it.  Numbers of numpy, torch, decimal and the like are numbers, and
+    so are arrays of one element, unless the value is the list of a group's rewards."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -79,7 +80,8 @@ def plain(value):
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
-        return plain(value.tolist())
+        alone = not group and math.prod(value.shape) == 1
+        return plain(value.item() if alone else value.tolist())
     if callable(getattr(value, "item", None)):
         return plain(value.item())
     if hasattr(value, "__float__"):
@@ -140,7 +142,12 @@ def load(path, default):
 
 def reward(path):
     function = load(path, "reward")
-    return lambda question: plain(call(function, question.get("samples", question)))
+
+    def answer(question):
+        value = call(function, question.get("samples", question))
+        return plain(value, group="samples" in question)
+
+    return answer
 
 
 def turn(path):

@@ -503,17 +503,20 @@ static ml_status find_python(ml_reward_opts *opts, ml_arena *a, const char *sour
 }
 
 static void python_functions_score(void) {
-    static const char *const response[] = { "abc",  "raise", "nan",  "dict",
-                                            "none", "exit",  "text", "scalar",
-                                            "bool", "array", "minus" };
+    static const char *const response[] = { "abc",  "raise", "nan",   "dict",
+                                            "none", "exit",  "text",  "scalar",
+                                            "bool", "array", "minus", "pair" };
     static const char source[] =
         "from fractions import Fraction\n"
         "class Scalar:  # as numpy and torch have them\n"
         "    def __init__(self, x): self.x = x\n"
         "    def item(self): return self.x\n"
         "class Array(Scalar):\n"
-        "    ndim = 1\n"
+        "    ndim, shape = 1, (1,)\n"
         "    def tolist(self): return [self.x]\n"
+        "class Pair(Scalar):\n"
+        "    ndim, shape = 1, (2,)\n"
+        "    def tolist(self): return [self.x, self.x]\n"
         "def reward(sample):\n"
         "    print('not an answer')\n"
         "    r = sample['response']\n"
@@ -527,6 +530,7 @@ static void python_functions_score(void) {
         "    if r == 'scalar': return Scalar(0.25)\n"
         "    if r == 'bool': return Scalar(True)\n"
         "    if r == 'array': return Array(1.0)\n"
+        "    if r == 'pair': return Pair(1.0)\n"
         "    if r == 'minus': return {'score': float('-inf')}\n"
         "    return len(r)\n";
     enum { COUNT = sizeof response / sizeof *response };
@@ -543,7 +547,7 @@ static void python_functions_score(void) {
     CHECK(a[0].outcome == ML_REWARD_OK && a[0].reward == 3.0);
     CHECK(a[1].outcome == ML_REWARD_INVALID);
     CHECK_HAS(a[1].why, "ValueError: cannot (");
-    CHECK_HAS(a[1].why, "reward_example.py, line 12)");
+    CHECK_HAS(a[1].why, "reward_example.py, line 15)");
     CHECK(a[2].outcome == ML_REWARD_INVALID);
     CHECK_HAS(a[2].why, "the reward is NaN");
     CHECK(a[3].outcome == ML_REWARD_OK && a[3].reward == 0.5);
@@ -554,7 +558,9 @@ static void python_functions_score(void) {
     CHECK(a[6].outcome == ML_REWARD_INVALID);
     CHECK(a[7].outcome == ML_REWARD_OK && a[7].reward == 0.25);
     CHECK(a[8].outcome == ML_REWARD_OK && a[8].reward == 1.0);
-    CHECK(a[9].outcome == ML_REWARD_INVALID);
+    CHECK(a[9].outcome == ML_REWARD_OK && a[9].reward == 1.0);
+    CHECK(a[11].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[11].why, "an array");
     CHECK(a[10].outcome == ML_REWARD_INVALID);
     CHECK_HAS(a[10].why, "'score'");
     CHECK_HAS(a[10].why, "-infinity");
