@@ -138,11 +138,11 @@ static void stop(ml_worker *w, int *status) {
     if (w->pid <= 0)
         return;
     n = ml_proc_tree(tree, w->pid);
-    close(w->fd);
-    kill(-w->pid, SIGKILL);
+    kill(-w->pid, SIGKILL); /* before its input ends, which it might complain about */
     for (int i = 0; i < n; i++)
         kill(tree[i], SIGKILL);
     reap(w->pid, status);
+    close(w->fd);
     stop_guard(w);
     w->pid = 0;
     w->fd = -1;
