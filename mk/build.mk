@@ -94,6 +94,9 @@ $(B)/%.o: %.c $(B)/flags | $(B)/deps.ok
 	@echo '  cc  $@'
 	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
 
+# It embeds the file, which the compiler's list of dependencies does not show.
+$(B)/src/plugin/worker_script.o: share/miles_worker.py
+
 $(B)/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(CC) $(ALL_CFLAGS) $(KERNEL_OPT) $(AVX2) $(AVX512)' | cmp -s - $@ || \

@@ -6,9 +6,10 @@ A reward, --custom-rm-path ./reward.py:
     def reward(sample):
         return 1.0 if sample["response"].strip() == sample["label"] else 0.0
 
-`sample` has index, prompt, response, label and metadata.  The function returns a number,
-or a dict with a number under "reward" (see --reward-key).  With --group-rm it gets the list
-of a group's samples and returns a list.
+`sample` has index, prompt, response, label and metadata.  The function returns a number
+(numpy's and torch's scalars are numbers, too), or a dict with a number under "reward" or
+"score" (see --reward-key), whose other numbers become metrics.  With --group-rm it gets the
+list of a group's samples and returns a list.
 
 An environment, --custom-generate-function-path ./env.py:
 
@@ -28,25 +29,84 @@ Tools, --generate-execute-tool-function-path ./tools.py:
 
 Functions may be async.  What they print goes to standard error.  An exception leaves that
 one sample without a reward.
+
+miles embeds this file and sends it over the worker's standard input as the first line.  The
+first line of the answer is "ready", or an object whose "error" says why the function cannot
+be called.
 """
 
 import asyncio
 import importlib.util
 import inspect
 import json
+import math
 import os
 import sys
+import traceback
 
 
-def serve(function):
-    """Answers every line of standard input until it ends."""
+def place(error, path):
+    """"reward.py, line 3": the deepest frame in the user's file, or else the deepest."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != "<string>"]
+    frames = [f for f in frames if not f.filename.startswith("<frozen ")]
+    file = os.path.abspath(file_of(path or "")[0])
+    own = [f for f in frames if os.path.abspath(f.filename) == file]
+    frame = (own or frames or [None])[-1]
+    return f"{frame.filename}, line {frame.lineno}" if frame else path
+
+
+def describe(error, path):
+    """One line that names the exception, what it says, and where it was raised."""
+    said = error.msg if isinstance(error, SyntaxError) else error
+    where = place(error, path)
+    try:
+        what = f"{type(error).__name__}: {said}"
+    except Exception:  # an exception whose own __str__ fails
+        what = type(error).__name__
+    return f"{what} ({where})" if where else what
+
+
+def plain(value, group=False):
+    """The value as JSON has it.  Numbers of numpy, torch, decimal and the like are numbers, and
+    so are arrays of one element, unless the value is the list of a group's rewards."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
+        alone = not group and math.prod(value.shape) == 1
+        return plain(value.item() if alone else value.tolist())
+    if callable(getattr(value, "item", None)):
+        return plain(value.item())
+    if hasattr(value, "__float__"):
+        return plain(float(value))
+    raise TypeError(f"{value!r:.100} is a {type(value).__name__}, which is no number")
+
+
+def serve(make, path=None):
+    """Makes the function, says so, and answers every line of standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # a stray print must not look like an answer
+    function, text = None, '"ready"'
+    try:
+        function = make(path) if path else make()
+    except (Exception, SystemExit) as error:
+        text = json.dumps({"error": describe(error, path)})
+    answers.write(text + "\n")
+    answers.flush()
+    if function is None:
+        return
     for line in sys.stdin:
         try:
-            text = json.dumps(function(json.loads(line)), allow_nan=False)
-        except Exception as error:  # the sample's fault or the function's, not the worker's
-            text = json.dumps({"error": f"{type(error).__name__}: {error}"})
+            text = json.dumps(function(json.loads(line)))
+        except (Exception, SystemExit) as error:  # the sample's fault, not the worker's
+            text = json.dumps({"error": describe(error, path)})
         answers.write(text + "\n")
         answers.flush()
 
@@ -61,22 +121,33 @@ def call(function, *args):
     return asyncio.run(_wait(value)) if inspect.isawaitable(value) else value
 
 
+def file_of(path):
+    """The file and the name in "file.py:name"."""
+    file, _, name = path.partition(":")
+    return file, name
+
+
 def load(path, default):
     """The function that "file.py" or "file.py:name" means."""
-    path, _, name = path.partition(":")
+    path, name = file_of(path)
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     spec = importlib.util.spec_from_file_location("custom", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function = getattr(module, name or default, None)
-    if function is None:
-        sys.exit(f"{path} has no function {name or default}")
+    if not callable(function):
+        raise NameError(f"the file has no function {name or default}")
     return function
 
 
 def reward(path):
     function = load(path, "reward")
-    return lambda question: call(function, question.get("samples", question))
+
+    def answer(question):
+        value = call(function, question.get("samples", question))
+        return plain(value, group="samples" in question)
+
+    return answer
 
 
 def turn(path):
@@ -88,7 +159,7 @@ def turn(path):
             said = [{"role": "user", "content": said}]
         if isinstance(said, dict) and "role" in said:
             said = [said]
-        return {"messages": said} if isinstance(said, list) else said
+        return {"messages": said} if isinstance(said, list) else plain(said)
 
     return answer
 
@@ -141,11 +212,11 @@ def ifbench():
 
 def main(argv):
     if argv == ["--ifbench"]:
-        serve(ifbench())
+        serve(ifbench)
     elif len(argv) == 2 and argv[0] in ("--turn", "--tools"):
-        serve((turn if argv[0] == "--turn" else tools)(argv[1]))
+        serve(turn if argv[0] == "--turn" else tools, argv[1])
     elif len(argv) == 1:
-        serve(reward(argv[0]))
+        serve(reward, argv[0])
     else:
         sys.exit(__doc__)
 

@@ -182,6 +182,155 @@ ab{% generation %}cé{{ i }}{% endgeneration %}日{% generation %}{% endgenerati
 {% for loop in l %}{% endfor %}
 {% for x in l %}{% set x %}{% if x == 1 %}{% break %}{% endif %}t{% endset %}{{ x }}{% endfor %}
 """),
+    ({}, """
+{% for i in [1,2] %}{% block b scoped %}{{ i }}{% endblock %}{% endfor %}
+{% for i in [1,2] %}{% block b %}[{{ i }}]{% endblock %}{% endfor %}
+{% for i in [1,2] %}{% block b scoped %}{{ loop.index }}{% endblock %}{% endfor %}
+{% set x = 5 %}{% block b %}{{ x }}{% endblock %}
+{% block b required %}{% endblock %}
+{% block b required %}x{% endblock %}
+{% block b scoped required %}{% endblock %}
+{% block b required scoped %} {% endblock %}
+{% block a %}A{% endblock %}{{ self.a() }}
+{{ self.b() }}
+{{ self }}
+{% block a %}{{ super() }}{% endblock %}
+{% block a %}{{ super }}{% endblock %}
+{{ super() }}
+{% block a %}{{ super.super() }}{% endblock %}
+{% block a %}{% block b %}B{% endblock %}{% endblock %}{{ self.b() }}{{ self.a() }}
+{% block a %}x{% endblock a %}
+{% block a %}x{% endblock b %}
+{% block a %}{% endblock %}{% block a %}{% endblock %}
+{% block a-b %}{% endblock %}
+{% block %}{% endblock %}
+{% block a foo %}{% endblock %}
+{% set a = self %}{{ a }}
+{% macro m() %}{% block z %}Z{% endblock %}{% endmacro %}{{ m() }}
+{% for i in [1] %}{% set q = 3 %}{% block b scoped %}{{ q }}{{ i }}{% set q = 4 %}{{ q }}{% endblock %}{{ q }}{% endfor %}
+{{ 'a b  c d e f'|wordwrap(3) }}|
+{{ '  a b c'|wordwrap(3) }}|
+{{ '   leading blanks here and more words'|wordwrap(10) }}|
+{{ '     x'|wordwrap(3) }}|
+{{ 'a\\n\\n  b c d'|wordwrap(3) }}|
+{{ 'averyverylongword and then'|wordwrap(5) }}|
+{{ 'averyverylongword and then'|wordwrap(5, false) }}|
+{{ 'hy-phen-ated words-here now'|wordwrap(6) }}|
+{{ 'hy-phen-ated words-here now'|wordwrap(6, break_on_hyphens=false) }}|
+{{ 'a b c'|wordwrap(3, wrapstring='|') }}
+{{ '\\ta\\tb'|wordwrap(3) }}
+{{ 'aa   bb'|wordwrap(4) }}|
+{{ ''|wordwrap(4) }}|
+{{ '   '|wordwrap(2) }}|
+{{ 'é日本 語語語語'|wordwrap(2) }}|
+{{ 'x'|wordwrap(0) }}
+{{ {'b':1,'a':2}|pprint }}
+{{ [1,2,3]|pprint }}
+{{ {'bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb':1,'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa':2}|pprint }}
+{{ range(40)|list|pprint }}
+{{ (['some text']*12)|pprint }}
+{{ {'a': ['some text']*12, 'b': {'z': 1, 'y': ['q'*30]*4}}|pprint }}
+{{ ('word '*40)|pprint }}
+{{ {'k': 'word '*40}|pprint }}
+{{ ['line\\nline\\n'*10]|pprint }}
+{{ {1:2,'a':3,none:4}|pprint }}
+{{ (1,)|pprint }}{{ ()|pprint }}{{ ('x'*50, 'y'*50)|pprint }}
+{{ 'abc'|pprint }}{{ 1.5|pprint }}{{ none|pprint }}{{ true|pprint }}
+{{ {'a': {'b': {'c': {'d': 'x'*60}}}}|pprint }}
+{{ missing|pprint }}
+{{ ("it's"*30)|pprint }}
+{{ [('a'*30, 1), {'k'*30: 'v'*30}]|pprint }}
+{{ '{a} {b}'.format_map({'a':1,'b':2}) }}
+{{ '{a}'.format_map({}) }}
+{{ '{a.b}'.format_map({'a':{'b':2}}) }}
+{{ '{a[b]}'.format_map({'a':{'b':2}}) }}
+{{ '{0}'.format_map({'a':1}) }}
+{{ '{a!r:>5}'.format_map({'a':'x'}) }}
+{{ '{}'.format_map([1]) }}
+{{ '{a}'.format_map() }}
+{{ '{a}'.format_map(1) }}
+{{ '{a.__class__}'.format_map({'a':1}) }}
+{{ 'abc'.translate({97: 'X', 98: none, 99: 100}) }}
+{{ 'abc'.translate({'a': 'b'}) }}
+{{ 'abc'.translate('xyz') }}
+{{ 'abc'.translate([]) }}
+{{ 'abc'.translate(5) }}
+{{ 'abc'.translate() }}
+{{ 'abc'.translate({97: 1.5}) }}
+{{ 'abc'.translate({97: 1114112}) }}
+{{ 'abc'.translate({97: -1}) }}
+{{ 'abc'.maketrans('ab', 'xy') }}
+{{ 'abc'.maketrans('ab', 'xy', 'c') }}
+{{ 'abc'.maketrans({'a': 'b', 98: none}) }}
+{{ 'abc'.maketrans({'ab': 'b'}) }}
+{{ 'abc'.maketrans('ab', 'x') }}
+{{ 'abc'.maketrans(1) }}
+{{ 'abc'.maketrans() }}
+{{ 'abc'.maketrans({1.5: 'b'}) }}
+{{ 'abc'.translate('abc'.maketrans('ab', 'xy', 'c')) }}
+{{ 'abc'.isidentifier() }}{{ '1a'.isidentifier() }}{{ ''.isidentifier() }}{{ 'é'.isidentifier() }}{{ 'a b'.isidentifier() }}{{ '_'.isidentifier() }}{{ 'a·'.isidentifier() }}{{ '℘'.isidentifier() }}{{ 'for'.isidentifier() }}{{ 'ªº'.isidentifier() }}{{ '²'.isidentifier() }}
+{{ 1.5.hex() }} {{ 0.0.hex() }} {{ (-0.1).hex() }} {{ 1e308.hex() }} {{ 5e-324.hex() }} {{ 1e-310.hex() }}
+{{ 2.5.as_integer_ratio() }} {{ 7.as_integer_ratio() }} {{ (0.1).as_integer_ratio() }} {{ (-0.0).as_integer_ratio() }} {{ true.as_integer_ratio() }}
+{{ 1e300.as_integer_ratio() }}
+{{ 1e-300.as_integer_ratio() }}
+{{ 5e-324.as_integer_ratio() }}
+{{ 1.5.is_integer() }}{{ 2.0.is_integer() }}{{ 3.is_integer() }}
+{{ 5.bit_length() }}{{ 5.bit_count() }}{{ 5.conjugate() }}{{ 5.real }}{{ 5.imag }}{{ 5.numerator }}{{ 5.denominator }}{{ 1.5.real }}{{ 1.5.imag }}
+{{ dict.fromkeys(['a','b']) }}
+{{ dict.fromkeys(['a','b'], 1) }}
+{{ {}.fromkeys(['a','b'], 1) }}
+{{ {}.fromkeys('ab') }}
+{{ {}.fromkeys(5) }}
+{{ {}.fromkeys() }}
+{{ {}.fromkeys([[]]) }}
+{{ range.x }}
+{{ ''.__class__ }}
+{{ ''.__class__() }}
+{{ ''.__class__.__mro__ }}
+{{ ''.__len__() }}
+{{ 'a'.__add__('b') }}
+{{ [].__class__() }}
+{{ 5.__add__(1) }}
+{{ {}.__getitem__('a') }}
+{{ {}['__class__'] }}
+{{ ''['__class__'] }}
+{{ missing.__class__ }}
+{{ missing.__call__() }}
+{{ none.__class__() }}
+{{ [].append(1) }}
+{{ {}.update(a=1) }}
+{{ [].sort() }}
+{{ range.__class__ }}
+{{ range.__call__(3) }}
+{{ cycler.__init__ }}
+{{ cycler.__init__.__globals__ }}
+{{ joiner.__init__.__globals__ }}
+{{ self.__class__ }}
+{{ self.__init__() }}
+{{ self._TemplateReference__context }}
+{% for i in [1] %}{{ loop.__class__ }}{{ loop._iterable }}{% endfor %}
+{% for i in [1] %}{{ loop.__class__() }}{% endfor %}
+{% macro m() %}{% endmacro %}{{ m.__class__ }}
+{% macro m() %}{% endmacro %}{{ m.__call__() }}
+{% macro m() %}{% endmacro %}{{ m._func }}
+{{ namespace().__class__ }}
+{{ 'abc'.format.__self__ }}
+{{ ''|attr('__class__') }}
+{{ (''|attr('__class__'))() }}
+{{ '{0.__class__}'.format('') }}
+{{ '{0.__class__.__mro__}'.format('') }}
+{{ '%s'.__mod__('x') }}
+{{ (1,2).__class__.__bases__ }}
+{{ lipsum.__globals__ }}
+{{ ''.join.__call__ }}
+{{ (1).__class__() }}
+{{ [1,2].index(3) }}{{ [1].count(1) }}
+{{ (3).__index__() }}
+{% for i in [1, 2] %}{% block b scoped %}{% block c %}{{ i }}{% endblock %}{{ self.c() }}{% endblock %}{% endfor %}{{ self.b() }}
+{% macro m(x) %}{% block b scoped %}{{ x }}{% endblock %}{% endmacro %}{{ m(4) }}
+{% with y = 2 %}{% block b scoped %}{{ y }}{% endblock %}{% block c %}{{ y }}{% endblock %}{% endwith %}
+{% for i in [1] %}{% block b scoped %}{% for i in [2] %}{{ i }}{% endfor %}{{ i }}{% endblock %}{% endfor %}
+"""),
 ]
 
 # One template each: where line breaks matter, or errors of syntax.

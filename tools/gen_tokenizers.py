@@ -203,6 +203,21 @@ def cases():
     yield case("template", "bytes", post=sequence(
         "processors", byte_level(True, trim=False),
         template("a", "b", "$A", "c", ids={"a": [3], "b": [4, 5], "c": [6]})))
+    # Keys that mean nothing to a component: converters leave them behind.
+    stale = {"add_prefix_space": True, "trim_offsets": False, "use_regex": False}
+    yield case("stale-template", "bytes", post=dict(
+        template("a", "$A", ids={"a": [3]}), **stale))
+    yield case("stale-cls", "bytes", post=dict(
+        template("a", "$A", ids={"a": [3]}), cls=["a", 3], processors=[]))
+    yield case("stale-everywhere", "bytes", dict(sequence(
+        "pretokenizers", dict(split(r"\p{N}", "Isolated"), **stale),
+        {"type": "Digits", "individual_digits": True, "invert": True, **stale},
+        dict(byte_level(regex=False), behavior="Removed")), **stale),
+        dict(bl_dec, cleanup=True, prefix="##"),
+        {"type": "NFC", "strip_left": True, "lowercase": True},
+        dict(sequence("processors", dict(byte_level(False), cls=["a", 3]), dict(
+            template("a", "$A", ids={"a": [3]}), **stale)), **stale),
+        [dict(added("<s>", special=True), comment="x")])
 
 
 def spans_in_bytes(text, offsets):

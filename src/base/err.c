@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/bug.h"
-#include "base/str.h"
+#include "base/shown.h"
 
 /* A message of n bytes was written; what did not fit is marked. */
 static void mark_cut(ml_err *err, size_t n) {
@@ -21,6 +21,7 @@ ml_status ml_fail(ml_err *err, ml_status code, const char *fmt, ...) {
         err->code = code;
         mark_cut(err, (size_t)vsnprintf(err->msg, sizeof err->msg, fmt, ap));
         va_end(ap);
+        ml_show_within(err->msg, sizeof err->msg, ML_SHOWN_ONE_LINE);
     }
     return code;
 }
@@ -39,6 +40,7 @@ void ml_err_prefix(ml_err *err, const char *fmt, ...) {
     n = strlen(err->msg);
     n += (size_t)snprintf(err->msg + n, sizeof err->msg - n, ": %s", old);
     mark_cut(err, n);
+    ml_show_within(err->msg, sizeof err->msg, ML_SHOWN_ONE_LINE);
 }
 
 void ml_bug(const char *file, int line, const char *what) {

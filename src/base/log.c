@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/str.h"
+#include "base/shown.h"
 
 static ml_log_sink *the_sink;
 static void *the_ud;
@@ -34,6 +34,7 @@ void ml_log(ml_log_level level, const char *fmt, ...) {
         line = usual;
         ml_str_copy(line, sizeof usual, (ml_str){ usual, sizeof usual });
     }
+    ml_show_within(line, line == usual ? sizeof usual : n + 1, ML_SHOWN_ONE_LINE);
     the_sink(the_ud, level, line);
     if (line != usual)
         free(line);

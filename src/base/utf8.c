@@ -51,6 +51,17 @@ size_t ml_utf8_valid(ml_str s) {
     return i;
 }
 
+ml_str ml_utf8_cut(ml_str s, size_t max) {
+    size_t begin;
+
+    if (s.len <= max)
+        return s;
+    for (begin = max; begin > 0 && max - begin < 4; begin--)
+        if (((unsigned char)s.ptr[begin] & 0xc0) != 0x80)
+            return (ml_str){ s.ptr, begin };
+    return (ml_str){ s.ptr, max }; /* no UTF-8 */
+}
+
 uint32_t ml_utf8_next(const char **text) {
     const unsigned char *p = (const unsigned char *)*text;
     uint32_t c = p[0];

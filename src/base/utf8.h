@@ -12,6 +12,8 @@
 int ml_utf8_look(const char *p, size_t n);
 /* Bytes of s before the first that is no UTF-8; s.len when all is well. */
 size_t ml_utf8_valid(ml_str s);
+/* The longest beginning of s of at most max bytes that does not end inside a character. */
+ml_str ml_utf8_cut(ml_str s, size_t max);
 /* The character at p in valid text; *p moves past it. */
 uint32_t ml_utf8_next(const char **p);
 /* The last character before p in valid text; *p moves onto it. */

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/shown.h"
 #include "cli/cli.h"
 #include "rl/run_store.h"
 #include "text/tokenizer.h"
@@ -15,11 +16,22 @@ typedef struct viewer {
     int64_t n;
 } viewer;
 
+/* JSON, as it may be shown on a terminal. */
+static void print_json(const char *before, ml_str json) {
+    ml_text t = { 0 };
+
+    ml_text_show(&t, json, ML_SHOWN_ONE_LINE);
+    printf("%s%s", before, t.ptr ? t.ptr : "");
+    ml_text_release(&t);
+}
+
 static void print_text(const char *what, ml_str s) {
     ml_text t = { 0 };
 
     ml_json_quote(&t, s);
-    printf("  %-8s %s\n", what, t.ptr);
+    printf("  %-8s", what);
+    print_json(" ", (ml_str){ t.ptr, t.len });
+    printf("\n");
     ml_text_release(&t);
 }
 
@@ -31,7 +43,7 @@ static void print_token(const viewer *v, int32_t id) {
         ml_text piece = { 0 };
         ml_decode(v->tokenizer, &piece, &id, 1, false);
         ml_json_quote(&t, (ml_str){ piece.ptr ? piece.ptr : "", piece.len });
-        printf("  %s", t.ptr);
+        print_json("  ", (ml_str){ t.ptr, t.len });
         ml_text_release(&piece);
     }
     printf("\n");
@@ -94,8 +106,11 @@ static bool show(void *ud, int64_t rollout, const char *set, const ml_sample *s)
     printf(", %s, %d tokens\n", ml_sample_status_name(s->status), s->n_response);
     print_text("prompt", s->prompt);
     print_text("answer", s->response);
-    if (s->label.len)
-        printf("  %-8s %.*s\n", "label", (int)s->label.len, s->label.ptr);
+    if (s->label.len) {
+        printf("  %-8s", "label");
+        print_json(" ", s->label);
+        printf("\n");
+    }
     if (v->config->inspect.tokens)
         print_tokens(v, s);
     return true;

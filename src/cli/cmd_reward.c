@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "cli/cli.h"
 #include "cli/reward_opts.h"
 #include "io/end_tokens.h"
@@ -20,6 +21,7 @@ typedef struct entry {
     ml_text out;
     double reward; /* 0 where there is none */
     bool used;
+    char why[300]; /* there is no reward: a sentence */
 } entry;
 
 typedef struct reward_job {
@@ -30,6 +32,7 @@ typedef struct reward_job {
     double sum;
     ml_text stop[ML_END_TOKENS]; /* [n_stop] the model's end tokens as text */
     int32_t n_stop;
+    char why[300]; /* the first sample without a reward: a sentence */
 } reward_job;
 
 /* --- in --------------------------------------------------------------------------------- */
@@ -124,7 +127,9 @@ static void write_result(void *ud, const ml_reward_result *r) {
                    ml_reward_outcome_name(r->outcome), r->ms);
     if (r->json[0] == '{')
         ml_text_printf(&e->out, ", \"detail\": %s", r->json);
+    e->why[0] = 0;
     if (r->outcome != ML_REWARD_OK) {
+        ml_str_copy(e->why, sizeof e->why, ml_str_of(r->why));
         ml_text_printf(&e->out, ", \"why\": ");
         ml_json_quote(&e->out, ml_str_of(r->why));
     }
@@ -136,6 +141,8 @@ static ml_status flush(reward_job *j, ml_err *err) {
     ml_rewards_wait(j->rewards);
     for (int i = 0; i < j->n; i++) {
         j->sum += j->entry[i].reward;
+        if (!j->why[0])
+            memcpy(j->why, j->entry[i].why, sizeof j->why);
         puts(j->entry[i].out.ptr);
     }
     for (int i = 0; i < BATCH; i++)
@@ -162,6 +169,17 @@ static void print_summary(reward_job *j) {
     if (n[ML_REWARD_OK])
         fprintf(stderr, "; mean reward %.6g", j->sum / (double)n[ML_REWARD_OK]);
     fprintf(stderr, "\n");
+}
+
+/* A command that scored nothing has failed. */
+static ml_status check_any(reward_job *j, ml_err *err) {
+    int64_t n[ML_REWARD_OUTCOMES];
+
+    ml_rewards_counts(j->rewards, n);
+    if (j->n_sample == 0 || n[ML_REWARD_OK] > 0)
+        return ML_OK;
+    return ml_fail(err, ML_EPEER, "none of the %lld samples has a reward; the first: %s",
+                   (long long)j->n_sample, j->why);
 }
 
 /* --- the command -------------------------------------------------------------------------- */
@@ -233,6 +251,8 @@ ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
         st =
             j.entry ? score_all(&j, err) : ml_fail(err, ML_ENOMEM, "no memory for samples");
         print_summary(&j);
+        if (st == ML_OK)
+            st = check_any(&j, err);
     }
     ml_rewards_close(j.rewards);
     for (int i = 0; j.entry && i < BATCH; i++)

@@ -23,7 +23,8 @@ const ml_flag ml_flags_reward[] = {
       .help =
           "math, deepscaler, gemma_math, dapo, gpqa, f1, exact_match, regex, random, "
           "deterministic_random, zero, one of these after boxed_, remote_rm or ifbench.  "
-          "metadata.rm_type of a sample goes before it." },
+          "metadata.rm_type of a sample goes before it.  A=WEIGHT,B=WEIGHT is a weighted "
+          "sum." },
     { .name = "custom-rm-path",
       .type = ML_FLAG_TEXT,
       ML_AT(reward.custom_rm_path),
@@ -33,7 +34,8 @@ const ml_flag ml_flags_reward[] = {
       .from = ML_FROM_MILES,
       .help = "A reward of one's own, before any type: ./reward.py with a function "
               "reward(sample), cmd:COMMAND for a program that answers JSON lines, or "
-              "./my.so:name for a shared object." },
+              "./my.so:name for a shared object.  math=0.8,./reward.py=0.2 is a weighted "
+              "sum." },
     { .name = "rm-url",
       .type = ML_FLAG_TEXT,
       ML_AT(reward.rm_url),
@@ -96,7 +98,7 @@ const ml_flag ml_flags_reward[] = {
       .def = "4GiB",
       .group = "rewards",
       .cmds = REWARD,
-      .help = "Address space of a worker process; 0: no bound." },
+      .help = "Resident memory of a worker process with its children; 0: no bound." },
     { .name = "reward-retries",
       .type = ML_FLAG_I64,
       ML_AT(reward.n_retry),

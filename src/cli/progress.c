@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/shown.h"
 #include "cli/wrap.h"
 #include "cli/stop.h"
 
@@ -128,13 +129,16 @@ static void draw(void) {
 }
 
 static void print_line(const char *line) {
-    ml_text t = { 0 };
+    ml_text shown = { 0 }, wrapped = { 0 };
 
+    ml_text_add(&shown, "", 0);
+    ml_text_show(&shown, ml_str_of(line), ML_SHOWN_LINES);
     erase();
     if (the.bar)
-        ml_wrap(&t, line, width());
-    puts(the.bar ? t.ptr : line);
-    ml_text_release(&t);
+        ml_wrap(&wrapped, shown.ptr, width());
+    puts(the.bar ? wrapped.ptr : shown.ptr);
+    ml_text_release(&wrapped);
+    ml_text_release(&shown);
     the.spoke_s = ml_clock_s();
     draw();
     fflush(stdout);

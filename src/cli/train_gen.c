@@ -81,7 +81,7 @@ ml_status ml_train_turns_open(ml_turns **out, ml_train_gen *t, const ml_config *
     if (st == ML_OK && c->train.template_kwargs)
         st = ml_json_parse(&o.text.kwargs, &t->arena, ml_str_of(c->train.template_kwargs),
                            "--apply-chat-template-kwargs", err);
-    if (st != ML_OK || (!o.environment.row && !o.environment.command))
+    if (st != ML_OK || (!o.environment.row && !o.environment.command.line))
         return st;
     st = ml_turns_open(out, &o, err);
     if (st != ML_OK)

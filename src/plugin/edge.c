@@ -39,6 +39,60 @@ static ml_status find_among(const miles_row **out, const miles_row *const *row,
     return unknown(row, kind, name, where, err);
 }
 
+static bool has_functions(const miles_row *row, const ml_kind *kind) {
+    void (*fn)(void);
+
+    for (int i = 0; i < 2 && kind->fn[i]; i++) {
+        memcpy(&fn, (const char *)row + kind->fn[i], sizeof fn);
+        if (!fn)
+            return false;
+    }
+    return true;
+}
+
+/* A row that could not be called is refused, whether it is asked for or not. */
+static ml_status check_row(const miles_row *row, int number, const char *path,
+                           ml_err *err) {
+    const ml_kind *kind;
+
+    if (row->size < sizeof *row)
+        return ml_fail(err, ML_EFORMAT,
+                       "row %d of %s has the size %zu, less than that of a miles_row: set "
+                       ".size = sizeof of the row's struct",
+                       number, path, row->size);
+    if (!row->name || !row->name[0])
+        return ml_fail(err, ML_EFORMAT, "row %d of %s has no name: set .name", number,
+                       path);
+    kind = ml_kind_of(row->kind);
+    if (!kind) /* of a later version of the program */
+        return ML_OK;
+    if (row->size < kind->size)
+        return ml_fail(err, ML_EFORMAT,
+                       "row %d of %s, '%s', has the size %zu, and a %s row has %zu: set "
+                       ".size = sizeof of the row's struct",
+                       number, path, row->name, row->size, kind->name, kind->size);
+    if (!has_functions(row, kind))
+        return ml_fail(err, ML_EFORMAT,
+                       "row %d of %s, '%s', a %s row, has no function: set all function "
+                       "pointers of its struct",
+                       number, path, row->name, kind->name);
+    return ML_OK;
+}
+
+static ml_status check_rows(const miles_plugin *plugin, const char *path, ml_err *err) {
+    ml_status st = ML_OK;
+
+    if (!plugin->row)
+        return ml_fail(
+            err, ML_EFORMAT,
+            "%s has no rows: its miles_plugin's .row must be a list that ends in "
+            "NULL",
+            path);
+    for (int i = 0; plugin->row[i] && st == ML_OK; i++)
+        st = check_row(plugin->row[i], i + 1, path, err);
+    return st;
+}
+
 /* Objects are never closed: rows, and whatever they started, live in them. */
 ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err) {
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL), *symbol;
@@ -57,7 +111,7 @@ ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err
                        "%s was made for interface %u, this program has %u: compile it "
                        "against this program's miles/plugin.h",
                        path, *out ? (*out)->abi : 0U, (unsigned)MILES_ABI);
-    return ML_OK;
+    return check_rows(*out, path, err);
 }
 
 static ml_status find_in_object(const miles_row **out, miles_kind kind, const char *spec,
@@ -72,9 +126,6 @@ static ml_status find_in_object(const miles_row **out, miles_kind kind, const ch
     st = ml_plugin_open(&plugin, path, err);
     if (st == ML_OK)
         st = find_among(out, plugin->row, kind, colon + 1, path, err);
-    if (st == ML_OK && (*out)->size < ml_kind_of((int32_t)kind)->size)
-        st = ml_fail(err, ML_EFORMAT, "the row '%s' of %s is smaller than its kind",
-                     colon + 1, path);
     return st;
 }
 

@@ -28,7 +28,7 @@ static ml_status find_tools(ml_environment_opts *out, ml_arena *a, const char *t
                        "tools",
                        flag);
     return ml_worker_command_is(tools)
-               ? ml_worker_command(&out->command, a, "--tools", tools, flag, err)
+               ? ml_worker_command_find(&out->command, a, "--tools", tools, flag, err)
                : find_row(out, tools, flag, err);
 }
 
@@ -51,6 +51,6 @@ ml_status ml_generate_path_resolve(ml_environment_opts *out, ml_arena *a, const 
                        "./my.so:name",
                        path);
     return ml_worker_command_is(path)
-               ? ml_worker_command(&out->command, a, "--turn", path, FLAG, err)
+               ? ml_worker_command_find(&out->command, a, "--turn", path, FLAG, err)
                : find_row(out, path, FLAG, err);
 }

@@ -11,6 +11,7 @@ typedef struct ml_kind {
     const char *name; /* of the kind */
     const char *flag; /* that names such a row, without dashes */
     size_t size;      /* of a row */
+    size_t fn[2];     /* where its functions are; 0: no more */
 } ml_kind;
 
 extern const ml_kind ml_kinds[]; /* ends in a row without a name */

@@ -1,5 +1,7 @@
 #include "plugin/reward_path.h"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "plugin/edge.h"
@@ -7,16 +9,15 @@
 #include "rl/reward/judge.h"
 #include "rl/worker.h"
 
-#define CHECK_S 60.0 /* Python and IFBench's libraries may take their time to load */
+#define CHECK_S 60.0 /* IFBench's libraries may take their time */
 
 /* Without IFBench its command stays unset, and whoever opens the rewards refuses. */
 static void find_ifbench(ml_reward_opts *opts, ml_arena *a) {
-    const char *command = ml_python_command(a, "--ifbench", NULL);
-    ml_worker *w = ml_worker_new(command, 0);
+    ml_worker_command command = ml_python_command(a, "--ifbench", NULL);
+    ml_worker *w = ml_worker_new(&command, 0);
     ml_text answer = { 0 };
     ml_verdict v = { 0 };
-    ml_worker_end end =
-        ml_worker_ask(w, &answer, ml_str_of("{\"check\": true}"), CHECK_S, 0.0);
+    ml_worker_end end = ml_worker_ask(w, &answer, ml_str_of("{\"check\": true}"), CHECK_S);
 
     if (end == ML_WORKER_ANSWERED)
         ml_verdict_read(&v, (ml_str){ answer.ptr, answer.len }, NULL);
@@ -27,8 +28,9 @@ static void find_ifbench(ml_reward_opts *opts, ml_arena *a) {
     ml_verdict_release(&v);
 }
 
-ml_status ml_reward_path_resolve(ml_reward_opts *opts, ml_arena *a, const char *path,
-                                 ml_err *err) {
+/* One reward that is no list. */
+static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
+                          ml_err *err) {
     const miles_row *row = NULL;
     ml_status st;
 
@@ -37,7 +39,7 @@ ml_status ml_reward_path_resolve(ml_reward_opts *opts, ml_arena *a, const char *
     if (!path)
         return ML_OK;
     if (ml_worker_command_is(path))
-        return ml_worker_command(&opts->command, a, NULL, path, "custom-rm-path", err);
+        return ml_worker_command_find(&opts->command, a, NULL, path, "custom-rm-path", err);
     if (!strchr(path, ':'))
         return ml_fail(err, ML_EUSAGE,
                        "--custom-rm-path '%s': write ./reward.py for a Python function "
@@ -52,4 +54,111 @@ ml_status ml_reward_path_resolve(ml_reward_opts *opts, ml_arena *a, const char *
     else
         opts->row = (const void *)row;
     return st;
+}
+
+/* --- sums ------------------------------------------------------------------------- */
+
+/* The weight at the end of "NAME=WEIGHT"; *name_len is the name's. */
+static bool read_weight(const char *item, size_t len, size_t *name_len, double *weight) {
+    const char *equal = memrchr(item, '=', len);
+    char number[40], *end;
+    size_t n;
+
+    if (!equal || equal == item)
+        return false;
+    *name_len = (size_t)(equal - item);
+    n = len - *name_len - 1;
+    if (n == 0 || n >= sizeof number)
+        return false;
+    memcpy(number, equal + 1, n);
+    number[n] = 0;
+    *weight = strtod(number, &end);
+    return *end == 0 && isfinite(*weight);
+}
+
+/* "./format.py:score" is called score, "./format.py" format, "math" math. */
+static const char *short_name(ml_arena *a, const char *what) {
+    const char *colon = strrchr(what, ':'), *slash = strrchr(what, '/');
+    const char *begin = colon && (!slash || colon > slash) ? colon + 1
+                        : slash                            ? slash + 1
+                                                           : what;
+    const char *dot = strstr(begin, ".py");
+    char *name = ml_arena_str(a, begin, dot ? (size_t)(dot - begin) : strlen(begin));
+
+    for (char *p = name; *p; p++)
+        if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.",
+                    *p))
+            *p = '_';
+    return name;
+}
+
+static ml_status find_part(ml_reward_part *out, ml_arena *a, const ml_reward_opts *from,
+                           ml_str item, const char *flag, ml_err *err) {
+    size_t n = 0;
+    char *what;
+
+    if (!read_weight(item.ptr, item.len, &n, &out->weight))
+        return ml_fail(err, ML_EUSAGE,
+                       "--%s: '%.*s' has no weight: a list of rewards is written "
+                       "NAME=WEIGHT,NAME=WEIGHT, such as math=0.8,./format.py=0.2",
+                       flag, (int)item.len, item.ptr);
+    what = ml_arena_str(a, item.ptr, n);
+    out->name = short_name(a, what);
+    out->opts = *from;
+    out->opts.custom = true;
+    out->opts.rm_type = NULL;
+    if (ml_worker_command_is(what) || strchr(what, ':'))
+        return find_one(&out->opts, a, what, err);
+    out->opts.rm_type = what;
+    return find_one(&out->opts, a, NULL, err);
+}
+
+/* A list has a weight at the end of one of its items; commands may hold anything. */
+static bool is_list(const char *text) {
+    double weight;
+    size_t n, len;
+
+    if (!text || strncmp(text, "cmd:", 4) == 0)
+        return false;
+    for (;; text += len + 1) {
+        len = strcspn(text, ",");
+        if (read_weight(text, len, &n, &weight))
+            return true;
+        if (!text[len])
+            return false;
+    }
+}
+
+static ml_status find_list(ml_reward_opts *opts, ml_arena *a, const char *list,
+                           const char *flag, ml_err *err) {
+    ml_reward_part *part = ML_NEW(a, ml_reward_part, strlen(list) + 1);
+    ml_reward_opts from = *opts;
+    ml_status st = ML_OK;
+    size_t len;
+
+    for (;; list += len + 1) {
+        ml_reward_part *own = &part[opts->n_part++];
+        len = strcspn(list, ",");
+        st = find_part(own, a, &from, (ml_str){ list, len }, flag, err);
+        for (int i = 0; st == ML_OK && i + 1 < opts->n_part; i++)
+            if (strcmp(part[i].name, own->name) == 0)
+                st = ml_fail(err, ML_EUSAGE,
+                             "--%s: two of the rewards are called '%s', and their metrics "
+                             "would be, too: rename one of the files or functions",
+                             flag, own->name);
+        if (st != ML_OK || !list[len])
+            break;
+    }
+    opts->part = part;
+    return st;
+}
+
+ml_status ml_reward_path_resolve(ml_reward_opts *opts, ml_arena *a, const char *path,
+                                 ml_err *err) {
+    opts->custom = path != NULL;
+    if (is_list(path))
+        return find_list(opts, a, path, "custom-rm-path", err);
+    if (!path && is_list(opts->rm_type))
+        return find_list(opts, a, opts->rm_type, "rm-type", err);
+    return find_one(opts, a, path, err);
 }

@@ -1,36 +1,13 @@
 #include "plugin/worker_command.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/str.h"
+#include "base/json.h"
+#include "plugin/worker_script.h"
 
-#define SHIM "miles_worker.py"
-
-/* The Python shim: beside the program as built, or where it is installed. */
-static const char *find_shim(ml_arena *a) {
-    static const char *const places[] = { "share", "../share/miles", "../share",
-                                          "../../share" };
-    const char *share = getenv("MILES_SHARE");
-    char exe[4096], *slash;
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-
-    if (share)
-        return ml_arena_printf(a, "%s/" SHIM, share);
-    if (n <= 0)
-        return "share/" SHIM;
-    exe[n] = 0;
-    slash = strrchr(exe, '/');
-    if (slash)
-        *slash = 0;
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        const char *path = ml_arena_printf(a, "%s/%s/" SHIM, exe, places[i]);
-        if (access(path, R_OK) == 0)
-            return path;
-    }
-    return "share/" SHIM;
-}
+/* Runs the script that comes as the first line of standard input, a JSON string. */
+#define BOOT "import json, sys; exec(json.loads(sys.stdin.readline()))"
 
 /* `word` between single quotes, for the shell. */
 static const char *quoted(ml_arena *a, const char *word) {
@@ -63,24 +40,43 @@ bool ml_worker_command_is(const char *path) {
     return strncmp(path, "cmd:", 4) == 0 || is_python(path);
 }
 
-const char *ml_python_command(ml_arena *a, const char *option, const char *path) {
-    return ml_arena_printf(a, "exec python3 %s %s%s%s", quoted(a, find_shim(a)),
-                           option ? option : "", option && path ? " " : "",
-                           path ? quoted(a, path) : "");
+ml_worker_command ml_python_command(ml_arena *a, const char *option, const char *path) {
+    ml_worker_command c = { .name = path ? path : option };
+    ml_text hello = { 0 };
+
+    c.line = ml_arena_printf(a, "exec python3 -c '" BOOT "' %s%s%s", option ? option : "",
+                             option && path ? " " : "", path ? quoted(a, path) : "");
+    ml_json_quote(&hello, ml_worker_script());
+    c.hello = ml_arena_str(a, hello.ptr, hello.len);
+    ml_text_release(&hello);
+    return c;
 }
 
-ml_status ml_worker_command(const char **out, ml_arena *a, const char *option,
-                            const char *path, const char *flag, ml_err *err) {
-    const char *rest = after_cmd(path);
+/* Starts the function once and ends it. */
+static ml_status try_python(const ml_worker_command *c, const char *flag, ml_err *err) {
+    ml_worker *w = ml_worker_new(c, 0);
+    ml_text why = { 0 };
+    ml_status st = ML_OK;
 
-    if (is_python(rest)) {
-        const char *end = strstr(rest, ".py") + 3;
-        const char *file = ml_arena_str(a, rest, (size_t)(end - rest));
-        if (access(file, R_OK) != 0)
-            return ml_fail(err, ML_EIO, "--%s: %s cannot be read", flag, file);
-        *out = ml_python_command(a, option, rest);
-    } else {
-        *out = rest;
+    if (ml_worker_start(w, &why) != ML_WORKER_ANSWERED)
+        st = ml_fail(err, ML_EFORMAT, "--%s: %s", flag, why.ptr);
+    ml_worker_free(w);
+    ml_text_release(&why);
+    return st;
+}
+
+ml_status ml_worker_command_find(ml_worker_command *out, ml_arena *a, const char *option,
+                                 const char *path, const char *flag, ml_err *err) {
+    const char *rest = after_cmd(path), *end, *file;
+
+    if (!is_python(rest)) {
+        *out = (ml_worker_command){ .line = rest, .name = rest };
+        return ML_OK;
     }
-    return ML_OK;
+    end = strstr(rest, ".py") + 3;
+    file = ml_arena_str(a, rest, (size_t)(end - rest));
+    if (access(file, R_OK) != 0)
+        return ml_fail(err, ML_EIO, "--%s: %s cannot be read", flag, file);
+    *out = ml_python_command(a, option, rest);
+    return try_python(out, flag, err);
 }

@@ -1,7 +1,7 @@
 /* worker_command.h - command lines of worker processes.
  *
- * A Python file is served by a shim that is shipped with the program: beside it as built,
- * where it is installed, or in $MILES_SHARE.
+ * A Python file is served by a script that is embedded in the program and sent to the
+ * interpreter over its standard input (worker_script.h).
  *
  * thread: before there are others. */
 #ifndef ML_PLUGIN_WORKER_COMMAND_H
@@ -11,16 +11,19 @@
 
 #include "base/arena.h"
 #include "base/err.h"
+#include "rl/worker.h"
 
 /* Does it name a worker: "cmd:" and a command line, "file.py" or "file.py:name"? */
 bool ml_worker_command_is(const char *path);
 
-/* What /bin/sh is given for such a path.  `option` tells the shim what the function is; NULL: a
- * reward.  A file that cannot be read is an error that begins with the flag. */
-ml_status ml_worker_command(const char **out, ml_arena *a, const char *option,
-                            const char *path, const char *flag, ml_err *err);
+/* The worker for such a path.  `option` tells the script what the function is; NULL: a reward.
+ * A Python file is imported once in a process that ends again, so that a file that cannot be
+ * read, a syntax error and a failing import are errors here, before anything else is loaded.
+ * Errors begin with the flag. */
+ml_status ml_worker_command_find(ml_worker_command *out, ml_arena *a, const char *option,
+                                 const char *path, const char *flag, ml_err *err);
 
-/* The shim with an option, a Python file, or both. */
-const char *ml_python_command(ml_arena *a, const char *option, const char *path);
+/* The script with an option, a Python file, or both; nothing is started. */
+ml_worker_command ml_python_command(ml_arena *a, const char *option, const char *path);
 
 #endif

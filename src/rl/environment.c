@@ -5,9 +5,6 @@
 
 #include "rl/conversation.h"
 #include "rl/question.h"
-#include "rl/worker.h"
-
-#define START_S 60.0 /* a worker that is being started may load its libraries */
 
 struct ml_environment {
     ml_arena arena; /* it lives here itself */
@@ -23,8 +20,8 @@ ml_environment *ml_environment_new(const ml_environment_opts *opts) {
     e = ML_NEW(&arena, ml_environment, 1);
     e->arena = arena;
     e->opts = opts;
-    if (opts->command)
-        e->worker = ml_worker_new(opts->command, opts->memory_bytes);
+    if (opts->command.line)
+        e->worker = ml_worker_new(&opts->command, opts->memory_bytes);
     return e;
 }
 
@@ -161,7 +158,7 @@ static void ask_worker(ml_environment *e, ml_reply *r, const miles_turn_in *in) 
 
     write_question(&question, in);
     switch (ml_worker_ask(e->worker, &answer, (ml_str){ question.ptr, question.len },
-                          e->opts->deadline_s, START_S)) {
+                          e->opts->deadline_s)) {
     case ML_WORKER_ANSWERED:
         if (!read_answer(r, (ml_str){ answer.ptr, answer.len }))
             ml_worker_restart(e->worker);

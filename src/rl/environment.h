@@ -16,6 +16,7 @@
 
 #include "base/json.h"
 #include "rl/reward/rewards.h"
+#include "rl/worker.h"
 
 /* What is said next. */
 typedef struct ml_reply {
@@ -29,7 +30,7 @@ typedef struct ml_reply {
 
 typedef struct ml_environment_opts {
     const miles_generate *row; /* one of the two */
-    const char *command;
+    ml_worker_command command;
     int64_t memory_bytes; /* of a worker process; 0: no bound */
     double deadline_s;    /* for a turn */
 } ml_environment_opts;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "rl/answers.h"
 #include "rl/rollout_edges.h"
 #include "rl/sample_figures.h"
@@ -45,6 +46,7 @@ static ml_status report(const ml_evals *e, const ml_eval_set *set, ml_flight *co
     ml_figures_add(out, prefix, "-none_reward_ratio", none / (double)n);
     ml_figures_add(out, prefix, "-truncated_ratio", truncated / (double)n);
     snprintf(prefix, sizeof prefix, "eval/%s/", set->name);
+    ml_figures_parts(out, prefix, s, n);
     ml_figures_lengths(out, prefix, s, n);
     snprintf(prefix, sizeof prefix, "eval/%s-", set->name);
     if (e->pass_rates)

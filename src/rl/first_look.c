@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "base/utf8.h"
+
 enum { SHOWN = 400, TOKENS = 24 }; /* bytes of a text; tokens of a prompt, of an answer */
 
 static void say_text(ml_text *t, void (*say)(const char *line)) {
@@ -12,13 +14,10 @@ static void say_text(ml_text *t, void (*say)(const char *line)) {
 /* On one line, and not too much of it: of a prompt the end tells more. */
 static void add_short(ml_text *t, ml_str s, bool end) {
     size_t n = s.len < SHOWN ? s.len : SHOWN;
-    ml_str part = { end ? s.ptr + (s.len - n) : s.ptr, n };
+    ml_str part = end ? (ml_str){ s.ptr + (s.len - n), n } : ml_utf8_cut(s, SHOWN);
 
     while (end && n < s.len && part.len && ((unsigned char)part.ptr[0] & 0xC0) == 0x80)
         part = (ml_str){ part.ptr + 1, part.len - 1 }; /* not the middle of a character */
-    while (!end && n < s.len && part.len &&
-           ((unsigned char)part.ptr[part.len] & 0xC0) == 0x80)
-        part.len--;
     ml_json_quote(t, part);
 }
 
@@ -31,8 +30,8 @@ void ml_show_sample(const char *when, const ml_sample *s, void (*say)(const char
     add_short(&t, s->response, false);
     ml_text_printf(&t, " (%d tokens), worth %g", s->n_response, s->reward);
     if (s->label.len)
-        ml_text_printf(&t, "; the label is %.*s",
-                       (int)(s->label.len < SHOWN ? s->label.len : SHOWN), s->label.ptr);
+        ml_text_printf(&t, "; the label is %.*s", (int)ml_utf8_cut(s->label, SHOWN).len,
+                       s->label.ptr);
     say_text(&t, say);
 }
 

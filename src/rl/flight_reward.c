@@ -1,4 +1,5 @@
 /* What flights are worth: asked for one by one, or for the samples of a prompt together. */
+#include <string.h>
 #include "rl/flight_priv.h"
 
 /* From here on a flight belongs to who waits for it. */
@@ -23,6 +24,9 @@ static void take_reward(void *ud, const ml_reward_result *r) {
     x->outcome = r->outcome;
     x->sample.has_reward = r->outcome == ML_REWARD_OK;
     x->sample.reward = x->sample.has_reward ? r->reward : 0.0;
+    x->sample.n_part = r->n_part;
+    if (r->n_part)
+        memcpy(x->sample.part, r->part, (size_t)r->n_part * sizeof *r->part);
     if (!x->sample.has_reward)
         ml_str_copy(x->why, sizeof x->why, ml_str_of(r->why));
     close_one(x);

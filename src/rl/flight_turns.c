@@ -1,6 +1,7 @@
 /* Flights between two turns of the model. */
 #include <math.h>
 
+#include "base/utf8.h"
 #include "rl/flight_priv.h"
 
 void ml_flight_hear(ml_flight *x) {

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "rl/learner_priv.h"
+#include "rl/sample_figures.h"
 
 /* The mean over samples of the mean over their trained tokens. */
 static void add_column(ml_lesson_run *s, const char *name, size_t field) {
@@ -36,6 +37,7 @@ void ml_lesson_report(ml_lesson_run *s) {
     if (s->l->recipe->compute_advantages) {
         ml_figures_add(&s->out->rollout, "rollout/", "raw_reward", raw / n);
         ml_figures_add(&s->out->rollout, "rollout/", "rewards", used / n);
+        ml_figures_parts(&s->out->rollout, "rollout/", s->in, s->n);
     }
     ml_figures_add(&s->out->rollout, "rollout/", "response_lengths", response / n);
     ml_figures_add(&s->out->rollout, "rollout/", "total_lengths", total / n);

@@ -94,6 +94,16 @@ static void write_routed(ml_json_out *o, const char *key, const ml_routed *r,
     ml_text_release(&text);
 }
 
+static void write_parts(ml_json_out *o, const ml_sample *s) {
+    ml_json_key(o, "reward_parts");
+    ml_json_begin(o, '{');
+    for (int32_t i = 0; i < s->n_part; i++) {
+        ml_json_key(o, s->part[i].name);
+        ml_json_exact(o, s->part[i].value);
+    }
+    ml_json_end(o, '}');
+}
+
 void ml_sample_write(ml_text *to, const ml_sample *s) {
     ml_json_out json = { .to = to }, *o = &json;
 
@@ -113,6 +123,8 @@ void ml_sample_write(ml_text *to, const ml_sample *s) {
         ml_json_key(o, "reward");
         ml_json_exact(o, s->reward);
     }
+    if (s->n_part)
+        write_parts(o, s);
     if (s->mask)
         write_mask(o, s->mask, s->n_response);
     if (s->version)
@@ -335,6 +347,9 @@ static void read_reward(reader *r, ml_sample *s) {
     s->has_reward = v != NULL;
     if (v && !ml_json_f64(v, &s->reward))
         complain(r, v, "reward", "a number");
+    v = field(r, "reward_parts");
+    if (v && v->type == ML_JSON_OBJECT)
+        s->n_part = ml_reward_parts_of(s->part, v, NULL);
 }
 
 /* Label and metadata stay as they are written. */

@@ -16,6 +16,7 @@
 
 #include "base/json.h"
 #include "engine/gen.h"
+#include "rl/reward/parts.h"
 
 typedef enum ml_sample_status {
     ML_SAMPLE_PENDING,
@@ -42,6 +43,8 @@ typedef struct ml_sample {
     ml_routed routed[ML_ROUTES];
     double reward;
     bool has_reward;
+    ml_reward_value part[ML_REWARD_PARTS]; /* [n_part] further numbers of the reward */
+    int32_t n_part;
     double shaped;   /* what is learned from in place of the normalised reward, ... */
     bool has_shaped; /* ... where an edge gave it; not recorded */
     bool remove;     /* its mask counts as 0 everywhere */

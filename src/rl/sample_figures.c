@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "rl/advantage/reward_norm.h"
 
@@ -42,6 +43,40 @@ void ml_figures_lengths(ml_figures *f, const char *prefix, const ml_sample *cons
     }
     ml_figures_statistics(f, lengths, length, n);
     ml_figures_add(f, prefix, "truncated_ratio", truncated / (double)n);
+}
+
+/* The sample's part of that name; NULL: none. */
+static const ml_reward_value *part_of(const ml_sample *s, const char *name) {
+    for (int32_t i = 0; i < s->n_part; i++)
+        if (strcmp(s->part[i].name, name) == 0)
+            return &s->part[i];
+    return NULL;
+}
+
+static bool seen_before(const ml_sample *const *s, int64_t n, const char *name) {
+    for (int64_t i = 0; i < n; i++)
+        if (part_of(s[i], name))
+            return true;
+    return false;
+}
+
+void ml_figures_parts(ml_figures *f, const char *prefix, const ml_sample *const *s,
+                      int64_t n) {
+    const char *parts = ml_arena_printf(f->arena, "%sreward/", prefix);
+
+    for (int64_t i = 0; i < n; i++)
+        for (int32_t k = 0; k < s[i]->n_part; k++) {
+            const char *name = s[i]->part[k].name;
+            double sum = 0.0, count = 0.0;
+            if (part_of(s[i], name) != &s[i]->part[k] || seen_before(s, i, name))
+                continue;
+            for (int64_t j = i; j < n; j++) {
+                const ml_reward_value *v = part_of(s[j], name);
+                sum += v ? v->value : 0.0;
+                count += v != NULL;
+            }
+            ml_figures_add(f, parts, name, sum / count);
+        }
 }
 
 /* NAME_mean, _max and _min of n > 0 values. */

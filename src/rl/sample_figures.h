@@ -15,6 +15,10 @@ void ml_figures_statistics(ml_figures *f, const char *prefix, double *value /* [
 void ml_figures_lengths(ml_figures *f, const char *prefix, const ml_sample *const *s,
                         int64_t n);
 
+/* reward/NAME: means of the further numbers of rewards, each over the samples that have it. */
+void ml_figures_parts(ml_figures *f, const char *prefix, const ml_sample *const *s,
+                      int64_t n);
+
 /* multi_turn/...: the model's turns, and lengths with and without what was said to it. */
 void ml_figures_turns(ml_figures *f, const ml_sample *const *s, int64_t n);
 

@@ -1,59 +1,97 @@
 #include "rl/worker.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/arena.h"
 #include "base/clock.h"
+#include "base/json.h"
+#include "base/proc_tree.h"
 
 #define ANSWER_MAX (4 << 20) /* bytes of an answer; more is no answer */
 #define LINGER_S 0.2         /* a process that closed its output is given this to end */
+#define START_S 60.0         /* a worker that is being started may load its libraries */
+#define LOOK_S 0.05          /* between two looks at a worker's memory */
 
 struct ml_worker {
     ml_arena arena; /* it lives here itself */
-    const char *command;
+    ml_worker_command command;
     int64_t memory_bytes;
-    pid_t pid; /* 0: none */
+    double looked; /* when its memory was looked at */
+    pid_t pid;     /* 0: none */
     int fd;
+    pid_t guard; /* kills the worker's group when this program ends; 0: none */
+    int guard_fd;
+    bool started; /* ever */
 };
 
-ml_worker *ml_worker_new(const char *command, int64_t memory_bytes) {
+static const char *copy(ml_arena *a, const char *s) {
+    return s ? ml_arena_str(a, s, strlen(s)) : NULL;
+}
+
+ml_worker *ml_worker_new(const ml_worker_command *command, int64_t memory_bytes) {
     ml_arena arena;
     ml_worker *w;
 
     ml_arena_init(&arena, "worker");
     w = ML_NEW(&arena, ml_worker, 1);
-    w->command = ml_arena_str(&arena, command, strlen(command));
+    w->command.line = copy(&arena, command->line);
+    w->command.name = command->name ? copy(&arena, command->name) : w->command.line;
+    w->command.hello = copy(&arena, command->hello);
     w->arena = arena;
     w->memory_bytes = memory_bytes;
-    w->fd = -1;
+    w->fd = w->guard_fd = -1;
     return w;
 }
 
 /* --- life ---------------------------------------------------------------------------- */
 
 /* Between fork and exec, in a process with threads: system calls only. */
-_Noreturn static void become(const ml_worker *w, int fd) {
-    struct rlimit bound = { (rlim_t)w->memory_bytes, (rlim_t)w->memory_bytes };
+_Noreturn static void become(const char *line, int in, int out, pid_t parent) {
+    sigset_t none;
 
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
     setpgid(0, 0);
-    if (w->memory_bytes > 0)
-        setrlimit(RLIMIT_AS, &bound);
-    dup2(fd, STDIN_FILENO);
-    dup2(fd, STDOUT_FILENO);
-    execl("/bin/sh", "sh", "-c", w->command, (char *)NULL);
+    /* A parent that ended before this line is not noticed by it. */
+    if (parent && (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent))
+        _exit(127);
+    if (dup2(in, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 ||
+        close_range(STDERR_FILENO + 1, ~0U, 0) != 0)
+        _exit(127);
+    execl("/bin/sh", "sh", "-c", line, (char *)NULL);
     _exit(127);
 }
 
-static bool start(ml_worker *w, ml_text *why) {
+/* The end of a pipe that only this program holds closes with it. */
+static void start_guard(ml_worker *w) {
+    int end[2], null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    char line[80];
+
+    snprintf(line, sizeof line, "exec 2>/dev/null; read -r _; kill -s KILL -- -%d",
+             (int)w->pid);
+    if (null >= 0 && pipe2(end, O_CLOEXEC) == 0) {
+        w->guard = fork();
+        if (w->guard == 0)
+            become(line, end[0], null, 0);
+        close(end[0]);
+        w->guard_fd = end[1];
+    }
+    if (null >= 0)
+        close(null);
+}
+
+static bool fork_worker(ml_worker *w, ml_text *why) {
+    pid_t parent = getpid();
     int fd[2];
 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd) != 0) {
@@ -62,7 +100,7 @@ static bool start(ml_worker *w, ml_text *why) {
     }
     w->pid = fork();
     if (w->pid == 0)
-        become(w, fd[1]);
+        become(w->command.line, fd[1], fd[1], parent);
     close(fd[1]);
     if (w->pid < 0) {
         ml_text_printf(why, "no process for a worker process: %s", strerror(errno));
@@ -72,17 +110,40 @@ static bool start(ml_worker *w, ml_text *why) {
     }
     setpgid(w->pid, w->pid); /* whoever is first */
     w->fd = fd[0];
+    start_guard(w);
     return true;
 }
 
-/* Ends the process and everything it started; *status is how it ended. */
+static void reap(pid_t pid, int *status) {
+    while (waitpid(pid, status, 0) < 0 && errno == EINTR)
+        continue;
+}
+
+static void stop_guard(ml_worker *w) {
+    if (w->guard > 0) {
+        kill(w->guard, SIGKILL);
+        reap(w->guard, NULL);
+    }
+    if (w->guard_fd >= 0)
+        close(w->guard_fd);
+    w->guard = 0;
+    w->guard_fd = -1;
+}
+
+/* Ends the process and everything it started, in its group or not; *status is how it ended. */
 static void stop(ml_worker *w, int *status) {
+    pid_t tree[ML_PROC_TREE_MAX];
+    int n;
+
     if (w->pid <= 0)
         return;
+    n = ml_proc_tree(tree, w->pid);
+    kill(-w->pid, SIGKILL); /* before its input ends, which it might complain about */
+    for (int i = 0; i < n; i++)
+        kill(tree[i], SIGKILL);
+    reap(w->pid, status);
     close(w->fd);
-    kill(-w->pid, SIGKILL);
-    while (waitpid(w->pid, status, 0) < 0 && errno == EINTR)
-        continue;
+    stop_guard(w);
     w->pid = 0;
     w->fd = -1;
 }
@@ -117,10 +178,13 @@ static ml_worker_end died(ml_worker *w, ml_text *why) {
     stop(w, &status);
     why->len = 0;
     if (WIFEXITED(status))
-        ml_text_printf(why, "the worker '%.80s' ended with status %d", w->command,
-                       WEXITSTATUS(status));
+        ml_text_printf(why, "the worker '%.80s' ended with status %d%s", w->command.name,
+                       WEXITSTATUS(status),
+                       w->command.hello && WEXITSTATUS(status) == 127
+                           ? ": python3 was not found; install it or put it on PATH"
+                           : "");
     else
-        ml_text_printf(why, "the worker '%.80s' was ended by signal %d", w->command,
+        ml_text_printf(why, "the worker '%.80s' was ended by signal %d", w->command.name,
                        WTERMSIG(status));
     return ML_WORKER_DIED;
 }
@@ -128,29 +192,50 @@ static ml_worker_end died(ml_worker *w, ml_text *why) {
 static ml_worker_end late(ml_worker *w, ml_text *why, double deadline_s) {
     ml_worker_restart(w);
     why->len = 0;
-    ml_text_printf(why, "the worker '%.80s' did not answer within %g s", w->command,
+    ml_text_printf(why, "the worker '%.80s' did not answer within %g s", w->command.name,
                    deadline_s);
     return ML_WORKER_LATE;
 }
 
+/* Looks now and then; where there is too much, ends the worker and says so. */
+static bool too_large(ml_worker *w, ml_text *why) {
+    pid_t tree[ML_PROC_TREE_MAX];
+    double now = ml_clock_s();
+
+    if (w->memory_bytes <= 0 || now - w->looked < LOOK_S)
+        return false;
+    w->looked = now;
+    if (!ml_proc_over(tree, ml_proc_tree(tree, w->pid), w->memory_bytes))
+        return false;
+    ml_worker_restart(w);
+    why->len = 0;
+    ml_text_printf(why,
+                   "the worker '%.80s' held more than %.4g MiB of memory, the limit that "
+                   "--reward-memory sets, and was killed: raise --reward-memory",
+                   w->command.name, (double)w->memory_bytes / (1 << 20));
+    return true;
+}
+
 /* --- lines ---------------------------------------------------------------------------- */
 
-/* Until the socket is ready; false when time is up. */
-static bool ready(const ml_worker *w, short events, double until) {
+/* Until the socket is ready. */
+static ml_worker_end wait_ready(ml_worker *w, short events, double until, ml_text *why) {
     for (;;) {
         struct pollfd p = { .fd = w->fd, .events = events };
         double left = until - ml_clock_s();
-        int n = left > 0 ? poll(&p, 1, (int)(left * 1e3) + 1) : 0;
-        if (n > 0)
-            return true;
+        double slice = w->memory_bytes > 0 && left > LOOK_S ? LOOK_S : left;
+        int n = slice > 0 ? poll(&p, 1, (int)(slice * 1e3) + 1) : 0;
+        if (too_large(w, why))
+            return ML_WORKER_DIED;
+        if (n > 0 ||
+            (n < 0 && errno != EINTR)) /* the call that follows says what is wrong */
+            return ML_WORKER_ANSWERED;
         if (n == 0 && left <= 0)
-            return false;
-        if (n < 0 && errno != EINTR)
-            return true; /* the call that follows will say what is wrong */
+            return ML_WORKER_LATE;
     }
 }
 
-static ml_worker_end send_line(ml_worker *w, ml_str line, double until) {
+static ml_worker_end send_line(ml_worker *w, ml_str line, double until, ml_text *why) {
     ml_text all = { 0 };
     size_t at = 0;
     ml_worker_end end = ML_WORKER_ANSWERED;
@@ -159,10 +244,9 @@ static ml_worker_end send_line(ml_worker *w, ml_str line, double until) {
     ml_text_add(&all, "\n", 1);
     while (at < all.len && end == ML_WORKER_ANSWERED) {
         ssize_t n;
-        if (!ready(w, POLLOUT, until)) {
-            end = ML_WORKER_LATE;
+        end = wait_ready(w, POLLOUT, until, why);
+        if (end != ML_WORKER_ANSWERED)
             break;
-        }
         n = send(w->fd, all.ptr + at, all.len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n > 0)
             at += (size_t)n;
@@ -179,9 +263,10 @@ static ml_worker_end read_line(ml_worker *w, ml_text *out, double until) {
 
     while (out->len < ANSWER_MAX) {
         const char *end;
+        ml_worker_end state = wait_ready(w, POLLIN, until, out);
         ssize_t n;
-        if (!ready(w, POLLIN, until))
-            return ML_WORKER_LATE;
+        if (state != ML_WORKER_ANSWERED)
+            return state;
         n = recv(w->fd, piece, sizeof piece, MSG_DONTWAIT);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
             return ML_WORKER_DIED;
@@ -207,25 +292,73 @@ static void drop_talkative(ml_worker *w) {
         ml_worker_restart(w);
 }
 
-ml_worker_end ml_worker_ask(ml_worker *w, ml_text *out, ml_str line, double deadline_s,
-                            double start_s) {
-    ml_worker_end end;
-    double until;
+/* A line there and a line back; a worker that is gone after it has left its reason in out. */
+static ml_worker_end exchange(ml_worker *w, ml_text *out, ml_str line, double deadline_s) {
+    double until = ml_clock_s() + deadline_s;
+    ml_worker_end end = send_line(w, line, until, out);
 
-    out->len = 0;
-    drop_talkative(w);
-    if (w->pid <= 0) {
-        if (!start(w, out))
-            return ML_WORKER_DIED;
-        deadline_s += start_s;
-    }
-    until = ml_clock_s() + deadline_s;
-    end = send_line(w, line, until);
     if (end == ML_WORKER_ANSWERED) {
+        out->len = 0;
         ml_text_add(out, "", 0);
         end = read_line(w, out, until);
     }
     if (end == ML_WORKER_DIED)
-        return died(w, out);
+        return w->pid > 0 ? died(w, out) : end;
     return end == ML_WORKER_LATE ? late(w, out, deadline_s) : end;
+}
+
+/* What a worker that is not ready has answered: the error it names, or the line as it is. */
+static void say_why(ml_worker *w, ml_text *out) {
+    const ml_json *doc = NULL, *error = NULL;
+    ml_arena arena;
+    ml_err err;
+
+    ml_arena_init(&arena, "a worker's first line");
+    if (ml_json_parse(&doc, &arena,
+                      (ml_str){ ml_arena_str(&arena, out->ptr, out->len), out->len },
+                      "the first line", &err) == ML_OK)
+        error = ml_json_get(doc, "error");
+    if (error && error->type == ML_JSON_STRING) {
+        out->len = 0;
+        ml_text_add(out, error->text.ptr, error->text.len);
+    } else {
+        const char *said = ml_arena_str(&arena, out->ptr, out->len);
+        out->len = 0;
+        ml_text_printf(out,
+                       "the worker '%.80s' began with '%.80s' where \"ready\" is "
+                       "expected",
+                       w->command.name, said);
+    }
+    ml_arena_release(&arena);
+}
+
+ml_worker_end ml_worker_start(ml_worker *w, ml_text *out) {
+    ml_worker_end end;
+
+    out->len = 0;
+    if (w->pid > 0)
+        return ML_WORKER_ANSWERED;
+    if (!fork_worker(w, out))
+        return ML_WORKER_DIED;
+    w->looked = ml_clock_s();
+    if (!w->command.hello)
+        return ML_WORKER_ANSWERED;
+    end = exchange(w, out, ml_str_of(w->command.hello), START_S);
+    if (end != ML_WORKER_ANSWERED || strcmp(out->ptr, "\"ready\"") == 0)
+        return end;
+    say_why(w, out);
+    ml_worker_restart(w);
+    return ML_WORKER_DIED;
+}
+
+ml_worker_end ml_worker_ask(ml_worker *w, ml_text *out, ml_str line, double deadline_s) {
+    bool first = !w->started;
+    ml_worker_end end;
+
+    drop_talkative(w);
+    end = ml_worker_start(w, out);
+    if (end != ML_WORKER_ANSWERED)
+        return end;
+    w->started = true;
+    return exchange(w, out, line, deadline_s + (first && !w->command.hello ? START_S : 0));
 }

@@ -6,7 +6,10 @@
  * so that a late answer never meets a later question.  So is one that is caught saying more
  * than it was asked.
  *
- * thread: one at a time. */
+ * A worker leads a process group.  A second process waits for this program's end, however
+ * that comes, and then kills the group.
+ *
+ * thread: one at a time; the thread that starts a worker must outlive it. */
 #ifndef ML_RL_WORKER_H
 #define ML_RL_WORKER_H
 
@@ -17,21 +20,35 @@
 
 typedef struct ml_worker ml_worker;
 
+/* What is started.  Strings are copied. */
+typedef struct ml_worker_command {
+    const char *line; /* for /bin/sh; NULL: there is no worker */
+    const char *name; /* in messages; NULL: the line */
+    const char
+        *hello; /* sent after every start; the worker answers "ready" or {"error": why}
+                          before its first question.  NULL: none */
+} ml_worker_command;
+
 typedef enum ml_worker_end {
     ML_WORKER_ANSWERED,
     ML_WORKER_LATE, /* no answer before the deadline: killed */
     ML_WORKER_DIED
 } ml_worker_end;
 
-/* Nothing is started yet.  memory_bytes bounds the address space; 0: no bound. */
-ml_worker *ml_worker_new(const char *command, int64_t memory_bytes);
+/* Nothing is started yet.  memory_bytes, --reward-memory, bounds the resident memory of the
+ * worker and its children; 0: no bound. */
+ml_worker *ml_worker_new(const ml_worker_command *command, int64_t memory_bytes);
 void ml_worker_free(ml_worker *w); /* kills; NULL is fine */
+
+/* Starts the worker where there is none and waits, a minute at most, until it is ready.
+ * Otherwise `out` says in a sentence what happened. */
+ml_worker_end ml_worker_start(ml_worker *w, ml_text *out);
 
 /* Sends `line`, which holds no line break, and waits for the answer, which is left in `out`
  * without its line break.  Otherwise `out` says in a sentence what happened.  A worker that
- * had to be started has start_s more. */
-ml_worker_end ml_worker_ask(ml_worker *w, ml_text *out, ml_str line, double deadline_s,
-                            double start_s);
+ * has to be started is started first.  Where the command has no hello, the first question
+ * after the very first start has a minute more; later ones have the deadline alone. */
+ml_worker_end ml_worker_ask(ml_worker *w, ml_text *out, ml_str line, double deadline_s);
 
 /* Kills the worker; the next question finds a new one.  For answers that make no sense. */
 void ml_worker_restart(ml_worker *w);

@@ -102,7 +102,7 @@ typedef enum ml_jnode_kind {
     ML_JN_WITH,         /* list: target, value, target, value ...; body */
     ML_JN_BREAK,
     ML_JN_CONTINUE,
-    ML_JN_BLOCK,      /* name, body */
+    ML_JN_BLOCK,      /* name, body; scoped: local; required */
     ML_JN_AUTOESCAPE, /* a, body */
     ML_JN_LOADER,     /* include, import, extends: nothing to load from */
 } ml_jnode_kind;
@@ -129,6 +129,12 @@ typedef enum ml_jop {
 typedef struct ml_jref {
     int32_t hops, slot;
 } ml_jref;
+
+/* A variable that can be seen where a scoped block stands. */
+typedef struct ml_jlocal {
+    ml_str name;
+    ml_jref ref;
+} ml_jlocal;
 
 typedef struct ml_jkeyword {
     ml_str name;
@@ -167,6 +173,11 @@ struct ml_jnode {
     ml_jparams *params;
     const ml_jnative *native;        /* FILTER, TEST; NULL: there is none */
     bool store, recursive, toplevel; /* toplevel: exported to blocks */
+    bool scoped, required;           /* BLOCK */
+    bool takes_self, takes_super;    /* BLOCK: the body mentions them */
+    ml_jref self, super;
+    const ml_jlocal *local; /* [n_local] of a scoped block */
+    int32_t n_local;
     const ml_jscope *scope, *test_scope, *else_scope; /* of body, b, orelse */
     ml_jref loop;                                     /* FOR: where `loop` lives */
     int32_t

@@ -1,8 +1,7 @@
-/* a.name, a[key], a[from:to:step], and the methods of containers and numbers.
+/* a.name, a[key], a[from:to:step], and the methods of containers.
  *
  * The sandbox: names that begin with an underscore and methods that would change a list or
  * dict give an undefined value, which complains only when it is used. */
-#include <math.h>
 #include <string.h>
 
 #include "text/jinja_priv.h"
@@ -20,21 +19,26 @@ static bool is_one_of(ml_str name, const char *const *names) {
     return false;
 }
 
-/* What every Python object has, and functions besides. */
+#define K(kind) (1U << ML_J_##kind)
+#define ALL ~0U
+
+/* Names with a leading underscore, and the kinds of values that have them. */
+static const struct {
+    const char *name;
+    uint32_t kinds;
+} internals[] = {
+#include "text/jinja_internals.inc"
+};
+
+#undef K
+#undef ALL
+
 static bool is_internal(ml_jval v, ml_str name) {
-    static const char *const of_all[] = {
-        "__class__",   "__init__",     "__doc__",          "__dir__",
-        "__eq__",      "__ge__",       "__gt__",           "__le__",
-        "__lt__",      "__ne__",       "__hash__",         "__new__",
-        "__repr__",    "__str__",      "__reduce__",       "__reduce_ex__",
-        "__setattr__", "__format__",   "__getattribute__", "__delattr__",
-        "__sizeof__",  "__getstate__", "__subclasshook__", "__init_subclass__",
-        NULL
-    };
-    static const char *const of_functions[] = { "__self__", "__globals__", "__code__",
-                                                "__call__", "__name__",    NULL };
-    return is_one_of(name, of_all) || ((v.kind == ML_J_FUNC || v.kind == ML_J_METHOD) &&
-                                       is_one_of(name, of_functions));
+    for (size_t i = 0;
+         name.len && name.ptr[0] == '_' && i < sizeof internals / sizeof *internals; i++)
+        if (ml_str_is(name, internals[i].name))
+            return (internals[i].kinds >> (v.kind == ML_J_BIGINT ? ML_J_INT : v.kind)) & 1;
+    return false;
 }
 
 static bool would_change(ml_jval v, ml_str name) {
@@ -57,6 +61,10 @@ static const ml_jnative *method_of(ml_jval v, ml_str name) {
     case ML_J_FLOAT: return ml_jnative_find(ml_jmethods_float, name);
     case ML_J_LOOP: return ml_jnative_find(ml_jmethods_loop, name);
     case ML_J_CYCLER: return ml_jnative_find(ml_jmethods_cycler, name);
+    case ML_J_FUNC: /* a class method */
+        return strcmp(v.func->name, "dict") == 0 && ml_str_is(name, "fromkeys")
+                   ? ml_jnative_find(ml_jmethods_dict, name)
+                   : NULL;
     default: return NULL;
     }
 }
@@ -168,6 +176,16 @@ static ml_jval char_at(ml_jrun *r, ml_jval s, int64_t i) {
     return ml_jstr_mark(r, c, s.s->markup);
 }
 
+/* self.name: a block of the template. */
+static ml_jval block_of(const ml_jrun *r, ml_jval key) {
+    const ml_jnodes *l = &r->t->blocks;
+
+    for (int32_t i = 0; key.kind == ML_J_STR && i < l->n; i++)
+        if (ml_str_eq(l->node[i]->name, ml_jstr_get(key)))
+            return (ml_jval){ .kind = ML_J_BLOCK, .block = l->node[i] };
+    return ml_jmissing();
+}
+
 /* obj[key]: MISSING when Python would raise TypeError or LookupError. */
 static ml_jval get_item(ml_jrun *r, ml_jval v, ml_jval key) {
     const ml_jval *found;
@@ -184,6 +202,7 @@ static ml_jval get_item(ml_jrun *r, ml_jval v, ml_jval key) {
     case ML_J_RANGE:
         return index_of(v.range->n, key, &i) ? ml_jint(v.range->start + i * v.range->step)
                                              : ml_jmissing();
+    case ML_J_SELF: return block_of(r, key);
     default: return ml_jmissing();
     }
 }
@@ -301,7 +320,7 @@ ml_jval ml_jval_slice(ml_jrun *r, ml_jval v, ml_jval start, ml_jval stop, ml_jva
     return ml_jseq_new(r, v.kind, l.item, l.n);
 }
 
-/* --- methods of containers and numbers ----------------------------------------------------- */
+/* --- methods of containers ----------------------------------------------------- */
 
 static ml_jval seq_index(ml_jrun *r, ml_jval self, const ml_jargs *a) {
     for (int64_t i = 0; i < self.seq->n; i++)
@@ -372,40 +391,22 @@ static ml_jval dict_copy(ml_jrun *r, ml_jval self, const ml_jargs *a) {
     return ml_jdict_value(d);
 }
 
+static ml_jval dict_fromkeys(ml_jrun *r, ml_jval self, const ml_jargs *a) {
+    ml_jitems l = ml_jval_items(r, a->arg[0]);
+    ml_jdict *d = ml_jdict_new(r, l.n);
+
+    (void)self;
+    for (int64_t i = 0; i < l.n; i++)
+        ml_jdict_set(r, d, l.item[i], ml_jarg_given(a, 1) ? a->arg[1] : ml_jnone());
+    return ml_jdict_value(d);
+}
+
 const ml_jnative ml_jmethods_dict[] = {
-    { "get", dict_get, "key default", 1, false }, { "keys", dict_keys, "", 0, false },
-    { "values", dict_values, "", 0, false },      { "items", dict_items, "", 0, false },
-    { "copy", dict_copy, "", 0, false },          { 0 },
-};
-
-static ml_jval float_is_integer(ml_jrun *r, ml_jval self, const ml_jargs *a) {
-    (void)r, (void)a;
-    return ml_jbool(isfinite(self.f) && self.f == floor(self.f));
-}
-
-static ml_jval number_conjugate(ml_jrun *r, ml_jval self, const ml_jargs *a) {
-    (void)r, (void)a;
-    return self;
-}
-
-static ml_jval int_bit_length(ml_jrun *r, ml_jval self, const ml_jargs *a) {
-    int64_t i = 0, n = 0;
-
-    (void)r, (void)a;
-    ml_jval_i64(self, &i);
-    for (uint64_t u = i < 0 ? -(uint64_t)i : (uint64_t)i; u; u >>= 1)
-        n++;
-    return ml_jint(n);
-}
-
-const ml_jnative ml_jmethods_float[] = {
-    { "is_integer", float_is_integer, "", 0, false },
-    { "conjugate", number_conjugate, "", 0, false },
-    { 0 },
-};
-
-const ml_jnative ml_jmethods_int[] = {
-    { "bit_length", int_bit_length, "", 0, false },
-    { "conjugate", number_conjugate, "", 0, false },
+    { "get", dict_get, "key default", 1, false },
+    { "keys", dict_keys, "", 0, false },
+    { "values", dict_values, "", 0, false },
+    { "items", dict_items, "", 0, false },
+    { "copy", dict_copy, "", 0, false },
+    { "fromkeys", dict_fromkeys, "iterable value", 1, false },
     { 0 },
 };

@@ -107,6 +107,7 @@ static void format_value(ml_jrun *r, ml_jbuf *b, ml_jval v, ml_str text, bool ma
 typedef struct braces {
     ml_jrun *r;
     const ml_jargs *args;
+    ml_jval map;  /* of format_map; MISSING: names are keywords */
     int64_t next; /* automatic number; -1 once numbers were given */
     bool markup;
     int depth;
@@ -118,6 +119,20 @@ static ml_jval positional(const braces *f, int64_t i) {
                   "Replacement index %lld out of range for positional args tuple",
                   (long long)i);
     return f->args->pos[i];
+}
+
+static ml_jval from_map(const braces *f, ml_str name) {
+    const ml_jval *found;
+
+    if (f->map.kind == ML_J_UNDEFINED)
+        ml_jraise_undef(f->r, f->map);
+    if (f->map.kind != ML_J_DICT)
+        ml_jraise(f->r, "TypeError", "'%s' object is not subscriptable by a text",
+                  ml_jval_type(f->map));
+    found = ml_jdict_name(f->r, f->map.dict, name);
+    if (!found)
+        ml_jraise(f->r, "KeyError", "'%.*s'", (int)name.len, name.ptr);
+    return *found;
 }
 
 static ml_jval first_of(braces *f, ml_str name) {
@@ -139,6 +154,8 @@ static ml_jval first_of(braces *f, ml_str name) {
         ml_jformat_read(f->r, name.ptr, name.ptr + name.len, &i);
         return positional(f, i);
     }
+    if (f->map.kind != ML_J_MISSING)
+        return from_map(f, name);
     for (int64_t k = 0; k < f->args->n_kw; k++)
         if (ml_str_eq(f->args->kw[k].name, name))
             return f->args->kw[k].value;
@@ -243,7 +260,15 @@ static void expand(braces *f, ml_jbuf *b, ml_str text) {
 }
 
 ml_jval ml_jformat_braces(ml_jrun *r, ml_jval text, const ml_jargs *a) {
-    braces f = { .r = r, .args = a, .markup = text.s->markup };
+    braces f = { .r = r, .args = a, .map = ml_jmissing(), .markup = text.s->markup };
+    ml_jbuf b = { 0 };
+
+    expand(&f, &b, ml_jstr_get(text));
+    return ml_jstr_mark(r, ml_jbuf_value(r, &b), f.markup);
+}
+
+ml_jval ml_jformat_map(ml_jrun *r, ml_jval text, ml_jval map) {
+    braces f = { .r = r, .args = &(ml_jargs){ 0 }, .map = map, .markup = text.s->markup };
     ml_jbuf b = { 0 };
 
     expand(&f, &b, ml_jstr_get(text));

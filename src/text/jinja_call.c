@@ -27,7 +27,8 @@ const ml_jnative *ml_jfilter_find(ml_str name) {
 
 const ml_jnative *ml_jstr_method_find(ml_str name) {
     static const ml_jnative *const tables[] = { ml_jmethods_str, ml_jmethods_str_ask,
-                                                ml_jmethods_str_split };
+                                                ml_jmethods_str_split,
+                                                ml_jmethods_str_map };
     return find_in(tables, sizeof tables / sizeof *tables, name);
 }
 
@@ -79,10 +80,27 @@ static void bind_arguments(ml_jrun *r, const ml_jnative *f, ml_jargs *a) {
                       i + 1);
 }
 
+/* How long a native may look at a value: texts and containers count by their length, so that
+ * the limit of steps bounds time whatever a template is given. */
+static int64_t weight_of(ml_jval v) {
+    switch (v.kind) {
+    case ML_J_STR: return (int64_t)v.s->len / 16;
+    case ML_J_LIST:
+    case ML_J_TUPLE: return v.seq->n / 4;
+    case ML_J_DICT: return v.dict->n / 4;
+    default: return 0;
+    }
+}
+
 ml_jval ml_jnative_call(ml_jrun *r, const ml_jnative *f, ml_jval self, ml_jargs *a) {
     ml_jval v;
 
     ml_jrun_enter(r);
+    ml_jrun_step(r, weight_of(self));
+    for (int64_t i = 0; i < a->n; i++)
+        ml_jrun_step(r, weight_of(a->pos[i]));
+    for (int64_t i = 0; i < a->n_kw; i++)
+        ml_jrun_step(r, weight_of(a->kw[i].value));
     if (f->params)
         bind_arguments(r, f, a);
     v = f->fn(r, self, a);
@@ -231,6 +249,10 @@ ml_jval ml_jval_call(ml_jrun *r, ml_jval f, ml_jargs *a) {
         if (a->n != 1 || a->n_kw)
             ml_jraise(r, "TypeError", "loop() takes exactly one argument");
         return ml_jloop_call(r, f.loop, a->pos[0]);
+    case ML_J_BLOCK:
+        if (a->n || a->n_kw)
+            ml_jraise(r, "TypeError", "a block takes no arguments");
+        return ml_jblock_call(r, f.block);
     case ML_J_JOINER: return f.cycler->pos++ ? f.cycler->item[0] : ml_jstr_of(r, "");
     default: ml_jraise(r, "TypeError", "'%s' object is not callable", ml_jval_type(f));
     }

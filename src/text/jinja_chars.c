@@ -50,6 +50,43 @@ bool ml_jchar_is_word(uint32_t c) {
            k == UTF8PROC_CATEGORY_PC;
 }
 
+/* Characters that Unicode adds to, or takes from, what categories say about identifiers:
+ * Other_ID_Start, Other_ID_Continue, Pattern_Syntax, and what NFKC would break up. */
+static bool is_in(uint32_t c, const uint32_t (*range)[2]) {
+    for (; (*range)[1]; range++)
+        if (c >= (*range)[0] && c <= (*range)[1])
+            return true;
+    return false;
+}
+
+bool ml_jchar_is_id(uint32_t c, bool first) {
+    static const uint32_t starts[][2] = {
+        { '_', '_' }, { 0x1885, 0x1886 }, { 0x2118, 0x2118 }, { 0x212e, 0x212e }, { 0, 0 }
+    };
+    static const uint32_t goes_on[][2] = {
+        { 0xb7, 0xb7 }, { 0x387, 0x387 }, { 0x1369, 0x1371 }, { 0x19da, 0x19da }, { 0, 0 }
+    };
+    static const uint32_t never[][2] = {
+        { 0x37a, 0x37a },   { 0x2e2f, 0x2e2f }, { 0x309b, 0x309c }, { 0xfc5e, 0xfc63 },
+        { 0xfdfa, 0xfdfb }, { 0xfe70, 0xfe70 }, { 0xfe72, 0xfe72 }, { 0xfe74, 0xfe74 },
+        { 0xfe76, 0xfe76 }, { 0xfe78, 0xfe78 }, { 0xfe7a, 0xfe7a }, { 0xfe7c, 0xfe7c },
+        { 0xfe7e, 0xfe7e }, { 0, 0 },
+    };
+    static const uint32_t not_first[][2] = {
+        { 0xe33, 0xe33 }, { 0xeb3, 0xeb3 }, { 0xff9e, 0xff9f }, { 0, 0 }
+    };
+    utf8proc_category_t k = category(c);
+    bool letter = (k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_LO) ||
+                  k == UTF8PROC_CATEGORY_NL || is_in(c, starts);
+
+    if (is_in(c, never))
+        return false;
+    if (first)
+        return letter && !is_in(c, not_first);
+    return letter || k == UTF8PROC_CATEGORY_MN || k == UTF8PROC_CATEGORY_MC ||
+           k == UTF8PROC_CATEGORY_ND || k == UTF8PROC_CATEGORY_PC || is_in(c, goes_on);
+}
+
 int64_t ml_jstr_count_chars(ml_str s) {
     int64_t n = 0;
     for (size_t i = 0; i < s.len; i++)
@@ -81,12 +118,18 @@ size_t ml_jstr_find(ml_str hay, ml_str needle, size_t from) {
     return p ? (size_t)(p - hay.ptr) : SIZE_MAX;
 }
 
-size_t ml_jstr_rfind(ml_str hay, ml_str needle, size_t before) {
+size_t ml_jstr_rfind(ml_jrun *r, ml_str hay, ml_str needle, size_t before) {
     if (needle.len > before)
         return SIZE_MAX;
-    for (size_t i = before - needle.len + 1; i-- > 0;)
-        if (needle.len == 0 || memcmp(hay.ptr + i, needle.ptr, needle.len) == 0)
+    for (size_t i = before - needle.len + 1; i-- > 0;) {
+        if (needle.len == 0)
             return i;
+        if (hay.ptr[i] != needle.ptr[0])
+            continue;
+        ml_jrun_step(r, (int64_t)needle.len / 64);
+        if (memcmp(hay.ptr + i, needle.ptr, needle.len) == 0)
+            return i;
+    }
     return SIZE_MAX;
 }
 

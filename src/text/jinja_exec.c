@@ -8,9 +8,11 @@ static flow exec_body(ml_jrun *r, const ml_jnodes *body);
 /* --- variables ----------------------------------------------------------------------------- */
 
 ml_jval ml_jcontext_get(ml_jrun *r, ml_str name) {
-    const ml_jval *v = ml_jdict_name(r, r->exported, name);
+    const ml_jval *v = r->derived ? ml_jdict_name(r, r->derived, name) : NULL;
     const ml_jnative *global;
 
+    if (!v)
+        v = ml_jdict_name(r, r->exported, name);
     if (!v)
         v = ml_jdict_name(r, r->context, name);
     if (v)
@@ -256,16 +258,66 @@ static void exec_generation(ml_jrun *r, const ml_jnode *n) {
     write_value(r, text);
 }
 
-/* A block sees only the variables of the rendering and of the top level. */
-static void exec_block(ml_jrun *r, const ml_jnode *n) {
+static ml_jval no_parent(ml_jrun *r, const ml_jnode *n) {
+    ml_jbuf b = { 0 };
+
+    ml_jbuf_printf(r, &b, "there is no parent block called '%.*s'.", (int)n->name.len,
+                   n->name.ptr);
+    return ml_jundef_hint(r, (ml_str){ b.ptr, b.len });
+}
+
+static void run_block(ml_jrun *r, const ml_jnode *n) {
     ml_jframe frame = { NULL, ML_JNEW(r, ml_jval, n->n_slot) };
     ml_jframe *kept = ML_JNEW(r, ml_jframe, 1), *outer = r->frame;
 
     *kept = frame;
     r->frame = kept;
     ml_jscope_enter(r, n->scope);
+    if (n->takes_self)
+        *ml_jslot(r, n->self) = (ml_jval){ .kind = ML_J_SELF };
+    if (n->takes_super)
+        *ml_jslot(r, n->super) = no_parent(r, n);
     exec_body(r, &n->body);
     r->frame = outer;
+}
+
+/* What a scoped block sees before all else: the variables around it, as they are now. */
+static ml_jdict *derive(ml_jrun *r, const ml_jnode *n) {
+    ml_jdict *d = ml_jdict_new(r, n->n_local), *outer = r->derived;
+
+    for (int64_t i = 0; outer && i < outer->n; i++)
+        ml_jdict_set(r, d, outer->pair[i].key, outer->pair[i].value);
+    for (int32_t i = 0; i < n->n_local; i++) {
+        ml_jval v = *ml_jslot(r, n->local[i].ref);
+        if (v.kind != ML_J_MISSING)
+            ml_jdict_set(r, d, ml_jstr_view(r, n->local[i].name), v);
+    }
+    return d;
+}
+
+/* A block sees the variables of the rendering and of the top level; a scoped one also those
+ * around it. */
+static void exec_block(ml_jrun *r, const ml_jnode *n) {
+    ml_jdict *outer = r->derived;
+
+    if (n->required)
+        ml_jraise(r, "TemplateRuntimeError", "Required block '%.*s' not found",
+                  (int)n->name.len, n->name.ptr);
+    if (n->scoped)
+        r->derived = derive(r, n);
+    run_block(r, n);
+    r->derived = outer;
+}
+
+ml_jval ml_jblock_call(ml_jrun *r, const ml_jnode *n) {
+    ml_jbuf own = { 0 }, *outer = r->out;
+
+    ml_jrun_enter(r);
+    r->out = &own;
+    run_block(r, n);
+    r->out = outer;
+    ml_jrun_leave(r);
+    return ml_jstr_mark(r, ml_jbuf_value(r, &own), r->autoescape);
 }
 
 static flow exec_set_block(ml_jrun *r, const ml_jnode *n) {

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "text/jinja_priv.h"
+#include "text/jinja_wrap.h"
 
 /* str(v), as a plain view */
 static ml_str text_of(ml_jrun *r, ml_jval v) {
@@ -61,6 +61,8 @@ static ml_jval f_trim(ml_jrun *r, ml_jval v, const ml_jargs *a) {
 
     if (ml_jarg_given(a, 0) && a->arg[0].kind != ML_J_NONE)
         set = ml_jarg_str(r, a, 0, set);
+    /* Each character may be looked for in the whole set. */
+    ml_jrun_step(r, (int64_t)(s.s->len / 64 * set.len));
     return ml_jstr_mark(r, ml_jstr_view(r, ml_jstr_strip(ml_jstr_get(s), set, ML_J_BOTH)),
                         s.s->markup);
 }
@@ -78,8 +80,7 @@ static ml_jval f_center(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     return ml_jbuf_like(r, v, &b);
 }
 
-/* The end of the line at p, without its line break; *next: the line after. */
-static const char *line_end(const char *p, const char *end, const char **next) {
+const char *ml_jline_end(const char *p, const char *end, const char **next) {
     while (p < end) {
         const char *at = p;
         uint32_t c = ml_utf8_next(&p);
@@ -112,7 +113,7 @@ static ml_jval f_indent(ml_jrun *r, ml_jval s, const ml_jargs *a) {
     else
         ml_jbuf_fill(r, &indent, ' ', ml_jarg_int(r, a, 0, 4));
     for (bool is_first = true; p < end || is_first || ends_in_break; is_first = false) {
-        const char *stop = line_end(p, end, &next);
+        const char *stop = ml_jline_end(p, end, &next);
         if (!is_first)
             ml_jbuf_char(r, &b, '\n');
         if (is_first ? first : blank || stop > p)
@@ -156,7 +157,7 @@ static ml_jval f_truncate(ml_jrun *r, ml_jval s, const ml_jargs *a) {
                   (long long)ending.s->n_char, (long long)length);
     head = (ml_str){ s.s->ptr, ml_jstr_offset(s, keep) };
     if (!kill_words) {
-        size_t space = ml_jstr_rfind(head, ml_str_of(" "), head.len);
+        size_t space = ml_jstr_rfind(r, head, ml_str_of(" "), head.len);
         head.len = space == SIZE_MAX ? head.len : space;
     }
     ml_jbuf_str(r, &b, head);
@@ -179,47 +180,12 @@ static ml_jval f_wordcount(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     return ml_jint(n);
 }
 
-/* One line, greedily; words longer than a line are cut unless they may not be. */
-static void wrap_line(ml_jrun *r, ml_jbuf *b, ml_str line, int64_t width, bool cut,
-                      ml_str newline) {
-    const char *p = line.ptr, *end = p + line.len;
-    int64_t column = 0;
-
-    while (p < end) {
-        const char *word = p, *stop;
-        int64_t blanks, n;
-        while (word < end && *word == ' ')
-            word++;
-        stop = word;
-        while (stop < end && *stop != ' ')
-            stop++;
-        blanks = word - p;
-        n = ml_jstr_count_chars((ml_str){ word, (size_t)(stop - word) });
-        if (column && column + blanks + n > width) {
-            ml_jbuf_str(r, b, newline);
-            column = blanks = 0;
-        }
-        if (stop == word)
-            break;
-        while (cut && column + blanks + n > width && width > 0) {
-            ml_jval rest = ml_jstr_view(r, (ml_str){ word, (size_t)(stop - word) });
-            size_t k = ml_jstr_offset(rest, width);
-            ml_jbuf_add(r, b, word, k);
-            ml_jbuf_str(r, b, newline);
-            word += k;
-            n -= width;
-        }
-        ml_jbuf_fill(r, b, ' ', column ? blanks : 0);
-        ml_jbuf_add(r, b, word, (size_t)(stop - word));
-        column += (column ? blanks : 0) + n;
-        p = stop;
-    }
-}
-
 static ml_jval f_wordwrap(ml_jrun *r, ml_jval v, const ml_jargs *a) {
-    ml_str newline = ml_str_of("\n");
+    ml_jwrap how = { .width = ml_jarg_int(r, a, 0, 79),
+                     .cut = ml_jarg_bool(r, a, 1, true),
+                     .hyphens = ml_jarg_bool(r, a, 3, true),
+                     .newline = ml_str_of("\n") };
     const char *p, *end, *next;
-    int64_t width = ml_jarg_int(r, a, 0, 79);
     ml_jbuf b = { 0 };
 
     if (v.kind == ML_J_UNDEFINED)
@@ -230,13 +196,12 @@ static ml_jval f_wordwrap(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     p = v.s->ptr;
     end = p + v.s->len;
     if (ml_jarg_given(a, 2) && a->arg[2].kind != ML_J_NONE)
-        newline = ml_jarg_str(r, a, 2, newline);
+        how.newline = ml_jarg_str(r, a, 2, how.newline);
     for (bool first = true; p < end; first = false) {
-        const char *stop = line_end(p, end, &next);
+        const char *stop = ml_jline_end(p, end, &next);
         if (!first)
-            ml_jbuf_str(r, &b, newline);
-        wrap_line(r, &b, (ml_str){ p, (size_t)(stop - p) }, width,
-                  ml_jarg_bool(r, a, 1, true), newline);
+            ml_jbuf_str(r, &b, how.newline);
+        ml_jbuf_wrap(r, &b, (ml_str){ p, (size_t)(stop - p) }, &how);
         p = next;
     }
     return ml_jbuf_value(r, &b);
@@ -392,7 +357,7 @@ static ml_jval f_attr(ml_jrun *r, ml_jval v, const ml_jargs *a) {
 static ml_jval f_pprint(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jbuf b = { 0 };
     (void)a;
-    ml_jval_repr(r, &b, v);
+    ml_jval_pprint(r, &b, v);
     return ml_jbuf_value(r, &b);
 }
 

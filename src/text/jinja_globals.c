@@ -157,7 +157,7 @@ static ml_jval strftime_now(ml_jrun *r, ml_jval self, const ml_jargs *a) {
 }
 
 const ml_jnative ml_jglobals[] = {
-    { "range", make_range, "start stop step", 1, true },
+    { "range", make_range, "start stop step", 1, false },
     { "dict", make_dict, NULL, 0, true },
     { "namespace", make_namespace, NULL, 0, true },
     { "cycler", make_cycler, NULL, 0, true },

@@ -130,6 +130,7 @@ bool ml_jval_contains(ml_jrun *r, ml_jval box, ml_jval item) {
             ml_jraise(r, "TypeError",
                       "'in <string>' requires string as left operand, not %s",
                       ml_jval_type(item));
+        ml_jrun_step(r, (int64_t)(box.s->len + item.s->len) / 16);
         return ml_jstr_find(ml_jstr_get(box), ml_jstr_get(item), 0) != SIZE_MAX;
     }
     if (box.kind == ML_J_DICT || (box.kind == ML_J_VIEW && box.view->part == ML_J_KEYS)) {

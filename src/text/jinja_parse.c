@@ -212,13 +212,39 @@ static ml_jnode *parse_with(ml_jparser *p, uint32_t at) {
     return n;
 }
 
+static bool is_blank(ml_str s) {
+    const char *p = s.ptr, *end = p + s.len;
+
+    while (p < end)
+        if (!ml_jchar_is_space(ml_utf8_next(&p)))
+            return false;
+    return true;
+}
+
+static bool is_white(const ml_jnodes *body) {
+    for (int32_t i = 0; i < body->n; i++) {
+        const ml_jnode *n = body->node[i];
+        if (n->kind != ML_JN_DATA || !is_blank(ml_jstr_get(n->value)))
+            return false;
+    }
+    return true;
+}
+
 static ml_jnode *parse_block(ml_jparser *p, uint32_t at) {
     ml_jnode *n = ml_jnode_new(p, ML_JN_BLOCK, at);
 
     n->name = ml_jparser_expect(p, ML_JT_NAME, NULL)->text;
-    ml_jparser_skip_name(p, "scoped");
-    ml_jparser_skip_name(p, "required");
+    n->scoped = ml_jparser_skip_name(p, "scoped");
+    n->required = ml_jparser_skip_name(p, "required");
+    if (ml_jparser_at_op(p, "-"))
+        ml_jparser_fail(
+            p, p->tok->at,
+            "Block names in Jinja have to be valid Python identifiers and may not "
+            "contain hyphens, use an underscore instead.");
     parse_block_body(p, &n->body, "endblock");
+    if (n->required && !is_white(&n->body))
+        ml_jparser_fail(p, p->tok->at,
+                        "Required blocks can only contain comments or whitespace");
     if (p->tok->type == ML_JT_NAME && ml_str_eq(p->tok->text, n->name))
         ml_jparser_next(p);
     return n;

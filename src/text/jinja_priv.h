@@ -33,6 +33,7 @@ struct ml_jrun {
     int32_t depth, max_depth;
     ml_jdict *context;  /* the caller's variables */
     ml_jdict *exported; /* assigned at top level, for blocks */
+    ml_jdict *derived;  /* seen by a scoped block and the blocks in it; NULL: none */
     ml_jframe *frame;
     ml_jbuf root, *out; /* out: where output goes now */
     size_t counted;     /* bytes of root whose code points are counted */
@@ -111,8 +112,8 @@ struct ml_jnative {
 extern const ml_jnative ml_jfilters_text[], ml_jfilters_number[], ml_jfilters_seq[],
     ml_jfilters_lazy[], ml_jfilters_order[], ml_jtests[], ml_jglobals[];
 extern const ml_jnative ml_jmethods_str[], ml_jmethods_str_ask[], ml_jmethods_str_split[],
-    ml_jmethods_list[], ml_jmethods_tuple[], ml_jmethods_dict[], ml_jmethods_float[],
-    ml_jmethods_int[], ml_jmethods_loop[], ml_jmethods_cycler[];
+    ml_jmethods_str_map[], ml_jmethods_list[], ml_jmethods_tuple[], ml_jmethods_dict[],
+    ml_jmethods_float[], ml_jmethods_int[], ml_jmethods_loop[], ml_jmethods_cycler[];
 const ml_jnative *ml_jnative_find(const ml_jnative *table, ml_str name);
 const ml_jnative *ml_jstr_method_find(ml_str name);
 const ml_jnative *ml_jfilter_find(ml_str name);
@@ -144,6 +145,8 @@ void ml_jscope_enter(ml_jrun *r, const ml_jscope *s);                 /* jinja_e
 void ml_jscope_leave(ml_jrun *r, const ml_jscope *s);
 /* Runs the body into a text of its own. */
 ml_jval ml_jexec_text(ml_jrun *r, const ml_jnodes *body);
+/* self.name(); jinja_exec.c. */
+ml_jval ml_jblock_call(ml_jrun *r, const ml_jnode *n);
 /* A loop called by its own body; jinja_exec.c. */
 ml_jval ml_jloop_call(ml_jrun *r, ml_jloop *loop, ml_jval iterable);
 ml_jval *ml_jslot(ml_jrun *r, ml_jref ref);
@@ -196,6 +199,7 @@ ml_jval ml_jstr_like(ml_jrun *r, ml_jval from, ml_str s);
 /* jinja_format.c: text % args, text.format(args) */
 ml_jval ml_jformat_percent(ml_jrun *r, ml_jval text, ml_jval args);
 ml_jval ml_jformat_braces(ml_jrun *r, ml_jval text, const ml_jargs *a);
+ml_jval ml_jformat_map(ml_jrun *r, ml_jval text, ml_jval map); /* text.format_map(map) */
 
 /* jinja_chars.c: characters and searches. */
 static inline uint32_t ml_jchar_at(const char *p, size_t *n_byte) {
@@ -207,6 +211,7 @@ static inline uint32_t ml_jchar_at(const char *p, size_t *n_byte) {
 bool ml_jchar_is_space(uint32_t c);
 bool ml_jchar_is_word(uint32_t c); /* \w */
 bool ml_jchar_printable(uint32_t c);
+bool ml_jchar_is_id(uint32_t c, bool first); /* of Python's identifiers */
 /* Python's isalpha(), isdecimal(), isupper(), ... of one character. */
 typedef enum ml_jclass {
     ML_J_ALPHA,
@@ -219,9 +224,9 @@ bool ml_jchar_is(uint32_t c, ml_jclass what);
 int64_t ml_jstr_count_chars(ml_str s);
 /* The byte offset of a code point; 0 <= i <= n_char. */
 size_t ml_jstr_offset(ml_jval s, int64_t i);
-/* SIZE_MAX: not found.  From byte `from` on. */
+/* SIZE_MAX: not found.  From byte `from` on.  Searches from the end cost steps. */
 size_t ml_jstr_find(ml_str hay, ml_str needle, size_t from);
-size_t ml_jstr_rfind(ml_str hay, ml_str needle, size_t before);
+size_t ml_jstr_rfind(ml_jrun *r, ml_str hay, ml_str needle, size_t before);
 bool ml_jstr_begins(ml_str s, ml_str with);
 bool ml_jstr_ends(ml_str s, ml_str with);
 typedef enum ml_jside { ML_J_LEFT = 1, ML_J_RIGHT = 2, ML_J_BOTH = 3 } ml_jside;

@@ -139,6 +139,8 @@ static void repr_other(ml_jrun *r, ml_jbuf *b, ml_jval v) {
                        ml_jval_type(v.method->self));
         break;
     case ML_J_FUNC: ml_jbuf_printf(r, b, "<function %s>", v.func->name); break;
+    case ML_J_SELF: ml_jbuf_printf(r, b, "<TemplateReference None>"); break;
+    case ML_J_BLOCK: ml_jbuf_printf(r, b, "<jinja2.runtime.BlockReference object>"); break;
     default: ml_jbuf_printf(r, b, "<%s object>", ml_jval_type(v));
     }
 }

@@ -50,7 +50,7 @@ static void describe_object(ml_jrun *r, ml_jbuf *b, ml_jval v) {
     if (v.kind == ML_J_NAMESPACE || v.kind == ML_J_CYCLER || v.kind == ML_J_JOINER)
         room = "jinja2.utils.";
     else if (v.kind == ML_J_LOOP || v.kind == ML_J_MACRO || v.kind == ML_J_SELF ||
-             v.kind == ML_J_UNDEFINED)
+             v.kind == ML_J_BLOCK || v.kind == ML_J_UNDEFINED)
         room = "jinja2.runtime.";
     else if (v.kind == ML_J_STR && v.s->markup)
         room = "markupsafe.";

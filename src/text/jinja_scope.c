@@ -157,6 +157,10 @@ static void bind_function(binder *b, ml_jnames *outer, ml_jnode *n) {
     ml_jsurvey_all(s, &n->body);
     if (p)
         declare_specials(b, s, n);
+    if (n->kind == ML_JN_BLOCK) {
+        n->self = declare_special(s, "self", &n->takes_self, &n->body);
+        n->super = declare_special(s, "super", &n->takes_super, &n->body);
+    }
     n->scope = ml_jnames_sealed(s);
     for (int32_t i = 0; p && i < p->n; i++)
         bind(b, s, p->dflt[i], false);
@@ -164,12 +168,33 @@ static void bind_function(binder *b, ml_jnames *outer, ml_jnode *n) {
     n->n_slot = fn.n_slot;
 }
 
-static void bind_block(binder *b, ml_jnode *n) {
+/* All variables that can be seen from s, an inner one in place of an outer one of its name. */
+static void list_locals(binder *b, const ml_jnames *s, ml_jnode *n) {
+    int32_t most = 0;
+    ml_jlocal *local;
+
+    for (const ml_jnames *o = s; o; o = o->outer)
+        most += o->n;
+    local = ML_NEW(&b->t->arena, ml_jlocal, most + 1);
+    n->local = local;
+    for (const ml_jnames *o = s; o; o = o->outer)
+        for (int32_t i = 0; i < o->n; i++) {
+            bool hidden = !o->now[i].here;
+            for (int32_t k = 0; k < n->n_local && !hidden; k++)
+                hidden = ml_str_eq(local[k].name, o->name[i]);
+            if (!hidden)
+                local[n->n_local++] = (ml_jlocal){ o->name[i], place_of(s, o->name[i]) };
+        }
+}
+
+static void bind_block(binder *b, const ml_jnames *around, ml_jnode *n) {
     for (int32_t i = 0; i < b->t->blocks.n; i++)
         if (ml_str_eq(b->t->blocks.node[i]->name, n->name))
             ml_jtrap_throw(b->trap, n->at, "TemplateAssertionError",
                            "block '%.*s' defined twice", (int)n->name.len, n->name.ptr);
     ml_jnodes_add(&(ml_jparser){ .arena = &b->t->arena }, &b->t->blocks, n);
+    if (n->scoped)
+        list_locals(b, around, n);
     bind_function(b, NULL, n);
 }
 
@@ -247,7 +272,7 @@ static void bind(binder *b, ml_jnames *s, ml_jnode *n, bool soft) {
         bind_function(b, s, n);
         break;
     case ML_JN_GENERATION: bind_function(b, s, n); break;
-    case ML_JN_BLOCK: bind_block(b, n); break;
+    case ML_JN_BLOCK: bind_block(b, s, n); break;
     case ML_JN_BREAK:
     case ML_JN_CONTINUE: bind_flow(b, s, n); break;
     default: bind_children(b, s, n, soft);

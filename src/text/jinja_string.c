@@ -58,6 +58,8 @@ static ml_jval strip(ml_jrun *r, ml_jval self, const ml_jargs *a, ml_jside sides
 
     if (ml_jarg_given(a, 0) && a->arg[0].kind != ML_J_NONE)
         set = ml_jarg_str(r, a, 0, set);
+    /* Each character may be looked for in the whole set. */
+    ml_jrun_step(r, (int64_t)(self.s->len / 64 * set.len));
     return ml_jstr_like(r, self, ml_jstr_strip(ml_jstr_get(self), set, sides));
 }
 

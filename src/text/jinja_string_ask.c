@@ -29,7 +29,7 @@ static int64_t find(ml_jrun *r, ml_jval self, const ml_jargs *a, bool from_right
     if (!search_range(r, self, a, &in, &offset))
         return -1;
     ml_jrun_step(r, (int64_t)in.len / 64);
-    at = from_right ? ml_jstr_rfind(in, needle, in.len) : ml_jstr_find(in, needle, 0);
+    at = from_right ? ml_jstr_rfind(r, in, needle, in.len) : ml_jstr_find(in, needle, 0);
     if (at == SIZE_MAX)
         return -1;
     return ml_jstr_count_chars((ml_str){ self.s->ptr, offset + at });

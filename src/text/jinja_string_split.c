@@ -95,7 +95,7 @@ static ml_jval rsplit_at(ml_jrun *r, ml_jval self, ml_str sep, int64_t max) {
     size_t end = s.len, found;
     ml_jitems l = { 0 };
 
-    while (l.n < max && (found = ml_jstr_rfind(s, sep, end)) != SIZE_MAX) {
+    while (l.n < max && (found = ml_jstr_rfind(r, s, sep, end)) != SIZE_MAX) {
         size_t begin = found + sep.len;
         ml_jitems_add(r, &l, ml_jstr_like(r, self, (ml_str){ s.ptr + begin, end - begin }));
         end = found;
@@ -156,7 +156,7 @@ static ml_jval str_partition(ml_jrun *r, ml_jval self, const ml_jargs *a) {
 }
 static ml_jval str_rpartition(ml_jrun *r, ml_jval self, const ml_jargs *a) {
     ml_str s = ml_jstr_get(self), sep = separator(r, a);
-    size_t at = ml_jstr_rfind(s, sep, s.len);
+    size_t at = ml_jstr_rfind(r, s, sep, s.len);
     return at == SIZE_MAX ? three(r, self, s, 0, 0) : three(r, self, s, at, sep.len);
 }
 

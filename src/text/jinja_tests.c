@@ -61,7 +61,7 @@ static ml_jval is_callable(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     (void)r, (void)a;
     return ml_jbool(v.kind == ML_J_UNDEFINED || v.kind == ML_J_MACRO ||
                     v.kind == ML_J_METHOD || v.kind == ML_J_FUNC || v.kind == ML_J_LOOP ||
-                    v.kind == ML_J_JOINER);
+                    v.kind == ML_J_JOINER || v.kind == ML_J_BLOCK);
 }
 static ml_jval is_escaped(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     (void)r, (void)a;

@@ -218,6 +218,7 @@ const char *ml_jval_type(ml_jval v) {
         [ML_J_CYCLER] = "Cycler",
         [ML_J_JOINER] = "Joiner",
         [ML_J_SELF] = "TemplateReference",
+        [ML_J_BLOCK] = "BlockReference",
     };
     static const char *const views[] = { "dict_keys", "dict_values", "dict_items" };
 
@@ -330,6 +331,7 @@ static bool eq_numbers(ml_jval a, ml_jval b) {
 static bool eq_seqs(ml_jrun *r, const ml_jseq *a, const ml_jseq *b) {
     if (a->n != b->n)
         return false;
+    ml_jrun_step(r, a->n / 4);
     for (int64_t i = 0; i < a->n; i++)
         if (!ml_jval_eq(r, a->item[i], b->item[i]))
             return false;
@@ -366,7 +368,10 @@ bool ml_jval_eq(ml_jrun *r, ml_jval a, ml_jval b) {
     case ML_J_MISSING:
     case ML_J_UNDEFINED:
     case ML_J_NONE: is = true; break;
-    case ML_J_STR: is = ml_str_eq(ml_jstr_get(a), ml_jstr_get(b)); break;
+    case ML_J_STR:
+        ml_jrun_step(r, a.s->len == b.s->len ? (int64_t)a.s->len / 64 : 0);
+        is = ml_str_eq(ml_jstr_get(a), ml_jstr_get(b));
+        break;
     case ML_J_LIST:
     case ML_J_TUPLE: is = eq_seqs(r, a.seq, b.seq); break;
     case ML_J_DICT: is = eq_dicts(r, a.dict, b.dict); break;
@@ -434,8 +439,10 @@ int ml_jval_cmp(ml_jrun *r, ml_jval a, ml_jval b, const char *op) {
     if (ml_jval_is_number(a) && ml_jval_is_number(b))
         return a.kind == ML_J_BIGINT || b.kind == ML_J_BIGINT ? cmp_bigints(a, b)
                                                               : cmp_numbers(a, b);
-    if (a.kind == ML_J_STR && b.kind == ML_J_STR)
+    if (a.kind == ML_J_STR && b.kind == ML_J_STR) {
+        ml_jrun_step(r, (int64_t)(a.s->len < b.s->len ? a.s->len : b.s->len) / 64);
         return cmp_strs(a, b);
+    }
     if ((a.kind == ML_J_LIST || a.kind == ML_J_TUPLE) && a.kind == b.kind)
         return cmp_seqs(r, a.seq, b.seq, op);
     ml_jraise(r, "TypeError", "'%s' not supported between instances of '%s' and '%s'", op,

@@ -39,6 +39,7 @@ typedef enum ml_jkind {
     ML_J_CYCLER,
     ML_J_JOINER,
     ML_J_SELF,
+    ML_J_BLOCK, /* self.name */
 } ml_jkind;
 
 typedef struct ml_jstr {
@@ -83,6 +84,7 @@ struct ml_jval {
         const ml_jnative *func;
         ml_jloop *loop;
         ml_jcycler *cycler; /* CYCLER, JOINER */
+        const struct ml_jnode *block;
     };
 };
 

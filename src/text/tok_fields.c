@@ -58,9 +58,8 @@ ml_status ml_tok_need_str(ml_tok_loader *l, const ml_json *obj, const char *key,
     return st;
 }
 
-ml_status ml_tok_check_keys(ml_tok_loader *l, const ml_json *obj, const char *what,
-                            const char *known) {
-    for (const ml_json *c = obj->child; c; c = c->next) {
+ml_status ml_tok_check_keys(ml_tok_loader *l, const ml_json *root, const char *known) {
+    for (const ml_json *c = root->child; c; c = c->next) {
         const char *p = known;
         bool found = false;
         while (p && !found) {
@@ -71,7 +70,7 @@ ml_status ml_tok_check_keys(ml_tok_loader *l, const ml_json *obj, const char *wh
         }
         if (!found)
             return ml_tok_bad(l, ML_EUNSUP, c,
-                              "%s: option \"%.*s\" is not supported; known are %s", what,
+                              "tokenizer: option \"%.*s\" is not supported; known are %s",
                               (int)c->key.len, c->key.ptr, known);
     }
     return ML_OK;

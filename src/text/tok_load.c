@@ -1,13 +1,17 @@
-/* tokenizer.json, read with suspicion: what is not known here is refused by name. */
+/* tokenizer.json.  Types, values and top-level keys that are not known here are refused by
+ * name.  Further keys of a component are stale or decoration: the reference library ignores
+ * them, and so does this. */
+
+#include <string.h>
 
 #include "base/bug.h"
 #include "text/tok_load.h"
 
 /* --- lists of components ---------------------------------------------------- */
 
-/* How a type is called, its options, and who reads it. */
+/* How a type is called, and who reads it. */
 typedef struct kind {
-    const char *name, *keys;
+    const char *name;
     int type;
     ml_status (*read)(ml_tok_loader *l, const ml_json *obj, int type);
 } kind;
@@ -32,6 +36,26 @@ static ml_status unknown_type(ml_tok_loader *l, const section *s, const ml_json 
     return st;
 }
 
+/* The reference library tells post-processors by their keys before it looks at the type:
+ * "cls" and "sep" make any of them RobertaProcessing or BertProcessing, and the keys of a
+ * template make a Sequence TemplateProcessing. */
+static ml_status check_shape(ml_tok_loader *l, const section *s, const ml_json *obj,
+                             ml_str type) {
+    bool cls = ml_json_get(obj, "cls") && ml_json_get(obj, "sep");
+    bool template = ml_str_is(type, "Sequence") && ml_json_get(obj, "single") &&
+                    ml_json_get(obj, "pair") && ml_json_get(obj, "special_tokens");
+
+    if (strcmp(s->name, "post_processor") != 0 || (!cls && !template))
+        return ML_OK;
+    return ml_tok_bad(
+        l, ML_EUNSUP, obj,
+        "post_processor \"%.*s\" has the keys of %s, which the reference "
+        "library takes it for: remove them",
+        type.len > 100 ? 100 : (int)type.len, type.ptr,
+        cls ? "RobertaProcessing (\"cls\", \"sep\")"
+            : "TemplateProcessing (\"single\", \"pair\", \"special_tokens\")");
+}
+
 static ml_status read_component(ml_tok_loader *l, const section *s, const ml_json *obj,
                                 int depth) {
     const ml_json *type = ml_json_get(obj, "type"), *list;
@@ -42,6 +66,9 @@ static ml_status read_component(ml_tok_loader *l, const section *s, const ml_jso
     if (!type || type->type != ML_JSON_STRING)
         return ml_tok_bad(l, ML_EFORMAT, obj, "%s must be an object with a \"type\"",
                           s->name);
+    st = check_shape(l, s, obj, type->text);
+    if (st != ML_OK)
+        return st;
     if (ml_str_is(type->text, "Sequence")) {
         list = ml_json_get(obj, s->list);
         if (!list || list->type != ML_JSON_ARRAY || depth > 8)
@@ -52,10 +79,8 @@ static ml_status read_component(ml_tok_loader *l, const section *s, const ml_jso
         return st;
     }
     for (const kind *k = s->kinds; k->name; k++) {
-        if (!ml_str_is(type->text, k->name))
-            continue;
-        st = ml_tok_check_keys(l, obj, k->name, k->keys);
-        return st == ML_OK ? k->read(l, obj, k->type) : st;
+        if (ml_str_is(type->text, k->name))
+            return k->read(l, obj, k->type);
     }
     return unknown_type(l, s, type, type->text);
 }
@@ -123,15 +148,15 @@ static ml_status read_norm(ml_tok_loader *l, const ml_json *obj, int type) {
 }
 
 static const kind norm_kinds[] = {
-    { "NFC", "type", ML_NORM_NFC, read_norm },
-    { "NFD", "type", ML_NORM_NFD, read_norm },
-    { "NFKC", "type", ML_NORM_NFKC, read_norm },
-    { "NFKD", "type", ML_NORM_NFKD, read_norm },
-    { "Replace", "type|pattern|content", ML_NORM_REPLACE, read_norm },
-    { "Prepend", "type|prepend", ML_NORM_PREPEND, read_norm },
-    { "Lowercase", "type", ML_NORM_LOWERCASE, read_norm },
-    { "Strip", "type|strip_left|strip_right", ML_NORM_STRIP, read_norm },
-    { "StripAccents", "type", ML_NORM_STRIP_ACCENTS, read_norm },
+    { "NFC", ML_NORM_NFC, read_norm },
+    { "NFD", ML_NORM_NFD, read_norm },
+    { "NFKC", ML_NORM_NFKC, read_norm },
+    { "NFKD", ML_NORM_NFKD, read_norm },
+    { "Replace", ML_NORM_REPLACE, read_norm },
+    { "Prepend", ML_NORM_PREPEND, read_norm },
+    { "Lowercase", ML_NORM_LOWERCASE, read_norm },
+    { "Strip", ML_NORM_STRIP, read_norm },
+    { "StripAccents", ML_NORM_STRIP_ACCENTS, read_norm },
     { 0 },
 };
 
@@ -267,17 +292,14 @@ static ml_status read_metaspace(ml_tok_loader *l, const ml_json *obj, int type) 
     return st;
 }
 
-#define METASPACE_KEYS "type|replacement|prepend_scheme|split|add_prefix_space|str_rep"
-#define BYTE_LEVEL_KEYS "type|add_prefix_space|trim_offsets|use_regex"
-
 static const kind pre_kinds[] = {
-    { "Split", "type|pattern|behavior|invert", ML_PRE_SPLIT, read_split },
-    { "ByteLevel", BYTE_LEVEL_KEYS, ML_PRE_BYTE_LEVEL, read_byte_level },
-    { "Metaspace", METASPACE_KEYS, ML_PRE_METASPACE, read_metaspace },
-    { "Digits", "type|individual_digits", ML_PRE_DIGITS, read_plain_pre },
-    { "Punctuation", "type|behavior", ML_PRE_PUNCT, read_plain_pre },
-    { "WhitespaceSplit", "type", ML_PRE_SPACE_SPLIT, read_plain_pre },
-    { "Whitespace", "type", ML_PRE_WORDS, read_plain_pre },
+    { "Split", ML_PRE_SPLIT, read_split },
+    { "ByteLevel", ML_PRE_BYTE_LEVEL, read_byte_level },
+    { "Metaspace", ML_PRE_METASPACE, read_metaspace },
+    { "Digits", ML_PRE_DIGITS, read_plain_pre },
+    { "Punctuation", ML_PRE_PUNCT, read_plain_pre },
+    { "WhitespaceSplit", ML_PRE_SPACE_SPLIT, read_plain_pre },
+    { "Whitespace", ML_PRE_WORDS, read_plain_pre },
     { 0 },
 };
 
@@ -326,12 +348,12 @@ static ml_status read_dec(ml_tok_loader *l, const ml_json *obj, int type) {
 }
 
 static const kind dec_kinds[] = {
-    { "ByteLevel", BYTE_LEVEL_KEYS, ML_DEC_BYTE_LEVEL, read_dec },
-    { "ByteFallback", "type", ML_DEC_BYTE_FALLBACK, read_dec },
-    { "Fuse", "type", ML_DEC_FUSE, read_dec },
-    { "Replace", "type|pattern|content", ML_DEC_REPLACE, read_dec },
-    { "Strip", "type|content|start|stop", ML_DEC_STRIP, read_dec },
-    { "Metaspace", METASPACE_KEYS, ML_DEC_METASPACE, read_dec },
+    { "ByteLevel", ML_DEC_BYTE_LEVEL, read_dec },
+    { "ByteFallback", ML_DEC_BYTE_FALLBACK, read_dec },
+    { "Fuse", ML_DEC_FUSE, read_dec },
+    { "Replace", ML_DEC_REPLACE, read_dec },
+    { "Strip", ML_DEC_STRIP, read_dec },
+    { "Metaspace", ML_DEC_METASPACE, read_dec },
     { 0 },
 };
 
@@ -407,8 +429,8 @@ static ml_status read_template(ml_tok_loader *l, const ml_json *obj, int type) {
 }
 
 static const kind post_kinds[] = {
-    { "TemplateProcessing", "type|single|pair|special_tokens", 0, read_template },
-    { "ByteLevel", BYTE_LEVEL_KEYS, 0, read_post_byte_level },
+    { "TemplateProcessing", 0, read_template },
+    { "ByteLevel", 0, read_post_byte_level },
     { 0 },
 };
 
@@ -425,10 +447,7 @@ static ml_status read_added(ml_tok_loader *l, const ml_json *list) {
         ml_added a = { 0 };
         if (c->type != ML_JSON_OBJECT)
             return ml_tok_bad(l, ML_EFORMAT, c, "an added token must be an object");
-        st = ml_tok_check_keys(l, c, "added token",
-                               "id|content|single_word|lstrip|rstrip|normalized|special");
-        if (st == ML_OK)
-            st = ml_tok_get_str(l, c, "content", &a.content);
+        st = ml_tok_get_str(l, c, "content", &a.content);
         if (st == ML_OK)
             st = ml_tok_get_bool(l, c, "special", false, &a.special);
         if (st == ML_OK)
@@ -476,7 +495,7 @@ static ml_status read_root(ml_tok_loader *l, const ml_json *root) {
 
     if (root->type != ML_JSON_OBJECT)
         return ml_tok_bad(l, ML_EFORMAT, root, "an object was expected");
-    st = ml_tok_check_keys(l, root, "tokenizer", keys);
+    st = ml_tok_check_keys(l, root, keys);
     if (st == ML_OK)
         st = ml_tok_read_model(l, ml_json_get(root, "model"));
     for (size_t i = 0; i < sizeof sections / sizeof *sections && st == ML_OK; i++)

@@ -23,9 +23,8 @@ ml_status ml_tok_get_str(ml_tok_loader *l, const ml_json *obj, const char *key,
                          ml_str *out);
 ml_status ml_tok_need_str(ml_tok_loader *l, const ml_json *obj, const char *key,
                           ml_str *out);
-/* An option nobody has heard of could mean anything.  `known` is "key|key|...". */
-ml_status ml_tok_check_keys(ml_tok_loader *l, const ml_json *obj, const char *what,
-                            const char *known);
+/* The reference library refuses other keys of the whole file.  `known` is "key|key|...". */
+ml_status ml_tok_check_keys(ml_tok_loader *l, const ml_json *root, const char *known);
 
 ml_status ml_tok_read_model(ml_tok_loader *l, const ml_json *model);
 

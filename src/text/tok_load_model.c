@@ -138,9 +138,6 @@ static ml_status read_model_options(ml_tok_loader *l, const ml_json *model) {
 }
 
 ml_status ml_tok_read_model(ml_tok_loader *l, const ml_json *model) {
-    static const char keys[] =
-        "type|dropout|unk_token|continuing_subword_prefix|end_of_word_suffix|fuse_unk|"
-        "byte_fallback|ignore_merges|vocab|merges";
     const ml_json *type = ml_json_get(model, "type"),
                   *merges = ml_json_get(model, "merges");
     ml_status st;
@@ -151,9 +148,6 @@ ml_status ml_tok_read_model(ml_tok_loader *l, const ml_json *model) {
         return ml_tok_bad(l, ML_EUNSUP, type,
                           "model type \"%.*s\" is not supported; supported is BPE",
                           (int)type->text.len, type->text.ptr);
-    st = ml_tok_check_keys(l, model, "model", keys);
-    if (st != ML_OK)
-        return st;
     if (!merges || merges->type != ML_JSON_ARRAY)
         return ml_tok_bad(l, ML_EFORMAT, model, "model: \"merges\" must be a list");
     st = read_vocab(l, ml_json_get(model, "vocab"));

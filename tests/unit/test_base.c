@@ -10,7 +10,9 @@
 #include "base/map.h"
 #include "base/oom.h"
 #include "base/pool.h"
+#include "base/shown.h"
 #include "base/str.h"
+#include "base/utf8.h"
 #include "tests/support/test.h"
 
 static void arena_gives_zeroed_aligned_memory(void) {
@@ -315,6 +317,56 @@ static void log_reaches_its_sink(void) {
     CHECK(h.n == 1);
 }
 
+static void check_shown(const char *from, const char *to, ml_shown_breaks breaks) {
+    ml_text t = { 0 }, again = { 0 };
+
+    ml_text_show(&t, ml_str_of(from), breaks);
+    if (strcmp(t.ptr, to) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s became %s", to, t.ptr);
+    ml_text_show(&again, ml_str_of(t.ptr), breaks);
+    CHECK(strcmp(again.ptr, t.ptr) == 0);
+    ml_text_release(&t);
+    ml_text_release(&again);
+}
+
+static void terminal_controls_are_shown(void) {
+    check_shown("plain \xc3\xa9 \xe6\x97\xa5", "plain \xc3\xa9 \xe6\x97\xa5",
+                ML_SHOWN_ONE_LINE);
+    check_shown("\x1b[2J\x1b]0;title\x07", "\\x1b[2J\\x1b]0;title\\x07", ML_SHOWN_ONE_LINE);
+    check_shown("a\nb\tc\rd", "a\\nb\\tc\\rd", ML_SHOWN_ONE_LINE);
+    check_shown("a\nb\tc\rd", "a\nb\tc\\rd", ML_SHOWN_LINES);
+    check_shown("\xc2\x9b"
+                "31m\x7f",
+                "\\x9b31m\\x7f", ML_SHOWN_LINES);
+    check_shown("\xe2\x80\xae"
+                "txt\xe2\x81\xa6\xd8\x9c",
+                "\\u202etxt\\u2066\\u061c", ML_SHOWN_LINES);
+    check_shown("\xff\xe6\x97", "\\xff\\xe6\\x97", ML_SHOWN_LINES);
+}
+
+static void messages_are_cut_between_characters(void) {
+    char long_text[2000], last[1200] = "";
+    ml_err err;
+
+    for (size_t shift = 0; shift < 3; shift++) {
+        size_t n;
+        for (n = 0; n < shift; n++)
+            long_text[n] = 'x';
+        for (; n + 4 < sizeof long_text; n += 3)
+            memcpy(long_text + n, "\xe6\x97\xa5", 3);
+        long_text[n] = 0;
+        ml_fail(&err, ML_EIO, "%s", long_text);
+        CHECK(ml_utf8_valid(ml_str_of(err.msg)) == strlen(err.msg));
+        CHECK(strlen(err.msg) > sizeof err.msg - 5 && !strstr(err.msg, "\\x"));
+        ml_err_prefix(&err, "prefix");
+        CHECK(ml_utf8_valid(ml_str_of(err.msg)) == strlen(err.msg));
+        ml_str_copy(last, 100 + shift, ml_str_of(long_text));
+        CHECK(ml_utf8_valid(ml_str_of(last)) == strlen(last) && strlen(last) > 92);
+    }
+    ml_fail(&err, ML_EIO, "a\x1b[31mb%.2s", "\xe6\x97\xa5");
+    CHECK(strcmp(err.msg, "a\\x1b[31mb\\xe6\\x97") == 0);
+}
+
 static const ml_test tests[] = {
     { "copies that are cut say so", copies_that_are_cut_say_so },
     { "long messages are whole or marked", long_messages_are_whole_or_marked },
@@ -331,6 +383,8 @@ static const ml_test tests[] = {
     { "pool runs every index once", pool_runs_every_index_once },
     { "pool names a wrong count", pool_names_a_wrong_count },
     { "log reaches its sink", log_reaches_its_sink },
+    { "terminal controls are shown", terminal_controls_are_shown },
+    { "messages are cut between characters", messages_are_cut_between_characters },
     { 0 },
 };
 

@@ -4,8 +4,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/utf8.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
+#include "tests/support/toy_model.h"
 #include "tests/support/toy_run.h"
 
 static char out[16000], more[2000], command[2000];
@@ -115,6 +117,34 @@ static void rounds_as_text(void) {
     CHECK(!ml_test_has(out, "sample 2 of"));
 }
 
+/* Labels and prompts that a terminal would obey, and a label that is cut. */
+static void text_of_others_is_harmless(void) {
+    static const char evil[] = "\xe2\x80\xaeright\xc2\x9b"
+                               "2J";
+    ml_text t = { 0 };
+
+    ml_toy_run_inputs();
+    for (int i = 0; i < 8; i++) {
+        ml_text_printf(&t, "{\"input\": \"what is %d? %s\", \"label\": \"%s%.*s", i, evil,
+                       evil, i % 3, "xx");
+        for (int k = 0; k < 200; k++)
+            ml_text_printf(&t, "\xe6\x97\xa5");
+        ml_text_printf(&t, "\"}\n");
+    }
+    ml_toy_file("data.jsonl", t.ptr);
+    ml_text_release(&t);
+    snprintf(more, sizeof more, "--rm-type random");
+    CHECK(run("a", 2) == 0);
+    CHECK_HAS(out, "; the label is \"\\u202eright\\x9b2J");
+    CHECK(!strstr(out, "\xe2\x80\xae") && !strstr(out, "\xc2\x9b"));
+    CHECK(!strstr(out, "\\xe6") && ml_utf8_valid(ml_str_of(out)) == strlen(out));
+    snprintf(command, sizeof command, "inspect %s --limit 2", ml_test_path("a"));
+    CHECK(ml_test_miles(out, sizeof out, command) == 0);
+    CHECK_HAS(out, "label    \"\\u202eright\\x9b2J");
+    CHECK_HAS(out, "? \\u202eright\\x9b2J");
+    CHECK(!strstr(out, "\xe2\x80\xae") && !strstr(out, "\xc2\x9b"));
+}
+
 /* The weights stay as they are; memory is kept free; the environment is set. */
 static void what_changes_the_run(void) {
     ml_toy_run_inputs();
@@ -143,6 +173,7 @@ static const ml_test tests[] = {
     { "figures must come to something", figures_must_come_to_something },
     { "an end after some rounds", an_end_after_some_rounds },
     { "rounds as text", rounds_as_text },
+    { "text of others is harmless", text_of_others_is_harmless },
     { "what changes the run", what_changes_the_run },
     { 0 },
 };

@@ -377,6 +377,75 @@ static void rewards_have_keys(void) {
     CHECK(file_has("save/metrics.jsonl", "\"eval/toy\": 0.75"));
 }
 
+/* A weighted sum of a built-in reward and Python's, whose parts become metrics. */
+static void rewards_are_summed(void) {
+    static const char both[] =
+        "def reward(s):\n    return {'score': 0.5, 'short': len(s['response']) < 0, "
+        "'text': 'x', 'deep': {'a': 1}}\n"
+        "def half(s):\n    return 0.5\n";
+    char out[16000], more[2000];
+
+    make_inputs();
+    ml_toy_file("fmt.py", both);
+    snprintf(more, sizeof more,
+             "--custom-rm-path zero=3,%s=0.5,%s:half=-2 --eval-interval 1 "
+             "--eval-prompt-data one %s --n-samples-per-eval-prompt 1 ",
+             ml_test_path("fmt.py"), ml_test_path("fmt.py"), ml_test_path("data.jsonl"));
+    if (run(ml_test_path("save"), more, out, sizeof out) != 0)
+        ml_test_fail(__FILE__, __LINE__, "%s", out);
+    CHECK(file_has("save/metrics.jsonl", "\"rollout/raw_reward\": -0.75"));
+    CHECK(file_has("save/metrics.jsonl", "\"rollout/reward/zero\": 0,"));
+    CHECK(file_has("save/metrics.jsonl", "\"rollout/reward/fmt\": 0.5,"));
+    CHECK(file_has("save/metrics.jsonl", "\"rollout/reward/fmt/short\": 0,"));
+    CHECK(file_has("save/metrics.jsonl", "\"rollout/reward/half\": 0.5,"));
+    CHECK(!file_has("save/metrics.jsonl", "reward/fmt/text"));
+    CHECK(file_has("save/metrics.jsonl", "\"eval/one\": -0.75"));
+    CHECK(file_has("save/metrics.jsonl", "\"eval/one/reward/half\": 0.5"));
+}
+
+/* Rows that could not be called are refused by the object's name and the row's number. */
+static void incomplete_rows_are_refused(void) {
+    static const struct {
+        const char *rows, *why;
+    } bad[] = {
+        { "{ .row = { sizeof(miles_reward), MILES_REWARD, .alias = 0 }, .run = f }",
+          "has no name" },
+        { "{ .row = { sizeof(miles_reward), MILES_REWARD, \"\" }, .run = f }",
+          "has no name" },
+        { "{ .row = { sizeof(miles_reward), MILES_REWARD, \"r\" } }",
+          "'r', a reward row, has no function" },
+        { "{ .row = { sizeof(miles_row), MILES_REWARD, \"r\" }, .run = f }",
+          "has the size" },
+        { "{ .row = { 0, MILES_REWARD, \"r\" }, .run = f }", "has the size 0" },
+    };
+    char source[2000], line[2000], out[4000];
+
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        snprintf(source, sizeof source,
+                 "#include <miles/plugin.h>\n"
+                 "static int f(const miles_reward_in *in, miles_reward_out *out, "
+                 "miles_error *e)\n{ (void)in; (void)e; out->reward = 1; return 0; }\n"
+                 "static const miles_reward ok = { .row = { sizeof(miles_reward), "
+                 "MILES_REWARD, \"fine\" }, .run = f };\n"
+                 "static const miles_reward bad = %s;\n"
+                 "static const miles_row *const rows[] = { &ok.row, &bad.row, 0 };\n"
+                 "static const miles_plugin p = { sizeof p, MILES_ABI, rows };\n"
+                 "const miles_plugin *miles_plugin_entry(void);\n"
+                 "const miles_plugin *miles_plugin_entry(void) { return &p; }\n",
+                 bad[i].rows);
+        ml_toy_file("rows.c", source);
+        snprintf(line, sizeof line, "cc -shared -fPIC -Iinclude -o %s %s",
+                 ml_test_path("rows.so"), ml_test_path("rows.c"));
+        CHECK(system(line) == 0);
+        snprintf(line, sizeof line, "reward --custom-rm-path %s:fine < /dev/null",
+                 ml_test_path("rows.so"));
+        CHECK(ml_test_miles(out, sizeof out, line) == 1);
+        CHECK_HAS(out, "row 2 of ");
+        CHECK_HAS(out, "rows.so");
+        CHECK_HAS(out, bad[i].why);
+    }
+}
+
 static const ml_test tests[] = {
     { "every kind is listed", every_kind_is_listed },
     { "watchers are told", watchers_are_told },
@@ -391,6 +460,8 @@ static const ml_test tests[] = {
     { "groups are graded together", groups_are_graded_together },
     { "evaluations are configured", evaluations_are_configured },
     { "rewards have keys", rewards_have_keys },
+    { "rewards are summed", rewards_are_summed },
+    { "incomplete rows are refused", incomplete_rows_are_refused },
     { 0 },
 };
 

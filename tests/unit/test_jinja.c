@@ -101,6 +101,51 @@ static void limits_hold(void) {
     }
 }
 
+/* Work on long values costs steps by their length: a thousand looks at 100,000 characters or
+ * items are too many here, though each is one operation of the template. */
+static void long_values_cost_steps(void) {
+    static const char *const looks[] = {
+        "s.count('y')",
+        "s.isalpha()",
+        "s.islower()",
+        "s is lower",
+        "s | wordcount",
+        "s == t",
+        "s < t",
+        "'y' in s",
+        "s.find('y')",
+        "s.rfind('xy')",
+        "s.strip('abcd')",
+        "s.rfind(h)",
+        "s.startswith(t)",
+        "l.count(0)",
+        "s.strip(t)",
+        "l == m",
+        "s.isidentifier()",
+        "s | wordwrap(9)",
+        "l | first",
+        "s.translate({})",
+        "l | pprint",
+        "s.maketrans(s, t)",
+        "s.partition('y')",
+        "0 in l",
+    };
+    ml_jinja_opts small = { .max_steps = 300000, .max_bytes = 1 << 28 };
+    char template[600];
+
+    for (size_t i = 0; i < sizeof looks / sizeof *looks; i++) {
+        snprintf(template, sizeof template,
+                 "{%% set s = 'x' * 100000 %%}{%% set t = 'x' * 100000 %%}"
+                 "{%% set h = 'x' * 50000 ~ 'y' %%}{%% set l = [1] * 10000 %%}"
+                 "{%% set m = [1] * 10000 %%}"
+                 "{%% for i in range(1000) %%}{%% set y = %s %%}{%% endfor %%}",
+                 looks[i]);
+        if (render(template, small) || !fault.kind || strcmp(fault.kind, "LimitError") != 0)
+            ml_test_fail(__FILE__, __LINE__, "%s: %s", looks[i],
+                         fault.kind ? err.msg : "no limit");
+    }
+}
+
 /* Source whose tree would be too deep to walk. */
 static void deep_sources(void) {
     static const struct {
@@ -344,6 +389,7 @@ static const ml_test tests[] = {
     { "renders", renders, 0 },
     { "faults have a place", faults_have_a_place, 0 },
     { "limits hold", limits_hold, 0 },
+    { "long values cost steps", long_values_cost_steps, 0 },
     { "deep sources", deep_sources, 0 },
     { "wide sources", wide_sources, 0 },
     { "spans count both ways", spans_count_both_ways, 0 },

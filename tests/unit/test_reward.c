@@ -4,12 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "net/http_server.h"
 #include "plugin/reward_path.h"
-#include "rl/worker.h"
 #include "tests/support/example.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
@@ -138,16 +136,15 @@ static void workers_fail_apart(void) {
                                             "garbage", "fine", "nan",  "fine",  "nothing",
                                             "fine",    "kill", "fine", "error", "fine",
                                             "object",  "fine" };
-    ml_reward_opts opts = { .command = MOODY, .deadline_s = 0.5 };
+    ml_reward_opts opts = { .command = { .line = MOODY }, .deadline_s = 3 };
     enum { COUNT = sizeof response / sizeof *response };
     answer a[COUNT];
 
-    /* A worker that has to be started may take longer: warm it up with the first sample. */
     score(&opts, response, COUNT, a);
     for (int i = 0; i < COUNT; i += 2)
         CHECK(a[i].outcome == ML_REWARD_OK && a[i].reward == 1.0);
     CHECK(a[1].outcome == ML_REWARD_TIMEOUT);
-    CHECK_HAS(a[1].why, "did not answer within 0.5 s");
+    CHECK_HAS(a[1].why, "did not answer within 3 s");
     CHECK(a[3].outcome == ML_REWARD_CRASH);
     CHECK_HAS(a[3].why, "status 3");
     CHECK(a[5].outcome == ML_REWARD_INVALID);
@@ -163,7 +160,7 @@ static void workers_fail_apart(void) {
 /* An answer of two lines must not become the next sample's reward. */
 static void answers_stay_with_their_sample(void) {
     static const char *const response[] = { "twice", "fine", "twice", "fine", "fine" };
-    ml_reward_opts opts = { .command = MOODY, .deadline_s = 5 };
+    ml_reward_opts opts = { .command = { .line = MOODY }, .deadline_s = 5 };
     answer a[5];
 
     score(&opts, response, 5, a);
@@ -173,51 +170,12 @@ static void answers_stay_with_their_sample(void) {
 
 static void missing_programs_are_crashes(void) {
     static const char *const response[] = { "a", "b" };
-    ml_reward_opts opts = { .command = "exec /no/such/program 2>/dev/null" };
+    ml_reward_opts opts = { .command = { .line = "exec /no/such/program 2>/dev/null" } };
     answer a[2];
 
     score(&opts, response, 2, a);
     CHECK(a[0].outcome == ML_REWARD_CRASH && a[1].outcome == ML_REWARD_CRASH);
     CHECK_HAS(a[0].why, "status 127");
-}
-
-static void memory_is_limited(void) {
-    ml_worker *w = ml_worker_new("read l; ulimit -v", 100 << 20);
-    ml_text out = { 0 };
-
-    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 5, 5) == ML_WORKER_ANSWERED);
-    CHECK(strcmp(out.ptr, "102400") == 0);
-    ml_worker_free(w);
-    ml_text_release(&out);
-}
-
-/* A line longer than any buffer on the way. */
-static void long_lines_pass(void) {
-    ml_worker *w = ml_worker_new("read -r l; echo ${#l}", 0);
-    char line[300001];
-    ml_text out = { 0 };
-
-    memset(line, 'x', sizeof line);
-    CHECK(ml_worker_ask(w, &out, (ml_str){ line, sizeof line }, 20, 5) ==
-          ML_WORKER_ANSWERED);
-    CHECK(strcmp(out.ptr, "300001") == 0);
-    ml_worker_free(w);
-    ml_text_release(&out);
-}
-
-/* What the shell started is ended too. */
-static void children_are_killed(void) {
-    ml_worker *w = ml_worker_new("sleep 300 & echo $!; wait", 0);
-    ml_text out = { 0 };
-    char path[60];
-
-    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 5, 5) == ML_WORKER_ANSWERED);
-    snprintf(path, sizeof path, "/proc/%s/exe", out.ptr);
-    ml_worker_free(w);
-    for (int i = 0; i < 500 && access(path, R_OK) == 0; i++)
-        usleep(10000);
-    CHECK(access(path, R_OK) != 0);
-    ml_text_release(&out);
 }
 
 /* --- servers ----------------------------------------------------------------------------------------- */
@@ -342,7 +300,7 @@ static void paths_resolve(void) {
 
     ml_arena_init(&a, "paths");
     CHECK(ml_reward_path_resolve(&opts, &a, "cmd:./score --fast", &err) == ML_OK);
-    CHECK(strcmp(opts.command, "./score --fast") == 0);
+    CHECK(strcmp(opts.command.line, "./score --fast") == 0);
     CHECK(ml_reward_path_resolve(&opts, &a, "my.module.reward", &err) == ML_EUSAGE);
     CHECK_HAS(err.msg, "reward.py");
     CHECK(ml_reward_path_resolve(&opts, &a, "no_such_file.py", &err) == ML_EIO);
@@ -350,6 +308,68 @@ static void paths_resolve(void) {
     CHECK(ml_reward_path_resolve(&opts, &a, "./no_such.so:x", &err) == ML_EIO);
     CHECK(ml_reward_path_resolve(&opts, &a, NULL, &err) == ML_OK);
     ml_arena_release(&a);
+}
+
+static void lists_resolve(void) {
+    static const char *const bad[][2] = {
+        { "math=1,f1", "'f1' has no weight" },
+        { "math=1,math=2", "two of the rewards are called 'math'" },
+        { "math=1,", "has no weight" },
+        { "=1,math=1", "has no weight" },
+    };
+    ml_reward_opts opts = { 0 }, list = { .rm_type = "math=0.25,f1=-1e1" };
+    ml_reward_opts unknown = { .rm_type = "math=1,nope=1" };
+    ml_rewards *r;
+    ml_arena a;
+    ml_err err;
+
+    ml_arena_init(&a, "paths");
+    CHECK(ml_reward_path_resolve(&list, &a, NULL, &err) == ML_OK);
+    CHECK(list.n_part == 2 && list.part[0].weight == 0.25 && list.part[1].weight == -10.0);
+    CHECK(strcmp(list.part[1].name, "f1") == 0);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        opts = (ml_reward_opts){ .rm_type = bad[i][0] };
+        CHECK(ml_reward_path_resolve(&opts, &a, NULL, &err) == ML_EUSAGE);
+        CHECK_HAS(err.msg, "--rm-type");
+        CHECK_HAS(err.msg, bad[i][1]);
+    }
+    CHECK(ml_reward_path_resolve(&unknown, &a, NULL, &err) == ML_OK);
+    CHECK(ml_rewards_open(&r, &unknown, &err) == ML_EUSAGE);
+    CHECK_HAS(err.msg, "nope");
+    ml_arena_release(&a);
+}
+
+/* Each part counts by its weight; a sample's own type goes before a list of types. */
+static void sums_are_weighted(void) {
+    static const char *const response[] = { "7", "\\boxed{7}", "8" };
+    ml_reward_opts opts = { .rm_type = "math=0.25,exact_match=0.5", .n_thread = 2 };
+    miles_reward_in own = sample("7 7", "\"7\"");
+    answer a[3], b = { 0 };
+    ml_rewards *r = NULL;
+    ml_arena arena;
+    ml_err err;
+
+    ml_arena_init(&arena, "paths");
+    CHECK(ml_reward_path_resolve(&opts, &arena, NULL, &err) == ML_OK);
+    score(&opts, response, 3, a);
+    CHECK(a[0].outcome == ML_REWARD_OK && a[0].reward == 0.5);
+    CHECK(a[1].outcome == ML_REWARD_OK && a[1].reward == 0.25);
+    CHECK(a[2].outcome == ML_REWARD_OK && a[2].reward == 0.0);
+    own.metadata = "{\"rm_type\": \"zero\"}";
+    own.metadata_len = strlen(own.metadata);
+    CHECK(ml_rewards_open(&r, &opts, &err) == ML_OK);
+    ml_rewards_submit(r, &own, note, &b);
+    ml_rewards_close(r);
+    CHECK(b.outcome == ML_REWARD_OK && b.reward == 0.0);
+    /* One that fails is named. */
+    opts = (ml_reward_opts){ .deadline_s = 20 };
+    CHECK(ml_reward_path_resolve(&opts, &arena,
+                                 "zero=1,cmd:while read l; do echo NaN; done=1",
+                                 &err) == ML_OK);
+    score(&opts, response, 1, a);
+    CHECK(a[0].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[0].why, ": the reward is NaN");
+    ml_arena_release(&arena);
 }
 
 /* --- of one's own --- */
@@ -375,36 +395,114 @@ static void shared_objects_score(void) {
     ml_arena_release(&arena);
 }
 
-static void python_functions_score(void) {
-    static const char *const response[] = { "abc", "raise", "nan", "dict" };
+static bool have_python(void) {
+    bool have = system("python3 -c pass 2>/dev/null") == 0;
+
+    if (!have)
+        printf("skipped: there is no python3 here\n");
+    return have;
+}
+
+/* Writes a Python file and finds it as --custom-rm-path does. */
+static ml_status find_python(ml_reward_opts *opts, ml_arena *a, const char *source,
+                             ml_err *err) {
     const char *file = ml_test_path("reward_example.py");
+
+    CHECK(ml_file_replace(file, ml_str_of(source), err) == ML_OK);
+    return ml_reward_path_resolve(opts, a, file, err);
+}
+
+static void python_functions_score(void) {
+    static const char *const response[] = { "abc",  "raise", "nan",   "dict",
+                                            "none", "exit",  "text",  "scalar",
+                                            "bool", "array", "minus", "pair" };
     static const char source[] =
+        "from fractions import Fraction\n"
+        "class Scalar:  # as numpy and torch have them\n"
+        "    def __init__(self, x): self.x = x\n"
+        "    def item(self): return self.x\n"
+        "class Array(Scalar):\n"
+        "    ndim, shape = 1, (1,)\n"
+        "    def tolist(self): return [self.x]\n"
+        "class Pair(Scalar):\n"
+        "    ndim, shape = 1, (2,)\n"
+        "    def tolist(self): return [self.x, self.x]\n"
         "def reward(sample):\n"
         "    print('not an answer')\n"
-        "    if sample['response'] == 'raise': raise ValueError('cannot')\n"
-        "    if sample['response'] == 'nan': return float('nan')\n"
-        "    if sample['response'] == 'dict': return {'reward': 0.5, 'why': "
-        "sample['label']}\n"
-        "    return len(sample['response'])\n";
+        "    r = sample['response']\n"
+        "    if r == 'raise':\n"
+        "        raise ValueError('cannot')\n"
+        "    if r == 'nan': return Scalar(float('nan'))\n"
+        "    if r == 'dict': return {'reward': Fraction(1, 2), 'why': sample['label']}\n"
+        "    if r == 'none': return None\n"
+        "    if r == 'exit': raise SystemExit(3)\n"
+        "    if r == 'text': return '1.0'\n"
+        "    if r == 'scalar': return Scalar(0.25)\n"
+        "    if r == 'bool': return Scalar(True)\n"
+        "    if r == 'array': return Array(1.0)\n"
+        "    if r == 'pair': return Pair(1.0)\n"
+        "    if r == 'minus': return {'score': float('-inf')}\n"
+        "    return len(r)\n";
+    enum { COUNT = sizeof response / sizeof *response };
     ml_reward_opts opts = { .deadline_s = 30 };
-    answer a[4];
+    answer a[COUNT];
     ml_arena arena;
     ml_err err;
 
-    if (system("python3 -c pass 2>/dev/null") != 0) {
-        printf("skipped: there is no python3 here\n");
+    if (!have_python())
         return;
-    }
     ml_arena_init(&arena, "paths");
-    CHECK(ml_file_replace(file, ml_str_of(source), &err) == ML_OK);
-    CHECK(setenv("MILES_SHARE", "share", 1) == 0);
-    CHECK(ml_reward_path_resolve(&opts, &arena, file, &err) == ML_OK);
-    score(&opts, response, 4, a);
+    CHECK(find_python(&opts, &arena, source, &err) == ML_OK);
+    score(&opts, response, COUNT, a);
     CHECK(a[0].outcome == ML_REWARD_OK && a[0].reward == 3.0);
     CHECK(a[1].outcome == ML_REWARD_INVALID);
-    CHECK_HAS(a[1].why, "ValueError: cannot");
+    CHECK_HAS(a[1].why, "ValueError: cannot (");
+    CHECK_HAS(a[1].why, "reward_example.py, line 15)");
     CHECK(a[2].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[2].why, "the reward is NaN");
     CHECK(a[3].outcome == ML_REWARD_OK && a[3].reward == 0.5);
+    CHECK(a[4].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[4].why, "None");
+    CHECK(a[5].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[5].why, "SystemExit: 3");
+    CHECK(a[6].outcome == ML_REWARD_INVALID);
+    CHECK(a[7].outcome == ML_REWARD_OK && a[7].reward == 0.25);
+    CHECK(a[8].outcome == ML_REWARD_OK && a[8].reward == 1.0);
+    CHECK(a[9].outcome == ML_REWARD_OK && a[9].reward == 1.0);
+    CHECK(a[11].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[11].why, "an array");
+    CHECK(a[10].outcome == ML_REWARD_INVALID);
+    CHECK_HAS(a[10].why, "'score'");
+    CHECK_HAS(a[10].why, "-infinity");
+    ml_arena_release(&arena);
+}
+
+/* Found before anything is scored, in one sentence with the file and the line. */
+static void python_files_are_tried_first(void) {
+    static const struct {
+        const char *source, *why;
+    } bad[] = {
+        { "def reward(s):\n    return 1 +\n", "SyntaxError: " },
+        { "def reward(s):\n    return 1 +\n", "reward_example.py, line 2" },
+        { "import math\nimport no_such_module_xyz\n", "reward_example.py, line 2" },
+        { "import math\nimport no_such_module_xyz\n", "no_such_module_xyz" },
+        { "x = 1\nx.y\n", "AttributeError" },
+        { "def score(s):\n    return 1\n", "the file has no function reward" },
+        { "reward = 1\n", "the file has no function reward" },
+        { "raise SystemExit('no GPU')\n", "no GPU" },
+    };
+    ml_reward_opts opts = { 0 };
+    ml_arena arena;
+    ml_err err;
+
+    if (!have_python())
+        return;
+    ml_arena_init(&arena, "paths");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        CHECK(find_python(&opts, &arena, bad[i].source, &err) == ML_EFORMAT);
+        CHECK_HAS(err.msg, "--custom-rm-path: ");
+        CHECK_HAS(err.msg, bad[i].why);
+    }
     ml_arena_release(&arena);
 }
 
@@ -422,6 +520,34 @@ static void command_replays(void) {
                         "reward --custom-rm-path 'cmd:while read l; do echo 2; done' < "
                         "tests/golden/rewards/f1.jsonl") == 0);
     CHECK_HAS(out, "mean reward 2");
+    CHECK(ml_test_miles(out, sizeof out,
+                        "reward --custom-rm-path 'cmd:while read l; do echo NaN; done' < "
+                        "tests/golden/rewards/f1.jsonl") == 3);
+    CHECK_HAS(out, "samples has a reward");
+    CHECK_HAS(out, "the reward is NaN");
+}
+
+/* A copy of the program, without a file beside it, serves Python rewards. */
+static void the_program_works_alone(void) {
+    char line[6000], out[2000], program[4096];
+    FILE *f;
+    size_t n;
+
+    if (!have_python())
+        return;
+    snprintf(line, sizeof line, "%s/miles", getenv("MILES_UNDER_TEST"));
+    CHECK(realpath(line, program) != NULL);
+    snprintf(
+        line, sizeof line,
+        "cd %s && cp %s ./alone && printf 'def reward(s):\\n    return 0.5\\n' > r.py && "
+        "echo '{\"response\": \"x\"}' | ./alone reward --custom-rm-path ./r.py 2>&1",
+        ml_test_dir(), program);
+    f = popen(line, "r");
+    CHECK(f != NULL);
+    n = f ? fread(out, 1, sizeof out - 1, f) : 0;
+    out[n] = 0;
+    CHECK(f && pclose(f) == 0);
+    CHECK_HAS(out, "{\"reward\": 0.5, \"outcome\": \"ok\"");
 }
 
 /* With the model's name, its end token is no part of answers that it ended. */
@@ -454,15 +580,16 @@ static const ml_test tests[] = {
     { "workers fail apart", workers_fail_apart, 120 },
     { "answers stay with their sample", answers_stay_with_their_sample, 0 },
     { "missing programs are crashes", missing_programs_are_crashes, 0 },
-    { "memory is limited", memory_is_limited, 0 },
-    { "long lines pass", long_lines_pass, 0 },
-    { "children are killed", children_are_killed, 0 },
     { "servers are tried again", servers_are_tried_again, 0 },
     { "servers see the stop token", servers_see_the_stop_token, 0 },
     { "servers that are down are crashes", servers_that_are_down_are_crashes, 0 },
     { "paths resolve", paths_resolve, 0 },
+    { "lists resolve", lists_resolve, 0 },
+    { "sums are weighted", sums_are_weighted, 0 },
     { "shared objects score", shared_objects_score, 0 },
     { "python functions score", python_functions_score, 120 },
+    { "python files are tried first", python_files_are_tried_first, 120 },
+    { "the program works alone", the_program_works_alone, 0 },
     { "command replays", command_replays, 0 },
     { "command takes the end token off", command_takes_the_end_token_off, 0 },
     { 0 },

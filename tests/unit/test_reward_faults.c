@@ -68,7 +68,7 @@ static void check_survives(const char *once, const char *more, const char *count
 
 static void workers_that_fail_once_cost_a_group(void) {
     make_inputs();
-    check_survives("sleep 100", "--reward-timeout 0.5", "timeout", "did not answer within");
+    check_survives("sleep 100", "--reward-timeout 3", "timeout", "did not answer within");
     check_survives("exit 7", "", "crash", "ended with status 7");
     check_survives("kill -9 $$", "", "crash", "was ended by signal 9");
     check_survives("echo garbage", "", "invalid", "the reward");
@@ -80,9 +80,10 @@ static void workers_that_fail_once_cost_a_group(void) {
 /* What never works stops the run with one sentence. */
 static void what_never_works_stops(void) {
     static const char greedy[] = "import sys\n"
+                                 "import time\n"
                                  "for line in sys.stdin:\n"
-                                 "    x = bytearray(1 << 30)\n"
-                                 "    print(len(x), flush=True)\n";
+                                 "    x = b'x' * (256 << 20)\n"
+                                 "    time.sleep(60)\n";
     char out[16000], args[1500];
 
     make_inputs();
@@ -92,18 +93,36 @@ static void what_never_works_stops(void) {
     CHECK_HAS(out, "no group of the round has a reward for each of its samples");
     ml_toy_file("greedy.py", greedy);
     snprintf(args, sizeof args,
-             "--custom-rm-path 'cmd:python3 -u %s 2>/dev/null' --reward-memory 512MiB",
+             "--custom-rm-path 'cmd:python3 -u %s 2>/dev/null' --reward-memory 128MiB",
              ml_test_path("greedy.py"));
     CHECK(run(args, out, sizeof out) == 3);
-    CHECK_HAS(out, "ended with status 1");
+    CHECK_HAS(out, "held more than 128 MiB of memory, the limit that --reward-memory sets");
     CHECK(run("--custom-rm-path 'cmd:while read -r l; do echo NaN; done'", out,
               sizeof out) == 3);
     CHECK_HAS(out, "no group of the round has a reward for each of its samples");
 }
 
+/* A file that cannot be imported: one sentence, before weights are read and without the
+ * tracebacks of four workers. */
+static void broken_files_stop_before_weights(void) {
+    char out[16000], args[1500];
+    const char *at;
+
+    make_inputs();
+    ml_toy_file("broken.py", "import math\nimport no_such_module_xyz\n");
+    snprintf(args, sizeof args, "--custom-rm-path %s", ml_test_path("broken.py"));
+    CHECK(run(args, out, sizeof out) == 1);
+    CHECK_HAS(out, "broken.py, line 2)");
+    CHECK(!ml_test_has(out, "Traceback"));
+    at = strstr(out, "no_such_module_xyz");
+    CHECK(at && !strstr(at + 1, "no_such_module_xyz"));
+    CHECK(!ml_test_has(out, "weights"));
+}
+
 static const ml_test tests[] = {
     { "workers that fail once cost a group", workers_that_fail_once_cost_a_group },
     { "what never works stops", what_never_works_stops },
+    { "broken files stop before weights", broken_files_stop_before_weights },
     { 0 },
 };
 

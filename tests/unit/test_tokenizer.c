@@ -34,9 +34,13 @@ static void unknown_parts_are_refused_by_name(void) {
             "decoder type \"WordPiece\"");
     refused("{" MODEL ",\"post_processor\":{\"type\":\"BertProcessing\"}}",
             "post_processor type \"BertProcessing\"");
+    refused("{" MODEL ",\"post_processor\":{\"type\":\"ByteLevel\",\"cls\":[\"a\",0],"
+            "\"sep\":[\"b\",1]}}",
+            "post_processor \"ByteLevel\" has the keys of RobertaProcessing");
+    refused("{" MODEL ",\"post_processor\":{\"type\":\"Sequence\",\"processors\":[],"
+            "\"single\":[],\"pair\":[],\"special_tokens\":{}}}",
+            "post_processor \"Sequence\" has the keys of TemplateProcessing");
     refused("{\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", "model type \"Unigram\"");
-    refused("{" MODEL ",\"normalizer\":{\"type\":\"NFC\",\"strength\":3}}",
-            "NFC: option \"strength\" is not supported");
     refused("{" MODEL ",\"surprise\":1}", "option \"surprise\"");
     refused("{" MODEL
             ",\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\"a\"},"

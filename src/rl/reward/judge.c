@@ -8,16 +8,15 @@
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
 #include "rl/reward/label.h"
+#include "rl/reward/parts.h"
 #include "rl/reward/rm_http.h"
-#include "rl/worker.h"
-
-#define START_S 60.0 /* a worker that is being started may load its libraries */
 
 struct ml_judge {
     ml_arena arena; /* it lives here itself */
     const ml_reward_opts *opts;
     ml_worker *worker, *ifbench; /* NULL: not used */
     ml_rm_http *remote;
+    ml_judge **part; /* [opts->n_part] */
 };
 
 /* --- verdicts ----------------------------------------------------------------------------- */
@@ -43,24 +42,59 @@ static void fail(ml_verdict *v, ml_reward_outcome outcome, const char *why) {
     ml_text_add(&v->why, why, strlen(why));
 }
 
-/* The value that counts in an answer. */
-static const ml_json *pick(const ml_json *v, const char *key) {
-    const ml_json *found;
+/* "NaN" and the like, as Python, JavaScript and JSON writers spell them; NULL: none of them. */
+static const char *unreal(ml_str s) {
+    static const char *const words[][2] = {
+        { "nan", "NaN" },        { "NaN", "NaN" },           { "inf", "infinity" },
+        { "-inf", "-infinity" }, { "Infinity", "infinity" }, { "-Infinity", "-infinity" },
+    };
 
-    if (v->type != ML_JSON_OBJECT)
-        return v;
-    if (key)
-        return ml_json_get(v, key);
-    found = ml_json_get(v, "reward");
-    return found ? found : ml_json_get(v, "score");
+    s = ml_str_trim(s);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (ml_str_is(s, words[i][0]))
+            return words[i][1];
+    return NULL;
 }
 
-static bool as_number(const ml_json *v, double *out) {
-    if (v && (v->type == ML_JSON_TRUE || v->type == ML_JSON_FALSE)) {
-        *out = v->type == ML_JSON_TRUE;
-        return true;
-    }
-    return v && ml_json_f64(v, out) && isfinite(*out);
+/* What the value that counts is, where it is no finite number. */
+static const char *what_of(ml_arena *a, const ml_json *v) {
+    const char *word = v && v->type == ML_JSON_STRING ? unreal(v->text) : NULL;
+
+    if (word)
+        return word;
+    if (!v)
+        return "missing";
+    if (v->type == ML_JSON_NULL)
+        return "null (None)";
+    if (v->type == ML_JSON_STRING)
+        return ml_arena_printf(a, "the text '%.*s'",
+                               (int)(v->text.len < 40 ? v->text.len : 40), v->text.ptr);
+    return ml_json_what(v);
+}
+
+static const char *no_number(ml_arena *a, const ml_json *doc, const char *key) {
+    const char *what = what_of(a, ml_reward_pick(doc, key));
+
+    if (doc->type != ML_JSON_OBJECT)
+        return ml_arena_printf(a, "the reward is %s, not a finite number", what);
+    if (!key)
+        key = ml_json_get(doc, "reward") || !ml_json_get(doc, "score") ? "reward" : "score";
+    return ml_arena_printf(a, "the reward has no finite number called '%s': it is %s", key,
+                           what);
+}
+
+/* A line that is no JSON. */
+static const char *no_json(ml_arena *a, ml_str line, const ml_err *err) {
+    bool unreal_inside =
+        memmem(line.ptr, line.len, "NaN", 3) || memmem(line.ptr, line.len, "Infinity", 8);
+
+    if (unreal(line))
+        return ml_arena_printf(a, "the reward is %s, not a finite number", unreal(line));
+    return unreal_inside ? ml_arena_printf(a,
+                                           "the reward holds NaN or Infinity, which are "
+                                           "no numbers of JSON: %s",
+                                           err->msg)
+                         : err->msg;
 }
 
 bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key) {
@@ -73,18 +107,13 @@ bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key) {
     ml_arena_init(&arena, "reward");
     is_json = ml_json_parse(&doc, &arena, json, "the reward", &err) == ML_OK;
     if (!is_json)
-        fail(v, ML_REWARD_INVALID, err.msg);
+        fail(v, ML_REWARD_INVALID, no_json(&arena, json, &err));
     else if ((error = ml_json_get(doc, "error")) && error->type == ML_JSON_STRING)
         fail(v, ML_REWARD_INVALID, ml_arena_str(&arena, error->text.ptr, error->text.len));
-    else if (as_number(pick(doc, key), &v->reward))
+    else if (ml_reward_number(ml_reward_pick(doc, key), &v->reward))
         ml_text_add(&v->json, json.ptr, json.len);
     else
-        fail(v, ML_REWARD_INVALID,
-             doc->type == ML_JSON_OBJECT
-                 ? ml_arena_printf(&arena, "the reward has no finite number called '%s'",
-                                   key ? key : "reward")
-                 : ml_arena_printf(&arena, "the reward is %s, not a finite number",
-                                   ml_json_what(doc)));
+        fail(v, ML_REWARD_INVALID, no_number(&arena, doc, key));
     ml_arena_release(&arena);
     return is_json;
 }
@@ -93,7 +122,9 @@ bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key) {
 
 static void take_number(const ml_judge *j, ml_verdict *v, const miles_reward_out *out) {
     if (!isfinite(out->reward)) {
-        fail(v, ML_REWARD_INVALID, "the reward is not a finite number");
+        fail(v, ML_REWARD_INVALID,
+             isnan(out->reward) ? "the reward is NaN, not a finite number"
+                                : "the reward is infinite, not a finite number");
     } else if (out->detail[0] && j->opts->reward_key) {
         ml_verdict_read(v, ml_str_of(out->detail), j->opts->reward_key);
     } else {
@@ -136,7 +167,7 @@ static void ask_worker(ml_judge *j, ml_worker *w, ml_verdict *v,
 
     write_question(&question, in, false);
     switch (ml_worker_ask(w, &answer, (ml_str){ question.ptr, question.len },
-                          j->opts->deadline_s, START_S)) {
+                          j->opts->deadline_s)) {
     case ML_WORKER_ANSWERED: /* after garbage, the next line may be anything */
         if (!ml_verdict_read(v, (ml_str){ answer.ptr, answer.len }, j->opts->reward_key))
             ml_worker_restart(w);
@@ -213,7 +244,7 @@ static void ask_worker_group(ml_judge *j, ml_verdict *v, const miles_reward_in *
     }
     ml_text_printf(&question, "]}");
     switch (ml_worker_ask(j->worker, &answer, (ml_str){ question.ptr, question.len },
-                          j->opts->deadline_s * (double)n, START_S)) {
+                          j->opts->deadline_s * (double)n)) {
     case ML_WORKER_ANSWERED:
         if (!read_group(j, v, n, (ml_str){ answer.ptr, answer.len }))
             ml_worker_restart(j->worker);
@@ -248,19 +279,102 @@ static void run_group_row(const ml_judge *j, ml_verdict *v,
     ml_arena_release(&arena);
 }
 
+/* --- sums ------------------------------------------------------------------------------------ */
+
+static void begin_sum(ml_verdict *v) {
+    clear(v);
+    v->reward = 0.0;
+    ml_text_printf(&v->json, "{");
+}
+
+/* Adds a reward and its parts to a sum; the first that fails is why the sum fails. */
+static void add_to_sum(ml_verdict *v, const ml_reward_part *part, const ml_verdict *own) {
+    ml_reward_value more[ML_REWARD_PARTS];
+    int n;
+
+    if (v->outcome != ML_REWARD_OK)
+        return;
+    if (own->outcome != ML_REWARD_OK) {
+        ml_text why = { 0 };
+        ml_text_printf(&why, "%s: %s", part->name, own->why.ptr);
+        fail(v, own->outcome, why.ptr);
+        ml_text_release(&why);
+        return;
+    }
+    v->reward += part->weight * own->reward;
+    ml_text_printf(&v->json, "\"%s\": ", part->name);
+    ml_json_number(&v->json, own->reward);
+    n = ml_reward_parts(more, (ml_str){ own->json.ptr, own->json.len },
+                        part->opts.reward_key);
+    for (int i = 0; i < n; i++) {
+        ml_text_printf(&v->json, ", \"%s/%s\": ", part->name, more[i].name);
+        ml_json_number(&v->json, more[i].value);
+    }
+    ml_text_printf(&v->json, ", ");
+}
+
+static void end_sum(ml_verdict *v) {
+    if (v->outcome != ML_REWARD_OK)
+        return;
+    ml_text_printf(&v->json, "\"reward\": ");
+    ml_json_number(&v->json, v->reward);
+    ml_text_printf(&v->json, "}");
+    if (!isfinite(v->reward))
+        fail(v, ML_REWARD_INVALID,
+             "the weighted sum of the rewards is not a finite number");
+}
+
+static void ask_sum(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
+    ml_verdict own = { 0 };
+
+    begin_sum(v);
+    for (int i = 0; i < j->opts->n_part && v->outcome == ML_REWARD_OK; i++) {
+        ml_judge_ask(j->part[i], &own, in);
+        add_to_sum(v, &j->opts->part[i], &own);
+    }
+    end_sum(v);
+    ml_verdict_release(&own);
+}
+
+static void ask_sum_group(ml_judge *j, ml_verdict *v, const miles_reward_in *const *in,
+                          int64_t n) {
+    ml_verdict *own;
+    ml_arena arena;
+
+    ml_arena_init(&arena, "rewards");
+    own = ML_NEW(&arena, ml_verdict, n);
+    for (int64_t i = 0; i < n; i++)
+        begin_sum(&v[i]);
+    for (int p = 0; p < j->opts->n_part; p++) {
+        ml_judge_ask_group(j->part[p], own, in, n);
+        for (int64_t i = 0; i < n; i++)
+            add_to_sum(&v[i], &j->opts->part[p], &own[i]);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        end_sum(&v[i]);
+        ml_verdict_release(&own[i]);
+    }
+    ml_arena_release(&arena);
+}
+
 void ml_judge_ask_group(ml_judge *j, ml_verdict *v, const miles_reward_in *const *in,
                         int64_t n) {
-    if (j->worker)
+    if (j->opts->n_part && j->opts->custom)
+        ask_sum_group(j, v, in, n);
+    else if (j->worker)
         ask_worker_group(j, v, in, n);
-    else
+    else if (j->opts->group_row)
         run_group_row(j, v, in, n);
+    else
+        for (int64_t i = 0; i < n; i++)
+            ml_judge_ask(j, &v[i], in[i]);
 }
 
 /* --- the sample's own type ------------------------------------------------------------------------- */
 
 /* metadata["rm_type"], or the run's. */
 static const char *type_of(const ml_judge *j, ml_arena *a, const ml_json *metadata) {
-    const ml_json *own = ml_json_get(metadata, "rm_type");
+    const ml_json *own = j->opts->custom ? NULL : ml_json_get(metadata, "rm_type");
     ml_str name =
         own && own->type == ML_JSON_STRING ? ml_str_trim(own->text) : (ml_str){ 0 };
 
@@ -274,7 +388,9 @@ static void ask_by_type(ml_judge *j, ml_verdict *v, const miles_reward_in *in,
     ml_grader g;
     ml_err err;
 
-    if (strcmp(type, "remote_rm") == 0 && j->remote)
+    if (j->opts->n_part && type == j->opts->rm_type)
+        ask_sum(j, v, in);
+    else if (strcmp(type, "remote_rm") == 0 && j->remote)
         ask_remote(j, v, in);
     else if (strcmp(type, "ifbench") == 0 && j->ifbench)
         ask_worker(j, j->ifbench, v, in);
@@ -294,6 +410,8 @@ void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
         ask_worker(j, j->worker, v, in);
     else if (own.row)
         run_row(j, v, &own, in);
+    else if (j->opts->n_part && j->opts->custom)
+        ask_sum(j, v, in);
     else {
         if (ml_label_init(&l, in, &why))
             ask_by_type(j, v, in, type_of(j, &l.arena, l.metadata));
@@ -309,13 +427,13 @@ void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
 static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
     ml_grader g;
 
-    if (!o->rm_type || o->command || o->row || o->group_row)
+    if (!o->rm_type || o->n_part || o->command.line || o->row || o->group_row)
         return ML_OK;
     if (strcmp(o->rm_type, "remote_rm") == 0)
         return o->rm_url ? ML_OK
                          : ml_fail(err, ML_EUSAGE, "--rm-type remote_rm needs --rm-url");
     if (strcmp(o->rm_type, "ifbench") == 0)
-        return o->ifbench_command
+        return o->ifbench_command.line
                    ? ML_OK
                    : ml_fail(
                          err, ML_EUNSUP,
@@ -334,10 +452,13 @@ ml_status ml_judge_open(ml_judge **out, const ml_reward_opts *opts, ml_err *err)
     j = ML_NEW(&arena, ml_judge, 1);
     j->arena = arena;
     j->opts = opts;
-    if (st == ML_OK && opts->command)
-        j->worker = ml_worker_new(opts->command, opts->memory_bytes);
-    if (st == ML_OK && opts->ifbench_command)
-        j->ifbench = ml_worker_new(opts->ifbench_command, opts->memory_bytes);
+    if (st == ML_OK && opts->command.line)
+        j->worker = ml_worker_new(&opts->command, opts->memory_bytes);
+    if (st == ML_OK && opts->ifbench_command.line)
+        j->ifbench = ml_worker_new(&opts->ifbench_command, opts->memory_bytes);
+    j->part = ML_NEW(&j->arena, ml_judge *, opts->n_part + 1);
+    for (int i = 0; i < opts->n_part && st == ML_OK; i++)
+        st = ml_judge_open(&j->part[i], &opts->part[i].opts, err);
     if (st == ML_OK && opts->rm_url)
         st = ml_rm_http_open(&j->remote, opts->rm_url, err);
     if (st != ML_OK) {
@@ -354,6 +475,8 @@ void ml_judge_close(ml_judge *j) {
     if (!j)
         return;
     arena = j->arena;
+    for (int i = 0; i < j->opts->n_part; i++)
+        ml_judge_close(j->part[i]);
     ml_worker_free(j->worker);
     ml_worker_free(j->ifbench);
     ml_rm_http_close(j->remote);

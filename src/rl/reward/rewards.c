@@ -81,11 +81,17 @@ static void reuse(ml_rewards *r, task *t) {
 
 static void tell(ml_rewards *r, const ml_verdict *v, double start, ml_reward_done *done,
                  void *ud) {
+    ml_reward_value part[ML_REWARD_PARTS];
     ml_reward_result result = { .outcome = v->outcome,
                                 .reward = v->reward,
                                 .ms = (ml_clock_s() - start) * 1e3,
                                 .json = v->json.ptr,
-                                .why = v->why.ptr };
+                                .why = v->why.ptr,
+                                .part = part };
+
+    if (v->outcome == ML_REWARD_OK)
+        result.n_part = ml_reward_parts(part, (ml_str){ v->json.ptr, v->json.len },
+                                        r->opts.n_part ? "reward" : r->opts.reward_key);
 
     done(ud, &result);
     count(r, v->outcome);
@@ -213,7 +219,9 @@ void ml_rewards_submit(ml_rewards *r, const miles_reward_in *in, ml_reward_done 
 
 void ml_rewards_submit_group(ml_rewards *r, const miles_reward_in *const *in, int64_t n,
                              ml_reward_done *done, void *const *ud) {
-    if (r->opts.group && (r->opts.command || r->opts.group_row)) {
+    bool sum = r->opts.n_part > 0 && r->opts.custom;
+
+    if (r->opts.group && (sum || r->opts.command.line || r->opts.group_row)) {
         post(r, (task){ .group = in, .done = done, .group_ud = ud, .n = n });
         return;
     }

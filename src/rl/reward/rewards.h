@@ -14,6 +14,8 @@
 #include "base/err.h"
 #include "base/str.h"
 #include "miles/plugin.h"
+#include "rl/reward/parts.h"
+#include "rl/worker.h"
 
 typedef enum ml_reward_outcome {
     ML_REWARD_OK,
@@ -28,18 +30,29 @@ const char *ml_reward_outcome_name(ml_reward_outcome o);
 
 typedef struct ml_reward_opts {
     const char *rm_type;                 /* NULL: each sample's metadata says it */
-    const char *command;                 /* of a worker process; NULL: none */
+    ml_worker_command command;           /* of a worker process */
     const miles_reward *row;             /* of a shared object; NULL: none */
     const miles_group_reward *group_row; /* the same, for groups */
     bool group; /* command and group_row are given the samples of a prompt together */
-    const char *rm_url;          /* for remote_rm */
-    const char *ifbench_command; /* a worker for ifbench; NULL: not offered */
-    const char *reward_key;      /* which number of an object; NULL: reward, then score */
-    int64_t n_thread;            /* 0: 1 */
-    int64_t n_retry;             /* of requests to rm_url */
-    int64_t memory_bytes;        /* memory of a worker process; 0: no bound */
-    double deadline_s;           /* for a sample; 0: 30 */
+    const char *rm_url;                /* for remote_rm */
+    ml_worker_command ifbench_command; /* a worker for ifbench; none: not offered */
+    const char *reward_key; /* which number of an object; NULL: reward, then score */
+    int64_t n_thread;       /* 0: 1 */
+    int64_t n_retry;        /* of requests to rm_url */
+    int64_t memory_bytes;   /* memory of a worker process; 0: no bound */
+    double deadline_s;      /* for a sample; 0: 30 */
+    /* A weighted sum of these, in place of rm_type, command and rows. */
+    const struct ml_reward_part *part; /* [n_part] */
+    int n_part;
+    bool custom; /* a sample's metadata.rm_type does not go before it */
 } ml_reward_opts;
+
+/* One reward of a sum. */
+typedef struct ml_reward_part {
+    const char *name; /* of its metric */
+    double weight;
+    ml_reward_opts opts;
+} ml_reward_part;
 
 typedef struct ml_reward_result {
     ml_reward_outcome outcome;
@@ -47,6 +60,8 @@ typedef struct ml_reward_result {
     double ms;        /* that it took */
     const char *json; /* the whole reward, a number or an object; "null" unless ok */
     const char *why;  /* a sentence unless ok */
+    const ml_reward_value *part; /* [n_part] further numbers of an object */
+    int n_part;
 } ml_reward_result;
 
 typedef struct ml_rewards ml_rewards;

@@ -1,0 +1,12 @@
+/* worker_script.h - the Python program that serves a user's function, embedded here so that
+ * the program needs no file beside it.
+ *
+ * thread: any; immutable. */
+#ifndef ML_PLUGIN_WORKER_SCRIPT_H
+#define ML_PLUGIN_WORKER_SCRIPT_H
+
+#include "base/str.h"
+
+ml_str ml_worker_script(void);
+
+#endif
