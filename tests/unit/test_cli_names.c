@@ -30,7 +30,7 @@ static void last_one_wins(void) {
     CHECK(!*log_of(ML_CMD_SCORE, SCORE "--threads 2 --threads 2 --stats --stats"));
     CHECK(!ml_test_has(log_of(ML_CMD_ROUTER, "--api-key alpha --api-key beta"), "beta"));
     CHECK_HAS(logged, "--api-key");
-    CHECK(!ml_test_has(logged, "alpha") && strcmp(config.router.api_key, "beta") == 0);
+    CHECK(!ml_test_has(logged, "alpha") && strcmp(config.access.api_key, "beta") == 0);
     check_refused(ML_CMD_SCORE, SCORE "--threads x --threads 2", "--threads 'x'");
 }
 

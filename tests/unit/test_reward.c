@@ -270,8 +270,9 @@ static void servers_see_the_stop_token(void) {
     start_server(&s);
     ml_reward_opts remote = { .rm_type = "remote_rm", .rm_url = s.url, .deadline_s = 5 },
                    exact = { .rm_type = "exact_match" },
-                   program = { .command = "read -r l; case \"$l\" in *refuse*) echo 0 ;; "
-                                          "*) echo 1 ;; esac" };
+                   program = { .command.line =
+                                   "read -r l; case \"$l\" in *refuse*) echo 0 ;; "
+                                   "*) echo 1 ;; esac" };
     CHECK(score_one(&remote, &in).outcome == ML_REWARD_INVALID);
     stop_server(&s);
     CHECK(score_one(&exact, &in).reward == 1.0);
