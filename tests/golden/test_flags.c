@@ -65,12 +65,15 @@ static ml_status parse(const char *words) {
     ml_help_asked help;
     ml_config config;
     int argc = 0;
+    ml_status st;
 
     snprintf(line, sizeof line, "%s", words);
     for (char *w = strtok_r(line, " ", &save); w; w = strtok_r(NULL, " ", &save))
         argv[argc++] = w;
     ml_text_release(&wrong);
-    return ml_flags_parse(&config, &help, ML_CMD_TRAIN, argc, argv, &wrong);
+    st = ml_flags_parse(&config, &help, ML_CMD_TRAIN, argc, argv, &wrong);
+    ml_config_release(&config);
+    return st;
 }
 
 /* Each line of what is wrong is about one of these, and each of these has one. */

@@ -67,7 +67,8 @@ static void speak_nonsense(rowdy *r) {
         { "GET / HTTP/1.1\r\n\r\n", 400 },
         { "\x16\x03\x01\x02\x01\r\n\r\n", 400 },
         { "\x16\x03\x01\x02\x01", 400 },
-        { "POST /generate HTTP/1.1\r\nHost: localhost\r\nExpect: more\r\nContent-Length: 9\r\n\r\n",
+        { "POST /generate HTTP/1.1\r\nHost: localhost\r\nExpect: more\r\nContent-Length: "
+          "9\r\n\r\n",
           417 },
         { "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n"
           "Transfer-Encoding: chunked\r\n\r\n",
@@ -131,7 +132,7 @@ static void send_half(rowdy *r) {
 
 /* A few bytes now and then, which would hold a connection for hours. */
 static void send_slowly(rowdy *r) {
-    static const char head[] = "POST /generate HTTP/1.1\r\nHost: h\r\nX-Slow: ";
+    static const char head[] = "POST /generate HTTP/1.1\r\nHost: localhost\r\nX-Slow: ";
     int fd = dial(r->load, 0);
 
     if (fd < 0)
@@ -158,9 +159,10 @@ static void send_long_lists(rowdy *r) {
     while (body.len + 100 < r->load->max_body && body.len < 200000)
         ml_text_add(&body, ",1", 2);
     ml_text_printf(&body, "%s", tail[i]);
-    ml_text_printf(&request,
-                   "POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: %zu\r\n\r\n%s",
-                   body.len, body.ptr);
+    ml_text_printf(
+        &request,
+        "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n%s",
+        body.len, body.ptr);
     say(fd, request.ptr, request.len);
     status = hear_status(fd);
     if (status != 400)
@@ -180,9 +182,10 @@ static void close_half(rowdy *r) {
     if (fd < 0)
         return;
     load_case_generate(c, false, NULL, &body);
-    ml_text_printf(&request,
-                   "POST /generate HTTP/1.1\r\nHost: h\r\nContent-Length: %zu\r\n\r\n%s",
-                   body.len, body.ptr);
+    ml_text_printf(
+        &request,
+        "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %zu\r\n\r\n%s",
+        body.len, body.ptr);
     say(fd, request.ptr, request.len);
     shutdown(fd, SHUT_WR);
     status = hear_status(fd);

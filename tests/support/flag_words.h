@@ -16,7 +16,8 @@ static ml_help_asked help;
 /* Parses words split at blanks; the buffer lives as long as config points into it. */
 static inline ml_status parse(ml_cmd cmd, const char *words) {
     static char line[4000];
-    char *argv[200], *save = NULL;
+    static char *argv[200]; /* lists of the config point into it */
+    char *save = NULL;
     int argc = 0;
 
     snprintf(line, sizeof line, "%s", words);

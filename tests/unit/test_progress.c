@@ -173,7 +173,7 @@ static void ctrl_c_tells_what_happens(void) {
 
     ml_toy_run_inputs();
     start_run(&t, save, "0.1");
-    CHECK(read_until(&t, "    0  reward"));
+    CHECK(read_until(&t, "1/1000  generating "));
     CHECK(write(t.fd, "\003", 1) == 1);
     CHECK(read_until(&t, "; again: stop now and lose it"));
     CHECK(close_terminal(&t) == 0);

@@ -49,7 +49,7 @@ static void client_vanishes(void) {
     ml_fetch_now(w, &f, "POST", "/stream", "{}");
     CHECK(f.n_piece > 0 && w->worker[0].held);
     ml_http_cancel(f.job);
-    ml_router_world_pass(w, 0.1);
+    ml_router_world_pass(w, 0.5);
     CHECK(w->worker[0].n_gone == 1 && !w->worker[0].held);
     ml_fetch_release(&f);
     w->worker[0].silent = true;
@@ -57,7 +57,7 @@ static void client_vanishes(void) {
     ml_router_world_pass(w, 0.1);
     CHECK(w->worker[0].held != NULL);
     ml_http_cancel(f.job);
-    ml_router_world_pass(w, 0.1);
+    ml_router_world_pass(w, 0.5);
     CHECK(w->worker[0].n_gone == 2);
     ml_fetch_release(&f);
     ml_router_world_close(w);

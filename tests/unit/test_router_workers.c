@@ -190,7 +190,7 @@ static void every_worker_hears(void) {
     ml_fetch_start(w, &f, "POST", path[0], "{}");
     ml_router_world_pass(w, 0.1);
     ml_http_cancel(f.job);
-    ml_router_world_pass(w, 0.1);
+    ml_router_world_pass(w, 0.5);
     CHECK(w->worker[1].n_gone == 1);
     ml_fetch_release(&f);
     ml_router_world_close(w);
