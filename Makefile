@@ -5,6 +5,7 @@
 #   make quickstart  a model that learns to do sums, in two minutes
 #   make test        what every change must pass, within minutes
 #   make test-long   everything else: second compiler, all sanitizers, longer fuzzing, arm64
+#   make test-soak   servers under load for half an hour each
 #
 # Objects live under build/$(CONFIG)/, so that configurations stand side by side:
 #   make CC=clang CONFIG=clang        make SAN=address,undefined CONFIG=asan

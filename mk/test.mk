@@ -82,14 +82,13 @@ $(call load,tsan,15,--no-rss)
 $(call fuzz_lines,120)
 endef
 
-# The half-hour load begins beside the sanitizers, whose tests have time.
 define LONG_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
 !900 clang/build $(SELF) CONFIG=clang CC=clang programs
 900 clang/headers $(SELF) CONFIG=clang CC=clang headers
 $(call tests,900,$(call in_config,clang,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
 !1800 asan/build $(SELF) $(ASAN) programs
-&2400 load nice $(LOAD) --connections 1000 --seconds 1800
+400 load $(LOAD) --connections 1000 --seconds 120
 400 load-router $(LOAD) --connections 1000 --seconds 120 --router
 $(call slow_checkop,asan)
 $(call tests,1800,$(call in_config,asan,$(UNIT) $(GOLDEN) $(PARITY)))
@@ -123,6 +122,16 @@ $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldes
 $(if $(filter 1,$(CUDA)),3600 gpu $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) gpu-tests)
 endef
 
+# Servers under load for half an hour each: with a thousand clients, and instrumented.
+define SOAK_TIER
+!900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
+!1800 asan/build $(SELF) $(ASAN) programs
+!1800 tsan/build $(SELF) $(TSAN) $(call in_config,tsan,$(LOAD)) build/tsan/miles
+&2400 asan/load $(call in_config,asan,$(LOAD)) --connections 100 --seconds 1800 --no-rss --router
+&2400 tsan/load $(call in_config,tsan,$(LOAD)) --connections 100 --seconds 1800 --no-rss
+&2400 load $(LOAD) --connections 1000 --seconds 1800
+endef
+
 # Emulators of user programs may not survive fork or threads, so one thread and no test runner:
 # every kernel against the committed hashes, every model against the bytes of the native build.
 define ARM_TIER
@@ -132,7 +141,7 @@ define ARM_TIER
 1800 arm/models tools/compare-runs.sh '$(ARM_RUN) build/arm/miles' $(B)/miles
 endef
 
-export CI_TIER LONG_TIER ARM_TIER
+export CI_TIER LONG_TIER SOAK_TIER ARM_TIER
 
 test: deps
 	@printf '%s\n' "$$CI_TIER" | tools/run-tests.sh
@@ -140,6 +149,9 @@ test: deps
 test-long: export FUZZ_SECONDS := 30
 test-long: deps
 	@printf '%s\n' "$$LONG_TIER" | tools/run-tests.sh
+
+test-soak: deps
+	@printf '%s\n' "$$SOAK_TIER" | tools/run-tests.sh
 
 # The same bits on the other architecture, under emulation.
 arm:
@@ -214,4 +226,4 @@ $(B)/deps-bench.ok: tools/check-deps.sh
 	@tools/check-deps.sh --install bench
 	@touch $@
 
-.PHONY: test test-long arm mutants checkop asan ubsan tsan run-all fuzz fuzz-build $(FUZZ_TARGETS) quickstart bench
+.PHONY: test test-long test-soak arm mutants checkop asan ubsan tsan run-all fuzz fuzz-build $(FUZZ_TARGETS) quickstart bench
