@@ -58,14 +58,19 @@ void *ml_net_take(size_t bytes) {
     return ml_net_must(calloc(1, bytes));
 }
 
+/* Newer compilers take a second attempt with the same pointer for a use after free. */
+__attribute__((noinline)) static void *try_realloc(void *p, size_t n) {
+    return realloc(p, n);
+}
+
 /* libevent does not survive all failures of small allocations, and what is posted must not be
  * lost: these wait for memory.  Large ones, of replies, may fail, and that is checked. */
 static void *patient_realloc(void *p, size_t n) {
-    void *q = realloc(p, n);
+    void *q = try_realloc(p, n);
 
     for (int i = 0; !q && n && n <= SMALL && i < SHORTAGE_MS; i++) {
         usleep(1000);
-        q = realloc(p, n);
+        q = try_realloc(p, n);
     }
     return n && n <= SMALL ? ml_net_must(q) : q;
 }
