@@ -15,7 +15,7 @@ CUDA_ARCH ?= 90a
 HOPPER := $(filter 90a,$(CUDA_ARCH))
 CUDA_SRC := $(filter-out $(if $(HOPPER),%/attn_mma_back.cu,%/attn_wgmma.cu %/attn_wgmma_back.cu),\
   $(sort $(wildcard src/backend/cuda/*.cu)))
-CUDA_SHARED := src/base/clock.c src/base/err.c src/base/philox.c src/tensor/tensor.c
+CUDA_SHARED := $(addprefix src/base/,clock.c err.c oom.c philox.c shown.c str.c utf8.c) src/tensor/tensor.c
 CUDA_LIB := $(B)/libmiles_cuda.so
 CUDA_OBJ := $(patsubst %.cu,$(B)/%.cu.o,$(CUDA_SRC)) $(patsubst %.c,$(B)/pic/%.o,$(CUDA_SHARED))
 
@@ -35,7 +35,7 @@ $(B)/pic/%.o: %.c $(B)/flags
 
 $(CUDA_LIB): $(CUDA_OBJ)
 	@echo '  ld  $@'
-	$(Q)$(NVCC) -shared -o $@ $^ -L$(dir $(NVCC))../lib64 -L$(dir $(NVCC))../lib -lcublasLt
+	$(Q)$(NVCC) -shared -Xlinker --no-undefined -o $@ $^ -L$(dir $(NVCC))../lib64 -L$(dir $(NVCC))../lib -lcublasLt
 
 $(B)/cuda-flags: FORCE
 	@mkdir -p $(@D)
