@@ -222,15 +222,14 @@ static void format_str(ml_jrun *r, ml_jbuf *b, ml_jval v, place at) {
 
 static void format(ml_jrun *r, ml_jbuf *b, ml_jval v, place at) {
     ml_str text = flat(r, v);
+    bool fits = ml_jstr_count_chars(text) <= WIDTH - at.indent - at.allowance;
 
     ml_jrun_enter(r);
-    if (ml_jstr_count_chars(text) <= WIDTH - at.indent - at.allowance)
-        ml_jbuf_str(r, b, text);
-    else if (v.kind == ML_J_DICT)
+    if (!fits && v.kind == ML_J_DICT)
         format_dict(r, b, v.dict, at);
-    else if (v.kind == ML_J_LIST || v.kind == ML_J_TUPLE)
+    else if (!fits && (v.kind == ML_J_LIST || v.kind == ML_J_TUPLE))
         format_items(r, b, v, at);
-    else if (v.kind == ML_J_STR && v.s->len && !v.s->markup)
+    else if (!fits && v.kind == ML_J_STR && v.s->len && !v.s->markup)
         format_str(r, b, v, at);
     else
         ml_jbuf_str(r, b, text);
