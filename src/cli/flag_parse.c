@@ -98,9 +98,10 @@ static bool add_ours(const parser *p, const ml_flag_list *all, ml_str name, ml_t
         ml_text_printf(out, ": miles calls this --%s", f->ours[i]);
     } else {
         at = ml_flag_list_find(all, ml_str_of(f->ours[0]));
-        ML_BUG_IF(at < 0);
-        ml_text_printf(out, ": miles %s calls this --%s, and miles %s has none",
-                       command_name(all->row[at]->cmds), f->ours[0], command_name(p->cmd));
+        if (at >= 0)
+            ml_text_printf(out, ": miles %s calls this --%s, and miles %s has none",
+                           command_name(all->row[at]->cmds), f->ours[0],
+                           command_name(p->cmd));
     }
     if (f->note)
         ml_text_printf(out, "; %s", f->note);

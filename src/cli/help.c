@@ -108,8 +108,8 @@ static int first_rows(ml_text *out, const ml_command *cmd, const ml_flag_list *l
     for (; *at; n++) {
         ml_str name = { at, strcspn(at, " ") };
         int row = ml_flag_list_find(l, name);
-        ML_BUG_IF(row < 0);
-        flag_lines(out, l->row[row]);
+        if (row >= 0)
+            flag_lines(out, l->row[row]);
         at += name.len;
         at += *at == ' ';
     }

@@ -2,19 +2,15 @@
 #include "plugin/worker_script.h"
 
 __asm__(".pushsection .rodata\n"
-        ".global ml_worker_script_begin\n"
-        ".hidden ml_worker_script_begin\n"
-        "ml_worker_script_begin:\n"
+        ".global ml_worker_script_text\n"
+        ".hidden ml_worker_script_text\n"
+        "ml_worker_script_text:\n"
         ".incbin \"share/miles_worker.py\"\n"
-        ".global ml_worker_script_end\n"
-        ".hidden ml_worker_script_end\n"
-        "ml_worker_script_end:\n"
         ".byte 0\n"
         ".popsection\n");
 
-extern const char ml_worker_script_begin[], ml_worker_script_end[];
+extern const char ml_worker_script_text[];
 
 ml_str ml_worker_script(void) {
-    return (ml_str){ ml_worker_script_begin,
-                     (size_t)(ml_worker_script_end - ml_worker_script_begin) };
+    return ml_str_of(ml_worker_script_text);
 }

@@ -101,7 +101,7 @@ static ml_status render(ml_job *j, ml_openai_body *b, ml_choice *c, ml_err *err)
                      .add_generation_prompt = true,
                      .kwargs = b->template_kwargs };
     ml_text *prompt = &j->out;
-    ml_jinja_text text;
+    ml_jinja_text text = { 0 };
     ml_str begun = { 0 };
     ml_status st;
 

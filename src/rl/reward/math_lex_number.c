@@ -155,10 +155,14 @@ static const char *power_word(ml_str word) {
 
 /* A number that is not part of a larger expression. */
 static bool is_lone_number(const ml_lexer *x) {
-    const ml_mtok *last = x->n ? &x->tok[x->n - 1] : NULL;
-    ml_mtok_kind before = x->n > 1 ? last[-1].kind : ML_T_OPEN;
+    const ml_mtok *last;
+    ml_mtok_kind before;
 
-    return last && last->kind == ML_T_NUM && !last->repeat.len &&
+    if (!x->n)
+        return false;
+    last = &x->tok[x->n - 1];
+    before = x->n > 1 ? last[-1].kind : ML_T_OPEN;
+    return last->kind == ML_T_NUM && !last->repeat.len &&
            !memchr(last->text.ptr, 'e', last->text.len) &&
            (before == ML_T_OPEN || (before == ML_T_OP && !ml_mtok_op(last - 1, "/") &&
                                     !ml_mtok_op(last - 1, "^")));
