@@ -12,7 +12,7 @@ models='f32 qwen3' # dense, and mixtures of experts whose routers tie
 copy=build/mutants
 mkdir -p "$copy"
 # Only what differs is copied, so that little is compiled again.
-find Makefile mk src tests tools include -type f | while read -r file; do
+find Makefile mk src tests tools include share -type f | while read -r file; do
     cmp -s "$file" "$copy/$file" || cp -p --parents "$file" "$copy/"
 done
 cd "$copy" || exit 2
