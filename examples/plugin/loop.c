@@ -63,9 +63,9 @@ static int newest_first(const miles_waiting *w, int32_t *fate, miles_error *err)
     (void)err;
     for (int64_t i = w->n_group - 1; i >= 0; i--)
         if (w->stale[i] > 2)
-            fate[i] = MILES_GOES;
+            fate[i] = MILES_DROP;
         else if (want-- > 0)
-            fate[i] = MILES_TRAINS;
+            fate[i] = MILES_TRAIN;
     return 0;
 }
 

@@ -2,7 +2,7 @@
  * installed header. */
 #include "example.h"
 
-static const miles_row *const rows[] = {
+static const miles_extension *const rows[] = {
     &example_ramp.row,          &example_halve.row,
     &example_by_ten.row,        &example_reinforce.row,
     &example_length.row,        &example_hardest.row,

@@ -150,13 +150,13 @@ typedef enum miles_kind {
 } miles_kind;
 
 /* Every row begins with this. */
-typedef struct miles_row {
+typedef struct miles_extension {
     size_t size; /* of the whole row */
     int32_t kind;
     const char *name;
     const char *alias; /* a second name, or NULL */
     const char *help;  /* one line */
-} miles_row;
+} miles_extension;
 
 /* What an estimator wants done around it. */
 enum {
@@ -171,7 +171,7 @@ enum {
 
 /* Fills advantage[i][t] and returns[i][t] of every sample of a rollout. */
 typedef struct miles_advantage {
-    miles_row row;
+    miles_extension row;
     uint32_t wants;
     int (*run)(const miles_batch *batch, const miles_algo *algo, double *const *advantage,
                double *const *returns, miles_error *err);
@@ -181,7 +181,7 @@ typedef struct miles_advantage {
  * weight[i][t] comes as 1, kept[i][t] as the mask.  metric[i * n_metric + k] is the
  * number of metric k for sample i; they are divided as MILES_MEAN_SAMPLE says. */
 typedef struct miles_correction {
-    miles_row row;
+    miles_extension row;
     int32_t (*metrics)(const miles_algo *algo, miles_metric *out);
     int (*run)(const miles_batch *batch, const miles_algo *algo, double *const *weight,
                uint8_t *const *kept, double *metric, miles_error *err);
@@ -190,7 +190,7 @@ typedef struct miles_correction {
 /* divisor[i] is what the policy terms of sample i are divided by, before the sum over
  * samples is divided by `denominator`, the step's. */
 typedef struct miles_reducer {
-    miles_row row;
+    miles_extension row;
     int (*run)(const miles_batch *batch, const miles_algo *algo, double denominator,
                double *divisor, miles_error *err);
 } miles_reducer;
@@ -208,7 +208,7 @@ typedef struct miles_loss_out {
 } miles_loss_out;
 
 typedef struct miles_loss {
-    miles_row row;
+    miles_extension row;
     int32_t (*metrics)(const miles_algo *algo, miles_metric *out);
     int (*run)(const miles_sample *sample, const miles_algo *algo, miles_loss_out *out,
                miles_error *err);
@@ -239,13 +239,13 @@ typedef struct miles_reward_out {
 /* Rows of this kind are called from several threads at once.  One that returns 1 leaves
  * the sample without a reward: it is counted as invalid, never as 0. */
 typedef struct miles_reward {
-    miles_row row;
+    miles_extension row;
     int (*run)(const miles_reward_in *in, miles_reward_out *out, miles_error *err);
 } miles_reward;
 
 /* Scores the answers to one prompt together, under --group-rm; out[i] is in[i]'s. */
 typedef struct miles_group_reward {
-    miles_row row;
+    miles_extension row;
     int (*run)(const miles_reward_in *const *in, int64_t n, miles_reward_out *const *out,
                miles_error *err);
 } miles_group_reward;
@@ -291,7 +291,7 @@ enum { MILES_SAYS_TOOL = 1, MILES_SAYS_USER = 2 };
  * given, so that a run that was stopped goes on as it would have.  Called from several
  * threads at once.  One that returns 1 leaves the sample without a reward. */
 typedef struct miles_generate {
-    miles_row row;
+    miles_extension row;
     uint32_t wants;
     int (*run)(const miles_turn_in *in, miles_turn_out *out, miles_error *err);
 } miles_generate;
@@ -336,34 +336,34 @@ typedef struct miles_answers {
 /* How the rewards of a round become what is learned from, in place of normalisation inside
  * groups: shaped[i] comes as the reward. */
 typedef struct miles_reward_post {
-    miles_row row;
+    miles_extension row;
     int (*run)(const miles_answers *round, double *shaped, miles_error *err);
 } miles_reward_post;
 
 /* Is a group worth training on?  It comes as kept; one that is not is counted under the reason,
  * unless that is "". */
 typedef struct miles_group_filter {
-    miles_row row;
+    miles_extension row;
     int (*run)(const miles_answers *group, bool *keep, char reason[40], miles_error *err);
 } miles_group_filter;
 
 /* Which answers of a round are not trained, though they count when rewards are normalised:
  * remove[i], 0 when the call begins. */
 typedef struct miles_sample_filter {
-    miles_row row;
+    miles_extension row;
     int (*run)(const miles_answers *round, uint8_t *remove, miles_error *err);
 } miles_sample_filter;
 
 /* Sees all answers that ended in a round, those of dropped groups too. */
 typedef struct miles_samples_hook {
-    miles_row row;
+    miles_extension row;
     int (*run)(const miles_answers *all, const uint8_t *kept, miles_error *err);
 } miles_samples_hook;
 
 /* Which of the unfinished groups that earlier rounds left go on now: at most `want` of the
  * n_group numbers, from 0, in pick; *n_pick comes as 0.  The others stay. */
 typedef struct miles_buffer_filter {
-    miles_row row;
+    miles_extension row;
     int (*run)(const miles_answers *held, int64_t n_group, int64_t want, int64_t *pick,
                int64_t *n_pick, miles_error *err);
 } miles_buffer_filter;
@@ -371,7 +371,7 @@ typedef struct miles_buffer_filter {
 /* Which row of the prompt data the group gets: a function of the group's number, so that a
  * resumed run goes on with the same prompts.  Taken modulo n_row. */
 typedef struct miles_source {
-    miles_row row;
+    miles_extension row;
     int64_t (*pick)(int64_t group, int64_t n_row, int64_t seed);
 } miles_source;
 
@@ -386,16 +386,16 @@ typedef struct miles_prompt_out {
 /* Makes prompts where there is no prompt data: a function of the group's number, so that a
  * resumed run goes on with the same prompts. */
 typedef struct miles_prompts {
-    miles_row row;
+    miles_extension row;
     int (*make)(int64_t group, int64_t seed, miles_prompt_out *out, miles_error *err);
 } miles_prompts;
 
 /* What becomes of a group that waits to be trained on. */
-typedef enum miles_fate {
-    MILES_WAITS,
-    MILES_TRAINS, /* in the round that is being put together */
-    MILES_GOES    /* is dropped, or asked again: --async-unused-samples-handler */
-} miles_fate;
+typedef enum miles_decision {
+    MILES_KEEP_WAITING,
+    MILES_TRAIN, /* in the round that is being put together */
+    MILES_DROP   /* is dropped, or asked again: --async-unused-samples-handler */
+} miles_decision;
 
 /* Groups that have ended, under --fully-async, oldest first. */
 typedef struct miles_waiting {
@@ -407,10 +407,10 @@ typedef struct miles_waiting {
 } miles_waiting;
 
 /* Which waiting groups a round gets, in place of the oldest that are not too stale.  Called
- * whenever a group has come; fate [n_group] is MILES_WAITS when the call begins, and at most
- * `want` may become MILES_TRAINS. */
+ * whenever a group has come; fate [n_group] is MILES_KEEP_WAITING when the call begins, and at most
+ * `want` may become MILES_TRAIN. */
 typedef struct miles_buffer {
-    miles_row row;
+    miles_extension row;
     int (*run)(const miles_waiting *waiting, int32_t *fate, miles_error *err);
 } miles_buffer;
 
@@ -424,7 +424,7 @@ typedef struct miles_metrics_out {
 
 /* Further metrics of a round or of an evaluation, whose set has a name. */
 typedef struct miles_metrics {
-    miles_row row;
+    miles_extension row;
     int (*run)(const miles_answers *answers, const char *set, miles_metrics_out *out,
                miles_error *err);
 } miles_metrics;
@@ -448,7 +448,7 @@ typedef struct miles_rollout_host {
 
 /* Makes a whole round: what is asked, and what of it is trained on. */
 typedef struct miles_rollout {
-    miles_row row;
+    miles_extension row;
     int (*run)(miles_rollout_host *host, miles_error *err);
 } miles_rollout;
 
@@ -468,7 +468,7 @@ typedef struct miles_eval_host {
 
 /* Makes a whole evaluation: which sets are asked, and what is said of the answers. */
 typedef struct miles_eval {
-    miles_row row;
+    miles_extension row;
     int (*run)(miles_eval_host *host, miles_error *err);
 } miles_eval;
 
@@ -492,14 +492,14 @@ typedef struct miles_event {
 } miles_event;
 
 typedef struct miles_hook {
-    miles_row row;
+    miles_extension row;
     int (*run)(const miles_event *event, miles_error *err);
 } miles_hook;
 
 typedef struct miles_plugin {
     size_t size;
-    uint32_t abi;                /* MILES_ABI */
-    const miles_row *const *row; /* NULL at the end */
+    uint32_t abi;                      /* MILES_ABI */
+    const miles_extension *const *row; /* NULL at the end */
 } miles_plugin;
 
 typedef const miles_plugin *miles_plugin_fn(void);

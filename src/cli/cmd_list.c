@@ -6,7 +6,7 @@
 #include "plugin/kinds.h"
 #include "rl/edges.h"
 
-static void print_rows(const miles_row *const *row, const ml_kind *kind,
+static void print_rows(const miles_extension *const *row, const ml_kind *kind,
                        const char *object) {
     for (; *row; row++) {
         if ((*row)->kind != (int32_t)kind->kind)
@@ -20,7 +20,7 @@ static void print_rows(const miles_row *const *row, const ml_kind *kind,
 
 /* Rows of a kind that this program does not know. */
 static void print_strangers(const miles_plugin *plugin, const char *object) {
-    for (const miles_row *const *row = plugin->row; *row; row++)
+    for (const miles_extension *const *row = plugin->row; *row; row++)
         if (!ml_kind_of((*row)->kind))
             printf("%s:%s is of kind %d, which this program does not know\n", object,
                    (*row)->name, (*row)->kind);

@@ -10,12 +10,12 @@
 
 #define ENTRY "miles_plugin_entry"
 
-static bool is_named(const miles_row *row, const char *name) {
+static bool is_named(const miles_extension *row, const char *name) {
     return strcmp(row->name, name) == 0 || (row->alias && strcmp(row->alias, name) == 0);
 }
 
-static ml_status unknown(const miles_row *const *row, miles_kind kind, const char *name,
-                         const char *where, ml_err *err) {
+static ml_status unknown(const miles_extension *const *row, miles_kind kind,
+                         const char *name, const char *where, ml_err *err) {
     ml_text known = { 0 };
     ml_status st;
 
@@ -28,10 +28,10 @@ static ml_status unknown(const miles_row *const *row, miles_kind kind, const cha
     return st;
 }
 
-static ml_status find_among(const miles_row **out, const miles_row *const *row,
+static ml_status find_among(const miles_extension **out, const miles_extension *const *row,
                             miles_kind kind, const char *name, const char *where,
                             ml_err *err) {
-    for (const miles_row *const *r = row; *r; r++)
+    for (const miles_extension *const *r = row; *r; r++)
         if ((*r)->kind == (int32_t)kind && is_named(*r, name)) {
             *out = *r;
             return ML_OK;
@@ -39,7 +39,7 @@ static ml_status find_among(const miles_row **out, const miles_row *const *row,
     return unknown(row, kind, name, where, err);
 }
 
-static bool has_functions(const miles_row *row, const ml_kind *kind) {
+static bool has_functions(const miles_extension *row, const ml_kind *kind) {
     void (*fn)(void);
 
     for (int i = 0; i < 2 && kind->fn[i]; i++) {
@@ -51,15 +51,16 @@ static bool has_functions(const miles_row *row, const ml_kind *kind) {
 }
 
 /* A row that could not be called is refused, whether it is asked for or not. */
-static ml_status check_row(const miles_row *row, int number, const char *path,
+static ml_status check_row(const miles_extension *row, int number, const char *path,
                            ml_err *err) {
     const ml_kind *kind;
 
     if (row->size < sizeof *row)
-        return ml_fail(err, ML_EFORMAT,
-                       "row %d of %s has the size %zu, less than that of a miles_row: set "
-                       ".size = sizeof of the row's struct",
-                       number, path, row->size);
+        return ml_fail(
+            err, ML_EFORMAT,
+            "row %d of %s has the size %zu, less than that of a miles_extension: set "
+            ".size = sizeof of the row's struct",
+            number, path, row->size);
     if (!row->name || !row->name[0])
         return ml_fail(err, ML_EFORMAT, "row %d of %s has no name: set .name", number,
                        path);
@@ -114,8 +115,8 @@ ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err
     return check_rows(*out, path, err);
 }
 
-static ml_status find_in_object(const miles_row **out, miles_kind kind, const char *spec,
-                                const char *colon, ml_err *err) {
+static ml_status find_in_object(const miles_extension **out, miles_kind kind,
+                                const char *spec, const char *colon, ml_err *err) {
     char path[1024];
     const miles_plugin *plugin = NULL;
     ml_status st;
@@ -129,7 +130,7 @@ static ml_status find_in_object(const miles_row **out, miles_kind kind, const ch
     return st;
 }
 
-ml_status ml_edge_find(const miles_row **out, miles_kind kind, const char *spec,
+ml_status ml_edge_find(const miles_extension **out, miles_kind kind, const char *spec,
                        const char *flag, ml_err *err) {
     const char *colon = strrchr(spec, ':');
     ml_status st = colon ? find_in_object(out, kind, spec, colon, err)

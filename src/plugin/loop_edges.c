@@ -62,7 +62,7 @@ ml_status ml_loop_edges_resolve(ml_loop_edges *e, const ml_edge_paths *p, ml_err
     *e = (ml_loop_edges){ 0 };
     for (size_t i = 0; i < sizeof rows / sizeof *rows && st == ML_OK; i++)
         if (rows[i].path)
-            st = ml_edge_find((const miles_row **)rows[i].found, rows[i].kind, rows[i].path,
-                              rows[i].flag, err);
+            st = ml_edge_find((const miles_extension **)rows[i].found, rows[i].kind,
+                              rows[i].path, rows[i].flag, err);
     return st;
 }

@@ -77,7 +77,7 @@ static ml_status check(const ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
 static ml_status find_rows(ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
     bool custom = strcmp(o->loss_type, "custom_loss") == 0 && o->custom_loss;
     bool corrects = o->num.use_tis || o->get_mismatch_metrics;
-    const miles_row *advantage = NULL, *loss = NULL, *tis = NULL, *reducer = NULL;
+    const miles_extension *advantage = NULL, *loss = NULL, *tis = NULL, *reducer = NULL;
     ml_status st = ml_edge_find(&advantage, MILES_ADVANTAGE, o->advantage_estimator,
                                 "advantage-estimator", err);
 

@@ -31,7 +31,7 @@ static void find_ifbench(ml_reward_opts *opts, ml_arena *a) {
 /* One reward that is no list. */
 static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
                           ml_err *err) {
-    const miles_row *row = NULL;
+    const miles_extension *row = NULL;
     ml_status st;
 
     if (!path && opts->rm_type && strcmp(opts->rm_type, "ifbench") == 0)

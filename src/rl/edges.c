@@ -1,6 +1,6 @@
 #include "rl/edges.h"
 
-const miles_row *const ml_edges[] = {
+const miles_extension *const ml_edges[] = {
     &ml_advantage_grpo.row,
     &ml_advantage_gspo.row,
     &ml_advantage_reinforce_pp.row,

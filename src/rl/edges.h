@@ -24,6 +24,6 @@ extern const miles_generate ml_generate_calculator; /* generate/ */
 extern const miles_group_filter ml_filter_nonzero_std, ml_filter_no_aborted;
 
 /* All of them; NULL at the end. */
-extern const miles_row *const ml_edges[];
+extern const miles_extension *const ml_edges[];
 
 #endif

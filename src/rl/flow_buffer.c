@@ -20,15 +20,15 @@ static miles_waiting view_of(ml_flow *s, ml_arena *a, int64_t want) {
                             .want = want };
 }
 
-static ml_status check_fates(const miles_row *row, const int32_t *fate, int64_t n,
+static ml_status check_fates(const miles_extension *row, const int32_t *fate, int64_t n,
                              int64_t want, ml_err *err) {
     int64_t n_train = 0;
 
     for (int64_t i = 0; i < n; i++) {
-        if (fate[i] < MILES_WAITS || fate[i] > MILES_GOES)
+        if (fate[i] < MILES_KEEP_WAITING || fate[i] > MILES_DROP)
             return ml_fail(err, ML_EFORMAT, "%s: a group has the fate %d", row->name,
                            fate[i]);
-        n_train += fate[i] == MILES_TRAINS;
+        n_train += fate[i] == MILES_TRAIN;
     }
     return n_train <= want
                ? ML_OK
@@ -42,9 +42,9 @@ static void part(ml_flow *s, const int32_t *fate, ml_flow_group **out, int64_t *
     ml_flow_group *g;
 
     for (int64_t i = 0; (g = ml_flow_pop(&s->queue)); i++)
-        if (fate[i] == MILES_TRAINS) {
+        if (fate[i] == MILES_TRAIN) {
             out[(*n)++] = g;
-        } else if (fate[i] == MILES_WAITS) {
+        } else if (fate[i] == MILES_KEEP_WAITING) {
             ml_flow_push(&stay, g);
         } else {
             s->counts.n_stale++;

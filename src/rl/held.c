@@ -31,8 +31,8 @@ static void move_group(ml_held *h, int64_t from, int64_t to) {
 }
 
 /* Brings the picked groups to the front; numbers count from `next`. */
-static ml_status bring_forward(ml_held *h, const miles_row *row, int64_t *pick, int64_t n,
-                               ml_err *err) {
+static ml_status bring_forward(ml_held *h, const miles_extension *row, int64_t *pick,
+                               int64_t n, ml_err *err) {
     for (int64_t i = 0; i < n; i++) {
         if (pick[i] < i || pick[i] >= h->n_group - h->next)
             return ml_fail(err, ML_EFORMAT,

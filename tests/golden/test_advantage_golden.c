@@ -135,7 +135,7 @@ static void play_gae_serial(ml_case *c) {
 /* --- the whole pipeline ---------------------------------------------------------- */
 
 static const miles_advantage *estimator(const char *name) {
-    for (const miles_row *const *row = ml_edges; *row; row++)
+    for (const miles_extension *const *row = ml_edges; *row; row++)
         if ((*row)->kind == MILES_ADVANTAGE && strcmp((*row)->name, name) == 0)
             return (const void *)*row;
     return NULL;

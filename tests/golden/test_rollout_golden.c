@@ -66,7 +66,7 @@ static void play_one_filter(ml_case *c, const char *name, const ml_sample *const
     const ml_json *want = ml_json_get(c->out, name), *reason = ml_json_get(want, "reason");
     char got[40] = "";
     bool keep = false;
-    const miles_row *row = NULL;
+    const miles_extension *row = NULL;
     ml_err err = { 0 };
 
     ml_record_expect(c, ml_edge_find(&row, MILES_GROUP_FILTER, name, "", &err) == ML_OK,

@@ -414,7 +414,7 @@ static void incomplete_rows_are_refused(void) {
           "has no name" },
         { "{ .row = { sizeof(miles_reward), MILES_REWARD, \"r\" } }",
           "'r', a reward row, has no function" },
-        { "{ .row = { sizeof(miles_row), MILES_REWARD, \"r\" }, .run = f }",
+        { "{ .row = { sizeof(miles_extension), MILES_REWARD, \"r\" }, .run = f }",
           "has the size" },
         { "{ .row = { 0, MILES_REWARD, \"r\" }, .run = f }", "has the size 0" },
     };
@@ -428,7 +428,7 @@ static void incomplete_rows_are_refused(void) {
                  "static const miles_reward ok = { .row = { sizeof(miles_reward), "
                  "MILES_REWARD, \"fine\" }, .run = f };\n"
                  "static const miles_reward bad = %s;\n"
-                 "static const miles_row *const rows[] = { &ok.row, &bad.row, 0 };\n"
+                 "static const miles_extension *const rows[] = { &ok.row, &bad.row, 0 };\n"
                  "static const miles_plugin p = { sizeof p, MILES_ABI, rows };\n"
                  "const miles_plugin *miles_plugin_entry(void);\n"
                  "const miles_plugin *miles_plugin_entry(void) { return &p; }\n",

@@ -91,7 +91,7 @@ static const char spoiler[] =
     "static const miles_hook spoil = { { sizeof spoil, MILES_HOOK, \"spoil\", 0, \"\" }, "
     "run "
     "};\n"
-    "static const miles_row *const rows[] = { &spoil.row, 0 };\n"
+    "static const miles_extension *const rows[] = { &spoil.row, 0 };\n"
     "static const miles_plugin plugin = { sizeof plugin, MILES_ABI, rows };\n"
     "const miles_plugin *miles_plugin_entry(void) { return &plugin; }\n";
 

@@ -25,7 +25,7 @@ static void copy_samples(ml_step_loss *s, ml_arena *a, const miles_batch *b) {
     }
 }
 
-static ml_status refused(const miles_row *row, const miles_error *why, ml_err *err) {
+static ml_status refused(const miles_extension *row, const miles_error *why, ml_err *err) {
     return ml_fail(err, ML_EFORMAT, "%s: %.480s", row->name, why->text);
 }
 
