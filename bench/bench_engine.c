@@ -100,7 +100,7 @@ static void open_bench(bench *b) {
         die(err.msg);
     ml_spec_keep_kv(&b->spec, ml_weights_kv_dtype(&b->spec, NULL, ML_WEIGHT_BF16));
     /* The prompts to decode from are computed once: room to keep them beside the others. */
-    opts.kv_bytes = ml_kv_bytes(&b->spec, &b->be, 3 * MANY * ml_pages_for(opts.context));
+    opts.kv_bytes = ml_kv_bytes(&b->spec, &b->be, 3 * MANY * ml_kv_pages_for(opts.context));
     if (ml_engine_open(&b->engine, &b->spec, &b->w, &b->be, &opts, &err))
         die(err.msg);
     b->x = floats((size_t)PREFILL * WIDEST);

@@ -41,7 +41,7 @@ typedef struct ml_backend {
     const ml_optim_ops *optim;
     const ml_replay *replay; /* NULL: work is always launched */
     const ml_marks *marks;   /* NULL: work is done when its call returns */
-    bool ahead;              /* work goes on while the host puts the next together */
+    bool async;              /* work goes on while the host puts the next together */
     int n_thread;
     void (*close)(struct ml_backend *b);
     void *priv;

@@ -99,11 +99,11 @@ typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
 #undef ML_OP_ENUM
 
 /* What a model chooses on its way, which can be recorded and given back to it. */
-typedef enum ml_route {
-    ML_ROUTE_EXPERTS, /* MOE_ROUTE's expert */
-    ML_ROUTE_KEYS,    /* INDEX's chosen */
-    ML_ROUTES
-} ml_route;
+typedef enum ml_routing_kind {
+    ML_ROUTING_EXPERTS, /* MOE_ROUTE's expert */
+    ML_ROUTING_KEYS,    /* INDEX's chosen */
+    ML_N_ROUTING
+} ml_routing_kind;
 
 #define ML_OP_IN 3
 #define ML_OP_OUT 4
@@ -186,7 +186,7 @@ typedef struct ml_op_attr {
 } ml_op_attr;
 
 /* As an id: the token that the i-th draw gives, which only the device need know. */
-#define ML_DRAWN(i) (-1 - (i))
+#define ML_DEVICE_TOKEN(i) (-1 - (i))
 
 static inline int32_t ml_row_id(const int32_t *id, const int32_t *drawn, int64_t row) {
     return id[row] >= 0 ? id[row] : drawn[-1 - id[row]];
@@ -197,7 +197,7 @@ static inline int32_t ml_row_id(const int32_t *id, const int32_t *drawn, int64_t
  * its pages. */
 typedef struct ml_rows {
     int32_t n_token, n_seq, n_loss;
-    const int32_t *id;    /* [n_token]; ML_DRAWN(i): what lies in drawn[i] */
+    const int32_t *id;    /* [n_token]; ML_DEVICE_TOKEN(i): what lies in drawn[i] */
     const int32_t *drawn; /* tokens that the sampler has drawn; NULL: no id is of them */
     const int32_t *pos;   /* [n_token]; -1: nobody's row, made up where a backend replays */
     const int32_t *seq_start;  /* [n_seq+1] first row of each sequence */

@@ -121,8 +121,8 @@ static void add_engine(rows *t, const ml_bench_engine *e) {
     add(t, "cached_tokens", "prompt tokens found in the prefix cache", "",
         (double)e->n_cached, 0);
     add(t, "steps", "steps", "", (double)e->n_step, 0);
-    add(t, "steps_ahead", "steps begun ahead", "", (double)e->n_ahead, 0);
-    add(t, "retractions", "requests put back", "", (double)e->n_retract, 0);
+    add(t, "steps_ahead", "steps begun ahead", "", (double)e->n_overlapped, 0);
+    add(t, "retractions", "requests put back", "", (double)e->n_preempt, 0);
     add(t, "scheduler_share", "scheduler, part of a step", "", e->scheduler_share, 4);
     add(t, "sampler_share", "sampler, part of a step", "", e->sampler_share, 4);
     add(t, "planned_gib", "memory planned", "GiB", (double)e->planned_bytes / 0x1p30, 3);

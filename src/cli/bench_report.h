@@ -32,7 +32,7 @@ typedef struct ml_bench_engine {
     double prefill_s, decode_s; /* steps with prompt rows; steps without */
     int64_t n_prefill,
         n_decode; /* prompt rows computed in the former; tokens of the latter */
-    int64_t n_page, n_page_peak, n_cached, n_prompt, n_retract, n_step, n_ahead;
+    int64_t n_page, n_page_peak, n_cached, n_prompt, n_preempt, n_step, n_overlapped;
     double scheduler_share, sampler_share; /* of the time in steps */
     double load_s;                    /* from the command's start until it could begin */
     size_t planned_bytes, peak_bytes; /* of the memory that it computes in */

@@ -92,7 +92,7 @@ static ml_status open_engine(bench_job *j, ml_err *err) {
                          .max_waiting = j->load.n + (int32_t)c->bench.n_warmup,
                          .chunk = (int32_t)c->bench.chunk,
                          .no_prefix_cache = c->bench.no_prefix_cache,
-                         .no_ahead = c->bench.steps.no_ahead,
+                         .no_overlap = c->bench.steps.no_overlap,
                          .record_rows = ml_record_rows(&c->bench.steps) };
     ml_engine_memory m;
     ml_status st = kv_bytes(j, &o.kv_bytes, err);
@@ -219,8 +219,8 @@ static void run_steps(bench_job *j) {
     }
     j->seen.n_page = now.n_page;
     j->seen.n_cached = now.n_cached_token - start.n_cached_token;
-    j->seen.n_retract = now.n_retract - start.n_retract;
-    j->seen.n_ahead = now.n_ahead - start.n_ahead;
+    j->seen.n_preempt = now.n_preempt - start.n_preempt;
+    j->seen.n_overlapped = now.n_overlapped - start.n_overlapped;
     j->seen.n_step = now.n_step - start.n_step;
     j->seen.n_prefill = now.n_prompt_token - start.n_prompt_token - j->seen.n_cached;
     j->seen.sampler_share = (now.sample_s - start.sample_s) / (now.step_s - start.step_s);

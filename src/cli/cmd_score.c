@@ -66,14 +66,14 @@ static ml_batch_caps plan_caps(const score_job *j) {
     ml_batch_caps most = { 0 };
 
     if (tokenwise(j))
-        return (ml_batch_caps){ 1, 1, 1, ml_pages_for(j->seq.max_len) };
+        return (ml_batch_caps){ 1, 1, 1, ml_kv_pages_for(j->seq.max_len) };
     for (int32_t i = 0, end; i < j->seq.n; i = end) {
         ml_batch_caps c = { 0 };
         end = batch_end(j, i);
         for (int32_t k = i; k < end; k++) {
             c.n_token += j->seq.len[k];
             c.n_loss += loss_rows(j, j->seq.len[k]);
-            c.n_page += ml_pages_for(j->seq.len[k]);
+            c.n_page += ml_kv_pages_for(j->seq.len[k]);
         }
         c.n_seq = end - i;
         most.n_token = c.n_token > most.n_token ? c.n_token : most.n_token;
@@ -227,7 +227,7 @@ static size_t memory_plan(const score_job *j, memory_row row[8]) {
         { "activations", ml_plan_act_bytes(j->plan) },
         { "scratch", ml_plan_scratch_bytes(j->plan) },
         { "KV pages", tokenwise(j)
-                          ? ml_kv_bytes(&j->spec, &j->be, ml_pages_for(j->seq.max_len)) +
+                          ? ml_kv_bytes(&j->spec, &j->be, ml_kv_pages_for(j->seq.max_len)) +
                                 ml_kv_slot_bytes(&j->spec, &j->be)
                           : 0 },
         { "results", j->be.dev->host ? j->stage_bytes : 0 },
@@ -319,7 +319,7 @@ static ml_status score_tokenwise(score_job *j, int32_t i, const int32_t *page,
 
 static ml_status score_all(score_job *j, ml_err *err) {
     ml_status st = ML_OK;
-    int32_t n_page = ml_pages_for(j->seq.max_len);
+    int32_t n_page = ml_kv_pages_for(j->seq.max_len);
     int32_t *page = ML_NEW(&j->arena, int32_t, n_page);
 
     for (int32_t i = 0; i < n_page; i++)

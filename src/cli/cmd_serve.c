@@ -104,17 +104,17 @@ static size_t device_bytes(const ml_backend *be) {
 
 /* What is to be kept must be there. */
 static ml_status check_routes(const serve_job *j, ml_err *err) {
-    bool asked[ML_ROUTES] = { j->config->serve.routed_experts,
-                              j->config->serve.indexer_topk };
+    bool asked[ML_N_ROUTING] = { j->config->serve.routed_experts,
+                                 j->config->serve.indexer_topk };
 
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         if (asked[i] && !j->spec.route[i].top_k)
             return ml_fail(err, ML_EUSAGE,
                            "--enable-return-%s: %s, a model of family %s, has no %s; leave "
                            "the flag out",
-                           i == ML_ROUTE_EXPERTS ? "routed-experts" : "indexer-topk",
+                           i == ML_ROUTING_EXPERTS ? "routed-experts" : "indexer-topk",
                            j->dir, j->spec.family,
-                           i == ML_ROUTE_EXPERTS ? "experts" : "indexer");
+                           i == ML_ROUTING_EXPERTS ? "experts" : "indexer");
     return ML_OK;
 }
 
@@ -144,7 +144,7 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
                        (double)j->weight_bytes / 0x1p30);
     if (!c->serve.context && context > n_page * ML_PAGE)
         context = n_page * ML_PAGE;
-    most = c->serve.max_running * ml_pages_for((int32_t)context);
+    most = c->serve.max_running * ml_kv_pages_for((int32_t)context);
     n_page = n_page < most ? n_page : most;
     j->engine =
         (ml_engine_opts){ .context = (int32_t)context,
@@ -154,7 +154,7 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
                           .max_top = ML_MAX_TOP,
                           .kv_bytes = (size_t)(n_page * page),
                           .no_prefix_cache = c->serve.no_prefix_cache,
-                          .no_ahead = c->serve.steps.no_ahead,
+                          .no_overlap = c->serve.steps.no_overlap,
                           .record_rows = ml_record_rows(&c->serve.steps),
                           .routed = { c->serve.routed_experts, c->serve.indexer_topk },
                           .eos = j->eos.id,
@@ -233,7 +233,7 @@ static void write_flags(serve_job *j) {
     ml_json_put_word(&o, "sampling_defaults", c->serve.sampling_defaults);
     ml_json_put_bool(&o, "skip_tokenizer_init", c->serve.no_tokenizer);
     ml_json_put_bool(&o, "disable_radix_cache", c->serve.no_prefix_cache);
-    ml_json_put_bool(&o, "disable_overlap_schedule", c->serve.steps.no_ahead);
+    ml_json_put_bool(&o, "disable_overlap_schedule", c->serve.steps.no_overlap);
     ml_json_put_bool(&o, "disable_cuda_graph", c->serve.steps.no_record);
     ml_json_put_int(&o, "cuda_graph_max_bs", c->serve.steps.record_rows);
     ml_json_put_bool(&o, "enable_return_routed_experts", c->serve.routed_experts);

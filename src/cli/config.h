@@ -47,7 +47,7 @@ typedef enum ml_transfer {
 
 /* How steps of an engine reach a GPU. */
 typedef struct ml_step_flags {
-    bool no_ahead, no_record;
+    bool no_overlap, no_record;
     int64_t record_rows;
 } ml_step_flags;
 

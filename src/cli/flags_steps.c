@@ -4,7 +4,7 @@
 #define STEP_ROWS(prefix, where, commands)                                                 \
     { .name = prefix "disable-overlap-schedule",                                           \
       .type = ML_FLAG_BOOL,                                                                \
-      ML_AT(where.no_ahead),                                                               \
+      ML_AT(where.no_overlap),                                                             \
       .group = "engine",                                                                   \
       .cmds = commands,                                                                    \
       .from = ML_FROM_SGLANG,                                                              \

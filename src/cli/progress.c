@@ -59,7 +59,7 @@ static void add_time(ml_text *t, double s) {
 }
 
 /* "37/64 answers"; what was begun before the count is more than was expected. */
-static void add_tally(ml_text *t, ml_tally *of, const char *what) {
+static void add_tally(ml_text *t, ml_work_count *of, const char *what) {
     int64_t done = atomic_load(&of->done), total = atomic_load(&of->total);
 
     if (total > 0 && done <= total)

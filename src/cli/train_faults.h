@@ -7,7 +7,7 @@
 #define ML_CLI_TRAIN_FAULTS_H
 
 #include "base/arena.h"
-#include "engine/fleet.h"
+#include "engine/supervisor.h"
 
 /* An engine dies when the weights of a round were published. */
 typedef struct ml_fault {
@@ -26,6 +26,6 @@ ml_status ml_faults_read(ml_faults *out, ml_arena *a, const char *json, int32_t 
                          ml_err *err);
 
 /* The weights of this round were published: what has come due since the last time happens. */
-void ml_faults_happen(ml_faults *f, ml_fleet *fleet, int64_t rollout);
+void ml_faults_happen(ml_faults *f, ml_supervisor *fleet, int64_t rollout);
 
 #endif

@@ -72,21 +72,21 @@ static void serve_words(words *w, const ml_train_gen *t, const ml_config *c,
     add_number(w, "--max-total-tokens", (int64_t)(t->engine.kv_bytes / page) * ML_PAGE);
     if (t->engine.no_prefix_cache)
         add(w, "--disable-radix-cache");
-    if (t->engine.no_ahead)
+    if (t->engine.no_overlap)
         add(w, "--disable-overlap-schedule");
     if (t->engine.record_rows < 0)
         add(w, "--disable-cuda-graph");
     else
         add_number(w, "--cuda-graph-max-bs", t->engine.record_rows);
-    if (t->engine.routed[ML_ROUTE_EXPERTS])
+    if (t->engine.routed[ML_ROUTING_EXPERTS])
         add(w, "--enable-return-routed-experts");
-    if (t->engine.routed[ML_ROUTE_KEYS])
+    if (t->engine.routed[ML_ROUTING_KEYS])
         add(w, "--enable-return-indexer-topk");
 }
 
 /* A key that nobody else knows, for the engines to ask for: it reaches them in their
  * environment, which other users cannot read, and in place of keys that are there for others. */
-static ml_status make_key(ml_fleet_opts *o, ml_arena *a, ml_err *err) {
+static ml_status make_key(ml_supervisor_opts *o, ml_arena *a, ml_err *err) {
     const char **env = ML_NEW(a, const char *, 3);
     ml_secret *key = ML_NEW(a, ml_secret, 1);
     ml_status st = ml_secret_random(key, err);
@@ -99,8 +99,8 @@ static ml_status make_key(ml_fleet_opts *o, ml_arena *a, ml_err *err) {
 }
 
 /* n servers, and a generator over them; they have no weights of the run yet. */
-static ml_status open_fleet(ml_fleet **fleet, ml_gen **gen, ml_train_gen *t,
-                            const ml_config *c, ml_fleet_opts o, int64_t n_thread,
+static ml_status open_fleet(ml_supervisor **fleet, ml_gen **gen, ml_train_gen *t,
+                            const ml_config *c, ml_supervisor_opts o, int64_t n_thread,
                             ml_err *err) {
     const char **url = ML_NEW(&t->arena, const char *, o.n);
     words *w = ML_NEW(&t->arena, words, 1);
@@ -124,21 +124,21 @@ static ml_status open_fleet(ml_fleet **fleet, ml_gen **gen, ml_train_gen *t,
     o.check_s = c->mode.check_s;
     o.timeout_s = c->mode.check_timeout_s;
     o.first_check_s = c->mode.first_check_s;
-    st = ml_fleet_open(fleet, &o, err);
+    st = ml_supervisor_open(fleet, &o, err);
     if (st != ML_OK)
         return st;
     for (int32_t i = 0; i < o.n; i++)
-        url[i] = ml_fleet_url(*fleet, i);
+        url[i] = ml_supervisor_url(*fleet, i);
     st = ml_remote_open(gen, &remote, err);
     if (st == ML_OK)
-        ml_fleet_serve(*fleet, *gen);
+        ml_supervisor_serve(*fleet, *gen);
     return st;
 }
 
 ml_status ml_train_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
-    ml_fleet_opts o = { .log_dir = t->weight_dir,
-                        .n = t->n_engine,
-                        .restart = c->mode.restart };
+    ml_supervisor_opts o = { .log_dir = t->weight_dir,
+                             .n = t->n_engine,
+                             .restart = c->mode.restart };
     ml_status st = open_fleet(&t->fleet, &t->gen, t, c, o, share_of_threads(t, c), err);
 
     if (st != ML_OK)
@@ -154,9 +154,9 @@ ml_status ml_train_eval_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *
                       : ml_arena_printf(&t->arena, "%s/eval_snapshots", c->train.save);
     const char *dir = NULL;
     ml_status st = ml_dir_make_whole(&dir, &t->arena, where, err);
-    ml_fleet_opts fleet = { .log_dir = dir,
-                            .n = (int32_t)(c->behind.n_gpu / c->behind.per_engine),
-                            .restart = c->mode.restart };
+    ml_supervisor_opts fleet = { .log_dir = dir,
+                                 .n = (int32_t)(c->behind.n_gpu / c->behind.per_engine),
+                                 .restart = c->mode.restart };
     ml_eval_queue_opts queue = { .evals = &t->evals,
                                  .spec = &t->run->spec,
                                  .from = t->run->from,
@@ -179,8 +179,8 @@ void ml_train_eval_fleet_close(ml_train_gen *t) {
     if (!t->eval_fleet)
         return;
     ml_eval_queue_close(t->eval_queue);
-    ml_fleet_serve(t->eval_fleet, NULL);
+    ml_supervisor_serve(t->eval_fleet, NULL);
     if (t->evals.asker.gen != t->gen)
         t->evals.asker.gen->close(t->evals.asker.gen);
-    ml_fleet_close(t->eval_fleet);
+    ml_supervisor_close(t->eval_fleet);
 }

@@ -168,7 +168,7 @@ static ml_engine_opts engine_opts(const ml_train_gen *t, const ml_config *c) {
                          .max_waiting = MAX_WAITING,
                          .chunk = (int32_t)c->rollout.chunk,
                          .no_prefix_cache = c->rollout.no_prefix_cache,
-                         .no_ahead = c->rollout.steps.no_ahead,
+                         .no_overlap = c->rollout.steps.no_overlap,
                          .record_rows = ml_record_rows(&c->rollout.steps),
                          .eos = t->eos.id,
                          .n_eos = t->eos.n,
@@ -222,14 +222,14 @@ static ml_status size_engine(ml_train_gen *t, const ml_config *c, ml_err *err) {
     ml_status st;
 
     t->engine = engine_opts(t, c);
-    one = ml_pages_for(t->engine.context);
+    one = ml_kv_pages_for(t->engine.context);
     t->engine.kv_bytes = (size_t)(one * page);
     st = bytes_left(t, &left, err);
     if (st != ML_OK || left <= 0)
         return st; /* with the least there can be: who checks the plan says what to change */
     left *= c->rollout.mem_fraction / count_engines(t);
     left = left > slots ? left - slots : 0;
-    each = usual > 0 ? least(one, ml_pages_for((int32_t)least(usual, INT32_MAX))) : one;
+    each = usual > 0 ? least(one, ml_kv_pages_for((int32_t)least(usual, INT32_MAX))) : one;
     n = most(one, count_running(t, c) * each);
     n = least(n, (int64_t)(left / (double)page));
     t->engine.kv_bytes = (size_t)(n * page);
@@ -321,10 +321,10 @@ void ml_train_gen_close(ml_train_gen *t) {
         return;
     ml_train_eval_fleet_close(t);
     if (t->fleet)
-        ml_fleet_serve(t->fleet, NULL);
+        ml_supervisor_serve(t->fleet, NULL);
     if (t->gen)
         t->gen->close(t->gen);
-    ml_fleet_close(t->fleet);
+    ml_supervisor_close(t->fleet);
     ml_weight_stream_close(t->stream);
     ml_turns_close(t->turns);
     ml_rewards_close(t->rewards);
@@ -426,7 +426,7 @@ static ml_status publish_copy(ml_train_gen *t, const ml_weights *w, ml_err *err)
     t->gen->pause(t->gen);
     st = ml_weights_copy(&t->second, w, &t->be, err);
     if (st == ML_OK)
-        st = ml_local_switch(t->gen, &t->second, ML_SWITCH_RETRACT, err);
+        st = ml_local_switch(t->gen, &t->second, ML_SWITCH_RECOMPUTE, err);
     t->gen->resume(t->gen);
     return st;
 }
@@ -436,7 +436,7 @@ static ml_status publish(ml_train_gen *t, const ml_weights *w, ml_err *err) {
     if (t->weight_dir)
         return ml_train_remote_publish(t, w, err);
     return t->own_set ? publish_copy(t, w, err)
-                      : ml_local_switch(t->gen, w, ML_SWITCH_RETRACT, err);
+                      : ml_local_switch(t->gen, w, ML_SWITCH_RECOMPUTE, err);
 }
 
 ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err) {

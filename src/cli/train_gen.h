@@ -6,7 +6,7 @@
 
 #include "cli/config.h"
 #include "cli/train_faults.h"
-#include "engine/fleet.h"
+#include "engine/supervisor.h"
 #include "engine/local.h"
 #include "engine/remote.h"
 #include "io/end_tokens.h"
@@ -33,7 +33,7 @@ typedef struct ml_train_gen {
     ml_pull pull;             /* and where engines copy it to */
     int32_t n_engine;         /* processes of ours that generate */
     ml_faults faults;         /* of theirs, that the run is asked for */
-    ml_fleet *fleet;          /* they; NULL: not yet, or none */
+    ml_supervisor *fleet;     /* they; NULL: not yet, or none */
     int64_t shard_bytes;      /* of a file of them */
     ml_gen *gen;
     ml_rewards *rewards;
@@ -45,7 +45,7 @@ typedef struct ml_train_gen {
     ml_flow *flow;              /* NULL: nor all the time */
     const miles_buffer *buffer; /* of the flow; NULL: none */
     ml_evals evals;
-    ml_fleet *eval_fleet;      /* engines of the evaluations alone; NULL: none */
+    ml_supervisor *eval_fleet; /* engines of the evaluations alone; NULL: none */
     ml_eval_queue *eval_queue; /* over them */
     int64_t eval_context;      /* of evaluations; 0: as of rollouts */
 } ml_train_gen;

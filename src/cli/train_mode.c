@@ -39,7 +39,7 @@ static ml_status open_flow(ml_train_gen *t, const ml_config *c, void (*say)(cons
 
 ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_config *c,
                               ml_err *err) {
-    ml_tally *tally = loop->watch.phase ? &loop->watch.phase->answers : NULL;
+    ml_work_count *tally = loop->watch.phase ? &loop->watch.phase->answers : NULL;
     ml_status st = ML_OK;
 
     t->rollout.asker.tally = t->row_rollout.asker.tally = tally;

@@ -180,11 +180,11 @@ ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_pe
         .finetune = c->train.finetune,
         .overwrite = c->train.overwrite,
     };
-    out->replay_rollout[ML_ROUTE_EXPERTS] = c->rollout.rollout_routing_replay;
-    out->trainer.replay[ML_ROUTE_EXPERTS] =
+    out->replay_rollout[ML_ROUTING_EXPERTS] = c->rollout.rollout_routing_replay;
+    out->trainer.replay[ML_ROUTING_EXPERTS] =
         c->rollout.routing_replay || c->rollout.rollout_routing_replay;
-    out->replay_rollout[ML_ROUTE_KEYS] = c->rollout.rollout_indexer_replay;
-    out->trainer.replay[ML_ROUTE_KEYS] =
+    out->replay_rollout[ML_ROUTING_KEYS] = c->rollout.rollout_indexer_replay;
+    out->trainer.replay[ML_ROUTING_KEYS] =
         c->rollout.indexer_replay || c->rollout.rollout_indexer_replay;
     ml_train_debug_opts(out, c);
     st = span_bits(&out->log.spans, &c->log.targets, err);

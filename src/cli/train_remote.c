@@ -106,7 +106,7 @@ static ml_status publish_whole(ml_train_gen *t, const ml_weights *w, ml_err *err
         st = tell_hook(t, path.ptr, err);
     if (st == ML_OK) {
         t->gen->pause(t->gen); /* requests under way are computed anew, not waited for */
-        st = t->gen->load(t->gen, path.ptr, w->version, ML_SWITCH_RETRACT, err);
+        st = t->gen->load(t->gen, path.ptr, w->version, ML_SWITCH_RECOMPUTE, err);
         t->gen->resume(t->gen);
     }
     ml_text_release(&path);
@@ -127,7 +127,7 @@ static ml_status pull(ml_train_gen *t, int64_t version, ml_err *err) {
     return ml_remote_pull(t->gen, &t->pull, err);
 }
 
-static ml_status deliver(ml_train_gen *t, const ml_weight_news *news, const ml_weights *w,
+static ml_status deliver(ml_train_gen *t, const ml_weight_update *news, const ml_weights *w,
                          ml_err *err) {
     ml_status st = news->dir ? tell_hook(t, news->dir, err) : ML_OK;
 
@@ -136,12 +136,12 @@ static ml_status deliver(ml_train_gen *t, const ml_weight_news *news, const ml_w
     if (st != ML_OK)
         return st;
     t->gen->pause(t->gen);
-    st = ml_remote_load_pulled(t->gen, &t->pull, w->version, ML_SWITCH_RETRACT, err);
+    st = ml_remote_load_pulled(t->gen, &t->pull, w->version, ML_SWITCH_RECOMPUTE, err);
     t->gen->resume(t->gen);
     return st;
 }
 
-static void report(const ml_weight_news *n) {
+static void report(const ml_weight_update *n) {
     if (!n->dir)
         ml_log(ML_LOG_INFO, "weight_sync: engines begin with the weights they have");
     else if (n->is_whole)
@@ -153,7 +153,7 @@ static void report(const ml_weight_news *n) {
 }
 
 /* Miles' figures; how much of a whole version has changed is not known. */
-static void record(ml_train_gen *t, const ml_weight_news *n) {
+static void record(ml_train_gen *t, const ml_weight_update *n) {
     ml_figures figures;
     ml_arena a;
 
@@ -170,8 +170,8 @@ static void record(ml_train_gen *t, const ml_weight_news *n) {
     ml_arena_release(&a);
 }
 
-static ml_status publish_version(ml_weight_news *out, ml_train_gen *t, const ml_weights *w,
-                                 bool whole, ml_err *err) {
+static ml_status publish_version(ml_weight_update *out, ml_train_gen *t,
+                                 const ml_weights *w, bool whole, ml_err *err) {
     ml_status st = ml_weight_stream_publish(out, t->stream, w, whole, err);
 
     if (st != ML_OK)
@@ -183,7 +183,7 @@ static ml_status publish_version(ml_weight_news *out, ml_train_gen *t, const ml_
 
 /* A delta that an engine cannot apply is followed by all of the weights. */
 static ml_status publish_delta(ml_train_gen *t, const ml_weights *w, ml_err *err) {
-    ml_weight_news news;
+    ml_weight_update news;
     ml_err why = { 0 };
     ml_status st = publish_version(&news, t, w, false, &why);
 

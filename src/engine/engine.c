@@ -21,11 +21,11 @@ ml_batch_caps ml_engine_caps(const ml_spec *s, const ml_engine_opts *o) {
     return (ml_batch_caps){ .n_token = o->max_running + o->chunk,
                             .n_seq = o->max_running,
                             .n_loss = o->max_running + score_rows(s, o),
-                            .n_page = o->max_running * ml_pages_for(o->context) };
+                            .n_page = o->max_running * ml_kv_pages_for(o->context) };
 }
 
 static int32_t pool_pages(const ml_spec *s, const ml_backend *be, const ml_engine_opts *o) {
-    int64_t most = (int64_t)o->max_running * ml_pages_for(o->context);
+    int64_t most = (int64_t)o->max_running * ml_kv_pages_for(o->context);
     int64_t have = o->kv_bytes ? (int64_t)(o->kv_bytes / ml_kv_bytes(s, be, 1)) : most;
     return (int32_t)(have < most || o->kv_bytes ? have : most);
 }
@@ -53,7 +53,7 @@ size_t ml_engine_slot_bytes(const ml_spec *s, const ml_backend *be, int32_t max_
 static ml_status check_opts(const ml_spec *s, const ml_backend *be, const ml_engine_opts *o,
                             ml_err *err) {
     ML_BUG_IF(o->context < 1 || o->max_running < 1 || o->chunk < 1 || o->max_top < 0);
-    if (pool_pages(s, be, o) < ml_pages_for(o->context))
+    if (pool_pages(s, be, o) < ml_kv_pages_for(o->context))
         return ml_fail(
             err, ML_ENOMEM,
             "%.1f MiB for keys and values hold %d tokens, less than one context of "
@@ -94,8 +94,8 @@ ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend 
         .act = ml_plan_act_bytes(p),
         .scratch = ml_plan_scratch_bytes(p) +
                    be->ops->sample_scratch(be->stream, s->n_vocab) + drawn_bytes(s, opts),
-        .routes = ml_routes_bytes(s, opts, pool_pages(s, be, opts),
-                                  ml_engine_caps(s, opts).n_token),
+        .routes = ml_routing_record_bytes(s, opts, pool_pages(s, be, opts),
+                                          ml_engine_caps(s, opts).n_token),
         .requests = request_bytes(opts) * (size_t)(opts->max_running + opts->max_waiting),
     };
     ml_plan_free(p);
@@ -110,8 +110,8 @@ ml_status ml_engine_take_kv(ml_engine *e, ml_err *err) {
         return ML_OK;
     st = ml_kv_open(&e->kv, e->spec, e->pages.n, e->slots.n, e->be, &e->kv_arena, err);
     if (st == ML_OK)
-        st = ml_routes_open(&e->routes, e->spec, &e->opts, e->pages.n,
-                            e->batch.caps.n_token, err);
+        st = ml_routing_record_open(&e->routes, e->spec, &e->opts, e->pages.n,
+                                    e->batch.caps.n_token, err);
     e->has_kv = st == ML_OK;
     return st;
 }
@@ -121,16 +121,17 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
     ml_device *dev = e->be->dev;
     ml_status st;
 
-    ml_pages_init(&e->pages, &e->arena, pool_pages(e->spec, e->be, &e->opts));
-    ml_slots_init(&e->slots, &e->arena,
-                  slot_count(e->spec, e->be, e->opts.max_running, e->opts.no_prefix_cache),
-                  e->pages.n);
+    ml_prefix_cache_init(&e->pages, &e->arena, pool_pages(e->spec, e->be, &e->opts));
+    ml_state_slots_init(
+        &e->slots, &e->arena,
+        slot_count(e->spec, e->be, e->opts.max_running, e->opts.no_prefix_cache),
+        e->pages.n);
     e->pages.slots = &e->slots;
     ml_batch_init(&e->batch, &e->arena, caps);
     e->target = ML_NEW(&e->arena, int32_t, e->opts.chunk);
     for (int i = 0; i < 2; i++) {
-        e->flight[i].lane = ML_NEW(&e->arena, ml_lane, caps.n_seq);
-        e->flight[i].draw = ML_NEW(&e->arena, ml_draw, caps.n_loss);
+        e->inflight[i].entry = ML_NEW(&e->arena, ml_batch_entry, caps.n_seq);
+        e->inflight[i].draw = ML_NEW(&e->arena, ml_draw, caps.n_loss);
     }
     st = ml_plan_new(&e->plan, e->spec, e->be, plan_opts(e->spec, &e->opts), err);
     if (st == ML_OK)
@@ -189,13 +190,13 @@ static void free_all(ml_request_list *l) {
 void ml_engine_close(ml_engine *e) {
     if (!e)
         return;
-    if (e->ahead) /* nobody is told, but the device must be done */
-        e->be->ops->sampled(e->be->stream, e->ahead->draw, e->ahead->n_draw);
+    if (e->pending) /* nobody is told, but the device must be done */
+        e->be->ops->sampled(e->be->stream, e->pending->draw, e->pending->n_draw);
     free_all(&e->waiting);
     free_all(&e->running);
     ml_plan_free(e->plan);
     ml_kv_close(&e->kv);
-    ml_routes_close(&e->routes);
+    ml_routing_record_close(&e->routes);
     if (e->sample_scratch.dev)
         e->be->dev->free(&e->sample_scratch);
     if (e->drawn.dev)
@@ -253,7 +254,7 @@ void ml_engine_abort_all(ml_engine *e, const char *why) {
 
 static void retract_all(ml_engine *e) {
     while (e->running.last)
-        ml_engine_retract(e, e->running.last);
+        ml_engine_preempt(e, e->running.last);
 }
 
 static void abort_begun(ml_engine *e) {
@@ -286,14 +287,14 @@ ml_status ml_engine_switch(ml_engine *e, const ml_weights *w, ml_switch how) {
     e->draining = how == ML_SWITCH_FINISH && any_begun(e);
     if (e->draining)
         return ML_EAGAIN;
-    ml_engine_settle(e);
+    ml_engine_complete_pending(e);
     switch (how) {
     case ML_SWITCH_FINISH: break;
-    case ML_SWITCH_RETRACT: retract_all(e); break;
+    case ML_SWITCH_RECOMPUTE: retract_all(e); break;
     case ML_SWITCH_ABORT: abort_begun(e); break;
     case ML_SWITCH_INEXACT_KV: mark_mixed(e); break;
     }
-    ml_pages_forget(&e->pages);
+    ml_prefix_cache_clear(&e->pages);
     e->weights = w;
     e->version = w->version;
     return ML_OK;
@@ -302,16 +303,16 @@ ml_status ml_engine_switch(ml_engine *e, const ml_weights *w, ml_switch how) {
 bool ml_engine_flush(ml_engine *e) {
     if (e->running.n || e->waiting.n)
         return false;
-    ml_pages_trim(&e->pages);
+    ml_prefix_cache_evict_all(&e->pages);
     return true;
 }
 
 void ml_engine_release_kv(ml_engine *e) {
-    ml_engine_settle(e);
+    ml_engine_complete_pending(e);
     retract_all(e);
-    ml_pages_forget(&e->pages);
+    ml_prefix_cache_clear(&e->pages);
     ml_kv_close(&e->kv);
-    ml_routes_close(&e->routes);
+    ml_routing_record_close(&e->routes);
     ml_arena_release(&e->kv_arena);
     e->has_kv = false;
 }

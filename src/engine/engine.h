@@ -28,12 +28,12 @@ typedef struct ml_engine_opts {
     int32_t max_top;     /* the largest n_top + n_also of a request */
     size_t kv_bytes;     /* of pages; 0: as much as all running requests could use */
     bool no_prefix_cache;
-    bool no_ahead;          /* each step waits for the draws of the one before */
-    int32_t record_rows;    /* as in ml_plan_opts */
-    ml_timeline *spans;     /* who is told when ops ran; NULL: nobody */
-    ml_plan_dump *dump;     /* where all that steps compute is written; NULL: nowhere */
-    bool routed[ML_ROUTES]; /* what the model chooses is kept for those who ask */
-    const int32_t *eos;     /* the model's end tokens */
+    bool no_overlap;           /* each step waits for the draws of the one before */
+    int32_t record_rows;       /* as in ml_plan_opts */
+    ml_timeline *spans;        /* who is told when ops ran; NULL: nobody */
+    ml_plan_dump *dump;        /* where all that steps compute is written; NULL: nowhere */
+    bool routed[ML_N_ROUTING]; /* what the model chooses is kept for those who ask */
+    const int32_t *eos;        /* the model's end tokens */
     int32_t n_eos;
     const ml_tokenizer *tokenizer; /* for stop strings; may be NULL */
 } ml_engine_opts;

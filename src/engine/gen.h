@@ -7,7 +7,7 @@
  *
  * thread: all functions may be called from any thread, but not from within an ml_gen_fn,
  * which runs on the generator's own thread and must not block.  From within an
- * ml_watch_fn, which runs there too, submit and abort may. */
+ * ml_step_end_fn, which runs there too, submit and abort may. */
 #ifndef ML_ENGINE_GEN_H
 #define ML_ENGINE_GEN_H
 
@@ -44,7 +44,7 @@ typedef struct ml_gen_request {
     int32_t n_also;
     /* What the model chose is wanted, of the tokens from routed_from on; only of generators
      * that keep it. */
-    bool routed[ML_ROUTES];
+    bool routed[ML_N_ROUTING];
     int32_t routed_from;
 } ml_gen_request;
 
@@ -60,11 +60,11 @@ typedef struct ml_scored {
 } ml_scored;
 
 /* What a model chose for consecutive tokens: all layers' choices of each. */
-typedef struct ml_routed {
+typedef struct ml_routing {
     const int32_t *row; /* [n][width]; -1: not known */
     int32_t n;
     int64_t width; /* layers times choices of a layer */
-} ml_routed;
+} ml_routing;
 
 /* What has come since the last call.  Views are good until the function returns. */
 typedef struct ml_gen_update {
@@ -75,29 +75,29 @@ typedef struct ml_gen_update {
     int32_t matched;   /* TOKEN: the id; STRING: the index of the stop string */
     ml_str message;    /* ABORT: why */
     int32_t n_cached;  /* prompt tokens whose keys and values were there already */
-    int32_t n_retract; /* times the request was put back */
+    int32_t n_preempt; /* times the request was put back */
     uint64_t version;  /* of the weights in use now */
     double queued_s;   /* from submission until its first step began */
     /* With the end, where asked for.  The last token was never fed to the model: there are rows
      * of all but it. */
-    ml_routed routed[ML_ROUTES];
+    ml_routing routed[ML_N_ROUTING];
 } ml_gen_update;
 
 typedef void ml_gen_fn(void *ud, const ml_gen_update *u);
 
-/* What happens to requests in flight when the weights change. */
+/* What happens to requests in inflight when the weights change. */
 typedef enum ml_switch {
-    ML_SWITCH_FINISH,  /* they finish on the old weights first; new ones wait */
-    ML_SWITCH_RETRACT, /* their keys and values are computed anew from all their tokens */
-    ML_SWITCH_ABORT,   /* they end, with the tokens they have */
+    ML_SWITCH_FINISH,    /* they finish on the old weights first; new ones wait */
+    ML_SWITCH_RECOMPUTE, /* their keys and values are computed anew from all their tokens */
+    ML_SWITCH_ABORT,     /* they end, with the tokens they have */
     ML_SWITCH_INEXACT_KV, /* they go on with keys and values of the old weights */
 } ml_switch;
 
 typedef struct ml_gen_stats {
     int64_t n_running, n_waiting;
     int64_t n_page, n_page_free, n_page_cached; /* cached: not in use, may be taken */
-    int64_t n_ahead; /* steps begun before the draws of the one before were known */
-    int64_t n_step, n_prompt_token, n_cached_token, n_answer_token, n_retract;
+    int64_t n_overlapped; /* steps begun before the draws of the one before were known */
+    int64_t n_step, n_prompt_token, n_cached_token, n_answer_token, n_preempt;
     int64_t n_finished, n_aborted;
     double step_s, model_s, sample_s; /* inside steps: all, the plan, the sampler */
     uint64_t version;
@@ -106,7 +106,7 @@ typedef struct ml_gen_stats {
 } ml_gen_stats;
 
 /* Requests have ended since the last call. */
-typedef void ml_watch_fn(void *ud);
+typedef void ml_step_end_fn(void *ud);
 
 typedef struct ml_gen ml_gen;
 struct ml_gen {
@@ -122,7 +122,7 @@ struct ml_gen {
     /* No step runs between the two; pause returns when the last one has ended. */
     void (*pause)(ml_gen *g);
     void (*resume)(ml_gen *g);
-    /* Forgets cached prefixes that nobody uses; false: requests are in flight, nothing done. */
+    /* Forgets cached prefixes that nobody uses; false: requests are in inflight, nothing done. */
     bool (*flush)(ml_gen *g);
     /* New weights from a checkpoint's directory; returns when they are in use.  version 0: one
      * more than now. */
@@ -134,7 +134,7 @@ struct ml_gen {
     /* From now on fn is called after each step in which requests ended, before the next one
      * begins; NULL: nobody watches.  So what is decided there depends on steps, never on the
      * clock.  Generators whose steps are elsewhere call it after each end. */
-    void (*watch)(ml_gen *g, ml_watch_fn *fn, void *ud);
+    void (*watch)(ml_gen *g, ml_step_end_fn *fn, void *ud);
 };
 
 #endif

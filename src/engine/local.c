@@ -29,7 +29,7 @@ struct command {
     const ml_weights *weights;
     weight_set *set;
     const char *dir;
-    ml_watch_fn *watch;
+    ml_step_end_fn *watch;
     void *ud;
     uint64_t version;
     ml_switch how;
@@ -43,7 +43,7 @@ struct local {
     weight_set *own; /* in use, or NULL: the caller's, or released */
     char *dir;       /* where `own` came from; NULL: made up */
     bool paused, no_kv, no_weights;
-    ml_watch_fn *watch;
+    ml_step_end_fn *watch;
     void *watch_ud;
     int64_t n_ended; /* requests, as of the last call of watch */
 
@@ -301,7 +301,7 @@ static ml_status do_switch(local *l, command *c) {
     if (st == ML_EAGAIN && !may_step(l))
         return ml_fail(
             c->err, ML_EUSAGE,
-            "generation is paused with requests in flight, which will not finish; "
+            "generation is paused with requests in inflight, which will not finish; "
             "continue it, abort them, or let their keys and values be recomputed");
     if (st != ML_OK)
         return st;
@@ -368,7 +368,7 @@ static void resume_steps(ml_gen *g) {
     have_done(of(g), &(command){ .fn = do_pause });
 }
 
-static void watch(ml_gen *g, ml_watch_fn *fn, void *ud) {
+static void watch(ml_gen *g, ml_step_end_fn *fn, void *ud) {
     have_done(of(g), &(command){ .fn = do_watch, .watch = fn, .ud = ud });
 }
 

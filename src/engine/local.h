@@ -25,10 +25,10 @@ typedef struct ml_local_opts {
 ml_status ml_local_open(ml_gen **out, const ml_local_opts *o, ml_err *err);
 
 /* Weights that are in memory already and stay there until the next switch.  Returns when they
- * are in use.  ML_EUSAGE: FINISH while paused with requests in flight would wait for ever. */
+ * are in use.  ML_EUSAGE: FINISH while paused with requests in inflight would wait for ever. */
 ml_status ml_local_switch(ml_gen *g, const ml_weights *w, ml_switch how, ml_err *err);
 
-/* Gives memory back while nothing is generated, and takes it again; requests in flight wait.
+/* Gives memory back while nothing is generated, and takes it again; requests in inflight wait.
  * Weights that were read or made up are read or made up again, the caller's are left alone. */
 void ml_local_release(ml_gen *g, bool kv, bool weights);
 ml_status ml_local_take(ml_gen *g, bool kv, bool weights, ml_err *err);

@@ -65,7 +65,7 @@ static void try_again(ml_remote_call *c, const char *why) {
     ml_err gone = { 0 };
 
     ml_remote_failing(c->remote, why);
-    if (ml_remote_hope(c->remote, &gone) != ML_OK) {
+    if (ml_remote_check_given_up(c->remote, &gone) != ML_OK) {
         abort_call(c, gone.msg);
         return;
     }
@@ -145,7 +145,7 @@ static void judge_server(ml_remote_call *c, ml_status st, const char *why) {
         return;
     }
     if (!is_wrong(c) && !is_busy(c))
-        ml_remote_lose(r, c->server, why);
+        ml_remote_mark_lost(r, c->server, why);
     if (st == ML_EFORMAT)
         ml_remote_bad_reply(r, c->server, why);
     else if (!c->broken && c->query.status == 200)
@@ -244,7 +244,7 @@ static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, voi
     if (r->opts.spec && ml_request_check_ids("prompt", ask->prompt, ask->n_prompt,
                                              r->opts.spec->n_vocab, err) != ML_OK)
         return ML_EUSAGE;
-    if (ml_remote_hope(r, err) != ML_OK)
+    if (ml_remote_check_given_up(r, err) != ML_OK)
         return ML_EPEER;
     c = calloc(1, sizeof *c);
     if (!c)
@@ -329,7 +329,7 @@ void ml_remote_drop_waiting(void *remote) {
     ml_remote *r = remote;
     ml_err why = { 0 };
 
-    (void)ml_remote_hope(r, &why);
+    (void)ml_remote_check_given_up(r, &why);
     for (ml_remote_call *c = r->first, *next; c; c = next) {
         next = c->next;
         if (c->server < 0)
@@ -372,13 +372,13 @@ static void set_paused(ml_gen *g, bool paused) {
 static void pause_all(ml_gen *g) {
     (void)ml_remote_tell_all(of(g), "POST", "/pause_generation", "{\"mode\":\"retract\"}",
                              false, NULL);
-    ml_remote_have_done(of(g), hold, of(g));
+    ml_remote_run_on_loop(of(g), hold, of(g));
     set_paused(g, true);
 }
 
 static void resume_all(ml_gen *g) {
     set_paused(g, false);
-    ml_remote_have_done(of(g), let_go, of(g));
+    ml_remote_run_on_loop(of(g), let_go, of(g));
     (void)ml_remote_tell_all(of(g), "POST", "/continue_generation", "{}", false, NULL);
 }
 
@@ -395,7 +395,7 @@ static void stats(ml_gen *g, ml_gen_stats *out) {
 
 typedef struct watch_note {
     ml_remote *remote;
-    ml_watch_fn *fn;
+    ml_step_end_fn *fn;
     void *ud;
 } watch_note;
 
@@ -407,9 +407,9 @@ static void set_watch(void *ud) {
 }
 
 /* When it returns, nobody is inside the one before. */
-static void watch_ends(ml_gen *g, ml_watch_fn *fn, void *ud) {
+static void watch_ends(ml_gen *g, ml_step_end_fn *fn, void *ud) {
     watch_note n = { of(g), fn, ud };
-    ml_remote_have_done(of(g), set_watch, &n);
+    ml_remote_run_on_loop(of(g), set_watch, &n);
 }
 
 /* --- life ------------------------------------------------------------------------- */
@@ -422,7 +422,7 @@ static void *carry(void *ud) {
         ml_remote_query_cancel(&c->query);
         abort_call(c, "the generator is closing");
     }
-    ml_remote_forget(r);
+    ml_remote_cancel_reloads(r);
     ml_remote_watch_stop(r);
     return NULL;
 }

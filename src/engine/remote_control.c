@@ -172,7 +172,7 @@ static void run_errand(void *ud) {
     pthread_mutex_unlock(&e->lock);
 }
 
-void ml_remote_have_done(ml_remote *r, ml_loop_fn *fn, void *ud) {
+void ml_remote_run_on_loop(ml_remote *r, ml_loop_fn *fn, void *ud) {
     errand e = { .fn = fn, .ud = ud };
 
     pthread_mutex_init(&e.lock, NULL);

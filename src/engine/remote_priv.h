@@ -93,7 +93,7 @@ struct ml_remote {
     double failing_since; /* too: requests fail, and none was answered; 0: that is not so */
     double failing_warn;  /* too: seconds of it, before that is said */
     bool held;            /* too: no request's function is called */
-    ml_watch_fn *watch;   /* too */
+    ml_step_end_fn *watch; /* too */
     void *watch_ud;
 
     pthread_mutex_t lock; /* of all below */
@@ -149,7 +149,7 @@ ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
                              const char *body, bool lost_too, ml_err *err);
 
 /* Has something done on the loop's thread, and waits for it. */
-void ml_remote_have_done(ml_remote *r, ml_loop_fn *fn, void *ud);
+void ml_remote_run_on_loop(ml_remote *r, ml_loop_fn *fn, void *ud);
 
 /* remote_weights.c */
 ml_status ml_remote_load(ml_gen *g, const char *dir, uint64_t version, ml_switch how,
@@ -159,7 +159,7 @@ ml_status ml_remote_load(ml_gen *g, const char *dir, uint64_t version, ml_switch
 /* The server with the least to do that is not lost, beginning with `from`; -1: none. */
 int32_t ml_remote_choose(const ml_remote *r, int32_t from);
 /* It failed.  Where weights were loaded it is lost, until it has loaded them again. */
-void ml_remote_lose(ml_remote *r, int32_t server, const char *why);
+void ml_remote_mark_lost(ml_remote *r, int32_t server, const char *why);
 /* It answered, and not what was asked for: after some of these in a row it is asked no more. */
 void ml_remote_bad_reply(ml_remote *r, int32_t server, const char *why);
 /* It says that it has loaded weights, and answers with older ones: after some of these to one
@@ -169,10 +169,10 @@ void ml_remote_stale_reply(ml_remote_call *c, const char *why);
  * is given up. */
 void ml_remote_failing(ml_remote *r, const char *why);
 /* All have just loaded them. */
-void ml_remote_found(void *remote);
-void ml_remote_forget(ml_remote *r); /* the loop has ended */
+void ml_remote_mark_all_loaded(void *remote);
+void ml_remote_cancel_reloads(ml_remote *r); /* the loop has ended */
 
 /* On any thread: whether somebody gave up, and why. */
-ml_status ml_remote_hope(ml_remote *r, ml_err *err);
+ml_status ml_remote_check_given_up(ml_remote *r, ml_err *err);
 
 #endif

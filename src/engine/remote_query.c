@@ -156,7 +156,7 @@ static void give_up_peer(ml_remote_peer *p, const ml_err *why) {
 
     for (int32_t i = 0; i < r->opts.n_url; i++)
         if (strcmp(r->server[i].url, p->url) == 0)
-            ml_remote_lose(r, i, why->msg);
+            ml_remote_mark_lost(r, i, why->msg);
     for (int32_t n = p->n_query; n > 0 && p->first; n--)
         fail_query(p->first, why);
 }

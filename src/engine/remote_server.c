@@ -127,7 +127,7 @@ static void ask_again(void *ud) {
 
 /* --- going away -------------------------------------------------------------------- */
 
-void ml_remote_lose(ml_remote *r, int32_t server, const char *why) {
+void ml_remote_mark_lost(ml_remote *r, int32_t server, const char *why) {
     ml_remote_server *s = &r->server[server];
     bool weights;
 
@@ -248,7 +248,7 @@ void ml_remote_give_up(ml_gen *g, const char *why) {
     ml_loop_post(r->loop, ml_remote_drop_waiting, r);
 }
 
-ml_status ml_remote_hope(ml_remote *r, ml_err *err) {
+ml_status ml_remote_check_given_up(ml_remote *r, ml_err *err) {
     ml_status st = ML_OK;
 
     pthread_mutex_lock(&r->lock);
@@ -258,7 +258,7 @@ ml_status ml_remote_hope(ml_remote *r, ml_err *err) {
     return st;
 }
 
-void ml_remote_found(void *remote) {
+void ml_remote_mark_all_loaded(void *remote) {
     ml_remote *r = remote;
 
     for (int32_t i = 0; i < r->opts.n_url; i++)
@@ -266,7 +266,7 @@ void ml_remote_found(void *remote) {
             set_lost(&r->server[i], false);
 }
 
-void ml_remote_forget(ml_remote *r) {
+void ml_remote_cancel_reloads(ml_remote *r) {
     for (int32_t i = 0; i < r->opts.n_url; i++) {
         ml_timer_stop(r->server[i].timer);
         ml_remote_query_release(&r->server[i].query);

@@ -93,9 +93,9 @@ static int32_t list_from(const ml_gen_request *r) {
 }
 
 /* What the model chose, by SGLang's names. */
-static const char *const route_asks[ML_ROUTES] = { "return_routed_experts",
-                                                   "return_indexer_topk" };
-static const char *const route_tells[ML_ROUTES] = { "routed_experts", "indexer_topk" };
+static const char *const route_asks[ML_N_ROUTING] = { "return_routed_experts",
+                                                      "return_indexer_topk" };
+static const char *const route_tells[ML_N_ROUTING] = { "routed_experts", "indexer_topk" };
 
 void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_request *r,
                      uint64_t ticket) {
@@ -119,7 +119,7 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
     if (!opts->sglang) {
         ml_json_put_bool(o, "return_entropy", true);
     }
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         if (r->routed[i]) {
             ml_json_key(o, route_asks[i]);
             ml_json_bool(o, true);
@@ -396,28 +396,28 @@ static int64_t width_of(int64_t bytes, int64_t n_row) {
 
 /* Rows of what the model chose, whose number follows from that of the tokens.  A server may
  * send one of the last token too, which means nothing. */
-static ml_routed read_routed(reader *d, ml_route route, int32_t n_token) {
+static ml_routing read_routed(reader *d, ml_routing_kind route, int32_t n_token) {
     const char *field = route_tells[route];
     const ml_json *v = ml_json_get(d->meta, field);
-    int64_t want = d->spec ? ml_spec_route_width(d->spec, route) : 0, bytes, width;
+    int64_t want = d->spec ? ml_spec_routing_width(d->spec, route) : 0, bytes, width;
     int32_t n = n_token - 1 - d->ask->routed_from, *row;
 
     if (!v || v->type != ML_JSON_STRING || n < 0) {
         refuse(d, field, "is no text of choices");
-        return (ml_routed){ 0 };
+        return (ml_routing){ 0 };
     }
     row = ML_NEW(d->arena, int32_t, v->text.len / 4 + 1);
     bytes = ml_base64_read(row, v->text);
     if (n == 0)
-        return (ml_routed){ 0 };
+        return (ml_routing){ 0 };
     width = width_of(bytes, n);
     if (!width || (d->spec && width != want))
         width = width_of(bytes, n + 1);
     if (width && (!d->spec || width == want))
-        return (ml_routed){ .row = row, .n = n, .width = width };
+        return (ml_routing){ .row = row, .n = n, .width = width };
     refuse(d, field, "is not base64 of as many integers as the model chooses for %d tokens",
            n);
-    return (ml_routed){ 0 };
+    return (ml_routing){ 0 };
 }
 
 /* A figure for reports only. */
@@ -445,9 +445,10 @@ ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *
     out->version = read_version(&d);
     out->answer = read_answer(&d, out->version);
     out->prompt = read_prompt(&d, out->version);
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         if (r->routed[i] && out->answer.n > 0)
-            out->routed[i] = read_routed(&d, (ml_route)i, r->n_prompt + out->answer.n);
+            out->routed[i] =
+                read_routed(&d, (ml_routing_kind)i, r->n_prompt + out->answer.n);
     out->n_cached = read_cached(&d);
     return d.st;
 }
@@ -459,12 +460,12 @@ size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_spec *spec) {
     size_t pairs = (size_t)r->n_top + (size_t)r->n_also;
     size_t bytes = FIXED + n_scored * (PER_TOKEN + PER_PAIR * pairs);
 
-    for (int i = 0; i < ML_ROUTES; i++) {
+    for (int i = 0; i < ML_N_ROUTING; i++) {
         if (r->routed[i] && !spec)
             return SIZE_MAX;
         if (r->routed[i]) /* base64 of integers of four bytes */
-            bytes +=
-                n_token * ((size_t)ml_spec_route_width(spec, (ml_route)i) * 16 / 3 + 4);
+            bytes += n_token *
+                     ((size_t)ml_spec_routing_width(spec, (ml_routing_kind)i) * 16 / 3 + 4);
     }
     return bytes;
 }

@@ -22,7 +22,8 @@ static ml_status tell(ml_remote *r, const char *path, const char *body, ml_err *
     for (int32_t n = 1;; n++) {
         st = ml_remote_tell_all(r, "POST", path, body, true, &why);
         waited = ml_clock_s() - began;
-        if (st != ML_EAGAIN || is_enough(r, n, waited) || ml_remote_hope(r, &why) != ML_OK)
+        if (st != ML_EAGAIN || is_enough(r, n, waited) ||
+            ml_remote_check_given_up(r, &why) != ML_OK)
             break;
         if (waited >= warn_after) {
             ml_log(ML_LOG_WARN, "%s; new weights wait until it has them", why.msg);
@@ -78,7 +79,7 @@ static ml_status load(ml_remote *r, const char *dir, const ml_pull *p, uint64_t 
 
     if (how == ML_SWITCH_FINISH || how == ML_SWITCH_INEXACT_KV)
         return ml_fail(err, ML_EUNSUP,
-                       "servers put requests in flight back, or abort them, when weights "
+                       "servers put requests in inflight back, or abort them, when weights "
                        "change; pause and wait for them to finish otherwise");
     pthread_mutex_lock(&r->lock);
     version = version ? version : r->stats.version + 1;
@@ -99,7 +100,7 @@ static ml_status load(ml_remote *r, const char *dir, const ml_pull *p, uint64_t 
     pthread_mutex_lock(&r->lock);
     r->stats.version = version;
     pthread_mutex_unlock(&r->lock);
-    ml_remote_have_done(r, ml_remote_found, r);
+    ml_remote_run_on_loop(r, ml_remote_mark_all_loaded, r);
     return ML_OK;
 }
 

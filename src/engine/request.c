@@ -6,7 +6,7 @@
 
 #include "base/bug.h"
 #include "base/clock.h"
-#include "engine/slots.h"
+#include "engine/state_slots.h"
 #include "model/batch.h"
 
 /* --- checks ------------------------------------------------------------------- */
@@ -70,13 +70,13 @@ static ml_status check(const ml_engine_opts *o, int64_t n_vocab, const ml_gen_re
             err, ML_EUSAGE,
             "%d top log-probs and %d chosen ones are wanted; at most %d are given",
             r->n_top, r->n_also, o->max_top);
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         if (r->routed[i] && !o->routed[i])
             return ml_fail(
                 err, ML_EUSAGE,
                 "what the model chooses is wanted, and this engine does not keep "
                 "it: start it with --enable-return-%s",
-                i == ML_ROUTE_EXPERTS ? "routed-experts" : "indexer-topk");
+                i == ML_ROUTING_EXPERTS ? "routed-experts" : "indexer-topk");
     if (r->routed_from < 0 || r->routed_from >= r->n_prompt)
         return ml_fail(err, ML_EUSAGE,
                        "what the model chose is wanted from token %d on; the prompt has "
@@ -158,7 +158,7 @@ static ml_request *lay_out(block *b, const ml_engine_opts *o, const ml_gen_reque
     q->n_token = r->n_prompt;
     q->prompt_from = r->score_from < 0 ? r->n_prompt : r->score_from;
     q->token = take(b, (size_t)q->cap, sizeof *q->token);
-    q->page = take(b, (size_t)ml_pages_for(q->cap), sizeof *q->page);
+    q->page = take(b, (size_t)ml_kv_pages_for(q->cap), sizeof *q->page);
     q->ask.draw.bias = copied(b, r->draw.bias, r->draw.n_bias, sizeof(ml_bias));
     q->ask.also = copied(b, r->also, r->n_also, sizeof(int32_t));
     take_ends(b, q, o, r);

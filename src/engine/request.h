@@ -38,7 +38,7 @@ typedef struct ml_request {
     int32_t n_token, cap;
     int32_t n_kv;
 
-    int32_t *page; /* [ml_pages_for(cap)] */
+    int32_t *page; /* [ml_kv_pages_for(cap)] */
     int32_t n_page;
     int32_t n_shared; /* the first ones, in the tree */
     int32_t slot;     /* of the state behind the first n_kv tokens, or ML_NO_SLOT */
@@ -49,7 +49,7 @@ typedef struct ml_request {
     bool prompt_told;         /* their scores were handed out */
     ml_scores prompt, answer; /* [n_prompt - prompt_from]; one */
 
-    int32_t n_cached, n_retract;
+    int32_t n_cached, n_preempt;
     double submitted_s, queued_s; /* queued_s < 0: not begun */
 } ml_request;
 

@@ -4,7 +4,7 @@
 
 #include "base/bug.h"
 
-int32_t ml_pages_for(int32_t n) {
+int32_t ml_kv_pages_for(int32_t n) {
     return (n + ML_PAGE - 1) / ML_PAGE;
 }
 
@@ -47,7 +47,7 @@ static void add_targets(ml_batch *b, const int32_t *target, int32_t n) {
 void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t n,
                   int32_t first, const int32_t *page) {
     ml_rows *r = &b->rows;
-    int32_t n_page = ml_pages_for(first + n);
+    int32_t n_page = ml_kv_pages_for(first + n);
 
     ML_BUG_IF(n < 1 || r->n_token + n > b->caps.n_token || r->n_seq >= b->caps.n_seq);
     ML_BUG_IF(b->n_page + n_page > b->caps.n_page || (!page && first != 0));

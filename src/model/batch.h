@@ -41,6 +41,6 @@ void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t
 void ml_batch_set_slot(ml_batch *b, int32_t slot);
 
 /* Pages that hold n keys. */
-int32_t ml_pages_for(int32_t n);
+int32_t ml_kv_pages_for(int32_t n);
 
 #endif

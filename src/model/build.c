@@ -210,8 +210,8 @@ int32_t ml_build_rope(ml_builder *b, int32_t x, const ml_rope *rope, int32_t hea
     return out;
 }
 
-static ml_pages new_pages(ml_builder *b, int64_t keys, int64_t values) {
-    ml_pages p = { ML_NONE, ML_NONE };
+static ml_shared_kv new_pages(ml_builder *b, int64_t keys, int64_t values) {
+    ml_shared_kv p = { ML_NONE, ML_NONE };
     p.keys = ml_build_value(b, (ml_value){ ML_PER_PAGE, 1, keys * ML_PAGE, ML_F32 });
     if (values)
         p.values =
@@ -226,7 +226,7 @@ int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, ml_attn_op
     int32_t e = o.value_dim ? o.value_dim : o.head_dim;
     int64_t padded = (e + ML_LANES - 1) / ML_LANES * ML_LANES;
     int32_t out = ml_build_rows(b, 1, (int64_t)n_head * e);
-    ml_pages own = { ML_NONE, ML_NONE }, *pages = o.pages ? o.pages : &own;
+    ml_shared_kv own = { ML_NONE, ML_NONE }, *pages = o.pages ? o.pages : &own;
 
     ML_BUG_IF(n_kv < 1 || n_head % n_kv != 0);
     n->in[0] = q;

@@ -68,9 +68,9 @@ int32_t ml_build_head_linear(ml_builder *b, int32_t x, const char *name, int32_t
 /* Heads of x, each followed by that of y. */
 int32_t ml_build_join(ml_builder *b, int32_t x, int32_t y, int32_t n_head);
 /* Where layers that share keys and values keep them: the first one makes it. */
-typedef struct ml_pages {
+typedef struct ml_shared_kv {
     int32_t keys, values; /* ML_NONE: not made yet */
-} ml_pages;
+} ml_shared_kv;
 typedef struct ml_attn_opts {
     int32_t head_dim;
     int32_t value_dim;    /* 0: head_dim */
@@ -79,7 +79,7 @@ typedef struct ml_attn_opts {
     float scale, softcap; /* softcap 0: none */
     const char *sink;     /* parameter with a number per query head, or NULL */
     /* NULL: pages of its own; else of all layers that have these same k and v. */
-    ml_pages *pages;
+    ml_shared_kv *pages;
 } ml_attn_opts;
 int32_t ml_build_attn(ml_builder *b, int32_t q, int32_t k, int32_t v, ml_attn_opts o);
 /* Attention to keys chosen by an indexer (ml_build_index).  One key for all heads, whose first

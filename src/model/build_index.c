@@ -23,8 +23,8 @@ int32_t ml_build_index(ml_builder *b, int32_t q, int32_t k, int32_t weight,
     n->attr.index.top_k = o.top_k;
     n->attr.index.scale = o.scale;
     n->attr.index.weight_scale = o.weight_scale;
-    n->route_layer = b->spec->route[ML_ROUTE_KEYS].n_layer++;
-    b->spec->route[ML_ROUTE_KEYS].top_k = o.top_k;
+    n->route_layer = b->spec->route[ML_ROUTING_KEYS].n_layer++;
+    b->spec->route[ML_ROUTING_KEYS].top_k = o.top_k;
     return out;
 }
 

@@ -107,8 +107,8 @@ static void route(ml_builder *b, moe *m, int32_t x) {
     n->out[1] = m->expert;
     n->out[2] = m->group;
     n->route_layer = b->layer;
-    b->spec->route[ML_ROUTE_EXPERTS].n_layer = b->spec->n_layer;
-    b->spec->route[ML_ROUTE_EXPERTS].top_k = o->top_k;
+    b->spec->route[ML_ROUTING_EXPERTS].n_layer = b->spec->n_layer;
+    b->spec->route[ML_ROUTING_EXPERTS].top_k = o->top_k;
     n->attr.moe.n_group = o->n_group;
     n->attr.moe.top_group = o->top_group;
     n->attr.moe.sigmoid = o->sigmoid;

@@ -24,16 +24,16 @@ static int32_t store_of(const ml_plan *p, int32_t node, int32_t value, bool forw
     return p->value_store[forward ? ML_FIRST_COPY : ml_plan_copy(p, node, value)][value];
 }
 
-/* What a node chooses, and which of its outputs has it; ML_ROUTES: nothing. */
-static ml_route route_of(const ml_node *n, int *out) {
+/* What a node chooses, and which of its outputs has it; ML_N_ROUTING: nothing. */
+static ml_routing_kind route_of(const ml_node *n, int *out) {
     *out = n->op == ML_OP_MOE_ROUTE ? 1 : 0;
-    return n->op == ML_OP_MOE_ROUTE ? ML_ROUTE_EXPERTS
-           : n->op == ML_OP_INDEX   ? ML_ROUTE_KEYS
-                                    : ML_ROUTES;
+    return n->op == ML_OP_MOE_ROUTE ? ML_ROUTING_EXPERTS
+           : n->op == ML_OP_INDEX   ? ML_ROUTING_KEYS
+                                    : ML_N_ROUTING;
 }
 
 /* Where a node's choices begin in arrays of all layers' choices. */
-static int64_t route_at(const ml_plan *p, const ml_node *n, ml_route route,
+static int64_t route_at(const ml_plan *p, const ml_node *n, ml_routing_kind route,
                         const ml_rows *rows) {
     return (int64_t)n->route_layer * rows->n_token * p->spec->route[route].top_k;
 }
@@ -41,9 +41,9 @@ static int64_t route_at(const ml_plan *p, const ml_node *n, ml_route route,
 /* A run without weights is one that sizes are asked for. */
 static void bind_given(const ml_plan *p, const ml_node *n, const ml_run *r, ml_op_args *a) {
     int out;
-    ml_route route = route_of(n, &out);
+    ml_routing_kind route = route_of(n, &out);
 
-    if (route == ML_ROUTES || !p->opts.given[route] || (r->weights && !r->given[route]))
+    if (route == ML_N_ROUTING || !p->opts.given[route] || (r->weights && !r->given[route]))
         return;
     a->given = ml_plan_value(p, n->out[out], r->rows, 0);
     if (r->given[route])
@@ -55,7 +55,7 @@ static void bind_given(const ml_plan *p, const ml_node *n, const ml_run *r, ml_o
 static void send_given(const ml_plan *p, const ml_node *n, ml_op_args *a) {
     int out;
 
-    if (!a->given.data || p->be->dev->host || route_of(n, &out) == ML_ROUTES)
+    if (!a->given.data || p->be->dev->host || route_of(n, &out) == ML_N_ROUTING)
         return;
     p->be->dev->copy_in(p->be->stream, a->out[out].data, a->given.data,
                         ml_tensor_bytes(&a->given));
@@ -219,7 +219,7 @@ static void check_fits(const ml_plan *p, const ml_run *r) {
     const ml_batch_caps *c = &p->opts.caps;
     ML_BUG_IF(r->rows->n_token > c->n_token || r->rows->n_seq > c->n_seq);
     ML_BUG_IF(r->rows->n_loss > c->n_loss || p->opts.kv_shared != (r->kv != NULL));
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         ML_BUG_IF(r->given[i] && !p->opts.given[i]);
 }
 
@@ -234,9 +234,9 @@ static void bind_kv(const ml_plan *p, const ml_node *n, const ml_kv *kv, ml_op_a
 static void tell_chosen(const ml_plan *p, const ml_node *n, const ml_run *r,
                         const ml_op_args *a) {
     int out;
-    ml_route route = route_of(n, &out);
+    ml_routing_kind route = route_of(n, &out);
 
-    if (route != ML_ROUTES && r->chosen[route])
+    if (route != ML_N_ROUTING && r->chosen[route])
         p->be->dev->copy_out(p->be->stream,
                              r->chosen[route] + route_at(p, n, route, r->rows),
                              a->out[out].data, ml_tensor_bytes(&a->out[out]));

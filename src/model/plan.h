@@ -50,9 +50,9 @@ typedef struct ml_plan_opts {
     int32_t loss_rows; /* whose logits are computed at a time; 0: as the backend likes */
     bool
         kv_shared; /* pages come with each run (decode, chunked prefill), not from the plan */
-    ml_recompute recompute; /* with backward only */
-    bool given[ML_ROUTES];  /* runs may bring choices */
-    int32_t record_rows;    /* runs of more are not recorded; 0: as many as pay; -1: none */
+    ml_recompute recompute;   /* with backward only */
+    bool given[ML_N_ROUTING]; /* runs may bring choices */
+    int32_t record_rows; /* runs of more are not recorded; 0: as many as pay; -1: none */
 } ml_plan_opts;
 
 /* Lays everything out and allocates nothing but bookkeeping: sizes are known from here. */
@@ -78,8 +78,8 @@ typedef struct ml_run {
     /* Choices, [layers][n_token][top_k] in the host's memory: where forward writes those that
      * were made, and those that it and what backward computes again take instead of
      * choosing (a row that begins with -1 chooses).  NULL: not wanted, and none. */
-    int32_t *chosen[ML_ROUTES];
-    const int32_t *given[ML_ROUTES]; /* opts.given only */
+    int32_t *chosen[ML_N_ROUTING];
+    const int32_t *given[ML_N_ROUTING]; /* opts.given only */
 } ml_run;
 
 /* From now on all that runs compute is written there, too; NULL: not any more. */

@@ -23,7 +23,7 @@ static int32_t most_rows(const ml_plan *p) {
 
 /* Only decoding is recorded, a row for each sequence: its shapes come again. */
 static bool is_recorded(const ml_plan *p, const ml_run *r) {
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         if (r->chosen[i] || r->given[i]) /* it leaves the device between ops, or comes */
             return false;
     return p->be->replay && !p->dump && r->kv && r->rows->n_token == r->rows->n_seq &&

@@ -296,7 +296,7 @@ int64_t ml_param_count(const ml_param *p) {
     return p->n_stack * p->shape[0] * (p->n_dim == 2 ? p->shape[1] : 1);
 }
 
-int64_t ml_spec_route_width(const ml_spec *s, ml_route route) {
+int64_t ml_spec_routing_width(const ml_spec *s, ml_routing_kind route) {
     return (int64_t)s->route[route].n_layer * s->route[route].top_k;
 }
 

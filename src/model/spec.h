@@ -101,7 +101,7 @@ typedef struct ml_spec {
      * experts all decoder layers count, those without experts too. */
     struct {
         int32_t n_layer, top_k;
-    } route[ML_ROUTES];
+    } route[ML_N_ROUTING];
     bool tied;          /* the LM head is the embedding */
     bool critic;        /* a value per token in place of the LM head */
     uint64_t head_seed; /* of a critic's head that the checkpoint does not have */
@@ -139,6 +139,6 @@ int32_t ml_spec_find_part(const ml_spec *s, ml_str name);
 int64_t ml_param_count(const ml_param *p); /* elements, all members */
 int64_t ml_spec_param_count(const ml_spec *s);
 /* Numbers that are chosen for a token: layers times top_k. */
-int64_t ml_spec_route_width(const ml_spec *s, ml_route route);
+int64_t ml_spec_routing_width(const ml_spec *s, ml_routing_kind route);
 
 #endif

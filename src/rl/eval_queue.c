@@ -40,7 +40,7 @@ static eval_job *next_job(const ml_eval_queue *q) {
 
 static ml_status evaluate(ml_eval_queue *q, eval_job *j, ml_err *err) {
     ml_gen *gen = q->opts.evals->asker.gen;
-    ml_status st = gen->load(gen, j->path, j->version, ML_SWITCH_RETRACT, err);
+    ml_status st = gen->load(gen, j->path, j->version, ML_SWITCH_RECOMPUTE, err);
 
     return st == ML_OK ? ml_evals_run(q->opts.evals, &j->result.scores, err) : st;
 }

@@ -88,7 +88,7 @@ static ml_status ask_set(const ml_evals *e, int32_t i, asked_set *x, ml_err *err
         asker.rewards = set->rewards;
     if (set->turns)
         asker.turns = set->turns;
-    ml_tally_clear(asker.tally);
+    ml_work_count_clear(asker.tally);
     ml_flights_init(&x->flights, &asker, &set->how, &set->dataset, &x->arena);
     gen->pause(gen); /* samples are the caller's until all are asked for */
     gen->watch(gen, on_ended, &x->flights);

@@ -28,7 +28,7 @@ static void open_one(ml_flights *f) {
     f->n_open++;
     f->n_begun++;
     pthread_mutex_unlock(&f->lock);
-    ml_tally_expect(f->at->tally, 1);
+    ml_work_count_expect(f->at->tally, 1);
 }
 
 ml_str ml_flight_text(const ml_flight *x, int32_t from, int32_t n, bool skip_special) {
@@ -64,7 +64,7 @@ void ml_flight_land(ml_flight *x, ml_sample_status status) {
 
 /* What was chosen for all tokens, those of earlier turns too: of the weights at hand. */
 static void take_choices(ml_flight *x, const ml_gen_update *u) {
-    for (int i = 0; i < ML_ROUTES; i++) {
+    for (int i = 0; i < ML_N_ROUTING; i++) {
         int64_t n = u->routed[i].n * u->routed[i].width;
         int32_t *row;
         if (!n)
@@ -259,7 +259,7 @@ static ml_status take_off(ml_flight *x, uint64_t draw, ml_err *err) {
     f->n_open--;
     f->n_begun--;
     pthread_mutex_unlock(&f->lock);
-    ml_tally_expect(f->at->tally, -1);
+    ml_work_count_expect(f->at->tally, -1);
     return st;
 }
 
@@ -298,7 +298,7 @@ static void cut(ml_sample *s, int32_t max_new) {
     s->has_reward = false;
     s->reward = 0;
     s->status = ML_SAMPLE_TRUNCATED;
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         if (s->routed[i].n >= s->n_token)
             s->routed[i].n = s->n_token - 1;
 }

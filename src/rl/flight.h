@@ -16,7 +16,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/tally.h"
+#include "base/work_count.h"
 #include "engine/gen.h"
 #include "rl/data_source.h"
 #include "rl/prompter.h"
@@ -35,8 +35,8 @@ typedef struct ml_sampling {
     const int32_t *stop_id;
     int32_t n_stop, n_stop_id;
     uint64_t seed;
-    bool skip_special;      /* special tokens are no part of the text */
-    bool routed[ML_ROUTES]; /* samples record what the model chose */
+    bool skip_special;         /* special tokens are no part of the text */
+    bool routed[ML_N_ROUTING]; /* samples record what the model chose */
 } ml_sampling;
 
 /* What flights need; all of it is the caller's. */
@@ -48,9 +48,9 @@ typedef struct ml_asker {
     ml_turns *turns;                       /* NULL: an answer is one turn */
     const int32_t *end;                    /* [n_end] the model's end tokens */
     int32_t n_end;
-    ml_tally *tally;    /* of answers with their rewards; NULL: nobody counts */
-    int32_t context;    /* tokens of a conversation at most */
-    bool group_rewards; /* a group's samples are graded when all of them have ended */
+    ml_work_count *tally; /* of answers with their rewards; NULL: nobody counts */
+    int32_t context;      /* tokens of a conversation at most */
+    bool group_rewards;   /* a group's samples are graded when all of them have ended */
 } ml_asker;
 
 typedef struct ml_flights {

@@ -8,7 +8,7 @@ static void close_one(ml_flight *x) {
     void (*landed)(void *ud, ml_flight *x) = f->landed;
     void *ud = f->landed_ud;
 
-    ml_tally_count(f->at->tally);
+    ml_work_count_add(f->at->tally);
     pthread_mutex_lock(&f->lock);
     f->n_open--;
     pthread_cond_signal(&f->change);

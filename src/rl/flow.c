@@ -230,7 +230,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     (void)rollout;
     if (st != ML_OK)
         return st;
-    ml_tally_clear(s->opts.asker.tally);
+    ml_work_count_clear(s->opts.asker.tally);
     ml_flow_hold(s, false); /* a snapshot has left it held */
     pthread_mutex_lock(&s->lock);
     st = take_groups(s, &r, err);

@@ -7,9 +7,10 @@
 #include "rl/learner_priv.h"
 
 /* What the rollout chose for a sample is what training takes. */
-static ml_status take_choices(ml_lesson_run *s, int32_t i, ml_route route, ml_err *err) {
+static ml_status take_choices(ml_lesson_run *s, int32_t i, ml_routing_kind route,
+                              ml_err *err) {
     const ml_sample *x = s->in[i];
-    const ml_routed *r = &x->routed[route];
+    const ml_routing *r = &x->routed[route];
     ml_status st;
 
     if (!r->n && x->n_response)
@@ -29,9 +30,9 @@ static ml_status take_choices(ml_lesson_run *s, int32_t i, ml_route route, ml_er
 static ml_status take_all_choices(ml_lesson_run *s, ml_err *err) {
     ml_status st = ML_OK;
 
-    for (int r = 0; r < ML_ROUTES; r++)
+    for (int r = 0; r < ML_N_ROUTING; r++)
         for (int32_t i = 0; s->l->replay[r] && i < s->n && st == ML_OK; i++)
-            st = take_choices(s, i, (ml_route)r, err);
+            st = take_choices(s, i, (ml_routing_kind)r, err);
     return st;
 }
 

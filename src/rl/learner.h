@@ -38,14 +38,14 @@ typedef struct ml_learner {
     bool reset_optimizer;      /* moments begin anew in each round */
     /* Choices that the steps, and the pass for old log-probs, take: the rollout's, or those that
      * this pass makes, which is then never left out. */
-    bool replay[ML_ROUTES], record[ML_ROUTES];
+    bool replay[ML_N_ROUTING], record[ML_N_ROUTING];
     bool on_policy; /* a token of other weights, or without log-prob, ends the run */
     bool entropy;   /* of the policy before it learns, as a column and a figure */
     const char *record_path; /* where what is trained on is written (round_path.h); NULL */
     void (*stepped)(void *ud); /* after each step of the actor; NULL: nobody looks */
     void *stepped_ud;
-    ml_witness *witness; /* NULL: none */
-    ml_tally *tally;     /* of micro-batches; NULL: nobody counts */
+    ml_witness *witness;  /* NULL: none */
+    ml_work_count *tally; /* of micro-batches; NULL: nobody counts */
 } ml_learner;
 
 /* What one optimizer step did. */

@@ -84,13 +84,13 @@ static ml_status score_and_record(ml_lesson_run *s, ml_err *err) {
     const ml_spec *spec = ml_trainer_spec(s->l->trainer);
     ml_status st;
 
-    for (int r = 0; r < ML_ROUTES; r++)
+    for (int r = 0; r < ML_N_ROUTING; r++)
         for (int32_t i = 0; s->l->record[r] && i < s->n; i++)
-            s->train[i].routed[r].record =
-                ML_NEW(s->a, int32_t,
-                       s->train[i].n_token * ml_spec_route_width(spec, (ml_route)r));
+            s->train[i].routed[r].record = ML_NEW(
+                s->a, int32_t,
+                s->train[i].n_token * ml_spec_routing_width(spec, (ml_routing_kind)r));
     st = score_actor(s, err);
-    for (int r = 0; r < ML_ROUTES; r++)
+    for (int r = 0; r < ML_N_ROUTING; r++)
         for (int32_t i = 0; s->l->record[r] && i < s->n; i++)
             s->train[i].routed[r] =
                 (ml_token_choices){ .given = s->train[i].routed[r].record,
@@ -100,7 +100,7 @@ static ml_status score_and_record(ml_lesson_run *s, ml_err *err) {
 
 static bool records(const ml_learner *l) {
     bool any = false;
-    for (int r = 0; r < ML_ROUTES; r++)
+    for (int r = 0; r < ML_N_ROUTING; r++)
         any = any || l->record[r];
     return any;
 }

@@ -148,9 +148,9 @@ static void mark_idle(ml_lesson_run *s) {
         s->train[i].idle = s->row[i].advantage && !has_advantage(&s->row[i]);
 }
 
-static void expect_steps(ml_tally *t, const ml_schedule *plan, bool wanted) {
+static void expect_steps(ml_work_count *t, const ml_schedule *plan, bool wanted) {
     for (int32_t k = 0; k < plan->n_step && wanted; k++)
-        ml_tally_expect(t, plan->step[k].rank[0].n);
+        ml_work_count_expect(t, plan->step[k].rank[0].n);
 }
 
 /* All steps of the critic, then all of the actor: both have the same samples in a step. */

@@ -282,7 +282,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     ml_status st;
 
     (void)rollout;
-    ml_tally_clear(g->asker.tally);
+    ml_work_count_clear(g->asker.tally);
     out->engine_s = -engine_seconds(g->asker.gen);
     ml_flights_init(&r.flights, &g->asker, &g->how, &g->run->dataset, a);
     st = generate(&r, err);

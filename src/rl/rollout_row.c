@@ -68,7 +68,7 @@ static ml_status answer(making *m, int64_t n, const ml_sample ***out, int64_t *n
     ml_flights f;
     ml_status st;
 
-    ml_tally_clear(m->r->asker.tally);
+    ml_work_count_clear(m->r->asker.tally);
     ml_flights_init(&f, &m->r->asker, &m->r->how, &m->r->run->dataset, m->arena);
     gen->pause(gen);
     gen->watch(gen, on_ended, &f);

@@ -4,7 +4,7 @@
 #ifndef ML_RL_ROUND_H
 #define ML_RL_ROUND_H
 
-#include "base/tally.h"
+#include "base/work_count.h"
 #include "rl/rollout.h"
 
 typedef enum ml_stage {
@@ -42,7 +42,7 @@ typedef struct ml_phase {
     _Atomic int64_t rollout; /* the round at hand */
     _Atomic int64_t ends;    /* the round after which a run that is asked to stop ends */
     _Atomic int64_t saved;   /* the newest snapshot that this process wrote; -1: none */
-    ml_tally answers, micro; /* of the round: answers, micro-batches */
+    ml_work_count answers, micro; /* of the round: answers, micro-batches */
 } ml_phase;
 
 /* Who watches. */

@@ -75,11 +75,11 @@ static void write_versions(ml_json_out *o, const uint64_t *v, int32_t n) {
     ml_json_end(o, ']');
 }
 
-static const char *const route_keys[ML_ROUTES] = { "rollout_routed_experts",
-                                                   "rollout_indexer_topk" };
+static const char *const route_keys[ML_N_ROUTING] = { "rollout_routed_experts",
+                                                      "rollout_indexer_topk" };
 
 /* A row for each token but the last, in base64; what is not known is -1. */
-static void write_routed(ml_json_out *o, const char *key, const ml_routed *r,
+static void write_routed(ml_json_out *o, const char *key, const ml_routing *r,
                          int32_t n_token) {
     ml_text rows = { 0 }, text = { 0 };
 
@@ -131,7 +131,7 @@ void ml_sample_write(ml_text *to, const ml_sample *s) {
         write_versions(o, s->version, s->n_response);
     write_floats(o, "rollout_log_probs", s->logprob, s->n_response);
     write_floats(o, "teacher_log_probs", s->teacher_logprob, s->n_response);
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         if (s->routed[i].n)
             write_routed(o, route_keys[i], &s->routed[i], s->n_token);
     ml_json_put_bool(o, "remove_sample", s->remove);
@@ -179,7 +179,7 @@ void ml_sample_copy(ml_sample *out, ml_arena *a, const ml_sample *s) {
     out->version = copy_array(a, s->version, s->n_response, sizeof *s->version);
     out->teacher_logprob =
         copy_array(a, s->teacher_logprob, s->n_response, sizeof *s->teacher_logprob);
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         out->routed[i].row = copy_array(a, s->routed[i].row, s->routed[i].n,
                                         (size_t)s->routed[i].width * sizeof(int32_t));
 }
@@ -289,7 +289,7 @@ static uint64_t *read_versions(reader *r, int32_t n) {
     return out;
 }
 
-static void read_routed(reader *r, const char *key, ml_sample *s, ml_routed *out) {
+static void read_routed(reader *r, const char *key, ml_sample *s, ml_routing *out) {
     const ml_json *v = field(r, key);
     int64_t n = s->n_token - 1, bytes, size = sizeof(int32_t);
     int32_t *row;
@@ -301,7 +301,7 @@ static void read_routed(reader *r, const char *key, ml_sample *s, ml_routed *out
     if (bytes < 1 || bytes % (n * size) != 0)
         complain(r, v, key, "base64 of as many integers for each token but the last");
     else
-        *out = (ml_routed){ .row = row, .n = (int32_t)n, .width = bytes / (n * size) };
+        *out = (ml_routing){ .row = row, .n = (int32_t)n, .width = bytes / (n * size) };
 }
 
 static void read_tokens(reader *r, ml_sample *s) {
@@ -390,7 +390,7 @@ ml_status ml_sample_read(ml_sample *out, ml_arena *a, const ml_json *doc, ml_str
     out->logprob = read_floats(&r, "rollout_log_probs", out->n_response);
     out->teacher_logprob = read_floats(&r, "teacher_log_probs", out->n_response);
     out->version = read_versions(&r, out->n_response);
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         read_routed(&r, route_keys[i], out, &out->routed[i]);
     return r.st;
 }

@@ -40,7 +40,7 @@ typedef struct ml_sample {
     float *teacher_logprob;      /* [n_response] or NULL */
     /* What the model chose for each token but the last, as the last request for this sample
      * told; n 0: not known. */
-    ml_routed routed[ML_ROUTES];
+    ml_routing routed[ML_N_ROUTING];
     double reward;
     bool has_reward;
     ml_reward_value part[ML_REWARD_PARTS]; /* [n_part] further numbers of the reward */

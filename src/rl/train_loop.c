@@ -171,7 +171,7 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_status st = ML_OK;
 
     enter(l, r, ML_STAGE_LEARN);
-    ml_tally_clear(run->learner.tally);
+    ml_work_count_clear(run->learner.tally);
     l->unsaved = true;
     if (!run->opts.learns_nothing) {
         st = trim(run, r, err);
@@ -410,9 +410,9 @@ static void share_tally(ml_train_loop *l) {
         return;
     run->learner.tally = &l->watch.phase->micro;
     if (run->trainer)
-        ml_trainer_tally(run->trainer, run->learner.tally);
+        ml_trainer_set_work_count(run->trainer, run->learner.tally);
     if (run->critic.trainer)
-        ml_trainer_tally(run->critic.trainer, run->learner.tally);
+        ml_trainer_set_work_count(run->critic.trainer, run->learner.tally);
 }
 
 /* Where --load has no snapshot, as in Miles, the run starts from something else. */

@@ -60,9 +60,9 @@ static ml_status count_rollouts(ml_train_run *r, ml_err *err) {
 
 /* A model that chooses nothing has nothing to replay, as in Miles. */
 static void drop_vain_replay(ml_train_run *r) {
-    static const char *const what[ML_ROUTES] = { "experts", "indexer" };
+    static const char *const what[ML_N_ROUTING] = { "experts", "indexer" };
 
-    for (int i = 0; i < ML_ROUTES; i++) {
+    for (int i = 0; i < ML_N_ROUTING; i++) {
         if (!r->opts.trainer.replay[i] || r->spec.route[i].top_k)
             continue;
         ml_log(ML_LOG_WARN, "replay changes nothing: a model of family %s has no %s",

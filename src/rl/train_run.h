@@ -44,7 +44,7 @@ typedef struct ml_train_run_opts {
     ml_trainer_opts trainer;        /* the learning rate's length is filled in here */
     ml_recipe recipe;
     bool keep_old_actor, reset_optimizer, on_policy, entropy; /* as ml_learner has them */
-    bool replay_rollout[ML_ROUTES]; /* choices to replay are the rollout's */
+    bool replay_rollout[ML_N_ROUTING]; /* choices to replay are the rollout's */
     /* The critic of a recipe that has a loss for one; NULL: as below. */
     const char *critic_load; /* <load>_critic where the actor goes on, else hf_checkpoint */
     const char *critic_save; /* <save>_critic */

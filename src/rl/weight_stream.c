@@ -25,7 +25,7 @@ struct ml_weight_stream {
     /* while a version is made */
     ml_delta_writer *writer; /* NULL: it will be whole */
     int32_t at;
-    ml_weight_news news;
+    ml_weight_update news;
 };
 
 /* --- tensors ------------------------------------------------------------------------ */
@@ -124,12 +124,12 @@ static ml_status write_version(ml_weight_stream *s, const ml_weights *w, ml_err 
     return write_delta(s, w, err);
 }
 
-ml_status ml_weight_stream_publish(ml_weight_news *out, ml_weight_stream *s,
+ml_status ml_weight_stream_publish(ml_weight_update *out, ml_weight_stream *s,
                                    const ml_weights *w, bool whole, ml_err *err) {
     ml_export_opts how = ml_weight_dir_how(w);
     ml_status st = ml_weight_dir_tidy(s->opts.delta.source, is_old, s->whole, err);
 
-    s->news = (ml_weight_news){ 0 };
+    s->news = (ml_weight_update){ 0 };
     s->at = 0;
     if (st == ML_OK && !whole && !s->lost)
         st = ml_delta_writer_open(&s->writer, &s->opts.delta, s->version + 1, s->version,

@@ -26,15 +26,15 @@ ml_status ml_weight_stream_open(ml_weight_stream **out, const ml_weight_stream_o
 void ml_weight_stream_close(ml_weight_stream *s); /* NULL is fine */
 
 /* What was published. */
-typedef struct ml_weight_news {
+typedef struct ml_weight_update {
     int64_t version;
     const char *dir; /* NULL: nothing was written, engines have version 0 */
     bool is_whole;
     size_t n_changed, n_byte; /* of all bytes */
     size_t n_written;         /* a delta's */
-} ml_weight_news;
+} ml_weight_update;
 
-ml_status ml_weight_stream_publish(ml_weight_news *out, ml_weight_stream *s,
+ml_status ml_weight_stream_publish(ml_weight_update *out, ml_weight_stream *s,
                                    const ml_weights *w, bool whole, ml_err *err);
 
 #endif

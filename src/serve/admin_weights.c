@@ -36,7 +36,7 @@ static ml_switch switch_of(const ml_admin *a, const task *t) {
     switch (a->mode) {
     case ML_NOT_PAUSED: return t->abort_all ? ML_SWITCH_ABORT : ML_SWITCH_FINISH;
     case ML_PAUSE_ABORT: /* what has come since waits, and holds nothing */
-    case ML_PAUSE_RETRACT: return t->abort_all ? ML_SWITCH_ABORT : ML_SWITCH_RETRACT;
+    case ML_PAUSE_RETRACT: return t->abort_all ? ML_SWITCH_ABORT : ML_SWITCH_RECOMPUTE;
     case ML_PAUSE_IN_PLACE: return t->abort_all ? ML_SWITCH_ABORT : ML_SWITCH_INEXACT_KV;
     }
     return ML_SWITCH_FINISH;

@@ -9,12 +9,12 @@
 void ml_choice_release(ml_choice *c) {
     if (c->job->api->release && c->ud)
         c->job->api->release(c);
-    ml_mailbox_release(&c->box);
-    ml_tally_release(&c->scored);
-    ml_tally_release(&c->answer);
+    ml_output_queue_release(&c->box);
+    ml_logprob_buffer_release(&c->scored);
+    ml_logprob_buffer_release(&c->answer);
     ml_stops_release(&c->stops);
     ml_text_release(&c->text);
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         ml_text_release(&c->chosen[i]);
     if (c->detok)
         ml_detok_free(c->detok);
@@ -34,8 +34,8 @@ static void add_text(ml_choice *c, const ml_text *piece) {
 }
 
 /* The token that ended the answer is no part of its text, unless asked for. */
-static void add_tokens(ml_choice *c, const ml_news *news) {
-    ml_scored got = ml_tally_view(&news->answer);
+static void add_tokens(ml_choice *c, const ml_output *news) {
+    ml_scored got = ml_logprob_buffer_view(&news->answer);
     bool trim = news->finish == ML_FINISH_TOKEN && !c->params->no_stop_trim;
     int32_t n = trim && got.n ? got.n - 1 : got.n;
     ml_text *piece = &c->job->out;
@@ -89,7 +89,7 @@ static void log_end(const ml_choice *c) {
     ml_text_release(&rid);
 }
 
-static void measure(ml_choice *c, const ml_news *news, double now) {
+static void measure(ml_choice *c, const ml_output *news, double now) {
     ml_metrics *m = c->job->server->metrics;
 
     if (news->answer.n && c->first_s == 0) {
@@ -108,31 +108,32 @@ static void measure(ml_choice *c, const ml_news *news, double now) {
 
 typedef struct arrival {
     ml_choice *choice;
-    const ml_news *news;
+    const ml_output *news;
 } arrival;
 
 /* What takes memory. */
 static void collect(void *ud) {
     ml_choice *c = ((arrival *)ud)->choice;
-    const ml_news *news = ((arrival *)ud)->news;
-    ml_scored prompt = ml_tally_view(&news->prompt), answer = ml_tally_view(&news->answer);
+    const ml_output *news = ((arrival *)ud)->news;
+    ml_scored prompt = ml_logprob_buffer_view(&news->prompt),
+              answer = ml_logprob_buffer_view(&news->answer);
 
-    ml_tally_add(&c->scored, &prompt, c->n_top, c->n_also);
-    ml_tally_add(&c->answer, &answer, c->n_top, c->n_also);
+    ml_logprob_buffer_add(&c->scored, &prompt, c->n_top, c->n_also);
+    ml_logprob_buffer_add(&c->answer, &answer, c->n_top, c->n_also);
     add_tokens(c, news);
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         ml_text_add(&c->chosen[i], news->routed[i].ptr ? news->routed[i].ptr : "",
                     news->routed[i].len);
 }
 
-void ml_choice_news(void *ud, const ml_news *news) {
+void ml_choice_output(void *ud, const ml_output *news) {
     ml_choice *c = ud;
     bool whole = !news->lost && ml_memory_try(collect, &(arrival){ c, news });
 
     c->finish = news->finish;
     c->matched = news->matched;
     c->n_cached = news->n_cached;
-    c->n_retract = news->n_retract;
+    c->n_preempt = news->n_preempt;
     c->version = news->version;
     c->queued_s = news->queued_s;
     memcpy(c->message, news->message, sizeof c->message);
@@ -143,7 +144,7 @@ void ml_choice_news(void *ud, const ml_news *news) {
     measure(c, news, ml_clock_s());
     if (!whole)
         ml_job_fail(c->job);
-    ml_job_news(c->job, c);
+    ml_job_output(c->job, c);
 }
 
 /* --- how it ended ----------------------------------------------------------- */

@@ -9,7 +9,7 @@ typedef struct generate_body {
     const ml_json *return_logprob, *logprob_start_len, *top_logprobs_num,
         *token_ids_logprob;
     bool text_in_logprobs, entropy, prompt_ids, stream;
-    bool routed[ML_ROUTES];
+    bool routed[ML_N_ROUTING];
     int32_t routed_from;
     /* from the above */
     bool batch;
@@ -37,8 +37,8 @@ static const ml_field rows[] = {
     { "return_entropy", ML_FIELD_BOOL, AT(entropy) },
     { "return_prompt_token_ids", ML_FIELD_BOOL, AT(prompt_ids) },
     { "stream", ML_FIELD_BOOL, AT(stream) },
-    { "return_routed_experts", ML_FIELD_BOOL, AT(routed[ML_ROUTE_EXPERTS]) },
-    { "return_indexer_topk", ML_FIELD_BOOL, AT(routed[ML_ROUTE_KEYS]) },
+    { "return_routed_experts", ML_FIELD_BOOL, AT(routed[ML_ROUTING_EXPERTS]) },
+    { "return_indexer_topk", ML_FIELD_BOOL, AT(routed[ML_ROUTING_KEYS]) },
     { "routed_experts_start_len", ML_FIELD_I32, AT(routed_from), 0, INT32_MAX },
     /* These change nothing in an answer. */
     { "log_metrics", ML_FIELD_IGNORE },
@@ -283,7 +283,7 @@ static void write_choice(const ml_choice *c, bool indexed, bool delta, ml_json_o
     const generate_body *b = c->job->ud;
     int32_t from = delta ? c->sent_tokens : 0;
     size_t text_from = delta ? c->sent_text : 0;
-    ml_scored v = ml_tally_view(&c->answer);
+    ml_scored v = ml_logprob_buffer_view(&c->answer);
     ml_meta_opts meta = { .logprobs = b->logprob[c->index / b->params[0].n],
                           .text = b->text_in_logprobs,
                           .entropy = b->entropy,

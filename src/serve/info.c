@@ -28,7 +28,7 @@ struct ml_probe {
     ml_arena arena;
     ml_server *server;
     ml_probe *next;
-    ml_mailbox box;
+    ml_output_queue box;
     ml_timer *timer;
     uint64_t ticket;
     int64_t n_step; /* of the engine when it was asked */
@@ -43,7 +43,7 @@ static void free_probe(ml_probe *p) {
         at = &(*at)->next;
     *at = p->next;
     ml_timer_stop(p->timer);
-    ml_mailbox_release(&p->box);
+    ml_output_queue_release(&p->box);
     ml_arena_release(&arena);
 }
 
@@ -77,7 +77,7 @@ static void probe_glance(void *ud) {
     p->server->opts.gen->abort(p->server->opts.gen, p->ticket);
 }
 
-static void probe_news(void *ud, const ml_news *news) {
+static void probe_news(void *ud, const ml_output *news) {
     ml_probe *p = ud;
 
     if (news->finish == ML_FINISH_NOT)
@@ -112,8 +112,9 @@ void ml_serve_health_generate(ml_server *s, ml_http_call *c) {
                      .next = s->probes,
                      .n_step = stats_of(s).n_step };
     s->probes = p;
-    ml_mailbox_init(&p->box, s->office, 0, 0, probe_news, p);
-    st = s->opts.gen->submit(s->opts.gen, &r, ml_mailbox_put, &p->box, &p->ticket, &err);
+    ml_output_queue_init(&p->box, s->office, 0, 0, probe_news, p);
+    st = s->opts.gen->submit(s->opts.gen, &r, ml_output_queue_put, &p->box, &p->ticket,
+                             &err);
     if (st) {
         end_probe(p, st == ML_EAGAIN ? 200 : 503);
         free_probe(p);

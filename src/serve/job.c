@@ -196,11 +196,12 @@ static ml_status submit(ml_choice *c, ml_err *err) {
         r.min_new = r.max_new;
     set_keys(s, c, &r.draw);
     memcpy(r.routed, c->routed, sizeof r.routed);
-    ml_mailbox_init(&c->box, s->office, c->n_top, c->n_also, ml_choice_news, c);
+    ml_output_queue_init(&c->box, s->office, c->n_top, c->n_also, ml_choice_output, c);
     if (s->opts.tokenizer)
         c->detok = ml_detok_new(s->opts.tokenizer, c->params->skip_special);
     c->stops = (ml_stops){ .stop = c->params->stop, .n = (int)c->params->n_stop };
-    st = s->opts.gen->submit(s->opts.gen, &r, ml_mailbox_put, &c->box, &c->ticket, err);
+    st =
+        s->opts.gen->submit(s->opts.gen, &r, ml_output_queue_put, &c->box, &c->ticket, err);
     if (st)
         return st;
     c->open = true;
@@ -336,7 +337,7 @@ static void was_read(void *ud) {
         return;
     }
     if (j->st == ML_OK && j->n_choice == 0) {
-        ml_job_news(j, NULL); /* the reply is there already */
+        ml_job_output(j, NULL); /* the reply is there already */
         return;
     }
     if (j->st == ML_OK && !ml_memory_try(submit_read, j)) {
@@ -507,7 +508,7 @@ static void write_news(void *ud) {
 }
 
 /* Writing may tell us that the client is gone, hence `busy`: the job is freed here alone. */
-void ml_job_news(ml_job *j, ml_choice *c) {
+void ml_job_output(ml_job *j, ml_choice *c) {
     j->busy = true;
     if (!ml_memory_try(write_news, &(news_of){ j, c }))
         ml_job_fail(j);

@@ -74,12 +74,12 @@ static void write_logprobs(const ml_choice *c, ml_meta_opts opts, ml_json_out *o
     side prompt = { .logprobs = "input_token_logprobs",
                     .top = "input_top_logprobs",
                     .also = "input_token_ids_logprobs",
-                    .v = ml_tally_view(&c->scored),
+                    .v = ml_logprob_buffer_view(&c->scored),
                     .lead = has_lead(c) };
     side answer = { .logprobs = "output_token_logprobs",
                     .top = "output_top_logprobs",
                     .also = "output_token_ids_logprobs",
-                    .v = ml_tally_view(&c->answer),
+                    .v = ml_logprob_buffer_view(&c->answer),
                     .from = opts.from };
 
     write_side(c, &prompt, opts.text, o);
@@ -111,7 +111,7 @@ static void write_finish(const ml_choice *c, ml_json_out *o) {
 }
 
 static void write_versions(const ml_choice *c, int32_t from, ml_json_out *o) {
-    ml_scored v = ml_tally_view(&c->answer);
+    ml_scored v = ml_logprob_buffer_view(&c->answer);
     uint64_t last = v.n && v.version ? v.version[v.n - 1] : c->version;
 
     ml_json_key(o, "weight_version");
@@ -125,7 +125,8 @@ static void write_versions(const ml_choice *c, int32_t from, ml_json_out *o) {
 
 /* Beside the log-probabilities: where one of a prompt has none, neither has this. */
 static void write_entropy(const ml_choice *c, ml_meta_opts opts, ml_json_out *o) {
-    ml_scored prompt = ml_tally_view(&c->scored), answer = ml_tally_view(&c->answer);
+    ml_scored prompt = ml_logprob_buffer_view(&c->scored),
+              answer = ml_logprob_buffer_view(&c->answer);
 
     if (opts.logprobs) {
         ml_json_key(o, "input_token_entropy");
@@ -145,9 +146,9 @@ static void write_entropy(const ml_choice *c, ml_meta_opts opts, ml_json_out *o)
 
 /* Rows of i32 as SGLang sends them, in base64.  The last token never went through the model. */
 static void write_routed(const ml_choice *c, ml_json_out *o) {
-    static const char *const key[ML_ROUTES] = { "routed_experts", "indexer_topk" };
+    static const char *const key[ML_N_ROUTING] = { "routed_experts", "indexer_topk" };
 
-    for (int i = 0; i < ML_ROUTES; i++) {
+    for (int i = 0; i < ML_N_ROUTING; i++) {
         ml_text text = { 0 };
         if (!c->routed[i])
             continue;
@@ -170,7 +171,7 @@ void ml_meta_info_write(const ml_choice *c, ml_meta_opts opts, ml_json_out *o) {
     ml_json_key(o, "cached_tokens");
     ml_json_int(o, c->n_cached);
     ml_json_key(o, "num_retractions");
-    ml_json_int(o, c->n_retract);
+    ml_json_int(o, c->n_preempt);
     write_versions(c, opts.from, o);
     if (opts.logprobs)
         write_logprobs(c, opts, o);

@@ -260,7 +260,7 @@ static void write_token(const ml_server *s, int32_t id, float logprob, ml_json_o
 static void write_logprobs(const ml_choice *c, ml_json_out *o) {
     const ml_openai_body *b = c->job->ud;
     const ml_server *s = c->job->server;
-    ml_scored v = ml_tally_view(&c->answer);
+    ml_scored v = ml_logprob_buffer_view(&c->answer);
 
     ml_json_key(o, "logprobs");
     if (!b->logprobs) {
@@ -290,7 +290,7 @@ static void write_logprobs(const ml_choice *c, ml_json_out *o) {
 
 static void write_extras(const ml_choice *c, bool first, ml_json_out *o) {
     const ml_openai_body *b = c->job->ud;
-    ml_scored v = ml_tally_view(&c->answer);
+    ml_scored v = ml_logprob_buffer_view(&c->answer);
 
     if (b->token_ids) {
         ml_json_key(o, "response_token_ids");

@@ -116,8 +116,8 @@ typedef struct told {
 
 static told tell(const ml_choice *c, int32_t from) {
     told t = { .c = c,
-               .prompt = ml_tally_view(&c->scored),
-               .answer = ml_tally_view(&c->answer),
+               .prompt = ml_logprob_buffer_view(&c->scored),
+               .answer = ml_logprob_buffer_view(&c->answer),
                .from = from };
 
     if (c->logprob_start >= 0 && from == 0) {
@@ -238,7 +238,7 @@ static void write_text(const ml_choice *c, bool first, ml_json_out *o) {
 /* What of a choice has not been sent yet. */
 static void write_choice(const ml_choice *c, bool first, ml_json_out *o) {
     const ml_openai_body *b = c->job->ud;
-    ml_scored v = ml_tally_view(&c->answer);
+    ml_scored v = ml_logprob_buffer_view(&c->answer);
 
     ml_json_begin(o, '{');
     ml_json_key(o, "index");

@@ -101,7 +101,7 @@ void ml_router_close(ml_router *r) {
     ml_timer_stop(r->health);
     ml_timer_stop(r->drain);
     ml_relays_free(r);
-    ml_fans_free(r);
+    ml_fan_free_all(r);
     ml_workers_free(r);
     ml_http_server_close(r->server);
     ml_http_client_free(r->client);

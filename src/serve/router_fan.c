@@ -70,7 +70,7 @@ static void client_gone(void *ud) {
     free_fan(ud);
 }
 
-void ml_fans_free(ml_router *r) {
+void ml_fan_free_all(ml_router *r) {
     for (ml_fan *f = r->fans, *next; f; f = next) {
         next = f->next;
         ml_http_abort(f->call);

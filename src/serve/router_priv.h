@@ -79,7 +79,7 @@ ml_status ml_router_hand_on(ml_http_job **out, ml_router *r, ml_http_call *c,
 /* Asks all workers, where the path is one that concerns them all; false: it is not.  The call
  * is the fan's from then on. */
 bool ml_fan_start(ml_router *r, ml_http_call *c);
-void ml_fans_free(ml_router *r);
+void ml_fan_free_all(ml_router *r);
 
 /* --- router_admin.c --- */
 

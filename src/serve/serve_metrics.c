@@ -118,11 +118,11 @@ static void write_engine(page *p, const ml_metrics *m, const ml_gen_stats *st) {
     value(p, "gen_throughput", "gauge", "Answer tokens a second since the last look.",
           m->throughput);
     value(p, "num_retracted_requests_total", "counter", "Times a request was put back.",
-          (double)st->n_retract);
+          (double)st->n_preempt);
     value(p, "engine_steps_total", "counter", "Steps of the engine.", (double)st->n_step);
     value(p, "engine_steps_ahead_total", "counter",
           "Steps begun before the draws of the one before were known.",
-          (double)st->n_ahead);
+          (double)st->n_overlapped);
     value(p, "forward_execution_seconds_total", "counter", "Seconds in the model.",
           st->model_s);
 }

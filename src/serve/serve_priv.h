@@ -11,7 +11,7 @@
 #include "base/arena.h"
 #include "net/http_server.h"
 #include "base/json_out.h"
-#include "serve/mailbox.h"
+#include "serve/output_queue.h"
 #include "serve/sampling_params.h"
 #include "serve/server.h"
 #include "serve/text_thread.h"
@@ -44,22 +44,22 @@ struct ml_choice {
     int32_t logprob_start; /* prompt tokens from here on are told of; -1: none */
     int32_t n_top, n_also;
     const int32_t *also;
-    uint64_t sample;        /* Philox's key within the seed */
-    bool routed[ML_ROUTES]; /* what the model chose is told, ... */
-    int32_t routed_from;    /* ... of tokens from this one on */
+    uint64_t sample;           /* Philox's key within the seed */
+    bool routed[ML_N_ROUTING]; /* what the model chose is told, ... */
+    int32_t routed_from;       /* ... of tokens from this one on */
     /* with the generator */
-    ml_mailbox box;
+    ml_output_queue box;
     uint64_t ticket;
     bool open; /* the last call has not come */
     /* what has come */
-    ml_tally scored, answer; /* of the prompt, of the answer */
+    ml_logprob_buffer scored, answer; /* of the prompt, of the answer */
     ml_detok *detok;
     ml_stops stops;
-    ml_text chosen[ML_ROUTES]; /* i32 rows of what the model chose */
+    ml_text chosen[ML_N_ROUTING]; /* i32 rows of what the model chose */
     ml_text text; /* as clients see it: without what a stop string takes away */
     bool cut;     /* a stop string was found; no more text */
     ml_finish finish;
-    int32_t matched, n_cached, n_retract;
+    int32_t matched, n_cached, n_preempt;
     uint64_t version;
     double queued_s, first_s, end_s; /* clock; first_s 0: no token yet */
     char message[200];
@@ -119,7 +119,7 @@ struct ml_server {
     ml_access access;
     ml_loop *loop;
     ml_http_server *http;
-    ml_post_office *office;
+    ml_dispatcher *office;
     ml_encoder *encoder, *text_encoder; /* of the loop and of the text thread; NULL without
                                            a tokenizer */
     ml_text_thread *text;
@@ -174,7 +174,7 @@ void ml_job_choices(ml_job *j, int32_t n);
 ml_status ml_job_set_rid(ml_job *j, ml_str rid, ml_err *err);
 void ml_job_free(ml_job *j);
 /* A choice has news: the reply goes on, or is sent, and the job may be gone after this. */
-void ml_job_news(ml_job *j, ml_choice *c);
+void ml_job_output(ml_job *j, ml_choice *c);
 /* There is no memory for its reply: the client is told, and the generator stops. */
 void ml_job_fail(ml_job *j);
 /* Sends an event of a stream. */
@@ -184,7 +184,7 @@ ml_status ml_job_encode(ml_job *j, ml_str text, bool add_special, const int32_t 
                         int32_t *n, ml_err *err);
 
 /* --- choice.c --- */
-ml_mailbox_fn ml_choice_news; /* ud: the choice */
+ml_output_queue_fn ml_choice_output; /* ud: the choice */
 void ml_choice_release(ml_choice *c);
 /* "stop", "length", "abort"; NULL: not yet. */
 const char *ml_choice_finish_word(const ml_choice *c);

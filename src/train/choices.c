@@ -7,8 +7,8 @@
 void ml_choices_init(ml_choices *c, ml_arena *a, const ml_spec *s, const bool *routes,
                      int32_t n_token) {
     *c = (ml_choices){ 0 };
-    for (int i = 0; i < ML_ROUTES; i++) {
-        int64_t n = n_token * ml_spec_route_width(s, (ml_route)i);
+    for (int i = 0; i < ML_N_ROUTING; i++) {
+        int64_t n = n_token * ml_spec_routing_width(s, (ml_routing_kind)i);
         if (!routes[i] || !n)
             continue;
         c->of[i].n_layer = s->route[i].n_layer;
@@ -20,8 +20,8 @@ void ml_choices_init(ml_choices *c, ml_arena *a, const ml_spec *s, const bool *r
 
 size_t ml_choices_bytes(const ml_spec *s, const bool *routes, int64_t n_token) {
     int64_t n = 0;
-    for (int i = 0; i < ML_ROUTES; i++)
-        n += routes[i] ? ml_spec_route_width(s, (ml_route)i) : 0;
+    for (int i = 0; i < ML_N_ROUTING; i++)
+        n += routes[i] ? ml_spec_routing_width(s, (ml_routing_kind)i) : 0;
     return (size_t)(2 * n * n_token) * sizeof(int32_t);
 }
 
@@ -41,7 +41,7 @@ static void give_token(ml_choices *c, int route, const ml_token_choices *x, int3
 
 void ml_choices_give(ml_choices *c, ml_run *run, const ml_train_sample *s,
                      const ml_bin *bin) {
-    for (int r = 0; r < ML_ROUTES; r++) {
+    for (int r = 0; r < ML_N_ROUTING; r++) {
         int64_t row = 0;
         for (int32_t i = 0; c->of[r].given && i < bin->n; i++) {
             const ml_train_sample *x = &s[bin->item[i]];
@@ -58,7 +58,7 @@ static bool records(const ml_train_sample *s, const ml_bin *bin, int route) {
 
 void ml_choices_ask(ml_choices *c, ml_run *run, const ml_train_sample *s,
                     const ml_bin *bin) {
-    for (int r = 0; r < ML_ROUTES; r++)
+    for (int r = 0; r < ML_N_ROUTING; r++)
         if (c->of[r].chosen && records(s, bin, r)) {
             int64_t width = (int64_t)c->of[r].n_layer * c->of[r].top_k;
             run->chosen[r] = c->of[r].chosen;
@@ -69,7 +69,7 @@ void ml_choices_ask(ml_choices *c, ml_run *run, const ml_train_sample *s,
 
 void ml_choices_record(const ml_choices *c, const ml_run *run, const ml_train_sample *s,
                        const ml_bin *bin) {
-    for (int r = 0; r < ML_ROUTES; r++) {
+    for (int r = 0; r < ML_N_ROUTING; r++) {
         int64_t row = 0, k = c->of[r].top_k, n_layer = c->of[r].n_layer;
         for (int32_t i = 0; run->chosen[r] && i < bin->n; i++) {
             const ml_train_sample *x = &s[bin->item[i]];
@@ -116,15 +116,15 @@ static ml_status check_layer(const ml_node *node, const int32_t *row, int32_t n,
     return ML_OK;
 }
 
-static bool makes(const ml_node *n, ml_route route) {
-    return n->op == (route == ML_ROUTE_KEYS ? ML_OP_INDEX : ML_OP_MOE_ROUTE);
+static bool makes(const ml_node *n, ml_routing_kind route) {
+    return n->op == (route == ML_ROUTING_KEYS ? ML_OP_INDEX : ML_OP_MOE_ROUTE);
 }
 
-ml_status ml_choices_check(const ml_spec *s, ml_route route, const int32_t *row, int32_t n,
-                           int64_t width, ml_err *err) {
+ml_status ml_choices_check(const ml_spec *s, ml_routing_kind route, const int32_t *row,
+                           int32_t n, int64_t width, ml_err *err) {
     ml_status st = ML_OK;
 
-    if (width != ml_spec_route_width(s, route))
+    if (width != ml_spec_routing_width(s, route))
         return ml_fail(err, ML_EFORMAT,
                        "%lld choices were recorded for each token; this model makes %d in "
                        "each of %d layers",

@@ -25,10 +25,10 @@ typedef struct ml_choices {
     struct {
         int32_t n_layer, top_k;  /* zeros: nothing is given or recorded */
         int32_t *given, *chosen; /* as ml_run has them */
-    } of[ML_ROUTES];
+    } of[ML_N_ROUTING];
 } ml_choices;
 
-/* For micro-batches of n_token rows; routes [ML_ROUTES] are those that samples may bring. */
+/* For micro-batches of n_token rows; routes [ML_N_ROUTING] are those that samples may bring. */
 void ml_choices_init(ml_choices *c, ml_arena *a, const ml_spec *s, const bool *routes,
                      int32_t n_token);
 size_t ml_choices_bytes(const ml_spec *s, const bool *routes, int64_t n_token);
@@ -43,7 +43,7 @@ void ml_choices_record(const ml_choices *c, const ml_run *run,
                        const struct ml_train_sample *s, const ml_bin *bin);
 
 /* Rows of `width` numbers, made by somebody else: is each a choice this model can make? */
-ml_status ml_choices_check(const ml_spec *s, ml_route route, const int32_t *row, int32_t n,
-                           int64_t width, ml_err *err);
+ml_status ml_choices_check(const ml_spec *s, ml_routing_kind route, const int32_t *row,
+                           int32_t n, int64_t width, ml_err *err);
 
 #endif

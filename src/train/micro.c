@@ -11,7 +11,7 @@ ml_batch_caps ml_micro_need(const ml_train_sample *s, const ml_bin *bin) {
         const ml_train_sample *x = &s[bin->item[i]];
         c.n_token += x->n_token;
         c.n_loss += x->n_response;
-        c.n_page += ml_pages_for(x->n_token);
+        c.n_page += ml_kv_pages_for(x->n_token);
     }
     return c;
 }

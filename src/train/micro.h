@@ -18,7 +18,7 @@ typedef struct ml_train_sample {
     int32_t n_token, n_response; /* the prompt has at least one token */
     const uint8_t *mask;         /* [n_response] 0: no loss here; NULL: loss everywhere */
     int64_t rollout;             /* samples of one rollout stay in one step */
-    ml_token_choices routed[ML_ROUTES];
+    ml_token_choices routed[ML_N_ROUTING];
     bool idle; /* the loss will have no derivative by it: see ml_schedule_opts */
 } ml_train_sample;
 

@@ -27,7 +27,7 @@ struct ml_trainer {
     ml_tensor embed_grad;
     runner train, score;
     int64_t n_sample;
-    ml_tally *tally; /* of micro-batches; NULL: nobody counts */
+    ml_work_count *tally; /* of micro-batches; NULL: nobody counts */
     bool released;
     ml_arena arena; /* of what grads has beside its numbers */
 };
@@ -159,7 +159,7 @@ const ml_plan_stats *ml_trainer_stats(const ml_trainer *t) {
     return t->train.plan ? ml_plan_stats_of(t->train.plan) : NULL;
 }
 
-void ml_trainer_tally(ml_trainer *t, ml_tally *tally) {
+void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *tally) {
     t->tally = tally;
 }
 
@@ -311,13 +311,13 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
 
     ml_arena_init(&a, "scoring");
     bins = pack_for_scoring(t, &a, s, n);
-    ml_tally_expect(t->tally, bins.n);
+    ml_work_count_expect(t->tally, bins.n);
     st = grow_runner(t, &t->score, false, need_of(s, &bins), err);
     for (int32_t k = 0; k < bins.n && st == ML_OK; k++) {
         st = run_forward(t, &t->score, w ? w : t->weights, s, &bins.bin[k], true, err);
         if (st == ML_OK)
             copy_scores(&t->score.micro, logprob, entropy);
-        ml_tally_count(t->tally);
+        ml_work_count_add(t->tally);
     }
     ml_arena_release(&a);
     return st;
@@ -393,7 +393,7 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
     }
     out->n_token += m->batch.rows.n_token;
     out->n_loss += m->batch.rows.n_loss;
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         run.given[i] = m->choices.of[i].given; /* what is computed again takes them too */
     /* Derivatives that are all 0 would add 0 to every gradient. */
     if (!ml_micro_collect(m))
@@ -418,7 +418,7 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     zero_grads(t);
     for (int32_t k = 0; k < step->micro->n && st == ML_OK; k++) {
         st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
-        ml_tally_count(t->tally);
+        ml_work_count_add(t->tally);
     }
     join_grads(t);
     for (int32_t i = 0; i < terms.n; i++)

@@ -14,7 +14,7 @@
 #ifndef ML_TRAIN_TRAINER_H
 #define ML_TRAIN_TRAINER_H
 
-#include "base/tally.h"
+#include "base/work_count.h"
 #include "model/plan.h"
 #include "train/lr.h"
 #include "train/micro.h"
@@ -34,8 +34,8 @@ typedef struct ml_trainer_opts {
     /* Where what it computes is written, scoring and training; NULL: nowhere. */
     ml_plan_dump *dump_score, *dump_train;
     ml_timeline *spans_score, *spans_train; /* who is told when ops ran; NULL: nobody */
-    bool replay[ML_ROUTES]; /* samples may bring choices, and have them recorded */
-    bool stop_on_bad;       /* a loss or gradient that is not finite is an error */
+    bool replay[ML_N_ROUTING]; /* samples may bring choices, and have them recorded */
+    bool stop_on_bad;          /* a loss or gradient that is not finite is an error */
 } ml_trainer_opts;
 
 /* spec, weights and backend must outlive it. */
@@ -94,7 +94,7 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
                                 ml_err *err);
 /* Counts micro-batches as they are done, and expects those of passes that only score; who asks
  * for steps expects theirs.  NULL: nobody counts. */
-void ml_trainer_tally(ml_trainer *t, ml_tally *tally);
+void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *tally);
 
 /* Bytes of gradients; a tied table has two. */
 size_t ml_trainer_grad_bytes(const ml_spec *s);

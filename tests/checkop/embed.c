@@ -47,7 +47,7 @@ static void also(ck_env *e, const ck_case *c) {
 
     for (int32_t t = 0; t < n; t++) {
         drawn[n - 1 - t] = c->rows.id[t];
-        id[t] = t % 3 ? ML_DRAWN(n - 1 - t) : c->rows.id[t];
+        id[t] = t % 3 ? ML_DEVICE_TOKEN(n - 1 - t) : c->rows.id[t];
     }
     d.rows.id = id;
     d.rows.drawn = drawn;

@@ -22,7 +22,7 @@ typedef struct engine {
 
 static ml_spec spec = {
     .n_vocab = N_VOCAB,
-    .route = { [ML_ROUTE_EXPERTS] = { LAYERS, TOP }, [ML_ROUTE_KEYS] = { LAYERS, TOP } }
+    .route = { [ML_ROUTING_EXPERTS] = { LAYERS, TOP }, [ML_ROUTING_KEYS] = { LAYERS, TOP } }
 };
 
 static void check_scored(const ml_scored *s, const ml_gen_request *r) {
@@ -43,7 +43,7 @@ static void check_update(const ml_gen_update *u, const ml_gen_request *r) {
         ML_BUG_IF(!isfinite(u->answer.logprob[i]));
     check_scored(&u->answer, r);
     check_scored(&u->prompt, r);
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         ML_BUG_IF(u->routed[i].n && u->routed[i].n != r->n_prompt + u->answer.n - 1);
 }
 
@@ -123,8 +123,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         return 0;
     e.reply = (ml_str){ (const char *)data + 1, size - 1 };
     e.scores = data[0] & 1;
-    how.routed[ML_ROUTE_EXPERTS] = data[0] & 2;
-    how.routed[ML_ROUTE_KEYS] = data[0] & 4;
+    how.routed[ML_ROUTING_EXPERTS] = data[0] & 2;
+    how.routed[ML_ROUTING_KEYS] = data[0] & 4;
     ml_arena_init(&a, "sample");
     if (!asker.tokenizer) {
         asker.tokenizer = tokenizer();

@@ -32,7 +32,7 @@ static void use(const ml_sample *s, ml_arena *a) {
 
     ML_BUG_IF(s->n_response < 0 || s->n_response >= s->n_token);
     ml_sample_copy(&copy, a, s);
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         for (int64_t k = 0; k < s->routed[i].n * s->routed[i].width; k++)
             sum += copy.routed[i].row[k];
     for (int32_t t = 0; t < s->n_response; t++)

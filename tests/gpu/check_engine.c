@@ -129,7 +129,8 @@ static int check(const load *l, const ml_spec *spec, const ml_weights *w, ml_bac
     ml_engine *engine;
     ml_err err;
 
-    opts.kv_bytes = ml_kv_bytes(spec, be, l->running * ml_pages_for(CONTEXT) / l->short_of);
+    opts.kv_bytes =
+        ml_kv_bytes(spec, be, l->running * ml_kv_pages_for(CONTEXT) / l->short_of);
     if (ml_engine_open(&engine, spec, w, be, &opts, &err))
         die(err.msg);
     generate(engine, spec->n_vocab, l->n_req);
@@ -137,10 +138,10 @@ static int check(const load *l, const ml_spec *spec, const ml_weights *w, ml_bac
     printf("%lld tokens in %lld steps, %lld of them begun ahead, %lld requests put back, "
            "%lld prompt tokens shared\n",
            (long long)stats.n_answer_token, (long long)stats.n_step,
-           (long long)stats.n_ahead, (long long)stats.n_retract,
+           (long long)stats.n_overlapped, (long long)stats.n_preempt,
            (long long)stats.n_cached_token);
     ml_engine_close(engine);
-    if (!stats.n_ahead)
+    if (!stats.n_overlapped)
         die("no step was begun before the draws of the one before were known");
     return compare(trainer, l->n_req);
 }

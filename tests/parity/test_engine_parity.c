@@ -118,9 +118,9 @@ typedef struct heard {
     uint64_t version[CONTEXT]; /* 0: not scored */
     int32_t n, n_prompt;
     ml_finish finish;
-    int n_end, n_retract, n_cached;
-    int32_t routed[ML_ROUTES][CONTEXT * MAX_ROUTE];
-    int32_t n_routed[ML_ROUTES];
+    int n_end, n_preempt, n_cached;
+    int32_t routed[ML_N_ROUTING][CONTEXT * MAX_ROUTE];
+    int32_t n_routed[ML_N_ROUTING];
     uint64_t end_version;
 } heard;
 
@@ -177,7 +177,7 @@ static void make_mix(mix *m, const fixture *f, bool plain) {
     }
     if (one_in(2)) {
         m->switch_step = 1 + (int32_t)rnd(40);
-        m->how = one_in(3) ? ML_SWITCH_FINISH : ML_SWITCH_RETRACT;
+        m->how = one_in(3) ? ML_SWITCH_FINISH : ML_SWITCH_RECOMPUTE;
     }
 }
 
@@ -198,8 +198,8 @@ static void hear(void *ud, const ml_gen_update *u) {
         h->entropy[h->n] = u->answer.entropy[i];
         h->version[h->n++] = u->answer.version[i];
     }
-    for (int i = 0; i < ML_ROUTES; i++) {
-        const ml_routed *x = &u->routed[i];
+    for (int i = 0; i < ML_N_ROUTING; i++) {
+        const ml_routing *x = &u->routed[i];
         CHECK(x->width <= MAX_ROUTE);
         h->n_routed[i] = x->n;
         if (x->n)
@@ -207,7 +207,7 @@ static void hear(void *ud, const ml_gen_update *u) {
     }
     h->end_version = u->version;
     h->finish = u->finish;
-    h->n_retract = u->n_retract;
+    h->n_preempt = u->n_preempt;
     h->n_cached = u->n_cached;
     h->n_end += u->finish != ML_FINISH_NOT;
 }
@@ -219,10 +219,10 @@ static ml_engine_opts random_opts(const ml_spec *s, const ml_backend *be) {
                          .chunk = 1 + (int32_t)rnd(one_in(2) ? 20 : 150),
                          .max_top = MAX_TOP,
                          .no_prefix_cache = one_in(6) };
-    int32_t page = ml_pages_for(CONTEXT) + (int32_t)rnd(one_in(2) ? 6 : 40);
+    int32_t page = ml_kv_pages_for(CONTEXT) + (int32_t)rnd(one_in(2) ? 6 : 40);
     o.kv_bytes = ml_kv_bytes(s, be, page);
-    for (int i = 0; i < ML_ROUTES; i++)
-        o.routed[i] = ml_spec_route_width(s, (ml_route)i) > 0;
+    for (int i = 0; i < ML_N_ROUTING; i++)
+        o.routed[i] = ml_spec_routing_width(s, (ml_routing_kind)i) > 0;
     return o;
 }
 
@@ -237,7 +237,7 @@ static void run_mix(fixture *f, const mix *m, bool ahead, heard *h, int *seen) {
     ml_gen_stats stats;
 
     MUST(ml_backend_cpu_open(&be, threads[rnd(6)], NULL, &err));
-    be.ahead = ahead; /* as a device does it whose work goes on meanwhile */
+    be.async = ahead; /* as a device does it whose work goes on meanwhile */
     MUST(ml_engine_open(&e, &f->spec, &f->weights[0], &be, &o, &err));
     memset(h, 0, sizeof *h * MAX_REQ);
     for (int32_t step = 0; open || busy || !switched; step++) {
@@ -263,9 +263,9 @@ static void run_mix(fixture *f, const mix *m, bool ahead, heard *h, int *seen) {
     }
     ml_engine_stats(e, &stats);
     CHECK(stats.n_page_free + stats.n_page_cached == stats.n_page);
-    seen[0] += (int)stats.n_retract;
+    seen[0] += (int)stats.n_preempt;
     seen[1] += (int)stats.n_cached_token;
-    seen[2] += (int)stats.n_ahead;
+    seen[2] += (int)stats.n_overlapped;
     ml_engine_close(e);
     ml_backend_close(&be);
 }
@@ -290,7 +290,7 @@ static void check_routes(const fixture *f, const heard *h, int route, const int3
                 __FILE__, __LINE__,
                 "mix %d, request %d, token %d of %d, layer %d (put back %d times): "
                 "the engine told of %d, training chooses %d",
-                mix_no, i, t, h->n, layer, h->n_retract, told[0],
+                mix_no, i, t, h->n, layer, h->n_preempt, told[0],
                 chosen[(layer * h->n + t) * k]);
             return;
         }
@@ -300,10 +300,10 @@ static void check_version(fixture *f, const asked *a, const heard *h, int v, int
                           int i) {
     int32_t target[CONTEXT];
     float logprob[CONTEXT], entropy[CONTEXT];
-    static int32_t chosen[ML_ROUTES][CONTEXT * MAX_ROUTE];
+    static int32_t chosen[ML_N_ROUTING][CONTEXT * MAX_ROUTE];
     ml_run run = { .weights = &f->weights[v], .rows = &f->batch.rows };
 
-    for (int k = 0; k < ML_ROUTES; k++)
+    for (int k = 0; k < ML_N_ROUTING; k++)
         run.chosen[k] = chosen[k];
     ml_batch_clear(&f->batch);
     memcpy(target, h->token + 1, (size_t)(h->n - 1) * sizeof *target);
@@ -313,7 +313,7 @@ static void check_version(fixture *f, const asked *a, const heard *h, int v, int
     memset(chosen, 0, sizeof chosen);
     ml_plan_forward(f->plan, &run);
     ml_plan_read(f->plan, &f->batch.rows, logprob, entropy, NULL);
-    for (int k = 0; k < ML_ROUTES; k++)
+    for (int k = 0; k < ML_N_ROUTING; k++)
         if (f->spec.route[k].top_k && h->end_version == f->weights[v].version)
             check_routes(f, h, k, chosen[k], mix_no, i);
     for (int32_t k = 1; k < h->n; k++)
@@ -324,7 +324,7 @@ static void check_version(fixture *f, const asked *a, const heard *h, int v, int
                 __FILE__, __LINE__,
                 "mix %d, request %d, token %d of %d (prompt %d, version %d, put back "
                 "%d times): rollout %a, training %a",
-                mix_no, i, k, h->n, h->n_prompt, v + 1, h->n_retract, (double)h->logprob[k],
+                mix_no, i, k, h->n, h->n_prompt, v + 1, h->n_preempt, (double)h->logprob[k],
                 (double)logprob[k - 1]);
             return;
         }
@@ -372,8 +372,8 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
     /* The mixes do put requests back and share; where there is recurrent state, only from the
      * places where it was kept.  They run ahead where no state or choice must be kept. */
     recurrent = ml_kv_slot_bytes(&f.spec, &f.be) > 0;
-    for (int i = 0; i < ML_ROUTES; i++)
-        routed = routed || ml_spec_route_width(&f.spec, (ml_route)i) > 0;
+    for (int i = 0; i < ML_N_ROUTING; i++)
+        routed = routed || ml_spec_routing_width(&f.spec, (ml_routing_kind)i) > 0;
     if (n_mix >= 20)
         CHECK(seen[0] > n_mix && seen[1] > (recurrent ? 30 : 50) * n_mix &&
               (recurrent || routed || seen[2] > 5 * n_mix));

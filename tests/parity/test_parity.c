@@ -102,7 +102,7 @@ static void score_chunked(fixture *f, int i, int32_t chunk, float *out) {
     ml_plan *p = open_plan(f, (ml_plan_opts){ .caps = caps, .kv_shared = true });
     ml_kv kv;
     ml_batch b;
-    int32_t target[MAX_LEN], page[32], n_page = ml_pages_for(f->len[i]);
+    int32_t target[MAX_LEN], page[32], n_page = ml_kv_pages_for(f->len[i]);
 
     CHECK(ml_kv_open(&kv, &f->spec, 40, 2, &f->be, &f->arena, NULL) == ML_OK);
     memset(kv.buf.ptr, 0xff, kv.buf.bytes); /* NaN: nobody may read what nobody wrote */
@@ -271,7 +271,7 @@ typedef struct replayed {
 } replayed;
 
 /* Sequence 1 with its gradients. */
-static replayed run_given(fixture *f, ml_route route, ml_recompute again,
+static replayed run_given(fixture *f, ml_routing_kind route, ml_recompute again,
                           const int32_t *given) {
     ml_plan_opts opts = { .caps = caps, .backward = true, .recompute = again };
     ml_plan *p;
@@ -279,7 +279,7 @@ static replayed run_given(fixture *f, ml_route route, ml_recompute again,
     float ones[MAX_LEN];
     ml_batch batch;
     ml_run run = { .weights = &f->weights, .rows = &batch.rows };
-    int64_t n = f->len[1] * ml_spec_route_width(&f->spec, route);
+    int64_t n = f->len[1] * ml_spec_routing_width(&f->spec, route);
     replayed out = { .chosen = ML_NEW(&f->arena, int32_t, n), .bytes = (size_t)n * 4 };
 
     opts.given[route] = true;
@@ -325,13 +325,13 @@ static void check_replay(const char *dir) {
     fixture f;
 
     open_fixture(&f, dir, ML_WEIGHT_F32, 2);
-    first = run_given(&f, ML_ROUTE_EXPERTS, none, NULL);
-    same = run_given(&f, ML_ROUTE_EXPERTS, none, first.chosen);
+    first = run_given(&f, ML_ROUTING_EXPERTS, none, NULL);
+    same = run_given(&f, ML_ROUTING_EXPERTS, none, first.chosen);
     CHECK(first.bytes > 0 && same_run(&f, &first, &same));
     turn_routers(&f);
-    other = run_given(&f, ML_ROUTE_EXPERTS, none, NULL);
-    given = run_given(&f, ML_ROUTE_EXPERTS, none, first.chosen);
-    again = run_given(&f, ML_ROUTE_EXPERTS, full, first.chosen);
+    other = run_given(&f, ML_ROUTING_EXPERTS, none, NULL);
+    given = run_given(&f, ML_ROUTING_EXPERTS, none, first.chosen);
+    again = run_given(&f, ML_ROUTING_EXPERTS, full, first.chosen);
     CHECK(memcmp(first.chosen, other.chosen, first.bytes) != 0);
     CHECK(memcmp(first.chosen, given.chosen, first.bytes) == 0);
     CHECK(memcmp(other.logprob, given.logprob, sizeof(float)) != 0);
@@ -349,10 +349,11 @@ static void check_replay(const char *dir) {
 /* Keys that no indexer would choose: each row's own and every other one before it, from the
  * last on. */
 static int32_t *own_keys(fixture *f) {
-    int32_t k = f->spec.route[ML_ROUTE_KEYS].top_k, n = f->len[1];
-    int32_t *key = ML_NEW(&f->arena, int32_t, n * f->spec.route[ML_ROUTE_KEYS].n_layer * k);
+    int32_t k = f->spec.route[ML_ROUTING_KEYS].top_k, n = f->len[1];
+    int32_t *key =
+        ML_NEW(&f->arena, int32_t, n * f->spec.route[ML_ROUTING_KEYS].n_layer * k);
 
-    for (int64_t i = 0; i < (int64_t)n * f->spec.route[ML_ROUTE_KEYS].n_layer * k; i++) {
+    for (int64_t i = 0; i < (int64_t)n * f->spec.route[ML_ROUTING_KEYS].n_layer * k; i++) {
         int64_t t = i / k % n, at = t - 2 * (i % k);
         key[i] = at >= 0 ? (int32_t)at : -1;
     }
@@ -367,11 +368,11 @@ static void check_keys(const char *dir) {
 
     open_fixture(&f, dir, ML_WEIGHT_F32, 2);
     key = own_keys(&f);
-    first = run_given(&f, ML_ROUTE_KEYS, none, NULL);
-    same = run_given(&f, ML_ROUTE_KEYS, none, first.chosen);
+    first = run_given(&f, ML_ROUTING_KEYS, none, NULL);
+    same = run_given(&f, ML_ROUTING_KEYS, none, first.chosen);
     CHECK(first.bytes > 0 && same_run(&f, &first, &same));
-    given = run_given(&f, ML_ROUTE_KEYS, none, key);
-    again = run_given(&f, ML_ROUTE_KEYS, full, key);
+    given = run_given(&f, ML_ROUTING_KEYS, none, key);
+    again = run_given(&f, ML_ROUTING_KEYS, full, key);
     CHECK(memcmp(first.logprob, given.logprob, sizeof(float)) == 0); /* one key only */
     CHECK(memcmp(&first.logprob[5], &given.logprob[5], sizeof(float)) != 0);
     CHECK(same_run(&f, &given, &again));

@@ -58,7 +58,7 @@ void ml_hear(void *heard, const ml_gen_update *u) {
     }
     h->finish = u->finish;
     h->matched = u->matched;
-    h->n_retract = u->n_retract;
+    h->n_preempt = u->n_preempt;
     h->n_cached = u->n_cached;
     h->n_end += u->finish != ML_FINISH_NOT;
     snprintf(h->message, sizeof h->message, "%.*s", (int)u->message.len, u->message.ptr);

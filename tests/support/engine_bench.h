@@ -31,7 +31,7 @@ typedef struct ml_heard {
     int32_t id[ML_BENCH_CONTEXT];
     float logprob[ML_BENCH_CONTEXT];
     uint64_t version[ML_BENCH_CONTEXT];
-    int32_t n, n_end, matched, n_retract, n_cached;
+    int32_t n, n_end, matched, n_preempt, n_cached;
     ml_finish finish;
     char message[200];
 } ml_heard;

@@ -26,7 +26,7 @@ static pid_t parent_of(pid_t pid, char *state) {
     return parent;
 }
 
-bool ml_fleet_run_alive(pid_t engine) {
+bool ml_supervisor_run_alive(pid_t engine) {
     char state = 'Z';
     return parent_of(engine, &state) != 0 && state != 'Z';
 }
@@ -48,7 +48,7 @@ static bool is_engine(pid_t pid) {
     return is;
 }
 
-static int engines_of(pid_t run, pid_t out[ML_FLEET_MOST]) {
+static int engines_of(pid_t run, pid_t out[ML_SUPERVISOR_MOST]) {
     DIR *d = opendir("/proc");
     struct dirent *e;
     int n = 0;
@@ -57,7 +57,7 @@ static int engines_of(pid_t run, pid_t out[ML_FLEET_MOST]) {
         pid_t child = (pid_t)atoi(e->d_name);
         char state = 'Z';
         if (child > 0 && parent_of(child, &state) == run && state != 'Z' &&
-            is_engine(child) && n < ML_FLEET_MOST)
+            is_engine(child) && n < ML_SUPERVISOR_MOST)
             out[n++] = child;
     }
     if (d)
@@ -65,23 +65,23 @@ static int engines_of(pid_t run, pid_t out[ML_FLEET_MOST]) {
     return n;
 }
 
-bool ml_fleet_run_ended(pid_t run) {
+bool ml_supervisor_run_ended(pid_t run) {
     siginfo_t info = { 0 };
     return waitid(P_PID, (id_t)run, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
            info.si_pid == run;
 }
 
-int ml_fleet_run_engines(pid_t run, int n, pid_t out[ML_FLEET_MOST]) {
+int ml_supervisor_run_engines(pid_t run, int n, pid_t out[ML_SUPERVISOR_MOST]) {
     int found = 0;
 
-    for (int i = 0; i < 20000 && found != n && !ml_fleet_run_ended(run); i++) {
+    for (int i = 0; i < 20000 && found != n && !ml_supervisor_run_ended(run); i++) {
         found = engines_of(run, out);
         usleep(5000);
     }
     return found;
 }
 
-int ml_fleet_run_count(const char *path, const char *text) {
+int ml_supervisor_run_count(const char *path, const char *text) {
     ml_file f = { 0 };
     int n = 0;
 
@@ -94,23 +94,24 @@ int ml_fleet_run_count(const char *path, const char *text) {
     return n;
 }
 
-bool ml_fleet_run_says(const char *path, const char *text, int n, pid_t run) {
-    for (int i = 0; i < 50000 && !ml_fleet_run_ended(run); i++) {
-        if (ml_fleet_run_count(path, text) >= n)
+bool ml_supervisor_run_says(const char *path, const char *text, int n, pid_t run) {
+    for (int i = 0; i < 50000 && !ml_supervisor_run_ended(run); i++) {
+        if (ml_supervisor_run_count(path, text) >= n)
             return true;
         usleep(2000);
     }
     return false;
 }
 
-pid_t ml_fleet_run_start(const char *log, const char *save, int rounds, const char *more) {
+pid_t ml_supervisor_run_start(const char *log, const char *save, int rounds,
+                              const char *more) {
     char args[3000];
 
     ml_toy_run_args(args, sizeof args, "train", save, rounds, more);
     return ml_toy_start_to(log, args);
 }
 
-int ml_fleet_run_wait(pid_t run) {
+int ml_supervisor_run_wait(pid_t run) {
     int status = 0;
 
     waitpid(run, &status, 0);

@@ -6,22 +6,23 @@
 #include <sys/types.h>
 
 #define ML_FLEET_TWO "--rollout-num-engines 2 --use-fault-tolerance "
-enum { ML_FLEET_MOST = 16 }; /* engines of a run */
+enum { ML_SUPERVISOR_MOST = 16 }; /* engines of a run */
 
 /* Starts a toy run (toy_run.h), which logs to a file, and is back at once. */
-pid_t ml_fleet_run_start(const char *log, const char *save, int rounds, const char *more);
+pid_t ml_supervisor_run_start(const char *log, const char *save, int rounds,
+                              const char *more);
 
 /* Its exit status, once it has ended; -1: a signal ended it. */
-int ml_fleet_run_wait(pid_t run);
-bool ml_fleet_run_ended(pid_t run); /* it still has to be waited for */
+int ml_supervisor_run_wait(pid_t run);
+bool ml_supervisor_run_ended(pid_t run); /* it still has to be waited for */
 
 /* Until the run has n engines at a time, or has ended: how many it had at last. */
-int ml_fleet_run_engines(pid_t run, int n, pid_t out[ML_FLEET_MOST]);
-bool ml_fleet_run_alive(pid_t engine);
+int ml_supervisor_run_engines(pid_t run, int n, pid_t out[ML_SUPERVISOR_MOST]);
+bool ml_supervisor_run_alive(pid_t engine);
 
 /* How often the text is in a file. */
-int ml_fleet_run_count(const char *path, const char *text);
+int ml_supervisor_run_count(const char *path, const char *text);
 /* Until it is there n times; false: the run has ended before. */
-bool ml_fleet_run_says(const char *path, const char *text, int n, pid_t run);
+bool ml_supervisor_run_says(const char *path, const char *text, int n, pid_t run);
 
 #endif

@@ -20,13 +20,13 @@ static void open_trainee(ml_trainee *t, ml_granularity again) {
                           .dtype = ML_WEIGHT_F32,
                           .n_thread = 2,
                           .trainer = ml_trainee_defaults() };
-    o.trainer.replay[ML_ROUTE_EXPERTS] = true;
+    o.trainer.replay[ML_ROUTING_EXPERTS] = true;
     o.trainer.recompute.granularity = again;
     ml_trainee_open(t, &o);
 }
 
 static int64_t width_of(const ml_trainee *t) {
-    return ml_spec_route_width(&t->spec, ML_ROUTE_EXPERTS);
+    return ml_spec_routing_width(&t->spec, ML_ROUTING_EXPERTS);
 }
 
 static int32_t n_expert(const ml_trainee *t) {
@@ -57,14 +57,14 @@ static bool same(const ml_trainee *t, const scores *a, const scores *b) {
 
 static void record_all(ml_trainee *t) {
     for (int32_t i = 0; i < t->n_sample; i++)
-        t->sample[i].routed[ML_ROUTE_EXPERTS].record =
+        t->sample[i].routed[ML_ROUTING_EXPERTS].record =
             ML_NEW(&t->arena, int32_t, t->sample[i].n_token * width_of(t));
 }
 
 /* What was recorded is given from now on; `turn` makes other experts of them. */
 static void give_recorded(ml_trainee *t, int32_t turn) {
     for (int32_t i = 0; i < t->n_sample; i++) {
-        ml_token_choices *c = &t->sample[i].routed[ML_ROUTE_EXPERTS];
+        ml_token_choices *c = &t->sample[i].routed[ML_ROUTING_EXPERTS];
         for (int64_t k = 0; k < t->sample[i].n_token * width_of(t); k++)
             c->record[k] = (c->record[k] + turn) % n_expert(t);
         *c = (ml_token_choices){ .given = c->record, .n_given = t->sample[i].n_token };
@@ -135,7 +135,8 @@ static void steps_replay_too(void) {
 static void refused(const ml_trainee *t, const int32_t *row, int64_t width,
                     const char *why) {
     ml_err err = { 0 };
-    CHECK(ml_choices_check(&t->spec, ML_ROUTE_EXPERTS, row, 1, width, &err) == ML_EFORMAT);
+    CHECK(ml_choices_check(&t->spec, ML_ROUTING_EXPERTS, row, 1, width, &err) ==
+          ML_EFORMAT);
     CHECK_HAS(err.msg, why);
 }
 
@@ -148,8 +149,8 @@ static void what_cannot_be_is_refused(void) {
     width = width_of(&t);
     row = ML_NEW(&t.arena, int32_t, width);
     for (int64_t i = 0; i < width; i++)
-        row[i] = (int32_t)i % t.spec.route[ML_ROUTE_EXPERTS].top_k;
-    CHECK(ml_choices_check(&t.spec, ML_ROUTE_EXPERTS, row, 1, width, NULL) == ML_OK);
+        row[i] = (int32_t)i % t.spec.route[ML_ROUTING_EXPERTS].top_k;
+    CHECK(ml_choices_check(&t.spec, ML_ROUTING_EXPERTS, row, 1, width, NULL) == ML_OK);
     refused(&t, row, width + 1, "were recorded for each token");
     row[width - 1] = 10000;
     refused(&t, row, width, "the experts of token 0 in layer");
@@ -169,7 +170,7 @@ static void samples_keep_them(void) {
     ml_err err = { 0 };
     ml_str text;
 
-    s.routed[ML_ROUTE_EXPERTS] = (ml_routed){ .row = row, .n = 2, .width = 2 };
+    s.routed[ML_ROUTING_EXPERTS] = (ml_routing){ .row = row, .n = 2, .width = 2 };
     ml_arena_init(&a, "test");
     ml_sample_write(&line, &s);
     text = (ml_str){ line.ptr, line.len };

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
-#include "engine/pages.h"
+#include "engine/prefix_cache.h"
 #include "tests/support/engine_bench.h"
 #include "tests/support/must.h"
 
@@ -185,7 +185,7 @@ static void pressure_puts_the_youngest_back(void) {
     ml_gen_stats s;
 
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
-    b.o.kv_bytes = ml_kv_bytes(&b.spec, &b.be, ml_pages_for(ML_BENCH_CONTEXT) + 2);
+    b.o.kv_bytes = ml_kv_bytes(&b.spec, &b.be, ml_kv_pages_for(ML_BENCH_CONTEXT) + 2);
     b.o.no_prefix_cache = true;
     ml_engine_bench_start(&b);
     for (int i = 0; i < 3; i++) {
@@ -195,7 +195,7 @@ static void pressure_puts_the_youngest_back(void) {
     while (ml_engine_step(b.e)) {
     }
     ml_engine_stats(b.e, &s);
-    CHECK(s.n_retract > 0 && h[0].n_retract == 0);
+    CHECK(s.n_preempt > 0 && h[0].n_preempt == 0);
     for (int i = 0; i < 3; i++) {
         r.draw.sample = (uint64_t)i;
         alone = run(&b, r);
@@ -251,7 +251,7 @@ static void numbers_that_are_none_are_said(void) {
 /* --- versions ----------------------------------------------------------------------- */
 
 static void switches_record_versions(void) {
-    static const ml_switch how[] = { ML_SWITCH_RETRACT, ML_SWITCH_INEXACT_KV,
+    static const ml_switch how[] = { ML_SWITCH_RECOMPUTE, ML_SWITCH_INEXACT_KV,
                                      ML_SWITCH_FINISH, ML_SWITCH_ABORT };
     ml_engine_bench b;
     ml_weights w;
@@ -278,10 +278,10 @@ static void switches_record_versions(void) {
         CHECK(h.version[9] == 1);
         if (h.n == 20)
             CHECK(h.version[10] == (how[i] == ML_SWITCH_FINISH ? 1u : 2u));
-        CHECK(h.n_retract == (how[i] == ML_SWITCH_RETRACT));
+        CHECK(h.n_preempt == (how[i] == ML_SWITCH_RECOMPUTE));
         CHECK(later.n == 20 && later.version[0] == 2);
         /* Only keys of the new weights may be found: those of the one put back. */
-        CHECK(later.n_cached == (how[i] == ML_SWITCH_RETRACT ? 16 : 0));
+        CHECK(later.n_cached == (how[i] == ML_SWITCH_RECOMPUTE ? 16 : 0));
         ml_engine_close(b.e);
         b.e = NULL;
     }
@@ -299,7 +299,7 @@ static void steps_allocate_nothing(void) {
 
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     /* With retractions. */
-    b.o.kv_bytes = ml_kv_bytes(&b.spec, &b.be, ml_pages_for(ML_BENCH_CONTEXT) + 2);
+    b.o.kv_bytes = ml_kv_bytes(&b.spec, &b.be, ml_kv_pages_for(ML_BENCH_CONTEXT) + 2);
     ml_engine_bench_start(&b);
     r.n_top = 3;
     for (int i = 0; i < 4; i++) {

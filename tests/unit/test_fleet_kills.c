@@ -56,13 +56,13 @@ static victim victim_of(const char *place, bool (*is_time)(victim *v)) {
 
 /* Kills an engine when the one before has come back and it is time; false: the run has ended. */
 static bool kill_one(victim *v, int n) {
-    pid_t engine[ML_FLEET_MOST];
+    pid_t engine[ML_SUPERVISOR_MOST];
 
-    if (!ml_fleet_run_says(v->log, AGAIN, n, v->run) ||
-        ml_fleet_run_engines(v->run, 2, engine) != 2)
+    if (!ml_supervisor_run_says(v->log, AGAIN, n, v->run) ||
+        ml_supervisor_run_engines(v->run, 2, engine) != 2)
         return false;
     while (!v->is_time(v))
-        if (ml_fleet_run_ended(v->run))
+        if (ml_supervisor_run_ended(v->run))
             return false;
         else
             usleep(200);
@@ -91,14 +91,15 @@ static void kill_engines(const char *form, const char *flags) {
     ml_toy_run_inputs();
     CHECK(ml_toy_run("train", here, rounds, "", out, sizeof out) == 0);
     v.form = form;
-    v.run = ml_fleet_run_start(v.log, there, rounds, flags);
+    v.run = ml_supervisor_run_start(v.log, there, rounds, flags);
     while (n < kills && kill_one(&v, n))
         n++;
-    CHECK(ml_fleet_run_wait(v.run) == 0);
+    CHECK(ml_supervisor_run_wait(v.run) == 0);
     ml_toy_run_same(here, there, rounds);
-    printf("%d kills, %d with requests under way\n", n, ml_fleet_run_count(v.log, LOST));
-    CHECK(n == kills &&
-          ml_fleet_run_count(v.log, "was ended by signal 9; it is started again") == n);
+    printf("%d kills, %d with requests under way\n", n,
+           ml_supervisor_run_count(v.log, LOST));
+    CHECK(n == kills && ml_supervisor_run_count(
+                            v.log, "was ended by signal 9; it is started again") == n);
 }
 
 static void engines_may_die(void) {
@@ -135,7 +136,7 @@ static void same_samples(const char *a, const char *b) {
 
 /* A line for each answer that is graded: some of a round's have ended, most have not. */
 static bool some_have_ended(victim *v) {
-    long n = ml_fleet_run_count(v->place, "\n");
+    long n = ml_supervisor_run_count(v->place, "\n");
 
     if (n / 16 <= v->seen || n % 16 < 1 || n % 16 > 6)
         return false;
@@ -165,12 +166,13 @@ static void requests_survive_their_engine(void) {
              ML_FLEET_TWO
              "%s %s/there{rollout_id}.zst --reward-workers 1 --custom-rm-path %s",
              only, ml_test_dir(), a);
-    v.run = ml_fleet_run_start(v.log, ml_test_path("there"), rounds, more);
-    while ((n < 3 || ml_fleet_run_count(v.log, LOST) == 0) && kill_one(&v, n))
+    v.run = ml_supervisor_run_start(v.log, ml_test_path("there"), rounds, more);
+    while ((n < 3 || ml_supervisor_run_count(v.log, LOST) == 0) && kill_one(&v, n))
         n++;
-    CHECK(ml_fleet_run_wait(v.run) == 0);
-    printf("%d kills, %d with requests under way\n", n, ml_fleet_run_count(v.log, LOST));
-    CHECK(n >= 3 && ml_fleet_run_count(v.log, LOST) > 0);
+    CHECK(ml_supervisor_run_wait(v.run) == 0);
+    printf("%d kills, %d with requests under way\n", n,
+           ml_supervisor_run_count(v.log, LOST));
+    CHECK(n >= 3 && ml_supervisor_run_count(v.log, LOST) > 0);
     for (int i = 0; i < rounds; i++) {
         snprintf(a, sizeof a, "%s/here%d.zst", ml_test_dir(), i);
         snprintf(b, sizeof b, "%s/there%d.zst", ml_test_dir(), i);

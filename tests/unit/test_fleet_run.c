@@ -14,11 +14,11 @@ enum { ROUNDS = 6 };
 
 /* A run that generates, with two engines; the test ends without them. */
 static pid_t start_two(const char *log, const char *save, int rounds, const char *more,
-                       pid_t engine[ML_FLEET_MOST]) {
-    pid_t run = ml_fleet_run_start(log, save, rounds, more);
+                       pid_t engine[ML_SUPERVISOR_MOST]) {
+    pid_t run = ml_supervisor_run_start(log, save, rounds, more);
 
-    if (ml_fleet_run_engines(run, 2, engine) == 2 &&
-        ml_fleet_run_says(log, "first round: ", 1, run))
+    if (ml_supervisor_run_engines(run, 2, engine) == 2 &&
+        ml_supervisor_run_says(log, "first round: ", 1, run))
         return run;
     ml_test_fail(__FILE__, __LINE__, "the run did not begin, or has ended");
     exit(1);
@@ -118,7 +118,7 @@ static void faults_that_cannot_be(void) {
 static void a_silent_engine_is_replaced(void) {
     const char *here = ml_test_path("here"), *there = ml_test_path("there"),
                *log = ml_test_path("log");
-    pid_t run, engine[ML_FLEET_MOST];
+    pid_t run, engine[ML_SUPERVISOR_MOST];
     char out[16000];
 
     ml_toy_run_inputs();
@@ -128,37 +128,38 @@ static void a_silent_engine_is_replaced(void) {
                                  "--rollout-health-check-timeout 1",
                     engine);
     kill(engine[0], SIGSTOP);
-    CHECK(ml_fleet_run_wait(run) == 0);
-    CHECK(ml_fleet_run_count(log, "is not well, and is killed: ") > 0);
+    CHECK(ml_supervisor_run_wait(run) == 0);
+    CHECK(ml_supervisor_run_count(log, "is not well, and is killed: ") > 0);
     ml_toy_run_same(here, there, ROUNDS);
-    CHECK(!ml_fleet_run_alive(engine[0]) && !ml_fleet_run_alive(engine[1]));
+    CHECK(!ml_supervisor_run_alive(engine[0]) && !ml_supervisor_run_alive(engine[1]));
 }
 
 static void without_fault_tolerance_the_run_ends(void) {
     const char *save = ml_test_path("save"), *log = ml_test_path("log");
-    pid_t run, engine[ML_FLEET_MOST];
+    pid_t run, engine[ML_SUPERVISOR_MOST];
 
     ml_toy_run_inputs();
     run = start_two(log, save, 1000, "--rollout-num-engines 2", engine);
     kill(engine[1], SIGKILL);
-    CHECK(ml_fleet_run_wait(run) == 3);
-    CHECK(ml_fleet_run_count(log, "was ended by signal 9") > 0);
-    CHECK(!ml_fleet_run_alive(engine[0]));
+    CHECK(ml_supervisor_run_wait(run) == 3);
+    CHECK(ml_supervisor_run_count(log, "was ended by signal 9") > 0);
+    CHECK(!ml_supervisor_run_alive(engine[0]));
 }
 
 /* The system ends them with the process that started them. */
 static void no_engine_outlives_its_run(void) {
     const char *save = ml_test_path("save"), *log = ml_test_path("log");
-    pid_t run, engine[ML_FLEET_MOST];
+    pid_t run, engine[ML_SUPERVISOR_MOST];
 
     ml_toy_run_inputs();
     run = start_two(log, save, 1000, ML_FLEET_TWO, engine);
     kill(run, SIGKILL);
-    CHECK(ml_fleet_run_wait(run) == -1);
-    for (int i = 0;
-         i < 3000 && (ml_fleet_run_alive(engine[0]) || ml_fleet_run_alive(engine[1])); i++)
+    CHECK(ml_supervisor_run_wait(run) == -1);
+    for (int i = 0; i < 3000 && (ml_supervisor_run_alive(engine[0]) ||
+                                 ml_supervisor_run_alive(engine[1]));
+         i++)
         usleep(10000);
-    CHECK(!ml_fleet_run_alive(engine[0]) && !ml_fleet_run_alive(engine[1]));
+    CHECK(!ml_supervisor_run_alive(engine[0]) && !ml_supervisor_run_alive(engine[1]));
 }
 
 static void what_cannot_be_meant_is_said(void) {

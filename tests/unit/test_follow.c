@@ -9,13 +9,13 @@ enum { N = 6 };
 
 static void open_ahead(ml_engine_bench *b, bool ahead) {
     ml_engine_bench_open(b, ML_BENCH_MODEL);
-    b->be.ahead = ahead;
+    b->be.async = ahead;
 }
 
-static int64_t n_ahead(const ml_engine_bench *b) {
+static int64_t n_overlapped(const ml_engine_bench *b) {
     ml_gen_stats s;
     ml_engine_stats(b->e, &s);
-    return s.n_ahead;
+    return s.n_overlapped;
 }
 
 /* All pages are back, or kept for their prefixes. */
@@ -72,7 +72,7 @@ static int64_t compare(int32_t max_running, int32_t pages, const int32_t *stop,
         submit_all(&b, h[ahead], stop, n_stop);
         step_to_the_end(&b);
         check_pages(&b);
-        ran = n_ahead(&b);
+        ran = n_overlapped(&b);
         CHECK(ahead || ran == 0);
         ml_engine_bench_close(&b);
     }
@@ -117,7 +117,7 @@ static void some_draws_wait(void) {
     r.n_top = 2;
     submit(&b, &h, 0, r);
     step_to_the_end(&b);
-    CHECK(h.n == 40 && n_ahead(&b) == 0);
+    CHECK(h.n == 40 && n_overlapped(&b) == 0);
     ml_engine_bench_close(&b);
 }
 
@@ -126,11 +126,11 @@ static void told_to_wait(void) {
     ml_heard h = { 0 };
 
     open_ahead(&b, true);
-    b.o.no_ahead = true;
+    b.o.no_overlap = true;
     ml_engine_bench_start(&b);
     submit(&b, &h, 0, ml_bench_request(10, 20));
     step_to_the_end(&b);
-    CHECK(h.n == 20 && n_ahead(&b) == 0);
+    CHECK(h.n == 20 && n_overlapped(&b) == 0);
     ml_engine_bench_close(&b);
 }
 
@@ -145,7 +145,7 @@ static void aborted_on_the_way(void) {
     submit_all(&b, h, NULL, 0);
     for (int i = 0; i < 8; i++)
         CHECK(ml_engine_step(b.e));
-    CHECK(n_ahead(&b) > 0);
+    CHECK(n_overlapped(&b) > 0);
     n = h[5].n;
     CHECK(ml_engine_abort(b.e, 6, "test"));
     CHECK(h[5].finish == ML_FINISH_ABORT && h[5].n == n);
@@ -184,7 +184,7 @@ static void switched_on_the_way(ml_switch how) {
 }
 
 static void put_back_for_new_weights(void) {
-    switched_on_the_way(ML_SWITCH_RETRACT);
+    switched_on_the_way(ML_SWITCH_RECOMPUTE);
 }
 
 static void going_on_with_old_keys(void) {
@@ -219,7 +219,7 @@ static void closed_on_the_way(void) {
     submit(&b, &h, 0, ml_bench_request(10, 30));
     for (int i = 0; i < 6; i++)
         CHECK(ml_engine_step(b.e));
-    CHECK(n_ahead(&b) > 0);
+    CHECK(n_overlapped(&b) > 0);
     ml_engine_bench_close(&b);
     CHECK(h.n_end == 0);
 }

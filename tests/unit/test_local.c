@@ -123,7 +123,7 @@ static void weights_are_loaded_and_let_go(void) {
     init_waiter(&w);
     MUST(g->submit(g, &r, hear_locked, &w, &ticket, &err));
     await_tokens(&w, 2);
-    CHECK(g->load(g, "tests/golden/data/llama", 0, ML_SWITCH_RETRACT, &why) != ML_OK);
+    CHECK(g->load(g, "tests/golden/data/llama", 0, ML_SWITCH_RECOMPUTE, &why) != ML_OK);
     CHECK_HAS(why.msg, "tests/golden/data/llama");
     MUST(g->load(g, ML_BENCH_MODEL, 0, ML_SWITCH_FINISH, &err)); /* waits for the request */
     await_end(&w);

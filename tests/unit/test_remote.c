@@ -48,7 +48,7 @@ static void open_engine(host *h) {
                         .be = &h->be,
                         .dir = h->routed ? MOE_MODEL : MODEL,
                         .version = 3 };
-    o.engine.routed[ML_ROUTE_EXPERTS] = h->routed;
+    o.engine.routed[ML_ROUTING_EXPERTS] = h->routed;
     ml_arena_init(&h->arena, "test");
     MUST(ml_spec_open(&h->spec, o.dir, &err));
     MUST(ml_backend_cpu_open(&h->be, 1, NULL, &err));
@@ -148,10 +148,10 @@ static void hear(void *ud, const ml_gen_update *u) {
     for (int32_t i = 0; i < u->answer.n; i++)
         h->entropy[h->n + i] = u->answer.entropy[i];
     take(h, &u->answer);
-    h->n_routed = u->routed[ML_ROUTE_EXPERTS].n;
-    h->width = u->routed[ML_ROUTE_EXPERTS].width;
+    h->n_routed = u->routed[ML_ROUTING_EXPERTS].n;
+    h->width = u->routed[ML_ROUTING_EXPERTS].width;
     if (h->n_routed)
-        memcpy(h->routed, u->routed[ML_ROUTE_EXPERTS].row,
+        memcpy(h->routed, u->routed[ML_ROUTING_EXPERTS].row,
                (size_t)(h->n_routed * h->width) * sizeof *h->routed);
     h->finish = u->finish;
     h->matched = u->matched;
@@ -223,7 +223,7 @@ static void ask_routed(ml_gen *g, heard *h, int32_t from) {
     ml_gen_request r = ask(3);
     uint64_t ticket;
 
-    r.routed[ML_ROUTE_EXPERTS] = true;
+    r.routed[ML_ROUTING_EXPERTS] = true;
     r.routed_from = from;
     init(h);
     MUST(g->submit(g, &r, hear, h, &ticket, &err));
@@ -243,7 +243,7 @@ static void choices_come_along(void) {
     ask_routed(own.gen, &here, 0);
     ask_routed(g, &rest, 7); /* its prompt is in the cache now */
     check_equal(&there, &here);
-    CHECK(here.width == ml_spec_route_width(&own.spec, ML_ROUTE_EXPERTS));
+    CHECK(here.width == ml_spec_routing_width(&own.spec, ML_ROUTING_EXPERTS));
     CHECK(here.n_routed == ask(3).n_prompt + here.n - here.n_prompt - 1);
     CHECK(there.n_routed == here.n_routed && there.width == here.width);
     CHECK(memcmp(there.routed, here.routed, sizeof here.routed) == 0);
@@ -291,8 +291,8 @@ static void servers_are_controlled(void) {
 
     open_host(&h, NULL);
     g = open_remote(h.url, NULL, 1);
-    MUST(g->load(g, MODEL, 9, ML_SWITCH_RETRACT, &err));
-    CHECK(g->load(g, "no/such/place", 10, ML_SWITCH_RETRACT, &why) == ML_EPEER);
+    MUST(g->load(g, MODEL, 9, ML_SWITCH_RECOMPUTE, &err));
+    CHECK(g->load(g, "no/such/place", 10, ML_SWITCH_RECOMPUTE, &why) == ML_EPEER);
     CHECK_HAS(why.msg, "no/such/place");
     h.gen->stats(h.gen, &s);
     CHECK(s.version == 9);
@@ -514,7 +514,7 @@ static void lies_are_refused(void) {
         r.max_new = 2;
         r.n_top = lie[i].n_top;
         r.score_from = lie[i].score_from;
-        r.routed[ML_ROUTE_EXPERTS] = lie[i].routed;
+        r.routed[ML_ROUTING_EXPERTS] = lie[i].routed;
         ask_liar(&h, &r, lie[i].reply, 1);
         CHECK(h.finish == ML_FINISH_ABORT && h.n == 0);
         CHECK_HAS(h.message, lie[i].why);
@@ -716,7 +716,7 @@ static void a_server_with_other_weights(void) {
     open_liar(&l, old, 1);
     url = l.url;
     g = open_watched(&url, 1, (ml_remote_opts){ 0 });
-    MUST(g->load(g, MODEL, 9, ML_SWITCH_RETRACT, &err));
+    MUST(g->load(g, MODEL, 9, ML_SWITCH_RECOMPUTE, &err));
     init(&a);
     a.no_top = true;
     r.n_top = 0;
@@ -754,7 +754,7 @@ static void a_server_with_future_weights(void) {
     url = l.url;
     ml_log_to_text(&log);
     g = open_watched(&url, 1, (ml_remote_opts){ 0 });
-    MUST(g->load(g, MODEL, 9, ML_SWITCH_RETRACT, &err));
+    MUST(g->load(g, MODEL, 9, ML_SWITCH_RECOMPUTE, &err));
     init(&a);
     a.no_top = true;
     r.n_top = 0;
@@ -789,7 +789,7 @@ static void control_of_hung_servers_ends(void) {
         (ml_remote_opts){
             .request_s = 0.5, .check_s = 0.1, .check_timeout_s = 0.1, .warn_s = 0.05 });
     g->pause(g);
-    CHECK(g->load(g, MODEL, 9, ML_SWITCH_RETRACT, &why) == ML_EPEER);
+    CHECK(g->load(g, MODEL, 9, ML_SWITCH_RECOMPUTE, &why) == ML_EPEER);
     CHECK_HAS(why.msg, "an engine could not be told /update_weights_from_disk for 0.5 s: ");
     CHECK_HAS(why.msg, "127.0.0.1");
     g->resume(g);

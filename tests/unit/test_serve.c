@@ -446,7 +446,7 @@ static void pausing(void) {
          "{\"model_path\": \"new\", \"weight_version\": \"17\"}");
     CHECK_HAS(body, "\"success\": true");
     CHECK_HAS(body, "\"num_paused_requests\": 0");
-    CHECK(f.load_how == ML_SWITCH_RETRACT && f.load_version == 17);
+    CHECK(f.load_how == ML_SWITCH_RECOMPUTE && f.load_version == 17);
     CHECK(strcmp(f.loaded, "new") == 0);
     post(200, "/continue_generation", "{}");
     CHECK(f.n_resume == 1);

@@ -340,7 +340,7 @@ static void fill_backend(ml_backend *b, cuda *c, bool f32) {
     b->optim = &ml_cuda_optim;
     b->replay = &cuda_replay;
     b->marks = &ml_cuda_marks;
-    b->ahead = true;
+    b->async = true;
     b->n_thread = c->stream.host.cpu.n_thread;
     b->close = cuda_close;
     b->priv = c;

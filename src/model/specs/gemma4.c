@@ -22,7 +22,7 @@ typedef struct kind {
 /* Keys and values of the last layer of a type that has its own. */
 typedef struct kept {
     int32_t k, v;
-    ml_pages pages;
+    ml_shared_kv pages;
 } kept;
 
 typedef struct gemma4 {

@@ -1,4 +1,4 @@
-#include "engine/fleet.h"
+#include "engine/supervisor.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -16,7 +16,7 @@
 #define MOST_STARTS 3 /* in a row that end before the engine can be asked */
 
 typedef struct engine {
-    ml_fleet *fleet;
+    ml_supervisor *fleet;
     int32_t i;
     ml_child child;
     ml_text said; /* its first line, as far as it has come */
@@ -28,8 +28,8 @@ typedef struct engine {
     int status; /* of the check's reply */
 } engine;
 
-struct ml_fleet {
-    ml_fleet_opts opts;
+struct ml_supervisor {
+    ml_supervisor_opts opts;
     engine *engine; /* [opts.n] */
     /* on the loop's thread only */
     ml_gen *remote; /* for whom deaths are mended, or NULL */
@@ -65,7 +65,7 @@ static void last_words(const engine *e, char *out, size_t cap) {
 }
 
 static void fail(engine *e, const char *what) {
-    ml_fleet *f = e->fleet;
+    ml_supervisor *f = e->fleet;
     char words[600];
 
     last_words(e, words, sizeof words);
@@ -81,7 +81,7 @@ static void fail(engine *e, const char *what) {
 }
 
 static void now_ready(engine *e, const char *url, size_t len) {
-    ml_fleet *f = e->fleet;
+    ml_supervisor *f = e->fleet;
     ml_text own = { 0 };
 
     ml_text_add(&own, url, len);
@@ -116,7 +116,7 @@ static void listen_to(engine *e) {
 /* --- life and death, on the loop's thread -------------------------------------------- */
 
 static void start(engine *e) {
-    const ml_fleet_opts *o = &e->fleet->opts;
+    const ml_supervisor_opts *o = &e->fleet->opts;
     ml_err err = { 0 };
 
     e->said.len = 0;
@@ -136,7 +136,7 @@ static void forget(engine *e) {
 
 /* One that served is started at once; one that never did, after a moment that grows. */
 static void bury(engine *e, int status) {
-    ml_fleet *f = e->fleet;
+    ml_supervisor *f = e->fleet;
     bool served = e->url != NULL;
     ml_text what = { 0 };
 
@@ -177,7 +177,7 @@ static void on_checked(void *ud, const ml_err *err) {
 }
 
 static void check(engine *e) {
-    const ml_fleet_opts *o = &e->fleet->opts;
+    const ml_supervisor_opts *o = &e->fleet->opts;
     ml_text url = { 0 }, headers = { 0 };
     ml_err err = { 0 };
 
@@ -200,7 +200,7 @@ static void check(engine *e) {
 }
 
 static void look_after(engine *e) {
-    ml_fleet *f = e->fleet;
+    ml_supervisor *f = e->fleet;
     int status;
 
     if (e->child.pid == 0) {
@@ -216,7 +216,7 @@ static void look_after(engine *e) {
 }
 
 static void tick(void *ud) {
-    ml_fleet *f = ud;
+    ml_supervisor *f = ud;
 
     for (int32_t i = 0; i < f->opts.n && (f->starting || f->remote) && !f->failed; i++)
         look_after(&f->engine[i]);
@@ -225,14 +225,14 @@ static void tick(void *ud) {
 /* --- from the owner's thread ---------------------------------------------------------- */
 
 typedef struct errand {
-    ml_fleet *fleet;
+    ml_supervisor *fleet;
     ml_gen *remote;
     int32_t engine;
     bool done; /* under the fleet's lock */
 } errand;
 
 static void end_errand(errand *e) {
-    ml_fleet *f = e->fleet;
+    ml_supervisor *f = e->fleet;
 
     pthread_mutex_lock(&f->lock);
     e->done = true;
@@ -242,7 +242,7 @@ static void end_errand(errand *e) {
 
 /* Has it done on the loop's thread, and waits. */
 static void run_errand(errand *e, ml_loop_fn *fn) {
-    ml_fleet *f = e->fleet;
+    ml_supervisor *f = e->fleet;
 
     ml_loop_post(f->loop, fn, e);
     pthread_mutex_lock(&f->lock);
@@ -258,7 +258,7 @@ static void set_remote(void *ud) {
     end_errand(e);
 }
 
-void ml_fleet_serve(ml_fleet *f, ml_gen *remote) {
+void ml_supervisor_serve(ml_supervisor *f, ml_gen *remote) {
     run_errand(&(errand){ .fleet = f, .remote = remote }, set_remote);
 }
 
@@ -273,18 +273,18 @@ static void crash(void *ud) {
     end_errand(e);
 }
 
-void ml_fleet_crash(ml_fleet *f, int32_t i) {
+void ml_supervisor_crash(ml_supervisor *f, int32_t i) {
     run_errand(&(errand){ .fleet = f, .engine = i }, crash);
 }
 
-const char *ml_fleet_url(const ml_fleet *f, int32_t i) {
+const char *ml_supervisor_url(const ml_supervisor *f, int32_t i) {
     return f->engine[i].url;
 }
 
 /* --- opening and closing ------------------------------------------------------------ */
 
 static void *watch(void *ud) {
-    ml_fleet *f = ud;
+    ml_supervisor *f = ud;
 
     ml_loop_run(f->loop);
     ml_timer_stop(f->tick);
@@ -295,7 +295,7 @@ static void *watch(void *ud) {
     return NULL;
 }
 
-static void free_fleet(ml_fleet *f) {
+static void free_fleet(ml_supervisor *f) {
     for (int32_t i = 0; f->engine && i < f->opts.n; i++) {
         ml_text_release(&f->engine[i].said);
         free(f->engine[i].log);
@@ -310,7 +310,7 @@ static void free_fleet(ml_fleet *f) {
     free(f);
 }
 
-void ml_fleet_close(ml_fleet *f) {
+void ml_supervisor_close(ml_supervisor *f) {
     if (!f)
         return;
     ml_loop_stop(f->loop);
@@ -318,7 +318,7 @@ void ml_fleet_close(ml_fleet *f) {
     free_fleet(f);
 }
 
-static ml_status name_engines(ml_fleet *f, ml_err *err) {
+static ml_status name_engines(ml_supervisor *f, ml_err *err) {
     ml_text log = { 0 };
 
     f->engine = calloc((size_t)f->opts.n, sizeof *f->engine);
@@ -334,7 +334,7 @@ static ml_status name_engines(ml_fleet *f, ml_err *err) {
     return ML_OK;
 }
 
-static ml_status begin(ml_fleet *f, ml_err *err) {
+static ml_status begin(ml_supervisor *f, ml_err *err) {
     ml_status st = name_engines(f, err);
 
     if (st == ML_OK)
@@ -349,7 +349,7 @@ static ml_status begin(ml_fleet *f, ml_err *err) {
     return ml_fail(err, ML_ENOMEM, "the system gives no thread to watch engines");
 }
 
-static ml_status await(ml_fleet *f, ml_err *err) {
+static ml_status await(ml_supervisor *f, ml_err *err) {
     ml_status st = ML_OK;
 
     pthread_mutex_lock(&f->lock);
@@ -361,8 +361,9 @@ static ml_status await(ml_fleet *f, ml_err *err) {
     return st;
 }
 
-ml_status ml_fleet_open(ml_fleet **out, const ml_fleet_opts *o, ml_err *err) {
-    ml_fleet *f = calloc(1, sizeof *f);
+ml_status ml_supervisor_open(ml_supervisor **out, const ml_supervisor_opts *o,
+                             ml_err *err) {
+    ml_supervisor *f = calloc(1, sizeof *f);
     ml_status st;
 
     if (!f)
@@ -378,7 +379,7 @@ ml_status ml_fleet_open(ml_fleet **out, const ml_fleet_opts *o, ml_err *err) {
     }
     st = await(f, err);
     if (st != ML_OK)
-        ml_fleet_close(f);
+        ml_supervisor_close(f);
     else
         *out = f;
     return st;

@@ -5,22 +5,22 @@
 
 /* --- pages -------------------------------------------------------------------- */
 
-void ml_engine_drop_pages(ml_engine *e, ml_request *r) {
+void ml_engine_free_pages(ml_engine *e, ml_request *r) {
     while (r->n_page)
-        ml_pages_drop(&e->pages, r->page[--r->n_page]);
-    ml_slots_drop(&e->slots, r->slot);
+        ml_prefix_cache_unref(&e->pages, r->page[--r->n_page]);
+    ml_state_slots_drop(&e->slots, r->slot);
     r->slot = ML_NO_SLOT;
     r->n_shared = r->n_kv = 0;
     r->mixed = false;
     e->full = false;
 }
 
-void ml_engine_retract(ml_engine *e, ml_request *r) {
-    ml_engine_drop_pages(e, r);
+void ml_engine_preempt(ml_engine *e, ml_request *r) {
+    ml_engine_free_pages(e, r);
     ml_list_remove(&e->running, r);
     ml_list_insert(&e->waiting, r);
-    r->n_retract++;
-    e->stats.n_retract++;
+    r->n_preempt++;
+    e->stats.n_preempt++;
 }
 
 static int32_t parent_of(const ml_request *r, int32_t page) {
@@ -37,40 +37,40 @@ static void match_prefix(ml_engine *e, ml_request *r) {
     if (next_score < r->ask.n_prompt && next_score - 1 < limit)
         limit = next_score - 1;
     while ((r->n_page + 1) * ML_PAGE <= limit) {
-        int32_t at = ml_pages_find(&e->pages, parent_of(r, r->n_page),
-                                   r->token + (size_t)r->n_page * ML_PAGE);
+        int32_t at = ml_prefix_cache_find(&e->pages, parent_of(r, r->n_page),
+                                          r->token + (size_t)r->n_page * ML_PAGE);
         if (at == ML_NO_PAGE)
             break;
-        ml_pages_use(&e->pages, at);
+        ml_prefix_cache_ref(&e->pages, at);
         r->page[r->n_page++] = at;
     }
     r->n_shared = r->n_page;
     r->n_kv = r->n_page * ML_PAGE;
 }
 
-void ml_engine_share_pages(ml_engine *e, ml_request *r, int32_t n, bool settled) {
+void ml_engine_cache_pages(ml_engine *e, ml_request *r, int32_t n, bool settled) {
     if (e->opts.no_prefix_cache || r->mixed)
         return;
     while ((r->n_shared + 1) * ML_PAGE <= n) {
         int32_t k = r->n_shared, parent = parent_of(r, k);
         const int32_t *token = r->token + (size_t)k * ML_PAGE;
-        int32_t theirs = ml_pages_find(&e->pages, parent, token);
+        int32_t theirs = ml_prefix_cache_find(&e->pages, parent, token);
         if (theirs != ML_NO_PAGE && !settled)
             return;
         if (theirs != ML_NO_PAGE) {
-            ml_pages_use(&e->pages, theirs);
-            ml_pages_drop(&e->pages, r->page[k]);
+            ml_prefix_cache_ref(&e->pages, theirs);
+            ml_prefix_cache_unref(&e->pages, r->page[k]);
             r->page[k] = theirs;
         } else {
-            ml_pages_publish(&e->pages, r->page[k], parent, token);
+            ml_prefix_cache_insert(&e->pages, r->page[k], parent, token);
         }
         r->n_shared++;
     }
 }
 
-bool ml_engine_take_pages(ml_engine *e, ml_request *r, int32_t n) {
-    while (r->n_page < ml_pages_for(n)) {
-        int32_t page = ml_pages_take(&e->pages);
+bool ml_engine_alloc_pages(ml_engine *e, ml_request *r, int32_t n) {
+    while (r->n_page < ml_kv_pages_for(n)) {
+        int32_t page = ml_prefix_cache_alloc(&e->pages);
         if (page == ML_NO_PAGE)
             return false;
         r->page[r->n_page++] = page;
@@ -83,11 +83,11 @@ bool ml_engine_take_pages(ml_engine *e, ml_request *r, int32_t n) {
 static void grow(ml_engine *e) {
     ml_request *next;
     for (ml_request *r = e->running.first; r; r = next) {
-        while (!ml_engine_take_pages(e, r, r->n_token) && e->running.last != r)
-            ml_engine_retract(e, e->running.last);
+        while (!ml_engine_alloc_pages(e, r, r->n_token) && e->running.last != r)
+            ml_engine_preempt(e, e->running.last);
         next = r->next;
-        if (r->n_page < ml_pages_for(r->n_token))
-            ml_engine_retract(e, r);
+        if (r->n_page < ml_kv_pages_for(r->n_token))
+            ml_engine_preempt(e, r);
     }
 }
 
@@ -114,18 +114,18 @@ static admission admit(ml_engine *e, ml_request *r) {
         return FULL;
     match_prefix(e, r);
     if (!ml_state_match(e, r)) {
-        ml_engine_drop_pages(e, r);
+        ml_engine_free_pages(e, r);
         return LATER;
     }
     /* A page to spare for each of those that run, lest this one is put back at once. */
-    need = ml_pages_for(r->n_token) - r->n_page + e->running.n;
-    if (e->running.n && ml_pages_available(&e->pages) < need) {
-        ml_engine_drop_pages(e, r);
+    need = ml_kv_pages_for(r->n_token) - r->n_page + e->running.n;
+    if (e->running.n && ml_prefix_cache_available(&e->pages) < need) {
+        ml_engine_free_pages(e, r);
         return FULL;
     }
     ml_list_remove(&e->waiting, r);
     ml_list_insert(&e->running, r);
-    ML_BUG_IF(!ml_engine_take_pages(e, r, r->n_token)); /* one context always fits */
+    ML_BUG_IF(!ml_engine_alloc_pages(e, r, r->n_token)); /* one context always fits */
     ml_state_begin(e, r);
     if (!ml_has_begun(r)) {
         r->queued_s = ml_clock_s() - r->submitted_s;
@@ -153,23 +153,23 @@ static int32_t rows_of(const ml_engine *e, const ml_request *r) {
 }
 
 static void add_lane(ml_engine *e, ml_request *r, int32_t n) {
-    ml_lane *lane = &e->step->lane[e->step->n_lane++];
+    ml_batch_entry *entry = &e->step->entry[e->step->n_entry++];
     int32_t next_score = r->prompt_from + r->n_prompt_scored;
     int32_t one = 0, *target = n == 1 ? &one : e->target;
 
-    *lane = (ml_lane){ .r = r, .n_row = n };
+    *entry = (ml_batch_entry){ .r = r, .n_row = n };
     for (int32_t i = 0; i < n; i++) {
         int32_t scored = r->n_kv + i + 1;
         bool score = scored >= next_score && scored < r->ask.n_prompt;
         bool draw = scored == r->n_token && r->n_token < r->cap;
         target[i] = score || draw ? ML_TARGET_NONE : ML_TARGET_SKIP;
-        lane->n_score += score;
-        lane->draws = draw;
+        entry->n_score += score;
+        entry->draws = draw;
     }
     ml_batch_add(&e->batch, r->token + r->n_kv, target, n, r->n_kv, r->page);
-    ml_engine_share_pages(e, r, r->n_kv + n, false);
-    ml_state_lane(e, lane);
-    e->score_left -= lane->n_score;
+    ml_engine_cache_pages(e, r, r->n_kv + n, false);
+    ml_state_schedule_rows(e, entry);
+    e->score_left -= entry->n_score;
     if (r->n_token - r->n_kv > 1)
         e->chunk_left -= n;
 }
@@ -197,7 +197,7 @@ static void fill_batch(ml_engine *e) {
     int32_t n;
 
     ml_batch_clear(&e->batch);
-    e->step->n_lane = 0;
+    e->step->n_entry = 0;
     e->full = false;
     e->chunk_left = e->opts.chunk;
     e->score_left = e->batch.caps.n_loss - e->opts.max_running;
@@ -233,21 +233,21 @@ static ml_draw draw_of(const ml_engine *e, const ml_request *r, int32_t n, int32
 }
 
 static void prepare_draws(ml_engine *e) {
-    ml_flight *f = e->step;
+    ml_inflight_step *f = e->step;
     ml_draw *d = f->draw;
 
     f->n_draw = 0;
-    for (int32_t i = 0; i < f->n_lane; i++) {
-        const ml_lane *lane = &f->lane[i];
-        const ml_request *r = lane->r;
-        int32_t n = r->n_token + lane->unknown;
-        for (int32_t k = 0; k < lane->n_score; k++, f->n_draw++) {
+    for (int32_t i = 0; i < f->n_entry; i++) {
+        const ml_batch_entry *entry = &f->entry[i];
+        const ml_request *r = entry->r;
+        int32_t n = r->n_token + entry->unknown;
+        for (int32_t k = 0; k < entry->n_score; k++, f->n_draw++) {
             int32_t at = r->n_prompt_scored + k;
             d[f->n_draw] = draw_of(e, r, n, f->n_draw);
             d[f->n_draw].given = r->token[r->prompt_from + at];
             score_at(r, &r->prompt, at, &d[f->n_draw]);
         }
-        if (lane->draws) {
+        if (entry->draws) {
             d[f->n_draw] = draw_of(e, r, n, f->n_draw);
             if (n - r->ask.n_prompt < r->ask.min_new) {
                 d[f->n_draw].ban = r->end_id;
@@ -266,9 +266,9 @@ static void begin(ml_engine *e) {
     ml_run run = { .weights = e->weights, .kv = &e->kv, .rows = &e->batch.rows };
     double forward = ml_clock_s(), sample;
 
-    ml_routes_ask(&e->routes, &run);
+    ml_routing_record_bind(&e->routes, &run);
     ml_plan_forward(e->plan, &run);
-    ml_routes_keep(&e->routes, &e->batch.rows);
+    ml_routing_record_store(&e->routes, &e->batch.rows);
     sample = ml_clock_s();
     prepare_draws(e);
     e->be->ops->sample(e->be->stream, e->step->draw, e->step->n_draw, e->spec->n_vocab,
@@ -289,7 +289,7 @@ static void tell_draws(const ml_engine *e, double begin_s, double end_s) {
 }
 
 /* Waits for a step's draws and tells them. */
-static void land(ml_engine *e, const ml_flight *f) {
+static void land(ml_engine *e, const ml_inflight_step *f) {
     const ml_draw *d = f->draw;
     double begin_s = ml_clock_s(), end_s;
 
@@ -298,46 +298,46 @@ static void land(ml_engine *e, const ml_flight *f) {
     e->stats.sample_s += end_s - begin_s;
     e->stats.n_step++;
     tell_draws(e, begin_s, end_s);
-    for (int32_t i = 0; i < f->n_lane; i++) {
-        const ml_lane *lane = &f->lane[i];
-        if (lane->r)
-            ml_engine_finish(e, lane, d);
-        d += lane->n_score + lane->draws;
+    for (int32_t i = 0; i < f->n_entry; i++) {
+        const ml_batch_entry *entry = &f->entry[i];
+        if (entry->r)
+            ml_engine_process_output(e, entry, d);
+        d += entry->n_score + entry->draws;
     }
 }
 
-void ml_engine_settle(ml_engine *e) {
-    const ml_flight *f = e->ahead;
+void ml_engine_complete_pending(ml_engine *e) {
+    const ml_inflight_step *f = e->pending;
 
-    e->ahead = NULL;
+    e->pending = NULL;
     if (f)
         land(e, f);
 }
 
-static ml_flight *other(ml_engine *e, const ml_flight *f) {
-    return &e->flight[f == &e->flight[0]];
+static ml_inflight_step *other(ml_engine *e, const ml_inflight_step *f) {
+    return &e->inflight[f == &e->inflight[0]];
 }
 
 bool ml_engine_step(ml_engine *e) {
     double start = ml_clock_s();
-    ml_flight *now = e->ahead;
+    ml_inflight_step *now = e->pending;
 
     if (!e->has_kv)
         return false;
     if (!now) {
-        now = e->step = &e->flight[0];
+        now = e->step = &e->inflight[0];
         grow(e);
         fill_batch(e);
-        if (!now->n_lane)
+        if (!now->n_entry)
             return false;
         begin(e);
     }
-    e->ahead = NULL;
+    e->pending = NULL;
     e->step = other(e, now);
-    if (ml_engine_follow(e, now)) {
+    if (ml_engine_schedule_overlapped(e, now)) {
         begin(e);
-        e->ahead = e->step;
-        e->stats.n_ahead++;
+        e->pending = e->step;
+        e->stats.n_overlapped++;
     }
     land(e, now);
     e->stats.step_s += ml_clock_s() - start;

@@ -1,26 +1,27 @@
-#include "engine/routes.h"
+#include "engine/routing_record.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static int64_t width_of(const ml_routes *r, int route) {
+static int64_t width_of(const ml_routing_record *r, int route) {
     return (int64_t)r->of[route].n_layer * r->of[route].top_k;
 }
 
 static size_t row_bytes(const ml_spec *s, const ml_engine_opts *o) {
     int64_t n = 0;
-    for (int i = 0; i < ML_ROUTES; i++)
-        n += o->routed[i] ? ml_spec_route_width(s, (ml_route)i) : 0;
+    for (int i = 0; i < ML_N_ROUTING; i++)
+        n += o->routed[i] ? ml_spec_routing_width(s, (ml_routing_kind)i) : 0;
     return (size_t)n * sizeof(int32_t);
 }
 
-size_t ml_routes_page_bytes(const ml_spec *s, const ml_engine_opts *o, int32_t n_page) {
+size_t ml_routing_record_page_bytes(const ml_spec *s, const ml_engine_opts *o,
+                                    int32_t n_page) {
     return row_bytes(s, o) * ML_PAGE * (size_t)n_page;
 }
 
-size_t ml_routes_bytes(const ml_spec *s, const ml_engine_opts *o, int32_t n_page,
-                       int32_t n_token) {
-    return ml_routes_page_bytes(s, o, n_page) +
+size_t ml_routing_record_bytes(const ml_spec *s, const ml_engine_opts *o, int32_t n_page,
+                               int32_t n_token) {
+    return ml_routing_record_page_bytes(s, o, n_page) +
            row_bytes(s, o) * ((size_t)n_token + (size_t)o->context);
 }
 
@@ -28,11 +29,12 @@ static int32_t *rows_of(int64_t n, int64_t width) {
     return malloc((size_t)(n * width) * sizeof(int32_t));
 }
 
-ml_status ml_routes_open(ml_routes *r, const ml_spec *s, const ml_engine_opts *o,
-                         int32_t n_page, int32_t n_token, ml_err *err) {
-    *r = (ml_routes){ 0 };
-    for (int i = 0; i < ML_ROUTES; i++) {
-        int64_t width = ml_spec_route_width(s, (ml_route)i);
+ml_status ml_routing_record_open(ml_routing_record *r, const ml_spec *s,
+                                 const ml_engine_opts *o, int32_t n_page, int32_t n_token,
+                                 ml_err *err) {
+    *r = (ml_routing_record){ 0 };
+    for (int i = 0; i < ML_N_ROUTING; i++) {
+        int64_t width = ml_spec_routing_width(s, (ml_routing_kind)i);
         if (!o->routed[i] || !width)
             continue;
         r->of[i].n_layer = s->route[i].n_layer;
@@ -41,26 +43,26 @@ ml_status ml_routes_open(ml_routes *r, const ml_spec *s, const ml_engine_opts *o
         r->of[i].page = rows_of((int64_t)n_page * ML_PAGE, width);
         r->of[i].told = rows_of(o->context, width);
         if (!r->of[i].step || !r->of[i].page || !r->of[i].told) {
-            ml_routes_close(r);
+            ml_routing_record_close(r);
             return ml_fail(err, ML_ENOMEM,
                            "no memory, %.1f MiB, for what the model chooses",
-                           (double)ml_routes_bytes(s, o, n_page, n_token) / 0x1p20);
+                           (double)ml_routing_record_bytes(s, o, n_page, n_token) / 0x1p20);
         }
     }
     return ML_OK;
 }
 
-void ml_routes_close(ml_routes *r) {
-    for (int i = 0; i < ML_ROUTES; i++) {
+void ml_routing_record_close(ml_routing_record *r) {
+    for (int i = 0; i < ML_N_ROUTING; i++) {
         free(r->of[i].step);
         free(r->of[i].page);
         free(r->of[i].told);
     }
-    *r = (ml_routes){ 0 };
+    *r = (ml_routing_record){ 0 };
 }
 
-void ml_routes_ask(const ml_routes *r, ml_run *run) {
-    for (int i = 0; i < ML_ROUTES; i++) {
+void ml_routing_record_bind(const ml_routing_record *r, ml_run *run) {
+    for (int i = 0; i < ML_N_ROUTING; i++) {
         run->chosen[i] = r->of[i].step;
         if (r->of[i].step) /* layers that choose nothing write nothing */
             memset(r->of[i].step, 0,
@@ -69,7 +71,7 @@ void ml_routes_ask(const ml_routes *r, ml_run *run) {
 }
 
 /* All layers' choices of a row of the step, layer by layer. */
-static void gather(const ml_routes *r, int route, int64_t row, int64_t n_token,
+static void gather(const ml_routing_record *r, int route, int64_t row, int64_t n_token,
                    int32_t *to) {
     int64_t k = r->of[route].top_k;
     for (int64_t layer = 0; layer < r->of[route].n_layer; layer++)
@@ -77,8 +79,8 @@ static void gather(const ml_routes *r, int route, int64_t row, int64_t n_token,
                (size_t)k * sizeof *to);
 }
 
-void ml_routes_keep(ml_routes *r, const ml_rows *rows) {
-    for (int i = 0; i < ML_ROUTES; i++)
+void ml_routing_record_store(ml_routing_record *r, const ml_rows *rows) {
+    for (int i = 0; i < ML_N_ROUTING; i++)
         for (int32_t seq = 0; r->of[i].page && seq < rows->n_seq; seq++)
             for (int64_t row = rows->seq_start[seq]; row < rows->seq_start[seq + 1];
                  row++) {
@@ -89,13 +91,13 @@ void ml_routes_keep(ml_routes *r, const ml_rows *rows) {
             }
 }
 
-void ml_routes_tell(ml_routes *r, const ml_request *q, ml_gen_update *u) {
-    for (int i = 0; i < ML_ROUTES; i++) {
+void ml_routing_record_report(ml_routing_record *r, const ml_request *q, ml_gen_update *u) {
+    for (int i = 0; i < ML_N_ROUTING; i++) {
         int64_t width = width_of(r, i);
         int32_t *to = r->of[i].told;
         if (!q->ask.routed[i] || !to)
             continue;
-        u->routed[i] = (ml_routed){ .row = to, .width = width };
+        u->routed[i] = (ml_routing){ .row = to, .width = width };
         for (int32_t t = q->ask.routed_from; t < q->n_token - 1; t++, to += width) {
             size_t bytes = (size_t)width * sizeof *to;
             u->routed[i].n++;

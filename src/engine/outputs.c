@@ -17,7 +17,7 @@ static ml_scored scored_view(const ml_scores *s, const int32_t *id, int32_t n) {
 static ml_gen_update news_of(const ml_engine *e, const ml_request *r) {
     return (ml_gen_update){ .ticket = r->ticket,
                             .n_cached = r->n_cached,
-                            .n_retract = r->n_retract,
+                            .n_preempt = r->n_preempt,
                             .version = e->version,
                             .queued_s = r->queued_s };
 }
@@ -25,10 +25,10 @@ static ml_gen_update news_of(const ml_engine *e, const ml_request *r) {
 /* A row of its that is under way is nobody's from here on.  Its pages may be taken at once: what
  * others write there comes behind it. */
 static void leave(ml_engine *e, ml_request_list *from, ml_request *r) {
-    for (int32_t i = 0; e->ahead && i < e->ahead->n_lane; i++)
-        if (e->ahead->lane[i].r == r)
-            e->ahead->lane[i].r = NULL;
-    ml_engine_drop_pages(e, r);
+    for (int32_t i = 0; e->pending && i < e->pending->n_entry; i++)
+        if (e->pending->entry[i].r == r)
+            e->pending->entry[i].r = NULL;
+    ml_engine_free_pages(e, r);
     ml_list_remove(from, r);
     ml_request_free(r);
 }
@@ -37,7 +37,7 @@ void ml_engine_end(ml_engine *e, ml_request_list *from, ml_request *r, const cha
     ml_gen_update u = news_of(e, r);
     u.finish = ML_FINISH_ABORT;
     u.message = ml_str_of(why);
-    ml_routes_tell(&e->routes, r, &u);
+    ml_routing_record_report(&e->routes, r, &u);
     r->fn(r->ud, &u);
     e->stats.n_aborted++;
     leave(e, from, r);
@@ -61,33 +61,33 @@ static void add_token(ml_engine *e, ml_request *r, const ml_draw *d, ml_gen_upda
     e->stats.n_answer_token++;
 }
 
-void ml_engine_finish(ml_engine *e, const ml_lane *lane, const ml_draw *d) {
-    ml_request *r = lane->r;
+void ml_engine_process_output(ml_engine *e, const ml_batch_entry *entry, const ml_draw *d) {
+    ml_request *r = entry->r;
     ml_gen_update u = news_of(e, r);
 
-    for (int32_t k = 0; k < lane->n_score; k++, d++) {
+    for (int32_t k = 0; k < entry->n_score; k++, d++) {
         int32_t at = r->n_prompt_scored++;
         r->prompt.logprob[at] = d->logprob;
         r->prompt.entropy[at] = d->entropy;
         r->prompt.version[at] = e->version;
     }
-    r->n_kv += lane->n_row;
-    ml_engine_share_pages(e, r, r->n_kv, true);
-    ml_state_finish(e, lane);
+    r->n_kv += entry->n_row;
+    ml_engine_cache_pages(e, r, r->n_kv, true);
+    ml_state_finish(e, entry);
     if (r->n_kv < r->n_token)
         return;
-    if (lane->draws && isnan(d->logprob)) {
+    if (entry->draws && isnan(d->logprob)) {
         ml_engine_end(e, &e->running, r,
                       "the model's logits are not numbers; its weights may be broken");
         return;
     }
     add_prompt_news(r, &u);
-    if (lane->draws)
+    if (entry->draws)
         add_token(e, r, d, &u);
     else
         u.finish = ML_FINISH_LENGTH;
     if (u.finish != ML_FINISH_NOT)
-        ml_routes_tell(&e->routes, r, &u);
+        ml_routing_record_report(&e->routes, r, &u);
     r->fn(r->ud, &u);
     if (u.finish == ML_FINISH_NOT)
         return;

@@ -9,8 +9,8 @@
  * Everything is allocated at init; a model without recurrent layers has no slots.
  *
  * thread: the engine's owner. */
-#ifndef ML_ENGINE_SLOTS_H
-#define ML_ENGINE_SLOTS_H
+#ifndef ML_ENGINE_STATE_SLOTS_H
+#define ML_ENGINE_STATE_SLOTS_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,7 +19,7 @@
 
 #define ML_NO_SLOT (-1)
 
-typedef struct ml_slots {
+typedef struct ml_state_slots {
     int32_t n, n_free;
     int32_t *free;    /* stack, n_free deep, [n] */
     int32_t *page;    /* [n] the page a slot has the state behind, or ML_NO_PAGE */
@@ -27,20 +27,20 @@ typedef struct ml_slots {
     int32_t *of_page; /* [n_page] the slot with the state behind a page, or ML_NO_SLOT */
     bool *expected;   /* [n_page] */
     uint64_t clock;
-} ml_slots;
+} ml_state_slots;
 
-void ml_slots_init(ml_slots *s, ml_arena *a, int32_t n, int32_t n_page);
+void ml_state_slots_init(ml_state_slots *s, ml_arena *a, int32_t n, int32_t n_page);
 
 /* A slot for a running state or a copy, freed of an old copy if need be; ML_NO_SLOT: all are
  * running. */
-int32_t ml_slots_take(ml_slots *s);
-void ml_slots_drop(ml_slots *s, int32_t slot); /* ML_NO_SLOT is fine */
+int32_t ml_state_slots_take(ml_state_slots *s);
+void ml_state_slots_drop(ml_state_slots *s, int32_t slot); /* ML_NO_SLOT is fine */
 
 /* The slot, taken before, has the state behind a page that had none. */
-void ml_slots_keep(ml_slots *s, int32_t slot, int32_t page);
+void ml_state_slots_keep(ml_state_slots *s, int32_t slot, int32_t page);
 /* The slot with the state behind a page, or ML_NO_SLOT; `use`: it is gone on from. */
-int32_t ml_slots_behind(ml_slots *s, int32_t page, bool use);
+int32_t ml_state_slots_behind(ml_state_slots *s, int32_t page, bool use);
 /* The page leaves the tree. */
-void ml_slots_leave(ml_slots *s, int32_t page);
+void ml_state_slots_leave(ml_state_slots *s, int32_t page);
 
 #endif

@@ -21,56 +21,57 @@ static bool goes_on(const ml_request *r) {
 }
 
 static bool keeps_routes(const ml_engine *e) {
-    for (int i = 0; i < ML_ROUTES; i++)
+    for (int i = 0; i < ML_N_ROUTING; i++)
         if (e->opts.routed[i])
             return true;
     return false;
 }
 
 /* Nobody waits who could join, nobody is in the middle of a prompt, and there are pages for all. */
-static bool may_follow(const ml_engine *e, const ml_flight *now) {
-    int32_t n_page = 0, n_row = 0, n_lane = 0;
+static bool may_follow(const ml_engine *e, const ml_inflight_step *now) {
+    int32_t n_page = 0, n_row = 0, n_entry = 0;
 
-    if (!e->be->ahead || e->opts.no_ahead || e->slots.n || keeps_routes(e) ||
+    if (!e->be->async || e->opts.no_overlap || e->slots.n || keeps_routes(e) ||
         e->opts.dump || e->opts.spans || ml_engine_may_admit(e))
         return false;
-    for (int32_t i = 0; i < now->n_lane; i++) {
-        const ml_request *r = now->lane[i].r;
+    for (int32_t i = 0; i < now->n_entry; i++) {
+        const ml_request *r = now->entry[i].r;
         if (!r)
             continue;
-        n_lane++;
-        if (!now->lane[i].draws || needs_host(r))
+        n_entry++;
+        if (!now->entry[i].draws || needs_host(r))
             return false;
         if (!goes_on(r))
             continue;
         n_row++;
-        n_page += ml_pages_for(r->n_token + 1) - r->n_page;
+        n_page += ml_kv_pages_for(r->n_token + 1) - r->n_page;
     }
-    return n_row && n_lane == e->running.n && n_page <= ml_pages_available(&e->pages);
+    return n_row && n_entry == e->running.n &&
+           n_page <= ml_prefix_cache_available(&e->pages);
 }
 
-bool ml_engine_follow(ml_engine *e, const ml_flight *now) {
+bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now) {
     const int32_t target = ML_TARGET_NONE;
-    ml_flight *next = e->step;
+    ml_inflight_step *next = e->step;
     int32_t draw = 0;
 
     if (!may_follow(e, now))
         return false;
     ml_batch_clear(&e->batch);
-    next->n_lane = 0;
-    for (int32_t i = 0; i < now->n_lane; i++) {
-        const ml_lane *lane = &now->lane[i];
-        ml_request *r = lane->r;
-        draw += lane->n_score;
+    next->n_entry = 0;
+    for (int32_t i = 0; i < now->n_entry; i++) {
+        const ml_batch_entry *entry = &now->entry[i];
+        ml_request *r = entry->r;
+        draw += entry->n_score;
         if (r && goes_on(r)) {
-            const int32_t token = ML_DRAWN(draw);
-            ML_BUG_IF(!ml_engine_take_pages(e, r, r->n_token + 1));
+            const int32_t token = ML_DEVICE_TOKEN(draw);
+            ML_BUG_IF(!ml_engine_alloc_pages(e, r, r->n_token + 1));
             ml_batch_add(&e->batch, &token, &target, 1, r->n_token, r->page);
-            next->lane[next->n_lane++] = (ml_lane){
+            next->entry[next->n_entry++] = (ml_batch_entry){
                 .r = r, .n_row = 1, .draws = true, .unknown = 1, .expected = ML_NO_PAGE
             };
         }
-        draw += lane->draws;
+        draw += entry->draws;
     }
     return true;
 }

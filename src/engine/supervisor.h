@@ -8,14 +8,14 @@
  *
  * thread: opened and closed by one owner; a thread of its own starts the processes, so that
  * they end with it, and watches them. */
-#ifndef ML_ENGINE_FLEET_H
-#define ML_ENGINE_FLEET_H
+#ifndef ML_ENGINE_SUPERVISOR_H
+#define ML_ENGINE_SUPERVISOR_H
 
 #include "engine/gen.h"
 
-typedef struct ml_fleet ml_fleet;
+typedef struct ml_supervisor ml_supervisor;
 
-typedef struct ml_fleet_opts {
+typedef struct ml_supervisor_opts {
     const char *program;     /* path */
     const char *const *argv; /* of all; NULL at its end; must outlive the fleet */
     const char
@@ -27,20 +27,20 @@ typedef struct ml_fleet_opts {
     double check_s;       /* from one question how it is to the next */
     double timeout_s;     /* how long it may think about it */
     double first_check_s; /* from its start to the first question, beside check_s */
-} ml_fleet_opts;
+} ml_supervisor_opts;
 
 /* Returns when all of them can be asked. */
-ml_status ml_fleet_open(ml_fleet **out, const ml_fleet_opts *o, ml_err *err);
-void ml_fleet_close(ml_fleet *f); /* kills them; NULL is fine */
+ml_status ml_supervisor_open(ml_supervisor **out, const ml_supervisor_opts *o, ml_err *err);
+void ml_supervisor_close(ml_supervisor *f); /* kills them; NULL is fine */
 
 /* Where an engine is; good until deaths are mended for somebody. */
-const char *ml_fleet_url(const ml_fleet *f, int32_t i);
+const char *ml_supervisor_url(const ml_supervisor *f, int32_t i);
 
 /* From now on deaths are mended, for a remote generator whose servers are these engines in
  * their order.  NULL: not any more; when it returns, nobody uses the one before. */
-void ml_fleet_serve(ml_fleet *f, ml_gen *remote);
+void ml_supervisor_serve(ml_supervisor *f, ml_gen *remote);
 
 /* Kills one, to see what happens; deaths are mended as others are. */
-void ml_fleet_crash(ml_fleet *f, int32_t i);
+void ml_supervisor_crash(ml_supervisor *f, int32_t i);
 
 #endif

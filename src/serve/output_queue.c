@@ -1,4 +1,4 @@
-#include "serve/mailbox.h"
+#include "serve/output_queue.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -6,11 +6,11 @@
 #include "base/bug.h"
 #include "base/oom.h"
 
-struct ml_post_office {
+struct ml_dispatcher {
     ml_loop *loop;
     pthread_mutex_t lock;
-    ml_mailbox *first, **last; /* those with news, in the order it came */
-    bool posted;               /* the loop has been told */
+    ml_output_queue *first, **last; /* those with news, in the order it came */
+    bool posted;                    /* the loop has been told */
 };
 
 /* --- growing arrays --------------------------------------------------------- */
@@ -20,7 +20,8 @@ static void append(ml_text *to, const void *from, int64_t n, size_t size) {
         ml_text_add(to, from, (size_t)n * size);
 }
 
-void ml_tally_add(ml_tally *t, const ml_scored *s, int32_t n_top, int32_t n_also) {
+void ml_logprob_buffer_add(ml_logprob_buffer *t, const ml_scored *s, int32_t n_top,
+                           int32_t n_also) {
     append(&t->id, s->id, s->n, sizeof *s->id);
     append(&t->logprob, s->logprob, s->n, sizeof *s->logprob);
     append(&t->entropy, s->entropy, s->n, sizeof *s->entropy);
@@ -32,7 +33,7 @@ void ml_tally_add(ml_tally *t, const ml_scored *s, int32_t n_top, int32_t n_also
     t->n += s->n;
 }
 
-ml_scored ml_tally_view(const ml_tally *t) {
+ml_scored ml_logprob_buffer_view(const ml_logprob_buffer *t) {
     return (ml_scored){ .n = t->n,
                         .id = (const void *)t->id.ptr,
                         .logprob = (const void *)t->logprob.ptr,
@@ -43,13 +44,13 @@ ml_scored ml_tally_view(const ml_tally *t) {
                         .also_logprob = (const void *)t->also_logprob.ptr };
 }
 
-void ml_tally_clear(ml_tally *t) {
+void ml_logprob_buffer_clear(ml_logprob_buffer *t) {
     t->n = 0;
     t->id.len = t->logprob.len = t->entropy.len = t->version.len = 0;
     t->top_id.len = t->top_logprob.len = t->also_logprob.len = 0;
 }
 
-void ml_tally_release(ml_tally *t) {
+void ml_logprob_buffer_release(ml_logprob_buffer *t) {
     ml_text_release(&t->id);
     ml_text_release(&t->logprob);
     ml_text_release(&t->entropy);
@@ -60,17 +61,17 @@ void ml_tally_release(ml_tally *t) {
     t->n = 0;
 }
 
-void ml_news_release(ml_news *n) {
-    ml_tally_release(&n->prompt);
-    ml_tally_release(&n->answer);
-    for (int i = 0; i < ML_ROUTES; i++)
+void ml_output_release(ml_output *n) {
+    ml_logprob_buffer_release(&n->prompt);
+    ml_logprob_buffer_release(&n->answer);
+    for (int i = 0; i < ML_N_ROUTING; i++)
         ml_text_release(&n->routed[i]);
 }
 
 /* --- the office ------------------------------------------------------------- */
 
-ml_post_office *ml_post_office_open(ml_loop *l, ml_arena *a) {
-    ml_post_office *o = ML_NEW(a, ml_post_office, 1);
+ml_dispatcher *ml_dispatcher_open(ml_loop *l, ml_arena *a) {
+    ml_dispatcher *o = ML_NEW(a, ml_dispatcher, 1);
 
     o->loop = l;
     o->last = &o->first;
@@ -78,38 +79,40 @@ ml_post_office *ml_post_office_open(ml_loop *l, ml_arena *a) {
     return o;
 }
 
-void ml_post_office_close(ml_post_office *o) {
+void ml_dispatcher_close(ml_dispatcher *o) {
     if (o)
         pthread_mutex_destroy(&o->lock);
 }
 
-void ml_mailbox_init(ml_mailbox *m, ml_post_office *o, int32_t n_top, int32_t n_also,
-                     ml_mailbox_fn *fn, void *ud) {
-    *m = (ml_mailbox){ .office = o, .n_top = n_top, .n_also = n_also, .fn = fn, .ud = ud };
+void ml_output_queue_init(ml_output_queue *m, ml_dispatcher *o, int32_t n_top,
+                          int32_t n_also, ml_output_queue_fn *fn, void *ud) {
+    *m = (ml_output_queue){
+        .office = o, .n_top = n_top, .n_also = n_also, .fn = fn, .ud = ud
+    };
 }
 
-void ml_mailbox_release(ml_mailbox *m) {
-    ml_news_release(&m->news);
-    ml_news_release(&m->spare);
+void ml_output_queue_release(ml_output_queue *m) {
+    ml_output_release(&m->news);
+    ml_output_release(&m->spare);
 }
 
-static void clear(ml_news *n) {
-    ml_tally_clear(&n->prompt);
-    ml_tally_clear(&n->answer);
-    for (int i = 0; i < ML_ROUTES; i++) /* one comes in a request's life */
+static void clear(ml_output *n) {
+    ml_logprob_buffer_clear(&n->prompt);
+    ml_logprob_buffer_clear(&n->answer);
+    for (int i = 0; i < ML_N_ROUTING; i++) /* one comes in a request's life */
         ml_text_release(&n->routed[i]);
-    *n = (ml_news){ .prompt = n->prompt, .answer = n->answer };
+    *n = (ml_output){ .prompt = n->prompt, .answer = n->answer };
 }
 
 /* The first mailbox with news, with its news moved to its spare; NULL: none is left, and the
  * next news posts again. */
-static ml_mailbox *take_next(ml_post_office *o) {
-    ml_mailbox *m;
+static ml_output_queue *take_next(ml_dispatcher *o) {
+    ml_output_queue *m;
 
     pthread_mutex_lock(&o->lock);
     m = o->first;
     if (m) {
-        ml_news news = m->news;
+        ml_output news = m->news;
         o->first = m->next;
         if (!o->first)
             o->last = &o->first;
@@ -125,38 +128,38 @@ static ml_mailbox *take_next(ml_post_office *o) {
 }
 
 static void deliver_all(void *ud) {
-    ml_mailbox *m;
+    ml_output_queue *m;
 
     while ((m = take_next(ud)))
         m->fn(m->ud, &m->spare);
 }
 
 typedef struct update {
-    ml_mailbox *box;
+    ml_output_queue *box;
     const ml_gen_update *from;
 } update;
 
 static void copy_tokens(void *ud) {
-    const ml_mailbox *m = ((update *)ud)->box;
+    const ml_output_queue *m = ((update *)ud)->box;
     const ml_gen_update *u = ((update *)ud)->from;
-    ml_news *n = &((update *)ud)->box->news;
+    ml_output *n = &((update *)ud)->box->news;
 
-    ml_tally_add(&n->prompt, &u->prompt, m->n_top, m->n_also);
-    ml_tally_add(&n->answer, &u->answer, m->n_top, m->n_also);
-    for (int i = 0; i < ML_ROUTES; i++)
+    ml_logprob_buffer_add(&n->prompt, &u->prompt, m->n_top, m->n_also);
+    ml_logprob_buffer_add(&n->answer, &u->answer, m->n_top, m->n_also);
+    for (int i = 0; i < ML_N_ROUTING; i++)
         append(&n->routed[i], u->routed[i].row, u->routed[i].n * u->routed[i].width,
                sizeof(int32_t));
 }
 
-static void copy_update(ml_mailbox *m, const ml_gen_update *u) {
-    ml_news *n = &m->news;
+static void copy_update(ml_output_queue *m, const ml_gen_update *u) {
+    ml_output *n = &m->news;
     size_t len = u->message.len;
 
     n->lost = !ml_memory_try(copy_tokens, &(update){ m, u }) || n->lost;
     n->finish = u->finish;
     n->matched = u->matched;
     n->n_cached = u->n_cached;
-    n->n_retract = u->n_retract;
+    n->n_preempt = u->n_preempt;
     n->version = u->version;
     n->queued_s = u->queued_s;
     len = len < sizeof n->message - 1 ? len : sizeof n->message - 1;
@@ -165,9 +168,9 @@ static void copy_update(ml_mailbox *m, const ml_gen_update *u) {
     n->message[len] = 0;
 }
 
-void ml_mailbox_put(void *ud, const ml_gen_update *u) {
-    ml_mailbox *m = ud;
-    ml_post_office *o = m->office;
+void ml_output_queue_put(void *ud, const ml_gen_update *u) {
+    ml_output_queue *m = ud;
+    ml_dispatcher *o = m->office;
     bool post;
 
     pthread_mutex_lock(&o->lock);

@@ -18,11 +18,11 @@ bool ml_state_match(ml_engine *e, ml_request *r) {
 
     if (!keeps_state(e))
         return true;
-    while (n && ml_slots_behind(&e->slots, r->page[n - 1], false) == ML_NO_SLOT)
+    while (n && ml_state_slots_behind(&e->slots, r->page[n - 1], false) == ML_NO_SLOT)
         if (e->slots.expected[r->page[--n]])
             return false;
     while (r->n_page > n)
-        ml_pages_drop(&e->pages, r->page[--r->n_page]);
+        ml_prefix_cache_unref(&e->pages, r->page[--r->n_page]);
     r->n_shared = n;
     r->n_kv = n * ML_PAGE;
     return true;
@@ -34,8 +34,8 @@ void ml_state_begin(ml_engine *e, ml_request *r) {
     if (!keeps_state(e))
         return;
     if (r->n_kv)
-        from = ml_slots_behind(&e->slots, r->page[r->n_kv / ML_PAGE - 1], true);
-    r->slot = ml_slots_take(&e->slots);
+        from = ml_state_slots_behind(&e->slots, r->page[r->n_kv / ML_PAGE - 1], true);
+    r->slot = ml_state_slots_take(&e->slots);
     ML_BUG_IF(r->slot == ML_NO_SLOT ||
               r->slot == from); /* one for each that runs, and more */
     if (r->n_kv)
@@ -54,37 +54,37 @@ int32_t ml_state_rows(const ml_engine *e, const ml_request *r, int32_t n) {
 }
 
 /* The page at whose end the state behind the first n tokens is worth a copy. */
-static int32_t page_to_keep(ml_engine *e, const ml_lane *lane, int32_t n) {
-    const ml_request *r = lane->r;
-    bool chunk = lane->n_row > 1 && n % ML_PAGE == 0;
+static int32_t page_to_keep(ml_engine *e, const ml_batch_entry *entry, int32_t n) {
+    const ml_request *r = entry->r;
+    bool chunk = entry->n_row > 1 && n % ML_PAGE == 0;
 
     if (!keeps_state(e) || (!chunk && n % KEEP != 0) || r->n_shared * ML_PAGE != n)
         return ML_NO_PAGE;
-    return ml_slots_behind(&e->slots, r->page[n / ML_PAGE - 1], false) == ML_NO_SLOT
+    return ml_state_slots_behind(&e->slots, r->page[n / ML_PAGE - 1], false) == ML_NO_SLOT
                ? r->page[n / ML_PAGE - 1]
                : ML_NO_PAGE;
 }
 
-void ml_state_lane(ml_engine *e, ml_lane *lane) {
-    lane->expected = ML_NO_PAGE;
+void ml_state_schedule_rows(ml_engine *e, ml_batch_entry *entry) {
+    entry->expected = ML_NO_PAGE;
     if (!keeps_state(e))
         return;
-    ml_batch_set_slot(&e->batch, lane->r->slot);
-    lane->expected = page_to_keep(e, lane, lane->r->n_kv + lane->n_row);
-    if (lane->expected != ML_NO_PAGE)
-        e->slots.expected[lane->expected] = true;
+    ml_batch_set_slot(&e->batch, entry->r->slot);
+    entry->expected = page_to_keep(e, entry, entry->r->n_kv + entry->n_row);
+    if (entry->expected != ML_NO_PAGE)
+        e->slots.expected[entry->expected] = true;
 }
 
-void ml_state_finish(ml_engine *e, const ml_lane *lane) {
-    int32_t page = page_to_keep(e, lane, lane->r->n_kv), slot;
+void ml_state_finish(ml_engine *e, const ml_batch_entry *entry) {
+    int32_t page = page_to_keep(e, entry, entry->r->n_kv), slot;
 
-    if (lane->expected != ML_NO_PAGE)
-        e->slots.expected[lane->expected] = false;
+    if (entry->expected != ML_NO_PAGE)
+        e->slots.expected[entry->expected] = false;
     if (page == ML_NO_PAGE)
         return;
-    slot = ml_slots_take(&e->slots);
+    slot = ml_state_slots_take(&e->slots);
     if (slot == ML_NO_SLOT) /* as many run as there are slots */
         return;
-    ml_kv_copy_slot(&e->kv, e->spec, e->be, slot, lane->r->slot);
-    ml_slots_keep(&e->slots, slot, page);
+    ml_kv_copy_slot(&e->kv, e->spec, e->be, slot, entry->r->slot);
+    ml_state_slots_keep(&e->slots, slot, page);
 }
