@@ -53,7 +53,7 @@ static ml_status examine(const ml_command *cmd, int argc, const char *const *arg
 }
 
 ml_status ml_cmd_doctor(const ml_config *c, ml_err *err) {
-    const ml_words *w = &c->doctor.command;
+    const ml_string_list *w = &c->doctor.command;
     const ml_command *cmd = w->n ? ml_command_find(w->word[0]) : NULL;
     int n_word = 1;
     ml_status st = ml_machine_print(err);

@@ -17,14 +17,14 @@ static ml_status evaluate(ml_train_gen *t, const ml_config *c, ml_err *err) {
     ml_text out = { 0 };
     ml_status st;
 
-    ml_figures_init(&scores.figures, &t->arena);
+    ml_metrics_init(&scores.figures, &t->arena);
     st = ml_train_gen_start(t, c, err);
     if (st == ML_OK)
         st = ml_evals_run(&t->evals, &scores, err);
     if (st == ML_OK && isatty(STDOUT_FILENO) == 1) {
         ml_eval_table(&scores.figures, print_line);
     } else if (st == ML_OK) {
-        ml_figures_write(&out, &scores.figures);
+        ml_metrics_write(&out, &scores.figures);
         printf("{%s}\n", out.ptr);
     }
     ml_text_release(&out);
@@ -48,9 +48,9 @@ ml_status ml_cmd_eval(const ml_config *c, ml_err *err) {
         .learns_nothing = true,
     };
     ml_train_gen gen = { 0 };
-    ml_loop_edges edges = { 0 };
+    ml_loop_extensions edges = { 0 };
     ml_train_run run = { 0 };
-    ml_status st = ml_loop_edges_resolve(&edges, &c->edges.path, err);
+    ml_status st = ml_loop_extensions_resolve(&edges, &c->edges.path, err);
 
     if (st == ML_OK)
         st = ml_train_run_open(&run, &opts, err);

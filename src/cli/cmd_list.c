@@ -4,7 +4,7 @@
 #include "cli/cli.h"
 #include "plugin/edge.h"
 #include "plugin/kinds.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 static void print_rows(const miles_extension *const *row, const ml_kind *kind,
                        const char *object) {
@@ -35,7 +35,7 @@ ml_status ml_cmd_list(const ml_config *c, ml_err *err) {
         return st;
     for (const ml_kind *k = ml_kinds; k->name; k++) {
         printf("%s (--%s)\n", k->name, k->flag);
-        print_rows(ml_edges, k, NULL);
+        print_rows(ml_builtins, k, NULL);
         if (plugin)
             print_rows(plugin->row, k, object);
     }

@@ -11,7 +11,7 @@
 #include "plugin/resolve.h"
 #include "rl/advantage/advantages.h"
 #include "rl/advantage/reward_norm.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/loss/step_loss.h"
 
 typedef struct loss_job {

@@ -4,7 +4,7 @@
 #include "cli/stop.h"
 #include "cli/train_debug.h"
 #include "cli/train_opts.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/train_loop.h"
 
 static ml_recipe recipe_of(const ml_config *c) {

@@ -9,14 +9,14 @@
 #include "cli/train_mode.h"
 #include "cli/train_opts.h"
 #include "plugin/resolve.h"
-#include "rl/rollout_edges.h"
+#include "rl/rollout_hooks.h"
 
 typedef struct train_job {
     const ml_config *config;
     ml_train_run run;
     ml_train_gen gen; /* zeros: nothing is generated */
-    ml_loop_edges edges;
-    ml_rollout_edges around; /* the rollout */
+    ml_loop_extensions edges;
+    ml_rollout_hooks around; /* the rollout */
     ml_train_dumps dumps;
     ml_text shared; /* what a resumed run must share */
     const char *teacher_url[ML_TEACHERS];
@@ -36,7 +36,7 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     ml_status st = ml_train_opts(out, c, c->rollout.n_samples_per_prompt, err);
 
     if (st == ML_OK)
-        st = ml_loop_edges_resolve(&j->edges, &c->edges.path, err);
+        st = ml_loop_extensions_resolve(&j->edges, &c->edges.path, err);
     if (st == ML_OK)
         st = ml_recipe_resolve(&out->recipe, &c->algo, err);
     if (st != ML_OK)
@@ -82,7 +82,7 @@ static ml_rollout with_edges(train_job *j, ml_rollout inner) {
     const ml_config *c = j->config;
 
     j->around =
-        (ml_rollout_edges){ .inner = inner,
+        (ml_rollout_hooks){ .inner = inner,
                             .inject = { c->record.inject, c->record.inject_from,
                                         c->record.inject_least, j->run.spec.n_vocab },
                             .rescore = { c->debug.prefill ? j->gen.gen : NULL, "the engine",
@@ -91,7 +91,7 @@ static ml_rollout with_edges(train_job *j, ml_rollout inner) {
                             .filter = j->edges.sample_filter,
                             .metrics = j->edges.metrics,
                             .hook = j->edges.samples_hook };
-    return ml_rollout_with_edges(&j->around);
+    return ml_rollout_with_hooks(&j->around);
 }
 
 static ml_status replay(train_job *j, ml_train_loop *loop, ml_err *err) {

@@ -33,10 +33,10 @@ typedef enum ml_batching {
 typedef enum ml_load_format { ML_LOAD_AUTO, ML_LOAD_DUMMY } ml_load_format;
 
 /* The values of a flag that takes several. */
-typedef struct ml_words {
+typedef struct ml_string_list {
     const char *const *word; /* [n] */
     int n;
-} ml_words;
+} ml_string_list;
 
 /* How weights reach engines elsewhere. */
 typedef enum ml_transfer {
@@ -103,8 +103,8 @@ typedef struct ml_config {
     struct {
         const char *tokenizer_path, *tool_parser, *weight_version, *model_name;
         const char *host, *sampling_defaults;
-        ml_words weight_prefix; /* none: what holds the model */
-        const char *single;     /* of flags that have but one value */
+        ml_string_list weight_prefix; /* none: what holds the model */
+        const char *single;           /* of flags that have but one value */
         int64_t port, max_body, max_connections, seed;
         int64_t max_in_flight; /* 0: a share of memory */
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
@@ -116,12 +116,12 @@ typedef struct ml_config {
     struct {
         const char *api_key, *api_key_file; /* NULL: not given, here and below */
         const char *admin_key, *admin_key_file, *worker_key, *worker_key_file;
-        ml_words hosts, origins;
+        ml_string_list hosts, origins;
         bool insecure;
     } access;
     struct {
         const char *host, *health_path;
-        ml_words worker_urls;
+        ml_string_list worker_urls;
         int policy; /* ml_route_kind */
         int64_t port, balance_abs, tree_bytes, failure_threshold, success_threshold;
         int64_t max_retries, max_concurrent, max_body; /* max_concurrent -1: no limit */
@@ -152,7 +152,7 @@ typedef struct ml_config {
         /* memory */
         int granularity, recompute_method; /* ml_granularity; 0 uniform, 1 block */
         int64_t recompute_layers;
-        ml_words recompute_modules;
+        ml_string_list recompute_modules;
         int64_t loss_rows; /* -1: as many as the backend likes */
         bool recompute_loss, dry_run;
         /* saving; keep_last 0: all, ckpt_step -1: the newest */
@@ -179,7 +179,7 @@ typedef struct ml_config {
         /* sampling; top_k -1: all */
         double temperature, top_p;
         int64_t top_k, max_response, max_context, max_prompt;
-        ml_words stop, stop_ids;
+        ml_string_list stop, stop_ids;
         bool skip_special;
         int64_t over_sampling;
         bool partial, mask_old;
@@ -190,7 +190,7 @@ typedef struct ml_config {
         bool no_prefix_cache;
         ml_step_flags steps;
         /* evaluation; NaN and 0: as when sampling */
-        ml_words eval_data;
+        ml_string_list eval_data;
         const char *eval_config;
         const char *eval_input_key, *eval_label_key, *eval_tool_key;
         int64_t eval_interval, eval_n, eval_top_k, eval_max_response, eval_max_prompt,
@@ -211,7 +211,7 @@ typedef struct ml_config {
         double capacity;
         int unused; /* 0: drop, 1: retry */
         bool external;
-        ml_words addrs;
+        ml_string_list addrs;
         const char *engine_key, *engine_key_file; /* of external engines; NULL: none */
         const char *weight_dir;                   /* NULL: beside what is saved */
         int64_t n_engine; /* processes of the run that generate; 0: it does itself */
@@ -223,7 +223,7 @@ typedef struct ml_config {
         int delta_encoding, delta_checksum; /* ml_delta_encoding, ml_checksum */
     } mode;
     struct {
-        ml_edge_paths path;
+        ml_extension_paths path;
         const char *generate, *execute_tool, *plugin; /* NULL: none */
         int64_t max_turns;
         int tool_parser; /* ml_tool_format */
@@ -236,12 +236,12 @@ typedef struct ml_config {
         const char *set; /* of evaluations; NULL: all */
     } inspect;
     struct {
-        ml_words command; /* none: only the machine */
+        ml_string_list command; /* none: only the machine */
     } doctor;
     struct {
         bool determinism, checksum, weight_sync, check_sync, no_update, env_report;
         bool on_policy, prefill, skip_sync;
-        ml_words sync_skip;
+        ml_string_list sync_skip;
         int64_t print_every, exit_after, margin;             /* 0: not given */
         const char *sentinel, *dump, *trajectory, *env_vars; /* NULL: not given */
         double subsample, peak_tflops;                       /* NaN; 0: not given */
@@ -259,7 +259,7 @@ typedef struct ml_config {
     struct {
         bool enable;
         const char *dir;
-        ml_words inference, score, train; /* options of each */
+        ml_string_list inference, score, train; /* options of each */
     } dump;
     struct {
         /* what a run writes down of itself; NULL: not given */
@@ -272,12 +272,12 @@ typedef struct ml_config {
     struct {
         const char *tensorboard, *project, *experiment; /* NULL: not given */
         bool store, profile;
-        ml_words targets; /* of the profile; none: all */
+        ml_string_list targets; /* of the profile; none: all */
     } log;
     struct {
         /* beside the actor; steps -1: the newest, critic_lr NaN: as the actor */
         const char *ref_load, *teacher_load, *critic_load, *critic_save, *opd_type;
-        ml_words teacher_urls;
+        ml_string_list teacher_urls;
         const char *teacher_key, *teacher_key_file; /* NULL: none */
         int64_t ref_step, ref_interval, teacher_step, critic_warmup, critic_only;
         double critic_lr;

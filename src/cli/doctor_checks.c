@@ -185,8 +185,8 @@ static ml_status check_algorithm(job *j, ml_err *err) {
 }
 
 static ml_status check_edges(job *j, ml_err *err) {
-    ml_loop_edges edges = { 0 };
-    return ml_loop_edges_resolve(&edges, &j->c->edges.path, err);
+    ml_loop_extensions edges = { 0 };
+    return ml_loop_extensions_resolve(&edges, &j->c->edges.path, err);
 }
 
 /* --- the machine ----------------------------------------------------------------- */

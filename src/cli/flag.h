@@ -45,7 +45,7 @@ typedef enum ml_flag_type {
     ML_FLAG_TEXT,  /* const char *; one of `words` when there are any */
     ML_FLAG_PATH,  /* const char *; a file or directory */
     ML_FLAG_WORD,  /* an enum (int): the index in `words` */
-    ML_FLAG_LIST,  /* ml_words; --name A B C */
+    ML_FLAG_LIST,  /* ml_string_list; --name A B C */
 } ml_flag_type;
 
 typedef enum ml_flag_state { ML_FLAG_LIVE, ML_FLAG_NOOP, ML_FLAG_REFUSED } ml_flag_state;
@@ -91,7 +91,7 @@ extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[]
     ml_flags_models[], ml_flags_checkpoint[], ml_flags_arch[], ml_flags_parallel[],
     ml_flags_numerics[], ml_flags_logging[], ml_flags_sglang[], ml_flags_steps[],
     ml_flags_debug[], ml_flags_inspect[], ml_flags_rollout[], ml_flags_async[],
-    ml_flags_edges[], ml_flags_reward[], ml_flags_record[], ml_flags_behind[];
+    ml_flags_edges[], ml_flags_reward[], ml_flags_record[], ml_flags_async_eval[];
 extern const ml_flag *const ml_flag_tables[];
 
 /* What must hold between flags; all are checked after every flag is known. */

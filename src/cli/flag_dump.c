@@ -4,7 +4,7 @@
 #include "base/json.h"
 #include "cli/flag.h"
 
-static void write_words(ml_text *out, const ml_words *w) {
+static void write_words(ml_text *out, const ml_string_list *w) {
     ml_text_printf(out, "[");
     for (int i = 0; i < w->n; i++) {
         ml_text_printf(out, "%s", i ? ", " : "");
@@ -27,7 +27,7 @@ static void write_value(ml_text *out, const ml_flag *f, const void *at) {
         int64_t i;
         double d;
         const char *text;
-        ml_words list;
+        ml_string_list list;
     } v;
 
     switch (f->type) {

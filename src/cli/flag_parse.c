@@ -199,7 +199,8 @@ static void take(parser *p, int i, const char *name, char **word, int n, bool on
     if (!ml_flag_set(p->c, f, n ? word[0] : on ? name : NULL))
         bad_value(p, f, "", name, word[0]);
     else if (list)
-        *(ml_words *)((char *)p->c + f->at) = (ml_words){ (const char *const *)word, n };
+        *(ml_string_list *)((char *)p->c + f->at) =
+            (ml_string_list){ (const char *const *)word, n };
 }
 
 /* How many words from argv[i] on are no flags. */

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "cli/flag.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 static bool is(const char *a, const char *b) {
     return a && b && strcmp(a, b) == 0;
@@ -131,7 +131,7 @@ static bool rounds_by_two(const ml_config *c) {
 
 /* What a built-in estimator wants; 0 for one of the user's. */
 static uint32_t wants_of(const char *estimator) {
-    for (const miles_extension *const *r = ml_edges; *r; r++)
+    for (const miles_extension *const *r = ml_builtins; *r; r++)
         if ((*r)->kind == MILES_ADVANTAGE &&
             (is((*r)->name, estimator) || is((*r)->alias, estimator)))
             return ((const miles_advantage *)(const void *)*r)->wants;

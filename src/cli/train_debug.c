@@ -44,8 +44,8 @@ void ml_train_debug_opts(ml_train_run_opts *o, const ml_config *c) {
     }
 }
 
-static ml_checks_opts checks_of(const ml_config *c) {
-    return (ml_checks_opts){
+static ml_invariants_opts checks_of(const ml_config *c) {
+    return (ml_invariants_opts){
         .determinism = c->debug.determinism || c->debug.checksum,
         .fresh_steps = c->debug.ci_test,
         .skip_kl = c->debug.ci_no_kl,
@@ -59,8 +59,8 @@ static ml_checks_opts checks_of(const ml_config *c) {
     };
 }
 
-static ml_account_opts account_of(const ml_config *c, const ml_train_dumps *dumps) {
-    return (ml_account_opts){
+static ml_diagnostics_opts account_of(const ml_config *c, const ml_train_dumps *dumps) {
+    return (ml_diagnostics_opts){
         .analyse = c->record.analyse,
         .n_masters = c->record.masters ? 2 : 0,
         .n_witness = c->record.witness ? c->record.witness_rows : 0,
@@ -79,8 +79,8 @@ static const char *place(ml_arena *a, const char *own, const char *dump, const c
 ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
                               const ml_train_dumps *dumps, const ml_config *c,
                               ml_err *err) {
-    ml_checks_opts checks = checks_of(c);
-    ml_account_opts account = account_of(c, dumps);
+    ml_invariants_opts checks = checks_of(c);
+    ml_diagnostics_opts account = account_of(c, dumps);
     const char *dump = c->debug.dump;
     ml_status st;
 
@@ -102,12 +102,12 @@ ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
         .check_sync = c->debug.check_sync || (c->debug.ci_test && !c->debug.ci_no_sync),
     };
     account.events = place(&d->arena, c->record.events, dump, "event_data");
-    st = ml_checks_open(&d->checks, &checks, err);
-    return st == ML_OK ? ml_account_open(&d->account, &account, err) : st;
+    st = ml_invariants_open(&d->checks, &checks, err);
+    return st == ML_OK ? ml_diagnostics_open(&d->account, &account, err) : st;
 }
 
 void ml_train_debug_close(ml_train_debug *d) {
-    ml_account_close(&d->account);
-    ml_checks_close(&d->checks);
+    ml_diagnostics_close(&d->account);
+    ml_invariants_close(&d->checks);
     ml_arena_release(&d->arena);
 }

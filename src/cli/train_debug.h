@@ -4,13 +4,13 @@
 
 #include "cli/config.h"
 #include "cli/train_dumps.h"
-#include "rl/checks.h"
+#include "rl/invariants.h"
 #include "rl/train_loop.h"
 
 typedef struct ml_train_debug {
     ml_arena arena;
-    ml_checks checks;
-    ml_account account;
+    ml_invariants checks;
+    ml_diagnostics account;
 } ml_train_debug;
 
 /* Before anything starts: --train-env-vars, --env-report. */

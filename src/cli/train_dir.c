@@ -226,7 +226,7 @@ typedef struct inputs {
 } inputs;
 
 static inputs inputs_of(ml_train_run *r, const ml_config *c) {
-    const ml_words *evals = &c->rollout.eval_data;
+    const ml_string_list *evals = &c->rollout.eval_data;
     inputs all = { ML_NEW(&r->arena, input, 4 + evals->n), 0 };
 
     all.in[all.n++] = model_input(r);

@@ -27,7 +27,7 @@ static ml_status take_option(dump_opts *o, const char *flag, const char *word,
 }
 
 static ml_status open_dump(ml_plan_dump **out, const ml_config *c, const char *flag,
-                           const ml_words *words, ml_err *err) {
+                           const ml_string_list *words, ml_err *err) {
     dump_opts o = { .enable = c->dump.enable };
     ml_text dir = { 0 };
     ml_status st = ML_OK;

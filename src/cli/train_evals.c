@@ -10,8 +10,8 @@ static const char *either(const char *own, const char *other) {
 
 /* --- which sets --------------------------------------------------------------- */
 
-static ml_status named_sets(ml_eval_spec **out, int32_t *n, ml_arena *a, const ml_words *w,
-                            ml_err *err) {
+static ml_status named_sets(ml_eval_spec **out, int32_t *n, ml_arena *a,
+                            const ml_string_list *w, ml_err *err) {
     ml_eval_spec *spec = ML_NEW(a, ml_eval_spec, w->n + 1);
 
     *out = spec;
@@ -92,7 +92,7 @@ static ml_status open_data(ml_train_gen *t, const ml_config *c, const ml_eval_sp
     o.max_prompt_len = c->rollout.eval_max_prompt;
     if (!o.max_prompt_len && t->eval_context)
         o.max_prompt_len = t->eval_context - 1;
-    o.text = ml_prompter_text(&t->run->prompter);
+    o.text = ml_prompt_encoder_text(&t->run->prompter);
     return ml_dataset_open(out, &o, err);
 }
 

@@ -18,7 +18,7 @@
 
 /* --- sampling --------------------------------------------------------------- */
 
-static ml_status stop_ids(ml_sampling *out, ml_arena *a, const ml_words *words,
+static ml_status stop_ids(ml_sampling *out, ml_arena *a, const ml_string_list *words,
                           ml_err *err) {
     int32_t *id = ML_NEW(a, int32_t, words->n + 1);
 
@@ -258,8 +258,9 @@ bool ml_train_gen_own_set(const ml_config *c) {
     return !ml_config_elsewhere(c) && (c->mode.async || c->debug.skip_sync);
 }
 
-ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_edges *edges,
-                            ml_train_run *run, ml_err *err) {
+ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c,
+                            const ml_loop_extensions *edges, ml_train_run *run,
+                            ml_err *err) {
     ml_backend_opts opts = ml_config_backend(c);
     ml_status st;
 
@@ -279,14 +280,14 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c, const ml_loop_e
     t->rollout.partial = c->rollout.partial;
     t->rollout.filter = edges->group_filter;
     t->buffer = edges->buffer;
-    t->row_rollout = (ml_row_rollout){ .row = edges->rollout, .run = run };
+    t->row_rollout = (ml_custom_rollout){ .row = edges->rollout, .run = run };
     t->rollout.buffer_filter = edges->buffer_filter;
     t->evals.metrics = edges->eval_metrics;
     t->evals.row = edges->eval;
     t->rollout.mask_old = c->rollout.mask_old;
     t->eval_context =
         c->rollout.eval_context ? c->rollout.eval_context : c->rollout.max_context;
-    ml_held_init(&t->rollout.held, run->opts.source.n_samples_per_prompt);
+    ml_partial_buffer_init(&t->rollout.held, run->opts.source.n_samples_per_prompt);
     st = sampling_of(&t->rollout.how, &t->arena, c, err);
     memcpy(t->rollout.how.routed, run->opts.replay_rollout,
            sizeof run->opts.replay_rollout);
@@ -328,7 +329,7 @@ void ml_train_gen_close(ml_train_gen *t) {
     ml_weight_stream_close(t->stream);
     ml_turns_close(t->turns);
     ml_rewards_close(t->rewards);
-    ml_held_release(&t->rollout.held);
+    ml_partial_buffer_release(&t->rollout.held);
     ml_train_evals_close(t);
     ml_weights_close(&t->second);
     if (t->be.name)
@@ -399,14 +400,14 @@ ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
     if (st == ML_OK)
         st = start_engine(t, c, err);
     t->faults.after = t->run->rollout - 1;
-    t->rollout.asker = (ml_asker){ .gen = t->gen,
-                                   .rewards = t->rewards,
-                                   .tokenizer = t->run->tokenizer,
-                                   .chat_template = t->run->chat_template,
-                                   .turns = t->turns,
-                                   .end = t->eos.id,
-                                   .n_end = t->eos.n,
-                                   .context = t->engine.context };
+    t->rollout.asker = (ml_gen_ctx){ .gen = t->gen,
+                                     .rewards = t->rewards,
+                                     .tokenizer = t->run->tokenizer,
+                                     .chat_template = t->run->chat_template,
+                                     .turns = t->turns,
+                                     .end = t->eos.id,
+                                     .n_end = t->eos.n,
+                                     .context = t->engine.context };
     t->evals.asker = t->rollout.asker;
     t->evals.keep_answers = t->run->log.store != NULL;
     if (t->eval_context)
@@ -451,7 +452,7 @@ ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err) {
     }
     st = publish(t, w, err);
     if (st == ML_OK && t->flow)
-        st = ml_flow_published(t->flow, w->version, err);
+        st = ml_async_published(t->flow, w->version, err);
     if (st == ML_OK && t->fleet)
         ml_faults_happen(&t->faults, t->fleet, t->run->rollout);
     ml_log(ML_LOG_INFO, "weight_sync: version %llu in %.6f s",

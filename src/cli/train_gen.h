@@ -10,11 +10,11 @@
 #include "engine/local.h"
 #include "engine/remote.h"
 #include "io/end_tokens.h"
-#include "rl/ahead.h"
+#include "rl/prefetch.h"
 #include "rl/eval_queue.h"
-#include "rl/flow.h"
+#include "rl/async.h"
 #include "rl/rollout_gen.h"
-#include "rl/rollout_row.h"
+#include "rl/rollout_custom.h"
 #include "rl/weight_stream.h"
 
 typedef struct ml_train_gen {
@@ -40,10 +40,10 @@ typedef struct ml_train_gen {
     ml_turns *turns;    /* NULL: answers are one turn */
     bool group_rewards; /* graded when all answers to a prompt are there */
     ml_gen_rollout rollout;
-    ml_row_rollout row_rollout; /* in its place, where there is a row */
-    ml_ahead *ahead;            /* NULL: rounds are not made ahead */
-    ml_flow *flow;              /* NULL: nor all the time */
-    const miles_buffer *buffer; /* of the flow; NULL: none */
+    ml_custom_rollout row_rollout; /* in its place, where there is a row */
+    ml_prefetch *ahead;            /* NULL: rounds are not made ahead */
+    ml_async *flow;                /* NULL: nor all the time */
+    const miles_buffer *buffer;    /* of the flow; NULL: none */
     ml_evals evals;
     ml_supervisor *eval_fleet; /* engines of the evaluations alone; NULL: none */
     ml_eval_queue *eval_queue; /* over them */
@@ -58,7 +58,8 @@ int ml_train_gen_threads(const ml_config *c, bool generates);
 
 /* All that can be wrong is found here, before weights are loaded.  The run is open. */
 ml_status ml_train_gen_open(ml_train_gen *out, const ml_config *c,
-                            const ml_loop_edges *edges, ml_train_run *run, ml_err *err);
+                            const ml_loop_extensions *edges, ml_train_run *run,
+                            ml_err *err);
 void ml_train_gen_close(ml_train_gen *t); /* zeros, and what failed to open, are fine */
 
 /* Rewards and the environment that the configuration names; *out stays when it names none. */

@@ -8,10 +8,10 @@ static ml_status evaluate(void *ud, ml_eval_scores *out, ml_err *err) {
     ml_status st;
 
     if (t->flow)
-        ml_flow_hold(t->flow, true);
+        ml_async_hold(t->flow, true);
     st = ml_evals_run(&t->evals, out, err);
     if (t->flow)
-        ml_flow_hold(t->flow, false);
+        ml_async_hold(t->flow, false);
     return st;
 }
 
@@ -20,7 +20,7 @@ static ml_status open_flow(ml_train_gen *t, const ml_config *c, void (*say)(cons
     int64_t per_group = c->rollout.n_samples_per_prompt,
             batch = c->train.rollout_batch_size,
             capacity = (int64_t)(c->mode.capacity * (double)batch);
-    ml_flow_opts o = {
+    ml_async_opts o = {
         .run = t->run,
         .asker = t->rollout.asker,
         .how = t->rollout.how,
@@ -34,7 +34,7 @@ static ml_status open_flow(ml_train_gen *t, const ml_config *c, void (*say)(cons
         .say = say,
     };
 
-    return ml_flow_open(&t->flow, &o, err);
+    return ml_async_open(&t->flow, &o, err);
 }
 
 ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_config *c,
@@ -56,26 +56,27 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
     loop->skip_first_eval = c->rollout.skip_first_eval;
     loop->ahead = c->mode.async;
     loop->debug.generating = t->second.n ? &t->second : NULL;
-    loop->rollout =
-        t->row_rollout.row ? ml_rollout_row(&t->row_rollout) : ml_rollout_gen(&t->rollout);
+    loop->rollout = t->row_rollout.row ? ml_rollout_custom(&t->row_rollout)
+                                       : ml_rollout_gen(&t->rollout);
     if (c->mode.fully) {
         st = open_flow(t, c, loop->watch.say, err);
-        loop->rollout = st == ML_OK ? ml_rollout_flow(t->flow) : loop->rollout;
+        loop->rollout = st == ML_OK ? ml_rollout_async(t->flow) : loop->rollout;
         if (!loop->record && t->run->opts.save)
             loop->record = ml_arena_printf(
                 &t->arena, "%s/rollout_data/{rollout_id}.jsonl.zst", t->run->opts.save);
     } else if (c->mode.async) {
-        t->ahead = ML_NEW(&t->arena, ml_ahead, 1);
-        ml_ahead_init(t->ahead, loop->rollout, t->run->num_rollout, t->run->spec.n_vocab);
-        loop->rollout = ml_rollout_ahead(t->ahead);
+        t->ahead = ML_NEW(&t->arena, ml_prefetch, 1);
+        ml_prefetch_init(t->ahead, loop->rollout, t->run->num_rollout,
+                         t->run->spec.n_vocab);
+        loop->rollout = ml_rollout_prefetch(t->ahead);
     }
     return st;
 }
 
 void ml_train_mode_leave(ml_train_gen *t) {
-    ml_flow_close(t->flow);
+    ml_async_close(t->flow);
     t->flow = NULL;
     if (t->ahead)
-        ml_ahead_release(t->ahead);
+        ml_prefetch_release(t->ahead);
     t->ahead = NULL;
 }

@@ -40,8 +40,8 @@ static void take_reference(ml_train_run_opts *out, const ml_config *c) {
 /* --- the teacher ------------------------------------------------------------ */
 
 /* NAME=URL, or the URL alone. */
-static ml_status take_urls(ml_train_run_opts *out, const char **url, const ml_words *w,
-                           ml_err *err) {
+static ml_status take_urls(ml_train_run_opts *out, const char **url,
+                           const ml_string_list *w, ml_err *err) {
     if (w->n > ML_TEACHERS)
         return ml_fail(err, ML_EUSAGE, "--opd-teacher-urls: at most %d are taken",
                        ML_TEACHERS);

@@ -16,7 +16,7 @@ static const struct {
                 { "moe", ML_MODULE_MOE },
                 { "moe_act", ML_MODULE_MOE_ACT } };
 
-static ml_status module_bits(unsigned *out, const ml_words *words, ml_err *err) {
+static ml_status module_bits(unsigned *out, const ml_string_list *words, ml_err *err) {
     *out = words->n ? 0 : ML_MODULE_CORE_ATTN;
     for (int i = 0; i < words->n; i++) {
         size_t k = 0, n = sizeof modules / sizeof *modules;
@@ -105,7 +105,7 @@ static ml_trainer_opts trainer_opts(const ml_config *c, int64_t batch) {
     };
 }
 
-static ml_status span_bits(unsigned *out, const ml_words *words, ml_err *err) {
+static ml_status span_bits(unsigned *out, const ml_string_list *words, ml_err *err) {
     static const struct {
         const char *name;
         unsigned bits;

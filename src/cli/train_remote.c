@@ -154,17 +154,17 @@ static void report(const ml_weight_update *n) {
 
 /* Miles' figures; how much of a whole version has changed is not known. */
 static void record(ml_train_gen *t, const ml_weight_update *n) {
-    ml_figures figures;
+    ml_metrics figures;
     ml_arena a;
 
     if (!n->dir)
         return;
     ml_arena_init(&a, "figures of weights");
-    ml_figures_init(&figures, &a);
+    ml_metrics_init(&figures, &a);
     if (!n->is_whole)
-        ml_figures_add(&figures, "perf/", "update_weights_density",
+        ml_metrics_add(&figures, "perf/", "update_weights_density",
                        (double)n->n_changed / (double)n->n_byte);
-    ml_figures_add(&figures, "perf/", "update_weights_wire_bytes",
+    ml_metrics_add(&figures, "perf/", "update_weights_wire_bytes",
                    (double)(n->is_whole ? n->n_byte : n->n_written));
     ml_run_log_timing(&t->run->log, t->run->rollout, &figures);
     ml_arena_release(&a);

@@ -85,7 +85,7 @@ static ml_status read_set(const ml_local_opts *o, weight_set *s, const char *dir
     if (st == ML_OK)
         st = ml_weights_load(&s->w, o->spec, c, o->dtype, o->be, &s->arena, err);
     if (st == ML_OK)
-        st = ml_weights_check_seal(&s->w, o->spec, dir, err);
+        st = ml_weights_check_checksum(&s->w, o->spec, dir, err);
     ml_checkpoint_close(c);
     return st;
 }

@@ -48,8 +48,8 @@ static void path_of(ml_text *out, const char *dir) {
     ml_text_printf(out, "%s/weights.crc64", dir);
 }
 
-ml_status ml_weights_seal(const ml_weights *w, const ml_spec *s, const char *dir,
-                          ml_err *err) {
+ml_status ml_weights_checksum(const ml_weights *w, const ml_spec *s, const char *dir,
+                              ml_err *err) {
     uint64_t crc;
     ml_text path = { 0 };
     char line[24];
@@ -87,8 +87,8 @@ static ml_status compare(const ml_weights *w, const ml_spec *s, const char *path
     return st;
 }
 
-ml_status ml_weights_check_seal(const ml_weights *w, const ml_spec *s, const char *dir,
-                                ml_err *err) {
+ml_status ml_weights_check_checksum(const ml_weights *w, const ml_spec *s, const char *dir,
+                                    ml_err *err) {
     ml_text path = { 0 };
     ml_status st = ML_OK;
 

@@ -11,9 +11,9 @@
 
 #include "model/weights.h"
 
-ml_status ml_weights_seal(const ml_weights *w, const ml_spec *s, const char *dir,
-                          ml_err *err);
-ml_status ml_weights_check_seal(const ml_weights *w, const ml_spec *s, const char *dir,
-                                ml_err *err);
+ml_status ml_weights_checksum(const ml_weights *w, const ml_spec *s, const char *dir,
+                              ml_err *err);
+ml_status ml_weights_check_checksum(const ml_weights *w, const ml_spec *s, const char *dir,
+                                    ml_err *err);
 
 #endif

@@ -6,7 +6,7 @@
 
 #include "base/str.h"
 #include "plugin/kinds.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 #define ENTRY "miles_plugin_entry"
 
@@ -130,11 +130,12 @@ static ml_status find_in_object(const miles_extension **out, miles_kind kind,
     return st;
 }
 
-ml_status ml_edge_find(const miles_extension **out, miles_kind kind, const char *spec,
-                       const char *flag, ml_err *err) {
+ml_status ml_extension_find(const miles_extension **out, miles_kind kind, const char *spec,
+                            const char *flag, ml_err *err) {
     const char *colon = strrchr(spec, ':');
-    ml_status st = colon ? find_in_object(out, kind, spec, colon, err)
-                         : find_among(out, ml_edges, kind, spec, "what is built in", err);
+    ml_status st = colon
+                       ? find_in_object(out, kind, spec, colon, err)
+                       : find_among(out, ml_builtins, kind, spec, "what is built in", err);
 
     if (st != ML_OK)
         ml_err_prefix(err, "--%s", flag);

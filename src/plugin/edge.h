@@ -13,7 +13,7 @@ ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err
 
 /* `spec` is the name or alias of a built-in row, or "path/to/object.so:name".  `flag`, for
  * messages, is the flag that asked.  The first error lists the names there are. */
-ml_status ml_edge_find(const miles_extension **out, miles_kind kind, const char *spec,
-                       const char *flag, ml_err *err);
+ml_status ml_extension_find(const miles_extension **out, miles_kind kind, const char *spec,
+                            const char *flag, ml_err *err);
 
 #endif

@@ -11,7 +11,7 @@
 static ml_status find_row(ml_environment_opts *out, const char *path, const char *flag,
                           ml_err *err) {
     const miles_extension *row = NULL;
-    ml_status st = ml_edge_find(&row, MILES_GENERATE, path, flag, err);
+    ml_status st = ml_extension_find(&row, MILES_GENERATE, path, flag, err);
 
     out->row = (const void *)row; /* a row is the first member of its struct */
     return st;

@@ -17,7 +17,8 @@ static const char *own_rollout(const char *path) {
     return path;
 }
 
-ml_status ml_loop_edges_resolve(ml_loop_edges *e, const ml_edge_paths *p, ml_err *err) {
+ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_paths *p,
+                                     ml_err *err) {
     const miles_hook **hook = e->hooks.at;
     /* A row is the first member of its struct. */
     const struct {
@@ -59,10 +60,10 @@ ml_status ml_loop_edges_resolve(ml_loop_edges *e, const ml_edge_paths *p, ml_err
     };
     ml_status st = ML_OK;
 
-    *e = (ml_loop_edges){ 0 };
+    *e = (ml_loop_extensions){ 0 };
     for (size_t i = 0; i < sizeof rows / sizeof *rows && st == ML_OK; i++)
         if (rows[i].path)
-            st = ml_edge_find((const miles_extension **)rows[i].found, rows[i].kind,
-                              rows[i].path, rows[i].flag, err);
+            st = ml_extension_find((const miles_extension **)rows[i].found, rows[i].kind,
+                                   rows[i].path, rows[i].flag, err);
     return st;
 }

@@ -8,16 +8,16 @@
 #include "rl/hooks.h"
 
 /* As given on the command line; NULL: none. */
-typedef struct ml_edge_paths {
+typedef struct ml_extension_paths {
     const char *rollout, *source, *group_filter, *buffer_filter;
     const char *reward_post, *sample_filter, *samples_hook, *metrics, *eval_metrics;
     const char *after_init, *before_log_prob, *before_train_step, *after_save;
     const char *eval, *buffer;
     bool makes_prompts; /* the source does, in place of picking rows */
     const char *data_ready, *weights_written;
-} ml_edge_paths;
+} ml_extension_paths;
 
-typedef struct ml_loop_edges {
+typedef struct ml_loop_extensions {
     const miles_rollout *rollout;
     const miles_source *source;
     const miles_prompts *prompts; /* in its place */
@@ -30,9 +30,9 @@ typedef struct ml_loop_edges {
     const miles_samples_hook *samples_hook;
     const miles_metrics *metrics, *eval_metrics;
     ml_hooks hooks;
-} ml_loop_edges;
+} ml_loop_extensions;
 
-ml_status ml_loop_edges_resolve(ml_loop_edges *out, const ml_edge_paths *paths,
-                                ml_err *err);
+ml_status ml_loop_extensions_resolve(ml_loop_extensions *out,
+                                     const ml_extension_paths *paths, ml_err *err);
 
 #endif

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "plugin/edge.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 /* --- what contradicts itself -------------------------------------------------- */
 
@@ -78,20 +78,21 @@ static ml_status find_rows(ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
     bool custom = strcmp(o->loss_type, "custom_loss") == 0 && o->custom_loss;
     bool corrects = o->num.use_tis || o->get_mismatch_metrics;
     const miles_extension *advantage = NULL, *loss = NULL, *tis = NULL, *reducer = NULL;
-    ml_status st = ml_edge_find(&advantage, MILES_ADVANTAGE, o->advantage_estimator,
-                                "advantage-estimator", err);
+    ml_status st = ml_extension_find(&advantage, MILES_ADVANTAGE, o->advantage_estimator,
+                                     "advantage-estimator", err);
 
     if (st == ML_OK && custom)
-        st = ml_edge_find(&loss, MILES_LOSS, o->custom_loss, "custom-loss-function-path",
-                          err);
+        st = ml_extension_find(&loss, MILES_LOSS, o->custom_loss,
+                               "custom-loss-function-path", err);
     else if (st == ML_OK && strcmp(o->loss_type, "custom_loss") != 0)
-        st = ml_edge_find(&loss, MILES_LOSS, o->loss_type, "loss-type", err);
+        st = ml_extension_find(&loss, MILES_LOSS, o->loss_type, "loss-type", err);
     if (st == ML_OK && corrects)
-        st = ml_edge_find(&tis, MILES_CORRECTION, o->custom_tis ? o->custom_tis : "tis",
-                          "custom-tis-function-path", err);
+        st =
+            ml_extension_find(&tis, MILES_CORRECTION, o->custom_tis ? o->custom_tis : "tis",
+                              "custom-tis-function-path", err);
     if (st == ML_OK && o->custom_reducer)
-        st = ml_edge_find(&reducer, MILES_REDUCER, o->custom_reducer,
-                          "custom-pg-loss-reducer-function-path", err);
+        st = ml_extension_find(&reducer, MILES_REDUCER, o->custom_reducer,
+                               "custom-pg-loss-reducer-function-path", err);
     /* A row is the first member of its struct. */
     r->advantage = (const void *)advantage;
     r->loss = (const void *)loss;

@@ -7,23 +7,24 @@
 #include "plugin/edge.h"
 #include "plugin/worker_command.h"
 #include "rl/reward/judge.h"
-#include "rl/worker.h"
+#include "base/line_process.h"
 
 #define CHECK_S 60.0 /* IFBench's libraries may take their time */
 
 /* Without IFBench its command stays unset, and whoever opens the rewards refuses. */
 static void find_ifbench(ml_reward_opts *opts, ml_arena *a) {
     ml_worker_command command = ml_python_command(a, "--ifbench", NULL);
-    ml_worker *w = ml_worker_new(&command, 0);
+    ml_line_process *w = ml_line_process_new(&command, 0);
     ml_text answer = { 0 };
     ml_verdict v = { 0 };
-    ml_worker_end end = ml_worker_ask(w, &answer, ml_str_of("{\"check\": true}"), CHECK_S);
+    ml_line_process_end end =
+        ml_line_process_ask(w, &answer, ml_str_of("{\"check\": true}"), CHECK_S);
 
-    if (end == ML_WORKER_ANSWERED)
+    if (end == ML_LINE_PROCESS_ANSWERED)
         ml_verdict_read(&v, (ml_str){ answer.ptr, answer.len }, NULL);
-    if (end == ML_WORKER_ANSWERED && v.outcome == ML_REWARD_OK)
+    if (end == ML_LINE_PROCESS_ANSWERED && v.outcome == ML_REWARD_OK)
         opts->ifbench_command = command;
-    ml_worker_free(w);
+    ml_line_process_free(w);
     ml_text_release(&answer);
     ml_verdict_release(&v);
 }
@@ -46,8 +47,8 @@ static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
                        "reward(sample), cmd:COMMAND for a program that answers JSON lines, "
                        "or ./my.so:name for a shared object",
                        path);
-    st = ml_edge_find(&row, opts->group ? MILES_GROUP_REWARD : MILES_REWARD, path,
-                      "custom-rm-path", err);
+    st = ml_extension_find(&row, opts->group ? MILES_GROUP_REWARD : MILES_REWARD, path,
+                           "custom-rm-path", err);
     /* A row is the first member of its struct. */
     if (opts->group)
         opts->group_row = (const void *)row;

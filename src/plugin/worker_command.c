@@ -54,13 +54,13 @@ ml_worker_command ml_python_command(ml_arena *a, const char *option, const char 
 
 /* Starts the function once and ends it. */
 static ml_status try_python(const ml_worker_command *c, const char *flag, ml_err *err) {
-    ml_worker *w = ml_worker_new(c, 0);
+    ml_line_process *w = ml_line_process_new(c, 0);
     ml_text why = { 0 };
     ml_status st = ML_OK;
 
-    if (ml_worker_start(w, &why) != ML_WORKER_ANSWERED)
+    if (ml_worker_start(w, &why) != ML_LINE_PROCESS_ANSWERED)
         st = ml_fail(err, ML_EFORMAT, "--%s: %s", flag, why.ptr);
-    ml_worker_free(w);
+    ml_line_process_free(w);
     ml_text_release(&why);
     return st;
 }

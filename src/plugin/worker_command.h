@@ -11,7 +11,7 @@
 
 #include "base/arena.h"
 #include "base/err.h"
-#include "rl/worker.h"
+#include "base/line_process.h"
 
 /* Does it name a worker: "cmd:" and a command line, "file.py" or "file.py:name"? */
 bool ml_worker_command_is(const char *path);

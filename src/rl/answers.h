@@ -12,6 +12,7 @@ const miles_answers *ml_answers_of(ml_arena *a, const ml_sample *const *s, int64
                                    int64_t rollout);
 
 /* What a row's error becomes. */
-ml_status ml_row_failed(const miles_extension *row, const miles_error *why, ml_err *err);
+ml_status ml_extension_failed(const miles_extension *row, const miles_error *why,
+                              ml_err *err);
 
 #endif

@@ -239,7 +239,7 @@ static ml_status make_row(const ml_json **out, ml_str *text, const ml_dataset *d
     miles_error why = { "" };
 
     if (make->make(row, ds->opts.seed, &sink, &why) != 0)
-        return ml_row_failed(&make->row, &why, err);
+        return ml_extension_failed(&make->row, &why, err);
     if (!made.text.len)
         return ml_fail(err, ML_EFORMAT, "no prompt was given");
     *text = made.text;

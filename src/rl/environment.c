@@ -4,12 +4,12 @@
 #include <string.h>
 
 #include "rl/conversation.h"
-#include "rl/question.h"
+#include "rl/request_json.h"
 
 struct ml_environment {
     ml_arena arena; /* it lives here itself */
     const ml_environment_opts *opts;
-    ml_worker *worker; /* NULL: a row */
+    ml_line_process *worker; /* NULL: a row */
 };
 
 ml_environment *ml_environment_new(const ml_environment_opts *opts) {
@@ -21,7 +21,7 @@ ml_environment *ml_environment_new(const ml_environment_opts *opts) {
     e->arena = arena;
     e->opts = opts;
     if (opts->command.line)
-        e->worker = ml_worker_new(&opts->command, opts->memory_bytes);
+        e->worker = ml_line_process_new(&opts->command, opts->memory_bytes);
     return e;
 }
 
@@ -30,7 +30,7 @@ void ml_environment_free(ml_environment *e) {
 
     if (!e)
         return;
-    ml_worker_free(e->worker);
+    ml_line_process_free(e->worker);
     arena = e->arena;
     ml_arena_release(&arena);
 }
@@ -89,7 +89,7 @@ static void write_calls(ml_text *t, const miles_turn_in *in) {
         const miles_call *c = &in->call[i];
         ml_text_printf(t, "%s{\"name\": ", i ? ", " : "");
         ml_json_quote(t, (ml_str){ c->name, c->name_len });
-        ml_question_json(t, "arguments", c->arguments, c->arguments_len);
+        ml_request_json(t, "arguments", c->arguments, c->arguments_len);
         ml_text_printf(t, "}");
     }
     ml_text_printf(t, "]");
@@ -98,12 +98,12 @@ static void write_calls(ml_text *t, const miles_turn_in *in) {
 static void write_question(ml_text *t, const miles_turn_in *in) {
     ml_text_printf(t, "{\"index\": %lld, \"turn\": %d, \"max_turn\": %d",
                    (long long)in->index, in->turn, in->max_turn);
-    ml_question_text(t, "prompt", in->prompt, in->prompt_len);
-    ml_question_text(t, "response", in->response, in->response_len);
-    ml_question_text(t, "answer", in->answer, in->answer_len);
+    ml_request_text(t, "prompt", in->prompt, in->prompt_len);
+    ml_request_text(t, "response", in->response, in->response_len);
+    ml_request_text(t, "answer", in->answer, in->answer_len);
     write_calls(t, in);
-    ml_question_json(t, "label", in->label, in->label_len);
-    ml_question_json(t, "metadata", in->metadata, in->metadata_len);
+    ml_request_json(t, "label", in->label, in->label_len);
+    ml_request_json(t, "metadata", in->metadata, in->metadata_len);
     ml_text_printf(t, "}");
 }
 
@@ -157,14 +157,14 @@ static void ask_worker(ml_environment *e, ml_reply *r, const miles_turn_in *in) 
     ml_text question = { 0 }, answer = { 0 };
 
     write_question(&question, in);
-    switch (ml_worker_ask(e->worker, &answer, (ml_str){ question.ptr, question.len },
-                          e->opts->deadline_s)) {
-    case ML_WORKER_ANSWERED:
+    switch (ml_line_process_ask(e->worker, &answer, (ml_str){ question.ptr, question.len },
+                                e->opts->deadline_s)) {
+    case ML_LINE_PROCESS_ANSWERED:
         if (!read_answer(r, (ml_str){ answer.ptr, answer.len }))
-            ml_worker_restart(e->worker);
+            ml_line_process_restart(e->worker);
         break;
-    case ML_WORKER_LATE: fail(r, ML_REWARD_TIMEOUT, answer.ptr); break;
-    case ML_WORKER_DIED: fail(r, ML_REWARD_CRASH, answer.ptr); break;
+    case ML_LINE_PROCESS_LATE: fail(r, ML_REWARD_TIMEOUT, answer.ptr); break;
+    case ML_LINE_PROCESS_DIED: fail(r, ML_REWARD_CRASH, answer.ptr); break;
     }
     ml_text_release(&question);
     ml_text_release(&answer);

@@ -16,7 +16,7 @@
 
 #include "base/json.h"
 #include "rl/reward/rewards.h"
-#include "rl/worker.h"
+#include "base/line_process.h"
 
 /* What is said next. */
 typedef struct ml_reply {

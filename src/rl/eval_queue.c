@@ -204,7 +204,7 @@ ml_status ml_eval_queue_ask(ml_eval_queue *q, int64_t rollout, const ml_weights 
     }
     j->result.rollout = rollout;
     ml_arena_init(&j->result.arena, "an evaluation");
-    ml_figures_init(&j->result.scores.figures, &j->result.arena);
+    ml_metrics_init(&j->result.scores.figures, &j->result.arena);
     push(q, j);
     return ML_OK;
 }

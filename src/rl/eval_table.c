@@ -11,7 +11,7 @@
 enum { WIDEST = 30, NAME = 200 }; /* characters of a set's column; of a figure's name */
 
 /* The set whose share of truncated answers this figure is; an empty one: it is none. */
-static ml_str set_of(const ml_figure *row) {
+static ml_str set_of(const ml_metric *row) {
     size_t n = strlen(row->name), cut = strlen(CUT), from = strlen("eval/");
 
     if (strncmp(row->name, "eval/", from) != 0 || n <= from + cut ||
@@ -20,11 +20,11 @@ static ml_str set_of(const ml_figure *row) {
     return (ml_str){ row->name + from, n - from - cut };
 }
 
-static double get(const ml_figures *f, ml_str set, const char *what) {
+static double get(const ml_metrics *f, ml_str set, const char *what) {
     char name[NAME];
 
     snprintf(name, sizeof name, "eval/%.*s%s", (int)set.len, set.ptr, what);
-    return ml_figures_get(f, name, (double)NAN);
+    return ml_metrics_get(f, name, (double)NAN);
 }
 
 /* A column of the table, or a statistic that has none because it says little. */
@@ -43,8 +43,8 @@ static bool is_shown(const char *name, ml_str set) {
     return false;
 }
 
-static bool is_in_table(const ml_figures *f, const char *name) {
-    for (const ml_figure *row = f->first; row; row = row->next) {
+static bool is_in_table(const ml_metrics *f, const char *name) {
+    for (const ml_metric *row = f->first; row; row = row->next) {
         ml_str set = set_of(row);
         if (set.len && strlen(name) >= strlen("eval/") + set.len && is_shown(name, set))
             return true;
@@ -57,7 +57,7 @@ static void say_text(ml_text *t, void (*say)(const char *line)) {
     ml_text_release(t);
 }
 
-static void say_set(const ml_figures *f, ml_str set, int width,
+static void say_set(const ml_metrics *f, ml_str set, int width,
                     void (*say)(const char *line)) {
     ml_text t = { 0 };
 
@@ -67,12 +67,12 @@ static void say_set(const ml_figures *f, ml_str set, int width,
     say_text(&t, say);
 }
 
-void ml_eval_table(const ml_figures *f, void (*say)(const char *line)) {
+void ml_eval_table(const ml_metrics *f, void (*say)(const char *line)) {
     int width = (int)strlen("set");
     bool any = false;
     ml_text t = { 0 };
 
-    for (const ml_figure *row = f->first; row; row = row->next) {
+    for (const ml_metric *row = f->first; row; row = row->next) {
         int n = (int)set_of(row).len;
         any |= n > 0;
         width = n > width ? n : width;
@@ -82,10 +82,10 @@ void ml_eval_table(const ml_figures *f, void (*say)(const char *line)) {
         ml_text_printf(&t, "  %-*s    reward  cut off  no reward    tokens", width, "set");
         say_text(&t, say);
     }
-    for (const ml_figure *row = f->first; row; row = row->next)
+    for (const ml_metric *row = f->first; row; row = row->next)
         if (set_of(row).len)
             say_set(f, set_of(row), width, say);
-    for (const ml_figure *row = f->first; row; row = row->next)
+    for (const ml_metric *row = f->first; row; row = row->next)
         if (!is_in_table(f, row->name)) {
             ml_text_printf(&t, "  %-40s  %.6g", row->name, row->value);
             say_text(&t, say);

@@ -4,9 +4,9 @@
 #ifndef ML_RL_EVAL_TABLE_H
 #define ML_RL_EVAL_TABLE_H
 
-#include "rl/figures.h"
+#include "rl/metrics.h"
 
 /* A row per set, then what else was measured, name by name; `say` gets line by line. */
-void ml_eval_table(const ml_figures *f, void (*say)(const char *line));
+void ml_eval_table(const ml_metrics *f, void (*say)(const char *line));
 
 #endif

@@ -5,15 +5,15 @@
 
 #include "base/utf8.h"
 #include "rl/answers.h"
-#include "rl/rollout_edges.h"
-#include "rl/sample_figures.h"
+#include "rl/rollout_hooks.h"
+#include "rl/sample_metrics.h"
 
 /* Away from the samples of training, which count from 0. */
 #define FIRST_DRAW ((uint64_t)1 << 62)
 #define SET_DRAWS ((uint64_t)1 << 40)
 
-static ml_status ask_all(ml_flights *f, const ml_eval_set *set, uint64_t draw,
-                         ml_flight **flight, ml_err *err) {
+static ml_status ask_all(ml_gen_tasks *f, const ml_eval_set *set, uint64_t draw,
+                         ml_gen_task **flight, ml_err *err) {
     ml_status st = ML_OK;
 
     for (int64_t i = 0; i < set->dataset.rows.n && st == ML_OK; i++) {
@@ -21,15 +21,15 @@ static ml_status ask_all(ml_flights *f, const ml_eval_set *set, uint64_t draw,
                            .group_index = i,
                            .first_index = i * set->n_per_prompt,
                            .n_sample = set->n_per_prompt };
-        st = ml_flights_start(f, flight + group.first_index, &group,
-                              draw + (uint64_t)group.first_index, err);
+        st = ml_gen_tasks_start(f, flight + group.first_index, &group,
+                                draw + (uint64_t)group.first_index, err);
     }
     return st;
 }
 
 /* What has no reward counts as 0, and is counted. */
-static ml_status report(const ml_evals *e, const ml_eval_set *set, ml_flight *const *flight,
-                        ml_figures *out, ml_err *err) {
+static ml_status report(const ml_evals *e, const ml_eval_set *set,
+                        ml_gen_task *const *flight, ml_metrics *out, ml_err *err) {
     int64_t n = set->dataset.rows.n * set->n_per_prompt;
     const ml_sample **s = ML_NEW(out->arena, const ml_sample *, n + 1);
     double sum = 0, none = 0, truncated = 0;
@@ -42,28 +42,28 @@ static ml_status report(const ml_evals *e, const ml_eval_set *set, ml_flight *co
         truncated += s[i]->status == ML_SAMPLE_TRUNCATED;
     }
     snprintf(prefix, sizeof prefix, "eval/%s", set->name);
-    ml_figures_add(out, prefix, "", sum / (double)n);
-    ml_figures_add(out, prefix, "-none_reward_ratio", none / (double)n);
-    ml_figures_add(out, prefix, "-truncated_ratio", truncated / (double)n);
+    ml_metrics_add(out, prefix, "", sum / (double)n);
+    ml_metrics_add(out, prefix, "-none_reward_ratio", none / (double)n);
+    ml_metrics_add(out, prefix, "-truncated_ratio", truncated / (double)n);
     snprintf(prefix, sizeof prefix, "eval/%s/", set->name);
-    ml_figures_parts(out, prefix, s, n);
-    ml_figures_lengths(out, prefix, s, n);
+    ml_metrics_parts(out, prefix, s, n);
+    ml_metrics_lengths(out, prefix, s, n);
     snprintf(prefix, sizeof prefix, "eval/%s-", set->name);
     if (e->pass_rates)
-        ml_figures_pass_rate(out, prefix, s, n, set->n_per_prompt);
+        ml_metrics_pass_rate(out, prefix, s, n, set->n_per_prompt);
     return ml_metrics_run(e->metrics, out, s, n, -1, set->name, err);
 }
 
 /* On the generator's thread, between steps. */
 static void on_ended(void *flights) {
-    ml_flights_go_on(flights);
+    ml_gen_tasks_continue_turns(flights);
 }
 
 /* A set while its answers are looked at. */
 typedef struct asked_set {
     ml_arena arena;
-    ml_flights flights;
-    ml_flight **flight; /* [n] */
+    ml_gen_tasks flights;
+    ml_gen_task **flight; /* [n] */
     int64_t n;
     bool asked;
 } asked_set;
@@ -71,33 +71,33 @@ typedef struct asked_set {
 static void forget_set(asked_set *x) {
     if (!x->asked)
         return;
-    ml_flights_release(&x->flights);
+    ml_gen_tasks_release(&x->flights);
     ml_arena_release(&x->arena);
 }
 
 static ml_status ask_set(const ml_evals *e, int32_t i, asked_set *x, ml_err *err) {
     const ml_eval_set *set = &e->set[i];
     ml_gen *gen = e->asker.gen;
-    ml_asker asker = e->asker;
+    ml_gen_ctx asker = e->asker;
     ml_status st;
 
     *x = (asked_set){ .n = set->dataset.rows.n * set->n_per_prompt, .asked = true };
     ml_arena_init(&x->arena, "an evaluation's samples");
-    x->flight = ML_NEW(&x->arena, ml_flight *, x->n + 1);
+    x->flight = ML_NEW(&x->arena, ml_gen_task *, x->n + 1);
     if (set->rewards)
         asker.rewards = set->rewards;
     if (set->turns)
         asker.turns = set->turns;
     ml_work_count_clear(asker.tally);
-    ml_flights_init(&x->flights, &asker, &set->how, &set->dataset, &x->arena);
+    ml_gen_tasks_init(&x->flights, &asker, &set->how, &set->dataset, &x->arena);
     gen->pause(gen); /* samples are the caller's until all are asked for */
     gen->watch(gen, on_ended, &x->flights);
     st = ask_all(&x->flights, set, FIRST_DRAW + (uint64_t)i * SET_DRAWS, x->flight, err);
-    ml_flights_done(&x->flights);
+    ml_gen_tasks_done(&x->flights);
     if (st != ML_OK)
-        ml_flights_abort(&x->flights, x->flight, x->n);
+        ml_gen_tasks_abort(&x->flights, x->flight, x->n);
     gen->resume(gen);
-    ml_flights_wait(&x->flights);
+    ml_gen_tasks_wait(&x->flights);
     gen->watch(gen, NULL, NULL);
     return st;
 }
@@ -141,7 +141,7 @@ static ml_status run_set(const ml_evals *e, int32_t i, ml_eval_scores *out, ml_e
 
 typedef struct own_eval {
     const ml_evals *evals;
-    ml_figures *figures;
+    ml_metrics *figures;
     asked_set *set; /* [evals->n] */
 } own_eval;
 
@@ -169,7 +169,7 @@ static int host_ask(miles_eval_host *host, int64_t set, const miles_answers **ou
 }
 
 static void host_add(miles_eval_host *host, const char *name, double value) {
-    ml_figures_add(((own_eval *)host->of)->figures, "", name, value);
+    ml_metrics_add(((own_eval *)host->of)->figures, "", name, value);
 }
 
 static ml_status run_row(const ml_evals *e, ml_eval_scores *out, ml_err *err) {
@@ -193,7 +193,7 @@ static ml_status run_row(const ml_evals *e, ml_eval_scores *out, ml_err *err) {
             keep_answers(e, i, &own.set[i], out);
         forget_set(&own.set[i]);
     }
-    return failed ? ml_row_failed(&e->row->row, &why, err) : ML_OK;
+    return failed ? ml_extension_failed(&e->row->row, &why, err) : ML_OK;
 }
 
 ml_status ml_evals_run(void *evals, ml_eval_scores *out, ml_err *err) {

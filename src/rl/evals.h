@@ -7,8 +7,8 @@
 #ifndef ML_RL_EVALS_H
 #define ML_RL_EVALS_H
 
-#include "rl/figures.h"
-#include "rl/flight.h"
+#include "rl/metrics.h"
+#include "rl/gen_task.h"
 #include "rl/run_store.h"
 
 typedef struct ml_eval_set {
@@ -21,7 +21,7 @@ typedef struct ml_eval_set {
 } ml_eval_set;
 
 typedef struct ml_evals {
-    ml_asker asker;
+    ml_gen_ctx asker;
     ml_eval_set *set; /* [n] */
     int32_t n;
     bool pass_rates;              /* pass@k, too */
@@ -32,7 +32,7 @@ typedef struct ml_evals {
 
 /* What an evaluation found. */
 typedef struct ml_eval_scores {
-    ml_figures figures; /* eval/NAME and its relatives */
+    ml_metrics figures; /* eval/NAME and its relatives */
     ml_eval_answers
         *answers; /* of all sets, where they are kept; in the arena of figures */
 } ml_eval_scores;

@@ -92,13 +92,13 @@ void ml_events_step_end(ml_events *e, int64_t rollout, int64_t step) {
 }
 
 void ml_events_figures(ml_events *e, const char *type, int64_t rollout,
-                       const ml_figures *figures) {
+                       const ml_metrics *figures) {
     event_line l;
 
     if (!e)
         return;
     begin_line(&l, type, rollout);
-    for (const ml_figure *f = figures->first; f; f = f->next) {
+    for (const ml_metric *f = figures->first; f; f = f->next) {
         ml_json_key(&l.out, f->name);
         ml_json_exact(&l.out, f->value);
     }

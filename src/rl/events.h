@@ -10,7 +10,7 @@
 #define ML_RL_EVENTS_H
 
 #include "base/err.h"
-#include "rl/figures.h"
+#include "rl/metrics.h"
 
 typedef struct ml_events ml_events;
 
@@ -20,7 +20,7 @@ void ml_events_close(ml_events *e); /* NULL is fine */
 /* All of these do nothing where e is NULL; what cannot be written is told by check. */
 void ml_events_step_end(ml_events *e, int64_t rollout, int64_t step);
 void ml_events_figures(ml_events *e, const char *type, int64_t rollout,
-                       const ml_figures *figures);
+                       const ml_metrics *figures);
 /* whose: "train_engine_local_weight_checksum" or "inference_engine_weight_checksum". */
 void ml_events_checksum(ml_events *e, const char *whose, int64_t rollout, uint64_t version,
                         uint64_t hash);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "rl/answers.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 #define HUB "miles.rollout.filter_hub.dynamic_sampling_filters."
 
@@ -61,7 +61,7 @@ ml_status ml_group_filter_run(const miles_group_filter *f, const ml_sample *cons
     *keep = true;
     reason[0] = 0;
     if (f->run(ml_answers_of(&a, sample, n, -1), keep, reason, &why) != 0)
-        st = ml_row_failed(&f->row, &why, err);
+        st = ml_extension_failed(&f->row, &why, err);
     reason[39] = 0;
     ml_arena_release(&a);
     return st;

@@ -7,7 +7,7 @@
 #include "rl/learner_priv.h"
 
 /* What the rollout chose for a sample is what training takes. */
-static ml_status take_choices(ml_lesson_run *s, int32_t i, ml_routing_kind route,
+static ml_status take_choices(ml_learn_run *s, int32_t i, ml_routing_kind route,
                               ml_err *err) {
     const ml_sample *x = s->in[i];
     const ml_routing *r = &x->routed[route];
@@ -18,16 +18,16 @@ static ml_status take_choices(ml_lesson_run *s, int32_t i, ml_routing_kind route
                        "sample %lld has no record of what the model chose: it must come "
                        "from a rollout that ran with the same replay flags",
                        (long long)x->index);
-    st = r->n ? ml_choices_check(ml_trainer_spec(s->l->trainer), route, r->row, r->n,
-                                 r->width, err)
+    st = r->n ? ml_routing_replay_check(ml_trainer_spec(s->l->trainer), route, r->row, r->n,
+                                        r->width, err)
               : ML_OK;
     if (st != ML_OK)
         ml_err_prefix(err, "sample %lld", (long long)x->index);
-    s->train[i].routed[route] = (ml_token_choices){ .given = r->row, .n_given = r->n };
+    s->train[i].routed[route] = (ml_token_routing){ .given = r->row, .n_given = r->n };
     return st;
 }
 
-static ml_status take_all_choices(ml_lesson_run *s, ml_err *err) {
+static ml_status take_all_choices(ml_learn_run *s, ml_err *err) {
     ml_status st = ML_OK;
 
     for (int r = 0; r < ML_N_ROUTING; r++)
@@ -36,7 +36,7 @@ static ml_status take_all_choices(ml_lesson_run *s, ml_err *err) {
     return st;
 }
 
-static ml_status take_samples(ml_lesson_run *s, ml_err *err) {
+static ml_status take_samples(ml_learn_run *s, ml_err *err) {
     ml_train_rows rows = ml_train_rows_of(s->a, s->in, s->n);
 
     s->train = rows.train;
@@ -53,11 +53,11 @@ static ml_status take_samples(ml_lesson_run *s, ml_err *err) {
     return take_all_choices(s, err);
 }
 
-static miles_batch batch_of(const ml_lesson_run *s) {
+static miles_batch batch_of(const ml_learn_run *s) {
     return (miles_batch){ sizeof(miles_batch), s->n, s->view };
 }
 
-static ml_status normalise_rewards(ml_lesson_run *s, ml_err *err) {
+static ml_status normalise_rewards(ml_learn_run *s, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
     ml_reward_row *row = ML_NEW(s->a, ml_reward_row, s->n + 1);
     double *reward = ML_NEW(s->a, double, s->n + 1);
@@ -79,7 +79,7 @@ static ml_status normalise_rewards(ml_lesson_run *s, ml_err *err) {
 }
 
 /* Tokens that count, and those of them that other weights drew. */
-static void count_tokens(ml_lesson_run *s) {
+static void count_tokens(ml_learn_run *s) {
     for (int32_t i = 0; i < s->n; i++)
         for (int32_t t = 0; t < s->train[i].n_response; t++) {
             const uint64_t *version = s->in[i]->version;
@@ -90,7 +90,7 @@ static void count_tokens(ml_lesson_run *s) {
         }
 }
 
-static ml_status check_on_policy(const ml_lesson_run *s, ml_err *err) {
+static ml_status check_on_policy(const ml_learn_run *s, ml_err *err) {
     if (!s->l->on_policy)
         return ML_OK;
     if (s->out->n_stale)
@@ -108,7 +108,7 @@ static ml_status check_on_policy(const ml_lesson_run *s, ml_err *err) {
     return ML_OK;
 }
 
-static ml_status take_advantages(ml_lesson_run *s, ml_err *err) {
+static ml_status take_advantages(ml_learn_run *s, ml_err *err) {
     ml_recipe recipe = *s->l->recipe;
     miles_batch b = batch_of(s);
     ml_advantages adv;
@@ -144,12 +144,12 @@ static ml_status update_reference(ml_learner *l, int64_t rollout, ml_err *err) {
     return ml_weights_copy(l->ref, l->weights, ml_trainer_optimizer(l->trainer)->be, err);
 }
 
-static ml_status tell_ready(const ml_lesson_run *s, ml_err *err) {
+static ml_status tell_ready(const ml_learn_run *s, ml_err *err) {
     miles_batch b = batch_of(s);
     return ml_hooks_tell_batch(s->l->hooks, s->rollout, &b, err);
 }
 
-static ml_status prepare(ml_lesson_run *s, ml_err *err) {
+static ml_status prepare(ml_learn_run *s, ml_err *err) {
     ml_status st = take_samples(s, err);
 
     if (st == ML_OK)
@@ -159,37 +159,37 @@ static ml_status prepare(ml_lesson_run *s, ml_err *err) {
     count_tokens(s);
     st = check_on_policy(s, err);
     if (st == ML_OK)
-        st = ml_lesson_score(s, err);
+        st = ml_learn_score(s, err);
     if (st == ML_OK)
         st = take_advantages(s, err);
     if (st == ML_OK)
-        st = ml_lesson_record(s, err);
+        st = ml_learn_record(s, err);
     return st == ML_OK ? tell_ready(s, err) : st;
 }
 
-ml_status ml_learn(ml_learner *l, int64_t rollout, ml_lesson *out, ml_arena *a,
+ml_status ml_learn(ml_learner *l, int64_t rollout, ml_learn_result *out, ml_arena *a,
                    const ml_sample *const *sample, int64_t n, ml_err *err) {
-    ml_lesson_run s = { .l = l,
-                        .a = a,
-                        .in = sample,
-                        .n = (int32_t)n,
-                        .rollout = rollout,
-                        .critic_only = l->critic && rollout < l->n_critic_only,
-                        .out = out };
+    ml_learn_run s = { .l = l,
+                       .a = a,
+                       .in = sample,
+                       .n = (int32_t)n,
+                       .rollout = rollout,
+                       .critic_only = l->critic && rollout < l->n_critic_only,
+                       .out = out };
     double began = ml_clock_s();
     ml_status st;
 
     ML_BUG_IF(n > INT32_MAX);
-    *out = (ml_lesson){ 0 };
+    *out = (ml_learn_result){ 0 };
     begin_optimizers(l);
     st = prepare(&s, err);
     if (st != ML_OK)
         return st;
-    ml_lesson_report(&s);
+    ml_learn_report(&s);
     out->score_s = ml_clock_s() - began;
-    st = ml_lesson_train(&s, err);
+    st = ml_learn_train(&s, err);
     if (!s.critic_only && out->n_token > out->n_stale)
-        ml_figures_add(&out->rollout, "rollout/", "forward_logp_max_diff", out->max_diff);
+        ml_metrics_add(&out->rollout, "rollout/", "forward_logp_max_diff", out->max_diff);
     out->train_s = ml_clock_s() - began - out->score_s;
     return st == ML_OK ? update_reference(l, rollout, err) : st;
 }

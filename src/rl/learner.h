@@ -16,11 +16,11 @@
 #define ML_RL_LEARNER_H
 
 #include "engine/gen.h"
-#include "rl/figures.h"
+#include "rl/metrics.h"
 #include "rl/hooks.h"
 #include "rl/recipe.h"
 #include "rl/sample.h"
-#include "rl/witness.h"
+#include "rl/coverage.h"
 #include "train/trainer.h"
 
 typedef struct ml_learner {
@@ -44,28 +44,28 @@ typedef struct ml_learner {
     const char *record_path; /* where what is trained on is written (round_path.h); NULL */
     void (*stepped)(void *ud); /* after each step of the actor; NULL: nobody looks */
     void *stepped_ud;
-    ml_witness *witness;  /* NULL: none */
+    ml_coverage *witness; /* NULL: none */
     ml_work_count *tally; /* of micro-batches; NULL: nobody counts */
 } ml_learner;
 
 /* What one optimizer step did. */
-typedef struct ml_learned {
+typedef struct ml_step_metrics {
     ml_step_result step, critic; /* their losses are the recipe's */
     bool has_step, has_critic;
-    ml_figures figures; /* train/... */
-} ml_learned;
+    ml_metrics figures; /* train/... */
+} ml_step_metrics;
 
-typedef struct ml_lesson {
-    ml_figures rollout; /* rollout/...: means over the samples */
-    ml_learned *step;   /* [n_step] */
+typedef struct ml_learn_result {
+    ml_metrics rollout;    /* rollout/...: means over the samples */
+    ml_step_metrics *step; /* [n_step] */
     int32_t n_step;
     int64_t n_token, n_stale; /* trained tokens; those of other weights at the start */
     double max_diff;          /* |rollout - trainer| over tokens of the same weights: 0 */
     double score_s, train_s;  /* seconds of the passes that only score, and of the steps */
-} ml_lesson;
+} ml_learn_result;
 
 /* Trains on the samples of a round, which all have rewards.  Results live in the arena. */
-ml_status ml_learn(ml_learner *l, int64_t rollout, ml_lesson *out, ml_arena *a,
+ml_status ml_learn(ml_learner *l, int64_t rollout, ml_learn_result *out, ml_arena *a,
                    const ml_sample *const *sample, int64_t n, ml_err *err);
 
 #endif

@@ -5,7 +5,7 @@
 #include "rl/learner.h"
 #include "rl/train_rows.h"
 
-typedef struct ml_lesson_run {
+typedef struct ml_learn_run {
     ml_learner *l;
     ml_arena *a;
     const ml_sample *const *in; /* [n] */
@@ -16,19 +16,19 @@ typedef struct ml_lesson_run {
     ml_train_sample *train; /* [n] */
     miles_sample *row;      /* [n] what the edges see */
     const miles_sample **view;
-    ml_lesson *out;
-} ml_lesson_run;
+    ml_learn_result *out;
+} ml_learn_run;
 
 /* Reference, teacher, old policy and critic fill their columns. */
-ml_status ml_lesson_score(ml_lesson_run *s, ml_err *err);
+ml_status ml_learn_score(ml_learn_run *s, ml_err *err);
 
 /* The optimizer steps of the critic and of the actor. */
-ml_status ml_lesson_train(ml_lesson_run *s, ml_err *err);
+ml_status ml_learn_train(ml_learn_run *s, ml_err *err);
 
 /* Writes down what is trained on, where somebody wants it. */
-ml_status ml_lesson_record(const ml_lesson_run *s, ml_err *err);
+ml_status ml_learn_record(const ml_learn_run *s, ml_err *err);
 
 /* The figures of the rollout, before training. */
-void ml_lesson_report(ml_lesson_run *s);
+void ml_learn_report(ml_learn_run *s);
 
 #endif

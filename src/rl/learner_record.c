@@ -59,7 +59,7 @@ static void write_sample(ml_text *to, const ml_sample *in, const ml_train_sample
     ml_text_add(to, "\n", 1);
 }
 
-ml_status ml_lesson_record(const ml_lesson_run *s, ml_err *err) {
+ml_status ml_learn_record(const ml_learn_run *s, ml_err *err) {
     ml_text all = { 0 };
     char *path;
     ml_status st;

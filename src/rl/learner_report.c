@@ -2,10 +2,10 @@
 #include <string.h>
 
 #include "rl/learner_priv.h"
-#include "rl/sample_figures.h"
+#include "rl/sample_metrics.h"
 
 /* The mean over samples of the mean over their trained tokens. */
-static void add_column(ml_lesson_run *s, const char *name, size_t field) {
+static void add_column(ml_learn_run *s, const char *name, size_t field) {
     double sum = 0.0;
 
     for (int32_t i = 0; i < s->n; i++) {
@@ -20,13 +20,13 @@ static void add_column(ml_lesson_run *s, const char *name, size_t field) {
         }
         sum += own / (n > 1.0 ? n : 1.0);
     }
-    ml_figures_add(&s->out->rollout, "rollout/", name, s->n ? sum / s->n : 0.0);
+    ml_metrics_add(&s->out->rollout, "rollout/", name, s->n ? sum / s->n : 0.0);
 }
 
-void ml_lesson_report(ml_lesson_run *s) {
+void ml_learn_report(ml_learn_run *s) {
     double raw = 0, used = 0, response = 0, total = 0, truncated = 0, n = s->n ? s->n : 1;
 
-    ml_figures_init(&s->out->rollout, s->a);
+    ml_metrics_init(&s->out->rollout, s->a);
     for (int32_t i = 0; i < s->n; i++) {
         raw += s->in[i]->reward;
         used += s->row[i].reward;
@@ -35,13 +35,13 @@ void ml_lesson_report(ml_lesson_run *s) {
         truncated += s->in[i]->status == ML_SAMPLE_TRUNCATED;
     }
     if (s->l->recipe->compute_advantages) {
-        ml_figures_add(&s->out->rollout, "rollout/", "raw_reward", raw / n);
-        ml_figures_add(&s->out->rollout, "rollout/", "rewards", used / n);
-        ml_figures_parts(&s->out->rollout, "rollout/", s->in, s->n);
+        ml_metrics_add(&s->out->rollout, "rollout/", "raw_reward", raw / n);
+        ml_metrics_add(&s->out->rollout, "rollout/", "rewards", used / n);
+        ml_metrics_parts(&s->out->rollout, "rollout/", s->in, s->n);
     }
-    ml_figures_add(&s->out->rollout, "rollout/", "response_lengths", response / n);
-    ml_figures_add(&s->out->rollout, "rollout/", "total_lengths", total / n);
-    ml_figures_add(&s->out->rollout, "rollout/", "truncated", truncated / n);
+    ml_metrics_add(&s->out->rollout, "rollout/", "response_lengths", response / n);
+    ml_metrics_add(&s->out->rollout, "rollout/", "total_lengths", total / n);
+    ml_metrics_add(&s->out->rollout, "rollout/", "truncated", truncated / n);
     add_column(s, "log_probs", offsetof(miles_sample, old_log_prob));
     add_column(s, "rollout_log_probs", offsetof(miles_sample, rollout_log_prob));
     add_column(s, "ref_log_probs", offsetof(miles_sample, ref_log_prob));
@@ -51,5 +51,5 @@ void ml_lesson_report(ml_lesson_run *s) {
     add_column(s, "advantages", offsetof(miles_sample, advantage));
     add_column(s, "returns", offsetof(miles_sample, returns));
     add_column(s, "opd_reverse_kl", offsetof(miles_sample, opd_reverse_kl));
-    ml_figures_add(&s->out->rollout, "rollout/", "stale_tokens", (double)s->out->n_stale);
+    ml_metrics_add(&s->out->rollout, "rollout/", "stale_tokens", (double)s->out->n_stale);
 }

@@ -5,7 +5,7 @@
 #include "rl/learner_priv.h"
 
 /* Room for a number per response token of each sample. */
-static float **new_columns(ml_lesson_run *s) {
+static float **new_columns(ml_learn_run *s) {
     float **column = ML_NEW(s->a, float *, s->n + 1);
     for (int32_t i = 0; i < s->n; i++)
         column[i] = ML_NEW(s->a, float, s->train[i].n_response + 1);
@@ -13,7 +13,7 @@ static float **new_columns(ml_lesson_run *s) {
 }
 
 /* Puts numbers into a column of the rows, the field at this offset. */
-static void put_columns(ml_lesson_run *s, size_t field, float *const *column) {
+static void put_columns(ml_learn_run *s, size_t field, float *const *column) {
     for (int32_t i = 0; i < s->n; i++) {
         const double *wide = ml_train_rows_widen(s->a, column[i], s->train[i].n_response);
         memcpy((char *)&s->row[i] + field, &wide, sizeof wide);
@@ -21,7 +21,7 @@ static void put_columns(ml_lesson_run *s, size_t field, float *const *column) {
 }
 
 /* What the trainer says of all samples under w: log-probs, or values of a critic. */
-static ml_status score(ml_lesson_run *s, ml_trainer *t, const ml_weights *w, size_t field,
+static ml_status score(ml_learn_run *s, ml_trainer *t, const ml_weights *w, size_t field,
                        ml_err *err) {
     float **column = new_columns(s);
     ml_status st = ml_trainer_score(t, w, s->train, s->n, column, NULL, err);
@@ -32,7 +32,7 @@ static ml_status score(ml_lesson_run *s, ml_trainer *t, const ml_weights *w, siz
 }
 
 /* The policy as it is, with entropies where they are wanted: the same pass gives both. */
-static ml_status score_actor(ml_lesson_run *s, ml_err *err) {
+static ml_status score_actor(ml_learn_run *s, ml_err *err) {
     float **logprob = new_columns(s), **entropy = s->l->entropy ? new_columns(s) : NULL;
     ml_status st =
         ml_hooks_tell(s->l->hooks, MILES_BEFORE_LOG_PROB, s->rollout, -1, "actor", err);
@@ -48,14 +48,14 @@ static ml_status score_actor(ml_lesson_run *s, ml_err *err) {
 }
 
 /* Log-probs, of which hooks are told. */
-static ml_status score_logprobs(ml_lesson_run *s, const char *whose, const ml_weights *w,
+static ml_status score_logprobs(ml_learn_run *s, const char *whose, const ml_weights *w,
                                 size_t field, ml_err *err) {
     ml_status st =
         ml_hooks_tell(s->l->hooks, MILES_BEFORE_LOG_PROB, s->rollout, -1, whose, err);
     return st == ML_OK ? score(s, s->l->trainer, w, field, err) : st;
 }
 
-static ml_status ask_teacher(ml_lesson_run *s, ml_err *err) {
+static ml_status ask_teacher(ml_learn_run *s, ml_err *err) {
     size_t field = offsetof(miles_sample, teacher_log_prob);
     ml_scorer teacher = { s->l->teachers, "the teacher", 1 };
     float **column;
@@ -72,7 +72,7 @@ static ml_status ask_teacher(ml_lesson_run *s, ml_err *err) {
     return st;
 }
 
-static bool has_drawn_logprobs(const ml_lesson_run *s) {
+static bool has_drawn_logprobs(const ml_learn_run *s) {
     for (int32_t i = 0; i < s->n; i++)
         if (s->train[i].n_response && !s->in[i]->logprob)
             return false;
@@ -80,7 +80,7 @@ static bool has_drawn_logprobs(const ml_lesson_run *s) {
 }
 
 /* The pass for old log-probs records what it chooses, for the steps to take. */
-static ml_status score_and_record(ml_lesson_run *s, ml_err *err) {
+static ml_status score_and_record(ml_learn_run *s, ml_err *err) {
     const ml_spec *spec = ml_trainer_spec(s->l->trainer);
     ml_status st;
 
@@ -93,7 +93,7 @@ static ml_status score_and_record(ml_lesson_run *s, ml_err *err) {
     for (int r = 0; r < ML_N_ROUTING; r++)
         for (int32_t i = 0; s->l->record[r] && i < s->n; i++)
             s->train[i].routed[r] =
-                (ml_token_choices){ .given = s->train[i].routed[r].record,
+                (ml_token_routing){ .given = s->train[i].routed[r].record,
                                     .n_given = s->train[i].n_token };
     return st;
 }
@@ -107,7 +107,7 @@ static bool records(const ml_learner *l) {
 
 /* The policy that the rollout was made with.  What it drew carries its log-probs; where all
  * of it is of the weights at hand, they are what these would say, to the bit. */
-static ml_status score_old(ml_lesson_run *s, ml_err *err) {
+static ml_status score_old(ml_learn_run *s, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
     bool drawn = has_drawn_logprobs(s);
 
@@ -134,13 +134,13 @@ static ml_status score_old(ml_lesson_run *s, ml_err *err) {
     return score_actor(s, err);
 }
 
-static ml_status score_values(ml_lesson_run *s, ml_err *err) {
+static ml_status score_values(ml_learn_run *s, ml_err *err) {
     if (!s->l->critic)
         return ML_OK;
     return score(s, s->l->critic, NULL, offsetof(miles_sample, old_value), err);
 }
 
-ml_status ml_lesson_score(ml_lesson_run *s, ml_err *err) {
+ml_status ml_learn_score(ml_learn_run *s, ml_err *err) {
     ml_status st = ML_OK;
 
     if (!s->l->recipe->compute_advantages)

@@ -14,7 +14,7 @@ static bool same_bits(float a, float b) {
 
 /* Rollout and training agree to the bit where they used the same weights. */
 static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
-    ml_lesson_run *s = ud;
+    ml_learn_run *s = ud;
     const ml_sample *x = s->in[io->sample];
 
     for (int32_t t = 0; x->logprob && x->version && t < io->n_response; t++) {
@@ -38,23 +38,23 @@ static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
 
 /* The sample's part in the gradient of the step at hand. */
 static void bear_witness(void *ud, const ml_loss_io *io) {
-    const ml_lesson_run *s = ud;
+    const ml_learn_run *s = ud;
     double weight = 0;
 
     for (int32_t t = 0; t < io->n_response; t++)
         weight += fabs((double)io->dlogprob[t]) + fabs((double)io->dentropy[t]);
-    ml_witness_see(s->l->witness, s->in[io->sample]->index, s->rollout, s->step, weight);
+    ml_coverage_see(s->l->witness, s->in[io->sample]->index, s->rollout, s->step, weight);
 }
 
 /* All that was to be trained was, once. */
-static ml_status hear_witness(const ml_lesson_run *s, ml_err *err) {
+static ml_status hear_witness(const ml_learn_run *s, ml_err *err) {
     int64_t *index = ML_NEW(s->a, int64_t, s->n + 1);
 
     if (!s->l->witness || s->critic_only)
         return ML_OK;
     for (int32_t i = 0; i < s->n; i++)
         index[i] = s->in[i]->index;
-    return ml_witness_judge(s->l->witness, index, s->n, s->rollout, err);
+    return ml_coverage_judge(s->l->witness, index, s->n, s->rollout, err);
 }
 
 static int by_number(const void *x, const void *y) {
@@ -87,20 +87,20 @@ typedef struct pupil {
 } pupil;
 
 static void report_step(const pupil *p, const ml_step_result *step,
-                        const ml_step_loss *loss, const double *metric, ml_figures *out) {
-    ml_figures_add(out, p->prefix, "loss", step->loss);
+                        const ml_step_loss *loss, const double *metric, ml_metrics *out) {
+    ml_metrics_add(out, p->prefix, "loss", step->loss);
     for (int32_t k = 0; k < loss->n_metric; k++)
-        ml_figures_add(out, p->prefix, loss->metric[k].name, metric[k]);
-    ml_figures_add(out, p->prefix, "grad_norm", step->grad_norm);
-    ml_figures_add(out, p->prefix, "lr-pg_0", step->lr);
-    ml_figures_add(out, p->prefix, "weight_decay", step->weight_decay);
-    ml_figures_add(out, p->prefix, "tokens", (double)step->n_token);
-    ml_figures_add(out, p->prefix, "loss_tokens", (double)step->n_loss);
-    ml_figures_add(out, p->prefix, "applied", step->applied);
+        ml_metrics_add(out, p->prefix, loss->metric[k].name, metric[k]);
+    ml_metrics_add(out, p->prefix, "grad_norm", step->grad_norm);
+    ml_metrics_add(out, p->prefix, "lr-pg_0", step->lr);
+    ml_metrics_add(out, p->prefix, "weight_decay", step->weight_decay);
+    ml_metrics_add(out, p->prefix, "tokens", (double)step->n_token);
+    ml_metrics_add(out, p->prefix, "loss_tokens", (double)step->n_loss);
+    ml_metrics_add(out, p->prefix, "applied", step->applied);
 }
 
-static ml_status train_step(ml_lesson_run *s, const pupil *p, const ml_schedule_step *plan,
-                            ml_step_result *out, ml_figures *figures, ml_err *err) {
+static ml_status train_step(ml_learn_run *s, const pupil *p, const ml_schedule_step *plan,
+                            ml_step_result *out, ml_metrics *figures, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
     double metric[ML_STEP_METRIC_MAX];
     int32_t n, *number = numbers_of(s->a, &plan->rank[0], &n);
@@ -141,7 +141,7 @@ static bool has_advantage(const miles_sample *row) {
 
 /* A policy loss without an entropy or KL term is flat where the advantages are 0, as in a group
  * of equal rewards.  What other losses do is known when they have run. */
-static void mark_idle(ml_lesson_run *s) {
+static void mark_idle(ml_learn_run *s) {
     bool flat = ml_recipe_is_flat(s->l->recipe);
 
     for (int32_t i = 0; i < s->n && flat; i++)
@@ -154,7 +154,7 @@ static void expect_steps(ml_work_count *t, const ml_schedule *plan, bool wanted)
 }
 
 /* All steps of the critic, then all of the actor: both have the same samples in a step. */
-ml_status ml_lesson_train(ml_lesson_run *s, ml_err *err) {
+ml_status ml_learn_train(ml_learn_run *s, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
     pupil actor = { s->l->trainer, r->loss, "train/", true };
     pupil critic = { s->l->critic, r->critic_loss, "train/critic-", false };
@@ -171,17 +171,17 @@ ml_status ml_lesson_train(ml_lesson_run *s, ml_err *err) {
     expect_steps(s->l->tally, &critic_plan, critic.trainer != NULL);
     expect_steps(s->l->tally, &plan, !s->critic_only);
     s->out->n_step = plan.n_step;
-    s->out->step = ML_NEW(s->a, ml_learned, plan.n_step + 1);
+    s->out->step = ML_NEW(s->a, ml_step_metrics, plan.n_step + 1);
     for (int32_t k = 0; k < plan.n_step; k++)
-        ml_figures_init(&s->out->step[k].figures, s->a);
+        ml_metrics_init(&s->out->step[k].figures, s->a);
     for (int32_t k = 0; k < plan.n_step && st == ML_OK && critic.trainer; k++) {
-        ml_learned *done = &s->out->step[k];
+        ml_step_metrics *done = &s->out->step[k];
         done->has_critic = true;
         st = train_step(s, &critic, &critic_plan.step[k], &done->critic, &done->figures,
                         err);
     }
     for (int32_t k = 0; k < plan.n_step && st == ML_OK && !s->critic_only; k++) {
-        ml_learned *done = &s->out->step[k];
+        ml_step_metrics *done = &s->out->step[k];
         done->has_step = true;
         s->step = k;
         st = ml_hooks_tell(s->l->hooks, MILES_BEFORE_TRAIN_STEP, s->rollout, k, "", err);

@@ -1,6 +1,6 @@
 #include "rl/recipe.h"
 
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 bool ml_recipe_is_flat(const ml_recipe *r) {
     return (r->loss == &ml_loss_policy || r->loss == &ml_loss_cispo) &&

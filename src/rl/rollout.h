@@ -10,26 +10,26 @@
 
 #include "rl/train_run.h"
 
-typedef struct ml_harvest {
+typedef struct ml_rollout_batch {
     const ml_sample **sample; /* [n] in the order of their indices */
     int64_t n;
     const ml_sample **ended; /* [n_ended] with those of dropped groups; NULL: not known */
     const uint8_t *kept;     /* [n_ended] */
     int64_t n_ended;
-    ml_figures figures; /* rollout/...: what was found while they were made */
+    ml_metrics figures; /* rollout/...: what was found while they were made */
     int64_t n_drawn;    /* tokens that were generated, of dropped samples too */
     double made_s;   /* seconds it took to make them, if not those of the call; 0: those */
     double engine_s; /* of them, inside the steps of an engine of this process */
-} ml_harvest;
+} ml_rollout_batch;
 
 /* With samples of its own, in the arena; figures are added. */
-void ml_harvest_copy(ml_harvest *out, ml_arena *a, const ml_harvest *in);
+void ml_rollout_batch_copy(ml_rollout_batch *out, ml_arena *a, const ml_rollout_batch *in);
 /* Adds what can be seen of the samples: lengths, groups of one reward, pass rates. */
-void ml_harvest_report(ml_harvest *h, int32_t n_per_group, bool turns);
+void ml_rollout_batch_report(ml_rollout_batch *h, int32_t n_per_group, bool turns);
 
 typedef struct ml_rollout {
     /* The samples of a round; they live in the arena. */
-    ml_status (*collect)(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
+    ml_status (*collect)(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err);
     /* Until no round is being made behind the caller's back; the next collect may begin one.
      * NULL: none ever is. */
@@ -63,10 +63,10 @@ typedef struct ml_replay_rollout {
 
 ml_rollout ml_rollout_replay(ml_replay_rollout *r);
 /* Records a round. */
-ml_status ml_rollout_record(const char *template, int64_t rollout, const ml_harvest *h,
-                            ml_err *err);
+ml_status ml_rollout_record(const char *template, int64_t rollout,
+                            const ml_rollout_batch *h, ml_err *err);
 /* As text: a line of JSON per sample with prompt, response, label, reward and status. */
-ml_status ml_rollout_record_text(const char *template, int64_t rollout, const ml_harvest *h,
-                                 ml_err *err);
+ml_status ml_rollout_record_text(const char *template, int64_t rollout,
+                                 const ml_rollout_batch *h, ml_err *err);
 
 #endif

@@ -1,14 +1,14 @@
 #include "rl/rollout_gen.h"
 
 #include "base/log.h"
-#include "rl/rejections.h"
+#include "rl/drop_reasons.h"
 
 #define HOPELESS 100 /* times as many groups as are wanted, and none was kept */
 
 /* A group that was asked for. */
 typedef struct asked {
     ml_group group;
-    ml_flight **flight; /* [group.n_sample] */
+    ml_gen_task **flight; /* [group.n_sample] */
     bool judged, kept;
     bool settled; /* every sample of it has a reward */
 } asked;
@@ -16,11 +16,11 @@ typedef struct asked {
 /* A round while it is under way. */
 typedef struct batch {
     ml_gen_rollout *g;
-    ml_flights flights;
+    ml_gen_tasks flights;
     ml_arena *arena;
     asked *asked; /* [n] in the order of their numbers */
     int64_t n, cap, n_kept, n_pending;
-    ml_rejections rejections;
+    ml_drop_reasons rejections;
     ml_status st; /* of what failed on the generator's thread */
     ml_err *err;
 } batch;
@@ -46,7 +46,8 @@ static void make_room(batch *r, int64_t more) {
 static asked *new_group(batch *r, ml_group group) {
     asked *f = &r->asked[r->n++];
 
-    *f = (asked){ .group = group, .flight = ML_NEW(r->arena, ml_flight *, group.n_sample) };
+    *f = (asked){ .group = group,
+                  .flight = ML_NEW(r->arena, ml_gen_task *, group.n_sample) };
     r->n_pending++;
     return f;
 }
@@ -58,14 +59,14 @@ static ml_status ask_held(batch *r, int64_t *n, ml_err *err) {
     ml_status st = ML_OK;
 
     if (r->g->buffer_filter)
-        st = ml_held_pick(&r->g->held, r->g->buffer_filter, &most, err);
+        st = ml_partial_buffer_pick(&r->g->held, r->g->buffer_filter, &most, err);
     for (*n = 0; *n < most && st == ML_OK; ++*n) {
-        const ml_sample *s = ml_held_take(&r->g->held);
+        const ml_sample *s = ml_partial_buffer_take(&r->g->held);
         asked *f;
         if (!s)
             break;
         f = new_group(r, (ml_group){ s->row, s->group, s->index, size });
-        st = ml_flights_resume(&r->flights, f->flight, s, size, r->g->mask_old, err);
+        st = ml_gen_tasks_resume(&r->flights, f->flight, s, size, r->g->mask_old, err);
     }
     return st;
 }
@@ -77,8 +78,8 @@ static ml_status ask_new(batch *r, int64_t n, ml_err *err) {
     n = ml_data_source_get(r->g->run->source, group, n);
     for (int64_t i = 0; i < n && st == ML_OK; i++) {
         asked *f = new_group(r, group[i]);
-        st = ml_flights_start(&r->flights, f->flight, &f->group,
-                              (uint64_t)group[i].first_index, err);
+        st = ml_gen_tasks_start(&r->flights, f->flight, &f->group,
+                                (uint64_t)group[i].first_index, err);
     }
     return st;
 }
@@ -120,7 +121,7 @@ static bool passes_filter(batch *r, const asked *f) {
         s[i] = &f->flight[i]->sample;
     r->st = ml_group_filter_run(r->g->filter, s, f->group.n_sample, &keep, reason, r->err);
     if (!keep && reason[0])
-        ml_rejections_count(&r->rejections, reason);
+        ml_drop_reasons_count(&r->rejections, reason);
     return keep && r->st == ML_OK;
 }
 
@@ -139,19 +140,19 @@ static void judge(batch *r) {
 static void abort_rest(batch *r) {
     for (int64_t i = 0; i < r->n; i++)
         if (!r->asked[i].judged)
-            ml_flights_abort(&r->flights, r->asked[i].flight, r->asked[i].group.n_sample);
-    ml_flights_done(&r->flights);
+            ml_gen_tasks_abort(&r->flights, r->asked[i].flight, r->asked[i].group.n_sample);
+    ml_gen_tasks_done(&r->flights);
 }
 
 /* Every sample was answered to its end and has a reward. */
 static bool complete(batch *r, const asked *f) {
     for (int32_t i = 0; i < f->group.n_sample; i++) {
-        const ml_flight *x = f->flight[i];
+        const ml_gen_task *x = f->flight[i];
         bool aborted = x->sample.status == ML_SAMPLE_ABORTED;
         if (!aborted && x->sample.has_reward)
             continue;
-        ml_rejections_count(&r->rejections,
-                            aborted ? "aborted" : ml_reward_outcome_name(x->outcome));
+        ml_drop_reasons_count(&r->rejections,
+                              aborted ? "aborted" : ml_reward_outcome_name(x->outcome));
         ml_log(ML_LOG_WARN, "sample %lld has no reward, its group is dropped: %s",
                (long long)x->sample.index, x->why);
         return false;
@@ -196,7 +197,7 @@ static ml_status check_hope(const batch *r, ml_err *err) {
 static void on_ended(void *ud) {
     batch *r = ud;
 
-    ml_flights_go_on(&r->flights);
+    ml_gen_tasks_continue_turns(&r->flights);
     if (r->flights.done)
         return;
     judge(r);
@@ -214,7 +215,7 @@ static void on_ended(void *ud) {
 
 /* --- the round --------------------------------------------------------------- */
 
-static void gather(batch *r, ml_harvest *out) {
+static void gather(batch *r, ml_rollout_batch *out) {
     int32_t n_per_prompt = r->g->run->opts.source.n_samples_per_prompt;
 
     out->sample = ML_NEW(r->arena, const ml_sample *, r->n_kept *n_per_prompt + 1);
@@ -225,7 +226,7 @@ static void gather(batch *r, ml_harvest *out) {
 }
 
 /* All that ended, kept or not. */
-static void show_ended(batch *r, ml_harvest *out) {
+static void show_ended(batch *r, ml_rollout_batch *out) {
     int32_t n_per_prompt = r->g->run->opts.source.n_samples_per_prompt;
     uint8_t *kept = ML_NEW(r->arena, uint8_t, r->n * n_per_prompt + 1);
 
@@ -247,7 +248,7 @@ static void hold(batch *r) {
     for (int64_t i = 0; i < r->n; i++)
         for (int32_t k = 0; !r->asked[i].judged && k < size; k++)
             s[n++] = &r->asked[i].flight[k]->sample;
-    ml_held_put(&r->g->held, s, n / size);
+    ml_partial_buffer_put(&r->g->held, s, n / size);
 }
 
 /* Nothing runs while the first groups are asked for: which step they join must not depend
@@ -262,7 +263,7 @@ static ml_status generate(batch *r, ml_err *err) {
     if (st != ML_OK)
         abort_rest(r);
     gen->resume(gen);
-    ml_flights_wait(&r->flights);
+    ml_gen_tasks_wait(&r->flights);
     gen->watch(gen, NULL, NULL);
     return st != ML_OK ? st : r->st;
 }
@@ -275,7 +276,7 @@ static double engine_seconds(ml_gen *gen) {
     return now.step_s;
 }
 
-static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
+static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err) {
     ml_gen_rollout *g = ud;
     batch r = { .g = g, .arena = a, .rejections = { .arena = a }, .err = err };
@@ -284,19 +285,19 @@ static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a
     (void)rollout;
     ml_work_count_clear(g->asker.tally);
     out->engine_s = -engine_seconds(g->asker.gen);
-    ml_flights_init(&r.flights, &g->asker, &g->how, &g->run->dataset, a);
+    ml_gen_tasks_init(&r.flights, &g->asker, &g->how, &g->run->dataset, a);
     st = generate(&r, err);
     out->engine_s += engine_seconds(g->asker.gen);
     if (st == ML_OK) {
         gather(&r, out);
         show_ended(&r, out);
-        ml_rejections_report(&r.rejections, &out->figures);
-        ml_harvest_report(out, g->run->opts.source.n_samples_per_prompt,
-                          g->asker.turns != NULL);
+        ml_drop_reasons_report(&r.rejections, &out->figures);
+        ml_rollout_batch_report(out, g->run->opts.source.n_samples_per_prompt,
+                                g->asker.turns != NULL);
         if (g->partial)
             hold(&r);
     }
-    ml_flights_release(&r.flights);
+    ml_gen_tasks_release(&r.flights);
     return st;
 }
 
@@ -314,14 +315,14 @@ static void save(void *ud, ml_text *out) {
     if (!g->partial)
         return;
     ml_text_printf(out, "\"held\": ");
-    ml_held_save(&g->held, NULL, 0, out);
+    ml_partial_buffer_save(&g->held, NULL, 0, out);
 }
 
 static ml_status load(void *ud, ml_str state, const char *name, ml_err *err) {
     ml_gen_rollout *g = ud;
-    ml_held_bounds bounds = ml_held_bounds_of(g->run, g->how.max_new);
+    ml_partial_buffer_bounds bounds = ml_partial_buffer_bounds_of(g->run, g->how.max_new);
 
-    return ml_held_load(&g->held, state, &bounds, name, err);
+    return ml_partial_buffer_load(&g->held, state, &bounds, name, err);
 }
 
 ml_rollout ml_rollout_gen(ml_gen_rollout *g) {

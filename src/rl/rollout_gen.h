@@ -14,21 +14,21 @@
 
 #include <stdatomic.h>
 
-#include "rl/flight.h"
+#include "rl/gen_task.h"
 #include "rl/group_filter.h"
-#include "rl/held.h"
+#include "rl/partial_buffer.h"
 #include "rl/rollout.h"
 
 typedef struct ml_gen_rollout {
     ml_train_run *run;
-    ml_asker asker;
+    ml_gen_ctx asker;
     ml_sampling how;
     int64_t over_sampling;            /* groups that are asked for at once; 0: a round's */
     const miles_group_filter *filter; /* NULL: all are kept */
     const miles_buffer_filter *buffer_filter; /* which held groups go on; NULL: the first */
     bool partial;  /* what is aborted goes on in the next round ... */
     bool mask_old; /* ... which does not train what it has by then */
-    ml_held held;
+    ml_partial_buffer held;
     atomic_bool cancelled; /* its rounds end, failed */
 } ml_gen_rollout;
 

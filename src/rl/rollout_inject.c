@@ -2,7 +2,7 @@
  * two runs, whatever their engines make of it; and how far they are apart is told. */
 #include <string.h>
 
-#include "rl/rollout_edges.h"
+#include "rl/rollout_hooks.h"
 
 static bool same_tokens(const ml_sample *a, const ml_sample *b) {
     return a->n_token == b->n_token && a->n_response == b->n_response &&
@@ -10,7 +10,7 @@ static bool same_tokens(const ml_sample *a, const ml_sample *b) {
 }
 
 /* Both are in the order of their indices. */
-static int64_t count_same(const ml_harvest *made, const ml_harvest *recorded) {
+static int64_t count_same(const ml_rollout_batch *made, const ml_rollout_batch *recorded) {
     int64_t same = 0, k = 0;
 
     for (int64_t i = 0; i < recorded->n; i++) {
@@ -22,11 +22,11 @@ static int64_t count_same(const ml_harvest *made, const ml_harvest *recorded) {
     return same;
 }
 
-ml_status ml_rollout_inject(const ml_inject *from, int64_t rollout, ml_harvest *h,
+ml_status ml_rollout_inject(const ml_inject *from, int64_t rollout, ml_rollout_batch *h,
                             ml_arena *a, ml_err *err) {
     ml_replay_rollout replay = { .template = from->template, .n_vocab = from->n_vocab };
     ml_rollout recorded = ml_rollout_replay(&replay);
-    ml_harvest instead = { 0 };
+    ml_rollout_batch instead = { 0 };
     ml_status st = recorded.collect(recorded.ud, rollout, &instead, a, err);
     double share;
 
@@ -39,7 +39,7 @@ ml_status ml_rollout_inject(const ml_inject *from, int64_t rollout, ml_harvest *
                        "%lld a share of %.4g was made here too, less than "
                        "--ci-inject-rollout-data-min-match-ratio %g",
                        (long long)rollout, share, from->least);
-    ml_figures_add(&h->figures, "rollout/", "injected_match_ratio", share);
+    ml_metrics_add(&h->figures, "rollout/", "injected_match_ratio", share);
     h->sample = instead.sample;
     h->n = instead.n;
     return ML_OK;

@@ -14,7 +14,7 @@ static int by_index(const void *x, const void *y) {
 }
 
 /* As Miles does: half of what is kept from the beginning, the rest from the end. */
-static void thin_out(ml_harvest *h, double keep) {
+static void thin_out(ml_rollout_batch *h, double keep) {
     int64_t n = (int64_t)((double)h->n * keep), first = n / 2;
 
     for (int64_t i = first; i < n; i++)
@@ -22,7 +22,7 @@ static void thin_out(ml_harvest *h, double keep) {
     h->n = n;
 }
 
-static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
+static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err) {
     const ml_replay_rollout *r = ud;
     const char *path = ml_round_path(a, r->template, rollout);
@@ -50,8 +50,8 @@ ml_rollout ml_rollout_replay(ml_replay_rollout *r) {
     return (ml_rollout){ .collect = collect, .ud = r };
 }
 
-ml_status ml_rollout_record(const char *template, int64_t rollout, const ml_harvest *h,
-                            ml_err *err) {
+ml_status ml_rollout_record(const char *template, int64_t rollout,
+                            const ml_rollout_batch *h, ml_err *err) {
     ml_arena a;
     char *path;
     ml_status st;
@@ -81,8 +81,8 @@ static void write_text(ml_text *out, const ml_sample *s) {
     ml_text_add(out, "\n", 1);
 }
 
-ml_status ml_rollout_record_text(const char *template, int64_t rollout, const ml_harvest *h,
-                                 ml_err *err) {
+ml_status ml_rollout_record_text(const char *template, int64_t rollout,
+                                 const ml_rollout_batch *h, ml_err *err) {
     ml_text lines = { 0 };
     ml_arena a;
     char *path;

@@ -40,7 +40,7 @@ static ml_status read_sample(const ml_sft_rollout *s, const ml_group *group, ml_
     return ML_OK;
 }
 
-static ml_status collect(void *ud, int64_t rollout, ml_harvest *out, ml_arena *a,
+static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err) {
     const ml_sft_rollout *s = ud;
     int64_t want = s->run->opts.rollout_batch_size;

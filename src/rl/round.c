@@ -8,8 +8,8 @@
 void ml_round_begin(ml_round *r, int64_t rollout) {
     *r = (ml_round){ .rollout = rollout, .began_s = ml_clock_s() };
     ml_arena_init(&r->arena, "a round");
-    ml_figures_init(&r->harvest.figures, &r->arena);
-    ml_figures_init(&r->lesson.rollout, &r->arena);
+    ml_metrics_init(&r->harvest.figures, &r->arena);
+    ml_metrics_init(&r->lesson.rollout, &r->arena);
 }
 
 void ml_stage_begin(ml_round *r, ml_stage stage) {
@@ -61,17 +61,17 @@ static void log_times(const ml_round *r, ml_run_log *log, double end_s) {
                 { "rollout_tok_per_s", rate(r->harvest.n_drawn, rollout_s) },
                 { "actor_train_tok_per_s", rate(trained_tokens(r), r->lesson.train_s) },
                 { "resident_bytes", (double)ml_memory_resident() } };
-    ml_figures times;
+    ml_metrics times;
     ml_arena a;
 
     ml_arena_init(&a, "times of a round"); /* the round's own arena may be in use */
-    ml_figures_init(&times, &a);
+    ml_metrics_init(&times, &a);
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
-        ml_figures_add(&times, "perf/", row[i].name, row[i].value);
+        ml_metrics_add(&times, "perf/", row[i].name, row[i].value);
     if (log->flop_per_token > 0)
-        ml_figures_add(&times, "perf/", "actor_train_tflops", flops / 1e12);
+        ml_metrics_add(&times, "perf/", "actor_train_tflops", flops / 1e12);
     if (log->peak_flops > 0)
-        ml_figures_add(&times, "perf/", "actor_train_mfu", flops / log->peak_flops);
+        ml_metrics_add(&times, "perf/", "actor_train_mfu", flops / log->peak_flops);
     ml_run_log_timing(log, r->rollout, &times);
     ml_arena_release(&a);
 }
@@ -105,8 +105,8 @@ void ml_round_end(ml_round *r, ml_run_log *log) {
 /* --- lines ------------------------------------------------------------------ */
 
 /* What a figure is, where the step has it: ", kl 0.01". */
-static void tell(ml_text *t, const ml_figures *f, const char *name, const char *format) {
-    double x = ml_figures_get(f, name, (double)NAN);
+static void tell(ml_text *t, const ml_metrics *f, const char *name, const char *format) {
+    double x = ml_metrics_get(f, name, (double)NAN);
     if (!isnan(x)) {
         ml_text_printf(t, ", ");
         ml_text_printf(t, format, x);
@@ -114,17 +114,17 @@ static void tell(ml_text *t, const ml_figures *f, const char *name, const char *
 }
 
 static void tell_rollout(ml_text *t, const ml_round *r) {
-    const ml_figures *f = &r->lesson.rollout;
+    const ml_metrics *f = &r->lesson.rollout;
 
     tell(t, f, "rollout/raw_reward", "reward %.4f");
     if (r->harvest.n_drawn) {
         tell(t, f, "rollout/response_lengths", "length %.1f");
         ml_text_printf(t, ", truncated %.0f%%",
-                       100 * ml_figures_get(f, "rollout/truncated", 0));
+                       100 * ml_metrics_get(f, "rollout/truncated", 0));
     }
     if (r->lesson.n_token > r->lesson.n_stale)
         ml_text_printf(t, ", forward_logp_max_diff %g", r->lesson.max_diff);
-    if (r->lesson.n_stale && !isnan(ml_figures_get(f, "rollout/raw_reward", (double)NAN)))
+    if (r->lesson.n_stale && !isnan(ml_metrics_get(f, "rollout/raw_reward", (double)NAN)))
         ml_text_printf(t, ", %lld stale tokens", (long long)r->lesson.n_stale);
 }
 
@@ -141,7 +141,7 @@ static void tell_times(ml_text *t, const ml_round *r) {
 }
 
 static void tell_step(ml_text *t, const ml_round *r, int32_t k, int64_t step) {
-    const ml_learned *done = &r->lesson.step[k];
+    const ml_step_metrics *done = &r->lesson.step[k];
 
     ml_text_printf(t, "rollout %lld, step %lld", (long long)r->rollout,
                    (long long)step + k);
@@ -163,9 +163,9 @@ static void tell_step(ml_text *t, const ml_round *r, int32_t k, int64_t step) {
 
 /* --- short lines, for a terminal --------------------------------------------- */
 
-static void tell_short(ml_text *t, const ml_figures *f, const char *name,
+static void tell_short(ml_text *t, const ml_metrics *f, const char *name,
                        const char *format) {
-    double x = ml_figures_get(f, name, (double)NAN);
+    double x = ml_metrics_get(f, name, (double)NAN);
     if (!isnan(x)) {
         ml_text_printf(t, "  ");
         ml_text_printf(t, format, x);
@@ -173,14 +173,14 @@ static void tell_short(ml_text *t, const ml_figures *f, const char *name,
 }
 
 static void tell_round_short(ml_text *t, const ml_round *r) {
-    const ml_figures *f = &r->lesson.rollout;
+    const ml_metrics *f = &r->lesson.rollout;
 
     tell_short(t, f, "rollout/raw_reward", "reward %.3f");
     if (!r->harvest.n_drawn)
         return;
     tell_short(t, f, "rollout/response_lengths", "len %.0f");
     ml_text_printf(t, "  cut %.0f%%  |dlogp| %g",
-                   100 * ml_figures_get(f, "rollout/truncated", 0), r->lesson.max_diff);
+                   100 * ml_metrics_get(f, "rollout/truncated", 0), r->lesson.max_diff);
 }
 
 static void tell_times_short(ml_text *t, const ml_round *r) {
@@ -195,7 +195,7 @@ static void tell_times_short(ml_text *t, const ml_round *r) {
 }
 
 static void tell_step_short(ml_text *t, const ml_round *r, int32_t k, int64_t step) {
-    const ml_learned *done = &r->lesson.step[k];
+    const ml_step_metrics *done = &r->lesson.step[k];
 
     ml_text_printf(t, "%5lld", (long long)step + k);
     if (k == 0)
@@ -218,7 +218,7 @@ static void say_text(ml_text *t, const ml_watcher *to) {
 }
 
 static void log_rollout(const ml_round *r, ml_run_log *log) {
-    ml_figures all = r->harvest.figures;
+    ml_metrics all = r->harvest.figures;
 
     if (!all.first)
         all = r->lesson.rollout;
@@ -234,7 +234,7 @@ static void log_rollout(const ml_round *r, ml_run_log *log) {
 
 static void report_step(const ml_round *r, ml_run_log *log, int32_t k, int64_t step,
                         const ml_watcher *to) {
-    const ml_learned *done = &r->lesson.step[k];
+    const ml_step_metrics *done = &r->lesson.step[k];
     ml_text t = { 0 };
 
     ml_run_log_metrics(log, r->rollout, step + k, &done->figures);
@@ -263,7 +263,7 @@ void ml_round_report(const ml_round *r, ml_run_log *log, int64_t step,
     }
 }
 
-void ml_round_report_eval(const ml_figures *figures, ml_run_log *log, int64_t rollout,
+void ml_round_report_eval(const ml_metrics *figures, ml_run_log *log, int64_t rollout,
                           const ml_watcher *to) {
     ml_text t = { 0 };
 

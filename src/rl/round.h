@@ -20,8 +20,8 @@ typedef enum ml_stage {
 typedef struct ml_round {
     ml_arena arena; /* the round's samples and figures */
     int64_t rollout;
-    ml_harvest harvest;
-    ml_lesson lesson;
+    ml_rollout_batch harvest;
+    ml_learn_result lesson;
     double began_s;
     struct {
         double begin_s, end_s; /* by the clock; zeros: it did not happen */
@@ -57,7 +57,7 @@ typedef struct ml_watcher {
 /* Rows of the log, and a line per optimizer step, the first numbered `step`. */
 void ml_round_report(const ml_round *r, ml_run_log *log, int64_t step,
                      const ml_watcher *to);
-void ml_round_report_eval(const ml_figures *figures, ml_run_log *log, int64_t rollout,
+void ml_round_report_eval(const ml_metrics *figures, ml_run_log *log, int64_t rollout,
                           const ml_watcher *to);
 
 #endif

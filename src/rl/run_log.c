@@ -15,7 +15,7 @@ typedef struct entry {
     struct entry *next;
     entry_kind kind;
     int64_t rollout, step;
-    ml_figures figures;
+    ml_metrics figures;
     const char *name; /* of a span; what happened */
     double begin_s, end_s;
     const ml_eval_answers *answers; /* in the arena */
@@ -55,13 +55,13 @@ static entry *add_entry(ml_run_log *l, entry_kind kind, int64_t rollout) {
 }
 
 static void add_figures(ml_run_log *l, entry_kind kind, int64_t rollout, int64_t step,
-                        const ml_figures *figures) {
+                        const ml_metrics *figures) {
     entry *e = add_entry(l, kind, rollout);
 
     e->step = step;
-    ml_figures_init(&e->figures, &l->now->own);
-    for (const ml_figure *f = figures->first; f; f = f->next)
-        ml_figures_add(&e->figures, f->name, "", f->value);
+    ml_metrics_init(&e->figures, &l->now->own);
+    for (const ml_metric *f = figures->first; f; f = f->next)
+        ml_metrics_add(&e->figures, f->name, "", f->value);
 }
 
 static void release_batch(ml_log_batch *b) {
@@ -85,7 +85,7 @@ static ml_status store_entry(ml_run_store *s, const entry *e, ml_err *err) {
         return ml_run_store_add_answers(s, e->rollout, e->answers, err);
     if (e->kind == EVENT)
         return ml_run_store_add_event(s, e->rollout, e->name, err);
-    for (const ml_figure *f = e->figures.first; f && st == ML_OK; f = f->next)
+    for (const ml_metric *f = e->figures.first; f && st == ML_OK; f = f->next)
         st = e->kind == METRICS
                  ? ml_run_store_add_metric(s, e->rollout, e->step, f->name, f->value, err)
                  : ml_run_store_add_timing(s, e->rollout, f->name, f->value, err);
@@ -108,7 +108,7 @@ static ml_status write_events(const ml_log_batch *b, ml_err *err) {
     double now = ml_clock_unix_s();
 
     for (const entry *e = b->first; e; e = e->next)
-        for (const ml_figure *f = e->figures.first; f; f = f->next)
+        for (const ml_metric *f = e->figures.first; f; f = f->next)
             ml_event_file_add(out, &(ml_event){ .time_s = now,
                                                 .step = e->step >= 0 ? e->step : e->rollout,
                                                 .tag = ml_str_of(f->name),
@@ -331,14 +331,14 @@ void ml_run_log_close(ml_run_log *l) {
 
 /* --- rows -------------------------------------------------------------------- */
 
-static void write_row(FILE *f, int64_t rollout, int64_t step, const ml_figures *figures) {
+static void write_row(FILE *f, int64_t rollout, int64_t step, const ml_metrics *figures) {
     ml_text t = { 0 };
 
     ml_text_printf(&t, "{\"rollout\": %lld", (long long)rollout);
     if (step >= 0)
         ml_text_printf(&t, ", \"step\": %lld", (long long)step);
     ml_text_printf(&t, "%s", figures->first ? ", " : "");
-    ml_figures_write(&t, figures);
+    ml_metrics_write(&t, figures);
     ml_text_printf(&t, "}\n");
     fwrite(t.ptr, 1, t.len, f);
     fflush(f);
@@ -346,14 +346,14 @@ static void write_row(FILE *f, int64_t rollout, int64_t step, const ml_figures *
 }
 
 void ml_run_log_metrics(ml_run_log *l, int64_t rollout, int64_t step,
-                        const ml_figures *figures) {
+                        const ml_metrics *figures) {
     if (!l->metrics)
         return;
     write_row(l->metrics, rollout, step, figures);
     add_figures(l, METRICS, rollout, step, figures);
 }
 
-void ml_run_log_timing(ml_run_log *l, int64_t rollout, const ml_figures *figures) {
+void ml_run_log_timing(ml_run_log *l, int64_t rollout, const ml_metrics *figures) {
     if (!l->timing)
         return;
     write_row(l->timing, rollout, -1, figures);
@@ -385,8 +385,8 @@ void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *
         return;
     e = add_entry(l, METRICS, rollout);
     b = l->now;
-    ml_figures_init(&e->figures, &b->own);
-    ml_figures_add(&e->figures, ROUND_TAG, "", (double)rollout);
+    ml_metrics_init(&e->figures, &b->own);
+    ml_metrics_add(&e->figures, ROUND_TAG, "", (double)rollout);
     b->sample = sample;
     b->n_sample = n;
     b->rollout = rollout;

@@ -25,7 +25,7 @@
 #include "base/timeline.h"
 #include "io/event_file.h"
 #include "io/trace_file.h"
-#include "rl/figures.h"
+#include "rl/metrics.h"
 #include "rl/run_store.h"
 
 typedef struct ml_log_batch ml_log_batch;
@@ -76,8 +76,8 @@ void ml_run_log_close(ml_run_log *l); /* zeros are fine */
 
 /* A row of metrics.jsonl.  step: of an optimizer step; -1: of the round. */
 void ml_run_log_metrics(ml_run_log *l, int64_t rollout, int64_t step,
-                        const ml_figures *figures);
-void ml_run_log_timing(ml_run_log *l, int64_t rollout, const ml_figures *figures);
+                        const ml_metrics *figures);
+void ml_run_log_timing(ml_run_log *l, int64_t rollout, const ml_metrics *figures);
 /* A row that begins with `head`, an object without its end. */
 void ml_run_log_hashes(ml_run_log *l, const char *head, uint64_t samples,
                        uint64_t gradients, uint64_t weights);

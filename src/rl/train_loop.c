@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "rl/first_look.h"
-#include "rl/trim.h"
+#include "rl/startup_summary.h"
+#include "rl/truncate.h"
 
 /* Stages of a round. */
 static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err);
@@ -66,7 +66,7 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
         ml_round_begin(&r, run->rollout);
         show_round(l, run->rollout);
         if (l->debug.account)
-            ml_account_round_begin(l->debug.account, r.rollout);
+            ml_diagnostics_round_begin(l->debug.account, r.rollout);
         st = collect(l, &r, err);
         if (st == ML_OK)
             st = turn(l, true, err);
@@ -81,7 +81,7 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
         if (st == ML_OK)
             st = evaluate(l, &r, err);
         if (st == ML_OK && l->debug.account)
-            st = ml_account_round(l->debug.account, run, r.rollout, err);
+            st = ml_diagnostics_round(l->debug.account, run, r.rollout, err);
         ml_round_end(&r, &run->log);
         if (st == ML_OK)
             st = ml_run_log_check(&run->log, err);
@@ -95,15 +95,15 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
     if (st == ML_OK && run->saver)
         st = ml_saver_wait(run->saver, err);
     if (st == ML_OK && l->debug.checks)
-        st = ml_checks_end(l->debug.checks, err);
+        st = ml_invariants_end(l->debug.checks, err);
     if (st == ML_OK && l->debug.account)
-        st = ml_account_end(l->debug.account, err);
+        st = ml_diagnostics_end(l->debug.account, err);
     return st;
 }
 
 /* --- stages ----------------------------------------------------------------- */
 
-static bool has_pieces(const ml_harvest *h) {
+static bool has_pieces(const ml_rollout_batch *h) {
     for (int64_t i = 0; i < h->n; i++)
         if (h->sample[i]->rollout != h->sample[i]->index)
             return true;
@@ -113,13 +113,14 @@ static bool has_pieces(const ml_harvest *h) {
 /* What does not fill an optimizer step is left out, and said. */
 static ml_status trim(const ml_train_run *run, ml_round *r, ml_err *err) {
     const ml_schedule_opts *o = &run->opts.trainer.batch;
-    ml_harvest *h = &r->harvest;
-    int64_t n = ml_trim(&(ml_trim_opts){ .global_batch_size = o->global_batch_size,
+    ml_rollout_batch *h = &r->harvest;
+    int64_t n =
+        ml_truncate(&(ml_truncate_opts){ .global_batch_size = o->global_batch_size,
                                          .n_rank = 1,
                                          .one_step = o->one_step,
                                          .all = o->allow_partial || run->opts.no_trim,
                                          .has_pieces = has_pieces(h) },
-                        h->n);
+                    h->n);
 
     if (n == 0)
         return ml_fail(err, ML_EUSAGE,
@@ -141,10 +142,10 @@ static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err) {
     st = l->rollout.collect(l->rollout.ud, r->rollout, &r->harvest, &r->arena, err);
     ml_stage_end(r, ML_STAGE_ROLLOUT);
     if (st == ML_OK && r->harvest.n_drawn && r->harvest.n && !l->looked) {
-        ml_first_look(&r->harvest,
-                      ml_recipe_compares_rewards(&l->run->opts.recipe) &&
-                          !r->harvest.sample[0]->has_shaped,
-                      l->watch.say);
+        ml_startup_summary(&r->harvest,
+                           ml_recipe_compares_rewards(&l->run->opts.recipe) &&
+                               !r->harvest.sample[0]->has_shaped,
+                           l->watch.say);
         l->looked = true;
     } else if (st == ML_OK && l->debug.print_every && r->harvest.n &&
                r->rollout % l->debug.print_every == 0) {
@@ -184,12 +185,12 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
         return st;
     ml_round_report(r, &run->log, r->rollout * per_round, &l->watch);
     if (l->debug.account)
-        st = ml_account_learnt(l->debug.account, r, r->rollout * per_round, run, err);
+        st = ml_diagnostics_learnt(l->debug.account, r, r->rollout * per_round, run, err);
     if (st != ML_OK)
         return st;
-    return l->debug.checks
-               ? ml_checks_round(l->debug.checks, r, r->rollout * per_round, &run->log, err)
-               : ML_OK;
+    return l->debug.checks ? ml_invariants_round(l->debug.checks, r, r->rollout * per_round,
+                                                 &run->log, err)
+                           : ML_OK;
 }
 
 /* What is made behind the loop's back would see the weights change, and belongs to what is
@@ -304,7 +305,7 @@ static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err) {
     if (st == ML_OK && (l->debug.tell_sync || l->debug.check_sync))
         st = look_at_sync(l, err);
     if (st == ML_OK && l->debug.account && !l->debug.elsewhere)
-        st = ml_account_published(
+        st = ml_diagnostics_published(
             l->debug.account, r->rollout,
             l->debug.generating ? l->debug.generating : &l->run->weights, err);
     return st;
@@ -316,10 +317,10 @@ static bool eval_due(const ml_train_loop *l, int64_t rollout) {
            ((rollout + 1) % l->eval_interval == 0 || last);
 }
 
-static void report_scores(ml_train_loop *l, int64_t rollout, const ml_figures *figures) {
+static void report_scores(ml_train_loop *l, int64_t rollout, const ml_metrics *figures) {
     ml_round_report_eval(figures, &l->run->log, rollout, &l->watch);
     if (l->debug.checks)
-        ml_checks_figures(l->debug.checks, figures);
+        ml_invariants_figures(l->debug.checks, figures);
 }
 
 /* Takes one that was asked for; false: there is none, or it is not wanted to wait. */
@@ -352,7 +353,7 @@ static ml_status await_scores(ml_train_loop *l, ml_err *err) {
 static ml_status ask_for_scores(ml_train_loop *l, int64_t rollout, ml_err *err) {
     bool skips = ml_eval_queue_skips(l->behind);
     ml_status st = ML_OK;
-    ml_figures figures;
+    ml_metrics figures;
     ml_arena a;
 
     while ((skips || !ml_eval_queue_has_room(l->behind)) &&
@@ -363,8 +364,8 @@ static ml_status ask_for_scores(ml_train_loop *l, int64_t rollout, ml_err *err) 
     if (ml_eval_queue_has_room(l->behind))
         return ml_eval_queue_ask(l->behind, rollout, &l->run->weights, err);
     ml_arena_init(&a, "an evaluation");
-    ml_figures_init(&figures, &a);
-    ml_figures_add(&figures, "eval/", "skipped_busy", 1);
+    ml_metrics_init(&figures, &a);
+    ml_metrics_add(&figures, "eval/", "skipped_busy", 1);
     report_scores(l, rollout, &figures);
     ml_arena_release(&a);
     return ML_OK;
@@ -378,7 +379,7 @@ static ml_status score(ml_train_loop *l, int64_t rollout, ml_err *err) {
     if (l->behind)
         return ask_for_scores(l, rollout, err);
     ml_arena_init(&a, "an evaluation");
-    ml_figures_init(&scores.figures, &a);
+    ml_metrics_init(&scores.figures, &a);
     st = l->evaluate(l->evaluate_ud, &scores, err);
     if (st == ML_OK) {
         report_scores(l, rollout, &scores.figures);
@@ -442,11 +443,11 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
     share_tally(l);
     show_round(l, run->rollout);
     if (l->debug.account)
-        ml_account_begin(l->debug.account, run);
+        ml_diagnostics_begin(l->debug.account, run);
     if (l->debug.checks) {
         l->debug.checks->weights = &run->weights;
         l->debug.checks->trainer = run->trainer;
-        run->learner.stepped = ml_checks_step;
+        run->learner.stepped = ml_invariants_step;
         run->learner.stepped_ud = l->debug.checks;
     }
     if (run->snapshot) {

@@ -10,19 +10,19 @@
 
 #include <stdatomic.h>
 
-#include "rl/account.h"
-#include "rl/checks.h"
+#include "rl/diagnostics.h"
+#include "rl/invariants.h"
 #include "rl/eval_queue.h"
 #include "rl/hashes.h"
 
 /* Zeros: nothing of it. */
 typedef struct ml_loop_debug {
-    ml_checks *checks;      /* NULL: none */
-    ml_account *account;    /* NULL: none */
-    const char *trajectory; /* where rounds are written as text */
-    int64_t print_every;    /* rounds: a sample is shown */
-    int64_t exit_after;     /* rounds of this process */
-    const char *sentinel;   /* a file that asks for a save, and is removed */
+    ml_invariants *checks;   /* NULL: none */
+    ml_diagnostics *account; /* NULL: none */
+    const char *trajectory;  /* where rounds are written as text */
+    int64_t print_every;     /* rounds: a sample is shown */
+    int64_t exit_after;      /* rounds of this process */
+    const char *sentinel;    /* a file that asks for a save, and is removed */
     bool tell_sync, check_sync;
     ml_skip sync_skip;            /* parameters that check_sync leaves out */
     const ml_weights *generating; /* the set that generates, if it is not the trained one */

@@ -20,7 +20,7 @@ static ml_status open_text(ml_train_run *r, ml_err *err) {
         *err = why;
         return st;
     }
-    ml_prompter_init(&r->prompter, r->tokenizer, r->chat_template, 1);
+    ml_prompt_encoder_init(&r->prompter, r->tokenizer, r->chat_template, 1);
     return ML_OK;
 }
 
@@ -31,7 +31,7 @@ static ml_status open_data(ml_train_run *r, ml_err *err) {
 
     if (st != ML_OK || !prompts)
         return st;
-    data.text = ml_prompter_text(&r->prompter);
+    data.text = ml_prompt_encoder_text(&r->prompter);
     st = ml_dataset_open(&r->dataset, &data, err);
     return st == ML_OK ? ml_data_source_new(&r->source, &r->dataset, &r->opts.source, err)
                        : st;
@@ -157,7 +157,7 @@ void ml_train_run_close(ml_train_run *r) {
     ml_data_source_free(r->source);
     ml_dataset_close(&r->dataset);
     if (r->prompter.tokenizer)
-        ml_prompter_release(&r->prompter);
+        ml_prompt_encoder_release(&r->prompter);
     ml_chat_template_close(r->chat_template);
     if (r->tokenizer)
         ml_tokenizer_close(r->tokenizer);

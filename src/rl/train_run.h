@@ -10,7 +10,7 @@
 #include "rl/critic.h"
 #include "rl/data_source.h"
 #include "rl/learner.h"
-#include "rl/prompter.h"
+#include "rl/prompt_encoder.h"
 #include "rl/run_dir.h"
 #include "rl/run_log.h"
 #include "train/memory.h"
@@ -80,7 +80,7 @@ typedef struct ml_train_run {
     ml_backend be;
     ml_tokenizer *tokenizer;         /* NULL: nothing is read or written */
     ml_chat_template *chat_template; /* NULL: the checkpoint has none */
-    ml_prompter prompter;
+    ml_prompt_encoder prompter;
     ml_dataset dataset;
     ml_data_source *source; /* NULL: no prompts */
     ml_weights weights, ref, teacher;

@@ -27,9 +27,9 @@ static ml_status try_template(const ml_turns_opts *o, ml_err *err) {
                        "the environment speaks in messages, and the checkpoint has no chat "
                        "template: name one with --chat-template-path");
     if (wants & MILES_SAYS_USER)
-        st = ml_turn_text_check(&o->text, "user", err);
+        st = ml_turn_tokens_check(&o->text, "user", err);
     if (st == ML_OK && (wants & MILES_SAYS_TOOL))
-        st = ml_turn_text_check(&o->text, "tool", err);
+        st = ml_turn_tokens_check(&o->text, "tool", err);
     return st;
 }
 
@@ -106,8 +106,8 @@ static ml_status encode(const ml_turns *t, const seat *s, ml_turn *x, ml_err *er
         return ml_fail(err, ML_EUNSUP,
                        "the environment said a message, and there is no chat template");
     if (r->messages)
-        return ml_turn_text_encode(&t->opts.text, s->encoder, &x->ids, r->arena,
-                                   r->messages, x->last, err);
+        return ml_turn_tokens_encode(&t->opts.text, s->encoder, &x->ids, r->arena,
+                                     r->messages, x->last, err);
     return ml_encode(s->encoder, &x->ids, r->text, (ml_encode_opts){ 0 }, err);
 }
 

@@ -9,13 +9,13 @@
 #define ML_RL_TURNS_H
 
 #include "rl/environment.h"
-#include "rl/turn_text.h"
+#include "rl/turn_tokens.h"
 #include "text/tool_calls.h"
 
 /* Strings and what is pointed at must outlive it. */
 typedef struct ml_turns_opts {
     ml_environment_opts environment;
-    ml_turn_text text;
+    ml_turn_tokens text;
     ml_tool_format tools; /* in which calls of tools are written */
     int32_t max_turn;
     int64_t n_thread;

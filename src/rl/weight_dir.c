@@ -103,7 +103,7 @@ ml_status ml_weight_dir_put(const char *path, const ml_weights *w, const ml_spec
     if (st == ML_OK)
         st = ml_export_hf(w, s, from, &how, err);
     if (st == ML_OK)
-        st = ml_weights_seal(w, s, temp.ptr, err);
+        st = ml_weights_checksum(w, s, temp.ptr, err);
     if (st == ML_OK)
         st = replace(temp.ptr, path, err);
     ml_text_release(&temp);

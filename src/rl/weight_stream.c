@@ -90,7 +90,7 @@ static ml_status write_whole(ml_weight_stream *s, const ml_weights *w, ml_err *e
 
 static ml_status write_delta(ml_weight_stream *s, const ml_weights *w, ml_err *err) {
     ml_delta_writer *writer = s->writer;
-    ml_status st = ml_weights_seal(w, s->opts.spec, ml_delta_writer_dir(writer), err);
+    ml_status st = ml_weights_checksum(w, s->opts.spec, ml_delta_writer_dir(writer), err);
 
     s->writer = NULL;
     s->news.dir = ml_version_dir(&s->arena, s->opts.delta.source, s->version + 1);
@@ -110,7 +110,7 @@ static ml_status seal_base(ml_weight_stream *s, const ml_weights *w, ml_err *err
     const char *dir = ml_version_dir(&s->arena, s->opts.delta.source, 0);
     ml_status st = ml_dir_make(dir, err);
 
-    return st == ML_OK ? ml_weights_seal(w, s->opts.spec, dir, err) : st;
+    return st == ML_OK ? ml_weights_checksum(w, s->opts.spec, dir, err) : st;
 }
 
 static ml_status write_version(ml_weight_stream *s, const ml_weights *w, ml_err *err) {

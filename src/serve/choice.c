@@ -90,18 +90,18 @@ static void log_end(const ml_choice *c) {
 }
 
 static void measure(ml_choice *c, const ml_output *news, double now) {
-    ml_metrics *m = c->job->server->metrics;
+    ml_server_metrics *m = c->job->server->metrics;
 
     if (news->answer.n && c->first_s == 0) {
         c->first_s = now;
-        ml_metrics_first_token(m, c);
+        ml_server_metrics_first_token(m, c);
     } else if (news->answer.n) {
-        ml_metrics_tokens(m, now - c->end_s, news->answer.n);
+        ml_server_metrics_tokens(m, now - c->end_s, news->answer.n);
     }
     c->end_s = now;
     if (news->finish == ML_FINISH_NOT)
         return;
-    ml_metrics_end(m, c);
+    ml_server_metrics_end(m, c);
     if (c->job->server->opts.log_requests)
         log_end(c);
 }

@@ -11,7 +11,7 @@ typedef struct histogram {
     double sum;
 } histogram;
 
-struct ml_metrics {
+struct ml_server_metrics {
     histogram first_token, between, whole, queued;
     int64_t n_request, n_aborted, n_prompt, n_answer, n_cached;
     double at; /* of the last look, for throughput */
@@ -29,8 +29,8 @@ static histogram histogram_of(const double *bound, int n) {
     return (histogram){ .bound = bound, .n = n };
 }
 
-ml_metrics *ml_metrics_new(ml_arena *a) {
-    ml_metrics *m = ML_NEW(a, ml_metrics, 1);
+ml_server_metrics *ml_server_metrics_new(ml_arena *a) {
+    ml_server_metrics *m = ML_NEW(a, ml_server_metrics, 1);
 
     m->first_token = m->whole = m->queued = histogram_of(seconds, MAX_BUCKET);
     m->between = histogram_of(between, MAX_BUCKET);
@@ -47,15 +47,15 @@ static void observe(histogram *h, double v, int64_t times) {
     h->sum += v * (double)times;
 }
 
-void ml_metrics_first_token(ml_metrics *m, const ml_choice *c) {
+void ml_server_metrics_first_token(ml_server_metrics *m, const ml_choice *c) {
     observe(&m->first_token, c->first_s - c->job->start_s, 1);
 }
 
-void ml_metrics_tokens(ml_metrics *m, double seconds_since, int32_t n) {
+void ml_server_metrics_tokens(ml_server_metrics *m, double seconds_since, int32_t n) {
     observe(&m->between, seconds_since / n, n);
 }
 
-void ml_metrics_end(ml_metrics *m, const ml_choice *c) {
+void ml_server_metrics_end(ml_server_metrics *m, const ml_choice *c) {
     m->n_request++;
     m->n_aborted += c->finish == ML_FINISH_ABORT;
     m->n_prompt += c->n_prompt;
@@ -99,7 +99,7 @@ static void write_histogram(page *p, const char *name, const char *help,
     ml_text_printf(&p->out, "sglang:%s_count{%s} %lld\n", name, p->label.ptr, (long long)n);
 }
 
-static void write_engine(page *p, const ml_metrics *m, const ml_gen_stats *st) {
+static void write_engine(page *p, const ml_server_metrics *m, const ml_gen_stats *st) {
     double page_tokens = st->page_tokens, pages = (double)st->n_page;
     double used = pages - (double)st->n_page_free - (double)st->n_page_cached;
     double prompts = (double)st->n_prompt_token;
@@ -127,7 +127,7 @@ static void write_engine(page *p, const ml_metrics *m, const ml_gen_stats *st) {
           st->model_s);
 }
 
-static void write_requests(page *p, const ml_metrics *m) {
+static void write_requests(page *p, const ml_server_metrics *m) {
     value(p, "num_requests_total", "counter", "Requests that ended.", (double)m->n_request);
     value(p, "num_aborted_requests_total", "counter", "Requests that were aborted.",
           (double)m->n_aborted);
@@ -143,7 +143,7 @@ static void write_requests(page *p, const ml_metrics *m) {
     write_histogram(p, "queue_time_seconds", "In the queue.", &m->queued);
 }
 
-static void look(ml_metrics *m, const ml_gen_stats *st) {
+static void look(ml_server_metrics *m, const ml_gen_stats *st) {
     double now = ml_clock_s();
 
     if (now - m->at < 0.1)

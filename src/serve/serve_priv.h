@@ -20,7 +20,7 @@
 typedef struct ml_job ml_job;
 typedef struct ml_choice ml_choice;
 typedef struct ml_admin ml_admin;
-typedef struct ml_metrics ml_metrics;
+typedef struct ml_server_metrics ml_server_metrics;
 typedef struct ml_probe ml_probe;
 
 /* How an API answers. */
@@ -125,7 +125,7 @@ struct ml_server {
     ml_text_thread *text;
     ml_budget budget; /* of bytes of requests in flight */
     ml_admin *admin;
-    ml_metrics *metrics;
+    ml_server_metrics *metrics;
     ml_job *jobs;
     ml_probe *probes; /* of /health_generate */
     int64_t n_job;
@@ -215,10 +215,10 @@ ml_status ml_admin_open(ml_admin **out, ml_server *s, ml_err *err);
 void ml_admin_close(ml_admin *a); /* NULL is fine; waits for what it is doing */
 
 /* --- serve_metrics.c --- */
-ml_metrics *ml_metrics_new(ml_arena *a);
-void ml_metrics_first_token(ml_metrics *m, const ml_choice *c);
-void ml_metrics_tokens(ml_metrics *m, double seconds, int32_t n);
-void ml_metrics_end(ml_metrics *m, const ml_choice *c);
+ml_server_metrics *ml_server_metrics_new(ml_arena *a);
+void ml_server_metrics_first_token(ml_server_metrics *m, const ml_choice *c);
+void ml_server_metrics_tokens(ml_server_metrics *m, double seconds, int32_t n);
+void ml_server_metrics_end(ml_server_metrics *m, const ml_choice *c);
 
 /* --- meta_info.c --- */
 typedef struct ml_meta_opts {

@@ -229,7 +229,7 @@ ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts
         s->boot = 0;
     ML_BUG_IF(pthread_mutex_init(&s->label_lock, NULL));
     s->office = ml_dispatcher_open(l, &s->arena);
-    s->metrics = ml_metrics_new(&s->arena);
+    s->metrics = ml_server_metrics_new(&s->arena);
     s->budget.max = opts->max_in_flight;
     if (opts->tokenizer) {
         s->encoder = ml_encoder_new(opts->tokenizer);

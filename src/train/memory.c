@@ -73,7 +73,7 @@ static ml_status add_plan(ml_memory *m, const ml_memory_ask *ask, const ml_spec 
         add(m, row[train ? ACT : SCORE_ACT], ml_plan_act_bytes(plan));
         add(m, row[train ? SCRATCH : SCORE_SCRATCH], ml_plan_scratch_bytes(plan));
         add_on_host(m, ask->be, row[CHOICES],
-                    ml_choices_bytes(spec, ask->opts.replay, opts.caps.n_token));
+                    ml_routing_replay_bytes(spec, ask->opts.replay, opts.caps.n_token));
     }
     ml_plan_free(plan);
     return st;

@@ -9,7 +9,7 @@
 #define ML_TRAIN_MICRO_H
 
 #include "model/batch.h"
-#include "train/choices.h"
+#include "train/routing_replay.h"
 #include "train/packing.h"
 
 /* What is trained on.  The owner keeps the arrays. */
@@ -18,7 +18,7 @@ typedef struct ml_train_sample {
     int32_t n_token, n_response; /* the prompt has at least one token */
     const uint8_t *mask;         /* [n_response] 0: no loss here; NULL: loss everywhere */
     int64_t rollout;             /* samples of one rollout stay in one step */
-    ml_token_choices routed[ML_N_ROUTING];
+    ml_token_routing routed[ML_N_ROUTING];
     bool idle; /* the loss will have no derivative by it: see ml_schedule_opts */
 } ml_train_sample;
 
@@ -42,7 +42,7 @@ typedef struct ml_micro {
     float *row_logprob, *row_entropy;               /* [n_loss]; a critic's [n_token] */
     float *row_dlogprob, *row_dentropy;             /* the same */
     float *logprob, *entropy, *dlogprob, *dentropy; /* [response tokens] */
-    ml_choices choices;
+    ml_routing_replay choices;
     bool critic;     /* every row has a value; they stand where log-probs do */
     bool everywhere; /* all response tokens are scored, masked ones too */
     ml_arena arena;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/bug.h"
-#include "base/spill.h"
+#include "base/mmap_offload.h"
 
 #define NAME_CAP 512
 
@@ -204,7 +204,7 @@ static ml_status take_state(ml_optimizer *o, ml_err *err) {
     ml_status st;
 
     if (o->opts.offload_dir)
-        st = ml_spill_open(&o->spill, o->bytes, o->opts.offload_dir, err);
+        st = ml_mmap_offload_open(&o->spill, o->bytes, o->opts.offload_dir, err);
     else if (staged)
         st = take_host(o, err);
     else
@@ -248,7 +248,7 @@ void ml_optimizer_close(ml_optimizer *o) {
         o->buf.dev->free(&o->buf);
     if (o->block_buf.dev)
         o->block_buf.dev->free(&o->block_buf);
-    ml_spill_close(o->spill, o->bytes);
+    ml_mmap_offload_close(o->spill, o->bytes);
     if (o->stage.dev)
         o->stage.dev->free(&o->stage);
     if (o->host)

@@ -27,7 +27,7 @@ const char *ml_snapshot_tensor(char *buf, size_t cap, int k, const ml_param *p, 
 ml_status ml_snapshot_sum(ml_text *out, const char *path, const char *name, ml_err *err);
 
 /* A trainer as it stands, or a copy of it. */
-typedef struct ml_image {
+typedef struct ml_save_buffer {
     const ml_spec *spec;
     const ml_checkpoint *from;
     ml_weights weights, set[ML_STATE_SETS]; /* a set without tensors is not saved */
@@ -35,15 +35,16 @@ typedef struct ml_image {
     int64_t n_step, n_sample;
     void *stage; /* what it was copied to */
     size_t stage_bytes;
-} ml_image;
+} ml_save_buffer;
 
 /* Looks at the trainer; `optim`: its optimizer's state, too.  ref: NULL, or a reference. */
-void ml_image_take(ml_image *m, ml_trainer *t, const ml_checkpoint *from,
-                   const ml_weights *ref, bool optim);
+void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *from,
+                         const ml_weights *ref, bool optim);
 /* From here on the trainer may go on. */
-ml_status ml_image_copy(ml_image *m, ml_backend *be, ml_arena *a, ml_err *err);
+ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_backend *be, ml_arena *a, ml_err *err);
 /* All but the weights, as trainer.safetensors in dir; no file when there is nothing. */
-ml_status ml_image_write(const ml_image *m, const char *dir, ml_arena *a, ml_err *err);
-void ml_image_release(ml_image *m); /* zeros are fine */
+ml_status ml_save_buffer_write(const ml_save_buffer *m, const char *dir, ml_arena *a,
+                               ml_err *err);
+void ml_save_buffer_release(ml_save_buffer *m); /* zeros are fine */
 
 #endif

@@ -18,7 +18,7 @@
 /* A directory of snapshots, and the one that is being written there. */
 typedef struct place {
     const char *dir;
-    ml_image image;
+    ml_save_buffer image;
     ml_text state; /* state.json */
 } place;
 
@@ -55,7 +55,8 @@ static ml_status write_sums(ml_saver *s, const char *dir, ml_err *err) {
     return st;
 }
 
-static ml_status write_hf(ml_saver *s, const ml_image *m, const char *dir, ml_err *err) {
+static ml_status write_hf(ml_saver *s, const ml_save_buffer *m, const char *dir,
+                          ml_err *err) {
     ml_export_opts hf = { .dir = dir, .keep_dtype = true };
     ml_status st = ml_dir_make(dir, err);
 
@@ -71,7 +72,7 @@ static ml_status write_files(ml_saver *s, const place *p, const char *dir, ml_er
     ml_status st = write_hf(s, &p->image, dir, err);
 
     if (st == ML_OK)
-        st = ml_image_write(&p->image, dir, &s->arena, err);
+        st = ml_save_buffer_write(&p->image, dir, &s->arena, err);
     if (st == ML_OK)
         st = write_text(s, dir, ML_SNAPSHOT_STATE, &p->state, err);
     if (st == ML_OK)
@@ -271,11 +272,11 @@ static ml_status take_place(ml_saver *s, int i, const ml_save_models *m,
 
     if (!p->dir)
         return ML_OK;
-    ml_image_take(&p->image, t, i == ACTOR ? s->opts.from : s->opts.critic_from,
-                  i == ACTOR ? m->ref : NULL, !s->opts.no_optim);
+    ml_save_buffer_take(&p->image, t, i == ACTOR ? s->opts.from : s->opts.critic_from,
+                        i == ACTOR ? m->ref : NULL, !s->opts.no_optim);
     describe(p, state);
     return s->opts.async
-               ? ml_image_copy(&p->image, ml_trainer_optimizer(t)->be, &s->arena, err)
+               ? ml_save_buffer_copy(&p->image, ml_trainer_optimizer(t)->be, &s->arena, err)
                : ML_OK;
 }
 
@@ -307,7 +308,7 @@ void ml_saver_close(ml_saver *s) {
     ml_saver_wait(s, NULL);
     for (int i = 0; i < N_PLACE; i++) {
         ml_text_release(&s->place[i].state);
-        ml_image_release(&s->place[i].image);
+        ml_save_buffer_release(&s->place[i].image);
     }
     ml_arena_release(&s->arena);
     free(s);

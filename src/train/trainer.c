@@ -208,8 +208,8 @@ static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_c
         return st;
     }
     ml_micro_init(&r->micro, opts.caps, t->spec->critic);
-    ml_choices_init(&r->micro.choices, &r->micro.arena, t->spec, t->opts.replay,
-                    opts.caps.n_token);
+    ml_routing_replay_init(&r->micro.choices, &r->micro.arena, t->spec, t->opts.replay,
+                           opts.caps.n_token);
     ml_plan_dump_to(r->plan, backward ? t->opts.dump_train : t->opts.dump_score);
     ml_plan_spans_to(r->plan, backward ? t->opts.spans_train : t->opts.spans_score,
                      ML_TRACK_TRAIN);
@@ -232,11 +232,11 @@ static ml_status run_forward(ml_trainer *t, runner *r, const ml_weights *w,
 
     ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
     if (w == t->weights) {
-        ml_choices_give(&m->choices, &run, s, bin);
-        ml_choices_ask(&m->choices, &run, s, bin);
+        ml_routing_replay_give(&m->choices, &run, s, bin);
+        ml_routing_replay_ask(&m->choices, &run, s, bin);
     }
     ml_plan_forward(r->plan, &run);
-    ml_choices_record(&m->choices, &run, s, bin);
+    ml_routing_replay_record(&m->choices, &run, s, bin);
     ml_plan_read(r->plan, &m->batch.rows, m->row_logprob, m->critic ? NULL : m->row_entropy,
                  NULL);
     st = t->be->dev->sync(t->be->stream, err);

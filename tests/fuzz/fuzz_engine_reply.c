@@ -6,7 +6,7 @@
 
 #include "base/bug.h"
 #include "engine/remote_priv.h"
-#include "rl/flight.h"
+#include "rl/gen_task.h"
 #include "rl/train_rows.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -78,7 +78,7 @@ static ml_status submit(ml_gen *g, const ml_gen_request *asked, ml_gen_fn *fn, v
 }
 
 /* What comes of it can be written down, copied and made a row of a batch. */
-static void use(ml_flight *x, ml_arena *a) {
+static void use(ml_gen_task *x, ml_arena *a) {
     const ml_sample *s = &x->sample;
     ml_text line = { 0 };
     ml_sample copy;
@@ -113,10 +113,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                        .version = version,
                        .status = ML_SAMPLE_ABORTED };
     static engine e = { .gen = { .submit = submit } };
-    static ml_asker asker = { .gen = &e.gen, .context = 100 };
+    static ml_gen_ctx asker = { .gen = &e.gen, .context = 100 };
     static ml_sampling how = { .max_new = MAX_NEW };
-    static ml_flights flights; /* once: it has an encoder, which takes time to make */
-    ml_flight *x;
+    static ml_gen_tasks flights; /* once: it has an encoder, which takes time to make */
+    ml_gen_task *x;
     ml_arena a;
 
     if (size < 1)
@@ -128,10 +128,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     ml_arena_init(&a, "sample");
     if (!asker.tokenizer) {
         asker.tokenizer = tokenizer();
-        ml_flights_init(&flights, &asker, &how, NULL, &a);
+        ml_gen_tasks_init(&flights, &asker, &how, NULL, &a);
     }
     flights.arena = &a;
-    ML_BUG_IF(ml_flights_resume(&flights, &x, &held, 1, false, NULL) != ML_OK);
+    ML_BUG_IF(ml_gen_tasks_resume(&flights, &x, &held, 1, false, NULL) != ML_OK);
     use(x, &a);
     ml_arena_release(&a);
     return 0;

@@ -6,7 +6,7 @@
 
 #include "base/bug.h"
 #include "base/json.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
 #include "rl/reward/math_same.h"

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "base/bug.h"
-#include "rl/flight.h"
-#include "rl/held.h"
+#include "rl/gen_task.h"
+#include "rl/partial_buffer.h"
 #include "rl/train_rows.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -95,44 +95,44 @@ static const ml_tokenizer *tokenizer(void) {
 
 static void go_on(const ml_sample *held) {
     static ml_gen gen = { .submit = submit };
-    static ml_asker asker = { .gen = &gen, .context = 1 << 20 };
+    static ml_gen_ctx asker = { .gen = &gen, .context = 1 << 20 };
     static ml_sampling how = { .max_new = MAX_NEW };
-    static ml_flights flights; /* once: it has an encoder, which takes time to make */
-    ml_flight *x;
+    static ml_gen_tasks flights; /* once: it has an encoder, which takes time to make */
+    ml_gen_task *x;
     ml_arena a;
 
     ml_arena_init(&a, "flights");
     if (!asker.tokenizer) {
         asker.tokenizer = tokenizer();
-        ml_flights_init(&flights, &asker, &how, NULL, &a);
+        ml_gen_tasks_init(&flights, &asker, &how, NULL, &a);
     }
     flights.arena = &a;
-    ML_BUG_IF(ml_flights_resume(&flights, &x, held, 1, held->index & 1, NULL) != ML_OK);
+    ML_BUG_IF(ml_gen_tasks_resume(&flights, &x, held, 1, held->index & 1, NULL) != ML_OK);
     ML_BUG_IF(x->sample.n_response > MAX_NEW);
     use(&x->sample, &a);
     ml_arena_release(&a);
 }
 
 static void check_held(ml_str text) {
-    static const ml_held_bounds bounds = { N_VOCAB, N_ROW, MAX_NEW };
+    static const ml_partial_buffer_bounds bounds = { N_VOCAB, N_ROW, MAX_NEW };
     ml_text state = { 0 };
     ml_err err = { 0 };
-    ml_held held;
+    ml_partial_buffer held;
     const ml_sample *s;
 
     ml_text_printf(&state, "{\"held\": [");
     ml_text_add(&state, text.ptr, text.len);
     ml_text_printf(&state, "]}");
-    ml_held_init(&held, 1);
-    if (ml_held_load(&held, (ml_str){ state.ptr, state.len }, &bounds, "state", &err) ==
-        ML_OK)
-        while ((s = ml_held_take(&held))) {
+    ml_partial_buffer_init(&held, 1);
+    if (ml_partial_buffer_load(&held, (ml_str){ state.ptr, state.len }, &bounds, "state",
+                               &err) == ML_OK)
+        while ((s = ml_partial_buffer_take(&held))) {
             ML_BUG_IF(s->row < -1 || s->row >= N_ROW);
             go_on(s);
         }
     else
         ML_BUG_IF(!err.msg[0]);
-    ml_held_release(&held);
+    ml_partial_buffer_release(&held);
     ml_text_release(&state);
 }
 

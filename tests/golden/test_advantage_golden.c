@@ -8,7 +8,7 @@
 #include "rl/advantage/opd.h"
 #include "rl/advantage/reward_norm.h"
 #include "rl/advantage/whiten.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/loss/kl.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
@@ -135,7 +135,7 @@ static void play_gae_serial(ml_case *c) {
 /* --- the whole pipeline ---------------------------------------------------------- */
 
 static const miles_advantage *estimator(const char *name) {
-    for (const miles_extension *const *row = ml_edges; *row; row++)
+    for (const miles_extension *const *row = ml_builtins; *row; row++)
         if ((*row)->kind == MILES_ADVANTAGE && strcmp((*row)->name, name) == 0)
             return (const void *)*row;
     return NULL;

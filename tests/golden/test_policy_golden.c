@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "rl/advantage/advantages.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "tests/support/recorded_step.h"
 #include "tests/support/test.h"
 

@@ -6,7 +6,7 @@
 
 #include "base/exp.h"
 #include "rl/advantage/advantages.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/loss/kl.h"
 #include "rl/loss/surrogate.h"
 #include "rl/reduce/divisors.h"

@@ -5,9 +5,9 @@
 #include "plugin/edge.h"
 #include "rl/group_filter.h"
 #include "rl/reduce/divisors.h"
-#include "rl/sample_figures.h"
+#include "rl/sample_metrics.h"
 #include "rl/train_rows.h"
-#include "rl/trim.h"
+#include "rl/truncate.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 
@@ -34,14 +34,14 @@ static void play_pass_rate(ml_case *c) {
     const ml_json *rewards = ml_json_get(c->args, "flat_rewards"),
                   *want = ml_json_get(c->out, "pass_rate");
     int64_t size = ml_case_i64(c->args, "group_size", 1);
-    ml_figures f;
+    ml_metrics f;
     int32_t n = 0;
 
     if (!want) /* a refusal of arguments that cannot come up here */
         return;
-    ml_figures_init(&f, &c->arena);
-    ml_figures_pass_rate(&f, "", samples_of(c, rewards, size), rewards->n, (int32_t)size);
-    for (const ml_figure *row = f.first; row; row = row->next, n++)
+    ml_metrics_init(&f, &c->arena);
+    ml_metrics_pass_rate(&f, "", samples_of(c, rewards, size), rewards->n, (int32_t)size);
+    for (const ml_metric *row = f.first; row; row = row->next, n++)
         ml_record_equal(c, row->value, ml_json_get(want, row->name), f64, row->name);
     ml_record_expect(c, n == want->n, "another number of figures");
 }
@@ -51,13 +51,13 @@ static void play_statistics(ml_case *c) {
     const ml_json *values = ml_json_get(c->args, "values");
     const double *x = ml_record_row(c, values);
     double *copy = ML_NEW(&c->arena, double, values->n + 1);
-    ml_figures f;
+    ml_metrics f;
 
     memcpy(copy, x, (size_t)values->n * sizeof *copy);
-    ml_figures_init(&f, &c->arena);
-    ml_figures_statistics(&f, "", copy, values->n);
+    ml_metrics_init(&f, &c->arena);
+    ml_metrics_statistics(&f, "", copy, values->n);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        ml_record_equal(c, ml_figures_get(&f, names[i], -1e300),
+        ml_record_equal(c, ml_metrics_get(&f, names[i], -1e300),
                         ml_json_get(c->out, names[i]), f64, names[i]);
 }
 
@@ -69,8 +69,8 @@ static void play_one_filter(ml_case *c, const char *name, const ml_sample *const
     const miles_extension *row = NULL;
     ml_err err = { 0 };
 
-    ml_record_expect(c, ml_edge_find(&row, MILES_GROUP_FILTER, name, "", &err) == ML_OK,
-                     name);
+    ml_record_expect(
+        c, ml_extension_find(&row, MILES_GROUP_FILTER, name, "", &err) == ML_OK, name);
     if (!row)
         return;
     ml_group_filter_run((const void *)row, s, n, &keep, got, &err);
@@ -110,14 +110,14 @@ static void play_trim(ml_case *c) {
     const ml_json *kept = ml_json_get(c->out, "kept_indices");
     int64_t n = ml_case_i64(c->args, "num_samples", 0),
             size = ml_case_i64(c->out, "dynamic_global_batch_size", 0);
-    ml_trim_opts o = {
+    ml_truncate_opts o = {
         .global_batch_size = ml_case_i64(c->args, "global_batch_size", 1),
         .n_rank = (int32_t)ml_case_i64(c->args, "dp_size", 1),
         .one_step = ml_case_flag(c->args, "use_dynamic_global_batch_size"),
         .all = ml_case_flag(c->args, "disable_rollout_trim_samples"),
         .has_pieces = ml_case_flag(c->args, "has_rollout_ids"),
     };
-    int64_t got = ml_trim(&o, n);
+    int64_t got = ml_truncate(&o, n);
 
     if (ml_json_get(c->out, "error")) {
         ml_record_expect(c, got == 0, "failed there");

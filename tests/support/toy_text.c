@@ -8,7 +8,7 @@ void ml_toy_text_open(ml_toy_text *t) {
     MUST(ml_tokenizer_open(&t->tokenizer, ml_test_path("model"), &err));
     MUST(ml_chat_template_open(&t->chat_template, ml_test_path("model"), NULL, &err));
     t->encoder = ml_encoder_new(t->tokenizer);
-    t->turns = (ml_turn_text){ t->tokenizer, t->chat_template, NULL };
+    t->turns = (ml_turn_tokens){ t->tokenizer, t->chat_template, NULL };
 }
 
 void ml_toy_text_close(ml_toy_text *t) {

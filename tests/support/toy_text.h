@@ -3,14 +3,14 @@
 #define ML_TESTS_SUPPORT_TOY_TEXT_H
 
 #include "base/arena.h"
-#include "rl/turn_text.h"
+#include "rl/turn_tokens.h"
 
 typedef struct ml_toy_text {
     ml_arena arena;
     ml_tokenizer *tokenizer;
     ml_chat_template *chat_template;
     ml_encoder *encoder;
-    ml_turn_text turns;
+    ml_turn_tokens turns;
 } ml_toy_text;
 
 /* Failures end the test. */

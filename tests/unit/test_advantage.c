@@ -7,7 +7,7 @@
 #include "rl/advantage/advantages.h"
 #include "rl/advantage/reward_norm.h"
 #include "rl/advantage/whiten.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 

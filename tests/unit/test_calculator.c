@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "tests/support/test.h"
 
 typedef struct heard {

@@ -64,10 +64,10 @@ static void record_all(ml_trainee *t) {
 /* What was recorded is given from now on; `turn` makes other experts of them. */
 static void give_recorded(ml_trainee *t, int32_t turn) {
     for (int32_t i = 0; i < t->n_sample; i++) {
-        ml_token_choices *c = &t->sample[i].routed[ML_ROUTING_EXPERTS];
+        ml_token_routing *c = &t->sample[i].routed[ML_ROUTING_EXPERTS];
         for (int64_t k = 0; k < t->sample[i].n_token * width_of(t); k++)
             c->record[k] = (c->record[k] + turn) % n_expert(t);
-        *c = (ml_token_choices){ .given = c->record, .n_given = t->sample[i].n_token };
+        *c = (ml_token_routing){ .given = c->record, .n_given = t->sample[i].n_token };
     }
 }
 
@@ -135,7 +135,7 @@ static void steps_replay_too(void) {
 static void refused(const ml_trainee *t, const int32_t *row, int64_t width,
                     const char *why) {
     ml_err err = { 0 };
-    CHECK(ml_choices_check(&t->spec, ML_ROUTING_EXPERTS, row, 1, width, &err) ==
+    CHECK(ml_routing_replay_check(&t->spec, ML_ROUTING_EXPERTS, row, 1, width, &err) ==
           ML_EFORMAT);
     CHECK_HAS(err.msg, why);
 }
@@ -150,7 +150,8 @@ static void what_cannot_be_is_refused(void) {
     row = ML_NEW(&t.arena, int32_t, width);
     for (int64_t i = 0; i < width; i++)
         row[i] = (int32_t)i % t.spec.route[ML_ROUTING_EXPERTS].top_k;
-    CHECK(ml_choices_check(&t.spec, ML_ROUTING_EXPERTS, row, 1, width, NULL) == ML_OK);
+    CHECK(ml_routing_replay_check(&t.spec, ML_ROUTING_EXPERTS, row, 1, width, NULL) ==
+          ML_OK);
     refused(&t, row, width + 1, "were recorded for each token");
     row[width - 1] = 10000;
     refused(&t, row, width, "the experts of token 0 in layer");

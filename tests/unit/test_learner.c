@@ -133,7 +133,7 @@ typedef struct pupil {
     ml_trainee trainee;
     ml_recipe recipe;
     ml_learner learner;
-    ml_lesson lesson;
+    ml_learn_result lesson;
     ml_arena arena;
     ml_err err;
 } pupil;
@@ -180,8 +180,8 @@ static ml_status learn(pupil *p) {
     return ml_learn(&p->learner, 0, &p->lesson, &p->arena, list, SAMPLES, &p->err);
 }
 
-static double figure(const ml_figures *f, const char *name) {
-    double x = ml_figures_get(f, name, (double)NAN);
+static double figure(const ml_metrics *f, const char *name) {
+    double x = ml_metrics_get(f, name, (double)NAN);
     if (isnan(x))
         ml_test_fail(__FILE__, __LINE__, "there is no %s", name);
     return x;
@@ -190,7 +190,7 @@ static double figure(const ml_figures *f, const char *name) {
 /* Everything on policy: old, new, rollout and reference log-probs are one and the same. */
 static void the_first_step_is_on_policy(void) {
     pupil p;
-    const ml_figures *f;
+    const ml_metrics *f;
 
     open_pupil(&p, SAMPLES);
     must(learn(&p), &p.err);

@@ -7,7 +7,7 @@
 
 #include "plugin/resolve.h"
 #include "rl/advantage/advantages.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/loss/kl.h"
 #include "rl/loss/step_loss.h"
 #include "rl/loss/surrogate.h"

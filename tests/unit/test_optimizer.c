@@ -5,7 +5,7 @@
 
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "train/masters.h"
+#include "train/master_weights.h"
 
 #define MODEL "tests/golden/data/qwen3"
 
@@ -379,11 +379,11 @@ static void weights_are_held_against_masters(void) {
     if (!begin(&w, 1, NULL, ML_WEIGHT_BF16, adam))
         return;
     steps(&w, 2, 1e-3, 0.1);
-    CHECK(ml_masters_check(&w.opt, &err) == ML_OK);
+    CHECK(ml_master_weights_check(&w.opt, &err) == ML_OK);
     ml_weights_unpack(&w.weights, 1, 0, 0, 1, ML_F32, row);
     row[2] += 1.0f;
     ml_weights_pack(&w.weights, 1, 0, 0, 1, row);
-    CHECK(ml_masters_check(&w.opt, &err) == ML_EFORMAT);
+    CHECK(ml_master_weights_check(&w.opt, &err) == ML_EFORMAT);
     CHECK_HAS(err.msg, w.spec.param[1].name);
     CHECK_HAS(err.msg, "[0, 2] is ");
     end(&w);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "rl/prompter.h"
+#include "rl/prompt_encoder.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "text/assistant_mask.h"
@@ -49,7 +49,7 @@ static void prompts_are_rendered_and_measured(void) {
         "nobody would want to read it to its end, nor answer it\"}]}\n"
         "{\"input\": [{\"role\": \"user\", \"content\": \"bye\"}]}\n";
     world w;
-    ml_prompter p;
+    ml_prompt_encoder p;
     ml_pool *pool;
     ml_dataset ds;
     ml_prompt prompt;
@@ -58,7 +58,7 @@ static void prompts_are_rendered_and_measured(void) {
 
     open_world(&w);
     must(ml_pool_new(&pool, 2, &err), &err);
-    ml_prompter_init(&p, w.tokenizer, w.chat, 2);
+    ml_prompt_encoder_init(&p, w.tokenizer, w.chat, 2);
     ml_arena_init(&a, "test");
     must(ml_file_replace(ml_test_path("rows.jsonl"), ml_str_of(rows), &err), &err);
     must(ml_dataset_open(&ds,
@@ -66,7 +66,7 @@ static void prompts_are_rendered_and_measured(void) {
                                              .apply_chat_template = true,
                                              .template_kwargs = "{\"mood\": \"calm\"}",
                                              .max_prompt_len = 40,
-                                             .text = ml_prompter_text(&p),
+                                             .text = ml_prompt_encoder_text(&p),
                                              .pool = pool },
                          &err),
          &err);
@@ -75,7 +75,7 @@ static void prompts_are_rendered_and_measured(void) {
     CHECK(ml_str_is(prompt.text, "<user>bye<assistant>calm"));
     ml_dataset_close(&ds);
     ml_arena_release(&a);
-    ml_prompter_release(&p);
+    ml_prompt_encoder_release(&p);
     ml_pool_free(pool);
     close_world(&w);
 }

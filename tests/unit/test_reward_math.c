@@ -5,10 +5,10 @@
 #include <sys/resource.h>
 
 #include "base/json.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/reward/grade.h"
 #include "rl/reward/math_same.h"
-#include "rl/reward/sha256.h"
+#include "base/sha256.h"
 #include "tests/support/test.h"
 
 typedef struct pair {

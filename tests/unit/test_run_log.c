@@ -170,27 +170,27 @@ static void evaluate(ml_run_log *l, int64_t rollout) {
 
 static void one_round(ml_run_log *l, int64_t rollout) {
     const ml_sample **list;
-    ml_figures f;
+    ml_metrics f;
     ml_arena a;
 
     ml_arena_init(&a, "round");
-    ml_figures_init(&f, &a);
+    ml_metrics_init(&f, &a);
     list = ML_NEW(&a, const ml_sample *, 2);
     for (int i = 0; i < 2; i++) {
         ml_sample *s = ML_NEW(&a, ml_sample, 1);
         *s = sample_of(2 * rollout + i, i);
         list[i] = s;
     }
-    ml_figures_add(&f, "rollout/", "raw_reward", 0.25 * (double)rollout);
+    ml_metrics_add(&f, "rollout/", "raw_reward", 0.25 * (double)rollout);
     ml_run_log_samples(l, rollout, list, 2);
     ml_run_log_metrics(l, rollout, -1, &f);
-    ml_figures_init(&f, &a);
-    ml_figures_add(&f, "train/", "loss", (double)NAN);
+    ml_metrics_init(&f, &a);
+    ml_metrics_add(&f, "train/", "loss", (double)NAN);
     ml_run_log_metrics(l, rollout, 2 * rollout, &f);
     if (rollout % 2)
         CHECK(ml_run_log_settle(l, &err) == ML_OK); /* as before a save */
-    ml_figures_init(&f, &a);
-    ml_figures_add(&f, "eval/", "set", 1);
+    ml_metrics_init(&f, &a);
+    ml_metrics_add(&f, "eval/", "set", 1);
     ml_run_log_metrics(l, rollout, -1, &f);
     evaluate(l, rollout);
     ml_run_log_span(l, rollout, ML_SPAN_OTHER, "round", 0, 1);
@@ -338,12 +338,12 @@ static void a_full_disk_is_told(void) {
     setrlimit(RLIMIT_FSIZE, &limit);
     signal(SIGXFSZ, SIG_IGN);
     for (int64_t i = 0; i < 20000 && st == ML_OK; i++) {
-        ml_figures f;
+        ml_metrics f;
         ml_arena a;
         ml_arena_init(&a, "round");
-        ml_figures_init(&f, &a);
+        ml_metrics_init(&f, &a);
         for (int k = 0; k < 40; k++)
-            ml_figures_add(&f, "rollout/", "raw_reward", 0.3);
+            ml_metrics_add(&f, "rollout/", "raw_reward", 0.3);
         ml_run_log_metrics(&l, i, -1, &f);
         ml_run_log_post(&l, &a);
         st = ml_run_log_check(&l, &err);

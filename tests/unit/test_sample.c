@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/flight.h"
-#include "rl/held.h"
+#include "rl/gen_task.h"
+#include "rl/partial_buffer.h"
 #include "tests/support/log_text.h"
 #include "tests/support/must.h"
 #include "tests/support/toy_model.h"
@@ -95,10 +95,10 @@ static ml_status draw(ml_gen *g, const ml_gen_request *r, ml_gen_fn *fn, void *u
 typedef struct world {
     ml_toy_text text;
     stub stub;
-    ml_asker asker;
+    ml_gen_ctx asker;
     ml_sampling how;
-    ml_held held;
-    ml_flights flights;
+    ml_partial_buffer held;
+    ml_gen_tasks flights;
 } world;
 
 static void open_world(world *w) {
@@ -106,23 +106,23 @@ static void open_world(world *w) {
     *w = (world){ .stub = { .gen = { .submit = draw } }, .how = { .max_new = MAX_NEW } };
     ml_toy_text_open(&w->text);
     w->asker =
-        (ml_asker){ .gen = &w->stub.gen, .tokenizer = w->text.tokenizer, .context = 100 };
-    ml_held_init(&w->held, 1);
-    ml_flights_init(&w->flights, &w->asker, &w->how, NULL, &w->text.arena);
+        (ml_gen_ctx){ .gen = &w->stub.gen, .tokenizer = w->text.tokenizer, .context = 100 };
+    ml_partial_buffer_init(&w->held, 1);
+    ml_gen_tasks_init(&w->flights, &w->asker, &w->how, NULL, &w->text.arena);
 }
 
 static void close_world(world *w) {
-    ml_flights_release(&w->flights);
-    ml_held_release(&w->held);
+    ml_gen_tasks_release(&w->flights);
+    ml_partial_buffer_release(&w->held);
     ml_toy_text_close(&w->text);
 }
 
 static ml_status load(world *w, const char *sample, ml_err *err) {
-    static const ml_held_bounds bounds = { N_VOCAB, 10, MAX_NEW };
+    static const ml_partial_buffer_bounds bounds = { N_VOCAB, 10, MAX_NEW };
     char state[2000];
 
     snprintf(state, sizeof state, "{\"held\": [%s]}", sample);
-    return ml_held_load(&w->held, ml_str_of(state), &bounds, "state.json", err);
+    return ml_partial_buffer_load(&w->held, ml_str_of(state), &bounds, "state.json", err);
 }
 
 /* A held answer of so many tokens, with its routes, a mask and a reward. */
@@ -148,10 +148,11 @@ static const char *held_answer(int n, const char *status) {
 }
 
 static const ml_sample *resume(world *w, const char *sample) {
-    ml_flight *x = NULL;
+    ml_gen_task *x = NULL;
 
     MUST(load(w, sample, &err));
-    MUST(ml_flights_resume(&w->flights, &x, ml_held_take(&w->held), 1, false, &err));
+    MUST(ml_gen_tasks_resume(&w->flights, &x, ml_partial_buffer_take(&w->held), 1, false,
+                             &err));
     return &x->sample;
 }
 
@@ -227,7 +228,7 @@ static void a_row_that_is_gone(void) {
 
     open_world(&w);
     MUST(load(&w, "{\"row\": 10, \"tokens\": [1, 2]}", &err));
-    CHECK(ml_held_take(&w.held)->row == -1);
+    CHECK(ml_partial_buffer_take(&w.held)->row == -1);
     close_world(&w);
 }
 

@@ -1,5 +1,5 @@
 /* What the template writes between two answers, against the whole conversation at once. */
-#include "rl/turn_text.h"
+#include "rl/turn_tokens.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ static void join(ml_tokens *all, const ml_tokens *more) {
     all->n = all->cap = n;
 }
 
-/* What the model said is appended as tokens, what it hears as ml_turn_text says: together it
+/* What the model said is appended as tokens, what it hears as ml_turn_tokens says: together it
  * is what the template gives for the whole conversation.  `end` closes an answer. */
 static void check_conversation(ml_toy_text *t, const char *end) {
     static const char *const said[] = { "1+2?", "no", "5=2+3", "hm, 7", "8" };
@@ -52,8 +52,8 @@ static void check_conversation(ml_toy_text *t, const char *end) {
         ml_toy_text_encode(t, &piece, ml_str_of(answer));
         join(&pieces, &piece);
         ml_messages_say(&next, ml_str_of("user"), ml_str_of(said[i + 1]));
-        MUST(ml_turn_text_encode(&t->turns, t->encoder, &piece, &t->arena, next.list,
-                                 pieces.id[pieces.n - 1], &err));
+        MUST(ml_turn_tokens_encode(&t->turns, t->encoder, &piece, &t->arena, next.list,
+                                   pieces.id[pieces.n - 1], &err));
         join(&pieces, &piece);
         ml_messages_say(&all, ml_str_of("assistant"), ml_str_of(said[i]));
         ml_messages_join(&all, next.list);
@@ -77,8 +77,8 @@ static void turns_are_what_the_template_writes(void) {
     open_toy(&t, ml_toy_chatml);
     check_conversation(&t, "<|im_end|>");
     check_conversation(&t, ""); /* ended by a stop string: the end is written for it */
-    MUST(ml_turn_text_check(&t.turns, "user", &err));
-    MUST(ml_turn_text_check(&t.turns, "tool", &err));
+    MUST(ml_turn_tokens_check(&t.turns, "user", &err));
+    MUST(ml_turn_tokens_check(&t.turns, "tool", &err));
     ml_toy_text_close(&t);
 }
 
@@ -114,9 +114,9 @@ static void real_templates_go_on(void) {
         CHECK(system(command) == 0);
         ml_toy_text_open(&t);
         check_conversation(&t, models[i].end);
-        if (ml_turn_text_check(&t.turns, "user", &err) != ML_OK)
+        if (ml_turn_tokens_check(&t.turns, "user", &err) != ML_OK)
             ml_test_fail(__FILE__, __LINE__, "%s: %s", models[i].name, err.msg);
-        if ((ml_turn_text_check(&t.turns, "tool", &err) == ML_OK) != models[i].tools)
+        if ((ml_turn_tokens_check(&t.turns, "tool", &err) == ML_OK) != models[i].tools)
             ml_test_fail(__FILE__, __LINE__, "%s: %s", models[i].name, err.msg);
         ml_toy_text_close(&t);
     }
@@ -137,16 +137,16 @@ static void templates_that_rewrite_are_refused(void) {
     ml_err err = { 0 };
 
     open_toy(&t, numbered);
-    CHECK(ml_turn_text_check(&t.turns, "user", &err) == ML_EUNSUP);
+    CHECK(ml_turn_tokens_check(&t.turns, "user", &err) == ML_EUNSUP);
     CHECK_HAS(err.msg, "rewrites earlier turns");
     ml_toy_text_close(&t);
     open_toy(&t, forgetful);
-    CHECK(ml_turn_text_check(&t.turns, "user", &err) == ML_EUNSUP);
+    CHECK(ml_turn_tokens_check(&t.turns, "user", &err) == ML_EUNSUP);
     CHECK_HAS(err.msg, "does not write the words of an earlier answer");
     ml_toy_text_close(&t);
     open_toy(&t, strict);
-    CHECK(ml_turn_text_check(&t.turns, "user", &err) == ML_OK);
-    CHECK(ml_turn_text_check(&t.turns, "tool", &err) != ML_OK);
+    CHECK(ml_turn_tokens_check(&t.turns, "user", &err) == ML_OK);
+    CHECK(ml_turn_tokens_check(&t.turns, "tool", &err) != ML_OK);
     CHECK_HAS(err.msg, "no tools");
     ml_toy_text_close(&t);
 }

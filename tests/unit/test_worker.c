@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "rl/worker.h"
+#include "base/line_process.h"
 #include "tests/support/test.h"
 
 static bool is_gone(const char *pid) {

@@ -2,7 +2,7 @@
  * tokens (a tool's words) take no part: they neither decay nor bootstrap. */
 #include <stdio.h>
 
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 static void estimate(const miles_sample *s, const miles_algo *algo, double *advantage,
                      double *returns) {

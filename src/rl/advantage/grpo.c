@@ -1,6 +1,6 @@
 /* GRPO and GSPO: every token of a response has the response's reward, which the host made
  * relative to the group.  GSPO differs in the loss alone: one ratio per response. */
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 static int run(const miles_batch *b, const miles_algo *algo, double *const *advantage,
                double *const *returns, miles_error *err) {

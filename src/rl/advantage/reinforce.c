@@ -2,7 +2,7 @@
  * its form with a baseline, where the host has subtracted the group's mean. */
 #include <stdio.h>
 
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 static double penalty(const miles_sample *s, const miles_algo *algo, int64_t t) {
     return s->kl ? -algo->kl_coef * s->kl[t] : 0.0;

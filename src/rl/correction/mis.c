@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "base/exp.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 #define LOG_RATIO_MAX 20.0
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 #include "base/exp.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 enum { TIS, CLIPFRAC, DISTANCE, N_METRIC };
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 #define DEPTH 64     /* of brackets and signs */
 #define MAX_POWER 64 /* of whole exponents */

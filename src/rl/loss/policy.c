@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "base/exp.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/loss/kl.h"
 #include "rl/loss/surrogate.h"
 

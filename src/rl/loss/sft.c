@@ -1,7 +1,7 @@
 /* Supervised fine-tuning: the negative log-probability of the trained tokens. */
 #include <stdio.h>
 
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 static int32_t metrics(const miles_algo *algo, miles_metric *out) {
     (void)algo;

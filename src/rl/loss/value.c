@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 typedef struct error_term {
     double value, d; /* d: with respect to the new value */

@@ -1,7 +1,7 @@
 /* What the policy loss is divided by, where it is not the length of the rollout. */
 #include <stdio.h>
 
-#include "rl/edges.h"
+#include "rl/builtins.h"
 
 /* Dr.GRPO: a constant, so that long answers weigh by their length. */
 static int run_drgrpo(const miles_batch *b, const miles_algo *algo, double denominator,

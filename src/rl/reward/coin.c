@@ -2,9 +2,9 @@
 #include <string.h>
 
 #include "base/philox.h"
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/reward/label.h"
-#include "rl/reward/sha256.h"
+#include "base/sha256.h"
 
 #define COIN_STREAM 0x636f696eU /* keeps these draws apart from those of the sampler */
 

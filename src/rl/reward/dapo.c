@@ -1,7 +1,7 @@
 /* dapo: the line "Answer: ..." against a number. */
 #include <string.h>
 
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/dapo_text.h"
 #include "rl/reward/label.h"

@@ -1,7 +1,7 @@
 /* f1: overlap of words with the label. */
 #include <string.h>
 
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/label.h"
 #include "rl/reward/words.h"

@@ -1,7 +1,7 @@
 /* gpqa: the letter, or the text, of the right choice. */
 #include <string.h>
 
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/gpqa_letter.h"
 #include "rl/reward/label.h"

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/label.h"
 
@@ -15,7 +15,7 @@ static ml_status unknown(ml_str name, ml_err *err) {
     ml_text known = { 0 };
     ml_status st;
 
-    for (const miles_extension *const *row = ml_edges; *row; row++)
+    for (const miles_extension *const *row = ml_builtins; *row; row++)
         if ((*row)->kind == MILES_REWARD)
             ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*row)->name);
     st = ml_fail(err, ML_EUSAGE,
@@ -31,7 +31,7 @@ ml_status ml_grader_find(ml_grader *out, const char *name, ml_err *err) {
     bool boxed = ml_str_first(s, "boxed_") == 0 && s.len > 0;
     ml_str bare = boxed ? ml_str_from(s, 6) : s;
 
-    for (const miles_extension *const *row = ml_edges; *row; row++)
+    for (const miles_extension *const *row = ml_builtins; *row; row++)
         if (is_named(*row, bare)) {
             /* A row is the first member of its struct. */
             *out = (ml_grader){ (const void *)*row, boxed };

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "rl/question.h"
+#include "rl/request_json.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
 #include "rl/reward/label.h"
@@ -14,7 +14,7 @@
 struct ml_judge {
     ml_arena arena; /* it lives here itself */
     const ml_reward_opts *opts;
-    ml_worker *worker, *ifbench; /* NULL: not used */
+    ml_line_process *worker, *ifbench; /* NULL: not used */
     ml_rm_http *remote;
     ml_judge **part; /* [opts->n_part] */
 };
@@ -154,26 +154,26 @@ static void write_question(ml_text *t, const miles_reward_in *in, bool raw) {
     ml_str response = raw ? ml_raw_response(in) : ml_response(in);
 
     ml_text_printf(t, "{\"index\": %lld", (long long)in->index);
-    ml_question_text(t, "prompt", in->prompt, in->prompt_len);
-    ml_question_text(t, "response", in->response ? response.ptr : NULL, response.len);
-    ml_question_json(t, "label", in->label, in->label_len);
-    ml_question_json(t, "metadata", in->metadata, in->metadata_len);
+    ml_request_text(t, "prompt", in->prompt, in->prompt_len);
+    ml_request_text(t, "response", in->response ? response.ptr : NULL, response.len);
+    ml_request_json(t, "label", in->label, in->label_len);
+    ml_request_json(t, "metadata", in->metadata, in->metadata_len);
     ml_text_printf(t, "}");
 }
 
-static void ask_worker(ml_judge *j, ml_worker *w, ml_verdict *v,
+static void ask_worker(ml_judge *j, ml_line_process *w, ml_verdict *v,
                        const miles_reward_in *in) {
     ml_text question = { 0 }, answer = { 0 };
 
     write_question(&question, in, false);
-    switch (ml_worker_ask(w, &answer, (ml_str){ question.ptr, question.len },
-                          j->opts->deadline_s)) {
-    case ML_WORKER_ANSWERED: /* after garbage, the next line may be anything */
+    switch (ml_line_process_ask(w, &answer, (ml_str){ question.ptr, question.len },
+                                j->opts->deadline_s)) {
+    case ML_LINE_PROCESS_ANSWERED: /* after garbage, the next line may be anything */
         if (!ml_verdict_read(v, (ml_str){ answer.ptr, answer.len }, j->opts->reward_key))
-            ml_worker_restart(w);
+            ml_line_process_restart(w);
         break;
-    case ML_WORKER_LATE: fail(v, ML_REWARD_TIMEOUT, answer.ptr); break;
-    case ML_WORKER_DIED: fail(v, ML_REWARD_CRASH, answer.ptr); break;
+    case ML_LINE_PROCESS_LATE: fail(v, ML_REWARD_TIMEOUT, answer.ptr); break;
+    case ML_LINE_PROCESS_DIED: fail(v, ML_REWARD_CRASH, answer.ptr); break;
     }
     ml_text_release(&question);
     ml_text_release(&answer);
@@ -243,14 +243,14 @@ static void ask_worker_group(ml_judge *j, ml_verdict *v, const miles_reward_in *
         write_question(&question, in[i], false);
     }
     ml_text_printf(&question, "]}");
-    switch (ml_worker_ask(j->worker, &answer, (ml_str){ question.ptr, question.len },
-                          j->opts->deadline_s * (double)n)) {
-    case ML_WORKER_ANSWERED:
+    switch (ml_line_process_ask(j->worker, &answer, (ml_str){ question.ptr, question.len },
+                                j->opts->deadline_s * (double)n)) {
+    case ML_LINE_PROCESS_ANSWERED:
         if (!read_group(j, v, n, (ml_str){ answer.ptr, answer.len }))
-            ml_worker_restart(j->worker);
+            ml_line_process_restart(j->worker);
         break;
-    case ML_WORKER_LATE: fail_group(v, n, ML_REWARD_TIMEOUT, answer.ptr); break;
-    case ML_WORKER_DIED: fail_group(v, n, ML_REWARD_CRASH, answer.ptr); break;
+    case ML_LINE_PROCESS_LATE: fail_group(v, n, ML_REWARD_TIMEOUT, answer.ptr); break;
+    case ML_LINE_PROCESS_DIED: fail_group(v, n, ML_REWARD_CRASH, answer.ptr); break;
     }
     ml_text_release(&question);
     ml_text_release(&answer);
@@ -453,9 +453,9 @@ ml_status ml_judge_open(ml_judge **out, const ml_reward_opts *opts, ml_err *err)
     j->arena = arena;
     j->opts = opts;
     if (st == ML_OK && opts->command.line)
-        j->worker = ml_worker_new(&opts->command, opts->memory_bytes);
+        j->worker = ml_line_process_new(&opts->command, opts->memory_bytes);
     if (st == ML_OK && opts->ifbench_command.line)
-        j->ifbench = ml_worker_new(&opts->ifbench_command, opts->memory_bytes);
+        j->ifbench = ml_line_process_new(&opts->ifbench_command, opts->memory_bytes);
     j->part = ML_NEW(&j->arena, ml_judge *, opts->n_part + 1);
     for (int i = 0; i < opts->n_part && st == ML_OK; i++)
         st = ml_judge_open(&j->part[i], &opts->part[i].opts, err);
@@ -477,8 +477,8 @@ void ml_judge_close(ml_judge *j) {
     arena = j->arena;
     for (int i = 0; i < j->opts->n_part; i++)
         ml_judge_close(j->part[i]);
-    ml_worker_free(j->worker);
-    ml_worker_free(j->ifbench);
+    ml_line_process_free(j->worker);
+    ml_line_process_free(j->ifbench);
     ml_rm_http_close(j->remote);
     ml_arena_release(&arena);
 }

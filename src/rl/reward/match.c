@@ -1,5 +1,5 @@
 /* exact_match and regex: plain tests of the whole response. */
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/label.h"
 #include "text/regex.h"

@@ -1,7 +1,7 @@
 /* math, deepscaler, gemma_math: the answer in a box against the label. */
 #include <string.h>
 
-#include "rl/edges.h"
+#include "rl/builtins.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/label.h"
 #include "rl/reward/math_same.h"

@@ -15,7 +15,7 @@
 #include "base/str.h"
 #include "miles/plugin.h"
 #include "rl/reward/parts.h"
-#include "rl/worker.h"
+#include "base/line_process.h"
 
 typedef enum ml_reward_outcome {
     ML_REWARD_OK,
