@@ -23,7 +23,7 @@ in_config = $(patsubst $(B)/%,build/$(1)/%,$(2))
 
 # Attention and the LM head take minutes under a sanitizer or an emulator: there they run at
 # the machine's best level with a few threads, and in the short tier inside models only.
-QUICK_OPS := embed linear rmsnorm rope-table rope add glu moe-route moe-gather moe-linear moe-combine pick conv rates recur row-gate scale moe-scale
+QUICK_OPS := embed linear rmsnorm rope-table rope add glu moe-route moe-gather moe-linear moe-combine slice conv decay linear-rnn row-gate scale moe-scale
 TOP_LEVEL := $(or $(if $(filter aarch64,$(ARCH)),neon),$(shell grep -qs avx512f /proc/cpuinfo && \
   echo avx512 || echo avx2))
 # $(call slow_checkop,CONFIG): lines for a configuration in which kernels are slow.

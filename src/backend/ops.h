@@ -38,11 +38,11 @@
  *  MOE_LINEAR   x [n*k,K] group        w [E,N,K] b [E,N]?  y [n*k,N]
  *  MOE_COMBINE  y [n*k,H] weight group -              x [n,H]
  *  HEAD_LINEAR  x [n,h*K]              w [h,N,K]      y [n,h*N]    each head its own weight
- *  JOIN         a [n,h*A] b [n,h*B]    -              y [n,h*(A+B)]  head by head
- *  PICK         x [n,C]                -              y [n,W]      columns of x
+ *  CONCAT         a [n,h*A] b [n,h*B]    -              y [n,h*(A+B)]  head by head
+ *  SLICE         x [n,C]                -              y [n,W]      columns of x
  *  CONV         x [n,C]                w [C,taps] b [C]?  y [n,C] tail [slot,taps-1,C]
- *  RATES        a [n,h] b [n,h]?       log speed, bias [h]  y [n,2,h]  kept, taken in
- *  RECUR        qkv [n,W] rates [n,2,h]  skip [h]?    o [n,h*dv] state [slot,h,dk,dv+]
+ *  DECAY        a [n,h] b [n,h]?       log speed, bias [h]  y [n,2,h]  kept, taken in
+ *  LINEAR_RNN        qkv [n,W] rates [n,2,h]  skip [h]?    o [n,h*dv] state [slot,h,dk,dv+]
  *  ROW_GATE     g [n,1] x [n,H]        -              y [n,H]
  *  SCALE        x [n,H]                w [1]?         y [n,H]      w has no gradient
  *  MOE_SCALE    weight [n,k] expert    w [E]          y [n,k]      each times its expert's
@@ -81,13 +81,13 @@
     X(MOE_LINEAR, "moe-linear")                                                            \
     X(MOE_COMBINE, "moe-combine")                                                          \
     X(LMHEAD, "lmhead")                                                                    \
-    X(PICK, "pick")                                                                        \
+    X(SLICE, "slice")                                                                      \
     X(CONV, "conv")                                                                        \
-    X(RATES, "rates")                                                                      \
-    X(RECUR, "recur")                                                                      \
+    X(DECAY, "decay")                                                                      \
+    X(LINEAR_RNN, "linear-rnn")                                                            \
     X(ROW_GATE, "row-gate")                                                                \
     X(HEAD_LINEAR, "head-linear")                                                          \
-    X(JOIN, "join")                                                                        \
+    X(CONCAT, "concat")                                                                    \
     X(SCALE, "scale")                                                                      \
     X(MOE_SCALE, "moe-scale")                                                              \
     X(LAYERNORM, "layernorm")                                                              \
@@ -113,7 +113,7 @@ typedef enum ml_routing_kind {
 #define ML_KTILE 64   /* keys of a softmax tile, at absolute positions */
 #define ML_VTILE 1024 /* vocabulary columns of an LM-head tile, at absolute positions */
 
-#define ML_PICK_PARTS 3
+#define ML_SLICE_PARTS 3
 
 /* relu(x) x, a GLU of x with itself, is the squared ReLU. */
 typedef enum ml_act {
@@ -155,7 +155,7 @@ typedef struct ml_op_attr {
         int32_t n_head, head_dim, top_k;
         float scale, weight_scale; /* of products of queries and keys, of weights */
     } index;
-    int32_t n_head; /* HEAD_LINEAR, JOIN */
+    int32_t n_head; /* HEAD_LINEAR, CONCAT */
     struct {
         ml_act act;
         bool fused; /* one input, gate half first; then never in place */
@@ -172,9 +172,9 @@ typedef struct ml_op_attr {
         int32_t n_group, n_part;
         struct {
             int64_t at, width; /* within a group */
-        } part[ML_PICK_PARTS];
+        } part[ML_SLICE_PARTS];
     } pick;
-    float min_step; /* RATES: smaller steps become this */
+    float min_step; /* DECAY: smaller steps become this */
     float scale;    /* SCALE without a weight: the number */
     struct {
         int32_t n_key, n_head, key_dim, value_dim; /* head h has key h / (n_head / n_key) */

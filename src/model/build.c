@@ -271,8 +271,8 @@ int32_t ml_build_head_linear(ml_builder *b, int32_t x, const char *name, int32_t
     return out;
 }
 
-int32_t ml_build_join(ml_builder *b, int32_t x, int32_t y, int32_t n_head) {
-    ml_node *n = ml_build_node(b, ML_OP_JOIN);
+int32_t ml_build_concat(ml_builder *b, int32_t x, int32_t y, int32_t n_head) {
+    ml_node *n = ml_build_node(b, ML_OP_CONCAT);
     int32_t out = ml_build_rows(b, 1, ml_build_width(b, x) + ml_build_width(b, y));
 
     n->in[0] = x;

@@ -66,7 +66,7 @@ int32_t ml_build_rope(ml_builder *b, int32_t x, const ml_rope *rope, int32_t hea
 int32_t ml_build_head_linear(ml_builder *b, int32_t x, const char *name, int32_t n_head,
                              int64_t n_out, ml_part *part);
 /* Heads of x, each followed by that of y. */
-int32_t ml_build_join(ml_builder *b, int32_t x, int32_t y, int32_t n_head);
+int32_t ml_build_concat(ml_builder *b, int32_t x, int32_t y, int32_t n_head);
 /* Where layers that share keys and values keep them: the first one makes it. */
 typedef struct ml_shared_kv {
     int32_t keys, values; /* ML_NONE: not made yet */
@@ -124,13 +124,13 @@ typedef struct ml_moe_opts {
 int32_t ml_build_moe(ml_builder *b, int32_t x, int32_t by, ml_moe_opts o);
 
 /* Columns of each row of x, part after part; each part is taken from every group of columns. */
-typedef struct ml_pick_opts {
+typedef struct ml_slice_opts {
     int32_t n_group; /* equal groups of a row; 0: 1 */
     struct {
         int64_t at, width; /* within a group */
-    } part[ML_PICK_PARTS];
-} ml_pick_opts;
-int32_t ml_build_pick(ml_builder *b, int32_t x, ml_pick_opts o);
+    } part[ML_SLICE_PARTS];
+} ml_slice_opts;
+int32_t ml_build_slice(ml_builder *b, int32_t x, ml_slice_opts o);
 
 /* x times the sigmoid of gate, one number per row. */
 int32_t ml_build_row_gate(ml_builder *b, int32_t gate, int32_t x);
@@ -140,19 +140,20 @@ int32_t ml_build_conv(ml_builder *b, int32_t x, const char *name, int32_t taps, 
 
 /* What recurrent heads keep of their state, exp(-exp(log_speed) softplus(a + bias)), and take
  * in: sigmoid of gate, or ML_NONE: the softplus, which is at least min_step. */
-typedef struct ml_rates_opts {
+typedef struct ml_decay_opts {
     const char *log_speed, *bias; /* their names */
     float min_step;
-} ml_rates_opts;
-int32_t ml_build_rates(ml_builder *b, int32_t a, int32_t gate, ml_rates_opts o);
+} ml_decay_opts;
+int32_t ml_build_decay(ml_builder *b, int32_t a, int32_t gate, ml_decay_opts o);
 
 /* The gated delta rule over rows q, k, v; or, with a skip weight, Mamba-2 over rows v, k, q
  * (there called x, B, C).  Several heads may share a key. */
-typedef struct ml_recur_opts {
+typedef struct ml_linear_rnn_opts {
     int32_t n_key, n_head, key_dim, value_dim;
     const char *skip; /* its name, or NULL */
-} ml_recur_opts;
-int32_t ml_build_recur(ml_builder *b, int32_t qkv, int32_t rates, ml_recur_opts o);
+} ml_linear_rnn_opts;
+int32_t ml_build_linear_rnn(ml_builder *b, int32_t qkv, int32_t rates,
+                            ml_linear_rnn_opts o);
 
 /* RMSNorm of groups of `width` columns, each with weights of its own, called name. */
 int32_t ml_build_group_norm(ml_builder *b, int32_t x, const char *name, float eps,

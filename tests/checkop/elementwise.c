@@ -119,7 +119,7 @@ const ck_suite ck_glu = {
 /* ---- pick ---- */
 
 static const struct pick_variant {
-    int32_t n, n_group, group, n_part, at[ML_PICK_PARTS], width[ML_PICK_PARTS];
+    int32_t n, n_group, group, n_part, at[ML_SLICE_PARTS], width[ML_SLICE_PARTS];
 } pick_variants[] = {
     { 0, 1, 8, 1, { 0 }, { 8 } },       { 3, 1, 20, 1, { 3 }, { 9 } },
     { 5, 4, 32, 1, { 16 }, { 16 } },    { 7, 3, 50, 3, { 0, 10, 20 }, { 10, 10, 17 } },
@@ -157,7 +157,7 @@ static void pick_forward(const ck_case *c, ck_ref *r) {
 }
 
 const ck_suite ck_pick = {
-    .op = ML_OP_PICK,
+    .op = ML_OP_SLICE,
     .n_case = sizeof pick_variants / sizeof *pick_variants,
     .build = build_pick,
     .forward = pick_forward,
@@ -195,7 +195,7 @@ static void join_forward(const ck_case *c, ck_ref *r) {
 }
 
 const ck_suite ck_join = {
-    .op = ML_OP_JOIN,
+    .op = ML_OP_CONCAT,
     .n_case = sizeof join_variants / sizeof *join_variants,
     .build = build_join,
     .forward = join_forward,

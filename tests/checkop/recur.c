@@ -218,7 +218,7 @@ static void rates_forward(const ck_case *c, ck_ref *r) {
 }
 
 const ck_suite ck_rates = {
-    .op = ML_OP_RATES,
+    .op = ML_OP_DECAY,
     .n_case = sizeof rates_variants / sizeof *rates_variants,
     .build = build_rates,
     .forward = rates_forward,
@@ -329,7 +329,7 @@ static void recur_forward(const ck_case *c, ck_ref *r) {
 }
 
 const ck_suite ck_recur = {
-    .op = ML_OP_RECUR,
+    .op = ML_OP_LINEAR_RNN,
     .n_case = sizeof recur_variants / sizeof *recur_variants,
     .build = build_recur,
     .forward = recur_forward,

@@ -11,7 +11,7 @@
 #include "backend/cpu/conv_kern.h"
 #include "backend/cpu/gemm_kern.h"
 #include "backend/cpu/lmhead_kern.h"
-#include "backend/cpu/recur_kern.h"
+#include "backend/cpu/linear_rnn_kern.h"
 #include "backend/cpu/row_kern.h"
 #include "backend/cpu/draw_kern.h"
 

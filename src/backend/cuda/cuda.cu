@@ -3,7 +3,7 @@
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/lmhead.cuh"
 #include "backend/cuda/moe.cuh"
-#include "backend/cuda/narrow.cuh"
+#include "backend/cuda/linear_f32_out.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>

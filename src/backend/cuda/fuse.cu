@@ -5,10 +5,10 @@
  * nobody reads any more, the first is not written at all.  Blocks of a kernel do not wait for each
  * other, so that nothing may be written where another block reads: memory that a plan uses twice
  * keeps calls apart. */
-#include "backend/cuda/few.cuh"
+#include "backend/cuda/gemm_skinny.cuh"
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm.cuh"
-#include "backend/cuda/heads.cuh"
+#include "backend/cuda/qk_norm_rope_kv.cuh"
 
 /* ---- memory ---- */
 

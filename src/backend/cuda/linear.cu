@@ -1,7 +1,7 @@
 /* linear.cu - LINEAR: three products, and a bias. */
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm.cuh"
-#include "backend/cuda/narrow.cuh"
+#include "backend/cuda/linear_f32_out.cuh"
 
 enum { THREADS = 256, BIAS_ROWS = 64 };
 

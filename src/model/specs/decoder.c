@@ -106,8 +106,8 @@ static int32_t norm_heads(ml_builder *b, const ml_decoder *d, int32_t x, const c
 
 /* The first or second half of each head that is twice as wide. */
 static int32_t half_heads(ml_builder *b, const ml_decoder *d, int32_t x, int64_t at) {
-    return ml_build_pick(
-        b, x, (ml_pick_opts){ .n_group = d->n_head, .part = { { at, d->head_dim } } });
+    return ml_build_slice(
+        b, x, (ml_slice_opts){ .n_group = d->n_head, .part = { { at, d->head_dim } } });
 }
 
 int32_t ml_decoder_attn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_rope *rope,

@@ -109,10 +109,10 @@ static int32_t feed_forward(ml_builder *b, const ml_decoder *d, const gemma4 *g,
 /* The layer's own input, gated by the hidden state and brought to its width. */
 static int32_t own_input(ml_builder *b, const ml_decoder *d, const gemma4 *g, int32_t x,
                          int32_t i) {
-    ml_pick_opts mine = { .part = { { i * g->n_input, g->n_input } } };
+    ml_slice_opts mine = { .part = { { i * g->n_input, g->n_input } } };
     int32_t gate = ml_build_linear(
         b, x, (ml_linear_opts){ .name = "per_layer_input_gate", .n_out = g->n_input });
-    int32_t h = ml_build_glu(b, gate, ml_build_pick(b, *g->input, mine), d->act);
+    int32_t h = ml_build_glu(b, gate, ml_build_slice(b, *g->input, mine), d->act);
 
     h = ml_build_linear(
         b, h, (ml_linear_opts){ .name = "per_layer_projection", .n_out = d->n_hidden });

@@ -77,8 +77,8 @@ static ml_part *expand_part(ml_builder *b, const ml_decoder *d, const ml_mla *m,
 
 static int32_t part_of_heads(ml_builder *b, int32_t x, int32_t n_head, int64_t at,
                              int64_t width) {
-    return ml_build_pick(b, x,
-                         (ml_pick_opts){ .n_group = n_head, .part = { { at, width } } });
+    return ml_build_slice(b, x,
+                          (ml_slice_opts){ .n_group = n_head, .part = { { at, width } } });
 }
 
 static int32_t rotated(ml_builder *b, const ml_mla *m, int32_t x) {
@@ -96,11 +96,11 @@ int32_t ml_mla_attn(ml_builder *b, const ml_decoder *d, const ml_mla *m, int32_t
     q = ml_build_head_linear(b, part_of_heads(b, q, d->n_head, 0, m->nope),
                              "self_attn.kv_b_proj.key", d->n_head, m->kv_rank,
                              expand_part(b, d, m, true));
-    q = ml_build_join(b, q, q_pe, d->n_head);
+    q = ml_build_concat(b, q, q_pe, d->n_head);
     c = latent_part(b, m, x, "self_attn.kv_a_proj_with_mqa.latent", m->kv_rank, 0);
     c = ml_build_norm(b, c, "self_attn.kv_a_layernorm", m->eps, m->kv_rank, false);
     k = latent_part(b, m, x, "self_attn.kv_a_proj_with_mqa.rope", m->rope_dim, m->kv_rank);
-    k = ml_build_join(b, c, rotated(b, m, k), 1);
+    k = ml_build_concat(b, c, rotated(b, m, k), 1);
     if (m->indexer)
         o = ml_build_attn_chosen(b, q, k, ml_indexer_choose(b, m, x, latent), attn);
     else

@@ -8,7 +8,7 @@ typedef enum block { MAMBA, ATTENTION, MLP, MOE } block;
 
 typedef struct nemotron {
     const block *block; /* [n_layer] */
-    ml_recur_opts net;
+    ml_linear_rnn_opts net;
     int32_t taps;
     float min_step;
     bool conv_bias, bias; /* of the convolution; of the mixer's projections */
@@ -112,7 +112,7 @@ static void expect(ml_builder *b, const char *key, const char *value) {
 
 static void read_mamba(ml_builder *b, nemotron *x) {
     ml_hf_config *c = b->config;
-    ml_recur_opts *o = &x->net;
+    ml_linear_rnn_opts *o = &x->net;
 
     o->n_key = (int32_t)ml_hf_config_int(c, "n_groups", 8, 1, 4096);
     o->n_head = (int32_t)ml_hf_config_int(c, "mamba_num_heads", 128, 1, 4096);
@@ -164,11 +164,11 @@ static int32_t project(ml_builder *b, int32_t x, const char *name, int64_t n_out
 }
 
 static int32_t part(ml_builder *b, int32_t x, int64_t at, int64_t width) {
-    return ml_build_pick(b, x, (ml_pick_opts){ .part = { { at, width } } });
+    return ml_build_slice(b, x, (ml_slice_opts){ .part = { { at, width } } });
 }
 
 static int32_t mamba(ml_builder *b, const ml_decoder *d, const nemotron *n, int32_t x) {
-    const ml_recur_opts *o = &n->net;
+    const ml_linear_rnn_opts *o = &n->net;
     int64_t inner = (int64_t)o->n_head * o->value_dim;
     int64_t mixed = inner + 2 * (int64_t)o->n_key * o->key_dim;
     int32_t all =
@@ -176,11 +176,11 @@ static int32_t mamba(ml_builder *b, const ml_decoder *d, const nemotron *n, int3
     int32_t gate = part(b, all, 0, inner);
     int32_t xbc =
         ml_build_conv(b, part(b, all, inner, mixed), "mixer.conv1d", n->taps, n->conv_bias);
-    int32_t rates = ml_build_rates(b, part(b, all, inner + mixed, o->n_head), ML_NONE,
-                                   (ml_rates_opts){ .log_speed = "mixer.A_log",
+    int32_t rates = ml_build_decay(b, part(b, all, inner + mixed, o->n_head), ML_NONE,
+                                   (ml_decay_opts){ .log_speed = "mixer.A_log",
                                                     .bias = "mixer.dt_bias",
                                                     .min_step = n->min_step });
-    int32_t y = ml_build_glu(b, gate, ml_build_recur(b, xbc, rates, *o), ML_ACT_SILU);
+    int32_t y = ml_build_glu(b, gate, ml_build_linear_rnn(b, xbc, rates, *o), ML_ACT_SILU);
 
     y = ml_build_group_norm(b, y, "mixer.norm.weight", d->eps, (int32_t)(inner / o->n_key));
     return project(b, y, "mixer.out_proj", d->n_hidden, n->bias, ML_SHARD_ROW);

@@ -12,7 +12,7 @@ typedef struct next {
     const bool *sparse; /* [n_layer], or NULL: none is */
     ml_moe_opts moe;
     int64_t n_shared;
-    ml_recur_opts net;
+    ml_linear_rnn_opts net;
     int32_t taps;
     bool interleaved;
 } next;
@@ -55,7 +55,7 @@ static const bool *read_linear_layers(ml_builder *b, int32_t n_layer) {
 
 static void read_net(ml_builder *b, const ml_decoder *d, next *x) {
     ml_hf_config *c = b->config;
-    ml_recur_opts *o = &x->net;
+    ml_linear_rnn_opts *o = &x->net;
 
     o->n_key = (int32_t)ml_hf_config_int(c, "linear_num_key_heads", 16, 1, 4096);
     o->n_head = (int32_t)ml_hf_config_int(c, "linear_num_value_heads", 32, 1, 4096);
@@ -98,8 +98,8 @@ static int32_t project(ml_builder *b, int32_t x, const char *name, int64_t n_out
 }
 
 static int32_t pick(ml_builder *b, int32_t x, int32_t n_group, int64_t at, int64_t width) {
-    return ml_build_pick(b, x,
-                         (ml_pick_opts){ .n_group = n_group, .part = { { at, width } } });
+    return ml_build_slice(b, x,
+                          (ml_slice_opts){ .n_group = n_group, .part = { { at, width } } });
 }
 
 /* What a delta net reads of a row. */
@@ -109,21 +109,21 @@ typedef struct inputs {
 
 /* By key head: q, k, v and z of its value heads; gates and steps of its value heads. */
 static inputs interleaved_inputs(ml_builder *b, const next *n, int32_t x) {
-    const ml_recur_opts *o = &n->net;
+    const ml_linear_rnn_opts *o = &n->net;
     int64_t each = o->n_head / o->n_key, dk = o->key_dim, dv = each * o->value_dim;
     int32_t qkvz = project(b, x, "linear_attn.in_proj_qkvz", o->n_key * 2 * (dk + dv));
     int32_t ba = project(b, x, "linear_attn.in_proj_ba", 2 * (int64_t)o->n_head);
-    ml_pick_opts qkv = { .n_group = o->n_key,
-                         .part = { { 0, dk }, { dk, dk }, { 2 * dk, dv } } };
+    ml_slice_opts qkv = { .n_group = o->n_key,
+                          .part = { { 0, dk }, { dk, dk }, { 2 * dk, dv } } };
 
-    return (inputs){ .qkv = ml_build_pick(b, qkvz, qkv),
+    return (inputs){ .qkv = ml_build_slice(b, qkvz, qkv),
                      .z = pick(b, qkvz, o->n_key, 2 * dk + dv, dv),
                      .gate = pick(b, ba, o->n_key, 0, each),
                      .a = pick(b, ba, o->n_key, each, each) };
 }
 
 static inputs plain_inputs(ml_builder *b, const next *n, int32_t x) {
-    const ml_recur_opts *o = &n->net;
+    const ml_linear_rnn_opts *o = &n->net;
     int64_t key = (int64_t)o->n_key * o->key_dim, value = (int64_t)o->n_head * o->value_dim;
     int32_t qkv = project(b, x, "linear_attn.in_proj_qkv", 2 * key + value);
     int32_t z = project(b, x, "linear_attn.in_proj_z", value);
@@ -135,10 +135,10 @@ static inputs plain_inputs(ml_builder *b, const next *n, int32_t x) {
 static int32_t delta_net(ml_builder *b, const ml_decoder *d, const next *n, int32_t x) {
     inputs in = n->interleaved ? interleaved_inputs(b, n, x) : plain_inputs(b, n, x);
     int32_t qkv = ml_build_conv(b, in.qkv, "linear_attn.conv1d", n->taps, false);
-    int32_t rates = ml_build_rates(
+    int32_t rates = ml_build_decay(
         b, in.a, in.gate,
-        (ml_rates_opts){ .log_speed = "linear_attn.A_log", .bias = "linear_attn.dt_bias" });
-    int32_t o = ml_build_recur(b, qkv, rates, n->net);
+        (ml_decay_opts){ .log_speed = "linear_attn.A_log", .bias = "linear_attn.dt_bias" });
+    int32_t o = ml_build_linear_rnn(b, qkv, rates, n->net);
 
     o = ml_build_norm(b, o, "linear_attn.norm", d->eps, n->net.value_dim, false);
     o = ml_build_glu(b, in.z, o, ML_ACT_SILU);

@@ -13,15 +13,15 @@ static int32_t vector(ml_builder *b, const char *name, int64_t n, bool keep_f32)
                                          .keep_f32 = keep_f32 });
 }
 
-int32_t ml_build_pick(ml_builder *b, int32_t x, ml_pick_opts o) {
-    ml_node *n = ml_build_node(b, ML_OP_PICK);
+int32_t ml_build_slice(ml_builder *b, int32_t x, ml_slice_opts o) {
+    ml_node *n = ml_build_node(b, ML_OP_SLICE);
     int64_t width = 0;
     int32_t out;
 
     n->in[0] = x;
     n->attr.pick.n_group = o.n_group ? o.n_group : 1;
     n->attr.pick.group = ml_build_width(b, x) / n->attr.pick.n_group;
-    for (int i = 0; i < ML_PICK_PARTS && o.part[i].width; i++) {
+    for (int i = 0; i < ML_SLICE_PARTS && o.part[i].width; i++) {
         ML_BUG_IF(o.part[i].at + o.part[i].width > n->attr.pick.group);
         n->attr.pick.part[n->attr.pick.n_part].at = o.part[i].at;
         n->attr.pick.part[n->attr.pick.n_part++].width = o.part[i].width;
@@ -74,9 +74,9 @@ int32_t ml_build_conv(ml_builder *b, int32_t x, const char *name, int32_t taps, 
     return out;
 }
 
-int32_t ml_build_rates(ml_builder *b, int32_t a, int32_t gate, ml_rates_opts o) {
+int32_t ml_build_decay(ml_builder *b, int32_t a, int32_t gate, ml_decay_opts o) {
     int64_t n_head = ml_build_width(b, a);
-    ml_node *n = ml_build_node(b, ML_OP_RATES);
+    ml_node *n = ml_build_node(b, ML_OP_DECAY);
     int32_t out = ml_build_exact(b, ML_PER_TOKEN, 2 * n_head);
 
     n->in[0] = a;
@@ -88,10 +88,11 @@ int32_t ml_build_rates(ml_builder *b, int32_t a, int32_t gate, ml_rates_opts o) 
     return out;
 }
 
-int32_t ml_build_recur(ml_builder *b, int32_t qkv, int32_t rates, ml_recur_opts o) {
+int32_t ml_build_linear_rnn(ml_builder *b, int32_t qkv, int32_t rates,
+                            ml_linear_rnn_opts o) {
     int64_t key = (int64_t)o.n_key * o.key_dim, value = (int64_t)o.n_head * o.value_dim;
     int64_t padded = (o.value_dim + ML_LANES - 1) / ML_LANES * ML_LANES;
-    ml_node *n = ml_build_node(b, ML_OP_RECUR);
+    ml_node *n = ml_build_node(b, ML_OP_LINEAR_RNN);
     int32_t out = ml_build_rows(b, 1, value);
 
     ML_BUG_IF(ml_build_width(b, qkv) != 2 * key + value);

@@ -2,7 +2,7 @@
  *
  * A team of 16 threads has a head, 8 numbers each: the norm's sum has the order of norm.cu, and
  * every number is rounded after the norm and after the rotation, as the ops one by one do. */
-#include "backend/cuda/heads.cuh"
+#include "backend/cuda/qk_norm_rope_kv.cuh"
 
 enum { THREADS = 128, TEAM = 16, TEAMS = THREADS / TEAM, V = 8 };
 

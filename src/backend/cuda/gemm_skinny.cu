@@ -5,7 +5,7 @@
  * is room for, before the kernel in front has ended: they do not depend on it.  The rows lie in
  * shared memory as a whole, so that a norm can be taken of them. */
 #include "backend/cuda/bulk.cuh"
-#include "backend/cuda/few.cuh"
+#include "backend/cuda/gemm_skinny.cuh"
 #include "backend/cuda/glu.cuh"
 
 enum {

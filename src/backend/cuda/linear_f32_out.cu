@@ -1,7 +1,7 @@
 /* narrow.cu - LINEAR with f32 weights and outputs over bf16 rows: a critic's value of a token.
  *
  * One output, or a few: no tensor cores, and nothing between a sum and its f32 result is rounded. */
-#include "backend/cuda/narrow.cuh"
+#include "backend/cuda/linear_f32_out.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32, PART_ROWS = 64 };
 

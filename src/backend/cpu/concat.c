@@ -1,4 +1,4 @@
-/* join.c - JOIN: two rows of heads as one, each head the one's followed by the other's. */
+/* join.c - CONCAT: two rows of heads as one, each head the one's followed by the other's. */
 #include "backend/cpu/cpu_priv.h"
 
 #include <string.h>

@@ -2,8 +2,8 @@
  *
  * Columns of a state do not see each other, so a block of up to ML_RECUR_COLS of them is the
  * unit of work; its state is [dk][n rounded up to 16], and what lies behind column n is 0. */
-#ifndef ML_BACKEND_CPU_RECUR_KERN_H
-#define ML_BACKEND_CPU_RECUR_KERN_H
+#ifndef ML_BACKEND_CPU_LINEAR_RNN_KERN_H
+#define ML_BACKEND_CPU_LINEAR_RNN_KERN_H
 
 #include <stdbool.h>
 #include <stdint.h>
