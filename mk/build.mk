@@ -14,7 +14,7 @@
 # V=1 shows whole commands.
 Q := $(if $(V),,@)
 
-ROOMS ?= $(notdir $(wildcard src/*))
+MODULES ?= $(notdir $(wildcard src/*))
 
 ifeq ($(ARCH),x86_64)
 OTHER_ARCH := src/backend/cpu/arm/%
@@ -25,7 +25,7 @@ OTHER_ARCH := src/backend/cpu/arm/% src/backend/cpu/x86/%
 endif
 
 SRC := $(filter-out src/cli/main.c $(OTHER_ARCH), \
-  $(sort $(shell find $(ROOMS:%=src/%) -name '*.c')))
+  $(sort $(shell find $(MODULES:%=src/%) -name '*.c')))
 objects = $(patsubst %.c,$(B)/%.o,$(1))
 programs = $(patsubst %.c,$(B)/%,$(sort $(wildcard $(1))))
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# check-names.sh - a file's name says where it is: unique in src/, header guards after the path.
+# check-names.sh - names are unique: of files in src/, of types; header guards follow the path.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 bad=0
@@ -17,5 +17,11 @@ while read -r header; do
         bad=1
     fi
 done < <(find src tests -name '*.h')
+
+types=$(grep -rhoE '^\} (ml|miles)_[a-z0-9_]+;' src include --include='*.[ch]' | sort | uniq -d)
+if [ -n "$types" ]; then
+    echo "types that are defined twice: $types"
+    bad=1
+fi
 
 exit $bad

@@ -1,7 +1,7 @@
-/* Rows that work on numbers: rewards to advantages to a loss. */
+/* Extensions over numbers: rewards, advantages, corrections, losses. */
 #include "example.h"
 
-/* Every token has the reward times its place. */
+/* Every token's advantage is the reward times its position. */
 static int ramp(const miles_batch *b, const miles_algo *algo, double *const *advantage,
                 double *const *returns, miles_error *err) {
     (void)algo;
@@ -18,7 +18,7 @@ static int32_t no_metrics(const miles_algo *algo, miles_metric *out) {
     return 0;
 }
 
-/* Half the weight for everything. */
+/* Halves all weights. */
 static int halve(const miles_batch *b, const miles_algo *algo, double *const *weight,
                  uint8_t *const *kept, double *metric, miles_error *err) {
     (void)algo;
@@ -63,7 +63,7 @@ static int reinforce(const miles_sample *s, const miles_algo *algo, miles_loss_o
     return 0;
 }
 
-/* As much as the response has bytes; an empty one cannot be judged. */
+/* The reward is the length of the response in bytes; an empty one cannot be graded. */
 static int length(const miles_reward_in *in, miles_reward_out *out, miles_error *err) {
     if (in->response_len == 0) {
         err->text[0] = '?';

@@ -1,4 +1,4 @@
-/* example.h - the rows of this object. */
+/* example.h - the extensions of this shared object. */
 #ifndef EXAMPLE_H
 #define EXAMPLE_H
 

@@ -1,4 +1,5 @@
-/* Rows that only watch: a line in the file $EXAMPLE_JOURNAL for all that happens. */
+/* Extensions that only observe: they append a line per event to the file
+ * $EXAMPLE_JOURNAL. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,11 +1,11 @@
-/* Rows around the loop: prompts, turns, groups, samples, metrics. */
+/* Extensions of the RL loop: prompts, turns, groups, samples, metrics. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "example.h"
 
-/* The sum of a group's rewards; *i goes to the next one. */
+/* The sum of a group's rewards; *i advances to the next group. */
 static double take_group(const miles_answers *a, int64_t *i, int64_t *group) {
     double sum = 0;
 
@@ -15,8 +15,8 @@ static double take_group(const miles_answers *a, int64_t *i, int64_t *group) {
     return sum;
 }
 
-/* Asks twice as many prompts as a round has and keeps the harder half: those below the mean,
- * then others until there are enough. */
+/* Generates answers to twice as many prompts as the rollout batch needs and keeps the
+ * harder half: groups below the mean, then others until there are enough. */
 static int hardest(miles_rollout_host *host, miles_error *err) {
     const miles_answers *a;
     int64_t n = 0, i, group;
@@ -37,7 +37,8 @@ static int hardest(miles_rollout_host *host, miles_error *err) {
     return 0;
 }
 
-/* Asks the first set alone, and says how many of its answers are worth something. */
+/* Evaluates the first set only, and reports how many of its answers have a positive
+ * reward. */
 static int first_set(miles_eval_host *host, miles_error *err) {
     const miles_answers *a;
     char name[200];
@@ -56,7 +57,7 @@ const miles_eval example_first_set = { { sizeof(miles_eval), MILES_EVAL, "first_
                                          "asks one set and counts the rewards above 0" },
                                        first_set };
 
-/* The newest first; what the weights have changed twice under goes. */
+/* Trains on the newest groups first; drops groups more than two weight versions old. */
 static int newest_first(const miles_waiting *w, int32_t *fate, miles_error *err) {
     int64_t want = w->want;
 
@@ -75,7 +76,7 @@ const miles_buffer example_newest_first = {
     newest_first
 };
 
-/* Sums, without end. */
+/* An endless sequence of addition problems. */
 static int sums(int64_t group, int64_t seed, miles_prompt_out *out, miles_error *err) {
     long long a = (group * 7 + seed) % 10, b = (group * 3) % 10;
     char row[200];
@@ -97,7 +98,7 @@ const miles_rollout example_hardest = {
     hardest
 };
 
-/* The last row of the data first. */
+/* Selects the rows of the data in reverse order. */
 static int64_t backwards(int64_t group, int64_t n_row, int64_t seed) {
     (void)seed;
     return n_row - 1 - group % n_row;
@@ -107,7 +108,7 @@ const miles_source example_backwards = { { sizeof(miles_source), MILES_SOURCE, "
                                            0, "the last prompt first" },
                                          backwards };
 
-/* The number that the label, JSON, is or has in quotes. */
+/* The number in the label, which is JSON: a number or a string. */
 static long number_in(const char *text, size_t len) {
     char digits[24] = "";
     size_t n = 0;
@@ -120,8 +121,8 @@ static long number_in(const char *text, size_t len) {
     return n ? strtol(digits, 0, 10) : -1;
 }
 
-/* Says whether the number in the answer is too small or too large; found early is worth
- * more. */
+/* Replies whether the number in the answer is too small or too large; fewer turns give a
+ * higher reward. */
 static int guess(const miles_turn_in *in, miles_turn_out *out, miles_error *err) {
     long answer = number_in(in->answer, in->answer_len), label;
 
@@ -146,7 +147,7 @@ const miles_generate example_guess = { { sizeof(miles_generate), MILES_GENERATE,
                                        MILES_SAYS_USER,
                                        guess };
 
-/* The part of the other answers that are longer. */
+/* The fraction of the other answers that are longer. */
 static int shortest(const miles_reward_in *const *in, int64_t n,
                     miles_reward_out *const *out, miles_error *err) {
     (void)err;
@@ -198,7 +199,7 @@ const miles_buffer_filter example_newest = {
     newest
 };
 
-/* The reward less the mean of all answers of the round. */
+/* The reward minus the mean over all answers of the rollout. */
 static int round_mean(const miles_answers *round, double *shaped, miles_error *err) {
     double mean = 0;
 

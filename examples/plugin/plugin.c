@@ -1,4 +1,4 @@
-/* A shared object as a user would write it: a row of each kind, and nothing but the
+/* A shared object as a user would write it: one extension of each kind, using only the
  * installed header. */
 #include "example.h"
 

@@ -1,23 +1,24 @@
-/* miles/plugin.h - what an algorithm of one's own looks like.
+/* miles/plugin.h - the plugin interface: extensions written in C.
  *
- * An edge of the training loop is a row: a name and a function over plain numbers and
- * texts.  miles_kind lists what there is: from which prompt comes next, over what is said
- * between two turns of the model and what an answer is worth, to the loss.  The built-in
- * rows use this header alone, or next to nothing else.
+ * An extension replaces or adds one function of the training loop.  It has a kind, a name
+ * and a function over plain numbers and texts.  miles_kind lists the kinds: selecting
+ * prompts, answering the model in multi-turn rollouts, rewards, filters, advantages, the
+ * loss.  The built-in extensions use this header and little else.
  *
  * A shared object exports one function,
  *
  *     const miles_plugin *miles_plugin_entry(void);
  *
- * and its rows are named on the command line as "./my.so:name" wherever a built-in name
- * would stand.  Nothing of miles is linked into it.
+ * and the command line selects its extensions as "./my.so:name" wherever it accepts a
+ * built-in name.  The plugin does not link against miles.
  *
- * Numbers are f64.  The host owns every array: inputs may be read during the call only,
- * outputs are sized by the host and filled by the row.  A row must give the same bits
- * for the same inputs; it is called from one thread at a time and keeps no state.
+ * Numbers are f64.  The host owns every array: inputs are valid during the call only;
+ * outputs are sized by the host and filled by the extension.  An extension must return
+ * the same bits for the same inputs and keep no state.  It is called from one thread at a
+ * time unless its type says otherwise.
  *
- * The header only grows: every struct begins with its own size, and no field beyond that
- * size may be touched.  Structs that may grow travel as pointers. */
+ * ABI: the header only grows.  Every struct begins with its own size, and no field beyond
+ * that size may be accessed.  Structs that may grow are passed as pointers. */
 #ifndef MILES_PLUGIN_H
 #define MILES_PLUGIN_H
 
@@ -31,34 +32,36 @@ extern "C" {
 
 #define MILES_ABI 1
 
-/* ---- what goes in ---- */
+/* ---- inputs ---- */
 
-/* One response.  Arrays have n entries, one per response token; NULL where the run does
- * not have them.  What stands at a token that is masked out must not influence anything. */
+/* One response.  Arrays have n entries, one per response token; an array is NULL if the
+ * run does not have it.  Entries at masked tokens must not influence any result. */
 typedef struct miles_sample {
     size_t size;
     int64_t n;
-    int64_t group;   /* samples of one prompt share it */
-    int64_t rollout; /* pieces of one conversation share it; most rollouts are one sample */
-    double reward;   /* after normalisation inside the group */
+    int64_t group;   /* shared by the samples of one prompt */
+    int64_t rollout; /* shared by the pieces of one conversation; most rollouts are one
+                        sample */
+    double reward;   /* after normalisation within the group */
 
-    const uint8_t *mask;  /* 1: trained */
-    const uint8_t *kept;  /* mask, less what the correction rejects */
-    const double *weight; /* the correction's factor; NULL: 1 */
+    const uint8_t *mask;  /* 1: the token is trained on */
+    const uint8_t *kept;  /* mask without the tokens that the correction rejects */
+    const double *weight; /* weight from the correction; NULL: 1 */
 
-    const double *log_prob;         /* of the weights being trained */
-    const double *old_log_prob;     /* of the weights at the start of the step */
-    const double *rollout_log_prob; /* as the engine reported it */
-    const double *ref_log_prob;     /* of the reference model */
+    const double *log_prob;         /* under the weights being trained */
+    const double *old_log_prob;     /* under the weights at the start of the step */
+    const double *rollout_log_prob; /* as reported by the rollout engine */
+    const double *ref_log_prob;     /* under the reference model */
     const double *teacher_log_prob;
     const double *entropy;
-    const double *value;     /* of the critic being trained */
-    const double *old_value; /* of the critic at the start of the step */
+    const double *value;     /* from the critic being trained */
+    const double *old_value; /* from the critic at the start of the step */
     const double *advantage;
     const double *returns;
-    const double *kl;              /* penalty against the reference, for rewards */
+    const double *kl;              /* penalty against the reference model, part of the
+                                      rewards */
     const double *opd_reverse_kl;  /* student against teacher */
-    const int64_t *weight_version; /* that each token was drawn with */
+    const int64_t *weight_version; /* of the weights that sampled each token */
 } miles_sample;
 
 typedef struct miles_batch {
@@ -71,8 +74,8 @@ typedef enum miles_kl { MILES_K1, MILES_K2, MILES_K3, MILES_LOW_VAR_KL } miles_k
 typedef enum miles_level { MILES_TOKEN, MILES_SEQUENCE, MILES_GEOMETRIC } miles_level;
 typedef enum miles_bound { MILES_TRUNCATE, MILES_CLIP, MILES_MASK } miles_bound;
 
-/* The numbers of the command line; names are those of the flags.  A number that was not
- * given is NaN where the comment says so. */
+/* Hyperparameters from the command line; fields have the names of the flags.  An unset
+ * number is NaN where the comment says so. */
 typedef struct miles_algo {
     size_t size;
     double gamma, lambd, kl_coef;
@@ -84,38 +87,40 @@ typedef struct miles_algo {
     double tis_clip, tis_clip_low;
     double tis_upper_bound;
     double tis_lower_bound;                /* NaN: 1 / tis_upper_bound */
-    double rs_lower_bound, rs_upper_bound; /* NaN: those of tis */
+    double rs_lower_bound, rs_upper_bound; /* NaN: the TIS bounds */
     double rs_veto_threshold;              /* NaN: no veto */
     double drgrpo_divisor;
     int32_t kl_loss_type;        /* miles_kl */
     int32_t tis_level, rs_level; /* miles_level */
     int32_t tis_mode;            /* miles_bound */
-    bool sequence_ratio;         /* one ratio per sample, as GSPO has it */
-    bool use_kl_loss;            /* report it, and add it by kl_loss_coef */
-    bool use_unbiased_kl;        /* weight the estimate by the ratio of new and old */
-    bool use_entropy;            /* entropy is there and reported */
-    bool use_rollout_logprobs;   /* the engine's log-probs stand for the old ones */
+    bool sequence_ratio;         /* one ratio per sample, as in GSPO */
+    bool use_kl_loss;            /* report the KL loss and add it, times kl_loss_coef */
+    bool use_unbiased_kl;        /* weight the estimate by the ratio of new to old policy */
+    bool use_entropy;            /* entropy is available and reported */
+    bool use_rollout_logprobs;   /* use the engine's log-probs as the old ones */
     bool calculate_per_token_loss;
     bool use_opsm;
     bool use_correction; /* a correction runs */
-    bool use_tis;        /* and its weights count */
+    bool use_tis;        /* the loss uses the correction's weights */
     bool use_rs, tis_batch_normalize;
-    bool has_rollout_logprobs, has_opd_reverse_kl; /* the samples have these columns */
+    bool has_rollout_logprobs, has_opd_reverse_kl; /* the samples have these arrays */
 } miles_algo;
 
-/* ---- what comes out ---- */
+/* ---- outputs ---- */
 
-/* A row that cannot go on returns 1 and leaves a sentence: what is wrong, what to do. */
+/* An extension that fails returns 1 and writes a message here: the cause and the remedy. */
 typedef struct miles_error {
     char text[480];
 } miles_error;
 
-/* A metric is a number per sample; over a step it becomes the sum of number / divisor,
- * divided by the step's denominator.  Which divisor: */
+/* A metric is one number per sample.  Its value over a step is the sum of number /
+ * divisor over the samples, divided by the step's denominator.  The mean selects the
+ * divisor: */
 typedef enum miles_mean {
-    MILES_MEAN_SAMPLE, /* the sample's own: the number is a sum over its trained tokens */
-    MILES_MEAN_POLICY, /* the policy reducer's */
-    MILES_MEAN_NONE,   /* 1: the number is finished */
+    MILES_MEAN_SAMPLE, /* the sample's divisor: the number is a sum over its trained
+                          tokens */
+    MILES_MEAN_POLICY, /* the policy reducer's divisor */
+    MILES_MEAN_NONE,   /* 1: the number is used as it is */
 } miles_mean;
 
 typedef struct miles_metric {
@@ -125,7 +130,7 @@ typedef struct miles_metric {
 
 #define MILES_METRIC_MAX 40
 
-/* ---- rows ---- */
+/* ---- extensions ---- */
 
 typedef enum miles_kind {
     MILES_ADVANTAGE = 1,
@@ -149,27 +154,27 @@ typedef enum miles_kind {
     MILES_PROMPTS
 } miles_kind;
 
-/* Every row begins with this. */
+/* The first member of every extension. */
 typedef struct miles_extension {
-    size_t size; /* of the whole row */
+    size_t size; /* of the whole extension struct */
     int32_t kind;
     const char *name;
     const char *alias; /* a second name, or NULL */
     const char *help;  /* one line */
 } miles_extension;
 
-/* What an estimator wants done around it. */
+/* What an advantage estimator needs before and after it. */
 enum {
-    MILES_CENTRE_REWARDS = 1, /* subtract the mean of the group */
-    MILES_SCALE_REWARDS = 2,  /* and divide by its standard deviation */
-    MILES_WHITEN = 4,         /* means nothing without --normalize-advantages */
+    MILES_CENTRE_REWARDS = 1, /* subtract the group's mean reward */
+    MILES_SCALE_REWARDS = 2,  /* and divide by the group's standard deviation */
+    MILES_WHITEN = 4,         /* no effect without --normalize-advantages */
     MILES_NEEDS_VALUES = 8,
     MILES_SEQUENCE_RATIO = 16, /* the policy loss uses one ratio per sample */
     MILES_RETURNS_FOLLOW = 32, /* returns are the advantages before whitening */
-    MILES_USES_KL = 64, /* the penalty against the reference, where kl_coef is not 0 */
+    MILES_USES_KL = 64, /* the KL penalty against the reference, if kl_coef is not 0 */
 };
 
-/* Fills advantage[i][t] and returns[i][t] of every sample of a rollout. */
+/* Computes advantage[i][t] and returns[i][t] for every sample of a rollout. */
 typedef struct miles_advantage {
     miles_extension row;
     uint32_t wants;
@@ -177,9 +182,10 @@ typedef struct miles_advantage {
                double *const *returns, miles_error *err);
 } miles_advantage;
 
-/* Runs once over the samples of an optimizer step, before any of them is trained.
- * weight[i][t] comes as 1, kept[i][t] as the mask.  metric[i * n_metric + k] is the
- * number of metric k for sample i; they are divided as MILES_MEAN_SAMPLE says. */
+/* Off-policy correction (TIS, rejection sampling).  Runs once over the samples of an
+ * optimizer step, before any of them is trained.  On entry weight[i][t] is 1 and
+ * kept[i][t] is the mask.  metric[i * n_metric + k] is metric k of sample i; the divisor
+ * is that of MILES_MEAN_SAMPLE. */
 typedef struct miles_correction {
     miles_extension row;
     int32_t (*metrics)(const miles_algo *algo, miles_metric *out);
@@ -187,21 +193,21 @@ typedef struct miles_correction {
                uint8_t *const *kept, double *metric, miles_error *err);
 } miles_correction;
 
-/* divisor[i] is what the policy terms of sample i are divided by, before the sum over
- * samples is divided by `denominator`, the step's. */
+/* divisor[i] divides the policy terms of sample i, before the sum over samples is divided
+ * by `denominator`, the step's denominator. */
 typedef struct miles_reducer {
     miles_extension row;
     int (*run)(const miles_batch *batch, const miles_algo *algo, double denominator,
                double *divisor, miles_error *err);
 } miles_reducer;
 
-/* What a loss says about one sample.  `policy` and `other` are sums over its kept tokens;
- * they become policy / policy divisor + other / sample divisor.  The derivatives, zero
- * when the call begins, are those of
+/* Loss and derivatives of one sample.  `policy` and `other` are sums over its kept
+ * tokens; the loss is policy / policy divisor + other / sample divisor.  The derivatives,
+ * zero on entry, are those of
  *     policy_scale * policy + other_scale * other. */
 typedef struct miles_loss_out {
     size_t size;
-    double policy_scale, other_scale; /* given */
+    double policy_scale, other_scale; /* inputs */
     double policy, other;
     double *d_log_prob, *d_entropy, *d_value; /* [n] */
     double *metric;                           /* [n_metric] */
@@ -214,89 +220,93 @@ typedef struct miles_loss {
                miles_error *err);
 } miles_loss;
 
-/* One finished response, to be scored.  Text has a length and may hold any bytes.  The response
- * is the answer without the end token or stop token that ended it. */
+/* One finished response, to be graded.  Texts have a length and may contain any bytes.
+ * `response` excludes the end token or stop token that finished it. */
 typedef struct miles_reward_in {
     size_t size;
-    int64_t index;                                    /* of the sample, in the run */
+    int64_t index;                                    /* of the sample, within the run */
     int64_t seed;                                     /* of the run */
     const char *prompt, *response, *label, *metadata; /* label, metadata: JSON, or NULL */
     size_t prompt_len, response_len, label_len, metadata_len;
     const int64_t *token; /* [n_token] prompt and response */
     int64_t n_token;
-    bool boxed;               /* the response is what stood in a box */
-    const char *raw_response; /* with the token that ended it, as Miles passes it on */
+    bool boxed;               /* the response is the content of a \boxed{} */
+    const char *raw_response; /* with the token that finished it, as Miles passes it */
     size_t raw_response_len;
 } miles_reward_in;
 
-/* NaN and infinity are no rewards: such a sample is counted as invalid. */
+/* NaN and infinity are not valid rewards: such a sample is counted as invalid. */
 typedef struct miles_reward_out {
     size_t size;
     double reward;
-    char detail[2000]; /* a JSON object that stands for the reward in dumps; "": none */
+    char detail[2000]; /* a JSON object that dumps show as the reward; "": none */
 } miles_reward_out;
 
-/* Rows of this kind are called from several threads at once.  One that returns 1 leaves
- * the sample without a reward: it is counted as invalid, never as 0. */
+/* Reward function.  Called from several threads at once.  If it returns 1, the sample has
+ * no reward: it is counted as invalid, never as 0. */
 typedef struct miles_reward {
     miles_extension row;
     int (*run)(const miles_reward_in *in, miles_reward_out *out, miles_error *err);
 } miles_reward;
 
-/* Scores the answers to one prompt together, under --group-rm; out[i] is in[i]'s. */
+/* Grades the responses to one prompt together (--group-rm); out[i] is the reward of
+ * in[i].  Called from several threads at once. */
 typedef struct miles_group_reward {
     miles_extension row;
     int (*run)(const miles_reward_in *const *in, int64_t n, miles_reward_out *const *out,
                miles_error *err);
 } miles_group_reward;
 
-/* A call of a tool in an answer; arguments is JSON, as the model wrote it. */
+/* A tool call in an answer; arguments is JSON, as the model wrote it. */
 typedef struct miles_call {
     const char *name, *arguments;
     size_t name_len, arguments_len;
 } miles_call;
 
-/* A conversation at the end of a turn of the model. */
+/* A conversation after a turn of the model. */
 typedef struct miles_turn_in {
     size_t size;
-    int64_t index; /* of the sample, in the run */
+    int64_t index; /* of the sample, within the run */
     int64_t seed;  /* of the run */
-    int32_t turn;  /* the model's turns so far, this one included */
+    int32_t turn;  /* turns of the model so far, including this one */
     int32_t max_turn;
     const char *prompt;
-    const char *response; /* all that was said since, by the model and to it */
-    const char *answer;   /* this turn alone, without the token that ended it */
+    const char *response; /* everything after the prompt: the model's turns and the
+                             replies to them */
+    const char *answer;   /* this turn only, without the token that finished it */
     const char *label, *metadata;
     size_t prompt_len, response_len, answer_len, label_len, metadata_len;
-    const miles_call *call; /* [n_call] in the answer, where --generate-tool-call-parser
-                               reads them */
+    const miles_call *call; /* [n_call] tool calls in the answer, if
+                               --generate-tool-call-parser is set */
     int64_t n_call;
 } miles_turn_in;
 
-/* What is said next.  Nothing: the conversation is over. */
+/* The next messages of the conversation.  No message: the conversation is finished. */
 typedef struct miles_turn_out {
     size_t size;
-    void *to; /* the host's */
-    /* Says a message; may be called several times.  role "tool", "user" or what else the chat
-     * template knows; NULL: the text stands in the conversation as it is, without the
+    void *to; /* private to the host */
+    /* Appends a message; may be called several times.  role is "tool", "user" or another
+     * role of the chat template; NULL: the text is appended as it is, without the
      * template.  The text is copied. */
     void (*say)(struct miles_turn_out *out, const char *role, const char *text, size_t len);
-    double reward; /* NaN; a number here, at the end, is the sample's reward */
+    double reward; /* NaN on entry; a number set when the conversation finishes is the
+                      sample's reward */
 } miles_turn_out;
 
-/* Which roles a row speaks in, so that the chat template is tried before a run starts. */
+/* The roles that an extension uses, so that the chat template is checked before the run
+ * starts. */
 enum { MILES_SAYS_TOOL = 1, MILES_SAYS_USER = 2 };
 
-/* An environment: answers the model's turns.  All it knows of a conversation is what it is
- * given, so that a run that was stopped goes on as it would have.  Called from several
- * threads at once.  One that returns 1 leaves the sample without a reward. */
+/* Environment for multi-turn rollouts: replies to the model's turns.  It must depend on
+ * its input alone, so that a resumed run continues identically.  Called from several
+ * threads at once.  If it returns 1, the sample has no reward. */
 typedef struct miles_generate {
     miles_extension row;
     uint32_t wants;
     int (*run)(const miles_turn_in *in, miles_turn_out *out, miles_error *err);
 } miles_generate;
 
-/* ---- rows that see whole answers ---- */
+/* ---- extensions that see complete samples ---- */
 
 typedef enum miles_status {
     MILES_PENDING,
@@ -306,167 +316,174 @@ typedef enum miles_status {
     MILES_FAILED
 } miles_status;
 
-/* An answer with all that is known of it. */
+/* A complete sample: prompt, response and everything known about them. */
 typedef struct miles_answer {
     size_t size;
-    int64_t index, group; /* numbers that go on over the run; a prompt's answers share the
-                             second */
-    int64_t row;          /* of the prompt data; -1: none */
+    int64_t index, group; /* unique within the run; the answers to one prompt share the
+                             group */
+    int64_t row;          /* row of the prompt data; -1: none */
     int32_t status;       /* miles_status */
     int32_t n_turn;
     bool has_reward;
-    double reward;                                    /* 0 where there is none */
+    double reward;                                    /* 0 if has_reward is false */
     const char *prompt, *response, *label, *metadata; /* as in miles_reward_in */
     size_t prompt_len, response_len, label_len, metadata_len;
     const int32_t *token; /* [n_token] prompt and response */
     int64_t n_token, n_response;
-    const uint8_t *mask;     /* [n_response] 1: trained; NULL: all are */
-    const float *log_prob;   /* [n_response] as drawn; NULL: not known */
-    const uint64_t *version; /* [n_response] of the weights; NULL: not known */
+    const uint8_t *mask;     /* [n_response] 1: trained on; NULL: all are */
+    const float *log_prob;   /* [n_response] when sampled; NULL: not known */
+    const uint64_t *version; /* [n_response] weight version; NULL: not known */
 } miles_answer;
 
-/* Answers of a round, a group or an evaluation, groups one after the other. */
+/* The answers of a rollout, a group or an evaluation, group after group. */
 typedef struct miles_answers {
     size_t size;
-    int64_t rollout; /* the round, from 0; -1: before the first, or not known */
+    int64_t rollout; /* from 0; -1: before the first rollout, or not known */
     int64_t n;
     const miles_answer *const *answer; /* [n] */
 } miles_answers;
 
-/* How the rewards of a round become what is learned from, in place of normalisation inside
- * groups: shaped[i] comes as the reward. */
+/* Transforms the rewards of a rollout, instead of the normalisation within groups.  On
+ * entry shaped[i] is the reward of answer i. */
 typedef struct miles_reward_post {
     miles_extension row;
     int (*run)(const miles_answers *round, double *shaped, miles_error *err);
 } miles_reward_post;
 
-/* Is a group worth training on?  It comes as kept; one that is not is counted under the reason,
- * unless that is "". */
+/* Decides whether a group is trained on.  *keep is true on entry.  A dropped group is
+ * counted under `reason`, unless that is "". */
 typedef struct miles_group_filter {
     miles_extension row;
     int (*run)(const miles_answers *group, bool *keep, char reason[40], miles_error *err);
 } miles_group_filter;
 
-/* Which answers of a round are not trained, though they count when rewards are normalised:
- * remove[i], 0 when the call begins. */
+/* Excludes answers of a rollout from training; they still take part in the normalisation
+ * of rewards.  remove[i] is 0 on entry. */
 typedef struct miles_sample_filter {
     miles_extension row;
     int (*run)(const miles_answers *round, uint8_t *remove, miles_error *err);
 } miles_sample_filter;
 
-/* Sees all answers that ended in a round, those of dropped groups too. */
+/* Receives all answers that finished in a rollout, including those of dropped groups. */
 typedef struct miles_samples_hook {
     miles_extension row;
     int (*run)(const miles_answers *all, const uint8_t *kept, miles_error *err);
 } miles_samples_hook;
 
-/* Which of the unfinished groups that earlier rounds left go on now: at most `want` of the
- * n_group numbers, from 0, in pick; *n_pick comes as 0.  The others stay. */
+/* Selects which of the unfinished groups of earlier rollouts are continued now: at most
+ * `want` of the group numbers 0 .. n_group - 1, in pick.  *n_pick is 0 on entry.  The
+ * other groups stay in the buffer. */
 typedef struct miles_buffer_filter {
     miles_extension row;
     int (*run)(const miles_answers *held, int64_t n_group, int64_t want, int64_t *pick,
                int64_t *n_pick, miles_error *err);
 } miles_buffer_filter;
 
-/* Which row of the prompt data the group gets: a function of the group's number, so that a
- * resumed run goes on with the same prompts.  Taken modulo n_row. */
+/* Selects the row of the prompt data for a group.  A function of the group's number, so
+ * that a resumed run continues with the same prompts.  The result is taken modulo n_row. */
 typedef struct miles_source {
     miles_extension row;
     int64_t (*pick)(int64_t group, int64_t n_row, int64_t seed);
 } miles_source;
 
-/* Where a row puts a prompt that it made. */
+/* Receives a generated prompt. */
 typedef struct miles_prompt_out {
     size_t size;
-    void *to; /* the host's */
-    /* A JSON object with the fields of a row of prompt data, once; it is copied. */
+    void *to; /* private to the host */
+    /* Takes a JSON object with the fields of a row of prompt data.  Call it once; the
+     * text is copied. */
     void (*give)(struct miles_prompt_out *out, const char *row, size_t len);
 } miles_prompt_out;
 
-/* Makes prompts where there is no prompt data: a function of the group's number, so that a
- * resumed run goes on with the same prompts. */
+/* Generates prompts when there is no prompt data.  A function of the group's number, so
+ * that a resumed run continues with the same prompts. */
 typedef struct miles_prompts {
     miles_extension row;
     int (*make)(int64_t group, int64_t seed, miles_prompt_out *out, miles_error *err);
 } miles_prompts;
 
-/* What becomes of a group that waits to be trained on. */
+/* Decision about a finished group that waits for training. */
 typedef enum miles_decision {
     MILES_KEEP_WAITING,
-    MILES_TRAIN, /* in the round that is being put together */
-    MILES_DROP   /* is dropped, or asked again: --async-unused-samples-handler */
+    MILES_TRAIN, /* in the rollout batch being assembled */
+    MILES_DROP   /* dropped or generated again: --async-unused-samples-handler */
 } miles_decision;
 
-/* Groups that have ended, under --fully-async, oldest first. */
+/* Finished groups under --fully-async, oldest first. */
 typedef struct miles_waiting {
     size_t size;
-    const miles_answers *answers; /* of all groups, one after the other */
+    const miles_answers *answers; /* of all groups, group after group */
     int64_t n_group;
-    const int64_t *stale; /* [n_group] publications of weights since its oldest token */
-    int64_t want;         /* groups that the round still needs */
+    const int64_t *stale; /* [n_group] weight publications since the group's oldest token */
+    int64_t want;         /* groups that the rollout batch still needs */
 } miles_waiting;
 
-/* Which waiting groups a round gets, in place of the oldest that are not too stale.  Called
- * whenever a group has come; fate [n_group] is MILES_KEEP_WAITING when the call begins, and at most
- * `want` may become MILES_TRAIN. */
+/* Selects the waiting groups of a rollout batch, instead of the oldest that are not too
+ * stale.  Called whenever a group arrives.  fate [n_group] is MILES_KEEP_WAITING on
+ * entry; at most `want` entries may become MILES_TRAIN. */
 typedef struct miles_buffer {
     miles_extension row;
     int (*run)(const miles_waiting *waiting, int32_t *fate, miles_error *err);
 } miles_buffer;
 
-/* Where a row puts its numbers. */
+/* Receives an extension's metrics. */
 typedef struct miles_metrics_out {
     size_t size;
-    void *to; /* the host's */
+    void *to; /* private to the host */
     /* The name is copied: "rollout/short_answers". */
     void (*add)(struct miles_metrics_out *out, const char *name, double value);
 } miles_metrics_out;
 
-/* Further metrics of a round or of an evaluation, whose set has a name. */
+/* Additional metrics of a rollout or of an evaluation set; `set` is the set's name. */
 typedef struct miles_metrics {
     miles_extension row;
     int (*run)(const miles_answers *answers, const char *set, miles_metrics_out *out,
                miles_error *err);
 } miles_metrics;
 
-/* What a rollout works with.  Functions that fail return 1, and err has the sentence. */
+/* Functions for a custom rollout.  A function that fails returns 1 with the message in
+ * err. */
 typedef struct miles_rollout_host {
     size_t size;
-    void *of;        /* the host's */
-    int64_t rollout; /* the round, from 0 */
-    int64_t n_want;  /* groups that a round should have */
+    void *of;        /* private to the host */
+    int64_t rollout; /* from 0 */
+    int64_t n_want;  /* groups that a rollout batch should have */
     int64_t seed;    /* of the run */
-    /* Has the next n_group prompts answered and graded, and waits.  Answers come group after
-     * group and stay until the row returns. */
+    /* Generates and grades answers to the next n_group prompts, and blocks until they are
+     * finished.  The answers are ordered by group and valid until the extension returns. */
     int (*ask)(struct miles_rollout_host *host, int64_t n_group, const miles_answers **out,
                miles_error *err);
-    /* Puts the group of this number into the round; each of its answers has a reward. */
+    /* Adds the group with this number to the rollout batch; each of its answers has a
+     * reward. */
     int (*keep)(struct miles_rollout_host *host, int64_t group, miles_error *err);
-    /* Adds a metric of the round; the name is copied. */
+    /* Adds a metric of the rollout; the name is copied. */
     void (*add)(struct miles_rollout_host *host, const char *name, double value);
 } miles_rollout_host;
 
-/* Makes a whole round: what is asked, and what of it is trained on. */
+/* A custom rollout: decides how many prompts are generated and which groups are trained
+ * on. */
 typedef struct miles_rollout {
     miles_extension row;
     int (*run)(miles_rollout_host *host, miles_error *err);
 } miles_rollout;
 
-/* What an evaluation works with.  Functions that fail return 1, and err has the sentence. */
+/* Functions for a custom evaluation.  A function that fails returns 1 with the message in
+ * err. */
 typedef struct miles_eval_host {
     size_t size;
-    void *of;               /* the host's */
-    const char *const *set; /* [n_set] names of the sets */
+    void *of;               /* private to the host */
+    const char *const *set; /* [n_set] names of the evaluation sets */
     int64_t n_set;
-    /* Has all prompts of a set answered and graded, as its settings say, and waits.  Answers
-     * stay until the row returns. */
+    /* Generates and grades answers to all prompts of a set, with the set's settings, and
+     * blocks until they are finished.  The answers are valid until the extension
+     * returns. */
     int (*ask)(struct miles_eval_host *host, int64_t set, const miles_answers **out,
                miles_error *err);
     /* Adds a metric of the evaluation; the name is copied. */
     void (*add)(struct miles_eval_host *host, const char *name, double value);
 } miles_eval_host;
 
-/* Makes a whole evaluation: which sets are asked, and what is said of the answers. */
+/* A custom evaluation: decides which sets are generated and which metrics are reported. */
 typedef struct miles_eval {
     miles_extension row;
     int (*run)(miles_eval_host *host, miles_error *err);
@@ -474,21 +491,23 @@ typedef struct miles_eval {
 
 typedef enum miles_when {
     MILES_AFTER_INIT,
-    MILES_BEFORE_LOG_PROB, /* a pass that only scores */
+    MILES_BEFORE_LOG_PROB, /* a forward pass for log-probs only */
     MILES_BEFORE_TRAIN_STEP,
     MILES_AFTER_SAVE,
-    MILES_DATA_READY,     /* all columns of a round are there, and nothing is trained yet */
-    MILES_WEIGHTS_WRITTEN /* for engines of other processes, which do not have them yet */
+    MILES_DATA_READY,     /* all arrays of a rollout are filled; training has not started */
+    MILES_WEIGHTS_WRITTEN /* for engines in other processes, which have not loaded them
+                             yet */
 } miles_when;
 
 typedef struct miles_event {
     size_t size;
-    int32_t when;     /* miles_when */
-    int64_t rollout;  /* the round */
-    int64_t step;     /* of the round, from 0; else -1 */
-    const char *what; /* BEFORE_LOG_PROB: whose, "ref", "teacher" or "actor"; AFTER_SAVE and
-                         WEIGHTS_WRITTEN: the directory, a Hugging Face checkpoint; else "" */
-    const miles_batch *batch; /* DATA_READY: the samples of the round; else NULL */
+    int32_t when;             /* miles_when */
+    int64_t rollout;          /* number of the rollout */
+    int64_t step;             /* within the rollout, from 0; otherwise -1 */
+    const char *what;         /* BEFORE_LOG_PROB: the model, "ref", "teacher" or "actor";
+                                 AFTER_SAVE and WEIGHTS_WRITTEN: the directory, a Hugging
+                                 Face checkpoint; otherwise "" */
+    const miles_batch *batch; /* DATA_READY: the samples of the rollout; otherwise NULL */
 } miles_event;
 
 typedef struct miles_hook {
@@ -499,7 +518,7 @@ typedef struct miles_hook {
 typedef struct miles_plugin {
     size_t size;
     uint32_t abi;                      /* MILES_ABI */
-    const miles_extension *const *row; /* NULL at the end */
+    const miles_extension *const *row; /* [], NULL-terminated */
 } miles_plugin;
 
 typedef const miles_plugin *miles_plugin_fn(void);

@@ -1,4 +1,4 @@
-/* backend.c - which backend a run gets. */
+/* backend.c - selects and opens the backend of a run. */
 #include "backend/backend.h"
 
 #include <dlfcn.h>
@@ -10,8 +10,8 @@
 
 #define LIBRARY "libmiles_cuda.so"
 
-/* Beside the program, or where the system looks for libraries.  It is never unloaded: CUDA's
- * runtime does not survive that. */
+/* Searches the program's directory, then the system's library path.  The library is never
+ * unloaded: the CUDA runtime does not survive dlclose. */
 static void *load_library(void) {
     char path[PATH_MAX + sizeof LIBRARY];
     ssize_t n = readlink("/proc/self/exe", path, PATH_MAX);

@@ -1,12 +1,13 @@
-/* draw.h - a token drawn from a row of logits, and its log-probability.
+/* draw.h - sampling a token from a row of logits, with its log-probability.
  *
- * One row, in this order: the model's logits; penalties and bias; division by the
- * temperature; top-k, top-p and min-p, each over the distribution before any of the three;
- * the draw.  With temperature 0 the draw is the largest logit, the lowest id of equals.
+ * The order for one row is: the model's logits; penalties and bias; division by the
+ * temperature; top-k, top-p and min-p, each computed on the distribution before any of
+ * the three; the draw.  With temperature 0 the draw is the largest logit, ties to the
+ * lowest id.
  *
- * The draw is addressed, not taken from a stream: its random number is a function of
- * (seed, sample, position).  So a sample does not depend on what else ran, when, or on
- * how many threads. */
+ * The random number generator is counter-based: the random number is a function of (seed,
+ * sample, position), not the next value of a stream.  A sample therefore does not depend
+ * on the other requests, on timing or on the number of threads. */
 #ifndef ML_BACKEND_DRAW_H
 #define ML_BACKEND_DRAW_H
 
@@ -14,11 +15,11 @@
 
 #include "tensor/device.h"
 
-/* Which distribution a log-probability is of. */
+/* Which distribution a log-probability refers to. */
 typedef enum ml_dist {
-    ML_DIST_RAW, /* the model's logits divided by the temperature: what a trainer computes */
-    ML_DIST_MODEL, /* the model's logits alone */
-    ML_DIST_DRAWN, /* what the token was drawn from: penalties, bias and filters included */
+    ML_DIST_RAW,   /* logits / temperature: the distribution that a trainer computes */
+    ML_DIST_MODEL, /* the model's logits */
+    ML_DIST_DRAWN, /* the sampling distribution: penalties, bias and filters included */
 } ml_dist;
 
 typedef struct ml_bias {
@@ -26,7 +27,7 @@ typedef struct ml_bias {
     float add;
 } ml_bias;
 
-/* How tokens of a request are drawn. */
+/* Sampling parameters of a request. */
 typedef struct ml_draw_opts {
     float temperature;         /* 0: greedy; log-probs are then of temperature 1 */
     int32_t top_k;             /* 0: all */
@@ -41,32 +42,33 @@ typedef struct ml_draw_opts {
 } ml_draw_opts;
 
 typedef struct ml_draw {
-    const float *logits; /* [n_vocab] a row of LMHEAD's */
+    const float *logits; /* [n_vocab] one row of LMHEAD's output */
     const ml_draw_opts *opts;
-    const int32_t *history; /* [n_history] prompt, then answer: for penalties, and the */
-    int32_t n_history;      /* drawn token's position is n_history */
+    const int32_t *history; /* [n_history] prompt, then answer: for penalties; */
+    int32_t n_history;      /* also the position of the drawn token */
     int32_t n_prompt;
-    const int32_t *ban; /* [n_ban] never drawn: end tokens before the shortest answer */
+    const int32_t *ban; /* [n_ban] never drawn: end tokens before the minimum length */
     int32_t n_ban;
-    int32_t given;       /* a token to score instead of drawing one, or -1 */
-    int32_t n_top;       /* the most probable tokens wanted, at most n_vocab */
-    const int32_t *also; /* [n_also] further tokens whose log-probability is wanted */
+    int32_t given;       /* a token to score instead of a draw, or -1 */
+    int32_t n_top;       /* number of most probable tokens to return, at most n_vocab */
+    const int32_t *also; /* [n_also] further tokens whose log-probability is returned */
     int32_t n_also;
     /* results */
     int32_t id;
     float logprob, entropy; /* of dist */
-    int32_t *top_id;        /* [n_top] descending, the lower id first of equals */
+    int32_t *top_id;        /* [n_top] by descending probability, ties to the lower id */
     float *top_logprob;     /* [n_top] */
     float *also_logprob;    /* [n_also] */
 } ml_draw;
 
-/* Scratch for draws on this stream. */
+/* Scratch bytes for draws on this stream. */
 size_t ml_cpu_sample_scratch(const ml_stream *s, int64_t n_vocab);
-/* n draws, divided among the stream's threads.  Results are functions of each draw alone, with
- * the same bits at every level and number of threads.  For dist RAW and MODEL, log-prob and
- * entropy have the bits that LMHEAD gives for the same logits and temperature. */
+/* Draws n tokens, divided among the stream's threads.  Each result is a function of its
+ * draw alone, with the same bits at every level and number of threads.  For dist RAW and
+ * MODEL, log-prob and entropy have the bits that LMHEAD computes for the same logits and
+ * temperature. */
 void ml_cpu_sample(ml_stream *s, ml_draw *draw, int64_t n, int64_t n_vocab, void *scratch,
                    int32_t *drawn);
-void ml_cpu_sampled(ml_stream *s, ml_draw *draw, int64_t n); /* they are there already */
+void ml_cpu_sampled(ml_stream *s, ml_draw *draw, int64_t n); /* returns at once */
 
 #endif

@@ -1,13 +1,13 @@
-/* ops.h - the ops a model is made of, and the table a backend fills.
+/* ops.h - the ops a model consists of, and the table a backend fills.
  *
- * An op has a forward and a backward with one signature, so that plans, checkop and
- * bench walk ops without knowing them.  Shapes and dtypes are checked when a plan is
- * built; an op that runs cannot fail.  Forward writes out[].  Backward reads the
- * saved in[]/out[] and dout[], writes or adds to din[] (din_add says which) and always
- * adds to dw[].  Absent tensors have data == NULL: a din or dw nobody wants.
+ * The forward and backward of all ops share one signature, so that plans, checkop and
+ * bench iterate over ops generically.  Shapes and dtypes are checked when a plan is
+ * built; an op cannot fail at run time.  Forward writes out[].  Backward reads the saved
+ * in[]/out[] and dout[], writes or adds to din[] (din_add selects) and always adds to
+ * dw[].  Absent tensors have data == NULL, for example a din or dw that is not needed.
  *
- * The law of all forwards: an output row depends on its own inputs and the weights
- * only, never on the other rows of the batch, the chunking of a prefill or the number
+ * All forwards are batch-invariant: an output row depends only on its own inputs and the
+ * weights, never on the other rows of the batch, the chunking of a prefill or the number
  * of threads.  docs/NUMERICS.md has the contract of each op. */
 #ifndef ML_BACKEND_OPS_H
 #define ML_BACKEND_OPS_H
@@ -20,13 +20,13 @@
 #include "tensor/tensor.h"
 
 /* n: tokens of the batch (LINEAR, RMSNORM, ADD, GLU: rows of the input, which are n*k
- * between MOE_GATHER and MOE_COMBINE); H, K, N, I: widths; d: head size; E, k: experts,
- * chosen ones.
+ * between MOE_GATHER and MOE_COMBINE); H, K, N, I: widths; d: head size; E: experts; k:
+ * selected experts or keys.
  *
  *  op           in                     w              out
  *  EMBED        -                      table [V,H]    x [n,H]
  *  LINEAR       x [n,K]                w [N,K] b [N]? y [n,N]
- *  RMSNORM      x [n,C]                w [width]?     y [n,C]      groups of `width` in a row
+ *  RMSNORM      x [n,C]                w [width]?     y [n,C]      per group of `width`
  *  ROPE_TABLE   -                      -              cs [n,2,rot/2]  cosines, then sines
  *  ROPE         x [n,heads*d] cs       -              y [n,heads*d]
  *  ATTN         q [n,Hq*d] k [n,Hk*d] v [n,Hk*e]  sink [Hq]?
@@ -37,36 +37,40 @@
  *  MOE_GATHER   x [n,H] group          -              y [n*k,H]    sorted by expert, token
  *  MOE_LINEAR   x [n*k,K] group        w [E,N,K] b [E,N]?  y [n*k,N]
  *  MOE_COMBINE  y [n*k,H] weight group -              x [n,H]
- *  HEAD_LINEAR  x [n,h*K]              w [h,N,K]      y [n,h*N]    each head its own weight
- *  CONCAT         a [n,h*A] b [n,h*B]    -              y [n,h*(A+B)]  head by head
- *  SLICE         x [n,C]                -              y [n,W]      columns of x
+ *  HEAD_LINEAR  x [n,h*K]              w [h,N,K]      y [n,h*N]    one weight per head
+ *  CONCAT       a [n,h*A] b [n,h*B]    -              y [n,h*(A+B)]  per head
+ *  SLICE        x [n,C]                -              y [n,W]      columns of x
  *  CONV         x [n,C]                w [C,taps] b [C]?  y [n,C] tail [slot,taps-1,C]
- *  DECAY        a [n,h] b [n,h]?       log speed, bias [h]  y [n,2,h]  kept, taken in
- *  LINEAR_RNN        qkv [n,W] rates [n,2,h]  skip [h]?    o [n,h*dv] state [slot,h,dk,dv+]
+ *  DECAY        a [n,h] b [n,h]?       log speed, bias [h]  y [n,2,h]  keep, take
+ *  LINEAR_RNN   qkv [n,W] rates [n,2,h]  skip [h]?    o [n,h*dv] state [slot,h,dk,dv+]
  *  ROW_GATE     g [n,1] x [n,H]        -              y [n,H]
  *  SCALE        x [n,H]                w [1]?         y [n,H]      w has no gradient
- *  MOE_SCALE    weight [n,k] expert    w [E]          y [n,k]      each times its expert's
+ *  MOE_SCALE    weight [n,k] expert    w [E]          y [n,k]      weight * w[expert]
  *  LAYERNORM    x [n,C]                w [C] b [C]    y [n,C]
  *  INDEX        q [n,h*d] k [n,d] weight [n,h]  -     chosen i32 [n,k] kpage [page,16,d]
  *  ATTN_CHOSEN  q [n,Hq*d] k [n,d] chosen  -          o [n,Hq*e] kpage [page,16,d]
  *  LMHEAD       x [n,H]                w [V,H]        logprob, entropy [n_loss]
  *                                                     stat [n_loss,2] logits [n_loss,V]?
  *
- *  group (i32 [E+1 + 2*n*k]): start of each expert's rows [E+1]; slot -> token*k+rank [n*k];
- *  token*k+rank -> slot [n*k].
- *  chosen: positions of keys, ascending, then -1.  Values of ATTN_CHOSEN are the beginnings of
- *  its keys.
- *  tail, state: what a sequence leaves behind in its slot, and finds there unless its first
- *  position is 0; absent (whole sequences): not kept.  dv+: dv rounded up to 16, in blocks of
- *  64 columns [dk][64].
- *  kpage [page][Hk][d][16], vpage [page][Hk][16][e+], e+: e rounded up to 16: pages of
- *  ML_PAGE keys; ATTN first writes the rows' k and v there, then reads all keys from there.
- *  In bf16 beside f32 activations a head's keys of a page are panels of a matrix [16,d], its
- *  values those of a matrix [e+,16] (tensor.h).  (CUDA: kpage [page][Hk][16][d].)
+ * group (i32 [E+1 + 2*n*k]): start of each expert's rows [E+1]; the permutation slot ->
+ * token*k+rank [n*k]; its inverse token*k+rank -> slot [n*k].
  *
- *  Activations have the backend's type, pages of ATTN that or bf16; cs, stat, weight, logits of
- *  LMHEAD and what it says are always f32. */
-/* New ones go to the end: checkop draws a case by its number here. */
+ * chosen: key positions, ascending, padded with -1.  The values of ATTN_CHOSEN are the
+ * first elements of its keys.
+ *
+ * tail, state: recurrent state of a sequence in its state slot, read unless the
+ * sequence's first position is 0, then updated; absent (whole sequences): not kept.  dv+:
+ * dv rounded up to 16, in blocks of 64 columns [dk][64].
+ *
+ * kpage [page][Hk][d][16], vpage [page][Hk][16][e+], e+: e rounded up to 16: KV pages of
+ * ML_PAGE keys.  ATTN first writes the rows' k and v to the pages, then reads all keys
+ * from the pages.  In bf16 pages next to f32 activations, the keys of a head in a page
+ * are panels of a matrix [16,d] and its values panels of a matrix [e+,16] (tensor.h).
+ * (CUDA: kpage [page][Hk][16][d].)
+ *
+ * Activations have the backend's dtype, KV pages of ATTN that dtype or bf16; cs, stat,
+ * weight and all outputs of LMHEAD are always f32. */
+/* Append new ops at the end: checkop seeds its random cases with the op's number. */
 #define ML_OP_LIST(X)                                                                      \
     X(EMBED, "embed")                                                                      \
     X(LINEAR, "linear")                                                                    \
@@ -98,10 +102,11 @@
 typedef enum ml_op_id { ML_OP_LIST(ML_OP_ENUM) ML_OP_COUNT } ml_op_id;
 #undef ML_OP_ENUM
 
-/* What a model chooses on its way, which can be recorded and given back to it. */
+/* Selections a model makes during a forward, which can be recorded and replayed (routing
+ * replay). */
 typedef enum ml_routing_kind {
-    ML_ROUTING_EXPERTS, /* MOE_ROUTE's expert */
-    ML_ROUTING_KEYS,    /* INDEX's chosen */
+    ML_ROUTING_EXPERTS, /* output `expert` of MOE_ROUTE */
+    ML_ROUTING_KEYS,    /* output `chosen` of INDEX */
     ML_N_ROUTING
 } ml_routing_kind;
 
@@ -109,9 +114,9 @@ typedef enum ml_routing_kind {
 #define ML_OP_OUT 4
 #define ML_OP_W 2
 
-#define ML_PAGE 16    /* keys of a KV page */
-#define ML_KTILE 64   /* keys of a softmax tile, at absolute positions */
-#define ML_VTILE 1024 /* vocabulary columns of an LM-head tile, at absolute positions */
+#define ML_PAGE 16    /* keys per KV page */
+#define ML_KTILE 64   /* keys per softmax tile; tiles start at absolute multiples of it */
+#define ML_VTILE 1024 /* vocabulary columns per LM-head tile, at absolute multiples */
 
 #define ML_SLICE_PARTS 3
 
@@ -129,12 +134,12 @@ typedef enum ml_act {
 typedef struct ml_rope {
     int32_t dim;       /* rotated part of a head: 2 * number of frequencies */
     const float *freq; /* [dim/2] */
-    float scale;       /* both cosine and sine are multiplied by it (yarn) */
+    float scale;       /* factor of both cosine and sine (YaRN) */
 } ml_rope;
 
-/* Scalars of an op; each op reads the group with its name. */
+/* Scalar attributes of an op; each op reads the group of its name. */
 typedef struct ml_op_attr {
-    float embed_scale; /* EMBED: 1 when there is none */
+    float embed_scale; /* EMBED: 1: none */
     struct {
         float eps;
         int32_t width;
@@ -147,13 +152,13 @@ typedef struct ml_op_attr {
     } rope;
     struct {
         int32_t n_head, n_kv, head_dim;
-        int32_t value_dim;    /* of a head of v and o; vpage absent: v begins each k */
-        int32_t window;       /* keys a row sees, itself included; 0: all */
+        int32_t value_dim; /* head size of v and o; vpage absent: v is a prefix of k */
+        int32_t window; /* sliding window: keys a row attends to, itself included; 0: all */
         float scale, softcap; /* softcap 0: none */
     } attn;                   /* ATTN_CHOSEN: n_kv 1, no window, no softcap */
     struct {
         int32_t n_head, head_dim, top_k;
-        float scale, weight_scale; /* of products of queries and keys, of weights */
+        float scale, weight_scale; /* factors of the q.k products, of the weights */
     } index;
     int32_t n_head; /* HEAD_LINEAR, CONCAT */
     struct {
@@ -162,50 +167,50 @@ typedef struct ml_op_attr {
     } glu;
     struct {
         int32_t n_expert, top_k;
-        int32_t n_group, top_group; /* only experts of the best top_group groups; 0: all */
+        int32_t n_group, top_group; /* only the best top_group groups are used; 0: all */
         bool sigmoid;               /* scores are sigmoids of the logits, not a softmax */
-        bool renorm;                /* chosen weights divided by their sum */
-        float scale;                /* of the weights, last */
+        bool renorm;                /* selected weights are divided by their sum */
+        float scale;                /* factor of the weights, applied last */
     } moe;
-    struct {           /* part after part, and in each the groups of a row in order */
-        int64_t group; /* columns of a group */
+    struct {           /* SLICE: part by part, in each part the groups of a row in order */
+        int64_t group; /* columns per group */
         int32_t n_group, n_part;
         struct {
-            int64_t at, width; /* within a group */
+            int64_t at, width; /* offset and width within a group */
         } part[ML_SLICE_PARTS];
     } pick;
-    float min_step; /* DECAY: smaller steps become this */
-    float scale;    /* SCALE without a weight: the number */
+    float min_step; /* DECAY: lower bound of the step size */
+    float scale;    /* SCALE without a weight: the factor */
     struct {
         int32_t n_key, n_head, key_dim, value_dim; /* head h has key h / (n_head / n_key) */
-        int64_t q_at, k_at, v_at;                  /* where they begin in a row */
-        bool delta; /* the delta rule, on q and k of length one; else Mamba-2 */
+        int64_t q_at, k_at, v_at;                  /* column offsets in a row */
+        bool delta; /* gated delta rule on L2-normalized q and k; false: Mamba-2 */
         float norm_eps;
     } recur;
     float logit_softcap; /* LMHEAD: 0: none */
 } ml_op_attr;
 
-/* As an id: the token that the i-th draw gives, which only the device need know. */
+/* As an id: the token of the i-th draw, which only the device needs to know. */
 #define ML_DEVICE_TOKEN(i) (-1 - (i))
 
 static inline int32_t ml_row_id(const int32_t *id, const int32_t *drawn, int64_t row) {
     return id[row] >= 0 ? id[row] : drawn[-1 - id[row]];
 }
 
-/* The ragged batch as ops see it, its arrays in the device's memory.  Rows of a sequence stand
- * together, at consecutive ascending positions; its keys 0 .. first position - 1 are already in
- * its pages. */
+/* The ragged batch as ops read it, with its arrays in device memory.  The rows of a
+ * sequence are contiguous, at consecutive ascending positions; its keys 0 .. first
+ * position - 1 are already in its KV pages. */
 typedef struct ml_rows {
     int32_t n_token, n_seq, n_loss;
-    const int32_t *id;    /* [n_token]; ML_DEVICE_TOKEN(i): what lies in drawn[i] */
-    const int32_t *drawn; /* tokens that the sampler has drawn; NULL: no id is of them */
-    const int32_t *pos;   /* [n_token]; -1: nobody's row, made up where a backend replays */
+    const int32_t *id;         /* [n_token]; ML_DEVICE_TOKEN(i): the id is drawn[i] */
+    const int32_t *drawn;      /* tokens drawn by the sampler; NULL: no id refers to them */
+    const int32_t *pos;        /* [n_token]; -1: padding row of a captured graph */
     const int32_t *seq_start;  /* [n_seq+1] first row of each sequence */
     const int32_t *page_start; /* [n_seq+1] first entry of each sequence in `page` */
     const int32_t *page;     /* page ids; entry i of a sequence holds keys 16i .. 16i+15 */
-    const int32_t *slot;     /* [n_seq] where each sequence's recurrent state is kept */
-    const int32_t *loss_row; /* [n_loss] ascending rows whose logits are wanted */
-    const int32_t *loss_id;  /* [n_loss] the token scored there, or -1: none */
+    const int32_t *slot;     /* [n_seq] state slot of each sequence */
+    const int32_t *loss_row; /* [n_loss] ascending rows whose logits are computed */
+    const int32_t *loss_id;  /* [n_loss] the token scored at that row, or -1: none */
     float temperature;       /* logits are divided by it */
 } ml_rows;
 
@@ -214,29 +219,29 @@ typedef struct ml_op_args {
     const ml_rows *rows;
     ml_tensor in[ML_OP_IN], out[ML_OP_OUT], w[ML_OP_W];
     ml_tensor din[ML_OP_IN], dout[ML_OP_OUT], dw[ML_OP_W]; /* dw: f32, layout of w */
-    bool din_add[ML_OP_IN]; /* add to din instead of writing it */
-    /* Forward of an op that chooses: i32 [n,k] to take instead, but in rows that begin with
-     * -1.  Absent: it chooses.  It may be the memory that the choice is written to. */
+    bool din_add[ML_OP_IN]; /* true: add to din; false: write it */
+    /* Forward of an op that selects (routing replay): i32 [n,k], the selection to use,
+     * except in rows that begin with -1.  Absent: the op selects.  It may alias the
+     * output the selection is written to. */
     ml_tensor given;
-    int32_t loss_rows; /* LMHEAD: treated at a time; 0: as many as the backend likes */
-    void *scratch;     /* at least what ml_ops.scratch said, aligned to 64 */
+    int32_t loss_rows; /* LMHEAD: rows processed at a time; 0: the backend decides */
+    void *scratch;     /* at least ml_ops.scratch() bytes, aligned to 64 */
 } ml_op_args;
 
 typedef void ml_op_fn(ml_stream *s, const ml_op_args *a);
 
-/* A forward call of a plan, with those that follow behind it. */
+/* A forward call of a plan, in an array with the calls that follow it. */
 typedef struct ml_op_call {
     ml_op_id op;
     ml_op_args args;
-    int32_t
-        reader[ML_OP_OUT]; /* the last call that reads out[i] is so many behind; 0: none */
+    int32_t reader[ML_OP_OUT]; /* distance to the last call that reads out[i]; 0: none */
 } ml_op_call;
 
-/* What a plan must know of an op before it can lay out memory. */
+/* Properties of an op that memory planning needs. */
 typedef struct ml_op_info {
     const char *name;
     unsigned save_in, save_out; /* bit i: backward reads in[i] / out[i] */
-    unsigned in_place;          /* bit i: out[0] may be the memory of in[i] */
+    unsigned in_place;          /* bit i: out[0] may alias in[i] */
     unsigned grad_in;           /* bit i: in[i] gets a gradient */
 } ml_op_info;
 
@@ -246,24 +251,24 @@ struct ml_draw;
 
 typedef struct ml_ops {
     ml_op_fn *forward[ML_OP_COUNT], *backward[ML_OP_COUNT];
-    /* Does the first of n calls as one piece of work, to the same bits, and says how many it took;
-     * 0: the first is to be done alone.  Outputs that only these calls read need not be written.
-     * NULL: all are done alone. */
+    /* Op fusion: runs the first of n calls as one piece of work, with the same bits, and
+     * returns how many calls it ran; 0: run the first call alone.  Outputs that only
+     * these calls read need not be written.  NULL: no fusion. */
     int (*together)(ml_stream *s, const ml_op_call *call, int n);
-    /* Scratch bytes for a call with these shapes (data pointers are not looked at). */
+    /* Scratch bytes for a call with these shapes (data pointers are not read). */
     size_t (*scratch)(const ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward);
-    /* Called once for each call of a plan, with its largest shapes: a backend refuses what it
-     * has no kernel for, and tries out what it must know before it runs.  NULL: nothing. */
+    /* Called once for each call of a plan, with its largest shapes: the backend rejects
+     * calls it has no kernel for, and autotunes.  NULL: no preparation. */
     ml_status (*prepare)(ml_stream *s, ml_op_id op, const ml_op_args *a, bool backward,
                          ml_err *err);
-    /* Tokens drawn from rows of logits: see draw.h. */
+    /* Sampling from rows of logits: see draw.h. */
     size_t (*sample_scratch)(const ml_stream *s, int64_t n_vocab);
-    /* Begins n draws.  Their tokens also go to drawn [n], where work given to the stream later
-     * finds them; NULL: to nobody. */
+    /* Starts n draws.  The tokens are also written to drawn [n] in device memory, where
+     * later work on the stream reads them; NULL: not written. */
     void (*sample)(ml_stream *s, struct ml_draw *draw, int64_t n, int64_t n_vocab,
                    void *scratch, int32_t *drawn);
-    /* Waits for n draws, those begun first, and fills in their results; nothing else that a draw
-     * points to is looked at.  Two may be under way. */
+    /* Waits for the n draws that were started first and fills in their results; no other
+     * pointer of a draw is read.  Two calls of sample may be in flight. */
     void (*sampled)(ml_stream *s, struct ml_draw *draw, int64_t n);
 } ml_ops;
 

@@ -8,8 +8,9 @@
 
 #include "base/oom.h"
 
-/* Under AddressSanitizer each object is followed by a poisoned redzone, and memory that no object
- * occupies is poisoned, so that an overflow between two objects of one block is reported. */
+/* Under AddressSanitizer each object is followed by a poisoned redzone, and memory that
+ * no object occupies is poisoned, so that an overflow between two objects of one block is
+ * reported. */
 #if defined __SANITIZE_ADDRESS__
 #define REDZONES 1
 #elif defined __has_feature
@@ -51,7 +52,7 @@ void ml_arena_release(ml_arena *a) {
     *a = (ml_arena){ .tag = a->tag, .budget = a->budget };
 }
 
-/* Where a shortage cannot be reported, a budget is counted and may be passed. */
+/* Where a shortage cannot be reported, the budget is charged and may be exceeded. */
 static void count(ml_arena *a, size_t bytes) {
     if (!a->budget)
         return;

@@ -15,9 +15,9 @@
 typedef struct ml_arena_block ml_arena_block;
 
 typedef struct ml_arena {
-    const char *tag; /* static string, named when memory runs out */
+    const char *tag; /* static string, printed when memory runs out */
     ml_arena_block *last;
-    size_t total;             /* bytes taken from the system so far */
+    size_t total;             /* bytes allocated from the system so far */
     struct ml_budget *budget; /* counts `total`; set by the owner after init; NULL: none */
 } ml_arena;
 

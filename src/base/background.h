@@ -1,7 +1,7 @@
-/* background.h - one function in the background.
+/* background.h - runs one function in the background.
  *
- * thread: started and waited for by one owner; what the function touches is its own until
- * the wait returns. */
+ * thread: one owner starts it and waits for it; until the wait returns, the function owns
+ * the data it uses. */
 #ifndef ML_BASE_BACKGROUND_H
 #define ML_BASE_BACKGROUND_H
 
@@ -21,10 +21,10 @@ typedef struct ml_background {
     ml_err err;
 } ml_background;
 
-/* It must lie still until it was waited for. */
+/* The struct must not move until the wait returns. */
 ml_status ml_background_start(ml_background *j, ml_background_fn *fn, void *ud,
                               ml_err *err);
-/* What the function returned; ML_OK when nothing was started. */
+/* The function's result; ML_OK if nothing was started. */
 ml_status ml_background_wait(ml_background *j, ml_err *err);
 
 #endif

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-/* Chunks of 1 KiB are the leaves of a binary tree; a chunk is a chain of blocks, a parent is
- * one block made of its two children. */
+/* Chunks of 1 KiB are the leaves of a binary tree; a chunk is a chain of blocks, a parent
+ * is one block made of its two children. */
 
 enum { CHUNK = 1024, BLOCK = 64, WORDS = 8, ROUNDS = 7, DEEPEST = 54 };
 enum { CHUNK_START = 1, CHUNK_END = 2, PARENT = 4, ROOT = 8 };
@@ -15,7 +15,7 @@ typedef struct node {
     uint32_t value[WORDS];
 } node;
 
-/* What is compressed last is compressed with another flag when it is the root; so it waits. */
+/* The last compression uses another flag if it is the root; so it is deferred. */
 typedef struct last_block {
     node chain;
     uint8_t block[BLOCK];
@@ -62,7 +62,7 @@ static node compress(const last_block *b) {
     uint32_t m[16], s[16] = { 0 };
     node out;
 
-    memcpy(m, b->block, sizeof m); /* little-endian machines only, as all we build for */
+    memcpy(m, b->block, sizeof m); /* little-endian machines only, like all our targets */
     memcpy(s, b->chain.value, sizeof b->chain.value);
     memcpy(s + 8, start, 4 * sizeof *start);
     s[12] = (uint32_t)b->counter;
@@ -104,8 +104,8 @@ static last_block parent_of(const node *left, const node *right) {
     return b;
 }
 
-/* Whole subtrees to the left wait on a stack, one for each bit of the number of chunks; the
- * last chunk is joined with all of them. */
+/* A stack holds the complete subtrees to the left, one for each bit of the number of
+ * chunks; at the end the last chunk is merged with all of them. */
 void ml_blake3(uint8_t out[ML_BLAKE3_BYTES], const void *bytes, size_t n) {
     const uint8_t *p = bytes;
     node stack[DEEPEST], root;

@@ -1,4 +1,4 @@
-/* blake3.h - BLAKE3 of bytes in memory: a hash that nobody can forge. */
+/* blake3.h - BLAKE3 of bytes in memory: a cryptographic hash. */
 #ifndef ML_BASE_BLAKE3_H
 #define ML_BASE_BLAKE3_H
 

@@ -1,13 +1,13 @@
-/* bug.h - our own mistakes.  A condition that only a fault in this program can
- * cause ends it at once, with the place; the world's faults are ml_err's. */
+/* bug.h - internal errors.  A condition that only a bug in this program can cause aborts
+ * it and prints the location; errors with external causes are reported through ml_err. */
 #ifndef ML_BASE_BUG_H
 #define ML_BASE_BUG_H
 
-/* Prints the place and aborts; main turns SIGABRT into exit code 70. */
+/* Prints the location and aborts; main turns SIGABRT into exit code 70. */
 _Noreturn void ml_bug(const char *file, int line, const char *what);
 
-/* ML_BUG_PLACE=0 leaves the place out, so that builds before and after a rename can be compared
- * by their machine code. */
+/* ML_BUG_PLACE=0 omits the location, so that builds before and after a rename can be
+ * compared by their machine code. */
 #ifndef ML_BUG_PLACE
 #define ML_BUG_PLACE 1
 #endif

@@ -17,7 +17,7 @@ bool ml_checksum_find(ml_checksum *out, ml_str name) {
     return false;
 }
 
-/* Two sums, taken modulo a prime often enough that neither leaves 32 bits. */
+/* Two sums, reduced modulo a prime often enough that neither exceeds 32 bits. */
 static uint32_t adler32(const uint8_t *p, size_t n) {
     enum { PRIME = 65521, MOST = 5552 };
     uint32_t a = 1, b = 0;

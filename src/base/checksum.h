@@ -1,4 +1,4 @@
-/* checksum.h - checksums by name, as text: those that deltas of weights are sealed with.
+/* checksum.h - checksums by name, as text: those used by weight deltas.
  *
  * thread: any. */
 #ifndef ML_BASE_CHECKSUM_H
@@ -12,15 +12,15 @@
 typedef enum ml_checksum {
     ML_CHECKSUM_XXH3, /* XXH3, 128 bits: fast */
     ML_CHECKSUM_BLAKE3,
-    ML_CHECKSUM_ADLER32, /* weak, and everywhere */
+    ML_CHECKSUM_ADLER32, /* weak, but available everywhere */
     ML_N_CHECKSUM
 } ml_checksum;
 
-#define ML_CHECKSUM_TEXT 65 /* room for the longest, with its NUL */
+#define ML_CHECKSUM_TEXT 65 /* size of the longest, with its NUL */
 
-/* "xxh3-128", "blake3", "adler32", in the order of the enumeration; NULL at the end. */
+/* "xxh3-128", "blake3", "adler32", in the order of the enumeration; NULL-terminated. */
 extern const char *const ml_checksum_name[ML_N_CHECKSUM + 1];
-/* False: there is none of that name. */
+/* False: no checksum has that name. */
 bool ml_checksum_find(ml_checksum *out, ml_str name);
 
 /* Lower-case hexadecimal digits. */

@@ -19,7 +19,7 @@ _Noreturn static void become(const char *program, char *const *argv, char *const
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     setpgid(0, 0);
-    /* A parent that ended before this line is not noticed by it. */
+    /* PR_SET_PDEATHSIG does not notice a parent that ended before this call. */
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent || null < 0)
         _exit(127);
     if (dup2(null, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 ||
@@ -40,7 +40,7 @@ static ml_status open_ends(int pipe_end[2], int *log_fd, const char *log, ml_err
     return ML_OK;
 }
 
-/* As exec wants it; made before fork, after which nothing can be allocated. */
+/* argv for exec, copied before fork, because nothing can be allocated afterwards. */
 static char **copy_words(ml_arena *a, const char *const *argv) {
     int n = 0;
     char **own;
@@ -59,7 +59,7 @@ static bool same_variable(const char *a, const char *b) {
     return strncmp(a, b, n + 1) == 0;
 }
 
-/* This process's environment, but for what `own` sets. */
+/* This process's environment, overridden by `own`. */
 static char **join_environment(ml_arena *a, const char *const *own) {
     int n = 0, n_own = 0, at = 0;
     char **out;

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Short records: bit by bit, without a table. */
+/* Bit by bit, without a table: records are short. */
 uint32_t ml_crc32c(const void *bytes, size_t n);
 
 #endif

@@ -1,7 +1,8 @@
 #include "base/crc64.h"
 
-/* Eight bytes at a time: table k is the effect of a byte that k more bytes follow.  The
- * tables are made with each call, which costs as much as a few kilobytes of data. */
+/* Slicing-by-8: eight bytes per iteration; table k is the effect of a byte followed by k
+ * more bytes.  The tables are rebuilt on each call, which costs as much as a few
+ * kilobytes of data. */
 typedef struct tables {
     uint64_t t[8][256];
 } tables;

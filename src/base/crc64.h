@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Goes on from crc, which is 0 for the first piece. */
+/* Continues from crc, which is 0 for the first piece. */
 uint64_t ml_crc64(uint64_t crc, const void *bytes, size_t n);
 
 #endif

@@ -8,7 +8,7 @@
 #include "base/bug.h"
 #include "base/shown.h"
 
-/* A message of n bytes was written; what did not fit is marked. */
+/* A message of n bytes was written; marks it if it was truncated. */
 static void mark_cut(ml_err *err, size_t n) {
     if (n >= sizeof err->msg)
         ml_str_copy(err->msg, sizeof err->msg, (ml_str){ err->msg, sizeof err->msg });

@@ -1,9 +1,9 @@
-/* err.h - how a function says that the world did not play along.
+/* err.h - error reporting.
  *
- * A function that can fail returns ml_status and takes `ml_err *err` last.  The
- * message is a whole sentence that names the object (file, field, tensor), what
- * was expected and, where there is one, the fix.  It is made where the knowledge
- * is; callers pass it on untouched or prefix it once.  Nothing below cli/ prints.
+ * A function that can fail returns ml_status and takes `ml_err *err` last.  The message
+ * is a whole sentence that names the object (file, field, tensor), the expected value
+ * and, if there is one, the fix.  It is written where the details are known; callers pass
+ * it on unchanged or prefix it once.  Nothing below cli/ prints.
  *
  * thread: an ml_err belongs to its caller's stack. */
 #ifndef ML_BASE_ERR_H
@@ -14,9 +14,9 @@ typedef enum ml_status {
     ML_EAGAIN,  /* not now; no message */
     ML_EUSAGE,  /* the command line is wrong: exit 2 */
     ML_EIO,     /* the operating system refused a file or a socket */
-    ML_EFORMAT, /* a file is there, but is not what it should be */
-    ML_EUNSUP,  /* understood, and not offered */
-    ML_ENOMEM,  /* capacity (weights, KV, activations) that cannot be had */
+    ML_EFORMAT, /* a file exists but its content is invalid */
+    ML_EUNSUP,  /* valid, but not supported */
+    ML_ENOMEM,  /* no capacity (weights, KV cache, activations) */
     ML_EPEER,   /* another process failed: exit 3 */
 } ml_status;
 
@@ -25,7 +25,8 @@ typedef struct ml_err {
     char msg[2000]; /* a longer one ends in "..." */
 } ml_err;
 
-/* Fills err (which may be NULL) and returns code, so that `return ml_fail(...)` reads well. */
+/* Fills err (which may be NULL) and returns code, so that `return ml_fail(...)` reads
+ * well. */
 __attribute__((format(printf, 3, 4))) ml_status ml_fail(ml_err *err, ml_status code,
                                                         const char *fmt, ...);
 

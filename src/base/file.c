@@ -30,7 +30,7 @@ static ml_status map_fd(ml_file *out, int fd, const char *path, ml_err *err) {
                        S_ISDIR(st.st_mode) ? "a directory" : "a device or pipe");
     out->bytes = (ml_str){ "", 0 };
     if (st.st_size == 0)
-        return ML_OK; /* which mmap refuses */
+        return ML_OK; /* empty: mmap refuses it */
     p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (p == MAP_FAILED)
         return ml_fail(err, ML_EIO, "%s: %lld bytes cannot be mapped: %s", path,
@@ -40,7 +40,7 @@ static ml_status map_fd(ml_file *out, int fd, const char *path, ml_err *err) {
 }
 
 ml_status ml_file_map(ml_file *out, const char *path, ml_err *err) {
-    /* Without O_NONBLOCK, opening a pipe would wait for a writer. */
+    /* Without O_NONBLOCK, opening a FIFO would wait for a writer. */
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     ml_status st;
 
@@ -65,7 +65,7 @@ void ml_file_forget(const ml_file *f, size_t offset, size_t n) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), mask = page - 1;
     size_t begin = (offset + mask) & ~mask, end = offset + n;
 
-    /* The file's last page belongs to nobody else. */
+    /* The file's last page contains nothing else, so the range is rounded up. */
     end = end == f->bytes.len ? (end + mask) & ~mask : end & ~mask;
     if (begin < end)
         madvise((void *)((uintptr_t)f->bytes.ptr + begin), end - begin, MADV_DONTNEED);
@@ -75,7 +75,7 @@ void ml_file_forget(const ml_file *f, size_t offset, size_t n) {
 
 enum { N_TEMP = 100 }; /* names tried before giving up */
 
-/* A name of our own and not mkstemp's, whose files forget the umask. */
+/* Not mkstemp, because its files ignore the umask. */
 static int open_temp(ml_text *name, const char *path) {
     for (int i = 0; i < N_TEMP; i++) {
         int fd;
@@ -88,7 +88,7 @@ static int open_temp(ml_text *name, const char *path) {
     return -1;
 }
 
-/* The digits at the end of the first n characters; 0: there are none. */
+/* The number of digits at the end of the first n characters. */
 static size_t digits_before(const char *name, size_t n) {
     size_t k = 0;
     while (k < n && name[n - 1 - k] >= '0' && name[n - 1 - k] <= '9')
@@ -142,8 +142,8 @@ static void forget_names(ml_out *o) {
     *o = (ml_out){ .fd = -1 };
 }
 
-/* After the rename everybody sees the new file and nothing can be taken back, so a file
- * system that cannot sync a directory is no failure. */
+/* After the rename the new file is visible and nothing can be undone, so a file system
+ * that cannot sync a directory is not an error. */
 static void sync_directory_of(const char *path) {
     const char *slash = strrchr(path, '/');
     char *dir = slash ? copy_of(path, (size_t)(slash - path) + 1) : copy_of(".", 1);

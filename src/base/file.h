@@ -1,9 +1,9 @@
 /* file.h - whole files: mapped for reading, replaced atomically for writing.
  *
- * A reader sees the bytes where they lie in the page cache.  A writer fills a
- * temporary file next to the target, and only commit, after fsync, renames it over
- * the target: whoever opens the path finds the old file or the new one, never half
- * of either, also when the process or the machine dies in between.
+ * A reader accesses the page cache directly.  A writer fills a temporary file next to the
+ * target; commit syncs it and renames it over the target.  Readers therefore see the
+ * complete old file or the complete new one, even if the process or the machine dies in
+ * between.
  *
  * thread: a mapped file is immutable; a file being written has one owner. */
 #ifndef ML_BASE_FILE_H
@@ -19,29 +19,30 @@ typedef struct ml_file {
     ml_str bytes;
 } ml_file;
 
-/* Read-only.  An empty file is fine.  Whoever shortens the file in place while it is mapped
- * kills the reader (SIGBUS); replacing it, as ml_out does, is harmless. */
+/* Read-only.  An empty file is allowed.  If another process truncates the file in place
+ * while it is mapped, the reader gets SIGBUS; replacing it, as ml_out does, is safe. */
 ml_status ml_file_map(ml_file *out, const char *path, ml_err *err);
-void ml_file_unmap(ml_file *f); /* zeros are fine */
+void ml_file_unmap(ml_file *f); /* zero-initialized is allowed */
 
-/* The caller is done with these bytes: whole pages inside the range leave resident memory
- * and are read from the file again if touched. */
+/* Drops whole pages inside the range from resident memory; they are read from the file
+ * again on the next access. */
 void ml_file_forget(const ml_file *f, size_t offset, size_t n);
 
-/* A file being written.  Opened by ml_out_open, ended by exactly one of commit and abort. */
+/* A file being written.  Opened by ml_out_open, closed by exactly one of commit and
+ * abort. */
 typedef struct ml_out {
     char *path, *temp;
     int fd;
 } ml_out;
 
 ml_status ml_out_open(ml_out *out, const char *path, ml_err *err);
-/* Pieces come in any order; what was never written between them reads as zeros. */
+/* Pieces may come in any order; gaps read as zeros. */
 ml_status ml_out_write(ml_out *o, size_t offset, ml_str bytes, ml_err *err);
-/* On failure the temporary file is removed and the target is as it was. */
+/* On failure the temporary file is removed and the target is unchanged. */
 ml_status ml_out_commit(ml_out *o, ml_err *err);
-void ml_out_abort(ml_out *o); /* also fine after commit, and on zeros */
+void ml_out_abort(ml_out *o); /* also allowed after commit, and on zeros */
 
-/* The length of NAME when `name` is that of a temporary file for NAME; 0: it is not one. */
+/* The length of NAME if `name` is the name of a temporary file for NAME; otherwise 0. */
 size_t ml_out_temp_base(const char *name);
 
 /* Open, write, commit. */

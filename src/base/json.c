@@ -8,14 +8,14 @@
 
 #include "base/utf8.h"
 
-/* A recursive descent that validates, decodes and builds in one pass.  Functions return
- * false after fail() has written the message. */
+/* A recursive-descent parser that validates, decodes and builds in one pass.  Functions
+ * return false after fail() has written the message. */
 typedef struct parser {
     const unsigned char *begin, *p, *end;
     const unsigned char *line_begin;
     uint32_t line;
     int depth;
-    bool python; /* Infinity and NaN are numbers */
+    bool python; /* accept Infinity and NaN as numbers */
     ml_arena *arena;
     const char *name;
     ml_err *err;
@@ -84,7 +84,7 @@ static int32_t hex4(const unsigned char *p, const unsigned char *end) {
     return v;
 }
 
-/* \uXXXX, or a pair of them that makes one character; p is behind the backslash. */
+/* \uXXXX, or a surrogate pair; p is after the backslash. */
 static bool unicode_escape(parser *s, unsigned char **out) {
     int32_t c = hex4(s->p + 1, s->end), low = -1;
 
@@ -147,7 +147,7 @@ static bool scan_string(parser *s, bool *has_escape) {
 }
 
 static bool decode_string(parser *s, const unsigned char *close, ml_str *out) {
-    /* No escape is shorter than what it stands for. */
+    /* No escape is shorter than its decoded form. */
     unsigned char *copy = ml_arena_take(s->arena, (size_t)(close - s->p), 1), *to = copy;
 
     while (s->p < close) {
@@ -163,7 +163,8 @@ static bool decode_string(parser *s, const unsigned char *close, ml_str *out) {
     return true;
 }
 
-/* Most strings have no escape and stay where they are; the others go to the arena. */
+/* Most strings have no escape and remain views of the source; the others are decoded into
+ * the arena. */
 static bool string(parser *s, ml_str *out) {
     const unsigned char *begin = ++s->p, *close;
     bool has_escape = false;
@@ -243,7 +244,7 @@ static bool member_name(parser *s, ml_json *v) {
     return true;
 }
 
-/* Both kinds of container: they differ in their last byte and in member names. */
+/* Parses both kinds of container: they differ in their last byte and in member names. */
 static bool children(parser *s, ml_json *v) {
     bool is_object = v->type == ML_JSON_OBJECT;
     int close = is_object ? '}' : ']';
@@ -274,7 +275,7 @@ static bool children(parser *s, ml_json *v) {
     return true;
 }
 
-/* The words that Python's json writes for numbers JSON has not. */
+/* The words that Python's json writes for non-finite numbers. */
 static bool python_number(parser *s, ml_json *v) {
     static const char *const words[] = { "Infinity", "-Infinity", "NaN" };
 
@@ -371,7 +372,7 @@ ml_status ml_json_parse_python(const ml_json **out, ml_arena *a, ml_str src,
     return parse(out, a, src, name, true, err);
 }
 
-/* --- what callers ask -------------------------------------------------------- */
+/* --- accessors --------------------------------------------------------------- */
 
 const ml_json *ml_json_get(const ml_json *obj, const char *key) {
     const ml_json *found = NULL;
@@ -391,7 +392,7 @@ bool ml_json_i64(const ml_json *v, int64_t *out) {
     if (!v || v->type != ML_JSON_NUMBER)
         return false;
     negative = v->text.ptr[0] == '-';
-    /* Counted downwards, because the smallest integer has no positive twin. */
+    /* Accumulated as a negative number, because INT64_MIN has no positive counterpart. */
     for (size_t i = negative; i < v->text.len; i++) {
         int c = v->text.ptr[i];
         if (c < '0' || c > '9' || __builtin_mul_overflow(n, 10, &n) ||
@@ -405,7 +406,7 @@ bool ml_json_i64(const ml_json *v, int64_t *out) {
 }
 
 bool ml_json_f64(const ml_json *v, double *out) {
-    ml_text copy = { 0 }; /* strtod wants a NUL, the source has none */
+    ml_text copy = { 0 }; /* strtod needs a NUL, the source has none */
     double d;
 
     if (!v || v->type != ML_JSON_NUMBER)
@@ -442,7 +443,7 @@ void ml_json_number(ml_text *t, double x) {
 
 void ml_json_quote(ml_text *t, ml_str s) {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
-    size_t run = 0; /* bytes before it are out */
+    size_t run = 0; /* start of the bytes not yet written */
 
     ml_text_add(t, "\"", 1);
     for (size_t i = 0; i < s.len; i++) {

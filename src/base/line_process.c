@@ -17,21 +17,21 @@
 #include "base/json.h"
 #include "base/proc_tree.h"
 
-#define ANSWER_MAX (4 << 20) /* bytes of an answer; more is no answer */
-#define LINGER_S 0.2         /* a process that closed its output is given this to end */
-#define START_S 60.0         /* a worker that is being started may load its libraries */
-#define LOOK_S 0.05          /* between two looks at a worker's memory */
+#define ANSWER_MAX (4 << 20) /* bytes of an answer; a longer one is invalid */
+#define LINGER_S 0.2         /* time for a process to exit after it closed its output */
+#define START_S 60.0         /* startup time of a worker, which may load its libraries */
+#define LOOK_S 0.05          /* interval of the checks of a worker's memory */
 
 struct ml_line_process {
-    ml_arena arena; /* it lives here itself */
+    ml_arena arena; /* also holds this struct */
     ml_worker_command command;
     int64_t memory_bytes;
-    double looked; /* when its memory was looked at */
+    double looked; /* when its memory was last checked */
     pid_t pid;     /* 0: none */
     int fd;
     pid_t guard; /* kills the worker's group when this program ends; 0: none */
     int guard_fd;
-    bool started; /* ever */
+    bool started; /* at least once */
 };
 
 static const char *copy(ml_arena *a, const char *s) {
@@ -54,7 +54,7 @@ ml_line_process *ml_line_process_new(const ml_worker_command *command,
     return w;
 }
 
-/* --- life ---------------------------------------------------------------------------- */
+/* --- start and stop ------------------------------------------------------------------ */
 
 /* Between fork and exec, in a process with threads: system calls only. */
 _Noreturn static void become(const char *line, int in, int out, pid_t parent) {
@@ -63,7 +63,7 @@ _Noreturn static void become(const char *line, int in, int out, pid_t parent) {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     setpgid(0, 0);
-    /* A parent that ended before this line is not noticed by it. */
+    /* PR_SET_PDEATHSIG does not notice a parent that ended before this call. */
     if (parent && (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent))
         _exit(127);
     if (dup2(in, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 ||
@@ -73,7 +73,8 @@ _Noreturn static void become(const char *line, int in, int out, pid_t parent) {
     _exit(127);
 }
 
-/* The end of a pipe that only this program holds closes with it. */
+/* The guard reads a pipe whose other end only this program holds: it closes when the
+ * program ends. */
 static void start_guard(ml_line_process *w) {
     int end[2], null = open("/dev/null", O_WRONLY | O_CLOEXEC);
     char line[80];
@@ -109,7 +110,7 @@ static bool fork_worker(ml_line_process *w, ml_text *why) {
         w->pid = 0;
         return false;
     }
-    setpgid(w->pid, w->pid); /* whoever is first */
+    setpgid(w->pid, w->pid); /* parent and child both call it; either may be first */
     w->fd = fd[0];
     start_guard(w);
     return true;
@@ -131,7 +132,8 @@ static void stop_guard(ml_line_process *w) {
     w->guard_fd = -1;
 }
 
-/* Ends the process and everything it started, in its group or not; *status is how it ended. */
+/* Kills the process and all its descendants, in its group or not; *status is its exit
+ * status. */
 static void stop(ml_line_process *w, int *status) {
     pid_t tree[ML_PROC_TREE_MAX];
     int n;
@@ -139,7 +141,7 @@ static void stop(ml_line_process *w, int *status) {
     if (w->pid <= 0)
         return;
     n = ml_proc_tree(tree, w->pid);
-    kill(-w->pid, SIGKILL); /* before its input ends, which it might complain about */
+    kill(-w->pid, SIGKILL); /* before its input closes, which it might report as an error */
     for (int i = 0; i < n; i++)
         kill(tree[i], SIGKILL);
     reap(w->pid, status);
@@ -164,7 +166,7 @@ void ml_line_process_free(ml_line_process *w) {
     ml_arena_release(&arena);
 }
 
-/* The output ended: says how, after the process had a moment to end by itself. */
+/* The output was closed: reports the exit status, after giving the process time to exit. */
 static ml_line_process_end died(ml_line_process *w, ml_text *why) {
     double until = ml_clock_s() + LINGER_S;
     siginfo_t info = { 0 };
@@ -198,7 +200,7 @@ static ml_line_process_end late(ml_line_process *w, ml_text *why, double deadlin
     return ML_LINE_PROCESS_LATE;
 }
 
-/* Looks now and then; where there is too much, ends the worker and says so. */
+/* Checks the memory periodically; kills a worker over its limit and reports it. */
 static bool too_large(ml_line_process *w, ml_text *why) {
     pid_t tree[ML_PROC_TREE_MAX];
     double now = ml_clock_s();
@@ -219,7 +221,7 @@ static bool too_large(ml_line_process *w, ml_text *why) {
 
 /* --- lines ---------------------------------------------------------------------------- */
 
-/* Until the socket is ready. */
+/* Waits until the socket is ready. */
 static ml_line_process_end wait_ready(ml_line_process *w, short events, double until,
                                       ml_text *why) {
     for (;;) {
@@ -229,8 +231,7 @@ static ml_line_process_end wait_ready(ml_line_process *w, short events, double u
         int n = slice > 0 ? poll(&p, 1, (int)(slice * 1e3) + 1) : 0;
         if (too_large(w, why))
             return ML_LINE_PROCESS_DIED;
-        if (n > 0 ||
-            (n < 0 && errno != EINTR)) /* the call that follows says what is wrong */
+        if (n > 0 || (n < 0 && errno != EINTR)) /* the next call reports the error */
             return ML_LINE_PROCESS_ANSWERED;
         if (n == 0 && left <= 0)
             return ML_LINE_PROCESS_LATE;
@@ -260,7 +261,7 @@ static ml_line_process_end send_line(ml_line_process *w, ml_str line, double unt
     return end;
 }
 
-/* Up to the first line break; what follows it is dropped by `quiet`. */
+/* Reads up to the first line break.  A worker that has sent more than that is killed. */
 static ml_line_process_end read_line(ml_line_process *w, ml_text *out, double until) {
     char piece[4096];
 
@@ -279,7 +280,7 @@ static ml_line_process_end read_line(ml_line_process *w, ml_text *out, double un
         ml_text_add(out, piece, end ? (size_t)(end - piece) : (size_t)n);
         if (!end)
             continue;
-        if (end + 1 < piece + n) /* it said more than one line: what is whose? */
+        if (end + 1 < piece + n) /* a second line cannot be matched to a request */
             ml_line_process_restart(w);
         return ML_LINE_PROCESS_ANSWERED;
     }
@@ -287,7 +288,7 @@ static ml_line_process_end read_line(ml_line_process *w, ml_text *out, double un
     return ML_LINE_PROCESS_ANSWERED;
 }
 
-/* A worker that speaks, or has ended, before it is asked is not to be trusted. */
+/* Kills a worker that writes, or has ended, before it gets a request. */
 static void drop_talkative(ml_line_process *w) {
     struct pollfd p = { .fd = w->fd, .events = POLLIN };
 
@@ -295,7 +296,7 @@ static void drop_talkative(ml_line_process *w) {
         ml_line_process_restart(w);
 }
 
-/* A line there and a line back; a worker that is gone after it has left its reason in out. */
+/* Sends a line and reads a line; if the worker died, `out` has the reason. */
 static ml_line_process_end exchange(ml_line_process *w, ml_text *out, ml_str line,
                                     double deadline_s) {
     double until = ml_clock_s() + deadline_s;
@@ -311,7 +312,7 @@ static ml_line_process_end exchange(ml_line_process *w, ml_text *out, ml_str lin
     return end == ML_LINE_PROCESS_LATE ? late(w, out, deadline_s) : end;
 }
 
-/* What a worker that is not ready has answered: the error it names, or the line as it is. */
+/* The answer of a worker that is not ready: the error it names, or the line itself. */
 static void say_why(ml_line_process *w, ml_text *out) {
     const ml_json *doc = NULL, *error = NULL;
     ml_arena arena;

@@ -1,13 +1,13 @@
-/* worker.h - a long-lived process that answers lines with lines.
+/* line_process.h - a long-lived worker process that answers each line with a line.
  *
- * The command runs under /bin/sh with one socket as standard input and output.  A question
- * is a line, the answer is the next line.  A worker that dies, hangs or runs past its
- * memory limit is killed, with all its children, and started again for the next question,
- * so that a late answer never meets a later question.  So is one that is caught saying more
- * than it was asked.
+ * The command runs under /bin/sh with one socket as standard input and output.  A request
+ * is a line, the response is the next line.  A worker that dies, hangs, exceeds its
+ * memory limit or writes more than one line per request is killed with all its children,
+ * and restarted for the next request, so that a late response is never matched to a later
+ * request.
  *
- * A worker leads a process group.  A second process waits for this program's end, however
- * that comes, and then kills the group.
+ * A worker leads a process group.  A second process, the guard, waits until this program
+ * ends, for whatever reason, and then kills the group.
  *
  * thread: one at a time; the thread that starts a worker must outlive it. */
 #ifndef ML_BASE_LINE_PROCESS_H
@@ -20,13 +20,13 @@
 
 typedef struct ml_line_process ml_line_process;
 
-/* What is started.  Strings are copied. */
+/* The command of a worker.  Strings are copied. */
 typedef struct ml_worker_command {
-    const char *line; /* for /bin/sh; NULL: there is no worker */
+    const char *line; /* for /bin/sh; NULL: no worker */
     const char *name; /* in messages; NULL: the line */
     const char
         *hello; /* sent after every start; the worker answers "ready" or {"error": why}
-                          before its first question.  NULL: none */
+                   before its first request. NULL: none */
 } ml_worker_command;
 
 typedef enum ml_line_process_end {
@@ -35,24 +35,24 @@ typedef enum ml_line_process_end {
     ML_LINE_PROCESS_DIED
 } ml_line_process_end;
 
-/* Nothing is started yet.  memory_bytes, --reward-memory, bounds the resident memory of the
- * worker and its children; 0: no bound. */
+/* Does not start the worker yet.  memory_bytes, --reward-memory, limits the resident
+ * memory of the worker and its children; 0: no limit. */
 ml_line_process *ml_line_process_new(const ml_worker_command *command,
                                      int64_t memory_bytes);
-void ml_line_process_free(ml_line_process *w); /* kills; NULL is fine */
+void ml_line_process_free(ml_line_process *w); /* kills; NULL is allowed */
 
-/* Starts the worker where there is none and waits, a minute at most, until it is ready.
- * Otherwise `out` says in a sentence what happened. */
+/* Starts the worker if it is not running and waits, at most a minute, until it is ready.
+ * On failure `out` has a message. */
 ml_line_process_end ml_worker_start(ml_line_process *w, ml_text *out);
 
-/* Sends `line`, which holds no line break, and waits for the answer, which is left in `out`
- * without its line break.  Otherwise `out` says in a sentence what happened.  A worker that
- * has to be started is started first.  Where the command has no hello, the first question
- * after the very first start has a minute more; later ones have the deadline alone. */
+/* Sends `line`, which contains no line break, and waits for the response, which is stored
+ * in `out` without its line break.  On failure `out` has a message.  Starts the worker if
+ * necessary.  If the command has no hello, the first request after the first start has an
+ * extra minute; later ones have the deadline alone. */
 ml_line_process_end ml_line_process_ask(ml_line_process *w, ml_text *out, ml_str line,
                                         double deadline_s);
 
-/* Kills the worker; the next question finds a new one.  For answers that make no sense. */
+/* Kills the worker after invalid responses; the next request starts a new one. */
 void ml_line_process_restart(ml_line_process *w);
 
 #endif

@@ -15,7 +15,7 @@ void ml_log_to(ml_log_sink *sink, void *ud) {
     the_ud = ud;
 }
 
-/* Lines that do not fit into the usual buffer get one of their own. */
+/* Lines longer than the stack buffer are allocated. */
 void ml_log(ml_log_level level, const char *fmt, ...) {
     char usual[1200], *line = usual;
     va_list ap, again;

@@ -1,7 +1,7 @@
-/* log.h - lines for a human who watches.  Libraries may warn (once, with the object
- * in the sentence) but never both log an error and return it.
+/* log.h - log lines for the user.  Libraries may warn (once, with the object in the
+ * sentence) but never both log an error and return it.
  *
- * The sink is set by main before threads exist; without one, lines are dropped. */
+ * main sets the sink before it starts threads; without one, lines are dropped. */
 #ifndef ML_BASE_LOG_H
 #define ML_BASE_LOG_H
 

@@ -8,7 +8,7 @@ struct ml_map_slot {
     int64_t value;
 };
 
-/* Eight bytes a step: a tokenizer asks this for every piece of every text. */
+/* Eight bytes per iteration: a tokenizer looks up every piece of every text. */
 static uint64_t hash_of(ml_str key) {
     uint64_t h = 0x9e3779b97f4a7c15u ^ key.len;
     const char *p = key.ptr;
@@ -28,7 +28,7 @@ static uint64_t hash_of(ml_str key) {
     return h ? h : 1;
 }
 
-/* The key's slot, or the free one where it belongs. */
+/* The key's slot, or the free slot for it. */
 static ml_map_slot *place(const ml_map *m, ml_str key, uint64_t hash) {
     uint64_t mask = (uint64_t)m->n_slot - 1;
     for (uint64_t i = hash & mask;; i = (i + 1) & mask) {
@@ -42,7 +42,8 @@ static void resize(ml_map *m, int64_t n_slot) {
     ml_map_slot *old = m->slot;
     int64_t n_old = m->n_slot;
 
-    /* The old table stays in the arena: doubling wastes as much as is in use, once. */
+    /* The old table stays in the arena: all old tables together are no larger than the
+     * current one. */
     m->slot = ML_NEW(m->arena, ml_map_slot, n_slot);
     m->n_slot = n_slot;
     for (int64_t i = 0; i < n_old; i++)

@@ -1,7 +1,7 @@
-/* map.h - text to index, in an arena.
+/* map.h - a hash map from text to index, in an arena.
  *
- * The value is an int64_t, usually the index of a row in a table the caller keeps;
- * nothing is ever removed.  Keys are views and must outlive the map.
+ * The value is an int64_t, usually the index of a row in the caller's table; keys are
+ * never removed.  Keys are views and must outlive the map.
  *
  * thread: one thread while it grows; any number of readers after that. */
 #ifndef ML_BASE_MAP_H
@@ -18,13 +18,13 @@ typedef struct ml_map_slot ml_map_slot;
 typedef struct ml_map {
     ml_arena *arena;
     ml_map_slot *slot; /* [n_slot], a power of two */
-    int64_t n_slot, n; /* n: keys held */
+    int64_t n_slot, n; /* n: number of keys */
 } ml_map;
 
-/* n_expected sizes the table once; the map still grows past it. */
+/* n_expected is the initial capacity; the map grows beyond it. */
 void ml_map_init(ml_map *m, ml_arena *a, int64_t n_expected);
 
-/* False, and nothing changes, when the key is there already. */
+/* False, without a change, if the key exists already. */
 bool ml_map_add(ml_map *m, ml_str key, int64_t value);
 
 /* The key's value, or `absent`. */

@@ -20,7 +20,8 @@ ml_status ml_mmap_offload_open(void **out, size_t bytes, const char *dir, ml_err
     fd = mkstemp(path.ptr);
     if (fd >= 0)
         unlink(path.ptr);
-    /* Space is taken now: a full disk must not become a bus error in the middle of a step. */
+    /* Allocates disk space now: a full disk must not become a bus error in the middle of
+     * a step. */
     if (fd >= 0 && posix_fallocate(fd, 0, (off_t)bytes) == 0)
         p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED)

@@ -1,6 +1,7 @@
-/* spill.h - memory whose home is a file: the system writes it out when memory is short.
+/* mmap_offload.h - memory mapped from a file: the kernel writes it out when memory is
+ * short.
  *
- * The file has no name once it is mapped, so nothing is left behind, however the process
+ * The file is unlinked once it is mapped, so nothing is left behind, however the process
  * ends.
  *
  * thread: as any memory. */
@@ -11,8 +12,8 @@
 
 #include "base/err.h"
 
-/* Zeros, aligned to a page, in a file of directory dir. */
+/* Zero-filled and page-aligned, in a file in directory dir. */
 ml_status ml_mmap_offload_open(void **out, size_t bytes, const char *dir, ml_err *err);
-void ml_mmap_offload_close(void *p, size_t bytes); /* NULL is fine */
+void ml_mmap_offload_close(void *p, size_t bytes); /* NULL is allowed */
 
 #endif

@@ -11,28 +11,29 @@
 
 #include "base/bug.h"
 
-/* The pieces of a run that a worker begins with. */
+/* A worker's own share of the pieces of a run. */
 typedef struct share {
-    _Alignas(64) atomic_int_fast64_t next; /* the first that nobody has taken */
+    _Alignas(64) atomic_int_fast64_t next; /* the first piece not yet taken */
     int64_t end;
 } share;
 
 struct ml_pool {
-    int n_thread; /* the caller included */
+    int n_thread; /* including the caller */
     pthread_t *thread;
 
-    /* One run: written by the caller before `round` is raised, read by workers after. */
+    /* One run: the caller writes it before it increments `round`, workers read it after. */
     ml_task *fn;
     void *ud;
     int64_t n, grain;
 
-    _Alignas(64) atomic_uint_fast64_t round; /* a new value is a new run (or the end) */
-    _Alignas(64) atomic_int busy;            /* workers still inside the run */
+    _Alignas(64) atomic_uint_fast64_t round; /* a new value starts a run (or ends the
+                                                pool) */
+    _Alignas(64) atomic_int busy;            /* workers still in the run */
     atomic_bool quit;
     int spin;
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    int asleep; /* under lock */
+    int asleep; /* guarded by lock */
 
     share share[ML_POOL_MAX];
 };
@@ -50,7 +51,7 @@ static void pause_cpu(void) {
 #endif
 }
 
-/* Denormals are part of the numeric contract: 2^-149 must survive a product by one. */
+/* Denormals are part of the numeric contract: 2^-149 times one must be preserved. */
 static int rounding_is_ieee(void) {
     volatile float tiny = 0x1p-149f, one = 1.0f;
     return fegetround() == FE_TONEAREST && tiny * one > 0.0f;
@@ -76,7 +77,7 @@ static void take_share(ml_pool *p, share *s, int index) {
     }
 }
 
-/* Its own, then what others have left. */
+/* Takes the pieces of its own share, then those left of others (work stealing). */
 static void take_pieces(ml_pool *p, int index) {
     for (int i = 0; i < p->n_thread; i++)
         take_share(p, &p->share[(index + i) % p->n_thread], index);
@@ -136,7 +137,7 @@ ml_status ml_pool_new(ml_pool **out, int n_thread, ml_err *err) {
         return ml_fail(err, ML_ENOMEM, "no memory for a pool of %d threads", n_thread);
     memset(p, 0, sizeof *p);
     p->n_thread = 1;
-    /* With more threads than cores a spinning worker only delays the one it waits for. */
+    /* With more threads than cores, a spinning worker only delays the one it waits for. */
     p->spin = n_thread <= cores ? 4000 : 0;
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->wake, NULL);

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The file's beginning as a text; false: it cannot be read. */
+/* Reads the beginning of a file as text; false: it cannot be read. */
 static bool read_small(const char *path, char *out, size_t cap) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd >= 0 ? read(fd, out, cap - 1) : -1;
@@ -67,7 +67,7 @@ static int64_t resident_of(pid_t pid) {
     return strtoll(end, NULL, 10) * sysconf(_SC_PAGESIZE);
 }
 
-/* Shared pages in proportion; -1: not told. */
+/* Resident bytes with shared pages in proportion (Pss); -1: not available. */
 static int64_t share_of(pid_t pid) {
     char path[60], text[2000];
     const char *line;

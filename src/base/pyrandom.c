@@ -17,7 +17,8 @@ static void start(uint32_t *w, uint32_t seed) {
         w[i] = 1812433253u * mixed(w[i - 1]) + i;
 }
 
-/* The state is a ring of N - 1 words; word 0 is only the copy that closes it. */
+/* The state is a ring of N - 1 words; word 0 is a copy of word N - 1, which closes the
+ * ring. */
 static uint32_t after(uint32_t *w, uint32_t i) {
     if (++i < N)
         return i;

@@ -1,9 +1,8 @@
-/* pyrandom.h - the random numbers of CPython's random.Random, to the bit.
+/* pyrandom.h - CPython's random.Random, bit-exact.
  *
- * Data sets are shuffled as Miles shuffles them, so that a run sees its prompts in
- * the order its users know.  This is a Mersenne Twister seeded the way CPython
- * seeds it from an integer; nothing else in the project draws from it (sampling is
- * addressed by counter, not drawn).
+ * Data sets are shuffled exactly as in Miles, so that a run has the same order of
+ * prompts.  This is a Mersenne Twister (MT19937) with CPython's seeding from an integer.
+ * Nothing else in the project uses it: sampling uses counter-based numbers (philox.h).
  *
  * thread: a generator has one owner. */
 #ifndef ML_BASE_PYRANDOM_H
@@ -15,10 +14,10 @@ enum { ML_PYRANDOM_WORDS = 624 };
 
 typedef struct ml_pyrandom {
     uint32_t word[ML_PYRANDOM_WORDS];
-    int next; /* the first word not yet given out */
+    int next; /* the next unused word */
 } ml_pyrandom;
 
-/* As random.Random(seed); like there, seed and -seed give the same numbers. */
+/* As random.Random(seed); as there, seed and -seed give the same numbers. */
 void ml_pyrandom_init(ml_pyrandom *r, int64_t seed);
 
 /* As random.getrandbits(32). */

@@ -1,7 +1,7 @@
-/* secret.h - keys that clients and servers present to each other.
+/* secret.h - API keys that clients and servers present to each other.
  *
- * A key is 1 to ML_SECRET_MAX printable characters of ASCII without blanks, so that it fits into
- * a header as it is.
+ * A key is 1 to ML_SECRET_MAX printable ASCII characters without blanks, so that it needs
+ * no escaping in a header.
  *
  * thread: any. */
 #ifndef ML_BASE_SECRET_H
@@ -18,16 +18,16 @@ typedef struct ml_secret {
     char text[ML_SECRET_MAX + 1]; /* empty: none */
 } ml_secret;
 
-/* `what` names it in the sentence: a flag, or a member of a request. */
+/* `what` names it in the message: a flag, or a member of a request. */
 ml_status ml_secret_take(ml_secret *out, ml_str text, const char *what, ml_err *err);
 
-/* The file's first line.  A file that others may read or write is refused. */
+/* Reads the first line of the file.  A file that others can read or write is refused. */
 ml_status ml_secret_read(ml_secret *out, const char *path, const char *what, ml_err *err);
 
 /* 256 random bits, as hexadecimal digits. */
 ml_status ml_secret_random(ml_secret *out, ml_err *err);
 
-/* Takes as long for a wrong key as for the right one. */
+/* Constant-time comparison. */
 bool ml_secret_is(const char *key, ml_str given);
 
 #endif

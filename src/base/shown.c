@@ -13,7 +13,7 @@ static bool is_control(uint32_t c) {
     return c < 0x20 || (c >= 0x7f && c <= 0x9f) || c == 0x2028 || c == 0x2029;
 }
 
-/* Bytes of the longest beginning that needs no change. */
+/* Length of the longest prefix that needs no change. */
 static size_t harmless(ml_str s, ml_shown_breaks breaks) {
     size_t at = 0;
 
@@ -32,7 +32,7 @@ static size_t harmless(ml_str s, ml_shown_breaks breaks) {
     return at;
 }
 
-/* Writes what must not stand as it is; gives its bytes. */
+/* Writes one character or byte escaped; returns the bytes consumed. */
 static size_t show_one(ml_text *t, ml_str s) {
     const char *p = s.ptr;
     int n = ml_utf8_look(p, s.len);
@@ -66,7 +66,7 @@ void ml_show_within(char *s, size_t cap, ml_shown_breaks breaks) {
     ml_str all = { s, strnlen(s, cap - 1) };
     ml_text t = { 0 };
 
-    /* A text that fills the room was cut there: not inside a character. */
+    /* A text that fills the buffer was cut there: do not cut inside a character. */
     if (all.len + 1 == cap && all.len > 3)
         for (size_t back = 1; back <= 3; back++)
             if (ml_utf8_look(s + all.len - back, back) == 0) {

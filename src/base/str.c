@@ -79,13 +79,13 @@ void ml_str_copy(char *out, size_t cap, ml_str s) {
     size_t n = s.len < cap ? s.len : cap - 4;
 
     while (n < s.len && n > 0 && ((unsigned char)s.ptr[n] & 0xC0) == 0x80)
-        n--; /* inside a character of UTF-8 */
+        n--; /* inside a UTF-8 character */
     memmove(out, s.ptr, n);
     memcpy(out + n, n < s.len ? "..." : "", n < s.len ? 4 : 1);
 }
 
 int ml_str_distance(ml_str a, ml_str b) {
-    /* Two rows of the table suffice; names longer than this are never near. */
+    /* Two rows of the table suffice; longer names are never similar. */
     int row[2][65];
 
     if (a.len > 64 || b.len > 64)

@@ -1,5 +1,5 @@
-/* str.h - text with a length.  Views point into memory somebody else owns; a NUL
- * is only promised where a comment says so. */
+/* str.h - text with a length.  Views point into memory owned elsewhere; they are
+ * NUL-terminated only where a comment says so. */
 #ifndef ML_BASE_STR_H
 #define ML_BASE_STR_H
 
@@ -23,7 +23,7 @@ typedef struct ml_text {
     size_t len, cap;
 } ml_text;
 
-/* Copies s to out[cap]; what does not fit ends in "..." after a whole character. */
+/* Copies s to out[cap]; a text that does not fit ends in "..." after a whole character. */
 void ml_str_copy(char *out, size_t cap, ml_str s);
 
 void ml_text_release(ml_text *t);
@@ -31,7 +31,7 @@ void ml_text_add(ml_text *t, const char *bytes, size_t n);
 __attribute__((format(printf, 2, 3))) void ml_text_printf(ml_text *t, const char *fmt, ...);
 __attribute__((format(printf, 2, 0))) void ml_text_vprintf(ml_text *t, const char *fmt,
                                                            va_list ap);
-/* The form with the first `place` in it, where there is one, replaced by a number. */
+/* The template with the first occurrence of `place`, if any, replaced by a number. */
 void ml_text_fill(ml_text *t, const char *form, const char *place, int64_t number);
 
 /* Edit distance, for "did you mean". */

@@ -1,6 +1,7 @@
-/* timeline.h - what was done when, gathered on several threads until somebody takes it.
+/* timeline.h - collects time spans from several threads.
  *
- * Of each track so many are kept; those beyond are counted, so that who takes them can say so.
+ * Each track keeps a limited number of spans; further ones are only counted, so that the
+ * reader can report them.
  *
  * thread: any. */
 #ifndef ML_BASE_TIMELINE_H
@@ -10,7 +11,7 @@
 
 #include "base/arena.h"
 
-/* Rows of a picture: spans of one track may lie in each other, but not overlap. */
+/* Tracks of the trace: spans of one track may nest, but not overlap. */
 typedef enum ml_track {
     ML_TRACK_LOOP,
     ML_TRACK_TRAIN,
@@ -19,7 +20,7 @@ typedef enum ml_track {
 } ml_track;
 
 typedef struct ml_time_span {
-    const char *name; /* outlives them all */
+    const char *name; /* must outlive the timeline */
     ml_track track;
     int32_t layer; /* of a model; -1: none */
     double begin_s, end_s;
@@ -27,12 +28,13 @@ typedef struct ml_time_span {
 
 typedef struct ml_timeline ml_timeline;
 
-ml_timeline *ml_timeline_new(int64_t most); /* of each track; NULL: no memory */
-void ml_timeline_free(ml_timeline *s);      /* NULL is fine */
+ml_timeline *ml_timeline_new(int64_t most); /* spans per track; NULL: no memory */
+void ml_timeline_free(ml_timeline *s);      /* NULL is allowed */
 
 void ml_timeline_add(ml_timeline *s, const ml_time_span *span, int64_t n);
 
-/* All of them, in the arena, and how many of each track were left out; then there are none. */
+/* All spans, in the arena, and how many of each track were dropped; the timeline is then
+ * empty. */
 typedef struct ml_timeline_taken {
     const ml_time_span *span;
     int64_t n, left_out[ML_TRACKS];

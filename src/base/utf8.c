@@ -59,7 +59,7 @@ ml_str ml_utf8_cut(ml_str s, size_t max) {
     for (begin = max; begin > 0 && max - begin < 4; begin--)
         if (((unsigned char)s.ptr[begin] & 0xc0) != 0x80)
             return (ml_str){ s.ptr, begin };
-    return (ml_str){ s.ptr, max }; /* no UTF-8 */
+    return (ml_str){ s.ptr, max }; /* not UTF-8 */
 }
 
 uint32_t ml_utf8_next(const char **text) {

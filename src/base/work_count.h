@@ -1,6 +1,6 @@
-/* tally.h - how much of a piece of work is done: counted by who works, read by who shows it.
+/* work_count.h - progress of a task: workers count, the progress display reads.
  *
- * NULL is fine everywhere: nobody shows it.
+ * NULL is allowed everywhere: nothing is counted.
  *
  * thread: any. */
 #ifndef ML_BASE_WORK_COUNT_H
@@ -21,13 +21,13 @@ static inline void ml_work_count_clear(ml_work_count *t) {
     atomic_store_explicit(&t->total, 0, memory_order_relaxed);
 }
 
-/* There are n pieces more to do. */
+/* Adds n pieces to the expected work. */
 static inline void ml_work_count_expect(ml_work_count *t, int64_t n) {
     if (t)
         atomic_fetch_add_explicit(&t->total, n, memory_order_relaxed);
 }
 
-/* One piece is done. */
+/* Counts one finished piece. */
 static inline void ml_work_count_add(ml_work_count *t) {
     if (t)
         atomic_fetch_add_explicit(&t->done, 1, memory_order_relaxed);

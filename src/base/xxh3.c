@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* The algorithm has a way of its own for each range of lengths; numbers are little-endian. */
+/* XXH3 has a separate path for each range of lengths; numbers are little-endian. */
 
 #define P32_1 0x9E3779B1u
 #define P32_2 0x85EBCA77u
@@ -18,7 +18,8 @@
 enum {
     SECRET = 192,
     STRIPE = 64,
-    STEP = 8,                                  /* of the secret, from stripe to stripe */
+    STEP = 8,                                  /* offset into the secret, from stripe to
+                                                  stripe */
     BLOCK = (SECRET - STRIPE) / STEP * STRIPE, /* after which the lanes are scrambled */
     LANES = 8,
     MIDDLE = 240, /* the longest input that is mixed in pairs */
@@ -45,7 +46,7 @@ static const uint8_t secret[SECRET] = {
 
 static uint32_t word(const uint8_t *p) {
     uint32_t v;
-    memcpy(&v, p, sizeof v); /* little-endian machines only, as all we build for */
+    memcpy(&v, p, sizeof v); /* little-endian machines only, like all our targets */
     return v;
 }
 
@@ -71,7 +72,7 @@ static uint64_t stir(uint64_t h) {
     return h ^ h >> 32;
 }
 
-/* As the 64-bit hash before this one did it; for the shortest inputs. */
+/* The finalizer of XXH64; for the shortest inputs. */
 static uint64_t stir_short(uint64_t h) {
     h ^= h >> 33;
     h *= P64_2;
@@ -130,7 +131,7 @@ static uint64_t mix_16(const uint8_t *p, const uint8_t *key) {
     return folded(twin(p) ^ twin(key), twin(p + 8) ^ twin(key + 8));
 }
 
-/* Two pieces of 16 bytes, each into one half and, plainly, into the other. */
+/* Mixes two pieces of 16 bytes, each multiplied into one half and added to the other. */
 static void mix_32(ml_u128 *h, const uint8_t *a, const uint8_t *b, const uint8_t *key) {
     h->low += mix_16(a, key);
     h->low ^= twin(b) + twin(b + 8);
@@ -168,7 +169,7 @@ static ml_u128 hash_129_to_240(const uint8_t *p, size_t n) {
     return end_middle(h, n);
 }
 
-/* --- more -------------------------------------------------------------------------- */
+/* --- longer inputs ----------------------------------------------------------------- */
 
 static void take_stripe(uint64_t acc[LANES], const uint8_t *p, const uint8_t *key) {
     for (int i = 0; i < LANES; i++) {
@@ -202,7 +203,7 @@ static ml_u128 hash_long(const uint8_t *p, size_t n) {
             scramble(acc);
         take_stripe(acc, p + i * STRIPE, secret + in_block * STEP);
     }
-    if ((n - 1) % BLOCK < STRIPE) /* whole blocks, and then nothing but the last stripe */
+    if ((n - 1) % BLOCK < STRIPE) /* complete blocks, followed by the last stripe only */
         scramble(acc);
     take_stripe(acc, p + n - STRIPE, secret + SECRET - STRIPE - 7);
     return (ml_u128){

@@ -13,7 +13,7 @@ typedef struct claim {
     const char *key, *other_key; /* of config.json */
 } claim;
 
-/* A member of the document or, newer files, of its rope_parameters. */
+/* A member of the document or, in newer files, of its rope_parameters. */
 static const ml_json *member(const ml_json *doc, const char *key) {
     const ml_json *v = key ? ml_json_get(doc, key) : NULL;
     return v || !key ? v : ml_json_get(ml_json_get(doc, "rope_parameters"), key);
@@ -62,7 +62,7 @@ static void check_all(ml_text *wrong, const ml_config *c, const ml_json *doc) {
             hold_against(wrong, &claims[i], doc);
 }
 
-/* Letters and digits alone, in lower case: Qwen3Moe, qwen3_moe and qwen3moe are one name. */
+/* Letters and digits only, in lower case: Qwen3Moe, qwen3_moe and qwen3moe are one name. */
 static void plain_name(ml_text *out, ml_str name) {
     for (size_t i = 0; i < name.len; i++) {
         char ch = (char)tolower((unsigned char)name.ptr[i]);
@@ -71,7 +71,7 @@ static void plain_name(ml_text *out, ml_str name) {
     }
 }
 
-/* The name may be that of the class, "Qwen3MoeConfig". */
+/* The name may be that of the config class, "Qwen3MoeConfig". */
 static bool names_match(const char *said, ml_str type) {
     ml_text a = { 0 }, b = { 0 };
     bool same;

@@ -6,8 +6,8 @@
 #include "base/philox.h"
 #include "io/jsonl.h"
 
-/* What a random number is for: the sample part of its address. */
-enum { FOR_INPUT_LEN, FOR_OUTPUT_LEN, FOR_PROMPT /* and so on, one a prompt */ };
+/* The use of a random number: the sample part of its Philox counter. */
+enum { FOR_INPUT_LEN, FOR_OUTPUT_LEN, FOR_PROMPT /* and so on, one per prompt */ };
 
 static int64_t draw(const ml_config *c, uint64_t what, uint64_t i, int64_t lo, int64_t hi) {
     double u = ml_philox_uniform((uint64_t)c->bench.seed, what, i);
@@ -29,7 +29,7 @@ static const int32_t *draw_ids(ml_arena *a, const ml_config *c, uint64_t what, i
 
 const int32_t *ml_bench_warmup(ml_arena *a, const ml_config *c, int64_t n_vocab, int32_t n,
                                int64_t i) {
-    /* Counted from the far end: prompts count from FOR_PROMPT up. */
+    /* Counts down from the maximum, because prompts count up from FOR_PROMPT. */
     return draw_ids(a, c, UINT64_MAX - (uint64_t)i, n, n_vocab);
 }
 

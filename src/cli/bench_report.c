@@ -11,7 +11,7 @@ static void times_init(ml_bench_times *t, ml_arena *a, int64_t cap) {
     *t = (ml_bench_times){ .s = ML_NEW(a, double, cap + 1), .cap = cap };
 }
 
-/* A server may send more tokens than were asked for: those are not timed. */
+/* A server may send more tokens than requested: those are not timed. */
 static void times_add(ml_bench_times *t, double s) {
     if (t->n < t->cap)
         t->s[t->n++] = s;
@@ -28,7 +28,7 @@ void ml_bench_sent(ml_bench_run *r, int32_t i, double now) {
     r->trace[i].sent_s = now;
 }
 
-/* Tokens that come together share the time since the one before. */
+/* Tokens that arrive together share the time since the previous one. */
 void ml_bench_token(ml_bench_run *r, int32_t i, int32_t n, double now) {
     ml_bench_trace *t = &r->trace[i];
 
@@ -65,7 +65,7 @@ static int ascending(const void *a, const void *b) {
     return (*x > *y) - (*x < *y);
 }
 
-/* The smallest time that part p of all do not exceed; of sorted times. */
+/* Percentile p, in [0, 1], of sorted times. */
 static double percentile(const ml_bench_times *t, double p) {
     int64_t i = (int64_t)(p * (double)t->n);
     return t->n == 0 ? 0.0 : t->s[i < t->n ? i : t->n - 1];
@@ -82,7 +82,7 @@ static double per(double n, double seconds) {
     return seconds > 0.0 ? n / seconds : 0.0;
 }
 
-/* A number of the report: its name in JSON, and how a reader is told. */
+/* A number of the report: its JSON key, and its label and unit for people. */
 typedef struct row {
     const char *key, *label, *unit;
     double value;

@@ -11,9 +11,9 @@
 
 #include "cli/cli.h"
 
-/* Only what a signal handler may call is called here: no stdio, no memory. */
+/* Async-signal-safe code only: no stdio, no allocation. */
 
-/* One write, so that lines of other threads do not come in between. */
+/* One write, so that lines of other threads are not interleaved. */
 typedef struct sentence {
     char text[1400];
     size_t n;
@@ -82,7 +82,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
 
     (void)number;
     (void)context;
-    while (atomic_flag_test_and_set(&said)) /* another thread read there, too */
+    while (atomic_flag_test_and_set(&said)) /* another thread faulted too */
         pause();
     add(&s, "miles: ");
     if (fd < 0 || !name_file(&s, fd, (uintptr_t)info->si_addr))

@@ -1,7 +1,7 @@
-/* cli.h - the subcommands, and the texts made from their rows.
+/* cli.h - the subcommands, and the texts generated from their tables.
  *
- * Only main.c and cmd_*.c print.  A command returns a status and a sentence; main turns
- * them into "miles <command>: <sentence>" and an exit code. */
+ * Only main.c and cmd_*.c print.  A command returns a status and a message; main turns
+ * them into "miles <command>: <message>" and an exit code. */
 #ifndef ML_CLI_CLI_H
 #define ML_CLI_CLI_H
 
@@ -44,23 +44,23 @@ typedef struct ml_command {
     ml_cmd bit;
     ml_cmd_fn *run;
     const char *help;    /* one line */
-    const char *first;   /* names that --help shows; NULL: every live flag */
-    const char *example; /* a whole command line, wrapped as a shell takes it; NULL: none */
+    const char *first;   /* flags that --help shows; NULL: every live flag */
+    const char *example; /* a whole command line, wrapped for a shell; NULL: none */
 } ml_command;
 
-extern const ml_command ml_commands[]; /* ends in a row without a name */
+extern const ml_command ml_commands[]; /* ends with an entry without a name */
 
 const ml_command *ml_command_find(const char *name);
-/* The command whose name is nearest, or NULL when none is near. */
+/* The command with the most similar name, or NULL if none is similar. */
 const ml_command *ml_command_near(const char *name);
 
 void ml_help_all(ml_text *out); /* miles --help */
-/* miles score --help; all: every flag, also those that do nothing here. */
+/* miles score --help; all: every flag, including those without effect here. */
 void ml_help_command(ml_text *out, const ml_command *cmd, bool all);
 void ml_help_docs(ml_text *out);          /* docs/cli.md */
 void ml_help_complete_bash(ml_text *out); /* a completion script */
 
-/* "auto|f32", "DIR", "N": what follows the flag's name; nothing for a bool. */
+/* "auto|f32", "DIR", "N": the placeholder after the flag's name; nothing for a bool. */
 void ml_flag_value(const ml_flag *f, ml_text *out);
 
 int ml_exit_code(ml_status st);

@@ -1,4 +1,4 @@
-/* miles bench engine: how fast this machine generates, without a server in between. */
+/* miles bench engine: generation speed of this machine, without a server. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ typedef struct bench_job {
     ml_bench_load load;
     ml_bench_run run;
     ml_bench_engine seen;
-    size_t base_bytes;        /* in use before there was a model */
+    size_t base_bytes;        /* in use before the model is loaded */
     int64_t n_first, n_token; /* since the step began: first tokens, all tokens */
 } bench_job;
 
@@ -56,7 +56,7 @@ static ml_status open_weights(bench_job *j, ml_err *err) {
     return st;
 }
 
-/* Of the machine, or all that a GPU had when it was opened. */
+/* The machine's memory, or the GPU's free memory before the weights were loaded. */
 static double all_bytes(const bench_job *j) {
     const ml_device *dev = j->be.dev;
 
@@ -65,7 +65,7 @@ static double all_bytes(const bench_job *j) {
     return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
 }
 
-/* Bytes left for keys and values; 0: as much as the running requests could use. */
+/* Bytes left for the KV cache; 0: as much as the running requests could use. */
 static ml_status kv_bytes(const bench_job *j, size_t *out, ml_err *err) {
     double all = all_bytes(j);
     double part = j->config->bench.mem_fraction * all - (double)j->weights.buf.bytes;
@@ -189,7 +189,7 @@ static ml_status submit_all(bench_job *j, ml_err *err) {
     return st;
 }
 
-/* A step in which every request got a token that was not its first had no prompt rows. */
+/* A step in which every request got a token other than its first had no prompt rows. */
 static void note_step(bench_job *j, const ml_gen_stats *before, const ml_gen_stats *now) {
     int64_t in_use = now->n_page - now->n_page_free - now->n_page_cached;
     int64_t took_part = now->n_running + (now->n_finished - before->n_finished);

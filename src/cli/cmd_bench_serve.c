@@ -1,7 +1,7 @@
-/* miles bench serve: how fast a running server answers, over its /generate.
+/* miles bench serve: speed of a running server, through /generate.
  *
- * Answers are streamed, so that every token has a time; that of several tokens in one
- * event is shared among them. */
+ * Answers are streamed, so that every token has a time; several tokens in one event share
+ * theirs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +16,8 @@
 #include "net/sse.h"
 
 enum {
-    ANY_VOCAB = 1000,     /* ids below this are tokens of every model */
-    FOR_ARRIVAL = 1 << 30 /* the sample part of a random number's address */
+    ANY_VOCAB = 1000,     /* ids below this exist in every model */
+    FOR_ARRIVAL = 1 << 30 /* the sample part of a Philox counter */
 };
 
 typedef struct serve_job serve_job;
@@ -25,11 +25,11 @@ typedef struct serve_job serve_job;
 /* A request in flight. */
 typedef struct serve_call {
     serve_job *job;
-    int32_t i; /* of the load; a warm-up request counts down from -1 */
+    int32_t i; /* number in the load; warm-up requests count down from -1 */
     int status;
-    int32_t n_in, n_out; /* as the server says */
+    int32_t n_in, n_out; /* as reported by the server */
     ml_sse sse;
-    ml_text body; /* of an answer that is no stream: what went wrong */
+    ml_text body; /* body of a non-streaming response: the error */
 } serve_call;
 
 struct serve_job {
@@ -41,12 +41,12 @@ struct serve_job {
     const char *headers;
     ml_bench_load load;
     ml_bench_run run;
-    int32_t next, in_flight; /* the first request that was not sent; those without an end */
-    double next_s;           /* when it may be sent */
-    int64_t n_warm;          /* warm-up requests that have ended */
+    int32_t next, in_flight; /* first request not yet sent; requests not yet finished */
+    double next_s;           /* when the next one may be sent */
+    int64_t n_warm;          /* warm-up requests that have finished */
     ml_timer *timer;
     ml_err *err;
-    ml_status status; /* of what ends the whole run */
+    ml_status status; /* error that ends the whole run */
 };
 
 /* --- an answer -------------------------------------------------------------- */
@@ -105,7 +105,7 @@ static void call_free(serve_call *c) {
     free(c);
 }
 
-/* Says why an answer is none; false when it is one. */
+/* Explains why a response is invalid; false if it is valid. */
 static bool went_wrong(const serve_call *c, const ml_err *err, ml_err *why) {
     const char *url = c->job->url;
 
@@ -199,7 +199,8 @@ static void send_warmup(serve_job *j) {
     send_one(j, &it, -1);
 }
 
-/* The time to the next arrival: exponential, so that arrivals are a Poisson process. */
+/* The time to the next arrival: exponentially distributed, so that arrivals are a Poisson
+ * process. */
 static double arrival_gap(const serve_job *j) {
     double u =
         ml_philox_uniform((uint64_t)j->config->bench.seed, FOR_ARRIVAL, (uint64_t)j->next);
@@ -211,7 +212,7 @@ static bool may_send(const serve_job *j) {
     return j->next < j->load.n && (most == 0 || j->in_flight < most);
 }
 
-/* Sends what is due, and comes again when the next request is. */
+/* Sends the requests that are due, and schedules itself for the next. */
 static void send_more(void *ud) {
     serve_job *j = ud;
 
@@ -272,7 +273,7 @@ static ml_status report(serve_job *j, ml_err *err) {
 }
 
 static ml_status run_job(serve_job *j, ml_err *err) {
-    /* Ids of a file are the server's to judge. */
+    /* The server validates the ids of a file. */
     int64_t n_vocab = j->config->bench.dataset ? INT32_MAX : ANY_VOCAB;
     ml_status st = ml_bench_load_make(&j->load, &j->arena, j->config, n_vocab, NULL, err);
 

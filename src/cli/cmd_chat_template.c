@@ -1,4 +1,4 @@
-/* miles chat-template: conversations from standard input, as text to standard output. */
+/* miles chat-template: renders conversations from standard input as text. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,7 +83,7 @@ static void write_check(ml_text *out, const ml_chat_check *c) {
     write_member(out, "after", c->after);
 }
 
-/* What the template raises is a row like any other. */
+/* An exception raised by the template is output like any other row. */
 static void answer(job *j, ml_text *out, ml_arena *a, const ml_chat *chat) {
     ml_jinja_fault fault = { 0 };
     ml_jinja_text text;

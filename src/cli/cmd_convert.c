@@ -1,4 +1,4 @@
-/* miles convert: a checkpoint loaded as training loads it, and written back. */
+/* miles convert: loads a checkpoint as for training and writes it back. */
 #include "cli/cli.h"
 #include "model/export.h"
 

@@ -1,4 +1,4 @@
-/* miles doctor: what this machine has, and what a command line would do to it. */
+/* miles doctor: reports on this machine, and checks a command line against it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 #include "cli/doctor_checks.h"
 #include "cli/machine.h"
 
-/* Turns on --dry-run, where the command has one. */
+/* Sets --dry-run, if the command has it. */
 static bool make_dry(ml_config *c, ml_cmd cmd) {
     ml_flag_list l;
     int at;
@@ -16,7 +16,7 @@ static bool make_dry(ml_config *c, ml_cmd cmd) {
     return at >= 0 && ml_flag_set(c, l.row[at], "on");
 }
 
-/* A line for each thing that is wrong with the flags; how many. */
+/* Prints a line for each error in the flags; returns their number. */
 static int print_flags(ml_text *wrong) {
     int n = 0;
 
@@ -29,7 +29,7 @@ static int print_flags(ml_text *wrong) {
 static ml_status examine(const ml_command *cmd, int argc, const char *const *argv,
                          ml_err *err) {
     char **words = (char **)(uintptr_t)argv; /* of main's argv, which is not const */
-    ml_help_asked help; /* who asks for it gets that of doctor itself */
+    ml_help_asked help;                      /* --help shows that of doctor itself */
     ml_text wrong = { 0 };
     ml_config config;
     ml_status st = ml_flags_parse(&config, &help, cmd->bit, argc, words, &wrong), first;

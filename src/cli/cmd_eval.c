@@ -1,4 +1,4 @@
-/* miles eval: the evaluations of miles train, without the training. */
+/* miles eval: the evaluations of miles train, without training. */
 #include <stdio.h>
 #include <unistd.h>
 
@@ -11,7 +11,7 @@ static void print_line(const char *line) {
     puts(line);
 }
 
-/* A table for people, JSON for programs. */
+/* Prints a table, or JSON for programs. */
 static ml_status evaluate(ml_train_gen *t, const ml_config *c, ml_err *err) {
     ml_eval_scores scores = { 0 };
     ml_text out = { 0 };

@@ -11,12 +11,12 @@
 
 typedef struct viewer {
     const ml_config *config;
-    ml_tokenizer *tokenizer; /* NULL: tokens are numbers */
-    bool pages;              /* somebody presses keys */
+    ml_tokenizer *tokenizer; /* NULL: tokens are shown as ids */
+    bool pages;              /* paging: standard input is a terminal */
     int64_t n;
 } viewer;
 
-/* JSON, as it may be shown on a terminal. */
+/* JSON, escaped for a terminal. */
 static void print_json(const char *before, ml_str json) {
     ml_text t = { 0 };
 
@@ -50,7 +50,7 @@ static void print_token(const viewer *v, int32_t id) {
     ml_text_release(&t);
 }
 
-/* Place, mask, log-prob and version; what is not there is a dash. */
+/* Position, mask, log-prob and version of each token; a missing value is a dash. */
 static void print_tokens(const viewer *v, const ml_sample *s) {
     int32_t n_prompt = s->n_token - s->n_response;
 
@@ -74,7 +74,7 @@ static void print_tokens(const viewer *v, const ml_sample *s) {
     }
 }
 
-/* False: whoever watches has seen enough. */
+/* False: the user has quit. */
 static bool turn_page(void) {
     char line[100];
 

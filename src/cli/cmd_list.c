@@ -1,4 +1,4 @@
-/* miles list: every edge there is, by kind. */
+/* miles list: all extensions, by kind. */
 #include <stdio.h>
 
 #include "cli/cli.h"
@@ -18,7 +18,7 @@ static void print_rows(const miles_extension *const *row, const ml_kind *kind,
     }
 }
 
-/* Rows of a kind that this program does not know. */
+/* Extensions of a kind that this program does not know. */
 static void print_strangers(const miles_plugin *plugin, const char *object) {
     for (const miles_extension *const *row = plugin->row; *row; row++)
         if (!ml_kind_of((*row)->kind))

@@ -1,5 +1,6 @@
-/* miles loss: the algorithms on paper.  A batch of samples per line of standard input, its
- * advantages, loss, derivatives and metrics per line of standard output. */
+/* miles loss: the algorithms on given numbers.  Reads a batch of samples per line of
+ * standard input and writes its advantages, loss, derivatives and metrics per line of
+ * standard output. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -52,7 +53,7 @@ static ml_status bad(const loss_job *j, int64_t i, const char *field, const char
                    (long long)j->n_line, field, (long long)i, want);
 }
 
-/* JSON has no words for what is not finite; strings stand for it. */
+/* JSON has no non-finite numbers; strings represent them. */
 static bool read_number(const ml_json *v, double *out) {
     static const struct {
         const char *word;
@@ -347,7 +348,7 @@ static void put_loss(loss_job *j, const ml_step_loss *s, const derivatives *d) {
     put_metrics(j, "metrics", s);
 }
 
-/* What the batch has no numbers for is left out: advantages need no model. */
+/* Results for which the batch has no inputs are omitted: advantages need no model. */
 static ml_status train(loss_job *j, ml_err *err) {
     bool values = any_sample(j, offsetof(miles_sample, value)) &&
                   any_sample(j, offsetof(miles_sample, returns));
@@ -372,7 +373,7 @@ static ml_status train(loss_job *j, ml_err *err) {
     return ML_OK;
 }
 
-/* Supervised fine-tuning knows no rewards. */
+/* Supervised fine-tuning has no rewards. */
 static bool needs_advantages(const ml_recipe *r) {
     return r->compute_advantages && r->loss != &ml_loss_sft;
 }

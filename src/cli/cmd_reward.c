@@ -11,7 +11,7 @@
 #include "io/end_tokens.h"
 #include "text/tokenizer.h"
 
-#define BATCH 256 /* samples under way; lines come out in the order they came in */
+#define BATCH 256 /* samples in flight; lines are written in input order */
 
 /* A line of the input and its result. */
 typedef struct entry {
@@ -19,9 +19,9 @@ typedef struct entry {
     char *line;
     miles_reward_in in;
     ml_text out;
-    double reward; /* 0 where there is none */
+    double reward; /* 0 if there is none */
     bool used;
-    char why[300]; /* there is no reward: a sentence */
+    char why[300]; /* why there is no reward */
 } entry;
 
 typedef struct reward_job {
@@ -32,10 +32,10 @@ typedef struct reward_job {
     double sum;
     ml_text stop[ML_END_TOKENS]; /* [n_stop] the model's end tokens as text */
     int32_t n_stop;
-    char why[300]; /* the first sample without a reward: a sentence */
+    char why[300]; /* why the first sample without a reward has none */
 } reward_job;
 
-/* --- in --------------------------------------------------------------------------------- */
+/* --- input ---------------------------------------------------------------------------- */
 
 static void take_text(const ml_json *v, const char **out, size_t *len) {
     *out = v && v->type == ML_JSON_STRING ? v->text.ptr : NULL;
@@ -49,7 +49,7 @@ static bool was_cut(const ml_json *doc) {
            !ml_str_eq(status->text, ml_str_of("completed"));
 }
 
-/* As in training, an answer is graded without the end token that ended it. */
+/* As in training, an answer is graded without its end token. */
 static void take_response(const reward_job *j, miles_reward_in *in, const ml_json *doc) {
     take_text(ml_json_get(doc, "response"), &in->response, &in->response_len);
     in->raw_response = in->response;
@@ -110,9 +110,9 @@ static ml_status read_sample(reward_job *j, entry *e, ml_str line, ml_err *err) 
     return ML_OK;
 }
 
-/* --- out ---------------------------------------------------------------------------------- */
+/* --- output --------------------------------------------------------------------------- */
 
-/* On a reward thread. */
+/* Called on a reward thread. */
 static void write_result(void *ud, const ml_reward_result *r) {
     entry *e = ud;
 
@@ -136,7 +136,7 @@ static void write_result(void *ud, const ml_reward_result *r) {
     ml_text_printf(&e->out, "}");
 }
 
-/* Waits for the samples under way and prints them in order. */
+/* Waits for the samples in flight and prints them in order. */
 static ml_status flush(reward_job *j, ml_err *err) {
     ml_rewards_wait(j->rewards);
     for (int i = 0; i < j->n; i++) {
@@ -171,7 +171,7 @@ static void print_summary(reward_job *j) {
     fprintf(stderr, "\n");
 }
 
-/* A command that scored nothing has failed. */
+/* Fails if no sample was graded. */
 static ml_status check_any(reward_job *j, ml_err *err) {
     int64_t n[ML_REWARD_OUTCOMES];
 
@@ -182,7 +182,7 @@ static ml_status check_any(reward_job *j, ml_err *err) {
                    (long long)j->n_sample, j->why);
 }
 
-/* --- the command -------------------------------------------------------------------------- */
+/* --- the command ---------------------------------------------------------------------- */
 
 static ml_status score(reward_job *j, ml_str line, ml_err *err) {
     entry *e = &j->entry[j->n];
@@ -210,14 +210,14 @@ static ml_status score_all(reward_job *j, ml_err *err) {
     if (st == ML_OK && ferror(stdin))
         st = ml_fail(err, ML_EIO, "standard input cannot be read: %s", strerror(errno));
     free(line);
-    /* What came before a bad line is scored and printed all the same. */
+    /* The lines before an invalid one are still graded and printed. */
     if (st == ML_OK)
         return flush(j, err);
     flush(j, NULL);
     return st;
 }
 
-/* The texts of the model's end tokens, where a model is named. */
+/* The texts of the model's end tokens, if a model is given. */
 static ml_status read_stops(reward_job *j, const char *dir, ml_err *err) {
     ml_tokenizer *tokenizer = NULL;
     ml_end_tokens end = { 0 };

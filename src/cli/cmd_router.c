@@ -1,4 +1,4 @@
-/* miles router: one address in front of many servers. */
+/* miles router: one address for many servers. */
 #include <stdio.h>
 
 #include "cli/cli.h"

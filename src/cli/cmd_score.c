@@ -1,4 +1,4 @@
-/* miles score: log-probabilities, and what goes with them, of given sequences. */
+/* miles score: log-probs, entropies, logits and gradients of given sequences. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +11,10 @@
 #include "model/tensors.h"
 #include "train/memory.h"
 
-/* Sequences are packed into batches of about this many tokens; longer ones go alone. */
+/* Sequences are packed into batches of about this many tokens; longer ones get their
+ * own. */
 #define PACK_TOKENS 4096
-#define PIECE_BYTES ((size_t)1 << 20) /* gradients leave in pieces of this size */
+#define PIECE_BYTES ((size_t)1 << 20) /* gradients are written in pieces of this size */
 
 typedef struct score_job {
     const ml_config *config;
@@ -27,7 +28,7 @@ typedef struct score_job {
     ml_plan *plan;
     ml_batch batch;
     ml_st_writer *out;
-    const ml_named *named; /* what gets a gradient, as the checkpoint names it */
+    const ml_named *named; /* tensors with a gradient, by their names in the checkpoint */
     int32_t n_named;
     int32_t *target;    /* [longest sequence] scratch for one sequence's targets */
     float *logprob;     /* [loss rows of a batch] */
@@ -35,7 +36,7 @@ typedef struct score_job {
     float *dlogprob;    /* the same */
     float *logits;      /* [loss rows of a batch, vocab] or NULL */
     size_t stage_bytes; /* of the four above */
-    size_t base_bytes;  /* resident before any of the planned memory */
+    size_t base_bytes;  /* resident before the planned memory is allocated */
     double nll;         /* sum of -log-prob over all next tokens */
     int64_t n_step, n_row;
 } score_job;
@@ -57,7 +58,7 @@ static int32_t batch_end(const score_job *j, int32_t first) {
     return i;
 }
 
-/* The last row of a sequence has no next token; it counts only where its logits are wanted. */
+/* The last row of a sequence has no next token; it counts only if logits are requested. */
 static int32_t loss_rows(const score_job *j, int32_t len) {
     return len - (j->config->score.logits ? 0 : 1);
 }
@@ -92,7 +93,7 @@ static void set_targets(score_job *j, int32_t i) {
 
 /* --- results ---------------------------------------------------------------- */
 
-/* Tensors of the output for sequence i stand in this order. */
+/* The output tensors of sequence i, in this order. */
 static int32_t per_sequence(const score_job *j) {
     return 1 + j->config->score.entropy + j->config->score.logits;
 }
@@ -296,7 +297,7 @@ static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *e
     return st;
 }
 
-/* Each token is a step of one row, as in generation; keys come from the pages. */
+/* Each token is a step of one row, as in decode; keys are read from the KV pages. */
 static ml_status score_tokenwise(score_job *j, int32_t i, const int32_t *page,
                                  ml_err *err) {
     ml_run run = { .weights = &j->weights, .kv = &j->kv, .rows = &j->batch.rows };

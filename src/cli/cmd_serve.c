@@ -1,4 +1,4 @@
-/* miles serve: a model behind HTTP. */
+/* miles serve: serves a model over HTTP. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ typedef struct serve_job {
     ml_chat_template *chat;
     ml_end_tokens eos;
     ml_engine_opts engine;
-    ml_sampling_params defaults; /* of OpenAI's requests */
+    ml_sampling_params defaults; /* for OpenAI requests */
     size_t weight_bytes;
     ml_gen *gen;
     ml_loop *loop;
@@ -69,7 +69,7 @@ static ml_status check_weights(serve_job *j, ml_err *err) {
     return st;
 }
 
-/* Without a template there is no chat, which is said and not an error. */
+/* Without a template the chat endpoint is unavailable; that is logged and not an error. */
 static ml_status open_text(serve_job *j, ml_err *err) {
     const ml_config *c = j->config;
     ml_err why = { 0 };
@@ -95,14 +95,14 @@ static ml_status open_text(serve_job *j, ml_err *err) {
 
 /* --- memory ----------------------------------------------------------------- */
 
-/* All there is of a GPU before anything is taken; of the CPU, what is built in. */
+/* A GPU's free memory before anything is allocated; for the CPU, the machine's memory. */
 static size_t device_bytes(const ml_backend *be) {
     if (be->dev->available)
         return be->dev->available(be->dev);
     return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* What is to be kept must be there. */
+/* The model must have the routing that is to be recorded. */
 static ml_status check_routes(const serve_job *j, ml_err *err) {
     bool asked[ML_N_ROUTING] = { j->config->serve.routed_experts,
                                  j->config->serve.indexer_topk };
@@ -118,8 +118,8 @@ static ml_status check_routes(const serve_job *j, ml_err *err) {
     return ML_OK;
 }
 
-/* Keys and values: at most what is left of the machine's share, what --max-total-tokens says,
- * and what all running answers could use. */
+/* Size of the KV cache: at most the rest of the machine's share, --max-total-tokens, and
+ * the need of all running answers. */
 static ml_status size_engine(serve_job *j, ml_err *err) {
     const ml_config *c = j->config;
     double all = (double)device_bytes(&j->be);
@@ -215,7 +215,7 @@ static const char *model_name(const serve_job *j) {
     return j->config->serve.model_name ? j->config->serve.model_name : j->dir;
 }
 
-/* What /server_info says of the flags, by SGLang's names. */
+/* The flags in /server_info, by SGLang's names. */
 static void write_flags(serve_job *j) {
     static const char *const dtype_name[] = { "auto", "f32", "bf16" };
     const ml_config *c = j->config;
@@ -257,7 +257,7 @@ static void write_flags(serve_job *j) {
     ml_json_double(&o, c->serve.mem_fraction);
 }
 
-/* A --weight-version that is a number is the version itself; other texts count from 0. */
+/* A numeric --weight-version is the version itself; other texts start at version 0. */
 static ml_status open_gen(serve_job *j, ml_err *err) {
     ml_local_opts o = { .engine = j->engine,
                         .spec = &j->spec,
@@ -345,7 +345,7 @@ static ml_status open_model(serve_job *j, ml_err *err) {
     return st ? st : size_engine(j, err);
 }
 
-/* What is wrong with keys and addresses is said before weights are read. */
+/* Reports errors in keys and addresses before weights are read. */
 static ml_status read_access(serve_job *j, ml_err *err) {
     ml_access probe;
     ml_status st = ml_access_of(&j->access, &j->keys, j->config, err);

@@ -1,4 +1,4 @@
-/* miles tokenize: lines of text to lines of ids, or back. */
+/* miles tokenize: encodes lines of text to lines of ids, or decodes them. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,15 +11,15 @@
 
 #define READ_BYTES ((size_t)1 << 20)
 
-/* Lines are answered as soon as they are there: all that one read brought are encoded
- * together, so that a file keeps every thread busy and a person at a pipe does not wait. */
+/* Lines are processed as soon as they arrive: all lines of one read are encoded together,
+ * so that a file keeps every thread busy and interactive input is not delayed. */
 typedef struct tokenize_job {
     const ml_config *config;
     ml_tokenizer *tok;
     ml_pool *pool;
     ml_text in, out;
-    int64_t n_line; /* lines taken so far */
-    ml_str *text;   /* [n_text] of the lines at hand */
+    int64_t n_line; /* lines read so far */
+    ml_str *text;   /* [n_text] of the current lines */
     ml_tokens *tokens;
     int64_t n_text;
 } tokenize_job;
@@ -125,8 +125,8 @@ static ml_status flush_out(tokenize_job *j, ml_err *err) {
                         strerror(errno));
 }
 
-/* Answers the lines in bytes [0, n) of the input.  What came before a bad line is written
- * all the same. */
+/* Processes the lines in bytes [0, n) of the input.  The output of lines before an
+ * invalid one is still written. */
 static ml_status answer(tokenize_job *j, size_t n, ml_err *err) {
     const char *p = j->in.ptr, *end = p + n;
     ml_arena a;
@@ -161,7 +161,7 @@ static ml_status answer(tokenize_job *j, size_t n, ml_err *err) {
     return st;
 }
 
-/* The number of bytes up to and with the last line end. */
+/* The number of bytes up to and including the last line break. */
 static size_t whole_lines(const ml_text *t) {
     const char *last = t->len ? memrchr(t->ptr, '\n', t->len) : NULL;
     return last ? (size_t)(last - t->ptr) + 1 : 0;

@@ -14,18 +14,18 @@
 typedef struct train_job {
     const ml_config *config;
     ml_train_run run;
-    ml_train_gen gen; /* zeros: nothing is generated */
+    ml_train_gen gen; /* zeros: no generation */
     ml_loop_extensions edges;
     ml_rollout_hooks around; /* the rollout */
     ml_train_dumps dumps;
-    ml_text shared; /* what a resumed run must share */
+    ml_text shared; /* settings that a resumed run must share */
     const char *teacher_url[ML_TEACHERS];
     ml_secret teacher_key;
 } train_job;
 
 /* --- options ---------------------------------------------------------------- */
 
-/* Where the context is limited, a prompt must leave room for an answer. */
+/* If the context is limited, a prompt must leave space for an answer. */
 static int64_t max_prompt(const ml_config *c) {
     int64_t most = c->rollout.max_context ? c->rollout.max_context - 1 : 0;
     return c->rollout.max_prompt ? c->rollout.max_prompt : most;
@@ -77,7 +77,7 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
 
 /* --- training --------------------------------------------------------------- */
 
-/* The rollout, with what else the command line wants done with its samples. */
+/* Wraps the rollout with the extensions that process its samples. */
 static ml_rollout with_edges(train_job *j, ml_rollout inner) {
     const ml_config *c = j->config;
 

@@ -2,7 +2,8 @@
 
 #include <string.h>
 
-/* The flags that one needs, and a command line that works with a checkpoint and a file. */
+/* The most needed flags, and a command line that works with a checkpoint and a data
+ * file. */
 
 static const char train_flags[] =
     "hf-checkpoint prompt-data input-key label-key apply-chat-template "

@@ -1,7 +1,7 @@
-/* config.h - what the command line asked for, checked.
+/* config.h - the validated command line.
  *
- * Filled from the flag rows (flag.h) and read by the commands; a field means what the
- * row that points at it says.  Text points into argv, the environment or `arena`.
+ * Filled from the flag tables (flag.h) and read by the commands; the flag that points at
+ * a field defines its meaning.  Strings point into argv, the environment or `arena`.
  *
  * thread: immutable after parsing. */
 #ifndef ML_CLI_CONFIG_H
@@ -16,9 +16,9 @@
 #include "base/arena.h"
 #include "rl/recipe.h"
 
-/* The order is that of the words in the flag rows. */
+/* In the order of the words in the flag tables. */
 typedef enum ml_dtype_choice {
-    ML_DTYPE_AUTO, /* what the checkpoint has */
+    ML_DTYPE_AUTO, /* the checkpoint's dtype */
     ML_DTYPE_F32,
     ML_DTYPE_BF16,
     ML_DTYPE_F16,
@@ -38,14 +38,14 @@ typedef struct ml_string_list {
     int n;
 } ml_string_list;
 
-/* How weights reach engines elsewhere. */
+/* How weights are transferred to engines in other processes. */
 typedef enum ml_transfer {
-    ML_TRANSFER_BROADCAST, /* whole */
+    ML_TRANSFER_BROADCAST, /* full weights */
     ML_TRANSFER_DISK_DELTA,
-    ML_TRANSFER_P2P, /* known, and not offered */
+    ML_TRANSFER_P2P, /* known, but not supported */
 } ml_transfer;
 
-/* How steps of an engine reach a GPU. */
+/* How an engine runs its steps on a GPU. */
 typedef struct ml_step_flags {
     bool no_overlap, no_record;
     int64_t record_rows;
@@ -58,14 +58,14 @@ static inline int32_t ml_record_rows(const ml_step_flags *f) {
 
 typedef struct ml_config {
     const char *config_path;   /* more flags, as YAML; NULL: none */
-    ml_arena arena;            /* texts that the parser made */
+    ml_arena arena;            /* strings created by the parser */
     const char *hf_checkpoint; /* the model's directory */
     ml_dtype_choice dtype;
     ml_load_format load_format;
     struct {
         int64_t n_thread;      /* never 0 after parsing */
         const char *cpu_level; /* NULL: the best */
-        const char *device;    /* NULL: a GPU where there is one */
+        const char *device;    /* NULL: a GPU if there is one */
         int log_level;         /* ml_log_level */
     } run;
     ml_algo_opts algo;
@@ -87,7 +87,7 @@ typedef struct ml_config {
         bool check;
     } chat;
     struct {
-        const char *dataset, *output; /* NULL: made-up prompts; no file */
+        const char *dataset, *output; /* NULL: generated prompts; no file */
         int64_t n_prompt, input_len, output_len, n_warmup, seed;
         double range_ratio;
         /* engine */
@@ -103,8 +103,8 @@ typedef struct ml_config {
     struct {
         const char *tokenizer_path, *tool_parser, *weight_version, *model_name;
         const char *host, *sampling_defaults;
-        ml_string_list weight_prefix; /* none: what holds the model */
-        const char *single;           /* of flags that have but one value */
+        ml_string_list weight_prefix; /* none: the parent of the model directory */
+        const char *single;           /* for flags with only one possible value */
         int64_t port, max_body, max_connections, seed;
         int64_t max_in_flight; /* 0: a share of memory */
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
@@ -153,17 +153,17 @@ typedef struct ml_config {
         int granularity, recompute_method; /* ml_granularity; 0 uniform, 1 block */
         int64_t recompute_layers;
         ml_string_list recompute_modules;
-        int64_t loss_rows; /* -1: as many as the backend likes */
+        int64_t loss_rows; /* -1: the backend's choice */
         bool recompute_loss, dry_run;
         /* saving; keep_last 0: all, ckpt_step -1: the newest */
         const char *save, *load;
         const char *save_hf;
         int64_t save_interval, keep_last, retain_interval, ckpt_step, start_rollout;
         bool async_save, save_optim, load_optim, finetune, overwrite;
-        const char *single; /* of flags that have but one value */
+        const char *single; /* for flags with only one possible value */
     } train;
     struct {
-        /* what launch scripts say of the architecture; 0 and NaN: nothing */
+        /* architecture in launch scripts; 0 and NaN: not given */
         int64_t n_layer, hidden, ffn, n_head, n_kv_head, head_dim, vocab;
         int64_t n_expert, top_k, moe_ffn, n_group, top_group;
         int64_t q_rank, kv_rank, qk_nope, qk_rope, v_dim;
@@ -207,17 +207,18 @@ typedef struct ml_config {
         bool offload, offload_train, offload_rollout;
         int64_t rollout_threads; /* 0: not given */
         int64_t update_interval;
-        int64_t max_stale, max_samples; /* -1: any; 0: a round's */
+        int64_t max_stale, max_samples; /* -1: any; 0: those of a rollout */
         double capacity;
         int unused; /* 0: drop, 1: retry */
         bool external;
         ml_string_list addrs;
         const char *engine_key, *engine_key_file; /* of external engines; NULL: none */
-        const char *weight_dir;                   /* NULL: beside what is saved */
-        int64_t n_engine; /* processes of the run that generate; 0: it does itself */
+        const char *weight_dir;                   /* NULL: next to the saved snapshots */
+        int64_t n_engine; /* generating processes started by the run; 0: it generates
+                             itself */
         bool restart;
         double check_s, check_timeout_s, first_check_s, request_s;
-        int64_t shard_bytes; /* of a file in it */
+        int64_t shard_bytes; /* of a file of published weights */
         int transfer;        /* ml_transfer */
         const char *local_dir;
         int delta_encoding, delta_checksum; /* ml_delta_encoding, ml_checksum */
@@ -251,9 +252,9 @@ typedef struct ml_config {
         double threshold;
     } debug;
     struct {
-        /* evaluations behind the loop's back */
+        /* asynchronous evaluations */
         int64_t n_gpu, per_engine, max_in_flight, keep;
-        const char *dir; /* NULL: beside what is saved */
+        const char *dir; /* NULL: next to the saved snapshots */
         int overflow;    /* 0: wait, 1: skip */
     } behind;
     struct {
@@ -262,7 +263,7 @@ typedef struct ml_config {
         ml_string_list inference, score, train; /* options of each */
     } dump;
     struct {
-        /* what a run writes down of itself; NULL: not given */
+        /* diagnostics that a run records; NULL: not given */
         const char *train, *events, *memory_dir, *inject;
         bool analyse, witness, memory, masters;
         int64_t witness_rows, memory_rounds, inject_from;
@@ -275,7 +276,7 @@ typedef struct ml_config {
         ml_string_list targets; /* of the profile; none: all */
     } log;
     struct {
-        /* beside the actor; steps -1: the newest, critic_lr NaN: as the actor */
+        /* models besides the actor; steps -1: the newest, critic_lr NaN: as the actor */
         const char *ref_load, *teacher_load, *critic_load, *critic_save, *opd_type;
         ml_string_list teacher_urls;
         const char *teacher_key, *teacher_key_file; /* NULL: none */
@@ -293,7 +294,7 @@ typedef struct ml_config {
     } reward;
 } ml_config;
 
-/* What the run computes on. */
+/* The backend that the run computes on. */
 static inline ml_backend_opts ml_config_backend(const ml_config *c) {
     return (ml_backend_opts){ .device = c->run.device,
                               .cpu_level = c->run.cpu_level,
@@ -301,13 +302,13 @@ static inline ml_backend_opts ml_config_backend(const ml_config *c) {
                               .f32 = c->dtype == ML_DTYPE_F32 };
 }
 
-/* A flag of a critic is given. */
+/* Whether a flag of a critic is given. */
 static inline bool ml_config_names_critic(const ml_config *c) {
     return c->models.critic_load || c->models.critic_save || c->models.critic_only ||
            c->models.critic_warmup || !isnan(c->models.critic_lr);
 }
 
-/* Samples are made by other processes. */
+/* Whether other processes generate the samples. */
 static inline bool ml_config_elsewhere(const ml_config *c) {
     return c->mode.external || c->mode.n_engine > 0;
 }

@@ -9,7 +9,7 @@ static const char *const origins[] = {
     [ML_FROM_SGLANG] = "SGLang",
 };
 
-/* Text inside a table cell: a bar would end the cell. */
+/* Escapes text for a table cell: a bar would end the cell. */
 static void cell(ml_text *out, const char *s) {
     for (; *s; s++)
         ml_text_printf(out, *s == '|' ? "\\|" : "%c", *s);

@@ -22,7 +22,7 @@
 typedef struct job {
     const ml_config *c;
     ml_arena arena;
-    ml_text said; /* by the check that runs; empty: the command does not use the thing */
+    ml_text said; /* result of the current check; empty: the command does not need it */
     size_t weight_bytes;
     int64_t n_param; /* 0: the model could not be read */
 } job;
@@ -148,7 +148,7 @@ static ml_status check_reward(job *j, ml_err *err) {
     const char *named = either(c->reward.custom_rm_path, c->reward.rm_type);
     ml_rewards *rewards = NULL;
     ml_dataset ds = { 0 };
-    ml_err unread = { 0 }; /* what is wrong with the data is told there */
+    ml_err unread = { 0 }; /* the data check reports its own errors */
     ml_status st = ML_OK;
 
     if (c->rollout.load_debug)
@@ -168,13 +168,13 @@ static ml_status check_reward(job *j, ml_err *err) {
     return st;
 }
 
-/* --- how it is trained ----------------------------------------------------------- */
+/* --- training -------------------------------------------------------------------- */
 
 static ml_status check_options(job *j, ml_err *err) {
     int64_t n = j->c->rollout.n_samples_per_prompt;
     ml_train_run_opts o;
 
-    if (!j->n_param) /* flags are held against its config.json */
+    if (!j->n_param) /* flags are compared with its config.json */
         return ML_OK;
     return ml_train_opts(&o, j->c, n ? n : 1, err);
 }
@@ -191,7 +191,7 @@ static ml_status check_edges(job *j, ml_err *err) {
 
 /* --- the machine ----------------------------------------------------------------- */
 
-/* The directory itself or the nearest one above it that is there. */
+/* The directory itself or its nearest existing ancestor. */
 static const char *nearest(ml_arena *a, const char *dir) {
     char *path = ml_arena_str(a, dir, strlen(dir)), *slash;
 
@@ -254,7 +254,7 @@ static ml_status check_device(job *j, ml_err *err) {
     return ML_OK;
 }
 
-/* --- all of them ----------------------------------------------------------------- */
+/* --- all checks ------------------------------------------------------------------ */
 
 static const struct {
     const char *name;

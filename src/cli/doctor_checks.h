@@ -1,4 +1,4 @@
-/* doctor_checks.h - what a command line names, looked at thing by thing: model, data, rewards,
+/* doctor_checks.h - checks everything a command line refers to: model, data, rewards,
  * disk, device.
  *
  * thread: the command's. */
@@ -7,8 +7,8 @@
 
 #include "cli/flag.h"
 
-/* Prints a line for each thing that the command uses; what is wrong with one keeps none from being
- * looked at.  The number of those that are wrong; *first is the status of the first. */
+/* Prints a line for each check that applies to the command; an error does not stop the
+ * others.  Returns the number of errors; *first is the status of the first. */
 int ml_doctor_checks(const ml_config *c, ml_cmd cmd, ml_status *first);
 
 #endif

@@ -1,4 +1,4 @@
-/* drain.h - how servers end: the first signal asks, the second insists. */
+/* drain.h - server shutdown: the first signal drains, the second ends the process. */
 #ifndef ML_CLI_DRAIN_H
 #define ML_CLI_DRAIN_H
 
@@ -10,7 +10,8 @@ typedef struct ml_drain {
     int n_signal;
 } ml_drain;
 
-/* At SIGTERM or SIGINT `begin` is called once, on the loop's thread; d must outlive the loop. */
+/* SIGTERM or SIGINT calls `begin` once, on the event loop's thread; d must outlive the
+ * loop. */
 ml_status ml_drain_on_signals(ml_drain *d, ml_loop *loop, void (*begin)(void *ud), void *ud,
                               ml_err *err);
 

@@ -37,7 +37,7 @@ int ml_flag_list_find(const ml_flag_list *l, ml_str name) {
     return -1;
 }
 
-/* ---- values: text to the field of a row ---- */
+/* ---- values: from text to the flag's field ---- */
 
 static void expect_bounds(const ml_flag *f, ml_text *out) {
     if (f->min < f->max)
@@ -120,7 +120,7 @@ static bool parse_bytes(const char *s, int64_t *out) {
     return false;
 }
 
-/* Names of dtypes that PyTorch, Megatron and SGLang use, and ours. */
+/* dtype names of PyTorch, Megatron and SGLang, and ours. */
 static const char *dtype_word(const char *s) {
     static const char *const same[][2] = {
         { "float32", "f32" }, { "float", "f32" }, { "fp32", "f32" }, { "bfloat16", "bf16" },
@@ -182,7 +182,7 @@ bool ml_flag_set(ml_config *c, const ml_flag *f, const char *s) {
     case ML_FLAG_WORD: return set_word(field, word_index(f, s));
     case ML_FLAG_TEXT:
     case ML_FLAG_PATH: return set_text(field, f, s);
-    case ML_FLAG_LIST: return *s; /* parse_list, which sees all words, writes the field */
+    case ML_FLAG_LIST: return *s; /* parse_list, which has all words, writes the field */
     }
     return false;
 }

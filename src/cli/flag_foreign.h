@@ -1,7 +1,7 @@
-/* flag_foreign.h - names of flags in TRL and vLLM, and what they are called here.
+/* flag_foreign.h - flags of TRL and vLLM, and the corresponding flags here.
  *
- * They are not accepted, because what they mean differs in details: a message says which flag
- * to read about.
+ * They are not accepted, because their semantics differ in details: a message names the
+ * flag to read about.
  *
  * thread: tables are immutable. */
 #ifndef ML_CLI_FLAG_FOREIGN_H
@@ -10,15 +10,15 @@
 #include "cli/flag.h"
 
 typedef struct ml_foreign_flag {
-    const char *name; /* without dashes, words joined by dashes */
-    const char
-        *ours[3];     /* by falling preference, of different subcommands; NULL at the end */
-    const char *note; /* what else to know; NULL: nothing */
+    const char *name;    /* without dashes in front, words joined by dashes */
+    const char *ours[3]; /* by decreasing preference, of different subcommands;
+                            NULL-terminated */
+    const char *note;    /* additional advice; NULL: none */
 } ml_foreign_flag;
 
-extern const ml_foreign_flag ml_foreign_flags[]; /* ends in a row without a name */
+extern const ml_foreign_flag ml_foreign_flags[]; /* ends with an entry without a name */
 
-/* The row of a name, in which an underscore counts as a dash; NULL: there is none. */
+/* The entry of a name, in which an underscore counts as a dash; NULL: not found. */
 const ml_foreign_flag *ml_foreign_find(ml_str name);
 
 #endif

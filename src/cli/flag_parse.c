@@ -1,5 +1,5 @@
-/* The words of a command line to a config.  Everything that is wrong is told at once, so
- * that a launch script of another program can be mended in one go. */
+/* Parses a command line into a config.  All errors are reported at once, so that a launch
+ * script of another program can be fixed in one pass. */
 #include <math.h>
 #include <sched.h>
 #include <stdarg.h>
@@ -16,23 +16,23 @@
 #include "cli/model_path.h"
 #include "io/yaml.h"
 
-/* How a flag was given last. */
+/* The last occurrence of a flag. */
 typedef struct given {
-    const char *name;  /* as it was written, with dashes; NULL: not given */
-    const char *value; /* of a list, all of them; NULL: a bool, which has none */
-    const char *file;  /* that it stood in; NULL: the command line */
+    const char *name;  /* as written, with dashes; NULL: not given */
+    const char *value; /* for a list, all values; NULL: a bool, which has none */
+    const char *file;  /* that contains it; NULL: the command line */
 } given;
 
 typedef struct parser {
     ml_config *c;
     ml_cmd cmd;
     ml_flag_list flags;
-    given given[ML_FLAG_MAX]; /* by row */
-    const char *file;         /* that is being read; NULL: the command line is */
-    ml_text *wrong;           /* a line for each thing */
+    given given[ML_FLAG_MAX]; /* by flag index */
+    const char *file;         /* being read; NULL: the command line */
+    ml_text *wrong;           /* one line per error */
 } parser;
 
-/* ---- what can be wrong ---- */
+/* ---- errors ---- */
 
 __attribute__((format(printf, 2, 3))) static void complain(parser *p, const char *fmt,
                                                            ...) {
@@ -44,7 +44,7 @@ __attribute__((format(printf, 2, 3))) static void complain(parser *p, const char
     ml_text_printf(p->wrong, "\n");
 }
 
-/* `dashes` is empty when the name is that of an environment variable. */
+/* `dashes` is empty if the name is that of an environment variable. */
 static void bad_value(parser *p, const ml_flag *f, const char *dashes, const char *name,
                       const char *value) {
     ml_text want = { 0 };
@@ -60,7 +60,7 @@ static void no_value(parser *p, const char *word) {
              word, word, word);
 }
 
-/* "did you mean": the names at the smallest distance, when that is small. */
+/* "did you mean": the names at the smallest edit distance, if that is small. */
 static void add_nearest(const parser *p, ml_str name, ml_text *out) {
     int best = 2 + (int)name.len / 4, n = 0;
 
@@ -85,7 +85,8 @@ static const char *command_name(unsigned cmds) {
     return "";
 }
 
-/* What a flag of TRL or vLLM is called here, of this command or of another one. */
+/* The flag here that corresponds to a flag of TRL or vLLM, of this command or of another
+ * one. */
 static bool add_ours(const parser *p, const ml_flag_list *all, ml_str name, ml_text *out) {
     const ml_foreign_flag *f = ml_foreign_find(name);
     int i = 0, at;
@@ -144,7 +145,7 @@ static void set_defaults(parser *p) {
     }
 }
 
-/* Values of these are not repeated in messages. */
+/* Values of these flags are not printed in messages. */
 static bool is_secret(const char *name) {
     return strstr(name, "api-key") || strstr(name, "wandb-key");
 }
@@ -172,7 +173,7 @@ static void tell_override(parser *p, const given *old, const given *now) {
                old->file ? " in " : "", old->file ? old->file : "");
 }
 
-/* The words from argv[i] on as one text. */
+/* Joins the words from argv[i] on into one text. */
 static const char *join(ml_arena *a, char **word, int n) {
     const char *all = word[0];
 
@@ -181,7 +182,7 @@ static const char *join(ml_arena *a, char **word, int n) {
     return all;
 }
 
-/* A flag and its n words; of a bool there is none, and `on` says what it is set to. */
+/* Stores a flag and its n words; a bool has none and is set to `on`. */
 static void take(parser *p, int i, const char *name, char **word, int n, bool on) {
     const ml_flag *f = p->flags.row[i];
     bool list = f->type == ML_FLAG_LIST;
@@ -203,7 +204,7 @@ static void take(parser *p, int i, const char *name, char **word, int n, bool on
             (ml_string_list){ (const char *const *)word, n };
 }
 
-/* How many words from argv[i] on are no flags. */
+/* The number of words from argv[i] on that are not flags. */
 static int count_words(int i, int argc, char **argv) {
     int n = 0;
     while (i + n < argc && strncmp(argv[i + n], "--", 2) != 0)
@@ -211,7 +212,7 @@ static int count_words(int i, int argc, char **argv) {
     return n;
 }
 
-/* The row that the name stands for; *negated: it was written --no-name. */
+/* Finds the flag of a name; *negated: it was written --no-name. */
 static int find_row(const parser *p, ml_str name, bool *negated) {
     int at = ml_flag_list_find(&p->flags, name);
 
@@ -226,7 +227,7 @@ static int find_row(const parser *p, ml_str name, bool *negated) {
     return at;
 }
 
-/* One flag at argv[*i]; moves *i to the last word it used. */
+/* Parses one flag at argv[*i]; moves *i to the last word it used. */
 static void parse_flag(parser *p, int *i, int argc, char **argv) {
     char *word = argv[*i], *eq = strchr(word, '='), *after = eq ? eq + 1 : NULL;
     ml_str name = { word + 2, eq ? (size_t)(eq - word - 2) : strlen(word + 2) };
@@ -239,7 +240,7 @@ static void parse_flag(parser *p, int *i, int argc, char **argv) {
     f = at >= 0 ? p->flags.row[at] : NULL;
     if (!f) {
         unknown(p, name);
-        *i += eq ? 0 : n; /* its values, whatever they are */
+        *i += eq ? 0 : n; /* skips its values, valid or not */
     } else if (f->type == ML_FLAG_BOOL && eq) {
         complain(p, "--%s takes no value: write --%s or --no-%s", f->name, f->name,
                  f->name);
@@ -258,7 +259,7 @@ static void parse_flag(parser *p, int *i, int argc, char **argv) {
     }
 }
 
-/* A word that nothing takes; vLLM takes a model so. */
+/* Reports an unexpected word; vLLM takes a model in this place. */
 static void complain_of_word(parser *p, const char *word) {
     int at = 0;
 
@@ -274,7 +275,7 @@ static void complain_of_word(parser *p, const char *word) {
         complain(p, "'%s' is not a flag: flags begin with two dashes", word);
 }
 
-/* A word that is no flag, at argv[*i]. */
+/* Parses a word that is not a flag, at argv[*i]. */
 static void parse_operand(parser *p, int *i, int argc, char **argv) {
     int at = 0, n;
 
@@ -303,7 +304,7 @@ static char *spell(ml_arena *a, const char *dashes, ml_str key) {
     return word;
 }
 
-/* A member as the words of a command line; 0 of them where it says nothing. */
+/* Converts a member to the words of a command line; 0 of them if it has no effect. */
 static int words_of(ml_arena *a, const ml_json *m, char **out) {
     int n = 0;
 
@@ -361,7 +362,7 @@ static void parse_file(parser *p, const char *path) {
     p->file = NULL;
 }
 
-/* The file of flags that the command line names last; NULL: none.  A word with two dashes is
+/* The last file of flags on the command line; NULL: none.  A word with two dashes is
  * never a value. */
 static const char *find_file(const parser *p, int argc, char **argv) {
     size_t n = strlen(CONFIG);
@@ -377,7 +378,7 @@ static const char *find_file(const parser *p, int argc, char **argv) {
     return path;
 }
 
-/* ---- the whole ---- */
+/* ---- the whole command line ---- */
 
 static void check_required(parser *p) {
     for (int i = 0; i < p->flags.n; i++) {
@@ -404,7 +405,7 @@ static void check_rules(parser *p) {
                 complain(p, "%s", r->sentence);
 }
 
-/* Flags that share a reason share a line: a launch script has dozens of them. */
+/* Flags with the same reason share a line: a launch script has dozens of them. */
 static void tell_noops(const parser *p) {
     for (int i = 0; i < p->flags.n; i++) {
         const ml_flag *f = p->flags.row[i];
@@ -417,7 +418,7 @@ static void tell_noops(const parser *p) {
                 strcmp(g->why, f->why) != 0)
                 continue;
             if (k < i)
-                break; /* told there */
+                break; /* reported there */
             ml_text_printf(&names, "%s--%s", n++ ? ", " : "", g->name);
         }
         if (n)
@@ -427,7 +428,7 @@ static void tell_noops(const parser *p) {
     }
 }
 
-/* The cores this process may use, which in a container are fewer than are online. */
+/* The cores available to this process, which in a container are fewer than are online. */
 static int64_t n_core(void) {
     cpu_set_t set;
     int n;

@@ -1,5 +1,5 @@
-/* flag_rows.h - short forms of rows that are mostly a reason: flags of other programs that
- * launch scripts carry.
+/* flag_rows.h - macros for table entries that are mostly a reason: flags of other
+ * programs in launch scripts.
  *
  *     ML_NOOP("swiglu", BOOL, MEGATRON, TRAIN, "the architecture is read from config.json")
  *
@@ -19,7 +19,7 @@
 #define ML_REFUSED(word, kind, origin, commands, reason)                                   \
     ML_ROW_WITHOUT_EFFECT(word, kind, origin, commands, ML_FLAG_REFUSED, reason)
 
-/* Another name of a live flag of the same commands. */
+/* An alias of a live flag of the same commands. */
 #define ML_SAME(word, kind, form, origin, commands, heading, target)                       \
     {                                                                                      \
         .name = word, .same_as = target, .type = ML_FLAG_##kind, .value = form,            \
@@ -27,7 +27,7 @@
         .help = "The same as --" target "."                                                \
     }
 
-/* A flag that may only say what is so anyway: one of `values`. */
+/* A flag that accepts only its fixed behaviour: one of `values`. */
 #define ML_FIXED(word, origin, commands, values, sentence)                                 \
     {                                                                                      \
         .name = word, .type = ML_FLAG_TEXT, ML_AT(train.single), .words = values,          \

@@ -3,7 +3,7 @@
 #define SERVERS (ML_CMD_SERVE | ML_CMD_ROUTER)
 #define WITH_CLIENT (SERVERS | ML_CMD_BENCH_SERVE)
 
-/* Who may use a server or a router; SECURITY.md has the rules. */
+/* Access to a server or a router; SECURITY.md has the rules. */
 const ml_flag ml_flags_access[] = {
     { .name = "api-key",
       .type = ML_FLAG_TEXT,

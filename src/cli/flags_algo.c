@@ -1,4 +1,4 @@
-/* The algorithm: what Miles calls advantage, loss and correction, by Miles' names. */
+/* The algorithm: advantage, loss and correction, by Miles' names. */
 #include "cli/flag_rows.h"
 
 #define ALGO (ML_CMD_LOSS | ML_CMD_TRAIN)
@@ -395,7 +395,7 @@ const ml_flag ml_flags_algo[] = {
       .cmds = ALGO,
       .from = ML_FROM_MILES,
       .help = "Its weight." },
-    /* What a pasted training command line has besides. */
+    /* Further flags of a pasted training command line. */
     ML_NOOP("opd-type", TEXT, MILES, ML_CMD_LOSS, NO_MODEL),
     ML_NOOP("opd-log-prob-top-k", I64, MILES, ML_CMD_LOSS, NO_MODEL),
     ML_NOOP("opd-top-k-strategy", TEXT, MILES, ML_CMD_LOSS, NO_MODEL),

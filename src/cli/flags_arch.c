@@ -1,5 +1,5 @@
-/* What launch scripts say of the architecture: sizes are held against config.json, the rest
- * is read from there. */
+/* Architecture flags of launch scripts: sizes are compared with config.json, the rest is
+ * read from there. */
 #include "cli/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
@@ -8,7 +8,7 @@
 #define ROUTER                                                                             \
     "reinforcement learning adds no balancing loss and leaves the router's bias alone"
 
-/* A number that arch_check.c holds against config.json. */
+/* A number that arch_check.c compares with config.json. */
 #define CHECKED(word, kind, field, what)                                                   \
     {                                                                                      \
         .name = word, .type = ML_FLAG_##kind, ML_AT(arch.field),                           \

@@ -1,4 +1,4 @@
-/* Who generates when: execution modes of miles train and train-async, and engines elsewhere. */
+/* Execution modes of miles train and train-async, and engines in other processes. */
 #include "base/checksum.h"
 #include "base/pool.h"
 #include "cli/flag_rows.h"

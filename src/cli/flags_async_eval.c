@@ -1,10 +1,10 @@
-/* Evaluations behind the loop's back, by engines of their own. */
+/* Asynchronous evaluations, on their own engines. */
 #include "cli/flag_rows.h"
 
 #define TRAIN ML_CMD_TRAIN
 #define GROUP "evaluation meanwhile"
 
-/* The order is that of ml_config's behind.overflow. */
+/* In the order of ml_config's behind.overflow. */
 static const char *const policies[] = { "backpressure", "skip", NULL };
 
 const ml_flag ml_flags_async_eval[] = {

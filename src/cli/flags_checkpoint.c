@@ -1,4 +1,4 @@
-/* What a run starts from, and what it leaves on disk. */
+/* Checkpoints that a run loads and saves. */
 #include "cli/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)

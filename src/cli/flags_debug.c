@@ -1,4 +1,4 @@
-/* Looking for faults in a run. */
+/* Debugging of a run. */
 #include "cli/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)

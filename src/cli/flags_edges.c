@@ -1,4 +1,4 @@
-/* Edges of the loop that are somebody's own. */
+/* Extensions of the RL loop. */
 #include "cli/flag_rows.h"
 
 #define TRAIN ML_CMD_TRAIN
@@ -7,7 +7,7 @@
     "agents behind a session server are not offered; an environment answers "              \
     "turn by turn: --custom-generate-function-path"
 
-/* The order is that of ml_tool_format. */
+/* In the order of ml_tool_format. */
 static const char *const tool_formats[] = { "none", "qwen25", "llama3", NULL };
 
 const ml_flag ml_flags_edges[] = {

@@ -1,4 +1,4 @@
-/* Where Miles sends figures, and where they are here. */
+/* Destinations of metrics in Miles, and their counterparts here. */
 #include "cli/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)

@@ -5,7 +5,7 @@
 #define READING                                                                            \
     (ML_CMD_SCORE | ML_CMD_CONVERT | ML_CMD_TOKENIZE | ML_CMD_CHAT_TEMPLATE | TRAINING)
 
-/* Several rows called dtype: what can be computed in is less than what can be stored. */
+/* Several flags called dtype: fewer dtypes can be computed in than stored. */
 static const char *const compute_dtypes[] = { "auto", "f32", "bf16", NULL };
 static const char *const load_formats[] = { "auto", "dummy", NULL };
 static const char *const store_dtypes[] = { "auto", "f32", "bf16", "f16", NULL };

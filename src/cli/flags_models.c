@@ -1,4 +1,4 @@
-/* The models beside the actor: reference, teacher, critic. */
+/* The models besides the actor: reference, teacher, critic. */
 #include "cli/flag_rows.h"
 
 #define TOP_K                                                                              \

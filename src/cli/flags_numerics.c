@@ -1,4 +1,4 @@
-/* How things are computed and kept: there is one way, with defined bits. */
+/* Numerics and storage: there is one way to compute, with defined bits. */
 #include "cli/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)

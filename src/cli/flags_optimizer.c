@@ -2,7 +2,7 @@
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
-/* The order of words is that of the enumerations in train/ and model/plan.h. */
+/* Words are in the order of the enumerations in train/ and model/plan.h. */
 static const char *const optimizers[] = { "adam", "sgd", NULL };
 static const char *const lr_styles[] = { "constant", "linear",
                                          "cosine",   "inverse-square-root",
@@ -13,7 +13,7 @@ static const char *const incr_styles[] = { "constant", "linear", "cosine", NULL 
 static const char *const granularities[] = { "none", "selective", "full", NULL };
 static const char *const methods[] = { "uniform", "block", NULL };
 
-/* How weights change in a step, the memory that this takes, and what others have beside. */
+/* The optimizer, its memory, and optimizer flags of other programs. */
 const ml_flag ml_flags_optimizer[] = {
     { .name = "optimizer",
       .type = ML_FLAG_WORD,

@@ -1,4 +1,4 @@
-/* Ranks, machines and what watches over them: a run is one process today. */
+/* Ranks, machines and their supervision: a run is one process today. */
 #include "cli/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)

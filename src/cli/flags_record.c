@@ -1,9 +1,9 @@
-/* What a run writes down of itself, and holds against what others wrote. */
+/* Diagnostics that a run records, and compares with those of other runs. */
 #include "cli/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
-/* What is written of one of them. */
+/* The flag for the tensor dumps of one phase. */
 #define DUMP(word, field, whose)                                                           \
     {                                                                                      \
         .name = word, .type = ML_FLAG_LIST, ML_AT(dump.field), .value = "KEY=VALUE",       \
@@ -12,7 +12,7 @@
                 "filter=PART writes tensors with that part in their names."                \
     }
 
-/* The order is that of ml_memory_view. */
+/* In the order of ml_memory_view. */
 static const char *const recorders[] = { "torch", "memray", NULL };
 
 const ml_flag ml_flags_record[] = {

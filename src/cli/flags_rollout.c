@@ -1,4 +1,4 @@
-/* What generates: prompts, sampling, evaluations, recordings of miles train and eval. */
+/* Generation: prompts, sampling, evaluations, recordings of miles train and eval. */
 #include "cli/flag.h"
 
 #define GENERATES (ML_CMD_TRAIN | ML_CMD_EVAL)

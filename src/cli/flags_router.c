@@ -1,6 +1,6 @@
 #include "cli/flag.h"
 
-/* The first four are ml_route_kind; flags_rules.c says why not the others. */
+/* The first four are ml_route_kind; flags_rules.c has the reason against the others. */
 static const char *const policies[] = { "cache_aware",  "round_robin",
                                         "least_loaded", "consistent_hashing",
                                         "random",       "power_of_two",
@@ -216,7 +216,7 @@ const ml_flag ml_flags_router[] = {
     { 0 },
 };
 
-/* What users of SGLang's router try first, and what becomes of it. */
+/* Flags of SGLang's router, and their effect here. */
 const ml_flag ml_flags_router_compat[] = {
     { .name = "retry-initial-backoff-ms",
       .type = ML_FLAG_TEXT,

@@ -29,7 +29,7 @@ static bool serve_template_unread(const ml_config *c) {
     return c->serve.no_tokenizer && (c->chat.chat_template || c->serve.tokenizer_path);
 }
 
-/* The words of --policy beyond ml_route_kind. */
+/* The words of --policy after ml_route_kind. */
 static bool router_by_chance(const ml_config *c) {
     return c->router.policy == 4 || c->router.policy == 5;
 }
@@ -129,7 +129,7 @@ static bool rounds_by_two(const ml_config *c) {
             c->edges.path.samples_hook || c->mode.fully);
 }
 
-/* What a built-in estimator wants; 0 for one of the user's. */
+/* The needs of a built-in estimator; 0 for one of the user's. */
 static uint32_t wants_of(const char *estimator) {
     for (const miles_extension *const *r = ml_builtins; *r; r++)
         if ((*r)->kind == MILES_ADVANTAGE &&
@@ -138,7 +138,7 @@ static uint32_t wants_of(const char *estimator) {
     return 0;
 }
 
-/* Something besides the rewards of a group moves the weights. */
+/* Whether something besides the rewards of a group has a gradient. */
 static bool has_other_gradient(const ml_config *c) {
     const ml_algo_opts *a = &c->algo;
     bool policy = is(a->loss_type, ml_loss_policy.row.name) ||

@@ -1,10 +1,10 @@
-/* What must hold between flags of miles train: how samples are made, and which models are
- * beside the actor. */
+/* Constraints between flags of miles train: generation of samples, and models besides the
+ * actor. */
 #include <string.h>
 
 #include "cli/flag.h"
 
-/* --- how samples are made -------------------------------------------------------- */
+/* --- generation of samples ------------------------------------------------------- */
 
 static bool async_flag_in_train(const ml_config *c) {
     return !c->mode.async && (c->mode.fully || c->mode.update_interval > 1);
@@ -119,13 +119,13 @@ static bool takes_turns_with_itself(const ml_config *c) {
            (c->mode.async || ml_config_elsewhere(c) || c->rollout.load_debug);
 }
 
-/* --- models beside the actor --------------------------------------------------- */
+/* --- models besides the actor -------------------------------------------------- */
 
 static bool is(const char *a, const char *b) {
     return a && strcmp(a, b) == 0;
 }
 
-/* Of a shared object's estimator it is known when it is loaded. */
+/* For an estimator in a shared object it is known only after loading. */
 static bool critic_of_nothing(const ml_config *c) {
     return ml_config_names_critic(c) && !is(c->algo.advantage_estimator, "ppo") &&
            !strchr(c->algo.advantage_estimator, ':');
@@ -143,7 +143,7 @@ static bool teacher_of_nobody(const ml_config *c) {
     return !c->algo.use_opd && (c->models.teacher_load || c->models.teacher_urls.n);
 }
 
-/* Recordings may have the teacher's log-probs. */
+/* Recordings may contain the teacher's log-probs. */
 static bool teacher_of_no_type(const ml_config *c) {
     return c->algo.use_opd && !c->models.opd_type && !c->rollout.load_debug;
 }

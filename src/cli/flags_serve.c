@@ -252,7 +252,7 @@ const ml_flag ml_flags_serve[] = {
     { 0 },
 };
 
-/* What users of SGLang try first, and what becomes of it. */
+/* Flags of SGLang's server, and their effect here. */
 const ml_flag ml_flags_serve_compat[] = {
     { .name = "tp-size",
       .type = ML_FLAG_TEXT,

@@ -1,4 +1,4 @@
-/* Engines, routers, sessions and adapters as SGLang and Miles know them. */
+/* Engines, routers, sessions and adapters: flags of SGLang and Miles. */
 #include "cli/flag_rows.h"
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)

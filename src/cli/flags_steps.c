@@ -1,4 +1,4 @@
-/* How an engine's steps reach a GPU.  What they compute is the same either way. */
+/* How an engine runs its steps on a GPU.  The results are the same either way. */
 #include "cli/flag_rows.h"
 
 #define STEP_ROWS(prefix, where, commands)                                                 \

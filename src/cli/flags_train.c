@@ -4,7 +4,7 @@
 
 static const char *const sft_loss[] = { "sft_loss", NULL };
 
-/* What is trained, on what, and in which batches. */
+/* Model, data and batches of training. */
 const ml_flag ml_flags_train[] = {
     { .name = "prompt-data",
       .type = ML_FLAG_PATH,

@@ -20,7 +20,7 @@ void ml_flag_value(const ml_flag *f, ml_text *out) {
         ml_text_printf(out, "%s%s", i ? "|" : "", f->words[i]);
 }
 
-/* The help sentence with default, environment variable or the reason of a NOOP. */
+/* The help sentence with default and environment variable, or the reason of a NOOP. */
 static void describe(const ml_flag *f, ml_text *out) {
     if (f->state == ML_FLAG_NOOP)
         ml_text_printf(out, "Accepted, and changes nothing: %s.", f->why);
@@ -36,7 +36,7 @@ static void describe(const ml_flag *f, ml_text *out) {
         ml_text_printf(out, "  Also the environment variable %s.", f->env);
 }
 
-/* Words of s in lines of HELP_WIDTH, starting at HELP_COLUMN. */
+/* Wraps the words of s to lines of HELP_WIDTH, starting at HELP_COLUMN. */
 static void wrap(ml_text *out, const char *s) {
     size_t column = HELP_COLUMN;
 
@@ -81,7 +81,7 @@ static void usage(ml_text *out, const ml_command *cmd, const ml_flag_list *l) {
         ml_text_printf(out, "\nexample\n  %s\n", cmd->example);
 }
 
-/* The rows that do something, or those that do not; how many of the others there are. */
+/* Prints the flags with an effect, or those without; returns the number of the others. */
 static int rows(ml_text *out, const ml_flag_list *l, bool live) {
     const char *group = "";
     int n_left = 0;
@@ -99,7 +99,7 @@ static int rows(ml_text *out, const ml_flag_list *l, bool live) {
     return n_left;
 }
 
-/* The flags one needs; how many there are besides. */
+/* Prints the most needed flags; returns the number of the others. */
 static int first_rows(ml_text *out, const ml_command *cmd, const ml_flag_list *l) {
     const char *at = cmd->first;
     int n = 0;

@@ -1,6 +1,6 @@
-/* keys.h - the keys that flags, files and the environment give.
+/* keys.h - API keys from flags, files and the environment.
  *
- * thread: any; before there are threads. */
+ * thread: any; before other threads start. */
 #ifndef ML_CLI_KEYS_H
 #define ML_CLI_KEYS_H
 
@@ -8,8 +8,8 @@
 #include "cli/config.h"
 #include "serve/access.h"
 
-/* The key of a file where one is named, else of the text; empty where neither is given.  `flag`
- * is the name of the text's flag; that of the file has "-file" at its end. */
+/* The key in a file, if one is given, otherwise the text; empty if neither is given.
+ * `flag` is the name of the text's flag; the file's flag has the suffix "-file". */
 ml_status ml_key_find(ml_secret *out, const char *text, const char *file, const char *flag,
                       ml_err *err);
 
@@ -17,11 +17,11 @@ typedef struct ml_server_keys {
     ml_secret api, admin, worker;
 } ml_server_keys;
 
-/* Who may use the server or router; `out` points into `keys`. */
+/* Access settings of the server or router; `out` points into `keys`. */
 ml_status ml_access_of(ml_access_opts *out, ml_server_keys *keys, const ml_config *c,
                        ml_err *err);
 
-/* NULL where there is none. */
+/* NULL if there is none. */
 const char *ml_key_text(const ml_secret *s);
 
 #endif

@@ -12,7 +12,8 @@
 #include "cli/cli.h"
 #include "train/memory.h"
 
-/* The first line of a file of /proc that begins with `key`, after its colon. */
+/* Prints the value of the first line in a /proc file that begins with `key`, after its
+ * colon. */
 static void print_line_of(const char *path, const char *key) {
     char line[500];
     FILE *f = fopen(path, "r");
@@ -79,7 +80,7 @@ void ml_machine_print_gpu(void) {
     ml_backend_close(&be);
 }
 
-/* The name of the shared object that a line of /proc/self/maps is of; empty: of none. */
+/* The name of the shared object in a line of /proc/self/maps; empty: none. */
 static ml_str library_of(const char *line) {
     const char *name = strrchr(line, '/');
     if (!name || !strstr(name, ".so"))
@@ -87,7 +88,7 @@ static ml_str library_of(const char *line) {
     return (ml_str){ name + 1, strcspn(name + 1, "\n") };
 }
 
-/* Files that are mapped: what this process really uses.  Parts of one stand together. */
+/* Mapped files: the libraries that this process really uses.  Parts of one are adjacent. */
 static void print_libraries(void) {
     char line[1000], last[200] = "";
     FILE *f = fopen("/proc/self/maps", "r");

@@ -9,7 +9,7 @@
 #include "cli/cli.h"
 #include "cli/progress.h"
 
-/* ml_bug has said what and where; the status tells scripts that it was our fault. */
+/* ml_bug has printed the message; the status marks an internal error for scripts. */
 static void on_abort(int sig) {
     (void)sig;
     _exit(ML_EXIT_BUG);
@@ -26,7 +26,7 @@ static void log_line(void *ud, ml_log_level level, const char *line) {
     ml_progress_resume();
 }
 
-/* Everything that was written has arrived, or the run has failed. */
+/* Checks that all output was written; otherwise the run has failed. */
 static int finish_output(int code) {
     if (fflush(stdout) == 0 && !ferror(stdout))
         return code;
@@ -40,7 +40,7 @@ static int print(ml_text *t, FILE *to, int code) {
     return finish_output(code);
 }
 
-/* One thing in a line of its own, several as a list. */
+/* Prints one error on its own line, several as a list. */
 static int wrong_usage(const ml_command *cmd, ml_text *wrong) {
     int n = 0;
 
@@ -57,7 +57,8 @@ static int wrong_usage(const ml_command *cmd, ml_text *wrong) {
 }
 
 static int run_command(const ml_command *cmd, int argc, char **argv) {
-    static int log_level = ML_LOG_WARN; /* the sink's, for as long as the process lives */
+    static int log_level = ML_LOG_WARN; /* of the log sink, for the lifetime of the
+                                           process */
     ml_config config;
     ml_err err = { 0 };
     ml_text text = { 0 };
@@ -83,7 +84,7 @@ static int run_command(const ml_command *cmd, int argc, char **argv) {
     return finish_output(ml_exit_code(st));
 }
 
-/* The command that the first words name, and how many words that takes. */
+/* The command of the first words, and the number of words of its name. */
 static const ml_command *command_of(int argc, char **argv, int *n_word) {
     char two[100];
     const ml_command *cmd = NULL;
@@ -97,7 +98,8 @@ static const ml_command *command_of(int argc, char **argv, int *n_word) {
     return ml_command_find(argv[1]);
 }
 
-/* A first word whose second is missing or wrong: lists the commands that begin so. */
+/* The second word of a command is missing or wrong: lists the commands with this first
+ * word. */
 static bool half_command(const char *name) {
     size_t n = strlen(name);
     bool any = false;
@@ -149,7 +151,7 @@ int main(int argc, char **argv) {
     ml_text text = { 0 };
 
     signal(SIGABRT, on_abort);
-    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of write */
+    signal(SIGXFSZ, SIG_IGN); /* makes a file-size limit an error of write */
     ml_bus_error_catch();
     if (cmd)
         return run_command(cmd, argc - 1 - n_word, argv + 1 + n_word);

@@ -36,7 +36,7 @@ static bool find_gguf(ml_text *out, const char *dir) {
     return out->len > 0;
 }
 
-/* Letters, digits and . _ - from s on. */
+/* The number of letters, digits and . _ - from s on. */
 static size_t word(const char *s) {
     size_t n = 0;
     while (isalnum((unsigned char)s[n]) || (s[n] && strchr("._-", s[n])))
@@ -44,7 +44,8 @@ static size_t word(const char *s) {
     return n;
 }
 
-/* OWNER/NAME, maybe after the Hub's address; a path with dots or a slash in front is none. */
+/* OWNER/NAME, optionally after the Hub's address; a path that begins with a dot or a
+ * slash is not an id. */
 static bool hub_id(ml_str *id, ml_str *name, const char *path) {
     static const char *const before[] = { "https://huggingface.co/", "huggingface.co/",
                                           "hf://" };

@@ -16,26 +16,29 @@
 enum {
     BAR = 30,
     COLUMNS = 80
-}; /* characters of the bar; of a terminal that has no width */
+}; /* width of the bar; width of a terminal that reports none */
 
-#define TICK_S 0.2   /* between two drawings */
-#define SILENCE_S 30 /* after which a line is due where there is no terminal */
+#define TICK_S 0.2 /* between two redraws */
+#define SILENCE_S                                                                          \
+    30 /* without a terminal, a line is printed after this time without output */
 
 static struct {
-    pthread_mutex_t lock; /* of the terminal, and of what follows */
+    pthread_mutex_t lock; /* of the terminal, and of the following fields */
     pthread_cond_t wake;
     pthread_t ticker;
     bool ticks, ending;
-    bool bar, drawn;                  /* there is a terminal; the line is on it */
-    double began_s, round_s, spoke_s; /* the run; the round; the last line */
-    int64_t first, done, total; /* rounds: when we began, now, all; total 0: not known */
+    bool bar, drawn;                  /* there is a terminal; the bar is drawn */
+    double began_s, round_s, spoke_s; /* start of the run; of the rollout; time of the
+                                         last line */
+    int64_t first, done, total;       /* rollouts: at the start, now, in total; total 0:
+                                         not known */
     const atomic_int *stop;
     const char *save;
-    bool told; /* when it will stop */
+    bool told; /* the stop message was printed */
     ml_phase phase;
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER };
 
-/* --- the last line ------------------------------------------------------------------ */
+/* --- the status line ---------------------------------------------------------------- */
 
 static int width(void) {
     struct winsize size = { 0 };
@@ -58,7 +61,7 @@ static void add_time(ml_text *t, double s) {
         ml_text_printf(t, "%ld:%02ld", n / 60, n % 60);
 }
 
-/* "37/64 answers"; what was begun before the count is more than was expected. */
+/* "37/64 answers"; work begun before counting started may exceed the expected number. */
 static void add_tally(ml_text *t, ml_work_count *of, const char *what) {
     int64_t done = atomic_load(&of->done), total = atomic_load(&of->total);
 
@@ -68,7 +71,7 @@ static void add_tally(ml_text *t, ml_work_count *of, const char *what) {
         ml_text_printf(t, " %lld %s", (long long)done, what);
 }
 
-/* What is being done, and how far it is. */
+/* The current phase and its progress. */
 static void add_phase(ml_text *t) {
     static const char *const names[ML_N_STAGE + 1] = { "generating", "training",
                                                        "saving",     "waiting",
@@ -83,14 +86,14 @@ static void add_phase(ml_text *t) {
         add_tally(t, &the.phase.micro, "micro-batches");
 }
 
-/* Seconds of a round, on average; 0: not known yet. */
+/* Average seconds of a rollout; 0: not known yet. */
 static double per_round(void) {
     return the.done > the.first
                ? (the.round_s - the.began_s) / (double)(the.done - the.first)
                : 0.0;
 }
 
-/* Behind the bar, the less important last. */
+/* The text after the bar, the least important part last. */
 static void add_state(ml_text *t) {
     double now = ml_clock_s(), round = per_round();
 
@@ -160,7 +163,7 @@ static void prepare_last_words(int64_t rollout) {
     ml_text_release(&t);
 }
 
-/* Once, when the run was asked to stop. */
+/* Printed once, when the run was requested to stop. */
 static void tell_stop(void) {
     int64_t ends = atomic_load(&the.phase.ends), saved = atomic_load(&the.phase.saved);
     double round = per_round(), now = ml_clock_s(),
@@ -182,7 +185,7 @@ static void tell_stop(void) {
 
 /* --- the thread ----------------------------------------------------------------------- */
 
-/* Where nothing is rewritten, a long silence ends in a line. */
+/* Without a terminal, prints a line after a long time without output. */
 static void break_silence(void) {
     ml_text t = { 0 };
 

@@ -1,10 +1,11 @@
-/* progress.h - what a run tells on standard output: lines, and on a terminal one more under
- * them that is rewritten: rounds, what is being done and how far it is, the time that is left.
+/* progress.h - the output of a run: lines and, on a terminal, a status line under them
+ * that is redrawn: rollouts, the current phase and its progress, the time left.
  *
- * Lines are wrapped to the width of the terminal.  Elsewhere they stay whole, for programs to
- * read, and when nothing was said for half a minute a line says what is being done.
+ * Lines are wrapped to the width of the terminal.  Elsewhere they are not wrapped, so
+ * that programs can read them, and after half a minute without output a line reports the
+ * current phase.
  *
- * thread: say and progress from any; a thread of its own rewrites the last line. */
+ * thread: say and progress from any; a dedicated thread redraws the status line. */
 #ifndef ML_CLI_PROGRESS_H
 #define ML_CLI_PROGRESS_H
 
@@ -12,13 +13,14 @@
 
 #include "rl/round.h"
 
-/* For ml_train_loop.  There is one standard output, so there is one of it.  When *stop is not 0
- * any more, it says when the run will end; save: where it is saved then, or NULL. */
+/* For ml_train_loop.  There is one standard output, so there is one instance.  When *stop
+ * is no longer 0, it reports when the run will end; save: where it is then saved, or
+ * NULL. */
 ml_watcher ml_progress_watch(const atomic_int *stop, const char *save);
-/* Takes the last line away. */
+/* Removes the status line. */
 void ml_progress_end(void);
 
-/* Around what others write to the terminal; fine when nobody watches. */
+/* Called around other output to the terminal; allowed when there is no status line. */
 void ml_progress_pause(void);
 void ml_progress_resume(void);
 

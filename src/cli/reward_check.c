@@ -13,7 +13,7 @@ bool ml_reward_from_environment(const ml_config *c) {
            (ml_worker_command_is(path) || strstr(path, ".so:"));
 }
 
-/* The grader that a row's metadata names. */
+/* Checks the grader named in a row's metadata. */
 static ml_status check_type(const ml_json *type, const ml_config *c, ml_arena *a,
                             ml_err *err) {
     ml_grader g;
@@ -49,7 +49,7 @@ static ml_status check_row(const ml_dataset *ds, int64_t row, const ml_config *c
 }
 
 ml_status ml_reward_check(const ml_config *c, const ml_dataset *ds, ml_err *err) {
-    int64_t n = ds->opts.make ? 1 : ds->rows.n; /* of prompts that are made, the first */
+    int64_t n = ds->opts.make ? 1 : ds->rows.n; /* of generated prompts, only the first */
     ml_status st = ML_OK;
 
     if (c->reward.rm_type || c->reward.custom_rm_path || ml_reward_from_environment(c))

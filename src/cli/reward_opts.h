@@ -1,6 +1,6 @@
-/* reward_opts.h - the reward that a command line asks for.
+/* reward_opts.h - the reward options of a command line.
  *
- * thread: before there are others. */
+ * thread: before other threads start. */
 #ifndef ML_CLI_REWARD_OPTS_H
 #define ML_CLI_REWARD_OPTS_H
 
@@ -8,7 +8,7 @@
 #include "cli/config.h"
 #include "rl/reward/rewards.h"
 
-/* Finds what --custom-rm-path and --rm-type name.  Strings live in `a`, argv or the
+/* Resolves --custom-rm-path and --rm-type.  Strings point into `a`, argv or the
  * environment. */
 ml_status ml_reward_opts_init(ml_reward_opts *out, const ml_config *c, ml_arena *a,
                               ml_err *err);

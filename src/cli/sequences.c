@@ -51,7 +51,7 @@ static int32_t count(const ml_st_file *f) {
     return n;
 }
 
-/* A gap in the numbers would leave sequences unscored without a word. */
+/* A gap in the numbers would silently leave sequences unscored. */
 static ml_status check_names(const ml_st_file *f, int32_t n, ml_err *err) {
     static const char prefix[] = "tokens.";
     int32_t named = 0;

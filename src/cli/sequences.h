@@ -10,10 +10,10 @@ typedef struct ml_sequences {
     const int32_t **id; /* [n] */
     int32_t *len;       /* [n] at least 1 each */
     int32_t max_len;
-    int64_t n_next; /* positions that have a next token, over all */
+    int64_t n_next; /* positions with a next token, over all sequences */
 } ml_sequences;
 
-/* Copies them into `a`.  Every id must be below n_vocab.  Other tensors are left alone. */
+/* Copies them into `a`. Every id must be below n_vocab.  Other tensors are ignored. */
 ml_status ml_sequences_read(ml_sequences *out, ml_arena *a, const char *path,
                             int64_t n_vocab, ml_err *err);
 

@@ -15,7 +15,7 @@ static atomic_int n_signal;
 static char last_words[1000] = "miles: stopped at once\n";
 static atomic_bool has_words;
 
-/* The first signal is answered by who shows the progress, who knows how long it takes. */
+/* The progress display responds to the first signal, because it knows the time left. */
 static void on_signal(int number) {
     (void)number;
     if (n_signal) {
@@ -43,20 +43,21 @@ void ml_stop_last_words(const char *text) {
     atomic_store(&has_words, true);
 }
 
-/* --- the command that goes on ------------------------------------------------------ */
+/* --- the command that resumes ------------------------------------------------------ */
 
 static bool is_plain(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
            (c && strchr("_@%+=:,./-", c));
 }
 
-/* Where the last line begins. */
+/* The start of the last line. */
 static size_t last_line(const ml_text *t) {
     const char *at = t->len ? memrchr(t->ptr, '\n', t->len) : NULL;
     return at ? (size_t)(at - t->ptr) : 0;
 }
 
-/* As a word of a shell; flags begin a new line where the old one is full. */
+/* Appends a word quoted for a shell; a flag starts a new line if the current one is
+ * full. */
 static void add_word(ml_text *t, const char *word) {
     size_t n = 0;
 
@@ -79,7 +80,7 @@ static void add_word(ml_text *t, const char *word) {
     ml_text_printf(t, "'");
 }
 
-/* "--name" gives 1, "--name=value" 2, else 0. */
+/* Returns 1 for "--name", 2 for "--name=value", otherwise 0. */
 static int is_flag(const char *word, const char *name) {
     size_t n = strlen(name);
 
@@ -88,11 +89,11 @@ static int is_flag(const char *word, const char *name) {
     return word[2 + n] == '\0' ? 1 : word[2 + n] == '=' ? 2 : 0;
 }
 
-/* Flags that say where a run starts; those before NULL have a value. */
+/* Flags that determine where a run starts; those before NULL have a value. */
 static const char *const starts[] = { "load", "ckpt-step", "start-rollout-id",
                                       NULL,   "overwrite", "finetune" };
 
-/* Words of the command that belong to a flag of `starts`, from this one on. */
+/* The number of words, from this one on, that belong to a flag of `starts`. */
 static int words_of_start(const char *word) {
     bool has_value = true;
 
@@ -105,7 +106,7 @@ static int words_of_start(const char *word) {
     return 0;
 }
 
-/* The words of this process, but that it starts from what was saved. */
+/* This process's command line, changed to start from the saved snapshot. */
 static void add_command(ml_text *t, ml_str words, const char *save) {
     bool saves = false;
     int skip = 0;

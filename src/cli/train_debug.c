@@ -71,7 +71,7 @@ static ml_diagnostics_opts account_of(const ml_config *c, const ml_train_dumps *
     };
 }
 
-/* Where --dump-details puts what has no place of its own. */
+/* The path of an output: its own flag's, or below --dump-details. */
 static const char *place(ml_arena *a, const char *own, const char *dump, const char *name) {
     return own || !dump ? own : ml_arena_printf(a, "%s/%s", dump, name);
 }

@@ -1,4 +1,4 @@
-/* train_debug.h - the debugging flags of sft and train, as a run takes them. */
+/* train_debug.h - applies the debugging flags of sft and train to a run. */
 #ifndef ML_CLI_TRAIN_DEBUG_H
 #define ML_CLI_TRAIN_DEBUG_H
 
@@ -13,15 +13,15 @@ typedef struct ml_train_debug {
     ml_diagnostics account;
 } ml_train_debug;
 
-/* Before anything starts: --train-env-vars, --env-report. */
+/* Called before anything starts: --train-env-vars, --env-report. */
 ml_status ml_train_debug_begin(const ml_config *c, ml_err *err);
 
-/* What they change of the run. */
+/* Changes the options of the run. */
 void ml_train_debug_opts(ml_train_run_opts *o, const ml_config *c);
 
-/* Opens what the run is held against, and tells the loop. */
+/* Opens the recordings that the run is compared with, and registers them with the loop. */
 ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
                               const ml_train_dumps *dumps, const ml_config *c, ml_err *err);
-void ml_train_debug_close(ml_train_debug *d); /* zeros are fine */
+void ml_train_debug_close(ml_train_debug *d); /* zero-initialized is allowed */
 
 #endif

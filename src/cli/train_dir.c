@@ -16,7 +16,7 @@
 
 /* --- a directory for runs without --save ------------------------------------ */
 
-/* Whoever debugs looks at something else than the weights. */
+/* Debugging runs do not need the weights. */
 static bool is_for_looking(const ml_config *c) {
     return c->rollout.load_debug || c->rollout.rollout_only || c->debug.exit_after ||
            c->debug.no_update || c->debug.skip_sync;
@@ -27,7 +27,7 @@ static bool is_plain(char x) {
            (x && strchr("._-", x));
 }
 
-/* The last part of a path, of plain characters, for the name of a directory. */
+/* The last component of a path, with plain characters only, as a directory name. */
 static const char *name_of(ml_arena *a, const char *path) {
     char *whole = realpath(path, NULL);
     const char *slash = strrchr(whole ? whole : path, '/');
@@ -79,13 +79,14 @@ void ml_train_dir_drop(const ml_train_run *r, const ml_config *c) {
         return;
     ml_text_printf(&lock, "%s/run.lock", r->opts.save);
     unlink(lock.ptr);
-    rmdir(r->opts.save); /* which a directory with anything in it refuses */
+    rmdir(r->opts.save); /* fails if the directory is not empty */
     ml_text_release(&lock);
 }
 
 /* --- flags ------------------------------------------------------------------- */
 
-/* As a user would write it.  Numbers without a default are 0 until they are given. */
+/* Formats a value as a user would write it.  Numbers without a default are 0 if not
+ * given. */
 static void value_text(ml_text *out, const ml_flag *row, const ml_json *v, ml_str source) {
     char number[40], *e;
     double x;
@@ -113,7 +114,7 @@ static void value_text(ml_text *out, const ml_flag *row, const ml_json *v, ml_st
     }
 }
 
-/* Flags that are about this start and not about the run. */
+/* Flags that concern this start only, not the run. */
 static bool is_of_this_start(ml_str flag) {
     return ml_str_is(flag, "load") || ml_str_is(flag, "overwrite");
 }
@@ -146,7 +147,7 @@ static void compare_flags(ml_cmd cmd, ml_str old_text, const ml_json *old, ml_st
 
 enum { BLOCKS = 256, BLOCK_BYTES = 4096 };
 
-/* Of large files, blocks that are spread over them: training changes every tensor. */
+/* Of large files, hashes blocks spread over the file: training changes every tensor. */
 static uint64_t hash_of(uint64_t seed, ml_str bytes, bool all) {
     size_t step = bytes.len / BLOCKS;
 
@@ -164,7 +165,7 @@ typedef struct input {
     uint64_t hash;
 } input;
 
-/* A file that is not there adds nothing. */
+/* A missing file adds nothing. */
 static void add_file(input *in, const char *path, bool all) {
     ml_file f = { 0 };
 
@@ -186,7 +187,7 @@ static input model_input(ml_train_run *r) {
     return in;
 }
 
-/* Another model: whatever is in its directory. */
+/* Another model: all files of its directory. */
 static input dir_input(ml_train_run *r, const char *flag, const char *dir) {
     input in = { .flag = flag, .path = dir, .rows = -1 };
     ml_names names = { 0 };
@@ -207,7 +208,7 @@ static input data_input(const char *flag, const char *path, const char *file,
     return in;
 }
 
-/* A data set of the evaluations. */
+/* A data set of an evaluation. */
 static input eval_input(ml_train_run *r, const char *name, const char *path) {
     const char *flag = ml_arena_printf(&r->arena, "--eval-prompt-data %s", name);
     ml_jsonl rows = { 0 };
@@ -219,7 +220,7 @@ static input eval_input(ml_train_run *r, const char *name, const char *path) {
     return in;
 }
 
-/* All that the run reads, in the arena. */
+/* All inputs of the run, in the arena. */
 typedef struct inputs {
     input *in;
     int n;
@@ -275,9 +276,10 @@ static void compare_input(const ml_json *old, const input *in) {
                (long long)in->rows, in->bytes);
 }
 
-/* --- both ---------------------------------------------------------------------- */
+/* --- both files ---------------------------------------------------------------- */
 
-/* An object of the directory that the run continues from; NULL: it is not there, or not whole. */
+/* A JSON object from the directory that the run continues from; NULL: missing or
+ * truncated. */
 static const ml_json *read_old(ml_train_run *r, const char *name, ml_str *text) {
     const char *path = ml_arena_printf(&r->arena, "%s/%s", r->opts.load, name);
     const ml_json *v = NULL;

@@ -1,22 +1,24 @@
-/* train_dir.h - what sft and train write down of themselves in the directory of a run.
+/* train_dir.h - records of sft and train in the directory of a run.
  *
- *     DIR/flags.json   every flag as it counts
+ *     DIR/flags.json   the value of every flag
  *     DIR/inputs.json  size and hash of all models and data sets that are read
  *
- * A run that is continued compares both with what they were, and names what has changed. */
+ * A resumed run compares both with their previous content and reports the differences. */
 #ifndef ML_CLI_TRAIN_DIR_H
 #define ML_CLI_TRAIN_DIR_H
 
 #include "cli/flag.h"
 #include "rl/train_run.h"
 
-/* Without --save: makes runs/MODEL-DATE, has the run save there, and prints it.  Runs whose
- * result is thrown away on purpose (--debug-..., recorded rounds) get no directory. */
+/* Without --save: creates runs/MODEL-DATE, sets it as the run's save directory, and
+ * prints it.  Runs whose result is not needed (--debug-..., recorded rollouts) get no
+ * directory. */
 ml_status ml_train_dir_choose(ml_train_run *r, const ml_config *c, ml_err *err);
-/* Removes the chosen directory again when nothing was written to it. */
+/* Removes the chosen directory if nothing was written to it. */
 void ml_train_dir_drop(const ml_train_run *r, const ml_config *c);
 
-/* The run has started: warns of what has changed since it was saved, and writes both files. */
+/* Called after the run has started: warns of changes since it was saved, and writes both
+ * files. */
 ml_status ml_train_dir_describe(ml_train_run *r, ml_cmd cmd, const ml_config *c,
                                 ml_err *err);
 

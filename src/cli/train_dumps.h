@@ -1,4 +1,4 @@
-/* train_dumps.h - the tensors that --dumper-enable has written.
+/* train_dumps.h - the tensor dumps of --dumper-enable.
  *
  * thread: the command's. */
 #ifndef ML_CLI_TRAIN_DUMPS_H
@@ -7,13 +7,13 @@
 #include "cli/config.h"
 #include "model/plan_dump.h"
 
-/* NULL: nothing is written of it. */
+/* NULL: no dump. */
 typedef struct ml_train_dumps {
     ml_plan_dump *inference, *score, *train;
 } ml_train_dumps;
 
-/* ML_EUSAGE: an option that there is not. */
+/* ML_EUSAGE: unknown option. */
 ml_status ml_train_dumps_open(ml_train_dumps *d, const ml_config *c, ml_err *err);
-void ml_train_dumps_close(ml_train_dumps *d); /* zeros are fine */
+void ml_train_dumps_close(ml_train_dumps *d); /* zero-initialized is allowed */
 
 #endif

@@ -57,7 +57,7 @@ static void stops_of(ml_sampling *how, ml_arena *a, const ml_eval_spec *s) {
     }
 }
 
-/* The set's word goes before the flag's, and that before the run's. */
+/* The set's settings override the flags of evaluations, which override those of the run. */
 static ml_sampling sampling_of(const ml_train_gen *t, const ml_config *c,
                                const ml_eval_spec *s) {
     ml_sampling how = t->rollout.how;
@@ -106,7 +106,7 @@ ml_config ml_train_evals_config(const ml_config *c, const ml_eval_spec *s) {
     return own;
 }
 
-/* What the set has of its own. */
+/* Opens the rewards and environment of a set with its own. */
 static ml_status open_edges(ml_train_gen *t, const ml_config *c, const ml_eval_spec *s,
                             ml_eval_set *set, ml_err *err) {
     ml_config own = ml_train_evals_config(c, s);

@@ -41,7 +41,7 @@ static ml_status check_keys(const ml_json *action, ml_err *err) {
     return ML_OK;
 }
 
-/* As Miles counts: -1 is the last one. */
+/* As in Miles, -1 is the last engine. */
 static ml_status read_fault(ml_fault *out, const ml_json *action, int32_t n_engine,
                             ml_err *err) {
     int64_t rollout = -1, engine = -1;

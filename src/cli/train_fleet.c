@@ -7,9 +7,9 @@
 #include "engine/remote.h"
 
 #define PROGRAM "/proc/self/exe"
-#define MOST_QUEUED 1000000 /* what miles serve takes at most; the rest asks again */
+#define MOST_QUEUED 1000000 /* the maximum of miles serve; further requests are retried */
 
-/* A command line, as it grows. */
+/* A command line under construction. */
 typedef struct words {
     ml_arena *arena;
     const char *word[56];
@@ -30,7 +30,7 @@ static void add_number(words *w, const char *flag, int64_t value) {
     add_flag(w, flag, ml_arena_printf(w->arena, "%lld", (long long)value));
 }
 
-/* The set that an engine makes must be stored as the trainer's is. */
+/* The engine must store its weights with the trainer's dtype. */
 static const char *dtype_of(const ml_weights *w) {
     int32_t n_f32 = 0, n_matrix = 0;
 
@@ -58,7 +58,7 @@ static void serve_words(words *w, const ml_train_gen *t, const ml_config *c,
     if (t->pull.local)
         add(w, t->pull.local);
     add_flag(w, "--host", "127.0.0.1");
-    add_flag(w, "--port", "0"); /* the system chooses */
+    add_flag(w, "--port", "0"); /* the kernel chooses */
     add_flag(w, "--dtype", dtype_of(&t->run->weights));
     add_flag(w, "--device", t->be.name);
     if (c->run.cpu_level)
@@ -68,7 +68,8 @@ static void serve_words(words *w, const ml_train_gen *t, const ml_config *c,
     add_number(w, "--max-running-requests", t->engine.max_running);
     add_number(w, "--max-queued-requests", MOST_QUEUED);
     add_number(w, "--chunked-prefill-size", t->engine.chunk);
-    add_flag(w, "--mem-fraction-static", "1"); /* what is there was divided here: */
+    add_flag(w, "--mem-fraction-static", "1"); /* the memory is divided here, by
+                                                  --max-total-tokens */
     add_number(w, "--max-total-tokens", (int64_t)(t->engine.kv_bytes / page) * ML_PAGE);
     if (t->engine.no_prefix_cache)
         add(w, "--disable-radix-cache");
@@ -84,8 +85,8 @@ static void serve_words(words *w, const ml_train_gen *t, const ml_config *c,
         add(w, "--enable-return-indexer-topk");
 }
 
-/* A key that nobody else knows, for the engines to ask for: it reaches them in their
- * environment, which other users cannot read, and in place of keys that are there for others. */
+/* A random key for the engines.  They get it in their environment, which other users
+ * cannot read, instead of keys that are meant for other servers. */
 static ml_status make_key(ml_supervisor_opts *o, ml_arena *a, ml_err *err) {
     const char **env = ML_NEW(a, const char *, 3);
     ml_secret *key = ML_NEW(a, ml_secret, 1);
@@ -98,7 +99,7 @@ static ml_status make_key(ml_supervisor_opts *o, ml_arena *a, ml_err *err) {
     return st;
 }
 
-/* n servers, and a generator over them; they have no weights of the run yet. */
+/* n servers, and a generator over them; they do not have the run's weights yet. */
 static ml_status open_fleet(ml_supervisor **fleet, ml_gen **gen, ml_train_gen *t,
                             const ml_config *c, ml_supervisor_opts o, int64_t n_thread,
                             ml_err *err) {

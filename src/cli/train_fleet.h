@@ -1,4 +1,4 @@
-/* train_fleet.h - the engines that miles train starts as processes of its own.
+/* train_fleet.h - the engine processes that miles train starts.
  *
  * thread: the command's. */
 #ifndef ML_CLI_TRAIN_FLEET_H
@@ -6,13 +6,13 @@
 
 #include "cli/train_gen.h"
 
-/* Starts t->n_engine times miles serve, sized as t->engine says, and opens t->gen over them;
- * they have no weights of the run yet. */
+/* Starts t->n_engine processes of miles serve, with the sizes in t->engine, and opens
+ * t->gen over them; they do not have the run's weights yet. */
 ml_status ml_train_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err);
 
-/* The engines that evaluate and nothing else, and what evaluates with them while the loop goes
- * on: t->eval_queue. */
+/* Starts the engines used only for evaluations, and the queue that runs evaluations on
+ * them while the loop continues: t->eval_queue. */
 ml_status ml_train_eval_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err);
-void ml_train_eval_fleet_close(ml_train_gen *t); /* none is fine */
+void ml_train_eval_fleet_close(ml_train_gen *t); /* allowed if none is open */
 
 #endif

@@ -14,7 +14,7 @@
 #include "plugin/generate_path.h"
 #include "train/memory.h"
 
-#define MAX_WAITING (1 << 24) /* a round waits as a whole */
+#define MAX_WAITING (1 << 24) /* a whole rollout is queued at once */
 
 /* --- sampling --------------------------------------------------------------- */
 
@@ -99,19 +99,19 @@ static int64_t most(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* Text becomes at most so many tokens: one for each byte, of which normalisation makes at most
- * 11 of one; and some for special tokens. */
+/* Upper bound of the tokens of a text: one per byte, where normalisation turns one byte
+ * into at most 11; plus some special tokens. */
 static int64_t most_tokens(int64_t text_bytes) {
     return 12 * text_bytes + 64;
 }
 
-/* About as many as it does become, in languages that take most. */
+/* Typical number of tokens, in the languages that need most. */
 static int64_t usual_tokens(int64_t text_bytes) {
     return text_bytes / 2 + 64;
 }
 
-/* The longest prompt and answer of a data set.  ML_NONE: not known, since answers have several
- * turns, or prompts are not text yet. */
+/* The longest prompt plus answer of a data set.  ML_NONE: not known, because answers have
+ * several turns, or prompts are not text yet. */
 static int64_t longest_of(const ml_dataset *d, const ml_sampling *how,
                           const ml_turns *turns, int64_t (*tokens)(int64_t text_bytes)) {
     int64_t prompt;
@@ -124,7 +124,7 @@ static int64_t longest_of(const ml_dataset *d, const ml_sampling *how,
     return prompt + how->max_new;
 }
 
-/* The longest of the run and its evaluations. */
+/* The maximum over the run and its evaluations. */
 static int64_t longest(const ml_train_gen *t, int64_t (*tokens)(int64_t text_bytes)) {
     const ml_dataset *prompts = &t->run->dataset;
     int64_t n = t->row_rollout.row ? ML_NONE : 0;
@@ -140,7 +140,7 @@ static int64_t longest(const ml_train_gen *t, int64_t (*tokens)(int64_t text_byt
     return n > 0 && !t->evals.row ? n : ML_NONE;
 }
 
-/* The most requests that there are at a time. */
+/* The maximum number of concurrent requests. */
 static int64_t count_running(const ml_train_gen *t, const ml_config *c) {
     int64_t groups = most(c->train.rollout_batch_size, c->rollout.over_sampling);
     int64_t n = groups * c->rollout.n_samples_per_prompt;
@@ -157,7 +157,7 @@ static int64_t context_of(const ml_train_gen *t, const ml_config *c) {
         context = least(context, most(c->rollout.max_context, c->rollout.eval_context));
     if (c->rollout.max_prompt && t->evals.n == 0)
         context = least(context, c->rollout.max_prompt + c->rollout.max_response);
-    if (bound > 0 && !c->record.inject) /* rounds that are put in may be longer */
+    if (bound > 0 && !c->record.inject) /* injected rollouts may be longer */
         context = least(context, bound);
     return context;
 }
@@ -178,7 +178,7 @@ static ml_engine_opts engine_opts(const ml_train_gen *t, const ml_config *c) {
     return o;
 }
 
-/* What an engine takes besides its pages; one of another process has its own weights. */
+/* An engine's memory besides its KV pages; one in another process has its own weights. */
 static size_t beside_pages(const ml_train_gen *t, const ml_engine_memory *m) {
     size_t weights =
         t->n_engine ? ml_weights_bytes(&t->run->spec, t->run->from, t->run->opts.dtype) : 0;
@@ -190,7 +190,7 @@ static int32_t count_engines(const ml_train_gen *t) {
     return t->n_engine ? t->n_engine : 1;
 }
 
-/* What is left for keys and values when everything else has its memory. */
+/* The memory left for the KV cache after everything else. */
 static ml_status bytes_left(ml_train_gen *t, double *out, ml_err *err) {
     ml_memory_ask ask;
     ml_memory plan;
@@ -209,9 +209,9 @@ static ml_status bytes_left(ml_train_gen *t, double *out, ml_err *err) {
     return st;
 }
 
-/* Keys and values: what all requests that run at a time will use, or the share of the memory
- * that the plan leaves, of which each of several engines has its part.  One context always
- * fits; when others are longer than expected, some of them wait. */
+/* Size of the KV cache: the need of all concurrent requests, or the share of the memory
+ * that the plan leaves, divided among the engines.  One context always fits; if requests
+ * are longer than expected, some of them wait. */
 static ml_status size_engine(ml_train_gen *t, const ml_config *c, ml_err *err) {
     int64_t page = (int64_t)ml_kv_bytes(&t->run->spec, &t->be, 1);
     double slots = (double)ml_engine_slot_bytes(
@@ -226,7 +226,7 @@ static ml_status size_engine(ml_train_gen *t, const ml_config *c, ml_err *err) {
     t->engine.kv_bytes = (size_t)(one * page);
     st = bytes_left(t, &left, err);
     if (st != ML_OK || left <= 0)
-        return st; /* with the least there can be: who checks the plan says what to change */
+        return st; /* with the minimum: the check of the plan reports what to change */
     left *= c->rollout.mem_fraction / count_engines(t);
     left = left > slots ? left - slots : 0;
     each = usual > 0 ? least(one, ml_kv_pages_for((int32_t)least(usual, INT32_MAX))) : one;
@@ -243,7 +243,7 @@ static ml_status find_ends(ml_train_gen *t, ml_err *err) {
     return st;
 }
 
-/* Where both work at a time, they share the cores. */
+/* If both run at the same time, they share the cores. */
 int ml_train_gen_threads(const ml_config *c, bool generates) {
     int64_t all = c->run.n_thread, rollout = c->mode.rollout_threads;
 
@@ -309,7 +309,7 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c,
         t->engine.context = (int32_t)context_of(t, c);
         st = ml_train_remote_open(t, c, err);
     }
-    if (st == ML_OK && ml_config_elsewhere(c)) /* there is one when engines were found */
+    if (st == ML_OK && ml_config_elsewhere(c)) /* opened when the engines were found */
         st = ml_train_remote_dir(t, c, err);
     if (st != ML_OK || c->mode.external)
         return st;
@@ -363,7 +363,7 @@ static ml_status turn_trainers(ml_train_gen *t, bool trains, ml_err *err) {
     return st;
 }
 
-/* One gives back before the other takes. */
+/* One releases its memory before the other allocates. */
 ml_status ml_train_gen_turn(void *ud, bool trains, ml_err *err) {
     ml_train_gen *t = ud;
     ml_status st;
@@ -420,7 +420,8 @@ ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
     return st;
 }
 
-/* No step runs while the copy changes; answers under way are then computed anew. */
+/* No step runs while the copy changes; the KV cache of requests in flight is then
+ * recomputed. */
 static ml_status publish_copy(ml_train_gen *t, const ml_weights *w, ml_err *err) {
     ml_status st;
 
@@ -432,7 +433,7 @@ static ml_status publish_copy(ml_train_gen *t, const ml_weights *w, ml_err *err)
     return st;
 }
 
-/* Where engine and trainer share the weights, what changes hands is their version. */
+/* If engine and trainer share the weights, only the version changes. */
 static ml_status publish(ml_train_gen *t, const ml_weights *w, ml_err *err) {
     if (t->weight_dir)
         return ml_train_remote_publish(t, w, err);

@@ -2,7 +2,7 @@
 
 /* --- the loop --------------------------------------------------------------------- */
 
-/* The engine is wanted for evaluations: nothing new is begun meanwhile. */
+/* The engine is needed for evaluations: meanwhile no new generation is started. */
 static ml_status evaluate(void *ud, ml_eval_scores *out, ml_err *err) {
     ml_train_gen *t = ud;
     ml_status st;
@@ -43,7 +43,7 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
     ml_status st = ML_OK;
 
     t->rollout.asker.tally = t->row_rollout.asker.tally = tally;
-    t->evals.asker.tally = t->eval_queue ? NULL : tally; /* that one has its own thread */
+    t->evals.asker.tally = t->eval_queue ? NULL : tally; /* the queue has its own thread */
     loop->publish = ml_train_gen_publish;
     loop->publish_ud = t;
     loop->turn = t->offload_train || t->offload_rollout ? ml_train_gen_turn : NULL;

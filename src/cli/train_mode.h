@@ -1,5 +1,5 @@
-/* train_mode.h - who generates when: rounds in turn (miles train), one round ahead, or all
- * the time (miles train-async).
+/* train_mode.h - execution modes: synchronous rollouts (miles train), prefetch rollout,
+ * or async rollout (miles train-async).
  *
  * thread: the command's. */
 #ifndef ML_CLI_TRAIN_MODE_H
@@ -8,10 +8,10 @@
 #include "cli/train_gen.h"
 #include "rl/train_loop.h"
 
-/* Gives the loop its rollout, and what publishes and evaluates; the generator has started. */
+/* Gives the loop its rollout, publish and evaluate functions; the generator has started. */
 ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_config *c,
                               ml_err *err);
-/* Ends what is under way. */
+/* Stops generation in progress. */
 void ml_train_mode_leave(ml_train_gen *t);
 
 #endif

@@ -1,4 +1,4 @@
-/* The models beside the actor, as flags ask for them. */
+/* The models besides the actor, from the flags. */
 #include <math.h>
 #include <string.h>
 
@@ -6,8 +6,8 @@
 
 /* --- the critic ------------------------------------------------------------- */
 
-/* Whether an estimator of a shared object has a critic is known now; of the others, the rules
- * between flags know. */
+/* Whether an estimator of a shared object needs a critic is known only now; for the
+ * others, the rules between flags have checked it. */
 static ml_status take_critic(ml_train_run_opts *out, const ml_config *c, ml_err *err) {
     if (!out->recipe.critic_loss && ml_config_names_critic(c))
         return ml_fail(

@@ -9,12 +9,13 @@
 #include "engine/remote.h"
 #include "rl/weight_dir.h"
 
-/* "host:port", or a whole address. */
+/* "host:port", or a complete URL. */
 static const char *url_of(ml_arena *a, const char *addr) {
     return strstr(addr, "://") ? addr : ml_arena_printf(a, "http://%s", addr);
 }
 
-/* Engines may work in another directory, or on another machine: nothing is made here. */
+/* The absolute path, because engines may have another working directory or machine:
+ * nothing is created here. */
 static const char *whole_path(ml_arena *a, const char *path) {
     char here[4096];
 
@@ -47,7 +48,7 @@ ml_status ml_train_remote_dir(ml_train_gen *t, const ml_config *c, ml_err *err) 
     ml_status st;
 
     if (c->train.dry_run) {
-        t->weight_dir = dir; /* which stays as it is */
+        t->weight_dir = dir; /* which is not changed */
         return ML_OK;
     }
     st = ml_dir_make_whole(&t->weight_dir, &t->arena, dir, err);
@@ -105,7 +106,7 @@ static ml_status publish_whole(ml_train_gen *t, const ml_weights *w, ml_err *err
     if (st == ML_OK)
         st = tell_hook(t, path.ptr, err);
     if (st == ML_OK) {
-        t->gen->pause(t->gen); /* requests under way are computed anew, not waited for */
+        t->gen->pause(t->gen); /* requests in flight are recomputed, not waited for */
         st = t->gen->load(t->gen, path.ptr, w->version, ML_SWITCH_RECOMPUTE, err);
         t->gen->resume(t->gen);
     }
@@ -113,7 +114,7 @@ static ml_status publish_whole(ml_train_gen *t, const ml_weights *w, ml_err *err
     return st;
 }
 
-/* The first time, copies of another run's versions are given up. */
+/* On the first pull, engines discard copies of another run's versions. */
 static ml_status pull(ml_train_gen *t, int64_t version, ml_err *err) {
     ml_status st = ML_OK;
 
@@ -152,7 +153,7 @@ static void report(const ml_weight_update *n) {
                n->n_written, n->n_changed, n->n_byte);
 }
 
-/* Miles' figures; how much of a whole version has changed is not known. */
+/* Miles' metrics; for full weights the changed fraction is not known. */
 static void record(ml_train_gen *t, const ml_weight_update *n) {
     ml_metrics figures;
     ml_arena a;
@@ -181,7 +182,7 @@ static ml_status publish_version(ml_weight_update *out, ml_train_gen *t,
     return deliver(t, out, w, err);
 }
 
-/* A delta that an engine cannot apply is followed by all of the weights. */
+/* If an engine cannot apply a delta, the full weights are published. */
 static ml_status publish_delta(ml_train_gen *t, const ml_weights *w, ml_err *err) {
     ml_weight_update news;
     ml_err why = { 0 };

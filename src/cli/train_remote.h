@@ -1,7 +1,7 @@
-/* train_remote.h - engines of other processes for miles train: miles serve, or miles router in
- * front of some.
+/* train_remote.h - engines in other processes for miles train: miles serve, or miles
+ * router in front of several.
  *
- * Weights reach them through a directory that they see under the same name.
+ * Weights reach them through a directory that they see under the same path.
  *
  * thread: the command's. */
 #ifndef ML_CLI_TRAIN_REMOTE_H
@@ -11,19 +11,19 @@
 
 #define ML_TRAIN_RETRY_S 0.5
 #define ML_TRAIN_CONNECT_S 10.0
-#define ML_TRAIN_WARN_S 30.0 /* without an answer, before that is said */
+#define ML_TRAIN_WARN_S 30.0 /* time without a response before a warning */
 
-/* Makes the directory, as t->weight_dir, and what is written there. */
+/* Creates the directory, t->weight_dir, and the writer of the weights. */
 ml_status ml_train_remote_dir(ml_train_gen *t, const ml_config *c, ml_err *err);
 
-/* Memory of this process that publishing takes. */
+/* Memory of this process needed for publishing. */
 size_t ml_train_remote_bytes(const ml_train_gen *t);
 
-/* Opens t->gen; all of them must be there. */
+/* Opens t->gen; all engines must be reachable. */
 ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err);
 
-/* Returns when all of them have these weights, and have said that they are the same to the
- * bit. */
+/* Returns when all engines have these weights and have confirmed that they are
+ * bit-identical. */
 ml_status ml_train_remote_publish(ml_train_gen *t, const ml_weights *w, ml_err *err);
 
 #endif

@@ -5,7 +5,7 @@
 
 enum { LEAST = 20, INDENT = 4 };
 
-/* Bytes of the character at s, and the columns it takes: East Asian and emoji ranges have two. */
+/* Length of the character at s, and its columns: East Asian and emoji ranges have two. */
 static size_t character(const char *s, int *columns) {
     static const uint32_t wide[][2] = { { 0x1100, 0x115F },  { 0x2E80, 0xA4CF },
                                         { 0xAC00, 0xD7A3 },  { 0xF900, 0xFAFF },
@@ -19,7 +19,7 @@ static size_t character(const char *s, int *columns) {
     *columns = 1;
     for (size_t i = 1; i < n; i++) {
         if (((unsigned char)s[i] & 0xC0) != 0x80)
-            return 1; /* no UTF-8 */
+            return 1; /* not UTF-8 */
         code = code << 6 | ((unsigned char)s[i] & 0x3F);
     }
     for (size_t i = 0; i < sizeof wide / sizeof *wide; i++)
@@ -39,8 +39,8 @@ int ml_columns(ml_str s) {
     return sum;
 }
 
-/* Bytes of the longest beginning of s that fits: up to a place to break, or, where there is
- * none, whatever fits. */
+/* Length of the longest prefix of s that fits: up to a break position or, without one, as
+ * much as fits. */
 static size_t piece(const char *s, int width, const char *gap) {
     size_t at = 0, best = 0, blank = strspn(s, " ");
     int sum = 0;

@@ -1,4 +1,4 @@
-/* wrap.h - a line of text wrapped to the width of a terminal.
+/* wrap.h - wraps a line of text to the width of a terminal.
  *
  * thread: any. */
 #ifndef ML_CLI_WRAP_H
@@ -6,13 +6,13 @@
 
 #include "base/str.h"
 
-/* Appends the line in pieces of at most `width` columns, at least 20, with line breaks between
- * them but not after the last.  It is broken at double blanks where it has any inside, as
- * columns of numbers do, else at blanks; what has none is broken anywhere.  Pieces after the
- * first are indented. */
+/* Appends the line in pieces of at most `width` columns, at least 20, with line breaks
+ * between them but not after the last.  The line is broken at double blanks if it
+ * contains any, as in columns of numbers, otherwise at blanks; text without blanks is
+ * broken anywhere.  Pieces after the first are indented. */
 void ml_wrap(ml_text *out, const char *line, int width);
 
-/* Columns that a UTF-8 text takes. */
+/* The columns of a UTF-8 text. */
 int ml_columns(ml_str s);
 
 #endif

@@ -1,13 +1,13 @@
-/* comm.h - ranks, and what they do together.
+/* comm.h - the communicator: collectives and point-to-point messages between ranks.
  *
- * A communicator is a struct of functions that an implementation fills: self (one rank)
- * is here; others stand behind the same door.  Buffers are views of memory of the stream's
- * device, and work is ordered on the stream.  Every rank calls the same collectives in the
- * same order; a rank that has failed still enters `agree`, so that nobody waits for it.
+ * A communicator is a struct of functions that an implementation fills in; comm/self (one
+ * rank) is the one in this tree.  Buffers are views of memory of the stream's device, and
+ * work is ordered on the stream.  Every rank calls the same collectives in the same order;
+ * a rank that has failed still enters `agree`, so that no rank waits for it.
  *
- * Reductions name their order.  ML_REDUCE_TREE is a binary tree over ascending ranks: its
- * bits are a function of the inputs and the number of ranks alone.  ML_REDUCE_ANY is
- * whatever is fastest.  There is no default.
+ * Each reduction names its order.  ML_REDUCE_TREE is a binary tree over ascending ranks:
+ * its bits are a function of the inputs and the number of ranks alone.  ML_REDUCE_ANY is
+ * the fastest order.  There is no default.
  *
  * thread: one owner per communicator. */
 #ifndef ML_COMM_COMM_H
@@ -33,15 +33,15 @@ struct ml_comm {
     const char *name; /* "self" */
     int32_t rank, size;
 
-    /* A communicator of the ranks that give the same colour, ordered by key, then rank;
-     * colour < 0: none for this rank (*out is NULL).  Closed by its own close. */
+    /* Like MPI_Comm_split: a communicator of the ranks with the same color, ordered by key,
+     * then rank; color < 0: none for this rank (*out is NULL).  Closed by its own close. */
     ml_status (*split)(ml_comm *c, ml_comm **out, int32_t color, int32_t key, ml_err *err);
     void (*close)(ml_comm *c);
 
     ml_status (*barrier)(ml_comm *c, ml_stream *s, ml_err *err);
     ml_status (*bcast)(ml_comm *c, ml_stream *s, const ml_tensor *t, int32_t root,
                        ml_err *err);
-    /* out: the ranks' `in` one after the other. */
+    /* out: the ranks' `in`, concatenated in rank order. */
     ml_status (*allgather)(ml_comm *c, ml_stream *s, const ml_tensor *out,
                            const ml_tensor *in, ml_err *err);
     /* in: `size` parts of equal length; out: this rank's part, reduced. */
@@ -49,21 +49,21 @@ struct ml_comm {
                                 const ml_tensor *in, ml_reduce how, ml_err *err);
     ml_status (*allreduce)(ml_comm *c, ml_stream *s, const ml_tensor *t, ml_reduce how,
                            ml_err *err); /* in place */
-    /* Rows (dimension 0) to and from each rank, in rank order without gaps. */
+    /* Sends rows (dimension 0) to and from each rank, contiguous in rank order. */
     ml_status (*alltoallv)(ml_comm *c, ml_stream *s, const ml_tensor *out,
                            const int64_t *n_out, const ml_tensor *in, const int64_t *n_in,
                            ml_err *err); /* n_out, n_in: [size] */
-    /* Both return when the buffer may be used again; sends and receives of a pair of ranks
-     * match in order. */
+    /* Both return when the buffer may be reused; sends and receives between two ranks match
+     * in order. */
     ml_status (*send)(ml_comm *c, ml_stream *s, const ml_tensor *t, int32_t to,
                       ml_err *err);
     ml_status (*recv)(ml_comm *c, ml_stream *s, const ml_tensor *t, int32_t from,
                       ml_err *err);
 
-    /* ML_OK when every rank gave ML_OK.  Otherwise a rank that failed gets its own status
-     * back, its message untouched, and the others ML_EPEER with the failed rank's number. */
+    /* ML_OK if every rank passed ML_OK.  Otherwise a rank that failed gets its own status
+     * back, its message unchanged, and the others get ML_EPEER with the failed rank. */
     ml_status (*agree)(ml_comm *c, ml_status mine, ml_err *err);
-    /* Frees ranks that wait for this one: their pending calls end in ML_EPEER. */
+    /* Unblocks ranks that wait for this one: their pending calls return ML_EPEER. */
     void (*abort)(ml_comm *c);
 
     void *priv;

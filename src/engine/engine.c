@@ -1,16 +1,16 @@
-/* engine.c - an engine's life, and what happens to it between steps. */
+/* engine.c - opening and closing an engine, and its operations between steps. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bug.h"
 #include "engine/engine_priv.h"
 
-/* Logits of prompt tokens that are scored are kept for this many bytes at a time. */
+/* Limit of a step's logits of scored prompt tokens. */
 #define SCORE_BYTES ((size_t)32 << 20)
 
 /* --- sizes -------------------------------------------------------------------- */
 
-/* Rows a step may spend on scoring prompts. */
+/* Maximum rows of a step that score prompt tokens. */
 static int32_t score_rows(const ml_spec *s, const ml_engine_opts *o) {
     size_t n = SCORE_BYTES / ((size_t)s->n_vocab * sizeof(float));
     n = n < 16 ? 16 : n;
@@ -30,7 +30,7 @@ static int32_t pool_pages(const ml_spec *s, const ml_backend *be, const ml_engin
     return (int32_t)(have < most || o->kv_bytes ? have : most);
 }
 
-/* A slot for each request that runs, and some for states that others can go on from. */
+/* State slots: one per running request, and some for copies in the prefix cache. */
 enum { MIN_COPIES = 2, MAX_COPIES = 32 };
 
 static int32_t slot_count(const ml_spec *s, const ml_backend *be, int32_t max_running,
@@ -73,7 +73,7 @@ static ml_plan_opts plan_opts(const ml_spec *s, const ml_engine_opts *o) {
                            .record_rows = o->record_rows };
 }
 
-/* What a request of the whole context takes, about. */
+/* Approximate bytes of a request that uses the whole context. */
 static size_t request_bytes(const ml_engine_opts *o) {
     return sizeof(ml_request) + (size_t)o->context * sizeof(int32_t) * 2;
 }
@@ -102,7 +102,7 @@ ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend 
     return ML_OK;
 }
 
-/* --- life --------------------------------------------------------------------- */
+/* --- opening and closing ------------------------------------------------------ */
 
 ml_status ml_engine_take_kv(ml_engine *e, ml_err *err) {
     ml_status st;
@@ -190,7 +190,7 @@ static void free_all(ml_request_list *l) {
 void ml_engine_close(ml_engine *e) {
     if (!e)
         return;
-    if (e->pending) /* nobody is told, but the device must be done */
+    if (e->pending) /* its outputs are dropped, but the device must finish */
         e->be->ops->sampled(e->be->stream, e->pending->draw, e->pending->n_draw);
     free_all(&e->waiting);
     free_all(&e->running);
@@ -275,7 +275,7 @@ static bool any_begun(const ml_engine *e) {
     return e->running.n > 0;
 }
 
-/* From here on these requests go on with keys and values that no fresh run would give. */
+/* Running requests continue with keys and values of older weights: they must not share. */
 static void mark_mixed(ml_engine *e) {
     for (ml_request *r = e->running.first; r; r = r->next) {
         r->mixed = true;

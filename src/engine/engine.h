@@ -1,15 +1,15 @@
 /* engine.h - the rollout engine: requests in, tokens out, one step loop.
  *
- * A step is one forward pass over a ragged batch: one row of each request that is
- * decoding, and chunks of prompts as far as the budget goes.  Keys and values live in
- * pages of a pool; pages of equal prefixes are shared through a tree.  When pages run
- * out the youngest request gives its own back and is computed anew later, from all
- * the tokens it has.
+ * A step is one forward pass over a ragged batch: one row of each request that decodes,
+ * and chunks of prompts (chunked prefill) within the step's token budget.  The KV cache is
+ * a pool of pages; requests with equal prefixes share pages through the prefix cache.  When
+ * pages run out, the scheduler preempts the youngest request: its pages are freed, and its
+ * keys and values are recomputed later from all its tokens.
  *
- * None of this shows in the tokens: a token and its log-probability are functions of
- * the tokens before it, the weights and the request alone.
+ * Scheduling never changes tokens: a token and its log-probability are functions of the
+ * tokens before it, the weights and the request alone.
  *
- * thread: one owner; engine/local.h puts it on a thread behind ml_gen. */
+ * thread: one owner; engine/local.h runs it on a thread of its own, as an ml_gen. */
 #ifndef ML_ENGINE_ENGINE_H
 #define ML_ENGINE_ENGINE_H
 
@@ -23,57 +23,57 @@ struct ml_request; /* engine/request.h */
 typedef struct ml_engine_opts {
     int32_t context;     /* tokens of prompt and answer together */
     int32_t max_running; /* requests in a batch */
-    int32_t max_waiting; /* further ones that may queue */
-    int32_t chunk;       /* rows of a step's prefill */
+    int32_t max_waiting; /* further requests that may queue */
+    int32_t chunk;       /* prefill tokens of a step (chunked prefill) */
     int32_t max_top;     /* the largest n_top + n_also of a request */
-    size_t kv_bytes;     /* of pages; 0: as much as all running requests could use */
+    size_t kv_bytes;     /* of KV pages; 0: enough for max_running full contexts */
     bool no_prefix_cache;
-    bool no_overlap;           /* each step waits for the draws of the one before */
+    bool no_overlap;           /* schedule each step after the draws of the one before */
     int32_t record_rows;       /* as in ml_plan_opts */
-    ml_timeline *spans;        /* who is told when ops ran; NULL: nobody */
-    ml_plan_dump *dump;        /* where all that steps compute is written; NULL: nowhere */
-    bool routed[ML_N_ROUTING]; /* what the model chooses is kept for those who ask */
+    ml_timeline *spans;        /* receives the times of ops, or NULL */
+    ml_plan_dump *dump;        /* receives all values that steps compute, or NULL */
+    bool routed[ML_N_ROUTING]; /* record the routing, for requests that want it */
     const int32_t *eos;        /* the model's end tokens */
     int32_t n_eos;
     const ml_tokenizer *tokenizer; /* for stop strings; may be NULL */
 } ml_engine_opts;
 
-/* What an engine will take, before it is made. */
+/* Memory that an engine will allocate, in bytes, and the pages of its KV cache. */
 typedef struct ml_engine_memory {
     size_t kv, act, scratch, requests;
-    size_t routes; /* what the model chose, kept beside the pages */
+    size_t routes; /* routing records, stored beside the pages */
     int32_t n_page;
 } ml_engine_memory;
 
-/* Bytes of the slots such an engine has besides its pages: 0 without recurrent layers. */
+/* Bytes of the engine's state slots, besides its KV pages; 0 without recurrent layers. */
 size_t ml_engine_slot_bytes(const ml_spec *s, const ml_backend *be, int32_t max_running,
                             bool no_prefix_cache);
 
 ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend *be,
                             const ml_engine_opts *opts, ml_err *err);
 
-/* spec, weights, backend and tokenizer stay the caller's. */
+/* The caller keeps ownership of spec, weights, backend and tokenizer. */
 ml_status ml_engine_open(ml_engine **out, const ml_spec *s, const ml_weights *w,
                          ml_backend *be, const ml_engine_opts *opts, ml_err *err);
-void ml_engine_close(ml_engine *e); /* NULL is fine; requests end without a last call */
+void ml_engine_close(ml_engine *e); /* NULL is allowed; requests end without a last call */
 
 ml_status ml_engine_submit(ml_engine *e, const ml_gen_request *r, ml_gen_fn *fn, void *ud,
                            uint64_t ticket, ml_err *err);
-/* The same with a request made elsewhere, its ticket and fn set; the queue has no limit here. */
+/* The same for a request from ml_request_new, ticket and fn set; ignores max_waiting. */
 void ml_engine_add(ml_engine *e, struct ml_request *r);
 bool ml_engine_abort(ml_engine *e, uint64_t ticket, const char *why);
 void ml_engine_abort_all(ml_engine *e, const char *why);
 
-/* One step; false: there is nothing to do.  Calls the functions of requests that got tokens or
- * ended.  Allocates nothing. */
+/* Runs one step; false: there was nothing to do.  Invokes the callbacks of requests that
+ * got tokens or ended.  Allocates nothing. */
 bool ml_engine_step(ml_engine *e);
 
-/* Between steps.  FINISH: ML_EAGAIN while requests run, and no new ones are admitted until the
- * switch has succeeded. */
+/* Changes the weights, between steps.  FINISH: returns ML_EAGAIN while started requests
+ * remain, and admits no new ones until the switch has succeeded. */
 ml_status ml_engine_switch(ml_engine *e, const ml_weights *w, ml_switch how);
 bool ml_engine_flush(ml_engine *e);
 
-/* Gives the memory of keys and values back, and takes it again.  Requests are retracted. */
+/* Free the memory of the KV cache, preempting running requests, and allocate it again. */
 void ml_engine_release_kv(ml_engine *e);
 ml_status ml_engine_take_kv(ml_engine *e, ml_err *err);
 

@@ -1,4 +1,4 @@
-/* engine_priv.h - what the files of the engine share. */
+/* engine_priv.h - declarations shared by the files of the engine. */
 #ifndef ML_ENGINE_ENGINE_PRIV_H
 #define ML_ENGINE_ENGINE_PRIV_H
 
@@ -9,15 +9,15 @@
 
 /* A request's part of a step. */
 typedef struct ml_batch_entry {
-    ml_request *r;    /* NULL: it left meanwhile */
+    ml_request *r;    /* NULL: it ended after this step was scheduled */
     int32_t n_row;    /* tokens n_kv .. n_kv + n_row - 1 */
-    int32_t n_score;  /* prompt tokens scored by it */
+    int32_t n_score;  /* prompt tokens that its rows score */
     bool draws;       /* its last row draws a token */
-    int32_t unknown;  /* tokens it goes on from that only the device knew: 0 or 1 */
-    int32_t expected; /* the page behind which its state will be kept, or ML_NO_PAGE */
+    int32_t unknown;  /* device tokens among its input (the host lacks the draw): 0 or 1 */
+    int32_t expected; /* page after which its recurrent state is copied, or ML_NO_PAGE */
 } ml_batch_entry;
 
-/* A step, from being put together to its news. */
+/* A step, from scheduling until its outputs are processed. */
 typedef struct ml_inflight_step {
     ml_batch_entry *entry; /* [max_running] */
     int32_t n_entry;
@@ -28,7 +28,7 @@ typedef struct ml_inflight_step {
 struct ml_engine {
     const ml_spec *spec;
     const ml_weights *weights;
-    uint64_t version; /* of the weights when they were put in use */
+    uint64_t version; /* of the weights when the engine took them into use */
     ml_backend *be;
     ml_engine_opts opts;
     ml_arena arena, kv_arena;
@@ -41,55 +41,55 @@ struct ml_engine {
     ml_batch batch;
     ml_request_list waiting, running; /* both in the order of arrival */
     uint64_t n_arrival;
-    bool draining; /* a switch waits for requests that have begun */
-    bool full;     /* whoever waits found no room, and nobody has left since */
+    bool draining; /* a switch of weights waits for requests that have begun */
+    bool full;     /* admission failed, and no pages were released since */
 
     ml_inflight_step inflight[2];
-    ml_inflight_step *step;    /* being put together */
-    ml_inflight_step *pending; /* begun, its news not told; or NULL */
+    ml_inflight_step *step;    /* being scheduled */
+    ml_inflight_step *pending; /* launched, its outputs not processed; or NULL */
     int32_t chunk_left, score_left;
     int32_t *target; /* [chunk] */
     ml_buf sample_scratch;
-    ml_buf drawn; /* [loss rows] the tokens drawn last */
+    ml_buf drawn; /* [loss rows] latest draws, on the device */
 
     ml_gen_stats stats;
 };
 
-/* Capacity of a step. */
+/* Limits of a step's batch. */
 ml_batch_caps ml_engine_caps(const ml_spec *s, const ml_engine_opts *o);
 
-/* state.c: the state of recurrent layers; all do nothing for models without. */
-/* Cuts what match_prefix found back to the last page with a copy of the state behind it.  False:
- * a longer prefix will have one after this step. */
+/* recurrent_state.c: the state of recurrent layers; no-ops for models without any. */
+/* Shortens the prefix match to the last page with a copy of the state after it.  False: a
+ * longer match will have a copy once the step being scheduled is computed. */
 bool ml_state_match(ml_engine *e, ml_request *r);
-/* A slot for a request that begins, with the state behind its first n_kv tokens. */
+/* Takes a slot for an admitted request and loads the state after its first n_kv tokens. */
 void ml_state_begin(ml_engine *e, ml_request *r);
-/* How many of the next n rows a entry should have, so that its state can be kept. */
+/* How many of the next n rows to schedule, so that the state can be copied at their end. */
 int32_t ml_state_rows(const ml_engine *e, const ml_request *r, int32_t n);
-/* The entry's rows are in the batch. */
+/* The entry's rows were added to the batch. */
 void ml_state_schedule_rows(ml_engine *e, ml_batch_entry *entry);
-/* And computed. */
+/* The entry's rows were computed: copies the state if it is worth keeping. */
 void ml_state_finish(ml_engine *e, const ml_batch_entry *entry);
 
-/* step.c: */
-/* Gives the request's pages back and puts it in the queue again. */
+/* scheduler.c: */
+/* Frees the request's pages and moves it back to the waiting queue. */
 void ml_engine_preempt(ml_engine *e, ml_request *r);
 void ml_engine_free_pages(ml_engine *e, ml_request *r);
 bool ml_engine_alloc_pages(ml_engine *e, ml_request *r, int32_t n); /* for n tokens */
-/* Puts the pages that the first n tokens fill into the tree.  Their keys are written by the step
- * being put together or by earlier ones, so requests of the same step may read them already.
- * Where the tree has such a page from another request, `settled` says that no row of a pending
- * step writes to ours, and theirs takes its place; otherwise that waits. */
+/* Inserts the pages filled by the first n tokens into the prefix cache.  The step being
+ * scheduled or earlier ones write their keys, so requests of the same step may read them.
+ * An equal page already in the cache replaces ours if `settled` (no row of a pending step
+ * writes to ours); otherwise a later call replaces it. */
 void ml_engine_cache_pages(ml_engine *e, ml_request *r, int32_t n, bool settled);
-/* Might a request that waits join the next step? */
+/* Whether a waiting request might join the next step. */
 bool ml_engine_may_admit(const ml_engine *e);
-/* Puts the step together that follows `now`, whose draws are not known; false: that must wait. */
+/* overlap.c: schedules the step after `now`, whose draws are unknown; false: not now. */
 bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now);
-/* Waits for a step that is under way, and tells its news. */
+/* Waits for the pending step, if any, and processes its outputs. */
 void ml_engine_complete_pending(ml_engine *e);
-/* What a step found for a entry; d: the first of its draws. */
+/* outputs.c: processes an entry's results of a step; d: the first of its draws. */
 void ml_engine_process_output(ml_engine *e, const ml_batch_entry *entry, const ml_draw *d);
-/* Takes a request out of its list, tells its owner and frees it. */
+/* Aborts a request: removes it from its list, invokes its callback and frees it. */
 void ml_engine_end(ml_engine *e, ml_request_list *from, ml_request *r, const char *why);
 
 static inline bool ml_has_begun(const ml_request *r) {

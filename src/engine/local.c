@@ -8,16 +8,16 @@
 #include "engine/request.h"
 #include "model/weights_seal.h"
 
-/* A set of weights this generator made itself. */
+/* A set of weights, loaded or dummy, that this generator owns. */
 typedef struct weight_set {
     ml_weights w;
     ml_arena arena;
 } weight_set;
 
-/* What another thread wants done between steps.  It lies on that thread's stack. */
+/* An operation that another thread wants run between steps; on that thread's stack. */
 typedef struct command command;
 typedef struct local local;
-typedef ml_status command_fn(local *l, command *c); /* ML_EAGAIN: try after the next step */
+typedef ml_status command_fn(local *l, command *c); /* ML_EAGAIN: retry after a step */
 
 struct command {
     command *next;
@@ -25,7 +25,7 @@ struct command {
     bool done;
     ml_status st;
     ml_err *err;
-    /* arguments, of those that have any */
+    /* arguments; each operation uses some */
     const ml_weights *weights;
     weight_set *set;
     const char *dir;
@@ -37,18 +37,18 @@ struct command {
 };
 
 struct local {
-    ml_gen gen; /* first: an ml_gen * of this kind is a local * */
+    ml_gen gen; /* first, so that the ml_gen * can be cast to local * */
     ml_local_opts opts;
     ml_engine *engine;
-    weight_set *own; /* in use, or NULL: the caller's, or released */
-    char *dir;       /* where `own` came from; NULL: made up */
+    weight_set *own; /* the weights in use, or NULL: they are the caller's */
+    char *dir;       /* checkpoint of `own`; NULL: dummy weights */
     bool paused, no_kv, no_weights;
     ml_step_end_fn *watch;
     void *watch_ud;
-    int64_t n_ended; /* requests, as of the last call of watch */
+    int64_t n_ended; /* requests that had ended at the last tell_watch */
 
     pthread_t thread;
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t wake, done;
     ml_request_list inbox;
     uint64_t n_ticket;
@@ -124,14 +124,14 @@ static void run_aborts(local *l) {
 
     l->abort = NULL;
     l->n_abort = l->cap_abort = 0;
-    pthread_mutex_unlock(&l->lock); /* aborting calls the request's function */
+    pthread_mutex_unlock(&l->lock); /* aborting invokes the callback */
     for (int32_t i = 0; i < n; i++)
         ml_engine_abort(l->engine, abort[i], "aborted");
     free(abort);
     pthread_mutex_lock(&l->lock);
 }
 
-/* Runs each command that is there once; one that cannot be done yet stays. */
+/* Runs each queued command once; those that return ML_EAGAIN stay first in the queue. */
 static void run_commands(local *l) {
     command *c = l->first, *again = NULL, **tail = &again;
 
@@ -169,7 +169,7 @@ static void take_stock(local *l) {
     l->n_queued = l->inbox.n + (int32_t)l->stats.n_waiting;
 }
 
-/* Those who wait for something that will not come any more. */
+/* Fails the queued commands, whose callers wait. */
 static void refuse_commands(local *l) {
     for (command *c = l->first, *next; c; c = next) {
         next = c->next;
@@ -212,7 +212,7 @@ static void *run(void *ud) {
         pthread_mutex_lock(&l->lock);
         take_stock(l);
     }
-    take_inbox(l); /* what came while aborts or commands ran */
+    take_inbox(l); /* requests that arrived while aborts or commands ran */
     refuse_commands(l);
     pthread_mutex_unlock(&l->lock);
     ml_engine_abort_all(l->engine, "the engine is closing");
@@ -260,7 +260,7 @@ static void abort_one(ml_gen *g, uint64_t ticket) {
     pthread_mutex_unlock(&l->lock);
 }
 
-/* Has a command done by the engine's thread, and waits for it. */
+/* Queues a command for the engine's thread and waits until it is done. */
 static ml_status have_done(local *l, command *c) {
     pthread_mutex_lock(&l->lock);
     *(l->last ? &l->last->next : &l->first) = c;
@@ -294,14 +294,14 @@ static ml_status do_flush(local *l, command *c) {
     return ML_OK;
 }
 
-/* Puts weights in use; those that this generator made before are let go. */
+/* Switches the weights; frees those that this generator owned before. */
 static ml_status do_switch(local *l, command *c) {
     ml_status st = ml_engine_switch(l->engine, c->weights, c->how);
 
     if (st == ML_EAGAIN && !may_step(l))
         return ml_fail(
             c->err, ML_EUSAGE,
-            "generation is paused with requests in inflight, which will not finish; "
+            "generation is paused with requests in flight, which will not finish; "
             "continue it, abort them, or let their keys and values be recomputed");
     if (st != ML_OK)
         return st;
@@ -316,7 +316,7 @@ static ml_status do_load(local *l, command *c) {
     ml_status st = ML_OK;
 
     ml_engine_stats(l->engine, &now);
-    if (!c->set) /* else this is a second try */
+    if (!c->set) /* else this is a retry */
         st = new_set(&c->set, &l->opts, c->dir, c->version ? c->version : now.version + 1,
                      c->err);
     if (st != ML_OK)
@@ -333,7 +333,7 @@ static ml_status do_release(local *l, command *c) {
     if (c->flag[1] && l->own) {
         c->version = l->own->w.version;
         ml_weights_close(&l->own->w);
-        l->own->w.version = c->version; /* asked for while they are away */
+        l->own->w.version = c->version; /* stats need it meanwhile */
         l->no_weights = true;
     }
     return ML_OK;
@@ -418,7 +418,7 @@ ml_status ml_local_take(ml_gen *g, bool kv, bool weights, ml_err *err) {
     return have_done(of(g), &c);
 }
 
-/* --- life --------------------------------------------------------------------- */
+/* --- opening and closing ------------------------------------------------------ */
 
 static void free_local(local *l) {
     ml_engine_close(l->engine);

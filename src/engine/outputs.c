@@ -1,4 +1,4 @@
-/* news.c - what a step found, told to those who asked. */
+/* outputs.c - processes the results of a step and reports them to requests' callbacks. */
 #include <math.h>
 
 #include "engine/engine_priv.h"
@@ -22,8 +22,8 @@ static ml_gen_update news_of(const ml_engine *e, const ml_request *r) {
                             .queued_s = r->queued_s };
 }
 
-/* A row of its that is under way is nobody's from here on.  Its pages may be taken at once: what
- * others write there comes behind it. */
+/* Frees a request that ended.  Its row in the pending step is discarded.  Its pages may be
+ * reused at once: the stream orders later writes to them after that row. */
 static void leave(ml_engine *e, ml_request_list *from, ml_request *r) {
     for (int32_t i = 0; e->pending && i < e->pending->n_entry; i++)
         if (e->pending->entry[i].r == r)
@@ -51,7 +51,7 @@ static void add_prompt_news(ml_request *r, ml_gen_update *u) {
     r->prompt_told = true;
 }
 
-/* The token of a draw joins the request. */
+/* Appends the drawn token to the request. */
 static void add_token(ml_engine *e, ml_request *r, const ml_draw *d, ml_gen_update *u) {
     r->answer.logprob[0] = d->logprob;
     r->answer.entropy[0] = d->entropy;

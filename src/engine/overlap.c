@@ -1,21 +1,22 @@
-/* follow.c - the step behind one whose draws are not known yet.
+/* overlap.c - overlap scheduling: the step after one whose draws are not known yet.
  *
- * While a device computes, the host puts together what comes next: where every request that runs
- * has drawn a token, its next row is known but for the token, and that lies in the device's memory
- * by the time it is read.  So the device never waits for the host, nor a token for a trip there
- * and back.  What the host learns late is who has ended: such a row was computed for nobody. */
+ * While the device computes step N, the host schedules step N + 1.  If every running
+ * request draws a token in step N, its next row is known except for the token id, which
+ * step N + 1 reads from device memory (ML_DEVICE_TOKEN).  So the device never waits for the
+ * host, and no token makes a round trip.  The host learns late which requests ended in step
+ * N: their rows in step N + 1 are computed and discarded. */
 #include "base/bug.h"
 #include "engine/engine_priv.h"
 
-/* Does a draw of it wait for tokens that the host must see, or are there results of one draw that
- * the next would overwrite? */
+/* Whether its draws depend on tokens that the host must know (penalties), or return results
+ * that the next draw would overwrite (top-n log-probs). */
 static bool needs_host(const ml_request *r) {
     const ml_draw_opts *o = &r->ask.draw;
     return o->repetition != 1.0f || o->frequency != 0.0f || o->presence != 0.0f ||
            r->ask.n_top || r->ask.n_also;
 }
 
-/* Does it go on behind the token being drawn, as far as can be said now? */
+/* Whether its limits allow a token after the one being drawn; a stop may end it earlier. */
 static bool goes_on(const ml_request *r) {
     return r->n_token + 1 < r->cap;
 }
@@ -27,7 +28,7 @@ static bool keeps_routes(const ml_engine *e) {
     return false;
 }
 
-/* Nobody waits who could join, nobody is in the middle of a prompt, and there are pages for all. */
+/* No waiting request could join, no prefill is unfinished, and there are pages for all. */
 static bool may_follow(const ml_engine *e, const ml_inflight_step *now) {
     int32_t n_page = 0, n_row = 0, n_entry = 0;
 

@@ -25,7 +25,7 @@ int32_t ml_prefix_cache_available(const ml_prefix_cache *p) {
     return p->n_free + p->n_unused;
 }
 
-/* --- the order of disuse ------------------------------------------------------ */
+/* --- LRU list ----------------------------------------------------------------- */
 
 static void become_unused(ml_prefix_cache *p, int32_t i) {
     p->page[i].older = p->newest;
@@ -42,7 +42,7 @@ static void become_used(ml_prefix_cache *p, int32_t i) {
     p->n_unused--;
 }
 
-/* --- the tree ----------------------------------------------------------------- */
+/* --- prefix tree -------------------------------------------------------------- */
 
 static int32_t *bucket_of(const ml_prefix_cache *p, int32_t parent, const int32_t *token) {
     uint64_t h = (uint64_t)(uint32_t)parent * 0x9e3779b97f4a7c15u;
@@ -91,7 +91,7 @@ static void leave_tree(ml_prefix_cache *p, int32_t page) {
     g->in_tree = false;
 }
 
-/* --- users -------------------------------------------------------------------- */
+/* --- reference counts --------------------------------------------------------- */
 
 static void become_free(ml_prefix_cache *p, int32_t page) {
     p->page[page].same_hash = p->free;

@@ -1,9 +1,9 @@
-/* state.c - the state of recurrent layers: when it is kept, and who goes on from it.
+/* recurrent_state.c - when the state of recurrent layers is copied, and its reuse.
  *
- * Keys of every token stay where they are; the state of a recurrent layer is only that of
- * the last.  So a request goes on from a prefix only where a copy was made: at the last
- * page that a prompt fills, at the ends of its chunks, and while an answer grows every
- * KEEP tokens. */
+ * Attention keeps the keys of every token; a recurrent layer has only the state after the
+ * latest.  So a request can continue from a cached prefix only where the state was copied:
+ * after the last page that a prompt fills, at the ends of prefill chunks, and every KEEP
+ * tokens of an answer. */
 #include "base/bug.h"
 #include "engine/engine_priv.h"
 
@@ -37,7 +37,7 @@ void ml_state_begin(ml_engine *e, ml_request *r) {
         from = ml_state_slots_behind(&e->slots, r->page[r->n_kv / ML_PAGE - 1], true);
     r->slot = ml_state_slots_take(&e->slots);
     ML_BUG_IF(r->slot == ML_NO_SLOT ||
-              r->slot == from); /* one for each that runs, and more */
+              r->slot == from); /* one per running request, plus copies */
     if (r->n_kv)
         ml_kv_copy_slot(&e->kv, e->spec, e->be, r->slot, from);
 }
@@ -47,13 +47,13 @@ int32_t ml_state_rows(const ml_engine *e, const ml_request *r, int32_t n) {
 
     if (!keeps_state(e) || e->opts.no_prefix_cache || r->mixed)
         return n;
-    if (end == r->n_token) /* the last page that is full, then the rest */
+    if (end == r->n_token) /* up to the last full page now, the rest in the next step */
         return last > r->n_kv ? last - r->n_kv : n;
     end = end / ML_PAGE * ML_PAGE;
     return end > r->n_kv ? end - r->n_kv : n;
 }
 
-/* The page at whose end the state behind the first n tokens is worth a copy. */
+/* The page that ends at token n if the state after it should be copied, or ML_NO_PAGE. */
 static int32_t page_to_keep(ml_engine *e, const ml_batch_entry *entry, int32_t n) {
     const ml_request *r = entry->r;
     bool chunk = entry->n_row > 1 && n % ML_PAGE == 0;
@@ -83,7 +83,7 @@ void ml_state_finish(ml_engine *e, const ml_batch_entry *entry) {
     if (page == ML_NO_PAGE)
         return;
     slot = ml_state_slots_take(&e->slots);
-    if (slot == ML_NO_SLOT) /* as many run as there are slots */
+    if (slot == ML_NO_SLOT) /* all slots are running states */
         return;
     ml_kv_copy_slot(&e->kv, e->spec, e->be, slot, entry->r->slot);
     ml_state_slots_keep(&e->slots, slot, page);

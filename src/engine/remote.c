@@ -20,7 +20,7 @@ static void free_call(ml_remote_call *c) {
     free(c);
 }
 
-/* Is a request being tried again? */
+/* Whether a request is being retried. */
 static bool any_failed(const ml_remote *r) {
     for (const ml_remote_call *c = r->first; c && r->failing_since > 0; c = c->next)
         if (c->n_failed > 0)
@@ -76,7 +76,7 @@ static void try_again(ml_remote_call *c, const char *why) {
     c->timer = ml_timer_start(c->remote->loop, c->remote->opts.retry_s, false, attempt, c);
 }
 
-/* Once weights were loaded, no server can have newer ones than it was told to load. */
+/* After a weight update, no server can have newer weights than it was told to load. */
 static ml_status check_newest(const ml_gen_update *u, uint64_t newest, const char *url,
                               ml_err *err) {
     uint64_t version = u->version;
@@ -90,7 +90,7 @@ static ml_status check_newest(const ml_gen_update *u, uint64_t newest, const cha
                    (unsigned long long)version, (unsigned long long)newest);
 }
 
-/* SGLang's versions are not ours to compare. */
+/* Versions of real SGLang servers are not comparable with ours. */
 static ml_status check_version(const ml_remote_call *c, const ml_gen_update *u,
                                const char *url, ml_err *err) {
     ml_remote *r = c->remote;
@@ -125,17 +125,17 @@ static ml_status read_answer(ml_remote_call *c, ml_gen_update *u, ml_arena *a,
     return st == ML_OK ? check_version(c, u, url, err) : st;
 }
 
-/* A server that is busy says so; what else goes wrong may be its end. */
+/* The server reports overload or an internal error; other failures may be its death. */
 static bool is_busy(const ml_remote_call *c) {
     return !c->broken && (c->query.status == 429 || c->query.status >= 500);
 }
 
-/* A request the server calls wrong will not become right. */
+/* The server refused the request as invalid; a retry would not help. */
 static bool is_wrong(const ml_remote_call *c) {
     return !c->broken && c->query.status == 400;
 }
 
-/* What the answer, or that there is none, says of the server. */
+/* Updates the state of the server by its answer or failure. */
 static void judge_server(ml_remote_call *c, ml_status st, const char *why) {
     ml_remote *r = c->remote;
 
@@ -191,7 +191,7 @@ static void attempt(void *ud) {
 
     ml_timer_stop(c->timer);
     c->timer = NULL;
-    /* After a failure elsewhere if there is an elsewhere. */
+    /* After a failure, another server is preferred among equally loaded ones. */
     c->server = ml_remote_choose(r, (int32_t)(c->ticket % 1024) + c->n_failed);
     if (c->server < 0) {
         try_again(c, "every server is gone, or has other weights");
@@ -280,8 +280,8 @@ static void free_note(void *ud, const ml_err *err) {
     free(n);
 }
 
-/* The server is told; it answers the request itself with what there is.  One that is between
- * attempts ends here. */
+/* Sends the abort to the server, which then answers the request with the tokens so far.  A
+ * request between attempts ends here. */
 static void abort_on_loop(void *ud) {
     abort_note *n = ud;
     ml_remote *r = n->remote;
@@ -297,7 +297,7 @@ static void abort_on_loop(void *ud) {
         return;
     }
     ml_text_printf(&body, "{\"rid\":\"miles-%llu\"}", (unsigned long long)c->ticket);
-    c->aborted = true; /* whatever happens now is the end */
+    c->aborted = true; /* no retry: any result ends it */
     n->query = (ml_remote_query){ .done = free_note, .ud = n };
     ml_remote_query_start(r, &n->query,
                           &(ml_http_request){ .method = "POST",
@@ -310,7 +310,7 @@ static void abort_on_loop(void *ud) {
 static void abort_one(ml_gen *g, uint64_t ticket) {
     abort_note *n = malloc(sizeof *n);
     if (!n)
-        return; /* the request goes on to its end */
+        return; /* the request continues to its normal end */
     *n = (abort_note){ .remote = of(g), .ticket = ticket };
     ml_loop_post(of(g)->loop, abort_on_loop, n);
 }
@@ -348,7 +348,7 @@ static void hold(void *ud) {
     r->held = true;
 }
 
-/* What was answered meanwhile is looked at now. */
+/* Processes the answers that arrived while paused. */
 static void let_go(void *ud) {
     ml_remote *r = ud;
 
@@ -406,13 +406,13 @@ static void set_watch(void *ud) {
     n->remote->watch_ud = n->ud;
 }
 
-/* When it returns, nobody is inside the one before. */
+/* After return, the previous callback is not running and will not be called. */
 static void watch_ends(ml_gen *g, ml_step_end_fn *fn, void *ud) {
     watch_note n = { of(g), fn, ud };
     ml_remote_run_on_loop(of(g), set_watch, &n);
 }
 
-/* --- life ------------------------------------------------------------------------- */
+/* --- opening and closing ------------------------------------------------------------ */
 
 static void *carry(void *ud) {
     ml_remote *r = ud;
@@ -447,7 +447,7 @@ static void stop(void *ud) {
 
 static void close_gen(ml_gen *g) {
     ml_remote *r = of(g);
-    ml_loop_post(r->loop, stop, r->loop); /* after all that was posted before */
+    ml_loop_post(r->loop, stop, r->loop); /* after everything posted before */
     pthread_join(r->thread, NULL);
     free_remote(r);
 }

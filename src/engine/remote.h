@@ -1,22 +1,21 @@
-/* remote.h - servers behind HTTP as an ml_gen: `miles serve`, real SGLang, or a router in front of
- * either.
+/* remote.h - HTTP servers as an ml_gen: `miles serve`, real SGLang, or routers to either.
  *
- * A request is one POST to /generate, answered when it has ended; so its function is called
- * once.  What fails on the way (no connection, a status that is not 200, a broken reply) is
- * tried again, on the server with the least to do; when attempts run out the request ends
- * with ML_FINISH_ABORT and the sentence.  A reply is checked against the request before it is
- * used: lengths of lists, token ids, log-probabilities, versions.  A server whose
- * replies fail this check again and again is asked no more; when that is so of all of them,
- * generation ends.  Pausing, weights and caches concern all
- * servers; those behind a router are asked from it.
+ * A request is one POST to /generate, answered when generation has ended, so its callback
+ * is called once.  A failed attempt (no connection, a status other than 200 and 400, a
+ * broken reply) is retried on the least loaded server; after the last attempt, or status
+ * 400, the request ends with ML_FINISH_ABORT and the error message.  Replies are validated
+ * against the request: lengths of lists, token ids, log-probabilities, versions.  A server
+ * with several invalid replies in a row is banned; when all are banned, generation ends.
+ * Pause, weight updates and cache flushes go to all servers and to the workers that a
+ * router lists.
  *
  * A server that hangs is treated as one that died (remote_query.c).
  *
- * Once weights were loaded, a server that fails or answers with older ones is lost: it gets
- * nothing more to do until it has been told to load them again.  So one that was killed and
- * started anew goes on where it was, and no answer of other weights is ever used.
+ * After the first weight update, a server that fails or answers with older weights is
+ * lost: it gets no requests until it has loaded the current weights again.  So a server
+ * that was killed and restarted rejoins, and answers from outdated weights are never used.
  *
- * thread: as gen.h says; a thread of its own carries the connections. */
+ * thread: as in gen.h; a thread of its own runs the connections' event loop. */
 #ifndef ML_ENGINE_REMOTE_H
 #define ML_ENGINE_REMOTE_H
 
@@ -26,48 +25,47 @@
 typedef struct ml_remote_opts {
     const char *const *url; /* [n_url] "http://host:port" */
     int32_t n_url;
-    const char
-        *api_key; /* or NULL; sent to these URLs, not to workers that a router lists */
-    /* The model: token ids and the number of choices in replies must be its own.  NULL: any
-     * are taken. */
+    const char *api_key; /* or NULL; not sent to workers that a router lists */
+    /* The model that token ids and routing widths in replies are checked against.  NULL: no
+     * such checks. */
     const ml_spec *spec;
-    bool sglang; /* real SGLang: what only our servers know is not sent.  The seed of a
-                            sample is then one number made of its seed and sample */
-    int32_t n_attempt; /* 0: for ever; what is awaited is said in a warning */
+    bool sglang; /* real SGLang: fields that only `miles serve` knows are not sent, and the
+                            sampling seed is one number hashed from (seed, sample) */
+    int32_t n_attempt; /* 0: no limit; warnings give the cause of the failures */
     double retry_s, connect_s;
-    double idle_s; /* how long a server may say nothing, generation included; 0: for ever */
-    /* How long a request may take at one server, how long all servers may be lost, and how long
-     * new weights may take to arrive; 0: for ever. */
+    double idle_s; /* limit without any bytes received, generation included; 0: none */
+    /* Limit of a request at one server, of the time in which no server answers, and of a
+     * weight update; 0: none. */
     double request_s;
-    double check_s; /* servers that owe an answer are asked for their health; 0: not */
-    double check_timeout_s; /* one that does not answer this is lost */
-    double warn_s;          /* without an answer, before that is said; 0: never */
+    double check_s; /* interval of health checks of servers with open requests; 0: none */
+    double check_timeout_s; /* a server that exceeds it in a health check is lost */
+    double warn_s;          /* time without an answer before a warning; 0: never */
 } ml_remote_opts;
 
 ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err);
 
-/* ML_EPEER: a server does not answer, or says that it is not well. */
+/* ML_EPEER: a server does not answer, or reports that it is unhealthy. */
 ml_status ml_remote_check(ml_gen *g, ml_err *err);
 
-/* Weights that servers copy to their own machine before they load them, from versions that
- * somebody publishes (io/version_dir.h). */
+/* Weights that servers copy to their own machine before loading them, from a directory of
+ * published versions (io/version_dir.h). */
 typedef struct ml_pull {
-    const char *local, *source; /* the copy, as servers name it; where versions are */
+    const char *local, *source; /* directory of the copy on a server; of the versions */
     int64_t version;
 } ml_pull;
 
-/* Brings the copies there; requests go on meanwhile.  ML_EPEER: one cannot be brought there. */
+/* Has all servers copy a version; generation continues meanwhile.  ML_EPEER: one cannot. */
 ml_status ml_remote_pull(ml_gen *g, const ml_pull *p, ml_err *err);
-/* As ml_gen's load, from the copies. */
+/* Like ml_gen's load, from the copies. */
 ml_status ml_remote_load_pulled(ml_gen *g, const ml_pull *p, uint64_t version,
                                 ml_switch how, ml_err *err);
 
-/* Another process, at another address, has taken the place of a server: it gets the weights,
- * then what was asked of the one before. */
+/* A new process at another address has replaced a server: it gets the weights, then the
+ * requests of its predecessor. */
 void ml_remote_move(ml_gen *g, int32_t server, const char *url);
 
-/* A server will not come back: what cannot be answered elsewhere ends with this sentence, and
- * nothing more is taken. */
+/* Ends generation, for instance because a server will not come back: requests between
+ * attempts end with this message, and submit fails from now on. */
 void ml_remote_give_up(ml_gen *g, const char *why);
 
 #endif

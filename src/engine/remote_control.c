@@ -1,10 +1,10 @@
-/* remote_control.c - what is asked of all servers at once. */
+/* remote_control.c - requests that go to all servers at once. */
 #include <string.h>
 
 #include "base/json.h"
 #include "engine/remote_priv.h"
 
-/* One question to one server. */
+/* The request to one of the servers. */
 typedef struct question {
     struct broadcast *all;
     const char *url;
@@ -22,7 +22,7 @@ typedef struct broadcast {
     pthread_cond_t done;
 } broadcast;
 
-/* Servers say "success": false with status 200 or 400. */
+/* Servers report "success": false with status 200 or 400. */
 static bool says_no(const question *q) {
     const char *reply = q->query.reply.ptr;
 
@@ -58,7 +58,7 @@ static void ask(void *ud) {
                           q->url, b->path);
 }
 
-/* Asks them all and waits. */
+/* Sends all requests and waits for the answers. */
 static ml_status run(broadcast *b) {
     pthread_mutex_init(&b->lock, NULL);
     pthread_cond_init(&b->done, NULL);
@@ -81,15 +81,15 @@ static void release(broadcast *b) {
         ml_text_release(&b->question[i].query.reply);
 }
 
-/* Routers of our own pass such questions on to their workers, with the keys of those. */
+/* Our own routers forward such requests to their workers, with the workers' API keys. */
 static bool fans_out(const ml_json *root) {
     const ml_json *v = ml_json_get(root, "fans_out");
 
     return v && v->type == ML_JSON_TRUE;
 }
 
-/* The servers behind a router; an address that is no router stands for itself, and so does one
- * that passes on what a key is needed for. */
+/* The workers behind a router.  For a plain server, the result is its own URL; likewise
+ * for a router that forwards requests that need an API key. */
 static int32_t behind(ml_remote *r, const char *url, const char **out, int32_t cap,
                       ml_arena *a) {
     question q = { .url = url };
@@ -117,7 +117,7 @@ static int32_t behind(ml_remote *r, const char *url, const char **out, int32_t c
     return n;
 }
 
-/* As it is now: a server may move meanwhile.  NULL: it is left out. */
+/* A copy of the server's URL, which may change meanwhile.  NULL: skip this server. */
 static const char *url_of(ml_remote *r, int32_t server, bool lost_too, ml_arena *a) {
     const ml_remote_server *s = &r->server[server];
     const char *url = NULL;

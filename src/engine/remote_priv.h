@@ -1,4 +1,4 @@
-/* remote_priv.h - what the files of the remote generator share. */
+/* remote_priv.h - declarations shared by the files of the remote generator. */
 #ifndef ML_ENGINE_REMOTE_PRIV_H
 #define ML_ENGINE_REMOTE_PRIV_H
 
@@ -8,41 +8,41 @@
 #include "engine/remote.h"
 #include "net/http_client.h"
 
-#define ML_REMOTE_JSON "Content-Type: application/json\n" /* headers without the key */
+#define ML_REMOTE_JSON "Content-Type: application/json\n" /* headers without the API key */
 
 typedef struct ml_remote ml_remote;
 
-/* One question to one server, on the loop's thread.  Zeros, with done and ud, are one that was
- * not asked yet. */
+/* One HTTP exchange with one server, on the loop's thread.  Zeros, with done and ud, are a
+ * query that was not started. */
 typedef struct ml_remote_query {
     struct ml_remote_query *prev, *next; /* of the same peer */
     struct ml_remote_peer *peer;
     const char *path;
-    bool generates;   /* it is not late while generation is paused */
-    ml_http_job *job; /* NULL: not under way */
+    bool generates;   /* /generate: no answer is due while generation is paused */
+    ml_http_job *job; /* NULL: not running */
     int status;
     ml_text reply;
     void (*done)(void *ud, const ml_err *err); /* as ml_http_fns */
     void *ud;
 } ml_remote_query;
 
-/* Who is asked: a server, or a worker behind a router. */
+/* The other side of queries: a server, or a worker behind a router. */
 typedef struct ml_remote_peer {
     struct ml_remote_peer *next;
     ml_remote *remote;
     char *url;
-    ml_remote_query *first; /* what it owes */
+    ml_remote_query *first; /* its unanswered queries */
     int32_t n_query;
     bool is_router;
-    double quiet_since; /* its last answer, or the first thing it owes */
-    double warn_after;  /* seconds of quiet */
-    double check_at;    /* when it is asked for its health */
+    double quiet_since; /* time of its last answer, or of the first unanswered query */
+    double warn_after;  /* seconds without an answer */
+    double check_at;    /* time of the next health check */
     ml_http_job *probe;
     int status;    /* of the probe's reply */
-    int32_t n_ill; /* times in a row that it said it is not well */
+    int32_t n_ill; /* consecutive health checks with status >= 500 */
 } ml_remote_peer;
 
-/* A request under way. */
+/* A request in flight. */
 typedef struct ml_remote_call {
     struct ml_remote_call *prev, *next;
     ml_remote *remote;
@@ -54,28 +54,28 @@ typedef struct ml_remote_call {
     ml_text body;
     ml_remote_query query;
     size_t max_reply; /* bytes */
-    int32_t server;   /* where it is, or -1: between attempts */
+    int32_t server;   /* the server it was sent to, or -1: between attempts */
     int32_t n_failed;
-    int32_t n_stale;  /* replies of older weights */
-    uint64_t version; /* of the weights when it was asked: an answer's are no older */
-    bool aborted;     /* it is not tried again */
-    bool answered;    /* while paused: to be looked at afterwards */
-    bool broken;      /* there is no whole answer, for this reason: */
+    int32_t n_stale;  /* replies from older weights */
+    uint64_t version; /* of the weights at submission: older answers are refused */
+    bool aborted;     /* it is not retried */
+    bool answered;    /* while paused: the answer is processed on resume */
+    bool broken;      /* the exchange failed; `why` has the reason */
     ml_err why;
     ml_timer *timer;
 } ml_remote_call;
 
 typedef struct ml_remote_server {
     ml_remote *remote;
-    char *url;      /* changes on the loop's thread, under the lock */
-    char *next_url; /* under the lock: where it has moved to, or NULL */
+    char *url;      /* changes on the loop's thread, under the mutex */
+    char *next_url; /* under the mutex: the address it has moved to, or NULL */
     int32_t n_call;
-    bool lost;     /* it may have other weights, or be gone; changes under the lock */
-    bool banned;   /* it lies, and is not asked any more; changes under the lock */
-    int32_t n_bad; /* replies in a row that were not what was asked for */
-    bool refused;  /* it said no when it was told to load them, which was said */
+    bool lost;   /* it may have outdated weights, or be dead; changes under the mutex */
+    bool banned; /* too many invalid replies: not used any more; changes under the mutex */
+    int32_t n_bad; /* consecutive invalid replies */
+    bool refused;  /* it refused to load the weights, and the warning was logged */
     ml_timer *timer;
-    ml_remote_query query; /* that brings it back */
+    ml_remote_query query; /* that reloads its weights */
 } ml_remote_server;
 
 struct ml_remote {
@@ -88,20 +88,20 @@ struct ml_remote {
     ml_loop *loop;
     ml_http_client *client;
     ml_remote_call *first; /* on the loop's thread only */
-    ml_remote_peer *peers; /* too */
-    ml_timer *tick;        /* too */
-    double failing_since; /* too: requests fail, and none was answered; 0: that is not so */
-    double failing_warn;  /* too: seconds of it, before that is said */
-    bool held;            /* too: no request's function is called */
-    ml_step_end_fn *watch; /* too */
+    ml_remote_peer *peers; /* likewise */
+    ml_timer *tick;        /* likewise */
+    double failing_since;  /* likewise: start of failures without any answer; 0: none */
+    double failing_warn;   /* likewise: seconds of failures before the next warning */
+    bool held;             /* likewise: paused, no callback is invoked */
+    ml_step_end_fn *watch; /* likewise */
     void *watch_ud;
 
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* guards the fields below */
     uint64_t n_ticket;
     struct {
-        const char *load; /* the body that loads them, or NULL: never were */
-        const char *pull; /* the body of what comes before, or NULL: nothing does */
-        uint64_t newest;  /* version that servers were ever told to load */
+        const char *load; /* body of the load request, or NULL: none was loaded yet */
+        const char *pull; /* body of the pull request before it, or NULL: no pull */
+        uint64_t newest;  /* newest version that servers were told to load */
     } weights;
     ml_gen_stats stats;
     bool given_up;
@@ -112,43 +112,43 @@ struct ml_remote {
 /* The body of /generate for a request. */
 void ml_remote_write(ml_text *out, const ml_remote_opts *o, const ml_gen_request *r,
                      uint64_t ticket);
-/* What a server answered, as an update whose arrays are in the arena.  ML_EFORMAT: it is not
- * what was asked for.  spec may be NULL. */
+/* Parses a reply into an update whose arrays are in the arena.  ML_EFORMAT: it does not
+ * match the request.  spec may be NULL. */
 ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *r,
                          const ml_spec *spec, ml_str reply, const char *url, ml_err *err);
-/* The most bytes that a reply to this request can have. */
+/* Upper bound of the bytes of a reply to this request. */
 size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_spec *spec);
 
 enum {
-    ML_REMOTE_CONTROL_BYTES = 1 << 20, /* of a reply to anything but /generate */
-    ML_REMOTE_MOST_BAD = 8             /* replies, before who sends them is given up */
+    ML_REMOTE_CONTROL_BYTES = 1 << 20, /* limit of a reply to anything but /generate */
+    ML_REMOTE_MOST_BAD = 8             /* invalid replies until the sender is given up */
 };
-#define ML_REMOTE_WORKERS_PATH "/list_workers" /* which a router answers */
+#define ML_REMOTE_WORKERS_PATH "/list_workers" /* known to routers only */
 
 /* remote_query.c, on the loop's thread */
-/* Asks; method, body and max_body of the request count.  done comes once, perhaps from inside,
- * unless it is cancelled.  The path must live as long as the query. */
+/* Starts a query; of `ask`, only method, body and max_body are used.  Calls done once,
+ * possibly before returning, unless the query is cancelled.  path must outlive q. */
 void ml_remote_query_start(ml_remote *r, ml_remote_query *q, const ml_http_request *ask,
                            const char *server, const char *path);
-void ml_remote_query_cancel(ml_remote_query *q); /* one that is not under way is fine */
+void ml_remote_query_cancel(ml_remote_query *q); /* no effect if it is not running */
 void ml_remote_query_release(ml_remote_query *q);
 void ml_remote_watch_start(ml_remote *r);
-void ml_remote_watch_stop(ml_remote *r); /* what is owed fails; the loop has ended */
+void ml_remote_watch_stop(ml_remote *r); /* open queries fail; the loop has ended */
 
 /* remote.c, on the loop's thread */
-/* Somebody gave up: calls that no server has end. */
+/* After ml_remote_give_up: aborts the calls that are between attempts. */
 void ml_remote_drop_waiting(void *remote);
 
 /* remote_control.c */
 
-/* The same request to every server; returns when all have answered, with the first that failed:
- * ML_EAGAIN when it could not be asked, or is not well; ML_EPEER when it said no.  Servers that
- * are lost, which are told everything when they come back, are left out unless lost_too is set.
+/* Sends the same request to every server; returns when all have answered, with the first
+ * failure: ML_EAGAIN for no connection or status >= 500, ML_EPEER for a refusal.  Lost
+ * servers are skipped unless lost_too is set; they get the state when they come back.
  * Not from the loop's thread. */
 ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
                              const char *body, bool lost_too, ml_err *err);
 
-/* Has something done on the loop's thread, and waits for it. */
+/* Runs a function on the loop's thread and waits for it. */
 void ml_remote_run_on_loop(ml_remote *r, ml_loop_fn *fn, void *ud);
 
 /* remote_weights.c */
@@ -156,23 +156,23 @@ ml_status ml_remote_load(ml_gen *g, const char *dir, uint64_t version, ml_switch
                          ml_err *err);
 
 /* remote_server.c, on the loop's thread */
-/* The server with the least to do that is not lost, beginning with `from`; -1: none. */
+/* The least loaded server that is not lost or banned, searching from `from`; -1: none. */
 int32_t ml_remote_choose(const ml_remote *r, int32_t from);
-/* It failed.  Where weights were loaded it is lost, until it has loaded them again. */
+/* A server failed.  After a weight update, it is lost until it has loaded them again. */
 void ml_remote_mark_lost(ml_remote *r, int32_t server, const char *why);
-/* It answered, and not what was asked for: after some of these in a row it is asked no more. */
+/* A server sent an invalid reply: after ML_REMOTE_MOST_BAD in a row it is banned. */
 void ml_remote_bad_reply(ml_remote *r, int32_t server, const char *why);
-/* It says that it has loaded weights, and answers with older ones: after some of these to one
- * request generation is given up. */
+/* A server that acknowledged new weights answered with older ones: after ML_REMOTE_MOST_BAD
+ * such replies to one request, generation ends. */
 void ml_remote_stale_reply(ml_remote_call *c, const char *why);
-/* A request failed, for this reason.  That all do for a while is said, and in the end generation
- * is given up. */
+/* A request failed, for this reason.  Logs a warning when all requests fail for warn_s,
+ * and ends generation after request_s. */
 void ml_remote_failing(ml_remote *r, const char *why);
-/* All have just loaded them. */
+/* All servers have just loaded the weights. */
 void ml_remote_mark_all_loaded(void *remote);
 void ml_remote_cancel_reloads(ml_remote *r); /* the loop has ended */
 
-/* On any thread: whether somebody gave up, and why. */
+/* On any thread: ML_EPEER with the reason after ml_remote_give_up. */
 ml_status ml_remote_check_given_up(ml_remote *r, ml_err *err);
 
 #endif

@@ -1,9 +1,9 @@
-/* remote_query.c - one question to one server, and the watch over servers that owe an answer.
+/* remote_query.c - one HTTP exchange with one server, and health checks of slow servers.
  *
- * A server that hangs keeps its connections open and says nothing.  So one that owes answers is
- * asked for its health now and then; what it owes fails when that is not answered either, when
- * it says several times that it is not well, or when the time of a request is over.  Waiting
- * is said in a warning, again after twice the time. */
+ * A server that hangs keeps its connections open and sends nothing.  So servers with open
+ * queries get health checks.  Their queries fail when a health check fails or times out,
+ * when several in a row return status >= 500, or when a query exceeds its time limit.
+ * Waiting is logged in a warning, again each time the wait has doubled. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@
 #define TICK_S 0.5
 
 enum {
-    MOST_ILL = 3,          /* times in a row that it says it is not well */
+    MOST_ILL = 3,          /* consecutive unhealthy replies until a server is given up */
     HEALTH_BYTES = 1 << 16 /* of a reply */
 };
 
@@ -38,13 +38,12 @@ static ml_remote_peer *find_peer(ml_remote *r, const char *url) {
     return p;
 }
 
-/* What is asked: for a token, of a server; whether it runs, of a router, whose answer should not
- * be that of one worker. */
+/* A server's check generates a token; a router's would be answered by a single worker. */
 static const char *health_path(const ml_remote_peer *p) {
     return p->is_router ? "/health" : "/health_generate";
 }
 
-/* The key is for the servers that the run was given, not for workers that a router lists. */
+/* The API key is for the configured servers, not for workers that a router lists. */
 static const char *headers_for(const ml_remote *r, const char *url) {
     for (int32_t i = 0; i < r->opts.n_url; i++)
         if (strcmp(r->server[i].url, url) == 0)
@@ -52,7 +51,7 @@ static const char *headers_for(const ml_remote *r, const char *url) {
     return ML_REMOTE_JSON;
 }
 
-/* It owes nothing that is late. */
+/* Restarts the wait for an answer. */
 static void be_patient(ml_remote_peer *p) {
     p->quiet_since = ml_clock_s();
     p->warn_after = p->remote->opts.warn_s;
@@ -150,7 +149,7 @@ void ml_remote_query_release(ml_remote_query *q) {
 
 /* --- health ---------------------------------------------------------------------- */
 
-/* Everything it owes is asked of another one, or of this one when it is back. */
+/* Fails a peer's open queries; they are retried elsewhere, or here when it is back. */
 static void give_up_peer(ml_remote_peer *p, const ml_err *why) {
     ml_remote *r = p->remote;
 
@@ -205,9 +204,9 @@ static void probe(ml_remote_peer *p) {
     ml_text_release(&url);
 }
 
-/* --- the watch ------------------------------------------------------------------- */
+/* --- watching for late answers ----------------------------------------------------- */
 
-/* What is not answered although nobody paused it. */
+/* A query whose answer is due, and their number; /generate is not due while paused. */
 static const ml_remote_query *find_owed(const ml_remote_peer *p, bool paused, int32_t *n) {
     const ml_remote_query *owed = NULL;
 

@@ -1,4 +1,4 @@
-/* remote_server.c - which servers can be asked, and how one that was lost comes back. */
+/* remote_server.c - the state of servers: load balancing, loss, recovery, replacement. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -17,7 +17,7 @@ int32_t ml_remote_choose(const ml_remote *r, int32_t from) {
     return best;
 }
 
-/* --- coming back ----------------------------------------------------------------- */
+/* --- recovery -------------------------------------------------------------------- */
 
 static void ask_again(void *ud);
 
@@ -58,7 +58,7 @@ static void tell(ml_remote_server *s, const char *path, const char *body,
                           s->url, path);
 }
 
-/* True: it said no, or nothing, and is asked again. */
+/* True: the server refused or did not answer; the recovery is retried after retry_s. */
 static bool refused(ml_remote_server *s, const ml_err *err) {
     if (!err && s->query.status == 200)
         return false;
@@ -70,7 +70,7 @@ static bool refused(ml_remote_server *s, const ml_err *err) {
     return true;
 }
 
-/* One that was not restarted may still be paused by us. */
+/* A server that was not restarted may still be paused by us. */
 static void on_loaded(void *ud, const ml_err *err) {
     ml_remote_server *s = ud;
     ml_remote *r = s->remote;
@@ -117,7 +117,7 @@ static void ask_again(void *ud) {
     load = r->weights.load;
     pull = r->weights.pull;
     pthread_mutex_unlock(&r->lock);
-    if (!load) /* the first ones could not be loaded: there are none it must have */
+    if (!load) /* the first update failed: no weights are required */
         set_lost(s, false);
     else if (pull)
         tell(s, "/pull_weights", pull, on_pulled);
@@ -125,7 +125,7 @@ static void ask_again(void *ud) {
         tell(s, "/update_weights_from_disk", load, on_loaded);
 }
 
-/* --- going away -------------------------------------------------------------------- */
+/* --- loss -------------------------------------------------------------------------- */
 
 void ml_remote_mark_lost(ml_remote *r, int32_t server, const char *why) {
     ml_remote_server *s = &r->server[server];
@@ -204,9 +204,9 @@ void ml_remote_failing(ml_remote *r, const char *why) {
     ml_text_release(&sentence);
 }
 
-/* --- another in its place --------------------------------------------------------- */
+/* --- replacement ------------------------------------------------------------------ */
 
-/* It has the weights of its beginning, whether the one before was missed already or not. */
+/* The new process has its initial weights, so it is lost even if the old one was not. */
 static void moved(void *ud) {
     ml_remote_server *s = ud;
     ml_remote *r = s->remote;

@@ -1,4 +1,4 @@
-/* remote_text.c - requests to JSON, replies from JSON. */
+/* remote_text.c - writes requests as JSON and parses replies. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -41,14 +41,14 @@ static void write_bias(ml_json_out *o, const ml_draw_opts *d) {
     ml_json_end(o, '}');
 }
 
-/* One number of 31 bits, as SGLang wants it, for each (seed, sample). */
+/* Hashes (seed, sample), as SplitMix64 does, to the one number of 31 bits SGLang takes. */
 static uint64_t mixed_seed(const ml_draw_opts *d) {
     uint64_t h = (d->seed + 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u + d->sample;
     h = (h ^ h >> 30) * 0x94d049bb133111ebu;
     return (h ^ h >> 31) & 0x7fffffff;
 }
 
-/* What makes a sample's numbers its own; SGLang knows one number only. */
+/* The random stream of a sample: (seed, sample); SGLang accepts one number only. */
 static void write_seed(ml_json_out *o, const ml_remote_opts *opts, const ml_draw_opts *d) {
     static const char *const dist[] = {
         [ML_DIST_RAW] = "raw", [ML_DIST_MODEL] = "model", [ML_DIST_DRAWN] = "drawn"
@@ -85,14 +85,14 @@ static void write_sampling(ml_json_out *o, const ml_remote_opts *opts,
     ml_json_end(o, '}');
 }
 
-/* Servers list prompt tokens from here on, the first of them without a score. */
+/* logprob_start_len: servers list prompt tokens from it on, the first without a score. */
 static int32_t list_from(const ml_gen_request *r) {
     if (r->score_from < 0 || r->score_from >= r->n_prompt)
         return -1;
     return r->score_from > 0 ? r->score_from - 1 : 0;
 }
 
-/* What the model chose, by SGLang's names. */
+/* Routing records, by SGLang's names. */
 static const char *const route_asks[ML_N_ROUTING] = { "return_routed_experts",
                                                       "return_indexer_topk" };
 static const char *const route_tells[ML_N_ROUTING] = { "routed_experts", "indexer_topk" };
@@ -131,14 +131,14 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
 
 /* --- replies -------------------------------------------------------------------- */
 
-/* A reply is written by somebody else: nothing in it is believed before it is checked. */
+/* A reply is untrusted input: every field is checked before use. */
 typedef struct reader {
     const ml_json *meta;
     ml_arena *arena;
     const ml_gen_request *ask;
     const ml_spec *spec; /* or NULL */
     const char *url;
-    bool ended; /* the server answered all of the request: no list may be shorter */
+    bool ended; /* the request was not aborted: no list may be shorter */
     ml_err *err;
     ml_status st;
 } reader;
@@ -146,7 +146,7 @@ typedef struct reader {
 static void refuse(reader *d, const char *field, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Says what is wrong with a field; the first fault counts. */
+/* Records what is wrong with a field; only the first error is kept. */
 static void refuse(reader *d, const char *field, const char *format, ...) {
     char what[200];
     va_list args;
@@ -159,7 +159,7 @@ static void refuse(reader *d, const char *field, const char *format, ...) {
                         field, what);
 }
 
-/* null is NaN: not known. */
+/* null becomes NaN: not known. */
 static float number(reader *d, const ml_json *v, const char *field) {
     double x;
     if (v && v->type == ML_JSON_NULL)
@@ -238,7 +238,7 @@ static void read_lists(reader *d, const char *field, int32_t n, int32_t wanted,
     *logprobs = logprob;
 }
 
-/* Versions of the tokens, where the server says them; else the one it had at the end. */
+/* Weight versions of the tokens; if the server sends none, its version at the end. */
 static const uint64_t *read_versions(reader *d, const char *field, int32_t n,
                                      uint64_t now) {
     const ml_json *list = list_of(d, field, n), *v = list ? list->child : NULL;
@@ -287,7 +287,7 @@ static ml_scored read_scored(reader *d, const char *const field[5], int32_t most
     return s;
 }
 
-/* A token that was drawn has a probability. */
+/* The answer's tokens; each must have a log-probability. */
 static ml_scored read_answer(reader *d, uint64_t now) {
     static const char *const field[5] = { "output_token_logprobs", "output_top_logprobs",
                                           "output_token_ids_logprobs",
@@ -303,7 +303,7 @@ static ml_scored read_answer(reader *d, uint64_t now) {
     return s;
 }
 
-/* Without the token that stands before the first one asked for. */
+/* Drops the token before the first requested one. */
 static ml_scored without_first(ml_scored s, const ml_gen_request *r) {
     s.n--;
     s.id++;
@@ -316,7 +316,7 @@ static ml_scored without_first(ml_scored s, const ml_gen_request *r) {
     return s;
 }
 
-/* The prompt's own tokens, as they were asked about. */
+/* The scored prompt tokens, which must equal those of the request. */
 static ml_scored read_prompt(reader *d, uint64_t now) {
     static const char *const field[5] = { "input_token_logprobs", "input_top_logprobs",
                                           "input_token_ids_logprobs",
@@ -337,7 +337,7 @@ static ml_scored read_prompt(reader *d, uint64_t now) {
     return r->score_from > 0 && s.n > 0 ? without_first(s, r) : s;
 }
 
-/* A weight version is text to SGLang; one that is no number counts as 0. */
+/* SGLang's weight version is text; one that is not a number counts as 0. */
 static uint64_t read_version(reader *d) {
     const ml_json *v = ml_json_get(d->meta, "weight_version");
     uint64_t version = 0;
@@ -394,8 +394,8 @@ static int64_t width_of(int64_t bytes, int64_t n_row) {
     return bytes > 0 && bytes % one == 0 ? bytes / one : 0;
 }
 
-/* Rows of what the model chose, whose number follows from that of the tokens.  A server may
- * send one of the last token too, which means nothing. */
+/* Routing rows; their number follows from that of the tokens.  A server may also send a row
+ * of the last token, which is ignored. */
 static ml_routing read_routed(reader *d, ml_routing_kind route, int32_t n_token) {
     const char *field = route_tells[route];
     const ml_json *v = ml_json_get(d->meta, field);
@@ -420,7 +420,7 @@ static ml_routing read_routed(reader *d, ml_routing_kind route, int32_t n_token)
     return (ml_routing){ 0 };
 }
 
-/* A figure for reports only. */
+/* Used in metrics only, so clamped instead of checked. */
 static int32_t read_cached(const reader *d) {
     int64_t n = 0;
 
@@ -463,7 +463,7 @@ size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_spec *spec) {
     for (int i = 0; i < ML_N_ROUTING; i++) {
         if (r->routed[i] && !spec)
             return SIZE_MAX;
-        if (r->routed[i]) /* base64 of integers of four bytes */
+        if (r->routed[i]) /* base64 of 4-byte integers */
             bytes += n_token *
                      ((size_t)ml_spec_routing_width(spec, (ml_routing_kind)i) * 16 / 3 + 4);
     }

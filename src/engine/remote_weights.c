@@ -1,4 +1,4 @@
-/* remote_weights.c - new weights for all servers. */
+/* remote_weights.c - weight updates of all servers. */
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -6,14 +6,14 @@
 #include "base/log.h"
 #include "engine/remote_priv.h"
 
-/* Attempts, or the time for them, are at their end. */
+/* The limit of attempts or of time is reached. */
 static bool is_enough(const ml_remote *r, int32_t n, double waited) {
     return (r->opts.n_attempt > 0 && n >= r->opts.n_attempt) ||
            (r->opts.request_s > 0 && waited >= r->opts.request_s);
 }
 
-/* Until all have done it.  One that is not there is waited for while attempts and time last; one
- * that says no will not change its mind. */
+/* Repeats a request until all servers have succeeded.  An unreachable server is retried
+ * within the limits of attempts and time; a refusal is final. */
 static ml_status tell(ml_remote *r, const char *path, const char *body, ml_err *err) {
     double began = ml_clock_s(), waited, warn_after = 0;
     ml_err why = { 0 };
@@ -39,7 +39,7 @@ static ml_status tell(ml_remote *r, const char *path, const char *body, ml_err *
     return st == ML_EAGAIN ? ML_EPEER : st;
 }
 
-/* What a server that was lost is told when it comes back. */
+/* Stores the bodies that a lost server is sent when it comes back. */
 static void keep(ml_remote *r, const char *load, const char *pull) {
     pthread_mutex_lock(&r->lock);
     r->weights.load = load;
@@ -70,7 +70,7 @@ static void write_load(ml_text *out, const char *dir, const ml_pull *p, uint64_t
     ml_text_printf(out, "}");
 }
 
-/* p NULL: from a directory that all of them see. */
+/* p NULL: from a directory that all servers can read. */
 static ml_status load(ml_remote *r, const char *dir, const ml_pull *p, uint64_t version,
                       ml_switch how, ml_err *err) {
     const char *load_before = r->weights.load, *pull_before = r->weights.pull;
@@ -79,7 +79,7 @@ static ml_status load(ml_remote *r, const char *dir, const ml_pull *p, uint64_t 
 
     if (how == ML_SWITCH_FINISH || how == ML_SWITCH_INEXACT_KV)
         return ml_fail(err, ML_EUNSUP,
-                       "servers put requests in inflight back, or abort them, when weights "
+                       "servers put requests in flight back, or abort them, when weights "
                        "change; pause and wait for them to finish otherwise");
     pthread_mutex_lock(&r->lock);
     version = version ? version : r->stats.version + 1;

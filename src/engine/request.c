@@ -97,7 +97,7 @@ static ml_status check(const ml_engine_opts *o, int64_t n_vocab, const ml_gen_re
 
 /* --- memory ------------------------------------------------------------------- */
 
-/* Sizes are summed on a first walk, with no block, and pointers handed out on a second. */
+/* Two passes of lay_out: without memory it sums the sizes, then it assigns pointers. */
 typedef struct block {
     unsigned char *ptr;
     size_t at;
@@ -168,7 +168,7 @@ static ml_request *lay_out(block *b, const ml_engine_opts *o, const ml_gen_reque
     return self;
 }
 
-/* Token 0 is preceded by nothing. */
+/* Token 0 has no context: its scores are NaN, its top ids -1. */
 static void score_first_token(ml_request *q) {
     if (q->prompt_from != 0)
         return;
@@ -197,7 +197,7 @@ ml_status ml_request_new(ml_request **out, const ml_engine_opts *opts, int64_t n
     q = lay_out(&b, opts, r, &scratch);
     *q = scratch;
     memcpy(q->token, r->prompt, (size_t)r->n_prompt * sizeof *q->token);
-    q->ask.prompt = NULL; /* the tokens are the truth from here on */
+    q->ask.prompt = NULL; /* from here on, use q->token */
     q->submitted_s = ml_clock_s();
     q->queued_s = -1;
     q->slot = ML_NO_SLOT;

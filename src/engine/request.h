@@ -1,18 +1,17 @@
-/* request.h - one sequence being generated: what was asked, what is known so far.
+/* request.h - one sequence being generated: its parameters and its progress.
  *
- * All memory a request will need is taken when it is made, so that steps take none.
- * Its tokens are prompt, then answer; keys and values of the first n_kv are in its
- * pages, the rest is what the next steps compute.  A request that has its pages taken
- * away only sets n_kv to 0.
+ * ml_request_new allocates all memory a request will need, so steps allocate none.  The
+ * tokens are prompt, then answer.  Keys and values of the first n_kv tokens are in its KV
+ * pages; the next steps compute the rest.  Preemption frees the pages and sets n_kv to 0.
  *
- * thread: made on any thread, then the engine's. */
+ * thread: created on any thread, then owned by the engine's thread. */
 #ifndef ML_ENGINE_REQUEST_H
 #define ML_ENGINE_REQUEST_H
 
 #include "engine/engine.h"
 #include "text/detok.h"
 
-/* Results for tokens that were scored, writable. */
+/* Results of scored tokens; the writable form of ml_scored. */
 typedef struct ml_scores {
     float *logprob, *entropy;
     uint64_t *version;
@@ -21,18 +20,18 @@ typedef struct ml_scores {
 } ml_scores;
 
 typedef struct ml_request {
-    struct ml_request *prev, *next; /* of the list it stands in */
+    struct ml_request *prev, *next; /* of the list that contains it */
     uint64_t ticket;
-    uint64_t arrival; /* order of admission; younger is larger */
+    uint64_t arrival; /* order of arrival; younger is larger */
     ml_gen_fn *fn;
     void *ud;
 
-    ml_gen_request ask; /* its arrays are this request's own */
+    ml_gen_request ask; /* its arrays are owned by this request */
     int32_t *end_id;    /* tokens that end the answer */
     int32_t n_end;
     ml_detok *detok; /* for stop strings, or NULL */
     ml_stops stops;
-    ml_text piece, kept; /* text of a token, and what of it cannot be a stop string */
+    ml_text piece, kept; /* text of a token; the part that cannot be a stop string */
 
     int32_t *token; /* [cap] */
     int32_t n_token, cap;
@@ -40,39 +39,40 @@ typedef struct ml_request {
 
     int32_t *page; /* [ml_kv_pages_for(cap)] */
     int32_t n_page;
-    int32_t n_shared; /* the first ones, in the tree */
-    int32_t slot;     /* of the state behind the first n_kv tokens, or ML_NO_SLOT */
-    bool mixed;       /* some keys are of older weights: its pages are nobody else's */
+    int32_t n_shared; /* leading pages that are in the prefix cache */
+    int32_t slot;     /* state after the first n_kv tokens, or ML_NO_SLOT */
+    bool mixed;       /* some keys are of older weights: its pages are not shared */
 
     int32_t prompt_from;      /* first scored prompt token; n_prompt: none */
-    int32_t n_prompt_scored;  /* of them, so far */
-    bool prompt_told;         /* their scores were handed out */
-    ml_scores prompt, answer; /* [n_prompt - prompt_from]; one */
+    int32_t n_prompt_scored;  /* prompt tokens scored so far */
+    bool prompt_told;         /* their scores were reported */
+    ml_scores prompt, answer; /* [n_prompt - prompt_from]; [1], the latest token */
 
     int32_t n_cached, n_preempt;
     double submitted_s, queued_s; /* queued_s < 0: not begun */
 } ml_request;
 
-/* ML_EUSAGE: one of n ids is no token of the model; `what` names them. */
+/* ML_EUSAGE: one of the n ids is not in the vocabulary; `what` names them in the error. */
 ml_status ml_request_check_ids(const char *what, const int32_t *id, int32_t n,
                                int64_t n_vocab, ml_err *err);
 
-/* Checks and copies. */
+/* Validates and copies a request. */
 ml_status ml_request_new(ml_request **out, const ml_engine_opts *opts, int64_t n_vocab,
                          const ml_gen_request *r, ml_err *err);
-void ml_request_free(ml_request *r); /* NULL is fine */
+void ml_request_free(ml_request *r); /* NULL is allowed */
 
-/* Appends a drawn token and says whether it ends the answer, and by what it was matched. */
+/* Appends a drawn token; returns whether it ends the answer and sets *matched as in
+ * ml_gen_update. */
 ml_finish ml_request_push(ml_request *r, int32_t id, int32_t *matched);
 
-/* A list with its ends. */
+/* An intrusive doubly linked list. */
 typedef struct ml_request_list {
     ml_request *first, *last;
     int32_t n;
 } ml_request_list;
 
 void ml_list_remove(ml_request_list *l, ml_request *r);
-/* Keeps the list in the order of arrival. */
+/* Inserts in the order of arrival. */
 void ml_list_insert(ml_request_list *l, ml_request *r);
 ml_request *ml_list_find(const ml_request_list *l, uint64_t ticket);
 

@@ -64,13 +64,13 @@ void ml_routing_record_close(ml_routing_record *r) {
 void ml_routing_record_bind(const ml_routing_record *r, ml_run *run) {
     for (int i = 0; i < ML_N_ROUTING; i++) {
         run->chosen[i] = r->of[i].step;
-        if (r->of[i].step) /* layers that choose nothing write nothing */
+        if (r->of[i].step) /* layers without routing write nothing */
             memset(r->of[i].step, 0,
                    (size_t)(width_of(r, i) * run->rows->n_token) * sizeof(int32_t));
     }
 }
 
-/* All layers' choices of a row of the step, layer by layer. */
+/* Transposes one row of the step: [n_layer][row][top_k] to [n_layer][top_k]. */
 static void gather(const ml_routing_record *r, int route, int64_t row, int64_t n_token,
                    int32_t *to) {
     int64_t k = r->of[route].top_k;

@@ -1,4 +1,4 @@
-/* step.c - one step: who takes part, the forward pass, the draws. */
+/* scheduler.c - the scheduler: admission, preemption, the batch of a step, its launch. */
 #include "base/bug.h"
 #include "base/clock.h"
 #include "engine/engine_priv.h"
@@ -27,8 +27,7 @@ static int32_t parent_of(const ml_request *r, int32_t page) {
     return page ? r->page[page - 1] : ML_NO_PAGE;
 }
 
-/* Pages of the tree that hold the beginning of the request's tokens.  At least one token is
- * left to compute, and all whose rows score a prompt token. */
+/* Prefix cache match; the last token and rows that score prompts are always computed. */
 static void match_prefix(ml_engine *e, ml_request *r) {
     int32_t limit = r->n_token - 1, next_score = r->prompt_from + r->n_prompt_scored;
 
@@ -78,8 +77,7 @@ bool ml_engine_alloc_pages(ml_engine *e, ml_request *r, int32_t n) {
     return true;
 }
 
-/* Everybody running gets the page its next token needs, the oldest first; where there is none
- * the youngest gives its own back. */
+/* Allocates running requests' next pages, oldest first; preempts the youngest if short. */
 static void grow(ml_engine *e) {
     ml_request *next;
     for (ml_request *r = e->running.first; r; r = next) {
@@ -91,9 +89,9 @@ static void grow(ml_engine *e) {
     }
 }
 
-/* --- who takes part ----------------------------------------------------------- */
+/* --- admission ---------------------------------------------------------------- */
 
-/* r or the next in the queue; while a switch waits, of those that have begun. */
+/* r or the next in the queue that may be admitted: while draining, only one that began. */
 static ml_request *may_begin(const ml_engine *e, ml_request *r) {
     while (r && e->draining && !ml_has_begun(r))
         r = r->next;
@@ -104,7 +102,7 @@ bool ml_engine_may_admit(const ml_engine *e) {
     return !e->full && may_begin(e, e->waiting.first);
 }
 
-/* LATER: this one, since a step from now others will have computed its beginning. */
+/* LATER: after the step being scheduled, it can reuse a longer prefix. */
 typedef enum admission { ADMITTED, LATER, FULL } admission;
 
 static admission admit(ml_engine *e, ml_request *r) {
@@ -117,7 +115,7 @@ static admission admit(ml_engine *e, ml_request *r) {
         ml_engine_free_pages(e, r);
         return LATER;
     }
-    /* A page to spare for each of those that run, lest this one is put back at once. */
+    /* One spare page per running request, lest this one is preempted at once. */
     need = ml_kv_pages_for(r->n_token) - r->n_page + e->running.n;
     if (e->running.n && ml_prefix_cache_available(&e->pages) < need) {
         ml_engine_free_pages(e, r);
@@ -138,8 +136,8 @@ static admission admit(ml_engine *e, ml_request *r) {
 
 /* --- the batch ---------------------------------------------------------------- */
 
-/* The rows of this step: all that are left, within what the step has left.  Rows whose logits
- * score a prompt token are those before each token from next_score on. */
+/* A request's rows in this step: all that remain, within the step's budget.  The row before
+ * each prompt token from next_score on has the logits that score it. */
 static int32_t rows_of(const ml_engine *e, const ml_request *r) {
     int32_t n = r->n_token - r->n_kv;
     int32_t next_score = r->prompt_from + r->n_prompt_scored;
@@ -174,7 +172,7 @@ static void add_lane(ml_engine *e, ml_request *r, int32_t n) {
         e->chunk_left -= n;
 }
 
-/* New ones as far as the step has room, in the order of arrival. */
+/* Admits waiting requests in the order of arrival while the prefill budget lasts. */
 static void admit_waiting(ml_engine *e) {
     ml_request *r = may_begin(e, e->waiting.first), *next;
     int32_t n;
@@ -191,7 +189,7 @@ static void admit_waiting(ml_engine *e) {
     }
 }
 
-/* Those that decode first, then prompts in the order of arrival, then new ones. */
+/* Decoding requests first, then running prefills in the order of arrival, then new ones. */
 static void fill_batch(ml_engine *e) {
     ml_request *r;
     int32_t n;
@@ -218,7 +216,7 @@ static void score_at(const ml_request *r, const ml_scores *s, int32_t i, ml_draw
     d->also_logprob = s->also_logprob + (size_t)i * (size_t)r->ask.n_also;
 }
 
-/* The draw of the token behind the first n, from a row of logits. */
+/* The draw of the token after the first n, from row `loss` of the logits. */
 static ml_draw draw_of(const ml_engine *e, const ml_request *r, int32_t n, int32_t loss) {
     return (ml_draw){ .logits =
                           ml_plan_logits(e->plan) + (size_t)loss * (size_t)e->spec->n_vocab,
@@ -261,7 +259,7 @@ static void prepare_draws(ml_engine *e) {
 
 /* --- the step ----------------------------------------------------------------- */
 
-/* Gives the step that was put together to the device. */
+/* Launches the scheduled step on the device. */
 static void begin(ml_engine *e) {
     ml_run run = { .weights = e->weights, .kv = &e->kv, .rows = &e->batch.rows };
     double forward = ml_clock_s(), sample;
@@ -288,7 +286,7 @@ static void tell_draws(const ml_engine *e, double begin_s, double end_s) {
                         1);
 }
 
-/* Waits for a step's draws and tells them. */
+/* Waits for a step's draws and processes its outputs. */
 static void land(ml_engine *e, const ml_inflight_step *f) {
     const ml_draw *d = f->draw;
     double begin_s = ml_clock_s(), end_s;
@@ -318,6 +316,12 @@ static ml_inflight_step *other(ml_engine *e, const ml_inflight_step *f) {
     return &e->inflight[f == &e->inflight[0]];
 }
 
+/* The two-slot overlap pipeline, call by call; e->step is the slot being scheduled:
+ *   call  schedules and launches        waits for and processes  pending on return
+ *   1     step 1 in [0], step 2 in [1]  step 1, while 2 runs     &inflight[1] (step 2)
+ *   2     step 3 in [0]                 step 2, while 3 runs     &inflight[0] (step 3)
+ *   3     none: a request may join      step 3                   NULL
+ *   4     step 4 in [0], step 5 in [1]  step 4, while 5 runs     &inflight[1] (step 5) */
 bool ml_engine_step(ml_engine *e) {
     double start = ml_clock_s();
     ml_inflight_step *now = e->pending;

@@ -16,7 +16,7 @@ void ml_state_slots_init(ml_state_slots *s, ml_arena *a, int32_t n, int32_t n_pa
         ml_state_slots_drop(s, i);
 }
 
-/* There are a few dozen slots, so that looking at all of them is cheaper than an order. */
+/* A linear search: with a few dozen slots it is cheaper than keeping an LRU list. */
 static int32_t oldest_copy(const ml_state_slots *s) {
     int32_t best = ML_NO_SLOT;
     for (int32_t i = 0; i < s->n; i++)

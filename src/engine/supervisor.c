@@ -13,43 +13,43 @@
 #include "net/http_client.h"
 
 #define TICK_S 0.02
-#define MOST_STARTS 3 /* in a row that end before the engine can be asked */
+#define MOST_STARTS 3 /* consecutive starts that end before the engine is ready */
 
 typedef struct engine {
     ml_supervisor *fleet;
     int32_t i;
     ml_child child;
-    ml_text said; /* its first line, as far as it has come */
-    char *url;    /* NULL: it cannot be asked yet */
+    ml_text said; /* its first line, as far as it was read */
+    char *url;    /* NULL: it is not ready yet */
     char *log;
-    int32_t n_vain; /* starts in a row after which it could not be asked */
+    int32_t n_vain; /* consecutive starts after which it was never ready */
     double start_at, check_at;
     ml_http_job *check;
-    int status; /* of the check's reply */
+    int status; /* HTTP status of the health check */
 } engine;
 
 struct ml_supervisor {
     ml_supervisor_opts opts;
     engine *engine; /* [opts.n] */
     /* on the loop's thread only */
-    ml_gen *remote; /* for whom deaths are mended, or NULL */
-    bool starting;  /* for the first time */
-    bool failed;    /* nothing is started any more */
+    ml_gen *remote; /* the generator that engines are restarted for, or NULL */
+    bool starting;  /* the first start of all engines */
+    bool failed;    /* no engine is started any more */
     pthread_t thread;
     ml_loop *loop;
     ml_http_client *client;
     ml_timer *tick;
 
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t change;
     int32_t n_ready;
     bool broken;
     ml_err why;
 };
 
-/* --- what it says, on the loop's thread -------------------------------------------- */
+/* --- output of an engine, on the loop's thread --------------------------------------- */
 
-/* The last line of its log that is not empty: mostly the reason why it ended. */
+/* The last line of its log that is not empty: usually the reason why it ended. */
 static void last_words(const engine *e, char *out, size_t cap) {
     FILE *f = fopen(e->log, "r");
     char line[600];
@@ -99,7 +99,7 @@ static void now_ready(engine *e, const char *url, size_t len) {
     ml_remote_move(f->remote, e->i, e->url);
 }
 
-/* Lines after the first are read so that the pipe never fills, and forgotten. */
+/* Lines after the first are read and discarded, so that the pipe never fills. */
 static void listen_to(engine *e) {
     const char *at;
 
@@ -113,7 +113,7 @@ static void listen_to(engine *e) {
         now_ready(e, at, strcspn(at, " \r\n"));
 }
 
-/* --- life and death, on the loop's thread -------------------------------------------- */
+/* --- start and end, on the loop's thread --------------------------------------------- */
 
 static void start(engine *e) {
     const ml_supervisor_opts *o = &e->fleet->opts;
@@ -134,7 +134,7 @@ static void forget(engine *e) {
     e->url = NULL;
 }
 
-/* One that served is started at once; one that never did, after a moment that grows. */
+/* An engine that was ready is restarted at once; each failed start in a row adds 1 s. */
 static void bury(engine *e, int status) {
     ml_supervisor *f = e->fleet;
     bool served = e->url != NULL;
@@ -152,7 +152,7 @@ static void bury(engine *e, int status) {
     ml_text_release(&what);
 }
 
-/* --- asking how it is, on the loop's thread ------------------------------------------- */
+/* --- health checks, on the loop's thread ---------------------------------------------- */
 
 static void on_head(void *ud, int status, ml_str headers) {
     engine *e = ud;
@@ -160,7 +160,7 @@ static void on_head(void *ud, int status, ml_str headers) {
     e->status = status;
 }
 
-/* The end of the process is seen, and mended, in the next tick. */
+/* Kills an unhealthy engine; the next tick sees the end of the process and restarts it. */
 static void on_checked(void *ud, const ml_err *err) {
     engine *e = ud;
     ml_err why = { 0 };
@@ -228,7 +228,7 @@ typedef struct errand {
     ml_supervisor *fleet;
     ml_gen *remote;
     int32_t engine;
-    bool done; /* under the fleet's lock */
+    bool done; /* under the supervisor's mutex */
 } errand;
 
 static void end_errand(errand *e) {
@@ -240,7 +240,7 @@ static void end_errand(errand *e) {
     pthread_mutex_unlock(&f->lock);
 }
 
-/* Has it done on the loop's thread, and waits. */
+/* Runs fn on the loop's thread and waits until it is done. */
 static void run_errand(errand *e, ml_loop_fn *fn) {
     ml_supervisor *f = e->fleet;
 

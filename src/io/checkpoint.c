@@ -16,7 +16,7 @@ static const char *join(ml_checkpoint *c, const char *name) {
     return ml_arena_printf(&c->arena, "%s/%s", c->dir, name);
 }
 
-/* A link into nowhere counts: opening it then says what is wrong. */
+/* A dangling link counts as present: opening it then reports the error. */
 static bool is_there(const char *path) {
     struct stat st;
     return lstat(path, &st) == 0;
@@ -26,7 +26,7 @@ static int shown(ml_str name) {
     return name.len < 200 ? (int)name.len : 200;
 }
 
-/* --- what can be wrong with the directory ------------------------------------- */
+/* --- errors in the directory -------------------------------------------------- */
 
 static ml_status check_directory(const char *dir, ml_err *err) {
     struct stat st;
@@ -40,7 +40,7 @@ static ml_status check_directory(const char *dir, ml_err *err) {
     return ML_OK;
 }
 
-/* Weights in another dress, and what to do about them. */
+/* Weights in another format, and how to convert them. */
 static const char *advice_for(const char *file) {
     static const struct {
         const char *pattern, *advice;
@@ -132,7 +132,7 @@ static ml_status open_single(ml_checkpoint *c, ml_err *err) {
 
 /* --- shards --------------------------------------------------------------------- */
 
-/* What the index file says; `path` is its own. */
+/* The content of the index file; `path` is its own. */
 typedef struct listing {
     const char *path;
     const ml_json *weight_map; /* tensor name -> shard name */

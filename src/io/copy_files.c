@@ -146,7 +146,7 @@ static ml_status remove_one(const char *path, ml_err *err) {
     return ml_fail(err, ML_EIO, "%s: cannot be removed: %s", path, strerror(errno));
 }
 
-/* NAME.tmp-PID-N, as ml_out_open writes it, of a file that the manifest lists. */
+/* NAME.tmp-PID-N, as ml_out_open creates it, of a file that the manifest lists. */
 static bool is_temp_of(const ml_copy_files *f, const char *name, ml_arena *a) {
     const char *at = strstr(name, ".tmp-");
     long pid;

@@ -5,7 +5,7 @@
 
 #include "io/zst.h"
 
-#define LEVEL 1 /* the wire is faster than thinking longer */
+#define LEVEL 1 /* the transfer is faster than a higher compression level */
 
 const char *const ml_delta_name[ML_N_DELTA + 1] = { "xor", "overwrite" };
 
@@ -18,7 +18,7 @@ bool ml_delta_find(ml_delta_encoding *out, ml_str name) {
     return false;
 }
 
-/* --- there -------------------------------------------------------------------------- */
+/* --- encoding ----------------------------------------------------------------------- */
 
 static size_t count_changed(const uint8_t *a, const uint8_t *b, size_t n) {
     size_t changed = 0;
@@ -33,7 +33,7 @@ static void write_xor(uint8_t *out, const uint8_t *a, const uint8_t *b, size_t n
         out[i] = a[i] ^ b[i];
 }
 
-/* Numbers are written as they lie in memory: all machines we build for are little-endian. */
+/* Numbers are written in native byte order: all our targets are little-endian. */
 static void write_changed(uint8_t *out, const uint8_t *old, const uint8_t *now, size_t n,
                           uint32_t n_changed) {
     uint8_t *position = out + sizeof n_changed,
@@ -77,7 +77,7 @@ ml_status ml_delta_encode(ml_text *out, ml_delta_encoding how, const void *old,
     return st;
 }
 
-/* --- and back ------------------------------------------------------------------------- */
+/* --- applying ------------------------------------------------------------------------- */
 
 static ml_status apply_xor(uint8_t *bytes, size_t n, const uint8_t *raw, size_t size,
                            const char *name, ml_err *err) {
@@ -111,7 +111,7 @@ static ml_status apply_overwrite(uint8_t *bytes, size_t n, const uint8_t *raw, s
     return ML_OK;
 }
 
-/* As large as a delta of n bytes can be. */
+/* The maximum size of a delta of n bytes. */
 static size_t bound(ml_delta_encoding how, size_t n) {
     return how == ML_DELTA_XOR ? n : sizeof(uint32_t) + n * (sizeof(uint32_t) + 1);
 }

@@ -24,8 +24,8 @@ struct ml_delta_writer {
     entry *entry; /* [n] */
     int32_t n, cap;
     int32_t n_file, first; /* files written; the first entry of the next one */
-    ml_text data;          /* of the file that grows */
-    size_t bytes;          /* of those before it */
+    ml_text data;          /* of the file being filled */
+    size_t bytes;          /* of the files before it */
 };
 
 static ml_status remove_if_there(const char *path, ml_err *err) {
@@ -64,7 +64,7 @@ void ml_delta_writer_abort(ml_delta_writer *w) {
 
     if (!w)
         return;
-    remove_if_there(w->temp, NULL); /* or the next writer does */
+    remove_if_there(w->temp, NULL); /* otherwise the next writer removes it */
     ml_text_release(&w->data);
     arena = w->arena;
     ml_arena_release(&arena);
@@ -80,7 +80,7 @@ const char *ml_delta_writer_dir(const ml_delta_writer *w) {
 
 /* --- files -------------------------------------------------------------------------- */
 
-/* How many there will be is not known yet: the name comes later. */
+/* The number of files is not known yet: they get their final names later. */
 static const char *part_path(ml_delta_writer *w, int32_t i) {
     return ml_arena_printf(&w->arena, "%s/part-%05d", w->temp, (int)i);
 }
@@ -155,9 +155,9 @@ ml_status ml_delta_writer_add(ml_delta_writer *w, ml_str name, const void *old,
                                                                    : ML_OK;
 }
 
-/* --- the end ------------------------------------------------------------------------ */
+/* --- commit and abort --------------------------------------------------------------- */
 
-/* As Miles numbers them: from 0 on. */
+/* Numbered as in Miles: from 0. */
 static const char *file_name(ml_delta_writer *w, int32_t i) {
     return ml_arena_printf(&w->arena, "model-%05d-of-%05d.safetensors", (int)i,
                            (int)w->n_file);

@@ -1,6 +1,6 @@
-/* end_tokens.h - the tokens that end an answer, as a checkpoint names them.
+/* end_tokens.h - the end tokens of a checkpoint.
  *
- * eos_token_id of generation_config.json where there is one, and of config.json; each is an
+ * eos_token_id of generation_config.json, if that exists, and of config.json; each is an
  * id or a list of ids. */
 #ifndef ML_IO_END_TOKENS_H
 #define ML_IO_END_TOKENS_H
@@ -18,7 +18,7 @@ typedef struct ml_end_tokens {
 } ml_end_tokens;
 
 ml_status ml_end_tokens_read(ml_end_tokens *out, const char *dir, ml_err *err);
-/* Nothing happens when id is negative or there already. */
+/* Does nothing if id is negative or already in the list. */
 void ml_end_tokens_add(ml_end_tokens *t, int64_t id);
 
 #endif

@@ -8,9 +8,9 @@
 #include "base/crc32c.h"
 #include "base/file.h"
 
-enum { HEAD = 12, TAIL = 4 }; /* bytes around a record's own */
+enum { HEAD = 12, TAIL = 4 }; /* bytes before and after a record's data */
 
-/* Members of the messages: (number << 3) | wire type. */
+/* Fields of the messages: (number << 3) | wire type. */
 enum {
     EVENT_TIME = 1 << 3 | 1,
     EVENT_STEP = 2 << 3 | 0,
@@ -49,7 +49,8 @@ static void add_time(ml_text *t, double s) {
     add_little(t, bits, 8);
 }
 
-/* Checksums are rotated and shifted, as those of data that contains checksums should be. */
+/* Checksums are rotated and offset (masked CRC), as required for data that contains
+ * checksums. */
 static uint32_t masked(const void *bytes, size_t n) {
     uint32_t crc = ml_crc32c(bytes, n);
     return (crc >> 15 | crc << 17) + 0xA282EAD8u;
@@ -101,7 +102,7 @@ static uint64_t little(const char *p, int bytes) {
     return x;
 }
 
-/* The next n bytes; false when there are not as many. */
+/* Takes the next n bytes; false if there are fewer. */
 static bool take(ml_str *from, uint64_t n, ml_str *out) {
     if (n > from->len)
         return false;
@@ -122,7 +123,7 @@ static bool take_varint(ml_str *from, uint64_t *out) {
     return false;
 }
 
-/* One member of a message: its bytes, or its number in little-endian bytes. */
+/* One field of a message: its bytes, or its number in little-endian bytes. */
 static bool take_member(ml_str *from, uint64_t *member, ml_str *bytes, uint64_t *number) {
     uint64_t n;
 
@@ -218,7 +219,7 @@ ml_status ml_event_file_open(ml_event_file *out, const char *path,
     *out = (ml_event_file){ 0 };
     add_version(&s.kept);
     if (keep)
-        (void)ml_event_file_read(path, sift, &s, NULL); /* none yet: nothing is kept */
+        (void)ml_event_file_read(path, sift, &s, NULL); /* no file yet: nothing is kept */
     st = ml_file_replace(path, (ml_str){ s.kept.ptr, s.kept.len }, err);
     ml_text_release(&s.kept);
     if (st != ML_OK)

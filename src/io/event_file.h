@@ -1,8 +1,8 @@
-/* event_file.h - figures over steps, as TensorBoard reads them.
+/* event_file.h - metrics over steps, as TensorBoard event files.
  *
- * A file of records; a record is the length of its bytes, a checksum of that, the bytes, a
- * checksum of them.  The bytes are a protobuf message of which three members are used: the
- * time, the step, and one named value.
+ * A file of records; a record is the length of its data, a checksum of the length, the
+ * data, a checksum of the data.  The data is a protobuf message of which three fields are
+ * used: the time, the step, and one named value.
  *
  * thread: one owner. */
 #ifndef ML_IO_EVENT_FILE_H
@@ -27,18 +27,18 @@ typedef struct ml_event_file {
     FILE *f; /* NULL: nothing is written */
 } ml_event_file;
 
-/* Goes on with the file that is there: events for which keep is false are dropped, and what
- * was cut off with them.  keep NULL: begins anew. */
+/* Continues an existing file: events for which keep returns false are dropped, and so is
+ * a truncated record at the end.  keep NULL: starts an empty file. */
 ml_status ml_event_file_open(ml_event_file *out, const char *path,
                              bool (*keep)(void *ud, const ml_event *e), void *ud,
                              ml_err *err);
-void ml_event_file_close(ml_event_file *f); /* zeros are fine */
+void ml_event_file_close(ml_event_file *f); /* zero-initialized is allowed */
 
 void ml_event_file_add(ml_event_file *f, const ml_event *e);
-/* What was added is in the file, or the disk is full. */
+/* Flushes the added events to the file; an error if the disk is full. */
 ml_status ml_event_file_flush(ml_event_file *f, ml_err *err);
 
-/* Every event in order, up to the first record that is damaged or cut off. */
+/* Calls each() for every event in order, up to the first damaged or truncated record. */
 ml_status ml_event_file_read(const char *path, void (*each)(void *ud, const ml_event *e),
                              void *ud, ml_err *err);
 

@@ -62,7 +62,7 @@ const ml_json *ml_hf_config_get(ml_hf_config *c, const char *key) {
     return found && found->type != ML_JSON_NULL ? found : NULL;
 }
 
-/* How a message shows a value: a number as written, anything else by its kind. */
+/* A value in a message: a number as written, anything else by its type. */
 static ml_str as_text(const ml_json *v) {
     return v->type == ML_JSON_NUMBER ? v->text : ml_str_of(ml_json_what(v));
 }

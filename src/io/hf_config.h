@@ -1,10 +1,10 @@
-/* hf_config.h - config.json of a Hugging Face checkpoint, read with suspicion.
+/* hf_config.h - a strict reader for the config.json of a Hugging Face checkpoint.
  *
- * Getters name the key, its bounds and its default; the first thing that is wrong is
- * kept, later calls go on with defaults, and ml_hf_config_check returns it.  So a
- * reader is a list of keys, and nothing it returns may be used before the check.
- * Every key read is remembered; ml_hf_config_check warns of each key that was neither
- * read nor declared ignorable.  null counts as absent, as it does upstream.
+ * Getters take the key, its bounds and its default.  The first error is kept, later calls
+ * return defaults, and ml_hf_config_check returns the error.  So a reader is a list of
+ * keys, and no value may be used before the check.  Every key read is recorded;
+ * ml_hf_config_check warns of each key that was neither read nor declared ignorable.
+ * null counts as absent, as in transformers.
  *
  * thread: one. */
 #ifndef ML_IO_HF_CONFIG_H
@@ -16,7 +16,7 @@
 #include "base/json.h"
 
 typedef struct ml_hf_config {
-    const char *path; /* the caller's */
+    const char *path; /* owned by the caller */
     ml_arena *arena;
     const ml_json *root;
     bool *seen; /* [root->n], in member order */
@@ -27,15 +27,15 @@ typedef struct ml_hf_config {
 ml_status ml_hf_config_open(ml_hf_config *c, ml_arena *a, ml_str text, const char *path,
                             ml_err *err);
 
-/* The first complaint of any getter, or ML_OK; warns of unknown keys.  `ignored` lists keys
- * that change nothing here, NULL at the end. */
+/* The first error of any getter, or ML_OK; warns of unknown keys.  `ignored` lists keys
+ * without effect here, NULL-terminated. */
 ml_status ml_hf_config_check(ml_hf_config *c, const char *const *ignored, ml_err *err);
 
-/* A complaint found by the caller; kept if it is the first. */
+/* Records an error found by the caller, if it is the first. */
 __attribute__((format(printf, 3, 4))) void
 ml_hf_config_fail(ml_hf_config *c, ml_status code, const char *fmt, ...);
 
-/* A member of the root, marked as read; NULL when absent or null. */
+/* A member of the root, marked as read; NULL if absent or null. */
 const ml_json *ml_hf_config_get(ml_hf_config *c, const char *key);
 
 #define ML_HF_REQUIRED INT64_MIN
@@ -48,7 +48,8 @@ double ml_hf_config_num(ml_hf_config *c, const char *key, double def, double min
 /* A string, NUL-terminated in the arena; def when absent. */
 const char *ml_hf_config_str(ml_hf_config *c, const char *key, const char *def);
 
-/* The same for a member of a nested object (rope_parameters); `where` names it in messages. */
+/* The same for a member of a nested object (rope_parameters); `where` names it in
+ * messages. */
 double ml_hf_config_num_in(ml_hf_config *c, const ml_json *obj, const char *where,
                            const char *key, double def, double min, double max);
 const char *ml_hf_config_str_in(ml_hf_config *c, const ml_json *obj, const char *where,

@@ -5,13 +5,14 @@
 
 /* --- slices ------------------------------------------------------------------ */
 
-/* Rows [begin, end) in Python's sense.  A missing end is INT64_MAX: behind every row. */
+/* Rows [begin, end), as in a Python slice.  A missing end is INT64_MAX: after the last
+ * row. */
 typedef struct slice {
     int64_t begin, end;
 } slice;
 
-/* Reads "-?[0-9]+", or nothing and takes `missing`; a lone minus sign stays unread.  Numbers
- * that do not fit become the largest, which is as far out. */
+/* Parses "-?[0-9]+", or nothing and returns `missing`; a lone minus sign is not consumed.
+ * Numbers that do not fit are clamped, which is equally out of range. */
 static const char *bound(const char *p, int64_t missing, int64_t *out) {
     const char *digit = p + (*p == '-');
     bool negative = digit > p;
@@ -38,7 +39,7 @@ static bool is_slice(const char *p, slice *out) {
     return strcmp(p, "]") == 0;
 }
 
-/* "path@[a:b]": the length of path, or of everything when it ends in no slice. */
+/* "path@[a:b]": the length of path, or of the whole text if it does not end in a slice. */
 static size_t split(const char *path, slice *out) {
     const char *at = strrchr(path, '@');
 
@@ -87,8 +88,8 @@ static const char *end_of_line(const char *p, const char *end) {
     return newline ? newline : end;
 }
 
-/* Finds the first `limit` rows.  What was walked over leaves resident memory again, so that
- * a file larger than memory is nothing special. */
+/* Finds the first `limit` rows.  Pages already scanned are dropped from resident memory,
+ * so that the file may be larger than memory. */
 static ml_status find_rows(ml_jsonl *f, int64_t limit, ml_err *err) {
     const char *begin = f->file.bytes.ptr, *end = begin + f->file.bytes.len;
     const char *eol, *next;

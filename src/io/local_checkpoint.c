@@ -16,12 +16,13 @@
 #include "io/version_dir.h"
 
 #define SYNC ML_COPY_SYNC
-#define SEAL "weights.crc64" /* of the set; goes along with the versions that have one */
+#define SEAL                                                                               \
+    "weights.crc64" /* checksums of the weights; copied from the versions that have it */
 
 typedef struct copy {
     ml_arena arena;
     const char *dir, *base, *source, *state;
-    ml_copy_files files; /* that an earlier pull wrote */
+    ml_copy_files files; /* written by an earlier pull */
 } copy;
 
 static const char *in_copy(copy *c, const char *name) {
@@ -45,7 +46,7 @@ void ml_local_checkpoint_release(ml_hold *h) {
     h->fd = -1;
 }
 
-/* -1: it has none. */
+/* -1: the copy has no version. */
 static int64_t version_of(copy *c) {
     const ml_json *root, *v;
     ml_file f = { 0 };
@@ -77,7 +78,7 @@ static ml_status remove_file(const char *path, ml_err *err) {
     return ml_fail(err, ML_EIO, "%s: cannot be removed: %s", path, strerror(errno));
 }
 
-/* --- whole ------------------------------------------------------------------------- */
+/* --- full checkpoints -------------------------------------------------------------- */
 
 static ml_status copy_file(const char *from, const char *to, ml_err *err) {
     ml_file f;
@@ -95,15 +96,16 @@ static bool is_file(const char *path) {
     return stat(path, &sb) == 0 && S_ISREG(sb.st_mode);
 }
 
-/* A publisher writes plain files.  The checkpoint that the server was started with may be made
- * of links, as the Hub's cache is. */
+/* A publisher writes regular files.  The checkpoint that the server was started with may
+ * consist of links, as in the Hub's cache. */
 static bool is_source_file(const copy *c, const char *from, const char *path) {
     struct stat sb;
 
     return from == c->base ? is_file(path) : lstat(path, &sb) == 0 && S_ISREG(sb.st_mode);
 }
 
-/* The plain files of `from`, and the seal in any case: it comes and goes with versions. */
+/* The regular files of `from`, and always the checksum file, which not every version
+ * has. */
 static ml_status list_files(ml_names *out, copy *c, const char *from, ml_err *err) {
     ml_names all;
     ml_status st = ml_dir_list(&all, from, &c->arena, err);
@@ -152,7 +154,7 @@ static ml_status begin_with(copy *c, const char *from, int64_t version, ml_err *
 
 /* --- deltas ------------------------------------------------------------------------- */
 
-/* One application: the copy's files, open for writing as they are needed. */
+/* Applies one delta: the copy's files, opened for writing on demand. */
 typedef struct patch {
     const ml_version *v;
     const ml_copy_files *files;
@@ -160,11 +162,12 @@ typedef struct patch {
     ml_arena *arena;
     int *fd; /* [now->n_file] */
     uint8_t *bytes;
-    ml_map file, tensor; /* of the index: names to numbers of files */
+    ml_map file, tensor; /* from the index: names to file numbers */
     int64_t n_tensor;    /* so far */
 } patch;
 
-/* A file of the copy that is nobody else's under another name; -1 with errno otherwise. */
+/* Opens a file of the copy for writing, if it has no other hard link; otherwise -1 with
+ * errno. */
 static int open_own(const ml_copy_files *files, const char *path) {
     const char *slash = strrchr(path, '/');
     struct stat sb;
@@ -208,7 +211,7 @@ static ml_status write_tensor(patch *p, const ml_st_file *file, const ml_st_tens
     return ML_OK;
 }
 
-/* The tensor after its delta, in p->bytes. */
+/* Computes the tensor after its delta, in p->bytes. */
 static ml_status compute(patch *p, const ml_st_tensor *t, const ml_st_tensor *delta,
                          ml_err *err) {
     uint8_t *grown = realloc(p->bytes, t->bytes + 1);
@@ -256,7 +259,7 @@ static void index_meta(ml_map *out, const ml_st_file *f, ml_arena *a) {
         ml_map_add(out, f->meta[i].key, i);
 }
 
-/* The index is what was published: a file has what it says, nothing more. */
+/* The index is authoritative: a file contains exactly the tensors it lists. */
 static ml_status apply_file(patch *p, int64_t number, ml_str name, ml_err *err) {
     const char *path =
         ml_arena_printf(p->arena, "%s/%.*s", p->v->dir, (int)name.len, name.ptr);
@@ -315,7 +318,7 @@ static ml_status close_patch(patch *p, ml_status st, ml_err *err) {
     return st;
 }
 
-/* A seal of the version before would not be true of this one. */
+/* The checksum file of the previous version would not match this one. */
 static ml_status carry_seal(copy *c, const char *version_dir, ml_err *err) {
     const char *from = ml_arena_printf(&c->arena, "%s/" SEAL, version_dir);
 
@@ -346,8 +349,8 @@ static ml_status apply(copy *c, const ml_version *v, ml_err *err) {
 
 /* --- pulling ------------------------------------------------------------------------- */
 
-/* Versions from the target back to the one the copy has, or to a whole one; the last of the
- * list is the first to be applied. */
+/* Versions from the target back to the copy's version, or to a full checkpoint; the last
+ * of the list is applied first. */
 typedef struct chain {
     ml_version *v;
     int32_t n, cap;
@@ -383,7 +386,8 @@ static ml_status list_chain(chain *x, copy *c, int64_t has, int64_t target, ml_e
     return st;
 }
 
-/* What the copy begins with: nothing new where the chain ends at its own version. */
+/* Initializes the copy for the chain; nothing to do if the chain ends at the copy's
+ * version. */
 static ml_status begin(copy *c, chain *x, int64_t has, ml_err *err) {
     const ml_version *first = x->n ? &x->v[x->n - 1] : NULL;
 
@@ -396,7 +400,8 @@ static ml_status begin(copy *c, chain *x, int64_t has, ml_err *err) {
     return begin_with(c, c->base, 0, err);
 }
 
-/* The seal that a publisher has for version 0 tells whether this engine's is the same. */
+/* Copies the publisher's checksum file for version 0, which shows whether this engine
+ * started with the same weights. */
 static ml_status pull_base(copy *c, ml_err *err) {
     const char *dir = ml_version_dir(&c->arena, c->source, 0);
     ml_status st = version_of(c) == 0 ? ML_OK : begin_with(c, c->base, 0, err);
@@ -487,6 +492,6 @@ void ml_local_checkpoint_disown(const char *dir) {
     copy c;
 
     init_copy(&c, dir);
-    remove_file(c.state, NULL); /* what is not there has no version */
+    remove_file(c.state, NULL); /* an incomplete copy has no version */
     ml_arena_release(&c.arena);
 }

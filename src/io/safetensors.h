@@ -1,15 +1,15 @@
-/* safetensors.h - the file format that weights come in and go out as.
+/* safetensors.h - reads and writes the safetensors format.
  *
  *     u64 little-endian: header bytes | JSON header, padded with spaces | data
  *
- * A file is checked completely before anybody sees a tensor of it: every length,
- * name, dtype, shape and offset, no overlap, no hole, nothing after the last tensor.
- * So whoever holds an ml_st_tensor may read its bytes without further thought (except
- * for alignment: a file may put data at odd addresses).
+ * A file is validated completely before its tensors are accessible: every length, name,
+ * dtype, shape and offset, no overlap, no hole, nothing after the last tensor.  The bytes
+ * of an ml_st_tensor can therefore be read without further checks (except for alignment:
+ * a file may put data at odd addresses).
  *
- * A writer streams: tensors are declared, then their bytes are written in pieces of
- * any size and order, and the file appears under its name only when it is complete.
- * Headers are formatted to the byte as Hugging Face's library formats them.
+ * A writer streams: tensors are declared, then their bytes are written in pieces of any
+ * size and order, and the file gets its final name only when it is complete.  Headers are
+ * byte-identical to those of Hugging Face's library.
  *
  * thread: an open file is immutable; a writer has one owner. */
 #ifndef ML_IO_SAFETENSORS_H
@@ -26,9 +26,9 @@
 #include "tensor/tensor.h"
 
 #define ML_ST_DIMS 8
-#define ML_ST_HEADER_MAX ((size_t)100000000) /* the format's own bound */
+#define ML_ST_HEADER_MAX ((size_t)100000000) /* the format's own limit */
 
-/* In the format's order, by growing alignment: name and bits per element. */
+/* In the format's order, by increasing alignment: name and bits per element. */
 #define ML_ST_DTYPES(X)                                                                    \
     X(BOOL, 8)                                                                             \
     X(F4, 4)                                                                               \
@@ -58,7 +58,7 @@ typedef enum ml_st_dtype { ML_ST_DTYPES(ML_ST_ENUM) ML_ST_DTYPE_COUNT } ml_st_dt
 #undef ML_ST_ENUM
 
 const char *ml_st_dtype_name(ml_st_dtype t); /* "F32", as in the header */
-/* True when the type is one the kernels know (f32, bf16, f16, i32). */
+/* True if the kernels support the type (f32, bf16, f16, i32). */
 bool ml_st_to_dtype(ml_st_dtype t, ml_dtype *out);
 ml_st_dtype ml_st_from_dtype(ml_dtype t);
 
@@ -91,19 +91,20 @@ typedef struct ml_st_file {
 } ml_st_file;
 
 ml_status ml_st_open(ml_st_file **out, const char *path, ml_err *err);
-/* The same for an image of a file in memory; the caller keeps the bytes. */
+/* The same for the bytes of a file in memory; the caller owns them. */
 ml_status ml_st_open_image(ml_st_file **out, ml_str image, const char *name, ml_err *err);
-void ml_st_close(ml_st_file *f); /* NULL is fine */
+void ml_st_close(ml_st_file *f); /* NULL is allowed */
 
-/* NULL when there is none of that name. */
+/* NULL if no tensor has that name. */
 const ml_st_tensor *ml_st_find(const ml_st_file *f, ml_str name);
 
-/* The tensor's bytes are consumed; see ml_file_forget. */
+/* Drops the tensor's pages from resident memory; see ml_file_forget. */
 void ml_st_forget(const ml_st_file *f, const ml_st_tensor *t);
 
 /* --- writing ---------------------------------------------------------------- */
 
-/* Elements times bits, or false when it overflows or is no whole number of bytes. */
+/* Elements times bits, in bytes; false if it overflows or is not a whole number of
+ * bytes. */
 bool ml_st_size(ml_st_dtype t, const int64_t *shape, int32_t n_dim, size_t *bytes);
 
 /* Hugging Face's order: dtype from the last of ML_ST_DTYPES to the first, then name. */
@@ -111,25 +112,27 @@ void ml_st_sort_like_hf(ml_st_tensor *tensor, int32_t n);
 
 typedef struct ml_st_layout {
     int32_t n;
-    const ml_st_tensor *tensor; /* [n], in the order they shall lie: name, dtype, shape */
+    const ml_st_tensor *tensor; /* [n] in the order of their data: name, dtype, shape */
     int32_t n_meta;
-    const ml_st_meta *meta; /* [n_meta]; Hugging Face's models have format = pt */
+    const ml_st_meta *meta; /* [n_meta]; Hugging Face models have format = pt */
 } ml_st_layout;
 
 typedef struct ml_st_writer ml_st_writer;
 
-/* Copies what it needs of the layout and writes the header; all offsets are known from here. */
+/* Copies the needed parts of the layout and writes the header; all offsets are then
+ * fixed. */
 ml_status ml_st_create(ml_st_writer **out, const char *path, const ml_st_layout *layout,
                        ml_err *err);
-/* With the tensors and the very header of an open file: the same bytes give the same file. */
+/* With the tensors and the identical header of an open file: equal data gives an equal
+ * file. */
 ml_status ml_st_create_like(ml_st_writer **out, const char *path, const ml_st_file *f,
                             ml_err *err);
-/* Bytes of tensor i at an offset inside it; each byte is to be written once. */
+/* Writes bytes of tensor i at an offset inside it; each byte must be written once. */
 ml_status ml_st_write(ml_st_writer *w, int32_t i, size_t offset, const void *bytes,
                       size_t n, ml_err *err);
-/* Both free the writer.  Commit fails, naming the tensor, when bytes are missing; the
- * target is then as it was. */
+/* Both free the writer.  Commit fails if bytes are missing, and names the tensor; the
+ * target is then unchanged. */
 ml_status ml_st_commit(ml_st_writer *w, ml_err *err);
-void ml_st_abort(ml_st_writer *w); /* NULL is fine */
+void ml_st_abort(ml_st_writer *w); /* NULL is allowed */
 
 #endif

@@ -59,7 +59,7 @@ bool ml_st_size(ml_st_dtype t, const int64_t *shape, int32_t n_dim, size_t *byte
 
 /* --- the header -------------------------------------------------------------- */
 
-/* Names come from the file: enough of them to be found, not so much as to bury the rest. */
+/* Names come from the file: truncated, so that they do not hide the rest of the message. */
 static int shown(ml_str name) {
     return name.len < 200 ? (int)name.len : 200;
 }
@@ -117,7 +117,7 @@ static ml_status read_meta(ml_st_file *f, const ml_json *obj, ml_err *err) {
     return ML_OK;
 }
 
-/* What is wrong with one tensor's entry; every message begins alike. */
+/* Reports an error in one tensor's entry, with a common prefix. */
 __attribute__((format(printf, 4, 5))) static ml_status
 bad_tensor(const ml_st_file *f, ml_str name, ml_err *err, const char *fmt, ...) {
     char what[500];
@@ -160,7 +160,8 @@ static ml_status read_shape(const ml_st_file *f, ml_st_tensor *t, const ml_json 
     return ML_OK;
 }
 
-/* Leaves offset relative to the data section: place_tensors moves it to the file's start. */
+/* Sets the offset relative to the data section; place_tensors makes it relative to the
+ * file. */
 static ml_status read_offsets(const ml_st_file *f, ml_st_tensor *t, const ml_json *v,
                               ml_err *err) {
     int64_t begin, end;
@@ -249,7 +250,7 @@ static ml_status read_entries(ml_st_file *f, ml_st_tensor *tensor, const ml_json
 
 /* --- the order of the data --------------------------------------------------- */
 
-/* By begin, then end; empty tensors at one place keep the order of the header. */
+/* By begin, then end; empty tensors at the same offset keep the order of the header. */
 static int by_offset(const void *a, const void *b) {
     const ml_st_tensor *x = *(const ml_st_tensor *const *)a;
     const ml_st_tensor *y = *(const ml_st_tensor *const *)b;
@@ -281,7 +282,8 @@ static ml_status index_names(ml_st_file *f, ml_err *err) {
     return ML_OK;
 }
 
-/* The data section is the tensors one after the other and nothing else. */
+/* Checks that the data section consists of the tensors, one after the other, and nothing
+ * else. */
 static ml_status place_tensors(const ml_st_file *f, ml_st_tensor *tensor, ml_str image,
                                ml_err *err) {
     size_t begin = 8 + f->header.len, n_data = image.len - begin, end = 0;
@@ -392,6 +394,6 @@ const ml_st_tensor *ml_st_find(const ml_st_file *f, ml_str name) {
 }
 
 void ml_st_forget(const ml_st_file *f, const ml_st_tensor *t) {
-    if (f->file.path) /* an image is the caller's */
+    if (f->file.path) /* the caller owns bytes in memory */
         ml_file_forget(&f->file, t->offset, t->bytes);
 }

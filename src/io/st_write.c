@@ -6,7 +6,7 @@
 #include "base/bug.h"
 #include "base/json.h"
 
-/* Where a tensor lies and how much of it has come. */
+/* A tensor's position in the file and how many of its bytes are written. */
 typedef struct extent {
     ml_str name;
     size_t offset, bytes, written;
@@ -59,7 +59,8 @@ static void add_tensor(ml_text *h, const ml_st_tensor *t, const extent *e) {
     ml_text_printf(h, "],\"data_offsets\":[%zu,%zu]}", e->offset, e->offset + e->bytes);
 }
 
-/* Compact JSON, metadata first, padded with spaces so that data begins at a multiple of 8. */
+/* Compact JSON, metadata first, padded with spaces so that data begins at a multiple of
+ * 8. */
 static void build_header(ml_text *h, const ml_st_layout *layout, const extent *tensor) {
     ml_text_add(h, "{", 1);
     if (layout->n_meta)
@@ -119,7 +120,7 @@ static ml_status lay_out(ml_st_writer *w, const char *path, const ml_st_layout *
     return ML_OK;
 }
 
-/* Takes the writer over: on failure it is gone. */
+/* Takes ownership of the writer: on failure it is freed. */
 static ml_status begin_file(ml_st_writer **out, ml_st_writer *w, const char *path,
                             ml_str header, ml_err *err) {
     char length[8];

@@ -10,7 +10,7 @@
 
 #define END "\n]\n"
 
-/* In one call: the array is whole before and after it. */
+/* One write call: the array is complete before and after it. */
 static ml_status append(ml_trace_file *t, const ml_text *text, ml_err *err) {
     ssize_t n = pwrite(t->fd, text->ptr, text->len, (off_t)t->at);
 
@@ -42,7 +42,7 @@ void ml_trace_file_close(ml_trace_file *t) {
     *t = (ml_trace_file){ 0 };
 }
 
-/* Writes `text`, and lets go of it. */
+/* Writes `text` and releases it. */
 static ml_status append_text(ml_trace_file *t, ml_text *text, ml_err *err) {
     ml_status st = append(t, text, err);
     ml_text_release(text);

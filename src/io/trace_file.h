@@ -1,7 +1,7 @@
-/* trace_file.h - what happened when, as Chrome's trace viewer and Perfetto read it.
+/* trace_file.h - time spans as a trace file for Chrome's trace viewer and Perfetto.
  *
- * A JSON array of spans.  Each write ends the array, and the next one begins where the array
- * ended, so that the file is valid whenever the process dies.
+ * A JSON array of spans.  Each write closes the array, and the next one overwrites the
+ * closing bracket, so that the file is valid whenever the process dies.
  *
  * thread: one owner. */
 #ifndef ML_IO_TRACE_FILE_H
@@ -12,23 +12,23 @@
 #include "base/err.h"
 
 typedef struct ml_trace_file {
-    int fd; /* meaningful when at is not 0 */
+    int fd; /* valid if at is not 0 */
     int64_t at;
     double origin_s; /* by ml_clock_s */
 } ml_trace_file;
 
 ml_status ml_trace_file_open(ml_trace_file *out, const char *path, ml_err *err);
-void ml_trace_file_close(ml_trace_file *t); /* zeros are fine */
+void ml_trace_file_close(ml_trace_file *t); /* zero-initialized is allowed */
 
-/* What a lane is called. */
+/* Names a lane. */
 ml_status ml_trace_file_lane(ml_trace_file *t, int lane, const char *name, ml_err *err);
 
-/* A span by ml_clock_s.  Spans of one lane may lie in each other, but not overlap. */
+/* A span in ml_clock_s time.  Spans of one lane may nest, but not overlap. */
 typedef struct ml_trace_span {
     const char *name;
     int lane;
     double begin_s, end_s;
-    const char *key; /* of a number that is shown with it; NULL: none */
+    const char *key; /* name of a number shown with the span; NULL: none */
     int64_t value;
 } ml_trace_span;
 

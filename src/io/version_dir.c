@@ -27,7 +27,7 @@ bool ml_version_of_name(const char *name, int64_t *version) {
 
 /* --- reading ------------------------------------------------------------------------ */
 
-/* Numbers of versions are texts of six digits. */
+/* Version numbers are strings of six digits. */
 static bool number(const ml_json *meta, const char *key, int64_t *out) {
     const ml_json *v = ml_json_get(meta, key);
     char digits[24], *end;
@@ -44,7 +44,7 @@ static ml_str text_of(const ml_json *meta, const char *key) {
     return v && v->type == ML_JSON_STRING ? v->text : ml_str_of("");
 }
 
-/* The files of a delta lie beside its index. */
+/* The files of a delta are in the same directory as its index. */
 static ml_status check_files(const ml_json *map, const char *path, ml_err *err) {
     for (const ml_json *v = map->child; v; v = v->next)
         if (v->type != ML_JSON_STRING || !v->text.len ||
@@ -97,7 +97,7 @@ ml_status ml_version_read(ml_version *out, const char *source, int64_t version, 
         return ml_fail(err, ML_EIO, "%s: version %lld of the weights is not there",
                        out->dir, (long long)version);
     path = ml_arena_printf(a, "%s/" INDEX, out->dir);
-    if (access(path, F_OK) != 0) /* one file, and no delta: those have an index */
+    if (access(path, F_OK) != 0) /* a single file, not a delta: deltas have an index */
         return ML_OK;
     st = ml_file_map(&f, path, err);
     if (st != ML_OK)

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <yaml.h>
 
-#define MAX_NODES 100000 /* with aliases written out */
+#define MAX_NODES 100000 /* with aliases expanded */
 
 typedef struct reader {
     ml_arena *a;
@@ -21,7 +21,7 @@ static ml_json *complain(reader *r, yaml_mark_t at, const char *what) {
     return NULL;
 }
 
-/* Does JSON know this word?  Then *out is it. */
+/* Whether the scalar is valid JSON (null, true, a number); then *out is its value. */
 static bool is_word(ml_json *out, ml_str s, ml_arena *a) {
     const ml_json *v;
 

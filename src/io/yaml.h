@@ -1,8 +1,9 @@
 /* yaml.h - YAML files as JSON values.
  *
- * Scalars without quotes that JSON knows (null, true, numbers) are that, also ~ and
- * nothing for null; all others are strings.  Keys are strings.  Aliases are copied, with a
- * bound; tags count for nothing, and only the first document is read.  JSON itself is YAML.
+ * Unquoted scalars that are valid JSON (null, true, numbers) have that value; ~ and an
+ * empty value are null; all others are strings.  Keys are strings.  Aliases are copied,
+ * up to a limit; tags are ignored, and only the first document is read.  JSON is valid
+ * YAML.
  *
  * thread: any. */
 #ifndef ML_IO_YAML_H
@@ -10,7 +11,8 @@
 
 #include "base/json.h"
 
-/* The document lives in `a`.  `name` (a path) opens messages: "name:line:col: ...". */
+/* The document is allocated in `a`. Messages begin with `name` (a path): "name:line:col:
+ * ...". */
 ml_status ml_yaml_parse(const ml_json **out, ml_arena *a, ml_str src, const char *name,
                         ml_err *err);
 

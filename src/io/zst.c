@@ -39,7 +39,7 @@ static ml_status unpack(ml_text *out, ZSTD_DCtx *ctx, const ml_file *f, size_t m
                         ml_err *err) {
     ZSTD_inBuffer in = { f->bytes.ptr, f->bytes.len, 0 };
     char piece[1 << 16];
-    size_t left = 1; /* what zstd still expects of a frame; an empty file is no frame */
+    size_t left = 1; /* bytes zstd still expects of a frame; an empty file is not a frame */
     bool full = false;
 
     while (in.pos < in.size || full) {
@@ -51,7 +51,7 @@ static ml_status unpack(ml_text *out, ZSTD_DCtx *ctx, const ml_file *f, size_t m
         if (out->len + to.pos > max)
             return ml_fail(err, ML_EFORMAT, "%s: holds more than %zu bytes", f->path, max);
         ml_text_add(out, piece, to.pos);
-        full = to.pos == sizeof piece; /* there may be more without more input */
+        full = to.pos == sizeof piece; /* there may be more output without more input */
     }
     return left ? ml_fail(err, ML_EFORMAT, "%s: the zstd file is cut short", f->path)
                 : ML_OK;
@@ -76,7 +76,7 @@ ml_status ml_zst_unpack(void **out, size_t *n, ml_str frame, size_t most, ml_err
     unsigned long long size = ZSTD_getFrameContentSize(frame.ptr, frame.len);
     void *bytes;
 
-    if (size == ZSTD_CONTENTSIZE_UNKNOWN) /* its writer streamed */
+    if (size == ZSTD_CONTENTSIZE_UNKNOWN) /* written by a streaming encoder */
         size = most;
     if (size == ZSTD_CONTENTSIZE_ERROR)
         return ml_fail(err, ML_EFORMAT, "is no zstd frame");

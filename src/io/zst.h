@@ -1,4 +1,4 @@
-/* zst.h - whole files, and pieces of others, compressed with zstd.
+/* zst.h - zstd compression of files and buffers.
  *
  * thread: any. */
 #ifndef ML_IO_ZST_H
@@ -7,15 +7,16 @@
 #include "base/err.h"
 #include "base/str.h"
 
-/* Replaces the file, atomically. */
+/* Replaces the file atomically. */
 ml_status ml_zst_write(const char *path, ml_str bytes, ml_err *err);
-/* Appends what the file holds, one frame or several; more than max bytes are refused. */
+/* Appends the content of the file, one frame or several; more than max bytes are
+ * refused. */
 ml_status ml_zst_read(ml_text *out, const char *path, size_t max, ml_err *err);
 
-/* Appends one frame that holds the bytes; level 1 is the fastest. */
+/* Appends one frame with the bytes; level 1 is the fastest. */
 ml_status ml_zst_pack(ml_text *out, ml_str bytes, int level, ml_err *err);
-/* What one frame holds, at most `most` bytes of it; *out is the caller's to free.  The sentence is
- * for a caller to prefix. */
+/* Decompresses one frame, at most `most` bytes; the caller frees *out.  The caller
+ * prefixes the error message. */
 ml_status ml_zst_unpack(void **out, size_t *n, ml_str frame, size_t most, ml_err *err);
 
 #endif

@@ -1,7 +1,7 @@
-/* batch.h - a ragged batch being put together: prefill, decode, scoring and training alike.
+/* batch.h - builds a ragged batch: prefill, decode, scoring and training alike.
  *
- * Capacity is fixed at init; adding past it is a bug of the caller, who planned the
- * step.  `rows` is what ops read.
+ * The capacity is fixed at init; adding past it is a bug of the caller, which planned the
+ * step.  `rows` is the view that ops read.
  *
  * thread: the step's owner. */
 #ifndef ML_MODEL_BATCH_H
@@ -21,26 +21,26 @@ typedef struct ml_batch {
     int32_t n_page; /* entries of `page` */
 } ml_batch;
 
-/* Targets of a row, besides token ids. */
+/* Values of a row's target other than token ids. */
 enum {
-    ML_TARGET_NONE = -1 /* logits, nothing scored */,
-    ML_TARGET_SKIP = -2 /* not even logits */
+    ML_TARGET_NONE = -1 /* compute logits, score nothing */,
+    ML_TARGET_SKIP = -2 /* compute no logits */
 };
 
 void ml_batch_init(ml_batch *b, ml_arena *a, ml_batch_caps caps);
 void ml_batch_clear(ml_batch *b);
 
-/* Appends n rows of one sequence, at positions first .. first+n-1.  target [n] is the token
- * scored at each row, or NULL: skip all.  page lists the sequence's KV pages from key 0 on,
- * enough for all its keys so far; NULL: the batch hands out its own pages, in order, which a
- * plan with pages of its own expects (then first must be 0). */
+/* Appends n rows of one sequence, at positions first .. first+n-1.  target [n] is the
+ * token scored at each row, or NULL: skip all.  page lists the sequence's KV pages from
+ * key 0 on, enough for all its keys so far.  NULL: the batch assigns its own pages, in
+ * order, as a plan with its own KV pages requires (then first must be 0). */
 void ml_batch_add(ml_batch *b, const int32_t *id, const int32_t *target, int32_t n,
                   int32_t first, const int32_t *page);
 
-/* The slot of the sequence added last; else it is its number in the batch. */
+/* Sets the state slot of the sequence added last; the default is its index in the batch. */
 void ml_batch_set_slot(ml_batch *b, int32_t slot);
 
-/* Pages that hold n keys. */
+/* Number of KV pages that hold n keys. */
 int32_t ml_kv_pages_for(int32_t n);
 
 #endif

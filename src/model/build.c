@@ -5,7 +5,7 @@
 
 #include "base/bug.h"
 
-/* Arrays double inside the spec's arena; the copies left behind are kilobytes. */
+/* Arrays grow by doubling inside the spec's arena; the abandoned copies are kilobytes. */
 static void *grown(ml_builder *b, void *old, int32_t n, int32_t *cap, size_t size) {
     void *p;
     if (n < *cap)
@@ -136,7 +136,7 @@ int32_t ml_build_embed(ml_builder *b, const char *name, float scale) {
     ml_spec *s = b->spec;
     int32_t out = ml_build_table(b, name, s->n_vocab, s->n_hidden, scale);
 
-    if (s->tied) /* also the LM head, so it lies as the head wants it */
+    if (s->tied) /* also the LM head, so it has the layout of the head */
         s->param[s->node[0].w[0]].layout = ML_PANELS;
     return out;
 }
@@ -175,7 +175,7 @@ int32_t ml_build_norm(ml_builder *b, int32_t x, const char *name, float eps, int
     return out;
 }
 
-/* Cosines and sines are made once per batch and set of frequencies, where first needed. */
+/* Cosines and sines are computed once per batch and set of frequencies, at first use. */
 static int32_t rope_table(ml_builder *b, const ml_rope *rope) {
     ml_node *n;
     int32_t out;

@@ -1,4 +1,4 @@
-/* build_index.c - attention to chosen keys. */
+/* build_index.c - spec rows of sparse attention: INDEX and ATTN_CHOSEN. */
 #include "base/bug.h"
 #include "model/build.h"
 

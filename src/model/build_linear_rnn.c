@@ -1,4 +1,4 @@
-/* build_recur.c - the rows of recurrent layers, and of what stands around them. */
+/* build_linear_rnn.c - spec rows of recurrent layers and the ops around them. */
 #include <stdio.h>
 
 #include "base/bug.h"
@@ -41,7 +41,7 @@ int32_t ml_build_row_gate(ml_builder *b, int32_t gate, int32_t x) {
     return out;
 }
 
-/* Checkpoints have the weight as [channels, 1, taps]. */
+/* Checkpoints store the weight as [channels, 1, taps]. */
 static int32_t conv_weight(ml_builder *b, const char *name, int64_t width, int64_t taps) {
     ml_part *part = ML_NEW(&b->spec->arena, ml_part, 1);
     *part = (ml_part){ .name = ml_build_name(b, name, ".weight"),

@@ -1,4 +1,4 @@
-/* build_moe.c - the rows of a mixture of experts. */
+/* build_moe.c - spec rows of a mixture of experts. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 typedef struct moe {
     const ml_moe_opts *o;
     int64_t hidden;
-    int32_t weight, expert, group; /* values of the route */
+    int32_t weight, expert, group; /* outputs of MOE_ROUTE */
 } moe;
 
 static ml_node *moe_node(ml_builder *b, const moe *m, ml_op_id op) {
@@ -17,8 +17,8 @@ static ml_node *moe_node(ml_builder *b, const moe *m, ml_op_id op) {
     return n;
 }
 
-/* A projection of all experts as one tensor of a checkpoint: outputs first, first + step, ..
- * of n_out in all. */
+/* A projection of all experts, stored as one tensor of a checkpoint: outputs first, first
+ * + step, .. of n_out in total. */
 typedef struct stacked {
     const char *name;
     int64_t n_out, n_in, first, step;
@@ -89,7 +89,7 @@ static int32_t expert_linear(ml_builder *b, const moe *m, int32_t x, const char 
     return out;
 }
 
-/* Chooses experts and their weights for each token. */
+/* Selects the experts of each token and their weights. */
 static void route(ml_builder *b, moe *m, int32_t x) {
     const ml_moe_opts *o = m->o;
     int32_t logits = ml_build_linear(b, x,
@@ -124,7 +124,7 @@ static void route(ml_builder *b, moe *m, int32_t x) {
                                                 .keep_f32 = true });
 }
 
-/* Weights of the route times the numbers of their experts. */
+/* Multiplies the routing weights by their experts' factors. */
 static void scale_experts(ml_builder *b, moe *m) {
     ml_node *n = moe_node(b, m, ML_OP_MOE_SCALE);
 
@@ -158,7 +158,7 @@ static int32_t combine(ml_builder *b, const moe *m, int32_t rows) {
     return out;
 }
 
-/* gpt_oss has gate and up in turn, others one behind the other. */
+/* gpt_oss interleaves gate and up, others store one after the other. */
 static int32_t gated(ml_builder *b, const moe *m, int32_t rows) {
     const ml_moe_opts *o = m->o;
     stacked both = { ".gate_up_proj", .n_out = 2 * o->n_inner,

@@ -11,7 +11,7 @@
 
 #define PIECE_BYTES ((size_t)1 << 20)
 
-/* One tensor of the target. */
+/* One tensor of the target checkpoint. */
 typedef struct item {
     const ml_st_tensor *src;
     const ml_st_file *file;
@@ -22,7 +22,7 @@ typedef struct item {
 
 typedef struct shard {
     const char *name;
-    const ml_st_file *same; /* the source file with this very layout, or NULL */
+    const ml_st_file *same; /* the source file with exactly this layout, or NULL */
 } shard;
 
 typedef struct exporter {
@@ -33,10 +33,10 @@ typedef struct exporter {
     ml_arena arena;
     item *it;
     int32_t n;
-    ml_map by_name; /* index into it */
+    ml_map by_name; /* index into items */
     shard *shard;
     int32_t n_shard;
-    bool changed; /* not the tensors of the source: a critic has another head */
+    bool changed; /* the tensors differ from the source's: a critic has another head */
     void *piece;
 } exporter;
 
@@ -44,7 +44,7 @@ static const char *in_dir(exporter *x, const char *name) {
     return ml_arena_printf(&x->arena, "%s/%s", x->o->dir, name);
 }
 
-/* --- what there is to write ------------------------------------------------- */
+/* --- the list of tensors ---------------------------------------------------- */
 
 static bool is_float(ml_st_dtype t) {
     return t == ML_ST_F32 || t == ML_ST_BF16 || t == ML_ST_F16;
@@ -68,12 +68,12 @@ static item item_of(const exporter *x, const ml_st_file *file, const ml_st_tenso
     return i;
 }
 
-/* A critic made of a language model has no use for its head. */
+/* A critic made from a language model drops the LM head. */
 static bool left_out(const exporter *x, ml_str name) {
     return x->s->critic && ml_str_is(name, "lm_head.weight");
 }
 
-/* What the source does not have: the head of a critic. */
+/* Adds a tensor that the source does not have: the head of a critic. */
 static void add_new_item(exporter *x, int32_t param) {
     const ml_param *p = &x->s->param[param];
     ml_st_tensor *t = ML_NEW(&x->arena, ml_st_tensor, 1);
@@ -111,7 +111,7 @@ static void list_items(exporter *x) {
             add_new_item(x, i);
 }
 
-/* The index of the source still tells where each tensor is. */
+/* Whether the source's index is still valid for the target. */
 static bool index_holds(const exporter *x) {
     return x->o->shard_bytes == 0 && x->o->keep_dtype && !x->changed;
 }
@@ -122,7 +122,7 @@ static size_t item_bytes(const item *i) {
     return bytes;
 }
 
-/* --- which file each goes into ---------------------------------------------- */
+/* --- assignment to files ---------------------------------------------------- */
 
 static bool layout_kept(const exporter *x, int32_t f) {
     int32_t n = 0;
@@ -144,7 +144,7 @@ static void keep_shards(exporter *x) {
                                .same = layout_kept(x, f) ? x->from->file[f] : NULL };
 }
 
-/* Where modules stand inside a decoder layer upstream; parameters follow that order there. */
+/* The order of modules inside a decoder layer in transformers; parameters follow it. */
 static int module_rank(const char *name) {
     const char *attn = strstr(name, ".self_attn.");
     if (attn)
@@ -152,7 +152,7 @@ static int module_rank(const char *name) {
     return strstr(name, ".mlp.") ? 2 : 3;
 }
 
-/* Layers in order, between the embedding and what follows the last layer. */
+/* Layers in order, between the embedding and the modules after the last layer. */
 static int64_t layer_rank(const exporter *x, const item *i) {
     const ml_param *p = &x->s->param[i->own.param];
     const char *layers = strstr(p->name, ".layers.");
@@ -161,7 +161,7 @@ static int64_t layer_rank(const exporter *x, const item *i) {
     return i->own.param == 0 ? 0 : INT64_MAX;
 }
 
-/* Upstream's order of parameters; tensors that are none come last, in file order. */
+/* The order of parameters in transformers; other tensors come last, in file order. */
 static int by_module(const void *a, const void *b, void *ud) {
     const exporter *x = ud;
     const item *i = a, *k = b;
@@ -186,7 +186,8 @@ static int by_module(const void *a, const void *b, void *ud) {
     return i->own.member - k->own.member;
 }
 
-/* Fills a file until the next tensor would pass the limit; one that is larger goes alone. */
+/* Fills a file until the next tensor would exceed the limit; a larger tensor gets its own
+ * file. */
 static void split_shards(exporter *x) {
     size_t limit = (size_t)x->o->shard_bytes, size = 0;
     int32_t at = 0;
@@ -250,7 +251,7 @@ static const item *item_named(const exporter *x, ml_str name) {
     return &x->it[ml_map_get(&x->by_name, name, ML_NONE)];
 }
 
-/* Opens file f of the target; t and n get its tensors in order. */
+/* Opens file f of the target; t and n receive its tensors in order. */
 static ml_status create_shard(exporter *x, int32_t f, ml_st_writer **out,
                               const ml_st_tensor **t, int32_t *n, ml_err *err) {
     static const ml_st_meta format = { { "format", 6 }, { "pt", 2 } };
@@ -298,7 +299,7 @@ static int by_name(const void *a, const void *b, void *ud) {
     return strcmp(i->src->name.ptr, k->src->name.ptr);
 }
 
-/* As transformers writes it: json.dumps(indent=2, sort_keys=True) and a newline. */
+/* In the format of transformers: json.dumps(indent=2, sort_keys=True) and a newline. */
 static ml_status write_index(exporter *x, ml_err *err) {
     const item **sorted = ML_NEW(&x->arena, const item *, x->n);
     size_t bytes = 0;
@@ -337,7 +338,7 @@ static ml_status write_weights(exporter *x, ml_err *err) {
 
     for (int32_t f = 0; f < x->n_shard && st == ML_OK; f++)
         st = write_shard(x, f, err);
-    /* An index that still holds is copied with the other files. */
+    /* A valid index is copied with the other files. */
     if (st == ML_OK && x->n_shard > 1 && !index_holds(x))
         st = write_index(x, err);
     return st;

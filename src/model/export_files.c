@@ -45,7 +45,7 @@ static ml_status copy_file(copier *c, const char *name, ml_err *err) {
     return st;
 }
 
-/* config.json with the value of its dtype key replaced, every other byte as it was. */
+/* Writes config.json with the value of its dtype key replaced, other bytes unchanged. */
 static ml_status write_config(copier *c, ml_err *err) {
     static const char *const names[] = {
         [ML_F32] = "float32", [ML_BF16] = "bfloat16", [ML_F16] = "float16"

@@ -1,16 +1,16 @@
-/* export_files.h - the files of a checkpoint beside its weights: config, tokenizer and the like. */
+/* export_files.h - the files of a checkpoint other than weights: config, tokenizer etc. */
 #ifndef ML_MODEL_EXPORT_FILES_H
 #define ML_MODEL_EXPORT_FILES_H
 
 #include "model/export.h"
 
-#define ML_EXPORT_INDEX "model.safetensors.index.json" /* which file has which tensor */
+#define ML_EXPORT_INDEX "model.safetensors.index.json" /* maps tensors to files */
 
-/* Makes the directory; one that is there must be empty. */
+/* Creates the directory; an existing one must be empty. */
 ml_status ml_export_dir(const char *dir, ml_err *err);
 
-/* Copies them to o->dir, the index only when it is said to hold, config.json last and with the
- * new dtype. */
+/* Copies them to o->dir: the index only if index_holds, config.json last and with the new
+ * dtype. */
 ml_status ml_export_files(const char *from, const ml_export_opts *o, bool index_holds,
                           ml_err *err);
 

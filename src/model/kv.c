@@ -1,6 +1,6 @@
 #include "model/kv.h"
 
-/* Bytes of a row of a value with this axis, 0 for other values. */
+/* Bytes per row of a value with this axis, 0 for other values. */
 static size_t row_bytes(const ml_spec *s, const ml_backend *be, int32_t value,
                         ml_axis axis) {
     const ml_value *v = &s->value[value];

@@ -1,8 +1,8 @@
-/* kv.h - the bytes of what a model remembers of sequences, for plans that do not keep it.
+/* kv.h - memory of the KV cache and recurrent states, for plans with kv_shared.
  *
- * One buffer.  Every value of the spec that has a row per KV page (keys, values) or per
- * slot (the state of a recurrent layer) has its rows in it, laid out as ops.h says.  Which
- * page or slot belongs to whom is not known here. */
+ * One buffer.  Each value of the spec with a row per KV page (keys, values) or per state
+ * slot (recurrent layers) has its rows in it, in the layout of ops.h.  This module does
+ * not track the owners of pages and slots. */
 #ifndef ML_MODEL_KV_H
 #define ML_MODEL_KV_H
 
@@ -12,11 +12,10 @@
 typedef struct ml_kv {
     ml_buf buf;
     int32_t n_page, n_slot;
-    size_t
-        *at; /* [spec->n_value] byte offsets of those values, in the arena given at open */
+    size_t *at; /* [spec->n_value] byte offsets of page and slot values; in open's arena */
 } ml_kv;
 
-/* Bytes of n pages; of one slot, 0 for a model without recurrent layers. */
+/* Bytes of n KV pages; of one state slot, 0 for a model without recurrent layers. */
 size_t ml_kv_bytes(const ml_spec *s, const ml_backend *be, int32_t n_page);
 size_t ml_kv_slot_bytes(const ml_spec *s, const ml_backend *be);
 

@@ -18,13 +18,14 @@ static ml_tensor bound(const ml_plan *p, int32_t value, int32_t store, const ml_
     return t;
 }
 
-/* The memory of a value: where forward put it, or, for a call after forward, the copy that
- * the node's unit has. */
+/* The memory of a value: forward's copy or, for a call after forward, the copy that the
+ * node's recompute unit uses. */
 static int32_t store_of(const ml_plan *p, int32_t node, int32_t value, bool forward) {
     return p->value_store[forward ? ML_FIRST_COPY : ml_plan_copy(p, node, value)][value];
 }
 
-/* What a node chooses, and which of its outputs has it; ML_N_ROUTING: nothing. */
+/* The kind of selection a node makes, and the index of the output that has it;
+ * ML_N_ROUTING: none. */
 static ml_routing_kind route_of(const ml_node *n, int *out) {
     *out = n->op == ML_OP_MOE_ROUTE ? 1 : 0;
     return n->op == ML_OP_MOE_ROUTE ? ML_ROUTING_EXPERTS
@@ -32,13 +33,13 @@ static ml_routing_kind route_of(const ml_node *n, int *out) {
                                     : ML_N_ROUTING;
 }
 
-/* Where a node's choices begin in arrays of all layers' choices. */
+/* Offset of a node's selections in the arrays over all layers. */
 static int64_t route_at(const ml_plan *p, const ml_node *n, ml_routing_kind route,
                         const ml_rows *rows) {
     return (int64_t)n->route_layer * rows->n_token * p->spec->route[route].top_k;
 }
 
-/* A run without weights is one that sizes are asked for. */
+/* A run without weights only computes sizes. */
 static void bind_given(const ml_plan *p, const ml_node *n, const ml_run *r, ml_op_args *a) {
     int out;
     ml_routing_kind route = route_of(n, &out);
@@ -51,7 +52,7 @@ static void bind_given(const ml_plan *p, const ml_node *n, const ml_run *r, ml_o
             (void *)(uintptr_t)(r->given[route] + route_at(p, n, route, r->rows));
 }
 
-/* Brings what a node is given to where it will write what it has chosen. */
+/* Copies the given selection to the output to which the node writes its selection. */
 static void send_given(const ml_plan *p, const ml_node *n, ml_op_args *a) {
     int out;
 
@@ -138,7 +139,7 @@ static ml_status size_scratch(ml_plan *p, ml_err *err) {
     return ML_OK;
 }
 
-/* --- life ------------------------------------------------------------------- */
+/* --- open and close --------------------------------------------------------- */
 
 static ml_status check_ops(const ml_plan *p, ml_err *err) {
     for (int32_t i = 0; i < p->spec->n_node; i++) {
@@ -223,14 +224,14 @@ static void check_fits(const ml_plan *p, const ml_run *r) {
         ML_BUG_IF(r->given[i] && !p->opts.given[i]);
 }
 
-/* What a run brings with it: pages and slots. */
+/* Binds the run's KV pages and state slots. */
 static void bind_kv(const ml_plan *p, const ml_node *n, const ml_kv *kv, ml_op_args *a) {
     for (int k = 0; k < ML_OP_OUT; k++)
         if (n->out[k] != ML_NONE && ml_axis_is_kept(p->spec->value[n->out[k]].axis))
             a->out[k].data = (unsigned char *)kv->buf.ptr + kv->at[n->out[k]];
 }
 
-/* Tells the run what a node has chosen. */
+/* Copies a node's selections to the run's routing record. */
 static void tell_chosen(const ml_plan *p, const ml_node *n, const ml_run *r,
                         const ml_op_args *a) {
     int out;
@@ -250,7 +251,7 @@ static void bind_forward(const ml_plan *p, int32_t node, bool first, const ml_ru
         bind_kv(p, &p->spec->node[node], r->kv, a);
 }
 
-/* Computes a node, the first time or again. */
+/* Computes a node, for the first time or as recomputation. */
 static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     const ml_node *n = &p->spec->node[node];
     ml_op_args a;
@@ -268,7 +269,7 @@ static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     p->stats.rows[n->op] += a.out[0].shape[0];
 }
 
-/* As which of n calls that were done together their time counts: attention, else a product. */
+/* The call to which the time of n fused calls is charged: attention, else a LINEAR. */
 static int32_t foremost(const ml_op_call *c, int32_t n) {
     static const ml_op_id order[] = { ML_OP_ATTN, ML_OP_LINEAR };
 
@@ -279,7 +280,7 @@ static int32_t foremost(const ml_op_call *c, int32_t n) {
     return 0;
 }
 
-/* All calls are bound first, so that the backend sees which come together. */
+/* All calls are bound first, so that the backend can fuse them. */
 static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
     const ml_ops *ops = p->be->ops;
     int32_t n = p->spec->n_node, took, counts_as;
@@ -324,7 +325,7 @@ static void run_nodes(ml_plan *p, const ml_run *r, bool recorded) {
     }
 }
 
-/* The second run of a kind is recorded, later ones are replayed. */
+/* The second run of a kind is captured, later ones are replayed. */
 static void run_or_replay(ml_plan *p, const ml_run *r) {
     const ml_replay *replay = p->be->replay;
     ml_plan_recording *rec = p->dump ? NULL : ml_plan_recording_of(p, r);
@@ -345,7 +346,7 @@ void ml_plan_dump_to(ml_plan *p, ml_plan_dump *d) {
     p->dump = d;
 }
 
-/* A run takes no memory, unless somebody looks at it. */
+/* Forbids allocations during the run, unless it is dumped. */
 static void begin_run(ml_plan *p, const ml_run *r) {
     check_fits(p, r);
     if (p->dump)

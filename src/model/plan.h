@@ -1,9 +1,9 @@
-/* plan.h - a spec turned into calls with planned memory.
+/* plan.h - a spec compiled to a static graph of op calls with planned memory.
  *
- * Built once for the largest batch it shall carry, then run for any batch within: a
- * flat array of op calls, forward and, if wanted, backward, whose buffers were laid out
- * by lifetime before the first op ran.  Running allocates nothing and cannot fail for
- * shapes, dtypes or memory.  The same plan, batch type and ops serve prefill, decode,
+ * A plan is built once for the largest batch and run for any batch within that capacity.
+ * It is a flat array of op calls, forward and optionally backward, whose buffers are laid
+ * out by lifetime before the first op runs.  Running does not allocate and cannot fail
+ * for shapes, dtypes or memory.  The same plan, batch type and ops serve prefill, decode,
  * scoring and training.
  *
  * thread: the step's owner; a plan runs on its backend's stream. */
@@ -20,12 +20,13 @@
 typedef struct ml_plan ml_plan;
 typedef struct ml_plan_dump ml_plan_dump; /* plan_dump.h */
 
-/* Activations that backward computes again instead of keeping them: the same bits, less
- * memory, more time.  Modules are parts of a layer, bits of ml_module. */
+/* Activation recomputation (checkpointing): backward recomputes activations instead of
+ * saving them, with the same bits, less memory and more time.  Modules are parts of a
+ * layer, bits of ml_module. */
 typedef enum ml_granularity {
     ML_RECOMPUTE_NONE,
-    ML_RECOMPUTE_SELECTIVE, /* the modules of every layer */
-    ML_RECOMPUTE_FULL,      /* whole layers; only their inputs are kept */
+    ML_RECOMPUTE_SELECTIVE, /* the selected modules of every layer */
+    ML_RECOMPUTE_FULL,      /* whole layers; only their inputs are saved */
 } ml_granularity;
 
 typedef enum ml_module {
@@ -38,73 +39,76 @@ typedef enum ml_module {
 
 typedef struct ml_recompute {
     ml_granularity granularity;
-    bool block;       /* full: the first n_layer layers one by one, the rest not at all */
-    int32_t n_layer;  /* full, not block: layers between two inputs that are kept; 0: 1 */
-    unsigned modules; /* selective */
+    bool block;       /* full: recompute the first n_layer layers one by one, no others */
+    int32_t n_layer;  /* full, not block: layers between two saved inputs; 0: 1 */
+    unsigned modules; /* selective: bits of ml_module */
 } ml_recompute;
 
 typedef struct ml_plan_opts {
     ml_batch_caps caps;
     bool backward;
     bool logits;       /* keep the logits of all loss rows */
-    int32_t loss_rows; /* whose logits are computed at a time; 0: as the backend likes */
-    bool
-        kv_shared; /* pages come with each run (decode, chunked prefill), not from the plan */
+    int32_t loss_rows; /* rows per chunk of logits; 0: the backend decides */
+    /* KV pages are passed to each run (decode, chunked prefill), not owned by the plan */
+    bool kv_shared;
     ml_recompute recompute;   /* with backward only */
-    bool given[ML_N_ROUTING]; /* runs may bring choices */
-    int32_t record_rows; /* runs of more are not recorded; 0: as many as pay; -1: none */
+    bool given[ML_N_ROUTING]; /* runs may pass recorded selections (routing replay) */
+    int32_t record_rows; /* most rows of a captured run; 0: default limit; -1: no capture */
 } ml_plan_opts;
 
-/* Lays everything out and allocates nothing but bookkeeping: sizes are known from here. */
+/* Plans the memory but allocates only bookkeeping; afterwards the sizes are known. */
 ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_opts opts,
                       ml_err *err);
 void ml_plan_free(ml_plan *p);
 
 size_t ml_plan_act_bytes(const ml_plan *p);     /* activations, saved ones and gradients */
-size_t ml_plan_scratch_bytes(const ml_plan *p); /* the largest any op asks for */
+size_t ml_plan_scratch_bytes(const ml_plan *p); /* maximum over all ops */
 
-/* Takes the memory.  After this, running cannot fail. */
+/* Allocates the memory.  After this, running cannot fail. */
 ml_status ml_plan_alloc(ml_plan *p, ml_err *err);
 
-/* What a run reads besides the batch. */
+/* Inputs of a run other than the batch. */
 typedef struct ml_run {
     const ml_weights *weights;
     const ml_weights *grads; /* backward only */
-    /* Where the embedding adds its gradient; NULL: to its table's.  A tied table has two
-     * gradients, and a sum of each over several runs does not depend on how runs are cut. */
+    /* Where the embedding's gradient is accumulated; NULL: with its table's.  A tied
+     * table has two gradients; kept separate, the sum of each over several runs does not
+     * depend on how the batch is divided into runs. */
     const ml_tensor *embed_grad;
     const ml_kv *kv; /* kv_shared only */
     const ml_rows *rows;
-    /* Choices, [layers][n_token][top_k] in the host's memory: where forward writes those that
-     * were made, and those that it and what backward computes again take instead of
-     * choosing (a row that begins with -1 chooses).  NULL: not wanted, and none. */
+    /* Selections (routing record), [layers][n_token][top_k] in host memory.  chosen:
+     * forward writes its selections there.  given: forward and recomputation use these
+     * instead of selecting (a row that begins with -1 selects).  NULL: not recorded, none
+     * given. */
     int32_t *chosen[ML_N_ROUTING];
-    const int32_t *given[ML_N_ROUTING]; /* opts.given only */
+    const int32_t *given[ML_N_ROUTING]; /* requires opts.given */
 } ml_run;
 
-/* From now on all that runs compute is written there, too; NULL: not any more. */
+/* From now on all values that runs compute are also dumped to d; NULL: stop. */
 void ml_plan_dump_to(ml_plan *p, ml_plan_dump *d);
 
-/* From now on it is told when ops ran, by the device's clock; NULL: not any more. */
+/* From now on op times, by the device's clock, are reported to the timeline; NULL: stop. */
 void ml_plan_spans_to(ml_plan *p, ml_timeline *to, ml_track track);
 
 void ml_plan_forward(ml_plan *p, const ml_run *r);
 
-/* Adds to the gradients: d loss / d weight, given d loss / d log-prob and d loss / d entropy
- * of each loss row ([n_loss]; dentropy may be NULL: zero).  After a forward of the same run. */
+/* Adds to the gradients: d loss / d weight, given d loss / d log-prob and d loss / d
+ * entropy of each loss row ([n_loss]; dentropy may be NULL: zero).  Requires a forward of
+ * the same run. */
 void ml_plan_backward(ml_plan *p, const ml_run *r, const float *dlogprob,
                       const float *dentropy);
 
-/* Results of the last forward, [n_loss] and [n_loss, vocab]; any may be NULL.
- * A critic has values only, of all rows, [n_token]: they and their derivatives
- * stand for the log-probs. */
+/* Results of the last forward, [n_loss] and [n_loss, vocab]; any may be NULL.  A critic
+ * has values only, for all rows, [n_token]: values and their derivatives take the place
+ * of the log-probs. */
 void ml_plan_read(ml_plan *p, const ml_rows *rows, float *logprob, float *entropy,
                   float *logits);
 
-/* Where the device keeps the logits of the last forward, [n_loss, vocab]; opts.logits only. */
+/* Device memory of the last forward's logits, [n_loss, vocab]; requires opts.logits. */
 const float *ml_plan_logits(const ml_plan *p);
 
-/* What each op did since the plan was made. */
+/* Totals of each op since the plan was created. */
 typedef struct ml_plan_stats {
     int64_t rows[ML_OP_COUNT]; /* output rows of its forward */
     double forward_s[ML_OP_COUNT], backward_s[ML_OP_COUNT];

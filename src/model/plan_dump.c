@@ -7,7 +7,7 @@
 #include "base/dir.h"
 #include "io/safetensors.h"
 
-/* A tensor of the file that is being put together; its bytes are a copy. */
+/* A tensor of the file being assembled; its bytes are a copy. */
 typedef struct dumped {
     ml_st_tensor as;
     struct dumped *next;
@@ -15,11 +15,11 @@ typedef struct dumped {
 
 struct ml_plan_dump {
     char *dir, *filter;
-    ml_backend *be; /* of the run at hand */
-    ml_arena arena; /* of the run at hand: */
+    ml_backend *be; /* of the current run */
+    ml_arena arena; /* of the current run: */
     dumped *first, **last;
     int32_t n;
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* protects the following fields */
     int64_t rollout, number;
     ml_status st;
     ml_err err;
@@ -77,7 +77,7 @@ static void add(ml_plan_dump *d, const char *name, ml_dtype dtype, int32_t n_dim
 
     if (on_device) {
         d->be->dev->copy_out(d->be->stream, copy, from, bytes);
-        d->be->dev->sync(d->be->stream, NULL); /* the run's own sync tells what failed */
+        d->be->dev->sync(d->be->stream, NULL); /* the run's own sync reports failures */
     } else {
         memcpy(copy, from, bytes);
     }
@@ -104,7 +104,7 @@ void ml_plan_dump_begin(ml_plan_dump *d, const ml_rows *rows, ml_backend *be) {
     add_rows(d, "seq_start", rows->seq_start, rows->n_seq + 1);
 }
 
-/* An op has the name of its first weight, where it has one. */
+/* An op is named after its first weight, if it has one. */
 static const char *name_of(ml_plan_dump *d, const ml_spec *s, int32_t node, int k,
                            bool grad) {
     const ml_node *n = &s->node[node];

@@ -38,9 +38,10 @@ static size_t value_bytes(const ml_plan *p, int32_t value) {
     return (ml_tensor_bytes(&t) + 63) & ~(size_t)63;
 }
 
-/* --- what is computed again ------------------------------------------------- */
+/* --- recomputation ---------------------------------------------------------- */
 
-/* Is this node part of one of the modules?  Gated activations belong to what feeds them. */
+/* Whether this node is part of one of the modules.  Gated activations belong to the
+ * module that feeds them. */
 static bool in_modules(const ml_plan *p, int32_t node, unsigned modules) {
     const ml_spec *s = p->spec;
     const ml_node *n = &s->node[node];
@@ -75,8 +76,8 @@ static bool computed_again(const ml_plan *p, int32_t node) {
     return r->granularity == ML_RECOMPUTE_FULL && (!r->block || layer < r->n_layer);
 }
 
-/* Layers that share a unit have the same number; what stands before, after and between
- * layers has none. */
+/* Layers of the same recompute unit have the same number; nodes before, after and between
+ * layers have none. */
 static int32_t group_of(const ml_plan *p, int32_t node) {
     const ml_recompute *r = &p->opts.recompute;
     int32_t layer = p->spec->node[node].layer;
@@ -91,14 +92,14 @@ static int32_t next_group(const ml_plan *p, int32_t node) {
     return node < p->spec->n_node ? group_of(p, node) : ML_NONE;
 }
 
-/* Time runs over calls: all forwards, then from the last unit to the first its second
- * computation and its backward. */
+/* Time is measured in calls: all forwards, then from the last unit to the first its
+ * recomputation and its backward. */
 static void find_units(ml_plan *p) {
     int32_t group = ML_NONE, time = p->spec->n_node;
 
     p->unit = ML_NEW(&p->arena, ml_plan_unit, p->spec->n_node);
     for (int32_t i = 0; i < p->spec->n_node; i++) {
-        /* A table made in the middle of a layer belongs to its unit. */
+        /* A table computed in the middle of a layer belongs to that layer's unit. */
         int32_t own =
             group_of(p, i) == ML_NONE && next_group(p, i) == group ? group : group_of(p, i);
         if (p->n_unit == 0 || own != group)
@@ -152,12 +153,12 @@ static bool wanted(const ml_plan *p, const ml_node *n, int out) {
         return false;
     switch (p->spec->value[n->out[out]].axis) {
     case ML_PER_PAGE: return !p->opts.kv_shared;
-    case ML_PER_SLOT: return false; /* whole sequences leave no state behind */
+    case ML_PER_SLOT: return false; /* with whole sequences no state is kept */
     default: return true;
     }
 }
 
-/* The last call that reads (or writes) each copy of each value; ML_NONE: nobody does. */
+/* The last call that reads (or writes) each copy of each value; ML_NONE: none does. */
 typedef struct reads {
     int32_t *last[ML_COPIES];
 } reads;
@@ -174,7 +175,7 @@ static void reads_of_forward(const ml_plan *p, int32_t node, reads *r) {
         if (n->in[k] != ML_NONE)
             read_at(r, ML_FIRST_COPY, n->in[k], node);
     for (int k = 0; k < ML_OP_OUT; k++)
-        if (n->out[k] != ML_NONE) /* ml_plan_read looks at the head's */
+        if (n->out[k] != ML_NONE) /* ml_plan_read reads the head's outputs */
             read_at(r, ML_FIRST_COPY, n->out[k], node == p->head ? end_of_time(p) : node);
 }
 
@@ -191,7 +192,7 @@ static void reads_of_backward(const ml_plan *p, int32_t node, reads *r) {
             read_at(r, ml_plan_copy(p, node, n->out[k]), n->out[k], time);
 }
 
-/* A node is computed again only if a later call needs what it makes. */
+/* A node is recomputed only if a later call needs its outputs. */
 static void reads_of_rerun(ml_plan *p, int32_t node, reads *r) {
     const ml_node *n = &p->spec->node[node];
     ml_plan_call *c = &p->call[node];
@@ -207,7 +208,7 @@ static void reads_of_rerun(ml_plan *p, int32_t node, reads *r) {
         if (n->in[k] != ML_NONE)
             read_at(r, ml_plan_copy(p, node, n->in[k]), n->in[k], time);
     for (int k = 0; k < ML_OP_OUT; k++)
-        if (n->out[k] != ML_NONE) /* pages of another layer stay where they are */
+        if (n->out[k] != ML_NONE) /* KV pages of another layer keep their place */
             read_at(r, ml_plan_copy(p, node, n->out[k]), n->out[k], time);
 }
 
@@ -224,7 +225,8 @@ static void find_last_reads(ml_plan *p, reads *r) {
         reads_of_rerun(p, i, r);
 }
 
-/* The input whose memory out[0] may take over: it dies here and has the same size. */
+/* The input whose memory out[0] may take over: its lifetime ends here and its size
+ * matches. */
 static int32_t reusable_input(const ml_plan *p, int32_t node, int copy, int32_t time,
                               const reads *r) {
     const ml_node *n = &p->spec->node[node];
@@ -262,9 +264,10 @@ static void plan_value_stores(ml_plan *p, const reads *r) {
             plan_outputs(p, i, ML_SECOND_COPY, again_time(p, i), r);
 }
 
-/* y = a + b passes its gradient on unchanged, so both inputs may share dy's memory, if this is
- * the first gradient either gets and nobody adds to a's before b's has been read.  Backward
- * runs from the last node to the first: a's other readers must stand before b's producer. */
+/* y = a + b passes its gradient on unchanged, so both inputs may share dy's memory, if
+ * this is the first gradient of either and nothing is added to a's before b's has been
+ * read.  Backward runs from the last node to the first: a's other readers must precede
+ * b's producer. */
 static bool add_can_alias(const ml_plan *p, int32_t node) {
     const ml_spec *s = p->spec;
     const ml_node *n = &s->node[node];
@@ -350,7 +353,8 @@ static int by_offset(const void *a, const void *b, void *stores) {
     return *(const int32_t *)a - *(const int32_t *)b;
 }
 
-/* Largest first, each at the lowest gap that no storage alive at the same time covers. */
+/* Greedy by size: largest first, each at the lowest offset that does not overlap a store
+ * with an intersecting lifetime. */
 static void place_stores(ml_plan *p) {
     int32_t *order = ML_NEW(&p->arena, int32_t, p->n_store);
     int32_t *near = ML_NEW(&p->arena, int32_t, p->n_store);
@@ -379,7 +383,7 @@ static void place_stores(ml_plan *p) {
     }
 }
 
-/* --- all of it -------------------------------------------------------------- */
+/* --- entry point ------------------------------------------------------------ */
 
 static void find_producers(ml_plan *p) {
     for (int32_t i = 0; i < p->spec->n_node; i++)

@@ -1,39 +1,40 @@
-/* plan_priv.h - what the files of a plan share: plan_memory.c decides where everything lies and
- * what is computed twice, plan.c runs it. */
+/* plan_priv.h - declarations shared by the files of a plan: plan_memory.c lays out the
+ * memory and decides what is recomputed, plan.c runs the plan. */
 #ifndef ML_MODEL_PLAN_PRIV_H
 #define ML_MODEL_PLAN_PRIV_H
 
 #include "model/plan_dump.h"
 
-/* A value has a copy that forward writes and, where it is computed again for backward, a
- * second one. */
+/* A value has a copy that forward writes and, if backward recomputes it, a second one. */
 enum { ML_FIRST_COPY, ML_SECOND_COPY, ML_COPIES };
 
 typedef struct ml_plan_store {
     size_t bytes, offset;
-    int32_t first, last; /* calls during which it must be whole */
+    int32_t first, last; /* lifetime, as indices of calls */
 } ml_plan_store;
 
 typedef struct ml_plan_call {
-    int32_t unit;       /* nodes that are computed again together; ascending */
-    bool again;         /* marked to be computed again before its unit's backward */
-    bool rerun;         /* and somebody needs it */
-    bool backward_runs; /* some gradient reaches this node */
+    int32_t unit;       /* recompute unit: nodes recomputed together; ascending */
+    bool again;         /* marked for recomputation before its unit's backward */
+    bool rerun;         /* and a later call needs it */
+    bool backward_runs; /* a gradient reaches this node */
     bool din_add[ML_OP_IN];
     bool has_din[ML_OP_IN];
 } ml_plan_call;
 
-/* The nodes of a unit, and the time its first one would be computed again. */
+/* The nodes of a recompute unit, and the time at which its first node would be
+ * recomputed. */
 typedef struct ml_plan_unit {
     int32_t first, end, time;
 } ml_plan_unit;
 
-/* A forward that was seen: what its work depends on, besides the contents of memory. */
+/* A CUDA graph of a forward, and its key: everything its work depends on other than the
+ * contents of memory. */
 typedef struct ml_plan_recording {
     int32_t n_token, n_seq, n_loss;
     float temperature;
-    const void *weights, *kv; /* their memory */
-    void *work;               /* NULL: seen once */
+    const void *weights, *kv; /* their addresses */
+    void *work;               /* NULL: seen once, not captured yet */
 } ml_plan_recording;
 
 enum { ML_PLAN_RECORDINGS = 64 };
@@ -46,18 +47,18 @@ struct ml_plan {
     int32_t n_store;
     int32_t *value_store[ML_COPIES]; /* [n_value] index into store, or ML_NONE */
     int32_t *grad_store;             /* [n_value] */
-    int32_t *producer;               /* [n_value] the (first) node that makes it */
-    int32_t *last_read; /* [n_value] the last call that reads what forward made of it */
+    int32_t *producer;               /* [n_value] the (first) node that computes it */
+    int32_t *last_read;              /* [n_value] the last call that reads forward's copy */
     int32_t dentropy_store;
     ml_plan_call *call; /* [n_node] */
-    ml_op_call *bound;  /* [n_node] calls of a forward; NULL: they are made one by one */
+    ml_op_call *bound;  /* [n_node] bound calls of a forward; NULL: bound one by one */
     ml_plan_unit *unit;
     int32_t n_unit;
     int32_t head; /* the LMHEAD node */
     ml_plan_stats stats;
-    ml_plan_dump *dump; /* NULL: nobody looks */
+    ml_plan_dump *dump; /* NULL: no dump */
     struct {
-        ml_timeline *to; /* NULL: nobody wants to know */
+        ml_timeline *to; /* NULL: no timing */
         ml_track track;
         ml_time_span *span; /* [n] since the last wait */
         double *at_s;       /* [n+1] */
@@ -65,27 +66,27 @@ struct ml_plan {
     } spans;
     size_t act_bytes, scratch_bytes;
     ml_buf act, scratch;
-    ml_buf rows;    /* of another device than the host: the batch's arrays, and */
-    int32_t *stage; /* what they are sent from */
+    ml_buf rows;    /* device copy of the batch's arrays, if the device is not the host */
+    int32_t *stage; /* host staging buffer of rows */
     ml_plan_recording recording[ML_PLAN_RECORDINGS];
     int32_t n_recording, next_recording;
     ml_arena arena;
 };
 
-/* plan_rows.c: bytes of a batch's arrays in the memory of another device than the host, and the batch
- * as ops will read it there. */
+/* plan_rows.c: bytes of a batch's arrays in device memory (0 on the host), and the batch
+ * as ops read it there. */
 size_t ml_plan_rows_bytes(const ml_plan *p);
 ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run);
 
-/* The recording of a run like this, which may be without work yet; NULL: it is the first of its
- * kind, or of a kind that is not recorded. */
+/* The recording of a run of this kind, possibly not captured yet; NULL: the first run of
+ * its kind, or of a kind that is not captured. */
 ml_plan_recording *ml_plan_recording_of(ml_plan *p, const ml_run *r);
-/* The rows that a run is done with: more than it has where few kinds of runs shall be recorded. */
+/* The rows a run is padded to, so that few different sizes are captured. */
 int32_t ml_plan_rows_of(const ml_plan *p, const ml_run *r);
-void ml_plan_forget(ml_plan *p); /* all recordings */
+void ml_plan_forget(ml_plan *p); /* frees all recordings */
 
-/* plan_spans.c: all do nothing where nobody wants to know.  A run has a beginning and an end,
- * and between them tells what was done. */
+/* plan_spans.c: no-ops without a timeline.  A run has a begin and an end, and reports its
+ * ops between them. */
 typedef enum ml_plan_pass { ML_PASS_FORWARD, ML_PASS_AGAIN, ML_PASS_BACKWARD } ml_plan_pass;
 void ml_plan_spans_begin(ml_plan *p);
 void ml_plan_spans_node(ml_plan *p, int32_t node, ml_plan_pass pass);
@@ -94,13 +95,13 @@ void ml_plan_spans_end(ml_plan *p);
 
 /* A value's shape for a batch, without data. */
 ml_tensor ml_plan_value(const ml_plan *p, int32_t value, const ml_rows *r, int32_t n_page);
-/* A batch of the plan's capacity, to size things by. */
+/* A batch at the plan's capacity, for sizing. */
 ml_rows ml_plan_full_rows(const ml_plan *p);
 
-/* The copy of a value that backward (or a second computation) of a node reads. */
+/* The copy of a value that backward (or recomputation) of a node reads. */
 int ml_plan_copy(const ml_plan *p, int32_t node, int32_t value);
 
-/* Fills all of the above but buffers: units, lifetimes, offsets. */
+/* Fills all of the above except buffers: units, lifetimes, offsets. */
 void ml_plan_lay_out(ml_plan *p);
 
 #endif

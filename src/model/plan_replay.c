@@ -1,8 +1,8 @@
 #include "model/plan_priv.h"
 
 enum {
-    MOST_ROWS = 512, /* from here on the device is busy longer than its launches take */
-    EXACT_ROWS = 16, /* up to here every number of rows is recorded; above it multiples */
+    MOST_ROWS = 512, /* above this the GPU time exceeds the launch time */
+    EXACT_ROWS = 16, /* up to this, each row count is captured; above, multiples of it */
 };
 
 static bool is_like(const ml_plan_recording *a, const ml_plan_recording *b) {
@@ -21,10 +21,10 @@ static int32_t most_rows(const ml_plan *p) {
     return asked && asked < MOST_ROWS ? asked : MOST_ROWS;
 }
 
-/* Only decoding is recorded, a row for each sequence: its shapes come again. */
+/* Only decode is captured, one row per sequence: its shapes repeat. */
 static bool is_recorded(const ml_plan *p, const ml_run *r) {
     for (int i = 0; i < ML_N_ROUTING; i++)
-        if (r->chosen[i] || r->given[i]) /* it leaves the device between ops, or comes */
+        if (r->chosen[i] || r->given[i]) /* copied between host and device within the run */
             return false;
     return p->be->replay && !p->dump && r->kv && r->rows->n_token == r->rows->n_seq &&
            r->rows->n_token <= most_rows(p);

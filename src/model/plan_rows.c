@@ -1,9 +1,9 @@
-/* plan_rows.c - a batch on its way to the device. */
+/* plan_rows.c - copies a batch to the device. */
 #include <string.h>
 
 #include "model/plan_priv.h"
 
-/* Integers of all arrays of a batch of this size, each from a multiple of 4 on. */
+/* Integers of all arrays of a batch of this size, each aligned to a multiple of 4. */
 static int32_t padded(int32_t n) {
     return (n + 3) & ~3;
 }
@@ -17,7 +17,8 @@ size_t ml_plan_rows_bytes(const ml_plan *p) {
     return p->be->dev->host ? 0 : (size_t)batch_ints(&p->opts.caps) * sizeof(int32_t);
 }
 
-/* n integers and `more` behind them: `fill`, and each `step` larger than the one before. */
+/* Padding after n integers: `more` entries, the first `fill`, each `step` larger than the
+ * last. */
 typedef struct tail {
     int32_t more, fill, step;
 } tail;
@@ -33,8 +34,8 @@ static const int32_t *send_padded(const ml_plan *p, const int32_t *from, int32_t
     return (const int32_t *)p->rows.ptr + (stage - p->stage);
 }
 
-/* The batch as ops will read it: as it is, or a copy in the device's memory, sent as one.  Decoding
- * may get rows that are nobody's: at no position, without pages. */
+/* The batch as ops read it: the batch itself, or a copy in device memory, sent in one
+ * transfer.  In decode it may be padded with rows at position -1, without KV pages. */
 ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run) {
     const ml_rows *r = run->rows;
     ml_rows d = *r;
@@ -55,8 +56,8 @@ ml_rows ml_plan_send_rows(const ml_plan *p, const ml_run *run) {
     d.slot = send_padded(p, r->slot, r->n_seq, (tail){ more, 0, 0 }, &at);
     d.loss_row = send_padded(p, r->loss_row, r->n_loss, (tail){ more, n, 1 }, &at);
     d.loss_id = send_padded(p, r->loss_id, r->n_loss, (tail){ more, -1, 0 }, &at);
-    d.page = send_padded(p, r->page, n_page, (tail){ 0, 0, 0 },
-                         &at); /* the rest lies by counts alone */
+    /* The last array: the addresses of the others then depend on the counts only. */
+    d.page = send_padded(p, r->page, n_page, (tail){ 0, 0, 0 }, &at);
     p->be->dev->copy_in(p->be->stream, p->rows.ptr, p->stage,
                         (size_t)at * sizeof *p->stage);
     return d;

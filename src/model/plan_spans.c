@@ -1,11 +1,12 @@
-/* plan_spans.c - when the ops of a plan ran, by the clock of the device.
+/* plan_spans.c - op times of a plan's runs, by the device's clock.
  *
- * A mark before the first op and one after each; who waits for the last one knows them all.  So
- * looking costs a wait for each run, and nothing between its ops. */
+ * It sets a mark before the first op and one after each op, and reads them all after
+ * waiting for the last one.  Timing therefore costs one wait per run, and nothing between
+ * ops. */
 #include "base/clock.h"
 #include "model/plan_priv.h"
 
-enum { MOST = ML_MARKS - 1 }; /* ops between two waits */
+enum { MOST = ML_MARKS - 1 }; /* most ops between two waits */
 
 #define ML_BACKWARD_NAME(id, name) name " backward",
 static const char *const backward_name[ML_OP_COUNT] = { ML_OP_LIST(ML_BACKWARD_NAME) };

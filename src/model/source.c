@@ -5,7 +5,7 @@
 
 #define NAME_CAP 512
 
-/* In a tensor of its own, or else in the larger one it is a part of. */
+/* Its own tensor, or else its place in the larger tensor. */
 ml_source ml_source_of(const ml_checkpoint *c, const ml_param *p, int32_t e) {
     char buf[NAME_CAP];
     ml_source s = { .row = p->n_dim == 2 ? p->shape[1] : 0, .col = 1 };
@@ -42,7 +42,7 @@ static const char *shape_text(const int64_t *shape, int32_t n_dim, char *buf, si
     return buf;
 }
 
-/* Layers that predict further tokens stand behind the last one. */
+/* Multi-token prediction layers are numbered after the last decoder layer. */
 static bool is_nextn(const ml_spec *s, ml_str name) {
     static const char layers[] = "model.layers.";
     size_t n = sizeof layers - 1;
@@ -103,7 +103,7 @@ static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint 
     return ML_OK;
 }
 
-/* Is this a parameter, a tensor with parts of some, or one that nobody computes with? */
+/* Whether this is a parameter, a tensor that contains parameters, or a known unused one. */
 static bool is_expected(const ml_spec *s, const ml_checkpoint *c, ml_str name) {
     int32_t member, first = ml_spec_find_part(s, name);
 

@@ -7,10 +7,10 @@
 #include "base/str.h"
 #include "model/build.h"
 
-/* Keys that describe training, generation or bookkeeping, not the computation.  Among them are
- * all those that transformers writes into every config.json. */
+/* Keys that describe training, generation or bookkeeping, not the computation.  They
+ * include all keys that transformers writes to every config.json. */
 static const char *const ignored_keys[] = {
-    /* what and of what */
+    /* identification */
     "architectures",
     "model_type",
     "transformers_version",
@@ -55,7 +55,7 @@ static const char *const ignored_keys[] = {
     "num_labels",
     "problem_type",
     "task_specific_params",
-    /* special tokens, and how to generate */
+    /* special tokens and generation */
     "use_cache",
     "bos_token_id",
     "eos_token_id",
@@ -91,7 +91,7 @@ static const char *const ignored_keys[] = {
     "return_dict",
     "return_dict_in_generate",
 };
-/* Switches of parts that these families do not have: off is what is computed. */
+/* Switches of features that these families do not have: only `off` is supported. */
 static const char *const off_keys[] = { "rope_interleaved", "use_mrope", "lm_head_bias",
                                         "mlp_bias" };
 #define N_IGNORED (sizeof ignored_keys / sizeof *ignored_keys)
@@ -132,7 +132,7 @@ static ml_status find_family(const ml_family **out, ml_hf_config *c, ml_err *err
     return refuse(c, "model_type", type, err);
 }
 
-/* The family's list and the common one, joined. */
+/* The family's list and the common one, concatenated. */
 static const char *const *all_ignored(ml_arena *a, const char *const *own) {
     size_t n = 0;
     const char **list;
@@ -152,7 +152,7 @@ static void take_off_keys(ml_hf_config *c) {
     }
 }
 
-/* Each size alone is within bounds; together they must still be a model. */
+/* Each size alone is within bounds; the number of parameters must be as well. */
 static ml_status check_total(const ml_spec *s, const char *path, ml_err *err) {
     double total = 0, most = 2e13;
 
@@ -166,7 +166,7 @@ static ml_status check_total(const ml_spec *s, const char *path, ml_err *err) {
     return ML_OK;
 }
 
-#define MEMBER_BITS 20 /* of a map value; the parameter has the rest */
+#define MEMBER_BITS 20 /* bits of the member in a map value; the parameter has the rest */
 
 static void index_names(ml_spec *s) {
     char buf[512];
@@ -184,7 +184,7 @@ int32_t ml_spec_find_part(const ml_spec *s, ml_str name) {
     return (int32_t)ml_map_get(&s->by_part, name, ML_NONE);
 }
 
-/* Chains the parameters that lie in one tensor, in the order of the spec. */
+/* Links the parameters stored in one tensor, in the order of the spec. */
 static void index_parts(ml_spec *s) {
     ml_map_init(&s->by_part, &s->arena, 64);
     for (int32_t i = 0; i < s->n_param; i++) {

@@ -1,13 +1,13 @@
-/* spec.h - a model described once, as data.
+/* spec.h - a declarative description of a model.
  *
  * A family's file in specs/ reads config.json and emits, through build.h, the rows below:
  * the parameters with their Hugging Face names, shapes and sharding, and the ops of a
- * forward pass in order.  Everything else is read off them: what to load and save, the
- * forward and backward plan, the memory it takes.
+ * forward pass in order.  Everything else is derived from them: what to load and save,
+ * the forward and backward plan, the memory it needs.
  *
- * Values are in single-assignment form: each op output is a new value, so a plan sees
- * the lifetimes without guessing.  KV pages are the exception: attention of several layers
- * may share them, if it writes the same keys and values there.
+ * Values are in static single-assignment (SSA) form: each op output is a new value, so a
+ * plan can derive lifetimes.  KV pages are the exception: attention of several layers may
+ * share them, if it writes the same keys and values.
  *
  * thread: immutable after ml_spec_open and ml_spec_keep_kv. */
 #ifndef ML_MODEL_SPEC_H
@@ -17,8 +17,8 @@
 #include "base/arena.h"
 #include "base/map.h"
 
-/* How a parameter is cut over a tensor-parallel group: along its outputs (COL), its
- * inputs (ROW), its vocabulary (VOCAB) or its experts (EXPERT); NONE: each rank has it whole. */
+/* How a parameter is sharded over a tensor-parallel group: along its outputs (COL), its
+ * inputs (ROW), its vocabulary (VOCAB) or its experts (EXPERT); NONE: replicated. */
 typedef enum ml_shard {
     ML_SHARD_NONE,
     ML_SHARD_COL,
@@ -27,42 +27,42 @@ typedef enum ml_shard {
     ML_SHARD_EXPERT
 } ml_shard;
 
-/* Where a parameter lies in a larger tensor of the checkpoint (q, k and v in one matrix, all
- * experts of a layer in one tensor): element (e, i, j) of its stack is element
- * at + e * member + i * row + j * col of that tensor. */
+/* A parameter that is stored inside a larger tensor of the checkpoint (q, k and v in one
+ * matrix, all experts of a layer in one tensor): element (e, i, j) of its stack is
+ * element at + e * member + i * row + j * col of that tensor. */
 typedef struct ml_part {
     const char *name; /* of the larger tensor */
     int32_t n_dim;
     int64_t shape[3];
     int64_t at, member, row, col;
-    int32_t next; /* another parameter with a part of it, or ML_NONE */
+    int32_t next; /* next parameter stored in the same tensor, or ML_NONE */
 } ml_part;
 
 typedef struct ml_param {
-    const char
-        *name; /* as in the checkpoint; of a stack: up to and after the expert number */
+    const char *name;       /* in the checkpoint; of a stack: up to the expert number */
     const char *name_after; /* NULL: a plain tensor; else member e is name e name_after */
     int32_t n_stack;        /* members of a stack, 1 for a plain tensor */
     int32_t n_dim;          /* of one member: 1 or 2 */
     int64_t shape[2];       /* of one member */
     ml_layout layout;
     ml_shard shard;
-    /* NULL, or the tensor it is a part of where the checkpoint has none of its own name. */
+    /* NULL, or its place in a larger tensor, if the checkpoint has no tensor of its own
+     * name. */
     ml_part *part;
-    bool frozen;   /* no gradient reaches it and no optimizer moves it */
-    bool keep_f32; /* neither loading nor saving rounds it */
+    bool frozen;   /* not trained: it has no gradient */
+    bool keep_f32; /* loading and saving do not round it */
 } ml_param;
 
-/* What a value's number of rows follows. */
+/* What determines a value's number of rows. */
 typedef enum ml_axis {
     ML_PER_TOKEN, /* mul rows of `width` for each token of the batch */
     ML_PER_LOSS,  /* one row for each scored position */
     ML_PER_PAGE,  /* one row for each KV page */
-    ML_PER_SLOT,  /* one row for each sequence's recurrent state */
+    ML_PER_SLOT,  /* one row for each state slot */
     ML_GROUP      /* MoE grouping: width + mul * tokens integers, one row */
 } ml_axis;
 
-/* Rows that outlive a run. */
+/* Whether rows outlive a run. */
 static inline bool ml_axis_is_kept(ml_axis a) {
     return a == ML_PER_PAGE || a == ML_PER_SLOT;
 }
@@ -72,10 +72,10 @@ typedef struct ml_value {
     int32_t mul;
     int64_t width;
     ml_dtype dtype;
-    bool exact; /* f32 on every backend; others are stored in the backend's type */
+    bool exact; /* f32 on every backend; others have the backend's dtype */
 } ml_value;
 
-/* What a value is stored as where activations are stored as `act`. */
+/* The dtype of a value, where activations have dtype `act`. */
 ml_dtype ml_value_dtype(const ml_value *v, ml_dtype act);
 
 #define ML_NONE (-1)
@@ -85,60 +85,60 @@ typedef struct ml_node {
     int32_t layer;                        /* decoder layer, or ML_NONE */
     int32_t in[ML_OP_IN], out[ML_OP_OUT]; /* values, or ML_NONE */
     int32_t w[ML_OP_W];                   /* parameters, or ML_NONE */
-    int32_t route_layer; /* of an op that chooses: its place among the route's layers */
+    int32_t route_layer; /* of an op that selects: its layer in the routing record */
     ml_op_attr attr;
 } ml_node;
 
 typedef struct ml_spec {
     const char *family; /* model_type */
     int64_t n_vocab, n_hidden;
-    int32_t n_layer;      /* decoder layers */
-    int32_t n_nextn;      /* behind them, predicting further tokens: carried, not run */
-    int64_t max_position; /* as the config states it; a larger one is not an error */
-    /* What names of other tensors begin with that are not run; NULL, or NULL at the end. */
+    int32_t n_layer; /* decoder layers */
+    int32_t n_nextn; /* multi-token prediction layers after them: kept in files, not run */
+    int64_t max_position; /* from the config; longer sequences are not an error */
+    /* Name prefixes of further tensors that are not run; NULL, or NULL-terminated. */
     const char *const *carried;
-    /* What it chooses for each token: top_k in each of n_layer layers; zeros: nothing.  Of
-     * experts all decoder layers count, those without experts too. */
+    /* Routing record per token: top_k in each of n_layer layers; zeros: none.  For
+     * experts all decoder layers count, including those without experts. */
     struct {
         int32_t n_layer, top_k;
     } route[ML_N_ROUTING];
     bool tied;          /* the LM head is the embedding */
-    bool critic;        /* a value per token in place of the LM head */
-    uint64_t head_seed; /* of a critic's head that the checkpoint does not have */
+    bool critic;        /* one value per token instead of the LM head */
+    uint64_t head_seed; /* seed of a critic's head, if the checkpoint does not have it */
     ml_param *param;
     ml_value *value;
     ml_node *node;
     int32_t n_param, n_value, n_node;
     ml_map by_name; /* checkpoint name -> parameter and member, see ml_spec_find */
-    ml_map by_part; /* name of a larger tensor -> the first parameter with a part of it */
+    ml_map by_part; /* name of a larger tensor -> the first parameter stored in it */
     ml_arena arena; /* owns all of the above */
 } ml_spec;
 
-/* Reads dir/config.json.  Refuses other architectures by name, with the list of those that
- * work; warns of keys it does not know. */
+/* Reads dir/config.json.  Rejects other architectures by name, with the list of those
+ * supported; warns of unknown keys. */
 ml_status ml_spec_open(ml_spec *out, const char *dir, ml_err *err);
 /* The same from text; path is for messages. */
 ml_status ml_spec_parse(ml_spec *out, ml_str text, const char *path, ml_err *err);
-/* The same model as a critic: its last op is a linear layer to one value per
- * token, with a bias, whose weights (ML_VALUE_HEAD) a checkpoint of the
- * language model does not have. */
+/* Opens the model as a critic: its last op is a linear layer to one value per token, with
+ * a bias, whose weights (ML_VALUE_HEAD) a checkpoint of the language model does not have.
+ */
 #define ML_VALUE_HEAD "value_head"
 ml_status ml_spec_open_critic(ml_spec *out, const char *dir, ml_err *err);
 void ml_spec_close(ml_spec *s);
 
-/* Says what attention's pages are stored as: f32, unless told otherwise before the first plan
- * is made or page counted.  On a GPU they have its type of activations. */
+/* Sets the dtype of KV pages, f32 by default; call it before the first plan is created or
+ * page counted.  On a GPU they have its dtype of activations. */
 void ml_spec_keep_kv(ml_spec *s, ml_dtype dtype);
 
-/* The name of member e of a parameter, in buf. */
+/* The name of member e of a parameter, written to buf. */
 const char *ml_param_name(const ml_param *p, int32_t e, char *buf, size_t cap);
-/* The parameter a checkpoint name belongs to, and its member; ML_NONE: there is none. */
+/* The parameter of a checkpoint name, and its member; ML_NONE: not found. */
 int32_t ml_spec_find(const ml_spec *s, ml_str name, int32_t *member);
-/* The first parameter with a part of the tensor of this name, or ML_NONE. */
+/* The first parameter stored in the tensor of this name, or ML_NONE. */
 int32_t ml_spec_find_part(const ml_spec *s, ml_str name);
 int64_t ml_param_count(const ml_param *p); /* elements, all members */
 int64_t ml_spec_param_count(const ml_spec *s);
-/* Numbers that are chosen for a token: layers times top_k. */
+/* Routing record entries per token: layers times top_k. */
 int64_t ml_spec_routing_width(const ml_spec *s, ml_routing_kind route);
 
 #endif

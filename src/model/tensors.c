@@ -63,7 +63,7 @@ const ml_named *ml_named_list(const ml_spec *s, const ml_checkpoint *c, ml_arena
     return list;
 }
 
-/* A tensor of all experts goes expert by expert; other tensors with parts at once. */
+/* A tensor of all experts is read expert by expert; other composed tensors at once. */
 ml_slices ml_named_slices(const ml_named *t) {
     int64_t count = 1;
     bool split = t->member == ML_NONE ? t->n_dim == 3 : t->n_dim == 2;
@@ -86,8 +86,8 @@ static int64_t columns(const ml_param *p) {
     return p->n_dim == 2 ? p->shape[1] : p->shape[0];
 }
 
-/* A member that lies within elements [begin, end) of the larger tensor.  row holds one of
- * its rows. */
+/* Reads a member that is within elements [begin, end) of the larger tensor.  row holds
+ * one of its rows. */
 static void read_member(const ml_weights *w, const ml_spec *s, int32_t param, int32_t e,
                         int64_t begin, int64_t end, ml_dtype to, void *out, float *row) {
     const ml_param *p = &s->param[param];

@@ -16,8 +16,8 @@ static size_t align64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
-/* The store's type of a parameter.  Members of a stack may differ on disk; one
- * f32 widens all. */
+/* The dtype of a parameter in memory.  Members of a stack may differ on disk; if one is
+ * f32, all are widened. */
 static ml_dtype store_dtype(const ml_param *p, const ml_checkpoint *c,
                             ml_weight_dtype want) {
     if (p->n_dim == 1 || p->keep_f32 || want == ML_WEIGHT_F32 || ml_param_is_value_head(p))
@@ -66,7 +66,7 @@ size_t ml_weights_bytes(const ml_spec *s, const ml_checkpoint *c, ml_weight_dtyp
 
 ml_dtype ml_weights_kv_dtype(const ml_spec *s, const ml_checkpoint *c,
                              ml_weight_dtype dtype) {
-    int64_t n[2] = { 0 }; /* numbers in f32, in bf16 */
+    int64_t n[2] = { 0 }; /* elements in f32, in bf16 */
 
     for (int32_t i = 0; i < s->n_param; i++)
         if (s->param[i].n_dim == 2)
@@ -77,7 +77,7 @@ ml_dtype ml_weights_kv_dtype(const ml_spec *s, const ml_checkpoint *c,
 
 /* --- packing ---------------------------------------------------------------- */
 
-/* n values of a file tensor, from element `at` on, `step` apart, as f32. */
+/* Reads n values of a file tensor as f32, from element `at` on, with stride `step`. */
 static void read_f32(float *out, const ml_st_tensor *t, int64_t at, int64_t step, int64_t n,
                      bool round_bf16) {
     const unsigned char *p = (const unsigned char *)t->data;
@@ -97,7 +97,7 @@ static void read_f32(float *out, const ml_st_tensor *t, int64_t at, int64_t step
             out[i] = ml_bf16_to_f32(ml_f32_to_bf16(out[i]));
 }
 
-/* n values of a row, from column c on. */
+/* Stores n values of a row, from column c on. */
 static void store_f32(void *out, ml_dtype dtype, ml_row_walk row, int64_t c,
                       const float *in, int64_t n) {
     if (dtype == ML_F32) {
@@ -115,32 +115,33 @@ static void store_f32(void *out, ml_dtype dtype, ml_row_walk row, int64_t c,
     }
 }
 
-/* Values side by side. */
+/* Contiguous values. */
 static const ml_row_walk in_order = { .step = 1 };
 
-/* Rows are packed by the threads of a pool into a stage, from where the device takes them. */
+/* The threads of a pool pack rows into a staging buffer, which is then copied to the
+ * device. */
 #define STAGE_BYTES ((size_t)1 << 20)
 #define PACK_COLS                                                                          \
-    256 /* columns at a time, so that what 16 rows become stays in the cache */
+    256 /* columns at a time, so that the output of 16 rows stays in the cache */
 
 typedef struct packer {
     ml_backend *be;
     ml_pool *pool;
     unsigned char *stage;
-    bool round_bf16; /* but for what is kept in f32 */
+    bool round_bf16; /* except parameters with keep_f32 */
     uint64_t head_seed;
 } packer;
 
-/* A block of panels, or of 16 rows each, on its way to the stage. */
+/* Packing of a block of panels, or of 16 rows each, into the staging buffer. */
 typedef struct pack_job {
     const packer *k;
     const ml_tensor *t;
     const ml_source *src;
-    int64_t first, rows, cols; /* row of the stage's first panel; rows in all */
+    int64_t first, rows, cols; /* row of the buffer's first panel; rows of the parameter */
     bool round_bf16;
 } pack_job;
 
-/* n values of a row that lie as they are stored, from column c on; pairs are whole. */
+/* Copies n values of a row that need no conversion, from column c on; pairs are whole. */
 static void spread_u16(uint16_t *out, ml_row_walk row, int64_t c, const unsigned char *in,
                        int64_t n) {
     const int64_t width = 1 + row.pair;
@@ -148,7 +149,7 @@ static void spread_u16(uint16_t *out, ml_row_walk row, int64_t c, const unsigned
         memcpy(&out[ml_row_at(row, c + i)], in + i * 2, row.pair ? 4 : 2);
 }
 
-/* n values from column c of row r on, to where the stage has that row. */
+/* Packs n values from column c of row r into that row of the staging buffer. */
 static void pack_piece(const pack_job *j, int64_t r, int64_t c, int64_t n,
                        ml_row_walk row) {
     const ml_source *s = j->src;
@@ -164,7 +165,7 @@ static void pack_piece(const pack_job *j, int64_t r, int64_t c, int64_t n,
     store_f32(j->k->stage, j->t->dtype, row, c, piece, n);
 }
 
-/* A matrix that lies as t does. */
+/* A matrix with the layout of t. */
 static ml_tensor matrix_like(const ml_tensor *t, int64_t rows, int64_t cols) {
     return (ml_tensor){
         .dtype = t->dtype, .layout = t->layout, .n_dim = 2, .shape = { rows, cols }
@@ -190,7 +191,8 @@ static void pack_panels(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Lets go of what was read of a tensor that belongs to one parameter. */
+/* Releases the mapped pages of rows that were packed, of a tensor with a single
+ * parameter. */
 static void forget_rows(const ml_source *s, int64_t first, int64_t n, int64_t rows) {
     size_t row_bytes = s->t->bytes / (size_t)rows;
     ml_file_forget(&s->file->file, s->t->offset + (size_t)first * row_bytes,
@@ -227,8 +229,8 @@ static void pack_member(const packer *k, const ml_tensor *t, unsigned char *memb
     ml_st_forget(src->file, src->t);
 }
 
-/* About normal, the same on every machine: twelve uniform numbers less their
- * mean. */
+/* Approximately normal (Irwin-Hall: a sum of twelve uniform numbers minus its mean), the
+ * same on every machine. */
 static float normal_at(uint64_t seed, uint64_t i) {
     double sum = -6.0;
     for (uint64_t k = 0; k < 12; k++)
@@ -236,7 +238,7 @@ static float normal_at(uint64_t seed, uint64_t i) {
     return (float)(VALUE_HEAD_STD * sum);
 }
 
-/* The head of a new critic: small random weights, no bias. */
+/* The head of a new critic: small random weights, zero bias. */
 static void make_value_head(const packer *k, const ml_tensor *t) {
     size_t bytes = ml_tensor_bytes(t);
 
@@ -291,7 +293,7 @@ static ml_status pack_all(ml_weights *w, const ml_spec *s, const ml_checkpoint *
     return st == ML_OK ? be->dev->sync(be->stream, err) : st;
 }
 
-/* Carves one buffer into the tensors of the spec. */
+/* Divides one buffer into the tensors of the spec. */
 static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
                        ml_weight_dtype dtype, ml_mem_kind kind, ml_backend *be, ml_arena *a,
                        ml_err *err) {
@@ -326,7 +328,7 @@ ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *
     return st;
 }
 
-/* n values around 0, of this size; vectors (norms, mostly) are 1. */
+/* n values around 0, of this magnitude; vectors (mostly norms) are 1. */
 static void make_up(float *out, int64_t n, float size, uint64_t *state) {
     for (int64_t i = 0; i < n; i++) {
         *state = *state * 0x5851f42d4c957f2du + 0x14057b7ef767814fu;
@@ -419,7 +421,7 @@ static float load_f32(const ml_tensor *t, int64_t at) {
                               : ml_bf16_to_f32(((const uint16_t *)t->data)[at]);
 }
 
-/* Member e as a matrix of its own. */
+/* Member e as a matrix. */
 static ml_tensor member_of(const ml_tensor *t, int32_t e) {
     int64_t rows = t->n_dim == 1 ? 1 : t->shape[t->n_dim - 2];
     ml_tensor m = matrix_like(t, rows, t->shape[t->n_dim - 1]), one = m;
@@ -449,8 +451,8 @@ static void pack_rows(const ml_tensor *m, int64_t row, int64_t n, const float *i
                   m->shape[1]);
 }
 
-/* Rows of a set in another memory pass through a copy in ours.  They lie one after the other
- * there, so that the copy is a tensor that begins with the first of them. */
+/* Rows of a set in device memory are copied through host memory.  They are contiguous
+ * there, so that the copy is a tensor that starts with the first of them. */
 typedef struct passage {
     ml_arena arena;
     ml_tensor here;

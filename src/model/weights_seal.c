@@ -9,7 +9,7 @@
 
 #define PIECE_VALUES ((int64_t)1 << 18)
 
-/* One member of a parameter, some rows at a time. */
+/* Adds one member of a parameter, a few rows at a time. */
 static uint64_t add_member(uint64_t crc, const ml_weights *w, const ml_param *p, int32_t i,
                            int32_t e, float *piece, int64_t cap) {
     int64_t rows = p->n_dim == 2 ? p->shape[0] : 1,

@@ -1,9 +1,9 @@
-/* weights_seal.h - a checkpoint says which numbers it holds.
+/* weights_seal.h - a checksum of the values in a checkpoint.
  *
- * weights.crc64 in a checkpoint's directory is a checksum of the values, as f32, row by row in
- * the order of the spec, of the set it was written from.  Whoever reads the checkpoint into
- * memory compares: so a file that was damaged on its way, or that is read as another dtype, is
- * found before anything is computed with it.  A directory without one is fine.
+ * weights.crc64 in a checkpoint's directory is a CRC-64 of the values, as f32, row by row
+ * in the order of the spec, of the set the checkpoint was written from.  Loading compares
+ * it, so that a file damaged in transit, or read as another dtype, is detected before it
+ * is used.  A directory without one is allowed.
  *
  * thread: any. */
 #ifndef ML_MODEL_WEIGHTS_SEAL_H

@@ -129,7 +129,7 @@ void ml_http_add_header(ml_http_call *c, const char *name, const char *value) {
 
     ML_BUG_IF(c->begun);
     ml_text_printf(&c->headers, "%s: %s\r\n", name, value);
-    /* A line break in the value would begin another header. */
+    /* A line break in the value would start another header: prevents header injection. */
     for (size_t at = from; at + 2 < c->headers.len; at++)
         if ((unsigned char)c->headers.ptr[at] < 0x20)
             c->headers.ptr[at] = ' ';
@@ -139,7 +139,7 @@ void ml_http_add_header(ml_http_call *c, const char *name, const char *value) {
     }
 }
 
-/* Decides how the end of the reply is found, and sends everything above its body. */
+/* Chooses the framing of the reply and sends its head. */
 static void send_head(ml_http_call *c, int status, const char *type) {
     char line[400];
 
@@ -208,7 +208,7 @@ void ml_http_write(ml_http_call *c, ml_str piece) {
 void ml_http_end(ml_http_call *c) {
     ML_BUG_IF(!c->begun);
     if (c->counted && c->left && !c->no_body) {
-        ml_http_abort(c); /* less than was promised */
+        ml_http_abort(c); /* shorter than its Content-Length */
         return;
     }
     if (c->chunked && !c->no_body)
@@ -220,7 +220,7 @@ void ml_http_abort(ml_http_call *c) {
     ml_http_conn *conn = c->conn;
     struct linger now = { .l_onoff = 1, .l_linger = 0 };
 
-    /* A reset, because the end of some replies is the end of the connection. */
+    /* A reset, not a plain close: some replies are complete when the connection closes. */
     setsockopt(bufferevent_getfd(conn->bev), SOL_SOCKET, SO_LINGER, &now, sizeof now);
     ml_http_call_free(c);
     ml_http_conn_cut(conn);

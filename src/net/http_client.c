@@ -16,26 +16,26 @@
 #include "net/loop_base.h"
 
 #define MAX_HEADER ((size_t)1 << 20) /* of a reply */
-#define MAX_IDLE 512                 /* connections kept for reuse, the oldest given up */
+#define MAX_IDLE 512                 /* connections kept for reuse; the oldest is evicted */
 
-/* A machine that is switched off, or a network that is gone, sends no reset: the connection
- * breaks when nothing was acknowledged for this long. */
+/* A machine that is switched off, or a network failure, sends no reset: the kernel breaks
+ * the connection if nothing was acknowledged for this long. */
 enum { KEEPALIVE_IDLE_S = 30, KEEPALIVE_INTERVAL_S = 10, KEEPALIVE_PROBES = 3 };
 enum {
     USER_TIMEOUT_MS = 1000 * (KEEPALIVE_IDLE_S + KEEPALIVE_INTERVAL_S * KEEPALIVE_PROBES)
 };
 
-/* A connection to a server.  It carries one job, or waits for another one. */
+/* A connection to a server.  It serves one job, or is idle. */
 typedef struct peer {
     ml_http_client *client;
-    struct peer *prev, *next; /* idle ones only; the newest first */
+    struct peer *prev, *next; /* of idle connections, newest first */
     struct bufferevent *bev;
     ml_http_job *job; /* NULL: idle, or to be closed */
     ml_http_reader reader;
     bool connected;
-    bool used;    /* has carried a job before this one */
-    bool idle;    /* kept in the client's list */
-    bool reading; /* inside read_reply, which closes it at its end */
+    bool used;    /* has served an earlier job */
+    bool idle;    /* in the client's idle list */
+    bool reading; /* inside read_reply, which closes it when it returns */
     int port;
     char host[];
 } peer;
@@ -45,14 +45,14 @@ struct ml_http_job {
     ml_http_job *prev, *next;
     ml_http_fns fns;
     char *name;      /* "POST http://...", for messages */
-    ml_http_url url; /* of its second word */
-    ml_text request; /* as it is sent */
+    ml_http_url url; /* parsed from name */
+    ml_text request; /* the bytes to send */
     bool bodyless;   /* the reply has no body, because the method is HEAD */
-    bool answered;   /* the head of the reply has come */
+    bool answered;   /* the head of the reply has arrived */
     double connect_s, idle_s, total_s;
     size_t max_body;
-    struct event *event; /* begins the job; then the deadline to connect; then total_s */
-    peer *peer;          /* NULL before it begins */
+    struct event *event; /* starts the job; then the connect timeout; then total_s */
+    peer *peer;          /* NULL before the job starts */
 };
 
 struct ml_http_client {
@@ -140,7 +140,7 @@ static void free_job(ml_http_job *j) {
     free(j);
 }
 
-/* err NULL: all went well, and the connection has been taken care of. */
+/* err NULL: success; the caller has already kept the connection, or it is closed here. */
 static void finish(ml_http_job *j, const ml_err *err) {
     ml_http_fns fns = j->fns;
 
@@ -157,8 +157,8 @@ static void fail(ml_http_job *j, ml_status code, const char *what) {
     finish(j, &err);
 }
 
-/* A connection that was kept may have been closed by its server just when we used it: the
- * job, of which no byte of a reply has come, begins once more on a new one. */
+/* The server may close an idle connection just as the client reuses it.  If no byte of a
+ * reply has arrived, the job is retried on another connection. */
 static bool begin_again(ml_http_job *j) {
     if (!j->peer->used || !ml_http_reader_fresh(&j->peer->reader) || j->answered)
         return false;
@@ -219,8 +219,8 @@ static ml_str peek(struct evbuffer *in) {
     return (ml_str){ v.iov_base, v.iov_len };
 }
 
-/* Each function called here may end the job, start others or cancel any; none of them frees
- * this peer, nor gives it another job, before we are done. */
+/* Each callback made here may end the job, start others or cancel any; `reading` keeps them
+ * from freeing this peer, and no other job gets it before this function returns. */
 static void read_reply(peer *p) {
     struct evbuffer *in = bufferevent_get_input(p->bev);
 
@@ -257,7 +257,7 @@ static void on_read(struct bufferevent *bev, void *ud) {
     if (p->job)
         read_reply(p);
     else
-        close_peer(p); /* nobody asked */
+        close_peer(p); /* data without a request */
 }
 
 static void set_deadlines(peer *p) {
@@ -299,7 +299,7 @@ static void on_timeout(peer *p, short what) {
     char text[80];
 
     if (what & BEV_EVENT_READING && evbuffer_get_length(bufferevent_get_output(p->bev))) {
-        bufferevent_enable(p->bev, EV_READ); /* the server takes our bytes: that counts */
+        bufferevent_enable(p->bev, EV_READ); /* the server still receives: not idle */
         return;
     }
     snprintf(text, sizeof text, "the server was silent for %g s", p->job->idle_s);
@@ -325,7 +325,7 @@ static void on_error(peer *p, short what) {
                  dns ? evutil_gai_strerror(dns) : evutil_socket_error_to_string(error));
         fail(p->job, ML_EPEER, text);
     } else if (what & BEV_EVENT_WRITING) {
-        /* It may have answered already, for instance that the body is too large. */
+        /* The server may already have replied, for example that the body is too large. */
         bufferevent_disable(p->bev, EV_WRITE);
         evbuffer_drain(bufferevent_get_output(p->bev), SIZE_MAX);
     } else if (!begin_again(p->job)) {
@@ -385,12 +385,12 @@ static void begin(ml_http_job *j) {
     }
     if (j->connect_s > 0)
         event_add(j->event, &deadline);
-    /* An error may come from inside this call, and end the job. */
+    /* This call may report an error through on_event, which ends the job. */
     bufferevent_socket_connect_hostname(p->bev, j->client->dns, AF_UNSPEC, p->host,
                                         p->port);
 }
 
-/* A job's event comes to begin it, and when connecting or the whole of it took too long. */
+/* A job's event fires to start it, and when the connect or total timeout expires. */
 static void on_job(evutil_socket_t fd, short what, void *ud) {
     ml_http_job *j = ud;
     char text[80];
@@ -408,7 +408,7 @@ static void on_job(evutil_socket_t fd, short what, void *ud) {
     fail(j, ML_EPEER, text);
 }
 
-/* Header lines of the caller, with the line ends HTTP wants. */
+/* Adds the caller's header lines with CR LF line ends. */
 static void add_headers(ml_text *out, const char *lines) {
     while (lines && *lines) {
         size_t n = strcspn(lines, "\r\n");
@@ -480,7 +480,7 @@ ml_http_client *ml_http_client_new(ml_loop *l) {
 
     c->loop = l;
     c->dns = ml_net_must(evdns_base_new(ml_loop_base(l), EVDNS_BASE_DISABLE_WHEN_INACTIVE));
-    /* Without the file, addresses still work and names fail when they are asked for. */
+    /* Without the file, numeric addresses still work, and names fail on lookup. */
     evdns_base_resolv_conf_parse(c->dns, DNS_OPTIONS_ALL, "/etc/resolv.conf");
     return c;
 }

@@ -16,16 +16,17 @@
 #include "net/loop_base.h"
 
 #define LINGER_S 2.0
-#define READ_AHEAD ((size_t)1 << 18) /* bytes of later requests that may wait here */
-#define PROBE_S 0.05 /* a reset answers a probe within this time, on the same machine */
-#define PROBES_S 1.0 /* later looks at a client that was probed */
-#define BODY_KEPT ((size_t)1 << 16) /* larger bodies are given back after their call */
+#define READ_AHEAD ((size_t)1 << 18) /* bytes of pipelined requests buffered here */
+#define PROBE_S 0.05 /* on the same machine, a reset answers a probe within this time */
+#define PROBES_S 1.0 /* interval of later checks of a probed client */
+#define BODY_KEPT ((size_t)1 << 16) /* larger body buffers are freed after the call */
 
 static size_t unsent(const ml_http_conn *c) {
     return evbuffer_get_length(bufferevent_get_output(c->bev));
 }
 
-/* Silence counts while a request is awaited or read, not while its answer is made. */
+/* The read timeout applies while waiting for or reading a request, not while the handler
+ * works on the reply. */
 static void set_deadlines(ml_http_conn *c) {
     struct timeval idle = ml_loop_timeval(c->server->limits.idle_s);
     struct timeval linger = ml_loop_timeval(LINGER_S);
@@ -41,7 +42,7 @@ static void arm(ml_http_conn *c, double seconds) {
         ml_http_conn_cut(c);
 }
 
-/* The budget counts the body no longer. */
+/* Returns the bytes of the body to the budget. */
 static void forget_body(ml_http_conn *c) {
     if (c->server->limits.budget)
         ml_budget_give(c->server->limits.budget, c->counted);
@@ -96,7 +97,7 @@ void ml_http_conn_send(ml_http_conn *c, const char *bytes, size_t n) {
 
     if (c->cut || n == 0)
         return;
-    /* libevent does not say when it has no memory to wait for the socket. */
+    /* libevent does not report when it is out of memory to wait for the socket. */
     if (evbuffer_add(bufferevent_get_output(c->bev), bytes, n) == 0 &&
         event_pending(&c->bev->ev_write, EV_WRITE, NULL))
         return;
@@ -104,7 +105,7 @@ void ml_http_conn_send(ml_http_conn *c, const char *bytes, size_t n) {
     ml_http_conn_cut(c);
 }
 
-/* Text that needs no quoting in JSON, as much of it as there is room for. */
+/* Copies text, truncated to cap, with characters that JSON would escape replaced by '. */
 static void copy_plain(char *out, size_t cap, const char *text) {
     size_t n = 0;
 
@@ -113,7 +114,7 @@ static void copy_plain(char *out, size_t cap, const char *text) {
     out[n] = 0;
 }
 
-/* Allocates nothing of its own: it is also the answer to a shortage of memory. */
+/* Makes no allocations of its own: it also reports out of memory. */
 static void refuse_with(ml_http_conn *c, int status, const char *headers, const char *why) {
     char plain[600], body[700], head[1200];
 
@@ -149,7 +150,7 @@ static int hex(char ch) {
     return at ? (int)((at - digits) % 16) : -1;
 }
 
-/* %41 is A; a NUL or half an escape is no path. */
+/* Decodes percent escapes; false for an escaped NUL or an incomplete escape. */
 static bool decode_path(ml_text *out, ml_str path) {
     out->len = 0;
     for (size_t i = 0; i < path.len; i++) {
@@ -167,7 +168,7 @@ static bool decode_path(ml_text *out, ml_str path) {
     return true;
 }
 
-/* "/path?query", "http://host/path?query" as proxies are asked, or "*" of OPTIONS. */
+/* "/path?query", "http://host/path?query" as sent to proxies, or "*" of OPTIONS. */
 static bool split_target(ml_http_conn *c, ml_str target) {
     const char *at;
 
@@ -211,7 +212,7 @@ bool ml_http_head_field_at(const ml_http_head *h, int i, ml_str *name, ml_str *v
     return true;
 }
 
-/* False: the gate has answered. */
+/* False: the gate rejected the request, and its reply was sent. */
 static bool passes_gate(ml_http_conn *c) {
     const ml_http_reader *r = &c->reader;
     ml_http_head head = { .method = r->method,
@@ -226,7 +227,7 @@ static bool passes_gate(ml_http_conn *c) {
     return false;
 }
 
-/* A body that is known not to fit is not read. */
+/* False if Content-Length already exceeds the budget: such a body is not read. */
 static bool body_fits(const ml_http_conn *c) {
     const ml_budget *b = c->server->limits.budget;
     const ml_http_reader *r = &c->reader;
@@ -293,7 +294,7 @@ void ml_http_conn_answered(ml_http_conn *c, bool keep) {
         ml_http_conn_close(c);
 }
 
-/* The bytes that lie in one piece at the front of the input. */
+/* The first contiguous bytes of the input. */
 static ml_str peek(struct evbuffer *in) {
     struct evbuffer_iovec v;
 
@@ -302,7 +303,7 @@ static ml_str peek(struct evbuffer *in) {
     return (ml_str){ v.iov_base, v.iov_len };
 }
 
-/* One event of the reader, for ml_memory_try. */
+/* One parser event, for ml_memory_try. */
 typedef struct step {
     ml_http_conn *conn;
     ml_str rest;
@@ -320,7 +321,7 @@ static void take_step(void *ud) {
         head_came(s->conn);
 }
 
-/* Reads requests and hands them out, as long as each is answered at once. */
+/* Parses requests and calls the handler, as long as each is answered at once. */
 static void advance(ml_http_conn *c) {
     struct evbuffer *in = bufferevent_get_input(c->bev);
 
@@ -343,13 +344,13 @@ static void advance(ml_http_conn *c) {
     }
 }
 
-/* --- lateness --------------------------------------------------------------- */
+/* --- deadlines and probes --------------------------------------------------- */
 
 static bool is_reading(const ml_http_conn *c) {
     return c->state == ML_CONN_OPEN && !c->call && !ml_http_reader_fresh(&c->reader);
 }
 
-/* When the part of a request that is being read must be complete; 0: no deadline. */
+/* The deadline of the part (head or body) that is being read; 0: none. */
 static double due_s(const ml_http_conn *c) {
     const ml_http_limits *l = &c->server->limits;
 
@@ -360,7 +361,7 @@ static double due_s(const ml_http_conn *c) {
     return c->head_at_s + l->body_s + (double)c->reader.body_bytes / l->min_rate;
 }
 
-/* A request that did not come in one piece gets a deadline. */
+/* Sets a deadline for a request that did not arrive in one piece. */
 static void watch_request(ml_http_conn *c) {
     if (!is_reading(c) || c->began_s > 0)
         return;
@@ -385,9 +386,9 @@ static void check_request(ml_http_conn *c) {
     event_active(c->settle, EV_TIMEOUT, 0);
 }
 
-/* A client that has closed its socket answers any byte with a reset; one that has only shut
- * down its side reads over an interim reply, or a zero before the size of the next chunk.
- * Where neither can be sent, what is written next tells. */
+/* A client that has closed its socket answers any byte with a reset.  A client that has
+ * only shut down its sending side skips an interim reply, or a leading zero of the next
+ * chunk size.  If neither can be sent, the next write shows it. */
 void ml_http_conn_probe(ml_http_conn *c) {
     static const char interim[] = "HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -421,7 +422,7 @@ static void on_clock(evutil_socket_t fd, short what, void *ud) {
 
 /* --- events ----------------------------------------------------------------- */
 
-/* Brings a connection to where its state and its marks say it should be. */
+/* Acts on a connection's state and flags. */
 static void settle(ml_http_conn *c) {
     if (c->cut) {
         ml_http_conn_drop(c);
@@ -430,7 +431,7 @@ static void settle(ml_http_conn *c) {
     advance(c);
     watch_request(c);
     if (c->eof && !c->call && c->state == ML_CONN_OPEN)
-        c->state = ML_CONN_CLOSING; /* nothing more comes */
+        c->state = ML_CONN_CLOSING; /* no more requests */
     if (c->state != ML_CONN_OPEN)
         evbuffer_drain(bufferevent_get_input(c->bev), SIZE_MAX);
     if (c->state != ML_CONN_CLOSING || unsent(c))
@@ -456,12 +457,12 @@ static void on_event(struct bufferevent *bev, short what, void *ud) {
     ml_http_conn *c = ud;
 
     if (what & BEV_EVENT_TIMEOUT && what & BEV_EVENT_READING && unsent(c)) {
-        if (bufferevent_enable(bev, EV_READ) != 0) /* it receives, so it is not idle */
+        if (bufferevent_enable(bev, EV_READ) != 0) /* still sending to it: not idle */
             ml_http_conn_drop(c);
         return;
     }
     if (what & BEV_EVENT_EOF && !c->cut && (c->call || unsent(c))) {
-        c->eof = true; /* it will send no more, but may still read */
+        c->eof = true; /* it sends no more, but may still read */
         if (c->call)
             ml_http_conn_probe(c);
         else
@@ -479,7 +480,7 @@ static bool take_parts(ml_http_conn *c, struct event_base *base, int fd) {
     return c->bev != NULL;
 }
 
-/* NULL without memory. */
+/* Returns NULL if out of memory. */
 static ml_http_conn *new_conn(ml_http_server *s, int fd) {
     ml_http_conn *c = calloc(1, sizeof *c);
 
@@ -510,12 +511,12 @@ void ml_http_conn_open(ml_http_server *s, int fd, const char *peer) {
     s->n_conn++;
     snprintf(c->peer, sizeof c->peer, "%s", peer);
     ml_http_reader_init(&c->reader, false, s->limits.max_header, s->limits.max_body);
-    /* Tokens leave when they are there, not when a packet is full. */
+    /* Send each token at once, without waiting to fill a packet (Nagle's algorithm). */
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     bufferevent_setcb(c->bev, on_ready, on_ready, on_event, c);
     bufferevent_setwatermark(c->bev, EV_READ, 0, READ_AHEAD);
     set_deadlines(c);
-    /* Reading stays on while an answer is made: it is how a vanished client is noticed. */
+    /* Reading stays enabled while the handler works, to detect a disconnect. */
     if (bufferevent_enable(c->bev, EV_READ | EV_WRITE) != 0) {
         ml_http_conn_drop(c);
         return;

@@ -1,10 +1,9 @@
-/* http_conn.h - a connection of the server and the call it carries, for the files of this
- * room.
+/* http_conn.h - a connection of the server and its call, internal to this module.
  *
- * One call at a time: requests that a client sends ahead wait in its socket, so that replies
- * leave in order.  A connection is freed only from the event loop, never from inside a
- * function that the owner of a call may call: what such a function finds out is marked and
- * settled by an event of its own. */
+ * A connection has one call at a time: pipelined requests wait in the socket, so that
+ * replies are sent in order.  Only the event loop frees a connection, never a function that
+ * the owner of a call may call: such a function sets a flag and activates the event
+ * `settle`, which handles it. */
 #ifndef ML_NET_HTTP_CONN_H
 #define ML_NET_HTTP_CONN_H
 
@@ -19,22 +18,22 @@ typedef struct ml_http_conn ml_http_conn;
 
 struct ml_http_server {
     ml_loop *loop;
-    struct evconnlistener *listener; /* NULL: no longer accepting */
-    ml_timer *pause;                 /* while the process has no file descriptor left */
+    struct evconnlistener *listener; /* NULL: accepts no more connections */
+    ml_timer *pause;                 /* set while the process is out of file descriptors */
     ml_http_limits limits;
     ml_http_handler *fn;
     void *ud;
-    ml_http_gate *gate; /* NULL: every request is taken */
+    ml_http_gate *gate; /* NULL: every request passes */
     void *gate_ud;
     int port, n_conn;
     ml_http_conn *first;
 };
 
 typedef enum ml_conn_state {
-    ML_CONN_OPEN,    /* reads requests, or waits for an answer */
-    ML_CONN_CLOSING, /* sends what is left */
-    ML_CONN_LINGER,  /* has sent all, and reads over what still comes, so that the reply is
-                        not destroyed by a reset */
+    ML_CONN_OPEN,    /* reads a request, or waits for the handler's reply */
+    ML_CONN_CLOSING, /* sends the remaining output */
+    ML_CONN_LINGER,  /* has sent all; discards further input, because closing with unread
+                        input sends a reset, which could destroy the reply */
 } ml_conn_state;
 
 struct ml_http_conn {
@@ -42,17 +41,17 @@ struct ml_http_conn {
     ml_http_conn *prev, *next;
     struct bufferevent *bev;
     struct event *settle;
-    struct event *clock; /* armed while a request is late, or a silent client is probed */
+    struct event *clock; /* armed while a request has a deadline or a client is probed */
     ml_conn_state state;
-    bool cut; /* to be freed at the next settling */
-    bool eof; /* the client sends no more */
+    bool cut; /* the next settle event frees it */
+    bool eof; /* the client has shut down its sending side */
     ml_http_reader reader;
-    double began_s;   /* clock at the first byte of the request; 0: it came in one piece */
-    double head_at_s; /* clock when its head was complete; 0: not yet */
-    size_t counted;   /* bytes of the body that the server's budget counts */
-    ml_text path, body; /* of the request at hand */
+    double began_s; /* clock at the first byte of the request; 0: it arrived in one piece */
+    double head_at_s;   /* clock when its head was complete; 0: not yet */
+    size_t counted;     /* bytes of the body charged to the server's budget */
+    ml_text path, body; /* of the current request */
     ml_str query, target;
-    ml_http_call *call; /* NULL while a request is read */
+    ml_http_call *call; /* NULL while reading a request */
     char peer[64];
 };
 
@@ -61,31 +60,32 @@ struct ml_http_call {
     ml_loop_fn *gone;
     void *gone_ud;
     ml_text headers; /* of the reply */
-    bool keep;       /* the connection, after this reply */
-    bool no_body;    /* the reply has none, whatever is written */
+    bool keep;       /* keep the connection alive after this reply */
+    bool no_body;    /* the reply has no body; writes are discarded */
     bool begun, chunked, counted;
-    size_t left; /* when counted: bytes to come */
+    size_t left; /* if counted: remaining bytes */
 };
 
-/* fd is the connection's from now on. */
+/* Takes ownership of fd. */
 void ml_http_conn_open(ml_http_server *s, int fd, const char *peer);
-/* Frees it; its call is told that the client has gone. */
+/* Frees it, and calls on_gone of its call. */
 void ml_http_conn_drop(ml_http_conn *c);
-/* Frees it soon, from the event loop. */
+/* Schedules it to be freed by the event loop. */
 void ml_http_conn_cut(ml_http_conn *c);
-/* Ends it once what is left has been sent. */
+/* Closes it after the remaining output has been sent. */
 void ml_http_conn_close(ml_http_conn *c);
-/* The call has been answered: the next request, or the end of the connection. */
+/* Called when the call has been answered: reads the next request, or closes. */
 void ml_http_conn_answered(ml_http_conn *c, bool keep);
-/* Answers without a call, and closes. */
+/* Replies with an error without a call, and closes. */
 void ml_http_conn_refuse(ml_http_conn *c, int status, const char *why);
-/* Appends to what is sent.  Without memory the connection is reset, so that the client sees
- * that the reply is not whole. */
+/* Appends to the output.  If out of memory, resets the connection, so that the client sees
+ * that the reply is incomplete. */
 void ml_http_conn_send(ml_http_conn *c, const char *bytes, size_t n);
-/* A client that has shut down its side may still read, or be gone: tells which, soon. */
+/* A client that has shut down its sending side may still read, or be gone.  Starts a check
+ * which of the two it is. */
 void ml_http_conn_probe(ml_http_conn *c);
 
-/* False without memory. */
+/* Returns false if out of memory. */
 bool ml_http_call_new(ml_http_conn *c);
 void ml_http_call_free(ml_http_call *c);
 

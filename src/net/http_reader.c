@@ -5,7 +5,7 @@
 
 #define MAX_CHUNK_LINE 256
 
-/* What is being read. */
+/* Parser states. */
 enum { HEAD, BODY, CHUNK_SIZE, CHUNK_DATA, CHUNK_END, TRAILERS, DONE, BROKEN };
 
 /* --- characters and lists --------------------------------------------------- */
@@ -58,7 +58,7 @@ bool ml_http_list_has(ml_str list, const char *word) {
     return false;
 }
 
-/* Digits alone, at most 18 of them, so that nothing overflows. */
+/* Digits only, at most 18, so that the value cannot overflow. */
 static bool decimal(ml_str s, uint64_t *out) {
     *out = 0;
     for (size_t i = 0; i < s.len; i++) {
@@ -135,7 +135,7 @@ static ml_http_event bad(ml_http_reader *r, int refusal, const char *why) {
     return ML_HTTP_BAD;
 }
 
-/* Moves bytes from *in to t, up to and including a line feed.  True when a line is whole. */
+/* Moves bytes from *in to t, up to and including a line feed.  True: a line is complete. */
 static bool take_line(ml_text *t, ml_str *in) {
     const char *lf = memchr(in->ptr, '\n', in->len);
     size_t n = lf ? (size_t)(lf - in->ptr) + 1 : in->len;
@@ -146,7 +146,7 @@ static bool take_line(ml_text *t, ml_str *in) {
     return lf != NULL;
 }
 
-/* Cuts the line that starts at *p, without its CRLF; false when it ends in a bare LF. */
+/* Splits off the line at *p, without its CR LF; false if it ends in a bare LF. */
 static bool cut_line(const char **p, ml_str *line) {
     const char *lf = strchr(*p, '\n');
 
@@ -217,7 +217,7 @@ static ml_http_event read_field(ml_http_reader *r, ml_str line) {
     return ML_HTTP_HEAD;
 }
 
-/* How often a header occurs; one that decides about framing may occur once. */
+/* How often a header occurs; a framing header may occur only once. */
 static int count_fields(const ml_http_reader *r, const char *name) {
     int n = 0;
 
@@ -226,7 +226,7 @@ static int count_fields(const ml_http_reader *r, const char *name) {
     return n;
 }
 
-/* What each side alone requires, once the fields are known. */
+/* Checks that apply to requests only, after the fields are parsed. */
 static ml_http_event check_side(ml_http_reader *r) {
     if (!r->reply && count_fields(r, "host") != 1 &&
         (r->minor == 1 || count_fields(r, "host") > 1))
@@ -234,7 +234,7 @@ static ml_http_event check_side(ml_http_reader *r) {
     return ML_HTTP_HEAD;
 }
 
-/* Where the body ends. */
+/* Determines how the body is delimited. */
 static ml_http_event find_framing(ml_http_reader *r) {
     int n_length = count_fields(r, "content-length");
     int n_coding = count_fields(r, "transfer-encoding");
@@ -285,12 +285,12 @@ static ml_http_event parse_head(ml_http_reader *r) {
     return e == ML_HTTP_HEAD ? find_framing(r) : e;
 }
 
-/* Interim replies (100 and the like) are read over. */
+/* Interim replies (1xx except 101) are skipped. */
 static bool is_interim(const ml_http_reader *r) {
     return r->reply && r->status < 200 && r->status != 101;
 }
 
-#define TLS_HANDSHAKE 0x16 /* the type of the record that a ClientHello comes in */
+#define TLS_HANDSHAKE 0x16 /* the record type of a ClientHello */
 
 static ml_http_event next_head(ml_http_reader *r, ml_str *in) {
     while (in->len) {
@@ -311,7 +311,7 @@ static ml_http_event next_head(ml_http_reader *r, ml_str *in) {
             continue;
         }
         if (r->line_at == 0 && n == 2 && !r->reply) {
-            r->head.len = 0; /* an empty line before a request is read over */
+            r->head.len = 0; /* skip an empty line before a request */
             continue;
         }
         if (parse_head(r) == ML_HTTP_BAD)
@@ -379,7 +379,7 @@ static ml_http_event chunk_end(ml_http_reader *r, ml_str *in) {
     return ML_HTTP_MORE;
 }
 
-/* Trailers are read over: nothing here asks for them. */
+/* Skips trailers: nothing here uses them. */
 static ml_http_event trailers(ml_http_reader *r, ml_str *in) {
     size_t before = r->line.len;
     bool whole = take_line(&r->line, in);
@@ -397,7 +397,7 @@ static ml_http_event trailers(ml_http_reader *r, ml_str *in) {
     return ML_HTTP_MORE;
 }
 
-/* A fixed body that is complete ends without another byte. */
+/* A body of fixed length ends without further input. */
 static bool body_complete(const ml_http_reader *r) {
     return r->state == BODY && r->framing == ML_HTTP_FIXED && r->left == 0;
 }

@@ -17,8 +17,8 @@
 
 #define BACKLOG 4096
 #define REFUSING                                                                           \
-    64 /* connections beyond the limit that are told so; more are just closed */
-#define PAUSE_S 0.1 /* without file descriptors, before accepting again */
+    64 /* connections beyond the limit that get a 503; further ones are just closed */
+#define PAUSE_S 0.1 /* before accepting again when out of file descriptors */
 
 static void resume(void *ud) {
     ml_http_server *s = ud;
@@ -29,7 +29,7 @@ static void resume(void *ud) {
         evconnlistener_enable(s->listener);
 }
 
-/* Usually no file descriptor is left.  Asking again at once would only burn time. */
+/* Usually the process is out of file descriptors; an immediate retry would busy-loop. */
 static void accept_failed(struct evconnlistener *listener, void *ud) {
     ml_http_server *s = ud;
 
@@ -52,7 +52,7 @@ static void accepted(struct evconnlistener *listener, evutil_socket_t fd,
     ml_http_conn_open(s, (int)fd, host);
 }
 
-/* As many connections as the system lets us have. */
+/* Raises the soft limit of file descriptors to the hard limit. */
 static void raise_fd_limit(void) {
     struct rlimit r;
 
@@ -72,7 +72,7 @@ static int bound_port(struct evconnlistener *l) {
     return (int)strtol(port, NULL, 10);
 }
 
-/* The first of the host's addresses that can be bound. */
+/* Binds the first of the host's addresses that can be bound. */
 static ml_status listen_at(ml_http_server *s, const char *host, int port, ml_err *err) {
     struct addrinfo hints = { .ai_flags = AI_PASSIVE, .ai_socktype = SOCK_STREAM }, *all;
     char service[16];
@@ -146,7 +146,7 @@ void ml_http_server_close(ml_http_server *s) {
         evconnlistener_free(s->listener);
     ml_timer_stop(s->pause);
     while (s->first) {
-        /* libevent closes the socket when the loop runs next, if it does. */
+        /* libevent closes the socket only when the loop runs again, if it does. */
         shutdown(bufferevent_getfd(s->first->bev), SHUT_RDWR);
         ml_http_conn_drop(s->first);
     }

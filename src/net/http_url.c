@@ -8,7 +8,7 @@ static ml_status malformed(const char *url, ml_err *err) {
     return ml_fail(err, ML_EFORMAT, "'%s' is not a URL like http://host:port/path", url);
 }
 
-/* ":8000", or nothing.  Moves *p behind it. */
+/* Parses ":8000" or an empty string.  Moves *p past it. */
 static bool split_port(const char **p, int *port) {
     char *end;
     long n;
@@ -24,8 +24,8 @@ static bool split_port(const char **p, int *port) {
     return n >= 1 && n <= 65535;
 }
 
-/* A name, or an address; in brackets those of IPv6, which may have a zone.  Nothing else: a host
- * is written into headers and metrics. */
+/* A name or an IPv4 address; in brackets an IPv6 address, which may have a zone.  All other
+ * characters are rejected, because the host is written into headers and metrics. */
 static bool is_host(const char *p, const char *end, bool bracket) {
     const char *others = bracket ? ".:%-_" : ".-_";
 

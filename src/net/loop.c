@@ -15,9 +15,9 @@
 #include "base/log.h"
 
 #define SMALL ((size_t)64 << 10)
-#define SHORTAGE_MS 10000 /* a shortage of memory that lasts longer ends the process */
+#define SHORTAGE_MS 10000 /* the process ends if memory is unavailable for longer */
 
-/* Work handed over by another thread. */
+/* Work posted by another thread. */
 typedef struct posted {
     struct posted *next;
     ml_loop_fn *fn;
@@ -33,7 +33,7 @@ typedef struct on_signal {
 
 struct ml_loop {
     struct event_base *base;
-    int wake_fd; /* an eventfd: readable when something was posted */
+    int wake_fd; /* an eventfd: readable when work is posted */
     struct event *wake;
     on_signal *signals;
     pthread_mutex_t lock; /* of the two fields below */
@@ -58,13 +58,14 @@ void *ml_net_take(size_t bytes) {
     return ml_net_must(calloc(1, bytes));
 }
 
-/* Newer compilers take a second attempt with the same pointer for a use after free. */
+/* noinline: newer compilers take a second realloc of a pointer for a use after free. */
 __attribute__((noinline)) static void *try_realloc(void *p, size_t n) {
     return realloc(p, n);
 }
 
-/* libevent does not survive all failures of small allocations, and what is posted must not be
- * lost: these wait for memory.  Large ones, of replies, may fail, and that is checked. */
+/* libevent does not survive every failure of a small allocation, and posted work must not
+ * be lost: small allocations wait for memory.  Large ones, for replies, may fail; their
+ * callers check for that. */
 static void *patient_realloc(void *p, size_t n) {
     void *q = try_realloc(p, n);
 
@@ -120,7 +121,7 @@ static void run_posted(evutil_socket_t fd, short what, void *ud) {
 }
 
 void ml_loop_post(ml_loop *l, ml_loop_fn *fn, void *ud) {
-    posted *p = patient_realloc(NULL, sizeof *p); /* the poster could not be told */
+    posted *p = patient_realloc(NULL, sizeof *p); /* post cannot fail */
     uint64_t one = 1;
     ssize_t n;
 
@@ -143,7 +144,7 @@ void ml_loop_stop(ml_loop *l) {
     ml_loop_post(l, break_loop, l);
 }
 
-/* --- life ------------------------------------------------------------------- */
+/* --- create, run, free ------------------------------------------------------ */
 
 static void pass_on_log(int severity, const char *message) {
     if (severity >= EVENT_LOG_WARN)
@@ -153,7 +154,7 @@ static void pass_on_log(int severity, const char *message) {
 ml_status ml_loop_new(ml_loop **out, ml_err *err) {
     ml_loop *l = ml_net_take(sizeof *l);
 
-    /* A peer that closes while we write is an error of that write, not a signal. */
+    /* A write to a connection that the peer closed fails with EPIPE, not SIGPIPE. */
     signal(SIGPIPE, SIG_IGN);
     event_set_log_callback(pass_on_log);
     event_set_mem_functions(patient_malloc, patient_realloc, free);

@@ -1,5 +1,5 @@
-/* loop_base.h - what the files of this room share: the libevent base under a loop, and
- * memory for bookkeeping. */
+/* loop_base.h - shared by the files of this module: the libevent base of a loop, and memory
+ * for bookkeeping. */
 #ifndef ML_NET_LOOP_BASE_H
 #define ML_NET_LOOP_BASE_H
 
@@ -12,12 +12,12 @@ struct event_base;
 
 struct event_base *ml_loop_base(ml_loop *l);
 
-/* Zeroed bytes for malloc's free; out of memory ends the process, as with arenas. */
+/* calloc; out of memory ends the process, as with arenas.  Release with free. */
 void *ml_net_take(size_t bytes);
-/* p, unless it is NULL because memory ran out inside libevent. */
+/* Returns p; ends the process if p is NULL because libevent ran out of memory. */
 void *ml_net_must(void *p);
 
-/* Seconds as libevent takes them; at least a microsecond, so that 0 is "at once". */
+/* Seconds as a timeval for libevent; at least one microsecond, so that 0 fires at once. */
 struct timeval ml_loop_timeval(double seconds);
 
 #endif

@@ -23,7 +23,7 @@ static void clear(ml_text *t) {
     t->len = 0;
 }
 
-/* Only data fields matter here; the others, and comments, are read over. */
+/* Only data fields are used; other fields and comments are skipped. */
 static void take_field(ml_sse *s) {
     const char *value = s->line.ptr + 4;
     size_t n = s->line.len;

@@ -50,7 +50,7 @@ static bool has_functions(const miles_extension *row, const ml_kind *kind) {
     return true;
 }
 
-/* A row that could not be called is refused, whether it is asked for or not. */
+/* Refuses an extension that could not be called, even if it is not selected. */
 static ml_status check_row(const miles_extension *row, int number, const char *path,
                            ml_err *err) {
     const ml_kind *kind;
@@ -65,7 +65,7 @@ static ml_status check_row(const miles_extension *row, int number, const char *p
         return ml_fail(err, ML_EFORMAT, "row %d of %s has no name: set .name", number,
                        path);
     kind = ml_kind_of(row->kind);
-    if (!kind) /* of a later version of the program */
+    if (!kind) /* from a newer version of the program */
         return ML_OK;
     if (row->size < kind->size)
         return ml_fail(err, ML_EFORMAT,
@@ -94,7 +94,8 @@ static ml_status check_rows(const miles_plugin *plugin, const char *path, ml_err
     return st;
 }
 
-/* Objects are never closed: rows, and whatever they started, live in them. */
+/* Shared objects are never closed: they contain the extensions and any threads these
+ * started. */
 ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err) {
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL), *symbol;
     miles_plugin_fn *entry;
@@ -105,7 +106,8 @@ ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err
     if (!symbol)
         return ml_fail(err, ML_EFORMAT, "%s has no function " ENTRY ": see miles/plugin.h",
                        path);
-    memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast between the two */
+    memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast from object to function
+                                              pointer */
     *out = entry();
     if (!*out || (*out)->abi != MILES_ABI)
         return ml_fail(err, ML_EUNSUP,

@@ -13,11 +13,11 @@ static ml_status find_row(ml_environment_opts *out, const char *path, const char
     const miles_extension *row = NULL;
     ml_status st = ml_extension_find(&row, MILES_GENERATE, path, flag, err);
 
-    out->row = (const void *)row; /* a row is the first member of its struct */
+    out->row = (const void *)row; /* miles_extension is the first member of its struct */
     return st;
 }
 
-/* Miles' loop of calls of tools: what runs them is the environment. */
+/* Miles' tool-call loop: the function that runs the tools becomes the environment. */
 static ml_status find_tools(ml_environment_opts *out, ml_arena *a, const char *tools,
                             ml_err *err) {
     const char *flag = "generate-execute-tool-function-path";

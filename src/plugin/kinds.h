@@ -1,4 +1,4 @@
-/* kinds.h - the kinds of rows of miles/plugin.h, as people call them.
+/* kinds.h - names, flags and sizes of the kinds of extensions (miles/plugin.h).
  *
  * thread: any; immutable. */
 #ifndef ML_PLUGIN_KINDS_H
@@ -9,13 +9,13 @@
 typedef struct ml_kind {
     miles_kind kind;
     const char *name; /* of the kind */
-    const char *flag; /* that names such a row, without dashes */
-    size_t size;      /* of a row */
-    size_t fn[2];     /* where its functions are; 0: no more */
+    const char *flag; /* that selects such an extension, without dashes */
+    size_t size;      /* of the extension's struct */
+    size_t fn[2];     /* offsets of its functions; 0: no more */
 } ml_kind;
 
-extern const ml_kind ml_kinds[]; /* ends in a row without a name */
+extern const ml_kind ml_kinds[]; /* ends with an entry without a name */
 
-const ml_kind *ml_kind_of(int32_t kind); /* NULL: there is none of that number */
+const ml_kind *ml_kind_of(int32_t kind); /* NULL: unknown kind */
 
 #endif

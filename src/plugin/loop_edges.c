@@ -4,7 +4,7 @@
 
 #include "plugin/edge.h"
 
-/* Miles' own rollouts are what happens without the flag. */
+/* Miles' own rollout functions are the default behaviour without the flag. */
 static const char *own_rollout(const char *path) {
     static const char *const known[] = { "inference_rollout_common.InferenceRolloutFn",
                                          "sglang_rollout.generate_rollout" };
@@ -20,12 +20,12 @@ static const char *own_rollout(const char *path) {
 ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_paths *p,
                                      ml_err *err) {
     const miles_hook **hook = e->hooks.at;
-    /* A row is the first member of its struct. */
+    /* miles_extension is the first member of its struct. */
     const struct {
         const char *path;
         miles_kind kind;
         const char *flag;
-        void *found; /* where the row's address goes */
+        void *found; /* receives the extension's address */
     } rows[] = {
         { own_rollout(p->rollout), MILES_ROLLOUT, "rollout-function-path", &e->rollout },
         { p->makes_prompts ? NULL : p->source, MILES_SOURCE, "data-source-path",

@@ -1,6 +1,7 @@
-/* loop_edges.h - the edges of the loop that a command line names, found before a run starts.
+/* loop_edges.h - resolves the extensions of the RL loop that the command line names,
+ * before a run starts.
  *
- * thread: before there are others. */
+ * thread: before other threads start. */
 #ifndef ML_PLUGIN_LOOP_EDGES_H
 #define ML_PLUGIN_LOOP_EDGES_H
 
@@ -13,14 +14,14 @@ typedef struct ml_extension_paths {
     const char *reward_post, *sample_filter, *samples_hook, *metrics, *eval_metrics;
     const char *after_init, *before_log_prob, *before_train_step, *after_save;
     const char *eval, *buffer;
-    bool makes_prompts; /* the source does, in place of picking rows */
+    bool makes_prompts; /* the source generates prompts instead of selecting rows */
     const char *data_ready, *weights_written;
 } ml_extension_paths;
 
 typedef struct ml_loop_extensions {
     const miles_rollout *rollout;
     const miles_source *source;
-    const miles_prompts *prompts; /* in its place */
+    const miles_prompts *prompts; /* instead of source */
     const miles_eval *eval;
     const miles_buffer *buffer;
     const miles_group_filter *group_filter;

@@ -6,7 +6,7 @@
 #include "plugin/edge.h"
 #include "rl/builtins.h"
 
-/* --- what contradicts itself -------------------------------------------------- */
+/* --- contradictory options ---------------------------------------------------- */
 
 static bool two_kls(const ml_recipe *r, const ml_algo_opts *o) {
     (void)r;
@@ -34,7 +34,7 @@ static bool critic_with_penalty(const ml_recipe *r, const ml_algo_opts *o) {
 
 static bool weak_dual_clip(const ml_recipe *r, const ml_algo_opts *o) {
     (void)r;
-    return o->num.eps_clip_c <= 1.0; /* false when there is none */
+    return o->num.eps_clip_c <= 1.0; /* false for NaN (no dual clip) */
 }
 
 static bool custom_without_path(const ml_recipe *r, const ml_algo_opts *o) {
@@ -72,7 +72,7 @@ static ml_status check(const ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
     return ML_OK;
 }
 
-/* --- rows ---------------------------------------------------------------------- */
+/* --- extensions ---------------------------------------------------------------- */
 
 static ml_status find_rows(ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
     bool custom = strcmp(o->loss_type, "custom_loss") == 0 && o->custom_loss;
@@ -93,7 +93,7 @@ static ml_status find_rows(ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
     if (st == ML_OK && o->custom_reducer)
         st = ml_extension_find(&reducer, MILES_REDUCER, o->custom_reducer,
                                "custom-pg-loss-reducer-function-path", err);
-    /* A row is the first member of its struct. */
+    /* miles_extension is the first member of its struct. */
     r->advantage = (const void *)advantage;
     r->loss = (const void *)loss;
     r->correction = (const void *)tis;

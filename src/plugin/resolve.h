@@ -1,13 +1,13 @@
-/* resolve.h - from the options of an algorithm to the recipe that runs.
+/* resolve.h - derives the recipe of a run from the options of an algorithm.
  *
- * thread: before there are others. */
+ * thread: before other threads start. */
 #ifndef ML_PLUGIN_RESOLVE_H
 #define ML_PLUGIN_RESOLVE_H
 
 #include "base/err.h"
 #include "rl/recipe.h"
 
-/* Finds the rows, derives what follows from them, and refuses what contradicts itself:
+/* Finds the extensions, derives dependent settings, and rejects contradictory options:
  * ML_EUSAGE with the flags' names. */
 ml_status ml_recipe_resolve(ml_recipe *out, const ml_algo_opts *opts, ml_err *err);
 

@@ -9,9 +9,9 @@
 #include "rl/reward/judge.h"
 #include "base/line_process.h"
 
-#define CHECK_S 60.0 /* IFBench's libraries may take their time */
+#define CHECK_S 60.0 /* IFBench's libraries may load slowly */
 
-/* Without IFBench its command stays unset, and whoever opens the rewards refuses. */
+/* Without IFBench its command stays unset, and opening the rewards reports the error. */
 static void find_ifbench(ml_reward_opts *opts, ml_arena *a) {
     ml_worker_command command = ml_python_command(a, "--ifbench", NULL);
     ml_line_process *w = ml_line_process_new(&command, 0);
@@ -29,7 +29,7 @@ static void find_ifbench(ml_reward_opts *opts, ml_arena *a) {
     ml_verdict_release(&v);
 }
 
-/* One reward that is no list. */
+/* Resolves a single reward, not a list. */
 static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
                           ml_err *err) {
     const miles_extension *row = NULL;
@@ -49,7 +49,7 @@ static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
                        path);
     st = ml_extension_find(&row, opts->group ? MILES_GROUP_REWARD : MILES_REWARD, path,
                            "custom-rm-path", err);
-    /* A row is the first member of its struct. */
+    /* miles_extension is the first member of its struct. */
     if (opts->group)
         opts->group_row = (const void *)row;
     else
@@ -57,9 +57,9 @@ static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
     return st;
 }
 
-/* --- sums ------------------------------------------------------------------------- */
+/* --- weighted sums ---------------------------------------------------------------- */
 
-/* The weight at the end of "NAME=WEIGHT"; *name_len is the name's. */
+/* The weight at the end of "NAME=WEIGHT"; *name_len is the length of the name. */
 static bool read_weight(const char *item, size_t len, size_t *name_len, double *weight) {
     const char *equal = memrchr(item, '=', len);
     char number[40], *end;
@@ -77,7 +77,8 @@ static bool read_weight(const char *item, size_t len, size_t *name_len, double *
     return *end == 0 && isfinite(*weight);
 }
 
-/* "./format.py:score" is called score, "./format.py" format, "math" math. */
+/* The short name of "./format.py:score" is score, of "./format.py" format, of "math"
+ * math. */
 static const char *short_name(ml_arena *a, const char *what) {
     const char *colon = strrchr(what, ':'), *slash = strrchr(what, '/');
     const char *begin = colon && (!slash || colon > slash) ? colon + 1
@@ -114,7 +115,7 @@ static ml_status find_part(ml_reward_part *out, ml_arena *a, const ml_reward_opt
     return find_one(&out->opts, a, NULL, err);
 }
 
-/* A list has a weight at the end of one of its items; commands may hold anything. */
+/* A list has a weight at the end of one of its items; commands may contain anything. */
 static bool is_list(const char *text) {
     double weight;
     size_t n, len;

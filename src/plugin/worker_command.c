@@ -6,10 +6,10 @@
 #include "base/json.h"
 #include "plugin/worker_script.h"
 
-/* Runs the script that comes as the first line of standard input, a JSON string. */
+/* Runs the script that is the first line of standard input, a JSON string. */
 #define BOOT "import json, sys; exec(json.loads(sys.stdin.readline()))"
 
-/* `word` between single quotes, for the shell. */
+/* `word` in single quotes, for the shell. */
 static const char *quoted(ml_arena *a, const char *word) {
     ml_text t = { 0 };
     const char *out;
@@ -52,7 +52,7 @@ ml_worker_command ml_python_command(ml_arena *a, const char *option, const char 
     return c;
 }
 
-/* Starts the function once and ends it. */
+/* Starts the function's worker once and stops it. */
 static ml_status try_python(const ml_worker_command *c, const char *flag, ml_err *err) {
     ml_line_process *w = ml_line_process_new(c, 0);
     ml_text why = { 0 };

@@ -1,4 +1,4 @@
-/* share/miles_worker.py as it was when the program was built. */
+/* share/miles_worker.py at build time. */
 #include "plugin/worker_script.h"
 
 __asm__(".pushsection .rodata\n"

@@ -1,5 +1,5 @@
-/* worker_script.h - the Python program that serves a user's function, embedded here so that
- * the program needs no file beside it.
+/* worker_script.h - the Python program that serves a user's function, embedded so that
+ * the program needs no extra file.
  *
  * thread: any; immutable. */
 #ifndef ML_PLUGIN_WORKER_SCRIPT_H

@@ -1,4 +1,4 @@
-/* answers.h - samples as rows of miles/plugin.h see them.
+/* answers.h - samples in the form that extensions (miles/plugin.h) see.
  *
  * thread: any. */
 #ifndef ML_RL_ANSWERS_H
@@ -7,11 +7,11 @@
 #include "miles/plugin.h"
 #include "rl/sample.h"
 
-/* Views of the samples, in the arena; they are good as long as both. */
+/* Views of the samples, in the arena; valid as long as the samples and the arena. */
 const miles_answers *ml_answers_of(ml_arena *a, const ml_sample *const *s, int64_t n,
                                    int64_t rollout);
 
-/* What a row's error becomes. */
+/* Converts the error of an extension to a status and a message. */
 ml_status ml_extension_failed(const miles_extension *row, const miles_error *why,
                               ml_err *err);
 

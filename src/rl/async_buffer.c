@@ -1,8 +1,8 @@
-/* Who of those that wait comes next, when a row decides it. */
+/* Selection of queued groups by a buffer extension. */
 #include "rl/answers.h"
 #include "rl/async_priv.h"
 
-/* What waits, as the row sees it. */
+/* The queued groups in the form that the extension sees. */
 static miles_waiting view_of(ml_async *s, ml_arena *a, int64_t want) {
     int32_t size = s->opts.run->opts.source.n_samples_per_prompt;
     int64_t n = s->queue.n, i = 0, k = 0, *stale = ML_NEW(a, int64_t, n + 1);

@@ -1,4 +1,24 @@
-/* flow_priv.h - what the files of the flow share. */
+/* async_priv.h - shared by the files of the async rollout.
+ *
+ * States of a group:
+ *
+ *     generating -> ended -> queued -> in a rollout batch
+ *                     |         |
+ *                     +---------+----> dropped
+ *
+ *   generating        in `flying`, n_left > 0: samples are being generated or graded
+ *   ended             in `flying`, n_left == 0: the worker has not checked the group yet
+ *   queued            in `queue`: complete, graded and accepted by the filter
+ *   in a batch        collect has copied its samples to the rollout batch and frees it
+ *   dropped           freed: by the worker if it was aborted, has no reward or the filter
+ *                     refused it, or by collect if it is too stale or the buffer extension
+ *                     refused it.  With opts.retry, the prompt returns to the data source,
+ *                     except after a missing reward or a refusal by the filter.
+ *
+ * Lock order: ml_async.lock first, then the ml_gen_tasks.lock of a group or the internal
+ * mutex of the generator or the rewards.  None of these is held when on_landed is called,
+ * which locks ml_async.lock.  The generator's thread and the reward threads may block on
+ * ml_async.lock: call gen->pause, gen->watch and ml_rewards_wait without holding it. */
 #ifndef ML_RL_ASYNC_PRIV_H
 #define ML_RL_ASYNC_PRIV_H
 
@@ -6,7 +26,8 @@
 #include "rl/drop_reasons.h"
 #include "rl/async.h"
 
-/* A group from its first token until a round has it; everything of it is in its arena. */
+/* A group, from its first token until it is dropped or in a rollout batch.  Its arena owns
+ * all of its data. */
 typedef struct ml_async_group {
     struct ml_async_group *next;
     ml_async *flow;
@@ -14,7 +35,7 @@ typedef struct ml_async_group {
     ml_gen_tasks flights;
     ml_group id;
     ml_gen_task **flight; /* [id.n_sample] */
-    int32_t n_left;       /* samples that have not landed */
+    int32_t n_left;       /* samples that are not yet both ended and graded */
 } ml_async_group;
 
 typedef struct ml_async_list {
@@ -22,10 +43,10 @@ typedef struct ml_async_list {
     int64_t n;
 } ml_async_list;
 
-/* What is told of a round. */
+/* Counters, reset with each rollout batch. */
 typedef struct ml_async_counts {
-    int64_t n_aborted, n_stale; /* groups that were turned away */
-    int64_t n_drawn;            /* tokens */
+    int64_t n_aborted, n_stale; /* dropped groups */
+    int64_t n_drawn;            /* tokens generated for dropped groups */
 } ml_async_counts;
 
 struct ml_async {
@@ -33,49 +54,51 @@ struct ml_async {
     pthread_t worker;
     bool started;
 
-    /* Of all below.  Taken again by who holds it: an environment's reply may end samples. */
+    /* Protects the fields below.  Recursive: on_ended holds it while an environment's reply
+     * may end a sample, whose callback on_landed locks it again. */
     pthread_mutex_t lock;
     pthread_cond_t change;
     bool stopping, held_up;
-    ml_async_list flying, queue; /* under way, or landed and not judged; waiting */
-    ml_partial_buffer held;      /* of a snapshot, to go on with */
-    uint64_t *published;         /* [n_published] versions, ascending */
+    ml_async_list flying, queue; /* generating or ended; queued */
+    ml_partial_buffer held;      /* groups from a snapshot, to be continued first */
+    uint64_t *published;         /* [n_published] weight versions, ascending */
     int64_t n_published, cap_published;
-    int64_t n_turned_down; /* by the filter, since it kept one */
+    int64_t n_turned_down; /* groups dropped by the worker since the last one it queued */
     ml_async_counts counts;
-    ml_arena reasons; /* of the rejections; emptied every round */
+    ml_arena reasons; /* memory of `rejections`; emptied with each rollout batch */
     ml_drop_reasons rejections;
-    ml_status st; /* of the worker */
+    ml_status st; /* error of the worker thread */
     ml_err err;
 };
 
-/* --- flow_work.c --- */
+/* --- async_work.c --- */
 
-/* The worker's thread. */
+/* Main function of the worker thread. */
 void *ml_async_work(void *flow);
 
-/* With the lock.  A group that no round gets: dropped, or asked again. */
+/* Drops and frees a group; with opts.retry its prompt returns to the data source.  The
+ * caller holds the lock. */
 void ml_async_turn_away(ml_async *s, ml_async_group *g);
 void ml_async_free_group(ml_async_group *g);
 
 ml_async_group *ml_async_pop(ml_async_list *l);
 void ml_async_push(ml_async_list *l, ml_async_group *g);
 
-/* --- flow_buffer.c --- */
+/* --- async_buffer.c --- */
 
-/* With the lock: what the row of the options says of the groups that wait.  Those it wants, at
- * most `want`, go to `out`; *n is how many. */
+/* Lets opts.buffer decide about each queued group.  The groups it selects for training, at
+ * most `want`, go to `out`; *n is their number.  The caller holds the lock. */
 ml_status ml_async_pick(ml_async *s, ml_async_group **out, int64_t want, int64_t *n,
                         ml_err *err);
 
-/* --- flow.c --- */
+/* --- async.c --- */
 
-/* Publications since the group's oldest token. */
+/* Number of weight publications since the group's oldest token was generated. */
 int64_t ml_async_staleness(const ml_async *s, const ml_async_group *g);
 
-/* --- flow_save.c --- */
+/* --- async_save.c --- */
 
-/* Part of a snapshot: members of a JSON object. */
+/* This module's part of a snapshot: members of a JSON object. */
 void ml_async_save(void *flow, ml_text *out);
 ml_status ml_async_load(void *flow, ml_str state, const char *name, ml_err *err);
 

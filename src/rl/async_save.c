@@ -1,10 +1,10 @@
-/* A flow in a snapshot: every group that is under way or waits, as far as it has come, and
- * the versions that were published. */
+/* The async rollout's part of a snapshot: all groups that are generating or queued, with
+ * the tokens they have so far, and the published weight versions. */
 #include <stdlib.h>
 
 #include "rl/async_priv.h"
 
-enum { VERSIONS = 64 }; /* that are remembered: how far back staleness can be counted */
+enum { VERSIONS = 64 }; /* saved weight versions; limit of counted staleness */
 
 static int64_t list_groups(const ml_sample **out, const ml_async_list *l) {
     int64_t n = 0;
@@ -29,8 +29,8 @@ static void save_held(ml_async *s, ml_text *out) {
     ml_arena_release(&a);
 }
 
-/* Everything stands still meanwhile: no group is begun, no token drawn, no sample graded.
- * Whoever lands a sample wants the lock, so it is taken when that is so. */
+/* While this runs, no group is started, no token generated and no sample graded.  Threads
+ * that end a sample need the lock, so this locks it only after they are idle. */
 void ml_async_save(void *flow, ml_text *out) {
     ml_async *s = flow;
     ml_gen *gen = s->opts.asker.gen;
@@ -50,7 +50,8 @@ void ml_async_save(void *flow, ml_text *out) {
     save_held(s, out);
     pthread_mutex_unlock(&s->lock);
     gen->resume(gen);
-    /* No group is begun until the next round: where the data source stands is saved, too. */
+    /* Stays held until the next collect: the snapshot also has the data source's position,
+     * which must not advance before that is saved. */
 }
 
 ml_status ml_async_load(void *flow, ml_str state, const char *name, ml_err *err) {

@@ -1,10 +1,10 @@
-/* The worker of a flow: begins groups, and judges those that have landed. */
+/* Worker thread of the async rollout: starts groups and checks those that have ended. */
 #include <stdlib.h>
 
 #include "base/log.h"
 #include "rl/async_priv.h"
 
-#define HOPELESS 100 /* times as many groups as a round has, and none was kept */
+#define HOPELESS 100 /* give up after dropping this many batches of groups in a row */
 
 /* --- lists -------------------------------------------------------------------- */
 
@@ -27,7 +27,7 @@ ml_async_group *ml_async_pop(ml_async_list *l) {
     return g;
 }
 
-/* The first group of those under way that has landed. */
+/* Removes the first group that has ended. */
 static ml_async_group *pop_landed(ml_async_list *l) {
     ml_async_list rest = { 0 };
     ml_async_group *g, *found = NULL;
@@ -78,13 +78,13 @@ void ml_async_free_group(ml_async_group *g) {
 }
 
 void ml_async_turn_away(ml_async *s, ml_async_group *g) {
-    if (s->opts.retry && g->id.row >= 0) /* not of the data set: it cannot be asked again */
+    if (s->opts.retry && g->id.row >= 0) /* row < 0: no prompt in the data set to retry */
         ml_data_source_add(s->opts.run->source, &g->id, 1);
     s->counts.n_drawn += g->flights.n_drawn;
     ml_async_free_group(g);
 }
 
-/* --- beginning ------------------------------------------------------------------ */
+/* --- starting groups ------------------------------------------------------------ */
 
 static ml_status begin(ml_async *s, ml_group id, const ml_sample *held, ml_err *err) {
     ml_async_group *g = new_group(s, id);
@@ -96,7 +96,7 @@ static ml_status begin(ml_async *s, ml_group id, const ml_sample *held, ml_err *
     st = held ? ml_gen_tasks_resume(&g->flights, g->flight, held, id.n_sample, false, err)
               : ml_gen_tasks_start(&g->flights, g->flight, &g->id, (uint64_t)id.first_index,
                                    err);
-    g->n_left -= id.n_sample - (int32_t)g->flights.n_begun; /* others will not land */
+    g->n_left -= id.n_sample - (int32_t)g->flights.n_begun; /* not started: will not end */
     return st;
 }
 
@@ -114,7 +114,7 @@ static ml_status begin_next(ml_async *s, ml_err *err) {
     return begin(s, id, NULL, err);
 }
 
-/* Groups beyond what may wait count as under way. */
+/* Queued groups above the capacity count as generating. */
 static bool may_begin(const ml_async *s) {
     int64_t excess = s->queue.n - s->opts.capacity;
 
@@ -122,9 +122,9 @@ static bool may_begin(const ml_async *s) {
            s->flying.n + (excess > 0 ? excess : 0) < s->opts.max_groups;
 }
 
-/* --- judging -------------------------------------------------------------------- */
+/* --- checking groups that have ended -------------------------------------------- */
 
-/* Every sample was answered to its end. */
+/* At least one sample was aborted. */
 static bool was_aborted(const ml_async_group *g) {
     for (int32_t i = 0; i < g->id.n_sample; i++)
         if (g->flight[i]->sample.status == ML_SAMPLE_ABORTED)
@@ -161,8 +161,8 @@ static bool passes_filter(ml_async *s, ml_async_group *g) {
     return keep && s->st == ML_OK;
 }
 
-/* Nobody would ever see a round of a grader that always fails, a filter that keeps nothing, or an
- * engine that aborts everything. */
+/* Fails the run if a reward that always fails, a filter that drops everything or an engine
+ * that aborts everything would keep the rollout batch from ever being complete. */
 static void check_hope(ml_async *s) {
     if (++s->n_turned_down < HOPELESS * s->opts.run->opts.rollout_batch_size)
         return;

@@ -1,4 +1,4 @@
-/* edges.h - the built-in rows of miles/plugin.h.
+/* builtins.h - the built-in extensions (miles/plugin.h).
  *
  * thread: any; immutable. */
 #ifndef ML_RL_BUILTINS_H
@@ -23,7 +23,7 @@ extern const miles_reward ml_reward_deterministic_random, ml_reward_zero;
 extern const miles_generate ml_generate_calculator; /* generate/ */
 extern const miles_group_filter ml_filter_nonzero_std, ml_filter_no_aborted;
 
-/* All of them; NULL at the end. */
+/* All of them, terminated by NULL. */
 extern const miles_extension *const ml_builtins[];
 
 #endif

@@ -39,7 +39,7 @@ static void add(builder *b, ml_json *child) {
     b->v->n++;
 }
 
-/* Gives an edited copy of v, or NULL after ml_fail. */
+/* Returns an edited copy of v, or NULL after ml_fail. */
 typedef ml_json *editor(ml_arena *a, const ml_json *v, ml_err *err);
 
 static bool edit_into(builder *b, ml_arena *a, const ml_json *v, editor *edit,
@@ -171,7 +171,7 @@ ml_status ml_conversation_normal(const ml_json **out, ml_arena *a, const ml_json
 static const ml_json null_value = { .type = ML_JSON_NULL };
 static const ml_json false_value = { .type = ML_JSON_FALSE };
 
-/* Leaves *out alone when the member is missing; false when it has neither type. */
+/* Does not change *out if the member is missing; returns false if it has neither type. */
 static bool member(const ml_json **out, const ml_json *obj, const char *key,
                    ml_json_type one, ml_json_type other, ml_err *err) {
     const ml_json *v = ml_json_get(obj, key);

@@ -1,8 +1,8 @@
-/* conversation.h - messages and tools in the form that chat templates are given.
+/* conversation.h - messages and tools in the form that chat templates expect.
  *
- * Rows and requests come in several dialects; before a template sees them they are
- * brought to one, the one Miles and SGLang use.  Values are never changed in place:
- * what differs is copied to the arena, what does not is shared with the source.
+ * Rows and requests come in several formats.  These functions convert them to the one
+ * that Miles and SGLang pass to templates.  Values are never changed in place: changed
+ * values are allocated in the arena, unchanged ones are shared with the source.
  *
  * thread: any. */
 #ifndef ML_RL_CONVERSATION_H
@@ -13,7 +13,7 @@
 /* [{"role": "user", "content": text}] */
 const ml_json *ml_conversation_of_text(ml_arena *a, ml_str text);
 
-/* A list of messages that grows. */
+/* A list of messages to append to. */
 typedef struct ml_messages {
     ml_arena *arena;
     ml_json *list; /* an array */
@@ -21,26 +21,26 @@ typedef struct ml_messages {
 } ml_messages;
 
 ml_messages ml_messages_begin(ml_arena *a);
-/* Texts are not copied. */
+/* Appends a message.  The strings are not copied. */
 void ml_messages_say(ml_messages *m, ml_str role, ml_str content);
-/* Shares the messages of another list. */
+/* Appends the messages of another list, whose values are shared, not copied. */
 void ml_messages_join(ml_messages *m, const ml_json *list);
 
-/* Is it a list of at least one message, each an object with a role? */
+/* Checks that it is a list of at least one message, each an object with a role. */
 ml_status ml_conversation_check(const ml_json *messages, ml_err *err);
 
-/* In messages of the assistant, content that is null (or missing beside tool calls) becomes
- * "", and arguments of tool calls that are JSON in a string become the value. */
+/* In messages of the assistant, replaces content that is null (or missing next to tool
+ * calls) by "", and tool call arguments that are JSON in a string by the parsed value. */
 ml_status ml_conversation_normal(const ml_json **out, ml_arena *a, const ml_json *messages,
                                  ml_err *err);
 
-/* Every tool as {"type", "function": {"description", "name", "parameters", "strict"}}, in this
- * order, with defaults for what is missing and nothing else; a bare function is wrapped.
- * No tools, or an empty list, give NULL. */
+/* Converts every tool to {"type", "function": {"description", "name", "parameters",
+ * "strict"}}, in this order, with defaults for missing members and without any others; a
+ * bare function is wrapped.  *out is NULL when there are no tools or the list is empty. */
 ml_status ml_tools_normal(const ml_json **out, ml_arena *a, const ml_json *tools,
                           ml_err *err);
 
-/* The functions of normal tools without their wrapping, for templates that want it so. */
+/* The bare functions of normalized tools, for templates that expect no wrapper. */
 const ml_json *ml_tools_functions(ml_arena *a, const ml_json *tools);
 
 #endif

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEEP 0.7 /* of the rows, when there is no room for more */
+#define KEEP 0.7 /* fraction of the rows that is kept when the table is full */
 
 typedef struct row {
     int64_t sample, rollout, step;
@@ -11,9 +11,9 @@ typedef struct row {
 } row;
 
 struct ml_coverage {
-    row *row;             /* [n_row] of earlier rounds, by sample; then of this round */
-    int64_t n_row;        /* room */
-    int64_t n_old, n_new; /* n_new counts on where there is no room for rows */
+    row *row;             /* [n_row] earlier rollouts', sorted by sample; then this one's */
+    int64_t n_row;        /* capacity */
+    int64_t n_old, n_new; /* n_new keeps counting when the table is full */
     ml_events *events;
 };
 
@@ -50,7 +50,7 @@ static const row *find(const row *list, int64_t n, int64_t sample) {
     return bsearch(&key, list, (size_t)n, sizeof key, by_sample);
 }
 
-/* The oldest samples have the lowest numbers; those of this round stay. */
+/* Drops the oldest rows (lowest sample numbers), but none of this rollout. */
 static void make_room(ml_coverage *w) {
     int64_t n = w->n_old + w->n_new, drop = n - (int64_t)(KEEP * (double)w->n_row);
 

@@ -1,9 +1,9 @@
-/* witness.h - that every sample of a round taught the model once, and only once.
+/* coverage.h - checks that each sample contributes its gradient exactly once.
  *
- * A row is written when the derivative of the loss by a sample's log-probs enters the
- * backward pass of an optimizer step: not from the schedule, which could be wrong, but where
- * it happens.  Rows of earlier rounds are kept as far as there is room, so that a sample
- * which comes again later is found, too.
+ * A row is written when the derivative of the loss with respect to a sample's log-probs
+ * enters the backward pass of a train step: at that point, not from the schedule, which
+ * could be wrong.  Rows of earlier rollouts are kept while the table has space, so that a
+ * sample that is trained on again in a later rollout is found as well.
  *
  * thread: the trainer's. */
 #ifndef ML_RL_COVERAGE_H
@@ -14,16 +14,18 @@
 
 typedef struct ml_coverage ml_coverage;
 
-/* Room for so many samples, at least those of a round. */
+/* Allocates a table of n_row samples, at least the number of samples of a rollout. */
 ml_status ml_coverage_open(ml_coverage **out, int64_t n_row, ml_events *events,
                            ml_err *err);
-void ml_coverage_close(ml_coverage *w); /* NULL is fine */
+void ml_coverage_close(ml_coverage *w); /* NULL is allowed */
 
-/* The gradient of this sample is used in this step; weight: the sum of its magnitudes. */
+/* Records that this step uses the gradient of this sample; weight: the sum of its absolute
+ * values. */
 void ml_coverage_see(ml_coverage *w, int64_t sample, int64_t rollout, int64_t step,
                      double weight);
 
-/* At the end of a round's steps: these samples were seen, once each, and never before. */
+/* After the train steps of a rollout: checks that each of these samples was recorded once
+ * in this rollout and never before. */
 ml_status ml_coverage_judge(ml_coverage *w, const int64_t *sample, int64_t n,
                             int64_t rollout, ml_err *err);
 

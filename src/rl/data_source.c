@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/pyrandom.h"
 
-#define FAR ((int64_t)1 << 61) /* sums of two numbers up to here do not overflow */
+#define FAR ((int64_t)1 << 61) /* the sum of two numbers up to FAR does not overflow */
 
 typedef struct position {
     int64_t sample_offset, epoch_id, sample_group_index, sample_index;
@@ -17,15 +17,15 @@ struct ml_data_source {
     const ml_dataset *ds;
     ml_data_source_opts opts;
     int64_t n_row;
-    uint32_t *order; /* [n_row] of the epoch; NULL: rows come as they are */
+    uint32_t *order; /* [n_row] order of rows in this epoch; NULL: file order */
     position at;
-    ml_text metadata; /* the object of that name, carried from one state to the next */
-    ml_text back;     /* groups that were given back, one behind the other */
+    ml_text metadata; /* "metadata" of the loaded state, saved again unchanged */
+    ml_text back;     /* array of the returned groups (ml_group) */
 };
 
 /* --- order -------------------------------------------------------------------- */
 
-/* Each epoch starts from the file's order, not from that of the epoch before. */
+/* Each epoch shuffles the file's order, not the order of the previous epoch. */
 static void shuffle(ml_data_source *s) {
     ml_pyrandom r;
 
@@ -89,7 +89,7 @@ void ml_data_source_free(ml_data_source *s) {
 
 /* --- groups ------------------------------------------------------------------- */
 
-/* The row somebody's own source wants, whatever number it gives. */
+/* The row that the source extension selects, modulo n_row. */
 static int64_t pick_row(const ml_data_source *s) {
     int64_t row =
         s->opts.pick->pick(s->at.sample_group_index, s->n_row, s->opts.seed) % s->n_row;
@@ -105,7 +105,7 @@ static ml_group new_group(ml_data_source *s, int64_t row) {
     return g;
 }
 
-/* The prompts at places [begin, end) of the epoch. */
+/* Hands out the prompts at positions [begin, end) of the epoch. */
 static int64_t hand_out(ml_data_source *s, ml_group *out, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++)
         out[i - begin] = new_group(s, s->opts.pick ? pick_row(s)
@@ -114,8 +114,8 @@ static int64_t hand_out(ml_data_source *s, ml_group *out, int64_t begin, int64_t
     return begin < end ? end - begin : 0;
 }
 
-/* A request beyond the epoch's end wraps once.  What a second wrap would have to give is
- * missing from the answer, yet counted in the offset, which then lies behind the end. */
+/* A request beyond the end of the epoch wraps once.  Groups that would need a second wrap
+ * are not handed out but counted in the offset, which is then beyond the end. */
 static int64_t get_prompts(ml_data_source *s, ml_group *out, int64_t n) {
     int64_t n_rest;
 

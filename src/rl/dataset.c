@@ -81,7 +81,7 @@ static ml_status read_label(ml_prompt *out, const ml_dataset *ds, const ml_json 
     return ML_OK;
 }
 
-/* What Python takes for false counts as no metadata, as in Miles. */
+/* Metadata that is false in Python counts as missing, as in Miles. */
 static bool is_falsy(const ml_json *v) {
     double d;
 
@@ -108,7 +108,7 @@ static ml_status read_metadata(ml_prompt *out, const ml_dataset *ds, const ml_js
     return ML_OK;
 }
 
-/* A list, or a list written as JSON in a string, which is how tables carry it. */
+/* Tools are a list, or a list as JSON in a string, the form in which tables store it. */
 static ml_status read_tools(ml_prompt *out, const ml_dataset *ds, const ml_json *row,
                             ml_arena *a, ml_err *err) {
     const char *key = ds->opts.tool_key;
@@ -162,8 +162,8 @@ static ml_status call_template(ml_text *text, const ml_dataset *ds, const ml_jso
 
     if (!st || !tools)
         return st;
-    /* Some templates were written for bare functions; the first complaint is the one to
-     * show when that does not help either. */
+    /* Some templates expect bare functions.  If that fails as well, report the first
+     * error. */
     text->len = 0;
     return t->render(t->ud, text, messages, ml_tools_functions(a, tools),
                      ds->template_kwargs, &second)
@@ -219,7 +219,7 @@ void ml_dataset_blame(const ml_dataset *ds, int64_t row, ml_err *err) {
                       (long long)ml_jsonl_line(&ds->rows, row));
 }
 
-/* --- rows that are made ---------------------------------------------------------- */
+/* --- rows made by an extension --------------------------------------------------- */
 
 typedef struct made_row {
     ml_arena *arena;
@@ -260,7 +260,7 @@ static ml_status read_row(const ml_json **out, ml_str *text, const ml_dataset *d
 
 ml_status ml_dataset_prompt(ml_prompt *out, const ml_dataset *ds, int64_t row, ml_arena *a,
                             ml_err *err) {
-    ml_err unwanted; /* callers who only ask whether a row is good give none */
+    ml_err unwanted; /* callers that only check a row pass err = NULL */
     const ml_json *v = NULL;
     ml_str source = { 0 };
     ml_status st;
@@ -281,8 +281,8 @@ ml_status ml_dataset_prompt(ml_prompt *out, const ml_dataset *ds, int64_t row, m
 
 typedef enum verdict { KEEP, KEEP_UNMEASURED, DROP_LONG, DROP_BAD } verdict;
 
-/* err may be NULL, which saves the counting of lines.  *tools: has the row any?  *bytes: of the
- * prompt's text, or -1. */
+/* err may be NULL, which avoids counting lines.  *tools: whether the row has tools.
+ * *bytes: length of the prompt's text; -1: it is a list of messages. */
 static verdict judge(const ml_dataset *ds, int64_t row, int worker, int64_t *bytes,
                      ml_arena *a, bool *tools, ml_err *err) {
     const ml_prompt_text *t = &ds->opts.text;
@@ -306,15 +306,15 @@ static verdict judge(const ml_dataset *ds, int64_t row, int worker, int64_t *byt
     return n > ds->opts.max_prompt_len ? DROP_LONG : KEEP;
 }
 
-/* Rows are judged a block at a time, so that a bad first row of a large file is reported at
- * once and the pages of a finished block can go. */
+/* Rows are checked in blocks, so that a bad first row of a large file is reported
+ * immediately and the mapped pages of a finished block can be released. */
 enum { BLOCK = 1 << 16, GRAIN = 256 };
 
 typedef struct check {
     const ml_dataset *ds;
-    int64_t first;        /* row of the block */
+    int64_t first;        /* first row of the block */
     unsigned char *found; /* [rows.n] verdicts */
-    int64_t *bytes;       /* [rows of the block] of kept prompts; -1: not known */
+    int64_t *bytes;       /* [rows of the block] length of kept prompts; -1: not known */
     atomic_int_fast64_t *with_tools; /* the first row that has any; rows.n: none */
 } check;
 
@@ -400,7 +400,7 @@ static void count(ml_dataset *ds, const unsigned char *found) {
             ds->bad_line[ds->n_bad++] = i;
 }
 
-/* Says once what happened to rows, with the lines of the first few and one reason. */
+/* Logs how many rows were dropped, with the lines of the first few and the first reason. */
 static void warn(ml_dataset *ds) {
     enum { N_NAMED = 20 };
     const char *path = ds->rows.file.path;
@@ -428,7 +428,7 @@ static void warn(ml_dataset *ds) {
     ml_text_release(&lines);
 }
 
-/* Does the template write the same text without the row's tools? */
+/* Whether the template renders the same text with and without the row's tools. */
 static bool loses_tools(const ml_dataset *ds, int64_t row) {
     ml_dataset plain = *ds;
     ml_prompt with, without;

@@ -1,4 +1,4 @@
-/* rejections.h - how many groups were turned down, by reason.
+/* drop_reasons.h - the number of dropped groups by reason.
  *
  * thread: one owner. */
 #ifndef ML_RL_DROP_REASONS_H
@@ -22,7 +22,7 @@ typedef struct ml_drop_reasons {
 } ml_drop_reasons;
 
 void ml_drop_reasons_count(ml_drop_reasons *r, const char *reason);
-/* rollout/dynamic_filter/drop_REASON. */
+/* Adds the metrics rollout/dynamic_filter/drop_REASON. */
 void ml_drop_reasons_report(const ml_drop_reasons *r, ml_metrics *out);
 
 #endif

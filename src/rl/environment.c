@@ -7,9 +7,9 @@
 #include "rl/request_json.h"
 
 struct ml_environment {
-    ml_arena arena; /* it lives here itself */
+    ml_arena arena; /* contains this struct, too */
     const ml_environment_opts *opts;
-    ml_line_process *worker; /* NULL: a row */
+    ml_line_process *worker; /* NULL: an extension */
 };
 
 ml_environment *ml_environment_new(const ml_environment_opts *opts) {
@@ -40,9 +40,9 @@ static void fail(ml_reply *r, ml_reward_outcome outcome, const char *why) {
     r->why = ml_arena_str(r->arena, why, strlen(why));
 }
 
-/* --- rows --------------------------------------------------------------------------- */
+/* --- extensions --------------------------------------------------------------------- */
 
-/* What a row says while it runs. */
+/* Collects the output of an extension while it runs. */
 typedef struct speech {
     ml_arena *arena;
     ml_messages messages;
@@ -81,7 +81,7 @@ static void ask_row(const ml_environment *e, ml_reply *r, const miles_turn_in *i
     ml_text_release(&s.text);
 }
 
-/* --- workers ------------------------------------------------------------------------ */
+/* --- worker processes --------------------------------------------------------------- */
 
 static void write_calls(ml_text *t, const miles_turn_in *in) {
     ml_text_printf(t, ", \"calls\": [");
@@ -124,7 +124,7 @@ static void read_messages(ml_reply *r, const ml_json *messages) {
              ml_arena_printf(r->arena, "the environment's \"messages\": %s", err.msg));
 }
 
-/* False: this is no JSON, and the next line may be anything. */
+/* False: the line is not JSON, so the following lines cannot be trusted either. */
 static bool read_answer(ml_reply *r, ml_str line) {
     ml_str src = { ml_arena_str(r->arena, line.ptr, line.len), line.len };
     const ml_json *doc = NULL, *messages, *text, *done, *error;

@@ -57,7 +57,7 @@ ml_eval_spec ml_eval_spec_empty(void) {
 
 /* --- one member -------------------------------------------------------------------- */
 
-/* One value where a list may stand is a list of one. */
+/* Wraps a single value in a list, if it is not a list. */
 static const ml_json *as_list(reader *r, const ml_json *v) {
     ml_json *list, *item;
 

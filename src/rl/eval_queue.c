@@ -19,12 +19,12 @@ struct ml_eval_queue {
     pthread_t worker;
     bool started;
 
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* protects the fields below */
     pthread_cond_t change;
     bool stopping;
-    eval_job *first; /* the oldest; those behind it are younger */
+    eval_job *first; /* list in order of submission, oldest first */
     int32_t n;
-    char **kept; /* [opts.keep] snapshots that were evaluated, the oldest first */
+    char **kept; /* [opts.keep + 1] paths of evaluated snapshots, oldest first */
     int32_t n_kept;
 };
 
@@ -64,7 +64,7 @@ static void *work(void *ud) {
     return NULL;
 }
 
-/* --- life ------------------------------------------------------------------------- */
+/* --- open and close --------------------------------------------------------------- */
 
 ml_status ml_eval_queue_open(ml_eval_queue **out, const ml_eval_queue_opts *o,
                              ml_err *err) {
@@ -117,9 +117,9 @@ void ml_eval_queue_close(ml_eval_queue *q) {
     free(q);
 }
 
-/* --- taking ----------------------------------------------------------------------- */
+/* --- results ---------------------------------------------------------------------- */
 
-/* One more was evaluated; the oldest beyond those that stay goes. */
+/* Adds an evaluated snapshot; removes the oldest one if there are more than opts.keep. */
 static ml_status keep_some(ml_eval_queue *q, char *path, ml_err *err) {
     ml_status st = ML_OK;
 
@@ -172,7 +172,7 @@ bool ml_eval_queue_skips(const ml_eval_queue *q) {
     return q->opts.skip;
 }
 
-/* --- asking ----------------------------------------------------------------------- */
+/* --- submission ------------------------------------------------------------------- */
 
 static void push(ml_eval_queue *q, eval_job *j) {
     eval_job **at = &q->first;

@@ -1,12 +1,12 @@
-/* eval_queue.h - evaluations behind the loop's back: of weights on disk, by engines of their own.
+/* eval_queue.h - asynchronous evaluations: of weights on disk, by separate engines.
  *
  *     DIR/step_19/    a Hugging Face checkpoint with its seal (model/weights_seal.h)
  *
- * They run one after the other while training goes on.  What they found is taken in the order
- * they were asked for, by a loop that waits where it must: so a run's metrics do not depend on
- * the clock, unless evaluations are left out when too many wait.
+ * Evaluations run one after the other while training continues.  The loop takes the results
+ * in the order of submission and waits for them where necessary, so a run's metrics do not
+ * depend on timing, unless evaluations are skipped when too many are queued.
  *
- * thread: the loop's; a thread of its own evaluates. */
+ * thread: the training loop's; the queue evaluates on its own thread. */
 #ifndef ML_RL_EVAL_QUEUE_H
 #define ML_RL_EVAL_QUEUE_H
 
@@ -16,21 +16,21 @@
 typedef struct ml_eval_queue ml_eval_queue;
 
 typedef struct ml_eval_queue_opts {
-    ml_evals *evals; /* its generator is the queue's alone */
+    ml_evals *evals; /* only the queue may use its generator */
     const ml_spec *spec;
-    const ml_checkpoint *from; /* what snapshots are written like */
+    const ml_checkpoint *from; /* gives names and dtypes for written snapshots */
     const char *dir;
-    int32_t max_in_flight; /* asked for, and not taken */
-    bool skip;             /* what is beyond is left out, not waited for */
-    int32_t keep;          /* snapshots that stay when they were evaluated */
+    int32_t max_in_flight; /* evaluations submitted and not taken */
+    bool skip;             /* skip evaluations above that limit instead of waiting */
+    int32_t keep;          /* number of evaluated snapshots to keep on disk */
 } ml_eval_queue_opts;
 
 ml_status ml_eval_queue_open(ml_eval_queue **out, const ml_eval_queue_opts *o, ml_err *err);
-void ml_eval_queue_close(ml_eval_queue *q); /* waits for the one under way; NULL is fine */
+void ml_eval_queue_close(ml_eval_queue *q); /* waits for the running one; NULL is allowed */
 
-/* Takes the oldest; waits for it if `wait`.  False: there is none. */
+/* Takes the oldest result; waits for it if `wait`.  False: there is none. */
 typedef struct ml_eval_result {
-    ml_arena arena; /* the taker releases it */
+    ml_arena arena; /* the caller of ml_eval_queue_take releases it */
     int64_t rollout;
     ml_eval_scores scores;
     ml_status st;
@@ -38,11 +38,12 @@ typedef struct ml_eval_result {
 } ml_eval_result;
 bool ml_eval_queue_take(ml_eval_queue *q, ml_eval_result *out, bool wait);
 
-/* Whether the next one finds room. */
+/* Whether another evaluation can be submitted now. */
 bool ml_eval_queue_has_room(ml_eval_queue *q);
 bool ml_eval_queue_skips(const ml_eval_queue *q);
 
-/* Writes the weights, and has them evaluated as those after this round; there is room. */
+/* Writes the weights to disk and submits their evaluation, labelled with this rollout.  The
+ * queue must have room (ml_eval_queue_has_room). */
 ml_status ml_eval_queue_ask(ml_eval_queue *q, int64_t rollout, const ml_weights *w,
                             ml_err *err);
 

@@ -8,9 +8,9 @@
 #define NONE "-none_reward_ratio"
 #define LENGTH "/response_len/mean"
 
-enum { WIDEST = 30, NAME = 200 }; /* characters of a set's column; of a figure's name */
+enum { WIDEST = 30, NAME = 200 }; /* characters of the set column; of a metric's name */
 
-/* The set whose share of truncated answers this figure is; an empty one: it is none. */
+/* The set of a metric eval/SET-truncated_ratio; empty for other metrics. */
 static ml_str set_of(const ml_metric *row) {
     size_t n = strlen(row->name), cut = strlen(CUT), from = strlen("eval/");
 
@@ -27,7 +27,8 @@ static double get(const ml_metrics *f, ml_str set, const char *what) {
     return ml_metrics_get(f, name, (double)NAN);
 }
 
-/* A column of the table, or a statistic that has none because it says little. */
+/* Whether the table covers this metric of the set: as a column, or as a statistic that is
+ * left out because it is of little use. */
 static bool is_shown(const char *name, ml_str set) {
     static const char *const parts[] = { "", CUT, NONE, "/response_len/",
                                          "/truncated_ratio" };

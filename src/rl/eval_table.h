@@ -1,4 +1,4 @@
-/* eval_table.h - the figures of an evaluation as a table for people to read.
+/* eval_table.h - prints the metrics of an evaluation as a table.
  *
  * thread: any. */
 #ifndef ML_RL_EVAL_TABLE_H
@@ -6,7 +6,8 @@
 
 #include "rl/metrics.h"
 
-/* A row per set, then what else was measured, name by name; `say` gets line by line. */
+/* Prints a row per data set, then each remaining metric by name.  `say` is called once per
+ * line. */
 void ml_eval_table(const ml_metrics *f, void (*say)(const char *line));
 
 #endif

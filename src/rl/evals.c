@@ -8,7 +8,7 @@
 #include "rl/rollout_hooks.h"
 #include "rl/sample_metrics.h"
 
-/* Away from the samples of training, which count from 0. */
+/* Random number streams apart from those of training samples, which count from 0. */
 #define FIRST_DRAW ((uint64_t)1 << 62)
 #define SET_DRAWS ((uint64_t)1 << 40)
 
@@ -27,7 +27,7 @@ static ml_status ask_all(ml_gen_tasks *f, const ml_eval_set *set, uint64_t draw,
     return st;
 }
 
-/* What has no reward counts as 0, and is counted. */
+/* Adds the metrics of a set.  A missing reward counts as 0 and in none_reward_ratio. */
 static ml_status report(const ml_evals *e, const ml_eval_set *set,
                         ml_gen_task *const *flight, ml_metrics *out, ml_err *err) {
     int64_t n = set->dataset.rows.n * set->n_per_prompt;
@@ -54,12 +54,12 @@ static ml_status report(const ml_evals *e, const ml_eval_set *set,
     return ml_metrics_run(e->metrics, out, s, n, -1, set->name, err);
 }
 
-/* On the generator's thread, between steps. */
+/* Step-end callback, on the generator's thread. */
 static void on_ended(void *flights) {
     ml_gen_tasks_continue_turns(flights);
 }
 
-/* A set while its answers are looked at. */
+/* The generation tasks of a set, until its answers have been processed. */
 typedef struct asked_set {
     ml_arena arena;
     ml_gen_tasks flights;
@@ -90,7 +90,7 @@ static ml_status ask_set(const ml_evals *e, int32_t i, asked_set *x, ml_err *err
         asker.turns = set->turns;
     ml_work_count_clear(asker.tally);
     ml_gen_tasks_init(&x->flights, &asker, &set->how, &set->dataset, &x->arena);
-    gen->pause(gen); /* samples are the caller's until all are asked for */
+    gen->pause(gen); /* the caller owns the samples until all are submitted */
     gen->watch(gen, on_ended, &x->flights);
     st = ask_all(&x->flights, set, FIRST_DRAW + (uint64_t)i * SET_DRAWS, x->flight, err);
     ml_gen_tasks_done(&x->flights);
@@ -102,7 +102,7 @@ static ml_status ask_set(const ml_evals *e, int32_t i, asked_set *x, ml_err *err
     return st;
 }
 
-/* Samples die with their flights: what is kept is copied. */
+/* Copies the answers to `out`, because samples are freed with their tasks. */
 static void keep_answers(const ml_evals *e, int32_t i, const asked_set *x,
                          ml_eval_scores *out) {
     ml_arena *a = out->figures.arena;
@@ -137,7 +137,7 @@ static ml_status run_set(const ml_evals *e, int32_t i, ml_eval_scores *out, ml_e
     return st;
 }
 
-/* --- an evaluation of one's own ---------------------------------------------------- */
+/* --- evaluation by an extension ----------------------------------------------------- */
 
 typedef struct own_eval {
     const ml_evals *evals;

@@ -1,7 +1,7 @@
-/* evals.h - how good the weights are that generate: data sets answered and scored.
+/* evals.h - evaluates the generator's weights: answers data sets and grades the answers.
  *
- * All prompts of a set are asked at once; their random numbers are those of the seed and
- * the sample's place in its set, so that two evaluations of the same weights are equal.
+ * All prompts of a set are submitted at once.  Random numbers depend only on the seed and
+ * the sample's position in its set, so two evaluations of the same weights are equal.
  *
  * thread: the loop's. */
 #ifndef ML_RL_EVALS_H
@@ -16,7 +16,7 @@ typedef struct ml_eval_set {
     ml_dataset dataset;
     ml_sampling how;
     int32_t n_per_prompt;
-    ml_rewards *rewards; /* of its own; NULL: those of the evaluations */
+    ml_rewards *rewards; /* of this set only; NULL: asker.rewards of ml_evals */
     ml_turns *turns;     /* likewise */
 } ml_eval_set;
 
@@ -24,20 +24,20 @@ typedef struct ml_evals {
     ml_gen_ctx asker;
     ml_eval_set *set; /* [n] */
     int32_t n;
-    bool pass_rates;              /* pass@k, too */
-    const miles_metrics *metrics; /* further ones; NULL: none */
-    const miles_eval *row;        /* makes the whole evaluation; NULL: all sets are asked */
-    bool keep_answers;            /* somebody wants to record them */
+    bool pass_rates;              /* compute pass@k, too */
+    const miles_metrics *metrics; /* additional metrics; NULL: none */
+    const miles_eval *row;        /* runs the whole evaluation; NULL: evaluate all sets */
+    bool keep_answers;            /* return the answers, to be recorded */
 } ml_evals;
 
-/* What an evaluation found. */
+/* The result of an evaluation. */
 typedef struct ml_eval_scores {
-    ml_metrics figures; /* eval/NAME and its relatives */
-    ml_eval_answers
-        *answers; /* of all sets, where they are kept; in the arena of figures */
+    ml_metrics figures;       /* eval/NAME, eval/NAME-truncated_ratio, ... */
+    ml_eval_answers *answers; /* of all sets if keep_answers; in the arena of figures */
 } ml_eval_scores;
 
-/* `evals` is an ml_evals, as ml_train_loop wants it; the figures were initialised. */
+/* `evals` is an ml_evals: the signature is that of a callback of ml_train_loop.  The
+ * caller has initialized out->figures. */
 ml_status ml_evals_run(void *evals, ml_eval_scores *out, ml_err *err);
 
 #endif

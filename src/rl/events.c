@@ -52,7 +52,7 @@ void ml_events_close(ml_events *e) {
     free(e);
 }
 
-/* A line while it is written. */
+/* A line under construction. */
 typedef struct event_line {
     ml_text text;
     ml_json_out out;
@@ -143,7 +143,7 @@ ml_status ml_events_check(const ml_events *e, ml_err *err) {
 
 /* --- the analysis ------------------------------------------------------------- */
 
-/* A fact that has but one value in a run, and the row that said it first. */
+/* A key that must have the same value in all rows of a run. */
 typedef struct fact {
     const char *of;    /* "version 3" */
     const char *value; /* "checksum 00ab" */
@@ -152,7 +152,7 @@ typedef struct fact {
 typedef struct analysis {
     const char *path;
     ml_arena arena;
-    ml_map first; /* a fact to the row that said it first */
+    ml_map first; /* fact.of to the first row that has it */
     fact *said;   /* [rows] */
 } analysis;
 

@@ -5,13 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Samples whose scores are being waited for. */
+/* The state of one call of ml_gen_score. */
 typedef struct class_room {
-    const char *who; /* scores them */
+    const char *who; /* the scorer, for error messages */
     pthread_mutex_t lock;
     pthread_cond_t done;
     int32_t n_open;
-    ml_status st; /* of the first that failed */
+    ml_status st; /* of the first sample that failed */
     ml_err err;
 } class_room;
 

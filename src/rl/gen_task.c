@@ -21,7 +21,7 @@ void ml_gen_tasks_release(ml_gen_tasks *f) {
     pthread_mutex_destroy(&f->lock);
 }
 
-/* --- landing: the generator's thread ------------------------------------------ */
+/* --- receiving tokens: the generator's thread --------------------------------- */
 
 static void open_one(ml_gen_tasks *f) {
     pthread_mutex_lock(&f->lock);
@@ -62,7 +62,8 @@ void ml_gen_task_complete(ml_gen_task *x, ml_sample_status status) {
     ml_gen_task_grade(x);
 }
 
-/* What was chosen for all tokens, those of earlier turns too: of the weights at hand. */
+/* Copies the routing record.  It covers all tokens, including those of earlier turns, with
+ * the selection of the current weights. */
 static void take_choices(ml_gen_task *x, const ml_gen_update *u) {
     for (int i = 0; i < ML_N_ROUTING; i++) {
         int64_t n = u->routed[i].n * u->routed[i].width;
@@ -106,7 +107,7 @@ static void take_tokens(void *ud, const ml_gen_update *u) {
 
 /* --- starting ----------------------------------------------------------------- */
 
-/* A group's prompt, as all its samples share it. */
+/* A group's prompt, shared by all its samples. */
 typedef struct shared_prompt {
     ml_tokens ids;
     ml_str text, label, metadata;
@@ -134,13 +135,13 @@ static ml_status render(ml_gen_tasks *f, shared_prompt *d, const ml_prompt *p,
     return st;
 }
 
-/* As it is written in the row. */
+/* The JSON source text of a value of the row. */
 static ml_str source_of(ml_str row, const ml_json *v) {
     return v && v->type != ML_JSON_NULL ? (ml_str){ row.ptr + v->begin, v->end - v->begin }
                                         : (ml_str){ 0 };
 }
 
-/* What the data set says of all rows comes last: of two members of a name, it counts. */
+/* Appends the data set's metadata_more: of members with the same name, the last counts. */
 static ml_str with_more(ml_gen_tasks *f, ml_str metadata, bool has_members) {
     const char *more = f->dataset->opts.metadata_more, *text;
 
@@ -170,7 +171,7 @@ static ml_status read_prompt(ml_gen_tasks *f, shared_prompt *d, const ml_group *
     return st;
 }
 
-/* A conversation has a mask, because not all of it will be the model's. */
+/* A conversation needs a loss mask: the model does not generate all of its tokens. */
 static void open_turns(ml_gen_task *x) {
     ml_arena *a = x->all->arena;
 
@@ -209,7 +210,7 @@ static ml_gen_task *new_flight(ml_gen_tasks *f, const shared_prompt *d,
     return x;
 }
 
-/* What the answer may still grow by: its own length and the context's end limit it. */
+/* The number of tokens that may still be generated, limited by max_new and context. */
 static int32_t room_of(const ml_gen_task *x) {
     int32_t left = x->all->how->max_new - x->sample.n_response;
     int32_t context = x->all->at->context - x->sample.n_token;
@@ -244,7 +245,7 @@ ml_status ml_gen_task_submit(ml_gen_task *x, ml_err *err) {
     return st;
 }
 
-/* From now on it is under way, until it lands. */
+/* Opens the task and submits it to the generator. */
 static ml_status take_off(ml_gen_task *x, uint64_t draw, ml_err *err) {
     ml_gen_tasks *f = x->all;
     ml_status st;
@@ -269,7 +270,8 @@ ml_status ml_gen_tasks_start(ml_gen_tasks *f, ml_gen_task **out, const ml_group 
     shared_prompt d = { 0 };
     ml_status st = read_prompt(f, &d, group, err);
 
-    /* All are made before the first is under way: the arena is then the generator's. */
+    /* Allocate all before the first is submitted: from then on the generator's thread owns
+     * the arena. */
     for (int32_t i = 0; i < group->n_sample && st == ML_OK; i++)
         out[i] = new_flight(f, &d, group, i);
     if (st == ML_OK)
@@ -282,7 +284,8 @@ ml_status ml_gen_tasks_start(ml_gen_tasks *f, ml_gen_task **out, const ml_group 
     return st;
 }
 
-/* What comes is trained; what is there as it was, or not. */
+/* The loss mask of a continued sample: new tokens are trained on; existing tokens keep
+ * their mask, or are masked if mask_old. */
 static uint8_t *old_mask(ml_gen_tasks *f, const ml_sample *s, bool mask_old) {
     uint8_t *mask = ML_NEW(f->arena, uint8_t, f->how->max_new + 1);
 
@@ -292,7 +295,8 @@ static uint8_t *old_mask(ml_gen_tasks *f, const ml_sample *s, bool mask_old) {
     return mask;
 }
 
-/* Shortens a response to what may be drawn now: it ends there, and is graded as it is then. */
+/* Cuts a response to max_new tokens: it ends as truncated, without its reward, to be graded
+ * again. */
 static void cut(ml_sample *s, int32_t max_new) {
     s->n_token -= s->n_response - max_new;
     s->n_response = max_new;
@@ -308,7 +312,7 @@ static bool has_ended(const ml_sample *s) {
     return s->status == ML_SAMPLE_COMPLETED || s->status == ML_SAMPLE_TRUNCATED;
 }
 
-/* With arrays of the full length, filled as far as the sample goes. */
+/* A task for an existing sample.  Arrays have full length and hold the tokens so far. */
 static ml_gen_task *old_flight(ml_gen_tasks *f, const ml_sample *held, bool mask_old) {
     ml_gen_task *x = ML_NEW(f->arena, ml_gen_task, 1);
     int32_t max_new = f->how->max_new, n_prompt = held->n_token - held->n_response;
@@ -331,14 +335,14 @@ static ml_gen_task *old_flight(ml_gen_tasks *f, const ml_sample *held, bool mask
         x->sample.mask = x->mask = old_mask(f, s, mask_old);
     open_turns(x);
     for (int32_t t = 0; s->mask && t < s->n_response; t++)
-        x->turn_at = s->mask[t] ? x->turn_at : t + 1; /* the model's turn goes on */
+        x->turn_at = s->mask[t] ? x->turn_at : t + 1; /* after the last masked token */
     x->ended = has_ended(s);
     if (s->n_response < held->n_response)
         take_text(x);
     return x;
 }
 
-/* One that had ended. */
+/* Opens a task whose sample had ended, and grades it. */
 static void take_up(ml_gen_task *x) {
     x->begun = true;
     open_one(x->all);
@@ -367,7 +371,7 @@ ml_status ml_gen_tasks_resume(ml_gen_tasks *f, ml_gen_task **out, const ml_sampl
 void ml_gen_tasks_abort(ml_gen_tasks *f, ml_gen_task *const *flight, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (flight[i] && !flight[i]->ended) {
-            flight[i]->aborted = true; /* between two turns it has no ticket */
+            flight[i]->aborted = true; /* between two turns it has no valid ticket */
             f->at->gen->abort(f->at->gen, flight[i]->ticket);
         }
 }

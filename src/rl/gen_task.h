@@ -1,15 +1,15 @@
-/* flight.h - samples under way: asked of a generator, then scored.
+/* gen_task.h - generation tasks: samples while they are being generated and graded.
  *
- * A flight is a sample that is being drawn.  Its tokens arrive on the generator's thread;
- * when the last one is there its text goes to the rewards, which overlap with what is
- * still being generated.  Nothing a sample becomes depends on what else is under way or
- * how long anything took.
+ * The tokens of a sample arrive on the generator's thread.  After the last one, the task
+ * submits the text to the rewards, so that grading overlaps with the generation of other
+ * samples.  The content of a sample depends neither on other samples nor on timing.
  *
- * Where there is an environment (turns.h), the end of the model's turn is not the end of
- * the sample: it is heard, and goes on when ml_gen_tasks_continue_turns is called between two steps.
+ * If there is an environment (turns.h), the end of the model's turn is not the end of the
+ * sample: the task is put into `heard` and continues when ml_gen_tasks_continue_turns is
+ * called between two engine steps.
  *
- * thread: while flights are under way, everything here belongs to the generator's thread;
- * before the first and after ml_gen_tasks_wait, to the caller's. */
+ * thread: while tasks are open, the generator's thread owns all data; before the first one
+ * and after ml_gen_tasks_wait, the caller does. */
 #ifndef ML_RL_GEN_TASK_H
 #define ML_RL_GEN_TASK_H
 
@@ -26,7 +26,7 @@
 
 struct ml_gen_task;
 
-/* How answers are drawn. */
+/* Sampling parameters. */
 typedef struct ml_sampling {
     float temperature, top_p;
     int32_t top_k; /* 0: all */
@@ -35,94 +35,97 @@ typedef struct ml_sampling {
     const int32_t *stop_id;
     int32_t n_stop, n_stop_id;
     uint64_t seed;
-    bool skip_special;         /* special tokens are no part of the text */
-    bool routed[ML_N_ROUTING]; /* samples record what the model chose */
+    bool skip_special;         /* leave special tokens out of the text */
+    bool routed[ML_N_ROUTING]; /* samples have a routing record of this kind */
 } ml_sampling;
 
-/* What flights need; all of it is the caller's. */
+/* The context of generation tasks; the caller owns everything in it. */
 typedef struct ml_gen_ctx {
     ml_gen *gen;
-    ml_rewards *rewards; /* NULL: samples get none */
+    ml_rewards *rewards; /* NULL: samples are not graded */
     const ml_tokenizer *tokenizer;
     const ml_chat_template *chat_template; /* NULL: prompts are text */
-    ml_turns *turns;                       /* NULL: an answer is one turn */
+    ml_turns *turns;                       /* NULL: an answer has a single turn */
     const int32_t *end;                    /* [n_end] the model's end tokens */
     int32_t n_end;
-    ml_work_count *tally; /* of answers with their rewards; NULL: nobody counts */
-    int32_t context;      /* tokens of a conversation at most */
-    bool group_rewards;   /* a group's samples are graded when all of them have ended */
+    ml_work_count *tally; /* progress counter of generated and graded answers, or NULL */
+    int32_t context;      /* maximum number of tokens of a conversation */
+    bool group_rewards;   /* grade a group's samples together, when all have ended */
 } ml_gen_ctx;
 
 typedef struct ml_gen_tasks {
     const ml_gen_ctx *at;
     const ml_sampling *how;
     const ml_dataset *dataset;
-    ml_arena *arena; /* of samples and everything else */
+    ml_arena *arena; /* holds samples and all other data */
     ml_encoder *encoder;
-    int64_t n_drawn;            /* tokens */
-    struct ml_gen_task **heard; /* [n_heard] whose turn has ended */
+    int64_t n_drawn;            /* generated tokens */
+    struct ml_gen_task **heard; /* [n_heard] tasks whose turn has ended */
     int64_t n_heard, cap_heard;
-    /* Called once for every sample that was started, when it has ended and its reward is
-     * there: on the generator's thread or a reward's, and the last to touch it.  May be NULL. */
+    /* Called once for every started sample, when it has ended and has been graded, on the
+     * generator's thread or a reward thread.  It is the last function to use the task.
+     * May be NULL. */
     void (*landed)(void *ud, struct ml_gen_task *x);
     void *landed_ud;
     pthread_mutex_t lock;
     pthread_cond_t change;
-    int64_t n_open;  /* under way, their rewards included */
-    int64_t n_begun; /* that ever were */
-    bool done;       /* nobody will start another */
+    int64_t n_open;  /* tasks being generated or graded */
+    int64_t n_begun; /* tasks started so far */
+    bool done;       /* no more tasks will be started */
 } ml_gen_tasks;
 
-/* The samples of a prompt, where they are graded together. */
+/* The samples of a prompt, if they are graded together. */
 typedef struct ml_reward_group {
     struct ml_gen_task **mate; /* [n] */
     const miles_reward_in **question;
     void **ud;
-    int32_t n, n_left; /* that have not ended yet */
-    bool spoiled;      /* one of them has no end: none is graded */
+    int32_t n, n_left; /* samples; those that have not ended yet */
+    bool spoiled;      /* one was aborted, failed or not started: none is graded */
 } ml_reward_group;
 
 typedef struct ml_gen_task {
     ml_sample sample;
     ml_gen_tasks *all;
-    int32_t *token;  /* [prompt + max_new] the sample's own, to be written */
-    int64_t *wide;   /* as rewards see them */
-    uint8_t *mask;   /* the sample's own, or NULL */
-    int32_t turn_at; /* of the response: where the model's turn began */
+    int32_t *token;  /* [prompt + max_new] writable alias of sample.token */
+    int64_t *wide;   /* the tokens as int64, for rewards */
+    uint8_t *mask;   /* writable alias of sample.mask, or NULL */
+    int32_t turn_at; /* index in the response at which the model's turn began */
     ml_turn *turn;   /* NULL: there is no environment */
     _Atomic uint64_t ticket;
     uint64_t draw;
     ml_reward_group *crowd; /* NULL: it is graded alone */
     bool begun;
-    atomic_bool ended, aborted; /* who ends it may not be who makes it */
+    atomic_bool ended, aborted; /* atomic: another thread may abort the task */
     miles_reward_in question;
     ml_reward_outcome outcome;
-    char why[1000]; /* there is no reward: a sentence */
+    char why[1000]; /* why there is no reward */
 } ml_gen_task;
 
 void ml_gen_tasks_init(ml_gen_tasks *f, const ml_gen_ctx *at, const ml_sampling *how,
                        const ml_dataset *dataset, ml_arena *a);
 void ml_gen_tasks_release(ml_gen_tasks *f);
 
-/* Starts the samples of a group, numbered draw + 0, 1, ... for the random numbers. */
+/* Starts the samples of a group.  Their random number streams are draw + 0, 1, ... */
 ml_status ml_gen_tasks_start(ml_gen_tasks *f, ml_gen_task **out /* [n_sample] */,
                              const ml_group *group, uint64_t draw, ml_err *err);
 
-/* Goes on with n samples that were aborted before; those that had ended are asked for nothing
- * but a reward, where they have none.  A response longer than max_new is cut there and ends as
- * truncated, with a reward of its own.  mask_old: tokens they have already are not trained. */
+/* Continues n samples that were aborted before (partial rollout).  Samples that had ended
+ * are only graded, if they have no reward.  A response longer than max_new is cut there;
+ * it ends as truncated and is graded again.  mask_old: existing tokens are masked. */
 ml_status ml_gen_tasks_resume(ml_gen_tasks *f, ml_gen_task **out /* [n] */,
                               const ml_sample *s, int32_t n, bool mask_old, ml_err *err);
 
-/* Samples whose turn has ended get the environment's answer and go on, or end.  Where there is
- * an environment, a watcher of the generator calls this first thing. */
+/* Sends the samples in `heard` to the environment and appends its replies: each sample then
+ * continues or ends.  If there is an environment, the step-end callback (gen->watch) calls
+ * this before anything else. */
 void ml_gen_tasks_continue_turns(ml_gen_tasks *f);
 
-/* Ends those of n that are still under way. */
+/* Aborts those of n tasks that have not ended. */
 void ml_gen_tasks_abort(ml_gen_tasks *f, ml_gen_task *const *flight, int64_t n);
 
-/* Until nobody will start another, and none is under way. */
+/* Waits until ml_gen_tasks_done was called and no task is open. */
 void ml_gen_tasks_wait(ml_gen_tasks *f);
+/* Declares that no more tasks will be started. */
 void ml_gen_tasks_done(ml_gen_tasks *f);
 
 #endif

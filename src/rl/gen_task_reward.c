@@ -1,8 +1,8 @@
-/* What flights are worth: asked for one by one, or for the samples of a prompt together. */
+/* Grading of generation tasks: one by one, or the samples of a prompt together. */
 #include <string.h>
 #include "rl/gen_task_priv.h"
 
-/* From here on a flight belongs to who waits for it. */
+/* Closes a task.  Its owner may free it from the call of `landed` on. */
 static void close_one(ml_gen_task *x) {
     ml_gen_tasks *f = x->all;
     void (*landed)(void *ud, ml_gen_task *x) = f->landed;
@@ -17,7 +17,7 @@ static void close_one(ml_gen_task *x) {
         landed(ud, x);
 }
 
-/* On a reward thread. */
+/* Callback of the rewards, on a reward thread. */
 static void take_reward(void *ud, const ml_reward_result *r) {
     ml_gen_task *x = ud;
 
@@ -39,8 +39,8 @@ static bool contains(const int32_t *id, int32_t n, int32_t token) {
     return false;
 }
 
-/* The last token is one that ends answers: it is the model's own, because the environment never
- * has the last word in a sample that is graded. */
+/* Whether the last token is an end or stop token.  The model generated it, because a graded
+ * sample never ends with tokens of the environment. */
 static bool ends_in_stop(const ml_gen_task *x) {
     const ml_sample *s = &x->sample;
     const ml_gen_ctx *at = x->all->at;
@@ -51,7 +51,7 @@ static bool ends_in_stop(const ml_gen_task *x) {
             contains(how->stop_id, how->n_stop_id, s->token[s->n_token - 1]));
 }
 
-/* The response as rewards see it: without the token that ended it. */
+/* The response as rewards see it: without the end token. */
 static ml_str answer_of(const ml_gen_task *x) {
     const ml_sample *s = &x->sample;
 
@@ -84,7 +84,7 @@ static const miles_reward_in *question_of(ml_gen_task *x) {
     return &x->question;
 }
 
-/* The last one has ended. */
+/* All samples have ended: grades the group, or closes its tasks if it is spoiled. */
 static void grade_crowd(ml_reward_group *c) {
     ml_gen_task **mate = c->mate;
     int32_t n = c->n;
@@ -97,12 +97,12 @@ static void grade_crowd(ml_reward_group *c) {
         ml_rewards_submit_group(mate[0]->all->at->rewards, c->question, n, take_reward,
                                 c->ud);
     else
-        for (int32_t i = 0; i < n; i++) /* with the last, all of it may be gone */
+        for (int32_t i = 0; i < n; i++) /* the last close_one may free the group: no c-> */
             if (mate[i]->begun)
                 close_one(mate[i]);
 }
 
-/* n of them have ended, or will not begin. */
+/* Counts n samples of the group that have ended or will not be started. */
 static void leave_crowd(ml_gen_tasks *f, ml_reward_group *c, int32_t n, bool spoiled) {
     bool last;
 
@@ -132,7 +132,7 @@ void ml_gen_task_grade(ml_gen_task *x) {
         close_one(x);
 }
 
-/* --- crowds ------------------------------------------------------------------------ */
+/* --- reward groups ----------------------------------------------------------------- */
 
 void ml_reward_group_open(ml_gen_tasks *f, ml_gen_task **mate, int32_t n) {
     ml_reward_group *c;

@@ -1,4 +1,4 @@
-/* Flights between two turns of the model. */
+/* Generation tasks between two turns of the model. */
 #include <math.h>
 
 #include "base/utf8.h"
@@ -17,7 +17,7 @@ void ml_gen_task_end_turn(ml_gen_task *x) {
     f->heard[f->n_heard++] = x;
 }
 
-/* The model's words, less the token that ended them. */
+/* The text of the model's turn, without a special token at its end. */
 static ml_str words_of_turn(const ml_gen_task *x) {
     const ml_sample *s = &x->sample;
     const ml_tokenizer *t = x->all->at->tokenizer;
@@ -49,7 +49,7 @@ static void ask_environment(ml_gen_task *x) {
                                    .metadata_len = s->metadata.len };
 }
 
-/* Tokens that the model did not draw: they are read, never trained. */
+/* Appends tokens that the model did not generate: they are masked, never trained on. */
 static void append(ml_gen_task *x, const ml_tokens *ids) {
     ml_sample *s = &x->sample;
 
@@ -64,7 +64,7 @@ static void append(ml_gen_task *x, const ml_tokens *ids) {
     s->n_turn++;
 }
 
-/* Is there room for what was said and one token more? */
+/* Whether the turn, response and context limits allow n more tokens and a generated one. */
 static bool has_room(const ml_gen_task *x, int64_t n) {
     const ml_gen_tasks *f = x->all;
 

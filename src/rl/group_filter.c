@@ -8,7 +8,7 @@
 
 #define HUB "miles.rollout.filter_hub.dynamic_sampling_filters."
 
-/* The unbiased standard deviation, which one answer does not have. */
+/* The unbiased standard deviation of the rewards; undefined for a single answer. */
 static double spread(const miles_answers *g) {
     double mean = 0.0, square = 0.0, n = (double)g->n;
 

@@ -5,7 +5,7 @@
 
 #include "base/crc64.h"
 
-enum { PIECE = 16 << 20 }; /* bytes that are copied out of a device at a time */
+enum { PIECE = 16 << 20 }; /* bytes per copy from the device */
 
 static ml_status hash_device(uint64_t *crc, const ml_backend *be, const char *from,
                              size_t bytes, ml_err *err) {

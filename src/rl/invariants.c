@@ -12,7 +12,7 @@
 typedef struct ml_reference {
     const char *path, *member;
     ml_jsonl file;
-    ml_map row; /* "rollout step" to the number of a row */
+    ml_map row; /* "rollout step" to a row number */
 } ml_reference;
 
 static char *key_of(ml_arena *a, int64_t rollout, int64_t step) {
@@ -52,7 +52,8 @@ static ml_status open_reference(ml_reference **out, ml_arena *a, const char *pat
     return st == ML_OK ? index_rows(ref, a, err) : st;
 }
 
-/* The value as text, without quotes.  Rows that the earlier run does not have are fine. */
+/* Compares a value, as text without quotes, with the earlier run's.  Steps that the
+ * earlier run does not have pass. */
 static ml_status compare(const ml_reference *ref, int64_t rollout, int64_t step,
                          const char *is, ml_err *err) {
     const ml_json *row, *was;
@@ -214,7 +215,7 @@ static ml_status check_fresh(const ml_invariants *c, const ml_round *r, ml_err *
     return st;
 }
 
-/* --- rounds ------------------------------------------------------------------- */
+/* --- rollouts ----------------------------------------------------------------- */
 
 void ml_invariants_figures(ml_invariants *c, const ml_metrics *figures) {
     double x;

@@ -6,7 +6,7 @@
 #include "rl/advantage/reward_norm.h"
 #include "rl/learner_priv.h"
 
-/* What the rollout chose for a sample is what training takes. */
+/* Routing replay: training uses the routing record of the rollout. */
 static ml_status take_choices(ml_learn_run *s, int32_t i, ml_routing_kind route,
                               ml_err *err) {
     const ml_sample *x = s->in[i];
@@ -78,7 +78,7 @@ static ml_status normalise_rewards(ml_learn_run *s, ml_err *err) {
     return st;
 }
 
-/* Tokens that count, and those of them that other weights drew. */
+/* Counts the trained tokens, and those that the current weights did not generate. */
 static void count_tokens(ml_learn_run *s) {
     for (int32_t i = 0; i < s->n; i++)
         for (int32_t t = 0; t < s->train[i].n_response; t++) {
@@ -117,7 +117,7 @@ static ml_status take_advantages(ml_learn_run *s, ml_err *err) {
     if (!recipe.compute_advantages)
         return ML_OK;
     if (s->critic_only)
-        recipe.use_opd = false; /* it is the actor's business */
+        recipe.use_opd = false; /* on-policy distillation trains only the actor */
     st = ml_advantages_compute(&adv, s->a, &recipe, &b, err);
     for (int32_t i = 0; i < s->n && st == ML_OK; i++) {
         s->row[i].advantage = adv.advantage[i];
@@ -128,7 +128,7 @@ static ml_status take_advantages(ml_learn_run *s, ml_err *err) {
     return st;
 }
 
-/* --- a lesson ------------------------------------------------------------------------- */
+/* --- training on a rollout batch ------------------------------------------------------ */
 
 static void begin_optimizers(ml_learner *l) {
     if (!l->reset_optimizer)

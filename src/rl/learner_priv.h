@@ -1,4 +1,4 @@
-/* learner_priv.h - one call of ml_learn, shared by the files it is made of. */
+/* learner_priv.h - the state of one call of ml_learn, shared by its files. */
 #ifndef ML_RL_LEARNER_PRIV_H
 #define ML_RL_LEARNER_PRIV_H
 
@@ -11,24 +11,24 @@ typedef struct ml_learn_run {
     const ml_sample *const *in; /* [n] */
     int32_t n;
     int64_t rollout;
-    int32_t step;           /* of the actor, being trained */
-    bool critic_only;       /* the actor does not learn in this round */
+    int32_t step;           /* the actor's current train step */
+    bool critic_only;       /* only the critic is trained in this rollout */
     ml_train_sample *train; /* [n] */
-    miles_sample *row;      /* [n] what the edges see */
+    miles_sample *row;      /* [n] the samples as extensions see them */
     const miles_sample **view;
     ml_learn_result *out;
 } ml_learn_run;
 
-/* Reference, teacher, old policy and critic fill their columns. */
+/* Fills the columns of critic, reference, teacher and old policy. */
 ml_status ml_learn_score(ml_learn_run *s, ml_err *err);
 
-/* The optimizer steps of the critic and of the actor. */
+/* Runs the train steps of the critic and of the actor. */
 ml_status ml_learn_train(ml_learn_run *s, ml_err *err);
 
-/* Writes down what is trained on, where somebody wants it. */
+/* Writes the training data to a file, if there is a record_path. */
 ml_status ml_learn_record(const ml_learn_run *s, ml_err *err);
 
-/* The figures of the rollout, before training. */
+/* Computes the metrics of the rollout batch, before training. */
 void ml_learn_report(ml_learn_run *s);
 
 #endif

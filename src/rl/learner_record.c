@@ -1,4 +1,4 @@
-/* What is trained on, as the trainer has it: a line of JSON per sample, in zstd. */
+/* Writes the training data as the trainer sees it: a line of JSON per sample, in zstd. */
 #include "base/json_out.h"
 #include "io/zst.h"
 #include "rl/learner_priv.h"

@@ -4,7 +4,7 @@
 #include "rl/learner_priv.h"
 #include "rl/sample_metrics.h"
 
-/* The mean over samples of the mean over their trained tokens. */
+/* Adds the mean over samples of the mean over their trained tokens. */
 static void add_column(ml_learn_run *s, const char *name, size_t field) {
     double sum = 0.0;
 

@@ -4,7 +4,7 @@
 #include "rl/gen_score.h"
 #include "rl/learner_priv.h"
 
-/* Room for a number per response token of each sample. */
+/* Allocates a number per response token of each sample. */
 static float **new_columns(ml_learn_run *s) {
     float **column = ML_NEW(s->a, float *, s->n + 1);
     for (int32_t i = 0; i < s->n; i++)
@@ -12,7 +12,7 @@ static float **new_columns(ml_learn_run *s) {
     return column;
 }
 
-/* Puts numbers into a column of the rows, the field at this offset. */
+/* Stores columns in the field of miles_sample at this offset, converted to double. */
 static void put_columns(ml_learn_run *s, size_t field, float *const *column) {
     for (int32_t i = 0; i < s->n; i++) {
         const double *wide = ml_train_rows_widen(s->a, column[i], s->train[i].n_response);
@@ -20,7 +20,7 @@ static void put_columns(ml_learn_run *s, size_t field, float *const *column) {
     }
 }
 
-/* What the trainer says of all samples under w: log-probs, or values of a critic. */
+/* Runs a forward pass with weights w over all samples: log-probs, or values of a critic. */
 static ml_status score(ml_learn_run *s, ml_trainer *t, const ml_weights *w, size_t field,
                        ml_err *err) {
     float **column = new_columns(s);
@@ -31,7 +31,7 @@ static ml_status score(ml_learn_run *s, ml_trainer *t, const ml_weights *w, size
     return st;
 }
 
-/* The policy as it is, with entropies where they are wanted: the same pass gives both. */
+/* Scores the current policy; the same forward pass computes entropies, if required. */
 static ml_status score_actor(ml_learn_run *s, ml_err *err) {
     float **logprob = new_columns(s), **entropy = s->l->entropy ? new_columns(s) : NULL;
     ml_status st =
@@ -47,7 +47,7 @@ static ml_status score_actor(ml_learn_run *s, ml_err *err) {
     return ML_OK;
 }
 
-/* Log-probs, of which hooks are told. */
+/* Computes log-probs, after the MILES_BEFORE_LOG_PROB hook. */
 static ml_status score_logprobs(ml_learn_run *s, const char *whose, const ml_weights *w,
                                 size_t field, ml_err *err) {
     ml_status st =
@@ -79,7 +79,7 @@ static bool has_drawn_logprobs(const ml_learn_run *s) {
     return true;
 }
 
-/* The pass for old log-probs records what it chooses, for the steps to take. */
+/* The forward pass for old log-probs records the routing, which the train steps replay. */
 static ml_status score_and_record(ml_learn_run *s, ml_err *err) {
     const ml_spec *spec = ml_trainer_spec(s->l->trainer);
     ml_status st;
@@ -105,8 +105,8 @@ static bool records(const ml_learner *l) {
     return any;
 }
 
-/* The policy that the rollout was made with.  What it drew carries its log-probs; where all
- * of it is of the weights at hand, they are what these would say, to the bit. */
+/* Old log-probs.  If the current weights generated all tokens, the rollout's log-probs
+ * equal those that a forward pass would compute, bit for bit, and are used instead. */
 static ml_status score_old(ml_learn_run *s, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
     bool drawn = has_drawn_logprobs(s);

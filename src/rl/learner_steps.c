@@ -12,7 +12,7 @@ static bool same_bits(float a, float b) {
     return x == y;
 }
 
-/* Rollout and training agree to the bit where they used the same weights. */
+/* Checks that log-probs of rollout and training with the same weights are bitwise equal. */
 static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
     ml_learn_run *s = ud;
     const ml_sample *x = s->in[io->sample];
@@ -36,7 +36,7 @@ static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
     return ML_OK;
 }
 
-/* The sample's part in the gradient of the step at hand. */
+/* Records the sample's contribution to the gradient of the current train step. */
 static void bear_witness(void *ud, const ml_loss_io *io) {
     const ml_learn_run *s = ud;
     double weight = 0;
@@ -46,7 +46,7 @@ static void bear_witness(void *ud, const ml_loss_io *io) {
     ml_coverage_see(s->l->witness, s->in[io->sample]->index, s->rollout, s->step, weight);
 }
 
-/* All that was to be trained was, once. */
+/* Checks that each sample contributed exactly once. */
 static ml_status hear_witness(const ml_learn_run *s, ml_err *err) {
     int64_t *index = ML_NEW(s->a, int64_t, s->n + 1);
 
@@ -62,7 +62,7 @@ static int by_number(const void *x, const void *y) {
     return i < k ? -1 : i > k;
 }
 
-/* The numbers of the samples of the step's micro-batches, ascending. */
+/* The indices of the samples in the step's micro-batches, ascending. */
 static int32_t *numbers_of(ml_arena *a, const ml_bins *micro, int32_t *n) {
     int32_t *number;
 
@@ -78,11 +78,11 @@ static int32_t *numbers_of(ml_arena *a, const ml_bins *micro, int32_t *n) {
     return number;
 }
 
-/* What a trainer does to the samples of a step, and what is said about it. */
+/* The model that a train step updates: actor or critic. */
 typedef struct pupil {
     ml_trainer *trainer;
     const miles_loss *loss;
-    const char *prefix; /* of its figures */
+    const char *prefix; /* of its metrics */
     bool is_actor;
 } pupil;
 
@@ -139,8 +139,9 @@ static bool has_advantage(const miles_sample *row) {
     return false;
 }
 
-/* A policy loss without an entropy or KL term is flat where the advantages are 0, as in a group
- * of equal rewards.  What other losses do is known when they have run. */
+/* Marks samples without a gradient: a policy loss without an entropy or KL term has none
+ * where the advantages are 0, as in a group of equal rewards.  Whether other losses have a
+ * gradient is known only after they have run. */
 static void mark_idle(ml_learn_run *s) {
     bool flat = ml_recipe_is_flat(s->l->recipe);
 
@@ -153,7 +154,8 @@ static void expect_steps(ml_work_count *t, const ml_schedule *plan, bool wanted)
         ml_work_count_expect(t, plan->step[k].rank[0].n);
 }
 
-/* All steps of the critic, then all of the actor: both have the same samples in a step. */
+/* Runs all train steps of the critic, then those of the actor; step k of both has the same
+ * samples. */
 ml_status ml_learn_train(ml_learn_run *s, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
     pupil actor = { s->l->trainer, r->loss, "train/", true };

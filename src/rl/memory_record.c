@@ -30,7 +30,7 @@ static ml_status write_buffers(ml_json_out *o, ml_train_run *run, ml_err *err) {
     return ML_OK;
 }
 
-/* Lines "Rss:   1234 kB"; a kernel without the file says nothing. */
+/* Reads lines "Rss:   1234 kB"; writes an empty object if the kernel lacks the file. */
 static void write_kernel(ml_json_out *o) {
     FILE *f = fopen("/proc/self/smaps_rollup", "r");
     char line[200], name[60];

@@ -1,4 +1,4 @@
-/* memory_record.h - where the memory of a run is, written down round by round.
+/* memory_record.h - writes the memory usage of a run to a file, for each rollout.
  *
  *     DIR/memory_snapshot_rollout_3.json
  *
@@ -9,18 +9,18 @@
 #include "rl/train_run.h"
 
 typedef enum ml_memory_view {
-    ML_MEMORY_BUFFERS, /* what the plan has: weights, gradients, activations, ... */
-    ML_MEMORY_PROCESS, /* what the kernel and malloc know of the process */
+    ML_MEMORY_BUFFERS, /* the memory plan: weights, gradients, activations, ... */
+    ML_MEMORY_PROCESS, /* statistics of the kernel and of malloc */
 } ml_memory_view;
 
 typedef struct ml_memory_record {
     const char *dir; /* NULL: nothing is written */
-    int64_t n_round; /* the first ones of this process; 0: all */
+    int64_t n_round; /* only the first rollouts of this process; 0: all */
     ml_memory_view view;
-    int64_t n_done; /* its own */
+    int64_t n_done; /* private: rollouts recorded so far */
 } ml_memory_record;
 
-/* At the end of a round. */
+/* Called at the end of a rollout. */
 ml_status ml_memory_record_round(ml_memory_record *m, ml_train_run *run, int64_t rollout,
                                  ml_err *err);
 

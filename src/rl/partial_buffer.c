@@ -18,7 +18,7 @@ const ml_sample *ml_partial_buffer_take(ml_partial_buffer *h) {
     return h->next < h->n_group ? &h->sample[h->next++ * h->n_per_group] : NULL;
 }
 
-/* Moves the group at `from` to `to`, which is before it. */
+/* Moves the group at `from` to an earlier position `to`. */
 static void move_group(ml_partial_buffer *h, int64_t from, int64_t to) {
     int32_t size = h->n_per_group;
 
@@ -30,7 +30,7 @@ static void move_group(ml_partial_buffer *h, int64_t from, int64_t to) {
     }
 }
 
-/* Brings the picked groups to the front; numbers count from `next`. */
+/* Moves the picked groups to the front; their numbers count from `next`. */
 static ml_status bring_forward(ml_partial_buffer *h, const miles_extension *row,
                                int64_t *pick, int64_t n, ml_err *err) {
     for (int64_t i = 0; i < n; i++) {
@@ -39,7 +39,7 @@ static ml_status bring_forward(ml_partial_buffer *h, const miles_extension *row,
                            "%s picked group %lld twice, or there is none of that number",
                            row->name, (long long)pick[i]);
         move_group(h, h->next + pick[i], h->next + i);
-        for (int64_t k = i + 1; k < n; k++) /* what stood before it stands one further */
+        for (int64_t k = i + 1; k < n; k++) /* groups before it moved back by one */
             pick[k] = pick[k] == pick[i] ? -1 : pick[k] < pick[i] ? pick[k] + 1 : pick[k];
     }
     return ML_OK;
@@ -121,8 +121,8 @@ ml_partial_buffer_bounds ml_partial_buffer_bounds_of(const ml_train_run *run,
                                        .max_new = max_new };
 }
 
-/* An answer goes on from its tokens, each with the log-probability and the version it was
- * drawn with. */
+/* Generation continues from the sample's tokens, so each must have its log-prob and weight
+ * version. */
 static ml_status check_sample(ml_sample *s, const ml_partial_buffer_bounds *b,
                               const char *name, ml_err *err) {
     if (s->n_response && (!s->logprob || !s->version))

@@ -10,7 +10,7 @@ void ml_prefetch_init(ml_prefetch *h, ml_rollout behind, int64_t num_rollout,
     ml_arena_init(&h->arena, "the next round");
 }
 
-/* --- a round that waits ------------------------------------------------------- */
+/* --- a finished rollout that was not yet taken -------------------------------- */
 
 static void let_go(ml_prefetch *h) {
     ml_arena_release(&h->arena);
@@ -21,7 +21,7 @@ static void let_go(ml_prefetch *h) {
     h->there = false;
 }
 
-/* --- making ------------------------------------------------------------------- */
+/* --- generating --------------------------------------------------------------- */
 
 static ml_status make(void *ud, ml_err *err) {
     ml_prefetch *h = ud;
@@ -49,7 +49,7 @@ static ml_status rest(void *ud, ml_err *err) {
     return st;
 }
 
-/* Takes the round that is due, and starts the next one. */
+/* Takes the requested rollout batch, and starts generating the next one. */
 static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err) {
     ml_prefetch *h = ud;
@@ -80,7 +80,7 @@ void ml_prefetch_release(ml_prefetch *h) {
 
 /* --- snapshots ------------------------------------------------------------------ */
 
-/* After rest: whole rounds only. */
+/* Called after rest, so the rollout batch is complete. */
 static void save(void *ud, ml_text *out) {
     const ml_prefetch *h = ud;
     size_t before = out->len;

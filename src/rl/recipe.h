@@ -1,7 +1,7 @@
-/* recipe.h - the algorithm of a run: the edges it is made of, and their numbers.
+/* recipe.h - the algorithm of a run: its extensions and its numeric parameters.
  *
- * The options are what the command line says; plugin/resolve.h turns them into a recipe,
- * once, before anything is trained.  What the pieces do is in miles/plugin.h.
+ * ml_algo_opts has the command-line options; plugin/resolve.h turns them into a recipe
+ * once, before training starts. miles/plugin.h documents the extension types.
  *
  * thread: immutable after it is made. */
 #ifndef ML_RL_RECIPE_H
@@ -31,12 +31,13 @@ typedef struct ml_recipe {
     double opd_kl_coef;
     bool centre_rewards, scale_rewards;
     bool compute_advantages, normalize_advantages, use_opd;
-    bool skip_actor_forward_only; /* the old log-probs are those of the training pass */
+    /* The old log-probs are those of the training forward pass. */
+    bool skip_actor_forward_only;
 } ml_recipe;
 
-/* A sample whose advantages are all 0 has no gradient. */
+/* True if a sample whose advantages are all 0 has no gradient. */
 bool ml_recipe_is_flat(const ml_recipe *r);
-/* Nothing is learned from answers to a prompt that all have the same reward. */
+/* True if a group in which all rewards are equal contributes nothing to training. */
 bool ml_recipe_compares_rewards(const ml_recipe *r);
 
 #endif

@@ -19,7 +19,7 @@ void ml_request_text(ml_text *t, const char *key, const char *s, size_t n) {
 
 void ml_request_json(ml_text *t, const char *key, const char *s, size_t n) {
     ml_text_printf(t, ", \"%s\": ", key);
-    for (size_t i = 0; s && i < n; i++) /* a line break would end the question */
+    for (size_t i = 0; s && i < n; i++) /* a line break would end the request */
         ml_text_add(t, s[i] == '\n' || s[i] == '\r' ? " " : &s[i], 1);
     if (!s)
         ml_text_printf(t, "null");

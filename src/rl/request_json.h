@@ -1,4 +1,5 @@
-/* question.h - what a worker process or a server is asked: an object on one line.
+/* request_json.h - builds the one-line JSON object that is sent to a worker process or a
+ * server.
  *
  * Members are appended one by one: ", \"key\": value".
  *
@@ -8,10 +9,10 @@
 
 #include "base/str.h"
 
-/* A string; bytes that are no UTF-8 become '?'.  NULL: null. */
+/* A string; bytes that are not UTF-8 become '?'.  NULL: null. */
 void ml_request_text(ml_text *t, const char *key, const char *s, size_t n);
 
-/* JSON as it is, without line breaks.  NULL: null. */
+/* Verbatim JSON, without line breaks.  NULL: null. */
 void ml_request_json(ml_text *t, const char *key, const char *s, size_t n);
 
 #endif

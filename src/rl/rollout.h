@@ -1,7 +1,7 @@
-/* rollout.h - where the samples of a round come from.
+/* rollout.h - the interface that produces the samples of a rollout.
  *
- * The loop knows a rollout as a function: conversations that are only read
- * (ml_rollout_sft), a recording (ml_rollout_replay), or a model that answers prompts
+ * The loop calls a rollout through function pointers.  Implementations read conversations
+ * (ml_rollout_sft), replay a recording (ml_rollout_replay), or generate with a model
  * (rollout_gen.h).
  *
  * thread: the loop's. */
@@ -11,61 +11,65 @@
 #include "rl/train_run.h"
 
 typedef struct ml_rollout_batch {
-    const ml_sample **sample; /* [n] in the order of their indices */
+    const ml_sample **sample; /* [n] ordered by index */
     int64_t n;
-    const ml_sample **ended; /* [n_ended] with those of dropped groups; NULL: not known */
+    const ml_sample **ended; /* [n_ended] with samples of dropped groups; NULL: not known */
     const uint8_t *kept;     /* [n_ended] */
     int64_t n_ended;
-    ml_metrics figures; /* rollout/...: what was found while they were made */
-    int64_t n_drawn;    /* tokens that were generated, of dropped samples too */
-    double made_s;   /* seconds it took to make them, if not those of the call; 0: those */
-    double engine_s; /* of them, inside the steps of an engine of this process */
+    ml_metrics figures; /* rollout/...: measured during generation */
+    int64_t n_drawn;    /* generated tokens, including those of dropped samples */
+    /* Seconds of generation, if not the duration of the call; 0: use the call's. */
+    double made_s;
+    double engine_s; /* seconds of made_s inside engine steps of this process */
 } ml_rollout_batch;
 
-/* With samples of its own, in the arena; figures are added. */
+/* Copies the batch with its samples into the arena; adds the metrics. */
 void ml_rollout_batch_copy(ml_rollout_batch *out, ml_arena *a, const ml_rollout_batch *in);
-/* Adds what can be seen of the samples: lengths, groups of one reward, pass rates. */
+/* Adds the metrics derived from the samples: lengths, groups of equal reward, pass
+ * rates. */
 void ml_rollout_batch_report(ml_rollout_batch *h, int32_t n_per_group, bool turns);
 
 typedef struct ml_rollout {
-    /* The samples of a round; they live in the arena. */
+    /* Returns the samples of a rollout; they are allocated in the arena. */
     ml_status (*collect)(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err);
-    /* Until no round is being made behind the caller's back; the next collect may begin one.
-     * NULL: none ever is. */
+    /* Waits until no rollout is being generated in the background; the next collect may
+     * start one.  NULL: the implementation never generates in the background. */
     ml_status (*rest)(void *ud, ml_err *err);
-    /* What is being made ends soon, as a failure: from another thread than collect.  May be
+    /* Makes a running collect fail soon.  Called from another thread than collect.  May be
      * NULL. */
     void (*cancel)(void *ud);
-    /* What the next round needs of this one: appends members of a JSON object, without
-     * braces; and back, from the object with these and others.  NULL: nothing. */
+    /* The state that the next rollout needs: save appends members of a JSON object,
+     * without braces; load reads them from an object that also has other members.  NULL:
+     * no state. */
     void (*save)(void *ud, ml_text *out);
     ml_status (*load)(void *ud, ml_str state, const char *name, ml_err *err);
     void *ud;
 } ml_rollout;
 
-/* Conversations of the run's data set as samples: nothing is generated. */
+/* The conversations of the run's data set as samples; nothing is generated. */
 typedef struct ml_sft_rollout {
     ml_train_run *run;
     ml_encoder *encoder;
 } ml_sft_rollout;
 
 void ml_sft_rollout_init(ml_sft_rollout *s, ml_train_run *run);
-void ml_sft_rollout_release(ml_sft_rollout *s); /* zeros are fine */
+void ml_sft_rollout_release(ml_sft_rollout *s); /* zeros are allowed */
 ml_rollout ml_rollout_sft(ml_sft_rollout *s);
 
-/* Recorded rounds. */
+/* Recorded rollouts. */
 typedef struct ml_replay_rollout {
     const char *template; /* a path with {rollout_id} in it */
-    double keep;          /* share of a round, from its beginning and its end; 0: all */
-    int64_t n_vocab;      /* tokens of the model that is trained on it */
+    double keep; /* share of a rollout, half from its start and half from its end; 0: all */
+    int64_t n_vocab; /* vocabulary size of the trained model */
 } ml_replay_rollout;
 
 ml_rollout ml_rollout_replay(ml_replay_rollout *r);
-/* Records a round. */
+/* Records a rollout batch. */
 ml_status ml_rollout_record(const char *template, int64_t rollout,
                             const ml_rollout_batch *h, ml_err *err);
-/* As text: a line of JSON per sample with prompt, response, label, reward and status. */
+/* Writes a rollout batch as text: a line of JSON per sample with prompt, response, label,
+ * reward and status. */
 ml_status ml_rollout_record_text(const char *template, int64_t rollout,
                                  const ml_rollout_batch *h, ml_err *err);
 

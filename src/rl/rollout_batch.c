@@ -1,4 +1,4 @@
-/* The samples of a round, wherever they come from. */
+/* The samples of a rollout, independent of their source. */
 #include <string.h>
 
 #include "rl/rollout.h"

@@ -6,7 +6,7 @@
 #include "base/utf8.h"
 #include "rl/answers.h"
 
-/* A group that was asked for. */
+/* A requested group. */
 typedef struct asked {
     struct asked *next;
     ml_gen_task **flight; /* [n] */
@@ -14,7 +14,7 @@ typedef struct asked {
     bool kept;
 } asked;
 
-/* A round while the row makes it. */
+/* A rollout while the extension makes it. */
 typedef struct making {
     const ml_custom_rollout *r;
     ml_arena *arena;
@@ -23,9 +23,9 @@ typedef struct making {
     int64_t n_kept, n_drawn; /* samples; tokens */
 } making;
 
-/* --- asking ------------------------------------------------------------------------ */
+/* --- requesting groups -------------------------------------------------------- */
 
-/* On the generator's thread, between steps. */
+/* Called on the generator's thread, between steps. */
 static void on_ended(void *flights) {
     ml_gen_tasks_continue_turns(flights);
 }
@@ -61,8 +61,8 @@ static void abort_all(making *m, ml_gen_tasks *f) {
         ml_gen_tasks_abort(f, g->flight, g->n);
 }
 
-/* Nothing runs while groups are asked for: which step they join must not depend on the
- * clock. */
+/* The generator is paused while groups are submitted: the step in which they are first
+ * scheduled must not depend on timing. */
 static ml_status answer(making *m, int64_t n, const ml_sample ***out, int64_t *n_out,
                         ml_err *err) {
     ml_gen *gen = m->r->asker.gen;
@@ -105,7 +105,7 @@ static int ask(miles_rollout_host *host, int64_t n_group, const miles_answers **
     return 0;
 }
 
-/* --- keeping ----------------------------------------------------------------------- */
+/* --- selecting groups --------------------------------------------------------- */
 
 static int keep(miles_rollout_host *host, int64_t group, miles_error *err) {
     making *m = host->of;
@@ -138,9 +138,9 @@ static void add(miles_rollout_host *host, const char *name, double value) {
     ml_metrics_add(m->figures, "", name, value);
 }
 
-/* --- the round --------------------------------------------------------------------- */
+/* --- the rollout -------------------------------------------------------------- */
 
-/* Groups are in the order of their numbers, as they were asked for. */
+/* Groups are ordered by number, which is the order of the requests. */
 static void gather(making *m, ml_rollout_batch *out) {
     out->sample = ML_NEW(m->arena, const ml_sample *, m->n_kept + 1);
     for (const asked *g = m->first; g; g = g->next)

@@ -1,8 +1,8 @@
-/* rollout_row.h - rounds that somebody's own row makes.
+/* rollout_custom.h - a rollout implemented by a user's extension.
  *
- * The row asks for groups, as many and as often as it likes, and says which are trained on.
- * It decides when all of what it asked for is there, so that a round does not depend on
- * the clock.
+ * The extension requests any number of groups, any number of times, and selects the ones
+ * to train on.  A request returns only when all its groups are finished, so the result of
+ * a rollout does not depend on timing.
  *
  * thread: the loop's. */
 #ifndef ML_RL_ROLLOUT_CUSTOM_H
@@ -12,7 +12,7 @@
 #include "rl/rollout.h"
 
 typedef struct ml_custom_rollout {
-    const miles_rollout *row; /* NULL: there is none */
+    const miles_rollout *row; /* the extension; NULL: none */
     ml_train_run *run;
     ml_gen_ctx asker;
     ml_sampling how;

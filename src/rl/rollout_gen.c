@@ -3,29 +3,29 @@
 #include "base/log.h"
 #include "rl/drop_reasons.h"
 
-#define HOPELESS 100 /* times as many groups as are wanted, and none was kept */
+#define HOPELESS 100 /* fail after this many times the wanted groups if none was kept */
 
-/* A group that was asked for. */
+/* A requested group. */
 typedef struct asked {
     ml_group group;
     ml_gen_task **flight; /* [group.n_sample] */
     bool judged, kept;
-    bool settled; /* every sample of it has a reward */
+    bool settled; /* every sample has a reward */
 } asked;
 
-/* A round while it is under way. */
+/* A rollout while it is being generated. */
 typedef struct batch {
     ml_gen_rollout *g;
     ml_gen_tasks flights;
     ml_arena *arena;
-    asked *asked; /* [n] in the order of their numbers */
+    asked *asked; /* [n] ordered by number */
     int64_t n, cap, n_kept, n_pending;
     ml_drop_reasons rejections;
-    ml_status st; /* of what failed on the generator's thread */
+    ml_status st; /* of failures on the generator's thread */
     ml_err *err;
 } batch;
 
-/* --- asking ----------------------------------------------------------------- */
+/* --- requesting groups -------------------------------------------------------- */
 
 static int64_t wanted(const batch *r) {
     return r->g->run->opts.rollout_batch_size;
@@ -52,7 +52,7 @@ static asked *new_group(batch *r, ml_group group) {
     return f;
 }
 
-/* Goes on with what the rounds before have left; *n gets the number of groups, at most n. */
+/* Continues groups of the partial buffer, at most *n; *n becomes their number. */
 static ml_status ask_held(batch *r, int64_t *n, ml_err *err) {
     int64_t most = *n;
     int32_t size = r->g->held.n_per_group;
@@ -84,7 +84,7 @@ static ml_status ask_new(batch *r, int64_t n, ml_err *err) {
     return st;
 }
 
-/* Asks for as many groups at once as over-sampling says. */
+/* Requests over_sampling groups at once, buffered ones first. */
 static ml_status ask_more(batch *r, ml_err *err) {
     int64_t n = r->g->over_sampling ? r->g->over_sampling : wanted(r), n_held = n;
     ml_status st;
@@ -99,7 +99,7 @@ static ml_status ask_more(batch *r, ml_err *err) {
     return st;
 }
 
-/* --- judging ---------------------------------------------------------------- */
+/* --- filtering ---------------------------------------------------------------- */
 
 static bool has_ended(const asked *f) {
     for (int32_t i = 0; i < f->group.n_sample; i++)
@@ -144,7 +144,7 @@ static void abort_rest(batch *r) {
     ml_gen_tasks_done(&r->flights);
 }
 
-/* Every sample was answered to its end and has a reward. */
+/* True if every sample was generated to its end and has a reward. */
 static bool complete(batch *r, const asked *f) {
     for (int32_t i = 0; i < f->group.n_sample; i++) {
         const ml_gen_task *x = f->flight[i];
@@ -160,8 +160,8 @@ static bool complete(batch *r, const asked *f) {
     return true;
 }
 
-/* When enough groups are kept their rewards are awaited; others take the place of those
- * that have none. */
+/* When enough groups are kept, waits for their rewards and drops the groups in which one
+ * is missing; these are replaced. */
 static ml_status settle(batch *r, ml_err *err) {
     if (r->n_kept < wanted(r))
         return ML_OK;
@@ -180,7 +180,7 @@ static ml_status settle(batch *r, ml_err *err) {
     return ML_OK;
 }
 
-/* A filter that keeps nothing would be fed for ever. */
+/* Without this check, a filter that keeps nothing would make the rollout endless. */
 static ml_status check_hope(const batch *r, ml_err *err) {
     int64_t n_judged = r->n - r->n_pending;
 
@@ -193,7 +193,7 @@ static ml_status check_hope(const batch *r, ml_err *err) {
                    r->asked[0].flight[0]->sample.reward);
 }
 
-/* On the generator's thread, between steps. */
+/* Called on the generator's thread, between steps. */
 static void on_ended(void *ud) {
     batch *r = ud;
 
@@ -213,7 +213,7 @@ static void on_ended(void *ud) {
         abort_rest(r);
 }
 
-/* --- the round --------------------------------------------------------------- */
+/* --- the rollout -------------------------------------------------------------- */
 
 static void gather(batch *r, ml_rollout_batch *out) {
     int32_t n_per_prompt = r->g->run->opts.source.n_samples_per_prompt;
@@ -225,7 +225,7 @@ static void gather(batch *r, ml_rollout_batch *out) {
     out->n_drawn = r->flights.n_drawn;
 }
 
-/* All that ended, kept or not. */
+/* Lists all finished samples, kept or not. */
 static void show_ended(batch *r, ml_rollout_batch *out) {
     int32_t n_per_prompt = r->g->run->opts.source.n_samples_per_prompt;
     uint8_t *kept = ML_NEW(r->arena, uint8_t, r->n * n_per_prompt + 1);
@@ -239,7 +239,7 @@ static void show_ended(batch *r, ml_rollout_batch *out) {
     out->kept = kept;
 }
 
-/* Groups that were not judged wait for the next round. */
+/* Stores the groups not yet filtered in the partial buffer, for the next rollout. */
 static void hold(batch *r) {
     int32_t size = r->g->held.n_per_group;
     const ml_sample **s = ML_NEW(r->arena, const ml_sample *, r->n *size + 1);
@@ -251,8 +251,8 @@ static void hold(batch *r) {
     ml_partial_buffer_put(&r->g->held, s, n / size);
 }
 
-/* Nothing runs while the first groups are asked for: which step they join must not depend
- * on the clock. */
+/* The generator is paused while the first groups are submitted: the step in which they are
+ * first scheduled must not depend on timing. */
 static ml_status generate(batch *r, ml_err *err) {
     ml_gen *gen = r->g->asker.gen;
     ml_status st;
@@ -268,7 +268,7 @@ static ml_status generate(batch *r, ml_err *err) {
     return st != ML_OK ? st : r->st;
 }
 
-/* So far. */
+/* Engine seconds so far. */
 static double engine_seconds(ml_gen *gen) {
     ml_gen_stats now;
 

@@ -1,12 +1,13 @@
-/* rollout_gen.h - a round of answers: prompts out, samples with rewards in.
+/* rollout_gen.h - generates a rollout batch: sends prompts, collects samples with rewards.
  *
- * Groups of samples are asked for until enough are kept.  A group is judged when its last
- * sample has ended; groups that end in the same step are judged in the order of their
- * numbers, and everything is decided between steps.  What is not needed any more is
- * aborted and dropped, or held for the next round, which goes on with it first.
+ * The rollout requests groups of samples until enough are kept.  It filters a group when
+ * the last sample of the group is finished; groups that finish in the same step are
+ * filtered in the order of their numbers, and all decisions are made between steps.
+ * Groups that are no longer needed are aborted and dropped, or kept in the partial buffer,
+ * from which the next rollout takes its first groups.
  *
- * A group with a sample that has no reward (the grader hung, died or answered nonsense)
- * is dropped and counted, never trained as if it were worth nothing.
+ * A group with a sample that has no reward (the grader hung, crashed or returned an
+ * invalid answer) is dropped and counted; a missing reward is never treated as 0.
  *
  * thread: the loop's. */
 #ifndef ML_RL_ROLLOUT_GEN_H
@@ -23,16 +24,17 @@ typedef struct ml_gen_rollout {
     ml_train_run *run;
     ml_gen_ctx asker;
     ml_sampling how;
-    int64_t over_sampling;            /* groups that are asked for at once; 0: a round's */
-    const miles_group_filter *filter; /* NULL: all are kept */
-    const miles_buffer_filter *buffer_filter; /* which held groups go on; NULL: the first */
-    bool partial;  /* what is aborted goes on in the next round ... */
-    bool mask_old; /* ... which does not train what it has by then */
+    int64_t over_sampling; /* groups requested at once; 0: the rollout batch size */
+    const miles_group_filter *filter; /* NULL: all groups are kept */
+    /* Which buffered groups are continued; NULL: the first. */
+    const miles_buffer_filter *buffer_filter;
+    bool partial;  /* the next rollout continues aborted groups ... */
+    bool mask_old; /* ... and does not train on the tokens they already have */
     ml_partial_buffer held;
-    atomic_bool cancelled; /* its rounds end, failed */
+    atomic_bool cancelled; /* collect fails */
 } ml_gen_rollout;
 
-/* held is initialised by the caller. */
+/* The caller initialises `held`. */
 ml_rollout ml_rollout_gen(ml_gen_rollout *g);
 
 #endif

@@ -6,7 +6,7 @@
 #include "rl/answers.h"
 #include "rl/train_rows.h"
 
-/* The round's samples as copies that may be changed; what they point at is shared. */
+/* Copies the batch's samples so that they can be changed; their arrays stay shared. */
 static ml_sample **own_samples(ml_rollout_batch *h, ml_arena *a) {
     ml_sample **own = ML_NEW(a, ml_sample *, h->n + 1);
     const ml_sample **list = ML_NEW(a, const ml_sample *, h->n + 1);
@@ -20,7 +20,8 @@ static ml_sample **own_samples(ml_rollout_batch *h, ml_arena *a) {
     return own;
 }
 
-/* Decoding and prefill say the same, to the bit, and are held against each other. */
+/* Decode and prefill should give bitwise equal log-probs; the largest difference is a
+ * metric. */
 static ml_status rescore(const ml_scorer *by, ml_sample **s, ml_rollout_batch *h,
                          ml_arena *a, ml_err *err) {
     ml_train_rows rows = ml_train_rows_of(a, h->sample, (int32_t)h->n);
@@ -30,7 +31,8 @@ static ml_status rescore(const ml_scorer *by, ml_sample **s, ml_rollout_batch *h
 
     for (int64_t i = 0; i < h->n; i++)
         again[i] = ML_NEW(a, float, s[i]->n_response + 1);
-    by->gen->flush(by->gen); /* what decoding left behind would not be computed again */
+    /* Clear the prefix cache, else decode's KV pages would be reused. */
+    by->gen->flush(by->gen);
     st = ml_gen_score(by, rows.train, (int32_t)h->n, again, err);
     for (int64_t i = 0; i < h->n && st == ML_OK; i++) {
         for (int32_t t = 0; s[i]->logprob && t < s[i]->n_response; t++)
@@ -96,7 +98,7 @@ ml_status ml_metrics_run(const miles_metrics *m, ml_metrics *out, const ml_sampl
 
 /* --- the rollout -------------------------------------------------------------------- */
 
-/* Of a recording, only what was kept is known. */
+/* A recording has only the samples that were kept. */
 static ml_status show_all(const miles_samples_hook *hook, const ml_rollout_batch *h,
                           int64_t rollout, ml_arena *a, ml_err *err) {
     const ml_sample **s = h->ended ? h->ended : h->sample;

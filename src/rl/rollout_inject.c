@@ -1,5 +1,5 @@
-/* A recorded round in place of one that was just made: what is trained on is then the same in
- * two runs, whatever their engines make of it; and how far they are apart is told. */
+/* Replaces a generated batch with a recorded one, so that two runs train on the same
+ * samples whatever their engines generate, and reports how much the two batches differ. */
 #include <string.h>
 
 #include "rl/rollout_hooks.h"
@@ -9,7 +9,7 @@ static bool same_tokens(const ml_sample *a, const ml_sample *b) {
            memcmp(a->token, b->token, (size_t)a->n_token * sizeof *a->token) == 0;
 }
 
-/* Both are in the order of their indices. */
+/* Both are ordered by index. */
 static int64_t count_same(const ml_rollout_batch *made, const ml_rollout_batch *recorded) {
     int64_t same = 0, k = 0;
 

@@ -1,4 +1,4 @@
-/* Rounds on disk: recorded by one run, trained on by another. */
+/* Rollout batches on disk: recorded by one run, trained on by another. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -13,7 +13,7 @@ static int by_index(const void *x, const void *y) {
     return i < k ? -1 : i > k;
 }
 
-/* As Miles does: half of what is kept from the beginning, the rest from the end. */
+/* As in Miles: keeps half of the share from the start, the rest from the end. */
 static void thin_out(ml_rollout_batch *h, double keep) {
     int64_t n = (int64_t)((double)h->n * keep), first = n / 2;
 

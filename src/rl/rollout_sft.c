@@ -1,4 +1,4 @@
-/* Supervised fine-tuning as a rollout: answers that somebody wrote. */
+/* Supervised fine-tuning as a rollout: samples are conversations of a data set. */
 #include "rl/rollout.h"
 #include "rl/sft_sample.h"
 

@@ -26,7 +26,7 @@ static double seconds(const ml_round *r, ml_stage stage) {
     return r->stage[stage].end_s - r->stage[stage].begin_s;
 }
 
-/* Of making the samples, which may have happened behind the loop's back. */
+/* Seconds of generation, which may have run in the background. */
 static double rollout_seconds(const ml_round *r) {
     return r->harvest.made_s > 0 ? r->harvest.made_s : seconds(r, ML_STAGE_ROLLOUT);
 }
@@ -64,7 +64,7 @@ static void log_times(const ml_round *r, ml_run_log *log, double end_s) {
     ml_metrics times;
     ml_arena a;
 
-    ml_arena_init(&a, "times of a round"); /* the round's own arena may be in use */
+    ml_arena_init(&a, "times of a round"); /* the iteration's arena may be in use */
     ml_metrics_init(&times, &a);
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
         ml_metrics_add(&times, "perf/", row[i].name, row[i].value);
@@ -104,7 +104,7 @@ void ml_round_end(ml_round *r, ml_run_log *log) {
 
 /* --- lines ------------------------------------------------------------------ */
 
-/* What a figure is, where the step has it: ", kl 0.01". */
+/* Appends a metric, if the step has it: ", kl 0.01". */
 static void tell(ml_text *t, const ml_metrics *f, const char *name, const char *format) {
     double x = ml_metrics_get(f, name, (double)NAN);
     if (!isnan(x)) {
@@ -210,7 +210,7 @@ static void tell_step_short(ml_text *t, const ml_round *r, int32_t k, int64_t st
         tell_times_short(t, r);
 }
 
-/* --- the whole --------------------------------------------------------------- */
+/* --- reports ------------------------------------------------------------------ */
 
 static void say_text(ml_text *t, const ml_watcher *to) {
     to->say(t->ptr);
@@ -224,7 +224,7 @@ static void log_rollout(const ml_round *r, ml_run_log *log) {
         all = r->lesson.rollout;
     else
         *all.last = r->lesson.rollout.first;
-    /* What has no reward was only read, and is in the data set. */
+    /* Samples without a reward come unchanged from the data set, so they are not logged. */
     ml_run_log_samples(log, r->rollout, r->harvest.sample,
                        r->harvest.n && r->harvest.sample[0]->has_reward ? r->harvest.n : 0);
     ml_run_log_metrics(log, r->rollout, -1, &all);

@@ -1,6 +1,6 @@
-/* round_path.h - files of which each round has one: a path with {rollout_id} in it.
+/* round_path.h - paths of files that exist once per rollout: a template with {rollout_id}.
  *
- * {rank}, which paths of Miles may have too, is 0.
+ * {rank}, which is also allowed in Miles' paths, is replaced by 0.
  *
  * thread: any. */
 #ifndef ML_RL_ROUND_PATH_H
@@ -11,10 +11,10 @@
 #include "base/arena.h"
 #include "base/err.h"
 
-/* In the arena. */
+/* The path is allocated in the arena. */
 char *ml_round_path(ml_arena *a, const char *template, int64_t rollout);
 
-/* For writing: the directories above it are made. */
+/* For writing: creates the parent directories. */
 ml_status ml_round_path_make(char **out, ml_arena *a, const char *template, int64_t rollout,
                              ml_err *err);
 

@@ -17,7 +17,8 @@
 
 /* --- files of a run --------------------------------------------------------- */
 
-/* The tracker is first: without it no snapshot counts while the others are removed. */
+/* The tracker is first: once it is removed, no snapshot is valid while the others are
+ * removed. */
 static const char *const run_files[] = { "latest_checkpointed_iteration.txt",
                                          "metrics.jsonl",
                                          "timing.jsonl",
@@ -30,7 +31,7 @@ static const char *const run_files[] = { "latest_checkpointed_iteration.txt",
                                          "tensorboard/events.out.tfevents.miles" };
 enum { N_RUN_FILE = sizeof run_files / sizeof *run_files };
 
-/* `head`, digits and `tail`. */
+/* Matches `head`, digits and `tail`. */
 static bool is_numbered(const char *name, const char *head, const char *tail) {
     size_t n = strlen(head), digits;
 
@@ -58,7 +59,8 @@ static bool recorded_nothing(const char *dir, ml_arena *a) {
     return stat(ml_arena_printf(a, "%s/metrics.jsonl", dir), &sb) == 0 && sb.st_size == 0;
 }
 
-/* A file by which the directory shows that it holds a run, in the arena; NULL: it holds none. */
+/* Finds a file that shows that the directory has a run in it; allocated in the arena.
+ * NULL: none. */
 static ml_status find_run(const char **out, const char *dir, ml_arena *a, ml_err *err) {
     ml_names names = { 0 };
     ml_status st;
@@ -80,7 +82,7 @@ static ml_status find_run(const char **out, const char *dir, ml_arena *a, ml_err
     return st;
 }
 
-/* --- what is refused -------------------------------------------------------- */
+/* --- checks ------------------------------------------------------------------- */
 
 static bool same_dir(const char *a, const char *b) {
     struct stat x, y;
@@ -142,7 +144,7 @@ static bool is_listed(ml_str sums, const char *name) {
     return strcmp(name, SUMS_NAME) == 0;
 }
 
-/* A snapshot may be removed when it has no files but those it was saved with. */
+/* A snapshot may be removed if it has only the files with which it was saved. */
 static ml_status check_snapshot(const char *path, ml_arena *a, ml_err *err) {
     ml_names names = { 0 };
     ml_file f = { 0 };
@@ -183,7 +185,7 @@ static bool is_round(const char *name, int64_t unused) {
     return is_numbered(name, "", ".jsonl.zst");
 }
 
-/* Everything is looked at before anything is removed. */
+/* Checks everything before removing anything. */
 static ml_status remove_run(const ml_run_dir_opts *o, ml_arena *a, ml_err *err) {
     ml_names names = { 0 };
     const char *rounds;
@@ -219,7 +221,7 @@ static bool is_leftover(const char *name, int64_t unused) {
            is_numbered(base, "", ".jsonl.zst");
 }
 
-/* The caller has the lock, so that no living process is writing them. */
+/* The caller has the lock, so no living process is writing these files. */
 static ml_status tidy(const char *dir, ml_arena *a, ml_err *err) {
     const char *rounds = ml_arena_printf(a, "%s/rollout_data", dir);
     ml_status st = ml_snapshot_tidy(dir, err);
@@ -239,7 +241,7 @@ static ml_status in_use(int fd, const char *path, const char *dir, ml_err *err) 
 
     who[n > 0 ? strcspn(who, "\n") : 0] = 0;
     for (char *x = who; *x; x++)
-        if (*x < ' ' || *x > '~') /* anybody may have written it */
+        if (*x < ' ' || *x > '~') /* the contents are untrusted */
             *x = '?';
     return ml_fail(
         err, ML_EUSAGE,
@@ -258,15 +260,15 @@ static void sign(int fd) {
         ml_log(ML_LOG_WARN, "the lock of the run cannot be written: %s", strerror(errno));
 }
 
-/* The holder before us has removed the file after we had opened it. */
+/* True if the previous holder of the lock removed the file after we had opened it. */
 static bool was_removed(int fd, const char *path) {
     struct stat ours, there;
     return fstat(fd, &ours) != 0 || stat(path, &there) != 0 ||
            ours.st_ino != there.st_ino || ours.st_dev != there.st_dev;
 }
 
-/* A lock of the open file: the system releases it however the process ends, and it works over
- * NFS.  Where the file system has no locks, the run goes on without one. */
+/* Locks the open file: the system releases the lock however the process ends, and it works
+ * over NFS.  If the file system does not support locks, the run continues without one. */
 static ml_status lock_file(int fd, const char *path, const char *dir, ml_err *err) {
     struct flock whole = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
 
@@ -328,7 +330,7 @@ void ml_run_dir_close(ml_run_dir *d) {
     ml_text_printf(&path, "%s/" LOCK_NAME, d->dir);
     unlink(path.ptr); /* while it is locked: see was_removed() */
     if (d->made)
-        rmdir(d->dir); /* which a directory with anything in it refuses */
+        rmdir(d->dir); /* fails if the directory is not empty */
     close(d->lock - 1);
     ml_text_release(&path);
     *d = (ml_run_dir){ 0 };

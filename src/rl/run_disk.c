@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/str.h"
 
-/* Cuts the last part of a path off; "." is above a path that has but one. */
+/* Removes the last component of a path; the parent of a single component is ".". */
 static void go_up(ml_text *path) {
     char *slash = strrchr(path->ptr, '/');
     bool top = slash == path->ptr;
@@ -18,7 +18,7 @@ static void go_up(ml_text *path) {
     path->ptr[path->len] = 0;
 }
 
-/* The directory, or the nearest one above it that is there. */
+/* Uses the directory, or its nearest existing parent. */
 uint64_t ml_run_disk_free(const char *dir) {
     struct statvfs fs = { 0 };
     ml_text path = { 0 };
@@ -28,19 +28,19 @@ uint64_t ml_run_disk_free(const char *dir) {
     while ((failed = statvfs(path.ptr, &fs)) != 0 && path.len > 1)
         go_up(&path);
     ml_text_release(&path);
-    if (failed || !fs.f_blocks) /* some network file systems do not say */
+    if (failed || !fs.f_blocks) /* some network file systems do not report it */
         return UINT64_MAX;
     return (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
-/* n snapshots that are there at a time, and the weights alone of every save. */
+/* Bytes of n coexisting snapshots and of the weights-only copy of every save. */
 static double bytes_of(const ml_run_disk *d, int64_t n) {
     return (double)d->snapshot_bytes * (double)n +
            (double)d->copy_bytes * (double)(d->n_keep ? d->n_save : n);
 }
 
 ml_status ml_run_disk_check(const ml_run_disk *d, uint64_t free_bytes, ml_err *err) {
-    /* An old one is removed when the new one is there. */
+    /* An old snapshot is removed only after the new one is complete. */
     int64_t most = d->n_keep && d->n_keep < d->n_save ? d->n_keep + 1 : d->n_save;
     int64_t needed = d->n_keep || d->n_save < 1 ? most : 1;
     double one = (double)(d->snapshot_bytes + d->copy_bytes) / 1e9;

@@ -7,7 +7,7 @@
 #include "base/dir.h"
 #include "io/jsonl.h"
 
-/* --- what waits for the background ------------------------------------------ */
+/* --- queued for the background writer ----------------------------------------- */
 
 typedef enum entry_kind { METRICS, TIMING, SPAN, EVENT, ANSWERS } entry_kind;
 
@@ -16,7 +16,7 @@ typedef struct entry {
     entry_kind kind;
     int64_t rollout, step;
     ml_metrics figures;
-    const char *name; /* of a span; what happened */
+    const char *name; /* name of a span; text of an event */
     double begin_s, end_s;
     const ml_eval_answers *answers; /* in the arena */
     ml_arena arena;
@@ -24,7 +24,7 @@ typedef struct entry {
 
 struct ml_log_batch {
     ml_arena own;   /* this batch and its entries */
-    ml_arena round; /* what samples point into, once it is ours */
+    ml_arena round; /* owns the samples, once the log has taken it */
     ml_run_log *log;
     entry *first, **last;
     const ml_sample *const *sample; /* [n_sample] */
@@ -72,7 +72,7 @@ static void release_batch(ml_log_batch *b) {
     for (entry *e = b->first; e; e = e->next)
         ml_arena_release(&e->arena);
     ml_arena_release(&b->round);
-    own = b->own; /* the batch itself lies in it */
+    own = b->own; /* the batch itself is allocated in it */
     ml_arena_release(&own);
 }
 
@@ -116,7 +116,7 @@ static ml_status write_events(const ml_log_batch *b, ml_err *err) {
     return ml_event_file_flush(out, err);
 }
 
-/* Lanes of a trace are numbered from 1. */
+/* Tracks of a trace are numbered from 1. */
 static int lane_of(ml_track track) {
     return (int)track + 1;
 }
@@ -186,7 +186,7 @@ static bool has_evaluation(const ml_json *row) {
     return false;
 }
 
-/* What was cut off by a crash goes, too. */
+/* Also drops a row that a crash left incomplete. */
 static void keep_rows(ml_text *out, const ml_jsonl *f, int64_t rollout) {
     ml_arena a;
 
@@ -222,7 +222,8 @@ static ml_status open_rows(FILE **out, const char *dir, const char *name, int64_
     return st;
 }
 
-/* Figures of optimizer steps are numbered by step; they follow the number of their round. */
+/* TensorBoard numbers events of optimizer steps by step, not by rollout.  They follow the
+ * ROUND_TAG event, which has the number of their rollout. */
 typedef struct place {
     int64_t rollout, current;
 } place;
@@ -316,7 +317,7 @@ ml_status ml_run_log_open(ml_run_log *l, const ml_run_log_opts *o, int64_t rollo
 }
 
 void ml_run_log_close(ml_run_log *l) {
-    (void)ml_run_log_settle(l, NULL); /* who wants to know has settled it before */
+    (void)ml_run_log_settle(l, NULL); /* callers that need the error have settled before */
     if (l->metrics)
         fclose(l->metrics);
     if (l->timing)

@@ -6,8 +6,8 @@
 
 #include "base/clock.h"
 
-/* Rows must survive the process, not the machine: a run that goes on drops what is newer than
- * its checkpoint anyway. */
+/* Rows must survive a crash of the process, not of the machine: a run that continues drops
+ * everything newer than its checkpoint anyway. */
 static const char schema[] =
     "PRAGMA journal_mode = WAL;"
     "PRAGMA synchronous = OFF;"
@@ -128,12 +128,12 @@ static void bind_text(sqlite3_stmt *row, int at, ml_str s) {
     sqlite3_bind_text64(row, at, s.len ? s.ptr : "", s.len, SQLITE_STATIC, SQLITE_UTF8);
 }
 
-/* NULL where there are none. */
+/* NULL if there is no array. */
 static void bind_array(sqlite3_stmt *row, int at, const void *x, int32_t n, size_t size) {
     sqlite3_bind_blob64(row, at, n ? x : NULL, x ? (size_t)n * size : 0, SQLITE_STATIC);
 }
 
-/* The columns that samples and answers share. */
+/* The columns that samples and answers have in common. */
 static void bind_sample(sqlite3_stmt *row, int64_t rollout, int64_t place,
                         const ml_sample *x) {
     sqlite3_bind_int64(row, 1, rollout);

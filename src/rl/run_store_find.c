@@ -1,4 +1,4 @@
-/* The store of a run, read. */
+/* Reads the store of a run. */
 #include <math.h>
 #include <sqlite3.h>
 #include <string.h>
@@ -17,8 +17,8 @@ static ml_sample_status status_of(ml_str name) {
     return ML_SAMPLE_FAILED;
 }
 
-/* Arrays may lie anywhere in SQLite's memory, so they are copied to where they are aligned;
- * NULL when the row has none or not as many. */
+/* SQLite's blobs may be unaligned, so arrays are copied.  NULL if the row has none, or one
+ * of another length. */
 static void *array_of(sqlite3_stmt *row, int at, int64_t n, size_t size, ml_arena *a) {
     void *copy;
 
@@ -51,7 +51,7 @@ static ml_sample sample_of(sqlite3_stmt *row, ml_arena *a) {
     return s;
 }
 
-/* Bounds that are not there are NULL, which the search takes for "any". */
+/* Missing bounds are NULL, which the query treats as "any". */
 #define COLUMNS                                                                            \
     "SELECT rollout, place, sample, grp, prompt, response, label, reward, status,"         \
     " n_response, tokens, mask, logprobs, versions"

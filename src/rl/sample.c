@@ -8,7 +8,7 @@
 #include "base/json_out.h"
 #include "io/zst.h"
 
-#define MAX_BYTES ((size_t)16 << 30) /* of a recorded rollout, unpacked */
+#define MAX_BYTES ((size_t)16 << 30) /* limit of a recorded rollout, uncompressed */
 #define MAX_DIGITS 18                /* of a weight version */
 
 static const char *const status_names[] = {
@@ -46,7 +46,7 @@ static void write_json(ml_json_out *o, const char *key, ml_str json) {
     ml_json_raw(o, json);
 }
 
-/* Where the run of equal versions that begins here ends. */
+/* End of the run of equal versions that begins here. */
 static int32_t run_end(const uint64_t *v, int32_t n, int32_t begin) {
     int32_t end = begin;
 
@@ -55,7 +55,7 @@ static int32_t run_end(const uint64_t *v, int32_t n, int32_t begin) {
     return end;
 }
 
-/* Runs of equal versions, and how many tokens each has. */
+/* Run-length encoding: the versions, and the number of tokens of each. */
 static void write_versions(ml_json_out *o, const uint64_t *v, int32_t n) {
     char word[24];
 
@@ -78,7 +78,7 @@ static void write_versions(ml_json_out *o, const uint64_t *v, int32_t n) {
 static const char *const route_keys[ML_N_ROUTING] = { "rollout_routed_experts",
                                                       "rollout_indexer_topk" };
 
-/* A row for each token but the last, in base64; what is not known is -1. */
+/* A row for each token but the last, in base64; unknown entries are -1. */
 static void write_routed(ml_json_out *o, const char *key, const ml_routing *r,
                          int32_t n_token) {
     ml_text rows = { 0 }, text = { 0 };
@@ -214,7 +214,7 @@ static int64_t read_int(reader *r, const char *key, int64_t absent) {
     return x;
 }
 
-/* An array with a number for each of n; NULL when absent. */
+/* An array of n numbers; NULL if absent. */
 static const ml_json *read_array(reader *r, const char *key, int32_t n) {
     const ml_json *v = field(r, key);
     if (v && (v->type != ML_JSON_ARRAY || v->n != n)) {
@@ -252,7 +252,8 @@ static uint8_t *read_mask(reader *r, int32_t n) {
     return out;
 }
 
-/* Without lengths (Miles' own records) one version counts for all, and several for none. */
+/* Without lengths (Miles' own records) a single version applies to all tokens; several are
+ * ignored. */
 static uint64_t *read_versions(reader *r, int32_t n) {
     const ml_json *v = field(r, "weight_versions"),
                   *len = field(r, "weight_version_tokens");
@@ -352,7 +353,7 @@ static void read_reward(reader *r, ml_sample *s) {
         s->n_part = ml_reward_parts_of(s->part, v, NULL);
 }
 
-/* Label and metadata stay as they are written. */
+/* Label and metadata keep their original JSON text. */
 static ml_str source_of(ml_str text, const ml_json *v) {
     return v && v->type != ML_JSON_NULL ? (ml_str){ text.ptr + v->begin, v->end - v->begin }
                                         : (ml_str){ 0 };
@@ -442,7 +443,7 @@ static ml_status read_lines(ml_sample *out, int64_t n, ml_arena *a, ml_str text,
     return ML_OK;
 }
 
-/* Torch writes zip archives, or pickles. */
+/* torch.save writes zip archives or pickles. */
 static bool is_pickle(const char *path) {
     size_t n = strlen(path);
     return n > 3 && strcmp(path + n - 3, ".pt") == 0;

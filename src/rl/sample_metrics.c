@@ -109,7 +109,7 @@ void ml_metrics_turns(ml_metrics *f, const ml_sample *const *s, int64_t n) {
     add_range(f, "multi_turn/multi_turn_metric/round_number", turns, n);
 }
 
-/* How many samples from i on belong to its group. */
+/* Number of samples from i on that belong to its group. */
 static int64_t group_at(const ml_sample *const *s, int64_t n, int64_t i) {
     int64_t end = i;
     while (end < n && s[end]->group == s[i]->group)
@@ -134,7 +134,8 @@ void ml_metrics_zero_std(ml_metrics *f, const char *prefix, const ml_sample *con
     ml_metrics_add(f, prefix, "zero_std/all_one_percentage", z.all_one);
 }
 
-/* 1 - the chance that k of n, drawn without putting back, are all wrong. */
+/* The unbiased pass@k estimator: 1 - the probability that k of n answers, drawn without
+ * replacement, are all wrong. */
 static double pass_at(int64_t k, int64_t n, int64_t n_right) {
     double all_wrong = 1.0;
 

@@ -21,7 +21,7 @@ static bool is_learned(const ml_json *message) {
     return !v || (ml_json_i64(v, &n) && n == 1);
 }
 
-/* The first n messages as a list of their own. */
+/* The first n messages as a separate list. */
 static const ml_json *first_messages(ml_arena *a, const ml_json *messages, int32_t n) {
     ml_json *list = ML_NEW(a, ml_json, 1), *copy = ML_NEW(a, ml_json, n + 1);
     const ml_json *m = messages->child;
@@ -52,7 +52,7 @@ static bool begins_with(ml_str text, ml_str head) {
     return text.len >= head.len && memcmp(text.ptr, head.ptr, head.len) == 0;
 }
 
-/* What message i adds to the text when it answers the generation prompt. */
+/* The span that message i adds to the text when it follows the generation prompt. */
 static ml_status span_of(ml_jinja_span *out, ml_arena *a, const ml_sft_text *t,
                          const ml_chat *chat, ml_str whole, int32_t i, ml_err *err) {
     ml_str before, after;
@@ -73,7 +73,7 @@ static ml_status span_of(ml_jinja_span *out, ml_arena *a, const ml_sft_text *t,
     return ML_OK;
 }
 
-/* Where the template does not mark what the assistant said. */
+/* Used if the template does not mark the assistant's text. */
 static ml_status find_spans(spans *out, ml_arena *a, const ml_sft_text *t,
                             const ml_chat *chat, ml_str whole, ml_err *err) {
     ml_status st = ML_OK;
@@ -86,7 +86,7 @@ static ml_status find_spans(spans *out, ml_arena *a, const ml_sft_text *t,
     return st;
 }
 
-/* Leaves out the spans of messages that are read only; there is one per answer. */
+/* Removes the spans of messages that are not trained; there is one per answer. */
 static void drop_unlearned(spans *s, const ml_json *messages) {
     int64_t at = 0, kept = 0;
 

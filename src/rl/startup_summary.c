@@ -11,13 +11,14 @@ static void say_text(ml_text *t, void (*say)(const char *line)) {
     ml_text_release(t);
 }
 
-/* On one line, and not too much of it: of a prompt the end tells more. */
+/* Appends the text on one line, shortened: of a prompt, the end is more informative. */
 static void add_short(ml_text *t, ml_str s, bool end) {
     size_t n = s.len < SHOWN ? s.len : SHOWN;
     ml_str part = end ? (ml_str){ s.ptr + (s.len - n), n } : ml_utf8_cut(s, SHOWN);
 
     while (end && n < s.len && part.len && ((unsigned char)part.ptr[0] & 0xC0) == 0x80)
-        part = (ml_str){ part.ptr + 1, part.len - 1 }; /* not the middle of a character */
+        /* Do not start inside a UTF-8 character. */
+        part = (ml_str){ part.ptr + 1, part.len - 1 };
     ml_json_quote(t, part);
 }
 
@@ -35,7 +36,8 @@ void ml_show_sample(const char *when, const ml_sample *s, void (*say)(const char
     say_text(&t, say);
 }
 
-/* The prompt's last tokens, then those of the answer; what is not trained in brackets. */
+/* Shows the prompt's last tokens, then those of the answer; untrained tokens are in
+ * brackets. */
 static void show_tokens(const ml_sample *s, void (*say)(const char *line)) {
     int32_t n_prompt = s->n_token - s->n_response,
             first = n_prompt > TOKENS ? n_prompt - TOKENS : 0,

@@ -2,7 +2,7 @@
 
 typedef struct bridge {
     const ml_step_run *run;
-    int64_t *place; /* [largest number + 1] of a sample in the step's loss */
+    int64_t *place; /* [largest index + 1] position of a sample in the step's loss */
     double *widened[4];
 } bridge;
 
@@ -38,7 +38,7 @@ static void narrow(float *out, const double *in, int32_t n) {
         out[t] = (float)in[t];
 }
 
-/* Numbers are widened without loss; derivatives are rounded once. */
+/* f32 to f64 is exact; derivatives are rounded once. */
 static ml_status loss_of_values(bridge *b, ml_loss_io *io, ml_err *err) {
     double *value = b->widened[0], *dvalue = b->widened[1];
     ml_model_says says = { .value = value };

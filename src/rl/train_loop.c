@@ -7,7 +7,7 @@
 #include "rl/startup_summary.h"
 #include "rl/truncate.h"
 
-/* Stages of a round. */
+/* Stages of an iteration. */
 static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err);
@@ -17,7 +17,8 @@ static ml_status turn(ml_train_loop *l, bool trains, ml_err *err);
 static ml_status begin(ml_train_loop *l, ml_err *err);
 static ml_status await_scores(ml_train_loop *l, ml_err *err);
 
-/* Asked to stop, with nothing to be finished first: all is saved, or nothing will be. */
+/* A stop was requested and no work is pending: everything is saved, or the run does not
+ * save. */
 static bool at_rest(const ml_train_loop *l) {
     return l->stop && *l->stop && (!l->unsaved || !l->run->saver);
 }
@@ -26,7 +27,7 @@ static bool publish_due(const ml_train_loop *l, int64_t rollout) {
     return l->publish_interval < 2 || (rollout + 1) % l->publish_interval == 0;
 }
 
-/* The round after which a run ends that is asked to now, with this one at hand. */
+/* The last rollout of a run that is requested to stop during this one. */
 static int64_t stop_point(const ml_train_loop *l, int64_t rollout) {
     while (rollout + 1 < l->run->num_rollout && !publish_due(l, rollout))
         rollout++;
@@ -40,7 +41,7 @@ static void show_round(ml_train_loop *l, int64_t rollout) {
     atomic_store(&l->watch.phase->ends, stop_point(l, rollout));
 }
 
-/* From here on the round is not looked at any more. */
+/* From here on, a stop request takes effect only in the next rollout. */
 static void show_saved(ml_train_loop *l, int64_t rollout) {
     if (!l->watch.phase || !l->run->saver)
         return;
@@ -110,7 +111,7 @@ static bool has_pieces(const ml_rollout_batch *h) {
     return false;
 }
 
-/* What does not fill an optimizer step is left out, and said. */
+/* Drops the samples that do not fill an optimizer step, and logs it. */
 static ml_status trim(const ml_train_run *run, ml_round *r, ml_err *err) {
     const ml_schedule_opts *o = &run->opts.trainer.batch;
     ml_rollout_batch *h = &r->harvest;
@@ -193,18 +194,18 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
                            : ML_OK;
 }
 
-/* What is made behind the loop's back would see the weights change, and belongs to what is
- * saved. */
+/* Waits for background generation: the weights must not change during it, and its results
+ * are part of the snapshot. */
 static ml_status rest(ml_train_loop *l, ml_err *err) {
     return l->rollout.rest ? l->rollout.rest(l->rollout.ud, err) : ML_OK;
 }
 
-/* A file whose being there asks for a save. */
+/* A file whose existence requests a save. */
 static bool asked_to_save(const ml_train_loop *l) {
     return l->debug.sentinel && unlink(l->debug.sentinel) == 0;
 }
 
-/* Every --save-interval rounds, the last one, and before the loop ends. */
+/* Every --save-interval rollouts, after the last one, and before the loop ends. */
 static bool save_due(const ml_train_loop *l, int64_t rollout) {
     int64_t every = l->run->opts.save_interval;
     return l->run->saver &&
@@ -212,7 +213,7 @@ static bool save_due(const ml_train_loop *l, int64_t rollout) {
             l->ending || (publish_due(l, rollout) && asked_to_save(l)));
 }
 
-/* Who is told of a snapshot finds it whole. */
+/* Waits until the snapshot is complete before the hook runs. */
 static ml_status tell_saved(ml_train_run *run, ml_err *err) {
     const ml_hooks *hooks = run->opts.hooks;
     ml_arena a;
@@ -234,7 +235,8 @@ static ml_status save_all(ml_train_loop *l, ml_err *err) {
     ml_status st = await_scores(l, err);
 
     if (st == ML_OK)
-        st = ml_run_log_settle(&l->run->log, err); /* rows are older than the save */
+        /* Rows must be on disk before the save. */
+        st = ml_run_log_settle(&l->run->log, err);
 
     if (st == ML_OK)
         st = rest(l, err);
@@ -250,7 +252,7 @@ static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_status st = ML_OK;
     bool enough = l->debug.exit_after && ++l->debug.n_done >= l->debug.exit_after;
 
-    /* Looked at once: what ends here is saved here. */
+    /* Read once, so that a rollout that ends the run is also saved. */
     l->ending = ((l->stop && *l->stop) || enough) && publish_due(l, r->rollout);
     enter(l, r, ML_STAGE_SAVE);
     if (save_due(l, r->rollout)) {
@@ -264,7 +266,7 @@ static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
     return st;
 }
 
-/* What generates is what is trained, to the bit. */
+/* Checks that the generating weights equal the trained ones bitwise. */
 static ml_status look_at_sync(const ml_train_loop *l, ml_err *err) {
     const ml_weights *trained = &l->run->weights;
     uint64_t is, generates;
@@ -323,7 +325,8 @@ static void report_scores(ml_train_loop *l, int64_t rollout, const ml_metrics *f
         ml_invariants_figures(l->debug.checks, figures);
 }
 
-/* Takes one that was asked for; false: there is none, or it is not wanted to wait. */
+/* Takes the result of a queued evaluation; false: there is none, or none is ready and
+ * `wait` is false. */
 static bool take_scores(ml_train_loop *l, bool wait, ml_status *st, ml_err *err) {
     ml_eval_result found;
 
@@ -340,7 +343,8 @@ static bool take_scores(ml_train_loop *l, bool wait, ml_status *st, ml_err *err)
     return found.st == ML_OK;
 }
 
-/* All that were asked for are there: what is saved, or ends, has their figures. */
+/* Waits for all queued evaluations, so that a snapshot, or the end of the run, includes
+ * their metrics. */
 static ml_status await_scores(ml_train_loop *l, ml_err *err) {
     ml_status st = ML_OK;
 
@@ -349,7 +353,8 @@ static ml_status await_scores(ml_train_loop *l, ml_err *err) {
     return st;
 }
 
-/* Where it is not waited for room, what is there is taken first, and a lack of room told. */
+/* If the queue skips instead of waiting for space, takes the finished results first, and
+ * reports an evaluation that was skipped. */
 static ml_status ask_for_scores(ml_train_loop *l, int64_t rollout, ml_err *err) {
     bool skips = ml_eval_queue_skips(l->behind);
     ml_status st = ML_OK;
@@ -403,7 +408,7 @@ static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err) {
     return st;
 }
 
-/* Who works for the loop counts where its watcher looks. */
+/* Lets workers of the loop count in the watcher's counters. */
 static void share_tally(ml_train_loop *l) {
     ml_train_run *run = l->run;
 
@@ -416,7 +421,7 @@ static void share_tally(ml_train_loop *l) {
         ml_trainer_set_work_count(run->critic.trainer, run->learner.tally);
 }
 
-/* Where --load has no snapshot, as in Miles, the run starts from something else. */
+/* If --load has no snapshot, the run starts from another checkpoint, as in Miles. */
 static void tell_start(const ml_train_loop *l) {
     const ml_train_run *run = l->run;
     ml_text t = { 0 };
@@ -432,7 +437,8 @@ static void tell_start(const ml_train_loop *l) {
     ml_text_release(&t);
 }
 
-/* The first evaluation; or, since it comes after saving, that of the round before. */
+/* The first evaluation; or that of the previous rollout, since evaluation comes after
+ * saving. */
 static ml_status begin(ml_train_loop *l, ml_err *err) {
     ml_train_run *run = l->run;
     ml_status st = ML_OK;

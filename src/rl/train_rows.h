@@ -1,9 +1,10 @@
-/* train_rows.h - samples as they are trained on: tokens for the trainer, rows for the edges.
+/* train_rows.h - samples in the form in which they are trained: tokens for the trainer,
+ * structs for the extensions.
  *
- * A sample that is to be removed, or has no mask, gets one here; truncated answers are trained
- * as others are.
+ * A sample that is to be removed, or has no mask, gets a mask here; truncated answers are
+ * trained like others.
  *
- * thread: any; nothing is kept. */
+ * thread: any; no state. */
 #ifndef ML_RL_TRAIN_ROWS_H
 #define ML_RL_TRAIN_ROWS_H
 
@@ -13,14 +14,14 @@
 
 typedef struct ml_train_rows {
     ml_train_sample *train; /* [n] */
-    miles_sample *row;      /* [n] what the edges see; scores are filled in later */
+    miles_sample *row;      /* [n] passed to extensions; scores are filled in later */
     const miles_sample **view;
 } ml_train_rows;
 
-/* In the arena; tokens stay the samples'. */
+/* Allocated in the arena; the tokens remain the samples'. */
 ml_train_rows ml_train_rows_of(ml_arena *a, const ml_sample *const *sample, int32_t n);
 
-/* f32 numbers as a column of a row. */
+/* Converts f32 numbers to doubles, for a field of miles_sample. */
 double *ml_train_rows_widen(ml_arena *a, const float *v, int32_t n);
 
 #endif

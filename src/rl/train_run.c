@@ -7,7 +7,7 @@
 
 /* --- opening ---------------------------------------------------------------- */
 
-/* A checkpoint without a template is fine until somebody needs one. */
+/* A checkpoint without a template is allowed unless one is needed. */
 static ml_status open_text(ml_train_run *r, ml_err *err) {
     const ml_train_run_opts *o = &r->opts;
     ml_err why = { 0 };
@@ -37,7 +37,7 @@ static ml_status open_data(ml_train_run *r, ml_err *err) {
                        : st;
 }
 
-/* Samples of a round. */
+/* Samples per rollout. */
 static int64_t samples_of_round(const ml_train_run_opts *o) {
     return o->rollout_batch_size * o->source.n_samples_per_prompt;
 }
@@ -58,7 +58,7 @@ static ml_status count_rollouts(ml_train_run *r, ml_err *err) {
     return ML_OK;
 }
 
-/* A model that chooses nothing has nothing to replay, as in Miles. */
+/* A model without routing has nothing to replay, as in Miles. */
 static void drop_vain_replay(ml_train_run *r) {
     static const char *const what[ML_N_ROUTING] = { "experts", "indexer" };
 
@@ -71,13 +71,13 @@ static void drop_vain_replay(ml_train_run *r) {
     }
 }
 
-/* A directory of snapshots has no model at its top. */
+/* A directory of snapshots has no model at its top level. */
 static bool is_checkpoint(ml_arena *a, const char *dir) {
     return access(ml_arena_printf(a, "%s/config.json", dir), F_OK) == 0;
 }
 
-/* What a critic is made of when it does not go on with the actor: its own checkpoint, its
- * newest snapshot, or the actor's checkpoint. */
+/* The initial weights of a critic that does not continue with the actor: its own
+ * checkpoint, its newest snapshot, or the actor's checkpoint. */
 static ml_status open_critic(ml_train_run *r, ml_err *err) {
     const ml_train_run_opts *o = &r->opts;
     const char *dir = o->hf_checkpoint;
@@ -97,7 +97,7 @@ static ml_status open_critic(ml_train_run *r, ml_err *err) {
                        : st;
 }
 
-/* Ops of a round that a profile shows, of training and of the rollout. */
+/* Ops per rollout shown in a profile, of training and of the rollout. */
 enum { OPS = 1 << 15 };
 
 ml_timeline *ml_train_run_ops(const ml_train_run *r, ml_span_kind kind) {
@@ -177,14 +177,14 @@ static void name_set(ml_train_run *r, int *n, bool there, const char *name) {
         r->set_name[(*n)++] = name;
 }
 
-/* Sizes only; the longest sample is not known before it is there. */
+/* Sizes only; the longest sample is not known in advance. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out) {
     const ml_train_run_opts *o = &r->opts;
     size_t bytes = ml_weights_bytes(&r->spec, r->from, ml_weights_dtype(&r->be, o->dtype));
     bool critic = r->critic.from != NULL;
     int n = 0;
 
-    if (!r->base_bytes) /* the first who asks does so before anything is taken */
+    if (!r->base_bytes) /* the first call is before any allocation */
         r->base_bytes = ml_memory_base(&r->be);
     name_set(r, &n, true, "actor weights");
     name_set(r, &n, o->wants_ref, "reference weights");
@@ -222,7 +222,7 @@ static uint64_t checkpoint_bytes(const ml_checkpoint *c) {
     return bytes;
 }
 
-/* A model as a checkpoint, and the state of its optimizer. */
+/* Bytes of a model's checkpoint and its optimizer state. */
 static uint64_t snapshot_bytes(const ml_train_run *r, const ml_spec *s,
                                const ml_checkpoint *from, bool bf16) {
     uint64_t state =
@@ -230,7 +230,7 @@ static uint64_t snapshot_bytes(const ml_train_run *r, const ml_spec *s,
     return checkpoint_bytes(from) + state;
 }
 
-/* Saves of the rounds that are left. */
+/* Number of saves in the remaining rollouts. */
 static int64_t count_saves(const ml_train_run *r) {
     int64_t done = ML_NONE, left, every = r->opts.save_interval;
 

@@ -13,8 +13,8 @@ static bool exists(const char *path) {
     return stat(path, &sb) == 0;
 }
 
-/* The snapshot of a directory: that of the step, or the newest; NULL: there is none.  One that
- * stands aside was being replaced when a process died (base/dir.h). */
+/* The snapshot in a directory: that of the step, or the newest; NULL: there is none.  A
+ * snapshot that was renamed aside was being replaced when a process died (base/dir.h). */
 static ml_status find_snapshot(ml_train_run *r, const char *dir, int64_t step,
                                const char **out, ml_err *err) {
     ml_status st = step < 0 ? ml_snapshot_latest(&step, dir, err) : ML_OK;
@@ -33,7 +33,7 @@ static ml_status find_snapshot(ml_train_run *r, const char *dir, int64_t step,
     return ml_snapshot_check(*out, err);
 }
 
-/* A checkpoint, by its own name or as a snapshot. */
+/* A checkpoint, given as its directory or as a snapshot. */
 static ml_status find_checkpoint(ml_train_run *r, const char *dir, int64_t step,
                                  const char **out, ml_err *err) {
     ml_status st = find_snapshot(r, dir, step, out, err);
@@ -47,7 +47,7 @@ static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
     ml_checkpoint *own = NULL;
     ml_status st = dir ? ml_checkpoint_open(&own, dir, err) : ML_OK;
 
-    /* The actor's weights decide: servers of the run are started with their dtype. */
+    /* The actor's weights decide: the run's servers are started with their dtype. */
     if (st == ML_OK && out == &r->weights)
         ml_spec_keep_kv(&r->spec,
                         ml_weights_kv_dtype(&r->spec, own ? own : r->from, r->opts.dtype));
@@ -58,8 +58,8 @@ static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
     return st;
 }
 
-/* Miles' rule: what --load has; without a snapshot there, what --ref-load has; the actor
- * begins anew then. */
+/* Miles' rule: load from --load; if it has no snapshot, load from --ref-load and start at
+ * the first rollout. */
 static ml_status load_actor(ml_train_run *r, const char *snapshot, ml_err *err) {
     const ml_train_run_opts *o = &r->opts;
     const char *dir = snapshot;
@@ -130,9 +130,9 @@ static ml_trainer_opts critic_opts(const ml_train_run_opts *o) {
 
     t.lr.lr = o->critic_lr;
     t.lr.warmup_iters = o->critic_warmup_iters;
-    t.dump_score = t.dump_train = NULL;   /* the actor is what is looked at */
-    t.optimizer.freeze = NULL;            /* patterns name the actor's tensors */
-    memset(t.replay, 0, sizeof t.replay); /* what was chosen is the actor's, too */
+    t.dump_score = t.dump_train = NULL;   /* dumps are of the actor only */
+    t.optimizer.freeze = NULL;            /* its patterns name the actor's tensors */
+    memset(t.replay, 0, sizeof t.replay); /* the routing record is the actor's, too */
     return t;
 }
 
@@ -146,7 +146,7 @@ static const char *critic_dir(ml_train_run *r, const char *own, const char *acto
     return ml_arena_printf(&r->arena, "%.*s_critic", (int)n, actors);
 }
 
-/* The critic's snapshot that belongs to the actor's. */
+/* The critic's snapshot of the same rollout as the actor's. */
 static ml_status find_critic(ml_train_run *r, int64_t iteration, const char **out,
                              ml_err *err) {
     const char *dir = critic_dir(r, r->opts.critic_load, r->opts.load);
@@ -182,9 +182,10 @@ static ml_status critic_goes_on(ml_train_run *r, int64_t iteration, ml_err *err)
     return st;
 }
 
-/* --- starting and going on -------------------------------------------------- */
+/* --- starting and resuming ---------------------------------------------------- */
 
-/* A whole number of the configuration that a snapshot was saved with; `absent`: it has none. */
+/* An integer of the configuration with which a snapshot was saved; `absent` if it has
+ * none. */
 static int64_t saved_number(ml_train_run *r, ml_str config, const char *key,
                             int64_t absent) {
     const ml_json *v = NULL;
@@ -196,7 +197,7 @@ static int64_t saved_number(ml_train_run *r, ml_str config, const char *key,
     return absent;
 }
 
-/* Whether the batch sizes are not those that the snapshot was saved with. */
+/* True if the batch sizes differ from those with which the snapshot was saved. */
 static bool sizes_changed(ml_train_run *r, ml_str config) {
     const ml_train_run_opts *o = &r->opts;
     int64_t batch = o->trainer.lr.global_batch_size, n = o->source.n_samples_per_prompt;
@@ -211,9 +212,9 @@ static bool sizes_changed(ml_train_run *r, ml_str config) {
     "give the batch sizes of the saved run, more --num-rollout, --lr-decay-iters, "        \
     "--min-lr or --lr-decay-style constant"
 
-/* The schedule counts samples, and its length follows from the batch sizes: with smaller ones a
- * snapshot may be beyond its end, where the learning rate is 0, or be there before the run
- * ends. */
+/* The schedule counts samples, and its length follows from the batch sizes: with smaller
+ * ones a snapshot may be beyond its end, where the learning rate is 0, or reach the end
+ * before the run does. */
 static ml_status check_rate(ml_train_run *r, ml_str config, ml_err *err) {
     const ml_train_run_opts *o = &r->opts;
     int64_t n = ml_trainer_samples(r->trainer), left = r->num_rollout - r->rollout;
@@ -266,7 +267,7 @@ static ml_status go_on_from(ml_train_run *r, const char *snapshot, ml_err *err) 
     return check_rate(r, state.config, err);
 }
 
-/* --- where it is written ---------------------------------------------------- */
+/* --- output directories ------------------------------------------------------- */
 
 static ml_run_dir_opts dir_opts(ml_train_run *r, bool critic) {
     const ml_train_run_opts *o = &r->opts;
@@ -289,7 +290,7 @@ static ml_run_dir_opts dir_opts(ml_train_run *r, bool critic) {
     return d;
 }
 
-/* How many directories it saves to. */
+/* Number of directories to which the run saves. */
 static int count_dirs(const ml_train_run *r) {
     if (!r->opts.save || r->opts.learns_nothing)
         return 0;
@@ -364,7 +365,7 @@ static void make_learner(ml_train_run *r) {
     }
 }
 
-/* The trainer, and where it goes on. */
+/* Creates the trainer, and restores its position. */
 static ml_status start_training(ml_train_run *r, const char *snapshot, ml_err *err) {
     const ml_train_run_opts *o = &r->opts;
     ml_status st = load_reference(r, err);
@@ -391,7 +392,7 @@ ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
         st = find_snapshot(r, o->load, o->ckpt_step, &snapshot, err);
     if (st == ML_OK)
         st = load_actor(r, snapshot, err);
-    r->weights.version = 1; /* 0 is what weights have that nobody gave a version */
+    r->weights.version = 1; /* 0 means that weights have no version */
     if (st != ML_OK || o->learns_nothing)
         return st;
     st = start_training(r, snapshot, err);

@@ -4,7 +4,7 @@
 
 #include "rl/conversation.h"
 
-/* Stands for what the model said: no template writes it by itself. */
+/* Placeholder for the model's answer: no template writes it by itself. */
 #define ANSWER "0words0of0the0model0"
 
 static ml_status render(const ml_turn_tokens *t, ml_str *out, ml_arena *a,
@@ -20,7 +20,7 @@ static ml_status render(const ml_turn_tokens *t, ml_str *out, ml_arena *a,
     return st;
 }
 
-/* All that stands behind the model's words once `messages` follow them. */
+/* The text after the model's answer if `messages` follow it. */
 static ml_status text_after(const ml_turn_tokens *t, ml_str *out, ml_arena *a,
                             const ml_json *messages, ml_err *err) {
     ml_messages all = ml_messages_begin(a);
@@ -46,7 +46,7 @@ static ml_status text_after(const ml_turn_tokens *t, ml_str *out, ml_arena *a,
     return ML_OK;
 }
 
-/* The token at the end of an answer, where the template writes it next, too. */
+/* True if the template's text begins with the special token that ended the answer. */
 static bool is_written(const ml_turn_tokens *t, ml_str text, int32_t last) {
     ml_str token = ml_tokenizer_token(t->tokenizer, last);
 
@@ -64,7 +64,8 @@ ml_status ml_turn_tokens_encode(const ml_turn_tokens *t, ml_encoder *e, ml_token
         st = ml_encode(e, out, text, (ml_encode_opts){ 0 }, err);
     if (st != ML_OK)
         return st;
-    /* Encoded with it, because what stands before a text may change its tokens. */
+    /* The token is encoded with the text, because preceding characters may change
+     * tokenization. */
     if (is_written(t, text, last) && out->n > 0 && out->id[0] == last)
         memmove(out->id, out->id + 1, (size_t)--out->n * sizeof *out->id);
     return ML_OK;
@@ -72,7 +73,7 @@ ml_status ml_turn_tokens_encode(const ml_turn_tokens *t, ml_encoder *e, ml_token
 
 /* --- the check ---------------------------------------------------------------------- */
 
-/* A question, and twice an answer with something after it. */
+/* Renders a question and two answers, each followed by a message, in both ways. */
 static ml_status both_ways(const ml_turn_tokens *t, ml_arena *a, const char *role,
                            ml_text *pieces, ml_str *whole, ml_err *err) {
     ml_messages all = ml_messages_begin(a), next = ml_messages_begin(a);
@@ -96,7 +97,7 @@ static ml_status both_ways(const ml_turn_tokens *t, ml_arena *a, const char *rol
     return st == ML_OK ? render(t, whole, a, all.list, err) : st;
 }
 
-/* A few words of what stands at `at`. */
+/* A few words at `at`. */
 static const char *excerpt(ml_arena *a, const char *s, size_t n, size_t at) {
     ml_text t = { 0 };
     const char *out;

@@ -2,21 +2,21 @@
 
 #include "base/pool.h"
 
-/* What a thread has for itself. */
+/* State of a thread. */
 typedef struct seat {
     ml_environment *environment;
     ml_encoder *encoder;
-    ml_arena arena; /* of the replies it made */
+    ml_arena arena; /* of its replies */
 } seat;
 
 struct ml_turns {
-    ml_arena arena; /* it lives here itself */
+    ml_arena arena; /* this struct is allocated in it */
     ml_turns_opts opts;
     ml_pool *pool;
     seat *seat; /* [opts.n_thread] */
 };
 
-/* --- life --------------------------------------------------------------------------- */
+/* --- open and close ----------------------------------------------------------- */
 
 static ml_status try_template(const ml_turns_opts *o, ml_err *err) {
     uint32_t wants = o->environment.row ? o->environment.row->wants : MILES_SAYS_USER;
@@ -80,7 +80,7 @@ int32_t ml_turns_max(const ml_turns *t) {
     return t->opts.max_turn;
 }
 
-/* --- one conversation ---------------------------------------------------------------- */
+/* --- one conversation --------------------------------------------------------- */
 
 static void find_calls(const ml_turns *t, ml_turn *x, ml_arena *a) {
     ml_tool_reader r;

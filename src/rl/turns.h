@@ -1,8 +1,9 @@
-/* turns.h - what is said between the model's turns, to many conversations at once.
+/* turns.h - the environment's replies between the model's turns, for many conversations at
+ * once.
  *
- * Conversations whose turn has ended are handed in together, and each is answered by the
- * environment on one of several threads; what comes back are tokens to append.  Nothing
- * is kept of a conversation, so a reply depends on what was said in it alone.
+ * The caller passes all conversations whose turn has ended; the environment answers each
+ * on one of several threads and returns the tokens to append.  No state is kept per
+ * conversation, so a reply depends only on the conversation's contents.
  *
  * thread: one caller at a time. */
 #ifndef ML_RL_TURNS_H
@@ -12,31 +13,31 @@
 #include "rl/turn_tokens.h"
 #include "text/tool_calls.h"
 
-/* Strings and what is pointed at must outlive it. */
+/* Strings and pointers must outlive it. */
 typedef struct ml_turns_opts {
     ml_environment_opts environment;
     ml_turn_tokens text;
-    ml_tool_format tools; /* in which calls of tools are written */
+    ml_tool_format tools; /* the syntax of tool calls */
     int32_t max_turn;
     int64_t n_thread;
 } ml_turns_opts;
 
 /* One conversation. */
 typedef struct ml_turn {
-    miles_turn_in in; /* but for calls, which are found here */
+    miles_turn_in in; /* except calls, which are parsed here */
     int32_t last;     /* the answer's last token */
-    ml_reply reply;   /* given back */
-    ml_tokens ids;    /* to append; none: the conversation is over */
+    ml_reply reply;   /* output */
+    ml_tokens ids;    /* to append; none: the conversation has ended */
 } ml_turn;
 
 typedef struct ml_turns ml_turns;
 
-/* Tries the chat template with the roles the environment speaks in. */
+/* Checks the chat template with the roles that the environment uses. */
 ml_status ml_turns_open(ml_turns **out, const ml_turns_opts *opts, ml_err *err);
-void ml_turns_close(ml_turns *t); /* NULL is fine */
+void ml_turns_close(ml_turns *t); /* NULL is allowed */
 int32_t ml_turns_max(const ml_turns *t);
 
-/* Replies live until the next call. */
+/* Replies are valid until the next call. */
 void ml_turns_ask(ml_turns *t, ml_turn *const *turn /* [n] */, int64_t n);
 
 #endif

@@ -11,7 +11,7 @@
 
 #define PREFIX "version_"
 
-/* Every version that was finished has a seal; ".new" is the name of one that was not. */
+/* Every complete version has a checksum; ".new" is the suffix of an incomplete one. */
 static bool is_ours(const char *path) {
     ml_text seal = { 0 };
     size_t n = strlen(path);
@@ -63,7 +63,7 @@ ml_export_opts ml_weight_dir_how(const ml_weights *w) {
     return (ml_export_opts){ .keep_dtype = !is_f32(w), .dtype = ML_F32 };
 }
 
-/* What engines have left behind, and what a process that died had begun. */
+/* Versions that engines no longer need, and incomplete ones of a process that died. */
 static bool is_old(const char *name, int64_t version) {
     const char *digits = name + strlen(PREFIX);
     char *end;

@@ -8,7 +8,7 @@
 #include "model/weights_seal.h"
 #include "rl/weight_dir.h"
 
-/* A tensor as it was published last. */
+/* A tensor as last published. */
 typedef struct kept {
     void *bytes;
     size_t n;
@@ -19,19 +19,19 @@ struct ml_weight_stream {
     ml_weight_stream_opts opts;
     kept *kept; /* [n_kept], in the order of the export */
     int32_t n_kept;
-    int64_t version, whole; /* the newest; the newest that is whole, or 0 */
-    bool lost;              /* what engines have is not what is kept */
-    size_t chain_bytes;     /* of deltas since the whole one */
-    /* while a version is made */
-    ml_delta_writer *writer; /* NULL: it will be whole */
+    int64_t version, whole; /* the newest; the newest full version, or 0 */
+    bool lost;              /* engines do not have the bytes in `kept` */
+    size_t chain_bytes;     /* of deltas since the full version */
+    /* While a version is written: */
+    ml_delta_writer *writer; /* NULL: it will be a full version */
     int32_t at;
     ml_weight_update news;
 };
 
 /* --- tensors ------------------------------------------------------------------------ */
 
-/* The first time, a tensor was that of the checkpoint; one that has no equal there makes the
- * version whole. */
+/* The initial base of a tensor is the checkpoint's; if the checkpoint has none of the same
+ * dtype and size, the version is written in full. */
 static ml_status keep_first(ml_weight_stream *s, kept *k, const ml_st_tensor *t,
                             ml_err *err) {
     const ml_st_tensor *base = ml_checkpoint_find(s->opts.from, t->name, NULL);
@@ -67,7 +67,7 @@ static ml_status take(void *ud, const ml_st_tensor *t, ml_err *err) {
 
 /* --- versions ----------------------------------------------------------------------- */
 
-/* Before the one that all others can be made from; or begun and not finished. */
+/* Older than the last full version, or incomplete. */
 static bool is_old(const char *name, int64_t first) {
     int64_t version;
     return ml_version_of_name(name, &version) && version < first;
@@ -105,7 +105,8 @@ static ml_status write_delta(ml_weight_stream *s, const ml_weights *w, ml_err *e
     return ML_OK;
 }
 
-/* Engines have these weights; the seal tells whether they have. */
+/* Writes the checksum of version 0, with which engines verify that they have these
+ * weights. */
 static ml_status seal_base(ml_weight_stream *s, const ml_weights *w, ml_err *err) {
     const char *dir = ml_version_dir(&s->arena, s->opts.delta.source, 0);
     ml_status st = ml_dir_make(dir, err);
@@ -146,7 +147,7 @@ ml_status ml_weight_stream_publish(ml_weight_update *out, ml_weight_stream *s,
     return st;
 }
 
-/* --- life --------------------------------------------------------------------------- */
+/* --- open and close ----------------------------------------------------------- */
 
 ml_status ml_weight_stream_open(ml_weight_stream **out, const ml_weight_stream_opts *o,
                                 ml_err *err) {
@@ -154,7 +155,7 @@ ml_status ml_weight_stream_open(ml_weight_stream **out, const ml_weight_stream_o
     ml_weight_stream *s;
     ml_status st = ml_dir_make(o->delta.source, err);
 
-    if (st == ML_OK) /* versions of another run are deltas to something else */
+    if (st == ML_OK) /* versions of another run are deltas to another base */
         st = ml_weight_dir_tidy(o->delta.source, is_old, INT64_MAX, err);
     if (st != ML_OK)
         return st;

@@ -1,10 +1,11 @@
-/* weight_stream.h - weights for engines elsewhere as what changed since the version before.
+/* weight_stream.h - publishes weights to remote engines as deltas to the previous version.
  *
- * Versions are numbered from 1 on, in a directory of their own (io/version_dir.h); 0 is the
- * checkpoint the run began with, which engines have.  The bytes of the newest version are kept
- * in memory, and the next one is what differs from them.  A version is whole where nothing can
- * be said to be its base, where somebody wants it whole, and where all deltas since the last
- * whole one would be larger than it.  What is older than that one is removed.
+ * Versions are numbered from 1, in their own directory (io/version_dir.h); 0 is the
+ * checkpoint with which the run began and which engines have.  The stream keeps the bytes
+ * of the newest version in memory and writes the next one as the difference.  It writes a
+ * full version if there is no known base, if the caller requests one, or if all deltas
+ * since the last full version would be larger than a full one.  Versions older than the
+ * last full one are removed.
  *
  * thread: one owner. */
 #ifndef ML_RL_WEIGHT_STREAM_H
@@ -16,22 +17,22 @@
 typedef struct ml_weight_stream ml_weight_stream;
 
 typedef struct ml_weight_stream_opts {
-    ml_delta_opts delta; /* its source is emptied of versions at open */
+    ml_delta_opts delta; /* versions in its source are removed at open */
     const ml_spec *spec;
-    const ml_checkpoint *from; /* what engines began with */
+    const ml_checkpoint *from; /* the checkpoint with which engines started */
 } ml_weight_stream_opts;
 
 ml_status ml_weight_stream_open(ml_weight_stream **out, const ml_weight_stream_opts *o,
                                 ml_err *err);
-void ml_weight_stream_close(ml_weight_stream *s); /* NULL is fine */
+void ml_weight_stream_close(ml_weight_stream *s); /* NULL is allowed */
 
-/* What was published. */
+/* The result of publishing a version. */
 typedef struct ml_weight_update {
     int64_t version;
     const char *dir; /* NULL: nothing was written, engines have version 0 */
     bool is_whole;
     size_t n_changed, n_byte; /* of all bytes */
-    size_t n_written;         /* a delta's */
+    size_t n_written;         /* bytes of a delta */
 } ml_weight_update;
 
 ml_status ml_weight_stream_publish(ml_weight_update *out, ml_weight_stream *s,

@@ -12,7 +12,7 @@
 
 /* --- classes of paths ------------------------------------------------------------- */
 
-/* A path that ends in a slash stands for all that begin with it. */
+/* A path that ends in a slash matches all paths that begin with it. */
 static const struct {
     const char *path;
     ml_access_class class;
@@ -84,7 +84,7 @@ static bool in_list(ml_str name, const char *const *list, int n) {
     return false;
 }
 
-/* An address of this machine's own network: 127.0.0.0/8 or ::1. */
+/* 127.0.0.0/8 or ::1. */
 static bool is_loopback(const struct sockaddr *addr) {
     const struct in6_addr *six;
 
@@ -99,7 +99,7 @@ static bool is_loopback(const struct sockaddr *addr) {
            (IN6_IS_ADDR_V4MAPPED(six) && six->s6_addr[12] == 127);
 }
 
-/* "127.0.0.1", "::1"; *loopback: whether it is of this machine alone. */
+/* True for a numeric address such as "127.0.0.1" or "::1"; sets *loopback. */
 static bool is_address(ml_str name, bool *loopback) {
     struct sockaddr_in four = { .sin_family = AF_INET };
     struct sockaddr_in6 six = { .sin6_family = AF_INET6 };
@@ -118,7 +118,7 @@ static bool is_address(ml_str name, bool *loopback) {
     return true;
 }
 
-/* The name in "name:port", "[::1]:port" or either without a port; empty: it is neither. */
+/* The name in "name:port" or "[::1]:port", with or without the port; empty: malformed. */
 static ml_str name_of(ml_str host) {
     bool bracket = host.len && host.ptr[0] == '[';
     const char *end =
@@ -133,8 +133,8 @@ static ml_str name_of(ml_str host) {
     return bracket ? (ml_str){ host.ptr + 1, n - 1 } : (ml_str){ host.ptr, n };
 }
 
-/* Only names that nobody else can make lead here: a page whose own name was made to lead here
- * sends that name. */
+/* Protects against DNS rebinding: a page whose own name was made to resolve to this server
+ * sends that name in Host.  Only names that others cannot point here are accepted. */
 static bool is_known_host(const ml_access *a, ml_str host, bool any_address) {
     ml_str name = name_of(host);
     bool loopback, address = is_address(name, &loopback);
@@ -168,7 +168,7 @@ static bool is_allowed_origin(const ml_access *a, ml_str origin) {
     return origin.ptr && in_list(origin, a->opts.allowed_origin, a->opts.n_origin);
 }
 
-/* "http://" and what is in Host. */
+/* True if the origin is "http://" or "https://" followed by the value of Host. */
 static bool is_same_origin(ml_str origin, ml_str host) {
     size_t scheme = origin.len > 8 && strncasecmp(origin.ptr, "https://", 8) == 0  ? 8
                     : origin.len > 7 && strncasecmp(origin.ptr, "http://", 7) == 0 ? 7
@@ -189,7 +189,7 @@ static bool is_foreign(const ml_access *a, const ml_http_head *h) {
     return site.ptr && !same_name(site, "same-origin") && !same_name(site, "none");
 }
 
-/* Lines for a page of an allowed origin. */
+/* Adds the CORS header lines for a page of an allowed origin. */
 static void allow_origin(ml_http_early *e, const ml_access *a, const ml_http_head *h) {
     ml_str origin = ml_http_head_field(h, "origin");
 
@@ -220,9 +220,9 @@ static void answer_preflight(ml_http_early *e, const ml_http_head *h) {
     e->status = 204;
 }
 
-/* --- keys ------------------------------------------------------------------------------ */
+/* --- keys -------------------------------------------------------------------------- */
 
-/* NULL: the request brings none. */
+/* NULL: the request has no key. */
 static ml_str presented_key(const ml_http_head *h) {
     static const char scheme[] = "Bearer ";
     ml_str s = ml_http_head_field(h, "authorization");
@@ -239,7 +239,7 @@ static bool is_key(const char *key, ml_str given) {
     return key && given.ptr && ml_secret_is(key, given);
 }
 
-/* *proved: with a key, not because none is asked for. */
+/* *proved: the request has a valid key, rather than none being required. */
 static bool has_key(const ml_access_opts *o, ml_access_class class, ml_str given,
                     bool *proved) {
     bool admin = is_key(o->admin_key, given), client = is_key(o->api_key, given);
@@ -258,7 +258,7 @@ static bool is_json(ml_str type) {
     return same_name((ml_str){ type.ptr ? type.ptr : "", n }, "application/json");
 }
 
-/* --- the gate -------------------------------------------------------------------------- */
+/* --- the gate ---------------------------------------------------------------------- */
 
 static bool refuse(ml_http_early *e, int status, const char *why) {
     e->status = status;
@@ -270,7 +270,7 @@ static bool check_host(const ml_access *a, const ml_http_head *h, ml_http_early 
     bool strict = a->local || a->opts.n_host > 0;
     ml_str host = ml_http_head_field(h, "host");
 
-    if (!host.ptr) /* HTTP/1.0, which no browser speaks */
+    if (!host.ptr) /* HTTP/1.0, which no browser uses */
         return true;
     if (strict ? is_known_host(a, host, !a->local)
                : a->opts.api_key || !is_browser(h) || is_known_host(a, host, true))
@@ -343,9 +343,9 @@ void ml_access_add_headers(const ml_access *a, ml_http_call *c) {
     ml_http_add_header(c, "Vary", "Origin");
 }
 
-/* --- the start ------------------------------------------------------------------------- */
+/* --- initialization ------------------------------------------------------------------ */
 
-/* A host that cannot be looked up cannot be listened on either, which is said there. */
+/* A host that cannot be resolved counts as local: listening on it fails later. */
 static bool is_local_bind(const char *host) {
     struct addrinfo hints = { .ai_flags = AI_PASSIVE, .ai_socktype = SOCK_STREAM }, *all;
     bool local = true;

@@ -1,7 +1,7 @@
-/* What changes the server rather than asking it: pausing, weights, memory, aborts.
+/* Requests that change the server's state: pausing, weights, memory, aborts.
  *
- * The generator makes its caller wait for these, until a step has ended or a checkpoint was
- * read; so they run one after the other on a thread of their own, and the loop goes on
+ * The generator blocks its caller for these, until a step has ended or a checkpoint is
+ * loaded.  So they run one at a time on the admin thread, and the event loop keeps
  * answering. */
 #include <errno.h>
 #include <pthread.h>
@@ -117,7 +117,7 @@ void ml_admin_refuse(task *t, const ml_err *err) {
     ml_admin_free_task(t);
 }
 
-/* {"success": ..., "message": ...} and what `more` adds. */
+/* {"success": ..., "message": ...} and the members that `more` writes. */
 void ml_admin_reply(task *t, ml_http_call *c, const char *message,
                     void (*more)(const task *t, ml_json_out *o)) {
     ml_text body = { 0 };
@@ -178,7 +178,7 @@ static bool matches(const abort_body *b, ml_str rid) {
     return ml_str_eq(rid, b->rid);
 }
 
-/* The rid of a job stands for all its choices. */
+/* The rid of a job matches all its choices. */
 static void abort_some(ml_server *s, const abort_body *b) {
     for (ml_job *j = s->jobs; j; j = j->next) {
         bool whole;
@@ -211,8 +211,8 @@ static void wait_for_readers(void *ud) {
     (void)ud;
 }
 
-/* Ids of requests that are being read are not known yet: the abort takes its place behind
- * them. */
+/* Ids of requests that are being parsed are not known yet, so the abort queues behind them
+ * on the text thread. */
 static void abort_in_order(task *t) {
     t->work = (ml_text_work){ wait_for_readers, abort_by_id, t, NULL };
     if (t->server->n_reading == 0) {
@@ -320,8 +320,8 @@ void ml_serve_continue(ml_server *s, ml_http_call *c) {
 
 /* --- the prefix cache ------------------------------------------------------- */
 
-/* Requests paused to be retracted hold pages still; taking all pages away and back retracts
- * them, and with them goes the cache. */
+/* Requests paused with ML_PAUSE_RETRACT still hold KV pages, which blocks a flush.
+ * Releasing and reallocating all KV memory preempts them, and empties the prefix cache. */
 static void run_flush(ml_admin *a, task *t) {
     const ml_server_opts *o = &a->server->opts;
 
@@ -361,7 +361,7 @@ static const ml_field memory_rows[] = {
     { 0 },
 };
 
-/* No tags: all of it. */
+/* No tags: KV cache and weights. */
 static ml_status read_tags(task *t, const ml_json *tags, ml_err *err) {
     const ml_str *tag;
     int32_t n;
@@ -374,7 +374,7 @@ static ml_status read_tags(task *t, const ml_json *tags, ml_err *err) {
             t->kv = true;
         else if (ml_str_is(tag[i], "weights"))
             t->weights = true;
-        else if (!ml_str_is(tag[i], "cuda_graph")) /* there are none to release */
+        else if (!ml_str_is(tag[i], "cuda_graph")) /* accepted; releases nothing */
             st = ml_fail(err, ML_EUSAGE,
                          "\"tags\": expected \"kv_cache\", \"weights\" or \"cuda_graph\"");
     }

@@ -1,6 +1,7 @@
-/* admin_priv.h - tasks of the thread that changes the server (admin.c, admin_weights.c).
+/* admin_priv.h - tasks of the admin thread, which changes the server's state (admin.c,
+ * admin_weights.c).
  *
- * thread: a task is made and answered on the loop's thread, and run on the admin's. */
+ * thread: the event loop's creates and answers a task, the admin thread runs it. */
 #ifndef ML_SERVE_ADMIN_PRIV_H
 #define ML_SERVE_ADMIN_PRIV_H
 
@@ -20,18 +21,18 @@ typedef struct ml_admin_task ml_admin_task;
 struct ml_admin_task {
     ml_arena arena;
     ml_server *server;
-    ml_http_call *call; /* NULL: the client is gone; the loop's */
+    ml_http_call *call; /* NULL: the client has disconnected; the loop's thread only */
     ml_admin_task *next;
     void (*run)(ml_admin *a, ml_admin_task *t);       /* on the admin thread */
-    void (*reply)(ml_admin_task *t, ml_http_call *c); /* on the loop's */
+    void (*reply)(ml_admin_task *t, ml_http_call *c); /* on the loop's thread */
     ml_status st;
     ml_err err;
-    /* arguments and results, of those that have any */
+    /* arguments and results; each task uses some of them */
     ml_pause_mode mode;
     const char *dir, *source;
     ml_str label;
     uint64_t version;
-    int64_t published; /* a number of the publisher's; -1: none is named */
+    int64_t published; /* the publisher's version number; -1: not given */
     ml_text_work work;
     bool abort_all, prefix, kv, weights, flushed;
     int64_t n_paused;
@@ -44,22 +45,22 @@ struct ml_admin {
     pthread_cond_t wake;
     ml_admin_task *first, **last;
     bool stopping;
-    ml_pause_mode mode; /* the thread's alone */
+    ml_pause_mode mode; /* the admin thread only */
 };
 
 ml_admin_task *ml_admin_new_task(ml_server *s, ml_http_call *c);
 void ml_admin_free_task(ml_admin_task *t);
-/* The body's fields; an empty one is fine where it is optional. */
+/* Reads the fields of the body; an empty body is allowed if `optional`. */
 ml_status ml_admin_read(ml_admin_task *t, void *out, const ml_field *rows, bool optional,
                         ml_err *err);
-/* Its run and reply will be called, in this order. */
+/* Queues the task; its run and then its reply will be called. */
 void ml_admin_hand_over(ml_admin_task *t);
-/* Answers with an error, and frees it. */
+/* Replies with an error and frees the task. */
 void ml_admin_refuse(ml_admin_task *t, const ml_err *err);
-/* {"success": ..., "message": ...} and what `more` adds. */
+/* {"success": ..., "message": ...} and the members that `more` writes. */
 void ml_admin_reply(ml_admin_task *t, ml_http_call *c, const char *message,
                     void (*more)(const ml_admin_task *t, ml_json_out *o));
-/* All requests in flight end. */
+/* Aborts all requests in flight. */
 void ml_admin_abort_all(ml_server *s);
 
 #endif

@@ -1,5 +1,4 @@
-/* New weights for the server: read from a checkpoint, or from the versions that a trainer
- * publishes. */
+/* Weight updates: from a checkpoint, or from the versions that a trainer publishes. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -21,7 +20,7 @@ static const ml_field update_rows[] = {
     { "weight_version", ML_FIELD_STR, offsetof(update_body, weight_version) },
     { "abort_all_requests", ML_FIELD_BOOL, offsetof(update_body, abort_all) },
     { "flush_cache", ML_FIELD_BOOL, offsetof(update_body, flush) },
-    /* ours: of the copy that /pull_weights makes; another version is refused */
+    /* miles only: the version of the copy made by /pull_weights; any other is rejected */
     { "published_version", ML_FIELD_I32, offsetof(update_body, published) },
     { "torch_empty_cache", ML_FIELD_IGNORE },
     { "recapture_cuda_graph", ML_FIELD_IGNORE },
@@ -35,14 +34,14 @@ static const ml_field update_rows[] = {
 static ml_switch switch_of(const ml_admin *a, const task *t) {
     switch (a->mode) {
     case ML_NOT_PAUSED: return t->abort_all ? ML_SWITCH_ABORT : ML_SWITCH_FINISH;
-    case ML_PAUSE_ABORT: /* what has come since waits, and holds nothing */
+    case ML_PAUSE_ABORT: /* later requests are queued, and hold no KV pages */
     case ML_PAUSE_RETRACT: return t->abort_all ? ML_SWITCH_ABORT : ML_SWITCH_RECOMPUTE;
     case ML_PAUSE_IN_PLACE: return t->abort_all ? ML_SWITCH_ABORT : ML_SWITCH_INEXACT_KV;
     }
     return ML_SWITCH_FINISH;
 }
 
-/* Replaces *path by where it leads, if requests may name that. */
+/* Replaces *path by its resolved form, if it is below an allowed root. */
 static ml_status check_path(task *t, const char **path, const char *member) {
     const ml_server_opts *o = &t->server->opts;
     ml_weight_roots roots = { o->weight_root, o->n_weight_root, o->model_path };
@@ -50,7 +49,8 @@ static ml_status check_path(task *t, const char **path, const char *member) {
     return ml_weight_path_check(path, &t->arena, &roots, *path, member, &t->err);
 }
 
-/* A copy that cannot be loaded is not what its version says: the next pull makes it anew. */
+/* A published copy that cannot be loaded is corrupt: it is disowned, so that the next pull
+ * writes it again. */
 static void load(const ml_admin *a, task *t) {
     ml_gen *g = a->server->opts.gen;
     ml_hold hold;
@@ -137,8 +137,8 @@ static void add_version(const task *t, ml_json_out *o) {
     ml_json_str(o, t->label);
 }
 
-/* A new name for the weights in use.  As in SGLang, requests in flight are aborted unless the
- * caller says otherwise. */
+/* Sets a new label for the weights in use.  As in SGLang, requests in flight are aborted
+ * unless the request disables that. */
 void ml_serve_update_version(ml_server *s, ml_http_call *c) {
     task *t = ml_admin_new_task(s, c);
     update_body b = { .abort_all = true };
@@ -175,7 +175,7 @@ static const ml_field pull_rows[] = {
     { 0 },
 };
 
-/* Files alone: requests go on meanwhile. */
+/* Only copies files; requests in flight continue. */
 static void run_pull(ml_admin *a, task *t) {
     t->st = check_path(t, &t->dir, "local_checkpoint_dir");
     if (t->st == ML_OK)

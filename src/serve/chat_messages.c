@@ -3,7 +3,7 @@
 /* Changes a copy of a value in place. */
 typedef ml_status rewrite_fn(ml_json *v, ml_arena *a, ml_err *err);
 
-/* Gives v children of its own, each a copy that fn has changed. */
+/* Replaces the children of v by copies, each changed by fn. */
 static ml_status rewrite_children(ml_json *v, rewrite_fn *fn, ml_arena *a, ml_err *err) {
     const ml_json *from = v->child;
     const ml_json **at = &v->child;
@@ -47,7 +47,7 @@ static ml_status part_text(ml_str *out, const ml_json *part, ml_err *err) {
     return ML_OK;
 }
 
-/* As in SGLang, a blank stands between parts. */
+/* Joins the text parts with a space between them, as SGLang does. */
 static ml_status join_parts(ml_json *v, ml_arena *a, ml_err *err) {
     ml_text all = { 0 };
     ml_status st = ML_OK;
@@ -67,7 +67,7 @@ static ml_status join_parts(ml_json *v, ml_arena *a, ml_err *err) {
     return st;
 }
 
-/* --- tool calls of the past ------------------------------------------------- */
+/* --- past tool calls -------------------------------------------------------- */
 
 static ml_status rewrite_arguments(ml_json *v, ml_arena *a, ml_err *err) {
     const ml_json *parsed;

@@ -33,7 +33,7 @@ static void add_text(ml_choice *c, const ml_text *piece) {
             ml_stops_push(&c->stops, (ml_str){ piece->ptr, piece->len }, &c->text) >= 0;
 }
 
-/* The token that ended the answer is no part of its text, unless asked for. */
+/* The stop token is not part of the text, unless the request sets no_stop_trim. */
 static void add_tokens(ml_choice *c, const ml_output *news) {
     ml_scored got = ml_logprob_buffer_view(&news->answer);
     bool trim = news->finish == ML_FINISH_TOKEN && !c->params->no_stop_trim;
@@ -61,7 +61,7 @@ void ml_token_text(const ml_server *s, int32_t id, ml_json_out *o) {
     ml_text_release(&t);
 }
 
-/* --- news ------------------------------------------------------------------- */
+/* --- output ----------------------------------------------------------------- */
 
 /* 2026-01-31T12:00:00.123Z */
 static void write_now(char *out, size_t cap) {
@@ -75,7 +75,7 @@ static void write_now(char *out, size_t cap) {
     snprintf(out, cap, "%s.%03dZ", date, (int)((now - (double)s) * 1000));
 }
 
-/* The id is quoted: clients choose it. */
+/* Writes the id as a quoted JSON string, because clients choose it. */
 static void log_end(const ml_choice *c) {
     ml_text rid = { 0 };
     char now[40];
@@ -111,7 +111,7 @@ typedef struct arrival {
     const ml_output *news;
 } arrival;
 
-/* What takes memory. */
+/* The part of ml_choice_output that allocates memory. */
 static void collect(void *ud) {
     ml_choice *c = ((arrival *)ud)->choice;
     const ml_output *news = ((arrival *)ud)->news;

@@ -3,7 +3,7 @@
 
 #include "serve/serve_priv.h"
 
-/* A member that is one value for all prompts, or a list with one for each. */
+/* A JSON member is one value for all prompts, or a list with one value per prompt. */
 typedef struct generate_body {
     const ml_json *text, *input_ids, *sampling_params, *rid;
     const ml_json *return_logprob, *logprob_start_len, *top_logprobs_num,
@@ -11,7 +11,7 @@ typedef struct generate_body {
     bool text_in_logprobs, entropy, prompt_ids, stream;
     bool routed[ML_N_ROUTING];
     int32_t routed_from;
-    /* from the above */
+    /* derived from the above */
     bool batch;
     int32_t n_prompt;
     ml_sampling_params *params; /* [n_params] */
@@ -40,7 +40,7 @@ static const ml_field rows[] = {
     { "return_routed_experts", ML_FIELD_BOOL, AT(routed[ML_ROUTING_EXPERTS]) },
     { "return_indexer_topk", ML_FIELD_BOOL, AT(routed[ML_ROUTING_KEYS]) },
     { "routed_experts_start_len", ML_FIELD_I32, AT(routed_from), 0, INT32_MAX },
-    /* These change nothing in an answer. */
+    /* These do not affect the answer. */
     { "log_metrics", ML_FIELD_IGNORE },
     { "no_logs", ML_FIELD_IGNORE },
     { "session_id", ML_FIELD_IGNORE },
@@ -100,7 +100,7 @@ static ml_status count_prompts(generate_body *b, ml_err *err) {
     return ML_OK;
 }
 
-/* The value for prompt i of a member that may be a list; *bad when the list is of another
+/* The value for prompt i of a member that may be a list; sets *bad if the list has another
  * length.  NULL: absent. */
 static const ml_json *item(const generate_body *b, const ml_json *v, int32_t i, bool listed,
                            bool *bad) {
@@ -172,7 +172,7 @@ static ml_status read_whole(int32_t *out, const ml_json *v, const char *name, in
     return ML_OK;
 }
 
-/* What is wanted beside the tokens of prompt i, into its first choice. */
+/* Reads the log-probability options of prompt i into its first choice. */
 static ml_status read_scores(ml_job *j, generate_body *b, int32_t i, ml_choice *c,
                              ml_err *err) {
     bool bad = false;
@@ -310,7 +310,7 @@ static void write_choice(const ml_choice *c, bool indexed, bool delta, ml_json_o
     ml_json_end(o, '}');
 }
 
-/* One prompt with one answer: an object; else a list. */
+/* The reply to one prompt with one answer is an object, otherwise a list. */
 static bool is_single(const ml_job *j) {
     return !((const generate_body *)j->ud)->batch && j->n_choice == 1;
 }

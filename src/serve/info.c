@@ -1,7 +1,7 @@
-/* What the server tells of itself. */
+/* Endpoints with information about the server: health, model, server info. */
 #include "serve/serve_priv.h"
 
-#define HEALTH_S 20.0 /* a token must come, or a step end, within this time */
+#define HEALTH_S 20.0 /* a token must arrive, or a step end, within this time */
 #define GLANCE_S 0.1
 
 static void reply(ml_http_call *c, ml_text *body) {
@@ -22,16 +22,16 @@ void ml_serve_health(ml_server *s, ml_http_call *c) {
     ml_http_reply(c, s->draining ? 503 : 200, "text/plain", ml_str_of(""));
 }
 
-/* A request for one token, answered with nothing but a status. */
+/* A health check that generates one token; the reply is only a status. */
 struct ml_probe {
-    ml_http_call *call; /* NULL: answered or gone */
+    ml_http_call *call; /* NULL: answered or disconnected */
     ml_arena arena;
     ml_server *server;
     ml_probe *next;
     ml_output_queue box;
     ml_timer *timer;
     uint64_t ticket;
-    int64_t n_step; /* of the engine when it was asked */
+    int64_t n_step; /* the engine's step count at the start */
     int32_t n_glance;
 };
 
@@ -64,7 +64,7 @@ static void probe_gone(void *ud) {
     ((ml_probe *)ud)->call = NULL;
 }
 
-/* An engine that steps is well, however many requests are before the probe's. */
+/* An engine that completes steps is healthy, however long the queue before the probe is. */
 static void probe_glance(void *ud) {
     ml_probe *p = ud;
     bool steps = stats_of(p->server).n_step > p->n_step;
@@ -86,7 +86,7 @@ static void probe_news(void *ud, const ml_output *news) {
     free_probe(p);
 }
 
-/* A full queue or a pause is not an illness. */
+/* A full queue or a pause does not make the server unhealthy. */
 void ml_serve_health_generate(ml_server *s, ml_http_call *c) {
     static const int32_t prompt[] = { 0 };
     ml_gen_request r = { .prompt = prompt,

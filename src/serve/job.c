@@ -5,11 +5,11 @@
 #include "net/sse.h"
 #include "serve/serve_priv.h"
 
-/* Philox's sample keys of requests without a seed lie apart from those of choices. */
+/* Separates the Philox sample keys of requests without a seed from those of choices. */
 #define UNSEEDED ((uint64_t)1 << 63)
 
 #define LARGE_REPLY 20000 /* numbers */
-#define PIECE_REST 20     /* times as long as a large event took, until the next one */
+#define PIECE_REST 20     /* interval of large events, in multiples of the time one takes */
 
 static const char no_memory[] =
     "the server has no memory for this request now: try again later";
@@ -36,7 +36,7 @@ static void unlink_job(ml_job *j) {
     s->n_job--;
 }
 
-/* What was needed to read the request. */
+/* Frees the memory that was needed to parse the request. */
 static void release_body(ml_job *j) {
     ml_budget_give(&j->server->budget, j->raw.len);
     ml_text_release(&j->raw);
@@ -67,12 +67,12 @@ static void abort_all(ml_job *j) {
             g->abort(g, j->choice[i].ticket);
 }
 
-/* The generator is told; its last calls free the job. */
+/* The client has disconnected: aborts the generation; the last callbacks free the job. */
 static void on_gone(void *ud) {
     ml_job *j = ud;
 
     j->call = NULL;
-    if (j->away) /* it is looked at again when it comes back */
+    if (j->away) /* handled when the text thread returns the job */
         return;
     abort_all(j);
     if (j->n_open == 0 && !j->busy)
@@ -156,7 +156,7 @@ static ml_status check_prompt(const ml_choice *c, ml_err *err) {
     return ML_OK;
 }
 
-/* As SGLang, the first token told of has no log-probability; the scores begin after it. */
+/* As in SGLang, the first reported token has no log-probability; scores begin after it. */
 static int32_t score_from(const ml_choice *c) {
     bool any = c->logprob_start >= 0 && c->logprob_start < c->n_prompt - 1;
     return any ? c->logprob_start + 1 : -1;
@@ -209,8 +209,8 @@ static ml_status submit(ml_choice *c, ml_err *err) {
     return ML_OK;
 }
 
-/* Bytes that the generator takes for a choice when it is submitted, and that its prompt's
- * scores take on their way into the reply. */
+/* An estimate of the bytes that the generator allocates for a choice on submission, and of
+ * the copies of the prompt's scores up to the reply. */
 static double bytes_of(const ml_choice *c) {
     const ml_sampling_params *p = c->params;
     double scored = score_from(c) < 0 ? 0 : c->n_prompt - score_from(c);
@@ -222,7 +222,7 @@ static double bytes_of(const ml_choice *c) {
     return bytes + 3 * scored * (16 + 8.0 * c->n_top + 4.0 * c->n_also);
 }
 
-/* Takes what the job's choices will hold from the budget. */
+/* Reserves the bytes of the job's choices from the budget. */
 static ml_status reserve(ml_job *j, ml_err *err) {
     ml_budget *b = &j->server->budget;
     double bytes = 0;
@@ -257,10 +257,9 @@ static ml_status submit_all(ml_job *j, ml_err *err) {
     return st;
 }
 
-/* --- its life --------------------------------------------------------------- */
+/* --- create and parse ------------------------------------------------------- */
 
-/* Bodies up to this size are read on the loop: that takes less than a thread's wake-up does
- * to matter. */
+/* Bodies up to this size are parsed on the event loop: cheaper than waking a thread. */
 #define SMALL_BODY ((size_t)16 << 10)
 
 typedef struct new_request {
@@ -289,7 +288,7 @@ static void new_job(void *ud) {
     n->job = j;
 }
 
-/* Answers with an error instead. */
+/* Replies with an error.  Frees the job now, or after the generator's last callback. */
 static void refuse(ml_job *j, const ml_err *err) {
     ml_http_call *c = j->call;
 
@@ -323,7 +322,7 @@ static void run_read(void *ud) {
         j->st = ml_fail(&j->err, ML_ENOMEM, "%s", no_memory);
 }
 
-/* On the loop: the request was read, one way or the other. */
+/* On the event loop, after the request was parsed on either thread. */
 static void was_read(void *ud) {
     ml_job *j = ud;
 
@@ -333,11 +332,11 @@ static void was_read(void *ud) {
     if (!j->keep_body || j->st)
         release_body(j);
     if (!j->call) {
-        ml_job_free(j); /* the client left meanwhile */
+        ml_job_free(j); /* the client disconnected meanwhile */
         return;
     }
     if (j->st == ML_OK && j->n_choice == 0) {
-        ml_job_output(j, NULL); /* the reply is there already */
+        ml_job_output(j, NULL); /* the reply is already written */
         return;
     }
     if (j->st == ML_OK && !ml_memory_try(submit_read, j)) {
@@ -413,7 +412,7 @@ static void write_whole(void *ud) {
     ml_job *j = ud;
     ml_json_out o = { .to = &j->out };
 
-    if (!j->n_choice) /* it was written when the request was read */
+    if (!j->n_choice) /* parsing has already written the reply */
         return;
     j->out.len = 0;
     j->api->whole(j, &o);
@@ -426,7 +425,7 @@ static void send_whole(void *ud) {
     j->call = NULL;
 }
 
-/* Numbers that the reply has; beyond LARGE_REPLY writing them would hold up the loop. */
+/* Count of numbers in the reply; writing more than LARGE_REPLY would block the loop. */
 static int64_t numbers_of(const ml_choice *c, int32_t n) {
     int64_t sum = 0;
 
@@ -478,8 +477,8 @@ typedef struct news_of {
     ml_choice *choice;
 } news_of;
 
-/* Events of a stream tell what has come since the one before, and some repeat all of it.
- * Where that is much, events are put together, so that they take little of the loop's time. */
+/* An event of a stream has the output since the previous one; in some APIs it repeats all
+ * output so far.  Large events are coalesced, to limit the loop's time on them. */
 static void write_piece(ml_job *j, ml_choice *c) {
     double begin;
 
@@ -507,7 +506,7 @@ static void write_news(void *ud) {
     }
 }
 
-/* Writing may tell us that the client is gone, hence `busy`: the job is freed here alone. */
+/* Writing may call on_gone; `busy` keeps that from freeing the job, which is freed here. */
 void ml_job_output(ml_job *j, ml_choice *c) {
     j->busy = true;
     if (!ml_memory_try(write_news, &(news_of){ j, c }))

@@ -1,4 +1,4 @@
-/* meta_info: what SGLang tells of an answer beside its text. */
+/* Writes "meta_info", SGLang's metadata of an answer. */
 #include <math.h>
 
 #include "base/base64.h"
@@ -17,20 +17,20 @@ static void triple(const ml_choice *c, float logprob, int32_t id, bool text,
     ml_json_end(o, ']');
 }
 
-/* Before a prompt's first score stands a token without one, as in SGLang. */
+/* As in SGLang, one token without a score precedes the prompt's first scored token. */
 static bool has_lead(const ml_choice *c) {
     return c->logprob_start >= 0 && c->logprob_start < c->n_prompt;
 }
 
 static void unscored(const ml_choice *c, bool text, ml_json_out *o) {
-    triple(c, NAN, c->prompt[c->logprob_start], text, o); /* which is written as null */
+    triple(c, NAN, c->prompt[c->logprob_start], text, o); /* NAN is written as null */
 }
 
 typedef struct side {
     const char *logprobs, *top, *also; /* names of the members */
     ml_scored v;
     int32_t from;
-    bool lead; /* one token without scores comes first */
+    bool lead; /* a token without scores precedes them */
 } side;
 
 static void write_own(const ml_choice *c, const side *s, bool text, ml_json_out *o) {
@@ -43,7 +43,7 @@ static void write_own(const ml_choice *c, const side *s, bool text, ml_json_out 
     ml_json_end(o, ']');
 }
 
-/* Of each token the `each` others beside it; ids either [n][each] or the same for all. */
+/* Writes `each` log-probabilities per token; ids are [n][each], or [each] if same_ids. */
 static void write_beside(const ml_choice *c, const side *s, const char *key, int32_t each,
                          const int32_t *id, const float *logprob, bool same_ids, bool text,
                          ml_json_out *o) {
@@ -123,7 +123,7 @@ static void write_versions(const ml_choice *c, int32_t from, ml_json_out *o) {
     ml_json_end(o, ']');
 }
 
-/* Beside the log-probabilities: where one of a prompt has none, neither has this. */
+/* Parallel to the log-probabilities: the unscored first prompt token has null here, too. */
 static void write_entropy(const ml_choice *c, ml_meta_opts opts, ml_json_out *o) {
     ml_scored prompt = ml_logprob_buffer_view(&c->scored),
               answer = ml_logprob_buffer_view(&c->answer);
@@ -144,7 +144,8 @@ static void write_entropy(const ml_choice *c, ml_meta_opts opts, ml_json_out *o)
     ml_json_end(o, ']');
 }
 
-/* Rows of i32 as SGLang sends them, in base64.  The last token never went through the model. */
+/* Writes the i32 rows in base64, as SGLang does.  The last token has no row: the model
+ * never processed it. */
 static void write_routed(const ml_choice *c, ml_json_out *o) {
     static const char *const key[ML_N_ROUTING] = { "routed_experts", "indexer_topk" };
 

@@ -30,7 +30,7 @@ const ml_field ml_openai_rows[] = {
     { "return_prompt_token_ids", ML_FIELD_BOOL, AT(prompt_ids) },
     { "return_meta_info", ML_FIELD_BOOL, AT(meta_info) },
     { "rid", ML_FIELD_STR, AT(rid) },
-    /* These change nothing in an answer. */
+    /* These do not affect the answer. */
     { "user", ML_FIELD_IGNORE },
     { "metadata", ML_FIELD_IGNORE },
     { "store", ML_FIELD_IGNORE },
@@ -162,7 +162,7 @@ void ml_openai_begin(const ml_job *j, const char *object, ml_json_out *o) {
     ml_json_begin(o, '[');
 }
 
-/* Prompts count once, however many answers they have. */
+/* A prompt is counted once, even if it has several answers. */
 static void write_usage(const ml_job *j, ml_json_out *o) {
     int32_t n = ((const ml_openai_body *)j->ud)->sampling.n;
     int64_t prompt = 0, cached = 0, answer = 0;

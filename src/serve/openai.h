@@ -1,10 +1,10 @@
-/* openai.h - what /v1/completions and /v1/chat/completions have in common. */
+/* openai.h - code shared by /v1/completions and /v1/chat/completions. */
 #ifndef ML_SERVE_OPENAI_H
 #define ML_SERVE_OPENAI_H
 
 #include "serve/serve_priv.h"
 
-/* The body of either; a field belongs to the one whose rows name it. */
+/* The body of either endpoint; each uses the fields that its rows name. */
 typedef struct ml_openai_body {
     ml_sampling_params sampling;
     ml_str model, rid;
@@ -16,7 +16,7 @@ typedef struct ml_openai_body {
     int32_t n_logprob; /* -1: no log-probabilities */
     int32_t best_of;
     bool echo;
-    ml_str *prompt_text; /* [prompts] with echo */
+    ml_str *prompt_text; /* [n_prompt], set with echo */
     /* chat */
     const ml_json *messages, *tools, *tool_choice, *template_kwargs, *input_ids, *format;
     int32_t max_completion_tokens, top_logprobs;
@@ -25,25 +25,25 @@ typedef struct ml_openai_body {
     bool usage, usage_each;
 } ml_openai_body;
 
-extern const ml_field ml_openai_rows[]; /* of both */
+extern const ml_field ml_openai_rows[]; /* the fields of both endpoints */
 
-/* Reads j->body by `rows` into a new body, j->ud, and checks what both have in common. */
+/* Reads j->body by `rows` into a new body, j->ud, and checks the common fields. */
 ml_status ml_openai_read(ml_job *j, const ml_field *rows, ml_err *err);
 
-/* n choices for each of n_prompt prompts that the caller fills in (the first choice of each);
- * the rest follow them. */
+/* Makes n choices for each of n_prompt prompts.  The caller fills in the first choice of
+ * each prompt; ml_openai_copy_choices then copies it to the others. */
 ml_status ml_openai_choices(ml_job *j, int32_t n_prompt, ml_err *err);
 void ml_openai_copy_choices(ml_job *j);
 
 /* {"id", "object", "created", "model", and an open "choices": [ */
 void ml_openai_begin(const ml_job *j, const char *object, ml_json_out *o);
-/* ], "usage"}: of all choices, or null */
+/* ], "usage"}: the sum over all choices, or null */
 void ml_openai_end(const ml_job *j, bool usage, ml_json_out *o);
 
-/* Ends a stream: a last event with the usage, when that was asked for. */
+/* Ends a stream: sends a last event with the usage, if requested. */
 void ml_openai_last(ml_job *j, const char *object);
 
-/* "finish_reason": ..., "matched_stop": ...; word NULL: the choice's own. */
+/* "finish_reason": ..., "matched_stop": ...; word NULL: the choice's own reason. */
 void ml_openai_finish(const ml_choice *c, const char *word, ml_json_out *o);
 
 #endif

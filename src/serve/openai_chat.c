@@ -18,7 +18,7 @@ static const ml_field rows[] = {
     { "top_logprobs", ML_FIELD_I32, AT(top_logprobs), 0, ML_MAX_TOP },
     { "max_completion_tokens", ML_FIELD_I32, AT(max_completion_tokens), 1, INT32_MAX },
     { "response_format", ML_FIELD_JSON, AT(format) },
-    { "separate_reasoning", ML_FIELD_IGNORE }, /* reasoning is text like other text */
+    { "separate_reasoning", ML_FIELD_IGNORE }, /* reasoning is ordinary text */
     { "stream_reasoning", ML_FIELD_IGNORE },
     { "reasoning_effort", ML_FIELD_REFUSE,
       .why = "templates have their own names for it: use chat_template_kwargs" },
@@ -32,11 +32,11 @@ static const ml_field rows[] = {
     { 0 },
 };
 
-/* Of a choice: its calls of tools, and how much of it has left. */
+/* Per choice: the tool-call parser, and how much has been sent. */
 typedef struct chat_choice {
     ml_tool_reader reader;
-    size_t n_read;   /* bytes of the choice's text the reader has seen */
-    ml_text content; /* what is no call; in a stream: and has not been sent */
+    size_t n_read;   /* bytes of the choice's text that the reader has parsed */
+    ml_text content; /* text outside calls; in a stream, its unsent part */
     int32_t sent_calls;
 } chat_choice;
 
@@ -77,7 +77,7 @@ static ml_status check_format(const ml_openai_body *b, ml_err *err) {
                    "not constrained by a grammar here");
 }
 
-/* Tools that the template does not write never reach the model. */
+/* Rejects tools if the template ignores them: they would never reach the model. */
 static ml_status check_rendered(ml_job *j, const ml_chat *chat, ml_str text, ml_err *err) {
     ml_chat without = *chat;
     ml_jinja_text plain;
@@ -163,7 +163,7 @@ static ml_status read_request(ml_job *j, ml_err *err) {
         return st;
     if (b->max_completion_tokens > 0)
         b->sampling.max_new = b->max_completion_tokens;
-    /* What opens a call is a special token there. */
+    /* In Llama 3's format a special token opens a call. */
     if (b->tools && format == ML_TOOLS_LLAMA3)
         b->sampling.skip_special = false;
     ml_server_new_id(j->server, "chatcmpl-", j->id, sizeof j->id);
@@ -175,7 +175,7 @@ static ml_status read_request(ml_job *j, ml_err *err) {
     ml_openai_copy_choices(j);
     for (int32_t i = 0; i < j->n_choice; i++) {
         chat_choice *x = ML_NEW(&j->arena, chat_choice, 1);
-        j->keep_body = b->tools != NULL; /* the reader looks up their names */
+        j->keep_body = b->tools != NULL; /* the reader looks up tool names in the body */
         ml_tool_reader_init(&x->reader, b->tools ? format : ML_TOOLS_NONE, b->tools,
                             &j->arena);
         j->choice[i].ud = x;
@@ -190,7 +190,7 @@ static void release(ml_choice *c) {
     ml_text_release(&x->content);
 }
 
-/* --- what a choice says ----------------------------------------------------- */
+/* --- the content of a choice ------------------------------------------------ */
 
 static void read_text(ml_choice *c) {
     chat_choice *x = c->ud;
@@ -306,9 +306,9 @@ static void write_extras(const ml_choice *c, bool first, ml_json_out *o) {
     }
 }
 
-/* --- all at once ------------------------------------------------------------ */
+/* --- whole replies ---------------------------------------------------------- */
 
-/* Beside calls, content is empty and never null: some clients insist. */
+/* As in OpenAI's API, content is null if the answer has tool calls and no text. */
 static void write_message(ml_job *j, const chat_choice *x, ml_json_out *o) {
     ml_json_begin(o, '{');
     ml_json_key(o, "role");
@@ -341,7 +341,7 @@ static void write_whole(ml_job *j, ml_json_out *o) {
     ml_openai_end(j, true, o);
 }
 
-/* --- in pieces -------------------------------------------------------------- */
+/* --- streams ---------------------------------------------------------------- */
 
 static void write_delta(ml_job *j, const ml_choice *c, ml_json_out *o) {
     const chat_choice *x = c->ud;

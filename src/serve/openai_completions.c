@@ -22,7 +22,7 @@ static bool is_number(const ml_json *v) {
     return v && v->type == ML_JSON_NUMBER;
 }
 
-/* A string, a list of strings, a list of ids, or a list of lists of ids. */
+/* "prompt" is a string, a list of strings, a list of ids, or a list of lists of ids. */
 static int32_t count_prompts(const ml_json *p) {
     bool list = p && p->type == ML_JSON_ARRAY;
     return !p ? 0 : list && !is_number(p->child) ? p->n : 1;
@@ -106,12 +106,12 @@ static int64_t characters(ml_str s) {
     return n;
 }
 
-/* The tokens of a choice that are told of: its prompt's, with echo, then its own. */
+/* The tokens of a choice in "logprobs": the prompt's, with echo, then the answer's. */
 typedef struct told {
     const ml_choice *c;
     ml_scored prompt, answer;
-    int32_t n_lead, n_prompt,
-        from; /* a token without a score; scored ones; first own one */
+    /* unscored prompt tokens (0 or 1); scored ones; first answer token */
+    int32_t n_lead, n_prompt, from;
 } told;
 
 static told tell(const ml_choice *c, int32_t from) {
@@ -131,7 +131,7 @@ static int32_t told_count(const told *t) {
     return t->n_lead + t->n_prompt + t->answer.n - t->from;
 }
 
-/* Token i of those told: its id, and where its scores stand. */
+/* Returns the id of token i; its scores are (*s)[*at], or *s is NULL. */
 static int32_t told_id(const told *t, int32_t i, const ml_scored **s, int32_t *at) {
     *s = NULL;
     if (i < t->n_lead)
@@ -163,7 +163,7 @@ static void write_tokens(const told *t, ml_json_out *o) {
     ml_json_end(o, ']');
 }
 
-/* {"text of a token": log-prob}; ml_json_key takes no views, so keys are written as values. */
+/* {"token text": log-prob}; ml_json_key takes no ml_str, so keys are written as values. */
 static void write_top(const told *t, const ml_scored *s, int32_t at, ml_json_out *o) {
     const ml_choice *c = t->c;
 
@@ -235,7 +235,7 @@ static void write_text(const ml_choice *c, bool first, ml_json_out *o) {
     ml_text_release(&text);
 }
 
-/* What of a choice has not been sent yet. */
+/* Writes the part of a choice that has not been sent yet. */
 static void write_choice(const ml_choice *c, bool first, ml_json_out *o) {
     const ml_openai_body *b = c->job->ud;
     ml_scored v = ml_logprob_buffer_view(&c->answer);

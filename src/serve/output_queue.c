@@ -9,14 +9,14 @@
 struct ml_dispatcher {
     ml_loop *loop;
     pthread_mutex_t lock;
-    ml_output_queue *first, **last; /* those with news, in the order it came */
-    bool posted;                    /* the loop has been told */
+    ml_output_queue *first, **last; /* FIFO list of queues with output */
+    bool posted;                    /* deliver_all is posted to the loop */
 };
 
 /* --- growing arrays --------------------------------------------------------- */
 
 static void append(ml_text *to, const void *from, int64_t n, size_t size) {
-    if (n && from) /* a generator far away may not know entropies */
+    if (n && from) /* a remote generator may have no entropies */
         ml_text_add(to, from, (size_t)n * size);
 }
 
@@ -68,7 +68,7 @@ void ml_output_release(ml_output *n) {
         ml_text_release(&n->routed[i]);
 }
 
-/* --- the office ------------------------------------------------------------- */
+/* --- the dispatcher --------------------------------------------------------- */
 
 ml_dispatcher *ml_dispatcher_open(ml_loop *l, ml_arena *a) {
     ml_dispatcher *o = ML_NEW(a, ml_dispatcher, 1);
@@ -99,13 +99,13 @@ void ml_output_queue_release(ml_output_queue *m) {
 static void clear(ml_output *n) {
     ml_logprob_buffer_clear(&n->prompt);
     ml_logprob_buffer_clear(&n->answer);
-    for (int i = 0; i < ML_N_ROUTING; i++) /* one comes in a request's life */
+    for (int i = 0; i < ML_N_ROUTING; i++) /* arrives once per request */
         ml_text_release(&n->routed[i]);
     *n = (ml_output){ .prompt = n->prompt, .answer = n->answer };
 }
 
-/* The first mailbox with news, with its news moved to its spare; NULL: none is left, and the
- * next news posts again. */
+/* Removes the first queue with output from the list and moves its news to its spare.  NULL:
+ * the list is empty, and the next update posts again. */
 static ml_output_queue *take_next(ml_dispatcher *o) {
     ml_output_queue *m;
 

@@ -1,11 +1,11 @@
-/* mailbox.h - from the generator's thread to the loop's.
+/* output_queue.h - passes outputs from the generator's thread to the event loop's.
  *
- * Tokens come on the generator's thread, which must not wait.  There each update is copied
- * into the mailbox of its request; the first news since the last round also posts one
- * function to the loop, which empties all mailboxes that have any.  So a step that moves
- * hundreds of requests wakes the loop once.
+ * The generator makes its callbacks on its own thread, which must not block.  The callback
+ * copies each update into the output queue of its request.  The first update since the last
+ * delivery also posts one function to the loop, which empties all queues that have output.
+ * So a step that advances hundreds of requests wakes the loop once.
  *
- * thread: ml_output_queue_put is the generator's (it is an ml_gen_fn); everything else the loop's. */
+ * thread: the generator's for ml_output_queue_put (an ml_gen_fn), otherwise the loop's. */
 #ifndef ML_SERVE_OUTPUT_QUEUE_H
 #define ML_SERVE_OUTPUT_QUEUE_H
 
@@ -13,7 +13,7 @@
 #include "engine/gen.h"
 #include "net/loop.h"
 
-/* Scored tokens that grow: arrays as ml_scored has them. */
+/* Scored tokens in growing arrays, laid out as in ml_scored. */
 typedef struct ml_logprob_buffer {
     int32_t n;
     ml_text id, logprob, entropy, version, top_id, top_logprob, also_logprob;
@@ -25,7 +25,7 @@ ml_scored ml_logprob_buffer_view(const ml_logprob_buffer *t);
 void ml_logprob_buffer_clear(ml_logprob_buffer *t); /* keeps the memory */
 void ml_logprob_buffer_release(ml_logprob_buffer *t);
 
-/* What came since the mailbox was last emptied. */
+/* Output since the queue was last emptied. */
 typedef struct ml_output {
     ml_logprob_buffer prompt, answer;
     ml_finish finish;
@@ -33,8 +33,8 @@ typedef struct ml_output {
     uint64_t version;
     double queued_s;
     char message[200];
-    ml_text routed[ML_N_ROUTING]; /* with the end: rows as ml_routing has them */
-    bool lost;                    /* there was no memory for some of it */
+    ml_text routed[ML_N_ROUTING]; /* with the last update: rows as in ml_routing */
+    bool lost;                    /* some output was dropped: out of memory */
 } ml_output;
 
 void ml_output_release(ml_output *n);
@@ -46,23 +46,24 @@ typedef void ml_output_queue_fn(void *ud, const ml_output *news);
 struct ml_output_queue {
     ml_dispatcher *office;
     int32_t n_top, n_also;  /* of the request */
-    ml_output_queue_fn *fn; /* called on the loop's thread; may free the mailbox when the
-                              news is the last */
+    ml_output_queue_fn *fn; /* called on the loop's thread; may free the queue after the
+                              last update */
     void *ud;
-    ml_output news, spare; /* news is the office's lock's, spare the loop's */
-    ml_output_queue *next; /* in the list of those with news */
+    ml_output news, spare; /* double buffer: office->lock protects news; the loop
+                              owns spare */
+    ml_output_queue *next; /* in the list of queues with output */
     bool listed;
 };
 
-/* In `a`. */
+/* Allocated in `a`. */
 ml_dispatcher *ml_dispatcher_open(ml_loop *l, ml_arena *a);
-/* No generator may hold one of its mailboxes any more. */
-void ml_dispatcher_close(ml_dispatcher *o); /* NULL is fine */
+/* No generator may still use one of its queues. */
+void ml_dispatcher_close(ml_dispatcher *o); /* NULL is allowed */
 
 void ml_output_queue_init(ml_output_queue *m, ml_dispatcher *o, int32_t n_top,
                           int32_t n_also, ml_output_queue_fn *fn, void *ud);
 void ml_output_queue_release(ml_output_queue *m);
 
-ml_gen_fn ml_output_queue_put; /* ud: the mailbox */
+ml_gen_fn ml_output_queue_put; /* ud: the queue */
 
 #endif

@@ -31,7 +31,7 @@ void ml_reply_json(ml_http_call *c, int status, const ml_text *body) {
     ml_http_reply(c, status, "application/json", (ml_str){ body->ptr, body->len });
 }
 
-/* Messages quote what clients sent, cut to a length or never UTF-8: JSON must be. */
+/* Messages quote client input, which may be invalid or cut UTF-8; JSON must be valid. */
 static void write_message(ml_json_out *o, const char *message) {
     ml_str left = ml_str_of(message);
     ml_text clean = { 0 };
@@ -95,7 +95,7 @@ void ml_reply_err(ml_http_call *c, const ml_err *err) {
                    full ? "The queue is full; try again later." : err->msg);
 }
 
-/* Requests that generate read their bodies elsewhere (job.c); these are small. */
+/* job.c parses the bodies of requests that generate; bodies of other requests are small. */
 #define MAX_SMALL_BODY ((size_t)1 << 20)
 
 typedef struct parse {

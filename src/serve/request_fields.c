@@ -8,7 +8,7 @@ bool ml_json_is_bool(const ml_json *v) {
     return v->type == ML_JSON_TRUE || v->type == ML_JSON_FALSE;
 }
 
-/* "asks for nothing" */
+/* An empty value: null, false, 0, "", [] or {}. */
 static bool is_nothing(const ml_json *v) {
     double d;
 
@@ -108,7 +108,7 @@ static const ml_field *find(const ml_field *rows, ml_str name) {
     return found;
 }
 
-/* The row that is offered and whose name is nearest, when it is near enough. */
+/* The supported field whose name has the smallest edit distance, if below *best. */
 static const ml_field *nearest(const ml_field *rows, ml_str name, int *best) {
     const ml_field *near = NULL, *inner;
 

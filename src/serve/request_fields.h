@@ -1,8 +1,8 @@
-/* request_fields.h - the members of a JSON object, read into a struct by rows.
+/* request_fields.h - reads the members of a JSON object into a struct, driven by a table.
  *
- * A member without a row is refused with its name: nothing that a client asks for is passed
- * over in silence.  null is the same as absent.  What is known elsewhere and not offered here
- * has a row with the reason; asking for nothing (false, 0, "", [], {}) is fine even there. */
+ * A member without a row in the table is an error that names it: no request field is
+ * ignored silently.  null is the same as absent.  A field that other servers have and this
+ * one does not has a row with the reason; empty values (false, 0, "", [], {}) pass. */
 #ifndef ML_SERVE_REQUEST_FIELDS_H
 #define ML_SERVE_REQUEST_FIELDS_H
 
@@ -16,10 +16,10 @@ typedef enum ml_field_type {
     ML_FIELD_I32,    /* int32_t */
     ML_FIELD_F32,    /* float */
     ML_FIELD_STR,    /* ml_str */
-    ML_FIELD_JSON,   /* const ml_json *: looked at by the caller */
-    ML_FIELD_IGNORE, /* changes nothing here */
-    ML_FIELD_REFUSE, /* see why */
-    ML_FIELD_MORE,   /* no field: further rows, see more */
+    ML_FIELD_JSON,   /* const ml_json *: the caller interprets it */
+    ML_FIELD_IGNORE, /* accepted, no effect */
+    ML_FIELD_REFUSE, /* rejected, see why */
+    ML_FIELD_MORE,   /* not a field: includes the rows of more */
 } ml_field_type;
 
 typedef struct ml_field {
@@ -31,14 +31,15 @@ typedef struct ml_field {
     const struct ml_field *more;
 } ml_field;
 
-/* Rows end in one without a name.  `where` opens messages: "sampling_params". */
+/* A row without a name ends the table.  Error messages begin with `where`, for example
+ * "sampling_params". */
 ml_status ml_fields_read(void *out, const ml_field *rows, const ml_json *object,
                          const char *where, ml_err *err);
 
-/* A list of more than `max` elements is refused with its name and both numbers. */
+/* Rejects a list of more than `max` elements; the error has its name and both numbers. */
 ml_status ml_count_check(const ml_json *v, int32_t max, const char *where, ml_err *err);
 
-/* One string or a list of at most `max` of them, none empty; v NULL: none.  Copies, in `a`. */
+/* One string or a list of at most `max`, none empty; v NULL: no strings.  Copied to `a`. */
 ml_status ml_strings_read(const ml_str **out, int32_t *n, const ml_json *v, int32_t max,
                           const char *where, ml_arena *a, ml_err *err);
 /* A list of at most `max` token ids in [0, n_vocab). */

@@ -97,7 +97,7 @@ static int cache_aware(ml_route_policy *p, const ml_route_worker *w, int n, ml_s
     return i;
 }
 
-/* FNV-1a, its bits mixed once more at the end because the tops of hashes are compared. */
+/* FNV-1a, with a final mix because by_key compares hashes by their high bits. */
 static uint64_t hash(ml_str a, ml_str b) {
     uint64_t h = 0xcbf29ce484222325u;
 
@@ -111,8 +111,8 @@ static uint64_t hash(ml_str a, ml_str b) {
     return h ^ h >> 29;
 }
 
-/* Each worker has a number for the key and the largest wins: when a worker leaves, only the
- * keys it had move. */
+/* Rendezvous (highest random weight) hashing: the worker with the largest hash of worker
+ * and key gets the request.  When a worker leaves, only its own keys move. */
 static int by_key(const ml_route_worker *w, int n, ml_str key) {
     uint64_t most = 0;
     int best = -1;

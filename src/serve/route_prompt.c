@@ -12,7 +12,7 @@ static void skip_space(cursor *c) {
         c->p++;
 }
 
-/* From a quote to behind the one that closes it. */
+/* Moves from a quote to just past its closing quote. */
 static void skip_string(cursor *c) {
     for (c->p++; c->p < c->end && *c->p != '"'; c->p++)
         if (*c->p == '\\' && c->p + 1 < c->end)
@@ -21,7 +21,7 @@ static void skip_string(cursor *c) {
         c->p++;
 }
 
-/* To the comma or bracket that ends the value, at any depth within it. */
+/* Moves to the comma or bracket that ends the value, over nested values. */
 static void skip_value(cursor *c) {
     int depth = 0;
 

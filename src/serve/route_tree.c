@@ -5,15 +5,15 @@
 #include <string.h>
 
 typedef struct node {
-    struct node *parent, *child, *sibling; /* child: the first one */
-    struct node *newer, *older;            /* in the order of use */
+    struct node *parent, *child, *sibling; /* child: the first child */
+    struct node *newer, *older;            /* LRU list */
     uint64_t worker;
     size_t len;
     char *edge; /* [len] the bytes between the parent and this node */
 } node;
 
 struct ml_route_tree {
-    node root; /* has no edge, and no place in the order */
+    node root; /* has no edge and is not in the LRU list */
     node *newest, *oldest;
     size_t bytes, max_bytes;
 };
@@ -26,7 +26,7 @@ static void *must(void *p) {
     return p;
 }
 
-/* --- the order of use ------------------------------------------------------- */
+/* --- LRU list --------------------------------------------------------------- */
 
 static void leave_order(ml_route_tree *t, node *n) {
     if (n->newer)
@@ -49,8 +49,8 @@ static void become_newest(ml_route_tree *t, node *n) {
     t->newest = n;
 }
 
-/* From the leaf upwards, so that a node is always newer than its children: then the oldest
- * node of all is a leaf, and can go. */
+/* Goes from the leaf upwards, so that a node is always newer than its children: then the
+ * least recently used node is a leaf, and can be evicted. */
 static void use_path(ml_route_tree *t, node *leaf, uint64_t worker) {
     for (node *n = leaf; n != &t->root; n = n->parent) {
         n->worker = worker;
@@ -93,7 +93,7 @@ static void remove_leaf(ml_route_tree *t, node *n) {
     free(n);
 }
 
-/* A node for the first k bytes of n's edge, above n. */
+/* Splits n's edge: inserts a node for its first k bytes above n. */
 static node *split(ml_route_tree *t, node *n, size_t k) {
     node *parent = n->parent, *top;
 

@@ -1,10 +1,10 @@
-/* route_tree.h - which worker saw the beginning of a prompt last.
+/* route_tree.h - finds the worker that most recently got a prompt with a given prefix.
  *
- * A radix tree over the bytes of prompts.  Every node knows the worker that most recently
- * got a prompt through it: of several workers that hold a prefix, the last one is the one
- * that still has it.  Nodes that nothing went through for longest leave first.
+ * A radix tree over the bytes of prompts.  Each node has the worker that most recently got
+ * a prompt through it: of several workers that had a prefix, the last is the most likely to
+ * still have it cached.  The tree evicts the least recently used nodes first.
  *
- * thread: the loop's. */
+ * thread: the event loop's. */
 #ifndef ML_SERVE_ROUTE_TREE_H
 #define ML_SERVE_ROUTE_TREE_H
 
@@ -19,10 +19,10 @@ ml_route_tree *ml_route_tree_new(size_t max_bytes);
 void ml_route_tree_free(ml_route_tree *t);
 size_t ml_route_tree_bytes(const ml_route_tree *t);
 
-/* The worker got this prompt.  Only its beginning is kept when it is very long. */
+/* Records that the worker got this prompt.  Of a very long prompt only a prefix is kept. */
 void ml_route_tree_add(ml_route_tree *t, ml_str prompt, uint64_t worker);
 
-/* Bytes at the beginning of the prompt that some worker had, and which one; 0: none. */
+/* Returns the length in bytes of the longest known prefix, and its worker; 0: none. */
 size_t ml_route_tree_find(const ml_route_tree *t, ml_str prompt, uint64_t *worker);
 
 #endif

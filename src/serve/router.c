@@ -8,10 +8,10 @@
 
 #define MAX_CONNECTIONS 65536
 #define MAX_HEADER ((size_t)1 << 16)
-#define MAX_UNSENT ((size_t)1 << 28) /* of one reply that its client does not read */
+#define MAX_UNSENT ((size_t)1 << 28) /* bytes of a reply that its client has not read */
 #define IDLE_S 120.0                 /* a client's connection without a request */
 #define DRAIN_POLL_S 0.05
-#define DRAIN_POLLS 60 /* that clients get to read the last replies */
+#define DRAIN_POLLS 60 /* how often to wait for clients to read the last replies */
 
 static void handle(void *ud, ml_http_call *c) {
     ml_router *r = ud;

@@ -1,4 +1,4 @@
-/* The router's own endpoints: its workers, its health, its numbers. */
+/* The router's own endpoints: workers, health, metrics. */
 #include <stdio.h>
 #include <string.h>
 
@@ -90,7 +90,7 @@ static void list_workers(ml_router *r, ml_http_call *c) {
     reply(c, 200, &t);
 }
 
-/* What Miles' router answers: the workers with the requests they have. */
+/* The reply format of Miles' router: the workers with their requests in flight. */
 static void reply_loads(ml_router *r, ml_http_call *c, int status) {
     ml_text t = { 0 };
     ml_json_out o = { .to = &t };
@@ -118,7 +118,7 @@ static int hex(char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* The value of url= in a query, decoded; empty when there is none. */
+/* The decoded value of url= in a query; empty if there is none. */
 static void url_of_query(ml_str query, ml_text *out) {
     const char *p = query.ptr, *end = p + query.len;
 
@@ -160,7 +160,7 @@ static void url_of(ml_http_call *c, ml_text *out) {
         url_of_body(ml_http_body(c), out);
 }
 
-/* The key that is sent to the new worker; empty: none. */
+/* The API key that the router sends to the new worker; empty: none. */
 static ml_status key_of_body(ml_secret *out, ml_str body, ml_err *err) {
     const ml_json *doc, *key;
     ml_status st = ML_OK;
@@ -218,7 +218,7 @@ static void remove_by_query(ml_router *r, ml_http_call *c) {
     ml_text_release(&url);
 }
 
-/* --- health and numbers ----------------------------------------------------- */
+/* --- health and metrics ----------------------------------------------------- */
 
 static void health(ml_router *r, ml_http_call *c) {
     ml_text t = { 0 };
@@ -333,7 +333,7 @@ bool ml_router_admin(ml_router *r, ml_http_call *c) {
     bool known = false;
 
     if (ml_str_is(method, "HEAD"))
-        method = ml_str_of("GET"); /* the reply goes without its body */
+        method = ml_str_of("GET"); /* the server omits the body of the reply */
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         if (!ml_str_is(path, table[i].path))
             continue;

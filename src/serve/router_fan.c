@@ -1,23 +1,23 @@
-/* What concerns every worker is asked of every worker: weights, pauses, caches, aborts.  The
- * client gets one answer: that of the first worker, or of the first that failed. */
+/* Fan-out: sends requests that concern all workers (weights, pauses, caches, aborts) to all
+ * of them.  The client gets one reply: the first worker's, or that of the first failed. */
 #include <stdlib.h>
 
 #include "serve/router_priv.h"
 
-/* One worker's part. */
+/* The request to one worker, and its reply. */
 typedef struct part {
     ml_fan *fan;
     ml_worker *worker;
-    ml_http_job *job; /* NULL: it has ended */
-    bool failed;      /* there is no answer; reply says why */
+    ml_http_job *job; /* NULL: ended */
+    bool failed;      /* the worker did not reply; `reply` has the error */
     int status;
     ml_text reply;
 } part;
 
-/* What a worker does at once, if it does anything: a pause waits for a step to end. */
+/* Timeout of requests that workers complete quickly; a pause waits for a step to end. */
 #define CONTROL_S 120.0
 
-enum { MOST_REPLY = 1 << 20 }; /* bytes of a worker's answer */
+enum { MOST_REPLY = 1 << 20 }; /* bytes of a worker's reply */
 
 struct ml_fan {
     ml_router *router;
@@ -26,17 +26,17 @@ struct ml_fan {
     part *part; /* [n] */
     int n, n_left;
     ml_timer *deadline;
-    double limit_s; /* of it; 0: none */
+    double limit_s; /* of deadline; 0: none */
 };
 
 static const struct {
     const char *path;
-    bool weights; /* a worker that did not hear of it would answer with other weights */
-    bool reads;   /* it reads a checkpoint: it has as long as any request */
+    bool weights; /* a worker that missed it would generate with other weights */
+    bool reads;   /* it loads a checkpoint: its timeout is that of any request */
 } paths[] = {
     { "/update_weights_from_disk", true, true },
     { "/update_weight_version", true, false },
-    /* It goes on with what it has until it is told to load. */
+    /* A worker that missed it keeps its weights until a load request. */
     { "/pull_weights", false, true },
     { "/pause_generation", false, false },
     { "/continue_generation", false, false },
@@ -46,7 +46,7 @@ static const struct {
     { "/resume_memory_occupation", false, true },
 };
 
-/* --- life --------------------------------------------------------------------- */
+/* --- freeing ------------------------------------------------------------------ */
 
 static void free_fan(ml_fan *f) {
     ml_router *r = f->router;
@@ -78,9 +78,9 @@ void ml_fan_free_all(ml_router *r) {
     }
 }
 
-/* --- answers -------------------------------------------------------------------- */
+/* --- replies -------------------------------------------------------------------- */
 
-/* All have answered. */
+/* All workers have replied. */
 static void answer(ml_fan *f) {
     const part *p = f->part;
 
@@ -126,7 +126,7 @@ static void on_done(void *ud, const ml_err *err) {
         answer(p->fan);
 }
 
-/* Those that have not answered by now are not waited for. */
+/* The timeout: fails the workers that have not replied. */
 static void too_late(void *ud) {
     ml_fan *f = ud;
     ml_text why = { 0 };
@@ -148,7 +148,7 @@ static void too_late(void *ud) {
     answer(f);
 }
 
-/* --- questions ------------------------------------------------------------------ */
+/* --- requests ------------------------------------------------------------------- */
 
 static void ask(ml_fan *f, ml_worker *w) {
     part *p = &f->part[f->n++];
@@ -165,7 +165,7 @@ static void ask(ml_fan *f, ml_worker *w) {
     }
 }
 
-/* As for any request, and less for what takes no time. */
+/* The request timeout; at most CONTROL_S if no checkpoint is loaded. */
 static double limit_of(const ml_router *r, bool reads) {
     double most = r->opts.request_timeout_s;
 

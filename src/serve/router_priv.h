@@ -1,4 +1,4 @@
-/* router_priv.h - what the files of the router share. */
+/* router_priv.h - declarations shared by the files of the router. */
 #ifndef ML_SERVE_ROUTER_PRIV_H
 #define ML_SERVE_ROUTER_PRIV_H
 
@@ -6,20 +6,20 @@
 #include "net/http_server.h"
 #include "serve/router.h"
 
-/* A server that requests are handed to.  It lives in the router's list until it is removed,
- * and in memory until the last request that is with it ends. */
+/* A server that the router forwards requests to.  It is in the router's list until it is
+ * removed, and is freed when its last request in flight has ended. */
 typedef struct ml_worker {
     struct ml_worker *next;
     ml_router *router;
     uint64_t id;
-    char *url;  /* without a slash at its end */
-    char *key;  /* sent to it; NULL: none */
-    bool named; /* on the command line: what clients send as Authorization may go to it */
+    char *url;  /* without a trailing slash */
+    char *key;  /* API key sent to the worker; NULL: none */
+    bool named; /* given on the command line: it may get the clients' Authorization */
     bool alive, removed;
-    int n_failure, n_success; /* in a row */
-    int64_t load;             /* requests that are with it now */
+    int n_failure, n_success; /* consecutive */
+    int64_t load;             /* requests in flight */
     int64_t n_routed, n_failed;
-    ml_http_job *probe; /* the question for its health that is under way */
+    ml_http_job *probe; /* the pending health check */
     int probe_status;
 } ml_worker;
 
@@ -30,12 +30,12 @@ struct ml_router {
     ml_router_opts opts;
     ml_access access;
     ml_loop *loop;
-    ml_budget budget; /* of bytes of requests that workers have not answered */
+    ml_budget budget; /* bytes of requests that workers have not answered */
     ml_http_server *server;
     ml_http_client *client;
     ml_route_policy *policy;
     ml_timer *health, *drain;
-    ml_worker *first; /* in the order of their coming */
+    ml_worker *first; /* in the order of adding */
     int n_worker;
     uint64_t last_id;
     ml_relay *relays;
@@ -46,26 +46,26 @@ struct ml_router {
 
 /* --- router_worker.c --- */
 
-/* Adds the worker, or finds it when it is there and leaves it as it is.  key: sent to it, or
- * NULL.  ML_EFORMAT: no URL of a server. */
+/* Adds a worker; one with the same URL is returned unchanged.  key: the API key sent to it,
+ * or NULL.  ML_EFORMAT: not a server's URL. */
 ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, const char *key,
                         ml_err *err);
-/* By URL, or by id as a number.  NULL when there is none. */
+/* Finds a worker by URL, or by id as a number.  NULL if there is none. */
 ml_worker *ml_worker_find(ml_router *r, ml_str url_or_id);
 void ml_worker_remove(ml_worker *w);
 int ml_workers_alive(const ml_router *r);
-/* A request goes to it, and has ended. */
+/* A request to it starts (take) and ends (drop). */
 void ml_worker_take(ml_worker *w);
 void ml_worker_drop(ml_worker *w);
-/* It did, or did not, do what a healthy server does. */
+/* Counts a success or a failure towards its health. */
 void ml_worker_well(ml_worker *w);
 void ml_worker_ill(ml_worker *w);
-void ml_workers_probe(void *router); /* asks all of them */
+void ml_workers_probe(void *router); /* checks the health of all workers */
 void ml_workers_free(ml_router *r);
 
 /* --- router_relay.c --- */
 
-/* Hands the request on; the call is the relay's from now on. */
+/* Forwards the request; the relay owns the call from now on. */
 void ml_relay_start(ml_router *r, ml_http_call *c);
 void ml_relays_free(ml_router *r);
 /* Sends a call's request to a worker, with the client's headers.  max_body: as in
@@ -76,14 +76,14 @@ ml_status ml_router_hand_on(ml_http_job **out, ml_router *r, ml_http_call *c,
 
 /* --- router_fan.c --- */
 
-/* Asks all workers, where the path is one that concerns them all; false: it is not.  The call
- * is the fan's from then on. */
+/* Sends the request to all workers, if its path is one that concerns all; otherwise returns
+ * false.  The fan owns the call from then on. */
 bool ml_fan_start(ml_router *r, ml_http_call *c);
 void ml_fan_free_all(ml_router *r);
 
 /* --- router_admin.c --- */
 
-/* Answers the router's own endpoints; false when the path is none of them. */
+/* Answers the router's own endpoints; returns false for any other path. */
 bool ml_router_admin(ml_router *r, ml_http_call *c);
 /* {"error": {...}} */
 void ml_router_refuse(ml_http_call *c, int status, const char *message);

@@ -1,5 +1,5 @@
-/* A relay is one request on its way through the router: the client's call on one side, the
- * job at a worker on the other. */
+/* A relay is one request that the router forwards: it connects the client's call with the
+ * job at a worker. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,18 +16,18 @@ struct ml_relay {
     ml_router *router;
     ml_relay *prev, *next;
     ml_http_call *call;
-    ml_worker *worker; /* NULL between two of them */
+    ml_worker *worker; /* NULL between two attempts */
     ml_http_job *job;
     ml_timer *deadline;
     uint64_t tried[MAX_TRIED]; /* ids of workers */
     int n_tried;
-    /* Of the reply: its head was handed on; it is a stream of events; it has a length. */
+    /* The reply: its head was forwarded; it is an event stream; it has a Content-Length. */
     bool begun, events, counted;
 };
 
 static void try_next(ml_relay *y, const char *last_failure);
 
-/* --- life ------------------------------------------------------------------- */
+/* --- freeing ---------------------------------------------------------------- */
 
 static void leave_worker(ml_relay *y) {
     if (y->worker)
@@ -35,7 +35,7 @@ static void leave_worker(ml_relay *y) {
     y->worker = NULL;
 }
 
-/* The call has been answered, or has gone. */
+/* The call has been answered, or its client has disconnected. */
 static void free_relay(ml_relay *y) {
     ml_router *r = y->router;
 
@@ -67,14 +67,14 @@ void ml_relays_free(ml_router *r) {
 
 /* --- the end of a reply ----------------------------------------------------- */
 
-/* No byte of a reply was handed on yet. */
+/* Replies with an error; no byte of a reply was forwarded yet. */
 static void refuse(ml_relay *y, int status, const char *message) {
     ml_router_refuse(y->call, status, message);
     free_relay(y);
 }
 
-/* In the middle of a reply.  A stream of events can say so; of any other reply the client
- * sees that it is not whole. */
+/* Ends a reply that was partly forwarded.  An event stream gets an error event; for any
+ * other reply the connection is reset, so that the client sees the error. */
 static void break_off(ml_relay *y, int status, const char *message) {
     ml_text body = { 0 }, event = { 0 };
 
@@ -106,7 +106,7 @@ static void too_late(void *ud) {
 
 /* --- the worker's reply ----------------------------------------------------- */
 
-/* Headers that are about a connection, not about the message. */
+/* Hop-by-hop headers: they concern the connection, not the message. */
 static bool is_hop(ml_str name) {
     static const char *const names[] = {
         "connection",          "keep-alive", "proxy-connection", "proxy-authenticate",
@@ -119,7 +119,7 @@ static bool is_hop(ml_str name) {
     return false;
 }
 
-/* Which pages may read the reply is the router's to say, not the worker's. */
+/* CORS headers: the router decides which pages may read the reply, not the worker. */
 static bool is_of_page(ml_str name) {
     static const char start[] = "access-control-";
 
@@ -127,7 +127,7 @@ static bool is_of_page(ml_str name) {
            strncasecmp(name.ptr, start, sizeof start - 1) == 0;
 }
 
-/* "Name: value\n": cut at its colon, in place. */
+/* Forwards a line "Name: value\n"; splits it at the colon in place. */
 static void hand_on_header(ml_relay *y, char *line) {
     char *colon = strchr(line, ':');
     ml_str name = { line, (size_t)(colon - line) };
@@ -210,15 +210,16 @@ static bool is_key(ml_str name) {
     return ml_http_name_is(name, "authorization") || ml_http_name_is(name, "x-api-key");
 }
 
-/* A client's key is for who asks for it: the router, or else the workers of the command line. */
+/* A client's key is forwarded only if the router requires none, and only to a worker of the
+ * command line for which the router has no key. */
 static bool keys_pass(const ml_router *r, const ml_worker *w) {
     const ml_access_opts *o = &r->opts.access;
 
     return !o->api_key && !o->admin_key && w->named && !w->key;
 }
 
-/* Everything the client said, but what is about its connection, written by our client, or not
- * the worker's to know. */
+/* Copies the client's headers, except those that concern its connection, those that the
+ * HTTP client writes itself, and browser fields and keys that the worker must not get. */
 static void copy_headers(const ml_router *r, const ml_http_call *c, const ml_worker *w,
                          ml_text *out) {
     ml_str name, value;
@@ -271,7 +272,7 @@ static ml_status send_to(ml_relay *y, ml_worker *w, ml_err *err) {
     return ML_OK;
 }
 
-/* The policy's choice among the workers that live and were not tried. */
+/* The policy selects among the workers that are alive and were not tried yet. */
 static ml_worker *choose(ml_relay *y) {
     ml_router *r = y->router;
     ml_route_worker *list = calloc((size_t)r->n_worker + 1, sizeof *list);

@@ -19,7 +19,7 @@ static ml_worker *new_worker(ml_router *r, const char *url, const char *key) {
     }
     w->router = r;
     w->id = ++r->last_id;
-    w->alive = true; /* until it shows otherwise */
+    w->alive = true; /* until it fails */
     while (*at)
         at = &(*at)->next;
     *at = w;

@@ -67,7 +67,7 @@ static ml_status check_ranges(const ml_sampling_params *p, ml_err *err) {
     return ML_OK;
 }
 
-/* Numbers of generation_config.json by the rows of requests; what else it has is not ours. */
+/* Reads numbers of generation_config.json with the requests' rows; ignores the rest. */
 static ml_status read_defaults(ml_sampling_params *p, const ml_json *root, const char *path,
                                ml_err *err) {
     static const char *const names[] = { "temperature", "top_p", "top_k", "min_p",
@@ -85,7 +85,7 @@ static ml_status read_defaults(ml_sampling_params *p, const ml_json *root, const
         st = ml_fields_read(p, rows, &one, path, err);
     }
     if (p->top_k == 0)
-        p->top_k = -1; /* transformers' word for all */
+        p->top_k = -1; /* in transformers, 0 means no limit */
     return st;
 }
 
@@ -124,7 +124,7 @@ ml_status ml_sampling_params_read(ml_sampling_params *p, const ml_json *object,
     return st ? st : ml_sampling_params_check(p, n_vocab, a, err);
 }
 
-/* Digits alone; JSON numbers above the largest int64_t are whole, too. */
+/* Digits only; also accepts integers above INT64_MAX. */
 static bool is_u64(const ml_json *v, uint64_t *out) {
     uint64_t n = 0;
 
@@ -138,7 +138,7 @@ static bool is_u64(const ml_json *v, uint64_t *out) {
     return v->type == ML_JSON_NUMBER;
 }
 
-/* Signed or not: the same 64 bits. */
+/* Accepts signed and unsigned numbers; both give the same 64 bits. */
 static ml_status read_u64(uint64_t *out, bool *has, const ml_json *v, const char *name,
                           ml_err *err) {
     int64_t i;

@@ -1,23 +1,23 @@
-/* sampling_params.h - how an answer is drawn and where it ends, as requests say it.
+/* sampling_params.h - sampling parameters and stop conditions of requests.
  *
- * One struct for all APIs: /generate has it as an object of its own, OpenAI's requests
- * spread the same things over their body under other names.  Both read it by rows
- * (request_fields.h) and hand it on as an ml_gen_request. */
+ * One struct for all APIs: /generate has an object "sampling_params", OpenAI's requests
+ * have the same parameters in the body under other names.  Both read them with field tables
+ * (request_fields.h) and copy them to an ml_gen_request. */
 #ifndef ML_SERVE_SAMPLING_PARAMS_H
 #define ML_SERVE_SAMPLING_PARAMS_H
 
 #include "engine/gen.h"
 #include "serve/request_fields.h"
 
-/* Choices a request may ask for, over all its prompts. */
+/* Most choices of a request, over all its prompts. */
 #define ML_MAX_CHOICES 4096
-#define ML_MAX_TOP 100 /* log-probabilities beside a token's own */
+#define ML_MAX_TOP 100 /* most top log-probabilities per token */
 #define ML_MAX_STOPS 64
 #define ML_MAX_STOP_IDS 1024
 #define ML_MAX_BIASES 4096
 
 typedef struct ml_sampling_params {
-    /* as read */
+    /* as parsed */
     float temperature, top_p, min_p, repetition, frequency, presence;
     int32_t top_k;            /* -1: all */
     int32_t min_new, max_new; /* max_new -1: until the context is full */
@@ -25,7 +25,7 @@ typedef struct ml_sampling_params {
     bool ignore_eos, skip_special, no_stop_trim;
     const ml_json *stop_json, *stop_id_json, *bias_json, *seed_json, *sample_json;
     const ml_json *dist_json;
-    /* from the above */
+    /* derived from the above */
     const ml_str *stop;
     const int32_t *stop_id;
     const ml_bias *bias;
@@ -37,18 +37,18 @@ typedef struct ml_sampling_params {
 
 void ml_sampling_params_init(ml_sampling_params *p);
 
-/* Sets what generation_config.json of a checkpoint names of temperature, top_p, top_k, min_p
- * and repetition_penalty.  Without that file nothing changes. */
+/* Sets temperature, top_p, top_k, min_p and repetition_penalty from the checkpoint's
+ * generation_config.json, as far as it has them.  Without that file nothing changes. */
 ml_status ml_sampling_params_defaults(ml_sampling_params *p, const char *dir, ml_err *err);
 
-/* The object "sampling_params" of /generate; NULL: nothing is asked for. */
+/* Reads the object "sampling_params" of /generate; NULL: all defaults. */
 ml_status ml_sampling_params_read(ml_sampling_params *p, const ml_json *object,
                                   int32_t n_vocab, ml_arena *a, ml_err *err);
-/* After the fields were read one way or another: checks them, and fills the second half. */
+/* Checks the parsed fields and fills in the derived ones. */
 ml_status ml_sampling_params_check(ml_sampling_params *p, int32_t n_vocab, ml_arena *a,
                                    ml_err *err);
 
-/* What of an ml_gen_request follows from it; prompt, scores and Philox keys are the caller's. */
+/* Sets the sampling fields of *r; the caller sets prompt, scores and Philox keys. */
 void ml_sampling_params_apply(const ml_sampling_params *p, ml_gen_request *r);
 
 #endif

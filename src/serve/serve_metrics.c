@@ -1,4 +1,4 @@
-/* GET /metrics: Prometheus' text form, under the names that SGLang's dashboards read. */
+/* GET /metrics: Prometheus text format, with the metric names of SGLang's dashboards. */
 #include "base/clock.h"
 #include "serve/serve_priv.h"
 
@@ -7,14 +7,14 @@
 typedef struct histogram {
     const double *bound; /* upper bounds, ascending */
     int n;
-    int64_t count[MAX_BUCKET + 1]; /* the last: beyond all bounds */
+    int64_t count[MAX_BUCKET + 1]; /* the last: above all bounds */
     double sum;
 } histogram;
 
 struct ml_server_metrics {
     histogram first_token, between, whole, queued;
     int64_t n_request, n_aborted, n_prompt, n_answer, n_cached;
-    double at; /* of the last look, for throughput */
+    double at; /* clock of the last throughput measurement */
     int64_t n_answer_then;
     double throughput;
 };
@@ -153,7 +153,7 @@ static void look(ml_server_metrics *m, const ml_gen_stats *st) {
     m->at = now;
 }
 
-/* A label's value is quoted as JSON quotes, as far as names of models go. */
+/* JSON quoting equals Prometheus' label quoting for the characters of model names. */
 static void set_label(page *p, const char *name) {
     ml_json_out o = { .to = &p->label };
 

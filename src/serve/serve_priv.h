@@ -1,8 +1,8 @@
-/* serve_priv.h - what the files of this room share.
+/* serve_priv.h - declarations shared by the files of this module.
  *
- * A job is one HTTP request that generates; it has a choice for each answer, and each choice
- * is one request to the generator.  A job lives until its reply is complete (or its
- * client gone) and the generator has made its last call for every choice. */
+ * A job is one HTTP request that generates.  It has one choice per answer, and each choice
+ * is one request to the generator.  A job lives until its reply is complete (or its client
+ * has disconnected) and the generator has made its last callback for every choice. */
 #ifndef ML_SERVE_SERVE_PRIV_H
 #define ML_SERVE_SERVE_PRIV_H
 
@@ -23,15 +23,15 @@ typedef struct ml_admin ml_admin;
 typedef struct ml_server_metrics ml_server_metrics;
 typedef struct ml_probe ml_probe;
 
-/* How an API answers. */
+/* The functions of one API. */
 typedef struct ml_api {
     const char *path;
-    ml_status (*read)(ml_job *j, ml_err *err); /* the request, from its body; without
-                                                  choices j->out is the reply */
-    void (*whole)(ml_job *j, ml_json_out *o);  /* the reply, all at once */
-    void (*piece)(ml_job *j, ml_choice *c);    /* a stream: news of c */
-    void (*last)(ml_job *j);                   /* a stream: before [DONE] */
-    void (*release)(ml_choice *c);             /* what c->ud holds; may be NULL */
+    ml_status (*read)(ml_job *j, ml_err *err); /* parses the body; if it makes no choices,
+                                                  j->out is the reply */
+    void (*whole)(ml_job *j, ml_json_out *o);  /* writes a reply that is not streamed */
+    void (*piece)(ml_job *j, ml_choice *c);    /* streams the new output of c */
+    void (*last)(ml_job *j);                   /* streams the events before [DONE] */
+    void (*release)(ml_choice *c);             /* frees c->ud; may be NULL */
 } ml_api;
 
 struct ml_choice {
@@ -41,72 +41,72 @@ struct ml_choice {
     const ml_sampling_params *params;
     const int32_t *prompt;
     int32_t n_prompt;
-    int32_t logprob_start; /* prompt tokens from here on are told of; -1: none */
+    int32_t logprob_start; /* first prompt token to report; -1: none */
     int32_t n_top, n_also;
     const int32_t *also;
-    uint64_t sample;           /* Philox's key within the seed */
-    bool routed[ML_N_ROUTING]; /* what the model chose is told, ... */
-    int32_t routed_from;       /* ... of tokens from this one on */
-    /* with the generator */
+    uint64_t sample;           /* Philox key within the seed */
+    bool routed[ML_N_ROUTING]; /* return the routing record ... */
+    int32_t routed_from;       /* ... of the tokens from this index on */
+    /* the generator's request */
     ml_output_queue box;
     uint64_t ticket;
-    bool open; /* the last call has not come */
-    /* what has come */
+    bool open; /* the generator has not made its last callback */
+    /* output so far */
     ml_logprob_buffer scored, answer; /* of the prompt, of the answer */
     ml_detok *detok;
     ml_stops stops;
-    ml_text chosen[ML_N_ROUTING]; /* i32 rows of what the model chose */
-    ml_text text; /* as clients see it: without what a stop string takes away */
-    bool cut;     /* a stop string was found; no more text */
+    ml_text chosen[ML_N_ROUTING]; /* routing records, i32 rows */
+    ml_text text;                 /* as clients see it: a matched stop string is cut off */
+    bool cut;                     /* a stop string matched; no more text is added */
     ml_finish finish;
     int32_t matched, n_cached, n_preempt;
     uint64_t version;
     double queued_s, first_s, end_s; /* clock; first_s 0: no token yet */
     char message[200];
-    /* a stream: what has left */
+    /* a stream: the part already sent */
     bool begun;
     size_t sent_text;
     int32_t sent_tokens;
-    double next_piece_s; /* clock: a large event is not sent before this */
+    double next_piece_s; /* clock: no large event is sent before this */
     void *ud;            /* the API's */
 };
 
-#define ML_MAX_RID 1024 /* bytes of a request's id */
+#define ML_MAX_RID 1024 /* bytes of a request id */
 
 struct ml_job {
     ml_arena arena;
-    ml_arena scratch;    /* the parsed body, and what is made from it on the way */
+    ml_arena scratch;    /* the parsed body, and temporaries of parsing */
     ml_text raw;         /* the body; parsed values point into it */
-    ml_tokens tokens;    /* of the latest text that was encoded */
-    ml_encoder *encoder; /* of the thread that reads the request; NULL: no tokenizer */
+    ml_tokens tokens;    /* of the last text that was encoded */
+    ml_encoder *encoder; /* of the thread that parses the request; NULL: no tokenizer */
     ml_text_work work;
-    bool away;    /* the text thread has it, ... */
-    bool reading; /* ... to read the request: all but the lists it is in is that thread's */
-    bool aborted; /* while it was read */
-    bool keep_body; /* raw and scratch are needed for the answer */
-    size_t held;    /* bytes that the generator holds for it, as the budget counts them */
-    ml_status st;   /* of reading */
+    bool away;      /* the text thread has the job, ... */
+    bool reading;   /* ... to parse the request: that thread owns all but the list links */
+    bool aborted;   /* while it was parsed */
+    bool keep_body; /* the answer needs raw and scratch */
+    size_t held;    /* bytes reserved from the budget for the generator's requests */
+    ml_status st;   /* of parsing */
     ml_err err;
     ml_server *server;
     ml_job *prev, *next;
-    ml_http_call *call; /* NULL: answered, or the client is gone */
+    ml_http_call *call; /* NULL: answered, or the client has disconnected */
     const ml_api *api;
     const ml_json *body;
-    ml_str rid; /* empty: each choice has one of its own */
+    ml_str rid; /* empty: each choice has its own */
     bool stream, begun;
-    bool other_model;  /* it is refused because it names one that is not here */
+    bool other_model;  /* rejected: it names a model not served here */
     bool busy;         /* its reply is being written */
     ml_choice *choice; /* [n_choice] */
     int32_t n_choice;
-    int32_t n_open; /* choices the generator has not ended */
+    int32_t n_open; /* choices that the generator has not finished */
     double start_s;
     int64_t created; /* Unix time */
     char id[40];
-    ml_text out, event; /* scratch for replies; an event of a stream */
+    ml_text out, event; /* reply buffer; one event of a stream */
     void *ud;           /* the API's */
 };
 
-/* Labels of the latest weights: SGLang's versions are texts. */
+/* Labels of the latest weights: SGLang's weight versions are strings. */
 #define ML_LABELS 16
 typedef struct ml_weight_label {
     uint64_t version;
@@ -123,59 +123,59 @@ struct ml_server {
     ml_encoder *encoder, *text_encoder; /* of the loop and of the text thread; NULL without
                                            a tokenizer */
     ml_text_thread *text;
-    ml_budget budget; /* of bytes of requests in flight */
+    ml_budget budget; /* bytes of requests in flight */
     ml_admin *admin;
     ml_server_metrics *metrics;
     ml_job *jobs;
     ml_probe *probes; /* of /health_generate */
     int64_t n_job;
-    int64_t n_reading;              /* jobs whose requests the text thread reads, or will */
+    int64_t n_reading; /* jobs that the text thread parses or has queued for parsing */
     atomic_uint_fast64_t n_request; /* for ids */
     uint64_t n_unseeded;            /* for Philox keys */
-    uint64_t boot;                  /* tells ids of one run from those of another */
-    pthread_mutex_t
-        label_lock; /* of the two fields below: replies may be written elsewhere */
+    uint64_t boot;                  /* makes the ids of this process unique among runs */
+    /* of the two fields below: other threads write replies, too */
+    pthread_mutex_t label_lock;
     ml_weight_label label[ML_LABELS];
-    int32_t n_label;       /* ever given; the latest are kept */
-    char model_path[4096]; /* where the weights in use came from */
+    int32_t n_label;       /* total ever set; the latest ML_LABELS are kept */
+    char model_path[4096]; /* source of the weights in use */
     int64_t created;       /* Unix time */
     bool draining;
-    bool closing; /* the generator is gone */
+    bool closing; /* the generator has been closed */
     ml_timer *drain_timer;
 };
 
 /* --- server.c --- */
-/* The label of a version, or its number where it has none. */
+/* Writes the label of a version, or its number if it has no label. */
 void ml_server_write_label(ml_server *s, uint64_t version, ml_json_out *o);
 void ml_server_set_label(ml_server *s, uint64_t version, ml_str text);
-/* A job has ended; drains end with the last. */
+/* Called when a job has ended; the last one ends a drain. */
 void ml_server_job_gone(ml_server *s);
 void ml_server_new_id(ml_server *s, const char *prefix, char *out, size_t cap);
 
 /* --- reply.c --- */
 void ml_reply_json(ml_http_call *c, int status, const ml_text *body);
-/* {"error": {"message", "type", "param", "code"}}, as OpenAI's clients read it. */
+/* {"error": {"message", "type", "param", "code"}}, the form that OpenAI clients parse. */
 void ml_reply_error(ml_http_call *c, int status, const char *message);
 void ml_reply_err(ml_http_call *c, const ml_err *err);
-/* 404 with the code that OpenAI has for a model that is not there. */
+/* 404 with OpenAI's code for an unknown model. */
 void ml_reply_no_model(ml_http_call *c, const char *message);
 int ml_http_status_of(ml_status st);
-/* The body as JSON; an empty one is an empty object when `optional`. */
+/* Parses the body as JSON; if `optional`, an empty body is an empty object. */
 ml_status ml_read_body(const ml_json **out, ml_http_call *c, ml_arena *a, bool optional,
                        ml_err *err);
 
 /* --- job.c --- */
-/* Reads the request and hands its choices to the generator, or answers with an error.  From
- * then on the job looks after itself. */
+/* Parses the request and submits its choices to the generator, or replies with an error.
+ * The job owns itself from then on. */
 void ml_job_serve(ml_server *s, ml_http_call *c, const ml_api *api);
-/* n choices, with rids after the job's. */
+/* Makes n choices, with rids derived from the job's. */
 void ml_job_choices(ml_job *j, int32_t n);
-/* Ids are copied for each choice: long ones are refused. */
+/* Ids are copied for each choice, so long ones are rejected. */
 ml_status ml_job_set_rid(ml_job *j, ml_str rid, ml_err *err);
 void ml_job_free(ml_job *j);
-/* A choice has news: the reply goes on, or is sent, and the job may be gone after this. */
+/* A choice has new output: continues the stream or sends the reply.  May free the job. */
 void ml_job_output(ml_job *j, ml_choice *c);
-/* There is no memory for its reply: the client is told, and the generator stops. */
+/* Out of memory for the reply: sends the client an error and aborts the generation. */
 void ml_job_fail(ml_job *j);
 /* Sends an event of a stream. */
 void ml_job_send(ml_job *j, const ml_text *json);
@@ -188,9 +188,9 @@ ml_output_queue_fn ml_choice_output; /* ud: the choice */
 void ml_choice_release(ml_choice *c);
 /* "stop", "length", "abort"; NULL: not yet. */
 const char *ml_choice_finish_word(const ml_choice *c);
-/* What ended it: a token's id, a string, or null. */
+/* Writes what ended the choice: a token id, a stop string, or null. */
 void ml_choice_matched(const ml_choice *c, ml_json_out *o);
-/* The text of one token, as a string of JSON. */
+/* Writes the text of one token as a JSON string. */
 void ml_token_text(const ml_server *s, int32_t id, ml_json_out *o);
 
 /* --- the endpoints --- */
@@ -212,7 +212,7 @@ void ml_probes_free(ml_server *s);
 
 /* --- admin.c --- */
 ml_status ml_admin_open(ml_admin **out, ml_server *s, ml_err *err);
-void ml_admin_close(ml_admin *a); /* NULL is fine; waits for what it is doing */
+void ml_admin_close(ml_admin *a); /* NULL is allowed; waits for the running task */
 
 /* --- serve_metrics.c --- */
 ml_server_metrics *ml_server_metrics_new(ml_arena *a);
@@ -223,7 +223,7 @@ void ml_server_metrics_end(ml_server_metrics *m, const ml_choice *c);
 /* --- meta_info.c --- */
 typedef struct ml_meta_opts {
     bool logprobs, text, entropy;
-    int32_t from; /* answer tokens before this one are left out */
+    int32_t from; /* answer tokens before this index are left out */
 } ml_meta_opts;
 void ml_meta_info_write(const ml_choice *c, ml_meta_opts opts, ml_json_out *o);
 

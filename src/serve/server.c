@@ -11,7 +11,7 @@
 
 #define MAX_HEADER ((size_t)64 << 10)
 #define IDLE_S 300.0
-#define MAX_UNSENT ((size_t)256 << 20) /* a reader this far behind counts as gone */
+#define MAX_UNSENT ((size_t)256 << 20) /* a slower client counts as disconnected */
 
 /* --- routes ----------------------------------------------------------------- */
 
@@ -21,7 +21,7 @@ typedef struct route {
     const char *path;
     unsigned how;
     ml_endpoint *fn;
-    const char *why; /* known from SGLang and not offered: the reason */
+    const char *why; /* an SGLang path that is not supported: the reason */
 } route;
 
 static const char no_push[] =
@@ -80,7 +80,7 @@ static unsigned method_bit(ml_str m) {
                                                        : 0;
 }
 
-/* /v1/models/NAME is a path of its own. */
+/* /v1/models/NAME has the route of /v1/models. */
 static const route *find_route(ml_str path) {
     ml_str models = ml_str_of("/v1/models/");
 
@@ -140,7 +140,7 @@ void ml_server_set_label(ml_server *s, uint64_t version, ml_str text) {
     s->n_label++;
     l->version = version;
     while (n > 0 && n < text.len && ((unsigned char)text.ptr[n] & 0xC0) == 0x80)
-        n--; /* a character is not cut */
+        n--; /* do not split a UTF-8 character */
     snprintf(l->text, sizeof l->text, "%.*s", (int)n, text.ptr);
     pthread_mutex_unlock(&s->label_lock);
 }
@@ -185,7 +185,7 @@ void ml_server_new_id(ml_server *s, const char *prefix, char *out, size_t cap) {
              (unsigned long long)atomic_fetch_add(&s->n_request, 1));
 }
 
-/* --- life ------------------------------------------------------------------- */
+/* --- open, drain, close ----------------------------------------------------- */
 
 static ml_status open_parts(ml_server *s, ml_err *err) {
     ml_http_limits limits = { .max_header = MAX_HEADER,
@@ -249,7 +249,7 @@ int ml_server_port(const ml_server *s) {
     return ml_http_server_port(s->http);
 }
 
-/* The last bytes of the last reply get a moment to leave. */
+/* Time to send the last bytes of the last reply. */
 #define PARTING_S 0.2
 
 static void end_drain(void *ud) {

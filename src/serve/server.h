@@ -1,10 +1,11 @@
-/* server.h - SGLang's native API and OpenAI's, over something that generates.
+/* server.h - an HTTP server with SGLang's native API and OpenAI's, on top of a generator.
  *
- * Requests are read, checked and turned into ml_gen_requests; tokens come back through
- * mailboxes and leave as JSON, whole or streamed.  docs/SERVING.md lists the endpoints.
+ * The server parses and validates requests and turns them into ml_gen_requests; tokens come
+ * back through output queues and are sent as JSON, whole or streamed.  docs/SERVING.md
+ * lists the endpoints.
  *
- * thread: the loop's.  One more thread, the server's own, waits where the generator makes
- * callers wait (pausing, loading weights). */
+ * thread: the event loop's.  The server owns two more threads: one for generator calls that
+ * block (pausing, loading weights; admin.c), and one for large texts (text_thread.h). */
 #ifndef ML_SERVE_SERVER_H
 #define ML_SERVE_SERVER_H
 
@@ -17,51 +18,52 @@
 
 typedef struct ml_server ml_server;
 
-/* Memory that can be given back for a while, as engine/local.h does; zeros where it cannot. */
+/* Functions that release memory and allocate it again later, as in engine/local.h; NULL if
+ * the generator cannot do this. */
 typedef struct ml_server_memory {
     void (*release)(ml_gen *g, bool kv, bool weights);
     ml_status (*take)(ml_gen *g, bool kv, bool weights, ml_err *err);
 } ml_server_memory;
 
-/* Everything pointed at stays the caller's and outlives the server. */
+/* The caller owns everything pointed to, and keeps it alive longer than the server. */
 typedef struct ml_server_opts {
     const char *host;
-    int port;              /* 0: any free one */
-    ml_access_opts access; /* who may use it */
+    int port;              /* 0: any free port */
+    ml_access_opts access; /* keys, hosts and origins that are accepted */
     ml_gen *gen;
     ml_server_memory memory;
     const ml_tokenizer *tokenizer; /* NULL: requests and replies are token ids */
     const ml_chat_template *chat;  /* NULL: no /v1/chat/completions */
     ml_tool_format tools;
-    const struct ml_sampling_params *defaults; /* of OpenAI's requests; NULL: OpenAI's */
+    const struct ml_sampling_params *defaults; /* of OpenAI requests; NULL: OpenAI's */
     int32_t n_vocab, context;
     const char *model_path, *tokenizer_path, *model_name, *model_type;
     const char *load_format, *weight_version;
     const char *const *weight_root; /* requests may name directories below these; */
-    int n_weight_root;              /* 0: below the one that holds the model's */
-    ml_str flags;         /* members of a JSON object, for /server_info; may be empty */
+    int n_weight_root;              /* 0: below the parent of the model's directory */
+    ml_str flags;         /* JSON object members, for /server_info; may be empty */
     const char *version;  /* of this program */
-    uint64_t seed;        /* of requests that name none */
+    uint64_t seed;        /* of requests without a seed */
     size_t max_body;      /* bytes of one request */
-    size_t max_in_flight; /* bytes that all requests in flight hold; 0: no limit */
+    size_t max_in_flight; /* bytes held by all requests in flight; 0: no limit */
     int max_connections;
-    double drain_s;   /* what is in flight may take so long after ml_server_drain */
-    bool incremental; /* streams of /generate carry what is new, not all so far */
+    double drain_s;   /* after ml_server_drain, requests in flight get this long */
+    bool incremental; /* /generate streams only new output in each event, not all so far */
     bool log_requests;
 } ml_server_opts;
 
-/* Versions count up from a label that is a number; larger numbers are refused, so that they
- * neither wrap around nor lose digits in JSON. */
+/* If the label is a number, versions count up from it.  Larger numbers are rejected: they
+ * would wrap around, or lose digits in JSON. */
 #define ML_WEIGHT_VERSION_MAX ((uint64_t)1 << 53)
-/* The number that a label is; 0: it is a name. */
+/* Parses a label as a number; 0: the label is a name. */
 ml_status ml_weight_version_read(uint64_t *out, ml_str label, ml_err *err);
 
 ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts,
                          ml_err *err);
 int ml_server_port(const ml_server *s);
-/* Takes no new requests, lets those in flight end, and stops the loop. */
+/* Accepts no new requests, lets requests in flight finish, then stops the loop. */
 void ml_server_drain(ml_server *s);
-/* After the generator was closed: it makes no calls any more.  NULL is fine. */
+/* Close the generator first, so that it makes no more callbacks.  NULL is allowed. */
 void ml_server_close(ml_server *s);
 
 #endif

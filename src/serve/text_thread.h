@@ -1,9 +1,9 @@
-/* text_thread.h - one thread for work on text that would hold up the event loop.
+/* text_thread.h - one thread for work on text that would block the event loop.
  *
- * Large requests are parsed, rendered and tokenized there, and large replies are written
- * there; small ones are handled on the loop at once.  Work is done in the order it came.
+ * It parses, renders and tokenizes large requests and writes large replies; the event loop
+ * handles small ones itself.  Work runs in FIFO order.
  *
- * thread: the loop's, but for `run`. */
+ * thread: the event loop's, except for `run`. */
 #ifndef ML_SERVE_TEXT_THREAD_H
 #define ML_SERVE_TEXT_THREAD_H
 
@@ -15,18 +15,18 @@ typedef struct ml_text_work ml_text_work;
 
 struct ml_text_work {
     void (*run)(void *ud); /* on the text thread */
-    ml_loop_fn *done;      /* on the loop's, after run */
+    ml_loop_fn *done;      /* on the loop's thread, after run */
     void *ud;
     ml_text_work *next;
 };
 
-/* In `a`. */
+/* Allocated in `a`. */
 ml_status ml_text_thread_open(ml_text_thread **out, ml_loop *l, ml_arena *a, ml_err *err);
-/* Waits for what it is doing; what has not begun is dropped, and `done` of what ended may
- * not be called.  NULL is fine. */
+/* Waits for the running work and drops queued work.  `done` of finished work may not be
+ * called.  NULL is allowed. */
 void ml_text_thread_close(ml_text_thread *t);
 
-/* w stays the caller's and lives until `done`. */
+/* The caller owns w and keeps it alive until `done`. */
 void ml_text_thread_add(ml_text_thread *t, ml_text_work *w);
 
 #endif

@@ -1,4 +1,4 @@
-/* POST /tokenize and /detokenize, in the shapes of SGLang and vLLM. */
+/* POST /tokenize and /detokenize, in the formats of SGLang and vLLM. */
 #include "serve/serve_priv.h"
 
 typedef struct tokenize_body {
@@ -44,7 +44,7 @@ typedef struct ids {
     int32_t n;
 } ids;
 
-/* Each of `all` by fn; a list when there is a list of prompts. */
+/* Writes each of `all` with fn; as a list if the prompts were a list. */
 static void write_each(const ml_job *j, const char *key, const ids *all, int32_t n,
                        bool list, void (*fn)(const ml_job *j, const ids *x, ml_json_out *o),
                        ml_json_out *o) {

@@ -13,7 +13,7 @@ ml_status ml_weight_path_of(const char **out, ml_arena *a, ml_str text, const ch
     return ML_OK;
 }
 
-/* A directory that will be made: plain names below one that exists. */
+/* True if the part of a path that does not exist yet has no "..". */
 static bool are_plain_names(const char *rest) {
     for (const char *p = rest; *p; p += strcspn(p, "/")) {
         p += strspn(p, "/");
@@ -31,7 +31,7 @@ static const char *real_path(ml_arena *a, const char *path) {
     return own;
 }
 
-/* The path with links and ".." resolved as far as it exists; NULL, with errno: it cannot be. */
+/* Resolves links and ".." as far as the path exists; NULL, with errno, on failure. */
 static const char *resolve(ml_arena *a, const char *path) {
     const char *real = real_path(a, path), *rest;
     char *head = ml_arena_str(a, path, strlen(path)), *slash;
@@ -41,7 +41,7 @@ static const char *resolve(ml_arena *a, const char *path) {
         return real;
     while (!real && errno == ENOENT) {
         if (lstat(head, &sb) == 0)
-            return NULL; /* a link to what does not exist */
+            return NULL; /* a dangling link */
         slash = strrchr(head, '/');
         if (slash)
             *slash = 0;
@@ -71,7 +71,7 @@ static bool is_below(const char *path, const char *root) {
     return strncmp(path, root, n) == 0 && (path[n] == '/' || path[n] == 0);
 }
 
-/* A model right below / does not open the whole system. */
+/* A model directly below / is its own root: / as the root would allow every path. */
 static const char *default_root(ml_arena *a, const char *model_path) {
     const char *real = resolve(a, model_path);
     const char *slash = real ? strrchr(real, '/') : NULL;

@@ -1,9 +1,9 @@
-/* weight_path.h - which directories a request may name.
+/* weight_path.h - checks the directories that requests name.
  *
- * Requests that change weights name directories of this machine.  Such a path is resolved, with
- * its links and "..", and must then lie below one of the server's prefixes.
+ * Requests that change weights name directories of this machine.  The server resolves such
+ * a path, with its symbolic links and "..", and the result must be below one of its roots.
  *
- * thread: any; it asks the file system, so not the loop's. */
+ * thread: any but the event loop's: the functions access the file system and may block. */
 #ifndef ML_SERVE_WEIGHT_PATH_H
 #define ML_SERVE_WEIGHT_PATH_H
 
@@ -12,16 +12,16 @@
 #include "base/str.h"
 
 typedef struct ml_weight_roots {
-    const char *const *dir; /* [n]; none: the directory that holds the model's */
+    const char *const *dir; /* [n]; n 0: the parent of the model's directory */
     int n;
     const char *model_path;
 } ml_weight_roots;
 
-/* A string of a request as a path; "member" is its name there.  ML_EUSAGE: it has a NUL. */
+/* Copies a request's string as a path; errors name `member`.  ML_EUSAGE: it has a NUL. */
 ml_status ml_weight_path_of(const char **out, ml_arena *a, ml_str text, const char *member,
                             ml_err *err);
 
-/* Where the path leads.  ML_EUSAGE: not below a root.  It need not exist. */
+/* Resolves the path, which need not exist.  ML_EUSAGE: not below a root. */
 ml_status ml_weight_path_check(const char **out, ml_arena *a, const ml_weight_roots *roots,
                                const char *path, const char *member, ml_err *err);
 

@@ -80,7 +80,7 @@ uint16_t ml_f32_to_f16(float f) {
         return (uint16_t)(sign | 0x7e00u);
     if (a >= 0x477ff000u) /* rounds to 65536 or more */
         return (uint16_t)(sign | 0x7c00u);
-    if (a < 0x38800000u) { /* below 2^-14: adding 0.5 lets the FPU round at 2^-24 */
+    if (a < 0x38800000u) { /* below 2^-14: adding 0.5 makes the FPU round at 2^-24 */
         uint32_t r = bits_of(float_of(a) + 0.5f);
         return (uint16_t)(sign | (r - 0x3f000000u));
     }

@@ -1,14 +1,14 @@
-/* tensor.h - a view of numbers: where they are, what they are, how they lie.
+/* tensor.h - a view of numbers: address, dtype, shape and layout.
  *
  * A tensor never owns its bytes; an ml_buf (device.h) does.  Views are values and are
- * copied freely.  Element order is row-major, except that a linear weight [N, K] (or
- * a stack of them [E, N, K]) may lie in panels of ML_LANES outputs:
+ * copied freely.  Element order is row-major, except that a linear weight [N, K] (or a
+ * stack of them [E, N, K]) may be stored in panels of ML_LANES outputs:
  *
  *     ML_PANELS   [E][ceil(N/16)][K][16]         outputs past N are zero
  *                 [E][ceil(N/16)][K/2][16][2]    bf16 whose K is even: pairs
  *
- * which is what the GEMM kernels read, forward and backward: a vector of pairs becomes two of
- * f32 with one instruction each. */
+ * This is the packed-panel order that the GEMM kernels read, forward and backward.  A
+ * vector of bf16 pairs widens to two f32 vectors with one instruction each. */
 #ifndef ML_TENSOR_TENSOR_H
 #define ML_TENSOR_TENSOR_H
 
@@ -26,7 +26,7 @@ typedef enum ml_dtype { ML_F32, ML_BF16, ML_F16, ML_I32 } ml_dtype;
 typedef enum ml_layout { ML_ROWS, ML_PANELS } ml_layout;
 
 typedef struct ml_tensor {
-    void *data; /* NULL: absent (an optional bias, an output nobody wants) */
+    void *data; /* NULL: absent (an optional bias, an unused output) */
     ml_dtype dtype;
     ml_layout layout;
     int32_t n_dim;
@@ -36,13 +36,13 @@ typedef struct ml_tensor {
 size_t ml_dtype_bytes(ml_dtype t);
 const char *ml_dtype_name(ml_dtype t); /* "f32", "bf16", "f16", "i32" */
 
-/* Elements as seen by shape, and bytes as laid out (padding of panels included). */
+/* Number of elements of the shape; bytes of storage, padding of panels included. */
 int64_t ml_tensor_count(const ml_tensor *t);
 size_t ml_tensor_bytes(const ml_tensor *t);
 
 bool ml_tensor_has_pairs(const ml_tensor *t);
 
-/* The elements of a row: the k-th is at `first + (k >> pair) * step + (k & pair)`. */
+/* Addressing of a row: element k is at `first + (k >> pair) * step + (k & pair)`. */
 typedef struct ml_row_walk {
     int64_t first, step;
     int pair; /* 0 or 1 */

@@ -1,7 +1,8 @@
-/* Sets of about equal weight.  Karmarkar and Karp: keep partial divisions in a heap, the most
- * uneven first; merge the two most uneven so that the heavy sets of one meet the light sets
- * of the other; the last one left is the answer.  All ties are broken by the samples' numbers,
- * as Miles breaks them, so that the result is one and the same everywhere. */
+/* Partitions samples into sets of about equal weight with the largest differencing method
+ * (Karmarkar and Karp, 1982).  A heap holds partial partitions, the most uneven first.
+ * The two most uneven are merged so that heavy sets of one are combined with light sets
+ * of the other, until one partition is left.  Ties are broken by sample number, as in
+ * Miles, so that the result is deterministic. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,10 +12,10 @@
 typedef struct set {
     double sum;
     int32_t n;
-    int32_t *item; /* [n] in the order they came */
+    int32_t *item; /* [n] in order of insertion */
 } set;
 
-/* A division into k sets, the heaviest first. */
+/* A partition into k sets, the heaviest first. */
 typedef struct division {
     set *set; /* [k] */
 } division;
@@ -27,7 +28,7 @@ typedef struct balancer {
     int32_t n_heap;
 } balancer;
 
-/* Below, equal or above: by sum, count, then the samples. */
+/* Negative, zero or positive: compares by sum, count, then sample numbers. */
 static int compare_sets(const set *x, const set *y) {
     if (x->sum != y->sum)
         return x->sum < y->sum ? -1 : 1;
@@ -47,7 +48,7 @@ static double spread(const balancer *b, const division *d) {
     return d->set[0].sum - d->set[b->k - 1].sum;
 }
 
-/* No two divisions are equal: they hold different samples. */
+/* No two partitions compare equal: they hold different samples. */
 static bool more_uneven(const balancer *b, const division *x, const division *y) {
     double sx = spread(b, x), sy = spread(b, y);
     return sx != sy ? sx > sy : compare_sets(&x->set[0], &y->set[0]) > 0;
@@ -85,7 +86,7 @@ static void sort_sets(const balancer *b, division *d) {
     qsort(d->set, (size_t)b->k, sizeof *d->set, heavier_first);
 }
 
-/* One sample in each of the first n sets. */
+/* Puts one sample into each of the first n sets. */
 static division divide(const balancer *b, const int32_t *item, int32_t n) {
     division d = { .set = ML_NEW(b->arena, set, b->k) };
 
@@ -172,7 +173,8 @@ bool ml_pack_greedy(ml_bins *out, ml_arena *a, const double *weight, int32_t n, 
         return false;
     for (int32_t i = 0; equal_size && i < n; i++)
         bias += weight[i];
-    bias += equal_size; /* a sample then weighs more than all lengths: counts stay equal */
+    bias += equal_size; /* each sample then outweighs the sum of all lengths, so that
+                           counts stay equal */
     *out = (ml_bins){ .bin = ML_NEW(a, ml_bin, k), .n = k };
     for (int32_t i = 0; i < k; i++)
         out->bin[i].item = ML_NEW(a, int32_t, n);

@@ -1,6 +1,6 @@
 #include "train/flops.h"
 
-/* Widths between the two matrices of an MLP; gates of attention are no MLP. */
+/* Inner width of an MLP (between its two matrices); gates of attention are not an MLP. */
 static int64_t inner_width(const ml_spec *s, const ml_node *n) {
     const ml_value *v = &s->value[n->out[0]];
 

@@ -39,7 +39,7 @@ static size_t least(size_t a, size_t b) {
 
 /* --- control groups ---------------------------------------------------------- */
 
-/* A version of control groups: what its mounts are called, and its files. */
+/* A version of control groups: its mount type and the names of its files. */
 typedef struct group_kind {
     const char *fstype, *controller; /* NULL: all controllers are in one hierarchy */
     const char *limit, *used, *cache;
@@ -51,8 +51,8 @@ static const group_kind kinds[] = {
       "total_inactive_file " },
 };
 
-/* What one group leaves.  Pages of files that nobody uses are given back when memory is
- * wanted. */
+/* Memory that one group may still allocate.  Inactive pages of the file cache count as
+ * free: the kernel reclaims them. */
 static size_t group_left(const group_kind *k, const char *dir) {
     size_t limit = number_in(dir, k->limit, ""), used = number_in(dir, k->used, "");
     size_t cache = number_in(dir, "memory.stat", k->cache);
@@ -63,7 +63,8 @@ static size_t group_left(const group_kind *k, const char *dir) {
     return limit > used ? limit - used : 0;
 }
 
-/* A group and all around it, up to the first `top` characters, where they are mounted. */
+/* The minimum over a group and its ancestors, up to the mount point (the first `top`
+ * characters of dir). */
 static size_t groups_left(const group_kind *k, ml_text *dir, size_t top) {
     size_t left = SIZE_MAX;
 
@@ -79,7 +80,7 @@ static size_t groups_left(const group_kind *k, ml_text *dir, size_t top) {
     }
 }
 
-/* Whether a list with commas has the word. */
+/* Whether a comma-separated list contains the word. */
 static bool has_word(const char *list, const char *word) {
     size_t n = strlen(word);
 
@@ -89,7 +90,8 @@ static bool has_word(const char *list, const char *word) {
     return false;
 }
 
-/* The group of the process in a hierarchy, from /proc/self/cgroup: "4:memory:/a/b" or "0::/a/b". */
+/* The group of the process in a hierarchy, from /proc/self/cgroup: "4:memory:/a/b" or
+ * "0::/a/b". */
 static bool find_group(const group_kind *k, const char *root, char *out, size_t cap) {
     char line[LINE_BYTES];
     ml_text path = { 0 };
@@ -114,7 +116,8 @@ static bool find_group(const group_kind *k, const char *root, char *out, size_t 
     return found;
 }
 
-/* A line of /proc/self/mountinfo: where the hierarchy is mounted, and which group of it. */
+/* Parses a line of /proc/self/mountinfo: the mount point of the hierarchy and the group
+ * mounted there. */
 static bool is_mount(const group_kind *k, char *line, const char **from, const char **at) {
     char *dash = strstr(line, " - "), *rest = line, *field = NULL;
     const char *type, *options = "";
@@ -134,8 +137,7 @@ static bool is_mount(const group_kind *k, char *line, const char **from, const c
            (!k->controller || has_word(options, k->controller));
 }
 
-/* A group that is not below the one that is mounted cannot be seen: the mount's own is looked
- * at. */
+/* A group outside the mounted subtree is not visible: the mounted group is used instead. */
 static size_t mounted_left(const group_kind *k, const char *root, const char *group,
                            const char *from, const char *at) {
     size_t n = strcmp(from, "/") == 0 ? 0 : strlen(from), top, left;

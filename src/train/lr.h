@@ -1,10 +1,11 @@
-/* lr.h - the learning rate and the weight decay as functions of the samples trained on.
+/* lr.h - learning rate and weight decay as functions of the number of samples trained on.
  *
- * train/ turns samples into weight changes: packing puts them into micro-batches, the
- * trainer runs the plans, the optimizer applies what came out, snapshots carry all of it
- * over a restart.  rl/ calls it; it knows neither rewards nor generation.
+ * The module train/ turns samples into weight updates: packing builds micro-batches, the
+ * trainer runs the plans, the optimizer applies the gradients, snapshots save and restore
+ * all of it.  rl/ calls it; it knows neither rewards nor generation.
  *
- * The rules are Megatron-LM's, which count in samples: an iteration is a global batch.
+ * The schedules are Megatron-LM's, which count in samples: an iteration is a global
+ * batch.
  *
  * thread: immutable after init. */
 #ifndef ML_TRAIN_LR_H
@@ -14,13 +15,13 @@
 
 #include "base/err.h"
 
-/* The order is that of the words in the flag rows. */
+/* In the order of the words in the flag tables. */
 typedef enum ml_lr_style {
     ML_LR_CONSTANT,
     ML_LR_LINEAR,
     ML_LR_COSINE,
     ML_LR_INVERSE_SQRT,
-    ML_LR_WSD, /* warm-up, stable, decay: constant up to the last wsd_decay_iters */
+    ML_LR_WSD, /* warm-up, stable, decay: constant until the last wsd_decay_iters */
 } ml_lr_style;
 
 typedef enum ml_wsd_style {
@@ -42,7 +43,7 @@ typedef struct ml_lr_opts {
     ml_lr_style style;
     int64_t decay_iters; /* 0: train_iters */
     int64_t warmup_iters;
-    double warmup_fraction; /* of the decay; 0: warmup_iters counts */
+    double warmup_fraction; /* of the decay; 0: use warmup_iters */
     int64_t wsd_decay_iters;
     ml_wsd_style wsd_style;
     double start_weight_decay, end_weight_decay;
@@ -54,7 +55,7 @@ typedef struct ml_lr {
     double warmup, decay, wsd_decay, weight_decay_incr; /* in samples */
 } ml_lr;
 
-/* ML_EUSAGE names the flag that does not go together with the others. */
+/* ML_EUSAGE names the flag that conflicts with the others. */
 ml_status ml_lr_init(ml_lr *out, const ml_lr_opts *opts, ml_err *err);
 
 /* For the step that follows n_sample trained samples. */

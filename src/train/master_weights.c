@@ -1,6 +1,6 @@
 #include "train/master_weights.h"
 
-/* What is kept in f32 may be its master itself. */
+/* A weight kept in f32 may equal its master exactly. */
 static bool agrees(float weight, float master) {
     return weight == master || weight == ml_bf16_to_f32(ml_f32_to_bf16(master));
 }

@@ -1,4 +1,4 @@
-/* masters.h - that bf16 weights are what their f32 masters round to.
+/* master_weights.h - checks that bf16 weights are their f32 master weights, rounded.
  *
  * thread: the trainer's, between steps. */
 #ifndef ML_TRAIN_MASTER_WEIGHTS_H
@@ -6,7 +6,7 @@
 
 #include "train/optimizer.h"
 
-/* ML_EFORMAT: the first weight that is not, by its name.  f32 weights are their own masters. */
+/* ML_EFORMAT names the first weight that differs.  f32 weights are their own masters. */
 ml_status ml_master_weights_check(const ml_optimizer *o, ml_err *err);
 
 #endif

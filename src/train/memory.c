@@ -14,7 +14,7 @@ static void add(ml_memory *m, const char *what, size_t bytes) {
     m->total += bytes;
 }
 
-/* What is never in a device's memory. */
+/* Memory that is always the host's, never a device's. */
 static void add_on_host(ml_memory *m, const ml_backend *be, const char *what,
                         size_t bytes) {
     if (be->dev->host)
@@ -23,7 +23,7 @@ static void add_on_host(ml_memory *m, const ml_backend *be, const char *what,
         m->on_host += bytes;
 }
 
-/* A full micro-batch of sequences of some length. */
+/* The capacity of a full micro-batch, at 64 tokens per sequence. */
 static ml_batch_caps caps_for(int64_t tokens) {
     int64_t n_seq = tokens / 64 + 1;
     return (ml_batch_caps){ .n_token = (int32_t)tokens,
@@ -43,7 +43,7 @@ static int64_t tokens_of(const ml_memory_ask *ask, bool score) {
     return n < 1 ? 1 : n;
 }
 
-/* The rows of a model that is trained, in the order of the enumeration. */
+/* The memory rows of a trained model; the tables below have the same order. */
 enum { GRADS, STATE, COPY, ACT, SCRATCH, SCORE_ACT, SCORE_SCRATCH, CHOICES, N_ROW };
 
 static const char *const actor_rows[N_ROW] = {
@@ -102,8 +102,8 @@ static ml_status add_trainer(ml_memory *m, const ml_memory_ask *ask, const ml_sp
     return st;
 }
 
-/* Keys and values and training have the larger of their memories, not the sum.  State that a
- * device gives back waits in the host's memory. */
+/* The KV cache and training use the same memory alternately: the larger of the two
+ * counts, not the sum.  Optimizer state that the device releases is kept in host memory. */
 static void take_turns(ml_memory *m, const ml_memory_ask *ask) {
     m->in_turns = m->trainer < ask->kv_bytes ? m->trainer : ask->kv_bytes;
     m->total -= m->in_turns;
@@ -153,7 +153,7 @@ void ml_memory_text(ml_text *out, const ml_memory *m) {
                        (double)m->on_disk / 0x1p20);
 }
 
-/* --- what there is ---------------------------------------------------------- */
+/* --- available memory ------------------------------------------------------- */
 
 size_t ml_memory_available(const ml_backend *be) {
     return be->dev->available ? be->dev->available(be->dev) : ml_host_memory_left("");
@@ -173,12 +173,12 @@ size_t ml_memory_base(const ml_backend *be) {
     return dev->used ? dev->used(dev) + dev->later : ml_memory_resident();
 }
 
-/* Of the process: getrusage would count what it was before its exec. */
+/* Peak of the process: getrusage would include the peak before exec. */
 size_t ml_memory_peak(const ml_backend *be) {
     return be->dev->peak ? be->dev->peak(be->dev) : own_memory("VmHWM:");
 }
 
-/* --- what to change --------------------------------------------------------- */
+/* --- advice ----------------------------------------------------------------- */
 
 typedef struct remedy {
     const char *flags;
@@ -220,13 +220,13 @@ static const remedy remedies[] = {
 };
 enum { N_REMEDY = sizeof remedies / sizeof *remedies };
 
-/* The total after a change; SIZE_MAX when it cannot even be planned. */
+/* The total after a change; SIZE_MAX if it cannot be planned. */
 static size_t total_with(const ml_memory_ask *ask) {
     ml_memory m;
     return ml_memory_plan(&m, ask, NULL) == ML_OK ? m.total : SIZE_MAX;
 }
 
-/* One change that is enough, or as many as it takes, or that none helps. */
+/* Recommends one sufficient change, or several together, or reports that none suffices. */
 static void advise(ml_text *out, const ml_memory_ask *ask, size_t available) {
     ml_memory_ask all = *ask;
     size_t total = total_with(ask);

@@ -1,8 +1,8 @@
-/* memory.h - what a training run will take, known before it takes anything.
+/* memory.h - estimates the memory of a training run before it allocates anything.
  *
- * Every weight set that the command line implies, gradients, optimizer state, activations
- * and copies, each a row; a run that does not fit is refused before its first step, with
- * what to change.
+ * One row each for every weight set that the command line implies, gradients, optimizer
+ * state, activations and copies.  A run that does not fit is refused before its first
+ * step, with advice on which flags to change.
  *
  * thread: any. */
 #ifndef ML_TRAIN_MEMORY_H
@@ -13,21 +13,21 @@
 typedef struct ml_memory_ask {
     const ml_spec *spec;
     ml_backend *be;
-    size_t weight_bytes;    /* of one set */
-    bool bf16;              /* it holds bf16 weights */
-    const char *const *set; /* names of the sets, "actor" first; NULL at the end */
-    const ml_spec *critic;  /* trained by a trainer of its own; NULL: there is none */
-    size_t critic_bytes;    /* of its weights */
+    size_t weight_bytes;    /* of one weight set */
+    bool bf16;              /* the set holds bf16 weights */
+    const char *const *set; /* names of the weight sets, "actor" first; NULL-terminated */
+    const ml_spec *critic;  /* a critic with its own trainer; NULL: none */
+    size_t critic_bytes;    /* of the critic's weights */
     ml_trainer_opts opts;
     int64_t longest; /* tokens of the longest sample; 0: not known */
-    bool scores;     /* samples are also scored without a step */
+    bool scores;     /* samples are also scored (forward only) */
     bool async_save; /* snapshots are written from a copy */
-    bool saves_ref;  /* a set more is part of them */
+    bool saves_ref;  /* snapshots include the reference weights */
     size_t
-        base_bytes; /* the program, or what a device needs for itself: before any of this */
-    size_t engine_bytes; /* what generation takes of the same memory, beside */
-    size_t kv_bytes;     /* keys and values */
-    bool in_turns; /* which have it while training has none, and the other way round */
+        base_bytes; /* in use before the run: the program, or the device's own overhead */
+    size_t engine_bytes; /* used by generation in the same memory */
+    size_t kv_bytes;     /* KV cache */
+    bool in_turns;       /* the KV cache and training use their memory alternately */
 } ml_memory_ask;
 
 enum { ML_MEMORY_ROWS = 32 };
@@ -39,11 +39,11 @@ typedef struct ml_memory {
     } row[ML_MEMORY_ROWS];
     int n;
     size_t total;
-    size_t trainer;  /* of all rows, what is taken for training alone */
-    size_t in_turns; /* what is less, since two have it in turns */
+    size_t trainer;  /* part of the total that only training needs */
+    size_t in_turns; /* saved by using memory alternately; already subtracted from the
+                        total */
     size_t on_disk;  /* optimizer state in a file, not part of the total */
-    size_t
-        on_host; /* of another device's run: what stays in the program's own memory, too */
+    size_t on_host;  /* for runs on a device: host memory needed in addition */
 } ml_memory;
 
 ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err);
@@ -51,18 +51,18 @@ ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err);
 /* A line per row, and the total. */
 void ml_memory_text(ml_text *out, const ml_memory *m);
 
-/* What may still be taken of the device's memory; of the CPU's, see host_memory.h. */
+/* Free memory of the device; for the CPU see host_memory.h. */
 size_t ml_memory_available(const ml_backend *be);
 
-/* What the process has taken. */
+/* Resident memory of the process. */
 size_t ml_memory_resident(void);
 
-/* Of the memory that models are computed in: what is taken before there is one, and the most that
- * was ever taken.  Of a device, what it needs for itself is part of both. */
+/* Of the memory that models run in: the amount in use before any model is loaded, and the
+ * peak.  For a device, both include its own overhead. */
 size_t ml_memory_base(const ml_backend *be);
 size_t ml_memory_peak(const ml_backend *be);
 
-/* ML_ENOMEM when the plan is larger; names the flag that would make it fit. */
+/* ML_ENOMEM if the plan exceeds `available`; names the flags that would make it fit. */
 ml_status ml_memory_check(const ml_memory_ask *ask, size_t available, ml_err *err);
 
 #endif

@@ -53,7 +53,7 @@ void ml_micro_release(ml_micro *m) {
     *m = (ml_micro){ 0 };
 }
 
-/* Does response token t of the sample have a row in the LM head? */
+/* Whether response token t of the sample has a row in the LM head. */
 static bool scored(const ml_micro *m, const ml_loss_io *io, int32_t t) {
     return m->everywhere || !io->mask || io->mask[t];
 }
@@ -97,7 +97,7 @@ void ml_micro_fill(ml_micro *m, const ml_train_sample *s, const ml_bin *bin,
     }
 }
 
-/* Where the number of a loss row stands: a critic has one for every row. */
+/* Index of a loss row's number: a critic has one for every row. */
 static int32_t place_of(const ml_micro *m, int32_t loss) {
     return m->critic ? m->batch.loss_row[loss] : loss;
 }

@@ -16,7 +16,7 @@ static size_t align64(size_t n) {
 
 /* --- freezing --------------------------------------------------------------- */
 
-/* The first pattern of a list, copied; gives what follows, or NULL at the end. */
+/* Copies the first pattern of a list; returns the rest, or NULL at the end. */
 static const char *next_pattern(const char *list, char *out, size_t cap) {
     size_t n = strcspn(list, ",");
 
@@ -99,7 +99,7 @@ static ml_weights empty_set(ml_optimizer *o) {
     return (ml_weights){ .n = n, .t = ML_NEW(&o->arena, ml_tensor, n), .be = o->be };
 }
 
-/* --- state that a device cannot reach ---------------------------------------- */
+/* --- state outside the device ------------------------------------------------ */
 
 enum { STATE_KINDS = 3, STAGED = 1 << 22 }; /* master and two moments */
 
@@ -136,7 +136,8 @@ static void fill_staged(ml_optimizer *o, int32_t param) {
     }
 }
 
-/* A parameter's master and moments lie together, so that a step walks memory once. */
+/* A parameter's master and moments are adjacent, so that a step reads memory once,
+ * sequentially. */
 static void carve(ml_optimizer *o, unsigned char *at) {
     for (int32_t i = 0; i < o->spec->n_param; i++) {
         ml_tensor t = ml_weights_tensor(&o->spec->param[i], ML_F32, o->be->linear);
@@ -155,7 +156,7 @@ static void carve(ml_optimizer *o, unsigned char *at) {
     }
 }
 
-/* Masters begin as the weights they will be rounded to. */
+/* Initializes the masters from the weights. */
 static void fill_masters(ml_optimizer *o) {
     for (int32_t i = 0; i < o->spec->n_param; i++) {
         if (o->master.t[i].data && o->stage.dev)
@@ -169,7 +170,7 @@ static int64_t blocks_of(int64_t n) {
     return (n + ML_NORM_BLOCK - 1) / ML_NORM_BLOCK;
 }
 
-/* Blocks of all tensors, one after the other. */
+/* Number of blocks of all tensors, in one array. */
 static int64_t all_blocks(const ml_spec *s) {
     int64_t all = 0;
     for (int32_t i = 0; i < s->n_param; i++) {
@@ -317,7 +318,7 @@ static int64_t elements(const ml_tensor *t) {
     return (int64_t)(ml_tensor_bytes(t) / sizeof(float));
 }
 
-/* Values of a gradient that are not finite, looked at in pieces. */
+/* Counts the non-finite values of a gradient, in pieces. */
 static int64_t count_bad(const ml_optimizer *o, const float *x, int64_t n) {
     enum { PIECE = 4096 };
     float piece[PIECE];
@@ -332,7 +333,7 @@ static int64_t count_bad(const ml_optimizer *o, const float *x, int64_t n) {
     return bad;
 }
 
-/* The sums of squares of all blocks, those of a tensor after those of the one before. */
+/* Sums of squares of all blocks, tensor after tensor. */
 static void square_blocks(ml_optimizer *o, const ml_weights *grads) {
     double *block = o->block_buf.ptr;
     int64_t at = 0;
@@ -347,9 +348,10 @@ static void square_blocks(ml_optimizer *o, const ml_weights *grads) {
     o->be->dev->copy_out(o->be->stream, o->block, block, (size_t)at * sizeof *block);
 }
 
-/* Blocks in order within a tensor, tensors in the order of the spec.  The squares of finite
- * f32 cannot overflow in f64: an infinite or undefined sum names a bad gradient.  Backward goes
- * from the last parameter to the first and carries a fault along: the last one is its origin. */
+/* Sums blocks in order within a tensor, and tensors in the order of the spec.  The
+ * squares of finite f32 cannot overflow in f64: an infinite or NaN sum means a bad
+ * gradient.  Backward runs from the last parameter to the first and propagates a fault:
+ * the last bad one is its origin. */
 static void measure(ml_optimizer *o, const ml_weights *grads, double scale,
                     ml_update *out) {
     const double *block = o->block;
@@ -409,7 +411,7 @@ static void update_param(ml_optimizer *o, const ml_optim_param *p, float lr, flo
                                      .grad_scale = scale });
 }
 
-/* Piece by piece: brought to the device, updated, brought back. */
+/* For each piece: copies it to the device, updates it, copies it back. */
 static void update_staged(ml_optimizer *o, const ml_optim_param *p, float lr, float decay,
                           float scale) {
     float *home[] = { o->own_master ? p->master : NULL, p->moment1, p->moment2 };

@@ -11,8 +11,8 @@ static ml_bins no_bins(ml_arena *a, int32_t cap) {
     return (ml_bins){ .bin = ML_NEW(a, ml_bin, cap) };
 }
 
-/* Items of a bin are counted first and given memory after, so that bins cost what they hold:
- * of[i] is the bin of the i-th item in `order`. */
+/* Counts the items of each bin before allocating, so that bins use only the memory they
+ * need: of[i] is the bin of the i-th item in `order`. */
 static void fill_bins(ml_bins *b, ml_arena *a, const int32_t *order, const int32_t *of,
                       int32_t n) {
     for (int32_t i = 0; i < n; i++)
@@ -68,7 +68,7 @@ ml_bins ml_pack_first_fit(ml_arena *a, const int64_t *len, int32_t n, int64_t ca
 ml_bins ml_pack_first_fit_decreasing(ml_arena *a, const int64_t *len, int32_t n,
                                      int64_t cap) {
     int32_t *order = in_order(a, n);
-    int64_t *copy = ML_NEW(a, int64_t, n); /* qsort_r wants its argument writable */
+    int64_t *copy = ML_NEW(a, int64_t, n); /* qsort_r needs a writable argument */
 
     memcpy(copy, len, (size_t)n * sizeof *len);
     if (n)
@@ -76,7 +76,7 @@ ml_bins ml_pack_first_fit_decreasing(ml_arena *a, const int64_t *len, int32_t n,
     return fit(a, len, order, n, cap);
 }
 
-/* --- halving ---------------------------------------------------------------- */
+/* --- splitting -------------------------------------------------------------- */
 
 static int64_t tokens_of(const ml_bin *b, const int64_t *len) {
     int64_t sum = 0;
@@ -98,15 +98,14 @@ static int32_t heaviest(const ml_bins *b, const int64_t *len) {
     return best;
 }
 
-/* Longest first, each into the lighter half; equal lengths keep their order. */
+/* Longest first, each into the lighter half; items of equal length keep their order. */
 static void halve(ml_bin *bin, ml_bin *right, ml_arena *a, const int64_t *len) {
     int32_t n = bin->n, *item = bin->item, *left = ML_NEW(a, int32_t, n);
     int64_t sum[2] = { 0, 0 };
 
     right->item = ML_NEW(a, int32_t, n);
     right->n = bin->n = 0;
-    for (int32_t i = 1; i < n;
-         i++) /* an insertion sort: bins are small, and it is stable */
+    for (int32_t i = 1; i < n; i++) /* insertion sort: bins are small, and it is stable */
         for (int32_t k = i; k > 0 && len[item[k - 1]] < len[item[k]]; k--) {
             int32_t swap = item[k];
             item[k] = item[k - 1];
@@ -140,14 +139,15 @@ void ml_pack_expand(ml_bins *bins, ml_arena *a, const int64_t *len, int32_t targ
 
 /* --- the schedule ----------------------------------------------------------- */
 
-/* rank[i]: the order in which the sample's rollout first appears; gives how many there are. */
+/* rank[i]: the order in which the sample's rollout first appears; returns the number of
+ * rollouts. */
 static int64_t number_rollouts(ml_arena *a, const int64_t *rollout, int32_t n,
                                int64_t *rank) {
     int64_t *seen = ML_NEW(a, int64_t, n), n_seen = 0;
 
     for (int32_t i = 0; i < n; i++) {
         int64_t k = 0;
-        /* Samples of a rollout stand together almost always: look at the latest first. */
+        /* Samples of a rollout are almost always adjacent: search from the latest. */
         while (k < n_seen && seen[n_seen - 1 - k] != rollout[i])
             k++;
         if (k == n_seen) {
@@ -159,7 +159,7 @@ static int64_t number_rollouts(ml_arena *a, const int64_t *rollout, int32_t n,
     return n_seen;
 }
 
-/* The samples of one step, rollout by rollout, as lists of their own. */
+/* The samples of one step, rollout by rollout, as separate arrays. */
 typedef struct step_samples {
     int32_t n;
     int32_t *sample; /* [n] */
@@ -198,7 +198,8 @@ static ml_bins chunks(ml_arena *a, const step_samples *s, int64_t size) {
     return b;
 }
 
-/* As many bins as the tokens need, of equal cost; the limit of tokens is not enforced. */
+/* As many bins as the token count requires, of equal cost; the token limit is not
+ * enforced. */
 static ml_bins bins_by_cost(ml_arena *a, const step_samples *s, int64_t cap) {
     int64_t tokens = 0, n;
     ml_bins b;
@@ -213,7 +214,7 @@ static ml_bins bins_by_cost(ml_arena *a, const step_samples *s, int64_t cap) {
     return b;
 }
 
-/* Which rank each bin goes to, as bins of bins. */
+/* Assigns bins to ranks, as bins of bins. */
 static void deal(ml_bins *out, ml_arena *a, const ml_bins *bins, const step_samples *s,
                  const ml_schedule_opts *o, int32_t n_rank) {
     double *weight = ML_NEW(a, double, bins->n);
@@ -256,8 +257,8 @@ static ml_status pack_step(ml_bins *out, ml_arena *a, const step_samples *s,
     return ML_OK;
 }
 
-/* Samples with and without a gradient in micro-batches of their own.  Those with one keep
- * their order, which is that of the sums of a weight's gradient. */
+/* Puts samples with and without a gradient into separate micro-batches.  Those with one
+ * keep their order, in which their gradients are summed. */
 static ml_bins set_apart(ml_arena *a, const ml_bins *bins, const int64_t *len,
                          const ml_schedule_opts *o) {
     int64_t sum = 0, cap = o->max_tokens * (o->n_context ? o->n_context : 1);
@@ -290,7 +291,7 @@ static ml_bins set_apart(ml_arena *a, const ml_bins *bins, const int64_t *len,
     return out;
 }
 
-/* Does the step have samples of both kinds? */
+/* Whether the step has samples with and without a gradient. */
 static bool is_mixed(const step_samples *s, const uint8_t *idle) {
     int32_t n = 0;
 

@@ -1,10 +1,11 @@
-/* packing.h - which samples share a micro-batch, and which rank gets it.
+/* packing.h - assigns samples to micro-batches and micro-batches to ranks.
  *
- * The rules are Miles', to the tie, so that a run packs as its users know it: bins by
- * first fit of descending lengths, split until every rank has as many, dealt out in turn
- * or balanced by Karmarkar and Karp's differencing.  Results live in the arena given.
+ * The rules are exactly Miles', ties included, so that a run is packed the same way:
+ * first-fit-decreasing bin packing, bins split until every rank has equally many,
+ * assigned round-robin or balanced by Karmarkar-Karp differencing.  Results are allocated
+ * in the given arena.
  *
- * thread: any; nothing is kept. */
+ * thread: any; no state. */
 #ifndef ML_TRAIN_PACKING_H
 #define ML_TRAIN_PACKING_H
 
@@ -15,7 +16,7 @@
 #include "base/err.h"
 
 typedef struct ml_bin {
-    int32_t *item; /* [n] numbers of samples */
+    int32_t *item; /* [n] sample numbers */
     int32_t n;
 } ml_bin;
 
@@ -24,38 +25,41 @@ typedef struct ml_bins {
     int32_t n;
 } ml_bins;
 
-/* In the order given, each into the first bin it fits; one that is longer than a bin goes
- * alone. */
+/* First fit: in the given order, each sample goes into the first bin with enough space; a
+ * sample longer than a bin gets its own. */
 ml_bins ml_pack_first_fit(ml_arena *a, const int64_t *len, int32_t n, int64_t cap);
-/* The same, longest first. */
+/* First-fit-decreasing: the same, longest first. */
 ml_bins ml_pack_first_fit_decreasing(ml_arena *a, const int64_t *len, int32_t n,
                                      int64_t cap);
-/* Halves the heaviest bins until there are `target`, or nothing can be halved. */
+/* Splits the heaviest bins in half until there are `target`, or no bin can be split. */
 void ml_pack_expand(ml_bins *bins, ml_arena *a, const int64_t *len, int32_t target);
 
-/* k sets of about equal weight; equal_size: of equal count too.  False when n is too small
- * for k sets, or no multiple of k where sizes must be equal. */
+/* Karmarkar-Karp: k sets of about equal weight; equal_size: also of equal count.  False
+ * if n is too small for k sets, or not a multiple of k when sizes must be equal. */
 bool ml_pack_balance(ml_bins *out, ml_arena *a, const double *weight, int32_t n, int32_t k,
                      bool equal_size);
-/* The same in the order given: each to the lightest set so far. */
+/* Greedy variant, in the given order: each sample goes to the lightest set so far. */
 bool ml_pack_greedy(ml_bins *out, ml_arena *a, const double *weight, int32_t n, int32_t k,
                     bool equal_size);
 
 /* The micro-batches of one or several optimizer steps, on all ranks. */
 typedef struct ml_schedule_opts {
-    int64_t global_batch_size; /* rollouts of a step */
-    bool one_step;             /* all of them, instead */
-    bool dynamic;              /* micro-batches by tokens, else by count */
-    int64_t max_tokens;        /* of a micro-batch, on one rank */
-    int64_t micro_batch_size;  /* samples, when not dynamic */
-    bool balance;              /* by tokens, over ranks */
-    bool by_flops;             /* for the trainer, which then fills in the cost */
-    bool allow_partial;        /* rollouts left over make a last, smaller step */
-    int32_t n_rank, n_context; /* 0: 1; ranks that share a sequence multiply max_tokens */
-    int32_t align;             /* micro-batches of a rank are a multiple of it; 0: 1 */
-    const double *cost;        /* [n] balance by it instead of by tokens; NULL: tokens */
-    const uint8_t *idle; /* [n] 1: has no gradient, and shares no micro-batch with samples
-                            that have one; NULL: none is.  On one rank only */
+    int64_t global_batch_size; /* rollouts per step */
+    bool one_step;             /* all rollouts in one step, instead */
+    bool dynamic;              /* micro-batches limited by tokens; false: by count */
+    int64_t max_tokens;        /* of a micro-batch, per rank */
+    int64_t micro_batch_size;  /* samples per micro-batch, if not dynamic */
+    bool balance;              /* balance the ranks by tokens */
+    bool by_flops;             /* balance by FLOPs; the trainer then fills in the cost */
+    bool allow_partial;        /* remaining rollouts form a last, smaller step */
+    int32_t n_rank, n_context; /* 0: 1; n_context ranks share a sequence, which
+                                  multiplies max_tokens */
+    int32_t align;             /* the number of micro-batches of a rank is a multiple of
+                                  it; 0: 1 */
+    const double *cost;        /* [n] balance by cost; NULL: by tokens */
+    const uint8_t *idle;       /* [n] 1: has no gradient, and shares no micro-batch with
+                                  samples that have one; NULL: none is idle. Only for one
+                                  rank */
 } ml_schedule_opts;
 
 typedef struct ml_schedule_step {
@@ -68,8 +72,8 @@ typedef struct ml_schedule {
     int32_t n_step, n_rank;
 } ml_schedule;
 
-/* Samples of one rollout (equal numbers in `rollout`) stay in one step.  ML_EUSAGE when the
- * samples cannot be laid out as asked. */
+/* Samples of one rollout (equal numbers in `rollout`) stay in one step.  ML_EUSAGE if the
+ * samples cannot be scheduled with these options. */
 ml_status ml_schedule_build(ml_schedule *out, ml_arena *a, const int64_t *len /* [n] */,
                             const int64_t *rollout /* [n] */, int32_t n,
                             const ml_schedule_opts *opts, ml_err *err);

@@ -25,7 +25,7 @@ size_t ml_routing_replay_bytes(const ml_spec *s, const bool *routes, int64_t n_t
     return (size_t)(2 * n * n_token) * sizeof(int32_t);
 }
 
-/* Token t of a sample, row `row` of n in the batch. */
+/* Copies the routing of token t of a sample to row `row` of n in the batch. */
 static void give_token(ml_routing_replay *c, int route, const ml_token_routing *x,
                        int32_t t, int64_t row, int64_t n) {
     int64_t k = c->of[route].top_k, n_layer = c->of[route].n_layer;
@@ -62,7 +62,7 @@ void ml_routing_replay_ask(ml_routing_replay *c, ml_run *run, const ml_train_sam
         if (c->of[r].chosen && records(s, bin, r)) {
             int64_t width = (int64_t)c->of[r].n_layer * c->of[r].top_k;
             run->chosen[r] = c->of[r].chosen;
-            memset(c->of[r].chosen, 0, /* layers that choose nothing write nothing */
+            memset(c->of[r].chosen, 0, /* layers without routing write nothing */
                    (size_t)(width * run->rows->n_token) * sizeof(int32_t));
         }
 }
@@ -82,9 +82,9 @@ void ml_routing_replay_record(const ml_routing_replay *c, const ml_run *run,
     }
 }
 
-/* --- what others have recorded ---------------------------------------------- */
+/* --- validation of recorded routing ----------------------------------------- */
 
-/* Different ones of n. */
+/* Whether the k numbers are distinct and below n. */
 static bool is_choice(const int32_t *pick, int32_t k, int32_t n) {
     for (int32_t i = 0; i < k; i++) {
         if (pick[i] < 0 || pick[i] >= n)
@@ -96,7 +96,8 @@ static bool is_choice(const int32_t *pick, int32_t k, int32_t n) {
     return true;
 }
 
-/* Of a layer: different ones of n_expert, or keys up to the token's own, then -1. */
+/* Checks the routing of a layer: distinct experts below n_expert, or indexer keys up to
+ * the token's own position, then -1. */
 static ml_status check_layer(const ml_node *node, const int32_t *row, int32_t n,
                              int64_t width, ml_err *err) {
     bool keys = node->op == ML_OP_INDEX;

@@ -5,7 +5,7 @@
 
 #define PIECE_BYTES ((size_t)1 << 20)
 
-/* --- what is saved ---------------------------------------------------------- */
+/* --- view and copy ---------------------------------------------------------- */
 
 void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *from,
                          const ml_weights *ref, bool optim) {
@@ -53,7 +53,7 @@ static void copy_set(ml_weights *w, ml_backend *be, ml_arena *a, unsigned char *
         *at += align64(bytes);
     }
     w->t = t;
-    w->be = NULL; /* in our own memory */
+    w->be = NULL; /* in host memory */
 }
 
 ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_backend *be, ml_arena *a, ml_err *err) {
@@ -86,7 +86,7 @@ void ml_save_buffer_release(ml_save_buffer *m) {
 
 /* --- tensors ---------------------------------------------------------------- */
 
-/* A file that is being written. */
+/* A file being written. */
 typedef struct tensor_file {
     const ml_save_buffer *image;
     ml_arena *arena;
@@ -97,7 +97,7 @@ typedef struct tensor_file {
     size_t piece_bytes;
 } tensor_file;
 
-/* A master is stored where the checkpoint's own copy of the weight loses bits. */
+/* A master is stored if the checkpoint's copy of the weight loses bits. */
 static bool stored(const ml_save_buffer *m, int k, int32_t i, int32_t e) {
     const ml_st_tensor *t;
     char name[512];

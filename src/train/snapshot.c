@@ -8,7 +8,7 @@
 #include "base/dir.h"
 #include "train/snapshot_priv.h"
 
-/* torch's names for the moments. */
+/* PyTorch's names for the moments. */
 const char *const ml_snapshot_prefix[ML_STATE_SETS] = { "master", "exp_avg", "exp_avg_sq",
                                                         "reference" };
 
@@ -51,7 +51,7 @@ int64_t ml_snapshot_number(const char *name) {
 
 /* --- the tracker ------------------------------------------------------------ */
 
-/* Without a tracker there must be no snapshot either: which one is complete and newest is not
+/* Without a tracker there must be no snapshot either: the newest complete one is not
  * guessed. */
 static ml_status no_tracker(const char *dir, ml_err *err) {
     ml_names names = { 0 };
@@ -113,9 +113,9 @@ ml_status ml_snapshot_latest(int64_t *out, const char *dir, ml_err *err) {
     return st;
 }
 
-/* --- what crashes leave ----------------------------------------------------- */
+/* --- cleanup after a crash -------------------------------------------------- */
 
-/* "iter_", digits and then `rest`. */
+/* Matches "iter_" and digits; returns the rest. */
 static const char *after_number(const char *name) {
     size_t n = strncmp(name, "iter_", 5) == 0 ? strspn(name + 5, "0123456789") : 0;
     return n ? name + 5 + n : "";

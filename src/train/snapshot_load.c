@@ -32,13 +32,13 @@ static ml_status check_line(const char *path, ml_str line, const char *name, ml_
     return st;
 }
 
-/* What the directory has, and which of it was listed. */
+/* The files of the directory, and which of them the checksums list. */
 typedef struct listing {
     ml_names names;
     bool *seen; /* [names.n] */
 } listing;
 
-/* Finds the name at the end of a line among the files, none of which is listed twice. */
+/* Finds the name at the end of a line among the files; no file may be listed twice. */
 static ml_status find_listed(listing *l, int32_t *out, const char *path, ml_str line,
                              ml_err *err) {
     ml_str name = ml_snapshot_listed(line);
@@ -122,7 +122,7 @@ static ml_status load_tensor(const ml_weights *w, const ml_param *p, int32_t i, 
                (size_t)(n * cols) * sizeof *piece);
         ml_weights_pack(w, i, e, r, n, piece);
     }
-    ml_st_forget(f, t); /* the file beside the state it holds would be the state twice */
+    ml_st_forget(f, t); /* drop the file's pages: keeping them would hold the state twice */
     return ML_OK;
 }
 
@@ -136,7 +136,7 @@ static int64_t widest(const ml_spec *s) {
     return most;
 }
 
-/* Why a tensor of the set is not there. */
+/* Explains why a tensor of the set is missing. */
 static const char *why_missing(int k) {
     return k == ML_STATE_REFERENCE
                ? "the run that saved it had no --ref-update-interval"

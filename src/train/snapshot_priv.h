@@ -1,4 +1,4 @@
-/* snapshot_priv.h - what writing and reading a snapshot share. */
+/* snapshot_priv.h - shared by writing and reading snapshots. */
 #ifndef ML_TRAIN_SNAPSHOT_PRIV_H
 #define ML_TRAIN_SNAPSHOT_PRIV_H
 
@@ -8,9 +8,9 @@
 #define ML_SNAPSHOT_TENSORS "trainer.safetensors"
 #define ML_SNAPSHOT_STATE "state.json"
 #define ML_SNAPSHOT_SUMS "checksums.crc64"
-#define ML_SNAPSHOT_TEMP ".tmp-" /* after the name of a directory that is not complete */
+#define ML_SNAPSHOT_TEMP ".tmp-" /* suffix of an incomplete directory's name */
 
-/* The sets of trainer.safetensors: "master.NAME" and so on. */
+/* The weight sets in trainer.safetensors: "master.NAME" and so on. */
 enum {
     ML_STATE_MASTER,
     ML_STATE_MOMENT1,
@@ -20,31 +20,33 @@ enum {
 };
 extern const char *const ml_snapshot_prefix[ML_STATE_SETS];
 
-/* The tensor of set k for member e of a parameter, in buf. */
+/* The name of the tensor of set k for member e of a parameter, in buf. */
 const char *ml_snapshot_tensor(char *buf, size_t cap, int k, const ml_param *p, int32_t e);
 
-/* "CHECKSUM BYTES NAME" of a file, appended. */
+/* Appends "CHECKSUM BYTES NAME" of a file. */
 ml_status ml_snapshot_sum(ml_text *out, const char *path, const char *name, ml_err *err);
 
-/* A trainer as it stands, or a copy of it. */
+/* A view of a trainer's state, or a copy of it. */
 typedef struct ml_save_buffer {
     const ml_spec *spec;
     const ml_checkpoint *from;
     ml_weights weights, set[ML_STATE_SETS]; /* a set without tensors is not saved */
     bool own_master;
     int64_t n_step, n_sample;
-    void *stage; /* what it was copied to */
+    void *stage; /* memory of the copy */
     size_t stage_bytes;
 } ml_save_buffer;
 
-/* Looks at the trainer; `optim`: its optimizer's state, too.  ref: NULL, or a reference. */
+/* Takes a view of the trainer; `optim`: with the optimizer's state.  ref: a reference, or
+ * NULL. */
 void ml_save_buffer_take(ml_save_buffer *m, ml_trainer *t, const ml_checkpoint *from,
                          const ml_weights *ref, bool optim);
-/* From here on the trainer may go on. */
+/* Copies the state; the trainer may continue afterwards. */
 ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_backend *be, ml_arena *a, ml_err *err);
-/* All but the weights, as trainer.safetensors in dir; no file when there is nothing. */
+/* Writes everything but the weights as trainer.safetensors in dir; no file if there is
+ * nothing. */
 ml_status ml_save_buffer_write(const ml_save_buffer *m, const char *dir, ml_arena *a,
                                ml_err *err);
-void ml_save_buffer_release(ml_save_buffer *m); /* zeros are fine */
+void ml_save_buffer_release(ml_save_buffer *m); /* zero-initialized is allowed */
 
 #endif

@@ -15,14 +15,14 @@
 #define TEMP ML_SNAPSHOT_TEMP
 #define ROLLOUT_ID "{rollout_id}"
 
-/* A directory of snapshots, and the one that is being written there. */
+/* A directory of snapshots, and the snapshot being written there. */
 typedef struct place {
     const char *dir;
     ml_save_buffer image;
     ml_text state; /* state.json */
 } place;
 
-/* The actor is written last: its tracker makes a save count. */
+/* The actor is written last: its tracker commits the save. */
 enum { CRITIC, ACTOR, N_PLACE };
 
 struct ml_saver {
@@ -62,7 +62,7 @@ static ml_status write_hf(ml_saver *s, const ml_save_buffer *m, const char *dir,
 
     if (st == ML_OK)
         st = ml_export_hf(&m->weights, m->spec, m->from, &hf, err);
-    /* A run may have started from a snapshot, whose state was copied along. */
+    /* If the run started from a snapshot, its state files were copied too. */
     unlink(ml_arena_printf(&s->arena, "%s/%s", dir, ML_SNAPSHOT_STATE));
     unlink(ml_arena_printf(&s->arena, "%s/%s", dir, ML_SNAPSHOT_SUMS));
     return st;
@@ -80,7 +80,7 @@ static ml_status write_files(ml_saver *s, const place *p, const char *dir, ml_er
     return st == ML_OK ? ml_dir_sync(dir, err) : st;
 }
 
-/* A directory that is being removed must not look like a snapshot. */
+/* A directory being removed must not look like a snapshot. */
 static ml_status remove_snapshot(ml_saver *s, const char *dir, const char *name,
                                  ml_err *err) {
     const char *path = ml_arena_printf(&s->arena, "%s/%s", dir, name);
@@ -97,7 +97,7 @@ static bool retained(const ml_saver_opts *o, int64_t iteration) {
 }
 
 static ml_status remove_older(ml_saver *s, const char *dir, ml_err *err) {
-    /* Who retains some does without the others. */
+    /* With retain_interval alone, only the newest of the others is kept. */
     int32_t keep = s->opts.retain_interval && !s->opts.keep_last ? 1 : s->opts.keep_last;
     ml_names names;
     ml_status st;
@@ -116,12 +116,12 @@ static ml_status remove_older(ml_saver *s, const char *dir, ml_err *err) {
     return st;
 }
 
-/* The name under which a directory grows. */
+/* The temporary name of a directory being written. */
 static const char *temp_of(ml_saver *s, const char *path) {
     return ml_arena_printf(&s->arena, "%s" TEMP "%ld", path, (long)getpid());
 }
 
-/* A snapshot is never without a tracker, not even the first one. */
+/* Snapshots never exist without a tracker, not even the first one. */
 static ml_status begin_tracker(ml_saver *s, const char *dir, ml_err *err) {
     const char *path = ml_arena_printf(&s->arena, "%s/%s", dir, ML_SNAPSHOT_TRACKER);
     return access(path, F_OK) == 0 ? ML_OK : ml_file_replace(path, ml_str_of("-1"), err);
@@ -148,7 +148,7 @@ static ml_status write_place(ml_saver *s, const place *p, ml_err *err) {
     return st;
 }
 
-/* The weights alone, where --save-hf says. */
+/* Writes the weights alone, for --save-hf. */
 static ml_status write_copy(ml_saver *s, ml_err *err) {
     ml_text path = { 0 };
     const char *temp;
@@ -158,7 +158,7 @@ static ml_status write_copy(ml_saver *s, ml_err *err) {
         return ML_OK;
     ml_text_fill(&path, s->opts.hf, ROLLOUT_ID, s->iteration);
     temp = temp_of(s, path.ptr);
-    ml_dir_remove(temp, NULL); /* of a process that died with this very number */
+    ml_dir_remove(temp, NULL); /* left by a process that died with this number */
     st = write_hf(s, &s->place[ACTOR].image, temp, err);
     if (st == ML_OK)
         st = ml_dir_replace(temp, path.ptr, err);
@@ -168,7 +168,7 @@ static ml_status write_copy(ml_saver *s, ml_err *err) {
     return st;
 }
 
-/* Nothing of the save before goes until all of this one is there. */
+/* Nothing of the previous save is removed until this one is complete. */
 static ml_status write_all(void *ud, ml_err *err) {
     ml_saver *s = ud;
     ml_status st = write_copy(s, err);
@@ -182,11 +182,11 @@ static ml_status write_all(void *ud, ml_err *err) {
     return st;
 }
 
-/* --- life ------------------------------------------------------------------- */
+/* --- open, save, close ------------------------------------------------------ */
 
-/* Whether a name is `form` with a number in place of {rollout_id}, and then that of a temporary
- * directory of a process of this machine that is no longer there.  The weights alone are written
- * beside --save, where another run may write, too. */
+/* Whether a name is `form` with a number in place of {rollout_id}, followed by the suffix
+ * of a temporary directory whose process, on this machine, no longer exists.  The weights
+ * alone are written outside --save, where another run may write as well. */
 static bool is_dead_copy(const char *form, const char *name) {
     const char *number = strstr(form, ROLLOUT_ID), *rest = number + strlen(ROLLOUT_ID);
     size_t head = (size_t)(number - form), digits;
@@ -212,7 +212,8 @@ static ml_status tidy_copies(ml_saver *s, ml_err *err) {
     struct stat sb;
     const char *dir;
 
-    if (!slash || !strstr(slash, ROLLOUT_ID)) /* or each has a directory of its own */
+    if (!slash || !strstr(slash, ROLLOUT_ID)) /* the id is in a parent directory: each
+                                                 copy has its own */
         return ML_OK;
     dir = ml_arena_str(&s->arena, s->opts.hf, (size_t)(slash - s->opts.hf));
     if (stat(dir, &sb) != 0)
@@ -264,7 +265,7 @@ static void describe(place *p, const ml_save_state *state) {
                    state->config.ptr);
 }
 
-/* With a copy the trainer may go on. */
+/* After a copy the trainer may continue. */
 static ml_status take_place(ml_saver *s, int i, const ml_save_models *m,
                             const ml_save_state *state, ml_err *err) {
     place *p = &s->place[i];

@@ -23,13 +23,13 @@ struct ml_trainer {
     ml_lr lr;
     ml_optimizer optimizer;
     ml_weights grads;
-    ml_buf embed_buf; /* of a tied table: its gradient as an embedding, see plan.h */
+    ml_buf embed_buf; /* gradient of a tied table as an embedding, see plan.h */
     ml_tensor embed_grad;
     runner train, score;
     int64_t n_sample;
-    ml_work_count *tally; /* of micro-batches; NULL: nobody counts */
+    ml_work_count *tally; /* counts micro-batches; NULL: not counted */
     bool released;
-    ml_arena arena; /* of what grads has beside its numbers */
+    ml_arena arena; /* for the tensor table of grads */
 };
 
 static float temperature_of(const ml_trainer *t) {
@@ -78,14 +78,14 @@ static void zero_grads(ml_trainer *t) {
         t->be->optim->zero(t->be->stream, t->embed_buf.ptr, t->embed_buf.bytes);
 }
 
-/* The two gradients of a tied table become one. */
+/* Adds the two gradients of a tied table. */
 static void join_grads(ml_trainer *t) {
     if (t->embed_buf.ptr)
         t->be->optim->add(t->be->stream, t->grads.t[tied_table(t->spec)].data,
                           t->embed_buf.ptr, (int64_t)(t->embed_buf.bytes / sizeof(float)));
 }
 
-/* --- life ------------------------------------------------------------------- */
+/* --- open and close --------------------------------------------------------- */
 
 ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_backend *be,
                           const ml_trainer_opts *opts, ml_err *err) {
@@ -186,7 +186,8 @@ static bool covers(ml_batch_caps a, ml_batch_caps b) {
            a.n_page >= b.n_page;
 }
 
-/* A plan is laid out for a largest batch; one that is outgrown is made anew, larger. */
+/* A plan is built for a maximum batch; when a batch exceeds it, a larger plan replaces
+ * it. */
 static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_caps need,
                              ml_err *err) {
     ml_plan_opts opts = { .backward = backward,
@@ -279,7 +280,7 @@ ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a
     return ml_schedule_build(out, a, lengths(a, s, n), rollout, n, &opts, err);
 }
 
-/* Scoring has no steps: samples are packed as tightly as the limit allows. */
+/* Scoring has no steps: samples are packed as tightly as the token limit allows. */
 static ml_bins pack_for_scoring(const ml_trainer *t, ml_arena *a, const ml_train_sample *s,
                                 int32_t n) {
     const ml_schedule_opts *b = &t->opts.batch;
@@ -325,8 +326,8 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
 
 /* --- a step ----------------------------------------------------------------- */
 
-/* The terms of a step's samples, at their numbers; the sum is taken in that order, so that
- * packing does not show in it. */
+/* The loss terms of a step's samples, by sample number; they are summed in that order, so
+ * that the result does not depend on packing. */
 typedef struct loss_terms {
     double *term;
     int32_t n;
@@ -342,7 +343,7 @@ static loss_terms no_terms(ml_arena *a, const ml_bins *micro) {
     return x;
 }
 
-/* What the model says of a token, and the loss's derivative by it. */
+/* The model's output for a token, and the derivative of the loss with respect to it. */
 static float said(const ml_loss_io *io, int32_t t) {
     return io->value ? io->value[t] : io->logprob[t];
 }
@@ -394,7 +395,7 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
     out->n_token += m->batch.rows.n_token;
     out->n_loss += m->batch.rows.n_loss;
     for (int i = 0; i < ML_N_ROUTING; i++)
-        run.given[i] = m->choices.of[i].given; /* what is computed again takes them too */
+        run.given[i] = m->choices.of[i].given; /* recomputation replays them too */
     /* Derivatives that are all 0 would add 0 to every gradient. */
     if (!ml_micro_collect(m))
         out->n_idle += m->n_sample;
@@ -428,7 +429,7 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     return st;
 }
 
-/* The op that a parameter belongs to. */
+/* The op that uses a parameter. */
 static const char *op_of(const ml_spec *s, int32_t param) {
     for (int32_t i = 0; i < s->n_node; i++)
         for (int k = 0; k < ML_OP_W; k++)

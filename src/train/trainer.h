@@ -1,13 +1,13 @@
-/* trainer.h - the training side of a model: scores samples, and steps on a loss.
+/* trainer.h - trains a model: scores samples and takes optimizer steps on a loss.
  *
- * A step runs the samples through a plan, micro-batch by micro-batch, hands each one's
- * log-probs and entropies to the loss, takes the derivatives back through the plan into
- * one set of f32 gradients, and lets the optimizer apply them.  The forward is the one
- * that scores and generates, so for the same weights the log-probs are the same bits, in
- * any packing.  Each weight's gradient is one chain of sums over tokens: cutting the same
- * order of samples into other micro-batches does not change it.
+ * A step runs the samples through a plan, micro-batch by micro-batch, passes each one's
+ * log-probs and entropies to the loss, propagates the derivatives back into one set of
+ * f32 gradients, and calls the optimizer.  Scoring and generation use the same forward,
+ * so for the same weights the log-probs are bit-identical in any packing.  Each weight's
+ * gradient is a sum over tokens in a fixed order: splitting the same order of samples
+ * into other micro-batches does not change it.
  *
- * The weights are the caller's (an engine may read the same set between steps); the
+ * The caller owns the weights (an engine may read the same set between steps); the
  * trainer owns gradients, optimizer state and plans.
  *
  * thread: one owner, on the backend's stream. */
@@ -26,81 +26,84 @@ typedef struct ml_trainer_opts {
     ml_optimizer_opts optimizer;
     ml_lr_opts lr;
     double temperature;       /* logits are divided by it; 0: 1 */
-    ml_schedule_opts batch;   /* how samples become micro-batches */
-    int64_t score_max_tokens; /* of a micro-batch that is only scored; 0: as batch */
+    ml_schedule_opts batch;   /* how samples are packed into micro-batches */
+    int64_t score_max_tokens; /* of a micro-batch that is only scored; 0: as in batch */
     ml_recompute recompute;
-    bool keep_logits;  /* from forward to backward: faster, by a vocabulary per loss row */
-    int32_t loss_rows; /* whose logits are computed at a time; 0: as the backend likes */
-    /* Where what it computes is written, scoring and training; NULL: nowhere. */
+    bool keep_logits;  /* from forward to backward: faster, but needs vocab-size memory
+                          per loss row */
+    int32_t loss_rows; /* rows whose logits are computed at a time; 0: the backend's
+                          choice */
+    /* Dumps of intermediate results, for scoring and training; NULL: none. */
     ml_plan_dump *dump_score, *dump_train;
-    ml_timeline *spans_score, *spans_train; /* who is told when ops ran; NULL: nobody */
-    bool replay[ML_N_ROUTING]; /* samples may bring choices, and have them recorded */
-    bool stop_on_bad;          /* a loss or gradient that is not finite is an error */
+    ml_timeline *spans_score, *spans_train; /* record when ops ran; NULL: none */
+    bool replay[ML_N_ROUTING]; /* samples may carry routing records to replay, and have
+                                  them recorded */
+    bool stop_on_bad;          /* a non-finite loss or gradient is an error */
 } ml_trainer_opts;
 
 /* spec, weights and backend must outlive it. */
 ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_backend *be,
                           const ml_trainer_opts *opts, ml_err *err);
-void ml_trainer_close(ml_trainer *t); /* NULL is fine */
+void ml_trainer_close(ml_trainer *t); /* NULL is allowed */
 
-/* Gives back all memory that only training needs, and takes it again: no call but close in
- * between.  What is trained does not change. */
+/* Release frees all memory that only training needs; take allocates it again.  Only close
+ * may be called in between.  The training state is preserved. */
 ml_status ml_trainer_release(ml_trainer *t, ml_err *err);
 ml_status ml_trainer_take(ml_trainer *t, ml_err *err);
 
-/* The steps and micro-batches of these samples, in the arena.  Idle ones stand apart, so that
- * only their forward pass is run. */
+/* The steps and micro-batches of these samples, in the arena.  Idle samples get separate
+ * micro-batches, so that only their forward pass runs. */
 ml_status ml_trainer_schedule(ml_schedule *out, const ml_trainer *t, ml_arena *a,
                               const ml_train_sample *s, int32_t n, ml_err *err);
 
-/* Log-probs and entropies of all response tokens, masked ones too, under the
- * weights w (of the same spec, which choose for themselves; NULL: the trainer's own).  logprob[i] and
- * entropy[i] are [n_response] of sample i; entropy may be NULL.  A critic (of a
- * spec that is one) gives values. */
+/* Log-probs and entropies of all response tokens, including masked ones, under the
+ * weights w (of the same spec, without routing replay; NULL: the trainer's own).
+ * logprob[i] and entropy[i] are [n_response] of sample i; entropy may be NULL.  A critic
+ * (its spec is one) returns values. */
 ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sample *s,
                            int32_t n, float *const *logprob, float *const *entropy,
                            ml_err *err);
 
-/* The loss of the samples of one micro-batch: terms and derivatives of each.  What it says
- * of a sample may depend on that sample (and on what it knows beforehand) only. */
+/* The loss of the samples of one micro-batch: term and derivatives of each.  The result
+ * for a sample may depend only on that sample and on data known before the step. */
 typedef ml_status ml_loss_fn(void *ud, ml_loss_io *io, int32_t n_sample, ml_err *err);
 
 typedef struct ml_step {
-    const ml_train_sample *sample; /* the list that bins number */
+    const ml_train_sample *sample; /* the array that bins index */
     const ml_bins *micro;
-    int64_t n_rollout;  /* the schedule advances by as many */
-    double denominator; /* the sum of the samples' terms is divided by it */
+    int64_t n_rollout;  /* the schedule advances by this many */
+    double denominator; /* divides the sum of the samples' terms */
     ml_loss_fn *loss;
     void *ud;
-    bool entropy; /* the loss has derivatives by the entropy */
+    bool entropy; /* the loss has derivatives with respect to the entropy */
 } ml_step;
 
 typedef struct ml_step_result {
-    double loss;      /* terms summed in the order of the samples' numbers, divided once */
+    double loss;      /* terms summed in the order of sample numbers, divided once */
     double grad_norm; /* before clipping */
     double lr, weight_decay;
     bool applied;
     int64_t n_token, n_loss;
     int64_t n_idle; /* samples in micro-batches without a backward pass */
-    char bad[400];  /* what was not finite, a sentence; empty when all was */
+    char bad[400];  /* describes a non-finite value; empty: all were finite */
 } ml_step_result;
 
 ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *out,
                           ml_err *err);
 
-/* Everything of a step but the update: gradients of the sum of the terms are left in the
- * trainer, for whoever wants to look. */
+/* A step without the update: the gradients of the sum of the terms remain in the trainer
+ * for inspection. */
 ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_result *out,
                                 ml_err *err);
-/* Counts micro-batches as they are done, and expects those of passes that only score; who asks
- * for steps expects theirs.  NULL: nobody counts. */
+/* Counts micro-batches as they finish.  Scoring adds its own to the expected number; for
+ * steps the caller does.  NULL: not counted. */
 void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *tally);
 
 /* Bytes of gradients; a tied table has two. */
 size_t ml_trainer_grad_bytes(const ml_spec *s);
 const ml_weights *ml_trainer_grads(const ml_trainer *t);
 
-/* What the ops of steps did; NULL before the first. */
+/* Op statistics of steps; NULL before the first. */
 const ml_plan_stats *ml_trainer_stats(const ml_trainer *t);
 
 const ml_spec *ml_trainer_spec(const ml_trainer *t);

@@ -1,4 +1,5 @@
-/* attn.c - attention: several sequences in scattered pages, whose unused slots hold NaN. */
+/* attn.c - attention: several sequences in scattered KV pages, whose unused slots hold
+ * NaN. */
 #include "tests/checkop/checkop.h"
 
 #include <math.h>
@@ -9,8 +10,8 @@ enum { MAX_SEQ = 4, SPARE = 3, UNMAPPED = 1 << 24 };
 static const struct variant {
     int32_t len[MAX_SEQ];
     int32_t n_head, n_kv, d, window;
-    float scale, softcap, amp; /* amp: of q and k */
-    int32_t e;                 /* size of a value; 0: that of a key */
+    float scale, softcap, amp; /* amp: amplitude of q and k */
+    int32_t e;                 /* head size of values; 0: that of keys */
     bool in_key;               /* values are the first e elements of keys */
     bool sink;
     bool bf16; /* pages hold bf16 */
@@ -51,7 +52,7 @@ static void fill_nan(ck_case *c, ml_tensor *t) {
     memset(t->data, 0xff, ml_tensor_bytes(t));
 }
 
-/* Values as keys of one head begin. */
+/* Sets the values to the prefixes of the keys of one head. */
 static void copy_values(ck_case *c, int32_t d, int32_t size) {
     for (int64_t t = 0; t < c->rows.n_token; t++)
         memcpy((float *)c->in[2].data + t * size, (const float *)c->in[1].data + t * d,
@@ -68,8 +69,8 @@ static void name_case(ck_case *c, const struct variant *v, int32_t size) {
                 v->sink ? "-sink" : "", v->bf16 ? "-bf16" : "");
 }
 
-/* What is written to bf16 pages is in bf16 already: rounding has no difference quotient.
- * check_rounding() is about other numbers. */
+/* Values for bf16 pages are bf16 already: rounding has no difference quotient.
+ * check_rounding() covers other numbers. */
 static void fill_pages(ck_case *c, const struct variant *v, int32_t pool, int64_t width) {
     c->out[2] = ck_cube(pool, v->n_kv * v->d, ML_PAGE);
     if (!v->in_key)
@@ -117,7 +118,7 @@ static void build(ck_case *c, int i) {
     fill_pages(c, v, pool, width);
 }
 
-/* ---- meaning ---- */
+/* ---- reference ---- */
 
 static double dot(const double *a, const double *b, int64_t n) {
     double sum = 0.0;
@@ -167,7 +168,7 @@ static void forward(const ck_case *c, ck_ref *r) {
                 forward_head(c, r, c->rows.seq_start[i], t, h);
 }
 
-/* ---- a row knows its own sequence only, and not how it was cut ---- */
+/* ---- a row depends on its own sequence only, and not on how it is chunked ---- */
 
 /* Rows first .. first + n - 1 of a tensor. */
 static ml_tensor slice(const ml_tensor *t, int64_t first, int64_t n) {
@@ -179,7 +180,7 @@ static ml_tensor slice(const ml_tensor *t, int64_t first, int64_t n) {
 }
 
 /* Rows at positions first .. first + n - 1 of sequence i, as a batch.  Pages that no row
- * sees have an id that leads nowhere. */
+ * attends to get an invalid id. */
 static ck_case part_of(const ck_case *c, int32_t i, int32_t first, int32_t n) {
     int32_t row = c->rows.seq_start[i] + first, window = c->attr.attn.window;
     int32_t n_page = c->rows.page_start[i + 1] - c->rows.page_start[i];
@@ -217,7 +218,7 @@ static void check_rows(ck_env *e, const char *what, const ml_tensor *all, int64_
     ck_same(e, what, &want, part);
 }
 
-/* Prefill in chunks, or token by token, pages handed on from call to call. */
+/* Chunked prefill, or token by token, with the KV pages passed from call to call. */
 static void check_chunks(ck_env *e, const ck_case *c, const ck_result *all, int32_t chunk) {
     ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
     ck_case now = *c;
@@ -241,7 +242,7 @@ static void check_chunks(ck_env *e, const ck_case *c, const ck_result *all, int3
         ck_same(e, "differ from the whole: value pages", &all->out[3], &now.out[3]);
 }
 
-/* Each sequence alone: forward and backward as in the batch. */
+/* Each sequence alone: the same forward and backward as in the batch. */
 static void check_alone(ck_env *e, const ck_case *c, const ck_result *all) {
     ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
 
@@ -258,7 +259,7 @@ static void check_alone(ck_env *e, const ck_case *c, const ck_result *all) {
     }
 }
 
-/* Where element k of a page's first value lies. */
+/* Offset of element k of a page's first value. */
 static int64_t element_of_value(const ml_tensor *pages, int64_t k) {
     const ml_tensor panels = {
         .dtype = ML_BF16, .layout = ML_PANELS, .n_dim = 2, .shape = { k + 1, ML_PAGE }
@@ -266,7 +267,7 @@ static int64_t element_of_value(const ml_tensor *pages, int64_t k) {
     return pages->dtype == ML_BF16 ? ck_offset(&panels, 0, k, 0) : k;
 }
 
-/* Values past the head size are zero in every slot that was written. */
+/* Padding past the head size is zero in every slot that was written. */
 static void check_padding(ck_env *e, const ck_case *c, const ck_result *all) {
     const ml_tensor *pages = &all->out[3];
     int64_t width = pages->shape[2], d = c->attr.attn.value_dim;
@@ -285,8 +286,8 @@ static void check_padding(ck_env *e, const ck_case *c, const ck_result *all) {
     }
 }
 
-/* Keys and values that are not bf16 become what is nearest; everything else is as if they had
- * been, gradients too. */
+/* Keys and values that are not bf16 are rounded to nearest; all other results, gradients
+ * included, are as if they had been bf16. */
 static void check_rounding(ck_env *e, const ck_case *c) {
     ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
     ck_case rough = *c, round;

@@ -1,4 +1,4 @@
-/* build.c - the contents of cases. */
+/* build.c - builds the contents of cases. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@ void ck_name(ck_case *c, const char *fmt, ...) {
     va_end(ap);
 }
 
-/* A 64-bit counter, scrambled by two multiplications. */
+/* A 64-bit Weyl sequence, mixed by two multiply-xorshift rounds (similar to SplitMix64). */
 uint32_t ck_random(ck_case *c) {
     uint64_t z;
     c->random += 0x9e3779b97f4a7c15u;
@@ -157,8 +157,8 @@ void ck_round(ck_case *c) {
         ck_round_tensor(&c->dout[i]);
 }
 
-/* Rows in turn hold: tiny numbers and zeros; huge ones; infinities; everything with NaN.
- * One NaN for all would make every sum a NaN, and hide the rest. */
+/* Rows cycle through: tiny numbers and zeros; huge numbers; infinities; all of these and
+ * NaN.  NaN in every row would make every sum a NaN and hide the rest. */
 static float special_value(ck_case *c, int64_t row) {
     static const float tiny[] = { 0.0f, -0.0f, 0x1p-149f, -0x1.8p-127f };
     static const float huge[] = { 0x1.fffffep127f, -0x1.fffffep127f, 1e30f, -1e25f };

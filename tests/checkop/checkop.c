@@ -1,4 +1,4 @@
-/* checkop.c - walks all cases of all ops; see checkop.h.
+/* checkop.c - runs all cases of all ops; see checkop.h.
  *
  *     checkop [op | op/case]...   [--level L] [--threads N] [--seed S]
  *     checkop --device cuda       on a GPU, in bf16; cuda-f32: in f32
@@ -55,8 +55,8 @@ static const ck_bound bounds[ML_OP_COUNT] = {
     [ML_OP_LMHEAD] = { 5e-6, 2e-5, "a chain, exp, sums over a vocabulary" },
 };
 
-/* A GPU's: its exponential is the hardware's (2^-22); in bf16 an output is rounded to 2^-9, and
- * so are weights of a softmax and gradients on their way. */
+/* Bounds of a GPU: it uses the hardware's exponential (2^-22); in bf16 an output is
+ * rounded to 2^-9, and so are softmax weights and intermediate gradients. */
 static ck_bound device_bound(const ml_backend *b, ml_op_id op) {
     ck_bound r = bounds[op];
 
@@ -78,7 +78,7 @@ typedef struct options {
     int n_filter;
 } options;
 
-static ck_env env; /* for the signal handler too */
+static ck_env env; /* global, for the signal handler */
 
 void ck_fail(ck_env *e, const char *fmt, ...) {
     const ml_backend *b = &e->backend[e->now_backend];
@@ -97,7 +97,7 @@ void ck_fail(ck_env *e, const char *fmt, ...) {
 
 static void on_crash(int sig) {
     ck_fail(&env, "signal %d, probably memory past a tensor", sig);
-    printf("0 passed, 1 failed\n"); /* the rest was not tried */
+    printf("0 passed, 1 failed\n"); /* the remaining cases were not run */
     fflush(stdout);
     _exit(1);
 }
@@ -129,7 +129,7 @@ static bool fill_gradients(ck_case *c) {
     return any;
 }
 
-/* Alone and added: the two results every other way of running must reproduce. */
+/* Gradients written and gradients added: every other mode must reproduce both results. */
 typedef struct pair {
     ck_result alone, sum;
 } pair;
@@ -177,7 +177,7 @@ static void check_single_gradients(const ck_case *c, ck_mode m, const pair *base
 
 static void check_rows(const ck_case *c, ck_mode m, const pair *base) {
     m.backward = false;
-    m.special = true; /* outputs that are not rows keep their poison */
+    m.special = true; /* outputs that are not rows remain poisoned */
     m.backend = env.n_backend - 1;
     for (int32_t t = 0; t < c->rows.n_token; t++) {
         ck_case row = ck_row(c, t);
@@ -236,7 +236,7 @@ static bool wanted(const options *o, const char *op, const char *full) {
     return o->n_filter == 0;
 }
 
-/* A case that is filtered out counts nothing. */
+/* A case that is filtered out is not counted. */
 static void walk_case(const options *o, const ck_suite *s, int i, const ck_hashes *known,
                       ck_hashes *fresh, int count[2]) {
     const char *op = ml_op_infos[s->op].name;
@@ -320,7 +320,7 @@ static void open_backend(const char *level, int threads) {
     }
 }
 
-/* Two of them, so that results can be compared. */
+/* Two backends, so that results can be compared. */
 static bool open_device(const options *o) {
     ml_backend_opts b = { .device = "cuda",
                           .n_thread = 1,
@@ -335,7 +335,7 @@ static bool open_device(const options *o) {
     return true;
 }
 
-/* Level c with one thread is what all others are compared with. */
+/* The reference is level c with one thread. */
 static bool open_backends(const options *o) {
     static const int threads[] = { 1, 2, 3, 8 };
     static ml_backend store[32];

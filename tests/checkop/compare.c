@@ -1,10 +1,10 @@
-/* compare.c - equality of bits, and their hash. */
+/* compare.c - comparison and hash of bits. */
 #include <stdio.h>
 #include <string.h>
 
 #include "tests/checkop/checkop.h"
 
-/* A NaN may carry any payload: all of them become one. */
+/* NaNs with any payload are mapped to one. */
 static uint32_t element(const ml_tensor *t, int64_t i) {
     uint32_t u;
     if (t->dtype == ML_BF16 || t->dtype == ML_F16)

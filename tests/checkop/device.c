@@ -1,8 +1,9 @@
-/* device.c - one call of an op on a device whose memory is not ours.
+/* device.c - one call of an op on a device with its own memory.
  *
- * Everything the call reads and writes lies in one image, made here and sent as a whole: tensors
- * in the backend's types and layouts, canaries between them, poison where outputs will be.  What
- * comes back is turned into what the case has, so that results compare as on the CPU. */
+ * All memory of the call is one image, built here and copied as a whole: tensors in the
+ * backend's dtypes and layouts, canaries between them, poison in the outputs.  The
+ * results are converted back to the dtypes and layouts of the case, so that they compare
+ * as on the CPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +12,10 @@
 
 enum { ALIGN = 256, GUARD = 256, CANARY = 0xa5, POISON = 0xff };
 
-/* A tensor as the case has it and as the device does. */
+/* A tensor in the form of the case and in that of the device. */
 typedef struct twin {
     ml_tensor ours, theirs;
-    size_t at; /* in the image */
+    size_t at; /* offset in the image */
 } twin;
 
 typedef struct device_run {
@@ -24,7 +25,7 @@ typedef struct device_run {
     ml_backend *be;
     unsigned char *image;
     size_t used, cap;
-    size_t end_of[64]; /* where tensors end: canaries follow */
+    size_t end_of[64]; /* ends of tensors: canaries follow */
     int n_end;
     ml_buf buf;
     twin in[ML_OP_IN], out[ML_OP_OUT], w[ML_OP_W], given;
@@ -73,7 +74,7 @@ static int32_t as_int(const ml_tensor *t, int64_t i) {
     return ((const int32_t *)t->data)[i];
 }
 
-/* Elements of the case's tensor into the image, or back out of it. */
+/* Copies elements of the case's tensor into the image; below, back out of it. */
 static void convert_in(device_run *r, const twin *t) {
     int64_t n = ml_tensor_count(&t->ours);
     const double *v =
@@ -214,12 +215,12 @@ static ml_dtype stored(const device_run *r, bool out, int i) {
     return exact ? ML_F32 : r->be->act;
 }
 
-/* Matrices are in the backend's type. */
+/* Matrices have the backend's dtype. */
 static ml_dtype stored_weight(const device_run *r, int i) {
     return i == 0 && r->c->w[i].n_dim > 1 && !r->c->exact ? r->be->act : ML_F32;
 }
 
-/* Memory for an op's own use; its size follows from shapes. */
+/* Scratch of the op; its size follows from the shapes. */
 static size_t place_scratch(device_run *r, bool backward) {
     ml_op_args a = r->args;
     ml_err err;
@@ -255,7 +256,7 @@ static void check_written(device_run *r, const char *what, int i, const twin *t)
     }
 }
 
-/* The arguments of a call, where the image now lies. */
+/* The arguments of a call, for the image's device address. */
 static void bind(device_run *r, size_t scratch) {
     bind_rows(r);
     for (int i = 0; i < ML_OP_IN; i++) {

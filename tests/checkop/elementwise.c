@@ -36,7 +36,7 @@ const ck_suite ck_add = {
 /* ---- glu ---- */
 
 static const struct glu_variant {
-    int32_t n, k, width; /* k rows per token, as behind a router */
+    int32_t n, k, width; /* k rows per token, as after a router */
     ml_act act;
     bool fused;
     float amp;
@@ -116,7 +116,7 @@ const ck_suite ck_glu = {
     .row_out = 1,
 };
 
-/* ---- pick ---- */
+/* ---- slice ---- */
 
 static const struct pick_variant {
     int32_t n, n_group, group, n_part, at[ML_SLICE_PARTS], width[ML_SLICE_PARTS];
@@ -166,7 +166,7 @@ const ck_suite ck_pick = {
     .row_out = 1,
 };
 
-/* ---- join ---- */
+/* ---- concat ---- */
 
 static const struct join_variant {
     int32_t n, heads, a, b;

@@ -36,7 +36,7 @@ static void forward(const ck_case *c, ck_ref *r) {
                 r->w[0][c->rows.id[t] * width + i] * (double)c->attr.embed_scale;
 }
 
-/* Tokens that were drawn are read where the sampler put them. */
+/* Device tokens are read from the sampler's output. */
 static void also(ck_env *e, const ck_case *c) {
     ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
     int32_t n = c->rows.n_token;

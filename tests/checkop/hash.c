@@ -1,4 +1,4 @@
-/* hash.c - tests/checkop/hashes.txt: one line per case, "name hash", in the order of cases. */
+/* hash.c - tests/checkop/hashes.txt: one line per case, "name hash", in case order. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* index.c - keys that are chosen, and attention to them: several sequences in scattered pages,
+/* index.c - key selection, and sparse attention: several sequences in scattered KV pages,
  * whose unused slots hold NaN. */
 #include "tests/checkop/checkop.h"
 
@@ -42,7 +42,7 @@ static ml_tensor i32_rows(ck_case *c, int64_t n, int64_t k) {
     return t;
 }
 
-/* Some keys up to each row's own: every other one, or all where there are few. */
+/* Some keys up to each row's own: every other one, or all if there are few. */
 static void random_keys(ck_case *c, ml_tensor *t, bool backwards) {
     int64_t k = t->shape[1];
     for (int64_t row = 0; row < t->shape[0]; row++) {
@@ -58,7 +58,7 @@ static void random_keys(ck_case *c, ml_tensor *t, bool backwards) {
         while (n < k)
             to[n++] = -1;
         if (backwards && row % 4 == 3)
-            to[0] = -1; /* it chooses */
+            to[0] = -1; /* the op selects */
     }
 }
 
@@ -100,7 +100,7 @@ static double worth(const ck_case *c, const ck_ref *r, int64_t row, int64_t key)
     return sum;
 }
 
-/* A key is chosen when fewer than top_k are before it. */
+/* A key is selected when fewer than top_k precede it. */
 static bool is_chosen(const ck_case *c, const double *w, int64_t n, int64_t key) {
     int64_t before = 0;
     for (int64_t i = 0; i < n; i++)
@@ -134,7 +134,7 @@ static void index_forward(const ck_case *c, ck_ref *r) {
     }
 }
 
-/* Keys that are worth the same: the first ones. */
+/* Keys with equal scores: the first ones are selected. */
 static void check_ties(ck_env *e, const ck_case *c) {
     ck_mode m = { .in_place = CK_ALL, .only = CK_ALL, .backend = e->n_backend - 1 };
     ck_case tied = *c;
@@ -221,7 +221,7 @@ static void attn_forward(const ck_case *c, ck_ref *r) {
 
 const ck_suite ck_attn_chosen = {
     .op = ML_OP_ATTN_CHOSEN,
-    .n_case = N_VARIANT - 1, /* the last differs in what INDEX is given */
+    .n_case = N_VARIANT - 1, /* the last one differs only in what INDEX is given */
     .build = build_attn,
     .forward = attn_forward,
     .ref_out = 1,

@@ -3,12 +3,12 @@
 #include <math.h>
 
 /* Sizes around a tile (14 or 6 rows, 16 columns), a block of depth (352), a span of
- * blocks (2112) and a block of rows (512), for all three products. */
+ * blocks (2112) and a block of rows (512), for all three GEMMs. */
 static const struct variant {
     int32_t m, n, k;
     ml_dtype dtype;
     bool bias;
-    bool exact; /* as the head of a critic */
+    bool exact; /* as in the head of a critic */
 } variants[] = {
     { 0, 5, 3, ML_F32, true },      { 1, 1, 1, ML_F32, false },
     { 1, 16, 16, ML_BF16, true },   { 1, 150, 33, ML_BF16, true },
@@ -59,7 +59,7 @@ static void forward(const ck_case *c, ck_ref *r) {
                 dot(r->in[0] + i * k, r->w[0] + j * k, k) + (r->w[1] ? r->w[1][j] : 0.0);
 }
 
-/* ---- the contract to the bit: every output is one chain ---- */
+/* ---- the exact contract: every output is one FMA chain ---- */
 
 /* f32 values, widened; gradients are added to what dx, dw and db hold. */
 typedef struct exact {
@@ -137,7 +137,7 @@ static void check_chains(ck_env *e, const ck_case *c) {
     check_exact(e, c, &v, &r.dw[1], "db", exact_db);
 }
 
-/* The chains are the CPU's; tensor cores have their own. */
+/* These chains are the CPU's; tensor cores accumulate differently. */
 static void also(ck_env *e, const ck_case *c) {
     if (e->backend[0].dev->host)
         check_chains(e, c);
@@ -167,7 +167,7 @@ static const struct moe_variant {
     { 6, 9, 20, 18, ML_BF16, true },
 };
 
-/* The starts of the experts' rows; nothing else of `group` is read. */
+/* The starts of the experts' rows; the op reads nothing else of `group`. */
 static ml_tensor group_of(ck_case *c, const struct moe_variant *v) {
     ml_tensor t = ck_vec(v->experts + 1);
     int32_t *start = ML_NEW(c->arena, int32_t, t.shape[0]);

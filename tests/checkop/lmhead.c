@@ -9,7 +9,7 @@
 static const struct variant {
     int32_t n, n_loss, vocab, width;
     ml_dtype dtype;
-    float temperature, softcap, amp; /* amp: of x */
+    float temperature, softcap, amp; /* amp: amplitude of x */
     bool logits;
 } variants[] = {
     { 3, 0, 17, 8, ML_F32, 1.0f, 0.0f, 2.0f, false },
@@ -22,7 +22,7 @@ static const struct variant {
     { 290, 270, 40, 5, ML_F32, 1.0f, 0.0f, 3.0f, false },
 };
 
-/* Ascending rows, some left out; every fifth is scored for its entropy alone. */
+/* Ascending rows with gaps; every fifth is scored for its entropy only. */
 static void build_rows(ck_case *c, const struct variant *v) {
     int32_t *row = ML_NEW(c->arena, int32_t, v->n_loss + 1);
     int32_t *id = ck_ints(c, v->n_loss, v->vocab);
@@ -103,7 +103,7 @@ static float at(const ml_tensor *t, int64_t i) {
     return ((const float *)t->data)[i];
 }
 
-/* Stored logits lead to the same bits. */
+/* With stored logits the bits are the same. */
 static void check_stored(ck_env *e, const ck_case *c, const ck_result *all) {
     int64_t vocab = c->w[0].shape[0];
     const ml_cpu_kern *kern = ml_cpu(e->backend[e->n_backend - 1].stream)->kern;
@@ -126,7 +126,7 @@ static ml_tensor row_of(const ml_tensor *t, int64_t i) {
     return r;
 }
 
-/* Each loss row alone, as decoding would ask for it. */
+/* Each loss row alone, as in decode. */
 static void check_alone(ck_env *e, const ck_case *c, const ck_result *all) {
     ck_mode m = { .backend = e->n_backend - 1, .in_place = CK_ALL, .only = CK_ALL };
 
@@ -151,13 +151,13 @@ static void check_alone(ck_env *e, const ck_case *c, const ck_result *all) {
             ml_tensor o = row_of(&all->out[k], i);
             ck_same(e, "differs from the batch: out", &o, &r.out[k]);
         }
-        if (e->backend[0].dev->host) /* a GPU's backward is repeatable, no more */
+        if (e->backend[0].dev->host) /* a GPU's backward is only repeatable */
             ck_same(e, "differs from the batch: dx", &want, &r.din[0]);
     }
     e->now = c;
 }
 
-/* An entropy nobody differentiates is one with a gradient of zero. */
+/* An absent gradient of the entropy equals a gradient of zero. */
 static void check_no_entropy(ck_env *e, const ck_case *c) {
     ck_mode m = { .in_place = CK_ALL, .only = CK_ALL, .backward = true };
     ck_case none = *c, zero = *c;

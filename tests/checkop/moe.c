@@ -6,7 +6,7 @@
 static const struct variant {
     int32_t n, experts, k, width;
     bool renorm;
-    bool sigmoid; /* with a bias for the choice */
+    bool sigmoid; /* with a selection bias */
     int32_t groups, top_groups;
     float scale;
     bool given; /* experts of most tokens are given */
@@ -57,7 +57,7 @@ static ml_tensor group_shape(const struct variant *v) {
     return t;
 }
 
-/* Fills `group` by its definition: for each expert, the pairs that chose it. */
+/* Fills `group` by its definition: for each expert, the pairs that selected it. */
 static void group_pairs(double *group, const double *expert, int64_t n_pair, int32_t n) {
     double *pair_of = group + n + 1, *slot_of = pair_of + n_pair;
     int64_t slot = 0;
@@ -73,7 +73,7 @@ static void group_pairs(double *group, const double *expert, int64_t n_pair, int
     group[n] = (double)slot;
 }
 
-/* A group of random choices: k different experts per token. */
+/* A group of random selections: k different experts per token. */
 static ml_tensor random_group(ck_case *c, const struct variant *v) {
     int64_t n_pair = (int64_t)v->n * v->k;
     double *expert = ML_NEW(c->arena, double, n_pair + 1);
@@ -101,7 +101,8 @@ static const int32_t *slots_of(const ck_case *c, const ml_tensor *group, int64_t
 
 /* ---- moe-route ---- */
 
-/* Logits in random order, no two closer than 1 / n: differences must not change a choice. */
+/* Logits in random order, at least 1 / n apart: finite differences must not change a
+ * selection. */
 static void fill_logits(ck_case *c, float *x, int32_t n) {
     for (int32_t e = 0; e < n; e++) {
         int32_t other = ck_below(c, e + 1);
@@ -110,7 +111,7 @@ static void fill_logits(ck_case *c, float *x, int32_t n) {
     }
 }
 
-/* Other experts than a token would choose, but for every third, which chooses. */
+/* Gives tokens experts other than they would select, except every third, which selects. */
 static void give_experts(ck_case *c, const struct variant *v) {
     int32_t *given = ck_ints(c, (int64_t)v->n * v->k, v->experts - v->k);
 
@@ -131,7 +132,8 @@ static void build_route(ck_case *c, int i) {
     for (int64_t t = 0; t < v->n; t++)
         fill_logits(c, (float *)c->in[0].data + t * v->experts, v->experts);
     if (v->sigmoid) {
-        /* Steps of the logits' own grid, so that differences cannot change a choice. */
+        /* Multiples of the logits' spacing, so that finite differences cannot change a
+         * selection. */
         c->w[0] = ck_vec(v->experts);
         ck_fill(c, &c->w[0], 0.0f);
         for (int32_t e = 0; e < v->experts; e++)
@@ -168,7 +170,7 @@ static double best_two(const double *p, int32_t n) {
     return p[first] + second;
 }
 
-/* What experts are chosen by: -inf outside the best groups. */
+/* Selection scores: -inf outside the best groups. */
 static void limit_groups(double *choice, const ml_op_attr *attr) {
     int32_t n_group = attr->moe.n_group, size = attr->moe.n_expert / n_group;
     double worth[64];
@@ -219,7 +221,8 @@ static void route_forward(const ck_case *c, ck_ref *r) {
     group_pairs(r->out[2], r->out[1], (int64_t)c->rows.n_token * k, n);
 }
 
-/* Equal logits: the lowest ids win, in order; a NaN logit still gives k different experts. */
+/* Equal logits: the lowest ids are selected, in order; a NaN logit still yields k
+ * different experts. */
 static void check_ties(ck_env *e, const ck_case *c) {
     int32_t k = c->attr.moe.top_k;
     ck_mode m = { .in_place = CK_ALL, .only = CK_ALL, .backend = e->n_backend - 1 };

@@ -1,4 +1,4 @@
-/* recur.c - the ops of recurrent layers: convolution, rates, recurrence. */
+/* recur.c - the ops of recurrent layers: CONV, DECAY, LINEAR_RNN. */
 #include "tests/checkop/checkop.h"
 
 #include <math.h>
@@ -6,7 +6,7 @@
 
 enum { MAX_SEQ = 4, SLOTS = 6 };
 
-/* Sequences of these lengths, from position 0 on, with slots in no order. */
+/* Sequences of these lengths, from position 0 on, with shuffled state slots. */
 static void build_rows(ck_case *c, const int32_t *len) {
     static const int32_t slot[MAX_SEQ] = { 4, 0, 5, 2 };
     int32_t *start = ML_NEW(c->arena, int32_t, MAX_SEQ + 1), *pos, n = 0;
@@ -22,13 +22,13 @@ static void build_rows(ck_case *c, const int32_t *len) {
     };
 }
 
-/* Slots that hold NaN: what is found there at position 0 does not matter. */
+/* Slots that hold NaN: at position 0 their contents must not matter. */
 static void fill_slots(ck_case *c, ml_tensor *t) {
     t->data = ml_arena_take(c->arena, ml_tensor_bytes(t) + 1, 1);
     memset(t->data, 0xff, ml_tensor_bytes(t));
 }
 
-/* --- cut in two ------------------------------------------------------------------ */
+/* --- split in two ---------------------------------------------------------------- */
 
 static void cut_rows(const ck_case *c, ml_tensor *t, const int32_t *from, const int32_t *to,
                      bool data) {
@@ -49,7 +49,8 @@ static void cut_rows(const ck_case *c, ml_tensor *t, const int32_t *from, const 
     t->data = data ? out : NULL;
 }
 
-/* The part of a case with rows from[i] .. to[i] - 1 of each sequence; its slots hold `kept`. */
+/* The part of a case with rows from[i] .. to[i] - 1 of each sequence; its slots hold
+ * `kept`. */
 static ck_case part_of(const ck_case *c, const int32_t *from, const int32_t *to,
                        const ml_tensor *kept) {
     ck_case p = *c;
@@ -77,7 +78,7 @@ static ck_case part_of(const ck_case *c, const int32_t *from, const int32_t *to,
     return p;
 }
 
-/* Rows computed after others, from what those left behind, have the bits of all at once. */
+/* Rows computed in a second call, from the saved state, have the bits of a single call. */
 static void check_cuts(ck_env *e, const ck_case *c) {
     static const int32_t tenths[] = { 0, 1, 5, 9 };
     ck_mode m = { .in_place = CK_ALL, .only = CK_ALL, .special = true };
@@ -173,7 +174,7 @@ const ck_suite ck_conv = {
     .also = check_cuts,
 };
 
-/* --- rates ----------------------------------------------------------------------- */
+/* --- decay ----------------------------------------------------------------------- */
 
 static const struct rates_variant {
     int32_t n, n_head;
@@ -227,7 +228,7 @@ const ck_suite ck_rates = {
     .row_out = 1,
 };
 
-/* --- recur ----------------------------------------------------------------------- */
+/* --- linear-rnn ------------------------------------------------------------------ */
 
 static const struct recur_variant {
     int32_t len[MAX_SEQ];
@@ -270,7 +271,7 @@ static void build_recur(ck_case *c, int i) {
     ck_fill(c, &c->in[1], 0.3f);
     rate = c->in[1].data;
     for (int64_t k = 0; k < ml_tensor_count(&c->in[1]); k++)
-        rate[k] += k / v->n_head % 2 ? 0.5f : 0.69f; /* kept: 0.39 to 0.99 */
+        rate[k] += k / v->n_head % 2 ? 0.5f : 0.69f; /* keep: 0.39 to 0.99 */
     if (v->skip) {
         c->w[0] = ck_vec(v->n_head);
         ck_fill(c, &c->w[0], 1.0f);

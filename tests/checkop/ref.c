@@ -1,4 +1,4 @@
-/* ref.c - does an op mean what its f64 forward says, and backward its derivative? */
+/* ref.c - checks an op against its f64 forward, and its backward by central differences. */
 #include <math.h>
 
 #include "tests/checkop/checkop.h"
@@ -40,7 +40,7 @@ void ck_check_forward(ck_env *e, const ck_case *c, const ck_result *r,
     }
 }
 
-/* What backward differentiates: the sum of out * dout, in f64. */
+/* The scalar that backward differentiates: the sum of out * dout, in f64. */
 static double objective(const ck_case *c, ck_ref *ref, double *const *dout) {
     double sum = 0.0;
     c->suite->forward(c, ref);
@@ -50,7 +50,7 @@ static double objective(const ck_case *c, ck_ref *ref, double *const *dout) {
     return sum;
 }
 
-/* A direction in n dimensions: dense, or a few axes, which tell more about one element. */
+/* A direction in n dimensions: dense, or a few axes, which tests single elements better. */
 static void choose_direction(ck_case *c, double *v, int64_t n, bool dense) {
     for (int64_t i = 0; i < n; i++)
         v[i] = dense ? (double)ck_uniform(c, 1.0f) : 0.0;
@@ -76,7 +76,7 @@ static double slope_along(const ck_case *c, ck_ref *ref, double *const *dout, do
     return (up - down) / (2.0 * h);
 }
 
-/* Gradient d of x against central differences in several directions. */
+/* Compares gradient d of x with central differences in several directions. */
 static void check_gradient(ck_env *e, const ck_case *c, ck_ref *ref, double *const *dout,
                            double *x, const ml_tensor *d, const char *what, int index,
                            double bound, const char *why) {

@@ -14,7 +14,7 @@ static const struct table_variant {
     { 50, 128, 1 << 24, 1.3465735f },
 };
 
-/* Frequencies like a model's, f32 numbers: base^(-2i/dim) by repeated products. */
+/* Frequencies as in a model, f32 numbers: base^(-2i/dim) by repeated products. */
 static ml_rope *make_rope(ck_case *c, int32_t dim, float scale) {
     ml_rope *rope = ML_NEW(c->arena, ml_rope, 1);
     float *freq = ML_NEW(c->arena, float, dim / 2), f = 1.0f;

@@ -1,8 +1,8 @@
-/* run.c - one call of an op on memory that notices what should not be touched.
+/* run.c - one call of an op on guarded memory.
  *
- * Every tensor has a mapping of its own between two unreadable pages.  Bytes around the
- * tensor hold CANARY and must still do so afterwards; outputs, scratch and whatever
- * backward is not promised to find hold POISON, which reads as NaN or as id -1. */
+ * Every tensor has its own mapping between two unreadable pages.  Bytes around the tensor
+ * hold CANARY and must be unchanged afterwards; outputs, scratch and all tensors that
+ * backward must not read hold POISON, which reads as NaN or as id -1. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -138,7 +138,7 @@ static void forward(run *r, ck_result *res) {
     }
 }
 
-/* What the op's row in ml_op_infos does not promise to be there is not there. */
+/* Poisons everything that ml_op_infos does not declare as saved for backward. */
 static void forget(run *r) {
     const ml_op_info *info = &ml_op_infos[r->c->suite->op];
     for (int i = 0; i < ML_OP_IN; i++)

@@ -4,7 +4,7 @@
 #include "base/json.h"
 #include "tests/load/load.h"
 
-#define FIRST_ID 3 /* below are the ids that begin, end and pad */
+#define FIRST_ID 3 /* smaller ids are BOS, EOS and padding */
 #define IDS 80
 
 static void write_ids(const load_case *c, ml_text *out) {
@@ -77,7 +77,7 @@ bool load_read_text(ml_str json, ml_text *out) {
     return ok;
 }
 
-/* --- asking each alone ------------------------------------------------------ */
+/* --- running each request alone --------------------------------------------- */
 
 typedef struct alone {
     load *load;
@@ -123,7 +123,7 @@ static bool ask(alone *a, const char *path, const ml_text *request) {
     return !a->failed && a->status == 200;
 }
 
-/* Prompts that begin like one another, so that the server's prefix cache has work. */
+/* Makes prompts with common prefixes, to exercise the server's prefix cache. */
 static void make_up(load_case *c, int i, uint64_t *random) {
     uint64_t family = (uint64_t)(i % 5) * 977 + 12345;
 

@@ -47,7 +47,7 @@ static bool say(int fd, const char *bytes, size_t n) {
     return true;
 }
 
-/* The status of the reply; 0 when there is none. */
+/* The status of the reply; 0 if there is none. */
 static int hear_status(int fd) {
     char buf[512];
     size_t n = 0;
@@ -118,7 +118,7 @@ static void send_too_much(rowdy *r) {
     close(fd);
 }
 
-/* Goes away in the middle of its own request. */
+/* Disconnects in the middle of its own request. */
 static void send_half(rowdy *r) {
     static const char half[] =
         "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{";
@@ -130,7 +130,7 @@ static void send_half(rowdy *r) {
     close(fd);
 }
 
-/* A few bytes now and then, which would hold a connection for hours. */
+/* Slowloris: sends a few bytes now and then, which would hold a connection for hours. */
 static void send_slowly(rowdy *r) {
     static const char head[] = "POST /generate HTTP/1.1\r\nHost: localhost\r\nX-Slow: ";
     int fd = dial(r->load, 0);
@@ -143,7 +143,7 @@ static void send_slowly(rowdy *r) {
     close(fd);
 }
 
-/* Lists that cost the server far more than the client, and that it must refuse. */
+/* Sends lists that cost the server far more than the client, and that it must reject. */
 static void send_long_lists(rowdy *r) {
     static const char *const head[] = {
         "{\"text\": \"a\", \"sampling_params\": {\"stop_token_ids\": [1",
@@ -173,7 +173,7 @@ static void send_long_lists(rowdy *r) {
     ml_text_release(&request);
 }
 
-/* Sends no more after its request, and wants its answer all the same. */
+/* Shuts down its sending side after the request, and still expects the answer. */
 static void close_half(rowdy *r) {
     const load_case *c = &r->load->cases[load_random(&r->random, LOAD_CASES)];
     int fd = dial(r->load, 0), status;

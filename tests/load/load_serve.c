@@ -1,9 +1,11 @@
 /* load_serve --connections N --seconds S [--seed N] [--router] [--no-rss]
  *
  * Starts `miles serve` on a tiny model, or with --router two of them behind `miles router`,
- * and lets N clients at it for S seconds, one in twenty of them rowdy.  Then: every answer was the one the same request gets alone, every request
- * had an end, memory was flat, and SIGTERM ended the server with status 0.  --no-rss leaves
- * memory out, for builds whose allocator keeps what is freed. */
+ * and runs N clients against it for S seconds, one in twenty of them misbehaving ("rowdy").
+ * Then checks that every answer equals the one that the same request gets alone, every
+ * request ended, there was traffic of every kind, memory did not grow, and SIGTERM ended
+ * the server with status 0.  --no-rss skips the memory check, for builds whose allocator
+ * keeps freed memory. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,9 +15,9 @@
 #include "tests/load/load.h"
 
 #define MAX_SHOWN 20
-#define END_S 240.0 /* the last requests may take so long */
+#define END_S 240.0 /* time limit of the last requests */
 
-/* Resident memory over two stretches of time: after the start, and at the end. */
+/* Averages of the resident memory in two intervals: after the start, and at the end. */
 typedef struct watch {
     load *load;
     load_users *users;

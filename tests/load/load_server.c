@@ -11,7 +11,8 @@
 #define MODEL "tests/golden/data/qwen3"
 #define VOCAB 83
 
-/* build/<config>/tests/load/<program> stands three steps below build/<config>/miles. */
+/* This program is build/<config>/tests/load/<program>; the server is
+ * build/<config>/miles. */
 static void name_miles(char *path, size_t cap) {
     ssize_t n = readlink("/proc/self/exe", path, cap - 1);
 
@@ -24,7 +25,7 @@ static void name_miles(char *path, size_t cap) {
     snprintf(path + strlen(path), cap - strlen(path), "/miles");
 }
 
-/* The tiny model with a tokenizer: a printable character for each id. */
+/* Makes the tiny model with a tokenizer that has a printable character for each id. */
 static bool make_model(void) {
     char config[4096], weights[4096];
     FILE *f = fopen(ml_test_path("tokenizer.json"), "w");
@@ -43,8 +44,8 @@ static bool make_model(void) {
            symlink(weights, ml_test_path("model.safetensors")) == 0;
 }
 
-/* Starts miles with these arguments and adds it to the processes; the port that its first
- * line ends in, or 0. */
+/* Starts miles with these arguments and adds it to the processes.  Returns the port at the
+ * end of its first line of output, or 0. */
 static int start(load *l, const char *arguments) {
     char line[4096] = "", miles[4096], command[16384], *colon;
     int ends[2];
@@ -157,7 +158,7 @@ static bool stop(pid_t pid) {
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-/* The last that was started first: the router before its servers. */
+/* Stops processes in reverse order of starting: the router before its servers. */
 bool load_server_stop(load *l) {
     bool all = true;
 

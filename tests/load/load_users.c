@@ -10,9 +10,9 @@ typedef enum action {
     STREAM,
     COMPLETION,
     COMPLETION_STREAM,
-    ABORT,         /* asks for the end of its own request */
-    VANISH,        /* after a moment, without a word */
-    VANISH_STREAM, /* in the middle of the answer */
+    ABORT,         /* aborts its own request with /abort_request */
+    VANISH,        /* disconnects after a short time */
+    VANISH_STREAM, /* disconnects in the middle of the answer */
     BAD_JSON,
 } action;
 
@@ -24,7 +24,7 @@ typedef struct user {
     action action;
     const load_case *wanted;
     ml_http_job *job;
-    ml_timer *moment; /* until it aborts or vanishes */
+    ml_timer *moment; /* until it aborts or disconnects */
     bool stream, busy, finished;
     int status, n_piece, cut_at, n_request;
     ml_text request, body, text;
@@ -46,7 +46,7 @@ static bool begins(const load_case *c, const int32_t *id, int n) {
     return n <= c->n_answer && memcmp(id, c->answer, (size_t)n * sizeof *id) == 0;
 }
 
-/* One answer of /generate; `last` when nothing may follow. */
+/* Checks one answer of /generate; `last`: no further answer may follow. */
 static void check_answer(user *u, ml_str json, bool last) {
     int32_t id[LOAD_ANSWER];
     bool aborted;
@@ -237,7 +237,7 @@ static void clear(user *u) {
     u->finished = false;
 }
 
-/* The user's next request, or its end. */
+/* Starts the user's next request, or ends the user. */
 static void next(user *u) {
     ml_http_fns fns = { got_head, got_data, got_done, u };
     bool completion;
@@ -264,7 +264,7 @@ static void next(user *u) {
                                    false, u->action == ABORT ? ask_abort : vanish, u);
 }
 
-/* --- all of them ------------------------------------------------------------ */
+/* --- all users -------------------------------------------------------------- */
 
 load_users *load_users_start(load *l, int n) {
     load_users *all = calloc(1, sizeof *all);

@@ -1,12 +1,12 @@
-/* Rollout is training: log-probs that come with drawn tokens are those of a gradient forward over
- * the finished sequence, bit for bit, whatever the engine was doing meanwhile.
+/* Rollout and training agree: the log-probs of drawn tokens equal those of a training
+ * forward over the finished sequence, bit for bit, whatever else the engine computed.
  *
- * A mix is a set of requests, some with common beginnings, that arrive at random steps, some to
- * be aborted, with the weights changing on the way.  It runs through two engines with random
- * settings (batch, chunk, memory so small that requests are put back, prefix cache, threads).
- * Both must give the same tokens, and each token's log-prob and entropy must be what scoring
- * with the weights of its version gives.  What the model chose for the tokens of a sequence
- * (experts) comes with its end, and is what that forward chooses. */
+ * A mix is a set of requests, some with common prefixes, that arrive at random steps;
+ * some are aborted, and the weights change meanwhile.  It runs through two engines with
+ * random settings (batch, chunk, so little memory that requests are preempted, prefix
+ * cache, threads).  Both must draw the same tokens, and each token's log-prob and entropy
+ * must equal those of scoring with the weights of its version.  The routing record of a
+ * finished sequence (experts) must equal the selection of that forward. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,13 +16,13 @@
 #include "tests/support/must.h"
 
 #define DATA "tests/golden/data/"
-/* Mixes in f32, and in bf16, where the reading of weights, keys and values differs. */
+/* Mixes in f32, and in bf16, whose kernels read weights, keys and values differently. */
 enum { N_MIX = ML_TEST_SANITIZED ? 3 : 20, N_MIX_BF16 = ML_TEST_SANITIZED ? 1 : 5 };
 #define MAX_REQ 12
 #define CONTEXT 144
 #define MAX_TOP 4
 #define N_VERSION 2
-#define MAX_ROUTE 64 /* choices of a token in all layers */
+#define MAX_ROUTE 64 /* routing record of a token, all layers */
 
 /* --- random numbers ------------------------------------------------------------- */
 
@@ -45,7 +45,7 @@ typedef struct fixture {
     ml_checkpoint *checkpoint;
     ml_backend be;
     ml_weights weights[N_VERSION];
-    ml_plan *plan; /* as a trainer has it, with a backward */
+    ml_plan *plan; /* like a trainer's, with a backward pass */
     ml_batch batch;
 } fixture;
 
@@ -53,7 +53,7 @@ static const ml_batch_caps caps = {
     .n_token = CONTEXT, .n_seq = 1, .n_loss = CONTEXT, .n_page = 16
 };
 
-/* Two experts whose router rows are equal tie at every token. */
+/* Gives four experts equal router rows, so that they tie at every token. */
 static void tie_experts(fixture *f) {
     for (int32_t i = 0; i < f->spec.n_param; i++) {
         const ml_tensor *t = &f->weights[0].t[i];
@@ -111,7 +111,7 @@ typedef struct asked {
     int32_t at_step, abort_step; /* abort_step 0: never */
 } asked;
 
-/* What came back. */
+/* Recorded outputs of a request. */
 typedef struct heard {
     int32_t token[CONTEXT]; /* prompt and answer */
     float logprob[CONTEXT], entropy[CONTEXT];
@@ -147,7 +147,7 @@ static ml_draw_opts random_draw(int i) {
     return d;
 }
 
-/* plain: draws that wait for nothing, so that steps may run ahead. */
+/* plain: draws without penalties or top-n log-probs, so that steps may overlap. */
 static void make_mix(mix *m, const fixture *f, bool plain) {
     int32_t base[3][CONTEXT];
 
@@ -160,7 +160,7 @@ static void make_mix(mix *m, const fixture *f, bool plain) {
         ml_gen_request *r = &a->r;
         r->n_prompt = 1 + (int32_t)rnd(one_in(2) ? 100 : 40);
         memcpy(a->prompt, base[rnd(3)], sizeof a->prompt);
-        if (one_in(3)) /* the same beginning, then something of its own */
+        if (one_in(3)) /* a common prefix, then tokens of its own */
             for (int32_t k = (int32_t)rnd((uint32_t)r->n_prompt); k < r->n_prompt; k++)
                 a->prompt[k] = (int32_t)rnd((uint32_t)f->spec.n_vocab);
         r->prompt = a->prompt;
@@ -226,7 +226,7 @@ static ml_engine_opts random_opts(const ml_spec *s, const ml_backend *be) {
     return o;
 }
 
-/* Runs a mix through an engine; how often each thing happened is added to `seen`. */
+/* Runs a mix through an engine; adds preemptions, cached tokens, overlaps to `seen`. */
 static void run_mix(fixture *f, const mix *m, bool ahead, heard *h, int *seen) {
     static const int threads[] = { 1, 1, 2, 2, 3, 8 };
     ml_engine *e;
@@ -237,7 +237,7 @@ static void run_mix(fixture *f, const mix *m, bool ahead, heard *h, int *seen) {
     ml_gen_stats stats;
 
     MUST(ml_backend_cpu_open(&be, threads[rnd(6)], NULL, &err));
-    be.async = ahead; /* as a device does it whose work goes on meanwhile */
+    be.async = ahead; /* like a device that computes asynchronously */
     MUST(ml_engine_open(&e, &f->spec, &f->weights[0], &be, &o, &err));
     memset(h, 0, sizeof *h * MAX_REQ);
     for (int32_t step = 0; open || busy || !switched; step++) {
@@ -270,10 +270,10 @@ static void run_mix(fixture *f, const mix *m, bool ahead, heard *h, int *seen) {
     ml_backend_close(&be);
 }
 
-/* --- what must hold --------------------------------------------------------------- */
+/* --- checks ----------------------------------------------------------------------- */
 
-/* Choices as the engine told them, of tokens whose keys it had when it ended, are those of a
- * forward over the whole sequence. */
+/* The reported routing of tokens whose keys were cached at the end equals that of a forward
+ * over the whole sequence. */
 static void check_routes(const fixture *f, const heard *h, int route, const int32_t *chosen,
                          int mix_no, int i) {
     int32_t k = f->spec.route[route].top_k, n_layer = f->spec.route[route].n_layer;
@@ -330,7 +330,7 @@ static void check_version(fixture *f, const asked *a, const heard *h, int v, int
         }
 }
 
-/* Tokens up to the first of a newer version, or the end of an aborted one, agree. */
+/* Tokens agree up to the first of a newer version, or the end of an aborted request. */
 static void check_same(const heard *a, const heard *b, int mix_no, int i) {
     for (int32_t k = a->n_prompt; k < a->n && k < b->n; k++) {
         if (a->version[k] != 1 || b->version[k] != 1)
@@ -369,8 +369,9 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
             check_same(&h[0][i], &h[1][i], k, i);
         }
     }
-    /* The mixes do put requests back and share; where there is recurrent state, only from the
-     * places where it was kept.  They run ahead where no state or choice must be kept. */
+    /* The mixes must exercise preemption and the prefix cache (less of it with recurrent
+     * state, which is reusable only where it was copied), and overlap, unless recurrent
+     * state or routing records rule it out. */
     recurrent = ml_kv_slot_bytes(&f.spec, &f.be) > 0;
     for (int i = 0; i < ML_N_ROUTING; i++)
         routed = routed || ml_spec_routing_width(&f.spec, (ml_routing_kind)i) > 0;
@@ -392,8 +393,7 @@ static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
     X(gemma3_text)                                                                         \
     X(glm4)
 
-/* Families whose rows differ little from those above: a few mixes, all of them in the long
- * tier. */
+/* Families similar to those above: a few mixes, or all of them with MILES_LONG. */
 #define MORE_MODELS(X)                                                                     \
     X(phi3)                                                                                \
     X(smollm3)                                                                             \

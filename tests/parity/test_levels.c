@@ -1,4 +1,4 @@
-/* The same bytes out of `miles score` at every kernel level this machine has, with 1, 2, 3
+/* `miles score` writes the same bytes at every kernel level this machine has, with 1, 2, 3
  * and 8 threads, packed, one sequence at a time and one token at a time. */
 #include <stdio.h>
 #include <string.h>
@@ -46,7 +46,7 @@ static void check(const char *model) {
                 snprintf(how, sizeof how, "--grads --threads %d --cpu-level %s --dtype %s",
                          threads[t], *level, dtypes[d]);
                 if (strcmp(*level, "c") == 0 && threads[t] != 3)
-                    continue; /* the slow level once more is enough */
+                    continue; /* the slow level runs only once more */
                 score(model, "other", how);
                 same("first", "other", model, how);
             }

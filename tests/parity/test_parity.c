@@ -1,9 +1,8 @@
-/* One forward: however a sequence is cut into steps, whatever stands beside it in the
+/* Batch invariance: however a sequence is split into steps, and whatever else is in the
  * batch, its log-probs are the same bits.
  *
- * This drives plans directly: chunks of every size through shared pages, pages in any
- * order, sequences mixed with others, gradients packed and one by one; and choices that were
- * recorded, given back. */
+ * The tests drive plans directly: chunks of every size through shared pages, pages in any
+ * order, sequences mixed with others, gradients packed and one by one, routing replay. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,7 +80,7 @@ static const ml_batch_caps caps = {
     .n_token = 512, .n_seq = 8, .n_loss = 512, .n_page = 64
 };
 
-/* Sequences order[0..n) in one batch; their log-probs one after the other in out. */
+/* Sequences order[0..n) in one batch; out gets their log-probs, concatenated. */
 static void score_packed(fixture *f, const int *order, int n, float *out) {
     ml_plan *p = open_plan(f, (ml_plan_opts){ .caps = caps });
     ml_batch b;
@@ -97,7 +96,7 @@ static void score_packed(fixture *f, const int *order, int n, float *out) {
     ml_plan_free(p);
 }
 
-/* Sequence i in chunks through shared pages that lie scattered. */
+/* Sequence i in chunks, through shared pages in scattered order. */
 static void score_chunked(fixture *f, int i, int32_t chunk, float *out) {
     ml_plan *p = open_plan(f, (ml_plan_opts){ .caps = caps, .kv_shared = true });
     ml_kv kv;
@@ -105,7 +104,7 @@ static void score_chunked(fixture *f, int i, int32_t chunk, float *out) {
     int32_t target[MAX_LEN], page[32], n_page = ml_kv_pages_for(f->len[i]);
 
     CHECK(ml_kv_open(&kv, &f->spec, 40, 2, &f->be, &f->arena, NULL) == ML_OK);
-    memset(kv.buf.ptr, 0xff, kv.buf.bytes); /* NaN: nobody may read what nobody wrote */
+    memset(kv.buf.ptr, 0xff, kv.buf.bytes); /* NaN reveals reads of unwritten memory */
     for (int32_t k = 0; k < n_page; k++)
         page[k] = (k * 7 + 3) % 40;
     targets(f, i, target);
@@ -230,8 +229,9 @@ static void gradients(fixture *f, ml_weights *g, bool packed) {
     ml_plan_free(p);
 }
 
-/* Chains over rows go on from one batch to the next, so packing does not change gradients,
- * unless one matrix is used twice (a tied head: each batch adds head, then embedding). */
+/* Gradient sums over rows continue from one batch to the next in the same order, so packing
+ * does not change gradients, unless one matrix is used twice (a tied head: each batch adds
+ * head, then embedding). */
 static void check_gradients(const char *dir) {
     fixture f;
     ml_weights one, all;
@@ -248,16 +248,16 @@ static void check_gradients(const char *dir) {
     close_fixture(&f);
 }
 
-/* ---- what was chosen is given back ---- */
+/* ---- routing replay ---- */
 
-/* Routers that choose otherwise. */
+/* Negates the routers' weights, so that they select other experts. */
 static void turn_routers(fixture *f) {
     for (int32_t i = 0; i < f->spec.n_node; i++) {
         const ml_node *n = &f->spec.node[i];
         const ml_tensor *t;
         if (n->op != ML_OP_MOE_ROUTE)
             continue;
-        t = &f->weights.t[f->spec.node[i - 1].w[0]]; /* that gives the logits */
+        t = &f->weights.t[f->spec.node[i - 1].w[0]]; /* the node that computes the logits */
         for (size_t k = 0; k < ml_tensor_bytes(t) / sizeof(float); k++)
             ((float *)t->data)[k] *= -1.0f;
     }
@@ -270,7 +270,7 @@ typedef struct replayed {
     ml_weights grads;
 } replayed;
 
-/* Sequence 1 with its gradients. */
+/* Forward and backward of sequence 1. */
 static replayed run_given(fixture *f, ml_routing_kind route, ml_recompute again,
                           const int32_t *given) {
     ml_plan_opts opts = { .caps = caps, .backward = true, .recompute = again };
@@ -317,8 +317,8 @@ static void all_finite(const fixture *f, const replayed *r) {
         }
 }
 
-/* Given back to the model that made them, choices change nothing; given to another model, they
- * are taken, and what backward computes again takes them too. */
+/* Replayed in the model that recorded it, a selection changes nothing.  Another model uses
+ * the recorded selection instead of its own, also in the recomputation of backward. */
 static void check_replay(const char *dir) {
     const ml_recompute none = { 0 }, full = { .granularity = ML_RECOMPUTE_FULL };
     replayed first, same, other, given, again;
@@ -335,7 +335,7 @@ static void check_replay(const char *dir) {
     CHECK(memcmp(first.chosen, other.chosen, first.bytes) != 0);
     CHECK(memcmp(first.chosen, given.chosen, first.bytes) == 0);
     CHECK(memcmp(other.logprob, given.logprob, sizeof(float)) != 0);
-    CHECK(memcmp(first.logprob, given.logprob, sizeof(float)) != 0); /* today's weights */
+    CHECK(memcmp(first.logprob, given.logprob, sizeof(float)) != 0); /* other weights */
     CHECK(same_run(&f, &given, &again));
     all_finite(&f, &given);
     ml_weights_close(&first.grads);
@@ -346,8 +346,7 @@ static void check_replay(const char *dir) {
     close_fixture(&f);
 }
 
-/* Keys that no indexer would choose: each row's own and every other one before it, from the
- * last on. */
+/* Keys that no indexer would select: each row's own and every second one before it. */
 static int32_t *own_keys(fixture *f) {
     int32_t k = f->spec.route[ML_ROUTING_KEYS].top_k, n = f->len[1];
     int32_t *key =

@@ -1,8 +1,8 @@
-/* Calls that a backend does together: it is told truly who reads what they make.
+/* Fused runs of op calls: plans give backends the right last reader of each output.
  *
- * The CPU's ops behind a `together` that takes runs of calls of every length and, as soon as the
- * last reader of an output is done, overwrites it: log-probs and gradients must not change.  Nor
- * must they with the CPU's own. */
+ * The CPU's ops run behind a `together` that takes runs of calls of every length and
+ * overwrites each output as soon as its last reader is done: log-probs and gradients must
+ * not change.  Nor must they with the CPU backend's own `together`. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,14 +15,14 @@
 enum { N_TOKEN = 40, MOST = 7 };
 
 static const ml_ops *plain;
-static int n_spoiled, run_length; /* 0: of all lengths in turn */
+static int n_spoiled, run_length; /* 0: all lengths in turn */
 
 static bool overlap(const ml_tensor *a, const ml_tensor *b) {
     const char *x = a->data, *y = b->data;
     return x && y && x < y + ml_tensor_bytes(b) && y < x + ml_tensor_bytes(a);
 }
 
-/* Not where the last reader has put its own. */
+/* Overwrites a dead tensor, unless its last reader wrote an output to the same memory. */
 static void spoil(const ml_tensor *dead, const ml_op_call *reader) {
     for (int k = 0; k < ML_OP_OUT; k++)
         if (overlap(dead, &reader->args.out[k]))
@@ -33,7 +33,7 @@ static void spoil(const ml_tensor *dead, const ml_op_call *reader) {
 
 static int in_runs(ml_stream *s, const ml_op_call *c, int n) {
     static int turn;
-    int took = run_length ? run_length : turn++ % MOST; /* 0: the first goes alone */
+    int took = run_length ? run_length : turn++ % MOST; /* 0: the first call runs alone */
 
     if (took > n)
         took = n;
@@ -79,14 +79,14 @@ static void compute(result *r, const ml_spec *spec, ml_backend *be, const ml_wei
     ml_batch_init(&b, a, opts.caps);
     ml_batch_add(&b, id, target, n_token, 0, NULL);
     ml_plan_forward(p, &run);
-    CHECK(ml_plan_stats_of(p)->forward_s[ML_OP_ATTN] > 0); /* wherever in a run it stood */
+    CHECK(ml_plan_stats_of(p)->forward_s[ML_OP_ATTN] > 0); /* at any position in a run */
     ml_plan_read(p, &b.rows, r->logprob, NULL, NULL);
     if (backward)
         ml_plan_backward(p, &run, ones, NULL);
     ml_plan_free(p);
 }
 
-/* A model with made-up weights. */
+/* A model with dummy weights. */
 typedef struct model {
     ml_arena arena;
     ml_spec spec;
@@ -136,7 +136,7 @@ static void check_model(const char *dir, bool backward) {
     close_model(&m);
 }
 
-/* Few rows and many, which products treat differently. */
+/* Few rows and many: the GEMMs take different paths. */
 static void check_own(const char *dir, ml_weight_dtype dtype, int n_thread) {
     static const int32_t n_token[] = { 1, 3, 5, 16, 17, N_TOKEN };
     model m;

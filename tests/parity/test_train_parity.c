@@ -1,5 +1,5 @@
-/* What a training step computes does not depend on how it is cut up: log-probs, losses and
- * gradients are the same bits for any micro-batch, number of threads and recomputation. */
+/* A train step does not depend on how it is split: log-probs, losses and gradients are the
+ * same bits for any micro-batch size, number of threads and recomputation. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ static const char *const models[] = {
 };
 enum { MAX_RESPONSE = 200 };
 
-/* Log-probs and entropies of a step, as its loss saw them. */
+/* Log-probs and entropies of a step, as passed to its loss. */
 typedef struct record {
     float logprob[ML_TRAINEE_SAMPLES][MAX_RESPONSE],
         entropy[ML_TRAINEE_SAMPLES][MAX_RESPONSE];
@@ -24,7 +24,7 @@ typedef struct record {
     size_t bytes;
 } record;
 
-/* A loss with derivatives by both inputs that remembers what it was given. */
+/* A loss with gradients for both inputs that records the inputs. */
 static ml_status remember(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
     record *r = ud;
 
@@ -101,7 +101,7 @@ static void micro_batches_do_not_show(void) {
     }
 }
 
-/* Another order changes gradients by rounding only, and nothing else at all. */
+/* Another order of samples changes gradients by rounding only, and nothing else. */
 static void order_shows_in_rounding_only(void) {
     static record first, other;
     char dir[256];
@@ -233,7 +233,7 @@ static void recomputation_saves_memory(void) {
     }
 }
 
-/* What scoring says of a token is what the step's forward says of it. */
+/* Scoring gives the same log-probs and entropies as the train step's forward. */
 static void scoring_is_the_forward_of_training(void) {
     static record step;
     static float lp[ML_TRAINEE_SAMPLES][MAX_RESPONSE], h[ML_TRAINEE_SAMPLES][MAX_RESPONSE];

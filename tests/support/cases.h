@@ -1,6 +1,6 @@
-/* cases.h - recorded cases of Miles' functions, one JSON object per line.
+/* cases.h - recorded calls of Miles' functions, one JSON object per line.
  *
- * A part of each file is committed in tests/golden/rl; the whole lies beside the checkout
+ * A part of each file is committed in tests/golden/rl; the full file is beside the checkout
  * on machines that have it. */
 #ifndef ML_TESTS_SUPPORT_CASES_H
 #define ML_TESTS_SUPPORT_CASES_H
@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 
-/* A case, its place for messages, and memory that lasts as long as it. */
+/* A case, its file and line for messages, and an arena with its lifetime. */
 typedef struct ml_case {
     const char *path;
     int64_t line;
@@ -17,13 +17,13 @@ typedef struct ml_case {
     ml_arena arena;
 } ml_case;
 
-/* Calls check for every case of tests/golden/rl/NAME and of the file beside the checkout; a
- * missing second file is said in a line "skipped: ...". */
+/* Calls check for every case of tests/golden/rl/NAME and of the file beside the checkout;
+ * if the second file is missing, prints a line "skipped: ...". */
 void ml_test_cases(const char *name, void (*check)(ml_case *c));
 
 void ml_case_fail(const ml_case *c, const char *what);
 
-/* Members of args and out; what is missing or null gives `absent`. */
+/* Members of args and out; `absent` if missing or null. */
 int64_t ml_case_i64(const ml_json *obj, const char *key, int64_t absent);
 double ml_case_f64(const ml_json *obj, const char *key, double absent);
 bool ml_case_flag(const ml_json *obj, const char *key);

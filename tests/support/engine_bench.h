@@ -1,4 +1,4 @@
-/* engine_bench.h - an engine on a tiny model, and what it was heard to say. */
+/* engine_bench.h - an engine on a tiny model, and a recorder of its outputs. */
 #ifndef ML_TESTS_SUPPORT_ENGINE_BENCH_H
 #define ML_TESTS_SUPPORT_ENGINE_BENCH_H
 
@@ -14,19 +14,19 @@ typedef struct ml_engine_bench {
     ml_backend be;
     ml_weights w; /* version 1 */
     ml_engine *e;
-    ml_engine_opts o; /* change before the start */
+    ml_engine_opts o; /* change before ml_engine_bench_start */
     int32_t eos[1];
 } ml_engine_bench;
 
-/* Failures end the test.  The engine itself begins with the start. */
+/* Failures end the test.  ml_engine_bench_start opens the engine. */
 void ml_engine_bench_open(ml_engine_bench *b, const char *model);
 void ml_engine_bench_start(ml_engine_bench *b);
 void ml_engine_bench_close(ml_engine_bench *b);
 
-/* A request whose answer has max_new tokens.  All prompts begin alike. */
+/* A request whose answer has max_new tokens.  All prompts share a prefix. */
 ml_gen_request ml_bench_request(int32_t n_prompt, int32_t max_new);
 
-/* All updates of a request together. */
+/* All updates of a request, accumulated. */
 typedef struct ml_heard {
     int32_t id[ML_BENCH_CONTEXT];
     float logprob[ML_BENCH_CONTEXT];
@@ -36,7 +36,7 @@ typedef struct ml_heard {
     char message[200];
 } ml_heard;
 
-/* To be given to the engine with an ml_heard, zero at first. */
+/* The ml_gen_fn that accumulates them; its ud is a zeroed ml_heard. */
 void ml_hear(void *heard, const ml_gen_update *u);
 
 #endif

@@ -1,4 +1,4 @@
-/* flag_words.h - command lines given as one text, to the parser of flags. */
+/* flag_words.h - runs the flag parser on command lines given as one string. */
 #ifndef ML_TESTS_SUPPORT_FLAG_WORDS_H
 #define ML_TESTS_SUPPORT_FLAG_WORDS_H
 
@@ -48,7 +48,7 @@ static inline void keep_line(void *ud, ml_log_level level, const char *line) {
     snprintf(logged + n, sizeof logged - n, "%s\n", line);
 }
 
-/* Parses, and gives what was logged. */
+/* Parses, and returns the logged lines. */
 static inline const char *log_of(ml_cmd cmd, const char *words) {
     ml_log_to(keep_line, NULL);
     logged[0] = 0;
@@ -57,7 +57,7 @@ static inline const char *log_of(ml_cmd cmd, const char *words) {
     return logged;
 }
 
-/* A flag may do something in one command and nothing in another. */
+/* A flag may be live in one command and ignored in another. */
 static inline bool live_somewhere(const char *name) {
     for (const ml_flag *const *t = ml_flag_tables; *t; t++)
         for (const ml_flag *f = *t; f->name; f++)

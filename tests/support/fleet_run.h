@@ -1,4 +1,4 @@
-/* fleet_run.h - a run of `miles train` that starts engines itself, watched from outside. */
+/* fleet_run.h - a run of `miles train` with a supervisor, observed from outside. */
 #ifndef ML_TESTS_SUPPORT_FLEET_RUN_H
 #define ML_TESTS_SUPPORT_FLEET_RUN_H
 
@@ -8,21 +8,21 @@
 #define ML_FLEET_TWO "--rollout-num-engines 2 --use-fault-tolerance "
 enum { ML_SUPERVISOR_MOST = 16 }; /* engines of a run */
 
-/* Starts a toy run (toy_run.h), which logs to a file, and is back at once. */
+/* Starts a toy run (toy_run.h) that logs to a file; returns at once. */
 pid_t ml_supervisor_run_start(const char *log, const char *save, int rounds,
                               const char *more);
 
-/* Its exit status, once it has ended; -1: a signal ended it. */
+/* Waits for its end; returns the exit status, or -1 if a signal ended it. */
 int ml_supervisor_run_wait(pid_t run);
-bool ml_supervisor_run_ended(pid_t run); /* it still has to be waited for */
+bool ml_supervisor_run_ended(pid_t run); /* wait is still required */
 
-/* Until the run has n engines at a time, or has ended: how many it had at last. */
+/* Waits until the run has n engines at a time, or has ended; returns the last count. */
 int ml_supervisor_run_engines(pid_t run, int n, pid_t out[ML_SUPERVISOR_MOST]);
 bool ml_supervisor_run_alive(pid_t engine);
 
-/* How often the text is in a file. */
+/* Number of occurrences of the text in a file. */
 int ml_supervisor_run_count(const char *path, const char *text);
-/* Until it is there n times; false: the run has ended before. */
+/* Waits until there are n occurrences; false: the run ended before. */
 bool ml_supervisor_run_says(const char *path, const char *text, int n, pid_t run);
 
 #endif

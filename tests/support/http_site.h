@@ -1,12 +1,12 @@
-/* http_site.h - an HTTP server on a thread of its own, whose paths answer in different ways.
+/* http_site.h - an HTTP server on a thread of its own, each of whose paths tests a case.
  *
- *   /echo        with the request's body        /stream      five pieces, chunked
- *   /later       from another thread            /counted     pieces of a length said before
- *   /hold        never, by itself               /short       less than was said
+ *   /echo        the request's body             /stream      five pieces, chunked
+ *   /later       from another thread            /counted     pieces, with Content-Length
+ *   /hold        never, by itself               /short       less than Content-Length
  *   /hold-begun  the same, after a piece        /abort       half an answer
- *   /flood       more than anyone takes         /empty       without a body
+ *   /flood       more than any client reads     /empty       without a body
  *
- * Others answer with what was asked: "method|path|query|user agent|headers|peer". */
+ * Other paths answer with the request: "method|path|query|user agent|headers|peer". */
 #ifndef ML_TESTS_SUPPORT_HTTP_SITE_H
 #define ML_TESTS_SUPPORT_HTTP_SITE_H
 
@@ -21,7 +21,7 @@ typedef struct ml_http_site {
     pthread_t thread;
     int port;
     atomic_int n_call, n_gone;
-    ml_http_call *held; /* of /hold; the server's thread alone */
+    ml_http_call *held; /* of /hold; used by the server's thread only */
 } ml_http_site;
 
 extern const ml_http_limits ml_http_site_limits;

@@ -1,4 +1,4 @@
-/* json_text.h - a JSON value as text, to compare it by. */
+/* json_text.h - a JSON value as text, for comparisons. */
 #ifndef ML_TESTS_SUPPORT_JSON_TEXT_H
 #define ML_TESTS_SUPPORT_JSON_TEXT_H
 

@@ -1,4 +1,4 @@
-/* log_text.h - what is logged, kept to be looked at. */
+/* log_text.h - captures log lines for checks. */
 #ifndef ML_TESTS_SUPPORT_LOG_TEXT_H
 #define ML_TESTS_SUPPORT_LOG_TEXT_H
 

@@ -1,4 +1,4 @@
-/* must.h - a call without which a test makes no sense: it ends there, with the message. */
+/* must.h - a call that a test requires: if it fails, the test ends with its message. */
 #ifndef ML_TESTS_SUPPORT_MUST_H
 #define ML_TESTS_SUPPORT_MUST_H
 

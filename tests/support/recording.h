@@ -1,7 +1,7 @@
 /* recording.h - the samples and numbers of a recorded case (cases.h).
  *
- * Numbers that are not finite are the strings "nan", "inf" and "-inf"; null stands for a
- * number that was not given, and is read as NaN. */
+ * Numbers that are not finite are the strings "nan", "inf" and "-inf"; null is an absent
+ * number, read as NaN. */
 #ifndef ML_TESTS_SUPPORT_RECORDING_H
 #define ML_TESTS_SUPPORT_RECORDING_H
 
@@ -15,7 +15,7 @@ double ml_record_number(const ml_json *v);
 double ml_record_member(const ml_json *from, const char *key);
 const char *ml_record_text(ml_case *c, const ml_json *v);
 
-/* The index of the text in words, which end in NULL; 0 when it is not there. */
+/* The index of the text in the NULL-terminated words; 0 if it is not among them. */
 int32_t ml_record_word(ml_case *c, const ml_json *from, const char *key,
                        const char *const *words);
 double *ml_record_row(ml_case *c, const ml_json *v); /* NULL for null */
@@ -43,7 +43,7 @@ void ml_record_equal(ml_case *c, double got, const ml_json *want, ml_tolerance t
 void ml_record_equal_row(ml_case *c, const double *got, int64_t n, const ml_json *want,
                          ml_tolerance t, const char *what);
 
-/* The options as Miles' parser leaves them: what was not given is NaN. */
+/* The defaults of Miles' parser: options that are not set are NaN. */
 miles_algo ml_record_algo(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* router_world.h - a router, its workers and a client over real sockets, all on one loop. */
+/* router_world.h - a router, its workers and a client over real sockets, on one loop. */
 #ifndef ML_TESTS_SUPPORT_ROUTER_WORLD_H
 #define ML_TESTS_SUPPORT_ROUTER_WORLD_H
 
@@ -16,17 +16,17 @@ typedef struct ml_router_world {
     char base[64]; /* the router's URL */
 } ml_router_world;
 
-/* What most tests want. */
+/* The options of most tests. */
 ml_router_opts ml_router_world_opts(void);
 
-/* The first n_worker of the workers are open, and known to the router. */
+/* Opens the first n_worker workers and registers them with the router. */
 ml_router_world *ml_router_world_open(ml_router_opts o, int n_worker);
 void ml_router_world_close(ml_router_world *w);
 
-/* Lets the loop run for a while. */
+/* Runs the event loop for this time. */
 void ml_router_world_pass(ml_router_world *w, double seconds);
 
-/* What the client got.  Zero before it is started. */
+/* A request of the client and its reply.  Zeroed before it is started. */
 typedef struct ml_fetch {
     ml_router_world *world;
     ml_http_job *job;
@@ -41,7 +41,7 @@ typedef struct ml_fetch {
 
 void ml_fetch_start(ml_router_world *w, ml_fetch *f, const char *method, const char *path,
                     const char *body);
-/* Starts it and runs the loop until something stops it. */
+/* Starts it and runs the event loop until a callback stops the loop. */
 void ml_fetch_now(ml_router_world *w, ml_fetch *f, const char *method, const char *path,
                   const char *body);
 void ml_fetch_release(ml_fetch *f);

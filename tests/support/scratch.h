@@ -1,4 +1,4 @@
-/* scratch.h - a directory of the running test's own, removed when its process exits. */
+/* scratch.h - a private directory of the running test, removed when its process exits. */
 #ifndef ML_TESTS_SUPPORT_SCRATCH_H
 #define ML_TESTS_SUPPORT_SCRATCH_H
 

@@ -1,4 +1,4 @@
-/* test.h - what a test program needs: checks, a table, one process per test.
+/* test.h - the test framework: checks, a table of tests, one process per test.
  *
  *     static void adds(void) { CHECK(1 + 1 == 2); }
  *     static const ml_test tests[] = { { "adds", adds }, { 0 } };
@@ -19,24 +19,24 @@ typedef struct ml_test {
 } ml_test;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define ML_TEST_SANITIZED 1 /* many times slower, with memory of its own */
+#define ML_TEST_SANITIZED 1 /* many times slower, and uses more memory */
 #else
 #define ML_TEST_SANITIZED 0
 #endif
 
 int ml_test_main(int argc, char **argv, const ml_test *tests);
 
-/* Seconds that this thread has run: what else the machine does is not counted. */
+/* CPU seconds of this thread, independent of the machine's other load. */
 double ml_test_own_s(void);
 
-/* Records a failure of the running test; the test goes on. */
+/* Records a failure of the running test; the test continues. */
 __attribute__((format(printf, 3, 4))) void ml_test_fail(const char *file, int line,
                                                         const char *fmt, ...);
 /* True when needle occurs in hay; for messages. */
 bool ml_test_has(const char *hay, const char *needle);
 
-/* Runs `miles` of this build with these arguments, split by the shell, and gives its exit
- * code.  What it prints on both outputs lands in out (cap bytes, cut, NUL-terminated). */
+/* Runs `miles` of this build with these arguments, split by the shell, and returns its exit
+ * code.  stdout and stderr go to out (truncated to cap bytes, NUL-terminated). */
 int ml_test_miles(char *out, size_t cap, const char *args);
 
 #define CHECK(cond)                                                                        \

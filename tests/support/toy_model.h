@@ -1,7 +1,7 @@
 /* toy_model.h - a checkpoint with a tokenizer and a chat template, for tests.
  *
- * The model is tests/golden/data/qwen3, 83 tokens; the tokenizer has letters, digits and
- * marks as tokens of their own. */
+ * The model is tests/golden/data/qwen3, 83 tokens; in the tokenizer each letter, digit and
+ * mark is a token. */
 #ifndef ML_TESTS_SUPPORT_TOY_MODEL_H
 #define ML_TESTS_SUPPORT_TOY_MODEL_H
 

@@ -1,4 +1,4 @@
-/* toy_text.h - the tokenizer and the template of the test's folder "model", and its turns. */
+/* toy_text.h - tokenizer, chat template and turns of the test's "model" directory. */
 #ifndef ML_TESTS_SUPPORT_TOY_TEXT_H
 #define ML_TESTS_SUPPORT_TOY_TEXT_H
 

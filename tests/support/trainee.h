@@ -28,12 +28,13 @@ typedef struct ml_trainee_opts {
     ml_trainer_opts trainer;
 } ml_trainee_opts;
 
-/* The sequences of golden.safetensors that have at least 4 tokens; unless `whole`, the second
- * half is response, under a mask that leaves out every third token.  Failures end the test. */
+/* The samples are the sequences of golden.safetensors with at least 4 tokens; unless
+ * `whole`, the second half is response, and the mask excludes every third token.
+ * Failures end the test. */
 void ml_trainee_open(ml_trainee *t, const ml_trainee_opts *o);
 void ml_trainee_close(ml_trainee *t);
 
-/* AdamW at 1e-3, with decay and clipping: what tools/gen_training_golden.py does. */
+/* AdamW at 1e-3, with decay and clipping, as in tools/gen_training_golden.py. */
 ml_trainer_opts ml_trainee_defaults(void);
 
 /* All samples in one step, in order, cut into micro-batches of at most max_tokens. */

@@ -1,16 +1,17 @@
-/* attn.c - attention over pages: writes keys and values, divides the work.
+/* attn.c - attention over KV pages: writes keys and values, divides the work.
  *
- * Forward is divided into (block of positions, KV head); early and late blocks, which see few
- * and many keys, take turns, so that every thread's share costs the same.  Backward is divided into (sequence, KV head), which share no
- * output.  Where that leaves threads idle (one long sequence, few heads) it runs twice,
- * over ranges of positions for dq and over ranges of keys for dk and dv: scores are
- * computed twice, every chain is the same. */
+ * Forward is divided into (block of positions, KV head).  Early and late blocks, which
+ * attend to few and to many keys, alternate, so that every thread's part costs the same.
+ * Backward is divided into (sequence, KV head), which share no output.  Where that leaves
+ * threads idle (one long sequence, few heads) backward runs twice, over ranges of
+ * positions for dq and over ranges of keys for dk and dv: scores are computed twice, but
+ * every FMA chain is the same. */
 #include "backend/cpu/cpu_priv.h"
 #include "base/bug.h"
 
 #include <string.h>
 
-#define ATTN_SPLIT 128 /* positions or keys of a piece, when backward runs twice */
+#define ATTN_SPLIT 128 /* positions or keys per piece when backward runs twice */
 
 typedef struct attn_call {
     const ml_op_args *args;
@@ -18,7 +19,7 @@ typedef struct attn_call {
     ml_pool *pool;
     ml_attn_job job;
     int32_t *piece_start; /* [n_seq+1] first piece of each sequence, under one head */
-    int64_t piece;        /* positions (or keys) of a piece */
+    int64_t piece;        /* positions (or keys) per piece */
     float *scratch;       /* [thread][floats] */
     int64_t floats;
 } attn_call;
@@ -76,15 +77,15 @@ static int32_t attn_find(const int32_t *start, int32_t n, int64_t x) {
     return lo;
 }
 
-/* 0, n - 1, 1, n - 2, ...: the i-th of n things of which each costs more than the one before,
- * such that any range costs what its length says. */
+/* 0, n - 1, 1, n - 2, ...: balances n items of increasing cost, so that the cost of any
+ * range is proportional to its length. */
 static int64_t attn_fold(int64_t i, int64_t n) {
     return i % 2 ? n - 1 - i / 2 : i / 2;
 }
 
-/* Cuts each sequence into pieces and runs fn over (piece, KV head).  Where there are many
- * pieces of few rows a thread takes all heads of one, whose keys and values lie side by
- * side. */
+/* Divides each sequence into pieces and runs fn over (piece, KV head).  With many pieces
+ * of few rows, one thread takes all heads of a piece, whose keys and values are adjacent
+ * in memory. */
 static void attn_run(attn_call *c, int64_t piece, ml_task *fn) {
     const ml_rows *rows = c->args->rows;
     int64_t n = 0;
@@ -101,8 +102,8 @@ static void attn_run(attn_call *c, int64_t piece, ml_task *fn) {
     ml_pool_run(c->pool, n * c->job.n_kv, few ? c->job.n_kv : 1, fn, c);
 }
 
-/* The sequence and KV head of unit i; *first is the piece's first
- * position within the sequence. */
+/* The sequence and KV head of unit i; *first is the piece's first position within the
+ * sequence. */
 static ml_attn_span attn_span(const attn_call *c, int64_t i, int64_t *first) {
     const ml_rows *rows = c->args->rows;
     int64_t n_piece = c->piece_start[rows->n_seq],
@@ -120,7 +121,7 @@ static ml_attn_span attn_span(const attn_call *c, int64_t i, int64_t *first) {
                            .heads = 1 };
 }
 
-/* Leaves at most n positions of a span, from the first-th on. */
+/* Restricts a span to at most n positions, from the first-th on. */
 static void attn_narrow_rows(ml_attn_span *span, int64_t first, int64_t n) {
     span->row += first;
     span->pos += first;
@@ -128,14 +129,14 @@ static void attn_narrow_rows(ml_attn_span *span, int64_t first, int64_t n) {
     span->tile1 = (span->pos + span->n + ML_KTILE - 1) / ML_KTILE;
 }
 
-/* Leaves at most n keys of a span, from the first-th on. */
+/* Restricts a span to at most n keys, from the first-th on. */
 static void attn_narrow_keys(ml_attn_span *span, int64_t first, int64_t n) {
     span->tile0 = first / ML_KTILE;
     if (span->tile1 - span->tile0 > n / ML_KTILE)
         span->tile1 = span->tile0 + n / ML_KTILE;
 }
 
-/* k into slot pos % 16 of its page's panels, v into the slot's row, padding included. */
+/* Writes k to slot pos % 16 of its page's panels, v to the slot's row, padding included. */
 static void attn_write_row(const attn_call *c, int64_t row, int64_t page, int64_t slot) {
     int64_t n_kv = c->job.n_kv, n = n_kv * c->job.head_dim, d = c->job.value_dim;
     int64_t width = ml_attn_width(d);
@@ -146,7 +147,7 @@ static void attn_write_row(const attn_call *c, int64_t row, int64_t page, int64_
 
     for (int64_t i = 0; i < n; i++)
         kpage[i * ML_PAGE + slot] = k[i];
-    if (!vpage) /* keys begin with their values */
+    if (!vpage) /* values are prefixes of keys */
         return;
     vpage += page * n_kv * width * ML_PAGE;
     for (int64_t h = 0; h < n_kv; h++) {
@@ -156,8 +157,8 @@ static void attn_write_row(const attn_call *c, int64_t row, int64_t page, int64_
     }
 }
 
-/* The same, rounded: keys are panels of a matrix [Hk*16, d], the values of a head those of a
- * matrix [e+, 16], so that two keys make a pair. */
+/* The same, rounded to bf16: keys are panels of a matrix [Hk*16, d], the values of a head
+ * panels of a matrix [e+, 16], so that two keys form a pair. */
 static void attn_round_row(const attn_call *c, int64_t row, int64_t page, int64_t slot) {
     int64_t n_kv = c->job.n_kv, d = c->job.head_dim, e = c->job.value_dim;
     int64_t width = ml_attn_width(e);
@@ -188,7 +189,7 @@ static void attn_write_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_rows *rows = c->args->rows;
 
     (void)worker;
-    for (int64_t i = begin; i < end; i++) { /* as pieces are, if each has one row */
+    for (int64_t i = begin; i < end; i++) { /* in the order of pieces of one row each */
         int64_t row = attn_fold(i, rows->n_token);
         int32_t seq = attn_find(rows->seq_start, rows->n_seq, row), pos = rows->pos[row];
         int64_t entry = rows->page_start[seq] + pos / ML_PAGE;
@@ -199,7 +200,8 @@ static void attn_write_rows(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* KV heads of the same piece that the span takes along, of the units up to `end`. */
+/* Widens the span to as many KV heads of the same piece as it may process together, at
+ * most `units`.  Returns their number. */
 static int64_t attn_take_heads(const attn_call *c, ml_attn_span *span, int64_t units) {
     int64_t most = ml_attn_heads(&c->job, span->n);
     int64_t left = c->job.n_kv - span->kv;
@@ -222,7 +224,7 @@ static void attn_forward_pieces(void *ud, int64_t begin, int64_t end, int worker
 
 void ml_cpu_attn_forward(ml_stream *s, const ml_op_args *a) {
     attn_call c = attn_begin(s, a, false);
-    int64_t lines = c.job.n_kv * c.job.head_dim; /* that the key of a row is spread over */
+    int64_t lines = c.job.n_kv * c.job.head_dim; /* cache lines of a row's key */
 
     ml_pool_run(c.pool, a->rows->n_token, ml_cpu_grain(lines * ML_LANES), attn_write_rows,
                 &c);
@@ -242,8 +244,9 @@ static void attn_backward_pieces(void *ud, int64_t begin, int64_t end, int worke
     }
 }
 
-/* Five products of (rows x keys) in one run, or seven in two: two when the longest
- * sequence's five take longer than everybody's share of seven. */
+/* One run computes five products of (rows x keys), two runs compute seven.  Two runs pay
+ * when five products of the longest sequence take longer than a thread's equal share of
+ * seven. */
 static bool attn_runs_twice(const attn_call *c) {
     const ml_rows *rows = c->args->rows;
     double longest = 0.0, sum = 0.0;

@@ -1,9 +1,10 @@
-/* attn_chosen.c - ATTN_CHOSEN: attention of each row to the keys that were chosen for it.
+/* attn_chosen.c - ATTN_CHOSEN: sparse attention of each row to the keys selected for it.
  *
- * All query heads share one key, whose beginning is the value.  Work grows with the number of
- * chosen keys, not with the length of a sequence.  Backward goes through the rows of a
- * sequence in blocks: weights and their gradients of a block are computed row by row, then
- * every key collects from the rows that chose it, in their order. */
+ * All query heads share one key, whose prefix is the value.  The work grows with the
+ * number of selected keys, not with the length of the sequence.  Backward processes the
+ * rows of a sequence in blocks: it computes the weights and their gradients row by row;
+ * then every key accumulates the contributions of the rows that selected it, in row
+ * order. */
 #include "backend/cpu/cpu_priv.h"
 #include "base/bug.h"
 
@@ -26,8 +27,8 @@ static int64_t most_keys(const ml_op_args *a) {
     return (a->in[2].shape[1] + ML_LANES - 1) / ML_LANES * ML_LANES;
 }
 
-/* Scores and weights of a row for each thread; in backward weights, their gradients and scores
- * of each row of a block. */
+/* Forward: scores and weights of a row for each thread.  Backward: weights, their
+ * gradients and scores of each row of a block. */
 size_t ml_cpu_attn_chosen_scratch(const ml_cpu_stream *s, const ml_op_args *a,
                                   bool backward) {
     int64_t each = a->attr->attn.n_head * most_keys(a);
@@ -65,7 +66,7 @@ static const int32_t *pages_of(const chosen_call *c, int64_t row) {
     return r->page + r->page_start[ml_cpu_seq_of(r, row)];
 }
 
-/* p [n_head][top_k]: the weights of a row's keys.  s is scratch like it. */
+/* p [n_head][top_k]: softmax weights of a row's keys.  s is scratch of the same size. */
 static void weigh(const chosen_call *c, int64_t row, const int32_t *pos, int64_t n,
                   float *s, float *p) {
     const ml_row_kern *k = c->s->kern->row;
@@ -109,7 +110,7 @@ void ml_cpu_attn_chosen_forward(ml_stream *s, const ml_op_args *a) {
 
 /* ---- backward ---- */
 
-/* Weights and gradients of scores of row i of the block. */
+/* Softmax weights of row i of the block; below, the gradients of its scores. */
 static float *weights_of(const chosen_call *c, int64_t i) {
     return (float *)c->a->scratch + 3 * i * c->each;
 }
@@ -159,7 +160,7 @@ static int64_t find_from(const int32_t *pos, int64_t n, int64_t least) {
     return lo;
 }
 
-/* What row i of the block adds to the gradient of the m-th key it chose. */
+/* Adds the contribution of row i of the block to the gradient of its m-th selected key. */
 static void collect(const chosen_call *c, int64_t i, int64_t m, float *dk) {
     const ml_row_kern *k = c->s->kern->row;
     int64_t row = c->first + i;
@@ -172,7 +173,7 @@ static void collect(const chosen_call *c, int64_t i, int64_t m, float *dk) {
     }
 }
 
-/* Pages of keys of the block's sequence. */
+/* Task over the KV pages of the block's sequence. */
 static void block_keys(void *ud, int64_t begin, int64_t end, int worker) {
     const chosen_call *c = ud;
     int64_t seq_row = c->a->rows->seq_start[c->seq];

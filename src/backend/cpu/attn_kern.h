@@ -1,5 +1,6 @@
-/* attn_kern.h - attention of a span: consecutive positions of one sequence under one KV head,
- * or few positions under several, each with the group of query heads that shares it. */
+/* attn_kern.h - attention of a span: consecutive positions of one sequence with one KV
+ * head, or a few positions with several KV heads.  A KV head comes with its group of
+ * query heads (GQA). */
 #ifndef ML_BACKEND_CPU_ATTN_KERN_H
 #define ML_BACKEND_CPU_ATTN_KERN_H
 
@@ -8,16 +9,16 @@
 
 #include "backend/ops.h"
 
-/* Query rows (position, head) held at once, and key tiles that backward holds transposed;
- * bits depend on neither. */
+/* Query rows (position, head) per block, and key tiles that backward holds transposed;
+ * neither changes the bits. */
 #define ML_ATTN_ROWS 84
 #define ML_ATTN_TILES 8
 
-/* KV heads of a span at most. */
+/* Most KV heads of a span. */
 #define ML_ATTN_HEADS 16
 
-/* What all spans of a call share.  q, dq are [n, Hq*d], dk [n, Hk*d], o [n, Hq*e],
- * dv [n, Hk*e]: d of head_dim, e of value_dim. */
+/* Arguments common to all spans of a call.  q, dq are [n, Hq*d], dk [n, Hk*d], o [n,
+ * Hq*e], dv [n, Hk*e]; d is head_dim, e is value_dim. */
 typedef struct ml_attn_job {
     int32_t n_head, n_kv, head_dim, value_dim, window;
     float scale, softcap;
@@ -27,38 +28,39 @@ typedef struct ml_attn_job {
     const float *q;
     float *o, *stat; /* written by forward (stat may be NULL), read by backward */
     const float *dout;
-    float *dq, *dk, *dv; /* NULL: not wanted */
+    float *dq, *dk, *dv; /* NULL: not computed */
     bool dq_add;         /* dk and dv are always added to */
 } ml_attn_job;
 
 typedef struct ml_attn_span {
-    const int32_t *page;  /* the sequence's page table */
-    int64_t row;          /* row in the batch of ... */
-    int64_t pos;          /* ... the first position */
-    int64_t n;            /* positions */
-    int64_t tile0, tile1; /* backward: key tiles whose share is computed */
-    int32_t kv, heads;    /* the first KV head, and how many: ml_attn_heads() at most */
+    const int32_t *page;  /* the sequence's page table (block table) */
+    int64_t row;          /* batch row of the first position */
+    int64_t pos;          /* the first position */
+    int64_t n;            /* number of positions */
+    int64_t tile0, tile1; /* backward: range of key tiles to process */
+    int32_t kv, heads;    /* first KV head; number of them, at most ml_attn_heads() */
 } ml_attn_span;
 
 typedef struct ml_attn_kern {
     /* n is at most ml_attn_positions(). */
     void (*forward)(const ml_attn_job *job, const ml_attn_span *span, float *scratch);
-    /* One KV head; n is any; the sequence's first row has position 0, all its keys are in its pages. */
+    /* One KV head; any n.  The sequence's first row has position 0, and all its keys are
+     * in its KV pages. */
     void (*backward)(const ml_attn_job *job, const ml_attn_span *span, float *scratch);
-    /* Adds to the gradient of a head's sink, over rows 0 .. n. */
+    /* Adds the contribution of rows 0 .. n - 1 to the gradient of a head's sink. */
     void (*sink_grad)(const ml_attn_job *job, float *dsink, int32_t head, int64_t n);
 } ml_attn_kern;
 
-static inline int64_t ml_attn_width(int64_t head_dim) { /* of a head, padded to lanes */
+static inline int64_t ml_attn_width(int64_t head_dim) { /* padded to lanes */
     return (head_dim + ML_LANES - 1) / ML_LANES * ML_LANES;
 }
 
-/* Positions held at once by a group of g heads: as many as ML_ATTN_ROWS allows. */
+/* Positions per block for a group of g heads, at most ML_ATTN_ROWS rows. */
 static inline int64_t ml_attn_positions(int64_t g) {
     return g < ML_ATTN_ROWS ? ML_ATTN_ROWS / g : 1;
 }
 
-/* Rows that a block has room for: whole vectors of them. */
+/* Rows of a block, rounded up to whole vectors. */
 static inline int64_t ml_attn_padded(int64_t rows) {
     return (rows + ML_LANES - 1) / ML_LANES * ML_LANES;
 }
@@ -67,14 +69,14 @@ static inline int64_t ml_attn_rows(int64_t g) {
     return ml_attn_padded(ml_attn_positions(g) * g);
 }
 
-/* Whether a block of so many rows (padded) waits for memory more than it computes; its
- * products then read pages as they lie, which keys of bf16 without pairs do not allow. */
+/* Whether a block of so many (padded) rows is memory-bound.  Its products then read the
+ * KV pages in place, which is not possible for bf16 keys without pairs. */
 static inline bool ml_attn_few(const ml_attn_job *job, int64_t rows) {
     return rows <= ML_LANES && job->vpage && !(job->bf16 && job->head_dim % 2);
 }
 
-/* KV heads that a span of n positions may take at once: what fits where one head of
- * ml_attn_positions() does. */
+/* KV heads per span of n positions: as many as fit the scratch of one head with
+ * ml_attn_positions(). */
 static inline int64_t ml_attn_heads(const ml_attn_job *job, int64_t n) {
     int64_t g = job->n_head / job->n_kv, rows = ml_attn_padded(n * g);
     int64_t most = ml_attn_rows(g) / rows;
@@ -83,7 +85,7 @@ static inline int64_t ml_attn_heads(const ml_attn_job *job, int64_t n) {
     return most < ML_ATTN_HEADS ? most : ML_ATTN_HEADS;
 }
 
-/* Floats of scratch, a multiple of 16. */
+/* Scratch size in floats, a multiple of 16. */
 static inline int64_t ml_attn_floats(int64_t g, int64_t head_dim, int64_t value_dim,
                                      bool bf16, bool backward) {
     int64_t kw = ml_attn_width(head_dim), vw = ml_attn_width(value_dim);

@@ -1,4 +1,4 @@
-/* join.c - CONCAT: two rows of heads as one, each head the one's followed by the other's. */
+/* concat.c - CONCAT: concatenates two rows head by head. */
 #include "backend/cpu/cpu_priv.h"
 
 #include <string.h>

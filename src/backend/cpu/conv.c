@@ -1,4 +1,5 @@
-/* conv.c - the short causal convolution: blocks of sixteen channels, sequence by sequence. */
+/* conv.c - CONV, the short causal convolution: blocks of 16 channels, sequence by
+ * sequence. */
 #include "backend/cpu/cpu_priv.h"
 
 #include <string.h>
@@ -7,7 +8,7 @@ static int64_t blocks_of(const ml_op_args *a) {
     return (a->in[0].shape[1] + 15) / 16;
 }
 
-/* A block's weights tap by tap: [taps][16] and the bias [16]. */
+/* A block's weights, one vector per tap: [taps][16], and the bias [16]. */
 typedef struct conv_weights {
     float w[ML_CONV_TAPS * 16], bias[16];
 } conv_weights;
@@ -17,7 +18,7 @@ static float element(const ml_tensor *t, int64_t i) {
                                : ((const float *)t->data)[i];
 }
 
-/* Works for weights and, with the same layout, for their gradients. */
+/* Used for weights and, with the same layout, for their gradients. */
 static void load_weights(conv_weights *o, const ml_tensor w[2], const ml_conv_block *b,
                          int64_t channel) {
     *o = (conv_weights){ 0 };

@@ -1,4 +1,4 @@
-/* cpu.c - the CPU as a backend: its memory, its levels, its table of ops. */
+/* cpu.c - the CPU backend: its memory, its levels, its table of ops. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +11,10 @@
 
 /* ---- memory ---- */
 
-/* Pages of the system: zeroed, aligned, and free of cost until they are touched.  Large ones
- * where the system has them: a step walks through all of its memory, and with small pages a
- * part of its time is spent on finding them.  A refusal changes nothing but speed.  Small
- * buffers stay as they are: a large page more is not little for them. */
+/* Anonymous mappings: zeroed, aligned, and committed on first touch.  Large buffers
+ * request huge pages: a step touches all of its memory, and with small pages part of its
+ * time goes into TLB misses.  A refusal affects speed only.  Small buffers do not request
+ * them: rounding up to a huge page would be a large overhead. */
 enum { LARGE_PAGES_FROM = 64 << 20 }; /* bytes of a buffer */
 
 static ml_status host_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind kind,
@@ -47,7 +47,7 @@ static void host_copy(ml_stream *s, void *dst, const void *src, size_t bytes) {
         memcpy(dst, src, bytes);
 }
 
-/* Work is done when its call returns. */
+/* Work is complete when its call returns. */
 static ml_status host_sync(ml_stream *s, ml_err *err) {
     (void)s;
     (void)err;
@@ -61,7 +61,7 @@ static ml_status host_sync(ml_stream *s, ml_err *err) {
 static const ml_cpu_kern *const kerns[] = { &ml_cpu_kern_c, &ml_cpu_kern_avx2,
                                             &ml_cpu_kern_avx512 };
 
-/* The builtin also asks the system (XGETBV) whether it saves the wide registers. */
+/* The builtin also checks that the system saves the wide registers (XGETBV). */
 const char *const *ml_backend_cpu_levels(void) {
     static const char *const c[] = { "c", NULL };
     static const char *const avx2[] = { "c", "avx2", NULL };
@@ -80,7 +80,7 @@ const char *const *ml_backend_cpu_levels(void) {
 static const ml_cpu_kern *const kerns[] = { &ml_cpu_kern_c, &ml_cpu_kern_neon };
 
 const char *const *ml_backend_cpu_levels(void) {
-    static const char *const neon[] = { "c", "neon", NULL }; /* NEON is in every AArch64 */
+    static const char *const neon[] = { "c", "neon", NULL }; /* every AArch64 has NEON */
     return neon;
 }
 
@@ -119,7 +119,7 @@ static ml_status find_level(const ml_cpu_kern **out, const char *level, ml_err *
 /* ---- ops ---- */
 
 int64_t ml_cpu_grain(int64_t cost) {
-    const int64_t piece = 16384; /* elements: some microseconds of work */
+    const int64_t piece = 16384; /* elements: a few microseconds of work */
     return cost > 0 && cost < piece ? piece / cost : 1;
 }
 

@@ -1,7 +1,7 @@
-/* cpu_priv.h - what the files of the CPU backend share.
+/* cpu_priv.h - declarations shared by the files of the CPU backend.
  *
- * An op function splits its outputs among the pool's threads and calls the kernels of
- * the stream's level.  It allocates nothing: memory beyond its arguments is a->scratch. */
+ * An op function splits its outputs among the pool's threads and calls the kernels of the
+ * stream's level.  It does not allocate: working memory is a->scratch. */
 #ifndef ML_BACKEND_CPU_CPU_PRIV_H
 #define ML_BACKEND_CPU_CPU_PRIV_H
 
@@ -20,7 +20,7 @@ static inline const ml_cpu_stream *ml_cpu(const ml_stream *s) {
     return (const ml_cpu_stream *)s;
 }
 
-/* One forward and one backward per op, and its scratch where it needs any. */
+/* One forward and one backward per op, and a scratch function where an op needs scratch. */
 #define ML_CPU_OP(name)                                                                    \
     void ml_cpu_##name##_forward(ml_stream *s, const ml_op_args *a);                       \
     void ml_cpu_##name##_backward(ml_stream *s, const ml_op_args *a);
@@ -28,7 +28,7 @@ static inline const ml_cpu_stream *ml_cpu(const ml_stream *s) {
 ML_CPU_OP(embed)       /* embed.c */
 ML_CPU_OP(linear)      /* linear.c */
 ML_CPU_OP(rmsnorm)     /* norm.c */
-ML_CPU_OP(rope_table)  /* rope.c; backward has nothing to do */
+ML_CPU_OP(rope_table)  /* rope.c; backward is a no-op */
 ML_CPU_OP(rope)        /* rope.c */
 ML_CPU_OP(attn)        /* attn.c */
 ML_CPU_OP(add)         /* elementwise.c */
@@ -37,17 +37,17 @@ ML_CPU_OP(moe_route)   /* moe.c */
 ML_CPU_OP(moe_gather)  /* moe.c */
 ML_CPU_OP(moe_linear)  /* linear.c */
 ML_CPU_OP(moe_combine) /* moe.c */
-ML_CPU_OP(pick)        /* pick.c */
+ML_CPU_OP(pick)        /* slice.c */
 ML_CPU_OP(conv)        /* conv.c */
-ML_CPU_OP(rates)       /* rates.c */
-ML_CPU_OP(recur)       /* recur.c */
+ML_CPU_OP(rates)       /* decay.c */
+ML_CPU_OP(recur)       /* linear_rnn.c */
 ML_CPU_OP(row_gate)    /* row_gate.c */
 ML_CPU_OP(head_linear) /* linear.c */
-ML_CPU_OP(join)        /* join.c */
+ML_CPU_OP(join)        /* concat.c */
 ML_CPU_OP(scale)       /* scale.c */
 ML_CPU_OP(moe_scale)   /* scale.c */
 ML_CPU_OP(layernorm)   /* layernorm.c */
-ML_CPU_OP(index)       /* index.c; backward has nothing to do */
+ML_CPU_OP(index)       /* index.c; backward is a no-op */
 ML_CPU_OP(attn_chosen) /* attn_chosen.c */
 ML_CPU_OP(lmhead)      /* lmhead.c */
 #undef ML_CPU_OP
@@ -57,20 +57,20 @@ int ml_cpu_linear_together(ml_stream *s, const ml_op_call *call, int n);
 
 extern const ml_optim_ops ml_cpu_optim; /* optim.c */
 
-/* The task data of an op that needs no more than its arguments. */
+/* Task data of an op that needs its arguments only. */
 typedef struct ml_cpu_job {
     const ml_cpu_stream *s;
     const ml_op_args *a;
 } ml_cpu_job;
 
-/* Indices of a piece worth handing to a thread, when one index touches `cost` elements. */
+/* Grain size: number of indices per task, when one index touches `cost` elements. */
 int64_t ml_cpu_grain(int64_t cost);
 
-/* Runs task over [0, n) with an ml_cpu_job, in pieces of ml_cpu_grain(cost). */
+/* Runs task over [0, n) with an ml_cpu_job, in chunks of ml_cpu_grain(cost). */
 void ml_cpu_split(const ml_stream *s, const ml_op_args *a, int64_t n, int64_t cost,
                   ml_task *task);
 
-/* Writes each row's key to its slot of its page, pages [page, 16, d] of keys side by side. */
+/* Writes each row's key to its slot in its KV page; pages are [page, 16, d]. */
 void ml_cpu_write_keys(const ml_stream *s, const ml_op_args *a, const ml_tensor *k,
                        const ml_tensor *kpage);
 /* The sequence that a row belongs to. */

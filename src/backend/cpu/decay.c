@@ -1,12 +1,12 @@
-/* rates.c - how much of its state a recurrent head keeps, and how much it takes in.
+/* decay.c - DECAY: the decay (keep) and the input rate (take) of a recurrent head.
  *
- * A number per token and head, so plain f64 arithmetic: all levels share it. */
+ * One number per token and head, so plain f64 arithmetic, shared by all levels. */
 #include "backend/cpu/cpu_priv.h"
 #include "backend/cpu/math.h"
 #include "base/exp.h"
 
-/* Everything about one number: z = a + bias, step = softplus(z) or the least there
- * may be, keep = exp(-speed step). */
+/* Intermediate values of one number: z = a + bias, step = max(softplus(z), min_step),
+ * keep = exp(-speed step). */
 typedef struct rate {
     float z;
     bool least;
@@ -52,7 +52,7 @@ static void put(const ml_op_args *a, int i, int64_t at, float d) {
         x[at] = a->din_add[i] ? x[at] + d : d;
 }
 
-/* One head: its weights' gradients are chains over ascending rows. */
+/* One head: the gradients of its weights are chains over ascending rows. */
 static void rate_head_back(const ml_op_args *a, int64_t h) {
     int64_t n_head = a->in[0].shape[1];
     const float *b = a->in[1].data;
@@ -61,7 +61,7 @@ static void rate_head_back(const ml_op_args *a, int64_t h) {
     for (int64_t t = 0; t < a->in[0].shape[0]; t++) {
         const float *d = (const float *)a->dout[0].data + t * 2 * n_head + h;
         rate r = rate_at(a, t, h);
-        double dpower = (double)d[0] * r.keep; /* of -speed step */
+        double dpower = (double)d[0] * r.keep; /* gradient of -speed step */
         double dstep = -r.speed * dpower + (b ? 0.0 : (double)d[n_head]);
         float dz = r.least ? 0.0f : (float)(dstep * ml_sigmoid((double)r.z));
         if (dlog)

@@ -1,9 +1,9 @@
-/* draw.c - drawing tokens and saying how probable they were (docs/NUMERICS.md, "Drawing a
+/* draw.c - sampling tokens and their log-probabilities (docs/NUMERICS.md, "Drawing a
  * token").
  *
- * Rows are divided among threads, each with room for a row of its own.  Two distributions
- * meet here: the one drawn from and the one reported (dist), which are the same only for
- * ML_DIST_DRAWN; the reported one keeps the LM head's bits. */
+ * Rows are divided among threads, each with scratch for one row.  Two distributions are
+ * involved: the sampling distribution and the reported one (dist), which are the same
+ * only for ML_DIST_DRAWN; the reported one keeps the bits of LMHEAD. */
 #include "backend/draw.h"
 
 #include <math.h>
@@ -14,16 +14,16 @@
 #include "backend/cpu/select.h"
 #include "base/philox.h"
 
-/* Columns whose weights are summed together, at absolute positions. */
+/* Columns whose weights are summed together; tiles start at absolute multiples. */
 enum { SAMPLE_TILE = 256 };
 
-/* What a thread works in. */
+/* Scratch of a thread. */
 typedef struct sample_room {
     const ml_cpu_kern *kern;
-    int64_t n;        /* tokens of the vocabulary */
+    int64_t n;        /* vocabulary size */
     float *z;         /* [n] logits after penalties, bias and bans */
     float *tile_mass; /* [n / SAMPLE_TILE, rounded up] */
-    int32_t *tally;   /* [n] how often a token was answered; shares memory with select.id */
+    int32_t *tally;   /* [n] count of each token in the answer; aliases select.id */
     ml_select select;
 } sample_room;
 
@@ -34,19 +34,20 @@ typedef struct sample_call {
     char *scratch;
 } sample_call;
 
-/* A distribution over the vocabulary, ready to be asked. */
+/* A distribution over the vocabulary, with its normalization. */
 typedef struct sample_dist {
     const float *z; /* [n] */
     float temperature;
     float m, log_l, entropy;
-    const ml_select *kept; /* the only tokens with a probability; NULL: all have one */
-    double total;          /* of their weights */
+    const ml_select *kept; /* the only tokens with nonzero probability; NULL: all */
+    double total;          /* sum of their weights */
 } sample_dist;
 
 /* ---- scratch ---- */
 
-/* A row of n numbers of four bytes.  The 192 more keep rows of round lengths from beginning at
- * the same place of their pages, where stores to one delay loads from another. */
+/* A row of n four-byte numbers.  The extra 192 bytes keep rows of round lengths from
+ * having the same page offset, where stores to one delay loads from another (4K
+ * aliasing). */
 static size_t sample_row_bytes(int64_t n) {
     return ((size_t)n * 4 + 63) / 64 * 64 + 192;
 }
@@ -80,7 +81,7 @@ static sample_room sample_room_of(const sample_call *c, int worker) {
     return r;
 }
 
-/* ---- what is done to the logits ---- */
+/* ---- logit processing ---- */
 
 static bool sample_has_penalty(const ml_draw_opts *o) {
     return o->repetition != 1.0f || o->frequency != 0.0f || o->presence != 0.0f;
@@ -93,7 +94,7 @@ static float sample_penalized(float z, int32_t answered, const ml_draw_opts *o) 
     return z;
 }
 
-/* Each token of the history once, with its number in the answer. */
+/* Processes each token of the history once, with its count in the answer. */
 static void sample_penalize(sample_room *r, const ml_draw *w) {
     for (int32_t i = 0; i < w->n_history; i++)
         r->tally[w->history[i]] = 0;
@@ -107,7 +108,7 @@ static void sample_penalize(sample_room *r, const ml_draw *w) {
     }
 }
 
-/* The logits to draw from: the model's own where nothing changes them. */
+/* The logits to sample from: the model's own if nothing changes them. */
 static const float *sample_logits(sample_room *r, const ml_draw *w) {
     const ml_draw_opts *o = w->opts;
     bool penalty = sample_has_penalty(o);
@@ -131,7 +132,7 @@ static int64_t sample_tile_size(const sample_room *r, int64_t tile) {
     return left < SAMPLE_TILE ? left : SAMPLE_TILE;
 }
 
-/* The largest of z that is no NaN, the lowest id of equals; 0 where there is none. */
+/* The largest of z that is not NaN, ties to the lowest id; 0 if all are NaN. */
 static int32_t sample_argmax(const sample_room *r, const float *z) {
     float best = -INFINITY;
     int64_t at = 0;
@@ -149,8 +150,9 @@ static int32_t sample_argmax(const sample_room *r, const float *z) {
     return 0;
 }
 
-/* Index of the weight in which the sum, begun at `sum`, passes target; rounding may keep it
- * from passing, then the last weight that is not 0; -1 where all are. */
+/* Inverse-CDF step: the index of the weight at which the running sum, starting at `sum`,
+ * exceeds target.  If rounding keeps it from exceeding, the last nonzero weight; -1 if
+ * all are 0. */
 static int64_t sample_pass(const float *w, int64_t n, double sum, double target) {
     int64_t last = -1;
     for (int64_t i = 0; i < n; i++) {
@@ -164,7 +166,7 @@ static int64_t sample_pass(const float *w, int64_t n, double sum, double target)
     return last;
 }
 
-/* The weights of a tile; returns their sum. */
+/* Computes the weights of a tile; returns their sum. */
 static float sample_weigh_tile(const sample_room *r, float *w, const float *z,
                                float temperature, float m, int64_t tile) {
     int64_t n = sample_tile_size(r, tile);
@@ -172,7 +174,7 @@ static float sample_weigh_tile(const sample_room *r, float *w, const float *z,
     return r->kern->sample->weigh(w, w, n);
 }
 
-/* From the whole row: first the tile, then the token in it. */
+/* Samples from the whole row by inverse CDF: first the tile, then the token in it. */
 static int32_t sample_row(sample_room *r, const float *z, float temperature, double u) {
     float m = r->kern->sample->max(z, r->n) / temperature, w[SAMPLE_TILE];
     double total = 0.0, before = 0.0;
@@ -251,13 +253,13 @@ static bool sample_is_kept(const ml_select *s, int32_t id) {
     return begin < s->n && s->id[begin] == id;
 }
 
-/* As the LM head: (s - m) - log l. */
+/* As LMHEAD: (s - m) - log l. */
 static float sample_logprob(const sample_dist *d, int32_t id) {
     return (d->z[id] / d->temperature - d->m) - d->log_l;
 }
 
-/* A filter keeps the first tokens in the order of distances, so that those behind it are the
- * last in the list too. */
+/* A filter keeps a prefix of the tokens in order of distance, so that the dropped tokens
+ * are also the last ones of the list. */
 static void sample_top(sample_room *r, const sample_dist *d, ml_draw *w) {
     int64_t n_kept = d->kept ? d->kept->n : r->n;
     ml_select *s = &r->select;
@@ -278,8 +280,8 @@ static float sample_logprob_kept(const sample_dist *d, int32_t id) {
     return sample_logprob(d, id);
 }
 
-/* Fills the results that are of d; the list of the most probable comes last, because it needs
- * the room in which a filter's tokens lie. */
+/* Fills the results that refer to d.  The list of the most probable tokens comes last,
+ * because it overwrites the memory of the filter's tokens. */
 static void sample_report(sample_room *r, const sample_dist *d, ml_draw *w) {
     w->logprob = sample_logprob_kept(d, w->id);
     w->entropy = d->entropy;
@@ -291,7 +293,7 @@ static void sample_report(sample_room *r, const sample_dist *d, ml_draw *w) {
 
 /* ---- one draw ---- */
 
-/* The distribution asked for; `drawn` is the filtered one, where there are filters. */
+/* The distribution to report; `drawn` is the filtered one, if there are filters. */
 static sample_dist sample_reported(const sample_room *r, const ml_draw *w, const float *z,
                                    const sample_dist *drawn) {
     float t = w->opts->temperature;

@@ -42,7 +42,7 @@ void ml_cpu_add_backward(ml_stream *s, const ml_op_args *a) {
 
 /* ---- glu ---- */
 
-/* Row t of the two halves of an input or its gradient: two tensors [n, I] or one [n, 2I]. */
+/* Row t of the halves of an input or its gradient: two tensors [n, I] or one [n, 2I]. */
 typedef struct glu_pair {
     float *gate, *up; /* NULL: absent */
 } glu_pair;

@@ -34,7 +34,8 @@ void ml_cpu_embed_forward(ml_stream *s, const ml_op_args *a) {
     ml_cpu_split(s, a, a->rows->n_token, a->w[0].shape[1], embed_rows);
 }
 
-/* Columns begin..end of all tokens: a token that occurs twice is added to twice, in order. */
+/* Columns begin..end of all tokens: the gradient of a token that occurs twice is added
+ * twice, in row order. */
 static void embed_columns(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     const ml_op_args *a = j->a;

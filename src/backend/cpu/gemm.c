@@ -1,4 +1,4 @@
-/* gemm.c - how the three products are cut into the micro-kernel's tiles.
+/* gemm.c - packed-panel GEMM: divides the three products into the micro-kernel's tiles.
  *
  * All three are c[rows, cols] (+)= a[rows, depth] b[depth, cols]:
  *
@@ -7,34 +7,35 @@
  *     dinput    m     N      K       dy     w transposed   dx
  *     dweight   K     m      N       x^T    dy             panels of dw
  *
- * For a block of rows and a span of depth, all threads pack a into tiles [depth][16], then
- * share pieces of the output.  Pieces are numbered rows first, so that a thread begins with
- * tiles that it packed, of rows that it computed, all of them still in its own caches.  A
- * piece walks the depth in blocks; in each it brings np panels of b into reach of the first
- * cache and runs all its row tiles over them, while a streams from the second.  Later blocks
- * continue the FMA chains from c: blocking moves no bits.
+ * The cache blocking is that of GotoBLAS/BLIS.  For a block of rows and a span of depth,
+ * all threads pack a into tiles [depth][16], then share pieces of the output.  Pieces are
+ * numbered rows first, so that a thread starts with tiles that it packed, of rows that it
+ * computed, which are still in its own caches.  A piece iterates over the depth in
+ * blocks; in each block it loads np panels of b into the L1 cache and runs all its row
+ * tiles over them, while a streams from the L2 cache.  Later blocks continue the FMA
+ * chains from c, so blocking does not change the bits.
  *
  * Forward may have several outputs, each with its own w: a is then packed once for all. */
 #include "backend/cpu/gemm.h"
 
 enum {
-    DEPTH_BLOCK = ML_GEMM_SPAN / 6, /* np panels of this depth nearly fit the first cache */
-    ROW_BLOCK = 512,                /* rows x DEPTH_BLOCK of a fit the second cache */
-    PIECE_PANELS = 16,              /* panels of a piece: what a row block is reused for */
+    DEPTH_BLOCK = ML_GEMM_SPAN / 6, /* np panels of this depth nearly fit the L1 cache */
+    ROW_BLOCK = 512,                /* rows x DEPTH_BLOCK of a fit the L2 cache */
+    PIECE_PANELS = 16,              /* panels per piece: the reuse of a row block */
     PIECE_PANELS_MIN = 4,           /* a multiple of every kernel's np */
-    PART_TILES = 8, /* tiles for which bringing b near once more is little */
-    LINE = 64,      /* bytes of a cache line */
+    PART_TILES = 8,                 /* tiles that amortize loading b once more */
+    LINE = 64,                      /* bytes of a cache line */
 };
 
 typedef enum b_source {
-    B_PANELS,     /* forward: weights as they lie; bf16 ones are widened */
+    B_PANELS,     /* forward: weights in place; bf16 is widened */
     B_TRANSPOSED, /* dinput: 16 inputs k x 16 outputs n of the weights, transposed */
-    B_COLUMNS,    /* dweight: 16 columns of dy, brought together */
+    B_COLUMNS,    /* dweight: 16 columns of dy, gathered */
 } b_source;
 
 typedef struct product {
     const ml_cpu_stream *s;
-    const ml_gemm_out *out; /* [n_out] forward: they share a; NULL: c is the only one */
+    const ml_gemm_out *out; /* [n_out] forward: they share a; NULL: c is the only output */
     int32_t n_out;
     float *c;
     const float *a, *bias;
@@ -42,17 +43,17 @@ typedef struct product {
     ml_dtype b_dtype;
     bool b_pairs;
     b_source b_source;
-    int64_t c_is, c_ps, a_is, a_ks, b_ld; /* b_ld: elements of a panel of w, a row of dy */
+    int64_t c_is, c_ps, a_is, a_ks, b_ld; /* b_ld: elements per panel of w, per row of dy */
     int64_t n_row, n_col, n_depth;
     bool add;
 
     float *packed; /* [blocks of the span][tile][DEPTH_BLOCK][16] */
     float *b_buf;  /* [thread][np][DEPTH_BLOCK][16] */
 
-    /* The step all threads are in. */
+    /* The current step, common to all threads. */
     int64_t row, rows_end;           /* the row block */
-    int64_t tiles, tile_rows, parts; /* its tiles, their rows at most, ranges of them */
-    int64_t span, span_end;          /* of the depth */
+    int64_t tiles, tile_rows, parts; /* its tiles, most rows per tile, ranges of tiles */
+    int64_t span, span_end;          /* range of the depth */
     int64_t piece_panels, piece_tiles, panel_pieces;
 } product;
 
@@ -68,7 +69,7 @@ static int64_t panels_of(int64_t n) {
     return divide_up(n, ML_LANES);
 }
 
-/* The lanes of a range of panels' last one, when it ends with column n_col; 0: all. */
+/* The lanes of the last panel of a range, if it ends with column n_col; 0: all. */
 static int32_t tail_of(int64_t n_col, int64_t panel_end) {
     return panel_end * ML_LANES > n_col ? (int32_t)(n_col % ML_LANES) : 0;
 }
@@ -78,7 +79,7 @@ typedef struct block {
     int64_t p, np, d, depth;
 } block;
 
-/* Where a block comes from: n runs of `bytes`, `stride` bytes apart. */
+/* The source of a block: n runs of `bytes`, `stride` bytes apart. */
 typedef struct runs {
     const char *at;
     int64_t n, bytes, stride;
@@ -102,7 +103,7 @@ static runs block_runs(const product *g, block blk) {
                    g->b_ld * size };
 }
 
-/* n vectors of bf16 weights, from an even k on. */
+/* Widens n vectors of bf16 weights, starting at an even k. */
 static void widen(const product *g, float *dst, const void *src, int64_t n) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
 
@@ -130,7 +131,7 @@ static void transpose_weights(const product *g, float *buf, block blk, runs r) {
         }
 }
 
-/* The block as panels [np][*b_ps / 16][16]: in place where it lies so, else in buf. */
+/* The block as panels [np][*b_ps / 16][16]: in place if it has this layout, else in buf. */
 static const float *block_panels(const product *g, float *buf, block blk, int64_t *b_ps) {
     const ml_gemm_kern *kern = g->s->kern->gemm;
     const runs r = block_runs(g, blk);
@@ -156,10 +157,10 @@ static const float *block_panels(const product *g, float *buf, block blk, int64_
     return buf;
 }
 
-/* The lines of a block to come that nobody has asked for yet. */
+/* The cache lines of a future block that have not been prefetched yet. */
 typedef struct ahead {
     const char *line, *run_end;
-    runs left; /* from this run on */
+    runs left; /* the remaining runs */
 } ahead;
 
 static ahead ahead_of(runs r) {
@@ -179,7 +180,7 @@ static void prefetch_lines(ahead *h, int64_t n) {
     }
 }
 
-/* The first row of a tile: rows are divided evenly. */
+/* The first row of a tile; rows are divided evenly. */
 static int64_t tile_row(const product *g, int64_t tile) {
     return g->row + tile * (g->rows_end - g->row) / g->tiles;
 }
@@ -208,7 +209,7 @@ static void pack_tiles(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* What the tiles over a block have in common. */
+/* The fields common to all tiles over a block. */
 static ml_gemm_tile tile_of(const product *g, block blk) {
     return (ml_gemm_tile){
         .c_is = g->c_is,
@@ -229,7 +230,7 @@ static void prefetch_output(const product *g, const float *c, int64_t np) {
             __builtin_prefetch(c + i * g->c_is + p * g->c_ps, 1, 3);
 }
 
-/* One block of b for tiles t .. t_end - 1.  Meanwhile `next` comes nearer. */
+/* Multiplies one block of b with tiles t .. t_end - 1, and prefetches `next` meanwhile. */
 static void multiply_block(const product *g, block blk, runs next, int64_t t, int64_t t_end,
                            float *buf) {
     const int64_t lines = next.n * divide_up(next.bytes, LINE);
@@ -280,8 +281,8 @@ static void multiply_pieces(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Some pieces per thread, so that a late one costs little: first fewer panels, then fewer
- * tiles.  Returns their number. */
+/* Several pieces per thread, so that a late one costs little: first by fewer panels, then
+ * by fewer tiles per piece.  Returns the number of pieces. */
 static int64_t cut_pieces(product *g) {
     const int64_t threads = ml_pool_size(g->s->pool), want = threads > 1 ? 4 * threads : 1;
     const int64_t panels = panels_of(g->n_col);
@@ -297,8 +298,8 @@ static int64_t cut_pieces(product *g) {
     return divide_up(g->tiles, g->piece_tiles) * g->panel_pieces;
 }
 
-/* Ranges into which the tiles of so many rows are cut: one for each thread, where there are
- * enough. */
+/* Number of ranges into which the tiles of so many rows are divided: one per thread, if
+ * there are enough. */
 static int64_t parts_of(const ml_cpu_stream *s, int64_t rows) {
     const int64_t tiles = divide_up(rows, s->kern->gemm->mr);
 
@@ -306,13 +307,13 @@ static int64_t parts_of(const ml_cpu_stream *s, int64_t rows) {
                               : 1;
 }
 
-/* Tiles, the same number in each part.  Fewer rows never make more tiles, nor do fewer parts:
- * scratch is sized for the most. */
+/* Number of tiles, the same in each part.  Fewer rows, or a single part, never make more
+ * tiles: scratch is sized for the maximum. */
 static int64_t tiles_of(const ml_cpu_stream *s, int64_t rows, int64_t parts) {
     return divide_up(divide_up(rows, s->kern->gemm->mr), parts) * parts;
 }
 
-/* Moves a forward product to one of its outputs. */
+/* Selects one of the outputs of a forward product. */
 static void to_output(product *g, int32_t i) {
     const ml_gemm_out *out = &g->out[i];
 
@@ -332,14 +333,14 @@ static void multiply_outputs(product *g) {
     }
 }
 
-/* The depth runs ascending for each row block; rows are independent. */
+/* For each row block the depth ascends; row blocks are independent. */
 static void multiply(product *g) {
     ml_pool *pool = g->s->pool;
 
     for (g->row = 0; g->row < g->n_row; g->row = g->rows_end) {
         const int64_t rows = lesser(ROW_BLOCK, g->n_row - g->row);
         g->rows_end = g->row + rows;
-        /* Columns of dy are scattered: each is brought together by one thread only. */
+        /* Columns of dy are scattered: only one thread gathers each of them. */
         g->parts = g->b_source == B_COLUMNS ? 1 : parts_of(g->s, rows);
         g->tiles = tiles_of(g->s, rows, g->parts);
         g->tile_rows = divide_up(rows, g->tiles);

@@ -1,25 +1,26 @@
-/* gemm_kern.h - the micro-kernel all products and attention are made of, and the packers
- * that bring operands into its order. */
+/* gemm_kern.h - the micro-kernel (BLIS terms) of all GEMMs and of attention, and the
+ * packing functions that bring operands into its order. */
 #ifndef ML_BACKEND_CPU_GEMM_KERN_H
 #define ML_BACKEND_CPU_GEMM_KERN_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* One tile: for rows i < mr, panels p < np, lanes l < 16
+/* One register tile: for rows i < mr, panels p < np, lanes l < 16
  *
  *     c[i*c_is + p*c_ps + l]  (+)=  sum over ascending k of  a[i*a_is + k*a_ks] *
  *                                                           b[k*b_ks + p*b_ps + l]
  *
- * as one FMA chain per output that starts from +0, or from c when add.  Where b comes in runs
- * (run > 0, k a multiple of it), each begins b_rs behind the one before.  With a bias
- * [np*16], bias[16*p + l] is added last.  All 16 lanes of each panel are read and written,
- * unless `tail` (1..15) cuts the last panel of c and bias (not of b).  b_bf16, when not
- * NULL, stands for b: pairs (tensor.h), an even k, b_ks 16.  `next`, when not NULL, is what
- * will be read after b, of b's type and in b's order: an unpacked a leaves time to ask for it.
+ * as one FMA chain per output that starts from +0, or from c when add.  With run > 0, b
+ * consists of runs of that depth (k is a multiple of it), each b_rs elements after the
+ * previous one.  With a bias [np*16], bias[16*p + l] is added last.  All 16 lanes of each
+ * panel are read and written, unless `tail` (1..15) cuts the last panel of c and bias
+ * (not of b).  b_bf16, when not NULL, replaces b: pairs (tensor.h), an even k, b_ks 16.
+ * `next`, when not NULL, is the memory to be read after b, of b's type and order; the
+ * kernel prefetches it when a is not packed, which leaves time for that.
  *
- * Any np works; the panels are taken in groups that fit the registers.  Fastest is an a
- * in the order of pack_rows: a_is 1, a_ks 16. */
+ * Any np is allowed; panels are processed in groups that fit the registers.  The fastest
+ * a is in the order of pack_rows: a_is 1, a_ks 16. */
 typedef struct ml_gemm_tile {
     float *c;
     const float *a, *b;
@@ -34,18 +35,19 @@ typedef struct ml_gemm_tile {
 
 typedef struct ml_gemm_kern {
     int32_t mr, np; /* the largest tile held in registers */
-    int32_t tall;   /* rows of the tallest tile, which takes one panel at a time */
+    int32_t tall;   /* rows of the tallest tile, which is one panel wide */
     void (*tile)(const ml_gemm_tile *t);
 
-    /* dst[j*16 + i] = src[i*ld + j] for i < n, j < k; lanes from n to 15 are +0; n <= 16. */
+    /* dst[j*16 + i] = src[i*ld + j] for i < n, j < k; lanes n .. 15 are +0; n <= 16. */
     void (*pack_rows)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k);
-    /* dst[j*16 + i] = src[j*ld + i], likewise. */
+    /* dst[j*16 + i] = src[j*ld + i], with the same limits and padding. */
     void (*pack_columns)(float *dst, const float *src, int64_t ld, int64_t n, int64_t k);
-    /* dst[i] = src[i] for i < 16*n. */
+    /* bf16 to f32: dst[i] = src[i] for i < 16*n. */
     void (*widen)(float *dst, const uint16_t *src, int64_t n);
-    /* The same of pairs (tensor.h); n is even. */
+    /* The same for pairs (tensor.h); n is even. */
     void (*widen_pairs)(float *dst, const uint16_t *src, int64_t n);
-    /* y[i*ldy + j] summed down each of n columns: sum[j] = sum[j] + y[0*ldy + j] + .. */
+    /* Column sums: sum[j] = sum[j] + y[0*ldy + j] + y[1*ldy + j] + .. for each of n
+     * columns. */
     void (*sum_rows)(float *sum, const float *y, int64_t ldy, int64_t m, int64_t n);
 } ml_gemm_kern;
 

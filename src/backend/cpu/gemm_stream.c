@@ -1,15 +1,15 @@
-/* gemm_stream.c - forward products of few rows: weights pass once, as they lie.
+/* gemm_stream.c - skinny GEMM: forward products with few rows stream the weights once.
  *
- * Rows are one tile, or few.  f32 weights are read as they lie.  Widening bf16 costs an
- * instruction per vector: few rows meet it in one tile, as tall as possible; for more rows, and
- * where there are no pairs, gemm.c widens once for all. */
+ * There is one row tile, or few.  f32 weights are read in place.  Widening bf16 costs an
+ * instruction per vector: with few rows one tile, as tall as possible, uses each widened
+ * vector; for more rows, or without pairs, gemm.c widens once for all rows. */
 #include "backend/cpu/gemm.h"
 
 enum {
-    TILES = 5,  /* of f32, up to which packing rows does not pay */
-    PANELS = 8, /* of a piece, at most */
-    AHEAD = 64, /* lines that f32 weights are asked for ahead */
-    PACKED = 5, /* from so many rows on, packing them pays for bf16 */
+    TILES = 5,  /* f32: up to this many tiles packing the rows does not pay */
+    PANELS = 8, /* most panels per piece */
+    AHEAD = 64, /* prefetch distance of f32 weights, in cache lines */
+    PACKED = 5, /* bf16: from this many rows on packing them pays */
 };
 
 typedef struct streaming {
@@ -19,8 +19,8 @@ typedef struct streaming {
     const float *x;
     int64_t ldx, m, k;
     int64_t tiles, tile_rows;
-    int64_t pieces;         /* of every output */
-    int64_t span, span_end; /* of the depth */
+    int64_t pieces;         /* in each output */
+    int64_t span, span_end; /* range of the depth */
     float *packed;          /* [depth of the span][16], a single tile; NULL: not packed */
 } streaming;
 
@@ -36,8 +36,8 @@ static int64_t panels_of(const ml_gemm_out *out) {
     return divide_up(out->w->shape[0], ML_LANES);
 }
 
-/* Panels p .. p + np - 1 of an output for all rows.  The first tile brings them from memory, the
- * others find them in the second cache. */
+/* Panels p .. p + np - 1 of an output for all rows.  The first tile loads them from
+ * memory, the others from the L2 cache. */
 static void stream_rows(const streaming *g, const ml_gemm_out *out, int64_t p, int64_t np) {
     const int64_t n = out->w->shape[0], at = (p * g->k + g->span) * ML_LANES;
     ml_gemm_tile tile = {
@@ -68,8 +68,8 @@ static void stream_rows(const streaming *g, const ml_gemm_out *out, int64_t p, i
     }
 }
 
-/* Index: piece, a part of every output.  A single tile takes all panels at once, so that many
- * are in flight. */
+/* Index: piece, a part of every output.  A single tile takes all panels at once, so that
+ * many loads are in flight. */
 static void stream_pieces(void *ud, int64_t begin, int64_t end, int worker) {
     const streaming *g = ud;
 
@@ -82,7 +82,7 @@ static void stream_pieces(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* As many for one thread as for another. */
+/* A multiple of the number of threads, for balance. */
 static int64_t pieces_of(const streaming *g) {
     const int64_t threads = ml_pool_size(g->s->pool);
     int64_t most = 0;

@@ -1,16 +1,19 @@
-/* index.c - INDEX: which keys a row will attend to.
+/* index.c - INDEX: selects the keys a row attends to (lightning indexer of
+ * DeepSeek-V3.2).
  *
- * A key is worth the weighted sum over heads of relu(q . k); the top_k of most worth are
- * chosen, of equal ones the earlier.  Keys are looked at in ascending order and the best so
- * far kept in a list of twice top_k, cut back whenever it is full: the memory does not depend
- * on the length of a sequence, and the choice, being one of a total order, not on the cuts. */
+ * The score of a key is the weighted sum over heads of relu(q . k); the top_k keys with
+ * the highest scores are selected, ties to the earlier key.  Keys are visited in
+ * ascending order; the best so far are kept in a list of 2 * top_k, which quickselect
+ * cuts to top_k whenever it is full.  The memory does not depend on the length of a
+ * sequence; the order is total, so the selection does not depend on when the list is cut.
+ */
 #include "backend/cpu/cpu_priv.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- keys in pages, side by side ---- */
+/* ---- keys in pages ---- */
 
 int32_t ml_cpu_seq_of(const ml_rows *rows, int64_t row) {
     int32_t lo = 0, hi = rows->n_seq;
@@ -49,14 +52,14 @@ void ml_cpu_write_keys(const ml_stream *s, const ml_op_args *a, const ml_tensor 
     ml_pool_run(ml_cpu(s)->pool, a->rows->n_token, ml_cpu_grain(w.width), write_keys, &w);
 }
 
-/* ---- the choice ---- */
+/* ---- selection ---- */
 
 typedef struct candidate {
     float worth;
     int32_t pos;
 } candidate;
 
-/* Is a chosen before b? */
+/* Whether a precedes b in the selection order. */
 static bool is_before(candidate a, candidate b) {
     return a.worth > b.worth || (a.worth == b.worth && a.pos < b.pos);
 }
@@ -67,7 +70,7 @@ static void swap(candidate *a, candidate *b) {
     *b = c;
 }
 
-/* Puts the first k of n, in any order, to the front. */
+/* Quickselect: moves the first k of n to the front, in any order. */
 static void keep_first(candidate *c, int64_t n, int64_t k) {
     int64_t from = 0, to = n;
 
@@ -94,7 +97,7 @@ static int by_position(const void *a, const void *b) {
 
 /* ---- rows ---- */
 
-/* Scratch of a thread: candidates, then a row of weights and one of products. */
+/* Scratch of a thread: candidates, then a row of weights and a row of products. */
 static int64_t padded(int64_t n) {
     return (n + ML_LANES - 1) / ML_LANES * ML_LANES;
 }
@@ -119,7 +122,7 @@ static float worth_of(const ml_cpu_job *j, const float *q, const float *key,
         product[h] = x > 0.0f ? x : 0.0f;
     }
     worth = j->s->kern->row->dot(weight, product, n_head);
-    return worth == worth ? worth : -INFINITY; /* NaN counts as less than any number */
+    return worth == worth ? worth : -INFINITY; /* NaN counts as -inf */
 }
 
 static void choose_keys(const ml_cpu_job *j, int64_t row, int32_t *chosen, void *scratch) {
@@ -150,7 +153,7 @@ static void choose_keys(const ml_cpu_job *j, int64_t row, int32_t *chosen, void 
         chosen[i] = c[i].pos;
 }
 
-/* Those that are given, in any order, with -1 at the end. */
+/* Copies a given selection, in any order, terminated by -1. */
 static int64_t take_given(int32_t *chosen, const int32_t *given, int64_t top_k) {
     int64_t n = 0;
     for (int64_t i = 0; i < top_k; i++)
@@ -173,7 +176,7 @@ static void index_rows(void *ud, int64_t begin, int64_t end, int worker) {
         given = given && given[row * top_k] >= 0 ? given + row * top_k : NULL;
         if (given) {
             n = take_given(chosen, given, top_k);
-        } else if (n <= top_k) { /* all there are */
+        } else if (n <= top_k) { /* all keys */
             for (int64_t i = 0; i < n; i++)
                 chosen[i] = (int32_t)i;
         } else {

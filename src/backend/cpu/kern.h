@@ -1,9 +1,9 @@
 /* kern.h - the kernels of one level: typed function pointers, filled at compile time.
  *
- * Each topic has <topic>_kern.h (signatures and their meaning), <topic>.inc (the one
- * body, in the words of v16_c.h), <topic>.c (splits work among threads, calls kernels).
- * kern_body.inc includes the bodies; kern_c.c, x86/kern_avx2.c, x86/kern_avx512.c and
- * arm/kern_neon.c compile it. */
+ * Each topic has <topic>_kern.h (signatures and their meaning), <topic>.inc (the single
+ * implementation, written with the v16 primitives of v16_c.h) and <topic>.c (splits work
+ * among threads, calls kernels).  kern_body.inc includes the implementations; kern_c.c,
+ * x86/kern_avx2.c, x86/kern_avx512.c and arm/kern_neon.c compile it once per level. */
 #ifndef ML_BACKEND_CPU_KERN_H
 #define ML_BACKEND_CPU_KERN_H
 

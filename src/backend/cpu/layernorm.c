@@ -1,11 +1,11 @@
-/* layernorm.c - LAYERNORM: rows less their mean, scaled to variance 1, times w, plus b. */
+/* layernorm.c - LAYERNORM: rows minus their mean, scaled to variance 1, times w, plus b. */
 #include "backend/cpu/cpu_priv.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Scratch: ones, weight and bias as f32; a row per thread; in backward the centred rows and
- * their scales too. */
+/* Scratch: ones, weight and bias as f32; a row per thread; in backward also the centred
+ * rows and their scales. */
 typedef struct layernorm_job {
     const ml_row_kern *k;
     const ml_op_args *a;
@@ -103,7 +103,7 @@ static void layernorm_rows_back(void *ud, int64_t begin, int64_t end, int worker
     }
 }
 
-/* Blocks of 16 columns: each is a chain over ascending rows. */
+/* Task over blocks of 16 columns: each column is a chain over ascending rows. */
 static void layernorm_columns(void *ud, int64_t begin, int64_t end, int worker) {
     const layernorm_job *j = ud;
     const ml_op_args *a = j->a;

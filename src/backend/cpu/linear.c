@@ -1,10 +1,11 @@
-/* linear.c - LINEAR, MOE_LINEAR and HEAD_LINEAR: the products of gemm.h on a batch's rows. */
+/* linear.c - LINEAR, MOE_LINEAR and HEAD_LINEAR: the GEMMs of gemm.h on the rows of a
+ * batch. */
 #include "backend/cpu/gemm.h"
 
 enum {
-    BIAS_GRAIN = 64,  /* columns of the bias gradient a thread takes at once */
-    TOGETHER = 4,     /* LINEARs at most that are computed as one */
-    EXPERTS_EACH = 4, /* experts for each thread, from which on it computes them alone */
+    BIAS_GRAIN = 64,  /* columns of the bias gradient per task */
+    TOGETHER = 4,     /* most LINEARs that are fused */
+    EXPERTS_EACH = 4, /* from this many experts per thread on, threads take whole experts */
 };
 
 size_t ml_cpu_linear_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool backward) {
@@ -27,7 +28,7 @@ static bool reads_the_same(const ml_op_call *a, const ml_op_call *b) {
            a->args.w[0].dtype == b->args.w[0].dtype;
 }
 
-/* Keys, queries and values, gate and up: LINEARs that follow each other and read the same. */
+/* Fuses consecutive LINEARs with the same input: q, k, v, or gate and up. */
 int ml_cpu_linear_together(ml_stream *s, const ml_op_call *call, int n) {
     const ml_op_args *a = &call->args;
     ml_gemm_out out[TOGETHER];
@@ -79,7 +80,7 @@ void ml_cpu_linear_backward(ml_stream *s, const ml_op_args *a) {
         add_bias_grad(ml_cpu(s), a->dw[1].data, dy, m, n);
 }
 
-/* One expert of a stack [E, N, K]: a weight [N, K] of its own. */
+/* One expert of a stack [E, N, K], as a weight [N, K]. */
 static ml_tensor expert_of(const ml_tensor *w, int64_t e) {
     const int64_t n = w->shape[1], k = w->shape[2];
     const int64_t stride = (n + ML_LANES - 1) / ML_LANES * ML_LANES * k;
@@ -93,12 +94,12 @@ static ml_tensor expert_of(const ml_tensor *w, int64_t e) {
     };
 }
 
-/* A stream of the calling thread alone. */
+/* A stream that runs on the calling thread only. */
 static ml_cpu_stream stream_alone(const ml_cpu_stream *s) {
     return (ml_cpu_stream){ s->base, NULL, s->kern };
 }
 
-/* Bytes of scratch of a thread that computes an expert alone. */
+/* Scratch bytes of a thread that computes a whole expert. */
 static size_t alone_bytes(const ml_cpu_stream *s, const ml_op_args *a) {
     const ml_cpu_stream alone = stream_alone(s);
     const size_t bytes = ml_gemm_scratch(&alone, &a->w[0], a->in[0].shape[0]);
@@ -114,7 +115,7 @@ size_t ml_cpu_moe_linear_scratch(const ml_cpu_stream *s, const ml_op_args *a,
     return together > alone ? together : alone;
 }
 
-/* One expert's share of an op. */
+/* The computation of one expert. */
 typedef void expert_fn(const ml_cpu_stream *s, const ml_op_args *a, int64_t e,
                        void *scratch);
 
@@ -133,8 +134,8 @@ static void run_experts(void *ud, int64_t begin, int64_t end, int worker) {
         j->fn(&alone, j->a, e, (char *)j->a->scratch + (size_t)worker * j->bytes);
 }
 
-/* Threads take whole experts where there are several for each: nobody waits between two of
- * them.  Few experts are computed one after the other, by all threads together. */
+/* Threads take whole experts if there are several per thread, so that they need not
+ * synchronize.  Few experts are computed one after the other, by all threads together. */
 static void each_expert(const ml_cpu_stream *s, const ml_op_args *a, expert_fn *fn) {
     const int64_t n = a->w[0].shape[0];
     const int32_t *start = a->in[1].data; /* [E+1] */
@@ -193,7 +194,7 @@ void ml_cpu_moe_linear_backward(ml_stream *s, const ml_op_args *a) {
     each_expert(ml_cpu(s), a, expert_backward);
 }
 
-/* Heads stand side by side in a row: each is a product with its own columns. */
+/* Heads are adjacent in a row: each is a GEMM over its own columns. */
 void ml_cpu_head_linear_forward(ml_stream *s, const ml_op_args *a) {
     const int64_t h = a->w[0].shape[0], n = a->w[0].shape[1], k = a->w[0].shape[2];
     const float *x = a->in[0].data;

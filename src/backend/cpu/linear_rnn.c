@@ -1,10 +1,13 @@
-/* recur.c - recurrent heads: the gated delta rule and Mamba-2, token by token.
+/* linear_rnn.c - LINEAR_RNN: the gated delta rule (Gated DeltaNet) and Mamba-2, token by
+ * token.
  *
- * The state after each token is defined to the bit, so that a sequence may be cut
- * anywhere: decode, chunks of a prefill and training walk through the same states.
- * Forward divides (sequence, head, block of columns) among threads.  Backward keeps no
- * states of forward: it walks once more, remembering the state every CHUNK tokens, and
- * then from the last chunk to the first recomputes and undoes a chunk. */
+ * The recurrence (linear_rnn_kern.h) is S = keep S + k (take (v - keep S' k))', o = S' q;
+ * Mamba-2 has no delta term.  The state after each token is defined to the bit, so that a
+ * sequence may be split anywhere: decode, chunked prefill and training compute the same
+ * states.  Forward divides (sequence, head, block of columns) among threads.  Backward
+ * saves no states in forward: it repeats the recurrence once, saving the state every
+ * CHUNK tokens, and then, from the last chunk to the first, recomputes the states of a
+ * chunk and differentiates it. */
 #include "backend/cpu/cpu_priv.h"
 
 #include <math.h>
@@ -32,7 +35,7 @@ static recur recur_of(const ml_cpu_stream *s, const ml_op_args *a) {
                     .delta = a->attr->recur.delta };
 }
 
-/* Columns of a block. */
+/* Number of columns of a block. */
 static int64_t cols_of(const recur *c, int64_t block) {
     int64_t left = c->dv - block * ML_RECUR_COLS;
     return left < ML_RECUR_COLS ? left : ML_RECUR_COLS;
@@ -40,7 +43,7 @@ static int64_t cols_of(const recur *c, int64_t block) {
 
 /* --- rows ------------------------------------------------------------------- */
 
-/* Which part of an input row a head reads. */
+/* Column offset of a head's part in an input row. */
 static int64_t q_at(const recur *c, int64_t key) {
     return c->a->attr->recur.q_at + key * c->dk;
 }
@@ -72,8 +75,8 @@ static const float *normed(const recur *c, float *out, const float *x, float sca
     return out;
 }
 
-/* Row t as a block of a head sees it.  The delta rule works with q and k of length one, which
- * are put in qk [2, dk]. */
+/* Row t for a block of a head.  For the delta rule q and k are L2-normalized into qk [2,
+ * dk]. */
 static ml_recur_row row_at(const recur *c, int64_t t, int64_t head, int64_t block,
                            float *qk) {
     int64_t key = head / (c->n_head / c->n_key);
@@ -93,7 +96,7 @@ static ml_recur_row row_at(const recur *c, int64_t t, int64_t head, int64_t bloc
 
 /* --- forward ---------------------------------------------------------------- */
 
-/* Scratch of a thread: q and k of a row, and a state where none is kept. */
+/* Scratch of a thread: q and k of a row, and a state when the caller keeps none. */
 static int64_t forward_floats(const recur *c) {
     return 2 * c->dk + c->dk * ML_RECUR_COLS;
 }
@@ -143,14 +146,14 @@ void ml_cpu_recur_forward(ml_stream *s, const ml_op_args *a) {
 
 /* Scratch of a thread, for a sequence of up to n_token rows. */
 typedef struct work {
-    float *mark;   /* [chunks][dk][COLS] states at the beginning of each chunk */
+    float *mark;   /* [chunks][dk][COLS] state at the start of each chunk */
     float *state;  /* [CHUNK][dk][COLS] before each token of a chunk */
     float *seen;   /* [CHUNK][COLS] */
-    float *run;    /* [dk][COLS] the state that walks */
+    float *run;    /* [dk][COLS] the running state */
     float *dstate; /* [dk][COLS] */
     float *qk;     /* [CHUNK][2][dk] */
     float *dv;     /* [COLS] */
-    float *dqk;    /* [n_token][2][dk] of all heads of a key */
+    float *dqk;    /* [n_token][2][dk] summed over the heads of a key */
     float *drate;  /* [n_token][2] of a head */
 } work;
 
@@ -160,7 +163,7 @@ static float *take(float *base, int64_t *at, int64_t n) {
     return p;
 }
 
-/* Hands out memory from `base` on, unless it is NULL, and returns the number of floats. */
+/* Assigns memory starting at `base`, unless it is NULL; returns the size in floats. */
 static int64_t lay_out(work *w, float *base, const recur *c, int64_t n_token) {
     int64_t block = c->dk * ML_RECUR_COLS, n = 0;
     w->mark = take(base, &n, (n_token + CHUNK - 1) / CHUNK * block);
@@ -182,7 +185,7 @@ size_t ml_cpu_recur_scratch(const ml_cpu_stream *s, const ml_op_args *a, bool ba
     return (size_t)(each * ml_pool_size(s->pool)) * sizeof(float);
 }
 
-/* A block of a head of a sequence, whose first row is `first`. */
+/* A block of columns of a head in a sequence that starts at row `first`. */
 typedef struct piece {
     int64_t head, block, first, n_row;
 } piece;
@@ -191,7 +194,7 @@ static size_t state_bytes(const recur *c, const piece *p) {
     return (size_t)(c->dk * ((cols_of(c, p->block) + 15) / 16 * 16)) * sizeof(float);
 }
 
-/* The state at the beginning of every chunk. */
+/* Computes the state at the start of every chunk. */
 static void walk(const recur *c, const work *w, const piece *p) {
     size_t bytes = state_bytes(c, p);
 
@@ -205,7 +208,7 @@ static void walk(const recur *c, const work *w, const piece *p) {
     }
 }
 
-/* dv of a token goes to its place, with what the skip connection adds. */
+/* Writes dv of a token to its tensor, with the gradient of the skip connection. */
 static void put_dv(const recur *c, const work *w, const piece *p, int64_t t,
                    const float *dout) {
     const ml_op_args *a = c->a;
@@ -258,8 +261,8 @@ static void put_rates(const recur *c, const work *w, const piece *p) {
         }
 }
 
-/* The gradient g of a normed q or k becomes that of x: with h = x r and gs = g scale,
- * dx = r (gs - h (gs . h)). */
+/* Turns the gradient g of a normalized q or k into that of x: with h = x r and gs = g
+ * scale, dx = r (gs - h (gs . h)). */
 static void norm_back(const recur *c, float *g, const float *x, float scale) {
     float r = inverse_length(c, x), dot;
     for (int64_t i = 0; i < c->dk; i++)
@@ -288,7 +291,8 @@ static void put_qk(const recur *c, const work *w, int64_t key, int64_t first,
         }
 }
 
-/* The heads of one key of one sequence: they share dq and dk, so one thread takes them all. */
+/* The heads of one key of one sequence: they share dq and dk, so one thread takes all of
+ * them. */
 static void backward_key(const recur *c, const work *w, int32_t seq, int64_t key) {
     const int32_t *start = c->a->rows->seq_start;
     int64_t each = c->n_head / c->n_key;
@@ -319,7 +323,7 @@ static void backward_units(void *ud, int64_t begin, int64_t end, int worker) {
         backward_key(c, &w, (int32_t)(i / c->n_key), i % c->n_key);
 }
 
-/* The skip connection's weight: a chain over ascending rows for each head. */
+/* The gradient of the skip weight: a chain over ascending rows for each head. */
 static void skip_heads(void *ud, int64_t begin, int64_t end, int worker) {
     const recur *c = ud;
     (void)worker;

@@ -1,7 +1,8 @@
-/* recur_kern.h - one token through some columns of a recurrent head's state.
+/* linear_rnn_kern.h - one token of the gated delta rule or of Mamba-2, for some columns
+ * of a head's state.
  *
- * Columns of a state do not see each other, so a block of up to ML_RECUR_COLS of them is the
- * unit of work; its state is [dk][n rounded up to 16], and what lies behind column n is 0. */
+ * The columns of a state are independent, so a block of up to ML_RECUR_COLS columns is
+ * the unit of work.  Its state is [dk][n rounded up to 16]; the padding is 0. */
 #ifndef ML_BACKEND_CPU_LINEAR_RNN_KERN_H
 #define ML_BACKEND_CPU_LINEAR_RNN_KERN_H
 
@@ -10,7 +11,7 @@
 
 #define ML_RECUR_COLS 64
 
-/* A token: q and k [dk] of its head, v [n] of the block, both rates. */
+/* A token: q and k [dk] of its head, v [n] of the block, and both rates of DECAY. */
 typedef struct ml_recur_row {
     const float *q, *k, *v;
     float keep, take;
@@ -22,12 +23,17 @@ typedef struct ml_recur_grad {
 } ml_recur_grad;
 
 typedef struct ml_recur_kern {
-    /* state = keep state + k u', u = take (v - keep state' k), or take v without `delta`;
-     * o = state' q.  o [n] may be NULL.  `seen` gets the old state' k, padded, unless NULL. */
+    /* The recurrence, with S the state [dk][n]:
+     *
+     *     gated delta rule (`delta`)   S = keep S + k (take (v - keep S' k))'
+     *     Mamba-2                      S = keep S + k (take v)'
+     *
+     * and o = S' q.  o [n] may be NULL.  `seen`, unless NULL, receives S' k of the old
+     * state, padded. */
     void (*step)(float *o, float *seen, float *state, const ml_recur_row *x, int64_t dk,
                  int64_t n, bool delta);
-    /* `state` is the one before the token.  dstate is that of the state after it and becomes
-     * that of the state before. */
+    /* `state` is the state before the token.  On entry dstate is the gradient of the
+     * state after the token, on return that of the state before it. */
     void (*back)(const ml_recur_grad *g, float *dstate, const float *state,
                  const float *seen, const float *dout, const ml_recur_row *x, int64_t dk,
                  int64_t n, bool delta);

@@ -1,11 +1,12 @@
-/* lmhead.c - the LM head: log-probabilities of given ids without holding all logits.
+/* lmhead.c - the LM head: log-probabilities of given ids without storing all logits.
  *
- * Loss rows are gathered in chunks; a chunk meets the vocabulary in stripes of whole
- * tiles.  Products are gemm.h's, which divide outputs among threads; the softmax between
- * them is divided by rows.  Chunks and stripes change speed only: a row's softmax goes
- * tile by tile, the products continue their chains from stripe to stripe (dx) and from
- * chunk to chunk (dw).  Where the caller wants all logits kept, they are computed in
- * their place, and backward reads them instead of computing them again. */
+ * Loss rows are gathered in chunks; each chunk iterates over the vocabulary in stripes of
+ * whole tiles with an online softmax.  The GEMMs of gemm.h divide outputs among threads;
+ * the softmax between them is divided by rows.  Chunks and stripes affect speed only: a
+ * row's softmax proceeds tile by tile, and the GEMMs continue their FMA chains from
+ * stripe to stripe (dx) and from chunk to chunk (dw).  If the caller requests all logits,
+ * they are computed in the output tensor, and backward reads them instead of recomputing
+ * them. */
 #include "backend/cpu/lmhead.h"
 
 #include "backend/cpu/gemm.h"
@@ -14,10 +15,11 @@
 #include <math.h>
 #include <string.h>
 
-/* Loss rows of a chunk, tiles of a stripe: many rows and one tile, or few and many. */
+/* Loss rows per chunk, tiles per stripe: many rows and one tile, or few rows and many
+ * tiles. */
 enum { LMHEAD_ROWS = 512, LMHEAD_FEW = 16, LMHEAD_TILES = LMHEAD_ROWS / LMHEAD_FEW };
 
-/* A row on its way through the stripes. */
+/* The state of a row across the stripes. */
 typedef struct lmhead_row {
     ml_lmhead_sum sum;
     float target; /* scaled logit of the id */
@@ -39,13 +41,13 @@ static int64_t lmhead_min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Where the stripe's logits of the chunk's row i are: in scratch, or among those kept. */
+/* The stripe's logits of the chunk's row i: in scratch, or in the output tensor. */
 static float *lmhead_z(const lmhead_call *c, int64_t i) {
     float *kept = c->args->out[3].data;
     return kept ? kept + (c->first + i) * c->vocab + c->column : c->z + i * c->stripe;
 }
 
-/* n columns of a weight, from `column` (a multiple of 16) on. */
+/* n columns of a weight, starting at `column` (a multiple of 16). */
 static ml_tensor lmhead_columns(const ml_tensor *w, int64_t column, int64_t n) {
     ml_tensor t = *w;
     t.shape[0] = n;
@@ -60,12 +62,12 @@ static int64_t lmhead_chunk(const ml_op_args *a) {
     return lmhead_min(a->loss_rows ? a->loss_rows : LMHEAD_ROWS, a->rows->n_loss);
 }
 
-/* Columns of a stripe that n rows meet. */
+/* Columns per stripe for n rows. */
 static int64_t lmhead_stripe(int64_t n) {
     return n > LMHEAD_FEW ? ML_VTILE : ML_VTILE * LMHEAD_TILES;
 }
 
-/* Logits held at once: the last chunk may be a small one with a wide stripe. */
+/* Size of the logits buffer: the last chunk may be a small one with a wide stripe. */
 static int64_t lmhead_logits(const ml_op_args *a) {
     int64_t n = lmhead_chunk(a), few = lmhead_min(n, LMHEAD_FEW), vocab = a->w[0].shape[0];
     int64_t wide = few * lmhead_min(vocab, lmhead_stripe(few));
@@ -102,7 +104,7 @@ static lmhead_call lmhead_open(const ml_stream *s, const ml_op_args *a, bool bac
     return c;
 }
 
-/* x of the chunk's rows, side by side. */
+/* Copies x of the chunk's rows to contiguous memory. */
 static void lmhead_gather(void *ud, int64_t begin, int64_t end, int worker) {
     const lmhead_call *c = ud;
     const float *x = c->args->in[0].data;
@@ -129,7 +131,7 @@ static void lmhead_run(lmhead_call *c, ml_task *fn) {
     ml_pool_run(c->stream->pool, c->n, 1, fn, c);
 }
 
-/* Moves to the loss rows from `first` on; false when there are none. */
+/* Advances to the loss rows starting at `first`; false at the end. */
 static bool lmhead_next_chunk(lmhead_call *c, int64_t first) {
     c->first = first;
     c->n = lmhead_min(lmhead_chunk(c->args), c->args->rows->n_loss - first);
@@ -139,14 +141,14 @@ static bool lmhead_next_chunk(lmhead_call *c, int64_t first) {
     return true;
 }
 
-/* Moves to the stripe from `column` on; false when there is none. */
+/* Advances to the stripe starting at `column`; false at the end. */
 static bool lmhead_next_stripe(lmhead_call *c, int64_t column) {
     c->column = column;
     c->stripe = lmhead_min(lmhead_stripe(c->n), c->vocab - column);
     return c->stripe > 0;
 }
 
-/* Computes the logits of the stripe, rows ldz apart. */
+/* Computes the logits of the stripe with row stride ldz. */
 static void lmhead_multiply(lmhead_call *c, float *z, int64_t ldz) {
     ml_tensor w = lmhead_columns(&c->args->w[0], c->column, c->stripe);
     const ml_gemm_out out = { z, ldz, &w, NULL };
@@ -154,7 +156,7 @@ static void lmhead_multiply(lmhead_call *c, float *z, int64_t ldz) {
     ml_gemm_forward(c->stream, &out, 1, c->x, c->width, c->n, c->gemm);
 }
 
-/* Takes n logits, from a tile's first column on, into a row's softmax. */
+/* Adds n logits, starting at a tile's first column, to a row's softmax. */
 static void lmhead_take(lmhead_row *r, const ml_cpu_kern *kern, const float *z, int64_t n,
                         int64_t id, float temperature) {
     for (int64_t t = 0; t < n; t += ML_VTILE)
@@ -221,7 +223,7 @@ void ml_cpu_lmhead_forward(ml_stream *s, const ml_op_args *a) {
     }
 }
 
-/* dout[i][at], or 0 where nobody wants a gradient. */
+/* dout[i][at], or 0 where the gradient is absent. */
 static float lmhead_dout(const ml_op_args *a, int i, int64_t at) {
     const float *d = a->dout[i].data;
     return d ? d[at] : 0.0f;
@@ -241,12 +243,13 @@ static ml_lmhead_grad lmhead_grad_of(const ml_op_args *a, int64_t at) {
                              .target = id };
 }
 
-/* Kept logits are softcapped, and backward starts from those that are not. */
+/* Whether backward can read the kept logits: not with a softcap, because they are
+ * softcapped and backward starts from logits before the softcap. */
 static bool lmhead_reads_kept(const ml_op_args *a) {
     return a->out[3].data && a->attr->logit_softcap == 0.0f;
 }
 
-/* The gradients of the stripe's logits, in scratch. */
+/* Computes the gradients of the stripe's logits, in scratch. */
 static void lmhead_grad_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const lmhead_call *c = ud;
     (void)worker;

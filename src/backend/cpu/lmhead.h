@@ -1,11 +1,11 @@
-/* lmhead.h - log-probability and entropy from a row of logits, with the LM head's bits. */
+/* lmhead.h - log-probability and entropy of a row of logits, with the bits of LMHEAD. */
 #ifndef ML_BACKEND_CPU_LMHEAD_H
 #define ML_BACKEND_CPU_LMHEAD_H
 
 #include "backend/cpu/cpu_priv.h"
 
 typedef struct ml_logprob {
-    float logprob; /* of the id asked for; 0 when there is none (-1) */
+    float logprob; /* of the given id; 0 when id is -1 */
     float entropy;
     float m, l; /* maximum of the scaled logits, sum of exp(s - m) */
 } ml_logprob;

@@ -14,8 +14,8 @@ static double poly(const double *c, int n, double x) {
     return p;
 }
 
-/* x = 2^e m with m in [sqrt(1/2), sqrt(2)), x positive and finite.  Every f32 is a
- * normal f64, so that the exponent is read off the bits. */
+/* x = 2^e m with m in [sqrt(1/2), sqrt(2)), x positive and finite.  Every f32 is a normal
+ * f64, so the exponent can be read from the bits. */
 static double split(double x, int *e) {
     uint64_t u;
     double m;
@@ -51,7 +51,7 @@ float ml_logf(float x) {
 }
 
 double ml_softplus(float x) {
-    /* log(1 + e) = 2 atanh(s) with s = e / (2 + e) <= 1/3: nothing cancels for small e. */
+    /* log(1 + e) = 2 atanh(s) with s = e / (2 + e) <= 1/3: no cancellation for small e. */
     static const double c[] = { 1.0,      1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9,
                                 1.0 / 11, 1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19,
                                 1.0 / 21, 1.0 / 23, 1.0 / 25, 1.0 / 27 };
@@ -68,8 +68,8 @@ float ml_sigmoidf(float x) {
     return (float)ml_sigmoid((double)x);
 }
 
-/* angle - n pi/2, |result| <= pi/4.  pi/2 is three pieces of 22 bits and a rest, so that
- * products with n < 2^31 are exact. */
+/* angle - n pi/2, |result| <= pi/4.  Cody-Waite reduction: pi/2 is three pieces of 22
+ * bits and a remainder, so that products with n < 2^31 are exact. */
 static double reduce(double angle, double n) {
     double r = angle - n * 0x1.921fbp0;
     r -= n * 0x1.5110bp-22;

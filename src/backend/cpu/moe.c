@@ -1,6 +1,6 @@
-/* moe.c - which experts a token goes to, and its way there and back.
+/* moe.c - MoE routing, dispatch (gather) and combine.
  *
- * A token's choice of rank r is pair token*k + r; the pairs sorted by expert, then
+ * The expert of rank r of a token is pair token*k + r; the pairs sorted by expert, then
  * token, are the slots (see `group` in ops.h). */
 #include "backend/cpu/cpu_priv.h"
 
@@ -9,8 +9,8 @@
 
 /* ---- route ---- */
 
-/* Scratch: three rows of experts per thread: scores, what they are chosen by (in backward
- * their gradients), and what groups are worth. */
+/* Scratch: three rows of experts per thread: scores, selection scores (in backward their
+ * gradients), and scores of groups. */
 static int64_t lane_width(const ml_op_args *a) {
     return ((int64_t)a->attr->moe.n_expert + ML_LANES - 1) / ML_LANES * ML_LANES;
 }
@@ -26,12 +26,12 @@ static float *lane_rows(const ml_op_args *a, int worker) {
     return (float *)a->scratch + 3 * worker * lane_width(a);
 }
 
-/* NaN counts as less than any number, so that a choice is always of different ones. */
+/* NaN counts as less than any number, so that k different experts are always selected. */
 static float rank_of(float x) {
     return x == x ? x : -INFINITY;
 }
 
-/* The best of n after `last` in the order of descending value, then ascending index. */
+/* The next index after `last` in the order of descending value, then ascending index. */
 static int32_t next_best(const float *p, int32_t n, int32_t last) {
     int32_t best = -1;
     float limit = last < 0 ? 0.0f : rank_of(p[last]), best_p = 0.0f;
@@ -47,13 +47,13 @@ static int32_t next_best(const float *p, int32_t n, int32_t last) {
     return best;
 }
 
-/* What a group of experts is worth: its two best. */
+/* The score of a group of experts: the sum of its two best. */
 static float group_worth(const float *choice, int32_t size) {
     int32_t first = next_best(choice, size, -1);
     return choice[first] + choice[next_best(choice, size, first)];
 }
 
-/* Experts outside the best groups sink below all others.  worth [n_group] is scratch. */
+/* Moves experts outside the best groups below all others.  worth [n_group] is scratch. */
 static void keep_groups(float *choice, float *worth, const ml_op_attr *attr) {
     int32_t n_group = attr->moe.n_group, size = attr->moe.n_expert / n_group, last = -1;
 
@@ -77,7 +77,7 @@ static void expert_scores(const ml_cpu_job *j, float *p, int64_t row) {
         j->s->kern->row->softmax(p, x, n);
 }
 
-/* What the chosen scores are divided by. */
+/* The divisor of the selected scores. */
 static float chosen_sum(const float *p, const int32_t *expert, const ml_op_attr *attr) {
     float sum = 0.0f;
     if (!attr->moe.renorm)
@@ -101,7 +101,7 @@ static void choose(const ml_cpu_job *j, int32_t *expert, const float *p, float *
         expert[r] = next_best(choice, n, r ? expert[r - 1] : -1);
 }
 
-/* The experts that a token is given, or NULL: it chooses. */
+/* The given experts of a token, or NULL: the router selects. */
 static const int32_t *given_experts(const ml_op_args *a, int64_t t) {
     const int32_t *given = a->given.data;
 
@@ -132,7 +132,7 @@ static void route_rows(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* A counting sort, which keeps the order of pairs within an expert. */
+/* A counting sort, stable within an expert. */
 static void group_pairs(const ml_op_args *a) {
     int64_t n_pair = (int64_t)a->rows->n_token * a->attr->moe.top_k;
     int32_t n = a->attr->moe.n_expert;
@@ -144,7 +144,8 @@ static void group_pairs(const ml_op_args *a) {
         start[expert[i] + 1]++;
     for (int32_t e = 0; e < n; e++)
         start[e + 1] += start[e];
-    /* start[e] runs through e's slots and ends where e + 1 begins: shifted back below. */
+    /* start[e] advances through e's slots and ends at the start of e + 1: shifted back
+     * below. */
     for (int64_t i = 0; i < n_pair; i++) {
         int32_t slot = start[expert[i]]++;
         pair_of[slot] = (int32_t)i;
@@ -160,7 +161,7 @@ void ml_cpu_moe_route_forward(ml_stream *s, const ml_op_args *a) {
     group_pairs(a);
 }
 
-/* dp[e] of the chosen experts; returns the sum of dp[e] p[e], in rank order. */
+/* dp[e] of the selected experts; returns the sum of dp[e] p[e], in rank order. */
 static float score_gradients(float *dp, const float *p, const int32_t *expert,
                              const float *dweight, const ml_op_attr *attr) {
     float mean = 0.0f, sum = chosen_sum(p, expert, attr), dot = 0.0f;
@@ -232,7 +233,7 @@ void ml_cpu_moe_gather_forward(ml_stream *s, const ml_op_args *a) {
     ml_cpu_split(s, a, n_pair, a->out[0].shape[1], gather_slots);
 }
 
-/* The row of each rank of token t, times its weight (1 where there is none), summed. */
+/* The sum over ranks of token t's rows, times their weights (1 without weights). */
 static void sum_ranks(const ml_cpu_job *j, float *x, const float *y, const int32_t *slot,
                       const float *weight, int64_t width, bool add) {
     for (int32_t r = 0; r < j->a->attr->moe.top_k; r++)

@@ -2,19 +2,19 @@
 
 #include <math.h>
 
-/* Scratch: the weight as f32 where it is stored as bf16, ones where there is none, and in
- * backward the scale 1 / rms of each group [n, groups]. */
+/* Scratch: the weight as f32 where it is stored as bf16, ones where there is no weight,
+ * and in backward the scale 1 / rms of each group [n, groups]. */
 typedef struct norm_job {
     const ml_row_kern *k;
     const ml_op_args *a;
-    const float *w; /* [n_weight, width]: group i has row i mod n_weight */
+    const float *w; /* [n_weight, width]: group i uses row i mod n_weight */
     float *scale;   /* [n, groups]; backward only */
     int64_t width, n_group, n_weight;
     float eps;
     bool plus_one;
 } norm_job;
 
-/* Elements of the weight that scratch holds. */
+/* Number of weight elements in scratch. */
 static int64_t wide_weight(const ml_op_args *a) {
     if (a->w[0].n_dim == 0)
         return a->attr->norm.width;
@@ -97,7 +97,7 @@ static void norm_inputs(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Blocks of 16 columns: each is a chain over ascending rows. */
+/* Task over blocks of 16 columns: each column is a chain over ascending rows. */
 static void norm_columns(void *ud, int64_t begin, int64_t end, int worker) {
     const norm_job *j = ud;
     const ml_op_args *a = j->a;

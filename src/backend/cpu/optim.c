@@ -3,7 +3,7 @@
 
 #include "backend/cpu/cpu_priv.h"
 
-#define PIECE ((int64_t)16384) /* elements handed to a thread at a time */
+#define PIECE ((int64_t)16384) /* elements per task */
 
 typedef struct optim_job {
     const ml_optim_param *p;
@@ -11,14 +11,14 @@ typedef struct optim_job {
     const ml_sgd *sgd;
 } optim_job;
 
-/* Where what is element i of a master lies in a weight with pairs: a vector of 16, then that
- * of the next k, become 16 pairs. */
+/* The index, in a weight stored in pairs, of element i of the master: the vectors of 16
+ * of two consecutive k become 16 pairs. */
 static int64_t pair_at(int64_t i) {
     const int64_t lane = i % ML_LANES, odd = i / ML_LANES % 2;
     return i - lane - odd * ML_LANES + 2 * lane + odd;
 }
 
-/* Rounds the masters of [begin, end) into the weights. */
+/* Rounds the master weights of [begin, end) into the weights. */
 static void store_weights(const ml_optim_param *p, int64_t begin, int64_t end) {
     uint16_t *half = p->weight;
     float *whole = p->weight;
@@ -38,7 +38,7 @@ static void store_weights(const ml_optim_param *p, int64_t begin, int64_t end) {
 
 /* --- AdamW ------------------------------------------------------------------ */
 
-/* No fused multiply-adds: where the processor has none they are a call each. */
+/* No fused multiply-adds: on processors without FMA each would be a function call. */
 static void adamw_elements(float *restrict w, float *restrict m, float *restrict v,
                            const float *restrict grad, int64_t n, ml_adamw o) {
     float keep1 = 1.0f - o.beta1, keep2 = 1.0f - o.beta2;

@@ -23,7 +23,7 @@ static void table_rows(void *ud, int64_t begin, int64_t end, int worker) {
 }
 
 void ml_cpu_rope_table_forward(ml_stream *s, const ml_op_args *a) {
-    /* A sine costs as much as some ten elements of other ops. */
+    /* A sine costs about as much as ten elements of other ops. */
     ml_cpu_split(s, a, a->rows->n_token, 10 * (int64_t)a->attr->rope.rope->dim, table_rows);
 }
 
@@ -32,7 +32,7 @@ void ml_cpu_rope_table_backward(ml_stream *s, const ml_op_args *a) {
     (void)a;
 }
 
-/* One way of turning rows: forward from x to y, backward from dy to dx. */
+/* Rotation of rows: forward from x to y, backward from dy to dx. */
 typedef struct rope_job {
     const ml_row_kern *k;
     const ml_op_args *a;
@@ -40,7 +40,7 @@ typedef struct rope_job {
     bool back, add;
 } rope_job;
 
-/* The part of a head that does not turn. */
+/* Copies the part of a head that is not rotated. */
 static void pass_rest(const rope_job *j, float *y, const float *x, int64_t n) {
     if (j->add)
         j->k->add(y, y, x, n);

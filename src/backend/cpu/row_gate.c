@@ -1,4 +1,4 @@
-/* row_gate.c - a whole row times the sigmoid of one number. */
+/* row_gate.c - ROW_GATE: a row times the sigmoid of one number. */
 #include "backend/cpu/cpu_priv.h"
 #include "backend/cpu/math.h"
 

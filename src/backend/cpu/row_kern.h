@@ -1,7 +1,7 @@
-/* row_kern.h - what is done to one row at a time: norms, rotations, activations, sums.
+/* row_kern.h - operations on one row: norms, rotary embedding, activations, sums.
  *
- * n counts elements.  Outputs may be the memory of an input, except where noted.
- * Sums over a row are 16 lanes (lane = index mod 16) of v16_fma, folded by v16_fold.
+ * n counts elements.  Outputs may alias an input, except where noted.  Sums over a row
+ * accumulate in 16 lanes (lane = index mod 16) by v16_fma and are folded by v16_fold.
  * `add`: add to the output instead of writing it. */
 #ifndef ML_BACKEND_CPU_ROW_KERN_H
 #define ML_BACKEND_CPU_ROW_KERN_H
@@ -28,7 +28,7 @@ typedef struct ml_row_kern {
     /* y = (x * r) * w, or (x * r) * (1 + w) when plus_one */
     void (*norm)(float *y, const float *x, const float *w, float r, int64_t n,
                  bool plus_one);
-    /* The gradient of norm with respect to x, through r too. */
+    /* The gradient of norm with respect to x, including the dependence of r on x. */
     void (*norm_dx)(float *dx, const float *dy, const float *x, const float *w, float r,
                     int64_t n, bool plus_one, bool add);
     /* dw = fma(dy, x * r, dw) */
@@ -38,12 +38,12 @@ typedef struct ml_row_kern {
      * by their negatives when `back`: pairs (i, half + i) or (2i, 2i + 1). */
     ml_rope_fn *rope_halves, *rope_pairs;
 
-    /* y = act(g) * u, indexed by ml_act; dg or du may be NULL: not wanted */
+    /* y = act(g) * u, indexed by ml_act; dg or du may be NULL: not computed */
     ml_glu_fn *glu[ML_ACT_COUNT];
     ml_glu_back_fn *glu_back[ML_ACT_COUNT];
 
     void (*sigmoid)(float *p, const float *x, int64_t n);
-    /* p = exp(x - max x) / sum of those; p is not x */
+    /* p = exp(x - max x) / sum; p must not alias x */
     void (*softmax)(float *p, const float *x, int64_t n);
 } ml_row_kern;
 

@@ -1,4 +1,5 @@
-/* scale.c - rows times one number, and weights of experts times the numbers of theirs. */
+/* scale.c - SCALE: rows times one number; MOE_SCALE: routing weights times a number per
+ * expert. */
 #include <math.h>
 
 #include "backend/cpu/cpu_priv.h"
@@ -39,7 +40,7 @@ void ml_cpu_scale_backward(ml_stream *s, const ml_op_args *a) {
         ml_cpu_split(s, a, a->dout[0].shape[0], a->dout[0].shape[1], scale_rows_back);
 }
 
-/* ---- weights of experts: a handful of numbers per token ---- */
+/* ---- moe-scale: few numbers per token ---- */
 
 static void expert_scale_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
@@ -73,7 +74,7 @@ static void expert_scale_rows_back(void *ud, int64_t begin, int64_t end, int wor
     }
 }
 
-/* Chains over ascending tokens, one for each expert: too short to be divided. */
+/* Chains over ascending tokens, one for each expert: too short to divide among threads. */
 static void add_expert_gradients(const ml_op_args *a) {
     int64_t n = ml_tensor_count(&a->dout[0]);
     const float *dy = a->dout[0].data, *weight = a->in[0].data;

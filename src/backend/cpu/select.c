@@ -3,28 +3,29 @@
 #include <math.h>
 #include <string.h>
 
-/* A distance is not negative: 31 bits, taken as 14, 9 and 8.  The first digit is long so that
- * neighbours seldom meet in a bin, where one would wait for the other. */
+/* Radix select on the bits of the distance.  It is not negative, so 31 bits remain, as
+ * digits of 14, 9 and 8.  The first digit is long so that consecutive tokens rarely hit
+ * the same bin, where one update would wait for the other. */
 enum { SELECT_DIGITS = 3, SELECT_BINS = 1 << 14 };
 static const struct {
     uint32_t shift, bits;
 } digits[SELECT_DIGITS] = { { 17, 14 }, { 8, 9 }, { 0, 8 } };
 
-/* The tokens with one value of a digit. */
+/* Histogram bin: the tokens with one value of the current digit. */
 typedef struct select_bin {
     int64_t count;
     double mass;
 } select_bin;
 
-/* Where keeping ends: the leading bits of the last token kept, as far as they are known, and
- * what comes before all tokens that begin with them. */
+/* The selection boundary: the leading bits of the last token kept, as far as known, and
+ * count and mass of all tokens before that prefix. */
 typedef struct select_edge {
     uint32_t key;
     int64_t count;
     double mass;
 } select_edge;
 
-/* What may come before a token that is kept. */
+/* Limits on the tokens that precede a kept token. */
 typedef struct select_limit {
     int64_t count; /* less than this */
     double mass;   /* at most this */
@@ -51,15 +52,15 @@ void ml_select_weigh(ml_select *s) {
     s->kern->sample->weigh(s->w, s->d, s->n);
 }
 
-/* Token `from` to the place `to`, which is not behind it.  By value: a pointer to s would have
- * to be followed again after every store. */
+/* Moves token `from` to index `to` <= from.  s is passed by value: a pointer would be
+ * reloaded after every store. */
 static inline void select_move(ml_select s, int64_t to, int64_t from) {
     s.id[to] = s.id[from];
     s.d[to] = s.d[from];
     s.w[to] = s.w[from];
 }
 
-/* Tokens whose bits begin with `key`, by their next digit. */
+/* Builds the histogram of the next digit over tokens whose bits begin with `key`. */
 static void select_count(const ml_select *s, uint32_t key, int digit, bool weighed) {
     const uint32_t shift = digits[digit].shift, bits = digits[digit].bits;
     const uint32_t mask = (1u << bits) - 1;
@@ -78,7 +79,8 @@ static void select_count(const ml_select *s, uint32_t key, int digit, bool weigh
     }
 }
 
-/* One digit further: the first bin in which a limit is reached, else the last with tokens. */
+/* Fixes one digit of the boundary: the first bin that reaches a limit, else the last
+ * nonempty one. */
 static void select_descend(select_edge *e, const select_bin *bin, int digit,
                            const select_limit *limit) {
     select_edge at = *e;
@@ -98,7 +100,7 @@ static void select_descend(select_edge *e, const select_bin *bin, int digit,
     e->key = e->key << digits[digit].bits | found;
 }
 
-/* Drops tokens whose first digit lies behind the edge. */
+/* Drops tokens whose first digit is beyond the boundary. */
 static void select_drop(ml_select *s, const select_edge *e) {
     const ml_select all = *s;
     const uint32_t last = e->key;
@@ -112,7 +114,7 @@ static void select_drop(ml_select *s, const select_edge *e) {
     s->n = n;
 }
 
-/* Keeps what lies before the edge and, of the tokens at it, what the limits still allow. */
+/* Keeps all tokens before the boundary and, of those on it, as many as the limits allow. */
 static void select_keep(ml_select *s, const select_edge *e, const select_limit *limit) {
     const ml_select all = *s;
     const uint32_t last = e->key;
@@ -185,7 +187,7 @@ static void select_swap(ml_select *s, int64_t a, int64_t b) {
     s->id[b] = id;
 }
 
-/* Sinks token i of a heap of n, whose root is the last in order. */
+/* Sift-down of token i in a max-heap of n (the root is last in order). */
 static void select_sink(ml_select *s, int64_t i, int64_t n) {
     for (int64_t child = 2 * i + 1; child < n; child = 2 * i + 1) {
         if (child + 1 < n && select_before(s, child, child + 1))
@@ -197,7 +199,7 @@ static void select_sink(ml_select *s, int64_t i, int64_t n) {
     }
 }
 
-/* A heap sort: the C library's allocates. */
+/* Heapsort, because the C library's qsort may allocate. */
 void ml_select_sort(ml_select *s) {
     for (int64_t i = s->n / 2 - 1; i >= 0; i--)
         select_sink(s, i, s->n);

@@ -1,9 +1,9 @@
-/* pick.c - some columns of each row, in another order. */
+/* slice.c - SLICE: some columns of each row, possibly reordered. */
 #include "backend/cpu/cpu_priv.h"
 
 #include <string.h>
 
-/* Calls fn for each run of columns: `to` in the output's row, `from` in the input's. */
+/* Calls fn for each run of columns: `to` in the output row, `from` in the input row. */
 typedef void pick_fn(void *ud, int64_t to, int64_t from, int64_t n);
 
 static void each_run(const ml_op_attr *attr, pick_fn *fn, void *ud) {
@@ -43,7 +43,7 @@ void ml_cpu_pick_forward(ml_stream *s, const ml_op_args *a) {
     ml_cpu_split(s, a, a->in[0].shape[0], a->out[0].shape[1], pick_rows);
 }
 
-/* Here `to` and `from` change places: gradients go back where values came from. */
+/* In backward `to` and `from` are exchanged: gradients flow from output to input. */
 static void give_run(void *ud, int64_t to, int64_t from, int64_t n) {
     const pick_row *r = ud;
     if (r->add)

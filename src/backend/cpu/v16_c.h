@@ -1,12 +1,12 @@
-/* v16_c.h - sixteen f32 lanes, in plain C.
+/* v16_c.h - vector primitives over sixteen f32 lanes, in plain C.
  *
- * Every CPU kernel is one body (*.inc) written in the words below and compiled once
- * per level: here with arrays, in x86/v16_avx512.h with one register, x86/v16_avx2.h
- * with two, arm/v16_neon.h with four.  Each word is an exact IEEE operation per lane or
- * a fixed tree over lanes, so that all levels give the same bits.  This file is the
- * meaning of the words; the others only change where the lanes live.
+ * Each CPU kernel is one source (*.inc) written with these primitives and compiled once
+ * per level: here with arrays, in x86/v16_avx512.h with one register, x86/v16_avx2.h with
+ * two, arm/v16_neon.h with four.  Each primitive is an exact IEEE operation per lane or a
+ * fixed tree over lanes, so that all levels compute the same bits.  This file is the
+ * reference definition; the others change only how the lanes are held in registers.
  *
- * NaNs compare as a class: a NaN may carry another payload at another level. */
+ * NaNs compare as a class: a NaN may have a different payload at another level. */
 #ifndef ML_BACKEND_CPU_V16_C_H
 #define ML_BACKEND_CPU_V16_C_H
 
@@ -16,7 +16,7 @@
 
 #define V16_LEVEL c
 #define V16_REGS 8   /* v16 values that fit the registers of the level */
-#define V16_SCALES 0 /* whether the level has v16_scale (v16_math.inc) as a word */
+#define V16_SCALES 0 /* whether the level has a native v16_scale (v16_math.inc) */
 
 typedef struct v16 {
     float f[16];
@@ -48,7 +48,8 @@ static inline void v16_store(float *p, v16 a) {
     memcpy(p, a.f, sizeof a.f);
 }
 
-/* The first n lanes, 0 <= n <= 16: memory past them is not touched; missing lanes are +0. */
+/* The first n lanes, 0 <= n <= 16: memory past them is not accessed; missing lanes are
+ * +0. */
 static inline v16 v16_load_n(const float *p, int64_t n) {
     v16 r = v16_zero();
     memcpy(r.f, p, (size_t)n * sizeof(float));
@@ -69,7 +70,7 @@ static inline v16 v16_load_bf16(const uint16_t *p) {
     return r;
 }
 
-/* The first of each of 16 pairs of bf16, and the second. */
+/* The first element of each of 16 bf16 pairs; below, the second. */
 static inline v16 v16_load_even(const uint16_t *p) {
     v16 r;
     for (int i = 0; i < 16; i++) {
@@ -109,19 +110,19 @@ static inline v16 v16_fma(v16 a, v16 b, v16 c) {
     V16_EACH(fmaf(a.f[i], b.f[i], c.f[i]));
 }
 
-/* a > b ? a : b: the second operand when either is NaN or both are zeros. */
+/* a > b ? a : b, which is the second operand when either is NaN or both are zeros. */
 static inline v16 v16_max(v16 a, v16 b) {
     v16 r;
     V16_EACH(a.f[i] > b.f[i] ? a.f[i] : b.f[i]);
 }
 
-/* a < b ? a : b, likewise. */
+/* a < b ? a : b, with the same rule. */
 static inline v16 v16_min(v16 a, v16 b) {
     v16 r;
     V16_EACH(a.f[i] < b.f[i] ? a.f[i] : b.f[i]);
 }
 
-/* a > b ? x : y, lane by lane. */
+/* a > b ? x : y, per lane. */
 static inline v16 v16_pick_gt(v16 a, v16 b, v16 x, v16 y) {
     v16 r;
     V16_EACH(a.f[i] > b.f[i] ? x.f[i] : y.f[i]);

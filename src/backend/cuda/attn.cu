@@ -1,10 +1,10 @@
-/* attn.cu - ATTN: pages are written, then every row reads them. */
+/* attn.cu - ATTN: writes keys and values to KV pages, then launches an attention kernel. */
 #include "backend/cuda/attn.cuh"
 #include "backend/cuda/fuse.cuh"
 
-enum { THREADS = 128, MANY_ROWS = 64 /* of a sequence, on average: wgmma pays */ };
+enum { THREADS = 128, MANY_ROWS = 64 /* per sequence on average: wgmma pays */ };
 
-/* V numbers at a time; of a value all up to its padding. */
+/* V numbers per access; a value's padding (d .. dv - 1) becomes zero. */
 template <class T, int V> __global__ void write_pages(attn_call<T> c) {
     int row = (int)blockIdx.x, seq = attn_seq_of(c.seq_start, c.n_seq, row);
     int key = c.pos[row];
@@ -25,7 +25,8 @@ template <class T, int V> __global__ void write_pages(attn_call<T> c) {
     }
 }
 
-/* What backward needs of each row and head, by a warp; V numbers at a time. */
+/* delta = rowsum(dO * O), and the LSE in log2 units, of each row and head: one warp each, V
+ * numbers per access. */
 template <class T, int V> __global__ void sum_rows(attn_call<T> c) {
     int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     float sum = 0.0f;
@@ -76,7 +77,7 @@ template <class T> static attn_call<T> open_call(const ml_op_args *a) {
     return c;
 }
 
-/* Tensor cores or not follows from the model alone. */
+/* Tensor cores or not: depends on the model only. */
 static bool takes_mma(const ml_op_args *a) {
     return a->in[0].dtype == ML_BF16 && a->attr->attn.head_dim % 8 == 0 &&
            a->attr->attn.head_dim <= 128;

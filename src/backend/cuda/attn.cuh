@@ -1,18 +1,20 @@
-/* attn.cuh - what the kernels of attention share.
+/* attn.cuh - shared declarations of the attention kernels.
  *
- * Keys and values come from pages (kpage [page][Hk][16][d], vpage [page][Hk][16][dv]) in tiles of
- * ML_KTILE at absolute positions.  The heads that share a KV head are rows beside each other:
- * row r of a sequence is token r / group, head r % group of the KV head.  So decoding, prefill in
- * any chunks and training are one kernel and one order of sums. */
+ * All are FlashAttention: an online softmax over tiles of keys, and a backward that
+ * recomputes the scores from the logsumexp (LSE) of each row.  Keys and values are read
+ * from KV pages (kpage [page][Hk][16][d], vpage [page][Hk][16][dv]) in tiles of
+ * ML_KTILE keys at absolute positions.  The query heads that share a KV head (GQA) are
+ * adjacent rows: row r of a sequence is token r / group, head r % group of the KV head.
+ * So decode, prefill in chunks of any size and training have one order of sums. */
 #ifndef ML_BACKEND_CUDA_ATTN_CUH
 #define ML_BACKEND_CUDA_ATTN_CUH
 
 #include "backend/cuda/common.cuh"
 
 template <class T> struct attn_call {
-    const T *q, *k, *v; /* of the batch's rows */
+    const T *q, *k, *v; /* of the rows of the batch */
     T *o, *kpage, *vpage;
-    float *stat; /* [n_token, n_head, 2] */
+    float *stat; /* [n_token, n_head, 2] row max m, and sum of exp(score - m) */
     const int32_t *pos, *seq_start, *page_start, *page;
     int n_token, n_seq;
     int n_head, n_kv, group, d, dv, window;
@@ -20,8 +22,8 @@ template <class T> struct attn_call {
     float scale, softcap;
     /* backward */
     const T *dout;
-    float *shift; /* [n_token, n_head] weights are 2^(score log2(e) - shift) */
-    float *delta; /* [n_token, n_head] dot of dout and o */
+    float *shift; /* [n_token, n_head] LSE in log2 units: P = 2^(score log2(e) - shift) */
+    float *delta; /* [n_token, n_head] rowsum(dO * O) */
     T *dq, *dk, *dv_out;
     bool add_q, add_k, add_v;
 };
@@ -44,7 +46,7 @@ template <class T> __device__ static inline int attn_token(const attn_call<T> &c
     return c.group == 1 ? row : (int)__umulhi((uint32_t)row, c.group_mul);
 }
 
-/* Where a row of a KV head's group begins, in heads; first_token is its sequence's. */
+/* Index in [n_token, n_head] of a row of a KV head; first_token: of its sequence. */
 template <class T>
 __device__ static inline int64_t attn_head_at(const attn_call<T> &c, int first_token,
                                               int head, int row) {
@@ -53,7 +55,7 @@ __device__ static inline int64_t attn_head_at(const attn_call<T> &c, int first_t
            (row - token * c.group);
 }
 
-/* Where a key, or its value, begins. */
+/* Address of a key, or of its value, in its KV page. */
 template <class T>
 __device__ static inline const T *attn_key(const attn_call<T> &c, const int32_t *page,
                                            int head, int key) {
@@ -68,13 +70,13 @@ __device__ static inline const T *attn_value(const attn_call<T> &c, const int32_
     return c.vpage + slot * c.dv;
 }
 
-/* The first key that a row at `pos` sees. */
+/* The first key that a row at `pos` attends to (sliding window). */
 template <class T>
 __device__ static inline int attn_first_key(const attn_call<T> &c, int pos) {
     return c.window && pos >= c.window ? pos - c.window + 1 : 0;
 }
 
-/* Slope of softcap at a capped score. */
+/* Derivative of softcap, from a capped score. */
 __device__ static inline float attn_cap_slope(float s, float cap) {
     float t = s / cap;
     return fmaf(-t, t, 1.0f);
@@ -82,14 +84,14 @@ __device__ static inline float attn_cap_slope(float s, float cap) {
 
 /* attn_mma.cu: bf16 heads of up to 128, in multiples of 8. */
 void ml_attn_mma(ml_cuda_stream *s, const attn_call<bf16> &c);
-/* attn_wgmma.cu: the same bits, faster where there are many rows; Hopper only. */
+/* attn_wgmma.cu: the same bits, faster for many rows; Hopper only. */
 void ml_attn_wgmma(ml_cuda_stream *s, const attn_call<bf16> &c);
-/* attn_wgmma_back.cu for Hopper, attn_mma_back.cu for other cards. */
+/* attn_wgmma_back.cu for Hopper, attn_mma_back.cu for other GPUs. */
 void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
-/* attn_few.cu: of these, decoding. */
+/* attn_decode.cu: the same bits, for decode: one row per sequence. */
 bool ml_attn_few_takes(const attn_call<bf16> &c);
 void ml_attn_few(ml_cuda_stream *s, const attn_call<bf16> &c);
-/* attn_plain.cu: everything up to heads of 256, slowly. */
+/* attn_plain.cu: all types, heads of up to 256; slow. */
 template <class T> void ml_attn_plain(ml_cuda_stream *s, const attn_call<T> &c);
 template <class T> void ml_attn_plain_back(ml_cuda_stream *s, const attn_call<T> &c);
 

@@ -1,9 +1,11 @@
-/* attn_few.cu - attention of sequences that have one row each: decoding.
+/* attn_decode.cu - decode attention: one query row per sequence.
  *
- * A block has a sequence and a KV head; the heads that share it are the rows of one tensor-core
- * tile.  The bits are those of attn_mma.cu: tiles of keys in the same order, each number in one
- * chain.  What differs is who does what: of a tile's 64 keys each warp takes the scores of 16, all
- * warps fold them, and each has a quarter of the value's columns. */
+ * FlashAttention-2 style.  A block has a sequence and a KV head (keys are not split
+ * over blocks); the query heads that share it are the rows of one m16 tile.  The bits
+ * are those of attn_mma.cu: key tiles in the same order, each number in one chain.
+ * Only the work is divided differently: of a tile's 64 keys each warp computes the
+ * scores of 16, all warps run the online softmax over all 64, and each warp has a
+ * quarter of the value's columns. */
 #include "backend/cuda/attn_mma.cuh"
 
 enum { ROWS = 16, PER_WARP = ML_KTILE / ATTN_WARPS, SCORE_LD = ML_KTILE + 8 };
@@ -15,10 +17,10 @@ template <int D, int STAGES, int R> struct few_tile {
     static const size_t scores = (size_t)ROWS * ld * sizeof(bf16);
     static const size_t stages = scores + 2 * whole * sizeof(float);
     static const size_t bytes = stages + 2 * (size_t)STAGES * tile * sizeof(bf16);
-    static const int columns = D / 8 / ATTN_WARPS; /* tiles of 8 that a warp has */
+    static const int columns = D / 8 / ATTN_WARPS; /* 8-column tiles per warp */
 };
 
-/* A lane's rows of the running softmax: R is 1 where there are no more than 8 rows. */
+/* Online-softmax state and accumulators of a lane's R rows; R is 1 for up to 8 rows. */
 template <int R, int N> struct folded {
     float m[R], l[R], acc[N][4];
     float to_log2;
@@ -44,7 +46,7 @@ __device__ static void few_scores(float (&s)[2][4], const uint32_t (&q)[D / 16][
     }
 }
 
-/* For all warps to read. */
+/* To shared memory, for all warps to read. */
 template <int R> __device__ static void put_scores(float *to, const float (&s)[2][4]) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
 #pragma unroll
@@ -55,7 +57,7 @@ template <int R> __device__ static void put_scores(float *to, const float (&s)[2
                         lane % 4 * 2) = make_float2(s[j][2 * r], s[j][2 * r + 1]);
 }
 
-/* A tile's scores of one row of the lane: becomes weights. */
+/* Online softmax over a tile, for one of the lane's rows: scores become weights. */
 template <int R, int N>
 __device__ static void fold_row(folded<R, N> &x, float (&s)[8][2], int r, int tile, int lo,
                                 int hi, const attn_call<bf16> &c) {
@@ -105,7 +107,7 @@ __device__ static void fold_row(folded<R, N> &x, float (&s)[8][2], int r, int ti
     x.l[r] += sum;
 }
 
-/* Weights of a tile as left operands; rows that are not there weigh nothing. */
+/* Weights P of a tile as A fragments; rows from 8 R on are zero. */
 template <int R, int N>
 __device__ static void fold_scores(folded<R, N> &x, uint32_t (&w)[4][4],
                                    const float *scores, int tile, int lo, int hi,
@@ -132,7 +134,8 @@ __device__ static void fold_scores(folded<R, N> &x, uint32_t (&w)[4][4],
     }
 }
 
-/* acc += weights times the warp's columns of the values, which were loaded ahead. */
+/* B fragments of the warp's columns of the values, loaded ahead; add_values adds
+ * weights times them to acc. */
 template <int D, int N>
 __device__ static void load_values(uint32_t (&b)[4][N / 2][4], const bf16 *values) {
     int warp = (int)threadIdx.x / 32;
@@ -179,14 +182,15 @@ __device__ static void put_rows(const folded<R, N> &x, const attn_call<bf16> &c,
     }
 }
 
-/* Tiles on their way.  A warp has one page of each.  The values of a tile come with the keys of
- * the next, whose scores are taken while the tile is folded. */
+/* The pipeline of tiles.  A warp copies one KV page of each.  The values of a tile are
+ * copied with the keys of the next, whose scores are computed during this tile's
+ * softmax. */
 template <int D, int STAGES> struct tiles {
     bf16 *keys, *values;
     const int32_t *page;
-    int32_t id, next_id; /* the warp's page of tile `at`, and of the one behind */
+    int32_t id, next_id; /* the warp's KV page of tile `at`, and of the next tile */
     int head, lo, hi;
-    int at, n; /* the tile whose values are asked for next, and its number */
+    int at, n; /* the tile whose values are copied next: its first key, its index */
 };
 
 template <int D, int STAGES>
@@ -195,7 +199,7 @@ __device__ static int32_t page_of(const tiles<D, STAGES> &t, int tile) {
     return first <= t.hi && first + ML_PAGE > t.lo ? t.page[first / ML_PAGE] : 0;
 }
 
-/* A page of keys or values: all of it, or what lies between lo and hi, and zeros. */
+/* Starts the copies of a page of keys or values; those outside lo .. hi become zero. */
 template <int D, int STAGES>
 __device__ static void fetch_page(bf16 *to, const bf16 *pages, int32_t id, int width,
                                   const tiles<D, STAGES> &t, const attn_call<bf16> &c,
@@ -270,10 +274,10 @@ __global__ void __launch_bounds__(ATTN_THREADS) few_forward(attn_call<bf16> c) {
     folded<R, N> x = {};
 
     ml_grid_release();
-    t.hi = c.pos[seq]; /* the batch is there from the beginning of the step */
+    t.hi = c.pos[seq]; /* no kernel of the step writes the batch: read before the wait */
     open_tiles(t, c, (bf16 *)(room + tl::stages), seq);
     ml_grid_wait();
-    if (t.hi < 0) /* nobody's row */
+    if (t.hi < 0) /* padding */
         return;
     attn_fetch_rows<D, ROWS>(rows, c.q, c, seq, head, 0, c.group);
     ask_keys(t, c, t.id, t.at, 0);
@@ -296,11 +300,11 @@ __global__ void __launch_bounds__(ATTN_THREADS) few_forward(attn_call<bf16> c) {
         uint32_t w[4][4], b[4][N / 2][4];
 
         ml_copy_wait<STAGES - 2>();
-        __syncthreads(); /* its scores and values are here, and the stages before left */
+        __syncthreads(); /* this tile's scores and values arrived; a stage is free */
         ask(t, c);
         load_values<D, N>(b, t.values + n % STAGES * tl::tile);
         few_scores<D>(s, q,
-                      t.keys + (n + 1) % STAGES * tl::tile); /* of the last, in vain */
+                      t.keys + (n + 1) % STAGES * tl::tile); /* unused after the last */
         fold_scores<R, N>(x, w, scores + n % 2 * tl::whole, tile, t.lo, t.hi, c);
         add_values<N>(x.acc, w, b);
         put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
@@ -321,7 +325,7 @@ static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
                    dim3((unsigned)c.n_seq, (unsigned)c.n_kv), ATTN_THREADS, tl::bytes, c);
 }
 
-/* Few blocks want many tiles on their way, many blocks want to share a multiprocessor. */
+/* Few blocks need more tiles in flight; many blocks need to share an SM. */
 template <int D, int R> static void choose(ml_cuda_stream *s, const attn_call<bf16> &c) {
     if (c.n_seq * c.n_kv <= 128)
         launch<D, 4, R>(s, c);

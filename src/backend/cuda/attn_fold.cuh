@@ -1,22 +1,25 @@
-/* attn_fold.cuh - the running softmax of attention, and what it leaves.
+/* attn_fold.cuh - the online softmax of attention, and the epilogue of forward.
  *
- * A warp has 16 rows: whatever else is computed beside them and by which products, a row's sums are
- * taken by the same four lanes in the same order, over tiles of 64 keys. */
+ * A warp has 16 rows.  Whatever other rows are in the tile, and whether mma or wgmma
+ * computes the scores, the same four lanes take a row's sums in the same order, over
+ * tiles of 64 keys.  s[j][k] is number k of m16n8 accumulator j; the map is in mma.cuh. */
 #ifndef ML_BACKEND_CUDA_ATTN_FOLD_CUH
 #define ML_BACKEND_CUDA_ATTN_FOLD_CUH
 
 #include "backend/cuda/attn_mma.cuh"
 
-/* Of the two rows that a lane has, with scores before scaling. */
+/* Online-softmax state of a lane's two rows: m is the running max of scores before
+ * scaling, l this lane's part of the running sum. */
 struct attn_softmax {
     float m[2], l[2];
     float to_log2; /* scores times this are exponents of 2 */
 };
 
+/* The keys that rows attend to: of a lane's two rows, and of the warp's 16. */
 struct attn_limits {
-    int pos[2];                /* -1: there is no such row */
-    int first[2];              /* the first key seen */
-    int least_pos, last_first; /* of the warp's 16 rows: what a tile must keep within */
+    int pos[2];                /* -1: no such row */
+    int first[2];              /* the first key attended to */
+    int least_pos, last_first; /* a tile of keys within these needs no mask */
     int most_pos;
 };
 
@@ -28,7 +31,7 @@ __device__ static inline void attn_cap(float (&s)[8][4], const attn_call<bf16> &
             s[j][k] = c.softcap * ml_tanh(s[j][k] * c.scale / c.softcap);
 }
 
-/* Scores with the 64 keys from `tile` on that rows do not see. */
+/* Masks the scores with keys tile .. tile + 63 that a row does not attend to. */
 __device__ static inline void attn_hide(float (&s)[8][4], const attn_limits &lim,
                                         int tile) {
     if (tile + ML_KTILE - 1 <= lim.least_pos && tile >= lim.last_first)
@@ -43,8 +46,8 @@ __device__ static inline void attn_hide(float (&s)[8][4], const attn_limits &lim
         }
 }
 
-/* Scores s with the 64 keys from `tile` on become weights; earlier sums are to be multiplied by
- * `keep`. */
+/* One step of online softmax: scores s with keys tile .. tile + 63 become unnormalized
+ * weights P.  The caller multiplies its accumulators by `keep`. */
 __device__ static inline void attn_fold(attn_softmax &x, float (&s)[8][4], float (&keep)[2],
                                         const attn_limits &lim, int tile) {
     float top[2] = { x.m[0], x.m[1] }, shift[2], sum[2] = { 0.0f, 0.0f };
@@ -60,7 +63,7 @@ __device__ static inline void attn_fold(attn_softmax &x, float (&s)[8][4], float
         top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
         top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
         shift[r] = top[r] == -INFINITY ? 0.0f : top[r] * x.to_log2;
-        /* Exactly 1 where a tile brings nothing larger: such a tile changes nothing. */
+        /* Exactly 1 where the max stays: a fully masked tile changes no bit. */
         keep[r] = top[r] == x.m[r] ? 1.0f : ml_exp2((x.m[r] - top[r]) * x.to_log2);
         x.m[r] = top[r];
         x.l[r] *= keep[r];

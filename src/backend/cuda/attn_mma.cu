@@ -1,9 +1,9 @@
-/* attn_mma.cu - attention on tensor cores.
+/* attn_mma.cu - attention forward with mma, FlashAttention-2 style (Dao 2023).
  *
- * A block has 64 rows of a sequence and one KV head, a warp 16 of them: whatever else is in the
- * tile, a row's sums are taken by the same four lanes in the same order.  Tiles of keys that a row
- * does not see leave it as it is, bit by bit.  When only a few rows are there (decoding) the other
- * warps still fetch. */
+ * A block has 64 rows of a sequence and one KV head, a warp 16 of the rows: whatever
+ * else is in the tile, the same four lanes take a row's sums in the same order.  A key
+ * tile that a row does not attend to leaves its state unchanged, bit for bit.  With few
+ * rows (decode) the warps without rows still copy. */
 #include "backend/cuda/attn_fold.cuh"
 
 enum { ROWS = 64 };

@@ -1,4 +1,4 @@
-/* attn_mma.cuh - tiles of attention in shared memory. */
+/* attn_mma.cuh - attention tiles in shared memory, and their mma fragments. */
 #ifndef ML_BACKEND_CUDA_ATTN_MMA_CUH
 #define ML_BACKEND_CUDA_ATTN_MMA_CUH
 
@@ -7,31 +7,31 @@
 
 enum { ATTN_THREADS = 128, ATTN_WARPS = ATTN_THREADS / 32 };
 
-/* Rows of D numbers, with room that keeps ldmatrix off the same banks. */
+/* Rows of D numbers, padded so that ldmatrix has no bank conflicts. */
 template <int D> struct attn_tile {
     static const int ld = D + 8;
     static const int key_tile = ML_KTILE * ld; /* elements of 64 rows */
 };
 
-/* Pieces of `per` rows, of `group` rows a token; a piece's owner is a sequence. */
+/* Pieces of `per` rows, with `group` rows per token; a piece's owner is a sequence. */
 __device__ static inline ml_piece attn_find_piece(const int32_t *seq_start, int n_seq,
                                                   int n_token, int group, int per, int at) {
-    if (n_token == n_seq && group <= per) { /* decoding: a piece for each sequence */
+    if (n_token == n_seq && group <= per) { /* decode: one piece per sequence */
         ml_piece p = { at, at < n_seq ? 0 : -1, at, 1 };
         return p;
     }
     return ml_find_piece(seq_start, n_seq, group, per, at);
 }
 
-/* How many there can be. */
+/* Upper bound on the number of pieces. */
 static inline unsigned attn_most_pieces(int n_token, int n_seq, int group, int per) {
     return (unsigned)(((int64_t)n_token * group + per - 1) / per + n_seq);
 }
 
 enum { ATTN_TILE_PAGES = ML_KTILE / ML_PAGE };
 
-/* The pages of the tile that begins at `tile`, those with keys lo .. hi; asked for ahead of time,
- * so that fetching does not wait for them. */
+/* KV page ids of the tile that begins at key `tile`, where they have keys lo .. hi.
+ * Loaded one tile ahead, so that the copies do not wait for the page table. */
 __device__ static inline void attn_tile_pages(int32_t (&id)[ATTN_TILE_PAGES],
                                               const int32_t *page, int tile, int lo,
                                               int hi) {
@@ -42,7 +42,7 @@ __device__ static inline void attn_tile_pages(int32_t (&id)[ATTN_TILE_PAGES],
     }
 }
 
-/* Keys or values lo .. hi of a tile, on their way; others are zero. */
+/* Starts the copies (cp.async) of keys or values lo .. hi of a tile; others become zero. */
 template <int D, bool VALUES>
 __device__ static inline void attn_fetch_keys(bf16 *to, const attn_call<bf16> &c,
                                               const int32_t (&id)[ATTN_TILE_PAGES],
@@ -58,7 +58,7 @@ __device__ static inline void attn_fetch_keys(bf16 *to, const attn_call<bf16> &c
         from[i] = pages + ((int64_t)id[i] * c.n_kv + head) * ML_PAGE * width + e;
 #pragma unroll
     for (int i = 0; i < ML_KTILE / at_once; i++) {
-        const int in_page = i * at_once / ML_PAGE; /* at_once divides a page, or is one */
+        const int in_page = i * at_once / ML_PAGE; /* at_once divides ML_PAGE */
         int r = row + i * at_once, key = tile + r;
         bool there = key >= lo && key <= hi && e < c.d;
         ml_copy_async(to + r * attn_tile<D>::ld + e,
@@ -67,7 +67,8 @@ __device__ static inline void attn_fetch_keys(bf16 *to, const attn_call<bf16> &c
     }
 }
 
-/* ROWS rows of a sequence from row `first` on, of heads that share a KV head; beyond n_row zero. */
+/* Starts the copies of ROWS rows of a sequence from row `first` on, of the heads that
+ * share a KV head; rows beyond n_row become zero. */
 template <int D, int ROWS>
 __device__ static inline void attn_fetch_rows(bf16 *to, const bf16 *from,
                                               const attn_call<bf16> &c, int first_token,
@@ -84,14 +85,14 @@ __device__ static inline void attn_fetch_rows(bf16 *to, const bf16 *from,
     }
 }
 
-/* Fragments of 16 rows from `row` on, columns k .. k + 15, as the left operand. */
+/* A fragment (m16k16): 16 rows from `row` on, columns k .. k + 15. */
 template <int D>
 __device__ static inline void attn_left(uint32_t (&a)[4], const bf16 *t, int row, int k) {
     int lane = (int)threadIdx.x % 32;
     ml_ldmatrix4(a, t + (row + lane % 16) * attn_tile<D>::ld + k + lane / 16 * 8);
 }
 
-/* As the right operand: rows `row` .. + 15 are columns of the product, k .. k + 15 is summed. */
+/* Two B fragments (k16n8): rows `row` .. + 15 are n, columns k .. + 15 are summed over. */
 template <int D>
 __device__ static inline void attn_right(uint32_t (&b)[4], const bf16 *t, int row, int k) {
     int lane = (int)threadIdx.x % 32;
@@ -99,7 +100,8 @@ __device__ static inline void attn_right(uint32_t (&b)[4], const bf16 *t, int ro
                         lane / 8 % 2 * 8);
 }
 
-/* As the right operand, turned: rows k .. k + 15 are summed, columns `col` .. + 15 stay. */
+/* Two B fragments, transposed by ldmatrix: rows k .. k + 15 are summed over, columns
+ * col .. col + 15 are n. */
 template <int D>
 __device__ static inline void attn_right_turned(uint32_t (&b)[4], const bf16 *t, int k,
                                                 int col) {
@@ -128,7 +130,8 @@ __device__ static inline void attn_product(float (&out)[N][4], const bf16 *a, in
     }
 }
 
-/* Weights of N tiles as left operands: rounded to bf16. */
+/* Rounds N accumulator tiles to bf16 A fragments.  Lanes exchange no data: two m16n8
+ * accumulators have the map of one m16k16 A fragment. */
 template <int N>
 __device__ static inline void attn_round(uint32_t (&a)[N / 2][4], const float (&p)[N][4]) {
 #pragma unroll
@@ -155,7 +158,7 @@ attn_accumulate(float (&acc)[D / 8][4], const uint32_t (&a)[N / 2][4], const bf1
         }
 }
 
-/* Two neighbours of an output row of c.d numbers. */
+/* Stores two adjacent columns of an output row of d numbers. */
 __device__ static inline void attn_put2(bf16 *row, int d, int col, float x, float y,
                                         bool add) {
     float v[2] = { x, y }, old[2];

@@ -1,10 +1,11 @@
-/* attn_mma_back.cu - the gradients of attention on tensor cores, without atomics.
+/* attn_mma_back.cu - attention backward with mma, without atomics.
  *
- * One kernel walks keys for rows of queries (dq), another walks queries for a tile of keys (dk,
- * dv); both compute the scores again.  Every gradient has one writer and one order of sums. */
+ * The equations of FlashAttention-2, in two kernels: one loops over keys for a tile of
+ * query rows (dq), the other over query rows for a tile of keys (dk, dv); both
+ * recompute the scores.  Every gradient has one writer and one order of sums. */
 #include "backend/cuda/attn_mma.cuh"
 
-enum { ROWS = 64, STEP = 32 /* rows that a tile of keys meets at a time */ };
+enum { ROWS = 64, STEP = 32 /* query rows per step of the dk, dv loop */ };
 
 struct row_stat {
     float shift, delta;
@@ -21,7 +22,7 @@ __device__ static row_stat stat_of(const attn_call<bf16> &c, int first_token, in
     return r;
 }
 
-/* p and ds of one score; s as the tensor cores gave it. */
+/* P and dS of one score; s is the raw dot product, dp is dP. */
 template <bool CAP>
 __device__ static inline void weigh(const attn_call<bf16> &c, const row_stat &r, bool seen,
                                     float s, float dp, float &p, float &ds) {
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_queries(attn_call<bf16> c) 
 
 /* ---- dk, dv ---- */
 
-/* Rows that meet a tile of keys: queries, their output gradients, what forward left. */
+/* A stage of query rows: q and dO; back_room has their LSE, delta and positions. */
 template <int D> struct back_stage {
     bf16 q[STEP * attn_tile<D>::ld], dout[STEP * attn_tile<D>::ld];
 };
@@ -158,7 +159,8 @@ __device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4],
     }
 }
 
-/* A plan with a backward has all keys of a sequence in its batch: token i is at position i. */
+/* A plan with a backward has all keys of a sequence in its batch: token i is at
+ * position i. */
 template <int D, bool CAP>
 __global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];

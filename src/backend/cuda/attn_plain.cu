@@ -1,9 +1,9 @@
-/* attn_plain.cu - attention a warp at a time: f32, and heads that the tensor cores do not take. */
+/* attn_plain.cu - attention with a warp per row: f32, and heads that mma does not take. */
 #include "backend/cuda/attn.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32, MAX_D = 256, PER_LANE = MAX_D / 32 };
 
-/* A row of numbers to a warp's place in shared memory. */
+/* Copies a row to the warp's buffer in shared memory. */
 template <class T> __device__ static void stage_row(float *to, const T *from, int d) {
     for (int e = (int)threadIdx.x % 32; e < d; e += 32)
         to[e] = ml_f32(from[e]);
@@ -26,7 +26,7 @@ template <class T> __device__ static void put(T *to, float x, bool add) {
     *to = ml_as<T>(add ? ml_f32(*to) + x : x);
 }
 
-/* sum += w times a row, a lane's share of it. */
+/* sum += w times a row; a lane has every 32nd column. */
 template <class T>
 __device__ static void add_row(float (&sum)[PER_LANE], float w, const T *row, int d) {
     int lane = (int)threadIdx.x % 32;
@@ -103,7 +103,7 @@ template <class T> void ml_attn_plain(ml_cuda_stream *s, const attn_call<T> &c) 
 
 /* ---- backward ---- */
 
-/* A warp for each row and head; keys in ascending order. */
+/* dq.  A warp for each row and head; keys in ascending order. */
 template <class T> __global__ void plain_back_query(attn_call<T> c) {
     __shared__ float row[WARPS][MAX_D], out[WARPS][MAX_D], slope[WARPS][ML_KTILE];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -151,7 +151,7 @@ template <class T> __device__ static float warp_dot(const float *a, const T *b, 
     return ml_warp_sum(sum);
 }
 
-/* A warp for each key and KV head; positions in ascending order, then heads of the group. */
+/* dk, dv.  A warp for each key and KV head; ascending positions, then the group's heads. */
 template <class T> __global__ void plain_back_key(attn_call<T> c) {
     __shared__ float key_row[WARPS][MAX_D], value_row[WARPS][MAX_D];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;

@@ -1,8 +1,11 @@
-/* attn_wgmma.cu - attention by wgmma, for steps with many rows.
+/* attn_wgmma.cu - attention forward with wgmma for many rows, FlashAttention-3 style (Shah
+ * et al. 2024).
  *
- * The bits are those of attn_mma.cu: the same tiles of keys in the same order, the same softmax,
- * products that add alike.  Scores of the next tile are asked for before the sums of this one, and
- * the softmax of one warpgroup passes while the others multiply. */
+ * The bits are those of attn_mma.cu: the same key tiles in the same order, the same
+ * online softmax, products that sum alike.  Q K' of the next tile is issued before P V
+ * of this one, and the softmax of one warpgroup overlaps the products of the others.
+ * There are no producer warps: the first two warpgroups also issue the copies
+ * (cp.async). */
 #include "backend/cuda/attn_fold.cuh"
 #include "backend/cuda/attn_wgmma.cuh"
 
@@ -21,7 +24,7 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) wgmma_forward(attn_cal
         attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, ROWS, at / c.n_kv);
     attn_share<D> own = attn_own_share<D>(c.d);
     int n_row = p.rows * c.group, row0 = p.index * ROWS, tile, n = 0;
-    int row = row0 + (int)threadIdx.x / 32 * 16; /* this warp's first */
+    int row = row0 + (int)threadIdx.x / 32 * 16; /* the warp's first */
     uint32_t q = ml_panel(room.q[attn_team()]), w[4][4];
     attn_tiles<D> tiles;
     attn_softmax x = { { -INFINITY, -INFINITY } };
@@ -39,7 +42,7 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) wgmma_forward(attn_cal
         attn_fetch_tile(room.stage[i], tiles, c, head);
     lim = attn_limits_of(c, p.first_row, row, n_row);
     x.to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E;
-    attn_await_copies<1>(); /* two tiles */
+    attn_await_copies<1>(); /* the first two tiles arrived */
     ml_wgmma_fence();
     attn_start_scores<D>(first, q, ml_panel(room.stage[0].keys));
     ml_wgmma_wait<0>(first);
@@ -52,7 +55,7 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) wgmma_forward(attn_cal
         ml_wgmma_fence(w);
         attn_start_scores<D>(s, q, ml_panel(room.stage[(n + 1) % STAGES].keys));
         attn_start_sums<D>(acc, w, ml_panel(room.stage[n % STAGES].values), n != 0);
-        attn_await_copies<0>(); /* tile n + 2 is here, n - 1 is done with */
+        attn_await_copies<0>(); /* tile n + 2 arrived, stage n - 1 is free */
         attn_fetch_tile(room.stage[(n + 3) % STAGES], tiles, c, head);
         ml_wgmma_wait<1>(s);
         tile += ML_KTILE;

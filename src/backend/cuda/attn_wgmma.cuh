@@ -1,7 +1,8 @@
-/* attn_wgmma.cuh - tiles of attention as wgmma reads them.
+/* attn_wgmma.cuh - attention tiles in the shared-memory layout of wgmma.
  *
- * A tile is 64 rows of D numbers: D / 64 panels.  A block is teams of four warps (warpgroups) that
- * have 64 rows each of what the block owns; the first two teams fetch. */
+ * A tile is 64 rows of D numbers: D / 64 panels (wgmma.cuh).  A block is several
+ * warpgroups (teams), each with 64 rows of the block's tile; the first two warpgroups
+ * issue the copies. */
 #ifndef ML_BACKEND_CUDA_ATTN_WGMMA_CUH
 #define ML_BACKEND_CUDA_ATTN_WGMMA_CUH
 
@@ -12,11 +13,11 @@ enum { ATTN_ROWS = 64, ATTN_FETCHERS = 2 * ML_WARPGROUP };
 
 extern __shared__ __align__(1024) unsigned char attn_room[];
 
-/* What a fetching thread has of every tile: one piece of every `at_once`th row. */
+/* A copying thread's part of every tile: 16 bytes (a piece) of every `at_once`th row. */
 template <int D> struct attn_share {
     static const int at_once = ATTN_FETCHERS / (D / 8), n = ATTN_ROWS / at_once;
     int row, e;  /* of its first piece; e in numbers */
-    int to;      /* where that goes in the tile; the others at_once rows further each */
+    int to;      /* offset of that in the tile; each further piece is at_once rows below */
     bool inside; /* within the head's size */
 };
 
@@ -29,7 +30,7 @@ template <int D> __device__ static inline attn_share<D> attn_own_share(int d) {
     return s;
 }
 
-/* Where heads that share a KV head begin in a sequence's first token, from a thread's piece on. */
+/* Offset of a KV head's query heads in a sequence's first token, at a thread's piece. */
 template <int D>
 __device__ static inline int64_t attn_rows_base(const attn_share<D> &s,
                                                 const attn_call<bf16> &c, int first_token,
@@ -37,8 +38,8 @@ __device__ static inline int64_t attn_rows_base(const attn_share<D> &s,
     return ((int64_t)first_token * c.n_head + head * c.group) * c.d + s.e;
 }
 
-/* Rows of a sequence from row `first` on: `from` is an array at attn_rows_base; beyond n_row
- * zero. */
+/* Starts the copies of rows of a sequence from row `first` on; `from` is an array at
+ * attn_rows_base.  Rows beyond n_row become zero. */
 template <int D>
 __device__ static inline void
 attn_stage_rows(bf16 *to, const bf16 *from, const attn_share<D> &s,
@@ -53,7 +54,7 @@ attn_stage_rows(bf16 *to, const bf16 *from, const attn_share<D> &s,
     }
 }
 
-/* The pages of a thread's keys in the tile that begins at `tile`; -1: none. */
+/* KV page ids of a thread's keys in the tile that begins at key `tile`; -1: none. */
 template <int D>
 __device__ static inline void attn_stage_pages(int32_t (&id)[attn_share<D>::n],
                                                const attn_share<D> &s, const int32_t *page,
@@ -65,7 +66,7 @@ __device__ static inline void attn_stage_pages(int32_t (&id)[attn_share<D>::n],
     }
 }
 
-/* Keys and values of a tile; those without a page are zero. */
+/* Starts the copies of a tile's keys and values; those without a page become zero. */
 template <int D>
 __device__ static inline void
 attn_stage_keys(bf16 *keys, bf16 *values, const attn_share<D> &s,
@@ -81,18 +82,18 @@ attn_stage_keys(bf16 *keys, bf16 *values, const attn_share<D> &s,
     }
 }
 
-/* ---- tiles of keys, one after the other ---- */
+/* ---- the pipeline of key tiles ---- */
 
 template <int D> struct attn_stage { bf16 keys[ATTN_ROWS * D], values[ATTN_ROWS * D]; };
 
 template <int D> struct attn_tiles {
     attn_share<D> own;
     const int32_t *page;
-    int32_t id[attn_share<D>::n]; /* pages of the next tile, asked for ahead of time */
-    int next, lo, hi;             /* where it begins; the first and the last key of all */
+    int32_t id[attn_share<D>::n]; /* KV pages of the next tile, loaded ahead */
+    int next, lo, hi;             /* its first key; the first and the last key of all */
 };
 
-/* What `rows` rows of a piece from row0 on see. */
+/* The key tiles that `rows` rows of a piece from row0 on attend to. */
 template <int D>
 __device__ static inline attn_tiles<D>
 attn_open_tiles(const attn_share<D> &own, const attn_call<bf16> &c, const ml_piece &p,
@@ -120,7 +121,7 @@ __device__ static inline void attn_fetch_tile(attn_stage<D> &to, attn_tiles<D> &
     ml_copy_commit();
 }
 
-/* Copies have arrived, all but N groups of them, and products may read them. */
+/* Waits for all but the N latest copy groups, and makes them visible to wgmma. */
 template <int N> __device__ static inline void attn_await_copies(void) {
     ml_copy_wait<N>();
     ml_wgmma_publish();
@@ -129,12 +130,12 @@ template <int N> __device__ static inline void attn_await_copies(void) {
 
 /* ---- products ---- */
 
-/* Of what team of four warps a thread is: the same in all lanes, as the compiler can see. */
+/* The thread's warpgroup; the shuffle shows the compiler that it is warp-uniform. */
 __device__ static inline int attn_team(void) {
     return __shfl_sync(0xffffffffu, (int)threadIdx.x / ML_WARPGROUP, 0);
 }
 
-/* s [64 x 64] = a b', both of D columns, on its way. */
+/* Starts s [64 x 64] = a b', both with D columns. */
 template <int D>
 __device__ static inline void attn_start_scores(float (&s)[8][4], uint32_t a, uint32_t b) {
 #pragma unroll
@@ -143,7 +144,7 @@ __device__ static inline void attn_start_scores(float (&s)[8][4], uint32_t a, ui
     ml_wgmma_commit();
 }
 
-/* acc [64 x D] = weights [64 x 64] rows [64 x D], or added to acc; on its way. */
+/* Starts acc [64 x D] = weights [64 x 64] rows [64 x D]; with `add`, adds to acc. */
 template <int D>
 __device__ static inline void attn_start_sums(float (&acc)[D / 8][4],
                                               const uint32_t (&w)[4][4], uint32_t rows,

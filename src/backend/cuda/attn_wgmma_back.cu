@@ -1,21 +1,22 @@
-/* attn_wgmma_back.cu - the gradients of attention by wgmma, without atomics.
+/* attn_wgmma_back.cu - attention backward with wgmma, without atomics.
  *
- * One kernel walks keys for rows of queries (dq), another walks rows of queries for keys (dk, dv);
- * both compute the scores again.  Every gradient has one writer and one order of sums.  A block is
- * two warpgroups with 64 rows each of what it owns; the products of a step are asked for before the
- * arithmetic between them, which they hide.
+ * Two kernels, as in attn_mma_back.cu: one loops over keys for query rows (dq), the other
+ * over query rows for keys (dk, dv); both recompute the scores.  Every gradient has one
+ * writer and one order of sums.  A block is two warpgroups with 64 rows each of its tile;
+ * the products of a step are issued before the arithmetic between them, and overlap it.
  *
- * A plan with a backward has all keys of a sequence in its batch: token i is at position i. */
+ * A plan with a backward has all keys of a sequence in its batch: token i is at
+ * position i. */
 #include "backend/cuda/attn_fold.cuh"
 #include "backend/cuda/attn_wgmma.cuh"
 
 enum {
     STAGES = 3,
-    TEAMS = 2, /* more have no room for their sums */
+    TEAMS = 2, /* more have no registers for their accumulators */
     OWN = TEAMS * ATTN_ROWS
 };
 
-/* The weight of a score; the score becomes the factor of its gradient, weight times slope. */
+/* Returns P of a score s; s becomes P times the derivative of softcap, the factor of dS. */
 template <bool CAP>
 __device__ static inline float weigh(float &s, float shift, float to_log2, float cap) {
     float p = ml_exp2(fmaf(s, to_log2, -shift));
@@ -30,13 +31,13 @@ template <int D> struct key_room {
     struct {
         bf16 q[ATTN_ROWS * D], dout[ATTN_ROWS * D];
     } stage[STAGES];
-    float number[STAGES][2 * ATTN_ROWS]; /* shifts, then deltas */
+    float number[STAGES][2 * ATTN_ROWS]; /* shift (LSE), then delta */
 };
 
-/* What a thread fetches of rows: pieces of queries and gradients, and one row's number. */
+/* A thread's sources of query rows: pieces of q and dO, and one row's shift or delta. */
 struct row_source {
     const bf16 *q, *dout;
-    const float *number; /* of its sequence's first row */
+    const float *number; /* shift or delta of its sequence's first row */
 };
 
 template <int D>
@@ -50,7 +51,7 @@ open_rows(const attn_share<D> &own, const attn_call<bf16> &c, const ml_piece &p,
     return from;
 }
 
-/* Rows of queries `row` .., to stage n. */
+/* Starts the copies of query rows `row` .. to stage n. */
 template <int D>
 __device__ static inline void fetch_rows(key_room<D> &room, int n, const attn_share<D> &own,
                                          const row_source &from, const attn_call<bf16> &c,
@@ -66,7 +67,7 @@ __device__ static inline void fetch_rows(key_room<D> &room, int n, const attn_sh
     ml_copy_commit();
 }
 
-/* The keys and values that the block owns, from `tile` on. */
+/* Starts the copies of the block's keys and values, from key `tile` on. */
 template <int D>
 __device__ static inline void fetch_keys(key_room<D> &room, const attn_share<D> &own,
                                          const attn_call<bf16> &c, const ml_piece &p,
@@ -79,7 +80,8 @@ __device__ static inline void fetch_keys(key_room<D> &room, const attn_share<D> 
     }
 }
 
-/* Scores of 64 keys from `key` on that rows `row` .. do not see. */
+/* Masks the scores of 64 keys from `key` on with rows `row` .. that do not attend to
+ * them; keys are the rows of s. */
 __device__ static inline void hide_rows(float (&s)[8][4], const attn_call<bf16> &c, int key,
                                         int row, int n_row) {
     int lane = (int)threadIdx.x % 32;
@@ -102,7 +104,7 @@ __device__ static inline void hide_rows(float (&s)[8][4], const attn_call<bf16> 
         }
 }
 
-/* Weights w of scores s with rows whose shifts are given; see weigh. */
+/* P of scores s, as A fragments w; the columns of s are query rows with LSE shift. */
 template <bool CAP>
 __device__ static inline void weigh_columns(uint32_t (&w)[4][4], float (&s)[8][4],
                                             const float *shift, float to_log2, float cap) {
@@ -117,7 +119,7 @@ __device__ static inline void weigh_columns(uint32_t (&w)[4][4], float (&s)[8][4
     attn_round<8>(w, p);
 }
 
-/* Gradients dw of scores, from those of weights dp; see weigh. */
+/* dS, as A fragments w, from dP; see weigh. */
 __device__ static inline void slope_columns(uint32_t (&w)[4][4], const float (&s)[8][4],
                                             float (&dp)[8][4], const float *delta) {
 #pragma unroll
@@ -158,8 +160,8 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
     uint32_t keys = ml_panel(room.keys[team]), values = ml_panel(room.values[team]);
     float to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E;
     float dk[D / 8][4], dv[D / 8][4];
-    /* Narrow heads wait for dv too: ptxas gives w and dw the same registers there, and would
-     * wait at every product. */
+    /* Narrow heads wait for dv too: ptxas gives w and dw the same registers there, and
+     * would insert a wait at every product. */
     const int PENDING = D == 64 ? 0 : 1;
     row_source from;
     int row, end;
@@ -182,14 +184,14 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
         ml_wgmma_fence();
         attn_start_scores<D>(s, keys, ml_panel(room.stage[now].q));
         attn_start_scores<D>(dp, values, ml_panel(room.stage[now].dout));
-        ml_wgmma_wait<1>(s); /* and the sums of the step before */
+        ml_wgmma_wait<1>(s); /* and the accumulations of the step before */
         if (CAP)
             attn_cap(s, c);
         hide_rows(s, c, key, row, n_row);
         weigh_columns<CAP>(w, s, room.number[now], to_log2, c.softcap);
         ml_wgmma_fence(w);
         attn_start_sums<D>(dv, w, ml_panel(room.stage[now].dout), n != 0);
-        attn_await_copies<0>(); /* the next rows are here, the last are done with */
+        attn_await_copies<0>(); /* the next rows arrived; the stage before is free */
         fetch_rows<D>(room, n + 2, own, from, c, row + 2 * ATTN_ROWS, n_row);
         ml_wgmma_wait<PENDING>(dp);
         slope_columns(dw, s, dp, room.number[now] + ATTN_ROWS);
@@ -207,14 +209,14 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
 
 /* ---- dq ---- */
 
-/* Rows stay in shared memory as left operands.  In registers dq takes 5 % less, but ptxas 13.0 let w
- * overwrite them where D is 64. */
+/* q and dO stay in shared memory as A operands.  With A fragments in registers dq takes
+ * 5 % less time, but ptxas 13.0 let w overwrite them where D is 64. */
 template <int D> struct query_room {
     bf16 q[TEAMS][ATTN_ROWS * D], dout[TEAMS][ATTN_ROWS * D];
     attn_stage<D> stage[STAGES];
 };
 
-/* What forward left of the two rows of a lane, `row` the warp's first. */
+/* LSE and delta of a lane's two rows; `row` is the warp's first. */
 struct lane_numbers {
     float shift[2], delta[2];
 };
@@ -254,7 +256,7 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_queries(attn_call
         attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, OWN, at / c.n_kv);
     attn_share<D> own = attn_own_share<D>(c.d);
     int n_row = p.rows * c.group, row0 = p.index * OWN, tile;
-    int row = row0 + (int)threadIdx.x / 32 * 16; /* this warp's first */
+    int row = row0 + (int)threadIdx.x / 32 * 16; /* the warp's first */
     uint32_t q = ml_panel(room.q[attn_team()]), dout = ml_panel(room.dout[attn_team()]);
     float to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E, dq[D / 8][4];
     attn_tiles<D> tiles;
@@ -283,7 +285,7 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_queries(attn_call
         ml_wgmma_fence();
         attn_start_scores<D>(s, q, ml_panel(now.keys));
         attn_start_scores<D>(dp, dout, ml_panel(now.values));
-        ml_wgmma_wait<1>(s); /* and the sums of the step before */
+        ml_wgmma_wait<1>(s); /* and the accumulations of the step before */
         if (CAP)
             attn_cap(s, c);
         attn_hide(s, lim, tile);
@@ -292,7 +294,7 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_queries(attn_call
 #pragma unroll
             for (int k = 0; k < 4; k++)
                 weigh<CAP>(s[j][k], x.shift[k / 2], to_log2, c.softcap);
-        attn_await_copies<0>(); /* the next tile is here, the last one is done with */
+        attn_await_copies<0>(); /* the next tile arrived; the stage before is free */
         attn_fetch_tile(room.stage[(n + 2) % STAGES], tiles, c, head);
         ml_wgmma_wait<0>(dp);
 #pragma unroll

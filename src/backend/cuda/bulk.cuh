@@ -1,11 +1,12 @@
-/* bulk.cuh - copies to shared memory that one thread asks for (sm_90), and the barriers that tell
- * of their arrival.  Elsewhere they are empty: kernels made of them are not launched there. */
+/* bulk.cuh - bulk copies to shared memory (cp.async.bulk, sm_90), and the mbarriers
+ * that signal their arrival.  On older GPUs the functions are empty: kernels that use
+ * them are not launched there. */
 #ifndef ML_BACKEND_CUDA_BULK_CUH
 #define ML_BACKEND_CUDA_BULK_CUH
 
 #include "backend/cuda/mma.cuh"
 
-/* A barrier in shared memory; each of its phases ends with one arrival and all bytes expected. */
+/* An mbarrier in shared memory; a phase ends with one arrival and all expected bytes. */
 typedef uint64_t ml_barrier;
 
 __device__ static inline void ml_barrier_init(ml_barrier *b) {
@@ -14,7 +15,8 @@ __device__ static inline void ml_barrier_init(ml_barrier *b) {
 #endif
 }
 
-/* After all barriers of a block were initialised, by who did it; the others wait for it. */
+/* The initializing thread calls it after it initialized all barriers of the block; the
+ * other threads wait for that thread. */
 __device__ static inline void ml_barrier_init_end(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -22,7 +24,7 @@ __device__ static inline void ml_barrier_init_end(void) {
 #endif
 }
 
-/* The arrival, and the bytes that copies will bring. */
+/* Arrives, and sets the bytes that copies will bring. */
 __device__ static inline void ml_barrier_expect(ml_barrier *b, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ml_smem(b)),
@@ -31,7 +33,7 @@ __device__ static inline void ml_barrier_expect(ml_barrier *b, unsigned bytes) {
 #endif
 }
 
-/* Until phase `parity` (0, 1, 0, ..) is over. */
+/* Waits until phase `parity` (0, 1, 0, ..) has completed. */
 __device__ static inline void ml_barrier_wait(ml_barrier *b, unsigned parity) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("{\n"
@@ -45,7 +47,7 @@ __device__ static inline void ml_barrier_wait(ml_barrier *b, unsigned parity) {
 #endif
 }
 
-/* Both ends aligned to 16, bytes a multiple of 16. */
+/* One thread calls it.  Both addresses are aligned to 16, bytes is a multiple of 16. */
 __device__ static inline void ml_bulk_copy(void *to, const void *from, unsigned bytes,
                                            ml_barrier *b) {
 #if __CUDA_ARCH__ >= 900

@@ -1,12 +1,13 @@
-/* common.cuh - what the files of the CUDA backend share.
+/* common.cuh - declarations shared by the files of the CUDA backend.
  *
- * C in spirit: templates over the stored type and over tile sizes only; what other files see
- * has the prefix ml_cuda_.  An op function launches kernels on its stream and returns; what
- * goes wrong is noted and told by the next sync.
+ * C style: templates over the stored type and over tile sizes only; op functions have the
+ * prefix ml_cuda_.  An op function launches kernels on its stream and returns; the stream
+ * keeps the first error, and the next sync reports it.
  *
- * The law is the CPU's: an output row depends on its own inputs and the weights only.  So a
- * kernel's way of summing may follow from widths (N, K, head size, vocabulary), never from the
- * number of rows.  --fmad=false: a fused multiply-add is written where one is meant. */
+ * Kernels are batch-invariant, as on the CPU: an output row depends on its own inputs
+ * and the weights only.  So a kernel's order of sums may depend on widths (N, K, head
+ * size, vocabulary), never on the number of rows.  The build uses --fmad=false: a fused
+ * multiply-add is written as fmaf where one is meant. */
 #ifndef ML_BACKEND_CUDA_COMMON_CUH
 #define ML_BACKEND_CUDA_COMMON_CUH
 
@@ -20,25 +21,25 @@ extern "C" {
 
 typedef __nv_bfloat16 bf16;
 
-struct ml_gemm_book;    /* gemm.cu */
+struct ml_gemm_book;    /* gemm.cu: the algorithm cache */
 struct ml_sample_stage; /* sample.cu */
-struct ml_send_ring;    /* send.cu */
-struct ml_cuda_clock;   /* marks.cu */
+struct ml_send_ring;    /* staging.cu */
+struct ml_cuda_clock;   /* timers.cu */
 
 typedef struct ml_cuda_stream {
     ml_stream base; /* first: an ml_stream * of this backend is an ml_cuda_stream * */
     cudaStream_t stream;
-    cudaError_t error; /* the first failure since the last sync, and what was being done */
+    cudaError_t error; /* the first error since the last sync, and the operation */
     const char *doing;
     ml_gemm_book *gemm;
     ml_sample_stage *sample;
     ml_send_ring *send;
-    ml_cuda_clock *clock; /* NULL: nobody has asked yet */
-    struct { /* LINEARs of the plan being made that stand together, as one product */
+    ml_cuda_clock *clock; /* NULL: not used yet */
+    struct {              /* consecutive LINEARs of the plan being made, as one GEMM */
         int64_t n, k;
     } joint;
     ml_cuda_host host;
-    bool early; /* kernels may begin before the one in front of them has ended (sm_90) */
+    bool early; /* PDL: kernels may begin before the previous one has ended (sm_90) */
     char level[16];
 } ml_cuda_stream;
 
@@ -58,9 +59,10 @@ static inline void ml_cuda_launched(ml_cuda_stream *s, const char *doing) {
     ml_cuda_note(s, cudaGetLastError(), doing);
 }
 
-/* Launches a kernel that may begin while the one before it ends.  It calls ml_grid_release as soon
- * as the next may begin likewise, and ml_grid_wait before it touches anything that kernels write;
- * until then it may fetch weights. */
+/* Launches a kernel with PDL (programmatic dependent launch): it may begin before the
+ * previous one has ended.  The kernel calls ml_grid_release as soon as the next one may
+ * begin likewise, and ml_grid_wait before it touches memory that kernels write; before
+ * that it may prefetch weights. */
 template <class... P, class... A>
 static inline void ml_cuda_launch(ml_cuda_stream *s, const char *doing,
                                   void (*kernel)(P...), dim3 grid, unsigned threads,
@@ -120,10 +122,10 @@ void ml_cuda_add_parts(ml_cuda_stream *s, float *y, const float *part, int n_par
 
 extern const ml_optim_ops ml_cuda_optim; /* optim.cu */
 
-extern const ml_marks ml_cuda_marks; /* marks.cu */
+extern const ml_marks ml_cuda_marks; /* timers.cu */
 void ml_cuda_marks_close(ml_cuda_stream *s);
 
-/* What draws are sent from and received in. */
+/* Copies from the host (staging.cu), and the sampler (sample.cu). */
 ml_status ml_cuda_send_open(ml_cuda_stream *s, ml_err *err);
 void ml_cuda_send_close(ml_cuda_stream *s);
 void ml_cuda_send(ml_stream *s, void *dst, const void *host, size_t bytes);
@@ -142,9 +144,9 @@ static inline unsigned ml_cuda_blocks(int64_t n, int64_t per_block) {
     return (unsigned)((n + per_block - 1) / per_block);
 }
 
-/* ---- numbers as they are stored ---- */
+/* ---- stored types ---- */
 
-/* V numbers that lie together, in one access. */
+/* V consecutive numbers, in one access. */
 template <class T, int V> struct ml_pack { alignas(sizeof(T) * V) T v[V]; };
 
 /* The widest access: 16 bytes. */
@@ -187,7 +189,7 @@ __device__ static inline void ml_store(T *to, const float (&in)[V]) {
 
 #define ML_LOG2E 1.4426950408889634f
 
-/* 2^x by the hardware: the same on every card of a generation. */
+/* 2^x by the hardware: the same bits on every GPU of a generation. */
 __device__ static inline float ml_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -216,7 +218,7 @@ __device__ static inline float ml_max(float a, float b) {
     return a > b ? a : b;
 }
 
-/* ---- sums over threads, in one fixed order ---- */
+/* ---- reductions over threads, in one fixed order ---- */
 
 __device__ static inline float ml_warp_sum(float x) {
 #pragma unroll
@@ -232,8 +234,8 @@ __device__ static inline float ml_warp_max(float x) {
     return x;
 }
 
-/* Over a block of WARPS warps; all threads get the sum.  `room` is [WARPS] in shared memory,
- * free again when the next call begins. */
+/* Over a block of WARPS warps; all threads get the sum.  `room` is [WARPS] in shared
+ * memory; the next call may reuse it. */
 template <int WARPS> __device__ static inline float ml_block_sum(float x, float *room) {
     float sum = 0.0f;
 
@@ -265,16 +267,17 @@ template <int WARPS> __device__ static inline float ml_block_max(float x, float 
     return x;
 }
 
-/* ---- pieces of rows that belong together ---- */
+/* ---- tiles of a ragged batch ---- */
 
-/* A piece that a block has of the rows of a sequence, or of an expert. */
+/* A block's tile of the rows of a sequence, or of an expert. */
 typedef struct ml_piece {
-    int owner, index;    /* index: of the piece among its owner's; -1: there is none */
-    int first_row, rows; /* the owner's first row in the batch; how many it has */
+    int owner, index;    /* index: of the piece within its owner; -1: no such piece */
+    int first_row, rows; /* the owner's first row in the batch; the owner's row count */
 } ml_piece;
 
-/* Owner i has rows start[i] .. start[i + 1] - 1.  Pieces of `per` outputs, `group` to a row, are
- * numbered through all owners; the whole block asks for number `at`. */
+/* Owner i has rows start[i] .. start[i + 1] - 1, with `group` outputs each.  Each
+ * owner's outputs are cut into pieces of `per`, numbered through all owners.  Finds
+ * piece `at` by a prefix sum; all threads of the block call it. */
 __device__ static inline ml_piece ml_find_piece(const int32_t *start, int n_owner,
                                                 int group, int per, int at) {
     __shared__ ml_piece found;

@@ -1,4 +1,4 @@
-/* cuda.cu - a GPU as a backend: its memory, its stream, its table of ops. */
+/* cuda.cu - the CUDA backend: memory, stream, op table, CUDA graphs. */
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/lmhead.cuh"
@@ -10,12 +10,12 @@
 #include <string.h>
 
 enum {
-    LEAST_MAJOR = 8, /* sm_80: bf16 tensor cores and asynchronous copies */
-    EARLY_MAJOR = 9  /* sm_90: kernels that begin early, bulk copies */
+    LEAST_MAJOR = 8, /* sm_80: bf16 tensor cores and cp.async */
+    EARLY_MAJOR = 9  /* sm_90: PDL and bulk copies */
 };
 
-/* Code and stacks of kernels, which the driver loads as they are first launched, and recorded
- * steps: measured. */
+/* Memory that is allocated later: kernels' code and stacks, which the driver loads at
+ * their first launch, and CUDA graphs.  Measured. */
 static const size_t LATER = (size_t)32 << 20;
 
 typedef struct cuda {
@@ -58,7 +58,7 @@ static ml_status device_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_ki
     void *p = NULL;
 
     if (host->sealed())
-        abort(); /* a step allocates: our mistake */
+        abort(); /* a bug: a step allocates */
     if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
         cudaGetLastError();
         return ml_fail(
@@ -138,8 +138,8 @@ static ml_status refuse(ml_err *err, const char *what, long long n) {
                    "the CUDA backend has no kernel for %s %lld; use --device cpu", what, n);
 }
 
-/* The products of a model's layers are tried out when its plan is made, with as many rows as it may
- * have; those that stand together also as one. */
+/* Autotunes the GEMMs of a model's layers when its plan is made, for up to the plan's rows;
+ * consecutive LINEARs also as one GEMM. */
 static ml_status try_linear(ml_cuda_stream *s, const ml_op_args *a, ml_err *err) {
     int64_t rows = a->in[0].shape[0], n = a->w[0].shape[0], k = a->w[0].shape[1];
     ml_dtype in = a->in[0].dtype, out = a->out[0].dtype;
@@ -225,7 +225,7 @@ static ml_ops table(void) {
 
 static const ml_ops cuda_ops = table();
 
-/* ---- replay ---- */
+/* ---- replay: CUDA graphs ---- */
 
 static bool begin_recording(ml_stream *s) {
     bool ok = cudaStreamBeginCapture(ml_cuda(s)->stream,
@@ -297,7 +297,7 @@ static ml_status check_card(cudaDeviceProp *p, ml_err *err) {
     return ML_OK;
 }
 
-/* Is there code for this card in this object?  Asked before anything runs. */
+/* Does this object have code for the GPU?  Checked before any kernel is launched. */
 static ml_status check_code(const cudaDeviceProp *p, ml_err *err) {
     cudaFuncAttributes attributes;
     cudaError_t e = ml_gemm_probe(&attributes);
@@ -378,7 +378,7 @@ miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err
     if (st == ML_OK)
         st = ml_cuda_send_open(&c->stream, err);
     if (st != ML_OK) {
-        cuda_close(out); /* the CPU backend stays the caller's */
+        cuda_close(out); /* the caller still owns the CPU backend */
         memset(out, 0, sizeof *out);
         return st;
     }

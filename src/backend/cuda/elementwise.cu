@@ -1,4 +1,4 @@
-/* elementwise.cu - ADD and GLU, and sums of parts. */
+/* elementwise.cu - ADD, GLU, and the reduction of partial sums. */
 #include "backend/cuda/glu.cuh"
 
 enum { THREADS = 256 };
@@ -39,7 +39,7 @@ void ml_cuda_add_forward(ml_stream *s, const ml_op_args *a) {
                   add<T>(s, y->data, a->in[0].data, a->in[1].data, ml_tensor_count(y)));
 }
 
-/* dy itself, for each input that has its own memory. */
+/* The gradient of input k is dy: adds or copies it, unless they share memory. */
 static void pass_gradient(ml_stream *s, const ml_op_args *a, int k) {
     const ml_tensor *d = &a->din[k], *dy = &a->dout[0];
     int64_t n = d->data ? ml_tensor_count(d) : 0;
@@ -62,7 +62,7 @@ void ml_cuda_add_backward(ml_stream *s, const ml_op_args *a) {
 
 /* ---- glu ---- */
 
-/* Where gate and up halves lie: rows of `width` numbers, `ld` apart. */
+/* Gate and up: rows of `width` numbers, with row stride `ld`. */
 template <class T> struct glu_call {
     T *y, *dg, *du;
     const T *g, *u, *dy;
@@ -147,7 +147,7 @@ static void glu_launch(ml_stream *s, const glu_call<T> &c, bool back) {
     ml_cuda_launched(ml_cuda(s), back ? "glu backward" : "glu");
 }
 
-/* Wide accesses where rows allow them. */
+/* 16-byte accesses if the width allows them. */
 template <class T> static void glu_run(ml_stream *s, const glu_call<T> &c, bool back) {
     if (c.width % ml_wide<T>::n == 0)
         glu_launch<T, ml_wide<T>::n>(s, c, back);
@@ -184,7 +184,7 @@ void ml_cuda_glu_backward(ml_stream *s, const ml_op_args *a) {
     ML_CUDA_TYPED(a->dout[0].dtype, glu_backward<T>(s, a));
 }
 
-/* ---- sums of parts ---- */
+/* ---- partial sums ---- */
 
 __global__ static void parts_kernel(float *y, const float *part, int n_part, int64_t n) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;

@@ -1,4 +1,4 @@
-/* embed.cu - rows of a table, and their gradient without atomics. */
+/* embed.cu - EMBED: embedding lookup, and its gradient without atomics. */
 #include "backend/cuda/common.cuh"
 
 enum { THREADS = 128 };
@@ -27,7 +27,7 @@ void ml_cuda_embed_forward(ml_stream *s, const ml_op_args *a) {
     ML_CUDA_TYPED(a->out[0].dtype, embed<T>(s, a));
 }
 
-/* Is `id` among the first n?  Asked by a whole block. */
+/* Is `wanted` among the first n ids?  All threads of the block call it. */
 __device__ static bool seen_before(const int32_t *id, int32_t wanted, int n) {
     bool found = false;
     for (int base = 0; base < n && !found; base += THREADS) {
@@ -37,8 +37,9 @@ __device__ static bool seen_before(const int32_t *id, int32_t wanted, int n) {
     return found;
 }
 
-/* A block per row of the batch; the first row with an id adds up all rows with it, in their
- * order, so that each row of the table has one writer and one chain of sums. */
+/* A block per row of the batch; the block of the first row with an id adds up all rows
+ * with it, in order, so that each row of the table has one writer and one order of
+ * sums. */
 template <class T>
 __global__ void embed_back_kernel(float *dw, const T *dx, const int32_t *id, int n,
                                   int64_t width, float scale) {

@@ -1,16 +1,19 @@
-/* filter.cu - drawing from what top-k, top-p and min-p leave of a row of logits.
+/* filter.cu - top-k, top-p and min-p sampling by radix select.
  *
- * The rules are the CPU's (docs/NUMERICS.md, "Drawing a token"): tokens are ordered by their distance
- * from the largest logit, and a beginning of that order stays.  Weights are whole numbers here, in
- * 2^-44ths of the largest: whoever adds them up, and in whatever order, gets the same sum. */
+ * The rules are the CPU's (docs/NUMERICS.md, "Drawing a token"): tokens are ordered by
+ * their distance from the largest logit, and a prefix of that order is kept.  A
+ * distance is a float >= 0, whose bits sort like an integer: a radix select over them,
+ * DIGIT bits per pass from the top, finds the last token that is kept (the edge)
+ * without a sort.  Weights are integers here, in units of 2^-44 of the largest: their
+ * sum is exact, in whatever order threads add them. */
 #include "backend/cuda/sample.cuh"
 
 enum {
     THREADS = 512,
     WARPS = THREADS / 32,
-    DIGIT = 4, /* bits of a distance that a pass looks at */
+    DIGIT = 4, /* bits of a distance per pass */
     BINS = 1 << DIGIT,
-    KEY_BITS = 31, /* a distance is not negative */
+    KEY_BITS = 31, /* the sign bit of a distance is 0 */
     TILE = 128,
     MOST_TILES = ML_SPLITS * ML_SPLIT / TILE
 };
@@ -18,18 +21,19 @@ static_assert(BINS == WARPS, "a warp adds up each bin");
 
 typedef unsigned long long mass_t;
 
-/* Tokens with one value of a digit, of each thread and of all. */
+/* The histogram of a digit: weight and number of tokens, per thread and in total. */
 struct filter_bins {
     mass_t mass[BINS][THREADS], all_mass[BINS];
     uint32_t count[BINS][THREADS], all_count[BINS];
 };
 
-/* Where keeping ends: the leading bits of the last token that stays, as far as they are known; what
- * comes before all tokens that begin with them; how many begin with them. */
+/* The edge.  key: the leading bits of the last token that is kept, as far as they are
+ * known; count, mass: number and weight of the tokens before all that begin with key;
+ * here: how many begin with key. */
 struct filter_edge {
     uint32_t key, count, here;
-    mass_t mass, each; /* each: of the tokens at the edge, once they are alike */
-    int32_t last_id;   /* tokens at the edge stay up to this one */
+    mass_t mass, each; /* each: weight of a token at the edge, once all bits are known */
+    int32_t last_id;   /* tokens at the edge are kept up to this id */
 };
 
 struct filter_room {
@@ -38,12 +42,12 @@ struct filter_room {
         mass_t tile[MOST_TILES];
     };
     filter_edge edge;
-    double limit; /* mass that may come before a token that stays */
+    double limit; /* top-p: the most mass before a token that is kept */
     float reduce[WARPS];
     int32_t chosen;
 };
 
-/* A row, and what is wanted of it. */
+/* A row of logits, and its filters. */
 struct filter_row {
     const float *z;
     int n;
@@ -53,7 +57,7 @@ struct filter_row {
 
 __device__ static float distance(const filter_row &r, int i) {
     float d = r.m - ml_scaled(r.z[i], r.t);
-    return d < INFINITY ? ml_max(d, 0.0f) : INFINITY; /* NaN is far away */
+    return d < INFINITY ? ml_max(d, 0.0f) : INFINITY; /* NaN too */
 }
 
 __device__ static mass_t weight(float d) {
@@ -75,9 +79,9 @@ __device__ static mass_t warp_sum(mass_t x) {
     return x;
 }
 
-/* ---- where keeping ends ---- */
+/* ---- radix select of the edge ---- */
 
-/* Tokens whose distance begins with `key`, by their next digit. */
+/* Histogram of the next digit of the tokens whose distance begins with `key`. */
 __device__ static void count_bins(filter_bins &b, const filter_row &r, uint32_t key,
                                   int shift, int bits) {
     int me = (int)threadIdx.x, warp = me / 32, lane = me % 32;
@@ -108,8 +112,8 @@ __device__ static void count_bins(filter_bins &b, const filter_row &r, uint32_t 
     __syncthreads();
 }
 
-/* One digit further, by one thread: the first bin in which a limit is reached, else the last with
- * tokens. */
+/* Appends a digit to the edge, by one thread: the first bin in which a limit is
+ * reached, else the last with tokens. */
 __device__ static void descend(filter_room &room, const filter_row &r, int bits) {
     const filter_bins &b = room.bins;
     filter_edge &e = room.edge;
@@ -132,7 +136,8 @@ __device__ static void descend(filter_room &room, const filter_row &r, int bits)
     e.each = weight(__uint_as_float(e.key));
 }
 
-/* Of tokens that are alike, how many stay; one at least, which reached a limit. */
+/* How many of the tokens at the edge, which have equal distance, are kept; at least the
+ * one that reached a limit. */
 __device__ static uint32_t stay_at_edge(const filter_room &room, const filter_row &r) {
     const filter_edge &e = room.edge;
     uint32_t by_count = r.top_k - e.count, n = e.here < by_count ? e.here : by_count;
@@ -190,7 +195,7 @@ __device__ static void find_edge(filter_room &room, const filter_row &r, float t
     __syncthreads();
 }
 
-/* Where min-p is the only filter. */
+/* For min-p as the only filter. */
 __device__ static void keep_all(filter_room &room) {
     if (threadIdx.x == 0) {
         room.edge.key = UINT32_MAX;
@@ -201,7 +206,7 @@ __device__ static void keep_all(filter_room &room) {
 
 /* ---- the draw ---- */
 
-/* What a token weighs, 0 where it does not stay. */
+/* A token's weight; 0 if it is not kept. */
 __device__ static mass_t kept_weight(const filter_row &r, const filter_edge &e, int i) {
     float d = i < r.n ? distance(r, i) : INFINITY;
     uint32_t key = __float_as_uint(d);
@@ -210,8 +215,8 @@ __device__ static mass_t kept_weight(const filter_row &r, const filter_edge &e, 
     return kept ? weight(d) : 0;
 }
 
-/* Which of n numbers the running sum, begun at `sum`, passes target in, by one warp; `sum` becomes
- * what comes before it.  -1: none. */
+/* Index of the number at which the running sum, starting at *sum, exceeds target, by
+ * one warp; *sum becomes the running sum before it.  -1: none. */
 __device__ static int passed(const mass_t *mass, int n, double target, mass_t *sum) {
     int lane = (int)threadIdx.x % 32, per = (n + 31) / 32, first = lane * per, at = -1;
     int end = first + per < n ? first + per : n;
@@ -254,7 +259,7 @@ __device__ static void weigh_tiles(filter_room &room, const filter_row &r, int t
     __syncthreads();
 }
 
-/* By one warp. */
+/* Inverse-CDF draw by one warp: the tile, then the token in it. */
 __device__ static int draw(filter_room &room, const filter_row &r, int tiles, double u) {
     __shared__ mass_t weights[TILE];
     int lane = (int)threadIdx.x % 32, tile, at;

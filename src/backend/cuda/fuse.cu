@@ -1,10 +1,20 @@
-/* fuse.cu - calls of a plan that are done together.
+/* fuse.cu - fuses consecutive op calls of a plan.
  *
- * Which ones follows from what they read and write.  A fused kernel leaves behind what the calls
- * one by one leave, to the bit; only where one call's output takes the memory of another's that
- * nobody reads any more, the first is not written at all.  Blocks of a kernel do not wait for each
- * other, so that nothing may be written where another block reads: memory that a plan uses twice
- * keeps calls apart. */
+ *     function         calls                               rows  becomes
+ *     run_products     [RMSNORM] LINEAR [ADD]                16  one skinny GEMM
+ *                      [RMSNORM] LINEAR x 2 [GLU]            16  one skinny GEMM
+ *                      [RMSNORM] LINEAR x 3                  16  one skinny GEMM
+ *     run_joint_heads  LINEAR x 3, calls of run_heads       512  QKV GEMM, then run_heads
+ *     run_gated        LINEAR x 2, GLU                      512  gate-up GEMM, GLU
+ *     run_heads        [RMSNORM x 2] ROPE x 2, ATTN         any  QK norm + RoPE + KV, ATTN
+ *     run_sum_norm     ADD, RMSNORM                         any  one norm kernel
+ *
+ * The first pattern that matches is used.  [ ] is optional; rows is the maximum (a
+ * skinny GEMM takes 8 with a norm, and needs sm_90).  The match is by the tensors that
+ * the calls read and write.  A fused kernel leaves the same bits as the single calls;
+ * it does not write an intermediate that no later call reads, or that a later output
+ * overwrites.  Blocks of a kernel do not synchronize with each other, so no block may
+ * write where another reads: calls whose memory overlaps are not fused. */
 #include "backend/cuda/gemm_skinny.cuh"
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm.cuh"
@@ -21,7 +31,7 @@ static bool apart(const ml_tensor *a, const ml_tensor *b) {
     return x + ml_tensor_bytes(a) <= y || y + ml_tensor_bytes(b) <= x;
 }
 
-/* Numbers of one may lie where those of the other lay, each in its place. */
+/* Disjoint, or element by element in place. */
 static bool apart_or_same(const ml_tensor *a, const ml_tensor *b) {
     return same(a, b) || apart(a, b);
 }
@@ -30,11 +40,11 @@ static bool is(const ml_op_call *c, int n, int at, ml_op_id op) {
     return at < n && c[at].op == op;
 }
 
-/* ---- few rows: a norm, products of it, a sum or a gate ---- */
+/* ---- skinny GEMM: a norm, products of it, an add or a GLU ---- */
 
 enum { MOST_CALLS = ML_FEW_PARTS + 2 };
 
-/* A run of calls, taken apart. */
+/* A matched run of calls. */
 typedef struct products {
     const ml_op_args *norm, *linear[ML_FEW_PARTS], *add, *glu;
     int n_linear, n_call;
@@ -66,7 +76,7 @@ static products find_products(const ml_op_call *c, int n) {
     return p;
 }
 
-/* Does anybody behind the first n calls read what call number `at` makes? */
+/* Does a call after the first n read the output of call `at`? */
 static bool is_wanted(const ml_op_call *c, int n, int at) {
     return at + c[at].reader[0] >= n;
 }
@@ -75,7 +85,7 @@ static const ml_tensor *addend_of(const products *p) {
     return &p->add->in[same(&p->add->in[0], &p->linear[0]->out[0]) ? 1 : 0];
 }
 
-/* May the blocks of one kernel do it all? */
+/* Can one kernel do it all: does no block write where another one reads or writes? */
 static bool products_fit(const products *p) {
     const ml_tensor *x = p->norm ? &p->norm->in[0] : &p->linear[0]->in[0];
     const ml_tensor *out[MOST_CALLS];
@@ -161,9 +171,9 @@ static int run_products(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return p.n_call;
 }
 
-/* ---- more rows: products of the same rows as one ---- */
+/* ---- more rows: products of the same rows as one GEMM ---- */
 
-/* Weights that lie one behind the other are one matrix; nobody else may want the single products. */
+/* Adjacent weights are one matrix; no later call may read the single products. */
 static bool is_joint(const products *p, int n_call) {
     const ml_tensor *before = NULL;
 
@@ -182,7 +192,7 @@ static bool is_joint(const products *p, int n_call) {
     return true;
 }
 
-/* All of them, [m, n] in scratch; says n. */
+/* All of them, [m, n] in scratch; returns n. */
 static int64_t run_joint(ml_cuda_stream *s, const products *p) {
     const ml_op_args *first = p->linear[0];
     int64_t n = 0;
@@ -199,7 +209,7 @@ static int64_t run_joint(ml_cuda_stream *s, const products *p) {
     return n;
 }
 
-/* Gate and what it gates. */
+/* Gate and up projection, then GLU. */
 static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n) {
     products p;
     ml_op_attr attr;
@@ -220,7 +230,7 @@ static int run_gated(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return p.n_call;
 }
 
-/* ---- heads on their way to attention ---- */
+/* ---- QK norm, RoPE, KV write, attention ---- */
 
 static bool norm_fits(const ml_op_args *norm, const ml_op_args *rope) {
     return same(&norm->out[0], &rope->in[0]) &&
@@ -248,7 +258,7 @@ static ml_heads_side side_of(const ml_op_args *norm, const ml_op_args *rope) {
     return s;
 }
 
-/* Outputs of one side may take the place of its input, and of nothing else. */
+/* Outputs of one side (q or k) may overwrite its own input, and nothing else. */
 static bool sides_fit(const ml_op_args *const (&norm)[2],
                       const ml_op_args *const (&rope)[2], const ml_tensor *v) {
     for (int i = 0; i < 2; i++) {
@@ -264,7 +274,7 @@ static bool sides_fit(const ml_op_args *const (&norm)[2],
     return true;
 }
 
-/* A run that ends with attention, taken apart; norms may be missing. */
+/* A matched run that ends with ATTN; norms are optional. */
 typedef struct heads {
     const ml_op_args *norm[2], *rope[2], *attn;
     int n_call;
@@ -317,7 +327,7 @@ static int run_heads(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return h.n_call;
 }
 
-/* The same, behind their products. */
+/* The same, after one QKV GEMM. */
 static int run_joint_heads(ml_cuda_stream *s, const ml_op_call *c, int n) {
     const int three = 3;
     ml_heads r;
@@ -343,7 +353,7 @@ static int run_joint_heads(ml_cuda_stream *s, const ml_op_call *c, int n) {
     return three + h.n_call;
 }
 
-/* ---- a sum and its norm ---- */
+/* ---- residual add and norm ---- */
 
 static int run_sum_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
     const ml_op_args *add = &c[0].args, *norm = &c[1].args;

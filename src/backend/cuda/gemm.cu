@@ -1,4 +1,9 @@
-/* gemm.cu - which kernel a product goes to, and cuBLASLt. */
+/* gemm.cu - GEMM dispatch: autotuning, the algorithm cache, cuBLASLt.
+ *
+ * Forward GEMMs are autotuned when a plan is made: for each class of row counts, the
+ * fastest of our kernel and the candidates of cuBLASLt's heuristic that give our bits.
+ * Backward GEMMs take the heuristic's first candidate, at first use.  The algorithm
+ * cache (book) has an entry (page) for each shape. */
 #include "backend/cuda/gemm.cuh"
 
 #include <cublasLt.h>
@@ -6,29 +11,28 @@
 #include <string.h>
 
 enum {
-    FEW_ROWS = 16, /* up to here our kernel has everything */
-    CLASSES =
-        8, /* numbers of rows that are tried out; those up to one of them go its way */
+    FEW_ROWS = 16, /* up to here only our kernel is used */
+    CLASSES = 8,   /* row counts that are tuned; a GEMM uses the next larger one's choice */
     MAX_PAGES = 512,
     CANDIDATES = 8,
     RUNS = 3,            /* that are timed */
-    RECORDED_ROWS = 512, /* up to here products are short: launches would be timed */
+    RECORDED_ROWS = 512, /* up to here a CUDA graph is timed: launches would dominate */
     RECORDED_RUNS = 12
 };
 static const int class_rows[CLASSES] = { 32, 64, 128, 256, 512, 1024, 4096, 8192 };
 static const size_t WORKSPACE = (size_t)64 << 20;
-/* Products larger than this are tried out with fewer rows, in whole tiles of every kernel. */
+/* GEMMs with a larger output are tuned with fewer rows, in whole tiles of every kernel. */
 static const int64_t TRIAL_BYTES = (int64_t)256 << 20;
 static const int64_t TRIAL_TILE = 256;
 
-/* What was found out about a product. */
+/* A cache entry: the algorithm for a shape. */
 typedef struct page {
-    int64_t m, n, k;     /* rows: 0 when for all that are like it */
+    int64_t m, n, k;     /* m: 0 for forward, which has rows_class instead */
     bool a_rows, b_rows; /* a_k == 1, b_k == 1 */
     ml_dtype out;
     bool forward;
     int rows_class;
-    bool lt; /* cuBLASLt has it */
+    bool lt; /* cuBLASLt with `algo`; else a kernel of ours */
     cublasLtMatmulAlgo_t algo;
 } page;
 
@@ -40,7 +44,7 @@ struct ml_gemm_book {
     int n_page;
 };
 
-/* ---- a product as cuBLASLt sees it ---- */
+/* ---- cuBLASLt ---- */
 
 /* Column-major: c' (n x m) = b (n x k) a' (k x m). */
 typedef struct lt_call {
@@ -95,7 +99,7 @@ static int lt_candidates(ml_cuda_stream *s, const ml_gemm *g,
     return n;
 }
 
-/* ---- the book ---- */
+/* ---- the algorithm cache ---- */
 
 static int class_of(int64_t rows) {
     int i = 0;
@@ -115,7 +119,7 @@ static page *find_page(ml_gemm_book *b, const page *like) {
     return NULL;
 }
 
-/* The oldest page makes room for the newest. */
+/* Evicts the oldest entry if the cache is full. */
 static page *add_page(ml_gemm_book *b, const page *p) {
     if (b->n_page == MAX_PAGES)
         memmove(b->page, b->page + 1, (size_t)--b->n_page * sizeof *b->page);
@@ -134,9 +138,9 @@ static page forward_page(int64_t n, int64_t k, ml_dtype out, int rows_class) {
     return p;
 }
 
-/* ---- trials ---- */
+/* ---- autotuning ---- */
 
-/* Numbers around 0 of about unit size, different everywhere. */
+/* Pseudo-random numbers in [-1, 1). */
 __global__ static void trial_fill(bf16 *x, int64_t n, uint32_t seed) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     uint64_t h = ((uint64_t)i + 1) * 0x9e3779b97f4a7c15u + seed;
@@ -151,15 +155,15 @@ __global__ static void trial_compare(int *differ, const unsigned char *a,
                                      const unsigned char *b, size_t bytes) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < bytes && a[i] != b[i])
-        *differ = 1; /* whoever writes it, it is the same */
+        *differ = 1; /* all threads write the same */
 }
 
 typedef struct trial {
     ml_cuda_stream *s;
-    int64_t n, k, most; /* most: rows there is room for */
+    int64_t n, k, most; /* most: rows that the buffers hold */
     ml_dtype out;
     bf16 *x, *w;
-    unsigned char *y[2]; /* ours, theirs */
+    unsigned char *y[2]; /* ours, cuBLASLt's */
     int *differ;
     cudaEvent_t start, end;
 } trial;
@@ -218,7 +222,7 @@ static ml_gemm trial_gemm(const trial *t, int64_t rows, int y) {
     return g;
 }
 
-/* Does cuBLASLt give our bits with this algorithm? */
+/* Does this algorithm of cuBLASLt give our kernel's bits (in y[0])? */
 static bool same_bits(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *algo) {
     size_t bytes = (size_t)(g->m * g->n) * ml_dtype_bytes(t->out);
     int differ = 1;
@@ -236,7 +240,7 @@ static bool same_bits(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *al
     return differ == 0;
 }
 
-/* algo NULL: ours. */
+/* algo NULL: our kernel. */
 static void run_trial(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *algo, int n) {
     for (int i = 0; i < n; i++) {
         if (algo)
@@ -246,7 +250,7 @@ static void run_trial(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *al
     }
 }
 
-/* Many runs of a short product as one piece of work; NULL: it cannot be had. */
+/* Captures RECORDED_RUNS runs in a CUDA graph; NULL if that fails. */
 static cudaGraphExec_t record_trial(trial *t, const ml_gemm *g,
                                     const cublasLtMatmulAlgo_t *algo) {
     cudaGraph_t graph = NULL;
@@ -265,12 +269,12 @@ static cudaGraphExec_t record_trial(trial *t, const ml_gemm *g,
     return work;
 }
 
-/* Milliseconds of a product. */
+/* Milliseconds per run. */
 static float time_of(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *algo) {
     cudaGraphExec_t work = g->m <= RECORDED_ROWS ? record_trial(t, g, algo) : NULL;
     float ms = 0.0f;
 
-    for (int i = 0; i < 2; i++) { /* the first is not timed */
+    for (int i = 0; i < 2; i++) { /* the first is a warmup */
         cudaEventRecord(t->start, t->s->stream);
         if (work)
             cudaGraphLaunch(work, t->s->stream);
@@ -285,7 +289,7 @@ static float time_of(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *alg
     return ms / (float)(work ? RECORDED_RUNS : RUNS);
 }
 
-/* The fastest of those with the same bits: the choice never shows in results. */
+/* Chooses the fastest of those with the same bits: the choice never changes results. */
 static void try_page(trial *t, page *p) {
     int64_t rows = trial_rows(t->n, t->out, p->rows_class);
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
@@ -335,7 +339,7 @@ ml_status ml_gemm_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k, ml_
     return ML_OK;
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 void ml_gemm_rows(ml_cuda_stream *s, const ml_gemm *g) {
     page want = forward_page(g->n, g->k, g->out, class_of(g->m)), *p;
@@ -379,10 +383,10 @@ void ml_gemm_any(ml_cuda_stream *s, const ml_gemm *g) {
         ml_gemm_plain(s, g);
 }
 
-/* ---- life ---- */
+/* ---- open and close ---- */
 
 ml_status ml_gemm_open(ml_cuda_stream *s, ml_err *err) {
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE; /* k is not split */
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE; /* no split-K */
     ml_gemm_book *b = (ml_gemm_book *)calloc(1, sizeof *b);
 
     s->gemm = b;

@@ -1,13 +1,14 @@
-/* gemm.cuh - products of matrices.
+/* gemm.cuh - matrix products (GEMM).
  *
- *     c[m, n] = sum over k of a(m, k) b(n, k)        (or c + that, where `add` is)
+ *     c[m, n] = sum over k of a(m, k) b(n, k)        (c + that, with `add`)
  *
- * Forward products must not let a row know its neighbours.  For bf16 every output of our
- * tensor-core kernel is one chain of 16-deep steps over ascending k, whatever the tile, so that
- * all its variants give the same bits; cuBLASLt takes over for many rows only after it gave the
- * same bits for this (N, K) on this device.  Products of backward need to be repeatable only:
- * there cuBLASLt has them all, without splitting k.  f32, and shapes the tensor cores do not
- * take, go to a plain kernel: one FMA chain over ascending k. */
+ * Forward GEMMs are batch-invariant: a row's bits do not depend on the other rows.  For
+ * bf16 every output of our tensor-core kernel is one chain of k16 steps over ascending
+ * k, whatever the tile, so that all its variants give the same bits; cuBLASLt is used
+ * for many rows only after it gave the same bits for this (N, K) on this device.
+ * Backward GEMMs only need to be deterministic: cuBLASLt runs all of them, without
+ * split-K.  f32, and shapes that the tensor-core kernel does not take, go to a plain
+ * kernel: one FMA chain over ascending k. */
 #ifndef ML_BACKEND_CUDA_GEMM_CUH
 #define ML_BACKEND_CUDA_GEMM_CUH
 
@@ -15,15 +16,16 @@
 
 typedef struct ml_gemm {
     int64_t m, n, k;
-    const void *a, *b;          /* of `in` */
+    const void *a, *b;          /* of type `in` */
     int64_t a_m, a_k, b_n, b_k; /* strides; of each operand one is 1 */
-    void *c;                    /* [m, n] of `out` */
+    void *c;                    /* [m, n] of type `out` */
     int64_t ldc;
     ml_dtype in, out;
     bool add; /* out f32 only */
 } ml_gemm;
 
-/* The strides of matrices without gaps: a is [m, k], or [k, m] where turned; b [n, k] or [k, n]. */
+/* Strides of contiguous matrices: a is [m, k], or [k, m] if a_turned; b is [n, k], or
+ * [k, n] if b_turned. */
 static inline ml_gemm ml_gemm_shape(int64_t m, int64_t n, int64_t k, bool a_turned,
                                     bool b_turned) {
     ml_gemm g = {};
@@ -39,13 +41,13 @@ static inline ml_gemm ml_gemm_shape(int64_t m, int64_t n, int64_t k, bool a_turn
     return g;
 }
 
-/* y [m, n] = x [m, k] w [n, k]: rows independent of each other. */
+/* Forward: y [m, n] = x [m, k] w [n, k]', batch-invariant. */
 void ml_gemm_rows(ml_cuda_stream *s, const ml_gemm *g);
-/* The products of backward. */
+/* Backward. */
 void ml_gemm_any(ml_cuda_stream *s, const ml_gemm *g);
 
-/* Compares and remembers which way products with this (n, k) go, up to about `rows` rows; `out`
- * as in ml_gemm. */
+/* Autotunes forward GEMMs with this (n, k) and up to about `rows` rows, and caches the
+ * algorithms; `out` as in ml_gemm. */
 ml_status ml_gemm_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k, ml_dtype in,
                       ml_dtype out, ml_err *err);
 
@@ -55,9 +57,9 @@ void ml_gemm_close(ml_cuda_stream *s);
 /* gemm_mma.cu: our tensor-core kernel; bf16, k a multiple of 8, a and b aligned to 16. */
 bool ml_gemm_mma_takes(const ml_gemm *g);
 void ml_gemm_mma(ml_cuda_stream *s, const ml_gemm *g);
-/* gemm_plain.cu: everything, slowly. */
+/* gemm_plain.cu: all types and shapes; slow. */
 void ml_gemm_plain(ml_cuda_stream *s, const ml_gemm *g);
-/* Fails where this object has no code for the card. */
+/* Fails if this object has no code for the GPU. */
 cudaError_t ml_gemm_probe(cudaFuncAttributes *out);
 
 #endif

@@ -1,15 +1,15 @@
-/* gemm_mma.cu - y = x w' on tensor cores, for rows that do not know each other.
+/* gemm_mma.cu - y = x w' on tensor cores, batch-invariant.
  *
- * Every output is one chain of mma.m16n8k16 over ascending k, in one warp: tile shapes change
- * speed only.  Few rows want many narrow tiles and deep copies ahead, since the weights are
- * read once and that is all the time there is; many rows want square tiles. */
+ * Every output is one chain of mma.m16n8k16 over ascending k, in one warp: tile shapes
+ * change speed only.  Few rows need many narrow tiles and a deep pipeline of copies,
+ * since reading the weights once takes all the time; many rows need square tiles. */
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/mma.cuh"
 
-/* BM rows of x by BN rows of w, BK of k at a time, STAGES of them on their way; WM x WN warps. */
+/* BM rows of x by BN rows of w, BK of k per stage, STAGES stages; WM x WN warps. */
 template <int BM, int BN, int BK, int STAGES, int WM, int WN> struct tile {
     static const int threads = WM * WN * 32;
-    static const int ld = BK + 8; /* keeps ldmatrix off the same banks */
+    static const int ld = BK + 8; /* no bank conflicts in ldmatrix */
     static const int stage = (BM + BN) * ld;
     static const size_t bytes = (size_t)stage * STAGES * sizeof(bf16);
 };
@@ -21,7 +21,7 @@ struct mma_call {
     int64_t ldx, ldw, ldy;
 };
 
-/* ROWS rows of BK numbers from k0 on; what is outside the matrix is zero. */
+/* Starts the copies of ROWS rows of BK numbers from k0 on; zeros outside the matrix. */
 template <int ROWS, int BK, int THREADS>
 __device__ static void fetch(bf16 *to, const bf16 *from, int64_t ld, int row0, int rows,
                              int k0, int k) {
@@ -141,7 +141,7 @@ static void launch(ml_cuda_stream *s, const mma_call &c) {
     ml_cuda_launched(s, "product");
 }
 
-/* Tiles by what there is to do: enough blocks for all multiprocessors first, then reuse. */
+/* Chooses the tile: first enough blocks for all SMs, then data reuse. */
 template <class OUT> static void choose(ml_cuda_stream *s, const mma_call &c) {
     if (c.m <= 16 && c.n <= 2048)
         launch<OUT, 16, 8, 256, 6, 1, 1>(s, c);

@@ -1,10 +1,10 @@
-/* gemm_plain.cu - products for the f32 mode and for odd shapes: one FMA chain per output. */
+/* gemm_plain.cu - GEMM for the f32 mode and for odd shapes: one FMA chain per output. */
 #include "backend/cuda/gemm.cuh"
 
 enum { TILE = 32, ROWS = 8 };
 
-/* A tile of 32 x 32 outputs; a thread has four of a column.  Out of range counts as zero, which
- * changes nothing but the sign of a zero. */
+/* A tile of 32 x 32 outputs; a thread has four of a column.  Operands out of range
+ * count as zero, which changes nothing but the sign of a zero. */
 template <class IN, class OUT>
 __global__ void __launch_bounds__(TILE *ROWS) plain_kernel(ml_gemm g) {
     __shared__ float ta[TILE][TILE + 1], tb[TILE][TILE + 1];
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(TILE *ROWS) plain_kernel(ml_gemm g) {
             sum[j] = ml_f32(c[(m0 + y + ROWS * j) * g.ldc + n0 + x]);
     for (int64_t k0 = 0; k0 < g.k; k0 += TILE) {
         for (int j = y; j < TILE; j += ROWS) {
-            /* The operand's own direction goes along the warp. */
+            /* Coalesced: the operand's contiguous dimension runs along the warp. */
             int ra = g.a_k == 1 ? j : x, ka = g.a_k == 1 ? x : j;
             int rb = g.b_k == 1 ? j : x, kb = g.b_k == 1 ? x : j;
             bool in_a = m0 + ra < g.m && k0 + ka < g.k;

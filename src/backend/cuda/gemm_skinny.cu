@@ -1,27 +1,28 @@
-/* few.cu - products of few rows: latency is all they cost.
+/* gemm_skinny.cu - Small-M GEMM for decode: latency-bound.
  *
- * A warp has 8 columns (or 8 of a gate and 8 of what it gates), and an output is one chain of
- * tensor-core steps over ascending k, as everywhere.  Its weights are asked for, as many as there
- * is room for, before the kernel in front has ended: they do not depend on it.  The rows lie in
- * shared memory as a whole, so that a norm can be taken of them. */
+ * A warp has 8 columns (or 8 of a gate and 8 of its up projection), and an output is
+ * one chain of mma steps over ascending k, as everywhere: no split-K.  A warp
+ * prefetches as many stages of its weights as fit in shared memory before the previous
+ * kernel has ended (PDL): weights do not depend on it.  The rows of x are in shared
+ * memory as a whole, for the norm in the prologue. */
 #include "backend/cuda/bulk.cuh"
 #include "backend/cuda/gemm_skinny.cuh"
 #include "backend/cuda/glu.cuh"
 
 enum {
     COLUMNS = 8, /* of a warp's tile */
-    STEP = 256,  /* of k that a stage holds */
-    CHUNK = 64,  /* of k whose operands are in registers together */
+    STEP = 256,  /* of k per stage */
+    CHUNK = 64,  /* of k whose fragments are in registers together */
     PACKS = 4,   /* of 8 numbers that a lane has of a narrow row */
     NARROW = PACKS * 256,
-    LD = STEP + 8, /* keeps ldmatrix off the same banks */
+    LD = STEP + 8, /* no bank conflicts in ldmatrix */
     MOST_WARPS = 8,
-    NORM_ROWS = 8,        /* that every block takes the norm of */
-    MULTIPROCESSORS = 132 /* of an H200: a hint for the shape of the grid */
+    NORM_ROWS = 8,        /* the most with a norm, which every block computes */
+    MULTIPROCESSORS = 132 /* SMs of an H200: a hint for the shape of the grid */
 };
 static const size_t MOST_SMEM = 220 * 1024;
 
-/* Where things lie in shared memory, in bytes; a barrier is first. */
+/* Offsets in shared memory, in bytes; an mbarrier is first. */
 struct room {
     size_t norm, x, ring, bytes;
 };
@@ -35,16 +36,16 @@ __host__ __device__ static room room_of(const ml_few &f, int tiles, int stages, 
     return r;
 }
 
-/* A warp's weights: TILES runs of 8 rows, from `w` on; steps of k in a ring of stages. */
+/* A warp's weights: TILES tiles of 8 rows, from `w` on; steps of k in a ring of stages. */
 template <int TILES, int STAGES> struct stream {
-    const bf16 *w[TILES]; /* the lane's */
+    const bf16 *w[TILES]; /* at the lane's first number */
     bf16 *ring;
     int k, n_step;
 
     static const int stage = TILES * COLUMNS * LD;
 };
 
-/* Asks for a step; a lane has 8 numbers of each row. */
+/* Starts the copies of a step; a lane copies 8 numbers of each row. */
 template <int TILES, int STAGES>
 __device__ static void ask(const stream<TILES, STAGES> &s, int step) {
     bf16 *to = s.ring + step % STAGES * s.stage + (int)threadIdx.x % 32 * 8;
@@ -60,12 +61,12 @@ __device__ static void ask(const stream<TILES, STAGES> &s, int step) {
     ml_copy_commit();
 }
 
-/* Operands of CHUNK of k. */
+/* A and B fragments of CHUNK of k. */
 template <int TILES> struct operands {
     uint32_t a[CHUNK / 16][4], b[CHUNK / 16][2 * TILES];
 };
 
-/* Left operands of up to 8 rows are half as large: what would be below them is zero. */
+/* A fragments.  With up to 8 rows half of them are loaded: rows 8 .. 15 are zero. */
 template <int TILES>
 __device__ static void load_rows(operands<TILES> &o, const bf16 *x, bool half) {
     if (!half) {
@@ -86,7 +87,7 @@ __device__ static void load_rows(operands<TILES> &o, const bf16 *x, bool half) {
     }
 }
 
-/* Where a lane's part of the left operands begins. */
+/* The address that a lane gives to ldmatrix for A fragments. */
 __device__ static const bf16 *lane_rows(const bf16 *x, const ml_few &f, bool half) {
     int lane = (int)threadIdx.x % 32, per = half ? 8 : 16, row = lane % per;
     return x + (row < f.m ? row : f.m - 1) * (f.k + 8) + lane / per * 8;
@@ -124,8 +125,8 @@ __device__ static void multiply(float (&acc)[TILES][4], const operands<TILES> &o
             ml_mma(acc[t], o.a[i], o.b[i][2 * t], o.b[i][2 * t + 1]);
 }
 
-/* The chains of a warp.  A chunk's operands are on their way while the one before is multiplied;
- * a stage is asked for again when its last chunk has been. */
+/* The mainloop of a warp.  A chunk's fragments are loaded while the chunk before is
+ * multiplied; a stage is refilled after its last chunk was multiplied. */
 template <bool HALF, int TILES, int STAGES>
 __device__ static void chains(float (&acc)[TILES][4], const stream<TILES, STAGES> &s,
                               const bf16 *x) {
@@ -156,15 +157,15 @@ __device__ static void chains(float (&acc)[TILES][4], const stream<TILES, STAGES
     }
 }
 
-/* ---- the norm ---- */
+/* ---- prologue: the norm ---- */
 
 /* 1 / the root mean square of a row, from its sum of squares. */
 __device__ static float scale_of(float squares, const ml_few &f) {
     return 1.0f / sqrtf(squares / (float)f.k + f.eps);
 }
 
-/* Rows of up to 1024: in the order of norm.cu, where a warp has one, with PACKS of 8 a lane.  The
- * weights are fetched early. */
+/* Rows of up to 1024: in the order of norm.cu, where a warp has a row, with PACKS packs
+ * of 8 per lane.  The weights are prefetched. */
 typedef float packs[PACKS][8];
 
 __device__ static void load_narrow_weights(packs &w, const ml_few &f) {
@@ -179,7 +180,7 @@ __device__ static void load_narrow_weights(packs &w, const ml_few &f) {
     }
 }
 
-/* A warp takes packs first, first + step .. of a row; the sum it takes of all of them. */
+/* A warp writes packs first, first + step .. of a row; it sums the squares of all packs. */
 __device__ static void norm_narrow(bf16 *to, const packs &w, const ml_few &f, int row,
                                    int first, int step) {
     const bf16 *from = f.x + (int64_t)row * f.k;
@@ -212,7 +213,7 @@ __device__ static void norm_narrow(bf16 *to, const packs &w, const ml_few &f, in
     }
 }
 
-/* All rows; where there are fewer of them than warps, warps share them. */
+/* All rows; if there are fewer of them than warps, warps share them. */
 __device__ static void norm_narrow_rows(bf16 *to, const packs &w, const ml_few &f) {
     int warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
     int share = warps / f.m < 1 ? 1 : warps / f.m > PACKS ? PACKS : warps / f.m;
@@ -221,8 +222,8 @@ __device__ static void norm_narrow_rows(bf16 *to, const packs &w, const ml_few &
         norm_narrow(to, w, f, i, warp % share, share);
 }
 
-/* Wider rows, which are in shared memory: eight warps have one in norm.cu, and this one takes their
- * parts one after the other. */
+/* Wider rows, in shared memory: in norm.cu eight warps share a row; here one warp
+ * computes their partial sums one after the other, in the same order. */
 __device__ static float wide_squares(const bf16 *x, int k) {
     const int team = 256;
     int lane = (int)threadIdx.x % 32;
@@ -242,7 +243,7 @@ __device__ static float wide_squares(const bf16 *x, int k) {
     return sum;
 }
 
-/* One warp's row, in place. */
+/* One row by one warp, in place. */
 __device__ static void norm_wide(bf16 *x, const float *w, const ml_few &f, int row) {
     float r;
 
@@ -260,9 +261,9 @@ __device__ static void norm_wide(bf16 *x, const float *w, const ml_few &f, int r
     }
 }
 
-/* ---- what stands behind ---- */
+/* ---- epilogue ---- */
 
-/* Two neighbours of a product as LINEAR leaves them. */
+/* Two adjacent outputs, rounded and stored as LINEAR does. */
 __device__ static void finish(float (&v)[2], const float *acc, const ml_few_part &p,
                               int64_t at, int col) {
 #pragma unroll
@@ -303,9 +304,10 @@ __device__ static void put(const ml_few &f, const float (&acc)[TILES][4], int pa
     }
 }
 
-/* ---- all of it ---- */
+/* ---- the kernel ---- */
 
-/* The rows, whole, by bulk copies: nothing else has to have arrived for them. */
+/* Copies whole rows by bulk copies: waiting for their mbarrier does not wait for the
+ * weights' cp.async groups. */
 __device__ static void ask_rows(bf16 *x, const ml_few &f, ml_barrier *here) {
     int lane = (int)threadIdx.x % 32;
 
@@ -363,7 +365,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
          i += (int)blockDim.x * 4)
         *(float4 *)(norm + i) = *(const float4 *)(f.norm + i);
     ml_grid_wait();
-    ml_grid_release(); /* not earlier: weights of one kernel ahead are enough on their way */
+    ml_grid_release(); /* not earlier: prefetching one kernel ahead is enough */
     col += lane % 4 * 2;
     if (f.addend && has_work)
         load_addend(addend, f, col);
@@ -371,7 +373,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
         norm_narrow_rows(x, weights, f);
     else if (warp == 0)
         ask_rows(x, f, rows_here);
-    __syncthreads(); /* rows that are normed; or the barrier, and the norm's weights */
+    __syncthreads(); /* normed rows; or the mbarrier and the norm's weights */
     if (!narrow)
         ml_barrier_wait(rows_here, 0);
     if (f.norm && !narrow) {
@@ -385,7 +387,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
     put<TILES>(f, acc, part, col, addend);
 }
 
-/* ---- which of them ---- */
+/* ---- configuration and launch ---- */
 
 static int tiles_of(const ml_few *f) {
     int n = 0;
@@ -394,14 +396,14 @@ static int tiles_of(const ml_few *f) {
     return n;
 }
 
-/* As many warps in a block as give every multiprocessor one. */
+/* Warps per block: as many as give every SM one block. */
 static int warps_of(const ml_few *f) {
     int w = (tiles_of(f) + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
     int most = f->gated ? MOST_WARPS / 2 : MOST_WARPS;
     return w < most ? w : most;
 }
 
-/* As many stages as are of use and have room. */
+/* The most stages that are of use and fit in shared memory; 0: none do. */
 static int stages_of(const ml_few *f) {
     static const int choice[2][3] = { { 12, 8, 4 }, { 4, 2, 2 } };
     int wanted = f->k / STEP, tiles = f->gated ? 2 : 1;

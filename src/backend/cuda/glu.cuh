@@ -1,13 +1,13 @@
-/* glu.cuh - gates: what GLU makes of a pair of numbers. */
+/* glu.cuh - the gate functions of GLU, and their derivatives. */
 #ifndef ML_BACKEND_CUDA_GLU_CUH
 #define ML_BACKEND_CUDA_GLU_CUH
 
 #include "backend/cuda/common.cuh"
 
-/* What becomes of a pair: y = act up, and what backward needs: dg = dy up slope, du = dy act keep. */
+/* Of a pair (gate, up): y = act up.  Backward: dg = dy up slope, du = dy act keep. */
 struct ml_gate {
-    float act, slope; /* of the gate */
-    float up, keep;   /* the other input as it is used; 0 where it was cut off */
+    float act, slope; /* of the gate, and its derivative */
+    float up, keep;   /* the other input as used; keep: 0 where it was clamped, else 1 */
 };
 
 __device__ static inline ml_gate ml_gelu_gate(float g, float u) {

@@ -1,11 +1,11 @@
-/* linear.cu - LINEAR: three products, and a bias. */
+/* linear.cu - LINEAR: three GEMMs (y, dx, dw), and a bias. */
 #include "backend/cuda/fuse.cuh"
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/linear_f32_out.cuh"
 
 enum { THREADS = 256, BIAS_ROWS = 64 };
 
-/* y += bias: one more rounding, at any number of rows. */
+/* y += bias, with a rounding of its own at any number of rows. */
 template <class T>
 __global__ void bias_kernel(T *y, const float *bias, int64_t count, int64_t n) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -13,7 +13,7 @@ __global__ void bias_kernel(T *y, const float *bias, int64_t count, int64_t n) {
         y[i] = ml_as<T>(ml_f32(y[i]) + bias[i % n]);
 }
 
-/* Sums of BIAS_ROWS rows each; rows in order. */
+/* Partial sums of BIAS_ROWS rows each; rows in order. */
 template <class T>
 __global__ void bias_sums(float *part, const T *dy, int64_t rows, int64_t n) {
     int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -32,7 +32,7 @@ static unsigned bias_parts(int64_t rows) {
     return ml_cuda_blocks(rows, BIAS_ROWS);
 }
 
-/* What the products of backward use: dx that is added to is made apart first. */
+/* Scratch of the backward GEMMs: a dx that is added to is computed there first. */
 static size_t product_scratch(const ml_op_args *a) {
     return ml_cuda_align(ml_cuda_narrow_takes(a) ? ml_cuda_narrow_scratch(a)
                                                  : ml_tensor_bytes(&a->in[0]));
@@ -41,7 +41,7 @@ static size_t product_scratch(const ml_op_args *a) {
 size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
     int64_t rows = a->in[0].shape[0];
 
-    if (!backward) /* for itself and two of its size, as one */
+    if (!backward) /* for three LINEARs of its size as one GEMM */
         return (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * 3 *
                         a->w[0].shape[0]) *
                ml_dtype_bytes(a->out[0].dtype);

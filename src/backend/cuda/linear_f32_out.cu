@@ -1,6 +1,7 @@
-/* narrow.cu - LINEAR with f32 weights and outputs over bf16 rows: a critic's value of a token.
+/* linear_f32_out.cu - LINEAR with f32 weights and outputs over bf16 rows: a critic's head.
  *
- * One output, or a few: no tensor cores, and nothing between a sum and its f32 result is rounded. */
+ * One output, or a few: no tensor cores, and no rounding between a sum and its f32
+ * result. */
 #include "backend/cuda/linear_f32_out.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32, PART_ROWS = 64 };
@@ -9,7 +10,7 @@ bool ml_cuda_narrow_takes(const ml_op_args *a) {
     return a->in[0].dtype == ML_BF16 && a->out[0].dtype == ML_F32;
 }
 
-/* A warp has an output; a lane takes every 32nd input. */
+/* A warp per output; a lane takes every 32nd input. */
 __global__ static void forward_kernel(float *y, const bf16 *x, const float *w,
                                       const float *bias, int64_t m, int64_t n, int64_t k) {
     int64_t i = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
@@ -49,7 +50,7 @@ __global__ static void input_kernel(bf16 *dx, const float *dy, const float *w, i
     dx[i] = ml_as<bf16>(sum);
 }
 
-/* dy' [n, m] x [m, k], of PART_ROWS rows each; rows in order. */
+/* Partial sums of dy' [n, m] x [m, k] over PART_ROWS rows each; rows in order. */
 __global__ static void weight_parts(float *part, const float *dy, const bf16 *x, int64_t m,
                                     int64_t n, int64_t k) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;

@@ -1,9 +1,10 @@
 /* lmhead.cu - LMHEAD: log-probabilities of given ids, a chunk of loss rows at a time.
  *
- * A chunk's rows are gathered, its logits are one product into f32, and blocks have its rows.
- * Where the caller wants all logits kept they are computed in their place, and backward reads
- * them instead of computing them again.  Backward turns a chunk's logits into their gradients in
- * the stored type, and two products take it from there. */
+ * A chunk's rows are gathered, one GEMM computes its logits in f32, and blocks reduce
+ * its rows.  If the caller wants all logits kept, the GEMM writes them to the caller's
+ * memory, and backward reads them instead of recomputing them.  Backward turns a
+ * chunk's logits into their gradients in the stored type; two GEMMs compute dx and dw
+ * from those. */
 #include "backend/cuda/gemm.cuh"
 #include "backend/cuda/lmhead.cuh"
 
@@ -70,7 +71,7 @@ __global__ void gather_kernel(T *to, const T *from, const int32_t *row, int64_t 
         to[blockIdx.x * width + i] = from[row[blockIdx.x] * width + i];
 }
 
-/* Adds: what nobody scores has no gradient, so that the rest was zero. */
+/* Adds: dx was zeroed, or accumulates.  Rows without a loss have no gradient. */
 template <class T>
 __global__ void scatter_kernel(T *to, const T *from, const int32_t *row, int64_t width) {
     for (int64_t i = threadIdx.x; i < width; i += COPY_THREADS) {
@@ -94,7 +95,7 @@ __global__ static void __launch_bounds__(ML_SPLIT_THREADS) splits_kernel(lmhead_
         c.part[blockIdx.y * c.splits + blockIdx.x] = r;
 }
 
-/* A thread has a row. */
+/* A thread per row. */
 __global__ static void rows_kernel(lmhead_call c, int64_t n) {
     int64_t i = (int64_t)blockIdx.x * 32 + threadIdx.x;
     ml_row_stat r;
@@ -110,7 +111,7 @@ __global__ static void rows_kernel(lmhead_call c, int64_t n) {
     c.stat[2 * i + 1] = r.l;
 }
 
-/* dz of a row, from its logits and what forward found of it; V of them at a time. */
+/* dz of a row, from its logits and the statistics of forward; V numbers per access. */
 template <class T, int V>
 __global__ void __launch_bounds__(ROW_THREADS) rows_back_kernel(lmhead_call c, T *dz) {
     const float *row = c.z + blockIdx.x * c.vocab;
@@ -209,7 +210,7 @@ static void back_logits(ml_stream *s, const lmhead_call &c, T *dz, int64_t n) {
     ml_cuda_launched(ml_cuda(s), "gradients of logits");
 }
 
-/* dx [n, width] = dz [n, vocab] w, added to the rows it belongs to. */
+/* dx [n, width] = dz [n, vocab] w, scattered to the loss rows. */
 static void back_rows(ml_stream *s, const ml_op_args *a, const lmhead_room *room,
                       const lmhead_call *c, int64_t n) {
     const ml_tensor *w = &a->w[0], *dx = &a->din[0];

@@ -1,8 +1,9 @@
-/* lmhead.cuh - the distribution of a row of logits, for the LM head and the sampler.
+/* lmhead.cuh - softmax statistics of a row of logits, for the LM head and the sampler.
  *
- * A row is cut into splits of ML_SPLIT columns at absolute positions, a block for each, whatever the
- * number of rows; what they found is put together in their order.  So one row of a decode step
- * keeps many multiprocessors busy, and has the bits it has among thousands. */
+ * A row is cut into splits of ML_SPLIT columns at absolute positions, one block per
+ * split, whatever the number of rows; the splits' results are merged in order.  So one
+ * row of a decode step keeps many SMs busy, and has the same bits alone as among
+ * thousands. */
 #ifndef ML_BACKEND_CUDA_LMHEAD_CUH
 #define ML_BACKEND_CUDA_LMHEAD_CUH
 
@@ -10,7 +11,7 @@
 
 enum { ML_SPLIT = 8192, ML_SPLITS = 64, ML_SPLIT_THREADS = 256 };
 
-/* m: the largest s; l: the sum of exp(s - m); u: that of exp(s - m) (s - m); s = z / t. */
+/* Of s = z / t.  m: max; l: sum of exp(s - m); u: sum of exp(s - m) (s - m) (entropy). */
 typedef struct ml_row_stat {
     float m, l, u;
 } ml_row_stat;
@@ -24,7 +25,7 @@ static inline int ml_splits(int64_t n_vocab) {
     return (int)((n_vocab + ML_SPLIT - 1) / ML_SPLIT);
 }
 
-/* Of n columns from z on, by a block of ML_SPLIT_THREADS; all threads get it. */
+/* Of n columns from z on, by a block of ML_SPLIT_THREADS; all threads get the result. */
 __device__ static inline ml_row_stat ml_split_stat(const float *z, int64_t n, float t,
                                                    float *room) {
     const int warps = ML_SPLIT_THREADS / 32;
@@ -43,7 +44,7 @@ __device__ static inline ml_row_stat ml_split_stat(const float *z, int64_t n, fl
     return r;
 }
 
-/* What a row's splits make together. */
+/* Merges the statistics of a row's splits. */
 __device__ static inline ml_row_stat ml_row_merge(const ml_row_stat *part, int n) {
     ml_row_stat r = { -INFINITY, 0.0f, 0.0f };
 

@@ -1,12 +1,12 @@
-/* moe.cu - which experts a token goes to, and its way there and back.
+/* moe.cu - MoE routing, gather and combine.
  *
- * A token's choice of rank r is pair token*k + r; the pairs sorted by expert, then token, are the
- * slots (see `group` in ops.h). */
+ * A token's choice of rank r is pair token*k + r; the pairs sorted by expert, then
+ * token, are the slots (see `group` in ops.h). */
 #include "backend/cuda/moe.cuh"
 
 enum { THREADS = 128, WARPS = THREADS / 32 };
 
-/* ---- route: a warp has a token ---- */
+/* ---- routing: a warp per token ---- */
 
 template <class T> struct route_call {
     const T *logits;
@@ -14,13 +14,13 @@ template <class T> struct route_call {
     const float *bias, *dweight;
     float *weight;
     int32_t *expert;
-    const int32_t *given; /* may be the memory of expert */
+    const int32_t *given; /* routing replay, or NULL; may be the memory of expert */
     int n_token, n, k, n_group, top_group;
     float scale;
     bool sigmoid, renorm, add;
 };
 
-/* NaN counts as less than any number, so that a choice is always of different ones. */
+/* NaN counts as less than any number, so that the chosen experts are always distinct. */
 __device__ static float rank_of(float x) {
     return x == x ? x : -INFINITY;
 }
@@ -49,7 +49,8 @@ __device__ static int next_best(const float *p, int n, int last) {
     return best;
 }
 
-/* Experts outside the best groups sink below all others.  A group is worth its two best. */
+/* Group-limited top-k (DeepSeek-V3): experts outside the best groups get -inf.  A
+ * group's score is the sum of its two best experts. */
 template <class T>
 __device__ static void keep_groups(float *choice, float *worth, const route_call<T> &c) {
     int size = c.n / c.n_group, last = -1;
@@ -87,7 +88,7 @@ __device__ static void scores(float *p, const T *x, const route_call<T> &c) {
     __syncwarp();
 }
 
-/* What the chosen scores are divided by. */
+/* The divisor of the chosen scores. */
 template <class T>
 __device__ static float chosen_sum(const float *p, const int32_t *expert,
                                    const route_call<T> &c) {
@@ -99,7 +100,7 @@ __device__ static float chosen_sum(const float *p, const int32_t *expert,
     return c.sigmoid ? sum + 1e-20f : sum;
 }
 
-/* The best k experts by score and bias. */
+/* The best k experts by score plus bias. */
 template <class T>
 __device__ static void choose(int32_t *chosen, const float *p, float *choice, float *worth,
                               const route_call<T> &c) {
@@ -173,7 +174,7 @@ template <class T> __global__ void route_back_kernel(route_call<T> c) {
     }
 }
 
-/* ---- slots: a block has an expert ---- */
+/* ---- slots: a counting sort, with a block per expert ---- */
 
 __global__ static void count_kernel(int32_t *count, const int32_t *expert, int n_pair) {
     int own = 0;
@@ -193,7 +194,7 @@ __global__ static void count_kernel(int32_t *count, const int32_t *expert, int n
     }
 }
 
-/* Pairs of the block's expert get its slots, in their order. */
+/* Gives the slots of the block's expert to its pairs, in order. */
 __global__ static void slot_kernel(int32_t *start, const int32_t *count,
                                    const int32_t *expert, int n_expert, int n_pair) {
     __shared__ int warps[WARPS];
@@ -297,7 +298,7 @@ __global__ void gather_kernel(T *y, const T *x, const int32_t *pair_of, int k,
         y[blockIdx.x * width + i] = from[i];
 }
 
-/* The row of each rank of a token, times its weight (1 where there is none), summed. */
+/* Sum over a token's ranks of weight times the slot's row; without weights they are 1. */
 template <class T>
 __global__ void sum_ranks(T *x, const T *y, const int32_t *slot_of, const float *weight,
                           int k, int64_t width, bool add) {
@@ -358,7 +359,7 @@ void ml_cuda_moe_combine_forward(ml_stream *s, const ml_op_args *a) {
                               (const float *)a->in[1].data, false));
 }
 
-/* A block for each pair. */
+/* A block per pair. */
 template <class T>
 __global__ void combine_back(T *dy, float *dweight, const T *dx, const T *y,
                              const float *weight, const int32_t *slot_of, int k,

@@ -1,12 +1,12 @@
-/* moe_linear.cu - MOE_LINEAR: a product for each expert's rows, one kernel for all of them.
+/* moe_linear.cu - MOE_LINEAR: a grouped GEMM, one kernel for all experts.
  *
- * bf16 goes to tensor cores (moe_mma.cu); here is what f32 and odd widths take: one FMA chain per
- * output over ascending k. */
+ * bf16 goes to tensor cores (moe_mma.cu); the kernel here is for f32 and odd widths:
+ * one FMA chain per output over ascending k. */
 #include "backend/cuda/moe.cuh"
 
 enum { TILE = 32, ROWS = 8 };
 
-/* The expert of tile `at`, and the tile's place in it; false: there are not so many. */
+/* The expert of tile `at`, and the tile's index in it; false: no such tile. */
 __device__ static bool find_tile(const int32_t *start, int n_expert, int at, int *expert,
                                  int *tile) {
     for (int e = 0; e < n_expert; e++) {
@@ -66,7 +66,7 @@ template <class IN, class OUT> __global__ void expert_kernel(ml_expert_gemm<IN, 
         }
 }
 
-/* Tensor cores or not follows from the model alone. */
+/* Tensor cores or not: depends on the model only. */
 template <class OUT>
 static bool takes_mma(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_t rows) {
     bool takes = g.n % 8 == 0 && g.m % 8 == 0 && g.k % 8 == 0;
@@ -159,7 +159,7 @@ template <class T> static void back_weight(ml_stream *s, const ml_op_args *a) {
     run(s, g, a->dout[0].shape[0]);
 }
 
-/* A thread has a column of an expert; rows in order. */
+/* A thread per column of an expert; rows in order. */
 template <class T>
 __global__ void bias_kernel(float *db, const T *dy, const int32_t *start, int64_t n) {
     int64_t col = (int64_t)blockIdx.x * 128 + threadIdx.x;

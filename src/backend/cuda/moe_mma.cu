@@ -1,26 +1,27 @@
-/* moe_mma.cu - the products of experts on tensor cores.
+/* moe_mma.cu - the grouped GEMM of experts on tensor cores.
  *
- * Every output is one chain of mma.m16n8k16 over ascending k, in one warp: which rows an expert
- * has beside it, and the tile's shape, change speed only.  Operands lie in shared memory as they
- * do outside; those whose k is not the inner direction are turned on the way to the registers. */
+ * Every output is one chain of mma.m16n8k16 over ascending k, in one warp: the expert's
+ * other rows and the tile's shape change speed only.  Operands have the same layout in
+ * shared memory as in global memory; those whose k is not contiguous are transposed by
+ * ldmatrix.trans. */
 #include "backend/cuda/mma.cuh"
 #include "backend/cuda/moe.cuh"
 
-/* ROWS of m or n by BK of k: [ROWS][BK], or [BK][ROWS] where TURNED. */
+/* A tile of ROWS of m or n by BK of k: [ROWS][BK], or [BK][ROWS] if TURNED. */
 template <int ROWS, int BK, bool TURNED> struct operand {
-    static const int ld = (TURNED ? ROWS : BK) + 8; /* keeps ldmatrix off the same banks */
+    static const int ld = (TURNED ? ROWS : BK) + 8; /* no bank conflicts in ldmatrix */
     static const int lines = TURNED ? BK : ROWS;
     static const int size = lines * ld;
 };
 
-/* What an operand of one expert is. */
+/* One expert's operand in global memory. */
 struct source {
     const bf16 *at;
     int64_t ld;
     int rows, k;
 };
 
-/* A tile from row row0 and k0 on, on its way; what is outside is zero. */
+/* Starts the copies of a tile from row row0 and k0 on; zeros outside the matrix. */
 template <int ROWS, int BK, bool TURNED, int THREADS>
 __device__ static void fetch(bf16 *to, const source &s, int row0, int k0) {
     typedef operand<ROWS, BK, TURNED> op;
@@ -39,7 +40,7 @@ __device__ static void fetch(bf16 *to, const source &s, int row0, int k0) {
     }
 }
 
-/* 16 rows from `row` on, k .. k + 15, as the left operand. */
+/* A fragment: 16 rows from `row` on, k .. k + 15. */
 template <int ROWS, int BK, bool TURNED>
 __device__ static void left(uint32_t (&a)[4], const bf16 *t, int row, int k) {
     const int ld = operand<ROWS, BK, TURNED>::ld;
@@ -52,7 +53,7 @@ __device__ static void left(uint32_t (&a)[4], const bf16 *t, int row, int k) {
         ml_ldmatrix4(a, t + (row + lane % 16) * ld + k + lane / 16 * 8);
 }
 
-/* 16 columns from `col` on, k .. k + 15, as two right operands. */
+/* Two B fragments: 16 columns from `col` on, k .. k + 15. */
 template <int ROWS, int BK, bool TURNED>
 __device__ static void right(uint32_t (&b)[4], const bf16 *t, int col, int k) {
     const int ld = operand<ROWS, BK, TURNED>::ld;
@@ -64,8 +65,8 @@ __device__ static void right(uint32_t (&b)[4], const bf16 *t, int col, int k) {
         ml_ldmatrix4(b, t + (col + lane / 16 * 8 + lane % 8) * ld + k + lane / 8 % 2 * 8);
 }
 
-/* The tile that a block has: BM rows of an expert, or of the m rows that each of them has where a
- * weight's gradient is computed. */
+/* The block's tile: BM rows of an expert; for a weight's gradient, BM of the m rows
+ * that each expert's gradient has. */
 template <int BM, class OUT>
 __device__ static ml_piece find_tile(const ml_expert_gemm<bf16, OUT> &g) {
     int expert = (int)blockIdx.z, first;
@@ -96,7 +97,7 @@ __device__ static void put(const ml_expert_gemm<bf16, OUT> &g, OUT *c, int exper
     ml_store(at, v);
 }
 
-/* BM x BN outputs, BK of k at a time, STAGES of them on their way; WM x WN warps. */
+/* BM x BN outputs, BK of k per stage, STAGES stages; WM x WN warps. */
 template <class OUT, bool A_TURNED, bool B_TURNED, int BM, int BN, int BK, int STAGES,
           int WM, int WN>
 struct expert_tile {
@@ -198,7 +199,7 @@ static void launch(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_
     ml_cuda_launched(s, "moe-linear");
 }
 
-/* Tiles by the rows that an expert has on average. */
+/* Chooses the tile by the average rows of an expert. */
 template <bool B_TURNED>
 static void by_rows(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64_t rows) {
     int64_t each = rows / g.n_expert;

@@ -1,22 +1,23 @@
 /* norm.cu - RMSNORM.
  *
- * A team of threads (half a warp, a warp, or a block for wide groups) has a group; each thread
- * keeps its packs of numbers in registers.  Team and packs follow from the width alone. */
+ * A team of threads (half a warp, a warp, or a block for wide groups) has a group; each
+ * thread keeps its packs of numbers in registers.  Team and packs depend on the width
+ * only. */
 #include "backend/cuda/fuse.cuh"
 
 enum {
     THREADS = 256,
-    NARROW = 128, /* groups of which a thread has one pack */
-    CHUNKS = 264, /* two for each multiprocessor of an H200 */
+    NARROW = 128, /* width up to which a thread has one pack */
+    CHUNKS = 264, /* two per SM of an H200 */
     CHUNKS_NARROW = 528,
-    DW_COLUMNS = 32, /* that a block sums, every DW_WAYS-th chunk by a warp */
+    DW_COLUMNS = 32, /* that a block sums; a warp takes every DW_WAYS-th chunk */
     DW_WAYS = THREADS / DW_COLUMNS
 };
 
 template <class T> struct norm_call {
     T *y, *dx;
     const T *x, *dy;
-    const T *plus; /* forward: x + plus is normed, and written to sum; or NULL */
+    const T *plus; /* forward: the norm is of x + plus, which is written to sum; or NULL */
     T *sum;
     const float *w;
     float *part; /* [chunks, width] sums of dw, or NULL */
@@ -27,7 +28,7 @@ template <class T> struct norm_call {
     bool plus_one, add;
 };
 
-/* How a width is shared out: TEAM threads with PACKS packs of V numbers each. */
+/* How threads share a group: TEAM threads with PACKS packs of V numbers each. */
 template <int TEAM_, int PACKS_, int V_> struct shares {
     static const int TEAM = TEAM_, PACKS = PACKS_, V = V_;
     static const int WARPS = TEAM_ > 32 ? TEAM_ / 32 : 1;
@@ -45,7 +46,7 @@ template <class S> __device__ static float team_sum(float x, float *room) {
     }
 }
 
-/* Where pack j of a thread begins. */
+/* The first column of a thread's pack j. */
 template <class S> __device__ static int pack_at(int lane, int j) {
     return S::V * (lane + S::TEAM * j);
 }
@@ -90,7 +91,7 @@ __device__ static void add_pack(float (&x)[S::V], const norm_call<T> &c, int64_t
         ml_store(c.sum + group + i, x);
 }
 
-/* x of a group, and 1 / its root mean square.  A team that is not there writes nothing. */
+/* Loads x of a group; returns 1 / its root mean square.  there false: writes nothing. */
 template <class S, class T>
 __device__ static float load_group(float (&x)[S::PACKS][S::V], const norm_call<T> &c,
                                    int64_t g, bool there, int lane, float *room) {
@@ -109,7 +110,7 @@ template <class S, class T> __global__ void norm_kernel(norm_call<T> c) {
     __shared__ float room[THREADS / 32];
     int lane = (int)threadIdx.x % S::TEAM;
     int64_t g = (int64_t)blockIdx.x * S::TEAMS + threadIdx.x / S::TEAM;
-    bool there = g < c.n_group; /* teams of a warp stay together */
+    bool there = g < c.n_group; /* no early return: a warp's teams shuffle together */
     float x[S::PACKS][S::V], r;
 
     if (!there)
@@ -128,7 +129,7 @@ template <class S, class T> __global__ void norm_kernel(norm_call<T> c) {
     }
 }
 
-/* One group of backward: writes dx, adds to the thread's sums of dw. */
+/* Backward of one group: writes dx, adds to the thread's sums of dw. */
 template <class S, class T>
 __device__ static void back_group(const norm_call<T> &c, int64_t g, bool there, int lane,
                                   float (&dw)[S::PACKS][S::V], float *room) {
@@ -165,7 +166,7 @@ __device__ static void back_group(const norm_call<T> &c, int64_t g, bool there, 
     }
 }
 
-/* A block goes through the groups of a chunk; its teams' sums are added in their order. */
+/* A block loops over the groups of a chunk; its teams' sums of dw are added in order. */
 template <class S, class T>
 __global__ void __launch_bounds__(THREADS, S::PACKS == 1 ? 4 : 2)
     norm_back_kernel(norm_call<T> c) {
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(THREADS, S::PACKS == 1 ? 4 : 2)
     }
 }
 
-/* dw += the chunks' sums. */
+/* dw += the chunks' partial sums. */
 __global__ static void norm_dw_kernel(float *dw, const float *part, int chunks, int width) {
     __shared__ float room[DW_WAYS][DW_COLUMNS];
     int col = (int)threadIdx.x % DW_COLUMNS, way = (int)threadIdx.x / DW_COLUMNS;
@@ -220,8 +221,7 @@ static int64_t max_chunks(int width) {
     return width <= NARROW ? CHUNKS_NARROW : CHUNKS;
 }
 
-/* Chunks of a number of groups: a function of it and the width, as gradients must not depend on
- * more. */
+/* A function of group count and width only, so that gradients are deterministic. */
 static int64_t groups_per_chunk(int64_t n_group, int width) {
     int64_t per = (n_group + max_chunks(width) - 1) / max_chunks(width);
     return per < 16 ? 16 : per;
@@ -281,7 +281,7 @@ template <class T> static void norm_forward(ml_stream *s, const ml_op_args *a) {
     norm_run<T>(s, c, false);
 }
 
-/* Groups that share a weight, one weight after the other. */
+/* Loops over the weights; a launch has the groups that share one. */
 template <class T> static void norm_backward(ml_stream *s, const ml_op_args *a) {
     norm_call<T> c = norm_open<T>(a);
 

@@ -1,6 +1,6 @@
 /* optim.cu - optimizer steps, sums of squares and plain sums over flat memory.
  *
- * The same operations in the same order as on the CPU, each rounded on its own. */
+ * The same operations in the same order as on the CPU, each rounded separately. */
 #include "backend/cuda/common.cuh"
 
 enum { THREADS = 256, PER_THREAD = 4 };
@@ -9,7 +9,7 @@ static unsigned blocks_for(int64_t n) {
     return ml_cuda_blocks(n, THREADS * PER_THREAD);
 }
 
-/* f(i) for the elements of this thread: neighbours in a warp have neighbouring ones. */
+/* f(i) for the elements of this thread; adjacent lanes have adjacent ones (coalesced). */
 template <class F> __device__ static void each(int64_t n, F f) {
     int64_t first = (int64_t)blockIdx.x * THREADS * PER_THREAD + threadIdx.x;
 #pragma unroll
@@ -63,7 +63,7 @@ static void sgd(ml_stream *s, const ml_optim_param *p, const ml_sgd *o) {
     ml_cuda_launched(ml_cuda(s), "SGD");
 }
 
-/* A block of threads for a block of elements; threads, then warps, in a fixed tree. */
+/* A thread block per ML_NORM_BLOCK elements; threads, then warps, in a fixed tree. */
 __global__ static void square_kernel(double *block, const float *x, int64_t n) {
     __shared__ double warp[THREADS / 32];
     int64_t first = (int64_t)blockIdx.x * ML_NORM_BLOCK;

@@ -1,7 +1,8 @@
-/* heads.cu - norm, rotation and pages of a step's heads in one kernel.
+/* qk_norm_rope_kv.cu - QK norm, RoPE and the write to the KV cache in one kernel.
  *
- * A team of 16 threads has a head, 8 numbers each: the norm's sum has the order of norm.cu, and
- * every number is rounded after the norm and after the rotation, as the ops one by one do. */
+ * A team of 16 threads has a head, 8 numbers each: the norm's sum has the order of
+ * norm.cu, and every number is rounded after the norm and after RoPE, as the single ops
+ * do. */
 #include "backend/cuda/qk_norm_rope_kv.cuh"
 
 enum { THREADS = 128, TEAM = 16, TEAMS = THREADS / TEAM, V = 8 };
@@ -30,7 +31,7 @@ __device__ static void norm(float (&x)[V], const ml_heads_side &s, int d, int e)
     round_all(x);
 }
 
-/* A thread's numbers turn against those of the thread half a head away. */
+/* RoPE (rotate-half): a thread's numbers pair with those of the thread half a head away. */
 __device__ static void turn(float (&x)[V], const float *cs, int half, int e) {
     int lane = (int)threadIdx.x % 32, away = half / V;
     bool low = e < half;
@@ -51,7 +52,7 @@ __device__ static void turn(float (&x)[V], const float *cs, int half, int e) {
     round_all(x);
 }
 
-/* All threads go all the way: a warp's teams shuffle together, those of values in vain. */
+/* No early return: a warp's teams shuffle together; those of values ignore the result. */
 __global__ static void __launch_bounds__(THREADS)
     heads_kernel(const __grid_constant__ ml_heads h) {
     const attn_call<bf16> &c = h.to;
@@ -68,7 +69,7 @@ __global__ static void __launch_bounds__(THREADS)
     int pos;
 
     ml_grid_release();
-    /* The batch is there from the beginning of the step. */
+    /* No kernel of the step writes the batch: read before the wait. */
     pos = c.pos[row];
     page =
         c.page +

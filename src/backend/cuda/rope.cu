@@ -5,7 +5,7 @@ enum { THREADS = 256, MAX_FREQ = 512 };
 
 /* ---- the table ---- */
 
-/* Frequencies travel with the launch: they are the model's, a few hundred bytes. */
+/* A kernel argument: the model's frequencies are a few hundred bytes. */
 struct frequencies {
     float at[MAX_FREQ];
 };
@@ -46,16 +46,16 @@ void ml_cuda_rope_table_backward(ml_stream *s, const ml_op_args *a) {
     (void)a;
 }
 
-/* ---- turning ---- */
+/* ---- rotation ---- */
 
-/* One way of turning rows: forward from x to y, backward (sign -1) from dy to dx. */
+/* Rotates rows: forward from x to y, backward (sign -1) from dy to dx. */
 template <class T> struct rope_call {
     T *y;
     const T *x;
     const float *cs;
-    int64_t n;          /* rows * width / 2: a thread turns, or passes on, two numbers */
+    int64_t n;          /* rows * width / 2: a thread rotates, or copies, two numbers */
     int64_t width;      /* of a row */
-    int head_dim, half; /* half: pairs of a head that turn */
+    int head_dim, half; /* half: pairs of a head that rotate */
     bool interleaved, add;
     float sign;
 };
@@ -77,7 +77,7 @@ template <class T> __global__ void rope_kernel(rope_call<T> c) {
     if (k < c.half) {
         at0 = head + (c.interleaved ? 2 * k : k);
         at1 = head + (c.interleaved ? 2 * k + 1 : k + c.half);
-    } else { /* what does not turn: 2 * half .. head_dim - 1 */
+    } else { /* not rotated: 2 * half .. head_dim - 1 */
         at0 = head + 2 * k;
         at1 = at0 + 1;
     }
@@ -94,7 +94,7 @@ template <class T> __global__ void rope_kernel(rope_call<T> c) {
     put(c.y + at1, x1, c.add);
 }
 
-/* Heads that turn as a whole, halves against each other: V pairs at a time. */
+/* RoPE of whole heads (rotate-half): V pairs per thread. */
 template <class T, int V> __global__ void rope_wide_kernel(rope_call<T> c) {
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * V;
     int64_t per_row = c.width / 2, row = i / per_row, pair = i % per_row;

@@ -1,9 +1,10 @@
-/* sample.cu - drawing tokens on the device.
+/* sample.cu - sampling on the device.
  *
- * Greedy draws, those with a temperature and those with filters never leave it.  Draws that change
- * logits, want more than one token's log-probability or one of the filtered distribution are made
- * by the CPU's sampler from the same logits; their log-probability is still the device's where it
- * is the model's, so that it has the LM head's bits. */
+ * The device makes greedy draws, those with a temperature and those with filters.  The
+ * CPU's sampler makes, from the same logits, draws that change logits (penalties, bias,
+ * bans), want more than one token's log-probability, or want that of the filtered
+ * distribution.  The device still computes their log-probability where it is the
+ * model's, so that it has the LM head's bits. */
 #include "backend/cuda/sample.cuh"
 
 #include <math.h>
@@ -21,31 +22,31 @@ struct answer {
     float logprob, entropy;
 };
 
-/* Draws under way, in the host's memory, where kernels read and write it: one trip each way, and no
- * copies. */
+/* Draws in flight, in mapped host memory that kernels read and write: one trip each
+ * way, and no copies. */
 struct stage {
     ml_ask asks[BATCH];
     answer answers[BATCH];
-    bool kept[BATCH]; /* the CPU's results stand */
+    bool kept[BATCH]; /* the CPU's results are final */
 };
 
-/* Two steps have draws under way at most; the second may begin before the first is waited for. */
+/* At most two steps have draws in flight: one may begin before the other is waited for. */
 struct ml_sample_stage {
     stage stages[2];
     cudaEvent_t done[2];
     unsigned begun, ended;
 };
 
-/* What a split of a row found. */
+/* The result of one split of a row. */
 struct part {
     ml_row_stat report, drawn;
-    float z; /* the largest logit, and whose it is */
+    float z; /* the largest logit, and its token */
     int32_t id;
 };
 
 /* ---- kernels ---- */
 
-/* The larger logit, of equal ones the lower id. */
+/* The larger logit; of equal ones, that of the lower id. */
 __device__ static void larger(float &z, int32_t &id, float other, int32_t other_id) {
     if (other > z || (other == z && other_id < id)) {
         z = other;
@@ -53,7 +54,7 @@ __device__ static void larger(float &z, int32_t &id, float other, int32_t other_
     }
 }
 
-/* Of n columns from z on, the first of which is column `first`; NaN is less than any. */
+/* Argmax of n columns from z on; the first is column `first`.  NaN is less than any. */
 __device__ static void largest(part &p, const float *z, int64_t n, int32_t first,
                                float *room, int32_t *id_room) {
     p.z = -INFINITY;
@@ -97,11 +98,11 @@ __device__ static void weigh(float (&w)[4], const float *z, int64_t n, int64_t f
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         float p = first + k < n ? ml_exp(ml_scaled(z[first + k], t) - m) : 0.0f;
-        w[k] = p > 0.0f ? p : 0.0f; /* NaN weighs nothing */
+        w[k] = p > 0.0f ? p : 0.0f; /* NaN: weight 0 */
     }
 }
 
-/* Sums of the lanes below, and of all. */
+/* Exclusive prefix sum over a warp, and the sum of all lanes. */
 __device__ static double scan(double x, double *total) {
     int lane = (int)threadIdx.x % 32;
     double sum = x;
@@ -114,8 +115,9 @@ __device__ static double scan(double x, double *total) {
     return sum - x;
 }
 
-/* Which of n numbers the running sum passes `target` in, by one warp; `before` is the sum up to
- * there.  Each lane has a run of neighbours.  The last that weighs anything where none does. */
+/* Index of the number at which the running sum exceeds `target`, by one warp; *before
+ * is the sum before it.  Each lane has consecutive numbers.  If there is none: the last
+ * that is not 0; -1 if all are 0. */
 __device__ static int passed(const float *mass, int n, double target, double *before) {
     int lane = (int)threadIdx.x % 32, per = (n + 31) / 32;
     int first = lane * per, end = first + per < n ? first + per : n, at = -1, last = -1;
@@ -148,8 +150,8 @@ __device__ static int passed(const float *mass, int n, double target, double *be
     return __shfl_sync(0xffffffffu, at, lane);
 }
 
-/* The column drawn from n of a split, or -1: nothing weighs anything.  `target` is what the running
- * sum of weights, relative to the split's largest, must pass. */
+/* Inverse-CDF draw of one of the n columns of a split; -1: all weights are 0.  The
+ * running sum of weights, relative to the split's largest, must exceed `target`. */
 __device__ static int32_t draw(const float *z, int64_t n, float t, float m, double target) {
     __shared__ float mass[TILES], weight[TILE];
     __shared__ int32_t chosen;
@@ -182,7 +184,7 @@ __device__ static int32_t draw(const float *z, int64_t n, float t, float m, doub
     return chosen;
 }
 
-/* The split that a draw falls into, and what its running sum must pass there. */
+/* The split that a draw falls into, and the target of the running sum in it. */
 __device__ static int choose_split(const part *p, int splits, double u, double *target) {
     double mass[ML_SPLITS], total = 0.0, sum = 0.0;
     float m = -INFINITY;
@@ -243,7 +245,7 @@ __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
         drawn[blockIdx.x] = id;
 }
 
-/* ---- what the CPU draws ---- */
+/* ---- draws on the CPU ---- */
 
 static bool is_changed(const ml_draw *d) {
     const ml_draw_opts *o = d->opts;
@@ -255,17 +257,17 @@ static bool is_filtered(const ml_draw_opts *o) {
     return o->temperature > 0.0f && (o->top_k > 0 || o->top_p < 1.0f || o->min_p > 0.0f);
 }
 
-/* Does the device have all that is asked for? */
+/* Can the device make this draw? */
 static bool is_here(const ml_draw *d) {
-    bool model = !is_changed(d) && !is_filtered(d->opts); /* drawn is what the model says */
+    bool model = !is_changed(d) && !is_filtered(d->opts); /* the model's distribution */
 
     if (d->n_top || d->n_also)
         return false;
     return model || (d->opts->dist != ML_DIST_DRAWN && (d->given >= 0 || !is_changed(d)));
 }
 
-/* Draws one by one, their logits copied out.  Memory for it is not the step's: a few of them are
- * rare, and many are slow anyway. */
+/* Makes one draw on the CPU from a copy of its logits.  It allocates memory outside the
+ * step's: a few such draws are rare, and many are slow anyway. */
 static void sample_elsewhere(ml_cuda_stream *s, ml_draw *d, int64_t n_vocab) {
     const ml_backend *cpu = &s->host.cpu;
     size_t row = ml_cuda_align((size_t)n_vocab * sizeof(float));
@@ -288,7 +290,7 @@ static void sample_elsewhere(ml_cuda_stream *s, ml_draw *d, int64_t n_vocab) {
     free(room);
 }
 
-/* ---- all of it ---- */
+/* ---- batches of draws ---- */
 
 ml_status ml_cuda_sample_open(ml_cuda_stream *s, ml_err *err) {
     if (cudaHostAlloc((void **)&s->sample, sizeof *s->sample, cudaHostAllocMapped) !=
@@ -312,7 +314,7 @@ void ml_cuda_sample_close(ml_cuda_stream *s) {
     s->sample = NULL;
 }
 
-/* Filters' choices and parts of as many draws as are made together. */
+/* Split results, and tokens drawn with filters, of one batch of draws. */
 size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab) {
     (void)s;
     return BATCH * (sizeof(int32_t) + (size_t)ml_splits(n_vocab) * sizeof(part));
@@ -375,7 +377,7 @@ static void end_batch(ml_cuda_stream *s, unsigned turn, ml_draw *draw, int n) {
     }
 }
 
-/* Only the last batch is waited for later. */
+/* Waits for all batches but the last, which ml_cuda_sampled waits for. */
 void ml_cuda_sample(ml_stream *s, struct ml_draw *draw, int64_t n, int64_t n_vocab,
                     void *scratch, int32_t *drawn) {
     for (int64_t at = 0; at < n; at += BATCH) {

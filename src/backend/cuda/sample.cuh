@@ -1,4 +1,4 @@
-/* sample.cuh - draws as the device sees them. */
+/* sample.cuh - parameters of a draw on the device. */
 #ifndef ML_BACKEND_CUDA_SAMPLE_CUH
 #define ML_BACKEND_CUDA_SAMPLE_CUH
 
@@ -7,15 +7,15 @@
 typedef struct ml_ask {
     const float *logits;
     double u;
-    float temperature; /* drawn with; 0: the largest */
-    float report;      /* temperature of the log-probability */
-    int32_t given;     /* or -1: draw */
-    bool filtered;     /* what follows leaves only a part of the tokens */
+    float temperature; /* of the draw; 0: greedy */
+    float report;      /* temperature of the reported log-probability */
+    int32_t given;     /* the token; -1: draw it */
+    bool filtered;     /* the filters below apply */
     uint32_t top_k;
-    float top_p, near; /* near: distance from the largest scaled logit, by min-p */
+    float top_p, near; /* near: min-p as a distance from the largest scaled logit */
 } ml_ask;
 
-/* filter.cu: what the filtered of n asks draw, -1 where nothing weighs anything. */
+/* filter.cu: draws for those of n asks that are filtered; -1 where all weights are 0. */
 void ml_filter_draws(ml_cuda_stream *s, int32_t *chosen, const ml_ask *asks, int n,
                      int64_t n_vocab);
 

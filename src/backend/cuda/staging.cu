@@ -1,8 +1,8 @@
-/* send.cu - small things on their way to the device.
+/* staging.cu - small copies to the device, through a ring of pinned buffers.
  *
- * A copy from the host's plain memory may wait for the stream; a step that is put together while
- * another runs must not.  So what is small goes through memory of ours that the device reads by
- * itself, and the caller has its own back at once. */
+ * A copy from pageable host memory may wait for the stream; overlap scheduling, which
+ * prepares a step while another runs, must not wait.  So small copies go through pinned
+ * buffers, and the caller may reuse its own memory at once. */
 #include "backend/cuda/common.cuh"
 
 #include <stdlib.h>
@@ -46,7 +46,7 @@ void ml_cuda_send_close(ml_cuda_stream *s) {
 static cudaError_t send_slot(ml_cuda_stream *s, void *dst, const void *host, size_t bytes) {
     unsigned slot = s->send->next++ % SLOTS;
     char *memory = s->send->memory + (size_t)slot * SLOT_BYTES;
-    cudaError_t e = cudaEventSynchronize(s->send->sent[slot]); /* its last use */
+    cudaError_t e = cudaEventSynchronize(s->send->sent[slot]); /* of its last use */
 
     memcpy(memory, host, bytes);
     if (e == cudaSuccess)
@@ -54,7 +54,7 @@ static cudaError_t send_slot(ml_cuda_stream *s, void *dst, const void *host, siz
     return e == cudaSuccess ? cudaEventRecord(s->send->sent[slot], s->stream) : e;
 }
 
-/* Large plain memory has been read when the call returns. */
+/* Larger copies bypass the ring: pageable memory has been read when the call returns. */
 void ml_cuda_send(ml_stream *s, void *dst, const void *host, size_t bytes) {
     ml_cuda_stream *c = ml_cuda(s);
 

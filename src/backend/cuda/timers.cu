@@ -1,7 +1,8 @@
-/* marks.cu - when the GPU reached places in its work.
+/* timers.cu - timestamps of the GPU's work, for profiles.
  *
- * Events tell the time between each other.  The first one is put into an empty stream at a
- * moment that the host's clock is read, to a few microseconds. */
+ * CUDA events measure the time between each other.  The first one is recorded in an
+ * empty stream when the host's clock is read: the two clocks agree to a few
+ * microseconds. */
 #include "backend/cuda/common.cuh"
 
 #include <stdlib.h>

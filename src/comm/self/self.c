@@ -2,7 +2,7 @@
 
 #include "base/bug.h"
 
-/* Shapes are the caller's business: a mismatch is a fault of this program. */
+/* The caller is responsible for shapes: a mismatch is a bug of this program. */
 static ml_status move(ml_stream *s, const ml_tensor *out, const ml_tensor *in) {
     size_t bytes = ml_tensor_bytes(in);
 
@@ -64,7 +64,7 @@ static ml_status self_alltoallv(ml_comm *c, ml_stream *s, const ml_tensor *out,
     return move(s, &to, &from);
 }
 
-/* A rank that sends to itself would wait for itself. */
+/* A rank that sends to itself would deadlock. */
 static ml_status self_peer(ml_comm *c, ml_stream *s, const ml_tensor *t, int32_t peer,
                            ml_err *err) {
     (void)c, (void)s, (void)t;
@@ -80,7 +80,7 @@ static ml_status self_agree(ml_comm *c, ml_status mine, ml_err *err) {
 }
 
 ml_comm *ml_comm_self(void) {
-    /* Without state, so one serves all; nobody writes to it. */
+    /* Stateless and never written to, so all callers share it. */
     static ml_comm self = {
         .name = "self",
         .rank = 0,

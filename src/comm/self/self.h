@@ -1,5 +1,5 @@
-/* self.h - the communicator of a single rank.  A real one: what runs on one rank takes the
- * same path as what runs on many. */
+/* self.h - the communicator of a single rank.  It is a full implementation, so that one
+ * rank and many run the same code path. */
 #ifndef ML_COMM_SELF_SELF_H
 #define ML_COMM_SELF_SELF_H
 

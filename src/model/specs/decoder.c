@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#define MAX_WIDTH (1 << 20) /* larger widths are lies, not models */
+#define MAX_WIDTH (1 << 20) /* larger widths are not plausible */
 #define MAX_VOCAB (1 << 24)
 #define MAX_LAYER 1024
 #define MAX_HEAD 4096
@@ -20,7 +20,8 @@ static ml_act read_act(ml_builder *b, const char *key, const char *def) {
     return ML_ACT_SILU;
 }
 
-/* Packed formats hold other tensors than the model's; training needs the numbers. */
+/* Quantized formats store other tensors than the model's; training needs the
+ * full-precision weights. */
 static void refuse_quantized(ml_hf_config *c) {
     const ml_json *q = ml_hf_config_get(c, "quantization_config");
     const char *how =
@@ -49,7 +50,7 @@ void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *de
         (int32_t)ml_hf_config_int(c, "num_attention_heads", ML_HF_REQUIRED, 1, MAX_HEAD);
     d->n_kv = (int32_t)ml_hf_config_int(c, "num_key_value_heads",
                                         def->n_kv ? def->n_kv : d->n_head, 1, MAX_HEAD);
-    each = d->n_hidden / d->n_head; /* 0 where the config is nonsense */
+    each = d->n_hidden / d->n_head; /* 0 if the config is invalid */
     d->head_dim = (int32_t)ml_hf_config_int(c, "head_dim",
                                             def->head_dim ? def->head_dim
                                             : each > 0    ? each
@@ -63,7 +64,7 @@ void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *de
                           "%s: num_attention_heads (%d) is not a multiple of "
                           "num_key_value_heads (%d)",
                           c->path, d->n_head, d->n_kv);
-        d->n_kv = d->n_head; /* the rows that follow must still add up */
+        d->n_kv = d->n_head; /* keeps the following rows consistent */
     }
     if (d->head_dim % 2 != 0)
         ml_hf_config_fail(c, ML_EFORMAT, "%s: head_dim (%d) is odd; rotary needs pairs",
@@ -81,7 +82,7 @@ int32_t ml_decoder_norm(ml_builder *b, const ml_decoder *d, int32_t x, const cha
     return ml_build_norm(b, x, name, d->eps, (int32_t)d->n_hidden, d->norm_plus_one);
 }
 
-/* n heads of q, k or v; in a fused projection they stand behind `first` others. */
+/* n heads of q, k or v; in a fused projection they follow `first` other heads. */
 static int32_t heads(ml_builder *b, const ml_decoder *d, int32_t x, const char *name,
                      int32_t n, int32_t first) {
     return ml_build_linear(
@@ -104,7 +105,7 @@ static int32_t norm_heads(ml_builder *b, const ml_decoder *d, int32_t x, const c
                          d->norm_plus_one);
 }
 
-/* The first or second half of each head that is twice as wide. */
+/* The first or second half of each double-width head. */
 static int32_t half_heads(ml_builder *b, const ml_decoder *d, int32_t x, int64_t at) {
     return ml_build_slice(
         b, x, (ml_slice_opts){ .n_group = d->n_head, .part = { { at, d->head_dim } } });
@@ -142,7 +143,7 @@ int32_t ml_decoder_attn(ml_builder *b, const ml_decoder *d, int32_t x, const ml_
                                              .shard = ML_SHARD_ROW });
 }
 
-/* down(act(gate(x)) * up(x)), whose parameters are called prefix.gate_proj and so on. */
+/* down(act(gate(x)) * up(x)), with parameters prefix.gate_proj etc. */
 static int32_t mlp(ml_builder *b, const ml_decoder *d, int32_t x, const char *prefix,
                    int64_t n_inner) {
     ml_arena *a = &b->spec->arena;

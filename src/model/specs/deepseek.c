@@ -1,6 +1,6 @@
-/* DeepSeek-V3 (and R1), Kimi-K2, GLM-4.7-Flash (glm4_moe_lite): latent attention, and experts
- * chosen by sigmoids with a bias.  DeepSeek-V3.2 and GLM-5 (glm_moe_dsa): the same with
- * attention to keys that an indexer chooses. */
+/* DeepSeek-V3 (and R1), Kimi-K2, GLM-4.7-Flash (glm4_moe_lite): MLA, and experts with
+ * sigmoid scores and a selection bias.  DeepSeek-V3.2 and GLM-5 (glm_moe_dsa): the same
+ * with sparse attention (DSA) to keys that an indexer selects. */
 #include "model/specs/families.h"
 
 typedef struct deepseek {
@@ -19,14 +19,14 @@ static int32_t layer(ml_builder *b, const ml_decoder *d, int32_t x, int32_t i,
         (ml_layer_opts){ .mla = &s->mla, .ffn = s->sparse[i] ? s->ffn : (ml_ffn){ 0 } });
 }
 
-/* Defaults of rms_norm_eps and first_k_dense_replace, and of experts. */
+/* Defaults of rms_norm_eps and first_k_dense_replace, and of the experts' keys. */
 typedef struct defaults {
     double eps;
     int32_t n_dense;
     ml_moe_defaults moe;
-    bool indexed;     /* keys are chosen by an indexer, ... */
+    bool indexed;     /* an indexer selects the keys, ... */
     bool interleaved; /* ... whose rotary pairs are (0,1) (2,3).. */
-    bool shares;      /* ... in some layers, and the others share their choice */
+    bool shares;      /* ... in some layers, and the others reuse its selection */
 } defaults;
 
 static void read_indexer(ml_builder *b, deepseek *s, const defaults *def, int32_t n_layer) {
@@ -72,7 +72,7 @@ static void build_glm_moe_dsa(ml_builder *b) {
             1e-5, 3, { 1, 1, 2.5 }, .indexed = true, .interleaved = true, .shares = true });
 }
 
-/* The balance loss of pre-training, and widths that follow from others. */
+/* Keys of the pre-training balance loss, and widths that follow from others. */
 static const char *const ignored[] = { "aux_loss_alpha",
                                        "ep_size",
                                        "head_dim",
@@ -81,7 +81,7 @@ static const char *const ignored[] = { "aux_loss_alpha",
                                        "seq_aux",
                                        "pretraining_tp",
                                        "output_router_logits",
-                                       "layer_types", /* all are of one kind */
+                                       "layer_types", /* all layers have one type */
                                        "mlp_bias",
                                        "num_key_value_heads",
                                        "indexer_rope_interleave",

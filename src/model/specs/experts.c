@@ -1,4 +1,4 @@
-/* experts.c - the keys of mixtures of experts that several families share. */
+/* experts.c - config keys of mixtures of experts, shared by several families. */
 #include <string.h>
 
 #include "model/specs/decoder.h"
@@ -38,7 +38,8 @@ const bool *ml_sparse_layers_read(ml_builder *b, int32_t n_layer, int32_t n_dens
     return sparse;
 }
 
-/* Layers listed in mlp_only_layers, or off the decoder_sparse_step grid, keep a plain MLP. */
+/* Layers listed in mlp_only_layers, or off the decoder_sparse_step grid, keep a plain
+ * MLP. */
 const bool *ml_sparse_layers_read_qwen(ml_builder *b, int32_t n_layer) {
     ml_hf_config *c = b->config;
     int64_t step = ml_hf_config_int(c, "decoder_sparse_step", 1, 1, INT32_MAX), i;
@@ -62,7 +63,7 @@ const bool *ml_sparse_layers_read_qwen(ml_builder *b, int32_t n_layer) {
 ml_moe_opts ml_moe_read_qwen(ml_builder *b, const ml_decoder *d,
                              const ml_qwen_moe_defaults *def) {
     ml_hf_config *c = b->config;
-    /* Published configs say num_experts, newer ones num_local_experts. */
+    /* Published configs use num_experts, newer ones num_local_experts. */
     int64_t n = ml_hf_config_int(c, "num_local_experts", 0, 1, 65536);
     ml_moe_opts o = { .router = "mlp.gate", .experts = "mlp.experts", .act = d->act };
 
@@ -76,7 +77,7 @@ ml_moe_opts ml_moe_read_qwen(ml_builder *b, const ml_decoder *d,
     return o;
 }
 
-/* A key that, where present, must say what is built. */
+/* A key that, if present, must have the supported value. */
 static void expect(ml_builder *b, const char *key, const char *value) {
     const char *found = ml_hf_config_str(b->config, key, value);
     if (strcmp(found, value) != 0)

@@ -1,6 +1,6 @@
-/* Gemma 2 and Gemma 3 (text): 1+w sandwich norms, scaled embedding, GeGLU, tied head;
- * Gemma 2 caps attention and final logits, Gemma 3 norms q and k heads and has two
- * rotary bases. */
+/* Gemma 2 and Gemma 3 (text): sandwich norms with weights 1+w, scaled embedding, GeGLU,
+ * tied head.  Gemma 2 softcaps attention and final logits; Gemma 3 has QK-norm per head
+ * and two rotary bases. */
 #include <math.h>
 
 #include "model/specs/families.h"
@@ -51,12 +51,12 @@ static void build_gemma(ml_builder *b, const ml_decoder *d, const gemma *g,
                                       .logit_softcap = logit_softcap });
 }
 
-/* Every n-th layer is full, counted from 1. */
+/* Every n-th layer has full attention, counted from 1. */
 static bool off_pattern(int32_t layer, const void *n) {
     return (layer + 1) % *(const int64_t *)n != 0;
 }
 
-/* An explicit null turns a cap off; an absent key has the family's default. */
+/* An explicit null disables a softcap; an absent key means the family's default. */
 static float read_cap(ml_builder *b, const char *key, double def) {
     const ml_json *v = ml_json_get(b->config->root, key);
     if (v && v->type == ML_JSON_NULL)
@@ -100,7 +100,7 @@ static void build_gemma3(ml_builder *b) {
     build_gemma(b, &d, &g, read_cap(b, "final_logit_softcapping", 0));
 }
 
-/* Published configs carry the activation twice; hidden_activation is the one that counts. */
+/* Published configs have the activation twice; hidden_activation is the one used. */
 static const char *const ignored[] = { "hidden_act", "cache_implementation",
                                        "_sliding_window_pattern", NULL };
 

@@ -1,7 +1,6 @@
-/* Gemma 4 (text): full and sliding layers with heads of their own sizes, the last layers
- * reading keys and values of earlier ones, a small input of each layer's own beside the
- * hidden state, a number at the end of each layer, and in some models experts beside the
- * MLP. */
+/* Gemma 4 (text): full and sliding-window layers with different head sizes; the last
+ * layers reuse keys and values of earlier ones; per-layer embeddings next to the hidden
+ * state; a scalar at the end of each layer; in some models experts next to the MLP. */
 #include <math.h>
 #include <string.h>
 
@@ -11,15 +10,15 @@ enum { SLIDING, FULL, N_TYPE };
 
 static const char *const type_names[N_TYPE] = { "sliding_attention", "full_attention" };
 
-/* What layers of one type have in common. */
+/* Properties common to the layers of one type. */
 typedef struct kind {
-    ml_decoder d; /* with the type's heads */
+    ml_decoder d; /* with the head sizes of the type */
     const ml_rope *rope;
     int32_t window;
-    bool k_is_v; /* values are keys before their norm and rotation */
+    bool k_is_v; /* values are the keys before their norm and rotation */
 } kind;
 
-/* Keys and values of the last layer of a type that has its own. */
+/* Keys and values of the last layer of a type that computes them. */
 typedef struct kept {
     int32_t k, v;
     ml_shared_kv pages;
@@ -28,13 +27,13 @@ typedef struct kept {
 typedef struct gemma4 {
     kind kind[N_TYPE];
     const int32_t *type;  /* [n_layer] */
-    int32_t first_shared; /* layers from here on have no keys and values of their own */
-    bool wide_shared;     /* and an MLP twice as wide */
-    int64_t n_input;      /* width of a layer's own input; 0: none */
+    int32_t first_shared; /* layers from here on reuse keys and values of earlier ones */
+    bool wide_shared;     /* those layers have an MLP twice as wide */
+    int64_t n_input;      /* width of a layer's own input (per-layer embedding); 0: none */
     int64_t n_input_vocab;
     ml_moe_opts moe; /* n_expert 0: none */
     kept *kept;      /* [N_TYPE] while layers are built */
-    int32_t *input;  /* inputs of all layers, side by side */
+    int32_t *input;  /* the per-layer inputs of all layers, concatenated */
 } gemma4;
 
 /* --- a layer ------------------------------------------------------------------ */
@@ -82,7 +81,7 @@ static int32_t attention(ml_builder *b, const gemma4 *g, int32_t x, int32_t i) {
                                              .shard = ML_SHARD_ROW });
 }
 
-/* The router has a norm of its own and logits over sqrt(hidden). */
+/* The router has its own norm and divides its input by sqrt(hidden). */
 static int32_t experts(ml_builder *b, const ml_decoder *d, const gemma4 *g, int32_t x) {
     int32_t by = ml_build_group_norm(b, x, "router.scale", d->eps, (int32_t)d->n_hidden);
 
@@ -106,7 +105,7 @@ static int32_t feed_forward(ml_builder *b, const ml_decoder *d, const gemma4 *g,
     return ml_build_add(b, h, e);
 }
 
-/* The layer's own input, gated by the hidden state and brought to its width. */
+/* The per-layer input, gated by the hidden state and projected to its width. */
 static int32_t own_input(ml_builder *b, const ml_decoder *d, const gemma4 *g, int32_t x,
                          int32_t i) {
     ml_slice_opts mine = { .part = { { i * g->n_input, g->n_input } } };
@@ -132,7 +131,8 @@ static int32_t layer(ml_builder *b, const ml_decoder *d, int32_t x, int32_t i,
     return ml_build_scale_param(b, x, "layer_scalar");
 }
 
-/* Inputs of all layers: a second embedding of the token, and a projection of the first. */
+/* Per-layer inputs of all layers: a second embedding of the token, plus a projection of
+ * the first. */
 static void all_inputs(ml_builder *b, const ml_decoder *d, int32_t x, const void *ud) {
     const gemma4 *g = ud;
     int64_t width = d->n_layer * g->n_input;
@@ -151,14 +151,14 @@ static void all_inputs(ml_builder *b, const ml_decoder *d, int32_t x, const void
     *g->input = ml_build_scale(b, ml_build_add(b, h, of_token), (float)sqrt(0.5));
 }
 
-/* --- its keys ----------------------------------------------------------------- */
+/* --- config keys -------------------------------------------------------------- */
 
 static bool off_pattern(int32_t i, const void *arg) {
     (void)arg;
     return (i + 1) % 6 != 0;
 }
 
-/* The last layer is full, whatever the config says. */
+/* The last layer has full attention, whatever the config says. */
 static const int32_t *read_types(ml_builder *b, int32_t n_layer, int32_t window) {
     const int32_t *windows = ml_windows_read(b, n_layer, window, off_pattern, NULL);
     int32_t *type = ML_NEW(&b->spec->arena, int32_t, n_layer);
@@ -197,7 +197,7 @@ static const ml_json *entry_of(const ml_json *all, int32_t i) {
     return NULL;
 }
 
-/* Entries with keys that would change more than heads. */
+/* Rejects entries with keys that would change more than heads. */
 static void refuse_others(ml_builder *b, const ml_json *all, int32_t n_layer) {
     if (all->type != ML_JSON_OBJECT)
         ml_hf_config_fail(b->config, ML_EFORMAT,
@@ -219,7 +219,7 @@ static void refuse_others(ml_builder *b, const ml_json *all, int32_t n_layer) {
     }
 }
 
-/* Heads of each layer, in the newer style; layers of one type must agree. */
+/* Head sizes of each layer, in the newer format; layers of one type must agree. */
 static void read_layers(ml_builder *b, gemma4 *g, const ml_decoder *d, const ml_json *all) {
     bool seen[N_TYPE] = { false };
 
@@ -242,7 +242,7 @@ static void read_layers(ml_builder *b, gemma4 *g, const ml_decoder *d, const ml_
     }
 }
 
-/* The sizes of full layers' heads: of each layer, or in the older style of all of them. */
+/* The head sizes of full-attention layers: per layer, or in the older format for all. */
 static void read_heads(ml_builder *b, gemma4 *g, const ml_decoder *d) {
     ml_hf_config *c = b->config;
     const ml_json *all = ml_hf_config_get(c, "per_layer_config");
@@ -265,7 +265,7 @@ static void read_heads(ml_builder *b, gemma4 *g, const ml_decoder *d) {
             "%s: layers with %s have %d heads of %d and %d key heads; the size "
             "must be even and the number a multiple",
             c->path, type_names[t], own->n_head, own->head_dim, own->n_kv);
-        own->head_dim += own->head_dim % 2; /* the rows that follow must still add up */
+        own->head_dim += own->head_dim % 2; /* keeps the following rows consistent */
         own->n_kv = own->n_head;
     }
 }
@@ -282,7 +282,7 @@ static void read_rotary(ml_builder *b, gemma4 *g) {
     g->kind[SLIDING].rope = ml_rope_read(b, g->kind[SLIDING].d.head_dim, sliding);
 }
 
-/* Checkpoints may have projections of layers that do not use them. */
+/* Checkpoints may contain projections of layers that do not use them. */
 static void carry_unused(ml_builder *b, const gemma4 *g, int32_t n_layer) {
     static const char *const parts[] = { "k_proj.", "v_proj.", "k_norm.", "v_norm." };
     enum { N_PART = sizeof parts / sizeof *parts };

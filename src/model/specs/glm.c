@@ -1,5 +1,6 @@
-/* GLM-4: sandwich norms, fused gate and up projection, half of each head rotated in pairs.
- * GLM-4.5 (glm4_moe): plain norms, DeepSeek's experts, half of each head rotated in halves. */
+/* GLM-4: sandwich norms, fused gate and up projection, half of each head rotated in
+ * interleaved pairs.  GLM-4.5 (glm4_moe): pre-norms, DeepSeek's experts, half of each
+ * head rotated in halves. */
 #include "model/specs/families.h"
 
 static const ml_norm_names norms = { "input_layernorm", "post_self_attn_layernorm",

@@ -1,5 +1,5 @@
-/* gpt-oss: attention sinks, every other layer with a window, biased experts that are stored
- * transposed, a clamped gate.  Published weights are MXFP4; what is read here is bf16. */
+/* gpt-oss: attention sinks, a sliding window in every other layer, biased experts that
+ * are stored transposed, a clamped gate.  Published weights are MXFP4; this reads bf16. */
 #include "model/specs/families.h"
 
 typedef struct oss {
@@ -22,7 +22,7 @@ static bool even(int32_t i, const void *arg) {
     return i % 2 == 0;
 }
 
-/* The gate's numbers are part of its kernel. */
+/* The constants of the gate are compiled into its kernel. */
 static void expect_number(ml_builder *b, const char *key, double value) {
     double found = ml_hf_config_num(b->config, key, value, -1e30, 1e30);
     if (found < value || found > value)
@@ -72,7 +72,7 @@ static void build_gpt_oss(ml_builder *b) {
     ml_decoder_model(b, &d, layer, &o, (ml_model_opts){ 0 });
 }
 
-/* Names of the same numbers elsewhere, and the balance loss of pre-training. */
+/* Other names of the same numbers, and the balance loss of pre-training. */
 static const char *const ignored[] = { "experts_per_token", "initial_context_length",
                                        "output_router_logits", "router_aux_loss_coef",
                                        NULL };

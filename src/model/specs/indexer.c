@@ -1,4 +1,4 @@
-/* indexer.c - the small heads that choose which keys a row attends to. */
+/* indexer.c - the lightning indexer: small heads that select the keys a row attends to. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
-/* Llama and Mistral: the plain decoder; Mistral may have one window for all layers.  SmolLM3:
- * some layers have no rotary positions.  Phi-3: q, k, v and gate, up are stored as one. */
+/* Llama and Mistral: the plain decoder; Mistral may have one window for all layers.
+ * SmolLM3: some layers have no rotary embedding.  Phi-3: q, k, v and gate, up are stored
+ * fused. */
 #include "model/specs/families.h"
 
 typedef struct plain {
@@ -47,7 +48,7 @@ static void build_mistral(ml_builder *b) {
                     &(ml_decoder_defaults){
                         .n_kv = 8, .eps = 1e-6, .act_key = "hidden_act", .act = "silu" });
     p.rope = read_rope(b, &d, 10000);
-    /* Absent means 4096 upstream, null means none. */
+    /* Absent means 4096 in transformers, null means none. */
     p.window =
         ml_windows_read(b, d.n_layer, ml_window_or_none(b, 4096), ml_every_layer, NULL);
     ml_decoder_model(b, &d, layer, &p, (ml_model_opts){ 0 });
@@ -66,8 +67,8 @@ static void build_phi3(ml_builder *b) {
     ml_decoder_model(b, &d, layer, &p, (ml_model_opts){ 0 });
 }
 
-/* no_rope_layers holds a 1 for each layer that has positions; without it every
- * no_rope_layer_interval-th has none. */
+/* no_rope_layers has a 1 for each layer with a rotary embedding; without that key every
+ * no_rope_layer_interval-th layer has none. */
 static const bool *read_rotating(ml_builder *b, int32_t n_layer) {
     ml_hf_config *c = b->config;
     const ml_json *list = ml_hf_config_get(c, "no_rope_layers"), *v;
@@ -119,7 +120,7 @@ static void build_smollm3(ml_builder *b) {
 }
 
 static const char *const ignored[] = { "pretraining_tp", "max_window_layers", NULL };
-/* Dropouts are of training from scratch; the original length says where longrope begins. */
+/* Dropouts apply to training from scratch; the original length is where longrope begins. */
 static const char *const ignored_phi3[] = { "resid_pdrop", "embd_pdrop",
                                             "original_max_position_embeddings", NULL };
 

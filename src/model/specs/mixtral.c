@@ -1,4 +1,4 @@
-/* Mixtral, and MiniMax-M2 with sigmoid scores, a bias for the choice, norms over all of q and
+/* Mixtral, and MiniMax-M2 with sigmoid scores, a selection bias, norms over all of q and
  * k, and half of each head rotated. */
 #include <stdio.h>
 
@@ -51,9 +51,9 @@ static void build_mixtral(ml_builder *b) {
     ml_decoder_model(b, &d, layer, &s, (ml_model_opts){ 0 });
 }
 
-/* The elements of a head that are rotated.  Releases say rotary_dim beside other keys of
- * their own, such as qk_norm_type; transformers before 5.22 does not know the key and
- * rotates whole heads, which is then what a config that only it has written means. */
+/* The number of rotated elements of a head.  Releases have rotary_dim next to other keys
+ * of their own, such as qk_norm_type.  transformers before 5.22 does not know the key and
+ * rotates whole heads; a config written by it alone therefore means whole heads. */
 static int64_t read_rotary(ml_builder *b, int32_t head_dim) {
     ml_hf_config *c = b->config;
     int64_t rotary = ml_hf_config_int(c, "rotary_dim", head_dim, 2, head_dim);

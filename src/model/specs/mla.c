@@ -1,9 +1,9 @@
-/* mla.c - latent attention in its absorbed form.
+/* mla.c - multi-head latent attention (MLA) in its absorbed form.
  *
- * A key of head h is K_h c and a value V_h c, with c the token's latent.  Then
- * q . (K_h c) = (K_h^T q) . c, and the sum of values is V_h times the sum of latents: one KV
- * head of the latent (and the rotated part of the key, which all heads share), whose first
- * elements are the values. */
+ * A key of head h is K_h c and a value V_h c, with c the token's latent.  Then q . (K_h
+ * c) = (K_h^T q) . c, and the weighted sum of values is V_h times the weighted sum of
+ * latents.  This is attention with one KV head (MQA): the latent followed by the rotated
+ * part of the key, which all heads share; its first elements are the value. */
 #include <math.h>
 
 #include "model/specs/decoder.h"
@@ -47,7 +47,7 @@ static int32_t queries(ml_builder *b, const ml_decoder *d, const ml_mla *m, int3
     return linear(b, x, "self_attn.q_b_proj", n_out, false);
 }
 
-/* Outputs first .. of the matrix that gives latent and rotated key. */
+/* Outputs first .. of the matrix that produces latent and rotated key. */
 static int32_t latent_part(ml_builder *b, const ml_mla *m, int32_t x, const char *name,
                            int32_t n_out, int32_t first) {
     return ml_build_linear(b, x,

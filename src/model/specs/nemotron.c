@@ -1,5 +1,5 @@
-/* Nemotron-H: layers that are one thing each, x + mixer(norm(x)): Mamba-2, attention without
- * rotary, an MLP with squared ReLU, or DeepSeek's experts made of such MLPs. */
+/* Nemotron-H: layers with one mixer each, x + mixer(norm(x)): Mamba-2, attention without
+ * rotary embedding, an MLP with squared ReLU, or DeepSeek's experts made of such MLPs. */
 #include <string.h>
 
 #include "model/specs/families.h"
@@ -11,12 +11,12 @@ typedef struct nemotron {
     ml_linear_rnn_opts net;
     int32_t taps;
     float min_step;
-    bool conv_bias, bias; /* of the convolution; of the mixer's projections */
+    bool conv_bias, bias; /* in the convolution; in the mixer's projections */
     ml_moe_opts moe;
-    int64_t n_shared, n_latent; /* n_latent 0: experts see the hidden width */
+    int64_t n_shared, n_latent; /* n_latent 0: experts read the hidden state */
 } nemotron;
 
-/* --- which layer is what ------------------------------------------------------ */
+/* --- layer types ------------------------------------------------------------ */
 
 static const struct {
     const char *name, *old_name;
@@ -63,7 +63,7 @@ static const block *read_pattern(ml_builder *b, int32_t *n_layer) {
     return out;
 }
 
-/* layers_block_type: a word for each. */
+/* layers_block_type: a word for each layer. */
 static const block *read_types(ml_builder *b, const ml_json *types, int32_t *n_layer) {
     ml_hf_config *c = b->config;
     block *out = ML_NEW(&b->spec->arena, block, types->n + 1);
@@ -96,7 +96,7 @@ static const block *read_blocks(ml_builder *b, int32_t *n_layer) {
                           "%s: neither \"layers_block_type\" nor "
                           "\"hybrid_override_pattern\" has a layer of attention",
                           b->config->path);
-    if (!*n_layer) /* the rows that follow must still add up */
+    if (!*n_layer) /* keeps the following rows consistent */
         *n_layer = 1;
     return out;
 }
@@ -198,7 +198,7 @@ static int32_t attention(ml_builder *b, const ml_decoder *d, int32_t x) {
     return project(b, o, "mixer.o_proj", d->n_hidden, d->o_bias, ML_SHARD_ROW);
 }
 
-/* down(relu(up(x))^2), called prefix.up_proj and prefix.down_proj. */
+/* down(relu(up(x))^2), with parameters prefix.up_proj and prefix.down_proj. */
 static int32_t mlp(ml_builder *b, const ml_decoder *d, int32_t x, const char *prefix,
                    int64_t n_inner) {
     ml_arena *a = &b->spec->arena;
@@ -259,7 +259,7 @@ static void build_nemotron_h(ml_builder *b) {
                                             .act_key = "mamba_hidden_act",
                                             .act = "silu" });
     b->spec->n_layer = d.n_layer = n_layer;
-    b->spec->n_nextn = 0; /* those layers are called mtp here */
+    b->spec->n_nextn = 0; /* their names begin with mtp here */
     b->spec->carried = ml_carried_mtp;
     d.qkv_bias = d.o_bias = ml_hf_config_bool(c, "attention_bias", false);
     d.mlp_bias = ml_hf_config_bool(c, "mlp_bias", false);
@@ -274,7 +274,8 @@ static void build_nemotron_h(ml_builder *b) {
     build_layers(b, &d, &x);
 }
 
-/* How weights were first drawn, how others compute; experts' keys where no layer has any. */
+/* Initialization of weights, options of other implementations; experts' keys where no
+ * layer has experts. */
 static const char *const ignored[] = { "chunk_size",
                                        "expand",
                                        "hidden_dropout",

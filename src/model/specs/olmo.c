@@ -1,4 +1,5 @@
-/* OLMo 2: norms behind attention and MLP instead of before, and over all of q and k. */
+/* OLMo 2: post-norms after attention and MLP instead of pre-norms, and norms over all of
+ * q, k. */
 #include "model/specs/families.h"
 
 static const ml_norm_names norms = { .after_attn = "post_attention_layernorm",

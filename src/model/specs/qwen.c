@@ -1,4 +1,5 @@
-/* Qwen2 (biased q, k, v), Qwen3 (normed q, k heads), Qwen3-MoE (experts instead of MLPs). */
+/* Qwen2 (biases in q, k, v), Qwen3 (QK-norm per head), Qwen3-MoE (experts instead of
+ * MLPs). */
 #include <string.h>
 
 #include "model/specs/families.h"
@@ -18,7 +19,7 @@ static const ml_rope *read_rope(ml_builder *b, const ml_decoder *d) {
 typedef struct qwen {
     const ml_rope *rope;
     const int32_t *window;
-    const bool *sparse; /* [n_layer], or NULL: none is */
+    const bool *sparse; /* [n_layer], or NULL: no experts */
     ml_moe_opts moe;
 } qwen;
 

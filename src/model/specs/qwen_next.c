@@ -1,15 +1,15 @@
 /* Qwen3-Next and Qwen3.5 (text): three of four layers are gated delta nets, the fourth is
- * attention with an output gate; 1+w norms; experts with one that all tokens go to, gated, or
- * a plain MLP.  Qwen3-Next has the delta net's inputs interleaved by key head in two
- * projections, Qwen3.5 in four. */
+ * attention with an output gate; 1+w norms; experts with a gated shared expert, or a
+ * plain MLP.  Qwen3-Next stores the delta net's inputs in two projections, interleaved by
+ * key head, Qwen3.5 in four. */
 #include <string.h>
 
 #include "model/specs/families.h"
 
 typedef struct next {
     const ml_rope *rope;
-    const bool *linear; /* [n_layer] gated delta nets */
-    const bool *sparse; /* [n_layer], or NULL: none is */
+    const bool *linear; /* [n_layer] whether it is a gated delta net */
+    const bool *sparse; /* [n_layer], or NULL: no experts */
     ml_moe_opts moe;
     int64_t n_shared;
     ml_linear_rnn_opts net;
@@ -102,7 +102,7 @@ static int32_t pick(ml_builder *b, int32_t x, int32_t n_group, int64_t at, int64
                           (ml_slice_opts){ .n_group = n_group, .part = { { at, width } } });
 }
 
-/* What a delta net reads of a row. */
+/* Inputs of a delta net. */
 typedef struct inputs {
     int32_t qkv, z, a, gate;
 } inputs;

@@ -1,5 +1,5 @@
-/* Rotary frequencies as transformers computes them: in f32 where it does, so that angles
- * at position 10^5 still agree. */
+/* Rotary frequencies as transformers computes them, in f32 where it uses f32, so that
+ * angles at position 10^5 still agree. */
 #include <math.h>
 #include <string.h>
 
@@ -7,8 +7,8 @@
 
 typedef struct rope_source {
     const ml_json *params; /* object with rope_type and its numbers, or NULL */
-    const char *where;     /* its name in messages, with a dot */
-    const char *type;      /* rope_type where it does not say */
+    const char *where;     /* its name in messages, with a trailing dot */
+    const char *type;      /* default rope_type */
     double theta, partial;
 } rope_source;
 
@@ -49,7 +49,8 @@ static void linear(ml_builder *b, const rope_source *r, ml_rope *rope, float *fr
         freq[i] /= factor;
 }
 
-/* Long waves are stretched by `factor`, short ones kept, those between blended. */
+/* Llama 3 scaling: long wavelengths are stretched by `factor`, short ones kept, those
+ * between blended. */
 static void llama3(ml_builder *b, const rope_source *r, ml_rope *rope, float *freq) {
     double factor = param(b, r, "factor", (double)NAN, 1e-3, 1e6);
     double low = param(b, r, "low_freq_factor", (double)NAN, 1e-6, 1e6);
@@ -75,7 +76,7 @@ static double yarn_mscale(double scale, double mscale) {
     return scale <= 1 ? 1.0 : 0.1 * mscale * log(scale) + 1.0;
 }
 
-/* The dimension whose wave turns `rotations` times over the original context. */
+/* YaRN: the dimension that rotates `rotations` times over the original context. */
 static double yarn_dim(double rotations, const ml_rope *rope, double base, double old) {
     return rope->dim * log(old / (rotations * 2 * M_PI)) / (2 * log(base));
 }
@@ -121,7 +122,7 @@ static void yarn(ml_builder *b, const rope_source *r, ml_rope *rope, float *freq
     }
 }
 
-/* The whole head turns, but only the fastest part of its frequencies; the others are 0. */
+/* The whole head is rotated, but only the fastest part has nonzero frequencies. */
 static void proportional(ml_builder *b, const rope_source *r, ml_rope *rope, float *freq) {
     float factor = (float)param(b, r, "factor", 1, 1e-3, 1e6);
     int32_t turning = (int32_t)(r->partial * rope->dim / 2);

@@ -11,7 +11,7 @@ double **ml_columns_new(ml_arena *a, const miles_batch *b) {
     return column;
 }
 
-/* The log-probs that stand for the policy the rollout was made with; NULL: not known. */
+/* The log-probs of the policy that generated the rollout; NULL: not known. */
 static const double *student(const ml_recipe *r, const miles_sample *s) {
     return r->num.use_rollout_logprobs ? s->rollout_log_prob : s->old_log_prob;
 }
@@ -21,7 +21,7 @@ static ml_status lacks(int64_t i, const char *what, const char *why, ml_err *err
                    what, why);
 }
 
-/* Copies of the samples whose kl is filled in. */
+/* Copies the samples and fills in kl. */
 static ml_status with_kl(miles_batch *out, ml_arena *a, const ml_recipe *r,
                          const miles_batch *b, ml_err *err) {
     miles_sample *copy = ML_NEW(a, miles_sample, b->n + 1);
@@ -47,7 +47,7 @@ static ml_status with_kl(miles_batch *out, ml_arena *a, const ml_recipe *r,
     return ML_OK;
 }
 
-/* The student's log-prob less the teacher's, or what the rollout brought along. */
+/* The student's log-prob minus the teacher's, or the values that the rollout supplied. */
 static ml_status reverse_kl(double *out, const ml_recipe *r, const miles_sample *s,
                             int64_t i, ml_err *err) {
     const double *policy = student(r, s);

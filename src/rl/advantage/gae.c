@@ -1,5 +1,6 @@
-/* PPO: generalised advantage estimation over the trained tokens of a response.  Masked
- * tokens (a tool's words) take no part: they neither decay nor bootstrap. */
+/* PPO: generalised advantage estimation (Schulman et al., 2015) over the trained tokens
+ * of a response.  Masked tokens (tool output) are skipped: they neither decay nor
+ * bootstrap. */
 #include <stdio.h>
 
 #include "rl/builtins.h"
@@ -14,7 +15,7 @@ static void estimate(const miles_sample *s, const miles_algo *algo, double *adva
         if (!s->mask[t])
             continue;
         reward = (s->kl ? -algo->kl_coef * s->kl[t] : 0.0) + terminal;
-        terminal = 0.0; /* it went to the last trained token */
+        terminal = 0.0; /* only the last trained token gets it */
         delta = reward + algo->gamma * next_value - s->old_value[t];
         advantage[t] = delta + algo->gamma * algo->lambd * next_advantage;
         returns[t] = advantage[t] + s->old_value[t];

@@ -1,5 +1,5 @@
-/* GRPO and GSPO: every token of a response has the response's reward, which the host made
- * relative to the group.  GSPO differs in the loss alone: one ratio per response. */
+/* GRPO and GSPO: every token of a response has the response's reward, which the host has
+ * normalised within the group.  GSPO differs only in the loss: one ratio per response. */
 #include "rl/builtins.h"
 
 static int run(const miles_batch *b, const miles_algo *algo, double *const *advantage,

@@ -2,7 +2,8 @@
 
 #include "base/exp.h"
 
-/* The first entry that belongs to the response: the last n, after the placeholder. */
+/* The first of the last n entries, which belong to the response.  The placeholder is not
+ * counted. */
 static const ml_json *response_part(const ml_json *field, int64_t n) {
     const ml_json *v;
 
@@ -34,7 +35,7 @@ ml_status ml_opd_teacher(double *out, int64_t n, const ml_json *logprobs, ml_err
     return ML_OK;
 }
 
-/* --- the likeliest tokens ----------------------------------------------------- */
+/* --- top-k tokens ------------------------------------------------------------- */
 
 typedef struct token {
     int64_t id;
@@ -64,7 +65,8 @@ static tokens read_tokens(ml_arena *a, const ml_json *position) {
     return list;
 }
 
-/* One position: both lists of likeliest tokens, and each model's view of the other's. */
+/* One position: the top-k tokens of both models, and each model's log-probs of the
+ * other's. */
 typedef struct position {
     tokens student, teacher, teacher_on_student, student_on_teacher;
 } position;
@@ -87,7 +89,7 @@ static bool chosen(ml_opd_set set, const position *p, int64_t id) {
     return student != teacher;
 }
 
-/* A token of the set, as both models see it. */
+/* A token of the set, with the log-probs of both models. */
 typedef struct pair {
     int64_t id;
     double student, teacher;

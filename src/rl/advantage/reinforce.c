@@ -1,5 +1,5 @@
 /* REINFORCE++: discounted sums of a reward at the end and a KL penalty at every token; and
- * its form with a baseline, where the host has subtracted the group's mean. */
+ * the variant with a baseline, for which the host has subtracted the group's mean. */
 #include <stdio.h>
 
 #include "rl/builtins.h"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A row with its place, so that rows can be put in order and back. */
+/* A row with its position, so that rows can be sorted and restored. */
 typedef struct placed {
     ml_reward_row of;
     int64_t at;
@@ -15,7 +15,8 @@ static int compare_i64(int64_t a, int64_t b) {
     return (a > b) - (a < b);
 }
 
-/* By group, by rollout, by place: a total order, so that sums have one order too. */
+/* By group, rollout and position: a total order, so that sums always have the same
+ * order. */
 static int by_group(const void *a, const void *b) {
     const placed *x = a, *y = b;
     int c = compare_i64(x->of.group, y->of.group);
@@ -56,8 +57,8 @@ static ml_status check_rollouts(const placed *p, int64_t n, ml_err *err) {
     return ML_OK;
 }
 
-/* The group's numbers are taken relative to its first reward: equal rewards then have a
- * mean of exactly that reward. */
+/* Subtracts the group's first reward before summing: the mean of equal rewards is then
+ * exactly that reward. */
 static void normalise_group(double *out, const placed *p, int64_t n, bool scale) {
     double first = p[0].of.reward, sum = 0.0, squares = 0.0, mean, std = 0.0;
     int64_t n_rollout = 0;

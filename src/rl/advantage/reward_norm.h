@@ -12,7 +12,7 @@
 
 typedef struct ml_reward_row {
     int64_t group;   /* samples of one prompt share it */
-    int64_t rollout; /* pieces of one conversation share it, and then the reward too */
+    int64_t rollout; /* pieces of one conversation share it, and the reward */
     double reward;
 } ml_reward_row;
 
@@ -23,10 +23,10 @@ typedef struct ml_reward_row {
 ml_status ml_rewards_normalise(double *out, const ml_reward_row *row, int64_t n, bool scale,
                                ml_err *err);
 
-/* How many groups taught nothing: metrics of the rollout. */
+/* Metrics of the rollout: groups without a learning signal. */
 typedef struct ml_zero_std {
     int64_t n_group;
-    double all_zero, all_one; /* share of the groups whose rewards all round to 0.0, 1.0 */
+    double all_zero, all_one; /* share of groups whose rewards all round to 0.0, 1.0 */
     int32_t n;
     struct {
         const char *reward; /* rounded to one decimal: "0.5" */

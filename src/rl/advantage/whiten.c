@@ -16,8 +16,8 @@ static double moment(double *const *x, const uint8_t *const *mask, const int64_t
     return sum;
 }
 
-/* Two passes: a difference of moments loses everything when the numbers are large and
- * close together, and may even come out negative. */
+/* Two-pass variance: a difference of moments cancels when the numbers are large and close
+ * together, and can even become negative. */
 ml_status ml_whiten(double *const *x, const uint8_t *const *mask, const int64_t *n,
                     int64_t n_sample, bool shift_mean, ml_err *err) {
     double count = 0.0, origin = 0.0, mean, variance, by;

@@ -1,4 +1,4 @@
-/* whiten.h - numbers with mean 0 and variance 1 over the trained tokens.
+/* whiten.h - normalises numbers to mean 0 and variance 1 over the trained tokens.
  *
  * thread: any. */
 #ifndef ML_RL_ADVANTAGE_WHITEN_H

@@ -1,6 +1,6 @@
-/* Masked importance sampling: weights by token, by sequence or by its geometric mean,
- * bounded in one of three ways; tokens or whole sequences that are too far from what the
- * engine did can be rejected.  Its many metrics say how far trainer and engine are apart. */
+/* Masked importance sampling: weights per token, per sequence or per geometric mean of the
+ * sequence, bounded in one of three ways; tokens or whole sequences whose ratio is out of
+ * bounds can be rejected.  Its metrics measure the mismatch between trainer and engine. */
 #include <math.h>
 #include <stdio.h>
 
@@ -163,7 +163,7 @@ static double ratio_at(const miles_sample *s, int64_t t, int32_t level, double w
     return ml_exp(clamp(l, -LOG_RATIO_MAX, LOG_RATIO_MAX));
 }
 
-/* Perplexities and divergences; sums over the trained tokens, as all metrics are. */
+/* Perplexities and divergences, as sums over the trained tokens like all metrics. */
 static void compare(const miles_sample *s, double *sum) {
     double count = trained_count(s), n = count > 0.0 ? count : 1.0;
     double training = -trained_sum(s, s->old_log_prob) / n;
@@ -225,7 +225,8 @@ static void weigh(const miles_sample *s, const miles_algo *a, double *weight, ui
     sum[RATIO_AFTER] = sum[WEIGHT_AFTER];
 }
 
-/* Tokens out of bounds go; one catastrophic token takes its whole sequence along. */
+/* Rejects tokens out of bounds; one catastrophic token rejects (vetoes) its whole
+ * sequence. */
 static void reject(const miles_sample *s, const miles_algo *a, uint8_t *kept, double *sum) {
     double whole = log_ratio_sum(s), count = trained_count(s);
     bounds b = reject_bounds(a);
@@ -238,7 +239,8 @@ static void reject(const miles_sample *s, const miles_algo *a, uint8_t *kept, do
         sum[RS_HIGH] += w > b.high ? 1.0 : 0.0;
         if (!(w >= b.low && w <= b.high))
             kept[t] = 0;
-        if (ml_exp(log_ratio(s, t)) < a->rs_veto_threshold) /* false where there is none */
+        /* False if there is no threshold. */
+        if (ml_exp(log_ratio(s, t)) < a->rs_veto_threshold)
             sum[VETO_TOKEN] += 1.0;
     }
     if (sum[VETO_TOKEN] > 0.0)
@@ -264,7 +266,7 @@ static void final_ratios(const miles_sample *s, const double *weight, double fac
 
 /* --- the batch --------------------------------------------------------------- */
 
-/* The mean weight: of tokens, or of sequences where a sequence has one weight. */
+/* The mean weight: of tokens, or of sequences if a sequence has one weight. */
 static double mean_weight(const miles_batch *b, const miles_algo *a,
                           double *const *weight) {
     double sum = 0.0, count = 0.0;
@@ -277,7 +279,7 @@ static double mean_weight(const miles_batch *b, const miles_algo *a,
     return sum / (count > 0.0 ? count : 1.0);
 }
 
-/* What the weights are divided by, so that their mean is 1. */
+/* Divides the weights so that their mean is 1; returns the divisor. */
 static double normalise(const miles_batch *b, const miles_algo *a, double *const *weight) {
     double mean = a->tis_batch_normalize ? mean_weight(b, a, weight) : 1.0;
 
@@ -309,8 +311,8 @@ static int check(const miles_batch *b, const miles_algo *a, miles_error *err) {
     return wrong != NULL;
 }
 
-/* Metrics leave in two parts: what is known of a sample alone, and, once the batch's mean
- * is known, its final ratios. */
+/* Metrics are written in two parts: those that depend on the sample alone, and, once the
+ * batch's mean is known, those of its final ratios. */
 static void put(const miles_algo *algo, const double *sum, mis_metric first,
                 mis_metric last, double *metric) {
     for (int m = 0; m <= (int)last; m++)

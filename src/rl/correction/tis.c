@@ -1,5 +1,5 @@
-/* Truncated importance sampling, and ICE-POP: each token of the policy loss is weighted by
- * how much likelier the trainer's weights find it than the engine did. */
+/* Truncated importance sampling (TIS) and IcePop: the policy loss of each token is
+ * weighted by the ratio of its probability in the trainer to that in the engine. */
 #include <math.h>
 #include <stdio.h>
 
@@ -18,7 +18,7 @@ static int32_t metrics(const miles_algo *algo, miles_metric *out) {
 
 typedef double bound_fn(double w, double low, double high);
 
-/* NaN stays NaN: a log-prob that the engine could not give must not train quietly. */
+/* NaN stays NaN: a log-prob missing from the engine must not go unnoticed in training. */
 static double truncated(double w, double low, double high) {
     return w < low ? low : w > high ? high : w;
 }

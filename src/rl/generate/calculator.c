@@ -1,4 +1,4 @@
-/* A tool for arithmetic: calculator(expression), in calls of tools. */
+/* An arithmetic tool for tool calls: calculator(expression). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -6,10 +6,10 @@
 #include "base/json.h"
 #include "rl/builtins.h"
 
-#define DEPTH 64     /* of brackets and signs */
-#define MAX_POWER 64 /* of whole exponents */
+#define DEPTH 64     /* maximum nesting of brackets and signs */
+#define MAX_POWER 64 /* maximum integer exponent */
 
-/* Where the reading stands; a sentence for the model once something is wrong. */
+/* The parser's position, and an error message for the model once parsing failed. */
 typedef struct reader {
     const char *at, *end;
     const char *wrong;
@@ -40,7 +40,7 @@ static bool take(reader *r, const char *sign) {
     return true;
 }
 
-/* Digits, and maybe a fraction: what JSON calls a number, without an exponent. */
+/* Digits with an optional fraction: JSON's number syntax, without an exponent. */
 static double number(reader *r) {
     const char *begin = r->at;
     ml_json v = { .type = ML_JSON_NUMBER };
@@ -68,7 +68,7 @@ static double atom(reader *r) {
 
 static double factor(reader *r);
 
-/* Whole exponents only: products are the same on every machine. */
+/* Integer exponents only: products are the same on every machine. */
 static double power(reader *r) {
     double base = atom(r), x = 1.0, n;
 

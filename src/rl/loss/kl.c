@@ -11,14 +11,13 @@ double ml_log_ratio_clamp(double x, bool *inside) {
     return x > 0.0 ? ML_LOG_RATIO_MAX : x < 0.0 ? -ML_LOG_RATIO_MAX : 0.0;
 }
 
-/* `both` is value + d, which for k3 is free of the large
- * terms that the two have in common. */
+/* `both` is value + d, computed directly: for k3 the large terms of the two cancel. */
 typedef struct estimate {
     double value, d, both;
 } estimate;
 
-/* exp(x) - 1 - x with x = base - log_prob: never negative, and 0 on average where the
- * policies agree. */
+/* Schulman's k3 estimator: exp(x) - 1 - x with x = base - log_prob.  Never negative, and 0
+ * where the policies agree. */
 static estimate k3(double x, bool inside) {
     double e = ml_exp(x), value = e - 1.0 - x;
     return inside ? (estimate){ value, 1.0 - e, -x } : (estimate){ value, 0.0, value };

@@ -6,7 +6,7 @@
 
 #include "miles/plugin.h"
 
-/* Log ratios are held within this before they are exponentiated. */
+/* Log ratios are clamped to this range before they are exponentiated. */
 #define ML_LOG_RATIO_MAX 20.0
 
 typedef struct ml_kl {
@@ -15,10 +15,11 @@ typedef struct ml_kl {
 } ml_kl;
 
 /* With `old`, the estimate is multiplied by exp(log_prob - *old), which makes it unbiased
- * for tokens that an older policy drew; the derivative goes through that factor too. */
+ * for tokens sampled from an older policy; the derivative includes that factor. */
 ml_kl ml_kl_estimate(miles_kl type, double log_prob, double base, const double *old);
 
-/* x within +-ML_LOG_RATIO_MAX, NaN as 0.  *inside: x was within, and has a derivative. */
+/* Clamps x to +-ML_LOG_RATIO_MAX; NaN becomes 0. *inside: x was not clamped, so it has a
+ * derivative. */
 double ml_log_ratio_clamp(double x, bool *inside);
 
 #endif

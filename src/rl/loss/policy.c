@@ -1,6 +1,6 @@
-/* The policy losses: a surrogate for each trained token, less an entropy bonus, plus a KL
- * term against the reference.  Numbers that are not finite count as "no difference" for
- * the ratio and the KL term, as Miles has it; the step's metrics show them otherwise. */
+/* The policy losses: a surrogate for each trained token, minus an entropy bonus, plus a KL
+ * term against the reference.  Values that are not finite count as "no difference" in the
+ * ratio and the KL term, as in Miles; the step's other metrics show them. */
 #include <math.h>
 #include <stdio.h>
 
@@ -9,7 +9,7 @@
 #include "rl/loss/kl.h"
 #include "rl/loss/surrogate.h"
 
-/* The order of the metrics; those that a run does not have are left out. */
+/* The order of the metrics; those that a run does not use are omitted. */
 typedef enum policy_metric {
     PG_LOSS,
     ENTROPY_LOSS,
@@ -61,13 +61,13 @@ static int32_t metrics(const miles_algo *algo, miles_metric *out) {
     return n;
 }
 
-/* One sample on its way through the loss. */
+/* The state of one sample while its loss is computed. */
 typedef struct pass {
     const miles_sample *s;
     const miles_algo *algo;
     miles_loss_out *out;
     ml_surrogate_fn *surrogate;
-    const double *old;    /* [n] log-probs that the ratio is taken against */
+    const double *old;    /* [n] log-probs in the denominator of the ratio */
     double n_trained;     /* at least 1 */
     double sequence_kl;   /* mean of old - new over the trained tokens */
     double d_sequence;    /* derivative with respect to -sequence_kl */
@@ -92,7 +92,8 @@ static void sequence_statistics(pass *p) {
     p->sequence_kl = sum / p->n_trained;
 }
 
-/* Off-policy sequence masking: what went badly under a policy that has moved away. */
+/* Off-policy sequence masking: drops tokens of negative advantage if the policy has moved
+ * too far from the one that generated the sequence. */
 static bool left_out(const pass *p, int64_t t) {
     return p->algo->use_opsm && p->s->advantage[t] < 0.0 &&
            p->sequence_kl > p->algo->opsm_delta;
@@ -125,7 +126,8 @@ static void policy_term(pass *p, int64_t t) {
         p->out->d_log_prob[t] += scale * term.d_log_ratio;
 }
 
-/* Every trained token moves the ratio of the sequence. */
+/* The sequence ratio depends on every trained token, so its derivative is spread over
+ * them. */
 static void spread_sequence(pass *p) {
     for (int64_t t = 0; t < p->s->n; t++)
         if (p->s->mask[t])
@@ -149,7 +151,7 @@ static void kl_term(pass *p, int64_t t) {
         p->out->d_log_prob[t] += p->out->other_scale * p->algo->kl_loss_coef * kl.d;
 }
 
-/* How far the engine's log-probs are from the trainer's: nothing, when all is well. */
+/* The difference between the log-probs of engine and trainer; ideally 0. */
 static void mismatch(pass *p, int64_t t) {
     double engine = p->s->rollout_log_prob[t];
     ml_kl kl = ml_kl_estimate(MILES_LOW_VAR_KL, engine, p->old[t], NULL);
@@ -182,7 +184,7 @@ static void walk(pass *p) {
         spread_sequence(p);
 }
 
-/* Effective number of tokens, as a share of the trained ones; 1 on policy. */
+/* Effective sample size in tokens, as a share of the trained tokens; 1 on policy. */
 static double effective_share(const pass *p) {
     double share = p->w * p->w / (p->n_trained * (p->w2 > 1e-8 ? p->w2 : 1e-8));
     return p->algo->calculate_per_token_loss ? share * p->n_trained : share;

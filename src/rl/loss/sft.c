@@ -6,7 +6,7 @@
 static int32_t metrics(const miles_algo *algo, miles_metric *out) {
     (void)algo;
     (void)out;
-    return 0; /* the loss says it all */
+    return 0; /* no metrics besides the loss */
 }
 
 static int run(const miles_sample *s, const miles_algo *algo, miles_loss_out *out,

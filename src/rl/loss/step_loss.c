@@ -71,7 +71,7 @@ static ml_status divide(ml_step_loss *s, ml_arena *a, const miles_reducer *reduc
 
 ml_status ml_step_loss_init(ml_step_loss *out, ml_arena *a, const ml_recipe *r,
                             const miles_loss *loss, const miles_batch *batch, ml_err *err) {
-    /* Corrections are about the policy: a critic has no engine to disagree with. */
+    /* Corrections apply to the policy only: the engine does not compute values. */
     const miles_correction *correction = loss == r->critic_loss ? NULL : r->correction;
     ml_status st = ML_OK;
 

@@ -1,4 +1,4 @@
-/* The critic's loss: the squared error, or that of the clipped value where it is larger. */
+/* The critic's loss: the squared error, or that of the clipped value if it is larger. */
 #include <math.h>
 #include <stdio.h>
 
@@ -13,7 +13,7 @@ static error_term squared_error(double value, double target, double slope) {
     return (error_term){ e * e, 2.0 * e * slope };
 }
 
-/* At a tie either derivative would do; their mean is what PyTorch takes. */
+/* At a tie either derivative is valid; PyTorch uses their mean. */
 static error_term larger(error_term a, error_term b) {
     if (a.value == b.value)
         return (error_term){ a.value, (a.d + b.d) / 2.0 };

@@ -1,9 +1,10 @@
-/* What the policy loss is divided by, where it is not the length of the rollout. */
+/* Divisors of the policy loss other than the length of the rollout. */
 #include <stdio.h>
 
 #include "rl/builtins.h"
 
-/* Dr.GRPO: a constant, so that long answers weigh by their length. */
+/* Dr.  GRPO: a constant divisor, so that long answers weigh in proportion to their
+ * length. */
 static int run_drgrpo(const miles_batch *b, const miles_algo *algo, double denominator,
                       double *divisor, miles_error *err) {
     (void)denominator;
@@ -13,8 +14,8 @@ static int run_drgrpo(const miles_batch *b, const miles_algo *algo, double denom
     return 0;
 }
 
-/* DAPO: the mean over all trained tokens of the step.  The host divides by `denominator`
- * too, which is taken out here. */
+/* DAPO: the mean over all trained tokens of the step.  The host also divides by
+ * `denominator`, which is cancelled here. */
 static int run_dapo(const miles_batch *b, const miles_algo *algo, double denominator,
                     double *divisor, miles_error *err) {
     int64_t n = 0;

@@ -2,10 +2,10 @@
 
 #include <string.h>
 
-#define BOX_TRIES 64     /* boxes looked at, from the last on */
-#define BOX_BYTES 100000 /* of a box that can be an answer */
+#define BOX_TRIES 64     /* boxes that are examined, from the last backwards */
+#define BOX_BYTES 100000 /* maximum size of a box that can be an answer */
 
-/* --- text ---------------------------------------------------------------------------------- */
+/* --- text --------------------------------------------------------------------- */
 
 static bool is_at(ml_str s, size_t i, const char *needle, size_t n) {
     return s.len - i >= n && memcmp(s.ptr + i, needle, n) == 0;
@@ -76,9 +76,9 @@ bool ml_str_begins_nocase(ml_str s, const char *lower) {
     return true;
 }
 
-/* --- boxes --------------------------------------------------------------------------------- */
+/* --- boxes -------------------------------------------------------------------- */
 
-/* The text between the brace at `open` and its partner. */
+/* The text between the brace at `open` and the matching one. */
 static bool braced(ml_str s, size_t open, bool escapes, ml_str *out) {
     int depth = 0;
 
@@ -101,7 +101,7 @@ bool ml_answer_last_box(ml_str s, ml_str *out) {
     return at < s.len && is_at(s, at, "\\boxed{", 7) && braced(s, at + 6, false, out);
 }
 
-/* "\boxed 7": what follows up to a blank. */
+/* "\boxed 7": the text up to white space. */
 static bool unbraced(ml_str s, size_t at, ml_str *out) {
     size_t to = at;
 
@@ -160,9 +160,9 @@ bool ml_answer_outer_box(ml_str s, ml_str *out) {
     return true;
 }
 
-/* --- lines --------------------------------------------------------------------------------- */
+/* --- lines -------------------------------------------------------------------- */
 
-/* Without Markdown's emphasis before or after it. */
+/* Removes Markdown emphasis at both ends. */
 static ml_str without_emphasis(ml_str s) {
     s = ml_str_trim(s);
     while (s.len && (s.ptr[0] == '*' || s.ptr[0] == '_' || s.ptr[0] == '`'))
@@ -172,7 +172,8 @@ static ml_str without_emphasis(ml_str s) {
     return ml_str_trim(s);
 }
 
-/* What follows "answer:", with emphasis anywhere around the words and the colon. */
+/* The text after "answer:", with emphasis allowed anywhere around the words and the
+ * colon. */
 static bool after_answer(ml_str s, ml_str *out) {
     static const char *const fronts[] = { "the ", "my ", "final ", "correct ", NULL };
 

@@ -1,6 +1,6 @@
-/* answer.h - finding the answer in a response.
+/* answer.h - finds the answer in a response.
  *
- * thread: any; views point into the text given. */
+ * thread: any; results point into the given text. */
 #ifndef ML_RL_REWARD_ANSWER_H
 #define ML_RL_REWARD_ANSWER_H
 
@@ -8,29 +8,30 @@
 
 #include "base/str.h"
 
-/* What stands in the last \boxed{...}, exactly as Miles finds it: braces counted blindly,
- * the last box or none. */
+/* The contents of the last \boxed{...}, exactly as Miles finds it: counts all braces, and
+ * looks only at the last box. */
 bool ml_answer_last_box(ml_str text, ml_str *out);
 
-/* The last box that is complete: escaped braces are no braces, a blank may follow the macro,
- * \fbox counts where there is no \boxed. */
+/* The contents of the last complete box: ignores escaped braces, allows a space after the
+ * macro, and accepts \fbox if there is no \boxed. */
 bool ml_answer_box(ml_str text, ml_str *out);
 
-/* The same, but a box around that box is taken whole. */
+/* The same, but if that box is nested in another, the outer box. */
 bool ml_answer_outer_box(ml_str text, ml_str *out);
 
-/* The last line that begins "Answer:" or "####", where something stands before it. */
+/* The rest of the last line, if it begins with "Answer:" or "####" and is not the only
+ * line. */
 bool ml_answer_line(ml_str text, ml_str *out);
 
-/* Where needle begins, the last time or the first; text.len when it does not. */
+/* Offset of the last or first occurrence of needle; text.len if there is none. */
 size_t ml_str_last(ml_str text, const char *needle);
 size_t ml_str_first(ml_str text, const char *needle);
 ml_str ml_str_from(ml_str text, size_t at);
-/* How many bytes the blank at the start of s has, of those that Unicode knows; 0: none. */
+/* Length in bytes of the Unicode white space character at the start of s; 0: none. */
 size_t ml_str_blank(ml_str s);
-/* Without blanks around it. */
+/* Removes white space at both ends. */
 ml_str ml_str_trim(ml_str s);
-/* The same ASCII letters, whatever their case. */
+/* Case-insensitive for ASCII letters. */
 bool ml_str_begins_nocase(ml_str s, const char *lower);
 
 #endif

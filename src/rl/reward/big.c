@@ -17,7 +17,7 @@ static ml_big trimmed(const uint32_t *limb, int32_t n, bool neg) {
     return (ml_big){ .neg = neg && n > 0, .n = n, .limb = limb };
 }
 
-/* Room for n limbs, or NULL when that is too much work. */
+/* Allocates n limbs; NULL if that exceeds the work budget. */
 static uint32_t *take_limbs(ml_work *w, int32_t n) {
     if (n > ML_BIG_LIMBS)
         w->spent = true;
@@ -52,7 +52,7 @@ static int32_t scale(uint32_t *limb, int32_t n, uint32_t factor, uint32_t carry)
 }
 
 ml_big ml_big_digits(ml_work *w, ml_str decimal) {
-    /* Nine digits are less than a limb. */
+    /* Nine digits fit in a limb. */
     size_t most = decimal.len / 9 + 1;
     int32_t n = 0;
     uint32_t *limb;
@@ -105,7 +105,7 @@ static ml_big add_sizes(ml_work *w, ml_big a, ml_big b, bool neg) {
     return trimmed(limb, n, neg);
 }
 
-/* a - b, where a is at least as large. */
+/* a - b, where |a| >= |b|. */
 static ml_big subtract_sizes(ml_work *w, ml_big a, ml_big b, bool neg) {
     uint32_t *limb = take_limbs(w, a.n);
     int64_t c = 0;

@@ -1,8 +1,8 @@
-/* big.h - whole numbers of any size, with a bound on the work spent on them.
+/* big.h - arbitrary-precision integers, with a bound on the work spent on them.
  *
- * Grading meets numbers that strangers wrote: 9**9**9 among them.  Every operation takes
- * from an allowance; when that is used up, `spent` is set, results are zeros, and the
- * caller gives up once at the end instead of checking each step.
+ * Grading handles untrusted numbers, such as 9**9**9.  Every operation takes from a work
+ * budget; when the budget is used up, `spent` is set and results are zeros, so the caller
+ * checks once at the end instead of after each operation.
  *
  * thread: a work, and all numbers made with it, belong to one thread. */
 #ifndef ML_RL_REWARD_BIG_H
@@ -16,20 +16,20 @@
 
 typedef struct ml_work {
     ml_arena *arena;
-    int64_t left; /* in multiplications of machine words, about */
+    int64_t left; /* approximately in multiplications of machine words */
     bool spent;
 } ml_work;
 
-/* False when nothing is left. */
+/* False if the budget is used up. */
 bool ml_work_take(ml_work *w, int64_t amount);
 
-#define ML_BIG_LIMBS 512 /* a number above is work that is refused */
+#define ML_BIG_LIMBS 512 /* larger numbers are refused */
 
-/* Immutable; lives in the work's arena.  Zero has n = 0 and no sign. */
+/* Immutable; allocated in the work's arena.  Zero has n = 0 and no sign. */
 typedef struct ml_big {
     bool neg;
     int32_t n;
-    const uint32_t *limb; /* [n] low first; the last is not 0 */
+    const uint32_t *limb; /* [n] least significant first; the last is not 0 */
 } ml_big;
 
 ml_big ml_big_of(ml_work *w, int64_t v);
@@ -41,7 +41,7 @@ ml_big ml_big_mul(ml_work *w, ml_big a, ml_big b);
 ml_big ml_big_minus(ml_big a);
 
 bool ml_big_eq(ml_big a, ml_big b);
-/* The magnitude, when it fits. */
+/* The magnitude, if it fits. */
 bool ml_big_u64(ml_big a, uint64_t *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* random, deterministic_random and zero: rewards that depend on nothing worth learning. */
+/* random, deterministic_random and zero: rewards without a learning signal. */
 #include <string.h>
 
 #include "base/philox.h"
@@ -6,7 +6,7 @@
 #include "rl/reward/label.h"
 #include "base/sha256.h"
 
-#define COIN_STREAM 0x636f696eU /* keeps these draws apart from those of the sampler */
+#define COIN_STREAM 0x636f696eU /* separates these random numbers from the sampler's */
 
 static int run_random(const miles_reward_in *in, miles_reward_out *out, miles_error *err) {
     (void)err;
@@ -17,7 +17,7 @@ static int run_random(const miles_reward_in *in, miles_reward_out *out, miles_er
     return 0;
 }
 
-/* The first byte of SHA-256 over "[1, 2, 3]" and the response, as Miles has it: raw. */
+/* The first byte of SHA-256 over "[1, 2, 3]" and the raw response, as in Miles. */
 static int run_hash(const miles_reward_in *in, miles_reward_out *out, miles_error *err) {
     ml_text text = { 0 };
     uint8_t digest[ML_SHA256_BYTES];

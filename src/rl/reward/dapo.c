@@ -1,4 +1,4 @@
-/* dapo: the line "Answer: ..." against a number. */
+/* dapo: compares the line "Answer: ..." with the label. */
 #include <string.h>
 
 #include "rl/builtins.h"
@@ -8,9 +8,10 @@
 #include "rl/reward/math_plain.h"
 #include "rl/reward/math_same.h"
 
-/* --- where the answer stands ----------------------------------------------------------- */
+/* --- finding the answer ------------------------------------------------------- */
 
-/* The line after "answer" and one of the marks at `at`; blanks may include line breaks. */
+/* The line after "answer" and one of the marks at `at`; white space may include line
+ * breaks. */
 static bool line_after(ml_str s, size_t at, const char *const *mark, ml_str *out) {
     ml_str rest = ml_str_from(s, at + 6);
     size_t n;
@@ -60,7 +61,7 @@ static bool find_answer(const miles_reward_in *in, ml_str *out) {
     return ml_answer_box(s, out) || gsm_line(s, out) || last_line_after(s, other, out);
 }
 
-/* --- what it says ------------------------------------------------------------------------ */
+/* --- interpreting it ---------------------------------------------------------- */
 
 static bool drop_front(ml_str *s, const char *word) {
     if (!ml_str_begins_nocase(*s, word))
@@ -79,7 +80,8 @@ static bool drop_back(ml_str *s, const char *word) {
     return true;
 }
 
-/* Without what is not part of an answer: emphasis, quotes, end marks, "about". */
+/* Removes everything that is not part of an answer: emphasis, quotes, end marks,
+ * "about". */
 static ml_str clean(ml_str s) {
     static const char *const front[] = {
         "**", "`",   "'",    "\"", "answer:", "about ", "approximately ",
@@ -116,7 +118,7 @@ static bool is_letter(char c) {
     return (c | 32) >= 'a' && (c | 32) <= 'z';
 }
 
-/* Several words before the answer are talk: "a total of 42". */
+/* Removes several words before the answer: "a total of 42". */
 static ml_str without_talk(ml_str s) {
     size_t i = 0, from = 0;
     int words = 0;
@@ -134,7 +136,7 @@ static ml_str without_talk(ml_str s) {
     return words > 1 ? ml_str_from(s, from) : s;
 }
 
-/* A number, written out, in the digits of any script. */
+/* A number written in digits of any script. */
 static bool is_number(ml_str s) {
     ml_text plain = { 0 };
     bool digit = false, other = false;
@@ -159,8 +161,8 @@ static bool is_separator(ml_str s, size_t i) {
            is_digit_at(s, i + 2) && is_digit_at(s, i + 3) && !is_digit_at(s, i + 4);
 }
 
-/* The normal form is a number that stands in the text as it is, separators of thousands
- * aside, and no other digit and nothing that would change it does. */
+/* The normal form is a number that occurs literally in the text, thousands separators
+ * aside, and the text has no other digit and nothing that would change the number. */
 static bool is_intact(ml_str text, ml_str norm) {
     ml_text bare = { 0 }, want = { 0 };
     bool intact;
@@ -182,8 +184,8 @@ static bool is_intact(ml_str text, ml_str norm) {
     return intact;
 }
 
-/* A label that is a number is compared by value, any other as Miles' normal form.  A number
- * that Miles reads out of words (Answer: a 7) counts as well. */
+/* A numeric label is compared by value, any other by Miles' normal form.  A number that
+ * Miles extracts from words (Answer: a 7) counts as well. */
 static bool is_right(ml_str answer, const ml_json *label, ml_str pred) {
     ml_text norm = { 0 };
     ml_str text, n;
@@ -202,9 +204,9 @@ static bool is_right(ml_str answer, const ml_json *label, ml_str pred) {
     return right;
 }
 
-/* --- the reward ----------------------------------------------------------------------------- */
+/* --- the reward --------------------------------------------------------------- */
 
-/* As Miles reports it: {"score": 1.0, "acc": true, "pred": "7"}. */
+/* Miles' report: {"score": 1.0, "acc": true, "pred": "7"}. */
 static void describe(miles_reward_out *out, bool right, ml_str pred) {
     ml_text t = { 0 };
 

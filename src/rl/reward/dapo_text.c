@@ -4,7 +4,7 @@
 
 #include "rl/reward/answer.h"
 
-#define WINDOW 300 /* characters at the end of a response that Miles looks at */
+#define WINDOW 300 /* characters at the end of a response that Miles examines */
 
 /* Replaces every `from` by `to`. */
 static void replace(ml_text *t, const char *from, const char *to) {
@@ -75,7 +75,7 @@ static const char *const removals[] = {
     "<|endoftext|>",
 };
 
-/* Of "a $b$ c $d$ e" leaves "$b$": what stands between the first two. */
+/* Reduces "a $b$ c $d$ e" to "$b$", the text between the first two dollar signs. */
 static void keep_first_dollars(ml_text *t) {
     char *a = t->len ? memchr(t->ptr, '$', t->len) : NULL, *b;
     size_t n;
@@ -89,8 +89,8 @@ static void keep_first_dollars(ml_text *t) {
     t->ptr[n] = 0;
 }
 
-/* Puts the argument of a macro in the macro's place, everywhere: up to the next closing
- * brace, or, when greedy, up to the last. */
+/* Replaces every use of a macro by its argument: up to the next closing brace or, if
+ * greedy, up to the last. */
 static void unwrap(ml_text *t, const char *macro, bool greedy) {
     size_t n = strlen(macro), from = 0;
 
@@ -111,7 +111,8 @@ static void unwrap(ml_text *t, const char *macro, bool greedy) {
     }
 }
 
-/* frac12 becomes frac{1}{2}, sqrt3 sqrt{3}: `n` characters after the word, each braced. */
+/* frac12 becomes frac{1}{2}, sqrt3 becomes sqrt{3}: braces each of the `n` characters
+ * after the word. */
 static void brace(ml_text *t, const char *word, int n) {
     size_t len = strlen(word), i = 0;
     ml_text out = { 0 };
@@ -141,7 +142,7 @@ static void brace(ml_text *t, const char *word, int n) {
     *t = out;
 }
 
-/* Commas go when nothing but digits is left without them. */
+/* Removes commas if only digits are left without them. */
 static void drop_commas(ml_text *t) {
     bool digit = false;
 
@@ -198,7 +199,8 @@ static ml_str skip_blanks(ml_str s) {
     return s;
 }
 
-/* The first "answer", blanks, colon, blanks and a line, from `from` on; 0: there is none. */
+/* The first "answer", white space, colon, white space and a line, from `from` on; 0:
+ * none. */
 static size_t next_line(ml_str s, size_t from, ml_str *out) {
     for (size_t i = from; i + 6 < s.len; i++) {
         ml_str rest = ml_str_from(s, i);
@@ -208,7 +210,7 @@ static size_t next_line(ml_str s, size_t from, ml_str *out) {
         if (rest.len < 2 || rest.ptr[0] != ':')
             continue;
         *out = skip_blanks(ml_str_from(rest, 1));
-        if (out->len == 0) /* nothing but blanks: the last of them is the answer */
+        if (out->len == 0) /* only white space: its last character is the answer */
             *out = ml_str_from(rest, rest.len - 1);
         if (out->ptr[0] == '\n')
             continue;

@@ -1,4 +1,4 @@
-/* dapo_text.h - an answer as Miles' dapo grader writes it down.
+/* dapo_text.h - normalises an answer as Miles' dapo grader does.
  *
  * thread: any. */
 #ifndef ML_RL_REWARD_DAPO_TEXT_H
@@ -10,7 +10,7 @@
 void ml_dapo_normalize(ml_text *out, ml_str answer);
 
 /* The normal form of the last "Answer:" line among the last 300 characters, or
- * "[INVALID]".  The view points into `room`. */
+ * "[INVALID]".  The result points into `room`. */
 ml_str ml_dapo_pred(ml_text *room, ml_str response);
 
 #endif

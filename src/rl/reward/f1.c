@@ -1,4 +1,4 @@
-/* f1: overlap of words with the label. */
+/* f1: word overlap with the label. */
 #include <string.h>
 
 #include "rl/builtins.h"
@@ -20,9 +20,9 @@ static bool same_words(const ml_words *x, const ml_words *y) {
     return true;
 }
 
-/* Words that both have, each as often as the rarer side has it. */
+/* Size of the multiset intersection of the words. */
 static int64_t overlap(const ml_words *x, const ml_words *y, ml_arena *a) {
-    ml_map where; /* a word of y: its row in `left` */
+    ml_map where; /* a word of y: its index in `left` */
     int64_t *left = ML_NEW(a, int64_t, y->n + 1), n = 0;
 
     ml_map_init(&where, a, y->n);

@@ -1,4 +1,4 @@
-/* gpqa: the letter, or the text, of the right choice. */
+/* gpqa: checks the letter, or the text, of the right choice. */
 #include <string.h>
 
 #include "rl/builtins.h"
@@ -13,15 +13,15 @@
 typedef struct question {
     ml_arena *arena;
     bool valid[LETTERS];
-    char letter[LETTERS]; /* the valid letters, as they were listed */
+    char letter[LETTERS]; /* the valid letters, in the order listed */
     int n_letter;
     char correct;     /* 0: not known */
-    ml_str target[8]; /* texts of the right answer, as they were given */
+    ml_str target[8]; /* texts of the right answer, as given */
     int n_target;
     ml_str label;
 } question;
 
-/* --- text -------------------------------------------------------------------------------- */
+/* --- text --------------------------------------------------------------------- */
 
 static bool is_alnum(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
@@ -53,7 +53,7 @@ static bool is_of_number(ml_str s, size_t i) {
                                      (s.ptr[i] == '-' && !after));
 }
 
-/* Letters and digits of any script; beyond ASCII by blocks. */
+/* Letters and digits of any script; non-ASCII ones by Unicode block. */
 static bool is_text(uint32_t c) {
     if (c < 0x80)
         return is_alnum((char)c);
@@ -68,7 +68,7 @@ static void blank(ml_text *out) {
         ml_text_add(out, " ", 1);
 }
 
-/* 42.0 is 42. */
+/* 42.0 becomes 42. */
 static void drop_zeros(ml_text *out, size_t from) {
     size_t n = out->len;
 
@@ -90,9 +90,9 @@ static size_t add_number(ml_text *out, ml_str s, size_t i) {
     return i;
 }
 
-/* Lower case, words with a blank between them, numbers without separators of thousands and
- * zeros at their end.  Everything else is gone; a character of a script without blanks is
- * a word. */
+/* Lower case, words separated by one space, numbers without thousands separators and
+ * trailing zeros.  Everything else is removed; a character of a script without spaces is a
+ * word. */
 static ml_str plain(ml_arena *a, ml_str given) {
     ml_text low = { 0 }, out = { 0 };
     size_t i = 0;
@@ -135,7 +135,7 @@ static char lettered(ml_str s, ml_str *rest) {
     return s.ptr[at];
 }
 
-/* --- the question -------------------------------------------------------------------------- */
+/* --- the question ------------------------------------------------------------- */
 
 static void add_letter(question *q, char c) {
     c = upper(c);
@@ -145,7 +145,7 @@ static void add_letter(question *q, char c) {
     q->letter[q->n_letter++] = c;
 }
 
-/* A list of letters, or a text of them. */
+/* A list of letters, or a string of them. */
 static void add_listed(question *q, const ml_json *letters) {
     if (letters && letters->type == ML_JSON_STRING)
         for (size_t i = 0; i < letters->text.len; i++)
@@ -157,7 +157,8 @@ static void add_listed(question *q, const ml_json *letters) {
     }
 }
 
-/* Those of valid_letters, or the keys of the choices, or as many as there are choices. */
+/* The letters of valid_letters, or the keys of the choices, or as many as there are
+ * choices. */
 static void set_valid(question *q, const ml_json *metadata) {
     const ml_json *choices = ml_json_get(metadata, "choices");
     int n = choices && choices->n > 0 ? (choices->n < LETTERS ? choices->n : LETTERS) : 8;
@@ -182,7 +183,7 @@ static char nth_letter(const question *q, int64_t n) {
     return n < q->n_letter ? q->letter[n] : 0;
 }
 
-/* A mapping names its letters; a list has them in order. */
+/* A mapping names its letters; the letters of a list are in order. */
 static char letter_of(const question *q, const ml_json *choice, int64_t i) {
     return choice->key.len == 1 ? upper(choice->key.ptr[0]) : nth_letter(q, i);
 }
@@ -228,7 +229,7 @@ static void set_correct(question *q, const ml_json *label, const ml_json *metada
         q->correct = nth_letter(q, index);
 }
 
-/* "B. London", where choice B is London. */
+/* True for "B.  London" if choice B is London. */
 static bool names_choice(question *q, char letter, ml_str text) {
     ml_str s = q->label;
     ml_str rest = ml_str_from(s, 2);
@@ -237,7 +238,8 @@ static bool names_choice(question *q, char letter, ml_str text) {
            ml_str_eq(plain(q->arena, rest), plain(q->arena, text));
 }
 
-/* The choice with the label's text gives the letter, the one with the letter the text. */
+/* The choice with the label's text determines the letter; the choice with the letter
+ * determines the text. */
 static void set_choice(question *q, const ml_json *choices) {
     ml_str want = plain(q->arena, q->label);
     int64_t i = 0;
@@ -269,12 +271,12 @@ static void init_question(question *q, const ml_json *label, const ml_json *meta
         if (v && v->type == ML_JSON_NUMBER && ml_json_f64(v, &number)) /* 1e3 */
             add_target(q, ml_str_of(ml_arena_printf(q->arena, "%.15g", number)));
     }
-    /* The letter of a choice is read as such; it is no text to look for. */
+    /* The letter of a choice is matched as a letter, not searched as text. */
     if (q->label.len > 1 || !q->correct)
         add_target(q, q->label);
 }
 
-/* --- the text of the choice --------------------------------------------------------------------- */
+/* --- the text of the choice --------------------------------------------------- */
 
 /* The word that ends before `end`; it begins at *from. */
 static ml_str word_before(ml_str all, size_t end, size_t *from) {
@@ -286,7 +288,7 @@ static ml_str word_before(ml_str all, size_t end, size_t *from) {
     return (ml_str){ all.ptr + *from, end - *from };
 }
 
-/* "not", "isn't" (whose apostrophe is gone), an article between. */
+/* "not", "isn't" (its apostrophe was removed), optionally followed by an article. */
 static bool is_negated(ml_str all, size_t at) {
     size_t from;
     ml_str w = word_before(all, at, &from), head;
@@ -300,7 +302,7 @@ static bool is_negated(ml_str all, size_t at) {
     return ml_str_is(w, "t") && head.len > 1 && head.ptr[head.len - 1] == 'n';
 }
 
-/* The words of `part` stand in `all` and are not negated. */
+/* The words of `part` occur in `all` and are not negated. */
 static bool has_words(ml_str all, ml_str part) {
     for (size_t i = 0; i + part.len <= all.len; i++)
         if (memcmp(all.ptr + i, part.ptr, part.len) == 0 &&
@@ -323,7 +325,7 @@ static bool names_target(const question *q, ml_str response) {
     return false;
 }
 
-/* --- the reward ------------------------------------------------------------------------------------ */
+/* --- the reward --------------------------------------------------------------- */
 
 static double grade(question *q, ml_str response) {
     size_t think = ml_str_last(response, "</think>");

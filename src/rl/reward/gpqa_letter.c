@@ -4,19 +4,19 @@
 
 #include "rl/reward/gpqa_words.h"
 
-#define REACH 8     /* words that may stand between a cue and its letter */
-#define SENTENCE 60 /* words of a sentence that are looked at */
+#define REACH 8     /* maximum number of words between a cue and its letter */
+#define SENTENCE 60 /* maximum number of words of a sentence that are examined */
 
 typedef ml_gpqa_word word;
 
 typedef struct words {
     const bool *valid;
     const word *w;  /* [n] */
-    uint8_t *known; /* [n]: what is_chosen() said, plus 1; 0: it has not been asked */
+    uint8_t *known; /* [n]: result of is_chosen() plus 1; 0: not computed yet */
     int32_t n;
 } words;
 
-/* --- words that decide ------------------------------------------------------------------------ */
+/* --- decisive words ----------------------------------------------------------- */
 
 static bool is_one_of(const word *w, const char *const *list) {
     for (; *list; list++)
@@ -39,7 +39,7 @@ static bool is_sign(const word *w, const char *signs) {
     return w->sign && w->text.len == 1 && strchr(signs, w->text.ptr[0]);
 }
 
-/* A sentence ends before w[i], as far as can be seen. */
+/* True if a sentence seems to end before w[i]. */
 static bool begins_sentence(words s, int32_t i) {
     return i == 0 || s.w[i].breaks || is_sign(&s.w[i - 1], ".!?:;") ||
            s.w[i - 1].text.ptr[0] == '\\';
@@ -54,9 +54,10 @@ static bool is_negation(const word *w) {
     return is_one_of(w, list) || (n > 3 && memcmp(w->text.ptr + n - 3, "n't", 3) == 0);
 }
 
-/* --- is it a choice? ------------------------------------------------------------------------- */
+/* --- is it a choice? ---------------------------------------------------------- */
 
-/* What follows a letter in a sentence about it, and no noun after an article. */
+/* A word that can follow a letter in a sentence about it, but is not a noun after an
+ * article. */
 static bool follows_letter(const word *w) {
     static const char *const list[] = {
         "because", "since",   "as",    "is",   "was",     "due",   "for",     "and",
@@ -69,7 +70,7 @@ static bool follows_letter(const word *w) {
     return is_one_of(w, list);
 }
 
-/* "a" before a noun; a capital is an article only where a sentence begins. */
+/* "a" before a noun; a capital "A" is an article only at the start of a sentence. */
 static bool is_article(words s, int32_t i) {
     const word *w = &s.w[i], *next = w + 1;
 
@@ -99,7 +100,7 @@ static bool is_valid(words s, int32_t i) {
     return s.w[i].letter && s.valid[s.w[i].letter - 'A'];
 }
 
-/* A letter that may name a choice, wherever it stands. */
+/* A letter that may name a choice, at any position. */
 static bool is_choice(words s, int32_t i) {
     const word *w = &s.w[i];
 
@@ -107,7 +108,7 @@ static bool is_choice(words s, int32_t i) {
            !is_named(s, i);
 }
 
-/* In brackets, or before a sign, the end or a line break: no word. */
+/* In brackets, or before a sign, the end or a line break: not a word of a sentence. */
 static bool is_enclosed(words s, int32_t i) {
     return i + 1 == s.n || s.w[i + 1].sign || s.w[i + 1].breaks;
 }
@@ -120,7 +121,7 @@ static bool is_in_formula(words s, int32_t i) {
            (i + 1 < s.n && is_sign(&s.w[i + 1], "=+/|"));
 }
 
-/* --- is it rejected? -------------------------------------------------------------------------- */
+/* --- is it rejected? ---------------------------------------------------------- */
 
 static bool is_filler(const word *w) {
     static const char *const list[] = { "option",  "options", "choice", "choices", "answer",
@@ -191,7 +192,7 @@ static bool is_chosen(words s, int32_t i) {
     return s.known[i] == 2;
 }
 
-/* --- cues -------------------------------------------------------------------------------------- */
+/* --- cues --------------------------------------------------------------------- */
 
 static bool is_answer_word(const word *w) {
     static const char *const list[] = { "answer",    "antwort",  "réponse",  "reponse",
@@ -215,7 +216,7 @@ static bool is_choosing(const word *w) {
     return is_one_of(w, list);
 }
 
-/* Between a cue and its letter. */
+/* A word that can be between a cue and its letter. */
 static bool is_link(const word *w) {
     static const char *const list[] = {
         "is",        "was",    "be",     "are",    "would",     "should",   "must",
@@ -237,7 +238,8 @@ static bool is_decisive_link(const word *w) {
     return is_sign(w, ":=") || is_one_of(w, list);
 }
 
-/* The letter right after the cue at k; -1: none.  *decisive: an "is" or colon between them. */
+/* The letter directly after the cue at k; -1: none. *decisive: an "is" or colon between
+ * them. */
 static int32_t letter_after(words s, int32_t k, bool *decisive) {
     *decisive = false;
     for (int32_t i = k + 1; i < s.n && i - k <= REACH; i++) {
@@ -251,7 +253,7 @@ static int32_t letter_after(words s, int32_t k, bool *decisive) {
     return -1;
 }
 
-/* The first capital in what is left of the sentence. */
+/* The first capital letter in the rest of the sentence. */
 static int32_t letter_in_sentence(words s, int32_t k) {
     for (int32_t i = k + 1; i < s.n && i - k <= SENTENCE; i++) {
         if (s.w[i].breaks || (is_sign(&s.w[i - 1], ".!?") && s.w[i].spaced))
@@ -304,7 +306,7 @@ static bool ends_cjk_cue(words s, int32_t k) {
     return k > 0 && is_one_of(&s.w[k], second) && ml_str_is(s.w[k - 1].text, "答");
 }
 
-/* Which letter the word at k points to, and how strongly. */
+/* The letter to which the word at k points, and how strongly. */
 static strength pointed(words s, int32_t k, int32_t *at) {
     static const char *const weak[] = { "so",     "therefore", "thus",  "hence", "it's",
                                         "that's", "go",        "going", "it",    0 };
@@ -330,7 +332,7 @@ static strength pointed(words s, int32_t k, int32_t *at) {
     return is_asked(s, *at) ? ASKED : MENTION;
 }
 
-/* "because C is too large": a letter that explains another. */
+/* "because C is too large": a letter in the reason for another. */
 static bool is_reason(words s, int32_t i) {
     static const char *const list[] = { "because",  "since",  "while", "whereas",
                                         "although", "though", "if",    0 };
@@ -340,7 +342,7 @@ static bool is_reason(words s, int32_t i) {
     return i > 0 && is_one_of(&s.w[i - 1], list);
 }
 
-/* "B because ...", "B. ...", or nothing but a letter. */
+/* "B because ...", "B. ...", or only a letter. */
 static bool opens(words s, int32_t *at) {
     int32_t i = 0;
 

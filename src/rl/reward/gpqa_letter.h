@@ -1,4 +1,4 @@
-/* gpqa_letter.h - the letter of the choice that a response names.
+/* gpqa_letter.h - extracts the letter of the choice that a response names.
  *
  * thread: any. */
 #ifndef ML_RL_REWARD_GPQA_LETTER_H
@@ -9,12 +9,12 @@
 
 #define ML_GPQA_LETTERS 26
 
-/* The capital of the choice, among the valid ones, or 0 when the response names none.
- * A letter counts where it stands alone, is neither the article "a" nor the pronoun "I", and
- * is not rejected ("A is wrong", "not B").  In this order of strength, each time the last:
- * a box or a "final answer"; "the answer is B", "B is correct", "I choose B"; a weaker
- * mention ("option B", "so B"), of which the first counts; the letter that opens the
- * response; any capital. */
+/* Returns the capital letter of the choice, among the valid ones, or 0 if the response
+ * names none.  A letter counts if it is a separate word, is neither the article "a" nor
+ * the pronoun "I", and is not rejected ("A is wrong", "not B").  Patterns in order of
+ * priority, the last match of each: a box or a "final answer"; "the answer is B", "B is
+ * correct", "I choose B"; a weaker mention ("option B", "so B"), of which the first match
+ * counts; the letter that opens the response; any capital. */
 char ml_gpqa_letter(ml_arena *a, const bool valid[ML_GPQA_LETTERS], ml_str response);
 
 #endif

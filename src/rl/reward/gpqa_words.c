@@ -12,8 +12,8 @@ typedef struct reader {
     bool spaced, breaks;
 } reader;
 
-/* What a character beyond ASCII is the same as: full width, bold, circled, look-alikes.  A
- * character that is not seen is a blank. */
+/* The canonical equivalent of a non-ASCII character: full width, bold, circled,
+ * look-alikes.  An invisible character becomes a space. */
 static uint32_t folded(uint32_t c) {
     static const uint32_t rows[][2] = {
         { 0x17f, 's' },  { 0x2019, '\'' }, { 0x2018, '\'' }, { 0x201c, '"' },
@@ -43,7 +43,7 @@ static bool is_ascii_letter(uint32_t c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
-/* Letters of alphabets whose words have blanks between them. */
+/* Letters of alphabets that separate words by spaces. */
 static bool is_word_char(uint32_t c) {
     return is_ascii_letter(c) || (c >= '0' && c <= '9') ||
            (c >= 0xaa && c < 0x2000 && c != 0xb0 && c != 0xb7 && c != 0xd7 && c != 0xf7);
@@ -59,8 +59,8 @@ static ml_gpqa_word *push(reader *r) {
     return w;
 }
 
-/* The next character; look-alikes only where the character before and after are no letters
- * of the same alphabet. */
+/* Returns the next character.  A Cyrillic look-alike is folded only if no letter follows
+ * it. */
 static uint32_t next_char(const char **p, const char *end) {
     uint32_t raw = ml_utf8_next(p), c = folded(raw);
     const char *q = *p;
@@ -98,7 +98,7 @@ static void read_word(reader *r, const char **p, const char *end) {
         w->letter = (char)(w->capital ? first : first - 'a' + 'A');
 }
 
-/* \boxed counts; other macros are fonts. */
+/* \boxed is kept; other macros are treated as fonts. */
 static void read_macro(reader *r, const char **p, const char *end) {
     const char *from = ++*p;
 
@@ -110,7 +110,7 @@ static void read_macro(reader *r, const char **p, const char *end) {
         r->spaced = true, ++*p;
 }
 
-/* How many bytes <b> or </b> has at p; 0: this is no tag. */
+/* Length in bytes of a tag at p, such as <b> or </b>; 0: not a tag. */
 static size_t tag_at(const char *p, const char *end) {
     const char *q = p + 1;
 
@@ -119,7 +119,7 @@ static size_t tag_at(const char *p, const char *end) {
     return q < end && *q == '>' && q > p + 1 ? (size_t)(q + 1 - p) : 0;
 }
 
-/* A sign that ties the letter before it to what follows. */
+/* A sign that attaches the letter before it to the following text. */
 static void tie(reader *r, const char *after, const char *end) {
     ml_gpqa_word *last = r->n ? &r->w[r->n - 1] : NULL;
 

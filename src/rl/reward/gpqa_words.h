@@ -1,6 +1,6 @@
-/* gpqa_words.h - a response as words and signs, for finding the choice it names.
+/* gpqa_words.h - splits a response into words and signs, to find the choice it names.
  *
- * thread: any; words live in the arena. */
+ * thread: any; words are allocated in the arena. */
 #ifndef ML_RL_REWARD_GPQA_WORDS_H
 #define ML_RL_REWARD_GPQA_WORDS_H
 
@@ -10,13 +10,13 @@
 #include "base/arena.h"
 #include "base/str.h"
 
-/* A word in lower case, a sign, or the macro \boxed.  Emphasis, fonts, tags, braces and quotes
- * are gone. */
+/* A word in lower case, a sign, or the macro \boxed.  Emphasis, fonts, tags, braces and
+ * quotes are removed. */
 typedef struct ml_gpqa_word {
     ml_str text;
-    char letter; /* the capital of a single ASCII letter; 0: this is no letter */
+    char letter; /* the capital of a single ASCII letter; 0: not a letter */
     bool capital, sign;
-    bool spaced, breaks; /* a blank, a line break before it */
+    bool spaced, breaks; /* white space, a line break before it */
     bool tied; /* a letter that touches a hyphen, subscript or exponent: C-terminal, C_2 */
 } ml_gpqa_word;
 

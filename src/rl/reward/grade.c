@@ -33,15 +33,15 @@ ml_status ml_grader_find(ml_grader *out, const char *name, ml_err *err) {
 
     for (const miles_extension *const *row = ml_builtins; *row; row++)
         if (is_named(*row, bare)) {
-            /* A row is the first member of its struct. */
+            /* The extension is the first member of its struct. */
             *out = (ml_grader){ (const void *)*row, boxed };
             return ML_OK;
         }
     return unknown(s, err);
 }
 
-/* Which box counts: graders of mathematics read a box around a box themselves, f1 and gpqa see
- * what Miles' see, the others get what stands in the last box that is complete. */
+/* Selects the box: graders of mathematics handle nested boxes themselves, f1 and gpqa get
+ * the box that Miles finds, the others get the contents of the last complete box. */
 static ml_str box_of(const miles_reward *row, ml_str response) {
     bool math = row == &ml_reward_math || row == &ml_reward_deepscaler ||
                 row == &ml_reward_gemma_math || row == &ml_reward_dapo;

@@ -12,14 +12,14 @@
 #include "rl/reward/rm_http.h"
 
 struct ml_judge {
-    ml_arena arena; /* it lives here itself */
+    ml_arena arena; /* this struct is allocated in it */
     const ml_reward_opts *opts;
     ml_line_process *worker, *ifbench; /* NULL: not used */
     ml_rm_http *remote;
     ml_judge **part; /* [opts->n_part] */
 };
 
-/* --- verdicts ----------------------------------------------------------------------------- */
+/* --- verdicts ----------------------------------------------------------------- */
 
 static void clear(ml_verdict *v) {
     v->outcome = ML_REWARD_OK;
@@ -42,7 +42,8 @@ static void fail(ml_verdict *v, ml_reward_outcome outcome, const char *why) {
     ml_text_add(&v->why, why, strlen(why));
 }
 
-/* "NaN" and the like, as Python, JavaScript and JSON writers spell them; NULL: none of them. */
+/* "NaN" and similar, as Python, JavaScript and JSON writers spell them; NULL: none of
+ * them. */
 static const char *unreal(ml_str s) {
     static const char *const words[][2] = {
         { "nan", "NaN" },        { "NaN", "NaN" },           { "inf", "infinity" },
@@ -56,7 +57,7 @@ static const char *unreal(ml_str s) {
     return NULL;
 }
 
-/* What the value that counts is, where it is no finite number. */
+/* Describes a reward value that is not a finite number. */
 static const char *what_of(ml_arena *a, const ml_json *v) {
     const char *word = v && v->type == ML_JSON_STRING ? unreal(v->text) : NULL;
 
@@ -83,7 +84,7 @@ static const char *no_number(ml_arena *a, const ml_json *doc, const char *key) {
                            what);
 }
 
-/* A line that is no JSON. */
+/* Describes a line that is not JSON. */
 static const char *no_json(ml_arena *a, ml_str line, const ml_err *err) {
     bool unreal_inside =
         memmem(line.ptr, line.len, "NaN", 3) || memmem(line.ptr, line.len, "Infinity", 8);
@@ -118,7 +119,7 @@ bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key) {
     return is_json;
 }
 
-/* --- graders --------------------------------------------------------------------------------- */
+/* --- graders ------------------------------------------------------------------ */
 
 static void take_number(const ml_judge *j, ml_verdict *v, const miles_reward_out *out) {
     if (!isfinite(out->reward)) {
@@ -147,9 +148,9 @@ static void run_row(const ml_judge *j, ml_verdict *v, const ml_grader *g,
         take_number(j, v, &out);
 }
 
-/* --- questions ---------------------------------------------------------------------------------- */
+/* --- requests ----------------------------------------------------------------- */
 
-/* A sample as one line. */
+/* Writes a sample as one line. */
 static void write_question(ml_text *t, const miles_reward_in *in, bool raw) {
     ml_str response = raw ? ml_raw_response(in) : ml_response(in);
 
@@ -168,7 +169,8 @@ static void ask_worker(ml_judge *j, ml_line_process *w, ml_verdict *v,
     write_question(&question, in, false);
     switch (ml_line_process_ask(w, &answer, (ml_str){ question.ptr, question.len },
                                 j->opts->deadline_s)) {
-    case ML_LINE_PROCESS_ANSWERED: /* after garbage, the next line may be anything */
+    /* After invalid output, restart the worker: its next line cannot be trusted. */
+    case ML_LINE_PROCESS_ANSWERED:
         if (!ml_verdict_read(v, (ml_str){ answer.ptr, answer.len }, j->opts->reward_key))
             ml_line_process_restart(w);
         break;
@@ -196,7 +198,7 @@ static void ask_remote(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
     ml_text_release(&answer);
 }
 
-/* --- groups ---------------------------------------------------------------------------------- */
+/* --- groups ------------------------------------------------------------------- */
 
 static void fail_group(ml_verdict *v, int64_t n, ml_reward_outcome outcome,
                        const char *why) {
@@ -206,7 +208,7 @@ static void fail_group(ml_verdict *v, int64_t n, ml_reward_outcome outcome,
     }
 }
 
-/* A list with a reward for each.  False when it is no JSON at all. */
+/* Reads a list with a reward for each sample.  False if it is not JSON. */
 static bool read_group(const ml_judge *j, ml_verdict *v, int64_t n, ml_str line) {
     const ml_json *doc = NULL, *error, *e;
     ml_arena arena;
@@ -279,7 +281,7 @@ static void run_group_row(const ml_judge *j, ml_verdict *v,
     ml_arena_release(&arena);
 }
 
-/* --- sums ------------------------------------------------------------------------------------ */
+/* --- sums --------------------------------------------------------------------- */
 
 static void begin_sum(ml_verdict *v) {
     clear(v);
@@ -287,7 +289,7 @@ static void begin_sum(ml_verdict *v) {
     ml_text_printf(&v->json, "{");
 }
 
-/* Adds a reward and its parts to a sum; the first that fails is why the sum fails. */
+/* Adds a reward and its parts to a sum; the first failure is the sum's failure. */
 static void add_to_sum(ml_verdict *v, const ml_reward_part *part, const ml_verdict *own) {
     ml_reward_value more[ML_REWARD_PARTS];
     int n;
@@ -370,7 +372,7 @@ void ml_judge_ask_group(ml_judge *j, ml_verdict *v, const miles_reward_in *const
             ml_judge_ask(j, &v[i], in[i]);
 }
 
-/* --- the sample's own type ------------------------------------------------------------------------- */
+/* --- the sample's own type ---------------------------------------------------- */
 
 /* metadata["rm_type"], or the run's. */
 static const char *type_of(const ml_judge *j, ml_arena *a, const ml_json *metadata) {
@@ -421,9 +423,9 @@ void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
     }
 }
 
-/* --- life --------------------------------------------------------------------------------------------- */
+/* --- open and close ----------------------------------------------------------- */
 
-/* A run's reward type that cannot work is refused before the first sample. */
+/* Refuses a run's reward type that cannot work before the first sample. */
 static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
     ml_grader g;
 

@@ -1,4 +1,4 @@
-/* judge.h - one thread's way to a reward: a grader, a worker process or a server.
+/* judge.h - computes rewards on one thread, with a grader, a worker process or a server.
  *
  * thread: one at a time. */
 #ifndef ML_RL_REWARD_JUDGE_H
@@ -8,7 +8,7 @@
 
 typedef struct ml_judge ml_judge;
 
-/* The answer to one sample, reused for the next. */
+/* The result for one sample, reused for the next. */
 typedef struct ml_verdict {
     ml_reward_outcome outcome;
     double reward;
@@ -16,16 +16,16 @@ typedef struct ml_verdict {
 } ml_verdict;
 
 ml_status ml_judge_open(ml_judge **out, const ml_reward_opts *opts, ml_err *err);
-void ml_judge_close(ml_judge *j); /* NULL is fine */
+void ml_judge_close(ml_judge *j); /* NULL is allowed */
 
 void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in);
-/* The samples of a prompt together; verdicts come as zeros. */
+/* Grades the samples of a prompt together; the verdicts must be zeros. */
 void ml_judge_ask_group(ml_judge *j, ml_verdict *v /* [n] */,
                         const miles_reward_in *const *in, int64_t n);
 void ml_verdict_release(ml_verdict *v);
 
 /* Reads a reward from JSON: a finite number, true or false, or an object with one under
- * `key` (NULL: "reward", then "score").  False when it is no JSON at all. */
+ * `key` (NULL: "reward", then "score").  False if it is not JSON. */
 bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key);
 
 #endif

@@ -1,4 +1,4 @@
-/* label.h - what a reward is compared with, and the JSON around it.
+/* label.h - a sample's label and metadata, parsed from JSON.
  *
  * thread: any. */
 #ifndef ML_RL_REWARD_LABEL_H
@@ -7,25 +7,25 @@
 #include "base/json.h"
 #include "miles/plugin.h"
 
-/* The parsed JSON of a sample.  The arena must be released. */
+/* The parsed JSON of a sample.  The caller must release the arena. */
 typedef struct ml_label {
     ml_arena arena;
     const ml_json *label, *metadata; /* NULL: none; never JSON null */
 } ml_label;
 
-/* On false err says what is no JSON; release all the same. */
+/* On false, err has the message; release is still required. */
 bool ml_label_init(ml_label *l, const miles_reward_in *in, miles_error *err);
 void ml_label_release(ml_label *l);
 
-/* A label that is a text, number or constant, as text: True, False and numbers as Python
- * prints them.  False for lists, objects and no label. */
+/* Converts a label that is a string, number or constant to text: True, False and numbers
+ * as Python prints them.  False for lists, objects and no label. */
 bool ml_label_text(const ml_json *label, ml_str *out);
 
-/* The response as a view; the raw one ends in the token that ended it. */
+/* The response; the raw one includes the stop token's text. */
 ml_str ml_response(const miles_reward_in *in);
 ml_str ml_raw_response(const miles_reward_in *in);
 
-/* Leaves the sentence and returns 1, for `return`. */
+/* Stores the message and returns 1, for `return`. */
 __attribute__((format(printf, 2, 3))) int ml_reward_fail(miles_error *err, const char *fmt,
                                                          ...);
 

@@ -1,4 +1,4 @@
-/* exact_match and regex: plain tests of the whole response. */
+/* exact_match and regex: tests of the whole response. */
 #include "rl/builtins.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/label.h"
@@ -22,7 +22,7 @@ static int run_exact(const miles_reward_in *in, miles_reward_out *out, miles_err
     return status;
 }
 
-/* Compiling a pattern costs less than any response took to generate, so none is kept. */
+/* Compiling a pattern costs less than generating a response, so patterns are not cached. */
 static ml_status search(ml_str pattern, ml_str text, ml_err *err) {
     ml_finder *finder = ml_finder_new();
     ml_regex *regex = NULL;

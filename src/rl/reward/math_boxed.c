@@ -1,4 +1,4 @@
-/* math, deepscaler, gemma_math: the answer in a box against the label. */
+/* math, deepscaler, gemma_math: compare the boxed answer with the label. */
 #include <string.h>
 
 #include "rl/builtins.h"
@@ -6,7 +6,7 @@
 #include "rl/reward/label.h"
 #include "rl/reward/math_same.h"
 
-/* Where a grader looks; false: nowhere. */
+/* Selects the part of the response that a grader examines; false: none. */
 typedef bool part_fn(ml_str *part);
 
 static bool everything(ml_str *part) {
@@ -14,8 +14,8 @@ static bool everything(ml_str *part) {
     return true;
 }
 
-/* After the thinking, or after the last "###Response".  A second closing tag after the answer
- * does not hide it. */
+/* The part after the thinking, or after the last "###Response".  A second closing tag
+ * after the answer does not hide the answer. */
 static bool after_thinking(ml_str *part) {
     size_t last = ml_str_last(*part, "</think>"), first = ml_str_first(*part, "</think>");
     size_t marker = ml_str_last(*part, "###Response");
@@ -39,7 +39,7 @@ static bool after_channel(ml_str *part) {
     return true;
 }
 
-/* The label without a box or GSM8K's mark around it; false: there is none. */
+/* The label without a box or GSM8K's mark; false: there is none. */
 static bool clean_label(const ml_json *label, ml_str *out) {
     size_t mark;
 

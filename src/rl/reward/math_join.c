@@ -1,9 +1,9 @@
-/* Tokens that mean one thing together. */
+/* Merges tokens that have one meaning together. */
 #include "rl/reward/math_lexer.h"
 
 #include <string.h>
 
-/* 1st, 2nd, 3rd, 4th: does the word end this number so? */
+/* 1st, 2nd, 3rd, 4th: is the word the ordinal suffix of this number? */
 static bool is_ordinal(const ml_mtok *number, const ml_mtok *word) {
     char last = number->text.len ? number->text.ptr[number->text.len - 1] : 0;
 
@@ -40,13 +40,13 @@ static void join_degrees(ml_mtoks *all, ml_mtok *t) {
         }
         t[kept] = t[i];
         if (ml_mtok_op(&t[i], "circ") && kept > 0 && t[kept - 1].kind == ML_T_NUM)
-            t[kept].text = ml_str_of("deg"); /* 45\circ, a slip */
+            t[kept].text = ml_str_of("deg"); /* 45\circ, a typo */
         kept++;
     }
     all->n = kept;
 }
 
-/* A token after which digits, or braces, begin something new. */
+/* True if digits or braces after this token begin a new operand. */
 static bool is_free(const ml_mtok *t, int32_t i) {
     const ml_mtok *before = t + i - 1;
 
@@ -107,7 +107,7 @@ static int32_t closes_at(ml_mtoks all, int32_t i) {
     return all.n;
 }
 
-/* Brackets around a matrix are its own; bars make it a determinant. */
+/* Brackets around a matrix belong to it; bars make it a determinant. */
 static void join_matrices(ml_mtoks *all, ml_mtok *t) {
     int32_t kept = 0, end = -1;
 

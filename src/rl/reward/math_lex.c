@@ -7,7 +7,7 @@
 #include "rl/reward/math_plain.h"
 #include "text/unicode.h"
 
-#define DOLLAR_MAX 64 /* dollar signs whose partners are looked for */
+#define DOLLAR_MAX 64 /* dollar signs that are matched, at most */
 
 bool ml_mtok_is(const ml_mtok *t, ml_mtok_kind kind, const char *text) {
     return t->kind == kind && ml_str_is(t->text, text);
@@ -31,7 +31,7 @@ int ml_mtok_nests(const ml_mtok *t) {
 ml_mtok *ml_lexer_push(ml_lexer *x, ml_mtok_kind kind, ml_str text) {
     ml_mtok *t;
 
-    ML_BUG_IF(x->n == x->cap); /* a token is at least a byte */
+    ML_BUG_IF(x->n == x->cap); /* a token has at least one byte */
     t = &x->tok[x->n++];
     *t = (ml_mtok){
         .kind = kind, .text = text, .spaced = x->spaced, .in_text = x->text_from != 0
@@ -61,7 +61,7 @@ static bool begins(const ml_lexer *x, const char *what) {
     return (size_t)(x->end - x->p) >= n && memcmp(x->p, what, n) == 0;
 }
 
-/* --- words ----------------------------------------------------------------------------- */
+/* --- words -------------------------------------------------------------------- */
 
 ml_str ml_lexer_lowered(ml_lexer *x, const char *from, size_t n) {
     char *s = ml_arena_str(x->arena, from, n);
@@ -72,7 +72,7 @@ ml_str ml_lexer_lowered(ml_lexer *x, const char *from, size_t n) {
     return (ml_str){ s, n };
 }
 
-/* The base of a numeral, in words: 2041_{\\text{eight}}. */
+/* The base of a numeral, as a word: 2041_{\\text{eight}}. */
 static bool read_base(ml_lexer *x, ml_str word) {
     static const char *const names[] = { "two", "three",  "four",   "five",
                                          "six", "seven",  "eight",  "nine",
@@ -91,7 +91,7 @@ static bool read_base(ml_lexer *x, ml_str word) {
     return false;
 }
 
-/* Without braces LaTeX raises one letter, and takes one as an argument. */
+/* Without braces, LaTeX raises only one letter, and takes only one as an argument. */
 static bool takes_letter(const ml_lexer *x, ml_str word) {
     bool raised = x->n > 0 && ml_mtok_op(&x->tok[x->n - 1], "^");
 
@@ -120,9 +120,9 @@ static void read_word(ml_lexer *x) {
         ml_lexer_push(x, ML_T_WORD, word)->capitals = memcmp(word.ptr, from, word.len) != 0;
 }
 
-/* --- everything else ------------------------------------------------------------------------ */
+/* --- other tokens ------------------------------------------------------------- */
 
-/* {} that is no argument says nothing. */
+/* {} that is not an argument has no meaning. */
 static bool is_empty_group(const ml_lexer *x) {
     const ml_mtok *before = x->n > 1 ? &x->tok[x->n - 2] : NULL;
 
@@ -130,7 +130,7 @@ static bool is_empty_group(const ml_lexer *x) {
            (!before || before->kind == ML_T_NUM || before->kind == ML_T_WORD);
 }
 
-/* Digits on either side of it are one number. */
+/* Removes it; digits on both sides become one number. */
 static void drop_empty_group(ml_lexer *x) {
     const char *from = x->p;
     ml_mtok *last = --x->n > 0 ? &x->tok[x->n - 1] : NULL;
@@ -170,12 +170,12 @@ static void read_sign(ml_lexer *x) {
                  { "=", "=" },  { "<", "<" },   { ">", ">" },   { ",", "," },
                  { ":", ":" },  { "%", "%" },   { "&", "&" } };
 
-    if (begins(x, "//")) { /* Python's, which no answer means */
+    if (begins(x, "//")) { /* Python's integer division, which no answer uses */
         ml_lexer_push(x, ML_T_OTHER, (ml_str){ x->p, 2 });
         x->p += 2;
         return;
     }
-    if (*x->p == '&' && x->brackets == 0) { /* in no matrix it only aligns */
+    if (*x->p == '&' && x->brackets == 0) { /* outside a matrix it only aligns */
         x->p++;
         return;
     }
@@ -188,9 +188,9 @@ static void read_sign(ml_lexer *x) {
     ml_lexer_push(x, ML_T_OTHER, (ml_str){ x->p++, 1 });
 }
 
-/* Where the formula that is opened by the dollar sign at p is closed; NULL: nowhere.  As in
- * Markdown, no blank follows the opening sign or precedes the closing one, and no digit
- * follows that. */
+/* The dollar sign that closes the formula opened at p; NULL: none.  As in Markdown, no
+ * space follows the opening sign or precedes the closing one, and no digit follows the
+ * closing one. */
 static const char *closing_dollar(const ml_lexer *x, const char *p) {
     if (p + 1 < x->end && p[1] == ' ')
         return NULL;
@@ -201,7 +201,7 @@ static const char *closing_dollar(const ml_lexer *x, const char *p) {
     return NULL;
 }
 
-/* Around a formula, or before or after a number: money. */
+/* A dollar sign encloses a formula, or is a currency sign before or after a number. */
 static void read_dollar(ml_lexer *x) {
     const char *p = x->p++;
     bool after = x->n && x->tok[x->n - 1].kind == ML_T_NUM;

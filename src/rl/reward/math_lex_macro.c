@@ -1,4 +1,4 @@
-/* Macros and environments of LaTeX. */
+/* LaTeX macros and environments. */
 #include "rl/reward/math_lexer.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@ void ml_lexer_skip_blanks(ml_lexer *x) {
         x->p++;
 }
 
-/* The bytes of a braced argument at p without its braces, or nothing. */
+/* The contents of a braced argument at p, without the braces, or nothing. */
 bool ml_lexer_peek_argument(const ml_lexer *x, ml_str *out) {
     const char *p = x->p;
     int depth = 0;
@@ -46,7 +46,7 @@ bool ml_all_of(ml_str s, bool (*is)(const char *, const char *)) {
     return s.len > 0;
 }
 
-/* A line over several plain letters or digits says nothing that matters. */
+/* A line over several plain letters or digits does not change the meaning. */
 static bool read_overline(ml_lexer *x) {
     ml_str inside;
 
@@ -66,8 +66,8 @@ static bool ends_with(ml_str s, const char *end) {
     return s.len >= n && memcmp(s.ptr + s.len - n, end, n) == 0;
 }
 
-/* Every way to write a matrix in round or square brackets, or in none, is one; the others
- * are named by their first letter. */
+/* All matrices in round or square brackets, or in none, have the same name; the others are
+ * named by their first letter. */
 static ml_str matrix_name(ml_str name) {
     if (name.len && name.ptr[name.len - 1] == '*')
         name.len--;
@@ -86,7 +86,7 @@ static ml_str matrix_name(ml_str name) {
     }
 }
 
-/* How many bytes an option in brackets has at p, as [2mm] or [r]; 0: there is none.  It
+/* Length in bytes of an option in brackets at p, such as [2mm] or [r]; 0: none.  An option
  * begins with a digit, point or sign and ends with a unit, or is one letter. */
 static size_t option_at(const ml_lexer *x, const char *p) {
     const char *from = p + 1, *q = from;
@@ -104,7 +104,7 @@ static size_t option_at(const ml_lexer *x, const char *p) {
     return q < x->end && *q == ']' ? (size_t)(q + 1 - p) : 0;
 }
 
-/* Environments that only set out a formula. */
+/* Environments that only lay out a formula. */
 static bool is_display(ml_str name) {
     static const char *const names[] = { "align",       "aligned",  "equation",
                                          "gather",      "gathered", "split",
@@ -118,7 +118,7 @@ static bool is_display(ml_str name) {
     return false;
 }
 
-/* \begin{pmatrix} and its end are brackets with rows inside. */
+/* \begin{pmatrix} and its end become brackets with rows inside. */
 static void read_environment(ml_lexer *x, bool begin) {
     ml_str name, columns;
 
@@ -139,7 +139,7 @@ static void read_environment(ml_lexer *x, bool begin) {
     ml_lexer_push(x, begin ? ML_T_OPEN : ML_T_CLOSE, name);
 }
 
-/* \\ may carry a star and a length, which say nothing. */
+/* \\ may have a star and a length, which are ignored. */
 static void read_row(ml_lexer *x) {
     ml_lexer_push_op(x, "row");
     if (x->p < x->end && *x->p == '*')
@@ -178,7 +178,7 @@ static void do_macro(ml_lexer *x, const ml_macro *row) {
     }
 }
 
-/* The case of letters does not count, that of Greek ones neither. */
+/* Converts to lower case, including the names of Greek letters. */
 static ml_str small_greek(ml_lexer *x, ml_str name) {
     ml_str small = ml_lexer_lowered(x, name.ptr, name.len);
 

@@ -1,15 +1,14 @@
-/* Numbers, and the words and marks that belong to them. */
+/* Numbers, and the words and marks that modify them. */
 #include "rl/reward/math_lexer.h"
 
 #include <string.h>
 
-#define ARGUMENT_TOKENS                                                                    \
-    200 /* of an argument in braces; a longer one is not looked through */
+#define ARGUMENT_TOKENS 200 /* longest argument in braces that is examined */
 
-/* --- numbers ------------------------------------------------------------------------- */
+/* --- numbers ------------------------------------------------------------------ */
 
-/* How many bytes of a thousands separator stand at p; 0: none.  Inside brackets a plain
- * comma separates elements. */
+/* Length in bytes of a thousands separator at p; 0: none.  Inside brackets a plain comma
+ * separates elements. */
 static size_t separator(const ml_lexer *x, const char *p) {
     static const char *const marks[] = {
         ",\\!", "{,}", "\\,", "\\ ", "\\;", "~", " ", ","
@@ -23,7 +22,7 @@ static size_t separator(const ml_lexer *x, const char *p) {
     return 0;
 }
 
-/* Exactly three digits at p. */
+/* True if there are exactly three digits at p. */
 static bool three_digits(const char *p, const char *end) {
     return ml_is_digit_at(p, end) && ml_is_digit_at(p + 1, end) &&
            ml_is_digit_at(p + 2, end) && !ml_is_digit_at(p + 3, end);
@@ -57,7 +56,7 @@ static bool takes_two(const ml_mtok *t) {
     return ml_mtok_is(t, ML_T_MACRO, "frac") || ml_mtok_is(t, ML_T_MACRO, "binom");
 }
 
-/* Where the bracket or brace that closes at `at` was opened; 0 where there is none. */
+/* Index of the bracket or brace that the one at `at` closes; 0 if there is none. */
 static int32_t opened_at(const ml_lexer *x, int32_t at) {
     int32_t low = at > ARGUMENT_TOKENS ? at - ARGUMENT_TOKENS : 0;
     int depth = 0;
@@ -70,10 +69,10 @@ static int32_t opened_at(const ml_lexer *x, int32_t at) {
     return 0;
 }
 
-/* The next token is, without braces, the argument of a macro: \frac12, \sqrt x, \binom n2. */
+/* True if the next token is an unbraced macro argument: \frac12, \sqrt x, \binom n2. */
 bool ml_lexer_is_argument(const ml_lexer *x) {
     const ml_mtok *last = x->n ? &x->tok[x->n - 1] : NULL;
-    int32_t first = x->n - 1; /* where the argument before it begins */
+    int32_t first = x->n - 1; /* start of the previous argument */
 
     if (!last || last->kind == ML_T_GROUP || last->kind == ML_T_OPEN ||
         last->kind == ML_T_OP)
@@ -89,8 +88,8 @@ bool ml_lexer_is_argument(const ml_lexer *x) {
     return takes_two(&x->tok[first - 1]);
 }
 
-/* How many digits LaTeX would take here as an argument: \frac12 is a half.  0: this is no
- * argument.  \frac102 can only be meant as ten halves. */
+/* Number of digits that LaTeX would take here as an argument: \frac12 is a half.  0: not
+ * an argument. \frac102 can only mean ten halves. */
 static size_t argument_digits(const ml_lexer *x) {
     size_t run = 0;
 
@@ -133,7 +132,7 @@ void ml_lexer_number(ml_lexer *x) {
     ml_text_release(&t);
 }
 
-/* The power of ten that a word stands for after a number; NULL: none. */
+/* The power of ten that a word after a number denotes; NULL: none. */
 static const char *power_word(ml_str word) {
     static const struct {
         const char *word, *power;
@@ -168,7 +167,7 @@ static bool is_lone_number(const ml_lexer *x) {
                                     !ml_mtok_op(last - 1, "^")));
 }
 
-/* "million" after a number becomes its exponent, after anything else that has a value a
+/* Turns "million" after a number into its exponent, and after another value into a
  * factor. */
 bool ml_lexer_magnitude(ml_lexer *x, ml_str word) {
     const char *power = power_word(word);
@@ -187,9 +186,9 @@ bool ml_lexer_magnitude(ml_lexer *x, ml_str word) {
     return true;
 }
 
-/* --- digits that repeat ------------------------------------------------------------- */
+/* --- repeating decimals ------------------------------------------------------- */
 
-/* The digits that a mark is put on: in braces, brackets or one alone. */
+/* The marked digits: in braces, in brackets, or a single one. */
 static bool peek_digits(const ml_lexer *x, ml_str *inside, size_t *whole) {
     if (ml_is_digit_at(x->p, x->end)) {
         *inside = (ml_str){ x->p, 1 };
@@ -200,7 +199,7 @@ static bool peek_digits(const ml_lexer *x, ml_str *inside, size_t *whole) {
     return *whole > 0 && ml_all_of(*inside, ml_is_digit_at);
 }
 
-/* A mark on digits after a decimal point says that they repeat. */
+/* A mark on digits after a decimal point: the digits repeat. */
 bool ml_lexer_repeating(ml_lexer *x) {
     ml_mtok *last = x->n ? &x->tok[x->n - 1] : NULL;
     ml_str inside;

@@ -180,7 +180,7 @@ static const ml_macro macros[] = {
     { "lor", ML_MACRO_OP, "or" },
 };
 
-/* One-character macros: \, and the like. */
+/* One-character macros, such as \,. */
 static const ml_macro signs[] = {
     { ",", ML_MACRO_SPACE, 0 },   { ";", ML_MACRO_SPACE, 0 },
     { ":", ML_MACRO_SPACE, 0 },   { " ", ML_MACRO_SPACE, 0 },

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#define EXPONENT_MAX 2000 /* of a number like 1e400 */
+#define EXPONENT_MAX 2000 /* maximum exponent of a number such as 1e400 */
 
 static ml_ratfun ten_to(ml_algebra *a, int64_t k) {
     if (k > EXPONENT_MAX) {
@@ -12,7 +12,7 @@ static ml_ratfun ten_to(ml_algebra *a, int64_t k) {
     return ml_ratfun_int(a, ml_big_power(&a->work, 10, k));
 }
 
-/* The exponent of a decimal number's text; *mantissa loses it. */
+/* Returns the exponent of a decimal number's text and removes it from *mantissa. */
 static int64_t exponent_of(ml_str *mantissa) {
     const char *e = memchr(mantissa->ptr, 'e', mantissa->len);
     int64_t v = 0;
@@ -30,7 +30,7 @@ static int64_t exponent_of(ml_str *mantissa) {
     return neg ? -v : v;
 }
 
-/* The digits of both, as one number. */
+/* The digits of x and y, concatenated, as one number. */
 static ml_big all_digits(ml_algebra *a, ml_str x, ml_str y) {
     char *s = ML_NEW(a->work.arena, char, x.len + y.len + 1);
     size_t n = 0;

@@ -1,4 +1,4 @@
-/* math_number.h - a number's token as an exact quotient.
+/* math_number.h - converts a number token to an exact quotient.
  *
  * thread: as the algebra's. */
 #ifndef ML_RL_REWARD_MATH_NUMBER_H
@@ -7,7 +7,7 @@
 #include "rl/reward/math_lex.h"
 #include "rl/reward/ratfun.h"
 
-/* Gives up (work.spent) where the exponent is beyond reason. */
+/* Sets work.spent if the exponent is too large. */
 ml_ratfun ml_math_number(ml_algebra *a, const ml_mtok *t);
 
 #endif

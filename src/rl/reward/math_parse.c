@@ -6,7 +6,7 @@
 #include "rl/reward/math_number.h"
 
 #define DEPTH_MAX 100
-#define BINOMIAL_MAX 30 /* factors of a binomial coefficient */
+#define BINOMIAL_MAX 30 /* maximum number of factors of a binomial coefficient */
 
 typedef struct parser {
     ml_algebra *a;
@@ -39,9 +39,9 @@ static bool at(const parser *p, ml_mtok_kind kind, const char *text) {
     return p->t < p->end && ml_mtok_is(p->t, kind, text);
 }
 
-/* --- arguments ------------------------------------------------------------------------------ */
+/* --- arguments ---------------------------------------------------------------- */
 
-/* What stands between here and the bracket that closes what has just been opened. */
+/* Parses up to the bracket that closes the one just opened. */
 static ml_ratfun until(parser *p, ml_mtok_kind kind, const char *text) {
     ml_ratfun v = whole(p);
 
@@ -56,7 +56,7 @@ static ml_ratfun letter_symbol(parser *p, ml_str word, size_t i) {
     return ml_ratfun_symbol(p->a, (ml_str){ word.ptr + i, 1 });
 }
 
-/* LaTeX's argument: braces, or the next token. */
+/* A LaTeX argument: braces, or the next token. */
 static ml_ratfun argument(parser *p) {
     if (p->t >= p->end)
         return fail(p);
@@ -67,8 +67,8 @@ static ml_ratfun argument(parser *p) {
     return factor(p);
 }
 
-/* Does the next factor still belong to a function's argument, as x in \sin 2x?  Only
- * numbers and symbols do, and after a number also what can be nothing else. */
+/* True if the next factor still belongs to a function's argument, like x in \sin 2x.  Only
+ * numbers and symbols do and, after a number, tokens that cannot be anything else. */
 static bool goes_on(const parser *p) {
     const ml_mtok *t = p->t;
     bool number = t[-1].kind == ML_T_NUM;
@@ -82,7 +82,7 @@ static bool goes_on(const parser *p) {
     return number && (t->kind == ML_T_OPEN || t->kind == ML_T_GROUP);
 }
 
-/* name(x, y): up to three arguments in brackets; or the factors that follow. */
+/* name(x, y): up to three arguments in brackets; otherwise the factors that follow. */
 static int32_t call_arguments(parser *p, ml_ratfun arg[ML_ATOM_ARGS]) {
     int32_t n = 0;
 
@@ -112,7 +112,7 @@ static int32_t call_arguments(parser *p, ml_ratfun arg[ML_ATOM_ARGS]) {
     return n;
 }
 
-/* --- functions -------------------------------------------------------------------------------- */
+/* --- functions ---------------------------------------------------------------- */
 
 static ml_ratfun root(parser *p) {
     int64_t index = 2;
@@ -127,7 +127,7 @@ static ml_ratfun root(parser *p) {
     return ml_ratfun_root(p->a, argument(p), index);
 }
 
-/* The function that is written with the power -1: \sin^{-1} is not 1/\sin; NULL: none. */
+/* The function that a power of -1 denotes: \sin^{-1} is not 1/\sin; NULL: none. */
 static const char *inverse_of(ml_str name) {
     static const char *const rows[][2] = { { "sin", "arcsin" },
                                            { "cos", "arccos" },
@@ -139,7 +139,7 @@ static const char *inverse_of(ml_str name) {
     return NULL;
 }
 
-/* A function that is not looked into; its subscript (log_2) and power (sin^2) count. */
+/* An opaque function; its subscript (log_2) and power (sin^2) are part of it. */
 static ml_ratfun function(parser *p, ml_str name) {
     ml_ratfun arg[ML_ATOM_ARGS + 1], power = number(p, 1);
     int64_t whole;
@@ -184,7 +184,8 @@ static ml_ratfun fraction(parser *p) {
     return ml_ratfun_div(p->a, num, den);
 }
 
-/* n over k; where k is a small number, or n is one and k close to it, as a product. */
+/* n choose k; expanded to a product if k is a small number, or n is one and k is close to
+ * it. */
 static ml_ratfun binomial(parser *p, ml_ratfun n, ml_ratfun k) {
     ml_ratfun v = number(p, 1), arg[2] = { n, k };
     int64_t whole_n, whole_k;
@@ -203,7 +204,7 @@ static ml_ratfun binomial(parser *p, ml_ratfun n, ml_ratfun k) {
 
 static ml_ratfun subscripted(parser *p, ml_str word);
 
-/* What an accent is put on: several letters are one name, \vec{AB} is not \vec{BA}. */
+/* The operand of an accent: several letters are one name, \vec{AB} is not \vec{BA}. */
 static ml_ratfun accented(parser *p) {
     const ml_mtok *t = p->t;
 
@@ -215,8 +216,8 @@ static ml_ratfun accented(parser *p) {
     return argument(p);
 }
 
-/* An unknown macro with arguments is a function of them.  Without any it is a symbol, or else
- * nothing that can be computed with. */
+/* An unknown macro with arguments is a function of them.  Without arguments it is a
+ * symbol, or cannot be evaluated. */
 static ml_ratfun unknown(parser *p, ml_str name) {
     ml_ratfun arg[ML_ATOM_ARGS];
     int32_t n = 0;
@@ -250,9 +251,9 @@ static ml_ratfun macro(parser *p) {
     return unknown(p, name);
 }
 
-/* --- words --------------------------------------------------------------------------------------- */
+/* --- words -------------------------------------------------------------------- */
 
-/* x_1 is a symbol of its own. */
+/* x_1 is a separate symbol. */
 static ml_ratfun subscripted(parser *p, ml_str word) {
     ml_text name = { 0 };
     ml_ratfun v;
@@ -275,7 +276,7 @@ static ml_ratfun subscripted(parser *p, ml_str word) {
     return v;
 }
 
-/* A few letters side by side are a product; a power belongs to the last of them. */
+/* A few adjacent letters are a product; a power applies to the last of them. */
 static ml_ratfun letters(parser *p, ml_str word) {
     ml_ratfun v = number(p, 1);
 
@@ -311,9 +312,9 @@ static ml_ratfun word(parser *p) {
     return letters(p, text);
 }
 
-/* --- grammar --------------------------------------------------------------------------------------- */
+/* --- grammar ------------------------------------------------------------------ */
 
-/* |v|; of a whole number it is known. */
+/* |v|; evaluated if v is an integer. */
 static ml_ratfun absolute(parser *p, ml_ratfun v) {
     int64_t n;
 
@@ -332,7 +333,7 @@ static ml_ratfun bars(parser *p) {
     return absolute(p, v);
 }
 
-/* A number as an argument, with braces or without; NULL: there is none. */
+/* Skips a number as an argument, with or without braces; NULL: there is none. */
 static const ml_mtok *after_number_argument(const parser *p, const ml_mtok *t) {
     if (p->end - t >= 1 && t->kind == ML_T_NUM)
         return t + 1;
@@ -342,7 +343,7 @@ static const ml_mtok *after_number_argument(const parser *p, const ml_mtok *t) {
                : NULL;
 }
 
-/* 2 3/4 and 2\frac{3}{4}: a whole number and a fraction of whole numbers. */
+/* 2 3/4 and 2\frac{3}{4}: an integer and a fraction of integers. */
 static bool mixed_part(const parser *p) {
     const ml_mtok *t = p->t;
 
@@ -374,7 +375,7 @@ static ml_ratfun numeral(parser *p) {
     return ml_ratfun_add(p->a, v, part);
 }
 
-/* Where \choose stands before the end of these braces; NULL: it does not. */
+/* The \choose before the end of these braces; NULL: none. */
 static const ml_mtok *choose_at(const parser *p) {
     int depth = 0;
 
@@ -386,7 +387,7 @@ static const ml_mtok *choose_at(const parser *p) {
     return NULL;
 }
 
-/* All that stands in braces, or everywhere: a sum, or {n \choose k}. */
+/* The whole contents of braces, or of the input: a sum, or {n \choose k}. */
 static ml_ratfun whole(parser *p) {
     const ml_mtok *choose = choose_at(p), *end = p->end;
     ml_ratfun n;
@@ -440,7 +441,7 @@ static ml_ratfun radians(parser *p, ml_ratfun v) {
     return ml_ratfun_div(p->a, ml_ratfun_mul(p->a, v, pi), number(p, 180));
 }
 
-/* A signed power: what may stand in an exponent, or between multiplication signs. */
+/* A signed power: an exponent, or an operand of a multiplication sign. */
 static ml_ratfun factor(parser *p) {
     ml_ratfun v;
 
@@ -450,7 +451,7 @@ static ml_ratfun factor(parser *p) {
     }
     if (at_op(p, "-") || at_op(p, "+")) {
         bool minus = ml_mtok_op(p->t++, "-");
-        /* Two signs in a row are a slip, not an answer. */
+        /* Two consecutive signs are a typo, not an answer. */
         v = at_op(p, "-") || at_op(p, "+") ? fail(p) : factor(p);
         v = minus ? ml_ratfun_minus(p->a, v) : v;
     } else {
@@ -473,7 +474,7 @@ static bool begins_factor(const parser *p) {
         return false;
     if (t->kind == ML_T_GROUP && p->end - t > 1 && t[1].kind == ML_T_NUM)
         return t[-1].kind != ML_T_NUM;
-    if (t->kind == ML_T_NUM) /* digits after a blank are no product */
+    if (t->kind == ML_T_NUM) /* digits after a space are not a factor */
         return t[-1].kind != ML_T_NUM;
     return t->kind == ML_T_WORD || t->kind == ML_T_MACRO || t->kind == ML_T_GROUP ||
            t->kind == ML_T_OPEN || (ml_mtok_op(t, "|") && !p->in_bars);

@@ -1,4 +1,4 @@
-/* math_parse.h - tokens of one expression, as exact algebra.
+/* math_parse.h - parses the tokens of one expression into exact algebra.
  *
  * thread: as the algebra's. */
 #ifndef ML_RL_REWARD_MATH_PARSE_H
@@ -7,7 +7,7 @@
 #include "rl/reward/math_lex.h"
 #include "rl/reward/ratfun.h"
 
-/* False when the tokens are no expression, or too much work. */
+/* False if the tokens are not an expression, or exceed the work budget. */
 bool ml_math_parse(ml_ratfun *out, ml_algebra *a, ml_mtoks toks);
 
 #endif

@@ -85,14 +85,14 @@ static const plain_row rows[] = {
     { 0x215e, "\\frac{7}{8}" },
 };
 
-/* Greek letters from alpha on; NULL: none, or the two that have no name. */
+/* Greek letters from alpha on; NULL: none, or the two without a name. */
 static const char *const greek[] = { "alpha",   "beta", "gamma", "delta", "epsilon",
                                      "zeta",    "eta",  "theta", "iota",  "kappa",
                                      "lambda",  "mu",   "nu",    "xi",    NULL,
                                      "pi",      "rho",  NULL,    "sigma", "tau",
                                      "upsilon", "phi",  "chi",   "psi",   "omega" };
 
-/* The first of each ten digits. */
+/* The zero of each script's ten digits. */
 static const uint32_t zeros[] = { 0x0660, 0x06f0, 0x07c0, 0x0966, 0x09e6, 0x0a66,
                                   0x0ae6, 0x0b66, 0x0be6, 0x0c66, 0x0ce6, 0x0d66,
                                   0x0e50, 0x0ed0, 0x0f20, 0xff10 };
@@ -100,7 +100,7 @@ static const uint32_t zeros[] = { 0x0660, 0x06f0, 0x07c0, 0x0966, 0x09e6, 0x0a66
 static const uint32_t raised[10] = { 0x2070, 0x00b9, 0x00b2, 0x00b3, 0x2074,
                                      0x2075, 0x2076, 0x2077, 0x2078, 0x2079 };
 
-/* What a raised or lowered character is on the line; 0: it is neither. */
+/* The plain form of a superscript or subscript character; 0: it is neither. */
 static char raised_char(uint32_t c) {
     static const uint32_t signs[][2] = {
         { 0x207a, '+' }, { 0x207b, '-' }, { 0x207f, 'n' }, { 0x2071, 'i' }, { 0x02e3, 'x' }
@@ -128,7 +128,7 @@ static bool add_digit(ml_text *out, uint32_t c) {
     return false;
 }
 
-/* Raised characters that follow each other are one exponent, lowered ones one index. */
+/* Consecutive superscripts are one exponent, consecutive subscripts one index. */
 static bool add_script(ml_text *out, uint32_t c, const char **p, const char *end,
                        char (*of)(uint32_t), const char *mark) {
     char d = of(c);
@@ -147,7 +147,7 @@ static bool add_script(ml_text *out, uint32_t c, const char **p, const char *end
     return true;
 }
 
-/* A letter that is written capital, wide, bold or slanted, as a plain small one. */
+/* Converts a capital, full-width, bold or italic letter to a plain lower-case one. */
 static uint32_t plain_letter(uint32_t c) {
     uint32_t low[2];
 
@@ -166,7 +166,7 @@ static bool is_greek(uint32_t c) {
     return c >= 0x3b1 && c <= 0x3c9;
 }
 
-/* How many Greek letters begin at p. */
+/* Number of consecutive Greek letters at p. */
 static int greek_run(const char *p, const char *end) {
     int n = 0;
 
@@ -186,7 +186,7 @@ static void add_other(ml_text *out, uint32_t c) {
     ml_text_add(out, bytes, (size_t)ml_utf8_put(bytes, plain_letter(c)));
 }
 
-/* Greek letters are symbols, three and more of them a word. */
+/* Greek letters are symbols; three or more of them are a word. */
 static bool add_greek(ml_text *out, uint32_t c, const char **p, const char *end) {
     uint32_t low = plain_letter(c);
     char bytes[4];

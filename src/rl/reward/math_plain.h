@@ -1,4 +1,4 @@
-/* math_plain.h - Unicode in an answer as the ASCII or LaTeX it stands for.
+/* math_plain.h - replaces Unicode characters of an answer by equivalent ASCII or LaTeX.
  *
  * thread: any. */
 #ifndef ML_RL_REWARD_MATH_PLAIN_H
@@ -6,8 +6,9 @@
 
 #include "base/str.h"
 
-/* Appends src: digits of any script as 0-9, signs, Greek letters, raised digits and vulgar
- * fractions as LaTeX; what cannot be seen is dropped.  Bytes that are no UTF-8 become '?'. */
+/* Appends src: digits of any script as 0-9; signs, Greek letters, superscript digits and
+ * vulgar fractions as LaTeX; invisible characters are dropped.  Bytes that are not UTF-8
+ * become '?'. */
 void ml_math_plain(ml_text *out, ml_str src);
 
 #endif

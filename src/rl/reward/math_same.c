@@ -11,9 +11,10 @@
 
 static bool same(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth);
 
-/* --- views ------------------------------------------------------------------------------- */
+/* --- views -------------------------------------------------------------------- */
 
-/* The next token at the outermost level, from i on, that `is`; x.n when there is none. */
+/* The first token from i on, at the outermost level, for which `is` holds; x.n if there is
+ * none. */
 static int32_t find_outer(ml_mtoks x, int32_t i, bool (*is)(const ml_mtok *)) {
     int depth = 0;
 
@@ -44,7 +45,7 @@ static bool is_one_of(const ml_mtok *t, const char *const *ops) {
     return false;
 }
 
-/* Relations that hold either way round. */
+/* Symmetric relations. */
 static bool is_mutual(const ml_mtok *t) {
     static const char *const ops[] = { "!=",   "approx",   "equiv", "cong", "sim",
                                        "perp", "parallel", "iff",   0 };
@@ -68,14 +69,14 @@ static bool is_either_sign(const ml_mtok *t) {
     return ml_mtok_op(t, "+-");
 }
 
-/* Do these two enclose what is between them without meaning anything? */
+/* True if these two tokens are brackets that only group. */
 static bool is_idle_pair(const ml_mtok *open, const ml_mtok *close) {
     return (open->kind == ML_T_GROUP && close->kind == ML_T_UNGROUP) ||
            (ml_mtok_is(open, ML_T_OPEN, "(") && ml_mtok_is(close, ML_T_CLOSE, ")"));
 }
 
-/* Brackets around all of x, in one pass: as many as open at the front, close at the back and
- * stay open in between.  Those of a list are left. */
+/* Removes the brackets around all of x, in one pass: as many as open at the front, close
+ * at the back and stay open in between.  The brackets of a list are kept. */
 static ml_mtoks without_brackets(ml_mtoks x) {
     int32_t front = 0, back = 0, depth = 0, low, k = 0;
 
@@ -103,13 +104,13 @@ static bool is_last_word(const ml_mtok *t) {
     return is_separator(t) || ml_mtok_is(t, ML_T_OTHER, ".") || ml_mtok_op(t, "row");
 }
 
-/* Looking at tokens is work too. */
+/* Charges the work budget for examining tokens. */
 static bool afford(ml_mcompare *c, int32_t n_token) {
     c->work -= n_token + 16;
     return c->work > 0;
 }
 
-/* x without what says nothing around it. */
+/* Removes enclosing brackets and trailing separators. */
 static ml_mtoks bare(ml_mcompare *c, ml_mtoks x) {
     for (int32_t before = -1; before != x.n && afford(c, x.n);) {
         before = x.n;
@@ -120,7 +121,7 @@ static ml_mtoks bare(ml_mcompare *c, ml_mtoks x) {
     return x;
 }
 
-/* --- lists --------------------------------------------------------------------------------- */
+/* --- lists -------------------------------------------------------------------- */
 
 typedef struct item_list {
     int32_t n;
@@ -141,7 +142,7 @@ static void split(item_list *out, ml_mtoks x, bool (*is)(const ml_mtok *)) {
             out->too_many = true;
             return;
         }
-        /* "1, 2, and 3" has no item between comma and "and". */
+        /* "1, 2, and 3" has no item between the comma and "and". */
         if (to > from || is != is_separator)
             out->item[out->n++] = ml_mtoks_part(x, from, to);
         if (to == x.n)
@@ -179,7 +180,7 @@ static bool same_unordered(ml_mcompare *c, const item_list *x, const item_list *
     return true;
 }
 
-/* x with its +- read as one of the signs. */
+/* x with its +- replaced by one of the signs. */
 static ml_mtoks with_sign(ml_mcompare *c, ml_mtoks x, const char *sign) {
     ml_mtok *t = ML_NEW(c->arena, ml_mtok, x.n);
     int32_t n = 0;
@@ -196,7 +197,7 @@ static ml_mtoks with_sign(ml_mcompare *c, ml_mtoks x, const char *sign) {
     return (ml_mtoks){ t, n };
 }
 
-/* The elements of an answer that is a list, or one with +-. */
+/* The elements of an answer that is a list, or has a +-. */
 static void split_answers(item_list *out, ml_mcompare *c, ml_mtoks x) {
     split(out, x, is_separator);
     if (out->n == 1 && find_outer(x, 0, is_either_sign) < x.n) {
@@ -206,7 +207,7 @@ static void split_answers(item_list *out, ml_mcompare *c, ml_mtoks x) {
     }
 }
 
-/* --- brackets --------------------------------------------------------------------------------- */
+/* --- brackets ----------------------------------------------------------------- */
 
 typedef struct bracketed {
     ml_str open, close;
@@ -273,7 +274,7 @@ static bool is_empty_set(ml_mtoks x) {
             ml_mtok_is(x.t + 1, ML_T_CLOSE, "}"));
 }
 
-/* --- equations and inequalities ------------------------------------------------------------------ */
+/* --- equations and inequalities ----------------------------------------------- */
 
 /* A name: x, \theta, f(x), area. */
 static bool is_name(ml_mtoks x) {
@@ -287,7 +288,7 @@ static bool is_name(ml_mtoks x) {
            ml_mtok_op(&x.t[1], "_");
 }
 
-/* The side of an equation that is the answer: the last that is not only a name. */
+/* The side of an equation that is the answer: the last that is not just a name. */
 static ml_mtoks answer_side(const item_list *sides) {
     for (int32_t i = sides->n - 1; i >= 0; i--)
         if (!is_name(sides->item[i]))
@@ -308,7 +309,7 @@ static bool same_equations(ml_mcompare *c, const item_list *x, const item_list *
 }
 
 typedef struct interval {
-    ml_mtoks name, low, high; /* name: of the variable; n = 0: not said */
+    ml_mtoks name, low, high; /* name: of the variable; n = 0: none */
     bool low_in, high_in;
 } interval;
 
@@ -378,7 +379,7 @@ static bool same_interval(ml_mcompare *c, const interval *x, const interval *y, 
     return same(c, x->low, y->low, depth) && same(c, x->high, y->high, depth);
 }
 
-/* The same relation, at i and j, between the same sides. */
+/* The same relation, at i and j, between equal sides. */
 static bool same_sides(ml_mcompare *c, ml_mtoks x, int32_t i, ml_mtoks y, int32_t j,
                        int depth) {
     ml_mtoks a = ml_mtoks_part(x, 0, i), b = ml_mtoks_part(x, i + 1, x.n);
@@ -390,7 +391,7 @@ static bool same_sides(ml_mcompare *c, ml_mtoks x, int32_t i, ml_mtoks y, int32_
            (is_mutual(&x.t[i]) && same(c, a, q, depth) && same(c, b, p, depth));
 }
 
-/* What an answer says when it is only about so much: x \approx 5, \approx 5. */
+/* The value of an approximate answer: x \approx 5, \approx 5. */
 static bool about(ml_mtoks *x, int32_t i) {
     if (i == x->n || !ml_mtok_op(&x->t[i], "approx") ||
         !(i == 0 || is_name(ml_mtoks_part(*x, 0, i))))
@@ -399,7 +400,7 @@ static bool about(ml_mtoks *x, int32_t i) {
     return true;
 }
 
-/* Pairs of which at least one holds a relation. */
+/* Compares pairs of which at least one has a relation. */
 static bool same_relations(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth) {
     item_list a, b;
     interval v, w;
@@ -425,9 +426,9 @@ static bool same_relations(ml_mcompare *c, ml_mtoks x, ml_mtoks y, int depth) {
     return b.n > 1 && i == x.n && same(c, x, answer_side(&b), depth);
 }
 
-/* --- everything ------------------------------------------------------------------------------------- */
+/* --- all kinds of answers ----------------------------------------------------- */
 
-/* "(D) 24": the letter of a choice and its value; either will do. */
+/* "(D) 24": the letter of a choice and its value; either matches. */
 static bool same_choice(ml_mcompare *c, ml_mtoks x, ml_mtoks choice, int depth) {
     return choice.n > 3 && ml_mtok_is(&choice.t[0], ML_T_OPEN, "(") &&
            choice.t[1].kind == ML_T_WORD && choice.t[1].text.len == 1 &&

@@ -1,13 +1,13 @@
-/* math_same.h - do two answers say the same?
+/* math_same.h - are two answers equivalent?
  *
- * Answers are compared as text first, then by what they are: lists, sets, tuples,
- * intervals, matrices and equations part by part, numbers with their units, and
- * expressions by exact algebra.  What is not understood is only equal as text.
+ * Answers are compared as text first, then by type: lists, sets, tuples, intervals,
+ * matrices and equations part by part, numbers with their units, and expressions by exact
+ * algebra.  Answers that cannot be parsed are equal only as text.
  *
  * Miles' graders refuse some comparisons that would succeed, and published results depend
- * on it.  These refusals are the strict form; docs/REWARDS.md lists them.
+ * on it.  The strict mode has these refusals; docs/REWARDS.md lists them.
  *
- * No pair of answers takes long: see the bounds in the implementation.
+ * The time per pair is bounded: see the limits in the implementation.
  *
  * thread: any. */
 #ifndef ML_RL_REWARD_MATH_SAME_H

@@ -7,18 +7,18 @@
 
 #define UNIT_MAX 12
 
-/* A value and the names of its unit, one for each way to write it: \$5 and 5 dollars have "$",
- * 5 cm^{2} and 5 square centimeters have "cm", "^", "2". */
+/* A value and the name of its unit, which has one canonical form: \$5 and 5 dollars have
+ * "$", 5 cm^{2} and 5 square centimeters have "cm", "^", "2". */
 typedef struct quantity {
     ml_mtoks value;
     ml_str unit[UNIT_MAX];
     int32_t n_unit;
-    bool strange; /* more than one currency, a unit that is too long, or none at all */
+    bool strange; /* several currencies, a unit that is too long, or not a unit */
 } quantity;
 
-/* --- where the unit begins ---------------------------------------------------------------- */
+/* --- finding the unit --------------------------------------------------------- */
 
-/* Abbreviations that may follow a number without a blank, or are one letter. */
+/* Abbreviations that may follow a number without a space, or are one letter. */
 static const char *const short_units[] = {
     "m",   "s",   "g",  "h",   "l",   "km",  "cm",  "mm",  "kg",  "mg",  "ft", "in",
     "lb",  "lbs", "oz", "ml",  "mph", "kph", "hr",  "hrs", "min", "sec", "yd", "mi",
@@ -33,7 +33,7 @@ static bool is_short_unit(ml_str s) {
     return false;
 }
 
-/* The letter of a scale after a degree sign: 25 °C. */
+/* The letter of a temperature scale after a degree sign: 25 °C. */
 static bool is_scale(ml_mtoks x, int32_t i) {
     const ml_mtok *t = &x.t[i];
 
@@ -49,7 +49,7 @@ static bool is_unit_word(const ml_mtok *t) {
     return is_short_unit(t->text) || t->text.len > 3 || (t->spaced && t->text.len > 2);
 }
 
-/* Where the unit begins at the end of a quantity; x.n when there is none. */
+/* Index of the unit at the end of a quantity; x.n if there is none. */
 static int32_t unit_from(ml_mtoks x) {
     int32_t i = x.n;
 
@@ -71,7 +71,7 @@ static int32_t unit_from(ml_mtoks x) {
     return i;
 }
 
-/* --- one name for each unit ----------------------------------------------------------------- */
+/* --- canonical unit names ----------------------------------------------------- */
 
 static ml_str unit_name(ml_str s) {
     static const struct {
@@ -107,7 +107,7 @@ static void add_unit(quantity *q, ml_str name) {
         q->unit[q->n_unit++] = name;
 }
 
-/* A speed in one word. */
+/* Adds the name of a unit; expands speeds that are one word. */
 static void add_name(quantity *q, ml_str name) {
     bool miles = ml_str_is(name, "mph");
 
@@ -120,14 +120,15 @@ static void add_name(quantity *q, ml_str name) {
     add_unit(q, ml_str_of("h"));
 }
 
-/* The exponent that a word means; NULL: it means none. */
+/* The exponent that a word denotes; NULL: none. */
 static const char *power_of(ml_str s) {
     if (ml_str_is(s, "square") || ml_str_is(s, "sq") || ml_str_is(s, "squared"))
         return "2";
     return ml_str_is(s, "cubic") || ml_str_is(s, "cubed") ? "3" : NULL;
 }
 
-/* The tokens of a unit; "square" before a length, "squared" after it are its exponent. */
+/* Adds the tokens of a unit; "square" before a length and "squared" after it are
+ * exponents. */
 static void add_units(quantity *q, ml_mtoks unit) {
     const char *power = NULL;
 
@@ -158,7 +159,7 @@ static void add_units(quantity *q, ml_mtoks unit) {
     }
 }
 
-/* x without its currency signs, which become the unit. */
+/* Removes the currency signs of x, which become the unit. */
 static ml_mtoks without_money(ml_mcompare *c, quantity *q, ml_mtoks x) {
     ml_mtok *t = ML_NEW(c->arena, ml_mtok, x.n + 1);
     int32_t n = 0;
@@ -174,7 +175,7 @@ static ml_mtoks without_money(ml_mcompare *c, quantity *q, ml_mtoks x) {
     return (ml_mtoks){ t, n };
 }
 
-/* A word after a number that is no unit but changes the number. */
+/* A word after a number that is not a unit but changes the number. */
 static bool changes_number(const ml_mtok *t) {
     static const char *const words[] = { "squared", "cubed",   "factorial",
                                          "half",    "halves",  "third",
@@ -201,7 +202,7 @@ static void init_quantity(quantity *q, ml_mcompare *c, ml_mtoks x) {
     q->strange = q->strange || (u < x.n && changes_number(&x.t[u]));
 }
 
-/* --- comparing --------------------------------------------------------------------------------- */
+/* --- comparing ---------------------------------------------------------------- */
 
 static bool is_unit(const quantity *q, const char *name) {
     return q->n_unit == 1 && ml_str_is(q->unit[0], name);
@@ -218,7 +219,7 @@ static bool same_unit(const quantity *x, const quantity *y) {
     return true;
 }
 
-/* x times scale is y, where scale is written as an expression. */
+/* x times scale equals y; scale is the text of an expression. */
 static bool scaled_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y, const char *scale) {
     ml_algebra a = { .work = { c->arena, c->work, false } };
     ml_mtoks factor;
@@ -232,7 +233,7 @@ static bool scaled_same(ml_mcompare *c, ml_mtoks x, ml_mtoks y, const char *scal
     return same;
 }
 
-/* A quantity against a bare number. */
+/* Compares a quantity with a number without unit. */
 static bool same_without_unit(ml_mcompare *c, const quantity *q, ml_mtoks number) {
     if (q->strange)
         return false;
@@ -243,7 +244,7 @@ static bool same_without_unit(ml_mcompare *c, const quantity *q, ml_mtoks number
     return is_unit(q, "deg") && scaled_same(c, q->value, number, "pi/180");
 }
 
-/* A unit follows something with a digit in it, not just a name. */
+/* A unit must follow something with a digit in it, not just a name. */
 static bool has_number(ml_mtoks x) {
     for (int32_t i = 0; i < x.n; i++)
         if (x.t[i].kind == ML_T_NUM)

@@ -9,10 +9,10 @@ ml_mtoks ml_mtoks_part(ml_mtoks x, int32_t from, int32_t to) {
     return (ml_mtoks){ x.t + from, to > from ? to - from : 0 };
 }
 
-/* --- text ------------------------------------------------------------------------------- */
+/* --- text --------------------------------------------------------------------- */
 
-/* Braces around a single token say nothing: x^{2} is x^2.  Around several letters they hold
- * an exponent, an index or an argument together: e^{kt} is not e^kt. */
+/* Braces around a single token have no meaning: x^{2} is x^2.  Around several letters they
+ * group an exponent, an index or an argument: e^{kt} is not e^kt. */
 static bool is_idle_pair(ml_mtoks x, int32_t open) {
     const ml_mtok *inside = &x.t[open + 1], *before = &x.t[open - 1];
 
@@ -37,7 +37,7 @@ static int32_t next_visible(ml_mtoks x, int32_t i) {
 
 bool ml_mtoks_same_text(ml_mtoks x, ml_mtoks y) {
     int32_t i = next_visible(x, 0), j = next_visible(y, 0);
-    size_t u = 0, v = 0; /* letters of a word may be split differently: n o, no */
+    size_t u = 0, v = 0; /* words may be split differently: n o, no */
 
     while (i < x.n && j < y.n) {
         const ml_mtok *s = &x.t[i], *t = &y.t[j];
@@ -60,9 +60,9 @@ bool ml_mtoks_same_text(ml_mtoks x, ml_mtoks y) {
     return i == x.n && j == y.n;
 }
 
-/* --- what the strict form refuses --------------------------------------------------------- */
+/* --- refusals of the strict mode ---------------------------------------------- */
 
-/* A number written out, maybe signed or in brackets. */
+/* A numeric literal, optionally signed or in brackets. */
 static const ml_mtok *literal(ml_mtoks x) {
     while (x.n > 2 && ml_mtok_is(&x.t[0], ML_T_OPEN, "(") &&
            ml_mtok_is(&x.t[x.n - 1], ML_T_CLOSE, ")"))
@@ -84,7 +84,7 @@ static bool is_whole(ml_mcompare *c, const ml_mtok *t) {
     return ml_math_parse(&v, &a, (ml_mtoks){ t, 1 }) && ml_ratfun_is_int(v, &whole);
 }
 
-/* A whole number against something to be worked out. */
+/* An integer literal compared with an expression. */
 static bool whole_against_sum(ml_mcompare *c, ml_mtoks x, ml_mtoks y) {
     const ml_mtok *s = literal(x), *t = literal(y);
 
@@ -93,7 +93,7 @@ static bool whole_against_sum(ml_mcompare *c, ml_mtoks x, ml_mtoks y) {
     return (s && is_whole(c, s)) || (t && is_whole(c, t));
 }
 
-/* a/b of two whole numbers, as \frac or with a slash. */
+/* a/b of two integers, as \frac or with a slash. */
 static bool plain_fraction(ml_mtoks x, const ml_mtok **num, const ml_mtok **den) {
     const ml_mtok *found[2] = { 0 };
     int n = 0;
@@ -123,7 +123,7 @@ static bool unreduced(ml_mtoks x, ml_mtoks y) {
            !(ml_str_eq(a->text, c->text) && ml_str_eq(b->text, d->text));
 }
 
-/* An exponent of two digits, or in brackets. */
+/* An exponent of two or more digits, or in brackets. */
 static bool heavy_exponent(ml_mtoks x) {
     for (int32_t i = 0; i + 1 < x.n; i++) {
         int32_t at = i + 1 + (x.t[i + 1].kind == ML_T_GROUP);
@@ -137,7 +137,7 @@ static bool heavy_exponent(ml_mtoks x) {
     return false;
 }
 
-/* Distinct letters of symbols: one bit each, Greek names as one. */
+/* The distinct letters of symbols as a bit set; a Greek name counts as one letter. */
 static uint64_t letters_of(ml_mtoks x) {
     uint64_t set = 0;
 
@@ -162,7 +162,7 @@ static bool many_letters(ml_mtoks x, ml_mtoks y) {
     return n > 2;
 }
 
-/* "million" is in it. */
+/* True if it has a word such as "million". */
 static bool has_magnitude(ml_mtoks x) {
     for (int32_t i = 0; i < x.n; i++)
         if (x.t[i].magnitude)
@@ -177,9 +177,9 @@ static bool refused(ml_mcompare *c, ml_mtoks x, ml_mtoks y) {
            heavy_exponent(y) || many_letters(x, y);
 }
 
-/* --- values ----------------------------------------------------------------------------------- */
+/* --- values ------------------------------------------------------------------- */
 
-/* Only letters, and not those that usually stand for numbers: words do not commute. */
+/* Only letters, and not the usual names of variables: words do not commute. */
 static bool is_words(ml_mtoks x) {
     bool variables = true;
 

@@ -1,4 +1,4 @@
-/* math_value.h - are two expressions, tokens each, the same value?
+/* math_value.h - do two expressions, given as tokens, have the same value?
  *
  * thread: as the arena's. */
 #ifndef ML_RL_REWARD_MATH_VALUE_H
@@ -7,14 +7,14 @@
 #include "rl/reward/math_lex.h"
 #include "rl/reward/ratfun.h"
 
-/* What all comparisons of one pair of answers share. */
+/* State shared by all comparisons of one pair of answers. */
 typedef struct ml_mcompare {
     ml_arena *arena;
-    int64_t work; /* left for algebra */
+    int64_t work; /* remaining work budget for algebra */
     bool strict;
 } ml_mcompare;
 
-/* Equal as text: token by token, blanks aside. */
+/* Equal as text: token by token, ignoring white space. */
 bool ml_mtoks_same_text(ml_mtoks x, ml_mtoks y);
 
 /* Equal as expressions, or as text. */

@@ -3,9 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TERM_MAX 400 /* of a polynomial; more is work that is refused */
+#define TERM_MAX 400 /* of a polynomial; larger ones are refused */
 #define POWER_MAX 600
-#define PRIME_MAX 2000 /* radicands are searched for factors up to here */
+#define PRIME_MAX 2000 /* radicands are factored with primes up to here */
 
 /* --- polynomials --------------------------------------------------------------- */
 
@@ -40,7 +40,7 @@ static int compare_terms(const void *x, const void *y) {
     return 0;
 }
 
-/* Sorts term[0 .. n) and adds up those of the same powers. */
+/* Sorts term[0 .. n) and combines terms with the same powers. */
 static ml_poly collect(ml_algebra *a, ml_term *term, int32_t n) {
     int32_t kept = 0;
 
@@ -109,7 +109,7 @@ static bool is_constant(ml_poly x) {
 
 static ml_poly poly_mul(ml_algebra *a, ml_poly x, ml_poly y);
 
-/* The atom, a root, that a term holds at least as often as its index says; -1: none. */
+/* A root atom whose power in a term is at least its index; -1: none. */
 static int32_t full_root(const ml_algebra *a, const ml_term *t) {
     for (int32_t i = 0; i < a->n_atom; i++)
         if (a->atom[i].kind == ML_ATOM_ROOT && t->exp[i] >= a->atom[i].index)
@@ -117,7 +117,7 @@ static int32_t full_root(const ml_algebra *a, const ml_term *t) {
     return -1;
 }
 
-/* Puts radicands in the place of roots raised to their index. */
+/* Replaces roots raised to their index by their radicands. */
 static ml_poly without_full_roots(ml_algebra *a, ml_poly x) {
     for (int32_t i = 0; i < x.n && !a->work.spent; i++) {
         int32_t root = full_root(a, &x.term[i]);
@@ -258,7 +258,7 @@ static bool constant(ml_poly p, int64_t *out) {
     return true;
 }
 
-/* A constant quotient in small numbers, the denominator positive. */
+/* A constant quotient of small integers, with a positive denominator. */
 static bool small_fraction(ml_ratfun x, int64_t *num, int64_t *den) {
     if (!constant(x.num, num) || !constant(x.den, den) || *den == 0)
         return false;
@@ -266,7 +266,7 @@ static bool small_fraction(ml_ratfun x, int64_t *num, int64_t *den) {
         *num = -*num;
         *den = -*den;
     }
-    for (int64_t p = *num < 0 ? -*num : *num, q = *den;;) { /* Euclid */
+    for (int64_t p = *num < 0 ? -*num : *num, q = *den;;) { /* Euclid's algorithm */
         int64_t r = p ? q % p : 0;
         if (p == 0 || r == 0) {
             int64_t g = p == 0 ? q : p;
@@ -285,7 +285,7 @@ bool ml_ratfun_is_int(ml_ratfun x, int64_t *out) {
     return small_fraction(x, out, &den) && den == 1;
 }
 
-/* --- roots ---------------------------------------------------------------------------- */
+/* --- roots -------------------------------------------------------------------- */
 
 static ml_ratfun root_atom(ml_algebra *a, ml_poly radicand, int64_t index) {
     ml_atom atom = { .kind = ML_ATOM_ROOT, .index = (int32_t)index, .n_arg = 1 };
@@ -294,13 +294,14 @@ static ml_ratfun root_atom(ml_algebra *a, ml_poly radicand, int64_t index) {
     return of_atom(a, &atom);
 }
 
-/* base to the power of k, times *out. */
+/* Multiplies *out by base to the power of k. */
 static void times_power(ml_algebra *a, ml_ratfun *out, uint64_t base, int64_t k) {
     for (; k > 0; k--)
         *out = ml_ratfun_mul(a, *out, ml_ratfun_int(a, ml_big_of(&a->work, (int64_t)base)));
 }
 
-static int64_t common(int64_t a, int64_t b) { /* Euclid; of 0 and b it is b */
+/* Greatest common divisor (Euclid); of 0 and b it is b. */
+static int64_t common(int64_t a, int64_t b) {
     while (a) {
         int64_t r = b % a;
         b = a;
@@ -309,9 +310,9 @@ static int64_t common(int64_t a, int64_t b) { /* Euclid; of 0 and b it is b */
     return b;
 }
 
-/* The root of a positive number is written as a product of roots of primes, as far as small
- * primes go: sqrt(12) is 2 sqrt(3), sqrt(6) is sqrt(2) sqrt(3), and the fourth root of 4 is
- * sqrt(2). */
+/* Writes the root of a positive number as a product of roots of primes, as far as small
+ * primes divide it: sqrt(12) is 2 sqrt(3), sqrt(6) is sqrt(2) sqrt(3), and the fourth root
+ * of 4 is sqrt(2). */
 static ml_ratfun root_of_number(ml_algebra *a, uint64_t v, int64_t index) {
     ml_ratfun out = ml_ratfun_int(a, ml_big_of(&a->work, 1));
 
@@ -348,7 +349,7 @@ static ml_ratfun root_of_constant(ml_algebra *a, int64_t v, int64_t index) {
     return root;
 }
 
-/* The largest number whose index-th power divides all coefficients, among small ones. */
+/* The largest number, among small ones, whose index-th power divides all coefficients. */
 static uint64_t power_in(ml_poly p, int64_t index) {
     uint64_t found = 1;
 
@@ -409,7 +410,7 @@ ml_ratfun ml_ratfun_root(ml_algebra *a, ml_ratfun x, int64_t index) {
     return ml_ratfun_div(a, root, below);
 }
 
-/* --- powers ----------------------------------------------------------------------------- */
+/* --- powers ------------------------------------------------------------------- */
 
 static ml_ratfun whole_power(ml_algebra *a, ml_ratfun x, int64_t k) {
     ml_ratfun r = x;
@@ -428,8 +429,8 @@ static ml_ratfun constant_power(ml_algebra *a, ml_ratfun x, int64_t num, int64_t
                     : whole_power(a, ml_ratfun_root(a, x, den), num);
 }
 
-/* x to the power of one term of an exponent: the number before it becomes a power of the
- * atom, so that 4^n is (2^n)^2 when written 2^(2n). */
+/* x to the power of one term of an exponent: the term's coefficient becomes a power of the
+ * atom, so that 2^(2n) is (2^n)^2. */
 static ml_ratfun term_power(ml_algebra *a, ml_ratfun x, const ml_term *t, ml_poly den) {
     ml_atom atom = { .kind = ML_ATOM_POWER, .n_arg = 2 };
     ml_term *bare = ML_NEW(a->work.arena, ml_term, 1);

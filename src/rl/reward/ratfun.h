@@ -1,12 +1,13 @@
-/* ratfun.h - exact arithmetic on expressions: quotients of polynomials over atoms.
+/* ratfun.h - exact arithmetic on expressions as rational functions: quotients of
+ * polynomials over atoms.
  *
- * Coefficients are whole numbers.  An atom is a symbol (x, pi, i), a root of an
- * expression, a power with a symbolic exponent, or a function of expressions that is not
- * looked into.  A root raised to its index is its radicand again, so that 6/sqrt(3) and
- * 2 sqrt(3), or sqrt(50) and 5 sqrt(2), are found equal; other identities between
- * functions are not known here.  Two quotients are equal when their cross products are.
+ * Coefficients are integers.  An atom is a symbol (x, pi, i), a root of an expression, a
+ * power with a symbolic exponent, or an opaque function of expressions.  A root raised to
+ * its index is reduced to its radicand, so that 6/sqrt(3) and 2 sqrt(3), or sqrt(50) and 5
+ * sqrt(2), are found equal; other identities between functions are not used.  Two
+ * quotients are equal if their cross products are.
  *
- * thread: an algebra and all that is made with it belong to one thread. */
+ * thread: an algebra and everything made with it belong to one thread. */
 #ifndef ML_RL_REWARD_RATFUN_H
 #define ML_RL_REWARD_RATFUN_H
 
@@ -20,7 +21,7 @@ typedef struct ml_term {
     int16_t exp[ML_ATOM_MAX];
 } ml_term;
 
-/* Terms are sorted and differ; none is zero. */
+/* Terms are sorted and distinct; none is zero. */
 typedef struct ml_poly {
     int32_t n;
     const ml_term *term;
@@ -51,7 +52,7 @@ typedef struct ml_algebra {
     ml_atom atom[ML_ATOM_MAX];
 } ml_algebra;
 
-/* Results are meaningless once a->work.spent is set; then nothing else is either. */
+/* Once a->work.spent is set, results have no meaning. */
 ml_ratfun ml_ratfun_int(ml_algebra *a, ml_big v);
 ml_ratfun ml_ratfun_symbol(ml_algebra *a, ml_str name);
 ml_ratfun ml_ratfun_call(ml_algebra *a, ml_str name, const ml_ratfun *arg, int32_t n);
@@ -59,13 +60,13 @@ ml_ratfun ml_ratfun_call(ml_algebra *a, ml_str name, const ml_ratfun *arg, int32
 ml_ratfun ml_ratfun_add(ml_algebra *a, ml_ratfun x, ml_ratfun y);
 ml_ratfun ml_ratfun_minus(ml_algebra *a, ml_ratfun x);
 ml_ratfun ml_ratfun_mul(ml_algebra *a, ml_ratfun x, ml_ratfun y);
-/* These give up (work.spent) where the result does not exist, as 1/0. */
+/* These set work.spent if the result does not exist, such as 1/0. */
 ml_ratfun ml_ratfun_div(ml_algebra *a, ml_ratfun x, ml_ratfun y);
 ml_ratfun ml_ratfun_pow(ml_algebra *a, ml_ratfun x, ml_ratfun y);
 ml_ratfun ml_ratfun_root(ml_algebra *a, ml_ratfun x, int64_t index);
 
 bool ml_ratfun_eq(ml_algebra *a, ml_ratfun x, ml_ratfun y);
-/* The value of a quotient that is a whole number below 2^62 in size. */
+/* The value of a quotient that is an integer of magnitude below 2^62. */
 bool ml_ratfun_is_int(ml_ratfun x, int64_t *out);
 
 #endif

@@ -14,7 +14,7 @@ typedef struct task {
     const miles_reward_in *in;
     ml_reward_done *done;
     void *ud;
-    const miles_reward_in *const *group; /* [n] in place of `in`; NULL: one sample */
+    const miles_reward_in *const *group; /* [n] replaces `in`; NULL: one sample */
     void *const *group_ud;               /* [n] */
     int64_t n;
 } task;
@@ -29,11 +29,11 @@ typedef struct bench {
 struct ml_rewards {
     ml_reward_opts opts;
     bench *bench;         /* [opts.n_thread] */
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* protects the following fields */
     pthread_cond_t more, idle;
-    ml_arena arena; /* of all this, and of tasks */
+    ml_arena arena; /* owns this struct and the tasks */
     task *first, **last, *unused;
-    int64_t n_open; /* submitted, without a result */
+    int64_t n_open; /* submitted samples without a result */
     int64_t counts[ML_REWARD_OUTCOMES];
     bool closing;
 };
@@ -44,9 +44,9 @@ const char *ml_reward_outcome_name(ml_reward_outcome o) {
     return names[o];
 }
 
-/* --- a reward thread --------------------------------------------------------------------- */
+/* --- a reward thread ---------------------------------------------------------- */
 
-/* The next task; NULL: there will be none. */
+/* Waits for the next task; NULL: the pool is closing. */
 static task *take(ml_rewards *r) {
     task *t;
 
@@ -63,7 +63,8 @@ static task *take(ml_rewards *r) {
     return t;
 }
 
-/* Counted after the caller has been told, so that who waits finds everything done. */
+/* Counts after the callback, so that every callback has returned when ml_rewards_wait
+ * returns. */
 static void count(ml_rewards *r, ml_reward_outcome outcome) {
     pthread_mutex_lock(&r->lock);
     r->counts[outcome]++;
@@ -131,7 +132,7 @@ static void *serve(void *ud) {
     return NULL;
 }
 
-/* --- callers --------------------------------------------------------------------------------- */
+/* --- callers ------------------------------------------------------------------ */
 
 static ml_status start(ml_rewards *r, ml_err *err) {
     for (int64_t i = 0; i < r->opts.n_thread; i++) {

@@ -8,15 +8,15 @@
 #include "base/clock.h"
 #include "net/http_client.h"
 
-#define FIRST_WAIT_S 0.1 /* between the first two tries; doubles */
+#define FIRST_WAIT_S 0.1 /* between the first two attempts; doubles */
 #define BODY_MAX (4 << 20)
 
 struct ml_rm_http {
-    ml_arena arena; /* it lives here itself */
+    ml_arena arena; /* this struct is allocated in it */
     const char *url;
     ml_loop *loop;
     ml_http_client *client;
-    /* The request under way. */
+    /* The current request. */
     ml_http_job *job;
     ml_text *body;
     int status;
@@ -143,7 +143,7 @@ ml_rm_end ml_rm_http_ask(ml_rm_http *r, ml_text *out, ml_str json, double deadli
             left = until - ml_clock_s();
         }
         if (i > 0 && left <= 0)
-            break; /* the last try's sentence stands */
+            break; /* `out` keeps the last attempt's message */
         end = try_once(r, json, left > 0.001 ? left : 0.001);
     }
     return end;

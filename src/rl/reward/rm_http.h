@@ -1,4 +1,5 @@
-/* rm_http.h - a reward server: a question by POST, the answer in the body.
+/* rm_http.h - a client for a reward server: sends a request by POST, returns the response
+ * body.
  *
  * thread: one at a time. */
 #ifndef ML_RL_REWARD_RM_HTTP_H
@@ -14,15 +15,15 @@ typedef struct ml_rm_http ml_rm_http;
 typedef enum ml_rm_end {
     ML_RM_ANSWERED,
     ML_RM_LATE,   /* not within the deadline */
-    ML_RM_DOWN,   /* no connection, or an error of the server, each time it was tried */
-    ML_RM_REFUSED /* the server understood, and refused: trying again would not help */
+    ML_RM_DOWN,   /* no connection, or a server error, in every attempt */
+    ML_RM_REFUSED /* the server rejected the request: retrying would not help */
 } ml_rm_end;
 
 ml_status ml_rm_http_open(ml_rm_http **out, const char *url, ml_err *err);
-void ml_rm_http_close(ml_rm_http *r); /* NULL is fine */
+void ml_rm_http_close(ml_rm_http *r); /* NULL is allowed */
 
-/* Tries up to 1 + n_retry times within the deadline, waiting a little longer each time.
- * `out` is the body, or a sentence that says what went wrong. */
+/* Makes up to 1 + n_retry attempts within the deadline, with increasing delays.  `out` is
+ * the body, or an error message. */
 ml_rm_end ml_rm_http_ask(ml_rm_http *r, ml_text *out, ml_str json, double deadline_s,
                          int64_t n_retry);
 

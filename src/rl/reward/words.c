@@ -7,7 +7,8 @@
 #define SIGMA 0x3a3
 #define FINAL_SIGMA 0x3c2
 
-/* Signs, accents and blanks beyond ASCII, as blocks; all else there is part of words. */
+/* Non-ASCII signs, accents and spaces, by Unicode block; all other characters are part of
+ * words. */
 static bool is_word_char(uint32_t c) {
     if (c < 0x80)
         return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || c == '_';
@@ -20,7 +21,7 @@ static bool is_word_char(uint32_t c) {
            (c < 0xff00 || c > 0xff0f) && (c < 0xff1a || c > 0xff20) && c < 0x1f000;
 }
 
-/* A capital sigma at the end of a word has a small letter of its own. */
+/* A capital sigma at the end of a word has a separate lower-case form. */
 static bool is_word_char_before(const ml_text *t) {
     const char *p = t->ptr + t->len;
     return is_word_char(ml_utf8_prev(&p));
@@ -80,8 +81,8 @@ static bool is_article(ml_str s) {
     return ml_str_is(s, "a") || ml_str_is(s, "an") || ml_str_is(s, "the");
 }
 
-/* Cuts the run of bytes between blanks into words: an article that only touches signs goes,
- * and what was on either side of it becomes two words. */
+/* Splits the bytes between two spaces into words: an article delimited by signs is
+ * removed, and the text on its two sides becomes two words. */
 static void add_run(ml_words *w, const char *from, const char *end) {
     const char *p = from;
 
@@ -113,12 +114,12 @@ void ml_words_init(ml_words *w, ml_arena *a, ml_str text) {
 
     ml_text_lower(&lower, text);
     drop_punctuation(&lower);
-    /* Two words have at least a byte between them. */
+    /* Two words are separated by at least one byte. */
     *w = (ml_words){ .word = ML_NEW(a, ml_str, lower.len / 2 + 2) };
     p = ml_arena_str(a, lower.ptr, lower.len);
     end = p + lower.len;
     if (ml_utf8_valid((ml_str){ p, lower.len }) < lower.len)
-        end = p; /* nothing that is text */
+        end = p; /* not text: no words */
     ml_text_release(&lower);
     while (p < end) {
         const char *from = p, *q = p;

@@ -1,6 +1,6 @@
-/* words.h - a text as words: lower case, without ASCII punctuation and articles.
+/* words.h - splits a text into words: lower case, without ASCII punctuation and articles.
  *
- * thread: any; words live in the arena. */
+ * thread: any; words are allocated in the arena. */
 #ifndef ML_RL_REWARD_WORDS_H
 #define ML_RL_REWARD_WORDS_H
 

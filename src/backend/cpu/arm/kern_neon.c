@@ -1,5 +1,5 @@
-/* Scheduled before register allocation, all broadcasts of a tile come first and push
- * accumulators out of the registers. */
+/* With instruction scheduling before register allocation, all broadcasts of a tile come
+ * first and spill accumulators. */
 #if !defined(__clang__)
 #pragma GCC optimize("no-schedule-insns")
 #endif

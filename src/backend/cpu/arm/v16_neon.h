@@ -1,4 +1,4 @@
-/* v16_neon.h - the words of v16_c.h with the sixteen lanes in four registers. */
+/* v16_neon.h - the primitives of v16_c.h with the sixteen lanes in four registers. */
 #ifndef ML_BACKEND_CPU_ARM_V16_NEON_H
 #define ML_BACKEND_CPU_ARM_V16_NEON_H
 
@@ -130,7 +130,7 @@ static inline v16 v16_fma(v16 a, v16 b, v16 c) {
                   vfmaq_f32(c.c, a.c, b.c), vfmaq_f32(c.d, a.d, b.d));
 }
 
-/* vmaxq and vminq have other rules for NaN and zeros: compare and select instead. */
+/* vmaxq and vminq treat NaN and zeros differently: compare and select instead. */
 static inline v16 v16_pick_gt(v16 a, v16 b, v16 x, v16 y) {
     return v16_of(
         vbslq_f32(vcgtq_f32(a.a, b.a), x.a, y.a), vbslq_f32(vcgtq_f32(a.b, b.b), x.b, y.b),
@@ -195,7 +195,7 @@ static inline void v16_transpose4(float32x4_t *r0, float32x4_t *r1, float32x4_t 
     *r3 = vreinterpretq_f32_f64(vtrn2q_f64(odd01, odd23));
 }
 
-/* Sixteen blocks of 4 x 4: each is transposed, then those off the diagonal trade places. */
+/* Sixteen blocks of 4 x 4: each is transposed, then blocks off the diagonal are swapped. */
 static inline void v16_transpose(v16 r[16]) {
     for (int i = 0; i < 16; i += 4) {
         v16_transpose4(&r[i].a, &r[i + 1].a, &r[i + 2].a, &r[i + 3].a);

@@ -1,4 +1,4 @@
-/* v16_avx2.h - the words of v16_c.h with the sixteen lanes in two registers. */
+/* v16_avx2.h - the primitives of v16_c.h with the sixteen lanes in two registers. */
 #ifndef ML_BACKEND_CPU_X86_V16_AVX2_H
 #define ML_BACKEND_CPU_X86_V16_AVX2_H
 
@@ -35,7 +35,7 @@ static inline void v16_store(float *p, v16 a) {
     _mm256_storeu_ps(p + 8, a.hi);
 }
 
-/* All ones in the lanes first, first + 1, .. that are below n. */
+/* All ones in the lanes first, first + 1, .. that are below n, else zeros. */
 static inline __m256i v16_below(int64_t n, int first) {
     __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
                                     _mm256_set1_epi32(first));
@@ -96,7 +96,8 @@ static inline v16 v16_fma(v16 a, v16 b, v16 c) {
     return v16_of(_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi));
 }
 
-/* maxps and minps give the second operand for NaNs and for two zeros: the C rule. */
+/* maxps and minps return the second operand for NaNs and for two zeros, as v16_c.h
+ * requires. */
 static inline v16 v16_max(v16 a, v16 b) {
     return v16_of(_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi));
 }
@@ -144,7 +145,7 @@ static inline float v16_fold_max(v16 a) {
     return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
 }
 
-/* Each 128-bit half of four rows becomes its own transpose of 4 x 4. */
+/* Transposes four rows of 4 within each 128-bit half. */
 static inline void v16_transpose4(__m256 r[4]) {
     __m256d ab_lo = _mm256_castps_pd(_mm256_unpacklo_ps(r[0], r[1]));
     __m256d ab_hi = _mm256_castps_pd(_mm256_unpackhi_ps(r[0], r[1]));
@@ -167,7 +168,7 @@ static inline void v16_transpose8(__m256 r[8]) {
     }
 }
 
-/* Four blocks of 8 x 8; the two off the diagonal trade places. */
+/* Four blocks of 8 x 8; the two off the diagonal are swapped. */
 static inline void v16_transpose(v16 r[16]) {
     __m256 a[8], b[8], c[8], d[8];
 

@@ -1,4 +1,4 @@
-/* v16_avx512.h - the words of v16_c.h with the sixteen lanes in one register. */
+/* v16_avx512.h - the primitives of v16_c.h with the sixteen lanes in one register. */
 #ifndef ML_BACKEND_CPU_X86_V16_AVX512_H
 #define ML_BACKEND_CPU_X86_V16_AVX512_H
 
@@ -79,7 +79,8 @@ static inline v16 v16_fma(v16 a, v16 b, v16 c) {
     return v16_of(_mm512_fmadd_ps(a.f, b.f, c.f));
 }
 
-/* maxps and minps give the second operand for NaNs and for two zeros: the C rule. */
+/* maxps and minps return the second operand for NaNs and for two zeros, as v16_c.h
+ * requires. */
 static inline v16 v16_max(v16 a, v16 b) {
     return v16_of(_mm512_max_ps(a.f, b.f));
 }
@@ -119,7 +120,7 @@ static inline float v16_fold_max(v16 a) {
     return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
 }
 
-/* Rows 4g .. 4g+3: each 128-bit quarter becomes its own transpose of 4 x 4. */
+/* Rows 4g .. 4g+3: transposes 4 x 4 within each 128-bit quarter. */
 static inline void v16_transpose4(v16 r[4]) {
     __m512d ab_lo = _mm512_castps_pd(_mm512_unpacklo_ps(r[0].f, r[1].f));
     __m512d ab_hi = _mm512_castps_pd(_mm512_unpackhi_ps(r[0].f, r[1].f));
@@ -133,7 +134,7 @@ static inline void v16_transpose4(v16 r[4]) {
 }
 
 /* Quarter q of row 4g + j holds column 4q + j of rows 4g .. 4g+3; the quarters of the
- * four rows j, 4 + j, 8 + j, 12 + j are then a transpose of 4 x 4 of their own. */
+ * four rows j, 4 + j, 8 + j, 12 + j are then transposed as a 4 x 4 matrix of quarters. */
 static inline void v16_transpose(v16 r[16]) {
     for (int g = 0; g < 4; g++)
         v16_transpose4(r + 4 * g);
