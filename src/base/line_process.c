@@ -337,7 +337,7 @@ static void say_why(ml_line_process *w, ml_text *out) {
     ml_arena_release(&arena);
 }
 
-ml_line_process_end ml_worker_start(ml_line_process *w, ml_text *out) {
+ml_line_process_end ml_line_process_start(ml_line_process *w, ml_text *out) {
     ml_line_process_end end;
 
     out->len = 0;
@@ -362,7 +362,7 @@ ml_line_process_end ml_line_process_ask(ml_line_process *w, ml_text *out, ml_str
     ml_line_process_end end;
 
     drop_talkative(w);
-    end = ml_worker_start(w, out);
+    end = ml_line_process_start(w, out);
     if (end != ML_LINE_PROCESS_ANSWERED)
         return end;
     w->started = true;

@@ -43,7 +43,7 @@ void ml_line_process_free(ml_line_process *w); /* kills; NULL is allowed */
 
 /* Starts the worker if it is not running and waits, at most a minute, until it is ready.
  * On failure `out` has a message. */
-ml_line_process_end ml_worker_start(ml_line_process *w, ml_text *out);
+ml_line_process_end ml_line_process_start(ml_line_process *w, ml_text *out);
 
 /* Sends `line`, which contains no line break, and waits for the response, which is stored
  * in `out` without its line break.  On failure `out` has a message.  Starts the worker if

@@ -482,7 +482,7 @@ static bool take_parts(ml_http_conn *c, struct event_base *base, int fd) {
 
 /* Returns NULL if out of memory. */
 static ml_http_conn *new_conn(ml_http_server *s, int fd) {
-    ml_http_conn *c = calloc(1, sizeof *c);
+    ml_http_conn *c = ml_net_take(sizeof *c);
 
     if (c && !take_parts(c, ml_loop_base(s->loop), fd)) {
         if (c->settle)

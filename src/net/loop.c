@@ -54,10 +54,6 @@ void *ml_net_must(void *p) {
     return p;
 }
 
-void *ml_net_take(size_t bytes) {
-    return ml_net_must(calloc(1, bytes));
-}
-
 /* noinline: newer compilers take a second realloc of a pointer for a use after free. */
 __attribute__((noinline)) static void *try_realloc(void *p, size_t n) {
     return realloc(p, n);
@@ -78,6 +74,10 @@ static void *patient_realloc(void *p, size_t n) {
 
 static void *patient_malloc(size_t n) {
     return patient_realloc(NULL, n);
+}
+
+void *ml_net_take(size_t bytes) {
+    return memset(ml_net_must(patient_malloc(bytes)), 0, bytes);
 }
 
 struct event_base *ml_loop_base(ml_loop *l) {

@@ -58,7 +58,7 @@ static ml_status try_python(const ml_worker_command *c, const char *flag, ml_err
     ml_text why = { 0 };
     ml_status st = ML_OK;
 
-    if (ml_worker_start(w, &why) != ML_LINE_PROCESS_ANSWERED)
+    if (ml_line_process_start(w, &why) != ML_LINE_PROCESS_ANSWERED)
         st = ml_fail(err, ML_EFORMAT, "--%s: %s", flag, why.ptr);
     ml_line_process_free(w);
     ml_text_release(&why);

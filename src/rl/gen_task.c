@@ -31,7 +31,7 @@ static void open_one(ml_gen_tasks *f) {
     ml_work_count_expect(f->at->tally, 1);
 }
 
-ml_str ml_flight_text(const ml_gen_task *x, int32_t from, int32_t n, bool skip_special) {
+ml_str ml_gen_task_text(const ml_gen_task *x, int32_t from, int32_t n, bool skip_special) {
     const ml_sample *s = &x->sample;
     ml_text t = { 0 };
     ml_str out;
@@ -45,7 +45,7 @@ ml_str ml_flight_text(const ml_gen_task *x, int32_t from, int32_t n, bool skip_s
 
 static void take_text(ml_gen_task *x) {
     x->sample.response =
-        ml_flight_text(x, 0, x->sample.n_response, x->all->how->skip_special);
+        ml_gen_task_text(x, 0, x->sample.n_response, x->all->how->skip_special);
 }
 
 static ml_sample_status status_of(ml_finish finish) {

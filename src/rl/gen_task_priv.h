@@ -9,7 +9,7 @@
 /* Submits the sample to the generator, which continues it. */
 ml_status ml_gen_task_submit(ml_gen_task *x, ml_err *err);
 /* The text of tokens [from, from + n) of the response, in the tasks' arena. */
-ml_str ml_flight_text(const ml_gen_task *x, int32_t from, int32_t n, bool skip_special);
+ml_str ml_gen_task_text(const ml_gen_task *x, int32_t from, int32_t n, bool skip_special);
 /* Ends the sample, whose text is complete, and submits it for grading. */
 void ml_gen_task_complete(ml_gen_task *x, ml_sample_status status);
 

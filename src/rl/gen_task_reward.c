@@ -56,7 +56,7 @@ static ml_str answer_of(const ml_gen_task *x) {
     const ml_sample *s = &x->sample;
 
     return ends_in_stop(x)
-               ? ml_flight_text(x, 0, s->n_response - 1, x->all->how->skip_special)
+               ? ml_gen_task_text(x, 0, s->n_response - 1, x->all->how->skip_special)
                : s->response;
 }
 

@@ -25,7 +25,7 @@ static ml_str words_of_turn(const ml_gen_task *x) {
 
     if (n > 0 && ml_tokenizer_is_special(t, s->token[s->n_token - 1]))
         n--;
-    return ml_flight_text(x, x->turn_at, n, false);
+    return ml_gen_task_text(x, x->turn_at, n, false);
 }
 
 static void ask_environment(ml_gen_task *x) {

@@ -123,17 +123,18 @@ def ask(server, i):
 
 
 def check_server(miles, inject, want, fault):
-    """One server, one fault while 12 requests are asked, then 12 more without a fault."""
+    """One server and one fault during 24 requests; the next 12 are answered as without a fault."""
     server = Server(miles, env=environment(inject, fault + "@"), stderr=subprocess.PIPE)
     try:
         os.kill(server.proc.pid, signal.SIGUSR2)
         with ThreadPoolExecutor(4) as pool:
-            got = list(pool.map(lambda i: ask(server, i), range(len(want))))
+            order = list(range(len(want))) * 2
+            got = list(pool.map(lambda i: ask(server, i), order))
         after = [ask(server, i) for i in range(len(want))]
         alive = server.proc.poll() is None
         if alive:
-            bad = [i for i, g in enumerate(got) if g is None or (g[0] != 200 and g[0] < 500)]
-            bad += [i for i, g in enumerate(got) if g and g[0] == 200 and g[1] != want[i]]
+            bad = [i for i, g in zip(order, got) if g is None or (g[0] != 200 and g[0] < 500)]
+            bad += [i for i, g in zip(order, got) if g and g[0] == 200 and g[1] != want[i]]
             if bad or [a and a[1] for a in after] != want:
                 return f"{fault}: requests {bad} were lost or wrong, afterwards {after}"
         code = server.stop() if alive else server.proc.wait(60)

@@ -271,7 +271,7 @@ static bool play_box(const ml_json *line, ml_arena *a) {
 
 static bool play_words(const ml_json *line, ml_arena *a) {
     ml_text got = { 0 };
-    ml_string_list w;
+    ml_words w;
     bool same;
 
     ml_words_init(&w, a, ml_json_get(line, "input")->text);

@@ -119,14 +119,14 @@ _Noreturn static void pretend_to_work(void) {
 
     w.progress(4, 100);
     atomic_store(&w.phase->stage, ML_STAGE_ROLLOUT);
-    ml_tally_expect(&w.phase->answers, 8);
+    ml_work_count_expect(&w.phase->answers, 8);
     for (int i = 0; i < 3; i++)
-        ml_tally_count(&w.phase->answers);
+        ml_work_count_add(&w.phase->answers);
     usleep(500000);
     w.say("    4  reward 0.500  len 12  cut 0%  |dlogp| 0  loss 0.0100  grad 0.123");
     atomic_store(&w.phase->stage, ML_STAGE_LEARN);
-    ml_tally_expect(&w.phase->micro, 2);
-    ml_tally_count(&w.phase->micro);
+    ml_work_count_expect(&w.phase->micro, 2);
+    ml_work_count_add(&w.phase->micro);
     usleep(500000);
     w.progress(5, 100);
     ml_progress_end();

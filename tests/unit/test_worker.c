@@ -19,8 +19,8 @@ static bool is_gone(const char *pid) {
     return access(path, R_OK) != 0;
 }
 
-static ml_worker *worker_of(const char *line, int64_t memory_bytes) {
-    return ml_worker_new(&(ml_worker_command){ .line = line }, memory_bytes);
+static ml_line_process *worker_of(const char *line, int64_t memory_bytes) {
+    return ml_line_process_new(&(ml_worker_command){ .line = line }, memory_bytes);
 }
 
 /* Reserved address space is free, resident memory counts, children's included. */
@@ -33,38 +33,39 @@ static void memory_is_limited(void) {
     static const char by_child[] =
         "python3 -c 'import time\nm = b\"x\" * (256 << 20); time.sleep(60)' & wait";
     ml_text out = { 0 };
-    ml_worker *w = worker_of(reserve, 128 << 20);
+    ml_line_process *w = worker_of(reserve, 128 << 20);
 
     if (system("python3 -c pass 2>/dev/null") != 0) {
         printf("skipped: there is no python3 here\n");
-        ml_worker_free(w);
+        ml_line_process_free(w);
         return;
     }
-    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 30) == ML_WORKER_ANSWERED);
+    CHECK(ml_line_process_ask(w, &out, ml_str_of("x"), 30) == ML_LINE_PROCESS_ANSWERED);
     CHECK(strcmp(out.ptr, "4") == 0);
-    ml_worker_free(w);
+    ml_line_process_free(w);
     w = worker_of(use, 128 << 20);
-    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 30) == ML_WORKER_DIED);
+    CHECK(ml_line_process_ask(w, &out, ml_str_of("x"), 30) == ML_LINE_PROCESS_DIED);
     CHECK_HAS(out.ptr, "held more than 128 MiB of memory");
     CHECK_HAS(out.ptr, "--reward-memory");
-    ml_worker_free(w);
+    ml_line_process_free(w);
     w = worker_of(by_child, 128 << 20);
-    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 30) == ML_WORKER_DIED);
+    CHECK(ml_line_process_ask(w, &out, ml_str_of("x"), 30) == ML_LINE_PROCESS_DIED);
     CHECK_HAS(out.ptr, "--reward-memory");
-    ml_worker_free(w);
+    ml_line_process_free(w);
     ml_text_release(&out);
 }
 
 /* A line longer than any buffer on the way. */
 static void long_lines_pass(void) {
-    ml_worker *w = worker_of("read -r l; echo ${#l}", 0);
+    ml_line_process *w = worker_of("read -r l; echo ${#l}", 0);
     char line[300001];
     ml_text out = { 0 };
 
     memset(line, 'x', sizeof line);
-    CHECK(ml_worker_ask(w, &out, (ml_str){ line, sizeof line }, 20) == ML_WORKER_ANSWERED);
+    CHECK(ml_line_process_ask(w, &out, (ml_str){ line, sizeof line }, 20) ==
+          ML_LINE_PROCESS_ANSWERED);
     CHECK(strcmp(out.ptr, "300001") == 0);
-    ml_worker_free(w);
+    ml_line_process_free(w);
     ml_text_release(&out);
 }
 
@@ -75,9 +76,9 @@ static void children_are_killed(void) {
     ml_text out = { 0 };
 
     for (int i = 0; i < 2; i++) {
-        ml_worker *w = worker_of(lines[i], 0);
-        CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 5) == ML_WORKER_ANSWERED);
-        ml_worker_free(w);
+        ml_line_process *w = worker_of(lines[i], 0);
+        CHECK(ml_line_process_ask(w, &out, ml_str_of("x"), 5) == ML_LINE_PROCESS_ANSWERED);
+        ml_line_process_free(w);
         CHECK(is_gone(out.ptr));
     }
     ml_text_release(&out);
@@ -93,8 +94,8 @@ static void no_worker_outlives_the_program(void) {
     CHECK(pipe(end) == 0);
     child = fork();
     if (child == 0) {
-        ml_worker *w = worker_of("sleep 300 & echo $$ $!; wait", 0);
-        ml_worker_ask(w, &out, ml_str_of("x"), 30);
+        ml_line_process *w = worker_of("sleep 300 & echo $$ $!; wait", 0);
+        ml_line_process_ask(w, &out, ml_str_of("x"), 30);
         if (write(end[1], out.ptr, out.len) != (ssize_t)out.len)
             _exit(1);
         for (;;)
@@ -108,22 +109,22 @@ static void no_worker_outlives_the_program(void) {
 
 /* A worker that hangs is killed after the deadline, also the next time. */
 static void restarts_obey_the_deadline(void) {
-    ml_worker *w = worker_of("read -r l; echo 1; read -r l; sleep 300", 0);
-    ml_worker *slow;
+    ml_line_process *w = worker_of("read -r l; echo 1; read -r l; sleep 300", 0);
+    ml_line_process *slow;
     ml_text out = { 0 };
     double start;
 
-    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 10) == ML_WORKER_ANSWERED);
-    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 0.2) == ML_WORKER_LATE);
-    CHECK(ml_worker_ask(w, &out, ml_str_of("x"), 20) == ML_WORKER_ANSWERED);
-    ml_worker_free(w);
+    CHECK(ml_line_process_ask(w, &out, ml_str_of("x"), 10) == ML_LINE_PROCESS_ANSWERED);
+    CHECK(ml_line_process_ask(w, &out, ml_str_of("x"), 0.2) == ML_LINE_PROCESS_LATE);
+    CHECK(ml_line_process_ask(w, &out, ml_str_of("x"), 20) == ML_LINE_PROCESS_ANSWERED);
+    ml_line_process_free(w);
     slow = worker_of("read -r l; [ \"$l\" = a ] && exit; sleep 300", 0);
-    CHECK(ml_worker_ask(slow, &out, ml_str_of("a"), 0.2) == ML_WORKER_DIED);
+    CHECK(ml_line_process_ask(slow, &out, ml_str_of("a"), 0.2) == ML_LINE_PROCESS_DIED);
     start = ml_clock_s();
-    CHECK(ml_worker_ask(slow, &out, ml_str_of("b"), 0.2) == ML_WORKER_LATE);
+    CHECK(ml_line_process_ask(slow, &out, ml_str_of("b"), 0.2) == ML_LINE_PROCESS_LATE);
     CHECK(ml_clock_s() - start < 50.0); /* a start had a minute more */
     CHECK_HAS(out.ptr, "within 0.2 s");
-    ml_worker_free(slow);
+    ml_line_process_free(slow);
     ml_text_release(&out);
 }
 
