@@ -76,6 +76,8 @@ for group; do
         need clang-format have clang-format
         need libclang-rt-dev can_fuzz
         need diffutils have cmp
+        need zstd have zstd
+        need python3 have python3
         ;;
     lint)
         need clang-tidy have clang-tidy
