@@ -68,7 +68,7 @@ $(call load,$(CONFIG),15)
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
-300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40
+300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
 300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
 !900 asan/build $(SELF) $(ASAN) programs
 $(call tests,300,$(call in_config,asan,$(filter-out $(WHOLE),$(UNIT) $(GOLDEN))))

@@ -332,7 +332,30 @@ void ml_run_log_close(ml_run_log *l) {
 
 /* --- rows -------------------------------------------------------------------- */
 
-static void write_row(FILE *f, int64_t rollout, int64_t step, const ml_metrics *figures) {
+static void note(ml_run_log *l, ml_status st, const ml_err *err) {
+    if (st != ML_OK && l->st == ML_OK) {
+        l->st = st;
+        l->err = *err;
+    }
+}
+
+/* A row that is not written ends the run before its next save, so that a resumed run
+ * writes it again. */
+static void write_line(ml_run_log *l, FILE *f, const ml_text *t) {
+    ml_err err = { 0 };
+
+    if (fwrite(t->ptr, 1, t->len, f) == t->len && fflush(f) == 0)
+        return;
+    note(l,
+         ml_fail(&err, ML_EIO,
+                 "metrics.jsonl, timing.jsonl or determinism.jsonl cannot be written: "
+                 "%s; free disk space and run the same command again",
+                 strerror(errno)),
+         &err);
+}
+
+static void write_row(ml_run_log *l, FILE *f, int64_t rollout, int64_t step,
+                      const ml_metrics *figures) {
     ml_text t = { 0 };
 
     ml_text_printf(&t, "{\"rollout\": %lld", (long long)rollout);
@@ -341,8 +364,7 @@ static void write_row(FILE *f, int64_t rollout, int64_t step, const ml_metrics *
     ml_text_printf(&t, "%s", figures->first ? ", " : "");
     ml_metrics_write(&t, figures);
     ml_text_printf(&t, "}\n");
-    fwrite(t.ptr, 1, t.len, f);
-    fflush(f);
+    write_line(l, f, &t);
     ml_text_release(&t);
 }
 
@@ -350,14 +372,14 @@ void ml_run_log_metrics(ml_run_log *l, int64_t rollout, int64_t step,
                         const ml_metrics *figures) {
     if (!l->metrics)
         return;
-    write_row(l->metrics, rollout, step, figures);
+    write_row(l, l->metrics, rollout, step, figures);
     add_figures(l, METRICS, rollout, step, figures);
 }
 
 void ml_run_log_timing(ml_run_log *l, int64_t rollout, const ml_metrics *figures) {
     if (!l->timing)
         return;
-    write_row(l->timing, rollout, -1, figures);
+    write_row(l, l->timing, rollout, -1, figures);
     add_figures(l, TIMING, rollout, -1, figures);
 }
 
@@ -372,8 +394,7 @@ void ml_run_log_hashes(ml_run_log *l, const char *head, uint64_t samples,
                    "\"weights\": \"%016llx\"}\n",
                    head, (unsigned long long)samples, (unsigned long long)gradients,
                    (unsigned long long)weights);
-    fwrite(t.ptr, 1, t.len, l->hashes);
-    fflush(l->hashes);
+    write_line(l, l->hashes, &t);
     ml_text_release(&t);
 }
 
@@ -428,13 +449,6 @@ void ml_run_log_event(ml_run_log *l, int64_t rollout, const char *what) {
 
 /* --- batches ----------------------------------------------------------------- */
 
-static void note(ml_run_log *l, ml_status st, const ml_err *err) {
-    if (st != ML_OK && l->st == ML_OK) {
-        l->st = st;
-        l->err = *err;
-    }
-}
-
 static void wait_for_writer(ml_run_log *l) {
     ml_err err = { 0 };
 
@@ -483,12 +497,5 @@ ml_status ml_run_log_settle(ml_run_log *l, ml_err *err) {
 ml_status ml_run_log_check(ml_run_log *l, ml_err *err) {
     if (l->st != ML_OK && err)
         *err = l->err;
-    if (l->st != ML_OK)
-        return l->st;
-    if ((l->metrics && ferror(l->metrics)) || (l->timing && ferror(l->timing)) ||
-        (l->hashes && ferror(l->hashes)))
-        return ml_fail(err, ML_EIO,
-                       "metrics.jsonl, timing.jsonl or determinism.jsonl cannot be "
-                       "written: is the disk full?");
-    return ML_OK;
+    return l->st;
 }

@@ -215,9 +215,14 @@ EXPORT ssize_t writev(int fd, const struct iovec *v, int n) {
     return write_fails(fd) ? -1 : real(fd, v, n);
 }
 
+enum { ERROR_SEEN = 0x20 }; /* glibc's _IO_ERR_SEEN: what ferror() reads */
+
 EXPORT size_t fwrite(const void *bytes, size_t size, size_t n, FILE *f) {
     REAL(fwrite);
-    return write_fails(fileno(f)) ? 0 : real(bytes, size, n, f);
+    if (!write_fails(fileno(f)))
+        return real(bytes, size, n, f);
+    f->_flags |= ERROR_SEEN;
+    return 0;
 }
 
 EXPORT int fsync(int fd) {
