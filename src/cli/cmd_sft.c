@@ -17,6 +17,7 @@ static ml_status train(ml_train_run *r, const ml_train_dumps *dumps, const ml_co
                        ml_err *err) {
     ml_sft_rollout rollout;
     ml_train_debug debug = { 0 };
+    ml_prompt_feed feed = ml_train_run_feed(r);
     ml_train_loop loop = { .run = r, .stop = ml_stop_on_signals() };
     ml_status st;
 
@@ -26,7 +27,7 @@ static ml_status train(ml_train_run *r, const ml_train_dumps *dumps, const ml_co
         ml_progress_end();
         return st;
     }
-    ml_sft_rollout_init(&rollout, r);
+    ml_sft_rollout_init(&rollout, &feed, r->tokenizer, r->chat_template);
     loop.rollout = ml_rollout_sft(&rollout);
     st = ml_train_debug_open(&debug, &loop, dumps, c, err);
     if (st == ML_OK)

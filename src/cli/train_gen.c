@@ -274,13 +274,13 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c,
                          .n_engine = (int32_t)c->mode.n_engine };
     opts.n_thread = ml_train_gen_threads(c, true);
     ml_arena_init(&t->arena, "generation");
-    t->rollout.run = run;
+    t->rollout.feed = ml_train_run_feed(run);
     t->rollout.over_sampling = c->rollout.over_sampling;
     t->group_rewards = c->reward.group;
     t->rollout.partial = c->rollout.partial;
     t->rollout.filter = edges->group_filter;
     t->buffer = edges->buffer;
-    t->row_rollout = (ml_custom_rollout){ .row = edges->rollout, .run = run };
+    t->row_rollout = (ml_custom_rollout){ .row = edges->rollout, .feed = t->rollout.feed };
     t->rollout.buffer_filter = edges->buffer_filter;
     t->evals.metrics = edges->eval_metrics;
     t->evals.row = edges->eval;

@@ -15,6 +15,7 @@
 #include "rl/async.h"
 #include "rl/rollout_gen.h"
 #include "rl/rollout_custom.h"
+#include "rl/train_run.h"
 #include "rl/weight_stream.h"
 
 typedef struct ml_train_gen {

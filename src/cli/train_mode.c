@@ -21,7 +21,7 @@ static ml_status open_flow(ml_train_gen *t, const ml_config *c, void (*say)(cons
             batch = c->train.rollout_batch_size,
             capacity = (int64_t)(c->mode.capacity * (double)batch);
     ml_async_opts o = {
-        .run = t->run,
+        .feed = t->rollout.feed,
         .asker = t->rollout.asker,
         .how = t->rollout.how,
         .filter = t->rollout.filter,

@@ -95,7 +95,7 @@ static void look_at(ml_async *s, round *r, const ml_async_group *g) {
 
 /* Calls the buffer extension whenever a group has been queued since its last call. */
 static ml_status take_picked(ml_async *s, round *r, ml_err *err) {
-    int64_t wanted = s->opts.run->opts.rollout_batch_size, n_left = 0, n;
+    int64_t wanted = s->opts.feed.batch, n_left = 0, n;
     ml_status st = ML_OK;
 
     while (r->n < wanted && st == ML_OK) {
@@ -118,7 +118,7 @@ static ml_status take_picked(ml_async *s, round *r, ml_err *err) {
 }
 
 static ml_status take_groups(ml_async *s, round *r, ml_err *err) {
-    int64_t wanted = s->opts.run->opts.rollout_batch_size;
+    int64_t wanted = s->opts.feed.batch;
 
     if (s->opts.buffer)
         return take_picked(s, r, err);
@@ -161,7 +161,7 @@ static void mask_old(ml_sample *x, ml_arena *a) {
 }
 
 static void gather(ml_async *s, const round *r, ml_rollout_batch *out, ml_arena *a) {
-    int32_t size = s->opts.run->opts.source.n_samples_per_prompt;
+    int32_t size = s->opts.feed.n_per_prompt;
     ml_sample *sample = ML_NEW(a, ml_sample, r->n * size + 1);
 
     qsort(r->group, (size_t)r->n, sizeof *r->group, by_index);
@@ -226,8 +226,7 @@ static ml_status start(ml_async *s, ml_err *err) {
 static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err) {
     ml_async *s = ud;
-    const ml_train_run_opts *o = &s->opts.run->opts;
-    round r = { .group = ML_NEW(a, ml_async_group *, o->rollout_batch_size) };
+    round r = { .group = ML_NEW(a, ml_async_group *, s->opts.feed.batch) };
     ml_status st = start(s, err);
 
     (void)rollout;
@@ -245,7 +244,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
     for (int64_t i = 0; i < r.n; i++)
         ml_async_free_group(r.group[i]);
     if (st == ML_OK)
-        ml_rollout_batch_report(out, o->source.n_samples_per_prompt,
+        ml_rollout_batch_report(out, s->opts.feed.n_per_prompt,
                                 s->opts.asker.turns != NULL);
     return st;
 }
@@ -276,7 +275,7 @@ ml_status ml_async_open(ml_async **out, const ml_async_opts *o, ml_err *err) {
     pthread_cond_init(&s->change, NULL);
     ml_arena_init(&s->reasons, "reasons");
     s->rejections.arena = &s->reasons;
-    ml_partial_buffer_init(&s->held, o->run->opts.source.n_samples_per_prompt);
+    ml_partial_buffer_init(&s->held, o->feed.n_per_prompt);
     if (o->asker.turns)
         o->asker.gen->watch(o->asker.gen, on_ended, s);
     *out = s;

@@ -21,7 +21,7 @@
 typedef struct ml_async ml_async;
 
 typedef struct ml_async_opts {
-    ml_train_run *run;
+    ml_prompt_feed feed;
     ml_gen_ctx asker;
     ml_sampling how;
     const miles_group_filter *filter; /* NULL: all groups are kept */

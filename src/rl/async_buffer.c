@@ -4,7 +4,7 @@
 
 /* The queued groups in the form that the extension sees. */
 static miles_waiting view_of(ml_async *s, ml_arena *a, int64_t want) {
-    int32_t size = s->opts.run->opts.source.n_samples_per_prompt;
+    int32_t size = s->opts.feed.n_per_prompt;
     int64_t n = s->queue.n, i = 0, k = 0, *stale = ML_NEW(a, int64_t, n + 1);
     const ml_sample **sample = ML_NEW(a, const ml_sample *, n *size + 1);
 

@@ -57,7 +57,7 @@ void ml_async_save(void *flow, ml_text *out) {
 ml_status ml_async_load(void *flow, ml_str state, const char *name, ml_err *err) {
     ml_async *s = flow;
     ml_partial_buffer_bounds bounds =
-        ml_partial_buffer_bounds_of(s->opts.run, s->opts.how.max_new);
+        ml_partial_buffer_bounds_of(&s->opts.feed, s->opts.how.max_new);
     const ml_json *doc, *list;
     ml_arena a;
     ml_status st;

@@ -63,7 +63,7 @@ static ml_async_group *new_group(ml_async *s, ml_group id) {
     g->id = id;
     g->n_left = id.n_sample;
     ml_arena_init(&g->arena, "a group");
-    ml_gen_tasks_init(&g->flights, &s->opts.asker, &s->opts.how, &s->opts.run->dataset,
+    ml_gen_tasks_init(&g->flights, &s->opts.asker, &s->opts.how, s->opts.feed.dataset,
                       &g->arena);
     g->flights.landed = on_landed;
     g->flights.landed_ud = g;
@@ -79,7 +79,7 @@ void ml_async_free_group(ml_async_group *g) {
 
 void ml_async_turn_away(ml_async *s, ml_async_group *g) {
     if (s->opts.retry && g->id.row >= 0) /* row < 0: no prompt in the data set to retry */
-        ml_data_source_add(s->opts.run->source, &g->id, 1);
+        ml_data_source_add(s->opts.feed.source, &g->id, 1);
     s->counts.n_drawn += g->flights.n_drawn;
     ml_async_free_group(g);
 }
@@ -108,9 +108,9 @@ static ml_status begin_next(ml_async *s, ml_err *err) {
         return begin(s,
                      (ml_group){ held->row, held->group, held->index, s->held.n_per_group },
                      held, err);
-    if (ml_data_source_get(s->opts.run->source, &id, 1) != 1)
+    if (ml_data_source_get(s->opts.feed.source, &id, 1) != 1)
         return ml_fail(err, ML_EFORMAT, "%s: there is no prompt in it",
-                       s->opts.run->opts.data.path);
+                       s->opts.feed.dataset->opts.path);
     return begin(s, id, NULL, err);
 }
 
@@ -164,7 +164,7 @@ static bool passes_filter(ml_async *s, ml_async_group *g) {
 /* Fails the run if a reward that always fails, a filter that drops everything or an engine
  * that aborts everything would keep the rollout batch from ever being complete. */
 static void check_hope(ml_async *s) {
-    if (++s->n_turned_down < HOPELESS * s->opts.run->opts.rollout_batch_size)
+    if (++s->n_turned_down < HOPELESS * s->opts.feed.batch)
         return;
     s->st =
         ml_fail(&s->err, ML_EFORMAT,

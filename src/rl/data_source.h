@@ -53,4 +53,13 @@ void ml_data_source_save(const ml_data_source *s, ml_text *out);
 ml_status ml_data_source_load(ml_data_source *s, ml_str state, const char *name,
                               ml_err *err);
 
+/* The prompts of a run, as rollouts take them. */
+typedef struct ml_prompt_feed {
+    ml_data_source *source;
+    const ml_dataset *dataset;
+    int64_t batch;        /* prompts of a rollout */
+    int32_t n_per_prompt; /* samples of a prompt */
+    int64_t n_vocab;      /* of the model that answers */
+} ml_prompt_feed;
+
 #endif

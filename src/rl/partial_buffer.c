@@ -112,12 +112,12 @@ void ml_partial_buffer_save(const ml_partial_buffer *h, const ml_sample *const *
     ml_text_printf(out, "]");
 }
 
-ml_partial_buffer_bounds ml_partial_buffer_bounds_of(const ml_train_run *run,
+ml_partial_buffer_bounds ml_partial_buffer_bounds_of(const ml_prompt_feed *feed,
                                                      int32_t max_new) {
-    return (ml_partial_buffer_bounds){ .n_vocab = run->spec.n_vocab,
-                                       .n_row = run->dataset.opts.make
+    return (ml_partial_buffer_bounds){ .n_vocab = feed->n_vocab,
+                                       .n_row = feed->dataset->opts.make
                                                     ? INT64_MAX
-                                                    : run->dataset.rows.n,
+                                                    : feed->dataset->rows.n,
                                        .max_new = max_new };
 }
 

@@ -9,7 +9,7 @@
 
 #include "miles/plugin.h"
 #include "rl/sample.h"
-#include "rl/train_run.h"
+#include "rl/data_source.h"
 
 typedef struct ml_partial_buffer {
     ml_arena arena;
@@ -42,7 +42,7 @@ typedef struct ml_partial_buffer_bounds {
     int32_t max_new; /* response tokens; longer responses cause a warning */
 } ml_partial_buffer_bounds;
 
-ml_partial_buffer_bounds ml_partial_buffer_bounds_of(const ml_train_run *run,
+ml_partial_buffer_bounds ml_partial_buffer_bounds_of(const ml_prompt_feed *feed,
                                                      int32_t max_new);
 
 /* Writes the buffer as a JSON array, after `more` samples that are stored elsewhere; reads

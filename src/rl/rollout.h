@@ -8,7 +8,11 @@
 #ifndef ML_RL_ROLLOUT_H
 #define ML_RL_ROLLOUT_H
 
-#include "rl/train_run.h"
+#include "rl/data_source.h"
+#include "rl/metrics.h"
+#include "rl/sample.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 typedef struct ml_rollout_batch {
     const ml_sample **sample; /* [n] ordered by index */
@@ -49,11 +53,14 @@ typedef struct ml_rollout {
 
 /* The conversations of the run's data set as samples; nothing is generated. */
 typedef struct ml_sft_rollout {
-    ml_train_run *run;
+    ml_prompt_feed feed;
+    const ml_chat_template *chat_template;
     ml_encoder *encoder;
 } ml_sft_rollout;
 
-void ml_sft_rollout_init(ml_sft_rollout *s, ml_train_run *run);
+void ml_sft_rollout_init(ml_sft_rollout *s, const ml_prompt_feed *feed,
+                         const ml_tokenizer *tokenizer,
+                         const ml_chat_template *chat_template);
 void ml_sft_rollout_release(ml_sft_rollout *s); /* zeros are allowed */
 ml_rollout ml_rollout_sft(ml_sft_rollout *s);
 

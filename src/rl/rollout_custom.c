@@ -33,13 +33,13 @@ static void on_ended(void *flights) {
 static ml_status start_groups(making *m, ml_gen_tasks *f, int64_t n, const ml_sample ***out,
                               int64_t *n_out, ml_err *err) {
     ml_group *group = ML_NEW(m->arena, ml_group, n + 1);
-    int64_t n_got = ml_data_source_get(m->r->run->source, group, n);
-    const ml_sample **s = ML_NEW(m->arena, const ml_sample *,
-                                 n * m->r->run->opts.source.n_samples_per_prompt + 1);
+    int64_t n_got = ml_data_source_get(m->r->feed.source, group, n);
+    const ml_sample **s =
+        ML_NEW(m->arena, const ml_sample *, n * m->r->feed.n_per_prompt + 1);
     ml_status st = n_got == n
                        ? ML_OK
                        : ml_fail(err, ML_EFORMAT, "%s has no %lld prompts for a round",
-                                 m->r->run->opts.data.path, (long long)n);
+                                 m->r->feed.dataset->opts.path, (long long)n);
 
     *out = s;
     for (int64_t i = 0; i < n && st == ML_OK; i++) {
@@ -70,7 +70,7 @@ static ml_status answer(making *m, int64_t n, const ml_sample ***out, int64_t *n
     ml_status st;
 
     ml_work_count_clear(m->r->asker.tally);
-    ml_gen_tasks_init(&f, &m->r->asker, &m->r->how, &m->r->run->dataset, m->arena);
+    ml_gen_tasks_init(&f, &m->r->asker, &m->r->how, m->r->feed.dataset, m->arena);
     gen->pause(gen);
     gen->watch(gen, on_ended, &f);
     st = start_groups(m, &f, n, out, n_out, err);
@@ -152,13 +152,12 @@ static void gather(making *m, ml_rollout_batch *out) {
 static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err) {
     const ml_custom_rollout *r = ud;
-    const ml_train_run_opts *o = &r->run->opts;
     making m = { .r = r, .arena = a, .figures = &out->figures };
     miles_rollout_host host = { .size = sizeof host,
                                 .of = &m,
                                 .rollout = rollout,
-                                .n_want = o->rollout_batch_size,
-                                .seed = o->source.seed,
+                                .n_want = r->feed.batch,
+                                .seed = (int64_t)r->how.seed,
                                 .ask = ask,
                                 .keep = keep,
                                 .add = add };
@@ -170,7 +169,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
     if (m.n_kept == 0)
         return ml_fail(err, ML_EFORMAT, "%s kept no group", r->row->row.name);
     gather(&m, out);
-    ml_rollout_batch_report(out, o->source.n_samples_per_prompt, r->asker.turns != NULL);
+    ml_rollout_batch_report(out, r->feed.n_per_prompt, r->asker.turns != NULL);
     return ML_OK;
 }
 

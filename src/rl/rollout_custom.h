@@ -13,7 +13,7 @@
 
 typedef struct ml_custom_rollout {
     const miles_rollout *row; /* the extension; NULL: none */
-    ml_train_run *run;
+    ml_prompt_feed feed;
     ml_gen_ctx asker;
     ml_sampling how;
 } ml_custom_rollout;

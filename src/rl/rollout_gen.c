@@ -28,7 +28,7 @@ typedef struct batch {
 /* --- requesting groups -------------------------------------------------------- */
 
 static int64_t wanted(const batch *r) {
-    return r->g->run->opts.rollout_batch_size;
+    return r->g->feed.batch;
 }
 
 static void make_room(batch *r, int64_t more) {
@@ -75,7 +75,7 @@ static ml_status ask_new(batch *r, int64_t n, ml_err *err) {
     ml_group *group = ML_NEW(r->arena, ml_group, n + 1);
     ml_status st = ML_OK;
 
-    n = ml_data_source_get(r->g->run->source, group, n);
+    n = ml_data_source_get(r->g->feed.source, group, n);
     for (int64_t i = 0; i < n && st == ML_OK; i++) {
         asked *f = new_group(r, group[i]);
         st = ml_gen_tasks_start(&r->flights, f->flight, &f->group,
@@ -95,7 +95,7 @@ static ml_status ask_more(batch *r, ml_err *err) {
         st = ask_new(r, n - n_held, err);
     if (st == ML_OK && r->n_pending == 0)
         st = ml_fail(err, ML_EFORMAT, "%s: there is no prompt in it",
-                     r->g->run->opts.data.path);
+                     r->g->feed.dataset->opts.path);
     return st;
 }
 
@@ -216,7 +216,7 @@ static void on_ended(void *ud) {
 /* --- the rollout -------------------------------------------------------------- */
 
 static void gather(batch *r, ml_rollout_batch *out) {
-    int32_t n_per_prompt = r->g->run->opts.source.n_samples_per_prompt;
+    int32_t n_per_prompt = r->g->feed.n_per_prompt;
 
     out->sample = ML_NEW(r->arena, const ml_sample *, r->n_kept *n_per_prompt + 1);
     for (int64_t i = 0; i < r->n; i++)
@@ -227,7 +227,7 @@ static void gather(batch *r, ml_rollout_batch *out) {
 
 /* Lists all finished samples, kept or not. */
 static void show_ended(batch *r, ml_rollout_batch *out) {
-    int32_t n_per_prompt = r->g->run->opts.source.n_samples_per_prompt;
+    int32_t n_per_prompt = r->g->feed.n_per_prompt;
     uint8_t *kept = ML_NEW(r->arena, uint8_t, r->n * n_per_prompt + 1);
 
     out->ended = ML_NEW(r->arena, const ml_sample *, r->n *n_per_prompt + 1);
@@ -285,15 +285,14 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
     (void)rollout;
     ml_work_count_clear(g->asker.tally);
     out->engine_s = -engine_seconds(g->asker.gen);
-    ml_gen_tasks_init(&r.flights, &g->asker, &g->how, &g->run->dataset, a);
+    ml_gen_tasks_init(&r.flights, &g->asker, &g->how, g->feed.dataset, a);
     st = generate(&r, err);
     out->engine_s += engine_seconds(g->asker.gen);
     if (st == ML_OK) {
         gather(&r, out);
         show_ended(&r, out);
         ml_drop_reasons_report(&r.rejections, &out->figures);
-        ml_rollout_batch_report(out, g->run->opts.source.n_samples_per_prompt,
-                                g->asker.turns != NULL);
+        ml_rollout_batch_report(out, g->feed.n_per_prompt, g->asker.turns != NULL);
         if (g->partial)
             hold(&r);
     }
@@ -320,7 +319,7 @@ static void save(void *ud, ml_text *out) {
 
 static ml_status load(void *ud, ml_str state, const char *name, ml_err *err) {
     ml_gen_rollout *g = ud;
-    ml_partial_buffer_bounds bounds = ml_partial_buffer_bounds_of(g->run, g->how.max_new);
+    ml_partial_buffer_bounds bounds = ml_partial_buffer_bounds_of(&g->feed, g->how.max_new);
 
     return ml_partial_buffer_load(&g->held, state, &bounds, name, err);
 }

@@ -21,7 +21,7 @@
 #include "rl/rollout.h"
 
 typedef struct ml_gen_rollout {
-    ml_train_run *run;
+    ml_prompt_feed feed;
     ml_gen_ctx asker;
     ml_sampling how;
     int64_t over_sampling; /* groups requested at once; 0: the rollout batch size */

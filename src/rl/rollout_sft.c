@@ -2,8 +2,12 @@
 #include "rl/rollout.h"
 #include "rl/sft_sample.h"
 
-void ml_sft_rollout_init(ml_sft_rollout *s, ml_train_run *run) {
-    *s = (ml_sft_rollout){ .run = run, .encoder = ml_encoder_new(run->tokenizer) };
+void ml_sft_rollout_init(ml_sft_rollout *s, const ml_prompt_feed *feed,
+                         const ml_tokenizer *tokenizer,
+                         const ml_chat_template *chat_template) {
+    *s = (ml_sft_rollout){ .feed = *feed,
+                           .chat_template = chat_template,
+                           .encoder = ml_encoder_new(tokenizer) };
 }
 
 void ml_sft_rollout_release(ml_sft_rollout *s) {
@@ -13,19 +17,19 @@ void ml_sft_rollout_release(ml_sft_rollout *s) {
 
 static ml_status read_sample(const ml_sft_rollout *s, const ml_group *group, ml_sample *out,
                              ml_arena *a, ml_err *err) {
-    const ml_train_run *r = s->run;
-    ml_sft_text text = { .chat_template = r->chat_template,
+    const ml_dataset *data = s->feed.dataset;
+    ml_sft_text text = { .chat_template = s->chat_template,
                          .encoder = s->encoder,
-                         .kwargs = r->dataset.template_kwargs,
-                         .n_vocab = r->spec.n_vocab };
+                         .kwargs = data->template_kwargs,
+                         .n_vocab = s->feed.n_vocab };
     ml_train_sample read = { 0 };
     ml_prompt prompt;
-    ml_status st = ml_dataset_prompt(&prompt, &r->dataset, group->row, a, err);
+    ml_status st = ml_dataset_prompt(&prompt, data, group->row, a, err);
 
     if (st == ML_OK)
         st = ml_sft_sample(&read, a, &text, &prompt, err);
     if (st != ML_OK) {
-        ml_dataset_blame(&r->dataset, group->row, err);
+        ml_dataset_blame(data, group->row, err);
         return st;
     }
     *out = (ml_sample){ .index = group->first_index,
@@ -43,13 +47,13 @@ static ml_status read_sample(const ml_sft_rollout *s, const ml_group *group, ml_
 static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err) {
     const ml_sft_rollout *s = ud;
-    int64_t want = s->run->opts.rollout_batch_size;
+    int64_t want = s->feed.batch;
     ml_group *group = ML_NEW(a, ml_group, want);
     ml_sample *sample = ML_NEW(a, ml_sample, want);
     ml_status st = ML_OK;
 
     (void)rollout;
-    out->n = ml_data_source_get(s->run->source, group, want);
+    out->n = ml_data_source_get(s->feed.source, group, want);
     out->sample = ML_NEW(a, const ml_sample *, out->n + 1);
     for (int64_t i = 0; i < out->n && st == ML_OK; i++) {
         st = read_sample(s, &group[i], &sample[i], a, err);

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "rl/eval_table.h"
+#include "train/memory.h"
 
 void ml_round_begin(ml_round *r, int64_t rollout) {
     *r = (ml_round){ .rollout = rollout, .began_s = ml_clock_s() };

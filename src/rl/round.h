@@ -6,7 +6,9 @@
 #define ML_RL_ROUND_H
 
 #include "base/work_count.h"
+#include "rl/learner.h"
 #include "rl/rollout.h"
+#include "rl/run_log.h"
 
 typedef enum ml_stage {
     ML_STAGE_ROLLOUT, /* generates samples, or waits for them */

@@ -170,6 +170,14 @@ void ml_train_run_close(ml_train_run *r) {
     ml_arena_release(&r->arena);
 }
 
+ml_prompt_feed ml_train_run_feed(const ml_train_run *r) {
+    return (ml_prompt_feed){ .source = r->source,
+                             .dataset = &r->dataset,
+                             .batch = r->opts.rollout_batch_size,
+                             .n_per_prompt = r->opts.source.n_samples_per_prompt,
+                             .n_vocab = r->spec.n_vocab };
+}
+
 /* --- memory ----------------------------------------------------------------- */
 
 static void name_set(ml_train_run *r, int *n, bool there, const char *name) {

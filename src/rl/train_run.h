@@ -107,6 +107,9 @@ void ml_train_run_close(ml_train_run *r); /* also after a failed open; zeros are
 /* Computes the memory that the run will need. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out);
 
+/* Its prompts, once it is open. */
+ml_prompt_feed ml_train_run_feed(const ml_train_run *r);
+
 /* The timeline for ops in phases of this kind; NULL: no profile shows them. */
 ml_timeline *ml_train_run_ops(const ml_train_run *r, ml_span_kind kind);
 
