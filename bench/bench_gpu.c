@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "engine/engine.h"
+#include "run/memory_plan.h"
 #include "train/memory.h"
 
 enum { MAX_STEPS = 1000 };

@@ -15,7 +15,8 @@ level() {
     engine | train) echo 4 ;;
     rl | serve) echo 5 ;;
     plugin) echo 6 ;;
-    cli) echo 7 ;;
+    run) echo 7 ;;
+    cli) echo 8 ;;
     *) echo unknown ;;
     esac
 }

@@ -77,3 +77,18 @@ bool ml_secret_is(const char *key, ml_str given) {
         diff = diff | (unsigned char)(given.ptr[i] ^ key[n ? i % n : 0]);
     return diff == 0 && n > 0;
 }
+
+ml_status ml_secret_find(ml_secret *out, const char *text, const char *file,
+                         const char *flag, ml_err *err) {
+    char name[80];
+
+    *out = (ml_secret){ 0 };
+    snprintf(name, sizeof name, "%s%s", flag, file ? "-file" : "");
+    if (file)
+        return ml_secret_read(out, file, name, err);
+    return text ? ml_secret_take(out, ml_str_of(text), name, err) : ML_OK;
+}
+
+const char *ml_secret_text(const ml_secret *s) {
+    return s->text[0] ? s->text : NULL;
+}

@@ -24,6 +24,14 @@ ml_status ml_secret_take(ml_secret *out, ml_str text, const char *what, ml_err *
 /* Reads the first line of the file.  A file that others can read or write is refused. */
 ml_status ml_secret_read(ml_secret *out, const char *path, const char *what, ml_err *err);
 
+/* The key in a file, if one is given, otherwise the text; empty if neither is given.
+ * `flag` is the name of the text's flag; the file's flag has the suffix "-file". */
+ml_status ml_secret_find(ml_secret *out, const char *text, const char *file,
+                         const char *flag, ml_err *err);
+
+/* NULL if it is empty. */
+const char *ml_secret_text(const ml_secret *s);
+
 /* 256 random bits, as hexadecimal digits. */
 ml_status ml_secret_random(ml_secret *out, ml_err *err);
 

@@ -4,7 +4,7 @@
 #define ML_CLI_BENCH_LOAD_H
 
 #include "base/arena.h"
-#include "cli/config.h"
+#include "run/config.h"
 #include "text/tokenizer.h"
 
 typedef struct ml_bench_item {

@@ -5,9 +5,11 @@
 #ifndef ML_CLI_CLI_H
 #define ML_CLI_CLI_H
 
+#include <stdio.h>
+
 #include "base/err.h"
 #include "base/str.h"
-#include "cli/config.h"
+#include "run/config.h"
 #include "cli/flag.h"
 
 #define ML_VERSION "0.1.0"
@@ -64,5 +66,9 @@ void ml_help_complete_bash(ml_text *out); /* a completion script */
 void ml_flag_value(const ml_flag *f, ml_text *out);
 
 int ml_exit_code(ml_status st);
+
+static inline void ml_print_line(const char *line) {
+    puts(line);
+}
 
 #endif

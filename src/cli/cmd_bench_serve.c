@@ -11,7 +11,7 @@
 #include "base/philox.h"
 #include "cli/bench_report.h"
 #include "cli/cli.h"
-#include "cli/keys.h"
+#include "base/secret.h"
 #include "net/http_client.h"
 #include "net/sse.h"
 
@@ -246,7 +246,7 @@ static ml_status set_headers(serve_job *j, ml_err *err) {
     const ml_config *c = j->config;
     ml_secret key;
     ml_status st =
-        ml_key_find(&key, c->access.api_key, c->access.api_key_file, "--api-key", err);
+        ml_secret_find(&key, c->access.api_key, c->access.api_key_file, "--api-key", err);
 
     j->headers = ml_arena_printf(&j->arena, "Content-Type: application/json\n%s%s%s",
                                  key.text[0] ? "Authorization: Bearer " : "", key.text,

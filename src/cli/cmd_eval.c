@@ -3,13 +3,9 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
-#include "cli/train_gen.h"
-#include "cli/train_opts.h"
+#include "run/generator.h"
+#include "run/opts.h"
 #include "rl/eval_table.h"
-
-static void print_line(const char *line) {
-    puts(line);
-}
 
 /* Prints a table, or JSON for programs. */
 static ml_status evaluate(ml_train_gen *t, const ml_config *c, ml_err *err) {
@@ -22,7 +18,7 @@ static ml_status evaluate(ml_train_gen *t, const ml_config *c, ml_err *err) {
     if (st == ML_OK)
         st = ml_evals_run(&t->evals, &scores, err);
     if (st == ML_OK && isatty(STDOUT_FILENO) == 1) {
-        ml_eval_table(&scores.figures, print_line);
+        ml_eval_table(&scores.figures, ml_print_line);
     } else if (st == ML_OK) {
         ml_metrics_write(&out, &scores.figures);
         printf("{%s}\n", out.ptr);

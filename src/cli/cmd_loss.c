@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 #include "cli/cli.h"
-#include "plugin/resolve.h"
+#include "run/resolve.h"
 #include "rl/advantage/advantages.h"
 #include "rl/advantage/reward_norm.h"
 #include "rl/builtins.h"

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "base/utf8.h"
 #include "cli/cli.h"
-#include "cli/reward_opts.h"
+#include "run/reward_opts.h"
 #include "io/end_tokens.h"
 #include "text/tokenizer.h"
 

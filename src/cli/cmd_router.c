@@ -47,7 +47,7 @@ static ml_status run(router_job *j, ml_err *err) {
     ml_router_opts o = options(j->config);
     ml_status st = ml_access_of(&o.access, &j->keys, j->config, err);
 
-    o.worker_key = ml_key_text(&j->keys.worker);
+    o.worker_key = ml_secret_text(&j->keys.worker);
     if (!st)
         st = ml_loop_new(&j->loop, err);
     if (!st)

@@ -1,11 +1,12 @@
 /* miles sft: supervised fine-tuning on conversations. */
 #include "cli/cli.h"
+#include "cli/machine.h"
 #include "cli/progress.h"
 #include "cli/stop.h"
-#include "cli/train_debug.h"
-#include "cli/train_opts.h"
+#include "run/debug.h"
+#include "run/opts.h"
 #include "rl/builtins.h"
-#include "rl/train_loop.h"
+#include "run/train_loop.h"
 
 static ml_recipe recipe_of(const ml_config *c) {
     return (ml_recipe){ .num = { .size = sizeof(miles_algo),
@@ -22,7 +23,10 @@ static ml_status train(ml_train_run *r, const ml_train_dumps *dumps, const ml_co
     ml_status st;
 
     loop.watch = ml_progress_watch(loop.stop, c->train.save);
-    st = ml_train_start(r, ML_CMD_SFT, c, err);
+    st = ml_train_start(r, c, loop.watch.say, err);
+    if (st == ML_OK)
+        st = ml_flags_save(ML_CMD_SFT, c, r->saver ? r->opts.save : NULL,
+                           r->snapshot ? r->opts.load : NULL, err);
     if (st != ML_OK) {
         ml_progress_end();
         return st;
@@ -47,6 +51,8 @@ ml_status ml_cmd_sft(const ml_config *c, ml_err *err) {
     ml_text shared = { 0 };
     ml_status st = ml_train_debug_begin(c, err);
 
+    if (st == ML_OK && c->debug.env_report)
+        st = ml_machine_print(err);
     if (st == ML_OK)
         st = ml_train_opts(&opts, c, 1, err);
     if (st != ML_OK)
@@ -63,7 +69,7 @@ ml_status ml_cmd_sft(const ml_config *c, ml_err *err) {
     if (st == ML_OK)
         st = ml_train_run_open(&run, &opts, err);
     if (st == ML_OK)
-        st = c->train.dry_run ? ml_train_print_memory(&run, err)
+        st = c->train.dry_run ? ml_train_show_memory(&run, ml_print_line, err)
                               : train(&run, &dumps, c, err);
     ml_train_run_close(&run);
     ml_train_dumps_close(&dumps);

@@ -2,13 +2,14 @@
 #include <math.h>
 
 #include "cli/cli.h"
-#include "cli/keys.h"
+#include "base/secret.h"
+#include "cli/machine.h"
 #include "cli/progress.h"
 #include "cli/stop.h"
-#include "cli/train_debug.h"
-#include "cli/train_mode.h"
-#include "cli/train_opts.h"
-#include "plugin/resolve.h"
+#include "run/debug.h"
+#include "run/mode.h"
+#include "run/opts.h"
+#include "run/resolve.h"
 #include "rl/rollout_hooks.h"
 
 typedef struct train_job {
@@ -43,11 +44,11 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
         return st;
     st = ml_train_models(out, j->teacher_url, c, err);
     if (st == ML_OK)
-        st = ml_key_find(&j->teacher_key, c->models.teacher_key, c->models.teacher_key_file,
-                         "--opd-teacher-api-key", err);
+        st = ml_secret_find(&j->teacher_key, c->models.teacher_key,
+                            c->models.teacher_key_file, "--opd-teacher-api-key", err);
     if (st != ML_OK)
         return st;
-    out->teacher_key = ml_key_text(&j->teacher_key);
+    out->teacher_key = ml_secret_text(&j->teacher_key);
     out->recipe.scale_rewards &= c->rollout.n_samples_per_prompt > 1;
     out->trainer.temperature = c->rollout.temperature;
     out->data.max_prompt_len = max_prompt(c);
@@ -124,7 +125,10 @@ static ml_status train(train_job *j, ml_err *err) {
     ml_status st;
 
     loop.watch = ml_progress_watch(loop.stop, j->config->train.save);
-    st = ml_train_start(&j->run, ML_CMD_TRAIN, j->config, err);
+    st = ml_train_start(&j->run, j->config, loop.watch.say, err);
+    if (st == ML_OK)
+        st = ml_flags_save(ML_CMD_TRAIN, j->config, j->run.saver ? j->run.opts.save : NULL,
+                           j->run.snapshot ? j->run.opts.load : NULL, err);
     if (st != ML_OK) {
         ml_progress_end();
         return st;
@@ -144,6 +148,8 @@ static ml_status open_job(train_job *j, ml_err *err) {
     ml_train_run_opts opts;
     ml_status st = ml_train_debug_begin(j->config, err);
 
+    if (st == ML_OK && j->config->debug.env_report)
+        st = ml_machine_print(err);
     if (st == ML_OK)
         st = ml_train_dumps_open(&j->dumps, j->config, err);
     if (st == ML_OK)
@@ -166,7 +172,8 @@ ml_status ml_cmd_train(const ml_config *c, ml_err *err) {
     ml_status st = open_job(&j, err);
 
     if (st == ML_OK)
-        st = c->train.dry_run ? ml_train_print_memory(&j.run, err) : train(&j, err);
+        st = c->train.dry_run ? ml_train_show_memory(&j.run, ml_print_line, err)
+                              : train(&j, err);
     ml_train_gen_close(&j.gen);
     ml_train_run_close(&j.run);
     ml_train_dumps_close(&j.dumps);

@@ -7,11 +7,11 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "cli/reward_check.h"
-#include "cli/train_evals.h"
-#include "cli/train_opts.h"
+#include "run/reward_check.h"
+#include "run/evaluator.h"
+#include "run/opts.h"
 #include "model/weights.h"
-#include "plugin/resolve.h"
+#include "run/resolve.h"
 #include "text/chat_template.h"
 #include "train/memory.h"
 

@@ -4,8 +4,8 @@
 
 #include <stdatomic.h>
 
-#include "cli/config.h"
-#include "rl/train_loop.h"
+#include "run/config.h"
+#include "run/train_loop.h"
 
 /* Counts SIGINT and SIGTERM from now on; the second ends the process. */
 const atomic_int *ml_stop_on_signals(void);

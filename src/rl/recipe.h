@@ -1,6 +1,6 @@
 /* recipe.h - the algorithm of a run: its extensions and its numeric parameters.
  *
- * ml_algo_opts has the command-line options; plugin/resolve.h turns them into a recipe
+ * ml_algo_opts has the command-line options; run/resolve.h turns them into a recipe
  * once, before training starts. miles/plugin.h documents the extension types.
  *
  * thread: immutable after it is made. */

@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 #include "io/safetensors.h"
-#include "plugin/resolve.h"
+#include "run/resolve.h"
 #include "rl/advantage/reward_norm.h"
 #include "rl/step_run.h"
 #include "tests/support/test.h"

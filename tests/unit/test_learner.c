@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "engine/local.h"
-#include "plugin/resolve.h"
+#include "run/resolve.h"
 #include "rl/learner.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plugin/resolve.h"
+#include "run/resolve.h"
 #include "rl/advantage/advantages.h"
 #include "rl/builtins.h"
 #include "rl/loss/kl.h"

@@ -7,6 +7,7 @@
 #include "tests/support/cases.h"
 #include "tests/support/test.h"
 #include "tests/support/trainee.h"
+#include "run/memory_plan.h"
 #include "train/memory.h"
 
 /* --- what is not finite ----------------------------------------------------- */

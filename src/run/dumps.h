@@ -1,0 +1,19 @@
+/* dumps.h - the tensor dumps of --dumper-enable.
+ *
+ * thread: the command's. */
+#ifndef ML_RUN_DUMPS_H
+#define ML_RUN_DUMPS_H
+
+#include "run/config.h"
+#include "model/plan_dump.h"
+
+/* NULL: no dump. */
+typedef struct ml_train_dumps {
+    ml_plan_dump *inference, *score, *train;
+} ml_train_dumps;
+
+/* ML_EUSAGE: unknown option. */
+ml_status ml_train_dumps_open(ml_train_dumps *d, const ml_config *c, ml_err *err);
+void ml_train_dumps_close(ml_train_dumps *d); /* zero-initialized is allowed */
+
+#endif

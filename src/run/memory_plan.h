@@ -1,0 +1,57 @@
+/* memory_plan.h - estimates the memory of a training run before it allocates anything.
+ *
+ * One row each for every weight set that the command line implies, gradients, optimizer
+ * state, activations and copies.  A run that does not fit is refused before its first
+ * step, with advice on which flags to change.
+ *
+ * thread: any. */
+#ifndef ML_RUN_MEMORY_PLAN_H
+#define ML_RUN_MEMORY_PLAN_H
+
+#include "train/trainer.h"
+
+typedef struct ml_memory_ask {
+    const ml_spec *spec;
+    ml_backend *be;
+    size_t weight_bytes;    /* of one weight set */
+    bool bf16;              /* the set holds bf16 weights */
+    const char *const *set; /* names of the weight sets, "actor" first; NULL-terminated */
+    const ml_spec *critic;  /* a critic with its own trainer; NULL: none */
+    size_t critic_bytes;    /* of the critic's weights */
+    ml_trainer_opts opts;
+    int64_t longest; /* tokens of the longest sample; 0: not known */
+    bool scores;     /* samples are also scored (forward only) */
+    bool async_save; /* snapshots are written from a copy */
+    bool saves_ref;  /* snapshots include the reference weights */
+    size_t
+        base_bytes; /* in use before the run: the program, or the device's own overhead */
+    size_t engine_bytes; /* used by generation in the same memory */
+    size_t kv_bytes;     /* KV cache */
+    bool in_turns;       /* the KV cache and training use their memory alternately */
+} ml_memory_ask;
+
+enum { ML_MEMORY_ROWS = 32 };
+
+typedef struct ml_memory {
+    struct {
+        const char *what;
+        size_t bytes;
+    } row[ML_MEMORY_ROWS];
+    int n;
+    size_t total;
+    size_t trainer;  /* part of the total that only training needs */
+    size_t in_turns; /* saved by using memory alternately; already subtracted from the
+                        total */
+    size_t on_disk;  /* optimizer state in a file, not part of the total */
+    size_t on_host;  /* for runs on a device: host memory needed in addition */
+} ml_memory;
+
+ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err);
+
+/* A line per row, and the total. */
+void ml_memory_text(ml_text *out, const ml_memory *m);
+
+/* ML_ENOMEM if the plan exceeds `available`; names the flags that would make it fit. */
+ml_status ml_memory_check(const ml_memory_ask *ask, size_t available, ml_err *err);
+
+#endif

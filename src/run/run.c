@@ -1,0 +1,300 @@
+#include "run/run.h"
+
+#include <unistd.h>
+
+#include "base/log.h"
+#include "rl/run_disk.h"
+#include "train/memory.h"
+
+/* --- opening ---------------------------------------------------------------- */
+
+/* A checkpoint without a template is allowed unless one is needed. */
+static ml_status open_text(ml_train_run *r, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    ml_err why = { 0 };
+    ml_status st = ml_tokenizer_open(&r->tokenizer, o->hf_checkpoint, err);
+
+    if (st != ML_OK)
+        return st;
+    st = ml_chat_template_open(&r->chat_template, o->hf_checkpoint, o->chat_template, &why);
+    if (st != ML_OK && (o->chat_template || o->needs_template)) {
+        *err = why;
+        return st;
+    }
+    ml_prompt_encoder_init(&r->prompter, r->tokenizer, r->chat_template, 1);
+    return ML_OK;
+}
+
+static ml_status open_data(ml_train_run *r, ml_err *err) {
+    ml_dataset_opts data = r->opts.data;
+    bool prompts = data.path || data.make;
+    ml_status st = prompts || r->opts.needs_tokenizer ? open_text(r, err) : ML_OK;
+
+    if (st != ML_OK || !prompts)
+        return st;
+    data.text = ml_prompt_encoder_text(&r->prompter);
+    st = ml_dataset_open(&r->dataset, &data, err);
+    return st == ML_OK ? ml_data_source_new(&r->source, &r->dataset, &r->opts.source, err)
+                       : st;
+}
+
+/* Samples per rollout. */
+static int64_t samples_of_round(const ml_train_run_opts *o) {
+    return o->rollout_batch_size * o->source.n_samples_per_prompt;
+}
+
+static ml_status count_rollouts(ml_train_run *r, ml_err *err) {
+    ml_train_run_opts *o = &r->opts;
+    int64_t rows = r->dataset.rows.n, batch = o->trainer.batch.global_batch_size;
+
+    if (o->learns_nothing && !o->data.path)
+        return ML_OK;
+    if (o->num_rollout == 0 && o->data.path && rows < o->rollout_batch_size)
+        return ml_fail(err, ML_EUSAGE,
+                       "%s has %lld rows, fewer than --rollout-batch-size %lld",
+                       o->data.path, (long long)rows, (long long)o->rollout_batch_size);
+    r->num_rollout =
+        o->num_rollout ? o->num_rollout : rows / o->rollout_batch_size * o->num_epoch;
+    o->trainer.lr.train_iters = r->num_rollout * samples_of_round(o) / batch;
+    return ML_OK;
+}
+
+/* A model without routing has nothing to replay, as in Miles. */
+static void drop_vain_replay(ml_train_run *r) {
+    static const char *const what[ML_N_ROUTING] = { "experts", "indexer" };
+
+    for (int i = 0; i < ML_N_ROUTING; i++) {
+        if (!r->opts.trainer.replay[i] || r->spec.route[i].top_k)
+            continue;
+        ml_log(ML_LOG_WARN, "replay changes nothing: a model of family %s has no %s",
+               r->spec.family, what[i]);
+        r->opts.trainer.replay[i] = r->opts.replay_rollout[i] = false;
+    }
+}
+
+/* A directory of snapshots has no model at its top level. */
+static bool is_checkpoint(ml_arena *a, const char *dir) {
+    return access(ml_arena_printf(a, "%s/config.json", dir), F_OK) == 0;
+}
+
+/* The initial weights of a critic that does not continue with the actor: its own
+ * checkpoint, its newest snapshot, or the actor's checkpoint. */
+static ml_status open_critic(ml_train_run *r, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    const char *dir = o->hf_checkpoint;
+    int64_t actor = ML_NONE, own = ML_NONE;
+    ml_status st = ML_OK;
+
+    if (o->critic_load && is_checkpoint(&r->arena, o->critic_load)) {
+        dir = o->critic_load;
+    } else if (o->critic_load) {
+        st = o->load ? ml_snapshot_latest(&actor, o->load, err) : ML_OK;
+        if (st == ML_OK && actor == ML_NONE)
+            st = ml_snapshot_latest(&own, o->critic_load, err);
+    }
+    if (own != ML_NONE)
+        dir = ml_snapshot_path(&r->arena, o->critic_load, own);
+    return st == ML_OK ? ml_critic_open(&r->critic, dir, o->critic_seed, o->dtype, err)
+                       : st;
+}
+
+/* Ops per rollout shown in a profile, of training and of the rollout. */
+enum { OPS = 1 << 15 };
+
+ml_timeline *ml_train_run_ops(const ml_train_run *r, ml_span_kind kind) {
+    unsigned kinds = r->opts.log.spans ? r->opts.log.spans : ML_SPAN_ALL;
+    return kinds & kind ? r->opts.log.ops : NULL;
+}
+
+static ml_status open_ops(ml_train_run *r, ml_err *err) {
+    r->opts.log.ops = ml_timeline_new(OPS);
+    if (!r->opts.log.ops)
+        return ml_fail(err, ML_ENOMEM, "no memory for the ops that --profile shows");
+    r->opts.trainer.spans_score = ml_train_run_ops(r, ML_SPAN_LOG_PROBS);
+    r->opts.trainer.spans_train = ml_train_run_ops(r, ML_SPAN_TRAIN);
+    return ML_OK;
+}
+
+ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_err *err) {
+    ml_status st;
+
+    *r = (ml_train_run){ .opts = *opts };
+    ml_arena_init(&r->arena, "run");
+    st = ml_spec_open(&r->spec, opts->hf_checkpoint, err);
+    if (st == ML_OK)
+        st = ml_checkpoint_open(&r->from, opts->hf_checkpoint, err);
+    if (st == ML_OK)
+        st = ml_weights_check(&r->spec, r->from, err);
+    if (st == ML_OK) {
+        ml_spec_keep_kv(&r->spec, ml_weights_kv_dtype(&r->spec, r->from, opts->dtype));
+        drop_vain_replay(r);
+    }
+    if (st == ML_OK && opts->recipe.critic_loss && !opts->learns_nothing)
+        st = open_critic(r, err);
+    if (st == ML_OK)
+        st = ml_train_run_check_dirs(r, err);
+    if (st == ML_OK)
+        st = open_data(r, err);
+    if (st == ML_OK)
+        st = count_rollouts(r, err);
+    if (st == ML_OK && opts->log.profile)
+        st = open_ops(r, err);
+    if (st == ML_OK)
+        st = ml_backend_open(&r->be, &opts->backend, err);
+    return st;
+}
+
+void ml_train_run_close(ml_train_run *r) {
+    ml_run_log_close(&r->log);
+    ml_timeline_free(r->opts.log.ops);
+    ml_saver_close(r->saver);
+    ml_trainer_close(r->trainer);
+    ml_critic_close(&r->critic);
+    if (r->teachers)
+        r->teachers->close(r->teachers);
+    ml_weights_close(&r->weights);
+    ml_weights_close(&r->ref);
+    ml_weights_close(&r->teacher);
+    ml_data_source_free(r->source);
+    ml_dataset_close(&r->dataset);
+    if (r->prompter.tokenizer)
+        ml_prompt_encoder_release(&r->prompter);
+    ml_chat_template_close(r->chat_template);
+    if (r->tokenizer)
+        ml_tokenizer_close(r->tokenizer);
+    if (r->be.name)
+        ml_backend_close(&r->be);
+    ml_checkpoint_close(r->from);
+    ml_spec_close(&r->spec);
+    for (int i = 0; i < 2; i++)
+        ml_run_dir_close(&r->dir[i]);
+    ml_arena_release(&r->arena);
+}
+
+ml_prompt_feed ml_train_run_feed(const ml_train_run *r) {
+    return (ml_prompt_feed){ .source = r->source,
+                             .dataset = &r->dataset,
+                             .batch = r->opts.rollout_batch_size,
+                             .n_per_prompt = r->opts.source.n_samples_per_prompt,
+                             .n_vocab = r->spec.n_vocab };
+}
+
+/* --- memory ----------------------------------------------------------------- */
+
+static void name_set(ml_train_run *r, int *n, bool there, const char *name) {
+    if (there)
+        r->set_name[(*n)++] = name;
+}
+
+/* Sizes only; the longest sample is not known in advance. */
+void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out) {
+    const ml_train_run_opts *o = &r->opts;
+    size_t bytes = ml_weights_bytes(&r->spec, r->from, ml_weights_dtype(&r->be, o->dtype));
+    bool critic = r->critic.from != NULL;
+    int n = 0;
+
+    if (!r->base_bytes) /* the first call is before any allocation */
+        r->base_bytes = ml_memory_base(&r->be);
+    name_set(r, &n, true, "actor weights");
+    name_set(r, &n, o->wants_ref, "reference weights");
+    name_set(r, &n, o->teacher_load != NULL, "teacher weights");
+    name_set(r, &n, o->second_set, "rollout weights");
+    r->set_name[n] = NULL;
+    *out = (ml_memory_ask){
+        .spec = &r->spec,
+        .be = &r->be,
+        .weight_bytes = bytes,
+        .bf16 = bytes < ml_weights_bytes(&r->spec, NULL, ML_WEIGHT_F32),
+        .set = r->set_name,
+        .critic = critic ? &r->critic.spec : NULL,
+        .critic_bytes = critic ? ml_weights_bytes(&r->critic.spec, r->critic.from,
+                                                  ml_weights_dtype(&r->be, o->dtype))
+                               : 0,
+        .opts = o->trainer,
+        .longest = o->trainer.batch.dynamic ? 0 : o->trainer.batch.max_tokens,
+        .scores = o->recipe.compute_advantages,
+        .async_save = o->async_save,
+        .saves_ref = o->ref_interval > 0,
+        .base_bytes = r->base_bytes,
+        .engine_bytes = o->engine_bytes,
+        .kv_bytes = o->kv_bytes,
+        .in_turns = o->in_turns,
+    };
+}
+
+/* --- disk ------------------------------------------------------------------- */
+
+static uint64_t checkpoint_bytes(const ml_checkpoint *c) {
+    uint64_t bytes = 0;
+    for (int32_t i = 0; i < c->n_file; i++)
+        bytes += c->file[i]->file.bytes.len;
+    return bytes;
+}
+
+/* Bytes of a model's checkpoint and its optimizer state. */
+static uint64_t snapshot_bytes(const ml_train_run *r, const ml_spec *s,
+                               const ml_checkpoint *from, bool bf16) {
+    uint64_t state =
+        r->opts.no_save_optim ? 0 : ml_optimizer_bytes(s, &r->opts.trainer.optimizer, bf16);
+    return checkpoint_bytes(from) + state;
+}
+
+/* Number of saves in the remaining rollouts. */
+static int64_t count_saves(const ml_train_run *r) {
+    int64_t done = ML_NONE, left, every = r->opts.save_interval;
+
+    if (r->opts.load && ml_snapshot_latest(&done, r->opts.load, NULL) != ML_OK)
+        done = ML_NONE;
+    left = r->num_rollout - done - 1;
+    if (left < 1)
+        return 0;
+    return every ? (left + every - 1) / every : 1;
+}
+
+ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    ml_memory_ask ask;
+    ml_run_disk d = { .dir = o->save, .n_keep = o->keep_last };
+
+    if (!o->save || o->learns_nothing)
+        return ML_OK;
+    ml_train_run_memory(r, &ask);
+    d.n_save = count_saves(r);
+    if (o->retain_interval)
+        d.n_keep = (d.n_keep ? d.n_keep : 1) + r->num_rollout / o->retain_interval;
+    d.snapshot_bytes = snapshot_bytes(r, &r->spec, r->from, ask.bf16);
+    if (o->ref_interval)
+        d.snapshot_bytes += (uint64_t)ml_spec_param_count(&r->spec) * sizeof(float);
+    if (r->critic.from)
+        d.snapshot_bytes += snapshot_bytes(r, &r->critic.spec, r->critic.from, ask.bf16);
+    d.copy_bytes = o->save_hf ? checkpoint_bytes(r->from) : 0;
+    return ml_run_disk_check(&d, ml_run_disk_free(o->save), err);
+}
+
+/* --- saving ----------------------------------------------------------------- */
+
+ml_status ml_train_run_save(ml_train_run *r, ml_str more, ml_err *err) {
+    ml_text data = { 0 };
+    ml_status st;
+
+    if (r->source)
+        ml_data_source_save(r->source, &data);
+    else
+        ml_text_printf(&data, "{}");
+    while (data.len && data.ptr[data.len - 1] == '\n')
+        data.len--;
+    if (more.len) {
+        data.len--; /* the closing brace */
+        ml_text_printf(&data, ", %.*s}", (int)more.len, more.ptr);
+    }
+    st = ml_saver_save(r->saver,
+                       &(ml_save_models){ .actor = r->trainer,
+                                          .critic = r->critic.trainer,
+                                          .ref = r->opts.ref_interval ? &r->ref : NULL },
+                       &(ml_save_state){ .iteration = r->rollout,
+                                         .data = { data.ptr, data.len },
+                                         .config = r->opts.config },
+                       err);
+    ml_text_release(&data);
+    return st;
+}

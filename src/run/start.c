@@ -1,0 +1,402 @@
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/dir.h"
+#include "base/log.h"
+#include "engine/remote.h"
+#include "run/run.h"
+
+/* --- which weights ---------------------------------------------------------- */
+
+static bool exists(const char *path) {
+    struct stat sb;
+    return stat(path, &sb) == 0;
+}
+
+/* The snapshot in a directory: that of the step, or the newest; NULL: there is none.  A
+ * snapshot that was renamed aside was being replaced when a process died (base/dir.h). */
+static ml_status find_snapshot(ml_train_run *r, const char *dir, int64_t step,
+                               const char **out, ml_err *err) {
+    ml_status st = step < 0 ? ml_snapshot_latest(&step, dir, err) : ML_OK;
+    const char *aside;
+
+    *out = NULL;
+    if (st != ML_OK || step < 0)
+        return st;
+    *out = ml_snapshot_path(&r->arena, dir, step);
+    aside = ml_arena_printf(&r->arena, "%s" ML_DIR_REPLACED, *out);
+    if (!exists(*out) && exists(aside))
+        *out = aside;
+    if (!exists(*out))
+        return ml_fail(err, ML_EIO,
+                       "%s is not there: name a snapshot that is with --ckpt-step", *out);
+    return ml_snapshot_check(*out, err);
+}
+
+/* A checkpoint, given as its directory or as a snapshot. */
+static ml_status find_checkpoint(ml_train_run *r, const char *dir, int64_t step,
+                                 const char **out, ml_err *err) {
+    ml_status st = find_snapshot(r, dir, step, out, err);
+    if (st == ML_OK && !*out)
+        *out = dir;
+    return st;
+}
+
+static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
+                              ml_err *err) {
+    ml_checkpoint *own = NULL;
+    ml_status st = dir ? ml_checkpoint_open(&own, dir, err) : ML_OK;
+
+    /* The actor's weights decide: the run's servers are started with their dtype. */
+    if (st == ML_OK && out == &r->weights)
+        ml_spec_keep_kv(&r->spec,
+                        ml_weights_kv_dtype(&r->spec, own ? own : r->from, r->opts.dtype));
+    if (st == ML_OK)
+        st = ml_weights_load(out, &r->spec, own ? own : r->from, r->opts.dtype, &r->be,
+                             &r->arena, err);
+    ml_checkpoint_close(own);
+    return st;
+}
+
+/* Miles' rule: load from --load; if it has no snapshot, load from --ref-load and start at
+ * the first rollout. */
+static ml_status load_actor(ml_train_run *r, const char *snapshot, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    const char *dir = snapshot;
+    ml_status st = ML_OK;
+
+    if (!snapshot && o->ref_load)
+        st = find_checkpoint(r, o->ref_load, o->ref_step, &dir, err);
+    if (st == ML_OK)
+        st = load_weights(r, &r->weights, dir, err);
+    r->started = dir ? dir : o->hf_checkpoint;
+    return st;
+}
+
+static ml_status load_other(ml_train_run *r, ml_weights *out, const char *flag,
+                            const char *dir, int64_t step, ml_err *err) {
+    const char *path = NULL;
+    ml_status st = dir ? find_checkpoint(r, dir, step, &path, err) : ML_OK;
+
+    if (st == ML_OK)
+        st = load_weights(r, out, path, err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "%s", flag);
+    return st;
+}
+
+static ml_status load_reference(ml_train_run *r, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    ml_status st;
+
+    if (!o->wants_ref)
+        return ML_OK;
+    st = load_other(r, &r->ref, "--ref-load", o->ref_load, o->ref_step, err);
+    if (st == ML_OK && o->ref_interval && !ml_weights_alike(&r->ref, &r->weights))
+        st = ml_fail(err, ML_EUSAGE,
+                     "--ref-update-interval: the reference has other dtypes on disk than "
+                     "the actor; name one for both with --dtype");
+    return st;
+}
+
+static ml_status load_teacher(ml_train_run *r, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+
+    if (o->n_teacher_url)
+        return ml_remote_open(&r->teachers,
+                              &(ml_remote_opts){ .url = o->teacher_url,
+                                                 .n_url = o->n_teacher_url,
+                                                 .api_key = o->teacher_key,
+                                                 .spec = &r->spec,
+                                                 .sglang = true,
+                                                 .n_attempt = 60,
+                                                 .retry_s = 1,
+                                                 .connect_s = 10,
+                                                 .request_s = o->teacher_request_s,
+                                                 .check_s = 30,
+                                                 .check_timeout_s = 30,
+                                                 .warn_s = 30 },
+                              err);
+    if (!o->teacher_load)
+        return ML_OK;
+    return load_other(r, &r->teacher, "--opd-teacher-load", o->teacher_load,
+                      o->teacher_step, err);
+}
+
+/* --- the critic ------------------------------------------------------------- */
+
+static ml_trainer_opts critic_opts(const ml_train_run_opts *o) {
+    ml_trainer_opts t = o->trainer;
+
+    t.lr.lr = o->critic_lr;
+    t.lr.warmup_iters = o->critic_warmup_iters;
+    t.dump_score = t.dump_train = NULL;   /* dumps are of the actor only */
+    t.optimizer.freeze = NULL;            /* its patterns name the actor's tensors */
+    memset(t.replay, 0, sizeof t.replay); /* the routing record is the actor's, too */
+    return t;
+}
+
+static const char *critic_dir(ml_train_run *r, const char *own, const char *actors) {
+    size_t n = actors ? strlen(actors) : 0;
+
+    while (n > 1 && actors[n - 1] == '/')
+        n--;
+    if (own || !actors)
+        return own;
+    return ml_arena_printf(&r->arena, "%.*s_critic", (int)n, actors);
+}
+
+/* The critic's snapshot of the same rollout as the actor's. */
+static ml_status find_critic(ml_train_run *r, int64_t iteration, const char **out,
+                             ml_err *err) {
+    const char *dir = critic_dir(r, r->opts.critic_load, r->opts.load);
+
+    *out = ml_snapshot_path(&r->arena, dir, iteration);
+    if (!exists(*out))
+        return ml_fail(err, ML_EIO,
+                       "%s is not there, but the actor goes on after rollout %lld: name "
+                       "the directory of the critic's snapshots with --critic-load, or "
+                       "start both anew with --finetune",
+                       *out, (long long)iteration);
+    return ml_snapshot_check(*out, err);
+}
+
+static ml_status start_critic(ml_train_run *r, const char *snapshot, ml_err *err) {
+    ml_trainer_opts opts = critic_opts(&r->opts);
+    return ml_critic_start(&r->critic, snapshot, r->opts.dtype, &r->be, &opts, &r->arena,
+                           err);
+}
+
+static ml_status critic_goes_on(ml_train_run *r, int64_t iteration, ml_err *err) {
+    const char *path;
+    ml_save_state state;
+    ml_status st = find_critic(r, iteration, &path, err);
+
+    if (st == ML_OK)
+        st = start_critic(r, path, err);
+    if (st == ML_OK)
+        st = ml_snapshot_load(path,
+                              &(ml_snapshot_into){ .trainer = r->critic.trainer,
+                                                   .no_optim = r->opts.no_load_optim },
+                              &state, &r->arena, err);
+    return st;
+}
+
+/* --- starting and resuming ---------------------------------------------------- */
+
+/* An integer of the configuration with which a snapshot was saved; `absent` if it has
+ * none. */
+static int64_t saved_number(ml_train_run *r, ml_str config, const char *key,
+                            int64_t absent) {
+    const ml_json *v = NULL;
+    int64_t n = absent;
+
+    if (ml_json_parse(&v, &r->arena, config, "config", NULL) == ML_OK &&
+        ml_json_i64(ml_json_get(v, key), &n))
+        return n;
+    return absent;
+}
+
+/* True if the batch sizes differ from those with which the snapshot was saved. */
+static bool sizes_changed(ml_train_run *r, ml_str config) {
+    const ml_train_run_opts *o = &r->opts;
+    int64_t batch = o->trainer.lr.global_batch_size, n = o->source.n_samples_per_prompt;
+
+    return saved_number(r, config, "global_batch_size", batch) != batch ||
+           saved_number(r, config, "rollout_batch_size", o->rollout_batch_size) !=
+               o->rollout_batch_size ||
+           saved_number(r, config, "n_samples_per_prompt", n) != n;
+}
+
+#define REMEDIES                                                                           \
+    "give the batch sizes of the saved run, more --num-rollout, --lr-decay-iters, "        \
+    "--min-lr or --lr-decay-style constant"
+
+/* The schedule counts samples, and its length follows from the batch sizes: with smaller
+ * ones a snapshot may be beyond its end, where the learning rate is 0, or reach the end
+ * before the run does. */
+static ml_status check_rate(ml_train_run *r, ml_str config, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    int64_t n = ml_trainer_samples(r->trainer), left = r->num_rollout - r->rollout;
+    int64_t per_round = o->rollout_batch_size * o->source.n_samples_per_prompt;
+    bool changed = sizes_changed(r, config);
+    ml_lr lr;
+    ml_status st = ml_lr_init(&lr, &o->trainer.lr, err);
+
+    if (st != ML_OK || o->trainer.lr.lr == 0 || left < 1 ||
+        (double)(n + (left - 1) * per_round) < lr.decay ||
+        ml_lr_at(&lr, (int64_t)lr.decay + 1) > 0)
+        return st;
+    if ((double)n >= lr.decay && changed)
+        return ml_fail(
+            err, ML_EUSAGE,
+            "the snapshot was trained on %lld samples, and with the batch sizes of "
+            "this run the schedule ends after %.0f: the learning rate would be 0 "
+            "in every step; " REMEDIES,
+            (long long)n, lr.decay);
+    if ((double)n >= lr.decay || changed)
+        ml_log(ML_LOG_WARN,
+               "the learning rate is 0 from rollout %lld on: its schedule ends after %.0f "
+               "samples, and the snapshot was trained on %lld; " REMEDIES,
+               (long long)(r->rollout +
+                           ((double)n >= lr.decay
+                                ? 0
+                                : (int64_t)((lr.decay - (double)n) / (double)per_round))),
+               lr.decay, (long long)n);
+    return ML_OK;
+}
+
+static ml_status go_on_from(ml_train_run *r, const char *snapshot, ml_err *err) {
+    ml_save_state state;
+    ml_status st =
+        ml_snapshot_load(snapshot,
+                         &(ml_snapshot_into){ .trainer = r->trainer,
+                                              .ref = r->opts.ref_interval ? &r->ref : NULL,
+                                              .no_optim = r->opts.no_load_optim },
+                         &state, &r->arena, err);
+
+    if (st == ML_OK && r->source)
+        st = ml_data_source_load(r->source, state.data, snapshot, err);
+    if (st == ML_OK && r->critic.from)
+        st = critic_goes_on(r, state.iteration, err);
+    if (st != ML_OK)
+        return st;
+    r->rollout = state.iteration + 1;
+    r->snapshot = snapshot;
+    r->saved = state.data;
+    return check_rate(r, state.config, err);
+}
+
+/* --- output directories ------------------------------------------------------- */
+
+static ml_run_dir_opts dir_opts(ml_train_run *r, bool critic) {
+    const ml_train_run_opts *o = &r->opts;
+    ml_run_log_opts log = o->log;
+    ml_text events = { 0 };
+    ml_run_dir_opts d = {
+        .dir = critic ? critic_dir(r, o->critic_save, o->save) : o->save,
+        .load = critic ? critic_dir(r, o->critic_load, o->load) : o->load,
+        .flag_save = critic ? "--critic-save" : "--save",
+        .flag_load = critic ? "--critic-load" : "--load",
+        .anew = o->finetune || o->start_rollout == 0,
+        .overwrite = o->overwrite,
+    };
+
+    log.dir = o->save;
+    ml_run_log_event_path(&events, &log);
+    if (!critic && (log.tensorboard || log.project))
+        d.events = ml_arena_str(&r->arena, events.ptr, events.len);
+    ml_text_release(&events);
+    return d;
+}
+
+/* Number of directories to which the run saves. */
+static int count_dirs(const ml_train_run *r) {
+    if (!r->opts.save || r->opts.learns_nothing)
+        return 0;
+    return r->critic.from ? 2 : 1;
+}
+
+ml_status ml_train_run_check_dirs(ml_train_run *r, ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int i = 0; i < count_dirs(r) && st == ML_OK; i++) {
+        ml_run_dir_opts o = dir_opts(r, i);
+        st = ml_run_dir_check(&o, err);
+    }
+    return st;
+}
+
+static ml_status open_dirs(ml_train_run *r, ml_err *err) {
+    ml_status st = ML_OK;
+
+    for (int i = 0; i < count_dirs(r) && st == ML_OK; i++) {
+        ml_run_dir_opts o = dir_opts(r, i);
+        st = ml_run_dir_open(&r->dir[i], &o, err);
+    }
+    return st;
+}
+
+static ml_status open_output(ml_train_run *r, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    bool critic = r->critic.from != NULL;
+    ml_status st;
+
+    if (!o->save)
+        return ML_OK;
+    st = ml_saver_open(
+        &r->saver,
+        &(ml_saver_opts){ .dir = o->save,
+                          .from = r->from,
+                          .critic_dir =
+                              critic ? critic_dir(r, o->critic_save, o->save) : NULL,
+                          .critic_from = r->critic.from,
+                          .hf = o->save_hf,
+                          .keep_last = (int32_t)o->keep_last,
+                          .retain_interval = o->retain_interval,
+                          .async = o->async_save,
+                          .no_optim = o->no_save_optim },
+        err);
+    r->opts.log.dir = o->save;
+    r->opts.log.flop_per_token = 6.0 * (double)ml_spec_param_count(&r->spec);
+    return st == ML_OK ? ml_run_log_open(&r->log, &r->opts.log, r->rollout, err) : st;
+}
+
+static void make_learner(ml_train_run *r) {
+    const ml_train_run_opts *o = &r->opts;
+
+    r->learner = (ml_learner){ .recipe = &o->recipe,
+                               .trainer = r->trainer,
+                               .weights = &r->weights,
+                               .hooks = o->hooks,
+                               .ref = o->wants_ref ? &r->ref : NULL,
+                               .teacher = o->teacher_load ? &r->teacher : NULL,
+                               .teachers = r->teachers,
+                               .critic = r->critic.trainer,
+                               .n_critic_only = o->n_critic_only,
+                               .ref_interval = o->ref_interval,
+                               .keep_old_actor = o->keep_old_actor,
+                               .reset_optimizer = o->reset_optimizer,
+                               .on_policy = o->on_policy,
+                               .entropy = o->entropy };
+    for (int i = 0; i < ML_N_ROUTING; i++) {
+        r->learner.replay[i] = o->replay_rollout[i];
+        r->learner.record[i] = o->trainer.replay[i] && !o->replay_rollout[i];
+    }
+}
+
+/* Creates the trainer, and restores its position. */
+static ml_status start_training(ml_train_run *r, const char *snapshot, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    ml_status st = load_reference(r, err);
+
+    if (st == ML_OK)
+        st = load_teacher(r, err);
+    if (st == ML_OK)
+        st = ml_trainer_open(&r->trainer, &r->spec, &r->weights, &r->be, &o->trainer, err);
+    if (st == ML_OK && snapshot && !o->finetune)
+        st = go_on_from(r, snapshot, err);
+    else if (st == ML_OK && r->critic.from)
+        st = start_critic(r, NULL, err);
+    if (st == ML_OK && o->start_rollout >= 0)
+        r->rollout = o->start_rollout;
+    return st;
+}
+
+ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
+    const ml_train_run_opts *o = &r->opts;
+    const char *snapshot = NULL;
+    ml_status st = open_dirs(r, err);
+
+    if (st == ML_OK && o->load)
+        st = find_snapshot(r, o->load, o->ckpt_step, &snapshot, err);
+    if (st == ML_OK)
+        st = load_actor(r, snapshot, err);
+    r->weights.version = 1; /* 0 means that weights have no version */
+    if (st != ML_OK || o->learns_nothing)
+        return st;
+    st = start_training(r, snapshot, err);
+    if (st == ML_OK)
+        make_learner(r);
+    return st == ML_OK ? open_output(r, err) : st;
+}
