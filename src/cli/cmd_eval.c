@@ -3,20 +3,20 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
-#include "run/generator.h"
+#include "run/assembly.h"
 #include "run/opts.h"
 #include "rl/eval_table.h"
 
 /* Prints a table, or JSON for programs. */
-static ml_status evaluate(ml_train_gen *t, const ml_config *c, ml_err *err) {
+static ml_status evaluate(ml_assembly *parts, const ml_config *c, ml_err *err) {
     ml_eval_scores scores = { 0 };
     ml_text out = { 0 };
     ml_status st;
 
-    ml_metrics_init(&scores.figures, &t->arena);
-    st = ml_train_gen_start(t, c, err);
+    ml_metrics_init(&scores.figures, &parts->arena);
+    st = ml_assembly_start(parts, c, err);
     if (st == ML_OK)
-        st = ml_evals_run(&t->evals, &scores, err);
+        st = ml_evals_run(&parts->evaluator.evals, &scores, err);
     if (st == ML_OK && isatty(STDOUT_FILENO) == 1) {
         ml_eval_table(&scores.figures, ml_print_line);
     } else if (st == ML_OK) {
@@ -43,7 +43,7 @@ ml_status ml_cmd_eval(const ml_config *c, ml_err *err) {
         .needs_template = c->rollout.apply_chat_template,
         .learns_nothing = true,
     };
-    ml_train_gen gen = { 0 };
+    ml_assembly parts = { 0 };
     ml_loop_extensions edges = { 0 };
     ml_train_run run = { 0 };
     ml_status st = ml_loop_extensions_resolve(&edges, &c->edges.path, err);
@@ -51,12 +51,12 @@ ml_status ml_cmd_eval(const ml_config *c, ml_err *err) {
     if (st == ML_OK)
         st = ml_train_run_open(&run, &opts, err);
     if (st == ML_OK)
-        st = ml_train_gen_open(&gen, c, &edges, &run, err);
+        st = ml_assembly_open(&parts, c, &edges, &run, err);
     if (st == ML_OK)
         st = ml_train_run_start(&run, err);
     if (st == ML_OK)
-        st = evaluate(&gen, c, err);
-    ml_train_gen_close(&gen);
+        st = evaluate(&parts, c, err);
+    ml_assembly_close(&parts);
     ml_train_run_close(&run);
     return st;
 }

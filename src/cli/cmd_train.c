@@ -7,7 +7,7 @@
 #include "cli/progress.h"
 #include "cli/stop.h"
 #include "run/debug.h"
-#include "run/mode.h"
+#include "run/assembly.h"
 #include "run/opts.h"
 #include "run/resolve.h"
 #include "rl/rollout_hooks.h"
@@ -15,7 +15,7 @@
 typedef struct train_job {
     const ml_config *config;
     ml_train_run run;
-    ml_train_gen gen; /* zeros: no generation */
+    ml_assembly parts; /* zeros: no generation */
     ml_loop_extensions edges;
     ml_rollout_hooks around; /* the rollout */
     ml_train_dumps dumps;
@@ -62,8 +62,8 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     out->data.make = c->rollout.load_debug ? NULL : j->edges.prompts;
     out->data.seed = c->train.rollout_seed;
     out->hooks = &j->edges.hooks;
-    out->backend.n_thread = ml_train_gen_threads(c, false);
-    out->second_set = ml_train_gen_own_set(c);
+    out->backend.n_thread = ml_generator_threads(c, false);
+    out->second_set = ml_generator_own_set(c);
     if (c->rollout.load_debug)
         out->data.path = NULL;
     ml_text_printf(&j->shared, "{");
@@ -86,8 +86,8 @@ static ml_rollout with_edges(train_job *j, ml_rollout inner) {
         (ml_rollout_hooks){ .inner = inner,
                             .inject = { c->record.inject, c->record.inject_from,
                                         c->record.inject_least, j->run.spec.n_vocab },
-                            .rescore = { c->debug.prefill ? j->gen.gen : NULL, "the engine",
-                                         (float)c->rollout.temperature },
+                            .rescore = { c->debug.prefill ? j->parts.generator.gen : NULL,
+                                         "the engine", (float)c->rollout.temperature },
                             .post = j->edges.reward_post,
                             .filter = j->edges.sample_filter,
                             .metrics = j->edges.metrics,
@@ -106,16 +106,15 @@ static ml_status replay(train_job *j, ml_train_loop *loop, ml_err *err) {
 }
 
 static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
-    ml_status st = ml_train_gen_start(&j->gen, j->config, err);
+    ml_status st = ml_assembly_start(&j->parts, j->config, err);
 
     if (st == ML_OK)
-        st = ml_train_mode_enter(&j->gen, loop, j->config, err);
-    loop->debug.elsewhere = ml_config_elsewhere(j->config);
+        st = ml_assembly_join(&j->parts, loop, j->config, err);
     if (st == ML_OK)
         loop->rollout = with_edges(j, loop->rollout);
     if (st == ML_OK)
         st = ml_train_loop_run(loop, err);
-    ml_train_mode_leave(&j->gen);
+    ml_rollouts_stop(&j->parts.rollouts);
     return st;
 }
 
@@ -161,10 +160,10 @@ static ml_status open_job(train_job *j, ml_err *err) {
     st = ml_train_run_open(&j->run, &opts, err);
     if (st != ML_OK || j->config->rollout.load_debug)
         return st;
-    st = ml_train_gen_open(&j->gen, j->config, &j->edges, &j->run, err);
-    j->gen.engine.dump = j->dumps.inference;
-    j->gen.engine.spans = ml_train_run_ops(&j->run, ML_SPAN_OTHER);
-    return st == ML_OK ? ml_train_gen_bytes(&j->gen, err) : st;
+    st = ml_assembly_open(&j->parts, j->config, &j->edges, &j->run, err);
+    j->parts.generator.engine.dump = j->dumps.inference;
+    j->parts.generator.engine.spans = ml_train_run_ops(&j->run, ML_SPAN_OTHER);
+    return st;
 }
 
 ml_status ml_cmd_train(const ml_config *c, ml_err *err) {
@@ -174,7 +173,7 @@ ml_status ml_cmd_train(const ml_config *c, ml_err *err) {
     if (st == ML_OK)
         st = c->train.dry_run ? ml_train_show_memory(&j.run, ml_print_line, err)
                               : train(&j, err);
-    ml_train_gen_close(&j.gen);
+    ml_assembly_close(&j.parts);
     ml_train_run_close(&j.run);
     ml_train_dumps_close(&j.dumps);
     ml_text_release(&j.shared);

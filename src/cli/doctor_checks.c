@@ -107,7 +107,7 @@ static const char *either(const char *own, const char *other) {
 
 static ml_status check_set(job *j, const ml_eval_spec *s, ml_err *err) {
     const ml_config *c = j->c;
-    ml_config own = ml_train_evals_config(c, s);
+    ml_config own = ml_evaluator_config(c, s);
     ml_dataset_opts o = rows_of(c, s->path);
     ml_rewards *rewards = NULL;
     ml_dataset ds = { 0 };
@@ -121,7 +121,7 @@ static ml_status check_set(job *j, const ml_eval_spec *s, ml_err *err) {
     if (st == ML_OK)
         st = ml_reward_check(&own, &ds, err);
     if (st == ML_OK)
-        st = ml_train_rewards_open(&rewards, &j->arena, &own, err);
+        st = ml_rewards_open_for(&rewards, &j->arena, &own, err);
     if (st == ML_OK)
         ml_text_printf(&j->said, "%s%s: %lld rows", j->said.len ? ", " : "", s->name,
                        (long long)ds.rows.n);
@@ -135,7 +135,7 @@ static ml_status check_set(job *j, const ml_eval_spec *s, ml_err *err) {
 static ml_status check_evals(job *j, ml_err *err) {
     ml_eval_spec *spec = NULL;
     int32_t n = 0;
-    ml_status st = ml_train_evals_specs(&spec, &n, &j->arena, j->c, err);
+    ml_status st = ml_evaluator_specs(&spec, &n, &j->arena, j->c, err);
 
     for (int32_t i = 0; i < n && st == ML_OK; i++)
         st = check_set(j, &spec[i], err);
@@ -160,7 +160,7 @@ static ml_status check_reward(job *j, ml_err *err) {
         named = named ? named : "of each row's metadata";
     }
     if (st == ML_OK)
-        st = ml_train_rewards_open(&rewards, &j->arena, c, err);
+        st = ml_rewards_open_for(&rewards, &j->arena, c, err);
     if (st == ML_OK && named)
         ml_text_printf(&j->said, "%s", named);
     ml_rewards_close(rewards);

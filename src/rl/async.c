@@ -25,7 +25,8 @@ static bool make_room(ml_async *s) {
     return true;
 }
 
-ml_status ml_async_published(ml_async *s, uint64_t version, ml_err *err) {
+ml_status ml_async_published(void *ud, uint64_t version, ml_err *err) {
+    ml_async *s = ud;
     bool room;
 
     pthread_mutex_lock(&s->lock);
@@ -293,7 +294,9 @@ static void watch_again(ml_async *s) {
     gen->resume(gen);
 }
 
-void ml_async_hold(ml_async *s, bool hold) {
+void ml_async_hold(void *ud, bool hold) {
+    ml_async *s = ud;
+
     pthread_mutex_lock(&s->lock);
     s->held_up = hold;
     pthread_cond_broadcast(&s->change);
@@ -344,7 +347,10 @@ void ml_async_close(ml_async *s) {
 }
 
 ml_rollout ml_rollout_async(ml_async *s) {
-    return (ml_rollout){
-        .collect = collect, .save = ml_async_save, .load = ml_async_load, .ud = s
-    };
+    return (ml_rollout){ .collect = collect,
+                         .published = ml_async_published,
+                         .hold = ml_async_hold,
+                         .save = ml_async_save,
+                         .load = ml_async_load,
+                         .ud = s };
 }

@@ -42,12 +42,4 @@ void ml_async_close(ml_async *s);
 
 ml_rollout ml_rollout_async(ml_async *s);
 
-/* Records that the generator has new weights.  ML_ENOMEM: the version could not be
- * recorded, so staleness can no longer be counted. */
-ml_status ml_async_published(ml_async *s, uint64_t version, ml_err *err);
-
-/* true: the worker starts no more groups, because the generator is needed for something
- * else (an evaluation, a snapshot).  false: it may start groups again. */
-void ml_async_hold(ml_async *s, bool hold);
-
 #endif

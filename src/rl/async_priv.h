@@ -96,6 +96,13 @@ ml_status ml_async_pick(ml_async *s, ml_async_group **out, int64_t want, int64_t
 /* Number of weight publications since the group's oldest token was generated. */
 int64_t ml_async_staleness(const ml_async *s, const ml_async_group *g);
 
+/* Of ml_rollout.  ML_ENOMEM: the version could not be recorded, so staleness can no longer
+ * be counted. */
+ml_status ml_async_published(void *flow, uint64_t version, ml_err *err);
+/* true: the worker starts no more groups, because the generator is needed for something
+ * else (an evaluation, a snapshot).  false: it may start groups again. */
+void ml_async_hold(void *flow, bool hold);
+
 /* --- async_save.c --- */
 
 /* This module's part of a snapshot: members of a JSON object. */

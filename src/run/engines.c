@@ -1,13 +1,54 @@
 #include "run/engines.h"
 
+#include <string.h>
+
 #include "base/bug.h"
-#include "base/dir.h"
 #include "base/secret.h"
-#include "run/publisher.h"
 #include "engine/remote.h"
 
+#define RETRY_S 0.5
+#define CONNECT_S 10.0
+#define WARN_S 30.0 /* time without a response before a warning */
 #define PROGRAM "/proc/self/exe"
 #define MOST_QUEUED 1000000 /* the maximum of miles serve; further requests are retried */
+
+/* --- external ----------------------------------------------------------------- */
+
+/* "host:port", or a complete URL. */
+static const char *url_of(ml_arena *a, const char *addr) {
+    return strstr(addr, "://") ? addr : ml_arena_printf(a, "http://%s", addr);
+}
+
+ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
+                             const ml_config *c, ml_err *err) {
+    const char **url = ML_NEW(a, const char *, c->mode.addrs.n);
+    ml_remote_opts o = { .url = url,
+                         .n_url = c->mode.addrs.n,
+                         .spec = spec,
+                         .retry_s = RETRY_S,
+                         .connect_s = CONNECT_S,
+                         .request_s = c->mode.request_s,
+                         .check_s = c->mode.check_s,
+                         .check_timeout_s = c->mode.check_timeout_s,
+                         .warn_s = WARN_S };
+    ml_secret *key = ML_NEW(a, ml_secret, 1);
+    ml_status st = ml_secret_find(key, c->mode.engine_key, c->mode.engine_key_file,
+                                  "--rollout-external-api-key", err);
+
+    if (st != ML_OK)
+        return st;
+    o.api_key = ml_secret_text(key);
+    for (int i = 0; i < c->mode.addrs.n; i++)
+        url[i] = url_of(a, c->mode.addrs.word[i]);
+    st = ml_remote_open(out, &o, err);
+    if (st == ML_OK)
+        st = ml_remote_check(*out, err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "--rollout-external-engine-addrs");
+    return st;
+}
+
+/* --- started by the run ------------------------------------------------------- */
 
 /* A command line under construction. */
 typedef struct words {
@@ -41,47 +82,47 @@ static const char *dtype_of(const ml_weights *w) {
     return n_f32 == n_matrix ? "f32" : n_f32 == 0 ? "bf16" : "auto";
 }
 
-static int64_t share_of_threads(const ml_train_gen *t, const ml_config *c) {
-    int64_t share = ml_train_gen_threads(c, true) / t->n_engine;
+static int64_t share_of_threads(const ml_generator *g, const ml_config *c) {
+    int64_t share = ml_generator_threads(c, true) / g->n_engine;
 
     return share > 0 ? share : 1;
 }
 
-static void serve_words(words *w, const ml_train_gen *t, const ml_config *c,
+static void serve_words(words *w, const ml_generator *g, const ml_config *c,
                         const char *weight_dir, int64_t n_thread) {
-    size_t page = ml_kv_bytes(&t->run->spec, &t->be, 1);
+    size_t page = ml_kv_bytes(&g->run->spec, &g->be, 1);
 
     add(w, "miles");
     add(w, "serve");
-    add_flag(w, "--model-path", t->run->opts.hf_checkpoint);
+    add_flag(w, "--model-path", g->run->opts.hf_checkpoint);
     add_flag(w, "--weight-path-prefix", weight_dir);
-    if (t->pull.local)
-        add(w, t->pull.local);
+    if (g->copy_dir)
+        add(w, g->copy_dir);
     add_flag(w, "--host", "127.0.0.1");
     add_flag(w, "--port", "0"); /* the kernel chooses */
-    add_flag(w, "--dtype", dtype_of(&t->run->weights));
-    add_flag(w, "--device", t->be.name);
+    add_flag(w, "--dtype", dtype_of(&g->run->weights));
+    add_flag(w, "--device", g->be.name);
     if (c->run.cpu_level)
         add_flag(w, "--cpu-level", c->run.cpu_level);
     add_number(w, "--threads", n_thread);
-    add_number(w, "--context-length", t->engine.context);
-    add_number(w, "--max-running-requests", t->engine.max_running);
+    add_number(w, "--context-length", g->engine.context);
+    add_number(w, "--max-running-requests", g->engine.max_running);
     add_number(w, "--max-queued-requests", MOST_QUEUED);
-    add_number(w, "--chunked-prefill-size", t->engine.chunk);
+    add_number(w, "--chunked-prefill-size", g->engine.chunk);
     add_flag(w, "--mem-fraction-static", "1"); /* the memory is divided here, by
                                                   --max-total-tokens */
-    add_number(w, "--max-total-tokens", (int64_t)(t->engine.kv_bytes / page) * ML_PAGE);
-    if (t->engine.no_prefix_cache)
+    add_number(w, "--max-total-tokens", (int64_t)(g->engine.kv_bytes / page) * ML_PAGE);
+    if (g->engine.no_prefix_cache)
         add(w, "--disable-radix-cache");
-    if (t->engine.no_overlap)
+    if (g->engine.no_overlap)
         add(w, "--disable-overlap-schedule");
-    if (t->engine.record_rows < 0)
+    if (g->engine.record_rows < 0)
         add(w, "--disable-cuda-graph");
     else
-        add_number(w, "--cuda-graph-max-bs", t->engine.record_rows);
-    if (t->engine.routed[ML_ROUTING_EXPERTS])
+        add_number(w, "--cuda-graph-max-bs", g->engine.record_rows);
+    if (g->engine.routed[ML_ROUTING_EXPERTS])
         add(w, "--enable-return-routed-experts");
-    if (t->engine.routed[ML_ROUTING_KEYS])
+    if (g->engine.routed[ML_ROUTING_KEYS])
         add(w, "--enable-return-indexer-topk");
 }
 
@@ -100,88 +141,60 @@ static ml_status make_key(ml_supervisor_opts *o, ml_arena *a, ml_err *err) {
 }
 
 /* n servers, and a generator over them; they do not have the run's weights yet. */
-static ml_status open_fleet(ml_supervisor **fleet, ml_gen **gen, ml_train_gen *t,
-                            const ml_config *c, ml_supervisor_opts o, int64_t n_thread,
-                            ml_err *err) {
-    const char **url = ML_NEW(&t->arena, const char *, o.n);
-    words *w = ML_NEW(&t->arena, words, 1);
+static ml_status start_engines(ml_supervisor **supervisor, ml_gen **gen, ml_generator *g,
+                               const ml_config *c, ml_supervisor_opts o, int64_t n_thread,
+                               ml_err *err) {
+    const char **url = ML_NEW(&g->arena, const char *, o.n);
+    words *w = ML_NEW(&g->arena, words, 1);
     ml_remote_opts remote = { .url = url,
                               .n_url = o.n,
-                              .spec = &t->run->spec,
-                              .retry_s = ML_TRAIN_RETRY_S,
-                              .connect_s = ML_TRAIN_CONNECT_S,
+                              .spec = &g->run->spec,
+                              .retry_s = RETRY_S,
+                              .connect_s = CONNECT_S,
                               .request_s = c->mode.request_s,
-                              .warn_s = ML_TRAIN_WARN_S };
+                              .warn_s = WARN_S };
     ml_status st;
 
-    st = make_key(&o, &t->arena, err);
+    st = make_key(&o, &g->arena, err);
     if (st != ML_OK)
         return st;
     remote.api_key = o.api_key;
-    w->arena = &t->arena;
-    serve_words(w, t, c, o.log_dir, n_thread);
+    w->arena = &g->arena;
+    serve_words(w, g, c, o.log_dir, n_thread);
     o.program = PROGRAM;
     o.argv = w->word;
     o.check_s = c->mode.check_s;
     o.timeout_s = c->mode.check_timeout_s;
     o.first_check_s = c->mode.first_check_s;
-    st = ml_supervisor_open(fleet, &o, err);
+    st = ml_supervisor_open(supervisor, &o, err);
     if (st != ML_OK)
         return st;
     for (int32_t i = 0; i < o.n; i++)
-        url[i] = ml_supervisor_url(*fleet, i);
+        url[i] = ml_supervisor_url(*supervisor, i);
     st = ml_remote_open(gen, &remote, err);
     if (st == ML_OK)
-        ml_supervisor_serve(*fleet, *gen);
+        ml_supervisor_serve(*supervisor, *gen);
     return st;
 }
 
-ml_status ml_train_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
-    ml_supervisor_opts o = { .log_dir = t->weight_dir,
-                             .n = t->n_engine,
+ml_status ml_engines_start(ml_generator *g, const ml_config *c, ml_err *err) {
+    ml_supervisor_opts o = { .log_dir = g->weight_dir,
+                             .n = g->n_engine,
                              .restart = c->mode.restart };
-    ml_status st = open_fleet(&t->fleet, &t->gen, t, c, o, share_of_threads(t, c), err);
+    ml_status st =
+        start_engines(&g->supervisor, &g->gen, g, c, o, share_of_threads(g, c), err);
 
     if (st != ML_OK)
         ml_err_prefix(err, "--rollout-num-engines");
     return st;
 }
 
-/* --- evaluations ------------------------------------------------------------------ */
+ml_status ml_engines_start_for_evals(ml_supervisor **supervisor, ml_gen **gen,
+                                     ml_generator *g, const ml_config *c, const char *dir,
+                                     ml_err *err) {
+    ml_supervisor_opts o = { .log_dir = dir,
+                             .n = (int32_t)(c->behind.n_gpu / c->behind.per_engine),
+                             .restart = c->mode.restart };
 
-ml_status ml_train_eval_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
-    const char *where =
-        c->behind.dir ? c->behind.dir
-                      : ml_arena_printf(&t->arena, "%s/eval_snapshots", c->train.save);
-    const char *dir = NULL;
-    ml_status st = ml_dir_make_whole(&dir, &t->arena, where, err);
-    ml_supervisor_opts fleet = { .log_dir = dir,
-                                 .n = (int32_t)(c->behind.n_gpu / c->behind.per_engine),
-                                 .restart = c->mode.restart };
-    ml_eval_queue_opts queue = { .evals = &t->evals,
-                                 .spec = &t->run->spec,
-                                 .from = t->run->from,
-                                 .dir = dir,
-                                 .max_in_flight = (int32_t)c->behind.max_in_flight,
-                                 .skip = c->behind.overflow == 1,
-                                 .keep = (int32_t)c->behind.keep };
-
-    if (st == ML_OK)
-        st = open_fleet(&t->eval_fleet, &t->evals.asker.gen, t, c, fleet,
-                        c->behind.per_engine, err);
-    if (st == ML_OK)
-        st = ml_eval_queue_open(&t->eval_queue, &queue, err);
-    if (st != ML_OK)
-        ml_err_prefix(err, "--eval-num-gpus");
-    return st;
-}
-
-void ml_train_eval_fleet_close(ml_train_gen *t) {
-    if (!t->eval_fleet)
-        return;
-    ml_eval_queue_close(t->eval_queue);
-    ml_supervisor_serve(t->eval_fleet, NULL);
-    if (t->evals.asker.gen != t->gen)
-        t->evals.asker.gen->close(t->evals.asker.gen);
-    ml_supervisor_close(t->eval_fleet);
+    return start_engines(supervisor, gen, g, c, o, c->behind.per_engine, err);
 }

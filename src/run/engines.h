@@ -1,4 +1,5 @@
-/* engines.h - the engine processes that miles train starts.
+/* engines.h - engines in other processes: processes of miles serve that the run starts, or
+ * servers that run already.
  *
  * thread: the command's. */
 #ifndef ML_RUN_ENGINES_H
@@ -6,13 +7,18 @@
 
 #include "run/generator.h"
 
-/* Starts t->n_engine processes of miles serve, with the sizes in t->engine, and opens
- * t->gen over them; they do not have the run's weights yet. */
-ml_status ml_train_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err);
+/* Connects to --rollout-external-engine-addrs; all engines must be reachable. */
+ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
+                             const ml_config *c, ml_err *err);
 
-/* Starts the engines used only for evaluations, and the queue that runs evaluations on
- * them while the loop continues: t->eval_queue. */
-ml_status ml_train_eval_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err);
-void ml_train_eval_fleet_close(ml_train_gen *t); /* allowed if none is open */
+/* Starts g->n_engine processes with the sizes in g->engine, and opens g->gen over them;
+ * they do not have the run's weights yet. */
+ml_status ml_engines_start(ml_generator *g, const ml_config *c, ml_err *err);
+
+/* The same for n processes that only evaluate, with this number of threads each; `dir` has
+ * their weights and logs. */
+ml_status ml_engines_start_for_evals(ml_supervisor **supervisor, ml_gen **gen,
+                                     ml_generator *g, const ml_config *c, const char *dir,
+                                     ml_err *err);
 
 #endif

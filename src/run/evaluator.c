@@ -2,7 +2,10 @@
 
 #include <math.h>
 
+#include "base/dir.h"
+#include "run/engines.h"
 #include "run/reward_check.h"
+#include "run/rollouts.h"
 
 static const char *either(const char *own, const char *other) {
     return own ? own : other;
@@ -58,9 +61,9 @@ static void stops_of(ml_sampling *how, ml_arena *a, const ml_eval_spec *s) {
 }
 
 /* The set's settings override the flags of evaluations, which override those of the run. */
-static ml_sampling sampling_of(const ml_train_gen *t, const ml_config *c,
+static ml_sampling sampling_of(const ml_evaluator *e, const ml_config *c,
                                const ml_eval_spec *s) {
-    ml_sampling how = t->rollout.how;
+    ml_sampling how = e->rollouts->sync.how;
     double temperature =
         isnan(s->temperature) ? c->rollout.eval_temperature : s->temperature;
     double top_p = isnan(s->top_p) ? c->rollout.eval_top_p : s->top_p;
@@ -79,9 +82,9 @@ static ml_sampling sampling_of(const ml_train_gen *t, const ml_config *c,
     return how;
 }
 
-static ml_status open_data(ml_train_gen *t, const ml_config *c, const ml_eval_spec *s,
+static ml_status open_data(const ml_evaluator *e, const ml_config *c, const ml_eval_spec *s,
                            ml_dataset *out, ml_err *err) {
-    ml_dataset_opts o = t->run->opts.data;
+    ml_dataset_opts o = e->run->opts.data;
 
     o.path = s->path;
     o.input_key = either(s->input_key, either(c->rollout.eval_input_key, o.input_key));
@@ -90,13 +93,13 @@ static ml_status open_data(ml_train_gen *t, const ml_config *c, const ml_eval_sp
     o.metadata_key = either(s->metadata_key, o.metadata_key);
     o.metadata_more = s->metadata_more;
     o.max_prompt_len = c->rollout.eval_max_prompt;
-    if (!o.max_prompt_len && t->eval_context)
-        o.max_prompt_len = t->eval_context - 1;
-    o.text = ml_prompt_encoder_text(&t->run->prompter);
+    if (!o.max_prompt_len && e->context)
+        o.max_prompt_len = e->context - 1;
+    o.text = ml_prompt_encoder_text(&e->run->prompter);
     return ml_dataset_open(out, &o, err);
 }
 
-ml_config ml_train_evals_config(const ml_config *c, const ml_eval_spec *s) {
+ml_config ml_evaluator_config(const ml_config *c, const ml_eval_spec *s) {
     ml_config own = *c;
 
     own.reward.reward_key = either(c->reward.eval_reward_key, c->reward.reward_key);
@@ -107,60 +110,109 @@ ml_config ml_train_evals_config(const ml_config *c, const ml_eval_spec *s) {
 }
 
 /* Opens the rewards and environment of a set with its own. */
-static ml_status open_edges(ml_train_gen *t, const ml_config *c, const ml_eval_spec *s,
+static ml_status open_edges(ml_evaluator *e, const ml_config *c, const ml_eval_spec *s,
                             ml_eval_set *set, ml_err *err) {
-    ml_config own = ml_train_evals_config(c, s);
+    ml_config own = ml_evaluator_config(c, s);
     bool grades = s->custom_rm_path || s->rm_type || s->custom_generate_path ||
                   c->reward.eval_reward_key;
     ml_status st = ml_reward_check(&own, &set->dataset, err);
 
     if (st == ML_OK && grades)
-        st = ml_train_rewards_open(&set->rewards, &t->arena, &own, err);
+        st = ml_rewards_open_for(&set->rewards, e->arena, &own, err);
     if (st == ML_OK && s->custom_generate_path)
-        st = ml_train_turns_open(&set->turns, t, &own, err);
+        st = ml_turns_open_for(&set->turns, e->run, e->arena, &own, err);
     return st;
 }
 
-static ml_status open_set(ml_train_gen *t, const ml_config *c, const ml_eval_spec *s,
+static ml_status open_set(ml_evaluator *e, const ml_config *c, const ml_eval_spec *s,
                           ml_err *err) {
-    ml_eval_set *set = &t->evals.set[t->evals.n++];
+    ml_eval_set *set = &e->evals.set[e->evals.n++];
     ml_status st;
 
     set->name = s->name;
-    set->how = sampling_of(t, c, s);
-    stops_of(&set->how, &t->arena, s);
+    set->how = sampling_of(e, c, s);
+    stops_of(&set->how, e->arena, s);
     set->n_per_prompt = (int32_t)(s->n_samples > 0 ? s->n_samples : c->rollout.eval_n);
-    st = open_data(t, c, s, &set->dataset, err);
+    st = open_data(e, c, s, &set->dataset, err);
     if (st == ML_OK)
-        st = open_edges(t, c, s, set, err);
+        st = open_edges(e, c, s, set, err);
     if (st != ML_OK)
         ml_err_prefix(err, "the evaluation '%s'", s->name);
     return st;
 }
 
-ml_status ml_train_evals_specs(ml_eval_spec **out, int32_t *n, ml_arena *a,
-                               const ml_config *c, ml_err *err) {
+ml_status ml_evaluator_specs(ml_eval_spec **out, int32_t *n, ml_arena *a,
+                             const ml_config *c, ml_err *err) {
     return c->rollout.eval_config
                ? ml_eval_config_read(out, n, a, c->rollout.eval_config, err)
                : named_sets(out, n, a, &c->rollout.eval_data, err);
 }
 
-ml_status ml_train_evals_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
+ml_status ml_evaluator_open(ml_evaluator *e, ml_arena *a, const ml_rollouts *rollouts,
+                            const ml_loop_extensions *extensions, ml_train_run *run,
+                            const ml_config *c, ml_err *err) {
     ml_eval_spec *spec = NULL;
     int32_t n = 0;
-    ml_status st = ml_train_evals_specs(&spec, &n, &t->arena, c, err);
+    ml_status st = ml_evaluator_specs(&spec, &n, a, c, err);
 
-    t->evals.pass_rates = c->rollout.log_passrate;
-    t->evals.set = ML_NEW(&t->arena, ml_eval_set, n + 1);
+    *e = (ml_evaluator){ .arena = a, .run = run, .rollouts = rollouts };
+    e->context = c->rollout.eval_context ? c->rollout.eval_context : c->rollout.max_context;
+    e->evals.metrics = extensions->eval_metrics;
+    e->evals.row = extensions->eval;
+    e->evals.pass_rates = c->rollout.log_passrate;
+    e->evals.set = ML_NEW(a, ml_eval_set, n + 1);
     for (int32_t i = 0; i < n && st == ML_OK; i++)
-        st = open_set(t, c, &spec[i], err);
+        st = open_set(e, c, &spec[i], err);
     return st;
 }
 
-void ml_train_evals_close(ml_train_gen *t) {
-    for (int32_t i = 0; i < t->evals.n; i++) {
-        ml_turns_close(t->evals.set[i].turns);
-        ml_rewards_close(t->evals.set[i].rewards);
-        ml_dataset_close(&t->evals.set[i].dataset);
+/* --- running -------------------------------------------------------------------- */
+
+static ml_status open_queue(ml_evaluator *e, ml_generator *g, const ml_config *c,
+                            ml_err *err) {
+    const char *where = c->behind.dir
+                            ? c->behind.dir
+                            : ml_arena_printf(e->arena, "%s/eval_snapshots", c->train.save);
+    const char *dir = NULL;
+    ml_status st = ml_dir_make_whole(&dir, e->arena, where, err);
+    ml_eval_queue_opts queue = { .evals = &e->evals,
+                                 .spec = &e->run->spec,
+                                 .from = e->run->from,
+                                 .dir = dir,
+                                 .max_in_flight = (int32_t)c->behind.max_in_flight,
+                                 .skip = c->behind.overflow == 1,
+                                 .keep = (int32_t)c->behind.keep };
+
+    if (st == ML_OK)
+        st = ml_engines_start_for_evals(&e->supervisor, &e->own_gen, g, c, dir, err);
+    if (e->own_gen)
+        e->evals.asker.gen = e->own_gen;
+    if (st == ML_OK)
+        st = ml_eval_queue_open(&e->queue, &queue, err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "--eval-num-gpus");
+    return st;
+}
+
+ml_status ml_evaluator_start(ml_evaluator *e, ml_generator *g, const ml_gen_ctx *asker,
+                             const ml_config *c, ml_err *err) {
+    e->evals.asker = *asker;
+    e->evals.keep_answers = e->run->log.store != NULL;
+    if (e->context && e->context < asker->context)
+        e->evals.asker.context = (int32_t)e->context;
+    return c->behind.n_gpu && e->evals.n ? open_queue(e, g, c, err) : ML_OK;
+}
+
+void ml_evaluator_close(ml_evaluator *e) {
+    ml_eval_queue_close(e->queue);
+    if (e->supervisor)
+        ml_supervisor_serve(e->supervisor, NULL);
+    if (e->own_gen)
+        e->own_gen->close(e->own_gen);
+    ml_supervisor_close(e->supervisor);
+    for (int32_t i = 0; i < e->evals.n; i++) {
+        ml_turns_close(e->evals.set[i].turns);
+        ml_rewards_close(e->evals.set[i].rewards);
+        ml_dataset_close(&e->evals.set[i].dataset);
     }
 }

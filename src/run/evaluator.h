@@ -1,20 +1,41 @@
-/* evaluator.h - the evaluations of a command line.
+/* evaluator.h - the evaluations of a run: on the engines of the rollouts, between them, or
+ * on engines of their own while the loop continues.
  *
  * thread: the command's. */
 #ifndef ML_RUN_EVALUATOR_H
 #define ML_RUN_EVALUATOR_H
 
-#include "run/generator.h"
 #include "rl/eval_config.h"
+#include "rl/eval_queue.h"
+#include "run/generator.h"
+#include "run/rollouts.h"
+
+typedef struct ml_evaluator {
+    ml_arena *arena;
+    ml_train_run *run;
+    const ml_rollouts *rollouts; /* whose settings apply where a set has none */
+    ml_evals evals;
+    int64_t context;           /* of an answer with its prompt; 0: as in rollouts */
+    ml_supervisor *supervisor; /* of engines that only evaluate; NULL: none */
+    ml_gen *own_gen;           /* over them */
+    ml_eval_queue *queue;      /* evaluates in the background there */
+} ml_evaluator;
 
 /* The sets of --eval-prompt-data or --eval-config. */
-ml_status ml_train_evals_specs(ml_eval_spec **out, int32_t *n, ml_arena *a,
-                               const ml_config *c, ml_err *err);
+ml_status ml_evaluator_specs(ml_eval_spec **out, int32_t *n, ml_arena *a,
+                             const ml_config *c, ml_err *err);
 /* The flags of rewards and environments that apply to a set. */
-ml_config ml_train_evals_config(const ml_config *c, const ml_eval_spec *s);
+ml_config ml_evaluator_config(const ml_config *c, const ml_eval_spec *s);
 
-/* Opens the sets, with their own rewards and environments if they differ from the run's. */
-ml_status ml_train_evals_open(ml_train_gen *t, const ml_config *c, ml_err *err);
-void ml_train_evals_close(ml_train_gen *t);
+/* Opens the sets, with their own rewards and environments if they differ from the run's.
+ * The arena must outlive it. */
+ml_status ml_evaluator_open(ml_evaluator *e, ml_arena *a, const ml_rollouts *rollouts,
+                            const ml_loop_extensions *extensions, ml_train_run *run,
+                            const ml_config *c, ml_err *err);
+void ml_evaluator_close(ml_evaluator *e); /* zeros, and after a failed open */
+
+/* The generator has started.  With --eval-num-gpus, starts the engines and the queue. */
+ml_status ml_evaluator_start(ml_evaluator *e, ml_generator *g, const ml_gen_ctx *asker,
+                             const ml_config *c, ml_err *err);
 
 #endif

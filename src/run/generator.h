@@ -1,86 +1,67 @@
-/* generator.h - generation in miles train: engine, rewards, evaluations.
+/* generator.h - generation of tokens for a run: the engine in this process, its backend
+ * and its memory; or engines in other processes.
  *
  * thread: the command's. */
 #ifndef ML_RUN_GENERATOR_H
 #define ML_RUN_GENERATOR_H
 
+#include "engine/local.h"
+#include "engine/supervisor.h"
+#include "io/end_tokens.h"
 #include "run/config.h"
 #include "run/faults.h"
-#include "engine/supervisor.h"
-#include "engine/local.h"
-#include "engine/remote.h"
-#include "io/end_tokens.h"
-#include "rl/prefetch.h"
-#include "rl/eval_queue.h"
-#include "rl/async.h"
-#include "rl/rollout_gen.h"
-#include "rl/rollout_custom.h"
 #include "run/run.h"
-#include "rl/weight_stream.h"
 
-typedef struct ml_train_gen {
+/* What rollouts and evaluations will request. */
+typedef struct ml_demand {
+    /* Tokens of a prompt and its answer: an upper bound, and a typical number.  ML_NONE:
+     * not known. */
+    int64_t longest, usual;
+    int64_t n_running; /* concurrent requests, at most */
+    bool evaluates;
+} ml_demand;
+
+typedef struct ml_generator {
     ml_arena arena;
     ml_train_run *run;
     ml_backend be; /* of the engine; its threads are idle while the trainer's work */
     ml_end_tokens eos;
     ml_engine_opts engine;
-    ml_weights second; /* weights for generation while the trainer changes the run's;
-                          zeros: none */
-    bool async;
     bool offload_train, offload_rollout; /* release their memory alternately */
-    bool own_set;                        /* generation has its own weights */
-    bool keeps_weights;                  /* generation keeps its initial weights: nothing
-                                            is published */
-    const char *weight_dir;   /* published weights for engines in other processes; NULL:
-                                 the engine is in this process */
-    ml_weight_stream *stream; /* writes deltas there; NULL: full weights, each time */
-    ml_pull pull;             /* and where engines copy it to */
-    int32_t n_engine;         /* engine processes started by this run */
-    ml_faults faults;         /* to be injected into them */
-    ml_supervisor *fleet;     /* supervisor of these processes; NULL: not yet, or none */
-    int64_t shard_bytes;      /* of a file of published weights */
+    bool external;                       /* engines that run already */
+    int32_t n_engine;                    /* engine processes started by this run */
+    /* For engines in other processes: the directory of published weights, and where an
+     * engine keeps the copy that deltas change; NULL: none. */
+    const char *weight_dir, *copy_dir;
+    ml_supervisor *supervisor; /* of the engine processes; NULL: not yet, or none */
+    ml_faults faults;          /* to be injected into them */
     ml_gen *gen;
-    ml_rewards *rewards;
-    ml_turns *turns;    /* NULL: single-turn answers */
-    bool group_rewards; /* graded once all answers to a prompt are finished */
-    ml_gen_rollout rollout;
-    ml_custom_rollout row_rollout; /* replaces the rollout, if there is an extension */
-    ml_prefetch *ahead;            /* NULL: no prefetch rollout */
-    ml_async *flow;                /* NULL: no async rollout */
-    const miles_buffer *buffer;    /* of the async rollout; NULL: none */
-    ml_evals evals;
-    ml_supervisor *eval_fleet; /* engines used only for evaluations; NULL: none */
-    ml_eval_queue *eval_queue; /* over them */
-    int64_t eval_context;      /* of evaluations; 0: as in rollouts */
-} ml_train_gen;
-
-/* Whether generation has its own set of weights in this process. */
-bool ml_train_gen_own_set(const ml_config *c);
-
-/* The number of threads for generation, or for training. */
-int ml_train_gen_threads(const ml_config *c, bool generates);
+} ml_generator;
 
 /* Finds all configuration errors, before weights are loaded.  The run is open. */
-ml_status ml_train_gen_open(ml_train_gen *out, const ml_config *c,
-                            const ml_loop_extensions *edges, ml_train_run *run,
-                            ml_err *err);
-void ml_train_gen_close(ml_train_gen *t); /* allowed on zeros, and after a failed open */
+ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand *demand,
+                            const ml_config *c, ml_err *err);
+void ml_generator_close(ml_generator *g); /* zeros, and after a failed open */
 
-/* Opens the configured rewards and environment; *out is unchanged if there are none. */
-ml_status ml_train_rewards_open(ml_rewards **out, ml_arena *a, const ml_config *c,
-                                ml_err *err);
-ml_status ml_train_turns_open(ml_turns **out, ml_train_gen *t, const ml_config *c,
-                              ml_err *err);
+/* Whether generation has its own set of weights in this process. */
+bool ml_generator_own_set(const ml_config *c);
 
-/* Reports to the run how much memory the engine needs besides the weights. */
-ml_status ml_train_gen_bytes(ml_train_gen *t, ml_err *err);
+/* The number of threads for generation, or for training. */
+int ml_generator_threads(const ml_config *c, bool generates);
 
-/* Starts the engine on the weights of the run, which has started, or on a copy of them;
- * or starts engine processes. */
-ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err);
+/* Adds the engine's memory besides the weights to the options of the run, for its plan. */
+ml_status ml_generator_measure(ml_generator *g, ml_err *err);
 
-/* For ml_train_loop; ud is an ml_train_gen. */
-ml_status ml_train_gen_turn(void *ud, bool trains, ml_err *err);
-ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err);
+/* Starts the engine on these weights, or engine processes; the run has started. */
+ml_status ml_generator_start(ml_generator *g, const ml_weights *w, const ml_config *c,
+                             ml_err *err);
+
+/* Generation and training use their memory alternately, with --offload: frees that of the
+ * other phase, then allocates that of the next. */
+typedef enum ml_memory_phase { ML_PHASE_ROLLOUT, ML_PHASE_TRAIN } ml_memory_phase;
+ml_status ml_generator_enter(ml_generator *g, ml_memory_phase next, ml_err *err);
+
+/* Called after the weights of a rollout were published: injects the faults that are due. */
+void ml_generator_published(ml_generator *g, int64_t rollout);
 
 #endif

@@ -1,144 +1,166 @@
 #include "run/publisher.h"
 
-#include <string.h>
-#include <unistd.h>
+#include <stdlib.h>
 
-#include "base/dir.h"
+#include "base/clock.h"
 #include "base/log.h"
-#include "base/secret.h"
+#include "engine/local.h"
 #include "engine/remote.h"
 #include "rl/weight_dir.h"
+#include "rl/weight_stream.h"
 
-/* "host:port", or a complete URL. */
-static const char *url_of(ml_arena *a, const char *addr) {
-    return strstr(addr, "://") ? addr : ml_arena_printf(a, "http://%s", addr);
-}
-
-/* The absolute path, because engines may have another working directory or machine:
- * nothing is created here. */
-static const char *whole_path(ml_arena *a, const char *path) {
-    char here[4096];
-
-    return *path == '/' || !getcwd(here, sizeof here)
-               ? path
-               : ml_arena_printf(a, "%s/%s", here, path);
-}
-
-static ml_status open_stream(ml_train_gen *t, const ml_config *c, ml_err *err) {
-    ml_weight_stream_opts o = {
-        .delta = { .source = t->weight_dir,
-                   .encoding = (ml_delta_encoding)c->mode.delta_encoding,
-                   .checksum = (ml_checksum)c->mode.delta_checksum,
-                   .file_bytes = (size_t)c->mode.shard_bytes },
-        .spec = &t->run->spec,
-        .from = t->run->from,
-    };
-
-    t->pull = (ml_pull){ .local = whole_path(&t->arena, c->mode.local_dir),
-                         .source = t->weight_dir,
-                         .version = -1 };
-    return ml_weight_stream_open(&t->stream, &o, err);
-}
-
-ml_status ml_train_remote_dir(ml_train_gen *t, const ml_config *c, ml_err *err) {
-    const char *dir = c->mode.weight_dir
-                          ? c->mode.weight_dir
-                          : ml_arena_printf(&t->arena, "%s/rollout_weights", c->train.save);
-
+ml_status ml_publisher_publish(ml_publisher *p, const ml_weights *w, ml_err *err) {
+    double began = ml_clock_s();
     ml_status st;
 
-    if (c->train.dry_run) {
-        t->weight_dir = dir; /* which is not changed */
+    if (p->frozen) {
+        ml_log(ML_LOG_INFO, "weight_sync: version %llu is not published",
+               (unsigned long long)w->version);
         return ML_OK;
     }
-    st = ml_dir_make_whole(&t->weight_dir, &t->arena, dir, err);
-
-    return st == ML_OK && c->mode.transfer == ML_TRANSFER_DISK_DELTA
-               ? open_stream(t, c, err)
-               : st;
-}
-
-size_t ml_train_remote_bytes(const ml_train_gen *t) {
-    return t->stream ? ml_weights_bytes(&t->run->spec, t->run->from, t->run->opts.dtype)
-                     : 0;
-}
-
-ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
-    const char **url = ML_NEW(&t->arena, const char *, c->mode.addrs.n);
-    ml_remote_opts o = { .url = url,
-                         .n_url = c->mode.addrs.n,
-                         .spec = &t->run->spec,
-                         .retry_s = ML_TRAIN_RETRY_S,
-                         .connect_s = ML_TRAIN_CONNECT_S,
-                         .request_s = c->mode.request_s,
-                         .check_s = c->mode.check_s,
-                         .check_timeout_s = c->mode.check_timeout_s,
-                         .warn_s = ML_TRAIN_WARN_S };
-    ml_secret *key = ML_NEW(&t->arena, ml_secret, 1);
-    ml_status st = ml_secret_find(key, c->mode.engine_key, c->mode.engine_key_file,
-                                  "--rollout-external-api-key", err);
-
-    if (st != ML_OK)
-        return st;
-    o.api_key = ml_secret_text(key);
-    for (int i = 0; i < c->mode.addrs.n; i++)
-        url[i] = url_of(&t->arena, c->mode.addrs.word[i]);
-    st = ml_remote_open(&t->gen, &o, err);
+    st = p->send(p, w, err);
     if (st == ML_OK)
-        st = ml_remote_check(t->gen, err);
-    if (st != ML_OK)
-        ml_err_prefix(err, "--rollout-external-engine-addrs");
+        p->version = w->version;
+    ml_log(ML_LOG_INFO, "weight_sync: version %llu in %.6f s",
+           (unsigned long long)w->version, ml_clock_s() - began);
     return st;
 }
 
-/* --- publishing ------------------------------------------------------------------- */
+void ml_publisher_close(ml_publisher *p) {
+    if (p)
+        p->close(p);
+}
 
-static ml_status tell_hook(ml_train_gen *t, const char *dir, ml_err *err) {
-    return ml_hooks_tell(t->run->opts.hooks, MILES_WEIGHTS_WRITTEN, t->run->rollout, -1,
+static void *make(size_t size, ml_publisher of, ml_err *err) {
+    ml_publisher *p = calloc(1, size);
+
+    if (p)
+        *p = of;
+    else
+        ml_fail(err, ML_ENOMEM, "no memory to publish weights with");
+    return p;
+}
+
+/* --- shared ----------------------------------------------------------------------- */
+
+static ml_status send_version(ml_publisher *p, const ml_weights *w, ml_err *err) {
+    return ml_local_switch(p->gen, w, ML_SWITCH_RECOMPUTE, err);
+}
+
+static void close_shared(ml_publisher *p) {
+    free(p);
+}
+
+ml_status ml_publisher_shared(ml_publisher **out, const ml_weights *w, ml_err *err) {
+    *out = make(sizeof **out,
+                (ml_publisher){ .send = send_version, .close = close_shared, .weights = w },
+                err);
+    return *out ? ML_OK : ML_ENOMEM;
+}
+
+/* --- copy ------------------------------------------------------------------------- */
+
+typedef struct copier {
+    ml_publisher of; /* first */
+    ml_arena arena;
+    ml_weights copy;
+    ml_backend *be;
+} copier;
+
+/* No step runs while the copy changes; the KV cache of requests in flight is then
+ * recomputed. */
+static ml_status send_copy(ml_publisher *p, const ml_weights *w, ml_err *err) {
+    copier *c = (copier *)p;
+    ml_status st;
+
+    p->gen->pause(p->gen);
+    st = ml_weights_copy(&c->copy, w, c->be, err);
+    if (st == ML_OK)
+        st = ml_local_switch(p->gen, &c->copy, ML_SWITCH_RECOMPUTE, err);
+    p->gen->resume(p->gen);
+    return st;
+}
+
+static void close_copy(ml_publisher *p) {
+    copier *c = (copier *)p;
+
+    ml_weights_close(&c->copy);
+    ml_arena_release(&c->arena);
+    free(c);
+}
+
+ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend *be,
+                            ml_err *err) {
+    copier *c =
+        make(sizeof *c, (ml_publisher){ .send = send_copy, .close = close_copy }, err);
+
+    *out = c ? &c->of : NULL;
+    if (!c)
+        return ML_ENOMEM;
+    c->be = be;
+    c->of.weights = &c->copy;
+    ml_arena_init(&c->arena, "the engine's weights");
+    return ml_weights_clone(&c->copy, w, be, &c->arena, err);
+}
+
+/* --- disk ------------------------------------------------------------------------- */
+
+typedef struct disk {
+    ml_publisher of; /* first */
+    ml_disk_opts opts;
+    ml_train_run *run;
+    ml_weight_stream *stream; /* NULL: full weights, each time */
+    ml_pull pull;
+} disk;
+
+static ml_status tell_hook(disk *d, const char *dir, ml_err *err) {
+    return ml_hooks_tell(d->run->opts.hooks, MILES_WEIGHTS_WRITTEN, d->run->rollout, -1,
                          dir, err);
 }
 
-static ml_status publish_whole(ml_train_gen *t, const ml_weights *w, ml_err *err) {
+static ml_status send_whole(ml_publisher *p, const ml_weights *w, ml_err *err) {
+    disk *d = (disk *)p;
     ml_text path = { 0 };
-    ml_status st = ml_weight_dir_write(&path, t->weight_dir, w, &t->run->spec, t->run->from,
-                                       t->shard_bytes, err);
+    ml_status st = ml_weight_dir_write(&path, d->opts.dir, w, &d->run->spec, d->run->from,
+                                       d->opts.shard_bytes, err);
 
     if (st == ML_OK)
-        st = tell_hook(t, path.ptr, err);
+        st = tell_hook(d, path.ptr, err);
     if (st == ML_OK) {
-        t->gen->pause(t->gen); /* requests in flight are recomputed, not waited for */
-        st = t->gen->load(t->gen, path.ptr, w->version, ML_SWITCH_RECOMPUTE, err);
-        t->gen->resume(t->gen);
+        p->gen->pause(p->gen); /* requests in flight are recomputed, not waited for */
+        st = p->gen->load(p->gen, path.ptr, w->version, ML_SWITCH_RECOMPUTE, err);
+        p->gen->resume(p->gen);
     }
     ml_text_release(&path);
     return st;
 }
 
 /* On the first pull, engines discard copies of another run's versions. */
-static ml_status pull(ml_train_gen *t, int64_t version, ml_err *err) {
+static ml_status pull(disk *d, int64_t version, ml_err *err) {
     ml_status st = ML_OK;
 
-    if (t->pull.version < 0) {
-        t->pull.version = 0;
-        st = ml_remote_pull(t->gen, &t->pull, err);
+    if (d->pull.version < 0) {
+        d->pull.version = 0;
+        st = ml_remote_pull(d->of.gen, &d->pull, err);
     }
     if (st != ML_OK || version == 0)
         return st;
-    t->pull.version = version;
-    return ml_remote_pull(t->gen, &t->pull, err);
+    d->pull.version = version;
+    return ml_remote_pull(d->of.gen, &d->pull, err);
 }
 
-static ml_status deliver(ml_train_gen *t, const ml_weight_update *news, const ml_weights *w,
+static ml_status deliver(disk *d, const ml_weight_update *news, const ml_weights *w,
                          ml_err *err) {
-    ml_status st = news->dir ? tell_hook(t, news->dir, err) : ML_OK;
+    ml_gen *gen = d->of.gen;
+    ml_status st = news->dir ? tell_hook(d, news->dir, err) : ML_OK;
 
     if (st == ML_OK)
-        st = pull(t, news->version, err);
+        st = pull(d, news->version, err);
     if (st != ML_OK)
         return st;
-    t->gen->pause(t->gen);
-    st = ml_remote_load_pulled(t->gen, &t->pull, w->version, ML_SWITCH_RECOMPUTE, err);
-    t->gen->resume(t->gen);
+    gen->pause(gen);
+    st = ml_remote_load_pulled(gen, &d->pull, w->version, ML_SWITCH_RECOMPUTE, err);
+    gen->resume(gen);
     return st;
 }
 
@@ -154,7 +176,7 @@ static void report(const ml_weight_update *n) {
 }
 
 /* Miles' metrics; for full weights the changed fraction is not known. */
-static void record(ml_train_gen *t, const ml_weight_update *n) {
+static void record(disk *d, const ml_weight_update *n) {
     ml_metrics figures;
     ml_arena a;
 
@@ -167,36 +189,62 @@ static void record(ml_train_gen *t, const ml_weight_update *n) {
                        (double)n->n_changed / (double)n->n_byte);
     ml_metrics_add(&figures, "perf/", "update_weights_wire_bytes",
                    (double)(n->is_whole ? n->n_byte : n->n_written));
-    ml_run_log_timing(&t->run->log, t->run->rollout, &figures);
+    ml_run_log_timing(&d->run->log, d->run->rollout, &figures);
     ml_arena_release(&a);
 }
 
-static ml_status publish_version(ml_weight_update *out, ml_train_gen *t,
-                                 const ml_weights *w, bool whole, ml_err *err) {
-    ml_status st = ml_weight_stream_publish(out, t->stream, w, whole, err);
+static ml_status send_update(ml_weight_update *out, disk *d, const ml_weights *w,
+                             bool whole, ml_err *err) {
+    ml_status st = ml_weight_stream_publish(out, d->stream, w, whole, err);
 
     if (st != ML_OK)
         return st;
     report(out);
-    record(t, out);
-    return deliver(t, out, w, err);
+    record(d, out);
+    return deliver(d, out, w, err);
 }
 
 /* If an engine cannot apply a delta, the full weights are published. */
-static ml_status publish_delta(ml_train_gen *t, const ml_weights *w, ml_err *err) {
+static ml_status send_delta(ml_publisher *p, const ml_weights *w, ml_err *err) {
+    disk *d = (disk *)p;
     ml_weight_update news;
     ml_err why = { 0 };
-    ml_status st = publish_version(&news, t, w, false, &why);
+    ml_status st = send_update(&news, d, w, false, &why);
 
     if (st == ML_EPEER && !news.is_whole) {
         ml_log(ML_LOG_WARN, "%s; all of the weights are published instead", why.msg);
-        return publish_version(&news, t, w, true, err);
+        return send_update(&news, d, w, true, err);
     }
     if (st != ML_OK && err)
         *err = why;
     return st;
 }
 
-ml_status ml_train_remote_publish(ml_train_gen *t, const ml_weights *w, ml_err *err) {
-    return t->stream ? publish_delta(t, w, err) : publish_whole(t, w, err);
+static void close_disk(ml_publisher *p) {
+    disk *d = (disk *)p;
+
+    ml_weight_stream_close(d->stream);
+    free(d);
+}
+
+ml_status ml_publisher_disk(ml_publisher **out, const ml_disk_opts *o, ml_train_run *run,
+                            ml_err *err) {
+    ml_weight_stream_opts stream = { .delta = o->write,
+                                     .spec = &run->spec,
+                                     .from = run->from };
+    disk *d = make(
+        sizeof *d,
+        (ml_publisher){ .send = o->delta ? send_delta : send_whole, .close = close_disk },
+        err);
+
+    *out = d ? &d->of : NULL;
+    if (!d)
+        return ML_ENOMEM;
+    d->opts = *o;
+    d->run = run;
+    if (!o->delta)
+        return ML_OK;
+    d->pull = (ml_pull){ .local = o->copy, .source = o->dir, .version = -1 };
+    d->of.bytes = ml_weights_bytes(&run->spec, run->from, run->opts.dtype);
+    return ml_weight_stream_open(&d->stream, &stream, err);
 }

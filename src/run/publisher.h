@@ -1,29 +1,50 @@
-/* publisher.h - engines in other processes for miles train: miles serve, or miles
- * router in front of several.
+/* publisher.h - gives the trained weights to the engines that generate.
  *
- * Weights reach them through a directory that they see under the same path.
+ *     shared  engine and trainer read one set of weights: a publication is a new version
+ *     copy    the engine has its own set in this process: a publication copies
+ *     disk    engines of other processes read a directory that they see under the same
+ *             path: full weights, or deltas between versions
  *
- * thread: the command's. */
+ * thread: the loop's. */
 #ifndef ML_RUN_PUBLISHER_H
 #define ML_RUN_PUBLISHER_H
 
-#include "run/generator.h"
+#include "engine/gen.h"
+#include "io/delta_writer.h"
+#include "run/run.h"
 
-#define ML_TRAIN_RETRY_S 0.5
-#define ML_TRAIN_CONNECT_S 10.0
-#define ML_TRAIN_WARN_S 30.0 /* time without a response before a warning */
+typedef struct ml_publisher ml_publisher;
+struct ml_publisher {
+    /* Private to the implementation; callers use the functions below. */
+    ml_status (*send)(ml_publisher *p, const ml_weights *w, ml_err *err);
+    void (*close)(ml_publisher *p);
+    ml_gen *gen;               /* the engines; set before the first publication */
+    const ml_weights *weights; /* that generate in this process; NULL: in other processes */
+    uint64_t version;          /* that generates; 0: none was published */
+    bool frozen;               /* the engines keep the weights that they have */
+    size_t bytes;              /* of host memory besides the weights above */
+};
 
-/* Creates the directory, t->weight_dir, and the writer of the weights. */
-ml_status ml_train_remote_dir(ml_train_gen *t, const ml_config *c, ml_err *err);
+/* Returns when all engines have these weights; those of other processes have confirmed
+ * that they are bit-identical. */
+ml_status ml_publisher_publish(ml_publisher *p, const ml_weights *w, ml_err *err);
+void ml_publisher_close(ml_publisher *p); /* NULL is allowed */
 
-/* Memory of this process needed for publishing. */
-size_t ml_train_remote_bytes(const ml_train_gen *t);
+ml_status ml_publisher_shared(ml_publisher **out, const ml_weights *w, ml_err *err);
+/* The backend must outlive it. */
+ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend *be,
+                            ml_err *err);
 
-/* Opens t->gen; all engines must be reachable. */
-ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err);
+typedef struct ml_disk_opts {
+    const char *dir;     /* of the versions */
+    bool delta;          /* write changes instead of full weights */
+    ml_delta_opts write; /* of deltas; its source is dir */
+    const char *copy; /* directory where an engine keeps the version that deltas change */
+    int64_t shard_bytes; /* of a file of full weights */
+} ml_disk_opts;
 
-/* Returns when all engines have these weights and have confirmed that they are
- * bit-identical. */
-ml_status ml_train_remote_publish(ml_train_gen *t, const ml_weights *w, ml_err *err);
+/* Strings must outlive it. */
+ml_status ml_publisher_disk(ml_publisher **out, const ml_disk_opts *o, ml_train_run *run,
+                            ml_err *err);
 
 #endif

@@ -13,7 +13,7 @@ static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err);
 static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err);
-static ml_status turn(ml_train_loop *l, bool trains, ml_err *err);
+static ml_status enter_phase(ml_train_loop *l, ml_memory_phase next, ml_err *err);
 static ml_status begin(ml_train_loop *l, ml_err *err);
 static ml_status await_scores(ml_train_loop *l, ml_err *err);
 
@@ -70,13 +70,13 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
             ml_diagnostics_round_begin(l->debug.account, r.rollout);
         st = collect(l, &r, err);
         if (st == ML_OK)
-            st = turn(l, true, err);
+            st = enter_phase(l, ML_PHASE_TRAIN, err);
         if (st == ML_OK)
             st = learn(l, &r, err);
         if (st == ML_OK)
             st = save(l, &r, err);
         if (st == ML_OK)
-            st = turn(l, false, err);
+            st = enter_phase(l, ML_PHASE_ROLLOUT, err);
         if (st == ML_OK)
             st = publish(l, &r, err);
         if (st == ML_OK)
@@ -161,8 +161,8 @@ static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err) {
     return st;
 }
 
-static ml_status turn(ml_train_loop *l, bool trains, ml_err *err) {
-    return l->turn ? l->turn(l->turn_ud, trains, err) : ML_OK;
+static ml_status enter_phase(ml_train_loop *l, ml_memory_phase next, ml_err *err) {
+    return l->generator ? ml_generator_enter(l->generator, next, err) : ML_OK;
 }
 
 static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
@@ -268,13 +268,13 @@ static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
 
 /* Checks that the generating weights equal the trained ones bitwise. */
 static ml_status look_at_sync(const ml_train_loop *l, ml_err *err) {
-    const ml_weights *trained = &l->run->weights;
+    const ml_weights *trained = &l->run->weights, *other = l->publisher->weights;
     uint64_t is, generates;
     ml_status st = ml_hash_weights(&is, trained, &l->debug.sync_skip, err);
 
     generates = is;
-    if (st == ML_OK && l->debug.check_sync && l->debug.generating)
-        st = ml_hash_weights(&generates, l->debug.generating, &l->debug.sync_skip, err);
+    if (st == ML_OK && l->debug.check_sync && other && other != trained)
+        st = ml_hash_weights(&generates, other, &l->debug.sync_skip, err);
     if (st == ML_OK && generates != is)
         st = ml_fail(
             err, ML_EFORMAT,
@@ -295,27 +295,35 @@ static ml_status look_at_sync(const ml_train_loop *l, ml_err *err) {
 static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_status st = ML_OK;
 
-    if (!l->publish || !publish_due(l, r->rollout))
+    if (!l->publisher || !publish_due(l, r->rollout))
         return ML_OK;
     enter(l, r, ML_STAGE_REST);
     st = rest(l, err);
     ml_stage_end(r, ML_STAGE_REST);
     enter(l, r, ML_STAGE_PUBLISH);
     if (st == ML_OK)
-        st = l->publish(l->publish_ud, &l->run->weights, err);
+        st = ml_publisher_publish(l->publisher, &l->run->weights, err);
+    if (st == ML_OK && l->rollout.published && !l->publisher->frozen)
+        st = l->rollout.published(l->rollout.ud, l->publisher->version, err);
+    if (st == ML_OK && !l->publisher->frozen)
+        ml_generator_published(l->generator, r->rollout);
     ml_stage_end(r, ML_STAGE_PUBLISH);
     if (st == ML_OK && (l->debug.tell_sync || l->debug.check_sync))
         st = look_at_sync(l, err);
-    if (st == ML_OK && l->debug.account && !l->debug.elsewhere)
-        st = ml_diagnostics_published(
-            l->debug.account, r->rollout,
-            l->debug.generating ? l->debug.generating : &l->run->weights, err);
+    if (st == ML_OK && l->debug.account && l->publisher->weights)
+        st = ml_diagnostics_published(l->debug.account, r->rollout, l->publisher->weights,
+                                      err);
     return st;
+}
+
+/* Of evaluations in the background; NULL: none. */
+static ml_eval_queue *queue_of(const ml_train_loop *l) {
+    return l->evaluator ? l->evaluator->queue : NULL;
 }
 
 static bool eval_due(const ml_train_loop *l, int64_t rollout) {
     bool last = l->ahead && rollout + 1 == l->run->num_rollout;
-    return l->evaluate && l->eval_interval &&
+    return l->evaluator && l->eval_interval &&
            ((rollout + 1) % l->eval_interval == 0 || last);
 }
 
@@ -330,7 +338,7 @@ static void report_scores(ml_train_loop *l, int64_t rollout, const ml_metrics *f
 static bool take_scores(ml_train_loop *l, bool wait, ml_status *st, ml_err *err) {
     ml_eval_result found;
 
-    if (!ml_eval_queue_take(l->behind, &found, wait))
+    if (!ml_eval_queue_take(l->evaluator->queue, &found, wait))
         return false;
     *st = found.st;
     if (found.st == ML_OK) {
@@ -348,7 +356,7 @@ static bool take_scores(ml_train_loop *l, bool wait, ml_status *st, ml_err *err)
 static ml_status await_scores(ml_train_loop *l, ml_err *err) {
     ml_status st = ML_OK;
 
-    while (l->behind && take_scores(l, true, &st, err))
+    while (queue_of(l) && take_scores(l, true, &st, err))
         ;
     return st;
 }
@@ -356,18 +364,18 @@ static ml_status await_scores(ml_train_loop *l, ml_err *err) {
 /* If the queue skips instead of waiting for space, takes the finished results first, and
  * reports an evaluation that was skipped. */
 static ml_status ask_for_scores(ml_train_loop *l, int64_t rollout, ml_err *err) {
-    bool skips = ml_eval_queue_skips(l->behind);
+    bool skips = ml_eval_queue_skips(l->evaluator->queue);
     ml_status st = ML_OK;
     ml_metrics figures;
     ml_arena a;
 
-    while ((skips || !ml_eval_queue_has_room(l->behind)) &&
+    while ((skips || !ml_eval_queue_has_room(l->evaluator->queue)) &&
            take_scores(l, !skips, &st, err))
         ;
     if (st != ML_OK)
         return st;
-    if (ml_eval_queue_has_room(l->behind))
-        return ml_eval_queue_ask(l->behind, rollout, &l->run->weights, err);
+    if (ml_eval_queue_has_room(l->evaluator->queue))
+        return ml_eval_queue_ask(l->evaluator->queue, rollout, &l->run->weights, err);
     ml_arena_init(&a, "an evaluation");
     ml_metrics_init(&figures, &a);
     ml_metrics_add(&figures, "eval/", "skipped_busy", 1);
@@ -381,11 +389,15 @@ static ml_status score(ml_train_loop *l, int64_t rollout, ml_err *err) {
     ml_arena a;
     ml_status st;
 
-    if (l->behind)
+    if (queue_of(l))
         return ask_for_scores(l, rollout, err);
     ml_arena_init(&a, "an evaluation");
     ml_metrics_init(&scores.figures, &a);
-    st = l->evaluate(l->evaluate_ud, &scores, err);
+    if (l->rollout.hold) /* the engine is needed: nothing new is started meanwhile */
+        l->rollout.hold(l->rollout.ud, true);
+    st = ml_evals_run(&l->evaluator->evals, &scores, err);
+    if (l->rollout.hold)
+        l->rollout.hold(l->rollout.ud, false);
     if (st == ML_OK) {
         report_scores(l, rollout, &scores.figures);
         ml_run_log_answers(&l->run->log, rollout, scores.answers, &a);
@@ -401,7 +413,7 @@ static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err) {
         enter(l, r, ML_STAGE_EVAL);
     else
         ml_stage_begin(r, ML_STAGE_EVAL);
-    st = eval_due(l, r->rollout) && !l->behind ? rest(l, err) : ML_OK;
+    st = eval_due(l, r->rollout) && !queue_of(l) ? rest(l, err) : ML_OK;
     if (st == ML_OK && eval_due(l, r->rollout))
         st = score(l, r->rollout, err);
     ml_stage_end(r, ML_STAGE_EVAL);
@@ -443,7 +455,7 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
     ml_train_run *run = l->run;
     ml_status st = ML_OK;
     bool first = run->snapshot ? eval_due(l, run->rollout - 1)
-                               : l->evaluate && l->eval_interval && !l->skip_first_eval;
+                               : l->evaluator && l->eval_interval && !l->skip_first_eval;
 
     l->debug.sync_skip.spec = &run->spec;
     share_tally(l);

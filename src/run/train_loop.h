@@ -12,7 +12,8 @@
 
 #include "run/diagnostics.h"
 #include "rl/invariants.h"
-#include "rl/eval_queue.h"
+#include "run/evaluator.h"
+#include "run/publisher.h"
 #include "rl/hashes.h"
 
 /* Options for debugging.  Zeros: disabled. */
@@ -25,29 +26,18 @@ typedef struct ml_loop_debug {
     const char *sentinel;    /* a file that requests a save; the loop removes it */
     bool tell_sync, check_sync;
     ml_skip sync_skip; /* parameters that check_sync leaves out */
-    /* The weight set that generates, if it is not the trained one. */
-    const ml_weights *generating;
-    bool elsewhere; /* another process generates */
-    int64_t n_done; /* internal: rollouts of this process */
+    int64_t n_done;    /* internal: rollouts of this process */
 } ml_loop_debug;
 
 typedef struct ml_train_loop {
     ml_train_run *run;
     ml_rollout rollout;
-    /* Publishes the weights to the engine; NULL: there is no engine. */
-    ml_status (*publish)(void *ud, const ml_weights *w, ml_err *err);
-    void *publish_ud;
-    /* Frees memory for the next phase, training or generation.  NULL: memory suffices for
-     * both. */
-    ml_status (*turn)(void *ud, bool trains, ml_err *err);
-    void *turn_ud;
+    ml_generator *generator; /* NULL: nothing is generated */
+    ml_publisher *publisher; /* NULL: likewise */
     /* In rollouts; 0: each.  A run is saved only where it publishes. */
     int64_t publish_interval;
-    /* Evaluates the published weights, as eval/... metrics; NULL: no evaluation. */
-    ml_status (*evaluate)(void *ud, ml_eval_scores *out, ml_err *err);
-    void *evaluate_ud;
-    ml_eval_queue *behind; /* evaluates in the background instead; may be NULL */
-    int64_t eval_interval; /* in rollouts; 0: never */
+    ml_evaluator *evaluator; /* of the published weights; NULL: none */
+    int64_t eval_interval;   /* in rollouts; 0: never */
     bool skip_first_eval;
     bool ahead;         /* as in Miles' train_async, always evaluate the last rollout */
     const char *record; /* where rollouts are recorded; NULL: nowhere */

@@ -1,0 +1,203 @@
+#include "run/assembly.h"
+
+#include <unistd.h>
+
+#include "base/dir.h"
+
+/* --- what will be requested ------------------------------------------------- */
+
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* Upper bound of the tokens of a text: one per byte, where normalisation turns one byte
+ * into at most 11; plus some special tokens. */
+static int64_t most_tokens(int64_t text_bytes) {
+    return 12 * text_bytes + 64;
+}
+
+/* Typical number of tokens, in the languages that need most. */
+static int64_t usual_tokens(int64_t text_bytes) {
+    return text_bytes / 2 + 64;
+}
+
+/* The longest prompt plus answer of a data set.  ML_NONE: not known, because answers have
+ * several turns, or prompts are not text yet. */
+static int64_t longest_of(const ml_dataset *d, const ml_sampling *how,
+                          const ml_turns *turns, int64_t (*tokens)(int64_t text_bytes)) {
+    int64_t prompt;
+
+    if (turns || d->longest_text < 0)
+        return ML_NONE;
+    prompt = tokens(d->longest_text);
+    if (d->opts.max_prompt_len)
+        prompt = least(prompt, d->opts.max_prompt_len);
+    return prompt + how->max_new;
+}
+
+/* The maximum over the run and its evaluations. */
+static int64_t longest(const ml_assembly *m, int64_t (*tokens)(int64_t text_bytes)) {
+    const ml_dataset *prompts = &m->run->dataset;
+    const ml_evals *evals = &m->evaluator.evals;
+    int64_t n = m->rollouts.custom.row ? ML_NONE : 0;
+
+    if (n >= 0 && (prompts->opts.path || prompts->opts.make))
+        n = longest_of(prompts, &m->rollouts.sync.how, m->rollouts.turns, tokens);
+    for (int32_t i = 0; i < evals->n && n >= 0; i++) {
+        const ml_eval_set *set = &evals->set[i];
+        int64_t own = longest_of(&set->dataset, &set->how,
+                                 set->turns ? set->turns : m->rollouts.turns, tokens);
+        n = own < 0 ? own : most(n, own);
+    }
+    return n > 0 && !evals->row ? n : ML_NONE;
+}
+
+static ml_demand demand_of(const ml_assembly *m, const ml_config *c) {
+    const ml_evals *evals = &m->evaluator.evals;
+    int64_t groups = most(c->train.rollout_batch_size, c->rollout.over_sampling);
+    ml_demand d = { .longest = longest(m, most_tokens),
+                    .usual = longest(m, usual_tokens),
+                    .n_running = groups * c->rollout.n_samples_per_prompt,
+                    .evaluates = evals->n > 0 };
+
+    for (int32_t i = 0; i < evals->n; i++)
+        d.n_running =
+            most(d.n_running, evals->set[i].dataset.rows.n * evals->set[i].n_per_prompt);
+    d.n_running = most(d.n_running, most(c->mode.max_samples, 1));
+    return d;
+}
+
+/* --- open and close --------------------------------------------------------- */
+
+/* The absolute path, because engines may have another working directory or machine:
+ * nothing is created here. */
+static const char *whole_path(ml_arena *a, const char *path) {
+    char here[4096];
+
+    return *path == '/' || !getcwd(here, sizeof here)
+               ? path
+               : ml_arena_printf(a, "%s/%s", here, path);
+}
+
+/* The directory of the weights for engines in other processes, and what writes it. */
+static ml_status open_disk(ml_assembly *m, const ml_config *c, ml_err *err) {
+    const char *dir = c->mode.weight_dir
+                          ? c->mode.weight_dir
+                          : ml_arena_printf(&m->arena, "%s/rollout_weights", c->train.save);
+    ml_disk_opts o = { .delta = c->mode.transfer == ML_TRANSFER_DISK_DELTA,
+                       .shard_bytes = c->mode.shard_bytes,
+                       .write = { .encoding = (ml_delta_encoding)c->mode.delta_encoding,
+                                  .checksum = (ml_checksum)c->mode.delta_checksum,
+                                  .file_bytes = (size_t)c->mode.shard_bytes } };
+    ml_status st;
+
+    if (c->train.dry_run)
+        return ML_OK; /* nothing is created */
+    st = ml_dir_make_whole(&o.dir, &m->arena, dir, err);
+    if (st != ML_OK)
+        return st;
+    o.write.source = o.dir;
+    if (o.delta)
+        o.copy = whole_path(&m->arena, c->mode.local_dir);
+    m->generator.weight_dir = o.dir;
+    m->generator.copy_dir = o.copy;
+    return ml_publisher_disk(&m->publisher, &o, m->run, err);
+}
+
+ml_status ml_assembly_open(ml_assembly *m, const ml_config *c, const ml_loop_extensions *e,
+                           ml_train_run *run, ml_err *err) {
+    ml_demand demand;
+    ml_status st;
+
+    *m = (ml_assembly){ .run = run };
+    ml_arena_init(&m->arena, "assembly");
+    st = ml_rollouts_open(&m->rollouts, &m->arena, e, run, c, err);
+    if (st == ML_OK)
+        st = ml_evaluator_open(&m->evaluator, &m->arena, &m->rollouts, e, run, c, err);
+    if (st != ML_OK)
+        return st;
+    demand = demand_of(m, c);
+    st = ml_generator_open(&m->generator, run, &demand, c, err);
+    if (st == ML_OK && ml_config_elsewhere(c)) /* after the engines were found */
+        st = open_disk(m, c, err);
+    run->opts.engine_bytes = m->publisher ? m->publisher->bytes : 0;
+    return st == ML_OK ? ml_generator_measure(&m->generator, err) : st;
+}
+
+void ml_assembly_close(ml_assembly *m) {
+    if (!m->run)
+        return;
+    ml_evaluator_close(&m->evaluator);
+    ml_generator_close(&m->generator);
+    ml_publisher_close(m->publisher);
+    ml_rollouts_close(&m->rollouts);
+    ml_arena_release(&m->arena);
+}
+
+/* --- start ------------------------------------------------------------------ */
+
+/* Engines of this process read the weights of the run, or a copy of them; others get them
+ * from the disk. */
+static ml_status start_engines(ml_assembly *m, const ml_config *c, ml_err *err) {
+    const ml_weights *w = &m->run->weights;
+    ml_status st = ML_OK;
+
+    if (!m->publisher)
+        st = ml_generator_own_set(c)
+                 ? ml_publisher_copy(&m->publisher, w, &m->generator.be, err)
+                 : ml_publisher_shared(&m->publisher, w, err);
+    if (st == ML_OK)
+        st = ml_generator_start(&m->generator, m->publisher->weights, c, err);
+    if (st != ML_OK)
+        return st;
+    m->publisher->gen = m->generator.gen;
+    if (!m->publisher->weights)
+        st = ml_publisher_publish(m->publisher, w, err);
+    m->publisher->frozen = c->debug.skip_sync;
+    return st;
+}
+
+static ml_gen_ctx context_of(const ml_assembly *m) {
+    return (ml_gen_ctx){ .gen = m->generator.gen,
+                         .rewards = m->rollouts.rewards,
+                         .tokenizer = m->run->tokenizer,
+                         .chat_template = m->run->chat_template,
+                         .turns = m->rollouts.turns,
+                         .end = m->generator.eos.id,
+                         .n_end = m->generator.eos.n,
+                         .context = m->generator.engine.context };
+}
+
+ml_status ml_assembly_start(ml_assembly *m, const ml_config *c, ml_err *err) {
+    ml_status st = start_engines(m, c, err);
+    ml_gen_ctx ctx = context_of(m);
+
+    return st == ML_OK ? ml_evaluator_start(&m->evaluator, &m->generator, &ctx, c, err)
+                       : st;
+}
+
+ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_config *c,
+                           ml_err *err) {
+    ml_work_count *tally = loop->watch.phase ? &loop->watch.phase->answers : NULL;
+    ml_gen_ctx ctx = context_of(m);
+
+    ctx.tally = tally;
+    if (!m->evaluator.queue) /* which has its own thread */
+        m->evaluator.evals.asker.tally = tally;
+    loop->generator = &m->generator;
+    loop->publisher = m->publisher;
+    loop->evaluator = m->evaluator.evals.n ? &m->evaluator : NULL;
+    loop->publish_interval = c->mode.update_interval;
+    loop->eval_interval = c->rollout.eval_interval;
+    loop->skip_first_eval = c->rollout.skip_first_eval;
+    loop->ahead = c->mode.async;
+    if (c->mode.fully && !loop->record && m->run->opts.save)
+        loop->record = ml_arena_printf(&m->arena, "%s/rollout_data/{rollout_id}.jsonl.zst",
+                                       m->run->opts.save);
+    return ml_rollouts_start(&m->rollouts, &loop->rollout, &ctx, m->run, c, loop->watch.say,
+                             err);
+}

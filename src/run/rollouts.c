@@ -1,0 +1,164 @@
+#include "run/rollouts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "plugin/generate_path.h"
+#include "run/reward_check.h"
+#include "run/reward_opts.h"
+
+/* --- sampling --------------------------------------------------------------- */
+
+static ml_status stop_ids(ml_sampling *out, ml_arena *a, const ml_string_list *words,
+                          ml_err *err) {
+    int32_t *id = ML_NEW(a, int32_t, words->n + 1);
+
+    for (int i = 0; i < words->n; i++) {
+        char *end;
+        long x = strtol(words->word[i], &end, 10);
+        if (*end || end == words->word[i] || x < 0 || x > INT32_MAX)
+            return ml_fail(err, ML_EUSAGE,
+                           "--rollout-stop-token-ids: \"%s\" is not the id of a token",
+                           words->word[i]);
+        id[i] = (int32_t)x;
+    }
+    out->stop_id = id;
+    out->n_stop_id = words->n;
+    return ML_OK;
+}
+
+static int32_t top_k(int64_t k) {
+    return k < 0 ? 0 : (int32_t)k;
+}
+
+static ml_status sampling_of(ml_sampling *out, ml_arena *a, const ml_config *c,
+                             ml_err *err) {
+    ml_str *stop = ML_NEW(a, ml_str, c->rollout.stop.n + 1);
+
+    for (int i = 0; i < c->rollout.stop.n; i++)
+        stop[i] = ml_str_of(c->rollout.stop.word[i]);
+    *out = (ml_sampling){ .temperature = (float)c->rollout.temperature,
+                          .top_p = (float)c->rollout.top_p,
+                          .top_k = top_k(c->rollout.top_k),
+                          .max_new = (int32_t)c->rollout.max_response,
+                          .stop = stop,
+                          .n_stop = c->rollout.stop.n,
+                          .seed = (uint64_t)c->train.rollout_seed,
+                          .skip_special = c->rollout.skip_special };
+    return stop_ids(out, a, &c->rollout.stop_ids, err);
+}
+
+/* --- rewards ---------------------------------------------------------------- */
+
+ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_config *c,
+                              ml_err *err) {
+    ml_reward_opts o;
+    ml_status st = ml_reward_opts_init(&o, c, a, err);
+    return st == ML_OK ? ml_rewards_open(out, &o, err) : st;
+}
+
+ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a,
+                            const ml_config *c, ml_err *err) {
+    ml_turns_opts o = { .environment = { .memory_bytes = c->reward.memory_bytes,
+                                         .deadline_s = c->reward.timeout_s },
+                        .text = { .tokenizer = run->tokenizer,
+                                  .chat_template = run->chat_template },
+                        .tools = (ml_tool_format)c->edges.tool_parser,
+                        .max_turn = (int32_t)c->edges.max_turns,
+                        .n_thread = c->reward.n_worker };
+    ml_status st = ml_generate_path_resolve(&o.environment, a, c->edges.generate,
+                                            c->edges.execute_tool, err);
+
+    if (st == ML_OK && c->train.template_kwargs)
+        st = ml_json_parse(&o.text.kwargs, a, ml_str_of(c->train.template_kwargs),
+                           "--apply-chat-template-kwargs", err);
+    if (st != ML_OK || (!o.environment.row && !o.environment.command.line))
+        return st;
+    st = ml_turns_open(out, &o, err);
+    if (st != ML_OK)
+        ml_err_prefix(err, "--custom-generate-function-path");
+    return st;
+}
+
+/* --- rollouts --------------------------------------------------------------- */
+
+ml_status ml_rollouts_open(ml_rollouts *r, ml_arena *a, const ml_loop_extensions *e,
+                           ml_train_run *run, const ml_config *c, ml_err *err) {
+    ml_prompt_feed feed = ml_train_run_feed(run);
+    ml_status st;
+
+    *r = (ml_rollouts){ .group_rewards = c->reward.group,
+                        .buffer = e->buffer,
+                        .sync = { .feed = feed,
+                                  .over_sampling = c->rollout.over_sampling,
+                                  .partial = c->rollout.partial,
+                                  .mask_old = c->rollout.mask_old,
+                                  .filter = e->group_filter,
+                                  .buffer_filter = e->buffer_filter },
+                        .custom = { .row = e->rollout, .feed = feed } };
+    ml_partial_buffer_init(&r->sync.held, feed.n_per_prompt);
+    st = sampling_of(&r->sync.how, a, c, err);
+    memcpy(r->sync.how.routed, run->opts.replay_rollout, sizeof run->opts.replay_rollout);
+    if (st == ML_OK)
+        st = ml_reward_check(c, &run->dataset, err);
+    if (st == ML_OK)
+        st = ml_rewards_open_for(&r->rewards, a, c, err);
+    return st == ML_OK ? ml_turns_open_for(&r->turns, run, a, c, err) : st;
+}
+
+void ml_rollouts_close(ml_rollouts *r) {
+    ml_turns_close(r->turns);
+    ml_rewards_close(r->rewards);
+    ml_partial_buffer_release(&r->sync.held);
+}
+
+static ml_status open_async(ml_rollouts *r, const ml_config *c, void (*say)(const char *),
+                            ml_err *err) {
+    int64_t per_group = c->rollout.n_samples_per_prompt,
+            batch = c->train.rollout_batch_size,
+            capacity = (int64_t)(c->mode.capacity * (double)batch);
+    ml_async_opts o = {
+        .feed = r->sync.feed,
+        .asker = r->sync.asker,
+        .how = r->sync.how,
+        .filter = r->sync.filter,
+        .buffer = r->buffer,
+        .max_groups = c->mode.max_samples ? c->mode.max_samples / per_group : batch,
+        .capacity = capacity < 1 ? 1 : capacity,
+        .max_stale = c->mode.max_stale,
+        .retry = c->mode.unused == 1,
+        .mask_old = c->rollout.mask_old,
+        .say = say,
+    };
+
+    return ml_async_open(&r->async, &o, err);
+}
+
+ml_status ml_rollouts_start(ml_rollouts *r, ml_rollout *out, const ml_gen_ctx *ctx,
+                            ml_train_run *run, const ml_config *c,
+                            void (*say)(const char *), ml_err *err) {
+    ml_status st = ML_OK;
+
+    r->sync.asker = *ctx;
+    r->sync.asker.group_rewards = r->group_rewards;
+    r->custom.asker = r->sync.asker;
+    r->custom.how = r->sync.how;
+    *out = r->custom.row ? ml_rollout_custom(&r->custom) : ml_rollout_gen(&r->sync);
+    if (c->mode.fully) {
+        st = open_async(r, c, say, err);
+        *out = st == ML_OK ? ml_rollout_async(r->async) : *out;
+    } else if (c->mode.async) {
+        r->prefetch = ML_NEW(&run->arena, ml_prefetch, 1);
+        ml_prefetch_init(r->prefetch, *out, run->num_rollout, run->spec.n_vocab);
+        *out = ml_rollout_prefetch(r->prefetch);
+    }
+    return st;
+}
+
+void ml_rollouts_stop(ml_rollouts *r) {
+    ml_async_close(r->async);
+    r->async = NULL;
+    if (r->prefetch)
+        ml_prefetch_release(r->prefetch);
+    r->prefetch = NULL;
+}

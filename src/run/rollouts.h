@@ -1,0 +1,45 @@
+/* rollouts.h - how a run makes its samples: sampling parameters, rewards, environment, and
+ * the kind of rollout (synchronous, prefetched, asynchronous, or a user's extension).
+ *
+ * thread: the command's. */
+#ifndef ML_RUN_ROLLOUTS_H
+#define ML_RUN_ROLLOUTS_H
+
+#include "rl/async.h"
+#include "rl/prefetch.h"
+#include "rl/rollout_custom.h"
+#include "rl/rollout_gen.h"
+#include "run/config.h"
+#include "run/run.h"
+
+typedef struct ml_rollouts {
+    ml_rewards *rewards;
+    ml_turns *turns;    /* NULL: single-turn answers */
+    bool group_rewards; /* graded once all answers to a prompt are finished */
+    ml_gen_rollout sync;
+    ml_custom_rollout custom;   /* replaces it, if there is an extension */
+    ml_prefetch *prefetch;      /* NULL: none */
+    ml_async *async;            /* NULL: none */
+    const miles_buffer *buffer; /* of the async rollout; NULL: none */
+} ml_rollouts;
+
+/* The run is open; the arena must outlive it. */
+ml_status ml_rollouts_open(ml_rollouts *r, ml_arena *a, const ml_loop_extensions *e,
+                           ml_train_run *run, const ml_config *c, ml_err *err);
+void ml_rollouts_close(ml_rollouts *r); /* zeros, and after a failed open */
+
+/* The generator of `ctx` has started: *out is the rollout of the mode.  say: reports of
+ * the async rollout. */
+ml_status ml_rollouts_start(ml_rollouts *r, ml_rollout *out, const ml_gen_ctx *ctx,
+                            ml_train_run *run, const ml_config *c,
+                            void (*say)(const char *), ml_err *err);
+/* Stops generation in progress. */
+void ml_rollouts_stop(ml_rollouts *r);
+
+/* Opens the configured rewards and environment; *out is unchanged if there are none. */
+ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_config *c,
+                              ml_err *err);
+ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a,
+                            const ml_config *c, ml_err *err);
+
+#endif
