@@ -20,15 +20,12 @@ static const ml_jnative *find_in(const ml_jnative *const *table, size_t n, ml_st
 
 const ml_jnative *ml_jfilter_find(ml_str name) {
     static const ml_jnative *const tables[] = { ml_jfilters_text, ml_jfilters_number,
-                                                ml_jfilters_seq, ml_jfilters_lazy,
-                                                ml_jfilters_order };
+                                                ml_jfilters_seq, ml_jfilters_lazy };
     return find_in(tables, sizeof tables / sizeof *tables, name);
 }
 
 const ml_jnative *ml_jstr_method_find(ml_str name) {
-    static const ml_jnative *const tables[] = { ml_jmethods_str, ml_jmethods_str_ask,
-                                                ml_jmethods_str_split,
-                                                ml_jmethods_str_map };
+    static const ml_jnative *const tables[] = { ml_jmethods_str, ml_jmethods_str_search };
     return find_in(tables, sizeof tables / sizeof *tables, name);
 }
 

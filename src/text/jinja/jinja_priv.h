@@ -110,10 +110,10 @@ struct ml_jnative {
 
 /* Tables end in a row without a name. */
 extern const ml_jnative ml_jfilters_text[], ml_jfilters_number[], ml_jfilters_seq[],
-    ml_jfilters_lazy[], ml_jfilters_order[], ml_jtests[], ml_jglobals[];
-extern const ml_jnative ml_jmethods_str[], ml_jmethods_str_ask[], ml_jmethods_str_split[],
-    ml_jmethods_str_map[], ml_jmethods_list[], ml_jmethods_tuple[], ml_jmethods_dict[],
-    ml_jmethods_float[], ml_jmethods_int[], ml_jmethods_loop[], ml_jmethods_cycler[];
+    ml_jfilters_lazy[], ml_jtests[], ml_jglobals[];
+extern const ml_jnative ml_jmethods_str[], ml_jmethods_str_search[], ml_jmethods_list[],
+    ml_jmethods_tuple[], ml_jmethods_dict[], ml_jmethods_float[], ml_jmethods_int[],
+    ml_jmethods_loop[], ml_jmethods_cycler[];
 const ml_jnative *ml_jnative_find(const ml_jnative *table, ml_str name);
 const ml_jnative *ml_jstr_method_find(ml_str name);
 const ml_jnative *ml_jfilter_find(ml_str name);
