@@ -33,7 +33,7 @@ slow_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) -
 # Whole runs and whole models: the short tier has them without a sanitizer.
 WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_fleet_run \
   unit/test_fleet_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
-  unit/test_turns unit/test_edges unit/test_debug unit/test_train_sft golden/test_golden \
+  unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft golden/test_golden \
   golden/test_training)
 
 # What the short tier runs under the thread sanitizer.

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "backend/backend.h"
-#include "plugin/loop_edges.h"
+#include "plugin/loop_extensions.h"
 #include "base/arena.h"
 #include "rl/recipe.h"
 
@@ -228,7 +228,7 @@ typedef struct ml_config {
         const char *generate, *execute_tool, *plugin; /* NULL: none */
         int64_t max_turns;
         int tool_parser; /* ml_tool_format */
-    } edges;
+    } extensions;
     struct {
         const char *run;                 /* its directory or run.db */
         int64_t rollout, n_skip, n_most; /* rollout -1: all; n_most 0: all */

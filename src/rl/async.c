@@ -104,7 +104,7 @@ static ml_status take_picked(ml_async *s, round *r, ml_err *err) {
             return ml_fail(err, ML_EFORMAT,
                            "%s leaves all of %lld groups waiting, and no more can come: "
                            "take some, or let them go",
-                           s->opts.buffer->row.name, (long long)s->queue.n);
+                           s->opts.buffer->base.name, (long long)s->queue.n);
         if (st != ML_OK)
             return st;
         st = ml_async_pick(s, r->group + r->n, wanted - r->n, &n, err);

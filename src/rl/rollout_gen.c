@@ -189,7 +189,7 @@ static ml_status check_hope(const batch *r, ml_err *err) {
     return ml_fail(err, ML_EFORMAT,
                    "%s kept none of %lld groups: the reward of the first answer is %g; "
                    "are the answers cut off, or is the reward not what it should be?",
-                   r->g->filter->row.name, (long long)n_judged,
+                   r->g->filter->base.name, (long long)n_judged,
                    r->asked[0].flight[0]->sample.reward);
 }
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "plugin/edge.h"
+#include "plugin/extension.h"
 #include "rl/group_filter.h"
 #include "rl/reduce/divisors.h"
 #include "rl/sample_metrics.h"

@@ -1,8 +1,8 @@
-#include "plugin/loop_edges.h"
+#include "plugin/loop_extensions.h"
 
 #include <string.h>
 
-#include "plugin/edge.h"
+#include "plugin/extension.h"
 
 /* Miles' own rollout functions are the default behaviour without the flag. */
 static const char *own_rollout(const char *path) {
