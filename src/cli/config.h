@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "backend/backend.h"
-#include "plugin/loop_extensions.h"
+#include "plugin/loop_edges.h"
 #include "base/arena.h"
 #include "rl/recipe.h"
 

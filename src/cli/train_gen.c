@@ -183,7 +183,7 @@ static size_t beside_pages(const ml_train_gen *t, const ml_engine_memory *m) {
     size_t weights =
         t->n_engine ? ml_weights_bytes(&t->run->spec, t->run->from, t->run->opts.dtype) : 0;
 
-    return weights + m->act + m->scratch + (t->be.dev->host ? m->routes : 0);
+    return weights + m->act + m->scratch + (t->be.dev->host ? m->routing_record : 0);
 }
 
 static int32_t count_engines(const ml_train_gen *t) {

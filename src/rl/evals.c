@@ -91,14 +91,14 @@ static ml_status ask_set(const ml_evals *e, int32_t i, asked_set *x, ml_err *err
     ml_work_count_clear(asker.tally);
     ml_gen_tasks_init(&x->flights, &asker, &set->how, &set->dataset, &x->arena);
     gen->pause(gen); /* the caller owns the samples until all are submitted */
-    gen->watch(gen, on_ended, &x->flights);
+    gen->on_step_end(gen, on_ended, &x->flights);
     st = ask_all(&x->flights, set, FIRST_DRAW + (uint64_t)i * SET_DRAWS, x->flight, err);
     ml_gen_tasks_done(&x->flights);
     if (st != ML_OK)
         ml_gen_tasks_abort(&x->flights, x->flight, x->n);
     gen->resume(gen);
     ml_gen_tasks_wait(&x->flights);
-    gen->watch(gen, NULL, NULL);
+    gen->on_step_end(gen, NULL, NULL);
     return st;
 }
 

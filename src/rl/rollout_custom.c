@@ -72,14 +72,14 @@ static ml_status answer(making *m, int64_t n, const ml_sample ***out, int64_t *n
     ml_work_count_clear(m->r->asker.tally);
     ml_gen_tasks_init(&f, &m->r->asker, &m->r->how, &m->r->run->dataset, m->arena);
     gen->pause(gen);
-    gen->watch(gen, on_ended, &f);
+    gen->on_step_end(gen, on_ended, &f);
     st = start_groups(m, &f, n, out, n_out, err);
     ml_gen_tasks_done(&f);
     if (st != ML_OK)
         abort_all(m, &f);
     gen->resume(gen);
     ml_gen_tasks_wait(&f);
-    gen->watch(gen, NULL, NULL);
+    gen->on_step_end(gen, NULL, NULL);
     m->n_drawn += f.n_drawn;
     ml_gen_tasks_release(&f);
     return st;

@@ -258,13 +258,13 @@ static ml_status generate(batch *r, ml_err *err) {
     ml_status st;
 
     gen->pause(gen);
-    gen->watch(gen, on_ended, r);
+    gen->on_step_end(gen, on_ended, r);
     st = ask_more(r, err);
     if (st != ML_OK)
         abort_rest(r);
     gen->resume(gen);
     ml_gen_tasks_wait(&r->flights);
-    gen->watch(gen, NULL, NULL);
+    gen->on_step_end(gen, NULL, NULL);
     return st != ML_OK ? st : r->st;
 }
 

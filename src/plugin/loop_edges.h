@@ -1,9 +1,9 @@
-/* loop_extensions.h - resolves the extensions of the RL loop that the command line names,
+/* loop_edges.h - resolves the extensions of the RL loop that the command line names,
  * before a run starts.
  *
  * thread: before other threads start. */
-#ifndef ML_PLUGIN_LOOP_EXTENSIONS_H
-#define ML_PLUGIN_LOOP_EXTENSIONS_H
+#ifndef ML_PLUGIN_LOOP_EDGES_H
+#define ML_PLUGIN_LOOP_EDGES_H
 
 #include "base/err.h"
 #include "rl/hooks.h"

@@ -1,4 +1,4 @@
-#include "plugin/loop_extensions.h"
+#include "plugin/loop_edges.h"
 
 #include <string.h>
 
