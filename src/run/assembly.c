@@ -43,7 +43,7 @@ static int64_t longest_of(const ml_dataset *d, const ml_sampling *how,
 static int64_t longest(const ml_assembly *m, int64_t (*tokens)(int64_t text_bytes)) {
     const ml_dataset *prompts = &m->run->dataset;
     const ml_evals *evals = &m->evaluator.evals;
-    int64_t n = m->rollouts.custom.row ? ML_NONE : 0;
+    int64_t n = m->rollouts.custom.ext ? ML_NONE : 0;
 
     if (n >= 0 && (prompts->opts.path || prompts->opts.make))
         n = longest_of(prompts, &m->rollouts.sync.how, m->rollouts.turns, tokens);
@@ -53,7 +53,7 @@ static int64_t longest(const ml_assembly *m, int64_t (*tokens)(int64_t text_byte
                                  set->turns ? set->turns : m->rollouts.turns, tokens);
         n = own < 0 ? own : most(n, own);
     }
-    return n > 0 && !evals->row ? n : ML_NONE;
+    return n > 0 && !evals->ext ? n : ML_NONE;
 }
 
 static ml_demand demand_of(const ml_assembly *m, const ml_config *c) {

@@ -4,7 +4,7 @@
 
 #include "run/config.h"
 #include "run/dumps.h"
-#include "rl/invariants.h"
+#include "rl/loop/invariants.h"
 #include "run/train_loop.h"
 
 typedef struct ml_train_debug {

@@ -1,7 +1,7 @@
 #include "run/diagnostics.h"
 
 #include "model/plan_dump.h"
-#include "rl/hashes.h"
+#include "rl/record/hashes.h"
 #include "train/master_weights.h"
 
 ml_status ml_diagnostics_open(ml_diagnostics *a, const ml_diagnostics_opts *opts,

@@ -5,10 +5,10 @@
 #ifndef ML_RUN_DIAGNOSTICS_H
 #define ML_RUN_DIAGNOSTICS_H
 
-#include "rl/events.h"
+#include "rl/record/events.h"
 #include "run/memory_record.h"
-#include "rl/round.h"
-#include "rl/coverage.h"
+#include "rl/loop/round.h"
+#include "rl/record/coverage.h"
 
 /* Zeros: all of it is off. */
 typedef struct ml_diagnostics_opts {

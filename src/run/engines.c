@@ -4,7 +4,7 @@
 
 #include "base/bug.h"
 #include "base/secret.h"
-#include "engine/remote.h"
+#include "gen/remote.h"
 
 #define RETRY_S 0.5
 #define CONNECT_S 10.0

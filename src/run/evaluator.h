@@ -5,8 +5,8 @@
 #ifndef ML_RUN_EVALUATOR_H
 #define ML_RUN_EVALUATOR_H
 
-#include "rl/eval_config.h"
-#include "rl/eval_queue.h"
+#include "rl/eval/eval_config.h"
+#include "rl/eval/eval_queue.h"
 #include "run/generator.h"
 #include "run/rollouts.h"
 

@@ -51,7 +51,7 @@ static size_t beside_pages(const ml_generator *g, const ml_engine_memory *m) {
     size_t weights =
         g->n_engine ? ml_weights_bytes(&g->run->spec, g->run->from, g->run->opts.dtype) : 0;
 
-    return weights + m->act + m->scratch + (g->be.dev->host ? m->routes : 0);
+    return weights + m->act + m->scratch + (g->be.dev->host ? m->routing_record : 0);
 }
 
 static int32_t count_engines(const ml_generator *g) {

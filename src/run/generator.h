@@ -5,8 +5,8 @@
 #ifndef ML_RUN_GENERATOR_H
 #define ML_RUN_GENERATOR_H
 
-#include "engine/local.h"
-#include "engine/supervisor.h"
+#include "gen/local.h"
+#include "gen/supervisor.h"
 #include "io/end_tokens.h"
 #include "run/config.h"
 #include "run/faults.h"

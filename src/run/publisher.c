@@ -4,10 +4,10 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "engine/local.h"
-#include "engine/remote.h"
-#include "rl/weight_dir.h"
-#include "rl/weight_stream.h"
+#include "gen/local.h"
+#include "gen/remote.h"
+#include "model/weight_dir.h"
+#include "model/weight_stream.h"
 
 ml_status ml_publisher_publish(ml_publisher *p, const ml_weights *w, ml_err *err) {
     double began = ml_clock_s();

@@ -9,7 +9,7 @@
 #ifndef ML_RUN_PUBLISHER_H
 #define ML_RUN_PUBLISHER_H
 
-#include "engine/gen.h"
+#include "gen/gen.h"
 #include "io/delta_writer.h"
 #include "run/run.h"
 

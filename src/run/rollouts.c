@@ -63,16 +63,16 @@ ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a
                                          .deadline_s = c->reward.timeout_s },
                         .text = { .tokenizer = run->tokenizer,
                                   .chat_template = run->chat_template },
-                        .tools = (ml_tool_format)c->edges.tool_parser,
-                        .max_turn = (int32_t)c->edges.max_turns,
+                        .tools = (ml_tool_format)c->extensions.tool_parser,
+                        .max_turn = (int32_t)c->extensions.max_turns,
                         .n_thread = c->reward.n_worker };
-    ml_status st = ml_generate_path_resolve(&o.environment, a, c->edges.generate,
-                                            c->edges.execute_tool, err);
+    ml_status st = ml_generate_path_resolve(&o.environment, a, c->extensions.generate,
+                                            c->extensions.execute_tool, err);
 
     if (st == ML_OK && c->train.template_kwargs)
         st = ml_json_parse(&o.text.kwargs, a, ml_str_of(c->train.template_kwargs),
                            "--apply-chat-template-kwargs", err);
-    if (st != ML_OK || (!o.environment.row && !o.environment.command.line))
+    if (st != ML_OK || (!o.environment.ext && !o.environment.command.line))
         return st;
     st = ml_turns_open(out, &o, err);
     if (st != ML_OK)
@@ -95,7 +95,7 @@ ml_status ml_rollouts_open(ml_rollouts *r, ml_arena *a, const ml_loop_extensions
                                   .mask_old = c->rollout.mask_old,
                                   .filter = e->group_filter,
                                   .buffer_filter = e->buffer_filter },
-                        .custom = { .row = e->rollout, .feed = feed } };
+                        .custom = { .ext = e->rollout, .feed = feed } };
     ml_partial_buffer_init(&r->sync.held, feed.n_per_prompt);
     st = sampling_of(&r->sync.how, a, c, err);
     memcpy(r->sync.how.routed, run->opts.replay_rollout, sizeof run->opts.replay_rollout);
@@ -143,7 +143,7 @@ ml_status ml_rollouts_start(ml_rollouts *r, ml_rollout *out, const ml_gen_ctx *c
     r->sync.asker.group_rewards = r->group_rewards;
     r->custom.asker = r->sync.asker;
     r->custom.how = r->sync.how;
-    *out = r->custom.row ? ml_rollout_custom(&r->custom) : ml_rollout_gen(&r->sync);
+    *out = r->custom.ext ? ml_rollout_custom(&r->custom) : ml_rollout_gen(&r->sync);
     if (c->mode.fully) {
         st = open_async(r, c, say, err);
         *out = st == ML_OK ? ml_rollout_async(r->async) : *out;

@@ -5,10 +5,10 @@
 #ifndef ML_RUN_ROLLOUTS_H
 #define ML_RUN_ROLLOUTS_H
 
-#include "rl/async.h"
-#include "rl/prefetch.h"
-#include "rl/rollout_custom.h"
-#include "rl/rollout_gen.h"
+#include "rl/rollout/async.h"
+#include "rl/rollout/prefetch.h"
+#include "rl/rollout/rollout_custom.h"
+#include "rl/rollout/rollout_gen.h"
 #include "run/config.h"
 #include "run/run.h"
 

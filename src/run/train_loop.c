@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "rl/startup_summary.h"
-#include "rl/truncate.h"
+#include "rl/loop/startup_summary.h"
+#include "rl/learn/truncate.h"
 
 /* Stages of an iteration. */
 static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err);

@@ -11,10 +11,10 @@
 #include <stdatomic.h>
 
 #include "run/diagnostics.h"
-#include "rl/invariants.h"
+#include "rl/loop/invariants.h"
 #include "run/evaluator.h"
 #include "run/publisher.h"
-#include "rl/hashes.h"
+#include "rl/record/hashes.h"
 
 /* Options for debugging.  Zeros: disabled. */
 typedef struct ml_loop_debug {

@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/advantage/advantages.h"
-#include "rl/advantage/opd.h"
-#include "rl/advantage/reward_norm.h"
-#include "rl/advantage/whiten.h"
+#include "rl/learn/advantage/advantages.h"
+#include "rl/learn/advantage/opd.h"
+#include "rl/learn/advantage/reward_norm.h"
+#include "rl/learn/advantage/whiten.h"
 #include "rl/builtins.h"
-#include "rl/loss/kl.h"
+#include "rl/learn/loss/kl.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 
@@ -247,7 +247,7 @@ static ml_reward_row *scored(ml_case *c, int64_t *n) {
 
 static void play_reward_norm(ml_case *c) {
     const char *name = ml_record_text(c, ml_json_get(c->args, "advantage_estimator"));
-    uint32_t wants = estimator(name)->wants;
+    uint32_t needs = estimator(name)->wants;
     bool scale =
         (wants & MILES_SCALE_REWARDS) && ml_case_flag(c->args, "grpo_std_normalization");
     bool tiny = strcmp(ml_record_text(c, c->kind), "tiny") == 0;

@@ -1,0 +1,165 @@
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "cli/flags/flag.h"
+#include "run/inputs.h"
+
+static void write_words(ml_text *out, const ml_string_list *w) {
+    ml_text_printf(out, "[");
+    for (int i = 0; i < w->n; i++) {
+        ml_text_printf(out, "%s", i ? ", " : "");
+        ml_json_quote(out, ml_str_of(w->word[i]));
+    }
+    ml_text_printf(out, "]");
+}
+
+static void write_text(ml_text *out, const char *text) {
+    if (text)
+        ml_json_quote(out, ml_str_of(text));
+    else
+        ml_text_printf(out, "null");
+}
+
+static void write_value(ml_text *out, const ml_flag *f, const void *at) {
+    union {
+        bool b;
+        int word;
+        int64_t i;
+        double d;
+        const char *text;
+        ml_string_list list;
+    } v;
+
+    switch (f->type) {
+    case ML_FLAG_BOOL:
+        memcpy(&v.b, at, sizeof v.b);
+        ml_text_printf(out, v.b ? "true" : "false");
+        break;
+    case ML_FLAG_I64:
+    case ML_FLAG_BYTES:
+        memcpy(&v.i, at, sizeof v.i);
+        ml_text_printf(out, "%lld", (long long)v.i);
+        break;
+    case ML_FLAG_F64:
+        memcpy(&v.d, at, sizeof v.d);
+        if (isfinite(v.d))
+            ml_json_number(out, v.d);
+        else
+            ml_text_printf(out, "null");
+        break;
+    case ML_FLAG_TEXT:
+    case ML_FLAG_PATH:
+        memcpy(&v.text, at, sizeof v.text);
+        write_text(out, v.text);
+        break;
+    case ML_FLAG_WORD:
+        memcpy(&v.word, at, sizeof v.word);
+        write_text(out, f->words[v.word]);
+        break;
+    case ML_FLAG_LIST:
+        memcpy(&v.list, at, sizeof v.list);
+        write_words(out, &v.list);
+        break;
+    }
+}
+
+void ml_flags_dump(ml_text *out, ml_cmd cmd, const ml_config *c) {
+    ml_flag_list l;
+    const char *before = "{\n  ";
+
+    ml_flag_list_init(&l, cmd);
+    for (int i = 0; i < l.n; i++) {
+        const ml_flag *f = l.row[i];
+        if (f->state != ML_FLAG_LIVE || f->secret || f->same_as)
+            continue;
+        ml_text_printf(out, "%s\"%s\": ", before, f->name);
+        write_value(out, f, (const char *)c + f->at);
+        before = ",\n  ";
+    }
+    ml_text_printf(out, "\n}\n");
+}
+
+/* --- flags of a run that is resumed ---------------------------------------------- */
+
+/* Formats a value as a user would write it.  Numbers without a default are 0 if not
+ * given. */
+static void value_text(ml_text *out, const ml_flag *row, const ml_json *v, ml_str source) {
+    char number[40], *e;
+    double x;
+
+    switch (v->type) {
+    case ML_JSON_NULL: ml_text_printf(out, "not given"); break;
+    case ML_JSON_TRUE: ml_text_printf(out, "on"); break;
+    case ML_JSON_FALSE: ml_text_printf(out, "off"); break;
+    case ML_JSON_NUMBER:
+        ml_json_f64(v, &x);
+        if (x == 0 && !row->def) {
+            ml_text_printf(out, "not given");
+            break;
+        }
+        snprintf(number, sizeof number, "%.15g", x);
+        e = strchr(number, 'e');
+        ml_text_printf(out, "%.*s", e ? (int)(e - number) : -1, number);
+        if (e) /* 1e-5, not 1e-05 */
+            ml_text_printf(out, "e%s%s", e[1] == '-' ? "-" : "",
+                           e + 2 + strspn(e + 2, "0"));
+        break;
+    default:
+        ml_text_printf(out, "%.*s", (int)(v->end - v->begin), source.ptr + v->begin);
+        break;
+    }
+}
+
+/* Flags that concern this start only, not the run. */
+static bool is_of_this_start(ml_str flag) {
+    return ml_str_is(flag, "load") || ml_str_is(flag, "overwrite");
+}
+
+static void compare_flags(ml_cmd cmd, ml_str old_text, const ml_json *old, ml_str new_text,
+                          const ml_json *new) {
+    ml_flag_list list;
+
+    ml_flag_list_init(&list, cmd);
+    for (const ml_json *v = new->child; v; v = v->next) {
+        const ml_json *was = NULL;
+        const ml_flag *row;
+        ml_text before = { 0 }, now = { 0 };
+        for (const ml_json *o = old->child; o && !was; o = o->next)
+            was = ml_str_eq(o->key, v->key) ? o : NULL;
+        if (!was || is_of_this_start(v->key))
+            continue;
+        row = list.row[ml_flag_list_find(&list, v->key)];
+        value_text(&before, row, was, old_text);
+        value_text(&now, row, v, new_text);
+        if (before.len != now.len || memcmp(before.ptr, now.ptr, now.len) != 0)
+            ml_log(ML_LOG_WARN, "--%.*s was %s and is %s", (int)v->key.len, v->key.ptr,
+                   before.ptr, now.ptr);
+        ml_text_release(&before);
+        ml_text_release(&now);
+    }
+}
+
+ml_status ml_flags_save(ml_cmd cmd, const ml_config *c, const char *save, const char *load,
+                        ml_err *err) {
+    const ml_json *now = NULL, *old = NULL;
+    ml_text flags = { 0 };
+    ml_status st = ML_OK;
+    ml_str text, old_text;
+    ml_arena a;
+
+    ml_arena_init(&a, "flags.json");
+    ml_flags_dump(&flags, cmd, c);
+    text = (ml_str){ flags.ptr, flags.len };
+    if (load)
+        old = ml_run_previous(&a, load, "flags.json", &old_text);
+    if (old && ml_json_parse(&now, &a, text, "flags", NULL) == ML_OK)
+        compare_flags(cmd, old_text, old, text, now);
+    if (save)
+        st = ml_file_replace(ml_arena_printf(&a, "%s/flags.json", save), text, err);
+    ml_text_release(&flags);
+    ml_arena_release(&a);
+    return st;
+}
