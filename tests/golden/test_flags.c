@@ -50,7 +50,7 @@ static void every_flag_has_a_row(void) {
     if (f)
         fclose(f);
     CHECK(n > 590);
-    printf("central groups: %d flags are live, %d change nothing, %d are not offered\n",
+    printf("central groups: %d flags are live, %d are ignored, %d are not supported\n",
            count[ML_FLAG_LIVE], count[ML_FLAG_NOOP], count[ML_FLAG_REFUSED]);
     CHECK(count[ML_FLAG_LIVE] >= LEAST_LIVE);
 }
@@ -86,8 +86,7 @@ static void stops_only_on(const char *script, const char *const *flags) {
     for (; flags[n]; n++)
         CHECK_HAS(wrong.ptr, flags[n]);
     if (n != n_line)
-        ml_test_fail(__FILE__, __LINE__, "other flags stand in the way, too:\n%s",
-                     wrong.ptr);
+        ml_test_fail(__FILE__, __LINE__, "other flags are rejected, too:\n%s", wrong.ptr);
 }
 
 /* What they all pass. */

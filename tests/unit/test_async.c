@@ -103,7 +103,7 @@ static void what_cannot_be_meant_is_said(void) {
     CHECK(run(save, "--fully-async --async-max-concurrent-samples 3", out, sizeof out) ==
           2);
     CHECK(ml_toy_run("train", save, 1, "--fully-async", out, sizeof out) == 2);
-    CHECK_HAS(out, "belong to miles train-async");
+    CHECK_HAS(out, "need miles train-async");
     CHECK(run(save, "--dry-run", out, sizeof out) == 0);
     CHECK_HAS(out, "rollout weights");
 }
@@ -184,7 +184,7 @@ static void a_row_keeps_the_queue(void) {
     CHECK(largest(ml_test_path("row"), "rollout/fully_async/max_staleness") <= 2.0);
     CHECK(run(ml_test_path("bad"), "--custom-async-data-buffer-path a.so:b", out,
               sizeof out) == 2);
-    CHECK_HAS(out, "decides what the queue of --fully-async gives");
+    CHECK_HAS(out, "--custom-async-data-buffer-path needs --fully-async");
 }
 
 enum { CAP = 2000 };

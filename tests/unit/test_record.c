@@ -72,7 +72,7 @@ static void samples_of_other_weights(void) {
     CHECK_HAS(out, "has no room for the 16 samples of a round");
     snprintf(more, sizeof more, "--true-on-policy-mode");
     CHECK(ml_toy_run("train-async", ml_test_path("f"), 2, more, out, sizeof out) == 2);
-    CHECK_HAS(out, "--true-on-policy-mode wants every token");
+    CHECK_HAS(out, "--true-on-policy-mode needs every token");
     snprintf(more, sizeof more, "--recompute-logprobs-via-prefill");
     CHECK(run("g", 2) == 2);
     CHECK_HAS(out, "needs --true-on-policy-mode");

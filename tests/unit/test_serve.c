@@ -299,7 +299,7 @@ static void command(void) {
         { "--skip-tokenizer-init --dry-run --enable-return-routed-experts", 2,
           "has no experts" },
         { "--dry-run --tp 2", 2, "--tp '2': expected one of 1" },
-        { "--dry-run --speculative-algorithm EAGLE", 2, "is not offered" },
+        { "--dry-run --speculative-algorithm EAGLE", 2, "is not supported" },
         { "--skip-tokenizer-init --dry-run --host 0.0.0.0", 2, "say --insecure" },
         { "--skip-tokenizer-init --dry-run --host 0.0.0.0 --insecure", 0, "context 512" },
         { "--skip-tokenizer-init --dry-run --host 0.0.0.0 --api-key k", 0, "context 512" },

@@ -111,7 +111,7 @@ static void faults_that_cannot_be(void) {
     }
     CHECK(ml_toy_run("train", ml_test_path("save"), 2, "--ci-ft-test-actions []", out,
                      sizeof out) == 2);
-    CHECK_HAS(out, "give --rollout-num-engines");
+    CHECK_HAS(out, "add --rollout-num-engines");
 }
 
 /* One that neither dies nor answers is killed. */
@@ -168,12 +168,12 @@ static void what_cannot_be_meant_is_said(void) {
 
     ml_toy_run_inputs();
     CHECK(ml_toy_run("train", save, 1, ML_FLEET_TWO "--colocate", out, sizeof out) == 2);
-    CHECK_HAS(out, "--colocate shares one set of weights");
+    CHECK_HAS(out, "--colocate excludes --rollout-num-engines");
     CHECK(ml_toy_run("train", save, 1,
                      ML_FLEET_TWO "--rollout-external --rollout-external-engine-addrs "
                                   "127.0.0.1:1",
                      out, sizeof out) == 2);
-    CHECK_HAS(out, "give one of them");
+    CHECK_HAS(out, "--rollout-num-engines and --rollout-external exclude each other");
     CHECK(ml_toy_run("train", save, 1, ML_FLEET_TWO "--dry-run", out, sizeof out) == 0);
     CHECK(access(ml_test_path("save/rollout_weights/engine_0.log"), F_OK) != 0);
 }

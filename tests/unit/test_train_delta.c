@@ -135,12 +135,12 @@ static void what_cannot_be_meant_is_said(void) {
     static const struct {
         const char *flags, *sentence;
     } cases[] = {
-        { "--update-weight-transfer-mode p2p", "is not offered: use broadcast" },
-        { "--update-weight-transfer-mode disk-delta", "give --rollout-external or" },
+        { "--update-weight-transfer-mode p2p", "is not supported: use broadcast" },
+        { "--update-weight-transfer-mode disk-delta", "add --rollout-external or" },
         { "--update-weight-transfer-mode disk-delta --rollout-num-engines 1",
           "needs --update-weight-local-checkpoint-dir" },
-        { "--update-weight-local-checkpoint-dir x", "leave them out" },
-        { "--update-weight-delta-encoding overwrite", "leave them out" },
+        { "--update-weight-local-checkpoint-dir x", "remove them" },
+        { "--update-weight-delta-encoding overwrite", "remove them" },
         { "--update-weight-delta-checksum md5", "xxh3-128" },
     };
     char out[16000];
