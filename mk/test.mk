@@ -31,9 +31,9 @@ slow_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) -
 900 $(1)/checkop-attn $(call in_config,$(1),$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3$(NL)
 
 # Whole runs and whole models: the short tier has them without a sanitizer.
-WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_fleet_run \
-  unit/test_fleet_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
-  unit/test_turns unit/test_edges unit/test_debug unit/test_train_sft golden/test_golden \
+WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
+  unit/test_supervisor_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
+  unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft golden/test_golden \
   golden/test_training)
 
 # What the short tier runs under the thread sanitizer.
@@ -109,7 +109,7 @@ $(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.
 900 kills/train env MILES_LONG=1 $(B)/tests/unit/test_rollout kills
 900 kills/async env MILES_LONG=1 $(B)/tests/unit/test_async kills
 900 kills/turns env MILES_LONG=1 $(B)/tests/unit/test_turns kills
-900 kills/engines env MILES_LONG=1 $(B)/tests/unit/test_fleet_kills die
+900 kills/engines env MILES_LONG=1 $(B)/tests/unit/test_supervisor_kills die
 900 kills/sft env MILES_LONG=1 $(B)/tests/unit/test_train_sft kills
 900 kills/snapshot env MILES_LONG=1 $(B)/tests/unit/test_train_snapshot killed
 1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
