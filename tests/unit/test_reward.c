@@ -396,14 +396,6 @@ static void shared_objects_score(void) {
     ml_arena_release(&arena);
 }
 
-static bool have_python(void) {
-    bool have = system("python3 -c pass 2>/dev/null") == 0;
-
-    if (!have)
-        printf("skipped: there is no python3 here\n");
-    return have;
-}
-
 /* Writes a Python file and finds it as --custom-rm-path does. */
 static ml_status find_python(ml_reward_opts *opts, ml_arena *a, const char *source,
                              ml_err *err) {
@@ -450,8 +442,6 @@ static void python_functions_score(void) {
     ml_arena arena;
     ml_err err;
 
-    if (!have_python())
-        return;
     ml_arena_init(&arena, "paths");
     CHECK(find_python(&opts, &arena, source, &err) == ML_OK);
     score(&opts, response, COUNT, a);
@@ -496,8 +486,6 @@ static void python_files_are_tried_first(void) {
     ml_arena arena;
     ml_err err;
 
-    if (!have_python())
-        return;
     ml_arena_init(&arena, "paths");
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         CHECK(find_python(&opts, &arena, bad[i].source, &err) == ML_EFORMAT);
@@ -534,8 +522,6 @@ static void the_program_works_alone(void) {
     FILE *f;
     size_t n;
 
-    if (!have_python())
-        return;
     snprintf(line, sizeof line, "%s/miles", getenv("MILES_UNDER_TEST"));
     CHECK(realpath(line, program) != NULL);
     snprintf(
