@@ -498,7 +498,7 @@ static void python_files_are_tried_first(void) {
 /* --- the command ---------------------------------------------------------------------------------------- */
 
 static void command_replays(void) {
-    char out[4000];
+    static char out[100000];
 
     CHECK(ml_test_miles(out, sizeof out,
                         "reward --rm-type math < tests/golden/rewards/math.jsonl") == 0);
