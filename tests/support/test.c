@@ -128,13 +128,30 @@ static outcome run_one(const ml_test *t) {
                                             : FAILED;
 }
 
+static bool names_are_sentences(const ml_test *tests) {
+    bool fine = true;
+
+    for (const ml_test *t = tests; t->name; t++) {
+        if (!strchr(t->name, ' ')) {
+            printf("FAIL \"%s\": the name of a test is a sentence\n", t->name);
+            fine = false;
+        }
+        for (const ml_test *u = tests; u < t; u++)
+            if (strcmp(t->name, u->name) == 0) {
+                printf("FAIL \"%s\": two tests have this name\n", t->name);
+                fine = false;
+            }
+    }
+    return fine;
+}
+
 int ml_test_main(int argc, char **argv, const ml_test *tests) {
     static const char *const word[] = { "ok  ", "FAIL", "skip" };
     int count[N_OUTCOME] = { 0 };
 
     /* Also where there is a GPU, whose tests are in tests/gpu. */
     setenv("MILES_DEVICE", "cpu", 0);
-    if (!name_miles())
+    if (!name_miles() || !names_are_sentences(tests))
         return 1;
     for (const ml_test *t = tests; t->name; t++) {
         outcome o;

@@ -103,10 +103,10 @@ static void address_space(void) {
 #endif
 
 static const ml_test tests[] = {
-    { "no groups", no_groups },
-    { "nested groups, v2", nested_groups_v2 },
-    { "nested groups, v1", nested_groups_v1 },
-    { "groups of a container", groups_of_a_container },
+    { "without cgroups the available memory is the machine's", no_groups },
+    { "the tightest cgroup v2 around the process bounds memory", nested_groups_v2 },
+    { "the tightest cgroup v1 around the process bounds memory", nested_groups_v1 },
+    { "a container's cgroup bounds memory", groups_of_a_container },
 #if !ML_TEST_SANITIZED
     { "a limit on address space bounds the memory that is left", address_space },
 #endif

@@ -454,15 +454,15 @@ static void dead_machines_are_noticed(void) {
 }
 
 static const ml_test tests[] = {
-    { "plain", plain },
-    { "streams", streams },
-    { "errors", errors },
-    { "cancels", cancels },
-    { "against_rude_servers", against_rude_servers },
-    { "begins_again", begins_again },
-    { "replies_have_a_limit", replies_have_a_limit },
-    { "replies_have_a_deadline", replies_have_a_deadline },
-    { "dead_machines_are_noticed", dead_machines_are_noticed },
+    { "the client gets replies over one kept connection", plain },
+    { "the client gets streamed pieces as they arrive", streams },
+    { "bad URLs and refused connections are errors", errors },
+    { "a job can be cancelled at any point", cancels },
+    { "the client reads or refuses malformed replies", against_rude_servers },
+    { "a kept connection that the server closed is reopened", begins_again },
+    { "a reply over its limit of bytes is refused", replies_have_a_limit },
+    { "a reply that drips is cut at its deadline", replies_have_a_deadline },
+    { "connections have TCP keep-alive", dead_machines_are_noticed },
     { 0 },
 };
 

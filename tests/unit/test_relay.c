@@ -189,15 +189,15 @@ static void draining(void) {
 }
 
 static const ml_test tests[] = {
-    { "plain", plain },
-    { "streams_in_pieces", streams_in_pieces },
-    { "client_vanishes", client_vanishes },
-    { "worker_dies_in_the_middle", worker_dies_in_the_middle },
-    { "another_worker_is_tried", another_worker_is_tried },
-    { "limits", limits },
-    { "prompts_stay_together", prompts_stay_together },
-    { "worker_key_is_added", worker_key_is_added },
-    { "draining", draining },
+    { "the router relays requests and replies unchanged", plain },
+    { "the router relays a stream piece by piece", streams_in_pieces },
+    { "a client that disconnects ends the worker's request", client_vanishes },
+    { "a worker that dies in a stream ends it with an error", worker_dies_in_the_middle },
+    { "a failed worker's request goes to another", another_worker_is_tried },
+    { "the router limits concurrent requests and waiting", limits },
+    { "requests of one prompt go to one worker", prompts_stay_together },
+    { "the router adds the workers' key", worker_key_is_added },
+    { "a draining router finishes its streams", draining },
     { 0 },
 };
 

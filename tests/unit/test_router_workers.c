@@ -233,13 +233,14 @@ static void a_worker_that_says_too_much(void) {
 }
 
 static const ml_test tests[] = {
-    { "no_worker", no_worker },
-    { "health_is_watched", health_is_watched },
-    { "workers_come_and_go", workers_come_and_go },
-    { "wrong_questions", wrong_questions },
-    { "every_worker_hears", every_worker_hears },
-    { "a_silent_worker_is_not_awaited", a_silent_worker_is_not_awaited },
-    { "a_worker_that_says_too_much", a_worker_that_says_too_much },
+    { "a router without workers answers 503", no_worker },
+    { "an unhealthy worker gets no requests until it recovers", health_is_watched },
+    { "workers are added and removed at run time", workers_come_and_go },
+    { "bad worker administration is refused", wrong_questions },
+    { "weights, pauses and aborts go to every worker", every_worker_hears },
+    { "a silent worker does not delay a broadcast beyond its timeout",
+      a_silent_worker_is_not_awaited },
+    { "a broadcast reply that is too long is refused", a_worker_that_says_too_much },
     { 0 },
 };
 

@@ -124,11 +124,12 @@ static void restarts_obey_the_deadline(void) {
 }
 
 static const ml_test tests[] = {
-    { "memory is limited", memory_is_limited, 0 },
-    { "long lines pass", long_lines_pass, 0 },
-    { "children are killed", children_are_killed, 0 },
-    { "no worker outlives the program", no_worker_outlives_the_program, 0 },
-    { "restarts obey the deadline", restarts_obey_the_deadline, 120 },
+    { "a worker's resident memory is limited with its children's", memory_is_limited, 0 },
+    { "a worker takes and gives long lines", long_lines_pass, 0 },
+    { "a worker's children are killed with it", children_are_killed, 0 },
+    { "a killed program leaves no worker", no_worker_outlives_the_program, 0 },
+    { "a hung worker is killed at the deadline and restarted", restarts_obey_the_deadline,
+      120 },
     { 0 },
 };
 
