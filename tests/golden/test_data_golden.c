@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rl/data_source.h"
+#include "rl/data/data_source.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 

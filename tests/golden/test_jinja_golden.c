@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "base/map.h"
 #include "tests/support/test.h"
-#include "text/chat_template.h"
+#include "text/chat/chat_template.h"
 
 /* The clock of the vectors: Friday 2025-03-07 16:05:09. */
 static const struct tm clock_of_vectors = { .tm_year = 125,
