@@ -33,9 +33,9 @@ TOP_LEVEL := $(or $(if $(filter aarch64,$(ARCH)),neon),$(shell grep -qs avx512f 
 quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) --level $(TOP_LEVEL) --threads 3$(NL)
 
 # Whole runs and whole models: the short tier has them without a sanitizer.
-WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_fleet_run \
-  unit/test_fleet_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
-  unit/test_turns unit/test_edges unit/test_debug unit/test_train_sft unit/test_rollout \
+WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
+  unit/test_supervisor_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
+  unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_rollout \
   unit/test_record unit/test_run_dir golden/test_golden golden/test_training)
 
 # What the short tier runs under the address sanitizer.
@@ -155,7 +155,7 @@ $(call long_kills,models,test_train_models,kills)
 $(call long_kills,train,test_rollout,kills)
 $(call long_kills,async,test_async,kills)
 $(call long_kills,turns,test_turns,kills)
-$(call long_kills,engines,test_fleet_kills,die)
+$(call long_kills,engines,test_supervisor_kills,die)
 $(call long_kills,sft,test_train_sft,kills)
 $(call long_kills,snapshot,test_train_snapshot,killed)
 1800 mixes env MILES_LONG=1 $(B)/tests/parity/test_engine_parity

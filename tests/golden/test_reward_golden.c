@@ -168,7 +168,7 @@ static bool check_line(const ml_jsonl *f, int64_t row, double *slowest) {
     start = ml_test_own_s();
     status = ml_grader_run(&g, &in, &out, &why);
     *slowest = fmax(*slowest, ml_test_own_s() - start);
-    e = expect(line, strcmp(g.row->row.name, "dapo") == 0);
+    e = expect(line, strcmp(g.ext->base.name, "dapo") == 0);
     fine = is_contradicted(line) || agrees(&e, status, &out);
     if (!fine)
         printf("%s:%lld: expected %g, got %g %s %s\n  %.300s\n", f->file.path,

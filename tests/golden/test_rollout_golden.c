@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "plugin/edge.h"
+#include "plugin/extension.h"
 #include "rl/rollout/group_filter.h"
 #include "rl/learn/reduce/divisors.h"
 #include "rl/record/sample_metrics.h"

@@ -176,7 +176,7 @@ const ml_flag ml_flags_rollout[] = {
       .help = "Do not train the tokens that such an answer had by then." },
     { .name = "dynamic-sampling-filter-path",
       .type = ML_FLAG_TEXT,
-      ML_AT(edges.path.group_filter),
+      ML_AT(extensions.path.group_filter),
       .value = "NAME",
       .group = "batches",
       .cmds = ML_CMD_TRAIN,

@@ -83,15 +83,18 @@ static bool padded_and_dynamic(const ml_config *c) {
 }
 
 static bool no_prompts(const ml_config *c) {
-    return !c->train.prompt_data && !c->rollout.load_debug && !c->edges.path.makes_prompts;
+    return !c->train.prompt_data && !c->rollout.load_debug &&
+           !c->extensions.path.makes_prompts;
 }
 
 static bool makes_and_reads(const ml_config *c) {
-    return c->edges.path.makes_prompts && (c->train.prompt_data || !c->edges.path.source);
+    return c->extensions.path.makes_prompts &&
+           (c->train.prompt_data || !c->extensions.path.source);
 }
 
 static bool epochs_of_nothing(const ml_config *c) {
-    return (c->rollout.load_debug || c->edges.path.makes_prompts) && !c->train.num_rollout;
+    return (c->rollout.load_debug || c->extensions.path.makes_prompts) &&
+           !c->train.num_rollout;
 }
 
 static bool only_trains_on_nothing(const ml_config *c) {
@@ -124,9 +127,10 @@ static bool two_halves(const ml_config *c) {
 }
 
 static bool rounds_by_two(const ml_config *c) {
-    return c->edges.path.rollout && strchr(c->edges.path.rollout, ':') &&
-           (c->rollout.over_sampling || c->rollout.partial || c->edges.path.group_filter ||
-            c->edges.path.samples_hook || c->mode.fully);
+    return c->extensions.path.rollout && strchr(c->extensions.path.rollout, ':') &&
+           (c->rollout.over_sampling || c->rollout.partial ||
+            c->extensions.path.group_filter || c->extensions.path.samples_hook ||
+            c->mode.fully);
 }
 
 /* The needs of a built-in estimator; 0 for one of the user's. */
@@ -134,22 +138,22 @@ static uint32_t wants_of(const char *estimator) {
     for (const miles_extension *const *r = ml_builtins; *r; r++)
         if ((*r)->kind == MILES_ADVANTAGE &&
             (is((*r)->name, estimator) || is((*r)->alias, estimator)))
-            return ((const miles_advantage *)(const void *)*r)->wants;
+            return ((const miles_advantage *)(const void *)*r)->needs;
     return 0;
 }
 
 /* Whether something besides the rewards of a group has a gradient. */
 static bool has_other_gradient(const ml_config *c) {
     const ml_algo_opts *a = &c->algo;
-    bool policy = is(a->loss_type, ml_loss_policy.row.name) ||
-                  is(a->loss_type, ml_loss_cispo.row.name) ||
-                  is(a->loss_type, ml_loss_cispo.row.alias);
+    bool policy = is(a->loss_type, ml_loss_policy.base.name) ||
+                  is(a->loss_type, ml_loss_cispo.base.name) ||
+                  is(a->loss_type, ml_loss_cispo.base.alias);
 
     return !policy || a->custom_loss || a->disable_compute_advantages ||
            a->num.entropy_coef != 0.0 ||
            ((wants_of(a->advantage_estimator) & MILES_USES_KL) && a->num.kl_coef != 0.0) ||
            (a->num.use_kl_loss && a->num.kl_loss_coef != 0.0) ||
-           (a->use_opd && a->opd_kl_coef != 0.0) || c->edges.path.reward_post;
+           (a->use_opd && a->opd_kl_coef != 0.0) || c->extensions.path.reward_post;
 }
 
 static bool lonely_answers(const ml_config *c) {
@@ -160,7 +164,7 @@ static bool lonely_answers(const ml_config *c) {
 }
 
 static bool masked_turns(const ml_config *c) {
-    return c->edges.generate && c->rollout.mask_old;
+    return c->extensions.generate && c->rollout.mask_old;
 }
 
 #define NO_END "nothing says when to stop: give --num-rollout or --num-epoch"

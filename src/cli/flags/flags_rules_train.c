@@ -16,7 +16,7 @@ static bool queue_flag_without_queue(const ml_config *c) {
 }
 
 static bool buffer_without_queue(const ml_config *c) {
-    return c->edges.path.buffer && (!c->mode.fully || c->mode.max_stale >= 0);
+    return c->extensions.path.buffer && (!c->mode.fully || c->mode.max_stale >= 0);
 }
 
 static bool two_sets_in_one(const ml_config *c) {
@@ -28,8 +28,8 @@ static bool saves_between(const ml_config *c) {
 }
 
 static bool fully_in_rounds(const ml_config *c) {
-    return c->mode.fully &&
-           (c->rollout.partial || c->rollout.over_sampling || c->edges.path.samples_hook);
+    return c->mode.fully && (c->rollout.partial || c->rollout.over_sampling ||
+                             c->extensions.path.samples_hook);
 }
 
 static bool less_than_a_group(const ml_config *c) {
@@ -99,7 +99,7 @@ static bool prefill_alone(const ml_config *c) {
 }
 
 static bool hook_without_files(const ml_config *c) {
-    return c->edges.path.weights_written && !ml_config_elsewhere(c);
+    return c->extensions.path.weights_written && !ml_config_elsewhere(c);
 }
 
 static bool analyses_nothing(const ml_config *c) {

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "tests/support/fleet_run.h"
+#include "tests/support/supervisor_run.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_run.h"

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "rl/sample.h"
-#include "tests/support/fleet_run.h"
+#include "tests/support/supervisor_run.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_model.h"
