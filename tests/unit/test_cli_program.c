@@ -105,10 +105,10 @@ static void doctor(void) {
 }
 
 static const ml_test tests[] = {
-    { "commands", commands },
-    { "program", program },
-    { "short help and long", short_help_and_long },
-    { "doctor", doctor },
+    { "commands are found by name and by near spelling", commands },
+    { "miles answers --version, usage errors and a closed stdout", program },
+    { "--help of each command parses and --help-all has all flags", short_help_and_long },
+    { "miles doctor reports the machine and checks a command line", doctor },
     { 0 },
 };
 
