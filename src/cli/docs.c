@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "base/bug.h"
 #include "cli/cli.h"
 
 static const char *const origins[] = {
@@ -77,6 +78,26 @@ static void command_section(ml_text *out, const ml_command *cmd) {
     rules_of(out, cmd);
 }
 
+/* The flags that `miles train --help` shows. */
+static void first_section(ml_text *out, const ml_command *cmd) {
+    ml_flag_list l;
+
+    ml_flag_list_init(&l, cmd->bit);
+    ml_text_printf(out,
+                   "\n## The 25 flags that matter\n\nA first run of `miles %s` needs "
+                   "few of its flags.  `miles %s --help` shows the same list, and "
+                   "`miles doctor %s ARGS...` checks a command line.\n\n"
+                   "| flag | default | known from | meaning |\n|---|---|---|---|\n",
+                   cmd->name, cmd->name, cmd->name);
+    for (const char *at = cmd->first; *at; at += strspn(at, " ")) {
+        ml_str name = { at, strcspn(at, " ") };
+        int row = ml_flag_list_find(&l, name);
+        ML_BUG_IF(row < 0);
+        flag_row(out, l.row[row]);
+        at += name.len;
+    }
+}
+
 void ml_help_docs(ml_text *out) {
     ml_text_printf(
         out,
@@ -89,6 +110,7 @@ void ml_help_docs(ml_text *out) {
         "default; a line on standard error says what overrides what.\n\n"
         "Exit status: 0 done, 1 failed, 2 wrong usage, 3 another process failed, 70 a "
         "fault in miles itself.\n");
+    first_section(out, ml_command_find("train"));
     for (const ml_command *c = ml_commands; c->name; c++)
         command_section(out, c);
 }
