@@ -204,11 +204,11 @@ $(FUZZ_TARGETS:%=build/fuzz/tests/fuzz/%): build/fuzz/%: build/fuzz/%.o build/fu
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 
-# A model that learns to do sums, from nothing; SEED chooses the model and the problems.
+# Trains a small model from random weights; SEED selects the model and the problems.
 SEED ?= 1
 quickstart:
 	@CC='$(CC)' tools/check-deps.sh --install build
-	@$(SELF) CONFIG=$(CONFIG) CC=$(CC) $(B)/miles $(TOOLS)
+	@$(SELF) CONFIG=$(CONFIG) CC=$(CC) miles $(TOOLS)
 	@MILES_BUILD=$(B) recipes/quickstart.sh build/quickstart $(SEED)
 
 # All of them run; a goal that is missed fails the target at the end.
