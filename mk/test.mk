@@ -66,6 +66,7 @@ $(call load,$(CONFIG),15)
 60 e2e/runner tests/e2e/run_tests.sh
 60 e2e/make-jobs tests/e2e/make_jobs.sh
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
+300 e2e/docs-commands tests/e2e/docs_commands.py --build $(B)
 120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
 300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
