@@ -101,7 +101,7 @@ static void first_section(ml_text *out, const ml_command *cmd) {
 void ml_help_docs(ml_text *out) {
     ml_text_printf(
         out,
-        "<!-- Made from the flag rows by `make docs`; edit src/cli/flags_*.c instead. -->\n"
+        "<!-- Made from the flag rows by `make docs`; edit src/cli/flags/*.c instead. -->\n"
         "# The command line\n\n"
         "A value is written `--name VALUE` or `--name=VALUE`; a flag without value is "
         "turned off by `--no-name`.  Names are exact.  Of a flag that is given several "

@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/advantage/advantages.h"
-#include "rl/advantage/opd.h"
-#include "rl/advantage/reward_norm.h"
-#include "rl/advantage/whiten.h"
+#include "rl/learn/advantage/advantages.h"
+#include "rl/learn/advantage/opd.h"
+#include "rl/learn/advantage/reward_norm.h"
+#include "rl/learn/advantage/whiten.h"
 #include "rl/builtins.h"
-#include "rl/loss/kl.h"
+#include "rl/learn/loss/kl.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 

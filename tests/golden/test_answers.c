@@ -5,7 +5,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "rl/reward/grade.h"
-#include "rl/reward/math_same.h"
+#include "rl/reward/math/math_same.h"
 #include "tests/support/test.h"
 
 #define FOLDER "tests/golden/answers/"

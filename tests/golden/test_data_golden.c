@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "rl/data_source.h"
+#include "rl/data/data_source.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 

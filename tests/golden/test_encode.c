@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "text/detok.h"
+#include "text/tokenizer/detok.h"
 
 #define OURS "tests/golden/text"
 #define SHARED "../shared/fixtures/tokenizers"

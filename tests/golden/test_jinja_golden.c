@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "base/map.h"
 #include "tests/support/test.h"
-#include "text/chat_template.h"
+#include "text/chat/chat_template.h"
 
 #define FIXTURES "../shared/fixtures/"
 

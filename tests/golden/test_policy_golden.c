@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/advantage/advantages.h"
+#include "rl/learn/advantage/advantages.h"
 #include "rl/builtins.h"
 #include "tests/support/recorded_step.h"
 #include "tests/support/test.h"

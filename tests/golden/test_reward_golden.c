@@ -8,10 +8,10 @@
 #include "base/file.h"
 #include "io/jsonl.h"
 #include "rl/reward/answer.h"
-#include "rl/reward/dapo_text.h"
+#include "rl/reward/graders/dapo_text.h"
 #include "rl/reward/grade.h"
-#include "rl/reward/math_same.h"
-#include "rl/reward/words.h"
+#include "rl/reward/math/math_same.h"
+#include "rl/reward/graders/words.h"
 #include "tests/support/test.h"
 
 #define ALL "../shared/fixtures/rewards"

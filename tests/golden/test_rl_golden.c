@@ -5,11 +5,11 @@
 #include <string.h>
 
 #include "base/exp.h"
-#include "rl/advantage/advantages.h"
+#include "rl/learn/advantage/advantages.h"
 #include "rl/builtins.h"
-#include "rl/loss/kl.h"
-#include "rl/loss/surrogate.h"
-#include "rl/reduce/divisors.h"
+#include "rl/learn/loss/kl.h"
+#include "rl/learn/loss/surrogate.h"
+#include "rl/learn/reduce/divisors.h"
 #include "tests/support/recorded_step.h"
 #include "tests/support/test.h"
 

@@ -3,11 +3,11 @@
 #include <string.h>
 
 #include "plugin/edge.h"
-#include "rl/group_filter.h"
-#include "rl/reduce/divisors.h"
-#include "rl/sample_metrics.h"
-#include "rl/train_rows.h"
-#include "rl/truncate.h"
+#include "rl/rollout/group_filter.h"
+#include "rl/learn/reduce/divisors.h"
+#include "rl/record/sample_metrics.h"
+#include "rl/learn/train_rows.h"
+#include "rl/learn/truncate.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 

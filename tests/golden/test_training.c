@@ -7,8 +7,8 @@
 #include "base/json.h"
 #include "io/safetensors.h"
 #include "plugin/resolve.h"
-#include "rl/advantage/reward_norm.h"
-#include "rl/step_run.h"
+#include "rl/learn/advantage/reward_norm.h"
+#include "rl/learn/step_run.h"
 #include "tests/support/test.h"
 #include "tests/support/trainee.h"
 

@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "base/exp.h"
-#include "rl/advantage/advantages.h"
-#include "rl/advantage/reward_norm.h"
-#include "rl/advantage/whiten.h"
+#include "rl/learn/advantage/advantages.h"
+#include "rl/learn/advantage/reward_norm.h"
+#include "rl/learn/advantage/whiten.h"
 #include "rl/builtins.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"

@@ -9,7 +9,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "cli/bench_report.h"
+#include "cli/commands/bench_report.h"
 #include "net/http_server.h"
 #include "net/sse.h"
 #include "tests/support/scratch.h"

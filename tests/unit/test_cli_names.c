@@ -1,6 +1,6 @@
 /* Names of flags: which one counts, other names of the same, names of other programs, models. */
 #include "base/file.h"
-#include "cli/flag_foreign.h"
+#include "cli/flags/flag_foreign.h"
 #include "tests/support/flag_words.h"
 #include "tests/support/scratch.h"
 

@@ -1,7 +1,7 @@
 /* Conversations in the form that templates take: messages, tool calls, tools. */
 #include <string.h>
 
-#include "rl/conversation.h"
+#include "text/chat/conversation.h"
 #include "tests/support/json_text.h"
 #include "tests/support/test.h"
 

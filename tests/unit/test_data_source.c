@@ -1,7 +1,7 @@
 /* The order in which prompts are handed out, and how it is saved. */
 #include <string.h>
 
-#include "rl/data_source.h"
+#include "rl/data/data_source.h"
 #include "tests/support/log_text.h"
 #include "tests/support/must.h"
 #include "tests/support/scratch.h"

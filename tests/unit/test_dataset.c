@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/dataset.h"
+#include "rl/data/dataset.h"
 #include "tests/support/json_text.h"
 #include "tests/support/log_text.h"
 #include "tests/support/scratch.h"

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "tests/support/test.h"
-#include "text/detok.h"
+#include "text/tokenizer/detok.h"
 
 static ml_str str(const ml_text *t) {
     return (ml_str){ t->ptr ? t->ptr : "", t->len };

@@ -1,9 +1,9 @@
 /* Engines that cannot be started, or not again. */
-#include "engine/supervisor.h"
+#include "gen/supervisor.h"
 
 #include <string.h>
 
-#include "engine/remote.h"
+#include "gen/remote.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 

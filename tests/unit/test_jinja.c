@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "text/chat_template.h"
+#include "text/chat/chat_template.h"
 
 static ml_arena arena;
 static ml_jinja_fault fault;

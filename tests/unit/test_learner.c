@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/local.h"
+#include "gen/local.h"
 #include "plugin/resolve.h"
-#include "rl/learner.h"
+#include "rl/learn/learner.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/trainee.h"

@@ -1,5 +1,5 @@
 /* The engine on a thread of its own: what other threads may ask for meanwhile. */
-#include "engine/local.h"
+#include "gen/local.h"
 
 #include <pthread.h>
 #include <string.h>

@@ -6,11 +6,11 @@
 #include <string.h>
 
 #include "plugin/resolve.h"
-#include "rl/advantage/advantages.h"
+#include "rl/learn/advantage/advantages.h"
 #include "rl/builtins.h"
-#include "rl/loss/kl.h"
-#include "rl/loss/step_loss.h"
-#include "rl/loss/surrogate.h"
+#include "rl/learn/loss/kl.h"
+#include "rl/learn/loss/step_loss.h"
+#include "rl/learn/loss/surrogate.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 

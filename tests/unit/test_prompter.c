@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "rl/prompt_encoder.h"
+#include "rl/data/prompt_encoder.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "text/assistant_mask.h"
+#include "text/chat/assistant_mask.h"
 
 #define KIMI "tests/golden/text/kimi"
 

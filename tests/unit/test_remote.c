@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/local.h"
-#include "engine/remote.h"
+#include "gen/local.h"
+#include "gen/remote.h"
 #include "net/http_server.h"
 #include "serve/server.h"
 #include "tests/support/log_text.h"

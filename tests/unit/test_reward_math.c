@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "rl/builtins.h"
 #include "rl/reward/grade.h"
-#include "rl/reward/math_same.h"
+#include "rl/reward/math/math_same.h"
 #include "base/sha256.h"
 #include "tests/support/test.h"
 

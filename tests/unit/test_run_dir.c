@@ -8,7 +8,7 @@
 #include "base/dir.h"
 #include "base/file.h"
 #include "base/str.h"
-#include "rl/run_disk.h"
+#include "rl/record/run_disk.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_run.h"

@@ -7,7 +7,7 @@
 
 #include "base/crc32c.h"
 #include "base/file.h"
-#include "rl/run_log.h"
+#include "rl/record/run_log.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 

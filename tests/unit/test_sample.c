@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/gen_task.h"
-#include "rl/partial_buffer.h"
+#include "rl/rollout/gen_task.h"
+#include "rl/rollout/partial_buffer.h"
 #include "tests/support/log_text.h"
 #include "tests/support/must.h"
 #include "tests/support/toy_model.h"

@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "text/tok_priv.h"
+#include "text/tokenizer/tok_priv.h"
 
 #define MODEL                                                                              \
     "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a "    \

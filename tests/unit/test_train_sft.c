@@ -7,7 +7,7 @@
 
 #include "base/dir.h"
 #include "io/jsonl.h"
-#include "rl/sft_sample.h"
+#include "rl/data/sft_sample.h"
 #include "tests/support/kill.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"

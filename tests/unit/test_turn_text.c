@@ -1,11 +1,11 @@
 /* What the template writes between two answers, against the whole conversation at once. */
-#include "rl/turn_tokens.h"
+#include "rl/env/turn_tokens.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "rl/conversation.h"
+#include "text/chat/conversation.h"
 #include "tests/support/must.h"
 #include "tests/support/scratch.h"
 #include "tests/support/toy_model.h"

@@ -10,7 +10,7 @@
 #include "io/checkpoint.h"
 #include "io/delta_writer.h"
 #include "io/local_checkpoint.h"
-#include "rl/weight_dir.h"
+#include "model/weight_dir.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
