@@ -9,8 +9,8 @@ written to that file.  The shell stands in a copy of the project's layout with a
 Where a page downloads a model or data, the quickstart's model and two problems in GSM8K's format take
 their place, and recipes run one small rollout.
 
-Further checks: links to files exist, flags exist in docs/cli.md, and every message that
-docs/TROUBLESHOOTING.md quotes is one of the program.
+Further checks: links to files exist and README.md lists all pages, flags exist in docs/cli.md, and every
+message that docs/TROUBLESHOOTING.md quotes is one of the program.
 """
 import argparse
 import glob
@@ -159,14 +159,19 @@ def run_page(page, work, env, openai):
 # --- what the pages refer to ---------------------------------------------------------------
 
 
-def dead_links():
+def links():
+    """What is wrong with them, as of the next two."""
     for page in glob.glob("*.md") + glob.glob("docs/*.md") + glob.glob("bench/*.md"):
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", open(page).read()):
             if "://" not in target and not os.path.exists(os.path.join(os.path.dirname(page), target)):
                 yield f"{page}: there is no {target}"
+    readme = open("README.md").read()
+    for page in glob.glob("docs/*.md"):
+        if f"]({page})" not in readme:
+            yield f"README.md: the list of pages lacks {page}"
 
 
-def unknown_flags():
+def flags():
     known = set(re.findall(r"^\| `(--[\w-]+)", open("docs/cli.md").read(), re.M)) | OTHER_FLAGS
     known |= {f"--no-{flag[2:]}" for flag in known}
     for page in PAGES + ["docs/TROUBLESHOOTING.md"]:
@@ -175,7 +180,7 @@ def unknown_flags():
                 yield f"{page}: there is no flag {flag} in docs/cli.md"
 
 
-def unknown_messages():
+def messages():
     """A message is quoted by its fixed parts, with ... between them, in a first column."""
     source = ""
     for path in glob.glob("src/**/*.c*", recursive=True):
@@ -192,7 +197,7 @@ def main():
     p.add_argument("--build", required=True)
     build = p.parse_args().build
     passed = failed = 0
-    for check in (dead_links, unknown_flags, unknown_messages):
+    for check in (links, flags, messages):
         wrong = list(check())
         print("\n".join(wrong) or f"ok   {check.__name__}")
         passed, failed = passed + (not wrong), failed + bool(wrong)
