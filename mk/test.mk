@@ -91,6 +91,7 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 60 e2e/runner tests/e2e/run_tests.sh
 60 e2e/make-jobs tests/e2e/make_jobs.sh
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
+300 e2e/docs-commands tests/e2e/docs_commands.py --build $(B)
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
 !900 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED) $(CHECKOP) $(LOAD) $(B)/tests/golden/test_golden)
 300 asan/models build/asan/tests/golden/test_golden $(FAMILIES)
@@ -236,11 +237,11 @@ $(FUZZ_TARGETS:%=build/fuzz/tests/fuzz/%): build/fuzz/%: build/fuzz/%.o build/fu
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 
-# A model that learns to do sums, from nothing; SEED chooses the model and the problems.
+# Trains a small model from random weights; SEED selects the model and the problems.
 SEED ?= 1
 quickstart:
 	@CC='$(CC)' tools/check-deps.sh --install build
-	@$(SELF) CONFIG=$(CONFIG) CC=$(CC) $(B)/miles $(TOOLS)
+	@$(SELF) CONFIG=$(CONFIG) CC=$(CC) miles $(TOOLS)
 	@MILES_BUILD=$(B) recipes/quickstart.sh build/quickstart $(SEED)
 
 # All of them run; a goal that is missed fails the target at the end.

@@ -189,6 +189,12 @@ static void chat_tools(void) {
     CHECK_HAS(body, "\"content\": \"ok\\n<tool_call>");
     CHECK_HAS(body, "\"finish_reason\": \"stop\"");
     stop();
+    start("<tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>"); /* no text */
+    chat(HI ", " TOOLS "}");
+    CHECK_HAS(body, "\"message\": {\"role\": \"assistant\", \"content\": null, "
+                    "\"tool_calls\": [{\"index\": 0, ");
+    CHECK_HAS(body, "\"finish_reason\": \"tool_calls\"");
+    stop();
     start_with("<tool_call>{\"name\": \"get\", \"arguments\": "
                "{}}</tool_call>\n<tool_call>{\"name\""
                ": \"get\", \"arguments\": {\"a\": 2}}</tool_call>",
