@@ -35,12 +35,11 @@ static void flag_row(ml_text *out, const ml_flag *f) {
         cell(out, f->help);
     else
         ml_text_printf(out, "*%s*: %s.",
-                       f->state == ML_FLAG_NOOP ? "changes nothing" : "not offered",
-                       f->why);
+                       f->state == ML_FLAG_NOOP ? "ignored" : "not supported", f->why);
     if (f->min < f->max && f->type != ML_FLAG_BYTES)
         ml_text_printf(out, " From %.15g to %.15g.", f->min, f->max);
     if (f->env)
-        ml_text_printf(out, " Environment: `%s`.", f->env);
+        ml_text_printf(out, " Environment variable: `%s`.", f->env);
     ml_text_printf(out, " |\n");
     ml_text_release(&value);
 }
@@ -53,7 +52,7 @@ static void rules_of(ml_text *out, const ml_command *cmd) {
             if (!(r->cmds & cmd->bit))
                 continue;
             if (!any)
-                ml_text_printf(out, "\nWhat must hold between flags:\n\n");
+                ml_text_printf(out, "\nRules between flags:\n\n");
             any = true;
             ml_text_printf(out, "- `%s`: %s.\n", r->id, r->sentence);
         }
@@ -69,8 +68,8 @@ static void command_section(ml_text *out, const ml_command *cmd) {
     for (int i = 0; i < l.n; i++) {
         if (strcmp(group, l.row[i]->group) != 0)
             ml_text_printf(out,
-                           "\n### %s: %s\n\n| flag | default | known from | meaning |\n"
-                           "|---|---|---|---|\n",
+                           "\n### %s: %s\n\n| flag | default | origin | meaning "
+                           "|\n|---|---|---|---|\n",
                            cmd->name, l.row[i]->group);
         group = l.row[i]->group;
         flag_row(out, l.row[i]);
@@ -100,16 +99,14 @@ static void first_section(ml_text *out, const ml_command *cmd) {
 
 void ml_help_docs(ml_text *out) {
     ml_text_printf(
-        out,
-        "<!-- Made from the flag rows by `make docs`; edit src/cli/flags/*.c instead. -->\n"
-        "# The command line\n\n"
-        "A value is written `--name VALUE` or `--name=VALUE`; a flag without value is "
-        "turned off by `--no-name`.  Names are exact.  Of a flag that is given several "
-        "times the last one counts, the command line goes before the YAML file of "
-        "`--custom-config-path`, that before an environment variable, and that before the "
-        "default; a line on standard error says what overrides what.\n\n"
-        "Exit status: 0 done, 1 failed, 2 wrong usage, 3 another process failed, 70 a "
-        "fault in miles itself.\n");
+        out, "<!-- Generated from the flag tables by `make docs`; edit src/cli/flags/*.c "
+             "instead. -->\n# Command line\n\nValues are written `--name VALUE` or "
+             "`--name=VALUE`; `--no-name` turns off a flag without a value.  Names cannot "
+             "be abbreviated.  If a flag is repeated, the last one wins.  The command line "
+             "takes precedence over the YAML file of `--custom-config-path`, the file over "
+             "environment variables, and these over the default; overridden values are "
+             "logged on standard error.\n\nExit status: 0 success, 1 failure, 2 usage "
+             "error, 3 another process failed, 70 bug in miles.\n");
     first_section(out, ml_command_find("train"));
     for (const ml_command *c = ml_commands; c->name; c++)
         command_section(out, c);

@@ -41,7 +41,7 @@ typedef struct ml_engine_opts {
 /* Memory that an engine will allocate, in bytes, and the pages of its KV cache. */
 typedef struct ml_engine_memory {
     size_t kv, act, scratch, requests;
-    size_t routes; /* routing records, stored beside the pages */
+    size_t routing_record; /* routing records, stored beside the pages */
     int32_t n_page;
 } ml_engine_memory;
 

@@ -134,7 +134,7 @@ struct ml_gen {
     /* Sets the callback for the end of steps in which requests ended; it runs before the
      * next step begins, so decisions made in it depend on steps, never on the clock.
      * NULL removes it.  Remote generators call it after each request's end. */
-    void (*watch)(ml_gen *g, ml_step_end_fn *fn, void *ud);
+    void (*on_step_end)(ml_gen *g, ml_step_end_fn *fn, void *ud);
 };
 
 #endif

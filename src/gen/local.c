@@ -29,7 +29,7 @@ struct command {
     const ml_weights *weights;
     weight_set *set;
     const char *dir;
-    ml_step_end_fn *watch;
+    ml_step_end_fn *step_end;
     void *ud;
     uint64_t version;
     ml_switch how;
@@ -43,8 +43,8 @@ struct local {
     weight_set *own; /* the weights in use, or NULL: they are the caller's */
     char *dir;       /* checkpoint of `own`; NULL: dummy weights */
     bool paused, no_kv, no_weights;
-    ml_step_end_fn *watch;
-    void *watch_ud;
+    ml_step_end_fn *step_end;
+    void *step_end_ud;
     int64_t n_ended; /* requests that had ended at the last tell_watch */
 
     pthread_t thread;
@@ -180,14 +180,14 @@ static void refuse_commands(local *l) {
     pthread_cond_broadcast(&l->done);
 }
 
-static void tell_watch(local *l) {
+static void call_step_end(local *l) {
     ml_gen_stats now;
     int64_t n_ended;
 
     ml_engine_stats(l->engine, &now);
     n_ended = now.n_finished + now.n_aborted;
-    if (l->watch && n_ended != l->n_ended)
-        l->watch(l->watch_ud);
+    if (l->step_end && n_ended != l->n_ended)
+        l->step_end(l->step_end_ud);
     l->n_ended = n_ended;
 }
 
@@ -208,7 +208,7 @@ static void *run(void *ud) {
             break;
         pthread_mutex_unlock(&l->lock);
         busy = may_step(l) && ml_engine_step(l->engine);
-        tell_watch(l);
+        call_step_end(l);
         pthread_mutex_lock(&l->lock);
         take_stock(l);
     }
@@ -221,11 +221,11 @@ static void *run(void *ud) {
 
 /* --- from other threads --------------------------------------------------------- */
 
-static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, void *ud,
+static ml_status submit(ml_gen *g, const ml_gen_request *req, ml_gen_fn *fn, void *ud,
                         uint64_t *ticket, ml_err *err) {
     local *l = of(g);
     ml_request *r;
-    ml_status st = ml_request_new(&r, &l->opts.engine, l->opts.spec->n_vocab, ask, err);
+    ml_status st = ml_request_new(&r, &l->opts.engine, l->opts.spec->n_vocab, req, err);
 
     if (st != ML_OK)
         return st;
@@ -283,9 +283,9 @@ static ml_status do_pause(local *l, command *c) {
     return ML_OK;
 }
 
-static ml_status do_watch(local *l, command *c) {
-    l->watch = c->watch;
-    l->watch_ud = c->ud;
+static ml_status do_set_step_end(local *l, command *c) {
+    l->step_end = c->step_end;
+    l->step_end_ud = c->ud;
     return ML_OK;
 }
 
@@ -368,8 +368,8 @@ static void resume_steps(ml_gen *g) {
     have_done(of(g), &(command){ .fn = do_pause });
 }
 
-static void watch(ml_gen *g, ml_step_end_fn *fn, void *ud) {
-    have_done(of(g), &(command){ .fn = do_watch, .watch = fn, .ud = ud });
+static void set_step_end(ml_gen *g, ml_step_end_fn *fn, void *ud) {
+    have_done(of(g), &(command){ .fn = do_set_step_end, .step_end = fn, .ud = ud });
 }
 
 static bool flush(ml_gen *g) {
@@ -457,7 +457,7 @@ ml_status ml_local_open(ml_gen **out, const ml_local_opts *o, ml_err *err) {
                        .flush = flush,
                        .load = load,
                        .stats = stats,
-                       .watch = watch,
+                       .on_step_end = set_step_end,
                        .close = close_gen };
     l->opts = *o;
     pthread_mutex_init(&l->lock, NULL);

@@ -39,7 +39,7 @@ static void end_call(ml_remote_call *c, ml_gen_update *u) {
     r->stats.n_running--;
     r->stats.n_finished += u->finish != ML_FINISH_ABORT;
     r->stats.n_aborted += u->finish == ML_FINISH_ABORT;
-    r->stats.n_prompt_token += c->ask.n_prompt;
+    r->stats.n_prompt_token += c->params.n_prompt;
     r->stats.n_cached_token += u->n_cached;
     r->stats.n_answer_token += u->answer.n;
     if (u->version && !r->weights.load)
@@ -49,8 +49,8 @@ static void end_call(ml_remote_call *c, ml_gen_update *u) {
     free_call(c);
     if (!any_failed(r))
         r->failing_since = 0;
-    if (r->watch)
-        r->watch(r->watch_ud);
+    if (r->step_end)
+        r->step_end(r->step_end_ud);
 }
 
 static void abort_call(ml_remote_call *c, const char *why) {
@@ -121,7 +121,7 @@ static ml_status read_answer(ml_remote_call *c, ml_gen_update *u, ml_arena *a,
     if (c->query.status != 200)
         return ml_fail(err, ML_EPEER, "%s answered with status %d: %.300s", url,
                        c->query.status, reply.ptr ? reply.ptr : "");
-    st = ml_remote_read(u, a, &c->ask, c->remote->opts.spec, reply, url, err);
+    st = ml_remote_read(u, a, &c->params, c->remote->opts.spec, reply, url, err);
     return st == ML_OK ? check_version(c, u, url, err) : st;
 }
 
@@ -136,7 +136,7 @@ static bool is_wrong(const ml_remote_call *c) {
 }
 
 /* Updates the state of the server by its answer or failure. */
-static void judge_server(ml_remote_call *c, ml_status st, const char *why) {
+static void update_server(ml_remote_call *c, ml_status st, const char *why) {
     ml_remote *r = c->remote;
 
     if (st == ML_OK) {
@@ -160,7 +160,7 @@ static void look_at(ml_remote_call *c) {
 
     ml_arena_init(&a, "reply");
     st = read_answer(c, &u, &a, &err);
-    judge_server(c, st, err.msg);
+    update_server(c, st, err.msg);
     c->server = -1;
     if (st == ML_OK)
         end_call(c, &u);
@@ -179,7 +179,7 @@ static void on_done(void *ud, const ml_err *failed) {
     if (failed)
         c->why = *failed;
     c->answered = true;
-    if (c->remote->held && !c->aborted)
+    if (c->remote->paused && !c->aborted)
         return;
     c->answered = false;
     look_at(c);
@@ -220,28 +220,28 @@ static void begin(void *ud) {
 static void keep(ml_remote_call *c, const ml_gen_request *r) {
     ml_str *stop = ML_NEW(&c->arena, ml_str, r->n_stop + 1);
 
-    c->ask = *r;
+    c->params = *r;
     for (int32_t i = 0; i < r->n_stop; i++)
         stop[i] = (ml_str){ ml_arena_str(&c->arena, r->stop[i].ptr, r->stop[i].len),
                             r->stop[i].len };
-    c->ask.stop = stop;
-    c->ask.prompt = c->ask.stop_id = c->ask.also = NULL;
+    c->params.stop = stop;
+    c->params.prompt = c->params.stop_id = c->params.also = NULL;
     if (r->score_from >= 0) {
         int32_t *prompt = ML_NEW(&c->arena, int32_t, r->n_prompt);
-        c->ask.prompt = memcpy(prompt, r->prompt, (size_t)r->n_prompt * sizeof *prompt);
+        c->params.prompt = memcpy(prompt, r->prompt, (size_t)r->n_prompt * sizeof *prompt);
     }
     c->max_reply = ml_remote_reply_bytes(r, c->remote->opts.spec);
-    c->ask.draw.bias = NULL;
+    c->params.draw.bias = NULL;
 }
 
-static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, void *ud,
+static ml_status submit(ml_gen *g, const ml_gen_request *req, ml_gen_fn *fn, void *ud,
                         uint64_t *ticket, ml_err *err) {
     ml_remote *r = of(g);
     ml_remote_call *c;
 
-    if (ask->n_prompt < 1)
+    if (req->n_prompt < 1)
         return ml_fail(err, ML_EUSAGE, "the prompt is empty; it must have a token");
-    if (r->opts.spec && ml_request_check_ids("prompt", ask->prompt, ask->n_prompt,
+    if (r->opts.spec && ml_request_check_ids("prompt", req->prompt, req->n_prompt,
                                              r->opts.spec->n_vocab, err) != ML_OK)
         return ML_EUSAGE;
     if (ml_remote_check_given_up(r, err) != ML_OK)
@@ -260,8 +260,8 @@ static ml_status submit(ml_gen *g, const ml_gen_request *ask, ml_gen_fn *fn, voi
     c->version = r->weights.load ? r->stats.version : 0;
     r->stats.n_running++;
     pthread_mutex_unlock(&r->lock);
-    keep(c, ask);
-    ml_remote_write(&c->body, &r->opts, ask, c->ticket);
+    keep(c, req);
+    ml_remote_write(&c->body, &r->opts, req, c->ticket);
     ml_loop_post(r->loop, begin, c);
     return ML_OK;
 }
@@ -339,20 +339,20 @@ void ml_remote_drop_waiting(void *remote) {
 
 static void abort_all(ml_gen *g) {
     ml_loop_post(of(g)->loop, abort_waiting, of(g));
-    (void)ml_remote_tell_all(of(g), "POST", "/abort_request", "{\"abort_all\":true}", false,
-                             NULL);
+    (void)ml_remote_request_all(of(g), "POST", "/abort_request", "{\"abort_all\":true}",
+                                false, NULL);
 }
 
 static void hold(void *ud) {
     ml_remote *r = ud;
-    r->held = true;
+    r->paused = true;
 }
 
 /* Processes the answers that arrived while paused. */
 static void let_go(void *ud) {
     ml_remote *r = ud;
 
-    r->held = false;
+    r->paused = false;
     for (ml_remote_call *c = r->first, *next; c; c = next) {
         next = c->next;
         if (c->answered) {
@@ -370,8 +370,8 @@ static void set_paused(ml_gen *g, bool paused) {
 }
 
 static void pause_all(ml_gen *g) {
-    (void)ml_remote_tell_all(of(g), "POST", "/pause_generation", "{\"mode\":\"retract\"}",
-                             false, NULL);
+    (void)ml_remote_request_all(of(g), "POST", "/pause_generation",
+                                "{\"mode\":\"retract\"}", false, NULL);
     ml_remote_run_on_loop(of(g), hold, of(g));
     set_paused(g, true);
 }
@@ -379,11 +379,11 @@ static void pause_all(ml_gen *g) {
 static void resume_all(ml_gen *g) {
     set_paused(g, false);
     ml_remote_run_on_loop(of(g), let_go, of(g));
-    (void)ml_remote_tell_all(of(g), "POST", "/continue_generation", "{}", false, NULL);
+    (void)ml_remote_request_all(of(g), "POST", "/continue_generation", "{}", false, NULL);
 }
 
 static bool flush(ml_gen *g) {
-    return ml_remote_tell_all(of(g), "POST", "/flush_cache", "{}", false, NULL) == ML_OK;
+    return ml_remote_request_all(of(g), "POST", "/flush_cache", "{}", false, NULL) == ML_OK;
 }
 
 static void stats(ml_gen *g, ml_gen_stats *out) {
@@ -393,23 +393,23 @@ static void stats(ml_gen *g, ml_gen_stats *out) {
     pthread_mutex_unlock(&r->lock);
 }
 
-typedef struct watch_note {
+typedef struct step_end_callback {
     ml_remote *remote;
     ml_step_end_fn *fn;
     void *ud;
-} watch_note;
+} step_end_callback;
 
-static void set_watch(void *ud) {
-    const watch_note *n = ud;
+static void do_set_step_end(void *ud) {
+    const step_end_callback *n = ud;
 
-    n->remote->watch = n->fn;
-    n->remote->watch_ud = n->ud;
+    n->remote->step_end = n->fn;
+    n->remote->step_end_ud = n->ud;
 }
 
 /* After return, the previous callback is not running and will not be called. */
-static void watch_ends(ml_gen *g, ml_step_end_fn *fn, void *ud) {
-    watch_note n = { of(g), fn, ud };
-    ml_remote_run_on_loop(of(g), set_watch, &n);
+static void set_step_end(ml_gen *g, ml_step_end_fn *fn, void *ud) {
+    step_end_callback n = { of(g), fn, ud };
+    ml_remote_run_on_loop(of(g), do_set_step_end, &n);
 }
 
 /* --- opening and closing ------------------------------------------------------------ */
@@ -423,7 +423,7 @@ static void *carry(void *ud) {
         abort_call(c, "the generator is closing");
     }
     ml_remote_cancel_reloads(r);
-    ml_remote_watch_stop(r);
+    ml_remote_probe_stop(r);
     return NULL;
 }
 
@@ -489,7 +489,7 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
                        .load = ml_remote_load,
                        .stats = stats,
                        .close = close_gen,
-                       .watch = watch_ends };
+                       .on_step_end = set_step_end };
     ml_arena_init(&r->arena, "remote servers");
     pthread_mutex_init(&r->lock, NULL);
     keep_opts(r, o);
@@ -499,9 +499,9 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
         return st;
     }
     r->client = ml_http_client_new(r->loop);
-    ml_remote_watch_start(r);
+    ml_remote_probe_start(r);
     if (pthread_create(&r->thread, NULL, carry, r) != 0) {
-        ml_remote_watch_stop(r);
+        ml_remote_probe_stop(r);
         free_remote(r);
         return ml_fail(err, ML_ENOMEM, "the system gives no thread for connections");
     }

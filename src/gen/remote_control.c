@@ -23,7 +23,7 @@ typedef struct broadcast {
 } broadcast;
 
 /* Servers report "success": false with status 200 or 400. */
-static bool says_no(const question *q) {
+static bool is_refusal(const question *q) {
     const char *reply = q->query.reply.ptr;
 
     return reply && strstr(reply, "\"success\"") && strstr(reply, "false");
@@ -37,7 +37,7 @@ static void answered(void *ud, const ml_err *err) {
     pthread_mutex_lock(&b->lock);
     if (b->st == ML_OK && err)
         b->st = ml_fail(b->err, ML_EAGAIN, "%s", err->msg);
-    else if (b->st == ML_OK && (status != 200 || says_no(q)))
+    else if (b->st == ML_OK && (status != 200 || is_refusal(q)))
         b->st = ml_fail(b->err, status >= 500 ? ML_EAGAIN : ML_EPEER,
                         "%s%s answered with status %d: %.300s", q->url, b->path, status,
                         q->query.reply.ptr ? q->query.reply.ptr : "");
@@ -46,7 +46,7 @@ static void answered(void *ud, const ml_err *err) {
     pthread_mutex_unlock(&b->lock);
 }
 
-static void ask(void *ud) {
+static void send_query(void *ud) {
     question *q = ud;
     broadcast *b = q->all;
 
@@ -65,7 +65,7 @@ static ml_status run(broadcast *b) {
     b->n_left = b->n;
     for (int32_t i = 0; i < b->n; i++) {
         b->question[i].all = b;
-        ml_loop_post(b->remote->loop, ask, &b->question[i]);
+        ml_loop_post(b->remote->loop, send_query, &b->question[i]);
     }
     pthread_mutex_lock(&b->lock);
     while (b->n_left)
@@ -90,8 +90,8 @@ static bool fans_out(const ml_json *root) {
 
 /* The workers behind a router.  For a plain server, the result is its own URL; likewise
  * for a router that forwards requests that need an API key. */
-static int32_t behind(ml_remote *r, const char *url, const char **out, int32_t cap,
-                      ml_arena *a) {
+static int32_t workers_of(ml_remote *r, const char *url, const char **out, int32_t cap,
+                          ml_arena *a) {
     question q = { .url = url };
     broadcast b = { .remote = r,
                     .method = "GET",
@@ -129,8 +129,8 @@ static const char *url_of(ml_remote *r, int32_t server, bool lost_too, ml_arena 
     return url;
 }
 
-ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
-                             const char *body, bool lost_too, ml_err *err) {
+ml_status ml_remote_request_all(ml_remote *r, const char *method, const char *path,
+                                const char *body, bool lost_too, ml_err *err) {
     enum { MOST = 1024 };
     ml_arena a;
     const char **url;
@@ -141,7 +141,7 @@ ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
     url = ML_NEW(&a, const char *, MOST);
     for (int32_t i = 0; i < r->opts.n_url && b.n < MOST; i++) {
         const char *front = url_of(r, i, lost_too, &a);
-        b.n += front ? behind(r, front, url + b.n, MOST - b.n, &a) : 0;
+        b.n += front ? workers_of(r, front, url + b.n, MOST - b.n, &a) : 0;
     }
     b.question = ML_NEW(&a, question, b.n);
     for (int32_t i = 0; i < b.n; i++)

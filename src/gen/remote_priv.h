@@ -50,7 +50,7 @@ typedef struct ml_remote_call {
     ml_gen_fn *fn;
     void *ud;
     ml_arena arena; /* the strings of the request */
-    ml_gen_request ask;
+    ml_gen_request params;
     ml_text body;
     ml_remote_query query;
     size_t max_reply; /* bytes */
@@ -87,14 +87,14 @@ struct ml_remote {
     pthread_t thread;
     ml_loop *loop;
     ml_http_client *client;
-    ml_remote_call *first; /* on the loop's thread only */
-    ml_remote_peer *peers; /* likewise */
-    ml_timer *tick;        /* likewise */
-    double failing_since;  /* likewise: start of failures without any answer; 0: none */
-    double failing_warn;   /* likewise: seconds of failures before the next warning */
-    bool held;             /* likewise: paused, no callback is invoked */
-    ml_step_end_fn *watch; /* likewise */
-    void *watch_ud;
+    ml_remote_call *first;    /* on the loop's thread only */
+    ml_remote_peer *peers;    /* likewise */
+    ml_timer *tick;           /* likewise */
+    double failing_since;     /* likewise: start of failures without any answer; 0: none */
+    double failing_warn;      /* likewise: seconds of failures before the next warning */
+    bool paused;              /* likewise: paused, no callback is invoked */
+    ml_step_end_fn *step_end; /* likewise */
+    void *step_end_ud;
 
     pthread_mutex_t lock; /* guards the fields below */
     uint64_t n_ticket;
@@ -128,12 +128,12 @@ enum {
 /* remote_query.c, on the loop's thread */
 /* Starts a query; of `ask`, only method, body and max_body are used.  Calls done once,
  * possibly before returning, unless the query is cancelled.  path must outlive q. */
-void ml_remote_query_start(ml_remote *r, ml_remote_query *q, const ml_http_request *ask,
+void ml_remote_query_start(ml_remote *r, ml_remote_query *q, const ml_http_request *what,
                            const char *server, const char *path);
 void ml_remote_query_cancel(ml_remote_query *q); /* no effect if it is not running */
 void ml_remote_query_release(ml_remote_query *q);
-void ml_remote_watch_start(ml_remote *r);
-void ml_remote_watch_stop(ml_remote *r); /* open queries fail; the loop has ended */
+void ml_remote_probe_start(ml_remote *r);
+void ml_remote_probe_stop(ml_remote *r); /* open queries fail; the loop has ended */
 
 /* remote.c, on the loop's thread */
 /* After ml_remote_give_up: aborts the calls that are between attempts. */
@@ -145,8 +145,8 @@ void ml_remote_drop_waiting(void *remote);
  * failure: ML_EAGAIN for no connection or status >= 500, ML_EPEER for a refusal.  Lost
  * servers are skipped unless lost_too is set; they get the state when they come back.
  * Not from the loop's thread. */
-ml_status ml_remote_tell_all(ml_remote *r, const char *method, const char *path,
-                             const char *body, bool lost_too, ml_err *err);
+ml_status ml_remote_request_all(ml_remote *r, const char *method, const char *path,
+                                const char *body, bool lost_too, ml_err *err);
 
 /* Runs a function on the loop's thread and waits for it. */
 void ml_remote_run_on_loop(ml_remote *r, ml_loop_fn *fn, void *ud);

@@ -90,10 +90,10 @@ static void on_done(void *ud, const ml_err *err) {
     q->done(q->ud, err);
 }
 
-void ml_remote_query_start(ml_remote *r, ml_remote_query *q, const ml_http_request *ask,
+void ml_remote_query_start(ml_remote *r, ml_remote_query *q, const ml_http_request *what,
                            const char *server, const char *path) {
     ml_remote_peer *p = find_peer(r, server);
-    ml_http_request request = *ask;
+    ml_http_request request = *what;
     ml_text url = { 0 };
     ml_err err = { 0 };
     ml_status st;
@@ -248,7 +248,7 @@ static void tick(void *ud) {
             look_after(p, paused, now);
 }
 
-void ml_remote_watch_start(ml_remote *r) {
+void ml_remote_probe_start(ml_remote *r) {
     double s = r->opts.check_s > 0 && r->opts.check_s < TICK_S ? r->opts.check_s : TICK_S;
 
     if (r->opts.warn_s > 0 && r->opts.warn_s < s)
@@ -256,7 +256,7 @@ void ml_remote_watch_start(ml_remote *r) {
     r->tick = ml_timer_start(r->loop, s, true, tick, r);
 }
 
-void ml_remote_watch_stop(ml_remote *r) {
+void ml_remote_probe_stop(ml_remote *r) {
     ml_err closing = { 0 };
 
     ml_fail(&closing, ML_EPEER, "the generator is closing");

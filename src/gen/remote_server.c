@@ -19,7 +19,7 @@ int32_t ml_remote_choose(const ml_remote *r, int32_t from) {
 
 /* --- recovery -------------------------------------------------------------------- */
 
-static void ask_again(void *ud);
+static void query_again(void *ud);
 
 static void set_lost(ml_remote_server *s, bool lost) {
     pthread_mutex_lock(&s->remote->lock);
@@ -30,7 +30,7 @@ static void set_lost(ml_remote_server *s, bool lost) {
 static void rest(ml_remote_server *s) {
     ml_timer_stop(s->timer);
     s->timer =
-        ml_timer_start(s->remote->loop, s->remote->opts.retry_s, false, ask_again, s);
+        ml_timer_start(s->remote->loop, s->remote->opts.retry_s, false, query_again, s);
 }
 
 static void on_back(ml_remote_server *s) {
@@ -47,7 +47,7 @@ static void on_continued(void *ud, const ml_err *err) {
         on_back(s);
 }
 
-static void tell(ml_remote_server *s, const char *path, const char *body,
+static void post(ml_remote_server *s, const char *path, const char *body,
                  void (*done)(void *ud, const ml_err *err)) {
     s->query.done = done;
     s->query.ud = s;
@@ -85,7 +85,7 @@ static void on_loaded(void *ud, const ml_err *err) {
     if (paused)
         on_back(s);
     else
-        tell(s, "/continue_generation", "{}", on_continued);
+        post(s, "/continue_generation", "{}", on_continued);
 }
 
 static void on_pulled(void *ud, const ml_err *err) {
@@ -99,12 +99,12 @@ static void on_pulled(void *ud, const ml_err *err) {
     load = r->weights.load;
     pthread_mutex_unlock(&r->lock);
     if (load)
-        tell(s, "/update_weights_from_disk", load, on_loaded);
+        post(s, "/update_weights_from_disk", load, on_loaded);
     else
         set_lost(s, false);
 }
 
-static void ask_again(void *ud) {
+static void query_again(void *ud) {
     ml_remote_server *s = ud;
     ml_remote *r = s->remote;
     const char *load, *pull;
@@ -120,9 +120,9 @@ static void ask_again(void *ud) {
     if (!load) /* the first update failed: no weights are required */
         set_lost(s, false);
     else if (pull)
-        tell(s, "/pull_weights", pull, on_pulled);
+        post(s, "/pull_weights", pull, on_pulled);
     else
-        tell(s, "/update_weights_from_disk", load, on_loaded);
+        post(s, "/update_weights_from_disk", load, on_loaded);
 }
 
 /* --- loss -------------------------------------------------------------------------- */
@@ -222,7 +222,7 @@ static void moved(void *ud) {
     }
     pthread_mutex_unlock(&r->lock);
     ml_remote_query_cancel(&s->query);
-    ask_again(s);
+    query_again(s);
 }
 
 void ml_remote_move(ml_gen *g, int32_t server, const char *url) {

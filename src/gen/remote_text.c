@@ -93,9 +93,10 @@ static int32_t list_from(const ml_gen_request *r) {
 }
 
 /* Routing records, by SGLang's names. */
-static const char *const route_asks[ML_N_ROUTING] = { "return_routed_experts",
-                                                      "return_indexer_topk" };
-static const char *const route_tells[ML_N_ROUTING] = { "routed_experts", "indexer_topk" };
+static const char *const routing_request_field[ML_N_ROUTING] = { "return_routed_experts",
+                                                                 "return_indexer_topk" };
+static const char *const routing_reply_field[ML_N_ROUTING] = { "routed_experts",
+                                                               "indexer_topk" };
 
 void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_request *r,
                      uint64_t ticket) {
@@ -121,7 +122,7 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
     }
     for (int i = 0; i < ML_N_ROUTING; i++)
         if (r->routed[i]) {
-            ml_json_key(o, route_asks[i]);
+            ml_json_key(o, routing_request_field[i]);
             ml_json_bool(o, true);
         }
     if (r->routed_from)
@@ -135,7 +136,7 @@ void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_requ
 typedef struct reader {
     const ml_json *meta;
     ml_arena *arena;
-    const ml_gen_request *ask;
+    const ml_gen_request *req;
     const ml_spec *spec; /* or NULL */
     const char *url;
     bool ended; /* the request was not aborted: no list may be shorter */
@@ -279,8 +280,8 @@ static ml_scored read_scored(reader *d, const char *const field[5], int32_t most
     s = (ml_scored){ .n = n, .id = id, .logprob = logprob };
     for (const ml_json *p = n ? list->child : NULL; p; p = p->next, at++)
         read_pair(d, p, &logprob[at], &id[at], field[0]);
-    read_lists(d, field[1], n, d->ask->n_top, &top, &s.top_logprob);
-    read_lists(d, field[2], n, d->ask->n_also, NULL, &s.also_logprob);
+    read_lists(d, field[1], n, d->req->n_top, &top, &s.top_logprob);
+    read_lists(d, field[2], n, d->req->n_also, NULL, &s.also_logprob);
     s.top_id = top;
     s.entropy = read_entropy(d, field[3], n);
     s.version = read_versions(d, field[4], n, now);
@@ -293,9 +294,9 @@ static ml_scored read_answer(reader *d, uint64_t now) {
                                           "output_token_ids_logprobs",
                                           "output_token_entropy", "output_token_versions" };
     const ml_json *list = ml_json_get(d->meta, field[0]);
-    ml_scored s = read_scored(d, field, d->ask->max_new, now);
+    ml_scored s = read_scored(d, field, d->req->max_new, now);
 
-    if (d->ended && d->ask->max_new > 0 && (!list || list->type != ML_JSON_ARRAY))
+    if (d->ended && d->req->max_new > 0 && (!list || list->type != ML_JSON_ARRAY))
         refuse(d, field[0], "is missing");
     for (int32_t i = 0; i < s.n; i++)
         if (isnan(s.logprob[i]))
@@ -321,7 +322,7 @@ static ml_scored read_prompt(reader *d, uint64_t now) {
     static const char *const field[5] = { "input_token_logprobs", "input_top_logprobs",
                                           "input_token_ids_logprobs",
                                           "input_token_entropy" };
-    const ml_gen_request *r = d->ask;
+    const ml_gen_request *r = d->req;
     int32_t from = list_from(r), n = from < 0 ? 0 : r->n_prompt - from;
     ml_scored s;
 
@@ -364,8 +365,8 @@ static void read_stop(reader *d, const ml_json *matched, ml_gen_update *u) {
     if (!matched || matched->type != ML_JSON_STRING)
         return;
     u->finish = ML_FINISH_STRING;
-    for (int32_t i = 0; i < d->ask->n_stop; i++)
-        if (ml_str_eq(d->ask->stop[i], matched->text))
+    for (int32_t i = 0; i < d->req->n_stop; i++)
+        if (ml_str_eq(d->req->stop[i], matched->text))
             u->matched = i;
 }
 
@@ -397,10 +398,10 @@ static int64_t width_of(int64_t bytes, int64_t n_row) {
 /* Routing rows; their number follows from that of the tokens.  A server may also send a row
  * of the last token, which is ignored. */
 static ml_routing read_routed(reader *d, ml_routing_kind route, int32_t n_token) {
-    const char *field = route_tells[route];
+    const char *field = routing_reply_field[route];
     const ml_json *v = ml_json_get(d->meta, field);
     int64_t want = d->spec ? ml_spec_routing_width(d->spec, route) : 0, bytes, width;
-    int32_t n = n_token - 1 - d->ask->routed_from, *row;
+    int32_t n = n_token - 1 - d->req->routed_from, *row;
 
     if (!v || v->type != ML_JSON_STRING || n < 0) {
         refuse(d, field, "is no text of choices");
@@ -425,13 +426,13 @@ static int32_t read_cached(const reader *d) {
     int64_t n = 0;
 
     (void)ml_json_i64(ml_json_get(d->meta, "cached_tokens"), &n);
-    return n < 0 ? 0 : n > d->ask->n_prompt ? d->ask->n_prompt : (int32_t)n;
+    return n < 0 ? 0 : n > d->req->n_prompt ? d->req->n_prompt : (int32_t)n;
 }
 
 ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *r,
                          const ml_spec *spec, ml_str reply, const char *url, ml_err *err) {
     const ml_json *root;
-    reader d = { .arena = a, .ask = r, .spec = spec, .url = url, .err = err };
+    reader d = { .arena = a, .req = r, .spec = spec, .url = url, .err = err };
     ml_status st = ml_json_parse(&root, a, reply, url, err);
 
     if (st != ML_OK)

@@ -14,13 +14,13 @@ static bool is_enough(const ml_remote *r, int32_t n, double waited) {
 
 /* Repeats a request until all servers have succeeded.  An unreachable server is retried
  * within the limits of attempts and time; a refusal is final. */
-static ml_status tell(ml_remote *r, const char *path, const char *body, ml_err *err) {
+static ml_status post_all(ml_remote *r, const char *path, const char *body, ml_err *err) {
     double began = ml_clock_s(), waited, warn_after = 0;
     ml_err why = { 0 };
     ml_status st;
 
     for (int32_t n = 1;; n++) {
-        st = ml_remote_tell_all(r, "POST", path, body, true, &why);
+        st = ml_remote_request_all(r, "POST", path, body, true, &why);
         waited = ml_clock_s() - began;
         if (st != ML_EAGAIN || is_enough(r, n, waited) ||
             ml_remote_check_given_up(r, &why) != ML_OK)
@@ -90,7 +90,7 @@ static ml_status load(ml_remote *r, const char *dir, const ml_pull *p, uint64_t 
     if (p)
         write_pull(&pull, p);
     keep(r, kept(r, &body), kept(r, &pull));
-    st = tell(r, "/update_weights_from_disk", body.ptr, err);
+    st = post_all(r, "/update_weights_from_disk", body.ptr, err);
     ml_text_release(&pull);
     ml_text_release(&body);
     if (st != ML_OK) {
@@ -119,13 +119,13 @@ ml_status ml_remote_pull(ml_gen *g, const ml_pull *p, ml_err *err) {
     ml_status st;
 
     write_pull(&body, p);
-    st = tell((ml_remote *)g, "/pull_weights", body.ptr, err);
+    st = post_all((ml_remote *)g, "/pull_weights", body.ptr, err);
     ml_text_release(&body);
     return st;
 }
 
 ml_status ml_remote_check(ml_gen *g, ml_err *err) {
-    ml_status st = ml_remote_tell_all((ml_remote *)g, "GET", "/health", "", true, err);
+    ml_status st = ml_remote_request_all((ml_remote *)g, "GET", "/health", "", true, err);
 
     if (st != ML_OK)
         ml_err_prefix(err, "an engine is not there");

@@ -16,7 +16,7 @@
 #define MOST_STARTS 3 /* consecutive starts that end before the engine is ready */
 
 typedef struct engine {
-    ml_supervisor *fleet;
+    ml_supervisor *supervisor;
     int32_t i;
     ml_child child;
     ml_text said; /* its first line, as far as it was read */
@@ -65,7 +65,7 @@ static void last_words(const engine *e, char *out, size_t cap) {
 }
 
 static void fail(engine *e, const char *what) {
-    ml_supervisor *f = e->fleet;
+    ml_supervisor *f = e->supervisor;
     char words[600];
 
     last_words(e, words, sizeof words);
@@ -81,7 +81,7 @@ static void fail(engine *e, const char *what) {
 }
 
 static void now_ready(engine *e, const char *url, size_t len) {
-    ml_supervisor *f = e->fleet;
+    ml_supervisor *f = e->supervisor;
     ml_text own = { 0 };
 
     ml_text_add(&own, url, len);
@@ -103,7 +103,7 @@ static void now_ready(engine *e, const char *url, size_t len) {
 static void listen_to(engine *e) {
     const char *at;
 
-    ml_child_hear(&e->child, &e->said);
+    ml_child_read(&e->child, &e->said);
     if (e->url) {
         e->said.len = 0;
         return;
@@ -116,7 +116,7 @@ static void listen_to(engine *e) {
 /* --- start and end, on the loop's thread --------------------------------------------- */
 
 static void start(engine *e) {
-    const ml_supervisor_opts *o = &e->fleet->opts;
+    const ml_supervisor_opts *o = &e->supervisor->opts;
     ml_err err = { 0 };
 
     e->said.len = 0;
@@ -136,12 +136,12 @@ static void forget(engine *e) {
 
 /* An engine that was ready is restarted at once; each failed start in a row adds 1 s. */
 static void bury(engine *e, int status) {
-    ml_supervisor *f = e->fleet;
+    ml_supervisor *f = e->supervisor;
     bool served = e->url != NULL;
     ml_text what = { 0 };
 
     forget(e);
-    ml_child_tell_end(&what, status);
+    ml_child_format_end(&what, status);
     e->n_vain = served ? 0 : e->n_vain + 1;
     e->start_at = ml_clock_s() + e->n_vain;
     if (!f->opts.restart || !f->remote || e->n_vain >= MOST_STARTS)
@@ -177,7 +177,7 @@ static void on_checked(void *ud, const ml_err *err) {
 }
 
 static void check(engine *e) {
-    const ml_supervisor_opts *o = &e->fleet->opts;
+    const ml_supervisor_opts *o = &e->supervisor->opts;
     ml_text url = { 0 }, headers = { 0 };
     ml_err err = { 0 };
 
@@ -186,7 +186,7 @@ static void check(engine *e) {
     ml_text_printf(&url, "%s/health_generate", e->url);
     if (o->api_key)
         ml_text_printf(&headers, "Authorization: Bearer %s\n", o->api_key);
-    if (ml_http_start(&e->check, e->fleet->client,
+    if (ml_http_start(&e->check, e->supervisor->client,
                       &(ml_http_request){ .method = "GET",
                                           .url = url.ptr,
                                           .headers = headers.ptr,
@@ -200,7 +200,7 @@ static void check(engine *e) {
 }
 
 static void look_after(engine *e) {
-    ml_supervisor *f = e->fleet;
+    ml_supervisor *f = e->supervisor;
     int status;
 
     if (e->child.pid == 0) {
@@ -225,14 +225,14 @@ static void tick(void *ud) {
 /* --- from the owner's thread ---------------------------------------------------------- */
 
 typedef struct errand {
-    ml_supervisor *fleet;
+    ml_supervisor *supervisor;
     ml_gen *remote;
     int32_t engine;
     bool done; /* under the supervisor's mutex */
 } errand;
 
 static void end_errand(errand *e) {
-    ml_supervisor *f = e->fleet;
+    ml_supervisor *f = e->supervisor;
 
     pthread_mutex_lock(&f->lock);
     e->done = true;
@@ -242,7 +242,7 @@ static void end_errand(errand *e) {
 
 /* Runs fn on the loop's thread and waits until it is done. */
 static void run_errand(errand *e, ml_loop_fn *fn) {
-    ml_supervisor *f = e->fleet;
+    ml_supervisor *f = e->supervisor;
 
     ml_loop_post(f->loop, fn, e);
     pthread_mutex_lock(&f->lock);
@@ -254,17 +254,17 @@ static void run_errand(errand *e, ml_loop_fn *fn) {
 static void set_remote(void *ud) {
     errand *e = ud;
 
-    e->fleet->remote = e->remote;
+    e->supervisor->remote = e->remote;
     end_errand(e);
 }
 
 void ml_supervisor_serve(ml_supervisor *f, ml_gen *remote) {
-    run_errand(&(errand){ .fleet = f, .remote = remote }, set_remote);
+    run_errand(&(errand){ .supervisor = f, .remote = remote }, set_remote);
 }
 
 static void crash(void *ud) {
     errand *e = ud;
-    const engine *victim = &e->fleet->engine[e->engine];
+    const engine *victim = &e->supervisor->engine[e->engine];
 
     if (victim->child.pid > 0)
         kill(victim->child.pid, SIGKILL);
@@ -274,7 +274,7 @@ static void crash(void *ud) {
 }
 
 void ml_supervisor_crash(ml_supervisor *f, int32_t i) {
-    run_errand(&(errand){ .fleet = f, .engine = i }, crash);
+    run_errand(&(errand){ .supervisor = f, .engine = i }, crash);
 }
 
 const char *ml_supervisor_url(const ml_supervisor *f, int32_t i) {
@@ -295,7 +295,7 @@ static void *watch(void *ud) {
     return NULL;
 }
 
-static void free_fleet(ml_supervisor *f) {
+static void free_supervisor(ml_supervisor *f) {
     for (int32_t i = 0; f->engine && i < f->opts.n; i++) {
         ml_text_release(&f->engine[i].said);
         free(f->engine[i].log);
@@ -315,7 +315,7 @@ void ml_supervisor_close(ml_supervisor *f) {
         return;
     ml_loop_stop(f->loop);
     pthread_join(f->thread, NULL);
-    free_fleet(f);
+    free_supervisor(f);
 }
 
 static ml_status name_engines(ml_supervisor *f, ml_err *err) {
@@ -325,7 +325,7 @@ static ml_status name_engines(ml_supervisor *f, ml_err *err) {
     if (!f->engine)
         return ml_fail(err, ML_ENOMEM, "no memory for %d engines", (int)f->opts.n);
     for (int32_t i = 0; i < f->opts.n; i++) {
-        f->engine[i].fleet = f;
+        f->engine[i].supervisor = f;
         f->engine[i].i = i;
         ml_text_printf(&log, "%s/engine_%d.log", f->opts.log_dir, (int)i);
         f->engine[i].log = log.ptr;
@@ -374,7 +374,7 @@ ml_status ml_supervisor_open(ml_supervisor **out, const ml_supervisor_opts *o,
     pthread_cond_init(&f->change, NULL);
     st = begin(f, err);
     if (st != ML_OK) {
-        free_fleet(f);
+        free_supervisor(f);
         return st;
     }
     st = await(f, err);

@@ -285,14 +285,14 @@ static void tool_calls(void) {
 }
 
 static const ml_test tests[] = {
-    { "completions", completions },
-    { "completion_logprobs", completion_logprobs },
-    { "completion_streams", completion_streams },
-    { "chats", chats },
-    { "messages", messages },
-    { "chat_streams", chat_streams },
-    { "chat_tools", chat_tools },
-    { "tool_calls", tool_calls },
+    { "/v1/completions answers", completions },
+    { "/v1/completions returns log-probs", completion_logprobs },
+    { "/v1/completions streams", completion_streams },
+    { "/v1/chat/completions answers", chats },
+    { "chat messages with content parts are rendered", messages },
+    { "/v1/chat/completions streams", chat_streams },
+    { "chat completions return tool calls", chat_tools },
+    { "tool calls are parsed in every format", tool_calls },
     { 0 },
 };
 

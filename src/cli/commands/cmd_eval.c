@@ -48,14 +48,14 @@ ml_status ml_cmd_eval(const ml_config *c, ml_err *err) {
         .learns_nothing = true,
     };
     ml_train_gen gen = { 0 };
-    ml_loop_extensions edges = { 0 };
+    ml_loop_extensions extensions = { 0 };
     ml_train_run run = { 0 };
-    ml_status st = ml_loop_extensions_resolve(&edges, &c->edges.path, err);
+    ml_status st = ml_loop_extensions_resolve(&extensions, &c->extensions.path, err);
 
     if (st == ML_OK)
         st = ml_train_run_open(&run, &opts, err);
     if (st == ML_OK)
-        st = ml_train_gen_open(&gen, c, &edges, &run, err);
+        st = ml_train_gen_open(&gen, c, &extensions, &run, err);
     if (st == ML_OK)
         st = ml_train_run_start(&run, err);
     if (st == ML_OK)

@@ -2,42 +2,42 @@
 #include <stdio.h>
 
 #include "cli/cli.h"
-#include "plugin/edge.h"
+#include "plugin/extension.h"
 #include "plugin/kinds.h"
 #include "rl/builtins.h"
 
-static void print_rows(const miles_extension *const *row, const ml_kind *kind,
-                       const char *object) {
-    for (; *row; row++) {
-        if ((*row)->kind != (int32_t)kind->kind)
+static void print_extensions(const miles_extension *const *ext, const ml_kind *kind,
+                             const char *object) {
+    for (; *ext; ext++) {
+        if ((*ext)->kind != (int32_t)kind->kind)
             continue;
-        printf("    %s%s%s: %s\n", object ? object : "", object ? ":" : "", (*row)->name,
-               (*row)->help ? (*row)->help : "");
-        if ((*row)->alias)
-            printf("        also called %s\n", (*row)->alias);
+        printf("    %s%s%s: %s\n", object ? object : "", object ? ":" : "", (*ext)->name,
+               (*ext)->help ? (*ext)->help : "");
+        if ((*ext)->alias)
+            printf("        also called %s\n", (*ext)->alias);
     }
 }
 
 /* Extensions of a kind that this program does not know. */
 static void print_strangers(const miles_plugin *plugin, const char *object) {
-    for (const miles_extension *const *row = plugin->row; *row; row++)
-        if (!ml_kind_of((*row)->kind))
+    for (const miles_extension *const *ext = plugin->extensions; *ext; ext++)
+        if (!ml_kind_of((*ext)->kind))
             printf("%s:%s is of kind %d, which this program does not know\n", object,
-                   (*row)->name, (*row)->kind);
+                   (*ext)->name, (*ext)->kind);
 }
 
 ml_status ml_cmd_list(const ml_config *c, ml_err *err) {
     const miles_plugin *plugin = NULL;
-    const char *object = c->edges.plugin;
+    const char *object = c->extensions.plugin;
     ml_status st = object ? ml_plugin_open(&plugin, object, err) : ML_OK;
 
     if (st != ML_OK)
         return st;
     for (const ml_kind *k = ml_kinds; k->name; k++) {
         printf("%s (--%s)\n", k->name, k->flag);
-        print_rows(ml_builtins, k, NULL);
+        print_extensions(ml_builtins, k, NULL);
         if (plugin)
-            print_rows(plugin->row, k, object);
+            print_extensions(plugin->extensions, k, object);
     }
     if (plugin)
         print_strangers(plugin, object);

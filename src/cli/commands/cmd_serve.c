@@ -173,8 +173,8 @@ static ml_status print_plan(serve_job *j, ml_err *err) {
                 { "KV pages", m.kv },
                 { "activations", m.act },
                 { "scratch", m.scratch },
-                { "routing", m.routes },
-                { "total", j->weight_bytes + m.kv + m.act + m.scratch + m.routes },
+                { "routing", m.routing_record },
+                { "total", j->weight_bytes + m.kv + m.act + m.scratch + m.routing_record },
                 { "all requests", m.requests } };
 
     if (st)

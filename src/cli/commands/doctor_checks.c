@@ -184,9 +184,9 @@ static ml_status check_algorithm(job *j, ml_err *err) {
     return ml_recipe_resolve(&recipe, &j->c->algo, err);
 }
 
-static ml_status check_edges(job *j, ml_err *err) {
-    ml_loop_extensions edges = { 0 };
-    return ml_loop_extensions_resolve(&edges, &j->c->edges.path, err);
+static ml_status check_extensions(job *j, ml_err *err) {
+    ml_loop_extensions extensions = { 0 };
+    return ml_loop_extensions_resolve(&extensions, &j->c->extensions.path, err);
 }
 
 /* --- the machine ----------------------------------------------------------------- */
@@ -268,7 +268,7 @@ static const struct {
     { "reward", ML_CMD_TRAIN, check_reward },
     { "options", TRAINS, check_options },
     { "algorithm", ML_CMD_TRAIN, check_algorithm },
-    { "edges", ML_CMD_TRAIN | ML_CMD_EVAL, check_edges },
+    { "edges", ML_CMD_TRAIN | ML_CMD_EVAL, check_extensions },
     { "disk", TRAINS, check_disk },
     { "device", COMPUTES, check_device },
 };

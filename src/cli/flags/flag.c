@@ -12,7 +12,7 @@ const ml_flag *const ml_flag_tables[] = {
     ml_flags_score,        ml_flags_convert,       ml_flags_text,       ml_flags_bench,
     ml_flags_inspect,      ml_flags_run,           ml_flags_algo,       ml_flags_train,
     ml_flags_optimizer,    ml_flags_models,        ml_flags_checkpoint, ml_flags_rollout,
-    ml_flags_async,        ml_flags_edges,         ml_flags_reward,     ml_flags_debug,
+    ml_flags_async,        ml_flags_extensions,    ml_flags_reward,     ml_flags_debug,
     ml_flags_record,       ml_flags_async_eval,    ml_flags_arch,       ml_flags_parallel,
     ml_flags_numerics,     ml_flags_logging,       ml_flags_sglang,     ml_flags_steps,
     ml_flags_serve_compat, ml_flags_router_compat, ml_flags_compat,     NULL,
@@ -66,8 +66,8 @@ void ml_flag_expect(const ml_flag *f, ml_text *out) {
         break;
     case ML_FLAG_PATH: ml_text_printf(out, "a path"); break;
     case ML_FLAG_TEXT:
-    case ML_FLAG_WORD: ml_text_printf(out, "a word"); break;
-    case ML_FLAG_LIST: ml_text_printf(out, "one word or several"); break;
+    case ML_FLAG_WORD: ml_text_printf(out, "a string"); break;
+    case ML_FLAG_LIST: ml_text_printf(out, "one or more values"); break;
     }
 }
 

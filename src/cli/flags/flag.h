@@ -92,7 +92,7 @@ extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[]
     ml_flags_models[], ml_flags_checkpoint[], ml_flags_arch[], ml_flags_parallel[],
     ml_flags_numerics[], ml_flags_logging[], ml_flags_sglang[], ml_flags_steps[],
     ml_flags_debug[], ml_flags_inspect[], ml_flags_rollout[], ml_flags_async[],
-    ml_flags_edges[], ml_flags_reward[], ml_flags_record[], ml_flags_async_eval[];
+    ml_flags_extensions[], ml_flags_reward[], ml_flags_record[], ml_flags_async_eval[];
 extern const ml_flag *const ml_flag_tables[];
 
 /* A constraint between flags; all are checked after parsing. */

@@ -92,7 +92,7 @@ void ml_data_source_free(ml_data_source *s) {
 /* The row that the source extension selects, modulo n_row. */
 static int64_t pick_row(const ml_data_source *s) {
     int64_t row =
-        s->opts.pick->pick(s->at.sample_group_index, s->n_row, s->opts.seed) % s->n_row;
+        s->opts.select->select(s->at.sample_group_index, s->n_row, s->opts.seed) % s->n_row;
     return row < 0 ? row + s->n_row : row;
 }
 
@@ -108,9 +108,9 @@ static ml_group new_group(ml_data_source *s, int64_t row) {
 /* Hands out the prompts at positions [begin, end) of the epoch. */
 static int64_t hand_out(ml_data_source *s, ml_group *out, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++)
-        out[i - begin] = new_group(s, s->opts.pick ? pick_row(s)
-                                      : s->order   ? (int64_t)s->order[i]
-                                                   : i);
+        out[i - begin] = new_group(s, s->opts.select ? pick_row(s)
+                                      : s->order     ? (int64_t)s->order[i]
+                                                     : i);
     return begin < end ? end - begin : 0;
 }
 

@@ -23,7 +23,7 @@ typedef struct ml_data_source_opts {
     bool shuffle;
     int64_t seed;                 /* of the shuffle; at most 2^61 in size */
     int32_t n_samples_per_prompt; /* at least 1 */
-    const miles_source *pick;     /* selects the row of a group; NULL: in sequence */
+    const miles_source *select;   /* selects the row of a group; NULL: in sequence */
 } ml_data_source_opts;
 
 /* Samples first_index .. first_index + n_sample - 1, all of one prompt. */

@@ -213,7 +213,7 @@ static ml_status read_fields(ml_prompt *out, const ml_dataset *ds, const ml_json
 
 void ml_dataset_blame(const ml_dataset *ds, int64_t row, ml_err *err) {
     if (ds->opts.make)
-        ml_err_prefix(err, "%s, prompt %lld", ds->opts.make->row.name, (long long)row);
+        ml_err_prefix(err, "%s, prompt %lld", ds->opts.make->base.name, (long long)row);
     else
         ml_err_prefix(err, "%s:%lld", ds->rows.file.path,
                       (long long)ml_jsonl_line(&ds->rows, row));
@@ -227,7 +227,7 @@ typedef struct made_row {
 } made_row;
 
 static void take_row(miles_prompt_out *out, const char *row, size_t len) {
-    made_row *made = out->to;
+    made_row *made = out->ctx;
     made->text = (ml_str){ ml_arena_str(made->arena, row, len), len };
 }
 
@@ -235,11 +235,11 @@ static ml_status make_row(const ml_json **out, ml_str *text, const ml_dataset *d
                           int64_t row, ml_arena *a, ml_err *err) {
     const miles_prompts *make = ds->opts.make;
     made_row made = { .arena = a };
-    miles_prompt_out sink = { .size = sizeof sink, .to = &made, .give = take_row };
+    miles_prompt_out sink = { .size = sizeof sink, .ctx = &made, .emit = take_row };
     miles_error why = { "" };
 
     if (make->make(row, ds->opts.seed, &sink, &why) != 0)
-        return ml_extension_failed(&make->row, &why, err);
+        return ml_extension_failed(&make->base, &why, err);
     if (!made.text.len)
         return ml_fail(err, ML_EFORMAT, "no prompt was given");
     *text = made.text;

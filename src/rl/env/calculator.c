@@ -160,7 +160,7 @@ static int run(const miles_turn_in *in, miles_turn_out *out, miles_error *err) {
     for (int64_t i = 0; i < in->n_call; i++) {
         char text[80];
         answer(text, &in->call[i]);
-        out->say(out, "tool", text, strlen(text));
+        out->append_message(out, "tool", text, strlen(text));
     }
     return 0;
 }
@@ -168,6 +168,6 @@ static int run(const miles_turn_in *in, miles_turn_out *out, miles_error *err) {
 const miles_generate ml_generate_calculator = {
     { sizeof(miles_generate), MILES_GENERATE, "calculator", NULL,
       "answers calls of a tool calculator(expression); an answer without one is the last" },
-    MILES_SAYS_TOOL,
+    MILES_ROLE_TOOL,
     run
 };

@@ -50,7 +50,7 @@ typedef struct speech {
 } speech;
 
 static void say(miles_turn_out *out, const char *role, const char *text, size_t len) {
-    speech *s = out->to;
+    speech *s = out->ctx;
 
     if (!role) {
         ml_text_add(&s->text, text, len);
@@ -60,14 +60,14 @@ static void say(miles_turn_out *out, const char *role, const char *text, size_t 
                     (ml_str){ ml_arena_str(s->arena, text, len), len });
 }
 
-static void ask_row(const ml_environment *e, ml_reply *r, const miles_turn_in *in) {
+static void ask_extension(const ml_environment *e, ml_reply *r, const miles_turn_in *in) {
     speech s = { .arena = r->arena, .messages = ml_messages_begin(r->arena) };
     miles_turn_out out = {
-        .size = sizeof out, .to = &s, .say = say, .reward = (double)NAN
+        .size = sizeof out, .ctx = &s, .append_message = say, .reward = (double)NAN
     };
     miles_error why = { "" };
 
-    if (e->opts->row->run(in, &out, &why) != 0)
+    if (e->opts->ext->run(in, &out, &why) != 0)
         fail(r, ML_REWARD_INVALID, why.text);
     else if (s.text.len && s.messages.list->n)
         fail(r, ML_REWARD_INVALID, "the environment says both messages and bare text");
@@ -175,5 +175,5 @@ void ml_environment_ask(ml_environment *e, ml_reply *r, const miles_turn_in *in)
     if (e->worker)
         ask_worker(e, r, in);
     else
-        ask_row(e, r, in);
+        ask_extension(e, r, in);
 }

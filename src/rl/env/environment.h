@@ -29,7 +29,7 @@ typedef struct ml_reply {
 } ml_reply;
 
 typedef struct ml_environment_opts {
-    const miles_generate *row; /* either this extension or the command */
+    const miles_generate *ext; /* either this extension or the command */
     ml_worker_command command;
     int64_t memory_bytes; /* limit of a worker process; 0: none */
     double deadline_s;    /* per turn */

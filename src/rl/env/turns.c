@@ -19,16 +19,16 @@ struct ml_turns {
 /* --- open and close ----------------------------------------------------------- */
 
 static ml_status try_template(const ml_turns_opts *o, ml_err *err) {
-    uint32_t wants = o->environment.row ? o->environment.row->wants : MILES_SAYS_USER;
+    uint32_t wants = o->environment.ext ? o->environment.ext->roles : MILES_ROLE_USER;
     ml_status st = ML_OK;
 
     if (wants && !o->text.chat_template)
         return ml_fail(err, ML_EUNSUP,
                        "the environment speaks in messages, and the checkpoint has no chat "
                        "template: name one with --chat-template-path");
-    if (wants & MILES_SAYS_USER)
+    if (wants & MILES_ROLE_USER)
         st = ml_turn_tokens_check(&o->text, "user", err);
-    if (st == ML_OK && (wants & MILES_SAYS_TOOL))
+    if (st == ML_OK && (wants & MILES_ROLE_TOOL))
         st = ml_turn_tokens_check(&o->text, "tool", err);
     return st;
 }

@@ -91,14 +91,14 @@ static ml_status ask_set(const ml_evals *e, int32_t i, asked_set *x, ml_err *err
     ml_work_count_clear(asker.tally);
     ml_gen_tasks_init(&x->flights, &asker, &set->how, &set->dataset, &x->arena);
     gen->pause(gen); /* the caller owns the samples until all are submitted */
-    gen->watch(gen, on_ended, &x->flights);
+    gen->on_step_end(gen, on_ended, &x->flights);
     st = ask_all(&x->flights, set, FIRST_DRAW + (uint64_t)i * SET_DRAWS, x->flight, err);
     ml_gen_tasks_done(&x->flights);
     if (st != ML_OK)
         ml_gen_tasks_abort(&x->flights, x->flight, x->n);
     gen->resume(gen);
     ml_gen_tasks_wait(&x->flights);
-    gen->watch(gen, NULL, NULL);
+    gen->on_step_end(gen, NULL, NULL);
     return st;
 }
 
@@ -147,7 +147,7 @@ typedef struct own_eval {
 
 static int host_ask(miles_eval_host *host, int64_t set, const miles_answers **out,
                     miles_error *err) {
-    own_eval *own = host->of;
+    own_eval *own = host->ctx;
     asked_set *x = own->set + set;
     const ml_sample **s;
     ml_err why = { 0 };
@@ -169,7 +169,7 @@ static int host_ask(miles_eval_host *host, int64_t set, const miles_answers **ou
 }
 
 static void host_add(miles_eval_host *host, const char *name, double value) {
-    ml_metrics_add(((own_eval *)host->of)->figures, "", name, value);
+    ml_metrics_add(((own_eval *)host->ctx)->figures, "", name, value);
 }
 
 static ml_status run_row(const ml_evals *e, ml_eval_scores *out, ml_err *err) {
@@ -177,30 +177,30 @@ static ml_status run_row(const ml_evals *e, ml_eval_scores *out, ml_err *err) {
     const char **name = ML_NEW(a, const char *, e->n + 1);
     own_eval own = { e, &out->figures, ML_NEW(a, asked_set, e->n + 1) };
     miles_eval_host host = { .size = sizeof host,
-                             .of = &own,
+                             .ctx = &own,
                              .set = name,
                              .n_set = e->n,
-                             .ask = host_ask,
-                             .add = host_add };
+                             .generate = host_ask,
+                             .add_metric = host_add };
     miles_error why = { "" };
     int failed;
 
     for (int32_t i = 0; i < e->n; i++)
         name[i] = e->set[i].name;
-    failed = e->row->run(&host, &why);
+    failed = e->ext->run(&host, &why);
     for (int32_t i = 0; i < e->n; i++) {
         if (!failed && own.set[i].asked)
             keep_answers(e, i, &own.set[i], out);
         forget_set(&own.set[i]);
     }
-    return failed ? ml_extension_failed(&e->row->row, &why, err) : ML_OK;
+    return failed ? ml_extension_failed(&e->ext->base, &why, err) : ML_OK;
 }
 
 ml_status ml_evals_run(void *evals, ml_eval_scores *out, ml_err *err) {
     const ml_evals *e = evals;
     ml_status st = ML_OK;
 
-    if (e->row)
+    if (e->ext)
         return run_row(e, out, err);
     for (int32_t i = 0; i < e->n && st == ML_OK; i++)
         st = run_set(e, i, out, err);

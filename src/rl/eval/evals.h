@@ -26,7 +26,7 @@ typedef struct ml_evals {
     int32_t n;
     bool pass_rates;              /* compute pass@k, too */
     const miles_metrics *metrics; /* additional metrics; NULL: none */
-    const miles_eval *row;        /* runs the whole evaluation; NULL: evaluate all sets */
+    const miles_eval *ext;        /* runs the whole evaluation; NULL: evaluate all sets */
     bool keep_answers;            /* return the answers, to be recorded */
 } ml_evals;
 

@@ -104,7 +104,7 @@ static ml_status take_picked(ml_async *s, round *r, ml_err *err) {
             return ml_fail(err, ML_EFORMAT,
                            "%s leaves all of %lld groups waiting, and no more can come: "
                            "take some, or let them go",
-                           s->opts.buffer->row.name, (long long)s->queue.n);
+                           s->opts.buffer->base.name, (long long)s->queue.n);
         if (st != ML_OK)
             return st;
         st = ml_async_pick(s, r->group + r->n, wanted - r->n, &n, err);
@@ -278,7 +278,7 @@ ml_status ml_async_open(ml_async **out, const ml_async_opts *o, ml_err *err) {
     s->rejections.arena = &s->reasons;
     ml_partial_buffer_init(&s->held, o->run->opts.source.n_samples_per_prompt);
     if (o->asker.turns)
-        o->asker.gen->watch(o->asker.gen, on_ended, s);
+        o->asker.gen->on_step_end(o->asker.gen, on_ended, s);
     *out = s;
     return ML_OK;
 }
@@ -290,7 +290,7 @@ static void watch_again(ml_async *s) {
 
     gen->pause(gen);
     on_ended(s);
-    gen->watch(gen, on_ended, s);
+    gen->on_step_end(gen, on_ended, s);
     gen->resume(gen);
 }
 
@@ -335,7 +335,7 @@ void ml_async_close(ml_async *s) {
         pthread_join(s->worker, NULL);
     drain(s);
     if (s->opts.asker.turns)
-        s->opts.asker.gen->watch(s->opts.asker.gen, NULL, NULL);
+        s->opts.asker.gen->on_step_end(s->opts.asker.gen, NULL, NULL);
     ml_partial_buffer_release(&s->held);
     ml_arena_release(&s->reasons);
     free(s->published);

@@ -16,35 +16,35 @@ static miles_waiting view_of(ml_async *s, ml_arena *a, int64_t want) {
     return (miles_waiting){ .size = sizeof(miles_waiting),
                             .answers = ml_answers_of(a, sample, k, -1),
                             .n_group = n,
-                            .stale = stale,
-                            .want = want };
+                            .staleness = stale,
+                            .n_want = want };
 }
 
-static ml_status check_fates(const miles_extension *row, const int32_t *fate, int64_t n,
-                             int64_t want, ml_err *err) {
+static ml_status check_decisions(const miles_extension *ext, const int32_t *decision,
+                                 int64_t n, int64_t want, ml_err *err) {
     int64_t n_train = 0;
 
     for (int64_t i = 0; i < n; i++) {
-        if (fate[i] < MILES_KEEP_WAITING || fate[i] > MILES_DROP)
-            return ml_fail(err, ML_EFORMAT, "%s: a group has the fate %d", row->name,
-                           fate[i]);
-        n_train += fate[i] == MILES_TRAIN;
+        if (decision[i] < MILES_KEEP_WAITING || decision[i] > MILES_DROP)
+            return ml_fail(err, ML_EFORMAT, "%s: a group has the fate %d", ext->name,
+                           decision[i]);
+        n_train += decision[i] == MILES_TRAIN;
     }
     return n_train <= want
                ? ML_OK
                : ml_fail(err, ML_EFORMAT,
                          "%s: %lld groups shall be trained on, and the round needs %lld",
-                         row->name, (long long)n_train, (long long)want);
+                         ext->name, (long long)n_train, (long long)want);
 }
 
-static void part(ml_async *s, const int32_t *fate, ml_async_group **out, int64_t *n) {
+static void part(ml_async *s, const int32_t *decision, ml_async_group **out, int64_t *n) {
     ml_async_list stay = { 0 };
     ml_async_group *g;
 
     for (int64_t i = 0; (g = ml_async_pop(&s->queue)); i++)
-        if (fate[i] == MILES_TRAIN) {
+        if (decision[i] == MILES_TRAIN) {
             out[(*n)++] = g;
-        } else if (fate[i] == MILES_KEEP_WAITING) {
+        } else if (decision[i] == MILES_KEEP_WAITING) {
             ml_async_push(&stay, g);
         } else {
             s->counts.n_stale++;
@@ -55,23 +55,24 @@ static void part(ml_async *s, const int32_t *fate, ml_async_group **out, int64_t
 
 ml_status ml_async_pick(ml_async *s, ml_async_group **out, int64_t want, int64_t *n,
                         ml_err *err) {
-    const miles_buffer *row = s->opts.buffer;
+    const miles_buffer *ext = s->opts.buffer;
     miles_error why = { "" };
     miles_waiting waiting;
-    int32_t *fate;
+    int32_t *decision;
     ml_arena a;
     ml_status st;
 
     *n = 0;
     ml_arena_init(&a, "groups that wait");
     waiting = view_of(s, &a, want);
-    fate = ML_NEW(&a, int32_t, waiting.n_group + 1);
-    st = row->run(&waiting, fate, &why) == 0 ? ML_OK
-                                             : ml_extension_failed(&row->row, &why, err);
+    decision = ML_NEW(&a, int32_t, waiting.n_group + 1);
+    st = ext->run(&waiting, decision, &why) == 0
+             ? ML_OK
+             : ml_extension_failed(&ext->base, &why, err);
     if (st == ML_OK)
-        st = check_fates(&row->row, fate, waiting.n_group, want, err);
+        st = check_decisions(&ext->base, decision, waiting.n_group, want, err);
     if (st == ML_OK)
-        part(s, fate, out, n);
+        part(s, decision, out, n);
     ml_arena_release(&a);
     return st;
 }

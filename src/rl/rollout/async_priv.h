@@ -18,7 +18,7 @@
  * Lock order: ml_async.lock first, then the ml_gen_tasks.lock of a group or the internal
  * mutex of the generator or the rewards.  None of these is held when on_landed is called,
  * which locks ml_async.lock.  The generator's thread and the reward threads may block on
- * ml_async.lock: call gen->pause, gen->watch and ml_rewards_wait without holding it. */
+ * ml_async.lock: call gen->pause, gen->on_step_end and ml_rewards_wait without holding it. */
 #ifndef ML_RL_ROLLOUT_ASYNC_PRIV_H
 #define ML_RL_ROLLOUT_ASYNC_PRIV_H
 

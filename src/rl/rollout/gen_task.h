@@ -116,7 +116,7 @@ ml_status ml_gen_tasks_resume(ml_gen_tasks *f, ml_gen_task **out /* [n] */,
                               const ml_sample *s, int32_t n, bool mask_old, ml_err *err);
 
 /* Sends the samples in `heard` to the environment and appends its replies: each sample then
- * continues or ends.  If there is an environment, the step-end callback (gen->watch) calls
+ * continues or ends.  If there is an environment, the step-end callback (gen->on_step_end) calls
  * this before anything else. */
 void ml_gen_tasks_continue_turns(ml_gen_tasks *f);
 

@@ -61,7 +61,7 @@ ml_status ml_group_filter_run(const miles_group_filter *f, const ml_sample *cons
     *keep = true;
     reason[0] = 0;
     if (f->run(ml_answers_of(&a, sample, n, -1), keep, reason, &why) != 0)
-        st = ml_extension_failed(&f->row, &why, err);
+        st = ml_extension_failed(&f->base, &why, err);
     reason[39] = 0;
     ml_arena_release(&a);
     return st;

@@ -31,43 +31,47 @@ static void move_group(ml_partial_buffer *h, int64_t from, int64_t to) {
 }
 
 /* Moves the picked groups to the front; their numbers count from `next`. */
-static ml_status bring_forward(ml_partial_buffer *h, const miles_extension *row,
-                               int64_t *pick, int64_t n, ml_err *err) {
+static ml_status bring_forward(ml_partial_buffer *h, const miles_extension *ext,
+                               int64_t *selected, int64_t n, ml_err *err) {
     for (int64_t i = 0; i < n; i++) {
-        if (pick[i] < i || pick[i] >= h->n_group - h->next)
+        if (selected[i] < i || selected[i] >= h->n_group - h->next)
             return ml_fail(err, ML_EFORMAT,
                            "%s picked group %lld twice, or there is none of that number",
-                           row->name, (long long)pick[i]);
-        move_group(h, h->next + pick[i], h->next + i);
+                           ext->name, (long long)selected[i]);
+        move_group(h, h->next + selected[i], h->next + i);
         for (int64_t k = i + 1; k < n; k++) /* groups before it moved back by one */
-            pick[k] = pick[k] == pick[i] ? -1 : pick[k] < pick[i] ? pick[k] + 1 : pick[k];
+            selected[k] = selected[k] == selected[i]  ? -1
+                          : selected[k] < selected[i] ? selected[k] + 1
+                                                      : selected[k];
     }
     return ML_OK;
 }
 
 ml_status ml_partial_buffer_pick(ml_partial_buffer *h, const miles_buffer_filter *filter,
                                  int64_t *n, ml_err *err) {
-    int64_t n_group = h->n_group - h->next, n_pick = 0, n_sample = n_group * h->n_per_group;
+    int64_t n_group = h->n_group - h->next, n_selected = 0,
+            n_sample = n_group * h->n_per_group;
     const ml_sample **s;
-    int64_t *pick;
+    int64_t *selected;
     miles_error why = { "" };
     ml_arena a;
     ml_status st;
 
     ml_arena_init(&a, "held groups");
     s = ML_NEW(&a, const ml_sample *, n_sample + 1);
-    pick = ML_NEW(&a, int64_t, n_group + 1);
+    selected = ML_NEW(&a, int64_t, n_group + 1);
     for (int64_t i = 0; i < n_sample; i++)
         s[i] = &h->sample[h->next * h->n_per_group + i];
-    if (filter->run(ml_answers_of(&a, s, n_sample, -1), n_group, *n, pick, &n_pick, &why))
-        st = ml_extension_failed(&filter->row, &why, err);
-    else if (n_pick < 0 || n_pick > *n || n_pick > n_group)
+    if (filter->run(ml_answers_of(&a, s, n_sample, -1), n_group, *n, selected, &n_selected,
+                    &why))
+        st = ml_extension_failed(&filter->base, &why, err);
+    else if (n_selected < 0 || n_selected > *n || n_selected > n_group)
         st = ml_fail(
             err, ML_EFORMAT, "%s picked %lld groups of %lld, at most %lld were wanted",
-            filter->row.name, (long long)n_pick, (long long)n_group, (long long)*n);
+            filter->base.name, (long long)n_selected, (long long)n_group, (long long)*n);
     else
-        st = bring_forward(h, &filter->row, pick, n_pick, err);
-    *n = n_pick;
+        st = bring_forward(h, &filter->base, selected, n_selected, err);
+    *n = n_selected;
     ml_arena_release(&a);
     return st;
 }

@@ -72,14 +72,14 @@ static ml_status answer(making *m, int64_t n, const ml_sample ***out, int64_t *n
     ml_work_count_clear(m->r->asker.tally);
     ml_gen_tasks_init(&f, &m->r->asker, &m->r->how, &m->r->run->dataset, m->arena);
     gen->pause(gen);
-    gen->watch(gen, on_ended, &f);
+    gen->on_step_end(gen, on_ended, &f);
     st = start_groups(m, &f, n, out, n_out, err);
     ml_gen_tasks_done(&f);
     if (st != ML_OK)
         abort_all(m, &f);
     gen->resume(gen);
     ml_gen_tasks_wait(&f);
-    gen->watch(gen, NULL, NULL);
+    gen->on_step_end(gen, NULL, NULL);
     m->n_drawn += f.n_drawn;
     ml_gen_tasks_release(&f);
     return st;
@@ -87,7 +87,7 @@ static ml_status answer(making *m, int64_t n, const ml_sample ***out, int64_t *n
 
 static int ask(miles_rollout_host *host, int64_t n_group, const miles_answers **out,
                miles_error *err) {
-    making *m = host->of;
+    making *m = host->ctx;
     const ml_sample **s = NULL;
     int64_t n = 0;
     ml_err why = { 0 };
@@ -108,7 +108,7 @@ static int ask(miles_rollout_host *host, int64_t n_group, const miles_answers **
 /* --- selecting groups --------------------------------------------------------- */
 
 static int keep(miles_rollout_host *host, int64_t group, miles_error *err) {
-    making *m = host->of;
+    making *m = host->ctx;
     asked *g = m->first;
 
     while (g && g->flight[0]->sample.group != group)
@@ -134,7 +134,7 @@ static int keep(miles_rollout_host *host, int64_t group, miles_error *err) {
 }
 
 static void add(miles_rollout_host *host, const char *name, double value) {
-    making *m = host->of;
+    making *m = host->ctx;
     ml_metrics_add(m->figures, "", name, value);
 }
 
@@ -155,20 +155,20 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
     const ml_train_run_opts *o = &r->run->opts;
     making m = { .r = r, .arena = a, .figures = &out->figures };
     miles_rollout_host host = { .size = sizeof host,
-                                .of = &m,
+                                .ctx = &m,
                                 .rollout = rollout,
                                 .n_want = o->rollout_batch_size,
                                 .seed = o->source.seed,
-                                .ask = ask,
-                                .keep = keep,
-                                .add = add };
+                                .generate = ask,
+                                .keep_group = keep,
+                                .add_metric = add };
     miles_error why = { "" };
 
     m.last = &m.first;
-    if (r->row->run(&host, &why) != 0)
-        return ml_extension_failed(&r->row->row, &why, err);
+    if (r->ext->run(&host, &why) != 0)
+        return ml_extension_failed(&r->ext->base, &why, err);
     if (m.n_kept == 0)
-        return ml_fail(err, ML_EFORMAT, "%s kept no group", r->row->row.name);
+        return ml_fail(err, ML_EFORMAT, "%s kept no group", r->ext->base.name);
     gather(&m, out);
     ml_rollout_batch_report(out, o->source.n_samples_per_prompt, r->asker.turns != NULL);
     return ML_OK;

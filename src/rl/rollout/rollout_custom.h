@@ -12,7 +12,7 @@
 #include "rl/rollout/rollout.h"
 
 typedef struct ml_custom_rollout {
-    const miles_rollout *row; /* the extension; NULL: none */
+    const miles_rollout *ext; /* the extension; NULL: none */
     ml_train_run *run;
     ml_gen_ctx asker;
     ml_sampling how;

@@ -189,7 +189,7 @@ static ml_status check_hope(const batch *r, ml_err *err) {
     return ml_fail(err, ML_EFORMAT,
                    "%s kept none of %lld groups: the reward of the first answer is %g; "
                    "are the answers cut off, or is the reward not what it should be?",
-                   r->g->filter->row.name, (long long)n_judged,
+                   r->g->filter->base.name, (long long)n_judged,
                    r->asked[0].flight[0]->sample.reward);
 }
 
@@ -258,13 +258,13 @@ static ml_status generate(batch *r, ml_err *err) {
     ml_status st;
 
     gen->pause(gen);
-    gen->watch(gen, on_ended, r);
+    gen->on_step_end(gen, on_ended, r);
     st = ask_more(r, err);
     if (st != ML_OK)
         abort_rest(r);
     gen->resume(gen);
     ml_gen_tasks_wait(&r->flights);
-    gen->watch(gen, NULL, NULL);
+    gen->on_step_end(gen, NULL, NULL);
     return st != ML_OK ? st : r->st;
 }
 

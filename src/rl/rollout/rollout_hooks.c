@@ -52,11 +52,11 @@ static ml_status shape(const miles_reward_post *post, ml_sample **s,
     for (int64_t i = 0; i < round->n; i++)
         shaped[i] = s[i]->reward;
     if (post->run(round, shaped, &why) != 0)
-        return ml_extension_failed(&post->row, &why, err);
+        return ml_extension_failed(&post->base, &why, err);
     for (int64_t i = 0; i < round->n; i++) {
         if (!isfinite(shaped[i]))
             return ml_fail(err, ML_EFORMAT, "%s: sample %lld was given a reward of %g",
-                           post->row.name, (long long)s[i]->index, shaped[i]);
+                           post->base.name, (long long)s[i]->index, shaped[i]);
         s[i]->shaped = shaped[i];
         s[i]->has_shaped = true;
     }
@@ -71,7 +71,7 @@ static ml_status take_out(const miles_sample_filter *filter, ml_sample **s,
     double n_removed = 0;
 
     if (filter->run(round, remove, &why) != 0)
-        return ml_extension_failed(&filter->row, &why, err);
+        return ml_extension_failed(&filter->base, &why, err);
     for (int64_t i = 0; i < round->n; i++) {
         s[i]->remove |= remove[i] != 0;
         n_removed += remove[i] != 0;
@@ -83,7 +83,7 @@ static ml_status take_out(const miles_sample_filter *filter, ml_sample **s,
 /* --- metrics ---------------------------------------------------------------------- */
 
 static void add(miles_metrics_out *out, const char *name, double value) {
-    ml_metrics_add(out->to, "", name, value);
+    ml_metrics_add(out->ctx, "", name, value);
 }
 
 ml_status ml_metrics_run(const miles_metrics *m, ml_metrics *out, const ml_sample *const *s,
@@ -93,7 +93,7 @@ ml_status ml_metrics_run(const miles_metrics *m, ml_metrics *out, const ml_sampl
 
     if (!m || m->run(ml_answers_of(out->arena, s, n, rollout), set, &to, &why) == 0)
         return ML_OK;
-    return ml_extension_failed(&m->row, &why, err);
+    return ml_extension_failed(&m->base, &why, err);
 }
 
 /* --- the rollout -------------------------------------------------------------------- */
@@ -109,7 +109,7 @@ static ml_status show_all(const miles_samples_hook *hook, const ml_rollout_batch
 
     if (hook->run(ml_answers_of(a, s, n, rollout), kept, &why) == 0)
         return ML_OK;
-    return ml_extension_failed(&hook->row, &why, err);
+    return ml_extension_failed(&hook->base, &why, err);
 }
 
 static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,

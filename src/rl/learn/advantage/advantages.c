@@ -73,7 +73,7 @@ static ml_status distil(ml_advantages *out, ml_arena *a, const ml_recipe *r,
         for (int64_t t = 0; t < b->sample[i]->n; t++) {
             double by = r->opd_kl_coef * kl[t];
             out->advantage[i][t] -= by;
-            if (r->advantage->wants & MILES_RETURNS_FOLLOW)
+            if (r->advantage->needs & MILES_RETURNS_ARE_ADVANTAGES)
                 out->returns[i][t] -= by;
         }
     }
@@ -100,7 +100,7 @@ ml_status ml_advantages_compute(ml_advantages *out, ml_arena *a, const ml_recipe
     ml_status st = ML_OK;
 
     *out = (ml_advantages){ ml_columns_new(a, batch), ml_columns_new(a, batch), NULL };
-    if (r->num.kl_coef != 0.0 && (r->advantage->wants & MILES_USES_KL))
+    if (r->num.kl_coef != 0.0 && (r->advantage->needs & MILES_USES_KL))
         st = with_kl(&in, a, r, batch, err);
     if (st == ML_OK && r->advantage->run(&in, &r->num, out->advantage, out->returns, &why))
         st = ml_fail(err, ML_EFORMAT, "%.480s", why.text);

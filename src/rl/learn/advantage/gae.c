@@ -39,8 +39,8 @@ static int run(const miles_batch *b, const miles_algo *algo, double *const *adva
 }
 
 const miles_advantage ml_advantage_ppo = {
-    .row = { sizeof(miles_advantage), MILES_ADVANTAGE, "ppo", NULL,
-             "generalised advantage estimation with a critic" },
-    .wants = MILES_NEEDS_VALUES | MILES_USES_KL,
+    .base = { sizeof(miles_advantage), MILES_ADVANTAGE, "ppo", NULL,
+              "generalised advantage estimation with a critic" },
+    .needs = MILES_NEEDS_VALUES | MILES_USES_KL,
     .run = run,
 };

@@ -13,15 +13,15 @@ static int run(const miles_batch *b, const miles_algo *algo, double *const *adva
 }
 
 const miles_advantage ml_advantage_grpo = {
-    .row = { sizeof(miles_advantage), MILES_ADVANTAGE, "grpo", NULL,
-             "the reward relative to its group, for every token" },
-    .wants = MILES_CENTRE_REWARDS | MILES_SCALE_REWARDS,
+    .base = { sizeof(miles_advantage), MILES_ADVANTAGE, "grpo", NULL,
+              "the reward relative to its group, for every token" },
+    .needs = MILES_CENTRE_REWARDS | MILES_SCALE_REWARDS,
     .run = run,
 };
 
 const miles_advantage ml_advantage_gspo = {
-    .row = { sizeof(miles_advantage), MILES_ADVANTAGE, "gspo", NULL,
-             "as grpo, with one importance ratio per response" },
-    .wants = MILES_CENTRE_REWARDS | MILES_SCALE_REWARDS | MILES_SEQUENCE_RATIO,
+    .base = { sizeof(miles_advantage), MILES_ADVANTAGE, "gspo", NULL,
+              "as grpo, with one importance ratio per response" },
+    .needs = MILES_CENTRE_REWARDS | MILES_SCALE_REWARDS | MILES_SEQUENCE_RATIO,
     .run = run,
 };

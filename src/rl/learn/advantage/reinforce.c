@@ -51,15 +51,16 @@ static int run_baseline(const miles_batch *b, const miles_algo *algo,
 }
 
 const miles_advantage ml_advantage_reinforce_pp = {
-    .row = { sizeof(miles_advantage), MILES_ADVANTAGE, "reinforce_plus_plus", NULL,
-             "discounted sums of the final reward and the KL penalty" },
-    .wants = MILES_WHITEN | MILES_USES_KL,
+    .base = { sizeof(miles_advantage), MILES_ADVANTAGE, "reinforce_plus_plus", NULL,
+              "discounted sums of the final reward and the KL penalty" },
+    .needs = MILES_WHITEN | MILES_USES_KL,
     .run = run,
 };
 
 const miles_advantage ml_advantage_reinforce_pp_baseline = {
-    .row = { sizeof(miles_advantage), MILES_ADVANTAGE, "reinforce_plus_plus_baseline", NULL,
-             "the reward less its group's mean, less the KL penalty" },
-    .wants = MILES_CENTRE_REWARDS | MILES_WHITEN | MILES_RETURNS_FOLLOW | MILES_USES_KL,
+    .base = { sizeof(miles_advantage), MILES_ADVANTAGE, "reinforce_plus_plus_baseline",
+              NULL, "the reward less its group's mean, less the KL penalty" },
+    .needs =
+        MILES_CENTRE_REWARDS | MILES_WHITEN | MILES_RETURNS_ARE_ADVANTAGES | MILES_USES_KL,
     .run = run_baseline,
 };

@@ -351,10 +351,10 @@ static int run(const miles_batch *b, const miles_algo *algo, double *const *weig
 }
 
 const miles_correction ml_correction_mis = {
-    .row = { sizeof(miles_correction), MILES_CORRECTION, "mis",
-             "examples.infra_features.train_infer_mismatch_helper.mis.compute_mis_weights_"
-             "with_cp",
-             "masked importance sampling: --tis-level, --tis-mode, --use-rs and others" },
+    .base = { sizeof(miles_correction), MILES_CORRECTION, "mis",
+              "examples.infra_features.train_infer_mismatch_helper.mis.compute_mis_weights_"
+              "with_cp",
+              "masked importance sampling: --tis-level, --tis-mode, --use-rs and others" },
     .metrics = metrics,
     .run = run,
 };

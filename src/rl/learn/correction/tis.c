@@ -69,16 +69,16 @@ static int run_icepop(const miles_batch *b, const miles_algo *algo, double *cons
 }
 
 const miles_correction ml_correction_tis = {
-    .row = { sizeof(miles_correction), MILES_CORRECTION, "tis", NULL,
-             "importance weights, held within --tis-clip-low and --tis-clip" },
+    .base = { sizeof(miles_correction), MILES_CORRECTION, "tis", NULL,
+              "importance weights, held within --tis-clip-low and --tis-clip" },
     .metrics = metrics,
     .run = run_tis,
 };
 
 const miles_correction ml_correction_icepop = {
-    .row = { sizeof(miles_correction), MILES_CORRECTION, "icepop",
-             "miles.backends.training_utils.loss_hub.corrections.icepop_function",
-             "importance weights within --tis-clip-low and --tis-clip, 0 elsewhere" },
+    .base = { sizeof(miles_correction), MILES_CORRECTION, "icepop",
+              "miles.backends.training_utils.loss_hub.corrections.icepop_function",
+              "importance weights within --tis-clip-low and --tis-clip, 0 elsewhere" },
     .metrics = metrics,
     .run = run_icepop,
 };

@@ -250,15 +250,15 @@ static int run_cispo(const miles_sample *s, const miles_algo *algo, miles_loss_o
 }
 
 const miles_loss ml_loss_policy = {
-    .row = { sizeof(miles_loss), MILES_LOSS, "policy_loss", NULL,
-             "the clipped surrogate of PPO, with entropy and KL terms" },
+    .base = { sizeof(miles_loss), MILES_LOSS, "policy_loss", NULL,
+              "the clipped surrogate of PPO, with entropy and KL terms" },
     .metrics = metrics,
     .run = run_ppo,
 };
 
 const miles_loss ml_loss_cispo = {
-    .row = { sizeof(miles_loss), MILES_LOSS, "cispo_loss", "cispo",
-             "clipped ratios as constant weights of the log-probs (CISPO)" },
+    .base = { sizeof(miles_loss), MILES_LOSS, "cispo_loss", "cispo",
+              "clipped ratios as constant weights of the log-probs (CISPO)" },
     .metrics = metrics,
     .run = run_cispo,
 };

@@ -25,8 +25,8 @@ static void copy_samples(ml_step_loss *s, ml_arena *a, const miles_batch *b) {
     }
 }
 
-static ml_status refused(const miles_extension *row, const miles_error *why, ml_err *err) {
-    return ml_fail(err, ML_EFORMAT, "%s: %.480s", row->name, why->text);
+static ml_status refused(const miles_extension *ext, const miles_error *why, ml_err *err) {
+    return ml_fail(err, ML_EFORMAT, "%s: %.480s", ext->name, why->text);
 }
 
 static ml_status correct(ml_step_loss *s, ml_arena *a, const miles_correction *c,
@@ -51,7 +51,7 @@ static ml_status correct(ml_step_loss *s, ml_arena *a, const miles_correction *c
         s->sample[i].kept = kept[i];
     }
     if (c->run(b, &s->num, weight, kept, s->correction_number, &why))
-        return refused(&c->row, &why, err);
+        return refused(&c->base, &why, err);
     return ML_OK;
 }
 
@@ -65,7 +65,7 @@ static ml_status divide(ml_step_loss *s, ml_arena *a, const miles_reducer *reduc
         return ML_OK;
     s->policy_divisor = ML_NEW(a, double, b->n + 1);
     if (reducer->run(b, &s->num, s->denominator, s->policy_divisor, &why))
-        return refused(&reducer->row, &why, err);
+        return refused(&reducer->base, &why, err);
     return ML_OK;
 }
 
@@ -119,7 +119,7 @@ ml_status ml_step_loss_sample(ml_step_loss *s, int64_t i, ml_model_says now,
     clear(d.entropy, in.n);
     clear(d.value, in.n);
     if (s->loss->run(&in, &s->num, &out, &why)) {
-        ml_status st = refused(&s->loss->row, &why, err);
+        ml_status st = refused(&s->loss->base, &why, err);
         ml_err_prefix(err, "sample %lld", (long long)i);
         return st;
     }

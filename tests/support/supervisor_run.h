@@ -1,6 +1,6 @@
-/* fleet_run.h - a run of `miles train` with a supervisor, observed from outside. */
-#ifndef ML_TESTS_SUPPORT_FLEET_RUN_H
-#define ML_TESTS_SUPPORT_FLEET_RUN_H
+/* supervisor_run.h - a run of `miles train` with a supervisor, observed from outside. */
+#ifndef ML_TESTS_SUPPORT_SUPERVISOR_RUN_H
+#define ML_TESTS_SUPPORT_SUPERVISOR_RUN_H
 
 #include <stdbool.h>
 #include <sys/types.h>

@@ -1,9 +1,9 @@
-/* edge.h - finds extensions (miles/plugin.h) by name: built-in, or from a shared object.
+/* extension.h - finds extensions (miles/plugin.h) by name: built-in, or from a shared object.
  *
  * thread: before other threads start; results are immutable and valid until the process
  * ends. */
-#ifndef ML_PLUGIN_EDGE_H
-#define ML_PLUGIN_EDGE_H
+#ifndef ML_PLUGIN_EXTENSION_H
+#define ML_PLUGIN_EXTENSION_H
 
 #include "base/err.h"
 #include "miles/plugin.h"

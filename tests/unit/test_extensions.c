@@ -1,4 +1,4 @@
-/* Edges of one's own: the example plugin around the loop, and what is listed. */
+/* Extensions: the example plugin in the training loop, and miles list. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -166,7 +166,7 @@ static void the_game_is_played(void) {
     CHECK_HAS(out, "--rollout-sample-filter-path: 'nothing' is not among");
 }
 
-static void rounds_are_made_by_a_row(void) {
+static void rounds_are_made_by_an_extension(void) {
     const char *x = ml_test_example();
     char out[16000], more[2000];
 
@@ -189,7 +189,7 @@ static void rounds_are_made_by_a_row(void) {
 }
 
 /* Without a file of prompts, resumed or not. */
-static void prompts_are_made_by_a_row(void) {
+static void prompts_are_made_by_an_extension(void) {
     const char *x = ml_test_example();
     char out[16000], args[3000], more[400];
 
@@ -213,7 +213,7 @@ static void prompts_are_made_by_a_row(void) {
     CHECK(system(more) == 0);
 }
 
-static void evaluations_are_made_by_a_row(void) {
+static void evaluations_are_made_by_an_extension(void) {
     const char *x = ml_test_example();
     char out[16000], more[2000];
 
@@ -403,36 +403,38 @@ static void rewards_are_summed(void) {
     CHECK(file_has("save/metrics.jsonl", "\"eval/one/reward/half\": 0.5"));
 }
 
-/* Rows that could not be called are refused by the object's name and the row's number. */
-static void incomplete_rows_are_refused(void) {
+/* An extension that cannot be called is refused; the message has the object's name and the
+ * extension's number. */
+static void incomplete_extensions_are_refused(void) {
     static const struct {
-        const char *rows, *why;
+        const char *ext, *why;
     } bad[] = {
-        { "{ .row = { sizeof(miles_reward), MILES_REWARD, .alias = 0 }, .run = f }",
+        { "{ .base = { sizeof(miles_reward), MILES_REWARD, .alias = 0 }, .run = f }",
           "has no name" },
-        { "{ .row = { sizeof(miles_reward), MILES_REWARD, \"\" }, .run = f }",
+        { "{ .base = { sizeof(miles_reward), MILES_REWARD, \"\" }, .run = f }",
           "has no name" },
-        { "{ .row = { sizeof(miles_reward), MILES_REWARD, \"r\" } }",
-          "'r', a reward row, has no function" },
-        { "{ .row = { sizeof(miles_extension), MILES_REWARD, \"r\" }, .run = f }",
+        { "{ .base = { sizeof(miles_reward), MILES_REWARD, \"r\" } }",
+          "'r', a reward, has no function" },
+        { "{ .base = { sizeof(miles_extension), MILES_REWARD, \"r\" }, .run = f }",
           "has the size" },
-        { "{ .row = { 0, MILES_REWARD, \"r\" }, .run = f }", "has the size 0" },
+        { "{ .base = { 0, MILES_REWARD, \"r\" }, .run = f }", "has the size 0" },
     };
     char source[2000], line[2000], out[4000];
 
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        snprintf(source, sizeof source,
-                 "#include <miles/plugin.h>\n"
-                 "static int f(const miles_reward_in *in, miles_reward_out *out, "
-                 "miles_error *e)\n{ (void)in; (void)e; out->reward = 1; return 0; }\n"
-                 "static const miles_reward ok = { .row = { sizeof(miles_reward), "
-                 "MILES_REWARD, \"fine\" }, .run = f };\n"
-                 "static const miles_reward bad = %s;\n"
-                 "static const miles_extension *const rows[] = { &ok.row, &bad.row, 0 };\n"
-                 "static const miles_plugin p = { sizeof p, MILES_ABI, rows };\n"
-                 "const miles_plugin *miles_plugin_entry(void);\n"
-                 "const miles_plugin *miles_plugin_entry(void) { return &p; }\n",
-                 bad[i].rows);
+        snprintf(
+            source, sizeof source,
+            "#include <miles/plugin.h>\n"
+            "static int f(const miles_reward_in *in, miles_reward_out *out, "
+            "miles_error *e)\n{ (void)in; (void)e; out->reward = 1; return 0; }\n"
+            "static const miles_reward ok = { .base = { sizeof(miles_reward), "
+            "MILES_REWARD, \"fine\" }, .run = f };\n"
+            "static const miles_reward bad = %s;\n"
+            "static const miles_extension *const list[] = { &ok.base, &bad.base, 0 };\n"
+            "static const miles_plugin p = { sizeof p, MILES_ABI_VERSION, list };\n"
+            "const miles_plugin *miles_plugin_entry(void);\n"
+            "const miles_plugin *miles_plugin_entry(void) { return &p; }\n",
+            bad[i].ext);
         ml_toy_file("rows.c", source);
         snprintf(line, sizeof line, "cc -shared -fPIC -Iinclude -o %s %s",
                  ml_test_path("rows.so"), ml_test_path("rows.c"));
@@ -440,28 +442,32 @@ static void incomplete_rows_are_refused(void) {
         snprintf(line, sizeof line, "reward --custom-rm-path %s:fine < /dev/null",
                  ml_test_path("rows.so"));
         CHECK(ml_test_miles(out, sizeof out, line) == 1);
-        CHECK_HAS(out, "row 2 of ");
+        CHECK_HAS(out, "extension 2 of ");
         CHECK_HAS(out, "rows.so");
         CHECK_HAS(out, bad[i].why);
     }
 }
 
 static const ml_test tests[] = {
-    { "every kind is listed", every_kind_is_listed },
-    { "watchers are told", watchers_are_told },
-    { "prompts and samples are chosen", prompts_and_samples_are_chosen },
-    { "rewards are shaped", rewards_are_shaped },
-    { "held groups are chosen", held_groups_are_chosen },
-    { "the game is played", the_game_is_played },
-    { "rounds are made by a row", rounds_are_made_by_a_row },
-    { "prompts are made by a row", prompts_are_made_by_a_row },
-    { "evaluations are made by a row", evaluations_are_made_by_a_row },
-    { "groups are graded all the time", groups_are_graded_all_the_time },
-    { "groups are graded together", groups_are_graded_together },
-    { "evaluations are configured", evaluations_are_configured },
-    { "rewards have keys", rewards_have_keys },
-    { "rewards are summed", rewards_are_summed },
-    { "incomplete rows are refused", incomplete_rows_are_refused },
+    { "miles list shows every kind of extension", every_kind_is_listed },
+    { "hooks of a plugin are called in the order of the loop", watchers_are_told },
+    { "a plugin's data source and filters choose prompts and samples",
+      prompts_and_samples_are_chosen },
+    { "a plugin's reward post-processing changes what is trained", rewards_are_shaped },
+    { "a plugin's buffer filter chooses held groups and resumes", held_groups_are_chosen },
+    { "a plugin's generate function plays turns", the_game_is_played },
+    { "a plugin's rollout function makes rounds", rounds_are_made_by_an_extension },
+    { "a plugin's data source makes prompts without a file",
+      prompts_are_made_by_an_extension },
+    { "a plugin's eval function makes evaluations", evaluations_are_made_by_an_extension },
+    { "--group-rm grades groups of a fully async run", groups_are_graded_all_the_time },
+    { "--group-rm gives the same rewards in C and in Python", groups_are_graded_together },
+    { "--eval-config sets data, sampling and rewards of each set",
+      evaluations_are_configured },
+    { "--reward-key and --eval-reward-key choose parts of a reward", rewards_have_keys },
+    { "a weighted sum of rewards reports its parts", rewards_are_summed },
+    { "an extension without a required member is refused",
+      incomplete_extensions_are_refused },
     { 0 },
 };
 

@@ -1,4 +1,4 @@
-#include "tests/support/fleet_run.h"
+#include "tests/support/supervisor_run.h"
 
 #include <dirent.h>
 #include <stdio.h>

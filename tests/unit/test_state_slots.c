@@ -36,14 +36,14 @@ static void the_oldest_copy_goes(void) {
 
     ml_state_slots_keep(s, a, 5);
     ml_state_slots_keep(s, b, 2);
-    CHECK(ml_state_slots_behind(s, 5, false) == a &&
-          ml_state_slots_behind(s, 2, false) == b);
-    CHECK(ml_state_slots_behind(s, 3, true) == ML_NO_SLOT);
-    CHECK(ml_state_slots_behind(s, 5, true) == a); /* now the other one is older */
+    CHECK(ml_state_slots_of_page(s, 5, false) == a &&
+          ml_state_slots_of_page(s, 2, false) == b);
+    CHECK(ml_state_slots_of_page(s, 3, true) == ML_NO_SLOT);
+    CHECK(ml_state_slots_of_page(s, 5, true) == a); /* now the other one is older */
     CHECK(ml_state_slots_take(s) == b);
-    CHECK(ml_state_slots_behind(s, 2, false) == ML_NO_SLOT);
+    CHECK(ml_state_slots_of_page(s, 2, false) == ML_NO_SLOT);
     CHECK(ml_state_slots_take(s) == a);
-    CHECK(ml_state_slots_behind(s, 5, false) == ML_NO_SLOT);
+    CHECK(ml_state_slots_of_page(s, 5, false) == ML_NO_SLOT);
     CHECK(ml_state_slots_take(s) == ML_NO_SLOT); /* what runs stays */
     ml_state_slots_drop(s, running);
     CHECK(ml_state_slots_take(s) == running);
@@ -62,9 +62,9 @@ static void copies_leave_with_their_page(void) {
     ml_prefix_cache_insert(&p, page, ML_NO_PAGE, token);
     ml_state_slots_keep(s, slot, page);
     ml_prefix_cache_unref(&p, page);
-    CHECK(ml_state_slots_behind(s, page, false) == slot);
+    CHECK(ml_state_slots_of_page(s, page, false) == slot);
     ml_prefix_cache_clear(&p);
-    CHECK(ml_state_slots_behind(s, page, false) == ML_NO_SLOT);
+    CHECK(ml_state_slots_of_page(s, page, false) == ML_NO_SLOT);
     CHECK(s->n_free == N_SLOT);
     ml_arena_release(&arena);
 }
@@ -75,16 +75,17 @@ static void a_model_without_state_has_none(void) {
     ml_state_slots_init(&s, &arena, 0, N_PAGE);
     CHECK(ml_state_slots_take(&s) == ML_NO_SLOT);
     ml_state_slots_leave(&s, 3);
-    CHECK(ml_state_slots_behind(&s, 3, true) == ML_NO_SLOT);
+    CHECK(ml_state_slots_of_page(&s, 3, true) == ML_NO_SLOT);
     ml_arena_release(&arena);
 }
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
-        { "all are taken once", all_are_taken_once, 10 },
-        { "the oldest copy goes", the_oldest_copy_goes, 10 },
-        { "copies leave with their page", copies_leave_with_their_page, 10 },
-        { "a model without state has none", a_model_without_state_has_none, 10 },
+        { "each state slot is taken once", all_are_taken_once, 10 },
+        { "the oldest copy of recurrent state is evicted", the_oldest_copy_goes, 10 },
+        { "recurrent state leaves with its page", copies_leave_with_their_page, 10 },
+        { "a model without recurrent state has no slots", a_model_without_state_has_none,
+          10 },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);

@@ -1,4 +1,4 @@
-#include "plugin/edge.h"
+#include "plugin/extension.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -10,40 +10,40 @@
 
 #define ENTRY "miles_plugin_entry"
 
-static bool is_named(const miles_extension *row, const char *name) {
-    return strcmp(row->name, name) == 0 || (row->alias && strcmp(row->alias, name) == 0);
+static bool is_named(const miles_extension *ext, const char *name) {
+    return strcmp(ext->name, name) == 0 || (ext->alias && strcmp(ext->alias, name) == 0);
 }
 
-static ml_status unknown(const miles_extension *const *row, miles_kind kind,
+static ml_status unknown(const miles_extension *const *ext, miles_kind kind,
                          const char *name, const char *where, ml_err *err) {
     ml_text known = { 0 };
     ml_status st;
 
-    for (; *row; row++)
-        if ((*row)->kind == (int32_t)kind)
-            ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*row)->name);
+    for (; *ext; ext++)
+        if ((*ext)->kind == (int32_t)kind)
+            ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*ext)->name);
     st = ml_fail(err, ML_EUSAGE, "'%s' is not among the names of %s: %s", name, where,
                  known.len ? known.ptr : "there are none of this kind");
     ml_text_release(&known);
     return st;
 }
 
-static ml_status find_among(const miles_extension **out, const miles_extension *const *row,
+static ml_status find_among(const miles_extension **out, const miles_extension *const *ext,
                             miles_kind kind, const char *name, const char *where,
                             ml_err *err) {
-    for (const miles_extension *const *r = row; *r; r++)
+    for (const miles_extension *const *r = ext; *r; r++)
         if ((*r)->kind == (int32_t)kind && is_named(*r, name)) {
             *out = *r;
             return ML_OK;
         }
-    return unknown(row, kind, name, where, err);
+    return unknown(ext, kind, name, where, err);
 }
 
-static bool has_functions(const miles_extension *row, const ml_kind *kind) {
+static bool has_functions(const miles_extension *ext, const ml_kind *kind) {
     void (*fn)(void);
 
     for (int i = 0; i < 2 && kind->fn[i]; i++) {
-        memcpy(&fn, (const char *)row + kind->fn[i], sizeof fn);
+        memcpy(&fn, (const char *)ext + kind->fn[i], sizeof fn);
         if (!fn)
             return false;
     }
@@ -51,46 +51,46 @@ static bool has_functions(const miles_extension *row, const ml_kind *kind) {
 }
 
 /* Refuses an extension that could not be called, even if it is not selected. */
-static ml_status check_row(const miles_extension *row, int number, const char *path,
-                           ml_err *err) {
+static ml_status check_extension(const miles_extension *ext, int number, const char *path,
+                                 ml_err *err) {
     const ml_kind *kind;
 
-    if (row->size < sizeof *row)
+    if (ext->size < sizeof *ext)
         return ml_fail(
             err, ML_EFORMAT,
-            "row %d of %s has the size %zu, less than that of a miles_extension: set "
-            ".size = sizeof of the row's struct",
-            number, path, row->size);
-    if (!row->name || !row->name[0])
-        return ml_fail(err, ML_EFORMAT, "row %d of %s has no name: set .name", number,
+            "extension %d of %s has the size %zu, less than that of a miles_extension: set "
+            ".size = sizeof of the extension's struct",
+            number, path, ext->size);
+    if (!ext->name || !ext->name[0])
+        return ml_fail(err, ML_EFORMAT, "extension %d of %s has no name: set .name", number,
                        path);
-    kind = ml_kind_of(row->kind);
+    kind = ml_kind_of(ext->kind);
     if (!kind) /* from a newer version of the program */
         return ML_OK;
-    if (row->size < kind->size)
+    if (ext->size < kind->size)
         return ml_fail(err, ML_EFORMAT,
-                       "row %d of %s, '%s', has the size %zu, and a %s row has %zu: set "
-                       ".size = sizeof of the row's struct",
-                       number, path, row->name, row->size, kind->name, kind->size);
-    if (!has_functions(row, kind))
+                       "extension %d of %s, '%s', has the size %zu, and a %s has %zu: set "
+                       ".size = sizeof of the extension's struct",
+                       number, path, ext->name, ext->size, kind->name, kind->size);
+    if (!has_functions(ext, kind))
         return ml_fail(err, ML_EFORMAT,
-                       "row %d of %s, '%s', a %s row, has no function: set all function "
+                       "extension %d of %s, '%s', a %s, has no function: set all function "
                        "pointers of its struct",
-                       number, path, row->name, kind->name);
+                       number, path, ext->name, kind->name);
     return ML_OK;
 }
 
-static ml_status check_rows(const miles_plugin *plugin, const char *path, ml_err *err) {
+static ml_status check_extensions(const miles_plugin *plugin, const char *path,
+                                  ml_err *err) {
     ml_status st = ML_OK;
 
-    if (!plugin->row)
-        return ml_fail(
-            err, ML_EFORMAT,
-            "%s has no rows: its miles_plugin's .row must be a list that ends in "
-            "NULL",
-            path);
-    for (int i = 0; plugin->row[i] && st == ML_OK; i++)
-        st = check_row(plugin->row[i], i + 1, path, err);
+    if (!plugin->extensions)
+        return ml_fail(err, ML_EFORMAT,
+                       "%s lists no extensions: set .extensions of its miles_plugin to an "
+                       "array that ends with NULL",
+                       path);
+    for (int i = 0; plugin->extensions[i] && st == ML_OK; i++)
+        st = check_extension(plugin->extensions[i], i + 1, path, err);
     return st;
 }
 
@@ -109,12 +109,13 @@ ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err
     memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast from object to function
                                               pointer */
     *out = entry();
-    if (!*out || (*out)->abi != MILES_ABI)
+    if (!*out || (*out)->abi_version != MILES_ABI_VERSION)
         return ml_fail(err, ML_EUNSUP,
-                       "%s was made for interface %u, this program has %u: compile it "
-                       "against this program's miles/plugin.h",
-                       path, *out ? (*out)->abi : 0U, (unsigned)MILES_ABI);
-    return check_rows(*out, path, err);
+                       "%s was compiled for plugin ABI version %u; this miles has version "
+                       "%u: compile it "
+                       "against the miles/plugin.h of this miles",
+                       path, *out ? (*out)->abi_version : 0U, (unsigned)MILES_ABI_VERSION);
+    return check_extensions(*out, path, err);
 }
 
 static ml_status find_in_object(const miles_extension **out, miles_kind kind,
@@ -128,7 +129,7 @@ static ml_status find_in_object(const miles_extension **out, miles_kind kind,
     snprintf(path, sizeof path, "%.*s", (int)(colon - spec), spec);
     st = ml_plugin_open(&plugin, path, err);
     if (st == ML_OK)
-        st = find_among(out, plugin->row, kind, colon + 1, path, err);
+        st = find_among(out, plugin->extensions, kind, colon + 1, path, err);
     return st;
 }
 
