@@ -298,8 +298,10 @@ PLAYS(mis, play_mis)
 PLAYS(policy_loss_full, play_policy_full)
 
 static const ml_test tests[] = {
-    { "tis", tis }, { "icepop", icepop },
-    { "mis", mis }, { "policy_loss_full", policy_loss_full },
+    { "truncated importance sampling is Miles'", tis },
+    { "IcePop is Miles'", icepop },
+    { "masked importance sampling is Miles'", mis },
+    { "whole policy losses are Miles'", policy_loss_full },
     { 0 },
 };
 

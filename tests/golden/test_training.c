@@ -245,10 +245,10 @@ static void grpo(void) {
 }
 
 static const ml_test tests[] = {
-    { "50 steps on all tokens", all_tokens },
-    { "50 steps on masked tokens", masked_tokens },
-    { "the gradient of a policy loss", policy_gradient },
-    { "a step of GRPO", grpo },
+    { "50 steps on all tokens follow PyTorch", all_tokens },
+    { "50 steps on masked tokens follow PyTorch", masked_tokens },
+    { "the gradient of a policy loss is PyTorch's", policy_gradient },
+    { "a step of GRPO is PyTorch's", grpo },
     { 0 },
 };
 

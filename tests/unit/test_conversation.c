@@ -107,8 +107,8 @@ static void normal_tools(void) {
 }
 
 static const ml_test tests[] = {
-    { "normal_messages", normal_messages },
-    { "normal_tools", normal_tools },
+    { "messages of a conversation are normalised for templates", normal_messages },
+    { "tools of a conversation are normalised for templates", normal_tools },
     { 0 },
 };
 

@@ -416,20 +416,20 @@ static void miles_names_are_known(void) {
 }
 
 static const ml_test tests[] = {
-    { "kl_on_paper", kl_on_paper },
-    { "surrogate_on_paper", surrogate_on_paper },
-    { "policy_derivatives", policy_derivatives },
-    { "other_derivatives", other_derivatives },
-    { "cispo_derivatives", cispo_derivatives },
-    { "order_does_not_matter", order_does_not_matter },
-    { "masked_tokens_do_not_matter", masked_tokens_do_not_matter },
-    { "huge_ratios_stay_finite", huge_ratios_stay_finite },
-    { "on_policy_is_exact", on_policy_is_exact },
-    { "an_entropy_that_is_not_computed_is_no_metric",
+    { "KL estimators give the numbers worked out by hand", kl_on_paper },
+    { "the clipped surrogate gives the numbers worked out by hand", surrogate_on_paper },
+    { "policy gradients are difference quotients for every recipe", policy_derivatives },
+    { "value and SFT gradients are difference quotients", other_derivatives },
+    { "CISPO gradients hold the ratio constant", cispo_derivatives },
+    { "the loss has the same bits for any order of samples", order_does_not_matter },
+    { "masked tokens do not change the loss", masked_tokens_do_not_matter },
+    { "the loss stays finite for huge ratios", huge_ratios_stay_finite },
+    { "on policy, ratios and KL are exact", on_policy_is_exact },
+    { "an entropy that is not computed is no metric",
       an_entropy_that_is_not_computed_is_no_metric },
-    { "reductions", reductions },
-    { "contradictions_are_refused", contradictions_are_refused },
-    { "miles_names_are_known", miles_names_are_known },
+    { "each loss reduction has its denominator", reductions },
+    { "contradictory loss flags are refused", contradictions_are_refused },
+    { "Miles' module paths name our rows", miles_names_are_known },
     { 0 },
 };
 

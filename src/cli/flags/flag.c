@@ -66,8 +66,8 @@ void ml_flag_expect(const ml_flag *f, ml_text *out) {
         break;
     case ML_FLAG_PATH: ml_text_printf(out, "a path"); break;
     case ML_FLAG_TEXT:
-    case ML_FLAG_WORD: ml_text_printf(out, "a word"); break;
-    case ML_FLAG_LIST: ml_text_printf(out, "one word or several"); break;
+    case ML_FLAG_WORD: ml_text_printf(out, "a string"); break;
+    case ML_FLAG_LIST: ml_text_printf(out, "one or more values"); break;
     }
 }
 

@@ -24,7 +24,7 @@
     {                                                                                      \
         .name = word, .same_as = target, .type = ML_FLAG_##kind, .value = form,            \
         .group = heading, .cmds = commands, .from = ML_FROM_##origin,                      \
-        .help = "The same as --" target "."                                                \
+        .help = "Same as --" target "."                                                    \
     }
 
 /* A flag that accepts only its fixed behaviour: one of `values`. */

@@ -14,59 +14,59 @@ const ml_flag ml_flags_access[] = {
       .group = "access",
       .cmds = WITH_CLIENT,
       .from = ML_FROM_SGLANG,
-      .help = "Clients must send it, as \"Authorization: Bearer KEY\", for everything but "
-              "/health; miles bench serve sends it.  Other users see command lines: prefer "
-              "--api-key-file." },
+      .help = "Key that clients must send as \"Authorization: Bearer KEY\" for every path "
+              "except /health; miles bench serve sends it.  Other users can see command "
+              "lines: prefer --api-key-file." },
     { .name = "api-key-file",
       .type = ML_FLAG_PATH,
       ML_AT(access.api_key_file),
       .value = "FILE",
       .group = "access",
       .cmds = WITH_CLIENT,
-      .help = "A file with the key, which other users may not read; it counts instead of "
-              "--api-key." },
+      .help =
+          "File that contains the key, not readable by other users; overrides --api-key." },
     { .name = "admin-api-key",
       .type = ML_FLAG_TEXT,
       ML_AT(access.admin_key),
       .value = "KEY",
       .env = "MILES_ADMIN_API_KEY",
-      .def_note = "--api-key, if there is one",
+      .def_note = "the value of --api-key, if set",
       .secret = true,
       .group = "access",
       .cmds = SERVERS,
       .from = ML_FROM_SGLANG,
-      .help = "The key for what changes the server: weights, pauses, caches, memory, "
-              "workers.  It is good for everything else, too." },
+      .help = "Key for requests that change the server: weights, pauses, caches, memory, "
+              "workers.  It is also accepted for every other request." },
     { .name = "admin-api-key-file",
       .type = ML_FLAG_PATH,
       ML_AT(access.admin_key_file),
       .value = "FILE",
       .group = "access",
       .cmds = SERVERS,
-      .help = "A file with that key; it counts instead of --admin-api-key." },
+      .help = "File that contains the admin key; overrides --admin-api-key." },
     { .name = "allowed-hosts",
       .type = ML_FLAG_LIST,
       ML_AT(access.hosts),
       .value = "NAME...",
       .group = "access",
       .cmds = SERVERS,
-      .help = "Names that requests may have in Host.  A server on a loopback address takes "
-              "localhost, 127.0.0.0/8, [::1] and these; one on another address takes any "
-              "name unless some are given here." },
+      .help = "Values accepted in the Host header.  A server on a loopback address accepts "
+              "localhost, 127.0.0.0/8, [::1] and these names; a server on another address "
+              "accepts every name unless this flag is set." },
     { .name = "allowed-origins",
       .type = ML_FLAG_LIST,
       ML_AT(access.origins),
       .value = "ORIGIN...",
       .group = "access",
       .cmds = SERVERS,
-      .help = "Sites whose pages may use the server from a browser, as "
-              "https://example.org; other pages are refused." },
+      .help = "Origins whose pages may call the server from a browser, such as "
+              "https://example.org; requests from other origins are rejected." },
     { .name = "insecure",
       .type = ML_FLAG_BOOL,
       ML_AT(access.insecure),
       .group = "access",
       .cmds = SERVERS,
-      .help = "Listen on an address that other machines reach although there is no key." },
+      .help = "Allow listening on a non-loopback address without a key." },
     { .name = "worker-api-key",
       .type = ML_FLAG_TEXT,
       ML_AT(access.worker_key),
@@ -75,14 +75,14 @@ const ml_flag ml_flags_access[] = {
       .secret = true,
       .group = "access",
       .cmds = ML_CMD_ROUTER,
-      .help = "Sent to the workers of --worker-urls, and to no others: those added with "
-              "POST /add_worker bring their own as \"api_key\"." },
+      .help = "Key sent to the workers of --worker-urls only; workers added with POST "
+              "/add_worker bring their own in \"api_key\"." },
     { .name = "worker-api-key-file",
       .type = ML_FLAG_PATH,
       ML_AT(access.worker_key_file),
       .value = "FILE",
       .group = "access",
       .cmds = ML_CMD_ROUTER,
-      .help = "A file with that key; it counts instead of --worker-api-key." },
+      .help = "File that contains the worker key; overrides --worker-api-key." },
     { 0 },
 };

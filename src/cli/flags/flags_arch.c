@@ -6,61 +6,60 @@
 
 #define FROM_CONFIG "the architecture is read from config.json"
 #define ROUTER                                                                             \
-    "reinforcement learning adds no balancing loss and leaves the router's bias alone"
+    "RL training adds no load-balancing loss and does not change the router's bias"
 
 /* A number that arch_check.c compares with config.json. */
 #define CHECKED(word, kind, field, what)                                                   \
     {                                                                                      \
         .name = word, .type = ML_FLAG_##kind, ML_AT(arch.field),                           \
-        .unset = ML_FLAG_##kind == ML_FLAG_F64, .def_note = "as config.json says",         \
+        .unset = ML_FLAG_##kind == ML_FLAG_F64, .def_note = "the value in config.json",    \
         .min = ML_FLAG_##kind == ML_FLAG_F64 ? 0 : 1, .max = 1e9, .group = "architecture", \
         .cmds = TRAIN, .from = ML_FROM_MEGATRON,                                           \
-        .help = what ": config.json must say the same."                                    \
+        .help = what "; config.json must have the same value."                             \
     }
 
 const ml_flag ml_flags_arch[] = {
-    CHECKED("num-layers", I64, n_layer, "Decoder layers"),
-    CHECKED("hidden-size", I64, hidden, "Width of the model"),
-    CHECKED("ffn-hidden-size", I64, ffn, "Width inside the MLP"),
-    CHECKED("num-attention-heads", I64, n_head, "Heads of queries"),
-    CHECKED("num-query-groups", I64, n_kv_head, "Heads of keys and values"),
-    CHECKED("kv-channels", I64, head_dim, "Width of a head"),
-    CHECKED("vocab-size", I64, vocab, "Tokens"),
-    CHECKED("num-experts", I64, n_expert, "Experts of a layer"),
-    CHECKED("moe-router-topk", I64, top_k, "Experts of a token"),
-    CHECKED("moe-ffn-hidden-size", I64, moe_ffn, "Width inside an expert"),
-    CHECKED("moe-router-num-groups", I64, n_group, "Groups of experts"),
-    CHECKED("moe-router-group-topk", I64, top_group, "Groups of a token"),
-    CHECKED("q-lora-rank", I64, q_rank, "Rank of latent queries"),
-    CHECKED("kv-lora-rank", I64, kv_rank, "Rank of latent keys and values"),
-    CHECKED("qk-head-dim", I64, qk_nope, "Width of a head without positions"),
-    CHECKED("qk-pos-emb-head-dim", I64, qk_rope, "Width of a head with positions"),
-    CHECKED("v-head-dim", I64, v_dim, "Width of a value head"),
-    CHECKED("rotary-base", F64, rope_base, "Base of the rotary frequencies"),
-    CHECKED("norm-epsilon", F64, norm_eps, "Epsilon of the norms"),
+    CHECKED("num-layers", I64, n_layer, "Number of decoder layers"),
+    CHECKED("hidden-size", I64, hidden, "Hidden size"),
+    CHECKED("ffn-hidden-size", I64, ffn, "Intermediate size of the MLP"),
+    CHECKED("num-attention-heads", I64, n_head, "Number of attention (query) heads"),
+    CHECKED("num-query-groups", I64, n_kv_head, "Number of key/value heads"),
+    CHECKED("kv-channels", I64, head_dim, "Head dimension"),
+    CHECKED("vocab-size", I64, vocab, "Vocabulary size"),
+    CHECKED("num-experts", I64, n_expert, "Experts per layer"),
+    CHECKED("moe-router-topk", I64, top_k, "Experts per token"),
+    CHECKED("moe-ffn-hidden-size", I64, moe_ffn, "Intermediate size of an expert"),
+    CHECKED("moe-router-num-groups", I64, n_group, "Number of expert groups"),
+    CHECKED("moe-router-group-topk", I64, top_group, "Expert groups per token"),
+    CHECKED("q-lora-rank", I64, q_rank, "Rank of the compressed queries"),
+    CHECKED("kv-lora-rank", I64, kv_rank, "Rank of the compressed keys and values"),
+    CHECKED("qk-head-dim", I64, qk_nope, "Head dimension without RoPE"),
+    CHECKED("qk-pos-emb-head-dim", I64, qk_rope, "Head dimension with RoPE"),
+    CHECKED("v-head-dim", I64, v_dim, "Head dimension of the values"),
+    CHECKED("rotary-base", F64, rope_base, "RoPE base frequency"),
+    CHECKED("norm-epsilon", F64, norm_eps, "Epsilon of the norm layers"),
     { .name = "padded-vocab-size",
       .type = ML_FLAG_I64,
       ML_AT(arch.padded_vocab),
       .value = "N",
-      .def_note = "nothing is padded",
+      .def_note = "no padding",
       .min = 1,
       .max = 1e9,
       .group = "architecture",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "Rows of a padded embedding: must have room for the vocab_size of config.json, "
-          "whose own rows are what is loaded and trained." },
+      .help = "Rows of the padded embedding: at least vocab_size of config.json; only the "
+              "vocab_size rows are loaded and trained." },
     { .name = "model-name",
       .type = ML_FLAG_TEXT,
       ML_AT(arch.model_name),
       .value = "NAME",
-      .def_note = "as config.json says",
+      .def_note = "model_type of config.json",
       .group = "architecture",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "The family, as Miles calls it (qwen3, qwen3moe, glm4): config.json must "
-              "have a model_type of that name." },
+      .help = "Model family by Miles' name (qwen3, qwen3moe, glm4); model_type of "
+              "config.json must match." },
     ML_NOOP("swiglu", BOOL, MEGATRON, TRAIN, FROM_CONFIG),
     ML_NOOP("disable-bias-linear", BOOL, MEGATRON, TRAIN, FROM_CONFIG),
     ML_NOOP("add-qkv-bias", BOOL, MEGATRON, TRAIN, FROM_CONFIG),
@@ -110,14 +109,16 @@ const ml_flag ml_flags_arch[] = {
     ML_NOOP("moe-aux-loss-coeff", TEXT, MEGATRON, TRAIN, ROUTER),
     ML_NOOP("moe-router-bias-update-rate", TEXT, MEGATRON, TRAIN, ROUTER),
     ML_REFUSED("moe-router-freeze-gate", BOOL, MILES, TRAIN,
-               "parameters are frozen by --freeze and a pattern of their names"),
+               "use --freeze with a pattern of parameter names"),
     ML_REFUSED("freeze-e-score-correction-bias", BOOL, MILES, TRAIN,
-               "parameters are frozen by --freeze and a pattern of their names"),
+               "use --freeze with a pattern of parameter names"),
     ML_NOOP("freeze-indexer", BOOL, MILES, TRAIN,
-            "no gradient reaches an indexer, and no step moves it"),
-    ML_REFUSED("spec", LIST, MEGATRON, TRAIN,
-               "layers are built from config.json; a family is a file of src/model/specs"),
-    ML_REFUSED("custom-model-provider-path", TEXT, MILES, TRAIN,
-               "layers are built from config.json; a family is a file of src/model/specs"),
+            "indexers get no gradient and are never updated"),
+    ML_REFUSED(
+        "spec", LIST, MEGATRON, TRAIN,
+        "layers are built from config.json; a model family is a file of src/model/specs"),
+    ML_REFUSED(
+        "custom-model-provider-path", TEXT, MILES, TRAIN,
+        "layers are built from config.json; a model family is a file of src/model/specs"),
     { 0 },
 };

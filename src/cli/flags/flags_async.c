@@ -19,10 +19,10 @@ const ml_flag ml_flags_async[] = {
       .min = 1,
       .max = ML_POOL_MAX,
       .def_note =
-          "half of --threads in train-async, where the trainer has the rest; else all",
+          "half of --threads in train-async (the trainer uses the rest), otherwise all",
       .group = "modes",
       .cmds = TRAIN,
-      .help = "Threads that generate.  The results do not depend on it." },
+      .help = "Threads of the rollout engine.  The results do not depend on it." },
     { .name = "update-weights-interval",
       .type = ML_FLAG_I64,
       ML_AT(mode.update_interval),
@@ -33,7 +33,7 @@ const ml_flag ml_flags_async[] = {
       .group = "modes",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "train-async: rounds from one publication of weights to the next." },
+      .help = "train-async: publish the weights every N rollouts." },
     { .name = "fully-async",
       .type = ML_FLAG_BOOL,
       ML_AT(mode.fully),
@@ -41,8 +41,8 @@ const ml_flag ml_flags_async[] = {
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
       .help =
-          "train-async: samples are made all the time and wait in a queue.  Rounds then "
-          "depend on the clock; they are recorded beside what is saved." },
+          "train-async: generate continuously into a queue of groups.  The composition of "
+          "a rollout then depends on timing; rollouts are recorded in the snapshots." },
     { .name = "max-weight-staleness",
       .type = ML_FLAG_I64,
       ML_AT(mode.max_stale),
@@ -53,19 +53,19 @@ const ml_flag ml_flags_async[] = {
       .group = "modes",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "--fully-async: groups with a token that is more publications of weights old "
-              "are not trained on; -1: all are." },
+      .help = "--fully-async: drop groups whose oldest token is more than N weight "
+              "publications old; -1: no limit." },
     { .name = "async-max-concurrent-samples",
       .type = ML_FLAG_I64,
       ML_AT(mode.max_samples),
       .value = "N",
       .min = 1,
       .max = 1e7,
-      .def_note = "those of a round",
+      .def_note = "samples per rollout",
       .group = "modes",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "--fully-async: samples under way at a time." },
+      .help = "--fully-async: maximum number of samples in flight." },
     { .name = "async-data-buffer-capacity-factor",
       .type = ML_FLAG_F64,
       ML_AT(mode.capacity),
@@ -76,8 +76,8 @@ const ml_flag ml_flags_async[] = {
       .group = "modes",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "--fully-async: groups that may wait, as a multiple of --rollout-batch-size." },
+      .help = "--fully-async: capacity of the queue in groups, as a multiple of "
+              "--rollout-batch-size." },
     { .name = "async-unused-samples-handler",
       .type = ML_FLAG_WORD,
       ML_AT(mode.unused),
@@ -86,9 +86,8 @@ const ml_flag ml_flags_async[] = {
       .group = "modes",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "--fully-async: what happens to prompts whose answers were aborted or are too "
-          "old." },
+      .help = "--fully-async: what to do with prompts whose responses were aborted or are "
+              "too old." },
     { .name = "pause-generation-mode",
       .type = ML_FLAG_TEXT,
       ML_AT(train.single),
@@ -96,8 +95,8 @@ const ml_flag ml_flags_async[] = {
       .group = "modes",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Answers under way while weights change are computed anew from their tokens; "
-              "keeping keys and values of old weights would not be exact." },
+      .help = "When weights change, requests in flight are recomputed from their tokens; "
+              "keeping the KV cache of old weights would not be exact." },
     { .name = "rollout-submission-granularity",
       .type = ML_FLAG_TEXT,
       ML_AT(train.single),
@@ -105,84 +104,83 @@ const ml_flag ml_flags_async[] = {
       .group = "modes",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Both are the same here: groups are begun whole, and the engine has their "
-              "samples one by one." },
+      .help = "Both values behave the same: groups are started as a whole, and the engine "
+              "receives single samples." },
     { .name = "colocate",
       .type = ML_FLAG_BOOL,
       ML_AT(mode.colocate),
       .group = "modes",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Engine and trainer share one set of weights, as they do in miles train "
-              "anyway.  train-async needs two, and refuses it." },
+      .help = "Engine and trainer share one set of weights, which miles train always does. "
+              " train-async needs two sets and rejects this flag." },
     { .name = "rollout-external",
       .type = ML_FLAG_BOOL,
       ML_AT(mode.external),
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "Samples are made by servers that run already: miles serve, or miles router in "
-          "front of some." },
+      .help = "Generate with servers that are already running: miles serve, or miles "
+              "router in front of several." },
     { .name = "rollout-external-engine-addrs",
       .type = ML_FLAG_LIST,
       ML_AT(mode.addrs),
       .value = "HOST:PORT",
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Where they are." },
+      .help = "Addresses of the engines of --rollout-external." },
     { .name = "update-weight-disk-dir",
       .type = ML_FLAG_PATH,
       ML_AT(mode.weight_dir),
       .value = "DIR",
       .def_note = "rollout_weights in the directory of --save",
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Where weights are written for them; they read it under the same name." },
+      .help = "Directory to which weights for remote engines are written; the engines must "
+              "see it under the same path." },
     { .name = "rollout-num-engines",
       .type = ML_FLAG_I64,
       ML_AT(mode.n_engine),
       .value = "N",
       .min = 1,
       .max = 1024,
-      .def_note = "none: this process generates",
-      .group = "engines elsewhere",
+      .def_note = "0: the training process generates",
+      .group = "remote engines",
       .cmds = TRAIN,
       .help =
-          "Samples are made by this many miles serve processes, which the run starts on "
-          "this machine and ends.  They share --rollout-threads.  The results do not "
-          "depend on it." },
+          "Generate with N miles serve processes, which the run starts and stops on this "
+          "machine.  They share --rollout-threads.  The results do not depend on it." },
     { .name = "rollout-external-api-key",
       .type = ML_FLAG_TEXT,
       ML_AT(mode.engine_key),
       .value = "KEY",
       .env = "MILES_ROLLOUT_API_KEY",
       .secret = true,
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
-      .help =
-          "The key that engines of --rollout-external ask for; --admin-api-key of those "
-          "that have one.  Other users see command lines: prefer the file." },
+      .help = "API key of the engines of --rollout-external; their --admin-api-key if they "
+              "have one.  Other users can see command lines: prefer "
+              "--rollout-external-api-key-file." },
     { .name = "rollout-external-api-key-file",
       .type = ML_FLAG_PATH,
       ML_AT(mode.engine_key_file),
       .value = "FILE",
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
-      .help = "A file with that key, which other users may not read; it counts instead of "
+      .help = "File that contains the key, not readable by other users; overrides "
               "--rollout-external-api-key." },
     { .name = "use-fault-tolerance",
       .type = ML_FLAG_BOOL,
       ML_AT(mode.restart),
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "An engine of --rollout-num-engines that dies, or is not well, is started "
-              "again, gets the weights, and then what was asked of it; without this flag "
-              "the run ends.  Engines of --rollout-external are waited for in any case, as "
-              "long as --sglang-router-request-timeout-secs says." },
+      .help = "Restart an engine of --rollout-num-engines that dies or fails its health "
+              "check, publish the weights to it, and resubmit its requests; without this "
+              "flag the run ends.  The run always waits for engines of --rollout-external, "
+              "up to --sglang-router-request-timeout-secs." },
     { .name = "rollout-health-check-interval",
       .type = ML_FLAG_F64,
       ML_AT(mode.check_s),
@@ -190,12 +188,11 @@ const ml_flag ml_flags_async[] = {
       .def = "30",
       .min = 0.01,
       .max = 1e9,
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "Engines of --rollout-num-engines are asked for a token at this interval, and "
-          "those of --rollout-external while they owe an answer." },
+      .help = "Time between health checks, which generate one token.  Engines of "
+              "--rollout-external are checked only while requests are pending." },
     { .name = "rollout-health-check-timeout",
       .type = ML_FLAG_F64,
       ML_AT(mode.check_timeout_s),
@@ -203,12 +200,12 @@ const ml_flag ml_flags_async[] = {
       .def = "30",
       .min = 0.01,
       .max = 1e9,
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "One that has not answered after this time is killed; one of "
-              "--rollout-external counts as gone: what it owes is asked of others, or of "
-              "it when it is back." },
+      .help = "Health check timeout.  An engine of --rollout-num-engines is then killed; "
+              "the requests of an engine of --rollout-external go to other engines, or "
+              "back to it when it recovers." },
     { .name = "sglang-router-request-timeout-secs",
       .type = ML_FLAG_F64,
       ML_AT(mode.request_s),
@@ -216,12 +213,12 @@ const ml_flag ml_flags_async[] = {
       .def = "14400",
       .min = 0,
       .max = 1e9,
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = ML_CMD_SFT | TRAIN,
       .from = ML_FROM_SGLANG,
-      .help = "Time that an engine has for a request; then another one is asked.  The run "
-              "ends when no engine could be asked for this time, or one could not be told "
-              "to load new weights.  0: any." },
+      .help = "Timeout of a request; it is then sent to another engine.  The run ends if "
+              "no engine is reachable for this time, or if an engine cannot load new "
+              "weights.  0: no limit." },
     { .name = "rollout-health-check-first-wait",
       .type = ML_FLAG_F64,
       ML_AT(mode.first_check_s),
@@ -229,10 +226,10 @@ const ml_flag ml_flags_async[] = {
       .def = "0",
       .min = 0,
       .max = 1e9,
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "One that has just been started is left alone for this time." },
+      .help = "Time after its start during which an engine is not checked." },
     { .name = "update-weight-buffer-size",
       .type = ML_FLAG_BYTES,
       ML_AT(mode.shard_bytes),
@@ -240,75 +237,73 @@ const ml_flag ml_flags_async[] = {
       .def = "536870912",
       .min = 1,
       .max = 1e15,
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Largest file that weights for them are written to." },
+      .help = "Maximum size of a file of published weights." },
     { .name = "update-weight-transfer-mode",
       .type = ML_FLAG_WORD,
       ML_AT(mode.transfer),
       .words = transfers,
       .def = "broadcast",
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "broadcast: all of the weights are written each time.  disk-delta: what "
-              "changed since the last time, which engines apply to a copy of their own; "
-              "all of it where a delta cannot be applied or would be no smaller.  The "
-              "results do not depend on it.  p2p needs a network that writes into "
-              "another machine's memory, and is refused." },
+      .help = "broadcast: write all weights for each publication.  disk-delta: write the "
+              "difference to the last publication, which engines apply to their local "
+              "copy; write all weights if a delta cannot be applied or is not smaller.  "
+              "The results do not depend on it.  p2p is not supported." },
     { .name = "update-weight-local-checkpoint-dir",
       .type = ML_FLAG_PATH,
       ML_AT(mode.local_dir),
       .value = "DIR",
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "disk-delta: where engines keep their copy, each on its own machine; those of "
-          "one machine share it." },
+      .help = "disk-delta: directory of the engines' local copy of the weights, on each "
+              "engine's machine; engines on one machine share it." },
     { .name = "update-weight-delta-encoding",
       .type = ML_FLAG_WORD,
       ML_AT(mode.delta_encoding),
       .words = ml_delta_name,
       .def = "xor",
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "disk-delta: what is written of a tensor, before it is compressed: old bytes "
-              "XOR new bytes, or the positions and values of those that changed." },
+      .help = "disk-delta: encoding of a tensor before compression: old bytes XOR new "
+              "bytes, or positions and values of the bytes that changed." },
     { .name = "update-weight-delta-checksum",
       .type = ML_FLAG_WORD,
       ML_AT(mode.delta_checksum),
       .words = ml_checksum_name,
       .def = "xxh3-128",
-      .group = "engines elsewhere",
+      .group = "remote engines",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "disk-delta: the checksum that each tensor must have after its delta." },
+      .help =
+          "disk-delta: checksum that each tensor must match after its delta is applied." },
     { .name = "offload-train",
       .type = ML_FLAG_BOOL,
       ML_AT(mode.offload_train),
       .group = "modes",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "While tokens are generated, training gives its memory back; on a GPU, "
-              "optimizer state waits in the host's memory." },
+      .help = "Release the trainer's memory while generating; on a GPU, optimizer state "
+              "moves to host memory." },
     { .name = "offload-rollout",
       .type = ML_FLAG_BOOL,
       ML_AT(mode.offload_rollout),
       .group = "modes",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "While weights are trained, the engine gives back the memory of keys and "
-              "values." },
+      .help = "Release the memory of the KV cache while training." },
     { .name = "offload",
       .type = ML_FLAG_BOOL,
       ML_AT(mode.offload),
       .group = "modes",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Both: --offload-train and --offload-rollout, so that a run needs the larger "
-              "of the two memories, not their sum." },
+      .help = "Same as --offload-train --offload-rollout: a run then needs the larger of "
+              "the two memories instead of their sum." },
     { 0 },
 };

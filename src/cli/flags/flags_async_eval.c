@@ -2,7 +2,7 @@
 #include "cli/flags/flag_rows.h"
 
 #define TRAIN ML_CMD_TRAIN
-#define GROUP "evaluation meanwhile"
+#define GROUP "asynchronous evaluation"
 
 /* In the order of ml_config's behind.overflow. */
 static const char *const policies[] = { "backpressure", "skip", NULL };
@@ -18,9 +18,8 @@ const ml_flag ml_flags_async_eval[] = {
       .group = GROUP,
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "Evaluate while training goes on, by miles serve processes that the run starts "
-          "for it, with N threads in all.  0: between two rounds." },
+      .help = "Evaluate concurrently with training, on miles serve processes that the run "
+              "starts, with N threads in total.  0: evaluate between rollouts." },
     { .name = "eval-num-gpus-per-engine",
       .type = ML_FLAG_I64,
       ML_AT(behind.per_engine),
@@ -31,7 +30,7 @@ const ml_flag ml_flags_async_eval[] = {
       .group = GROUP,
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Threads of each of these processes." },
+      .help = "Threads per evaluation process." },
     { .name = "eval-hf-dir",
       .type = ML_FLAG_PATH,
       ML_AT(behind.dir),
@@ -41,7 +40,7 @@ const ml_flag ml_flags_async_eval[] = {
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
       .help =
-          "Where weights wait to be evaluated: DIR/step_19, a Hugging Face checkpoint." },
+          "Directory of the weights to evaluate: DIR/step_19, a Hugging Face checkpoint." },
     { .name = "eval-max-in-flight",
       .type = ML_FLAG_I64,
       ML_AT(behind.max_in_flight),
@@ -52,8 +51,8 @@ const ml_flag ml_flags_async_eval[] = {
       .group = GROUP,
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Evaluations that may be under way.  Their figures are written when the next "
-              "one needs room, when the run is saved, or at its end." },
+      .help = "Maximum number of evaluations in flight.  Their metrics are written when "
+              "the next evaluation needs a slot, when the run is saved, or at its end." },
     { .name = "eval-overflow-policy",
       .type = ML_FLAG_WORD,
       ML_AT(behind.overflow),
@@ -62,8 +61,9 @@ const ml_flag ml_flags_async_eval[] = {
       .group = GROUP,
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "When there is no room: wait for the oldest, or leave one out and write "
-              "eval/skipped_busy; what a run writes then depends on the clock." },
+      .help = "When --eval-max-in-flight is reached: wait for the oldest evaluation, or "
+              "skip the new one and write eval/skipped_busy; the metrics of a run then "
+              "depend on timing." },
     { .name = "eval-keep-snapshots",
       .type = ML_FLAG_I64,
       ML_AT(behind.keep),
@@ -74,6 +74,6 @@ const ml_flag ml_flags_async_eval[] = {
       .group = GROUP,
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Snapshots of --eval-hf-dir that stay when they have been evaluated." },
+      .help = "Number of evaluated snapshots to keep in --eval-hf-dir." },
     { 0 },
 };

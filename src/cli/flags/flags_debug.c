@@ -3,11 +3,11 @@
 
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
-#define DUMPER "there is no source to patch; --dumper-enable writes the output of every op"
-#define MEMORY                                                                             \
-    "--record-memory-history writes where the memory is, --profile where time goes"
+#define DUMPER                                                                             \
+    "there is no Python source to patch; --dumper-enable writes the output of every op"
+#define MEMORY "use --record-memory-history for memory, --profile for time"
 
-#define NOTHING "nothing is generated in supervised fine-tuning"
+#define NOTHING "supervised fine-tuning does not generate"
 
 static const char *const selectors[] = { "all", "target", NULL };
 
@@ -18,15 +18,16 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_OURS,
-      .help = "Write hashes of samples, gradients and weights of every step to "
-              "determinism.jsonl of --save: two runs part where these do." },
+      .help =
+          "Write hashes of samples, gradients and weights of every step to "
+          "determinism.jsonl in --save, to find the first difference between two runs." },
     { .name = "save-local-weight-checksum",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.checksum),
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "The hashes of --debug-determinism, by Miles' name." },
+      .help = "Same as --debug-determinism, by Miles' name." },
     { .name = "debug-rollout-print-every",
       .type = ML_FLAG_I64,
       ML_AT(debug.print_every),
@@ -36,21 +37,21 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_OURS,
-      .help = "Show a sample of every N-th round." },
+      .help = "Print a sample of every N-th rollout." },
     { .name = "debug-weight-sync",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.weight_sync),
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_OURS,
-      .help = "Tell version and hash of the weights each time they are published." },
+      .help = "Log the version and the hash of the weights at each publication." },
     { .name = "check-weight-update-equal",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.check_sync),
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "After each publication, compare what generates with what is trained; a "
+      .help = "After each publication, compare the engine's weights with the trainer's; a "
               "difference ends the run." },
     { .name = "debug-exit-after-rollout",
       .type = ML_FLAG_I64,
@@ -61,15 +62,14 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "End, as after Ctrl-C, when this process has done N rounds." },
+      .help = "Stop after N rollouts of this process, as after Ctrl-C." },
     { .name = "debug-disable-optimizer",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.no_update),
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "Steps leave the weights as they are: learning rate and weight decay are 0." },
+      .help = "Set learning rate and weight decay to 0: steps do not change the weights." },
     { .name = "save-trigger-sentinel",
       .type = ML_FLAG_PATH,
       ML_AT(debug.sentinel),
@@ -77,8 +77,7 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "A file that, when it is there at the end of a round, has the round saved, "
-              "and is removed." },
+      .help = "If FILE exists at the end of a rollout, save a snapshot and remove FILE." },
     { .name = "dump-details",
       .type = ML_FLAG_PATH,
       ML_AT(debug.dump),
@@ -86,7 +85,7 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Sets --save-debug-rollout-data, --save-debug-train-data, "
+      .help = "Set --save-debug-rollout-data, --save-debug-train-data, "
               "--save-debug-trajectory-data and --save-debug-event-data to files in DIR." },
     { .name = "save-debug-trajectory-data",
       .type = ML_FLAG_PATH,
@@ -95,8 +94,8 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Write each round as text, a line of JSON per sample; {rollout_id} stands "
-              "for its number." },
+      .help = "Write each rollout as text, one JSON line per sample; {rollout_id} is "
+              "replaced by its number." },
     { .name = "load-debug-rollout-data-subsample",
       .type = ML_FLAG_F64,
       ML_AT(debug.subsample),
@@ -107,8 +106,8 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Replay only that share of each recorded round, from its beginning and its "
-              "end." },
+      .help = "Replay only this fraction of each recorded rollout, taken from its "
+              "beginning and its end." },
     { .name = "train-env-vars",
       .type = ML_FLAG_TEXT,
       ML_AT(debug.env_vars),
@@ -116,8 +115,7 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "A JSON object: variables of the environment to set before anything starts." },
+      .help = "JSON object of environment variables to set at startup." },
     { .name = "train-memory-margin-bytes",
       .type = ML_FLAG_BYTES,
       ML_AT(debug.margin),
@@ -126,7 +124,7 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Memory to leave free: a plan that needs it is refused." },
+      .help = "Memory to keep free; a memory plan that needs it is rejected." },
     { .name = "mfu-peak-tflops",
       .type = ML_FLAG_F64,
       ML_AT(debug.peak_tflops),
@@ -137,7 +135,7 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "What this machine could do at most; gives perf/actor_train_mfu." },
+      .help = "Peak TFLOP/s of this machine, for perf/actor_train_mfu." },
     { .name = "env-report",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.env_report),
@@ -145,7 +143,7 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Tell first what miles doctor tells of the machine." },
+      .help = "Print the machine report of miles doctor at startup." },
     { .name = "custom-config-path",
       .type = ML_FLAG_PATH,
       ML_AT(config_path),
@@ -153,8 +151,8 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "More flags: YAML with their names and values.  The command line goes before "
-              "them." },
+      .help = "YAML file with further flags and their values.  The command line takes "
+              "precedence." },
     { .name = "ci-test",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.ci_test),
@@ -162,29 +160,29 @@ const ml_flag ml_flags_debug[] = {
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
       .help =
-          "End the run when a first step on fresh samples has a ppo_kl or pg_clipfrac that "
-          "is not 0, or samples are not fresh; implies --check-weight-update-equal." },
+          "End the run if ppo_kl or pg_clipfrac of the first step on on-policy samples is "
+          "not 0, or if samples are not on-policy; implies --check-weight-update-equal." },
     { .name = "ci-disable-kl-checker",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.ci_no_kl),
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "With --ci-test: ppo_kl and pg_clipfrac may be anything." },
+      .help = "--ci-test: do not check ppo_kl and pg_clipfrac." },
     { .name = "ci-disable-logprobs-checker",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.ci_no_logprobs),
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "With --ci-test: samples may be of older weights." },
+      .help = "--ci-test: allow samples of older weights." },
     { .name = "ci-disable-weight-update-checker",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.ci_no_sync),
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "With --ci-test: do not compare weights after publication." },
+      .help = "--ci-test: do not compare weights after a publication." },
     { .name = "ci-metric-checker-key",
       .type = ML_FLAG_TEXT,
       ML_AT(debug.metric),
@@ -192,7 +190,7 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "The run fails at its end unless this figure has come to "
+      .help = "Fail the run at its end unless this metric has reached "
               "--ci-metric-checker-threshold." },
     { .name = "ci-metric-checker-threshold",
       .type = ML_FLAG_F64,
@@ -202,7 +200,7 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "What --ci-metric-checker-key must come to." },
+      .help = "Value that the metric of --ci-metric-checker-key must reach." },
     { .name = "ci-save-grad-norm",
       .type = ML_FLAG_PATH,
       ML_AT(debug.save_norm),
@@ -218,7 +216,8 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "A file of --ci-save-grad-norm: a norm that differs in a bit ends the run." },
+      .help = "File of --ci-save-grad-norm: a gradient norm that is not bit-identical ends "
+              "the run." },
     { .name = "ci-save-model-hash",
       .type = ML_FLAG_PATH,
       ML_AT(debug.save_hash),
@@ -234,33 +233,34 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "A file of --ci-save-model-hash: weights that differ end the run." },
+      .help = "File of --ci-save-model-hash: weights that differ end the run." },
     { .name = "true-on-policy-mode",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.on_policy),
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Every trained token must have been drawn with the weights at hand, with the "
-              "log-prob that training computes, to the bit.  Without it tokens of older "
-              "weights are counted, and only the others are compared." },
+      .help =
+          "Require that every trained token was drawn with the current weights, and that "
+          "its log-prob is bit-identical to that of the training forward.  Without this "
+          "flag, tokens of older weights are counted, and only the others are compared." },
     { .name = "recompute-logprobs-via-prefill",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.prefill),
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "The engine computes the log-probs of each round again, by prefill, and these "
-          "count; rollout/prefill_logp_max_diff is how far drawing was from them." },
+      .help = "Recompute the log-probs of each rollout by prefill in the engine, and use "
+              "these; rollout/prefill_logp_max_diff is the largest difference from those "
+              "of decoding." },
     { .name = "debug-skip-weight-update",
       .type = ML_FLAG_BOOL,
       ML_AT(debug.skip_sync),
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Train, but go on generating with the weights that the process began with: "
-              "takes a second set of them." },
+      .help = "Train, but keep generating with the initial weights; needs a second set of "
+              "weights." },
     { .name = "check-weight-update-skip-list",
       .type = ML_FLAG_LIST,
       ML_AT(debug.sync_skip),
@@ -268,9 +268,8 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "--check-weight-update-equal leaves out parameters with one of these parts in "
-          "their names." },
+      .help = "Parameters whose name contains one of these strings are skipped by "
+              "--check-weight-update-equal." },
     ML_NOOP("true-on-policy-mode", BOOL, MILES, ML_CMD_SFT, NOTHING),
     ML_NOOP("recompute-logprobs-via-prefill", BOOL, MILES, ML_CMD_SFT, NOTHING),
     ML_NOOP("debug-skip-weight-update", BOOL, MILES, ML_CMD_SFT, NOTHING),
@@ -280,15 +279,15 @@ const ml_flag ml_flags_debug[] = {
     ML_REFUSED("use-pytorch-profiler", BOOL, MEGATRON, TRAIN, MEMORY),
     ML_REFUSED("memory-snapshot-path", TEXT, MILES, TRAIN, MEMORY),
     ML_REFUSED("profile-step-start", TEXT, MEGATRON, TRAIN,
-               "--profile writes every phase of every round"),
+               "--profile records every phase of every rollout"),
     ML_REFUSED("profile-step-end", TEXT, MEGATRON, TRAIN,
-               "--profile writes every phase of every round"),
+               "--profile records every phase of every rollout"),
     ML_FIXED("check-weight-update-selector", MILES, TRAIN, selectors,
-             "There is one set of weights that generates, and all of it is compared."),
+             "The engine has one set of weights, and all of it is compared."),
     ML_NOOP("check-weight-update-allow-quant-error", BOOL, MILES, TRAIN,
             "weights are not quantised"),
     ML_REFUSED("check-lora-weight-equal", BOOL, MILES, TRAIN,
-               "adapters are not trained yet; leave it out"),
+               "LoRA is not supported; remove the flag"),
     { .name = "ci-ft-test-actions",
       .type = ML_FLAG_TEXT,
       ML_AT(debug.faults),
@@ -296,11 +295,11 @@ const ml_flag ml_flags_debug[] = {
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Faults that the run shall have, as [{\"at_rollout\": 2, \"action\": "
-              "\"crash_engine_at_end\", \"cell_index\": 0}]: when the weights of that "
-              "round (or of the next that has any) were published, this engine of "
-              "--rollout-num-engines is killed.  Miles' actions are about ranks that "
-              "train, and are refused." },
+      .help = "Inject faults, for example [{\"at_rollout\": 2, \"action\": "
+              "\"crash_engine_at_end\", \"cell_index\": 0}]: after the weights of that "
+              "rollout (or the next one that publishes) are published, the engine with "
+              "this index of --rollout-num-engines is killed.  Miles' actions on training "
+              "ranks are not supported." },
     ML_REFUSED("ci-ft-test-actions", TEXT, MILES, ML_CMD_SFT, NOTHING),
     { 0 },
 };

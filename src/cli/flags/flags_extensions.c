@@ -4,8 +4,8 @@
 #define TRAIN ML_CMD_TRAIN
 #define GENERATES (ML_CMD_TRAIN | ML_CMD_EVAL)
 #define SESSION                                                                            \
-    "agents behind a session server are not offered; an environment answers "              \
-    "turn by turn: --custom-generate-function-path"
+    "agents behind a session server are not supported; use an environment with "           \
+    "--custom-generate-function-path"
 
 /* In the order of ml_tool_format. */
 static const char *const tool_formats[] = { "none", "qwen25", "llama3", NULL };
@@ -17,7 +17,7 @@ const ml_flag ml_flags_extensions[] = {
       .value = "FILE",
       .group = "edges",
       .cmds = ML_CMD_LIST,
-      .help = "List the rows of this shared object, too." },
+      .help = "Also list the extensions of this shared object." },
     { .name = "custom-generate-function-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.generate),
@@ -25,9 +25,9 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = GENERATES,
       .from = ML_FROM_MILES,
-      .help = "What answers the model, turn by turn: ./env.py with a function "
-              "turn(conversation), cmd:COMMAND for a program that answers JSON lines, "
-              "./my.so:name for a shared object, calculator, or Miles' "
+      .help = "Environment that replies to the model after each turn: ./env.py with a "
+              "function turn(conversation), cmd:COMMAND for a program that answers JSON "
+              "lines, ./my.so:name for a shared object, calculator, or Miles' "
               "miles.rollout.generate_hub.multi_turn.generate." },
     { .name = "generate-max-turns",
       .type = ML_FLAG_I64,
@@ -39,7 +39,7 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = GENERATES,
       .from = ML_FROM_MILES,
-      .help = "Turns of the model at most." },
+      .help = "Maximum number of model turns." },
     { .name = "generate-tool-call-parser",
       .type = ML_FLAG_WORD,
       ML_AT(extensions.tool_parser),
@@ -48,7 +48,7 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = GENERATES,
       .from = ML_FROM_MILES,
-      .help = "How calls of tools are written in answers." },
+      .help = "Format of tool calls in responses." },
     { .name = "generate-execute-tool-function-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.execute_tool),
@@ -56,7 +56,7 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = GENERATES,
       .from = ML_FROM_MILES,
-      .help = "What runs the tools that an answer calls: ./tools.py with a function "
+      .help = "Function that executes tool calls: ./tools.py with a function "
               "execute_tool(name, arguments), or calculator." },
     { .name = "rollout-function-path",
       .type = ML_FLAG_TEXT,
@@ -65,8 +65,9 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Makes whole rounds: what is asked and what of it is trained on: "
-              "./my.so:name.  Miles' own are what happens without it." },
+      .help =
+          "Custom rollout function: selects the prompts, and which samples to train on: "
+          "./my.so:name.  The names of Miles' own functions select the built-in one." },
     { .name = "data-source-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.source),
@@ -74,7 +75,7 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Which prompt comes next: ./my.so:name." },
+      .help = "Custom data source: selects the next prompt: ./my.so:name." },
     { .name = "buffer-filter-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.buffer_filter),
@@ -82,8 +83,8 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Which unfinished groups of earlier rounds go on, under --partial-rollout: "
-              "./my.so:name." },
+      .help =
+          "--partial-rollout: selects the unfinished groups to continue: ./my.so:name." },
     { .name = "custom-reward-post-process-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.reward_post),
@@ -91,8 +92,8 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "How rewards become what is learned from, in place of normalisation inside "
-              "groups: ./my.so:name." },
+      .help = "Custom transformation of rewards, instead of normalisation within groups: "
+              "./my.so:name." },
     { .name = "rollout-sample-filter-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.sample_filter),
@@ -100,7 +101,7 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Which answers of a round are not trained: ./my.so:name." },
+      .help = "Selects the samples of a rollout that are not trained on: ./my.so:name." },
     { .name = "rollout-all-samples-process-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.samples_hook),
@@ -108,7 +109,8 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Sees all answers of a round, those of dropped groups too: ./my.so:name." },
+      .help =
+          "Called with all samples of a rollout, including dropped groups: ./my.so:name." },
     { .name = "custom-rollout-log-function-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.metrics),
@@ -116,7 +118,7 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Adds metrics to those of a round: ./my.so:name." },
+      .help = "Adds metrics to a rollout: ./my.so:name." },
     { .name = "custom-eval-rollout-log-function-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.eval_metrics),
@@ -124,7 +126,7 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = GENERATES,
       .from = ML_FROM_MILES,
-      .help = "Adds metrics to those of an evaluation: ./my.so:name." },
+      .help = "Adds metrics to an evaluation: ./my.so:name." },
     { .name = "custom-megatron-init-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.after_init),
@@ -132,7 +134,7 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Called when a run is about to begin: ./my.so:name." },
+      .help = "Called before a run starts: ./my.so:name." },
     { .name = "custom-megatron-before-log-prob-hook-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.before_log_prob),
@@ -140,7 +142,7 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Called before each pass that only scores: ./my.so:name." },
+      .help = "Called before each forward-only pass: ./my.so:name." },
     { .name = "custom-megatron-before-train-step-hook-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.before_train_step),
@@ -156,7 +158,7 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Called when a snapshot is whole on disk: ./my.so:name." },
+      .help = "Called after a snapshot has been written: ./my.so:name." },
     { .name = "eval-function-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.eval),
@@ -164,9 +166,8 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = GENERATES,
       .from = ML_FROM_MILES,
-      .help =
-          "Makes whole evaluations: which sets are asked, and which metrics come of the "
-          "answers: ./my.so:name." },
+      .help = "Custom evaluation: selects the data sets and computes the metrics: "
+              "./my.so:name." },
     { .name = "custom-async-data-buffer-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.buffer),
@@ -174,16 +175,15 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "--fully-async: which of the groups that wait the next round gets, and which "
-              "go: ./my.so:name." },
+      .help = "--fully-async: selects the queued groups for the next rollout, and those to "
+              "drop: ./my.so:name." },
     { .name = "disable-rollout-global-dataset",
       .type = ML_FLAG_BOOL,
       ML_AT(extensions.path.makes_prompts),
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "There is no --prompt-data: the row of --data-source-path makes the prompts." },
+      .help = "Do not read --prompt-data: --data-source-path creates the prompts." },
     { .name = "rollout-data-postprocess-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.data_ready),
@@ -191,9 +191,8 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "Sees what a round trains on, with log-probs and advantages, before its first "
-          "step: ./my.so:name." },
+      .help = "Called with the training data of a rollout, including log-probs and "
+              "advantages, before its first step: ./my.so:name." },
     { .name = "custom-update-weight-post-write-path",
       .type = ML_FLAG_TEXT,
       ML_AT(extensions.path.weights_written),
@@ -201,16 +200,17 @@ const ml_flag ml_flags_extensions[] = {
       .group = "edges",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "--rollout-external: called when weights are on disk and before engines are "
-              "told, for instance to copy them: ./my.so:name." },
+      .help = "Called after weights for remote engines are written and before the engines "
+              "load them, for example to copy them: ./my.so:name." },
     ML_REFUSED("custom-convert-samples-to-train-data-path", TEXT, MILES, TRAIN,
-               "the columns of training are the loss's; use --rollout-sample-filter-path, "
-               "--custom-reward-post-process-path or --custom-loss-function-path"),
+               "the loss defines the columns of the training data; use "
+               "--rollout-sample-filter-path, --custom-reward-post-process-path or "
+               "--custom-loss-function-path"),
     ML_REFUSED("generate-tool-specs-path", TEXT, MILES, GENERATES,
-               "tools are described in the rows of the data, under --tool-key"),
+               "the data set describes the tools, in the field of --tool-key"),
     ML_REFUSED("custom-agent-function-path", TEXT, MILES, GENERATES, SESSION),
     ML_REFUSED("max-seq-len", TEXT, MILES, GENERATES, SESSION),
     ML_NOOP("log-multi-turn", BOOL, MILES, TRAIN,
-            "turns are reported whenever there is an environment"),
+            "metrics of turns are always written when there is an environment"),
     { 0 },
 };

@@ -4,21 +4,20 @@
 #define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
 
 #define WANDB                                                                              \
-    "figures go to metrics.jsonl, event files for TensorBoard and the store of --save, "   \
-    "and "                                                                                 \
-    "nowhere else"
+    "metrics are written to metrics.jsonl, TensorBoard event files and run.db in --save "  \
+    "only"
 
 const ml_flag ml_flags_logging[] = {
     { .name = "tensorboard-dir",
       .type = ML_FLAG_PATH,
       ML_AT(log.tensorboard),
       .value = "DIR",
-      .def_note = "tensorboard in --save",
+      .def_note = "tensorboard in the directory of --save",
       .env = "TENSORBOARD_DIR",
       .group = "figures",
       .cmds = TRAIN,
       .from = ML_FROM_MEGATRON,
-      .help = "Where event files for TensorBoard go." },
+      .help = "Directory of the TensorBoard event files." },
     { .name = "tb-project-name",
       .type = ML_FLAG_TEXT,
       ML_AT(log.project),
@@ -27,7 +26,7 @@ const ml_flag ml_flags_logging[] = {
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
       .help =
-          "Event files go to tensorboard_log/NAME, unless --tensorboard-dir says where." },
+          "Write event files to tensorboard_log/NAME, unless --tensorboard-dir is given." },
     { .name = "tb-experiment-name",
       .type = ML_FLAG_TEXT,
       ML_AT(log.experiment),
@@ -35,7 +34,7 @@ const ml_flag ml_flags_logging[] = {
       .group = "figures",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "A directory in that of --tb-project-name." },
+      .help = "Subdirectory of --tb-project-name." },
     { .name = "store",
       .type = ML_FLAG_BOOL,
       ML_AT(log.store),
@@ -43,16 +42,15 @@ const ml_flag ml_flags_logging[] = {
       .group = "figures",
       .cmds = TRAIN,
       .from = ML_FROM_OURS,
-      .help = "Keep samples, figures and times in run.db of --save, for miles inspect." },
+      .help = "Record samples, metrics and times in run.db in --save, for miles inspect." },
     { .name = "profile",
       .type = ML_FLAG_BOOL,
       ML_AT(log.profile),
       .group = "figures",
       .cmds = TRAIN,
       .from = ML_FROM_MEGATRON,
-      .help =
-          "Write the phases of all rounds, and the ops in them by the device's clock, to "
-          "trace_N.json of --save, which Perfetto and Chrome show." },
+      .help = "Write a trace of all phases and ops, with device times, to trace_N.json in "
+              "--save, for Perfetto and Chrome." },
     { .name = "profile-target",
       .type = ML_FLAG_LIST,
       ML_AT(log.targets),
@@ -61,9 +59,8 @@ const ml_flag ml_flags_logging[] = {
       .group = "figures",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "Phases that --profile writes: train_actor, train_log_probs, or train_overall, "
-          "which is all." },
+      .help = "Phases recorded by --profile: train_actor, train_log_probs, or "
+              "train_overall for all." },
     ML_NOOP("use-tensorboard", BOOL, MILES, TRAIN,
             "event files are always written to the directory of --save"),
     ML_NOOP("use-wandb", BOOL, MILES, TRAIN, WANDB),
@@ -94,15 +91,15 @@ const ml_flag ml_flags_logging[] = {
     ML_NOOP("dashboard-sglang-scrape-mode", TEXT, MILES, TRAIN, WANDB),
     ML_NOOP("dashboard-sglang-metrics", TEXT, MILES, TRAIN, WANDB),
     ML_REFUSED("log-reward-category", TEXT, MILES, TRAIN,
-               "rewards have no categories here; miles inspect shows each sample's"),
+               "rewards have no categories; miles inspect shows the reward of each sample"),
     ML_REFUSED("log-correct-samples", BOOL, MILES, TRAIN,
                "use miles inspect RUN --min-reward 1"),
-    ML_NOOP("rollout-buffer-url", TEXT, MILES, TRAIN, "Miles reads it nowhere either"),
+    ML_NOOP("rollout-buffer-url", TEXT, MILES, TRAIN, "Miles does not use it either"),
     ML_NOOP("fetch-trajectory-retry-times", TEXT, MILES, TRAIN,
-            "Miles reads it nowhere either"),
+            "Miles does not use it either"),
     ML_NOOP("min-batch-collection-ratio", TEXT, MILES, TRAIN,
-            "Miles reads it nowhere either"),
-    ML_NOOP("rollout-task-type", TEXT, MILES, TRAIN, "Miles reads it nowhere either"),
-    ML_NOOP("http-proxy", TEXT, MILES, TRAIN, "Miles reads it nowhere either"),
+            "Miles does not use it either"),
+    ML_NOOP("rollout-task-type", TEXT, MILES, TRAIN, "Miles does not use it either"),
+    ML_NOOP("http-proxy", TEXT, MILES, TRAIN, "Miles does not use it either"),
     { 0 },
 };

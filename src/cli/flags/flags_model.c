@@ -30,8 +30,8 @@ const ml_flag ml_flags_model[] = {
       .group = "model",
       .cmds = TRAINING,
       .from = ML_FROM_MILES,
-      .help = "Hugging Face checkpoint to start from; the names, dtypes and other files of "
-              "what is saved are its own." },
+      .help = "Hugging Face checkpoint to start from; exported checkpoints copy its names, "
+              "dtypes and other files." },
     { .name = "model-path",
       .type = ML_FLAG_PATH,
       .model = true,
@@ -54,9 +54,8 @@ const ml_flag ml_flags_model[] = {
       .group = "model",
       .cmds = ML_CMD_BENCH_ENGINE | ML_CMD_SERVE,
       .from = ML_FROM_SGLANG,
-      .help =
-          "auto: the checkpoint's weights; dummy: made-up ones, for which config.json is "
-          "enough." },
+      .help = "auto: load the checkpoint's weights; dummy: random weights, needs "
+              "config.json only." },
     { .name = "dtype",
       .type = ML_FLAG_WORD,
       ML_AT(dtype),
@@ -65,8 +64,7 @@ const ml_flag ml_flags_model[] = {
       .group = "model",
       .cmds = ML_CMD_SCORE | SERVING,
       .from = ML_FROM_SGLANG,
-      .help =
-          "Dtype of weights, keys and values in memory; auto: that of the checkpoint." },
+      .help = "Dtype of weights and KV cache in memory; auto: that of the checkpoint." },
     { .name = "dtype",
       .type = ML_FLAG_WORD,
       ML_AT(dtype),
@@ -75,8 +73,8 @@ const ml_flag ml_flags_model[] = {
       .group = "model",
       .cmds = TRAINING,
       .from = ML_FROM_SGLANG,
-      .help = "Dtype of weights, keys and values in memory; auto: that of the checkpoint.  "
-              "Over bf16 weights the optimizer keeps f32 masters." },
+      .help = "Dtype of weights and KV cache in memory; auto: that of the checkpoint.  "
+              "With bf16 weights the optimizer keeps f32 master weights." },
     { .name = "dtype",
       .type = ML_FLAG_WORD,
       ML_AT(dtype),
@@ -85,28 +83,29 @@ const ml_flag ml_flags_model[] = {
       .group = "model",
       .cmds = ML_CMD_CONVERT,
       .from = ML_FROM_SGLANG,
-      .help = "Dtype of the weights written; auto: as they were." },
+      .help = "Dtype of the written weights; auto: that of the input." },
     { .name = "chat-template",
       .type = ML_FLAG_PATH,
       ML_AT(chat.chat_template),
       .value = "FILE",
       .def_note =
-          "the checkpoint's; of several, tool_use where there are tools, else default",
+          "the checkpoint's; if it has several, tool_use with tools, otherwise default",
       .group = "model",
       .cmds = ML_CMD_SERVE | ML_CMD_CHAT_TEMPLATE,
       .from = ML_FROM_SGLANG,
-      .help = "A file with a template, or the name of one of the checkpoint's." },
+      .help =
+          "File with a chat template, or the name of one of the checkpoint's templates." },
     ML_SAME("chat-template-path", PATH, "FILE", MILES, ML_CMD_SERVE | ML_CMD_CHAT_TEMPLATE,
             "model", "chat-template"),
     { .name = "chat-template-path",
       .type = ML_FLAG_PATH,
       ML_AT(chat.chat_template),
       .value = "FILE",
-      .def_note = "the checkpoint's own",
+      .def_note = "the checkpoint's",
       .group = "model",
       .cmds = TRAINING,
       .from = ML_FROM_MILES,
-      .help = "A Jinja file in place of the checkpoint's template." },
+      .help = "Jinja file to use instead of the checkpoint's chat template." },
     ML_SAME("chat-template", PATH, "FILE", SGLANG, TRAINING, "model", "chat-template-path"),
     { 0 },
 };

@@ -1,8 +1,7 @@
 /* The models besides the actor: reference, teacher, critic. */
 #include "cli/flags/flag_rows.h"
 
-#define TOP_K                                                                              \
-    "a teacher is asked for the tokens that were drawn, not for its likeliest ones"
+#define TOP_K "the teacher scores the drawn tokens, not its top-k tokens"
 
 static const char *const teachers[] = { "sglang", "megatron", NULL };
 static const char *const none[] = { "0", NULL };
@@ -14,12 +13,12 @@ const ml_flag ml_flags_models[] = {
       ML_AT(models.ref_load),
       .value = "DIR",
       .def_note = "--hf-checkpoint",
-      .group = "the reference",
+      .group = "reference model",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "The reference of --use-kl-loss and --kl-coef, and what the actor starts "
-              "from where --load has no snapshot: a Hugging Face checkpoint, or a "
-              "directory of snapshots." },
+      .help = "Reference model of --use-kl-loss and --kl-coef, and initial weights of the "
+              "actor if --load has no snapshot: a Hugging Face checkpoint, or a directory "
+              "of snapshots." },
     { .name = "ref-ckpt-step",
       .type = ML_FLAG_I64,
       ML_AT(models.ref_step),
@@ -28,35 +27,35 @@ const ml_flag ml_flags_models[] = {
       .def_note = "the newest",
       .min = -1,
       .max = 1e12,
-      .group = "the reference",
+      .group = "reference model",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "The snapshot of --ref-load to take." },
+      .help = "Snapshot of --ref-load to load." },
     { .name = "ref-update-interval",
       .type = ML_FLAG_I64,
       ML_AT(models.ref_interval),
       .value = "N",
       .min = 1,
       .max = 1e12,
-      .group = "the reference",
+      .group = "reference model",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "After every N rounds the reference becomes the actor as it is then." },
+      .help = "Replace the reference by the current actor after every N rollouts." },
     { .name = "keep-old-actor",
       .type = ML_FLAG_BOOL,
       ML_AT(models.keep_old_actor),
       .group = "policy loss",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Old log-probs are of the weights that drew each token, which are those it "
-              "was drawn with; not of the weights at the start of the round's training." },
+      .help = "Take old log-probs from the weights that drew each token, not from the "
+              "weights at the start of the rollout's training." },
     { .name = "reset-optimizer-states",
       .type = ML_FLAG_BOOL,
       ML_AT(models.reset_optimizer),
       .group = "optimizer",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Moments begin at 0 in every round." },
+      .help = "Reset the optimizer's moments to 0 in every rollout." },
     { .name = "opd-type",
       .type = ML_FLAG_TEXT,
       ML_AT(models.opd_type),
@@ -65,8 +64,8 @@ const ml_flag ml_flags_models[] = {
       .group = "on-policy distillation",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Where the teacher is: sglang: behind --opd-teacher-urls; megatron: in "
-              "memory, from --opd-teacher-load." },
+      .help = "Where the teacher runs: sglang: on the servers of --opd-teacher-urls; "
+              "megatron: in this process, loaded from --opd-teacher-load." },
     { .name = "opd-teacher-load",
       .type = ML_FLAG_PATH,
       .model = true,
@@ -75,7 +74,7 @@ const ml_flag ml_flags_models[] = {
       .group = "on-policy distillation",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "The teacher, of the actor's architecture: a Hugging Face checkpoint, or a "
+      .help = "Teacher with the actor's architecture: a Hugging Face checkpoint, or a "
               "directory of snapshots." },
     { .name = "opd-teacher-ckpt-step",
       .type = ML_FLAG_I64,
@@ -88,7 +87,7 @@ const ml_flag ml_flags_models[] = {
       .group = "on-policy distillation",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "The snapshot of --opd-teacher-load to take." },
+      .help = "Snapshot of --opd-teacher-load to load." },
     { .name = "opd-teacher-urls",
       .type = ML_FLAG_LIST,
       ML_AT(models.teacher_urls),
@@ -96,7 +95,8 @@ const ml_flag ml_flags_models[] = {
       .group = "on-policy distillation",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Servers of the teacher, miles serve or SGLang, which share the work." },
+      .help = "Servers of the teacher (miles serve or SGLang); requests are distributed "
+              "over them." },
     { .name = "opd-teacher-api-key",
       .type = ML_FLAG_TEXT,
       ML_AT(models.teacher_key),
@@ -105,16 +105,15 @@ const ml_flag ml_flags_models[] = {
       .secret = true,
       .group = "on-policy distillation",
       .cmds = ML_CMD_TRAIN,
-      .help =
-          "The key that servers of --opd-teacher-urls ask for.  Other users see command "
-          "lines: prefer the file." },
+      .help = "API key of the servers of --opd-teacher-urls.  Other users can see command "
+              "lines: prefer --opd-teacher-api-key-file." },
     { .name = "opd-teacher-api-key-file",
       .type = ML_FLAG_PATH,
       ML_AT(models.teacher_key_file),
       .value = "FILE",
       .group = "on-policy distillation",
       .cmds = ML_CMD_TRAIN,
-      .help = "A file with that key, which other users may not read; it counts instead of "
+      .help = "File that contains the key, not readable by other users; overrides "
               "--opd-teacher-api-key." },
     { .name = "opd-log-prob-top-k",
       .type = ML_FLAG_TEXT,
@@ -123,7 +122,7 @@ const ml_flag ml_flags_models[] = {
       .group = "on-policy distillation",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "A teacher is asked for the tokens that were drawn." },
+      .help = "Only 0: the teacher scores the drawn tokens." },
     ML_REFUSED("opd-top-k-strategy", TEXT, MILES, ML_CMD_TRAIN, TOP_K),
     ML_REFUSED("opd-reward-weight-mode", TEXT, MILES, ML_CMD_TRAIN, TOP_K),
     ML_REFUSED("opd-topk-per-position", BOOL, MILES, ML_CMD_TRAIN, TOP_K),
@@ -134,24 +133,24 @@ const ml_flag ml_flags_models[] = {
       .group = "old log-probs",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Score each round before it is trained on, for the entropy of the policy "
-              "there: rollout/entropy, and a column of --save-debug-train-data." },
+      .help = "Compute the policy's entropy in a forward-only pass before training: "
+              "rollout/entropy, and a column of --save-debug-train-data." },
     { .name = "critic-load",
       .type = ML_FLAG_PATH,
       ML_AT(models.critic_load),
       .value = "DIR",
-      .def_note = "--load with _critic, or --hf-checkpoint",
-      .group = "the critic",
+      .def_note = "the directory of --load with _critic appended, or --hf-checkpoint",
+      .group = "critic",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Directory of the critic's snapshots to go on from, or a checkpoint for it "
-              "to start from: of a critic, or of a language model." },
+      .help = "Directory of critic snapshots to resume from, or a checkpoint to start "
+              "from: of a critic or of a language model." },
     { .name = "critic-save",
       .type = ML_FLAG_PATH,
       ML_AT(models.critic_save),
       .value = "DIR",
-      .def_note = "--save with _critic",
-      .group = "the critic",
+      .def_note = "the directory of --save with _critic appended",
+      .group = "critic",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
       .help = "Directory for the critic's snapshots." },
@@ -163,10 +162,10 @@ const ml_flag ml_flags_models[] = {
       .unset = true,
       .min = 0,
       .max = 1e6,
-      .group = "the critic",
+      .group = "critic",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Its learning rate." },
+      .help = "Learning rate of the critic." },
     { .name = "critic-lr-warmup-iters",
       .type = ML_FLAG_I64,
       ML_AT(models.critic_warmup),
@@ -174,10 +173,10 @@ const ml_flag ml_flags_models[] = {
       .def = "0",
       .min = 0,
       .max = 1e12,
-      .group = "the critic",
+      .group = "critic",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Optimizer steps in which its learning rate grows." },
+      .help = "Warm-up steps of the critic's learning rate." },
     { .name = "num-critic-only-steps",
       .type = ML_FLAG_I64,
       ML_AT(models.critic_only),
@@ -185,11 +184,10 @@ const ml_flag ml_flags_models[] = {
       .def = "0",
       .min = 0,
       .max = 1e12,
-      .group = "the critic",
+      .group = "critic",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "Rounds at the beginning in which the critic learns and the actor does not." },
+      .help = "Number of initial rollouts that train only the critic." },
     { .name = "seed",
       .type = ML_FLAG_I64,
       ML_AT(models.seed),
@@ -197,17 +195,18 @@ const ml_flag ml_flags_models[] = {
       .def = "1234",
       .min = 0,
       .max = 1e15,
-      .group = "the critic",
+      .group = "critic",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MEGATRON,
-      .help = "Of the random weights that the head of a new critic begins with.  Nothing "
-              "else of training is random; --rollout-seed is that of data and answers." },
+      .help =
+          "Seed of the random weights of a new critic's value head.  Nothing else in "
+          "training is random; --rollout-seed is the seed of data order and sampling." },
     ML_NOOP("seed", I64, MEGATRON, ML_CMD_SFT,
-            "supervised fine-tuning draws nothing at random; --rollout-seed orders the "
-            "data"),
+            "supervised fine-tuning draws no random numbers; --rollout-seed sets the data "
+            "order"),
     ML_NOOP("critic-num-nodes", TEXT, MILES, ML_CMD_TRAIN,
-            "one process on this machine does it all"),
+            "a run is one process on one machine"),
     ML_NOOP("critic-num-gpus-per-node", TEXT, MILES, ML_CMD_TRAIN,
-            "one process on this machine does it all"),
+            "a run is one process on one machine"),
     { 0 },
 };

@@ -7,8 +7,8 @@ static const char *const zeros[] = { "0", "0.0", NULL };
 static const char *const all_of_it[] = { "1", "1.0", NULL };
 static const char *const megatron[] = { "megatron", NULL };
 
-#define ONE_WAY "there is one way to compute it, with defined bits"
-#define QUANT "there are no quantised weights here yet; leave it out"
+#define ONE_WAY "there is one implementation, which is deterministic"
+#define QUANT "quantised weights are not supported; remove the flag"
 #define UNQUANT "weights are not quantised"
 
 static const char *const formats[] = { "thd", "bshd", NULL };
@@ -22,14 +22,13 @@ const ml_flag ml_flags_numerics[] = {
       .group = "compatibility",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "bshd: batches of --micro-batch-size samples.  Nothing is padded either way, and "
-          "gradients are the same." },
-    ML_FIXED("attention-dropout", MEGATRON, TRAIN, zeros, "There is no dropout."),
-    ML_FIXED("hidden-dropout", MEGATRON, TRAIN, zeros, "There is no dropout."),
+      .help = "bshd: micro-batches of --micro-batch-size samples.  Neither format pads, "
+              "and gradients are equal." },
+    ML_FIXED("attention-dropout", MEGATRON, TRAIN, zeros, "Dropout is not supported."),
+    ML_FIXED("hidden-dropout", MEGATRON, TRAIN, zeros, "Dropout is not supported."),
     ML_FIXED("train-backend", MILES, TRAIN, megatron,
-             "Batches, optimizer and schedule follow the rules of Miles' Megatron backend; "
-             "that of fsdp is not offered."),
+             "Batches, optimizer and schedule follow Miles' Megatron backend; the fsdp "
+             "backend is not supported."),
     ML_NOOP("attention-softmax-in-fp32", BOOL, MEGATRON, TRAIN, ONE_WAY),
     ML_NOOP("gradient-accumulation-fusion", BOOL, MEGATRON, TRAIN, ONE_WAY),
     ML_NOOP("bias-swiglu-fusion", BOOL, MEGATRON, TRAIN, ONE_WAY),
@@ -59,17 +58,17 @@ const ml_flag ml_flags_numerics[] = {
       .group = "numerics",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Steps take the experts that the pass for old log-probs chose." },
+      .help =
+          "Training reuses the experts that the forward pass for old log-probs selected." },
     { .name = "use-rollout-routing-replay",
       .type = ML_FLAG_BOOL,
       ML_AT(rollout.rollout_routing_replay),
       .group = "numerics",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "Training takes the experts that the rollout chose.  It matters for tokens of "
-          "other weights, or of other programs: for the weights at hand they are the "
-          "same." },
+      .help = "Training reuses the experts that the rollout selected.  This matters for "
+              "tokens of older weights or of other engines; with the current weights, the "
+              "selection is equal anyway." },
     ML_NOOP("use-routing-replay", BOOL, MILES, ML_CMD_SFT, "there is no rollout"),
     ML_NOOP("use-rollout-routing-replay", BOOL, MILES, ML_CMD_SFT, "there is no rollout"),
     { .name = "use-indexer-replay",
@@ -78,22 +77,22 @@ const ml_flag ml_flags_numerics[] = {
       .group = "numerics",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Steps attend to the keys that the pass for old log-probs chose." },
+      .help = "Training reuses the keys that the indexers selected in the forward pass for "
+              "old log-probs." },
     { .name = "use-rollout-indexer-replay",
       .type = ML_FLAG_BOOL,
       ML_AT(rollout.rollout_indexer_replay),
       .group = "numerics",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Training attends to the keys that the rollout's indexers chose." },
+      .help = "Training reuses the keys that the rollout's indexers selected." },
     ML_NOOP("use-indexer-replay", BOOL, MILES, ML_CMD_SFT, "there is no rollout"),
     ML_NOOP("use-rollout-indexer-replay", BOOL, MILES, ML_CMD_SFT, "there is no rollout"),
-    ML_NOOP("data-pad-size-multiplier", TEXT, MILES, TRAIN,
-            "log-probs are computed row by row, without padding"),
+    ML_NOOP("data-pad-size-multiplier", TEXT, MILES, TRAIN, "batches are not padded"),
     ML_NOOP("bf16", BOOL, MEGATRON, TRAIN,
             "the dtype is that of the checkpoint, or of --dtype"),
     ML_REFUSED("fp16", BOOL, MEGATRON, TRAIN,
-               "nothing is computed in f16; use --dtype bf16 or --dtype f32"),
+               "f16 compute is not supported; use --dtype bf16 or --dtype f32"),
     ML_REFUSED("fp8-param-gather", BOOL, MEGATRON, TRAIN, QUANT),
     ML_REFUSED("reuse-grad-buf-for-mxfp8-param-ag", BOOL, MEGATRON, TRAIN, QUANT),
     ML_REFUSED("fp8-format", TEXT, MEGATRON, TRAIN, QUANT),
@@ -107,51 +106,50 @@ const ml_flag ml_flags_numerics[] = {
     ML_NOOP("extra-high-precision-layers-hf", LIST, MILES, TRAIN, UNQUANT),
     ML_NOOP("extra-high-precision-layers-megatron", LIST, MILES, TRAIN, UNQUANT),
     ML_NOOP("overlap-cpu-optimizer-d2h-h2d", BOOL, MEGATRON, TRAIN,
-            "pieces of the state are copied and updated one after the other"),
+            "chunks of the state are copied and updated sequentially"),
     ML_FIXED("optimizer-offload-fraction", MEGATRON, TRAIN, all_of_it,
-             "All of the state is where --optimizer-cpu-offload says, or none."),
+             "--optimizer-cpu-offload moves all of the optimizer state."),
     ML_NOOP("use-precision-aware-optimizer", BOOL, MEGATRON, TRAIN, "moments are f32"),
     ML_REFUSED("grad-reduce-in-bf16", BOOL, MEGATRON, TRAIN,
-               "gradients are always f32; leave it out"),
+               "gradients are always f32; remove the flag"),
     ML_NOOP("rematerialize-param-from-master-weight", BOOL, MILES, TRAIN,
-            "weights and f32 masters are in memory once"),
+            "there is one copy of the weights and one of the f32 master weights"),
     ML_NOOP("low-memory-resume", BOOL, MILES, TRAIN,
-            "weights and f32 masters are in memory once"),
+            "there is one copy of the weights and one of the f32 master weights"),
     ML_NOOP("keep-fp32-master", BOOL, MILES, TRAIN,
-            "weights and f32 masters are in memory once"),
+            "there is one copy of the weights and one of the f32 master weights"),
     ML_NOOP("fsdp-state-dict-cpu-offload", BOOL, MILES, TRAIN,
-            "weights and f32 masters are in memory once"),
+            "there is one copy of the weights and one of the f32 master weights"),
     ML_NOOP("fsdp-cpu-offload", BOOL, MILES, TRAIN,
-            "weights and f32 masters are in memory once"),
-    ML_NOOP("fsdp-cpu-backend", TEXT, MILES, TRAIN, "a run is one rank"),
+            "there is one copy of the weights and one of the f32 master weights"),
+    ML_NOOP("fsdp-cpu-backend", TEXT, MILES, TRAIN, "a run has one rank"),
     ML_NOOP("manual-gc", BOOL, MEGATRON, TRAIN, "there is no garbage collector"),
     ML_NOOP("megatron-to-hf-mode", TEXT, MILES, TRAIN,
-            "checkpoints are in Hugging Face's format; nothing is converted"),
+            "checkpoints are in Hugging Face format; no conversion is needed"),
     ML_REFUSED("gradient-checkpointing", BOOL, MILES, TRAIN,
                "use --recompute-granularity full --recompute-method uniform "
                "--recompute-num-layers 1"),
     ML_REFUSED("warmup-ratio", TEXT, MILES, TRAIN, "use --lr-warmup-fraction"),
     ML_REFUSED("use-checkpoint-lr-scheduler", BOOL, MILES, TRAIN,
-               "it is of Miles' fsdp backend; the schedule of a run that goes on is that "
-               "of its flags"),
+               "it belongs to Miles' fsdp backend; a resumed run takes its schedule from "
+               "its flags"),
     ML_REFUSED("override-lr-scheduler", BOOL, MILES, TRAIN,
-               "it is of Miles' fsdp backend; the schedule of a run that goes on is that "
-               "of its flags"),
+               "it belongs to Miles' fsdp backend; a resumed run takes its schedule from "
+               "its flags"),
     ML_REFUSED("use-checkpoint-opt-param-scheduler", BOOL, MEGATRON, TRAIN,
-               "the schedule of a run that goes on is that of its flags; give those it was "
-               "saved with"),
+               "a resumed run takes its schedule from its flags; pass the original ones"),
     ML_NOOP("override-opt-param-scheduler", BOOL, MEGATRON, TRAIN,
-            "the schedule of a run that goes on is that of its flags"),
+            "a resumed run takes its schedule from its flags"),
     ML_NOOP("loss-mask-type", TEXT, MILES, TRAIN,
-            "what the assistant says is found by the chat template itself"),
+            "the chat template marks the assistant's messages"),
     ML_REFUSED("config", TEXT, MILES, TRAIN,
-               "it is of Miles' fsdp backend; write the flags"),
-    ML_REFUSED("multimodal-keys", TEXT, MILES, TRAIN, "there are no models that see yet"),
+               "it belongs to Miles' fsdp backend; pass the flags instead"),
+    ML_REFUSED("multimodal-keys", TEXT, MILES, TRAIN, "vision models are not supported"),
     ML_REFUSED("mtp-num-layers", TEXT, MEGATRON, TRAIN,
-               "layers that predict several tokens are not trained yet; leave it out"),
+               "multi-token prediction is not supported; remove the flag"),
     ML_REFUSED("mtp-loss-scaling-factor", TEXT, MEGATRON, TRAIN,
-               "layers that predict several tokens are not trained yet; leave it out"),
+               "multi-token prediction is not supported; remove the flag"),
     ML_REFUSED("enable-mtp-training", BOOL, MILES, TRAIN,
-               "layers that predict several tokens are not trained yet; leave it out"),
+               "multi-token prediction is not supported; remove the flag"),
     { 0 },
 };

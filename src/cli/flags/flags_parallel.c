@@ -6,13 +6,13 @@
 static const char *const only_one[] = { "1", NULL };
 static const char *const memory[] = { "cpu", NULL };
 
-#define ONE_RANK "A run is one rank."
-#define RANK "a run is one rank"
-#define PLACE "one process on this machine does it all"
-#define ENGINES "this process generates, or as many as --rollout-num-engines says"
-#define TRANSFER "weights for engines elsewhere are files; --update-weight-transfer-mode"
-#define FAULTS "the trainer is one process; a run that was killed goes on from --load"
-#define CONTROL "there are no processes to control; start the run again with --load"
+#define ONE_RANK "A run has one rank."
+#define RANK "a run has one rank"
+#define PLACE "a run is one process on one machine"
+#define ENGINES "use --rollout-num-engines for engines in other processes"
+#define TRANSFER "weights for remote engines are files; see --update-weight-transfer-mode"
+#define FAULTS "the trainer is one process; resume a killed run with --load"
+#define CONTROL "there are no training ranks to control; restart the run with --load"
 
 const ml_flag ml_flags_parallel[] = {
     ML_FIXED("tensor-model-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
@@ -26,9 +26,9 @@ const ml_flag ml_flags_parallel[] = {
     ML_NOOP("overlap-param-gather", BOOL, MEGATRON, TRAIN, RANK),
     ML_NOOP("cp-comm-type", LIST, MEGATRON, TRAIN, RANK),
     ML_REFUSED("decoder-first-pipeline-num-layers", TEXT, MEGATRON, TRAIN,
-               "there is no pipeline of ranks yet; leave it out"),
+               "pipeline parallelism is not supported; remove the flag"),
     ML_REFUSED("decoder-last-pipeline-num-layers", TEXT, MEGATRON, TRAIN,
-               "there is no pipeline of ranks yet; leave it out"),
+               "pipeline parallelism is not supported; remove the flag"),
     ML_NOOP("indep-dp", BOOL, MILES, TRAIN, RANK),
     ML_NOOP("delay-split-train-data-by-dp", BOOL, MILES, TRAIN, RANK),
     ML_NOOP("allgather-cp", BOOL, MILES, TRAIN, RANK),
@@ -46,18 +46,18 @@ const ml_flag ml_flags_parallel[] = {
     ML_NOOP("mooncake-store-init-kwargs", TEXT, MILES, TRAIN, PLACE),
     ML_NOOP("mooncake-replica-num", TEXT, MILES, TRAIN, PLACE),
     ML_REFUSED("prefill-num-servers", TEXT, MILES, TRAIN,
-               "prompts and answers are computed by the same engine; leave it out"),
+               "prefill and decode run on the same engine; remove the flag"),
     ML_NOOP("stream-optimizer-state-to-disk", BOOL, MILES, TRAIN,
-            "--optimizer-offload-dir keeps the optimizer's state on disk"),
+            "use --optimizer-offload-dir to keep the optimizer state on disk"),
     ML_NOOP("stream-optimizer-state-moment-dtype", TEXT, MILES, TRAIN, "moments are f32"),
     ML_NOOP("offload-train-disk-dir", TEXT, MILES, TRAIN,
-            "--optimizer-offload-dir keeps the optimizer's state on disk"),
+            "use --optimizer-offload-dir to keep the optimizer state on disk"),
     ML_NOOP("offload-train-disk-chunk-mb", TEXT, MILES, TRAIN,
-            "--optimizer-offload-dir keeps the optimizer's state on disk"),
+            "use --optimizer-offload-dir to keep the optimizer state on disk"),
     ML_NOOP("offload-rollout-level", LIST, MILES, TRAIN,
-            "keys and values make room; weights are the trainer's own"),
+            "only the KV cache is released; engine and trainer share the weights"),
     ML_FIXED("offload-train-target", MILES, TRAIN, memory,
-             "Where the state waits with --offload-train: the host's memory."),
+             "--offload-train moves the optimizer state to host memory."),
     ML_NOOP("p2p-transfer-num-workers", TEXT, MILES, TRAIN, TRANSFER),
     ML_NOOP("p2p-transfer-timeout", TEXT, MILES, TRAIN, TRANSFER),
     ML_NOOP("ft-components", LIST, MILES, TRAIN, FAULTS),

@@ -8,8 +8,8 @@
     {                                                                                      \
         .name = word, .type = ML_FLAG_LIST, ML_AT(dump.field), .value = "KEY=VALUE",       \
         .group = "debugging", .cmds = TRAIN, .from = ML_FROM_MILES,                        \
-        .help = "Of " whose ": enable=0 or enable=1, whatever --dumper-enable says; "      \
-                "filter=PART writes tensors with that part in their names."                \
+        .help = "Dumps of " whose ": enable=0 or enable=1 overrides --dumper-enable; "     \
+                "filter=PART selects tensors whose name contains PART."                    \
     }
 
 /* In the order of ml_memory_view. */
@@ -23,8 +23,9 @@ const ml_flag ml_flags_record[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Write what each round trains on, as JSON lines in zstd: tokens, mask, "
-              "log-probs of all models, advantages; {rollout_id} stands for its number." },
+      .help = "Write the training data of each rollout as zstd-compressed JSON lines: "
+              "tokens, mask, log-probs of all models, advantages; {rollout_id} is replaced "
+              "by its number." },
     { .name = "save-debug-event-data",
       .type = ML_FLAG_PATH,
       ML_AT(record.events),
@@ -32,24 +33,24 @@ const ml_flag ml_flags_record[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Append what happens to events.jsonl in DIR: steps, figures, checksums of "
-              "the weights where they are trained and where they generate." },
+      .help = "Append events to events.jsonl in DIR: steps, metrics, checksums of the "
+              "trainer's and the engine's weights." },
     { .name = "enable-event-analyzer",
       .type = ML_FLAG_BOOL,
       ML_AT(record.analyse),
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Read events.jsonl at the end: a version of the weights with two checksums, "
-              "or a sample that taught in two rounds, fails the run." },
+      .help = "Check events.jsonl at the end of the run: it fails if a weight version has "
+              "two checksums, or if two rollouts trained on the same sample." },
     { .name = "enable-witness",
       .type = ML_FLAG_BOOL,
       ML_AT(record.witness),
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Watch the gradient of every sample enter an optimizer step: one that does "
-              "not, or does so twice, ends the run." },
+      .help = "Check that the gradient of every sample enters exactly one optimizer step; "
+              "a violation ends the run." },
     { .name = "witness-buffer-size",
       .type = ML_FLAG_I64,
       ML_AT(record.witness_rows),
@@ -60,22 +61,24 @@ const ml_flag ml_flags_record[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "--enable-witness: samples that are remembered; the oldest go first." },
+      .help =
+          "--enable-witness: number of samples to track; the oldest are evicted first." },
     { .name = "check-rematerialize-param-from-master-weight",
       .type = ML_FLAG_BOOL,
       ML_AT(record.masters),
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "After each of the first two rounds, hold bf16 weights against their f32 "
-              "masters: one that is not its master's rounding ends the run." },
+      .help =
+          "After each of the first two rollouts, compare bf16 weights with their f32 "
+          "master weights; a weight that is not the rounded master weight ends the run." },
     { .name = "record-memory-history",
       .type = ML_FLAG_BOOL,
       ML_AT(record.memory),
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MEGATRON,
-      .help = "Write where the memory is at the end of each round." },
+      .help = "Write a memory report at the end of each rollout." },
     { .name = "memory-snapshot-dir",
       .type = ML_FLAG_PATH,
       ML_AT(record.memory_dir),
@@ -84,7 +87,7 @@ const ml_flag ml_flags_record[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "--record-memory-history: where memory_snapshot_rollout_N.json goes." },
+      .help = "--record-memory-history: directory of memory_snapshot_rollout_N.json." },
     { .name = "memory-snapshot-num-steps",
       .type = ML_FLAG_I64,
       ML_AT(record.memory_rounds),
@@ -95,7 +98,7 @@ const ml_flag ml_flags_record[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "--record-memory-history: only the first N rounds of this process." },
+      .help = "--record-memory-history: only the first N rollouts of this process." },
     { .name = "memory-recorder",
       .type = ML_FLAG_WORD,
       ML_AT(record.recorder),
@@ -104,18 +107,17 @@ const ml_flag ml_flags_record[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "--record-memory-history: torch writes the buffers of weights, gradients, "
-              "optimizer, activations and engine; memray what the kernel and malloc know "
-              "of the process." },
+      .help = "--record-memory-history: torch reports the buffers of weights, gradients, "
+              "optimizer, activations and engine; memray reports what the kernel and "
+              "malloc know of the process." },
     { .name = "dumper-enable",
       .type = ML_FLAG_BOOL,
       ML_AT(dump.enable),
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help =
-          "Write what every op of the model computes, as safetensors: of the engine, of "
-          "passes that only score, and of training, there with gradients." },
+      .help = "Write the output of every op as safetensors: in the engine, in forward-only "
+              "passes, and in training, there with gradients." },
     { .name = "dumper-dir",
       .type = ML_FLAG_PATH,
       ML_AT(dump.dir),
@@ -124,9 +126,9 @@ const ml_flag ml_flags_record[] = {
       .group = "debugging",
       .cmds = TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Where: DIR/inference/rollout_3/000012.safetensors." },
+      .help = "Directory of the dumps: DIR/inference/rollout_3/000012.safetensors." },
     DUMP("dumper-inference", inference, "the engine"),
-    DUMP("dumper-fwd-only", score, "passes that only score"),
+    DUMP("dumper-fwd-only", score, "forward-only passes"),
     DUMP("dumper-fwd-bwd", train, "training"),
     { .name = "ci-inject-rollout-data-path",
       .type = ML_FLAG_PATH,
@@ -135,9 +137,8 @@ const ml_flag ml_flags_record[] = {
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Generate, then train on the round that --save-debug-rollout-data recorded, "
-              "after holding the two against each other; {rollout_id} stands for its "
-              "number." },
+      .help = "Generate, compare with the rollout that --save-debug-rollout-data recorded, "
+              "and train on the recorded one; {rollout_id} is replaced by its number." },
     { .name = "ci-inject-rollout-data-start-rollout-id",
       .type = ML_FLAG_I64,
       ML_AT(record.inject_from),
@@ -148,7 +149,7 @@ const ml_flag ml_flags_record[] = {
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "--ci-inject-rollout-data-path: the first round that is replaced." },
+      .help = "--ci-inject-rollout-data-path: the first rollout to replace." },
     { .name = "ci-inject-rollout-data-min-match-ratio",
       .type = ML_FLAG_F64,
       ML_AT(record.inject_least),
@@ -159,7 +160,7 @@ const ml_flag ml_flags_record[] = {
       .group = "debugging",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "--ci-inject-rollout-data-path: the share of recorded samples whose tokens "
-              "must have been generated again; less ends the run." },
+      .help = "--ci-inject-rollout-data-path: minimum fraction of recorded samples whose "
+              "tokens must have been generated again; a lower one ends the run." },
     { 0 },
 };

@@ -11,8 +11,8 @@ const ml_flag ml_flags_reward[] = {
       .group = "rewards",
       .cmds = ML_CMD_REWARD,
       .from = ML_FROM_MILES,
-      .help = "The model that answered: its end token is taken off the end of each "
-              "response, as in training." },
+      .help = "The model that generated the responses: its EOS token is removed from the "
+              "end of each response, as in training." },
     { .name = "rm-type",
       .type = ML_FLAG_TEXT,
       ML_AT(reward.rm_type),
@@ -20,11 +20,10 @@ const ml_flag ml_flags_reward[] = {
       .group = "rewards",
       .cmds = REWARD,
       .from = ML_FROM_MILES,
-      .help =
-          "math, deepscaler, gemma_math, dapo, gpqa, f1, exact_match, regex, random, "
-          "deterministic_random, zero, one of these after boxed_, remote_rm or ifbench.  "
-          "metadata.rm_type of a sample goes before it.  A=WEIGHT,B=WEIGHT is a weighted "
-          "sum." },
+      .help = "math, deepscaler, gemma_math, dapo, gpqa, f1, exact_match, regex, random, "
+              "deterministic_random, zero, one of these with the prefix boxed_, remote_rm "
+              "or ifbench.  metadata.rm_type of a sample takes precedence.  "
+              "A=WEIGHT,B=WEIGHT is a weighted sum." },
     { .name = "custom-rm-path",
       .type = ML_FLAG_TEXT,
       ML_AT(reward.custom_rm_path),
@@ -32,7 +31,7 @@ const ml_flag ml_flags_reward[] = {
       .group = "rewards",
       .cmds = REWARD,
       .from = ML_FROM_MILES,
-      .help = "A reward of one's own, before any type: ./reward.py with a function "
+      .help = "Custom reward, instead of --rm-type: ./reward.py with a function "
               "reward(sample), cmd:COMMAND for a program that answers JSON lines, or "
               "./my.so:name for a shared object.  math=0.8,./reward.py=0.2 is a weighted "
               "sum." },
@@ -43,8 +42,8 @@ const ml_flag ml_flags_reward[] = {
       .group = "rewards",
       .cmds = REWARD,
       .from = ML_FROM_MILES,
-      .help = "The server of remote_rm: gets prompt, response and label as JSON, answers "
-              "with the reward." },
+      .help = "Server of remote_rm: receives prompt, response and label as JSON and "
+              "returns the reward." },
     { .name = "reward-key",
       .type = ML_FLAG_TEXT,
       ML_AT(reward.reward_key),
@@ -52,25 +51,24 @@ const ml_flag ml_flags_reward[] = {
       .group = "rewards",
       .cmds = REWARD,
       .from = ML_FROM_MILES,
-      .help = "Which number counts when a reward is an object; without it reward, then "
-              "score." },
+      .help = "Field to use when a reward is an object; default: reward, then score." },
     { .name = "eval-reward-key",
       .type = ML_FLAG_TEXT,
       ML_AT(reward.eval_reward_key),
       .value = "NAME",
-      .def_note = "as --reward-key",
+      .def_note = "the value of --reward-key",
       .group = "rewards",
       .cmds = ML_CMD_TRAIN | ML_CMD_EVAL,
       .from = ML_FROM_MILES,
-      .help = "The same, of evaluations." },
+      .help = "--reward-key of evaluations." },
     { .name = "group-rm",
       .type = ML_FLAG_BOOL,
       ML_AT(reward.group),
       .group = "rewards",
       .cmds = ML_CMD_TRAIN,
       .from = ML_FROM_MILES,
-      .help = "Answers to a prompt are scored when all are there, by --custom-rm-path "
-              "together." },
+      .help = "Score the responses to a prompt together, with --custom-rm-path, when all "
+              "are complete." },
     { .name = "reward-workers",
       .type = ML_FLAG_I64,
       ML_AT(reward.n_worker),
@@ -80,7 +78,8 @@ const ml_flag ml_flags_reward[] = {
       .value = "N",
       .group = "rewards",
       .cmds = REWARD,
-      .help = "Samples scored at the same time; each has its own process or connection." },
+      .help =
+          "Samples scored concurrently; each worker has its own process or connection." },
     { .name = "reward-timeout",
       .type = ML_FLAG_F64,
       ML_AT(reward.timeout_s),
@@ -90,15 +89,15 @@ const ml_flag ml_flags_reward[] = {
       .value = "SECONDS",
       .group = "rewards",
       .cmds = REWARD,
-      .help = "For one sample.  A worker process that takes longer is killed and started "
-              "again; the sample counts as timeout." },
+      .help = "Timeout per sample.  A worker process that exceeds it is killed and "
+              "restarted; the sample is counted as timeout." },
     { .name = "reward-memory",
       .type = ML_FLAG_BYTES,
       ML_AT(reward.memory_bytes),
       .def = "4GiB",
       .group = "rewards",
       .cmds = REWARD,
-      .help = "Resident memory of a worker process with its children; 0: no bound." },
+      .help = "Resident memory limit of a worker process with its children; 0: no limit." },
     { .name = "reward-retries",
       .type = ML_FLAG_I64,
       ML_AT(reward.n_retry),
@@ -108,7 +107,7 @@ const ml_flag ml_flags_reward[] = {
       .value = "N",
       .group = "rewards",
       .cmds = REWARD,
-      .help = "Further tries when the server of remote_rm fails, within the timeout." },
+      .help = "Retries when the server of remote_rm fails, within the timeout." },
     { .name = "rollout-seed",
       .type = ML_FLAG_I64,
       ML_AT(reward.seed),
@@ -117,6 +116,6 @@ const ml_flag ml_flags_reward[] = {
       .group = "rewards",
       .cmds = ML_CMD_REWARD,
       .from = ML_FROM_MILES,
-      .help = "Seed of the reward random." },
+      .help = "Seed of the random reward." },
     { 0 },
 };

@@ -167,25 +167,25 @@ static bool masked_turns(const ml_config *c) {
     return c->extensions.generate && c->rollout.mask_old;
 }
 
-#define NO_END "nothing says when to stop: give --num-rollout or --num-epoch"
-#define PROFILE "--profile needs --save, the directory that the trace goes to"
-#define SAVE_HF "--save-hf writes with each snapshot: give --save, the directory for those"
-#define SETS_TWICE "--eval-config and --eval-prompt-data name the same: keep one of them"
-#define INTERVAL "--save-interval needs --save, the directory to save to"
+#define NO_END "--num-rollout or --num-epoch is required"
+#define PROFILE "--profile needs --save, the directory for the trace"
+#define SAVE_HF "--save-hf needs --save, the directory for snapshots"
+#define SETS_TWICE "--eval-config and --eval-prompt-data exclude each other: remove one"
+#define INTERVAL "--save-interval needs --save, the directory for snapshots"
 
 const ml_rule ml_rules[] = {
     { "sft-no-end", ML_CMD_SFT, no_end, NO_END },
     { "sft-interval", ML_CMD_SFT, interval_without_save, INTERVAL },
     { "profile", ML_CMD_SFT | ML_CMD_TRAIN, profile_without_save, PROFILE },
     { "hashes", ML_CMD_SFT | ML_CMD_TRAIN, hashes_without_save,
-      "--debug-determinism needs --save, the directory that the hashes go to" },
+      "--debug-determinism needs --save, the directory for the hashes" },
     { "sentinel", ML_CMD_SFT | ML_CMD_TRAIN, sentinel_without_save,
-      "--save-trigger-sentinel needs --save, the directory to save to" },
+      "--save-trigger-sentinel needs --save, the directory for snapshots" },
     { "metric", ML_CMD_SFT | ML_CMD_TRAIN, half_a_metric,
-      "--ci-metric-checker-key and --ci-metric-checker-threshold go together: give both" },
+      "--ci-metric-checker-key and --ci-metric-checker-threshold need each other: give "
+      "both" },
     { "qkv-format", ML_CMD_SFT | ML_CMD_TRAIN, padded_and_dynamic,
-      "--qkv-format bshd has batches of --micro-batch-size: leave out "
-      "--use-dynamic-batch-size" },
+      "--qkv-format bshd uses --micro-batch-size: remove --use-dynamic-batch-size" },
     { "train-subsample", ML_CMD_TRAIN, share_of_nothing,
       "--load-debug-rollout-data-subsample needs --load-debug-rollout-data" },
     { "train-no-end", ML_CMD_TRAIN, no_end, NO_END },
@@ -197,58 +197,57 @@ const ml_rule ml_rules[] = {
     { "train-by-flops", ML_CMD_TRAIN, flops_by_count,
       "--balance-by-flops needs --use-dynamic-batch-size" },
     { "train-no-data", ML_CMD_TRAIN, no_prompts,
-      "there are no prompts: give --prompt-data FILE, or --load-debug-rollout-data for "
-      "rounds that were recorded" },
+      "no prompts: give --prompt-data FILE, or --load-debug-rollout-data for recorded "
+      "rollouts" },
     { "train-no-rounds", ML_CMD_TRAIN, epochs_of_nothing,
-      "recorded rounds and prompts that are made have no epochs: give --num-rollout" },
+      "--num-epoch needs --prompt-data: with recorded rollouts or a custom data source, "
+      "give --num-rollout" },
     { "train-makes-prompts", ML_CMD_TRAIN, makes_and_reads,
-      "--disable-rollout-global-dataset wants prompts from --data-source-path "
-      "./my.so:name, and no --prompt-data" },
+      "--disable-rollout-global-dataset needs --data-source-path ./my.so:name, and "
+      "excludes --prompt-data" },
     { "train-only-what", ML_CMD_TRAIN, only_trains_on_nothing,
-      "--debug-train-only needs --load-debug-rollout-data, the rounds to train on" },
+      "--debug-train-only needs --load-debug-rollout-data, the rollouts to train on" },
     { "train-eval-of-what", ML_CMD_TRAIN, evaluates_nothing,
-      "--eval-interval needs --eval-prompt-data or --eval-config, the sets to evaluate "
-      "on" },
+      "--eval-interval needs --eval-prompt-data or --eval-config, the data sets" },
     { "eval-of-what", ML_CMD_EVAL, no_sets,
-      "there is nothing to evaluate on: give --eval-prompt-data NAME FILE, or "
-      "--eval-config" },
+      "no evaluation data: give --eval-prompt-data NAME FILE, or --eval-config" },
     { "train-eval-twice", ML_CMD_TRAIN, sets_twice, SETS_TWICE },
     { "eval-twice", ML_CMD_EVAL, sets_twice, SETS_TWICE },
     { "train-group-evals", ML_CMD_TRAIN, group_reward_of_evals,
-      "--group-rm scores groups, and evaluations have none: leave out one of them" },
+      "--group-rm does not work with evaluations, which have no groups: remove one of "
+      "them" },
     { "train-over-sampling", ML_CMD_TRAIN, under_sampling,
       "--over-sampling-batch-size must be at least --rollout-batch-size" },
     { "train-two-halves", ML_CMD_TRAIN, two_halves,
-      "--debug-rollout-only and --debug-train-only leave nothing to do: keep one" },
+      "--debug-rollout-only and --debug-train-only exclude each other: remove one" },
     { "train-rounds-by-two", ML_CMD_TRAIN, rounds_by_two,
-      "a --rollout-function-path of one's own decides what is asked and kept: leave out "
+      "a custom --rollout-function-path replaces the built-in rollout: remove "
       "--over-sampling-batch-size, --partial-rollout, --dynamic-sampling-filter-path, "
       "--rollout-all-samples-process-path and --fully-async" },
     { "train-lonely-answers", ML_CMD_TRAIN, lonely_answers,
-      "--n-samples-per-prompt 1 (the default) leaves nothing to learn: this "
-      "--advantage-estimator subtracts the mean reward of the answers to a prompt, and one "
-      "answer is its own mean.  Give --n-samples-per-prompt 8, another estimator "
-      "(reinforce_plus_plus, ppo) or --disable-rewards-normalization" },
+      "--n-samples-per-prompt 1 (the default) gives zero advantages: this "
+      "--advantage-estimator subtracts the group's mean reward.  Set "
+      "--n-samples-per-prompt 8, another estimator (reinforce_plus_plus, ppo) or "
+      "--disable-rewards-normalization" },
     { "train-masked-turns", ML_CMD_TRAIN, masked_turns,
-      "--mask-offpolicy-in-partial-rollout hides where the model's turn began from "
-      "--custom-generate-function-path: leave one of them out" },
+      "--mask-offpolicy-in-partial-rollout does not work with "
+      "--custom-generate-function-path: remove one of them" },
     { "score-output", ML_CMD_SCORE, no_output,
-      "there is nowhere to write to: give --output FILE, or --dry-run to see the memory "
-      "plan" },
+      "no output: give --output FILE, or --dry-run to print the memory plan" },
     { "score-in-place", ML_CMD_SCORE, output_is_input,
-      "--output is the file that is being read: name another one" },
+      "--output and --input are the same file: choose another output" },
     { "score-grads-batching", ML_CMD_SCORE, grads_tokenwise,
       "--grads needs whole sequences in a batch: use --batching packed or single" },
     { "convert-in-place", ML_CMD_CONVERT, convert_onto_itself,
-      "--save-hf is the checkpoint that is being read: name another directory" },
+      "--save-hf and the input checkpoint are the same directory: choose another one" },
     { "serve-no-tokenizer", ML_CMD_SERVE, serve_template_unread,
-      "--skip-tokenizer-init reads neither --tokenizer-path nor --chat-template: keep "
-      "one" },
+      "--skip-tokenizer-init excludes --tokenizer-path and --chat-template: remove one of "
+      "them" },
     { "router-by-chance", ML_CMD_ROUTER, router_by_chance,
-      "--policy random and power_of_two draw lots because they do not see all loads: use "
-      "least_loaded, which does" },
+      "--policy random and power_of_two are not supported: use least_loaded, which "
+      "compares the loads of all workers" },
     { "router-manual", ML_CMD_ROUTER, router_manual,
-      "--policy manual keeps a table of routing keys: use consistent_hashing, which sends "
-      "a key to the same worker without one" },
+      "--policy manual is not supported: use consistent_hashing, which maps a routing key "
+      "to a worker without a table" },
     { 0 },
 };

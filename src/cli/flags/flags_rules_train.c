@@ -178,100 +178,92 @@ static bool replays_no_indexer(const ml_config *c) {
 
 const ml_rule ml_rules_train[] = {
     { "train-async-flags", ML_CMD_TRAIN, async_flag_in_train,
-      "--fully-async and --update-weights-interval belong to miles "
-      "train-async: miles train publishes after each round" },
+      "--fully-async and --update-weights-interval need miles train-async: miles train "
+      "publishes after each rollout" },
     { "train-async-queue", ML_CMD_TRAIN, queue_flag_without_queue,
       "--max-weight-staleness, --async-max-concurrent-samples and "
-      "--async-unused-samples-handler are about the queue of --fully-async: give it, or "
-      "leave them out" },
+      "--async-unused-samples-handler need --fully-async: add it, or remove them" },
     { "train-async-buffer", ML_CMD_TRAIN, buffer_without_queue,
-      "--custom-async-data-buffer-path decides what the queue of --fully-async gives: it "
-      "needs that flag, and --max-weight-staleness is its own business" },
+      "--custom-async-data-buffer-path needs --fully-async, and excludes "
+      "--max-weight-staleness, which it replaces" },
     { "train-async-colocate", ML_CMD_TRAIN, two_sets_in_one,
-      "--colocate is for miles train: train-async changes one set of "
-      "weights while it generates with another" },
+      "--colocate is for miles train: train-async generates with one set of weights while "
+      "it trains another" },
     { "train-async-saves", ML_CMD_TRAIN, saves_between,
-      "--save-interval must be a multiple of --update-weights-interval: a run "
-      "is saved where it publishes, so that it can go on from there" },
+      "--save-interval must be a multiple of --update-weights-interval: a run can only "
+      "resume from a rollout that published its weights" },
     { "train-async-rounds", ML_CMD_TRAIN, fully_in_rounds,
-      "--fully-async has no rounds to over-sample or to leave answers "
-      "behind: leave out --partial-rollout, "
-      "--over-sampling-batch-size and "
-      "--rollout-all-samples-process-path" },
+      "--fully-async excludes --partial-rollout, --over-sampling-batch-size and "
+      "--rollout-all-samples-process-path: remove them" },
     { "train-async-samples", ML_CMD_TRAIN, less_than_a_group,
       "--async-max-concurrent-samples must be at least --n-samples-per-prompt" },
     { "train-external-address", ML_CMD_TRAIN, external_without_address,
-      "--rollout-external needs --rollout-external-engine-addrs HOST:PORT, where miles "
-      "serve or miles router runs" },
+      "--rollout-external needs --rollout-external-engine-addrs HOST:PORT, the address of "
+      "miles serve or miles router" },
     { "train-external-alone", ML_CMD_TRAIN, address_without_external,
       "--rollout-external-engine-addrs needs --rollout-external" },
     { "train-weights-dir", ML_CMD_TRAIN, place_without_engines,
-      "--update-weight-disk-dir is for engines of other processes: "
-      "give --rollout-external or --rollout-num-engines" },
+      "--update-weight-disk-dir needs remote engines: add --rollout-external or "
+      "--rollout-num-engines" },
     { "train-engines-twice", ML_CMD_TRAIN, engines_of_two_kinds,
-      "--rollout-num-engines starts engines, and --rollout-external "
-      "uses some that run already: give one of them" },
+      "--rollout-num-engines and --rollout-external exclude each other: remove one" },
     { "train-engines-colocate", ML_CMD_TRAIN, engines_in_one_set,
-      "--colocate shares one set of weights, and engines of "
-      "--rollout-num-engines have their "
-      "own: leave one of them out" },
+      "--colocate excludes --rollout-num-engines, whose engines have their own weights: "
+      "remove one of them" },
     { "train-weights-nowhere", ML_CMD_TRAIN, no_place_for_weights,
-      "engines elsewhere read weights from a directory: give --update-weight-disk-dir DIR, "
-      "or --save" },
+      "remote engines read weights from a directory: give --update-weight-disk-dir DIR, or "
+      "--save" },
     { "train-weights-p2p", ML_CMD_TRAIN, peer_to_peer,
-      "--update-weight-transfer-mode p2p writes into the memory of other machines' GPUs, "
-      "which is not offered: use broadcast or disk-delta" },
+      "--update-weight-transfer-mode p2p is not supported: use broadcast or disk-delta" },
     { "train-delta-engines", ML_CMD_TRAIN, delta_for_nobody,
-      "--update-weight-transfer-mode disk-delta is for engines of other "
-      "processes: give --rollout-external or --rollout-num-engines" },
+      "--update-weight-transfer-mode disk-delta needs remote engines: add "
+      "--rollout-external or --rollout-num-engines" },
     { "train-delta-copy", ML_CMD_TRAIN, delta_without_copy,
       "--update-weight-transfer-mode disk-delta needs --update-weight-local-checkpoint-dir "
-      "DIR, where engines keep the copy that deltas are applied to" },
+      "DIR, the directory of the engines' local copy" },
     { "train-delta-flags", ML_CMD_TRAIN, delta_flag_without_delta,
       "--update-weight-local-checkpoint-dir, --update-weight-delta-encoding and "
-      "--update-weight-delta-checksum are about --update-weight-transfer-mode disk-delta: "
-      "give it, or leave them out" },
+      "--update-weight-delta-checksum need --update-weight-transfer-mode disk-delta: add "
+      "it, or remove them" },
     { "train-eval-engines", ML_CMD_TRAIN, uneven_engines,
       "--eval-num-gpus must be a multiple of --eval-num-gpus-per-engine" },
     { "train-eval-elsewhere", ML_CMD_TRAIN, evaluates_elsewhere,
-      "--eval-num-gpus has engines of its own on this machine, and "
-      "--rollout-external says that they are elsewhere: keep one" },
+      "--eval-num-gpus starts engines on this machine, and excludes --rollout-external: "
+      "remove one of them" },
     { "train-eval-snapshots", ML_CMD_TRAIN, no_place_for_snapshots,
       "--eval-num-gpus evaluates weights on disk: give "
       "--eval-hf-dir DIR, or --save" },
     { "train-on-policy", ML_CMD_TRAIN, stale_by_design,
-      "--true-on-policy-mode wants every token drawn with the weights it is trained on: "
-      "use "
-      "miles train, without --partial-rollout and --debug-skip-weight-update" },
+      "--true-on-policy-mode needs every token drawn with the weights it is trained on: "
+      "use miles train, without --partial-rollout and --debug-skip-weight-update" },
     { "train-prefill", ML_CMD_TRAIN, prefill_alone,
       "--recompute-logprobs-via-prefill needs --true-on-policy-mode and an engine, not "
       "--load-debug-rollout-data" },
     { "train-weights-hook", ML_CMD_TRAIN, hook_without_files,
-      "--custom-update-weight-post-write-path is about weights that "
-      "are written for engines "
-      "elsewhere: give --rollout-external or --rollout-num-engines, or leave it out" },
+      "--custom-update-weight-post-write-path needs remote engines: add --rollout-external "
+      "or --rollout-num-engines, or remove it" },
     { "train-events", ML_CMD_TRAIN, analyses_nothing,
-      "--enable-event-analyzer needs --save-debug-event-data, the events to analyse" },
+      "--enable-event-analyzer needs --save-debug-event-data, the events to check" },
     { "train-faults", ML_CMD_TRAIN, faults_of_nobody,
-      "--ci-ft-test-actions crashes engines of the run: give "
-      "--rollout-num-engines, and --use-fault-tolerance to survive it" },
+      "--ci-ft-test-actions kills engines of the run: add --rollout-num-engines and "
+      "--use-fault-tolerance" },
     { "train-offload", ML_CMD_TRAIN, takes_turns_with_itself,
-      "--offload, --offload-train and --offload-rollout give memory back in turns: they "
-      "need miles train with an engine of its own process" },
+      "--offload, --offload-train and --offload-rollout need miles train with the engine "
+      "in the same process" },
     { "train-ci-sync", ML_CMD_TRAIN, skips_what_it_checks,
-      "--ci-test compares weights that --debug-skip-weight-update "
-      "keeps apart: add --ci-disable-weight-update-checker" },
+      "--ci-test compares weights, which differ under --debug-skip-weight-update: add "
+      "--ci-disable-weight-update-checker" },
     { "train-critic", ML_CMD_TRAIN, critic_of_nothing,
       "--critic-load, --critic-save, --critic-lr, --critic-lr-warmup-iters and "
-      "--num-critic-only-steps are of a critic, which only --advantage-estimator ppo has: "
-      "use that, or leave them out" },
+      "--num-critic-only-steps need a critic: add --advantage-estimator ppo, or remove "
+      "them" },
     { "train-critic-returns", ML_CMD_TRAIN, critic_without_returns,
-      "a critic learns returns, which --disable-compute-advantages-and-returns leaves "
-      "out" },
+      "--advantage-estimator ppo excludes --disable-compute-advantages-and-returns: a "
+      "critic is trained on the returns" },
     { "train-ref-interval", ML_CMD_TRAIN, no_reference,
-      "--ref-update-interval: there is no reference without --use-kl-loss or --kl-coef" },
+      "--ref-update-interval needs a reference model: add --use-kl-loss or --kl-coef" },
     { "train-teacher", ML_CMD_TRAIN, teacher_of_nobody,
-      "a teacher needs --use-opd, or nobody asks it" },
+      "--opd-teacher-load and --opd-teacher-urls need --use-opd" },
     { "train-opd-type", ML_CMD_TRAIN, teacher_of_no_type,
       "--use-opd needs --opd-type: megatron with --opd-teacher-load, or sglang with "
       "--opd-teacher-urls" },
@@ -282,16 +274,16 @@ const ml_rule ml_rules_train[] = {
       "--opd-type sglang takes the teacher from --opd-teacher-urls, not from "
       "--opd-teacher-load" },
     { "train-old-actor", ML_CMD_TRAIN, old_and_none,
-      "--keep-old-actor says whose log-probs are the old ones, --skip-actor-forward-only "
-      "that there are none: keep one" },
+      "--keep-old-actor selects the old log-probs, which --skip-actor-forward-only does "
+      "not compute: remove one of them" },
     { "train-forward-pass", ML_CMD_TRAIN, needs_the_pass,
-      "--skip-actor-forward-only leaves out the pass that --use-rollout-entropy and "
-      "--true-on-policy-mode want: keep one" },
+      "--skip-actor-forward-only skips the forward pass that --use-rollout-entropy and "
+      "--true-on-policy-mode need: remove one of them" },
     { "train-routing-replay", ML_CMD_TRAIN, replays_no_routing,
-      "--use-routing-replay replays what the pass for old log-probs chose, which "
-      "--skip-actor-forward-only leaves out: use --use-rollout-routing-replay" },
+      "--use-routing-replay needs the forward pass for old log-probs, which "
+      "--skip-actor-forward-only skips: use --use-rollout-routing-replay" },
     { "train-indexer-replay", ML_CMD_TRAIN, replays_no_indexer,
-      "--use-indexer-replay replays what the pass for old log-probs chose, which "
-      "--skip-actor-forward-only leaves out: use --use-rollout-indexer-replay" },
+      "--use-indexer-replay needs the forward pass for old log-probs, which "
+      "--skip-actor-forward-only skips: use --use-rollout-indexer-replay" },
     { 0 },
 };

@@ -38,13 +38,13 @@ const ml_flag ml_flags_score[] = {
       ML_AT(score.entropy),
       .group = "input and output",
       .cmds = ML_CMD_SCORE,
-      .help = "Also write entropy.N, of the distribution each next token was drawn from." },
+      .help = "Also write entropy.N, the entropy at every position." },
     { .name = "stats",
       .type = ML_FLAG_BOOL,
       ML_AT(score.stats),
       .group = "input and output",
       .cmds = ML_CMD_SCORE,
-      .help = "Print rows computed by each op, time, speed and memory at the end." },
+      .help = "Print rows per op, time, speed and memory at the end." },
     { .name = "temperature",
       .type = ML_FLAG_F64,
       ML_AT(score.temperature),
@@ -61,13 +61,14 @@ const ml_flag ml_flags_score[] = {
       .words = batchings,
       .group = "scoring",
       .cmds = ML_CMD_SCORE,
-      .help = "Many sequences in a batch, one at a time, or one token at a time as in "
-              "generation.  The results are the same bits." },
+      .help =
+          "Pack many sequences into a batch (packed), one at a time (single), or one token "
+          "at a time as in decoding (tokenwise).  The results are bit-identical." },
     { .name = "dry-run",
       .type = ML_FLAG_BOOL,
       ML_AT(score.dry_run),
       .group = "scoring",
       .cmds = ML_CMD_SCORE,
-      .help = "Check all files, print the memory plan, and stop." },
+      .help = "Check all files, print the memory plan and exit." },
     { 0 },
 };

@@ -6,12 +6,12 @@
 static const char *const only_one[] = { "1", NULL };
 static const char *const automatic[] = { "auto", NULL };
 
-#define ONE_WAY "there is one way to compute it, with defined bits"
-#define ONE_RANK "The engine is one rank."
-#define OWN "it is the engine of this process"
-#define ROUTER "the engine is in this process; miles router has flags of its own"
-#define SESSION "sessions are not recorded into training yet; leave it out"
-#define LORA "adapters are not trained yet; leave it out to train all weights"
+#define ONE_WAY "there is one implementation, which is deterministic"
+#define ONE_RANK "The engine has one rank."
+#define OWN "the engine runs in the training process"
+#define ROUTER "the engine runs in the training process; miles router has its own flags"
+#define SESSION "recording sessions for training is not supported; remove the flag"
+#define LORA "LoRA is not supported; remove the flag to train all weights"
 
 const ml_flag ml_flags_sglang[] = {
     ML_NOOP("sglang-enable-deterministic-inference", BOOL, SGLANG, TRAIN, ONE_WAY),
@@ -39,46 +39,46 @@ const ml_flag ml_flags_sglang[] = {
     ML_NOOP("sglang-max-prefill-tokens", TEXT, SGLANG, TRAIN, OWN),
     ML_NOOP("sglang-mamba-scheduler-strategy", TEXT, SGLANG, TRAIN, OWN),
     ML_NOOP("sglang-max-mamba-cache-size", TEXT, SGLANG, TRAIN, OWN),
-    ML_NOOP("sglang-page-size", TEXT, SGLANG, TRAIN, "pages have 16 tokens"),
+    ML_NOOP("sglang-page-size", TEXT, SGLANG, TRAIN, "KV pages have 16 tokens"),
     ML_NOOP("sglang-context-length", TEXT, SGLANG, TRAIN,
-            "the context is that of --rollout-max-context-len"),
+            "the context length is --rollout-max-context-len"),
     ML_NOOP("sglang-dtype", TEXT, SGLANG, TRAIN,
-            "engine and trainer share the weights, of --dtype"),
+            "engine and trainer share the weights; use --dtype"),
     ML_FIXED("sglang-tp-size", SGLANG, TRAIN, only_one, ONE_RANK),
     ML_FIXED("sglang-ep-size", SGLANG, TRAIN, only_one, ONE_RANK),
     ML_FIXED("sglang-dp-size", SGLANG, TRAIN, only_one, ONE_RANK),
     ML_FIXED("sglang-pp-size", SGLANG, TRAIN, only_one, ONE_RANK),
     ML_FIXED("sglang-moe-dense-tp-size", SGLANG, TRAIN, only_one, ONE_RANK),
     ML_FIXED("sglang-kv-cache-dtype", SGLANG, TRAIN, automatic,
-             "Keys and values have the dtype of the weights."),
+             "The KV cache has the dtype of the weights."),
     ML_REFUSED("sglang-enable-dp-attention", BOOL, SGLANG, TRAIN,
-               "the engine is one rank yet; leave it out"),
+               "the engine has one rank; remove the flag"),
     ML_REFUSED("sglang-enable-dp-lm-head", BOOL, SGLANG, TRAIN,
-               "the engine is one rank yet; leave it out"),
+               "the engine has one rank; remove the flag"),
     ML_REFUSED("sglang-speculative-algorithm", TEXT, SGLANG, TRAIN,
-               "tokens are drawn one by one yet; leave it out"),
+               "speculative decoding is not supported; remove the flag"),
     ML_REFUSED("sglang-speculative-num-steps", TEXT, SGLANG, TRAIN,
-               "tokens are drawn one by one yet; leave it out"),
+               "speculative decoding is not supported; remove the flag"),
     ML_REFUSED("sglang-speculative-eagle-topk", TEXT, SGLANG, TRAIN,
-               "tokens are drawn one by one yet; leave it out"),
+               "speculative decoding is not supported; remove the flag"),
     ML_REFUSED("sglang-speculative-num-draft-tokens", TEXT, SGLANG, TRAIN,
-               "tokens are drawn one by one yet; leave it out"),
+               "speculative decoding is not supported; remove the flag"),
     ML_REFUSED("sglang-speculative-draft-attention-backend", TEXT, SGLANG, TRAIN,
-               "tokens are drawn one by one yet; leave it out"),
+               "speculative decoding is not supported; remove the flag"),
     ML_REFUSED("sglang-lora-backend", TEXT, SGLANG, TRAIN, LORA),
     ML_REFUSED("sglang-max-lora-rank", TEXT, SGLANG, TRAIN, LORA),
     ML_REFUSED("sglang-max-loras-per-batch", TEXT, SGLANG, TRAIN, LORA),
     ML_REFUSED("sglang-lora-use-virtual-experts", BOOL, SGLANG, TRAIN, LORA),
     ML_NOOP("sglang-tool-call-parser", TEXT, SGLANG, TRAIN,
-            "samples are tokens; nothing is parsed out of them by the engine"),
+            "the engine does not parse responses"),
     ML_NOOP("sglang-reasoning-parser", TEXT, SGLANG, TRAIN,
-            "samples are tokens; nothing is parsed out of them by the engine"),
+            "the engine does not parse responses"),
     ML_REFUSED("sglang-json-model-override-args", TEXT, SGLANG, TRAIN,
-               "the architecture is that of config.json; change it there"),
+               "the architecture is defined by config.json; change it there"),
     ML_REFUSED("sglang-enable-multimodal", BOOL, SGLANG, TRAIN,
-               "there are no models that see yet"),
+               "vision models are not supported"),
     ML_REFUSED("sglang-config", TEXT, SGLANG, TRAIN,
-               "there is one group of engines yet; leave it out"),
+               "only one group of engines is supported; remove the flag"),
     ML_NOOP("router-policy", TEXT, SGLANG, TRAIN, ROUTER),
     ML_NOOP("router-health-check-interval-secs", TEXT, SGLANG, TRAIN, ROUTER),
     ML_NOOP("router-health-success-threshold", TEXT, SGLANG, TRAIN, ROUTER),

@@ -8,20 +8,20 @@
       .group = "engine",                                                                   \
       .cmds = commands,                                                                    \
       .from = ML_FROM_SGLANG,                                                              \
-      .help = "On a GPU each step waits until the tokens of the one before are known." },  \
+      .help = "Disable overlap scheduling on a GPU: each step waits for the tokens of "    \
+              "the previous one." },                                                       \
         { .name = prefix "disable-cuda-graph",                                             \
           .type = ML_FLAG_BOOL,                                                            \
           ML_AT(where.no_record),                                                          \
           .group = "engine",                                                               \
           .cmds = commands,                                                                \
           .from = ML_FROM_SGLANG,                                                          \
-          .help = "Decoding steps on a GPU are launched kernel by kernel." },              \
+          .help = "Do not use CUDA graphs for decode steps." },                            \
     {                                                                                      \
         .name = prefix "cuda-graph-max-bs", .type = ML_FLAG_I64, ML_AT(where.record_rows), \
         .value = "N", .def = "512", .min = 1, .max = 512, .group = "engine",               \
         .cmds = commands, .from = ML_FROM_SGLANG,                                          \
-        .help = "Decoding steps on a GPU of up to so many requests are recorded and "      \
-                "replayed as a CUDA graph."                                                \
+        .help = "Largest batch of a decode step that is captured as a CUDA graph."         \
     }
 
 const ml_flag ml_flags_steps[] = {

@@ -4,7 +4,7 @@
 
 #include "base/bug.h"
 
-/* The first token that covers a byte, or -1. */
+/* Returns the first token that covers a byte, or -1. */
 static int64_t token_at(const ml_tokens *t, int64_t byte) {
     for (int64_t i = 0; i < t->n; i++)
         if (t->span[i].begin <= byte && byte < t->span[i].end)
@@ -20,7 +20,7 @@ void ml_assistant_mask(uint8_t *mask, const ml_jinja_text *text, const ml_tokens
         int64_t last = token_at(tokens, text->span[i].end_byte - 1);
         if (first < 0)
             return;
-        /* Upstream takes "no token" and "token 0" for "up to the end"; so do we. */
+        /* As upstream, "no token" and "token 0" mean "up to the end". */
         for (int64_t k = first; k < (last > 0 ? last + 1 : tokens->n); k++)
             mask[k] = 1;
     }

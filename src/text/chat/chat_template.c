@@ -27,7 +27,7 @@ static const ml_json json_false = { .type = ML_JSON_FALSE };
 
 /* --- files ---------------------------------------------------------------------------- */
 
-/* The bytes of dir/name in the arena; out->ptr NULL when there is no such file. */
+/* Reads dir/name into the arena; out->ptr is NULL if the file does not exist. */
 static ml_status read_file(ml_str *out, ml_arena *a, const char *path, ml_err *err) {
     ml_file f;
     ml_status st;
@@ -59,7 +59,7 @@ static ml_status read_json(const ml_json **out, ml_arena *a, const char *path,
 
 /* --- templates ---------------------------------------------------------------------------- */
 
-/* where: names the template in messages */
+/* where: the name of the template in messages */
 static ml_status add_template(ml_chat_template *t, ml_str name, ml_str source,
                               const char *where, ml_err *err) {
     named *choice = ML_NEW(&t->arena, named, t->n + 1);
@@ -109,7 +109,7 @@ static ml_status add_files(ml_chat_template *t, ml_err *err) {
     return st;
 }
 
-/* chat_template of tokenizer_config.json: a text, or a list of {name, template}. */
+/* chat_template of tokenizer_config.json: a string, or a list of {name, template}. */
 static ml_status add_from_config(ml_chat_template *t, const ml_json *config,
                                  const char *path, ml_err *err) {
     const ml_json *v = ml_json_get(config, "chat_template");
@@ -138,7 +138,7 @@ static ml_status add_from_config(ml_chat_template *t, const ml_json *config,
 
 /* --- special tokens --------------------------------------------------------------------------- */
 
-/* A token is a text, or an object with the text under "content". */
+/* A token is a string, or an object with the string under "content". */
 static const ml_json *token_text(const ml_json *v) {
     if (v && v->type == ML_JSON_OBJECT)
         v = ml_json_get(v, "content");
@@ -166,7 +166,7 @@ static void add_tokens(ml_chat_template *t, const ml_json *object, bool any_name
             add_token(t, c->key, token_text(c));
 }
 
-/* special_tokens_map.json counts where tokenizer_config.json does not list added tokens. */
+/* special_tokens_map.json is used if tokenizer_config.json does not list added tokens. */
 static ml_status read_tokens(ml_chat_template *t, const ml_json *config, ml_err *err) {
     const ml_json *extra = ml_json_get(config, "extra_special_tokens"), *map = NULL;
     const char *path = ml_arena_printf(&t->arena, "%s/special_tokens_map.json", t->dir);
@@ -191,7 +191,7 @@ static named *find(const ml_chat_template *t, const char *name) {
     return NULL;
 }
 
-/* Only `keep` stays. */
+/* Removes all templates but `keep`. */
 static void narrow(ml_chat_template *t, const named *keep) {
     named only = *keep;
 
@@ -255,7 +255,7 @@ ml_status ml_chat_template_open(ml_chat_template **out, const char *dir, const c
 
     ml_arena_init(&a, "a chat template");
     t = ML_NEW(&a, ml_chat_template, 1);
-    t->arena = a; /* it lives in its own arena */
+    t->arena = a; /* the object is allocated in its own arena */
     t->dir = ml_arena_str(&t->arena, dir, strlen(dir));
     path = ml_arena_printf(&t->arena, "%s/tokenizer_config.json", dir);
     st = read_json(&config, &t->arena, path, err);
@@ -348,11 +348,11 @@ static size_t first_difference(ml_str a, ml_str b) {
     while (i < a.len && i < b.len && a.ptr[i] == b.ptr[i])
         i++;
     while (i > 0 && i < a.len && ((unsigned char)a.ptr[i] & 0xc0) == 0x80)
-        i--; /* back to the start of the character */
+        i--; /* moves to the start of the character */
     return i;
 }
 
-/* Up to 40 bytes from `at` on, in whole characters. */
+/* Up to 40 bytes from `at` on, without cutting a character. */
 static ml_str excerpt(ml_str s, size_t at) {
     size_t end = at + 40 < s.len ? at + 40 : s.len;
 
@@ -366,10 +366,10 @@ typedef struct stages {
     ml_arena *a;
     const ml_chat_template *t;
     ml_chat chat;
-    ml_str last; /* the text so far */
+    ml_str last; /* the previous text */
 } stages;
 
-/* The first n messages, compared with the stage before. */
+/* Renders the first n messages and compares the text with the previous one. */
 static ml_status stage(stages *s, const ml_json *messages, int32_t n, bool prompt,
                        ml_jinja_fault *fault, ml_err *err) {
     ml_jinja_text now;
@@ -401,7 +401,7 @@ static ml_str role_of(const ml_json *message) {
     return role && role->type == ML_JSON_STRING ? role->text : (ml_str){ "", 0 };
 }
 
-/* Messages of one role in a row, such as the results of several tools, are one turn. */
+/* Consecutive messages of one role, such as results of several tools, are one turn. */
 static bool ends_turn(const ml_json *message) {
     return !message->next || !ml_str_eq(role_of(message), role_of(message->next));
 }

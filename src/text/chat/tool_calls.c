@@ -48,7 +48,7 @@ static void add_call(ml_tool_reader *r, ml_tool_call call) {
     r->call[r->n++] = call;
 }
 
-/* False: this is no call of a tool that was offered. */
+/* Returns false if this is not a call of an offered tool. */
 static bool read_call(ml_tool_reader *r, ml_str json) {
     const ml_json *v, *name, *args;
     ml_str src = { ml_arena_str(r->arena, json.ptr, json.len), json.len };
@@ -91,7 +91,7 @@ static const char *find_tag(const ml_text *t, size_t from, const char *tag, size
     return t->len > from ? memmem(t->ptr + from, t->len - from, tag, len) : NULL;
 }
 
-/* How many bytes at the end of the held text may begin the tag. */
+/* The number of bytes at the end of the held text that may begin the tag. */
 static size_t tail_of(const ml_text *t, const char *tag, size_t len) {
     size_t n = len - 1 < t->len ? len - 1 : t->len;
 
@@ -110,7 +110,7 @@ static size_t blanks(const ml_text *t) {
 
 /* --- qwen ------------------------------------------------------------------- */
 
-/* Outside of a call: lets go of what cannot begin one.  True: a call has begun. */
+/* Outside of a call: releases text that cannot begin one.  True: a call has begun. */
 static bool seek_call(ml_tool_reader *r, ml_text *text) {
     size_t open = sizeof open_tag - 1;
     const char *at;
@@ -128,7 +128,7 @@ static bool seek_call(ml_tool_reader *r, ml_text *text) {
     return r->inside;
 }
 
-/* Inside of a call.  True: it has ended, one way or the other. */
+/* Inside of a call.  True: it has ended, as a call or as text. */
 static bool end_call(ml_tool_reader *r, ml_text *text) {
     size_t open = sizeof open_tag - 1, close = sizeof close_tag - 1, n;
     const char *at = find_tag(&r->held, open, close_tag, close);
@@ -147,7 +147,7 @@ static bool end_call(ml_tool_reader *r, ml_text *text) {
 
 /* --- llama3 ----------------------------------------------------------------- */
 
-/* The end of the JSON object that begins at s, or 0. */
+/* Returns the end of the JSON object that begins at s, or 0. */
 static size_t object_end(const char *s, size_t n) {
     int depth = 0;
     bool quoted = false;
@@ -169,7 +169,7 @@ static size_t object_end(const char *s, size_t n) {
     return 0;
 }
 
-/* The whole answer is calls, or it is text: decided by how it begins. */
+/* The whole answer is either calls or text; its beginning decides. */
 static void begin_llama3(ml_tool_reader *r, ml_text *text) {
     size_t tag = sizeof python_tag - 1, n = r->held.len;
     size_t common = n < tag ? n : tag; /* bytes that can be compared with the tag */

@@ -1,14 +1,14 @@
-/* tool_calls.h - calls of tools found in an answer's text as it comes.
+/* tool_calls.h - finds tool calls in the text of an answer while it is streamed.
  *
- * Text goes in, in pieces; what is not a call comes out as text, what is comes out as calls,
- * whole ones.  The formats:
+ * The input is text in pieces; the output is the text outside of calls, and complete calls.
+ * The formats:
  *
  *   qwen     <tool_call>{"name": ..., "arguments": {...}}</tool_call>, anywhere, any number
  *   llama3   <|python_tag|>{"name": ..., "parameters": {...}}, or the object alone as the
  *            whole answer; several are separated by ;
  *
- * What looks like a call and is not (bad JSON, a tool that was not offered) is text: nothing a
- * model wrote gets lost. */
+ * Text that resembles a call but is not one (invalid JSON, a tool that was not offered) is
+ * passed on as text, so that no output of the model is lost. */
 #ifndef ML_TEXT_CHAT_TOOL_CALLS_H
 #define ML_TEXT_CHAT_TOOL_CALLS_H
 
@@ -32,12 +32,12 @@ typedef struct ml_tool_call {
 
 typedef struct ml_tool_reader {
     ml_tool_format format;
-    const ml_json *tools; /* the request's list, or NULL: any name will do */
-    ml_arena *arena;      /* calls live there */
-    ml_text held;         /* text that may be, or is part of, a call */
-    bool inside;          /* held begins with a call's opening */
+    const ml_json *tools; /* the tools of the request; NULL: any name is accepted */
+    ml_arena *arena;      /* memory of the calls */
+    ml_text held;         /* text that is, or may become, part of a call */
+    bool inside;          /* held begins with the opening of a call */
     bool plain;           /* llama3: the answer is text */
-    bool after;           /* qwen: a call ended right before; blanks are the format's */
+    bool after;           /* qwen: a call has just ended; whitespace is skipped */
     ml_tool_call *call;   /* [n] */
     int32_t n, cap;
 } ml_tool_reader;
@@ -46,7 +46,7 @@ void ml_tool_reader_init(ml_tool_reader *r, ml_tool_format f, const ml_json *too
                          ml_arena *a);
 void ml_tool_reader_release(ml_tool_reader *r);
 
-/* Appends to `text` what is no call; calls that are complete are added to the list. */
+/* Appends text outside of calls to `text`, and complete calls to the list. */
 void ml_tool_reader_push(ml_tool_reader *r, ml_str piece, ml_text *text);
 void ml_tool_reader_finish(ml_tool_reader *r, ml_text *text);
 

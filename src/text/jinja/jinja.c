@@ -1,4 +1,4 @@
-/* The door: compile, render, and what becomes of faults. */
+/* The public functions: compile and render, and how errors are reported. */
 #include <setjmp.h>
 #include <string.h>
 
@@ -35,7 +35,7 @@ static ml_status report(const ml_jtrap *t, ml_str src, ml_jinja_fault *fault, ml
                    (unsigned)column, t->kind, (int)t->message.len, t->message.ptr);
 }
 
-/* All newlines become \n, and one at the very end goes. */
+/* Converts all newlines to \n and removes one at the very end. */
 static ml_str normalised(ml_arena *a, ml_str source) {
     char *s = ml_arena_take(a, source.len + 1, 1);
     size_t n = 0;
@@ -80,7 +80,7 @@ ml_status ml_jinja_compile(ml_jinja **out, ml_str source, ml_jinja_fault *fault,
                        source.len, ML_JINJA_SOURCE);
     ml_arena_init(&a, "a chat template");
     t = ML_NEW(&a, ml_jinja, 1);
-    t->arena = a; /* the template lives in its own arena */
+    t->arena = a; /* the template is allocated in its own arena */
     trap.arena = &t->arena;
     t->src = normalised(&t->arena, source);
     if (setjmp(trap.door) == 0) {

@@ -1,4 +1,4 @@
-/* jinja_ast.h - tokens, and the tree that a template becomes. */
+/* jinja_ast.h - tokens, and the syntax tree of a template. */
 #ifndef ML_TEXT_JINJA_JINJA_AST_H
 #define ML_TEXT_JINJA_JINJA_AST_H
 
@@ -10,8 +10,8 @@
 
 /* --- faults ------------------------------------------------------------------ */
 
-/* Errors unwind to the door (jinja.c) by longjmp: an expression is a deep recursion in which
- * every step may fail, and all memory is in arenas that the door owns. */
+/* Errors unwind to jinja.c by longjmp: evaluation is a deep recursion in which every step
+ * can fail, and all memory is in arenas that jinja.c owns. */
 typedef struct ml_jtrap {
     jmp_buf door;
     ml_arena *arena;  /* of the message */
@@ -36,7 +36,7 @@ typedef enum ml_jtok_type {
     ML_JT_STRING,
     ML_JT_INTEGER,
     ML_JT_FLOAT,
-    ML_JT_OP, /* the text tells which */
+    ML_JT_OP, /* the text has the operator */
 } ml_jtok_type;
 
 typedef struct ml_jtok {
@@ -63,7 +63,7 @@ typedef struct ml_jnodes {
     int32_t n, cap;
 } ml_jnodes;
 
-/* Which children a node has is said behind its kind. */
+/* The comment after each kind lists its children. */
 typedef enum ml_jnode_kind {
     /* expressions */
     ML_JN_CONST,    /* value */
@@ -73,7 +73,7 @@ typedef enum ml_jnode_kind {
     ML_JN_ITEM,     /* a [b] */
     ML_JN_SLICE,    /* a:b:c, any NULL; only as b of ITEM */
     ML_JN_CALL,     /* a (call) */
-    ML_JN_FILTER,   /* a | name (call); a NULL: the text of a block */
+    ML_JN_FILTER,   /* a | name (call); a NULL: applied to the text of a block */
     ML_JN_TEST,     /* a is name (call) */
     ML_JN_NOT,      /* a */
     ML_JN_NEG,      /* a */
@@ -104,7 +104,7 @@ typedef enum ml_jnode_kind {
     ML_JN_CONTINUE,
     ML_JN_BLOCK,      /* name, body; scoped: local; required */
     ML_JN_AUTOESCAPE, /* a, body */
-    ML_JN_LOADER,     /* include, import, extends: nothing to load from */
+    ML_JN_LOADER,     /* include, import, extends: there is no loader */
 } ml_jnode_kind;
 
 typedef enum ml_jop {
@@ -125,12 +125,12 @@ typedef enum ml_jop {
     ML_JO_NOT_IN,
 } ml_jop;
 
-/* Where a variable lives: `hops` functions outwards, in this slot. */
+/* The place of a variable: `hops` functions outwards, in this slot. */
 typedef struct ml_jref {
     int32_t hops, slot;
 } ml_jref;
 
-/* A variable that can be seen where a scoped block stands. */
+/* A variable that is visible at a scoped block. */
 typedef struct ml_jlocal {
     ml_str name;
     ml_jref ref;
@@ -148,14 +148,14 @@ typedef struct ml_jcall_args {
     ml_jnode *star, *star_star; /* *a, **b */
 } ml_jcall_args;
 
-/* What a macro or call block takes, and what the scope pass found out about it. */
+/* The parameters of a macro or call block, and the results of the scope pass for it. */
 typedef struct ml_jparams {
     ml_str *name;    /* [n] */
     ml_jnode **dflt; /* [n] NULL: none */
     ml_jref *ref;    /* [n] */
     int32_t n;
-    bool takes_caller, takes_kwargs, takes_varargs; /* the body mentions them */
-    bool explicit_caller;                           /* a parameter called caller */
+    bool takes_caller, takes_kwargs, takes_varargs; /* the body refers to them */
+    bool explicit_caller;                           /* it has a parameter named caller */
     ml_jref caller, kwargs, varargs;
 } ml_jparams;
 
@@ -163,7 +163,7 @@ struct ml_jnode {
     ml_jnode_kind kind;
     ml_jop op;
     uint32_t at;
-    int32_t height; /* of the tree below, which bounds recursions over it */
+    int32_t height; /* height of the subtree, which limits recursion over it */
     ml_str name, attr;
     ml_jref ref;
     ml_jval value;
@@ -171,24 +171,23 @@ struct ml_jnode {
     ml_jnodes list, body, elifs, orelse;
     ml_jcall_args *call;
     ml_jparams *params;
-    const ml_jnative *native;        /* FILTER, TEST; NULL: there is none */
-    bool store, recursive, toplevel; /* toplevel: exported to blocks */
+    const ml_jnative *native;        /* FILTER, TEST; NULL: unknown name */
+    bool store, recursive, toplevel; /* toplevel: visible in blocks */
     bool scoped, required;           /* BLOCK */
-    bool takes_self, takes_super;    /* BLOCK: the body mentions them */
+    bool takes_self, takes_super;    /* BLOCK: the body refers to them */
     ml_jref self, super;
     const ml_jlocal *local; /* [n_local] of a scoped block */
     int32_t n_local;
-    const ml_jscope *scope, *test_scope, *else_scope; /* of body, b, orelse */
-    ml_jref loop;                                     /* FOR: where `loop` lives */
-    int32_t
-        n_slot; /* of the function that this node is (MACRO, BLOCK, recursive FOR, ...) */
+    const ml_jscope *scope, *test_scope, *else_scope; /* scopes of body, b, orelse */
+    ml_jref loop;                                     /* FOR: the place of `loop` */
+    int32_t n_slot; /* of a node that is a function: MACRO, BLOCK, recursive FOR */
 };
 
-/* What happens to a variable when its scope is entered. */
+/* The initialization of a variable when its scope is entered. */
 typedef enum ml_jload {
-    ML_JL_PARAM,   /* nothing: it has been assigned */
-    ML_JL_CONTEXT, /* looked up among the variables of the rendering */
-    ML_JL_ALIAS,   /* starts with the value of an outer one */
+    ML_JL_PARAM,   /* none: it is already assigned */
+    ML_JL_CONTEXT, /* looked up in the variables of the rendering */
+    ML_JL_ALIAS,   /* initialized with the value of an outer variable */
     ML_JL_UNSET,
 } ml_jload;
 
@@ -217,15 +216,15 @@ struct ml_jinja {
 
 /* --- making the tree ----------------------------------------------------------- */
 
-#define ML_JINJA_HEIGHT 400  /* of an expression's tree */
-#define ML_JINJA_NESTING 150 /* of brackets and blocks in the source */
+#define ML_JINJA_HEIGHT 400  /* height limit of an expression tree */
+#define ML_JINJA_NESTING 150 /* nesting limit of brackets and blocks in the source */
 
 typedef struct ml_jparser {
     ml_arena *arena;
     ml_jtrap *trap;
-    const ml_jtok *tok; /* the current one */
+    const ml_jtok *tok; /* the current token */
     int32_t nesting;
-    const char *closing[ML_JINJA_NESTING + 1]; /* end tags that are waited for: "a b c" */
+    const char *closing[ML_JINJA_NESTING + 1]; /* expected end tags: "a b c" */
     const char *tag[ML_JINJA_NESTING + 1];     /* open blocks */
     int32_t n_closing, n_tag;
 } ml_jparser;
@@ -240,23 +239,23 @@ ml_jnode *ml_jparse_or(ml_jparser *p); /* without an inline if */
 /* jinja_primary.c */
 ml_jnode *ml_jparse_primary(ml_jparser *p, bool namespace);
 typedef struct ml_jtuple_rule {
-    bool simple;     /* items are primaries: a target */
+    bool simple;     /* items are primaries: an assignment target */
     bool no_cond;    /* items without inline if */
     bool parens;     /* () is the empty tuple */
     bool namespace;  /* items may be a.b */
-    const char *end; /* a name that ends the tuple */
+    const char *end; /* a keyword that ends the tuple */
 } ml_jtuple_rule;
 ml_jnode *ml_jparse_tuple(ml_jparser *p, ml_jtuple_rule rule);
 ml_jnode *ml_jparse_target(ml_jparser *p, bool namespace, const char *end);
 
-/* jinja_postfix.c: the node with what follows it, or the node itself. */
+/* jinja_postfix.c: returns the node with its postfix operators, or the node itself. */
 ml_jnode *ml_jparse_postfix(ml_jparser *p, ml_jnode *n);
 ml_jnode *ml_jparse_filters(ml_jparser *p, ml_jnode *of, bool first_without_pipe);
 ml_jnode *ml_jparse_filters_and_tests(ml_jparser *p, ml_jnode *n);
 
 /* jinja_parser.c */
 ml_jnode *ml_jnode_new(ml_jparser *p, ml_jnode_kind kind, uint32_t at);
-/* Sets n's height from a, b and c, within ML_JINJA_HEIGHT; gives n. */
+/* Sets the height of n from a, b and c, up to ML_JINJA_HEIGHT; returns n. */
 ml_jnode *ml_jnode_grown(ml_jparser *p, ml_jnode *n);
 void ml_jnodes_add(ml_jparser *p, ml_jnodes *l, ml_jnode *n);
 bool ml_jparser_at(const ml_jparser *p, ml_jtok_type type,
@@ -265,17 +264,18 @@ bool ml_jparser_at_name(const ml_jparser *p, const char *name);
 bool ml_jparser_at_op(const ml_jparser *p, const char *op);
 bool ml_jparser_skip_name(ml_jparser *p, const char *name);
 bool ml_jparser_skip_op(ml_jparser *p, const char *op);
-/* The token, which must be of this type (and text, unless NULL); moves past it. */
+/* Returns the current token, which must have this type (and text, unless NULL), and
+ * advances. */
 const ml_jtok *ml_jparser_expect(ml_jparser *p, ml_jtok_type type, const char *text);
 const ml_jtok *ml_jparser_next(ml_jparser *p);
-/* How Jinja names a token in messages. */
+/* The name of a token in the messages of Jinja. */
 ml_str ml_jtok_describe(const ml_jtok *t);
 __attribute__((noreturn, format(printf, 3, 4))) void
 ml_jparser_fail(const ml_jparser *p, uint32_t at, const char *fmt, ...);
-void ml_jparser_enter(ml_jparser *p); /* one level deeper, within ML_JINJA_NESTING */
+void ml_jparser_enter(ml_jparser *p); /* enters a nesting level, up to ML_JINJA_NESTING */
 void ml_jparser_leave(ml_jparser *p);
 
-/* jinja_scope.c: gives every name its place; finds filters and tests. */
+/* jinja_scope.c: assigns a place to every name; resolves filters and tests. */
 void ml_jscope_bind(ml_jinja *t, ml_jtrap *trap);
 
 #endif

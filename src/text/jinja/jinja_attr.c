@@ -1,7 +1,7 @@
 /* a.name, a[key], a[from:to:step], and the methods of containers.
  *
- * The sandbox: names that begin with an underscore and methods that would change a list or
- * dict give an undefined value, which complains only when it is used. */
+ * The sandbox: names that begin with an underscore, and methods that would modify a list or
+ * dict, evaluate to an undefined value, which raises an error only when it is used. */
 #include <string.h>
 
 #include "text/jinja/jinja_priv.h"
@@ -22,7 +22,7 @@ static bool is_one_of(ml_str name, const char *const *names) {
 #define K(kind) (1U << ML_J_##kind)
 #define ALL ~0U
 
-/* Names with a leading underscore, and the kinds of values that have them. */
+/* Names with a leading underscore, and the types of values that have them. */
 static const struct {
     const char *name;
     uint32_t kinds;
@@ -120,7 +120,7 @@ static ml_jval group_attr(const ml_jseq *s, ml_str name) {
     return ml_str_is(name, "list") ? s->item[1] : ml_jmissing();
 }
 
-/* Data attributes; MISSING when there is none. */
+/* Data attributes; MISSING if there is none. */
 static ml_jval data_attr(ml_jrun *r, ml_jval v, ml_str name) {
     const ml_jval *found;
 
@@ -140,7 +140,7 @@ static ml_jval data_attr(ml_jrun *r, ml_jval v, ml_str name) {
     }
 }
 
-/* getattr(): MISSING when Python would raise AttributeError. */
+/* getattr(): MISSING if Python would raise AttributeError. */
 static ml_jval get_attr(ml_jrun *r, ml_jval v, ml_str name) {
     const ml_jnative *native;
     ml_jval found;
@@ -186,7 +186,7 @@ static ml_jval block_of(const ml_jrun *r, ml_jval key) {
     return ml_jmissing();
 }
 
-/* obj[key]: MISSING when Python would raise TypeError or LookupError. */
+/* obj[key]: MISSING if Python would raise TypeError or LookupError. */
 static ml_jval get_item(ml_jrun *r, ml_jval v, ml_jval key) {
     const ml_jval *found;
     int64_t i;

@@ -107,8 +107,8 @@ static void format_value(ml_jrun *r, ml_jbuf *b, ml_jval v, ml_str text, bool ma
 typedef struct braces {
     ml_jrun *r;
     const ml_jargs *args;
-    ml_jval map;  /* of format_map; MISSING: names are keywords */
-    int64_t next; /* automatic number; -1 once numbers were given */
+    ml_jval map;  /* the mapping of format_map; MISSING: names are keyword arguments */
+    int64_t next; /* the next automatic index; -1 after an explicit one */
     bool markup;
     int depth;
 } braces;
@@ -196,7 +196,7 @@ static ml_jval field_value(braces *f, ml_str name) {
 
 static void expand(braces *f, ml_jbuf *b, ml_str text);
 
-/* The inside of {...}: name, !conversion, :spec, in which fields may occur again. */
+/* The content of {...}: name, !conversion, :spec; the spec may contain fields. */
 static void put_field(braces *f, ml_jbuf *b, ml_str field) {
     const char *p = field.ptr, *end = p + field.len;
     size_t n = until(p, end, "!:");
@@ -225,7 +225,7 @@ static void put_field(braces *f, ml_jbuf *b, ml_str field) {
     format_value(f->r, b, v, (ml_str){ spec_text.ptr, spec_text.len }, f->markup);
 }
 
-/* The length of a field behind its brace, up to the brace that closes it. */
+/* The length of a field from its opening brace to the closing one. */
 static size_t field_length(ml_jrun *r, const char *p, const char *end) {
     int depth = 1;
 

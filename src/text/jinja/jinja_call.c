@@ -1,4 +1,4 @@
-/* Calls: natives, macros, loops. */
+/* Calls of native functions, macros and loops. */
 #include <string.h>
 
 #include "text/jinja/jinja_priv.h"
@@ -33,7 +33,8 @@ const ml_jnative *ml_jtest_find(ml_str name) {
     return ml_jnative_find(ml_jtests, name);
 }
 
-/* --- arguments of natives ---------------------------------------------------------------- */
+/* --- arguments of native functions
+ * ------------------------------------------------------- */
 
 static int param_index(const char *params, ml_str name) {
     for (int i = 0; *params; i++) {
@@ -77,8 +78,8 @@ static void bind_arguments(ml_jrun *r, const ml_jnative *f, ml_jargs *a) {
                       i + 1);
 }
 
-/* How long a native may look at a value: texts and containers count by their length, so that
- * the limit of steps bounds time whatever a template is given. */
+/* The steps that a native function is charged for a value: strings and containers count by
+ * their length, so that the step limit bounds the time of any template. */
 static int64_t weight_of(ml_jval v) {
     switch (v.kind) {
     case ML_J_STR: return (int64_t)v.s->len / 16;
@@ -202,7 +203,7 @@ static ml_jval not_provided(ml_jrun *r, ml_str name) {
     return ml_jundef_hint(r, (ml_str){ b.ptr, b.len });
 }
 
-/* Defaults see the parameters before them. */
+/* Default values may refer to preceding parameters. */
 static void give_defaults(ml_jrun *r, const ml_jparams *p) {
     for (int32_t i = 0; i < p->n; i++) {
         ml_jval *slot = ml_jslot(r, p->ref[i]);

@@ -1,7 +1,7 @@
-/* Characters as Python sees them: white space, words, case; and searching in UTF-8.
+/* Character properties as in Python: whitespace, words, case; and searching in UTF-8.
  *
- * unicode.h speaks for tokenizers, with their version of Unicode and their rules; Python's
- * differ (what is white space, how case maps), and so templates have their own. */
+ * unicode.h follows the Unicode version and the rules of tokenizers; those of Python differ
+ * (whitespace, case mappings), so templates have their own functions. */
 #include <string.h>
 #include <utf8proc.h>
 
@@ -50,8 +50,9 @@ bool ml_jchar_is_word(uint32_t c) {
            k == UTF8PROC_CATEGORY_PC;
 }
 
-/* Characters that Unicode adds to, or takes from, what categories say about identifiers:
- * Other_ID_Start, Other_ID_Continue, Pattern_Syntax, and what NFKC would break up. */
+/* Characters that Unicode adds to or removes from the identifier categories:
+ * Other_ID_Start, Other_ID_Continue, Pattern_Syntax, and characters that NFKC would
+ * decompose. */
 static bool is_in(uint32_t c, const uint32_t (*range)[2]) {
     for (; (*range)[1]; range++)
         if (c >= (*range)[0] && c <= (*range)[1])
@@ -211,7 +212,7 @@ static bool is_case_ignorable(uint32_t c) {
            k == UTF8PROC_CATEGORY_SK;
 }
 
-/* A capital sigma at `at` ends a word. */
+/* True if the capital sigma at `at` ends a word. */
 static bool is_final_sigma(ml_str s, const char *at) {
     const char *p = at, *end = s.ptr + s.len;
     uint32_t c = 0;
@@ -252,7 +253,7 @@ static void add_fold(ml_jrun *r, ml_jbuf *b, uint32_t c) {
         ml_jbuf_char(r, b, (uint32_t)out[i]);
 }
 
-/* at: where c stands in s */
+/* at: the position of c in s */
 static void add_case(ml_jrun *r, ml_jbuf *b, uint32_t c, ml_jcase how, ml_str s,
                      const char *at) {
     const struct special *special = special_of(c);
@@ -303,7 +304,7 @@ void ml_jbuf_capitalize(ml_jrun *r, ml_jbuf *b, ml_str s) {
 
 /* --- replacing ----------------------------------------------------------------------------- */
 
-/* Between all characters and at both ends. */
+/* Inserts between all characters and at both ends. */
 static void insert_everywhere(ml_jrun *r, ml_jbuf *b, ml_str s, ml_str with,
                               int64_t count) {
     const char *p = s.ptr, *end = s.ptr + s.len;

@@ -1,4 +1,4 @@
-/* Expressions. */
+/* Evaluates expressions. */
 #include "text/jinja/jinja_priv.h"
 
 ml_jval *ml_jslot(ml_jrun *r, ml_jref ref) {
@@ -84,7 +84,7 @@ ml_jval ml_jeval_call(ml_jrun *r, const ml_jnode *n, ml_jval caller) {
     return ml_jval_call(r, f, &a);
 }
 
-/* Filters and tests alike. */
+/* For filters and tests. */
 static ml_jval eval_native(ml_jrun *r, const ml_jnode *n, ml_jval self) {
     ml_jargs a = eval_args(r, n->call, ml_jmissing());
 
@@ -218,7 +218,7 @@ static ml_jval eval(ml_jrun *r, const ml_jnode *n) {
     case ML_JN_LIST:
     case ML_JN_TUPLE: return eval_list(r, n);
     case ML_JN_DICT: return eval_dict(r, n);
-    default: /* a slice among several indices */
+    default: /* a slice in a tuple of indices */
         ml_jraise(r, "TypeError", "a slice cannot be used as a value");
     }
 }

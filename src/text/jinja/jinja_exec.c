@@ -1,4 +1,4 @@
-/* Statements. */
+/* Executes statements. */
 #include "text/jinja/jinja_priv.h"
 
 typedef enum flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE } flow;
@@ -93,7 +93,7 @@ ml_jval ml_jexec_text(ml_jrun *r, const ml_jnodes *body) {
     return ml_jstr_mark(r, ml_jbuf_value(r, &own), r->autoescape);
 }
 
-/* The same, unless the body leaves the loop around it: then there is no text. */
+/* The same; if the body leaves the enclosing loop, there is no text. */
 static flow exec_buffered(ml_jrun *r, const ml_jnodes *body, ml_jval *text) {
     ml_jbuf own = { 0 }, *outer = r->out;
     flow f;
@@ -116,7 +116,7 @@ static flow exec_if(ml_jrun *r, const ml_jnode *n) {
 
 /* --- loops ------------------------------------------------------------------------------------ */
 
-/* Items for which the loop's `if` holds.  Whoever pulls may be in another function. */
+/* Items for which the `if` of the loop holds.  The consumer may be in another function. */
 static bool next_passing(ml_jrun *r, ml_jiter *it, ml_jval *out) {
     const ml_jloop *l = it->state;
     ml_jframe *frame = r->frame;
@@ -152,7 +152,7 @@ static ml_jloop *loop_new(ml_jrun *r, const ml_jnode *n, ml_jval iterable, int64
     return l;
 }
 
-/* Only a turn that reaches its end keeps `else` away. */
+/* `else` runs unless an iteration reaches its end. */
 static flow run_loop(ml_jrun *r, const ml_jnode *n, ml_jval iterable, int64_t depth0) {
     ml_jloop *l = loop_new(r, n, iterable, depth0);
     bool finished_turn = false;
@@ -177,7 +177,7 @@ static flow run_loop(ml_jrun *r, const ml_jnode *n, ml_jval iterable, int64_t de
     return f;
 }
 
-/* A recursive loop is a function: each call has its own variables and gives a text. */
+/* A recursive loop is a function: each call has its own variables and returns a text. */
 static ml_jval call_loop(ml_jrun *r, const ml_jnode *n, ml_jframe *outer, ml_jval iterable,
                          int64_t depth0) {
     ml_jframe *frame = ML_JNEW(r, ml_jframe, 1), *caller = r->frame;
@@ -281,7 +281,7 @@ static void run_block(ml_jrun *r, const ml_jnode *n) {
     r->frame = outer;
 }
 
-/* What a scoped block sees before all else: the variables around it, as they are now. */
+/* The first scope of a scoped block: the current values of the surrounding variables. */
 static ml_jdict *derive(ml_jrun *r, const ml_jnode *n) {
     ml_jdict *d = ml_jdict_new(r, n->n_local), *outer = r->derived;
 
@@ -295,8 +295,8 @@ static ml_jdict *derive(ml_jrun *r, const ml_jnode *n) {
     return d;
 }
 
-/* A block sees the variables of the rendering and of the top level; a scoped one also those
- * around it. */
+/* A block can access the variables of the rendering and of the top level; a scoped block
+ * also the surrounding ones. */
 static void exec_block(ml_jrun *r, const ml_jnode *n) {
     ml_jdict *outer = r->derived;
 

@@ -1,5 +1,6 @@
-/* Expressions, by recursive descent.  Precedence is Jinja's, not Python's: `~` binds tighter
- * than `+`, `**` associates to the left, a filter applies to a whole unary expression. */
+/* Parses expressions by recursive descent.  Precedence follows Jinja, not Python: `~` binds
+ * tighter than `+`, `**` is left-associative, and a filter applies to a whole unary
+ * expression. */
 #include "text/jinja/jinja_priv.h"
 
 static ml_jnode *binary(ml_jparser *p, ml_jnode_kind kind, ml_jop op, uint32_t at_,
@@ -93,7 +94,7 @@ static ml_jnode *parse_sum(ml_jparser *p) {
     return n;
 }
 
-/* A comparison infix, if there is one; moves past it. */
+/* Consumes a comparison operator, if there is one. */
 static bool skip_comparison(ml_jparser *p, ml_jop *op) {
     static const infix table[] = { { "==", ML_JO_EQ },
                                    { "!=", ML_JO_NE },

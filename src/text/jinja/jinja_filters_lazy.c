@@ -1,14 +1,14 @@
-/* Filters that Jinja writes as generators: map, select and their kin.  They are lazy here too:
- * an iterator that nobody pulls does nothing, not even fail. */
+/* Filters that are generators in Jinja: map, select and the like.  They are lazy here too:
+ * an iterator that is not consumed has no effect and raises no error. */
 #include "text/jinja/jinja_priv.h"
 
 typedef struct lazy {
-    ml_jval of;    /* what is walked */
-    ml_jargs args; /* of the filter */
-    bool by_attr;  /* selectattr: the first argument names an attribute */
+    ml_jval of;    /* the source */
+    ml_jargs args; /* the arguments of the filter */
+    bool by_attr;  /* selectattr: the first argument is the name of an attribute */
     bool reject;
     bool ready;
-    const ml_jnative *native; /* the filter or test to apply; NULL: truth */
+    const ml_jnative *native; /* the filter or test to apply; NULL: truth value */
     ml_jargs rest;            /* its arguments */
     ml_jval attribute, dflt;
     ml_jdict *seen;
@@ -35,7 +35,7 @@ static lazy *lazy_of(ml_jrun *r, ml_jiter *it) {
     return it->state;
 }
 
-/* map and select take anything that is false for an empty sequence. */
+/* map and select treat any false value as an empty sequence. */
 static ml_jval lazy_or_empty(ml_jrun *r, lazy *z,
                              bool (*next)(ml_jrun *, ml_jiter *, ml_jval *)) {
     if (!ml_jval_truth(r, z->of))

@@ -1,4 +1,4 @@
-/* Filters that make or change numbers. */
+/* Filters that convert or round numbers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,13 +13,13 @@ static int digit_value(char c) {
     return c >= 'a' && c <= 'z' ? c - 'a' + 10 : 99;
 }
 
-/* Without the white space around it, which for plain ASCII is C's, not Unicode's. */
+/* Strips whitespace; for ASCII strings C's whitespace, not Unicode's. */
 static ml_str number_text(ml_str s) {
     bool ascii = ml_jstr_count_chars(s) == (int64_t)s.len;
     return ml_jstr_strip(s, ascii ? ml_str_of(" \t\n\v\f\r") : (ml_str){ 0 }, ML_J_BOTH);
 }
 
-/* int(text, base): false where Python raises ValueError */
+/* int(text, base); false if Python raises ValueError */
 static bool parse_int(ml_str s, int64_t base, int64_t *out) {
     size_t i = 0;
     bool minus, digit_before = false;

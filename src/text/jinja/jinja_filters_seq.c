@@ -69,8 +69,8 @@ typedef struct keyed {
     ml_jval key, item;
 } keyed;
 
-/* Stable.  As in Python, the question is whether the later one is smaller, and the first two
- * are compared first. */
+/* A stable merge sort.  As in Python, it tests whether the later item is smaller, and
+ * compares the first two items first. */
 static void sort(ml_jrun *r, keyed *p, keyed *scratch, int64_t n, bool reverse) {
     int64_t half = (n + 1) / 2, i = 0, k = half, at = 0;
 

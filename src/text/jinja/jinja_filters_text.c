@@ -1,10 +1,10 @@
-/* Filters on single values: text, JSON. */
+/* Filters of single values: strings, JSON. */
 #include <stdio.h>
 #include <string.h>
 
 #include "text/jinja/jinja_wrap.h"
 
-/* str(v), as a plain view */
+/* str(v), as a view */
 static ml_str text_of(ml_jrun *r, ml_jval v) {
     return ml_jstr_get(ml_jval_str(r, v));
 }
@@ -36,7 +36,7 @@ static bool is_word_border(uint32_t c) {
     return ml_jchar_is_space(c) || (c < 0x80 && c && strchr("-({[<", (char)c));
 }
 
-/* Unlike the method: a word goes on after an apostrophe. */
+/* Unlike str.title(), a word continues after an apostrophe. */
 static ml_jval f_title(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_str s = text_of(r, v);
     const char *p = s.ptr, *end = p + s.len;
@@ -61,7 +61,7 @@ static ml_jval f_trim(ml_jrun *r, ml_jval v, const ml_jargs *a) {
 
     if (ml_jarg_given(a, 0) && a->arg[0].kind != ML_J_NONE)
         set = ml_jarg_str(r, a, 0, set);
-    /* Each character may be looked for in the whole set. */
+    /* Each character may be compared with the whole set. */
     ml_jrun_step(r, (int64_t)(s.s->len / 64 * set.len));
     return ml_jstr_mark(r, ml_jstr_view(r, ml_jstr_strip(ml_jstr_get(s), set, ML_J_BOTH)),
                         s.s->markup);
@@ -229,7 +229,7 @@ static ml_jval f_string(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     return ml_jval_str(r, v);
 }
 
-/* Tags and comments go, white space shrinks, and the five escapes are undone. */
+/* Removes tags and comments, collapses whitespace, and decodes the five escapes. */
 static ml_jval f_striptags(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     static const char *const escapes[][2] = { { "&lt;", "<" },   { "&gt;", ">" },
                                               { "&#34;", "\"" }, { "&quot;", "\"" },
@@ -325,7 +325,8 @@ static ml_jval f_xmlattr(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     return ml_jbuf_value(r, &b);
 }
 
-/* --- the rest --------------------------------------------------------------------------------------------------- */
+/* --- others
+ * ---------------------------------------------------------------------------- */
 
 static ml_jval f_default(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     bool falsy_too = ml_jarg_bool(r, a, 1, false);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_PRECISION 1000 /* digits of a float that anybody wants */
+#define MAX_PRECISION 1000 /* the maximum precision of a float */
 
 bool ml_jformat_is_digit(const char *p, const char *end) {
     return p < end && *p >= '0' && *p <= '9';
@@ -33,7 +33,7 @@ void ml_jformat_pad(ml_jrun *r, ml_jbuf *b, const ml_jspec *s, ml_str text, char
     ml_jbuf_fill(r, b, s->fill, lack - left);
 }
 
-/* Digits before the point, with separators, of which leading zeros get theirs too. */
+/* The integer digits with thousands separators, which also apply to leading zeros. */
 static void group_digits(ml_jrun *r, ml_jbuf *b, const ml_jspec *s, ml_str digits,
                          int every, int64_t width) {
     int64_t n = (int64_t)digits.len;
@@ -55,7 +55,7 @@ static void group_digits(ml_jrun *r, ml_jbuf *b, const ml_jspec *s, ml_str digit
     }
 }
 
-/* minus, prefix (0x) and body (digits, perhaps with a point, exponent or %). */
+/* Sign, prefix (0x) and body (digits, possibly with a point, exponent or %). */
 static void write_number(ml_jrun *r, ml_jbuf *b, const ml_jspec *s, bool minus,
                          const char *prefix, ml_str body) {
     const char *sign = minus ? "-" : s->sign == '+' ? "+" : s->sign == ' ' ? " " : "";
@@ -124,7 +124,7 @@ void ml_jformat_int(ml_jrun *r, ml_jbuf *b, const ml_jspec *s, ml_jval v, bool i
                  (ml_str){ body.ptr, body.len });
 }
 
-/* format(f, ".6") and the like: as g, but never without a fraction. */
+/* format(f, ".6") and the like: as g, but always with a fraction. */
 static void float_plain(ml_jrun *r, ml_jbuf *b, double f, int64_t precision) {
     char text[ML_JFLOAT_TEXT];
     size_t begin = b->len;

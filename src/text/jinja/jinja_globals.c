@@ -1,4 +1,4 @@
-/* Functions that every template has. */
+/* Global functions of templates. */
 #include <string.h>
 #include <time.h>
 
@@ -110,8 +110,8 @@ static ml_jval raise_exception(ml_jrun *r, ml_jval self, const ml_jargs *a) {
     ml_jraise(r, "TemplateError", "%.*s", (int)message.s->len, message.s->ptr);
 }
 
-/* One conversion at *p, which moves past it.  A naive time has no zone, and here no
- * fractions of a second either. */
+/* One conversion at *p, which is advanced.  A naive time has no time zone, and here no
+ * fraction of a second. */
 static void add_time(ml_jrun *r, ml_jbuf *b, const struct tm *now, const char **p,
                      const char *end) {
     char code[8] = "%", text[256];

@@ -1,4 +1,4 @@
-/* Walking values. */
+/* Iteration over values. */
 #include "text/jinja/jinja_priv.h"
 
 ml_jiter *ml_jiter_new(ml_jrun *r, bool (*next)(ml_jrun *, ml_jiter *, ml_jval *),

@@ -1,4 +1,4 @@
-/* JSON in and out, as Python's json module reads and writes it. */
+/* Reads and writes JSON as Python's json module does. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -13,7 +13,8 @@ static ml_jval number_from(ml_jrun *r, const ml_json *v) {
         return ml_jint(i);
     for (size_t k = 0; k < v->text.len; k++)
         if (v->text.ptr[k] == '.' || (v->text.ptr[k] | 0x20) == 'e') {
-            ml_jval text = ml_jstr_copy(r, v->text); /* with the NUL that strtod needs */
+            ml_jval text =
+                ml_jstr_copy(r, v->text); /* copied, with the NUL that strtod needs */
             return ml_jfloat(strtod(text.s->ptr, NULL));
         }
     return (ml_jval){ .kind = ML_J_BIGINT, .s = ml_jstr_view(r, v->text).s };
@@ -139,7 +140,7 @@ static void dump_list(dump *d, const ml_jseq *s) {
     end(d, ']');
 }
 
-/* Keys become strings the way Python makes them. */
+/* Keys are converted to strings as in Python. */
 static void dump_key(dump *d, ml_jval key) {
     if (key.kind == ML_J_STR) {
         dump_str(d, ml_jstr_get(key));

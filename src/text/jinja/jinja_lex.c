@@ -1,5 +1,6 @@
-/* Text and tags to tokens.  White space around tags is decided here: `-` strips, a tag that
- * starts its line loses its indentation, one newline after a block tag is dropped. */
+/* The lexer: divides a template into text and tags.  It also handles whitespace around
+ * tags: `-` strips, a tag at the start of a line loses its indentation, one newline after a
+ * block tag is dropped. */
 #include <string.h>
 
 #include "text/jinja/jinja_priv.h"
@@ -10,8 +11,8 @@ typedef struct lexer {
     ml_jtrap *trap;
     const char *src;
     size_t n, pos;
-    bool line_start; /* the last tag took the newline behind it (or there was none) */
-    char open[ML_JINJA_NESTING + 1]; /* the closing brackets that are due */
+    bool line_start; /* the last tag consumed the newline after it (or there was none) */
+    char open[ML_JINJA_NESTING + 1]; /* the expected closing brackets */
     int32_t n_open;
 } lexer;
 
@@ -48,7 +49,8 @@ static size_t skip_space(const lexer *l, size_t pos) {
     return pos;
 }
 
-/* The end of a tag at pos ("%}", "#}"), with what it swallows; 0 when it is not there. */
+/* The end of a tag at pos ("%}", "#}") with the whitespace that it consumes; 0 if there is
+ * none. */
 static size_t match_end(const lexer *l, size_t pos, const char *close, bool drop_newline) {
     if (looking_at(l, pos, close)) {
         pos += 2;
@@ -61,13 +63,13 @@ static size_t match_end(const lexer *l, size_t pos, const char *close, bool drop
     return l->src[pos] == '+' && drop_newline ? pos + 3 : 0;
 }
 
-/* A tag has ended at `end`. */
+/* Continues after a tag that ended at `end`. */
 static void tag_done(lexer *l, size_t end) {
     l->line_start = l->src[end - 1] == '\n';
     l->pos = end;
 }
 
-/* Text up to a tag with this sign behind its opening. */
+/* Text up to a tag with this sign after its opening delimiter. */
 static void emit_text(lexer *l, size_t begin, size_t end, char sign, bool is_block) {
     ml_str text = view(l, begin, end);
 
@@ -88,7 +90,8 @@ static char sign_at(const lexer *l, size_t pos) {
     return pos < l->n && (l->src[pos] == '-' || l->src[pos] == '+') ? l->src[pos] : 0;
 }
 
-/* "raw" or "endraw" between pos and its end delimiter; gives the position behind the word. */
+/* "raw" or "endraw" between pos and its end delimiter; returns the position after the
+ * word. */
 static size_t match_word(const lexer *l, size_t pos, const char *word) {
     pos = skip_space(l, sign_at(l, pos) ? pos + 1 : pos);
     if (!looking_at(l, pos, word))
@@ -96,7 +99,7 @@ static size_t match_word(const lexer *l, size_t pos, const char *word) {
     return skip_space(l, pos + strlen(word));
 }
 
-/* Behind "{%": the end of a raw tag, or 0 when it is another tag. */
+/* After "{%": the end of a raw tag, or 0 if it is another tag. */
 static size_t match_raw(const lexer *l, size_t pos) {
     size_t end = match_word(l, pos, "raw");
 
@@ -188,7 +191,7 @@ static size_t match_float(const lexer *l, size_t pos) {
     return is_float ? p : 0;
 }
 
-/* 0 is followed by more zeros only, or by a base. */
+/* 0 may only be followed by zeros, or by a base prefix. */
 static size_t match_integer(const lexer *l, size_t pos) {
     static const char letters[] = "box";
     static const int bases[] = { 2, 8, 16 };
@@ -236,7 +239,7 @@ static int hex_value(char c) {
     return is_digit_of(c, 16) ? (c | 0x20) - 'a' + 10 : -1;
 }
 
-/* \xXX, \uXXXX, \UXXXXXXXX; p is behind the letter. */
+/* \xXX, \uXXXX, \UXXXXXXXX; p points after the letter. */
 static const char *unescape_hex(lexer *l, const char *p, const char *end, int n, char *out,
                                 size_t *len) {
     uint32_t c = 0;
@@ -267,7 +270,7 @@ static const char *unescape_octal(const char *p, const char *end, char *out, siz
     return p;
 }
 
-/* One escape; p is behind the backslash.  Unknown ones stay as they are. */
+/* Decodes one escape; p points after the backslash.  Unknown escapes are kept unchanged. */
 static const char *unescape(lexer *l, const char *p, const char *end, char *out,
                             size_t *len) {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
@@ -310,8 +313,8 @@ static void lex_string(lexer *l) {
         end += l->src[end] == '\\' ? 2 : 1;
     if (end >= l->n)
         fail_char(l);
-    /* The longest an escape can grow is \q and the like, which stay; octal \1 gives 1 byte,
-     * \377 gives 2 for 4. */
+    /* An escape never grows: \q and the like are kept; octal \1 gives 1 byte, \377 gives 2
+     * bytes for 4. */
     out = ml_arena_take(l->arena, end - l->pos + 1, 1);
     stop = l->src + end;
     for (p = l->src + l->pos + 1; p < stop;) {
@@ -379,7 +382,7 @@ static void lex_token(lexer *l) {
     l->pos = end;
 }
 
-/* Tokens up to the end of the tag, or of the template. */
+/* Reads tokens up to the end of the tag or of the template. */
 static void lex_tag(lexer *l, bool is_block) {
     while (l->pos < l->n) {
         size_t end = l->n_open ? 0 : match_end(l, l->pos, is_block ? "%}" : "}}", is_block);
@@ -397,7 +400,7 @@ static void lex_tag(lexer *l, bool is_block) {
     }
 }
 
-/* The next "{{", "{%" or "{#"; the length of the source when there is none. */
+/* Finds the next "{{", "{%" or "{#"; the length of the source if there is none. */
 static size_t find_tag(const lexer *l, size_t pos) {
     for (; pos + 1 < l->n; pos++) {
         const char *brace = memchr(l->src + pos, '{', l->n - pos - 1);

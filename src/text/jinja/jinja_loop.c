@@ -1,7 +1,7 @@
-/* The `loop` of a for statement, and cyclers. */
+/* The `loop` variable of a for statement, and cyclers. */
 #include "text/jinja/jinja_priv.h"
 
-/* One item ahead, so that `last` and `nextitem` can be told. */
+/* Reads one item ahead, for `last` and `nextitem`. */
 static bool peek(ml_jrun *r, ml_jloop *l) {
     ml_jval v;
 
@@ -34,7 +34,7 @@ static bool next_kept(ml_jrun *r, ml_jiter *it, ml_jval *out) {
     return true;
 }
 
-/* What has no length is walked to its end and kept. */
+/* An iterable without a length is read to its end and kept. */
 int64_t ml_jloop_length(ml_jrun *r, ml_jloop *l) {
     ml_jitems rest;
     ml_jiter *kept;

@@ -1,4 +1,4 @@
-/* The methods of numbers. */
+/* Methods of numbers. */
 #include <math.h>
 #include <string.h>
 
@@ -41,9 +41,9 @@ static ml_jval int_ratio(ml_jrun *r, ml_jval self, const ml_jargs *a) {
     return ml_jseq_new(r, ML_J_TUPLE, pair, 2);
 }
 
-/* m * 2^e as an integer of any size. */
+/* m * 2^e as an integer of arbitrary size. */
 static ml_jval scaled(ml_jrun *r, int64_t m, int e) {
-    uint8_t digit[400] = { 0 }; /* the lowest first; 2^1074 has 324 */
+    uint8_t digit[400] = { 0 }; /* least significant first; 2^1074 has 324 digits */
     uint64_t rest = m < 0 ? -(uint64_t)m : (uint64_t)m;
     char text[402];
     int n = 0, at = 0;

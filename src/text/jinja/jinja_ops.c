@@ -53,7 +53,7 @@ static ml_jval pow_float(ml_jrun *r, double a, double b) {
     return ml_jfloat(x);
 }
 
-/* Rounded towards minus infinity; the remainder has the divisor's sign. */
+/* Rounds towards minus infinity; the remainder has the sign of the divisor. */
 static ml_jval divide_int(ml_jrun *r, ml_jop op, int64_t a, int64_t b) {
     int64_t q, m;
 
@@ -207,7 +207,8 @@ static ml_jval multiply(ml_jrun *r, ml_jval a, ml_jval b) {
     fail_operands(r, ML_JO_MUL, a, b);
 }
 
-/* --- doors ------------------------------------------------------------------------------------ */
+/* --- entry points
+ * ----------------------------------------------------------------------- */
 
 ml_jval ml_jop_binary(ml_jrun *r, ml_jop op, ml_jval a, ml_jval b) {
     if (op == ML_JO_MOD && a.kind == ML_J_STR)

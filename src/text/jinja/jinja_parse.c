@@ -1,11 +1,11 @@
-/* Statements. */
+/* Parses statements. */
 #include <string.h>
 
 #include "text/jinja/jinja_priv.h"
 
 static void parse_until(ml_jparser *p, ml_jnodes *out, const char *closing);
 
-/* True when word is one of the words of list, which blanks separate. */
+/* True if word is one of the words of list, which are separated by blanks. */
 static bool in_words(const char *list, ml_str word) {
     while (*list) {
         size_t n = strcspn(list, " ");
@@ -33,7 +33,7 @@ static _Noreturn void fail_text(ml_jparser *p, uint32_t at, ml_text *t) {
     ml_jparser_fail(p, at, "%s", message);
 }
 
-/* name NULL: the template ended instead. */
+/* name NULL: the template ended unexpectedly. */
 static _Noreturn void fail_tag(ml_jparser *p, uint32_t at, const ml_str *name) {
     ml_text t = { 0 };
     bool misplaced = false;
@@ -57,7 +57,8 @@ static _Noreturn void fail_tag(ml_jparser *p, uint32_t at, const ml_str *name) {
     fail_text(p, at, &t);
 }
 
-/* The body behind a tag, up to one of the closing tags, which becomes the current token. */
+/* Parses the body after a tag, up to one of the closing tags, which becomes the current
+ * token. */
 static void parse_body(ml_jparser *p, ml_jnodes *out, const char *closing) {
     ml_jparser_skip_op(p, ":");
     ml_jparser_expect(p, ML_JT_BLOCK_END, NULL);
@@ -68,7 +69,7 @@ static void parse_body(ml_jparser *p, ml_jnodes *out, const char *closing) {
     }
 }
 
-/* ... and past the closing tag, of which there is one kind. */
+/* The same, and skips the closing tag, of which there is one kind. */
 static void parse_block_body(ml_jparser *p, ml_jnodes *out, const char *closing) {
     parse_body(p, out, closing);
     ml_jparser_next(p);
@@ -258,14 +259,14 @@ static ml_jnode *parse_autoescape(ml_jparser *p, uint32_t at) {
     return n;
 }
 
-/* {{ a, b }} prints a tuple ... */
+/* {{ a, b }} prints a tuple; */
 static ml_jnode *parse_output(ml_jparser *p, uint32_t at) {
     ml_jnode *n = ml_jnode_new(p, ML_JN_PRINT, at);
     ml_jnodes_add(p, &n->list, ml_jparse_tuple(p, (ml_jtuple_rule){ 0 }));
     return n;
 }
 
-/* ... and {% print a, b %} one after the other. */
+/* {% print a, b %} prints a, then b. */
 static ml_jnode *parse_print(ml_jparser *p, uint32_t at) {
     ml_jnode *n = ml_jnode_new(p, ML_JN_PRINT, at);
 
@@ -285,7 +286,8 @@ static ml_jnode *parse_continue(ml_jparser *p, uint32_t at) {
     return ml_jnode_new(p, ML_JN_CONTINUE, at);
 }
 
-/* There are no other templates to load; the tag fails when it is reached, as in Jinja. */
+/* There is no loader for other templates; as in Jinja, the tag fails when it is
+ * executed. */
 static ml_jnode *parse_loader(ml_jparser *p, uint32_t at) {
     ml_jnode *n = ml_jnode_new(p, ML_JN_LOADER, at);
     while (p->tok->type != ML_JT_BLOCK_END && p->tok->type != ML_JT_END)

@@ -1,4 +1,4 @@
-/* What statements and expressions are read with: tokens, one after the other, and new nodes. */
+/* Functions for parsing statements and expressions: access to tokens, and new nodes. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -103,7 +103,7 @@ ml_jnode *ml_jnode_new(ml_jparser *p, ml_jnode_kind kind, uint32_t at_) {
     return n;
 }
 
-/* A chain of operators is a loop for the parser but a recursion for everybody after it. */
+/* A chain of operators is parsed by a loop, but later passes recurse over it. */
 ml_jnode *ml_jnode_grown(ml_jparser *p, ml_jnode *n) {
     const ml_jnode *below[] = { n->a, n->b, n->c };
 

@@ -1,4 +1,4 @@
-/* What filters look at in an item: an attribute by its dotted name, a text without case. */
+/* Keys of items for filters: an attribute by its dotted name, a string without case. */
 #include "text/jinja/jinja_priv.h"
 
 static bool all_digits(ml_str s) {

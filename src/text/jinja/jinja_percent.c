@@ -8,9 +8,9 @@ typedef struct percent {
     ml_jrun *r;
     const char *p, *end;
     ml_jval args;
-    int64_t next; /* of a tuple */
-    bool markup;  /* what is put in is escaped */
-    bool by_key;  /* the arguments are a mapping: leftovers do not matter */
+    int64_t next; /* index in a tuple of arguments */
+    bool markup;  /* arguments are escaped */
+    bool by_key;  /* the arguments are a mapping: unused ones are allowed */
 } percent;
 
 static ml_jval next_arg(percent *f) {

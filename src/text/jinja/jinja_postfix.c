@@ -1,4 +1,4 @@
-/* What follows a primary: calls, subscripts, attributes; then filters and tests. */
+/* Parses postfix operators: calls, subscripts, attributes; then filters and tests. */
 #include <string.h>
 
 #include "text/jinja/jinja_priv.h"
@@ -68,7 +68,7 @@ static bool slice_part_ends(const ml_jparser *p) {
     return ml_jparser_at_op(p, "]") || ml_jparser_at_op(p, ",") || ml_jparser_at_op(p, ":");
 }
 
-/* An index, or start:stop:step with any of them left out. */
+/* An index, or start:stop:step with any part omitted. */
 static ml_jnode *parse_index(ml_jparser *p) {
     ml_jnode *start = NULL, *slice;
     uint32_t begin = p->tok->at;
@@ -167,7 +167,7 @@ ml_jnode *ml_jparse_filters(ml_jparser *p, ml_jnode *of, bool first_without_pipe
     return of;
 }
 
-/* An argument without brackets: `x is divisibleby 3`. */
+/* An argument without parentheses: `x is divisibleby 3`. */
 static bool test_arg_follows(const ml_jparser *p) {
     const ml_jtok *t = p->tok;
 

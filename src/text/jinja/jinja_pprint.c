@@ -1,11 +1,11 @@
-/* Values in lines of 80 characters: the algorithm of Python's pprint.pformat(). */
+/* Formats values in lines of 80 characters: the algorithm of Python's pprint.pformat(). */
 #include <string.h>
 
 #include "text/jinja/jinja_wrap.h"
 
 #define WIDTH 80
 
-/* Where a value is written, and how much is written behind it on its last line. */
+/* The position of a value, and the width needed after it on its last line. */
 typedef struct place {
     int64_t indent, allowance;
     int level; /* 1: the whole value */
@@ -27,7 +27,7 @@ static bool orderable(ml_jval a, ml_jval b) {
     return a.kind == ML_J_STR && b.kind == ML_J_STR;
 }
 
-/* Keys that cannot be compared are ordered by the names of their types. */
+/* Keys that cannot be compared are ordered by their type names. */
 static bool is_before(ml_jrun *r, ml_jval a, ml_jval b) {
     if (orderable(a, b))
         return ml_jval_cmp(r, a, b, "<") == -1;
@@ -138,10 +138,10 @@ static void format_items(ml_jrun *r, ml_jbuf *b, ml_jval v, place at) {
     ml_jbuf_str(r, b, ml_str_of(end));
 }
 
-/* Pieces of a text, each with quotes of its own. */
+/* Pieces of a string, each with its own quotes. */
 typedef struct pieces {
     ml_jrun *r;
-    ml_jitems list; /* as written */
+    ml_jitems list; /* the pieces as written */
 } pieces;
 
 static ml_jval quoted(ml_jrun *r, ml_str s) {
@@ -151,7 +151,7 @@ static ml_jval quoted(ml_jrun *r, ml_str s) {
     return ml_jbuf_value(r, &b);
 }
 
-/* A word and the blanks behind it. */
+/* A word and the blanks after it. */
 static const char *part_end(const char *p, const char *end) {
     bool blank = false;
 
@@ -166,7 +166,8 @@ static const char *part_end(const char *p, const char *end) {
     return p;
 }
 
-/* A line that is too long, word by word; `less`: what the last piece has less room. */
+/* Divides a line that is too long by words; `less`: the last piece has this much less
+ * space. */
 static void break_line(pieces *x, ml_str line, int64_t room, int64_t less) {
     const char *p = line.ptr, *end = p + line.len, *begin = p;
 

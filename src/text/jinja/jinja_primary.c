@@ -1,5 +1,5 @@
-/* What an expression is made of: literals, names, lists, dicts, brackets; and what can be
- * assigned to. */
+/* Parses primary expressions: literals, names, lists, dicts, parentheses; and assignment
+ * targets. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

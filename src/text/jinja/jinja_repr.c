@@ -6,7 +6,7 @@
 
 #include "text/jinja/jinja_priv.h"
 
-/* The fewest digits that read back as f: 17 always do. */
+/* The fewest digits that read back as f; 17 always suffice. */
 static int shortest_digits(double f, char digits[20], int *exponent) {
     char text[40];
     int n = 0;
@@ -117,7 +117,7 @@ static void repr_range(ml_jrun *r, ml_jbuf *b, const ml_jrange *g) {
     ml_jbuf_printf(r, b, ")");
 }
 
-/* What Python prints with an address, we print without one. */
+/* Values that Python prints with an address are printed without one. */
 static void repr_other(ml_jrun *r, ml_jbuf *b, ml_jval v) {
     switch (v.kind) {
     case ML_J_NAMESPACE:

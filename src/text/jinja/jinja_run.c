@@ -1,4 +1,4 @@
-/* What a rendering spends and how it fails. */
+/* Limits and errors of a rendering. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -39,7 +39,7 @@ void ml_jraise(ml_jrun *r, const char *kind, const char *fmt, ...) {
     longjmp(r->trap.door, 1);
 }
 
-/* "Class object", as Jinja names what it looked into. */
+/* "Class object": the name of the container in error messages of Jinja. */
 static void describe_object(ml_jrun *r, ml_jbuf *b, ml_jval v) {
     const char *room = "";
 
@@ -107,7 +107,8 @@ void *ml_jrun_take(ml_jrun *r, size_t n, size_t size) {
     return ml_arena_take(&r->arena, n, size);
 }
 
-/* --- text being made -------------------------------------------------------------------- */
+/* --- text buffers
+ * ----------------------------------------------------------------------- */
 
 static void reserve(ml_jrun *r, ml_jbuf *b, size_t more) {
     size_t cap = b->cap ? b->cap : 64;

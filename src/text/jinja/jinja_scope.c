@@ -1,15 +1,15 @@
-/* Names to slots.
+/* Assigns names to slots.
  *
- * Jinja decides statically where a name lives, and templates depend on what follows from
- * that: a `set` in a loop is forgotten after each turn, one in an `if` is not; a macro sees
- * what its surroundings are assigned later.  A scope is first surveyed as a whole (which
- * names it reads and writes, in order, without its inner scopes); a name that it reads first
- * and that no outer scope knows is looked up among the rendering's variables when the scope
- * is entered; one that it writes starts with the outer value.  Then names are bound, and
+ * Jinja resolves names statically, and templates depend on the consequences: a `set` in a
+ * loop is lost after each iteration, one in an `if` is not; a macro sees variables that are
+ * assigned later around it.  A scope is first surveyed as a whole (which names it reads and
+ * writes, in order, without its inner scopes).  A name that it reads first and that no
+ * outer scope has is looked up in the variables of the rendering when the scope is entered;
+ * a name that it writes is initialized with the outer value.  Then the names are bound, and
  * inner scopes follow.
  *
- * Scopes of one function (the template, a macro, a call block, a recursive loop) share its
- * frame of slots. */
+ * The scopes of one function (the template, a macro, a call block, a recursive loop) share
+ * its frame of slots. */
 #include "base/bug.h"
 #include "text/jinja/jinja_names.h"
 #include "text/jinja/jinja_priv.h"
@@ -18,7 +18,7 @@ typedef struct binder {
     ml_jinja *t;
     ml_jtrap *trap;
     ml_jnames *root;
-    int32_t n_for; /* loops around here, in any function */
+    int32_t n_for; /* enclosing loops, in any function */
 } binder;
 
 static void bind(binder *b, ml_jnames *s, ml_jnode *n, bool soft);
@@ -58,8 +58,8 @@ static void bind_call(binder *b, ml_jnames *s, ml_jcall_args *c, bool soft) {
     bind(b, s, c->star_star, soft);
 }
 
-/* In a branch that may never be taken, an unknown filter or test is an error only when it
- * is reached. */
+/* In a conditional branch, an unknown filter or test is an error only when it is
+ * executed. */
 static void bind_native(binder *b, ml_jnode *n, bool soft) {
     bool is_filter = n->kind == ML_JN_FILTER;
 
@@ -69,7 +69,7 @@ static void bind_native(binder *b, ml_jnode *n, bool soft) {
                        is_filter ? "filter" : "test", (int)n->name.len, n->name.ptr);
 }
 
-/* The target as the loop's test sees it, with places of its own. */
+/* The target in the loop's test, with places of its own. */
 static ml_jnode *copy_target(binder *b, const ml_jnode *n) {
     ml_jnode *c = ML_NEW(&b->t->arena, ml_jnode, 1);
 
@@ -168,7 +168,7 @@ static void bind_function(binder *b, ml_jnames *outer, ml_jnode *n) {
     n->n_slot = fn.n_slot;
 }
 
-/* All variables that can be seen from s, an inner one in place of an outer one of its name. */
+/* All variables visible from s; inner ones hide outer ones of the same name. */
 static void list_locals(binder *b, const ml_jnames *s, ml_jnode *n) {
     int32_t most = 0;
     ml_jlocal *local;
@@ -198,7 +198,7 @@ static void bind_block(binder *b, const ml_jnames *around, ml_jnode *n) {
     bind_function(b, NULL, n);
 }
 
-/* A body with a scope of its own in the same function. */
+/* A body with its own scope in the same function. */
 static void bind_inner(binder *b, ml_jnames *outer, ml_jnode *n) {
     ml_jnames *s = ml_jnames_new(&b->t->arena, outer, outer->fn);
     bool own_a = n->kind == ML_JN_FILTER_BLOCK || n->kind == ML_JN_SET_BLOCK ||

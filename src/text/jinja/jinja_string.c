@@ -59,7 +59,7 @@ static ml_jval strip(ml_jrun *r, ml_jval self, const ml_jargs *a, ml_jside sides
 
     if (ml_jarg_given(a, 0) && a->arg[0].kind != ML_J_NONE)
         set = ml_jarg_str(r, a, 0, set);
-    /* Each character may be looked for in the whole set. */
+    /* Each character may be compared with the whole set. */
     ml_jrun_step(r, (int64_t)(self.s->len / 64 * set.len));
     return ml_jstr_like(r, self, ml_jstr_strip(ml_jstr_get(self), set, sides));
 }
@@ -116,7 +116,7 @@ static ml_jval str_ljust(ml_jrun *r, ml_jval self, const ml_jargs *a) {
 static ml_jval str_rjust(ml_jrun *r, ml_jval self, const ml_jargs *a) {
     return padded(r, self, fill_char(r, a), lacking(r, self, a), 0);
 }
-/* An odd one out goes where Python puts it. */
+/* An odd padding character is placed as in Python. */
 static ml_jval str_center(ml_jrun *r, ml_jval self, const ml_jargs *a) {
     int64_t n = lacking(r, self, a), width = self.s->n_char + n;
     int64_t left = n / 2 + (n & width & 1);
@@ -152,7 +152,8 @@ static ml_jval str_expandtabs(ml_jrun *r, ml_jval self, const ml_jargs *a) {
     return ml_jbuf_like(r, self, &b);
 }
 
-/* --- putting texts together --------------------------------------------------------------------- */
+/* --- join, replace, format
+ * ------------------------------------------------------------- */
 
 static ml_jval str_join(ml_jrun *r, ml_jval self, const ml_jargs *a) {
     ml_jiter *it;
@@ -194,7 +195,7 @@ static ml_jval str_format_map(ml_jrun *r, ml_jval self, const ml_jargs *a) {
 
 /* --- translate ------------------------------------------------------------------- */
 
-/* table[c]; MISSING where Python would raise LookupError. */
+/* table[c]; MISSING if Python would raise LookupError. */
 static ml_jval look_up(ml_jrun *r, ml_jval table, uint32_t c) {
     const ml_jval *found;
 

@@ -1,7 +1,7 @@
 /* String methods that search, classify characters, or split. */
 #include "text/jinja/jinja_priv.h"
 
-/* start and end of a search, in bytes; false when start lies behind the end. */
+/* The start and end of a search, in bytes; false if start is after the end. */
 static bool search_range(ml_jrun *r, ml_jval self, const ml_jargs *a, ml_str *out,
                          size_t *offset) {
     int64_t n = self.s->n_char, start = 0, end = n;
@@ -101,7 +101,8 @@ static ml_jval str_endswith(ml_jrun *r, ml_jval self, const ml_jargs *a) {
     return affix(r, self, a, "endswith", ml_jstr_ends);
 }
 
-/* --- what kind of characters ----------------------------------------------------------------------- */
+/* --- classes of characters
+ * -------------------------------------------------------------- */
 
 static ml_jval all_are(ml_jval self, bool (*is)(uint32_t)) {
     const char *p = self.s->ptr, *end = p + self.s->len;
@@ -192,7 +193,8 @@ static ml_jval str_isidentifier(ml_jrun *r, ml_jval self, const ml_jargs *a) {
 
 /* --- splitting ------------------------------------------------------------------------ */
 
-/* At runs of white space; what is left after `max` cuts keeps its end. */
+/* Splits at runs of whitespace; after `max` cuts, the rest keeps its trailing
+ * whitespace. */
 static ml_jval split_space(ml_jrun *r, ml_jval self, int64_t max) {
     ml_str rest = ml_jstr_strip(ml_jstr_get(self), (ml_str){ 0 }, ML_J_LEFT);
     ml_jitems l = { 0 };

@@ -1,9 +1,9 @@
-/* What a scope as a whole does with names: which it reads and writes, and in which order. */
+/* Surveys a scope: which names it reads and writes, and in which order. */
 #include <string.h>
 
 #include "text/jinja/jinja_names.h"
 
-enum { N_BRANCH = 3 }; /* of an if: body, elifs, else */
+enum { N_BRANCH = 3 }; /* branches of an if: body, elifs, else */
 
 void ml_jsurvey_all(ml_jnames *s, const ml_jnodes *l) {
     for (int32_t i = 0; i < l->n; i++)
@@ -38,7 +38,7 @@ static ml_jknown *copy_of(ml_arena *scratch, const ml_jnames *s) {
     return k;
 }
 
-/* A branch is surveyed on a copy of what was known before it. */
+/* A branch is surveyed with a copy of the state before it. */
 static void survey_branch(ml_jnames *s, const ml_jnodes *body, const ml_jknown *before,
                           int32_t n_before) {
     for (int32_t i = 0; i < s->n; i++)
@@ -46,13 +46,13 @@ static void survey_branch(ml_jnames *s, const ml_jnodes *body, const ml_jknown *
     ml_jsurvey_all(s, body);
 }
 
-/* What an if statement knows of a name: before it, and after each branch. */
+/* The state of a name in an if statement: before it, and after each branch. */
 typedef struct branches {
     ml_jknown *before, *after[N_BRANCH];
     int32_t n_before, n_after[N_BRANCH];
 } branches;
 
-/* A name written in some branches only keeps, in the others, the value it had outside. */
+/* In branches that do not write it, a name keeps the value from outside. */
 static ml_jknown merged(const ml_jnames *s, const branches *k, int32_t i) {
     ml_jknown was = i < k->n_before ? k->before[i] : (ml_jknown){ 0 }, now = was;
     int writers = 0;
@@ -109,7 +109,7 @@ void ml_jsurvey(ml_jnames *s, const ml_jnode *n) {
     case ML_JN_FOR: ml_jsurvey(s, n->a); return;
     case ML_JN_BLOCK:
     case ML_JN_AUTOESCAPE: return;
-    default: /* expressions, print, call block and filter block: what is outside the body */
+    default: /* expressions, print, call and filter blocks outside of their body */
         ml_jsurvey(s, n->a);
         ml_jsurvey(s, n->b);
         ml_jsurvey(s, n->c);
@@ -118,7 +118,7 @@ void ml_jsurvey(ml_jnames *s, const ml_jnode *n) {
     }
 }
 
-/* --- does a body mention caller, kwargs, varargs, self? ------------------------------- */
+/* --- references to caller, kwargs, varargs, self -------------------------------------- */
 
 typedef struct mention {
     const char *name;

@@ -1,4 +1,4 @@
-/* What may stand behind `is`. */
+/* The tests: the right operands of `is`. */
 #include <math.h>
 
 #include "text/jinja/jinja_priv.h"
@@ -51,7 +51,7 @@ static ml_jval is_iterable(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     (void)r, (void)a;
     return ml_jbool(ml_jval_iterable(v));
 }
-/* len() and [] are both there. */
+/* It has both len() and []. */
 static ml_jval is_sequence(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     (void)r, (void)a;
     return ml_jbool(v.kind == ML_J_UNDEFINED || v.kind == ML_J_RANGE ||
@@ -67,7 +67,7 @@ static ml_jval is_escaped(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     (void)r, (void)a;
     return ml_jbool(v.kind == ML_J_STR && v.s->markup);
 }
-/* Is v the name of a filter or test? */
+/* True if v is the name of a filter or test. */
 static bool names_row(ml_jrun *r, ml_jval v, const ml_jnative *(*find)(ml_str)) {
     uint64_t hash;
 
@@ -85,7 +85,7 @@ static ml_jval is_test(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     return ml_jbool(names_row(r, v, ml_jtest_find));
 }
 
-/* str(v).isupper(), .islower(): some letter of that case, none of the other. */
+/* str(v).isupper(), .islower(): at least one letter of that case, none of the other. */
 static ml_jval all_of_case(ml_jrun *r, ml_jval v, ml_jclass this, ml_jclass other) {
     ml_jval s = ml_jval_str(r, v);
     const char *p = s.s->ptr, *end = p + s.s->len;
@@ -147,7 +147,7 @@ static ml_jval is_in(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     return ml_jbool(ml_jop_compare(r, ML_JO_IN, v, a->arg[0]));
 }
 
-/* The same object: containers by address, the rest by value and kind. */
+/* The same object: containers by address, other values by value and type. */
 static ml_jval is_sameas(ml_jrun *r, ml_jval v, const ml_jargs *a) {
     ml_jval other = a->arg[0];
     bool by_address = v.kind >= ML_J_LIST;

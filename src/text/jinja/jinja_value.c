@@ -1,4 +1,4 @@
-/* Making values, and asking them what Python would answer. */
+/* Creates values, and implements Python's operations on them. */
 #include <math.h>
 #include <string.h>
 
@@ -104,7 +104,7 @@ ml_jval ml_jundef_unsafe(ml_jrun *r, ml_jval obj, ml_str name) {
 
 /* --- dicts --------------------------------------------------------------------------------- */
 
-#define FEW 8 /* pairs that are searched one by one */
+#define FEW 8 /* dicts of up to this many pairs are searched linearly */
 
 ml_jdict *ml_jdict_new(ml_jrun *r, int64_t n_expected) {
     ml_jdict *d = ML_JNEW(r, ml_jdict, 1);
@@ -194,7 +194,8 @@ const ml_jval *ml_jdict_name(ml_jrun *r, const ml_jdict *d, ml_str key) {
     return ml_jdict_get(r, d, (ml_jval){ .kind = ML_J_STR, .s = &s });
 }
 
-/* --- questions ------------------------------------------------------------------------------ */
+/* --- predicates and comparisons
+ * ------------------------------------------------------------ */
 
 const char *ml_jval_type(ml_jval v) {
     static const char *const names[] = {
@@ -264,7 +265,7 @@ double ml_jval_f64(ml_jval v) {
     case ML_J_BOOL: return v.b;
     case ML_J_INT: return (double)v.i;
     case ML_J_FLOAT: return v.f;
-    default: return (double)NAN; /* BIGINT: callers refuse it */
+    default: return (double)NAN; /* BIGINT: callers reject it */
     }
 }
 
@@ -281,7 +282,7 @@ static uint64_t hash_bytes(ml_str s) {
     return mix(h);
 }
 
-/* Equal numbers have equal hashes, whatever their kind. */
+/* Equal numbers have equal hashes, whatever their types. */
 static uint64_t hash_number(ml_jval v) {
     uint64_t bits;
     int64_t i;
@@ -417,7 +418,7 @@ static int cmp_seqs(ml_jrun *r, const ml_jseq *a, const ml_jseq *b, const char *
     return sign(a->n, b->n);
 }
 
-/* Beyond 64 bits: the sign, then the number of digits, then the digits. */
+/* More than 64 bits: the sign, then the number of digits, then the digits. */
 static int cmp_bigints(ml_jval a, ml_jval b) {
     bool minus_a = a.kind == ML_J_BIGINT ? a.s->ptr[0] == '-' : false;
     bool minus_b = b.kind == ML_J_BIGINT ? b.s->ptr[0] == '-' : false;

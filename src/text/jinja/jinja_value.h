@@ -1,9 +1,8 @@
-/* jinja_value.h - the values of a template: Python's, as far as templates can tell.
+/* jinja_value.h - the values of a template, which behave like Python's.
  *
- * A value is two words, passed by value.  What it points to lives in the arena of a
- * rendering (or, for literals, of the compiled template) and never changes, except
- * namespaces and iterators.  Functions that can fail raise (jinja_priv.h) and do not return.
- */
+ * A value is two words, passed by value.  Its data is in the arena of a rendering (or, for
+ * literals, of the compiled template) and immutable, except for namespaces and iterators.
+ * Functions that fail raise an error (jinja_priv.h) and do not return. */
 #ifndef ML_TEXT_JINJA_JINJA_VALUE_H
 #define ML_TEXT_JINJA_JINJA_VALUE_H
 
@@ -17,12 +16,12 @@ typedef struct ml_jrun ml_jrun; /* a rendering: jinja_priv.h */
 typedef struct ml_jval ml_jval;
 
 typedef enum ml_jkind {
-    ML_J_MISSING, /* no value at all: an unset variable, an argument not given */
+    ML_J_MISSING, /* no value: an unset variable, an argument not given */
     ML_J_UNDEFINED,
     ML_J_NONE,
     ML_J_BOOL,
     ML_J_INT,
-    ML_J_BIGINT, /* beyond 64 bits: printed and compared by its digits, no arithmetic */
+    ML_J_BIGINT, /* more than 64 bits: printed and compared by its digits, no arithmetic */
     ML_J_FLOAT,
     ML_J_STR,
     ML_J_LIST,
@@ -30,7 +29,7 @@ typedef enum ml_jkind {
     ML_J_DICT,
     ML_J_VIEW, /* dict.keys(), .values(), .items() */
     ML_J_RANGE,
-    ML_J_ITER, /* one-shot: generators of map, select, ... */
+    ML_J_ITER, /* one-shot: the generators of map, select, ... */
     ML_J_NAMESPACE,
     ML_J_MACRO,
     ML_J_METHOD, /* bound to its receiver */
@@ -93,11 +92,11 @@ typedef struct ml_jpair {
     uint64_t hash;
 } ml_jpair;
 
-/* In order of insertion. */
+/* In the order of insertion. */
 struct ml_jdict {
     int64_t n, cap;
     ml_jpair *pair;
-    int32_t *slot; /* [n_slot] 1 + index of a pair; NULL while there are few */
+    int32_t *slot; /* [n_slot] 1 + index of a pair; NULL for small dicts */
     int64_t n_slot;
 };
 
@@ -112,22 +111,22 @@ struct ml_jrange {
     int64_t start, stop, step, n;
 };
 
-/* Why a value is undefined; the sentence is made only when somebody trips over it. */
+/* The reason why a value is undefined; the message is composed only when it is raised. */
 struct ml_jundef {
     const char *error; /* class: UndefinedError or SecurityError */
-    ml_str hint;       /* the whole sentence, when not empty */
+    ml_str hint;       /* the whole message, if not empty */
     ml_jval obj;       /* MISSING: a variable */
     ml_jval name;
 };
 
-/* next() gives false at the end, and again after that. */
+/* next() returns false at the end and from then on. */
 struct ml_jiter {
     bool (*next)(ml_jrun *r, ml_jiter *it, ml_jval *out);
-    const char *type; /* Python's name of it: "generator", ... */
-    ml_jval over;     /* what is walked */
+    const char *type; /* its type name in Python: "generator", ... */
+    ml_jval over;     /* the source */
     int64_t pos;      /* how far */
     ml_jiter *inner;  /* an iterator that this one filters */
-    void *state;      /* the filter's own */
+    void *state;      /* the state of the filter */
     bool done;
 };
 
@@ -141,7 +140,7 @@ struct ml_jcycler {
     const ml_jval *item;
 };
 
-/* --- making them: jinja_value.c ---------------------------------------------- */
+/* --- construction: jinja_value.c ---------------------------------------------- */
 
 static inline ml_jval ml_jnone(void) {
     return (ml_jval){ .kind = ML_J_NONE };
@@ -161,9 +160,9 @@ static inline ml_jval ml_jfloat(double f) {
 
 ml_jval ml_jstr_view(ml_jrun *r, ml_str s);    /* the bytes must outlive the rendering */
 ml_jval ml_jstr_copy(ml_jrun *r, ml_str s);    /* copies */
-ml_jval ml_jstr_of(ml_jrun *r, const char *s); /* a string that lives long enough */
+ml_jval ml_jstr_of(ml_jrun *r, const char *s); /* a string that outlives the rendering */
 ml_jval ml_jstr_char(ml_jrun *r, uint32_t c);  /* one code point */
-/* The same text, marked as safe or not. */
+/* The same string, marked as safe or not. */
 ml_jval ml_jstr_mark(ml_jrun *r, ml_jval s, bool markup);
 static inline ml_str ml_jstr_get(ml_jval s) {
     return (ml_str){ s.s->ptr, s.s->len };
@@ -182,9 +181,9 @@ ml_jval ml_jitems_list(ml_jrun *r, const ml_jitems *l);
 
 ml_jdict *ml_jdict_new(ml_jrun *r, int64_t n_expected);
 ml_jval ml_jdict_value(ml_jdict *d);
-/* TypeError when the key has no hash. */
+/* TypeError if the key is not hashable. */
 void ml_jdict_set(ml_jrun *r, ml_jdict *d, ml_jval key, ml_jval value);
-/* NULL: no such key, or one without a hash. */
+/* NULL: no such key, or an unhashable one. */
 const ml_jval *ml_jdict_get(ml_jrun *r, const ml_jdict *d, ml_jval key);
 const ml_jval *ml_jdict_name(ml_jrun *r, const ml_jdict *d, ml_str key);
 
@@ -193,13 +192,13 @@ ml_jval ml_jundef_name(ml_jrun *r, ml_str name);
 ml_jval ml_jundef_attr(ml_jrun *r, ml_jval obj, ml_jval name);
 ml_jval ml_jundef_unsafe(ml_jrun *r, ml_jval obj, ml_str name);
 
-/* --- asking them: jinja_value.c ------------------------------------------------ */
+/* --- predicates and comparisons: jinja_value.c --------------------------------- */
 
 bool ml_jval_truth(ml_jrun *r, ml_jval v);
 bool ml_jval_eq(ml_jrun *r, ml_jval a, ml_jval b);
-/* -1, 0, 1; TypeError naming the operator when they have no order.  NaN compares as 2. */
+/* -1, 0, 1; TypeError with the operator if they are not comparable.  NaN compares as 2. */
 int ml_jval_cmp(ml_jrun *r, ml_jval a, ml_jval b, const char *op);
-/* False: Python would call it unhashable. */
+/* False: unhashable in Python. */
 bool ml_jval_hash(ml_jrun *r, ml_jval v, uint64_t *out);
 /* -1: no len(). */
 int64_t ml_jval_len(ml_jval v);
@@ -217,10 +216,10 @@ static inline bool ml_jval_i64(ml_jval v, int64_t *out) {
 /* Any number as a double. */
 double ml_jval_f64(ml_jval v);
 
-/* --- walking them: jinja_iter.c ------------------------------------------------ */
+/* --- iteration: jinja_iter.c --------------------------------------------------- */
 
 bool ml_jval_iterable(ml_jval v);
-/* TypeError when there is nothing to walk. */
+/* TypeError if it is not iterable. */
 ml_jiter *ml_jiter_over(ml_jrun *r, ml_jval v);
 ml_jiter *ml_jiter_new(ml_jrun *r, bool (*next)(ml_jrun *, ml_jiter *, ml_jval *),
                        const char *type);

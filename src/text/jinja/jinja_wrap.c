@@ -1,9 +1,9 @@
-/* Lines of a width: the algorithm of Python's textwrap, with tabs and blanks as they are. */
+/* Wraps lines: the algorithm of Python's textwrap, which keeps tabs and blanks. */
 #include "text/jinja/jinja_wrap.h"
 
 typedef struct letters {
     const uint32_t *c;     /* [n] */
-    const int64_t *dashes; /* [n] how many '-' stand in a row from here on */
+    const int64_t *dashes; /* [n] the number of consecutive '-' from here on */
     int64_t n;
 } letters;
 
@@ -11,22 +11,22 @@ typedef struct chunk {
     int64_t begin, end;
 } chunk;
 
-/* A line that is being put together. */
+/* The line being composed. */
 typedef struct wrapper {
     ml_jrun *r;
     ml_jbuf *b;
     letters s;
     const ml_jwrap *how;
-    bool any; /* a line was written */
+    bool any; /* a line has been written */
 } wrapper;
 
-/* --- what a character is -------------------------------------------------------- */
+/* --- classes of characters ------------------------------------------------------ */
 
 static uint32_t at(const letters *s, int64_t i) {
     return i >= 0 && i < s->n ? s->c[i] : 0;
 }
 
-static bool is_blank(uint32_t c) { /* textwrap's own, narrower than isspace() */
+static bool is_blank(uint32_t c) { /* the whitespace of textwrap, narrower than isspace() */
     return c == ' ' || (c >= 0x09 && c <= 0x0d);
 }
 
@@ -53,7 +53,7 @@ static bool is_dash(const letters *s, int64_t i) {
            is_word(s, i + s->dashes[i]);
 }
 
-/* Is the hyphen at i one behind which a word may be broken? */
+/* True if a word may be broken after the hyphen at i. */
 static bool breaks_after(const letters *s, int64_t i) {
     bool before = is_letter(s, i - 1) &&
                   (is_letter(s, i - 2) || (at(s, i - 2) == '-' && is_letter(s, i - 3)));
@@ -90,7 +90,7 @@ static bool all_space(const letters *s, chunk k) {
 
 /* --- lines ------------------------------------------------------------------------- */
 
-/* How much of a word that is longer than a line goes into the room that is left. */
+/* The length of the part of a long word that fits in the rest of the line. */
 static int64_t cut_at(const wrapper *w, chunk k, int64_t room) {
     int64_t end = k.begin + room, i = end;
 
@@ -122,7 +122,8 @@ static void go_on(const wrapper *w, chunk *k, int64_t from) {
         k->end = chunk_end(&w->s, from, w->how->hyphens);
 }
 
-/* One line that begins with the chunk `next`, which becomes the first of the line after it. */
+/* Composes one line that begins with the chunk `next`, which becomes the first of the next
+ * line. */
 static void wrap_one(wrapper *w, chunk *next) {
     const letters *s = &w->s;
     int64_t width = w->how->width;

@@ -2,12 +2,12 @@
 
 #include "text/tokenizer/tok_priv.h"
 
-/* What a decoder has to remember between tokens. */
+/* The state of a decoder between tokens. */
 typedef struct stage {
-    ml_text held;    /* bytes that are no text yet; for Strip, characters to drop or not */
-    int64_t n_token; /* tokens seen */
-    int64_t n_stripped; /* characters already dropped at the beginning */
-    bool begun;         /* Strip: a character that stays has come */
+    ml_text held;       /* incomplete characters; Strip: those that may be dropped */
+    int64_t n_token;    /* tokens seen */
+    int64_t n_stripped; /* characters dropped at the beginning so far */
+    bool begun;         /* Strip: a character that is not dropped has arrived */
 } stage;
 
 struct ml_detok {
@@ -26,7 +26,8 @@ static void feed_unknown(ml_detok *d, int k) {
     feed(d, k, (ml_str){ "\xef\xbf\xbd", 3 });
 }
 
-/* Hands on what the held bytes spell; an unfinished character at the end stays. */
+/* Passes on the characters in the held bytes; an incomplete character at the end is
+ * kept. */
 static void spell_out(ml_detok *d, int k) {
     ml_text *held = &d->stage[k].held;
     size_t at = 0;
@@ -49,7 +50,8 @@ static void spell_out(ml_detok *d, int k) {
     held->len -= at;
 }
 
-/* A token in the characters that stand for bytes; one with any other character is itself. */
+/* Decodes a token spelled in byte-level characters; a token with any other character is
+ * passed on unchanged. */
 static void feed_byte_level(ml_detok *d, int k, ml_str token) {
     ml_text *held = &d->stage[k].held;
     size_t before = held->len, n = 0;
@@ -81,7 +83,8 @@ static int hex_digit(char c) {
     return (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-/* The byte of "<0xHH>", or -1.  The reference's number parser takes a plus sign. */
+/* Returns the byte of "<0xHH>", or -1.  As in the reference, the number may have a plus
+ * sign. */
 static int fallback_byte(ml_str t) {
     int high, low;
 
@@ -92,7 +95,7 @@ static int fallback_byte(ml_str t) {
     return high < 0 || low < 0 ? -1 : high << 4 | low;
 }
 
-/* A run of byte tokens is text as a whole, or not at all. */
+/* A run of byte tokens is decoded as a whole, or replaced if it is not valid UTF-8. */
 static void flush_fallback(ml_detok *d, int k) {
     ml_text *held = &d->stage[k].held;
     ml_str run = { held->ptr, held->len };
@@ -118,7 +121,7 @@ static void feed_fallback(ml_detok *d, int k, ml_str token) {
 
 /* --- the others ------------------------------------------------------------- */
 
-/* `from` becomes `to` wherever it stands in the token; the result is handed on. */
+/* Replaces every `from` in the token by `to` and passes the result on. */
 static void feed_replaced(ml_detok *d, int k, ml_str token, ml_str from, ml_str to) {
     const char *p = token.ptr, *end = p + token.len, *hit;
     ml_text made = { 0 };
@@ -158,8 +161,8 @@ static void feed_stripped_token(ml_detok *d, int k, ml_str t) {
     feed(d, k + 1, t);
 }
 
-/* Strip of a text that comes in pieces: drops its first characters, and keeps back what
- * may turn out to be its last ones. */
+/* Strip for streamed text: drops its first characters, and holds back characters that may
+ * turn out to be its last ones. */
 static void feed_stripped_text(ml_detok *d, int k, ml_str t) {
     const ml_dec *s = &d->tok->dec[k];
     stage *st = &d->stage[k];
@@ -254,7 +257,7 @@ void ml_detok_free(ml_detok *d) {
 
     if (!d)
         return;
-    a = d->arena; /* d itself lives in it */
+    a = d->arena; /* also holds d itself */
     release(d);
     ml_arena_release(&a);
 }
@@ -286,7 +289,7 @@ void ml_decode(const ml_tokenizer *t, ml_text *out, const int32_t *id, int64_t n
 
 /* --- stop strings ----------------------------------------------------------- */
 
-/* The longest stop string that ends at `end`, or -1. */
+/* Returns the longest stop string that ends at `end`, or -1. */
 static int stop_at(const ml_stops *s, ml_str text, size_t end) {
     int best = -1;
 
@@ -297,7 +300,7 @@ static int stop_at(const ml_stops *s, ml_str text, size_t end) {
     return best;
 }
 
-/* How much of the end of text may begin a stop string. */
+/* The length of the longest suffix of the text that may begin a stop string. */
 static size_t undecided(const ml_stops *s, ml_str text) {
     size_t most = 0;
 

@@ -1,7 +1,8 @@
-/* detok.h - tokens to text, one at a time, and stop strings found on the way.
+/* detok.h - incremental detokenizer, with stop strings.
  *
- * What a detokenizer gives, put together, is what decoding all tokens at once gives, and
- * every piece of it is whole characters: bytes that may yet become one are kept back.
+ * The concatenated output of a detokenizer equals the result of decoding all tokens at
+ * once.  Every piece consists of whole characters: bytes of an incomplete character are
+ * held back.
  *
  * thread: one owner. */
 #ifndef ML_TEXT_TOKENIZER_DETOK_H
@@ -14,17 +15,18 @@ typedef struct ml_detok ml_detok;
 ml_detok *ml_detok_new(const ml_tokenizer *t, bool skip_special);
 void ml_detok_free(ml_detok *d);
 
-/* Appends to out what is certain now that this token has come. */
+/* Appends the text that is final after this token. */
 void ml_detok_push(ml_detok *d, int32_t id, ml_text *out);
-/* Appends the rest; after that, a new text may begin. */
+/* Appends the rest; then a new text may begin. */
 void ml_detok_finish(ml_detok *d, ml_text *out);
 
-/* Looks for strings in text that comes in pieces.  The first one to be complete ends the
- * text, the longest where several end at once; how the text was cut makes no difference. */
+/* Finds stop strings in streamed text.  The first one to be complete ends the text; if
+ * several end at the same position, the longest one does.  The result does not depend on
+ * how the text is divided into pieces. */
 typedef struct ml_stops {
-    const ml_str *stop; /* [n], the caller's; none is empty */
+    const ml_str *stop; /* [n] owned by the caller; none is empty */
     int n;
-    ml_text held; /* the end of the text so far, as long as it may begin a stop string */
+    ml_text held; /* the suffix of the text so far that may begin a stop string */
 } ml_stops;
 
 /* Appends to out what cannot belong to a stop string.  Returns -1, or the index of the

@@ -1,8 +1,8 @@
-/* tiktoken.model, as Kimi checkpoints have it: a line for each token, its bytes in base64
- * and its rank, which is its id.  Two neighbours merge when what they make is a token, the
- * lowest rank first; so the merges follow from the vocabulary.  The split pattern and the
- * names of reserved tokens are code in the checkpoint, which is never run: they are
- * written here. */
+/* tiktoken.model of Kimi checkpoints: a line per token, with its bytes in base64 and its
+ * rank, which is its id.  Two neighbours merge if their concatenation is a token, lowest
+ * rank first, so the merges follow from the vocabulary.  The split pattern and the names of
+ * reserved tokens are Python code in the checkpoint, which is never executed: they are
+ * constants here. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -29,7 +29,7 @@ typedef struct line {
     int64_t rank;
 } line;
 
-/* The next line of the file; false at its end.  A line that is none has rank -1. */
+/* Reads the next line of the file; false at its end.  A malformed line has rank -1. */
 static bool next_line(ml_str *left, line *out) {
     const char *end, *space;
     int64_t rank = 0;
@@ -79,7 +79,7 @@ static ml_status read_tokens(ml_tokenizer *t, ml_str file, ml_err *err) {
     return ML_OK;
 }
 
-/* Every way to make a token from two others; returns how many there are. */
+/* Lists every pair of tokens that forms a token; returns their number. */
 static int64_t find_merges(ml_bpe *b, bool add) {
     int64_t count = 0;
 
@@ -99,7 +99,7 @@ static int64_t find_merges(ml_bpe *b, bool add) {
     return count;
 }
 
-/* The ids behind the vocabulary: named by added_tokens_decoder, or reserved. */
+/* The ids after the vocabulary: named by added_tokens_decoder, or reserved. */
 static void add_special(ml_tokenizer *t, const ml_json *config) {
     const ml_json *names = ml_json_get(config, "added_tokens_decoder");
 

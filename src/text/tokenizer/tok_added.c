@@ -1,4 +1,4 @@
-/* Added tokens: strings that are tokens wherever they stand in a text. */
+/* Added tokens: strings that are tokens wherever they occur in a text. */
 #include <stdlib.h>
 
 #include "base/bug.h"
@@ -47,7 +47,7 @@ void ml_trie_add(ml_trie *t, ml_str s, int32_t value) {
         t->value[node] = value;
 }
 
-/* The longest string that begins at text[at]; *end is where it ends. */
+/* Returns the longest string that begins at text[at]; *end is its end. */
 static int32_t longest(const ml_trie *t, ml_str text, size_t at, size_t *end) {
     int32_t node = 0, best = -1;
 
@@ -83,7 +83,7 @@ int32_t ml_trie_find(const ml_trie *t, ml_str text, size_t from, size_t *begin,
 
 /* --- loading ---------------------------------------------------------------- */
 
-/* A token of the vocabulary keeps its id; others are numbered from the end of it on. */
+/* A token of the vocabulary keeps its id; others are numbered after the vocabulary. */
 static int32_t next_id(const ml_tokenizer *t) {
     int32_t size = (int32_t)t->bpe.n_token;
 
@@ -119,7 +119,7 @@ int32_t ml_added_add(ml_tokenizer *t, const ml_added *token) {
     return own->id;
 }
 
-/* Tokens that are looked for in normalized text are normalized themselves. */
+/* Tokens that are matched in normalized text are normalized themselves. */
 static ml_status normalize_contents(ml_tokenizer *t, ml_str *content, ml_err *err) {
     ml_encoder *e = ml_encoder_new(t);
     ml_status st = ML_OK;
@@ -137,7 +137,7 @@ static ml_status normalize_contents(ml_tokenizer *t, ml_str *content, ml_err *er
     return st;
 }
 
-/* Special tokens first: where two are equal after normalization, the first one counts. */
+/* Special tokens first: if two are equal after normalization, the first one is used. */
 static void fill_tries(ml_tokenizer *t, const ml_str *content) {
     size_t n_bytes[2] = { 0 };
 
@@ -152,8 +152,8 @@ static void fill_tries(ml_tokenizer *t, const ml_str *content) {
                             i);
 }
 
-/* An id stands for the normalized content, also when text is made of it; it is special when
- * that is the content of a special token. */
+/* An id represents the normalized content, also when decoding; it is special if that
+ * content is a special token's. */
 static void fill_ids(ml_tokenizer *t, const ml_str *content) {
     t->n_id = t->bpe.n_id;
     if (t->max_added >= t->n_id)
@@ -180,7 +180,7 @@ ml_status ml_added_finish(ml_tokenizer *t, ml_err *err) {
 
 /* --- encoding --------------------------------------------------------------- */
 
-/* Does a letter or digit stand right before `begin`, or right at `end`? */
+/* True if there is a letter or digit right before `begin` or at `end`. */
 static bool in_a_word(const ml_unicode *u, ml_str text, size_t begin, size_t end) {
     const char *before = text.ptr + begin, *after = text.ptr + end;
 

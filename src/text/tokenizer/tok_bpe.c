@@ -15,7 +15,7 @@ void ml_bpe_init(ml_bpe *b, ml_arena *a, int64_t n_token, int32_t n_id) {
     b->unk = -1;
 }
 
-/* The slot of a token, or the free one where it belongs. */
+/* Returns the slot of a token, or the free slot where it belongs. */
 static ml_vocab_slot *vocab_slot(const ml_bpe *b, ml_str token, uint64_t hash) {
     for (uint64_t i = hash >> 32;; i++) {
         ml_vocab_slot *s = &b->slot[i & (b->n_slot - 1)];
@@ -43,7 +43,7 @@ int32_t ml_bpe_find(const ml_bpe *b, ml_str token) {
 
 /* --- bytes as characters ---------------------------------------------------- */
 
-/* Printable characters of Latin-1 stand for themselves, the others for U+0100 and on. */
+/* Printable Latin-1 characters represent themselves, other bytes U+0100 and following. */
 static bool is_own_char(uint32_t byte) {
     return (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xff && byte != 0xad);
 }
@@ -91,8 +91,8 @@ static bool may_join(const ml_bpe *b, uint32_t left, uint32_t right) {
     return (b->joins[bit >> 6] >> (bit & 63) & 1) != 0;
 }
 
-/* Without a byte token in any merge, and with a token for each byte, characters that no
- * token knows never reach across a cut. */
+/* If no merge contains a byte token and every byte has a token, characters without a token
+ * never join across a cut. */
 static bool fallback_is_plain(const ml_bpe *b) {
     bool is_byte = false;
 
@@ -111,7 +111,7 @@ static bool fallback_is_plain(const ml_bpe *b) {
 }
 
 /* A merge joins the last character of its left token and the first of its right one.  Two
- * neighbours that no merge joins stay apart whatever surrounds them. */
+ * neighbours that no merge joins stay separate in any context. */
 static void find_joins(ml_bpe *b, ml_arena *a) {
     b->joins = ML_NEW(a, uint64_t, (1u << JOIN_BITS) / 64);
     for (uint64_t i = 0; i < b->n_merge_slot; i++) {
@@ -149,7 +149,7 @@ static void push_symbol(ml_encoder *e, int32_t id, size_t len) {
     e->symbol[e->n_symbol++] = (ml_symbol){ .id = id, .len = (uint32_t)len };
 }
 
-/* Characters without a token, to become one "unknown" or one each. */
+/* Characters without a token, which become one "unknown" token together, or one each. */
 typedef struct pending {
     size_t len; /* 0: none */
 } pending;
@@ -201,7 +201,8 @@ static void symbols_of_bytes(ml_encoder *e, ml_str word) {
     flush_unknown(e, &unknown);
 }
 
-/* The character at [at, at+n) as the vocabulary spells it at this place of the word. */
+/* The character at [at, at+n) in the spelling of the vocabulary at this position of the
+ * word. */
 static ml_str spell(ml_encoder *e, ml_str word, size_t at, size_t n) {
     const ml_bpe *b = &e->tok->bpe;
     bool has_prefix = at > 0 && b->prefix.len,
@@ -241,7 +242,7 @@ static void symbols_of_chars(ml_encoder *e, ml_str word) {
 
 /* --- words ------------------------------------------------------------------ */
 
-/* A word as the vocabulary spells it. */
+/* A word in the spelling of the vocabulary. */
 static ml_str spell_word(ml_encoder *e, ml_str word) {
     if (!e->tok->bpe.spelled)
         return word;

@@ -1,4 +1,4 @@
-/* A tokenizer from its directory: which files are read, and what they add to each other. */
+/* Loads a tokenizer from its directory: which files are read, and how they are combined. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -10,7 +10,7 @@ static const char *const role_keys[ML_TOKEN_ROLES] = { "bos_token", "eos_token",
 
 /* --- tokenizer_config.json and special_tokens_map.json ---------------------- */
 
-/* "<s>" or {"content": "<s>", ...}; an empty string when it is neither. */
+/* "<s>" or {"content": "<s>", ...}; an empty string if it is neither. */
 static ml_str token_text(const ml_json *v) {
     if (v && v->type == ML_JSON_OBJECT)
         v = ml_json_get(v, "content");
@@ -66,7 +66,7 @@ static int by_id(const void *x, const void *y) {
     return (a->id > b->id) - (a->id < b->id);
 }
 
-/* Rows {"id": {token}, ...}, by ascending id: later ones are numbered after earlier ones. */
+/* Rows {"id": {token}, ...} in ascending order of id: later tokens get later numbers. */
 static void add_decoder_rows(ml_tokenizer *t, const ml_json *rows) {
     decoder_row *row;
     int32_t n = 0;
@@ -117,7 +117,7 @@ static ml_status map(folder *f, const char *name, ml_str *out, ml_err *err) {
     return st;
 }
 
-/* A file that may be missing: *out is NULL then. */
+/* Reads an optional file; *out is NULL if it is missing. */
 static ml_status read_json(folder *f, const char *name, const ml_json **out, ml_err *err) {
     ml_str text;
     ml_status st;
@@ -181,7 +181,7 @@ void ml_tokenizer_close(ml_tokenizer *t) {
 
     if (!t)
         return;
-    a = t->arena; /* t itself lives in it */
+    a = t->arena; /* also holds t itself */
     for (int i = 0; i < ML_TOK_STAGES; i++) {
         ml_pattern_release(&t->norm[i].pattern);
         ml_pattern_release(&t->pre[i].pattern);

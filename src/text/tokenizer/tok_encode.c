@@ -1,4 +1,4 @@
-/* A text's way through the parts of a tokenizer. */
+/* The encoding pipeline: passes a text through the components of a tokenizer. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -7,7 +7,7 @@
 
 /* --- growing things --------------------------------------------------------- */
 
-/* Like ml_text, without memory the process ends. */
+/* Like ml_text: ends the process if memory runs out. */
 void *ml_tok_grow(void *p, size_t *cap, size_t need, size_t size) {
     size_t n = *cap ? *cap : 64;
 
@@ -51,7 +51,8 @@ static bool is_tail(char byte) {
     return ((unsigned char)byte & 0xc0) == 0x80;
 }
 
-/* Half a character comes from the whole of it.  Views begin and end between characters. */
+/* The origin of part of a character is the whole character.  Views begin and end between
+ * characters. */
 ml_span ml_view_span(ml_view v, size_t begin, size_t end) {
     if (v.align)
         return (ml_span){ v.align[begin].begin, v.align[end - 1].end };
@@ -109,8 +110,8 @@ static ml_status normalize(ml_encoder *e, ml_view v) {
     return st == ML_OK ? ml_added_split(e, &e->tok->normalized, v, pre_tokenize) : st;
 }
 
-/* tokenization_kimi.py encodes long texts in pieces of this many characters, and runs
- * without (or of) whitespace in pieces of that many. */
+/* tokenization_kimi.py encodes long texts in pieces of at most this many characters, and
+ * divides runs with or without whitespace into pieces of at most the second number. */
 #define KIMI_CHARS 400000
 #define KIMI_RUN 25000
 
@@ -147,11 +148,12 @@ static ml_status kimi_pieces(ml_encoder *e, ml_view v) {
 }
 
 static bool is_trimmed(uint32_t c) {
-    return c == 0x120 || ml_char_is_space(c); /* U+0120 is a space in byte-level spelling */
+    return c == 0x120 ||
+           ml_char_is_space(c); /* U+0120 is the byte-level spelling of a space */
 }
 
-/* Spaces at a token's ends do not count as its text where the post-processor says so: as
- * many characters of the text are dropped. */
+/* If the post-processor requests it, the span of a token excludes the spaces at its ends:
+ * the same number of characters is cut from the span. */
 static void trim_span(const ml_tokenizer *t, ml_str text, ml_str token, bool first,
                       ml_span *s) {
     const char *p = token.ptr, *end = token.ptr + token.len;
@@ -219,7 +221,7 @@ ml_status ml_encode(ml_encoder *e, ml_tokens *out, ml_str text, ml_encode_opts o
         return ml_fail(err, ML_EFORMAT, "the text is not UTF-8: byte %zu is 0x%02x", valid,
                        (unsigned)(unsigned char)text.ptr[valid]);
     if (opts.spans && !out->span && out->cap) {
-        ml_tokens_release(out); /* it was made without spans */
+        ml_tokens_release(out); /* it was encoded without spans */
     }
     e->out = out;
     e->err = err;
@@ -250,7 +252,7 @@ void ml_encoder_free(ml_encoder *e) {
 
     if (!e)
         return;
-    a = e->arena; /* e itself lives in it */
+    a = e->arena; /* also holds e itself */
     ml_finder_free(e->finder);
     for (int i = 0; i < 2; i++)
         ml_edit_release(&e->norm[i]);
@@ -271,8 +273,8 @@ typedef struct many {
     ml_tokens *out;
     ml_encode_opts opts;
     ml_encoder **encoder; /* [workers] */
-    ml_err *err;          /* [workers]: of the lowest text that failed there */
-    int64_t *failed;      /* [workers]: its index, or -1 */
+    ml_err *err;     /* [workers]: error of the first text that failed in this worker */
+    int64_t *failed; /* [workers]: its index, or -1 */
 } many;
 
 static void encode_some(void *ud, int64_t begin, int64_t end, int worker) {

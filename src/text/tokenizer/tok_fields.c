@@ -1,4 +1,4 @@
-/* Fields of tokenizer.json, and what is said about bad ones. */
+/* Reads fields of tokenizer.json, with error messages for invalid ones. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

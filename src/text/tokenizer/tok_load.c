@@ -1,6 +1,5 @@
-/* tokenizer.json.  Types, values and top-level keys that are not known here are refused by
- * name.  Further keys of a component are stale or decoration: the reference library ignores
- * them, and so does this. */
+/* tokenizer.json.  Unknown types, values and top-level keys are rejected by name.  Unknown
+ * keys of a component are ignored, as in the reference library. */
 
 #include <string.h>
 
@@ -9,7 +8,7 @@
 
 /* --- lists of components ---------------------------------------------------- */
 
-/* How a type is called, and who reads it. */
+/* The name of a type, and the function that reads it. */
 typedef struct kind {
     const char *name;
     int type;
@@ -18,8 +17,8 @@ typedef struct kind {
 
 typedef struct section {
     const char *name;  /* the key in tokenizer.json */
-    const char *list;  /* the key of a Sequence's list */
-    const kind *kinds; /* ends in a row without a name */
+    const char *list;  /* the key of the list in a Sequence */
+    const kind *kinds; /* ends with an entry without a name */
 } section;
 
 static ml_status unknown_type(ml_tok_loader *l, const section *s, const ml_json *at,
@@ -36,7 +35,7 @@ static ml_status unknown_type(ml_tok_loader *l, const section *s, const ml_json 
     return st;
 }
 
-/* The reference library tells post-processors by their keys before it looks at the type:
+/* The reference library identifies post-processors by their keys before it reads the type:
  * "cls" and "sep" make any of them RobertaProcessing or BertProcessing, and the keys of a
  * template make a Sequence TemplateProcessing. */
 static ml_status check_shape(ml_tok_loader *l, const section *s, const ml_json *obj,
@@ -245,7 +244,7 @@ static ml_status read_plain_pre(ml_tok_loader *l, const ml_json *obj, int type) 
     return st;
 }
 
-/* What Metaspace, before the model and behind it, says about the mark at the beginning. */
+/* The prepend scheme of Metaspace, as pre-tokenizer and as decoder. */
 static ml_status read_metaspace_options(ml_tok_loader *l, const ml_json *obj, ml_str *mark,
                                         ml_prepend *out) {
     ml_str scheme;

@@ -1,8 +1,8 @@
-/* The merges of byte-pair encoding, and a word's symbols merged by them.
+/* The merges of byte-pair encoding, and their application to the symbols of a word.
  *
- * Which merge comes first is defined: the one of the lowest rank and, of these, the
- * leftmost.  Short words look for it among all pairs; long ones keep a heap, so that a
- * megabyte without a space takes a moment and not a day. */
+ * The order of merges is defined: the lowest rank first and, among equal ranks, the
+ * leftmost.  Short words search all pairs; long ones use a heap, so that a megabyte without
+ * a space takes O(n log n) time instead of O(n^2). */
 #include "text/tokenizer/tok_priv.h"
 
 #define SHORT_WORD 32
@@ -26,7 +26,7 @@ static uint64_t pair_of(int32_t left, int32_t right) {
     return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
 }
 
-/* The merge of two tokens; its pair is UINT64_MAX when there is none. */
+/* The merge of two tokens; its pair is UINT64_MAX if there is none. */
 static const ml_merge *merge_of(const ml_bpe *b, int32_t left, int32_t right) {
     return merge_slot(b, pair_of(left, right));
 }
@@ -36,7 +36,7 @@ void ml_bpe_add_merge(ml_bpe *b, int32_t left, int32_t right, int32_t rank, int3
     *merge_slot(b, pair) = (ml_merge){ pair, rank, id };
 }
 
-/* What merging *s with its neighbour would be worth, and would give. */
+/* The rank and the result of merging *s with its neighbour. */
 static void look(const ml_bpe *b, const ml_symbol *s, int32_t *rank, int32_t *made) {
     const ml_merge *m = merge_of(b, s[0].id, s[1].id);
     *rank = m->pair == UINT64_MAX ? INT32_MAX : m->rank;
@@ -98,7 +98,7 @@ static void heap_push(ml_encoder *e, ml_candidate c) {
     e->heap[at] = c;
 }
 
-/* The merge of the symbol at pos with its next one; false when there is none. */
+/* Finds the merge of the symbol at pos with the next one; false if there is none. */
 static bool candidate_at(const ml_encoder *e, int32_t pos, ml_candidate *c) {
     const ml_symbol *left = &e->symbol[pos], *right;
     const ml_merge *m;

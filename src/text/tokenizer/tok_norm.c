@@ -1,16 +1,16 @@
-/* Normalizers: text rewritten before it is split.  Each keeps track of where in the
- * original its characters come from, by the reference's rules. */
+/* Normalizers: rewrite the text before it is split.  By the rules of the reference, each
+ * tracks the origin of its characters in the original text. */
 #include <stdlib.h>
 
 #include "text/tokenizer/tok_priv.h"
 
 /* --- Unicode forms ---------------------------------------------------------- */
 
-/* A character on its way through decomposition and composition. */
+/* A character during decomposition and composition. */
 typedef struct part {
     uint32_t c;
     int ccc;
-    int change; /* 1: inserted after its predecessor; -k: it swallowed k characters */
+    int change; /* 1: inserted after its predecessor; -k: it replaces k more */
     size_t index;
 } part;
 
@@ -40,7 +40,7 @@ static int by_class(const void *x, const void *y) {
     return a->index < b->index ? -1 : 1;
 }
 
-/* Marks between two starters, in canonical order; equal ones keep theirs. */
+/* Sorts the marks between two starters in canonical order; the sort is stable. */
 static void order_marks(parts *p) {
     for (size_t begin = 0, end; begin < p->n; begin = end) {
         for (end = begin; end < p->n && p->at[end].ccc; end++)
@@ -53,7 +53,7 @@ static void order_marks(parts *p) {
 
 static void compose(parts *p, const ml_unicode *u) {
     size_t n = 0, starter = SIZE_MAX;
-    int last = 0; /* class of what stands between the starter and here */
+    int last = 0; /* combining class of the characters between the starter and here */
 
     for (size_t i = 0; i < p->n; i++) {
         part x = p->at[i];
@@ -74,7 +74,7 @@ static void compose(parts *p, const ml_unicode *u) {
     p->n = n;
 }
 
-/* Writes the parts that came from source[begin, ..), a change at a time. */
+/* Writes the parts that originate from source[begin, ..), one change at a time. */
 static void put_parts(ml_edit *out, const parts *p, ml_view v, size_t begin) {
     const char *at = v.ptr + begin; /* the next character of the source */
     const char *const end = v.ptr + v.len;
@@ -103,13 +103,13 @@ typedef struct form {
     bool compatible, composed;
 } form;
 
-/* Is c left alone, and no neighbour of interest to others? */
+/* True if normalization neither changes c nor composes it with a neighbour. */
 static bool is_stable(const ml_unicode *u, form f, uint32_t c) {
     return c < 0x80 || (f.composed && !f.compatible && ml_char_is_nfc_stable(u, c));
 }
 
-/* The next stretch that has to be looked at: from the character before the first that is
- * not stable, to the next one that is.  False when there is none. */
+/* Finds the next range to normalize: from the character before the first unstable one to
+ * the next stable one.  False if there is none. */
 static bool next_stretch(const ml_unicode *u, form f, ml_view v, size_t *begin,
                          size_t *end) {
     const char *p = v.ptr + *end, *limit = v.ptr + v.len, *before = p;
@@ -134,7 +134,7 @@ static bool next_stretch(const ml_unicode *u, form f, ml_view v, size_t *begin,
     return true;
 }
 
-/* Are the parts the source's own characters? */
+/* True if the parts equal the characters of the source. */
 static bool is_unchanged(const parts *p, ml_view v, size_t begin, size_t end) {
     const char *at = v.ptr + begin;
 
@@ -233,7 +233,7 @@ static void run_strip(const ml_norm *n, ml_view *v) {
     *v = ml_view_sub(*v, begin, end);
 }
 
-/* One normalizer; *changed says whether the result is in out or still v. */
+/* Runs one normalizer; *changed: the result is in `out`, otherwise v is unchanged. */
 static ml_status run_one(ml_encoder *e, const ml_norm *n, ml_view *v, ml_edit *out,
                          bool *changed) {
     const ml_unicode *u = &e->tok->unicode;

@@ -1,4 +1,4 @@
-/* Pre-tokenizers: a view in, smaller ones out. */
+/* Pre-tokenizers: divide a view into smaller ones. */
 #include <stdlib.h>
 
 #include "text/tokenizer/tok_priv.h"
@@ -48,7 +48,7 @@ ml_status ml_pattern_split(const ml_pattern *p, ml_finder *f, ml_str text, ml_ma
         if (st != ML_OK)
             return st;
         if (begin == end && any && end == done) {
-            /* Nothing, right behind the last match: look one character further on. */
+            /* An empty match right after the last match: search from the next character. */
             const char *next = text.ptr + from;
             if (from == text.len)
                 break;
@@ -69,13 +69,13 @@ ml_status ml_pattern_split(const ml_pattern *p, ml_finder *f, ml_str text, ml_ma
 
 /* --- splitting -------------------------------------------------------------- */
 
-/* Joins and drops matches in place, as the behavior says. */
+/* Joins and drops matches in place, according to the behavior. */
 static void arrange(ml_matches *m, ml_split behavior) {
     bool before = false;
     size_t n = 0;
 
     if (behavior == ML_SPLIT_WITH_NEXT) {
-        size_t first = m->n; /* what is kept gathers at the end */
+        size_t first = m->n; /* the matches to keep are moved to the end */
         for (size_t i = m->n; i-- > 0;) {
             ml_match x = m->at[i];
             if (x.is_match && !before && first < m->n)
@@ -117,7 +117,7 @@ static ml_status hand_on_all(ml_encoder *e, int k, ml_view v, ml_matches *m,
     return st;
 }
 
-/* What nearly every tokenizer does, without a list. */
+/* The common case, without a list of matches. */
 static ml_status split_isolated(ml_encoder *e, int k, const ml_pattern *p, ml_view v) {
     ml_str text = { v.ptr, v.len };
     size_t done = 0, begin, end;
@@ -157,7 +157,7 @@ static bool is_space(const ml_unicode *u, uint32_t c) {
     return ml_char_is_space(c);
 }
 
-/* Every character that passes is a match of its own. */
+/* Every character that passes is its own match. */
 static ml_status split_chars(ml_encoder *e, int k, char_test *test, ml_split behavior,
                              ml_view v) {
     ml_matches *m = &e->matches[k];
@@ -180,7 +180,7 @@ static ml_status split_chars(ml_encoder *e, int k, char_test *test, ml_split beh
     return hand_on_all(e, k, v, m, behavior);
 }
 
-/* Runs of \w, and runs of what is neither \w nor space. */
+/* Runs of \w, and runs of characters that are neither \w nor whitespace. */
 static ml_status split_words(ml_encoder *e, int k, ml_view v) {
     enum { SPACE, WORD, OTHER } now, run = SPACE;
     size_t begin = 0;
@@ -210,7 +210,7 @@ static void start_edit(ml_encoder *e, int k) {
     e->pre[k].track = e->track;
 }
 
-/* Bytes become characters inside the model, which knows how its tokens are spelled. */
+/* The model maps bytes to characters, since it knows the spelling of its tokens. */
 static ml_status byte_level(ml_encoder *e, int k, const ml_pre *s, ml_view v) {
     if (s->prefix_space && v.ptr[0] != ' ') {
         start_edit(e, k);

@@ -1,16 +1,16 @@
-/* tok_priv.h - the parts of a tokenizer, for the tok_*.c files and their neighbours.
+/* tok_priv.h - the components of a tokenizer, for tok_*.c, tiktoken.c and detok.c.
  *
- * A text goes through added tokens, normalizers, pre-tokenizers and the model, as a view
- * that each hands on to the next; nothing is collected in between:
+ * A text passes through added tokens, normalizers, pre-tokenizers and the model as a view
+ * that each component passes to the next; no intermediate lists are built:
  *
- *     tok_encode.c   the way through, and what is put around a text
- *     tok_added.c    tokens found in the text before anything else
+ *     tok_encode.c   the pipeline, and the tokens added around a text
+ *     tok_added.c    tokens that are matched in the text before anything else
  *     tok_norm.c     normalizers: a view in, an edited text out
  *     tok_pre.c      pre-tokenizers: a view in, several out
- *     tok_scan.c     the well-known split patterns, written by hand
+ *     tok_scan.c     common split patterns, written by hand
  *     tok_bpe.c      the model: a view in, tokens out
- *     tok_decode.c   decoders, token by token
- *     tok_load.c     tokenizer.json          tok_config.c   the files next to it
+ *     detok.c        decoders, token by token
+ *     tok_load.c     tokenizer.json          tok_config.c   the other files
  *     tiktoken.c     tiktoken.model */
 #ifndef ML_TEXT_TOKENIZER_TOK_PRIV_H
 #define ML_TEXT_TOKENIZER_TOK_PRIV_H
@@ -44,7 +44,7 @@ static inline uint64_t ml_tok_hash(const char *p, size_t n) {
     return ml_tok_mix(ml_tok_mix(h ^ word));
 }
 
-/* Slots of a table of n entries: a power of two, at least half of them free. */
+/* The number of slots for n entries: a power of two, at least half of them free. */
 static inline uint64_t ml_tok_slots(int64_t n) {
     uint64_t slots = 16;
     while ((int64_t)slots < 2 * n)
@@ -52,21 +52,20 @@ static inline uint64_t ml_tok_slots(int64_t n) {
     return slots;
 }
 
-/* --- text under way --------------------------------------------------------- */
+/* --- text in the pipeline --------------------------------------------------- */
 
 typedef struct ml_view {
     const char *ptr;
     size_t len;
-    const ml_span *align; /* [len]: where in the original each byte is from; NULL: it is
-                             the original itself, from byte `origin` on */
+    const ml_span *align; /* [len]: origin of each byte; NULL: part of the original */
     size_t origin;
 } ml_view;
 
 ml_view ml_view_sub(ml_view v, size_t begin, size_t end);
-/* Where bytes [begin, end) come from; they are at least one. */
+/* The range in the original of bytes [begin, end), which are not empty. */
 ml_span ml_view_span(ml_view v, size_t begin, size_t end);
 
-/* Text being written, with where it comes from when `track` is set. */
+/* An output text, with the origin of its bytes if `track` is set. */
 typedef struct ml_edit {
     ml_text text;
     ml_span *align; /* [text.len] */
@@ -89,13 +88,13 @@ typedef bool ml_scan_fn(const ml_pattern *pat, ml_str text, size_t from, size_t 
 struct ml_pattern {
     ml_str literal; /* when there is no expression */
     ml_regex *regex;
-    ml_scan_fn *scan; /* finds what regex would */
+    ml_scan_fn *scan; /* a function that finds the same matches as regex */
     const ml_unicode *unicode;
-    uint32_t letters; /* what the scanner takes for letters: a set of categories */
-    int digits;       /* how many of them at a time */
+    uint32_t letters; /* the categories that the scanner treats as letters */
+    int digits;       /* the number of digits per match */
 };
 
-/* Sets scan where the pattern is a well-known one. */
+/* Sets `scan` if the pattern is a known one. */
 void ml_scan_choose(ml_pattern *pat, ml_str source, const ml_unicode *u);
 /* The pattern of GPT-2, which ByteLevel implies. */
 extern const char ml_scan_gpt2[];
@@ -155,14 +154,14 @@ typedef struct ml_pre {
 } ml_pre;
 
 typedef enum ml_dec_type {
-    ML_DEC_JOIN, /* what happens without a decoder: spaces between tokens */
+    ML_DEC_JOIN, /* the default without a decoder: spaces between tokens */
     ML_DEC_BYTE_LEVEL,
     ML_DEC_BYTE_FALLBACK,
     ML_DEC_FUSE,
     ML_DEC_REPLACE,
     ML_DEC_STRIP,
     ML_DEC_METASPACE,
-    ML_DEC_BYTES, /* tokens are bytes as they are: tiktoken */
+    ML_DEC_BYTES, /* tokens are raw bytes: tiktoken */
 } ml_dec_type;
 
 typedef struct ml_dec {
@@ -171,7 +170,7 @@ typedef struct ml_dec {
     ml_str content;
     int64_t start, stop; /* STRIP */
     bool whole;          /* STRIP: of the whole text, not of each token */
-    bool prefix;         /* METASPACE: the first token loses its mark */
+    bool prefix;         /* METASPACE: the mark of the first token is removed */
 } ml_dec;
 
 typedef struct ml_added {
@@ -180,7 +179,7 @@ typedef struct ml_added {
     bool special, single_word, lstrip, rstrip, normalized;
 } ml_added;
 
-/* Strings found at the leftmost place, longest first. */
+/* A trie of strings; finds the leftmost match, the longest first. */
 typedef struct ml_trie {
     uint64_t *key;  /* [n_slot]: node << 8 | byte; UINT64_MAX: free */
     int32_t *child; /* [n_slot] */
@@ -191,9 +190,9 @@ typedef struct ml_trie {
 } ml_trie;
 
 void ml_trie_init(ml_trie *t, ml_arena *a, size_t n_bytes);
-/* The first value stays where a string is there already. */
+/* If the string exists already, its value is kept. */
 void ml_trie_add(ml_trie *t, ml_str s, int32_t value);
-/* The value of the next match from `from` on, or -1. */
+/* Returns the value of the next match from `from` on, or -1. */
 int32_t ml_trie_find(const ml_trie *t, ml_str text, size_t from, size_t *begin,
                      size_t *end);
 
@@ -215,10 +214,10 @@ typedef struct ml_bpe {
     uint64_t n_slot;
     ml_merge *merge; /* [n_merge_slot], a power of two */
     uint64_t n_merge_slot;
-    uint64_t *joins; /* bits: may a token hold these two characters side by side? */
-    bool cut;        /* words are cut where no token can hold both characters */
-    bool by_bytes;   /* the text's bytes, not characters, are the first symbols */
-    bool spelled;    /* by_bytes: tokens are spelled in the characters of ml_byte_char */
+    uint64_t *joins; /* bits: pairs of characters that a token may contain */
+    bool cut;        /* words are cut between characters that no token joins */
+    bool by_bytes;   /* the initial symbols are bytes, not characters */
+    bool spelled;    /* by_bytes: tokens are spelled with the characters of ml_byte_char */
     int32_t byte_id[256];     /* by_bytes: the symbol of a byte, or -1 */
     int32_t fallback_id[256]; /* "<0xHH>", or -1 */
     bool byte_fallback, fuse_unk, ignore_merges;
@@ -234,14 +233,14 @@ typedef struct ml_template_piece {
 
 struct ml_tokenizer {
     ml_arena arena;
-    const char *name; /* of the file, for messages */
+    const char *name; /* name of the file, for messages */
     ml_unicode unicode;
     ml_bpe bpe;
     ml_added *added; /* [n_added] */
     int32_t n_added, cap_added;
     ml_map added_at;         /* index of an added token, by content */
     int32_t max_added;       /* the largest id of an added token, or -1 */
-    ml_trie raw, normalized; /* added tokens, by where they are looked for */
+    ml_trie raw, normalized; /* added tokens, by the text in which they are matched */
     uint8_t *special;        /* [n_id] */
     ml_str *added_token;     /* [n_id]: content of added tokens, by id */
     int32_t n_id;
@@ -250,8 +249,8 @@ struct ml_tokenizer {
     ml_dec dec[ML_TOK_STAGES];
     int n_norm, n_pre, n_dec;
     bool has_template, trim_spans, trim_prefix_space;
-    bool always_track;        /* a pre-tokenizer asks where its text begins */
-    bool kimi;                /* long runs are broken up as tokenization_kimi.py does */
+    bool always_track;        /* a pre-tokenizer depends on the position in the text */
+    bool kimi;                /* long runs are divided as in tokenization_kimi.py */
     ml_template_piece *piece; /* [n_piece] */
     int n_piece;
     int32_t role[ML_TOKEN_ROLES];
@@ -269,20 +268,20 @@ typedef struct ml_matches {
 
 typedef struct ml_symbol {
     int32_t id, prev, next;
-    uint32_t len; /* bytes of the word; 0: merged away */
+    uint32_t len; /* bytes of the word; 0: merged into its predecessor */
 } ml_symbol;
 
-/* A merge that may happen: of the symbol at pos and the next one, into id. */
+/* A candidate merge: the symbol at pos and the next one become id. */
 typedef struct ml_candidate {
     int32_t rank, pos, id;
-    uint32_t len; /* bytes of both; other than that, one of them has changed since */
+    uint32_t len; /* bytes of both; if they differ now, the candidate is outdated */
 } ml_candidate;
 
 #define ML_CACHE_KEY 26
 #define ML_CACHE_IDS 9
 #define ML_CACHE_SIZE 8192
 
-/* A word seen before and its tokens; a cache line. */
+/* A cached word with its tokens; one cache line. */
 typedef struct ml_cached {
     uint8_t n_key, n_id;
     char key[ML_CACHE_KEY];
@@ -299,11 +298,11 @@ struct ml_encoder {
     ml_edit norm[2];
     ml_edit pre[ML_TOK_STAGES];
     ml_matches matches[ML_TOK_STAGES];
-    ml_symbol *symbol; /* [cap_symbol] of the word at hand */
+    ml_symbol *symbol; /* [cap_symbol] of the current word */
     size_t n_symbol, cap_symbol;
     ml_candidate *heap;
     size_t n_heap, cap_heap;
-    ml_text key;      /* a word spelled as the vocabulary does */
+    ml_text key;      /* a word in the spelling of the vocabulary */
     ml_cached *cache; /* [ML_CACHE_SIZE] */
 };
 
@@ -312,22 +311,22 @@ struct ml_encoder {
 void *ml_tok_grow(void *p, size_t *cap, size_t need, size_t size);
 void ml_tokens_push(ml_tokens *t, int32_t id, bool spans, ml_span span);
 
-/* The next match of a pattern from `from` on; ML_EAGAIN: none. */
+/* Finds the next match of a pattern from `from` on; ML_EAGAIN: none. */
 ml_status ml_pattern_find(const ml_pattern *p, ml_finder *f, ml_str text, size_t from,
                           size_t *begin, size_t *end, ml_err *err);
-/* All of text as matches and what lies between them. */
+/* Divides the text into matches and the parts between them. */
 ml_status ml_pattern_split(const ml_pattern *p, ml_finder *f, ml_str text, ml_matches *out,
                            ml_err *err);
 void ml_pattern_release(ml_pattern *p);
 
-/* Runs all normalizers; *v becomes the result. */
+/* Runs all normalizers; *v receives the result. */
 ml_status ml_norm_run(ml_encoder *e, ml_view *v);
-/* Hands a view to pre-tokenizer k and what it makes to the next; behind the last one
- * stands the model. */
+/* Passes a view to pre-tokenizer k and its output to the next one; after the last one comes
+ * the model. */
 ml_status ml_pre_run(ml_encoder *e, int k, ml_view v);
 ml_status ml_bpe_run(ml_encoder *e, ml_view v);
 
-/* Merges e's symbols, those of a word: tok_merge.c. */
+/* Merges the symbols of e, which are those of a word: tok_merge.c. */
 void ml_bpe_merge(ml_encoder *e);
 
 /* Vocabulary and merges; called while loading. */
@@ -336,14 +335,15 @@ void ml_bpe_init_merges(ml_bpe *b, ml_arena *a, int64_t n_merge);
 bool ml_bpe_add(ml_bpe *b, ml_str token, int32_t id);
 int32_t ml_bpe_find(const ml_bpe *b, ml_str token);
 void ml_bpe_add_merge(ml_bpe *b, int32_t left, int32_t right, int32_t rank, int32_t id);
-/* After everything was added. */
+/* Called after the last token and merge. */
 void ml_bpe_finish(ml_bpe *b, ml_arena *a);
 
-/* The character that stands for a byte in byte-level vocabularies, and back (or -1). */
+/* The character that represents a byte in byte-level vocabularies, and the inverse (or
+ * -1). */
 uint32_t ml_byte_char(uint8_t byte);
 int ml_byte_of_char(uint32_t c);
 
-/* Added tokens: one by one, which gives their ids, then what is made of all of them. */
+/* Adds the added tokens one by one, which assigns their ids; then builds their tables. */
 int32_t ml_added_add(ml_tokenizer *t, const ml_added *token);
 ml_status ml_added_finish(ml_tokenizer *t, ml_err *err);
 ml_status ml_added_split(ml_encoder *e, const ml_trie *trie, ml_view v,

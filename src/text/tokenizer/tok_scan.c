@@ -1,7 +1,7 @@
-/* The split patterns that nearly all byte-level tokenizers share, written out.
+/* Hand-written scanners for the split patterns of most byte-level tokenizers.
  *
- * A scanner finds exactly what PCRE2 finds for the pattern it stands for (tests compare
- * the two), several times faster and never in more than linear time. */
+ * A scanner finds exactly the matches that PCRE2 finds for its pattern (tests compare the
+ * two), several times faster and always in linear time. */
 #include "text/tokenizer/tok_priv.h"
 
 const char ml_scan_gpt2[] =
@@ -9,7 +9,7 @@ const char ml_scan_gpt2[] =
 
 /* --- pieces ----------------------------------------------------------------- */
 
-/* The character at p and where the next one begins; 0 at the end, where no class holds. */
+/* The character at p, and the start of the next one; 0 at the end, which is in no class. */
 typedef struct glyph {
     uint32_t c;
     const char *next;
@@ -43,7 +43,7 @@ static const char *skip_newlines(const char *p, const char *end) {
     return p;
 }
 
-/* 's 't 're 've 'm 'll 'd at p, or NULL.  Ignoring case, the long s is an s. */
+/* 's 't 're 've 'm 'll 'd at p, or NULL.  Case-insensitive, U+017F (long s) matches s. */
 static const char *contraction(const char *p, const char *end, bool any_case) {
     glyph a = look(p + 1, end), b = look(a.next, end);
     uint32_t fold = any_case ? 32 : 0;
@@ -58,8 +58,8 @@ static const char *contraction(const char *p, const char *end, bool any_case) {
     return NULL;
 }
 
-/* \s*[\r\n]+|\s+(?!\S)|\s+ at p, where a space stands: up to the last line end of the run;
- * without one, all but the last space when something follows; else all. */
+/* \s*[\r\n]+|\s+(?!\S)|\s+ at p, which is whitespace: up to the last line end of the run;
+ * without a line end, all but the last space if something follows, otherwise all. */
 static const char *spaces(const char *p, const char *end, bool newlines) {
     const char *line_end = NULL, *last = p, *begin = p;
 
@@ -79,7 +79,7 @@ static const char *spaces(const char *p, const char *end, bool newlines) {
 
 /* --- GPT-2 ------------------------------------------------------------------ */
 
-/* Letters, digits, or what is neither nor space: the kind of c, as categories to skip. */
+/* Letters, digits, or neither nor whitespace: the class of c, as categories to skip. */
 static const char *skip_others(const ml_unicode *u, const char *p, const char *end,
                                uint32_t not_gcs) {
     while (p < end) {
