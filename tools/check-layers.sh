@@ -58,6 +58,7 @@ sublevel() {
     rl/loop/*) REPLY='loop 8' ;;
     rl/*) REPLY='rl 0' ;;
 
+    cli/config.h) REPLY='config 0' ;;
     cli/flags/*) REPLY='flags 1' ;;
     cli/commands/*) REPLY='commands 3' ;;
     cli/*) REPLY='cli 2' ;;

@@ -9,7 +9,7 @@
 
 #include "base/err.h"
 #include "base/str.h"
-#include "run/config.h"
+#include "cli/config.h"
 #include "cli/flags/flag.h"
 
 #define ML_VERSION "0.1.0"

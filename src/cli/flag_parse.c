@@ -453,7 +453,7 @@ ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc
 
     *c = (ml_config){ 0 };
     ml_arena_init(&c->arena, "flags");
-    c->mode.async = cmd == ML_CMD_TRAIN_ASYNC;
+    c->run.mode.async = cmd == ML_CMD_TRAIN_ASYNC;
     *help = asks_help(argc, argv);
     if (*help)
         return ML_OK;
@@ -472,8 +472,9 @@ ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc
     check_models(&p);
     check_rules(&p);
     tell_noops(&p);
-    if (!c->run.n_thread)
-        c->run.n_thread = n_core();
+    if (!c->run.backend.n_thread)
+        c->run.backend.n_thread = (int)n_core();
+    c->run.backend.f32 = c->run.dtype == ML_WEIGHT_F32;
     return wrong->len ? ML_EUSAGE : ML_OK;
 }
 

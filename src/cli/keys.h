@@ -5,7 +5,7 @@
 #define ML_CLI_KEYS_H
 
 #include "base/secret.h"
-#include "run/config.h"
+#include "cli/config.h"
 #include "serve/access.h"
 
 typedef struct ml_server_keys {

@@ -76,7 +76,7 @@ static int run_command(const ml_command *cmd, int argc, char **argv) {
         ml_help_command(&text, cmd, help == ML_HELP_ALL);
         return print(&text, stdout, ML_EXIT_OK);
     }
-    log_level = config.run.log_level;
+    log_level = config.log_level;
     st = cmd->run(&config, &err);
     if (st)
         fprintf(stderr, "miles %s: %s\n", cmd->name, err.msg);

@@ -152,13 +152,13 @@ void ml_stop_tell(const ml_train_loop *l, const ml_config *c) {
     else
         printf("stopped before rollout 0");
     if (saved < 0) {
-        printf("; %s\n", c->train.save ? "there was nothing to save"
-                                       : "nothing is saved, because there is no --save");
+        printf("; %s\n", c->run.save ? "there was nothing to save"
+                                     : "nothing is saved, because there is no --save");
         return;
     }
     words = words_of_process();
-    add_command(&command, (ml_str){ words.ptr, words.len }, c->train.save);
-    printf("; it is saved in %s/iter_%07lld\nto go on:\n  %s\n", c->train.save,
+    add_command(&command, (ml_str){ words.ptr, words.len }, c->run.save);
+    printf("; it is saved in %s/iter_%07lld\nto go on:\n  %s\n", c->run.save,
            (long long)saved, command.ptr);
     ml_text_release(&words);
     ml_text_release(&command);

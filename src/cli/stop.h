@@ -4,7 +4,7 @@
 
 #include <stdatomic.h>
 
-#include "run/config.h"
+#include "cli/config.h"
 #include "run/train_loop.h"
 
 /* Counts SIGINT and SIGTERM from now on; the second ends the process. */

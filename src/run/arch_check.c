@@ -34,7 +34,7 @@ static double given(int64_t x) {
     return x ? (double)x : (double)NAN;
 }
 
-static void check_all(ml_text *wrong, const ml_config *c, const ml_json *doc) {
+static void check_all(ml_text *wrong, const ml_run_opts *c, const ml_json *doc) {
     const claim claims[] = {
         { "num-layers", given(c->arch.n_layer), "num_hidden_layers", NULL },
         { "hidden-size", given(c->arch.hidden), "hidden_size", NULL },
@@ -101,7 +101,7 @@ static void check_padding(ml_text *wrong, int64_t padded, const ml_json *doc) {
                        wrong->len ? "; " : "", (long long)padded, (long long)vocab);
 }
 
-ml_status ml_arch_check(const ml_config *c, ml_err *err) {
+ml_status ml_arch_check(const ml_run_opts *c, ml_err *err) {
     ml_text path = { 0 }, wrong = { 0 };
     ml_file f = { 0 };
     const ml_json *doc;

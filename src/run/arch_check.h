@@ -3,10 +3,10 @@
 #define ML_RUN_ARCH_CHECK_H
 
 #include "base/err.h"
-#include "run/config.h"
+#include "run/opts.h"
 
 /* ML_EUSAGE with every flag that differs.  Flags that were not given, and members missing
  * from config.json, are not compared. */
-ml_status ml_arch_check(const ml_config *c, ml_err *err);
+ml_status ml_arch_check(const ml_run_opts *c, ml_err *err);
 
 #endif

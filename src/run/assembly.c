@@ -56,12 +56,12 @@ static int64_t longest(const ml_assembly *m, int64_t (*tokens)(int64_t text_byte
     return n > 0 && !evals->ext ? n : ML_NONE;
 }
 
-static ml_demand demand_of(const ml_assembly *m, const ml_config *c) {
+static ml_demand demand_of(const ml_assembly *m, const ml_run_opts *c) {
     const ml_evals *evals = &m->evaluator.evals;
-    int64_t groups = most(c->train.rollout_batch_size, c->rollout.over_sampling);
+    int64_t groups = most(c->rollout_batch_size, c->rollout.over_sampling);
     ml_demand d = { .longest = longest(m, most_tokens),
                     .usual = longest(m, usual_tokens),
-                    .n_running = groups * c->rollout.n_samples_per_prompt,
+                    .n_running = groups * c->source.n_samples_per_prompt,
                     .evaluates = evals->n > 0 };
 
     for (int32_t i = 0; i < evals->n; i++)
@@ -84,10 +84,10 @@ static const char *whole_path(ml_arena *a, const char *path) {
 }
 
 /* The directory of the weights for engines in other processes, and what writes it. */
-static ml_status open_disk(ml_assembly *m, const ml_config *c, ml_err *err) {
+static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     const char *dir = c->mode.weight_dir
                           ? c->mode.weight_dir
-                          : ml_arena_printf(&m->arena, "%s/rollout_weights", c->train.save);
+                          : ml_arena_printf(&m->arena, "%s/rollout_weights", c->save);
     ml_disk_opts o = { .delta = c->mode.transfer == ML_TRANSFER_DISK_DELTA,
                        .shard_bytes = c->mode.shard_bytes,
                        .write = { .encoding = (ml_delta_encoding)c->mode.delta_encoding,
@@ -95,7 +95,7 @@ static ml_status open_disk(ml_assembly *m, const ml_config *c, ml_err *err) {
                                   .file_bytes = (size_t)c->mode.shard_bytes } };
     ml_status st;
 
-    if (c->train.dry_run)
+    if (c->dry_run)
         return ML_OK; /* nothing is created */
     st = ml_dir_make_whole(&o.dir, &m->arena, dir, err);
     if (st != ML_OK)
@@ -108,8 +108,8 @@ static ml_status open_disk(ml_assembly *m, const ml_config *c, ml_err *err) {
     return ml_publisher_disk(&m->publisher, &o, m->run, err);
 }
 
-ml_status ml_assembly_open(ml_assembly *m, const ml_config *c, const ml_loop_extensions *e,
-                           ml_train_run *run, ml_err *err) {
+ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
+                           const ml_loop_extensions *e, ml_train_run *run, ml_err *err) {
     ml_demand demand;
     ml_status st;
 
@@ -122,7 +122,7 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_config *c, const ml_loop_ext
         return st;
     demand = demand_of(m, c);
     st = ml_generator_open(&m->generator, run, &demand, c, err);
-    if (st == ML_OK && ml_config_elsewhere(c)) /* after the engines were found */
+    if (st == ML_OK && ml_run_elsewhere(c)) /* after the engines were found */
         st = open_disk(m, c, err);
     run->opts.engine_bytes = m->publisher ? m->publisher->bytes : 0;
     return st == ML_OK ? ml_generator_measure(&m->generator, err) : st;
@@ -142,7 +142,7 @@ void ml_assembly_close(ml_assembly *m) {
 
 /* Engines of this process read the weights of the run, or a copy of them; others get them
  * from the disk. */
-static ml_status start_engines(ml_assembly *m, const ml_config *c, ml_err *err) {
+static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     const ml_weights *w = &m->run->weights;
     ml_status st = ML_OK;
 
@@ -172,7 +172,7 @@ static ml_gen_ctx context_of(const ml_assembly *m) {
                          .context = m->generator.engine.context };
 }
 
-ml_status ml_assembly_start(ml_assembly *m, const ml_config *c, ml_err *err) {
+ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     ml_status st = start_engines(m, c, err);
     ml_gen_ctx ctx = context_of(m);
 
@@ -180,7 +180,7 @@ ml_status ml_assembly_start(ml_assembly *m, const ml_config *c, ml_err *err) {
                        : st;
 }
 
-ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_config *c,
+ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_run_opts *c,
                            ml_err *err) {
     ml_work_count *tally = loop->watch.phase ? &loop->watch.phase->answers : NULL;
     ml_gen_ctx ctx = context_of(m);

@@ -21,15 +21,15 @@ typedef struct ml_assembly {
 
 /* Finds all configuration errors, before weights are loaded, and adds the memory of
  * generation to the plan of the run.  The run is open. */
-ml_status ml_assembly_open(ml_assembly *m, const ml_config *c, const ml_loop_extensions *e,
-                           ml_train_run *run, ml_err *err);
+ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
+                           const ml_loop_extensions *e, ml_train_run *run, ml_err *err);
 void ml_assembly_close(ml_assembly *m); /* zeros, and after a failed open */
 
 /* Starts the engines on the weights of the run, which has started; they can evaluate. */
-ml_status ml_assembly_start(ml_assembly *m, const ml_config *c, ml_err *err);
+ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err);
 
 /* Gives the loop its rollout, generator, publisher and evaluator. */
-ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_config *c,
+ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_run_opts *c,
                            ml_err *err);
 
 #endif

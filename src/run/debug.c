@@ -27,21 +27,11 @@ static ml_status set_variables(const char *json, ml_err *err) {
     return st;
 }
 
-ml_status ml_train_debug_begin(const ml_config *c, ml_err *err) {
+ml_status ml_train_debug_begin(const ml_run_opts *c, ml_err *err) {
     return c->debug.env_vars ? set_variables(c->debug.env_vars, err) : ML_OK;
 }
 
-void ml_train_debug_opts(ml_train_run_opts *o, const ml_config *c) {
-    o->memory_margin = (size_t)c->debug.margin;
-    o->log.determinism = c->debug.determinism || c->debug.checksum;
-    o->log.peak_flops = 1e12 * c->debug.peak_tflops;
-    if (c->debug.no_update) {
-        o->trainer.lr.lr = o->trainer.lr.min_lr = o->trainer.lr.warmup_init = 0;
-        o->trainer.lr.start_weight_decay = o->trainer.lr.end_weight_decay = 0;
-    }
-}
-
-static ml_invariants_opts checks_of(const ml_config *c) {
+static ml_invariants_opts checks_of(const ml_run_opts *c) {
     return (ml_invariants_opts){
         .determinism = c->debug.determinism || c->debug.checksum,
         .fresh_steps = c->debug.ci_test,
@@ -56,7 +46,7 @@ static ml_invariants_opts checks_of(const ml_config *c) {
     };
 }
 
-static ml_diagnostics_opts account_of(const ml_config *c, const ml_train_dumps *dumps) {
+static ml_diagnostics_opts account_of(const ml_run_opts *c, const ml_train_dumps *dumps) {
     return (ml_diagnostics_opts){
         .analyse = c->record.analyse,
         .n_masters = c->record.masters ? 2 : 0,
@@ -74,7 +64,7 @@ static const char *place(ml_arena *a, const char *own, const char *dump, const c
 }
 
 ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
-                              const ml_train_dumps *dumps, const ml_config *c,
+                              const ml_train_dumps *dumps, const ml_run_opts *c,
                               ml_err *err) {
     ml_invariants_opts checks = checks_of(c);
     ml_diagnostics_opts account = account_of(c, dumps);

@@ -2,7 +2,7 @@
 #ifndef ML_RUN_DEBUG_H
 #define ML_RUN_DEBUG_H
 
-#include "run/config.h"
+#include "run/opts.h"
 #include "run/dumps.h"
 #include "rl/loop/invariants.h"
 #include "run/train_loop.h"
@@ -14,14 +14,12 @@ typedef struct ml_train_debug {
 } ml_train_debug;
 
 /* Called before anything starts: --train-env-vars. */
-ml_status ml_train_debug_begin(const ml_config *c, ml_err *err);
-
-/* Changes the options of the run. */
-void ml_train_debug_opts(ml_train_run_opts *o, const ml_config *c);
+ml_status ml_train_debug_begin(const ml_run_opts *c, ml_err *err);
 
 /* Opens the recordings that the run is compared with, and registers them with the loop. */
 ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
-                              const ml_train_dumps *dumps, const ml_config *c, ml_err *err);
+                              const ml_train_dumps *dumps, const ml_run_opts *c,
+                              ml_err *err);
 void ml_train_debug_close(ml_train_debug *d); /* zero-initialized is allowed */
 
 #endif

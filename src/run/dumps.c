@@ -26,7 +26,7 @@ static ml_status take_option(dump_opts *o, const char *flag, const char *word,
     return ML_OK;
 }
 
-static ml_status open_dump(ml_plan_dump **out, const ml_config *c, const char *flag,
+static ml_status open_dump(ml_plan_dump **out, const ml_run_opts *c, const char *flag,
                            const ml_string_list *words, ml_err *err) {
     dump_opts o = { .enable = c->dump.enable };
     ml_text dir = { 0 };
@@ -35,13 +35,13 @@ static ml_status open_dump(ml_plan_dump **out, const ml_config *c, const char *f
     for (int i = 0; i < words->n && st == ML_OK; i++)
         st = take_option(&o, flag, words->word[i], err);
     ml_text_printf(&dir, "%s/%s", c->dump.dir, flag + strlen("dumper-"));
-    if (st == ML_OK && o.enable && !c->train.dry_run)
+    if (st == ML_OK && o.enable && !c->dry_run)
         st = ml_plan_dump_open(out, dir.ptr, o.filter, err);
     ml_text_release(&dir);
     return st;
 }
 
-ml_status ml_train_dumps_open(ml_train_dumps *d, const ml_config *c, ml_err *err) {
+ml_status ml_train_dumps_open(ml_train_dumps *d, const ml_run_opts *c, ml_err *err) {
     ml_status st;
 
     *d = (ml_train_dumps){ 0 };
@@ -50,7 +50,7 @@ ml_status ml_train_dumps_open(ml_train_dumps *d, const ml_config *c, ml_err *err
         st = open_dump(&d->score, c, "dumper-fwd-only", &c->dump.score, err);
     if (st == ML_OK)
         st = open_dump(&d->train, c, "dumper-fwd-bwd", &c->dump.train, err);
-    if (st == ML_OK && d->inference && ml_config_elsewhere(c))
+    if (st == ML_OK && d->inference && ml_run_elsewhere(c))
         st = ml_fail(err, ML_EUSAGE,
                      "--dumper-inference: engines of other processes write no tensors: add "
                      "--dumper-inference enable=0");

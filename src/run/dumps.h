@@ -4,7 +4,7 @@
 #ifndef ML_RUN_DUMPS_H
 #define ML_RUN_DUMPS_H
 
-#include "run/config.h"
+#include "run/opts.h"
 #include "model/plan_dump.h"
 
 /* NULL: no dump. */
@@ -13,7 +13,7 @@ typedef struct ml_train_dumps {
 } ml_train_dumps;
 
 /* ML_EUSAGE: unknown option. */
-ml_status ml_train_dumps_open(ml_train_dumps *d, const ml_config *c, ml_err *err);
+ml_status ml_train_dumps_open(ml_train_dumps *d, const ml_run_opts *c, ml_err *err);
 void ml_train_dumps_close(ml_train_dumps *d); /* zero-initialized is allowed */
 
 #endif

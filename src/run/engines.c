@@ -20,7 +20,7 @@ static const char *url_of(ml_arena *a, const char *addr) {
 }
 
 ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
-                             const ml_config *c, ml_err *err) {
+                             const ml_run_opts *c, ml_err *err) {
     const char **url = ML_NEW(a, const char *, c->mode.addrs.n);
     ml_remote_opts o = { .url = url,
                          .n_url = c->mode.addrs.n,
@@ -82,13 +82,13 @@ static const char *dtype_of(const ml_weights *w) {
     return n_f32 == n_matrix ? "f32" : n_f32 == 0 ? "bf16" : "auto";
 }
 
-static int64_t share_of_threads(const ml_generator *g, const ml_config *c) {
+static int64_t share_of_threads(const ml_generator *g, const ml_run_opts *c) {
     int64_t share = ml_generator_threads(c, true) / g->n_engine;
 
     return share > 0 ? share : 1;
 }
 
-static void serve_words(words *w, const ml_generator *g, const ml_config *c,
+static void serve_words(words *w, const ml_generator *g, const ml_run_opts *c,
                         const char *weight_dir, int64_t n_thread) {
     size_t page = ml_kv_bytes(&g->run->spec, &g->be, 1);
 
@@ -102,8 +102,8 @@ static void serve_words(words *w, const ml_generator *g, const ml_config *c,
     add_flag(w, "--port", "0"); /* the kernel chooses */
     add_flag(w, "--dtype", dtype_of(&g->run->weights));
     add_flag(w, "--device", g->be.name);
-    if (c->run.cpu_level)
-        add_flag(w, "--cpu-level", c->run.cpu_level);
+    if (c->backend.cpu_level)
+        add_flag(w, "--cpu-level", c->backend.cpu_level);
     add_number(w, "--threads", n_thread);
     add_number(w, "--context-length", g->engine.context);
     add_number(w, "--max-running-requests", g->engine.max_running);
@@ -142,7 +142,7 @@ static ml_status make_key(ml_supervisor_opts *o, ml_arena *a, ml_err *err) {
 
 /* n servers, and a generator over them; they do not have the run's weights yet. */
 static ml_status start_engines(ml_supervisor **supervisor, ml_gen **gen, ml_generator *g,
-                               const ml_config *c, ml_supervisor_opts o, int64_t n_thread,
+                               const ml_run_opts *c, ml_supervisor_opts o, int64_t n_thread,
                                ml_err *err) {
     const char **url = ML_NEW(&g->arena, const char *, o.n);
     words *w = ML_NEW(&g->arena, words, 1);
@@ -177,7 +177,7 @@ static ml_status start_engines(ml_supervisor **supervisor, ml_gen **gen, ml_gene
     return st;
 }
 
-ml_status ml_engines_start(ml_generator *g, const ml_config *c, ml_err *err) {
+ml_status ml_engines_start(ml_generator *g, const ml_run_opts *c, ml_err *err) {
     ml_supervisor_opts o = { .log_dir = g->weight_dir,
                              .n = g->n_engine,
                              .restart = c->mode.restart };
@@ -190,7 +190,7 @@ ml_status ml_engines_start(ml_generator *g, const ml_config *c, ml_err *err) {
 }
 
 ml_status ml_engines_start_for_evals(ml_supervisor **supervisor, ml_gen **gen,
-                                     ml_generator *g, const ml_config *c, const char *dir,
+                                     ml_generator *g, const ml_run_opts *c, const char *dir,
                                      ml_err *err) {
     ml_supervisor_opts o = { .log_dir = dir,
                              .n = (int32_t)(c->behind.n_gpu / c->behind.per_engine),

@@ -61,7 +61,7 @@ static void stops_of(ml_sampling *how, ml_arena *a, const ml_eval_spec *s) {
 }
 
 /* The set's settings override the flags of evaluations, which override those of the run. */
-static ml_sampling sampling_of(const ml_evaluator *e, const ml_config *c,
+static ml_sampling sampling_of(const ml_evaluator *e, const ml_run_opts *c,
                                const ml_eval_spec *s) {
     ml_sampling how = e->rollouts->sync.how;
     double temperature =
@@ -82,8 +82,8 @@ static ml_sampling sampling_of(const ml_evaluator *e, const ml_config *c,
     return how;
 }
 
-static ml_status open_data(const ml_evaluator *e, const ml_config *c, const ml_eval_spec *s,
-                           ml_dataset *out, ml_err *err) {
+static ml_status open_data(const ml_evaluator *e, const ml_run_opts *c,
+                           const ml_eval_spec *s, ml_dataset *out, ml_err *err) {
     ml_dataset_opts o = e->run->opts.data;
 
     o.path = s->path;
@@ -99,8 +99,8 @@ static ml_status open_data(const ml_evaluator *e, const ml_config *c, const ml_e
     return ml_dataset_open(out, &o, err);
 }
 
-ml_config ml_evaluator_config(const ml_config *c, const ml_eval_spec *s) {
-    ml_config own = *c;
+ml_run_opts ml_evaluator_config(const ml_run_opts *c, const ml_eval_spec *s) {
+    ml_run_opts own = *c;
 
     own.reward.reward_key = either(c->reward.eval_reward_key, c->reward.reward_key);
     own.reward.custom_rm_path = either(s->custom_rm_path, c->reward.custom_rm_path);
@@ -110,9 +110,9 @@ ml_config ml_evaluator_config(const ml_config *c, const ml_eval_spec *s) {
 }
 
 /* Opens the rewards and environment of a set with its own. */
-static ml_status open_extensions(ml_evaluator *e, const ml_config *c, const ml_eval_spec *s,
-                                 ml_eval_set *set, ml_err *err) {
-    ml_config own = ml_evaluator_config(c, s);
+static ml_status open_extensions(ml_evaluator *e, const ml_run_opts *c,
+                                 const ml_eval_spec *s, ml_eval_set *set, ml_err *err) {
+    ml_run_opts own = ml_evaluator_config(c, s);
     bool grades = s->custom_rm_path || s->rm_type || s->custom_generate_path ||
                   c->reward.eval_reward_key;
     ml_status st = ml_reward_check(&own, &set->dataset, err);
@@ -124,7 +124,7 @@ static ml_status open_extensions(ml_evaluator *e, const ml_config *c, const ml_e
     return st;
 }
 
-static ml_status open_set(ml_evaluator *e, const ml_config *c, const ml_eval_spec *s,
+static ml_status open_set(ml_evaluator *e, const ml_run_opts *c, const ml_eval_spec *s,
                           ml_err *err) {
     ml_eval_set *set = &e->evals.set[e->evals.n++];
     ml_status st;
@@ -142,7 +142,7 @@ static ml_status open_set(ml_evaluator *e, const ml_config *c, const ml_eval_spe
 }
 
 ml_status ml_evaluator_specs(ml_eval_spec **out, int32_t *n, ml_arena *a,
-                             const ml_config *c, ml_err *err) {
+                             const ml_run_opts *c, ml_err *err) {
     return c->rollout.eval_config
                ? ml_eval_config_read(out, n, a, c->rollout.eval_config, err)
                : named_sets(out, n, a, &c->rollout.eval_data, err);
@@ -150,7 +150,7 @@ ml_status ml_evaluator_specs(ml_eval_spec **out, int32_t *n, ml_arena *a,
 
 ml_status ml_evaluator_open(ml_evaluator *e, ml_arena *a, const ml_rollouts *rollouts,
                             const ml_loop_extensions *extensions, ml_train_run *run,
-                            const ml_config *c, ml_err *err) {
+                            const ml_run_opts *c, ml_err *err) {
     ml_eval_spec *spec = NULL;
     int32_t n = 0;
     ml_status st = ml_evaluator_specs(&spec, &n, a, c, err);
@@ -168,11 +168,11 @@ ml_status ml_evaluator_open(ml_evaluator *e, ml_arena *a, const ml_rollouts *rol
 
 /* --- running -------------------------------------------------------------------- */
 
-static ml_status open_queue(ml_evaluator *e, ml_generator *g, const ml_config *c,
+static ml_status open_queue(ml_evaluator *e, ml_generator *g, const ml_run_opts *c,
                             ml_err *err) {
     const char *where = c->behind.dir
                             ? c->behind.dir
-                            : ml_arena_printf(e->arena, "%s/eval_snapshots", c->train.save);
+                            : ml_arena_printf(e->arena, "%s/eval_snapshots", c->save);
     const char *dir = NULL;
     ml_status st = ml_dir_make_whole(&dir, e->arena, where, err);
     ml_eval_queue_opts queue = { .evals = &e->evals,
@@ -195,7 +195,7 @@ static ml_status open_queue(ml_evaluator *e, ml_generator *g, const ml_config *c
 }
 
 ml_status ml_evaluator_start(ml_evaluator *e, ml_generator *g, const ml_gen_ctx *asker,
-                             const ml_config *c, ml_err *err) {
+                             const ml_run_opts *c, ml_err *err) {
     e->evals.asker = *asker;
     e->evals.keep_answers = e->run->log.store != NULL;
     if (e->context && e->context < asker->context)

@@ -23,19 +23,19 @@ typedef struct ml_evaluator {
 
 /* The sets of --eval-prompt-data or --eval-config. */
 ml_status ml_evaluator_specs(ml_eval_spec **out, int32_t *n, ml_arena *a,
-                             const ml_config *c, ml_err *err);
+                             const ml_run_opts *c, ml_err *err);
 /* The flags of rewards and environments that apply to a set. */
-ml_config ml_evaluator_config(const ml_config *c, const ml_eval_spec *s);
+ml_run_opts ml_evaluator_config(const ml_run_opts *c, const ml_eval_spec *s);
 
 /* Opens the sets, with their own rewards and environments if they differ from the run's.
  * The arena must outlive it. */
 ml_status ml_evaluator_open(ml_evaluator *e, ml_arena *a, const ml_rollouts *rollouts,
                             const ml_loop_extensions *extensions, ml_train_run *run,
-                            const ml_config *c, ml_err *err);
+                            const ml_run_opts *c, ml_err *err);
 void ml_evaluator_close(ml_evaluator *e); /* zeros, and after a failed open */
 
 /* The generator has started.  With --eval-num-gpus, starts the engines and the queue. */
 ml_status ml_evaluator_start(ml_evaluator *e, ml_generator *g, const ml_gen_ctx *asker,
-                             const ml_config *c, ml_err *err);
+                             const ml_run_opts *c, ml_err *err);
 
 #endif

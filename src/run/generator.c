@@ -17,7 +17,7 @@ static int64_t most(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-static int64_t context_of(const ml_generator *g, const ml_demand *d, const ml_config *c) {
+static int64_t context_of(const ml_generator *g, const ml_demand *d, const ml_run_opts *c) {
     int64_t context = g->run->spec.max_position;
 
     if (c->rollout.max_context)
@@ -30,7 +30,7 @@ static int64_t context_of(const ml_generator *g, const ml_demand *d, const ml_co
 }
 
 static ml_engine_opts engine_opts(const ml_generator *g, const ml_demand *d,
-                                  const ml_config *c) {
+                                  const ml_run_opts *c) {
     ml_engine_opts o = { .context = (int32_t)context_of(g, d, c),
                          .max_running = (int32_t)c->rollout.max_running,
                          .max_waiting = MAX_WAITING,
@@ -80,7 +80,7 @@ static ml_status bytes_left(ml_generator *g, double *out, ml_err *err) {
 /* Size of the KV cache: the need of all concurrent requests, or the share of the memory
  * that the plan leaves, divided among the engines.  One context always fits; if requests
  * are longer than expected, some of them wait. */
-static ml_status size_engine(ml_generator *g, const ml_demand *d, const ml_config *c,
+static ml_status size_engine(ml_generator *g, const ml_demand *d, const ml_run_opts *c,
                              ml_err *err) {
     int64_t page = (int64_t)ml_kv_bytes(&g->run->spec, &g->be, 1);
     double slots = (double)ml_engine_slot_bytes(
@@ -113,8 +113,8 @@ static ml_status find_ends(ml_generator *g, ml_err *err) {
 }
 
 /* If both run at the same time, they share the cores. */
-int ml_generator_threads(const ml_config *c, bool generates) {
-    int64_t all = c->run.n_thread, rollout = c->mode.rollout_threads;
+int ml_generator_threads(const ml_run_opts *c, bool generates) {
+    int64_t all = c->backend.n_thread, rollout = c->mode.rollout_threads;
 
     if (!rollout)
         rollout = c->mode.async ? (all + 1) / 2 : all;
@@ -123,15 +123,15 @@ int ml_generator_threads(const ml_config *c, bool generates) {
     return (int)(c->mode.async && all > rollout ? all - rollout : c->mode.async ? 1 : all);
 }
 
-bool ml_generator_own_set(const ml_config *c) {
-    return !ml_config_elsewhere(c) && (c->mode.async || c->debug.skip_sync);
+bool ml_generator_own_set(const ml_run_opts *c) {
+    return !ml_run_elsewhere(c) && (c->mode.async || c->debug.skip_sync);
 }
 
 /* --- open and close ---------------------------------------------------------- */
 
 ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand *demand,
-                            const ml_config *c, ml_err *err) {
-    ml_backend_opts opts = ml_config_backend(c);
+                            const ml_run_opts *c, ml_err *err) {
+    ml_backend_opts opts = c->backend;
     ml_status st;
 
     *g = (ml_generator){ .run = run,
@@ -205,7 +205,7 @@ ml_status ml_generator_enter(ml_generator *g, ml_memory_phase next, ml_err *err)
     return st;
 }
 
-ml_status ml_generator_start(ml_generator *g, const ml_weights *w, const ml_config *c,
+ml_status ml_generator_start(ml_generator *g, const ml_weights *w, const ml_run_opts *c,
                              ml_err *err) {
     ml_local_opts o = {
         .engine = g->engine, .spec = &g->run->spec, .be = &g->be, .weights = w

@@ -8,7 +8,7 @@
 #include "gen/local.h"
 #include "gen/supervisor.h"
 #include "io/end_tokens.h"
-#include "run/config.h"
+#include "run/opts.h"
 #include "run/faults.h"
 #include "run/run.h"
 
@@ -40,20 +40,20 @@ typedef struct ml_generator {
 
 /* Finds all configuration errors, before weights are loaded.  The run is open. */
 ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand *demand,
-                            const ml_config *c, ml_err *err);
+                            const ml_run_opts *c, ml_err *err);
 void ml_generator_close(ml_generator *g); /* zeros, and after a failed open */
 
 /* Whether generation has its own set of weights in this process. */
-bool ml_generator_own_set(const ml_config *c);
+bool ml_generator_own_set(const ml_run_opts *c);
 
 /* The number of threads for generation, or for training. */
-int ml_generator_threads(const ml_config *c, bool generates);
+int ml_generator_threads(const ml_run_opts *c, bool generates);
 
 /* Adds the engine's memory besides the weights to the options of the run, for its plan. */
 ml_status ml_generator_measure(ml_generator *g, ml_err *err);
 
 /* Starts the engine on these weights, or engine processes; the run has started. */
-ml_status ml_generator_start(ml_generator *g, const ml_weights *w, const ml_config *c,
+ml_status ml_generator_start(ml_generator *g, const ml_weights *w, const ml_run_opts *c,
                              ml_err *err);
 
 /* Generation and training use their memory alternately, with --offload: frees that of the

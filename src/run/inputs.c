@@ -17,7 +17,7 @@
 /* --- a directory for runs without --save ------------------------------------ */
 
 /* Debugging runs do not need the weights. */
-static bool is_for_looking(const ml_config *c) {
+static bool is_for_looking(const ml_run_opts *c) {
     return c->rollout.load_debug || c->rollout.rollout_only || c->debug.exit_after ||
            c->debug.no_update || c->debug.skip_sync;
 }
@@ -43,15 +43,15 @@ static const char *name_of(ml_arena *a, const char *path) {
 
 enum { N_NAME = 1000 }; /* tried before giving up */
 
-ml_status ml_save_dir_choose(ml_train_run *r, const ml_config *c, void (*say)(const char *),
-                             ml_err *err) {
+ml_status ml_save_dir_choose(ml_train_run *r, const ml_run_opts *c,
+                             void (*say)(const char *), ml_err *err) {
     const char *name = name_of(&r->arena, c->hf_checkpoint);
     time_t now = time(NULL);
     char date[40] = "";
     struct tm tm;
     ml_status st;
 
-    if (c->train.save || is_for_looking(c))
+    if (c->save || is_for_looking(c))
         return ML_OK;
     strftime(date, sizeof date, "%Y%m%d-%H%M%S", localtime_r(&now, &tm));
     st = ml_dir_make("runs", err);
@@ -74,10 +74,10 @@ ml_status ml_save_dir_choose(ml_train_run *r, const ml_config *c, void (*say)(co
     return st;
 }
 
-void ml_save_dir_drop(const ml_train_run *r, const ml_config *c) {
+void ml_save_dir_drop(const ml_train_run *r, const ml_run_opts *c) {
     ml_text lock = { 0 };
 
-    if (c->train.save || !r->opts.save)
+    if (c->save || !r->opts.save)
         return;
     ml_text_printf(&lock, "%s/run.lock", r->opts.save);
     unlink(lock.ptr);
@@ -168,7 +168,7 @@ typedef struct inputs {
     int n;
 } inputs;
 
-static inputs inputs_of(ml_train_run *r, const ml_config *c) {
+static inputs inputs_of(ml_train_run *r, const ml_run_opts *c) {
     const ml_string_list *evals = &c->rollout.eval_data;
     inputs all = { ML_NEW(&r->arena, input, 4 + evals->n), 0 };
 
@@ -237,7 +237,7 @@ const ml_json *ml_run_previous(ml_arena *a, const char *dir, const char *name,
     return v;
 }
 
-ml_status ml_run_inputs_record(ml_train_run *r, const ml_config *c, ml_err *err) {
+ml_status ml_run_inputs_record(ml_train_run *r, const ml_run_opts *c, ml_err *err) {
     const ml_json *old = NULL;
     ml_text read = { 0 };
     ml_status st = ML_OK;

@@ -1,33 +1,260 @@
-/* opts.h - the flags of sft and train as options of a run. */
+/* opts.h - the options of a run.  Flags write into them, and into the options of the
+ * modules that they contain: the flag that points at a field defines its meaning.
+ *
+ * thread: immutable after parsing; a run has its own copy. */
 #ifndef ML_RUN_OPTS_H
 #define ML_RUN_OPTS_H
 
-#include "run/config.h"
-#include "run/run.h"
+#include <math.h>
+#include <string.h>
 
-ml_weight_dtype ml_train_dtype(const ml_config *c);
+#include "backend/backend.h"
+#include "rl/data/data_source.h"
+#include "rl/hooks.h"
+#include "rl/recipe.h"
+#include "rl/record/run_log.h"
+#include "run/extensions.h"
+#include "train/trainer.h"
 
-/* Everything but the recipe and the options that only train has.  n_per_prompt: samples
- * per prompt.  ML_EUSAGE if flags contradict each other. */
-ml_status ml_train_opts(ml_train_run_opts *out, const ml_config *c, int64_t n_per_prompt,
-                        ml_err *err);
+/* The values of a flag that takes several. */
+typedef struct ml_string_list {
+    const char *const *word; /* [n] */
+    int n;
+} ml_string_list;
 
-/* The models besides the actor that the recipe of `out` needs.  url [ML_TEACHERS] must
- * outlive the run. */
-enum { ML_TEACHERS = 16 };
-ml_status ml_train_models(ml_train_run_opts *out, const char **url, const ml_config *c,
-                          ml_err *err);
+/* How weights are transferred to engines in other processes. */
+typedef enum ml_transfer {
+    ML_TRANSFER_BROADCAST, /* full weights */
+    ML_TRANSFER_DISK_DELTA,
+    ML_TRANSFER_P2P, /* known, but not supported */
+} ml_transfer;
 
-/* The settings that a resumed run must share with the one that saved, as the members of a
- * JSON object. */
-void ml_train_opts_text(ml_text *out, const ml_train_run_opts *o, const ml_config *c);
+/* How an engine runs its steps on a GPU. */
+typedef struct ml_step_flags {
+    bool no_overlap, no_record;
+    int64_t record_rows;
+} ml_step_flags;
 
-/* --dry-run: reports the memory plan of the run, and fails if the machine does not have
- * enough. */
-ml_status ml_train_show_memory(ml_train_run *r, void (*say)(const char *), ml_err *err);
+/* As ml_engine_opts.record_rows. */
+static inline int32_t ml_record_rows(const ml_step_flags *f) {
+    return f->no_record ? -1 : (int32_t)f->record_rows;
+}
 
-/* Starts the run; see inputs.h for its save directory and its record. */
-ml_status ml_train_start(ml_train_run *r, const ml_config *c, void (*say)(const char *),
-                         ml_err *err);
+/* The architecture in launch scripts; 0 and NaN: not given. */
+typedef struct ml_arch_flags {
+    int64_t n_layer, hidden, ffn, n_head, n_kv_head, head_dim, vocab;
+    int64_t n_expert, top_k, moe_ffn, n_group, top_group;
+    int64_t q_rank, kv_rank, qk_nope, qk_rope, v_dim;
+    int64_t padded_vocab;
+    const char *model_name;
+    double rope_base, norm_eps;
+} ml_arch_flags;
+
+typedef struct ml_rollout_opts {
+    /* sampling; top_k -1: all */
+    double temperature, top_p;
+    int64_t top_k, max_response, max_context, max_prompt; /* 0: no limit */
+    ml_string_list stop, stop_ids;
+    bool skip_special;
+    int64_t over_sampling;
+    bool partial, mask_old;
+    bool routing_replay, rollout_routing_replay, indexer_replay, rollout_indexer_replay;
+    /* the engine */
+    int64_t max_running, chunk;
+    double mem_fraction;
+    bool no_prefix_cache;
+    ml_step_flags steps;
+    /* evaluation; NaN and 0: as when sampling */
+    ml_string_list eval_data;
+    const char *eval_config;
+    const char *eval_input_key, *eval_label_key, *eval_tool_key;
+    int64_t eval_interval, eval_n, eval_top_k, eval_max_response, eval_max_prompt,
+        eval_min_new, eval_context;
+    double eval_temperature, eval_top_p;
+    bool skip_first_eval, log_passrate;
+    /* debugging */
+    const char *save_debug, *load_debug;
+    bool rollout_only, train_only;
+} ml_rollout_opts;
+
+typedef struct ml_mode_opts {
+    bool async; /* the command is train-async */
+    bool fully, colocate;
+    bool offload, offload_train, offload_rollout;
+    int64_t rollout_threads; /* 0: not given */
+    int64_t update_interval;
+    int64_t max_stale, max_samples; /* -1: any; 0: those of a rollout */
+    double capacity;
+    int unused; /* 0: drop, 1: retry */
+    bool external;
+    ml_string_list addrs;
+    const char *engine_key, *engine_key_file; /* of external engines; NULL: none */
+    const char *weight_dir;                   /* NULL: next to the saved snapshots */
+    int64_t n_engine; /* generating processes started by the run; 0: it generates itself */
+    bool restart;
+    double check_s, check_timeout_s, first_check_s, request_s;
+    int64_t shard_bytes; /* of a file of published weights */
+    int transfer;        /* ml_transfer */
+    const char *local_dir;
+    int delta_encoding, delta_checksum; /* ml_delta_encoding, ml_checksum */
+} ml_mode_opts;
+
+typedef struct ml_extension_opts {
+    ml_extension_paths path;
+    const char *generate, *execute_tool, *plugin; /* NULL: none */
+    int64_t max_turns;
+    int tool_parser; /* ml_tool_format */
+} ml_extension_opts;
+
+typedef struct ml_reward_flags {
+    const char *rm_type, *custom_rm_path, *rm_url, *reward_key,
+        *eval_reward_key; /* NULL: not given */
+    bool group;
+    int64_t n_worker, n_retry, memory_bytes, seed;
+    double timeout_s;
+} ml_reward_flags;
+
+typedef struct ml_debug_opts {
+    bool determinism, checksum, weight_sync, check_sync, no_update, env_report;
+    bool prefill, skip_sync;
+    ml_string_list sync_skip;
+    int64_t print_every, exit_after;                     /* 0: not given */
+    const char *sentinel, *dump, *trajectory, *env_vars; /* NULL: not given */
+    double subsample, peak_tflops;                       /* NaN; 0: not given */
+    bool ci_test, ci_no_kl, ci_no_logprobs, ci_no_sync;
+    const char *faults; /* JSON; NULL: none */
+    const char *metric, *save_norm, *load_norm, *save_hash, *check_hash;
+    double threshold;
+} ml_debug_opts;
+
+/* Evaluations in the background. */
+typedef struct ml_eval_queue_flags {
+    int64_t n_gpu, per_engine, max_in_flight, keep;
+    const char *dir; /* NULL: next to the saved snapshots */
+    int overflow;    /* 0: wait, 1: skip */
+} ml_eval_queue_flags;
+
+typedef struct ml_dump_opts {
+    bool enable;
+    const char *dir;
+    ml_string_list inference, score, train; /* options of each */
+} ml_dump_opts;
+
+/* Diagnostics that a run records; NULL: not given. */
+typedef struct ml_record_opts {
+    const char *train, *events, *memory_dir, *inject;
+    bool analyse, witness, memory, masters;
+    int64_t witness_rows, memory_rounds, inject_from;
+    int recorder; /* ml_memory_view */
+    double inject_least;
+} ml_record_opts;
+
+/* Zeros mean defaults.  Strings must outlive the run. */
+typedef struct ml_run_opts {
+    const char *hf_checkpoint;
+    ml_weight_dtype dtype;
+    ml_backend_opts backend;
+    const char *chat_template; /* NULL: the checkpoint's own */
+    ml_arch_flags arch;
+    /* Checkpoint of the reference, and of the actor if there is no snapshot; NULL:
+     * hf_checkpoint. */
+    const char *ref_load;
+    int64_t ref_step;         /* the snapshot in ref_load; ML_NONE: the newest */
+    int64_t ref_interval;     /* rollouts after which the actor is copied to it; 0: never */
+    const char *teacher_load; /* NULL: no teacher in memory */
+    int64_t teacher_step;
+    ml_string_list teacher_urls; /* teachers served over HTTP: URL or NAME=URL */
+    const char *teacher_key, *teacher_key_file; /* their API key; NULL: none */
+    const char *opd_type;
+    ml_dataset_opts data; /* path NULL: none; its text functions are filled in here */
+    ml_data_source_opts source;
+    int64_t rollout_batch_size;     /* prompts per rollout */
+    int64_t num_rollout, num_epoch; /* rollouts; 0: by epochs of the data */
+    int64_t num_steps_per_rollout;  /* 0: by the batch size */
+    bool no_trim; /* do not truncate a rollout to a multiple of the batch */
+    /* The length of the learning-rate schedule is filled in here. */
+    ml_trainer_opts trainer;
+    double weight_decay; /* if it does not change */
+    bool recompute_loss, offload_states;
+    ml_string_list recompute_modules;
+    ml_algo_opts algo;
+    bool per_token;                                           /* the loss of sft */
+    bool keep_old_actor, reset_optimizer, on_policy, entropy; /* as in ml_learner */
+    /* The critic of a recipe that has a loss for one; NULL: as below. */
+    const char *critic_load; /* <load>_critic if the actor continues, else hf_checkpoint */
+    const char *critic_save; /* <save>_critic */
+    double critic_lr;        /* NaN: the actor's */
+    int64_t critic_warmup_iters, n_critic_only;
+    int64_t critic_seed;     /* of the head, if the checkpoint has none */
+    const char *save, *load; /* NULL: nothing is saved; the run starts at 0 */
+    const char *save_hf;     /* see ml_saver_opts */
+    int64_t save_interval, keep_last, retain_interval; /* 0: at the end; all; none */
+    int64_t ckpt_step, start_rollout; /* ML_NONE: the newest; after the snapshot */
+    bool async_save, save_optim, load_optim;
+    bool finetune;       /* take only the weights of a snapshot, not its position */
+    bool overwrite;      /* remove a run that is in `save` */
+    bool dry_run;        /* plan the memory only */
+    ml_run_log_opts log; /* its directory is `save`; the op timeline is made here */
+    bool store;          /* the run store of the log */
+    ml_string_list profile_targets; /* none: all */
+    int64_t memory_margin;          /* to leave free */
+    ml_rollout_opts rollout;
+    ml_mode_opts mode;
+    ml_extension_opts extensions;
+    ml_reward_flags reward;
+    ml_eval_queue_flags behind;
+    ml_debug_opts debug;
+    ml_dump_opts dump;
+    ml_record_opts record;
+
+    /* The rest follows from the options above: see ml_run_opts_complete. */
+    ml_recipe recipe;
+    bool needs_template;               /* fail if the checkpoint has no chat template */
+    bool needs_tokenizer;              /* even if there is no data */
+    bool learns_nothing;               /* weights but no trainer; nothing is saved */
+    bool wants_ref;                    /* there is a reference */
+    bool replay_rollout[ML_N_ROUTING]; /* replay the rollout's routing record */
+    const ml_hooks *hooks;             /* NULL: none */
+    bool second_set; /* generation has its own weights, for the memory plan */
+    /* For the memory plan: the bytes generation needs besides the KV cache, and for the KV
+     * cache; whether generation and training use the memory alternately. */
+    size_t engine_bytes, kv_bytes;
+    bool in_turns;
+    ml_str config; /* options that a resumed run must share, a JSON object */
+} ml_run_opts;
+
+/* Whether a flag of a critic is given. */
+static inline bool ml_run_names_critic(const ml_run_opts *o) {
+    return o->critic_load || o->critic_save || o->n_critic_only || o->critic_warmup_iters ||
+           !isnan(o->critic_lr);
+}
+
+/* Whether other processes generate the samples. */
+static inline bool ml_run_elsewhere(const ml_run_opts *o) {
+    return o->mode.external || o->mode.n_engine > 0;
+}
+
+/* Samples per prompt; sft has one. */
+static inline int32_t ml_run_per_prompt(const ml_run_opts *o) {
+    return o->source.n_samples_per_prompt ? o->source.n_samples_per_prompt : 1;
+}
+
+/* The address in a word of teacher_urls. */
+static inline const char *ml_teacher_url(const char *word) {
+    const char *equals = strchr(word, '='), *scheme = strstr(word, "://");
+    return equals && (!scheme || equals < scheme) ? equals + 1 : word;
+}
+
+/* Samples per train step. */
+int64_t ml_run_batch_size(const ml_run_opts *o);
+
+/* Derives the options that follow from others.  ML_EUSAGE: the architecture is not that of
+ * the model. */
+ml_status ml_run_opts_complete(ml_run_opts *o, ml_err *err);
+/* That, and the recipe of miles sft, or that of miles train with its extensions.  Text
+ * goes to the arena. */
+ml_status ml_run_opts_sft(ml_run_opts *o, ml_arena *a, ml_err *err);
+ml_status ml_run_opts_train(ml_run_opts *o, ml_arena *a, ml_loop_extensions *e,
+                            ml_err *err);
 
 #endif

@@ -6,7 +6,7 @@
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
 
-bool ml_reward_from_environment(const ml_config *c) {
+bool ml_reward_from_environment(const ml_run_opts *c) {
     const char *path = c->extensions.generate;
 
     return path && !c->extensions.execute_tool &&
@@ -14,7 +14,7 @@ bool ml_reward_from_environment(const ml_config *c) {
 }
 
 /* Checks the grader named in a row's metadata. */
-static ml_status check_type(const ml_json *type, const ml_config *c, ml_arena *a,
+static ml_status check_type(const ml_json *type, const ml_run_opts *c, ml_arena *a,
                             ml_err *err) {
     ml_grader g;
 
@@ -31,7 +31,7 @@ static ml_status check_type(const ml_json *type, const ml_config *c, ml_arena *a
     return ml_grader_find(&g, ml_arena_str(a, type->text.ptr, type->text.len), err);
 }
 
-static ml_status check_row(const ml_dataset *ds, int64_t row, const ml_config *c,
+static ml_status check_row(const ml_dataset *ds, int64_t row, const ml_run_opts *c,
                            ml_err *err) {
     ml_status st;
     ml_arena a;
@@ -48,7 +48,7 @@ static ml_status check_row(const ml_dataset *ds, int64_t row, const ml_config *c
     return st;
 }
 
-ml_status ml_reward_check(const ml_config *c, const ml_dataset *ds, ml_err *err) {
+ml_status ml_reward_check(const ml_run_opts *c, const ml_dataset *ds, ml_err *err) {
     int64_t n = ds->opts.make ? 1 : ds->rows.n; /* of generated prompts, only the first */
     ml_status st = ML_OK;
 

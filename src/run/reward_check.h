@@ -5,14 +5,14 @@
 #ifndef ML_RUN_REWARD_CHECK_H
 #define ML_RUN_REWARD_CHECK_H
 
-#include "run/config.h"
+#include "run/opts.h"
 #include "rl/data/dataset.h"
 
 /* A user's environment gives rewards; a sample for which it does not has reward 0, unless
  * another reward is configured. */
-bool ml_reward_from_environment(const ml_config *c);
+bool ml_reward_from_environment(const ml_run_opts *c);
 
 /* ML_EUSAGE if no flag names a reward and a row of the data does not either. */
-ml_status ml_reward_check(const ml_config *c, const ml_dataset *ds, ml_err *err);
+ml_status ml_reward_check(const ml_run_opts *c, const ml_dataset *ds, ml_err *err);
 
 #endif

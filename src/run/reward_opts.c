@@ -3,7 +3,7 @@
 #include "run/reward_check.h"
 #include "plugin/reward_path.h"
 
-ml_status ml_reward_opts_init(ml_reward_opts *out, const ml_config *c, ml_arena *a,
+ml_status ml_reward_opts_init(ml_reward_opts *out, const ml_run_opts *c, ml_arena *a,
                               ml_err *err) {
     *out = (ml_reward_opts){ .rm_type = c->reward.rm_type,
                              .rm_url = c->reward.rm_url,

@@ -31,7 +31,7 @@ static int32_t top_k(int64_t k) {
     return k < 0 ? 0 : (int32_t)k;
 }
 
-static ml_status sampling_of(ml_sampling *out, ml_arena *a, const ml_config *c,
+static ml_status sampling_of(ml_sampling *out, ml_arena *a, const ml_run_opts *c,
                              ml_err *err) {
     ml_str *stop = ML_NEW(a, ml_str, c->rollout.stop.n + 1);
 
@@ -43,14 +43,14 @@ static ml_status sampling_of(ml_sampling *out, ml_arena *a, const ml_config *c,
                           .max_new = (int32_t)c->rollout.max_response,
                           .stop = stop,
                           .n_stop = c->rollout.stop.n,
-                          .seed = (uint64_t)c->train.rollout_seed,
+                          .seed = (uint64_t)c->source.seed,
                           .skip_special = c->rollout.skip_special };
     return stop_ids(out, a, &c->rollout.stop_ids, err);
 }
 
 /* --- rewards ---------------------------------------------------------------- */
 
-ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_config *c,
+ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *c,
                               ml_err *err) {
     ml_reward_opts o;
     ml_status st = ml_reward_opts_init(&o, c, a, err);
@@ -58,7 +58,7 @@ ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_config *c,
 }
 
 ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a,
-                            const ml_config *c, ml_err *err) {
+                            const ml_run_opts *c, ml_err *err) {
     ml_turns_opts o = { .environment = { .memory_bytes = c->reward.memory_bytes,
                                          .deadline_s = c->reward.timeout_s },
                         .text = { .tokenizer = run->tokenizer,
@@ -69,8 +69,8 @@ ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a
     ml_status st = ml_generate_path_resolve(&o.environment, a, c->extensions.generate,
                                             c->extensions.execute_tool, err);
 
-    if (st == ML_OK && c->train.template_kwargs)
-        st = ml_json_parse(&o.text.kwargs, a, ml_str_of(c->train.template_kwargs),
+    if (st == ML_OK && c->data.template_kwargs)
+        st = ml_json_parse(&o.text.kwargs, a, ml_str_of(c->data.template_kwargs),
                            "--apply-chat-template-kwargs", err);
     if (st != ML_OK || (!o.environment.ext && !o.environment.command.line))
         return st;
@@ -83,7 +83,7 @@ ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a
 /* --- rollouts --------------------------------------------------------------- */
 
 ml_status ml_rollouts_open(ml_rollouts *r, ml_arena *a, const ml_loop_extensions *e,
-                           ml_train_run *run, const ml_config *c, ml_err *err) {
+                           ml_train_run *run, const ml_run_opts *c, ml_err *err) {
     ml_prompt_feed feed = ml_train_run_feed(run);
     ml_status st;
 
@@ -112,10 +112,9 @@ void ml_rollouts_close(ml_rollouts *r) {
     ml_partial_buffer_release(&r->sync.held);
 }
 
-static ml_status open_async(ml_rollouts *r, const ml_config *c, void (*say)(const char *),
+static ml_status open_async(ml_rollouts *r, const ml_run_opts *c, void (*say)(const char *),
                             ml_err *err) {
-    int64_t per_group = c->rollout.n_samples_per_prompt,
-            batch = c->train.rollout_batch_size,
+    int64_t per_group = c->source.n_samples_per_prompt, batch = c->rollout_batch_size,
             capacity = (int64_t)(c->mode.capacity * (double)batch);
     ml_async_opts o = {
         .feed = r->sync.feed,
@@ -135,7 +134,7 @@ static ml_status open_async(ml_rollouts *r, const ml_config *c, void (*say)(cons
 }
 
 ml_status ml_rollouts_start(ml_rollouts *r, ml_rollout *out, const ml_gen_ctx *ctx,
-                            ml_train_run *run, const ml_config *c,
+                            ml_train_run *run, const ml_run_opts *c,
                             void (*say)(const char *), ml_err *err) {
     ml_status st = ML_OK;
 

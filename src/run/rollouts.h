@@ -9,7 +9,7 @@
 #include "rl/rollout/prefetch.h"
 #include "rl/rollout/rollout_custom.h"
 #include "rl/rollout/rollout_gen.h"
-#include "run/config.h"
+#include "run/opts.h"
 #include "run/run.h"
 
 typedef struct ml_rollouts {
@@ -25,21 +25,21 @@ typedef struct ml_rollouts {
 
 /* The run is open; the arena must outlive it. */
 ml_status ml_rollouts_open(ml_rollouts *r, ml_arena *a, const ml_loop_extensions *e,
-                           ml_train_run *run, const ml_config *c, ml_err *err);
+                           ml_train_run *run, const ml_run_opts *c, ml_err *err);
 void ml_rollouts_close(ml_rollouts *r); /* zeros, and after a failed open */
 
 /* The generator of `ctx` has started: *out is the rollout of the mode.  say: reports of
  * the async rollout. */
 ml_status ml_rollouts_start(ml_rollouts *r, ml_rollout *out, const ml_gen_ctx *ctx,
-                            ml_train_run *run, const ml_config *c,
+                            ml_train_run *run, const ml_run_opts *c,
                             void (*say)(const char *), ml_err *err);
 /* Stops generation in progress. */
 void ml_rollouts_stop(ml_rollouts *r);
 
 /* Opens the configured rewards and environment; *out is unchanged if there are none. */
-ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_config *c,
+ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *c,
                               ml_err *err);
 ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a,
-                            const ml_config *c, ml_err *err);
+                            const ml_run_opts *c, ml_err *err);
 
 #endif

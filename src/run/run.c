@@ -10,7 +10,7 @@
 
 /* A checkpoint without a template is allowed unless one is needed. */
 static ml_status open_text(ml_train_run *r, ml_err *err) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
     ml_err why = { 0 };
     ml_status st = ml_tokenizer_open(&r->tokenizer, o->hf_checkpoint, err);
 
@@ -39,12 +39,12 @@ static ml_status open_data(ml_train_run *r, ml_err *err) {
 }
 
 /* Samples per rollout. */
-static int64_t samples_of_round(const ml_train_run_opts *o) {
+static int64_t samples_of_round(const ml_run_opts *o) {
     return o->rollout_batch_size * o->source.n_samples_per_prompt;
 }
 
 static ml_status count_rollouts(ml_train_run *r, ml_err *err) {
-    ml_train_run_opts *o = &r->opts;
+    ml_run_opts *o = &r->opts;
     int64_t rows = r->dataset.rows.n, batch = o->trainer.batch.global_batch_size;
 
     if (o->learns_nothing && !o->data.path)
@@ -80,7 +80,7 @@ static bool is_checkpoint(ml_arena *a, const char *dir) {
 /* The initial weights of a critic that does not continue with the actor: its own
  * checkpoint, its newest snapshot, or the actor's checkpoint. */
 static ml_status open_critic(ml_train_run *r, ml_err *err) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
     const char *dir = o->hf_checkpoint;
     int64_t actor = ML_NONE, own = ML_NONE;
     ml_status st = ML_OK;
@@ -94,8 +94,9 @@ static ml_status open_critic(ml_train_run *r, ml_err *err) {
     }
     if (own != ML_NONE)
         dir = ml_snapshot_path(&r->arena, o->critic_load, own);
-    return st == ML_OK ? ml_critic_open(&r->critic, dir, o->critic_seed, o->dtype, err)
-                       : st;
+    return st == ML_OK
+               ? ml_critic_open(&r->critic, dir, (uint64_t)o->critic_seed, o->dtype, err)
+               : st;
 }
 
 /* Ops per rollout shown in a profile, of training and of the rollout. */
@@ -115,7 +116,7 @@ static ml_status open_ops(ml_train_run *r, ml_err *err) {
     return ML_OK;
 }
 
-ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_err *err) {
+ml_status ml_train_run_open(ml_train_run *r, const ml_run_opts *opts, ml_err *err) {
     ml_status st;
 
     *r = (ml_train_run){ .opts = *opts };
@@ -137,6 +138,9 @@ ml_status ml_train_run_open(ml_train_run *r, const ml_train_run_opts *opts, ml_e
         st = open_data(r, err);
     if (st == ML_OK)
         st = count_rollouts(r, err);
+    if (st == ML_OK)
+        st = ml_secret_find(&r->teacher_key, opts->teacher_key, opts->teacher_key_file,
+                            "--opd-teacher-api-key", err);
     if (st == ML_OK && opts->log.profile)
         st = open_ops(r, err);
     if (st == ML_OK)
@@ -188,7 +192,7 @@ static void name_set(ml_train_run *r, int *n, bool there, const char *name) {
 
 /* Sizes only; the longest sample is not known in advance. */
 void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
     size_t bytes = ml_weights_bytes(&r->spec, r->from, ml_weights_dtype(&r->be, o->dtype));
     bool critic = r->critic.from != NULL;
     int n = 0;
@@ -235,7 +239,7 @@ static uint64_t checkpoint_bytes(const ml_checkpoint *c) {
 static uint64_t snapshot_bytes(const ml_train_run *r, const ml_spec *s,
                                const ml_checkpoint *from, bool bf16) {
     uint64_t state =
-        r->opts.no_save_optim ? 0 : ml_optimizer_bytes(s, &r->opts.trainer.optimizer, bf16);
+        r->opts.save_optim ? ml_optimizer_bytes(s, &r->opts.trainer.optimizer, bf16) : 0;
     return checkpoint_bytes(from) + state;
 }
 
@@ -252,7 +256,7 @@ static int64_t count_saves(const ml_train_run *r) {
 }
 
 ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
     ml_memory_ask ask;
     ml_run_disk d = { .dir = o->save, .n_keep = o->keep_last };
 

@@ -4,7 +4,9 @@
 #include "base/dir.h"
 #include "base/log.h"
 #include "gen/remote.h"
+#include "run/inputs.h"
 #include "run/run.h"
+#include "train/memory.h"
 
 /* --- which weights ---------------------------------------------------------- */
 
@@ -61,7 +63,7 @@ static ml_status load_weights(ml_train_run *r, ml_weights *out, const char *dir,
 /* Miles' rule: load from --load; if it has no snapshot, load from --ref-load and start at
  * the first rollout. */
 static ml_status load_actor(ml_train_run *r, const char *snapshot, ml_err *err) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
     const char *dir = snapshot;
     ml_status st = ML_OK;
 
@@ -86,7 +88,7 @@ static ml_status load_other(ml_train_run *r, ml_weights *out, const char *flag,
 }
 
 static ml_status load_reference(ml_train_run *r, ml_err *err) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
     ml_status st;
 
     if (!o->wants_ref)
@@ -99,24 +101,34 @@ static ml_status load_reference(ml_train_run *r, ml_err *err) {
     return st;
 }
 
-static ml_status load_teacher(ml_train_run *r, ml_err *err) {
-    const ml_train_run_opts *o = &r->opts;
+static ml_status open_teachers(ml_train_run *r, ml_err *err) {
+    const ml_run_opts *o = &r->opts;
+    const ml_string_list *words = &o->teacher_urls;
+    const char **url = ML_NEW(&r->arena, const char *, words->n);
 
-    if (o->n_teacher_url)
-        return ml_remote_open(&r->teachers,
-                              &(ml_remote_opts){ .url = o->teacher_url,
-                                                 .n_url = o->n_teacher_url,
-                                                 .api_key = o->teacher_key,
-                                                 .spec = &r->spec,
-                                                 .sglang = true,
-                                                 .n_attempt = 60,
-                                                 .retry_s = 1,
-                                                 .connect_s = 10,
-                                                 .request_s = o->teacher_request_s,
-                                                 .check_s = 30,
-                                                 .check_timeout_s = 30,
-                                                 .warn_s = 30 },
-                              err);
+    for (int i = 0; i < words->n; i++)
+        url[i] = ml_teacher_url(words->word[i]);
+    return ml_remote_open(&r->teachers,
+                          &(ml_remote_opts){ .url = url,
+                                             .n_url = words->n,
+                                             .api_key = ml_secret_text(&r->teacher_key),
+                                             .spec = &r->spec,
+                                             .sglang = true,
+                                             .n_attempt = 60,
+                                             .retry_s = 1,
+                                             .connect_s = 10,
+                                             .request_s = o->mode.request_s,
+                                             .check_s = 30,
+                                             .check_timeout_s = 30,
+                                             .warn_s = 30 },
+                          err);
+}
+
+static ml_status load_teacher(ml_train_run *r, ml_err *err) {
+    const ml_run_opts *o = &r->opts;
+
+    if (o->teacher_urls.n)
+        return open_teachers(r, err);
     if (!o->teacher_load)
         return ML_OK;
     return load_other(r, &r->teacher, "--opd-teacher-load", o->teacher_load,
@@ -125,7 +137,7 @@ static ml_status load_teacher(ml_train_run *r, ml_err *err) {
 
 /* --- the critic ------------------------------------------------------------- */
 
-static ml_trainer_opts critic_opts(const ml_train_run_opts *o) {
+static ml_trainer_opts critic_opts(const ml_run_opts *o) {
     ml_trainer_opts t = o->trainer;
 
     t.lr.lr = o->critic_lr;
@@ -177,7 +189,7 @@ static ml_status critic_goes_on(ml_train_run *r, int64_t iteration, ml_err *err)
     if (st == ML_OK)
         st = ml_snapshot_load(path,
                               &(ml_snapshot_into){ .trainer = r->critic.trainer,
-                                                   .no_optim = r->opts.no_load_optim },
+                                                   .no_optim = !r->opts.load_optim },
                               &state, &r->arena, err);
     return st;
 }
@@ -199,7 +211,7 @@ static int64_t saved_number(ml_train_run *r, ml_str config, const char *key,
 
 /* True if the batch sizes differ from those with which the snapshot was saved. */
 static bool sizes_changed(ml_train_run *r, ml_str config) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
     int64_t batch = o->trainer.lr.global_batch_size, n = o->source.n_samples_per_prompt;
 
     return saved_number(r, config, "global_batch_size", batch) != batch ||
@@ -216,7 +228,7 @@ static bool sizes_changed(ml_train_run *r, ml_str config) {
  * ones a snapshot may be beyond its end, where the learning rate is 0, or reach the end
  * before the run does. */
 static ml_status check_rate(ml_train_run *r, ml_str config, ml_err *err) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
     int64_t n = ml_trainer_samples(r->trainer), left = r->num_rollout - r->rollout;
     int64_t per_round = o->rollout_batch_size * o->source.n_samples_per_prompt;
     bool changed = sizes_changed(r, config);
@@ -252,7 +264,7 @@ static ml_status go_on_from(ml_train_run *r, const char *snapshot, ml_err *err) 
         ml_snapshot_load(snapshot,
                          &(ml_snapshot_into){ .trainer = r->trainer,
                                               .ref = r->opts.ref_interval ? &r->ref : NULL,
-                                              .no_optim = r->opts.no_load_optim },
+                                              .no_optim = !r->opts.load_optim },
                          &state, &r->arena, err);
 
     if (st == ML_OK && r->source)
@@ -270,7 +282,7 @@ static ml_status go_on_from(ml_train_run *r, const char *snapshot, ml_err *err) 
 /* --- output directories ------------------------------------------------------- */
 
 static ml_run_dir_opts dir_opts(ml_train_run *r, bool critic) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
     ml_run_log_opts log = o->log;
     ml_text events = { 0 };
     ml_run_dir_opts d = {
@@ -318,7 +330,7 @@ static ml_status open_dirs(ml_train_run *r, ml_err *err) {
 }
 
 static ml_status open_output(ml_train_run *r, ml_err *err) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
     bool critic = r->critic.from != NULL;
     ml_status st;
 
@@ -335,7 +347,7 @@ static ml_status open_output(ml_train_run *r, ml_err *err) {
                           .keep_last = (int32_t)o->keep_last,
                           .retain_interval = o->retain_interval,
                           .async = o->async_save,
-                          .no_optim = o->no_save_optim },
+                          .no_optim = !o->save_optim },
         err);
     r->opts.log.dir = o->save;
     r->opts.log.flop_per_token = 6.0 * (double)ml_spec_param_count(&r->spec);
@@ -343,7 +355,7 @@ static ml_status open_output(ml_train_run *r, ml_err *err) {
 }
 
 static void make_learner(ml_train_run *r) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
 
     r->learner = (ml_learner){ .recipe = &o->recipe,
                                .trainer = r->trainer,
@@ -367,7 +379,7 @@ static void make_learner(ml_train_run *r) {
 
 /* Creates the trainer, and restores its position. */
 static ml_status start_training(ml_train_run *r, const char *snapshot, ml_err *err) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
     ml_status st = load_reference(r, err);
 
     if (st == ML_OK)
@@ -384,7 +396,7 @@ static ml_status start_training(ml_train_run *r, const char *snapshot, ml_err *e
 }
 
 ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
-    const ml_train_run_opts *o = &r->opts;
+    const ml_run_opts *o = &r->opts;
     const char *snapshot = NULL;
     ml_status st = open_dirs(r, err);
 
@@ -399,4 +411,53 @@ ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
     if (st == ML_OK)
         make_learner(r);
     return st == ML_OK ? open_output(r, err) : st;
+}
+
+/* --- the whole start ------------------------------------------------------------ */
+
+static ml_status check_memory(ml_train_run *r, ml_err *err) {
+    size_t free_bytes, margin;
+    ml_memory_ask ask;
+
+    ml_train_run_memory(r, &ask);
+    free_bytes = ml_memory_available(&r->be);
+    margin = (size_t)r->opts.memory_margin;
+    return ml_memory_check(&ask, free_bytes > margin ? free_bytes - margin : 0, err);
+}
+
+ml_status ml_train_show_memory(ml_train_run *r, void (*say)(const char *), ml_err *err) {
+    ml_memory_ask ask;
+    ml_memory m;
+    ml_text t = { 0 };
+    ml_status st;
+
+    ml_train_run_memory(r, &ask);
+    st = ml_memory_plan(&m, &ask, err);
+    if (st != ML_OK)
+        return st;
+    ml_text_printf(&t, "memory plan of %s, %lld parameters:\n", r->spec.family,
+                   (long long)ml_spec_param_count(&r->spec));
+    ml_memory_text(&t, &m);
+    t.ptr[t.len - 1] = 0; /* the last newline, which say adds */
+    say(t.ptr);
+    ml_text_release(&t);
+    st = check_memory(r, err);
+    return st == ML_OK ? ml_train_run_check_disk(r, err) : st;
+}
+
+ml_status ml_train_start(ml_train_run *r, const ml_run_opts *c, void (*say)(const char *),
+                         ml_err *err) {
+    ml_status st = check_memory(r, err);
+
+    if (st == ML_OK)
+        st = ml_save_dir_choose(r, c, say, err);
+    if (st == ML_OK)
+        st = ml_train_run_check_disk(r, err);
+    if (st == ML_OK)
+        st = ml_train_run_start(r, err);
+    if (st == ML_OK)
+        st = ml_run_inputs_record(r, c, err);
+    if (st != ML_OK)
+        ml_save_dir_drop(r, c);
+    return st;
 }

@@ -18,18 +18,19 @@
 
 static void defaults(void) {
     CHECK(parse(ML_CMD_SCORE, SCORE) == ML_OK);
-    CHECK(strcmp(config.hf_checkpoint, "m") == 0 && strcmp(config.score.input, "i") == 0);
-    CHECK(config.dtype == ML_DTYPE_AUTO && config.score.temperature == 1.0);
+    CHECK(strcmp(config.run.hf_checkpoint, "m") == 0 &&
+          strcmp(config.score.input, "i") == 0);
+    CHECK(config.run.dtype == ML_WEIGHT_AUTO && config.score.temperature == 1.0);
     CHECK(config.score.batching == ML_BATCH_PACKED && !config.score.entropy);
-    CHECK(!config.score.logits && !config.score.dry_run && !config.run.cpu_level);
-    CHECK(config.run.n_thread >= 1 && config.run.log_level == ML_LOG_WARN);
+    CHECK(!config.score.logits && !config.score.dry_run && !config.run.backend.cpu_level);
+    CHECK(config.run.backend.n_thread >= 1 && config.log_level == ML_LOG_WARN);
     CHECK(parse(ML_CMD_CONVERT, CONVERT) == ML_OK && config.convert.max_shard_bytes == 0);
 }
 
 static void spellings(void) {
     CHECK(parse(ML_CMD_SCORE, SCORE "--dtype bf16 --temperature=0.5 --threads 3") == ML_OK);
-    CHECK(config.dtype == ML_DTYPE_BF16 && config.score.temperature == 0.5);
-    CHECK(config.run.n_thread == 3);
+    CHECK(config.run.dtype == ML_WEIGHT_BF16 && config.score.temperature == 0.5);
+    CHECK(config.run.backend.n_thread == 3);
     CHECK(parse(ML_CMD_SCORE,
                 "--hf-checkpoint m --input i --output=--odd --entropy --no-stats") ==
           ML_OK);
@@ -38,7 +39,7 @@ static void spellings(void) {
     CHECK(parse(ML_CMD_SCORE, "--hf-checkpoint m --input i --output=a=b") == ML_OK);
     CHECK(strcmp(config.score.output, "a=b") == 0);
     CHECK(parse(ML_CMD_CONVERT, CONVERT "--dtype f16") == ML_OK &&
-          config.dtype == ML_DTYPE_F16);
+          config.convert.dtype == ML_DTYPE_F16);
 }
 
 static void bad_values(void) {
@@ -130,12 +131,14 @@ static void required(void) {
 static void environment(void) {
     setenv("MILES_CPU", "c", 1);
     setenv("MILES_LOG", "debug", 1);
-    CHECK(parse(ML_CMD_SCORE, SCORE) == ML_OK && strcmp(config.run.cpu_level, "c") == 0);
-    CHECK(config.run.log_level == ML_LOG_DEBUG);
+    CHECK(parse(ML_CMD_SCORE, SCORE) == ML_OK &&
+          strcmp(config.run.backend.cpu_level, "c") == 0);
+    CHECK(config.log_level == ML_LOG_DEBUG);
     CHECK(parse(ML_CMD_SCORE, SCORE "--cpu-level avx2 --log-level info") == ML_OK);
-    CHECK(strcmp(config.run.cpu_level, "avx2") == 0 && config.run.log_level == ML_LOG_INFO);
+    CHECK(strcmp(config.run.backend.cpu_level, "avx2") == 0 &&
+          config.log_level == ML_LOG_INFO);
     setenv("MILES_CPU", "", 1);
-    CHECK(parse(ML_CMD_SCORE, SCORE) == ML_OK && !config.run.cpu_level);
+    CHECK(parse(ML_CMD_SCORE, SCORE) == ML_OK && !config.run.backend.cpu_level);
     setenv("MILES_CPU", "sse", 1);
     check_refused(ML_CMD_SCORE, SCORE, "MILES_CPU 'sse': expected one of");
 }
@@ -143,7 +146,7 @@ static void environment(void) {
 static void without_effect(void) {
     CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--trust-remote-code"),
               "--trust-remote-code is ignored: code from a checkpoint");
-    CHECK(strcmp(config.hf_checkpoint, "m") == 0);
+    CHECK(strcmp(config.run.hf_checkpoint, "m") == 0);
     check_refused(ML_CMD_SCORE, SCORE "--fp16",
                   "--fp16 is not supported: f16 compute is not supported");
     check_refused(ML_CMD_SCORE, SCORE "--quantization=fp8",
@@ -327,13 +330,15 @@ static void flags_in_a_file(void) {
              ml_test_path("more.yaml"), ml_test_path("more.yaml"),
              ml_test_path("more.yaml"));
     CHECK_HAS(logged, says);
-    CHECK(config.train.lr == 5e-6 && config.algo.num.use_kl_loss && config.train.shuffle);
-    CHECK(config.rollout.stop.n == 2 && strcmp(config.rollout.stop.word[1], "b") == 0);
-    CHECK(config.rollout.eval_data.n == 2);
-    CHECK(strcmp(config.rollout.eval_data.word[0], "p") == 0);
-    CHECK(strcmp(config.train.save, "s") == 0);
-    CHECK(strcmp(config.reward.rm_type, "math") == 0);
-    CHECK(strcmp(config.hf_checkpoint, "there") == 0);
+    CHECK(config.run.trainer.lr.lr == 5e-6 && config.run.algo.num.use_kl_loss &&
+          config.run.source.shuffle);
+    CHECK(config.run.rollout.stop.n == 2 &&
+          strcmp(config.run.rollout.stop.word[1], "b") == 0);
+    CHECK(config.run.rollout.eval_data.n == 2);
+    CHECK(strcmp(config.run.rollout.eval_data.word[0], "p") == 0);
+    CHECK(strcmp(config.run.save, "s") == 0);
+    CHECK(strcmp(config.run.reward.rm_type, "math") == 0);
+    CHECK(strcmp(config.run.hf_checkpoint, "there") == 0);
     write_flags("rollout_stop: [a, --b]\n"); /* a word that looks like a flag */
     check_refused(ML_CMD_TRAIN, words, "--b");
     write_flags("custom_config_path: other.yaml\n");
@@ -348,6 +353,23 @@ static void flags_in_a_file(void) {
 
 /* ---- rows, and the texts made from them ---- */
 
+/* Whether the field can hold the values of the type within the bounds. */
+static bool fits(const ml_flag *f) {
+    bool narrow = f->min < f->max && f->min >= INT32_MIN && f->max <= INT32_MAX;
+
+    switch (f->type) {
+    case ML_FLAG_BOOL: return f->size == sizeof(bool);
+    case ML_FLAG_I64: return f->size == 8 || (f->size == 4 && narrow);
+    case ML_FLAG_WORD: return f->size == sizeof(int) || f->size == sizeof(bool);
+    case ML_FLAG_LIST: return f->size == sizeof(ml_string_list);
+    case ML_FLAG_F64:
+    case ML_FLAG_BYTES:
+    case ML_FLAG_TEXT:
+    case ML_FLAG_PATH: return f->size == 8;
+    }
+    return false;
+}
+
 static void check_row(const ml_flag_list *l, int i) {
     const ml_flag *f = l->row[i];
 
@@ -361,6 +383,8 @@ static void check_row(const ml_flag_list *l, int i) {
     if (!f->group || f->at >= sizeof(ml_config) || (f->type == ML_FLAG_WORD && !f->words) ||
         (f->required && (f->def || !f->value)))
         ml_test_fail(__FILE__, __LINE__, "--%s: the row is not whole", f->name);
+    if (f->state == ML_FLAG_LIVE && !f->same_as && !fits(f))
+        ml_test_fail(__FILE__, __LINE__, "--%s: its field has another type", f->name);
 }
 
 static void rows_and_texts(void) {
@@ -419,7 +443,7 @@ static void rows_and_texts(void) {
 
 static void a_launch_script(void) {
     CHECK(parse(ML_CMD_TRAIN, QWEN3_4B "--tensor-model-parallel-size 1") == ML_OK);
-    CHECK(config.arch.n_layer == 36 && config.arch.rope_base == 1e6);
+    CHECK(config.run.arch.n_layer == 36 && config.run.arch.rope_base == 1e6);
     check_refused(ML_CMD_TRAIN, QWEN3_4B "--tensor-model-parallel-size 2",
                   "tensor-model-parallel-size");
 }

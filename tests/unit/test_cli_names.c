@@ -19,7 +19,7 @@ static void wrong_names(void) {
 static void last_one_wins(void) {
     CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--dtype f32 --dtype=bf16"),
               "--dtype bf16 overrides f32, given earlier\n");
-    CHECK(config.dtype == ML_DTYPE_BF16);
+    CHECK(config.run.dtype == ML_WEIGHT_BF16);
     CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--stats --no-stats"),
               "--no-stats overrides --stats, given earlier\n");
     CHECK(!config.score.stats);
@@ -47,25 +47,25 @@ static void same_flag_by_other_names(void) {
         for (size_t k = 0; k < 3; k++) {
             snprintf(words, sizeof words, "%s x%d", names[k], (int)k);
             parse(cmds[i], words); /* other flags may be missing */
-            if (!config.hf_checkpoint || config.hf_checkpoint[1] != (char)('0' + k))
+            if (!config.run.hf_checkpoint || config.run.hf_checkpoint[1] != (char)('0' + k))
                 ml_test_fail(__FILE__, __LINE__, "command %d does not take %s",
                              (int)cmds[i], names[k]);
         }
     CHECK_HAS(log_of(ML_CMD_SERVE, "--model-path a --hf-checkpoint b"),
               "--hf-checkpoint b overrides --model-path a, given earlier");
-    CHECK(strcmp(config.hf_checkpoint, "b") == 0);
+    CHECK(strcmp(config.run.hf_checkpoint, "b") == 0);
     CHECK(parse(ML_CMD_SERVE, "--model m --chat-template-path t --dtype bfloat16") ==
           ML_OK);
-    CHECK(strcmp(config.chat.chat_template, "t") == 0 && config.dtype == ML_DTYPE_BF16);
+    CHECK(strcmp(config.run.chat_template, "t") == 0 && config.run.dtype == ML_WEIGHT_BF16);
     CHECK(parse(ML_CMD_CHAT_TEMPLATE, "--model m --chat-template-path t") == ML_OK);
-    CHECK(strcmp(config.chat.chat_template, "t") == 0);
+    CHECK(strcmp(config.run.chat_template, "t") == 0);
     CHECK(parse(ML_CMD_EVAL, "--model-path m --eval-prompt-data d --rm-type math "
                              "--chat-template t --dtype fp32") == ML_OK);
-    CHECK(strcmp(config.chat.chat_template, "t") == 0 && config.dtype == ML_DTYPE_F32);
+    CHECK(strcmp(config.run.chat_template, "t") == 0 && config.run.dtype == ML_WEIGHT_F32);
     CHECK(parse(ML_CMD_CONVERT, CONVERT "--dtype half") == ML_OK);
-    CHECK(config.dtype == ML_DTYPE_F16);
+    CHECK(config.convert.dtype == ML_DTYPE_F16);
     CHECK(parse(ML_CMD_SCORE, SCORE "--dtype float32") == ML_OK &&
-          config.dtype == ML_DTYPE_F32);
+          config.run.dtype == ML_WEIGHT_F32);
     check_refused(ML_CMD_SERVE, "--model-path= ", "--model-path '': expected a path");
     check_refused(ML_CMD_SERVE, "--hf-checkpoint=", "--hf-checkpoint '': expected a path");
     check_refused(ML_CMD_SERVE, "--port 1", "--model-path DIR is required");

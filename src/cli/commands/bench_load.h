@@ -4,7 +4,7 @@
 #define ML_CLI_COMMANDS_BENCH_LOAD_H
 
 #include "base/arena.h"
-#include "run/config.h"
+#include "cli/config.h"
 #include "text/tokenizer/tokenizer.h"
 
 typedef struct ml_bench_item {

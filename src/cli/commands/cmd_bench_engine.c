@@ -26,19 +26,11 @@ typedef struct bench_job {
     int64_t n_first, n_token; /* since the step began: first tokens, all tokens */
 } bench_job;
 
-static ml_weight_dtype weight_dtype(const ml_config *c) {
-    switch (c->dtype) {
-    case ML_DTYPE_F32: return ML_WEIGHT_F32;
-    case ML_DTYPE_BF16: return ML_WEIGHT_BF16;
-    default: return ML_WEIGHT_AUTO;
-    }
-}
-
 /* --- opening ---------------------------------------------------------------- */
 
 static ml_status open_weights(bench_job *j, ml_err *err) {
     const ml_config *c = j->config;
-    ml_weight_dtype dtype = weight_dtype(c);
+    ml_weight_dtype dtype = c->run.dtype;
     ml_status st;
 
     if (c->load_format == ML_LOAD_DUMMY) {
@@ -46,7 +38,7 @@ static ml_status open_weights(bench_job *j, ml_err *err) {
         st = ml_weights_dummy(&j->weights, &j->spec, dtype, (uint64_t)c->bench.seed, &j->be,
                               &j->arena, err);
     } else {
-        st = ml_checkpoint_open(&j->checkpoint, c->hf_checkpoint, err);
+        st = ml_checkpoint_open(&j->checkpoint, c->run.hf_checkpoint, err);
         if (st == ML_OK)
             st = ml_weights_load(&j->weights, &j->spec, j->checkpoint, dtype, &j->be,
                                  &j->arena, err);
@@ -107,11 +99,11 @@ static ml_status open_engine(bench_job *j, ml_err *err) {
 
 static ml_status open_all(bench_job *j, ml_err *err) {
     const ml_config *c = j->config;
-    ml_backend_opts opts = ml_config_backend(c);
-    ml_status st = ml_spec_open(&j->spec, c->hf_checkpoint, err);
+    ml_backend_opts opts = c->run.backend;
+    ml_status st = ml_spec_open(&j->spec, c->run.hf_checkpoint, err);
 
     if (st == ML_OK && c->bench.dataset)
-        st = ml_tokenizer_open(&j->tokenizer, c->hf_checkpoint, err);
+        st = ml_tokenizer_open(&j->tokenizer, c->run.hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_bench_load_make(&j->load, &j->arena, c, j->spec.n_vocab, j->tokenizer, err);
     if (st == ML_OK)

@@ -141,8 +141,9 @@ static ml_status run_rows(job *j, ml_err *err) {
 
 ml_status ml_cmd_chat_template(const ml_config *c, ml_err *err) {
     ml_chat_template *t;
-    job j = { .check = c->chat.check };
-    ml_status st = ml_chat_template_open(&t, c->hf_checkpoint, c->chat.chat_template, err);
+    job j = { .check = c->chat_check };
+    ml_status st =
+        ml_chat_template_open(&t, c->run.hf_checkpoint, c->run.chat_template, err);
 
     if (st)
         return st;

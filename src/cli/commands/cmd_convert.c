@@ -8,8 +8,8 @@ static ml_status convert(const ml_config *c, const ml_spec *s, const ml_checkpoi
         [ML_DTYPE_F32] = ML_F32, [ML_DTYPE_BF16] = ML_BF16, [ML_DTYPE_F16] = ML_F16
     };
     ml_export_opts o = { .dir = c->convert.save_hf,
-                         .keep_dtype = c->dtype == ML_DTYPE_AUTO,
-                         .dtype = dtypes[c->dtype],
+                         .keep_dtype = c->convert.dtype == ML_DTYPE_AUTO,
+                         .dtype = dtypes[c->convert.dtype],
                          .shard_bytes = c->convert.max_shard_bytes };
     ml_weights w;
     ml_status st = ml_weights_load(&w, s, from, ML_WEIGHT_AUTO, be, a, err);
@@ -25,11 +25,11 @@ ml_status ml_cmd_convert(const ml_config *c, ml_err *err) {
     ml_checkpoint *from = NULL;
     ml_backend be = { 0 };
     ml_arena a;
-    ml_status st = ml_spec_open(&s, c->hf_checkpoint, err);
+    ml_status st = ml_spec_open(&s, c->run.hf_checkpoint, err);
 
     ml_arena_init(&a, "convert");
     if (st == ML_OK)
-        st = ml_checkpoint_open(&from, c->hf_checkpoint, err);
+        st = ml_checkpoint_open(&from, c->run.hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_backend_cpu_open(&be, 1, NULL, err);
     if (st == ML_OK)

@@ -4,7 +4,6 @@
 
 #include "cli/cli.h"
 #include "run/assembly.h"
-#include "run/opts.h"
 #include "rl/eval/eval_table.h"
 
 /* Prints a table, or JSON for programs. */
@@ -14,7 +13,7 @@ static ml_status evaluate(ml_assembly *parts, const ml_config *c, ml_err *err) {
     ml_status st;
 
     ml_metrics_init(&scores.figures, &parts->arena);
-    st = ml_assembly_start(parts, c, err);
+    st = ml_assembly_start(parts, &c->run, err);
     if (st == ML_OK)
         st = ml_evals_run(&parts->evaluator.evals, &scores, err);
     if (st == ML_OK && isatty(STDOUT_FILENO) == 1) {
@@ -28,30 +27,18 @@ static ml_status evaluate(ml_assembly *parts, const ml_config *c, ml_err *err) {
 }
 
 ml_status ml_cmd_eval(const ml_config *c, ml_err *err) {
-    ml_train_run_opts opts = {
-        .hf_checkpoint = c->hf_checkpoint,
-        .dtype = ml_train_dtype(c),
-        .backend = ml_config_backend(c),
-        .chat_template = c->chat.chat_template,
-        .data = { .input_key = c->train.input_key,
-                  .tool_key = c->train.tool_key,
-                  .label_key = c->rollout.label_key,
-                  .metadata_key = c->rollout.metadata_key,
-                  .apply_chat_template = c->rollout.apply_chat_template,
-                  .template_kwargs = c->train.template_kwargs },
-        .needs_tokenizer = true,
-        .needs_template = c->rollout.apply_chat_template,
-        .learns_nothing = true,
-    };
+    ml_run_opts opts = c->run;
     ml_assembly parts = { 0 };
     ml_loop_extensions extensions = { 0 };
     ml_train_run run = { 0 };
-    ml_status st = ml_loop_extensions_resolve(&extensions, &c->extensions.path, err);
+    ml_status st = ml_loop_extensions_resolve(&extensions, &c->run.extensions.path, err);
 
+    opts.needs_tokenizer = opts.learns_nothing = true;
+    opts.needs_template = opts.data.apply_chat_template;
     if (st == ML_OK)
         st = ml_train_run_open(&run, &opts, err);
     if (st == ML_OK)
-        st = ml_assembly_open(&parts, c, &extensions, &run, err);
+        st = ml_assembly_open(&parts, &c->run, &extensions, &run, err);
     if (st == ML_OK)
         st = ml_train_run_start(&run, err);
     if (st == ML_OK)

@@ -135,8 +135,8 @@ static ml_status find(viewer *v, const char *path, ml_err *err) {
             "%s: there is no store; runs with --save have one, unless --no-store "
             "was given",
             path);
-    if (c->hf_checkpoint)
-        st = ml_tokenizer_open(&v->tokenizer, c->hf_checkpoint, err);
+    if (c->run.hf_checkpoint)
+        st = ml_tokenizer_open(&v->tokenizer, c->run.hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_run_store_find(path, &q, show, v, err);
     if (st == ML_OK && v->n == 0)

@@ -28,7 +28,7 @@ static void print_strangers(const miles_plugin *plugin, const char *object) {
 
 ml_status ml_cmd_list(const ml_config *c, ml_err *err) {
     const miles_plugin *plugin = NULL;
-    const char *object = c->extensions.plugin;
+    const char *object = c->run.extensions.plugin;
     ml_status st = object ? ml_plugin_open(&plugin, object, err) : ML_OK;
 
     if (st != ML_OK)

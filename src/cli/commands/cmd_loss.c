@@ -406,7 +406,7 @@ ml_status ml_cmd_loss(const ml_config *c, ml_err *err) {
     char *line = NULL;
     size_t cap = 0;
     ssize_t len;
-    ml_status st = ml_recipe_resolve(&j.recipe, &c->algo, err);
+    ml_status st = ml_recipe_resolve(&j.recipe, &c->run.algo, err);
 
     while (st == ML_OK && (len = getline(&line, &cap, stdin)) >= 0) {
         j.n_line++;

@@ -235,15 +235,15 @@ static ml_status read_stops(reward_job *j, const char *dir, ml_err *err) {
 }
 
 ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
-    reward_job j = { .seed = c->reward.seed };
+    reward_job j = { .seed = c->run.reward.seed };
     ml_reward_opts opts;
     ml_arena arena;
     ml_status st;
 
     ml_arena_init(&arena, "reward");
-    st = c->hf_checkpoint ? read_stops(&j, c->hf_checkpoint, err) : ML_OK;
+    st = c->run.hf_checkpoint ? read_stops(&j, c->run.hf_checkpoint, err) : ML_OK;
     if (st == ML_OK)
-        st = ml_reward_opts_init(&opts, c, &arena, err);
+        st = ml_reward_opts_init(&opts, &c->run, &arena, err);
     if (st == ML_OK)
         st = ml_rewards_open(&j.rewards, &opts, err);
     if (st == ML_OK) {

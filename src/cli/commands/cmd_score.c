@@ -204,14 +204,6 @@ static ml_status open_output(score_job *j, ml_err *err) {
 
 /* --- memory ----------------------------------------------------------------- */
 
-static ml_weight_dtype weight_dtype(const score_job *j) {
-    switch (j->config->dtype) {
-    case ML_DTYPE_F32: return ML_WEIGHT_F32;
-    case ML_DTYPE_BF16: return ML_WEIGHT_BF16;
-    default: return ML_WEIGHT_AUTO;
-    }
-}
-
 typedef struct memory_row {
     const char *what;
     size_t bytes;
@@ -223,7 +215,7 @@ static size_t memory_plan(const score_job *j, memory_row row[8]) {
     memory_row all[] = {
         { "program", j->base_bytes },
         { "weights", ml_weights_bytes(&j->spec, j->checkpoint,
-                                      ml_weights_dtype(&j->be, weight_dtype(j))) },
+                                      ml_weights_dtype(&j->be, j->config->run.dtype)) },
         { "gradients", grads ? ml_weights_bytes(&j->spec, NULL, ML_WEIGHT_F32) : 0 },
         { "activations", ml_plan_act_bytes(j->plan) },
         { "scratch", ml_plan_scratch_bytes(j->plan) },
@@ -338,16 +330,16 @@ static ml_status score_all(score_job *j, ml_err *err) {
 
 static ml_status open_inputs(score_job *j, ml_err *err) {
     const ml_config *c = j->config;
-    ml_backend_opts opts = ml_config_backend(c);
-    ml_status st = ml_spec_open(&j->spec, c->hf_checkpoint, err);
+    ml_backend_opts opts = c->run.backend;
+    ml_status st = ml_spec_open(&j->spec, c->run.hf_checkpoint, err);
 
     if (st == ML_OK)
-        st = ml_checkpoint_open(&j->checkpoint, c->hf_checkpoint, err);
+        st = ml_checkpoint_open(&j->checkpoint, c->run.hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_weights_check(&j->spec, j->checkpoint, err);
     if (st == ML_OK) {
         ml_spec_keep_kv(&j->spec,
-                        ml_weights_kv_dtype(&j->spec, j->checkpoint, weight_dtype(j)));
+                        ml_weights_kv_dtype(&j->spec, j->checkpoint, j->config->run.dtype));
         st = ml_sequences_read(&j->seq, &j->arena, c->score.input, j->spec.n_vocab, err);
     }
     if (st == ML_OK && c->score.grads && j->seq.n_next == 0)
@@ -374,8 +366,8 @@ static ml_status make_plan(score_job *j, ml_err *err) {
 
 static ml_status take_memory(score_job *j, ml_err *err) {
     ml_batch_caps caps = plan_caps(j);
-    ml_status st = ml_weights_load(&j->weights, &j->spec, j->checkpoint, weight_dtype(j),
-                                   &j->be, &j->arena, err);
+    ml_status st = ml_weights_load(&j->weights, &j->spec, j->checkpoint,
+                                   j->config->run.dtype, &j->be, &j->arena, err);
 
     if (st == ML_OK && j->config->score.grads)
         st = ml_weights_zeros(&j->grads, &j->spec, &j->be, &j->arena, err);

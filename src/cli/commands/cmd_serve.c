@@ -36,23 +36,16 @@ typedef struct serve_job {
 
 /* --- the model -------------------------------------------------------------- */
 
-static ml_weight_dtype weight_dtype(const ml_config *c) {
-    static const ml_weight_dtype of[] = { [ML_DTYPE_AUTO] = ML_WEIGHT_AUTO,
-                                          [ML_DTYPE_F32] = ML_WEIGHT_F32,
-                                          [ML_DTYPE_BF16] = ML_WEIGHT_BF16 };
-    return of[c->dtype];
-}
-
 static ml_status open_backend(serve_job *j, ml_err *err) {
-    ml_backend_opts o = ml_config_backend(j->config);
+    ml_backend_opts o = j->config->run.backend;
 
-    o.f32 = weight_dtype(j->config) == ML_WEIGHT_F32;
+    o.f32 = j->config->run.dtype == ML_WEIGHT_F32;
     return ml_backend_open(&j->be, &o, err);
 }
 
 static ml_status check_weights(serve_job *j, ml_err *err) {
     ml_checkpoint *c = NULL;
-    ml_weight_dtype dtype = weight_dtype(j->config);
+    ml_weight_dtype dtype = j->config->run.dtype;
     ml_status st = ML_OK;
 
     if (j->config->load_format != ML_LOAD_DUMMY)
@@ -83,8 +76,8 @@ static ml_status open_text(serve_job *j, ml_err *err) {
         return ml_fail(err, st, "%s (token ids alone need none: --skip-tokenizer-init)",
                        why.msg);
     ml_end_tokens_add(&j->eos, ml_tokenizer_role(j->tokenizer, ML_TOKEN_EOS));
-    st = ml_chat_template_open(&j->chat, j->tokenizer_dir, c->chat.chat_template, &why);
-    if (st && c->chat.chat_template) {
+    st = ml_chat_template_open(&j->chat, j->tokenizer_dir, c->run.chat_template, &why);
+    if (st && c->run.chat_template) {
         *err = why;
         return st;
     }
@@ -226,7 +219,7 @@ static void write_flags(serve_job *j) {
     ml_json_put_word(&o, "served_model_name", model_name(j));
     ml_json_put_word(&o, "host", c->serve.host);
     ml_json_put_int(&o, "port", c->serve.port);
-    ml_json_put_word(&o, "dtype", dtype_name[c->dtype]);
+    ml_json_put_word(&o, "dtype", dtype_name[c->run.dtype]);
     ml_json_put_word(&o, "load_format", c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto");
     ml_json_put_word(&o, "tool_call_parser", c->serve.tool_parser);
     ml_json_put_word(&o, "weight_version", c->serve.weight_version);
@@ -263,7 +256,7 @@ static ml_status open_gen(serve_job *j, ml_err *err) {
                         .spec = &j->spec,
                         .be = &j->be,
                         .dir = j->config->load_format == ML_LOAD_DUMMY ? NULL : j->dir,
-                        .dtype = weight_dtype(j->config),
+                        .dtype = j->config->run.dtype,
                         .seed = (uint64_t)j->config->serve.seed };
     ml_status st =
         ml_weight_version_read(&o.version, ml_str_of(j->config->serve.weight_version), err);
@@ -354,7 +347,7 @@ static ml_status read_access(serve_job *j, ml_err *err) {
 }
 
 ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
-    serve_job j = { .config = c, .dir = c->hf_checkpoint };
+    serve_job j = { .config = c, .dir = c->run.hf_checkpoint };
     ml_status st = read_access(&j, err);
 
     if (!st)

@@ -4,15 +4,7 @@
 #include "cli/progress.h"
 #include "cli/stop.h"
 #include "run/debug.h"
-#include "run/opts.h"
-#include "rl/builtins.h"
 #include "run/train_loop.h"
-
-static ml_recipe recipe_of(const ml_config *c) {
-    return (ml_recipe){ .num = { .size = sizeof(miles_algo),
-                                 .calculate_per_token_loss = c->train.per_token },
-                        .loss = &ml_loss_sft };
-}
 
 static ml_status train(ml_train_run *r, const ml_train_dumps *dumps, const ml_config *c,
                        ml_err *err) {
@@ -22,8 +14,8 @@ static ml_status train(ml_train_run *r, const ml_train_dumps *dumps, const ml_co
     ml_train_loop loop = { .run = r, .stop = ml_stop_on_signals() };
     ml_status st;
 
-    loop.watch = ml_progress_watch(loop.stop, c->train.save);
-    st = ml_train_start(r, c, loop.watch.say, err);
+    loop.watch = ml_progress_watch(loop.stop, c->run.save);
+    st = ml_train_start(r, &c->run, loop.watch.say, err);
     if (st == ML_OK)
         st = ml_flags_save(ML_CMD_SFT, c, r->saver ? r->opts.save : NULL,
                            r->snapshot ? r->opts.load : NULL, err);
@@ -33,7 +25,7 @@ static ml_status train(ml_train_run *r, const ml_train_dumps *dumps, const ml_co
     }
     ml_sft_rollout_init(&rollout, &feed, r->tokenizer, r->chat_template);
     loop.rollout = ml_rollout_sft(&rollout);
-    st = ml_train_debug_open(&debug, &loop, dumps, c, err);
+    st = ml_train_debug_open(&debug, &loop, dumps, &c->run, err);
     if (st == ML_OK)
         st = ml_train_loop_run(&loop, err);
     ml_progress_end();
@@ -45,34 +37,28 @@ static ml_status train(ml_train_run *r, const ml_train_dumps *dumps, const ml_co
 }
 
 ml_status ml_cmd_sft(const ml_config *c, ml_err *err) {
-    ml_train_run_opts opts;
-    ml_train_dumps dumps;
+    ml_run_opts opts = c->run;
+    ml_train_dumps dumps = { 0 };
     ml_train_run run = { 0 };
-    ml_text shared = { 0 };
-    ml_status st = ml_train_debug_begin(c, err);
+    ml_arena arena;
+    ml_status st = ml_train_debug_begin(&c->run, err);
 
-    if (st == ML_OK && c->debug.env_report)
+    ml_arena_init(&arena, "options");
+    if (st == ML_OK && c->run.debug.env_report)
         st = ml_machine_print(err);
     if (st == ML_OK)
-        st = ml_train_opts(&opts, c, 1, err);
-    if (st != ML_OK)
-        return st;
-    st = ml_train_dumps_open(&dumps, c, err);
+        st = ml_run_opts_sft(&opts, &arena, err);
+    if (st == ML_OK)
+        st = ml_train_dumps_open(&dumps, &c->run, err);
     opts.trainer.dump_score = dumps.score;
     opts.trainer.dump_train = dumps.train;
-    opts.recipe = recipe_of(c);
-    opts.needs_template = true;
-    ml_text_printf(&shared, "{");
-    ml_train_opts_text(&shared, &opts, c);
-    ml_text_printf(&shared, "}");
-    opts.config = (ml_str){ shared.ptr, shared.len };
     if (st == ML_OK)
         st = ml_train_run_open(&run, &opts, err);
     if (st == ML_OK)
-        st = c->train.dry_run ? ml_train_show_memory(&run, ml_print_line, err)
-                              : train(&run, &dumps, c, err);
+        st = c->run.dry_run ? ml_train_show_memory(&run, ml_print_line, err)
+                            : train(&run, &dumps, c, err);
     ml_train_run_close(&run);
     ml_train_dumps_close(&dumps);
-    ml_text_release(&shared);
+    ml_arena_release(&arena);
     return st;
 }

@@ -194,10 +194,10 @@ static ml_status run_job(tokenize_job *j, ml_err *err) {
 
 ml_status ml_cmd_tokenize(const ml_config *c, ml_err *err) {
     tokenize_job j = { .config = c };
-    ml_status st = ml_tokenizer_open(&j.tok, c->hf_checkpoint, err);
+    ml_status st = ml_tokenizer_open(&j.tok, c->run.hf_checkpoint, err);
 
     if (st == ML_OK)
-        st = ml_pool_new(&j.pool, (int)c->run.n_thread, err);
+        st = ml_pool_new(&j.pool, (int)c->run.backend.n_thread, err);
     if (st == ML_OK)
         st = run_job(&j, err);
     if (j.pool)

@@ -2,102 +2,45 @@
 #include <math.h>
 
 #include "cli/cli.h"
-#include "base/secret.h"
 #include "cli/machine.h"
 #include "cli/progress.h"
 #include "cli/stop.h"
 #include "run/debug.h"
 #include "run/assembly.h"
 #include "run/opts.h"
-#include "run/resolve.h"
 #include "rl/rollout/rollout_hooks.h"
 
 typedef struct train_job {
     const ml_config *config;
+    ml_arena arena;
     ml_train_run run;
     ml_assembly parts; /* zeros: no generation */
     ml_loop_extensions extensions;
     ml_rollout_hooks around; /* the rollout */
     ml_train_dumps dumps;
-    ml_text shared; /* settings that a resumed run must share */
-    const char *teacher_url[ML_TEACHERS];
-    ml_secret teacher_key;
 } train_job;
-
-/* --- options ---------------------------------------------------------------- */
-
-/* If the context is limited, a prompt must leave space for an answer. */
-static int64_t max_prompt(const ml_config *c) {
-    int64_t most = c->rollout.max_context ? c->rollout.max_context - 1 : 0;
-    return c->rollout.max_prompt ? c->rollout.max_prompt : most;
-}
-
-static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
-    const ml_config *c = j->config;
-    ml_status st = ml_train_opts(out, c, c->rollout.n_samples_per_prompt, err);
-
-    if (st == ML_OK)
-        st = ml_loop_extensions_resolve(&j->extensions, &c->extensions.path, err);
-    if (st == ML_OK)
-        st = ml_recipe_resolve(&out->recipe, &c->algo, err);
-    if (st != ML_OK)
-        return st;
-    st = ml_train_models(out, j->teacher_url, c, err);
-    if (st == ML_OK)
-        st = ml_secret_find(&j->teacher_key, c->models.teacher_key,
-                            c->models.teacher_key_file, "--opd-teacher-api-key", err);
-    if (st != ML_OK)
-        return st;
-    out->teacher_key = ml_secret_text(&j->teacher_key);
-    out->recipe.scale_rewards &= c->rollout.n_samples_per_prompt > 1;
-    out->trainer.temperature = c->rollout.temperature;
-    out->data.max_prompt_len = max_prompt(c);
-    out->data.label_key = c->rollout.label_key;
-    out->data.metadata_key = c->rollout.metadata_key;
-    out->data.apply_chat_template = c->rollout.apply_chat_template;
-    out->needs_template = c->rollout.apply_chat_template;
-    out->learns_nothing = c->rollout.rollout_only;
-    out->no_trim = c->train.no_trim;
-    out->source.select = j->extensions.source;
-    out->data.make = c->rollout.load_debug ? NULL : j->extensions.prompts;
-    out->data.seed = c->train.rollout_seed;
-    out->hooks = &j->extensions.hooks;
-    out->backend.n_thread = ml_generator_threads(c, false);
-    out->second_set = ml_generator_own_set(c);
-    if (c->rollout.load_debug)
-        out->data.path = NULL;
-    ml_text_printf(&j->shared, "{");
-    ml_train_opts_text(&j->shared, out, c);
-    ml_text_printf(&j->shared,
-                   ", \"advantage_estimator\": \"%s\", \"loss_type\": \"%s\", "
-                   "\"rollout_temperature\": %.17g}",
-                   c->algo.advantage_estimator, c->algo.loss_type, c->rollout.temperature);
-    out->config = (ml_str){ j->shared.ptr, j->shared.len };
-    return ML_OK;
-}
-
-/* --- training --------------------------------------------------------------- */
 
 /* Wraps the rollout with the extensions that process its samples. */
 static ml_rollout with_extensions(train_job *j, ml_rollout inner) {
     const ml_config *c = j->config;
 
-    j->around =
-        (ml_rollout_hooks){ .inner = inner,
-                            .inject = { c->record.inject, c->record.inject_from,
-                                        c->record.inject_least, j->run.spec.n_vocab },
-                            .rescore = { c->debug.prefill ? j->parts.generator.gen : NULL,
-                                         "the engine", (float)c->rollout.temperature },
-                            .post = j->extensions.reward_post,
-                            .filter = j->extensions.sample_filter,
-                            .metrics = j->extensions.metrics,
-                            .hook = j->extensions.samples_hook };
+    j->around = (ml_rollout_hooks){
+        .inner = inner,
+        .inject = { c->run.record.inject, c->run.record.inject_from,
+                    c->run.record.inject_least, j->run.spec.n_vocab },
+        .rescore = { c->run.debug.prefill ? j->parts.generator.gen : NULL, "the engine",
+                     (float)c->run.rollout.temperature },
+        .post = j->extensions.reward_post,
+        .filter = j->extensions.sample_filter,
+        .metrics = j->extensions.metrics,
+        .hook = j->extensions.samples_hook
+    };
     return ml_rollout_with_hooks(&j->around);
 }
 
 static ml_status replay(train_job *j, ml_train_loop *loop, ml_err *err) {
-    double keep = j->config->debug.subsample;
-    ml_replay_rollout rollout = { .template = j->config->rollout.load_debug,
+    double keep = j->config->run.debug.subsample;
+    ml_replay_rollout rollout = { .template = j->config->run.rollout.load_debug,
                                   .keep = isnan(keep) ? 0 : keep,
                                   .n_vocab = j->run.spec.n_vocab };
 
@@ -106,10 +49,10 @@ static ml_status replay(train_job *j, ml_train_loop *loop, ml_err *err) {
 }
 
 static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
-    ml_status st = ml_assembly_start(&j->parts, j->config, err);
+    ml_status st = ml_assembly_start(&j->parts, &j->config->run, err);
 
     if (st == ML_OK)
-        st = ml_assembly_join(&j->parts, loop, j->config, err);
+        st = ml_assembly_join(&j->parts, loop, &j->config->run, err);
     if (st == ML_OK)
         loop->rollout = with_extensions(j, loop->rollout);
     if (st == ML_OK)
@@ -123,8 +66,8 @@ static ml_status train(train_job *j, ml_err *err) {
     ml_train_debug debug = { 0 };
     ml_status st;
 
-    loop.watch = ml_progress_watch(loop.stop, j->config->train.save);
-    st = ml_train_start(&j->run, j->config, loop.watch.say, err);
+    loop.watch = ml_progress_watch(loop.stop, j->config->run.save);
+    st = ml_train_start(&j->run, &j->config->run, loop.watch.say, err);
     if (st == ML_OK)
         st = ml_flags_save(ML_CMD_TRAIN, j->config, j->run.saver ? j->run.opts.save : NULL,
                            j->run.snapshot ? j->run.opts.load : NULL, err);
@@ -132,10 +75,10 @@ static ml_status train(train_job *j, ml_err *err) {
         ml_progress_end();
         return st;
     }
-    st = ml_train_debug_open(&debug, &loop, &j->dumps, j->config, err);
+    st = ml_train_debug_open(&debug, &loop, &j->dumps, &j->config->run, err);
     if (st == ML_OK)
-        st =
-            j->config->rollout.load_debug ? replay(j, &loop, err) : generate(j, &loop, err);
+        st = j->config->run.rollout.load_debug ? replay(j, &loop, err)
+                                               : generate(j, &loop, err);
     ml_progress_end();
     if (st == ML_OK)
         ml_stop_tell(&loop, j->config);
@@ -144,23 +87,24 @@ static ml_status train(train_job *j, ml_err *err) {
 }
 
 static ml_status open_job(train_job *j, ml_err *err) {
-    ml_train_run_opts opts;
-    ml_status st = ml_train_debug_begin(j->config, err);
+    ml_run_opts opts = j->config->run;
+    ml_status st = ml_train_debug_begin(&j->config->run, err);
 
-    if (st == ML_OK && j->config->debug.env_report)
+    if (st == ML_OK && j->config->run.debug.env_report)
         st = ml_machine_print(err);
     if (st == ML_OK)
-        st = ml_train_dumps_open(&j->dumps, j->config, err);
+        st = ml_train_dumps_open(&j->dumps, &j->config->run, err);
     if (st == ML_OK)
-        st = run_opts(j, &opts, err);
+        st = ml_run_opts_train(&opts, &j->arena, &j->extensions, err);
+    opts.backend.n_thread = ml_generator_threads(&opts, false);
     if (st != ML_OK)
         return st;
     opts.trainer.dump_score = j->dumps.score;
     opts.trainer.dump_train = j->dumps.train;
     st = ml_train_run_open(&j->run, &opts, err);
-    if (st != ML_OK || j->config->rollout.load_debug)
+    if (st != ML_OK || j->config->run.rollout.load_debug)
         return st;
-    st = ml_assembly_open(&j->parts, j->config, &j->extensions, &j->run, err);
+    st = ml_assembly_open(&j->parts, &j->config->run, &j->extensions, &j->run, err);
     j->parts.generator.engine.dump = j->dumps.inference;
     j->parts.generator.engine.spans = ml_train_run_ops(&j->run, ML_SPAN_OTHER);
     return st;
@@ -168,14 +112,17 @@ static ml_status open_job(train_job *j, ml_err *err) {
 
 ml_status ml_cmd_train(const ml_config *c, ml_err *err) {
     train_job j = { .config = c };
-    ml_status st = open_job(&j, err);
+    ml_status st;
+
+    ml_arena_init(&j.arena, "options");
+    st = open_job(&j, err);
 
     if (st == ML_OK)
-        st = c->train.dry_run ? ml_train_show_memory(&j.run, ml_print_line, err)
-                              : train(&j, err);
+        st = c->run.dry_run ? ml_train_show_memory(&j.run, ml_print_line, err)
+                            : train(&j, err);
     ml_assembly_close(&j.parts);
     ml_train_run_close(&j.run);
     ml_train_dumps_close(&j.dumps);
-    ml_text_release(&j.shared);
+    ml_arena_release(&j.arena);
     return st;
 }

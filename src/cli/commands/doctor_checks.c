@@ -34,18 +34,19 @@ static ml_status check_model(job *j, ml_err *err) {
     ml_spec spec = { 0 };
     ml_status st;
 
-    if (!j->c->hf_checkpoint)
+    if (!j->c->run.hf_checkpoint)
         return ML_OK;
-    st = ml_spec_open(&spec, j->c->hf_checkpoint, err);
+    st = ml_spec_open(&spec, j->c->run.hf_checkpoint, err);
     if (st == ML_OK && j->c->load_format != ML_LOAD_DUMMY)
-        st = ml_checkpoint_open(&from, j->c->hf_checkpoint, err);
+        st = ml_checkpoint_open(&from, j->c->run.hf_checkpoint, err);
     if (st == ML_OK && from)
         st = ml_weights_check(&spec, from, err);
     if (st == ML_OK) {
         j->n_param = ml_spec_param_count(&spec);
         j->weight_bytes = ml_weights_bytes(&spec, from, ML_WEIGHT_AUTO);
-        ml_text_printf(&j->said, "%s: %s, %lld parameters, %.2f GB", j->c->hf_checkpoint,
-                       spec.family, (long long)j->n_param, (double)j->weight_bytes / 1e9);
+        ml_text_printf(&j->said, "%s: %s, %lld parameters, %.2f GB",
+                       j->c->run.hf_checkpoint, spec.family, (long long)j->n_param,
+                       (double)j->weight_bytes / 1e9);
     }
     ml_checkpoint_close(from);
     ml_spec_close(&spec);
@@ -54,8 +55,8 @@ static ml_status check_model(job *j, ml_err *err) {
 
 static ml_status check_text(job *j, ml_err *err) {
     const char *own = j->c->serve.tokenizer_path;
-    const char *dir = own ? own : j->c->hf_checkpoint;
-    bool wants = j->c->rollout.apply_chat_template || j->c->chat.chat_template;
+    const char *dir = own ? own : j->c->run.hf_checkpoint;
+    bool wants = j->c->run.data.apply_chat_template || j->c->run.chat_template;
     ml_chat_template *chat = NULL;
     ml_tokenizer *tok = NULL;
     ml_err why = { 0 };
@@ -65,7 +66,7 @@ static ml_status check_text(job *j, ml_err *err) {
         return ML_OK;
     st = ml_tokenizer_open(&tok, dir, err);
     if (st == ML_OK) {
-        st = ml_chat_template_open(&chat, dir, j->c->chat.chat_template, &why);
+        st = ml_chat_template_open(&chat, dir, j->c->run.chat_template, &why);
         ml_text_printf(&j->said, "%s; %s", dir,
                        st == ML_OK ? "with a chat template" : "without a chat template");
         ml_chat_template_close(chat);
@@ -81,16 +82,15 @@ static ml_status check_text(job *j, ml_err *err) {
 /* --- data and rewards ------------------------------------------------------------ */
 
 static ml_dataset_opts rows_of(const ml_config *c, const char *path) {
-    return (ml_dataset_opts){ .path = path,
-                              .input_key = c->train.input_key,
-                              .tool_key = c->train.tool_key,
-                              .label_key = c->rollout.label_key,
-                              .metadata_key = c->rollout.metadata_key,
-                              .template_kwargs = c->train.template_kwargs };
+    ml_dataset_opts o = c->run.data;
+
+    o.path = path;
+    o.apply_chat_template = false; /* prompts are not rendered */
+    return o;
 }
 
 static ml_status check_data(job *j, ml_err *err) {
-    const char *path = j->c->rollout.load_debug ? NULL : j->c->train.prompt_data;
+    const char *path = j->c->run.rollout.load_debug ? NULL : j->c->run.data.path;
     ml_dataset_opts o = rows_of(j->c, path);
     ml_dataset ds = { 0 };
     ml_status st = path ? ml_dataset_open(&ds, &o, err) : ML_OK;
@@ -107,14 +107,14 @@ static const char *either(const char *own, const char *other) {
 
 static ml_status check_set(job *j, const ml_eval_spec *s, ml_err *err) {
     const ml_config *c = j->c;
-    ml_config own = ml_evaluator_config(c, s);
+    ml_run_opts own = ml_evaluator_config(&c->run, s);
     ml_dataset_opts o = rows_of(c, s->path);
     ml_rewards *rewards = NULL;
     ml_dataset ds = { 0 };
     ml_status st;
 
-    o.input_key = either(s->input_key, either(c->rollout.eval_input_key, o.input_key));
-    o.label_key = either(s->label_key, either(c->rollout.eval_label_key, o.label_key));
+    o.input_key = either(s->input_key, either(c->run.rollout.eval_input_key, o.input_key));
+    o.label_key = either(s->label_key, either(c->run.rollout.eval_label_key, o.label_key));
     o.metadata_key = either(s->metadata_key, o.metadata_key);
     o.metadata_more = s->metadata_more;
     st = ml_dataset_open(&ds, &o, err);
@@ -135,7 +135,7 @@ static ml_status check_set(job *j, const ml_eval_spec *s, ml_err *err) {
 static ml_status check_evals(job *j, ml_err *err) {
     ml_eval_spec *spec = NULL;
     int32_t n = 0;
-    ml_status st = ml_evaluator_specs(&spec, &n, &j->arena, j->c, err);
+    ml_status st = ml_evaluator_specs(&spec, &n, &j->arena, &j->c->run, err);
 
     for (int32_t i = 0; i < n && st == ML_OK; i++)
         st = check_set(j, &spec[i], err);
@@ -144,23 +144,23 @@ static ml_status check_evals(job *j, ml_err *err) {
 
 static ml_status check_reward(job *j, ml_err *err) {
     const ml_config *c = j->c;
-    ml_dataset_opts o = rows_of(c, c->train.prompt_data);
-    const char *named = either(c->reward.custom_rm_path, c->reward.rm_type);
+    ml_dataset_opts o = rows_of(c, c->run.data.path);
+    const char *named = either(c->run.reward.custom_rm_path, c->run.reward.rm_type);
     ml_rewards *rewards = NULL;
     ml_dataset ds = { 0 };
     ml_err unread = { 0 }; /* the data check reports its own errors */
     ml_status st = ML_OK;
 
-    if (c->rollout.load_debug)
+    if (c->run.rollout.load_debug)
         return ML_OK;
-    if (!named && ml_reward_from_environment(c))
+    if (!named && ml_reward_from_environment(&c->run))
         named = "of the environment";
     if (o.path && ml_dataset_open(&ds, &o, &unread) == ML_OK) {
-        st = ml_reward_check(c, &ds, err);
+        st = ml_reward_check(&c->run, &ds, err);
         named = named ? named : "of each row's metadata";
     }
     if (st == ML_OK)
-        st = ml_rewards_open_for(&rewards, &j->arena, c, err);
+        st = ml_rewards_open_for(&rewards, &j->arena, &c->run, err);
     if (st == ML_OK && named)
         ml_text_printf(&j->said, "%s", named);
     ml_rewards_close(rewards);
@@ -171,22 +171,19 @@ static ml_status check_reward(job *j, ml_err *err) {
 /* --- training -------------------------------------------------------------------- */
 
 static ml_status check_options(job *j, ml_err *err) {
-    int64_t n = j->c->rollout.n_samples_per_prompt;
-    ml_train_run_opts o;
+    ml_run_opts o = j->c->run;
 
-    if (!j->n_param) /* flags are compared with its config.json */
-        return ML_OK;
-    return ml_train_opts(&o, j->c, n ? n : 1, err);
+    return j->n_param ? ml_run_opts_complete(&o, err) : ML_OK; /* against config.json */
 }
 
 static ml_status check_algorithm(job *j, ml_err *err) {
     ml_recipe recipe;
-    return ml_recipe_resolve(&recipe, &j->c->algo, err);
+    return ml_recipe_resolve(&recipe, &j->c->run.algo, err);
 }
 
 static ml_status check_extensions(job *j, ml_err *err) {
     ml_loop_extensions extensions = { 0 };
-    return ml_loop_extensions_resolve(&extensions, &j->c->extensions.path, err);
+    return ml_loop_extensions_resolve(&extensions, &j->c->run.extensions.path, err);
 }
 
 /* --- the machine ----------------------------------------------------------------- */
@@ -209,11 +206,11 @@ static double snapshot_bytes(const job *j) {
     double n = (double)j->n_param, weights = (double)j->weight_bytes;
     double masters = weights < 4 * n ? 4 * n : 0;
 
-    return weights + (j->c->train.save_optim ? masters + 8 * n : 0);
+    return weights + (j->c->run.save_optim ? masters + 8 * n : 0);
 }
 
 static ml_status check_disk(job *j, ml_err *err) {
-    const char *save = j->c->train.save, *dir;
+    const char *save = j->c->run.save, *dir;
     struct statvfs fs;
     struct stat is;
     double left;
@@ -242,7 +239,7 @@ static ml_status check_disk(job *j, ml_err *err) {
 }
 
 static ml_status check_device(job *j, ml_err *err) {
-    ml_backend_opts o = ml_config_backend(j->c);
+    ml_backend_opts o = j->c->run.backend;
     ml_backend be = { 0 };
     ml_status st = ml_backend_open(&be, &o, err);
 

@@ -142,9 +142,19 @@ static int word_index(const ml_flag *f, const char *s) {
     return -1;
 }
 
-static bool set_word(int *out, int index) {
+/* Writes a field of one of the widths that options have. */
+static void set_int(void *field, size_t size, int64_t i) {
+    if (size == sizeof(int64_t))
+        *(int64_t *)field = i;
+    else if (size == sizeof(int32_t))
+        *(int32_t *)field = (int32_t)i;
+    else
+        *(bool *)field = i != 0;
+}
+
+static bool set_word(void *field, const ml_flag *f, int index) {
     if (index >= 0)
-        *out = index;
+        set_int(field, f->size, index);
     return index >= 0;
 }
 
@@ -167,7 +177,7 @@ bool ml_flag_set(ml_config *c, const ml_flag *f, const char *s) {
     case ML_FLAG_I64:
         if (!parse_i64(s, &i, &rest) || *rest || !within(f, (double)i))
             return false;
-        *(int64_t *)field = i;
+        set_int(field, f->size, i);
         return true;
     case ML_FLAG_BYTES:
         if (!parse_bytes(s, &i) || !within(f, (double)i))
@@ -179,7 +189,7 @@ bool ml_flag_set(ml_config *c, const ml_flag *f, const char *s) {
             return false;
         *(double *)field = d;
         return true;
-    case ML_FLAG_WORD: return set_word(field, word_index(f, s));
+    case ML_FLAG_WORD: return set_word(field, f, word_index(f, s));
     case ML_FLAG_TEXT:
     case ML_FLAG_PATH: return set_text(field, f, s);
     case ML_FLAG_LIST: return *s; /* parse_list, which has all words, writes the field */

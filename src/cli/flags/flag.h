@@ -13,7 +13,7 @@
 
 #include "base/err.h"
 #include "base/str.h"
-#include "run/config.h"
+#include "cli/config.h"
 
 /* One bit per subcommand. */
 typedef enum ml_cmd {
@@ -39,12 +39,12 @@ typedef enum ml_cmd {
 
 typedef enum ml_flag_type {
     ML_FLAG_BOOL,  /* bool; --name or --no-name */
-    ML_FLAG_I64,   /* int64_t */
+    ML_FLAG_I64,   /* int64_t or int32_t */
     ML_FLAG_F64,   /* double */
     ML_FLAG_BYTES, /* int64_t; 500MB, 2GiB or a number of bytes */
     ML_FLAG_TEXT,  /* const char *; one of `words`, if there are any */
     ML_FLAG_PATH,  /* const char *; a file or directory */
-    ML_FLAG_WORD,  /* an enum (int): the index in `words` */
+    ML_FLAG_WORD,  /* an enum (int), or a bool: the index in `words` */
     ML_FLAG_LIST,  /* ml_string_list; --name A B C */
 } ml_flag_type;
 
@@ -61,7 +61,7 @@ typedef struct ml_flag {
     const char *same_as; /* this flag is an alias of that one, in the same subcommand;
                             NULL: not an alias */
     ml_flag_type type;
-    size_t at;            /* ML_AT(field) of ml_config */
+    size_t at, size;      /* ML_AT(field) of ml_config */
     const char *def;      /* as a user would write it; NULL: zero */
     const char *def_note; /* help text for a default that is not a constant */
     bool unset;           /* F64 without a default: NaN if not given */
@@ -82,7 +82,8 @@ typedef struct ml_flag {
     const char *help;
 } ml_flag;
 
-#define ML_AT(field) .at = offsetof(ml_config, field)
+#define ML_AT(field)                                                                       \
+    .at = offsetof(ml_config, field), .size = sizeof(((ml_config *)0)->field)
 
 /* Tables end with an entry without a name; the list of tables ends with NULL. */
 extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[],

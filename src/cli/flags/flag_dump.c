@@ -23,11 +23,21 @@ static void write_text(ml_text *out, const char *text) {
         ml_text_printf(out, "null");
 }
 
+static int64_t read_int(const ml_flag *f, const void *at) {
+    int64_t i;
+    int32_t n;
+    bool b;
+
+    if (f->size == sizeof i)
+        return memcpy(&i, at, sizeof i), i;
+    if (f->size == sizeof n)
+        return memcpy(&n, at, sizeof n), n;
+    return memcpy(&b, at, sizeof b), b;
+}
+
 static void write_value(ml_text *out, const ml_flag *f, const void *at) {
     union {
         bool b;
-        int word;
-        int64_t i;
         double d;
         const char *text;
         ml_string_list list;
@@ -39,10 +49,7 @@ static void write_value(ml_text *out, const ml_flag *f, const void *at) {
         ml_text_printf(out, v.b ? "true" : "false");
         break;
     case ML_FLAG_I64:
-    case ML_FLAG_BYTES:
-        memcpy(&v.i, at, sizeof v.i);
-        ml_text_printf(out, "%lld", (long long)v.i);
-        break;
+    case ML_FLAG_BYTES: ml_text_printf(out, "%lld", (long long)read_int(f, at)); break;
     case ML_FLAG_F64:
         memcpy(&v.d, at, sizeof v.d);
         if (isfinite(v.d))
@@ -55,10 +62,7 @@ static void write_value(ml_text *out, const ml_flag *f, const void *at) {
         memcpy(&v.text, at, sizeof v.text);
         write_text(out, v.text);
         break;
-    case ML_FLAG_WORD:
-        memcpy(&v.word, at, sizeof v.word);
-        write_text(out, f->words[v.word]);
-        break;
+    case ML_FLAG_WORD: write_text(out, f->words[read_int(f, at)]); break;
     case ML_FLAG_LIST:
         memcpy(&v.list, at, sizeof v.list);
         write_words(out, &v.list);

@@ -30,7 +30,7 @@
 /* A flag that accepts only its fixed behaviour: one of `values`. */
 #define ML_FIXED(word, origin, commands, values, sentence)                                 \
     {                                                                                      \
-        .name = word, .type = ML_FLAG_TEXT, ML_AT(train.single), .words = values,          \
+        .name = word, .type = ML_FLAG_TEXT, ML_AT(single), .words = values,                \
         .group = "compatibility", .cmds = commands, .from = ML_FROM_##origin,              \
         .help = sentence                                                                   \
     }

@@ -11,7 +11,7 @@
 /* A number that arch_check.c compares with config.json. */
 #define CHECKED(word, kind, field, what)                                                   \
     {                                                                                      \
-        .name = word, .type = ML_FLAG_##kind, ML_AT(arch.field),                           \
+        .name = word, .type = ML_FLAG_##kind, ML_AT(run.arch.field),                       \
         .unset = ML_FLAG_##kind == ML_FLAG_F64, .def_note = "the value in config.json",    \
         .min = ML_FLAG_##kind == ML_FLAG_F64 ? 0 : 1, .max = 1e9, .group = "architecture", \
         .cmds = TRAIN, .from = ML_FROM_MEGATRON,                                           \
@@ -40,7 +40,7 @@ const ml_flag ml_flags_arch[] = {
     CHECKED("norm-epsilon", F64, norm_eps, "Epsilon of the norm layers"),
     { .name = "padded-vocab-size",
       .type = ML_FLAG_I64,
-      ML_AT(arch.padded_vocab),
+      ML_AT(run.arch.padded_vocab),
       .value = "N",
       .def_note = "no padding",
       .min = 1,
@@ -52,7 +52,7 @@ const ml_flag ml_flags_arch[] = {
               "vocab_size rows are loaded and trained." },
     { .name = "model-name",
       .type = ML_FLAG_TEXT,
-      ML_AT(arch.model_name),
+      ML_AT(run.arch.model_name),
       .value = "NAME",
       .def_note = "model_type of config.json",
       .group = "architecture",

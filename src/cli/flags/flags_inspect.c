@@ -85,7 +85,7 @@ const ml_flag ml_flags_inspect[] = {
     { .name = "hf-checkpoint",
       .type = ML_FLAG_PATH,
       .model = true,
-      ML_AT(hf_checkpoint),
+      ML_AT(run.hf_checkpoint),
       .value = "DIR",
       .group = "samples",
       .cmds = ML_CMD_INSPECT,

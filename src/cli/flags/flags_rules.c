@@ -22,11 +22,11 @@ static bool grads_tokenwise(const ml_config *c) {
 }
 
 static bool convert_onto_itself(const ml_config *c) {
-    return is(c->hf_checkpoint, c->convert.save_hf);
+    return is(c->run.hf_checkpoint, c->convert.save_hf);
 }
 
 static bool serve_template_unread(const ml_config *c) {
-    return c->serve.no_tokenizer && (c->chat.chat_template || c->serve.tokenizer_path);
+    return c->serve.no_tokenizer && (c->run.chat_template || c->serve.tokenizer_path);
 }
 
 /* The words of --policy after ml_route_kind. */
@@ -39,98 +39,100 @@ static bool router_manual(const ml_config *c) {
 }
 
 static bool no_end(const ml_config *c) {
-    return !c->train.num_rollout && !c->train.num_epoch;
+    return !c->run.num_rollout && !c->run.num_epoch;
 }
 
 static bool interval_without_save(const ml_config *c) {
-    return c->train.save_interval && !c->train.save;
+    return c->run.save_interval && !c->run.save;
 }
 
 static bool profile_without_save(const ml_config *c) {
-    return c->log.profile && !c->train.save;
+    return c->run.log.profile && !c->run.save;
 }
 
 static bool batch_by_count(const ml_config *c) {
-    return c->train.dynamic_batch && !c->train.dynamic;
+    return c->run.trainer.batch.one_step && !c->run.trainer.batch.dynamic;
 }
 
 static bool flops_by_count(const ml_config *c) {
-    return c->train.by_flops && !c->train.dynamic;
+    return c->run.trainer.batch.by_flops && !c->run.trainer.batch.dynamic;
 }
 
 static bool hf_without_save(const ml_config *c) {
-    return c->train.save_hf && !c->train.save;
+    return c->run.save_hf && !c->run.save;
 }
 
 static bool hashes_without_save(const ml_config *c) {
-    return (c->debug.determinism || c->debug.checksum) && !c->train.save;
+    return (c->run.debug.determinism || c->run.debug.checksum) && !c->run.save;
 }
 
 static bool sentinel_without_save(const ml_config *c) {
-    return c->debug.sentinel && !c->train.save;
+    return c->run.debug.sentinel && !c->run.save;
 }
 
 static bool half_a_metric(const ml_config *c) {
-    return (c->debug.metric != NULL) == isnan(c->debug.threshold);
+    return (c->run.debug.metric != NULL) == isnan(c->run.debug.threshold);
 }
 
 static bool share_of_nothing(const ml_config *c) {
-    return !isnan(c->debug.subsample) && !c->rollout.load_debug;
+    return !isnan(c->run.debug.subsample) && !c->run.rollout.load_debug;
 }
 
 static bool padded_and_dynamic(const ml_config *c) {
-    return is(c->train.qkv_format, "bshd") && c->train.dynamic;
+    return is(c->qkv_format, "bshd") && c->run.trainer.batch.dynamic;
 }
 
 static bool no_prompts(const ml_config *c) {
-    return !c->train.prompt_data && !c->rollout.load_debug &&
-           !c->extensions.path.makes_prompts;
+    return !c->run.data.path && !c->run.rollout.load_debug &&
+           !c->run.extensions.path.makes_prompts;
 }
 
 static bool makes_and_reads(const ml_config *c) {
-    return c->extensions.path.makes_prompts &&
-           (c->train.prompt_data || !c->extensions.path.source);
+    return c->run.extensions.path.makes_prompts &&
+           (c->run.data.path || !c->run.extensions.path.source);
 }
 
 static bool epochs_of_nothing(const ml_config *c) {
-    return (c->rollout.load_debug || c->extensions.path.makes_prompts) &&
-           !c->train.num_rollout;
+    return (c->run.rollout.load_debug || c->run.extensions.path.makes_prompts) &&
+           !c->run.num_rollout;
 }
 
 static bool only_trains_on_nothing(const ml_config *c) {
-    return c->rollout.train_only && !c->rollout.load_debug;
+    return c->run.rollout.train_only && !c->run.rollout.load_debug;
 }
 
 static bool evaluates_nothing(const ml_config *c) {
-    return c->rollout.eval_interval && !c->rollout.eval_data.n && !c->rollout.eval_config;
+    return c->run.rollout.eval_interval && !c->run.rollout.eval_data.n &&
+           !c->run.rollout.eval_config;
 }
 
 static bool no_sets(const ml_config *c) {
-    return !c->rollout.eval_data.n && !c->rollout.eval_config;
+    return !c->run.rollout.eval_data.n && !c->run.rollout.eval_config;
 }
 
 static bool sets_twice(const ml_config *c) {
-    return c->rollout.eval_data.n && c->rollout.eval_config;
+    return c->run.rollout.eval_data.n && c->run.rollout.eval_config;
 }
 
 static bool group_reward_of_evals(const ml_config *c) {
-    return c->reward.group && c->reward.custom_rm_path && !no_sets(c);
+    return c->run.reward.group && c->run.reward.custom_rm_path && !no_sets(c);
 }
 
 static bool under_sampling(const ml_config *c) {
-    return c->rollout.over_sampling &&
-           c->rollout.over_sampling < c->train.rollout_batch_size;
+    return c->run.rollout.over_sampling &&
+           c->run.rollout.over_sampling < c->run.rollout_batch_size;
 }
 
 static bool two_halves(const ml_config *c) {
-    return c->rollout.rollout_only && (c->rollout.train_only || c->rollout.load_debug);
+    return c->run.rollout.rollout_only &&
+           (c->run.rollout.train_only || c->run.rollout.load_debug);
 }
 
 static bool rounds_by_two(const ml_config *c) {
-    return c->extensions.path.rollout && strchr(c->extensions.path.rollout, ':') &&
-           (c->rollout.over_sampling || c->rollout.partial ||
-            c->extensions.path.group_filter || c->extensions.path.samples_hook ||
-            c->mode.fully);
+    return c->run.extensions.path.rollout && strchr(c->run.extensions.path.rollout, ':') &&
+           (c->run.rollout.over_sampling || c->run.rollout.partial ||
+            c->run.extensions.path.group_filter || c->run.extensions.path.samples_hook ||
+            c->run.mode.fully);
 }
 
 /* The needs of a built-in estimator; 0 for one of the user's. */
@@ -144,7 +146,7 @@ static uint32_t wants_of(const char *estimator) {
 
 /* Whether something besides the rewards of a group has a gradient. */
 static bool has_other_gradient(const ml_config *c) {
-    const ml_algo_opts *a = &c->algo;
+    const ml_algo_opts *a = &c->run.algo;
     bool policy = is(a->loss_type, ml_loss_policy.base.name) ||
                   is(a->loss_type, ml_loss_cispo.base.name) ||
                   is(a->loss_type, ml_loss_cispo.base.alias);
@@ -153,18 +155,18 @@ static bool has_other_gradient(const ml_config *c) {
            a->num.entropy_coef != 0.0 ||
            ((wants_of(a->advantage_estimator) & MILES_USES_KL) && a->num.kl_coef != 0.0) ||
            (a->num.use_kl_loss && a->num.kl_loss_coef != 0.0) ||
-           (a->use_opd && a->opd_kl_coef != 0.0) || c->extensions.path.reward_post;
+           (a->use_opd && a->opd_kl_coef != 0.0) || c->run.extensions.path.reward_post;
 }
 
 static bool lonely_answers(const ml_config *c) {
-    return c->rollout.n_samples_per_prompt == 1 && !c->rollout.rollout_only &&
-           !c->rollout.load_debug && !c->algo.disable_rewards_normalization &&
-           (wants_of(c->algo.advantage_estimator) & MILES_CENTRE_REWARDS) &&
+    return c->run.source.n_samples_per_prompt == 1 && !c->run.rollout.rollout_only &&
+           !c->run.rollout.load_debug && !c->run.algo.disable_rewards_normalization &&
+           (wants_of(c->run.algo.advantage_estimator) & MILES_CENTRE_REWARDS) &&
            !has_other_gradient(c);
 }
 
 static bool masked_turns(const ml_config *c) {
-    return c->extensions.generate && c->rollout.mask_old;
+    return c->run.extensions.generate && c->run.rollout.mask_old;
 }
 
 #define NO_END "--num-rollout or --num-epoch is required"

@@ -7,116 +7,120 @@
 /* --- generation of samples ------------------------------------------------------- */
 
 static bool async_flag_in_train(const ml_config *c) {
-    return !c->mode.async && (c->mode.fully || c->mode.update_interval > 1);
+    return !c->run.mode.async && (c->run.mode.fully || c->run.mode.update_interval > 1);
 }
 
 static bool queue_flag_without_queue(const ml_config *c) {
-    return !c->mode.fully &&
-           (c->mode.max_stale >= 0 || c->mode.max_samples || c->mode.unused);
+    return !c->run.mode.fully &&
+           (c->run.mode.max_stale >= 0 || c->run.mode.max_samples || c->run.mode.unused);
 }
 
 static bool buffer_without_queue(const ml_config *c) {
-    return c->extensions.path.buffer && (!c->mode.fully || c->mode.max_stale >= 0);
+    return c->run.extensions.path.buffer &&
+           (!c->run.mode.fully || c->run.mode.max_stale >= 0);
 }
 
 static bool two_sets_in_one(const ml_config *c) {
-    return c->mode.async && c->mode.colocate;
+    return c->run.mode.async && c->run.mode.colocate;
 }
 
 static bool saves_between(const ml_config *c) {
-    return c->train.save_interval % c->mode.update_interval != 0;
+    return c->run.save_interval % c->run.mode.update_interval != 0;
 }
 
 static bool fully_in_rounds(const ml_config *c) {
-    return c->mode.fully && (c->rollout.partial || c->rollout.over_sampling ||
-                             c->extensions.path.samples_hook);
+    return c->run.mode.fully && (c->run.rollout.partial || c->run.rollout.over_sampling ||
+                                 c->run.extensions.path.samples_hook);
 }
 
 static bool less_than_a_group(const ml_config *c) {
-    return c->mode.max_samples && c->mode.max_samples < c->rollout.n_samples_per_prompt;
+    return c->run.mode.max_samples &&
+           c->run.mode.max_samples < c->run.source.n_samples_per_prompt;
 }
 
 static bool external_without_address(const ml_config *c) {
-    return c->mode.external && !c->mode.addrs.n;
+    return c->run.mode.external && !c->run.mode.addrs.n;
 }
 
 static bool address_without_external(const ml_config *c) {
-    return !c->mode.external && c->mode.addrs.n;
+    return !c->run.mode.external && c->run.mode.addrs.n;
 }
 
 static bool place_without_engines(const ml_config *c) {
-    return !ml_config_elsewhere(c) && c->mode.weight_dir;
+    return !ml_run_elsewhere(&c->run) && c->run.mode.weight_dir;
 }
 
 static bool engines_of_two_kinds(const ml_config *c) {
-    return c->mode.external && c->mode.n_engine;
+    return c->run.mode.external && c->run.mode.n_engine;
 }
 
 static bool engines_in_one_set(const ml_config *c) {
-    return c->mode.colocate && c->mode.n_engine;
+    return c->run.mode.colocate && c->run.mode.n_engine;
 }
 
 static bool no_place_for_weights(const ml_config *c) {
-    return ml_config_elsewhere(c) && !c->mode.weight_dir && !c->train.save;
+    return ml_run_elsewhere(&c->run) && !c->run.mode.weight_dir && !c->run.save;
 }
 
 static bool peer_to_peer(const ml_config *c) {
-    return c->mode.transfer == ML_TRANSFER_P2P;
+    return c->run.mode.transfer == ML_TRANSFER_P2P;
 }
 
 static bool delta_for_nobody(const ml_config *c) {
-    return c->mode.transfer == ML_TRANSFER_DISK_DELTA && !ml_config_elsewhere(c);
+    return c->run.mode.transfer == ML_TRANSFER_DISK_DELTA && !ml_run_elsewhere(&c->run);
 }
 
 static bool delta_without_copy(const ml_config *c) {
-    return c->mode.transfer == ML_TRANSFER_DISK_DELTA && !c->mode.local_dir;
+    return c->run.mode.transfer == ML_TRANSFER_DISK_DELTA && !c->run.mode.local_dir;
 }
 
 static bool delta_flag_without_delta(const ml_config *c) {
-    return c->mode.transfer == ML_TRANSFER_BROADCAST &&
-           (c->mode.local_dir || c->mode.delta_encoding || c->mode.delta_checksum);
+    return c->run.mode.transfer == ML_TRANSFER_BROADCAST &&
+           (c->run.mode.local_dir || c->run.mode.delta_encoding ||
+            c->run.mode.delta_checksum);
 }
 
 static bool uneven_engines(const ml_config *c) {
-    return c->behind.n_gpu % c->behind.per_engine != 0;
+    return c->run.behind.n_gpu % c->run.behind.per_engine != 0;
 }
 
 static bool evaluates_elsewhere(const ml_config *c) {
-    return c->behind.n_gpu && c->mode.external;
+    return c->run.behind.n_gpu && c->run.mode.external;
 }
 
 static bool no_place_for_snapshots(const ml_config *c) {
-    return c->behind.n_gpu && !c->behind.dir && !c->train.save;
+    return c->run.behind.n_gpu && !c->run.behind.dir && !c->run.save;
 }
 
 static bool stale_by_design(const ml_config *c) {
-    return c->debug.on_policy &&
-           (c->mode.async || c->rollout.partial || c->debug.skip_sync);
+    return c->run.on_policy &&
+           (c->run.mode.async || c->run.rollout.partial || c->run.debug.skip_sync);
 }
 
 static bool prefill_alone(const ml_config *c) {
-    return c->debug.prefill && (!c->debug.on_policy || c->rollout.load_debug);
+    return c->run.debug.prefill && (!c->run.on_policy || c->run.rollout.load_debug);
 }
 
 static bool hook_without_files(const ml_config *c) {
-    return c->extensions.path.weights_written && !ml_config_elsewhere(c);
+    return c->run.extensions.path.weights_written && !ml_run_elsewhere(&c->run);
 }
 
 static bool analyses_nothing(const ml_config *c) {
-    return c->record.analyse && !c->record.events && !c->debug.dump;
+    return c->run.record.analyse && !c->run.record.events && !c->run.debug.dump;
 }
 
 static bool skips_what_it_checks(const ml_config *c) {
-    return c->debug.skip_sync && c->debug.ci_test && !c->debug.ci_no_sync;
+    return c->run.debug.skip_sync && c->run.debug.ci_test && !c->run.debug.ci_no_sync;
 }
 
 static bool faults_of_nobody(const ml_config *c) {
-    return c->debug.faults && !c->mode.n_engine;
+    return c->run.debug.faults && !c->run.mode.n_engine;
 }
 
 static bool takes_turns_with_itself(const ml_config *c) {
-    return (c->mode.offload || c->mode.offload_train || c->mode.offload_rollout) &&
-           (c->mode.async || ml_config_elsewhere(c) || c->rollout.load_debug);
+    return (c->run.mode.offload || c->run.mode.offload_train ||
+            c->run.mode.offload_rollout) &&
+           (c->run.mode.async || ml_run_elsewhere(&c->run) || c->run.rollout.load_debug);
 }
 
 /* --- models besides the actor -------------------------------------------------- */
@@ -127,53 +131,55 @@ static bool is(const char *a, const char *b) {
 
 /* For an estimator in a shared object it is known only after loading. */
 static bool critic_of_nothing(const ml_config *c) {
-    return ml_config_names_critic(c) && !is(c->algo.advantage_estimator, "ppo") &&
-           !strchr(c->algo.advantage_estimator, ':');
+    return ml_run_names_critic(&c->run) && !is(c->run.algo.advantage_estimator, "ppo") &&
+           !strchr(c->run.algo.advantage_estimator, ':');
 }
 
 static bool critic_without_returns(const ml_config *c) {
-    return is(c->algo.advantage_estimator, "ppo") && c->algo.disable_compute_advantages;
+    return is(c->run.algo.advantage_estimator, "ppo") &&
+           c->run.algo.disable_compute_advantages;
 }
 
 static bool no_reference(const ml_config *c) {
-    return c->models.ref_interval && !c->algo.num.use_kl_loss && c->algo.num.kl_coef == 0.0;
+    return c->run.ref_interval && !c->run.algo.num.use_kl_loss &&
+           c->run.algo.num.kl_coef == 0.0;
 }
 
 static bool teacher_of_nobody(const ml_config *c) {
-    return !c->algo.use_opd && (c->models.teacher_load || c->models.teacher_urls.n);
+    return !c->run.algo.use_opd && (c->run.teacher_load || c->run.teacher_urls.n);
 }
 
 /* Recordings may contain the teacher's log-probs. */
 static bool teacher_of_no_type(const ml_config *c) {
-    return c->algo.use_opd && !c->models.opd_type && !c->rollout.load_debug;
+    return c->run.algo.use_opd && !c->run.opd_type && !c->run.rollout.load_debug;
 }
 
 static bool teacher_not_loaded(const ml_config *c) {
-    return c->algo.use_opd && is(c->models.opd_type, "megatron") &&
-           (!c->models.teacher_load || c->models.teacher_urls.n);
+    return c->run.algo.use_opd && is(c->run.opd_type, "megatron") &&
+           (!c->run.teacher_load || c->run.teacher_urls.n);
 }
 
 static bool teacher_not_asked(const ml_config *c) {
-    return c->algo.use_opd && is(c->models.opd_type, "sglang") &&
-           (c->models.teacher_load || !c->models.teacher_urls.n);
+    return c->run.algo.use_opd && is(c->run.opd_type, "sglang") &&
+           (c->run.teacher_load || !c->run.teacher_urls.n);
 }
 
 static bool old_and_none(const ml_config *c) {
-    return c->models.keep_old_actor && c->algo.skip_actor_forward_only;
+    return c->run.keep_old_actor && c->run.algo.skip_actor_forward_only;
 }
 
 static bool needs_the_pass(const ml_config *c) {
-    return c->algo.skip_actor_forward_only && (c->models.entropy || c->debug.on_policy);
+    return c->run.algo.skip_actor_forward_only && (c->run.entropy || c->run.on_policy);
 }
 
 static bool replays_no_routing(const ml_config *c) {
-    return c->algo.skip_actor_forward_only && c->rollout.routing_replay &&
-           !c->rollout.rollout_routing_replay;
+    return c->run.algo.skip_actor_forward_only && c->run.rollout.routing_replay &&
+           !c->run.rollout.rollout_routing_replay;
 }
 
 static bool replays_no_indexer(const ml_config *c) {
-    return c->algo.skip_actor_forward_only && c->rollout.indexer_replay &&
-           !c->rollout.rollout_indexer_replay;
+    return c->run.algo.skip_actor_forward_only && c->run.rollout.indexer_replay &&
+           !c->run.rollout.rollout_indexer_replay;
 }
 
 const ml_rule ml_rules_train[] = {

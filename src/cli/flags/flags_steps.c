@@ -27,6 +27,6 @@
 const ml_flag ml_flags_steps[] = {
     STEP_ROWS("", serve.steps, ML_CMD_SERVE),
     STEP_ROWS("", bench.steps, ML_CMD_BENCH_ENGINE),
-    STEP_ROWS("sglang-", rollout.steps, ML_CMD_TRAIN | ML_CMD_EVAL),
+    STEP_ROWS("sglang-", run.rollout.steps, ML_CMD_TRAIN | ML_CMD_EVAL),
     { 0 },
 };

@@ -21,7 +21,7 @@ const ml_flag ml_flags_text[] = {
       .help = "Remove special tokens from decoded text." },
     { .name = "check",
       .type = ML_FLAG_BOOL,
-      ML_AT(chat.check),
+      ML_AT(chat_check),
       .group = "text",
       .cmds = ML_CMD_CHAT_TEMPLATE,
       .help = "Instead of the text, report whether rendering turn by turn only appends to "

@@ -1,0 +1,109 @@
+/* config.h - the validated command line.
+ *
+ * Filled from the flag tables (flag.h) and read by the commands; the flag that points at
+ * a field defines its meaning.  Strings point into argv, the environment or `arena`.
+ *
+ * thread: immutable after parsing. */
+#ifndef ML_CLI_CONFIG_H
+#define ML_CLI_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "run/opts.h"
+
+/* In the order of the words in the flag tables. */
+typedef enum ml_dtype_choice {
+    ML_DTYPE_AUTO, /* the checkpoint's dtype */
+    ML_DTYPE_F32,
+    ML_DTYPE_BF16,
+    ML_DTYPE_F16,
+} ml_dtype_choice;
+
+typedef enum ml_batching {
+    ML_BATCH_PACKED,
+    ML_BATCH_SINGLE,
+    ML_BATCH_TOKENWISE
+} ml_batching;
+
+typedef enum ml_load_format { ML_LOAD_AUTO, ML_LOAD_DUMMY } ml_load_format;
+
+typedef struct ml_config {
+    const char *config_path; /* more flags, as YAML; NULL: none */
+    ml_arena arena;          /* strings created by the parser */
+    ml_run_opts run;
+    ml_load_format load_format;
+    int log_level; /* ml_log_level */
+    bool chat_check;
+    const char *loss_type, *qkv_format;
+    const char *single; /* for flags with only one possible value */
+    struct {
+        const char *input, *output; /* safetensors files; output NULL only in a dry run */
+        bool logits, grads, entropy, stats, dry_run;
+        double temperature;
+        ml_batching batching;
+    } score;
+    struct {
+        const char *save_hf;
+        ml_dtype_choice dtype;
+        int64_t max_shard_bytes; /* 0: keep the sharding */
+    } convert;
+    struct {
+        bool add_special, decode, skip_special;
+    } text;
+    struct {
+        const char *dataset, *output; /* NULL: generated prompts; no file */
+        int64_t n_prompt, input_len, output_len, n_warmup, seed;
+        double range_ratio;
+        /* engine */
+        int64_t max_running, chunk;
+        double mem_fraction; /* 0: as much as the running requests could use */
+        bool no_prefix_cache;
+        ml_step_flags steps;
+        /* serve */
+        const char *base_url, *host;   /* base_url NULL: from host and port */
+        int64_t port, max_concurrency; /* max_concurrency 0: no limit */
+        double request_rate;           /* 0: all at once */
+    } bench;
+    struct {
+        const char *tokenizer_path, *tool_parser, *weight_version, *model_name;
+        const char *host, *sampling_defaults;
+        ml_string_list weight_prefix; /* none: the parent of the model directory */
+        int64_t port, max_body, max_connections, seed;
+        int64_t max_in_flight; /* 0: a share of memory */
+        int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
+        double drain_s, mem_fraction;
+        bool no_tokenizer, incremental, log_requests, no_prefix_cache, dry_run;
+        ml_step_flags steps;
+        bool routed_experts, indexer_topk;
+    } serve;
+    struct {
+        const char *api_key, *api_key_file; /* NULL: not given, here and below */
+        const char *admin_key, *admin_key_file, *worker_key, *worker_key_file;
+        ml_string_list hosts, origins;
+        bool insecure;
+    } access;
+    struct {
+        const char *host, *health_path;
+        ml_string_list worker_urls;
+        int policy; /* ml_route_kind */
+        int64_t port, balance_abs, tree_bytes, failure_threshold, success_threshold;
+        int64_t max_retries, max_concurrent, max_body; /* max_concurrent -1: no limit */
+        double cache_threshold, balance_rel, health_interval_s, health_timeout_s;
+        double request_timeout_s, connect_timeout_s;
+        bool no_health, no_retries;
+    } router;
+    struct {
+        const char *run;                 /* its directory or run.db */
+        int64_t rollout, n_skip, n_most; /* rollout -1: all; n_most 0: all */
+        double least, most;              /* NaN: no bound */
+        bool truncated, tokens, evals;
+        const char *set; /* of evaluations; NULL: all */
+    } inspect;
+    struct {
+        ml_string_list command; /* none: only the machine */
+    } doctor;
+} ml_config;
+
+#endif
