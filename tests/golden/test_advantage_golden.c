@@ -247,9 +247,9 @@ static ml_reward_row *scored(ml_case *c, int64_t *n) {
 
 static void play_reward_norm(ml_case *c) {
     const char *name = ml_record_text(c, ml_json_get(c->args, "advantage_estimator"));
-    uint32_t needs = estimator(name)->wants;
+    uint32_t needs = estimator(name)->needs;
     bool scale =
-        (wants & MILES_SCALE_REWARDS) && ml_case_flag(c->args, "grpo_std_normalization");
+        (needs & MILES_SCALE_REWARDS) && ml_case_flag(c->args, "grpo_std_normalization");
     bool tiny = strcmp(ml_record_text(c, c->kind), "tiny") == 0;
     int64_t n;
     ml_reward_row *row = scored(c, &n);
@@ -259,7 +259,7 @@ static void play_reward_norm(ml_case *c) {
 
     for (int64_t i = 0; i < n; i++)
         got[i] = row[i].reward;
-    if ((wants & MILES_CENTRE_REWARDS) && ml_case_flag(c->args, "rewards_normalization"))
+    if ((needs & MILES_CENTRE_REWARDS) && ml_case_flag(c->args, "rewards_normalization"))
         st = ml_rewards_normalise(got, row, n, scale, &err);
     ml_record_expect(c, (st != ML_OK) == fails(c->out), "failure");
     /* One f32 step apart: what f32 makes of the mean is half of the difference. */
