@@ -4,13 +4,13 @@
 #define TRAIN ML_CMD_TRAIN
 #define GROUP "evaluation meanwhile"
 
-/* In the order of ml_config's behind.overflow. */
+/* In the order of ml_config's async_eval.overflow. */
 static const char *const policies[] = { "backpressure", "skip", NULL };
 
 const ml_flag ml_flags_async_eval[] = {
     { .name = "eval-num-gpus",
       .type = ML_FLAG_I64,
-      ML_AT(behind.n_gpu),
+      ML_AT(async_eval.n_gpu),
       .value = "N",
       .def = "0",
       .min = 0,
@@ -23,7 +23,7 @@ const ml_flag ml_flags_async_eval[] = {
           "for it, with N threads in all.  0: between two rounds." },
     { .name = "eval-num-gpus-per-engine",
       .type = ML_FLAG_I64,
-      ML_AT(behind.per_engine),
+      ML_AT(async_eval.per_engine),
       .value = "N",
       .def = "1",
       .min = 1,
@@ -34,7 +34,7 @@ const ml_flag ml_flags_async_eval[] = {
       .help = "Threads of each of these processes." },
     { .name = "eval-hf-dir",
       .type = ML_FLAG_PATH,
-      ML_AT(behind.dir),
+      ML_AT(async_eval.dir),
       .value = "DIR",
       .def_note = "eval_snapshots in the directory of --save",
       .group = GROUP,
@@ -44,7 +44,7 @@ const ml_flag ml_flags_async_eval[] = {
           "Where weights wait to be evaluated: DIR/step_19, a Hugging Face checkpoint." },
     { .name = "eval-max-in-flight",
       .type = ML_FLAG_I64,
-      ML_AT(behind.max_in_flight),
+      ML_AT(async_eval.max_in_flight),
       .value = "N",
       .def = "2",
       .min = 1,
@@ -56,7 +56,7 @@ const ml_flag ml_flags_async_eval[] = {
               "one needs room, when the run is saved, or at its end." },
     { .name = "eval-overflow-policy",
       .type = ML_FLAG_WORD,
-      ML_AT(behind.overflow),
+      ML_AT(async_eval.overflow),
       .words = policies,
       .def = "backpressure",
       .group = GROUP,
@@ -66,7 +66,7 @@ const ml_flag ml_flags_async_eval[] = {
               "eval/skipped_busy; what a run writes then depends on the clock." },
     { .name = "eval-keep-snapshots",
       .type = ML_FLAG_I64,
-      ML_AT(behind.keep),
+      ML_AT(async_eval.keep),
       .value = "N",
       .def = "2",
       .min = 0,

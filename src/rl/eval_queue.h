@@ -44,7 +44,7 @@ bool ml_eval_queue_skips(const ml_eval_queue *q);
 
 /* Writes the weights to disk and submits their evaluation, labelled with this rollout.  The
  * queue must have room (ml_eval_queue_has_room). */
-ml_status ml_eval_queue_ask(ml_eval_queue *q, int64_t rollout, const ml_weights *w,
-                            ml_err *err);
+ml_status ml_eval_queue_submit(ml_eval_queue *q, int64_t rollout, const ml_weights *w,
+                               ml_err *err);
 
 #endif

@@ -100,7 +100,7 @@ static ml_status check_run(const ml_run_dir_opts *o, const char *found, ml_err *
                        o->dir, o->flag_load);
     if (o->overwrite)
         return ML_OK;
-    if (same && o->anew)
+    if (same && o->restart)
         return ml_fail(err, ML_EUSAGE,
                        "%s holds a run (%s), which would be replaced, since the new one "
                        "starts at the first round: name another directory with %s",

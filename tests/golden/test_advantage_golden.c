@@ -247,7 +247,7 @@ static ml_reward_row *scored(ml_case *c, int64_t *n) {
 
 static void play_reward_norm(ml_case *c) {
     const char *name = ml_record_text(c, ml_json_get(c->args, "advantage_estimator"));
-    uint32_t needs = estimator(name)->wants;
+    uint32_t wants = estimator(name)->needs;
     bool scale =
         (wants & MILES_SCALE_REWARDS) && ml_case_flag(c->args, "grpo_std_normalization");
     bool tiny = strcmp(ml_record_text(c, c->kind), "tiny") == 0;

@@ -37,6 +37,6 @@ typedef struct ml_heard {
 } ml_heard;
 
 /* The ml_gen_fn that accumulates them; its ud is a zeroed ml_heard. */
-void ml_hear(void *heard, const ml_gen_update *u);
+void ml_hear(void *pending_turn, const ml_gen_update *u);
 
 #endif

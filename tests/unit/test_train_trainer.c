@@ -249,19 +249,19 @@ static void memory_is_planned(void) {
     ml_trainee t;
     ml_memory m;
     ml_err err = { 0 };
-    ml_memory_ask ask;
+    ml_memory_request ask;
     ml_text text = { 0 };
     size_t total = 0, scratch, scored;
 
     ml_trainee_open(&t, &o);
-    ask = (ml_memory_ask){ .spec = &t.spec,
-                           .be = &t.be,
-                           .weight_bytes = t.weights.buf.bytes,
-                           .bf16 = true,
-                           .set = sets,
-                           .opts = o.trainer,
-                           .scores = true,
-                           .async_save = true };
+    ask = (ml_memory_request){ .spec = &t.spec,
+                               .be = &t.be,
+                               .weight_bytes = t.weights.buf.bytes,
+                               .bf16 = true,
+                               .set = sets,
+                               .opts = o.trainer,
+                               .scores = true,
+                               .async_save = true };
     CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK);
     for (int i = 0; i < m.n; i++)
         total += m.row[i].bytes;
@@ -296,7 +296,7 @@ typedef struct elsewhere {
     ml_trainee t;
     ml_backend be;
     ml_device dev;
-    ml_memory_ask ask;
+    ml_memory_request ask;
     size_t state; /* bytes of the optimizer's */
 } elsewhere;
 
@@ -309,12 +309,12 @@ static void open_elsewhere(elsewhere *e) {
     e->dev.host = false;
     e->be.dev = &e->dev;
     e->state = ml_trainer_optimizer(e->t.trainer)->bytes;
-    e->ask = (ml_memory_ask){ .spec = &e->t.spec,
-                              .be = &e->be,
-                              .weight_bytes = e->t.weights.buf.bytes,
-                              .bf16 = true,
-                              .set = sets,
-                              .opts = o.trainer };
+    e->ask = (ml_memory_request){ .spec = &e->t.spec,
+                                  .be = &e->be,
+                                  .weight_bytes = e->t.weights.buf.bytes,
+                                  .bf16 = true,
+                                  .set = sets,
+                                  .opts = o.trainer };
 }
 
 /* What the device does not have is the host's, and that is looked at. */
@@ -322,7 +322,7 @@ static void memory_of_a_device(void) {
     elsewhere e;
     ml_memory m;
     ml_err err = { 0 };
-    ml_memory_ask ask;
+    ml_memory_request ask;
     size_t sum;
 
     open_elsewhere(&e);
@@ -346,7 +346,7 @@ static void memory_of_a_device(void) {
 /* State that stays in the host's memory leaves a piece of it on the device. */
 static void memory_of_state_elsewhere(void) {
     elsewhere e;
-    ml_memory_ask ask;
+    ml_memory_request ask;
     ml_memory m;
     ml_err err = { 0 };
     size_t left;
