@@ -1,6 +1,6 @@
 /* eval_queue.h - asynchronous evaluations: of weights on disk, by separate engines.
  *
- *     DIR/step_19/    a Hugging Face checkpoint with its seal (model/weights_seal.h)
+ *     DIR/step_19/    a Hugging Face checkpoint with its checksum (model/weights_checksum.h)
  *
  * Evaluations run one after the other while training continues.  The loop takes the results
  * in the order of submission and waits for them where necessary, so a run's metrics do not

@@ -5,7 +5,7 @@
 
 #include "base/dir.h"
 #include "model/export.h"
-#include "model/weights_seal.h"
+#include "model/weights_checksum.h"
 #include "rl/weight_dir.h"
 
 /* A tensor as last published. */
@@ -107,7 +107,7 @@ static ml_status write_delta(ml_weight_stream *s, const ml_weights *w, ml_err *e
 
 /* Writes the checksum of version 0, with which engines verify that they have these
  * weights. */
-static ml_status seal_base(ml_weight_stream *s, const ml_weights *w, ml_err *err) {
+static ml_status checksum_base(ml_weight_stream *s, const ml_weights *w, ml_err *err) {
     const char *dir = ml_version_dir(&s->arena, s->opts.delta.source, 0);
     ml_status st = ml_dir_make(dir, err);
 
@@ -121,7 +121,7 @@ static ml_status write_version(ml_weight_stream *s, const ml_weights *w, ml_err 
     if (!s->writer || s->lost || s->chain_bytes + s->update.n_written > most)
         return write_whole(s, w, err);
     if (s->version == 0 && s->update.n_changed == 0)
-        return seal_base(s, w, err);
+        return checksum_base(s, w, err);
     return write_delta(s, w, err);
 }
 
