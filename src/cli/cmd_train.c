@@ -9,7 +9,7 @@
 #include "cli/train_mode.h"
 #include "cli/train_opts.h"
 #include "plugin/resolve.h"
-#include "rl/rollout_hooks.h"
+#include "rl/rollout/rollout_hooks.h"
 
 typedef struct train_job {
     const ml_config *config;

@@ -6,16 +6,16 @@
 
 #include "cli/config.h"
 #include "cli/train_faults.h"
-#include "engine/supervisor.h"
-#include "engine/local.h"
-#include "engine/remote.h"
+#include "gen/supervisor.h"
+#include "gen/local.h"
+#include "gen/remote.h"
 #include "io/end_tokens.h"
-#include "rl/prefetch.h"
-#include "rl/eval_queue.h"
-#include "rl/async.h"
-#include "rl/rollout_gen.h"
-#include "rl/rollout_custom.h"
-#include "rl/weight_stream.h"
+#include "rl/rollout/prefetch.h"
+#include "rl/eval/eval_queue.h"
+#include "rl/rollout/async.h"
+#include "rl/rollout/rollout_gen.h"
+#include "rl/rollout/rollout_custom.h"
+#include "model/weight_stream.h"
 
 typedef struct ml_train_gen {
     ml_arena arena;

@@ -9,13 +9,13 @@
  * Scheduling never changes tokens: a token and its log-probability are functions of the
  * tokens before it, the weights and the request alone.
  *
- * thread: one owner; engine/local.h runs it on a thread of its own, as an ml_gen. */
+ * thread: one owner; gen/local.h runs it on a thread of its own, as an ml_gen. */
 #ifndef ML_ENGINE_ENGINE_H
 #define ML_ENGINE_ENGINE_H
 
-#include "engine/gen.h"
+#include "gen/gen.h"
 #include "model/plan.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 typedef struct ml_engine ml_engine;
 struct ml_request; /* engine/request.h */

@@ -9,7 +9,7 @@
 #define ML_ENGINE_REQUEST_H
 
 #include "engine/engine.h"
-#include "text/detok.h"
+#include "text/tokenizer/detok.h"
 
 /* Results of scored tokens; the writable form of ml_scored. */
 typedef struct ml_scores {

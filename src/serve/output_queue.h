@@ -10,7 +10,7 @@
 #define ML_SERVE_OUTPUT_QUEUE_H
 
 #include "base/arena.h"
-#include "engine/gen.h"
+#include "gen/gen.h"
 #include "net/loop.h"
 
 /* Scored tokens in growing arrays, laid out as in ml_scored. */

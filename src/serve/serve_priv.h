@@ -15,7 +15,7 @@
 #include "serve/sampling_params.h"
 #include "serve/server.h"
 #include "serve/text_thread.h"
-#include "text/detok.h"
+#include "text/tokenizer/detok.h"
 
 typedef struct ml_job ml_job;
 typedef struct ml_choice ml_choice;

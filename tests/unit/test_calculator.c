@@ -73,7 +73,8 @@ static void the_calculator_calculates(void) {
 }
 
 static const ml_test tests[] = {
-    { "the calculator calculates", the_calculator_calculates },
+    { "the calculator tool evaluates expressions and names errors",
+      the_calculator_calculates },
     { 0 },
 };
 

@@ -226,17 +226,21 @@ static void closed_on_the_way(void) {
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
-        { "the same is said", the_same_is_said },
-        { "ends that nobody foresees", ends_that_nobody_foresees },
-        { "those who wait get in", those_who_wait_get_in },
-        { "pages run short", pages_run_short },
-        { "some draws wait", some_draws_wait },
-        { "told to wait", told_to_wait },
-        { "aborted on the way", aborted_on_the_way },
-        { "put back for new weights", put_back_for_new_weights },
-        { "going on with old keys", going_on_with_old_keys },
-        { "keys given back on the way", keys_given_back_on_the_way },
-        { "closed on the way", closed_on_the_way },
+        { "overlapped steps give the tokens of separate steps", the_same_is_said },
+        { "overlapped steps discard the row of a request that ended",
+          ends_that_nobody_foresees },
+        { "overlapped steps admit waiting requests", those_who_wait_get_in },
+        { "overlapped steps give the same tokens when pages run short", pages_run_short },
+        { "draws with penalties wait for the tokens before them", some_draws_wait },
+        { "--disable-overlap-schedule overlaps no step", told_to_wait },
+        { "a request is aborted during an overlapped step", aborted_on_the_way },
+        { "a weight switch with recomputation works during an overlapped step",
+          put_back_for_new_weights },
+        { "a weight switch with the old KV cache works during an overlapped step",
+          going_on_with_old_keys },
+        { "the KV cache is released during an overlapped step",
+          keys_given_back_on_the_way },
+        { "an engine closes during an overlapped step", closed_on_the_way },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);

@@ -60,8 +60,9 @@ static void the_longest_unused_page_goes_first(void) {
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
-        { "pages are shared", pages_are_shared },
-        { "the longest unused page goes first", the_longest_unused_page_goes_first },
+        { "the prefix cache shares pages", pages_are_shared },
+        { "the prefix cache evicts the least recently used page",
+          the_longest_unused_page_goes_first },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);

@@ -79,7 +79,8 @@ static void lonely_answers_are_refused(void) {
     };
     static const char flags[] = "train --hf-checkpoint m --rollout-batch-size 1 "
                                 "--prompt-data d --num-rollout 1";
-    static const char says[] = "--n-samples-per-prompt 1 (the default) leaves nothing";
+    static const char says[] =
+        "--n-samples-per-prompt 1 (the default) gives zero advantages";
     char out[4000], args[1000];
 
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -211,7 +212,7 @@ static void memory_in_turns(void) {
     CHECK(turns < -0.01);
     CHECK(run(ml_test_path("c"), 1, "--offload --load-debug-rollout-data x", out,
               sizeof out) == 2);
-    CHECK_HAS(out, "give memory back in turns");
+    CHECK_HAS(out, "need miles train with the engine in the same process");
 }
 
 static void only_one_half(void) {
@@ -297,7 +298,7 @@ static void faults_are_named(void) {
     CHECK(run(save, 1, "--dry-run", out, sizeof out) == 0);
     CHECK_HAS(out, "optimizer state");
     CHECK(run(save, 1, "--critic-lr 1e-3", out, sizeof out) == 2);
-    CHECK_HAS(out, "which only --advantage-estimator ppo has");
+    CHECK_HAS(out, "need a critic: add --advantage-estimator ppo");
 }
 
 /* train or eval of the toy model on a file of the scratch directory, without a reward flag. */
@@ -347,7 +348,7 @@ static void documented_examples_run(void) {
                  ml_test_path("model"), more);
         if (ml_test_miles(out, sizeof out, args) != 0)
             ml_test_fail(__FILE__, __LINE__, "%s: %s", args, out);
-        CHECK_HAS(out, "./Qwen3-0.6B, which is given before it");
+        CHECK_HAS(out, "./Qwen3-0.6B, given earlier");
     }
 }
 
@@ -381,8 +382,8 @@ static void doctor_tells_all_at_once(void) {
              ml_test_dir(), ml_test_dir(), ml_test_dir(), ml_test_dir());
     CHECK(ml_test_miles(out, sizeof out, args) == 2);
     CHECK_HAS(out, "flags      WRONG: --lr 'x'");
-    CHECK_HAS(out, "flags      WRONG: nothing says when to stop");
-    CHECK_HAS(out, "flags      WRONG: --colocate shares one set of weights");
+    CHECK_HAS(out, "flags      WRONG: --num-rollout or --num-epoch is required");
+    CHECK_HAS(out, "flags      WRONG: --colocate excludes --rollout-num-engines");
     CHECK_HAS(out, "model      WRONG: ");
     CHECK_HAS(out, "text       WRONG: ");
     CHECK_HAS(out, "data       WRONG: ");
@@ -476,24 +477,28 @@ static void an_interrupt_finishes_the_round(void) {
 }
 
 static const ml_test tests[] = {
-    { "the same bytes however it runs", the_same_bytes_however_it_runs },
-    { "lonely answers are refused", lonely_answers_are_refused },
-    { "equal rewards are told where they matter",
+    { "miles train gives the same bytes for any division of the work",
+      the_same_bytes_however_it_runs },
+    { "one answer per prompt is refused where it has no gradient",
+      lonely_answers_are_refused },
+    { "equal rewards are warned of where they teach nothing",
       equal_rewards_are_told_where_they_matter },
-    { "a recording trains as its run", a_recording_trains_as_its_run },
-    { "filters and over-sampling", filters_and_over_sampling },
-    { "unfinished answers go on", unfinished_answers_go_on },
-    { "unfinished answers meet a smaller limit", unfinished_answers_meet_a_smaller_limit },
-    { "memory in turns", memory_in_turns },
-    { "only one half", only_one_half },
-    { "failed rewards are replaced", failed_rewards_are_replaced },
-    { "evaluates alone", evaluates_alone },
-    { "faults are named", faults_are_named },
-    { "documented examples run", documented_examples_run },
-    { "doctor tells all at once", doctor_tells_all_at_once },
-    { "no reward is wrong usage", no_reward_is_wrong_usage },
-    { "survives kills", survives_kills, 300 },
-    { "an interrupt finishes the round", an_interrupt_finishes_the_round },
+    { "a recorded run trains to the run's weights", a_recording_trains_as_its_run },
+    { "dynamic filters and over-sampling keep full rounds", filters_and_over_sampling },
+    { "partial rollouts continue after a snapshot", unfinished_answers_go_on },
+    { "partial rollouts are cut at a smaller length limit",
+      unfinished_answers_meet_a_smaller_limit },
+    { "--offload gives the same bytes with a smaller plan", memory_in_turns },
+    { "--debug-rollout-only generates and trains nothing", only_one_half },
+    { "groups whose reward fails are dropped and replaced", failed_rewards_are_replaced },
+    { "miles eval gives the metrics of the run's evaluation", evaluates_alone },
+    { "miles train warns and refuses with reasons", faults_are_named },
+    { "the examples of --help run", documented_examples_run },
+    { "miles doctor reports all faults of a command line", doctor_tells_all_at_once },
+    { "a run without a reward is refused before weights are read",
+      no_reward_is_wrong_usage },
+    { "miles train kills change no byte of the run", survives_kills, 300 },
+    { "SIGINT finishes the round and the run resumes", an_interrupt_finishes_the_round },
     { 0 },
 };
 

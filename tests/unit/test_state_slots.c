@@ -81,10 +81,11 @@ static void a_model_without_state_has_none(void) {
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
-        { "all are taken once", all_are_taken_once, 10 },
-        { "the oldest copy goes", the_oldest_copy_goes, 10 },
-        { "copies leave with their page", copies_leave_with_their_page, 10 },
-        { "a model without state has none", a_model_without_state_has_none, 10 },
+        { "each state slot is taken once", all_are_taken_once, 10 },
+        { "the oldest copy of recurrent state is evicted", the_oldest_copy_goes, 10 },
+        { "recurrent state leaves with its page", copies_leave_with_their_page, 10 },
+        { "a model without recurrent state has no slots", a_model_without_state_has_none,
+          10 },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);

@@ -1,9 +1,9 @@
 /* Engines that cannot be started, or not again. */
-#include "engine/supervisor.h"
+#include "gen/supervisor.h"
 
 #include <string.h>
 
-#include "engine/remote.h"
+#include "gen/remote.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
@@ -62,8 +62,8 @@ static void one_that_stays_away_is_given_up(void) {
 }
 
 static const ml_test tests[] = {
-    { "sorry engines are named", sorry_engines_are_named },
-    { "one that stays away is given up", one_that_stays_away_is_given_up },
+    { "an engine that exits at start is reported with its log", sorry_engines_are_named },
+    { "an engine that never serves again is given up", one_that_stays_away_is_given_up },
     { 0 },
 };
 

@@ -181,9 +181,11 @@ static void requests_survive_their_engine(void) {
 }
 
 static const ml_test tests[] = {
-    { "engines may die", engines_may_die, 300 },
-    { "engines may die over deltas", engines_may_die_over_deltas, 300 },
-    { "requests survive their engine", requests_survive_their_engine, 300 },
+    { "engines that die over whole weights change no byte", engines_may_die, 300 },
+    { "engines that die over weight deltas change no byte", engines_may_die_over_deltas,
+      300 },
+    { "requests of a killed engine are answered by another", requests_survive_their_engine,
+      300 },
     { 0 },
 };
 

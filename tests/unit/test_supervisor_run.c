@@ -111,7 +111,7 @@ static void faults_that_cannot_be(void) {
     }
     CHECK(ml_toy_run("train", ml_test_path("save"), 2, "--ci-ft-test-actions []", out,
                      sizeof out) == 2);
-    CHECK_HAS(out, "give --rollout-num-engines");
+    CHECK_HAS(out, "add --rollout-num-engines");
 }
 
 /* One that neither dies nor answers is killed. */
@@ -168,25 +168,29 @@ static void what_cannot_be_meant_is_said(void) {
 
     ml_toy_run_inputs();
     CHECK(ml_toy_run("train", save, 1, ML_FLEET_TWO "--colocate", out, sizeof out) == 2);
-    CHECK_HAS(out, "--colocate shares one set of weights");
+    CHECK_HAS(out, "--colocate excludes --rollout-num-engines");
     CHECK(ml_toy_run("train", save, 1,
                      ML_FLEET_TWO "--rollout-external --rollout-external-engine-addrs "
                                   "127.0.0.1:1",
                      out, sizeof out) == 2);
-    CHECK_HAS(out, "give one of them");
+    CHECK_HAS(out, "--rollout-num-engines and --rollout-external exclude each other");
     CHECK(ml_toy_run("train", save, 1, ML_FLEET_TWO "--dry-run", out, sizeof out) == 0);
     CHECK(access(ml_test_path("save/rollout_weights/engine_0.log"), F_OK) != 0);
 }
 
 static const ml_test tests[] = {
-    { "the same bytes as here", the_same_bytes_as_here, 300 },
-    { "keys of others do not matter", keys_of_others_do_not_matter },
-    { "faults on order", faults_on_order, 300 },
-    { "faults that cannot be", faults_that_cannot_be },
-    { "a silent engine is replaced", a_silent_engine_is_replaced, 300 },
-    { "without fault tolerance the run ends", without_fault_tolerance_the_run_ends, 300 },
-    { "no engine outlives its run", no_engine_outlives_its_run, 300 },
-    { "what cannot be meant is said", what_cannot_be_meant_is_said },
+    { "engines of the run give the bytes of an engine in process", the_same_bytes_as_here,
+      300 },
+    { "keys in the environment do not reach the run's engines",
+      keys_of_others_do_not_matter },
+    { "--ci-ft-test-actions kills engines and changes no byte", faults_on_order, 300 },
+    { "bad --ci-ft-test-actions are refused", faults_that_cannot_be },
+    { "an engine that does not answer is killed and replaced", a_silent_engine_is_replaced,
+      300 },
+    { "without --use-fault-tolerance a dead engine ends the run",
+      without_fault_tolerance_the_run_ends, 300 },
+    { "no engine outlives a killed run", no_engine_outlives_its_run, 300 },
+    { "miles train refuses contradictory engine flags", what_cannot_be_meant_is_said },
     { 0 },
 };
 

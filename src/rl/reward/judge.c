@@ -4,11 +4,11 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "rl/request_json.h"
+#include "rl/reward/request_json.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
 #include "rl/reward/label.h"
-#include "rl/reward/parts.h"
+#include "rl/reward_parts.h"
 #include "rl/reward/rm_http.h"
 
 struct ml_judge {

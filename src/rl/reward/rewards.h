@@ -14,7 +14,7 @@
 #include "base/err.h"
 #include "base/str.h"
 #include "miles/plugin.h"
-#include "rl/reward/parts.h"
+#include "rl/reward_parts.h"
 #include "base/line_process.h"
 
 typedef enum ml_reward_outcome {
