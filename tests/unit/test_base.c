@@ -290,21 +290,21 @@ static void shortage_is_reported(void) {
     ml_text_release(&text);
 }
 
-typedef struct pending_turn {
+typedef struct received {
     int n;
     ml_log_level level;
     char line[100];
-} pending_turn;
+} received;
 
 static void listen(void *ud, ml_log_level level, const char *line) {
-    pending_turn *h = ud;
+    received *h = ud;
     h->n++;
     h->level = level;
     memcpy(h->line, line, strlen(line) < 99 ? strlen(line) + 1 : 99);
 }
 
 static void log_reaches_its_sink(void) {
-    pending_turn h = { 0 };
+    received h = { 0 };
 
     ml_log(ML_LOG_WARN, "nobody is there");
     ml_log_to(listen, &h);

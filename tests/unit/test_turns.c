@@ -17,7 +17,7 @@
 enum { ROUNDS = 3 };
 
 /* Says "more" after the first two turns. */
-static const char gen_ctx[] =
+static const char asker_script[] =
     "while read -r line; do case \"$line\" in\n"
     "*'\"turn\": 1,'* | *'\"turn\": 2,'*)\n"
     "echo '{\"messages\": [{\"role\": \"user\", \"content\": \"more\"}]}' ;;\n"
@@ -31,7 +31,7 @@ static void make_inputs(void) {
         ml_text_printf(&t, "{\"input\": \"what is %d+%d?\", \"label\": \"%d\"}\n", i, i + 2,
                        i + i + 2);
     ml_toy_file("data.jsonl", t.ptr);
-    ml_toy_file("asker.sh", gen_ctx);
+    ml_toy_file("asker.sh", asker_script);
     ml_text_release(&t);
 }
 
