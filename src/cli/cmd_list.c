@@ -14,7 +14,7 @@ static void print_rows(const miles_extension *const *row, const ml_kind *kind,
         printf("    %s%s%s: %s\n", object ? object : "", object ? ":" : "", (*row)->name,
                (*row)->help ? (*row)->help : "");
         if ((*row)->alias)
-            printf("        also called %s\n", (*row)->alias);
+            printf("        alias %s\n", (*row)->alias);
     }
 }
 
@@ -22,7 +22,7 @@ static void print_rows(const miles_extension *const *row, const ml_kind *kind,
 static void print_strangers(const miles_plugin *plugin, const char *object) {
     for (const miles_extension *const *row = plugin->row; *row; row++)
         if (!ml_kind_of((*row)->kind))
-            printf("%s:%s is of kind %d, which this program does not know\n", object,
+            printf("%s:%s has kind %d, which this version of miles does not know\n", object,
                    (*row)->name, (*row)->kind);
 }
 

@@ -22,8 +22,8 @@ static ml_status unknown(const miles_extension *const *row, miles_kind kind,
     for (; *row; row++)
         if ((*row)->kind == (int32_t)kind)
             ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*row)->name);
-    st = ml_fail(err, ML_EUSAGE, "'%s' is not among the names of %s: %s", name, where,
-                 known.len ? known.ptr : "there are none of this kind");
+    st = ml_fail(err, ML_EUSAGE, "unknown name '%s' in %s: expected one of: %s", name,
+                 where, known.len ? known.ptr : "(none)");
     ml_text_release(&known);
     return st;
 }
@@ -56,25 +56,24 @@ static ml_status check_row(const miles_extension *row, int number, const char *p
     const ml_kind *kind;
 
     if (row->size < sizeof *row)
-        return ml_fail(
-            err, ML_EFORMAT,
-            "row %d of %s has the size %zu, less than that of a miles_extension: set "
-            ".size = sizeof of the row's struct",
-            number, path, row->size);
+        return ml_fail(err, ML_EFORMAT,
+                       "extension %d of %s has size %zu, less than "
+                       "sizeof(miles_extension): set .size to the sizeof of its struct",
+                       number, path, row->size);
     if (!row->name || !row->name[0])
-        return ml_fail(err, ML_EFORMAT, "row %d of %s has no name: set .name", number,
+        return ml_fail(err, ML_EFORMAT, "extension %d of %s has no name: set .name", number,
                        path);
     kind = ml_kind_of(row->kind);
     if (!kind) /* from a newer version of the program */
         return ML_OK;
     if (row->size < kind->size)
         return ml_fail(err, ML_EFORMAT,
-                       "row %d of %s, '%s', has the size %zu, and a %s row has %zu: set "
-                       ".size = sizeof of the row's struct",
+                       "extension %d of %s, '%s', has size %zu, but a %s has %zu: set "
+                       ".size to the sizeof of its struct",
                        number, path, row->name, row->size, kind->name, kind->size);
     if (!has_functions(row, kind))
         return ml_fail(err, ML_EFORMAT,
-                       "row %d of %s, '%s', a %s row, has no function: set all function "
+                       "extension %d of %s, '%s', a %s, lacks a function: set all function "
                        "pointers of its struct",
                        number, path, row->name, kind->name);
     return ML_OK;
@@ -86,8 +85,7 @@ static ml_status check_rows(const miles_plugin *plugin, const char *path, ml_err
     if (!plugin->row)
         return ml_fail(
             err, ML_EFORMAT,
-            "%s has no rows: its miles_plugin's .row must be a list that ends in "
-            "NULL",
+            "%s has no extensions: .row of its miles_plugin must be a NULL-terminated list",
             path);
     for (int i = 0; plugin->row[i] && st == ML_OK; i++)
         st = check_row(plugin->row[i], i + 1, path, err);
@@ -101,7 +99,7 @@ ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err
     miles_plugin_fn *entry;
 
     if (!object)
-        return ml_fail(err, ML_EIO, "%s cannot be loaded: %s", path, dlerror());
+        return ml_fail(err, ML_EIO, "cannot load %s: %s", path, dlerror());
     symbol = dlsym(object, ENTRY);
     if (!symbol)
         return ml_fail(err, ML_EFORMAT, "%s has no function " ENTRY ": see miles/plugin.h",
@@ -111,8 +109,8 @@ ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err
     *out = entry();
     if (!*out || (*out)->abi != MILES_ABI)
         return ml_fail(err, ML_EUNSUP,
-                       "%s was made for interface %u, this program has %u: compile it "
-                       "against this program's miles/plugin.h",
+                       "%s was built for interface version %u, but this program has %u: "
+                       "compile it with this program's miles/plugin.h",
                        path, *out ? (*out)->abi : 0U, (unsigned)MILES_ABI);
     return check_rows(*out, path, err);
 }
@@ -135,9 +133,9 @@ static ml_status find_in_object(const miles_extension **out, miles_kind kind,
 ml_status ml_extension_find(const miles_extension **out, miles_kind kind, const char *spec,
                             const char *flag, ml_err *err) {
     const char *colon = strrchr(spec, ':');
-    ml_status st = colon
-                       ? find_in_object(out, kind, spec, colon, err)
-                       : find_among(out, ml_builtins, kind, spec, "what is built in", err);
+    ml_status st =
+        colon ? find_in_object(out, kind, spec, colon, err)
+              : find_among(out, ml_builtins, kind, spec, "the built-in extensions", err);
 
     if (st != ML_OK)
         ml_err_prefix(err, "--%s", flag);
