@@ -22,18 +22,18 @@ static int hardest(miles_rollout_host *host, miles_error *err) {
     int64_t n = 0, i, group;
     double mean = 0;
 
-    if (host->ask(host, 2 * host->n_want, &a, err))
+    if (host->generate(host, 2 * host->n_want, &a, err))
         return 1;
     for (i = 0; i < a->n;)
         mean += take_group(a, &i, &group) / (double)(2 * host->n_want);
     for (int easy = 0; easy < 2; easy++)
         for (i = 0; i < a->n && n < host->n_want;)
             if ((take_group(a, &i, &group) >= mean) == easy) {
-                if (host->keep(host, group, err))
+                if (host->keep_group(host, group, err))
                     return 1;
                 n++;
             }
-    host->add(host, "rollout/reward_of_all", mean);
+    host->add_metric(host, "rollout/reward_of_all", mean);
     return 0;
 }
 
@@ -44,12 +44,12 @@ static int first_set(miles_eval_host *host, miles_error *err) {
     char name[200];
     double n = 0;
 
-    if (host->ask(host, 0, &a, err))
+    if (host->generate(host, 0, &a, err))
         return 1;
     for (int64_t i = 0; i < a->n; i++)
         n += a->answer[i]->reward > 0;
     snprintf(name, sizeof name, "eval/%.100s/worth_something", host->set[0]);
-    host->add(host, name, n / (double)a->n);
+    host->add_metric(host, name, n / (double)a->n);
     return 0;
 }
 
@@ -61,11 +61,11 @@ const miles_eval example_first_set = {
 
 /* Trains on the newest groups first; drops groups more than two weight versions old. */
 static int newest_first(const miles_waiting *w, int32_t *fate, miles_error *err) {
-    int64_t want = w->want;
+    int64_t want = w->n_want;
 
     (void)err;
     for (int64_t i = w->n_group - 1; i >= 0; i--)
-        if (w->stale[i] > 2)
+        if (w->staleness[i] > 2)
             fate[i] = MILES_DROP;
         else if (want-- > 0)
             fate[i] = MILES_TRAIN;
@@ -86,7 +86,7 @@ static int sums(int64_t group, int64_t seed, miles_prompt_out *out, miles_error 
     (void)err;
     snprintf(row, sizeof row, "{\"input\": \"what is %lld+%lld?\", \"label\": \"%lld\"}", a,
              b, a + b);
-    out->give(out, row, strlen(row));
+    out->emit(out, row, strlen(row));
     return 0;
 }
 
@@ -138,15 +138,15 @@ static int guess(const miles_turn_in *in, miles_turn_out *out, miles_error *err)
     else if (in->turn == in->max_turn)
         out->reward = 0.0;
     else if (answer < label)
-        out->say(out, "user", "more", 4);
+        out->append_message(out, "user", "more", 4);
     else
-        out->say(out, "user", "less", 4);
+        out->append_message(out, "user", "less", 4);
     return 0;
 }
 
 const miles_generate example_guess = { { sizeof(miles_generate), MILES_GENERATE, "guess", 0,
                                          "a game: guess the number" },
-                                       MILES_SAYS_USER,
+                                       MILES_ROLE_USER,
                                        guess };
 
 /* The fraction of the other answers that are longer. */

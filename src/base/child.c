@@ -110,7 +110,7 @@ ml_status ml_child_start(ml_child *out, const char *program, const char *const *
     return ML_OK;
 }
 
-void ml_child_hear(ml_child *c, ml_text *out) {
+void ml_child_read(ml_child *c, ml_text *out) {
     char piece[1024];
     ssize_t n;
 
@@ -136,7 +136,7 @@ void ml_child_kill(ml_child *c) {
     *c = (ml_child){ 0 };
 }
 
-void ml_child_tell_end(ml_text *out, int status) {
+void ml_child_format_end(ml_text *out, int status) {
     if (WIFEXITED(status))
         ml_text_printf(out, "exited with status %d", WEXITSTATUS(status));
     else

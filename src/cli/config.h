@@ -228,7 +228,7 @@ typedef struct ml_config {
         const char *generate, *execute_tool, *plugin; /* NULL: none */
         int64_t max_turns;
         int tool_parser; /* ml_tool_format */
-    } edges;
+    } extensions;
     struct {
         const char *run;                 /* its directory or run.db */
         int64_t rollout, n_skip, n_most; /* rollout -1: all; n_most 0: all */

@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "base/bug.h"
 #include "cli/cli.h"
 
 static const char *const origins[] = {
@@ -76,9 +77,29 @@ static void command_section(ml_text *out, const ml_command *cmd) {
     rules_of(out, cmd);
 }
 
+/* The flags that `miles train --help` shows. */
+static void first_section(ml_text *out, const ml_command *cmd) {
+    ml_flag_list l;
+
+    ml_flag_list_init(&l, cmd->bit);
+    ml_text_printf(out,
+                   "\n## The 25 flags that matter\n\nA first run of `miles %s` needs "
+                   "few of its flags.  `miles %s --help` shows the same list, and "
+                   "`miles doctor %s ARGS...` checks a command line.\n\n"
+                   "| flag | default | known from | meaning |\n|---|---|---|---|\n",
+                   cmd->name, cmd->name, cmd->name);
+    for (const char *at = cmd->first; *at; at += strspn(at, " ")) {
+        ml_str name = { at, strcspn(at, " ") };
+        int row = ml_flag_list_find(&l, name);
+        ML_BUG_IF(row < 0);
+        flag_row(out, l.row[row]);
+        at += name.len;
+    }
+}
+
 void ml_help_docs(ml_text *out) {
     ml_text_printf(
-        out, "<!-- Generated from the flag tables by `make docs`; edit src/cli/flags_*.c "
+        out, "<!-- Generated from the flag tables by `make docs`; edit src/cli/flags/*.c "
              "instead. -->\n# Command line\n\nValues are written `--name VALUE` or "
              "`--name=VALUE`; `--no-name` turns off a flag without a value.  Names cannot "
              "be abbreviated.  If a flag is repeated, the last one wins.  The command line "
@@ -86,6 +107,7 @@ void ml_help_docs(ml_text *out) {
              "environment variables, and these over the default; overridden values are "
              "logged on standard error.\n\nExit status: 0 success, 1 failure, 2 usage "
              "error, 3 another process failed, 70 bug in miles.\n");
+    first_section(out, ml_command_find("train"));
     for (const ml_command *c = ml_commands; c->name; c++)
         command_section(out, c);
 }

@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/pool.h"
 #include "cli/cli.h"
-#include "cli/flag_foreign.h"
+#include "cli/flags/flag_foreign.h"
 #include "cli/model_path.h"
 #include "io/yaml.h"
 

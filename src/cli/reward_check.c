@@ -7,9 +7,9 @@
 #include "rl/reward/grade.h"
 
 bool ml_reward_from_environment(const ml_config *c) {
-    const char *path = c->edges.generate;
+    const char *path = c->extensions.generate;
 
-    return path && !c->edges.execute_tool &&
+    return path && !c->extensions.execute_tool &&
            (ml_worker_command_is(path) || strstr(path, ".so:"));
 }
 

@@ -4,8 +4,8 @@
 
 #include "cli/config.h"
 #include "cli/train_dumps.h"
-#include "rl/invariants.h"
-#include "rl/train_loop.h"
+#include "rl/loop/invariants.h"
+#include "rl/loop/train_loop.h"
 
 typedef struct ml_train_debug {
     ml_arena arena;

@@ -4,7 +4,7 @@
 #include "base/dir.h"
 #include "base/secret.h"
 #include "cli/train_remote.h"
-#include "engine/remote.h"
+#include "gen/remote.h"
 
 #define PROGRAM "/proc/self/exe"
 #define MOST_QUEUED 1000000 /* the maximum of miles serve; further requests are retried */

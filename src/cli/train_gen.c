@@ -72,16 +72,16 @@ ml_status ml_train_turns_open(ml_turns **out, ml_train_gen *t, const ml_config *
                                          .deadline_s = c->reward.timeout_s },
                         .text = { .tokenizer = t->run->tokenizer,
                                   .chat_template = t->run->chat_template },
-                        .tools = (ml_tool_format)c->edges.tool_parser,
-                        .max_turn = (int32_t)c->edges.max_turns,
+                        .tools = (ml_tool_format)c->extensions.tool_parser,
+                        .max_turn = (int32_t)c->extensions.max_turns,
                         .n_thread = c->reward.n_worker };
-    ml_status st = ml_generate_path_resolve(&o.environment, &t->arena, c->edges.generate,
-                                            c->edges.execute_tool, err);
+    ml_status st = ml_generate_path_resolve(
+        &o.environment, &t->arena, c->extensions.generate, c->extensions.execute_tool, err);
 
     if (st == ML_OK && c->train.template_kwargs)
         st = ml_json_parse(&o.text.kwargs, &t->arena, ml_str_of(c->train.template_kwargs),
                            "--apply-chat-template-kwargs", err);
-    if (st != ML_OK || (!o.environment.row && !o.environment.command.line))
+    if (st != ML_OK || (!o.environment.ext && !o.environment.command.line))
         return st;
     st = ml_turns_open(out, &o, err);
     if (st != ML_OK)
@@ -127,7 +127,7 @@ static int64_t longest_of(const ml_dataset *d, const ml_sampling *how,
 /* The maximum over the run and its evaluations. */
 static int64_t longest(const ml_train_gen *t, int64_t (*tokens)(int64_t text_bytes)) {
     const ml_dataset *prompts = &t->run->dataset;
-    int64_t n = t->row_rollout.row ? ML_NONE : 0;
+    int64_t n = t->custom_rollout.ext ? ML_NONE : 0;
 
     if (n >= 0 && (prompts->opts.path || prompts->opts.make))
         n = longest_of(prompts, &t->rollout.how, t->turns, tokens);
@@ -137,7 +137,7 @@ static int64_t longest(const ml_train_gen *t, int64_t (*tokens)(int64_t text_byt
                                  set->turns ? set->turns : t->turns, tokens);
         n = own < 0 ? own : most(n, own);
     }
-    return n > 0 && !t->evals.row ? n : ML_NONE;
+    return n > 0 && !t->evals.ext ? n : ML_NONE;
 }
 
 /* The maximum number of concurrent requests. */
@@ -183,7 +183,7 @@ static size_t beside_pages(const ml_train_gen *t, const ml_engine_memory *m) {
     size_t weights =
         t->n_engine ? ml_weights_bytes(&t->run->spec, t->run->from, t->run->opts.dtype) : 0;
 
-    return weights + m->act + m->scratch + (t->be.dev->host ? m->routes : 0);
+    return weights + m->act + m->scratch + (t->be.dev->host ? m->routing_record : 0);
 }
 
 static int32_t count_engines(const ml_train_gen *t) {
@@ -259,7 +259,7 @@ bool ml_train_gen_own_set(const ml_config *c) {
 }
 
 ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c,
-                            const ml_loop_extensions *edges, ml_train_run *run,
+                            const ml_loop_extensions *extensions, ml_train_run *run,
                             ml_err *err) {
     ml_backend_opts opts = ml_config_backend(c);
     ml_status st;
@@ -278,12 +278,12 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c,
     t->rollout.over_sampling = c->rollout.over_sampling;
     t->group_rewards = c->reward.group;
     t->rollout.partial = c->rollout.partial;
-    t->rollout.filter = edges->group_filter;
-    t->buffer = edges->buffer;
-    t->row_rollout = (ml_custom_rollout){ .row = edges->rollout, .run = run };
-    t->rollout.buffer_filter = edges->buffer_filter;
-    t->evals.metrics = edges->eval_metrics;
-    t->evals.row = edges->eval;
+    t->rollout.filter = extensions->group_filter;
+    t->buffer = extensions->buffer;
+    t->custom_rollout = (ml_custom_rollout){ .ext = extensions->rollout, .run = run };
+    t->rollout.buffer_filter = extensions->buffer_filter;
+    t->evals.metrics = extensions->eval_metrics;
+    t->evals.ext = extensions->eval;
     t->rollout.mask_old = c->rollout.mask_old;
     t->eval_context =
         c->rollout.eval_context ? c->rollout.eval_context : c->rollout.max_context;
@@ -413,8 +413,8 @@ ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
     if (t->eval_context)
         t->evals.asker.context = (int32_t)least(t->engine.context, t->eval_context);
     t->rollout.asker.group_rewards = t->group_rewards;
-    t->row_rollout.asker = t->rollout.asker;
-    t->row_rollout.how = t->rollout.how;
+    t->custom_rollout.asker = t->rollout.asker;
+    t->custom_rollout.how = t->rollout.how;
     if (st == ML_OK && c->behind.n_gpu && t->evals.n)
         st = ml_train_eval_fleet_open(t, c, err);
     return st;

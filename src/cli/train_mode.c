@@ -42,7 +42,7 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
     ml_work_count *tally = loop->watch.phase ? &loop->watch.phase->answers : NULL;
     ml_status st = ML_OK;
 
-    t->rollout.asker.tally = t->row_rollout.asker.tally = tally;
+    t->rollout.asker.tally = t->custom_rollout.asker.tally = tally;
     t->evals.asker.tally = t->eval_queue ? NULL : tally; /* the queue has its own thread */
     loop->publish = ml_train_gen_publish;
     loop->publish_ud = t;
@@ -56,8 +56,8 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
     loop->skip_first_eval = c->rollout.skip_first_eval;
     loop->ahead = c->mode.async;
     loop->debug.generating = t->second.n ? &t->second : NULL;
-    loop->rollout = t->row_rollout.row ? ml_rollout_custom(&t->row_rollout)
-                                       : ml_rollout_gen(&t->rollout);
+    loop->rollout = t->custom_rollout.ext ? ml_rollout_custom(&t->custom_rollout)
+                                          : ml_rollout_gen(&t->rollout);
     if (c->mode.fully) {
         st = open_flow(t, c, loop->watch.say, err);
         loop->rollout = st == ML_OK ? ml_rollout_async(t->flow) : loop->rollout;

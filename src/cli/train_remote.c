@@ -6,8 +6,8 @@
 #include "base/dir.h"
 #include "base/log.h"
 #include "cli/keys.h"
-#include "engine/remote.h"
-#include "rl/weight_dir.h"
+#include "gen/remote.h"
+#include "model/weight_dir.h"
 
 /* "host:port", or a complete URL. */
 static const char *url_of(ml_arena *a, const char *addr) {

@@ -127,7 +127,7 @@ static void take_stops(block *b, ml_request *q, const ml_gen_request *r) {
         if (stop)
             stop[i] = (ml_str){ text, r->stop[i].len };
     }
-    q->ask.stop = stop;
+    q->params.stop = stop;
 }
 
 /* The model's end tokens and the request's own. */
@@ -148,14 +148,14 @@ static ml_request *lay_out(block *b, const ml_engine_opts *o, const ml_gen_reque
     int64_t all = (int64_t)r->n_prompt + r->max_new;
     ml_request *self = take(b, 1, sizeof *self);
 
-    q->ask = *r;
+    q->params = *r;
     q->cap = all < o->context ? (int32_t)all : o->context;
     q->n_token = r->n_prompt;
     q->prompt_from = r->score_from < 0 ? r->n_prompt : r->score_from;
     q->token = take(b, (size_t)q->cap, sizeof *q->token);
     q->page = take(b, (size_t)ml_kv_pages_for(q->cap), sizeof *q->page);
-    q->ask.draw.bias = copied(b, r->draw.bias, r->draw.n_bias, sizeof(ml_bias));
-    q->ask.also = copied(b, r->also, r->n_also, sizeof(int32_t));
+    q->params.draw.bias = copied(b, r->draw.bias, r->draw.n_bias, sizeof(ml_bias));
+    q->params.also = copied(b, r->also, r->n_also, sizeof(int32_t));
     take_ends(b, q, o, r);
     take_stops(b, q, r);
     take_scores(b, &q->prompt, (size_t)(r->n_prompt - q->prompt_from), r);
@@ -168,11 +168,11 @@ static void score_first_token(ml_request *q) {
     if (q->prompt_from != 0)
         return;
     q->prompt.logprob[0] = q->prompt.entropy[0] = NAN;
-    for (int32_t i = 0; i < q->ask.n_top; i++) {
+    for (int32_t i = 0; i < q->params.n_top; i++) {
         q->prompt.top_id[i] = -1;
         q->prompt.top_logprob[i] = NAN;
     }
-    for (int32_t i = 0; i < q->ask.n_also; i++)
+    for (int32_t i = 0; i < q->params.n_also; i++)
         q->prompt.also_logprob[i] = NAN;
     q->n_prompt_scored = 1;
 }
@@ -193,14 +193,14 @@ ml_status ml_request_new(ml_request **out, const ml_engine_opts *opts, int64_t n
     q = lay_out(&b, opts, r, &scratch);
     *q = scratch;
     memcpy(q->token, r->prompt, (size_t)r->n_prompt * sizeof *q->token);
-    q->ask.prompt = NULL; /* from here on, use q->token */
+    q->params.prompt = NULL; /* from here on, use q->token */
     q->submitted_s = ml_clock_s();
     q->queued_s = -1;
     q->slot = ML_NO_SLOT;
     score_first_token(q);
     if (r->n_stop > 0) {
         q->detok = ml_detok_new(opts->tokenizer, false);
-        q->stops = (ml_stops){ .stop = q->ask.stop, .n = r->n_stop };
+        q->stops = (ml_stops){ .stop = q->params.stop, .n = r->n_stop };
     }
     *out = q;
     return ML_OK;

@@ -2,18 +2,18 @@
 
 #include <string.h>
 
-#include "plugin/edge.h"
+#include "plugin/extension.h"
 #include "plugin/worker_command.h"
 
 #define FLAG "custom-generate-function-path"
 #define HUB "miles.rollout.generate_hub."
 
-static ml_status find_row(ml_environment_opts *out, const char *path, const char *flag,
-                          ml_err *err) {
-    const miles_extension *row = NULL;
-    ml_status st = ml_extension_find(&row, MILES_GENERATE, path, flag, err);
+static ml_status find_extension(ml_environment_opts *out, const char *path,
+                                const char *flag, ml_err *err) {
+    const miles_extension *ext = NULL;
+    ml_status st = ml_extension_find(&ext, MILES_GENERATE, path, flag, err);
 
-    out->row = (const void *)row; /* miles_extension is the first member of its struct */
+    out->ext = (const void *)ext; /* miles_extension is the first member of its struct */
     return st;
 }
 
@@ -30,7 +30,7 @@ static ml_status find_tools(ml_environment_opts *out, ml_arena *a, const char *t
             flag);
     return ml_worker_command_is(tools)
                ? ml_worker_command_find(&out->command, a, "--tools", tools, flag, err)
-               : find_row(out, tools, flag, err);
+               : find_extension(out, tools, flag, err);
 }
 
 ml_status ml_generate_path_resolve(ml_environment_opts *out, ml_arena *a, const char *path,
@@ -53,5 +53,5 @@ ml_status ml_generate_path_resolve(ml_environment_opts *out, ml_arena *a, const 
                        path);
     return ml_worker_command_is(path)
                ? ml_worker_command_find(&out->command, a, "--turn", path, FLAG, err)
-               : find_row(out, path, FLAG, err);
+               : find_extension(out, path, FLAG, err);
 }

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plugin/edge.h"
+#include "plugin/extension.h"
 #include "plugin/worker_command.h"
 #include "rl/reward/judge.h"
 #include "base/line_process.h"
@@ -32,7 +32,7 @@ static void find_ifbench(ml_reward_opts *opts, ml_arena *a) {
 /* Resolves a single reward, not a list. */
 static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
                           ml_err *err) {
-    const miles_extension *row = NULL;
+    const miles_extension *ext = NULL;
     ml_status st;
 
     if (!path && opts->rm_type && strcmp(opts->rm_type, "ifbench") == 0)
@@ -47,13 +47,13 @@ static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
                        "reward(sample), cmd:COMMAND for a program that answers JSON lines, "
                        "or ./my.so:name for a shared object",
                        path);
-    st = ml_extension_find(&row, opts->group ? MILES_GROUP_REWARD : MILES_REWARD, path,
+    st = ml_extension_find(&ext, opts->group ? MILES_GROUP_REWARD : MILES_REWARD, path,
                            "custom-rm-path", err);
     /* miles_extension is the first member of its struct. */
     if (opts->group)
-        opts->group_row = (const void *)row;
+        opts->group_ext = (const void *)ext;
     else
-        opts->row = (const void *)row;
+        opts->ext = (const void *)ext;
     return st;
 }
 

@@ -8,7 +8,7 @@ static ml_status tell(const ml_hooks *hooks, const miles_event *event, ml_err *e
 
     if (!hook || hook->run(event, &why) == 0)
         return ML_OK;
-    return ml_extension_failed(&hook->row, &why, err);
+    return ml_extension_failed(&hook->base, &why, err);
 }
 
 ml_status ml_hooks_tell(const ml_hooks *hooks, miles_when when, int64_t rollout,

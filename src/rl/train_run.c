@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "rl/run_disk.h"
+#include "rl/record/run_disk.h"
 
 /* --- opening ---------------------------------------------------------------- */
 

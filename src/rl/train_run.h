@@ -7,12 +7,12 @@
 #ifndef ML_RL_TRAIN_RUN_H
 #define ML_RL_TRAIN_RUN_H
 
-#include "rl/critic.h"
-#include "rl/data_source.h"
-#include "rl/learner.h"
-#include "rl/prompt_encoder.h"
-#include "rl/run_dir.h"
-#include "rl/run_log.h"
+#include "rl/learn/critic.h"
+#include "rl/data/data_source.h"
+#include "rl/learn/learner.h"
+#include "rl/data/prompt_encoder.h"
+#include "rl/record/run_dir.h"
+#include "rl/record/run_log.h"
 #include "train/memory.h"
 #include "train/snapshot.h"
 

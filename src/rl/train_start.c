@@ -3,7 +3,7 @@
 
 #include "base/dir.h"
 #include "base/log.h"
-#include "engine/remote.h"
+#include "gen/remote.h"
 #include "rl/train_run.h"
 
 /* --- which weights ---------------------------------------------------------- */

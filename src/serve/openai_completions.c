@@ -106,18 +106,18 @@ static int64_t characters(ml_str s) {
 }
 
 /* The tokens of a choice in "logprobs": the prompt's, with echo, then the answer's. */
-typedef struct told {
+typedef struct logprob_view {
     const ml_choice *c;
     ml_scored prompt, answer;
     /* unscored prompt tokens (0 or 1); scored ones; first answer token */
     int32_t n_lead, n_prompt, from;
-} told;
+} logprob_view;
 
-static told tell(const ml_choice *c, int32_t from) {
-    told t = { .c = c,
-               .prompt = ml_logprob_buffer_view(&c->scored),
-               .answer = ml_logprob_buffer_view(&c->answer),
-               .from = from };
+static logprob_view view_logprobs(const ml_choice *c, int32_t from) {
+    logprob_view t = { .c = c,
+                       .prompt = ml_logprob_buffer_view(&c->scored),
+                       .answer = ml_logprob_buffer_view(&c->answer),
+                       .from = from };
 
     if (c->logprob_start >= 0 && from == 0) {
         t.n_lead = 1;
@@ -126,12 +126,13 @@ static told tell(const ml_choice *c, int32_t from) {
     return t;
 }
 
-static int32_t told_count(const told *t) {
+static int32_t n_logprob(const logprob_view *t) {
     return t->n_lead + t->n_prompt + t->answer.n - t->from;
 }
 
 /* Returns the id of token i; its scores are (*s)[*at], or *s is NULL. */
-static int32_t told_id(const told *t, int32_t i, const ml_scored **s, int32_t *at) {
+static int32_t logprob_token(const logprob_view *t, int32_t i, const ml_scored **s,
+                             int32_t *at) {
     *s = NULL;
     if (i < t->n_lead)
         return t->c->prompt[t->c->logprob_start];
@@ -141,19 +142,19 @@ static int32_t told_id(const told *t, int32_t i, const ml_scored **s, int32_t *a
     return (*s)->id[*at];
 }
 
-static void write_tokens(const told *t, ml_json_out *o) {
+static void write_tokens(const logprob_view *t, ml_json_out *o) {
     const ml_scored *s;
     int32_t at = 0;
 
     ml_json_key(o, "tokens");
     ml_json_begin(o, '[');
-    for (int32_t i = 0; i < told_count(t); i++)
-        ml_token_text(t->c->job->server, told_id(t, i, &s, &at), o);
+    for (int32_t i = 0; i < n_logprob(t); i++)
+        ml_token_text(t->c->job->server, logprob_token(t, i, &s, &at), o);
     ml_json_end(o, ']');
     ml_json_key(o, "token_logprobs");
     ml_json_begin(o, '[');
-    for (int32_t i = 0; i < told_count(t); i++) {
-        told_id(t, i, &s, &at);
+    for (int32_t i = 0; i < n_logprob(t); i++) {
+        logprob_token(t, i, &s, &at);
         if (s)
             ml_json_float(o, s->logprob[at]);
         else
@@ -163,7 +164,8 @@ static void write_tokens(const told *t, ml_json_out *o) {
 }
 
 /* {"token text": log-prob}; ml_json_key takes no ml_str, so keys are written as values. */
-static void write_top(const told *t, const ml_scored *s, int32_t at, ml_json_out *o) {
+static void write_top(const logprob_view *t, const ml_scored *s, int32_t at,
+                      ml_json_out *o) {
     const ml_choice *c = t->c;
 
     ml_json_begin(o, '{');
@@ -177,14 +179,14 @@ static void write_top(const told *t, const ml_scored *s, int32_t at, ml_json_out
     ml_json_end(o, '}');
 }
 
-static void write_tops(const told *t, ml_json_out *o) {
+static void write_tops(const logprob_view *t, ml_json_out *o) {
     const ml_scored *s;
     int32_t at = 0;
 
     ml_json_key(o, "top_logprobs");
     ml_json_begin(o, '[');
-    for (int32_t i = 0; t->c->n_top && i < told_count(t); i++) {
-        told_id(t, i, &s, &at);
+    for (int32_t i = 0; t->c->n_top && i < n_logprob(t); i++) {
+        logprob_token(t, i, &s, &at);
         if (s)
             write_top(t, s, at, o);
         else
@@ -194,14 +196,14 @@ static void write_tops(const told *t, ml_json_out *o) {
 }
 
 /* Where each token begins in the text, in characters. */
-static void write_offsets(const told *t, int64_t offset, ml_json_out *o) {
+static void write_offsets(const logprob_view *t, int64_t offset, ml_json_out *o) {
     const ml_scored *s;
     int32_t at = 0;
 
     ml_json_key(o, "text_offset");
     ml_json_begin(o, '[');
-    for (int32_t i = 0; i < told_count(t); i++) {
-        int32_t id = told_id(t, i, &s, &at);
+    for (int32_t i = 0; i < n_logprob(t); i++) {
+        int32_t id = logprob_token(t, i, &s, &at);
         ml_text text = { 0 };
         ml_json_int(o, offset);
         ml_decode(t->c->job->server->opts.tokenizer, &text, &id, 1, false);
@@ -212,7 +214,7 @@ static void write_offsets(const told *t, int64_t offset, ml_json_out *o) {
 }
 
 static void write_logprobs(const ml_choice *c, int32_t from, ml_json_out *o) {
-    told t = tell(c, from);
+    logprob_view t = view_logprobs(c, from);
 
     ml_json_begin(o, '{');
     write_tokens(&t, o);
@@ -276,10 +278,10 @@ static void write_piece(ml_job *j, ml_choice *c) {
     const ml_openai_body *b = j->ud;
     ml_json_out o = { .to = &j->out };
     bool first = !c->begun;
-    bool news = first || c->finish != ML_FINISH_NOT || c->text.len > c->sent_text ||
-                ((b->n_logprob >= 0 || b->token_ids) && c->answer.n > c->sent_tokens);
+    bool has_output = first || c->finish != ML_FINISH_NOT || c->text.len > c->sent_text ||
+                      ((b->n_logprob >= 0 || b->token_ids) && c->answer.n > c->sent_tokens);
 
-    if (!news)
+    if (!has_output)
         return;
     j->out.len = 0;
     ml_openai_begin(j, OBJECT, &o);

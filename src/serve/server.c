@@ -227,7 +227,7 @@ ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts
     if (getrandom(&s->boot, sizeof s->boot, GRND_NONBLOCK) != sizeof s->boot)
         s->boot = 0;
     ML_BUG_IF(pthread_mutex_init(&s->label_lock, NULL));
-    s->office = ml_dispatcher_open(l, &s->arena);
+    s->dispatcher = ml_dispatcher_open(l, &s->arena);
     s->metrics = ml_server_metrics_new(&s->arena);
     s->budget.max = opts->max_in_flight;
     if (opts->tokenizer) {
@@ -299,7 +299,7 @@ void ml_server_close(ml_server *s) {
     while (s->jobs)
         ml_job_free(s->jobs);
     ml_probes_free(s);
-    ml_dispatcher_close(s->office);
+    ml_dispatcher_close(s->dispatcher);
     if (s->encoder) {
         ml_encoder_free(s->encoder);
         ml_encoder_free(s->text_encoder);

@@ -10,7 +10,7 @@
 #define MAX_PATTERN 65536
 #define BOUNDED_STEPS 200000
 
-/* An ml_regex is a pcre2_code, under a name that needs no header of PCRE2. */
+/* An ml_regex is a pcre2_code; the type hides the PCRE2 header from users. */
 
 struct ml_finder {
     ml_arena arena;
@@ -38,7 +38,7 @@ static ml_status compile(ml_regex **out, ml_str pattern, ml_err *err) {
         return ml_fail(err, ML_EUNSUP, "regular expression \"%.*s\", at byte %zu: %s",
                        pattern.len > 200 ? 200 : (int)pattern.len, pattern.ptr, at, why);
     }
-    /* Where there is no JIT, the interpreter gives the same matches. */
+    /* Without JIT support, the interpreter finds the same matches. */
     pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
     *out = (ml_regex *)compiled;
     return ML_OK;
@@ -101,7 +101,7 @@ void ml_finder_free(ml_finder *f) {
 
     if (!f)
         return;
-    a = f->arena; /* f itself lives in it */
+    a = f->arena; /* also holds f itself */
     pcre2_match_data_free(f->match);
     pcre2_match_context_free(f->context);
     pcre2_jit_stack_free(f->stack);

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "base/bug.h"
-#include "engine/remote_priv.h"
-#include "rl/gen_task.h"
-#include "rl/train_rows.h"
+#include "gen/remote_priv.h"
+#include "rl/rollout/gen_task.h"
+#include "rl/learn/train_rows.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "rl/run_store.h"
+#include "rl/record/run_store.h"
 #include "tests/fuzz/memory_dir.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "base/bug.h"
-#include "rl/gen_task.h"
-#include "rl/partial_buffer.h"
-#include "rl/train_rows.h"
+#include "rl/rollout/gen_task.h"
+#include "rl/rollout/partial_buffer.h"
+#include "rl/learn/train_rows.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -161,12 +161,13 @@ static void loses_nothing(void) {
 }
 
 static const ml_test tests[] = {
-    { "unchanged is identical", unchanged_is_identical, 120 },
-    { "unchanged shards are identical", unchanged_shards_are_identical },
-    { "splits as transformers", splits_as_transformers },
-    { "joins again", joins_again },
-    { "dtypes", dtypes },
-    { "loses nothing", loses_nothing },
+    { "miles convert writes an unchanged checkpoint to the byte", unchanged_is_identical,
+      120 },
+    { "miles convert writes unchanged shards to the byte", unchanged_shards_are_identical },
+    { "miles convert splits shards as transformers", splits_as_transformers },
+    { "miles convert joins shards", joins_again },
+    { "miles convert rounds to bf16 and f16", dtypes },
+    { "miles convert overwrites nothing", loses_nothing },
     { 0 },
 };
 

@@ -171,10 +171,10 @@ static void glm4_9b(void) {
 }
 
 static const ml_test tests[] = {
-    { "every flag has a row", every_flag_has_a_row },
-    { "Qwen3-4B stops on parallelism only", qwen3_4b },
-    { "Qwen3-30B-A3B stops on parallelism only", qwen3_30b },
-    { "GLM-4-9B stops on parallelism only", glm4_9b },
+    { "every flag of Miles has a row", every_flag_has_a_row },
+    { "the Qwen3-4B script of Miles stops on parallelism only", qwen3_4b },
+    { "the Qwen3-30B-A3B script of Miles stops on parallelism only", qwen3_30b },
+    { "the GLM-4-9B script of Miles stops on parallelism only", glm4_9b },
     { 0 },
 };
 

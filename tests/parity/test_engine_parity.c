@@ -434,7 +434,11 @@ static int fewer(int n_mix, int few) {
     }
 MORE_MODELS(MORE_TESTS)
 
-#define ROWS(name) { "f32 " #name, f32_##name, 300 }, { "bf16 " #name, bf16_##name, 300 },
+#define ROWS(name)                                                                         \
+    { "f32 " #name ": rollout and training log-probs have the same bits", f32_##name,      \
+      300 },                                                                               \
+        { "bf16 " #name ": rollout and training log-probs have the same bits",             \
+          bf16_##name, 300 },
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = { MODELS(ROWS) MORE_MODELS(ROWS){ 0 } };

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "rl/advantage/advantages.h"
+#include "rl/learn/advantage/advantages.h"
 
 bool ml_recorded_step_run(ml_recorded_step *p, ml_case *c, const miles_loss *loss,
                           const ml_json *divisors) {

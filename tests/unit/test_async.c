@@ -289,16 +289,20 @@ static void cut_data_is_said(void) {
 }
 
 static const ml_test tests[] = {
-    { "ahead gives the same bytes", ahead_gives_the_same_bytes },
-    { "ahead survives kills", ahead_survives_kills, 300 },
-    { "weights are published now and then", weights_are_published_now_and_then },
-    { "what cannot be meant is said", what_cannot_be_meant_is_said },
-    { "flow can be replayed", flow_can_be_replayed },
-    { "staleness is bounded", staleness_is_bounded },
-    { "a row keeps the queue", a_row_keeps_the_queue },
-    { "flow survives kills", flow_survives_kills, 300 },
-    { "a full disk is said", a_full_disk_is_said },
-    { "cut data is said", cut_data_is_said },
+    { "train-async gives the same bytes for any number of threads",
+      ahead_gives_the_same_bytes },
+    { "train-async kills change no byte of the run", ahead_survives_kills, 300 },
+    { "--update-weights-interval 2 publishes every second round",
+      weights_are_published_now_and_then },
+    { "train-async refuses contradictory flags", what_cannot_be_meant_is_said },
+    { "a fully async run replays from its recording to the same weights",
+      flow_can_be_replayed },
+    { "--fully-async bounds the staleness of samples", staleness_is_bounded },
+    { "a plugin's data buffer chooses which group trains next", a_row_keeps_the_queue },
+    { "fully async kills lose no group and train none twice", flow_survives_kills, 300 },
+    { "a full disk fails the save and keeps the snapshot before it", a_full_disk_is_said },
+    { "prompt data that is truncated during a run ends it with an error",
+      cut_data_is_said },
     { 0 },
 };
 

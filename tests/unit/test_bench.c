@@ -9,7 +9,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "cli/bench_report.h"
+#include "cli/commands/bench_report.h"
 #include "net/http_server.h"
 #include "net/sse.h"
 #include "tests/support/scratch.h"
@@ -290,13 +290,13 @@ static void servers_are_measured(void) {
 }
 
 static const ml_test tests[] = {
-    { "made-up loads follow the flags", made_up_loads_follow_the_flags },
-    { "files give prompts and say what is wrong",
+    { "random loads of miles bench follow the flags", made_up_loads_follow_the_flags },
+    { "miles bench reads prompts from a file and names bad rows",
       files_give_prompts_and_say_what_is_wrong },
-    { "report counts and times", report_counts_and_times },
-    { "engine is measured", engine_is_measured },
-    { "engine refusals are sentences", engine_refusals_are_sentences },
-    { "servers are measured", servers_are_measured },
+    { "the report of miles bench counts requests and times", report_counts_and_times },
+    { "miles bench engine measures an engine", engine_is_measured },
+    { "miles bench engine names what it refuses", engine_refusals_are_sentences },
+    { "miles bench serve measures a server", servers_are_measured },
     { 0 },
 };
 

@@ -11,7 +11,7 @@ typedef struct heard {
 } heard;
 
 static void say(miles_turn_out *out, const char *role, const char *text, size_t len) {
-    heard *h = out->to;
+    heard *h = out->ctx;
     CHECK(strcmp(role, "tool") == 0);
     snprintf(h->text + strlen(h->text), sizeof h->text - strlen(h->text), "%s%.*s",
              h->n ? "; " : "", (int)len, text);
@@ -22,7 +22,7 @@ static void calculate(heard *h, const char *const *expression, int n) {
     miles_call call[10];
     char arguments[10][300];
     miles_turn_in in = { .size = sizeof in, .call = call, .n_call = n };
-    miles_turn_out out = { .size = sizeof out, .to = h, .say = say };
+    miles_turn_out out = { .size = sizeof out, .ctx = h, .append_message = say };
     miles_error err;
 
     *h = (heard){ 0 };
@@ -73,7 +73,8 @@ static void the_calculator_calculates(void) {
 }
 
 static const ml_test tests[] = {
-    { "the calculator calculates", the_calculator_calculates },
+    { "the calculator tool evaluates expressions and names errors",
+      the_calculator_calculates },
     { 0 },
 };
 

@@ -169,9 +169,9 @@ static void dangling_links_are_named(void) {
 }
 
 static const ml_test tests[] = {
-    { "one file is a checkpoint", one_file_is_a_checkpoint },
-    { "shards are one checkpoint", shards_are_one_checkpoint },
-    { "broken indices are named", broken_indices_are_named },
+    { "a checkpoint of one file opens", one_file_is_a_checkpoint },
+    { "a sharded checkpoint opens", shards_are_one_checkpoint },
+    { "a broken shard index is refused with its error", broken_indices_are_named },
     { "a tensor in two shards is named", a_tensor_in_two_shards_is_named },
     { "a broken shard is named", a_broken_shard_is_named },
     { "directories without weights are named", directories_without_weights_are_named },

@@ -1,6 +1,6 @@
 /* Names of flags: which one counts, other names of the same, names of other programs, models. */
 #include "base/file.h"
-#include "cli/flag_foreign.h"
+#include "cli/flags/flag_foreign.h"
 #include "tests/support/flag_words.h"
 #include "tests/support/scratch.h"
 
@@ -143,12 +143,12 @@ static void pointers_lead_somewhere(void) {
 }
 
 static const ml_test tests[] = {
-    { "wrong names", wrong_names },
-    { "the last one wins", last_one_wins },
-    { "the same flag by other names", same_flag_by_other_names },
-    { "names of others", names_of_others },
-    { "models that are no directories", models_that_are_no_directories },
-    { "pointers lead somewhere", pointers_lead_somewhere },
+    { "an unknown flag gets the nearest known one suggested", wrong_names },
+    { "the last of a repeated flag wins with a warning", last_one_wins },
+    { "every command takes the aliases of the model flags", same_flag_by_other_names },
+    { "flags of TRL and vLLM are answered with ours", names_of_others },
+    { "a model id gets the command that downloads it", models_that_are_no_directories },
+    { "every suggested flag exists and has an effect", pointers_lead_somewhere },
     { 0 },
 };
 

@@ -79,9 +79,9 @@ static void a_plugin_works_the_same(void) {
 }
 
 static const ml_test tests[] = {
-    { "the_command_answers", the_command_answers },
-    { "the_command_refuses", the_command_refuses },
-    { "a_plugin_works_the_same", a_plugin_works_the_same },
+    { "miles loss answers with advantages, loss and gradients", the_command_answers },
+    { "miles loss names what is wrong with a batch", the_command_refuses },
+    { "miles loss computes with a plugin's rows", a_plugin_works_the_same },
     { 0 },
 };
 

@@ -1,7 +1,7 @@
 /* Conversations in the form that templates take: messages, tool calls, tools. */
 #include <string.h>
 
-#include "rl/conversation.h"
+#include "text/chat/conversation.h"
 #include "tests/support/json_text.h"
 #include "tests/support/test.h"
 
@@ -107,8 +107,8 @@ static void normal_tools(void) {
 }
 
 static const ml_test tests[] = {
-    { "normal_messages", normal_messages },
-    { "normal_tools", normal_tools },
+    { "messages of a conversation are normalised for templates", normal_messages },
+    { "tools of a conversation are normalised for templates", normal_tools },
     { 0 },
 };
 

@@ -1,7 +1,7 @@
 /* The order in which prompts are handed out, and how it is saved. */
 #include <string.h>
 
-#include "rl/data_source.h"
+#include "rl/data/data_source.h"
 #include "tests/support/log_text.h"
 #include "tests/support/must.h"
 #include "tests/support/scratch.h"
@@ -171,12 +171,12 @@ static void loads_states(void) {
 }
 
 static const ml_test tests[] = {
-    { "source_options", source_options },
-    { "epochs", epochs },
-    { "gives_back", gives_back },
-    { "goes_without_data", goes_without_data },
-    { "resumes_anywhere", resumes_anywhere },
-    { "loads_states", loads_states },
+    { "a data source with bad options is refused", source_options },
+    { "each epoch is shuffled as Miles shuffles it", epochs },
+    { "groups that are given back come first", gives_back },
+    { "a data source without data gives numbered groups", goes_without_data },
+    { "a restored data source continues after any request", resumes_anywhere },
+    { "a data source loads Miles' states and refuses broken ones", loads_states },
     { 0 },
 };
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/dataset.h"
+#include "rl/data/dataset.h"
 #include "tests/support/json_text.h"
 #include "tests/support/log_text.h"
 #include "tests/support/scratch.h"
@@ -365,18 +365,19 @@ static void threads_change_nothing(void) {
 }
 
 static const ml_test tests[] = {
-    { "reads_fields", reads_fields },
-    { "reads_other_keys", reads_other_keys },
-    { "refuses_options", refuses_options },
-    { "names_bad_rows", names_bad_rows },
-    { "skips_and_says_so", skips_and_says_so },
-    { "refuses_emptiness", refuses_emptiness },
-    { "slices_and_checks_only_these", slices_and_checks_only_these },
-    { "drops_long_prompts", drops_long_prompts },
-    { "tools_the_template_lacks", tools_the_template_lacks },
-    { "applies_the_template", applies_the_template },
-    { "templates_may_refuse", templates_may_refuse },
-    { "threads_change_nothing", threads_change_nothing },
+    { "rows give prompt, label, metadata and tools", reads_fields },
+    { "rows are read by the keys that are set", reads_other_keys },
+    { "a data set with bad options is refused", refuses_options },
+    { "a bad row is named with file and line", names_bad_rows },
+    { "skipped bad rows are counted and their lines reported", skips_and_says_so },
+    { "a data set without a usable row is refused", refuses_emptiness },
+    { "a slice checks its own rows alone", slices_and_checks_only_these },
+    { "prompts over --rollout-max-prompt-len are dropped and counted", drops_long_prompts },
+    { "tools that the template does not write are warned of once",
+      tools_the_template_lacks },
+    { "the chat template renders strings and messages", applies_the_template },
+    { "a template's error carries the row's line", templates_may_refuse },
+    { "a data set has the same rows for any number of threads", threads_change_nothing },
     { 0 },
 };
 

@@ -168,13 +168,16 @@ static void what_changes_the_run(void) {
 }
 
 static const ml_test tests[] = {
-    { "hashes tell runs apart", hashes_tell_runs_apart },
-    { "a run is held against another", a_run_is_held_against_another },
-    { "figures must come to something", figures_must_come_to_something },
-    { "an end after some rounds", an_end_after_some_rounds },
-    { "rounds as text", rounds_as_text },
-    { "text of others is harmless", text_of_others_is_harmless },
-    { "what changes the run", what_changes_the_run },
+    { "--debug-determinism hashes are equal for equal runs alone", hashes_tell_runs_apart },
+    { "--ci-load-grad-norm finds a run that differs from its recording",
+      a_run_is_held_against_another },
+    { "--ci-metric-checker-threshold fails a run below it",
+      figures_must_come_to_something },
+    { "--debug-exit-after-rollout ends a run with a snapshot", an_end_after_some_rounds },
+    { "--dump-details writes rounds that load again", rounds_as_text },
+    { "control characters of prompts and labels reach no terminal",
+      text_of_others_is_harmless },
+    { "--debug-disable-optimizer leaves the weights as they are", what_changes_the_run },
     { 0 },
 };
 

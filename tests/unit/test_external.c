@@ -352,16 +352,17 @@ static void what_is_missing_is_said(void) {
 }
 
 static const ml_test tests[] = {
-    { "the same bytes as here", the_same_bytes_as_here },
-    { "asynchronous with servers", asynchronous_with_servers },
-    { "servers may die", servers_may_die },
-    { "a server may hang", a_server_may_hang },
-    { "a server that hangs for good ends the run",
+    { "external engines give the bytes of an engine in process", the_same_bytes_as_here },
+    { "train-async with external engines gives the same bytes", asynchronous_with_servers },
+    { "an external engine that dies is retried and changes no byte", servers_may_die },
+    { "an external engine that hangs is passed over", a_server_may_hang },
+    { "an external engine that hangs for good ends the run",
       a_server_that_hangs_for_good_ends_the_run },
-    { "workers behind a router may die", workers_behind_a_router_may_die },
-    { "engines with keys", engines_with_keys },
-    { "engines with other directories", engines_with_other_directories },
-    { "what is missing is said", what_is_missing_is_said },
+    { "a worker that dies behind a router is noticed", workers_behind_a_router_may_die },
+    { "external engines take their keys and no log shows one", engines_with_keys },
+    { "an engine that may not read the weights names --weight-path-prefix",
+      engines_with_other_directories },
+    { "an external engine that is missing is named", what_is_missing_is_said },
     { 0 },
 };
 

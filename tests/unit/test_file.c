@@ -171,11 +171,12 @@ static void forgotten_bytes_leave_memory_and_come_back(void) {
 static const ml_test tests[] = {
     { "a written file reads back", a_written_file_reads_back },
     { "a new file obeys the umask", a_new_file_obeys_the_umask },
-    { "pieces come in any order", pieces_come_in_any_order },
-    { "abort leaves the old file", abort_leaves_the_old_file },
-    { "failures are named", failures_are_named },
-    { "a full disk leaves no trace", a_full_disk_leaves_no_trace },
-    { "forgotten bytes leave memory", forgotten_bytes_leave_memory_and_come_back },
+    { "pieces of a file are written in any order", pieces_come_in_any_order },
+    { "an aborted write leaves the old file", abort_leaves_the_old_file },
+    { "file errors name the file and the cause", failures_are_named },
+    { "a write that fails on a full disk leaves no file", a_full_disk_leaves_no_trace },
+    { "a mapped file's forgotten pages leave resident memory",
+      forgotten_bytes_leave_memory_and_come_back },
     { 0 },
 };
 

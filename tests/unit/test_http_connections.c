@@ -303,16 +303,16 @@ static void a_thousand_connections(void) {
 }
 
 static const ml_test tests[] = {
-    { "limit_on_connections", limit_on_connections },
-    { "idle_connections_end", idle_connections_end },
-    { "vanishing_clients", vanishing_clients },
-    { "half_closed_clients", half_closed_clients },
-    { "slow_requests", slow_requests },
-    { "budget_of_bodies", budget_of_bodies },
-    { "slow_readers", slow_readers },
-    { "closing_with_calls_pending", closing_with_calls_pending },
-    { "draining", draining },
-    { "a_thousand_connections", a_thousand_connections },
+    { "connections over the limit are refused with 503", limit_on_connections },
+    { "idle connections are closed", idle_connections_end },
+    { "a client that disconnects ends its call", vanishing_clients },
+    { "a client that shuts down its side is still answered", half_closed_clients },
+    { "a request that drips is refused with 408", slow_requests },
+    { "bodies of all connections share one budget", budget_of_bodies },
+    { "a client that does not read is disconnected", slow_readers },
+    { "a server closes with calls pending", closing_with_calls_pending },
+    { "a draining server ends idle connections and finishes calls", draining },
+    { "a thousand connections are served", a_thousand_connections },
     { 0 },
 };
 

@@ -335,17 +335,17 @@ static void taken_port(void) {
 }
 
 static const ml_test tests[] = {
-    { "plain", plain },
-    { "http_1_0", http_1_0 },
-    { "keep_alive_and_pipelining", keep_alive_and_pipelining },
-    { "tls_to_a_plain_port", tls_to_a_plain_port },
-    { "expectations", expectations },
-    { "streams", streams },
-    { "cut_replies", cut_replies },
-    { "chunked_requests", chunked_requests },
-    { "malformed", malformed },
-    { "limits_on_size", limits_on_size },
-    { "taken_port", taken_port },
+    { "the server answers a request with path, query and headers", plain },
+    { "HTTP/1.0 requests are answered without chunks", http_1_0 },
+    { "kept and pipelined requests are answered in order", keep_alive_and_pipelining },
+    { "a TLS handshake on the plain port is answered with a hint", tls_to_a_plain_port },
+    { "Expect: 100-continue is answered", expectations },
+    { "the server streams a reply in chunks", streams },
+    { "a reply that is cut never looks complete", cut_replies },
+    { "chunked request bodies are read", chunked_requests },
+    { "malformed requests are refused", malformed },
+    { "heads and bodies over their limits are refused", limits_on_size },
+    { "a port in use is named", taken_port },
     { 0 },
 };
 

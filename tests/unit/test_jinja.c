@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "text/chat_template.h"
+#include "text/chat/chat_template.h"
 
 static ml_arena arena;
 static ml_jinja_fault fault;
@@ -386,20 +386,21 @@ static void command_finds_rewriting(void) {
 }
 
 static const ml_test tests[] = {
-    { "renders", renders, 0 },
-    { "faults have a place", faults_have_a_place, 0 },
-    { "limits hold", limits_hold, 0 },
-    { "long values cost steps", long_values_cost_steps, 0 },
-    { "deep sources", deep_sources, 0 },
-    { "wide sources", wide_sources, 0 },
-    { "spans count both ways", spans_count_both_ways, 0 },
-    { "clock can be set", clock_can_be_set, 0 },
-    { "template of the config", template_of_the_config, 0 },
-    { "named templates", named_templates, 0 },
-    { "bad templates", bad_templates, 0 },
-    { "stability", stability, 0 },
-    { "command line", command_line, 0 },
-    { "command finds rewriting", command_finds_rewriting, 0 },
+    { "templates render variables and literals", renders, 0 },
+    { "template errors have line and column", faults_have_a_place, 0 },
+    { "endless templates hit the limits of steps, depth and size", limits_hold, 0 },
+    { "work on long values costs steps by their length", long_values_cost_steps, 0 },
+    { "a template nested too deeply is refused", deep_sources, 0 },
+    { "a template with many branches and names compiles in linear time", wide_sources, 0 },
+    { "generation spans count bytes and code points", spans_count_both_ways, 0 },
+    { "strftime_now uses the clock that is set", clock_can_be_set, 0 },
+    { "the template and special tokens of tokenizer_config.json are used",
+      template_of_the_config, 0 },
+    { "a template is chosen by name", named_templates, 0 },
+    { "a missing or broken chat template is named", bad_templates, 0 },
+    { "a template that rewrites earlier messages is detected", stability, 0 },
+    { "miles chat-template renders conversations", command_line, 0 },
+    { "miles chat-template --check reports rewriting", command_finds_rewriting, 0 },
     { 0 },
 };
 

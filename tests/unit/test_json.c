@@ -341,21 +341,21 @@ static void numbers_are_as_short_as_they_can_be(void) {
 }
 
 static const ml_test tests[] = {
-    { "values keep type, order and text", values_keep_type_order_and_text },
-    { "values know their place", values_know_their_place },
-    { "strings are decoded", strings_are_decoded },
-    { "plain strings stay in the source", plain_strings_stay_in_the_source },
-    { "the last of equal keys counts", the_last_of_equal_keys_counts },
+    { "JSON values keep type, order and text", values_keep_type_order_and_text },
+    { "JSON values know their line and column", values_know_their_place },
+    { "JSON strings are decoded", strings_are_decoded },
+    { "JSON strings without escapes stay in the source", plain_strings_stay_in_the_source },
+    { "the last of equal JSON keys counts", the_last_of_equal_keys_counts },
     { "integers are exact or refused", integers_are_exact_or_refused },
     { "reals are correctly rounded", reals_are_correctly_rounded },
-    { "broken texts are named", broken_texts_are_named },
-    { "a NUL is no end", a_nul_is_no_end },
-    { "depth is bounded", depth_is_bounded },
-    { "Python's numbers are taken where asked", pythons_numbers_are_taken_where_asked },
-    { "quoting is Python's", quoting_is_pythons },
+    { "broken JSON is refused with line, column and expectation", broken_texts_are_named },
+    { "a NUL byte does not end JSON", a_nul_is_no_end },
+    { "JSON nested too deeply is refused", depth_is_bounded },
+    { "Infinity and NaN are taken where asked", pythons_numbers_are_taken_where_asked },
+    { "JSON strings are quoted as Python quotes them", quoting_is_pythons },
     { "numbers are as short as they can be", numbers_are_as_short_as_they_can_be },
-    { "kinds have names", kinds_have_names },
-    { "long texts take linear time", long_texts_take_linear_time },
+    { "kinds of JSON values have names", kinds_have_names },
+    { "long JSON is read in linear time", long_texts_take_linear_time },
     { 0 },
 };
 

@@ -177,14 +177,14 @@ static void keeps(void) {
 }
 
 static const ml_test tests[] = {
-    { "finds_rows", finds_rows },
-    { "finds_nothing", finds_nothing },
-    { "slices", slices },
-    { "no_slices", no_slices },
-    { "at_in_names", at_in_names },
-    { "refuses_other_files", refuses_other_files },
-    { "parses", parses },
-    { "keeps", keeps },
+    { "rows are found between blank lines", finds_rows },
+    { "a file without rows has none", finds_nothing },
+    { "@[a:b] selects the rows of Python's slice", slices },
+    { "what is no slice belongs to the file's name", no_slices },
+    { "a file whose name ends like a slice opens", at_in_names },
+    { "files that are not .jsonl are refused", refuses_other_files },
+    { "a row's JSON error has file, line and column", parses },
+    { "rows that are not kept are dropped with their line numbers", keeps },
     { 0 },
 };
 

@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/local.h"
+#include "gen/local.h"
 #include "plugin/resolve.h"
-#include "rl/learner.h"
+#include "rl/learn/learner.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/trainee.h"
@@ -412,15 +412,15 @@ static void another_temperature_is_noticed(void) {
 }
 
 static const ml_test tests[] = {
-    { "the first step is on policy", the_first_step_is_on_policy },
-    { "the gradient is that of GRPO", the_gradient_is_that_of_grpo },
-    { "later steps move away", later_steps_move_away },
+    { "the first step of a round is on policy to the bit", the_first_step_is_on_policy },
+    { "the gradient is that of GRPO by hand", the_gradient_is_that_of_grpo },
+    { "the second step of a round is off policy", later_steps_move_away },
     { "stale tokens are counted and scored anew",
       stale_tokens_are_counted_and_scored_anew },
-    { "a flipped bit fails the run", a_flipped_bit_fails_the_run },
+    { "one flipped bit of a log-prob fails the round", a_flipped_bit_fails_the_run },
     { "a sample without a reward is refused", a_sample_without_a_reward_is_refused },
-    { "recordings train and resume", recordings_train_and_resume },
-    { "another temperature is noticed", another_temperature_is_noticed },
+    { "a recorded run trains and resumes to the same bytes", recordings_train_and_resume },
+    { "samples drawn at another temperature are refused", another_temperature_is_noticed },
     { 0 },
 };
 

@@ -1,5 +1,5 @@
 /* The engine on a thread of its own: what other threads may ask for meanwhile. */
-#include "engine/local.h"
+#include "gen/local.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -152,9 +152,10 @@ static void weights_are_loaded_and_let_go(void) {
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
-        { "threads submit and hear", threads_submit_and_hear },
-        { "aborting and pausing", aborting_and_pausing },
-        { "weights are loaded and let go", weights_are_loaded_and_let_go },
+        { "threads submit requests and get their own tokens", threads_submit_and_hear },
+        { "a local engine pauses, continues and aborts", aborting_and_pausing },
+        { "a local engine loads weights and frees the old ones",
+          weights_are_loaded_and_let_go },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);

@@ -6,11 +6,11 @@
 #include <string.h>
 
 #include "plugin/resolve.h"
-#include "rl/advantage/advantages.h"
+#include "rl/learn/advantage/advantages.h"
 #include "rl/builtins.h"
-#include "rl/loss/kl.h"
-#include "rl/loss/step_loss.h"
-#include "rl/loss/surrogate.h"
+#include "rl/learn/loss/kl.h"
+#include "rl/learn/loss/step_loss.h"
+#include "rl/learn/loss/surrogate.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 
@@ -416,20 +416,20 @@ static void miles_names_are_known(void) {
 }
 
 static const ml_test tests[] = {
-    { "kl_on_paper", kl_on_paper },
-    { "surrogate_on_paper", surrogate_on_paper },
-    { "policy_derivatives", policy_derivatives },
-    { "other_derivatives", other_derivatives },
-    { "cispo_derivatives", cispo_derivatives },
-    { "order_does_not_matter", order_does_not_matter },
-    { "masked_tokens_do_not_matter", masked_tokens_do_not_matter },
-    { "huge_ratios_stay_finite", huge_ratios_stay_finite },
-    { "on_policy_is_exact", on_policy_is_exact },
-    { "an_entropy_that_is_not_computed_is_no_metric",
+    { "KL estimators give the numbers worked out by hand", kl_on_paper },
+    { "the clipped surrogate gives the numbers worked out by hand", surrogate_on_paper },
+    { "policy gradients are difference quotients for every recipe", policy_derivatives },
+    { "value and SFT gradients are difference quotients", other_derivatives },
+    { "CISPO gradients hold the ratio constant", cispo_derivatives },
+    { "the loss has the same bits for any order of samples", order_does_not_matter },
+    { "masked tokens do not change the loss", masked_tokens_do_not_matter },
+    { "the loss stays finite for huge ratios", huge_ratios_stay_finite },
+    { "on policy, ratios and KL are exact", on_policy_is_exact },
+    { "an entropy that is not computed is no metric",
       an_entropy_that_is_not_computed_is_no_metric },
-    { "reductions", reductions },
-    { "contradictions_are_refused", contradictions_are_refused },
-    { "miles_names_are_known", miles_names_are_known },
+    { "each loss reduction has its denominator", reductions },
+    { "contradictory loss flags are refused", contradictions_are_refused },
+    { "Miles' module paths name our rows", miles_names_are_known },
     { 0 },
 };
 

@@ -436,14 +436,14 @@ static void ops_tell_when_they_ran(void) {
 }
 
 static const ml_test tests[] = {
-    { "refuses bad configs", refuses_bad_configs },
-    { "refuses moe and window configs", refuses_moe_and_window_configs },
-    { "warns of unknown keys", warns_of_unknown_keys },
-    { "refuses bad weights", refuses_bad_weights },
-    { "refuses extra weights", refuses_extra_weights },
-    { "memory follows lifetimes", memory_follows_lifetimes },
-    { "steps do not allocate", steps_do_not_allocate },
-    { "ops tell when they ran", ops_tell_when_they_ran },
+    { "a bad config.json is refused with the key", refuses_bad_configs },
+    { "bad MoE and sliding-window configs are refused", refuses_moe_and_window_configs },
+    { "unknown keys of config.json are warned of", warns_of_unknown_keys },
+    { "weights of a wrong shape, type or name are refused", refuses_bad_weights },
+    { "weights that no layer reads are refused", refuses_extra_weights },
+    { "a plan without backward reuses activation memory", memory_follows_lifetimes },
+    { "steps of a plan allocate no memory", steps_do_not_allocate },
+    { "the timeline has every op of forward and backward once", ops_tell_when_they_ran },
     { 0 },
 };
 

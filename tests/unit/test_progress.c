@@ -221,10 +221,11 @@ static void a_second_ctrl_c_stops_at_once(void) {
 }
 
 static const ml_test tests[] = {
-    { "lines are wrapped", lines_are_wrapped },
-    { "the last line moves inside a round", the_last_line_moves_inside_a_round },
-    { "Ctrl-C tells what happens", ctrl_c_tells_what_happens, 120 },
-    { "a second Ctrl-C stops at once", a_second_ctrl_c_stops_at_once, 120 },
+    { "lines are wrapped at the terminal's width", lines_are_wrapped },
+    { "the progress line moves inside a round", the_last_line_moves_inside_a_round },
+    { "Ctrl-C finishes the round and says how to continue", ctrl_c_tells_what_happens,
+      120 },
+    { "a second Ctrl-C stops the run at once", a_second_ctrl_c_stops_at_once, 120 },
     { 0 },
 };
 

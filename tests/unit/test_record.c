@@ -301,18 +301,20 @@ static void evaluations_have_a_context(void) {
 }
 
 static const ml_test tests[] = {
-    { "what is trained on", what_is_trained_on },
-    { "samples of other weights", samples_of_other_weights },
-    { "rounds are injected", rounds_are_injected },
-    { "recordings of other models", recordings_of_other_models },
-    { "weights are not published", weights_are_not_published },
-    { "memory is recorded", memory_is_recorded },
-    { "events are analysed", events_are_analysed },
-    { "tensors are dumped", tensors_are_dumped },
-    { "evaluations meanwhile", evaluations_meanwhile },
-    { "claims of the model", claims_of_the_model },
-    { "a critic begins by its seed", a_critic_begins_by_its_seed },
-    { "evaluations have a context", evaluations_have_a_context },
+    { "--dump-details records what is trained on", what_is_trained_on },
+    { "--true-on-policy-mode finds samples of other weights", samples_of_other_weights },
+    { "injected rounds train to the same weights", rounds_are_injected },
+    { "a recording of another model is refused", recordings_of_other_models },
+    { "--debug-skip-weight-update leaves the engine's weights and is noticed",
+      weights_are_not_published },
+    { "--record-memory-history writes snapshots", memory_is_recorded },
+    { "--enable-event-analyzer finds events of another run", events_are_analysed },
+    { "--dumper-enable writes tensors of the chosen ops", tensors_are_dumped },
+    { "evaluations during training give the metrics of those between rounds",
+      evaluations_meanwhile },
+    { "model flags that contradict config.json are refused", claims_of_the_model },
+    { "a critic's first weights follow --seed", a_critic_begins_by_its_seed },
+    { "evaluations end at their own context length", evaluations_have_a_context },
     { 0 },
 };
 

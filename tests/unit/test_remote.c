@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/local.h"
-#include "engine/remote.h"
+#include "gen/local.h"
+#include "gen/remote.h"
 #include "net/http_server.h"
 #include "serve/server.h"
 #include "tests/support/log_text.h"
@@ -803,24 +803,28 @@ static void control_of_hung_servers_ends(void) {
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
-        { "choices come along", choices_come_along },
-        { "the same as in process", the_same_as_in_process },
-        { "servers are controlled", servers_are_controlled },
-        { "what fails is said", what_fails_is_said },
-        { "a wrong key is not tried for ever", a_wrong_key_is_not_tried_for_ever },
-        { "failures are tried again", failures_are_tried_again },
-        { "lies are refused", lies_are_refused },
-        { "prompts are checked", prompts_are_checked },
-        { "a liar is given up", a_liar_is_given_up },
-        { "a liar among others", a_liar_among_others },
-        { "a reply has an end", a_reply_has_an_end },
-        { "what a hung server owes goes to others",
+        { "a remote engine returns expert choices", choices_come_along },
+        { "a remote engine gives the bits of one in process", the_same_as_in_process },
+        { "a remote engine is paused, loaded and continued", servers_are_controlled },
+        { "a remote engine that is down aborts requests with a reason",
+          what_fails_is_said },
+        { "a remote engine that refuses the key is not retried for ever",
+          a_wrong_key_is_not_tried_for_ever },
+        { "busy and broken replies are retried", failures_are_tried_again },
+        { "a reply that does not answer the request is refused", lies_are_refused },
+        { "a prompt with unknown tokens is not sent", prompts_are_checked },
+        { "a server whose every reply is wrong is given up", a_liar_is_given_up },
+        { "requests go around a server with wrong replies", a_liar_among_others },
+        { "a reply longer than the request allows is refused", a_reply_has_an_end },
+        { "requests of a hung server go to others",
           what_a_hung_server_owes_goes_to_others },
-        { "hung servers are found out", hung_servers_are_found_out },
-        { "a server that is always busy", a_server_that_is_always_busy },
-        { "a server with other weights", a_server_with_other_weights },
-        { "a server with future weights", a_server_with_future_weights },
-        { "control of hung servers ends", control_of_hung_servers_ends },
+        { "a server that never answers times out", hung_servers_are_found_out },
+        { "a server that is always busy times out", a_server_that_is_always_busy },
+        { "a server with other weights than it claims is refused",
+          a_server_with_other_weights },
+        { "a server with weights that were never published is refused",
+          a_server_with_future_weights },
+        { "pausing and loading a hung server time out", control_of_hung_servers_ends },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);

@@ -120,9 +120,11 @@ static void broken_files_stop_before_weights(void) {
 }
 
 static const ml_test tests[] = {
-    { "workers that fail once cost a group", workers_that_fail_once_cost_a_group },
-    { "what never works stops", what_never_works_stops },
-    { "broken files stop before weights", broken_files_stop_before_weights },
+    { "a reward worker that fails once costs one group",
+      workers_that_fail_once_cost_a_group },
+    { "a reward that never works ends the run", what_never_works_stops },
+    { "a broken reward file ends the run before weights are read",
+      broken_files_stop_before_weights },
     { 0 },
 };
 

@@ -107,7 +107,8 @@ static void equal_rewards_are_told_where_they_matter(void) {
              "--rm-type zero --use-opd --opd-type megatron --opd-teacher-load %s",
              ml_test_path("model"));
     CHECK(run(ml_test_path("opd"), 1, more, out, sizeof out) == 0);
-    CHECK(!ml_test_has(out, "all rewards are equal") && !ml_test_has(out, "zero reward variance"));
+    CHECK(!ml_test_has(out, "all rewards are equal") &&
+          !ml_test_has(out, "zero reward variance"));
     CHECK(run(ml_test_path("plain"), 1, "--rm-type zero --disable-rewards-normalization",
               out, sizeof out) == 0);
     CHECK(!ml_test_has(out, "all rewards are equal"));
@@ -478,24 +479,28 @@ static void an_interrupt_finishes_the_round(void) {
 }
 
 static const ml_test tests[] = {
-    { "the same bytes however it runs", the_same_bytes_however_it_runs },
-    { "lonely answers are refused", lonely_answers_are_refused },
-    { "equal rewards are told where they matter",
+    { "miles train gives the same bytes for any division of the work",
+      the_same_bytes_however_it_runs },
+    { "one answer per prompt is refused where it has no gradient",
+      lonely_answers_are_refused },
+    { "equal rewards are warned of where they teach nothing",
       equal_rewards_are_told_where_they_matter },
-    { "a recording trains as its run", a_recording_trains_as_its_run },
-    { "filters and over-sampling", filters_and_over_sampling },
-    { "unfinished answers go on", unfinished_answers_go_on },
-    { "unfinished answers meet a smaller limit", unfinished_answers_meet_a_smaller_limit },
-    { "memory in turns", memory_in_turns },
-    { "only one half", only_one_half },
-    { "failed rewards are replaced", failed_rewards_are_replaced },
-    { "evaluates alone", evaluates_alone },
-    { "faults are named", faults_are_named },
-    { "documented examples run", documented_examples_run },
-    { "doctor tells all at once", doctor_tells_all_at_once },
-    { "no reward is wrong usage", no_reward_is_wrong_usage },
-    { "survives kills", survives_kills, 300 },
-    { "an interrupt finishes the round", an_interrupt_finishes_the_round },
+    { "a recorded run trains to the run's weights", a_recording_trains_as_its_run },
+    { "dynamic filters and over-sampling keep full rounds", filters_and_over_sampling },
+    { "partial rollouts continue after a snapshot", unfinished_answers_go_on },
+    { "partial rollouts are cut at a smaller length limit",
+      unfinished_answers_meet_a_smaller_limit },
+    { "--offload gives the same bytes with a smaller plan", memory_in_turns },
+    { "--debug-rollout-only generates and trains nothing", only_one_half },
+    { "groups whose reward fails are dropped and replaced", failed_rewards_are_replaced },
+    { "miles eval gives the metrics of the run's evaluation", evaluates_alone },
+    { "miles train warns and refuses with reasons", faults_are_named },
+    { "the examples of --help run", documented_examples_run },
+    { "miles doctor reports all faults of a command line", doctor_tells_all_at_once },
+    { "a run without a reward is refused before weights are read",
+      no_reward_is_wrong_usage },
+    { "miles train kills change no byte of the run", survives_kills, 300 },
+    { "SIGINT finishes the round and the run resumes", an_interrupt_finishes_the_round },
     { 0 },
 };
 

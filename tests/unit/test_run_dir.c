@@ -8,7 +8,7 @@
 #include "base/dir.h"
 #include "base/file.h"
 #include "base/str.h"
-#include "rl/run_disk.h"
+#include "rl/record/run_disk.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_run.h"
@@ -444,23 +444,25 @@ static void answers_of_evaluations_are_recorded(void) {
 }
 
 static const ml_test tests[] = {
-    { "a run is not replaced", a_run_is_not_replaced },
-    { "overwriting removes our files", overwriting_removes_our_files },
-    { "a failed start leaves no parameter", a_failed_start_leaves_nothing },
-    { "another run's TensorBoard file", another_runs_tensorboard_file },
-    { "trying makes no directory", trying_makes_no_directory },
-    { "a directory is chosen", a_directory_is_chosen },
-    { "a second process is refused", a_second_process_is_refused, 60 },
-    { "unfinished copies go", unfinished_copies_go },
-    { "where --load has nothing", where_load_has_nothing },
-    { "a snapshot that stands aside", a_snapshot_that_stands_aside },
-    { "what has changed is named", what_has_changed_is_named },
-    { "other inputs are named", other_inputs_are_named },
-    { "a learning rate of 0", a_learning_rate_of_0 },
-    { "the cache is for what runs", the_cache_is_for_what_runs },
-    { "the disk is checked", the_disk_is_checked },
-    { "too many snapshots", too_many_snapshots },
-    { "answers of evaluations are recorded", answers_of_evaluations_are_recorded },
+    { "a run directory is not overwritten", a_run_is_not_replaced },
+    { "--overwrite removes files of the run alone", overwriting_removes_our_files },
+    { "a start that fails leaves no directory", a_failed_start_leaves_nothing },
+    { "another run's TensorBoard file is not overwritten", another_runs_tensorboard_file },
+    { "--dry-run makes no directory", trying_makes_no_directory },
+    { "without --save a run chooses a new directory", a_directory_is_chosen },
+    { "a second process on a run directory is refused", a_second_process_is_refused, 60 },
+    { "unfinished copies of dead processes are removed", unfinished_copies_go },
+    { "--load without a snapshot starts from --hf-checkpoint", where_load_has_nothing },
+    { "a snapshot whose replacement was interrupted is recovered",
+      a_snapshot_that_stands_aside },
+    { "a resumed run names changed flags", what_has_changed_is_named },
+    { "a resumed run names changed files", other_inputs_are_named },
+    { "a resumed run whose schedule is over is refused", a_learning_rate_of_0 },
+    { "the KV cache is planned for the requests that run", the_cache_is_for_what_runs },
+    { "a save that does not fit the disk is refused", the_disk_is_checked },
+    { "more snapshots than the disk holds are warned of", too_many_snapshots },
+    { "miles inspect --eval shows the answers of evaluations",
+      answers_of_evaluations_are_recorded },
     { 0 },
 };
 

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/gen_task.h"
-#include "rl/partial_buffer.h"
+#include "rl/rollout/gen_task.h"
+#include "rl/rollout/partial_buffer.h"
 #include "tests/support/log_text.h"
 #include "tests/support/must.h"
 #include "tests/support/toy_model.h"
@@ -233,12 +233,13 @@ static void a_row_that_is_gone(void) {
 }
 
 static const ml_test tests[] = {
-    { "what does not fit is refused", what_does_not_fit_is_refused },
-    { "a longer answer is cut", a_longer_answer_is_cut },
-    { "a full answer has ended", a_full_answer_has_ended },
-    { "a shorter answer goes on", a_shorter_answer_goes_on },
-    { "held samples are checked", held_samples_are_checked },
-    { "a row that is gone", a_row_that_is_gone },
+    { "a recorded sample that does not fit the model is refused",
+      what_does_not_fit_is_refused },
+    { "a held answer over the limit is cut", a_longer_answer_is_cut },
+    { "a held answer at the limit has ended", a_full_answer_has_ended },
+    { "a held answer below the limit continues", a_shorter_answer_goes_on },
+    { "held samples of a snapshot are checked", held_samples_are_checked },
+    { "a held sample whose row is gone continues", a_row_that_is_gone },
     { 0 },
 };
 

@@ -121,11 +121,11 @@ static void says_what_it_did(void) {
 }
 
 static const ml_test tests[] = {
-    { "bad inputs", bad_inputs },
-    { "truncated weights", truncated_weights },
-    { "output needs a place", output_needs_a_place },
-    { "one token has no loss", one_token_has_no_loss },
-    { "says what it did", says_what_it_did },
+    { "miles score names bad inputs", bad_inputs },
+    { "miles score refuses truncated weights", truncated_weights },
+    { "miles score names an output it cannot write", output_needs_a_place },
+    { "miles score refuses gradients of one token", one_token_has_no_loss },
+    { "miles score --stats reports steps and tokens", says_what_it_did },
     { 0 },
 };
 

@@ -1,8 +1,11 @@
 /* The server over a generator with a script: what it accepts, refuses and answers. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "tests/support/serve_fixture.h"
+#include "tests/support/sock.h"
 #include "tests/support/test.h"
 
 static ml_serve_fixture f;
@@ -426,13 +429,26 @@ static void leaving(void) {
     stop();
 }
 
+/* A request that never ends is waited for, then aborted. */
 static void drains(void) {
+    ml_text reply = { 0 };
+    double start;
+    int fd;
+
     ml_serve_fixture_init(&f);
     f.hold = true;
     f.opts.drain_s = 0.1;
     ml_serve_fixture_start(&f);
-    ml_serve_hang_up(&f, "/health_generate", NULL);
-    stop(); /* what hangs is cut off */
+    fd = ml_serve_send(&f, "/generate", "{\"text\": \"a\"}");
+    CHECK(ml_serve_wait(&f, &f.n_submit, 1));
+    start = ml_clock_s();
+    stop();
+    CHECK(ml_clock_s() - start >= 0.1);
+    CHECK(f.n_abort == 1);
+    ml_sock_hear(fd, &reply);
+    CHECK(reply.len == 0); /* the connection is closed without an answer */
+    close(fd);
+    ml_text_release(&reply);
 }
 
 /* --- administration --------------------------------------------------------- */
@@ -510,15 +526,24 @@ static void looking(void) {
 }
 
 static const ml_test tests[] = {
-    { "answers", answers },           { "batches", batches },
-    { "logprobs", logprobs },         { "streams", streams },
-    { "stop_strings", stop_strings }, { "refusals", refusals },
-    { "long_prompts", long_prompts }, { "ids_alone", ids_alone },
-    { "command", command },           { "doors", doors },
-    { "full_queue", full_queue },     { "seeds", seeds },
-    { "leaving", leaving },           { "drains", drains },
-    { "pausing", pausing },           { "weights", weights },
-    { "looking", looking },           { 0 },
+    { "/generate answers with text, ids and counts", answers },
+    { "/generate answers a batch in order", batches },
+    { "/generate returns log-probs, top log-probs and entropies", logprobs },
+    { "/generate streams events", streams },
+    { "/generate ends at stop strings", stop_strings },
+    { "bad requests are refused with a reason", refusals },
+    { "a prompt over the context is refused", long_prompts },
+    { "a server without tokenizer works with ids", ids_alone },
+    { "miles serve checks its flags", command },
+    { "unknown endpoints, methods and keys are refused", doors },
+    { "a full queue answers 429 with Retry-After", full_queue },
+    { "seeds and sample numbers reach the engine", seeds },
+    { "a client that disconnects aborts its requests", leaving },
+    { "a stopping server cuts requests off after its drain time", drains },
+    { "generation pauses, takes weights and continues by request", pausing },
+    { "weights are updated from disk by request", weights },
+    { "metrics, models and server info are reported", looking },
+    { 0 },
 };
 
 int main(int argc, char **argv) {

@@ -148,10 +148,10 @@ static void refuses(void) {
 }
 
 static const ml_test tests[] = {
-    { "pages are counted once", pages_are_counted_once },
-    { "plans hold them once", plans_hold_them_once },
-    { "bf16 takes half", bf16_takes_half },
-    { "refuses", refuses },
+    { "pages of layers with shared KV are counted once", pages_are_counted_once },
+    { "plans of layers with shared KV hold their pages once", plans_hold_them_once },
+    { "bf16 KV takes half the bytes of f32", bf16_takes_half },
+    { "impossible shared KV configs are refused", refuses },
     { 0 },
 };
 

@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "text/tok_priv.h"
+#include "text/tokenizer/tok_priv.h"
 
 #define MODEL                                                                              \
     "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a "    \
@@ -419,17 +419,20 @@ static void the_command_answers_line_by_line(void) {
 }
 
 static const ml_test tests[] = {
-    { "unknown parts are refused by name", unknown_parts_are_refused_by_name, 0 },
-    { "broken files are refused", broken_files_are_refused, 0 },
-    { "expressions that mean something else are refused",
+    { "unknown parts of tokenizer.json are refused by name",
+      unknown_parts_are_refused_by_name, 0 },
+    { "broken tokenizer.json files are refused", broken_files_are_refused, 0 },
+    { "unsupported regular expressions are refused",
       expressions_that_mean_something_else_are_refused, 0 },
-    { "scanners find what expressions find", scanners_find_what_expressions_find, 200 },
-    { "bytes and their characters", bytes_and_their_characters, 0 },
+    { "scanners split as their regular expressions", scanners_find_what_expressions_find,
+      200 },
+    { "bytes map to byte-level characters and back", bytes_and_their_characters, 0 },
     { "text that is not UTF-8 is refused", text_that_is_not_utf8_is_refused, 0 },
-    { "no text takes more than linear time", no_text_takes_more_than_linear_time, 200 },
-    { "threads give the same tokens", threads_give_the_same_tokens, 0 },
-    { "files of a checkpoint add up", files_of_a_checkpoint_add_up, 0 },
-    { "the command answers line by line", the_command_answers_line_by_line, 0 },
+    { "encoding takes linear time for any text", no_text_takes_more_than_linear_time, 200 },
+    { "encoding gives the same tokens for any number of threads",
+      threads_give_the_same_tokens, 0 },
+    { "tokenizer files of a checkpoint are combined", files_of_a_checkpoint_add_up, 0 },
+    { "miles tokenize answers line by line", the_command_answers_line_by_line, 0 },
     { 0 },
 };
 

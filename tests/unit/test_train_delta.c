@@ -171,11 +171,12 @@ static void files_of_the_user_stay(void) {
 }
 
 static const ml_test tests[] = {
-    { "the same bytes as whole", the_same_bytes_as_whole, 300 },
-    { "damaged deltas are followed by all", damaged_deltas_are_followed_by_all, 300 },
-    { "files of the user stay", files_of_the_user_stay },
-    { "runs go on", runs_go_on, 300 },
-    { "what cannot be meant is said", what_cannot_be_meant_is_said },
+    { "weight deltas give the bytes of whole weights", the_same_bytes_as_whole, 300 },
+    { "a damaged delta is followed by whole weights", damaged_deltas_are_followed_by_all,
+      300 },
+    { "a delta directory with the user's files is refused", files_of_the_user_stay },
+    { "a resumed run continues its deltas", runs_go_on, 300 },
+    { "miles train refuses contradictory delta flags", what_cannot_be_meant_is_said },
     { 0 },
 };
 

@@ -404,18 +404,20 @@ static void moments_may_begin_anew(void) {
 }
 
 static const ml_test tests[] = {
-    { "a critic learns beside the actor", a_critic_learns_beside_the_actor },
-    { "ppo has the same bytes however it runs", ppo_has_the_same_bytes_however_it_runs },
-    { "a critic that is missing is named", a_critic_that_is_missing_is_named },
-    { "ppo survives kills", ppo_survives_kills, 300 },
-    { "a teacher is asked", a_teacher_is_asked },
-    { "a teacher may be a server", a_teacher_may_be_a_server },
-    { "teachers that are missing are named", teachers_that_are_missing_are_named },
-    { "the reference follows and is saved", the_reference_follows_and_is_saved },
-    { "starts where Miles does", starts_where_miles_does },
-    { "leaves what it is told to", leaves_what_it_is_told_to },
-    { "an old actor is what drew", an_old_actor_is_what_drew },
-    { "moments may begin anew", moments_may_begin_anew },
+    { "PPO trains and saves a critic beside the actor", a_critic_learns_beside_the_actor },
+    { "PPO gives the same bytes for any division of the work",
+      ppo_has_the_same_bytes_however_it_runs },
+    { "a missing critic checkpoint is named", a_critic_that_is_missing_is_named },
+    { "PPO kills change no byte of the run", ppo_survives_kills, 300 },
+    { "a teacher's log-probs change what is trained", a_teacher_is_asked },
+    { "a teacher server gives the bits of one in memory", a_teacher_may_be_a_server },
+    { "a missing teacher is named", teachers_that_are_missing_are_named },
+    { "--ref-update-interval updates and saves the reference",
+      the_reference_follows_and_is_saved },
+    { "a run starts from the checkpoints that Miles starts from", starts_where_miles_does },
+    { "a run keeps the snapshots and copies it is told to", leaves_what_it_is_told_to },
+    { "--keep-old-actor scores with the weights that drew", an_old_actor_is_what_drew },
+    { "--reset-optimizer-states resets moments", moments_may_begin_anew },
     { 0 },
 };
 

@@ -7,7 +7,7 @@
 
 #include "base/dir.h"
 #include "io/jsonl.h"
-#include "rl/sft_sample.h"
+#include "rl/data/sft_sample.h"
 #include "tests/support/kill.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
@@ -246,11 +246,12 @@ static void survives_kills(void) {
 }
 
 static const ml_test tests[] = {
-    { "only the assistant is learned", only_the_assistant_is_learned },
-    { "what cannot be learned is refused", what_cannot_be_learned_is_refused },
-    { "learns and resumes", learns_and_resumes },
-    { "flags are checked", flags_are_checked },
-    { "survives kills", survives_kills, 300 },
+    { "miles sft trains the assistant's tokens alone", only_the_assistant_is_learned },
+    { "miles sft refuses conversations without trainable tokens",
+      what_cannot_be_learned_is_refused },
+    { "miles sft learns and resumes to the same bytes", learns_and_resumes },
+    { "miles sft refuses contradictory flags", flags_are_checked },
+    { "miles sft kills change no byte of the run", survives_kills, 300 },
     { 0 },
 };
 

@@ -367,14 +367,16 @@ static void memory_of_state_elsewhere(void) {
 }
 
 static const ml_test tests[] = {
-    { "faults are named and not applied", faults_are_named_and_not_applied },
-    { "bad weights are found in the forward", bad_weights_are_found_in_the_forward },
-    { "samples without a gradient are only read",
+    { "a loss or gradient that is not finite is named and not applied",
+      faults_are_named_and_not_applied },
+    { "weights that are not finite are found in the forward",
+      bad_weights_are_found_in_the_forward },
+    { "samples without a gradient change no gradient",
       samples_without_a_gradient_are_only_read },
-    { "batches as Miles", batches_as_miles },
-    { "memory is planned", memory_is_planned },
-    { "memory of a device", memory_of_a_device },
-    { "memory of state elsewhere", memory_of_state_elsewhere },
+    { "micro-batches are Miles'", batches_as_miles },
+    { "the training plan counts all memory", memory_is_planned },
+    { "memory that the device lacks is planned on the host", memory_of_a_device },
+    { "offloaded state leaves one piece on the device", memory_of_state_elsewhere },
     { 0 },
 };
 

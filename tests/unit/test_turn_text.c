@@ -1,17 +1,14 @@
 /* What the template writes between two answers, against the whole conversation at once. */
-#include "rl/turn_tokens.h"
+#include "rl/env/turn_tokens.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
-#include "rl/conversation.h"
+#include "text/chat/conversation.h"
 #include "tests/support/must.h"
 #include "tests/support/scratch.h"
 #include "tests/support/toy_model.h"
 #include "tests/support/toy_text.h"
-
-#define FIXTURES "../shared/fixtures/tokenizers"
 
 static void open_toy(ml_toy_text *t, const char *template) {
     ml_toy_model(template);
@@ -82,8 +79,8 @@ static void turns_are_what_the_template_writes(void) {
     ml_toy_text_close(&t);
 }
 
-/* Those of published models, where they lie beside the repository. */
-static void real_templates_go_on(void) {
+/* Templates of published models. */
+static void published_templates_go_on(void) {
     static const struct {
         const char *name, *end;
         bool tools;
@@ -98,19 +95,14 @@ static void real_templates_go_on(void) {
     };
     ml_toy_text t;
 
-    if (access(FIXTURES, R_OK) != 0) {
-        printf("skipped: " FIXTURES " is not here\n");
-        return;
-    }
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        char command[1500];
+        char command[8192];
         ml_err err = { 0 };
         snprintf(command, sizeof command,
-                 "mkdir -p %s && cp " FIXTURES
-                 "/%s/tokenizer_config.json %s && gzip -dc " FIXTURES
-                 "/%s/tokenizer.json.gz > %s/tokenizer.json",
-                 ml_test_path("model"), models[i].name, ml_test_path("model"),
-                 models[i].name, ml_test_path("model"));
+                 "from=%s/tokenizers/%s to=%s; mkdir -p $to && "
+                 "cp $from/tokenizer_config.json $to/ && "
+                 "gzip -dc $from/tokenizer.json.gz >$to/tokenizer.json",
+                 ml_test_fixtures(), models[i].name, ml_test_path("model"));
         CHECK(system(command) == 0);
         ml_toy_text_open(&t);
         check_conversation(&t, models[i].end);
@@ -152,9 +144,12 @@ static void templates_that_rewrite_are_refused(void) {
 }
 
 static const ml_test tests[] = {
-    { "turns are what the template writes", turns_are_what_the_template_writes },
-    { "real templates go on", real_templates_go_on },
-    { "templates that rewrite are refused", templates_that_rewrite_are_refused },
+    { "tokens of turns are those of the whole conversation",
+      turns_are_what_the_template_writes },
+    { "tokens of turns are those of the whole conversation with published templates",
+      published_templates_go_on, .fixtures = "tokenizers" },
+    { "a template that rewrites earlier turns is refused",
+      templates_that_rewrite_are_refused },
     { 0 },
 };
 

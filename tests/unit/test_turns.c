@@ -375,16 +375,18 @@ static void the_documented_environment_runs(void) {
 }
 
 static const ml_test tests[] = {
-    { "the same bytes however it runs", the_same_bytes_however_it_runs },
-    { "survives kills", survives_kills, 300 },
-    { "unfinished conversations go on", unfinished_conversations_go_on },
-    { "rewards do not see the stop token", rewards_do_not_see_the_stop_token },
-    { "what was not drawn is masked", what_was_not_drawn_is_masked },
-    { "conversations all the time", conversations_all_the_time },
-    { "budgets end conversations", budgets_end_conversations },
-    { "environments that fail are named", environments_that_fail_are_named },
-    { "a python environment rewards", a_python_environment_rewards },
-    { "the documented environment runs", the_documented_environment_runs },
+    { "multi-turn runs give the same bytes for any division of the work",
+      the_same_bytes_however_it_runs },
+    { "multi-turn kills change no byte of the run", survives_kills, 300 },
+    { "partial rollouts continue conversations in the middle of a turn",
+      unfinished_conversations_go_on },
+    { "rewards do not see the last stop token", rewards_do_not_see_the_stop_token },
+    { "tokens of the environment are masked", what_was_not_drawn_is_masked },
+    { "fully async runs hold conversations", conversations_all_the_time },
+    { "token and turn budgets end conversations", budgets_end_conversations },
+    { "an environment that fails is named", environments_that_fail_are_named },
+    { "a Python environment's reward is used", a_python_environment_rewards },
+    { "the environment of docs/PLUGINS.md runs", the_documented_environment_runs },
     { 0 },
 };
 

@@ -10,7 +10,7 @@
 #include "io/checkpoint.h"
 #include "io/delta_writer.h"
 #include "io/local_checkpoint.h"
-#include "rl/weight_dir.h"
+#include "model/weight_dir.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
@@ -447,17 +447,18 @@ static void indexes_that_lie(void) {
 }
 
 static const ml_test tests[] = {
-    { "known checksums", known_checksums },
-    { "there and back", there_and_back },
-    { "no delta of this", no_delta_of_this },
-    { "version by version", version_by_version },
-    { "a whole one is a beginning", a_whole_one_is_a_beginning },
-    { "files of others are left alone", files_of_others_are_left_alone },
-    { "links are not followed", links_are_not_followed },
-    { "only our versions are tidied", only_our_versions_are_tidied },
-    { "what is damaged is refused", what_is_damaged_is_refused },
-    { "another base is found", another_base_is_found },
-    { "indexes that lie", indexes_that_lie },
+    { "delta checksums give known values", known_checksums },
+    { "a delta decodes to the new weights in every encoding", there_and_back },
+    { "malformed deltas are refused with the tensor", no_delta_of_this },
+    { "a copy follows the published versions", version_by_version },
+    { "a copy starts at the last whole version", a_whole_one_is_a_beginning },
+    { "a copy into a directory with other files is refused",
+      files_of_others_are_left_alone },
+    { "a copy follows no links", links_are_not_followed },
+    { "only version directories with our seal are removed", only_our_versions_are_tidied },
+    { "a damaged version is refused", what_is_damaged_is_refused },
+    { "a delta on another base is refused", another_base_is_found },
+    { "a delta index with wrong fields is refused", indexes_that_lie },
     { 0 },
 };
 

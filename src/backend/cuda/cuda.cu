@@ -1,9 +1,9 @@
 /* cuda.cu - the CUDA backend: memory, stream, op table, CUDA graphs. */
 #include "backend/cuda/fuse.cuh"
-#include "backend/cuda/gemm.cuh"
-#include "backend/cuda/lmhead.cuh"
-#include "backend/cuda/moe.cuh"
-#include "backend/cuda/linear_f32_out.cuh"
+#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/lmhead.cuh"
+#include "backend/cuda/moe/moe.cuh"
+#include "backend/cuda/gemm/linear_f32_out.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>

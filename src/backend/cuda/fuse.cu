@@ -15,10 +15,10 @@
  * it does not write an intermediate that no later call reads, or that a later output
  * overwrites.  Blocks of a kernel do not synchronize with each other, so no block may
  * write where another reads: calls whose memory overlaps are not fused. */
-#include "backend/cuda/gemm_skinny.cuh"
+#include "backend/cuda/gemm/gemm_skinny.cuh"
 #include "backend/cuda/fuse.cuh"
-#include "backend/cuda/gemm.cuh"
-#include "backend/cuda/qk_norm_rope_kv.cuh"
+#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/attn/qk_norm_rope_kv.cuh"
 
 /* ---- memory ---- */
 

@@ -4,11 +4,11 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "rl/request_json.h"
+#include "rl/reward/request_json.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
 #include "rl/reward/label.h"
-#include "rl/reward/parts.h"
+#include "rl/reward_parts.h"
 #include "rl/reward/rm_http.h"
 
 struct ml_judge {
@@ -271,7 +271,7 @@ static void run_group_row(const ml_judge *j, ml_verdict *v,
         out[i] = (miles_reward_out){ .size = sizeof *out, .reward = (double)NAN };
         list[i] = &out[i];
     }
-    if (j->opts->group_row->run(in, n, list, &why) != 0)
+    if (j->opts->group_ext->run(in, n, list, &why) != 0)
         fail_group(v, n, ML_REWARD_INVALID, why.text);
     else
         for (int64_t i = 0; i < n; i++) {
@@ -365,7 +365,7 @@ void ml_judge_ask_group(ml_judge *j, ml_verdict *v, const miles_reward_in *const
         ask_sum_group(j, v, in, n);
     else if (j->worker)
         ask_worker_group(j, v, in, n);
-    else if (j->opts->group_row)
+    else if (j->opts->group_ext)
         run_group_row(j, v, in, n);
     else
         for (int64_t i = 0; i < n; i++)
@@ -403,14 +403,14 @@ static void ask_by_type(ml_judge *j, ml_verdict *v, const miles_reward_in *in,
 }
 
 void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
-    ml_grader own = { .row = j->opts->row };
+    ml_grader own = { .ext = j->opts->ext };
     miles_error why;
     ml_label l;
 
     clear(v);
     if (j->worker)
         ask_worker(j, j->worker, v, in);
-    else if (own.row)
+    else if (own.ext)
         run_row(j, v, &own, in);
     else if (j->opts->n_part && j->opts->custom)
         ask_sum(j, v, in);
@@ -429,7 +429,7 @@ void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
 static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
     ml_grader g;
 
-    if (!o->rm_type || o->n_part || o->command.line || o->row || o->group_row)
+    if (!o->rm_type || o->n_part || o->command.line || o->ext || o->group_ext)
         return ML_OK;
     if (strcmp(o->rm_type, "remote_rm") == 0)
         return o->rm_url ? ML_OK

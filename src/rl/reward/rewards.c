@@ -223,7 +223,7 @@ void ml_rewards_submit_group(ml_rewards *r, const miles_reward_in *const *in, in
                              ml_reward_done *done, void *const *ud) {
     bool sum = r->opts.n_part > 0 && r->opts.custom;
 
-    if (r->opts.group && (sum || r->opts.command.line || r->opts.group_row)) {
+    if (r->opts.group && (sum || r->opts.command.line || r->opts.group_ext)) {
         post(r, (task){ .group = in, .done = done, .group_ud = ud, .n = n });
         return;
     }
