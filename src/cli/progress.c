@@ -153,7 +153,7 @@ static void prepare_last_words(int64_t rollout) {
     int64_t saved = atomic_load(&the.phase.saved);
     ml_text t = { 0 };
 
-    ml_text_printf(&t, "%smiles: stopped at once; rollout %lld is lost",
+    ml_text_printf(&t, "%smiles: stopped immediately; rollout %lld is lost",
                    the.bar ? "\r\033[K" : "", (long long)rollout);
     if (saved >= 0)
         ml_text_printf(&t, "; the last snapshot is %s/iter_%07lld", the.save,
@@ -176,9 +176,10 @@ static void tell_stop(void) {
     if (round > 0 && saved < ends)
         ml_text_printf(&t, ", about %.0f s", left > 1 ? left : 1);
     ml_text_printf(&t, "; %s",
-                   saved >= ends ? "it is saved"
-                   : the.save    ? "again: stop now and lose it"
-                                 : "without --save it is lost; again: stop now");
+                   saved >= ends ? "it is already saved"
+                   : the.save
+                       ? "Ctrl-C again: stop immediately and lose it"
+                       : "without --save it is lost; Ctrl-C again: stop immediately");
     print_line(t.ptr);
     ml_text_release(&t);
 }

@@ -158,7 +158,7 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     ml_status st;
 
     if (!p)
-        return ml_fail(err, ML_ENOMEM, "no memory for a plan");
+        return ml_fail(err, ML_ENOMEM, "out of memory for a plan");
     ML_BUG_IF(opts.backward && opts.kv_shared); /* gradients need all keys in the batch */
     p->spec = s;
     p->be = be;

@@ -39,7 +39,7 @@ static ml_status keep_first(ml_weight_stream *s, kept *k, const ml_st_tensor *t,
 
     k->bytes = malloc(t->bytes + 1);
     if (!k->bytes)
-        return ml_fail(err, ML_ENOMEM, "no memory to keep %zu bytes of %s", t->bytes,
+        return ml_fail(err, ML_ENOMEM, "out of memory for %zu bytes of %s", t->bytes,
                        t->name.ptr);
     k->n = t->bytes;
     memcpy(k->bytes, same ? base->data : t->data, t->bytes);

@@ -47,13 +47,13 @@ static int64_t tokens_of(const ml_memory_request *req, bool score) {
 enum { GRADS, STATE, COPY, ACT, SCRATCH, SCORE_ACT, SCORE_SCRATCH, CHOICES, N_ROW };
 
 static const char *const actor_rows[N_ROW] = {
-    "gradients", "optimizer state",        "copy to save from",  "activations",
-    "scratch",   "activations of scoring", "scratch of scoring", "replayed choices",
+    "gradients", "optimizer state",          "save buffer",          "activations",
+    "scratch",   "forward-only activations", "forward-only scratch", "routing replay",
 };
 static const char *const critic_rows[N_ROW] = {
-    "critic gradients",   "critic optimizer state", "copy of the critic",
-    "critic activations", "critic scratch",         "activations of values",
-    "scratch of values",  "choices of the critic",
+    "critic gradients",   "critic optimizer state", "critic save buffer",
+    "critic activations", "critic scratch",         "value activations",
+    "value scratch",      "critic routing replay",
 };
 
 static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_spec *spec,
@@ -119,9 +119,9 @@ ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *e
     ml_status st;
 
     *out = (ml_memory){ 0 };
-    add(out, req->be->dev->host ? "program" : "the device itself", req->base_bytes);
+    add(out, req->be->dev->host ? "program" : "device context", req->base_bytes);
     add(out, "generation", req->engine_bytes);
-    add(out, "keys and values", req->kv_bytes);
+    add(out, "KV cache", req->kv_bytes);
     for (const char *const *name = req->set; *name; name++)
         add(out, *name, req->weight_bytes);
     if (req->critic)
@@ -143,14 +143,14 @@ void ml_memory_text(ml_text *out, const ml_memory *m) {
         ml_text_printf(out, "  %-24s %12.3f MiB\n", m->row[i].what,
                        (double)m->row[i].bytes / 0x1p20);
     if (m->in_turns)
-        ml_text_printf(out, "  %-24s %12.3f MiB\n", "taken in turns",
+        ml_text_printf(out, "  %-24s %12.3f MiB\n", "shared by offloading",
                        -(double)m->in_turns / 0x1p20);
     ml_text_printf(out, "  %-24s %12.3f MiB\n", "total", (double)m->total / 0x1p20);
     if (m->on_host)
-        ml_text_printf(out, "  %-24s %12.3f MiB\n", "in the host's memory",
+        ml_text_printf(out, "  %-24s %12.3f MiB\n", "in host memory",
                        (double)m->on_host / 0x1p20);
     if (m->on_disk)
-        ml_text_printf(out, "  %-24s %12.3f MiB\n", "optimizer state in a file",
+        ml_text_printf(out, "  %-24s %12.3f MiB\n", "optimizer state on disk",
                        (double)m->on_disk / 0x1p20);
 }
 
@@ -214,7 +214,7 @@ static void shorten(ml_memory_request *req) {
 static const remedy remedies[] = {
     { "--recompute-loss-function", recompute_loss },
     { "--recompute-granularity full", recompute },
-    { "saving without --async-save", save_at_once },
+    { "no --async-save", save_at_once },
     { "a quarter of --max-tokens-per-gpu", shorten },
     { "--optimizer-cpu-offload", offload_to_host },
     { "--optimizer-offload-dir", offload },
@@ -236,7 +236,7 @@ static void advise(ml_text *out, const ml_memory_request *req, size_t available)
         ml_memory_request one = *req;
         remedies[i].take(&one);
         if (total_with(&one) <= available) {
-            ml_text_printf(out, "with %s it takes %.2f GiB", remedies[i].flags,
+            ml_text_printf(out, "with %s it needs %.2f GiB", remedies[i].flags,
                            (double)total_with(&one) / 0x1p30);
             return;
         }
@@ -251,7 +251,7 @@ static void advise(ml_text *out, const ml_memory_request *req, size_t available)
         all = more;
         total = total_with(&all);
     }
-    ml_text_printf(out, " it takes %.2f GiB%s", (double)total / 0x1p30,
+    ml_text_printf(out, " it needs %.2f GiB%s", (double)total / 0x1p30,
                    total <= available ? "" : ", still too much");
 }
 
@@ -262,15 +262,15 @@ ml_status ml_memory_check(const ml_memory_request *req, size_t available, ml_err
 
     if (st == ML_OK && m.on_host > ml_host_memory_left(""))
         return ml_fail(err, ML_ENOMEM,
-                       "the run keeps %.2f GiB in the host's memory, of which %.2f GiB are "
-                       "free: leave out --offload or --async-save",
+                       "the run needs %.2f GiB of host memory, but %.2f GiB are free: "
+                       "remove --offload or --async-save",
                        (double)m.on_host / 0x1p30,
                        (double)ml_host_memory_left("") / 0x1p30);
     if (st != ML_OK || m.total - req->base_bytes <= available)
         return st;
     advise(&advice, req, available + req->base_bytes);
     st = ml_fail(err, ML_ENOMEM,
-                 "the run takes %.2f GiB of memory and %.2f GiB are free: %s",
+                 "the run needs %.2f GiB of memory, but %.2f GiB are free: %s",
                  (double)m.total / 0x1p30, (double)available / 0x1p30, advice.ptr);
     ml_text_release(&advice);
     return st;

@@ -110,8 +110,8 @@ static ml_status check_layer(const ml_node *node, const int32_t *row, int32_t n,
             given--;
         if (pick[0] != -1 && !is_choice(pick, given, of))
             return ml_fail(err, ML_EFORMAT,
-                           "the %s of token %d in layer %d are not %d different ones of "
-                           "%d: were they recorded with another model?",
+                           "the recorded %s of token %d in layer %d are not %d different "
+                           "ones of %d: were they recorded with another model?",
                            keys ? "keys" : "experts", t, node->layer, given, of);
     }
     return ML_OK;
@@ -128,7 +128,7 @@ ml_status ml_routing_replay_check(const ml_spec *s, ml_routing_kind route,
 
     if (width != ml_spec_routing_width(s, route))
         return ml_fail(err, ML_EFORMAT,
-                       "%lld choices were recorded for each token; this model makes %d in "
+                       "%lld selections were recorded per token; this model needs %d in "
                        "each of %d layers",
                        (long long)width, s->route[route].top_k, s->route[route].n_layer);
     for (int32_t i = 0; i < s->n_node && st == ML_OK; i++)

@@ -93,7 +93,7 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     ml_status st;
 
     if (!t)
-        return ml_fail(err, ML_ENOMEM, "no memory for a trainer");
+        return ml_fail(err, ML_ENOMEM, "out of memory for a trainer");
     *t = (ml_trainer){ .spec = s, .weights = w, .be = be, .opts = *opts };
     ml_arena_init(&t->arena, "trainer");
     st = ml_lr_init(&t->lr, &opts->lr, err);
@@ -481,8 +481,8 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
         t->n_sample += step->n_rollout;
     else if (t->opts.stop_on_bad)
         return ml_fail(err, ML_EFORMAT,
-                       "%s; the step was not applied: lower --lr, or go on past "
-                       "such steps with --no-check-for-nan-in-loss-and-grad",
+                       "%s; the step was not applied: lower --lr, or skip such steps with "
+                       "--no-check-for-nan-in-loss-and-grad",
                        out->bad);
     return ML_OK;
 }

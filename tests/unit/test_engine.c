@@ -34,7 +34,7 @@ static void bad_requests_are_named(void) {
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     ml_engine_bench_start(&b);
     refused(&b, ml_bench_request(0, 1), "the prompt is empty");
-    refused(&b, ml_bench_request(ML_BENCH_CONTEXT, 1), "nothing is left");
+    refused(&b, ml_bench_request(ML_BENCH_CONTEXT, 1), "no tokens are left");
     r = ml_bench_request(2, 1);
     r.prompt = bad;
     refused(&b, r, "prompt 1 is token 83");
@@ -52,7 +52,7 @@ static void bad_requests_are_named(void) {
     refused(&b, r, "min_new_tokens is 4");
     r = ml_bench_request(2, 1);
     r.n_top = 9;
-    refused(&b, r, "at most 8");
+    refused(&b, r, "the maximum is 8");
     r = ml_bench_request(2, 1);
     r.stop = &(ml_str){ "x", 1 };
     r.n_stop = 1;
@@ -212,7 +212,7 @@ static void too_little_memory_is_said_at_start(void) {
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     b.o.kv_bytes = ml_kv_bytes(&b.spec, &b.be, 3);
     CHECK(ml_engine_open(&b.e, &b.spec, &b.w, &b.be, &b.o, &err) == ML_ENOMEM);
-    CHECK_HAS(err.msg, "hold 48 tokens, less than one context of 128");
+    CHECK_HAS(err.msg, "holds 48 tokens, less than one context of 128");
     ml_engine_bench_close(&b);
 }
 
@@ -244,7 +244,7 @@ static void numbers_that_are_none_are_said(void) {
         ((float *)b.w.t[0].data)[i] = NAN;
     h = run(&b, ml_bench_request(10, 5));
     CHECK(h.finish == ML_FINISH_ABORT && h.n == 0);
-    CHECK_HAS(h.message, "not numbers");
+    CHECK_HAS(h.message, "logits are NaN");
     ml_engine_bench_close(&b);
 }
 

@@ -462,18 +462,18 @@ static void lies_are_refused(void) {
         bool routed;
     } lie[] = {
         { REPLY("\"output_token_logprobs\":[[-1,1],[-1,2],[-1,3]]"),
-          "has 3 tokens; at most 2 were asked for", 0, -1, false },
+          "has 3 tokens; expected at most 2", 0, -1, false },
         { REPLY("\"output_token_logprobs\":[[-1,83]]"),
-          "token 83; the model's ids end at 82", 0, -1, false },
+          "token 83; the largest token id is 82", 0, -1, false },
         { REPLY("\"output_token_logprobs\":[[-1,4294967303]]"), "token 4294967303", 0, -1,
           false },
-        { REPLY("\"output_token_logprobs\":[[-1,-1]]"), "0 or more, is expected", 0, -1,
+        { REPLY("\"output_token_logprobs\":[[-1,-1]]"), "expected a whole number >= 0", 0,
+          -1, false },
+        { REPLY("\"output_token_logprobs\":[[null,1]]"), "no log-prob for token 0", 0, -1,
           false },
-        { REPLY("\"output_token_logprobs\":[[null,1]]"), "no log-probability of token 0", 0,
-          -1, false },
-        { REPLY("\"output_token_logprobs\":[[-1e39,1]]"), "a finite number is expected", 0,
-          -1, false },
-        { REPLY("\"output_token_logprobs\":[[-1e999,1]]"), "a finite number is expected", 0,
+        { REPLY("\"output_token_logprobs\":[[-1e39,1]]"), "expected a finite number", 0, -1,
+          false },
+        { REPLY("\"output_token_logprobs\":[[-1e999,1]]"), "expected a finite number", 0,
           -1, false },
         { REPLY("\"output_token_logprobs\":[7]"), "output_token_logprobs", 0, -1, false },
         { REPLY("\"output_token_logprobs\":{\"a\":1}"), "is missing", 0, -1, false },
@@ -488,20 +488,20 @@ static void lies_are_refused(void) {
           -1, false },
         { REPLY(TWO ",\"output_top_logprobs\":[[[-1,83],[-1,2]],[[-1,1],[-1,2]]]"),
           "token 83", 2, -1, false },
-        { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12]]"), "4 were asked for", 0,
-          2, false },
+        { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12]]"), "expected 4", 0, 2,
+          false },
         { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12],[-1,19],[-1,26],[-1,33],"
                     "[-1,40]]"),
-          "at most 4 were asked for", 0, 2, false },
+          "expected at most 4", 0, 2, false },
         { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12],[-1,19],[-1,26]]"),
-          "has token 5 where the prompt has 12", 0, 2, false },
+          "has token 5, but the prompt has 12", 0, 2, false },
         { REPLY(TWO), "routed_experts", 0, -1, true },
         { REPLY(TWO ",\"routed_experts\":\"AAAA\""), "routed_experts", 0, -1, true },
         { "{\"meta_info\":{\"weight_version\":\"99999999999999999999\",\"finish_reason\":"
           "{\"type\":\"length\"}," TWO "}}",
           "more than 18 digits", 0, -1, false },
         { "{\"meta_info\":{\"finish_reason\":{\"type\":\"tired\"}," TWO "}}",
-          "none of stop, length and abort", 0, -1, false },
+          "is not stop, length or abort", 0, -1, false },
         { "{\"meta_info\":{\"finish_reason\":{\"type\":\"stop\",\"matched\":83}," TWO "}}",
           "finish_reason.matched", 0, -1, false },
         { "[]", "no meta_info", 0, -1, false },
@@ -536,7 +536,7 @@ static void prompts_are_checked(void) {
                         &err));
     numbers[2] = VOCAB;
     CHECK(g->submit(g, &r, hear, &h, &ticket, &why) == ML_EUSAGE);
-    CHECK_HAS(why.msg, "prompt 2 is token 83; the model has tokens 0 to 82");
+    CHECK_HAS(why.msg, "prompt 2 is token 83; expected 0 to 82");
     g->close(g);
     ml_spec_close(&spec);
 }
@@ -550,7 +550,7 @@ static void a_liar_is_given_up(void) {
     r.n_top = 0;
     ask_liar(&h, &r, REPLY("\"output_token_logprobs\":[[-1,83]]"), 0);
     CHECK(h.finish == ML_FINISH_ABORT);
-    CHECK_HAS(h.message, "8 replies in a row were not what was asked for");
+    CHECK_HAS(h.message, "8 invalid replies in a row");
     CHECK_HAS(h.message, "token 83");
 }
 
@@ -585,7 +585,7 @@ static void a_liar_among_others(void) {
         check_equal(&here[i], &there[i]);
     CHECK(n >= 8 && l.n_asked == n);
     g->close(g);
-    CHECK_HAS(log.ptr, "is not asked any more: 8 replies in a row were not what was asked");
+    CHECK_HAS(log.ptr, "is not used any more: 8 invalid replies in a row");
     close_liar(&l);
     close_engine(&own);
     close_host(&h);
@@ -603,7 +603,7 @@ static void a_reply_has_an_end(void) {
     memset(huge, ' ', 4 << 20);
     ask_liar(&h, &r, huge, 1);
     CHECK(h.finish == ML_FINISH_ABORT);
-    CHECK_HAS(h.message, "the reply is longer than ");
+    CHECK_HAS(h.message, "the reply exceeds the limit of ");
     free(huge);
 }
 
@@ -645,7 +645,7 @@ static void what_a_hung_server_owes_goes_to_others(void) {
         check_equal(&here[i], &there[i]);
     CHECK(l.n_asked > 0);
     g->close(g);
-    CHECK_HAS(log.ptr, " has answered nothing for ");
+    CHECK_HAS(log.ptr, " has not replied for ");
     CHECK_HAS(log.ptr, " s: /generate, and ");
     close_liar(&l);
     close_engine(&own);
@@ -675,16 +675,16 @@ static void hung_servers_are_found_out(void) {
     open_liar(&l, silence, 1);
     /* It is well, and yet does not answer. */
     ask_hung(&l, (ml_remote_opts){ .n_attempt = 2, .request_s = 0.2 },
-             "/generate: the reply was not complete after 0.2 s");
+             "/generate: the reply was not complete within 0.2 s");
     /* It says that it is not well. */
     l.health = 503;
     ask_hung(&l, (ml_remote_opts){ .n_attempt = 1, .check_s = 0.05, .check_timeout_s = 5 },
-             "/health_generate answered 3 times with status 503");
+             "/health_generate returned 3 times status 503");
     /* It does not say anything. */
     l.health = 0;
     ask_hung(&l,
              (ml_remote_opts){ .n_attempt = 1, .check_s = 0.05, .check_timeout_s = 0.1 },
-             "/health_generate: the reply was not complete after 0.1 s");
+             "/health_generate: the reply was not complete within 0.1 s");
     close_liar(&l);
 }
 
@@ -698,7 +698,7 @@ static void a_server_that_is_always_busy(void) {
     ml_log_to_text(&log);
     ask_hung(&l, (ml_remote_opts){ .request_s = 0.4, .warn_s = 0.1 },
              "no engine has answered a request for 0.4 s: ");
-    CHECK_HAS(log.ptr, "answered with status 503: busy");
+    CHECK_HAS(log.ptr, "returned status 503: busy");
     close_liar(&l);
     ml_text_release(&log);
 }
@@ -723,7 +723,7 @@ static void a_server_with_other_weights(void) {
     MUST(g->submit(g, &r, hear, &a, &ticket, &err));
     await_end(&a);
     CHECK(a.finish == ML_FINISH_ABORT);
-    CHECK_HAS(a.message, "8 replies to one request were of older weights; the last: ");
+    CHECK_HAS(a.message, "8 replies to one request had older weights; the last: ");
     CHECK_HAS(a.message, "has weights of version 0, not 9");
     g->close(g);
     close_liar(&l);
@@ -765,7 +765,7 @@ static void a_server_with_future_weights(void) {
     CHECK(s.version == 9);
     g->close(g);
     CHECK_HAS(log.ptr, "has weights of version 7, not 9");
-    CHECK_HAS(log.ptr, "answered with weights of version 10; the newest one is 9");
+    CHECK_HAS(log.ptr, "replied with weights of version 10; the newest version is 9");
     close_liar(&l);
     ml_text_release(&log);
 }
@@ -790,11 +790,11 @@ static void control_of_hung_servers_ends(void) {
             .request_s = 0.5, .check_s = 0.1, .check_timeout_s = 0.1, .warn_s = 0.05 });
     g->pause(g);
     CHECK(g->load(g, MODEL, 9, ML_SWITCH_RECOMPUTE, &why) == ML_EPEER);
-    CHECK_HAS(why.msg, "an engine could not be told /update_weights_from_disk for 0.5 s: ");
+    CHECK_HAS(why.msg, "no successful reply to /update_weights_from_disk for 0.5 s: ");
     CHECK_HAS(why.msg, "127.0.0.1");
     g->resume(g);
     CHECK(ml_remote_check(g, &why) == ML_EPEER);
-    CHECK_HAS(why.msg, "an engine is not there");
+    CHECK_HAS(why.msg, "an engine is not reachable");
     g->close(g);
     CHECK_HAS(log.ptr, " s: /update_weights_from_disk, and ");
     close_liar(&l);

@@ -130,11 +130,11 @@ static void templates_that_rewrite_are_refused(void) {
 
     open_toy(&t, numbered);
     CHECK(ml_turn_tokens_check(&t.turns, "user", &err) == ML_EUNSUP);
-    CHECK_HAS(err.msg, "rewrites earlier turns");
+    CHECK_HAS(err.msg, "changes earlier turns");
     ml_toy_text_close(&t);
     open_toy(&t, forgetful);
     CHECK(ml_turn_tokens_check(&t.turns, "user", &err) == ML_EUNSUP);
-    CHECK_HAS(err.msg, "does not write the words of an earlier answer");
+    CHECK_HAS(err.msg, "does not render the text of earlier responses");
     ml_toy_text_close(&t);
     open_toy(&t, strict);
     CHECK(ml_turn_tokens_check(&t.turns, "user", &err) == ML_OK);

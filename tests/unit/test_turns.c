@@ -320,11 +320,11 @@ static void environments_that_fail_are_named(void) {
 
     make_inputs();
     CHECK(run(ml_test_path("a"), 1, "cmd:false", "", out, sizeof out) == 3);
-    CHECK_HAS(out, "ended with status 1");
+    CHECK_HAS(out, "exited with status 1");
     CHECK_HAS(out, "no group of the round has a reward");
     CHECK(run(ml_test_path("a"), 1, "'cmd:while read -r l; do echo garbage; done'", "", out,
               sizeof out) == 3);
-    CHECK_HAS(out, "the environment's answer");
+    CHECK_HAS(out, "the environment's reply");
     CHECK(run(ml_test_path("a"), 1,
               "'cmd:while read -r l; do echo \"{\\\"done\\\": true, \\\"reward\\\": "
               "1e999}\"; "

@@ -25,10 +25,11 @@ static ml_status host_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind
     p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
              -1, 0);
     if (p == MAP_FAILED)
-        return ml_fail(err, ML_ENOMEM,
-                       "the CPU has no %zu bytes (%.1f GiB) for %s: %s; use a smaller "
-                       "model, batch or context, or a machine with more memory",
-                       bytes, (double)bytes / 0x1p30, ml_mem_name(kind), strerror(errno));
+        return ml_fail(
+            err, ML_ENOMEM,
+            "out of memory: cannot allocate %zu bytes (%.1f GiB) for %s: %s; use a smaller "
+            "model, batch or context, or a machine with more memory",
+            bytes, (double)bytes / 0x1p30, ml_mem_name(kind), strerror(errno));
     if (bytes >= LARGE_PAGES_FROM)
         (void)madvise(p, bytes, MADV_HUGEPAGE);
     *out = (ml_buf){ .dev = d, .ptr = p, .bytes = bytes, .kind = kind };
@@ -110,8 +111,8 @@ static ml_status find_level(const ml_cpu_kern **out, const char *level, ml_err *
     }
     if (level)
         return ml_fail(err, ML_EUSAGE,
-                       "the CPU level \"%s\" is not one of this machine's: %s", level,
-                       list);
+                       "this machine does not support CPU level \"%s\"; it supports %s",
+                       level, list);
     *out = kerns[n - 1];
     return ML_OK;
 }
@@ -239,7 +240,7 @@ ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,
     c = malloc(sizeof *c);
     if (!c) {
         ml_pool_free(pool);
-        return ml_fail(err, ML_ENOMEM, "no memory to open the CPU backend");
+        return ml_fail(err, ML_ENOMEM, "out of memory for the CPU backend");
     }
     c->dev = (ml_device){ .name = "cpu",
                           .host = true,

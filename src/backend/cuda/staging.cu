@@ -28,7 +28,7 @@ ml_status ml_cuda_staging_open(ml_cuda_stream *s, ml_err *err) {
     if (e == cudaSuccess)
         return ML_OK;
     cudaGetLastError();
-    return ml_fail(err, ML_ENOMEM, "no memory for copies to the GPU: %s",
+    return ml_fail(err, ML_ENOMEM, "out of memory for copies to the GPU: %s",
                    cudaGetErrorString(e));
 }
 

@@ -71,8 +71,8 @@ static void read_net(ml_builder *b, const ml_decoder *d, next *x) {
     }
     if (d->act != ML_ACT_SILU)
         ml_hf_config_fail(c, ML_EUNSUP,
-                          "%s: \"hidden_act\" is not silu, which is all that gated delta "
-                          "nets are built with",
+                          "%s: \"hidden_act\" is not silu, the only activation supported "
+                          "with gated delta nets",
                           c->path);
 }
 

@@ -76,14 +76,14 @@ ml_status ml_eval_queue_open(ml_eval_queue **out, const ml_eval_queue_opts *o,
     if (!q || !q->kept || st != ML_OK) {
         free(q ? q->kept : NULL);
         free(q);
-        return st != ML_OK ? st : ml_fail(err, ML_ENOMEM, "no memory for evaluations");
+        return st != ML_OK ? st : ml_fail(err, ML_ENOMEM, "out of memory for evaluations");
     }
     q->opts = *o;
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->change, NULL);
     *out = q;
     if (pthread_create(&q->worker, NULL, work, q) != 0)
-        return ml_fail(err, ML_EIO, "the system gives no thread for evaluations");
+        return ml_fail(err, ML_EIO, "cannot create a thread for evaluations");
     q->started = true;
     return ML_OK;
 }
@@ -193,7 +193,7 @@ ml_status ml_eval_queue_submit(ml_eval_queue *q, int64_t rollout, const ml_weigh
     ml_status st;
 
     if (!j)
-        return ml_fail(err, ML_ENOMEM, "no memory for an evaluation");
+        return ml_fail(err, ML_ENOMEM, "out of memory for an evaluation");
     ml_text_printf(&path, "%s/step_%lld", q->opts.dir, (long long)rollout);
     st = ml_weight_dir_put(path.ptr, w, q->opts.spec, q->opts.from, 0, err);
     j->path = path.ptr;

@@ -54,8 +54,8 @@ static void on_update(void *ud, const ml_gen_update *u) {
                     r->who, q->n, q->n_response, q->number);
     else if (!all_finite(q) && r->st == ML_OK)
         r->st = ml_fail(&r->err, ML_EFORMAT,
-                        "%s scored sample %d with a log-probability that is no number",
-                        r->who, q->number);
+                        "%s scored sample %d with a log-prob that is not a number", r->who,
+                        q->number);
     if (--r->n_open == 0)
         pthread_cond_signal(&r->done);
     pthread_mutex_unlock(&r->lock);

@@ -15,8 +15,8 @@ static ml_status take_routing(ml_learn_run *s, int32_t i, ml_routing_kind route,
 
     if (!r->n && x->n_response)
         return ml_fail(err, ML_EFORMAT,
-                       "sample %lld has no record of what the model chose: it must come "
-                       "from a rollout that ran with the same replay flags",
+                       "sample %lld has no routing record: it must come from a rollout "
+                       "with the same replay flags",
                        (long long)x->index);
     st = r->n ? ml_routing_replay_check(ml_trainer_spec(s->l->trainer), route, r->row, r->n,
                                         r->width, err)
@@ -96,14 +96,14 @@ static ml_status check_on_policy(const ml_learn_run *s, ml_err *err) {
     if (s->out->n_stale)
         return ml_fail(err, ML_EFORMAT,
                        "--true-on-policy-mode: %lld of %lld tokens of rollout %lld were "
-                       "not drawn with the weights at hand",
+                       "not drawn with the current weights",
                        (long long)s->out->n_stale, (long long)s->out->n_token,
                        (long long)s->rollout);
     for (int32_t i = 0; i < s->n; i++)
         if (s->in[i]->n_response && !s->in[i]->logprob)
             return ml_fail(err, ML_EFORMAT,
-                           "--true-on-policy-mode: sample %lld has no log-probs that "
-                           "training could be held against",
+                           "--true-on-policy-mode: sample %lld has no log-probs to compare "
+                           "with training",
                            (long long)s->in[i]->index);
     return ML_OK;
 }

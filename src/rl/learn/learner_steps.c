@@ -27,9 +27,8 @@ static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
         return ml_fail(
             err, ML_EFORMAT,
             "rollout and training disagree: token %d of sample %lld was drawn with "
-            "log-prob %.9g, and the same weights (version %llu) give %.9g in "
-            "training; was the rollout made with another temperature, model or "
-            "program?",
+            "log-prob %.9g, but the same weights (version %llu) give %.9g in training; was "
+            "the rollout generated with another temperature, model or program?",
             t, (long long)x->index, (double)x->logprob[t],
             (unsigned long long)x->version[t], (double)io->logprob[t]);
     }

@@ -34,7 +34,7 @@ ml_status ml_events_open(ml_events **out, const char *dir, ml_err *err) {
     if (e)
         e->file = fopen(path.ptr, "a");
     if (!e || !e->file) {
-        st = ml_fail(err, ML_EIO, "%s: cannot be opened: %s", path.ptr, strerror(errno));
+        st = ml_fail(err, ML_EIO, "%s: cannot open: %s", path.ptr, strerror(errno));
         free(e);
         ml_text_release(&path);
         return st;
@@ -137,7 +137,7 @@ void ml_events_coverage(ml_events *e, int64_t rollout, int64_t step, int64_t sam
 
 ml_status ml_events_check(const ml_events *e, ml_err *err) {
     return e && e->failed
-               ? ml_fail(err, ML_EIO, "%s: cannot be written: is the disk full?", e->path)
+               ? ml_fail(err, ML_EIO, "%s: cannot write: is the disk full?", e->path)
                : ML_OK;
 }
 
@@ -167,14 +167,14 @@ static fact fact_of(analysis *an, const ml_json *row) {
            rollout = text_of(row, "rollout");
 
     if (version.len && sum.len)
-        return (fact){ ml_arena_printf(&an->arena, "version %.*s of the weights",
-                                       (int)version.len, version.ptr),
+        return (fact){ ml_arena_printf(&an->arena, "weight version %.*s", (int)version.len,
+                                       version.ptr),
                        ml_arena_printf(&an->arena, "the checksum %.*s", (int)sum.len,
                                        sum.ptr) };
     if (ml_str_is(type, WITNESS) && sample.len)
         return (
             fact){ ml_arena_printf(&an->arena, "sample %.*s", (int)sample.len, sample.ptr),
-                   ml_arena_printf(&an->arena, "a part in rollout %.*s", (int)rollout.len,
+                   ml_arena_printf(&an->arena, "gradient in rollout %.*s", (int)rollout.len,
                                    rollout.ptr) };
     return (fact){ 0 };
 }

@@ -36,7 +36,7 @@ static ml_log_batch *batch_of(ml_run_log *l) {
     ml_arena a;
 
     if (!l->now) {
-        ml_arena_init(&a, "what a run writes down");
+        ml_arena_init(&a, "log of a run");
         l->now = ML_NEW(&a, ml_log_batch, 1);
         *l->now = (ml_log_batch){ .own = a, .log = l };
         l->now->last = &l->now->first;
@@ -138,7 +138,7 @@ static ml_status write_ops(ml_trace_file *to, const ml_timeline_taken *ops, ml_e
     for (int k = 0; k < ML_TRACKS && st == ML_OK; k++)
         if (ops->left_out[k])
             st = ml_trace_file_span(to,
-                                    &(ml_trace_span){ .name = "ops left out",
+                                    &(ml_trace_span){ .name = "omitted ops",
                                                       .lane = lane_of((ml_track)k),
                                                       .begin_s = ml_clock_s(),
                                                       .end_s = ml_clock_s(),
@@ -216,7 +216,7 @@ static ml_status open_rows(FILE **out, const char *dir, const char *name, int64_
     st = ml_file_replace(path.ptr, (ml_str){ kept.ptr ? kept.ptr : "", kept.len }, err);
     *out = st == ML_OK ? fopen(path.ptr, "a") : NULL;
     if (st == ML_OK && !*out)
-        st = ml_fail(err, ML_EIO, "%s: cannot be opened: %s", path.ptr, strerror(errno));
+        st = ml_fail(err, ML_EIO, "%s: cannot open: %s", path.ptr, strerror(errno));
     ml_text_release(&kept);
     ml_text_release(&path);
     return st;
@@ -348,8 +348,8 @@ static void write_line(ml_run_log *l, FILE *f, const ml_text *t) {
         return;
     note(l,
          ml_fail(&err, ML_EIO,
-                 "metrics.jsonl, timing.jsonl or determinism.jsonl cannot be written: "
-                 "%s; free disk space and run the same command again",
+                 "cannot write metrics.jsonl, timing.jsonl or determinism.jsonl: %s; free "
+                 "disk space and run the same command again",
                  strerror(errno)),
          &err);
 }

@@ -144,7 +144,8 @@ static ml_status start(ml_rewards *r, ml_err *err) {
             return st;
         e = pthread_create(&b->thread, NULL, serve, b);
         if (e != 0)
-            return ml_fail(err, ML_EIO, "no thread for rewards: %s", strerror(e));
+            return ml_fail(err, ML_EIO, "cannot create a thread for rewards: %s",
+                           strerror(e));
         b->running = true;
     }
     return ML_OK;

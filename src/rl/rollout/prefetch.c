@@ -7,14 +7,14 @@ void ml_prefetch_init(ml_prefetch *h, ml_rollout inner, int64_t num_rollout,
     *h = (ml_prefetch){
         .inner = inner, .num_rollout = num_rollout, .n_vocab = n_vocab, .rollout = -1
     };
-    ml_arena_init(&h->arena, "the next round");
+    ml_arena_init(&h->arena, "the next rollout");
 }
 
 /* --- a finished rollout that was not yet taken -------------------------------- */
 
 static void let_go(ml_prefetch *h) {
     ml_arena_release(&h->arena);
-    ml_arena_init(&h->arena, "the next round");
+    ml_arena_init(&h->arena, "the next rollout");
     h->batch = (ml_rollout_batch){ 0 };
     ml_metrics_init(&h->batch.metrics, &h->arena);
     h->rollout = -1;
@@ -143,7 +143,7 @@ static ml_status load(void *ud, ml_str state, const char *name, ml_err *err) {
     if (!samples || samples->type != ML_JSON_ARRAY ||
         !ml_json_i64(ml_json_get(saved, "rollout"), &h->rollout) ||
         !ml_json_i64(ml_json_get(saved, "drawn"), &h->batch.n_drawn))
-        return ml_fail(err, ML_EFORMAT, "%s: \"ahead\" is no round of samples", name);
+        return ml_fail(err, ML_EFORMAT, "%s: \"ahead\" is not a rollout of samples", name);
     read_metrics(h, ml_json_get(saved, "figures"));
     h->there = true;
     return read_samples(h, samples, text, name, err);

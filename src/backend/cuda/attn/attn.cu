@@ -120,7 +120,7 @@ template <class T> static void attn_forward(ml_stream *s, const ml_op_args *a) {
             <<<(unsigned)c.n_token, THREADS, 0, ml_cuda(s)->stream>>>(c);
     else
         write_pages<T, 1><<<(unsigned)c.n_token, THREADS, 0, ml_cuda(s)->stream>>>(c);
-    ml_cuda_launched(ml_cuda(s), "keys and values");
+    ml_cuda_launched(ml_cuda(s), "KV cache");
     forward(ml_cuda(s), c, takes_mma(a));
 }
 

@@ -184,11 +184,10 @@ static ml_status open_trial(trial *t, ml_err *err) {
     y = ml_cuda_align((size_t)(t->most * t->n) * ml_dtype_bytes(t->out));
     if (cudaMalloc((void **)&all, x + w + 2 * y + 256) != cudaSuccess) {
         cudaGetLastError();
-        return ml_fail(
-            err, ML_ENOMEM,
-            "the GPU has no %.1f MiB to try out matrix products with; free some of "
-            "its memory",
-            (double)(x + w + 2 * y) / 0x1p20);
+        return ml_fail(err, ML_ENOMEM,
+                       "out of GPU memory: cannot allocate %.1f MiB for autotuning matrix "
+                       "products; free some GPU memory",
+                       (double)(x + w + 2 * y) / 0x1p20);
     }
     t->x = (bf16 *)all;
     t->w = (bf16 *)(all + x);
@@ -393,7 +392,7 @@ ml_status ml_gemm_open(ml_cuda_stream *s, ml_err *err) {
     if (!b || cublasLtCreate(&b->lt) != CUBLAS_STATUS_SUCCESS ||
         cublasLtMatmulPreferenceCreate(&b->preference) != CUBLAS_STATUS_SUCCESS ||
         cudaMalloc(&b->workspace, WORKSPACE) != cudaSuccess)
-        return ml_fail(err, ML_ENOMEM, "cuBLASLt could not be started on this GPU");
+        return ml_fail(err, ML_ENOMEM, "cannot initialise cuBLASLt on this GPU");
     cublasLtMatmulPreferenceSetAttribute(b->preference,
                                          CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                          &schemes, sizeof schemes);

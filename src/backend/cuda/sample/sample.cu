@@ -296,7 +296,7 @@ ml_status ml_cuda_sample_open(ml_cuda_stream *s, ml_err *err) {
     if (cudaHostAlloc((void **)&s->sample, sizeof *s->sample, cudaHostAllocMapped) !=
         cudaSuccess) {
         s->sample = NULL;
-        return ml_fail(err, ML_ENOMEM, "no memory for the GPU's sampler");
+        return ml_fail(err, ML_ENOMEM, "out of memory for the GPU's sampler");
     }
     memset(s->sample, 0, sizeof *s->sample);
     for (int i = 0; i < 2; i++)
