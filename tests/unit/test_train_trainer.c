@@ -337,7 +337,7 @@ static void memory_of_a_device(void) {
     CHECK(ml_memory_plan(&m, &req, &err) == ML_OK && m.total == sum - 5000);
     CHECK(m.on_host == 2 * e.state + e.t.weights.buf.bytes);
     CHECK(ml_memory_check(&req, m.total, &err) == ML_OK);
-    ask.weight_bytes = (size_t)1 << 60;
+    req.weight_bytes = (size_t)1 << 60;
     CHECK(ml_memory_check(&req, SIZE_MAX, &err) == ML_ENOMEM);
     CHECK_HAS(err.msg, "in host memory");
     ml_trainee_close(&e.t);
