@@ -182,19 +182,19 @@ ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
 
 ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_run_opts *c,
                            ml_err *err) {
-    ml_work_count *tally = loop->watch.phase ? &loop->watch.phase->answers : NULL;
+    ml_work_count *work_count = loop->watch.phase ? &loop->watch.phase->answers : NULL;
     ml_gen_ctx ctx = context_of(m);
 
-    ctx.tally = tally;
+    ctx.work_count = work_count;
     if (!m->evaluator.queue) /* which has its own thread */
-        m->evaluator.evals.asker.tally = tally;
+        m->evaluator.evals.gen_ctx.work_count = work_count;
     loop->generator = &m->generator;
     loop->publisher = m->publisher;
     loop->evaluator = m->evaluator.evals.n ? &m->evaluator : NULL;
     loop->publish_interval = c->mode.update_interval;
     loop->eval_interval = c->rollout.eval_interval;
     loop->skip_first_eval = c->rollout.skip_first_eval;
-    loop->ahead = c->mode.async;
+    loop->prefetch = c->mode.async;
     if (c->mode.fully && !loop->record && m->run->opts.save)
         loop->record = ml_arena_printf(&m->arena, "%s/rollout_data/{rollout_id}.jsonl.zst",
                                        m->run->opts.save);

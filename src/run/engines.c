@@ -193,8 +193,8 @@ ml_status ml_engines_start_for_evals(ml_supervisor **supervisor, ml_gen **gen,
                                      ml_generator *g, const ml_run_opts *c, const char *dir,
                                      ml_err *err) {
     ml_supervisor_opts o = { .log_dir = dir,
-                             .n = (int32_t)(c->behind.n_gpu / c->behind.per_engine),
+                             .n = (int32_t)(c->async_eval.n_gpu / c->async_eval.per_engine),
                              .restart = c->mode.restart };
 
-    return start_engines(supervisor, gen, g, c, o, c->behind.per_engine, err);
+    return start_engines(supervisor, gen, g, c, o, c->async_eval.per_engine, err);
 }

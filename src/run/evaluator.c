@@ -170,8 +170,8 @@ ml_status ml_evaluator_open(ml_evaluator *e, ml_arena *a, const ml_rollouts *rol
 
 static ml_status open_queue(ml_evaluator *e, ml_generator *g, const ml_run_opts *c,
                             ml_err *err) {
-    const char *where = c->behind.dir
-                            ? c->behind.dir
+    const char *where = c->async_eval.dir
+                            ? c->async_eval.dir
                             : ml_arena_printf(e->arena, "%s/eval_snapshots", c->save);
     const char *dir = NULL;
     ml_status st = ml_dir_make_whole(&dir, e->arena, where, err);
@@ -179,14 +179,14 @@ static ml_status open_queue(ml_evaluator *e, ml_generator *g, const ml_run_opts 
                                  .spec = &e->run->spec,
                                  .from = e->run->from,
                                  .dir = dir,
-                                 .max_in_flight = (int32_t)c->behind.max_in_flight,
-                                 .skip = c->behind.overflow == 1,
-                                 .keep = (int32_t)c->behind.keep };
+                                 .max_in_flight = (int32_t)c->async_eval.max_in_flight,
+                                 .skip = c->async_eval.overflow == 1,
+                                 .keep = (int32_t)c->async_eval.keep };
 
     if (st == ML_OK)
         st = ml_engines_start_for_evals(&e->supervisor, &e->own_gen, g, c, dir, err);
     if (e->own_gen)
-        e->evals.asker.gen = e->own_gen;
+        e->evals.gen_ctx.gen = e->own_gen;
     if (st == ML_OK)
         st = ml_eval_queue_open(&e->queue, &queue, err);
     if (st != ML_OK)
@@ -194,13 +194,13 @@ static ml_status open_queue(ml_evaluator *e, ml_generator *g, const ml_run_opts 
     return st;
 }
 
-ml_status ml_evaluator_start(ml_evaluator *e, ml_generator *g, const ml_gen_ctx *asker,
+ml_status ml_evaluator_start(ml_evaluator *e, ml_generator *g, const ml_gen_ctx *gen_ctx,
                              const ml_run_opts *c, ml_err *err) {
-    e->evals.asker = *asker;
+    e->evals.gen_ctx = *gen_ctx;
     e->evals.keep_answers = e->run->log.store != NULL;
-    if (e->context && e->context < asker->context)
-        e->evals.asker.context = (int32_t)e->context;
-    return c->behind.n_gpu && e->evals.n ? open_queue(e, g, c, err) : ML_OK;
+    if (e->context && e->context < gen_ctx->context)
+        e->evals.gen_ctx.context = (int32_t)e->context;
+    return c->async_eval.n_gpu && e->evals.n ? open_queue(e, g, c, err) : ML_OK;
 }
 
 void ml_evaluator_close(ml_evaluator *e) {

@@ -35,7 +35,7 @@ ml_status ml_evaluator_open(ml_evaluator *e, ml_arena *a, const ml_rollouts *rol
 void ml_evaluator_close(ml_evaluator *e); /* zeros, and after a failed open */
 
 /* The generator has started.  With --eval-num-gpus, starts the engines and the queue. */
-ml_status ml_evaluator_start(ml_evaluator *e, ml_generator *g, const ml_gen_ctx *asker,
+ml_status ml_evaluator_start(ml_evaluator *e, ml_generator *g, const ml_gen_ctx *gen_ctx,
                              const ml_run_opts *c, ml_err *err);
 
 #endif

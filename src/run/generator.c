@@ -60,19 +60,19 @@ static int32_t count_engines(const ml_generator *g) {
 
 /* The memory left for the KV cache after everything else. */
 static ml_status bytes_left(ml_generator *g, double *out, ml_err *err) {
-    ml_memory_ask ask;
+    ml_memory_request req;
     ml_memory plan;
     ml_engine_memory m;
     ml_status st;
 
     g->run->opts.in_turns = g->offload_train && g->offload_rollout;
-    ml_train_run_memory(g->run, &ask);
-    st = ml_memory_plan(&plan, &ask, err);
+    ml_train_run_memory(g->run, &req);
+    st = ml_memory_plan(&plan, &req, err);
     if (st == ML_OK)
         st = ml_engine_measure(&m, &g->run->spec, &g->be, &g->engine, err);
     if (st == ML_OK)
         *out = (double)ml_memory_available(&g->be) - (double)g->run->opts.memory_margin -
-               (double)(plan.total - ask.base_bytes - (ask.in_turns ? plan.trainer : 0)) -
+               (double)(plan.total - req.base_bytes - (req.in_turns ? plan.trainer : 0)) -
                (double)count_engines(g) * (double)beside_pages(g, &m);
     return st;
 }

@@ -143,8 +143,8 @@ typedef struct ml_dump_opts {
 /* Diagnostics that a run records; NULL: not given. */
 typedef struct ml_record_opts {
     const char *train, *events, *memory_dir, *inject;
-    bool analyse, witness, memory, masters;
-    int64_t witness_rows, memory_rounds, inject_from;
+    bool analyse, coverage, memory, masters;
+    int64_t coverage_rows, memory_rollouts, inject_from;
     int recorder; /* ml_memory_view */
     double inject_least;
 } ml_record_opts;
@@ -202,7 +202,7 @@ typedef struct ml_run_opts {
     ml_mode_opts mode;
     ml_extension_opts extensions;
     ml_reward_flags reward;
-    ml_eval_queue_flags behind;
+    ml_eval_queue_flags async_eval;
     ml_debug_opts debug;
     ml_dump_opts dump;
     ml_record_opts record;

@@ -113,8 +113,8 @@ typedef struct disk {
     ml_pull pull;
 } disk;
 
-static ml_status tell_hook(disk *d, const char *dir, ml_err *err) {
-    return ml_hooks_tell(d->run->opts.hooks, MILES_WEIGHTS_WRITTEN, d->run->rollout, -1,
+static ml_status call_hook(disk *d, const char *dir, ml_err *err) {
+    return ml_hooks_call(d->run->opts.hooks, MILES_WEIGHTS_WRITTEN, d->run->rollout, -1,
                          dir, err);
 }
 
@@ -125,7 +125,7 @@ static ml_status send_whole(ml_publisher *p, const ml_weights *w, ml_err *err) {
                                        d->opts.shard_bytes, err);
 
     if (st == ML_OK)
-        st = tell_hook(d, path.ptr, err);
+        st = call_hook(d, path.ptr, err);
     if (st == ML_OK) {
         p->gen->pause(p->gen); /* requests in flight are recomputed, not waited for */
         st = p->gen->load(p->gen, path.ptr, w->version, ML_SWITCH_RECOMPUTE, err);
@@ -149,13 +149,13 @@ static ml_status pull(disk *d, int64_t version, ml_err *err) {
     return ml_remote_pull(d->of.gen, &d->pull, err);
 }
 
-static ml_status deliver(disk *d, const ml_weight_update *news, const ml_weights *w,
+static ml_status deliver(disk *d, const ml_weight_update *update, const ml_weights *w,
                          ml_err *err) {
     ml_gen *gen = d->of.gen;
-    ml_status st = news->dir ? tell_hook(d, news->dir, err) : ML_OK;
+    ml_status st = update->dir ? call_hook(d, update->dir, err) : ML_OK;
 
     if (st == ML_OK)
-        st = pull(d, news->version, err);
+        st = pull(d, update->version, err);
     if (st != ML_OK)
         return st;
     gen->pause(gen);
@@ -177,19 +177,19 @@ static void report(const ml_weight_update *n) {
 
 /* Miles' metrics; for full weights the changed fraction is not known. */
 static void record(disk *d, const ml_weight_update *n) {
-    ml_metrics figures;
+    ml_metrics metrics;
     ml_arena a;
 
     if (!n->dir)
         return;
-    ml_arena_init(&a, "figures of weights");
-    ml_metrics_init(&figures, &a);
+    ml_arena_init(&a, "metrics of weights");
+    ml_metrics_init(&metrics, &a);
     if (!n->is_whole)
-        ml_metrics_add(&figures, "perf/", "update_weights_density",
+        ml_metrics_add(&metrics, "perf/", "update_weights_density",
                        (double)n->n_changed / (double)n->n_byte);
-    ml_metrics_add(&figures, "perf/", "update_weights_wire_bytes",
+    ml_metrics_add(&metrics, "perf/", "update_weights_wire_bytes",
                    (double)(n->is_whole ? n->n_byte : n->n_written));
-    ml_run_log_timing(&d->run->log, d->run->rollout, &figures);
+    ml_run_log_timing(&d->run->log, d->run->rollout, &metrics);
     ml_arena_release(&a);
 }
 
@@ -207,13 +207,13 @@ static ml_status send_update(ml_weight_update *out, disk *d, const ml_weights *w
 /* If an engine cannot apply a delta, the full weights are published. */
 static ml_status send_delta(ml_publisher *p, const ml_weights *w, ml_err *err) {
     disk *d = (disk *)p;
-    ml_weight_update news;
+    ml_weight_update update;
     ml_err why = { 0 };
-    ml_status st = send_update(&news, d, w, false, &why);
+    ml_status st = send_update(&update, d, w, false, &why);
 
-    if (st == ML_EPEER && !news.is_whole) {
+    if (st == ML_EPEER && !update.is_whole) {
         ml_log(ML_LOG_WARN, "%s; all of the weights are published instead", why.msg);
-        return send_update(&news, d, w, true, err);
+        return send_update(&update, d, w, true, err);
     }
     if (st != ML_OK && err)
         *err = why;

@@ -96,7 +96,7 @@ ml_status ml_rollouts_open(ml_rollouts *r, ml_arena *a, const ml_loop_extensions
                                   .filter = e->group_filter,
                                   .buffer_filter = e->buffer_filter },
                         .custom = { .ext = e->rollout, .feed = feed } };
-    ml_partial_buffer_init(&r->sync.held, feed.n_per_prompt);
+    ml_partial_buffer_init(&r->sync.partial_buffer, feed.n_per_prompt);
     st = sampling_of(&r->sync.how, a, c, err);
     memcpy(r->sync.how.routed, run->opts.replay_rollout, sizeof run->opts.replay_rollout);
     if (st == ML_OK)
@@ -109,7 +109,7 @@ ml_status ml_rollouts_open(ml_rollouts *r, ml_arena *a, const ml_loop_extensions
 void ml_rollouts_close(ml_rollouts *r) {
     ml_turns_close(r->turns);
     ml_rewards_close(r->rewards);
-    ml_partial_buffer_release(&r->sync.held);
+    ml_partial_buffer_release(&r->sync.partial_buffer);
 }
 
 static ml_status open_async(ml_rollouts *r, const ml_run_opts *c, void (*say)(const char *),
@@ -118,7 +118,7 @@ static ml_status open_async(ml_rollouts *r, const ml_run_opts *c, void (*say)(co
             capacity = (int64_t)(c->mode.capacity * (double)batch);
     ml_async_opts o = {
         .feed = r->sync.feed,
-        .asker = r->sync.asker,
+        .gen_ctx = r->sync.gen_ctx,
         .how = r->sync.how,
         .filter = r->sync.filter,
         .buffer = r->buffer,
@@ -138,9 +138,9 @@ ml_status ml_rollouts_start(ml_rollouts *r, ml_rollout *out, const ml_gen_ctx *c
                             void (*say)(const char *), ml_err *err) {
     ml_status st = ML_OK;
 
-    r->sync.asker = *ctx;
-    r->sync.asker.group_rewards = r->group_rewards;
-    r->custom.asker = r->sync.asker;
+    r->sync.gen_ctx = *ctx;
+    r->sync.gen_ctx.group_rewards = r->group_rewards;
+    r->custom.gen_ctx = r->sync.gen_ctx;
     r->custom.how = r->sync.how;
     *out = r->custom.ext ? ml_rollout_custom(&r->custom) : ml_rollout_gen(&r->sync);
     if (c->mode.fully) {

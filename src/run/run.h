@@ -53,7 +53,7 @@ ml_status ml_train_run_open(ml_train_run *out, const ml_run_opts *opts, ml_err *
 void ml_train_run_close(ml_train_run *r); /* also after a failed open; zeros are allowed */
 
 /* Computes the memory that the run will need. */
-void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out);
+void ml_train_run_memory(ml_train_run *r, ml_memory_request *out);
 
 /* Its prompts, once it is open. */
 ml_prompt_feed ml_train_run_feed(const ml_train_run *r);

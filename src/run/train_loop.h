@@ -18,12 +18,12 @@
 
 /* Options for debugging.  Zeros: disabled. */
 typedef struct ml_loop_debug {
-    ml_invariants *checks;   /* NULL: none */
-    ml_diagnostics *account; /* NULL: none */
-    const char *trajectory;  /* where rollouts are written as text */
-    int64_t print_every;     /* rollouts between two printed samples */
-    int64_t exit_after;      /* rollouts of this process */
-    const char *sentinel;    /* a file that requests a save; the loop removes it */
+    ml_invariants *checks;       /* NULL: none */
+    ml_diagnostics *diagnostics; /* NULL: none */
+    const char *trajectory;      /* where rollouts are written as text */
+    int64_t print_every;         /* rollouts between two printed samples */
+    int64_t exit_after;          /* rollouts of this process */
+    const char *sentinel;        /* a file that requests a save; the loop removes it */
     bool tell_sync, check_sync;
     ml_skip sync_skip; /* parameters that check_sync leaves out */
     int64_t n_done;    /* internal: rollouts of this process */
@@ -39,7 +39,7 @@ typedef struct ml_train_loop {
     ml_evaluator *evaluator; /* of the published weights; NULL: none */
     int64_t eval_interval;   /* in rollouts; 0: never */
     bool skip_first_eval;
-    bool ahead;         /* as in Miles' train_async, always evaluate the last rollout */
+    bool prefetch;      /* as in Miles' train_async, always evaluate the last rollout */
     const char *record; /* where rollouts are recorded; NULL: nowhere */
     /* Not 0: the loop finishes and saves unsaved work, then ends.  May be NULL. */
     const atomic_int *stop;

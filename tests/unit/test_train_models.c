@@ -212,7 +212,7 @@ static void ppo_survives_kills(void) {
 
 static void a_teacher_is_asked(void) {
     const char *first = ml_test_path("first"), *twin = ml_test_path("twin"),
-               *pupil = ml_test_path("pupil");
+               *trainee = ml_test_path("pupil");
     char flags[1500];
 
     make_inputs();
@@ -226,15 +226,15 @@ static void a_teacher_is_asked(void) {
              "--use-opd --opd-type megatron --opd-teacher-load %s --opd-teacher-ckpt-step "
              "1 --dry-run",
              first);
-    must_run(pupil, 1, flags);
+    must_run(trainee, 1, flags);
     CHECK_HAS(out, "teacher weights");
     snprintf(flags, sizeof flags,
              "--use-opd --opd-type megatron --opd-teacher-load %s --opd-kl-coef 0.5",
              first);
-    must_run(pupil, ROUNDS, flags);
-    CHECK(figure(pupil, 0, "rollout/opd_reverse_kl") != 0);
-    CHECK(figure(pupil, 0, "rollout/teacher_log_probs") !=
-          figure(pupil, 0, "rollout/log_probs"));
+    must_run(trainee, ROUNDS, flags);
+    CHECK(figure(trainee, 0, "rollout/opd_reverse_kl") != 0);
+    CHECK(figure(trainee, 0, "rollout/teacher_log_probs") !=
+          figure(trainee, 0, "rollout/log_probs"));
 }
 
 /* The port of a server whose output goes to a file. */
@@ -364,7 +364,7 @@ static void leaves_what_it_is_told_to(void) {
     CHECK(shell("test ! -e %s/hf/5/state.json", ml_test_dir()));
     snprintf(flags, sizeof flags, "--load %s", save);
     CHECK(run(save, 7, flags) != 0);
-    CHECK_HAS(out, "start its optimizer anew with --no-load-optim");
+    CHECK_HAS(out, "restart the optimizer with --no-load-optim");
     snprintf(flags, sizeof flags, "--load %s --no-load-optim", save);
     must_run(save, 7, flags);
     CHECK_HAS(out, "rollout 6, step 12: ");

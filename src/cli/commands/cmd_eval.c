@@ -12,14 +12,14 @@ static ml_status evaluate(ml_assembly *parts, const ml_config *c, ml_err *err) {
     ml_text out = { 0 };
     ml_status st;
 
-    ml_metrics_init(&scores.figures, &parts->arena);
+    ml_metrics_init(&scores.metrics, &parts->arena);
     st = ml_assembly_start(parts, &c->run, err);
     if (st == ML_OK)
         st = ml_evals_run(&parts->evaluator.evals, &scores, err);
     if (st == ML_OK && isatty(STDOUT_FILENO) == 1) {
-        ml_eval_table(&scores.figures, ml_print_line);
+        ml_eval_table(&scores.metrics, ml_print_line);
     } else if (st == ML_OK) {
-        ml_metrics_write(&out, &scores.figures);
+        ml_metrics_write(&out, &scores.metrics);
         printf("{%s}\n", out.ptr);
     }
     ml_text_release(&out);

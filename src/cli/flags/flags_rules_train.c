@@ -81,15 +81,15 @@ static bool delta_flag_without_delta(const ml_config *c) {
 }
 
 static bool uneven_engines(const ml_config *c) {
-    return c->run.behind.n_gpu % c->run.behind.per_engine != 0;
+    return c->run.async_eval.n_gpu % c->run.async_eval.per_engine != 0;
 }
 
 static bool evaluates_elsewhere(const ml_config *c) {
-    return c->run.behind.n_gpu && c->run.mode.external;
+    return c->run.async_eval.n_gpu && c->run.mode.external;
 }
 
 static bool no_place_for_snapshots(const ml_config *c) {
-    return c->run.behind.n_gpu && !c->run.behind.dir && !c->run.save;
+    return c->run.async_eval.n_gpu && !c->run.async_eval.dir && !c->run.save;
 }
 
 static bool stale_by_design(const ml_config *c) {

@@ -14,7 +14,7 @@
 typedef struct ml_custom_rollout {
     const miles_rollout *ext; /* the extension; NULL: none */
     ml_prompt_feed feed;
-    ml_gen_ctx asker;
+    ml_gen_ctx gen_ctx;
     ml_sampling how;
 } ml_custom_rollout;
 
