@@ -2,41 +2,32 @@
 
 #include <string.h>
 
-typedef struct dump_opts {
-    bool enable;
-    const char *filter;
-} dump_opts;
-
-static ml_status take_option(dump_opts *o, const char *flag, const char *word,
-                             ml_err *err) {
+bool ml_dump_option(bool *enable, const char **filter, const char *word) {
     const char *value = strchr(word, '=');
     size_t n = value ? (size_t)(value - word) : 0;
 
     value = value ? value + 1 : "";
-    if (n == 6 && strncmp(word, "filter", n) == 0 && *value) {
-        o->filter = value;
-    } else if (n == 6 && strncmp(word, "enable", n) == 0 && strchr("01tf", value[0])) {
-        o->enable = value[0] == '1' || value[0] == 't';
-    } else {
-        return ml_fail(err, ML_EUSAGE,
-                       "--%s: \"%s\" is neither enable=1, enable=0 nor filter=PART, a part "
-                       "of the names that are written",
-                       flag, word);
-    }
-    return ML_OK;
+    if (n == 6 && strncmp(word, "filter", n) == 0 && *value)
+        *filter = value;
+    else if (n == 6 && strncmp(word, "enable", n) == 0 && strchr("01tf", value[0]))
+        *enable = value[0] == '1' || value[0] == 't';
+    else
+        return false;
+    return true;
 }
 
-static ml_status open_dump(ml_plan_dump **out, const ml_run_opts *c, const char *flag,
+static ml_status open_dump(ml_plan_dump **out, const ml_run_opts *c, const char *name,
                            const ml_string_list *words, ml_err *err) {
-    dump_opts o = { .enable = c->dump.enable };
+    bool enable = c->dump.enable;
+    const char *filter = NULL;
     ml_text dir = { 0 };
     ml_status st = ML_OK;
 
-    for (int i = 0; i < words->n && st == ML_OK; i++)
-        st = take_option(&o, flag, words->word[i], err);
-    ml_text_printf(&dir, "%s/%s", c->dump.dir, flag + strlen("dumper-"));
-    if (st == ML_OK && o.enable && !c->dry_run)
-        st = ml_plan_dump_open(out, dir.ptr, o.filter, err);
+    for (int i = 0; i < words->n; i++)
+        ml_dump_option(&enable, &filter, words->word[i]);
+    ml_text_printf(&dir, "%s/%s", c->dump.dir, name);
+    if (enable && !c->dry_run)
+        st = ml_plan_dump_open(out, dir.ptr, filter, err);
     ml_text_release(&dir);
     return st;
 }
@@ -45,15 +36,11 @@ ml_status ml_train_dumps_open(ml_train_dumps *d, const ml_run_opts *c, ml_err *e
     ml_status st;
 
     *d = (ml_train_dumps){ 0 };
-    st = open_dump(&d->inference, c, "dumper-inference", &c->dump.inference, err);
+    st = open_dump(&d->inference, c, "inference", &c->dump.inference, err);
     if (st == ML_OK)
-        st = open_dump(&d->score, c, "dumper-fwd-only", &c->dump.score, err);
+        st = open_dump(&d->score, c, "fwd-only", &c->dump.score, err);
     if (st == ML_OK)
-        st = open_dump(&d->train, c, "dumper-fwd-bwd", &c->dump.train, err);
-    if (st == ML_OK && d->inference && ml_run_elsewhere(c))
-        st = ml_fail(err, ML_EUSAGE,
-                     "--dumper-inference: engines of other processes write no tensors: add "
-                     "--dumper-inference enable=0");
+        st = open_dump(&d->train, c, "fwd-bwd", &c->dump.train, err);
     return st;
 }
 

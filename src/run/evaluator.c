@@ -13,29 +13,17 @@ static const char *either(const char *own, const char *other) {
 
 /* --- which sets --------------------------------------------------------------- */
 
-static ml_status named_sets(ml_eval_spec **out, int32_t *n, ml_arena *a,
-                            const ml_string_list *w, ml_err *err) {
+/* A name and a file for each set, or the file of one. */
+static ml_eval_spec *named_sets(int32_t *n, ml_arena *a, const ml_string_list *w) {
     ml_eval_spec *spec = ML_NEW(a, ml_eval_spec, w->n + 1);
 
-    *out = spec;
     *n = w->n == 1 ? 1 : w->n / 2;
-    for (int32_t i = 0; i < *n; i++)
-        spec[i] = ml_eval_spec_empty();
-    if (w->n == 1) {
-        spec->name = "aime";
-        spec->path = w->word[0];
-        return ML_OK;
-    }
-    if (w->n % 2)
-        return ml_fail(err, ML_EUSAGE,
-                       "--eval-prompt-data takes a name and a file for each set; \"%s\" "
-                       "stands alone",
-                       w->word[w->n - 1]);
     for (int32_t i = 0; i < *n; i++) {
-        spec[i].name = w->word[2 * i];
-        spec[i].path = w->word[2 * i + 1];
+        spec[i] = ml_eval_spec_empty();
+        spec[i].name = w->n == 1 ? "aime" : w->word[2 * i];
+        spec[i].path = w->n == 1 ? w->word[0] : w->word[2 * i + 1];
     }
-    return ML_OK;
+    return spec;
 }
 
 /* --- one set ------------------------------------------------------------------ */
@@ -143,9 +131,10 @@ static ml_status open_set(ml_evaluator *e, const ml_run_opts *c, const ml_eval_s
 
 ml_status ml_evaluator_specs(ml_eval_spec **out, int32_t *n, ml_arena *a,
                              const ml_run_opts *c, ml_err *err) {
-    return c->rollout.eval_config
-               ? ml_eval_config_read(out, n, a, c->rollout.eval_config, err)
-               : named_sets(out, n, a, &c->rollout.eval_data, err);
+    if (c->rollout.eval_config)
+        return ml_eval_config_read(out, n, a, c->rollout.eval_config, err);
+    *out = named_sets(n, a, &c->rollout.eval_data);
+    return ML_OK;
 }
 
 ml_status ml_evaluator_open(ml_evaluator *e, ml_arena *a, const ml_rollouts *rollouts,

@@ -6,69 +6,17 @@
 #include "plugin/extension.h"
 #include "rl/builtins.h"
 
-/* --- contradictory options ---------------------------------------------------- */
-
-static bool two_kls(const ml_recipe *r, const ml_algo_opts *o) {
-    (void)r;
-    return o->num.kl_coef != 0.0 && o->num.kl_loss_coef != 0.0;
-}
-
-static bool unwhitened(const ml_recipe *r, const ml_algo_opts *o) {
-    return r->compute_advantages && (r->advantage->needs & MILES_WHITEN) &&
-           !o->normalize_advantages;
-}
-
-static bool tis_on_itself(const ml_recipe *r, const ml_algo_opts *o) {
-    (void)r;
-    return o->num.use_rollout_logprobs && o->num.use_tis;
-}
-
-static bool mismatch_of_what(const ml_recipe *r, const ml_algo_opts *o) {
-    (void)r;
-    return o->get_mismatch_metrics && !o->custom_tis;
-}
-
-static bool critic_with_penalty(const ml_recipe *r, const ml_algo_opts *o) {
-    return (r->advantage->needs & MILES_NEEDS_VALUES) && o->num.kl_coef != 0.0;
-}
-
-static bool weak_dual_clip(const ml_recipe *r, const ml_algo_opts *o) {
-    (void)r;
-    return o->num.eps_clip_c <= 1.0; /* false for NaN (no dual clip) */
-}
-
-static bool custom_without_path(const ml_recipe *r, const ml_algo_opts *o) {
-    (void)r;
-    return !strcmp(o->loss_type, "custom_loss") != (o->custom_loss != NULL);
-}
-
-static bool no_old_policy(const ml_recipe *r, const ml_algo_opts *o) {
-    (void)r;
-    return o->skip_actor_forward_only && (o->use_opd || o->num.kl_coef != 0.0);
-}
-
-static const struct {
-    bool (*broken)(const ml_recipe *r, const ml_algo_opts *o);
-    const char *sentence;
-} rules[] = {
-    { two_kls, "--kl-coef and --kl-loss-coef exclude each other: set one of them" },
-    { unwhitened, "this --advantage-estimator needs --normalize-advantages" },
-    { tis_on_itself,
-      "--use-tis and --use-rollout-logprobs exclude each other: remove one of them" },
-    { mismatch_of_what, "--get-mismatch-metrics needs --custom-tis-function-path" },
-    { critic_with_penalty,
-      "--kl-coef must be 0 with a critic: use --use-kl-loss and --kl-loss-coef" },
-    { weak_dual_clip, "--eps-clip-c must be above 1" },
-    { custom_without_path,
-      "--loss-type custom_loss and --custom-loss-function-path need each other" },
-    { no_old_policy, "--kl-coef and --use-opd need old log-probs, which "
-                     "--skip-actor-forward-only does not compute" },
-};
-
+/* Of an estimator in a shared object, this is known only now; for the others, the rules
+ * between flags have checked it. */
 static ml_status check(const ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
-    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
-        if (rules[i].broken(r, o))
-            return ml_fail(err, ML_EUSAGE, "%s", rules[i].sentence);
+    if (r->compute_advantages && (r->advantage->needs & MILES_WHITEN) &&
+        !o->normalize_advantages)
+        return ml_fail(err, ML_EUSAGE,
+                       "this --advantage-estimator needs --normalize-advantages");
+    if ((r->advantage->needs & MILES_NEEDS_VALUES) && o->num.kl_coef != 0.0)
+        return ml_fail(
+            err, ML_EUSAGE,
+            "--kl-coef must be 0 with a critic: use --use-kl-loss and --kl-loss-coef");
     return ML_OK;
 }
 

@@ -7,8 +7,8 @@
 #include "base/err.h"
 #include "rl/recipe.h"
 
-/* Finds the extensions, derives dependent settings, and rejects contradictory options:
- * ML_EUSAGE with the flags' names. */
+/* Finds the extensions, derives dependent settings, and rejects options that the
+ * estimator cannot use: ML_EUSAGE with the flags' names. */
 ml_status ml_recipe_resolve(ml_recipe *out, const ml_algo_opts *opts, ml_err *err);
 
 #endif

@@ -9,43 +9,29 @@
 
 /* --- sampling --------------------------------------------------------------- */
 
-static ml_status stop_ids(ml_sampling *out, ml_arena *a, const ml_string_list *words,
-                          ml_err *err) {
-    int32_t *id = ML_NEW(a, int32_t, words->n + 1);
-
-    for (int i = 0; i < words->n; i++) {
-        char *end;
-        long x = strtol(words->word[i], &end, 10);
-        if (*end || end == words->word[i] || x < 0 || x > INT32_MAX)
-            return ml_fail(err, ML_EUSAGE,
-                           "--rollout-stop-token-ids: \"%s\" is not the id of a token",
-                           words->word[i]);
-        id[i] = (int32_t)x;
-    }
-    out->stop_id = id;
-    out->n_stop_id = words->n;
-    return ML_OK;
-}
-
 static int32_t top_k(int64_t k) {
     return k < 0 ? 0 : (int32_t)k;
 }
 
-static ml_status sampling_of(ml_sampling *out, ml_arena *a, const ml_run_opts *c,
-                             ml_err *err) {
+static ml_sampling sampling_of(ml_arena *a, const ml_run_opts *c) {
+    const ml_string_list *ids = &c->rollout.stop_ids;
     ml_str *stop = ML_NEW(a, ml_str, c->rollout.stop.n + 1);
+    int32_t *id = ML_NEW(a, int32_t, ids->n + 1);
 
     for (int i = 0; i < c->rollout.stop.n; i++)
         stop[i] = ml_str_of(c->rollout.stop.word[i]);
-    *out = (ml_sampling){ .temperature = (float)c->rollout.temperature,
+    for (int i = 0; i < ids->n; i++)
+        id[i] = (int32_t)strtol(ids->word[i], NULL, 10);
+    return (ml_sampling){ .temperature = (float)c->rollout.temperature,
                           .top_p = (float)c->rollout.top_p,
                           .top_k = top_k(c->rollout.top_k),
                           .max_new = (int32_t)c->rollout.max_response,
                           .stop = stop,
                           .n_stop = c->rollout.stop.n,
+                          .stop_id = id,
+                          .n_stop_id = ids->n,
                           .seed = (uint64_t)c->source.seed,
                           .skip_special = c->rollout.skip_special };
-    return stop_ids(out, a, &c->rollout.stop_ids, err);
 }
 
 /* --- rewards ---------------------------------------------------------------- */
@@ -97,10 +83,9 @@ ml_status ml_rollouts_open(ml_rollouts *r, ml_arena *a, const ml_loop_extensions
                                   .buffer_filter = e->buffer_filter },
                         .custom = { .ext = e->rollout, .feed = feed } };
     ml_partial_buffer_init(&r->sync.partial_buffer, feed.n_per_prompt);
-    st = sampling_of(&r->sync.how, a, c, err);
+    r->sync.how = sampling_of(a, c);
     memcpy(r->sync.how.routed, run->opts.replay_rollout, sizeof run->opts.replay_rollout);
-    if (st == ML_OK)
-        st = ml_reward_check(c, &run->dataset, err);
+    st = ml_reward_check(c, &run->dataset, err);
     if (st == ML_OK)
         st = ml_rewards_open_for(&r->rewards, a, c, err);
     return st == ML_OK ? ml_turns_open_for(&r->turns, run, a, c, err) : st;

@@ -1,8 +1,10 @@
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/flags/flag.h"
 #include "rl/builtins.h"
+#include "run/dumps.h"
 
 static bool is(const char *a, const char *b) {
     return a && b && strcmp(a, b) == 0;
@@ -169,6 +171,132 @@ static bool masked_turns(const ml_config *c) {
     return c->run.extensions.generate && c->run.rollout.mask_old;
 }
 
+/* --- algorithms ------------------------------------------------------------------- */
+
+static bool two_kls(const ml_config *c) {
+    return c->run.algo.num.kl_coef != 0.0 && c->run.algo.num.kl_loss_coef != 0.0;
+}
+
+static bool unwhitened(const ml_config *c) {
+    return !c->run.algo.disable_compute_advantages && !c->run.algo.normalize_advantages &&
+           (wants_of(c->run.algo.advantage_estimator) & MILES_WHITEN);
+}
+
+static bool critic_with_penalty(const ml_config *c) {
+    return c->run.algo.num.kl_coef != 0.0 &&
+           (wants_of(c->run.algo.advantage_estimator) & MILES_NEEDS_VALUES);
+}
+
+static bool tis_on_itself(const ml_config *c) {
+    return c->run.algo.num.use_rollout_logprobs && c->run.algo.num.use_tis;
+}
+
+static bool mismatch_of_what(const ml_config *c) {
+    return c->run.algo.get_mismatch_metrics && !c->run.algo.custom_tis;
+}
+
+static bool weak_dual_clip(const ml_config *c) {
+    return c->run.algo.num.eps_clip_c <= 1.0; /* false for NaN (no dual clip) */
+}
+
+static bool custom_without_path(const ml_config *c) {
+    return is(c->run.algo.loss_type, "custom_loss") != (c->run.algo.custom_loss != NULL);
+}
+
+static bool no_old_policy(const ml_config *c) {
+    return c->run.algo.skip_actor_forward_only &&
+           (c->run.algo.use_opd || c->run.algo.num.kl_coef != 0.0);
+}
+
+/* --- batches and words of lists ---------------------------------------------------- */
+
+static int64_t samples_of(const ml_config *c) {
+    return c->run.rollout_batch_size * ml_run_per_prompt(&c->run);
+}
+
+static bool two_batch_sizes(const ml_config *c) {
+    return c->run.trainer.batch.global_batch_size &&
+           c->run.trainer.batch.global_batch_size != ml_run_batch_size(&c->run);
+}
+
+static bool batch_of_more(const ml_config *c) {
+    int64_t batch = ml_run_batch_size(&c->run);
+    return samples_of(c) && (batch > samples_of(c) || batch < 1);
+}
+
+static bool all_in(const ml_string_list *l, const char *const *known) {
+    for (int i = 0; i < l->n; i++) {
+        const char *const *k = known;
+        while (*k && !is(*k, l->word[i]))
+            k++;
+        if (!*k)
+            return false;
+    }
+    return true;
+}
+
+static bool unknown_module(const ml_config *c) {
+    static const char *const known[] = { "core_attn", "layernorm", "mlp",
+                                         "moe",       "moe_act",   NULL };
+    return !all_in(&c->run.recompute_modules, known);
+}
+
+static bool unknown_phase(const ml_config *c) {
+    static const char *const known[] = { "train_overall", "train_actor", "train_log_probs",
+                                         NULL };
+    return !all_in(&c->run.profile_targets, known);
+}
+
+static bool half_a_set(const ml_config *c) {
+    return c->run.rollout.eval_data.n > 1 && c->run.rollout.eval_data.n % 2;
+}
+
+static bool no_token_id(const ml_config *c) {
+    const ml_string_list *ids = &c->run.rollout.stop_ids;
+
+    for (int i = 0; i < ids->n; i++) {
+        char *end;
+        long x = strtol(ids->word[i], &end, 10);
+        if (*end || end == ids->word[i] || x < 0 || x > INT32_MAX)
+            return true;
+    }
+    return false;
+}
+
+static bool no_url(const ml_config *c) {
+    const ml_string_list *urls = &c->run.teacher_urls;
+
+    for (int i = 0; i < urls->n; i++)
+        if (!*ml_teacher_url(urls->word[i]) || *urls->word[i] == '=')
+            return true;
+    return false;
+}
+
+static bool read_dump(const ml_string_list *words, bool *enable) {
+    const char *filter;
+
+    for (int i = 0; i < words->n; i++)
+        if (!ml_dump_option(enable, &filter, words->word[i]))
+            return false;
+    return true;
+}
+
+static bool unknown_dump_option(const ml_config *c) {
+    bool enable;
+
+    return !read_dump(&c->run.dump.inference, &enable) ||
+           !read_dump(&c->run.dump.score, &enable) ||
+           !read_dump(&c->run.dump.train, &enable);
+}
+
+static bool dumps_elsewhere(const ml_config *c) {
+    bool enable = c->run.dump.enable;
+
+    return read_dump(&c->run.dump.inference, &enable) && enable &&
+           ml_run_elsewhere(&c->run);
+}
+
+#define ALGO (ML_CMD_TRAIN | ML_CMD_LOSS)
 #define NO_END "--num-rollout or --num-epoch is required"
 #define PROFILE "--profile needs --save, the directory for the trace"
 #define SAVE_HF "--save-hf needs --save, the directory for snapshots"
@@ -251,5 +379,44 @@ const ml_rule ml_rules[] = {
     { "router-manual", ML_CMD_ROUTER, router_manual,
       "--policy manual is not supported: use consistent_hashing, which maps a routing key "
       "to a worker without a table" },
+    { "two-kls", ALGO, two_kls,
+      "--kl-coef and --kl-loss-coef exclude each other: set one of them" },
+    { "normalize-advantages", ALGO, unwhitened,
+      "this --advantage-estimator needs --normalize-advantages" },
+    { "critic-kl", ALGO, critic_with_penalty,
+      "--kl-coef must be 0 with a critic: use --use-kl-loss and --kl-loss-coef" },
+    { "tis-of-rollout", ALGO, tis_on_itself,
+      "--use-tis and --use-rollout-logprobs exclude each other: remove one of them" },
+    { "mismatch-metrics", ALGO, mismatch_of_what,
+      "--get-mismatch-metrics needs --custom-tis-function-path" },
+    { "dual-clip", ALGO, weak_dual_clip, "--eps-clip-c must be above 1" },
+    { "custom-loss", ALGO, custom_without_path,
+      "--loss-type custom_loss and --custom-loss-function-path need each other" },
+    { "old-log-probs", ALGO, no_old_policy,
+      "--kl-coef and --use-opd need old log-probs, which --skip-actor-forward-only does "
+      "not compute" },
+    { "batch-steps", ML_CMD_SFT | ML_CMD_TRAIN, two_batch_sizes,
+      "--global-batch-size is not the samples of a rollout divided by "
+      "--num-steps-per-rollout: remove one of them" },
+    { "batch-samples", ML_CMD_SFT | ML_CMD_TRAIN, batch_of_more,
+      "a train step needs between 1 and all samples of a rollout (--rollout-batch-size "
+      "times --n-samples-per-prompt): lower --global-batch-size or "
+      "--num-steps-per-rollout, or raise --rollout-batch-size" },
+    { "recompute-modules", ML_CMD_SFT | ML_CMD_TRAIN, unknown_module,
+      "--recompute-modules: expected core_attn, layernorm, mlp, moe or moe_act" },
+    { "profile-target", ML_CMD_SFT | ML_CMD_TRAIN, unknown_phase,
+      "--profile-target: expected train_overall, train_actor or train_log_probs" },
+    { "eval-pairs", ML_CMD_TRAIN | ML_CMD_EVAL, half_a_set,
+      "--eval-prompt-data needs a name and a file for each set: NAME FILE NAME FILE" },
+    { "stop-token-ids", ML_CMD_TRAIN | ML_CMD_EVAL, no_token_id,
+      "--rollout-stop-token-ids: expected token ids, whole numbers from 0 on" },
+    { "train-teacher-names", ML_CMD_TRAIN, no_url,
+      "--opd-teacher-urls: expected URL or NAME=URL for each teacher" },
+    { "dumper-options", ML_CMD_SFT | ML_CMD_TRAIN, unknown_dump_option,
+      "an option of --dumper-inference, --dumper-fwd-only or --dumper-fwd-bwd is neither "
+      "enable=1, enable=0 nor filter=PART, a part of the names to write" },
+    { "train-dumper-engines", ML_CMD_TRAIN, dumps_elsewhere,
+      "--dumper-inference: engines of other processes write no tensors: add "
+      "--dumper-inference enable=0" },
     { 0 },
 };
