@@ -36,6 +36,7 @@ typedef struct ml_config {
     ml_load_format load_format;
     int log_level; /* ml_log_level */
     bool chat_check;
+    int64_t reward_seed;
     const char *loss_type, *qkv_format;
     const char *single; /* for flags with only one possible value */
     struct {

@@ -85,14 +85,10 @@ static const char *whole_path(ml_arena *a, const char *path) {
 
 /* The directory of the weights for engines in other processes, and what writes it. */
 static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
-    const char *dir = c->mode.weight_dir
-                          ? c->mode.weight_dir
+    const char *dir = c->publish.dir
+                          ? c->publish.dir
                           : ml_arena_printf(&m->arena, "%s/rollout_weights", c->save);
-    ml_disk_opts o = { .delta = c->mode.transfer == ML_TRANSFER_DISK_DELTA,
-                       .shard_bytes = c->mode.shard_bytes,
-                       .write = { .encoding = (ml_delta_encoding)c->mode.delta_encoding,
-                                  .checksum = (ml_checksum)c->mode.delta_checksum,
-                                  .file_bytes = (size_t)c->mode.shard_bytes } };
+    ml_publish_opts o = c->publish;
     ml_status st;
 
     if (c->dry_run)
@@ -100,9 +96,10 @@ static ml_status open_disk(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
     st = ml_dir_make_whole(&o.dir, &m->arena, dir, err);
     if (st != ML_OK)
         return st;
+    o.delta = c->mode.transfer == ML_TRANSFER_DISK_DELTA;
+    o.copy = o.delta ? whole_path(&m->arena, o.copy) : NULL;
     o.write.source = o.dir;
-    if (o.delta)
-        o.copy = whole_path(&m->arena, c->mode.local_dir);
+    o.write.file_bytes = (size_t)o.shard_bytes;
     m->generator.weight_dir = o.dir;
     m->generator.copy_dir = o.copy;
     return ml_publisher_disk(&m->publisher, &o, m->run, err);

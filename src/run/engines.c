@@ -28,8 +28,8 @@ ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
                          .retry_s = RETRY_S,
                          .connect_s = CONNECT_S,
                          .request_s = c->mode.request_s,
-                         .check_s = c->mode.check_s,
-                         .check_timeout_s = c->mode.check_timeout_s,
+                         .check_s = c->supervisor.check_s,
+                         .check_timeout_s = c->supervisor.timeout_s,
                          .warn_s = WARN_S };
     ml_secret *key = ML_NEW(a, ml_secret, 1);
     ml_status st = ml_secret_find(key, c->mode.engine_key, c->mode.engine_key_file,
@@ -163,9 +163,6 @@ static ml_status start_engines(ml_supervisor **supervisor, ml_gen **gen, ml_gene
     serve_words(w, g, c, o.log_dir, n_thread);
     o.program = PROGRAM;
     o.argv = w->word;
-    o.check_s = c->mode.check_s;
-    o.timeout_s = c->mode.check_timeout_s;
-    o.first_check_s = c->mode.first_check_s;
     st = ml_supervisor_open(supervisor, &o, err);
     if (st != ML_OK)
         return st;
@@ -178,12 +175,12 @@ static ml_status start_engines(ml_supervisor **supervisor, ml_gen **gen, ml_gene
 }
 
 ml_status ml_engines_start(ml_generator *g, const ml_run_opts *c, ml_err *err) {
-    ml_supervisor_opts o = { .log_dir = g->weight_dir,
-                             .n = g->n_engine,
-                             .restart = c->mode.restart };
-    ml_status st =
-        start_engines(&g->supervisor, &g->gen, g, c, o, share_of_threads(g, c), err);
+    ml_supervisor_opts o = c->supervisor;
+    ml_status st;
 
+    o.log_dir = g->weight_dir;
+    o.n = g->n_engine;
+    st = start_engines(&g->supervisor, &g->gen, g, c, o, share_of_threads(g, c), err);
     if (st != ML_OK)
         ml_err_prefix(err, "--rollout-num-engines");
     return st;
@@ -192,9 +189,9 @@ ml_status ml_engines_start(ml_generator *g, const ml_run_opts *c, ml_err *err) {
 ml_status ml_engines_start_for_evals(ml_supervisor **supervisor, ml_gen **gen,
                                      ml_generator *g, const ml_run_opts *c, const char *dir,
                                      ml_err *err) {
-    ml_supervisor_opts o = { .log_dir = dir,
-                             .n = (int32_t)(c->async_eval.n_gpu / c->async_eval.per_engine),
-                             .restart = c->mode.restart };
+    ml_supervisor_opts o = c->supervisor;
 
-    return start_engines(supervisor, gen, g, c, o, c->async_eval.per_engine, err);
+    o.log_dir = dir;
+    o.n = (int32_t)(c->eval_gpus / c->eval_gpus_per_engine);
+    return start_engines(supervisor, gen, g, c, o, c->eval_gpus_per_engine, err);
 }

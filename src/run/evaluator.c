@@ -4,7 +4,7 @@
 
 #include "base/dir.h"
 #include "run/engines.h"
-#include "run/reward_check.h"
+#include "run/reward_setup.h"
 #include "run/rollouts.h"
 
 static const char *either(const char *own, const char *other) {
@@ -90,8 +90,8 @@ static ml_status open_data(const ml_evaluator *e, const ml_run_opts *c,
 ml_run_opts ml_evaluator_config(const ml_run_opts *c, const ml_eval_spec *s) {
     ml_run_opts own = *c;
 
-    own.reward.reward_key = either(c->reward.eval_reward_key, c->reward.reward_key);
-    own.reward.custom_rm_path = either(s->custom_rm_path, c->reward.custom_rm_path);
+    own.reward.reward_key = either(c->eval_reward_key, c->reward.reward_key);
+    own.custom_rm_path = either(s->custom_rm_path, c->custom_rm_path);
     own.reward.rm_type = either(s->rm_type, c->reward.rm_type);
     own.extensions.generate = either(s->custom_generate_path, c->extensions.generate);
     return own;
@@ -101,8 +101,8 @@ ml_run_opts ml_evaluator_config(const ml_run_opts *c, const ml_eval_spec *s) {
 static ml_status open_extensions(ml_evaluator *e, const ml_run_opts *c,
                                  const ml_eval_spec *s, ml_eval_set *set, ml_err *err) {
     ml_run_opts own = ml_evaluator_config(c, s);
-    bool grades = s->custom_rm_path || s->rm_type || s->custom_generate_path ||
-                  c->reward.eval_reward_key;
+    bool grades =
+        s->custom_rm_path || s->rm_type || s->custom_generate_path || c->eval_reward_key;
     ml_status st = ml_reward_check(&own, &set->dataset, err);
 
     if (st == ML_OK && grades)
@@ -159,19 +159,17 @@ ml_status ml_evaluator_open(ml_evaluator *e, ml_arena *a, const ml_rollouts *rol
 
 static ml_status open_queue(ml_evaluator *e, ml_generator *g, const ml_run_opts *c,
                             ml_err *err) {
-    const char *where = c->async_eval.dir
-                            ? c->async_eval.dir
+    const char *where = c->eval_queue.dir
+                            ? c->eval_queue.dir
                             : ml_arena_printf(e->arena, "%s/eval_snapshots", c->save);
     const char *dir = NULL;
     ml_status st = ml_dir_make_whole(&dir, e->arena, where, err);
-    ml_eval_queue_opts queue = { .evals = &e->evals,
-                                 .spec = &e->run->spec,
-                                 .from = e->run->from,
-                                 .dir = dir,
-                                 .max_in_flight = (int32_t)c->async_eval.max_in_flight,
-                                 .skip = c->async_eval.overflow == 1,
-                                 .keep = (int32_t)c->async_eval.keep };
+    ml_eval_queue_opts queue = c->eval_queue;
 
+    queue.evals = &e->evals;
+    queue.spec = &e->run->spec;
+    queue.from = e->run->from;
+    queue.dir = dir;
     if (st == ML_OK)
         st = ml_engines_start_for_evals(&e->supervisor, &e->own_gen, g, c, dir, err);
     if (e->own_gen)
@@ -189,7 +187,7 @@ ml_status ml_evaluator_start(ml_evaluator *e, ml_generator *g, const ml_gen_ctx 
     e->evals.keep_answers = e->run->log.store != NULL;
     if (e->context && e->context < gen_ctx->context)
         e->evals.gen_ctx.context = (int32_t)e->context;
-    return c->async_eval.n_gpu && e->evals.n ? open_queue(e, g, c, err) : ML_OK;
+    return c->eval_gpus && e->evals.n ? open_queue(e, g, c, err) : ML_OK;
 }
 
 void ml_evaluator_close(ml_evaluator *e) {

@@ -1,8 +1,10 @@
 #include "run/extensions.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "plugin/extension.h"
+#include "rl/builtins.h"
 
 /* Miles' own rollout functions are the default behaviour without the flag. */
 static const char *own_rollout(const char *path) {
@@ -66,4 +68,76 @@ ml_status ml_loop_extensions_resolve(ml_loop_extensions *e, const ml_extension_p
             st = ml_extension_find((const miles_extension **)rows[i].found, rows[i].kind,
                                    rows[i].path, rows[i].flag, err);
     return st;
+}
+
+/* --- the recipe ------------------------------------------------------------------ */
+
+/* Of an estimator in a shared object, this is known only now; for the others, the rules
+ * between flags have checked it. */
+static ml_status check(const ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
+    if (r->compute_advantages && (r->advantage->needs & MILES_WHITEN) &&
+        !o->normalize_advantages)
+        return ml_fail(err, ML_EUSAGE,
+                       "this --advantage-estimator needs --normalize-advantages");
+    if ((r->advantage->needs & MILES_NEEDS_VALUES) && o->num.kl_coef != 0.0)
+        return ml_fail(
+            err, ML_EUSAGE,
+            "--kl-coef must be 0 with a critic: use --use-kl-loss and --kl-loss-coef");
+    return ML_OK;
+}
+
+static ml_status find_extensions(ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
+    bool custom = strcmp(o->loss_type, "custom_loss") == 0 && o->custom_loss;
+    bool corrects = o->num.use_tis || o->get_mismatch_metrics;
+    const miles_extension *advantage = NULL, *loss = NULL, *tis = NULL, *reducer = NULL;
+    ml_status st = ml_extension_find(&advantage, MILES_ADVANTAGE, o->advantage_estimator,
+                                     "advantage-estimator", err);
+
+    if (st == ML_OK && custom)
+        st = ml_extension_find(&loss, MILES_LOSS, o->custom_loss,
+                               "custom-loss-function-path", err);
+    else if (st == ML_OK && strcmp(o->loss_type, "custom_loss") != 0)
+        st = ml_extension_find(&loss, MILES_LOSS, o->loss_type, "loss-type", err);
+    if (st == ML_OK && corrects)
+        st =
+            ml_extension_find(&tis, MILES_CORRECTION, o->custom_tis ? o->custom_tis : "tis",
+                              "custom-tis-function-path", err);
+    if (st == ML_OK && o->custom_reducer)
+        st = ml_extension_find(&reducer, MILES_REDUCER, o->custom_reducer,
+                               "custom-pg-loss-reducer-function-path", err);
+    /* miles_extension is the first member of its struct. */
+    r->advantage = (const void *)advantage;
+    r->loss = (const void *)loss;
+    r->correction = (const void *)tis;
+    r->reducer = (const void *)reducer;
+    return st;
+}
+
+ml_status ml_recipe_resolve(ml_recipe *out, const ml_algo_opts *o, ml_err *err) {
+    uint32_t wants;
+    ml_status st;
+
+    *out = (ml_recipe){ .num = o->num,
+                        .opd_kl_coef = o->opd_kl_coef,
+                        .compute_advantages = !o->disable_compute_advantages,
+                        .normalize_advantages = o->normalize_advantages,
+                        .use_opd = o->use_opd,
+                        .skip_actor_forward_only = o->skip_actor_forward_only };
+    st = find_extensions(out, o, err);
+    if (st != ML_OK)
+        return st;
+    wants = out->advantage->needs;
+    out->num.size = sizeof out->num;
+    out->num.sequence_ratio = (wants & MILES_SEQUENCE_RATIO) != 0;
+    out->num.use_correction = out->correction != NULL;
+    out->num.use_entropy = o->num.entropy_coef != 0.0 || o->observe_training_entropy;
+    if (isnan(o->num.eps_clip_high))
+        out->num.eps_clip_high = o->num.eps_clip;
+    if (wants & MILES_NEEDS_VALUES)
+        out->critic_loss = &ml_loss_value;
+    out->centre_rewards =
+        (wants & MILES_CENTRE_REWARDS) && !o->disable_rewards_normalization;
+    out->scale_rewards = out->centre_rewards && (wants & MILES_SCALE_REWARDS) &&
+                         !o->disable_grpo_std_normalization;
+    return check(out, o, err);
 }

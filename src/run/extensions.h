@@ -7,6 +7,7 @@
 
 #include "base/err.h"
 #include "rl/hooks.h"
+#include "rl/recipe.h"
 
 /* As given on the command line; NULL: none. */
 typedef struct ml_extension_paths {
@@ -35,5 +36,9 @@ typedef struct ml_loop_extensions {
 
 ml_status ml_loop_extensions_resolve(ml_loop_extensions *out,
                                      const ml_extension_paths *paths, ml_err *err);
+
+/* Finds the extensions, derives dependent settings, and rejects options that the
+ * estimator cannot use: ML_EUSAGE with the flags' names. */
+ml_status ml_recipe_resolve(ml_recipe *out, const ml_algo_opts *opts, ml_err *err);
 
 #endif

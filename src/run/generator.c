@@ -31,17 +31,15 @@ static int64_t context_of(const ml_generator *g, const ml_demand *d, const ml_ru
 
 static ml_engine_opts engine_opts(const ml_generator *g, const ml_demand *d,
                                   const ml_run_opts *c) {
-    ml_engine_opts o = { .context = (int32_t)context_of(g, d, c),
-                         .max_running = (int32_t)c->rollout.max_running,
-                         .max_waiting = MAX_WAITING,
-                         .chunk = (int32_t)c->rollout.chunk,
-                         .no_prefix_cache = c->rollout.no_prefix_cache,
-                         .no_overlap = c->rollout.steps.no_overlap,
-                         .record_rows = ml_record_rows(&c->rollout.steps),
-                         .eos = g->eos.id,
-                         .n_eos = g->eos.n,
-                         .tokenizer = g->run->tokenizer };
+    ml_engine_opts o = c->engine;
 
+    o.context = (int32_t)context_of(g, d, c);
+    o.max_waiting = MAX_WAITING;
+    o.no_overlap = c->rollout.steps.no_overlap;
+    o.record_rows = ml_record_rows(&c->rollout.steps);
+    o.eos = g->eos.id;
+    o.n_eos = g->eos.n;
+    o.tokenizer = g->run->tokenizer;
     memcpy(o.routed, g->run->opts.replay_rollout, sizeof o.routed);
     return o;
 }
@@ -84,7 +82,7 @@ static ml_status size_engine(ml_generator *g, const ml_demand *d, const ml_run_o
                              ml_err *err) {
     int64_t page = (int64_t)ml_kv_bytes(&g->run->spec, &g->be, 1);
     double slots = (double)ml_engine_slot_bytes(
-        &g->run->spec, &g->be, (int32_t)c->rollout.max_running, c->rollout.no_prefix_cache);
+        &g->run->spec, &g->be, c->engine.max_running, c->engine.no_prefix_cache);
     double left = 0;
     int64_t one, each, n;
     ml_status st;
@@ -99,7 +97,7 @@ static ml_status size_engine(ml_generator *g, const ml_demand *d, const ml_run_o
     left = left > slots ? left - slots : 0;
     each = d->usual > 0 ? least(one, ml_kv_pages_for((int32_t)least(d->usual, INT32_MAX)))
                         : one;
-    n = most(one, least(d->n_running, c->rollout.max_running) * each);
+    n = most(one, least(d->n_running, c->engine.max_running) * each);
     n = least(n, (int64_t)(left / (double)page));
     g->engine.kv_bytes = (size_t)(n * page);
     return ML_OK;

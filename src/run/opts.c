@@ -6,7 +6,7 @@
 #include "rl/builtins.h"
 #include "run/arch_check.h"
 #include "run/generator.h"
-#include "run/resolve.h"
+#include "run/extensions.h"
 
 typedef struct bit_word {
     const char *word;

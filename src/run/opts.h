@@ -9,11 +9,19 @@
 #include <string.h>
 
 #include "backend/backend.h"
+#include "engine/engine.h"
+#include "gen/supervisor.h"
+#include "io/delta_writer.h"
 #include "rl/data/data_source.h"
+#include "rl/env/turns.h"
+#include "rl/eval/eval_queue.h"
 #include "rl/hooks.h"
+#include "rl/loop/invariants.h"
 #include "rl/recipe.h"
 #include "rl/record/run_log.h"
+#include "rl/reward/rewards.h"
 #include "run/extensions.h"
+#include "train/snapshot.h"
 #include "train/trainer.h"
 
 /* The values of a flag that takes several. */
@@ -60,9 +68,7 @@ typedef struct ml_rollout_opts {
     bool partial, mask_old;
     bool routing_replay, rollout_routing_replay, indexer_replay, rollout_indexer_replay;
     /* the engine */
-    int64_t max_running, chunk;
     double mem_fraction;
-    bool no_prefix_cache;
     ml_step_flags steps;
     /* evaluation; NaN and 0: as when sampling */
     ml_string_list eval_data;
@@ -89,30 +95,15 @@ typedef struct ml_mode_opts {
     bool external;
     ml_string_list addrs;
     const char *engine_key, *engine_key_file; /* of external engines; NULL: none */
-    const char *weight_dir;                   /* NULL: next to the saved snapshots */
     int64_t n_engine; /* generating processes started by the run; 0: it generates itself */
-    bool restart;
-    double check_s, check_timeout_s, first_check_s, request_s;
-    int64_t shard_bytes; /* of a file of published weights */
-    int transfer;        /* ml_transfer */
-    const char *local_dir;
-    int delta_encoding, delta_checksum; /* ml_delta_encoding, ml_checksum */
+    double request_s; /* time limit of a request; 0: none */
+    ml_transfer transfer;
 } ml_mode_opts;
 
 typedef struct ml_extension_opts {
     ml_extension_paths path;
     const char *generate, *execute_tool, *plugin; /* NULL: none */
-    int64_t max_turns;
-    int tool_parser; /* ml_tool_format */
 } ml_extension_opts;
-
-typedef struct ml_reward_flags {
-    const char *rm_type, *custom_rm_path, *rm_url, *reward_key,
-        *eval_reward_key; /* NULL: not given */
-    bool group;
-    int64_t n_worker, n_retry, memory_bytes, seed;
-    double timeout_s;
-} ml_reward_flags;
 
 typedef struct ml_debug_opts {
     bool determinism, checksum, weight_sync, check_sync, no_update, env_report;
@@ -121,18 +112,18 @@ typedef struct ml_debug_opts {
     int64_t print_every, exit_after;                     /* 0: not given */
     const char *sentinel, *dump, *trajectory, *env_vars; /* NULL: not given */
     double subsample, peak_tflops;                       /* NaN; 0: not given */
-    bool ci_test, ci_no_kl, ci_no_logprobs, ci_no_sync;
+    bool ci_no_sync;
     const char *faults; /* JSON; NULL: none */
-    const char *metric, *save_norm, *load_norm, *save_hash, *check_hash;
-    double threshold;
 } ml_debug_opts;
 
-/* Evaluations in the background. */
-typedef struct ml_eval_queue_flags {
-    int64_t n_gpu, per_engine, max_in_flight, keep;
-    const char *dir; /* NULL: next to the saved snapshots */
-    int overflow;    /* 0: wait, 1: skip */
-} ml_eval_queue_flags;
+/* Weights on disk, for engines of other processes. */
+typedef struct ml_publish_opts {
+    const char *dir;     /* of the versions; NULL: next to the saved snapshots */
+    bool delta;          /* write changes instead of full weights */
+    ml_delta_opts write; /* of deltas; its source is dir */
+    const char *copy; /* directory where an engine keeps the version that deltas change */
+    int64_t shard_bytes; /* of a file of full weights */
+} ml_publish_opts;
 
 typedef struct ml_dump_opts {
     bool enable;
@@ -185,12 +176,12 @@ typedef struct ml_run_opts {
     const char *critic_save; /* <save>_critic */
     double critic_lr;        /* NaN: the actor's */
     int64_t critic_warmup_iters, n_critic_only;
-    int64_t critic_seed;     /* of the head, if the checkpoint has none */
-    const char *save, *load; /* NULL: nothing is saved; the run starts at 0 */
-    const char *save_hf;     /* see ml_saver_opts */
-    int64_t save_interval, keep_last, retain_interval; /* 0: at the end; all; none */
+    int64_t critic_seed;              /* of the head, if the checkpoint has none */
+    const char *save, *load;          /* NULL: nothing is saved; the run starts at 0 */
+    ml_saver_opts saver;              /* its directories are filled in here */
+    int64_t save_interval;            /* 0: at the end */
     int64_t ckpt_step, start_rollout; /* ML_NONE: the newest; after the snapshot */
-    bool async_save, save_optim, load_optim;
+    bool save_optim, load_optim;
     bool finetune;       /* take only the weights of a snapshot, not its position */
     bool overwrite;      /* remove a run that is in `save` */
     bool dry_run;        /* plan the memory only */
@@ -201,8 +192,15 @@ typedef struct ml_run_opts {
     ml_rollout_opts rollout;
     ml_mode_opts mode;
     ml_extension_opts extensions;
-    ml_reward_flags reward;
-    ml_eval_queue_flags async_eval;
+    ml_turns_opts turns;
+    ml_reward_opts reward;
+    const char *custom_rm_path, *eval_reward_key; /* NULL: not given */
+    ml_engine_opts engine;
+    ml_supervisor_opts supervisor;
+    ml_publish_opts publish;
+    int64_t eval_gpus, eval_gpus_per_engine; /* 0: evaluations wait for the rollout */
+    ml_eval_queue_opts eval_queue;
+    ml_invariants_opts invariants;
     ml_debug_opts debug;
     ml_dump_opts dump;
     ml_record_opts record;

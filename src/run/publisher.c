@@ -107,7 +107,7 @@ ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend 
 
 typedef struct disk {
     ml_publisher of; /* first */
-    ml_disk_opts opts;
+    ml_publish_opts opts;
     ml_train_run *run;
     ml_weight_stream *stream; /* NULL: full weights, each time */
     ml_pull pull;
@@ -227,7 +227,7 @@ static void close_disk(ml_publisher *p) {
     free(d);
 }
 
-ml_status ml_publisher_disk(ml_publisher **out, const ml_disk_opts *o, ml_train_run *run,
+ml_status ml_publisher_disk(ml_publisher **out, const ml_publish_opts *o, ml_train_run *run,
                             ml_err *err) {
     ml_weight_stream_opts stream = { .delta = o->write,
                                      .spec = &run->spec,

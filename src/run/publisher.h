@@ -10,7 +10,6 @@
 #define ML_RUN_PUBLISHER_H
 
 #include "gen/gen.h"
-#include "io/delta_writer.h"
 #include "run/run.h"
 
 typedef struct ml_publisher ml_publisher;
@@ -35,16 +34,8 @@ ml_status ml_publisher_shared(ml_publisher **out, const ml_weights *w, ml_err *e
 ml_status ml_publisher_copy(ml_publisher **out, const ml_weights *w, ml_backend *be,
                             ml_err *err);
 
-typedef struct ml_disk_opts {
-    const char *dir;     /* of the versions */
-    bool delta;          /* write changes instead of full weights */
-    ml_delta_opts write; /* of deltas; its source is dir */
-    const char *copy; /* directory where an engine keeps the version that deltas change */
-    int64_t shard_bytes; /* of a file of full weights */
-} ml_disk_opts;
-
 /* Strings must outlive it. */
-ml_status ml_publisher_disk(ml_publisher **out, const ml_disk_opts *o, ml_train_run *run,
+ml_status ml_publisher_disk(ml_publisher **out, const ml_publish_opts *o, ml_train_run *run,
                             ml_err *err);
 
 #endif

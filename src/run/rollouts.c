@@ -4,8 +4,7 @@
 #include <string.h>
 
 #include "plugin/generate_path.h"
-#include "run/reward_check.h"
-#include "run/reward_opts.h"
+#include "run/reward_setup.h"
 
 /* --- sampling --------------------------------------------------------------- */
 
@@ -34,27 +33,19 @@ static ml_sampling sampling_of(ml_arena *a, const ml_run_opts *c) {
                           .skip_special = c->rollout.skip_special };
 }
 
-/* --- rewards ---------------------------------------------------------------- */
-
-ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *c,
-                              ml_err *err) {
-    ml_reward_opts o;
-    ml_status st = ml_reward_opts_init(&o, c, a, err);
-    return st == ML_OK ? ml_rewards_open(out, &o, err) : st;
-}
+/* --- the environment -------------------------------------------------------- */
 
 ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a,
                             const ml_run_opts *c, ml_err *err) {
-    ml_turns_opts o = { .environment = { .memory_bytes = c->reward.memory_bytes,
-                                         .deadline_s = c->reward.timeout_s },
-                        .text = { .tokenizer = run->tokenizer,
-                                  .chat_template = run->chat_template },
-                        .tools = (ml_tool_format)c->extensions.tool_parser,
-                        .max_turn = (int32_t)c->extensions.max_turns,
-                        .n_thread = c->reward.n_worker };
+    ml_turns_opts o = c->turns;
     ml_status st = ml_generate_path_resolve(&o.environment, a, c->extensions.generate,
                                             c->extensions.execute_tool, err);
 
+    o.environment.memory_bytes = c->reward.memory_bytes;
+    o.environment.deadline_s = c->reward.deadline_s;
+    o.text.tokenizer = run->tokenizer;
+    o.text.chat_template = run->chat_template;
+    o.n_thread = c->reward.n_thread;
     if (st == ML_OK && c->data.template_kwargs)
         st = ml_json_parse(&o.text.kwargs, a, ml_str_of(c->data.template_kwargs),
                            "--apply-chat-template-kwargs", err);

@@ -36,9 +36,7 @@ ml_status ml_rollouts_start(ml_rollouts *r, ml_rollout *out, const ml_gen_ctx *c
 /* Stops generation in progress. */
 void ml_rollouts_stop(ml_rollouts *r);
 
-/* Opens the configured rewards and environment; *out is unchanged if there are none. */
-ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *c,
-                              ml_err *err);
+/* Opens the configured environment; *out is unchanged if there is none. */
 ml_status ml_turns_open_for(ml_turns **out, const ml_train_run *run, ml_arena *a,
                             const ml_run_opts *c, ml_err *err);
 

@@ -217,7 +217,7 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
         .opts = o->trainer,
         .longest = o->trainer.batch.dynamic ? 0 : o->trainer.batch.max_tokens,
         .scores = o->recipe.compute_advantages,
-        .async_save = o->async_save,
+        .async_save = o->saver.async,
         .saves_ref = o->ref_interval > 0,
         .base_bytes = r->base_bytes,
         .engine_bytes = o->engine_bytes,
@@ -258,20 +258,20 @@ static int64_t count_saves(const ml_train_run *r) {
 ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err) {
     const ml_run_opts *o = &r->opts;
     ml_memory_request req;
-    ml_run_disk d = { .dir = o->save, .n_keep = o->keep_last };
+    ml_run_disk d = { .dir = o->save, .n_keep = o->saver.keep_last };
 
     if (!o->save || o->learns_nothing)
         return ML_OK;
     ml_train_run_memory(r, &req);
     d.n_save = count_saves(r);
-    if (o->retain_interval)
-        d.n_keep = (d.n_keep ? d.n_keep : 1) + r->num_rollout / o->retain_interval;
+    if (o->saver.retain_interval)
+        d.n_keep = (d.n_keep ? d.n_keep : 1) + r->num_rollout / o->saver.retain_interval;
     d.snapshot_bytes = snapshot_bytes(r, &r->spec, r->from, req.bf16);
     if (o->ref_interval)
         d.snapshot_bytes += (uint64_t)ml_spec_param_count(&r->spec) * sizeof(float);
     if (r->critic.from)
         d.snapshot_bytes += snapshot_bytes(r, &r->critic.spec, r->critic.from, req.bf16);
-    d.copy_bytes = o->save_hf ? checkpoint_bytes(r->from) : 0;
+    d.copy_bytes = o->saver.hf ? checkpoint_bytes(r->from) : 0;
     return ml_run_disk_check(&d, ml_run_disk_free(o->save), err);
 }
 

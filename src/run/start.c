@@ -332,23 +332,17 @@ static ml_status open_dirs(ml_train_run *r, ml_err *err) {
 static ml_status open_output(ml_train_run *r, ml_err *err) {
     const ml_run_opts *o = &r->opts;
     bool critic = r->critic.from != NULL;
+    ml_saver_opts saver = o->saver;
     ml_status st;
 
     if (!o->save)
         return ML_OK;
-    st = ml_saver_open(
-        &r->saver,
-        &(ml_saver_opts){ .dir = o->save,
-                          .from = r->from,
-                          .critic_dir =
-                              critic ? critic_dir(r, o->critic_save, o->save) : NULL,
-                          .critic_from = r->critic.from,
-                          .hf = o->save_hf,
-                          .keep_last = (int32_t)o->keep_last,
-                          .retain_interval = o->retain_interval,
-                          .async = o->async_save,
-                          .no_optim = !o->save_optim },
-        err);
+    saver.dir = o->save;
+    saver.from = r->from;
+    saver.critic_dir = critic ? critic_dir(r, o->critic_save, o->save) : NULL;
+    saver.critic_from = r->critic.from;
+    saver.no_optim = !o->save_optim;
+    st = ml_saver_open(&r->saver, &saver, err);
     r->opts.log.dir = o->save;
     r->opts.log.flop_per_token = 6.0 * (double)ml_spec_param_count(&r->spec);
     return st == ML_OK ? ml_run_log_open(&r->log, &r->opts.log, r->rollout, err) : st;

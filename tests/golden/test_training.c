@@ -6,7 +6,7 @@
 
 #include "base/json.h"
 #include "io/safetensors.h"
-#include "run/resolve.h"
+#include "run/extensions.h"
 #include "rl/learn/advantage/reward_norm.h"
 #include "rl/learn/step_run.h"
 #include "tests/support/test.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "gen/local.h"
-#include "run/resolve.h"
+#include "run/extensions.h"
 #include "rl/learn/learner.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "run/resolve.h"
+#include "run/extensions.h"
 #include "rl/learn/advantage/advantages.h"
 #include "rl/builtins.h"
 #include "rl/learn/loss/kl.h"

@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 #include "cli/cli.h"
-#include "run/resolve.h"
+#include "run/extensions.h"
 #include "rl/learn/advantage/advantages.h"
 #include "rl/learn/advantage/reward_norm.h"
 #include "rl/builtins.h"

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "base/utf8.h"
 #include "cli/cli.h"
-#include "run/reward_opts.h"
+#include "run/reward_setup.h"
 #include "io/end_tokens.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -234,7 +234,7 @@ static ml_status read_stops(reward_job *j, const char *dir, ml_err *err) {
 }
 
 ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
-    reward_job j = { .seed = c->run.reward.seed };
+    reward_job j = { .seed = c->reward_seed };
     ml_reward_opts opts;
     ml_arena arena;
     ml_status st;
@@ -242,7 +242,7 @@ ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
     ml_arena_init(&arena, "reward");
     st = c->run.hf_checkpoint ? read_stops(&j, c->run.hf_checkpoint, err) : ML_OK;
     if (st == ML_OK)
-        st = ml_reward_opts_init(&opts, &c->run, &arena, err);
+        st = ml_reward_opts_resolve(&opts, &c->run, &arena, err);
     if (st == ML_OK)
         st = ml_rewards_open(&j.rewards, &opts, err);
     if (st == ML_OK) {

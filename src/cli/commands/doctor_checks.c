@@ -7,11 +7,11 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "run/reward_check.h"
+#include "run/reward_setup.h"
 #include "run/evaluator.h"
 #include "run/opts.h"
 #include "model/weights.h"
-#include "run/resolve.h"
+#include "run/extensions.h"
 #include "text/chat/chat_template.h"
 #include "train/memory.h"
 
@@ -145,7 +145,7 @@ static ml_status check_evals(job *j, ml_err *err) {
 static ml_status check_reward(job *j, ml_err *err) {
     const ml_config *c = j->c;
     ml_dataset_opts o = rows_of(c, c->run.data.path);
-    const char *named = either(c->run.reward.custom_rm_path, c->run.reward.rm_type);
+    const char *named = either(c->run.custom_rm_path, c->run.reward.rm_type);
     ml_rewards *rewards = NULL;
     ml_dataset ds = { 0 };
     ml_err unread = { 0 }; /* the data check reports its own errors */

@@ -4,7 +4,7 @@
 
 #include "cli/flags/flag.h"
 #include "rl/builtins.h"
-#include "run/dumps.h"
+#include "run/debug.h"
 
 static bool is(const char *a, const char *b) {
     return a && b && strcmp(a, b) == 0;
@@ -61,7 +61,7 @@ static bool flops_by_count(const ml_config *c) {
 }
 
 static bool hf_without_save(const ml_config *c) {
-    return c->run.save_hf && !c->run.save;
+    return c->run.saver.hf && !c->run.save;
 }
 
 static bool hashes_without_save(const ml_config *c) {
@@ -73,7 +73,7 @@ static bool sentinel_without_save(const ml_config *c) {
 }
 
 static bool half_a_metric(const ml_config *c) {
-    return (c->run.debug.metric != NULL) == isnan(c->run.debug.threshold);
+    return (c->run.invariants.metric != NULL) == isnan(c->run.invariants.threshold);
 }
 
 static bool share_of_nothing(const ml_config *c) {
@@ -117,7 +117,7 @@ static bool sets_twice(const ml_config *c) {
 }
 
 static bool group_reward_of_evals(const ml_config *c) {
-    return c->run.reward.group && c->run.reward.custom_rm_path && !no_sets(c);
+    return c->run.reward.group && c->run.custom_rm_path && !no_sets(c);
 }
 
 static bool under_sampling(const ml_config *c) {

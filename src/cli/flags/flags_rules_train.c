@@ -47,7 +47,7 @@ static bool address_without_external(const ml_config *c) {
 }
 
 static bool place_without_engines(const ml_config *c) {
-    return !ml_run_elsewhere(&c->run) && c->run.mode.weight_dir;
+    return !ml_run_elsewhere(&c->run) && c->run.publish.dir;
 }
 
 static bool engines_of_two_kinds(const ml_config *c) {
@@ -59,7 +59,7 @@ static bool engines_in_one_set(const ml_config *c) {
 }
 
 static bool no_place_for_weights(const ml_config *c) {
-    return ml_run_elsewhere(&c->run) && !c->run.mode.weight_dir && !c->run.save;
+    return ml_run_elsewhere(&c->run) && !c->run.publish.dir && !c->run.save;
 }
 
 static bool peer_to_peer(const ml_config *c) {
@@ -71,25 +71,25 @@ static bool delta_for_nobody(const ml_config *c) {
 }
 
 static bool delta_without_copy(const ml_config *c) {
-    return c->run.mode.transfer == ML_TRANSFER_DISK_DELTA && !c->run.mode.local_dir;
+    return c->run.mode.transfer == ML_TRANSFER_DISK_DELTA && !c->run.publish.copy;
 }
 
 static bool delta_flag_without_delta(const ml_config *c) {
     return c->run.mode.transfer == ML_TRANSFER_BROADCAST &&
-           (c->run.mode.local_dir || c->run.mode.delta_encoding ||
-            c->run.mode.delta_checksum);
+           (c->run.publish.copy || c->run.publish.write.encoding ||
+            c->run.publish.write.checksum);
 }
 
 static bool uneven_engines(const ml_config *c) {
-    return c->run.async_eval.n_gpu % c->run.async_eval.per_engine != 0;
+    return c->run.eval_gpus % c->run.eval_gpus_per_engine != 0;
 }
 
 static bool evaluates_elsewhere(const ml_config *c) {
-    return c->run.async_eval.n_gpu && c->run.mode.external;
+    return c->run.eval_gpus && c->run.mode.external;
 }
 
 static bool no_place_for_snapshots(const ml_config *c) {
-    return c->run.async_eval.n_gpu && !c->run.async_eval.dir && !c->run.save;
+    return c->run.eval_gpus && !c->run.eval_queue.dir && !c->run.save;
 }
 
 static bool stale_by_design(const ml_config *c) {
@@ -110,7 +110,8 @@ static bool analyses_nothing(const ml_config *c) {
 }
 
 static bool skips_what_it_checks(const ml_config *c) {
-    return c->run.debug.skip_sync && c->run.debug.ci_test && !c->run.debug.ci_no_sync;
+    return c->run.debug.skip_sync && c->run.invariants.fresh_steps &&
+           !c->run.debug.ci_no_sync;
 }
 
 static bool faults_of_nobody(const ml_config *c) {

@@ -1,7 +1,8 @@
-#include "run/reward_check.h"
+#include "run/reward_setup.h"
 
 #include <string.h>
 
+#include "plugin/reward_path.h"
 #include "plugin/worker_command.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
@@ -51,9 +52,24 @@ ml_status ml_reward_check(const ml_run_opts *c, const ml_dataset *ds, ml_err *er
     int64_t n = ds->opts.make ? 1 : ds->rows.n; /* of generated prompts, only the first */
     ml_status st = ML_OK;
 
-    if (c->reward.rm_type || c->reward.custom_rm_path || ml_reward_from_environment(c))
+    if (c->reward.rm_type || c->custom_rm_path || ml_reward_from_environment(c))
         return ML_OK;
     for (int64_t i = 0; i < n && st == ML_OK; i++)
         st = check_row(ds, i, c, err);
     return st;
+}
+
+ml_status ml_reward_opts_resolve(ml_reward_opts *out, const ml_run_opts *c, ml_arena *a,
+                                 ml_err *err) {
+    *out = c->reward;
+    if (!out->rm_type && !c->custom_rm_path && ml_reward_from_environment(c))
+        out->rm_type = "zero";
+    return ml_reward_path_resolve(out, a, c->custom_rm_path, err);
+}
+
+ml_status ml_rewards_open_for(ml_rewards **out, ml_arena *a, const ml_run_opts *c,
+                              ml_err *err) {
+    ml_reward_opts o;
+    ml_status st = ml_reward_opts_resolve(&o, c, a, err);
+    return st == ML_OK ? ml_rewards_open(out, &o, err) : st;
 }
