@@ -98,7 +98,7 @@ echo "3 of 3: miles train, $rollouts rollouts with a reward for right answers (e
   "${PERF_ARGS[@]}" \
   "${SGLANG_ARGS[@]}" \
   "${MISC_ARGS[@]}" |
-  sed -un -e '/^evaluation\|^  /{p;d}' -e '/^first \|^warning/{p;d}' -e '0~20p'
+  sed -un -e '/in brackets:/d' -e '/^evaluation\|^  /{p;d}' -e '/^first \|^warning/{p;d}' -e '0~20p'
 
 last=$((rollouts - 1))
 ln -sfn "iter_$(printf %07d "$last")" "$dir/rl/latest"
