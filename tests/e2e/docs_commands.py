@@ -74,12 +74,10 @@ def blocks(page):
 
 
 def python_with(package):
-    """The first Python here that has the package, or None."""
-    for python in ("python3", os.path.abspath("build/python/bin/python3")):
-        if shutil.which(python) and subprocess.run([python, "-c", "import " + package],
-                                                   stderr=subprocess.DEVNULL).returncode == 0:
-            return shutil.which(python)
-    return None
+    """A Python that has the package, which is installed where that can be done; or None."""
+    said = subprocess.run(["tools/with-python.sh", package, "-c", "import sys; print(sys.executable)"],
+                          stdout=subprocess.PIPE, text=True).stdout.strip()
+    return None if said.startswith("skipped:") else said
 
 
 def make_gsm8k(work, python):
@@ -144,7 +142,7 @@ def run_page(page, work, env, openai):
                 return 0, 1, skipped
             write(f"{work}/{name[1]}", text)
         elif "import OpenAI" in text and not openai:
-            print(f"skipped: {page}:{line} needs the Python package openai, which pip cannot install")
+            print(f"skipped: {page}:{line} needs the Python package openai, and pip cannot install it")
             skipped += 1
         else:
             script += f"echo '== {page}:{line}'\n{for_ci(text, port)}"
