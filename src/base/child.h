@@ -33,7 +33,7 @@ void ml_child_read(ml_child *c, ml_text *out);
 bool ml_child_ended(ml_child *c, int *status);
 void ml_child_kill(ml_child *c); /* waits until it has ended; zero-initialized is allowed */
 
-/* "ended with status 2", "was ended by signal 9". */
+/* "exited with status 2", "was killed by signal 9". */
 void ml_child_format_end(ml_text *out, int status);
 
 #endif

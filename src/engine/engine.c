@@ -54,11 +54,11 @@ static ml_status check_opts(const ml_spec *s, const ml_backend *be, const ml_eng
                             ml_err *err) {
     ML_BUG_IF(o->context < 1 || o->max_running < 1 || o->chunk < 1 || o->max_top < 0);
     if (pool_pages(s, be, o) < ml_kv_pages_for(o->context))
-        return ml_fail(
-            err, ML_ENOMEM,
-            "%.1f MiB for keys and values hold %d tokens, less than one context of "
-            "%d; give more memory or a shorter context",
-            (double)o->kv_bytes / 0x1p20, pool_pages(s, be, o) * ML_PAGE, o->context);
+        return ml_fail(err, ML_ENOMEM,
+                       "a KV cache of %.1f MiB holds %d tokens, less than one context of "
+                       "%d: increase the memory or reduce the context length",
+                       (double)o->kv_bytes / 0x1p20, pool_pages(s, be, o) * ML_PAGE,
+                       o->context);
     return ML_OK;
 }
 
@@ -160,14 +160,14 @@ ml_status ml_engine_open(ml_engine **out, const ml_spec *s, const ml_weights *w,
         return st;
     e = calloc(1, sizeof *e);
     if (!e)
-        return ml_fail(err, ML_ENOMEM, "no memory for an engine");
+        return ml_fail(err, ML_ENOMEM, "out of memory for an engine");
     e->spec = s;
     e->weights = w;
     e->version = w->version;
     e->be = be;
     e->opts = *opts;
     ml_arena_init(&e->arena, "engine");
-    ml_arena_init(&e->kv_arena, "engine's keys and values");
+    ml_arena_init(&e->kv_arena, "KV cache");
     e->opts.eos = memcpy(ML_NEW(&e->arena, int32_t, opts->n_eos + 1),
                          opts->n_eos ? opts->eos : (const int32_t[]){ 0 },
                          (size_t)opts->n_eos * sizeof *opts->eos);
@@ -220,7 +220,7 @@ ml_status ml_engine_submit(ml_engine *e, const ml_gen_request *r, ml_gen_fn *fn,
     ml_status st;
 
     if (e->waiting.n >= e->opts.max_waiting)
-        return ml_fail(err, ML_EAGAIN, "%d requests are waiting, as many as may",
+        return ml_fail(err, ML_EAGAIN, "the queue is full: %d requests are waiting",
                        e->waiting.n);
     st = ml_request_new(&q, &e->opts, e->spec->n_vocab, r, err);
     if (st != ML_OK)

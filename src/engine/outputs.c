@@ -78,7 +78,7 @@ void ml_engine_process_output(ml_engine *e, const ml_batch_entry *entry, const m
         return;
     if (entry->draws && isnan(d->logprob)) {
         ml_engine_end(e, &e->running, r,
-                      "the model's logits are not numbers; its weights may be broken");
+                      "the model's logits are NaN; its weights may be damaged");
         return;
     }
     add_prompt_output(r, &u);

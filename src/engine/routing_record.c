@@ -44,8 +44,7 @@ ml_status ml_routing_record_open(ml_routing_record *r, const ml_spec *s,
         r->of[i].report = rows_of(o->context, width);
         if (!r->of[i].step || !r->of[i].page || !r->of[i].report) {
             ml_routing_record_close(r);
-            return ml_fail(err, ML_ENOMEM,
-                           "no memory, %.1f MiB, for what the model chooses",
+            return ml_fail(err, ML_ENOMEM, "out of memory for routing records: %.1f MiB",
                            (double)ml_routing_record_bytes(s, o, n_page, n_token) / 0x1p20);
         }
     }

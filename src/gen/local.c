@@ -6,7 +6,7 @@
 
 #include "base/bug.h"
 #include "engine/request.h"
-#include "model/weights_seal.h"
+#include "model/weights_checksum.h"
 
 /* A set of weights, loaded or dummy, that this generator owns. */
 typedef struct weight_set {
@@ -96,7 +96,7 @@ static ml_status new_set(weight_set **out, const ml_local_opts *o, const char *d
     ml_status st;
 
     if (!s)
-        return ml_fail(err, ML_ENOMEM, "no memory for a set of weights");
+        return ml_fail(err, ML_ENOMEM, "out of memory for a set of weights");
     ml_arena_init(&s->arena, "weights");
     st = read_set(o, s, dir, err);
     if (st != ML_OK) {
@@ -233,8 +233,8 @@ static ml_status submit(ml_gen *g, const ml_gen_request *req, ml_gen_fn *fn, voi
     r->ud = ud;
     pthread_mutex_lock(&l->lock);
     if (l->n_queued >= l->opts.engine.max_waiting) {
-        st =
-            ml_fail(err, ML_EAGAIN, "%d requests are waiting, as many as may", l->n_queued);
+        st = ml_fail(err, ML_EAGAIN, "the queue is full: %d requests are waiting",
+                     l->n_queued);
         pthread_mutex_unlock(&l->lock);
         ml_request_free(r);
         return st;
@@ -299,10 +299,9 @@ static ml_status do_switch(local *l, command *c) {
     ml_status st = ml_engine_switch(l->engine, c->weights, c->how);
 
     if (st == ML_EAGAIN && !may_step(l))
-        return ml_fail(
-            c->err, ML_EUSAGE,
-            "generation is paused with requests in flight, which will not finish; "
-            "continue it, abort them, or let their keys and values be recomputed");
+        return ml_fail(c->err, ML_EUSAGE,
+                       "generation is paused with requests in flight, which cannot finish: "
+                       "continue it, abort them, or let their KV cache be recomputed");
     if (st != ML_OK)
         return st;
     free_set(l->own);
@@ -392,7 +391,7 @@ static ml_status load(ml_gen *g, const char *dir, uint64_t version, ml_switch ho
     command c = { .fn = do_load, .dir = dir, .version = version, .how = how, .err = err };
     char *kept = strdup(dir);
     ml_status st =
-        kept ? have_done(l, &c) : ml_fail(err, ML_ENOMEM, "no memory for a path");
+        kept ? have_done(l, &c) : ml_fail(err, ML_ENOMEM, "out of memory for a path");
 
     if (st != ML_OK) {
         free_set(c.set);
@@ -447,7 +446,7 @@ ml_status ml_local_open(ml_gen **out, const ml_local_opts *o, ml_err *err) {
     ml_status st = ML_OK;
 
     if (!l)
-        return ml_fail(err, ML_ENOMEM, "no memory for an engine");
+        return ml_fail(err, ML_ENOMEM, "out of memory for an engine");
     l->gen = (ml_gen){ .name = "local",
                        .submit = submit,
                        .abort = abort_one,
@@ -473,7 +472,7 @@ ml_status ml_local_open(ml_gen **out, const ml_local_opts *o, ml_err *err) {
     if (st == ML_OK)
         take_stock(l);
     if (st == ML_OK && pthread_create(&l->thread, NULL, run, l) != 0)
-        st = ml_fail(err, ML_ENOMEM, "the system gives no thread for the engine");
+        st = ml_fail(err, ML_ENOMEM, "cannot create a thread for the engine");
     if (st != ML_OK) {
         free_local(l);
         return st;

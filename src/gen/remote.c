@@ -86,8 +86,8 @@ static ml_status check_newest(const ml_gen_update *u, uint64_t newest, const cha
     if (version <= newest)
         return ML_OK;
     return ml_fail(err, ML_EFORMAT,
-                   "%s answered with weights of version %llu; the newest one is %llu", url,
-                   (unsigned long long)version, (unsigned long long)newest);
+                   "%s replied with weights of version %llu; the newest version is %llu",
+                   url, (unsigned long long)version, (unsigned long long)newest);
 }
 
 /* Versions of real SGLang servers are not comparable with ours. */
@@ -119,8 +119,8 @@ static ml_status read_answer(ml_remote_call *c, ml_gen_update *u, ml_arena *a,
         return ml_fail(err, c->why.code == ML_EFORMAT ? ML_EFORMAT : ML_EPEER, "%s",
                        c->why.msg);
     if (c->query.status != 200)
-        return ml_fail(err, ML_EPEER, "%s answered with status %d: %.300s", url,
-                       c->query.status, reply.ptr ? reply.ptr : "");
+        return ml_fail(err, ML_EPEER, "%s returned status %d: %.300s", url, c->query.status,
+                       reply.ptr ? reply.ptr : "");
     st = ml_remote_read(u, a, &c->params, c->remote->opts.spec, reply, url, err);
     return st == ML_OK ? check_version(c, u, url, err) : st;
 }
@@ -194,7 +194,7 @@ static void attempt(void *ud) {
     /* After a failure, another server is preferred among equally loaded ones. */
     c->server = ml_remote_choose(r, (int32_t)(c->ticket % 1024) + c->n_failed);
     if (c->server < 0) {
-        try_again(c, "every server is gone, or has other weights");
+        try_again(c, "all servers are down or have other weights");
         return;
     }
     r->server[c->server].n_call++;
@@ -240,7 +240,7 @@ static ml_status submit(ml_gen *g, const ml_gen_request *req, ml_gen_fn *fn, voi
     ml_remote_call *c;
 
     if (req->n_prompt < 1)
-        return ml_fail(err, ML_EUSAGE, "the prompt is empty; it must have a token");
+        return ml_fail(err, ML_EUSAGE, "the prompt is empty; expected at least one token");
     if (r->opts.spec && ml_request_check_ids("prompt", req->prompt, req->n_prompt,
                                              r->opts.spec->n_vocab, err) != ML_OK)
         return ML_EUSAGE;
@@ -248,7 +248,7 @@ static ml_status submit(ml_gen *g, const ml_gen_request *req, ml_gen_fn *fn, voi
         return ML_EPEER;
     c = calloc(1, sizeof *c);
     if (!c)
-        return ml_fail(err, ML_ENOMEM, "no memory for a request");
+        return ml_fail(err, ML_ENOMEM, "out of memory for a request");
     c->remote = r;
     c->fn = fn;
     c->ud = ud;
@@ -475,10 +475,10 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
     ml_status st;
 
     if (o->n_url < 1)
-        return ml_fail(err, ML_EUSAGE, "no server is named");
+        return ml_fail(err, ML_EUSAGE, "no server address given");
     r = calloc(1, sizeof *r);
     if (!r)
-        return ml_fail(err, ML_ENOMEM, "no memory for a generator");
+        return ml_fail(err, ML_ENOMEM, "out of memory for a generator");
     r->gen = (ml_gen){ .name = "remote",
                        .submit = submit,
                        .abort = abort_one,
@@ -503,7 +503,7 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
     if (pthread_create(&r->thread, NULL, carry, r) != 0) {
         ml_remote_probe_stop(r);
         free_remote(r);
-        return ml_fail(err, ML_ENOMEM, "the system gives no thread for connections");
+        return ml_fail(err, ML_ENOMEM, "cannot create a thread for connections");
     }
     *out = &r->gen;
     return ML_OK;

@@ -39,7 +39,7 @@ static void answered(void *ud, const ml_err *err) {
         b->st = ml_fail(b->err, ML_EAGAIN, "%s", err->msg);
     else if (b->st == ML_OK && (status != 200 || is_refusal(q)))
         b->st = ml_fail(b->err, status >= 500 ? ML_EAGAIN : ML_EPEER,
-                        "%s%s answered with status %d: %.300s", q->url, b->path, status,
+                        "%s%s returned status %d: %.300s", q->url, b->path, status,
                         q->query.reply.ptr ? q->query.reply.ptr : "");
     if (--b->n_left == 0)
         pthread_cond_signal(&b->done);

@@ -111,7 +111,7 @@ void ml_remote_query_start(ml_remote *r, ml_remote_query *q, const ml_http_reque
     q->reply.len = 0;
     st = p ? ml_http_start(&q->job, r->client, &request,
                            (ml_http_fns){ on_head, on_data, on_done, q }, &err)
-           : ml_fail(&err, ML_ENOMEM, "%s: no memory to ask it", url.ptr);
+           : ml_fail(&err, ML_ENOMEM, "%s: out of memory for a request", url.ptr);
     ml_text_release(&url);
     if (st != ML_OK) {
         q->job = NULL;
@@ -180,8 +180,8 @@ static void probe_done(void *ud, const ml_err *err) {
     else if (++p->n_ill < MOST_ILL)
         return;
     else
-        ml_fail(&why, ML_EPEER, "%s%s answered %d times with status %d", p->url,
-                health_path(p), p->n_ill, p->status);
+        ml_fail(&why, ML_EPEER, "%s%s returned %d times status %d", p->url, health_path(p),
+                p->n_ill, p->status);
     give_up_peer(p, &why);
 }
 
@@ -227,7 +227,7 @@ static void look_after(ml_remote_peer *p, bool paused, double now) {
     if (!owed)
         be_patient(p);
     if (o->warn_s > 0 && now - p->quiet_since >= p->warn_after) {
-        ml_log(ML_LOG_WARN, "%s has answered nothing for %.0f s: %s, and %d requests more",
+        ml_log(ML_LOG_WARN, "%s has not replied for %.0f s: %s, and %d more requests",
                p->url, now - p->quiet_since, owed->path, n - 1);
         p->warn_after *= 2;
     }

@@ -35,7 +35,7 @@ static void rest(ml_remote_server *s) {
 
 static void on_back(ml_remote_server *s) {
     set_lost(s, false);
-    ml_log(ML_LOG_WARN, "%s is back, with the weights it shall have", s->url);
+    ml_log(ML_LOG_WARN, "%s is back, with the current weights", s->url);
 }
 
 static void on_continued(void *ud, const ml_err *err) {
@@ -63,8 +63,8 @@ static bool refused(ml_remote_server *s, const ml_err *err) {
     if (!err && s->query.status == 200)
         return false;
     if (!err && !s->refused)
-        ml_log(ML_LOG_WARN, "%s does not take its weights, and is asked again: %.300s",
-               s->url, s->query.reply.ptr ? s->query.reply.ptr : "");
+        ml_log(ML_LOG_WARN, "%s did not load its weights; retrying: %.300s", s->url,
+               s->query.reply.ptr ? s->query.reply.ptr : "");
     s->refused = !err;
     rest(s);
     return true;
@@ -137,10 +137,9 @@ void ml_remote_mark_lost(ml_remote *r, int32_t server, const char *why) {
     if (s->lost || !weights)
         return;
     set_lost(s, true);
-    ml_log(
-        ML_LOG_WARN,
-        "%s; waiting for %s, which will be sent its weights and what was asked of it again",
-        why, s->url);
+    ml_log(ML_LOG_WARN,
+           "%s; waiting for %s, which then gets its weights and its requests again", why,
+           s->url);
     rest(s);
 }
 
@@ -161,8 +160,7 @@ void ml_remote_bad_reply(ml_remote *r, int32_t server, const char *why) {
     s->banned = true;
     pthread_mutex_unlock(&r->lock);
     ml_text_printf(&sentence,
-                   "%s is not asked any more: %d replies in a row were not what was asked "
-                   "for; the last: %s",
+                   "%s is not used any more: %d invalid replies in a row; the last: %s",
                    s->url, s->n_bad, why);
     ml_log(ML_LOG_WARN, "%s", sentence.ptr);
     if (all_banned(r))
@@ -175,8 +173,7 @@ void ml_remote_stale_reply(ml_remote_call *c, const char *why) {
 
     if (++c->n_stale < ML_REMOTE_MOST_BAD)
         return;
-    ml_text_printf(&sentence,
-                   "%d replies to one request were of older weights; the last: %s",
+    ml_text_printf(&sentence, "%d replies to one request had older weights; the last: %s",
                    c->n_stale, why);
     ml_remote_give_up(&c->remote->gen, sentence.ptr);
     ml_text_release(&sentence);

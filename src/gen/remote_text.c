@@ -167,8 +167,7 @@ static float number(reader *d, const ml_json *v, const char *field) {
         return NAN;
     if (v && ml_json_f64(v, &x) && isfinite((float)x))
         return (float)x;
-    refuse(d, field, "has %s where a finite number is expected",
-           v ? ml_json_what(v) : "nothing");
+    refuse(d, field, "has %s; expected a finite number", v ? ml_json_what(v) : "nothing");
     return NAN;
 }
 
@@ -176,7 +175,7 @@ static int64_t integer(reader *d, const ml_json *v, const char *field) {
     int64_t x;
     if (v && ml_json_i64(v, &x) && x >= 0)
         return x;
-    refuse(d, field, "has %s where a whole number, 0 or more, is expected",
+    refuse(d, field, "has %s; expected a whole number >= 0",
            v ? ml_json_what(v) : "nothing");
     return 0;
 }
@@ -186,7 +185,7 @@ static int32_t token_id(reader *d, const ml_json *v, const char *field) {
 
     if (id < most)
         return (int32_t)id;
-    refuse(d, field, "has token %lld; the model's ids end at %lld", (long long)id,
+    refuse(d, field, "has token %lld; the largest token id is %lld", (long long)id,
            (long long)most - 1);
     return 0;
 }
@@ -207,7 +206,8 @@ static const ml_json *list_of(reader *d, const char *field, int32_t n) {
         return NULL;
     if (v->type == ML_JSON_ARRAY && v->n == n)
         return v;
-    refuse(d, field, "is %s of %d; expected an array with an element for each of %d tokens",
+    refuse(d, field,
+           "is %s of %d; expected an array with one element for each of %d tokens",
            ml_json_what(v), v->n, n);
     return NULL;
 }
@@ -272,7 +272,7 @@ static ml_scored read_scored(reader *d, const char *const field[5], int32_t most
     ml_scored s;
 
     if (n > most) {
-        refuse(d, field[0], "has %d tokens; at most %d were asked for", n, most);
+        refuse(d, field[0], "has %d tokens; expected at most %d", n, most);
         return (ml_scored){ 0 };
     }
     id = ML_NEW(d->arena, int32_t, n + 1);
@@ -300,7 +300,7 @@ static ml_scored read_answer(reader *d, uint64_t now) {
         refuse(d, field[0], "is missing");
     for (int32_t i = 0; i < s.n; i++)
         if (isnan(s.logprob[i]))
-            refuse(d, field[0], "has no log-probability of token %d of the answer", i);
+            refuse(d, field[0], "has no log-prob for token %d of the response", i);
     return s;
 }
 
@@ -330,10 +330,10 @@ static ml_scored read_prompt(reader *d, uint64_t now) {
         return (ml_scored){ 0 };
     s = read_scored(d, field, n, now);
     if (s.n < n && d->ended)
-        refuse(d, field[0], "has %d tokens; %d were asked for", s.n, n);
+        refuse(d, field[0], "has %d tokens; expected %d", s.n, n);
     for (int32_t i = 0; i < s.n; i++)
         if (s.id[i] != r->prompt[from + i])
-            refuse(d, field[0], "has token %d where the prompt has %d", s.id[i],
+            refuse(d, field[0], "has token %d, but the prompt has %d", s.id[i],
                    r->prompt[from + i]);
     return r->score_from > 0 && s.n > 0 ? without_first(s, r) : s;
 }
@@ -383,7 +383,7 @@ static void read_finish(reader *d, ml_gen_update *u) {
     else if (ml_str_is(word, "abort"))
         u->finish = ML_FINISH_ABORT;
     else
-        refuse(d, "finish_reason.type", "is none of stop, length and abort");
+        refuse(d, "finish_reason.type", "is not stop, length or abort");
     if (u->finish == ML_FINISH_ABORT)
         u->message = message && message->type == ML_JSON_STRING ? message->text
                                                                 : ml_str_of("aborted");
@@ -404,7 +404,7 @@ static ml_routing read_routed(reader *d, ml_routing_kind route, int32_t n_token)
     int32_t n = n_token - 1 - d->req->routed_from, *row;
 
     if (!v || v->type != ML_JSON_STRING || n < 0) {
-        refuse(d, field, "is no text of choices");
+        refuse(d, field, "is not a routing record");
         return (ml_routing){ 0 };
     }
     row = ML_NEW(d->arena, int32_t, v->text.len / 4 + 1);
@@ -416,8 +416,7 @@ static ml_routing read_routed(reader *d, ml_routing_kind route, int32_t n_token)
         width = width_of(bytes, n + 1);
     if (width && (!d->spec || width == want))
         return (ml_routing){ .row = row, .n = n, .width = width };
-    refuse(d, field, "is not base64 of as many integers as the model chooses for %d tokens",
-           n);
+    refuse(d, field, "is not the base64 routing record of %d tokens", n);
     return (ml_routing){ 0 };
 }
 

@@ -26,14 +26,14 @@ static ml_status post_all(ml_remote *r, const char *path, const char *body, ml_e
             ml_remote_check_given_up(r, &why) != ML_OK)
             break;
         if (waited >= warn_after) {
-            ml_log(ML_LOG_WARN, "%s; new weights wait until it has them", why.msg);
+            ml_log(ML_LOG_WARN, "%s; waiting with the new weights until it has them",
+                   why.msg);
             warn_after = 2 * waited > r->opts.warn_s ? 2 * waited : r->opts.warn_s;
         }
         usleep((useconds_t)(r->opts.retry_s * 1e6));
     }
     if (st == ML_EAGAIN && r->opts.request_s > 0 && waited >= r->opts.request_s)
-        ml_err_prefix(&why, "an engine could not be told %s for %g s", path,
-                      r->opts.request_s);
+        ml_err_prefix(&why, "no successful reply to %s for %g s", path, r->opts.request_s);
     if (st != ML_OK && err)
         *err = why;
     return st == ML_EAGAIN ? ML_EPEER : st;
@@ -79,8 +79,8 @@ static ml_status load(ml_remote *r, const char *dir, const ml_pull *p, uint64_t 
 
     if (how == ML_SWITCH_FINISH || how == ML_SWITCH_INEXACT_KV)
         return ml_fail(err, ML_EUNSUP,
-                       "servers put requests in flight back, or abort them, when weights "
-                       "change; pause and wait for them to finish otherwise");
+                       "servers recompute or abort requests in flight when weights change; "
+                       "otherwise pause and wait for them to finish");
     pthread_mutex_lock(&r->lock);
     version = version ? version : r->stats.version + 1;
     if (version > r->weights.newest)
@@ -128,6 +128,6 @@ ml_status ml_remote_check(ml_gen *g, ml_err *err) {
     ml_status st = ml_remote_request_all((ml_remote *)g, "GET", "/health", "", true, err);
 
     if (st != ML_OK)
-        ml_err_prefix(err, "an engine is not there");
+        ml_err_prefix(err, "an engine is not reachable");
     return st == ML_EAGAIN ? ML_EPEER : st;
 }

@@ -72,7 +72,7 @@ static void fail(engine *e, const char *what) {
     f->failed = true;
     pthread_mutex_lock(&f->lock);
     f->broken = true;
-    ml_fail(&f->why, ML_EPEER, "engine %d %s%s%s; %s has what it said", (int)e->i, what,
+    ml_fail(&f->why, ML_EPEER, "engine %d %s%s%s; see its log %s", (int)e->i, what,
             *words ? ": " : "", words, e->log);
     pthread_cond_signal(&f->change);
     pthread_mutex_unlock(&f->lock);
@@ -95,7 +95,7 @@ static void now_ready(engine *e, const char *url, size_t len) {
     pthread_mutex_unlock(&f->lock);
     if (!f->remote)
         return;
-    ml_log(ML_LOG_WARN, "engine %d serves again, at %s", (int)e->i, e->url);
+    ml_log(ML_LOG_WARN, "engine %d is ready again, at %s", (int)e->i, e->url);
     ml_remote_move(f->remote, e->i, e->url);
 }
 
@@ -147,8 +147,8 @@ static void bury(engine *e, int status) {
     if (!f->opts.restart || !f->remote || e->n_vain >= MOST_STARTS)
         fail(e, what.ptr);
     else
-        ml_log(ML_LOG_WARN, "engine %d %s; it is started again, and %s has what it said",
-               (int)e->i, what.ptr, e->log);
+        ml_log(ML_LOG_WARN, "engine %d %s; restarting it; see its log %s", (int)e->i,
+               what.ptr, e->log);
     ml_text_release(&what);
 }
 
@@ -171,8 +171,9 @@ static void on_checked(void *ud, const ml_err *err) {
     if (err)
         why = *err;
     else
-        ml_fail(&why, ML_EPEER, "%s says so, with status %d", e->url, e->status);
-    ml_log(ML_LOG_WARN, "engine %d is not well, and is killed: %s", (int)e->i, why.msg);
+        ml_fail(&why, ML_EPEER, "%s returned status %d", e->url, e->status);
+    ml_log(ML_LOG_WARN, "engine %d failed its health check and is killed: %s", (int)e->i,
+           why.msg);
     kill(e->child.pid, SIGKILL);
 }
 
@@ -268,8 +269,8 @@ static void crash(void *ud) {
 
     if (victim->child.pid > 0)
         kill(victim->child.pid, SIGKILL);
-    ml_log(ML_LOG_WARN, "engine %d %s, as it was asked for", (int)e->engine,
-           victim->child.pid > 0 ? "is killed" : "cannot be killed, being dead already");
+    ml_log(ML_LOG_WARN, "engine %d %s, as requested", (int)e->engine,
+           victim->child.pid > 0 ? "is killed" : "cannot be killed: it is already dead");
     end_errand(e);
 }
 
@@ -323,7 +324,7 @@ static ml_status name_engines(ml_supervisor *f, ml_err *err) {
 
     f->engine = calloc((size_t)f->opts.n, sizeof *f->engine);
     if (!f->engine)
-        return ml_fail(err, ML_ENOMEM, "no memory for %d engines", (int)f->opts.n);
+        return ml_fail(err, ML_ENOMEM, "out of memory for %d engines", (int)f->opts.n);
     for (int32_t i = 0; i < f->opts.n; i++) {
         f->engine[i].supervisor = f;
         f->engine[i].i = i;
@@ -346,7 +347,7 @@ static ml_status begin(ml_supervisor *f, ml_err *err) {
     if (pthread_create(&f->thread, NULL, watch, f) == 0)
         return ML_OK;
     ml_timer_stop(f->tick);
-    return ml_fail(err, ML_ENOMEM, "the system gives no thread to watch engines");
+    return ml_fail(err, ML_ENOMEM, "cannot create a thread to monitor engines");
 }
 
 static ml_status await(ml_supervisor *f, ml_err *err) {
@@ -367,7 +368,7 @@ ml_status ml_supervisor_open(ml_supervisor **out, const ml_supervisor_opts *o,
     ml_status st;
 
     if (!f)
-        return ml_fail(err, ML_ENOMEM, "no memory for engines");
+        return ml_fail(err, ML_ENOMEM, "out of memory for engines");
     f->opts = *o;
     f->starting = true;
     pthread_mutex_init(&f->lock, NULL);

@@ -7,19 +7,19 @@
 #include <unistd.h>
 
 #include "base/dir.h"
-#include "model/weights_seal.h"
+#include "model/weights_checksum.h"
 
 #define PREFIX "version_"
 
 /* Every complete version has a checksum; ".new" is the suffix of an incomplete one. */
 static bool is_ours(const char *path) {
-    ml_text seal = { 0 };
+    ml_text checksum = { 0 };
     size_t n = strlen(path);
     bool ours = n > 4 && strcmp(path + n - 4, ".new") == 0;
 
-    ml_text_printf(&seal, "%s/weights.crc64", path);
-    ours = ours || access(seal.ptr, F_OK) == 0;
-    ml_text_release(&seal);
+    ml_text_printf(&checksum, "%s/weights.crc64", path);
+    ours = ours || access(checksum.ptr, F_OK) == 0;
+    ml_text_release(&checksum);
     return ours;
 }
 
@@ -28,8 +28,8 @@ static ml_status remove_if_there(const char *path, ml_err *err) {
         return ML_OK;
     if (!is_ours(path))
         return ml_fail(err, ML_EUSAGE,
-                       "%s: exists, and miles did not write it (it has no weights.crc64): "
-                       "move it away, or name another directory for the weights",
+                       "%s exists and was not written by miles (it has no weights.crc64): "
+                       "move it away, or choose another directory for the weights",
                        path);
     return ml_dir_remove(path, err);
 }
@@ -81,8 +81,8 @@ static ml_status replace(const char *temp, const char *path, ml_err *err) {
     ml_status st = remove_if_there(path, err);
 
     if (st == ML_OK && rename(temp, path) != 0)
-        st = ml_fail(err, ML_EIO, "%s cannot be renamed to %s: %s", temp, path,
-                     strerror(errno));
+        st =
+            ml_fail(err, ML_EIO, "cannot rename %s to %s: %s", temp, path, strerror(errno));
     ml_text_printf(&dir, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
     if (st == ML_OK)
         st = ml_dir_sync(dir.ptr, err);

@@ -22,8 +22,8 @@ static ml_status unknown(const miles_extension *const *ext, miles_kind kind,
     for (; *ext; ext++)
         if ((*ext)->kind == (int32_t)kind)
             ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*ext)->name);
-    st = ml_fail(err, ML_EUSAGE, "'%s' is not among the names of %s: %s", name, where,
-                 known.len ? known.ptr : "there are none of this kind");
+    st = ml_fail(err, ML_EUSAGE, "unknown name '%s' in %s: expected one of: %s", name,
+                 where, known.len ? known.ptr : "(none)");
     ml_text_release(&known);
     return st;
 }
@@ -56,11 +56,10 @@ static ml_status check_extension(const miles_extension *ext, int number, const c
     const ml_kind *kind;
 
     if (ext->size < sizeof *ext)
-        return ml_fail(
-            err, ML_EFORMAT,
-            "extension %d of %s has the size %zu, less than that of a miles_extension: set "
-            ".size = sizeof of the extension's struct",
-            number, path, ext->size);
+        return ml_fail(err, ML_EFORMAT,
+                       "extension %d of %s has size %zu, less than "
+                       "sizeof(miles_extension): set .size to the sizeof of its struct",
+                       number, path, ext->size);
     if (!ext->name || !ext->name[0])
         return ml_fail(err, ML_EFORMAT, "extension %d of %s has no name: set .name", number,
                        path);
@@ -69,12 +68,12 @@ static ml_status check_extension(const miles_extension *ext, int number, const c
         return ML_OK;
     if (ext->size < kind->size)
         return ml_fail(err, ML_EFORMAT,
-                       "extension %d of %s, '%s', has the size %zu, and a %s has %zu: set "
-                       ".size = sizeof of the extension's struct",
+                       "extension %d of %s, '%s', has size %zu, but a %s has %zu: set "
+                       ".size to the sizeof of its struct",
                        number, path, ext->name, ext->size, kind->name, kind->size);
     if (!has_functions(ext, kind))
         return ml_fail(err, ML_EFORMAT,
-                       "extension %d of %s, '%s', a %s, has no function: set all function "
+                       "extension %d of %s, '%s', a %s, lacks a function: set all function "
                        "pointers of its struct",
                        number, path, ext->name, kind->name);
     return ML_OK;
@@ -101,7 +100,7 @@ ml_status ml_plugin_open(const miles_plugin **out, const char *path, ml_err *err
     miles_plugin_fn *entry;
 
     if (!object)
-        return ml_fail(err, ML_EIO, "%s cannot be loaded: %s", path, dlerror());
+        return ml_fail(err, ML_EIO, "cannot load %s: %s", path, dlerror());
     symbol = dlsym(object, ENTRY);
     if (!symbol)
         return ml_fail(err, ML_EFORMAT, "%s has no function " ENTRY ": see miles/plugin.h",
@@ -136,9 +135,9 @@ static ml_status find_in_object(const miles_extension **out, miles_kind kind,
 ml_status ml_extension_find(const miles_extension **out, miles_kind kind, const char *spec,
                             const char *flag, ml_err *err) {
     const char *colon = strrchr(spec, ':');
-    ml_status st = colon
-                       ? find_in_object(out, kind, spec, colon, err)
-                       : find_among(out, ml_builtins, kind, spec, "what is built in", err);
+    ml_status st =
+        colon ? find_in_object(out, kind, spec, colon, err)
+              : find_among(out, ml_builtins, kind, spec, "the built-in extensions", err);
 
     if (st != ML_OK)
         ml_err_prefix(err, "--%s", flag);

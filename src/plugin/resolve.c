@@ -51,18 +51,18 @@ static const struct {
     bool (*broken)(const ml_recipe *r, const ml_algo_opts *o);
     const char *sentence;
 } rules[] = {
-    { two_kls, "--kl-coef and --kl-loss-coef are two ways of the same: set one of them" },
+    { two_kls, "--kl-coef and --kl-loss-coef exclude each other: set one of them" },
     { unwhitened, "this --advantage-estimator needs --normalize-advantages" },
     { tis_on_itself,
-      "--use-tis corrects what --use-rollout-logprobs does without: use one of them" },
+      "--use-tis and --use-rollout-logprobs exclude each other: remove one of them" },
     { mismatch_of_what, "--get-mismatch-metrics needs --custom-tis-function-path" },
     { critic_with_penalty,
       "--kl-coef must be 0 with a critic: use --use-kl-loss and --kl-loss-coef" },
     { weak_dual_clip, "--eps-clip-c must be above 1" },
     { custom_without_path,
-      "--loss-type custom_loss and --custom-loss-function-path go together" },
-    { no_old_policy,
-      "--skip-actor-forward-only leaves no old log-probs for --kl-coef or --use-opd" },
+      "--loss-type custom_loss and --custom-loss-function-path need each other" },
+    { no_old_policy, "--kl-coef and --use-opd need old log-probs, which "
+                     "--skip-actor-forward-only does not compute" },
 };
 
 static ml_status check(const ml_recipe *r, const ml_algo_opts *o, ml_err *err) {

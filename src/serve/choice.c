@@ -83,7 +83,7 @@ static void log_end(const ml_choice *c) {
     write_now(now, sizeof now);
     ml_json_quote(&rid, c->rid);
     ml_log(ML_LOG_INFO,
-           "%s %s %s: %d prompt tokens (%d cached), %d answer tokens, %s, %.3f s", now,
+           "%s %s %s: %d prompt tokens (%d cached), %d response tokens, %s, %.3f s", now,
            c->job->api->path, rid.ptr, (int)c->n_prompt, (int)c->n_cached, (int)c->answer.n,
            ml_choice_finish_word(c), c->end_s - c->job->start_s);
     ml_text_release(&rid);

@@ -104,7 +104,7 @@ void ml_serve_health_generate(ml_server *s, ml_http_call *c) {
         ml_http_reply(c, 200, "text/plain", ml_str_of(""));
         return;
     }
-    ml_arena_init(&arena, "a probe");
+    ml_arena_init(&arena, "a health check");
     p = ML_NEW(&arena, ml_probe, 1);
     *p = (ml_probe){ .call = c,
                      .arena = arena,
@@ -216,7 +216,7 @@ void ml_serve_models(ml_server *s, ml_http_call *c) {
     if (path.len > prefix) {
         ml_str name = { path.ptr + prefix, path.len - prefix };
         if (!ml_str_is(name, s->opts.model_name)) {
-            ml_reply_no_model(c, "There is no model of that name; /v1/models lists them.");
+            ml_reply_no_model(c, "Unknown model; /v1/models lists the available ones.");
             return;
         }
         write_model(s, &o);

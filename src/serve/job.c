@@ -11,8 +11,7 @@
 #define LARGE_REPLY 20000 /* numbers */
 #define PIECE_REST 20     /* interval of large events, in multiples of the time one takes */
 
-static const char no_memory[] =
-    "the server has no memory for this request now: try again later";
+static const char no_memory[] = "out of memory for this request; try again later";
 
 static void link_job(ml_job *j) {
     ml_server *s = j->server;
@@ -139,20 +138,20 @@ static ml_status check_prompt(const ml_choice *c, ml_err *err) {
     const ml_server *s = c->job->server;
 
     if (c->n_prompt == 0)
-        return ml_fail(err, ML_EUSAGE, "the prompt has no tokens; expected at least one");
+        return ml_fail(err, ML_EUSAGE, "the prompt is empty; expected at least one token");
     if (c->n_prompt + (c->params->max_new ? 1 : 0) > s->opts.context)
         return ml_fail(err, ML_EUSAGE,
-                       "the prompt has %d tokens, and the context is %d: shorten it, or "
-                       "start the server with a larger --context-length",
+                       "the prompt has %d tokens, but the context length is %d: shorten "
+                       "it, or start the server with a larger --context-length",
                        (int)c->n_prompt, (int)s->opts.context);
     if (c->logprob_start > c->n_prompt)
         return ml_fail(err, ML_EUSAGE,
-                       "\"logprob_start_len\" is %d, and the prompt has %d tokens",
+                       "\"logprob_start_len\" is %d, but the prompt has %d tokens",
                        (int)c->logprob_start, (int)c->n_prompt);
     if (c->params->n_stop && !s->opts.tokenizer)
         return ml_fail(err, ML_EUSAGE,
-                       "stop strings need a tokenizer, and this server has none: use "
-                       "stop_token_ids");
+                       "stop strings need a tokenizer, which this server does not have: "
+                       "use stop_token_ids");
     return ML_OK;
 }
 
@@ -232,14 +231,14 @@ static ml_status reserve(ml_job *j, ml_err *err) {
         bytes += bytes_of(&j->choice[i]);
     if (b->max && bytes > (double)b->max)
         return ml_fail(err, ML_EUSAGE,
-                       "the request's %d answers need %.0f MiB, and this server gives all "
-                       "requests together %.0f MiB (--max-inflight-bytes): ask for fewer "
-                       "answers, log-probabilities or stop tokens",
+                       "the request's %d samples need %.0f MiB, but the limit for all "
+                       "requests is %.0f MiB (--max-inflight-bytes): request fewer "
+                       "samples, log-probs or stop tokens",
                        (int)j->n_choice, bytes / 0x1p20, (double)b->max / 0x1p20);
     if (!ml_budget_take(b, (size_t)bytes))
-        return ml_fail(err, ML_ENOMEM,
-                       "the server holds as many bytes of requests as it may "
-                       "(--max-inflight-bytes): try again later");
+        return ml_fail(
+            err, ML_ENOMEM,
+            "too many bytes of requests in flight (--max-inflight-bytes); try again later");
     j->reserved = (size_t)bytes;
     return ML_OK;
 }

@@ -9,9 +9,8 @@ static const ml_field rows[] = {
     { "logprobs", ML_FIELD_I32, AT(n_logprob), 0, ML_MAX_TOP },
     { "echo", ML_FIELD_BOOL, AT(echo) },
     { "best_of", ML_FIELD_I32, AT(best_of), 0, ML_MAX_CHOICES },
-    { "suffix", ML_FIELD_REFUSE, .why = "text is continued, not filled in" },
-    { "response_format", ML_FIELD_REFUSE,
-      .why = "answers are not constrained by a grammar here" },
+    { "suffix", ML_FIELD_REFUSE, .why = "fill-in-the-middle is not supported" },
+    { "response_format", ML_FIELD_REFUSE, .why = "constrained decoding is not supported" },
     { "", ML_FIELD_MORE, .more = ml_openai_rows },
     { 0 },
 };
@@ -81,14 +80,14 @@ static ml_status read_request(ml_job *j, ml_err *err) {
         return st;
     if (b->best_of > 1)
         return ml_fail(err, ML_EUNSUP,
-                       "\"best_of\" is not offered: ask for \"n\" and choose");
+                       "\"best_of\" is not supported: request \"n\" and select one");
     if (n_prompt < 1 || n_prompt > ML_MAX_CHOICES)
         return ml_fail(err, ML_EUSAGE,
                        "expected \"prompt\": a string, token ids, or a list of either");
     if (!j->server->opts.tokenizer)
         return ml_fail(err, ML_EUSAGE,
-                       "completions are text, and this server has no tokenizer: use "
-                       "/generate");
+                       "this endpoint returns text and needs a tokenizer, which this "
+                       "server does not have: use /generate");
     if (b->max_tokens < 0)
         b->sampling.max_new = 16;
     ml_server_new_id(j->server, "cmpl-", j->id, sizeof j->id);

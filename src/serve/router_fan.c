@@ -139,7 +139,7 @@ static void too_late(void *ud) {
         p->job = NULL;
         ml_worker_ill(p->worker);
         why.len = 0;
-        ml_text_printf(&why, "worker %s did not answer within %g s", p->worker->url,
+        ml_text_printf(&why, "worker %s did not reply within %g s", p->worker->url,
                        f->limit_s);
         fail(p, 504, why.ptr);
     }
@@ -200,9 +200,9 @@ static void start(ml_router *r, ml_http_call *c, bool dead_too, bool reads) {
         return;
     }
     if (!f->n) {
-        ml_router_refuse(c, 503,
-                         "no worker is alive: add one with POST /add_worker?url=http://"
-                         "host:port");
+        ml_router_refuse(
+            c, 503,
+            "no healthy worker: add one with POST /add_worker?url=http://host:port");
         free_fan(f);
     } else
         answer(f);

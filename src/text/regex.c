@@ -28,7 +28,7 @@ static ml_status compile(ml_regex **out, ml_str pattern, ml_err *err) {
 
     *out = NULL;
     if (!context)
-        return ml_fail(err, ML_ENOMEM, "no memory for a regular expression");
+        return ml_fail(err, ML_ENOMEM, "out of memory for a regular expression");
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
     compiled = pcre2_compile((const unsigned char *)pattern.ptr, pattern.len,
                              PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C, &code, &at, context);
@@ -50,7 +50,8 @@ ml_status ml_regex_new(ml_regex **out, const ml_unicode *u, ml_str pattern, ml_e
 
     *out = NULL;
     if (pattern.len > MAX_PATTERN)
-        return ml_fail(err, ML_EUNSUP, "regular expression of %zu bytes; at most %d",
+        return ml_fail(err, ML_EUNSUP,
+                       "the regular expression has %zu bytes; the maximum is %d",
                        pattern.len, MAX_PATTERN);
     st = ml_regex_translate(&t, u, pattern, err);
     if (st == ML_OK)
@@ -65,7 +66,8 @@ ml_status ml_regex_new_bounded(ml_regex **out, ml_str pattern, ml_err *err) {
 
     *out = NULL;
     if (pattern.len > MAX_PATTERN)
-        return ml_fail(err, ML_EUNSUP, "regular expression of %zu bytes; at most %d",
+        return ml_fail(err, ML_EUNSUP,
+                       "the regular expression has %zu bytes; the maximum is %d",
                        pattern.len, MAX_PATTERN);
     ml_text_printf(&t, "(*LIMIT_MATCH=%d)", BOUNDED_STEPS);
     ml_text_add(&t, pattern.ptr, pattern.len);
@@ -117,8 +119,7 @@ ml_status ml_regex_find(const ml_regex *r, ml_finder *f, ml_str text, size_t fro
         return ML_EAGAIN;
     if (rc < 0) {
         pcre2_get_error_message(rc, why, sizeof why);
-        return ml_fail(err, ML_EFORMAT, "the tokenizer's pattern could not be matched: %s",
-                       why);
+        return ml_fail(err, ML_EFORMAT, "matching the tokenizer's pattern failed: %s", why);
     }
     *begin = at[0];
     *end = at[1];

@@ -144,11 +144,11 @@ static bool read_code(translator *t, char letter, uint32_t *c) {
     t->p += braces;
     *c = read_hex(t, braces ? 6 : letter == 'u' ? 4 : 2, &n);
     if (n == 0 || (letter == 'u' && n != 4))
-        return refuse(t, "hexadecimal digits were expected");
+        return refuse(t, "expected hexadecimal digits");
     if (braces && (t->p == t->end || *t->p++ != '}'))
-        return refuse(t, "'}' was expected");
+        return refuse(t, "expected '}'");
     if (*c >= ML_CODE_POINTS || (*c >= 0xd800 && *c <= 0xdfff))
-        return refuse(t, "this is not a character");
+        return refuse(t, "not a character");
     if (!braces && letter == 'x' && *c >= 0x80)
         return refuse(t, "\\xHH above 7f is a byte, not a character");
     return true;
@@ -194,7 +194,7 @@ static bool put_set(translator *t, bool in_class) {
     case 'd': put_categories(t, "\\p{Nd}", 1u << ML_GC_ND); break;
     case 'w': put_word(t); break;
     case 'p': t->p++; return put_property(t);
-    default: return refuse(t, "this escape is not supported");
+    default: return refuse(t, "unsupported escape");
     }
     t->p++;
     return true;

@@ -155,7 +155,7 @@ static void loses_nothing(void) {
 
     convert_ok(QWEN3, to, "");
     CHECK(convert(QWEN3, to, "", said, sizeof said) == 1);
-    CHECK_HAS(said, "already holds");
+    CHECK_HAS(said, "already contains");
     CHECK(convert(QWEN3, ml_test_path("no/where"), "", said, sizeof said) == 1);
     CHECK_HAS(said, "no/where");
 }

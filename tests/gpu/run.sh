@@ -17,10 +17,10 @@ fi
 # What lines "NAME planned", "NAME most used" of standard input say, within 3 %.
 memory_check() { # memory_check WHAT
     awk -v what="$1" '/planned/ { planned = $(NF == 2 ? 2 : 3) }
-        /^peak_gib|^memory in use/ { peak = $(NF == 2 ? 2 : 6) }
+        /^peak/ { peak = $(NF == 2 ? 2 : 3) }
         END {
             off = planned ? 100 * (peak / planned - 1) : 100
-            printf "memory of %s: %.3f GiB in use at most, %.3f GiB planned, %+.2f %%\n", what, peak,
+            printf "memory of %s: %.3f GiB peak, %.3f GiB planned, %+.2f %%\n", what, peak,
                 planned, off
             exit off > 3 || off < -3
         }'

@@ -27,16 +27,16 @@ void ml_engine_fixture_close(ml_engine_fixture *b);
 ml_gen_request ml_fixture_request(int32_t n_prompt, int32_t max_new);
 
 /* All updates of a request, accumulated. */
-typedef struct ml_gen_record {
+typedef struct ml_received {
     int32_t id[ML_FIXTURE_CONTEXT];
     float logprob[ML_FIXTURE_CONTEXT];
     uint64_t version[ML_FIXTURE_CONTEXT];
     int32_t n, n_end, matched, n_preempt, n_cached;
     ml_finish finish;
     char message[200];
-} ml_gen_record;
+} ml_received;
 
-/* The ml_gen_fn that accumulates them; its ud is a zeroed ml_gen_record. */
-void ml_gen_record_update(void *record, const ml_gen_update *u);
+/* The ml_gen_fn that accumulates them; its ud is a zeroed ml_received. */
+void ml_receive(void *received, const ml_gen_update *u);
 
 #endif

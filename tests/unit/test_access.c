@@ -478,13 +478,13 @@ static void requests_name_directories(void) {
     snprintf(json, sizeof json, "{\"model_path\": \"%s\\u0000/../../etc\"}",
              ml_test_path("ok"));
     CHECK(post("/update_weights_from_disk", json) == 400);
-    CHECK_HAS(body, "\\\"model_path\\\" has a NUL character in it");
+    CHECK_HAS(body, "\\\"model_path\\\" contains a NUL character");
     CHECK(post("/pull_weights", "{\"local_checkpoint_dir\": \"a\\u0000b\", \"source_dir\": "
                                 "\"s\", \"target_version\": 0}") == 400);
-    CHECK_HAS(body, "\\\"local_checkpoint_dir\\\" has a NUL character in it");
+    CHECK_HAS(body, "\\\"local_checkpoint_dir\\\" contains a NUL character");
     CHECK(post("/pull_weights", "{\"local_checkpoint_dir\": \"a\", \"source_dir\": "
                                 "\"s\\u0000\", \"target_version\": 0}") == 400);
-    CHECK_HAS(body, "\\\"source_dir\\\" has a NUL character in it");
+    CHECK_HAS(body, "\\\"source_dir\\\" contains a NUL character");
     ml_serve_fixture_stop(&f);
 }
 

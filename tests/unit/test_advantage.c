@@ -76,7 +76,7 @@ static void pieces_must_agree(void) {
     ml_err err;
 
     CHECK(ml_rewards_normalise(got, row, 2, true, &err) == ML_EFORMAT);
-    CHECK_HAS(err.msg, "must have one reward");
+    CHECK_HAS(err.msg, "must have the same reward");
 }
 
 /* --- estimators -------------------------------------------------------------------- */
@@ -201,7 +201,7 @@ static void nothing_trained_is_an_error(void) {
     ml_err err;
 
     CHECK(ml_whiten(&px, &pm, &n, 1, true, &err) == ML_EFORMAT);
-    CHECK_HAS(err.msg, "no token of the rollout is trained");
+    CHECK_HAS(err.msg, "the rollout has no trained token");
 }
 
 /* --- exp ---------------------------------------------------------------------------- */

@@ -280,12 +280,12 @@ static void cut_data_is_said(void) {
     ml_toy_run_inputs();
     ml_toy_run_args(args, sizeof args, "train-async", save, 100000,
                     "--eval-interval 1000000 --skip-eval-before-train");
-    snprintf(
-        command, sizeof command,
-        "--version; (sleep 0.5; : >%s) & \"$MILES_UNDER_TEST\"/miles %s 2>&1 | grep cut",
-        data, args);
+    snprintf(command, sizeof command,
+             "--version; (sleep 0.5; : >%s) & \"$MILES_UNDER_TEST\"/miles %s 2>&1 | grep "
+             "truncated",
+             data, args);
     ml_test_miles(out, sizeof out, command);
-    CHECK_HAS(out, "data.jsonl was cut short while it was being read");
+    CHECK_HAS(out, "data.jsonl was truncated while it was mapped");
 }
 
 static const ml_test tests[] = {

@@ -172,7 +172,7 @@ static void engine_refusals_are_sentences(void) {
                         "bench engine --model-path " LLAMA " --load-format dummy "
                         "--mem-fraction-static 0.01 --random-input-len 16000000 "
                         "--num-prompts 1 --threads 1") != 0);
-    CHECK_HAS(out, "keys and values");
+    CHECK_HAS(out, "KV cache");
 }
 
 /* ---- a server ---- */
@@ -271,17 +271,17 @@ static void servers_are_measured(void) {
     pid_t pid = start_server(&port);
 
     CHECK(bench_serve(out, sizeof out, port, "--random-output-len 5") == 0);
-    CHECK_HAS(out, "requests completed                                    6");
+    CHECK_HAS(out, "completed requests                                    6");
     CHECK_HAS(out, "prompt tokens                                        48");
-    CHECK_HAS(out, "answer tokens                                        30");
+    CHECK_HAS(out, "response tokens                                      30");
     CHECK(bench_serve(out, sizeof out, port,
                       "--random-output-len 5 --request-rate 200 --max-concurrency 2") == 0);
-    CHECK_HAS(out, "requests completed                                    6");
+    CHECK_HAS(out, "completed requests                                    6");
     CHECK(bench_serve(out, sizeof out, port, "--random-output-len 13") == 3);
     CHECK_HAS(out, "6 of 6 requests failed");
-    CHECK_HAS(out, "answered 503: not today");
+    CHECK_HAS(out, "returned status 503: not today");
     CHECK(bench_serve(out, sizeof out, port, "--random-output-len 14") == 3);
-    CHECK_HAS(out, "answered 401");
+    CHECK_HAS(out, "returned status 401");
     CHECK(bench_serve(out, sizeof out, port, "--random-output-len 14 --api-key k3y") == 0);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);

@@ -152,9 +152,9 @@ static void what_cannot_be_is_refused(void) {
         row[i] = (int32_t)i % t.spec.route[ML_ROUTING_EXPERTS].top_k;
     CHECK(ml_routing_replay_check(&t.spec, ML_ROUTING_EXPERTS, row, 1, width, NULL) ==
           ML_OK);
-    refused(&t, row, width + 1, "were recorded for each token");
+    refused(&t, row, width + 1, "were recorded per token");
     row[width - 1] = 10000;
-    refused(&t, row, width, "the experts of token 0 in layer");
+    refused(&t, row, width, "the recorded experts of token 0 in layer");
     row[width - 1] = row[width - 2];
     refused(&t, row, width, "different ones");
     ml_train_fixture_close(&t);

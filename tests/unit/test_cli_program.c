@@ -88,20 +88,20 @@ static void doctor(void) {
 
     CHECK(ml_test_miles(out, sizeof out, "doctor") == 0);
     CHECK_HAS(out, "kernels    c");
-    CHECK_HAS(out, "GB may be taken of");
+    CHECK_HAS(out, "GB available of");
     CHECK_HAS(out, "libsqlite3");
     CHECK(ml_test_miles(out, sizeof out, "doctor train --zzzzzzzzzzzz --lora-rank 8") == 2);
-    CHECK_HAS(out, "\nmiles train\nflags      WRONG: unknown flag --zzzzzzzzzzzz");
+    CHECK_HAS(out, "\nmiles train\nflags      ERROR: unknown flag --zzzzzzzzzzzz");
     CHECK_HAS(out, "--lora-rank is not supported: ");
     CHECK_HAS(out, "--hf-checkpoint DIR is required");
     CHECK(ml_test_miles(out, sizeof out, "doctor no-such-command") == 2);
-    CHECK_HAS(out, "there is no command 'no-such-command'");
+    CHECK_HAS(out, "unknown command 'no-such-command'");
     CHECK_HAS(out, "gpu        ");
     CHECK(ml_test_miles(out, sizeof out, "doctor tokenize --hf-checkpoint m") == 1);
-    CHECK_HAS(out, "text       WRONG: ");
-    CHECK_HAS(out, "miles tokenize would not start: 1 thing is wrong");
+    CHECK_HAS(out, "text       ERROR: ");
+    CHECK_HAS(out, "miles tokenize would not start: 1 error");
     CHECK(ml_test_miles(out, sizeof out, "doctor bench engine --model-path m") == 1);
-    CHECK_HAS(out, "model      WRONG: ");
+    CHECK_HAS(out, "model      ERROR: ");
 }
 
 static const ml_test tests[] = {

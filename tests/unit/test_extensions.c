@@ -54,16 +54,16 @@ static void every_kind_is_listed(void) {
 
     CHECK(ml_test_miles(out, sizeof out, "list") == 0);
     CHECK_HAS(out, "advantage (--advantage-estimator)\n    grpo");
-    CHECK_HAS(out, "    calculator: answers calls of a tool");
+    CHECK_HAS(out, "    calculator: executes calls of a tool");
     CHECK_HAS(out, "    check_reward_nonzero_std: keeps groups");
     snprintf(args, sizeof args, "list --plugin %s", object);
     CHECK(ml_test_miles(out, sizeof out, args) == 0);
-    snprintf(args, sizeof args, "%s:guess: a game: which number is it?", object);
+    snprintf(args, sizeof args, "%s:guess: a game: guess the number", object);
     CHECK_HAS(out, args);
-    snprintf(args, sizeof args, "%s:journal: writes down what happens", object);
+    snprintf(args, sizeof args, "%s:journal: writes a line per event", object);
     CHECK_HAS(out, args);
     CHECK(ml_test_miles(out, sizeof out, "list --plugin ./nothing.so") == 1);
-    CHECK_HAS(out, "./nothing.so cannot be loaded");
+    CHECK_HAS(out, "cannot load ./nothing.so");
 }
 
 static void watchers_are_told(void) {
@@ -96,7 +96,7 @@ static void watchers_are_told(void) {
     CHECK(file_has("save/metrics.jsonl", "\"eval/longest_response\": 12"));
     unsetenv("EXAMPLE_JOURNAL");
     CHECK(run(ml_test_path("none"), more, out, sizeof out) == 1);
-    CHECK_HAS(out, "journal: name a file in the environment variable EXAMPLE_JOURNAL");
+    CHECK_HAS(out, "journal: set the environment variable EXAMPLE_JOURNAL to a file");
 }
 
 static void prompts_and_samples_are_chosen(void) {
@@ -163,7 +163,7 @@ static void the_game_is_played(void) {
     CHECK(file_has("save/metrics.jsonl", "multi_turn_metric/round_number_max\": 3"));
     CHECK(run(ml_test_path("save"), "--rollout-sample-filter-path nothing", out,
               sizeof out) == 2);
-    CHECK_HAS(out, "--rollout-sample-filter-path: 'nothing' is not among");
+    CHECK_HAS(out, "--rollout-sample-filter-path: unknown name 'nothing'");
 }
 
 static void rounds_are_made_by_an_extension(void) {
@@ -258,7 +258,7 @@ static void groups_are_graded_together(void) {
     CHECK(run(ml_test_path("bad"),
               "--group-rm --custom-rm-path 'cmd:while read -r l; do echo [1]; done'", out,
               sizeof out) == 3);
-    CHECK_HAS(out, "a list of 4 rewards was expected");
+    CHECK_HAS(out, "expected a list of 4 rewards");
 }
 
 /* What `shortest` gives: the share of the others in the group that are longer. */
@@ -346,7 +346,7 @@ static void evaluations_are_configured(void) {
     CHECK_HAS(out, "the evaluation 'one': ");
     CHECK(evaluate("'datasets: [{name: a, path: b, temprature: 1}]'", "", out,
                    sizeof out) != 0);
-    CHECK_HAS(out, "a set has no key \"temprature\"");
+    CHECK_HAS(out, "unknown key \"temprature\" of a data set");
     CHECK(evaluate("'datasets: [{name: a, path: b, top_k: many}]'", "", out, sizeof out) !=
           0);
     CHECK_HAS(out, "top_k is a string; expected a whole number");
@@ -354,7 +354,7 @@ static void evaluations_are_configured(void) {
                    sizeof out) != 0);
     CHECK_HAS(out, "--eval-config:2:1: ");
     CHECK(evaluate("no.yaml", "", out, sizeof out) != 0);
-    CHECK_HAS(out, "no.yaml cannot be read");
+    CHECK_HAS(out, "no.yaml is neither a readable file nor YAML");
     snprintf(config, sizeof config, "'datasets: [{name: a, path: %s, rm_type: nonsense}]'",
              ml_test_path("data.jsonl"));
     CHECK(evaluate(config, "", out, sizeof out) == 2);
@@ -414,10 +414,10 @@ static void incomplete_extensions_are_refused(void) {
         { "{ .base = { sizeof(miles_reward), MILES_REWARD, \"\" }, .run = f }",
           "has no name" },
         { "{ .base = { sizeof(miles_reward), MILES_REWARD, \"r\" } }",
-          "'r', a reward, has no function" },
+          "'r', a reward, lacks a function" },
         { "{ .base = { sizeof(miles_extension), MILES_REWARD, \"r\" }, .run = f }",
-          "has the size" },
-        { "{ .base = { 0, MILES_REWARD, \"r\" }, .run = f }", "has the size 0" },
+          "has size" },
+        { "{ .base = { 0, MILES_REWARD, \"r\" }, .run = f }", "has size 0" },
     };
     char source[2000], line[2000], out[4000];
 

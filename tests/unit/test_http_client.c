@@ -238,7 +238,7 @@ static void errors(void) {
     CHECK_HAS(f.err.msg, "refused");
     fetch_now(p, &g, "GET", "/hold", "");
     CHECK(g.failed);
-    CHECK_HAS(g.err.msg, "silent for 0.3 s");
+    CHECK_HAS(g.err.msg, "sent nothing for 0.3 s");
     fetch_now(p, &h, "GET", "/abort", "");
     CHECK(h.failed && h.n_done == 1);
     fetch_now(p, &k, "GET", "http://no-such-host.invalid:1/", "");
@@ -392,17 +392,17 @@ static void replies_have_a_limit(void) {
     CHECK(!fits.failed && fits.body.len == 5);
     fetch_now(p, &fixed, "POST", "/echo", "hello");
     CHECK(fixed.failed && fixed.body.len == 0);
-    CHECK_HAS(fixed.err.msg, "/echo: the reply is longer than 4 bytes");
+    CHECK_HAS(fixed.err.msg, "/echo: the reply exceeds the limit of 4 bytes");
     fetch_now(p, &chunked, "GET", "/stream", "");
     CHECK(chunked.failed && chunked.body.len <= 20);
-    CHECK_HAS(chunked.err.msg, "the reply is longer than 20 bytes");
+    CHECK_HAS(chunked.err.msg, "the reply exceeds the limit of 20 bytes");
     listen_rudely(&r, &t);
     snprintf(url, sizeof url, "http://127.0.0.1:%d/x", r.port);
     fetch_now(p, &eof, "GET", url, "");
     pthread_join(t, NULL);
     close(r.fd);
     CHECK(eof.failed && eof.body.len <= 9);
-    CHECK_HAS(eof.err.msg, "the reply is longer than 9 bytes");
+    CHECK_HAS(eof.err.msg, "the reply exceeds the limit of 9 bytes");
     release(&fits);
     release(&fixed);
     release(&chunked);
@@ -427,7 +427,7 @@ static void replies_have_a_deadline(void) {
     ml_loop_run(p->loop);
     ml_timer_stop(t);
     CHECK(f.failed && f.n_done == 1 && f.n_piece > 0);
-    CHECK_HAS(f.err.msg, "/drip: the reply was not complete after 0.3 s");
+    CHECK_HAS(f.err.msg, "/drip: the reply was not complete within 0.3 s");
     release(&f);
     close_pair(p);
 }

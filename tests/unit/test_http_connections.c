@@ -136,8 +136,8 @@ static void slow_requests(void) {
     static const char *const request[] = { "GET / HTTP/1.1\r\nHost: h\r\nX-Slow: ",
                                            "POST /echo HTTP/1.1\r\nHost: h\r\n"
                                            "Content-Length: 90000\r\n\r\n" };
-    static const char *const why[] = { "the head of the request came too slowly",
-                                       "the body of the request came too slowly" };
+    static const char *const why[] = { "timed out reading the request headers",
+                                       "timed out reading the request body" };
     ml_http_limits strict = ml_http_fixture_limits;
     ml_text t = { 0 };
     ml_http_fixture *s;
@@ -189,7 +189,7 @@ static void budget_of_bodies(void) {
                 &t);
     CHECK_HAS(t.ptr, "HTTP/1.1 503 ");
     CHECK_HAS(t.ptr, "Retry-After: 1\r\n");
-    CHECK_HAS(t.ptr, "holds as many bytes of requests as it may");
+    CHECK_HAS(t.ptr, "too many bytes of requests in flight");
     ml_sock_ask(
         s->port,
         "POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"

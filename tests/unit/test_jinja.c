@@ -66,7 +66,7 @@ static void faults_have_a_place(void) {
     CHECK(fails("a\r\nb {{ ? }}", "TemplateSyntaxError", 2, 6));
     CHECK_HAS(err.msg, "line 2, column 6: TemplateSyntaxError: unexpected char '?' at 7");
     CHECK(!plain("\xff") && !fault.kind);
-    CHECK_HAS(err.msg, "not UTF-8: see its byte 0");
+    CHECK_HAS(err.msg, "not valid UTF-8 at byte 0");
 }
 
 static void limits_hold(void) {
@@ -179,7 +179,7 @@ static void wide_sources(void) {
     while (t.len <= ML_JINJA_SOURCE)
         ml_text_printf(&t, "more and more and more and more and more text");
     CHECK(!plain(t.ptr));
-    CHECK_HAS(err.msg, "at most 262144 are taken");
+    CHECK_HAS(err.msg, "the maximum is 262144");
     ml_text_release(&t);
 }
 
@@ -279,12 +279,12 @@ static void bad_templates(void) {
                        "TemplateSyntaxError: Expected an expression");
     put("tokenizer_config.json", "{\"chat_template\": [{\"name\": \"x\"}]}");
     CHECK(!chat(NULL, "{\"messages\": []}"));
-    CHECK_HAS(err.msg, "expected an object with the texts");
+    CHECK_HAS(err.msg, "expected an object with the strings");
     put("tokenizer_config.json",
         "{\"chat_template\": [{\"name\": \"x\", \"template\": \"\"}, "
         "{\"name\": \"y\", \"template\": \"\"}]}");
     CHECK(!chat(NULL, "{\"messages\": []}"));
-    CHECK_HAS(err.msg, "several chat templates (x, y) and none called default");
+    CHECK_HAS(err.msg, "several chat templates (x, y) and none named default");
 }
 
 static ml_chat_check check(const char *template, const char *messages) {
@@ -363,7 +363,7 @@ static void command_line(void) {
     CHECK(command(out, "", "\n{") == 1);
     CHECK_HAS(out, "standard input, line 2:1:2: ");
     CHECK(command(out, "", "{\"messages\": [], \"add_generation_prompt\": 1}") == 1);
-    CHECK_HAS(out, "neither true nor false");
+    CHECK_HAS(out, "must be true or false");
     CHECK(command(out, "--check", "{\"messages\": [{\"content\": \"a\"}]}\n") == 0);
     CHECK(is(out, "{\"stable\": true, \"texts\": 1}\n"));
     put("last.jinja", "{{ messages[-1].content }}");
@@ -382,7 +382,7 @@ static void command_finds_rewriting(void) {
                 "\"content\": \"ac\"}]}\n") == 1);
     CHECK_HAS(out, "{\"stable\": false, \"texts\": 2, \"message\": 2, \"character\": 1, "
                    "\"before\": \"b\", \"after\": \"c\"}");
-    CHECK_HAS(out, "later turns rewrite what came before in 1 of 1 conversations");
+    CHECK_HAS(out, "later turns change earlier text in 1 of 1 conversations");
 }
 
 static const ml_test tests[] = {

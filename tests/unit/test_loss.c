@@ -171,7 +171,7 @@ static result run(const made *m, const ml_recipe *r, const miles_loss *loss,
     for (int k = 0; k < N_SAMPLE; k++) {
         int i = order ? order[k] : k;
         const miles_sample *x = &m->sample[i];
-        ml_model_says now = { x->log_prob, x->entropy, x->value };
+        ml_model_outputs now = { x->log_prob, x->entropy, x->value };
         ml_derivatives d = { out.d[0][i], out.d[1][i], out.d[2][i] };
         if (ml_step_loss_sample(&s, i, now, d, &err) != ML_OK)
             ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
@@ -376,18 +376,18 @@ static void contradictions_are_refused(void) {
     } row[] = {
         { "--kl-coef 0.1 --kl-loss-coef 0.1", "set one of them" },
         { "--advantage-estimator reinforce_plus_plus", "needs --normalize-advantages" },
-        { "--use-rollout-logprobs --use-tis", "use one of them" },
+        { "--use-rollout-logprobs --use-tis", "exclude each other" },
         { "--get-mismatch-metrics", "needs --custom-tis-function-path" },
         { "--advantage-estimator ppo --kl-coef 0.1", "must be 0 with a critic" },
         { "--eps-clip-c 1", "must be above 1" },
-        { "--loss-type custom_loss", "go together" },
-        { "--skip-actor-forward-only --use-opd", "leaves no old log-probs" },
+        { "--loss-type custom_loss", "need each other" },
+        { "--skip-actor-forward-only --use-opd", "need old log-probs" },
         { "--advantage-estimator gpro", "grpo, gspo" },
         { "--use-tis --custom-tis-function-path nothing", "tis, icepop, mis" },
         { "--custom-pg-loss-reducer-function-path x", "drgrpo, dapo" },
         { "--loss-type no_loss", "policy_loss, cispo_loss" },
         { "--custom-loss-function-path ./none.so:x --loss-type custom_loss",
-          "cannot be loaded" },
+          "cannot load" },
     };
     char out[4000], line[400];
 

@@ -319,7 +319,7 @@ static void freezes_by_name(void) {
     CHECK(memcmp(other, other_after, 16 * sizeof *other) != 0);
     o.freeze = "*";
     CHECK(ml_optimizer_open(&opt, &w.spec, &w.weights, &w.be, &o, &err) == ML_EUSAGE);
-    CHECK_HAS(err.msg, "leaves nothing");
+    CHECK_HAS(err.msg, "leaves no parameter");
     o.freeze = "*down_proj*,layer.7";
     CHECK(ml_optimizer_open(&opt, &w.spec, &w.weights, &w.be, &o, &err) == ML_EUSAGE);
     CHECK_HAS(err.msg, "layer.7");

@@ -25,12 +25,12 @@ static void check_pages(const ml_engine_fixture *b) {
     CHECK(s.n_running == 0 && s.n_page_free + s.n_page_cached == s.n_page);
 }
 
-static void submit(ml_engine_fixture *b, ml_gen_record *h, int i, ml_gen_request r) {
+static void submit(ml_engine_fixture *b, ml_received *h, int i, ml_gen_request r) {
     r.draw.sample = (uint64_t)i;
-    MUST(ml_engine_submit(b->e, &r, ml_gen_record_update, h, (uint64_t)i + 1, &err));
+    MUST(ml_engine_submit(b->e, &r, ml_receive, h, (uint64_t)i + 1, &err));
 }
 
-static void submit_all(ml_engine_fixture *b, ml_gen_record *h, const int32_t *stop,
+static void submit_all(ml_engine_fixture *b, ml_received *h, const int32_t *stop,
                        int n_stop) {
     memset(h, 0, N * sizeof *h);
     for (int i = 0; i < N; i++) {
@@ -48,7 +48,7 @@ static void step_to_the_end(ml_engine_fixture *b) {
     }
 }
 
-static void check_same(const ml_gen_record *a, const ml_gen_record *b) {
+static void check_same(const ml_received *a, const ml_received *b) {
     for (int i = 0; i < N; i++) {
         CHECK(a[i].n == b[i].n && a[i].finish == b[i].finish && b[i].n_end == 1);
         CHECK(a[i].matched == b[i].matched);
@@ -60,7 +60,7 @@ static void check_same(const ml_gen_record *a, const ml_gen_record *b) {
 /* Runs the requests with and without; how many steps ran ahead. */
 static int64_t compare(int32_t max_running, int32_t pages, const int32_t *stop,
                        int n_stop) {
-    ml_gen_record h[2][N];
+    ml_received h[2][N];
     int64_t ran = 0;
 
     for (int ahead = 0; ahead < 2; ahead++) {
@@ -106,7 +106,7 @@ static void pages_run_short(void) {
  * next would overwrite. */
 static void some_draws_wait(void) {
     ml_engine_fixture b;
-    ml_gen_record h = { 0 };
+    ml_received h = { 0 };
     ml_gen_request r = ml_fixture_request(10, 20);
 
     open_ahead(&b, true);
@@ -124,7 +124,7 @@ static void some_draws_wait(void) {
 
 static void told_to_wait(void) {
     ml_engine_fixture b;
-    ml_gen_record h = { 0 };
+    ml_received h = { 0 };
 
     open_ahead(&b, true);
     b.o.no_overlap = true;
@@ -137,7 +137,7 @@ static void told_to_wait(void) {
 
 static void aborted_on_the_way(void) {
     ml_engine_fixture b;
-    ml_gen_record h[N];
+    ml_received h[N];
     int32_t n;
 
     open_ahead(&b, true);
@@ -165,7 +165,7 @@ static void aborted_on_the_way(void) {
 /* A switch tells what is under way first, as of the weights it was computed with. */
 static void switched_on_the_way(ml_switch how) {
     ml_engine_fixture b;
-    ml_gen_record h = { 0 };
+    ml_received h = { 0 };
     int32_t n;
 
     open_ahead(&b, true);
@@ -194,7 +194,7 @@ static void going_on_with_old_keys(void) {
 
 static void keys_given_back_on_the_way(void) {
     ml_engine_fixture b;
-    ml_gen_record h = { 0 }, whole = { 0 };
+    ml_received h = { 0 }, whole = { 0 };
 
     open_ahead(&b, true);
     ml_engine_fixture_start(&b);
@@ -213,7 +213,7 @@ static void keys_given_back_on_the_way(void) {
 
 static void closed_on_the_way(void) {
     ml_engine_fixture b;
-    ml_gen_record h = { 0 };
+    ml_received h = { 0 };
 
     open_ahead(&b, true);
     ml_engine_fixture_start(&b);

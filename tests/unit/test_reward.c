@@ -314,7 +314,7 @@ static void paths_resolve(void) {
 static void lists_resolve(void) {
     static const char *const bad[][2] = {
         { "math=1,f1", "'f1' has no weight" },
-        { "math=1,math=2", "two of the rewards are called 'math'" },
+        { "math=1,math=2", "two rewards are named 'math'" },
         { "math=1,", "has no weight" },
         { "=1,math=1", "has no weight" },
     };
@@ -504,7 +504,7 @@ static void command_replays(void) {
                         "reward --rm-type math < tests/golden/rewards/math.jsonl") == 0);
     CHECK_HAS(out, "{\"reward\": 1, \"outcome\": \"ok\", \"ms\": ");
     CHECK(ml_test_miles(out, sizeof out, "reward --rm-type nope < /dev/null") == 2);
-    CHECK_HAS(out, "no reward called 'nope'");
+    CHECK_HAS(out, "unknown reward 'nope'");
     CHECK(ml_test_miles(out, sizeof out,
                         "reward --custom-rm-path 'cmd:while read l; do echo 2; done' < "
                         "tests/golden/rewards/f1.jsonl") == 0);

@@ -15,7 +15,7 @@ static void no_worker(void) {
     w = ml_router_fixture_open(o, 0);
     ml_fetch_now(w, &f, "POST", "/generate", "{}");
     CHECK(f.status == 503);
-    CHECK_HAS(f.body.ptr, "no worker is alive");
+    CHECK_HAS(f.body.ptr, "no healthy worker");
     ml_fetch_release(&f);
     ml_fetch_now(w, &f, "GET", "/health", "");
     CHECK(f.status == 503);
@@ -218,7 +218,7 @@ static void a_silent_worker_is_not_awaited(void) {
         ml_fetch_now(w, &f, "POST", path[k], "{}");
         CHECK(f.done && f.status == 504);
         CHECK_HAS(f.body.ptr, w->worker[1].url);
-        CHECK_HAS(f.body.ptr, "did not answer within 0.2 s");
+        CHECK_HAS(f.body.ptr, "did not reply within 0.2 s");
         ml_fetch_release(&f);
     }
     ml_router_fixture_close(w);
@@ -234,7 +234,7 @@ static void a_worker_that_says_too_much(void) {
     w->worker[0].reply = much;
     ml_fetch_now(w, &f, "POST", "/flush_cache", "{}");
     CHECK(f.done && f.status == 502);
-    CHECK_HAS(f.body.ptr, "the reply is longer than 1048576 bytes");
+    CHECK_HAS(f.body.ptr, "the reply exceeds the limit of 1048576 bytes");
     ml_fetch_release(&f);
     ml_router_fixture_close(w);
     free(much);

@@ -321,7 +321,7 @@ static void ops_are_in_the_trace(void) {
     ml_file_unmap(&f);
     CHECK_HAS(got, "\"tid\": 3, \"name\": \"attn\"");
     CHECK_HAS(got, "\"dur\": 1000000.000, \"args\": {\"layer\": 2}}");
-    CHECK_HAS(got, "\"name\": \"ops left out\"");
+    CHECK_HAS(got, "\"name\": \"omitted ops\"");
     CHECK_HAS(got, "{\"n\": 2}}");
     CHECK_HAS(got, "\"tid\": 2, \"name\": \"linear\"");
     ml_timeline_free(o.ops);

@@ -29,7 +29,7 @@ static void what_does_not_fit_is_refused(void) {
         const char *text, *why;
     } bad[] = {
         { "{\"index\": 5, \"tokens\": [1, 83]}",
-          "sample 5 has token 83, and the model's ids" },
+          "sample 5 has token 83; the largest token id is" },
         { "{\"tokens\": [2147483647]}", "token 2147483647" },
         { "{\"tokens\": [-1]}", "expected token ids" },
         { "{\"tokens\": [1, 2, 3], \"response_length\": 3}",
@@ -40,9 +40,9 @@ static void what_does_not_fit_is_refused(void) {
           "[\"18446744073709551617\"]}",
           "at most 18 digits" },
         { "{\"tokens\": [1, 2], \"response_length\": 1, \"rollout_log_probs\": [null]}",
-          "\"rollout_log_probs\" is no number" },
+          "\"rollout_log_probs\" is not a number" },
         { "{\"tokens\": [1, 2], \"response_length\": 1, \"teacher_log_probs\": [1e39]}",
-          "\"teacher_log_probs\" is no number" },
+          "\"teacher_log_probs\" is not a number" },
     };
     ml_sample s;
     ml_arena a;
@@ -95,24 +95,24 @@ static ml_status draw(ml_gen *g, const ml_gen_request *r, ml_gen_fn *fn, void *u
 typedef struct fixture {
     ml_toy_text text;
     stub stub;
-    ml_gen_ctx asker;
+    ml_gen_ctx gen_ctx;
     ml_sampling how;
     ml_partial_buffer held;
-    ml_gen_tasks flights;
+    ml_gen_tasks tasks;
 } fixture;
 
 static void open_fixture(fixture *w) {
     ml_toy_model(ml_toy_chatml);
     *w = (fixture){ .stub = { .gen = { .submit = draw } }, .how = { .max_new = MAX_NEW } };
     ml_toy_text_open(&w->text);
-    w->asker =
+    w->gen_ctx =
         (ml_gen_ctx){ .gen = &w->stub.gen, .tokenizer = w->text.tokenizer, .context = 100 };
     ml_partial_buffer_init(&w->held, 1);
-    ml_gen_tasks_init(&w->flights, &w->asker, &w->how, NULL, &w->text.arena);
+    ml_gen_tasks_init(&w->tasks, &w->gen_ctx, &w->how, NULL, &w->text.arena);
 }
 
 static void close_fixture(fixture *w) {
-    ml_gen_tasks_release(&w->flights);
+    ml_gen_tasks_release(&w->tasks);
     ml_partial_buffer_release(&w->held);
     ml_toy_text_close(&w->text);
 }
@@ -151,7 +151,7 @@ static const ml_sample *resume(fixture *w, const char *sample) {
     ml_gen_task *x = NULL;
 
     MUST(load(w, sample, &err));
-    MUST(ml_gen_tasks_resume(&w->flights, &x, ml_partial_buffer_take(&w->held), 1, false,
+    MUST(ml_gen_tasks_resume(&w->tasks, &x, ml_partial_buffer_take(&w->held), 1, false,
                              &err));
     return &x->sample;
 }
@@ -168,7 +168,7 @@ static void a_longer_answer_is_cut(void) {
         open_fixture(&w);
         ml_log_to_text(&log);
         s = resume(&w, held_answer(9, status[i]));
-        CHECK_HAS(log.ptr, "state.json: 1 unfinished answers are longer than "
+        CHECK_HAS(log.ptr, "state.json: 1 unfinished responses are longer than "
                            "--rollout-max-response-len 6");
         CHECK(w.stub.n_asked == 0 && s->status == ML_SAMPLE_TRUNCATED && !s->has_reward);
         CHECK(s->n_response == MAX_NEW && s->n_token == 2 + MAX_NEW);

@@ -120,8 +120,9 @@ static void bf16_takes_half(void) {
 
 static void refuses(void) {
     static const char *const bad[][2] = {
-        { "\"num_kv_shared_layers\": 3", "layer 1 shall use keys of an earlier layer with "
-                                         "full_attention, and there is none" },
+        { "\"num_kv_shared_layers\": 3",
+          "layer 1 must share the keys of an earlier layer with "
+          "full_attention, but there is none" },
         { "\"num_kv_shared_layers\": 5", "num_kv_shared_layers" },
         { "\"use_bidirectional_attention\": \"all\"", "only causal attention" },
         { "\"vocab_size_per_layer_input\": 31", "(31) is below vocab_size (32)" },

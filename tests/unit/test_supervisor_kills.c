@@ -15,8 +15,8 @@
 #include "tests/support/toy_model.h"
 #include "tests/support/toy_run.h"
 
-#define AGAIN "serves again, at "
-#define LOST "what was asked of it again"
+#define AGAIN "is ready again, at "
+#define LOST "gets its weights and its requests again"
 
 /* The highest number of a file whose name is so, or -1. */
 static long newest(const char *dir, const char *form) {
@@ -98,8 +98,8 @@ static void kill_engines(const char *form, const char *flags) {
     ml_toy_run_same(here, there, rounds);
     printf("%d kills, %d with requests under way\n", n,
            ml_supervisor_run_count(v.log, LOST));
-    CHECK(n == kills && ml_supervisor_run_count(
-                            v.log, "was ended by signal 9; it is started again") == n);
+    CHECK(n == kills &&
+          ml_supervisor_run_count(v.log, "was killed by signal 9; restarting it") == n);
 }
 
 static void engines_may_die(void) {

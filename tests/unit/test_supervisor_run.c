@@ -18,7 +18,7 @@ static pid_t start_two(const char *log, const char *save, int rounds, const char
     pid_t run = ml_supervisor_run_start(log, save, rounds, more);
 
     if (ml_supervisor_run_engines(run, 2, engine) == 2 &&
-        ml_supervisor_run_says(log, "first round: ", 1, run))
+        ml_supervisor_run_says(log, "first rollout: ", 1, run))
         return run;
     ml_test_fail(__FILE__, __LINE__, "the run did not begin, or has ended");
     exit(1);
@@ -74,16 +74,16 @@ static void faults_on_order(void) {
                                   "\"cell_index\":0},{\"at_rollout\":3,\"action\":"
                                   "\"crash_engine_at_end\"}]'",
                      out, sizeof out) == 0);
-    CHECK_HAS(out, "engine 0 is killed, as it was asked for");
-    CHECK_HAS(out, "engine 1 is killed, as it was asked for");
-    CHECK_HAS(out, "engine 0 was ended by signal 9; it is started again");
+    CHECK_HAS(out, "engine 0 is killed, as requested");
+    CHECK_HAS(out, "engine 1 is killed, as requested");
+    CHECK_HAS(out, "engine 0 was killed by signal 9; restarting it");
     ml_toy_run_same(here, there, ROUNDS);
     /* Without anybody who starts it again, a fault is the end. */
     CHECK(ml_toy_run("train", ml_test_path("end"), ROUNDS,
                      "--rollout-num-engines 1 --ci-ft-test-actions "
                      "'[{\"at_rollout\":0,\"action\":\"crash_engine_at_end\"}]'",
                      out, sizeof out) == 3);
-    CHECK_HAS(out, "engine 0 was ended by signal 9");
+    CHECK_HAS(out, "engine 0 was killed by signal 9");
 }
 
 static void faults_that_cannot_be(void) {
@@ -129,7 +129,7 @@ static void a_silent_engine_is_replaced(void) {
                     engine);
     kill(engine[0], SIGSTOP);
     CHECK(ml_supervisor_run_wait(run) == 0);
-    CHECK(ml_supervisor_run_count(log, "is not well, and is killed: ") > 0);
+    CHECK(ml_supervisor_run_count(log, "failed its health check and is killed: ") > 0);
     ml_toy_run_same(here, there, ROUNDS);
     CHECK(!ml_supervisor_run_alive(engine[0]) && !ml_supervisor_run_alive(engine[1]));
 }
@@ -142,7 +142,7 @@ static void without_fault_tolerance_the_run_ends(void) {
     run = start_two(log, save, 1000, "--rollout-num-engines 2", engine);
     kill(engine[1], SIGKILL);
     CHECK(ml_supervisor_run_wait(run) == 3);
-    CHECK(ml_supervisor_run_count(log, "was ended by signal 9") > 0);
+    CHECK(ml_supervisor_run_count(log, "was killed by signal 9") > 0);
     CHECK(!ml_supervisor_run_alive(engine[0]));
 }
 

@@ -54,11 +54,11 @@ static void unknown_parts_are_refused_by_name(void) {
 }
 
 static void broken_files_are_refused(void) {
-    refused("[1]", "an object was expected");
+    refused("[1]", "expected an object");
     refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":-1},\"merges\":[]}}",
             "the id of \"a\"");
     refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":0},\"merges\":[]}}",
-            "is there twice");
+            "duplicate token");
     refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a a\"]}}",
             "merge 0 joins \"a\" and \"a\"");
     refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a a a\"]}}",
@@ -77,8 +77,8 @@ static void expressions_that_mean_something_else_are_refused(void) {
     } rows[] = {
         { "^a", "anchors" },
         { "a$", "anchors" },
-        { "\\\\bword", "this escape is not supported" },
-        { "\\\\h", "this escape is not supported" },
+        { "\\\\bword", "unsupported escape" },
+        { "\\\\h", "unsupported escape" },
         { "[a[bc]]", "a set inside a set" },
         { "[a-z&&[^x]]", "(&&)" },
         { "[\\\\W]", "a negated set inside a set" },
@@ -339,7 +339,7 @@ static void threads_give_the_same_tokens(void) {
         view[17] = ml_str_of("\xff");
         CHECK(ml_encode_all(t, pool, out, view, N, (ml_encode_opts){ 0 }, &err) ==
               ML_EFORMAT);
-        CHECK_HAS(err.msg, "text 17: the text is not UTF-8");
+        CHECK_HAS(err.msg, "text 17: the text is not valid UTF-8");
         view[17] = (ml_str){ text[17].ptr, text[17].len };
         for (int i = 0; i < N; i++)
             ml_tokens_release(&out[i]);

@@ -165,7 +165,7 @@ static void files_of_the_user_stay(void) {
              "--update-weight-local-checkpoint-dir %s",
              ml_test_path("home"));
     CHECK(ml_toy_run("train", ml_test_path("save"), 2, flags, out, sizeof out) == 3);
-    CHECK_HAS(out, "home: holds thesis.tex, which miles did not write");
+    CHECK_HAS(out, "home contains thesis.tex, which miles did not write");
     CHECK(access(ml_test_path("home/thesis.tex"), F_OK) == 0);
     CHECK(access(ml_test_path("home/model.safetensors"), F_OK) != 0);
 }

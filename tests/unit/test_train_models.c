@@ -364,7 +364,7 @@ static void leaves_what_it_is_told_to(void) {
     CHECK(shell("test ! -e %s/hf/5/state.json", ml_test_dir()));
     snprintf(flags, sizeof flags, "--load %s", save);
     CHECK(run(save, 7, flags) != 0);
-    CHECK_HAS(out, "start its optimizer anew with --no-load-optim");
+    CHECK_HAS(out, "restart the optimizer with --no-load-optim");
     snprintf(flags, sizeof flags, "--load %s --no-load-optim", save);
     must_run(save, 7, flags);
     CHECK_HAS(out, "rollout 6, step 12: ");

@@ -121,7 +121,7 @@ static void what_cannot_be_learned_is_refused(void) {
     CHECK_HAS(err.msg, "generation");
     learned(&t, ml_toy_chatml, "{\"input\": [{\"role\": \"user\", \"content\": \"a\"}]}\n",
             &err);
-    CHECK_HAS(err.msg, "said by the assistant");
+    CHECK_HAS(err.msg, "no message of the assistant");
     learned(&t, ml_toy_chatml, "{\"input\": \"plain text\"}\n", &err);
     CHECK_HAS(err.msg, "list of messages");
     ml_text_release(&t);

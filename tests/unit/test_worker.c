@@ -40,7 +40,7 @@ static void memory_is_limited(void) {
     ml_line_process_free(w);
     w = worker_of(use, 128 << 20);
     CHECK(ml_line_process_ask(w, &out, ml_str_of("x"), 30) == ML_LINE_PROCESS_DIED);
-    CHECK_HAS(out.ptr, "held more than 128 MiB of memory");
+    CHECK_HAS(out.ptr, "used more than 128 MiB of memory");
     CHECK_HAS(out.ptr, "--reward-memory");
     ml_line_process_free(w);
     w = worker_of(by_child, 128 << 20);

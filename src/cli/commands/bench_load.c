@@ -100,7 +100,7 @@ static ml_status read_row(ml_bench_item *it, ml_arena *a, const ml_jsonl *f, int
         return read_ids(it, a, ids, n_vocab, where, err);
     if (!text || text->type != ML_JSON_STRING || text->text.len == 0)
         return ml_fail(err, ML_EFORMAT,
-                       "%s: expected \"input_ids\", a list of ids, or \"prompt\", a text",
+                       "%s: expected \"input_ids\", a list of ids, or \"prompt\", a string",
                        where);
     it->text = (ml_str){ ml_arena_str(a, text->text.ptr, text->text.len), text->text.len };
     return e ? encode(it, a, e, err) : ML_OK;

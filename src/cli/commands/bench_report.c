@@ -111,51 +111,54 @@ static void add_times(rows *t, ml_bench_times *s, const char *const key[4],
 }
 
 static void add_engine(rows *t, const ml_bench_engine *e) {
-    add(t, "load_s", "until ready", "s", e->load_s, 3);
+    add(t, "load_s", "load time", "s", e->load_s, 3);
     add(t, "prefill_throughput", "prefill", "tokens/s",
         per((double)e->n_prefill, e->prefill_s), 1);
     add(t, "decode_throughput", "decode", "tokens/s", per((double)e->n_decode, e->decode_s),
         1);
     add(t, "kv_pages", "KV pages", "", (double)e->n_page, 0);
-    add(t, "kv_pages_peak", "KV pages in use at most", "", (double)e->n_page_peak, 0);
-    add(t, "cached_tokens", "prompt tokens found in the prefix cache", "",
-        (double)e->n_cached, 0);
+    add(t, "kv_pages_peak", "KV pages, peak", "", (double)e->n_page_peak, 0);
+    add(t, "cached_tokens", "cached prompt tokens", "", (double)e->n_cached, 0);
     add(t, "steps", "steps", "", (double)e->n_step, 0);
-    add(t, "steps_ahead", "steps begun ahead", "", (double)e->n_overlapped, 0);
-    add(t, "retractions", "requests put back", "", (double)e->n_preempt, 0);
-    add(t, "scheduler_share", "scheduler, part of a step", "", e->scheduler_share, 4);
-    add(t, "sampler_share", "sampler, part of a step", "", e->sampler_share, 4);
-    add(t, "planned_gib", "memory planned", "GiB", (double)e->planned_bytes / 0x1p30, 3);
-    add(t, "peak_gib", "memory in use at most", "GiB", (double)e->peak_bytes / 0x1p30, 3);
+    add(t, "steps_ahead", "overlapped steps", "", (double)e->n_overlapped, 0);
+    add(t, "retractions", "preempted requests", "", (double)e->n_preempt, 0);
+    add(t, "scheduler_share", "scheduler, fraction of a step", "", e->scheduler_share, 4);
+    add(t, "sampler_share", "sampler, fraction of a step", "", e->sampler_share, 4);
+    add(t, "planned_gib", "planned memory", "GiB", (double)e->planned_bytes / 0x1p30, 3);
+    add(t, "peak_gib", "peak memory", "GiB", (double)e->peak_bytes / 0x1p30, 3);
     add(t, "threads", "threads", "", e->n_thread, 0);
 }
 
 static void make_rows(rows *t, ml_bench_run *r, const ml_bench_engine *e) {
     static const char *const first_key[4] = { "mean_ttft_ms", "p50_ttft_ms", "p90_ttft_ms",
                                               "p99_ttft_ms" };
-    static const char *const first_label[4] = { "first token, mean", "first token, p50",
-                                                "first token, p90", "first token, p99" };
+    static const char *const first_label[4] = { "time to first token, mean",
+                                                "time to first token, p50",
+                                                "time to first token, p90",
+                                                "time to first token, p99" };
     static const char *const gap_key[4] = { "mean_itl_ms", "p50_itl_ms", "p90_itl_ms",
                                             "p99_itl_ms" };
-    static const char *const gap_label[4] = { "between tokens, mean", "between tokens, p50",
-                                              "between tokens, p90",
-                                              "between tokens, p99" };
+    static const char *const gap_label[4] = { "inter-token latency, mean",
+                                              "inter-token latency, p50",
+                                              "inter-token latency, p90",
+                                              "inter-token latency, p99" };
     static const char *const whole_key[4] = { "mean_e2e_latency_ms", "p50_e2e_latency_ms",
                                               "p90_e2e_latency_ms", "p99_e2e_latency_ms" };
-    static const char *const whole_label[4] = { "whole request, mean", "whole request, p50",
-                                                "whole request, p90",
-                                                "whole request, p99" };
+    static const char *const whole_label[4] = { "request latency, mean",
+                                                "request latency, p50",
+                                                "request latency, p90",
+                                                "request latency, p99" };
     double s = r->end_s - r->begin_s;
 
-    add(t, "completed", "requests completed", "", r->n_ended, 0);
-    add(t, "failed", "requests failed", "", r->n_failed, 0);
+    add(t, "completed", "completed requests", "", r->n_ended, 0);
+    add(t, "failed", "failed requests", "", r->n_failed, 0);
     add(t, "duration", "duration", "s", s, 3);
     add(t, "total_input_tokens", "prompt tokens", "", (double)r->n_in, 0);
-    add(t, "total_output_tokens", "answer tokens", "", (double)r->n_out, 0);
+    add(t, "total_output_tokens", "response tokens", "", (double)r->n_out, 0);
     add(t, "request_throughput", "requests", "1/s", per(r->n_ended, s), 3);
     add(t, "input_throughput", "prompt", "tokens/s", per((double)r->n_in, s), 1);
-    add(t, "output_throughput", "answer", "tokens/s", per((double)r->n_out, s), 1);
-    add(t, "total_throughput", "prompt and answer", "tokens/s",
+    add(t, "output_throughput", "response", "tokens/s", per((double)r->n_out, s), 1);
+    add(t, "total_throughput", "prompt and response", "tokens/s",
         per((double)(r->n_in + r->n_out), s), 1);
     add_times(t, &r->first, first_key, first_label);
     add_times(t, &r->gap, gap_key, gap_label);
@@ -174,7 +177,7 @@ void ml_bench_text(ml_text *out, ml_bench_run *r, const ml_bench_engine *engine)
         ml_text_printf(out, "%-42s %12.*f %s\n", t.at[i].label, t.at[i].digits,
                        t.at[i].value, t.at[i].unit);
     if (r->n_failed)
-        ml_text_printf(out, "the first failure: %s\n", r->message);
+        ml_text_printf(out, "first failure: %s\n", r->message);
 }
 
 void ml_bench_json(ml_text *out, ml_bench_run *r, const ml_bench_engine *engine) {

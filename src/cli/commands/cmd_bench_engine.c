@@ -74,12 +74,11 @@ static ml_status kv_bytes(const bench_job *j, size_t *out, ml_err *err) {
     if (j->config->bench.mem_fraction <= 0.0)
         return ML_OK;
     if (part <= 0.0)
-        return ml_fail(
-            err, ML_EUSAGE,
-            "--mem-fraction-static %g of %.1f GiB is less than the %.1f GiB of the "
-            "weights: give more",
-            j->config->bench.mem_fraction, all / 0x1p30,
-            (double)j->weights.buf.bytes / 0x1p30);
+        return ml_fail(err, ML_EUSAGE,
+                       "--mem-fraction-static %g of %.1f GiB is less than the %.1f GiB of "
+                       "the weights: increase it",
+                       j->config->bench.mem_fraction, all / 0x1p30,
+                       (double)j->weights.buf.bytes / 0x1p30);
     *out = (size_t)part;
     return ML_OK;
 }

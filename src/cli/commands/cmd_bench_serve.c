@@ -112,10 +112,10 @@ static bool went_wrong(const serve_call *c, const ml_err *err, ml_err *why) {
     if (err)
         *why = *err;
     else if (c->status != 200)
-        ml_fail(why, ML_EPEER, "%s answered %d: %.300s", url, c->status,
+        ml_fail(why, ML_EPEER, "%s returned status %d: %.300s", url, c->status,
                 c->body.len ? c->body.ptr : "");
     else if (c->n_out == 0)
-        ml_fail(why, ML_EPEER, "%s ended its answer without a token", url);
+        ml_fail(why, ML_EPEER, "%s ended the stream without a token", url);
     else
         return false;
     return true;
@@ -168,7 +168,7 @@ static void send_one(serve_job *j, const ml_bench_item *it, int32_t i) {
     ml_status st;
 
     if (!c) {
-        fail_run(j, "no memory for a request");
+        fail_run(j, "out of memory for a request");
         return;
     }
     c->job = j;

@@ -40,7 +40,7 @@ static ml_status read_row(const job *j, ml_chat *out, ml_arena *a, ml_str line,
     if (!out->messages || out->messages->type != ML_JSON_ARRAY)
         return bad_row(j, "expected an object with an array \"messages\"", err);
     if (prompt && prompt->type != ML_JSON_TRUE && prompt->type != ML_JSON_FALSE)
-        return bad_row(j, "\"add_generation_prompt\" is neither true nor false", err);
+        return bad_row(j, "\"add_generation_prompt\" must be true or false", err);
     out->add_generation_prompt = prompt && prompt->type == ML_JSON_TRUE;
     return ML_OK;
 }
@@ -150,8 +150,8 @@ ml_status ml_cmd_chat_template(const ml_config *c, ml_err *err) {
     st = run_rows(&j, err);
     if (!st && j.n_unstable)
         st = ml_fail(err, ML_EFORMAT,
-                     "the template is not prefix-stable: later turns rewrite what came "
-                     "before in %lld of %lld conversations",
+                     "the template is not prefix-stable: later turns change earlier text "
+                     "in %lld of %lld conversations",
                      (long long)j.n_unstable, (long long)j.n_checked);
     ml_chat_template_close(t);
     return st;

@@ -22,7 +22,7 @@ static int print_flags(ml_text *wrong) {
 
     for (char *save = NULL, *line = wrong->len ? strtok_r(wrong->ptr, "\n", &save) : NULL;
          line; line = strtok_r(NULL, "\n", &save), n++)
-        printf("flags      WRONG: %s\n", line);
+        printf("flags      ERROR: %s\n", line);
     return n;
 }
 
@@ -40,13 +40,12 @@ static ml_status examine(const ml_command *cmd, int argc, const char *const *arg
     n_wrong += ml_doctor_checks(&config, cmd->bit, &first);
     fflush(stdout);
     if (n_wrong)
-        st = ml_fail(err, st == ML_OK ? first : st,
-                     "miles %s would not start: %d thing%s wrong", cmd->name, n_wrong,
-                     n_wrong == 1 ? " is" : "s are");
+        st = ml_fail(err, st == ML_OK ? first : st, "miles %s would not start: %d error%s",
+                     cmd->name, n_wrong, n_wrong == 1 ? "" : "s");
     else if (make_dry(&config, cmd->bit))
         st = cmd->run(&config, err);
     else
-        printf("all is well; what it allocates is not known beforehand\n");
+        printf("no errors; the memory of this command is not known in advance\n");
     ml_config_release(&config);
     ml_text_release(&wrong);
     return st;
@@ -70,8 +69,8 @@ ml_status ml_cmd_doctor(const ml_config *c, ml_err *err) {
         n_word = 2;
     }
     if (!cmd)
-        return ml_fail(err, ML_EUSAGE, "there is no command '%s'; miles --help lists them",
-                       w->word[0]);
+        return ml_fail(err, ML_EUSAGE,
+                       "unknown command '%s'; miles --help lists all commands", w->word[0]);
     fflush(stdout);
     return examine(cmd, w->n - n_word, w->word + n_word, err);
 }

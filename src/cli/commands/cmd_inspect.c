@@ -54,7 +54,7 @@ static void print_token(const viewer *v, int32_t id) {
 static void print_tokens(const viewer *v, const ml_sample *s) {
     int32_t n_prompt = s->n_token - s->n_response;
 
-    printf("  place  mask   log-prob  version   token\n");
+    printf("  index  mask   log-prob  version   token\n");
     for (int32_t i = 0; i < s->n_token; i++) {
         int32_t t = i - n_prompt;
         printf("  %5d", i);
@@ -78,7 +78,7 @@ static void print_tokens(const viewer *v, const ml_sample *s) {
 static bool turn_page(void) {
     char line[100];
 
-    printf("-- enter: the next one; q: end -- ");
+    printf("-- Enter: next; q: quit -- ");
     fflush(stdout);
     return fgets(line, sizeof line, stdin) && line[0] != 'q';
 }
@@ -132,15 +132,14 @@ static ml_status find(viewer *v, const char *path, ml_err *err) {
     if (access(path, R_OK) != 0)
         return ml_fail(
             err, ML_EIO,
-            "%s: there is no store; runs with --save have one, unless --no-store "
-            "was given",
+            "%s: no run.db found; runs with --save write one unless --no-store is given",
             path);
     if (c->hf_checkpoint)
         st = ml_tokenizer_open(&v->tokenizer, c->hf_checkpoint, err);
     if (st == ML_OK)
         st = ml_run_store_find(path, &q, show, v, err);
     if (st == ML_OK && v->n == 0)
-        printf("no such sample\n");
+        printf("no matching sample\n");
     return st;
 }
 

@@ -14,7 +14,7 @@ static void print_extensions(const miles_extension *const *ext, const ml_kind *k
         printf("    %s%s%s: %s\n", object ? object : "", object ? ":" : "", (*ext)->name,
                (*ext)->help ? (*ext)->help : "");
         if ((*ext)->alias)
-            printf("        also called %s\n", (*ext)->alias);
+            printf("        alias %s\n", (*ext)->alias);
     }
 }
 
@@ -22,7 +22,7 @@ static void print_extensions(const miles_extension *const *ext, const ml_kind *k
 static void print_strangers(const miles_plugin *plugin, const char *object) {
     for (const miles_extension *const *ext = plugin->extensions; *ext; ext++)
         if (!ml_kind_of((*ext)->kind))
-            printf("%s:%s is of kind %d, which this program does not know\n", object,
+            printf("%s:%s has kind %d, which this version of miles does not know\n", object,
                    (*ext)->name, (*ext)->kind);
 }
 

@@ -78,7 +78,7 @@ static ml_status read_column(loss_job *j, int64_t i, const ml_json *v, const dou
 
     snprintf(key, sizeof key, "%.*s", (int)v->key.len, v->key.ptr);
     if (v->type != ML_JSON_ARRAY)
-        return bad(j, i, key, "an array with a number for each response token", err);
+        return bad(j, i, key, "an array with one number per response token", err);
     if (v->n != j->sample[i].n)
         return bad(j, i, key, "as long as the sample's other arrays", err);
     for (const ml_json *e = v->child; e; e = e->next)
@@ -139,7 +139,7 @@ static ml_status read_field(loss_job *j, int64_t i, const ml_json *v, ml_err *er
                                            : bad(j, i, "rollout_id", "a whole number", err);
     snprintf(key, sizeof key, "%.*s", (int)v->key.len, v->key.ptr);
     if (!ml_str_is(v->key, "reward"))
-        return bad(j, i, key, "left out: miles loss does not know it", err);
+        return bad(j, i, key, "removed: miles loss does not know it", err);
     j->has_reward[i] = true;
     return read_number(v, &s->reward) ? ML_OK : bad(j, i, "reward", "a number", err);
 }
@@ -258,7 +258,7 @@ static ml_status normalise_rewards(loss_job *j, ml_err *err) {
 
     for (int64_t i = 0; i < j->batch.n; i++) {
         if (!j->has_reward[i])
-            return bad(j, i, "reward", "given: advantages are made from it", err);
+            return bad(j, i, "reward", "removed: advantages are computed from it", err);
         row[i] = (ml_reward_row){ j->sample[i].group, j->sample[i].rollout,
                                   j->sample[i].reward };
         reward[i] = row[i].reward;
@@ -307,7 +307,7 @@ static ml_status run_loss(loss_job *j, ml_step_loss *s, const miles_loss *loss,
     for (int64_t i = 0; i < j->batch.n && st == ML_OK; i++) {
         const miles_sample *x = &j->sample[i];
         st = ml_step_loss_sample(
-            s, i, (ml_model_says){ x->log_prob, x->entropy, x->value },
+            s, i, (ml_model_outputs){ x->log_prob, x->entropy, x->value },
             (ml_derivatives){ d->log_prob[i], d->entropy[i], d->value[i] }, err);
     }
     return st;
@@ -392,7 +392,7 @@ static ml_status answer(loss_job *j, ml_str line, ml_err *err) {
     ml_text_printf(&j->out, "}\n");
     if (st == ML_OK &&
         (fwrite(j->out.ptr, 1, j->out.len, stdout) != j->out.len || fflush(stdout) != 0))
-        st = ml_fail(err, ML_EIO, "standard output cannot be written: %s", strerror(errno));
+        st = ml_fail(err, ML_EIO, "cannot write standard output: %s", strerror(errno));
     ml_arena_release(&j->arena);
     return st;
 }
@@ -414,7 +414,7 @@ ml_status ml_cmd_loss(const ml_config *c, ml_err *err) {
             st = answer(&j, (ml_str){ line, (size_t)len }, err);
     }
     if (st == ML_OK && ferror(stdin))
-        st = ml_fail(err, ML_EIO, "standard input cannot be read: %s", strerror(errno));
+        st = ml_fail(err, ML_EIO, "cannot read standard input: %s", strerror(errno));
     free(line);
     ml_text_release(&j.out);
     return st;

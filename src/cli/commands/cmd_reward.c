@@ -94,8 +94,7 @@ static ml_status read_sample(reward_job *j, entry *e, ml_str line, ml_err *err) 
     if (st != ML_OK)
         return st;
     if (doc->type != ML_JSON_OBJECT)
-        return ml_fail(err, ML_EFORMAT,
-                       "%s: %s, where an object with a response is expected", name,
+        return ml_fail(err, ML_EFORMAT, "%s: %s; expected an object with a response", name,
                        ml_json_what(doc));
     e->in =
         (miles_reward_in){ .size = sizeof e->in, .index = j->n_sample, .seed = j->seed };
@@ -152,8 +151,7 @@ static ml_status flush(reward_job *j, ml_err *err) {
         }
     j->n = 0;
     if (fflush(stdout) != 0)
-        return ml_fail(err, ML_EIO, "standard output cannot be written: %s",
-                       strerror(errno));
+        return ml_fail(err, ML_EIO, "cannot write standard output: %s", strerror(errno));
     return ML_OK;
 }
 
@@ -178,7 +176,8 @@ static ml_status check_any(reward_job *j, ml_err *err) {
     ml_rewards_counts(j->rewards, n);
     if (j->n_sample == 0 || n[ML_REWARD_OK] > 0)
         return ML_OK;
-    return ml_fail(err, ML_EPEER, "none of the %lld samples has a reward; the first: %s",
+    return ml_fail(err, ML_EPEER,
+                   "none of the %lld samples has a reward; the first error: %s",
                    (long long)j->n_sample, j->why);
 }
 
@@ -208,7 +207,7 @@ static ml_status score_all(reward_job *j, ml_err *err) {
             st = score(j, (ml_str){ line, (size_t)len }, err);
     }
     if (st == ML_OK && ferror(stdin))
-        st = ml_fail(err, ML_EIO, "standard input cannot be read: %s", strerror(errno));
+        st = ml_fail(err, ML_EIO, "cannot read standard input: %s", strerror(errno));
     free(line);
     /* The lines before an invalid one are still graded and printed. */
     if (st == ML_OK)
@@ -248,8 +247,8 @@ ml_status ml_cmd_reward(const ml_config *c, ml_err *err) {
         st = ml_rewards_open(&j.rewards, &opts, err);
     if (st == ML_OK) {
         j.entry = calloc(BATCH, sizeof *j.entry);
-        st =
-            j.entry ? score_all(&j, err) : ml_fail(err, ML_ENOMEM, "no memory for samples");
+        st = j.entry ? score_all(&j, err)
+                     : ml_fail(err, ML_ENOMEM, "out of memory for samples");
         print_summary(&j);
         if (st == ML_OK)
             st = check_any(&j, err);

@@ -133,7 +133,7 @@ static ml_status put_grads(score_job *j, ml_err *err) {
         float *grown = realloc(piece, (size_t)(step * all.n_value) * sizeof *piece);
         if (!grown) {
             free(piece);
-            return ml_fail(err, ML_ENOMEM, "no memory for %lld gradients at a time",
+            return ml_fail(err, ML_ENOMEM, "out of memory for %lld gradients",
                            (long long)(step * all.n_value));
         }
         piece = grown;
@@ -351,8 +351,7 @@ static ml_status open_inputs(score_job *j, ml_err *err) {
         st = ml_sequences_read(&j->seq, &j->arena, c->score.input, j->spec.n_vocab, err);
     }
     if (st == ML_OK && c->score.grads && j->seq.n_next == 0)
-        st = ml_fail(err, ML_EFORMAT,
-                     "%s: no sequence has a next token, so --grads has no loss",
+        st = ml_fail(err, ML_EFORMAT, "%s: --grads needs a sequence of at least two tokens",
                      c->score.input);
     if (st == ML_OK)
         st = ml_backend_open(&j->be, &opts, err);
@@ -390,7 +389,7 @@ static ml_status take_memory(score_job *j, ml_err *err) {
     j->target = ML_NEW(&j->arena, int32_t, j->seq.max_len);
     j->logprob = malloc(j->stage_bytes + 1);
     if (!j->logprob)
-        return ml_fail(err, ML_ENOMEM, "no memory for %zu bytes of results",
+        return ml_fail(err, ML_ENOMEM, "out of memory for %zu bytes of results",
                        j->stage_bytes);
     j->entropy = j->logprob + caps.n_loss;
     j->dlogprob = j->entropy + caps.n_loss;

@@ -80,7 +80,7 @@ static ml_status open_text(serve_job *j, ml_err *err) {
     j->tokenizer_dir = c->serve.tokenizer_path ? c->serve.tokenizer_path : j->dir;
     st = ml_tokenizer_open(&j->tokenizer, j->tokenizer_dir, &why);
     if (st)
-        return ml_fail(err, st, "%s (token ids alone need none: --skip-tokenizer-init)",
+        return ml_fail(err, st, "%s (to use token ids only, add --skip-tokenizer-init)",
                        why.msg);
     ml_end_tokens_add(&j->eos, ml_tokenizer_role(j->tokenizer, ML_TOKEN_EOS));
     st = ml_chat_template_open(&j->chat, j->tokenizer_dir, c->chat.chat_template, &why);
@@ -89,7 +89,7 @@ static ml_status open_text(serve_job *j, ml_err *err) {
         return st;
     }
     if (st)
-        ml_log(ML_LOG_WARN, "there will be no /v1/chat/completions: %s", why.msg);
+        ml_log(ML_LOG_WARN, "/v1/chat/completions is not available: %s", why.msg);
     return ML_OK;
 }
 
@@ -109,12 +109,11 @@ static ml_status check_routes(const serve_job *j, ml_err *err) {
 
     for (int i = 0; i < ML_N_ROUTING; i++)
         if (asked[i] && !j->spec.route[i].top_k)
-            return ml_fail(err, ML_EUSAGE,
-                           "--enable-return-%s: %s, a model of family %s, has no %s; leave "
-                           "the flag out",
-                           i == ML_ROUTING_EXPERTS ? "routed-experts" : "indexer-topk",
-                           j->dir, j->spec.family,
-                           i == ML_ROUTING_EXPERTS ? "experts" : "indexer");
+            return ml_fail(
+                err, ML_EUSAGE,
+                "--enable-return-%s: %s, a model of family %s, has no %s; remove the flag",
+                i == ML_ROUTING_EXPERTS ? "routed-experts" : "indexer-topk", j->dir,
+                j->spec.family, i == ML_ROUTING_EXPERTS ? "experts" : "indexer");
     return ML_OK;
 }
 
@@ -138,8 +137,8 @@ static ml_status size_engine(serve_job *j, ml_err *err) {
         n_page = c->serve.max_total / ML_PAGE;
     if (n_page < 1)
         return ml_fail(err, ML_ENOMEM,
-                       "%g of the machine's %.1f GiB hold the weights, %.1f GiB, and no "
-                       "keys and values: raise --mem-fraction-static",
+                       "%g of the machine's %.1f GiB hold the weights (%.1f GiB) but no KV "
+                       "cache: increase --mem-fraction-static",
                        c->serve.mem_fraction, all / 0x1p30,
                        (double)j->weight_bytes / 0x1p30);
     if (!c->serve.context && context > n_page * ML_PAGE)
@@ -175,7 +174,7 @@ static ml_status print_plan(serve_job *j, ml_err *err) {
                 { "scratch", m.scratch },
                 { "routing", m.routing_record },
                 { "total", j->weight_bytes + m.kv + m.act + m.scratch + m.routing_record },
-                { "all requests", m.requests } };
+                { "requests", m.requests } };
 
     if (st)
         return st;
@@ -184,7 +183,7 @@ static ml_status print_plan(serve_job *j, ml_err *err) {
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
         if (row[i].bytes)
             printf("  %-12s %12.3f MiB\n", row[i].what, (double)row[i].bytes / 0x1p20);
-    printf("context %d, %d tokens of keys and values, %d running requests\n",
+    printf("context length %d, KV cache of %d tokens, %d running requests\n",
            (int)j->engine.context, (int)(m.n_page * ML_PAGE), (int)j->engine.max_running);
     return ML_OK;
 }

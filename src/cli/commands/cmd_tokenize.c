@@ -47,7 +47,7 @@ static ml_status take_text(tokenize_job *j, ml_str line, ml_arena *a, ml_err *er
         return st;
     v = ml_json_get(v, "text");
     if (!v || v->type != ML_JSON_STRING)
-        return bad_line(j, "expected {\"text\": \"...\"}; for ids, give --decode", err);
+        return bad_line(j, "expected {\"text\": \"...\"}; use --decode for ids", err);
     j->text[j->n_text++] = v->text;
     return ML_OK;
 }
@@ -63,12 +63,12 @@ static ml_status decode_line(tokenize_job *j, ml_str line, ml_arena *a, ml_err *
         return st;
     v = ml_json_get(v, "ids");
     if (!v || v->type != ML_JSON_ARRAY)
-        return bad_line(j, "expected {\"ids\": [...]}; for text, leave out --decode", err);
+        return bad_line(j, "expected {\"ids\": [...]}; remove --decode for text", err);
     id = ML_NEW(a, int32_t, v->n + 1);
     for (const ml_json *c = v->child; c; c = c->next) {
         int64_t x;
         if (!ml_json_i64(c, &x) || x < 0 || x > INT32_MAX)
-            return bad_line(j, "an id must be a whole number from 0 on", err);
+            return bad_line(j, "an id must be a whole number >= 0", err);
         id[n++] = (int32_t)x;
     }
     ml_decode(j->tok, &text, id, n, j->config->text.skip_special);
@@ -100,7 +100,7 @@ static ml_status encode_texts(tokenize_job *j, ml_err *err) {
         ml_tokens_release(&j->tokens[i]);
     }
     if (st != ML_OK)
-        ml_err_prefix(err, "standard input, among the texts before line %lld",
+        ml_err_prefix(err, "standard input, in the texts before line %lld",
                       (long long)j->n_line + 1);
     j->n_text = 0;
     return st;
@@ -121,8 +121,7 @@ static ml_status flush_out(tokenize_job *j, ml_err *err) {
 
     j->out.len = 0;
     return ok ? ML_OK
-              : ml_fail(err, ML_EIO, "standard output cannot be written: %s",
-                        strerror(errno));
+              : ml_fail(err, ML_EIO, "cannot write standard output: %s", strerror(errno));
 }
 
 /* Processes the lines in bytes [0, n) of the input.  The output of lines before an
@@ -177,8 +176,7 @@ static ml_status run_job(tokenize_job *j, ml_err *err) {
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return ml_fail(err, ML_EIO, "standard input cannot be read: %s",
-                           strerror(errno));
+            return ml_fail(err, ML_EIO, "cannot read standard input: %s", strerror(errno));
         if (got == 0)
             return j->in.len ? answer(j, j->in.len, err) : ML_OK;
         ml_text_add(&j->in, chunk, (size_t)got);

@@ -126,7 +126,7 @@ static ml_status check_set(job *j, const ml_eval_spec *s, ml_err *err) {
         ml_text_printf(&j->said, "%s%s: %lld rows", j->said.len ? ", " : "", s->name,
                        (long long)ds.rows.n);
     else
-        ml_err_prefix(err, "the evaluation '%s'", s->name);
+        ml_err_prefix(err, "evaluation set '%s'", s->name);
     ml_rewards_close(rewards);
     ml_dataset_close(&ds);
     return st;
@@ -154,10 +154,10 @@ static ml_status check_reward(job *j, ml_err *err) {
     if (c->rollout.load_debug)
         return ML_OK;
     if (!named && ml_reward_from_environment(c))
-        named = "of the environment";
+        named = "from the environment";
     if (o.path && ml_dataset_open(&ds, &o, &unread) == ML_OK) {
         st = ml_reward_check(c, &ds, err);
-        named = named ? named : "of each row's metadata";
+        named = named ? named : "from each row's metadata";
     }
     if (st == ML_OK)
         st = ml_train_rewards_open(&rewards, &j->arena, c, err);
@@ -224,19 +224,17 @@ static ml_status check_disk(job *j, ml_err *err) {
     if (stat(dir, &is) == 0 && !S_ISDIR(is.st_mode))
         return ml_fail(err, ML_EIO, "--save %s: %s is not a directory", save, dir);
     if (access(dir, W_OK | X_OK) != 0)
-        return ml_fail(err, ML_EIO, "--save %s: %s cannot be written: %s", save, dir,
+        return ml_fail(err, ML_EIO, "--save %s: cannot write to %s: %s", save, dir,
                        strerror(errno));
     if (statvfs(dir, &fs) != 0)
         return ml_fail(err, ML_EIO, "--save %s: %s: %s", save, dir, strerror(errno));
     left = (double)fs.f_bavail * (double)fs.f_frsize;
     if (left < snapshot_bytes(j))
-        return ml_fail(
-            err, ML_EIO,
-            "--save %s: %.2f GB are free and a snapshot takes about %.2f GB: free "
-            "some, save elsewhere, or leave out the optimizer's state with "
-            "--no-save-optim",
-            save, left / 1e9, snapshot_bytes(j) / 1e9);
-    ml_text_printf(&j->said, "%s: %.2f GB are free, a snapshot takes about %.2f GB", save,
+        return ml_fail(err, ML_EIO,
+                       "--save %s: %.2f GB free, but a snapshot needs about %.2f GB: free "
+                       "space, choose another directory, or add --no-save-optim",
+                       save, left / 1e9, snapshot_bytes(j) / 1e9);
+    ml_text_printf(&j->said, "%s: %.2f GB free, a snapshot needs about %.2f GB", save,
                    left / 1e9, snapshot_bytes(j) / 1e9);
     return ML_OK;
 }
@@ -248,7 +246,7 @@ static ml_status check_device(job *j, ml_err *err) {
 
     if (st != ML_OK)
         return st;
-    ml_text_printf(&j->said, "%s %s, %.1f GB of memory may be taken", be.name, be.level,
+    ml_text_printf(&j->said, "%s %s, %.1f GB of memory available", be.name, be.level,
                    (double)ml_memory_available(&be) / 1e9);
     ml_backend_close(&be);
     return ML_OK;
@@ -268,7 +266,7 @@ static const struct {
     { "reward", ML_CMD_TRAIN, check_reward },
     { "options", TRAINS, check_options },
     { "algorithm", ML_CMD_TRAIN, check_algorithm },
-    { "edges", ML_CMD_TRAIN | ML_CMD_EVAL, check_extensions },
+    { "extensions", ML_CMD_TRAIN | ML_CMD_EVAL, check_extensions },
     { "disk", TRAINS, check_disk },
     { "device", COMPUTES, check_device },
 };
@@ -283,7 +281,7 @@ int ml_doctor_checks(const ml_config *c, ml_cmd cmd, ml_status *first) {
         ml_err err = { 0 };
         ml_status st = checks[i].cmds & cmd ? checks[i].run(&j, &err) : ML_OK;
         if (st != ML_OK)
-            printf("%-10s WRONG: %s\n", checks[i].name, err.msg);
+            printf("%-10s ERROR: %s\n", checks[i].name, err.msg);
         else if (j.said.len)
             printf("%-10s ok: %s\n", checks[i].name, j.said.ptr);
         if (st != ML_OK && n_wrong++ == 0)

@@ -11,7 +11,7 @@ static void on_signal(void *ud) {
 
     if (d->n_signal++)
         _exit(ML_EXIT_FAILED);
-    ml_log(ML_LOG_INFO, "no new requests; waiting for those in flight");
+    ml_log(ML_LOG_INFO, "draining: no new requests; waiting for requests in flight");
     d->begin(d->ud);
 }
 

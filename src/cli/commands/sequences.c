@@ -17,7 +17,7 @@ static ml_status check(const ml_st_file *f, const ml_st_tensor *t, const int32_t
         if (id[k] < 0 || id[k] >= n_vocab)
             return ml_fail(
                 err, ML_EFORMAT,
-                "%s: %s holds %d at index %lld; ids of this model go from 0 to %lld",
+                "%s: %s holds %d at index %lld; token ids of this model are 0 to %lld",
                 f->path, t->name.ptr, id[k], (long long)k, (long long)n_vocab - 1);
     return ML_OK;
 }
@@ -60,11 +60,10 @@ static ml_status check_names(const ml_st_file *f, int32_t n, ml_err *err) {
         named += f->tensor[i].name.len >= sizeof prefix - 1 &&
                  memcmp(f->tensor[i].name.ptr, prefix, sizeof prefix - 1) == 0;
     if (n == 0 || named != n)
-        return ml_fail(
-            err, ML_EFORMAT,
-            "%s: expected int32 tensors tokens.0, tokens.1, ... without a gap; found "
-            "%d of that name, numbered from 0 to %d",
-            f->path, named, n - 1);
+        return ml_fail(err, ML_EFORMAT,
+                       "%s: expected int32 tensors tokens.0, tokens.1, ... without gaps; "
+                       "found %d such tensors, numbered from 0 to %d",
+                       f->path, named, n - 1);
     return ML_OK;
 }
 

@@ -39,16 +39,14 @@ static void shuffle(ml_data_source *s) {
 
 static ml_status check_opts(const ml_data_source_opts *o, int64_t n_row, ml_err *err) {
     if (o->n_samples_per_prompt < 1)
-        return ml_fail(err, ML_EUSAGE, "%d samples per prompt; 1 or more was expected",
+        return ml_fail(err, ML_EUSAGE, "%d samples per prompt; expected at least 1",
                        o->n_samples_per_prompt);
     if (o->seed > FAR || o->seed < -FAR)
-        return ml_fail(
-            err, ML_EUSAGE,
-            "the seed %lld of the shuffle is too large; at most 2^61 was expected",
-            (long long)o->seed);
+        return ml_fail(err, ML_EUSAGE,
+                       "shuffle seed %lld is too large; expected at most 2^61",
+                       (long long)o->seed);
     if (o->shuffle && n_row > UINT32_MAX)
-        return ml_fail(err, ML_EUNSUP,
-                       "%lld rows are too many to be shuffled; %u is the most",
+        return ml_fail(err, ML_EUNSUP, "cannot shuffle %lld rows; the maximum is %u",
                        (long long)n_row, UINT32_MAX);
     return ML_OK;
 }
@@ -66,7 +64,7 @@ ml_status ml_data_source_new(ml_data_source **out, const ml_dataset *ds,
         s->order = malloc((size_t)n_row * sizeof *s->order);
     if (!s || (n_row && opts->shuffle && !s->order)) {
         free(s);
-        return ml_fail(err, ML_ENOMEM, "no memory for the order of %lld prompts",
+        return ml_fail(err, ML_ENOMEM, "out of memory for the order of %lld prompts",
                        (long long)n_row);
     }
     s->ds = ds;
@@ -190,7 +188,7 @@ static ml_status read_count(int64_t *out, const ml_json *state, const char *key,
 
     if (!ml_json_i64(v, out) || *out < 0 || *out > FAR)
         return ml_fail(err, ML_EFORMAT,
-                       "%s: \"%s\" of the data source's state is %s; a count was expected",
+                       "%s: \"%s\" of the data source's state is %s; expected a count",
                        name, key,
                        !v                          ? "missing"
                        : v->type == ML_JSON_NUMBER ? "out of range"
@@ -229,18 +227,17 @@ ml_status ml_data_source_load(ml_data_source *s, ml_str state, const char *name,
         goto out;
     metadata = ml_json_get(doc, "metadata");
     if (!metadata || metadata->type != ML_JSON_OBJECT) {
-        st = ml_fail(err, ML_EFORMAT,
-                     "%s: \"metadata\" of the data source's state is %s; an object was "
-                     "expected",
-                     name, metadata ? ml_json_what(metadata) : "missing");
+        st =
+            ml_fail(err, ML_EFORMAT,
+                    "%s: \"metadata\" of the data source's state is %s; expected an object",
+                    name, metadata ? ml_json_what(metadata) : "missing");
         goto out;
     }
     if (n_row != s->n_row)
-        ml_log(
-            ML_LOG_WARN,
-            "%s: was saved with %lld prompts, now there are %lld: the order of this epoch "
-            "is another one, and prompts may come twice or not at all",
-            name, (long long)n_row, (long long)s->n_row);
+        ml_log(ML_LOG_WARN,
+               "%s: saved with %lld prompts, but the data now has %lld: the order of this "
+               "epoch differs, and prompts may be repeated or skipped",
+               name, (long long)n_row, (long long)s->n_row);
     s->at = at;
     s->metadata.len = 0;
     ml_text_add(&s->metadata, state.ptr + metadata->begin, metadata->end - metadata->begin);

@@ -16,10 +16,9 @@ static ml_status check_key(const char **key, const char *fallback, const char *w
     if (!*key)
         *key = fallback;
     if (*key && !**key)
-        return ml_fail(err, ML_EUSAGE,
-                       "the %s key of the prompt data is empty; name a field "
-                       "of its rows",
-                       what);
+        return ml_fail(
+            err, ML_EUSAGE,
+            "the %s key of the prompt data is empty; set it to a field of the rows", what);
     return ML_OK;
 }
 
@@ -42,8 +41,8 @@ static ml_status parse_kwargs(ml_dataset *ds, ml_err *err) {
 
     if (!st && ds->template_kwargs->type != ML_JSON_OBJECT)
         st = ml_fail(err, ML_EUSAGE,
-                     "the arguments of the chat template are %s; an object such as "
-                     "{\"enable_thinking\": false} was expected",
+                     "the chat template's arguments are %s; expected an object such as "
+                     "{\"enable_thinking\": false}",
                      ml_json_what(ds->template_kwargs));
     return st;
 }
@@ -55,15 +54,15 @@ static ml_status check_opts(ml_dataset *ds, ml_err *err) {
     ML_BUG_IF(o->apply_chat_template && !o->text.render);
     ML_BUG_IF(o->max_prompt_len > 0 && !o->text.count);
     if (!o->make && (!o->path || !*o->path))
-        return ml_fail(err, ML_EUSAGE, "there is no file of prompts; name a .jsonl file");
+        return ml_fail(err, ML_EUSAGE, "no prompt data; set it to a .jsonl file");
     if (o->multimodal_keys)
         return ml_fail(err, ML_EUNSUP,
-                       "%s: images, video and audio are not offered; leave the multimodal "
-                       "keys away and use prompts of text",
+                       "%s: images, video and audio are not supported; remove the "
+                       "multimodal keys and use text prompts",
                        o->path);
     if (o->max_prompt_len < 0)
         return ml_fail(err, ML_EUSAGE,
-                       "%s: a longest prompt of %lld tokens; 1 or more was expected",
+                       "%s: the maximum prompt length is %lld; expected at least 1",
                        o->path, (long long)o->max_prompt_len);
     st = check_keys(o, err);
     return st ? st : parse_kwargs(ds, err);
@@ -103,7 +102,7 @@ static ml_status read_metadata(ml_prompt *out, const ml_dataset *ds, const ml_js
     if (!out->metadata || is_falsy(out->metadata))
         out->metadata = NULL;
     else if (out->metadata->type != ML_JSON_OBJECT)
-        return ml_fail(err, ML_EFORMAT, "the metadata \"%s\" is %s; an object was expected",
+        return ml_fail(err, ML_EFORMAT, "the metadata \"%s\" is %s; expected an object",
                        key, ml_json_what(out->metadata));
     return ML_OK;
 }
@@ -121,8 +120,8 @@ static ml_status read_tools(ml_prompt *out, const ml_dataset *ds, const ml_json 
         return st;
     out->tools = tools && tools->type != ML_JSON_NULL ? tools : NULL;
     if (out->tools && out->tools->type != ML_JSON_ARRAY)
-        return ml_fail(err, ML_EFORMAT, "the tools \"%s\" are %s; an array was expected",
-                       key, ml_json_what(out->tools));
+        return ml_fail(err, ML_EFORMAT, "the tools \"%s\" are %s; expected an array", key,
+                       ml_json_what(out->tools));
     return ML_OK;
 }
 
@@ -143,10 +142,9 @@ static ml_status read_input(ml_prompt *out, const ml_dataset *ds, const ml_json 
         return ML_OK;
     }
     if (input->type != ML_JSON_ARRAY)
-        return ml_fail(
-            err, ML_EFORMAT,
-            "the prompt \"%s\" is %s; a string or a list of messages was expected", key,
-            ml_json_what(input));
+        return ml_fail(err, ML_EFORMAT,
+                       "the prompt \"%s\" is %s; expected a string or a list of messages",
+                       key, ml_json_what(input));
     out->messages = input;
     st = ml_conversation_check(input, err);
     if (st)
@@ -197,7 +195,7 @@ static ml_status read_fields(ml_prompt *out, const ml_dataset *ds, const ml_json
     ml_status st;
 
     if (row->type != ML_JSON_OBJECT)
-        return ml_fail(err, ML_EFORMAT, "the row is %s; an object was expected",
+        return ml_fail(err, ML_EFORMAT, "the row is %s; expected an object",
                        ml_json_what(row));
     st = read_input(out, ds, row, err);
     if (!st)
@@ -241,7 +239,7 @@ static ml_status make_row(const ml_json **out, ml_str *text, const ml_dataset *d
     if (make->make(row, ds->opts.seed, &sink, &why) != 0)
         return ml_extension_failed(&make->base, &why, err);
     if (!made.text.len)
-        return ml_fail(err, ML_EFORMAT, "no prompt was given");
+        return ml_fail(err, ML_EFORMAT, "there is no prompt");
     *text = made.text;
     return ml_json_parse(out, a, made.text, "a prompt", err);
 }
@@ -351,7 +349,7 @@ static ml_status fail_for(const ml_dataset *ds, int64_t row, ml_err *err) {
 
     if (!err)
         err = &local;
-    ml_arena_init(&a, "a bad row of prompts");
+    ml_arena_init(&a, "an invalid row of prompts");
     ML_BUG_IF(judge(ds, row, 0, &bytes, &a, &tools, err) != DROP_BAD);
     ml_arena_release(&a);
     return err->code;
@@ -409,13 +407,12 @@ static void warn(ml_dataset *ds) {
 
     if (ds->n_unmeasured)
         ml_log(ML_LOG_WARN,
-               "%s: %lld prompts are lists of messages, whose length is not limited unless "
-               "the chat template is applied",
+               "%s: %lld prompts are lists of messages; their length is only limited with "
+               "--apply-chat-template",
                path, (long long)ds->n_unmeasured);
     if (ds->n_long)
-        ml_log(ML_LOG_INFO,
-               "%s: %lld of %lld prompts are longer than %lld tokens and left out", path,
-               (long long)ds->n_long, (long long)ds->rows.n,
+        ml_log(ML_LOG_INFO, "%s: skipped %lld of %lld prompts with more than %lld tokens",
+               path, (long long)ds->n_long, (long long)ds->rows.n,
                (long long)ds->opts.max_prompt_len);
     if (!ds->n_bad)
         return;
@@ -423,7 +420,7 @@ static void warn(ml_dataset *ds) {
     ml_jsonl_lines(&ds->rows, ds->bad_line, ds->n_bad);
     for (int64_t i = 0; i < ds->n_bad && i < N_NAMED; i++)
         ml_text_printf(&lines, "%s%lld", i ? ", " : "", (long long)ds->bad_line[i]);
-    ml_log(ML_LOG_WARN, "%s: %lld bad rows are skipped, on lines %s%s; the first: %s", path,
+    ml_log(ML_LOG_WARN, "%s: skipped %lld invalid rows, on lines %s%s; the first: %s", path,
            (long long)ds->n_bad, lines.ptr, ds->n_bad > N_NAMED ? ", ..." : "", first.msg);
     ml_text_release(&lines);
 }
@@ -451,12 +448,10 @@ static bool loses_tools(const ml_dataset *ds, int64_t row) {
 static void warn_of_tools(const ml_dataset *ds, int64_t row) {
     if (row == ds->rows.n || !ds->opts.apply_chat_template || !loses_tools(ds, row))
         return;
-    ml_log(
-        ML_LOG_WARN,
-        "%s:%lld: the row has tools in \"%s\", and the chat template writes none of them: "
-        "the model will not see them; name a template that has tools "
-        "(--chat-template-path)",
-        ds->rows.file.path, (long long)ml_jsonl_line(&ds->rows, row), ds->opts.tool_key);
+    ml_log(ML_LOG_WARN,
+           "%s:%lld: the row has tools in \"%s\", but the chat template ignores them: use "
+           "a template with tools (--chat-template-path)",
+           ds->rows.file.path, (long long)ml_jsonl_line(&ds->rows, row), ds->opts.tool_key);
 }
 
 static ml_status check_rows(ml_dataset *ds, ml_err *err) {
@@ -469,8 +464,8 @@ static ml_status check_rows(ml_dataset *ds, ml_err *err) {
     if (!found || !bytes) {
         free(found);
         free(bytes);
-        return ml_fail(err, ML_ENOMEM, "%s: no memory to check %lld rows", ds->opts.path,
-                       (long long)n);
+        return ml_fail(err, ML_ENOMEM, "%s: out of memory for checking %lld rows",
+                       ds->opts.path, (long long)n);
     }
     st = judge_all(ds, found, bytes, &with_tools, err);
     free(bytes);
@@ -484,10 +479,10 @@ static ml_status check_rows(ml_dataset *ds, ml_err *err) {
     }
     free(found);
     if (!st && ds->rows.n == 0)
-        st = ml_fail(err, ML_EFORMAT,
-                     "%s: no prompt is left: of %lld rows %lld are bad and %lld too long",
-                     ds->opts.path, (long long)n, (long long)ds->n_bad,
-                     (long long)ds->n_long);
+        st = ml_fail(
+            err, ML_EFORMAT,
+            "%s: no usable prompt: of %lld rows, %lld are invalid and %lld too long",
+            ds->opts.path, (long long)n, (long long)ds->n_bad, (long long)ds->n_long);
     return st;
 }
 

@@ -64,9 +64,9 @@ static ml_status span_of(ml_jinja_span *out, ml_arena *a, const ml_sft_text *t,
         return st;
     if (!begins_with(after, before) || !begins_with(whole, after))
         return ml_fail(err, ML_EFORMAT,
-                       "the chat template writes message %d differently once others "
-                       "follow, so its tokens cannot be found: mark them in the template "
-                       "with {%% generation %%} (--chat-template-path)",
+                       "the chat template renders message %d differently when other "
+                       "messages follow, so its tokens cannot be found: mark them in the "
+                       "template with {%% generation %%} (--chat-template-path)",
                        i + 1);
     *out = (ml_jinja_span){ .begin_byte = (int64_t)before.len,
                             .end_byte = (int64_t)after.len };
@@ -127,8 +127,8 @@ static ml_status check_ids(const ml_tokens *tokens, int64_t n_vocab, ml_err *err
     for (int64_t i = 0; i < tokens->n; i++)
         if (tokens->id[i] >= n_vocab)
             return ml_fail(err, ML_EFORMAT,
-                           "the tokenizer gives token %d, the model has %lld: they do not "
-                           "belong together",
+                           "the tokenizer returned token %d, but the model has %lld "
+                           "tokens: they do not match",
                            tokens->id[i], (long long)n_vocab);
     return ML_OK;
 }
@@ -143,8 +143,7 @@ static ml_status cut_sample(ml_train_sample *out, ml_arena *a, const ml_tokens *
         first++;
     first = first == 0 ? 1 : first; /* nothing predicts the first token */
     if (first >= n)
-        return ml_fail(err, ML_EFORMAT,
-                       "nothing in the conversation was said by the assistant");
+        return ml_fail(err, ML_EFORMAT, "the conversation has no message of the assistant");
     memcpy(id, tokens->id, (size_t)n * sizeof *id);
     memcpy(own, mask + first, (size_t)(n - first));
     *out = (ml_train_sample){
@@ -179,8 +178,8 @@ ml_status ml_sft_sample(ml_train_sample *out, ml_arena *a, const ml_sft_text *t,
 
     if (!prompt->messages)
         return ml_fail(err, ML_EFORMAT,
-                       "the row has text where a list of messages is expected: "
-                       "--input-key names the member with the conversation");
+                       "the row has a string; expected a list of messages: set --input-key "
+                       "to the field with the conversation");
     st = ml_conversation_check(prompt->messages, err);
     if (st == ML_OK)
         st = ml_conversation_normal(&chat.messages, a, prompt->messages, err);

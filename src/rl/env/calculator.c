@@ -167,7 +167,7 @@ static int run(const miles_turn_in *in, miles_turn_out *out, miles_error *err) {
 
 const miles_generate ml_generate_calculator = {
     { sizeof(miles_generate), MILES_GENERATE, "calculator", NULL,
-      "answers calls of a tool calculator(expression); an answer without one is the last" },
+      "executes calls of a tool calculator(expression); a response without one ends it" },
     MILES_ROLE_TOOL,
     run
 };

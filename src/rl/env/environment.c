@@ -56,8 +56,8 @@ static void say(miles_turn_out *out, const char *role, const char *text, size_t 
         ml_text_add(&s->text, text, len);
         return;
     }
-    ml_messages_say(&s->messages, ml_str_of(ml_arena_str(s->arena, role, strlen(role))),
-                    (ml_str){ ml_arena_str(s->arena, text, len), len });
+    ml_messages_append(&s->messages, ml_str_of(ml_arena_str(s->arena, role, strlen(role))),
+                       (ml_str){ ml_arena_str(s->arena, text, len), len });
 }
 
 static void ask_extension(const ml_environment *e, ml_reply *r, const miles_turn_in *in) {
@@ -70,7 +70,7 @@ static void ask_extension(const ml_environment *e, ml_reply *r, const miles_turn
     if (e->opts->ext->run(in, &out, &why) != 0)
         fail(r, ML_REWARD_INVALID, why.text);
     else if (s.text.len && s.messages.list->n)
-        fail(r, ML_REWARD_INVALID, "the environment says both messages and bare text");
+        fail(r, ML_REWARD_INVALID, "the environment's reply has both messages and text");
     else {
         r->messages = s.messages.list->n ? s.messages.list : NULL;
         if (s.text.len)
@@ -130,7 +130,7 @@ static bool read_answer(ml_reply *r, ml_str line) {
     const ml_json *doc = NULL, *messages, *text, *done, *error;
     ml_err err = { 0 };
 
-    if (ml_json_parse(&doc, r->arena, src, "the environment's answer", &err) != ML_OK) {
+    if (ml_json_parse(&doc, r->arena, src, "the environment's reply", &err) != ML_OK) {
         fail(r, ML_REWARD_INVALID, err.msg);
         return false;
     }
@@ -149,7 +149,7 @@ static bool read_answer(ml_reply *r, ml_str line) {
         r->text = text->text;
     else
         fail(r, ML_REWARD_INVALID,
-             "the environment's answer has neither \"messages\", \"text\" nor \"done\"");
+             "the environment's reply has none of \"messages\", \"text\" and \"done\"");
     return true;
 }
 
@@ -170,7 +170,7 @@ static void ask_worker(ml_environment *e, ml_reply *r, const miles_turn_in *in) 
     ml_text_release(&answer);
 }
 
-void ml_environment_ask(ml_environment *e, ml_reply *r, const miles_turn_in *in) {
+void ml_environment_reply(ml_environment *e, ml_reply *r, const miles_turn_in *in) {
     *r = (ml_reply){ .arena = r->arena, .reward = (double)NAN, .why = "" };
     if (e->worker)
         ask_worker(e, r, in);

@@ -28,8 +28,8 @@ static ml_status text_after(const ml_turn_tokens *t, ml_str *out, ml_arena *a,
     ml_str text = { 0 };
     ml_status st;
 
-    ml_messages_say(&all, ml_str_of("user"), ml_str_of("?"));
-    ml_messages_say(&all, ml_str_of("assistant"), ml_str_of(ANSWER));
+    ml_messages_append(&all, ml_str_of("user"), ml_str_of("?"));
+    ml_messages_append(&all, ml_str_of("assistant"), ml_str_of(ANSWER));
     ml_messages_join(&all, messages);
     st = render(t, &text, a, all.list, err);
     if (st != ML_OK)
@@ -38,9 +38,8 @@ static ml_status text_after(const ml_turn_tokens *t, ml_str *out, ml_arena *a,
     if (!at)
         return ml_fail(
             err, ML_EUNSUP,
-            "the chat template does not write the words of an earlier answer, so "
-            "that a conversation cannot go on: name another one with "
-            "--chat-template-path");
+            "the chat template does not render the text of earlier responses, so a "
+            "conversation cannot continue: choose another one with --chat-template-path");
     at += strlen(ANSWER);
     *out = (ml_str){ at, (size_t)(text.ptr + text.len - at) };
     return ML_OK;
@@ -80,13 +79,13 @@ static ml_status both_ways(const ml_turn_tokens *t, ml_arena *a, const char *rol
     ml_str text = { 0 };
     ml_status st;
 
-    ml_messages_say(&next, ml_str_of(role), ml_str_of("go on"));
-    ml_messages_say(&all, ml_str_of("user"), ml_str_of("question"));
+    ml_messages_append(&next, ml_str_of(role), ml_str_of("go on"));
+    ml_messages_append(&all, ml_str_of("user"), ml_str_of("question"));
     st = render(t, &text, a, all.list, err);
     if (st == ML_OK)
         ml_text_add(pieces, text.ptr, text.len);
     for (int i = 0; i < 2 && st == ML_OK; i++) {
-        ml_messages_say(&all, ml_str_of("assistant"), ml_str_of("answer"));
+        ml_messages_append(&all, ml_str_of("assistant"), ml_str_of("answer"));
         ml_messages_join(&all, next.list);
         st = text_after(t, &text, a, next.list, err);
         if (st == ML_OK) {
@@ -124,9 +123,9 @@ ml_status ml_turn_tokens_check(const ml_turn_tokens *t, const char *role, ml_err
         ml_err_prefix(err, "a conversation with messages of role '%s'", role);
     else if (at < pieces.len || at < whole.len)
         st = ml_fail(err, ML_EUNSUP,
-                     "the chat template rewrites earlier turns when a message of role '%s' "
-                     "follows: turn by turn it gives %s where the whole conversation has "
-                     "%s; name one that only adds with --chat-template-path",
+                     "the chat template changes earlier turns when a message of role '%s' "
+                     "follows: turn by turn it renders %s where the whole conversation has "
+                     "%s; choose one that only appends with --chat-template-path",
                      role, excerpt(&a, pieces.ptr, pieces.len, at),
                      excerpt(&a, whole.ptr, whole.len, at));
     ml_text_release(&pieces);

@@ -24,8 +24,8 @@ static ml_status try_template(const ml_turns_opts *o, ml_err *err) {
 
     if (wants && !o->text.chat_template)
         return ml_fail(err, ML_EUNSUP,
-                       "the environment speaks in messages, and the checkpoint has no chat "
-                       "template: name one with --chat-template-path");
+                       "the environment replies with messages, but the checkpoint has no "
+                       "chat template: set one with --chat-template-path");
     if (wants & MILES_ROLE_USER)
         st = ml_turn_tokens_check(&o->text, "user", err);
     if (st == ML_OK && (wants & MILES_ROLE_TOOL))
@@ -103,8 +103,9 @@ static ml_status encode(const ml_turns *t, const seat *s, ml_turn *x, ml_err *er
     ml_reply *r = &x->reply;
 
     if (r->messages && !t->opts.text.chat_template)
-        return ml_fail(err, ML_EUNSUP,
-                       "the environment said a message, and there is no chat template");
+        return ml_fail(
+            err, ML_EUNSUP,
+            "the environment replied with a message, but there is no chat template");
     if (r->messages)
         return ml_turn_tokens_encode(&t->opts.text, s->encoder, &x->ids, r->arena,
                                      r->messages, x->last, err);
@@ -117,7 +118,7 @@ static void answer(const ml_turns *t, const seat *s, ml_turn *x) {
     find_calls(t, x, x->reply.arena);
     x->in.max_turn = t->opts.max_turn;
     x->ids.n = 0;
-    ml_environment_ask(s->environment, &x->reply, &x->in);
+    ml_environment_reply(s->environment, &x->reply, &x->in);
     if (x->reply.outcome != ML_REWARD_OK || (!x->reply.messages && !x->reply.text.len))
         return;
     if (encode(t, s, x, &err) != ML_OK) {
@@ -141,7 +142,7 @@ static void answer_some(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-void ml_turns_ask(ml_turns *t, ml_turn *const *turn, int64_t n) {
+void ml_turns_run(ml_turns *t, ml_turn *const *turn, int64_t n) {
     hearing h = { t, turn };
 
     for (int64_t i = 0; i < t->opts.n_thread; i++) {

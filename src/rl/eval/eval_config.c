@@ -39,7 +39,7 @@ static const struct {
 #define N_FIELD (sizeof fields / sizeof *fields)
 
 static const char *const wanted[] = { "a string",
-                                      "a whole number above 0, or -1 for all with top_k",
+                                      "a whole number above 0 (top_k: or -1 for all)",
                                       "a number",
                                       "a list of strings",
                                       "a list of whole numbers",
@@ -115,15 +115,15 @@ static ml_status read_member(reader *r, ml_eval_spec *s, const ml_json *v) {
         return ml_fail(r->err, ML_EFORMAT, "%s:%u: %s is %s; expected %s", r->name, v->line,
                        fields[i].key, ml_json_what(v), wanted[fields[i].type]);
     }
-    return ml_fail(r->err, ML_EFORMAT, "%s:%u: a set has no key \"%.*s\"", r->name, v->line,
-                   (int)v->key.len, v->key.ptr);
+    return ml_fail(r->err, ML_EFORMAT, "%s:%u: unknown key \"%.*s\" of a data set", r->name,
+                   v->line, (int)v->key.len, v->key.ptr);
 }
 
 static ml_status read_members(reader *r, ml_eval_spec *s, const ml_json *object) {
     ml_status st = ML_OK;
 
     if (object->type != ML_JSON_OBJECT)
-        return ml_fail(r->err, ML_EFORMAT, "%s:%u: expected keys of a set, found %s",
+        return ml_fail(r->err, ML_EFORMAT, "%s:%u: expected keys of a data set, found %s",
                        r->name, object->line, ml_json_what(object));
     for (const ml_json *v = object->child; v && st == ML_OK; v = v->next)
         st = read_member(r, s, v);
@@ -184,8 +184,8 @@ static ml_status read_set(reader *r, ml_eval_spec *s, const ml_json *set,
     if (st == ML_OK && set->key.len && !s->name)
         s->name = ml_arena_str(r->a, set->key.ptr, set->key.len);
     if (st == ML_OK && (!s->name || !s->path))
-        st = ml_fail(r->err, ML_EFORMAT, "%s:%u: a set needs a name and a path", r->name,
-                     set->line);
+        st = ml_fail(r->err, ML_EFORMAT, "%s:%u: a data set needs a name and a path",
+                     r->name, set->line);
     write_metadata(r, s);
     return st;
 }
@@ -201,7 +201,8 @@ static ml_status read_document(reader *r, const ml_json *doc, ml_eval_spec **out
     *n = 0;
     if (!sets || !sets->n || (sets->type != ML_JSON_ARRAY && sets->type != ML_JSON_OBJECT))
         return ml_fail(r->err, ML_EFORMAT,
-                       "%s: expected \"datasets\", a list of sets or sets by name",
+                       "%s: expected \"datasets\", a list of data sets or a mapping of "
+                       "names to data sets",
                        r->name);
     for (const ml_json *v = top->child; v; v = v->next)
         if (v != sets && v != defaults)
@@ -229,8 +230,8 @@ ml_status ml_eval_config_read(ml_eval_spec **out, int32_t *n, ml_arena *a,
     ml_status st = ML_OK;
 
     if (!is_file && !strchr(config, ':'))
-        return ml_fail(err, ML_EIO,
-                       "--eval-config: %s cannot be read, and is no YAML itself", config);
+        return ml_fail(err, ML_EIO, "--eval-config: %s is neither a readable file nor YAML",
+                       config);
     if (is_file)
         st = ml_file_map(&file, config, err);
     if (st == ML_OK && is_file)

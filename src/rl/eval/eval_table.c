@@ -62,7 +62,7 @@ static void say_set(const ml_metrics *f, ml_str set, int width,
                     void (*say)(const char *line)) {
     ml_text t = { 0 };
 
-    ml_text_printf(&t, "  %-*.*s  %8.4f  %6.1f%%  %8.1f%%  %8.1f", width, (int)set.len,
+    ml_text_printf(&t, "  %-*.*s  %8.4f  %8.1f%%  %8.1f%%  %8.1f", width, (int)set.len,
                    set.ptr, get(f, set, ""), 100 * get(f, set, CUT),
                    100 * get(f, set, NONE), get(f, set, LENGTH));
     say_text(&t, say);
@@ -80,7 +80,8 @@ void ml_eval_table(const ml_metrics *f, void (*say)(const char *line)) {
     }
     width = width > WIDEST ? WIDEST : width;
     if (any) {
-        ml_text_printf(&t, "  %-*s    reward  cut off  no reward    tokens", width, "set");
+        ml_text_printf(&t, "  %-*s    reward  truncated  no reward    tokens", width,
+                       "set");
         say_text(&t, say);
     }
     for (const ml_metric *row = f->first; row; row = row->next)

@@ -25,13 +25,13 @@ static void add_short(ml_text *t, ml_str s, bool end) {
 void ml_show_sample(const char *when, const ml_sample *s, void (*say)(const char *line)) {
     ml_text t = { 0 };
 
-    ml_text_printf(&t, "%s: to ", when);
+    ml_text_printf(&t, "%s: prompt ", when);
     add_short(&t, s->prompt, true);
-    ml_text_printf(&t, " (%d tokens) the model answers ", s->n_token - s->n_response);
+    ml_text_printf(&t, " (%d tokens), response ", s->n_token - s->n_response);
     add_short(&t, s->response, false);
-    ml_text_printf(&t, " (%d tokens), worth %g", s->n_response, s->reward);
+    ml_text_printf(&t, " (%d tokens), reward %g", s->n_response, s->reward);
     if (s->label.len)
-        ml_text_printf(&t, "; the label is %.*s", (int)ml_utf8_cut(s->label, SHOWN).len,
+        ml_text_printf(&t, ", label %.*s", (int)ml_utf8_cut(s->label, SHOWN).len,
                        s->label.ptr);
     say_text(&t, say);
 }
@@ -44,8 +44,9 @@ static void show_tokens(const ml_sample *s, void (*say)(const char *line)) {
             last = s->n_response > TOKENS ? n_prompt + TOKENS : s->n_token;
     ml_text t = { 0 };
 
-    ml_text_printf(&t, "first round: its tokens, those that are not trained in brackets:%s",
-                   first ? " ..." : "");
+    ml_text_printf(
+        &t, "first rollout: tokens of that sample, with untrained tokens in brackets:%s",
+        first ? " ..." : "");
     for (int32_t i = first; i < last; i++) {
         bool trained = i >= n_prompt && (!s->mask || s->mask[i - n_prompt]);
         ml_text_printf(&t, trained ? " %d" : " [%d]", s->token[i]);
@@ -104,16 +105,17 @@ static look look_at(const ml_rollout_batch *h) {
 
 static void warn(const look *l, int64_t n, bool compares, void (*say)(const char *line)) {
     if (l->n_truncated == n)
-        say("warning: every answer was cut off: raise --rollout-max-response-len, or look "
-            "whether the model knows its end token");
+        say("warning: all responses were truncated: increase --rollout-max-response-len, "
+            "or check the model's EOS token");
     if (l->n_ended == 0)
-        say("warning: no answer came to an end token or a stop string: look at "
-            "eos_token_id of generation_config.json, or give --rollout-stop");
+        say("warning: no response ended with an EOS token or a stop string: check "
+            "eos_token_id in generation_config.json, or set --rollout-stop");
     if (l->n_alike == l->n_group)
-        say("warning: all answers to a prompt are the same: raise --rollout-temperature");
+        say("warning: all responses to a prompt are identical: increase "
+            "--rollout-temperature");
     if (compares && l->least == l->most)
-        say("warning: every answer is worth the same, so there is nothing to learn: look "
-            "at the answer above, at --rm-type and at --label-key");
+        say("warning: all rewards are equal (zero reward variance): no gradient; check the "
+            "response above, --rm-type and --label-key");
 }
 
 void ml_startup_summary(const ml_rollout_batch *h, bool compares,
@@ -123,18 +125,16 @@ void ml_startup_summary(const ml_rollout_batch *h, bool compares,
 
     if (h->n == 0)
         return;
-    ml_show_sample("first round", h->sample[0], say);
+    ml_show_sample("first rollout", h->sample[0], say);
     show_tokens(h->sample[0], say);
     l = look_at(h);
-    ml_text_printf(
-        &t,
-        "first round: %lld answers to %lld prompts, of %d to %d tokens, %.0f%% cut "
-        "off, worth %g to %g, %.4g on average",
-        (long long)h->n, (long long)l.n_group, l.shortest, l.longest,
-        100.0 * (double)l.n_truncated / (double)h->n, l.least, l.most, l.mean);
+    ml_text_printf(&t,
+                   "first rollout: %lld samples of %lld prompts, %d to %d tokens, %.0f%% "
+                   "truncated, reward %g to %g, mean %.4g",
+                   (long long)h->n, (long long)l.n_group, l.shortest, l.longest,
+                   100.0 * (double)l.n_truncated / (double)h->n, l.least, l.most, l.mean);
     if (compares)
-        ml_text_printf(&t,
-                       "; %lld prompts whose answers are all worth the same teach nothing",
+        ml_text_printf(&t, "; %lld prompts with zero reward variance (no gradient)",
                        (long long)l.n_flat);
     say_text(&t, say);
     warn(&l, h->n, compares, say);

@@ -13,7 +13,7 @@
 void ml_startup_summary(const ml_rollout_batch *h, bool compares,
                         void (*say)(const char *line));
 
-/* Prints "WHEN: to PROMPT the model answers ANSWER, worth R". */
+/* Prints "WHEN: prompt PROMPT, response RESPONSE, reward R". */
 void ml_show_sample(const char *when, const ml_sample *s, void (*say)(const char *line));
 
 #endif

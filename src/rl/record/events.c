@@ -34,7 +34,7 @@ ml_status ml_events_open(ml_events **out, const char *dir, ml_err *err) {
     if (e)
         e->file = fopen(path.ptr, "a");
     if (!e || !e->file) {
-        st = ml_fail(err, ML_EIO, "%s: cannot be opened: %s", path.ptr, strerror(errno));
+        st = ml_fail(err, ML_EIO, "%s: cannot open: %s", path.ptr, strerror(errno));
         free(e);
         ml_text_release(&path);
         return st;
@@ -91,14 +91,14 @@ void ml_events_step_end(ml_events *e, int64_t rollout, int64_t step) {
     end_line(e, &l);
 }
 
-void ml_events_figures(ml_events *e, const char *type, int64_t rollout,
-                       const ml_metrics *figures) {
+void ml_events_metrics(ml_events *e, const char *type, int64_t rollout,
+                       const ml_metrics *metrics) {
     event_line l;
 
     if (!e)
         return;
     begin_line(&l, type, rollout);
-    for (const ml_metric *f = figures->first; f; f = f->next) {
+    for (const ml_metric *f = metrics->first; f; f = f->next) {
         ml_json_key(&l.out, f->name);
         ml_json_exact(&l.out, f->value);
     }
@@ -121,8 +121,8 @@ void ml_events_checksum(ml_events *e, const char *whose, int64_t rollout, uint64
     end_line(e, &l);
 }
 
-void ml_events_witness(ml_events *e, int64_t rollout, int64_t step, int64_t sample,
-                       double weight) {
+void ml_events_coverage(ml_events *e, int64_t rollout, int64_t step, int64_t sample,
+                        double weight) {
     event_line l;
 
     if (!e)
@@ -137,7 +137,7 @@ void ml_events_witness(ml_events *e, int64_t rollout, int64_t step, int64_t samp
 
 ml_status ml_events_check(const ml_events *e, ml_err *err) {
     return e && e->failed
-               ? ml_fail(err, ML_EIO, "%s: cannot be written: is the disk full?", e->path)
+               ? ml_fail(err, ML_EIO, "%s: cannot write: is the disk full?", e->path)
                : ML_OK;
 }
 
@@ -167,14 +167,14 @@ static fact fact_of(analysis *an, const ml_json *row) {
            rollout = text_of(row, "rollout");
 
     if (version.len && sum.len)
-        return (fact){ ml_arena_printf(&an->arena, "version %.*s of the weights",
-                                       (int)version.len, version.ptr),
+        return (fact){ ml_arena_printf(&an->arena, "weight version %.*s", (int)version.len,
+                                       version.ptr),
                        ml_arena_printf(&an->arena, "the checksum %.*s", (int)sum.len,
                                        sum.ptr) };
     if (ml_str_is(type, WITNESS) && sample.len)
         return (
             fact){ ml_arena_printf(&an->arena, "sample %.*s", (int)sample.len, sample.ptr),
-                   ml_arena_printf(&an->arena, "a part in rollout %.*s", (int)rollout.len,
+                   ml_arena_printf(&an->arena, "gradient in rollout %.*s", (int)rollout.len,
                                    rollout.ptr) };
     return (fact){ 0 };
 }

@@ -13,7 +13,7 @@ static ml_status hash_device(uint64_t *crc, const ml_backend *be, const char *fr
     ml_status st = ML_OK;
 
     if (!piece)
-        return ml_fail(err, ML_ENOMEM, "there is no memory to look at the weights");
+        return ml_fail(err, ML_ENOMEM, "out of memory for the hash of the weights");
     for (size_t at = 0; at < bytes && st == ML_OK; at += PIECE) {
         size_t left = bytes - at, n = left < PIECE ? left : PIECE;
         be->dev->copy_out(be->stream, piece, from + at, n);

@@ -95,21 +95,21 @@ static ml_status check_run(const ml_run_dir_opts *o, const char *found, ml_err *
 
     if (same && o->overwrite)
         return ml_fail(err, ML_EUSAGE,
-                       "--overwrite would remove the run in %s that %s continues: keep one "
+                       "--overwrite would remove the run in %s that %s resumes: remove one "
                        "of the two flags",
                        o->dir, o->flag_load);
     if (o->overwrite)
         return ML_OK;
-    if (same && o->anew)
+    if (same && o->restart)
         return ml_fail(err, ML_EUSAGE,
-                       "%s holds a run (%s), which would be replaced, since the new one "
-                       "starts at the first round: name another directory with %s",
+                       "%s contains a run (%s), which would be overwritten, because the "
+                       "new one starts at rollout 0: choose another directory with %s",
                        o->dir, found, o->flag_save);
     if (same)
         return ML_OK;
     return ml_fail(err, ML_EUSAGE,
-                   "%s holds a run already (%s): continue it with %s %s, remove it with "
-                   "--overwrite, or name another directory with %s",
+                   "%s already contains a run (%s): resume it with %s %s, remove it with "
+                   "--overwrite, or choose another directory with %s",
                    o->dir, found, o->flag_load, o->dir, o->flag_save);
 }
 
@@ -123,11 +123,10 @@ ml_status ml_run_dir_check(const ml_run_dir_opts *o, ml_err *err) {
     if (st == ML_OK && found)
         st = check_run(o, found, err);
     else if (st == ML_OK && o->events && !o->overwrite && exists(o->events))
-        st =
-            ml_fail(err, ML_EUSAGE,
-                    "%s is there already, and is not the file of a run in %s: name another "
-                    "directory for TensorBoard, or replace it with --overwrite",
-                    o->events, o->dir);
+        st = ml_fail(err, ML_EUSAGE,
+                     "%s exists and was not written by the run in %s: choose another "
+                     "directory for TensorBoard, or replace it with --overwrite",
+                     o->events, o->dir);
     ml_arena_release(&a);
     return st;
 }
@@ -154,10 +153,10 @@ static ml_status check_snapshot(const char *path, ml_arena *a, ml_err *err) {
         st = ml_file_map(&f, ml_arena_printf(a, "%s/" SUMS_NAME, path), err);
     for (int32_t i = 0; i < names.n && st == ML_OK; i++)
         if (!is_listed(f.bytes, names.name[i]))
-            st = ml_fail(err, ML_EUSAGE,
-                         "--overwrite: %s/%s is not a file of the snapshot: move it "
-                         "elsewhere",
-                         path, names.name[i]);
+            st = ml_fail(
+                err, ML_EUSAGE,
+                "--overwrite: %s/%s does not belong to the snapshot: move it elsewhere",
+                path, names.name[i]);
     ml_file_unmap(&f);
     return st;
 }
@@ -177,7 +176,7 @@ static ml_status each_snapshot(const ml_run_dir_opts *o, const ml_names *names, 
 static ml_status remove_file(const char *path, ml_err *err) {
     if (unlink(path) == 0 || errno == ENOENT || errno == ENOTDIR)
         return ML_OK;
-    return ml_fail(err, ML_EIO, "%s: cannot be removed: %s", path, strerror(errno));
+    return ml_fail(err, ML_EIO, "%s: cannot remove: %s", path, strerror(errno));
 }
 
 static bool is_round(const char *name, int64_t unused) {
@@ -243,11 +242,10 @@ static ml_status in_use(int fd, const char *path, const char *dir, ml_err *err) 
     for (char *x = who; *x; x++)
         if (*x < ' ' || *x > '~') /* the contents are untrusted */
             *x = '?';
-    return ml_fail(
-        err, ML_EUSAGE,
-        "%s is being written by %s, which holds the lock %s: wait until it ends, "
-        "or name another directory",
-        dir, *who ? who : "another process", path);
+    return ml_fail(err, ML_EUSAGE,
+                   "%s is in use by %s, which holds the lock %s: wait until it ends, or "
+                   "choose another directory",
+                   dir, *who ? who : "another process", path);
 }
 
 static void sign(int fd) {
@@ -257,7 +255,7 @@ static void sign(int fd) {
     gethostname(host, sizeof host - 1);
     n = snprintf(text, sizeof text, "process %ld on %s\n", (long)getpid(), host);
     if (ftruncate(fd, 0) != 0 || pwrite(fd, text, (size_t)n, 0) != n)
-        ml_log(ML_LOG_WARN, "the lock of the run cannot be written: %s", strerror(errno));
+        ml_log(ML_LOG_WARN, "cannot write the run's lock: %s", strerror(errno));
 }
 
 /* True if the previous holder of the lock removed the file after we had opened it. */
@@ -276,9 +274,8 @@ static ml_status lock_file(int fd, const char *path, const char *dir, ml_err *er
         return ML_OK;
     if (errno == EAGAIN || errno == EACCES)
         return in_use(fd, path, dir, err);
-    ml_log(ML_LOG_WARN,
-           "%s cannot be locked (%s): see to it that no other run writes there", path,
-           strerror(errno));
+    ml_log(ML_LOG_WARN, "cannot lock %s (%s): make sure that no other run writes to it",
+           path, strerror(errno));
     return ML_OK;
 }
 
@@ -289,7 +286,7 @@ static ml_status take_lock(ml_run_dir *d, ml_arena *a, ml_err *err) {
     while (!d->lock && st == ML_OK) {
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
         if (fd < 0)
-            return ml_fail(err, ML_EIO, "%s: cannot be opened: %s", path, strerror(errno));
+            return ml_fail(err, ML_EIO, "%s: cannot open: %s", path, strerror(errno));
         st = lock_file(fd, path, d->dir, err);
         if (st == ML_OK && !was_removed(fd, path)) {
             sign(fd);

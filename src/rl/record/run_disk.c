@@ -49,17 +49,16 @@ ml_status ml_run_disk_check(const ml_run_disk *d, uint64_t free_bytes, ml_err *e
     if (free_bytes == UINT64_MAX)
         return ML_OK;
     if (bytes_of(d, needed) > (double)free_bytes)
-        return ml_fail(err, ML_EIO,
-                       "the run saves %.3f GB at a time to %s and keeps %lld, %.3f GB "
-                       "altogether, where %.3f GB are free: make room, name another "
-                       "directory with --save, lower --keep-last, or leave the optimizer's "
-                       "state out with --no-save-optim",
-                       one, d->dir, (long long)needed, bytes_of(d, needed) / 1e9, room);
+        return ml_fail(
+            err, ML_EIO,
+            "a snapshot needs %.3f GB in %s, and the run keeps %lld, %.3f GB in total, but "
+            "%.3f GB are free: free space, choose another directory with --save, lower "
+            "--keep-last, or omit the optimizer state with --no-save-optim",
+            one, d->dir, (long long)needed, bytes_of(d, needed) / 1e9, room);
     if (bytes_of(d, most) > (double)free_bytes)
-        ml_log(
-            ML_LOG_WARN,
-            "the run may save %lld times %.3f GB to %s, %.3f GB altogether, where %.3f GB "
-            "are free: limit it with --keep-last or a larger --save-interval",
-            (long long)most, one, d->dir, bytes_of(d, most) / 1e9, room);
+        ml_log(ML_LOG_WARN,
+               "the run may save %lld snapshots of %.3f GB to %s, %.3f GB in total, but "
+               "%.3f GB are free: limit it with --keep-last or a larger --save-interval",
+               (long long)most, one, d->dir, bytes_of(d, most) / 1e9, room);
     return ML_OK;
 }

@@ -73,7 +73,7 @@ ml_status ml_run_store_open(ml_run_store **out, const char *path, int64_t rollou
 
     *out = s;
     if (!s)
-        return ml_fail(err, ML_ENOMEM, "%s: there is no memory for it", path);
+        return ml_fail(err, ML_ENOMEM, "%s: out of memory", path);
     if (sqlite3_open(path, &s->db) != SQLITE_OK)
         st = failed(s, err);
     if (st == ML_OK)

@@ -113,7 +113,7 @@ ml_status ml_run_store_find(const char *path, const ml_sample_query *q,
     }
     if (code != SQLITE_DONE)
         (void)ml_fail(err, ML_EIO, "%s: %s%s", path, sqlite3_errmsg(db),
-                      q->evals && !row ? ": answers of evaluations were not recorded" : "");
+                      q->evals && !row ? ": evaluation samples were not recorded" : "");
     sqlite3_finalize(row);
     sqlite3_close(db);
     return code == SQLITE_DONE ? ML_OK : ML_EIO;

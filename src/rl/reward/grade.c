@@ -19,8 +19,8 @@ static ml_status unknown(ml_str name, ml_err *err) {
         if ((*ext)->kind == MILES_REWARD)
             ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*ext)->name);
     st = ml_fail(err, ML_EUSAGE,
-                 "there is no reward called '%.*s': choose remote_rm, ifbench, %s, one of "
-                 "these after boxed_, or write your own for --custom-rm-path",
+                 "unknown reward '%.*s': expected remote_rm, ifbench, %s, or one of these "
+                 "with the prefix boxed_; custom rewards use --custom-rm-path",
                  (int)name.len, name.ptr, known.ptr);
     ml_text_release(&known);
     return st;
@@ -65,7 +65,7 @@ int ml_grader_run(const ml_grader *g, const miles_reward_in *in, miles_reward_ou
     if (!g->boxed)
         return g->ext->run(in, out, err);
     if (!in->response)
-        return ml_reward_fail(err, "there is no response to look for a box in");
+        return ml_reward_fail(err, "the response is missing");
     box = box_of(g->ext, ml_response(in));
     inside.response = box.ptr;
     inside.response_len = box.len;

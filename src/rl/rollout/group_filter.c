@@ -41,13 +41,12 @@ static int no_aborted(const miles_answers *g, bool *keep, char reason[40],
 
 const miles_group_filter ml_filter_nonzero_std = {
     { sizeof(miles_group_filter), MILES_GROUP_FILTER, "check_reward_nonzero_std",
-      HUB "check_reward_nonzero_std",
-      "keeps groups whose answers are not all worth the same" },
+      HUB "check_reward_nonzero_std", "keeps groups with nonzero reward variance" },
     reward_nonzero_std
 };
 const miles_group_filter ml_filter_no_aborted = {
     { sizeof(miles_group_filter), MILES_GROUP_FILTER, "check_no_aborted",
-      HUB "check_no_aborted", "keeps groups of which no answer was aborted" },
+      HUB "check_no_aborted", "keeps groups without aborted samples" },
     no_aborted
 };
 

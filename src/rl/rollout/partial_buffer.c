@@ -7,7 +7,7 @@
 
 void ml_partial_buffer_init(ml_partial_buffer *h, int32_t n_per_group) {
     *h = (ml_partial_buffer){ .n_per_group = n_per_group };
-    ml_arena_init(&h->arena, "held samples");
+    ml_arena_init(&h->arena, "unfinished samples");
 }
 
 void ml_partial_buffer_release(ml_partial_buffer *h) {
@@ -36,7 +36,7 @@ static ml_status bring_forward(ml_partial_buffer *h, const miles_extension *ext,
     for (int64_t i = 0; i < n; i++) {
         if (selected[i] < i || selected[i] >= h->n_group - h->next)
             return ml_fail(err, ML_EFORMAT,
-                           "%s picked group %lld twice, or there is none of that number",
+                           "%s selected group %lld twice, or a group that does not exist",
                            ext->name, (long long)selected[i]);
         move_group(h, h->next + selected[i], h->next + i);
         for (int64_t k = i + 1; k < n; k++) /* groups before it moved back by one */
@@ -47,8 +47,8 @@ static ml_status bring_forward(ml_partial_buffer *h, const miles_extension *ext,
     return ML_OK;
 }
 
-ml_status ml_partial_buffer_pick(ml_partial_buffer *h, const miles_buffer_filter *filter,
-                                 int64_t *n, ml_err *err) {
+ml_status ml_partial_buffer_select(ml_partial_buffer *h, const miles_buffer_filter *filter,
+                                   int64_t *n, ml_err *err) {
     int64_t n_group = h->n_group - h->next, n_selected = 0,
             n_sample = n_group * h->n_per_group;
     const ml_sample **s;
@@ -57,7 +57,7 @@ ml_status ml_partial_buffer_pick(ml_partial_buffer *h, const miles_buffer_filter
     ml_arena a;
     ml_status st;
 
-    ml_arena_init(&a, "held groups");
+    ml_arena_init(&a, "unfinished groups");
     s = ML_NEW(&a, const ml_sample *, n_sample + 1);
     selected = ML_NEW(&a, int64_t, n_group + 1);
     for (int64_t i = 0; i < n_sample; i++)
@@ -67,7 +67,7 @@ ml_status ml_partial_buffer_pick(ml_partial_buffer *h, const miles_buffer_filter
         st = ml_extension_failed(&filter->base, &why, err);
     else if (n_selected < 0 || n_selected > *n || n_selected > n_group)
         st = ml_fail(
-            err, ML_EFORMAT, "%s picked %lld groups of %lld, at most %lld were wanted",
+            err, ML_EFORMAT, "%s selected %lld groups of %lld; expected at most %lld",
             filter->base.name, (long long)n_selected, (long long)n_group, (long long)*n);
     else
         st = bring_forward(h, &filter->base, selected, n_selected, err);
@@ -148,8 +148,8 @@ static void say_cut(const ml_partial_buffer *h, const ml_partial_buffer_bounds *
         n += h->sample[i].n_response > b->max_new;
     if (n)
         ml_log(ML_LOG_WARN,
-               "%s: %lld unfinished answers are longer than --rollout-max-response-len %d: "
-               "they end there, as truncated",
+               "%s: %lld unfinished responses are longer than --rollout-max-response-len "
+               "%d: they end there as truncated",
                name, (long long)n, b->max_new);
 }
 
@@ -166,8 +166,8 @@ ml_status ml_partial_buffer_load(ml_partial_buffer *h, ml_str state,
         return st;
     if (list->type != ML_JSON_ARRAY || list->n % h->n_per_group)
         return ml_fail(err, ML_EFORMAT,
-                       "%s: \"held\" is no list of groups of %d samples: was it saved with "
-                       "another --n-samples-per-prompt?",
+                       "%s: \"held\" is not a list of groups of %d samples: was it saved "
+                       "with another --n-samples-per-prompt?",
                        name, h->n_per_group);
     h->n_group = list->n / h->n_per_group;
     h->sample = ML_NEW(&h->arena, ml_sample, list->n + 1);

@@ -122,13 +122,13 @@ static ml_status add_from_config(ml_chat_template *t, const ml_json *config,
         return add_template(t, ml_str_of("default"), v->text, where, err);
     if (v->type != ML_JSON_ARRAY)
         return ml_fail(err, ML_EFORMAT,
-                       "%s is %s; expected a text or a list of named templates", where,
+                       "%s is %s; expected a string or a list of named templates", where,
                        ml_json_what(v));
     for (const ml_json *c = v->child; c && !st; c = c->next) {
         const ml_json *name = ml_json_get(c, "name"), *text = ml_json_get(c, "template");
         if (!name || name->type != ML_JSON_STRING || !text || text->type != ML_JSON_STRING)
             return ml_fail(err, ML_EFORMAT,
-                           "%s: line %u: expected an object with the texts \"name\" and "
+                           "%s: line %u: expected an object with the strings \"name\" and "
                            "\"template\"",
                            where, (unsigned)c->line);
         st = add_template(t, name->text, text->text, where, err);
@@ -228,18 +228,17 @@ static ml_status choose(ml_chat_template *t, const char *choice, ml_err *err) {
                          names.ptr ? names.ptr : "");
         }
     } else if (!t->n) {
-        st = ml_fail(
-            err, ML_EFORMAT,
-            "%s has no chat template: neither chat_template.jinja nor chat_template "
-            "in tokenizer_config.json; give one with --chat-template",
-            t->dir);
+        st =
+            ml_fail(err, ML_EFORMAT,
+                    "%s has no chat template (neither chat_template.jinja nor "
+                    "chat_template in tokenizer_config.json); set one with --chat-template",
+                    t->dir);
     } else if (!find(t, "default") && t->n > 1) {
         names_of(t, &names);
-        st = ml_fail(
-            err, ML_EFORMAT,
-            "%s has several chat templates (%s) and none called default; choose one "
-            "with --chat-template",
-            t->dir, names.ptr);
+        st = ml_fail(err, ML_EFORMAT,
+                     "%s has several chat templates (%s) and none named default; select "
+                     "one with --chat-template",
+                     t->dir, names.ptr);
     }
     ml_text_release(&names);
     return st;

@@ -73,7 +73,7 @@ static void add_message(ml_messages *m, ml_json *message) {
     m->link = b.link;
 }
 
-void ml_messages_say(ml_messages *m, ml_str role, ml_str content) {
+void ml_messages_append(ml_messages *m, ml_str role, ml_str content) {
     builder message = begin(m->arena, ML_JSON_OBJECT);
 
     add(&message, copy_as(m->arena, "role", text_value(m->arena, role)));
@@ -89,7 +89,7 @@ void ml_messages_join(ml_messages *m, const ml_json *list) {
 const ml_json *ml_conversation_of_text(ml_arena *a, ml_str text) {
     ml_messages m = ml_messages_begin(a);
 
-    ml_messages_say(&m, ml_str_of("user"), text);
+    ml_messages_append(&m, ml_str_of("user"), text);
     return m.list;
 }
 
@@ -97,18 +97,16 @@ ml_status ml_conversation_check(const ml_json *messages, ml_err *err) {
     int32_t i = 0;
 
     if (messages->type != ML_JSON_ARRAY || !messages->child)
-        return ml_fail(err, ML_EFORMAT,
-                       "is %s; a list of at least one message was expected",
+        return ml_fail(err, ML_EFORMAT, "is %s; expected a list of at least one message",
                        messages->child ? ml_json_what(messages) : "empty");
     for (const ml_json *m = messages->child; m; m = m->next, i++) {
         const ml_json *role = ml_json_get(m, "role");
         if (m->type != ML_JSON_OBJECT)
             return ml_fail(err, ML_EFORMAT,
-                           "message %d is %s; an object with role and content was expected",
-                           i, ml_json_what(m));
+                           "message %d is %s; expected an object with role and content", i,
+                           ml_json_what(m));
         if (!role || role->type != ML_JSON_STRING)
-            return ml_fail(err, ML_EFORMAT,
-                           "message %d: its role is %s; a string was expected", i,
+            return ml_fail(err, ML_EFORMAT, "message %d: role is %s; expected a string", i,
                            role ? ml_json_what(role) : "missing");
     }
     return ML_OK;
@@ -177,7 +175,7 @@ static bool member(const ml_json **out, const ml_json *obj, const char *key,
     const ml_json *v = ml_json_get(obj, key);
 
     if (v && v->type != one && v->type != other) {
-        ml_fail(err, ML_EFORMAT, "a tool's %s is %s", key, ml_json_what(v));
+        ml_fail(err, ML_EFORMAT, "the %s of a tool is %s", key, ml_json_what(v));
         return false;
     }
     if (v)
@@ -195,8 +193,7 @@ static ml_json *edit_function(ml_arena *a, const ml_json *v, ml_err *err) {
         !member(&strict, v, "strict", ML_JSON_FALSE, ML_JSON_TRUE, err))
         return NULL;
     if (!name) {
-        ml_fail(err, ML_EFORMAT, "a tool is %s without the name of a function",
-                ml_json_what(v));
+        ml_fail(err, ML_EFORMAT, "a tool is %s without a function name", ml_json_what(v));
         return NULL;
     }
     add(&b, copy_as(a, "description", description));

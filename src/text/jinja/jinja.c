@@ -73,10 +73,10 @@ ml_status ml_jinja_compile(ml_jinja **out, ml_str source, ml_jinja_fault *fault,
 
     *out = NULL;
     if (valid < source.len)
-        return ml_fail(err, ML_EFORMAT, "the template is not UTF-8: see its byte %zu",
+        return ml_fail(err, ML_EFORMAT, "the template is not valid UTF-8 at byte %zu",
                        valid);
     if (source.len > ML_JINJA_SOURCE)
-        return ml_fail(err, ML_EFORMAT, "the template has %zu bytes; at most %d are taken",
+        return ml_fail(err, ML_EFORMAT, "the template has %zu bytes; the maximum is %d",
                        source.len, ML_JINJA_SOURCE);
     ml_arena_init(&a, "a chat template");
     t = ML_NEW(&a, ml_jinja, 1);

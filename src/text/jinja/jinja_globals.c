@@ -100,7 +100,8 @@ static ml_jval make_joiner(ml_jrun *r, ml_jval self, const ml_jargs *a) {
 
 static ml_jval lipsum(ml_jrun *r, ml_jval self, const ml_jargs *a) {
     (void)self, (void)a;
-    ml_jraise(r, "NotImplementedError", "lipsum() gives random text, which is not offered");
+    ml_jraise(r, "NotImplementedError",
+              "lipsum() is not supported: it returns random text");
 }
 
 static ml_jval raise_exception(ml_jrun *r, ml_jval self, const ml_jargs *a) {

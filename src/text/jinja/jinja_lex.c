@@ -289,7 +289,7 @@ static const char *unescape(lexer *l, const char *p, const char *end, char *out,
         return unescape_hex(l, p, end, c == 'x' ? 2 : c == 'u' ? 4 : 8, out, len);
     if (c == 'N')
         ml_jtrap_throw(l->trap, l->pos, "TemplateSyntaxError",
-                       "characters by name (\\N) are not offered; write \\u or \\U");
+                       "characters by name (\\N) are not supported; write \\u or \\U");
     out[(*len)++] = '\\';
     out[(*len)++] = c;
     return p;

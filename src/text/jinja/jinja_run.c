@@ -82,7 +82,7 @@ void ml_jraise_undef(ml_jrun *r, ml_jval undef) {
 void ml_jrun_step(ml_jrun *r, int64_t n) {
     r->steps += n;
     if (r->steps > r->max_steps)
-        ml_jraise(r, "LimitError", "the template takes more than %lld steps",
+        ml_jraise(r, "LimitError", "the template exceeds %lld steps",
                   (long long)r->max_steps);
 }
 
@@ -101,7 +101,7 @@ void *ml_jrun_take(ml_jrun *r, size_t n, size_t size) {
 
     if (__builtin_mul_overflow(n, size, &bytes) || bytes > (size_t)r->max_bytes ||
         r->arena.total + bytes > (size_t)r->max_bytes)
-        ml_jraise(r, "LimitError", "the template takes more than %lld bytes of memory",
+        ml_jraise(r, "LimitError", "the template exceeds %lld bytes of memory",
                   (long long)r->max_bytes);
     ml_jrun_step(r, (int64_t)(bytes / 64));
     return ml_arena_take(&r->arena, n, size);

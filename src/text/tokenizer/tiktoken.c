@@ -72,7 +72,7 @@ static ml_status read_tokens(ml_tokenizer *t, ml_str file, ml_err *err) {
         int64_t len = ml_base64_read(bytes, at.token);
         if (len < 1 || !ml_bpe_add(&t->bpe, (ml_str){ bytes, (size_t)len }, i))
             return ml_fail(err, ML_EFORMAT,
-                           "%s:%d: this token is no base64, or there twice", t->name,
+                           "%s:%d: this token is not base64, or a duplicate", t->name,
                            i + 1);
         bytes += len;
     }

@@ -139,8 +139,8 @@ static ml_status read_folder(ml_tokenizer **out, folder *f, ml_err *err) {
 
     if (!is_json && !has(f, name))
         return ml_fail(err, ML_EIO,
-                       "%s: there is neither tokenizer.json nor tiktoken.model in it; "
-                       "expected the directory of a checkpoint with its tokenizer",
+                       "%s has neither tokenizer.json nor tiktoken.model; expected the "
+                       "directory of a checkpoint with its tokenizer",
                        f->dir);
     if (st == ML_OK)
         st = read_json(f, "special_tokens_map.json", &map_file, err);

@@ -214,12 +214,11 @@ ml_status ml_encode(ml_encoder *e, ml_tokens *out, ml_str text, ml_encode_opts o
 
     out->n = 0;
     if (text.len > ML_TOK_TEXT_MAX)
-        return ml_fail(err, ML_EFORMAT,
-                       "the text has %zu bytes; at most %zu can be encoded", text.len,
-                       ML_TOK_TEXT_MAX);
+        return ml_fail(err, ML_EFORMAT, "the text has %zu bytes; the maximum is %zu",
+                       text.len, ML_TOK_TEXT_MAX);
     if (valid < text.len)
-        return ml_fail(err, ML_EFORMAT, "the text is not UTF-8: byte %zu is 0x%02x", valid,
-                       (unsigned)(unsigned char)text.ptr[valid]);
+        return ml_fail(err, ML_EFORMAT, "the text is not valid UTF-8: byte %zu is 0x%02x",
+                       valid, (unsigned)(unsigned char)text.ptr[valid]);
     if (opts.spans && !out->span && out->cap) {
         ml_tokens_release(out); /* it was encoded without spans */
     }

@@ -53,8 +53,7 @@ ml_status ml_tok_need_str(ml_tok_loader *l, const ml_json *obj, const char *key,
     ml_status st = ml_tok_get_str(l, obj, key, out);
 
     if (st == ML_OK && !out->len)
-        return ml_tok_bad(l, ML_EFORMAT, obj, "\"%s\" must be a string that is not empty",
-                          key);
+        return ml_tok_bad(l, ML_EFORMAT, obj, "\"%s\" must be a non-empty string", key);
     return st;
 }
 
@@ -70,7 +69,7 @@ ml_status ml_tok_check_keys(ml_tok_loader *l, const ml_json *root, const char *k
         }
         if (!found)
             return ml_tok_bad(l, ML_EUNSUP, c,
-                              "tokenizer: option \"%.*s\" is not supported; known are %s",
+                              "tokenizer: unknown option \"%.*s\"; supported are %s",
                               (int)c->key.len, c->key.ptr, known);
     }
     return ML_OK;

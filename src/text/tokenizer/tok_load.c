@@ -48,8 +48,8 @@ static ml_status check_shape(ml_tok_loader *l, const section *s, const ml_json *
         return ML_OK;
     return ml_tok_bad(
         l, ML_EUNSUP, obj,
-        "post_processor \"%.*s\" has the keys of %s, which the reference "
-        "library takes it for: remove them",
+        "post_processor \"%.*s\" has the keys of %s, and the reference library reads it as "
+        "such: remove them",
         type.len > 100 ? 100 : (int)type.len, type.ptr,
         cls ? "RobertaProcessing (\"cls\", \"sep\")"
             : "TemplateProcessing (\"single\", \"pair\", \"special_tokens\")");
@@ -383,7 +383,7 @@ static ml_status read_special_piece(ml_tok_loader *l, const ml_json *special,
     for (const ml_json *v = ids->child; v; v = v->next) {
         int64_t n;
         if (!ml_json_i64(v, &n) || n < 0 || n >= ML_TOK_MAX_ID)
-            return ml_tok_bad(l, ML_EFORMAT, v, "TemplateProcessing: an id was expected");
+            return ml_tok_bad(l, ML_EFORMAT, v, "TemplateProcessing: expected an id");
         id[out->n++] = (int32_t)n;
     }
     out->id = id;
@@ -493,7 +493,7 @@ static ml_status read_root(ml_tok_loader *l, const ml_json *root) {
     ml_status st;
 
     if (root->type != ML_JSON_OBJECT)
-        return ml_tok_bad(l, ML_EFORMAT, root, "an object was expected");
+        return ml_tok_bad(l, ML_EFORMAT, root, "expected an object");
     st = ml_tok_check_keys(l, root, keys);
     if (st == ML_OK)
         st = ml_tok_read_model(l, ml_json_get(root, "model"));

@@ -38,7 +38,7 @@ static ml_status read_vocab(ml_tok_loader *l, const ml_json *vocab) {
         memcpy(text, c->key.ptr, c->key.len);
         if (!ml_bpe_add(&t->bpe, (ml_str){ text, c->key.len }, (int32_t)id))
             return ml_tok_bad(
-                l, ML_EFORMAT, c, "model: token \"%.*s\" or id %lld is there twice",
+                l, ML_EFORMAT, c, "model: duplicate token \"%.*s\" or id %lld",
                 c->key.len > 100 ? 100 : (int)c->key.len, c->key.ptr, (long long)id);
         text += c->key.len;
     }
@@ -85,12 +85,11 @@ static ml_status read_merge(ml_tok_loader *l, const ml_json *m, int32_t rank,
         ml_text_add(joined, right.ptr + b->prefix.len, right.len - b->prefix.len);
     id = ml_bpe_find(b, (ml_str){ joined->ptr, joined->len });
     if (i_left < 0 || i_right < 0 || id < 0)
-        return ml_tok_bad(
-            l, ML_EFORMAT, m,
-            "model: merge %d joins \"%.*s\" and \"%.*s\"; both and what they make "
-            "must be in the vocabulary",
-            rank, (int)(left.len > 100 ? 100 : left.len), left.ptr,
-            (int)(right.len > 100 ? 100 : right.len), right.ptr);
+        return ml_tok_bad(l, ML_EFORMAT, m,
+                          "model: merge %d joins \"%.*s\" and \"%.*s\"; both and their "
+                          "concatenation must be in the vocabulary",
+                          rank, (int)(left.len > 100 ? 100 : left.len), left.ptr,
+                          (int)(right.len > 100 ? 100 : right.len), right.ptr);
     ml_bpe_add_merge(b, i_left, i_right, rank, id);
     return ML_OK;
 }

@@ -28,10 +28,10 @@ ml_status ml_opd_teacher(double *out, int64_t n, const ml_json *logprobs, ml_err
 
     for (int64_t t = 0; t < n; t++, v = v->next)
         if (!v || !read_entry(v, &out[t], &id))
-            return ml_fail(err, ML_EFORMAT,
-                           "the teacher's answer has no log-prob for response token %lld "
-                           "of %lld",
-                           (long long)t, (long long)n);
+            return ml_fail(
+                err, ML_EFORMAT,
+                "the teacher's reply has no log-prob for response token %lld of %lld",
+                (long long)t, (long long)n);
     return ML_OK;
 }
 

@@ -25,8 +25,8 @@ static int run(const miles_batch *b, const miles_algo *algo, double *const *adva
 
         if (last < 0) {
             snprintf(err->text, sizeof err->text,
-                     "sample %lld has no trained token to carry its reward: leave it out, "
-                     "or use another --advantage-estimator",
+                     "sample %lld has no trained token to carry its reward: remove it, or "
+                     "use another --advantage-estimator",
                      (long long)i);
             return 1;
         }
@@ -52,14 +52,14 @@ static int run_baseline(const miles_batch *b, const miles_algo *algo,
 
 const miles_advantage ml_advantage_reinforce_pp = {
     .base = { sizeof(miles_advantage), MILES_ADVANTAGE, "reinforce_plus_plus", NULL,
-              "discounted sums of the final reward and the KL penalty" },
+              "discounted sum of the final reward and the KL penalty" },
     .needs = MILES_WHITEN | MILES_USES_KL,
     .run = run,
 };
 
 const miles_advantage ml_advantage_reinforce_pp_baseline = {
     .base = { sizeof(miles_advantage), MILES_ADVANTAGE, "reinforce_plus_plus_baseline",
-              NULL, "the reward less its group's mean, less the KL penalty" },
+              NULL, "reward minus the group's mean, minus the KL penalty" },
     .needs =
         MILES_CENTRE_REWARDS | MILES_WHITEN | MILES_RETURNS_ARE_ADVANTAGES | MILES_USES_KL,
     .run = run_baseline,

@@ -51,8 +51,8 @@ static ml_status check_rollouts(const placed *p, int64_t n, ml_err *err) {
     for (int64_t i = 1; i < n; i++)
         if (continues_rollout(p, i) && p[i].of.reward != p[i - 1].of.reward)
             return ml_fail(err, ML_EFORMAT,
-                           "rollout %lld has pieces with rewards %g and %g: the pieces of "
-                           "one rollout must have one reward",
+                           "rollout %lld has parts with rewards %g and %g: all parts of a "
+                           "rollout must have the same reward",
                            (long long)p[i].of.rollout, p[i - 1].of.reward, p[i].of.reward);
     return ML_OK;
 }

@@ -30,7 +30,7 @@ ml_status ml_whiten(double *const *x, const uint8_t *const *mask, const int64_t 
             }
     if (count == 0.0)
         return ml_fail(err, ML_EFORMAT,
-                       "advantages cannot be whitened: no token of the rollout is trained");
+                       "cannot whiten advantages: the rollout has no trained token");
     mean = origin + moment(x, mask, n, n_sample, origin, false) / count;
     variance = moment(x, mask, n, n_sample, mean, true) / (count > 1.0 ? count - 1.0 : 1.0);
     by = 1.0 / sqrt(variance + ML_WHITEN_EPSILON);

@@ -304,7 +304,7 @@ static int check(const miles_batch *b, const miles_algo *a, miles_error *err) {
     if (a->use_tis && a->use_rs && !(r.low < r.high))
         wrong = "--rs-lower-bound must be below --rs-upper-bound";
     if (a->use_tis && a->tis_batch_normalize && a->tis_level == MILES_GEOMETRIC)
-        wrong = "--tis-batch-normalize has no meaning at --tis-level geometric: use token "
+        wrong = "--tis-batch-normalize does not work with --tis-level geometric: use token "
                 "or sequence";
     if (wrong)
         snprintf(err->text, sizeof err->text, "%s", wrong);

@@ -70,7 +70,7 @@ static int run_icepop(const miles_batch *b, const miles_algo *algo, double *cons
 
 const miles_correction ml_correction_tis = {
     .base = { sizeof(miles_correction), MILES_CORRECTION, "tis", NULL,
-              "importance weights, held within --tis-clip-low and --tis-clip" },
+              "importance weights, clipped to --tis-clip-low and --tis-clip" },
     .metrics = metrics,
     .run = run_tis,
 };
@@ -78,7 +78,7 @@ const miles_correction ml_correction_tis = {
 const miles_correction ml_correction_icepop = {
     .base = { sizeof(miles_correction), MILES_CORRECTION, "icepop",
               "miles.backends.training_utils.loss_hub.corrections.icepop_function",
-              "importance weights within --tis-clip-low and --tis-clip, 0 elsewhere" },
+              "importance weights within --tis-clip-low and --tis-clip, otherwise 0" },
     .metrics = metrics,
     .run = run_icepop,
 };

@@ -251,7 +251,7 @@ static int run_cispo(const miles_sample *s, const miles_algo *algo, miles_loss_o
 
 const miles_loss ml_loss_policy = {
     .base = { sizeof(miles_loss), MILES_LOSS, "policy_loss", NULL,
-              "the clipped surrogate of PPO, with entropy and KL terms" },
+              "clipped surrogate of PPO, with entropy and KL terms" },
     .metrics = metrics,
     .run = run_ppo,
 };

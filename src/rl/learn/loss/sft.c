@@ -26,7 +26,7 @@ static int run(const miles_sample *s, const miles_algo *algo, miles_loss_out *ou
 
 const miles_loss ml_loss_sft = {
     .base = { sizeof(miles_loss), MILES_LOSS, "sft_loss", NULL,
-              "the negative log-probability of the trained tokens" },
+              "negative log-probability of the trained tokens" },
     .metrics = metrics,
     .run = run,
 };

@@ -55,7 +55,7 @@ static int run(const miles_sample *s, const miles_algo *algo, miles_loss_out *ou
 
 const miles_loss ml_loss_value = {
     .base = { sizeof(miles_loss), MILES_LOSS, "value_loss", NULL,
-              "the clipped squared error of a critic" },
+              "clipped squared error of a critic" },
     .metrics = metrics,
     .run = run,
 };

@@ -33,12 +33,12 @@ static int run_dapo(const miles_batch *b, const miles_algo *algo, double denomin
 const miles_reducer ml_reducer_drgrpo = {
     .base = { sizeof(miles_reducer), MILES_REDUCER, "drgrpo",
               "examples.experimental.DrGRPO.custom_reducer.get_pg_loss_reducer",
-              "sums of tokens divided by the constant --drgrpo-divisor (Dr.GRPO)" },
+              "sum over tokens divided by the constant --drgrpo-divisor (Dr.GRPO)" },
     .run = run_drgrpo,
 };
 
 const miles_reducer ml_reducer_dapo = {
     .base = { sizeof(miles_reducer), MILES_REDUCER, "dapo", "token-mean",
-              "the mean over all trained tokens of the step (DAPO)" },
+              "mean over all trained tokens of the step (DAPO)" },
     .run = run_dapo,
 };

@@ -42,13 +42,13 @@ static int run_zero(const miles_reward_in *in, miles_reward_out *out, miles_erro
 
 const miles_reward ml_reward_zero = {
     { sizeof ml_reward_zero, MILES_REWARD, "zero", NULL,
-      "0 for every answer: for runs that learn from a teacher alone" },
+      "always 0, for runs that learn from a teacher only" },
     run_zero,
 };
 
 const miles_reward ml_reward_random = {
     { sizeof ml_reward_random, MILES_REWARD, "random", NULL,
-      "0 or 1 by lot, the same in every run with the same seed" },
+      "random 0 or 1, the same in every run with the same seed" },
     run_random,
 };
 

@@ -244,6 +244,6 @@ static int run(const miles_reward_in *in, miles_reward_out *out, miles_error *er
 
 const miles_reward ml_reward_dapo = {
     { sizeof ml_reward_dapo, MILES_REWARD, "dapo", NULL,
-      "1 when the line \"Answer: ...\" is the label's number, else -1" },
+      "1 if the line \"Answer: ...\" has the label's number, otherwise -1" },
     run,
 };

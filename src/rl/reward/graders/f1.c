@@ -63,7 +63,7 @@ static int run(const miles_reward_in *in, miles_reward_out *out, miles_error *er
     if (!ml_label_init(&l, in, err))
         status = 1;
     else if (in->response && !ml_label_text(l.label, &label))
-        status = ml_reward_fail(err, "f1 compares with a text, and the label is %s",
+        status = ml_reward_fail(err, "f1 needs a text label; the label is %s",
                                 l.label ? ml_json_what(l.label) : "missing");
     else if (in->response) {
         ml_words_init(&x, &l.arena, ml_response(in));
@@ -76,6 +76,6 @@ static int run(const miles_reward_in *in, miles_reward_out *out, miles_error *er
 
 const miles_reward ml_reward_f1 = {
     { sizeof ml_reward_f1, MILES_REWARD, "f1", NULL,
-      "the F1 of the response's words and the label's, 0 to 1" },
+      "F1 score of the words of response and label, 0 to 1" },
     run,
 };

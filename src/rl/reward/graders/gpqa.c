@@ -357,6 +357,6 @@ static int run(const miles_reward_in *in, miles_reward_out *out, miles_error *er
 
 const miles_reward ml_reward_gpqa = {
     { sizeof ml_reward_gpqa, MILES_REWARD, "gpqa", NULL,
-      "1 when the letter or text of the right choice is given, else 0" },
+      "1 if the response gives the letter or text of the right choice, otherwise 0" },
     run,
 };

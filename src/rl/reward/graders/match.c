@@ -12,9 +12,8 @@ static int run_exact(const miles_reward_in *in, miles_reward_out *out, miles_err
     if (!ml_label_init(&l, in, err))
         status = 1;
     else if (!ml_label_text(l.label, &label))
-        status =
-            ml_reward_fail(err, "exact_match compares with a text, and the label is %s",
-                           l.label ? ml_json_what(l.label) : "missing");
+        status = ml_reward_fail(err, "exact_match needs a text label; the label is %s",
+                                l.label ? ml_json_what(l.label) : "missing");
     else
         out->reward =
             ml_str_eq(ml_str_trim(ml_response(in)), ml_str_trim(label)) ? 1.0 : 0.0;
@@ -31,7 +30,7 @@ static ml_status search(ml_str pattern, ml_str text, ml_err *err) {
 
     st = ml_regex_new_bounded(&regex, pattern, err);
     if (st == ML_OK && ml_utf8_valid(text) < text.len)
-        st = ml_fail(err, ML_EFORMAT, "the response is no valid UTF-8");
+        st = ml_fail(err, ML_EFORMAT, "the response is not valid UTF-8");
     if (st == ML_OK)
         st = ml_regex_find(regex, finder, text, 0, &begin, &end, err);
     ml_regex_free(regex);
@@ -47,7 +46,7 @@ static int run_regex(const miles_reward_in *in, miles_reward_out *out, miles_err
     if (!ml_label_init(&l, in, err))
         status = 1;
     else if (!l.label || l.label->type != ML_JSON_STRING)
-        status = ml_reward_fail(err, "regex takes its pattern from the label, which is %s",
+        status = ml_reward_fail(err, "regex needs a pattern as the label; the label is %s",
                                 l.label ? ml_json_what(l.label) : "missing");
     else {
         ml_status st = search(l.label->text, ml_response(in), &e);
@@ -61,12 +60,13 @@ static int run_regex(const miles_reward_in *in, miles_reward_out *out, miles_err
 
 const miles_reward ml_reward_exact_match = {
     { sizeof ml_reward_exact_match, MILES_REWARD, "exact_match", "exact-match",
-      "1 when the response is the label, blanks around it aside, else 0" },
+      "1 if the response equals the label, ignoring surrounding whitespace, otherwise 0" },
     run_exact,
 };
 
 const miles_reward ml_reward_regex = {
     { sizeof ml_reward_regex, MILES_REWARD, "regex", NULL,
-      "1 when the label, a regular expression, matches somewhere in the response, else 0" },
+      "1 if the label, a regular expression, matches anywhere in the response, otherwise "
+      "0" },
     run_regex,
 };

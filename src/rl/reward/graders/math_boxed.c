@@ -63,7 +63,7 @@ static int grade(const miles_reward_in *in, miles_reward_out *out, miles_error *
     if (!ml_label_init(&l, in, err))
         status = 1;
     else if (l.label && (l.label->type == ML_JSON_ARRAY || l.label->type == ML_JSON_OBJECT))
-        status = ml_reward_fail(err, "the label is %s; a text or a number is expected",
+        status = ml_reward_fail(err, "the label is %s; expected a string or a number",
                                 ml_json_what(l.label));
     else if (clean_label(l.label, &label) &&
              (in->boxed || (part(&answer) && (ml_answer_box(answer, &answer) ||
@@ -88,18 +88,18 @@ static int run_gemma(const miles_reward_in *in, miles_reward_out *out, miles_err
 
 const miles_reward ml_reward_math = {
     { sizeof ml_reward_math, MILES_REWARD, "math", NULL,
-      "1 when the last \\boxed{} is the label's value, else 0" },
+      "1 if the last \\boxed{} has the label's value, otherwise 0" },
     run_math,
 };
 
 const miles_reward ml_reward_deepscaler = {
     { sizeof ml_reward_deepscaler, MILES_REWARD, "deepscaler", NULL,
-      "as math, in what follows </think> or ###Response" },
+      "as math, in the text after </think> or ###Response" },
     run_deepscaler,
 };
 
 const miles_reward ml_reward_gemma_math = {
     { sizeof ml_reward_gemma_math, MILES_REWARD, "gemma_math", NULL,
-      "as math, in what follows the last <channel|>" },
+      "as math, in the text after the last <channel|>" },
     run_gemma,
 };

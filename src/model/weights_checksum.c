@@ -1,4 +1,4 @@
-#include "model/weights_seal.h"
+#include "model/weights_checksum.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static ml_status checksum(uint64_t *out, const ml_weights *w, const ml_spec *s,
     }
     piece = malloc((size_t)cap * sizeof *piece);
     if (!piece)
-        return ml_fail(err, ML_ENOMEM, "no memory for a checksum of weights");
+        return ml_fail(err, ML_ENOMEM, "out of memory for a checksum of weights");
     *out = 0;
     for (int32_t i = 0; i < s->n_param; i++)
         for (int32_t e = 0; e < s->param[i].n_stack; e++)
@@ -78,12 +78,10 @@ static ml_status compare(const ml_weights *w, const ml_spec *s, const char *path
     ml_file_unmap(&f);
     st = checksum(&crc, w, s, err);
     if (st == ML_OK && crc != want)
-        st =
-            ml_fail(err, ML_EFORMAT,
-                    "%s: the weights that were written have checksum %016llx, those that "
-                    "were read %016llx: the files are damaged, or they are read as another "
-                    "dtype than they were written from",
-                    path, (unsigned long long)want, (unsigned long long)crc);
+        st = ml_fail(err, ML_EFORMAT,
+                     "%s: the published weights have checksum %016llx, but the loaded ones "
+                     "%016llx: the files are damaged, or were loaded with another dtype",
+                     path, (unsigned long long)want, (unsigned long long)crc);
     return st;
 }
 
