@@ -345,7 +345,7 @@ static void memory_of_a_device(void) {
     CHECK(ml_memory_check(&req, m.total, &err) == ML_OK);
     req.weight_bytes = (size_t)1 << 60;
     CHECK(ml_memory_check(&req, SIZE_MAX, &err) == ML_ENOMEM);
-    CHECK_HAS(err.msg, "in host memory");
+    CHECK_HAS(err.msg, "of host memory");
     ml_train_fixture_close(&e.t);
 }
 
