@@ -10,7 +10,7 @@
 typedef struct ml_train_debug {
     ml_arena arena;
     ml_invariants checks;
-    ml_diagnostics account;
+    ml_diagnostics diagnostics;
 } ml_train_debug;
 
 /* Called before anything starts: --train-env-vars, --env-report. */

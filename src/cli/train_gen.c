@@ -192,19 +192,19 @@ static int32_t count_engines(const ml_train_gen *t) {
 
 /* The memory left for the KV cache after everything else. */
 static ml_status bytes_left(ml_train_gen *t, double *out, ml_err *err) {
-    ml_memory_ask ask;
+    ml_memory_request req;
     ml_memory plan;
     ml_engine_memory m;
     ml_status st;
 
     t->run->opts.in_turns = t->offload_train && t->offload_rollout;
-    ml_train_run_memory(t->run, &ask);
-    st = ml_memory_plan(&plan, &ask, err);
+    ml_train_run_memory(t->run, &req);
+    st = ml_memory_plan(&plan, &req, err);
     if (st == ML_OK)
         st = ml_engine_measure(&m, &t->run->spec, &t->be, &t->engine, err);
     if (st == ML_OK)
         *out = (double)ml_memory_available(&t->be) - (double)t->run->opts.memory_margin -
-               (double)(plan.total - ask.base_bytes - (ask.in_turns ? plan.trainer : 0)) -
+               (double)(plan.total - req.base_bytes - (req.in_turns ? plan.trainer : 0)) -
                (double)count_engines(t) * (double)beside_pages(t, &m);
     return st;
 }
@@ -287,7 +287,8 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c,
     t->rollout.mask_old = c->rollout.mask_old;
     t->eval_context =
         c->rollout.eval_context ? c->rollout.eval_context : c->rollout.max_context;
-    ml_partial_buffer_init(&t->rollout.held, run->opts.source.n_samples_per_prompt);
+    ml_partial_buffer_init(&t->rollout.partial_buffer,
+                           run->opts.source.n_samples_per_prompt);
     st = sampling_of(&t->rollout.how, &t->arena, c, err);
     memcpy(t->rollout.how.routed, run->opts.replay_rollout,
            sizeof run->opts.replay_rollout);
@@ -320,16 +321,16 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c,
 void ml_train_gen_close(ml_train_gen *t) {
     if (!t->run)
         return;
-    ml_train_eval_fleet_close(t);
-    if (t->fleet)
-        ml_supervisor_serve(t->fleet, NULL);
+    ml_train_eval_engines_close(t);
+    if (t->supervisor)
+        ml_supervisor_serve(t->supervisor, NULL);
     if (t->gen)
         t->gen->close(t->gen);
-    ml_supervisor_close(t->fleet);
+    ml_supervisor_close(t->supervisor);
     ml_weight_stream_close(t->stream);
     ml_turns_close(t->turns);
     ml_rewards_close(t->rewards);
-    ml_partial_buffer_release(&t->rollout.held);
+    ml_partial_buffer_release(&t->rollout.partial_buffer);
     ml_train_evals_close(t);
     ml_weights_close(&t->second);
     if (t->be.name)
@@ -384,7 +385,7 @@ static ml_status start_engine(ml_train_gen *t, const ml_config *c, ml_err *err) 
     ml_status st = ML_OK;
 
     if (t->n_engine)
-        st = ml_train_fleet_open(t, c, err);
+        st = ml_train_supervisor_open(t, c, err);
     if (t->weight_dir)
         return st == ML_OK ? ml_train_remote_publish(t, &t->run->weights, err) : st;
     if (t->own_set) {
@@ -400,23 +401,23 @@ ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
     if (st == ML_OK)
         st = start_engine(t, c, err);
     t->faults.after = t->run->rollout - 1;
-    t->rollout.asker = (ml_gen_ctx){ .gen = t->gen,
-                                     .rewards = t->rewards,
-                                     .tokenizer = t->run->tokenizer,
-                                     .chat_template = t->run->chat_template,
-                                     .turns = t->turns,
-                                     .end = t->eos.id,
-                                     .n_end = t->eos.n,
-                                     .context = t->engine.context };
-    t->evals.asker = t->rollout.asker;
+    t->rollout.gen_ctx = (ml_gen_ctx){ .gen = t->gen,
+                                       .rewards = t->rewards,
+                                       .tokenizer = t->run->tokenizer,
+                                       .chat_template = t->run->chat_template,
+                                       .turns = t->turns,
+                                       .end = t->eos.id,
+                                       .n_end = t->eos.n,
+                                       .context = t->engine.context };
+    t->evals.gen_ctx = t->rollout.gen_ctx;
     t->evals.keep_answers = t->run->log.store != NULL;
     if (t->eval_context)
-        t->evals.asker.context = (int32_t)least(t->engine.context, t->eval_context);
-    t->rollout.asker.group_rewards = t->group_rewards;
-    t->custom_rollout.asker = t->rollout.asker;
+        t->evals.gen_ctx.context = (int32_t)least(t->engine.context, t->eval_context);
+    t->rollout.gen_ctx.group_rewards = t->group_rewards;
+    t->custom_rollout.gen_ctx = t->rollout.gen_ctx;
     t->custom_rollout.how = t->rollout.how;
-    if (st == ML_OK && c->behind.n_gpu && t->evals.n)
-        st = ml_train_eval_fleet_open(t, c, err);
+    if (st == ML_OK && c->async_eval.n_gpu && t->evals.n)
+        st = ml_train_eval_engines_open(t, c, err);
     return st;
 }
 
@@ -452,10 +453,10 @@ ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err) {
         return ML_OK;
     }
     st = publish(t, w, err);
-    if (st == ML_OK && t->flow)
-        st = ml_async_published(t->flow, w->version, err);
-    if (st == ML_OK && t->fleet)
-        ml_faults_happen(&t->faults, t->fleet, t->run->rollout);
+    if (st == ML_OK && t->async_rollout)
+        st = ml_async_published(t->async_rollout, w->version, err);
+    if (st == ML_OK && t->supervisor)
+        ml_faults_happen(&t->faults, t->supervisor, t->run->rollout);
     ml_log(ML_LOG_INFO, "weight_sync: version %llu in %.6f s",
            (unsigned long long)w->version, ml_clock_s() - began);
     return st;

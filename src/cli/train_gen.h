@@ -30,27 +30,27 @@ typedef struct ml_train_gen {
     bool own_set;                        /* generation has its own weights */
     bool keeps_weights;                  /* generation keeps its initial weights: nothing
                                             is published */
-    const char *weight_dir;   /* published weights for engines in other processes; NULL:
+    const char *weight_dir;    /* published weights for engines in other processes; NULL:
                                  the engine is in this process */
-    ml_weight_stream *stream; /* writes deltas there; NULL: full weights, each time */
-    ml_pull pull;             /* and where engines copy it to */
-    int32_t n_engine;         /* engine processes started by this run */
-    ml_faults faults;         /* to be injected into them */
-    ml_supervisor *fleet;     /* supervisor of these processes; NULL: not yet, or none */
-    int64_t shard_bytes;      /* of a file of published weights */
+    ml_weight_stream *stream;  /* writes deltas there; NULL: full weights, each time */
+    ml_pull pull;              /* and where engines copy it to */
+    int32_t n_engine;          /* engine processes started by this run */
+    ml_faults faults;          /* to be injected into them */
+    ml_supervisor *supervisor; /* supervisor of these processes; NULL: not yet, or none */
+    int64_t shard_bytes;       /* of a file of published weights */
     ml_gen *gen;
     ml_rewards *rewards;
     ml_turns *turns;    /* NULL: single-turn answers */
     bool group_rewards; /* graded once all answers to a prompt are finished */
     ml_gen_rollout rollout;
     ml_custom_rollout custom_rollout; /* replaces the rollout, if there is an extension */
-    ml_prefetch *ahead;               /* NULL: no prefetch rollout */
-    ml_async *flow;                   /* NULL: no async rollout */
+    ml_prefetch *prefetch;            /* NULL: no prefetch rollout */
+    ml_async *async_rollout;          /* NULL: no async rollout */
     const miles_buffer *buffer;       /* of the async rollout; NULL: none */
     ml_evals evals;
-    ml_supervisor *eval_fleet; /* engines used only for evaluations; NULL: none */
-    ml_eval_queue *eval_queue; /* over them */
-    int64_t eval_context;      /* of evaluations; 0: as in rollouts */
+    ml_supervisor *eval_supervisor; /* engines used only for evaluations; NULL: none */
+    ml_eval_queue *eval_queue;      /* over them */
+    int64_t eval_context;           /* of evaluations; 0: as in rollouts */
 } ml_train_gen;
 
 /* Whether generation has its own set of weights in this process. */

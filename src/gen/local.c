@@ -6,7 +6,7 @@
 
 #include "base/bug.h"
 #include "engine/request.h"
-#include "model/weights_seal.h"
+#include "model/weights_checksum.h"
 
 /* A set of weights, loaded or dummy, that this generator owns. */
 typedef struct weight_set {

@@ -16,7 +16,7 @@
 #include "io/version_dir.h"
 
 #define SYNC ML_COPY_SYNC
-#define SEAL                                                                               \
+#define CHECKSUM_FILE                                                                      \
     "weights.crc64" /* checksums of the weights; copied from the versions that have it */
 
 typedef struct copy {
@@ -114,10 +114,10 @@ static ml_status list_files(ml_names *out, copy *c, const char *from, ml_err *er
         return st;
     *out = (ml_names){ ML_NEW(&c->arena, const char *, all.n + 1), 0 };
     for (int32_t i = 0; i < all.n; i++)
-        if (strcmp(all.name[i], SEAL) != 0 &&
+        if (strcmp(all.name[i], CHECKSUM_FILE) != 0 &&
             is_source_file(c, from, ml_arena_printf(&c->arena, "%s/%s", from, all.name[i])))
             out->name[out->n++] = all.name[i];
-    out->name[out->n++] = SEAL;
+    out->name[out->n++] = CHECKSUM_FILE;
     return ML_OK;
 }
 
@@ -316,11 +316,11 @@ static ml_status close_patch(patch *p, ml_status st, ml_err *err) {
 }
 
 /* The checksum file of the previous version would not match this one. */
-static ml_status carry_seal(copy *c, const char *version_dir, ml_err *err) {
-    const char *from = ml_arena_printf(&c->arena, "%s/" SEAL, version_dir);
+static ml_status copy_checksum(copy *c, const char *version_dir, ml_err *err) {
+    const char *from = ml_arena_printf(&c->arena, "%s/" CHECKSUM_FILE, version_dir);
 
-    return is_file(from) ? copy_file(from, in_copy(c, SEAL), err)
-                         : remove_file(in_copy(c, SEAL), err);
+    return is_file(from) ? copy_file(from, in_copy(c, CHECKSUM_FILE), err)
+                         : remove_file(in_copy(c, CHECKSUM_FILE), err);
 }
 
 static ml_status apply(copy *c, const ml_version *v, ml_err *err) {
@@ -340,7 +340,7 @@ static ml_status apply(copy *c, const ml_version *v, ml_err *err) {
     st = close_patch(&p, st, err);
     ml_checkpoint_close(now);
     if (st == ML_OK)
-        st = carry_seal(c, v->dir, err);
+        st = copy_checksum(c, v->dir, err);
     return st == ML_OK ? set_version(c, v->version, err) : st;
 }
 
@@ -403,8 +403,8 @@ static ml_status pull_base(copy *c, ml_err *err) {
     const char *dir = ml_version_dir(&c->arena, c->source, 0);
     ml_status st = version_of(c) == 0 ? ML_OK : begin_with(c, c->base, 0, err);
 
-    return st == ML_OK && is_file(ml_arena_printf(&c->arena, "%s/" SEAL, dir))
-               ? carry_seal(c, dir, err)
+    return st == ML_OK && is_file(ml_arena_printf(&c->arena, "%s/" CHECKSUM_FILE, dir))
+               ? copy_checksum(c, dir, err)
                : st;
 }
 

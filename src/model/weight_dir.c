@@ -7,19 +7,19 @@
 #include <unistd.h>
 
 #include "base/dir.h"
-#include "model/weights_seal.h"
+#include "model/weights_checksum.h"
 
 #define PREFIX "version_"
 
 /* Every complete version has a checksum; ".new" is the suffix of an incomplete one. */
 static bool is_ours(const char *path) {
-    ml_text seal = { 0 };
+    ml_text checksum = { 0 };
     size_t n = strlen(path);
     bool ours = n > 4 && strcmp(path + n - 4, ".new") == 0;
 
-    ml_text_printf(&seal, "%s/weights.crc64", path);
-    ours = ours || access(seal.ptr, F_OK) == 0;
-    ml_text_release(&seal);
+    ml_text_printf(&checksum, "%s/weights.crc64", path);
+    ours = ours || access(checksum.ptr, F_OK) == 0;
+    ml_text_release(&checksum);
     return ours;
 }
 

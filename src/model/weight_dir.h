@@ -1,6 +1,6 @@
 /* weight_dir.h - weights on disk, for engines in other processes.
  *
- *     DIR/version_7/    a Hugging Face checkpoint with its checksum (model/weights_seal.h)
+ *     DIR/version_7/    a Hugging Face checkpoint with its checksum (model/weights_checksum.h)
  *
  * A version is written under a temporary name, synced and renamed, so that a version with
  * its final name is always complete.  The previous version is kept for engines that lag

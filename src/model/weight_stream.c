@@ -5,7 +5,7 @@
 
 #include "base/dir.h"
 #include "model/export.h"
-#include "model/weights_seal.h"
+#include "model/weights_checksum.h"
 #include "model/weight_dir.h"
 
 /* A tensor as last published. */
@@ -25,7 +25,7 @@ struct ml_weight_stream {
     /* While a version is written: */
     ml_delta_writer *writer; /* NULL: it will be a full version */
     int32_t at;
-    ml_weight_update news;
+    ml_weight_update update;
 };
 
 /* --- tensors ------------------------------------------------------------------------ */
@@ -60,8 +60,8 @@ static ml_status take(void *ud, const ml_st_tensor *t, ml_err *err) {
         st = ml_delta_writer_add(s->writer, t->name, k->bytes, t->data, k->n, &n_changed,
                                  err);
     memcpy(k->bytes, t->data, k->n);
-    s->news.n_changed += n_changed;
-    s->news.n_byte += k->n;
+    s->update.n_changed += n_changed;
+    s->update.n_byte += k->n;
     return st;
 }
 
@@ -76,9 +76,9 @@ static bool is_old(const char *name, int64_t first) {
 static ml_status write_whole(ml_weight_stream *s, const ml_weights *w, ml_err *err) {
     ml_status st;
 
-    s->news.is_whole = true;
-    s->news.dir = ml_version_dir(&s->arena, s->opts.delta.source, s->version + 1);
-    st = ml_weight_dir_put(s->news.dir, w, s->opts.spec, s->opts.from,
+    s->update.is_whole = true;
+    s->update.dir = ml_version_dir(&s->arena, s->opts.delta.source, s->version + 1);
+    st = ml_weight_dir_put(s->update.dir, w, s->opts.spec, s->opts.from,
                            (int64_t)s->opts.delta.file_bytes, err);
     if (st != ML_OK)
         return st;
@@ -93,7 +93,7 @@ static ml_status write_delta(ml_weight_stream *s, const ml_weights *w, ml_err *e
     ml_status st = ml_weights_checksum(w, s->opts.spec, ml_delta_writer_dir(writer), err);
 
     s->writer = NULL;
-    s->news.dir = ml_version_dir(&s->arena, s->opts.delta.source, s->version + 1);
+    s->update.dir = ml_version_dir(&s->arena, s->opts.delta.source, s->version + 1);
     if (st == ML_OK)
         st = ml_delta_writer_commit(writer, err);
     else
@@ -101,13 +101,13 @@ static ml_status write_delta(ml_weight_stream *s, const ml_weights *w, ml_err *e
     if (st != ML_OK)
         return st;
     s->version++;
-    s->chain_bytes += s->news.n_written;
+    s->chain_bytes += s->update.n_written;
     return ML_OK;
 }
 
 /* Writes the checksum of version 0, with which engines verify that they have these
  * weights. */
-static ml_status seal_base(ml_weight_stream *s, const ml_weights *w, ml_err *err) {
+static ml_status checksum_base(ml_weight_stream *s, const ml_weights *w, ml_err *err) {
     const char *dir = ml_version_dir(&s->arena, s->opts.delta.source, 0);
     ml_status st = ml_dir_make(dir, err);
 
@@ -115,13 +115,13 @@ static ml_status seal_base(ml_weight_stream *s, const ml_weights *w, ml_err *err
 }
 
 static ml_status write_version(ml_weight_stream *s, const ml_weights *w, ml_err *err) {
-    size_t most = s->news.n_byte;
+    size_t most = s->update.n_byte;
 
-    s->news.n_written = s->writer ? ml_delta_writer_bytes(s->writer) : 0;
-    if (!s->writer || s->lost || s->chain_bytes + s->news.n_written > most)
+    s->update.n_written = s->writer ? ml_delta_writer_bytes(s->writer) : 0;
+    if (!s->writer || s->lost || s->chain_bytes + s->update.n_written > most)
         return write_whole(s, w, err);
-    if (s->version == 0 && s->news.n_changed == 0)
-        return seal_base(s, w, err);
+    if (s->version == 0 && s->update.n_changed == 0)
+        return checksum_base(s, w, err);
     return write_delta(s, w, err);
 }
 
@@ -130,7 +130,7 @@ ml_status ml_weight_stream_publish(ml_weight_update *out, ml_weight_stream *s,
     ml_export_opts how = ml_weight_dir_how(w);
     ml_status st = ml_weight_dir_tidy(s->opts.delta.source, is_old, s->whole, err);
 
-    s->news = (ml_weight_update){ 0 };
+    s->update = (ml_weight_update){ 0 };
     s->at = 0;
     if (st == ML_OK && !whole && !s->lost)
         st = ml_delta_writer_open(&s->writer, &s->opts.delta, s->version + 1, s->version,
@@ -142,8 +142,8 @@ ml_status ml_weight_stream_publish(ml_weight_update *out, ml_weight_stream *s,
     ml_delta_writer_abort(s->writer);
     s->writer = NULL;
     s->lost = s->lost || st != ML_OK;
-    s->news.version = s->version;
-    *out = s->news;
+    s->update.version = s->version;
+    *out = s->update;
     return st;
 }
 

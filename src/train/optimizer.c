@@ -204,7 +204,7 @@ static ml_status take_state(ml_optimizer *o, ml_err *err) {
     ml_status st;
 
     if (o->opts.offload_dir)
-        st = ml_mmap_offload_open(&o->spill, o->bytes, o->opts.offload_dir, err);
+        st = ml_mmap_offload_open(&o->mmap, o->bytes, o->opts.offload_dir, err);
     else if (staged)
         st = take_host(o, err);
     else
@@ -237,7 +237,7 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
     o->master = empty_set(o);
     o->moment1 = empty_set(o);
     o->moment2 = empty_set(o);
-    carve(o, o->spill ? o->spill : o->host ? o->host : o->buf.ptr);
+    carve(o, o->mmap ? o->mmap : o->host ? o->host : o->buf.ptr);
     if (o->own_master)
         fill_masters(o);
     return ML_OK;
@@ -248,7 +248,7 @@ void ml_optimizer_close(ml_optimizer *o) {
         o->buf.dev->free(&o->buf);
     if (o->block_buf.dev)
         o->block_buf.dev->free(&o->block_buf);
-    ml_mmap_offload_close(o->spill, o->bytes);
+    ml_mmap_offload_close(o->mmap, o->bytes);
     if (o->stage.dev)
         o->stage.dev->free(&o->stage);
     if (o->host)

@@ -39,7 +39,7 @@ static void give_token(ml_routing_replay *c, int route, const ml_token_routing *
     }
 }
 
-void ml_routing_replay_give(ml_routing_replay *c, ml_run *run, const ml_train_sample *s,
+void ml_routing_replay_load(ml_routing_replay *c, ml_run *run, const ml_train_sample *s,
                             const ml_bin *bin) {
     for (int r = 0; r < ML_N_ROUTING; r++) {
         int64_t row = 0;
@@ -56,8 +56,8 @@ static bool records(const ml_train_sample *s, const ml_bin *bin, int route) {
     return bin->n && s[bin->item[0]].routed[route].record;
 }
 
-void ml_routing_replay_ask(ml_routing_replay *c, ml_run *run, const ml_train_sample *s,
-                           const ml_bin *bin) {
+void ml_routing_replay_bind(ml_routing_replay *c, ml_run *run, const ml_train_sample *s,
+                            const ml_bin *bin) {
     for (int r = 0; r < ML_N_ROUTING; r++)
         if (c->of[r].chosen && records(s, bin, r)) {
             int64_t width = (int64_t)c->of[r].n_layer * c->of[r].top_k;

@@ -290,21 +290,21 @@ static void shortage_is_reported(void) {
     ml_text_release(&text);
 }
 
-typedef struct heard {
+typedef struct received {
     int n;
     ml_log_level level;
     char line[100];
-} heard;
+} received;
 
 static void listen(void *ud, ml_log_level level, const char *line) {
-    heard *h = ud;
+    received *h = ud;
     h->n++;
     h->level = level;
     memcpy(h->line, line, strlen(line) < 99 ? strlen(line) + 1 : 99);
 }
 
 static void log_reaches_its_sink(void) {
-    heard h = { 0 };
+    received h = { 0 };
 
     ml_log(ML_LOG_WARN, "nobody is there");
     ml_log_to(listen, &h);

@@ -148,7 +148,7 @@ static void the_same_bytes_as_here(void) {
 /* Modes of train-async, with the same servers. */
 static void asynchronous_with_servers(void) {
     const char *here = ml_test_path("here"), *there = ml_test_path("there"),
-               *flow = ml_test_path("flow"), *again = ml_test_path("again");
+               *async_rollout = ml_test_path("flow"), *again = ml_test_path("again");
     char out[16000], more[1000];
     pid_t a;
 
@@ -158,16 +158,17 @@ static void asynchronous_with_servers(void) {
     CHECK(ml_toy_run("train-async", there, ROUNDS, external(more, sizeof more, 1, 1, ""),
                      out, sizeof out) == 0);
     ml_toy_run_same(here, there, ROUNDS);
-    CHECK(ml_toy_run("train-async", flow, ROUNDS,
+    CHECK(ml_toy_run("train-async", async_rollout, ROUNDS,
                      external(more, sizeof more, 1, 1, "--fully-async --save-interval 1"),
                      out, sizeof out) == 0);
     snprintf(more, sizeof more,
-             "--load-debug-rollout-data %s/rollout_data/{rollout_id}.jsonl.zst", flow);
+             "--load-debug-rollout-data %s/rollout_data/{rollout_id}.jsonl.zst",
+             async_rollout);
     CHECK(ml_toy_run("train", again, ROUNDS, more, out, sizeof out) == 0);
     snprintf(more, sizeof more,
              "cmp %s/iter_%07d/model.safetensors %s/iter_%07d/"
              "model.safetensors",
-             flow, ROUNDS - 1, again, ROUNDS - 1);
+             async_rollout, ROUNDS - 1, again, ROUNDS - 1);
     CHECK(system(more) == 0);
     end(a);
 }

@@ -10,13 +10,13 @@
 typedef struct waiter {
     pthread_mutex_t lock;
     pthread_cond_t cond;
-    ml_heard h;
+    ml_received h;
 } waiter;
 
 static void hear_locked(void *ud, const ml_gen_update *u) {
     waiter *w = ud;
     pthread_mutex_lock(&w->lock);
-    ml_hear(&w->h, u);
+    ml_receive(&w->h, u);
     pthread_cond_broadcast(&w->cond);
     pthread_mutex_unlock(&w->lock);
 }
@@ -59,7 +59,7 @@ static void threads_submit_and_hear(void) {
     waiter w[8];
     uint64_t ticket[8];
     ml_gen_request r = ml_bench_request(30, 20);
-    ml_heard first;
+    ml_received first;
 
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     g = open_local(&b, false);

@@ -171,7 +171,7 @@ static result run(const made *m, const ml_recipe *r, const miles_loss *loss,
     for (int k = 0; k < N_SAMPLE; k++) {
         int i = order ? order[k] : k;
         const miles_sample *x = &m->sample[i];
-        ml_model_says now = { x->log_prob, x->entropy, x->value };
+        ml_model_outputs now = { x->log_prob, x->entropy, x->value };
         ml_derivatives d = { out.d[0][i], out.d[1][i], out.d[2][i] };
         if (ml_step_loss_sample(&s, i, now, d, &err) != ML_OK)
             ml_test_fail(__FILE__, __LINE__, "%s", err.msg);

@@ -25,12 +25,13 @@ static void check_pages(const ml_engine_bench *b) {
     CHECK(s.n_running == 0 && s.n_page_free + s.n_page_cached == s.n_page);
 }
 
-static void submit(ml_engine_bench *b, ml_heard *h, int i, ml_gen_request r) {
+static void submit(ml_engine_bench *b, ml_received *h, int i, ml_gen_request r) {
     r.draw.sample = (uint64_t)i;
-    MUST(ml_engine_submit(b->e, &r, ml_hear, h, (uint64_t)i + 1, &err));
+    MUST(ml_engine_submit(b->e, &r, ml_receive, h, (uint64_t)i + 1, &err));
 }
 
-static void submit_all(ml_engine_bench *b, ml_heard *h, const int32_t *stop, int n_stop) {
+static void submit_all(ml_engine_bench *b, ml_received *h, const int32_t *stop,
+                       int n_stop) {
     memset(h, 0, N * sizeof *h);
     for (int i = 0; i < N; i++) {
         ml_gen_request r = ml_bench_request(5 + 9 * i, 10 + 7 * i);
@@ -47,7 +48,7 @@ static void step_to_the_end(ml_engine_bench *b) {
     }
 }
 
-static void check_same(const ml_heard *a, const ml_heard *b) {
+static void check_same(const ml_received *a, const ml_received *b) {
     for (int i = 0; i < N; i++) {
         CHECK(a[i].n == b[i].n && a[i].finish == b[i].finish && b[i].n_end == 1);
         CHECK(a[i].matched == b[i].matched);
@@ -59,7 +60,7 @@ static void check_same(const ml_heard *a, const ml_heard *b) {
 /* Runs the requests with and without; how many steps ran ahead. */
 static int64_t compare(int32_t max_running, int32_t pages, const int32_t *stop,
                        int n_stop) {
-    ml_heard h[2][N];
+    ml_received h[2][N];
     int64_t ran = 0;
 
     for (int ahead = 0; ahead < 2; ahead++) {
@@ -105,7 +106,7 @@ static void pages_run_short(void) {
  * next would overwrite. */
 static void some_draws_wait(void) {
     ml_engine_bench b;
-    ml_heard h = { 0 };
+    ml_received h = { 0 };
     ml_gen_request r = ml_bench_request(10, 20);
 
     open_ahead(&b, true);
@@ -123,7 +124,7 @@ static void some_draws_wait(void) {
 
 static void told_to_wait(void) {
     ml_engine_bench b;
-    ml_heard h = { 0 };
+    ml_received h = { 0 };
 
     open_ahead(&b, true);
     b.o.no_overlap = true;
@@ -136,7 +137,7 @@ static void told_to_wait(void) {
 
 static void aborted_on_the_way(void) {
     ml_engine_bench b;
-    ml_heard h[N];
+    ml_received h[N];
     int32_t n;
 
     open_ahead(&b, true);
@@ -164,7 +165,7 @@ static void aborted_on_the_way(void) {
 /* A switch tells what is under way first, as of the weights it was computed with. */
 static void switched_on_the_way(ml_switch how) {
     ml_engine_bench b;
-    ml_heard h = { 0 };
+    ml_received h = { 0 };
     int32_t n;
 
     open_ahead(&b, true);
@@ -193,7 +194,7 @@ static void going_on_with_old_keys(void) {
 
 static void keys_given_back_on_the_way(void) {
     ml_engine_bench b;
-    ml_heard h = { 0 }, whole = { 0 };
+    ml_received h = { 0 }, whole = { 0 };
 
     open_ahead(&b, true);
     ml_engine_bench_start(&b);
@@ -212,7 +213,7 @@ static void keys_given_back_on_the_way(void) {
 
 static void closed_on_the_way(void) {
     ml_engine_bench b;
-    ml_heard h = { 0 };
+    ml_received h = { 0 };
 
     open_ahead(&b, true);
     ml_engine_bench_start(&b);

@@ -114,7 +114,7 @@ static ml_gen *open_remote(const char *url, const char *api_key, int32_t n_attem
 
 /* --- requests --------------------------------------------------------------------- */
 
-typedef struct heard {
+typedef struct received {
     pthread_mutex_t lock;
     pthread_cond_t cond;
     int32_t id[2 * CONTEXT], top_id[2 * CONTEXT][2];
@@ -126,9 +126,9 @@ typedef struct heard {
     char message[400];
     int32_t routed[2 * CONTEXT * 16], n_routed;
     int64_t width;
-} heard;
+} received;
 
-static void take(heard *h, const ml_scored *s) {
+static void take(received *h, const ml_scored *s) {
     for (int32_t i = 0; i < s->n; i++, h->n++) {
         h->id[h->n] = s->id[i];
         h->logprob[h->n] = s->logprob[i];
@@ -141,7 +141,7 @@ static void take(heard *h, const ml_scored *s) {
 }
 
 static void hear(void *ud, const ml_gen_update *u) {
-    heard *h = ud;
+    received *h = ud;
     pthread_mutex_lock(&h->lock);
     take(h, &u->prompt);
     h->n_prompt += u->prompt.n;
@@ -161,7 +161,7 @@ static void hear(void *ud, const ml_gen_update *u) {
     pthread_mutex_unlock(&h->lock);
 }
 
-static void await_end(heard *h) {
+static void await_end(received *h) {
     pthread_mutex_lock(&h->lock);
     while (!h->n_end)
         pthread_cond_wait(&h->cond, &h->lock);
@@ -188,13 +188,13 @@ static ml_gen_request ask(int i) {
                              .n_top = 2 };
 }
 
-static void init(heard *h) {
+static void init(received *h) {
     memset(h, 0, sizeof *h);
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->cond, NULL);
 }
 
-static void run(ml_gen *g, heard *h) {
+static void run(ml_gen *g, received *h) {
     uint64_t ticket;
     for (int i = 0; i < N; i++) {
         ml_gen_request r = ask(i);
@@ -206,7 +206,7 @@ static void run(ml_gen *g, heard *h) {
 }
 
 /* Everything from `id` on but the locks. */
-static void check_equal(const heard *a, const heard *b) {
+static void check_equal(const received *a, const received *b) {
     CHECK(a->n == b->n && a->n_prompt == b->n_prompt && a->n > 0);
     CHECK(a->finish == b->finish && a->matched == b->matched);
     CHECK(memcmp(a->id, b->id, sizeof a->id) == 0);
@@ -219,7 +219,7 @@ static void check_equal(const heard *a, const heard *b) {
 
 /* --- tests ------------------------------------------------------------------------ */
 
-static void ask_routed(ml_gen *g, heard *h, int32_t from) {
+static void ask_routed(ml_gen *g, received *h, int32_t from) {
     ml_gen_request r = ask(3);
     uint64_t ticket;
 
@@ -232,7 +232,7 @@ static void ask_routed(ml_gen *g, heard *h, int32_t from) {
 
 /* Which experts tokens went to, of all but the last, or from some token on. */
 static void choices_come_along(void) {
-    static heard there, here, rest, refused;
+    static received there, here, rest, refused;
     host h, own = { .routed = true };
     ml_gen *g;
 
@@ -264,7 +264,7 @@ static void choices_come_along(void) {
 }
 
 static void the_same_as_in_process(void) {
-    static heard there[N], here[N];
+    static received there[N], here[N];
     host h, own = { 0 };
     ml_gen *g;
 
@@ -281,7 +281,7 @@ static void the_same_as_in_process(void) {
 }
 
 static void servers_are_controlled(void) {
-    static heard a;
+    static received a;
     host h;
     ml_gen *g;
     ml_gen_stats s;
@@ -314,7 +314,7 @@ static void servers_are_controlled(void) {
 }
 
 static void what_fails_is_said(void) {
-    static heard a;
+    static received a;
     ml_gen *g = open_remote("http://127.0.0.1:1", NULL, 2); /* nobody listens there */
     ml_gen_request r = ask(0);
     uint64_t ticket;
@@ -328,7 +328,7 @@ static void what_fails_is_said(void) {
 }
 
 static void a_wrong_key_is_not_tried_for_ever(void) {
-    static heard a;
+    static received a;
     host h;
     ml_gen *g;
     ml_gen_request r = ask(0);
@@ -406,7 +406,7 @@ static void close_liar(liar *l) {
 
 static void failures_are_tried_again(void) {
     static const char *const reply[] = { "!busy", "{\"text\":", REPLY(TWO) };
-    static heard a;
+    static received a;
     ml_gen *g;
     ml_gen_request r = ask(0);
     uint64_t ticket;
@@ -426,7 +426,7 @@ static void failures_are_tried_again(void) {
 }
 
 /* Asks one question of a server that always answers this. */
-static void ask_liar(heard *h, const ml_gen_request *r, const char *reply,
+static void ask_liar(received *h, const ml_gen_request *r, const char *reply,
                      int32_t n_attempt) {
     const char *url;
     uint64_t ticket;
@@ -507,7 +507,7 @@ static void lies_are_refused(void) {
         { "[]", "no meta_info", 0, -1, false },
         { " ", "", 0, -1, false },
     };
-    static heard h;
+    static received h;
 
     for (size_t i = 0; i < sizeof lie / sizeof *lie; i++) {
         ml_gen_request r = ask(0);
@@ -524,7 +524,7 @@ static void lies_are_refused(void) {
 /* Neither is a prompt of other tokens sent. */
 static void prompts_are_checked(void) {
     static const char *const url[] = { "http://127.0.0.1:1" };
-    static heard h;
+    static received h;
     ml_gen_request r = ask(0);
     ml_err why = { 0 };
     uint64_t ticket;
@@ -543,7 +543,7 @@ static void prompts_are_checked(void) {
 
 /* Where attempts have no end, those at a server that only lies do. */
 static void a_liar_is_given_up(void) {
-    static heard h;
+    static received h;
     ml_gen_request r = ask(0);
 
     r.max_new = 2;
@@ -557,7 +557,7 @@ static void a_liar_is_given_up(void) {
 /* Those who tell the truth go on. */
 static void a_liar_among_others(void) {
     static const char *const lie[] = { REPLY("\"output_token_logprobs\":[[-1,83]]") };
-    static heard there[N], here[N];
+    static received there[N], here[N];
     const char *url[2];
     int n;
     ml_text log = { 0 };
@@ -594,7 +594,7 @@ static void a_liar_among_others(void) {
 
 /* The bytes of a reply are bounded by what was asked for. */
 static void a_reply_has_an_end(void) {
-    static heard h;
+    static received h;
     ml_gen_request r = ask(0);
     char *huge = calloc(1, (4 << 20) + 1);
 
@@ -623,7 +623,7 @@ static ml_gen *open_watched(const char *const *url, int n_url, ml_remote_opts o)
 /* A hung server keeps connections and answers nothing: others are asked. */
 static void what_a_hung_server_owes_goes_to_others(void) {
     static const char *const silence[] = { "" };
-    static heard there[N], here[N];
+    static received there[N], here[N];
     const char *url[2];
     ml_text log = { 0 };
     host h, own = { 0 };
@@ -654,7 +654,7 @@ static void what_a_hung_server_owes_goes_to_others(void) {
 }
 
 static void ask_hung(liar *l, ml_remote_opts o, const char *why) {
-    static heard a;
+    static received a;
     const char *url = l->url;
     ml_gen *g = open_watched(&url, 1, o);
     ml_gen_request r = ask(0);
@@ -706,7 +706,7 @@ static void a_server_that_is_always_busy(void) {
 /* It says that it has loaded the weights, and has others. */
 static void a_server_with_other_weights(void) {
     static const char *const old[] = { REPLY(TWO) };
-    static heard a;
+    static received a;
     ml_gen_request r = ask(0);
     const char *url;
     uint64_t ticket;
@@ -741,7 +741,7 @@ static void a_server_with_future_weights(void) {
         "{\"meta_info\":{\"finish_reason\":{\"type\":\"length\"},\"weight_version\":"
         "\"9\"," TWO "}}",
     };
-    static heard a;
+    static received a;
     ml_gen_request r = ask(0);
     ml_text log = { 0 };
     ml_gen_stats s;

@@ -95,24 +95,24 @@ static ml_status draw(ml_gen *g, const ml_gen_request *r, ml_gen_fn *fn, void *u
 typedef struct world {
     ml_toy_text text;
     stub stub;
-    ml_gen_ctx asker;
+    ml_gen_ctx gen_ctx;
     ml_sampling how;
     ml_partial_buffer held;
-    ml_gen_tasks flights;
+    ml_gen_tasks tasks;
 } world;
 
 static void open_world(world *w) {
     ml_toy_model(ml_toy_chatml);
     *w = (world){ .stub = { .gen = { .submit = draw } }, .how = { .max_new = MAX_NEW } };
     ml_toy_text_open(&w->text);
-    w->asker =
+    w->gen_ctx =
         (ml_gen_ctx){ .gen = &w->stub.gen, .tokenizer = w->text.tokenizer, .context = 100 };
     ml_partial_buffer_init(&w->held, 1);
-    ml_gen_tasks_init(&w->flights, &w->asker, &w->how, NULL, &w->text.arena);
+    ml_gen_tasks_init(&w->tasks, &w->gen_ctx, &w->how, NULL, &w->text.arena);
 }
 
 static void close_world(world *w) {
-    ml_gen_tasks_release(&w->flights);
+    ml_gen_tasks_release(&w->tasks);
     ml_partial_buffer_release(&w->held);
     ml_toy_text_close(&w->text);
 }
@@ -151,7 +151,7 @@ static const ml_sample *resume(world *w, const char *sample) {
     ml_gen_task *x = NULL;
 
     MUST(load(w, sample, &err));
-    MUST(ml_gen_tasks_resume(&w->flights, &x, ml_partial_buffer_take(&w->held), 1, false,
+    MUST(ml_gen_tasks_resume(&w->tasks, &x, ml_partial_buffer_take(&w->held), 1, false,
                              &err));
     return &x->sample;
 }

@@ -212,7 +212,7 @@ static void ppo_survives_kills(void) {
 
 static void a_teacher_is_asked(void) {
     const char *first = ml_test_path("first"), *twin = ml_test_path("twin"),
-               *pupil = ml_test_path("pupil");
+               *trainee = ml_test_path("pupil");
     char flags[1500];
 
     make_inputs();
@@ -226,15 +226,15 @@ static void a_teacher_is_asked(void) {
              "--use-opd --opd-type megatron --opd-teacher-load %s --opd-teacher-ckpt-step "
              "1 --dry-run",
              first);
-    must_run(pupil, 1, flags);
+    must_run(trainee, 1, flags);
     CHECK_HAS(out, "teacher weights");
     snprintf(flags, sizeof flags,
              "--use-opd --opd-type megatron --opd-teacher-load %s --opd-kl-coef 0.5",
              first);
-    must_run(pupil, ROUNDS, flags);
-    CHECK(figure(pupil, 0, "rollout/opd_reverse_kl") != 0);
-    CHECK(figure(pupil, 0, "rollout/teacher_log_probs") !=
-          figure(pupil, 0, "rollout/log_probs"));
+    must_run(trainee, ROUNDS, flags);
+    CHECK(figure(trainee, 0, "rollout/opd_reverse_kl") != 0);
+    CHECK(figure(trainee, 0, "rollout/teacher_log_probs") !=
+          figure(trainee, 0, "rollout/log_probs"));
 }
 
 /* The port of a server whose output goes to a file. */

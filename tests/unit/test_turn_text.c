@@ -40,7 +40,7 @@ static void check_conversation(ml_toy_text *t, const char *end) {
     ml_messages all = ml_messages_begin(&t->arena);
     ml_tokens pieces = { 0 }, piece = { 0 }, whole = { 0 };
 
-    ml_messages_say(&all, ml_str_of("user"), ml_str_of(said[0]));
+    ml_messages_append(&all, ml_str_of("user"), ml_str_of(said[0]));
     ml_toy_text_encode(t, &pieces, render(t, all.list));
     for (int i = 1; i < 5; i += 2) {
         ml_messages next = ml_messages_begin(&t->arena);
@@ -48,11 +48,11 @@ static void check_conversation(ml_toy_text *t, const char *end) {
         snprintf(answer, sizeof answer, "%s%s", said[i], end);
         ml_toy_text_encode(t, &piece, ml_str_of(answer));
         join(&pieces, &piece);
-        ml_messages_say(&next, ml_str_of("user"), ml_str_of(said[i + 1]));
+        ml_messages_append(&next, ml_str_of("user"), ml_str_of(said[i + 1]));
         MUST(ml_turn_tokens_encode(&t->turns, t->encoder, &piece, &t->arena, next.list,
                                    pieces.id[pieces.n - 1], &err));
         join(&pieces, &piece);
-        ml_messages_say(&all, ml_str_of("assistant"), ml_str_of(said[i]));
+        ml_messages_append(&all, ml_str_of("assistant"), ml_str_of(said[i]));
         ml_messages_join(&all, next.list);
     }
     ml_toy_text_encode(t, &whole, render(t, all.list));

@@ -17,7 +17,7 @@
 enum { ROUNDS = 3 };
 
 /* Says "more" after the first two turns. */
-static const char asker[] =
+static const char asker_script[] =
     "while read -r line; do case \"$line\" in\n"
     "*'\"turn\": 1,'* | *'\"turn\": 2,'*)\n"
     "echo '{\"messages\": [{\"role\": \"user\", \"content\": \"more\"}]}' ;;\n"
@@ -31,7 +31,7 @@ static void make_inputs(void) {
         ml_text_printf(&t, "{\"input\": \"what is %d+%d?\", \"label\": \"%d\"}\n", i, i + 2,
                        i + i + 2);
     ml_toy_file("data.jsonl", t.ptr);
-    ml_toy_file("asker.sh", asker);
+    ml_toy_file("asker.sh", asker_script);
     ml_text_release(&t);
 }
 
@@ -272,29 +272,30 @@ static int64_t count_turns(const char *path, ml_arena *a) {
 /* Weights change in the middle of conversations, which are saved and go on; what was used is
  * recorded, and trains to the same weights. */
 static void conversations_all_the_time(void) {
-    const char *flow = ml_test_path("flow"), *again = ml_test_path("again");
+    const char *async_rollout = ml_test_path("flow"), *again = ml_test_path("again");
     char out[16000], args[3000], path[700];
     ml_arena a;
 
     make_inputs();
     for (int rounds = 2; rounds <= ROUNDS; rounds++) {
-        args_of(args, sizeof args, "train-async", flow, rounds, asker_path(),
+        args_of(args, sizeof args, "train-async", async_rollout, rounds, asker_path(),
                 "--fully-async --save-interval 1");
         CHECK(ml_test_miles(out, sizeof out, args) == 0);
     }
     CHECK_HAS(out, "going on at rollout 2");
     ml_arena_init(&a, "rounds");
     for (int i = 0; i < ROUNDS; i++) {
-        snprintf(path, sizeof path, "%s/rollout_data/%d.jsonl.zst", flow, i);
+        snprintf(path, sizeof path, "%s/rollout_data/%d.jsonl.zst", async_rollout, i);
         CHECK(count_turns(path, &a) >= 24);
     }
     ml_arena_release(&a);
     snprintf(path, sizeof path,
-             "--load-debug-rollout-data %s/rollout_data/{rollout_id}.jsonl.zst", flow);
+             "--load-debug-rollout-data %s/rollout_data/{rollout_id}.jsonl.zst",
+             async_rollout);
     CHECK(run(again, ROUNDS, asker_path(), path, out, sizeof out) == 0);
     snprintf(args, sizeof args,
-             "cmp %s/iter_%07d/model.safetensors %s/iter_%07d/model.safetensors >&2", flow,
-             ROUNDS - 1, again, ROUNDS - 1);
+             "cmp %s/iter_%07d/model.safetensors %s/iter_%07d/model.safetensors >&2",
+             async_rollout, ROUNDS - 1, again, ROUNDS - 1);
     CHECK(system(args) == 0);
 }
 

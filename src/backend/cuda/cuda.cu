@@ -184,7 +184,7 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return refuse(err, "a vocabulary of", (long long)w[0]);
     if (backward)
         return ML_OK;
-    if (op == ML_OP_LINEAR && !ml_cuda_narrow_takes(a))
+    if (op == ML_OP_LINEAR && !ml_cuda_linear_f32_out_supports(a))
         return try_linear(ml_cuda(s), a, err);
     ml_cuda(s)->joint.n = 0;
     if (op == ML_OP_LMHEAD)
@@ -267,7 +267,7 @@ static void cuda_close(ml_backend *b) {
 
     ml_gemm_close(&c->stream);
     ml_cuda_sample_close(&c->stream);
-    ml_cuda_send_close(&c->stream);
+    ml_cuda_staging_close(&c->stream);
     ml_cuda_marks_close(&c->stream);
     if (c->stream.stream)
         cudaStreamDestroy(c->stream.stream);
@@ -315,7 +315,7 @@ static void fill_device(ml_device *d) {
     d->name = "cuda";
     d->alloc = device_alloc;
     d->free = device_free;
-    d->copy_in = ml_cuda_send;
+    d->copy_in = ml_cuda_staged_copy;
     d->copy_out = copy_out;
     d->copy = copy_within;
     d->sync = sync_stream;
@@ -374,7 +374,7 @@ miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err
     if (st == ML_OK)
         st = ml_cuda_sample_open(&c->stream, err);
     if (st == ML_OK)
-        st = ml_cuda_send_open(&c->stream, err);
+        st = ml_cuda_staging_open(&c->stream, err);
     if (st != ML_OK) {
         cuda_close(out); /* the caller still owns the CPU backend */
         memset(out, 0, sizeof *out);

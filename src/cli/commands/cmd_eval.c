@@ -17,14 +17,14 @@ static ml_status evaluate(ml_train_gen *t, const ml_config *c, ml_err *err) {
     ml_text out = { 0 };
     ml_status st;
 
-    ml_metrics_init(&scores.figures, &t->arena);
+    ml_metrics_init(&scores.metrics, &t->arena);
     st = ml_train_gen_start(t, c, err);
     if (st == ML_OK)
         st = ml_evals_run(&t->evals, &scores, err);
     if (st == ML_OK && isatty(STDOUT_FILENO) == 1) {
-        ml_eval_table(&scores.figures, print_line);
+        ml_eval_table(&scores.metrics, print_line);
     } else if (st == ML_OK) {
-        ml_metrics_write(&out, &scores.figures);
+        ml_metrics_write(&out, &scores.metrics);
         printf("{%s}\n", out.ptr);
     }
     ml_text_release(&out);

@@ -307,7 +307,7 @@ static ml_status run_loss(loss_job *j, ml_step_loss *s, const miles_loss *loss,
     for (int64_t i = 0; i < j->batch.n && st == ML_OK; i++) {
         const miles_sample *x = &j->sample[i];
         st = ml_step_loss_sample(
-            s, i, (ml_model_says){ x->log_prob, x->entropy, x->value },
+            s, i, (ml_model_outputs){ x->log_prob, x->entropy, x->value },
             (ml_derivatives){ d->log_prob[i], d->entropy[i], d->value[i] }, err);
     }
     return st;

@@ -4,13 +4,13 @@
 #define TRAIN ML_CMD_TRAIN
 #define GROUP "asynchronous evaluation"
 
-/* In the order of ml_config's behind.overflow. */
+/* In the order of ml_config's async_eval.overflow. */
 static const char *const policies[] = { "backpressure", "skip", NULL };
 
 const ml_flag ml_flags_async_eval[] = {
     { .name = "eval-num-gpus",
       .type = ML_FLAG_I64,
-      ML_AT(behind.n_gpu),
+      ML_AT(async_eval.n_gpu),
       .value = "N",
       .def = "0",
       .min = 0,
@@ -22,7 +22,7 @@ const ml_flag ml_flags_async_eval[] = {
               "starts, with N threads in total.  0: evaluate between rollouts." },
     { .name = "eval-num-gpus-per-engine",
       .type = ML_FLAG_I64,
-      ML_AT(behind.per_engine),
+      ML_AT(async_eval.per_engine),
       .value = "N",
       .def = "1",
       .min = 1,
@@ -33,7 +33,7 @@ const ml_flag ml_flags_async_eval[] = {
       .help = "Threads per evaluation process." },
     { .name = "eval-hf-dir",
       .type = ML_FLAG_PATH,
-      ML_AT(behind.dir),
+      ML_AT(async_eval.dir),
       .value = "DIR",
       .def_note = "eval_snapshots in the directory of --save",
       .group = GROUP,
@@ -43,7 +43,7 @@ const ml_flag ml_flags_async_eval[] = {
           "Directory of the weights to evaluate: DIR/step_19, a Hugging Face checkpoint." },
     { .name = "eval-max-in-flight",
       .type = ML_FLAG_I64,
-      ML_AT(behind.max_in_flight),
+      ML_AT(async_eval.max_in_flight),
       .value = "N",
       .def = "2",
       .min = 1,
@@ -55,7 +55,7 @@ const ml_flag ml_flags_async_eval[] = {
               "the next evaluation needs a slot, when the run is saved, or at its end." },
     { .name = "eval-overflow-policy",
       .type = ML_FLAG_WORD,
-      ML_AT(behind.overflow),
+      ML_AT(async_eval.overflow),
       .words = policies,
       .def = "backpressure",
       .group = GROUP,
@@ -66,7 +66,7 @@ const ml_flag ml_flags_async_eval[] = {
               "depend on timing." },
     { .name = "eval-keep-snapshots",
       .type = ML_FLAG_I64,
-      ML_AT(behind.keep),
+      ML_AT(async_eval.keep),
       .value = "N",
       .def = "2",
       .min = 0,

@@ -78,15 +78,15 @@ static bool delta_flag_without_delta(const ml_config *c) {
 }
 
 static bool uneven_engines(const ml_config *c) {
-    return c->behind.n_gpu % c->behind.per_engine != 0;
+    return c->async_eval.n_gpu % c->async_eval.per_engine != 0;
 }
 
 static bool evaluates_elsewhere(const ml_config *c) {
-    return c->behind.n_gpu && c->mode.external;
+    return c->async_eval.n_gpu && c->mode.external;
 }
 
 static bool no_place_for_snapshots(const ml_config *c) {
-    return c->behind.n_gpu && !c->behind.dir && !c->train.save;
+    return c->async_eval.n_gpu && !c->async_eval.dir && !c->train.save;
 }
 
 static bool stale_by_design(const ml_config *c) {

@@ -56,8 +56,8 @@ static void say(miles_turn_out *out, const char *role, const char *text, size_t 
         ml_text_add(&s->text, text, len);
         return;
     }
-    ml_messages_say(&s->messages, ml_str_of(ml_arena_str(s->arena, role, strlen(role))),
-                    (ml_str){ ml_arena_str(s->arena, text, len), len });
+    ml_messages_append(&s->messages, ml_str_of(ml_arena_str(s->arena, role, strlen(role))),
+                       (ml_str){ ml_arena_str(s->arena, text, len), len });
 }
 
 static void ask_extension(const ml_environment *e, ml_reply *r, const miles_turn_in *in) {
@@ -170,7 +170,7 @@ static void ask_worker(ml_environment *e, ml_reply *r, const miles_turn_in *in) 
     ml_text_release(&answer);
 }
 
-void ml_environment_ask(ml_environment *e, ml_reply *r, const miles_turn_in *in) {
+void ml_environment_reply(ml_environment *e, ml_reply *r, const miles_turn_in *in) {
     *r = (ml_reply){ .arena = r->arena, .reward = (double)NAN, .why = "" };
     if (e->worker)
         ask_worker(e, r, in);

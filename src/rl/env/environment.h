@@ -42,6 +42,6 @@ ml_environment *ml_environment_new(const ml_environment_opts *opts);
 void ml_environment_free(ml_environment *e); /* NULL is allowed */
 
 /* The caller sets reply->arena. */
-void ml_environment_ask(ml_environment *e, ml_reply *reply, const miles_turn_in *in);
+void ml_environment_reply(ml_environment *e, ml_reply *reply, const miles_turn_in *in);
 
 #endif

@@ -28,8 +28,8 @@ static ml_status text_after(const ml_turn_tokens *t, ml_str *out, ml_arena *a,
     ml_str text = { 0 };
     ml_status st;
 
-    ml_messages_say(&all, ml_str_of("user"), ml_str_of("?"));
-    ml_messages_say(&all, ml_str_of("assistant"), ml_str_of(ANSWER));
+    ml_messages_append(&all, ml_str_of("user"), ml_str_of("?"));
+    ml_messages_append(&all, ml_str_of("assistant"), ml_str_of(ANSWER));
     ml_messages_join(&all, messages);
     st = render(t, &text, a, all.list, err);
     if (st != ML_OK)
@@ -79,13 +79,13 @@ static ml_status both_ways(const ml_turn_tokens *t, ml_arena *a, const char *rol
     ml_str text = { 0 };
     ml_status st;
 
-    ml_messages_say(&next, ml_str_of(role), ml_str_of("go on"));
-    ml_messages_say(&all, ml_str_of("user"), ml_str_of("question"));
+    ml_messages_append(&next, ml_str_of(role), ml_str_of("go on"));
+    ml_messages_append(&all, ml_str_of("user"), ml_str_of("question"));
     st = render(t, &text, a, all.list, err);
     if (st == ML_OK)
         ml_text_add(pieces, text.ptr, text.len);
     for (int i = 0; i < 2 && st == ML_OK; i++) {
-        ml_messages_say(&all, ml_str_of("assistant"), ml_str_of("answer"));
+        ml_messages_append(&all, ml_str_of("assistant"), ml_str_of("answer"));
         ml_messages_join(&all, next.list);
         st = text_after(t, &text, a, next.list, err);
         if (st == ML_OK) {

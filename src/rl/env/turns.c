@@ -118,7 +118,7 @@ static void answer(const ml_turns *t, const seat *s, ml_turn *x) {
     find_calls(t, x, x->reply.arena);
     x->in.max_turn = t->opts.max_turn;
     x->ids.n = 0;
-    ml_environment_ask(s->environment, &x->reply, &x->in);
+    ml_environment_reply(s->environment, &x->reply, &x->in);
     if (x->reply.outcome != ML_REWARD_OK || (!x->reply.messages && !x->reply.text.len))
         return;
     if (encode(t, s, x, &err) != ML_OK) {
@@ -142,7 +142,7 @@ static void answer_some(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-void ml_turns_ask(ml_turns *t, ml_turn *const *turn, int64_t n) {
+void ml_turns_run(ml_turns *t, ml_turn *const *turn, int64_t n) {
     hearing h = { t, turn };
 
     for (int64_t i = 0; i < t->opts.n_thread; i++) {

@@ -38,6 +38,6 @@ void ml_turns_close(ml_turns *t); /* NULL is allowed */
 int32_t ml_turns_max(const ml_turns *t);
 
 /* Replies are valid until the next call. */
-void ml_turns_ask(ml_turns *t, ml_turn *const *turn /* [n] */, int64_t n);
+void ml_turns_run(ml_turns *t, ml_turn *const *turn /* [n] */, int64_t n);
 
 #endif

@@ -39,7 +39,7 @@ static eval_job *next_job(const ml_eval_queue *q) {
 }
 
 static ml_status evaluate(ml_eval_queue *q, eval_job *j, ml_err *err) {
-    ml_gen *gen = q->opts.evals->asker.gen;
+    ml_gen *gen = q->opts.evals->gen_ctx.gen;
     ml_status st = gen->load(gen, j->path, j->version, ML_SWITCH_RECOMPUTE, err);
 
     return st == ML_OK ? ml_evals_run(q->opts.evals, &j->result.scores, err) : st;
@@ -149,7 +149,7 @@ bool ml_eval_queue_take(ml_eval_queue *q, ml_eval_result *out, bool wait) {
     if (!j)
         return false;
     *out = j->result;
-    out->scores.figures.arena = &out->arena;
+    out->scores.metrics.arena = &out->arena;
     if (out->st == ML_OK)
         out->st = keep_some(q, j->path, &out->err);
     else
@@ -186,8 +186,8 @@ static void push(ml_eval_queue *q, eval_job *j) {
     pthread_mutex_unlock(&q->lock);
 }
 
-ml_status ml_eval_queue_ask(ml_eval_queue *q, int64_t rollout, const ml_weights *w,
-                            ml_err *err) {
+ml_status ml_eval_queue_submit(ml_eval_queue *q, int64_t rollout, const ml_weights *w,
+                               ml_err *err) {
     eval_job *j = calloc(1, sizeof *j);
     ml_text path = { 0 };
     ml_status st;
@@ -204,7 +204,7 @@ ml_status ml_eval_queue_ask(ml_eval_queue *q, int64_t rollout, const ml_weights 
     }
     j->result.rollout = rollout;
     ml_arena_init(&j->result.arena, "an evaluation");
-    ml_metrics_init(&j->result.scores.figures, &j->result.arena);
+    ml_metrics_init(&j->result.scores.metrics, &j->result.arena);
     push(q, j);
     return ML_OK;
 }

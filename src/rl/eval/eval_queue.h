@@ -1,6 +1,6 @@
 /* eval_queue.h - asynchronous evaluations: of weights on disk, by separate engines.
  *
- *     DIR/step_19/    a Hugging Face checkpoint with its seal (model/weights_seal.h)
+ *     DIR/step_19/    a Hugging Face checkpoint with its checksum (model/weights_checksum.h)
  *
  * Evaluations run one after the other while training continues.  The loop takes the results
  * in the order of submission and waits for them where necessary, so a run's metrics do not
@@ -44,7 +44,7 @@ bool ml_eval_queue_skips(const ml_eval_queue *q);
 
 /* Writes the weights to disk and submits their evaluation, labelled with this rollout.  The
  * queue must have room (ml_eval_queue_has_room). */
-ml_status ml_eval_queue_ask(ml_eval_queue *q, int64_t rollout, const ml_weights *w,
-                            ml_err *err);
+ml_status ml_eval_queue_submit(ml_eval_queue *q, int64_t rollout, const ml_weights *w,
+                               ml_err *err);
 
 #endif

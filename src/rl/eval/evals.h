@@ -16,12 +16,12 @@ typedef struct ml_eval_set {
     ml_dataset dataset;
     ml_sampling how;
     int32_t n_per_prompt;
-    ml_rewards *rewards; /* of this set only; NULL: asker.rewards of ml_evals */
+    ml_rewards *rewards; /* of this set only; NULL: gen_ctx.rewards of ml_evals */
     ml_turns *turns;     /* likewise */
 } ml_eval_set;
 
 typedef struct ml_evals {
-    ml_gen_ctx asker;
+    ml_gen_ctx gen_ctx;
     ml_eval_set *set; /* [n] */
     int32_t n;
     bool pass_rates;              /* compute pass@k, too */
@@ -32,12 +32,12 @@ typedef struct ml_evals {
 
 /* The result of an evaluation. */
 typedef struct ml_eval_scores {
-    ml_metrics figures;       /* eval/NAME, eval/NAME-truncated_ratio, ... */
-    ml_eval_answers *answers; /* of all sets if keep_answers; in the arena of figures */
+    ml_metrics metrics;       /* eval/NAME, eval/NAME-truncated_ratio, ... */
+    ml_eval_answers *answers; /* of all sets if keep_answers; in the arena of metrics */
 } ml_eval_scores;
 
 /* `evals` is an ml_evals: the signature is that of a callback of ml_train_loop.  The
- * caller has initialized out->figures. */
+ * caller has initialized out->metrics. */
 ml_status ml_evals_run(void *evals, ml_eval_scores *out, ml_err *err);
 
 #endif

@@ -6,17 +6,17 @@
 #include <string.h>
 
 /* The state of one call of ml_gen_score. */
-typedef struct class_room {
+typedef struct scoring {
     const char *who; /* the scorer, for error messages */
     pthread_mutex_t lock;
     pthread_cond_t done;
     int32_t n_open;
     ml_status st; /* of the first sample that failed */
     ml_err err;
-} class_room;
+} scoring;
 
 typedef struct question {
-    class_room *room;
+    scoring *batch;
     int32_t number, n_response;
     float *logprob;
     int32_t n; /* scored so far */
@@ -39,7 +39,7 @@ static bool all_finite(const question *q) {
 
 static void on_update(void *ud, const ml_gen_update *u) {
     question *q = ud;
-    class_room *r = q->room;
+    scoring *r = q->batch;
 
     take_scores(q, &u->prompt);
     if (u->finish == ML_FINISH_NOT)
@@ -66,9 +66,9 @@ static ml_status ask(const ml_scorer *by, question *q, const ml_train_sample *s,
     uint64_t ticket;
     ml_status st;
 
-    pthread_mutex_lock(&q->room->lock);
-    q->room->n_open++;
-    pthread_mutex_unlock(&q->room->lock);
+    pthread_mutex_lock(&q->batch->lock);
+    q->batch->n_open++;
+    pthread_mutex_unlock(&q->batch->lock);
     st = by->gen->submit(
         by->gen,
         &(ml_gen_request){
@@ -78,14 +78,14 @@ static ml_status ask(const ml_scorer *by, question *q, const ml_train_sample *s,
             .score_from = s->n_token - s->n_response },
         on_update, q, &ticket, err);
     if (st != ML_OK) {
-        pthread_mutex_lock(&q->room->lock);
-        q->room->n_open--;
-        pthread_mutex_unlock(&q->room->lock);
+        pthread_mutex_lock(&q->batch->lock);
+        q->batch->n_open--;
+        pthread_mutex_unlock(&q->batch->lock);
     }
     return st;
 }
 
-static void wait_for_all(class_room *r) {
+static void wait_for_all(scoring *r) {
     pthread_mutex_lock(&r->lock);
     while (r->n_open)
         pthread_cond_wait(&r->done, &r->lock);
@@ -94,27 +94,27 @@ static void wait_for_all(class_room *r) {
 
 ml_status ml_gen_score(const ml_scorer *by, const ml_train_sample *s, int32_t n,
                        float *const *logprob, ml_err *err) {
-    class_room room = { .who = by->who, .st = ML_OK };
+    scoring batch = { .who = by->who, .st = ML_OK };
     ml_arena a;
     question *q;
     ml_status st = ML_OK;
 
-    pthread_mutex_init(&room.lock, NULL);
-    pthread_cond_init(&room.done, NULL);
+    pthread_mutex_init(&batch.lock, NULL);
+    pthread_cond_init(&batch.done, NULL);
     ml_arena_init(&a, "scores");
     q = ML_NEW(&a, question, n + 1);
     for (int32_t i = 0; i < n && st == ML_OK; i++) {
-        q[i] = (question){ &room, i, s[i].n_response, logprob[i], 0 };
+        q[i] = (question){ &batch, i, s[i].n_response, logprob[i], 0 };
         if (s[i].n_response)
             st = ask(by, &q[i], &s[i], err);
     }
-    wait_for_all(&room);
-    if (st == ML_OK && room.st != ML_OK) {
-        *err = room.err;
-        st = room.st;
+    wait_for_all(&batch);
+    if (st == ML_OK && batch.st != ML_OK) {
+        *err = batch.err;
+        st = batch.st;
     }
     ml_arena_release(&a);
-    pthread_cond_destroy(&room.done);
-    pthread_mutex_destroy(&room.lock);
+    pthread_cond_destroy(&batch.done);
+    pthread_mutex_destroy(&batch.lock);
     return st;
 }

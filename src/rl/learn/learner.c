@@ -7,7 +7,7 @@
 #include "rl/learn/learner_priv.h"
 
 /* Routing replay: training uses the routing record of the rollout. */
-static ml_status take_choices(ml_learn_run *s, int32_t i, ml_routing_kind route,
+static ml_status take_routing(ml_learn_run *s, int32_t i, ml_routing_kind route,
                               ml_err *err) {
     const ml_sample *x = s->in[i];
     const ml_routing *r = &x->routed[route];
@@ -27,12 +27,12 @@ static ml_status take_choices(ml_learn_run *s, int32_t i, ml_routing_kind route,
     return st;
 }
 
-static ml_status take_all_choices(ml_learn_run *s, ml_err *err) {
+static ml_status take_all_routing(ml_learn_run *s, ml_err *err) {
     ml_status st = ML_OK;
 
     for (int r = 0; r < ML_N_ROUTING; r++)
         for (int32_t i = 0; s->l->replay[r] && i < s->n && st == ML_OK; i++)
-            st = take_choices(s, i, (ml_routing_kind)r, err);
+            st = take_routing(s, i, (ml_routing_kind)r, err);
     return st;
 }
 
@@ -50,7 +50,7 @@ static ml_status take_samples(ml_learn_run *s, ml_err *err) {
         if (!s->in[i]->has_reward)
             return ml_fail(err, ML_EFORMAT, "sample %lld has no reward",
                            (long long)s->in[i]->index);
-    return take_all_choices(s, err);
+    return take_all_routing(s, err);
 }
 
 static miles_batch batch_of(const ml_learn_run *s) {
@@ -144,9 +144,9 @@ static ml_status update_reference(ml_learner *l, int64_t rollout, ml_err *err) {
     return ml_weights_copy(l->ref, l->weights, ml_trainer_optimizer(l->trainer)->be, err);
 }
 
-static ml_status tell_ready(const ml_learn_run *s, ml_err *err) {
+static ml_status call_data_ready(const ml_learn_run *s, ml_err *err) {
     miles_batch b = batch_of(s);
-    return ml_hooks_tell_batch(s->l->hooks, s->rollout, &b, err);
+    return ml_hooks_call_batch(s->l->hooks, s->rollout, &b, err);
 }
 
 static ml_status prepare(ml_learn_run *s, ml_err *err) {
@@ -164,7 +164,7 @@ static ml_status prepare(ml_learn_run *s, ml_err *err) {
         st = take_advantages(s, err);
     if (st == ML_OK)
         st = ml_learn_record(s, err);
-    return st == ML_OK ? tell_ready(s, err) : st;
+    return st == ML_OK ? call_data_ready(s, err) : st;
 }
 
 ml_status ml_learn(ml_learner *l, int64_t rollout, ml_learn_result *out, ml_arena *a,

@@ -44,15 +44,15 @@ typedef struct ml_learner {
     const char *record_path;   /* file for the training data (round_path.h); NULL: none */
     void (*stepped)(void *ud); /* called after each train step of the actor; may be NULL */
     void *stepped_ud;
-    ml_coverage *witness; /* coverage check; NULL: none */
-    ml_work_count *tally; /* progress counter of micro-batches; NULL: none */
+    ml_coverage *coverage;     /* coverage check; NULL: none */
+    ml_work_count *work_count; /* progress counter of micro-batches; NULL: none */
 } ml_learner;
 
 /* The result of one train step. */
 typedef struct ml_step_metrics {
     ml_step_result step, critic; /* `loss` is the recipe's loss */
     bool has_step, has_critic;
-    ml_metrics figures; /* train/... */
+    ml_metrics metrics; /* train/... */
 } ml_step_metrics;
 
 typedef struct ml_learn_result {

@@ -36,24 +36,24 @@ static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
 }
 
 /* Records the sample's contribution to the gradient of the current train step. */
-static void bear_witness(void *ud, const ml_loss_io *io) {
+static void record_coverage(void *ud, const ml_loss_io *io) {
     const ml_learn_run *s = ud;
     double weight = 0;
 
     for (int32_t t = 0; t < io->n_response; t++)
         weight += fabs((double)io->dlogprob[t]) + fabs((double)io->dentropy[t]);
-    ml_coverage_see(s->l->witness, s->in[io->sample]->index, s->rollout, s->step, weight);
+    ml_coverage_see(s->l->coverage, s->in[io->sample]->index, s->rollout, s->step, weight);
 }
 
 /* Checks that each sample contributed exactly once. */
-static ml_status hear_witness(const ml_learn_run *s, ml_err *err) {
+static ml_status check_coverage(const ml_learn_run *s, ml_err *err) {
     int64_t *index = ML_NEW(s->a, int64_t, s->n + 1);
 
-    if (!s->l->witness || s->critic_only)
+    if (!s->l->coverage || s->critic_only)
         return ML_OK;
     for (int32_t i = 0; i < s->n; i++)
         index[i] = s->in[i]->index;
-    return ml_coverage_judge(s->l->witness, index, s->n, s->rollout, err);
+    return ml_coverage_judge(s->l->coverage, index, s->n, s->rollout, err);
 }
 
 static int by_number(const void *x, const void *y) {
@@ -78,14 +78,14 @@ static int32_t *numbers_of(ml_arena *a, const ml_bins *micro, int32_t *n) {
 }
 
 /* The model that a train step updates: actor or critic. */
-typedef struct pupil {
+typedef struct trainee {
     ml_trainer *trainer;
     const miles_loss *loss;
     const char *prefix; /* of its metrics */
     bool is_actor;
-} pupil;
+} trainee;
 
-static void report_step(const pupil *p, const ml_step_result *step,
+static void report_step(const trainee *p, const ml_step_result *step,
                         const ml_step_loss *loss, const double *metric, ml_metrics *out) {
     ml_metrics_add(out, p->prefix, "loss", step->loss);
     for (int32_t k = 0; k < loss->n_metric; k++)
@@ -98,8 +98,8 @@ static void report_step(const pupil *p, const ml_step_result *step,
     ml_metrics_add(out, p->prefix, "applied", step->applied);
 }
 
-static ml_status train_step(ml_learn_run *s, const pupil *p, const ml_schedule_step *plan,
-                            ml_step_result *out, ml_metrics *figures, ml_err *err) {
+static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule_step *plan,
+                            ml_step_result *out, ml_metrics *metrics, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
     double metric[ML_STEP_METRIC_MAX];
     int32_t n, *number = numbers_of(s->a, &plan->rank[0], &n);
@@ -120,14 +120,14 @@ static ml_status train_step(ml_learn_run *s, const pupil *p, const ml_schedule_s
                             .step = plan,
                             .old_is_now = p->is_actor && r->skip_actor_forward_only,
                             .look = p->is_actor ? check_equal : NULL,
-                            .saw = p->is_actor && s->l->witness ? bear_witness : NULL,
+                            .saw = p->is_actor && s->l->coverage ? record_coverage : NULL,
                             .ud = s },
             out, metric, err);
     if (st != ML_OK)
         return st;
     if (p->is_actor && s->l->stepped)
         s->l->stepped(s->l->stepped_ud);
-    report_step(p, out, &loss, metric, figures);
+    report_step(p, out, &loss, metric, metrics);
     return ML_OK;
 }
 
@@ -157,8 +157,8 @@ static void expect_steps(ml_work_count *t, const ml_schedule *plan, bool wanted)
  * samples. */
 ml_status ml_learn_train(ml_learn_run *s, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
-    pupil actor = { s->l->trainer, r->loss, "train/", true };
-    pupil critic = { s->l->critic, r->critic_loss, "train/critic-", false };
+    trainee actor = { s->l->trainer, r->loss, "train/", true };
+    trainee critic = { s->l->critic, r->critic_loss, "train/critic-", false };
     ml_schedule plan, critic_plan;
     ml_status st =
         ml_trainer_schedule(&critic_plan, s->l->trainer, s->a, s->train, s->n, err);
@@ -169,25 +169,25 @@ ml_status ml_learn_train(ml_learn_run *s, ml_err *err) {
     st = ml_trainer_schedule(&plan, s->l->trainer, s->a, s->train, s->n, err);
     if (st != ML_OK)
         return st;
-    expect_steps(s->l->tally, &critic_plan, critic.trainer != NULL);
-    expect_steps(s->l->tally, &plan, !s->critic_only);
+    expect_steps(s->l->work_count, &critic_plan, critic.trainer != NULL);
+    expect_steps(s->l->work_count, &plan, !s->critic_only);
     s->out->n_step = plan.n_step;
     s->out->step = ML_NEW(s->a, ml_step_metrics, plan.n_step + 1);
     for (int32_t k = 0; k < plan.n_step; k++)
-        ml_metrics_init(&s->out->step[k].figures, s->a);
+        ml_metrics_init(&s->out->step[k].metrics, s->a);
     for (int32_t k = 0; k < plan.n_step && st == ML_OK && critic.trainer; k++) {
         ml_step_metrics *done = &s->out->step[k];
         done->has_critic = true;
-        st = train_step(s, &critic, &critic_plan.step[k], &done->critic, &done->figures,
+        st = train_step(s, &critic, &critic_plan.step[k], &done->critic, &done->metrics,
                         err);
     }
     for (int32_t k = 0; k < plan.n_step && st == ML_OK && !s->critic_only; k++) {
         ml_step_metrics *done = &s->out->step[k];
         done->has_step = true;
         s->step = k;
-        st = ml_hooks_tell(s->l->hooks, MILES_BEFORE_TRAIN_STEP, s->rollout, k, "", err);
+        st = ml_hooks_call(s->l->hooks, MILES_BEFORE_TRAIN_STEP, s->rollout, k, "", err);
         if (st == ML_OK)
-            st = train_step(s, &actor, &plan.step[k], &done->step, &done->figures, err);
+            st = train_step(s, &actor, &plan.step[k], &done->step, &done->metrics, err);
     }
-    return st == ML_OK ? hear_witness(s, err) : st;
+    return st == ML_OK ? check_coverage(s, err) : st;
 }

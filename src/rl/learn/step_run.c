@@ -41,12 +41,12 @@ static void narrow(float *out, const double *in, int32_t n) {
 /* f32 to f64 is exact; derivatives are rounded once. */
 static ml_status loss_of_values(bridge *b, ml_loss_io *io, ml_err *err) {
     double *value = b->widened[0], *dvalue = b->widened[1];
-    ml_model_says says = { .value = value };
+    ml_model_outputs outputs = { .value = value };
     ml_derivatives d = { .value = dvalue };
     ml_status st;
 
     widen(value, io->value, io->n_response);
-    st = ml_step_loss_sample(b->run->loss, b->place[io->sample], says, d, err);
+    st = ml_step_loss_sample(b->run->loss, b->place[io->sample], outputs, d, err);
     if (st == ML_OK)
         narrow(io->dvalue, dvalue, io->n_response);
     return st;
@@ -63,7 +63,7 @@ static ml_status loss_of_logprobs(bridge *b, ml_loss_io *io, ml_err *err) {
     if (b->run->old_is_now)
         b->run->loss->sample[at].old_log_prob = logprob;
     st = ml_step_loss_sample(
-        b->run->loss, at, (ml_model_says){ .log_prob = logprob, .entropy = entropy },
+        b->run->loss, at, (ml_model_outputs){ .log_prob = logprob, .entropy = entropy },
         (ml_derivatives){ .log_prob = dlogprob, .entropy = dentropy }, err);
     if (st == ML_OK) {
         narrow(io->dlogprob, dlogprob, io->n_response);

@@ -11,19 +11,19 @@ ml_status ml_diagnostics_open(ml_diagnostics *a, const ml_diagnostics_opts *opts
     *a = (ml_diagnostics){ .opts = *opts };
     if (opts->events)
         st = ml_events_open(&a->events, opts->events, err);
-    if (st == ML_OK && opts->n_witness)
-        st = ml_coverage_open(&a->witness, opts->n_witness, a->events, err);
+    if (st == ML_OK && opts->n_coverage)
+        st = ml_coverage_open(&a->coverage, opts->n_coverage, a->events, err);
     return st;
 }
 
 void ml_diagnostics_close(ml_diagnostics *a) {
-    ml_coverage_close(a->witness);
+    ml_coverage_close(a->coverage);
     ml_events_close(a->events);
     *a = (ml_diagnostics){ 0 };
 }
 
 void ml_diagnostics_begin(ml_diagnostics *a, ml_train_run *run) {
-    run->learner.witness = a->witness;
+    run->learner.coverage = a->coverage;
 }
 
 static ml_status write_checksum(ml_diagnostics *a, const char *whose, int64_t rollout,
@@ -36,9 +36,9 @@ static ml_status write_checksum(ml_diagnostics *a, const char *whose, int64_t ro
     return st;
 }
 
-ml_status ml_diagnostics_learnt(ml_diagnostics *a, const ml_round *r, int64_t step,
-                                ml_train_run *run, ml_err *err) {
-    const ml_learn_result *l = &r->lesson;
+ml_status ml_diagnostics_trained(ml_diagnostics *a, const ml_iteration *r, int64_t step,
+                                 ml_train_run *run, ml_err *err) {
+    const ml_learn_result *l = &r->result;
     ml_status st = ML_OK;
 
     if (l->n_step == 0)
@@ -47,10 +47,10 @@ ml_status ml_diagnostics_learnt(ml_diagnostics *a, const ml_round *r, int64_t st
         st = ml_master_weights_check(ml_trainer_optimizer(run->trainer), err);
     if (st != ML_OK || !a->events)
         return st;
-    ml_events_figures(a->events, "train_advantage_computation", r->rollout, &l->rollout);
+    ml_events_metrics(a->events, "train_advantage_computation", r->rollout, &l->rollout);
     for (int32_t k = 0; k < l->n_step; k++) {
         ml_events_step_end(a->events, r->rollout, step + k);
-        ml_events_figures(a->events, "metric", r->rollout, &l->step[k].figures);
+        ml_events_metrics(a->events, "metric", r->rollout, &l->step[k].metrics);
     }
     return write_checksum(a, "train_engine_local_weight_checksum", r->rollout,
                           &run->weights, err);
@@ -63,14 +63,14 @@ ml_status ml_diagnostics_published(ml_diagnostics *a, int64_t rollout,
                      : ML_OK;
 }
 
-void ml_diagnostics_round_begin(ml_diagnostics *a, int64_t rollout) {
+void ml_diagnostics_rollout_begin(ml_diagnostics *a, int64_t rollout) {
     for (int i = 0; i < 3; i++)
         if (a->opts.dump[i])
             ml_plan_dump_round(a->opts.dump[i], rollout);
 }
 
-ml_status ml_diagnostics_round(ml_diagnostics *a, ml_train_run *run, int64_t rollout,
-                               ml_err *err) {
+ml_status ml_diagnostics_rollout(ml_diagnostics *a, ml_train_run *run, int64_t rollout,
+                                 ml_err *err) {
     ml_status st = ml_memory_record_round(&a->opts.memory, run, rollout, err);
 
     for (int i = 0; i < 3 && st == ML_OK; i++)

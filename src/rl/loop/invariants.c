@@ -165,8 +165,9 @@ static ml_status check_grad_norm(ml_invariants *c, int64_t rollout, int64_t step
     return st == ML_OK ? compare(c->grad_norm, rollout, step, is, err) : st;
 }
 
-static ml_status check_hashes(ml_invariants *c, const ml_round *r, const ml_step_hash *h,
-                              int64_t step, ml_run_log *log, ml_err *err) {
+static ml_status check_hashes(ml_invariants *c, const ml_iteration *r,
+                              const ml_step_hash *h, int64_t step, ml_run_log *log,
+                              ml_err *err) {
     ml_text line = { 0 };
     ml_status st = ML_OK;
     char is[20];
@@ -175,7 +176,7 @@ static ml_status check_hashes(ml_invariants *c, const ml_round *r, const ml_step
     ml_text_printf(&line, "{\"rollout\": %lld, \"step\": %lld", (long long)r->rollout,
                    (long long)step);
     if (c->opts.determinism)
-        ml_run_log_hashes(log, line.ptr, ml_hash_samples(r->harvest.sample, r->harvest.n),
+        ml_run_log_hashes(log, line.ptr, ml_hash_samples(r->batch.sample, r->batch.n),
                           h->gradients, h->weights);
     ml_text_printf(&line, ", \"weights\": \"%s\"}\n", is);
     if (c->hash_out)
@@ -186,7 +187,7 @@ static ml_status check_hashes(ml_invariants *c, const ml_round *r, const ml_step
 
 /* --- fresh samples ------------------------------------------------------------ */
 
-static ml_status check_zero(const ml_round *r, const ml_metrics *f, const char *name,
+static ml_status check_zero(const ml_iteration *r, const ml_metrics *f, const char *name,
                             ml_err *err) {
     double x = ml_metrics_get(f, name, 0);
     if (x == 0)
@@ -197,8 +198,8 @@ static ml_status check_zero(const ml_round *r, const ml_metrics *f, const char *
                    name, x, (long long)r->rollout);
 }
 
-static ml_status check_fresh(const ml_invariants *c, const ml_round *r, ml_err *err) {
-    const ml_learn_result *l = &r->lesson;
+static ml_status check_fresh(const ml_invariants *c, const ml_iteration *r, ml_err *err) {
+    const ml_learn_result *l = &r->result;
     ml_status st = ML_OK;
 
     if (!c->opts.fresh_steps || l->n_step == 0)
@@ -209,37 +210,37 @@ static ml_status check_fresh(const ml_invariants *c, const ml_round *r, ml_err *
                        "weights; --ci-disable-logprobs-checker allows that",
                        (long long)l->n_stale, (long long)r->rollout);
     if (!c->opts.skip_kl && l->n_stale == 0)
-        st = check_zero(r, &l->step[0].figures, "train/ppo_kl", err);
+        st = check_zero(r, &l->step[0].metrics, "train/ppo_kl", err);
     if (st == ML_OK && !c->opts.skip_kl && l->n_stale == 0)
-        st = check_zero(r, &l->step[0].figures, "train/pg_clipfrac", err);
+        st = check_zero(r, &l->step[0].metrics, "train/pg_clipfrac", err);
     return st;
 }
 
 /* --- rollouts ----------------------------------------------------------------- */
 
-void ml_invariants_figures(ml_invariants *c, const ml_metrics *figures) {
+void ml_invariants_metrics(ml_invariants *c, const ml_metrics *metrics) {
     double x;
 
     if (!c->opts.metric)
         return;
-    x = ml_metrics_get(figures, c->opts.metric, (double)NAN);
+    x = ml_metrics_get(metrics, c->opts.metric, (double)NAN);
     if (x > c->best)
         c->best = x;
 }
 
-ml_status ml_invariants_round(ml_invariants *c, const ml_round *r, int64_t step,
+ml_status ml_invariants_round(ml_invariants *c, const ml_iteration *r, int64_t step,
                               ml_run_log *log, ml_err *err) {
     const ml_step_hash *h = c->first;
     ml_status st = c->st;
 
     if (st != ML_OK)
         *err = c->err;
-    ml_invariants_figures(c, &r->harvest.figures);
-    ml_invariants_figures(c, &r->lesson.rollout);
-    for (int32_t k = 0; k < r->lesson.n_step && st == ML_OK; k++) {
-        ml_invariants_figures(c, &r->lesson.step[k].figures);
+    ml_invariants_metrics(c, &r->batch.metrics);
+    ml_invariants_metrics(c, &r->result.rollout);
+    for (int32_t k = 0; k < r->result.n_step && st == ML_OK; k++) {
+        ml_invariants_metrics(c, &r->result.step[k].metrics);
         st =
-            check_grad_norm(c, r->rollout, step + k, r->lesson.step[k].step.grad_norm, err);
+            check_grad_norm(c, r->rollout, step + k, r->result.step[k].step.grad_norm, err);
         if (st == ML_OK && h)
             st = check_hashes(c, r, h, step + k, log, err);
         h = h ? h->next : NULL;

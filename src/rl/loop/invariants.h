@@ -9,7 +9,7 @@
 #define ML_RL_LOOP_INVARIANTS_H
 
 #include "base/map.h"
-#include "rl/loop/round.h"
+#include "rl/loop/iteration.h"
 
 /* Zeros: nothing is checked.  Files have a line of JSON per train step. */
 typedef struct ml_invariants_opts {
@@ -46,10 +46,10 @@ void ml_invariants_close(ml_invariants *c); /* zeros are allowed */
  * ml_invariants. */
 void ml_invariants_step(void *checks);
 /* Called after training on a rollout; its first train step has the number `step`. */
-ml_status ml_invariants_round(ml_invariants *c, const ml_round *r, int64_t step,
+ml_status ml_invariants_round(ml_invariants *c, const ml_iteration *r, int64_t step,
                               ml_run_log *log, ml_err *err);
 /* Adds metrics, such as those of an evaluation, to the check of the metric. */
-void ml_invariants_figures(ml_invariants *c, const ml_metrics *figures);
+void ml_invariants_metrics(ml_invariants *c, const ml_metrics *metrics);
 /* Called at the end of a run: checks that the metric has reached the threshold. */
 ml_status ml_invariants_end(const ml_invariants *c, ml_err *err);
 

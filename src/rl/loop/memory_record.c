@@ -13,12 +13,12 @@ static void write_bytes(ml_json_out *o, const char *key, size_t bytes) {
 }
 
 static ml_status write_buffers(ml_json_out *o, ml_train_run *run, ml_err *err) {
-    ml_memory_ask ask;
+    ml_memory_request req;
     ml_memory plan;
     ml_status st;
 
-    ml_train_run_memory(run, &ask);
-    st = ml_memory_plan(&plan, &ask, err);
+    ml_train_run_memory(run, &req);
+    st = ml_memory_plan(&plan, &req, err);
     if (st != ML_OK)
         return st;
     ml_json_key(o, "buffers");

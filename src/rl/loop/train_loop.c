@@ -8,11 +8,11 @@
 #include "rl/learn/truncate.h"
 
 /* Stages of an iteration. */
-static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err);
-static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err);
-static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err);
-static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err);
-static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err);
+static ml_status collect(ml_train_loop *l, ml_iteration *r, ml_err *err);
+static ml_status learn(ml_train_loop *l, ml_iteration *r, ml_err *err);
+static ml_status save(ml_train_loop *l, ml_iteration *r, ml_err *err);
+static ml_status publish(ml_train_loop *l, ml_iteration *r, ml_err *err);
+static ml_status evaluate(ml_train_loop *l, ml_iteration *r, ml_err *err);
 static ml_status turn(ml_train_loop *l, bool trains, ml_err *err);
 static ml_status begin(ml_train_loop *l, ml_err *err);
 static ml_status await_scores(ml_train_loop *l, ml_err *err);
@@ -51,7 +51,7 @@ static void show_saved(ml_train_loop *l, int64_t rollout) {
         atomic_store(&l->watch.phase->ends, stop_point(l, rollout + 1));
 }
 
-static void enter(ml_train_loop *l, ml_round *r, ml_stage stage) {
+static void enter(ml_train_loop *l, ml_iteration *r, ml_stage stage) {
     ml_stage_begin(r, stage);
     if (l->watch.phase)
         atomic_store(&l->watch.phase->stage, stage);
@@ -63,11 +63,11 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
 
     for (; st == ML_OK && run->rollout < run->num_rollout && !l->ending && !at_rest(l);
          run->rollout++) {
-        ml_round r;
-        ml_round_begin(&r, run->rollout);
+        ml_iteration r;
+        ml_iteration_begin(&r, run->rollout);
         show_round(l, run->rollout);
-        if (l->debug.account)
-            ml_diagnostics_round_begin(l->debug.account, r.rollout);
+        if (l->debug.diagnostics)
+            ml_diagnostics_rollout_begin(l->debug.diagnostics, r.rollout);
         st = collect(l, &r, err);
         if (st == ML_OK)
             st = turn(l, true, err);
@@ -81,9 +81,9 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
             st = publish(l, &r, err);
         if (st == ML_OK)
             st = evaluate(l, &r, err);
-        if (st == ML_OK && l->debug.account)
-            st = ml_diagnostics_round(l->debug.account, run, r.rollout, err);
-        ml_round_end(&r, &run->log);
+        if (st == ML_OK && l->debug.diagnostics)
+            st = ml_diagnostics_rollout(l->debug.diagnostics, run, r.rollout, err);
+        ml_iteration_end(&r, &run->log);
         if (st == ML_OK)
             st = ml_run_log_check(&run->log, err);
         if (st == ML_OK && l->watch.progress)
@@ -97,8 +97,8 @@ ml_status ml_train_loop_run(ml_train_loop *l, ml_err *err) {
         st = ml_saver_wait(run->saver, err);
     if (st == ML_OK && l->debug.checks)
         st = ml_invariants_end(l->debug.checks, err);
-    if (st == ML_OK && l->debug.account)
-        st = ml_diagnostics_end(l->debug.account, err);
+    if (st == ML_OK && l->debug.diagnostics)
+        st = ml_diagnostics_end(l->debug.diagnostics, err);
     return st;
 }
 
@@ -112,9 +112,9 @@ static bool has_pieces(const ml_rollout_batch *h) {
 }
 
 /* Drops the samples that do not fill an optimizer step, and logs it. */
-static ml_status trim(const ml_train_run *run, ml_round *r, ml_err *err) {
+static ml_status trim(const ml_train_run *run, ml_iteration *r, ml_err *err) {
     const ml_schedule_opts *o = &run->opts.trainer.batch;
-    ml_rollout_batch *h = &r->harvest;
+    ml_rollout_batch *h = &r->batch;
     int64_t n =
         ml_truncate(&(ml_truncate_opts){ .global_batch_size = o->global_batch_size,
                                          .n_rank = 1,
@@ -136,28 +136,28 @@ static ml_status trim(const ml_train_run *run, ml_round *r, ml_err *err) {
     return ML_OK;
 }
 
-static ml_status collect(ml_train_loop *l, ml_round *r, ml_err *err) {
+static ml_status collect(ml_train_loop *l, ml_iteration *r, ml_err *err) {
     ml_status st;
 
     enter(l, r, ML_STAGE_ROLLOUT);
-    st = l->rollout.collect(l->rollout.ud, r->rollout, &r->harvest, &r->arena, err);
+    st = l->rollout.collect(l->rollout.ud, r->rollout, &r->batch, &r->arena, err);
     ml_stage_end(r, ML_STAGE_ROLLOUT);
-    if (st == ML_OK && r->harvest.n_drawn && r->harvest.n && !l->looked) {
-        ml_startup_summary(&r->harvest,
+    if (st == ML_OK && r->batch.n_drawn && r->batch.n && !l->looked) {
+        ml_startup_summary(&r->batch,
                            ml_recipe_compares_rewards(&l->run->opts.recipe) &&
-                               !r->harvest.sample[0]->has_shaped,
+                               !r->batch.sample[0]->has_shaped,
                            l->watch.say);
         l->looked = true;
-    } else if (st == ML_OK && l->debug.print_every && r->harvest.n &&
+    } else if (st == ML_OK && l->debug.print_every && r->batch.n &&
                r->rollout % l->debug.print_every == 0) {
         char when[40];
         snprintf(when, sizeof when, "rollout %lld", (long long)r->rollout);
-        ml_show_sample(when, r->harvest.sample[0], l->watch.say);
+        ml_show_sample(when, r->batch.sample[0], l->watch.say);
     }
     if (st == ML_OK && l->record)
-        st = ml_rollout_record(l->record, r->rollout, &r->harvest, err);
+        st = ml_rollout_record(l->record, r->rollout, &r->batch, err);
     if (st == ML_OK && l->debug.trajectory)
-        st = ml_rollout_record_text(l->debug.trajectory, r->rollout, &r->harvest, err);
+        st = ml_rollout_record_text(l->debug.trajectory, r->rollout, &r->batch, err);
     return st;
 }
 
@@ -165,32 +165,33 @@ static ml_status turn(ml_train_loop *l, bool trains, ml_err *err) {
     return l->turn ? l->turn(l->turn_ud, trains, err) : ML_OK;
 }
 
-static ml_status learn(ml_train_loop *l, ml_round *r, ml_err *err) {
+static ml_status learn(ml_train_loop *l, ml_iteration *r, ml_err *err) {
     ml_train_run *run = l->run;
-    int64_t per_round = run->opts.rollout_batch_size *
-                        run->opts.source.n_samples_per_prompt /
-                        run->opts.trainer.batch.global_batch_size;
+    int64_t per_rollout = run->opts.rollout_batch_size *
+                          run->opts.source.n_samples_per_prompt /
+                          run->opts.trainer.batch.global_batch_size;
     ml_status st = ML_OK;
 
     enter(l, r, ML_STAGE_LEARN);
-    ml_work_count_clear(run->learner.tally);
+    ml_work_count_clear(run->learner.work_count);
     l->unsaved = true;
     if (!run->opts.learns_nothing) {
         st = trim(run, r, err);
         if (st == ML_OK)
-            st = ml_learn(&run->learner, r->rollout, &r->lesson, &r->arena,
-                          r->harvest.sample, r->harvest.n, err);
+            st = ml_learn(&run->learner, r->rollout, &r->result, &r->arena, r->batch.sample,
+                          r->batch.n, err);
     }
     ml_stage_end(r, ML_STAGE_LEARN);
     if (st != ML_OK)
         return st;
-    ml_round_report(r, &run->log, r->rollout * per_round, &l->watch);
-    if (l->debug.account)
-        st = ml_diagnostics_learnt(l->debug.account, r, r->rollout * per_round, run, err);
+    ml_iteration_report(r, &run->log, r->rollout * per_rollout, &l->watch);
+    if (l->debug.diagnostics)
+        st = ml_diagnostics_trained(l->debug.diagnostics, r, r->rollout * per_rollout, run,
+                                    err);
     if (st != ML_OK)
         return st;
-    return l->debug.checks ? ml_invariants_round(l->debug.checks, r, r->rollout * per_round,
-                                                 &run->log, err)
+    return l->debug.checks ? ml_invariants_round(l->debug.checks, r,
+                                                 r->rollout * per_rollout, &run->log, err)
                            : ML_OK;
 }
 
@@ -214,7 +215,7 @@ static bool save_due(const ml_train_loop *l, int64_t rollout) {
 }
 
 /* Waits until the snapshot is complete before the hook runs. */
-static ml_status tell_saved(ml_train_run *run, ml_err *err) {
+static ml_status call_after_save(ml_train_run *run, ml_err *err) {
     const ml_hooks *hooks = run->opts.hooks;
     ml_arena a;
     ml_status st;
@@ -224,7 +225,7 @@ static ml_status tell_saved(ml_train_run *run, ml_err *err) {
     ml_arena_init(&a, "a snapshot's path");
     st = ml_saver_wait(run->saver, err);
     if (st == ML_OK)
-        st = ml_hooks_tell(hooks, MILES_AFTER_SAVE, run->rollout, -1,
+        st = ml_hooks_call(hooks, MILES_AFTER_SAVE, run->rollout, -1,
                            ml_snapshot_path(&a, run->opts.save, run->rollout), err);
     ml_arena_release(&a);
     return st;
@@ -245,10 +246,10 @@ static ml_status save_all(ml_train_loop *l, ml_err *err) {
     if (st == ML_OK)
         st = ml_train_run_save(l->run, (ml_str){ more.ptr, more.len }, err);
     ml_text_release(&more);
-    return st == ML_OK ? tell_saved(l->run, err) : st;
+    return st == ML_OK ? call_after_save(l->run, err) : st;
 }
 
-static ml_status save(ml_train_loop *l, ml_round *r, ml_err *err) {
+static ml_status save(ml_train_loop *l, ml_iteration *r, ml_err *err) {
     ml_status st = ML_OK;
     bool enough = l->debug.exit_after && ++l->debug.n_done >= l->debug.exit_after;
 
@@ -292,7 +293,7 @@ static ml_status look_at_sync(const ml_train_loop *l, ml_err *err) {
     return st;
 }
 
-static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err) {
+static ml_status publish(ml_train_loop *l, ml_iteration *r, ml_err *err) {
     ml_status st = ML_OK;
 
     if (!l->publish || !publish_due(l, r->rollout))
@@ -306,23 +307,23 @@ static ml_status publish(ml_train_loop *l, ml_round *r, ml_err *err) {
     ml_stage_end(r, ML_STAGE_PUBLISH);
     if (st == ML_OK && (l->debug.tell_sync || l->debug.check_sync))
         st = look_at_sync(l, err);
-    if (st == ML_OK && l->debug.account && !l->debug.elsewhere)
+    if (st == ML_OK && l->debug.diagnostics && !l->debug.elsewhere)
         st = ml_diagnostics_published(
-            l->debug.account, r->rollout,
+            l->debug.diagnostics, r->rollout,
             l->debug.generating ? l->debug.generating : &l->run->weights, err);
     return st;
 }
 
 static bool eval_due(const ml_train_loop *l, int64_t rollout) {
-    bool last = l->ahead && rollout + 1 == l->run->num_rollout;
+    bool last = l->prefetch && rollout + 1 == l->run->num_rollout;
     return l->evaluate && l->eval_interval &&
            ((rollout + 1) % l->eval_interval == 0 || last);
 }
 
-static void report_scores(ml_train_loop *l, int64_t rollout, const ml_metrics *figures) {
-    ml_round_report_eval(figures, &l->run->log, rollout, &l->watch);
+static void report_scores(ml_train_loop *l, int64_t rollout, const ml_metrics *metrics) {
+    ml_iteration_report_eval(metrics, &l->run->log, rollout, &l->watch);
     if (l->debug.checks)
-        ml_invariants_figures(l->debug.checks, figures);
+        ml_invariants_metrics(l->debug.checks, metrics);
 }
 
 /* Takes the result of a queued evaluation; false: there is none, or none is ready and
@@ -330,11 +331,11 @@ static void report_scores(ml_train_loop *l, int64_t rollout, const ml_metrics *f
 static bool take_scores(ml_train_loop *l, bool wait, ml_status *st, ml_err *err) {
     ml_eval_result found;
 
-    if (!ml_eval_queue_take(l->behind, &found, wait))
+    if (!ml_eval_queue_take(l->async_eval, &found, wait))
         return false;
     *st = found.st;
     if (found.st == ML_OK) {
-        report_scores(l, found.rollout, &found.scores.figures);
+        report_scores(l, found.rollout, &found.scores.metrics);
         ml_run_log_answers(&l->run->log, found.rollout, found.scores.answers, &found.arena);
     }
     if (found.st != ML_OK && err)
@@ -348,30 +349,30 @@ static bool take_scores(ml_train_loop *l, bool wait, ml_status *st, ml_err *err)
 static ml_status await_scores(ml_train_loop *l, ml_err *err) {
     ml_status st = ML_OK;
 
-    while (l->behind && take_scores(l, true, &st, err))
+    while (l->async_eval && take_scores(l, true, &st, err))
         ;
     return st;
 }
 
 /* If the queue skips instead of waiting for space, takes the finished results first, and
  * reports an evaluation that was skipped. */
-static ml_status ask_for_scores(ml_train_loop *l, int64_t rollout, ml_err *err) {
-    bool skips = ml_eval_queue_skips(l->behind);
+static ml_status submit_eval(ml_train_loop *l, int64_t rollout, ml_err *err) {
+    bool skips = ml_eval_queue_skips(l->async_eval);
     ml_status st = ML_OK;
-    ml_metrics figures;
+    ml_metrics metrics;
     ml_arena a;
 
-    while ((skips || !ml_eval_queue_has_room(l->behind)) &&
+    while ((skips || !ml_eval_queue_has_room(l->async_eval)) &&
            take_scores(l, !skips, &st, err))
         ;
     if (st != ML_OK)
         return st;
-    if (ml_eval_queue_has_room(l->behind))
-        return ml_eval_queue_ask(l->behind, rollout, &l->run->weights, err);
+    if (ml_eval_queue_has_room(l->async_eval))
+        return ml_eval_queue_submit(l->async_eval, rollout, &l->run->weights, err);
     ml_arena_init(&a, "an evaluation");
-    ml_metrics_init(&figures, &a);
-    ml_metrics_add(&figures, "eval/", "skipped_busy", 1);
-    report_scores(l, rollout, &figures);
+    ml_metrics_init(&metrics, &a);
+    ml_metrics_add(&metrics, "eval/", "skipped_busy", 1);
+    report_scores(l, rollout, &metrics);
     ml_arena_release(&a);
     return ML_OK;
 }
@@ -381,27 +382,27 @@ static ml_status score(ml_train_loop *l, int64_t rollout, ml_err *err) {
     ml_arena a;
     ml_status st;
 
-    if (l->behind)
-        return ask_for_scores(l, rollout, err);
+    if (l->async_eval)
+        return submit_eval(l, rollout, err);
     ml_arena_init(&a, "an evaluation");
-    ml_metrics_init(&scores.figures, &a);
+    ml_metrics_init(&scores.metrics, &a);
     st = l->evaluate(l->evaluate_ud, &scores, err);
     if (st == ML_OK) {
-        report_scores(l, rollout, &scores.figures);
+        report_scores(l, rollout, &scores.metrics);
         ml_run_log_answers(&l->run->log, rollout, scores.answers, &a);
     }
     ml_arena_release(&a);
     return st;
 }
 
-static ml_status evaluate(ml_train_loop *l, ml_round *r, ml_err *err) {
+static ml_status evaluate(ml_train_loop *l, ml_iteration *r, ml_err *err) {
     ml_status st;
 
     if (eval_due(l, r->rollout))
         enter(l, r, ML_STAGE_EVAL);
     else
         ml_stage_begin(r, ML_STAGE_EVAL);
-    st = eval_due(l, r->rollout) && !l->behind ? rest(l, err) : ML_OK;
+    st = eval_due(l, r->rollout) && !l->async_eval ? rest(l, err) : ML_OK;
     if (st == ML_OK && eval_due(l, r->rollout))
         st = score(l, r->rollout, err);
     ml_stage_end(r, ML_STAGE_EVAL);
@@ -414,15 +415,15 @@ static void share_tally(ml_train_loop *l) {
 
     if (!l->watch.phase)
         return;
-    run->learner.tally = &l->watch.phase->micro;
+    run->learner.work_count = &l->watch.phase->micro;
     if (run->trainer)
-        ml_trainer_set_work_count(run->trainer, run->learner.tally);
+        ml_trainer_set_work_count(run->trainer, run->learner.work_count);
     if (run->critic.trainer)
-        ml_trainer_set_work_count(run->critic.trainer, run->learner.tally);
+        ml_trainer_set_work_count(run->critic.trainer, run->learner.work_count);
 }
 
 /* If --load has no snapshot, the run starts from another checkpoint, as in Miles. */
-static void tell_start(const ml_train_loop *l) {
+static void call_after_init(const ml_train_loop *l) {
     const ml_train_run *run = l->run;
     ml_text t = { 0 };
 
@@ -448,8 +449,8 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
     l->debug.sync_skip.spec = &run->spec;
     share_tally(l);
     show_round(l, run->rollout);
-    if (l->debug.account)
-        ml_diagnostics_begin(l->debug.account, run);
+    if (l->debug.diagnostics)
+        ml_diagnostics_begin(l->debug.diagnostics, run);
     if (l->debug.checks) {
         l->debug.checks->weights = &run->weights;
         l->debug.checks->trainer = run->trainer;
@@ -464,7 +465,7 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
         ml_run_log_event(&run->log, run->rollout, t.ptr);
         ml_text_release(&t);
     } else {
-        tell_start(l);
+        call_after_init(l);
         ml_run_log_event(&run->log, run->rollout, "started");
     }
     if (l->watch.progress)
@@ -472,7 +473,7 @@ static ml_status begin(ml_train_loop *l, ml_err *err) {
     if (run->snapshot && l->rollout.load)
         st = l->rollout.load(l->rollout.ud, run->saved, run->snapshot, err);
     if (st == ML_OK)
-        st = ml_hooks_tell(run->opts.hooks, MILES_AFTER_INIT, run->rollout, -1, "", err);
+        st = ml_hooks_call(run->opts.hooks, MILES_AFTER_INIT, run->rollout, -1, "", err);
     if (st != ML_OK)
         return st;
     if (first && l->watch.phase)

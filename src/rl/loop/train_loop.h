@@ -17,12 +17,12 @@
 
 /* Options for debugging.  Zeros: disabled. */
 typedef struct ml_loop_debug {
-    ml_invariants *checks;   /* NULL: none */
-    ml_diagnostics *account; /* NULL: none */
-    const char *trajectory;  /* where rollouts are written as text */
-    int64_t print_every;     /* rollouts between two printed samples */
-    int64_t exit_after;      /* rollouts of this process */
-    const char *sentinel;    /* a file that requests a save; the loop removes it */
+    ml_invariants *checks;       /* NULL: none */
+    ml_diagnostics *diagnostics; /* NULL: none */
+    const char *trajectory;      /* where rollouts are written as text */
+    int64_t print_every;         /* rollouts between two printed samples */
+    int64_t exit_after;          /* rollouts of this process */
+    const char *sentinel;        /* a file that requests a save; the loop removes it */
     bool tell_sync, check_sync;
     ml_skip sync_skip; /* parameters that check_sync leaves out */
     /* The weight set that generates, if it is not the trained one. */
@@ -46,10 +46,10 @@ typedef struct ml_train_loop {
     /* Evaluates the published weights, as eval/... metrics; NULL: no evaluation. */
     ml_status (*evaluate)(void *ud, ml_eval_scores *out, ml_err *err);
     void *evaluate_ud;
-    ml_eval_queue *behind; /* evaluates in the background instead; may be NULL */
-    int64_t eval_interval; /* in rollouts; 0: never */
+    ml_eval_queue *async_eval; /* evaluates in the background instead; may be NULL */
+    int64_t eval_interval;     /* in rollouts; 0: never */
     bool skip_first_eval;
-    bool ahead;         /* as in Miles' train_async, always evaluate the last rollout */
+    bool prefetch;      /* as in Miles' train_async, always evaluate the last rollout */
     const char *record; /* where rollouts are recorded; NULL: nowhere */
     /* Not 0: the loop finishes and saves unsaved work, then ends.  May be NULL. */
     const atomic_int *stop;

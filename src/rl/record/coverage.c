@@ -66,7 +66,7 @@ void ml_coverage_see(ml_coverage *w, int64_t sample, int64_t rollout, int64_t st
     if (w->n_old + w->n_new < w->n_row)
         w->row[w->n_old + w->n_new] = (row){ sample, rollout, step, weight };
     w->n_new++;
-    ml_events_witness(w->events, rollout, step, sample, weight);
+    ml_events_coverage(w->events, rollout, step, sample, weight);
 }
 
 static ml_status judge_sample(const ml_coverage *w, const row *seen, int64_t sample,

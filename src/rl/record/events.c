@@ -91,14 +91,14 @@ void ml_events_step_end(ml_events *e, int64_t rollout, int64_t step) {
     end_line(e, &l);
 }
 
-void ml_events_figures(ml_events *e, const char *type, int64_t rollout,
-                       const ml_metrics *figures) {
+void ml_events_metrics(ml_events *e, const char *type, int64_t rollout,
+                       const ml_metrics *metrics) {
     event_line l;
 
     if (!e)
         return;
     begin_line(&l, type, rollout);
-    for (const ml_metric *f = figures->first; f; f = f->next) {
+    for (const ml_metric *f = metrics->first; f; f = f->next) {
         ml_json_key(&l.out, f->name);
         ml_json_exact(&l.out, f->value);
     }
@@ -121,8 +121,8 @@ void ml_events_checksum(ml_events *e, const char *whose, int64_t rollout, uint64
     end_line(e, &l);
 }
 
-void ml_events_witness(ml_events *e, int64_t rollout, int64_t step, int64_t sample,
-                       double weight) {
+void ml_events_coverage(ml_events *e, int64_t rollout, int64_t step, int64_t sample,
+                        double weight) {
     event_line l;
 
     if (!e)

@@ -100,7 +100,7 @@ static ml_status check_run(const ml_run_dir_opts *o, const char *found, ml_err *
                        o->dir, o->flag_load);
     if (o->overwrite)
         return ML_OK;
-    if (same && o->anew)
+    if (same && o->restart)
         return ml_fail(err, ML_EUSAGE,
                        "%s contains a run (%s), which would be overwritten, because the "
                        "new one starts at rollout 0: choose another directory with %s",

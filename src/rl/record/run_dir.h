@@ -20,7 +20,7 @@ typedef struct ml_run_dir_opts {
     const char *flag_save; /* the flags that set the two, for messages */
     const char *flag_load;
     const char *events; /* its TensorBoard file, if not in dir; NULL: in dir */
-    bool anew;          /* start at the first rollout, regardless of `load` */
+    bool restart;       /* start at the first rollout, regardless of `load` */
     bool overwrite;     /* remove the files of a run in dir */
 } ml_run_dir_opts;
 

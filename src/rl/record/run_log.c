@@ -15,7 +15,7 @@ typedef struct entry {
     struct entry *next;
     entry_kind kind;
     int64_t rollout, step;
-    ml_metrics figures;
+    ml_metrics metrics;
     const char *name; /* name of a span; text of an event */
     double begin_s, end_s;
     const ml_eval_answers *answers; /* in the arena */
@@ -54,14 +54,14 @@ static entry *add_entry(ml_run_log *l, entry_kind kind, int64_t rollout) {
     return e;
 }
 
-static void add_figures(ml_run_log *l, entry_kind kind, int64_t rollout, int64_t step,
-                        const ml_metrics *figures) {
+static void add_metrics(ml_run_log *l, entry_kind kind, int64_t rollout, int64_t step,
+                        const ml_metrics *metrics) {
     entry *e = add_entry(l, kind, rollout);
 
     e->step = step;
-    ml_metrics_init(&e->figures, &l->now->own);
-    for (const ml_metric *f = figures->first; f; f = f->next)
-        ml_metrics_add(&e->figures, f->name, "", f->value);
+    ml_metrics_init(&e->metrics, &l->now->own);
+    for (const ml_metric *f = metrics->first; f; f = f->next)
+        ml_metrics_add(&e->metrics, f->name, "", f->value);
 }
 
 static void release_batch(ml_log_batch *b) {
@@ -85,7 +85,7 @@ static ml_status store_entry(ml_run_store *s, const entry *e, ml_err *err) {
         return ml_run_store_add_answers(s, e->rollout, e->answers, err);
     if (e->kind == EVENT)
         return ml_run_store_add_event(s, e->rollout, e->name, err);
-    for (const ml_metric *f = e->figures.first; f && st == ML_OK; f = f->next)
+    for (const ml_metric *f = e->metrics.first; f && st == ML_OK; f = f->next)
         st = e->kind == METRICS
                  ? ml_run_store_add_metric(s, e->rollout, e->step, f->name, f->value, err)
                  : ml_run_store_add_timing(s, e->rollout, f->name, f->value, err);
@@ -108,7 +108,7 @@ static ml_status write_events(const ml_log_batch *b, ml_err *err) {
     double now = ml_clock_unix_s();
 
     for (const entry *e = b->first; e; e = e->next)
-        for (const ml_metric *f = e->figures.first; f; f = f->next)
+        for (const ml_metric *f = e->metrics.first; f; f = f->next)
             ml_event_file_add(out, &(ml_event){ .time_s = now,
                                                 .step = e->step >= 0 ? e->step : e->rollout,
                                                 .tag = ml_str_of(f->name),
@@ -355,32 +355,32 @@ static void write_line(ml_run_log *l, FILE *f, const ml_text *t) {
 }
 
 static void write_row(ml_run_log *l, FILE *f, int64_t rollout, int64_t step,
-                      const ml_metrics *figures) {
+                      const ml_metrics *metrics) {
     ml_text t = { 0 };
 
     ml_text_printf(&t, "{\"rollout\": %lld", (long long)rollout);
     if (step >= 0)
         ml_text_printf(&t, ", \"step\": %lld", (long long)step);
-    ml_text_printf(&t, "%s", figures->first ? ", " : "");
-    ml_metrics_write(&t, figures);
+    ml_text_printf(&t, "%s", metrics->first ? ", " : "");
+    ml_metrics_write(&t, metrics);
     ml_text_printf(&t, "}\n");
     write_line(l, f, &t);
     ml_text_release(&t);
 }
 
 void ml_run_log_metrics(ml_run_log *l, int64_t rollout, int64_t step,
-                        const ml_metrics *figures) {
+                        const ml_metrics *metrics) {
     if (!l->metrics)
         return;
-    write_row(l, l->metrics, rollout, step, figures);
-    add_figures(l, METRICS, rollout, step, figures);
+    write_row(l, l->metrics, rollout, step, metrics);
+    add_metrics(l, METRICS, rollout, step, metrics);
 }
 
-void ml_run_log_timing(ml_run_log *l, int64_t rollout, const ml_metrics *figures) {
+void ml_run_log_timing(ml_run_log *l, int64_t rollout, const ml_metrics *metrics) {
     if (!l->timing)
         return;
-    write_row(l, l->timing, rollout, -1, figures);
-    add_figures(l, TIMING, rollout, -1, figures);
+    write_row(l, l->timing, rollout, -1, metrics);
+    add_metrics(l, TIMING, rollout, -1, metrics);
 }
 
 void ml_run_log_hashes(ml_run_log *l, const char *head, uint64_t samples,
@@ -407,8 +407,8 @@ void ml_run_log_samples(ml_run_log *l, int64_t rollout, const ml_sample *const *
         return;
     e = add_entry(l, METRICS, rollout);
     b = l->now;
-    ml_metrics_init(&e->figures, &b->own);
-    ml_metrics_add(&e->figures, ROUND_TAG, "", (double)rollout);
+    ml_metrics_init(&e->metrics, &b->own);
+    ml_metrics_add(&e->metrics, ROUND_TAG, "", (double)rollout);
     b->sample = sample;
     b->n_sample = n;
     b->rollout = rollout;

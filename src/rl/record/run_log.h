@@ -75,8 +75,8 @@ void ml_run_log_close(ml_run_log *l); /* zeros are allowed */
 
 /* Writes a row of metrics.jsonl. step: the optimizer step; -1: the row is the rollout's. */
 void ml_run_log_metrics(ml_run_log *l, int64_t rollout, int64_t step,
-                        const ml_metrics *figures);
-void ml_run_log_timing(ml_run_log *l, int64_t rollout, const ml_metrics *figures);
+                        const ml_metrics *metrics);
+void ml_run_log_timing(ml_run_log *l, int64_t rollout, const ml_metrics *metrics);
 /* Writes a row that begins with `head`, a JSON object without the closing brace. */
 void ml_run_log_hashes(ml_run_log *l, const char *head, uint64_t samples,
                        uint64_t gradients, uint64_t weights);

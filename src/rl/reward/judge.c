@@ -331,7 +331,7 @@ static void ask_sum(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
 
     begin_sum(v);
     for (int i = 0; i < j->opts->n_part && v->outcome == ML_REWARD_OK; i++) {
-        ml_judge_ask(j->part[i], &own, in);
+        ml_judge_grade(j->part[i], &own, in);
         add_to_sum(v, &j->opts->part[i], &own);
     }
     end_sum(v);
@@ -348,7 +348,7 @@ static void ask_sum_group(ml_judge *j, ml_verdict *v, const miles_reward_in *con
     for (int64_t i = 0; i < n; i++)
         begin_sum(&v[i]);
     for (int p = 0; p < j->opts->n_part; p++) {
-        ml_judge_ask_group(j->part[p], own, in, n);
+        ml_judge_grade_group(j->part[p], own, in, n);
         for (int64_t i = 0; i < n; i++)
             add_to_sum(&v[i], &j->opts->part[p], &own[i]);
     }
@@ -359,8 +359,8 @@ static void ask_sum_group(ml_judge *j, ml_verdict *v, const miles_reward_in *con
     ml_arena_release(&arena);
 }
 
-void ml_judge_ask_group(ml_judge *j, ml_verdict *v, const miles_reward_in *const *in,
-                        int64_t n) {
+void ml_judge_grade_group(ml_judge *j, ml_verdict *v, const miles_reward_in *const *in,
+                          int64_t n) {
     if (j->opts->n_part && j->opts->custom)
         ask_sum_group(j, v, in, n);
     else if (j->worker)
@@ -369,7 +369,7 @@ void ml_judge_ask_group(ml_judge *j, ml_verdict *v, const miles_reward_in *const
         run_group_row(j, v, in, n);
     else
         for (int64_t i = 0; i < n; i++)
-            ml_judge_ask(j, &v[i], in[i]);
+            ml_judge_grade(j, &v[i], in[i]);
 }
 
 /* --- the sample's own type ---------------------------------------------------- */
@@ -402,7 +402,7 @@ static void ask_by_type(ml_judge *j, ml_verdict *v, const miles_reward_in *in,
         fail(v, ML_REWARD_INVALID, err.msg);
 }
 
-void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
+void ml_judge_grade(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
     ml_grader own = { .ext = j->opts->ext };
     miles_error why;
     ml_label l;

@@ -105,7 +105,7 @@ static void score_group(const bench *b, task *t) {
 
     ml_arena_init(&a, "rewards of a group");
     v = ML_NEW(&a, ml_verdict, t->n);
-    ml_judge_ask_group(b->judge, v, t->group, t->n);
+    ml_judge_grade_group(b->judge, v, t->group, t->n);
     for (int64_t i = 0; i < t->n; i++) {
         tell(b->rewards, &v[i], start, t->done, t->group_ud[i]);
         ml_verdict_release(&v[i]);
@@ -123,7 +123,7 @@ static void *serve(void *ud) {
         if (t->group) {
             score_group(b, t);
         } else {
-            ml_judge_ask(b->judge, &v, t->in);
+            ml_judge_grade(b->judge, &v, t->in);
             tell(b->rewards, &v, start, t->done, t->ud);
         }
         reuse(b->rewards, t);

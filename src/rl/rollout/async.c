@@ -43,7 +43,7 @@ int64_t ml_async_staleness(const ml_async *s, const ml_async_group *g) {
     int64_t n = 0;
 
     for (int32_t i = 0; i < g->id.n_sample; i++) {
-        const ml_sample *x = &g->flight[i]->sample;
+        const ml_sample *x = &g->task[i]->sample;
         for (int32_t t = 0; t < x->n_response; t++)
             oldest = x->version[t] < oldest ? x->version[t] : oldest;
     }
@@ -63,7 +63,7 @@ typedef struct round {
 /* No group is generating and the queue is full, so the worker will start none: if the
  * buffer extension takes no group either, the rollout batch would never be complete. */
 static bool is_stuck(const ml_async *s) {
-    return s->flying.n == 0 && s->queue.n >= s->opts.capacity + s->opts.max_groups;
+    return s->generating.n == 0 && s->queue.n >= s->opts.capacity + s->opts.max_groups;
 }
 
 /* Waits until more than n_left groups are queued (the number that the buffer extension
@@ -77,7 +77,7 @@ static ml_status await_group(ml_async *s, int64_t n_left, ml_err *err) {
     while (s->st == ML_OK && s->queue.n <= n_left && !is_stuck(s))
         if (pthread_cond_timedwait(&s->change, &s->lock, &until) == ETIMEDOUT) {
             ml_log(ML_LOG_WARN, "No completed rollout groups for %d.0s: %lld are under way",
-                   PATIENCE_S, (long long)s->flying.n);
+                   PATIENCE_S, (long long)s->generating.n);
             until.tv_sec += PATIENCE_S;
         }
     if (s->st != ML_OK && err)
@@ -107,7 +107,7 @@ static ml_status take_picked(ml_async *s, round *r, ml_err *err) {
                            s->opts.buffer->base.name, (long long)s->queue.n);
         if (st != ML_OK)
             return st;
-        st = ml_async_pick(s, r->group + r->n, wanted - r->n, &n, err);
+        st = ml_async_select(s, r->group + r->n, wanted - r->n, &n, err);
         for (int64_t i = 0; st == ML_OK && i < n; i++)
             look_at(s, r, r->group[r->n + i]);
         r->n += st == ML_OK ? n : 0;
@@ -136,7 +136,7 @@ static ml_status take_groups(ml_async *s, round *r, ml_err *err) {
             r->max_trained = stale > r->max_trained ? stale : r->max_trained;
         } else {
             s->counts.n_stale++;
-            ml_async_turn_away(s, g);
+            ml_async_drop_group(s, g);
         }
         pthread_cond_broadcast(&s->change);
     }
@@ -167,9 +167,9 @@ static void gather(ml_async *s, const round *r, ml_rollout_batch *out, ml_arena 
     qsort(r->group, (size_t)r->n, sizeof *r->group, by_index);
     out->sample = ML_NEW(a, const ml_sample *, r->n *size + 1);
     for (int64_t i = 0; i < r->n; i++) {
-        out->n_drawn += r->group[i]->flights.n_drawn;
+        out->n_drawn += r->group[i]->tasks.n_drawn;
         for (int32_t k = 0; k < size; k++) {
-            ml_sample_copy(&sample[out->n], a, &r->group[i]->flight[k]->sample);
+            ml_sample_copy(&sample[out->n], a, &r->group[i]->task[k]->sample);
             if (s->opts.mask_old)
                 mask_old(&sample[out->n], a);
             out->sample[out->n] = &sample[out->n];
@@ -179,7 +179,7 @@ static void gather(ml_async *s, const round *r, ml_rollout_batch *out, ml_arena 
 }
 
 static void report(ml_async *s, const round *r, ml_rollout_batch *out) {
-    ml_metrics *f = &out->figures;
+    ml_metrics *f = &out->metrics;
     int64_t n = 0, sum = 0, most = 0;
 
     for (const ml_async_group *g = s->queue.first; g; g = g->next, n++) {
@@ -187,7 +187,7 @@ static void report(ml_async *s, const round *r, ml_rollout_batch *out) {
         sum += stale;
         most = stale > most ? stale : most;
     }
-    ml_drop_reasons_report(&s->rejections, f);
+    ml_drop_reasons_report(&s->drop_reasons, f);
     ml_metrics_add(f, "rollout/fully_async/", "queue_size", (double)n);
     ml_metrics_add(f, "rollout/fully_async/", "aborted_groups_filtered",
                    (double)s->counts.n_aborted);
@@ -205,7 +205,7 @@ static void report(ml_async *s, const round *r, ml_rollout_batch *out) {
     s->counts = (ml_async_counts){ 0 };
     ml_arena_release(&s->reasons);
     ml_arena_init(&s->reasons, "reasons");
-    s->rejections = (ml_drop_reasons){ .arena = &s->reasons };
+    s->drop_reasons = (ml_drop_reasons){ .arena = &s->reasons };
 }
 
 static ml_status start(ml_async *s, ml_err *err) {
@@ -233,7 +233,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
     (void)rollout;
     if (st != ML_OK)
         return st;
-    ml_work_count_clear(s->opts.asker.tally);
+    ml_work_count_clear(s->opts.gen_ctx.work_count);
     ml_async_hold(s, false); /* ml_async_save leaves it held */
     pthread_mutex_lock(&s->lock);
     st = take_groups(s, &r, err);
@@ -246,7 +246,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
         ml_async_free_group(r.group[i]);
     if (st == ML_OK)
         ml_rollout_batch_report(out, o->source.n_samples_per_prompt,
-                                s->opts.asker.turns != NULL);
+                                s->opts.gen_ctx.turns != NULL);
     return st;
 }
 
@@ -257,8 +257,8 @@ static void on_ended(void *ud) {
     ml_async *s = ud;
 
     pthread_mutex_lock(&s->lock);
-    for (ml_async_group *g = s->flying.first; g; g = g->next)
-        ml_gen_tasks_continue_turns(&g->flights);
+    for (ml_async_group *g = s->generating.first; g; g = g->next)
+        ml_gen_tasks_continue_turns(&g->tasks);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -275,10 +275,10 @@ ml_status ml_async_open(ml_async **out, const ml_async_opts *o, ml_err *err) {
     pthread_mutexattr_destroy(&kind);
     pthread_cond_init(&s->change, NULL);
     ml_arena_init(&s->reasons, "reasons");
-    s->rejections.arena = &s->reasons;
-    ml_partial_buffer_init(&s->held, o->run->opts.source.n_samples_per_prompt);
-    if (o->asker.turns)
-        o->asker.gen->on_step_end(o->asker.gen, on_ended, s);
+    s->drop_reasons.arena = &s->reasons;
+    ml_partial_buffer_init(&s->partial_buffer, o->run->opts.source.n_samples_per_prompt);
+    if (o->gen_ctx.turns)
+        o->gen_ctx.gen->on_step_end(o->gen_ctx.gen, on_ended, s);
     *out = s;
     return ML_OK;
 }
@@ -286,7 +286,7 @@ ml_status ml_async_open(ml_async **out, const ml_async_opts *o, ml_err *err) {
 /* Continues the conversations whose turn has ended in the meantime, and installs the
  * step-end callback again. */
 static void watch_again(ml_async *s) {
-    ml_gen *gen = s->opts.asker.gen;
+    ml_gen *gen = s->opts.gen_ctx.gen;
 
     gen->pause(gen);
     on_ended(s);
@@ -296,15 +296,15 @@ static void watch_again(ml_async *s) {
 
 void ml_async_hold(ml_async *s, bool hold) {
     pthread_mutex_lock(&s->lock);
-    s->held_up = hold;
+    s->paused = hold;
     pthread_cond_broadcast(&s->change);
     pthread_mutex_unlock(&s->lock);
-    if (!hold && s->opts.asker.turns)
+    if (!hold && s->opts.gen_ctx.turns)
         watch_again(s); /* an evaluation may have replaced the callback */
 }
 
-static bool all_landed(const ml_async *s) {
-    for (const ml_async_group *g = s->flying.first; g; g = g->next)
+static bool all_complete(const ml_async *s) {
+    for (const ml_async_group *g = s->generating.first; g; g = g->next)
         if (g->n_left > 0)
             return false;
     return true;
@@ -315,11 +315,11 @@ static void drain(ml_async *s) {
     ml_async_group *g;
 
     pthread_mutex_lock(&s->lock);
-    for (g = s->flying.first; g; g = g->next)
-        ml_gen_tasks_abort(&g->flights, g->flight, g->id.n_sample);
-    while (!all_landed(s))
+    for (g = s->generating.first; g; g = g->next)
+        ml_gen_tasks_abort(&g->tasks, g->task, g->id.n_sample);
+    while (!all_complete(s))
         pthread_cond_wait(&s->change, &s->lock);
-    while ((g = ml_async_pop(&s->flying)) || (g = ml_async_pop(&s->queue)))
+    while ((g = ml_async_pop(&s->generating)) || (g = ml_async_pop(&s->queue)))
         ml_async_free_group(g);
     pthread_mutex_unlock(&s->lock);
 }
@@ -334,9 +334,9 @@ void ml_async_close(ml_async *s) {
     if (s->started)
         pthread_join(s->worker, NULL);
     drain(s);
-    if (s->opts.asker.turns)
-        s->opts.asker.gen->on_step_end(s->opts.asker.gen, NULL, NULL);
-    ml_partial_buffer_release(&s->held);
+    if (s->opts.gen_ctx.turns)
+        s->opts.gen_ctx.gen->on_step_end(s->opts.gen_ctx.gen, NULL, NULL);
+    ml_partial_buffer_release(&s->partial_buffer);
     ml_arena_release(&s->reasons);
     free(s->published);
     pthread_cond_destroy(&s->change);

@@ -22,7 +22,7 @@ typedef struct ml_async ml_async;
 
 typedef struct ml_async_opts {
     ml_train_run *run;
-    ml_gen_ctx asker;
+    ml_gen_ctx gen_ctx;
     ml_sampling how;
     const miles_group_filter *filter; /* NULL: all groups are kept */
     const miles_buffer *buffer;       /* selects among queued groups; NULL: the oldest */

@@ -11,7 +11,7 @@ static miles_waiting view_of(ml_async *s, ml_arena *a, int64_t want) {
     for (const ml_async_group *g = s->queue.first; g; g = g->next) {
         stale[i++] = ml_async_staleness(s, g);
         for (int32_t t = 0; t < g->id.n_sample; t++)
-            sample[k++] = &g->flight[t]->sample;
+            sample[k++] = &g->task[t]->sample;
     }
     return (miles_waiting){ .size = sizeof(miles_waiting),
                             .answers = ml_answers_of(a, sample, k, -1),
@@ -48,13 +48,13 @@ static void part(ml_async *s, const int32_t *decision, ml_async_group **out, int
             ml_async_push(&stay, g);
         } else {
             s->counts.n_stale++;
-            ml_async_turn_away(s, g);
+            ml_async_drop_group(s, g);
         }
     s->queue = stay;
 }
 
-ml_status ml_async_pick(ml_async *s, ml_async_group **out, int64_t want, int64_t *n,
-                        ml_err *err) {
+ml_status ml_async_select(ml_async *s, ml_async_group **out, int64_t want, int64_t *n,
+                          ml_err *err) {
     const miles_buffer *ext = s->opts.buffer;
     miles_error why = { "" };
     miles_waiting waiting;

@@ -6,8 +6,8 @@
  *                     |         |
  *                     +---------+----> dropped
  *
- *   generating        in `flying`, n_left > 0: samples are being generated or graded
- *   ended             in `flying`, n_left == 0: the worker has not checked the group yet
+ *   generating        in `generating`, n_left > 0: samples are being generated or graded
+ *   ended             in `generating`, n_left == 0: the worker has not checked the group yet
  *   queued            in `queue`: complete, graded and accepted by the filter
  *   in a batch        collect has copied its samples to the rollout batch and frees it
  *   dropped           freed: by the worker if it was aborted, has no reward or the filter
@@ -16,7 +16,7 @@
  *                     except after a missing reward or a refusal by the filter.
  *
  * Lock order: ml_async.lock first, then the ml_gen_tasks.lock of a group or the internal
- * mutex of the generator or the rewards.  None of these is held when on_landed is called,
+ * mutex of the generator or the rewards.  None of these is held when on_task_complete is called,
  * which locks ml_async.lock.  The generator's thread and the reward threads may block on
  * ml_async.lock: call gen->pause, gen->on_step_end and ml_rewards_wait without holding it. */
 #ifndef ML_RL_ROLLOUT_ASYNC_PRIV_H
@@ -30,12 +30,12 @@
  * all of its data. */
 typedef struct ml_async_group {
     struct ml_async_group *next;
-    ml_async *flow;
+    ml_async *async_rollout;
     ml_arena arena;
-    ml_gen_tasks flights;
+    ml_gen_tasks tasks;
     ml_group id;
-    ml_gen_task **flight; /* [id.n_sample] */
-    int32_t n_left;       /* samples that are not yet both ended and graded */
+    ml_gen_task **task; /* [id.n_sample] */
+    int32_t n_left;     /* samples that are not yet both ended and graded */
 } ml_async_group;
 
 typedef struct ml_async_list {
@@ -55,18 +55,18 @@ struct ml_async {
     bool started;
 
     /* Protects the fields below.  Recursive: on_ended holds it while an environment's reply
-     * may end a sample, whose callback on_landed locks it again. */
+     * may end a sample, whose callback on_task_complete locks it again. */
     pthread_mutex_t lock;
     pthread_cond_t change;
-    bool stopping, held_up;
-    ml_async_list flying, queue; /* generating or ended; queued */
-    ml_partial_buffer held;      /* groups from a snapshot, to be continued first */
-    uint64_t *published;         /* [n_published] weight versions, ascending */
+    bool stopping, paused;
+    ml_async_list generating, queue;  /* generating or ended; queued */
+    ml_partial_buffer partial_buffer; /* groups from a snapshot, to be continued first */
+    uint64_t *published;              /* [n_published] weight versions, ascending */
     int64_t n_published, cap_published;
-    int64_t n_turned_down; /* groups dropped by the worker since the last one it queued */
+    int64_t n_dropped; /* groups dropped by the worker since the last one it queued */
     ml_async_counts counts;
-    ml_arena reasons; /* memory of `rejections`; emptied with each rollout batch */
-    ml_drop_reasons rejections;
+    ml_arena reasons; /* memory of `drop_reasons`; emptied with each rollout batch */
+    ml_drop_reasons drop_reasons;
     ml_status st; /* error of the worker thread */
     ml_err err;
 };
@@ -74,11 +74,11 @@ struct ml_async {
 /* --- async_work.c --- */
 
 /* Main function of the worker thread. */
-void *ml_async_work(void *flow);
+void *ml_async_work(void *async_rollout);
 
 /* Drops and frees a group; with opts.retry its prompt returns to the data source.  The
  * caller holds the lock. */
-void ml_async_turn_away(ml_async *s, ml_async_group *g);
+void ml_async_drop_group(ml_async *s, ml_async_group *g);
 void ml_async_free_group(ml_async_group *g);
 
 ml_async_group *ml_async_pop(ml_async_list *l);
@@ -88,8 +88,8 @@ void ml_async_push(ml_async_list *l, ml_async_group *g);
 
 /* Lets opts.buffer decide about each queued group.  The groups it selects for training, at
  * most `want`, go to `out`; *n is their number.  The caller holds the lock. */
-ml_status ml_async_pick(ml_async *s, ml_async_group **out, int64_t want, int64_t *n,
-                        ml_err *err);
+ml_status ml_async_select(ml_async *s, ml_async_group **out, int64_t want, int64_t *n,
+                          ml_err *err);
 
 /* --- async.c --- */
 
@@ -99,7 +99,7 @@ int64_t ml_async_staleness(const ml_async *s, const ml_async_group *g);
 /* --- async_save.c --- */
 
 /* This module's part of a snapshot: members of a JSON object. */
-void ml_async_save(void *flow, ml_text *out);
-ml_status ml_async_load(void *flow, ml_str state, const char *name, ml_err *err);
+void ml_async_save(void *async_rollout, ml_text *out);
+ml_status ml_async_load(void *async_rollout, ml_str state, const char *name, ml_err *err);
 
 #endif

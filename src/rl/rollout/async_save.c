@@ -11,35 +11,35 @@ static int64_t list_groups(const ml_sample **out, const ml_async_list *l) {
 
     for (const ml_async_group *g = l->first; g; g = g->next)
         for (int32_t i = 0; i < g->id.n_sample; i++)
-            out[n++] = &g->flight[i]->sample;
+            out[n++] = &g->task[i]->sample;
     return n;
 }
 
-static void save_held(ml_async *s, ml_text *out) {
-    int32_t size = s->held.n_per_group;
+static void save_partial(ml_async *s, ml_text *out) {
+    int32_t size = s->partial_buffer.n_per_group;
     ml_arena a;
     const ml_sample **sample;
     int64_t n;
 
     ml_arena_init(&a, "groups to save");
-    sample = ML_NEW(&a, const ml_sample *, (s->queue.n + s->flying.n) * size + 1);
+    sample = ML_NEW(&a, const ml_sample *, (s->queue.n + s->generating.n) * size + 1);
     n = list_groups(sample, &s->queue);
-    n += list_groups(sample + n, &s->flying);
-    ml_partial_buffer_save(&s->held, sample, n, out);
+    n += list_groups(sample + n, &s->generating);
+    ml_partial_buffer_save(&s->partial_buffer, sample, n, out);
     ml_arena_release(&a);
 }
 
 /* While this runs, no group is started, no token generated and no sample graded.  Threads
  * that end a sample need the lock, so this locks it only after they are idle. */
-void ml_async_save(void *flow, ml_text *out) {
-    ml_async *s = flow;
-    ml_gen *gen = s->opts.asker.gen;
+void ml_async_save(void *async_rollout, ml_text *out) {
+    ml_async *s = async_rollout;
+    ml_gen *gen = s->opts.gen_ctx.gen;
     int64_t from;
 
     ml_async_hold(s, true);
     gen->pause(gen);
-    if (s->opts.asker.rewards)
-        ml_rewards_wait(s->opts.asker.rewards);
+    if (s->opts.gen_ctx.rewards)
+        ml_rewards_wait(s->opts.gen_ctx.rewards);
     pthread_mutex_lock(&s->lock);
     from = s->n_published > VERSIONS ? s->n_published - VERSIONS : 0;
     ml_text_printf(out, "\"published\": [");
@@ -47,15 +47,15 @@ void ml_async_save(void *flow, ml_text *out) {
         ml_text_printf(out, "%s%llu", i > from ? ", " : "",
                        (unsigned long long)s->published[i]);
     ml_text_printf(out, "], \"held\": ");
-    save_held(s, out);
+    save_partial(s, out);
     pthread_mutex_unlock(&s->lock);
     gen->resume(gen);
     /* Stays held until the next collect: the snapshot also has the data source's position,
      * which must not advance before that is saved. */
 }
 
-ml_status ml_async_load(void *flow, ml_str state, const char *name, ml_err *err) {
-    ml_async *s = flow;
+ml_status ml_async_load(void *async_rollout, ml_str state, const char *name, ml_err *err) {
+    ml_async *s = async_rollout;
     ml_partial_buffer_bounds bounds =
         ml_partial_buffer_bounds_of(s->opts.run, s->opts.how.max_new);
     const ml_json *doc, *list;
@@ -73,5 +73,7 @@ ml_status ml_async_load(void *flow, ml_str state, const char *name, ml_err *err)
             st = ml_async_published(s, (uint64_t)version, err);
     }
     ml_arena_release(&a);
-    return st == ML_OK ? ml_partial_buffer_load(&s->held, state, &bounds, name, err) : st;
+    return st == ML_OK
+               ? ml_partial_buffer_load(&s->partial_buffer, state, &bounds, name, err)
+               : st;
 }

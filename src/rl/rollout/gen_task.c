@@ -28,7 +28,7 @@ static void open_one(ml_gen_tasks *f) {
     f->n_open++;
     f->n_begun++;
     pthread_mutex_unlock(&f->lock);
-    ml_work_count_expect(f->at->tally, 1);
+    ml_work_count_expect(f->at->work_count, 1);
 }
 
 ml_str ml_gen_task_text(const ml_gen_task *x, int32_t from, int32_t n, bool skip_special) {
@@ -64,7 +64,7 @@ void ml_gen_task_complete(ml_gen_task *x, ml_sample_status status) {
 
 /* Copies the routing record.  It covers all tokens, including those of earlier turns, with
  * the selection of the current weights. */
-static void take_choices(ml_gen_task *x, const ml_gen_update *u) {
+static void take_routing(ml_gen_task *x, const ml_gen_update *u) {
     for (int i = 0; i < ML_N_ROUTING; i++) {
         int64_t n = u->routed[i].n * u->routed[i].width;
         int32_t *row;
@@ -83,7 +83,7 @@ static void end_turn(ml_gen_task *x, const ml_gen_update *u) {
     if (u->finish == ML_FINISH_ABORT)
         ml_str_copy(x->why, sizeof x->why, u->message);
     take_text(x);
-    take_choices(x, u);
+    take_routing(x, u);
     if (x->turn && status == ML_SAMPLE_COMPLETED)
         ml_gen_task_end_turn(x);
     else
@@ -185,8 +185,8 @@ static void open_turns(ml_gen_task *x) {
     }
 }
 
-static ml_gen_task *new_flight(ml_gen_tasks *f, const shared_prompt *d,
-                               const ml_group *group, int32_t i) {
+static ml_gen_task *new_task(ml_gen_tasks *f, const shared_prompt *d, const ml_group *group,
+                             int32_t i) {
     ml_gen_task *x = ML_NEW(f->arena, ml_gen_task, 1);
     int32_t n = (int32_t)d->ids.n, max_new = f->how->max_new;
 
@@ -261,7 +261,7 @@ static ml_status take_off(ml_gen_task *x, uint64_t draw, ml_err *err) {
     f->n_open--;
     f->n_begun--;
     pthread_mutex_unlock(&f->lock);
-    ml_work_count_expect(f->at->tally, -1);
+    ml_work_count_expect(f->at->work_count, -1);
     return st;
 }
 
@@ -273,7 +273,7 @@ ml_status ml_gen_tasks_start(ml_gen_tasks *f, ml_gen_task **out, const ml_group 
     /* Allocate all before the first is submitted: from then on the generator's thread owns
      * the arena. */
     for (int32_t i = 0; i < group->n_sample && st == ML_OK; i++)
-        out[i] = new_flight(f, &d, group, i);
+        out[i] = new_task(f, &d, group, i);
     if (st == ML_OK)
         ml_reward_group_open(f, out, group->n_sample);
     for (int32_t i = 0; i < group->n_sample && st == ML_OK; i++)
@@ -313,10 +313,10 @@ static bool has_ended(const ml_sample *s) {
 }
 
 /* A task for an existing sample.  Arrays have full length and hold the tokens so far. */
-static ml_gen_task *old_flight(ml_gen_tasks *f, const ml_sample *held, bool mask_old) {
+static ml_gen_task *resumed_task(ml_gen_tasks *f, const ml_sample *partial, bool mask_old) {
     ml_gen_task *x = ML_NEW(f->arena, ml_gen_task, 1);
-    int32_t max_new = f->how->max_new, n_prompt = held->n_token - held->n_response;
-    ml_sample own = *held, *s = &own;
+    int32_t max_new = f->how->max_new, n_prompt = partial->n_token - partial->n_response;
+    ml_sample own = *partial, *s = &own;
 
     if (s->n_response > max_new || (s->n_response == max_new && !has_ended(s)))
         cut(s, max_new);
@@ -337,7 +337,7 @@ static ml_gen_task *old_flight(ml_gen_tasks *f, const ml_sample *held, bool mask
     for (int32_t t = 0; s->mask && t < s->n_response; t++)
         x->turn_at = s->mask[t] ? x->turn_at : t + 1; /* after the last masked token */
     x->ended = has_ended(s);
-    if (s->n_response < held->n_response)
+    if (s->n_response < partial->n_response)
         take_text(x);
     return x;
 }
@@ -354,7 +354,7 @@ ml_status ml_gen_tasks_resume(ml_gen_tasks *f, ml_gen_task **out, const ml_sampl
     ml_status st = ML_OK;
 
     for (int32_t i = 0; i < n; i++)
-        out[i] = old_flight(f, &s[i], mask_old);
+        out[i] = resumed_task(f, &s[i], mask_old);
     ml_reward_group_open(f, out, n);
     for (int32_t i = 0; i < n && st == ML_OK; i++) {
         if (out[i]->ended) {
@@ -368,11 +368,11 @@ ml_status ml_gen_tasks_resume(ml_gen_tasks *f, ml_gen_task **out, const ml_sampl
     return st;
 }
 
-void ml_gen_tasks_abort(ml_gen_tasks *f, ml_gen_task *const *flight, int64_t n) {
+void ml_gen_tasks_abort(ml_gen_tasks *f, ml_gen_task *const *task, int64_t n) {
     for (int64_t i = 0; i < n; i++)
-        if (flight[i] && !flight[i]->ended) {
-            flight[i]->aborted = true; /* between two turns it has no valid ticket */
-            f->at->gen->abort(f->at->gen, flight[i]->ticket);
+        if (task[i] && !task[i]->ended) {
+            task[i]->aborted = true; /* between two turns it has no valid ticket */
+            f->at->gen->abort(f->at->gen, task[i]->ticket);
         }
 }
 

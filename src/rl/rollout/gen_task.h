@@ -5,7 +5,7 @@
  * samples.  The content of a sample depends neither on other samples nor on timing.
  *
  * If there is an environment (turns.h), the end of the model's turn is not the end of the
- * sample: the task is put into `heard` and continues when ml_gen_tasks_continue_turns is
+ * sample: the task is put into `pending_turn` and continues when ml_gen_tasks_continue_turns is
  * called between two engine steps.
  *
  * thread: while tasks are open, the generator's thread owns all data; before the first one
@@ -48,9 +48,10 @@ typedef struct ml_gen_ctx {
     ml_turns *turns;                       /* NULL: an answer has a single turn */
     const int32_t *end;                    /* [n_end] the model's end tokens */
     int32_t n_end;
-    ml_work_count *tally; /* progress counter of generated and graded answers, or NULL */
-    int32_t context;      /* maximum number of tokens of a conversation */
-    bool group_rewards;   /* grade a group's samples together, when all have ended */
+    ml_work_count
+        *work_count;    /* progress counter of generated and graded answers, or NULL */
+    int32_t context;    /* maximum number of tokens of a conversation */
+    bool group_rewards; /* grade a group's samples together, when all have ended */
 } ml_gen_ctx;
 
 typedef struct ml_gen_tasks {
@@ -59,14 +60,14 @@ typedef struct ml_gen_tasks {
     const ml_dataset *dataset;
     ml_arena *arena; /* holds samples and all other data */
     ml_encoder *encoder;
-    int64_t n_drawn;            /* generated tokens */
-    struct ml_gen_task **heard; /* [n_heard] tasks whose turn has ended */
-    int64_t n_heard, cap_heard;
+    int64_t n_drawn;                   /* generated tokens */
+    struct ml_gen_task **pending_turn; /* [n_heard] tasks whose turn has ended */
+    int64_t n_pending_turn, cap_pending_turn;
     /* Called once for every started sample, when it has ended and has been graded, on the
      * generator's thread or a reward thread.  It is the last function to use the task.
      * May be NULL. */
-    void (*landed)(void *ud, struct ml_gen_task *x);
-    void *landed_ud;
+    void (*on_complete)(void *ud, struct ml_gen_task *x);
+    void *on_complete_ud;
     pthread_mutex_t lock;
     pthread_cond_t change;
     int64_t n_open;  /* tasks being generated or graded */
@@ -76,7 +77,7 @@ typedef struct ml_gen_tasks {
 
 /* The samples of a prompt, if they are graded together. */
 typedef struct ml_reward_group {
-    struct ml_gen_task **mate; /* [n] */
+    struct ml_gen_task **member; /* [n] */
     const miles_reward_in **question;
     void **ud;
     int32_t n, n_left; /* samples; those that have not ended yet */
@@ -93,7 +94,7 @@ typedef struct ml_gen_task {
     ml_turn *turn;   /* NULL: there is no environment */
     _Atomic uint64_t ticket;
     uint64_t draw;
-    ml_reward_group *crowd; /* NULL: it is graded alone */
+    ml_reward_group *reward_group; /* NULL: it is graded alone */
     bool begun;
     atomic_bool ended, aborted; /* atomic: another thread may abort the task */
     miles_reward_in question;
@@ -115,13 +116,13 @@ ml_status ml_gen_tasks_start(ml_gen_tasks *f, ml_gen_task **out /* [n_sample] */
 ml_status ml_gen_tasks_resume(ml_gen_tasks *f, ml_gen_task **out /* [n] */,
                               const ml_sample *s, int32_t n, bool mask_old, ml_err *err);
 
-/* Sends the samples in `heard` to the environment and appends its replies: each sample then
+/* Sends the samples in `pending_turn` to the environment and appends its replies: each sample then
  * continues or ends.  If there is an environment, the step-end callback (gen->on_step_end) calls
  * this before anything else. */
 void ml_gen_tasks_continue_turns(ml_gen_tasks *f);
 
 /* Aborts those of n tasks that have not ended. */
-void ml_gen_tasks_abort(ml_gen_tasks *f, ml_gen_task *const *flight, int64_t n);
+void ml_gen_tasks_abort(ml_gen_tasks *f, ml_gen_task *const *task, int64_t n);
 
 /* Waits until ml_gen_tasks_done was called and no task is open. */
 void ml_gen_tasks_wait(ml_gen_tasks *f);

@@ -25,10 +25,10 @@ void ml_gen_task_end_turn(ml_gen_task *x);
 void ml_gen_task_grade(ml_gen_task *x);
 
 /* Makes n samples a reward group, if the run grades groups together. */
-void ml_reward_group_open(ml_gen_tasks *f, ml_gen_task **mate /* [n] */, int32_t n);
+void ml_reward_group_open(ml_gen_tasks *f, ml_gen_task **member /* [n] */, int32_t n);
 /* After a failed start: counts the samples that were not started as ended, so that the
  * group completes; it is not graded. */
-void ml_reward_group_give_up(ml_gen_tasks *f, ml_gen_task *const *mate /* [n] */,
+void ml_reward_group_give_up(ml_gen_tasks *f, ml_gen_task *const *member /* [n] */,
                              int32_t n);
 
 #endif

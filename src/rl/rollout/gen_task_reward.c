@@ -2,19 +2,19 @@
 #include <string.h>
 #include "rl/rollout/gen_task_priv.h"
 
-/* Closes a task.  Its owner may free it from the call of `landed` on. */
+/* Closes a task.  Its owner may free it from the call of `on_complete` on. */
 static void close_one(ml_gen_task *x) {
     ml_gen_tasks *f = x->all;
-    void (*landed)(void *ud, ml_gen_task *x) = f->landed;
-    void *ud = f->landed_ud;
+    void (*on_complete)(void *ud, ml_gen_task *x) = f->on_complete;
+    void *ud = f->on_complete_ud;
 
-    ml_work_count_add(f->at->tally);
+    ml_work_count_add(f->at->work_count);
     pthread_mutex_lock(&f->lock);
     f->n_open--;
     pthread_cond_signal(&f->change);
     pthread_mutex_unlock(&f->lock);
-    if (landed)
-        landed(ud, x);
+    if (on_complete)
+        on_complete(ud, x);
 }
 
 /* Callback of the rewards, on a reward thread. */
@@ -85,25 +85,25 @@ static const miles_reward_in *question_of(ml_gen_task *x) {
 }
 
 /* All samples have ended: grades the group, or closes its tasks if it is spoiled. */
-static void grade_crowd(ml_reward_group *c) {
-    ml_gen_task **mate = c->mate;
+static void grade_group(ml_reward_group *c) {
+    ml_gen_task **member = c->member;
     int32_t n = c->n;
 
     for (int32_t i = 0; i < n && !c->spoiled; i++) {
-        c->question[i] = question_of(mate[i]);
-        c->ud[i] = mate[i];
+        c->question[i] = question_of(member[i]);
+        c->ud[i] = member[i];
     }
     if (!c->spoiled)
-        ml_rewards_submit_group(mate[0]->all->at->rewards, c->question, n, take_reward,
+        ml_rewards_submit_group(member[0]->all->at->rewards, c->question, n, take_reward,
                                 c->ud);
     else
         for (int32_t i = 0; i < n; i++) /* the last close_one may free the group: no c-> */
-            if (mate[i]->begun)
-                close_one(mate[i]);
+            if (member[i]->begun)
+                close_one(member[i]);
 }
 
 /* Counts n samples of the group that have ended or will not be started. */
-static void leave_crowd(ml_gen_tasks *f, ml_reward_group *c, int32_t n, bool spoiled) {
+static void leave_group(ml_gen_tasks *f, ml_reward_group *c, int32_t n, bool spoiled) {
     bool last;
 
     pthread_mutex_lock(&f->lock);
@@ -112,10 +112,10 @@ static void leave_crowd(ml_gen_tasks *f, ml_reward_group *c, int32_t n, bool spo
     last = n > 0 && c->n_left == 0;
     pthread_mutex_unlock(&f->lock);
     if (last)
-        grade_crowd(c);
+        grade_group(c);
 }
 
-static void ask_for_reward(ml_gen_task *x) {
+static void submit_for_reward(ml_gen_task *x) {
     ml_rewards_submit(x->all->at->rewards, question_of(x), take_reward, x);
 }
 
@@ -124,36 +124,36 @@ void ml_gen_task_grade(ml_gen_task *x) {
     bool whole =
         x->sample.status == ML_SAMPLE_COMPLETED || x->sample.status == ML_SAMPLE_TRUNCATED;
 
-    if (x->crowd)
-        leave_crowd(f, x->crowd, 1, !whole);
+    if (x->reward_group)
+        leave_group(f, x->reward_group, 1, !whole);
     else if (f->at->rewards && !x->sample.has_reward && whole)
-        ask_for_reward(x);
+        submit_for_reward(x);
     else
         close_one(x);
 }
 
 /* --- reward groups ----------------------------------------------------------------- */
 
-void ml_reward_group_open(ml_gen_tasks *f, ml_gen_task **mate, int32_t n) {
+void ml_reward_group_open(ml_gen_tasks *f, ml_gen_task **member, int32_t n) {
     ml_reward_group *c;
 
     if (!f->at->rewards || !f->at->group_rewards)
         return;
     c = ML_NEW(f->arena, ml_reward_group, 1);
-    *c = (ml_reward_group){ .mate = mate,
+    *c = (ml_reward_group){ .member = member,
                             .question = ML_NEW(f->arena, const miles_reward_in *, n),
                             .ud = ML_NEW(f->arena, void *, n),
                             .n = n,
                             .n_left = n };
     for (int32_t i = 0; i < n; i++)
-        mate[i]->crowd = c;
+        member[i]->reward_group = c;
 }
 
-void ml_reward_group_give_up(ml_gen_tasks *f, ml_gen_task *const *mate, int32_t n) {
+void ml_reward_group_give_up(ml_gen_tasks *f, ml_gen_task *const *member, int32_t n) {
     int32_t n_rest = 0;
 
     for (int32_t i = 0; i < n; i++)
-        n_rest += mate[i] && !mate[i]->begun;
-    if (n_rest && mate[0]->crowd)
-        leave_crowd(f, mate[0]->crowd, n_rest, true);
+        n_rest += member[i] && !member[i]->begun;
+    if (n_rest && member[0]->reward_group)
+        leave_group(f, member[0]->reward_group, n_rest, true);
 }

@@ -7,18 +7,18 @@
 void ml_gen_task_end_turn(ml_gen_task *x) {
     ml_gen_tasks *f = x->all;
 
-    if (f->n_heard == f->cap_heard) {
-        ml_gen_task **more = ML_NEW(f->arena, ml_gen_task *, 2 * f->cap_heard + 16);
-        for (int64_t i = 0; i < f->n_heard; i++)
-            more[i] = f->heard[i];
-        f->heard = more;
-        f->cap_heard = 2 * f->cap_heard + 16;
+    if (f->n_pending_turn == f->cap_pending_turn) {
+        ml_gen_task **more = ML_NEW(f->arena, ml_gen_task *, 2 * f->cap_pending_turn + 16);
+        for (int64_t i = 0; i < f->n_pending_turn; i++)
+            more[i] = f->pending_turn[i];
+        f->pending_turn = more;
+        f->cap_pending_turn = 2 * f->cap_pending_turn + 16;
     }
-    f->heard[f->n_heard++] = x;
+    f->pending_turn[f->n_pending_turn++] = x;
 }
 
 /* The text of the model's turn, without a special token at its end. */
-static ml_str words_of_turn(const ml_gen_task *x) {
+static ml_str text_of_turn(const ml_gen_task *x) {
     const ml_sample *s = &x->sample;
     const ml_tokenizer *t = x->all->at->tokenizer;
     int32_t n = s->n_response - x->turn_at;
@@ -28,9 +28,9 @@ static ml_str words_of_turn(const ml_gen_task *x) {
     return ml_gen_task_text(x, x->turn_at, n, false);
 }
 
-static void ask_environment(ml_gen_task *x) {
+static void fill_turn(ml_gen_task *x) {
     const ml_sample *s = &x->sample;
-    ml_str answer = words_of_turn(x);
+    ml_str answer = text_of_turn(x);
 
     x->turn->last = s->token[s->n_token - 1];
     x->turn->in = (miles_turn_in){ .size = sizeof x->turn->in,
@@ -99,25 +99,25 @@ static void take_reply(ml_gen_task *x) {
 }
 
 void ml_gen_tasks_continue_turns(ml_gen_tasks *f) {
-    ml_gen_task **heard = f->heard;
-    int64_t n_heard = f->n_heard, n = 0;
-    ml_turn **turn = n_heard ? ML_NEW(f->arena, ml_turn *, n_heard) : NULL;
+    ml_gen_task **pending_turn = f->pending_turn;
+    int64_t n_pending_turn = f->n_pending_turn, n = 0;
+    ml_turn **turn = n_pending_turn ? ML_NEW(f->arena, ml_turn *, n_pending_turn) : NULL;
 
-    f->heard = NULL;
-    f->n_heard = f->cap_heard = 0;
-    for (int64_t i = 0; i < n_heard; i++) {
-        if (heard[i]->aborted) {
-            ml_gen_task_complete(heard[i], ML_SAMPLE_ABORTED);
+    f->pending_turn = NULL;
+    f->n_pending_turn = f->cap_pending_turn = 0;
+    for (int64_t i = 0; i < n_pending_turn; i++) {
+        if (pending_turn[i]->aborted) {
+            ml_gen_task_complete(pending_turn[i], ML_SAMPLE_ABORTED);
             continue;
         }
-        ask_environment(heard[i]);
-        turn[n] = heard[i]->turn;
-        heard[n++] = heard[i];
+        fill_turn(pending_turn[i]);
+        turn[n] = pending_turn[i]->turn;
+        pending_turn[n++] = pending_turn[i];
     }
     if (n)
-        ml_turns_ask(f->at->turns, turn, n);
+        ml_turns_run(f->at->turns, turn, n);
     for (int64_t i = 0; i < n; i++) {
-        take_reply(heard[i]);
+        take_reply(pending_turn[i]);
         ml_tokens_release(&turn[i]->ids);
     }
 }

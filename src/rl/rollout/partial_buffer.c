@@ -47,8 +47,8 @@ static ml_status bring_forward(ml_partial_buffer *h, const miles_extension *ext,
     return ML_OK;
 }
 
-ml_status ml_partial_buffer_pick(ml_partial_buffer *h, const miles_buffer_filter *filter,
-                                 int64_t *n, ml_err *err) {
+ml_status ml_partial_buffer_select(ml_partial_buffer *h, const miles_buffer_filter *filter,
+                                   int64_t *n, ml_err *err) {
     int64_t n_group = h->n_group - h->next, n_selected = 0,
             n_sample = n_group * h->n_per_group;
     const ml_sample **s;

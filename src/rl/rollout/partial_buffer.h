@@ -27,8 +27,8 @@ const ml_sample *ml_partial_buffer_take(ml_partial_buffer *h);
 
 /* The filter selects the groups that are taken next, at most *n; *n becomes their
  * number. */
-ml_status ml_partial_buffer_pick(ml_partial_buffer *h, const miles_buffer_filter *filter,
-                                 int64_t *n, ml_err *err);
+ml_status ml_partial_buffer_select(ml_partial_buffer *h, const miles_buffer_filter *filter,
+                                   int64_t *n, ml_err *err);
 
 /* Stores copies of these groups and keeps the groups not yet taken; frees the others. */
 void ml_partial_buffer_put(ml_partial_buffer *h,

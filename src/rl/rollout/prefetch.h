@@ -16,17 +16,17 @@
 #include "rl/rollout/rollout.h"
 
 typedef struct ml_prefetch {
-    ml_rollout behind;   /* the inner rollout, which generates */
+    ml_rollout inner;    /* the inner rollout, which generates */
     int64_t num_rollout; /* total number of rollouts: none is generated beyond the last */
     int64_t n_vocab;     /* vocabulary size of the model */
     ml_background maker;
     int64_t rollout; /* being generated or finished; -1: none */
     bool there;      /* it was loaded from a snapshot, or waited for */
     ml_arena arena;  /* owns the batch below */
-    ml_rollout_batch harvest;
+    ml_rollout_batch batch;
 } ml_prefetch;
 
-void ml_prefetch_init(ml_prefetch *h, ml_rollout behind, int64_t num_rollout,
+void ml_prefetch_init(ml_prefetch *h, ml_rollout inner, int64_t num_rollout,
                       int64_t n_vocab);
 void ml_prefetch_release(ml_prefetch *h); /* cancels a rollout that is being generated */
 

@@ -16,7 +16,7 @@ typedef struct ml_rollout_batch {
     const ml_sample **ended; /* [n_ended] with samples of dropped groups; NULL: not known */
     const uint8_t *kept;     /* [n_ended] */
     int64_t n_ended;
-    ml_metrics figures; /* rollout/...: measured during generation */
+    ml_metrics metrics; /* rollout/...: measured during generation */
     int64_t n_drawn;    /* generated tokens, including those of dropped samples */
     /* Seconds of generation, if not the duration of the call; 0: use the call's. */
     double made_s;

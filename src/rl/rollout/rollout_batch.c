@@ -26,12 +26,12 @@ void ml_rollout_batch_copy(ml_rollout_batch *out, ml_arena *a, const ml_rollout_
     if (in->kept)
         out->kept =
             memcpy(ML_NEW(a, uint8_t, in->n_ended + 1), in->kept, (size_t)in->n_ended);
-    for (const ml_metric *f = in->figures.first; f; f = f->next)
-        ml_metrics_add(&out->figures, f->name, "", f->value);
+    for (const ml_metric *f = in->metrics.first; f; f = f->next)
+        ml_metrics_add(&out->metrics, f->name, "", f->value);
 }
 
 void ml_rollout_batch_report(ml_rollout_batch *h, int32_t n_per_group, bool turns) {
-    ml_metrics *f = &h->figures;
+    ml_metrics *f = &h->metrics;
 
     ml_metrics_lengths(f, "rollout/", h->sample, h->n);
     ml_metrics_zero_std(f, "rollout/", h->sample, h->n);

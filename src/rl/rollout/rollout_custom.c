@@ -9,7 +9,7 @@
 /* A requested group. */
 typedef struct asked {
     struct asked *next;
-    ml_gen_task **flight; /* [n] */
+    ml_gen_task **task; /* [n] */
     int32_t n;
     bool kept;
 } asked;
@@ -18,7 +18,7 @@ typedef struct asked {
 typedef struct making {
     const ml_custom_rollout *r;
     ml_arena *arena;
-    ml_metrics *figures;
+    ml_metrics *metrics;
     asked *first, **last;
     int64_t n_kept, n_drawn; /* samples; tokens */
 } making;
@@ -26,8 +26,8 @@ typedef struct making {
 /* --- requesting groups -------------------------------------------------------- */
 
 /* Called on the generator's thread, between steps. */
-static void on_ended(void *flights) {
-    ml_gen_tasks_continue_turns(flights);
+static void on_ended(void *tasks) {
+    ml_gen_tasks_continue_turns(tasks);
 }
 
 static ml_status start_groups(making *m, ml_gen_tasks *f, int64_t n, const ml_sample ***out,
@@ -44,33 +44,32 @@ static ml_status start_groups(making *m, ml_gen_tasks *f, int64_t n, const ml_sa
     *out = s;
     for (int64_t i = 0; i < n && st == ML_OK; i++) {
         asked *g = ML_NEW(m->arena, asked, 1);
-        *g = (asked){ .flight = ML_NEW(m->arena, ml_gen_task *, group[i].n_sample),
+        *g = (asked){ .task = ML_NEW(m->arena, ml_gen_task *, group[i].n_sample),
                       .n = group[i].n_sample };
         *m->last = g;
         m->last = &g->next;
-        st = ml_gen_tasks_start(f, g->flight, &group[i], (uint64_t)group[i].first_index,
-                                err);
+        st = ml_gen_tasks_start(f, g->task, &group[i], (uint64_t)group[i].first_index, err);
         for (int32_t k = 0; k < g->n && st == ML_OK; k++)
-            s[(*n_out)++] = &g->flight[k]->sample;
+            s[(*n_out)++] = &g->task[k]->sample;
     }
     return st;
 }
 
 static void abort_all(making *m, ml_gen_tasks *f) {
     for (asked *g = m->first; g; g = g->next)
-        ml_gen_tasks_abort(f, g->flight, g->n);
+        ml_gen_tasks_abort(f, g->task, g->n);
 }
 
 /* The generator is paused while groups are submitted: the step in which they are first
  * scheduled must not depend on timing. */
 static ml_status answer(making *m, int64_t n, const ml_sample ***out, int64_t *n_out,
                         ml_err *err) {
-    ml_gen *gen = m->r->asker.gen;
+    ml_gen *gen = m->r->gen_ctx.gen;
     ml_gen_tasks f;
     ml_status st;
 
-    ml_work_count_clear(m->r->asker.tally);
-    ml_gen_tasks_init(&f, &m->r->asker, &m->r->how, &m->r->run->dataset, m->arena);
+    ml_work_count_clear(m->r->gen_ctx.work_count);
+    ml_gen_tasks_init(&f, &m->r->gen_ctx, &m->r->how, &m->r->run->dataset, m->arena);
     gen->pause(gen);
     gen->on_step_end(gen, on_ended, &f);
     st = start_groups(m, &f, n, out, n_out, err);
@@ -111,7 +110,7 @@ static int keep(miles_rollout_host *host, int64_t group, miles_error *err) {
     making *m = host->ctx;
     asked *g = m->first;
 
-    while (g && g->flight[0]->sample.group != group)
+    while (g && g->task[0]->sample.group != group)
         g = g->next;
     if (!g || g->kept) {
         snprintf(err->text, sizeof err->text, "group %lld was %s", (long long)group,
@@ -119,8 +118,8 @@ static int keep(miles_rollout_host *host, int64_t group, miles_error *err) {
         return 1;
     }
     for (int32_t i = 0; i < g->n; i++)
-        if (!g->flight[i]->sample.has_reward) {
-            const ml_gen_task *x = g->flight[i];
+        if (!g->task[i]->sample.has_reward) {
+            const ml_gen_task *x = g->task[i];
             ml_str_copy(
                 err->text, sizeof err->text,
                 ml_str_of(ml_arena_printf(
@@ -135,7 +134,7 @@ static int keep(miles_rollout_host *host, int64_t group, miles_error *err) {
 
 static void add(miles_rollout_host *host, const char *name, double value) {
     making *m = host->ctx;
-    ml_metrics_add(m->figures, "", name, value);
+    ml_metrics_add(m->metrics, "", name, value);
 }
 
 /* --- the rollout -------------------------------------------------------------- */
@@ -145,7 +144,7 @@ static void gather(making *m, ml_rollout_batch *out) {
     out->sample = ML_NEW(m->arena, const ml_sample *, m->n_kept + 1);
     for (const asked *g = m->first; g; g = g->next)
         for (int32_t i = 0; g->kept && i < g->n; i++)
-            out->sample[out->n++] = &g->flight[i]->sample;
+            out->sample[out->n++] = &g->task[i]->sample;
     out->n_drawn = m->n_drawn;
 }
 
@@ -153,7 +152,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
                          ml_err *err) {
     const ml_custom_rollout *r = ud;
     const ml_train_run_opts *o = &r->run->opts;
-    making m = { .r = r, .arena = a, .figures = &out->figures };
+    making m = { .r = r, .arena = a, .metrics = &out->metrics };
     miles_rollout_host host = { .size = sizeof host,
                                 .ctx = &m,
                                 .rollout = rollout,
@@ -170,7 +169,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
     if (m.n_kept == 0)
         return ml_fail(err, ML_EFORMAT, "%s kept no group", r->ext->base.name);
     gather(&m, out);
-    ml_rollout_batch_report(out, o->source.n_samples_per_prompt, r->asker.turns != NULL);
+    ml_rollout_batch_report(out, o->source.n_samples_per_prompt, r->gen_ctx.turns != NULL);
     return ML_OK;
 }
 

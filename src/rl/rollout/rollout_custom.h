@@ -14,7 +14,7 @@
 typedef struct ml_custom_rollout {
     const miles_rollout *ext; /* the extension; NULL: none */
     ml_train_run *run;
-    ml_gen_ctx asker;
+    ml_gen_ctx gen_ctx;
     ml_sampling how;
 } ml_custom_rollout;
 

@@ -8,7 +8,7 @@
 /* A requested group. */
 typedef struct asked {
     ml_group group;
-    ml_gen_task **flight; /* [group.n_sample] */
+    ml_gen_task **task; /* [group.n_sample] */
     bool judged, kept;
     bool settled; /* every sample has a reward */
 } asked;
@@ -16,11 +16,11 @@ typedef struct asked {
 /* A rollout while it is being generated. */
 typedef struct batch {
     ml_gen_rollout *g;
-    ml_gen_tasks flights;
+    ml_gen_tasks tasks;
     ml_arena *arena;
     asked *asked; /* [n] ordered by number */
     int64_t n, cap, n_kept, n_pending;
-    ml_drop_reasons rejections;
+    ml_drop_reasons drop_reasons;
     ml_status st; /* of failures on the generator's thread */
     ml_err *err;
 } batch;
@@ -46,53 +46,53 @@ static void make_room(batch *r, int64_t more) {
 static asked *new_group(batch *r, ml_group group) {
     asked *f = &r->asked[r->n++];
 
-    *f = (asked){ .group = group,
-                  .flight = ML_NEW(r->arena, ml_gen_task *, group.n_sample) };
+    *f = (asked){ .group = group, .task = ML_NEW(r->arena, ml_gen_task *, group.n_sample) };
     r->n_pending++;
     return f;
 }
 
 /* Continues groups of the partial buffer, at most *n; *n becomes their number. */
-static ml_status ask_held(batch *r, int64_t *n, ml_err *err) {
+static ml_status resume_partial(batch *r, int64_t *n, ml_err *err) {
     int64_t most = *n;
-    int32_t size = r->g->held.n_per_group;
+    int32_t size = r->g->partial_buffer.n_per_group;
     ml_status st = ML_OK;
 
     if (r->g->buffer_filter)
-        st = ml_partial_buffer_pick(&r->g->held, r->g->buffer_filter, &most, err);
+        st = ml_partial_buffer_select(&r->g->partial_buffer, r->g->buffer_filter, &most,
+                                      err);
     for (*n = 0; *n < most && st == ML_OK; ++*n) {
-        const ml_sample *s = ml_partial_buffer_take(&r->g->held);
+        const ml_sample *s = ml_partial_buffer_take(&r->g->partial_buffer);
         asked *f;
         if (!s)
             break;
         f = new_group(r, (ml_group){ s->row, s->group, s->index, size });
-        st = ml_gen_tasks_resume(&r->flights, f->flight, s, size, r->g->mask_old, err);
+        st = ml_gen_tasks_resume(&r->tasks, f->task, s, size, r->g->mask_old, err);
     }
     return st;
 }
 
-static ml_status ask_new(batch *r, int64_t n, ml_err *err) {
+static ml_status start_new(batch *r, int64_t n, ml_err *err) {
     ml_group *group = ML_NEW(r->arena, ml_group, n + 1);
     ml_status st = ML_OK;
 
     n = ml_data_source_get(r->g->run->source, group, n);
     for (int64_t i = 0; i < n && st == ML_OK; i++) {
         asked *f = new_group(r, group[i]);
-        st = ml_gen_tasks_start(&r->flights, f->flight, &f->group,
+        st = ml_gen_tasks_start(&r->tasks, f->task, &f->group,
                                 (uint64_t)group[i].first_index, err);
     }
     return st;
 }
 
 /* Requests over_sampling groups at once, buffered ones first. */
-static ml_status ask_more(batch *r, ml_err *err) {
-    int64_t n = r->g->over_sampling ? r->g->over_sampling : wanted(r), n_held = n;
+static ml_status start_more(batch *r, ml_err *err) {
+    int64_t n = r->g->over_sampling ? r->g->over_sampling : wanted(r), n_partial = n;
     ml_status st;
 
     make_room(r, n);
-    st = ask_held(r, &n_held, err);
-    if (st == ML_OK && n_held < n)
-        st = ask_new(r, n - n_held, err);
+    st = resume_partial(r, &n_partial, err);
+    if (st == ML_OK && n_partial < n)
+        st = start_new(r, n - n_partial, err);
     if (st == ML_OK && r->n_pending == 0)
         st = ml_fail(err, ML_EFORMAT, "%s: there is no prompt in it",
                      r->g->run->opts.data.path);
@@ -103,7 +103,7 @@ static ml_status ask_more(batch *r, ml_err *err) {
 
 static bool has_ended(const asked *f) {
     for (int32_t i = 0; i < f->group.n_sample; i++)
-        if (!f->flight[i] || !f->flight[i]->ended)
+        if (!f->task[i] || !f->task[i]->ended)
             return false;
     return true;
 }
@@ -115,13 +115,13 @@ static bool passes_filter(batch *r, const asked *f) {
 
     if (!r->g->filter)
         return true;
-    ml_rewards_wait(r->g->asker.rewards);
+    ml_rewards_wait(r->g->gen_ctx.rewards);
     s = ML_NEW(r->arena, const ml_sample *, f->group.n_sample);
     for (int32_t i = 0; i < f->group.n_sample; i++)
-        s[i] = &f->flight[i]->sample;
+        s[i] = &f->task[i]->sample;
     r->st = ml_group_filter_run(r->g->filter, s, f->group.n_sample, &keep, reason, r->err);
     if (!keep && reason[0])
-        ml_drop_reasons_count(&r->rejections, reason);
+        ml_drop_reasons_count(&r->drop_reasons, reason);
     return keep && r->st == ML_OK;
 }
 
@@ -140,18 +140,18 @@ static void judge(batch *r) {
 static void abort_rest(batch *r) {
     for (int64_t i = 0; i < r->n; i++)
         if (!r->asked[i].judged)
-            ml_gen_tasks_abort(&r->flights, r->asked[i].flight, r->asked[i].group.n_sample);
-    ml_gen_tasks_done(&r->flights);
+            ml_gen_tasks_abort(&r->tasks, r->asked[i].task, r->asked[i].group.n_sample);
+    ml_gen_tasks_done(&r->tasks);
 }
 
 /* True if every sample was generated to its end and has a reward. */
 static bool complete(batch *r, const asked *f) {
     for (int32_t i = 0; i < f->group.n_sample; i++) {
-        const ml_gen_task *x = f->flight[i];
+        const ml_gen_task *x = f->task[i];
         bool aborted = x->sample.status == ML_SAMPLE_ABORTED;
         if (!aborted && x->sample.has_reward)
             continue;
-        ml_drop_reasons_count(&r->rejections,
+        ml_drop_reasons_count(&r->drop_reasons,
                               aborted ? "aborted" : ml_reward_outcome_name(x->outcome));
         ml_log(ML_LOG_WARN, "sample %lld has no reward, its group is dropped: %s",
                (long long)x->sample.index, x->why);
@@ -165,7 +165,7 @@ static bool complete(batch *r, const asked *f) {
 static ml_status settle(batch *r, ml_err *err) {
     if (r->n_kept < wanted(r))
         return ML_OK;
-    ml_rewards_wait(r->g->asker.rewards);
+    ml_rewards_wait(r->g->gen_ctx.rewards);
     for (int64_t i = 0; i < r->n; i++) {
         asked *f = &r->asked[i];
         if (!f->kept || f->settled)
@@ -190,15 +190,15 @@ static ml_status check_hope(const batch *r, ml_err *err) {
                    "%s kept none of %lld groups: the reward of the first answer is %g; "
                    "are the answers cut off, or is the reward not what it should be?",
                    r->g->filter->base.name, (long long)n_judged,
-                   r->asked[0].flight[0]->sample.reward);
+                   r->asked[0].task[0]->sample.reward);
 }
 
 /* Called on the generator's thread, between steps. */
 static void on_ended(void *ud) {
     batch *r = ud;
 
-    ml_gen_tasks_continue_turns(&r->flights);
-    if (r->flights.done)
+    ml_gen_tasks_continue_turns(&r->tasks);
+    if (r->tasks.done)
         return;
     judge(r);
     if (r->st == ML_OK)
@@ -208,7 +208,7 @@ static void on_ended(void *ud) {
     if (r->st == ML_OK)
         r->st = check_hope(r, r->err);
     while (r->st == ML_OK && r->n_kept < wanted(r) && r->n_pending < wanted(r) - r->n_kept)
-        r->st = ask_more(r, r->err);
+        r->st = start_more(r, r->err);
     if (r->st != ML_OK || r->n_kept >= wanted(r))
         abort_rest(r);
 }
@@ -221,8 +221,8 @@ static void gather(batch *r, ml_rollout_batch *out) {
     out->sample = ML_NEW(r->arena, const ml_sample *, r->n_kept *n_per_prompt + 1);
     for (int64_t i = 0; i < r->n; i++)
         for (int32_t k = 0; r->asked[i].kept && k < r->asked[i].group.n_sample; k++)
-            out->sample[out->n++] = &r->asked[i].flight[k]->sample;
-    out->n_drawn = r->flights.n_drawn;
+            out->sample[out->n++] = &r->asked[i].task[k]->sample;
+    out->n_drawn = r->tasks.n_drawn;
 }
 
 /* Lists all finished samples, kept or not. */
@@ -234,36 +234,36 @@ static void show_ended(batch *r, ml_rollout_batch *out) {
     for (int64_t i = 0; i < r->n; i++)
         for (int32_t k = 0; r->asked[i].judged && k < r->asked[i].group.n_sample; k++) {
             kept[out->n_ended] = r->asked[i].kept;
-            out->ended[out->n_ended++] = &r->asked[i].flight[k]->sample;
+            out->ended[out->n_ended++] = &r->asked[i].task[k]->sample;
         }
     out->kept = kept;
 }
 
 /* Stores the groups not yet filtered in the partial buffer, for the next rollout. */
 static void hold(batch *r) {
-    int32_t size = r->g->held.n_per_group;
+    int32_t size = r->g->partial_buffer.n_per_group;
     const ml_sample **s = ML_NEW(r->arena, const ml_sample *, r->n *size + 1);
     int64_t n = 0;
 
     for (int64_t i = 0; i < r->n; i++)
         for (int32_t k = 0; !r->asked[i].judged && k < size; k++)
-            s[n++] = &r->asked[i].flight[k]->sample;
-    ml_partial_buffer_put(&r->g->held, s, n / size);
+            s[n++] = &r->asked[i].task[k]->sample;
+    ml_partial_buffer_put(&r->g->partial_buffer, s, n / size);
 }
 
 /* The generator is paused while the first groups are submitted: the step in which they are
  * first scheduled must not depend on timing. */
 static ml_status generate(batch *r, ml_err *err) {
-    ml_gen *gen = r->g->asker.gen;
+    ml_gen *gen = r->g->gen_ctx.gen;
     ml_status st;
 
     gen->pause(gen);
     gen->on_step_end(gen, on_ended, r);
-    st = ask_more(r, err);
+    st = start_more(r, err);
     if (st != ML_OK)
         abort_rest(r);
     gen->resume(gen);
-    ml_gen_tasks_wait(&r->flights);
+    ml_gen_tasks_wait(&r->tasks);
     gen->on_step_end(gen, NULL, NULL);
     return st != ML_OK ? st : r->st;
 }
@@ -279,31 +279,31 @@ static double engine_seconds(ml_gen *gen) {
 static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_arena *a,
                          ml_err *err) {
     ml_gen_rollout *g = ud;
-    batch r = { .g = g, .arena = a, .rejections = { .arena = a }, .err = err };
+    batch r = { .g = g, .arena = a, .drop_reasons = { .arena = a }, .err = err };
     ml_status st;
 
     (void)rollout;
-    ml_work_count_clear(g->asker.tally);
-    out->engine_s = -engine_seconds(g->asker.gen);
-    ml_gen_tasks_init(&r.flights, &g->asker, &g->how, &g->run->dataset, a);
+    ml_work_count_clear(g->gen_ctx.work_count);
+    out->engine_s = -engine_seconds(g->gen_ctx.gen);
+    ml_gen_tasks_init(&r.tasks, &g->gen_ctx, &g->how, &g->run->dataset, a);
     st = generate(&r, err);
-    out->engine_s += engine_seconds(g->asker.gen);
+    out->engine_s += engine_seconds(g->gen_ctx.gen);
     if (st == ML_OK) {
         gather(&r, out);
         show_ended(&r, out);
-        ml_drop_reasons_report(&r.rejections, &out->figures);
+        ml_drop_reasons_report(&r.drop_reasons, &out->metrics);
         ml_rollout_batch_report(out, g->run->opts.source.n_samples_per_prompt,
-                                g->asker.turns != NULL);
+                                g->gen_ctx.turns != NULL);
         if (g->partial)
             hold(&r);
     }
-    ml_gen_tasks_release(&r.flights);
+    ml_gen_tasks_release(&r.tasks);
     return st;
 }
 
 static void cancel(void *ud) {
     ml_gen_rollout *g = ud;
-    ml_gen *gen = g->asker.gen;
+    ml_gen *gen = g->gen_ctx.gen;
 
     atomic_store(&g->cancelled, true);
     gen->abort_all(gen);
@@ -315,14 +315,14 @@ static void save(void *ud, ml_text *out) {
     if (!g->partial)
         return;
     ml_text_printf(out, "\"held\": ");
-    ml_partial_buffer_save(&g->held, NULL, 0, out);
+    ml_partial_buffer_save(&g->partial_buffer, NULL, 0, out);
 }
 
 static ml_status load(void *ud, ml_str state, const char *name, ml_err *err) {
     ml_gen_rollout *g = ud;
     ml_partial_buffer_bounds bounds = ml_partial_buffer_bounds_of(g->run, g->how.max_new);
 
-    return ml_partial_buffer_load(&g->held, state, &bounds, name, err);
+    return ml_partial_buffer_load(&g->partial_buffer, state, &bounds, name, err);
 }
 
 ml_rollout ml_rollout_gen(ml_gen_rollout *g) {

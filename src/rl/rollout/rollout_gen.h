@@ -22,7 +22,7 @@
 
 typedef struct ml_gen_rollout {
     ml_train_run *run;
-    ml_gen_ctx asker;
+    ml_gen_ctx gen_ctx;
     ml_sampling how;
     int64_t over_sampling; /* groups requested at once; 0: the rollout batch size */
     const miles_group_filter *filter; /* NULL: all groups are kept */
@@ -30,11 +30,11 @@ typedef struct ml_gen_rollout {
     const miles_buffer_filter *buffer_filter;
     bool partial;  /* the next rollout continues aborted groups ... */
     bool mask_old; /* ... and does not train on the tokens they already have */
-    ml_partial_buffer held;
+    ml_partial_buffer partial_buffer;
     atomic_bool cancelled; /* collect fails */
 } ml_gen_rollout;
 
-/* The caller initialises `held`. */
+/* The caller initialises partial_buffer. */
 ml_rollout ml_rollout_gen(ml_gen_rollout *g);
 
 #endif

@@ -40,7 +40,7 @@ static ml_status rescore(const ml_scorer *by, ml_sample **s, ml_rollout_batch *h
                 most = fmax(most, fabs((double)again[i][t] - (double)s[i]->logprob[t]));
         s[i]->logprob = again[i];
     }
-    ml_metrics_add(&h->figures, "rollout/", "prefill_logp_max_diff", most);
+    ml_metrics_add(&h->metrics, "rollout/", "prefill_logp_max_diff", most);
     return st;
 }
 
@@ -64,7 +64,7 @@ static ml_status shape(const miles_reward_post *post, ml_sample **s,
 }
 
 static ml_status take_out(const miles_sample_filter *filter, ml_sample **s,
-                          const miles_answers *round, ml_arena *a, ml_metrics *figures,
+                          const miles_answers *round, ml_arena *a, ml_metrics *metrics,
                           ml_err *err) {
     uint8_t *remove = ML_NEW(a, uint8_t, round->n + 1);
     miles_error why = { "" };
@@ -76,7 +76,7 @@ static ml_status take_out(const miles_sample_filter *filter, ml_sample **s,
         s[i]->remove |= remove[i] != 0;
         n_removed += remove[i] != 0;
     }
-    ml_metrics_add(figures, "rollout/", "removed_samples", n_removed);
+    ml_metrics_add(metrics, "rollout/", "removed_samples", n_removed);
     return ML_OK;
 }
 
@@ -130,9 +130,9 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
     if (st == ML_OK && e->post)
         st = shape(e->post, own, round, a, err);
     if (st == ML_OK && e->filter)
-        st = take_out(e->filter, own, round, a, &out->figures, err);
+        st = take_out(e->filter, own, round, a, &out->metrics, err);
     if (st == ML_OK)
-        st = ml_metrics_run(e->metrics, &out->figures, out->sample, out->n, rollout, "",
+        st = ml_metrics_run(e->metrics, &out->metrics, out->sample, out->n, rollout, "",
                             err);
     if (st == ML_OK && e->hook)
         st = show_all(e->hook, out, rollout, a, err);

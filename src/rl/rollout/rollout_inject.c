@@ -39,7 +39,7 @@ ml_status ml_rollout_inject(const ml_inject *from, int64_t rollout, ml_rollout_b
                        "%lld a share of %.4g was made here too, less than "
                        "--ci-inject-rollout-data-min-match-ratio %g",
                        (long long)rollout, share, from->least);
-    ml_metrics_add(&h->figures, "rollout/", "injected_match_ratio", share);
+    ml_metrics_add(&h->metrics, "rollout/", "injected_match_ratio", share);
     h->sample = instead.sample;
     h->n = instead.n;
     return ML_OK;

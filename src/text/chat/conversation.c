@@ -73,7 +73,7 @@ static void add_message(ml_messages *m, ml_json *message) {
     m->link = b.link;
 }
 
-void ml_messages_say(ml_messages *m, ml_str role, ml_str content) {
+void ml_messages_append(ml_messages *m, ml_str role, ml_str content) {
     builder message = begin(m->arena, ML_JSON_OBJECT);
 
     add(&message, copy_as(m->arena, "role", text_value(m->arena, role)));
@@ -89,7 +89,7 @@ void ml_messages_join(ml_messages *m, const ml_json *list) {
 const ml_json *ml_conversation_of_text(ml_arena *a, ml_str text) {
     ml_messages m = ml_messages_begin(a);
 
-    ml_messages_say(&m, ml_str_of("user"), text);
+    ml_messages_append(&m, ml_str_of("user"), text);
     return m.list;
 }
 

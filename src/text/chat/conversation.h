@@ -22,7 +22,7 @@ typedef struct ml_messages {
 
 ml_messages ml_messages_begin(ml_arena *a);
 /* Appends a message.  The strings are not copied. */
-void ml_messages_say(ml_messages *m, ml_str role, ml_str content);
+void ml_messages_append(ml_messages *m, ml_str role, ml_str content);
 /* Appends the messages of another list, whose values are shared, not copied. */
 void ml_messages_join(ml_messages *m, const ml_json *list);
 

@@ -89,8 +89,8 @@ static void forward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
 static void forward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
     if (!mma)
         ml_attn_plain<bf16>(s, c);
-    else if (ml_attn_few_takes(c))
-        ml_attn_few(s, c);
+    else if (ml_attn_decode_supports(c))
+        ml_attn_decode(s, c);
 #if ML_WGMMA
     else if ((int64_t)c.n_token * c.group >= (int64_t)MANY_ROWS * c.n_seq)
         ml_attn_wgmma(s, c);

@@ -93,8 +93,8 @@ void ml_attn_wgmma(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_wgmma_back.cu for Hopper, attn_mma_back.cu for other GPUs. */
 void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_decode.cu: the same bits, for decode: one row per sequence. */
-bool ml_attn_few_takes(const attn_call<bf16> &c);
-void ml_attn_few(ml_cuda_stream *s, const attn_call<bf16> &c);
+bool ml_attn_decode_supports(const attn_call<bf16> &c);
+void ml_attn_decode(ml_cuda_stream *s, const attn_call<bf16> &c);
 /* attn_plain.cu: all types, heads of up to 256; slow. */
 template <class T> void ml_attn_plain(ml_cuda_stream *s, const attn_call<T> &c);
 template <class T> void ml_attn_plain_back(ml_cuda_stream *s, const attn_call<T> &c);

@@ -11,7 +11,7 @@
 enum { ROWS = 16, PER_WARP = ML_KTILE / ATTN_WARPS, SCORE_LD = ML_KTILE + 8 };
 
 /* Shared memory: queries, scores of this tile and the next, stages of keys, of values. */
-template <int D, int STAGES, int R> struct few_tile {
+template <int D, int STAGES, int R> struct decode_tile {
     static const int ld = attn_tile<D>::ld, tile = attn_tile<D>::key_tile;
     static const int whole = R * 8 * SCORE_LD; /* scores of a tile */
     static const size_t scores = (size_t)ROWS * ld * sizeof(bf16);
@@ -28,8 +28,8 @@ template <int R, int N> struct folded {
 
 /* Scores of a warp's keys, before scaling. */
 template <int D>
-__device__ static void few_scores(float (&s)[2][4], const uint32_t (&q)[D / 16][4],
-                                  const bf16 *keys) {
+__device__ static void decode_scores(float (&s)[2][4], const uint32_t (&q)[D / 16][4],
+                                     const bf16 *keys) {
     int warp = (int)threadIdx.x / 32;
     uint32_t b[D / 16][4];
 
@@ -143,7 +143,7 @@ __device__ static void load_values(uint32_t (&b)[4][N / 2][4], const bf16 *value
     for (int k = 0; k < 4; k++)
 #pragma unroll
         for (int j = 0; j < N / 2; j++)
-            attn_right_turned<D>(b[k][j], values, k * 16, warp * N * 8 + j * 16);
+            attn_right_transposed<D>(b[k][j], values, k * 16, warp * N * 8 + j * 16);
 }
 
 template <int N>
@@ -226,16 +226,16 @@ __device__ static void fetch_page(bf16 *to, const bf16 *pages, int32_t id, int w
 }
 
 template <int D, int STAGES>
-__device__ static void ask_keys(const tiles<D, STAGES> &t, const attn_call<bf16> &c,
-                                int32_t id, int tile, int n) {
+__device__ static void prefetch_keys(const tiles<D, STAGES> &t, const attn_call<bf16> &c,
+                                     int32_t id, int tile, int n) {
     if (tile <= t.hi)
         fetch_page(t.keys + n % STAGES * attn_tile<D>::key_tile, c.kpage, id, c.d, t, c,
                    tile);
 }
 
 template <int D, int STAGES>
-__device__ static void ask(tiles<D, STAGES> &t, const attn_call<bf16> &c) {
-    ask_keys(t, c, t.next_id, t.at + ML_KTILE, t.n + 1);
+__device__ static void prefetch(tiles<D, STAGES> &t, const attn_call<bf16> &c) {
+    prefetch_keys(t, c, t.next_id, t.at + ML_KTILE, t.n + 1);
     if (t.at <= t.hi)
         fetch_page(t.values + t.n % STAGES * attn_tile<D>::key_tile, c.vpage, t.id, c.dv, t,
                    c, t.at);
@@ -247,10 +247,10 @@ __device__ static void ask(tiles<D, STAGES> &t, const attn_call<bf16> &c) {
 }
 
 template <int D, int STAGES>
-__device__ static void open_tiles(tiles<D, STAGES> &t, const attn_call<bf16> &c, bf16 *room,
+__device__ static void open_tiles(tiles<D, STAGES> &t, const attn_call<bf16> &c, bf16 *smem,
                                   int seq) {
-    t.keys = room;
-    t.values = room + STAGES * attn_tile<D>::key_tile;
+    t.keys = smem;
+    t.values = smem + STAGES * attn_tile<D>::key_tile;
     t.page = c.page + c.page_start[seq];
     t.head = (int)blockIdx.y;
     t.lo = attn_first_key(c, t.hi);
@@ -261,12 +261,12 @@ __device__ static void open_tiles(tiles<D, STAGES> &t, const attn_call<bf16> &c,
 }
 
 template <int D, int STAGES, int R>
-__global__ void __launch_bounds__(ATTN_THREADS) few_forward(attn_call<bf16> c) {
-    typedef few_tile<D, STAGES, R> tl;
+__global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c) {
+    typedef decode_tile<D, STAGES, R> tl;
     const int N = tl::columns;
-    extern __shared__ __align__(16) unsigned char room[];
-    bf16 *rows = (bf16 *)room;
-    float *scores = (float *)(room + tl::scores);
+    extern __shared__ __align__(16) unsigned char smem[];
+    bf16 *rows = (bf16 *)smem;
+    float *scores = (float *)(smem + tl::scores);
     int seq = (int)blockIdx.x, head = (int)blockIdx.y;
     tiles<D, STAGES> t;
     uint32_t q[D / 16][4];
@@ -275,15 +275,15 @@ __global__ void __launch_bounds__(ATTN_THREADS) few_forward(attn_call<bf16> c) {
 
     ml_grid_release();
     t.hi = c.pos[seq]; /* no kernel of the step writes the batch: read before the wait */
-    open_tiles(t, c, (bf16 *)(room + tl::stages), seq);
+    open_tiles(t, c, (bf16 *)(smem + tl::stages), seq);
     ml_grid_wait();
     if (t.hi < 0) /* padding */
         return;
     attn_fetch_rows<D, ROWS>(rows, c.q, c, seq, head, 0, c.group);
-    ask_keys(t, c, t.id, t.at, 0);
+    prefetch_keys(t, c, t.id, t.at, 0);
     ml_copy_commit();
     for (int n = 0; n < STAGES - 1; n++)
-        ask(t, c);
+        prefetch(t, c);
     x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
 #pragma unroll
     for (int r = 0; r < R; r++)
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) few_forward(attn_call<bf16> c) {
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
         attn_left<D>(q[k], rows, 0, k * 16);
-    few_scores<D>(s, q, t.keys);
+    decode_scores<D>(s, q, t.keys);
     put_scores<R>(scores, s);
     for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0; tile <= t.hi;
          tile += ML_KTILE, n++) {
@@ -301,10 +301,10 @@ __global__ void __launch_bounds__(ATTN_THREADS) few_forward(attn_call<bf16> c) {
 
         ml_copy_wait<STAGES - 2>();
         __syncthreads(); /* this tile's scores and values arrived; a stage is free */
-        ask(t, c);
+        prefetch(t, c);
         load_values<D, N>(b, t.values + n % STAGES * tl::tile);
-        few_scores<D>(s, q,
-                      t.keys + (n + 1) % STAGES * tl::tile); /* unused after the last */
+        decode_scores<D>(s, q,
+                         t.keys + (n + 1) % STAGES * tl::tile); /* unused after the last */
         fold_scores<R, N>(x, w, scores + n % 2 * tl::whole, tile, t.lo, t.hi, c);
         add_values<N>(x.acc, w, b);
         put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
@@ -314,14 +314,14 @@ __global__ void __launch_bounds__(ATTN_THREADS) few_forward(attn_call<bf16> c) {
 
 template <int D, int STAGES, int R>
 static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
-    typedef few_tile<D, STAGES, R> tl;
+    typedef decode_tile<D, STAGES, R> tl;
 
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(few_forward<D, STAGES, R>,
+                 cudaFuncSetAttribute(decode_forward<D, STAGES, R>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)tl::bytes),
                  "attention");
-    ml_cuda_launch(s, "attention", few_forward<D, STAGES, R>,
+    ml_cuda_launch(s, "attention", decode_forward<D, STAGES, R>,
                    dim3((unsigned)c.n_seq, (unsigned)c.n_kv), ATTN_THREADS, tl::bytes, c);
 }
 
@@ -333,11 +333,11 @@ template <int D, int R> static void choose(ml_cuda_stream *s, const attn_call<bf
         launch<D, 3, R>(s, c);
 }
 
-bool ml_attn_few_takes(const attn_call<bf16> &c) {
+bool ml_attn_decode_supports(const attn_call<bf16> &c) {
     return c.n_token == c.n_seq && c.group <= ROWS;
 }
 
-void ml_attn_few(ml_cuda_stream *s, const attn_call<bf16> &c) {
+void ml_attn_decode(ml_cuda_stream *s, const attn_call<bf16> &c) {
     if (c.d <= 64)
         c.group <= 8 ? choose<64, 1>(s, c) : choose<64, 2>(s, c);
     else

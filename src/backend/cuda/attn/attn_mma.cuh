@@ -103,8 +103,8 @@ __device__ static inline void attn_right(uint32_t (&b)[4], const bf16 *t, int ro
 /* Two B fragments, transposed by ldmatrix: rows k .. k + 15 are summed over, columns
  * col .. col + 15 are n. */
 template <int D>
-__device__ static inline void attn_right_turned(uint32_t (&b)[4], const bf16 *t, int k,
-                                                int col) {
+__device__ static inline void attn_right_transposed(uint32_t (&b)[4], const bf16 *t, int k,
+                                                    int col) {
     int lane = (int)threadIdx.x % 32;
     ml_ldmatrix4_trans(b, t + (k + lane % 16) * attn_tile<D>::ld + col + lane / 16 * 8);
 }
@@ -152,7 +152,7 @@ attn_accumulate(float (&acc)[D / 8][4], const uint32_t (&a)[N / 2][4], const bf1
 #pragma unroll
         for (int j = 0; j < D / 8; j += 2) {
             uint32_t b[4];
-            attn_right_turned<D>(b, rows, k * 16, j * 8);
+            attn_right_transposed<D>(b, rows, k * 16, j * 8);
             ml_mma(acc[j], a[k], b[0], b[1]);
             ml_mma(acc[j + 1], a[k], b[2], b[3]);
         }

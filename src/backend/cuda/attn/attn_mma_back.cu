@@ -117,12 +117,12 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_queries(attn_call<bf16> c) 
 
 /* ---- dk, dv ---- */
 
-/* A stage of query rows: q and dO; back_room has their LSE, delta and positions. */
+/* A stage of query rows: q and dO; back_smem has their LSE, delta and positions. */
 template <int D> struct back_stage {
     bf16 q[STEP * attn_tile<D>::ld], dout[STEP * attn_tile<D>::ld];
 };
 
-template <int D> struct back_room {
+template <int D> struct back_smem {
     bf16 keys[attn_tile<D>::key_tile], values[attn_tile<D>::key_tile];
     back_stage<D> stage[2];
     row_stat stat[2][STEP];
@@ -130,15 +130,15 @@ template <int D> struct back_room {
 };
 
 template <int D>
-__device__ static void fetch_step(back_room<D> &room, int n, const attn_call<bf16> &c,
+__device__ static void fetch_step(back_smem<D> &smem, int n, const attn_call<bf16> &c,
                                   const ml_piece &p, int head, int row, int n_row) {
-    attn_fetch_rows<D, STEP>(room.stage[n % 2].q, c.q, c, p.first_row, head, row, n_row);
-    attn_fetch_rows<D, STEP>(room.stage[n % 2].dout, c.dout, c, p.first_row, head, row,
+    attn_fetch_rows<D, STEP>(smem.stage[n % 2].q, c.q, c, p.first_row, head, row, n_row);
+    attn_fetch_rows<D, STEP>(smem.stage[n % 2].dout, c.dout, c, p.first_row, head, row,
                              n_row);
     if (threadIdx.x < STEP) {
         int at = row + (int)threadIdx.x;
-        room.stat[n % 2][threadIdx.x] = stat_of(c, p.first_row, head, at, n_row);
-        room.pos[n % 2][threadIdx.x] =
+        smem.stat[n % 2][threadIdx.x] = stat_of(c, p.first_row, head, at, n_row);
+        smem.pos[n % 2][threadIdx.x] =
             at < n_row ? c.pos[p.first_row + attn_token(c, at)] : -1;
     }
 }
@@ -164,7 +164,7 @@ __device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4],
 template <int D, bool CAP>
 __global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
     extern __shared__ __align__(16) unsigned char smem_bytes[];
-    back_room<D> &room = *(back_room<D> *)smem_bytes;
+    back_smem<D> &smem = *(back_smem<D> *)smem_bytes;
     ml_piece p =
         attn_find_piece(c.seq_start, c.n_seq, c.n_token, 1, ML_KTILE, (int)blockIdx.x);
     int lane = (int)threadIdx.x % 32, own = (int)threadIdx.x / 32 * 16;
@@ -182,30 +182,30 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
               ? (tile + ML_KTILE - 1 + c.window) * c.group
               : n_row;
     attn_tile_pages(id, page, tile, 0, p.rows - 1);
-    attn_fetch_keys<D, false>(room.keys, c, id, head, tile, 0, p.rows - 1);
-    attn_fetch_keys<D, true>(room.values, c, id, head, tile, 0, p.rows - 1);
-    fetch_step<D>(room, 0, c, p, head, row, n_row);
+    attn_fetch_keys<D, false>(smem.keys, c, id, head, tile, 0, p.rows - 1);
+    attn_fetch_keys<D, true>(smem.values, c, id, head, tile, 0, p.rows - 1);
+    fetch_step<D>(smem, 0, c, p, head, row, n_row);
     ml_copy_commit();
     for (int n = 0; row < end; row += STEP, n++) {
         float s[STEP / 8][4], dp[STEP / 8][4];
         uint32_t w[STEP / 16][4], dw[STEP / 16][4];
-        const back_stage<D> &now = room.stage[n % 2];
+        const back_stage<D> &now = smem.stage[n % 2];
         if (row + STEP < end)
-            fetch_step<D>(room, n + 1, c, p, head, row + STEP, n_row);
+            fetch_step<D>(smem, n + 1, c, p, head, row + STEP, n_row);
         ml_copy_commit();
         ml_copy_wait<1>();
         __syncthreads();
-        attn_product<D, STEP / 8>(s, room.keys, own, now.q);
-        attn_product<D, STEP / 8>(dp, room.values, own, now.dout);
+        attn_product<D, STEP / 8>(s, smem.keys, own, now.q);
+        attn_product<D, STEP / 8>(dp, smem.values, own, now.dout);
 #pragma unroll
         for (int j = 0; j < STEP / 8; j++)
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 int key = tile + own + lane / 4 + 8 * (k / 2),
                     col = j * 8 + lane % 4 * 2 + k % 2;
-                int pos = room.pos[n % 2][col];
+                int pos = smem.pos[n % 2][col];
                 bool seen = key <= pos && key >= attn_first_key(c, pos);
-                weigh<CAP>(c, room.stat[n % 2][col], seen, s[j][k], dp[j][k], s[j][k],
+                weigh<CAP>(c, smem.stat[n % 2][col], seen, s[j][k], dp[j][k], s[j][k],
                            dp[j][k]);
             }
         attn_round<STEP / 8>(w, s);
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(ATTN_THREADS) back_keys(attn_call<bf16> c) {
 
 template <int D, bool CAP> static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
     size_t query_bytes = 6 * attn_tile<D>::key_tile * sizeof(bf16),
-           key_bytes = sizeof(back_room<D>);
+           key_bytes = sizeof(back_smem<D>);
     dim3 queries(attn_most_pieces(c.n_token, c.n_seq, c.group, ROWS), (unsigned)c.n_kv);
     dim3 keys(attn_most_pieces(c.n_token, c.n_seq, 1, ML_KTILE), (unsigned)c.n_kv);
 

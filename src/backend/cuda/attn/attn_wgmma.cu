@@ -11,21 +11,21 @@
 
 enum { STAGES = 4, TEAMS = 3, ROWS = TEAMS * ATTN_ROWS };
 
-template <int D> struct forward_room {
+template <int D> struct forward_smem {
     bf16 q[TEAMS][ATTN_ROWS * D];
     attn_stage<D> stage[STAGES];
 };
 
 template <int D, bool CAP>
 __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) wgmma_forward(attn_call<bf16> c) {
-    forward_room<D> &room = *(forward_room<D> *)attn_room;
+    forward_smem<D> &smem = *(forward_smem<D> *)attn_smem;
     int at = (int)(gridDim.x - 1 - blockIdx.x), head = at % c.n_kv;
     ml_piece p =
         attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, ROWS, at / c.n_kv);
     attn_share<D> own = attn_own_share<D>(c.d);
     int n_row = p.rows * c.group, row0 = p.index * ROWS, tile, n = 0;
     int row = row0 + (int)threadIdx.x / 32 * 16; /* the warp's first */
-    uint32_t q = ml_panel(room.q[attn_team()]), w[4][4];
+    uint32_t q = ml_panel(smem.q[attn_team()]), w[4][4];
     attn_tiles<D> tiles;
     attn_softmax x = { { -INFINITY, -INFINITY } };
     attn_limits lim;
@@ -36,15 +36,15 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) wgmma_forward(attn_cal
     tiles = attn_open_tiles<D>(own, c, p, row0, ROWS);
     tile = tiles.next;
     for (int i = 0; threadIdx.x < ATTN_FETCHERS && i < TEAMS; i++)
-        attn_stage_rows<D>(room.q[i], c.q + attn_rows_base<D>(own, c, p.first_row, head),
+        attn_stage_rows<D>(smem.q[i], c.q + attn_rows_base<D>(own, c, p.first_row, head),
                            own, c, row0 + i * ATTN_ROWS, n_row);
     for (int i = 0; i < STAGES - 1; i++)
-        attn_fetch_tile(room.stage[i], tiles, c, head);
+        attn_fetch_tile(smem.stage[i], tiles, c, head);
     lim = attn_limits_of(c, p.first_row, row, n_row);
     x.to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E;
     attn_await_copies<1>(); /* the first two tiles arrived */
     ml_wgmma_fence();
-    attn_start_scores<D>(first, q, ml_panel(room.stage[0].keys));
+    attn_start_scores<D>(first, q, ml_panel(smem.stage[0].keys));
     ml_wgmma_wait<0>(first);
     if (CAP)
         attn_cap(first, c);
@@ -53,10 +53,10 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) wgmma_forward(attn_cal
     for (; tile + ML_KTILE <= tiles.hi; n++) {
         float s[8][4];
         ml_wgmma_fence(w);
-        attn_start_scores<D>(s, q, ml_panel(room.stage[(n + 1) % STAGES].keys));
-        attn_start_sums<D>(acc, w, ml_panel(room.stage[n % STAGES].values), n != 0);
+        attn_start_scores<D>(s, q, ml_panel(smem.stage[(n + 1) % STAGES].keys));
+        attn_start_sums<D>(acc, w, ml_panel(smem.stage[n % STAGES].values), n != 0);
         attn_await_copies<0>(); /* tile n + 2 arrived, stage n - 1 is free */
-        attn_fetch_tile(room.stage[(n + 3) % STAGES], tiles, c, head);
+        attn_fetch_tile(smem.stage[(n + 3) % STAGES], tiles, c, head);
         ml_wgmma_wait<1>(s);
         tile += ML_KTILE;
         if (CAP)
@@ -69,14 +69,14 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) wgmma_forward(attn_cal
     }
     ml_copy_wait<0>();
     ml_wgmma_fence(w);
-    attn_start_sums<D>(acc, w, ml_panel(room.stage[n % STAGES].values), n != 0);
+    attn_start_sums<D>(acc, w, ml_panel(smem.stage[n % STAGES].values), n != 0);
     for (int h = 0; h < D / 64; h++)
         ml_wgmma_wait<0>(acc + 8 * h);
     attn_put_rows<D>(x, acc, c, p, head, row, n_row);
 }
 
 template <int D, bool CAP> static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
-    size_t bytes = sizeof(forward_room<D>);
+    size_t bytes = sizeof(forward_smem<D>);
     unsigned blocks =
         attn_most_pieces(c.n_token, c.n_seq, c.group, ROWS) * (unsigned)c.n_kv;
 

@@ -11,7 +11,7 @@
 
 enum { ATTN_ROWS = 64, ATTN_FETCHERS = 2 * ML_WARPGROUP };
 
-extern __shared__ __align__(1024) unsigned char attn_room[];
+extern __shared__ __align__(1024) unsigned char attn_smem[];
 
 /* A copying thread's part of every tile: 16 bytes (a piece) of every `at_once`th row. */
 template <int D> struct attn_share {
@@ -153,7 +153,8 @@ __device__ static inline void attn_start_sums(float (&acc)[D / 8][4],
     for (int k = 0; k < 4; k++)
 #pragma unroll
         for (int h = 0; h < D / 64; h++)
-            ml_wgmma_turned(acc + 8 * h, w[k], ml_panel_rows(rows, h, k), add || k != 0);
+            ml_wgmma_transposed(acc + 8 * h, w[k], ml_panel_rows(rows, h, k),
+                                add || k != 0);
     ml_wgmma_commit();
 }
 

@@ -26,7 +26,7 @@ __device__ static inline float weigh(float &s, float shift, float to_log2, float
 
 /* ---- dk, dv ---- */
 
-template <int D> struct key_room {
+template <int D> struct key_smem {
     bf16 keys[TEAMS][ATTN_ROWS * D], values[TEAMS][ATTN_ROWS * D];
     struct {
         bf16 q[ATTN_ROWS * D], dout[ATTN_ROWS * D];
@@ -53,15 +53,15 @@ open_rows(const attn_share<D> &own, const attn_call<bf16> &c, const ml_piece &p,
 
 /* Starts the copies of query rows `row` .. to stage n. */
 template <int D>
-__device__ static inline void fetch_rows(key_room<D> &room, int n, const attn_share<D> &own,
+__device__ static inline void fetch_rows(key_smem<D> &smem, int n, const attn_share<D> &own,
                                          const row_source &from, const attn_call<bf16> &c,
                                          int row, int n_row) {
     int stage = n % STAGES, i = (int)threadIdx.x % ATTN_ROWS, at = row + i;
 
-    attn_stage_rows<D>(room.stage[stage].q, from.q, own, c, row, n_row);
-    attn_stage_rows<D>(room.stage[stage].dout, from.dout, own, c, row, n_row);
+    attn_stage_rows<D>(smem.stage[stage].q, from.q, own, c, row, n_row);
+    attn_stage_rows<D>(smem.stage[stage].dout, from.dout, own, c, row, n_row);
     if (threadIdx.x < 2 * ATTN_ROWS)
-        ml_copy_async4(room.number[stage] + threadIdx.x,
+        ml_copy_async4(smem.number[stage] + threadIdx.x,
                        from.number + (int64_t)attn_token(c, at) * (c.n_head - c.group) + at,
                        at < n_row);
     ml_copy_commit();
@@ -69,14 +69,14 @@ __device__ static inline void fetch_rows(key_room<D> &room, int n, const attn_sh
 
 /* Starts the copies of the block's keys and values, from key `tile` on. */
 template <int D>
-__device__ static inline void fetch_keys(key_room<D> &room, const attn_share<D> &own,
+__device__ static inline void fetch_keys(key_smem<D> &smem, const attn_share<D> &own,
                                          const attn_call<bf16> &c, const ml_piece &p,
                                          int head, int tile) {
     for (int i = 0; i < TEAMS; i++) {
         int32_t id[attn_share<D>::n];
         attn_stage_pages<D>(id, own, c.page + c.page_start[p.owner], tile + i * ATTN_ROWS,
                             0, p.rows - 1);
-        attn_stage_keys<D>(room.keys[i], room.values[i], own, id, c, head);
+        attn_stage_keys<D>(smem.keys[i], smem.values[i], own, id, c, head);
     }
 }
 
@@ -151,13 +151,13 @@ __device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4], float sc
 
 template <int D, bool CAP>
 __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf16> c) {
-    key_room<D> &room = *(key_room<D> *)attn_room;
+    key_smem<D> &smem = *(key_smem<D> *)attn_smem;
     int head = (int)blockIdx.x % c.n_kv, team = attn_team();
     ml_piece p =
         attn_find_piece(c.seq_start, c.n_seq, c.n_token, 1, OWN, (int)blockIdx.x / c.n_kv);
     attn_share<D> own = attn_own_share<D>(c.d);
     int n_row = p.rows * c.group, tile = p.index * OWN, key = tile + team * ATTN_ROWS;
-    uint32_t keys = ml_panel(room.keys[team]), values = ml_panel(room.values[team]);
+    uint32_t keys = ml_panel(smem.keys[team]), values = ml_panel(smem.values[team]);
     float to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E;
     float dk[D / 8][4], dv[D / 8][4];
     /* Narrow heads wait for dv too: ptxas gives w and dw the same registers there, and
@@ -173,30 +173,30 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
     end = c.window && tile + OWN - 1 + c.window < p.rows
               ? (tile + OWN - 1 + c.window) * c.group
               : n_row;
-    fetch_keys<D>(room, own, c, p, head, tile);
-    fetch_rows<D>(room, 0, own, from, c, row, n_row);
-    fetch_rows<D>(room, 1, own, from, c, row + ATTN_ROWS, n_row);
+    fetch_keys<D>(smem, own, c, p, head, tile);
+    fetch_rows<D>(smem, 0, own, from, c, row, n_row);
+    fetch_rows<D>(smem, 1, own, from, c, row + ATTN_ROWS, n_row);
     attn_await_copies<1>();
     for (int n = 0; row < end; n++, row += ATTN_ROWS) {
         int now = n % STAGES;
         float s[8][4], dp[8][4];
         uint32_t w[4][4], dw[4][4];
         ml_wgmma_fence();
-        attn_start_scores<D>(s, keys, ml_panel(room.stage[now].q));
-        attn_start_scores<D>(dp, values, ml_panel(room.stage[now].dout));
+        attn_start_scores<D>(s, keys, ml_panel(smem.stage[now].q));
+        attn_start_scores<D>(dp, values, ml_panel(smem.stage[now].dout));
         ml_wgmma_wait<1>(s); /* and the accumulations of the step before */
         if (CAP)
             attn_cap(s, c);
         hide_rows(s, c, key, row, n_row);
-        weigh_columns<CAP>(w, s, room.number[now], to_log2, c.softcap);
+        weigh_columns<CAP>(w, s, smem.number[now], to_log2, c.softcap);
         ml_wgmma_fence(w);
-        attn_start_sums<D>(dv, w, ml_panel(room.stage[now].dout), n != 0);
+        attn_start_sums<D>(dv, w, ml_panel(smem.stage[now].dout), n != 0);
         attn_await_copies<0>(); /* the next rows arrived; the stage before is free */
-        fetch_rows<D>(room, n + 2, own, from, c, row + 2 * ATTN_ROWS, n_row);
+        fetch_rows<D>(smem, n + 2, own, from, c, row + 2 * ATTN_ROWS, n_row);
         ml_wgmma_wait<PENDING>(dp);
-        slope_columns(dw, s, dp, room.number[now] + ATTN_ROWS);
+        slope_columns(dw, s, dp, smem.number[now] + ATTN_ROWS);
         ml_wgmma_fence(dw);
-        attn_start_sums<D>(dk, dw, ml_panel(room.stage[now].q), n != 0);
+        attn_start_sums<D>(dk, dw, ml_panel(smem.stage[now].q), n != 0);
     }
     ml_copy_wait<0>();
     for (int h = 0; h < D / 64; h++) {
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf
 
 /* q and dO stay in shared memory as A operands.  With A fragments in registers dq takes
  * 5 % less time, but ptxas 13.0 let w overwrite them where D is 64. */
-template <int D> struct query_room {
+template <int D> struct query_smem {
     bf16 q[TEAMS][ATTN_ROWS * D], dout[TEAMS][ATTN_ROWS * D];
     attn_stage<D> stage[STAGES];
 };
@@ -250,14 +250,14 @@ __device__ static void put_queries(const float (&dq)[D / 8][4], const attn_call<
 
 template <int D, bool CAP>
 __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_queries(attn_call<bf16> c) {
-    query_room<D> &room = *(query_room<D> *)attn_room;
+    query_smem<D> &smem = *(query_smem<D> *)attn_smem;
     int at = (int)(gridDim.x - 1 - blockIdx.x), head = at % c.n_kv;
     ml_piece p =
         attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, OWN, at / c.n_kv);
     attn_share<D> own = attn_own_share<D>(c.d);
     int n_row = p.rows * c.group, row0 = p.index * OWN, tile;
     int row = row0 + (int)threadIdx.x / 32 * 16; /* the warp's first */
-    uint32_t q = ml_panel(room.q[attn_team()]), dout = ml_panel(room.dout[attn_team()]);
+    uint32_t q = ml_panel(smem.q[attn_team()]), dout = ml_panel(smem.dout[attn_team()]);
     float to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E, dq[D / 8][4];
     attn_tiles<D> tiles;
     attn_limits lim;
@@ -270,16 +270,16 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_queries(attn_call
     for (int i = 0; threadIdx.x < ATTN_FETCHERS && i < TEAMS; i++) {
         int64_t base = attn_rows_base<D>(own, c, p.first_row, head);
         int first = row0 + i * ATTN_ROWS;
-        attn_stage_rows<D>(room.q[i], c.q + base, own, c, first, n_row);
-        attn_stage_rows<D>(room.dout[i], c.dout + base, own, c, first, n_row);
+        attn_stage_rows<D>(smem.q[i], c.q + base, own, c, first, n_row);
+        attn_stage_rows<D>(smem.dout[i], c.dout + base, own, c, first, n_row);
     }
-    attn_fetch_tile(room.stage[0], tiles, c, head);
-    attn_fetch_tile(room.stage[1], tiles, c, head);
+    attn_fetch_tile(smem.stage[0], tiles, c, head);
+    attn_fetch_tile(smem.stage[1], tiles, c, head);
     lim = attn_limits_of(c, p.first_row, row, n_row);
     x = numbers_of(c, p.first_row, head, row, n_row);
     attn_await_copies<1>();
     for (int n = 0; tile <= tiles.hi; n++, tile += ML_KTILE) {
-        const attn_stage<D> &now = room.stage[n % STAGES];
+        const attn_stage<D> &now = smem.stage[n % STAGES];
         float s[8][4], dp[8][4];
         uint32_t w[4][4];
         ml_wgmma_fence();
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_queries(attn_call
             for (int k = 0; k < 4; k++)
                 weigh<CAP>(s[j][k], x.shift[k / 2], to_log2, c.softcap);
         attn_await_copies<0>(); /* the next tile arrived; the stage before is free */
-        attn_fetch_tile(room.stage[(n + 2) % STAGES], tiles, c, head);
+        attn_fetch_tile(smem.stage[(n + 2) % STAGES], tiles, c, head);
         ml_wgmma_wait<0>(dp);
 #pragma unroll
         for (int j = 0; j < 8; j++)
@@ -328,11 +328,11 @@ static void launch_both(ml_cuda_stream *s, const attn_call<bf16> &c) {
     unsigned heads = (unsigned)c.n_kv;
     if (c.dk || c.dv_out)
         launch(s, back_keys<D, CAP>, attn_most_pieces(c.n_token, c.n_seq, 1, OWN) * heads,
-               sizeof(key_room<D>), c);
+               sizeof(key_smem<D>), c);
     if (c.dq)
         launch(s, back_queries<D, CAP>,
                attn_most_pieces(c.n_token, c.n_seq, c.group, OWN) * heads,
-               sizeof(query_room<D>), c);
+               sizeof(query_smem<D>), c);
 }
 
 void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c) {

@@ -13,7 +13,7 @@ __device__ static void round_all(float (&x)[V]) {
         x[j] = ml_f32(ml_as<bf16>(x[j]));
 }
 
-__device__ static void norm(float (&x)[V], const ml_heads_side &s, int d, int e) {
+__device__ static void norm(float (&x)[V], const ml_qk_norm_rope_side &s, int d, int e) {
     float sum = 0.0f, w[V] = {}, r;
 
 #pragma unroll
@@ -54,14 +54,14 @@ __device__ static void turn(float (&x)[V], const float *cs, int half, int e) {
 
 /* No early return: a warp's teams shuffle together; those of values ignore the result. */
 __global__ static void __launch_bounds__(THREADS)
-    heads_kernel(const __grid_constant__ ml_heads h) {
+    qk_norm_rope_kernel(const __grid_constant__ ml_qk_norm_rope h) {
     const attn_call<bf16> &c = h.to;
     int per_row = c.n_head + 2 * c.n_kv, d = c.d, e = (int)threadIdx.x % TEAM * V;
     int64_t i = (int64_t)blockIdx.x * TEAMS + threadIdx.x / TEAM;
     bool there = i < (int64_t)c.n_token * per_row && e < d;
     int row = there ? (int)(i / per_row) : 0, head = there ? (int)(i % per_row) : 0;
     bool is_q = head < c.n_head, is_v = head >= c.n_head + c.n_kv;
-    const ml_heads_side &s = is_q ? h.q : h.k;
+    const ml_qk_norm_rope_side &s = is_q ? h.q : h.k;
     int kv = is_q ? head : head - c.n_head - (is_v ? c.n_kv : 0);
     int64_t at = ((int64_t)row * (is_q ? c.n_head : c.n_kv) + kv) * d + e;
     float x[V] = {}, y[V];
@@ -86,7 +86,7 @@ __global__ static void __launch_bounds__(THREADS)
         ml_store(s.normed + at, y);
     turn(y, h.cs + (int64_t)row * d, d / 2, e);
     if (there && !is_v)
-        ml_store(s.turned + at, y);
+        ml_store(s.rotated + at, y);
     if (!there || is_q || pos < 0)
         return;
     if (is_v)
@@ -95,10 +95,10 @@ __global__ static void __launch_bounds__(THREADS)
         ml_store((bf16 *)attn_key(c, page, kv, pos) + e, y);
 }
 
-void ml_heads_run(ml_cuda_stream *s, const ml_heads *h) {
+void ml_qk_norm_rope_run(ml_cuda_stream *s, const ml_qk_norm_rope *h) {
     int64_t n = (int64_t)h->to.n_token * (h->to.n_head + 2 * h->to.n_kv);
 
     if (n > 0)
-        ml_cuda_launch(s, "heads", heads_kernel, dim3(ml_cuda_blocks(n, TEAMS)), THREADS, 0,
-                       *h);
+        ml_cuda_launch(s, "heads", qk_norm_rope_kernel, dim3(ml_cuda_blocks(n, TEAMS)),
+                       THREADS, 0, *h);
 }

@@ -3,7 +3,7 @@
  * Forward GEMMs are autotuned when a plan is made: for each class of row counts, the
  * fastest of our kernel and the candidates of cuBLASLt's heuristic that give our bits.
  * Backward GEMMs take the heuristic's first candidate, at first use.  The algorithm
- * cache (book) has an entry (page) for each shape. */
+ * cache has an entry for each shape. */
 #include "backend/cuda/gemm/gemm.cuh"
 
 #include <cublasLt.h>
@@ -11,9 +11,9 @@
 #include <string.h>
 
 enum {
-    FEW_ROWS = 16, /* up to here only our kernel is used */
-    CLASSES = 8,   /* row counts that are tuned; a GEMM uses the next larger one's choice */
-    MAX_PAGES = 512,
+    SKINNY_ROWS = 16, /* up to here only our kernel is used */
+    CLASSES = 8, /* row counts that are tuned; a GEMM uses the next larger one's choice */
+    MAX_ENTRIES = 512,
     CANDIDATES = 8,
     RUNS = 3,            /* that are timed */
     RECORDED_ROWS = 512, /* up to here a CUDA graph is timed: launches would dominate */
@@ -26,7 +26,7 @@ static const int64_t TRIAL_BYTES = (int64_t)256 << 20;
 static const int64_t TRIAL_TILE = 256;
 
 /* A cache entry: the algorithm for a shape. */
-typedef struct page {
+typedef struct algo_entry {
     int64_t m, n, k;     /* m: 0 for forward, which has rows_class instead */
     bool a_rows, b_rows; /* a_k == 1, b_k == 1 */
     ml_dtype out;
@@ -34,14 +34,14 @@ typedef struct page {
     int rows_class;
     bool lt; /* cuBLASLt with `algo`; else a kernel of ours */
     cublasLtMatmulAlgo_t algo;
-} page;
+} algo_entry;
 
-struct ml_gemm_book {
+struct ml_gemm_algo_cache {
     cublasLtHandle_t lt;
     cublasLtMatmulPreference_t preference;
     void *workspace;
-    page page[MAX_PAGES];
-    int n_page;
+    algo_entry entry[MAX_ENTRIES];
+    int n_entry;
 };
 
 /* ---- cuBLASLt ---- */
@@ -108,9 +108,9 @@ static int class_of(int64_t rows) {
     return i;
 }
 
-static page *find_page(ml_gemm_book *b, const page *like) {
-    for (int i = 0; i < b->n_page; i++) {
-        page *p = &b->page[i];
+static algo_entry *find_entry(ml_gemm_algo_cache *b, const algo_entry *like) {
+    for (int i = 0; i < b->n_entry; i++) {
+        algo_entry *p = &b->entry[i];
         if (p->m == like->m && p->n == like->n && p->k == like->k && p->out == like->out &&
             p->forward == like->forward && p->rows_class == like->rows_class &&
             p->a_rows == like->a_rows && p->b_rows == like->b_rows)
@@ -120,15 +120,15 @@ static page *find_page(ml_gemm_book *b, const page *like) {
 }
 
 /* Evicts the oldest entry if the cache is full. */
-static page *add_page(ml_gemm_book *b, const page *p) {
-    if (b->n_page == MAX_PAGES)
-        memmove(b->page, b->page + 1, (size_t)--b->n_page * sizeof *b->page);
-    b->page[b->n_page] = *p;
-    return &b->page[b->n_page++];
+static algo_entry *add_entry(ml_gemm_algo_cache *b, const algo_entry *p) {
+    if (b->n_entry == MAX_ENTRIES)
+        memmove(b->entry, b->entry + 1, (size_t)--b->n_entry * sizeof *b->entry);
+    b->entry[b->n_entry] = *p;
+    return &b->entry[b->n_entry++];
 }
 
-static page forward_page(int64_t n, int64_t k, ml_dtype out, int rows_class) {
-    page p = {};
+static algo_entry forward_entry(int64_t n, int64_t k, ml_dtype out, int rows_class) {
+    algo_entry p = {};
 
     p.n = n;
     p.k = k;
@@ -289,7 +289,7 @@ static float time_of(trial *t, const ml_gemm *g, const cublasLtMatmulAlgo_t *alg
 }
 
 /* Chooses the fastest of those with the same bits: the choice never changes results. */
-static void try_page(trial *t, page *p) {
+static void try_entry(trial *t, algo_entry *p) {
     int64_t rows = trial_rows(t->n, t->out, p->rows_class);
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
     ml_gemm ours = trial_gemm(t, rows, 0), theirs = trial_gemm(t, rows, 1);
@@ -313,7 +313,7 @@ static void try_page(trial *t, page *p) {
 ml_status ml_gemm_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k, ml_dtype in,
                       ml_dtype out, ml_err *err) {
     int last = class_of(rows);
-    page want = forward_page(n, k, out, last);
+    algo_entry want = forward_entry(n, k, out, last);
     trial t = {};
     ml_status st;
 
@@ -322,17 +322,17 @@ ml_status ml_gemm_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k, ml_
     t.k = k;
     t.out = out;
     t.most = trial_rows(n, out, last);
-    if (in != ML_BF16 || k % 8 != 0 || find_page(s->gemm, &want))
+    if (in != ML_BF16 || k % 8 != 0 || find_entry(s->gemm, &want))
         return ML_OK;
     st = open_trial(&t, err);
     if (st != ML_OK)
         return st;
     for (int i = 0; i <= last; i++) {
-        page p = forward_page(n, k, out, i);
-        if (find_page(s->gemm, &p))
+        algo_entry p = forward_entry(n, k, out, i);
+        if (find_entry(s->gemm, &p))
             continue;
-        try_page(&t, &p);
-        add_page(s->gemm, &p);
+        try_entry(&t, &p);
+        add_entry(s->gemm, &p);
     }
     close_trial(&t);
     return ML_OK;
@@ -341,7 +341,7 @@ ml_status ml_gemm_try(ml_cuda_stream *s, int64_t rows, int64_t n, int64_t k, ml_
 /* ---- GEMMs ---- */
 
 void ml_gemm_rows(ml_cuda_stream *s, const ml_gemm *g) {
-    page want = forward_page(g->n, g->k, g->out, class_of(g->m)), *p;
+    algo_entry want = forward_entry(g->n, g->k, g->out, class_of(g->m)), *p;
 
     if (g->m == 0)
         return;
@@ -349,13 +349,13 @@ void ml_gemm_rows(ml_cuda_stream *s, const ml_gemm *g) {
         ml_gemm_plain(s, g);
         return;
     }
-    p = g->m > FEW_ROWS ? find_page(s->gemm, &want) : NULL;
+    p = g->m > SKINNY_ROWS ? find_entry(s->gemm, &want) : NULL;
     if (!p || !p->lt || !lt_run(s, g, &p->algo))
         ml_gemm_mma(s, g);
 }
 
 void ml_gemm_any(ml_cuda_stream *s, const ml_gemm *g) {
-    page want = {}, *p;
+    algo_entry want = {}, *p;
 
     want.m = g->m;
     want.n = g->n;
@@ -369,14 +369,14 @@ void ml_gemm_any(ml_cuda_stream *s, const ml_gemm *g) {
         ml_gemm_plain(s, g);
         return;
     }
-    p = find_page(s->gemm, &want);
+    p = find_entry(s->gemm, &want);
     if (!p) {
         cublasLtMatmulHeuristicResult_t found[CANDIDATES];
         int n = lt_candidates(s, g, found);
         want.lt = n > 0 && found[0].state == CUBLAS_STATUS_SUCCESS;
         if (want.lt)
             want.algo = found[0].algo;
-        p = add_page(s->gemm, &want);
+        p = add_entry(s->gemm, &want);
     }
     if (!p->lt || !lt_run(s, g, &p->algo))
         ml_gemm_plain(s, g);
@@ -386,7 +386,7 @@ void ml_gemm_any(ml_cuda_stream *s, const ml_gemm *g) {
 
 ml_status ml_gemm_open(ml_cuda_stream *s, ml_err *err) {
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE; /* no split-K */
-    ml_gemm_book *b = (ml_gemm_book *)calloc(1, sizeof *b);
+    ml_gemm_algo_cache *b = (ml_gemm_algo_cache *)calloc(1, sizeof *b);
 
     s->gemm = b;
     if (!b || cublasLtCreate(&b->lt) != CUBLAS_STATUS_SUCCESS ||
@@ -403,7 +403,7 @@ ml_status ml_gemm_open(ml_cuda_stream *s, ml_err *err) {
 }
 
 void ml_gemm_close(ml_cuda_stream *s) {
-    ml_gemm_book *b = s->gemm;
+    ml_gemm_algo_cache *b = s->gemm;
 
     if (!b)
         return;

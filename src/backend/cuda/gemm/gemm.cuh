@@ -24,19 +24,19 @@ typedef struct ml_gemm {
     bool add; /* out f32 only */
 } ml_gemm;
 
-/* Strides of contiguous matrices: a is [m, k], or [k, m] if a_turned; b is [n, k], or
- * [k, n] if b_turned. */
-static inline ml_gemm ml_gemm_shape(int64_t m, int64_t n, int64_t k, bool a_turned,
-                                    bool b_turned) {
+/* Strides of contiguous matrices: a is [m, k], or [k, m] if a_transposed; b is [n, k], or
+ * [k, n] if b_transposed. */
+static inline ml_gemm ml_gemm_shape(int64_t m, int64_t n, int64_t k, bool a_transposed,
+                                    bool b_transposed) {
     ml_gemm g = {};
 
     g.m = m;
     g.n = n;
     g.k = k;
-    g.a_m = a_turned ? 1 : k;
-    g.a_k = a_turned ? m : 1;
-    g.b_n = b_turned ? 1 : k;
-    g.b_k = b_turned ? n : 1;
+    g.a_m = a_transposed ? 1 : k;
+    g.a_k = a_transposed ? m : 1;
+    g.b_n = b_transposed ? 1 : k;
+    g.b_k = b_transposed ? n : 1;
     g.ldc = n;
     return g;
 }

@@ -23,12 +23,13 @@ enum {
 static const size_t MOST_SMEM = 220 * 1024;
 
 /* Offsets in shared memory, in bytes; an mbarrier is first. */
-struct room {
+struct smem_layout {
     size_t norm, x, ring, bytes;
 };
 
-__host__ __device__ static room room_of(const ml_few &f, int tiles, int stages, int warps) {
-    room r;
+__host__ __device__ static smem_layout smem_layout_of(const ml_skinny_gemm &f, int tiles,
+                                                      int stages, int warps) {
+    smem_layout r;
     r.norm = 16;
     r.x = r.norm + (f.norm && f.k > NARROW ? (size_t)f.k * sizeof(float) : 0);
     r.ring = r.x + (size_t)f.m * (size_t)(f.k + 8) * sizeof(bf16);
@@ -47,7 +48,7 @@ template <int TILES, int STAGES> struct stream {
 
 /* Starts the copies of a step; a lane copies 8 numbers of each row. */
 template <int TILES, int STAGES>
-__device__ static void ask(const stream<TILES, STAGES> &s, int step) {
+__device__ static void prefetch(const stream<TILES, STAGES> &s, int step) {
     bf16 *to = s.ring + step % STAGES * s.stage + (int)threadIdx.x % 32 * 8;
 
     if (step < s.n_step) {
@@ -88,7 +89,7 @@ __device__ static void load_rows(operands<TILES> &o, const bf16 *x, bool half) {
 }
 
 /* The address that a lane gives to ldmatrix for A fragments. */
-__device__ static const bf16 *lane_rows(const bf16 *x, const ml_few &f, bool half) {
+__device__ static const bf16 *lane_rows(const bf16 *x, const ml_skinny_gemm &f, bool half) {
     int lane = (int)threadIdx.x % 32, per = half ? 8 : 16, row = lane % per;
     return x + (row < f.m ? row : f.m - 1) * (f.k + 8) + lane / per * 8;
 }
@@ -152,7 +153,7 @@ __device__ static void chains(float (&acc)[TILES][4], const stream<TILES, STAGES
             multiply(acc, o[c % 2]);
         }
         __syncwarp();
-        ask(s, step + STAGES);
+        prefetch(s, step + STAGES);
         stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
 }
@@ -160,7 +161,7 @@ __device__ static void chains(float (&acc)[TILES][4], const stream<TILES, STAGES
 /* ---- prologue: the norm ---- */
 
 /* 1 / the root mean square of a row, from its sum of squares. */
-__device__ static float scale_of(float squares, const ml_few &f) {
+__device__ static float scale_of(float squares, const ml_skinny_gemm &f) {
     return 1.0f / sqrtf(squares / (float)f.k + f.eps);
 }
 
@@ -168,7 +169,7 @@ __device__ static float scale_of(float squares, const ml_few &f) {
  * of 8 per lane.  The weights are prefetched. */
 typedef float packs[PACKS][8];
 
-__device__ static void load_narrow_weights(packs &w, const ml_few &f) {
+__device__ static void load_narrow_weights(packs &w, const ml_skinny_gemm &f) {
 #pragma unroll
     for (int j = 0; j < PACKS; j++) {
         int i = 8 * ((int)threadIdx.x % 32 + 32 * j);
@@ -181,8 +182,8 @@ __device__ static void load_narrow_weights(packs &w, const ml_few &f) {
 }
 
 /* A warp writes packs first, first + step .. of a row; it sums the squares of all packs. */
-__device__ static void norm_narrow(bf16 *to, const packs &w, const ml_few &f, int row,
-                                   int first, int step) {
+__device__ static void norm_narrow(bf16 *to, const packs &w, const ml_skinny_gemm &f,
+                                   int row, int first, int step) {
     const bf16 *from = f.x + (int64_t)row * f.k;
     packs x = {};
     float sum = 0.0f, r;
@@ -214,7 +215,7 @@ __device__ static void norm_narrow(bf16 *to, const packs &w, const ml_few &f, in
 }
 
 /* All rows; if there are fewer of them than warps, warps share them. */
-__device__ static void norm_narrow_rows(bf16 *to, const packs &w, const ml_few &f) {
+__device__ static void norm_narrow_rows(bf16 *to, const packs &w, const ml_skinny_gemm &f) {
     int warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
     int share = warps / f.m < 1 ? 1 : warps / f.m > PACKS ? PACKS : warps / f.m;
 
@@ -244,7 +245,8 @@ __device__ static float wide_squares(const bf16 *x, int k) {
 }
 
 /* One row by one warp, in place. */
-__device__ static void norm_wide(bf16 *x, const float *w, const ml_few &f, int row) {
+__device__ static void norm_wide(bf16 *x, const float *w, const ml_skinny_gemm &f,
+                                 int row) {
     float r;
 
     x += row * (f.k + 8);
@@ -264,7 +266,7 @@ __device__ static void norm_wide(bf16 *x, const float *w, const ml_few &f, int r
 /* ---- epilogue ---- */
 
 /* Two adjacent outputs, rounded and stored as LINEAR does. */
-__device__ static void finish(float (&v)[2], const float *acc, const ml_few_part &p,
+__device__ static void finish(float (&v)[2], const float *acc, const ml_skinny_gemm_part &p,
                               int64_t at, int col) {
 #pragma unroll
     for (int j = 0; j < 2; j++) {
@@ -277,8 +279,8 @@ __device__ static void finish(float (&v)[2], const float *acc, const ml_few_part
 }
 
 template <int TILES>
-__device__ static void put(const ml_few &f, const float (&acc)[TILES][4], int part, int col,
-                           const float (&addend)[2][2]) {
+__device__ static void put(const ml_skinny_gemm &f, const float (&acc)[TILES][4], int part,
+                           int col, const float (&addend)[2][2]) {
     int lane = (int)threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -308,7 +310,7 @@ __device__ static void put(const ml_few &f, const float (&acc)[TILES][4], int pa
 
 /* Copies whole rows by bulk copies: waiting for their mbarrier does not wait for the
  * weights' cp.async groups. */
-__device__ static void ask_rows(bf16 *x, const ml_few &f, ml_barrier *here) {
+__device__ static void prefetch_rows(bf16 *x, const ml_skinny_gemm &f, ml_barrier *here) {
     int lane = (int)threadIdx.x % 32;
 
     if (lane == 0)
@@ -319,7 +321,7 @@ __device__ static void ask_rows(bf16 *x, const ml_few &f, ml_barrier *here) {
                      (unsigned)f.k * sizeof(bf16), here);
 }
 
-__device__ static void load_addend(float (&v)[2][2], const ml_few &f, int col) {
+__device__ static void load_addend(float (&v)[2][2], const ml_skinny_gemm &f, int col) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = (int)threadIdx.x % 32 / 4 + 8 * r;
@@ -330,11 +332,11 @@ __device__ static void load_addend(float (&v)[2][2], const ml_few &f, int col) {
 
 template <int TILES, int STAGES, bool HALF>
 __global__ void __launch_bounds__(MOST_WARPS * 32)
-    few_kernel(const __grid_constant__ ml_few f) {
+    skinny_kernel(const __grid_constant__ ml_skinny_gemm f) {
     extern __shared__ __align__(128) unsigned char smem[];
     int warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32,
         lane = (int)threadIdx.x % 32;
-    room r = room_of(f, TILES, STAGES, warps);
+    smem_layout r = smem_layout_of(f, TILES, STAGES, warps);
     ml_barrier *rows_here = (ml_barrier *)smem;
     float *norm = (float *)(smem + r.norm);
     bf16 *x = (bf16 *)(smem + r.x);
@@ -354,7 +356,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
     for (int t = 0; t < TILES; t++)
         s.w[t] = f.part[part + t].w + (int64_t)col * f.k + lane * 8;
     for (int i = 0; i < STAGES; i++)
-        ask(s, i);
+        prefetch(s, i);
     if (threadIdx.x == 0) {
         ml_barrier_init(rows_here);
         ml_barrier_init_end();
@@ -372,7 +374,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
     if (narrow)
         norm_narrow_rows(x, weights, f);
     else if (warp == 0)
-        ask_rows(x, f, rows_here);
+        prefetch_rows(x, f, rows_here);
     __syncthreads(); /* normed rows; or the mbarrier and the norm's weights */
     if (!narrow)
         ml_barrier_wait(rows_here, 0);
@@ -389,7 +391,7 @@ __global__ void __launch_bounds__(MOST_WARPS * 32)
 
 /* ---- configuration and launch ---- */
 
-static int tiles_of(const ml_few *f) {
+static int tiles_of(const ml_skinny_gemm *f) {
     int n = 0;
     for (int i = 0; i < (f->gated ? 1 : f->n_part); i++)
         n += f->part[i].n / COLUMNS;
@@ -397,28 +399,28 @@ static int tiles_of(const ml_few *f) {
 }
 
 /* Warps per block: as many as give every SM one block. */
-static int warps_of(const ml_few *f) {
+static int warps_of(const ml_skinny_gemm *f) {
     int w = (tiles_of(f) + MULTIPROCESSORS - 1) / MULTIPROCESSORS;
     int most = f->gated ? MOST_WARPS / 2 : MOST_WARPS;
     return w < most ? w : most;
 }
 
 /* The most stages that are of use and fit in shared memory; 0: none do. */
-static int stages_of(const ml_few *f) {
+static int stages_of(const ml_skinny_gemm *f) {
     static const int choice[2][3] = { { 12, 8, 4 }, { 4, 2, 2 } };
     int wanted = f->k / STEP, tiles = f->gated ? 2 : 1;
 
     for (int i = 0; i < 3; i++) {
         int n = choice[tiles - 1][i];
         if ((n <= wanted || i == 2) &&
-            room_of(*f, tiles, n, warps_of(f)).bytes <= MOST_SMEM)
+            smem_layout_of(*f, tiles, n, warps_of(f)).bytes <= MOST_SMEM)
             return n;
     }
     return 0;
 }
 
-bool ml_few_takes(const ml_few *f) {
-    if (f->m < 1 || f->m > ML_FEW_ROWS || f->k % STEP != 0)
+bool ml_skinny_gemm_supports(const ml_skinny_gemm *f) {
+    if (f->m < 1 || f->m > ML_SKINNY_ROWS || f->k % STEP != 0)
         return false;
     if (f->norm && (f->m > NORM_ROWS || f->k > 8192))
         return false;
@@ -429,21 +431,21 @@ bool ml_few_takes(const ml_few *f) {
 }
 
 template <int TILES, int STAGES, bool HALF>
-static void launch(ml_cuda_stream *s, const ml_few *f) {
+static void launch(ml_cuda_stream *s, const ml_skinny_gemm *f) {
     int warps = warps_of(f);
-    size_t bytes = room_of(*f, TILES, STAGES, warps).bytes;
+    size_t bytes = smem_layout_of(*f, TILES, STAGES, warps).bytes;
 
     ml_cuda_note(s,
-                 cudaFuncSetAttribute(few_kernel<TILES, STAGES, HALF>,
+                 cudaFuncSetAttribute(skinny_kernel<TILES, STAGES, HALF>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       (int)MOST_SMEM),
                  "products of few rows");
-    ml_cuda_launch(s, "products of few rows", few_kernel<TILES, STAGES, HALF>,
+    ml_cuda_launch(s, "products of few rows", skinny_kernel<TILES, STAGES, HALF>,
                    dim3(ml_cuda_blocks(tiles_of(f), warps)), (unsigned)warps * 32, bytes,
                    *f);
 }
 
-template <bool HALF> static void choose(ml_cuda_stream *s, const ml_few *f) {
+template <bool HALF> static void choose(ml_cuda_stream *s, const ml_skinny_gemm *f) {
     switch (stages_of(f)) {
     case 12: launch<1, 12, HALF>(s, f); break;
     case 8: launch<1, 8, HALF>(s, f); break;
@@ -452,7 +454,7 @@ template <bool HALF> static void choose(ml_cuda_stream *s, const ml_few *f) {
     }
 }
 
-void ml_few_run(ml_cuda_stream *s, const ml_few *f) {
+void ml_skinny_gemm_run(ml_cuda_stream *s, const ml_skinny_gemm *f) {
     if (f->m <= 8)
         choose<true>(s, f);
     else

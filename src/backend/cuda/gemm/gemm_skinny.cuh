@@ -9,32 +9,32 @@
 
 #include "backend/cuda/common.cuh"
 
-enum { ML_FEW_ROWS = 16, ML_FEW_PARTS = 3 };
+enum { ML_SKINNY_ROWS = 16, ML_SKINNY_PARTS = 3 };
 
-typedef struct ml_few_part {
+typedef struct ml_skinny_gemm_part {
     const bf16 *w;     /* [n, k] */
     const float *bias; /* [n] or NULL */
     bf16 *y;           /* [m, n]; NULL: not stored */
     int n;
-} ml_few_part;
+} ml_skinny_gemm_part;
 
-typedef struct ml_few {
+typedef struct ml_skinny_gemm {
     const bf16 *x; /* [m, k] */
     int m, k;
     const float *norm; /* prologue: [k] weights of an RMSNorm; NULL: none */
     bf16 *normed;      /* [m, k]; NULL: not stored */
     float eps;
     bool plus_one;
-    ml_few_part part[ML_FEW_PARTS];
+    ml_skinny_gemm_part part[ML_SKINNY_PARTS];
     int n_part;
     const bf16 *addend; /* epilogue: sum = y of part 0 + addend; NULL: none */
     bf16 *sum;
     bf16 *gated; /* epilogue: act(part 0) times part 1; NULL: none */
     ml_act act;
-} ml_few;
+} ml_skinny_gemm;
 
-/* Is there a kernel?  Up to ML_FEW_ROWS rows that fit the shared memory of an SM. */
-bool ml_few_takes(const ml_few *f);
-void ml_few_run(ml_cuda_stream *s, const ml_few *f);
+/* Is there a kernel?  Up to ML_SKINNY_ROWS rows that fit the shared memory of an SM. */
+bool ml_skinny_gemm_supports(const ml_skinny_gemm *f);
+void ml_skinny_gemm_run(ml_cuda_stream *s, const ml_skinny_gemm *f);
 
 #endif

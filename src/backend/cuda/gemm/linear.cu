@@ -33,8 +33,9 @@ static unsigned bias_parts(int64_t rows) {
 
 /* Scratch of the backward GEMMs: a dx that is added to is computed there first. */
 static size_t product_scratch(const ml_op_args *a) {
-    return ml_cuda_align(ml_cuda_narrow_takes(a) ? ml_cuda_narrow_scratch(a)
-                                                 : ml_tensor_bytes(&a->in[0]));
+    return ml_cuda_align(ml_cuda_linear_f32_out_supports(a)
+                             ? ml_cuda_linear_f32_out_scratch(a)
+                             : ml_tensor_bytes(&a->in[0]));
 }
 
 size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
@@ -65,8 +66,8 @@ void ml_cuda_linear_forward(ml_stream *s, const ml_op_args *a) {
     ml_gemm g = forward_gemm(a);
     int64_t count = g.m * g.n;
 
-    if (ml_cuda_narrow_takes(a)) {
-        ml_cuda_narrow_forward(s, a);
+    if (ml_cuda_linear_f32_out_supports(a)) {
+        ml_cuda_linear_f32_out_forward(s, a);
         return;
     }
     ml_gemm_rows(ml_cuda(s), &g);
@@ -131,8 +132,8 @@ static void back_bias(ml_stream *s, const ml_op_args *a) {
 }
 
 void ml_cuda_linear_backward(ml_stream *s, const ml_op_args *a) {
-    if (ml_cuda_narrow_takes(a)) {
-        ml_cuda_narrow_backward(s, a);
+    if (ml_cuda_linear_f32_out_supports(a)) {
+        ml_cuda_linear_f32_out_backward(s, a);
     } else {
         if (a->din[0].data)
             back_input(s, a);

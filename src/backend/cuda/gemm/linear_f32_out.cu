@@ -6,7 +6,7 @@
 
 enum { THREADS = 128, WARPS = THREADS / 32, PART_ROWS = 64 };
 
-bool ml_cuda_narrow_takes(const ml_op_args *a) {
+bool ml_cuda_linear_f32_out_supports(const ml_op_args *a) {
     return a->in[0].dtype == ML_BF16 && a->out[0].dtype == ML_F32;
 }
 
@@ -26,7 +26,7 @@ __global__ static void forward_kernel(float *y, const bf16 *x, const float *w,
         y[i] = bias ? sum + bias[i % n] : sum;
 }
 
-void ml_cuda_narrow_forward(ml_stream *s, const ml_op_args *a) {
+void ml_cuda_linear_f32_out_forward(ml_stream *s, const ml_op_args *a) {
     int64_t m = a->in[0].shape[0], n = a->w[0].shape[0], k = a->w[0].shape[1];
 
     if (m)
@@ -65,12 +65,12 @@ __global__ static void weight_parts(float *part, const float *dy, const bf16 *x,
     part[(int64_t)blockIdx.y * n * k + i] = sum;
 }
 
-size_t ml_cuda_narrow_scratch(const ml_op_args *a) {
+size_t ml_cuda_linear_f32_out_scratch(const ml_op_args *a) {
     return (size_t)ml_cuda_blocks(a->in[0].shape[0], PART_ROWS) *
            (size_t)(a->w[0].shape[0] * a->w[0].shape[1]) * sizeof(float);
 }
 
-void ml_cuda_narrow_backward(ml_stream *s, const ml_op_args *a) {
+void ml_cuda_linear_f32_out_backward(ml_stream *s, const ml_op_args *a) {
     int64_t m = a->in[0].shape[0], n = a->w[0].shape[0], k = a->w[0].shape[1];
     unsigned parts = ml_cuda_blocks(m, PART_ROWS), blocks = ml_cuda_blocks(n * k, THREADS);
     cudaStream_t stream = ml_cuda(s)->stream;

@@ -5,10 +5,10 @@
 #include "backend/cuda/common.cuh"
 
 /* By the types of input and output: the weights' type is not known when a plan is made. */
-bool ml_cuda_narrow_takes(const ml_op_args *a);
-size_t ml_cuda_narrow_scratch(const ml_op_args *a); /* of backward */
-void ml_cuda_narrow_forward(ml_stream *s, const ml_op_args *a);
+bool ml_cuda_linear_f32_out_supports(const ml_op_args *a);
+size_t ml_cuda_linear_f32_out_scratch(const ml_op_args *a); /* of backward */
+void ml_cuda_linear_f32_out_forward(ml_stream *s, const ml_op_args *a);
 /* Gradients of input and weights; linear.cu computes that of the bias. */
-void ml_cuda_narrow_backward(ml_stream *s, const ml_op_args *a);
+void ml_cuda_linear_f32_out_backward(ml_stream *s, const ml_op_args *a);
 
 #endif

@@ -33,21 +33,21 @@ static int64_t rows_from(const ml_op_args *a, int64_t first) {
     return left < most ? left : most;
 }
 
-typedef struct lmhead_room {
+typedef struct lmhead_scratch {
     void *x, *dx, *dz;
     float *z;
     ml_row_stat *part;
     size_t bytes;
-} lmhead_room;
+} lmhead_scratch;
 
-static lmhead_room room_of(const ml_op_args *a, bool backward) {
+static lmhead_scratch scratch_of(const ml_op_args *a, bool backward) {
     int64_t n = chunk_rows(a), vocab = a->w[0].shape[0], width = a->w[0].shape[1];
     size_t size = ml_dtype_bytes(a->in[0].dtype);
     size_t x = ml_cuda_align((size_t)(n * width) * size);
     size_t dz = backward ? ml_cuda_align((size_t)(n * vocab) * size) : 0;
     size_t z = ml_cuda_align((size_t)(n * vocab) * sizeof(float));
     unsigned char *p = (unsigned char *)a->scratch;
-    lmhead_room r;
+    lmhead_scratch r;
 
     r.x = p;
     r.dx = p + x;
@@ -60,7 +60,7 @@ static lmhead_room room_of(const ml_op_args *a, bool backward) {
 }
 
 size_t ml_cuda_lmhead_scratch(const ml_op_args *a, bool backward) {
-    return room_of(a, backward).bytes;
+    return scratch_of(a, backward).bytes;
 }
 
 /* ---- rows ---- */
@@ -87,10 +87,11 @@ __global__ static void softcap_kernel(float *z, int64_t n, float cap) {
 }
 
 __global__ static void __launch_bounds__(ML_SPLIT_THREADS) splits_kernel(lmhead_call c) {
-    __shared__ float room[ML_SPLIT_THREADS / 32];
+    __shared__ float scratch[ML_SPLIT_THREADS / 32];
     int64_t first = (int64_t)blockIdx.x * ML_SPLIT, left = c.vocab - first;
-    ml_row_stat r = ml_split_stat(c.z + blockIdx.y * c.vocab + first,
-                                  left < ML_SPLIT ? left : ML_SPLIT, c.temperature, room);
+    ml_row_stat r =
+        ml_split_stat(c.z + blockIdx.y * c.vocab + first, left < ML_SPLIT ? left : ML_SPLIT,
+                      c.temperature, scratch);
     if (threadIdx.x == 0)
         c.part[blockIdx.y * c.splits + blockIdx.x] = r;
 }
@@ -142,15 +143,16 @@ __global__ void __launch_bounds__(ROW_THREADS) rows_back_kernel(lmhead_call c, T
 
 /* ---- chunks ---- */
 
-static lmhead_call chunk_at(const ml_op_args *a, const lmhead_room *room, int64_t first) {
+static lmhead_call chunk_at(const ml_op_args *a, const lmhead_scratch *scratch,
+                            int64_t first) {
     float *kept = (float *)a->out[3].data;
     lmhead_call c = {};
 
     c.vocab = a->w[0].shape[0];
     c.row = a->rows->loss_row + first;
     c.id = a->rows->loss_id + first;
-    c.z = kept ? kept + first * c.vocab : room->z;
-    c.part = room->part;
+    c.z = kept ? kept + first * c.vocab : scratch->z;
+    c.part = scratch->part;
     c.splits = ml_splits(c.vocab);
     c.logprob = a->out[0].data ? (float *)a->out[0].data + first : NULL;
     c.entropy = (float *)a->out[1].data + first;
@@ -187,13 +189,13 @@ static void logits(ml_stream *s, const ml_op_args *a, const void *x, const lmhea
 }
 
 void ml_cuda_lmhead_forward(ml_stream *s, const ml_op_args *a) {
-    lmhead_room room = room_of(a, false);
+    lmhead_scratch scratch = scratch_of(a, false);
 
     for (int64_t first = 0, n; first < a->rows->n_loss; first += n) {
         n = rows_from(a, first);
-        lmhead_call c = chunk_at(a, &room, first);
-        gather(s, a, room.x, &c, n);
-        logits(s, a, room.x, &c, n);
+        lmhead_call c = chunk_at(a, &scratch, first);
+        gather(s, a, scratch.x, &c, n);
+        logits(s, a, scratch.x, &c, n);
         splits_kernel<<<dim3((unsigned)c.splits, (unsigned)n), ML_SPLIT_THREADS, 0,
                         ml_cuda(s)->stream>>>(c);
         rows_kernel<<<ml_cuda_blocks(n, 32), 32, 0, ml_cuda(s)->stream>>>(c, n);
@@ -211,31 +213,31 @@ static void back_logits(ml_stream *s, const lmhead_call &c, T *dz, int64_t n) {
 }
 
 /* dx [n, width] = dz [n, vocab] w, scattered to the loss rows. */
-static void back_rows(ml_stream *s, const ml_op_args *a, const lmhead_room *room,
+static void back_rows(ml_stream *s, const ml_op_args *a, const lmhead_scratch *scratch,
                       const lmhead_call *c, int64_t n) {
     const ml_tensor *w = &a->w[0], *dx = &a->din[0];
     ml_gemm g = ml_gemm_shape(n, w->shape[1], w->shape[0], false, true);
 
-    g.a = room->dz;
+    g.a = scratch->dz;
     g.b = w->data;
-    g.c = room->dx;
+    g.c = scratch->dx;
     g.in = w->dtype;
     g.out = dx->dtype;
     ml_gemm_any(ml_cuda(s), &g);
     ML_CUDA_TYPED(dx->dtype,
                   scatter_kernel<T><<<(unsigned)n, COPY_THREADS, 0, ml_cuda(s)->stream>>>(
-                      (T *)dx->data, (const T *)room->dx, c->row, g.n));
+                      (T *)dx->data, (const T *)scratch->dx, c->row, g.n));
     ml_cuda_launched(ml_cuda(s), "gradients of loss rows");
 }
 
 /* dw [vocab, width] += dz' x. */
-static void back_weight(ml_stream *s, const ml_op_args *a, const lmhead_room *room,
+static void back_weight(ml_stream *s, const ml_op_args *a, const lmhead_scratch *scratch,
                         int64_t n) {
     const ml_tensor *w = &a->w[0];
     ml_gemm g = ml_gemm_shape(w->shape[0], w->shape[1], n, true, true);
 
-    g.a = room->dz;
-    g.b = room->x;
+    g.a = scratch->dz;
+    g.b = scratch->x;
     g.c = a->dw[0].data;
     g.in = w->dtype;
     g.out = ML_F32;
@@ -244,7 +246,7 @@ static void back_weight(ml_stream *s, const ml_op_args *a, const lmhead_room *ro
 }
 
 void ml_cuda_lmhead_backward(ml_stream *s, const ml_op_args *a) {
-    lmhead_room room = room_of(a, true);
+    lmhead_scratch scratch = scratch_of(a, true);
 
     if (a->din[0].data && !a->din_add[0])
         ml_cuda_note(ml_cuda(s),
@@ -253,16 +255,16 @@ void ml_cuda_lmhead_backward(ml_stream *s, const ml_op_args *a) {
                      "LM head backward");
     for (int64_t first = 0, n; first < a->rows->n_loss; first += n) {
         n = rows_from(a, first);
-        lmhead_call c = chunk_at(a, &room, first);
+        lmhead_call c = chunk_at(a, &scratch, first);
         c.dlogprob = (const float *)a->dout[0].data + first;
         c.dentropy = a->dout[1].data ? (const float *)a->dout[1].data + first : NULL;
-        gather(s, a, room.x, &c, n);
+        gather(s, a, scratch.x, &c, n);
         if (!a->out[3].data)
-            logits(s, a, room.x, &c, n);
-        ML_CUDA_TYPED(a->in[0].dtype, back_logits<T>(s, c, (T *)room.dz, n));
+            logits(s, a, scratch.x, &c, n);
+        ML_CUDA_TYPED(a->in[0].dtype, back_logits<T>(s, c, (T *)scratch.dz, n));
         if (a->din[0].data)
-            back_rows(s, a, &room, &c, n);
+            back_rows(s, a, &scratch, &c, n);
         if (a->dw[0].data)
-            back_weight(s, a, &room, n);
+            back_weight(s, a, &scratch, n);
     }
 }

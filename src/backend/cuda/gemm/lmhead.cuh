@@ -27,20 +27,20 @@ static inline int ml_splits(int64_t n_vocab) {
 
 /* Of n columns from z on, by a block of ML_SPLIT_THREADS; all threads get the result. */
 __device__ static inline ml_row_stat ml_split_stat(const float *z, int64_t n, float t,
-                                                   float *room) {
+                                                   float *smem) {
     const int warps = ML_SPLIT_THREADS / 32;
     ml_row_stat r = { -INFINITY, 0.0f, 0.0f };
 
     for (int64_t i = threadIdx.x; i < n; i += ML_SPLIT_THREADS)
         r.m = ml_max(r.m, ml_scaled(z[i], t));
-    r.m = ml_block_max<warps>(r.m, room);
+    r.m = ml_block_max<warps>(r.m, smem);
     for (int64_t i = threadIdx.x; i < n; i += ML_SPLIT_THREADS) {
         float d = ml_scaled(z[i], t) - r.m, p = ml_exp(d);
         r.l += p;
         r.u = p > 0.0f ? fmaf(p, d, r.u) : r.u;
     }
-    r.l = ml_block_sum<warps>(r.l, room);
-    r.u = ml_block_sum<warps>(r.u, room);
+    r.l = ml_block_sum<warps>(r.l, smem);
+    r.u = ml_block_sum<warps>(r.u, smem);
     return r;
 }
 

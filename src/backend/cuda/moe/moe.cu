@@ -364,7 +364,7 @@ template <class T>
 __global__ void combine_back(T *dy, float *dweight, const T *dx, const T *y,
                              const float *weight, const int32_t *slot_of, int k,
                              int64_t width, bool add_y, bool add_w) {
-    __shared__ float room[WARPS];
+    __shared__ float smem[WARPS];
     int64_t pair = blockIdx.x, slot = slot_of[pair];
     const T *from = dx + pair / k * width;
     float dot = 0.0f;
@@ -379,7 +379,7 @@ __global__ void combine_back(T *dy, float *dweight, const T *dx, const T *y,
     }
     if (!dweight)
         return;
-    dot = ml_block_sum<WARPS>(dot, room);
+    dot = ml_block_sum<WARPS>(dot, smem);
     if (threadIdx.x == 0)
         dweight[pair] = add_w ? dweight[pair] + dot : dot;
 }

@@ -7,10 +7,10 @@
 #include "backend/cuda/mma.cuh"
 #include "backend/cuda/moe/moe.cuh"
 
-/* A tile of ROWS of m or n by BK of k: [ROWS][BK], or [BK][ROWS] if TURNED. */
-template <int ROWS, int BK, bool TURNED> struct operand {
-    static const int ld = (TURNED ? ROWS : BK) + 8; /* no bank conflicts in ldmatrix */
-    static const int lines = TURNED ? BK : ROWS;
+/* A tile of ROWS of m or n by BK of k: [ROWS][BK], or [BK][ROWS] if TRANSPOSED. */
+template <int ROWS, int BK, bool TRANSPOSED> struct operand {
+    static const int ld = (TRANSPOSED ? ROWS : BK) + 8; /* no bank conflicts in ldmatrix */
+    static const int lines = TRANSPOSED ? BK : ROWS;
     static const int size = lines * ld;
 };
 
@@ -22,12 +22,12 @@ struct source {
 };
 
 /* Starts the copies of a tile from row row0 and k0 on; zeros outside the matrix. */
-template <int ROWS, int BK, bool TURNED, int THREADS>
+template <int ROWS, int BK, bool TRANSPOSED, int THREADS>
 __device__ static void fetch(bf16 *to, const source &s, int row0, int k0) {
-    typedef operand<ROWS, BK, TURNED> op;
-    const int per_line = (TURNED ? ROWS : BK) / 8, all = op::lines * per_line;
-    int line0 = TURNED ? k0 : row0, col0 = TURNED ? row0 : k0;
-    int lines = TURNED ? s.k : s.rows, cols = TURNED ? s.rows : s.k;
+    typedef operand<ROWS, BK, TRANSPOSED> op;
+    const int per_line = (TRANSPOSED ? ROWS : BK) / 8, all = op::lines * per_line;
+    int line0 = TRANSPOSED ? k0 : row0, col0 = TRANSPOSED ? row0 : k0;
+    int lines = TRANSPOSED ? s.k : s.rows, cols = TRANSPOSED ? s.rows : s.k;
 
 #pragma unroll
     for (int i = 0; i < (all + THREADS - 1) / THREADS; i++) {
@@ -41,12 +41,12 @@ __device__ static void fetch(bf16 *to, const source &s, int row0, int k0) {
 }
 
 /* A fragment: 16 rows from `row` on, k .. k + 15. */
-template <int ROWS, int BK, bool TURNED>
+template <int ROWS, int BK, bool TRANSPOSED>
 __device__ static void left(uint32_t (&a)[4], const bf16 *t, int row, int k) {
-    const int ld = operand<ROWS, BK, TURNED>::ld;
+    const int ld = operand<ROWS, BK, TRANSPOSED>::ld;
     int lane = (int)threadIdx.x % 32;
 
-    if (TURNED)
+    if (TRANSPOSED)
         ml_ldmatrix4_trans(a, t + (k + lane / 16 * 8 + lane % 8) * ld + row +
                                   lane / 8 % 2 * 8);
     else
@@ -54,12 +54,12 @@ __device__ static void left(uint32_t (&a)[4], const bf16 *t, int row, int k) {
 }
 
 /* Two B fragments: 16 columns from `col` on, k .. k + 15. */
-template <int ROWS, int BK, bool TURNED>
+template <int ROWS, int BK, bool TRANSPOSED>
 __device__ static void right(uint32_t (&b)[4], const bf16 *t, int col, int k) {
-    const int ld = operand<ROWS, BK, TURNED>::ld;
+    const int ld = operand<ROWS, BK, TRANSPOSED>::ld;
     int lane = (int)threadIdx.x % 32;
 
-    if (TURNED)
+    if (TRANSPOSED)
         ml_ldmatrix4_trans(b, t + (k + lane % 16) * ld + col + lane / 16 * 8);
     else
         ml_ldmatrix4(b, t + (col + lane / 16 * 8 + lane % 8) * ld + k + lane / 8 % 2 * 8);
@@ -98,19 +98,19 @@ __device__ static void put(const ml_expert_gemm<bf16, OUT> &g, OUT *c, int exper
 }
 
 /* BM x BN outputs, BK of k per stage, STAGES stages; WM x WN warps. */
-template <class OUT, bool A_TURNED, bool B_TURNED, int BM, int BN, int BK, int STAGES,
-          int WM, int WN>
+template <class OUT, bool A_TRANSPOSED, bool B_TRANSPOSED, int BM, int BN, int BK,
+          int STAGES, int WM, int WN>
 struct expert_tile {
     static const int threads = WM * WN * 32;
-    static const int a_size = operand<BM, BK, A_TURNED>::size;
-    static const int stage = a_size + operand<BN, BK, B_TURNED>::size;
+    static const int a_size = operand<BM, BK, A_TRANSPOSED>::size;
+    static const int stage = a_size + operand<BN, BK, B_TRANSPOSED>::size;
     static const size_t bytes = (size_t)stage * STAGES * sizeof(bf16);
 
     __device__ static void get(bf16 *smem, int step, const source &a, const source &b,
                                int m0, int n0) {
         bf16 *to = smem + step % STAGES * stage;
-        fetch<BM, BK, A_TURNED, threads>(to, a, m0, step * BK);
-        fetch<BN, BK, B_TURNED, threads>(to + a_size, b, n0, step * BK);
+        fetch<BM, BK, A_TRANSPOSED, threads>(to, a, m0, step * BK);
+        fetch<BN, BK, B_TRANSPOSED, threads>(to + a_size, b, n0, step * BK);
     }
 
     __device__ static void multiply(float (&acc)[BM / WM / 16][BN / WN / 8][4],
@@ -120,11 +120,11 @@ struct expert_tile {
             uint32_t l[BM / WM / 16][4];
 #pragma unroll
             for (int i = 0; i < BM / WM / 16; i++)
-                left<BM, BK, A_TURNED>(l[i], a, wm + i * 16, k);
+                left<BM, BK, A_TRANSPOSED>(l[i], a, wm + i * 16, k);
 #pragma unroll
             for (int j = 0; j < BN / WN / 8; j += 2) {
                 uint32_t r[4];
-                right<BN, BK, B_TURNED>(r, b, wn + j * 8, k);
+                right<BN, BK, B_TRANSPOSED>(r, b, wn + j * 8, k);
 #pragma unroll
                 for (int i = 0; i < BM / WM / 16; i++) {
                     ml_mma(acc[i][j], l[i], r[0], r[1]);
@@ -135,10 +135,10 @@ struct expert_tile {
     }
 };
 
-template <class OUT, bool A_TURNED, bool B_TURNED, int BM, int BN, int BK, int STAGES,
-          int WM, int WN>
+template <class OUT, bool A_TRANSPOSED, bool B_TRANSPOSED, int BM, int BN, int BK,
+          int STAGES, int WM, int WN>
 __global__ void __launch_bounds__(WM *WN * 32) expert_kernel(ml_expert_gemm<bf16, OUT> g) {
-    typedef expert_tile<OUT, A_TURNED, B_TURNED, BM, BN, BK, STAGES, WM, WN> tl;
+    typedef expert_tile<OUT, A_TRANSPOSED, B_TRANSPOSED, BM, BN, BK, STAGES, WM, WN> tl;
     const int MT = BM / WM / 16, NT = BN / WN / 8;
     extern __shared__ __align__(16) bf16 smem[];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -151,9 +151,9 @@ __global__ void __launch_bounds__(WM *WN * 32) expert_kernel(ml_expert_gemm<bf16
 
     if (p.index < 0 || p.rows == 0)
         return;
-    a = { g.a + p.first_row * g.a_row, A_TURNED ? g.a_k : g.a_m, m,
+    a = { g.a + p.first_row * g.a_row, A_TRANSPOSED ? g.a_k : g.a_m, m,
           g.k ? (int)g.k : p.rows };
-    b = { g.b + p.first_row * g.b_row + p.owner * g.b_expert, B_TURNED ? g.b_k : g.b_n,
+    b = { g.b + p.first_row * g.b_row + p.owner * g.b_expert, B_TRANSPOSED ? g.b_k : g.b_n,
           (int)g.n, a.k };
     c = g.c + (g.m ? p.owner * g.c_expert : p.first_row * g.ldc);
     n_step = (a.k + BK - 1) / BK;
@@ -181,11 +181,12 @@ __global__ void __launch_bounds__(WM *WN * 32) expert_kernel(ml_expert_gemm<bf16
         }
 }
 
-template <class OUT, bool A_TURNED, bool B_TURNED, int BM, int BN, int BK, int STAGES,
-          int WM, int WN>
+template <class OUT, bool A_TRANSPOSED, bool B_TRANSPOSED, int BM, int BN, int BK,
+          int STAGES, int WM, int WN>
 static void launch(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_t rows) {
-    typedef expert_tile<OUT, A_TURNED, B_TURNED, BM, BN, BK, STAGES, WM, WN> tl;
-    auto kernel = expert_kernel<OUT, A_TURNED, B_TURNED, BM, BN, BK, STAGES, WM, WN>;
+    typedef expert_tile<OUT, A_TRANSPOSED, B_TRANSPOSED, BM, BN, BK, STAGES, WM, WN> tl;
+    auto kernel =
+        expert_kernel<OUT, A_TRANSPOSED, B_TRANSPOSED, BM, BN, BK, STAGES, WM, WN>;
     dim3 grid(ml_cuda_blocks(g.n, BN),
               g.m ? ml_cuda_blocks(g.m, BM)
                   : ml_cuda_blocks(rows, BM) + (unsigned)g.n_expert,
@@ -200,16 +201,16 @@ static void launch(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_
 }
 
 /* Chooses the tile by the average rows of an expert. */
-template <bool B_TURNED>
+template <bool B_TRANSPOSED>
 static void by_rows(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64_t rows) {
     int64_t each = rows / g.n_expert;
 
     if (each <= 12)
-        launch<bf16, false, B_TURNED, 16, 64, 128, 4, 1, 4>(s, g, rows);
+        launch<bf16, false, B_TRANSPOSED, 16, 64, 128, 4, 1, 4>(s, g, rows);
     else if (each <= 96)
-        launch<bf16, false, B_TURNED, 64, 128, 64, 4, 2, 2>(s, g, rows);
+        launch<bf16, false, B_TRANSPOSED, 64, 128, 64, 4, 2, 2>(s, g, rows);
     else
-        launch<bf16, false, B_TURNED, 128, 128, 64, 3, 2, 2>(s, g, rows);
+        launch<bf16, false, B_TRANSPOSED, 128, 128, 64, 3, 2, 2>(s, g, rows);
 }
 
 void ml_expert_mma(ml_cuda_stream *s, const ml_expert_gemm<bf16, bf16> &g, int64_t rows) {

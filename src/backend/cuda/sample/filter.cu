@@ -36,7 +36,7 @@ struct filter_edge {
     int32_t last_id;   /* tokens at the edge are kept up to this id */
 };
 
-struct filter_room {
+struct filter_smem {
     union {
         filter_bins bins;
         mass_t tile[MOST_TILES];
@@ -64,13 +64,13 @@ __device__ static mass_t weight(float d) {
     return __float2ull_rn(ml_exp(-d) * 0x1p44f);
 }
 
-__device__ static float largest(const filter_row &r, float *room) {
+__device__ static float largest(const filter_row &r, float *sm) {
     float m = -INFINITY;
     for (int i = (int)threadIdx.x; i < r.n; i += THREADS) {
         float s = ml_scaled(r.z[i], r.t);
         m = ml_max(s == s ? s : -INFINITY, m);
     }
-    return ml_block_max<WARPS>(m, room);
+    return ml_block_max<WARPS>(m, sm);
 }
 
 __device__ static mass_t warp_sum(mass_t x) {
@@ -114,9 +114,9 @@ __device__ static void count_bins(filter_bins &b, const filter_row &r, uint32_t 
 
 /* Appends a digit to the edge, by one thread: the first bin in which a limit is
  * reached, else the last with tokens. */
-__device__ static void descend(filter_room &room, const filter_row &r, int bits) {
-    const filter_bins &b = room.bins;
-    filter_edge &e = room.edge;
+__device__ static void descend(filter_smem &sm, const filter_row &r, int bits) {
+    const filter_bins &b = sm.bins;
+    filter_edge &e = sm.edge;
     uint32_t count = e.count, found = 0;
     mass_t mass = e.mass;
 
@@ -129,7 +129,7 @@ __device__ static void descend(filter_room &room, const filter_row &r, int bits)
         e.here = b.all_count[k];
         count += b.all_count[k];
         mass += b.all_mass[k];
-        if (count >= r.top_k || (double)mass > room.limit)
+        if (count >= r.top_k || (double)mass > sm.limit)
             break;
     }
     e.key = e.key << bits | found;
@@ -138,10 +138,10 @@ __device__ static void descend(filter_room &room, const filter_row &r, int bits)
 
 /* How many of the tokens at the edge, which have equal distance, are kept; at least the
  * one that reached a limit. */
-__device__ static uint32_t stay_at_edge(const filter_room &room, const filter_row &r) {
-    const filter_edge &e = room.edge;
+__device__ static uint32_t stay_at_edge(const filter_smem &sm, const filter_row &r) {
+    const filter_edge &e = sm.edge;
     uint32_t by_count = r.top_k - e.count, n = e.here < by_count ? e.here : by_count;
-    double by_mass = (room.limit - (double)e.mass) / (double)e.each;
+    double by_mass = (sm.limit - (double)e.mass) / (double)e.each;
 
     return e.each && by_mass + 1.0 < (double)n ? (uint32_t)by_mass + 1 : n;
 }
@@ -161,45 +161,45 @@ __device__ static int32_t nth_at_edge(const filter_row &r, uint32_t key, uint32_
     return r.n;
 }
 
-__device__ static void find_edge(filter_room &room, const filter_row &r, float top_p) {
+__device__ static void find_edge(filter_smem &sm, const filter_row &r, float top_p) {
     int left = KEY_BITS;
 
     if (threadIdx.x == 0) {
         filter_edge none = {};
-        room.edge = none;
-        room.limit = INFINITY;
+        sm.edge = none;
+        sm.limit = INFINITY;
     }
     __syncthreads();
     while (left > 0) {
         int bits = left < DIGIT ? left : DIGIT;
         left -= bits;
-        count_bins(room.bins, r, room.edge.key, left, bits);
+        count_bins(sm.bins, r, sm.edge.key, left, bits);
         if (threadIdx.x == 0) {
             if (left == KEY_BITS - DIGIT && top_p < 1.0f) {
                 mass_t all = 0;
                 for (int k = 0; k < BINS; k++)
-                    all += room.bins.all_mass[k];
-                room.limit = (double)top_p * (double)all;
+                    all += sm.bins.all_mass[k];
+                sm.limit = (double)top_p * (double)all;
             }
-            descend(room, r, bits);
+            descend(sm, r, bits);
         }
         __syncthreads();
     }
     if (threadIdx.x < 32) {
-        uint32_t n = stay_at_edge(room, r);
-        int32_t last = n < room.edge.here ? nth_at_edge(r, room.edge.key, n) : INT32_MAX;
+        uint32_t n = stay_at_edge(sm, r);
+        int32_t last = n < sm.edge.here ? nth_at_edge(r, sm.edge.key, n) : INT32_MAX;
         __syncwarp();
         if (threadIdx.x == 0)
-            room.edge.last_id = last;
+            sm.edge.last_id = last;
     }
     __syncthreads();
 }
 
 /* For min-p as the only filter. */
-__device__ static void keep_all(filter_room &room) {
+__device__ static void keep_all(filter_smem &sm) {
     if (threadIdx.x == 0) {
-        room.edge.key = UINT32_MAX;
-        room.edge.last_id = INT32_MAX;
+        sm.edge.key = UINT32_MAX;
+        sm.edge.last_id = INT32_MAX;
     }
     __syncthreads();
 }
@@ -245,71 +245,71 @@ __device__ static int passed(const mass_t *mass, int n, double target, mass_t *s
     return __shfl_sync(0xffffffffu, at, __ffs((int)hit) - 1);
 }
 
-__device__ static void weigh_tiles(filter_room &room, const filter_row &r, int tiles) {
+__device__ static void weigh_tiles(filter_smem &sm, const filter_row &r, int tiles) {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
 
     for (int tile = warp; tile < tiles; tile += WARPS) {
         mass_t sum = 0;
         for (int k = lane; k < TILE; k += 32)
-            sum += kept_weight(r, room.edge, tile * TILE + k);
+            sum += kept_weight(r, sm.edge, tile * TILE + k);
         sum = warp_sum(sum);
         if (lane == 0)
-            room.tile[tile] = sum;
+            sm.tile[tile] = sum;
     }
     __syncthreads();
 }
 
 /* Inverse-CDF draw by one warp: the tile, then the token in it. */
-__device__ static int draw(filter_room &room, const filter_row &r, int tiles, double u) {
+__device__ static int draw(filter_smem &sm, const filter_row &r, int tiles, double u) {
     __shared__ mass_t weights[TILE];
     int lane = (int)threadIdx.x % 32, tile, at;
     mass_t all = 0, sum = 0;
     double target;
 
     for (int i = lane; i < tiles; i += 32)
-        all += room.tile[i];
+        all += sm.tile[i];
     target = u * (double)warp_sum(all);
-    tile = passed(room.tile, tiles, target, &sum);
+    tile = passed(sm.tile, tiles, target, &sum);
     if (tile < 0)
         return -1;
     for (int k = lane; k < TILE; k += 32)
-        weights[k] = kept_weight(r, room.edge, tile * TILE + k);
+        weights[k] = kept_weight(r, sm.edge, tile * TILE + k);
     __syncwarp();
     at = passed(weights, TILE, target, &sum);
     return at < 0 ? -1 : tile * TILE + at;
 }
 
 __global__ static void __launch_bounds__(THREADS)
-    filter_kernel(int32_t *chosen, const ml_ask *asks, int64_t n_vocab) {
+    filter_kernel(int32_t *chosen, const ml_device_draw *draws, int64_t n_vocab) {
     extern __shared__ __align__(16) unsigned char smem[];
-    filter_room &room = *(filter_room *)smem;
-    ml_ask a = asks[blockIdx.x];
+    filter_smem &sm = *(filter_smem *)smem;
+    ml_device_draw a = draws[blockIdx.x];
     filter_row r = { a.logits, (int)n_vocab, a.temperature, 0.0f, a.near, a.top_k };
     int tiles = (r.n + TILE - 1) / TILE;
 
     if (!a.filtered)
         return;
-    r.m = largest(r, room.reduce);
+    r.m = largest(r, sm.reduce);
     if (r.top_k < (uint32_t)r.n || a.top_p < 1.0f)
-        find_edge(room, r, a.top_p);
+        find_edge(sm, r, a.top_p);
     else
-        keep_all(room);
-    weigh_tiles(room, r, tiles);
+        keep_all(sm);
+    weigh_tiles(sm, r, tiles);
     if (threadIdx.x < 32) {
-        int id = draw(room, r, tiles, a.u);
+        int id = draw(sm, r, tiles, a.u);
         if (threadIdx.x == 0)
             chosen[blockIdx.x] = id;
     }
 }
 
-void ml_filter_draws(ml_cuda_stream *s, int32_t *chosen, const ml_ask *asks, int n,
+void ml_filter_draws(ml_cuda_stream *s, int32_t *chosen, const ml_device_draw *draws, int n,
                      int64_t n_vocab) {
     ml_cuda_note(s,
                  cudaFuncSetAttribute(filter_kernel,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      (int)sizeof(filter_room)),
+                                      (int)sizeof(filter_smem)),
                  "filtering");
-    filter_kernel<<<(unsigned)n, THREADS, sizeof(filter_room), s->stream>>>(chosen, asks,
+    filter_kernel<<<(unsigned)n, THREADS, sizeof(filter_smem), s->stream>>>(chosen, draws,
                                                                             n_vocab);
     ml_cuda_launched(s, "filtering");
 }

@@ -25,7 +25,7 @@ struct answer {
 /* Draws in flight, in mapped host memory that kernels read and write: one trip each
  * way, and no copies. */
 struct stage {
-    ml_ask asks[BATCH];
+    ml_device_draw draws[BATCH];
     answer answers[BATCH];
     bool kept[BATCH]; /* the CPU's results are final */
 };
@@ -56,7 +56,7 @@ __device__ static void larger(float &z, int32_t &id, float other, int32_t other_
 
 /* Argmax of n columns from z on; the first is column `first`.  NaN is less than any. */
 __device__ static void largest(part &p, const float *z, int64_t n, int32_t first,
-                               float *room, int32_t *id_room) {
+                               float *smem, int32_t *id_smem) {
     p.z = -INFINITY;
     p.id = INT32_MAX;
     for (int64_t i = threadIdx.x; i < n; i += ML_SPLIT_THREADS)
@@ -66,28 +66,28 @@ __device__ static void largest(part &p, const float *z, int64_t n, int32_t first
                __shfl_xor_sync(0xffffffffu, p.id, w));
     __syncthreads();
     if (threadIdx.x % 32 == 0) {
-        room[threadIdx.x / 32] = p.z;
-        id_room[threadIdx.x / 32] = p.id;
+        smem[threadIdx.x / 32] = p.z;
+        id_smem[threadIdx.x / 32] = p.id;
     }
     __syncthreads();
     for (int i = 0; i < WARPS; i++)
-        larger(p.z, p.id, room[i], id_room[i]);
+        larger(p.z, p.id, smem[i], id_smem[i]);
 }
 
 __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
-    split_kernel(part *out, const ml_ask *asks, int64_t n_vocab) {
-    __shared__ float room[WARPS];
-    __shared__ int32_t id_room[WARPS];
-    ml_ask a = asks[blockIdx.y];
+    split_kernel(part *out, const ml_device_draw *draws, int64_t n_vocab) {
+    __shared__ float smem[WARPS];
+    __shared__ int32_t id_smem[WARPS];
+    ml_device_draw a = draws[blockIdx.y];
     int64_t first = (int64_t)blockIdx.x * ML_SPLIT, left = n_vocab - first;
     int64_t n = left < ML_SPLIT ? left : ML_SPLIT;
     part p = {};
 
-    p.report = p.drawn = ml_split_stat(a.logits + first, n, a.report, room);
+    p.report = p.drawn = ml_split_stat(a.logits + first, n, a.report, smem);
     if (a.given < 0 && a.temperature > 0.0f && a.temperature != a.report)
-        p.drawn = ml_split_stat(a.logits + first, n, a.temperature, room);
+        p.drawn = ml_split_stat(a.logits + first, n, a.temperature, smem);
     if (a.given < 0)
-        largest(p, a.logits + first, n, (int32_t)first, room, id_room);
+        largest(p, a.logits + first, n, (int32_t)first, smem, id_smem);
     if (threadIdx.x == 0)
         out[blockIdx.y * gridDim.x + blockIdx.x] = p;
 }
@@ -210,13 +210,13 @@ __device__ static int choose_split(const part *p, int splits, double u, double *
 }
 
 __global__ static void __launch_bounds__(ML_SPLIT_THREADS)
-    sample_kernel(answer *out, int32_t *drawn, const ml_ask *asks, const int32_t *chosen,
-                  const part *parts, int splits, int64_t n_vocab) {
+    sample_kernel(answer *out, int32_t *drawn, const ml_device_draw *draws,
+                  const int32_t *chosen, const part *parts, int splits, int64_t n_vocab) {
     __shared__ ml_row_stat report[ML_SPLITS];
     __shared__ double target;
     __shared__ int split;
     const part *p = parts + (int64_t)blockIdx.x * splits;
-    ml_ask a = asks[blockIdx.x];
+    ml_device_draw a = draws[blockIdx.x];
     int32_t id = a.filtered ? chosen[blockIdx.x] : a.given;
 
     if (threadIdx.x < splits)
@@ -271,23 +271,23 @@ static bool is_here(const ml_draw *d) {
 static void sample_elsewhere(ml_cuda_stream *s, ml_draw *d, int64_t n_vocab) {
     const ml_backend *cpu = &s->host.cpu;
     size_t row = ml_cuda_align((size_t)n_vocab * sizeof(float));
-    char *room = (char *)aligned_alloc(
+    char *buffer = (char *)aligned_alloc(
         256, row + ml_cuda_align(cpu->ops->sample_scratch(cpu->stream, n_vocab)));
     const float *there = d->logits;
 
-    if (!room) {
+    if (!buffer) {
         ml_cuda_note(s, cudaErrorMemoryAllocation, "drawing on the CPU");
         return;
     }
     ml_cuda_note(s,
-                 cudaMemcpyAsync(room, there, (size_t)n_vocab * sizeof(float),
+                 cudaMemcpyAsync(buffer, there, (size_t)n_vocab * sizeof(float),
                                  cudaMemcpyDeviceToHost, s->stream),
                  "drawing on the CPU");
     ml_cuda_note(s, cudaStreamSynchronize(s->stream), "drawing on the CPU");
-    d->logits = (const float *)room;
-    cpu->ops->sample(cpu->stream, d, 1, n_vocab, room + row, NULL);
+    d->logits = (const float *)buffer;
+    cpu->ops->sample(cpu->stream, d, 1, n_vocab, buffer + row, NULL);
     d->logits = there;
-    free(room);
+    free(buffer);
 }
 
 /* ---- batches of draws ---- */
@@ -320,10 +320,10 @@ size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab) {
     return BATCH * (sizeof(int32_t) + (size_t)ml_splits(n_vocab) * sizeof(part));
 }
 
-static ml_ask ask_of(const ml_draw *d, bool here, int64_t n_vocab) {
+static ml_device_draw device_draw_of(const ml_draw *d, bool here, int64_t n_vocab) {
     const ml_draw_opts *o = d->opts;
     float t = o->temperature;
-    ml_ask a = {};
+    ml_device_draw a = {};
 
     a.logits = d->logits;
     a.temperature = t;
@@ -350,16 +350,16 @@ static void begin_batch(ml_cuda_stream *s, ml_draw *draw, int n, int64_t n_vocab
         bool here = is_here(&draw[i]);
         if (!here)
             sample_elsewhere(s, &draw[i], n_vocab);
-        g->asks[i] = ask_of(&draw[i], here, n_vocab);
+        g->draws[i] = device_draw_of(&draw[i], here, n_vocab);
         g->kept[i] = !here && draw[i].opts->dist == ML_DIST_DRAWN;
-        filtered = filtered || g->asks[i].filtered;
+        filtered = filtered || g->draws[i].filtered;
     }
     split_kernel<<<dim3((unsigned)splits, (unsigned)n), ML_SPLIT_THREADS, 0, s->stream>>>(
-        parts, g->asks, n_vocab);
+        parts, g->draws, n_vocab);
     if (filtered)
-        ml_filter_draws(s, chosen, g->asks, n, n_vocab);
+        ml_filter_draws(s, chosen, g->draws, n, n_vocab);
     sample_kernel<<<(unsigned)n, ML_SPLIT_THREADS, 0, s->stream>>>(
-        g->answers, drawn, g->asks, chosen, parts, splits, n_vocab);
+        g->answers, drawn, g->draws, chosen, parts, splits, n_vocab);
     ml_cuda_launched(s, "drawing");
     ml_cuda_note(s, cudaEventRecord(s->sample->done[turn], s->stream), "drawing");
 }

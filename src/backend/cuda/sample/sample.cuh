@@ -4,7 +4,7 @@
 
 #include "backend/cuda/gemm/lmhead.cuh"
 
-typedef struct ml_ask {
+typedef struct ml_device_draw {
     const float *logits;
     double u;
     float temperature; /* of the draw; 0: greedy */
@@ -13,10 +13,10 @@ typedef struct ml_ask {
     bool filtered;     /* the filters below apply */
     uint32_t top_k;
     float top_p, near; /* near: min-p as a distance from the largest scaled logit */
-} ml_ask;
+} ml_device_draw;
 
-/* filter.cu: draws for those of n asks that are filtered; -1 where all weights are 0. */
-void ml_filter_draws(ml_cuda_stream *s, int32_t *chosen, const ml_ask *asks, int n,
+/* filter.cu: draws for those of n draws that are filtered; -1 where all weights are 0. */
+void ml_filter_draws(ml_cuda_stream *s, int32_t *chosen, const ml_device_draw *draws, int n,
                      int64_t n_vocab);
 
 #endif

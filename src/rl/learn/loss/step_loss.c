@@ -98,7 +98,7 @@ static void clear(double *x, int64_t n) {
         memset(x, 0, (size_t)n * sizeof *x);
 }
 
-ml_status ml_step_loss_sample(ml_step_loss *s, int64_t i, ml_model_says now,
+ml_status ml_step_loss_sample(ml_step_loss *s, int64_t i, ml_model_outputs now,
                               ml_derivatives d, ml_err *err) {
     miles_sample in = s->sample[i];
     miles_error why = { "" };

@@ -40,16 +40,16 @@ ml_status ml_step_loss_init(ml_step_loss *out, ml_arena *a, const ml_recipe *r,
                             const miles_loss *loss, const miles_batch *batch, ml_err *err);
 
 /* The model's current outputs for sample i; NULL if the loss does not need them. */
-typedef struct ml_model_says {
+typedef struct ml_model_outputs {
     const double *log_prob, *entropy, *value; /* [n] */
-} ml_model_says;
+} ml_model_outputs;
 
 /* Derivatives of the step's loss, one array for each output of the model. */
 typedef struct ml_derivatives {
     double *log_prob, *entropy, *value; /* [n] */
 } ml_derivatives;
 
-ml_status ml_step_loss_sample(ml_step_loss *s, int64_t i, ml_model_says now,
+ml_status ml_step_loss_sample(ml_step_loss *s, int64_t i, ml_model_outputs now,
                               ml_derivatives d, ml_err *err);
 
 /* Call after the last sample. metric[n_metric] is in the order of s->metric. */

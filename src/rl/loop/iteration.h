@@ -1,9 +1,9 @@
-/* round.h - one iteration of the loop (a rollout with its train steps), and how it is
+/* iteration.h - one iteration of the loop (a rollout with its train steps), and how it is
  * reported.
  *
  * thread: the loop's. */
-#ifndef ML_RL_LOOP_ROUND_H
-#define ML_RL_LOOP_ROUND_H
+#ifndef ML_RL_LOOP_ITERATION_H
+#define ML_RL_LOOP_ITERATION_H
 
 #include "base/work_count.h"
 #include "rl/rollout/rollout.h"
@@ -18,23 +18,23 @@ typedef enum ml_stage {
     ML_N_STAGE
 } ml_stage;
 
-typedef struct ml_round {
+typedef struct ml_iteration {
     ml_arena arena; /* samples and metrics of the iteration */
     int64_t rollout;
-    ml_rollout_batch harvest;
-    ml_learn_result lesson;
+    ml_rollout_batch batch;
+    ml_learn_result result;
     double began_s;
     struct {
         double begin_s, end_s; /* wall-clock time; zeros: the stage did not run */
     } stage[ML_N_STAGE];
-} ml_round;
+} ml_iteration;
 
-void ml_round_begin(ml_round *r, int64_t rollout);
+void ml_iteration_begin(ml_iteration *r, int64_t rollout);
 /* Logs the times and releases the iteration's memory. */
-void ml_round_end(ml_round *r, ml_run_log *log);
+void ml_iteration_end(ml_iteration *r, ml_run_log *log);
 
-void ml_stage_begin(ml_round *r, ml_stage stage);
-void ml_stage_end(ml_round *r, ml_stage stage);
+void ml_stage_begin(ml_iteration *r, ml_stage stage);
+void ml_stage_end(ml_iteration *r, ml_stage stage);
 
 /* Progress of the loop.  The loop and its workers write it; the status display reads it
  * from any thread. */
@@ -56,9 +56,9 @@ typedef struct ml_watcher {
 } ml_watcher;
 
 /* Logs the metrics and emits a line per optimizer step; the first has the number `step`. */
-void ml_round_report(const ml_round *r, ml_run_log *log, int64_t step,
-                     const ml_watcher *to);
-void ml_round_report_eval(const ml_metrics *figures, ml_run_log *log, int64_t rollout,
-                          const ml_watcher *to);
+void ml_iteration_report(const ml_iteration *r, ml_run_log *log, int64_t step,
+                         const ml_watcher *to);
+void ml_iteration_report_eval(const ml_metrics *metrics, ml_run_log *log, int64_t rollout,
+                              const ml_watcher *to);
 
 #endif

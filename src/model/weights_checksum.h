@@ -1,4 +1,4 @@
-/* weights_seal.h - a checksum of the values in a checkpoint.
+/* weights_checksum.h - a checksum of the values in a checkpoint.
  *
  * weights.crc64 in a checkpoint's directory is a CRC-64 of the values, as f32, row by row
  * in the order of the spec, of the set the checkpoint was written from.  Loading compares
@@ -6,8 +6,8 @@
  * is used.  A directory without one is allowed.
  *
  * thread: any. */
-#ifndef ML_MODEL_WEIGHTS_SEAL_H
-#define ML_MODEL_WEIGHTS_SEAL_H
+#ifndef ML_MODEL_WEIGHTS_CHECKSUM_H
+#define ML_MODEL_WEIGHTS_CHECKSUM_H
 
 #include "model/weights.h"
 

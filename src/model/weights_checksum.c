@@ -1,4 +1,4 @@
-#include "model/weights_seal.h"
+#include "model/weights_checksum.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* recur.c - the ops of recurrent layers: CONV, DECAY, LINEAR_RNN. */
+/* recurrent_ops.c - the ops of recurrent layers: CONV, DECAY, LINEAR_RNN. */
 #include "tests/checkop/checkop.h"
 
 #include <math.h>
@@ -256,15 +256,15 @@ static void build_recur(ck_case *c, int i) {
             v->kept ? "-kept" : "");
     build_rows(c, v->len);
     n = c->rows.n_token;
-    c->attr.recur.n_key = v->n_key;
-    c->attr.recur.n_head = v->n_head;
-    c->attr.recur.key_dim = v->dk;
-    c->attr.recur.value_dim = v->dv;
-    c->attr.recur.delta = v->delta;
-    c->attr.recur.norm_eps = 1e-6f;
-    c->attr.recur.q_at = v->delta ? 0 : value + key; /* q, k, v or v, k, q */
-    c->attr.recur.k_at = v->delta ? key : value;
-    c->attr.recur.v_at = v->delta ? 2 * key : 0;
+    c->attr.linear_rnn.n_key = v->n_key;
+    c->attr.linear_rnn.n_head = v->n_head;
+    c->attr.linear_rnn.key_dim = v->dk;
+    c->attr.linear_rnn.value_dim = v->dv;
+    c->attr.linear_rnn.delta = v->delta;
+    c->attr.linear_rnn.norm_eps = 1e-6f;
+    c->attr.linear_rnn.q_at = v->delta ? 0 : value + key; /* q, k, v or v, k, q */
+    c->attr.linear_rnn.k_at = v->delta ? key : value;
+    c->attr.linear_rnn.v_at = v->delta ? 2 * key : 0;
     c->in[0] = ck_mat(n, 2 * key + value);
     ck_fill(c, &c->in[0], 1.0f);
     c->in[1] = ck_cube(n, 2, v->n_head);
@@ -293,16 +293,18 @@ static void copy_normed(double *out, const double *x, int64_t n, bool norm, doub
 
 /* One token of one head. */
 static void recur_token(const ck_case *c, ck_ref *r, double *state, int64_t t, int64_t h) {
-    int64_t dk = c->attr.recur.key_dim, dv = c->attr.recur.value_dim;
-    int64_t n_head = c->attr.recur.n_head, key = h / (n_head / c->attr.recur.n_key);
+    int64_t dk = c->attr.linear_rnn.key_dim, dv = c->attr.linear_rnn.value_dim;
+    int64_t n_head = c->attr.linear_rnn.n_head,
+            key = h / (n_head / c->attr.linear_rnn.n_key);
     const double *x = r->in[0] + t * c->in[0].shape[1];
-    const double *v = x + c->attr.recur.v_at + h * dv;
+    const double *v = x + c->attr.linear_rnn.v_at + h * dv;
     const double *rate = r->in[1] + t * 2 * n_head + h;
-    bool delta = c->attr.recur.delta;
+    bool delta = c->attr.linear_rnn.delta;
     double q[64], k[64];
 
-    copy_normed(q, x + c->attr.recur.q_at + key * dk, dk, delta, 1.0 / sqrt((double)dk));
-    copy_normed(k, x + c->attr.recur.k_at + key * dk, dk, delta, 1.0);
+    copy_normed(q, x + c->attr.linear_rnn.q_at + key * dk, dk, delta,
+                1.0 / sqrt((double)dk));
+    copy_normed(k, x + c->attr.linear_rnn.k_at + key * dk, dk, delta, 1.0);
     for (int64_t j = 0; j < dv; j++) {
         double seen = 0.0, u, o = r->w[0] ? r->w[0][h] * v[j] : 0.0;
         for (int64_t i = 0; i < dk; i++) {
@@ -322,7 +324,7 @@ static void recur_forward(const ck_case *c, ck_ref *r) {
     static double state[64 * 256];
 
     for (int32_t i = 0; i < c->rows.n_seq; i++)
-        for (int32_t h = 0; h < c->attr.recur.n_head; h++) {
+        for (int32_t h = 0; h < c->attr.linear_rnn.n_head; h++) {
             memset(state, 0, sizeof state);
             for (int32_t t = c->rows.seq_start[i]; t < c->rows.seq_start[i + 1]; t++)
                 recur_token(c, r, state, t, h);
