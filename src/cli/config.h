@@ -12,6 +12,8 @@
 
 #include "base/arena.h"
 #include "run/opts.h"
+#include "serve/router.h"
+#include "serve/server.h"
 
 /* In the order of the words in the flag tables. */
 typedef enum ml_dtype_choice {
@@ -68,33 +70,25 @@ typedef struct ml_config {
         double request_rate;           /* 0: all at once */
     } bench;
     struct {
-        const char *tokenizer_path, *tool_parser, *weight_version, *model_name;
-        const char *host, *sampling_defaults;
+        const char *tokenizer_path, *tool_parser, *model_name, *sampling_defaults;
         ml_string_list weight_prefix; /* none: the parent of the model directory */
-        int64_t port, max_body, max_connections, seed;
-        int64_t max_in_flight; /* 0: a share of memory */
+        int64_t max_in_flight;        /* 0: a share of memory */
         int64_t context, max_running, max_queued, chunk, max_total; /* 0: not given */
-        double drain_s, mem_fraction;
-        bool no_tokenizer, incremental, log_requests, no_prefix_cache, dry_run;
+        double mem_fraction;
+        bool no_tokenizer, no_prefix_cache, dry_run;
         ml_step_flags steps;
         bool routed_experts, indexer_topk;
     } serve;
+    ml_server_opts server;
     struct {
         const char *api_key, *api_key_file; /* NULL: not given, here and below */
         const char *admin_key, *admin_key_file, *worker_key, *worker_key_file;
         ml_string_list hosts, origins;
         bool insecure;
     } access;
-    struct {
-        const char *host, *health_path;
-        ml_string_list worker_urls;
-        int policy; /* ml_route_kind */
-        int64_t port, balance_abs, tree_bytes, failure_threshold, success_threshold;
-        int64_t max_retries, max_concurrent, max_body; /* max_concurrent -1: no limit */
-        double cache_threshold, balance_rel, health_interval_s, health_timeout_s;
-        double request_timeout_s, connect_timeout_s;
-        bool no_health, no_retries;
-    } router;
+    ml_router_opts router; /* max_concurrent -1: no limit */
+    ml_string_list worker_urls;
+    bool no_health, no_retries;
     struct {
         const char *run;                 /* its directory or run.db */
         int64_t rollout, n_skip, n_most; /* rollout -1: all; n_most 0: all */

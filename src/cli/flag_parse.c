@@ -185,6 +185,7 @@ static const char *join(ml_arena *a, char **word, int n) {
 static void take(parser *p, int i, const char *name, char **word, int n, bool on) {
     const ml_flag *f = p->flags.row[i];
     bool list = f->type == ML_FLAG_LIST;
+    int at = 0; /* of a list: the first word that is not valid, or the last one */
     given now = { .name = name, .file = p->file };
 
     if (n)
@@ -196,8 +197,10 @@ static void take(parser *p, int i, const char *name, char **word, int n, bool on
     p->given[i] = now;
     if (f->state != ML_FLAG_LIVE)
         return;
-    if (!ml_flag_set(p->c, f, n ? word[0] : on ? name : NULL))
-        bad_value(p, f, "", name, word[0]);
+    while (list && at + 1 < n && ml_flag_set(p->c, f, word[at]))
+        at++;
+    if (!ml_flag_set(p->c, f, n ? word[at] : on ? name : NULL))
+        bad_value(p, f, "", name, word[at]);
     else if (list)
         *(ml_string_list *)((char *)p->c + f->at) =
             (ml_string_list){ (const char *const *)word, n };

@@ -24,7 +24,7 @@ static const bit_word spans[] = { { "train_overall", ML_SPAN_ALL },
                                   { "train_log_probs", ML_SPAN_LOG_PROBS },
                                   { 0 } };
 
-/* The rules between flags have checked the words. */
+/* The flag rows have the words. */
 static unsigned bits_of(const bit_word *known, const ml_string_list *words) {
     unsigned bits = 0;
 

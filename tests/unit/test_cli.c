@@ -114,9 +114,9 @@ static void byte_sizes(void) {
 
 static void lists(void) {
     CHECK(parse(ML_CMD_ROUTER, "--worker-urls http://a:1 http://b:2 --port 5") == ML_OK);
-    CHECK(config.router.worker_urls.n == 2 && config.router.port == 5);
-    CHECK(strcmp(config.router.worker_urls.word[1], "http://b:2") == 0);
-    CHECK(parse(ML_CMD_ROUTER, "--port 5") == ML_OK && config.router.worker_urls.n == 0);
+    CHECK(config.worker_urls.n == 2 && config.router.port == 5);
+    CHECK(strcmp(config.worker_urls.word[1], "http://b:2") == 0);
+    CHECK(parse(ML_CMD_ROUTER, "--port 5") == ML_OK && config.worker_urls.n == 0);
     check_refused(ML_CMD_ROUTER, "--worker-urls --port 5", "--worker-urls needs a value");
     check_refused(ML_CMD_ROUTER, "--worker-urls=a", "write --worker-urls A B C");
 }
@@ -237,8 +237,6 @@ static const struct {
     { "batch-steps", ROUND "--global-batch-size 3 --num-steps-per-rollout 2" },
     { "batch-samples", ROUND "--global-batch-size 1000000" },
     { "batch-samples", ROUND "--num-steps-per-rollout 1000000" },
-    { "recompute-modules", ROUND "--recompute-modules mlp attention" },
-    { "profile-target", ROUND "--profile-target train_actor rollout" },
     { "eval-pairs", ROUND "--eval-prompt-data a b c" },
     { "stop-token-ids", ROUND "--rollout-stop-token-ids 7 x" },
     { "train-teacher-names", ROUND "--opd-teacher-urls a=http://h:1 b=" },
@@ -317,6 +315,8 @@ static void rules(void) {
     for (const ml_rule *const *t = ml_rule_tables; *t; t++)
         for (const ml_rule *r = *t; r->id; r++)
             check_rule(r);
+    check_refused(ML_CMD_TRAIN, ROUND "--recompute-modules mlp attention",
+                  "--recompute-modules 'attention': expected one of core_attn, layernorm");
     CHECK(parse(ML_CMD_TRAIN, ROUND) == ML_OK && parse(ML_CMD_TRAIN_ASYNC, ROUND) == ML_OK);
     CHECK(parse(ML_CMD_SCORE, "--hf-checkpoint m --input i --dry-run") == ML_OK);
     CHECK(parse(ML_CMD_SCORE, SCORE "--grads --batching single") == ML_OK);

@@ -25,8 +25,8 @@ static void last_one_wins(void) {
     CHECK(!config.score.stats);
     CHECK_HAS(log_of(ML_CMD_ROUTER, "--worker-urls a b --port 1 --worker-urls c d e"),
               "--worker-urls c d e overrides a b, given earlier");
-    CHECK(config.router.worker_urls.n == 3 && config.router.port == 1);
-    CHECK(strcmp(config.router.worker_urls.word[0], "c") == 0);
+    CHECK(config.worker_urls.n == 3 && config.router.port == 1);
+    CHECK(strcmp(config.worker_urls.word[0], "c") == 0);
     CHECK(!*log_of(ML_CMD_SCORE, SCORE "--threads 2 --threads 2 --stats --stats"));
     CHECK(!ml_test_has(log_of(ML_CMD_ROUTER, "--api-key alpha --api-key beta"), "beta"));
     CHECK_HAS(logged, "--api-key");

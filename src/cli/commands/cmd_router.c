@@ -15,27 +15,14 @@ typedef struct router_job {
 } router_job;
 
 static ml_router_opts options(const ml_config *c) {
-    return (ml_router_opts){
-        .host = c->router.host,
-        .port = (int)c->router.port,
-        .worker_url = c->router.worker_urls.word,
-        .n_worker = c->router.worker_urls.n,
-        .route = { .kind = (ml_route_kind)c->router.policy,
-                   .cache_threshold = c->router.cache_threshold,
-                   .balance_abs = c->router.balance_abs,
-                   .balance_rel = c->router.balance_rel,
-                   .tree_bytes = (size_t)c->router.tree_bytes },
-        .health_interval_s = c->router.no_health ? 0 : c->router.health_interval_s,
-        .health_timeout_s = c->router.health_timeout_s,
-        .health_path = c->router.health_path,
-        .failure_threshold = (int)c->router.failure_threshold,
-        .success_threshold = (int)c->router.success_threshold,
-        .max_retries = c->router.no_retries ? 0 : (int)c->router.max_retries,
-        .request_timeout_s = c->router.request_timeout_s,
-        .connect_timeout_s = c->router.connect_timeout_s,
-        .max_concurrent = c->router.max_concurrent < 0 ? 0 : c->router.max_concurrent,
-        .max_body = (size_t)c->router.max_body,
-    };
+    ml_router_opts o = c->router;
+
+    o.worker_url = c->worker_urls.word;
+    o.n_worker = c->worker_urls.n;
+    o.health_interval_s = c->no_health ? 0 : o.health_interval_s;
+    o.max_retries = c->no_retries ? 0 : o.max_retries;
+    o.max_concurrent = o.max_concurrent < 0 ? 0 : o.max_concurrent;
+    return o;
 }
 
 static void drain(void *ud) {

@@ -216,12 +216,12 @@ static void write_flags(serve_job *j) {
     ml_json_put_word(&o, "model_path", j->dir);
     ml_json_put_word(&o, "tokenizer_path", j->tokenizer_dir);
     ml_json_put_word(&o, "served_model_name", model_name(j));
-    ml_json_put_word(&o, "host", c->serve.host);
-    ml_json_put_int(&o, "port", c->serve.port);
+    ml_json_put_word(&o, "host", c->server.host);
+    ml_json_put_int(&o, "port", c->server.port);
     ml_json_put_word(&o, "dtype", dtype_name[c->run.dtype]);
     ml_json_put_word(&o, "load_format", c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto");
     ml_json_put_word(&o, "tool_call_parser", c->serve.tool_parser);
-    ml_json_put_word(&o, "weight_version", c->serve.weight_version);
+    ml_json_put_word(&o, "weight_version", c->server.weight_version);
     ml_json_put_word(&o, "sampling_defaults", c->serve.sampling_defaults);
     ml_json_put_bool(&o, "skip_tokenizer_init", c->serve.no_tokenizer);
     ml_json_put_bool(&o, "disable_radix_cache", c->serve.no_prefix_cache);
@@ -235,7 +235,7 @@ static void write_flags(serve_job *j) {
     ml_json_put_int(&o, "max_running_requests", j->engine.max_running);
     ml_json_put_int(&o, "max_queued_requests", j->engine.max_waiting);
     ml_json_put_int(&o, "chunked_prefill_size", j->engine.chunk);
-    ml_json_put_int(&o, "random_seed", c->serve.seed);
+    ml_json_put_int(&o, "random_seed", (int64_t)c->server.seed);
     ml_json_put_int(&o, "page_size", ML_PAGE);
     ml_json_put_int(&o, "tp_size", 1);
     ml_json_put_int(&o, "dp_size", 1);
@@ -256,43 +256,36 @@ static ml_status open_gen(serve_job *j, ml_err *err) {
                         .be = &j->be,
                         .dir = j->config->load_format == ML_LOAD_DUMMY ? NULL : j->dir,
                         .dtype = j->config->run.dtype,
-                        .seed = (uint64_t)j->config->serve.seed };
-    ml_status st =
-        ml_weight_version_read(&o.version, ml_str_of(j->config->serve.weight_version), err);
+                        .seed = j->config->server.seed };
+    ml_status st = ml_weight_version_read(&o.version,
+                                          ml_str_of(j->config->server.weight_version), err);
 
     return st ? st : ml_local_open(&j->gen, &o, err);
 }
 
 static ml_status open_server(serve_job *j, ml_err *err) {
     const ml_config *c = j->config;
-    ml_server_opts o = { .host = c->serve.host,
-                         .port = (int)c->serve.port,
-                         .access = j->access,
-                         .gen = j->gen,
-                         .memory = { ml_local_release, ml_local_take },
-                         .tokenizer = j->tokenizer,
-                         .chat = j->chat,
-                         .tools = tool_format(c),
-                         .n_vocab = (int32_t)j->spec.n_vocab,
-                         .context = j->engine.context,
-                         .model_path = j->dir,
-                         .tokenizer_path = j->tokenizer_dir,
-                         .model_name = model_name(j),
-                         .model_type = j->spec.family,
-                         .load_format = c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto",
-                         .weight_version = c->serve.weight_version,
-                         .weight_root = c->serve.weight_prefix.word,
-                         .n_weight_root = c->serve.weight_prefix.n,
-                         .version = ML_VERSION,
-                         .seed = (uint64_t)c->serve.seed,
-                         .defaults = &j->defaults,
-                         .max_body = (size_t)c->serve.max_body,
-                         .max_in_flight = in_flight_bytes(c),
-                         .max_connections = (int)c->serve.max_connections,
-                         .drain_s = c->serve.drain_s,
-                         .incremental = c->serve.incremental,
-                         .log_requests = c->serve.log_requests };
+    ml_server_opts o = c->server;
 
+    o.access = j->access;
+    o.gen = j->gen;
+    o.memory.release = ml_local_release;
+    o.memory.take = ml_local_take;
+    o.tokenizer = j->tokenizer;
+    o.chat = j->chat;
+    o.tools = tool_format(c);
+    o.n_vocab = (int32_t)j->spec.n_vocab;
+    o.context = j->engine.context;
+    o.model_path = j->dir;
+    o.tokenizer_path = j->tokenizer_dir;
+    o.model_name = model_name(j);
+    o.model_type = j->spec.family;
+    o.load_format = c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto";
+    o.weight_root = c->serve.weight_prefix.word;
+    o.n_weight_root = c->serve.weight_prefix.n;
+    o.version = ML_VERSION;
+    o.defaults = &j->defaults;
+    o.max_in_flight = in_flight_bytes(c);
     write_flags(j);
     o.flags = (ml_str){ j->flags.ptr, j->flags.len };
     return ml_server_open(&j->server, j->loop, &o, err);
@@ -314,7 +307,7 @@ static ml_status run_server(serve_job *j, ml_err *err) {
         st = ml_drain_on_signals(&j->drain, j->loop, drain, j, err);
     if (st)
         return st;
-    printf("serving %s at http://%s:%d\n", model_name(j), j->config->serve.host,
+    printf("serving %s at http://%s:%d\n", model_name(j), j->config->server.host,
            ml_server_port(j->server));
     fflush(stdout);
     ml_loop_run(j->loop);
@@ -342,7 +335,7 @@ static ml_status read_access(serve_job *j, ml_err *err) {
     ml_access probe;
     ml_status st = ml_access_of(&j->access, &j->keys, j->config, err);
 
-    return st ? st : ml_access_init(&probe, j->config->serve.host, &j->access, err);
+    return st ? st : ml_access_init(&probe, j->config->server.host, &j->access, err);
 }
 
 ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {

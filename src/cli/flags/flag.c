@@ -192,7 +192,8 @@ bool ml_flag_set(ml_config *c, const ml_flag *f, const char *s) {
     case ML_FLAG_WORD: return set_word(field, f, word_index(f, s));
     case ML_FLAG_TEXT:
     case ML_FLAG_PATH: return set_text(field, f, s);
-    case ML_FLAG_LIST: return *s; /* parse_list, which has all words, writes the field */
+    case ML_FLAG_LIST: /* the parser, which has all words, writes the field */
+        return *s && (!f->words || word_index(f, s) >= 0);
     }
     return false;
 }

@@ -45,7 +45,7 @@ typedef enum ml_flag_type {
     ML_FLAG_TEXT,  /* const char *; one of `words`, if there are any */
     ML_FLAG_PATH,  /* const char *; a file or directory */
     ML_FLAG_WORD,  /* an enum (int), or a bool: the index in `words` */
-    ML_FLAG_LIST,  /* ml_string_list; --name A B C */
+    ML_FLAG_LIST,  /* ml_string_list; --name A B C, each one of `words`, if there are any */
 } ml_flag_type;
 
 typedef enum ml_flag_state { ML_FLAG_LIVE, ML_FLAG_NOOP, ML_FLAG_REFUSED } ml_flag_state;

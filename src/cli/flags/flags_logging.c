@@ -7,6 +7,9 @@
     "metrics are written to metrics.jsonl, TensorBoard event files and run.db in --save "  \
     "only"
 
+static const char *const phases[] = { "train_overall", "train_actor", "train_log_probs",
+                                      NULL };
+
 const ml_flag ml_flags_logging[] = {
     { .name = "tensorboard-dir",
       .type = ML_FLAG_PATH,
@@ -55,6 +58,7 @@ const ml_flag ml_flags_logging[] = {
       .type = ML_FLAG_LIST,
       ML_AT(run.profile_targets),
       .value = "PHASE...",
+      .words = phases,
       .def_note = "train_overall",
       .group = "metrics",
       .cmds = TRAIN,

@@ -11,6 +11,8 @@ static const char *const wsd_styles[] = { "exponential", "linear", "cosine", "mi
                                           NULL };
 static const char *const incr_styles[] = { "constant", "linear", "cosine", NULL };
 static const char *const granularities[] = { "none", "selective", "full", NULL };
+static const char *const modules[] = { "core_attn", "layernorm", "mlp",
+                                       "moe",       "moe_act",   NULL };
 static const char *const methods[] = { "uniform", "block", NULL };
 
 /* The optimizer, its memory, and optimizer flags of other programs. */
@@ -285,6 +287,7 @@ const ml_flag ml_flags_optimizer[] = {
       .type = ML_FLAG_LIST,
       ML_AT(run.recompute_modules),
       .value = "NAME...",
+      .words = modules,
       .def_note = "core_attn",
       .group = "memory",
       .cmds = TRAIN,

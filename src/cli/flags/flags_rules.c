@@ -33,11 +33,11 @@ static bool serve_template_unread(const ml_config *c) {
 
 /* The words of --policy after ml_route_kind. */
 static bool router_by_chance(const ml_config *c) {
-    return c->router.policy == 4 || c->router.policy == 5;
+    return c->router.route.kind == 4 || c->router.route.kind == 5;
 }
 
 static bool router_manual(const ml_config *c) {
-    return c->router.policy == 6;
+    return c->router.route.kind == 6;
 }
 
 static bool no_end(const ml_config *c) {
@@ -224,29 +224,6 @@ static bool batch_of_more(const ml_config *c) {
     return samples_of(c) && (batch > samples_of(c) || batch < 1);
 }
 
-static bool all_in(const ml_string_list *l, const char *const *known) {
-    for (int i = 0; i < l->n; i++) {
-        const char *const *k = known;
-        while (*k && !is(*k, l->word[i]))
-            k++;
-        if (!*k)
-            return false;
-    }
-    return true;
-}
-
-static bool unknown_module(const ml_config *c) {
-    static const char *const known[] = { "core_attn", "layernorm", "mlp",
-                                         "moe",       "moe_act",   NULL };
-    return !all_in(&c->run.recompute_modules, known);
-}
-
-static bool unknown_phase(const ml_config *c) {
-    static const char *const known[] = { "train_overall", "train_actor", "train_log_probs",
-                                         NULL };
-    return !all_in(&c->run.profile_targets, known);
-}
-
 static bool half_a_set(const ml_config *c) {
     return c->run.rollout.eval_data.n > 1 && c->run.rollout.eval_data.n % 2;
 }
@@ -402,10 +379,6 @@ const ml_rule ml_rules[] = {
       "a train step needs between 1 and all samples of a rollout (--rollout-batch-size "
       "times --n-samples-per-prompt): lower --global-batch-size or "
       "--num-steps-per-rollout, or raise --rollout-batch-size" },
-    { "recompute-modules", ML_CMD_SFT | ML_CMD_TRAIN, unknown_module,
-      "--recompute-modules: expected core_attn, layernorm, mlp, moe or moe_act" },
-    { "profile-target", ML_CMD_SFT | ML_CMD_TRAIN, unknown_phase,
-      "--profile-target: expected train_overall, train_actor or train_log_probs" },
     { "eval-pairs", ML_CMD_TRAIN | ML_CMD_EVAL, half_a_set,
       "--eval-prompt-data needs a name and a file for each set: NAME FILE NAME FILE" },
     { "stop-token-ids", ML_CMD_TRAIN | ML_CMD_EVAL, no_token_id,
