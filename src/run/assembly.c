@@ -1,5 +1,6 @@
 #include "run/assembly.h"
 
+#include <math.h>
 #include <unistd.h>
 
 #include "base/dir.h"
@@ -110,8 +111,12 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
     ml_demand demand;
     ml_status st;
 
-    *m = (ml_assembly){ .run = run };
+    *m = (ml_assembly){ .run = run,
+                        .extensions = e,
+                        .generates = e && !c->rollout.load_debug };
     ml_arena_init(&m->arena, "assembly");
+    if (!m->generates)
+        return ML_OK;
     st = ml_rollouts_open(&m->rollouts, &m->arena, e, run, c, err);
     if (st == ML_OK)
         st = ml_evaluator_open(&m->evaluator, &m->arena, &m->rollouts, e, run, c, err);
@@ -128,6 +133,7 @@ ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
 void ml_assembly_close(ml_assembly *m) {
     if (!m->run)
         return;
+    ml_sft_rollout_release(&m->sft);
     ml_evaluator_close(&m->evaluator);
     ml_generator_close(&m->generator);
     ml_publisher_close(m->publisher);
@@ -170,15 +176,16 @@ static ml_gen_ctx context_of(const ml_assembly *m) {
 }
 
 ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
-    ml_status st = start_engines(m, c, err);
+    ml_status st = m->generates ? start_engines(m, c, err) : ML_OK;
     ml_gen_ctx ctx = context_of(m);
 
-    return st == ML_OK ? ml_evaluator_start(&m->evaluator, &m->generator, &ctx, c, err)
-                       : st;
+    return st == ML_OK && m->generates
+               ? ml_evaluator_start(&m->evaluator, &m->generator, &ctx, c, err)
+               : st;
 }
 
-ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_run_opts *c,
-                           ml_err *err) {
+static ml_status join_generation(ml_assembly *m, ml_train_loop *loop, const ml_run_opts *c,
+                                 ml_err *err) {
     ml_work_count *work_count = loop->watch.phase ? &loop->watch.phase->answers : NULL;
     ml_gen_ctx ctx = context_of(m);
 
@@ -197,4 +204,41 @@ ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_run_opt
                                        m->run->opts.save);
     return ml_rollouts_start(&m->rollouts, &loop->rollout, &ctx, m->run, c, loop->watch.say,
                              err);
+}
+
+/* Wraps the rollout with the extensions that process its samples. */
+static ml_rollout with_hooks(ml_assembly *m, ml_rollout inner, const ml_run_opts *c) {
+    m->hooks =
+        (ml_rollout_hooks){ .inner = inner,
+                            .inject = { c->record.inject, c->record.inject_from,
+                                        c->record.inject_least, m->run->spec.n_vocab },
+                            .rescore = { c->debug.prefill ? m->generator.gen : NULL,
+                                         "the engine", (float)c->rollout.temperature },
+                            .post = m->extensions->reward_post,
+                            .filter = m->extensions->sample_filter,
+                            .metrics = m->extensions->metrics,
+                            .hook = m->extensions->samples_hook };
+    return ml_rollout_with_hooks(&m->hooks);
+}
+
+ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_run_opts *c,
+                           ml_err *err) {
+    ml_prompt_feed feed = ml_train_run_feed(m->run);
+    ml_status st = ML_OK;
+
+    if (!m->extensions) {
+        ml_sft_rollout_init(&m->sft, &feed, m->run->tokenizer, m->run->chat_template);
+        loop->rollout = ml_rollout_sft(&m->sft);
+        return ML_OK;
+    }
+    m->replay =
+        (ml_replay_rollout){ .template = c->rollout.load_debug,
+                             .keep = isnan(c->debug.subsample) ? 0 : c->debug.subsample,
+                             .n_vocab = m->run->spec.n_vocab };
+    if (m->generates)
+        st = join_generation(m, loop, c, err);
+    else
+        loop->rollout = ml_rollout_replay(&m->replay);
+    loop->rollout = with_hooks(m, loop->rollout, c);
+    return st;
 }

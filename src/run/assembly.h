@@ -1,10 +1,11 @@
-/* assembly.h - the parts of a run that generate samples, put together: rollouts, generator,
- * publisher, evaluator.
+/* assembly.h - the parts of a run that give it samples, put together: the rollout and, if it
+ * generates, generator, publisher and evaluator.
  *
  * thread: the command's. */
 #ifndef ML_RUN_ASSEMBLY_H
 #define ML_RUN_ASSEMBLY_H
 
+#include "rl/rollout/rollout_hooks.h"
 #include "run/evaluator.h"
 #include "run/publisher.h"
 #include "run/rollouts.h"
@@ -12,6 +13,11 @@
 
 typedef struct ml_assembly {
     ml_train_run *run;
+    const ml_loop_extensions *extensions; /* NULL: supervised fine-tuning */
+    bool generates;                       /* false: that, or recorded rollouts */
+    ml_sft_rollout sft;
+    ml_replay_rollout replay;
+    ml_rollout_hooks hooks; /* around the rollout */
     ml_arena arena;
     ml_rollouts rollouts;
     ml_evaluator evaluator;
@@ -20,7 +26,7 @@ typedef struct ml_assembly {
 } ml_assembly;
 
 /* Finds all configuration errors, before weights are loaded, and adds the memory of
- * generation to the plan of the run.  The run is open. */
+ * generation to the plan of the run.  The run is open; e NULL: supervised fine-tuning. */
 ml_status ml_assembly_open(ml_assembly *m, const ml_run_opts *c,
                            const ml_loop_extensions *e, ml_train_run *run, ml_err *err);
 void ml_assembly_close(ml_assembly *m); /* zeros, and after a failed open */

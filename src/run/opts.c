@@ -160,6 +160,7 @@ ml_status ml_run_opts_train(ml_run_opts *o, ml_arena *a, ml_loop_extensions *e,
     o->learns_nothing = o->rollout.rollout_only;
     o->hooks = &e->hooks;
     o->second_set = ml_generator_own_set(o);
+    o->backend.n_thread = ml_generator_threads(o, false);
     share(o, a,
           ml_arena_printf(a,
                           ", \"advantage_estimator\": \"%s\", \"loss_type\": \"%s\", "
