@@ -85,7 +85,7 @@ static void weights_are_published_now_and_then(void) {
     CHECK(run(parts, "--update-weights-interval 2 --debug-exit-after-rollout 4", out,
               sizeof out) == 0);
     CHECK(run(parts, "--update-weights-interval 2", out, sizeof out) == 0);
-    CHECK_HAS(out, "going on at rollout 4");
+    CHECK_HAS(out, "resuming at rollout 4");
     ml_toy_run_same(whole, parts, ROUNDS);
 }
 

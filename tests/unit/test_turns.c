@@ -282,7 +282,7 @@ static void conversations_all_the_time(void) {
                 "--fully-async --save-interval 1");
         CHECK(ml_test_miles(out, sizeof out, args) == 0);
     }
-    CHECK_HAS(out, "going on at rollout 2");
+    CHECK_HAS(out, "resuming at rollout 2");
     ml_arena_init(&a, "rounds");
     for (int i = 0; i < ROUNDS; i++) {
         snprintf(path, sizeof path, "%s/rollout_data/%d.jsonl.zst", async_rollout, i);

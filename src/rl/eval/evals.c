@@ -196,13 +196,36 @@ static ml_status run_row(const ml_evals *e, ml_eval_scores *out, ml_err *err) {
     return failed ? ml_extension_failed(&e->ext->base, &why, err) : ML_OK;
 }
 
-ml_status ml_evals_run(void *evals, ml_eval_scores *out, ml_err *err) {
-    const ml_evals *e = evals;
+ml_status ml_evals_run(const ml_evals *e, ml_eval_scores *out, ml_err *err) {
     ml_status st = ML_OK;
 
     if (e->ext)
         return run_row(e, out, err);
     for (int32_t i = 0; i < e->n && st == ML_OK; i++)
         st = run_set(e, i, out, err);
+    return st;
+}
+
+ml_status ml_evals_report(const ml_eval_scores *scores, int64_t rollout, ml_arena *a,
+                          const ml_observers *to, ml_err *err) {
+    return ml_observe(
+        to,
+        &(ml_loop_event){
+            .kind = ML_ON_EVALUATED, .rollout = rollout, .scores = scores, .arena = a },
+        err);
+}
+
+ml_status ml_evals_observe(const ml_evals *e, int64_t rollout, const ml_observers *to,
+                           ml_err *err) {
+    ml_eval_scores scores = { 0 };
+    ml_arena a;
+    ml_status st;
+
+    ml_arena_init(&a, "an evaluation");
+    ml_metrics_init(&scores.metrics, &a);
+    st = ml_evals_run(e, &scores, err);
+    if (st == ML_OK)
+        st = ml_evals_report(&scores, rollout, &a, to, err);
+    ml_arena_release(&a);
     return st;
 }
