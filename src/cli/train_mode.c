@@ -15,12 +15,12 @@ static ml_status evaluate(void *ud, int64_t rollout, ml_err *err) {
     return st;
 }
 
-static ml_evaluator evaluator_of(ml_train_gen *t, const ml_config *c) {
+static ml_eval_driver eval_driver_of(ml_train_gen *t, const ml_config *c) {
     if (!t->evals.n || !c->rollout.eval_interval)
-        return (ml_evaluator){ 0 };
+        return (ml_eval_driver){ 0 };
     if (t->eval_queue)
-        return (ml_evaluator){ t->eval_queue, ml_eval_queue_run, ml_eval_queue_wait };
-    return (ml_evaluator){ t, evaluate, NULL };
+        return (ml_eval_driver){ t->eval_queue, ml_eval_queue_run, ml_eval_queue_wait };
+    return (ml_eval_driver){ t, evaluate, NULL };
 }
 
 static ml_status open_async_rollout(ml_train_gen *t, const ml_config *c,
@@ -58,7 +58,7 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop,
     loop->turn = t->offload_train || t->offload_rollout ? ml_train_gen_turn : NULL;
     loop->turn_ud = t;
     loop->publish_interval = c->mode.update_interval;
-    loop->eval = evaluator_of(t, c);
+    loop->eval = eval_driver_of(t, c);
     loop->eval_interval = c->rollout.eval_interval;
     loop->skip_first_eval = c->rollout.skip_first_eval;
     loop->prefetch = c->mode.async;

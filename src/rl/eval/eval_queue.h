@@ -30,7 +30,7 @@ typedef struct ml_eval_queue_opts {
 ml_status ml_eval_queue_open(ml_eval_queue **out, const ml_eval_queue_opts *o, ml_err *err);
 void ml_eval_queue_close(ml_eval_queue *q); /* waits for the running one; NULL is allowed */
 
-/* The functions of an ml_evaluator; `queue` is an ml_eval_queue.
+/* The functions of an ml_eval_driver; `queue` is an ml_eval_queue.
  *
  * run writes the weights to disk and submits their evaluation.  If too many are in flight,
  * it first waits for the oldest; or, with `skip`, reports that this one is skipped. */

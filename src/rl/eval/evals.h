@@ -48,12 +48,12 @@ ml_status ml_evals_observe(const ml_evals *e, int64_t rollout, const ml_observer
                            ml_err *err);
 
 /* How the loop evaluates the published weights. */
-typedef struct ml_evaluator {
+typedef struct ml_eval_driver {
     void *self;
     /* Reports the scores now, or when a later call finds them finished. */
     ml_status (*run)(void *self, int64_t rollout, ml_err *err);
     /* Waits for all scores and reports them.  NULL: run reports them. */
     ml_status (*wait)(void *self, ml_err *err);
-} ml_evaluator;
+} ml_eval_driver;
 
 #endif

@@ -27,7 +27,7 @@ typedef struct ml_train_loop {
     void *turn_ud;
     /* In rollouts; 0: each.  A run is saved only where it publishes. */
     int64_t publish_interval;
-    ml_evaluator eval;     /* of the published weights; zeros: no evaluation */
+    ml_eval_driver eval;   /* of the published weights; zeros: no evaluation */
     int64_t eval_interval; /* in rollouts */
     bool skip_first_eval;
     bool prefetch; /* as in Miles' train_async, always evaluate the last rollout */
