@@ -28,7 +28,7 @@ struct command {
     /* arguments; each operation uses some */
     const ml_weights *weights;
     weight_set *set;
-    const char *dir;
+    char *dir; /* of a load: owned by l after success */
     ml_step_end_fn *watch;
     void *ud;
     uint64_t version;
@@ -322,7 +322,12 @@ static ml_status do_load(local *l, command *c) {
     if (st != ML_OK)
         return st;
     c->weights = &c->set->w;
-    return do_switch(l, c);
+    st = do_switch(l, c);
+    if (st == ML_OK) {
+        free(l->dir);
+        l->dir = c->dir;
+    }
+    return st;
 }
 
 static ml_status do_release(local *l, command *c) {
@@ -388,20 +393,16 @@ static void stats(ml_gen *g, ml_gen_stats *out) {
 
 static ml_status load(ml_gen *g, const char *dir, uint64_t version, ml_switch how,
                       ml_err *err) {
-    local *l = of(g);
-    command c = { .fn = do_load, .dir = dir, .version = version, .how = how, .err = err };
-    char *kept = strdup(dir);
-    ml_status st =
-        kept ? have_done(l, &c) : ml_fail(err, ML_ENOMEM, "no memory for a path");
+    command c = { .fn = do_load, .version = version, .how = how, .err = err };
+    ml_status st;
 
+    c.dir = strdup(dir);
+    st = c.dir ? have_done(of(g), &c) : ml_fail(err, ML_ENOMEM, "no memory for a path");
     if (st != ML_OK) {
         free_set(c.set);
-        free(kept);
-        return st;
+        free(c.dir);
     }
-    free(l->dir);
-    l->dir = kept;
-    return ML_OK;
+    return st;
 }
 
 ml_status ml_local_switch(ml_gen *g, const ml_weights *w, ml_switch how, ml_err *err) {

@@ -85,12 +85,20 @@ static ml_status await_group(ml_async *s, int64_t n_left, ml_err *err) {
     return s->st;
 }
 
-static void look_at(ml_async *s, round *r, const ml_async_group *g) {
+/* Counts the group's staleness, and returns it. */
+static int64_t look_at(ml_async *s, round *r, const ml_async_group *g) {
     int64_t stale = ml_async_staleness(s, g);
 
     r->n_looked++;
     r->sum_stale += stale;
     r->max_stale = stale > r->max_stale ? stale : r->max_stale;
+    return stale;
+}
+
+/* The group will be trained on. */
+static void use(round *r, ml_async_group *g, int64_t stale) {
+    r->group[r->n++] = g;
+    r->max_trained = stale > r->max_trained ? stale : r->max_trained;
 }
 
 /* Calls the buffer extension whenever a group has been queued since its last call. */
@@ -109,8 +117,7 @@ static ml_status take_picked(ml_async *s, round *r, ml_err *err) {
             return st;
         st = ml_async_pick(s, r->group + r->n, wanted - r->n, &n, err);
         for (int64_t i = 0; st == ML_OK && i < n; i++)
-            look_at(s, r, r->group[r->n + i]);
-        r->n += st == ML_OK ? n : 0;
+            use(r, r->group[r->n], look_at(s, r, r->group[r->n]));
         n_left = s->queue.n;
         pthread_cond_broadcast(&s->change);
     }
@@ -129,11 +136,9 @@ static ml_status take_groups(ml_async *s, round *r, ml_err *err) {
         if (st != ML_OK)
             return st;
         g = ml_async_pop(&s->queue);
-        stale = ml_async_staleness(s, g);
-        look_at(s, r, g);
+        stale = look_at(s, r, g);
         if (s->opts.max_stale < 0 || stale <= s->opts.max_stale) {
-            r->group[r->n++] = g;
-            r->max_trained = stale > r->max_trained ? stale : r->max_trained;
+            use(r, g, stale);
         } else {
             s->counts.n_stale++;
             ml_async_turn_away(s, g);
