@@ -57,6 +57,7 @@ struct local {
     uint64_t *abort;    /* [n_abort] tickets */
     int32_t n_abort, cap_abort;
     command *first, *last;
+    bool notified; /* the step-end callback is to run before the next step */
     bool stopping;
 };
 
@@ -180,24 +181,28 @@ static void refuse_commands(local *l) {
     pthread_cond_broadcast(&l->done);
 }
 
-static void tell_watch(local *l) {
+static void tell_watch(local *l, bool notified) {
     ml_gen_stats now;
     int64_t n_ended;
 
     ml_engine_stats(l->engine, &now);
     n_ended = now.n_finished + now.n_aborted;
-    if (l->watch && n_ended != l->n_ended)
+    if (l->watch && (notified || n_ended != l->n_ended))
         l->watch(l->watch_ud);
     l->n_ended = n_ended;
 }
 
+static bool has_work(const local *l) {
+    return l->inbox.first || l->n_abort || l->first || (l->notified && !l->paused);
+}
+
 static void *run(void *ud) {
     local *l = ud;
-    bool busy = false;
+    bool busy = false, notified;
 
     pthread_mutex_lock(&l->lock);
     for (;;) {
-        while (!l->stopping && !busy && !l->inbox.first && !l->n_abort && !l->first)
+        while (!l->stopping && !busy && !has_work(l))
             pthread_cond_wait(&l->wake, &l->lock);
         take_inbox(l);
         if (l->n_abort)
@@ -206,9 +211,11 @@ static void *run(void *ud) {
         take_stock(l);
         if (l->stopping)
             break;
+        notified = l->notified && !l->paused;
+        l->notified = l->notified && !notified;
         pthread_mutex_unlock(&l->lock);
         busy = may_step(l) && ml_engine_step(l->engine);
-        tell_watch(l);
+        tell_watch(l, notified);
         pthread_mutex_lock(&l->lock);
         take_stock(l);
     }
@@ -377,6 +384,14 @@ static void watch(ml_gen *g, ml_step_end_fn *fn, void *ud) {
     have_done(of(g), &(command){ .fn = do_watch, .watch = fn, .ud = ud });
 }
 
+static void notify(ml_gen *g) {
+    local *l = of(g);
+    pthread_mutex_lock(&l->lock);
+    l->notified = true;
+    pthread_cond_signal(&l->wake);
+    pthread_mutex_unlock(&l->lock);
+}
+
 static bool flush(ml_gen *g) {
     command c = { .fn = do_flush };
     have_done(of(g), &c);
@@ -459,6 +474,7 @@ ml_status ml_local_open(ml_gen **out, const ml_local_opts *o, ml_err *err) {
                        .load = load,
                        .stats = stats,
                        .watch = watch,
+                       .notify = notify,
                        .close = close_gen };
     l->opts = *o;
     pthread_mutex_init(&l->lock, NULL);

@@ -348,11 +348,25 @@ static void hold(void *ud) {
     r->held = true;
 }
 
-/* Processes the answers that arrived while paused. */
+static void tell_watch(void *ud) {
+    ml_remote *r = ud;
+
+    r->notified = r->held;
+    if (r->watch && !r->held)
+        r->watch(r->watch_ud);
+}
+
+static void notify(ml_gen *g) {
+    ml_loop_post(of(g)->loop, tell_watch, of(g));
+}
+
+/* Processes the answers, and the notification, that arrived while paused. */
 static void let_go(void *ud) {
     ml_remote *r = ud;
 
     r->held = false;
+    if (r->notified)
+        tell_watch(r);
     for (ml_remote_call *c = r->first, *next; c; c = next) {
         next = c->next;
         if (c->answered) {
@@ -489,7 +503,8 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
                        .load = ml_remote_load,
                        .stats = stats,
                        .close = close_gen,
-                       .watch = watch_ends };
+                       .watch = watch_ends,
+                       .notify = notify };
     ml_arena_init(&r->arena, "remote servers");
     pthread_mutex_init(&r->lock, NULL);
     keep_opts(r, o);

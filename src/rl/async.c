@@ -28,22 +28,22 @@ static bool make_room(ml_async *s) {
 ml_status ml_async_published(ml_async *s, uint64_t version, ml_err *err) {
     bool room;
 
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->set.lock);
     room = make_room(s);
     if (room)
         s->published[s->n_published++] = version;
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->set.lock);
     return room ? ML_OK
                 : ml_fail(err, ML_ENOMEM, "no memory to remember weight version %llu",
                           (unsigned long long)version);
 }
 
-int64_t ml_async_staleness(const ml_async *s, const ml_async_group *g) {
+int64_t ml_async_staleness(const ml_async *s, const ml_gen_group *g) {
     uint64_t oldest = UINT64_MAX;
     int64_t n = 0;
 
     for (int32_t i = 0; i < g->id.n_sample; i++) {
-        const ml_sample *x = &g->flight[i]->sample;
+        const ml_sample *x = &g->task[i]->sample;
         for (int32_t t = 0; t < x->n_response; t++)
             oldest = x->version[t] < oldest ? x->version[t] : oldest;
     }
@@ -55,7 +55,7 @@ int64_t ml_async_staleness(const ml_async *s, const ml_async_group *g) {
 /* --- a rollout batch ------------------------------------------------------------- */
 
 typedef struct round {
-    ml_async_group **group; /* [n] */
+    ml_gen_group **group; /* [n] */
     int64_t n, n_looked, sum_stale, max_stale;
     int64_t max_trained; /* maximum staleness of the groups in the batch */
 } round;
@@ -63,7 +63,7 @@ typedef struct round {
 /* No group is generating and the queue is full, so the worker will start none: if the
  * buffer extension takes no group either, the rollout batch would never be complete. */
 static bool is_stuck(const ml_async *s) {
-    return s->flying.n == 0 && s->queue.n >= s->opts.capacity + s->opts.max_groups;
+    return s->set.groups.n == 0 && s->queue.n >= s->opts.capacity + s->opts.max_groups;
 }
 
 /* Waits until more than n_left groups are queued (the number that the buffer extension
@@ -75,9 +75,10 @@ static ml_status await_group(ml_async *s, int64_t n_left, ml_err *err) {
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += PATIENCE_S;
     while (s->st == ML_OK && s->queue.n <= n_left && !is_stuck(s))
-        if (pthread_cond_timedwait(&s->change, &s->lock, &until) == ETIMEDOUT) {
-            ml_log(ML_LOG_WARN, "No completed rollout groups for %d.0s: %lld are under way",
-                   PATIENCE_S, (long long)s->flying.n);
+        if (pthread_cond_timedwait(&s->set.change, &s->set.lock, &until) == ETIMEDOUT) {
+            ml_log(ML_LOG_WARN,
+                   "No completed rollout groups for %d.0s: %lld are being generated",
+                   PATIENCE_S, (long long)s->set.groups.n);
             until.tv_sec += PATIENCE_S;
         }
     if (s->st != ML_OK && err)
@@ -86,7 +87,7 @@ static ml_status await_group(ml_async *s, int64_t n_left, ml_err *err) {
 }
 
 /* Counts the group's staleness, and returns it. */
-static int64_t look_at(ml_async *s, round *r, const ml_async_group *g) {
+static int64_t look_at(ml_async *s, round *r, const ml_gen_group *g) {
     int64_t stale = ml_async_staleness(s, g);
 
     r->n_looked++;
@@ -96,7 +97,7 @@ static int64_t look_at(ml_async *s, round *r, const ml_async_group *g) {
 }
 
 /* The group will be trained on. */
-static void use(round *r, ml_async_group *g, int64_t stale) {
+static void use(round *r, ml_gen_group *g, int64_t stale) {
     r->group[r->n++] = g;
     r->max_trained = stale > r->max_trained ? stale : r->max_trained;
 }
@@ -119,7 +120,7 @@ static ml_status take_picked(ml_async *s, round *r, ml_err *err) {
         for (int64_t i = 0; st == ML_OK && i < n; i++)
             use(r, r->group[r->n], look_at(s, r, r->group[r->n]));
         n_left = s->queue.n;
-        pthread_cond_broadcast(&s->change);
+        pthread_cond_broadcast(&s->set.change);
     }
     return st;
 }
@@ -131,7 +132,7 @@ static ml_status take_groups(ml_async *s, round *r, ml_err *err) {
         return take_picked(s, r, err);
     while (r->n < wanted) {
         ml_status st = await_group(s, 0, err);
-        ml_async_group *g;
+        ml_gen_group *g;
         int64_t stale;
         if (st != ML_OK)
             return st;
@@ -143,14 +144,14 @@ static ml_status take_groups(ml_async *s, round *r, ml_err *err) {
             s->counts.n_stale++;
             ml_async_turn_away(s, g);
         }
-        pthread_cond_broadcast(&s->change);
+        pthread_cond_broadcast(&s->set.change);
     }
     return ML_OK;
 }
 
 static int by_index(const void *x, const void *y) {
-    int64_t a = (*(ml_async_group *const *)x)->id.first_index,
-            b = (*(ml_async_group *const *)y)->id.first_index;
+    int64_t a = (*(ml_gen_group *const *)x)->id.first_index,
+            b = (*(ml_gen_group *const *)y)->id.first_index;
     return a < b ? -1 : a > b;
 }
 
@@ -172,9 +173,9 @@ static void gather(ml_async *s, const round *r, ml_rollout_batch *out, ml_arena 
     qsort(r->group, (size_t)r->n, sizeof *r->group, by_index);
     out->sample = ML_NEW(a, const ml_sample *, r->n *size + 1);
     for (int64_t i = 0; i < r->n; i++) {
-        out->n_drawn += r->group[i]->flights.n_drawn;
+        out->n_drawn += r->group[i]->n_drawn;
         for (int32_t k = 0; k < size; k++) {
-            ml_sample_copy(&sample[out->n], a, &r->group[i]->flight[k]->sample);
+            ml_sample_copy(&sample[out->n], a, &r->group[i]->task[k]->sample);
             if (s->opts.mask_old)
                 mask_old(&sample[out->n], a);
             out->sample[out->n] = &sample[out->n];
@@ -187,7 +188,7 @@ static void report(ml_async *s, const round *r, ml_rollout_batch *out) {
     ml_metrics *f = &out->figures;
     int64_t n = 0, sum = 0, most = 0;
 
-    for (const ml_async_group *g = s->queue.first; g; g = g->next, n++) {
+    for (const ml_gen_group *g = s->queue.first; g; g = g->next, n++) {
         int64_t stale = ml_async_staleness(s, g);
         sum += stale;
         most = stale > most ? stale : most;
@@ -232,7 +233,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
                          ml_err *err) {
     ml_async *s = ud;
     const ml_train_run_opts *o = &s->opts.run->opts;
-    round r = { .group = ML_NEW(a, ml_async_group *, o->rollout_batch_size) };
+    round r = { .group = ML_NEW(a, ml_gen_group *, o->rollout_batch_size) };
     ml_status st = start(s, err);
 
     (void)rollout;
@@ -240,13 +241,13 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
         return st;
     ml_work_count_clear(s->opts.asker.tally);
     ml_async_hold(s, false); /* ml_async_save leaves it held */
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->set.lock);
     st = take_groups(s, &r, err);
     if (st == ML_OK) {
         gather(s, &r, out, a);
         report(s, &r, out);
     }
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->set.lock);
     for (int64_t i = 0; i < r.n; i++)
         ml_async_free_group(r.group[i]);
     if (st == ML_OK)
@@ -257,95 +258,73 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
 
 /* --- open and close --------------------------------------------------------------- */
 
-/* Step-end callback, on the generator's thread: continues multi-turn conversations. */
-static void on_ended(void *ud) {
-    ml_async *s = ud;
-
-    pthread_mutex_lock(&s->lock);
-    for (ml_async_group *g = s->flying.first; g; g = g->next)
-        ml_gen_tasks_continue_turns(&g->flights);
-    pthread_mutex_unlock(&s->lock);
-}
-
 ml_status ml_async_open(ml_async **out, const ml_async_opts *o, ml_err *err) {
     ml_async *s = calloc(1, sizeof *s);
-    pthread_mutexattr_t kind;
 
     if (!s)
         return ml_fail(err, ML_ENOMEM, "no memory for the rollout worker");
     s->opts = *o;
-    pthread_mutexattr_init(&kind);
-    pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_RECURSIVE);
-    pthread_mutex_init(&s->lock, &kind);
-    pthread_mutexattr_destroy(&kind);
-    pthread_cond_init(&s->change, NULL);
+    ml_group_set_init(&s->set, &s->opts.asker, &s->opts.how, &o->run->dataset);
     ml_arena_init(&s->reasons, "reasons");
     s->rejections.arena = &s->reasons;
     ml_partial_buffer_init(&s->held, o->run->opts.source.n_samples_per_prompt);
     if (o->asker.turns)
-        o->asker.gen->watch(o->asker.gen, on_ended, s);
+        o->asker.gen->watch(o->asker.gen, ml_group_set_step_end, &s->set);
     *out = s;
     return ML_OK;
 }
 
-/* Continues the conversations whose turn has ended in the meantime, and installs the
+/* Continues the conversations whose replies have arrived in the meantime, and installs the
  * step-end callback again. */
 static void watch_again(ml_async *s) {
     ml_gen *gen = s->opts.asker.gen;
 
     gen->pause(gen);
-    on_ended(s);
-    gen->watch(gen, on_ended, s);
+    ml_group_set_step_end(&s->set);
+    gen->watch(gen, ml_group_set_step_end, &s->set);
     gen->resume(gen);
 }
 
 void ml_async_hold(ml_async *s, bool hold) {
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->set.lock);
     s->held_up = hold;
-    pthread_cond_broadcast(&s->change);
-    pthread_mutex_unlock(&s->lock);
+    pthread_cond_broadcast(&s->set.change);
+    while (hold && s->busy)
+        pthread_cond_wait(&s->set.change, &s->set.lock);
+    pthread_mutex_unlock(&s->set.lock);
     if (!hold && s->opts.asker.turns)
         watch_again(s); /* an evaluation may have replaced the callback */
 }
 
-static bool all_landed(const ml_async *s) {
-    for (const ml_async_group *g = s->flying.first; g; g = g->next)
-        if (g->n_left > 0)
-            return false;
-    return true;
-}
-
-/* Aborts and frees all groups.  The generator still calls on_ended while this waits. */
+/* Aborts and frees all groups.  The generator still calls the set's step-end callback while
+ * this waits. */
 static void drain(ml_async *s) {
-    ml_async_group *g;
+    ml_gen_group *g;
 
-    pthread_mutex_lock(&s->lock);
-    for (g = s->flying.first; g; g = g->next)
-        ml_gen_tasks_abort(&g->flights, g->flight, g->id.n_sample);
-    while (!all_landed(s))
-        pthread_cond_wait(&s->change, &s->lock);
-    while ((g = ml_async_pop(&s->flying)) || (g = ml_async_pop(&s->queue)))
+    for (g = s->set.groups.first; g; g = g->next)
+        ml_gen_group_abort(g);
+    for (g = s->set.groups.first; g; g = g->next)
+        ml_gen_group_wait(g);
+    while ((g = ml_async_pop(&s->set.groups)) || (g = ml_async_pop(&s->queue)))
         ml_async_free_group(g);
-    pthread_mutex_unlock(&s->lock);
 }
 
 void ml_async_close(ml_async *s) {
     if (!s)
         return;
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->set.lock);
     s->stopping = true;
-    pthread_cond_broadcast(&s->change);
-    pthread_mutex_unlock(&s->lock);
+    pthread_cond_broadcast(&s->set.change);
+    pthread_mutex_unlock(&s->set.lock);
     if (s->started)
         pthread_join(s->worker, NULL);
     drain(s);
     if (s->opts.asker.turns)
         s->opts.asker.gen->watch(s->opts.asker.gen, NULL, NULL);
+    ml_group_set_release(&s->set);
     ml_partial_buffer_release(&s->held);
     ml_arena_release(&s->reasons);
     free(s->published);
-    pthread_cond_destroy(&s->change);
-    pthread_mutex_destroy(&s->lock);
     free(s);
 }
 

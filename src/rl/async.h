@@ -14,9 +14,8 @@
 #ifndef ML_RL_ASYNC_H
 #define ML_RL_ASYNC_H
 
-#include "rl/gen_task.h"
-#include "rl/group_filter.h"
 #include "rl/rollout.h"
+#include "rl/rollout/group.h"
 
 typedef struct ml_async ml_async;
 

@@ -5,14 +5,12 @@
 /* The queued groups in the form that the extension sees. */
 static miles_waiting view_of(ml_async *s, ml_arena *a, int64_t want) {
     int32_t size = s->opts.run->opts.source.n_samples_per_prompt;
-    int64_t n = s->queue.n, i = 0, k = 0, *stale = ML_NEW(a, int64_t, n + 1);
+    int64_t n = s->queue.n, i = 0, k, *stale = ML_NEW(a, int64_t, n + 1);
     const ml_sample **sample = ML_NEW(a, const ml_sample *, n *size + 1);
 
-    for (const ml_async_group *g = s->queue.first; g; g = g->next) {
+    for (const ml_gen_group *g = s->queue.first; g; g = g->next)
         stale[i++] = ml_async_staleness(s, g);
-        for (int32_t t = 0; t < g->id.n_sample; t++)
-            sample[k++] = &g->flight[t]->sample;
-    }
+    k = ml_group_list_samples(&s->queue, ML_GROUP_UNDECIDED, sample);
     return (miles_waiting){ .size = sizeof(miles_waiting),
                             .answers = ml_answers_of(a, sample, k, -1),
                             .n_group = n,
@@ -37,15 +35,15 @@ static ml_status check_fates(const miles_extension *row, const int32_t *fate, in
                          row->name, (long long)n_train, (long long)want);
 }
 
-static void part(ml_async *s, const int32_t *fate, ml_async_group **out, int64_t *n) {
-    ml_async_list stay = { 0 };
-    ml_async_group *g;
+static void part(ml_async *s, const int32_t *fate, ml_gen_group **out, int64_t *n) {
+    ml_group_list stay = { 0 };
+    ml_gen_group *g;
 
     for (int64_t i = 0; (g = ml_async_pop(&s->queue)); i++)
         if (fate[i] == MILES_TRAIN) {
             out[(*n)++] = g;
         } else if (fate[i] == MILES_KEEP_WAITING) {
-            ml_async_push(&stay, g);
+            ml_group_list_push(&stay, g);
         } else {
             s->counts.n_stale++;
             ml_async_turn_away(s, g);
@@ -53,7 +51,7 @@ static void part(ml_async *s, const int32_t *fate, ml_async_group **out, int64_t
     s->queue = stay;
 }
 
-ml_status ml_async_pick(ml_async *s, ml_async_group **out, int64_t want, int64_t *n,
+ml_status ml_async_pick(ml_async *s, ml_gen_group **out, int64_t want, int64_t *n,
                         ml_err *err) {
     const miles_buffer *row = s->opts.buffer;
     miles_error why = { "" };

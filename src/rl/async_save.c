@@ -6,15 +6,6 @@
 
 enum { VERSIONS = 64 }; /* saved weight versions; limit of counted staleness */
 
-static int64_t list_groups(const ml_sample **out, const ml_async_list *l) {
-    int64_t n = 0;
-
-    for (const ml_async_group *g = l->first; g; g = g->next)
-        for (int32_t i = 0; i < g->id.n_sample; i++)
-            out[n++] = &g->flight[i]->sample;
-    return n;
-}
-
 static void save_held(ml_async *s, ml_text *out) {
     int32_t size = s->held.n_per_group;
     ml_arena a;
@@ -22,15 +13,17 @@ static void save_held(ml_async *s, ml_text *out) {
     int64_t n;
 
     ml_arena_init(&a, "groups to save");
-    sample = ML_NEW(&a, const ml_sample *, (s->queue.n + s->flying.n) * size + 1);
-    n = list_groups(sample, &s->queue);
-    n += list_groups(sample + n, &s->flying);
+    sample = ML_NEW(&a, const ml_sample *, (s->queue.n + s->set.groups.n) * size + 1);
+    n = ml_group_list_samples(&s->queue, ML_GROUP_UNDECIDED, sample);
+    n += ml_group_list_samples(&s->set.groups, ML_GROUP_UNDECIDED, sample + n);
     ml_partial_buffer_save(&s->held, sample, n, out);
     ml_arena_release(&a);
 }
 
-/* While this runs, no group is started, no token generated and no sample graded.  Threads
- * that end a sample need the lock, so this locks it only after they are idle. */
+/* While this runs, no group is started, no token generated and no sample graded.  A
+ * conversation is saved in the middle of a turn, never between two: its environment's reply
+ * is waited for.  Threads that end a sample need the lock, so this locks it only after they
+ * are idle. */
 void ml_async_save(void *flow, ml_text *out) {
     ml_async *s = flow;
     ml_gen *gen = s->opts.asker.gen;
@@ -38,9 +31,10 @@ void ml_async_save(void *flow, ml_text *out) {
 
     ml_async_hold(s, true);
     gen->pause(gen);
+    ml_group_set_take_all_replies(&s->set);
     if (s->opts.asker.rewards)
         ml_rewards_wait(s->opts.asker.rewards);
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->set.lock);
     from = s->n_published > VERSIONS ? s->n_published - VERSIONS : 0;
     ml_text_printf(out, "\"published\": [");
     for (int64_t i = from; i < s->n_published; i++)
@@ -48,7 +42,7 @@ void ml_async_save(void *flow, ml_text *out) {
                        (unsigned long long)s->published[i]);
     ml_text_printf(out, "], \"held\": ");
     save_held(s, out);
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->set.lock);
     gen->resume(gen);
     /* Stays held until the next collect: the snapshot also has the data source's position,
      * which must not advance before that is saved. */

@@ -8,7 +8,7 @@
 #define ML_RL_EVALS_H
 
 #include "rl/metrics.h"
-#include "rl/gen_task.h"
+#include "rl/rollout/group.h"
 #include "rl/run_store.h"
 
 typedef struct ml_eval_set {

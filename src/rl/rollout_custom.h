@@ -8,8 +8,8 @@
 #ifndef ML_RL_ROLLOUT_CUSTOM_H
 #define ML_RL_ROLLOUT_CUSTOM_H
 
-#include "rl/gen_task.h"
 #include "rl/rollout.h"
+#include "rl/rollout/group.h"
 
 typedef struct ml_custom_rollout {
     const miles_rollout *row; /* the extension; NULL: none */
