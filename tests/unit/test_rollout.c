@@ -153,6 +153,25 @@ static void filters_and_over_sampling(void) {
 }
 
 /* Answers that one round began and another finished, and a snapshot in between. */
+/* The filter's decisions do not depend on when the rewards arrive. */
+static void slow_rewards_keep_the_same_groups(void) {
+    static const char grade[] = "while read -r line; do sleep 0.0$((${#line} % $1))\n"
+                                "echo $((${#line} % 3)); done\n";
+    char out[16000], more[1000];
+
+    ml_toy_run_inputs();
+    ml_toy_file("grade.sh", grade);
+    for (int i = 0; i < 2; i++) {
+        snprintf(more, sizeof more,
+                 "--dynamic-sampling-filter-path check_reward_nonzero_std "
+                 "--over-sampling-batch-size 6 --partial-rollout --reward-workers 3 "
+                 "--custom-rm-path 'cmd:sh %s %d'",
+                 ml_test_path("grade.sh"), i ? 8 : 1);
+        CHECK(run(ml_test_path(i ? "slow" : "fast"), ROUNDS, more, out, sizeof out) == 0);
+    }
+    same_files(ml_test_path("fast"), ml_test_path("slow"));
+}
+
 static void unfinished_answers_go_on(void) {
     static const char partial[] = "--partial-rollout --over-sampling-batch-size 7 "
                                   "--sglang-max-running-requests 6 --eval-interval 100 "
@@ -482,6 +501,7 @@ static const ml_test tests[] = {
       equal_rewards_are_told_where_they_matter },
     { "a recording trains as its run", a_recording_trains_as_its_run },
     { "filters and over-sampling", filters_and_over_sampling },
+    { "slow rewards keep the same groups", slow_rewards_keep_the_same_groups },
     { "unfinished answers go on", unfinished_answers_go_on },
     { "unfinished answers meet a smaller limit", unfinished_answers_meet_a_smaller_limit },
     { "memory in turns", memory_in_turns },
