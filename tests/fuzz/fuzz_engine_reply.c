@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "base/bug.h"
-#include "engine/remote_priv.h"
+#include "gen/remote_priv.h"
 #include "rl/rollout/group.h"
-#include "rl/train_rows.h"
+#include "rl/learn/train_rows.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -113,7 +113,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                        .version = version,
                        .status = ML_SAMPLE_ABORTED };
     static engine e = { .gen = { .submit = submit } };
-    static ml_gen_ctx asker = { .gen = &e.gen, .context = 100 };
+    static ml_gen_ctx gen_ctx = { .gen = &e.gen, .context = 100 };
     static ml_sampling how = { .max_new = MAX_NEW };
     static ml_group_set set; /* once: it has an encoder, which takes time to make */
     ml_gen_group *g;
@@ -126,9 +126,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     how.routed[ML_ROUTING_EXPERTS] = data[0] & 2;
     how.routed[ML_ROUTING_KEYS] = data[0] & 4;
     ml_arena_init(&a, "sample");
-    if (!asker.tokenizer) {
-        asker.tokenizer = tokenizer();
-        ml_group_set_init(&set, &asker, &how, NULL);
+    if (!gen_ctx.tokenizer) {
+        gen_ctx.tokenizer = tokenizer();
+        ml_group_set_init(&set, &gen_ctx, &how, NULL);
     }
     g = ml_group_set_add(&set, (ml_group){ .n_sample = 1 }, &a);
     ML_BUG_IF(ml_gen_group_resume(g, &held, false, NULL) != ML_OK);

@@ -7,8 +7,8 @@
 
 #include "base/bug.h"
 #include "rl/rollout/group.h"
-#include "rl/partial_buffer.h"
-#include "rl/train_rows.h"
+#include "rl/rollout/partial_buffer.h"
+#include "rl/learn/train_rows.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -95,16 +95,16 @@ static const ml_tokenizer *tokenizer(void) {
 
 static void go_on(const ml_sample *held) {
     static ml_gen gen = { .submit = submit };
-    static ml_gen_ctx asker = { .gen = &gen, .context = 1 << 20 };
+    static ml_gen_ctx gen_ctx = { .gen = &gen, .context = 1 << 20 };
     static ml_sampling how = { .max_new = MAX_NEW };
     static ml_group_set set; /* once: it has an encoder, which takes time to make */
     ml_gen_group *g;
     ml_arena a;
 
     ml_arena_init(&a, "flights");
-    if (!asker.tokenizer) {
-        asker.tokenizer = tokenizer();
-        ml_group_set_init(&set, &asker, &how, NULL);
+    if (!gen_ctx.tokenizer) {
+        gen_ctx.tokenizer = tokenizer();
+        ml_group_set_init(&set, &gen_ctx, &how, NULL);
     }
     g = ml_group_set_add(&set, (ml_group){ .n_sample = 1 }, &a);
     ML_BUG_IF(ml_gen_group_resume(g, held, held->index & 1, NULL) != ML_OK);

@@ -7,8 +7,8 @@
 #include "base/json.h"
 #include "io/safetensors.h"
 #include "plugin/resolve.h"
-#include "rl/advantage/reward_norm.h"
-#include "rl/step_run.h"
+#include "rl/learn/advantage/reward_norm.h"
+#include "rl/learn/step_run.h"
 #include "tests/support/test.h"
 #include "tests/support/trainee.h"
 
@@ -245,10 +245,10 @@ static void grpo(void) {
 }
 
 static const ml_test tests[] = {
-    { "50 steps on all tokens", all_tokens },
-    { "50 steps on masked tokens", masked_tokens },
-    { "the gradient of a policy loss", policy_gradient },
-    { "a step of GRPO", grpo },
+    { "50 steps on all tokens follow PyTorch", all_tokens },
+    { "50 steps on masked tokens follow PyTorch", masked_tokens },
+    { "the gradient of a policy loss is PyTorch's", policy_gradient },
+    { "a step of GRPO is PyTorch's", grpo },
     { 0 },
 };
 

@@ -269,12 +269,14 @@ static void scoring_is_the_forward_of_training(void) {
 }
 
 static const ml_test tests[] = {
-    { "micro-batches do not show", micro_batches_do_not_show },
-    { "order shows in rounding only", order_shows_in_rounding_only },
-    { "threads do not show", threads_do_not_show },
-    { "recomputation does not show", recomputation_does_not_show },
+    { "train steps are the same bits for any micro-batch", micro_batches_do_not_show },
+    { "the order of samples changes gradients by rounding only",
+      order_shows_in_rounding_only },
+    { "train steps are the same bits for any number of threads", threads_do_not_show },
+    { "train steps are the same bits with recomputation", recomputation_does_not_show },
     { "recomputation saves memory", recomputation_saves_memory },
-    { "scoring is the forward of training", scoring_is_the_forward_of_training },
+    { "scoring gives the bits of the training forward",
+      scoring_is_the_forward_of_training },
     { 0 },
 };
 

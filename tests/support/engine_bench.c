@@ -49,8 +49,8 @@ ml_gen_request ml_bench_request(int32_t n_prompt, int32_t max_new) {
                              .score_from = -1 };
 }
 
-void ml_hear(void *heard, const ml_gen_update *u) {
-    ml_heard *h = heard;
+void ml_receive(void *received, const ml_gen_update *u) {
+    ml_received *h = received;
     for (int32_t i = 0; i < u->answer.n; i++) {
         h->id[h->n] = u->answer.id[i];
         h->logprob[h->n] = u->answer.logprob[i];

@@ -27,16 +27,16 @@ void ml_engine_bench_close(ml_engine_bench *b);
 ml_gen_request ml_bench_request(int32_t n_prompt, int32_t max_new);
 
 /* All updates of a request, accumulated. */
-typedef struct ml_heard {
+typedef struct ml_received {
     int32_t id[ML_BENCH_CONTEXT];
     float logprob[ML_BENCH_CONTEXT];
     uint64_t version[ML_BENCH_CONTEXT];
     int32_t n, n_end, matched, n_preempt, n_cached;
     ml_finish finish;
     char message[200];
-} ml_heard;
+} ml_received;
 
-/* The ml_gen_fn that accumulates them; its ud is a zeroed ml_heard. */
-void ml_hear(void *heard, const ml_gen_update *u);
+/* The ml_gen_fn that accumulates them; its ud is a zeroed ml_received. */
+void ml_receive(void *received, const ml_gen_update *u);
 
 #endif

@@ -65,6 +65,12 @@ void ml_router_world_pass(ml_router_world *w, double seconds) {
     ml_timer_stop(t);
 }
 
+bool ml_router_world_until(ml_router_world *w, const int *counter, int n) {
+    for (int i = 0; i < 2000 && *counter < n; i++)
+        ml_router_world_pass(w, 0.01);
+    return *counter >= n;
+}
+
 static void got_head(void *ud, int status, ml_str headers) {
     ml_fetch *f = ud;
     f->status = status;

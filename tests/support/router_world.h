@@ -25,6 +25,8 @@ void ml_router_world_close(ml_router_world *w);
 
 /* Runs the event loop for this time. */
 void ml_router_world_pass(ml_router_world *w, double seconds);
+/* Runs it until the counter reaches n, for some seconds at most; true when it did. */
+bool ml_router_world_until(ml_router_world *w, const int *counter, int n);
 
 /* A request of the client and its reply.  Zeroed before it is started. */
 typedef struct ml_fetch {

@@ -152,9 +152,9 @@ static void what_cannot_be_is_refused(void) {
         row[i] = (int32_t)i % t.spec.route[ML_ROUTING_EXPERTS].top_k;
     CHECK(ml_routing_replay_check(&t.spec, ML_ROUTING_EXPERTS, row, 1, width, NULL) ==
           ML_OK);
-    refused(&t, row, width + 1, "were recorded for each token");
+    refused(&t, row, width + 1, "were recorded per token");
     row[width - 1] = 10000;
-    refused(&t, row, width, "the experts of token 0 in layer");
+    refused(&t, row, width, "the recorded experts of token 0 in layer");
     row[width - 1] = row[width - 2];
     refused(&t, row, width, "different ones");
     ml_trainee_close(&t);
@@ -201,12 +201,16 @@ static void base64_is_its_own_inverse(void) {
 }
 
 int main(int argc, char **argv) {
-    static const ml_test tests[] = { { "given choices are taken", given_choices_are_taken },
-                                     { "steps replay too", steps_replay_too },
-                                     { "what cannot be is refused",
-                                       what_cannot_be_is_refused },
-                                     { "samples keep them", samples_keep_them },
-                                     { "base64", base64_is_its_own_inverse },
-                                     { 0 } };
+    static const ml_test tests[] = {
+        { "recorded expert choices are replayed when samples are scored",
+          given_choices_are_taken },
+        { "a train step replays expert choices for any micro-batch and recomputation",
+          steps_replay_too },
+        { "expert choices that the model cannot have made are refused",
+          what_cannot_be_is_refused },
+        { "a sample keeps its expert choices through JSON", samples_keep_them },
+        { "base64 encodes and decodes the RFC's examples", base64_is_its_own_inverse },
+        { 0 }
+    };
     return ml_test_main(argc, argv, tests);
 }

@@ -10,9 +10,9 @@
 
 #define RECURRENT "tests/golden/data/qwen3_next"
 
-static ml_heard run(ml_engine_bench *b, ml_gen_request r) {
-    ml_heard h = { 0 };
-    MUST(ml_engine_submit(b->e, &r, ml_hear, &h, 1, &err));
+static ml_received run(ml_engine_bench *b, ml_gen_request r) {
+    ml_received h = { 0 };
+    MUST(ml_engine_submit(b->e, &r, ml_receive, &h, 1, &err));
     while (ml_engine_step(b->e)) {
     }
     CHECK(h.n_end == 1);
@@ -21,8 +21,8 @@ static ml_heard run(ml_engine_bench *b, ml_gen_request r) {
 
 static void refused(ml_engine_bench *b, ml_gen_request r, const char *why) {
     ml_err err = { 0 };
-    ml_heard h = { 0 };
-    CHECK(ml_engine_submit(b->e, &r, ml_hear, &h, 1, &err) == ML_EUSAGE);
+    ml_received h = { 0 };
+    CHECK(ml_engine_submit(b->e, &r, ml_receive, &h, 1, &err) == ML_EUSAGE);
     CHECK_HAS(err.msg, why);
 }
 
@@ -34,7 +34,7 @@ static void bad_requests_are_named(void) {
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     ml_engine_bench_start(&b);
     refused(&b, ml_bench_request(0, 1), "the prompt is empty");
-    refused(&b, ml_bench_request(ML_BENCH_CONTEXT, 1), "nothing is left");
+    refused(&b, ml_bench_request(ML_BENCH_CONTEXT, 1), "no tokens are left");
     r = ml_bench_request(2, 1);
     r.prompt = bad;
     refused(&b, r, "prompt 1 is token 83");
@@ -52,7 +52,7 @@ static void bad_requests_are_named(void) {
     refused(&b, r, "min_new_tokens is 4");
     r = ml_bench_request(2, 1);
     r.n_top = 9;
-    refused(&b, r, "at most 8");
+    refused(&b, r, "the maximum is 8");
     r = ml_bench_request(2, 1);
     r.stop = &(ml_str){ "x", 1 };
     r.n_stop = 1;
@@ -67,7 +67,7 @@ static void bad_requests_are_named(void) {
 static void answers_end_as_asked(void) {
     ml_engine_bench b;
     ml_gen_request r = ml_bench_request(10, 40);
-    ml_heard plain, h;
+    ml_received plain, h;
 
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     ml_engine_bench_start(&b);
@@ -96,7 +96,7 @@ static void end_of_text_ends(void) {
     ml_engine_bench b;
     ml_gen_request r = ml_bench_request(10, 40);
     ml_bias always = { 2, 100 };
-    ml_heard h;
+    ml_received h;
 
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     ml_engine_bench_start(&b);
@@ -112,7 +112,7 @@ static void end_of_text_ends(void) {
 
 static void prefixes_are_found_again(void) {
     ml_engine_bench b;
-    ml_heard h;
+    ml_received h;
 
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     ml_engine_bench_start(&b);
@@ -129,7 +129,7 @@ static void prefixes_are_found_again(void) {
 /* Samples of one prompt share it within the very step that computes it. */
 static void a_group_computes_its_prompt_once(void) {
     ml_engine_bench b;
-    ml_heard h[4] = { 0 };
+    ml_received h[4] = { 0 };
     ml_gen_request r = ml_bench_request(32, 2);
 
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
@@ -137,7 +137,7 @@ static void a_group_computes_its_prompt_once(void) {
     ml_engine_bench_start(&b);
     for (int i = 0; i < 4; i++) {
         r.draw.sample = (uint64_t)i;
-        MUST(ml_engine_submit(b.e, &r, ml_hear, &h[i], (uint64_t)i, &err));
+        MUST(ml_engine_submit(b.e, &r, ml_receive, &h[i], (uint64_t)i, &err));
     }
     CHECK(ml_engine_step(b.e));
     for (int i = 0; i < 4; i++)
@@ -151,7 +151,7 @@ static void a_group_computes_its_prompt_once(void) {
  * last page is full, and wait for that. */
 static void recurrent_state_is_found_again(void) {
     ml_engine_bench b;
-    ml_heard h[4] = { 0 };
+    ml_received h[4] = { 0 };
     ml_gen_request r = ml_bench_request(33, 2);
 
     ml_engine_bench_open(&b, RECURRENT);
@@ -159,7 +159,7 @@ static void recurrent_state_is_found_again(void) {
     ml_engine_bench_start(&b);
     for (int i = 0; i < 4; i++) {
         r.draw.sample = (uint64_t)i;
-        MUST(ml_engine_submit(b.e, &r, ml_hear, &h[i], (uint64_t)i, &err));
+        MUST(ml_engine_submit(b.e, &r, ml_receive, &h[i], (uint64_t)i, &err));
     }
     CHECK(ml_engine_step(b.e)); /* one of them, up to token 32 */
     for (int i = 0; i < 4; i++)
@@ -180,7 +180,7 @@ static void recurrent_state_is_found_again(void) {
 
 static void pressure_puts_the_youngest_back(void) {
     ml_engine_bench b;
-    ml_heard h[3] = { 0 }, alone;
+    ml_received h[3] = { 0 }, alone;
     ml_gen_request r = ml_bench_request(40, 60);
     ml_gen_stats s;
 
@@ -190,7 +190,7 @@ static void pressure_puts_the_youngest_back(void) {
     ml_engine_bench_start(&b);
     for (int i = 0; i < 3; i++) {
         r.draw.sample = (uint64_t)i;
-        MUST(ml_engine_submit(b.e, &r, ml_hear, &h[i], (uint64_t)i, &err));
+        MUST(ml_engine_submit(b.e, &r, ml_receive, &h[i], (uint64_t)i, &err));
     }
     while (ml_engine_step(b.e)) {
     }
@@ -212,21 +212,21 @@ static void too_little_memory_is_said_at_start(void) {
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     b.o.kv_bytes = ml_kv_bytes(&b.spec, &b.be, 3);
     CHECK(ml_engine_open(&b.e, &b.spec, &b.w, &b.be, &b.o, &err) == ML_ENOMEM);
-    CHECK_HAS(err.msg, "hold 48 tokens, less than one context of 128");
+    CHECK_HAS(err.msg, "holds 48 tokens, less than one context of 128");
     ml_engine_bench_close(&b);
 }
 
 static void a_full_queue_says_so(void) {
     ml_engine_bench b;
-    ml_heard h = { 0 };
+    ml_received h = { 0 };
     ml_gen_request r = ml_bench_request(4, 1);
     ml_err why = { 0 };
 
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     ml_engine_bench_start(&b);
     for (uint64_t i = 0; i < 8; i++)
-        MUST(ml_engine_submit(b.e, &r, ml_hear, &h, i, &err));
-    CHECK(ml_engine_submit(b.e, &r, ml_hear, &h, 9, &why) == ML_EAGAIN);
+        MUST(ml_engine_submit(b.e, &r, ml_receive, &h, i, &err));
+    CHECK(ml_engine_submit(b.e, &r, ml_receive, &h, 9, &why) == ML_EAGAIN);
     ml_engine_abort_all(b.e, "enough");
     CHECK(h.n_end == 8 && h.finish == ML_FINISH_ABORT);
     CHECK_HAS(h.message, "enough");
@@ -236,7 +236,7 @@ static void a_full_queue_says_so(void) {
 /* Broken weights end a request with a sentence, not with a token. */
 static void numbers_that_are_none_are_said(void) {
     ml_engine_bench b;
-    ml_heard h;
+    ml_received h;
 
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     ml_engine_bench_start(&b);
@@ -244,7 +244,7 @@ static void numbers_that_are_none_are_said(void) {
         ((float *)b.w.t[0].data)[i] = NAN;
     h = run(&b, ml_bench_request(10, 5));
     CHECK(h.finish == ML_FINISH_ABORT && h.n == 0);
-    CHECK_HAS(h.message, "not numbers");
+    CHECK_HAS(h.message, "logits are NaN");
     ml_engine_bench_close(&b);
 }
 
@@ -260,15 +260,15 @@ static void switches_record_versions(void) {
     MUST(ml_weights_load(&w, &b.spec, b.checkpoint, ML_WEIGHT_AUTO, &b.be, &b.arena, &err));
     w.version = 2;
     for (int i = 0; i < 4; i++) {
-        ml_heard h = { 0 }, later = { 0 };
+        ml_received h = { 0 }, later = { 0 };
         ml_gen_request r = ml_bench_request(20, 20);
         bool switched = false;
         ml_engine_bench_start(&b);
-        MUST(ml_engine_submit(b.e, &r, ml_hear, &h, 1, &err));
+        MUST(ml_engine_submit(b.e, &r, ml_receive, &h, 1, &err));
         for (int k = 0; k < 10; k++)
             ml_engine_step(b.e);
         CHECK(h.n == 10);
-        MUST(ml_engine_submit(b.e, &r, ml_hear, &later, 2, &err));
+        MUST(ml_engine_submit(b.e, &r, ml_receive, &later, 2, &err));
         do {
             if (!switched)
                 switched = ml_engine_switch(b.e, &w, how[i]) == ML_OK;
@@ -293,7 +293,7 @@ static void switches_record_versions(void) {
 
 static void steps_allocate_nothing(void) {
     ml_engine_bench b;
-    ml_heard h[4] = { 0 };
+    ml_received h[4] = { 0 };
     ml_gen_request r = ml_bench_request(40, 60);
     size_t before;
 
@@ -304,7 +304,7 @@ static void steps_allocate_nothing(void) {
     r.n_top = 3;
     for (int i = 0; i < 4; i++) {
         r.draw.sample = (uint64_t)i;
-        MUST(ml_engine_submit(b.e, &r, ml_hear, &h[i], (uint64_t)i, &err));
+        MUST(ml_engine_submit(b.e, &r, ml_receive, &h[i], (uint64_t)i, &err));
     }
     ml_engine_step(b.e);
     before = mallinfo2().uordblks;
@@ -319,13 +319,13 @@ static void steps_allocate_nothing(void) {
 
 static void memory_can_be_given_back(void) {
     ml_engine_bench b;
-    ml_heard h = { 0 }, plain;
+    ml_received h = { 0 }, plain;
     ml_gen_request r = ml_bench_request(20, 30);
 
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     ml_engine_bench_start(&b);
     plain = run(&b, r);
-    MUST(ml_engine_submit(b.e, &r, ml_hear, &h, 1, &err));
+    MUST(ml_engine_submit(b.e, &r, ml_receive, &h, 1, &err));
     for (int i = 0; i < 10; i++)
         ml_engine_step(b.e);
     ml_engine_release_kv(b.e);
@@ -339,19 +339,26 @@ static void memory_can_be_given_back(void) {
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
-        { "bad requests are named", bad_requests_are_named },
-        { "answers end as asked", answers_end_as_asked },
-        { "end of text ends", end_of_text_ends },
-        { "prefixes are found again", prefixes_are_found_again },
-        { "a group computes its prompt once", a_group_computes_its_prompt_once },
-        { "recurrent state is found again", recurrent_state_is_found_again, 60 },
-        { "pressure puts the youngest back", pressure_puts_the_youngest_back },
-        { "too little memory is said at start", too_little_memory_is_said_at_start },
-        { "a full queue says so", a_full_queue_says_so },
-        { "numbers that are none are said", numbers_that_are_none_are_said },
-        { "switches record versions", switches_record_versions },
-        { "steps allocate nothing", steps_allocate_nothing },
-        { "memory can be given back", memory_can_be_given_back },
+        { "the engine refuses bad requests with a reason", bad_requests_are_named },
+        { "a request ends at its length, stop token or stop string", answers_end_as_asked },
+        { "the model's end token ends an answer unless ignored", end_of_text_ends },
+        { "the prefix cache is hit by a repeated prompt", prefixes_are_found_again },
+        { "samples of one prompt share its prefill in one step",
+          a_group_computes_its_prompt_once },
+        { "the prefix cache restores recurrent state at a full page",
+          recurrent_state_is_found_again, 60 },
+        { "a full KV cache preempts the youngest request",
+          pressure_puts_the_youngest_back },
+        { "a KV cache smaller than one context is refused at start",
+          too_little_memory_is_said_at_start },
+        { "a full queue refuses a request with EAGAIN", a_full_queue_says_so },
+        { "logits that are NaN abort the request with an error",
+          numbers_that_are_none_are_said },
+        { "each kind of weight switch records the versions of tokens",
+          switches_record_versions },
+        { "engine steps allocate no memory", steps_allocate_nothing },
+        { "the KV cache can be released and the request continues",
+          memory_can_be_given_back },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);

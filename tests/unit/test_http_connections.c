@@ -136,8 +136,8 @@ static void slow_requests(void) {
     static const char *const request[] = { "GET / HTTP/1.1\r\nHost: h\r\nX-Slow: ",
                                            "POST /echo HTTP/1.1\r\nHost: h\r\n"
                                            "Content-Length: 90000\r\n\r\n" };
-    static const char *const why[] = { "the head of the request came too slowly",
-                                       "the body of the request came too slowly" };
+    static const char *const why[] = { "timed out reading the request headers",
+                                       "timed out reading the request body" };
     ml_http_limits strict = ml_http_site_limits;
     ml_text t = { 0 };
     ml_http_site *s;
@@ -189,7 +189,7 @@ static void budget_of_bodies(void) {
                 &t);
     CHECK_HAS(t.ptr, "HTTP/1.1 503 ");
     CHECK_HAS(t.ptr, "Retry-After: 1\r\n");
-    CHECK_HAS(t.ptr, "holds as many bytes of requests as it may");
+    CHECK_HAS(t.ptr, "too many bytes of requests in flight");
     ml_sock_ask(
         s->port,
         "POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -303,16 +303,16 @@ static void a_thousand_connections(void) {
 }
 
 static const ml_test tests[] = {
-    { "limit_on_connections", limit_on_connections },
-    { "idle_connections_end", idle_connections_end },
-    { "vanishing_clients", vanishing_clients },
-    { "half_closed_clients", half_closed_clients },
-    { "slow_requests", slow_requests },
-    { "budget_of_bodies", budget_of_bodies },
-    { "slow_readers", slow_readers },
-    { "closing_with_calls_pending", closing_with_calls_pending },
-    { "draining", draining },
-    { "a_thousand_connections", a_thousand_connections },
+    { "connections over the limit are refused with 503", limit_on_connections },
+    { "idle connections are closed", idle_connections_end },
+    { "a client that disconnects ends its call", vanishing_clients },
+    { "a client that shuts down its side is still answered", half_closed_clients },
+    { "a request that drips is refused with 408", slow_requests },
+    { "bodies of all connections share one budget", budget_of_bodies },
+    { "a client that does not read is disconnected", slow_readers },
+    { "a server closes with calls pending", closing_with_calls_pending },
+    { "a draining server ends idle connections and finishes calls", draining },
+    { "a thousand connections are served", a_thousand_connections },
     { 0 },
 };
 

@@ -104,7 +104,7 @@ static void tls_to_a_plain_port(void) {
     ml_sock_send(fd, hello, sizeof hello - 1);
     CHECK(ml_sock_hear(fd, &t) == 0);
     CHECK_HAS(t.ptr, "HTTP/1.1 400 ");
-    CHECK_HAS(t.ptr, "begins with a TLS handshake, and this port speaks plain HTTP");
+    CHECK_HAS(t.ptr, "TLS handshake on a plain HTTP port");
     close(fd);
     CHECK(atomic_load(&s->n_call) == 0);
     ml_text_release(&t);
@@ -335,17 +335,17 @@ static void taken_port(void) {
 }
 
 static const ml_test tests[] = {
-    { "plain", plain },
-    { "http_1_0", http_1_0 },
-    { "keep_alive_and_pipelining", keep_alive_and_pipelining },
-    { "tls_to_a_plain_port", tls_to_a_plain_port },
-    { "expectations", expectations },
-    { "streams", streams },
-    { "cut_replies", cut_replies },
-    { "chunked_requests", chunked_requests },
-    { "malformed", malformed },
-    { "limits_on_size", limits_on_size },
-    { "taken_port", taken_port },
+    { "the server answers a request with path, query and headers", plain },
+    { "HTTP/1.0 requests are answered without chunks", http_1_0 },
+    { "kept and pipelined requests are answered in order", keep_alive_and_pipelining },
+    { "a TLS handshake on the plain port is answered with a hint", tls_to_a_plain_port },
+    { "Expect: 100-continue is answered", expectations },
+    { "the server streams a reply in chunks", streams },
+    { "a reply that is cut never looks complete", cut_replies },
+    { "chunked request bodies are read", chunked_requests },
+    { "malformed requests are refused", malformed },
+    { "heads and bodies over their limits are refused", limits_on_size },
+    { "a port in use is named", taken_port },
     { 0 },
 };
 

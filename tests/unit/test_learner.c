@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/local.h"
+#include "gen/local.h"
 #include "plugin/resolve.h"
-#include "rl/learner.h"
+#include "rl/learn/learner.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/trainee.h"
@@ -129,14 +129,14 @@ static void draw_all(ml_trainee *t, float temperature) {
 
 /* --- a learner over them ------------------------------------------------------ */
 
-typedef struct pupil {
+typedef struct trainee {
     ml_trainee trainee;
     ml_recipe recipe;
     ml_learner learner;
-    ml_learn_result lesson;
+    ml_learn_result result;
     ml_arena arena;
     ml_err err;
-} pupil;
+} trainee;
 
 static ml_algo_opts grpo(void) {
     return (ml_algo_opts){ .num = { .gamma = 1,
@@ -152,11 +152,11 @@ static ml_algo_opts grpo(void) {
                            .observe_training_entropy = true };
 }
 
-static void open_pupil(pupil *p, int64_t batch) {
+static void open_trainee(trainee *p, int64_t batch) {
     ml_trainer_opts o = ml_trainee_defaults();
     ml_algo_opts algo = grpo();
 
-    *p = (pupil){ 0 };
+    *p = (trainee){ 0 };
     o.batch.global_batch_size = batch;
     ml_trainee_open(&p->trainee, &(ml_trainee_opts){ .trainer = o });
     must(ml_recipe_resolve(&p->recipe, &algo, &p->err), &p->err);
@@ -168,16 +168,16 @@ static void open_pupil(pupil *p, int64_t batch) {
     draw_all(&p->trainee, 1);
 }
 
-static void close_pupil(pupil *p) {
+static void close_trainee(trainee *p) {
     ml_arena_release(&p->arena);
     ml_trainee_close(&p->trainee);
 }
 
-static ml_status learn(pupil *p) {
+static ml_status learn(trainee *p) {
     const ml_sample *list[SAMPLES];
     for (int i = 0; i < SAMPLES; i++)
         list[i] = &drawn.sample[i];
-    return ml_learn(&p->learner, 0, &p->lesson, &p->arena, list, SAMPLES, &p->err);
+    return ml_learn(&p->learner, 0, &p->result, &p->arena, list, SAMPLES, &p->err);
 }
 
 static double figure(const ml_metrics *f, const char *name) {
@@ -189,22 +189,22 @@ static double figure(const ml_metrics *f, const char *name) {
 
 /* Everything on policy: old, new, rollout and reference log-probs are one and the same. */
 static void the_first_step_is_on_policy(void) {
-    pupil p;
+    trainee p;
     const ml_metrics *f;
 
-    open_pupil(&p, SAMPLES);
+    open_trainee(&p, SAMPLES);
     must(learn(&p), &p.err);
-    CHECK(p.lesson.n_step == 1 && p.lesson.n_stale == 0 && p.lesson.max_diff == 0);
-    CHECK(p.lesson.n_token > 0);
-    f = &p.lesson.step[0].figures;
+    CHECK(p.result.n_step == 1 && p.result.n_stale == 0 && p.result.max_diff == 0);
+    CHECK(p.result.n_token > 0);
+    f = &p.result.step[0].metrics;
     CHECK(figure(f, "train/ppo_kl") == 0 && figure(f, "train/pg_clipfrac") == 0);
     CHECK(figure(f, "train/kl_loss") == 0);
     CHECK(figure(f, "train/train_rollout_logprob_abs_diff") == 0);
     CHECK(figure(f, "train/grad_norm") > 0 && figure(f, "train/applied") == 1);
-    f = &p.lesson.rollout;
+    f = &p.result.rollout;
     CHECK(figure(f, "rollout/log_probs") == figure(f, "rollout/rollout_log_probs"));
     CHECK(figure(f, "rollout/log_probs") == figure(f, "rollout/ref_log_probs"));
-    close_pupil(&p);
+    close_trainee(&p);
 }
 
 /* --- the gradient of a step, from its definition --------------------------------- */
@@ -277,9 +277,9 @@ static double apart(const ml_weights *x, const ml_weights *y) {
 static void the_gradient_is_that_of_grpo(void) {
     ml_trainer_opts o = ml_trainee_defaults();
     ml_trainee other;
-    pupil p;
+    trainee p;
 
-    open_pupil(&p, SAMPLES);
+    open_trainee(&p, SAMPLES);
     must(learn(&p), &p.err);
     o.batch.global_batch_size = SAMPLES;
     ml_trainee_open(&other, &(ml_trainee_opts){ .trainer = o });
@@ -287,56 +287,56 @@ static void the_gradient_is_that_of_grpo(void) {
     CHECK(apart(ml_trainer_grads(p.trainee.trainer), ml_trainer_grads(other.trainer)) <
           1e-5);
     ml_trainee_close(&other);
-    close_pupil(&p);
+    close_trainee(&p);
 }
 
 /* The second step of a round trains other weights than those that drew. */
 static void later_steps_move_away(void) {
-    pupil p;
+    trainee p;
 
-    open_pupil(&p, SAMPLES / 2);
+    open_trainee(&p, SAMPLES / 2);
     must(learn(&p), &p.err);
-    CHECK(p.lesson.n_step == 2 && p.lesson.n_stale == 0);
-    CHECK(figure(&p.lesson.step[0].figures, "train/ppo_kl") == 0);
-    CHECK(figure(&p.lesson.step[1].figures, "train/ppo_kl") != 0);
-    close_pupil(&p);
+    CHECK(p.result.n_step == 2 && p.result.n_stale == 0);
+    CHECK(figure(&p.result.step[0].metrics, "train/ppo_kl") == 0);
+    CHECK(figure(&p.result.step[1].metrics, "train/ppo_kl") != 0);
+    close_trainee(&p);
 }
 
 static void stale_tokens_are_counted_and_scored_anew(void) {
-    pupil p;
+    trainee p;
 
-    open_pupil(&p, SAMPLES);
+    open_trainee(&p, SAMPLES);
     must(learn(&p), &p.err);
     must(learn(&p), &p.err); /* the same samples: the weights have moved */
-    CHECK(p.lesson.n_stale == p.lesson.n_token);
-    CHECK(figure(&p.lesson.step[0].figures, "train/ppo_kl") == 0);
-    CHECK(figure(&p.lesson.step[0].figures, "train/train_rollout_logprob_abs_diff") > 0);
-    CHECK(figure(&p.lesson.rollout, "rollout/log_probs") !=
-          figure(&p.lesson.rollout, "rollout/rollout_log_probs"));
-    close_pupil(&p);
+    CHECK(p.result.n_stale == p.result.n_token);
+    CHECK(figure(&p.result.step[0].metrics, "train/ppo_kl") == 0);
+    CHECK(figure(&p.result.step[0].metrics, "train/train_rollout_logprob_abs_diff") > 0);
+    CHECK(figure(&p.result.rollout, "rollout/log_probs") !=
+          figure(&p.result.rollout, "rollout/rollout_log_probs"));
+    close_trainee(&p);
 }
 
 static void a_flipped_bit_fails_the_run(void) {
-    pupil p;
+    trainee p;
     uint32_t bits;
 
-    open_pupil(&p, SAMPLES);
+    open_trainee(&p, SAMPLES);
     memcpy(&bits, &drawn.logprob[9][3], sizeof bits);
     bits ^= 1;
     memcpy(&drawn.logprob[9][3], &bits, sizeof bits);
     CHECK(learn(&p) == ML_EFORMAT);
     CHECK_HAS(p.err.msg, "rollout and training disagree: token 3 of sample 9");
-    close_pupil(&p);
+    close_trainee(&p);
 }
 
 static void a_sample_without_a_reward_is_refused(void) {
-    pupil p;
+    trainee p;
 
-    open_pupil(&p, SAMPLES);
+    open_trainee(&p, SAMPLES);
     drawn.sample[5].has_reward = false;
     CHECK(learn(&p) == ML_EFORMAT);
     CHECK_HAS(p.err.msg, "sample 5 has no reward");
-    close_pupil(&p);
+    close_trainee(&p);
 }
 
 /* --- miles train on recordings ------------------------------------------------- */
@@ -412,15 +412,15 @@ static void another_temperature_is_noticed(void) {
 }
 
 static const ml_test tests[] = {
-    { "the first step is on policy", the_first_step_is_on_policy },
-    { "the gradient is that of GRPO", the_gradient_is_that_of_grpo },
-    { "later steps move away", later_steps_move_away },
+    { "the first step of a round is on policy to the bit", the_first_step_is_on_policy },
+    { "the gradient is that of GRPO by hand", the_gradient_is_that_of_grpo },
+    { "the second step of a round is off policy", later_steps_move_away },
     { "stale tokens are counted and scored anew",
       stale_tokens_are_counted_and_scored_anew },
-    { "a flipped bit fails the run", a_flipped_bit_fails_the_run },
+    { "one flipped bit of a log-prob fails the round", a_flipped_bit_fails_the_run },
     { "a sample without a reward is refused", a_sample_without_a_reward_is_refused },
-    { "recordings train and resume", recordings_train_and_resume },
-    { "another temperature is noticed", another_temperature_is_noticed },
+    { "a recorded run trains and resumes to the same bytes", recordings_train_and_resume },
+    { "samples drawn at another temperature are refused", another_temperature_is_noticed },
     { 0 },
 };
 

@@ -1,5 +1,5 @@
 /* The engine on a thread of its own: what other threads may ask for meanwhile. */
-#include "engine/local.h"
+#include "gen/local.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -10,13 +10,13 @@
 typedef struct waiter {
     pthread_mutex_t lock;
     pthread_cond_t cond;
-    ml_heard h;
+    ml_received h;
 } waiter;
 
 static void hear_locked(void *ud, const ml_gen_update *u) {
     waiter *w = ud;
     pthread_mutex_lock(&w->lock);
-    ml_hear(&w->h, u);
+    ml_receive(&w->h, u);
     pthread_cond_broadcast(&w->cond);
     pthread_mutex_unlock(&w->lock);
 }
@@ -59,7 +59,7 @@ static void threads_submit_and_hear(void) {
     waiter w[8];
     uint64_t ticket[8];
     ml_gen_request r = ml_bench_request(30, 20);
-    ml_heard first;
+    ml_received first;
 
     ml_engine_bench_open(&b, ML_BENCH_MODEL);
     g = open_local(&b, false);
@@ -152,9 +152,10 @@ static void weights_are_loaded_and_let_go(void) {
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
-        { "threads submit and hear", threads_submit_and_hear },
-        { "aborting and pausing", aborting_and_pausing },
-        { "weights are loaded and let go", weights_are_loaded_and_let_go },
+        { "threads submit requests and get their own tokens", threads_submit_and_hear },
+        { "a local engine pauses, continues and aborts", aborting_and_pausing },
+        { "a local engine loads weights and frees the old ones",
+          weights_are_loaded_and_let_go },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);

@@ -83,7 +83,7 @@ static const struct {
       "the weights are quantized (mxfp4); convert the checkpoint to bf16" },
     { "\"vocab_size\": 32, \"hidden_size\": 16, \"intermediate_size\": 24",
       "\"vocab_size\": 16777216, \"hidden_size\": 1048576, \"intermediate_size\": 1048576",
-      "parameters; at most" },
+      "parameters; the maximum is" },
     { "{\"model_type\"", "[\"model_type\"", "config.json:1:" },
 };
 
@@ -157,10 +157,10 @@ static void warns_of_unknown_keys(void) {
         ml_test_fail(__FILE__, __LINE__, "%s", log.ptr);
     ml_spec_close(&spec);
     CHECK(parse("EXTRA", ", \"rope_interleaved\": true", &spec, &err) == ML_OK);
-    CHECK_HAS(log.ptr, "key \"rope_interleaved\" is not known and has no effect");
+    CHECK_HAS(log.ptr, "unknown key \"rope_interleaved\" has no effect");
     ml_spec_close(&spec);
     CHECK(parse("EXTRA", ", \"surprise\": 1", &spec, &err) == ML_OK);
-    CHECK_HAS(log.ptr, "config.json:4: key \"surprise\" is not known and has no effect");
+    CHECK_HAS(log.ptr, "config.json:4: unknown key \"surprise\" has no effect");
     ml_spec_close(&spec);
     ml_text_release(&log);
 }
@@ -187,7 +187,7 @@ static const edit edits[] = {
     { .name = Q0,
       .shape0 = 32,
       .dtype = ML_ST_F32,
-      .words = "tensor " Q0 " has shape [32, 48]; config.json asks for [48, 48]" },
+      .words = "tensor " Q0 " has shape [32, 48]; config.json requires [48, 48]" },
     { .name = "lm_head.weight",
       .dtype = ML_ST_I32,
       .words = "tensor lm_head.weight has dtype I32; supported are F32, BF16, F16" },
@@ -436,14 +436,14 @@ static void ops_tell_when_they_ran(void) {
 }
 
 static const ml_test tests[] = {
-    { "refuses bad configs", refuses_bad_configs },
-    { "refuses moe and window configs", refuses_moe_and_window_configs },
-    { "warns of unknown keys", warns_of_unknown_keys },
-    { "refuses bad weights", refuses_bad_weights },
-    { "refuses extra weights", refuses_extra_weights },
-    { "memory follows lifetimes", memory_follows_lifetimes },
-    { "steps do not allocate", steps_do_not_allocate },
-    { "ops tell when they ran", ops_tell_when_they_ran },
+    { "a bad config.json is refused with the key", refuses_bad_configs },
+    { "bad MoE and sliding-window configs are refused", refuses_moe_and_window_configs },
+    { "unknown keys of config.json are warned of", warns_of_unknown_keys },
+    { "weights of a wrong shape, type or name are refused", refuses_bad_weights },
+    { "weights that no layer reads are refused", refuses_extra_weights },
+    { "a plan without backward reuses activation memory", memory_follows_lifetimes },
+    { "steps of a plan allocate no memory", steps_do_not_allocate },
+    { "the timeline has every op of forward and backward once", ops_tell_when_they_ran },
     { 0 },
 };
 

@@ -319,7 +319,7 @@ static void freezes_by_name(void) {
     CHECK(memcmp(other, other_after, 16 * sizeof *other) != 0);
     o.freeze = "*";
     CHECK(ml_optimizer_open(&opt, &w.spec, &w.weights, &w.be, &o, &err) == ML_EUSAGE);
-    CHECK_HAS(err.msg, "leaves nothing");
+    CHECK_HAS(err.msg, "leaves no parameter");
     o.freeze = "*down_proj*,layer.7";
     CHECK(ml_optimizer_open(&opt, &w.spec, &w.weights, &w.be, &o, &err) == ML_EUSAGE);
     CHECK_HAS(err.msg, "layer.7");
@@ -390,15 +390,18 @@ static void weights_are_held_against_masters(void) {
 }
 
 static const ml_test tests[] = {
-    { "AdamW is the formula", adamw_is_the_formula },
-    { "SGD is the formula", sgd_is_the_formula },
-    { "bits do not depend on threads or levels", bits_do_not_depend_on_threads_or_levels },
-    { "state leaves the device", state_leaves_the_device },
-    { "weights round their masters", weights_round_their_masters },
-    { "weights are held against masters", weights_are_held_against_masters },
-    { "freezes by name", freezes_by_name },
-    { "bad gradients are named", bad_gradients_are_named_and_not_applied },
-    { "clips the norm", clips_the_norm_of_all_gradients },
+    { "AdamW is its formula in f64", adamw_is_the_formula },
+    { "SGD is its formula in f64", sgd_is_the_formula },
+    { "optimizer steps are the same bits for every level and thread count",
+      bits_do_not_depend_on_threads_or_levels },
+    { "offloaded optimizer state gives the same bits", state_leaves_the_device },
+    { "bf16 weights are their f32 masters rounded", weights_round_their_masters },
+    { "a weight that is not its master rounded is found",
+      weights_are_held_against_masters },
+    { "--freeze keeps parameters by name", freezes_by_name },
+    { "a gradient that is not finite is named and not applied",
+      bad_gradients_are_named_and_not_applied },
+    { "gradients are clipped to the norm", clips_the_norm_of_all_gradients },
     { 0 },
 };
 

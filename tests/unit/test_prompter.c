@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "rl/prompt_encoder.h"
+#include "rl/data/prompt_encoder.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "text/assistant_mask.h"
+#include "text/chat/assistant_mask.h"
 
 #define KIMI "tests/golden/text/kimi"
 
@@ -125,8 +125,9 @@ static void mask_is_what_the_assistant_said(void) {
 }
 
 static const ml_test tests[] = {
-    { "prompts are rendered and measured", prompts_are_rendered_and_measured },
-    { "mask is what the assistant said", mask_is_what_the_assistant_said },
+    { "prompts are rendered by the template and counted in tokens",
+      prompts_are_rendered_and_measured },
+    { "the loss mask covers what the assistant said", mask_is_what_the_assistant_said },
     { 0 },
 };
 

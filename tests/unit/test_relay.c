@@ -49,16 +49,13 @@ static void client_vanishes(void) {
     ml_fetch_now(w, &f, "POST", "/stream", "{}");
     CHECK(f.n_piece > 0 && w->worker[0].held);
     ml_http_cancel(f.job);
-    ml_router_world_pass(w, 0.5);
-    CHECK(w->worker[0].n_gone == 1 && !w->worker[0].held);
+    CHECK(ml_router_world_until(w, &w->worker[0].n_gone, 1) && !w->worker[0].held);
     ml_fetch_release(&f);
     w->worker[0].silent = true;
     ml_fetch_start(w, &f, "POST", "/generate", "{}");
-    ml_router_world_pass(w, 0.1);
-    CHECK(w->worker[0].held != NULL);
+    CHECK(ml_router_world_until(w, &w->worker[0].n_request, 2) && w->worker[0].held);
     ml_http_cancel(f.job);
-    ml_router_world_pass(w, 0.5);
-    CHECK(w->worker[0].n_gone == 2);
+    CHECK(ml_router_world_until(w, &w->worker[0].n_gone, 2));
     ml_fetch_release(&f);
     ml_router_world_close(w);
 }
@@ -120,18 +117,17 @@ static void limits(void) {
     ml_router_world *w;
 
     o.max_concurrent = 1;
-    o.request_timeout_s = 0.3;
+    o.request_timeout_s = 1;
     w = ml_router_world_open(o, 1);
     w->worker[0].silent = true;
     ml_fetch_start(w, &f, "POST", "/generate", "{}");
-    ml_router_world_pass(w, 0.05);
+    CHECK(ml_router_world_until(w, &w->worker[0].n_request, 1));
     ml_fetch_now(w, &g, "POST", "/generate", "{}");
     CHECK(g.status == 429);
     ml_loop_run(w->loop);
     CHECK(f.status == 504);
     CHECK_HAS(f.body.ptr, "--request-timeout-secs");
-    ml_router_world_pass(w, 0.05);
-    CHECK(w->worker[0].n_gone == 1);
+    CHECK(ml_router_world_until(w, &w->worker[0].n_gone, 1));
     ml_fetch_release(&f);
     ml_fetch_release(&g);
     ml_router_world_close(w);
@@ -189,15 +185,15 @@ static void draining(void) {
 }
 
 static const ml_test tests[] = {
-    { "plain", plain },
-    { "streams_in_pieces", streams_in_pieces },
-    { "client_vanishes", client_vanishes },
-    { "worker_dies_in_the_middle", worker_dies_in_the_middle },
-    { "another_worker_is_tried", another_worker_is_tried },
-    { "limits", limits },
-    { "prompts_stay_together", prompts_stay_together },
-    { "worker_key_is_added", worker_key_is_added },
-    { "draining", draining },
+    { "the router relays requests and replies unchanged", plain },
+    { "the router relays a stream piece by piece", streams_in_pieces },
+    { "a client that disconnects ends the worker's request", client_vanishes },
+    { "a worker that dies in a stream ends it with an error", worker_dies_in_the_middle },
+    { "a failed worker's request goes to another", another_worker_is_tried },
+    { "the router limits concurrent requests and waiting", limits },
+    { "requests of one prompt go to one worker", prompts_stay_together },
+    { "the router adds the workers' key", worker_key_is_added },
+    { "a draining router finishes its streams", draining },
     { 0 },
 };
 

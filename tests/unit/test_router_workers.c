@@ -15,7 +15,7 @@ static void no_worker(void) {
     w = ml_router_world_open(o, 0);
     ml_fetch_now(w, &f, "POST", "/generate", "{}");
     CHECK(f.status == 503);
-    CHECK_HAS(f.body.ptr, "no worker is alive");
+    CHECK_HAS(f.body.ptr, "no healthy worker");
     ml_fetch_release(&f);
     ml_fetch_now(w, &f, "GET", "/health", "");
     CHECK(f.status == 503);
@@ -31,15 +31,30 @@ static void no_worker(void) {
     ml_router_world_close(w);
 }
 
+/* Asks until the reply has this status and text, for some seconds at most. */
+static bool comes_to(ml_router_world *w, const char *method, const char *path, int status,
+                     const char *text) {
+    bool there = false;
+
+    for (int i = 0; i < 400 && !there; i++) {
+        ml_fetch f = { 0 };
+        ml_router_world_pass(w, 0.05);
+        ml_fetch_now(w, &f, method, path, "{}");
+        there = f.status == status && strstr(f.body.ptr, text);
+        ml_fetch_release(&f);
+    }
+    return there;
+}
+
 static void health_is_watched(void) {
     ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 2);
     ml_fetch f = { 0 };
     int port = atoi(strrchr(w->worker[0].url, ':') + 1);
 
-    ml_router_world_pass(w, 0.15);
-    CHECK(w->worker[0].n_health >= 2 && w->worker[1].n_health >= 2);
+    for (int i = 0; i < 2; i++)
+        CHECK(ml_router_world_until(w, &w->worker[i].n_health, 2));
     w->worker[1].ill = true;
-    ml_router_world_pass(w, 0.3);
+    CHECK(comes_to(w, "GET", "/workers", 200, "\"is_healthy\": false"));
     for (int i = 0; i < 4; i++) {
         ml_fetch_now(w, &f, "POST", "/generate", "{}");
         CHECK(f.status == 200);
@@ -54,20 +69,11 @@ static void health_is_watched(void) {
     /* One comes back, the other goes. */
     w->worker[1].ill = false;
     ml_fake_worker_close(&w->worker[0]);
-    ml_router_world_pass(w, 0.4);
-    ml_fetch_now(w, &f, "POST", "/generate", "{}");
-    CHECK(f.status == 200 && w->worker[1].n_request == 1);
-    ml_fetch_release(&f);
+    CHECK(comes_to(w, "POST", "/generate", 200, "") && w->worker[1].n_request == 1);
     ml_fake_worker_close(&w->worker[1]);
-    ml_router_world_pass(w, 0.3);
-    ml_fetch_now(w, &f, "GET", "/readiness", "");
-    CHECK(f.status == 503);
-    ml_fetch_release(&f);
+    CHECK(comes_to(w, "GET", "/readiness", 503, ""));
     ml_fake_worker_open(&w->worker[0], w->loop, port);
-    ml_router_world_pass(w, 0.4);
-    ml_fetch_now(w, &f, "GET", "/health", "");
-    CHECK(f.status == 200);
-    ml_fetch_release(&f);
+    CHECK(comes_to(w, "GET", "/health", 200, ""));
     ml_router_world_close(w);
 }
 
@@ -161,6 +167,7 @@ static void every_worker_hears(void) {
                                         "/flush_cache" };
     ml_router_world *w = ml_router_world_open(ml_router_world_opts(), ML_WORLD_WORKERS);
     ml_fetch f = { 0 };
+    int n_request;
 
     w->worker[0].reply = "{\"success\":true}";
     for (size_t k = 0; k < sizeof path / sizeof *path; k++) {
@@ -187,11 +194,11 @@ static void every_worker_hears(void) {
     CHECK_HAS(f.body.ptr, w->worker[2].url);
     ml_fetch_release(&f);
     w->worker[1].silent = true; /* the client goes while one has not answered */
+    n_request = w->worker[1].n_request;
     ml_fetch_start(w, &f, "POST", path[0], "{}");
-    ml_router_world_pass(w, 0.1);
+    CHECK(ml_router_world_until(w, &w->worker[1].n_request, n_request + 1));
     ml_http_cancel(f.job);
-    ml_router_world_pass(w, 0.5);
-    CHECK(w->worker[1].n_gone == 1);
+    CHECK(ml_router_world_until(w, &w->worker[1].n_gone, 1));
     ml_fetch_release(&f);
     ml_router_world_close(w);
 }
@@ -210,7 +217,7 @@ static void a_silent_worker_is_not_awaited(void) {
         ml_fetch_now(w, &f, "POST", path[k], "{}");
         CHECK(f.done && f.status == 504);
         CHECK_HAS(f.body.ptr, w->worker[1].url);
-        CHECK_HAS(f.body.ptr, "did not answer within 0.2 s");
+        CHECK_HAS(f.body.ptr, "did not reply within 0.2 s");
         ml_fetch_release(&f);
     }
     ml_router_world_close(w);
@@ -226,20 +233,21 @@ static void a_worker_that_says_too_much(void) {
     w->worker[0].reply = much;
     ml_fetch_now(w, &f, "POST", "/flush_cache", "{}");
     CHECK(f.done && f.status == 502);
-    CHECK_HAS(f.body.ptr, "the reply is longer than 1048576 bytes");
+    CHECK_HAS(f.body.ptr, "the reply exceeds the limit of 1048576 bytes");
     ml_fetch_release(&f);
     ml_router_world_close(w);
     free(much);
 }
 
 static const ml_test tests[] = {
-    { "no_worker", no_worker },
-    { "health_is_watched", health_is_watched },
-    { "workers_come_and_go", workers_come_and_go },
-    { "wrong_questions", wrong_questions },
-    { "every_worker_hears", every_worker_hears },
-    { "a_silent_worker_is_not_awaited", a_silent_worker_is_not_awaited },
-    { "a_worker_that_says_too_much", a_worker_that_says_too_much },
+    { "a router without workers answers 503", no_worker },
+    { "an unhealthy worker gets no requests until it recovers", health_is_watched },
+    { "workers are added and removed at run time", workers_come_and_go },
+    { "bad worker administration is refused", wrong_questions },
+    { "weights, pauses and aborts go to every worker", every_worker_hears },
+    { "a silent worker does not delay a broadcast beyond its timeout",
+      a_silent_worker_is_not_awaited },
+    { "a broadcast reply that is too long is refused", a_worker_that_says_too_much },
     { 0 },
 };
 

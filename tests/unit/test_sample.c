@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "rl/rollout/group.h"
-#include "rl/partial_buffer.h"
+#include "rl/rollout/partial_buffer.h"
 #include "tests/support/log_text.h"
 #include "tests/support/must.h"
 #include "tests/support/toy_model.h"
@@ -29,7 +29,7 @@ static void what_does_not_fit_is_refused(void) {
         const char *text, *why;
     } bad[] = {
         { "{\"index\": 5, \"tokens\": [1, 83]}",
-          "sample 5 has token 83, and the model's ids" },
+          "sample 5 has token 83; the largest token id is" },
         { "{\"tokens\": [2147483647]}", "token 2147483647" },
         { "{\"tokens\": [-1]}", "expected token ids" },
         { "{\"tokens\": [1, 2, 3], \"response_length\": 3}",
@@ -40,9 +40,9 @@ static void what_does_not_fit_is_refused(void) {
           "[\"18446744073709551617\"]}",
           "at most 18 digits" },
         { "{\"tokens\": [1, 2], \"response_length\": 1, \"rollout_log_probs\": [null]}",
-          "\"rollout_log_probs\" is no number" },
+          "\"rollout_log_probs\" is not a number" },
         { "{\"tokens\": [1, 2], \"response_length\": 1, \"teacher_log_probs\": [1e39]}",
-          "\"teacher_log_probs\" is no number" },
+          "\"teacher_log_probs\" is not a number" },
     };
     ml_sample s;
     ml_arena a;
@@ -95,7 +95,7 @@ static ml_status draw(ml_gen *g, const ml_gen_request *r, ml_gen_fn *fn, void *u
 typedef struct world {
     ml_toy_text text;
     stub stub;
-    ml_gen_ctx asker;
+    ml_gen_ctx gen_ctx;
     ml_sampling how;
     ml_partial_buffer held;
     ml_group_set set;
@@ -105,10 +105,10 @@ static void open_world(world *w) {
     ml_toy_model(ml_toy_chatml);
     *w = (world){ .stub = { .gen = { .submit = draw } }, .how = { .max_new = MAX_NEW } };
     ml_toy_text_open(&w->text);
-    w->asker =
+    w->gen_ctx =
         (ml_gen_ctx){ .gen = &w->stub.gen, .tokenizer = w->text.tokenizer, .context = 100 };
     ml_partial_buffer_init(&w->held, 1);
-    ml_group_set_init(&w->set, &w->asker, &w->how, NULL);
+    ml_group_set_init(&w->set, &w->gen_ctx, &w->how, NULL);
 }
 
 static void close_world(world *w) {
@@ -169,7 +169,7 @@ static void a_longer_answer_is_cut(void) {
         open_world(&w);
         ml_log_to_text(&log);
         s = resume(&w, held_answer(9, status[i]));
-        CHECK_HAS(log.ptr, "state.json: 1 unfinished answers are longer than "
+        CHECK_HAS(log.ptr, "state.json: 1 unfinished responses are longer than "
                            "--rollout-max-response-len 6");
         CHECK(w.stub.n_asked == 0 && s->status == ML_SAMPLE_TRUNCATED && !s->has_reward);
         CHECK(s->n_response == MAX_NEW && s->n_token == 2 + MAX_NEW);
@@ -234,12 +234,13 @@ static void a_row_that_is_gone(void) {
 }
 
 static const ml_test tests[] = {
-    { "what does not fit is refused", what_does_not_fit_is_refused },
-    { "a longer answer is cut", a_longer_answer_is_cut },
-    { "a full answer has ended", a_full_answer_has_ended },
-    { "a shorter answer goes on", a_shorter_answer_goes_on },
-    { "held samples are checked", held_samples_are_checked },
-    { "a row that is gone", a_row_that_is_gone },
+    { "a recorded sample that does not fit the model is refused",
+      what_does_not_fit_is_refused },
+    { "a held answer over the limit is cut", a_longer_answer_is_cut },
+    { "a held answer at the limit has ended", a_full_answer_has_ended },
+    { "a held answer below the limit continues", a_shorter_answer_goes_on },
+    { "held samples of a snapshot are checked", held_samples_are_checked },
+    { "a held sample whose row is gone continues", a_row_that_is_gone },
     { 0 },
 };
 

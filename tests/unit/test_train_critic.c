@@ -181,10 +181,10 @@ static void resumes_with_its_head(void) {
 }
 
 static const ml_test tests[] = {
-    { "gradients are derivatives", gradients_are_derivatives },
-    { "micro-batches do not show", micro_batches_do_not_show },
-    { "learns and scores", learns_and_scores },
-    { "resumes with its head", resumes_with_its_head },
+    { "critic gradients are difference quotients", gradients_are_derivatives },
+    { "critic steps are the same bits for any micro-batch", micro_batches_do_not_show },
+    { "a critic learns and scores values", learns_and_scores },
+    { "a critic's checkpoint has its value head", resumes_with_its_head },
     { 0 },
 };
 

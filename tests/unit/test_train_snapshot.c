@@ -392,16 +392,18 @@ static void checksum_is_the_standard_one(void) {
 }
 
 static const ml_test tests[] = {
-    { "resumes identically, f32", resumes_f32 },
-    { "resumes identically, bf16 saved meanwhile", resumes_bf16_saved_meanwhile },
-    { "resumes identically, SGD", resumes_sgd },
-    { "damage is named", damage_is_named },
-    { "every file is listed", every_file_is_listed },
-    { "the tracker is needed", the_tracker_is_needed },
-    { "only leftovers of ours go", only_leftovers_of_ours_go },
-    { "old ones and leftovers go", old_ones_and_leftovers_go },
-    { "survives being killed", survives_being_killed, 300 },
-    { "the checksum is the standard one", checksum_is_the_standard_one },
+    { "an f32 run resumes to the same bytes", resumes_f32 },
+    { "a bf16 run saved in the background resumes to the same bytes",
+      resumes_bf16_saved_meanwhile },
+    { "an SGD run resumes to the same bytes", resumes_sgd },
+    { "a damaged snapshot is refused with the file", damage_is_named },
+    { "every file of a snapshot has a checksum", every_file_is_listed },
+    { "snapshots without a tracker file are not used", the_tracker_is_needed },
+    { "leftovers of crashed saves are removed and other files stay",
+      only_leftovers_of_ours_go },
+    { "old snapshots are removed", old_ones_and_leftovers_go },
+    { "a save that is killed leaves a whole snapshot", survives_being_killed, 300 },
+    { "CRC-64 gives the published value", checksum_is_the_standard_one },
     { 0 },
 };
 

@@ -249,20 +249,20 @@ static void memory_is_planned(void) {
     ml_trainee t;
     ml_memory m;
     ml_err err = { 0 };
-    ml_memory_ask ask;
+    ml_memory_request req;
     ml_text text = { 0 };
     size_t total = 0, scratch, scored;
 
     ml_trainee_open(&t, &o);
-    ask = (ml_memory_ask){ .spec = &t.spec,
-                           .be = &t.be,
-                           .weight_bytes = t.weights.buf.bytes,
-                           .bf16 = true,
-                           .set = sets,
-                           .opts = o.trainer,
-                           .scores = true,
-                           .async_save = true };
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK);
+    req = (ml_memory_request){ .spec = &t.spec,
+                               .be = &t.be,
+                               .weight_bytes = t.weights.buf.bytes,
+                               .bf16 = true,
+                               .set = sets,
+                               .opts = o.trainer,
+                               .scores = true,
+                               .async_save = true };
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK);
     for (int i = 0; i < m.n; i++)
         total += m.row[i].bytes;
     CHECK(total == m.total && m.n == 9);
@@ -273,21 +273,21 @@ static void memory_is_planned(void) {
     CHECK_HAS(text.ptr, "reference weights");
     ml_text_release(&text);
 
-    CHECK(ml_memory_check(&ask, m.total, &err) == ML_OK);
-    CHECK(ml_memory_check(&ask, m.total - 100000, &err) == ML_ENOMEM);
-    CHECK_HAS(err.msg, "with --recompute-granularity full it takes");
-    CHECK(ml_memory_check(&ask, 1000, &err) == ML_ENOMEM);
+    CHECK(ml_memory_check(&req, m.total, &err) == ML_OK);
+    CHECK(ml_memory_check(&req, m.total - 100000, &err) == ML_ENOMEM);
+    CHECK_HAS(err.msg, "with --recompute-granularity full it needs");
+    CHECK(ml_memory_check(&req, 1000, &err) == ML_ENOMEM);
     CHECK_HAS(err.msg, "still too much");
     scratch = row_bytes(&m, "scratch");
-    scored = row_bytes(&m, "scratch of scoring");
-    ask.opts.loss_rows = 1;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK);
+    scored = row_bytes(&m, "forward-only scratch");
+    req.opts.loss_rows = 1;
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK);
     CHECK(row_bytes(&m, "scratch") < scratch);
-    CHECK(row_bytes(&m, "scratch of scoring") < scored);
-    ask.opts.optimizer.offload_dir = "x";
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_disk > 0);
+    CHECK(row_bytes(&m, "forward-only scratch") < scored);
+    req.opts.optimizer.offload_dir = "x";
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK && m.on_disk > 0);
     CHECK(row_bytes(&m, "optimizer state") == 0);
-    CHECK(ml_memory_available(ask.be) > (size_t)1 << 20 && ml_memory_resident() > 1 << 20);
+    CHECK(ml_memory_available(req.be) > (size_t)1 << 20 && ml_memory_resident() > 1 << 20);
     ml_trainee_close(&t);
 }
 
@@ -296,7 +296,7 @@ typedef struct elsewhere {
     ml_trainee t;
     ml_backend be;
     ml_device dev;
-    ml_memory_ask ask;
+    ml_memory_request req;
     size_t state; /* bytes of the optimizer's */
 } elsewhere;
 
@@ -309,12 +309,12 @@ static void open_elsewhere(elsewhere *e) {
     e->dev.host = false;
     e->be.dev = &e->dev;
     e->state = ml_trainer_optimizer(e->t.trainer)->bytes;
-    e->ask = (ml_memory_ask){ .spec = &e->t.spec,
-                              .be = &e->be,
-                              .weight_bytes = e->t.weights.buf.bytes,
-                              .bf16 = true,
-                              .set = sets,
-                              .opts = o.trainer };
+    e->req = (ml_memory_request){ .spec = &e->t.spec,
+                                  .be = &e->be,
+                                  .weight_bytes = e->t.weights.buf.bytes,
+                                  .bf16 = true,
+                                  .set = sets,
+                                  .opts = o.trainer };
 }
 
 /* What the device does not have is the host's, and that is looked at. */
@@ -322,59 +322,61 @@ static void memory_of_a_device(void) {
     elsewhere e;
     ml_memory m;
     ml_err err = { 0 };
-    ml_memory_ask ask;
+    ml_memory_request req;
     size_t sum;
 
     open_elsewhere(&e);
-    ask = e.ask;
-    ask.kv_bytes = 5000;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == 0 && m.in_turns == 0);
+    req = e.req;
+    req.kv_bytes = 5000;
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK && m.on_host == 0 && m.in_turns == 0);
     sum = m.total;
-    ask.in_turns = true;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK);
+    req.in_turns = true;
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK);
     CHECK(m.total == sum - 5000 && m.in_turns == 5000 && m.on_host == e.state);
-    ask.async_save = true;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.total == sum - 5000);
+    req.async_save = true;
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK && m.total == sum - 5000);
     CHECK(m.on_host == 2 * e.state + e.t.weights.buf.bytes);
-    CHECK(ml_memory_check(&ask, m.total, &err) == ML_OK);
+    CHECK(ml_memory_check(&req, m.total, &err) == ML_OK);
     ask.weight_bytes = (size_t)1 << 60;
-    CHECK(ml_memory_check(&ask, SIZE_MAX, &err) == ML_ENOMEM);
-    CHECK_HAS(err.msg, "in the host's memory");
+    CHECK(ml_memory_check(&req, SIZE_MAX, &err) == ML_ENOMEM);
+    CHECK_HAS(err.msg, "in host memory");
     ml_trainee_close(&e.t);
 }
 
 /* State that stays in the host's memory leaves a piece of it on the device. */
 static void memory_of_state_elsewhere(void) {
     elsewhere e;
-    ml_memory_ask ask;
+    ml_memory_request req;
     ml_memory m;
     ml_err err = { 0 };
     size_t left;
 
     open_elsewhere(&e);
-    ask = e.ask;
-    ask.opts.recompute.granularity = ML_RECOMPUTE_FULL;
-    ask.opts.batch.max_tokens = 4;
-    ask.opts.optimizer.offload_piece = 16;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == 0);
+    req = e.req;
+    req.opts.recompute.granularity = ML_RECOMPUTE_FULL;
+    req.opts.batch.max_tokens = 4;
+    req.opts.optimizer.offload_piece = 16;
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK && m.on_host == 0);
     left = m.total - e.state + 3 * 16 * sizeof(float);
-    CHECK(ml_memory_check(&ask, left, &err) == ML_ENOMEM);
+    CHECK(ml_memory_check(&req, left, &err) == ML_ENOMEM);
     CHECK_HAS(err.msg, "--optimizer-cpu-offload");
-    ask.opts.optimizer.offload_host = true;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == e.state);
+    req.opts.optimizer.offload_host = true;
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK && m.on_host == e.state);
     CHECK(m.total == left);
     ml_trainee_close(&e.t);
 }
 
 static const ml_test tests[] = {
-    { "faults are named and not applied", faults_are_named_and_not_applied },
-    { "bad weights are found in the forward", bad_weights_are_found_in_the_forward },
-    { "samples without a gradient are only read",
+    { "a loss or gradient that is not finite is named and not applied",
+      faults_are_named_and_not_applied },
+    { "weights that are not finite are found in the forward",
+      bad_weights_are_found_in_the_forward },
+    { "samples without a gradient change no gradient",
       samples_without_a_gradient_are_only_read },
-    { "batches as Miles", batches_as_miles },
-    { "memory is planned", memory_is_planned },
-    { "memory of a device", memory_of_a_device },
-    { "memory of state elsewhere", memory_of_state_elsewhere },
+    { "micro-batches are Miles'", batches_as_miles },
+    { "the training plan counts all memory", memory_is_planned },
+    { "memory that the device lacks is planned on the host", memory_of_a_device },
+    { "offloaded state leaves one piece on the device", memory_of_state_elsewhere },
     { 0 },
 };
 

@@ -83,7 +83,7 @@ static void score_group(ml_rewards *r, ml_judge *judge, task *t) {
 
     ml_arena_init(&a, "rewards of a group");
     v = ML_NEW(&a, ml_verdict, t->n);
-    ml_judge_ask_group(judge, v, t->group, t->n);
+    ml_judge_grade_group(judge, v, t->group, t->n);
     for (int64_t i = 0; i < t->n; i++) {
         tell(r, &v[i], start, t->done, t->group_ud[i]);
         ml_verdict_release(&v[i]);
@@ -95,7 +95,7 @@ static void score(ml_rewards *r, ml_judge *judge, task *t) {
     double start = ml_clock_s();
     ml_verdict v = { 0 };
 
-    ml_judge_ask(judge, &v, t->in);
+    ml_judge_grade(judge, &v, t->in);
     tell(r, &v, start, t->done, t->ud);
     ml_verdict_release(&v);
 }
@@ -182,7 +182,7 @@ void ml_rewards_submit_group(ml_rewards *r, const miles_reward_in *const *in, in
                              ml_reward_done *done, void *const *ud) {
     bool sum = r->opts.n_part > 0 && r->opts.custom;
 
-    if (r->opts.group && (sum || r->opts.command.line || r->opts.group_row)) {
+    if (r->opts.group && (sum || r->opts.command.line || r->opts.group_ext)) {
         post(r, (task){ .group = in, .done = done, .group_ud = ud, .n = n });
         return;
     }

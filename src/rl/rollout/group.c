@@ -1,7 +1,7 @@
 #include "rl/rollout/group.h"
 
 #include "base/log.h"
-#include "rl/gen_task_priv.h"
+#include "rl/rollout/gen_task_priv.h"
 
 enum { HOPELESS = 100 }; /* rollout batches of groups of which none was kept */
 
@@ -192,7 +192,7 @@ ml_status ml_group_set_generate(ml_group_set *s, ml_status (*start)(void *ud, ml
 
     set_closed(s, false);
     gen->pause(gen);
-    gen->watch(gen, ml_group_set_step_end, s);
+    gen->on_step_end(gen, ml_group_set_step_end, s);
     st = start(ud, err);
     if (st != ML_OK)
         ml_group_set_close(s);
@@ -200,7 +200,7 @@ ml_status ml_group_set_generate(ml_group_set *s, ml_status (*start)(void *ud, ml
         set_closed(s, true);
     gen->resume(gen);
     wait_for_all(s);
-    gen->watch(gen, NULL, NULL);
+    gen->on_step_end(gen, NULL, NULL);
     return st;
 }
 

@@ -28,9 +28,9 @@
 
 #include <pthread.h>
 
-#include "rl/drop_reasons.h"
-#include "rl/gen_task.h"
-#include "rl/group_filter.h"
+#include "rl/rollout/drop_reasons.h"
+#include "rl/rollout/gen_task.h"
+#include "rl/rollout/group_filter.h"
 
 typedef enum ml_group_state {
     ML_GROUP_PENDING,
