@@ -389,7 +389,7 @@ static void environments_that_fail_are_named(void) {
     CHECK(run(ml_test_path("a"), 1, "nothing", "", out, sizeof out) == 2);
     CHECK_HAS(out, "calculator");
     CHECK(run(ml_test_path("a"), 1, "./missing.py", "", out, sizeof out) == 1);
-    CHECK_HAS(out, "./missing.py cannot be read");
+    CHECK_HAS(out, "cannot read ./missing.py");
     CHECK(run(ml_test_path("a"), 1, "miles.rollout.generate_hub.agentic_tool_call.generate",
               "", out, sizeof out) != 0);
     CHECK_HAS(out, "session server");

@@ -64,9 +64,7 @@ static ml_status ask_set(const ml_evals *e, int32_t i, asked_set *x, ml_err *err
     ml_group_set_init(&x->groups, &x->gen_ctx, &set->how, &set->dataset);
     st = ml_group_set_generate(&x->groups, start_all, x, err);
     x->sample = ML_NEW(&x->arena, const ml_sample *, x->n + 1);
-    x->n = st == ML_OK
-               ? ml_group_list_samples(&x->groups.groups, ML_GROUP_UNDECIDED, x->sample)
-               : 0;
+    x->n = st == ML_OK ? ml_group_list_samples(&x->groups.groups, false, x->sample) : 0;
     return st;
 }
 

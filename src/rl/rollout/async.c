@@ -5,8 +5,10 @@
 #include <time.h>
 
 #include "base/log.h"
+#include "rl/answers.h"
 #include "rl/rollout/async_priv.h"
 
+enum { VERSIONS = 64 };   /* saved weight versions; limit of counted staleness */
 enum { PATIENCE_S = 30 }; /* of waiting for a group before a warning is logged */
 
 /* --- versions -------------------------------------------------------------------- */
@@ -39,7 +41,8 @@ ml_status ml_async_published(ml_async *s, uint64_t version, ml_err *err) {
                           (unsigned long long)version);
 }
 
-int64_t ml_async_staleness(const ml_async *s, const ml_gen_group *g) {
+/* Number of weight publications since the group's oldest token was generated. */
+static int64_t staleness(const ml_async *s, const ml_gen_group *g) {
     uint64_t oldest = UINT64_MAX;
     int64_t n = 0;
 
@@ -51,6 +54,86 @@ int64_t ml_async_staleness(const ml_async *s, const ml_gen_group *g) {
     while (n < s->n_published && s->published[s->n_published - 1 - n] > oldest)
         n++;
     return n;
+}
+
+/* --- selection of queued groups by a buffer extension --------------------------------- */
+
+/* The queued groups in the form that the extension sees. */
+static miles_waiting view_of(ml_async *s, ml_arena *a, int64_t want) {
+    int32_t size = s->opts.run->opts.source.n_samples_per_prompt;
+    int64_t n = s->queue.n, i = 0, k, *stale = ML_NEW(a, int64_t, n + 1);
+    const ml_sample **sample = ML_NEW(a, const ml_sample *, n *size + 1);
+
+    for (const ml_gen_group *g = s->queue.first; g; g = g->next)
+        stale[i++] = staleness(s, g);
+    k = ml_group_list_samples(&s->queue, false, sample);
+    return (miles_waiting){ .size = sizeof(miles_waiting),
+                            .answers = ml_answers_of(a, sample, k, -1),
+                            .n_group = n,
+                            .staleness = stale,
+                            .n_want = want };
+}
+
+static ml_status check_decisions(const miles_extension *ext, const int32_t *decision,
+                                 int64_t n, int64_t want, ml_err *err) {
+    int64_t n_train = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        if (decision[i] < MILES_KEEP_WAITING || decision[i] > MILES_DROP)
+            return ml_fail(err, ML_EFORMAT,
+                           "%s returned the decision %d for a group; expected MILES_TRAIN, "
+                           "MILES_KEEP_WAITING or MILES_DROP",
+                           ext->name, decision[i]);
+        n_train += decision[i] == MILES_TRAIN;
+    }
+    return n_train <= want
+               ? ML_OK
+               : ml_fail(
+                     err, ML_EFORMAT,
+                     "%s selected %lld groups for training; the rollout needs at most %lld",
+                     ext->name, (long long)n_train, (long long)want);
+}
+
+static void part(ml_async *s, const int32_t *decision, ml_gen_group **out, int64_t *n) {
+    ml_group_list stay = { 0 };
+    ml_gen_group *g;
+
+    for (int64_t i = 0; (g = ml_async_pop(&s->queue)); i++)
+        if (decision[i] == MILES_TRAIN) {
+            out[(*n)++] = g;
+        } else if (decision[i] == MILES_KEEP_WAITING) {
+            ml_group_list_push(&stay, g);
+        } else {
+            s->counts.n_stale++;
+            ml_async_drop_group(s, g);
+        }
+    s->queue = stay;
+}
+
+/* Lets opts.buffer decide about each queued group.  The groups it selects for training, at
+ * most `want`, go to `out`; *n is their number.  The caller holds the lock. */
+static ml_status select_groups(ml_async *s, ml_gen_group **out, int64_t want, int64_t *n,
+                               ml_err *err) {
+    const miles_buffer *ext = s->opts.buffer;
+    miles_error why = { "" };
+    miles_waiting waiting;
+    int32_t *decision;
+    ml_arena a;
+    ml_status st;
+
+    *n = 0;
+    ml_arena_init(&a, "queued groups");
+    waiting = view_of(s, &a, want);
+    decision = ML_NEW(&a, int32_t, waiting.n_group + 1);
+    st = ext->run(&waiting, decision, &why) == 0
+             ? ML_OK
+             : ml_extension_failed(&ext->base, &why, err);
+    if (st == ML_OK)
+        st = check_decisions(&ext->base, decision, waiting.n_group, want, err);
+    if (st == ML_OK)
+        part(s, decision, out, n);
+    ml_arena_release(&a);
+    return st;
 }
 
 /* --- a rollout batch ------------------------------------------------------------- */
@@ -89,7 +172,7 @@ static ml_status await_group(ml_async *s, int64_t n_left, ml_err *err) {
 
 /* Counts the group's staleness, and returns it. */
 static int64_t look_at(ml_async *s, round *r, const ml_gen_group *g) {
-    int64_t stale = ml_async_staleness(s, g);
+    int64_t stale = staleness(s, g);
 
     r->n_looked++;
     r->sum_stale += stale;
@@ -118,7 +201,7 @@ static ml_status take_picked(ml_async *s, round *r, ml_err *err) {
                 s->opts.buffer->base.name, (long long)s->queue.n);
         if (st != ML_OK)
             return st;
-        st = ml_async_select(s, r->group + r->n, wanted - r->n, &n, err);
+        st = select_groups(s, r->group + r->n, wanted - r->n, &n, err);
         for (int64_t i = 0; st == ML_OK && i < n; i++)
             use(r, r->group[r->n], look_at(s, r, r->group[r->n]));
         n_left = s->queue.n;
@@ -191,7 +274,7 @@ static void report(ml_async *s, const round *r, ml_rollout_batch *out) {
     int64_t n = 0, sum = 0, most = 0;
 
     for (const ml_gen_group *g = s->queue.first; g; g = g->next, n++) {
-        int64_t stale = ml_async_staleness(s, g);
+        int64_t stale = staleness(s, g);
         sum += stale;
         most = stale > most ? stale : most;
     }
@@ -242,7 +325,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
     if (st != ML_OK)
         return st;
     ml_work_count_clear(s->opts.gen_ctx.work_count);
-    ml_async_hold(s, false); /* ml_async_save leaves it held */
+    ml_async_hold(s, false); /* save leaves it held */
     pthread_mutex_lock(&s->set.lock);
     st = take_groups(s, &r, err);
     if (st == ML_OK) {
@@ -330,8 +413,75 @@ void ml_async_close(ml_async *s) {
     free(s);
 }
 
+/* --- snapshots ------------------------------------------------------------------------ */
+
+static void save_held(ml_async *s, ml_text *out) {
+    int32_t size = s->partial_buffer.n_per_group;
+    ml_arena a;
+    const ml_sample **sample;
+    int64_t n;
+
+    ml_arena_init(&a, "groups to save");
+    sample = ML_NEW(&a, const ml_sample *, (s->queue.n + s->set.groups.n) * size + 1);
+    n = ml_group_list_samples(&s->queue, false, sample);
+    n += ml_group_list_samples(&s->set.groups, false, sample + n);
+    ml_partial_buffer_save(&s->partial_buffer, sample, n, out);
+    ml_arena_release(&a);
+}
+
+/* While this runs, no group is started, no token generated and no sample graded.  A
+ * conversation is saved in the middle of a turn, never between two: its environment's reply
+ * is waited for.  Threads that end a sample need the lock, so this locks it only after they
+ * are idle. */
+static void save(void *async_rollout, ml_text *out) {
+    ml_async *s = async_rollout;
+    ml_gen *gen = s->opts.gen_ctx.gen;
+    int64_t from;
+
+    ml_async_hold(s, true);
+    gen->pause(gen);
+    ml_group_set_take_all_replies(&s->set);
+    if (s->opts.gen_ctx.rewards)
+        ml_rewards_wait(s->opts.gen_ctx.rewards);
+    pthread_mutex_lock(&s->set.lock);
+    from = s->n_published > VERSIONS ? s->n_published - VERSIONS : 0;
+    ml_text_printf(out, "\"published\": [");
+    for (int64_t i = from; i < s->n_published; i++)
+        ml_text_printf(out, "%s%llu", i > from ? ", " : "",
+                       (unsigned long long)s->published[i]);
+    ml_text_printf(out, "], \"held\": ");
+    save_held(s, out);
+    pthread_mutex_unlock(&s->set.lock);
+    gen->resume(gen);
+    /* Stays held until the next collect: the snapshot also has the data source's position,
+     * which must not advance before that is saved. */
+}
+
+static ml_status load(void *async_rollout, ml_str state, const char *name, ml_err *err) {
+    ml_async *s = async_rollout;
+    ml_partial_buffer_bounds bounds =
+        ml_partial_buffer_bounds_of(s->opts.run, s->opts.how.max_new);
+    const ml_json *doc, *list;
+    ml_arena a;
+    ml_status st;
+
+    ml_arena_init(&a, "versions");
+    st = ml_json_parse(&doc, &a, state, name, err);
+    list = st == ML_OK ? ml_json_get(doc, "published") : NULL;
+    for (const ml_json *e = list ? list->child : NULL; e && st == ML_OK; e = e->next) {
+        int64_t version;
+        if (!ml_json_i64(e, &version) || version < 0)
+            st = ml_fail(err, ML_EFORMAT,
+                         "%s: \"published\" is not a list of weight versions", name);
+        else
+            st = ml_async_published(s, (uint64_t)version, err);
+    }
+    ml_arena_release(&a);
+    return st == ML_OK
+               ? ml_partial_buffer_load(&s->partial_buffer, state, &bounds, name, err)
+               : st;
+}
+
 ml_rollout ml_rollout_async(ml_async *s) {
-    return (ml_rollout){
-        .collect = collect, .save = ml_async_save, .load = ml_async_load, .ud = s
-    };
+    return (ml_rollout){ .collect = collect, .save = save, .load = load, .ud = s };
 }

@@ -52,22 +52,4 @@ void ml_async_free_group(ml_gen_group *g);
 
 ml_gen_group *ml_async_pop(ml_group_list *l); /* NULL: it is empty */
 
-/* --- async_buffer.c --- */
-
-/* Lets opts.buffer decide about each queued group.  The groups it selects for training, at
- * most `want`, go to `out`; *n is their number.  The caller holds the lock. */
-ml_status ml_async_select(ml_async *s, ml_gen_group **out, int64_t want, int64_t *n,
-                          ml_err *err);
-
-/* --- async.c --- */
-
-/* Number of weight publications since the group's oldest token was generated. */
-int64_t ml_async_staleness(const ml_async *s, const ml_gen_group *g);
-
-/* --- async_save.c --- */
-
-/* This module's part of a snapshot: members of a JSON object. */
-void ml_async_save(void *async_rollout, ml_text *out);
-ml_status ml_async_load(void *async_rollout, ml_str state, const char *name, ml_err *err);
-
 #endif

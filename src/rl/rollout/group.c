@@ -25,12 +25,13 @@ void ml_group_list_remove(ml_group_list *l, ml_gen_group *g) {
     l->n--;
 }
 
-int64_t ml_group_list_samples(const ml_group_list *l, ml_group_fate fate,
+int64_t ml_group_list_samples(const ml_group_list *l, bool kept_only,
                               const ml_sample **out) {
     int64_t n = 0;
 
     for (const ml_gen_group *g = l->first; g; g = g->next)
-        for (int32_t i = 0; (!fate || g->fate == fate) && i < g->id.n_sample; i++)
+        for (int32_t i = 0; (!kept_only || g->fate == ML_GROUP_KEPT) && i < g->id.n_sample;
+             i++)
             out[n++] = &g->task[i]->sample;
     return n;
 }

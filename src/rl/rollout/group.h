@@ -76,9 +76,9 @@ typedef struct ml_group_list {
 
 void ml_group_list_push(ml_group_list *l, ml_gen_group *g);
 void ml_group_list_remove(ml_group_list *l, ml_gen_group *g);
-/* Writes the samples of groups with this fate (UNDECIDED: of all groups) to `out`, in order;
- * returns their number. */
-int64_t ml_group_list_samples(const ml_group_list *l, ml_group_fate fate,
+/* Writes the samples of all groups, or of those that are kept, to `out`, in order; returns
+ * their number. */
+int64_t ml_group_list_samples(const ml_group_list *l, bool kept_only,
                               const ml_sample **out);
 int64_t ml_group_list_drawn(const ml_group_list *l); /* sum of n_drawn */
 

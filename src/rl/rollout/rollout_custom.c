@@ -63,8 +63,8 @@ static int ask(miles_rollout_host *host, int64_t n_group, const miles_answers **
     asked.first = q.first;
     s = ML_NEW(m->arena, const ml_sample *,
                n_group * m->r->run->opts.source.n_samples_per_prompt + 1);
-    *out = ml_answers_of(m->arena, s, ml_group_list_samples(&asked, ML_GROUP_UNDECIDED, s),
-                         host->rollout);
+    *out =
+        ml_answers_of(m->arena, s, ml_group_list_samples(&asked, false, s), host->rollout);
     return 0;
 }
 
@@ -126,7 +126,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
         st = ml_fail(err, ML_EFORMAT, "%s kept no group", r->ext->base.name);
     if (st == ML_OK) {
         out->sample = ML_NEW(a, const ml_sample *, m.n_kept + 1);
-        out->n = ml_group_list_samples(&m.set.groups, ML_GROUP_KEPT, out->sample);
+        out->n = ml_group_list_samples(&m.set.groups, true, out->sample);
         out->n_drawn = ml_group_list_drawn(&m.set.groups);
         ml_rollout_batch_report(out, o->source.n_samples_per_prompt,
                                 r->gen_ctx.turns != NULL);

@@ -173,7 +173,7 @@ static void gather(batch *r, ml_rollout_batch *out) {
     uint8_t *kept;
 
     out->sample = new_list(r);
-    out->n = ml_group_list_samples(&r->set.groups, ML_GROUP_KEPT, out->sample);
+    out->n = ml_group_list_samples(&r->set.groups, true, out->sample);
     out->n_drawn = ml_group_list_drawn(&r->set.groups);
     out->ended = new_list(r); /* kept or not */
     out->kept = kept =
