@@ -54,7 +54,6 @@ static void take_routing(ml_gen_task *x, const ml_gen_update *u) {
 static void end_turn(ml_gen_task *x, const ml_gen_update *u) {
     ml_sample_status status = status_of(u->finish);
 
-    x->sample.n_cached += u->n_cached;
     if (u->finish == ML_FINISH_ABORT)
         ml_str_copy(x->why, sizeof x->why, u->message);
     take_text(x);
@@ -224,11 +223,6 @@ static void open_group(ml_gen_group *g) {
     ml_group_set *s = g->set;
     int32_t n = g->id.n_sample;
 
-    g->graded_together = s->ctx->rewards && s->ctx->group_rewards;
-    if (g->graded_together) {
-        g->question = ML_NEW(g->arena, const miles_reward_in *, n);
-        g->ud = ML_NEW(g->arena, void *, n);
-    }
     pthread_mutex_lock(&s->lock);
     g->state = ML_GROUP_GENERATING;
     s->n_open += n;

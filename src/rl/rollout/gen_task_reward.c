@@ -83,25 +83,32 @@ static const miles_reward_in *question_of(ml_gen_task *x) {
     return &x->question;
 }
 
-/* All samples have ended: grades them together, or closes the tasks of a spoiled group. */
-static void grade_together(ml_gen_group *g, bool spoiled) {
-    ml_gen_task **task = g->task;
-    int32_t n = g->id.n_sample, n_begun = 0;
+static bool is_graded_together(const ml_gen_group *g) {
+    return g->set->ctx->rewards && g->set->ctx->group_rewards;
+}
+
+/* With the last task, the group may be freed. */
+static void close_begun(ml_gen_task *const *task, int32_t n) {
+    int32_t n_begun = 0;
 
     for (int32_t i = 0; i < n; i++)
         n_begun += task[i] && task[i]->begun;
-    if (spoiled) {
-        for (int32_t i = 0; n_begun > 0;
-             i++) /* with the last one, the group may be freed */
-            if (task[i]->begun && n_begun--)
-                close_one(task[i]);
-        return;
-    }
+    for (int32_t i = 0; n_begun > 0; i++)
+        if (task[i]->begun && n_begun--)
+            close_one(task[i]);
+}
+
+/* All samples have ended. */
+static void grade_together(ml_gen_group *g) {
+    int32_t n = g->id.n_sample;
+    const miles_reward_in **question = ML_NEW(g->arena, const miles_reward_in *, n);
+    void **ud = ML_NEW(g->arena, void *, n);
+
     for (int32_t i = 0; i < n; i++) {
-        g->question[i] = question_of(task[i]);
-        g->ud[i] = task[i];
+        question[i] = question_of(g->task[i]);
+        ud[i] = g->task[i];
     }
-    ml_rewards_submit_group(g->set->ctx->rewards, g->question, n, take_reward, g->ud);
+    ml_rewards_submit_group(g->set->ctx->rewards, question, n, take_reward, ud);
 }
 
 /* Counts n samples that have ended, or were not started, and grades the group if it is to be
@@ -119,15 +126,17 @@ static void leave(ml_gen_group *g, int32_t n, bool started, bool spoiled) {
         g->state = g->n_open ? ML_GROUP_GRADING : ML_GROUP_DONE;
     spoiled = g->spoiled |= spoiled;
     pthread_mutex_unlock(&s->lock);
-    if (last && g->graded_together)
-        grade_together(g, spoiled);
+    if (last && is_graded_together(g) && spoiled)
+        close_begun(g->task, g->id.n_sample);
+    else if (last && is_graded_together(g))
+        grade_together(g);
 }
 
 void ml_gen_task_grade(ml_gen_task *x) {
     ml_rewards *rewards = x->group->set->ctx->rewards;
     bool whole =
         x->sample.status == ML_SAMPLE_COMPLETED || x->sample.status == ML_SAMPLE_TRUNCATED;
-    bool together = x->group->graded_together;
+    bool together = is_graded_together(x->group);
 
     leave(x->group, 1, true, !whole);
     if (together)

@@ -59,9 +59,6 @@ typedef struct ml_gen_group {
     int64_t n_drawn;    /* generated tokens */
     ml_group_fate fate;
     bool ended; /* the policy has seen that all samples have ended */
-    bool graded_together;
-    const miles_reward_in **question; /* [id.n_sample] if graded together */
-    void **ud;                        /* likewise */
     /* Protected by the set's lock. */
     ml_group_state state;
     int32_t n_left; /* samples that have not ended */
