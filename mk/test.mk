@@ -79,6 +79,7 @@ define CI_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
 $(gate_lines)
 400 e2e/quickstart tests/e2e/train_quickstart.sh $(B) 1
+300 e2e/docs-commands tests/e2e/docs_commands.py --build $(B)
 $(call tests,300,$(PARITY))
 $(call tests,400,$(CHECKOP))
 60 checkop/coverage $(CHECKOP) --coverage
@@ -91,7 +92,6 @@ $(call tests,300,$(UNIT) $(GOLDEN))
 60 e2e/runner tests/e2e/run_tests.sh
 60 e2e/make-jobs tests/e2e/make_jobs.sh
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
-300 e2e/docs-commands tests/e2e/docs_commands.py --build $(B)
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
 !900 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED) $(CHECKOP) $(LOAD) $(B)/tests/golden/test_golden)
 300 asan/models build/asan/tests/golden/test_golden $(FAMILIES)

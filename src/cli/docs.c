@@ -86,7 +86,7 @@ static void first_section(ml_text *out, const ml_command *cmd) {
                    "\n## The 25 flags that matter\n\nA first run of `miles %s` needs "
                    "few of its flags.  `miles %s --help` shows the same list, and "
                    "`miles doctor %s ARGS...` checks a command line.\n\n"
-                   "| flag | default | known from | meaning |\n|---|---|---|---|\n",
+                   "| flag | default | origin | meaning |\n|---|---|---|---|\n",
                    cmd->name, cmd->name, cmd->name);
     for (const char *at = cmd->first; *at; at += strspn(at, " ")) {
         ml_str name = { at, strcspn(at, " ") };

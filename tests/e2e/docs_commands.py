@@ -74,12 +74,10 @@ def blocks(page):
 
 
 def python_with(package):
-    """The first Python here that has the package, or None."""
-    for python in ("python3", os.path.abspath("build/python/bin/python3")):
-        if shutil.which(python) and subprocess.run([python, "-c", "import " + package],
-                                                   stderr=subprocess.DEVNULL).returncode == 0:
-            return shutil.which(python)
-    return None
+    """A Python that has the package, which is installed where that can be done; or None."""
+    said = subprocess.run(["tools/with-python.sh", package, "-c", "import sys; print(sys.executable)"],
+                          stdout=subprocess.PIPE, text=True).stdout.strip()
+    return None if said.startswith("skipped:") else said
 
 
 def make_gsm8k(work, python):
@@ -134,26 +132,27 @@ def free_port():
 
 
 def run_page(page, work, env, openai):
-    """The number of blocks that passed, and of those that failed."""
-    script, n, port = PROLOGUE, 0, free_port()
+    """The numbers of blocks that passed, that failed and that were skipped."""
+    script, n, skipped, port = PROLOGUE, 0, 0, free_port()
     for language, text, line in blocks(page):
         if language == "python":
             name = re.match(r"# (\w+\.py)\n", text)
             if not name:
                 print(f"{page}:{line}: a Python block begins with the name of its file, # NAME.py")
-                return 0, 1
+                return 0, 1, skipped
             write(f"{work}/{name[1]}", text)
         elif "import OpenAI" in text and not openai:
-            print(f"skipped: {page}:{line} needs the Python package openai")
+            print(f"skipped: {page}:{line} needs the Python package openai, and pip cannot install it")
+            skipped += 1
         else:
             script += f"echo '== {page}:{line}'\n{for_ci(text, port)}"
             n += 1
     out = subprocess.run(["bash", "-c", script + "echo '== end'\n"], cwd=work, env=env, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace")
     if out.returncode == 0 and n > 0:
-        return n, 0
+        return n, 0, skipped
     print(f"{page}: the last command below failed with status {out.returncode}\n{out.stdout[-6000:]}")
-    return 0, 1
+    return 0, 1, skipped
 
 
 # --- what the pages refer to ---------------------------------------------------------------
@@ -196,7 +195,7 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--build", required=True)
     build = p.parse_args().build
-    passed = failed = 0
+    passed = failed = skipped = 0
     for check in (links, flags, messages):
         wrong = list(check())
         print("\n".join(wrong) or f"ok   {check.__name__}")
@@ -205,10 +204,10 @@ def main():
         python = python_with("openai")
         env = make_place(work, build, python or shutil.which("python3"))
         for page in PAGES:
-            ok, bad = run_page(page, work, env, python)
+            ok, bad, left_out = run_page(page, work, env, python)
             print(f"{'FAIL' if bad else 'ok  '} {page}: {ok} blocks")
-            passed, failed = passed + ok, failed + bad
-    print(f"{passed} passed, {failed} failed")
+            passed, failed, skipped = passed + ok, failed + bad, skipped + left_out
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
     sys.exit(failed > 0)
 
 

@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/secret.h"
 #include "serve/weight_path.h"
-#include "tests/support/router_world.h"
+#include "tests/support/router_fixture.h"
 #include "tests/support/scratch.h"
 #include "tests/support/serve_fixture.h"
 #include "tests/support/test.h"
@@ -306,8 +306,8 @@ static void public_addresses_need_keys(void) {
 
 /* --- the router ------------------------------------------------------------------------ */
 
-static int fetch(ml_router_world *w, const char *method, const char *path, const char *json,
-                 const char *more) {
+static int fetch(ml_router_fixture *w, const char *method, const char *path,
+                 const char *json, const char *more) {
     ml_fetch x = { .no_key = true, .more = more };
     int status;
 
@@ -320,14 +320,14 @@ static int fetch(ml_router_world *w, const char *method, const char *path, const
 static void keys_stay_with_their_workers(void) {
     static const char client[] = "Authorization: Bearer client\n";
     static const char admin[] = "Authorization: Bearer admin\n";
-    ml_router_opts o = ml_router_world_opts();
-    ml_router_world *w;
+    ml_router_opts o = ml_router_fixture_opts();
+    ml_router_fixture *w;
     char json[200];
 
     o.access = (ml_access_opts){ .api_key = "client", .admin_key = "admin" };
     o.worker_key = "worker";
     o.route.kind = ML_ROUTE_ROUND_ROBIN;
-    w = ml_router_world_open(o, 1);
+    w = ml_router_fixture_open(o, 1);
     ml_fake_worker_open(&w->worker[1], w->loop, 0);
     ml_fake_worker_open(&w->worker[2], w->loop, 0);
     snprintf(json, sizeof json, "{\"url\": \"%s\"}", w->worker[1].url);
@@ -345,8 +345,8 @@ static void keys_stay_with_their_workers(void) {
     CHECK(fetch(w, "POST", "/workers", json, admin) == 202);
     CHECK(fetch(w, "POST", "/add_worker?url=http://127.0.0.1:9", "{\"api_key\": \"a b\"}",
                 admin) == 400);
-    for (int i = 0; i < ML_WORLD_WORKERS; i++)
-        CHECK(ml_router_world_until(w, &w->worker[i].n_health, 1));
+    for (int i = 0; i < ML_FIXTURE_WORKERS; i++)
+        CHECK(ml_router_fixture_until(w, &w->worker[i].n_health, 1));
     CHECK(strcmp(w->worker[0].health_key, "Bearer worker") == 0);
     CHECK(w->worker[1].health_key[0] == 0);
     CHECK(strcmp(w->worker[2].health_key, "Bearer own") == 0);
@@ -357,17 +357,17 @@ static void keys_stay_with_their_workers(void) {
     CHECK_HAS(w->worker[2].last.ptr, "POST /generate|Bearer own|7|{}");
     CHECK(fetch(w, "POST", "/pause_generation", "", admin) == 200);
     CHECK_HAS(w->worker[1].last.ptr, "POST /pause_generation||7|");
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 /* Without keys of the router, clients' go to workers of the command line alone. */
 static void keys_pass_to_named_workers(void) {
-    ml_router_opts o = ml_router_world_opts();
-    ml_router_world *w;
+    ml_router_opts o = ml_router_fixture_opts();
+    ml_router_fixture *w;
     char path[200];
 
     o.route.kind = ML_ROUTE_ROUND_ROBIN;
-    w = ml_router_world_open(o, 1);
+    w = ml_router_fixture_open(o, 1);
     ml_fake_worker_open(&w->worker[1], w->loop, 0);
     snprintf(path, sizeof path, "/add_worker?url=%s", w->worker[1].url);
     CHECK(fetch(w, "POST", path, "", NULL) == 200);
@@ -381,7 +381,7 @@ static void keys_pass_to_named_workers(void) {
     CHECK(fetch(w, "POST", path, "", "Sec-Fetch-Site: cross-site\n") == 403);
     CHECK(fetch(w, "GET", "/flush_cache", "", "Sec-Fetch-Site: none\n") == 403);
     CHECK(fetch(w, "GET", "/flush_cache", "", NULL) == 200);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 /* --- directories ------------------------------------------------------------------------ */

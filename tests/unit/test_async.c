@@ -255,7 +255,7 @@ static void flow_survives_kills(void) {
     ml_kills_tell(&kills);
 }
 
-/* --- the world ---------------------------------------------------------------------- */
+/* --- faults of the machine ---------------------------------------------------------------------- */
 
 /* The size of files is limited so that a snapshot does not fit: what was saved before stays. */
 static void a_full_disk_is_said(void) {

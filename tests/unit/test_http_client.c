@@ -10,7 +10,7 @@
 
 #include "net/http_client.h"
 #include "net/http_server.h"
-#include "tests/support/http_site.h"
+#include "tests/support/http_fixture.h"
 #include "tests/support/test.h"
 
 typedef struct fetch {

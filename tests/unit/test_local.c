@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "tests/support/engine_bench.h"
+#include "tests/support/engine_fixture.h"
 #include "tests/support/must.h"
 
 typedef struct waiter {
@@ -41,27 +41,27 @@ static void init_waiter(waiter *w) {
     pthread_cond_init(&w->cond, NULL);
 }
 
-static ml_gen *open_local(ml_engine_bench *b, bool own_weights) {
+static ml_gen *open_local(ml_engine_fixture *b, bool own_weights) {
     ml_gen *g;
     ml_local_opts o = { .engine = b->o,
                         .spec = &b->spec,
                         .be = &b->be,
                         .weights = own_weights ? NULL : &b->w,
-                        .dir = ML_BENCH_MODEL,
+                        .dir = ML_FIXTURE_MODEL,
                         .version = 7 };
     MUST(ml_local_open(&g, &o, &err));
     return g;
 }
 
 static void threads_submit_and_hear(void) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_gen *g;
     waiter w[8];
     uint64_t ticket[8];
-    ml_gen_request r = ml_bench_request(30, 20);
+    ml_gen_request r = ml_fixture_request(30, 20);
     ml_received first;
 
-    ml_engine_bench_open(&b, ML_BENCH_MODEL);
+    ml_engine_fixture_open(&b, ML_FIXTURE_MODEL);
     g = open_local(&b, false);
     for (int i = 0; i < 8; i++) {
         init_waiter(&w[i]);
@@ -75,19 +75,19 @@ static void threads_submit_and_hear(void) {
     }
     CHECK(memcmp(w[0].h.id, w[1].h.id, sizeof first.id) != 0);
     g->close(g);
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
 }
 
 static void aborting_and_pausing(void) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_gen *g;
     waiter w;
     uint64_t ticket;
     ml_gen_stats s;
-    ml_gen_request r = ml_bench_request(10, 110);
+    ml_gen_request r = ml_fixture_request(10, 110);
     int32_t n;
 
-    ml_engine_bench_open(&b, ML_BENCH_MODEL);
+    ml_engine_fixture_open(&b, ML_FIXTURE_MODEL);
     g = open_local(&b, false);
     init_waiter(&w);
     MUST(g->submit(g, &r, hear_locked, &w, &ticket, &err));
@@ -106,7 +106,7 @@ static void aborting_and_pausing(void) {
     MUST(g->submit(g, &r, hear_locked, &w, &ticket, &err));
     g->close(g); /* hears its end */
     CHECK(w.h.n_end == 1);
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
 }
 
 /* Counts its calls. */
@@ -145,22 +145,23 @@ static void notify_calls_back_without_requests(void) {
 }
 
 static void weights_are_loaded_and_let_go(void) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_gen *g;
     waiter w;
     uint64_t ticket;
     ml_gen_stats s;
-    ml_gen_request r = ml_bench_request(10, 110);
+    ml_gen_request r = ml_fixture_request(10, 110);
     ml_err why = { 0 };
 
-    ml_engine_bench_open(&b, ML_BENCH_MODEL);
+    ml_engine_fixture_open(&b, ML_FIXTURE_MODEL);
     g = open_local(&b, true);
     init_waiter(&w);
     MUST(g->submit(g, &r, hear_locked, &w, &ticket, &err));
     await_tokens(&w, 2);
     CHECK(g->load(g, "tests/golden/data/llama", 0, ML_SWITCH_RECOMPUTE, &why) != ML_OK);
     CHECK_HAS(why.msg, "tests/golden/data/llama");
-    MUST(g->load(g, ML_BENCH_MODEL, 0, ML_SWITCH_FINISH, &err)); /* waits for the request */
+    MUST(g->load(g, ML_FIXTURE_MODEL, 0, ML_SWITCH_FINISH,
+                 &err)); /* waits for the request */
     await_end(&w);
     CHECK(w.h.version[0] == 7 && w.h.version[w.h.n - 1] == 7);
     g->stats(g, &s);
@@ -178,11 +179,11 @@ static void weights_are_loaded_and_let_go(void) {
     await_tokens(&w, 2);
     g->pause(g);
     if (!w.h.n_end) {
-        CHECK(g->load(g, ML_BENCH_MODEL, 0, ML_SWITCH_FINISH, &why) == ML_EUSAGE);
+        CHECK(g->load(g, ML_FIXTURE_MODEL, 0, ML_SWITCH_FINISH, &why) == ML_EUSAGE);
         CHECK_HAS(why.msg, "paused");
     }
     g->close(g);
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
 }
 
 int main(int argc, char **argv) {

@@ -2,39 +2,39 @@
  * clock, whatever happens meanwhile.  The CPU does here what a device does whose work goes on. */
 #include <string.h>
 
-#include "tests/support/engine_bench.h"
+#include "tests/support/engine_fixture.h"
 #include "tests/support/must.h"
 
 enum { N = 6 };
 
-static void open_ahead(ml_engine_bench *b, bool ahead) {
-    ml_engine_bench_open(b, ML_BENCH_MODEL);
+static void open_ahead(ml_engine_fixture *b, bool ahead) {
+    ml_engine_fixture_open(b, ML_FIXTURE_MODEL);
     b->be.async = ahead;
 }
 
-static int64_t n_overlapped(const ml_engine_bench *b) {
+static int64_t n_overlapped(const ml_engine_fixture *b) {
     ml_gen_stats s;
     ml_engine_stats(b->e, &s);
     return s.n_overlapped;
 }
 
 /* All pages are back, or kept for their prefixes. */
-static void check_pages(const ml_engine_bench *b) {
+static void check_pages(const ml_engine_fixture *b) {
     ml_gen_stats s;
     ml_engine_stats(b->e, &s);
     CHECK(s.n_running == 0 && s.n_page_free + s.n_page_cached == s.n_page);
 }
 
-static void submit(ml_engine_bench *b, ml_received *h, int i, ml_gen_request r) {
+static void submit(ml_engine_fixture *b, ml_received *h, int i, ml_gen_request r) {
     r.draw.sample = (uint64_t)i;
     MUST(ml_engine_submit(b->e, &r, ml_receive, h, (uint64_t)i + 1, &err));
 }
 
-static void submit_all(ml_engine_bench *b, ml_received *h, const int32_t *stop,
+static void submit_all(ml_engine_fixture *b, ml_received *h, const int32_t *stop,
                        int n_stop) {
     memset(h, 0, N * sizeof *h);
     for (int i = 0; i < N; i++) {
-        ml_gen_request r = ml_bench_request(5 + 9 * i, 10 + 7 * i);
+        ml_gen_request r = ml_fixture_request(5 + 9 * i, 10 + 7 * i);
         r.stop_id = stop;
         r.n_stop_id = n_stop;
         r.min_new = i % 2 ? 4 : 0;
@@ -43,7 +43,7 @@ static void submit_all(ml_engine_bench *b, ml_received *h, const int32_t *stop,
     }
 }
 
-static void step_to_the_end(ml_engine_bench *b) {
+static void step_to_the_end(ml_engine_fixture *b) {
     while (ml_engine_step(b->e)) {
     }
 }
@@ -64,18 +64,18 @@ static int64_t compare(int32_t max_running, int32_t pages, const int32_t *stop,
     int64_t ran = 0;
 
     for (int ahead = 0; ahead < 2; ahead++) {
-        ml_engine_bench b;
+        ml_engine_fixture b;
         open_ahead(&b, ahead);
         b.o.max_running = max_running;
         if (pages)
             b.o.kv_bytes = ml_kv_bytes(&b.spec, &b.be, pages);
-        ml_engine_bench_start(&b);
+        ml_engine_fixture_start(&b);
         submit_all(&b, h[ahead], stop, n_stop);
         step_to_the_end(&b);
         check_pages(&b);
         ran = n_overlapped(&b);
         CHECK(ahead || ran == 0);
-        ml_engine_bench_close(&b);
+        ml_engine_fixture_close(&b);
     }
     check_same(h[0], h[1]);
     return ran;
@@ -105,44 +105,44 @@ static void pages_run_short(void) {
 /* A draw that looks at the tokens before it waits for them; so do results of one draw that the
  * next would overwrite. */
 static void some_draws_wait(void) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_received h = { 0 };
-    ml_gen_request r = ml_bench_request(10, 20);
+    ml_gen_request r = ml_fixture_request(10, 20);
 
     open_ahead(&b, true);
-    ml_engine_bench_start(&b);
+    ml_engine_fixture_start(&b);
     r.draw.repetition = 1.1f;
     submit(&b, &h, 0, r);
     step_to_the_end(&b);
-    r = ml_bench_request(10, 20);
+    r = ml_fixture_request(10, 20);
     r.n_top = 2;
     submit(&b, &h, 0, r);
     step_to_the_end(&b);
     CHECK(h.n == 40 && n_overlapped(&b) == 0);
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
 }
 
 static void told_to_wait(void) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_received h = { 0 };
 
     open_ahead(&b, true);
     b.o.no_overlap = true;
-    ml_engine_bench_start(&b);
-    submit(&b, &h, 0, ml_bench_request(10, 20));
+    ml_engine_fixture_start(&b);
+    submit(&b, &h, 0, ml_fixture_request(10, 20));
     step_to_the_end(&b);
     CHECK(h.n == 20 && n_overlapped(&b) == 0);
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
 }
 
 static void aborted_on_the_way(void) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_received h[N];
     int32_t n;
 
     open_ahead(&b, true);
     b.o.max_running = N;
-    ml_engine_bench_start(&b);
+    ml_engine_fixture_start(&b);
     submit_all(&b, h, NULL, 0);
     for (int i = 0; i < 8; i++)
         CHECK(ml_engine_step(b.e));
@@ -159,18 +159,18 @@ static void aborted_on_the_way(void) {
     step_to_the_end(&b);
     check_pages(&b);
     CHECK(ml_engine_flush(b.e));
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
 }
 
 /* A switch tells what is under way first, as of the weights it was computed with. */
 static void switched_on_the_way(ml_switch how) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_received h = { 0 };
     int32_t n;
 
     open_ahead(&b, true);
-    ml_engine_bench_start(&b);
-    submit(&b, &h, 0, ml_bench_request(10, 30));
+    ml_engine_fixture_start(&b);
+    submit(&b, &h, 0, ml_fixture_request(10, 30));
     for (int i = 0; i < 6; i++)
         CHECK(ml_engine_step(b.e));
     n = h.n;
@@ -181,7 +181,7 @@ static void switched_on_the_way(ml_switch how) {
     CHECK(h.n == 30);
     for (int32_t i = 0; i < h.n; i++)
         CHECK(h.version[i] == (i <= n ? 1u : 2u));
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
 }
 
 static void put_back_for_new_weights(void) {
@@ -193,14 +193,14 @@ static void going_on_with_old_keys(void) {
 }
 
 static void keys_given_back_on_the_way(void) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_received h = { 0 }, whole = { 0 };
 
     open_ahead(&b, true);
-    ml_engine_bench_start(&b);
-    submit(&b, &whole, 0, ml_bench_request(10, 30));
+    ml_engine_fixture_start(&b);
+    submit(&b, &whole, 0, ml_fixture_request(10, 30));
     step_to_the_end(&b);
-    submit(&b, &h, 0, ml_bench_request(10, 30));
+    submit(&b, &h, 0, ml_fixture_request(10, 30));
     for (int i = 0; i < 6; i++)
         CHECK(ml_engine_step(b.e));
     ml_engine_release_kv(b.e);
@@ -208,20 +208,20 @@ static void keys_given_back_on_the_way(void) {
     MUST(ml_engine_take_kv(b.e, &err));
     step_to_the_end(&b);
     CHECK(h.n == 30 && memcmp(h.id, whole.id, sizeof h.id) == 0);
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
 }
 
 static void closed_on_the_way(void) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_received h = { 0 };
 
     open_ahead(&b, true);
-    ml_engine_bench_start(&b);
-    submit(&b, &h, 0, ml_bench_request(10, 30));
+    ml_engine_fixture_start(&b);
+    submit(&b, &h, 0, ml_fixture_request(10, 30));
     for (int i = 0; i < 6; i++)
         CHECK(ml_engine_step(b.e));
     CHECK(n_overlapped(&b) > 0);
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
     CHECK(h.n_end == 0);
 }
 

@@ -169,8 +169,8 @@ static const struct {
     { A(F32_2 "\"data_offsets\":[9223372036854775799,9223372036854775807]"), 8,
       "it ends at byte 9223372036854775807 of the data" },
     { A(F32_2 "\"data_offsets\":[4,12]"), 12,
-      "\"a\": it begins at byte 4 of the data, but the tensor before it ends at 0: a "
-      "hole" },
+      "\"a\": it begins at byte 4 of the data, but the tensor before it ends at 0: "
+      "there is a gap" },
     { A(F32_2 "\"data_offsets\":[0,8]"), 9,
       "x.safetensors: the last tensor ends at byte 8 of the data, but there are 9 bytes" },
     { "{}", 1, "the last tensor ends at byte 0 of the data, but there are 1 bytes" },
@@ -183,8 +183,8 @@ static const struct {
       8, "they overlap" },
     { "{\"a\":{" F32_2 "\"data_offsets\":[0,8]},\"b\":{" F32_2 "\"data_offsets\":[9,17]}}",
       17,
-      "\"b\": it begins at byte 9 of the data, but the tensor before it ends at 8: a "
-      "hole" },
+      "\"b\": it begins at byte 9 of the data, but the tensor before it ends at 8: "
+      "there is a gap" },
     { "{\"a\":{" F32_2 "\"data_offsets\":[0,8]},\"\\u0061\":{" F32_2
       "\"data_offsets\":[8,16]}}",
       16, "tensor \"a\": duplicate tensor in the header" },

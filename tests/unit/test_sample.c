@@ -92,18 +92,18 @@ static ml_status draw(ml_gen *g, const ml_gen_request *r, ml_gen_fn *fn, void *u
     return ML_OK;
 }
 
-typedef struct world {
+typedef struct fixture {
     ml_toy_text text;
     stub stub;
     ml_gen_ctx gen_ctx;
     ml_sampling how;
     ml_partial_buffer held;
     ml_group_set set;
-} world;
+} fixture;
 
-static void open_world(world *w) {
+static void open_fixture(fixture *w) {
     ml_toy_model(ml_toy_chatml);
-    *w = (world){ .stub = { .gen = { .submit = draw } }, .how = { .max_new = MAX_NEW } };
+    *w = (fixture){ .stub = { .gen = { .submit = draw } }, .how = { .max_new = MAX_NEW } };
     ml_toy_text_open(&w->text);
     w->gen_ctx =
         (ml_gen_ctx){ .gen = &w->stub.gen, .tokenizer = w->text.tokenizer, .context = 100 };
@@ -111,13 +111,13 @@ static void open_world(world *w) {
     ml_group_set_init(&w->set, &w->gen_ctx, &w->how, NULL);
 }
 
-static void close_world(world *w) {
+static void close_fixture(fixture *w) {
     ml_group_set_release(&w->set);
     ml_partial_buffer_release(&w->held);
     ml_toy_text_close(&w->text);
 }
 
-static ml_status load(world *w, const char *sample, ml_err *err) {
+static ml_status load(fixture *w, const char *sample, ml_err *err) {
     static const ml_partial_buffer_bounds bounds = { N_VOCAB, 10, MAX_NEW };
     char state[2000];
 
@@ -147,7 +147,7 @@ static const char *held_answer(int n, const char *status) {
     return text;
 }
 
-static const ml_sample *resume(world *w, const char *sample) {
+static const ml_sample *resume(fixture *w, const char *sample) {
     ml_gen_group *g =
         ml_group_set_add(&w->set, (ml_group){ .n_sample = 1 }, &w->text.arena);
 
@@ -162,11 +162,11 @@ static void a_longer_answer_is_cut(void) {
     static const char *const status[] = { "aborted", "completed" };
 
     for (int i = 0; i < 2; i++) {
-        world w;
+        fixture w;
         const ml_sample *s;
         ml_text log = { 0 };
 
-        open_world(&w);
+        open_fixture(&w);
         ml_log_to_text(&log);
         s = resume(&w, held_answer(9, status[i]));
         CHECK_HAS(log.ptr, "state.json: 1 unfinished responses are longer than "
@@ -175,30 +175,30 @@ static void a_longer_answer_is_cut(void) {
         CHECK(s->n_response == MAX_NEW && s->n_token == 2 + MAX_NEW);
         CHECK(s->token[7] == 15 && s->logprob[5] == -6 && s->version[5] == 1);
         CHECK(s->mask[0] == 0 && s->mask[5] == 1 && s->response.len > 0);
-        close_world(&w);
+        close_fixture(&w);
         ml_text_release(&log);
     }
 }
 
 static void a_full_answer_has_ended(void) {
-    world w;
+    fixture w;
     const ml_sample *s;
 
-    open_world(&w);
+    open_fixture(&w);
     s = resume(&w, held_answer(MAX_NEW, "aborted"));
     CHECK(w.stub.n_asked == 0 && s->status == ML_SAMPLE_TRUNCATED);
-    close_world(&w);
+    close_fixture(&w);
 }
 
 static void a_shorter_answer_goes_on(void) {
-    world w;
+    fixture w;
     const ml_sample *s;
 
-    open_world(&w);
+    open_fixture(&w);
     s = resume(&w, held_answer(4, "aborted"));
     CHECK(w.stub.n_asked == 1 && s->n_response == MAX_NEW && s->token[7] == 7);
     CHECK(s->version[3] == 1 && s->version[4] == 2 && s->mask[4] == 1);
-    close_world(&w);
+    close_fixture(&w);
 }
 
 static void held_samples_are_checked(void) {
@@ -215,22 +215,22 @@ static void held_samples_are_checked(void) {
 
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         ml_err err = { 0 };
-        world w;
-        open_world(&w);
+        fixture w;
+        open_fixture(&w);
         CHECK(load(&w, bad[i].sample, &err) == ML_EFORMAT);
         CHECK_HAS(err.msg, bad[i].why);
-        close_world(&w);
+        close_fixture(&w);
     }
 }
 
 /* A data set that has become shorter: the sample goes on, and cannot be asked again. */
 static void a_row_that_is_gone(void) {
-    world w;
+    fixture w;
 
-    open_world(&w);
+    open_fixture(&w);
     MUST(load(&w, "{\"row\": 10, \"tokens\": [1, 2]}", &err));
     CHECK(ml_partial_buffer_take(&w.held)->row == -1);
-    close_world(&w);
+    close_fixture(&w);
 }
 
 static const ml_test tests[] = {

@@ -91,8 +91,8 @@ static const char spoiler[] =
     "static const miles_hook spoil = { { sizeof spoil, MILES_HOOK, \"spoil\", 0, \"\" }, "
     "run "
     "};\n"
-    "static const miles_extension *const rows[] = { &spoil.row, 0 };\n"
-    "static const miles_plugin plugin = { sizeof plugin, MILES_ABI, rows };\n"
+    "static const miles_extension *const rows[] = { &spoil.base, 0 };\n"
+    "static const miles_plugin plugin = { sizeof plugin, MILES_ABI_VERSION, rows };\n"
     "const miles_plugin *miles_plugin_entry(void) { return &plugin; }\n";
 
 static void damaged_deltas_are_followed_by_all(void) {

@@ -212,7 +212,7 @@ static void ppo_survives_kills(void) {
 
 static void a_teacher_is_asked(void) {
     const char *first = ml_test_path("first"), *twin = ml_test_path("twin"),
-               *trainee = ml_test_path("pupil");
+               *student = ml_test_path("student");
     char flags[1500];
 
     make_inputs();
@@ -226,15 +226,15 @@ static void a_teacher_is_asked(void) {
              "--use-opd --opd-type megatron --opd-teacher-load %s --opd-teacher-ckpt-step "
              "1 --dry-run",
              first);
-    must_run(trainee, 1, flags);
+    must_run(student, 1, flags);
     CHECK_HAS(out, "teacher weights");
     snprintf(flags, sizeof flags,
              "--use-opd --opd-type megatron --opd-teacher-load %s --opd-kl-coef 0.5",
              first);
-    must_run(trainee, ROUNDS, flags);
-    CHECK(figure(trainee, 0, "rollout/opd_reverse_kl") != 0);
-    CHECK(figure(trainee, 0, "rollout/teacher_log_probs") !=
-          figure(trainee, 0, "rollout/log_probs"));
+    must_run(student, ROUNDS, flags);
+    CHECK(figure(student, 0, "rollout/opd_reverse_kl") != 0);
+    CHECK(figure(student, 0, "rollout/teacher_log_probs") !=
+          figure(student, 0, "rollout/log_probs"));
 }
 
 /* The port of a server whose output goes to a file. */

@@ -285,7 +285,7 @@ static void files_of_others_are_left_alone(void) {
     CHECK(ml_dir_make(ml_test_path("home"), NULL) == ML_OK);
     CHECK(ml_file_replace(ml_test_path("home/thesis.tex"), ml_str_of("x"), NULL) == ML_OK);
     CHECK(pull("home", 0, &err) == ML_EUSAGE);
-    CHECK_HAS(err.msg, "holds thesis.tex, which miles did not write");
+    CHECK_HAS(err.msg, "contains thesis.tex, which miles did not write");
     CHECK(pull("home", VERSIONS, &err) == ML_EUSAGE);
     CHECK(has_text(ml_test_path("home/thesis.tex"), "x"));
     CHECK(access(ml_test_path("home/.weight_sync"), F_OK) != 0);

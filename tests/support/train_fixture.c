@@ -1,4 +1,4 @@
-#include "tests/support/trainee.h"
+#include "tests/support/train_fixture.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@ static void must(ml_status st, const ml_err *err) {
     exit(1);
 }
 
-static void add_sample(ml_trainee *t, const ml_st_tensor *ids, bool whole) {
+static void add_sample(ml_train_fixture *t, const ml_st_tensor *ids, bool whole) {
     int32_t n = (int32_t)ids->shape[0], i = t->n_sample;
     int32_t n_response = whole ? n - 1 : n / 2;
     uint8_t *mask = ML_NEW(&t->arena, uint8_t, n_response);
@@ -26,7 +26,7 @@ static void add_sample(ml_trainee *t, const ml_st_tensor *ids, bool whole) {
                                                   .rollout = i };
 }
 
-static void read_samples(ml_trainee *t, const char *dir, bool whole) {
+static void read_samples(ml_train_fixture *t, const char *dir, bool whole) {
     char path[256], name[32];
     ml_err err = { 0 };
     const ml_st_tensor *ids;
@@ -36,7 +36,7 @@ static void read_samples(ml_trainee *t, const char *dir, bool whole) {
     for (int i = 0;; i++) {
         snprintf(name, sizeof name, "tokens.%d", i);
         ids = ml_st_find(t->golden, ml_str_of(name));
-        if (!ids || t->n_sample == ML_TRAINEE_SAMPLES)
+        if (!ids || t->n_sample == ML_TRAIN_FIXTURE_SAMPLES)
             break;
         if (ids->shape[0] >= 4)
             add_sample(t, ids, whole);
@@ -44,7 +44,7 @@ static void read_samples(ml_trainee *t, const char *dir, bool whole) {
     CHECK(t->n_sample >= 3);
 }
 
-ml_trainer_opts ml_trainee_defaults(void) {
+ml_trainer_opts ml_train_fixture_defaults(void) {
     return (ml_trainer_opts){
         .optimizer = { .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .clip_grad = 1.0 },
         .lr = { .train_iters = 1000,
@@ -57,12 +57,12 @@ ml_trainer_opts ml_trainee_defaults(void) {
     };
 }
 
-void ml_trainee_open(ml_trainee *t, const ml_trainee_opts *o) {
+void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o) {
     const char *dir = o->dir ? o->dir : "tests/golden/data/qwen3";
     ml_err err = { 0 };
 
-    *t = (ml_trainee){ 0 };
-    ml_arena_init(&t->arena, "trainee");
+    *t = (ml_train_fixture){ 0 };
+    ml_arena_init(&t->arena, "train fixture");
     must(o->critic ? ml_spec_open_critic(&t->spec, dir, &err)
                    : ml_spec_open(&t->spec, dir, &err),
          &err);
@@ -77,7 +77,7 @@ void ml_trainee_open(ml_trainee *t, const ml_trainee_opts *o) {
     read_samples(t, dir, o->whole);
 }
 
-void ml_trainee_close(ml_trainee *t) {
+void ml_train_fixture_close(ml_train_fixture *t) {
     ml_trainer_close(t->trainer);
     ml_st_close(t->golden);
     ml_weights_close(&t->weights);
@@ -87,7 +87,7 @@ void ml_trainee_close(ml_trainee *t) {
     ml_arena_release(&t->arena);
 }
 
-ml_bins ml_trainee_bins(ml_trainee *t, int64_t max_tokens) {
+ml_bins ml_train_fixture_bins(ml_train_fixture *t, int64_t max_tokens) {
     ml_bins b = { .bin = ML_NEW(&t->arena, ml_bin, t->n_sample) };
     int64_t n = 0;
 
@@ -104,7 +104,7 @@ ml_bins ml_trainee_bins(ml_trainee *t, int64_t max_tokens) {
     return b;
 }
 
-ml_status ml_trainee_nll(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
+ml_status ml_train_fixture_nll(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
     (void)ud;
     (void)err;
     for (int32_t i = 0; i < n; i++) {
@@ -121,13 +121,13 @@ ml_status ml_trainee_nll(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
     return ML_OK;
 }
 
-ml_step_result ml_trainee_step(ml_trainee *t, int64_t max_tokens) {
-    ml_bins bins = ml_trainee_bins(t, max_tokens);
+ml_step_result ml_train_fixture_step(ml_train_fixture *t, int64_t max_tokens) {
+    ml_bins bins = ml_train_fixture_bins(t, max_tokens);
     ml_step step = { .sample = t->sample,
                      .micro = &bins,
                      .n_rollout = t->n_sample,
                      .denominator = t->n_sample,
-                     .loss = ml_trainee_nll };
+                     .loss = ml_train_fixture_nll };
     ml_step_result r;
     ml_err err = { 0 };
 

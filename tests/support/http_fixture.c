@@ -1,4 +1,4 @@
-#include "tests/support/http_site.h"
+#include "tests/support/http_fixture.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,11 +6,11 @@
 
 #include "tests/support/test.h"
 
-const ml_http_limits ml_http_site_limits = { .max_header = 4096,
-                                             .max_body = 100000,
-                                             .max_connections = 50,
-                                             .idle_s = 20,
-                                             .max_unsent = 1 << 20 };
+const ml_http_limits ml_http_fixture_limits = { .max_header = 4096,
+                                                .max_body = 100000,
+                                                .max_connections = 50,
+                                                .idle_s = 20,
+                                                .max_unsent = 1 << 20 };
 
 static void *run_loop(void *ud) {
     ml_loop_run(ud);
@@ -18,11 +18,11 @@ static void *run_loop(void *ud) {
 }
 
 static void gone(void *ud) {
-    atomic_fetch_add(&((ml_http_site *)ud)->n_gone, 1);
+    atomic_fetch_add(&((ml_http_fixture *)ud)->n_gone, 1);
 }
 
 static void held_gone(void *ud) {
-    ml_http_site *s = ud;
+    ml_http_fixture *s = ud;
     s->held = NULL;
     gone(s);
 }
@@ -32,19 +32,19 @@ static void answer_later(void *ud) {
 }
 
 typedef struct later {
-    ml_http_site *site;
+    ml_http_fixture *fixture;
     ml_http_call *call;
 } later;
 
 static void *other_thread(void *ud) {
     later *l = ud;
     usleep(2000);
-    ml_loop_post(l->site->loop, answer_later, l->call);
+    ml_loop_post(l->fixture->loop, answer_later, l->call);
     free(l);
     return NULL;
 }
 
-static void start_later(ml_http_site *s, ml_http_call *c) {
+static void start_later(ml_http_fixture *s, ml_http_call *c) {
     later *l = malloc(sizeof *l);
     pthread_t t;
     *l = (later){ s, c };
@@ -82,7 +82,7 @@ static void describe(ml_http_call *c) {
     ml_text_release(&t);
 }
 
-static void flood(ml_http_site *s, ml_http_call *c) {
+static void flood(ml_http_fixture *s, ml_http_call *c) {
     static char lots[1 << 16];
     ml_http_on_gone(c, gone, s);
     ml_http_begin(c, 200, "text/plain");
@@ -91,7 +91,7 @@ static void flood(ml_http_site *s, ml_http_call *c) {
         ml_http_write(c, (ml_str){ lots, sizeof lots });
 }
 
-static void hold(ml_http_site *s, ml_http_call *c, bool begin) {
+static void hold(ml_http_fixture *s, ml_http_call *c, bool begin) {
     s->held = c;
     ml_http_on_gone(c, held_gone, s);
     if (begin) {
@@ -101,7 +101,7 @@ static void hold(ml_http_site *s, ml_http_call *c, bool begin) {
 }
 
 static void handle(void *ud, ml_http_call *c) {
-    ml_http_site *s = ud;
+    ml_http_fixture *s = ud;
     ml_str path = ml_http_path(c);
 
     atomic_fetch_add(&s->n_call, 1);
@@ -138,8 +138,8 @@ static void handle(void *ud, ml_http_call *c) {
         describe(c);
 }
 
-ml_http_site *ml_http_site_open(ml_http_limits limits) {
-    ml_http_site *s = calloc(1, sizeof *s);
+ml_http_fixture *ml_http_fixture_open(ml_http_limits limits) {
+    ml_http_fixture *s = calloc(1, sizeof *s);
     ml_err err = { 0 };
 
     CHECK(ml_loop_new(&s->loop, &err) == ML_OK);
@@ -153,7 +153,7 @@ ml_http_site *ml_http_site_open(ml_http_limits limits) {
     return s;
 }
 
-void ml_http_site_close(ml_http_site *s) {
+void ml_http_fixture_close(ml_http_fixture *s) {
     ml_loop_stop(s->loop);
     pthread_join(s->thread, NULL);
     ml_http_server_close(s->server);

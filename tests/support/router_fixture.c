@@ -1,11 +1,11 @@
-#include "tests/support/router_world.h"
+#include "tests/support/router_fixture.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "tests/support/test.h"
 
-ml_router_opts ml_router_world_opts(void) {
+ml_router_opts ml_router_fixture_opts(void) {
     return (ml_router_opts){ .host = "127.0.0.1",
                              .route = { .kind = ML_ROUTE_LEAST_LOADED,
                                         .cache_threshold = 0.5,
@@ -23,9 +23,9 @@ ml_router_opts ml_router_world_opts(void) {
                              .max_body = 1 << 16 };
 }
 
-ml_router_world *ml_router_world_open(ml_router_opts o, int n_worker) {
-    ml_router_world *w = calloc(1, sizeof *w);
-    const char *url[ML_WORLD_WORKERS];
+ml_router_fixture *ml_router_fixture_open(ml_router_opts o, int n_worker) {
+    ml_router_fixture *w = calloc(1, sizeof *w);
+    const char *url[ML_FIXTURE_WORKERS];
     ml_err err = { 0 };
 
     CHECK(ml_loop_new(&w->loop, &err) == ML_OK);
@@ -44,10 +44,10 @@ ml_router_world *ml_router_world_open(ml_router_opts o, int n_worker) {
     return w;
 }
 
-void ml_router_world_close(ml_router_world *w) {
+void ml_router_fixture_close(ml_router_fixture *w) {
     ml_router_close(w->router);
     ml_http_client_free(w->client);
-    for (int i = 0; i < ML_WORLD_WORKERS; i++) {
+    for (int i = 0; i < ML_FIXTURE_WORKERS; i++) {
         ml_fake_worker_close(&w->worker[i]);
         ml_text_release(&w->worker[i].last);
     }
@@ -56,18 +56,18 @@ void ml_router_world_close(ml_router_world *w) {
 }
 
 static void stop(void *ud) {
-    ml_loop_stop(((ml_router_world *)ud)->loop);
+    ml_loop_stop(((ml_router_fixture *)ud)->loop);
 }
 
-void ml_router_world_pass(ml_router_world *w, double seconds) {
+void ml_router_fixture_run(ml_router_fixture *w, double seconds) {
     ml_timer *t = ml_timer_start(w->loop, seconds, false, stop, w);
     ml_loop_run(w->loop);
     ml_timer_stop(t);
 }
 
-bool ml_router_world_until(ml_router_world *w, const int *counter, int n) {
+bool ml_router_fixture_until(ml_router_fixture *w, const int *counter, int n) {
     for (int i = 0; i < 2000 && *counter < n; i++)
-        ml_router_world_pass(w, 0.01);
+        ml_router_fixture_run(w, 0.01);
     return *counter >= n;
 }
 
@@ -82,7 +82,7 @@ static void got_data(void *ud, ml_str piece) {
     f->n_piece++;
     ml_text_add(&f->body, piece.ptr, piece.len);
     if (f->stop_at_data)
-        ml_loop_stop(f->world->loop);
+        ml_loop_stop(f->fixture->loop);
 }
 
 static void got_done(void *ud, const ml_err *err) {
@@ -91,10 +91,10 @@ static void got_done(void *ud, const ml_err *err) {
     f->failed = err != NULL;
     if (err)
         f->err = *err;
-    ml_loop_stop(f->world->loop);
+    ml_loop_stop(f->fixture->loop);
 }
 
-void ml_fetch_start(ml_router_world *w, ml_fetch *f, const char *method, const char *path,
+void ml_fetch_start(ml_router_fixture *w, ml_fetch *f, const char *method, const char *path,
                     const char *body) {
     ml_text url = { 0 }, headers = { 0 };
     ml_http_fns fns = { got_head, got_data, got_done, f };
@@ -103,7 +103,7 @@ void ml_fetch_start(ml_router_world *w, ml_fetch *f, const char *method, const c
     };
     ml_err err = { 0 };
 
-    f->world = w;
+    f->fixture = w;
     ml_text_add(&f->body, "", 0);
     ml_text_add(&f->headers, "", 0);
     ml_text_printf(&url, "%s%s", w->base, path);
@@ -117,7 +117,7 @@ void ml_fetch_start(ml_router_world *w, ml_fetch *f, const char *method, const c
     ml_text_release(&headers);
 }
 
-void ml_fetch_now(ml_router_world *w, ml_fetch *f, const char *method, const char *path,
+void ml_fetch_now(ml_router_fixture *w, ml_fetch *f, const char *method, const char *path,
                   const char *body) {
     ml_fetch_start(w, f, method, path, body);
     ml_loop_run(w->loop);

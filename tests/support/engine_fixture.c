@@ -1,11 +1,11 @@
-#include "tests/support/engine_bench.h"
+#include "tests/support/engine_fixture.h"
 
 #include <stdio.h>
 
 #include "tests/support/must.h"
 
-void ml_engine_bench_open(ml_engine_bench *b, const char *model) {
-    *b = (ml_engine_bench){ .eos = { 2 } };
+void ml_engine_fixture_open(ml_engine_fixture *b, const char *model) {
+    *b = (ml_engine_fixture){ .eos = { 2 } };
     ml_arena_init(&b->arena, "test");
     MUST(ml_spec_open(&b->spec, model, &err));
     MUST(ml_checkpoint_open(&b->checkpoint, model, &err));
@@ -14,7 +14,7 @@ void ml_engine_bench_open(ml_engine_bench *b, const char *model) {
     MUST(ml_weights_load(&b->w, &b->spec, b->checkpoint, ML_WEIGHT_AUTO, &b->be, &b->arena,
                          &err));
     b->w.version = 1;
-    b->o = (ml_engine_opts){ .context = ML_BENCH_CONTEXT,
+    b->o = (ml_engine_opts){ .context = ML_FIXTURE_CONTEXT,
                              .max_running = 4,
                              .max_waiting = 8,
                              .chunk = 32,
@@ -23,11 +23,11 @@ void ml_engine_bench_open(ml_engine_bench *b, const char *model) {
                              .n_eos = 1 };
 }
 
-void ml_engine_bench_start(ml_engine_bench *b) {
+void ml_engine_fixture_start(ml_engine_fixture *b) {
     MUST(ml_engine_open(&b->e, &b->spec, &b->w, &b->be, &b->o, &err));
 }
 
-void ml_engine_bench_close(ml_engine_bench *b) {
+void ml_engine_fixture_close(ml_engine_fixture *b) {
     ml_engine_close(b->e);
     ml_weights_close(&b->w);
     ml_backend_close(&b->be);
@@ -36,11 +36,11 @@ void ml_engine_bench_close(ml_engine_bench *b) {
     ml_arena_release(&b->arena);
 }
 
-ml_gen_request ml_bench_request(int32_t n_prompt, int32_t max_new) {
-    static int32_t numbers[ML_BENCH_CONTEXT];
+ml_gen_request ml_fixture_request(int32_t n_prompt, int32_t max_new) {
+    static int32_t numbers[ML_FIXTURE_CONTEXT];
 
-    for (int32_t i = 0; i < ML_BENCH_CONTEXT; i++)
-        numbers[i] = (i * 7 + 5) % ML_BENCH_VOCAB;
+    for (int32_t i = 0; i < ML_FIXTURE_CONTEXT; i++)
+        numbers[i] = (i * 7 + 5) % ML_FIXTURE_VOCAB;
     return (ml_gen_request){ .prompt = numbers,
                              .n_prompt = n_prompt,
                              .max_new = max_new,
