@@ -8,8 +8,8 @@
 #define ML_RL_EVAL_EVALS_H
 
 #include "rl/record/metrics.h"
-#include "rl/rollout/gen_task.h"
 #include "rl/observer.h"
+#include "rl/rollout/group.h"
 #include "rl/record/run_store.h"
 
 typedef struct ml_eval_set {
