@@ -120,11 +120,11 @@ static void on_step_end(void *ud) {
 }
 
 static void notify_calls_back_without_requests(void) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_gen *g;
     waiter w;
 
-    ml_engine_bench_open(&b, ML_BENCH_MODEL);
+    ml_engine_fixture_open(&b, ML_FIXTURE_MODEL);
     g = open_local(&b, false);
     init_waiter(&w);
     g->on_step_end(g, on_step_end, &w);
@@ -141,7 +141,7 @@ static void notify_calls_back_without_requests(void) {
     g->notify(g); /* nobody is called */
     g->close(g);
     CHECK(w.h.n_end == 1);
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
 }
 
 static void weights_are_loaded_and_let_go(void) {
