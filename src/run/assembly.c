@@ -184,26 +184,49 @@ ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err) {
                : st;
 }
 
-static ml_status join_generation(ml_assembly *m, ml_train_loop *loop, const ml_run_opts *c,
-                                 ml_err *err) {
-    ml_work_count *work_count = loop->watch.phase ? &loop->watch.phase->answers : NULL;
-    ml_gen_ctx ctx = context_of(m);
+/* The engine is needed for evaluations: meanwhile no new generation is started. */
+static ml_status evaluate(void *ud, int64_t rollout, ml_err *err) {
+    ml_assembly *m = ud;
+    ml_async *async = m->rollouts.async;
+    ml_status st;
 
-    ctx.work_count = work_count;
+    if (async)
+        ml_async_hold(async, true);
+    st = ml_evals_observe(&m->evaluator.evals, rollout, &m->run->observers, err);
+    if (async)
+        ml_async_hold(async, false);
+    return st;
+}
+
+static ml_eval_driver eval_driver_of(ml_assembly *m, const ml_run_opts *c) {
+    ml_eval_queue *queue = m->evaluator.queue;
+
+    if (!m->evaluator.evals.n || !c->rollout.eval_interval)
+        return (ml_eval_driver){ 0 };
+    return queue ? (ml_eval_driver){ queue, ml_eval_queue_run, ml_eval_queue_wait }
+                 : (ml_eval_driver){ m, evaluate, NULL };
+}
+
+static ml_status join_generation(ml_assembly *m, ml_train_loop *loop,
+                                 const ml_display *display, const ml_run_opts *c,
+                                 ml_err *err) {
+    ml_gen_ctx ctx = context_of(m);
+    ml_status st;
+
+    ctx.work_count = display->answers;
     if (!m->evaluator.queue) /* which has its own thread */
-        m->evaluator.evals.gen_ctx.work_count = work_count;
+        m->evaluator.evals.gen_ctx.work_count = display->answers;
     loop->generator = &m->generator;
     loop->publisher = m->publisher;
-    loop->evaluator = m->evaluator.evals.n ? &m->evaluator : NULL;
+    loop->eval = eval_driver_of(m, c);
     loop->publish_interval = c->mode.update_interval;
     loop->eval_interval = c->rollout.eval_interval;
     loop->skip_first_eval = c->rollout.skip_first_eval;
     loop->prefetch = c->mode.async;
-    if (c->mode.fully && !loop->record && m->run->opts.save)
-        loop->record = ml_arena_printf(&m->arena, "%s/rollout_data/{rollout_id}.jsonl.zst",
-                                       m->run->opts.save);
-    return ml_rollouts_start(&m->rollouts, &loop->rollout, &ctx, m->run, c, loop->watch.say,
-                             err);
+    st =
+        ml_rollouts_start(&m->rollouts, &loop->rollout, &ctx, m->run, c, display->say, err);
+    m->publisher->async = m->rollouts.async;
+    return st;
 }
 
 /* Wraps the rollout with the extensions that process its samples. */
@@ -221,8 +244,8 @@ static ml_rollout with_hooks(ml_assembly *m, ml_rollout inner, const ml_run_opts
     return ml_rollout_with_hooks(&m->hooks);
 }
 
-ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_run_opts *c,
-                           ml_err *err) {
+ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_display *display,
+                           const ml_run_opts *c, ml_err *err) {
     ml_prompt_feed feed = ml_train_run_feed(m->run);
     ml_status st = ML_OK;
 
@@ -236,7 +259,7 @@ ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_run_opt
                              .keep = isnan(c->debug.subsample) ? 0 : c->debug.subsample,
                              .n_vocab = m->run->spec.n_vocab };
     if (m->generates)
-        st = join_generation(m, loop, c, err);
+        st = join_generation(m, loop, display, c, err);
     else
         loop->rollout = ml_rollout_replay(&m->replay);
     loop->rollout = with_hooks(m, loop->rollout, c);

@@ -5,6 +5,7 @@
 #ifndef ML_RUN_ASSEMBLY_H
 #define ML_RUN_ASSEMBLY_H
 
+#include "rl/loop/console.h"
 #include "rl/rollout/rollout_hooks.h"
 #include "run/evaluator.h"
 #include "run/publisher.h"
@@ -35,7 +36,7 @@ void ml_assembly_close(ml_assembly *m); /* zeros, and after a failed open */
 ml_status ml_assembly_start(ml_assembly *m, const ml_run_opts *c, ml_err *err);
 
 /* Gives the loop its rollout, generator, publisher and evaluator. */
-ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_run_opts *c,
-                           ml_err *err);
+ml_status ml_assembly_join(ml_assembly *m, ml_train_loop *loop, const ml_display *display,
+                           const ml_run_opts *c, ml_err *err);
 
 #endif

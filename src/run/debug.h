@@ -2,9 +2,12 @@
 #ifndef ML_RUN_DEBUG_H
 #define ML_RUN_DEBUG_H
 
-#include "run/opts.h"
 #include "model/plan_dump.h"
+#include "rl/loop/console.h"
+#include "rl/loop/coverage.h"
 #include "rl/loop/invariants.h"
+#include "rl/loop/recorder.h"
+#include "run/memory_record.h"
 #include "run/train_loop.h"
 
 /* --- the tensor dumps of --dumper-enable --- */
@@ -22,21 +25,31 @@ bool ml_dump_option(bool *enable, const char **filter, const char *word);
 ml_status ml_train_dumps_open(ml_train_dumps *d, const ml_run_opts *c, ml_err *err);
 void ml_train_dumps_close(ml_train_dumps *d); /* zero-initialized is allowed */
 
+/* An observer, see rl/observer.h: numbers the files by rollout, reports write errors. */
+ml_status ml_train_dumps_on(void *dumps, const ml_loop_event *e, ml_err *err);
+
 /* --- the other flags --- */
 
+/* The observers of a run. */
 typedef struct ml_train_debug {
     ml_arena arena;
-    ml_invariants checks;
-    ml_diagnostics diagnostics;
+    ml_coverage *coverage; /* NULL: none */
+    ml_console console;
+    ml_recorder recorder;
+    ml_events *events; /* NULL: none */
+    ml_memory_record memory;
+    ml_invariants invariants;
+    ml_observer at[12];
+    int32_t n;
 } ml_train_debug;
 
 /* Called before anything starts: --train-env-vars. */
 ml_status ml_train_debug_begin(const ml_run_opts *c, ml_err *err);
 
-/* Opens the recordings that the run is compared with, and registers them with the loop. */
+/* Opens the observers of the started run, and sets the loop's debugging options. */
 ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
-                              const ml_train_dumps *dumps, const ml_run_opts *c,
-                              ml_err *err);
+                              const ml_display *display, ml_train_dumps *dumps,
+                              const ml_run_opts *c, ml_err *err);
 void ml_train_debug_close(ml_train_debug *d); /* zero-initialized is allowed */
 
 #endif

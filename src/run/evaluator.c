@@ -167,6 +167,8 @@ static ml_status open_queue(ml_evaluator *e, ml_generator *g, const ml_run_opts 
     ml_eval_queue_opts queue = c->eval_queue;
 
     queue.evals = &e->evals;
+    queue.weights = &e->run->weights;
+    queue.observers = &e->run->observers;
     queue.spec = &e->run->spec;
     queue.from = e->run->from;
     queue.dir = dir;

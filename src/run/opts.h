@@ -212,7 +212,7 @@ typedef struct ml_run_opts {
     bool learns_nothing;               /* weights but no trainer; nothing is saved */
     bool wants_ref;                    /* there is a reference */
     bool replay_rollout[ML_N_ROUTING]; /* replay the rollout's routing record */
-    const ml_hooks *hooks;             /* NULL: none */
+    ml_hooks *hooks;                   /* NULL: none */
     bool second_set; /* generation has its own weights, for the memory plan */
     /* For the memory plan: the bytes generation needs besides the KV cache, and for the KV
      * cache; whether generation and training use the memory alternately. */

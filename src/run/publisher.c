@@ -21,6 +21,8 @@ ml_status ml_publisher_publish(ml_publisher *p, const ml_weights *w, ml_err *err
     st = p->send(p, w, err);
     if (st == ML_OK)
         p->version = w->version;
+    if (st == ML_OK && p->async)
+        st = ml_async_published(p->async, w->version, err);
     ml_log(ML_LOG_INFO, "weight_sync: version %llu in %.6f s",
            (unsigned long long)w->version, ml_clock_s() - began);
     return st;
@@ -113,9 +115,12 @@ typedef struct disk {
     ml_pull pull;
 } disk;
 
-static ml_status call_hook(disk *d, const char *dir, ml_err *err) {
-    return ml_hooks_call(d->run->opts.hooks, MILES_WEIGHTS_WRITTEN, d->run->rollout, -1,
-                         dir, err);
+static ml_status tell_observers(disk *d, const char *dir, ml_err *err) {
+    return ml_observe(&d->run->observers,
+                      &(ml_loop_event){ .kind = ML_ON_WEIGHTS_WRITTEN,
+                                        .rollout = d->run->rollout,
+                                        .what = dir },
+                      err);
 }
 
 static ml_status send_whole(ml_publisher *p, const ml_weights *w, ml_err *err) {
@@ -125,7 +130,7 @@ static ml_status send_whole(ml_publisher *p, const ml_weights *w, ml_err *err) {
                                        d->opts.shard_bytes, err);
 
     if (st == ML_OK)
-        st = call_hook(d, path.ptr, err);
+        st = tell_observers(d, path.ptr, err);
     if (st == ML_OK) {
         p->gen->pause(p->gen); /* requests in flight are recomputed, not waited for */
         st = p->gen->load(p->gen, path.ptr, w->version, ML_SWITCH_RECOMPUTE, err);
@@ -152,7 +157,7 @@ static ml_status pull(disk *d, int64_t version, ml_err *err) {
 static ml_status deliver(disk *d, const ml_weight_update *update, const ml_weights *w,
                          ml_err *err) {
     ml_gen *gen = d->of.gen;
-    ml_status st = update->dir ? call_hook(d, update->dir, err) : ML_OK;
+    ml_status st = update->dir ? tell_observers(d, update->dir, err) : ML_OK;
 
     if (st == ML_OK)
         st = pull(d, update->version, err);

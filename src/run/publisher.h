@@ -10,6 +10,7 @@
 #define ML_RUN_PUBLISHER_H
 
 #include "gen/gen.h"
+#include "rl/rollout/async.h"
 #include "run/run.h"
 
 typedef struct ml_publisher ml_publisher;
@@ -21,6 +22,7 @@ struct ml_publisher {
     const ml_weights *weights; /* that generate in this process; NULL: in other processes */
     uint64_t version;          /* that generates; 0: none was published */
     bool frozen;               /* the engines keep the weights that they have */
+    ml_async *async;           /* the rollout that counts versions; NULL: none */
     size_t bytes;              /* of host memory besides the weights above */
 };
 

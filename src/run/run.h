@@ -11,6 +11,7 @@
 #include "rl/learn/critic.h"
 #include "rl/data/data_source.h"
 #include "rl/learn/learner.h"
+#include "rl/observer.h"
 #include "rl/data/prompt_encoder.h"
 #include "rl/record/run_dir.h"
 #include "rl/record/run_log.h"
@@ -36,6 +37,7 @@ typedef struct ml_train_run {
     ml_critic critic;
     ml_gen *teachers; /* over HTTP; NULL: none */
     ml_secret teacher_key;
+    ml_observers observers; /* of the loop, the learner and the publisher */
     ml_learner learner;
     ml_saver *saver;
     ml_run_log log;
@@ -70,6 +72,10 @@ ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err);
 /* Loads the weights, continues from a snapshot if there is one, and opens the output
  * files. */
 ml_status ml_train_run_start(ml_train_run *r, ml_err *err);
+
+/* Where the started run comes from, in a sentence, if it continues from a snapshot or found
+ * none in `load`; otherwise "".  In the run's arena. */
+const char *ml_train_run_origin(ml_train_run *r);
 
 /* --dry-run: reports the memory plan of the run, and fails if the machine does not have
  * enough. */

@@ -42,15 +42,16 @@ static ml_status open_job(train_job *j, ml_err *err) {
     return st;
 }
 
-static ml_status run_loop(train_job *j, ml_train_loop *loop, ml_err *err) {
+static ml_status run_loop(train_job *j, ml_train_loop *loop, const ml_display *display,
+                          ml_err *err) {
     const ml_run_opts *c = &j->config->run;
     ml_train_debug debug = { 0 };
-    ml_status st = ml_train_debug_open(&debug, loop, &j->dumps, c, err);
+    ml_status st = ml_train_debug_open(&debug, loop, display, &j->dumps, c, err);
 
     if (st == ML_OK)
         st = ml_assembly_start(&j->parts, c, err);
     if (st == ML_OK)
-        st = ml_assembly_join(&j->parts, loop, c, err);
+        st = ml_assembly_join(&j->parts, loop, display, c, err);
     if (st == ML_OK)
         st = ml_train_loop_run(loop, err);
     ml_rollouts_stop(&j->parts.rollouts);
@@ -60,15 +61,14 @@ static ml_status run_loop(train_job *j, ml_train_loop *loop, ml_err *err) {
 
 static ml_status train(train_job *j, ml_err *err) {
     ml_train_loop loop = { .run = &j->run, .stop = ml_stop_on_signals() };
-    ml_status st;
+    ml_display display = ml_progress_open(loop.stop, j->config->run.save);
+    ml_status st = ml_train_start(&j->run, &j->config->run, display.say, err);
 
-    loop.watch = ml_progress_watch(loop.stop, j->config->run.save);
-    st = ml_train_start(&j->run, &j->config->run, loop.watch.say, err);
     if (st == ML_OK)
         st = ml_flags_save(j->cmd, j->config, j->run.saver ? j->run.opts.save : NULL,
                            j->run.snapshot ? j->run.opts.load : NULL, err);
     if (st == ML_OK)
-        st = run_loop(j, &loop, err);
+        st = run_loop(j, &loop, &display, err);
     ml_progress_end();
     if (st == ML_OK)
         ml_stop_tell(&loop, j->config);

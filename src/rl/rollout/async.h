@@ -14,9 +14,8 @@
 #ifndef ML_RL_ROLLOUT_ASYNC_H
 #define ML_RL_ROLLOUT_ASYNC_H
 
-#include "rl/rollout/gen_task.h"
-#include "rl/rollout/group_filter.h"
 #include "rl/rollout/rollout.h"
+#include "rl/rollout/group.h"
 
 typedef struct ml_async ml_async;
 
@@ -41,5 +40,13 @@ ml_status ml_async_open(ml_async **out, const ml_async_opts *o, ml_err *err);
 void ml_async_close(ml_async *s);
 
 ml_rollout ml_rollout_async(ml_async *s);
+
+/* Records that the generator has new weights.  ML_ENOMEM: the version could not be
+ * recorded, so staleness can no longer be counted. */
+ml_status ml_async_published(ml_async *s, uint64_t version, ml_err *err);
+
+/* true: the worker starts no more groups, because the generator is needed for something
+ * else (an evaluation, a snapshot).  false: it may start groups again. */
+void ml_async_hold(ml_async *s, bool hold);
 
 #endif

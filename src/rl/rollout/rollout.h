@@ -43,10 +43,6 @@ typedef struct ml_rollout {
     /* Makes a running collect fail soon.  Called from another thread than collect.  May be
      * NULL. */
     void (*cancel)(void *ud);
-    /* The engines have these weights now.  NULL: the version does not matter. */
-    ml_status (*published)(void *ud, uint64_t version, ml_err *err);
-    /* While held, nothing new is generated.  NULL: it generates in collect only. */
-    void (*hold)(void *ud, bool hold);
     /* The state that the next rollout needs: save appends members of a JSON object,
      * without braces; load reads them from an object that also has other members.  NULL:
      * no state. */

@@ -150,17 +150,6 @@ static void cancel(void *ud) {
         e->inner.cancel(e->inner.ud);
 }
 
-static ml_status published(void *ud, uint64_t version, ml_err *err) {
-    const ml_rollout_hooks *e = ud;
-    return e->inner.published ? e->inner.published(e->inner.ud, version, err) : ML_OK;
-}
-
-static void hold(void *ud, bool hold) {
-    const ml_rollout_hooks *e = ud;
-    if (e->inner.hold)
-        e->inner.hold(e->inner.ud, hold);
-}
-
 static void save(void *ud, ml_text *out) {
     const ml_rollout_hooks *e = ud;
     if (e->inner.save)
@@ -176,8 +165,6 @@ ml_rollout ml_rollout_with_hooks(ml_rollout_hooks *e) {
     return (ml_rollout){ .collect = collect,
                          .rest = rest,
                          .cancel = cancel,
-                         .published = published,
-                         .hold = hold,
                          .save = save,
                          .load = load,
                          .ud = e };
