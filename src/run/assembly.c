@@ -157,9 +157,7 @@ static ml_status start_engines(ml_assembly *m, const ml_run_opts *c, ml_err *err
         st = ml_generator_start(&m->generator, m->publisher->weights, c, err);
     if (st != ML_OK)
         return st;
-    m->publisher->gen = m->generator.gen;
-    if (!m->publisher->weights)
-        st = ml_publisher_publish(m->publisher, w, err);
+    st = ml_publisher_start(m->publisher, &m->generator, w, err);
     m->publisher->frozen = c->debug.skip_sync;
     return st;
 }

@@ -216,7 +216,7 @@ ml_status ml_generator_start(ml_generator *g, const ml_weights *w, const ml_run_
     return g->n_engine ? ml_engines_start(g, c, err) : ml_local_open(&g->gen, &o, err);
 }
 
-void ml_generator_published(ml_generator *g, int64_t rollout) {
+void ml_generator_published(ml_generator *g) {
     if (g->supervisor)
-        ml_faults_happen(&g->faults, g->supervisor, rollout);
+        ml_faults_happen(&g->faults, g->supervisor, g->run->rollout);
 }

@@ -62,6 +62,6 @@ typedef enum ml_memory_phase { ML_PHASE_ROLLOUT, ML_PHASE_TRAIN } ml_memory_phas
 ml_status ml_generator_enter(ml_generator *g, ml_memory_phase next, ml_err *err);
 
 /* Called after the weights of a rollout were published: injects the faults that are due. */
-void ml_generator_published(ml_generator *g, int64_t rollout);
+void ml_generator_published(ml_generator *g);
 
 #endif

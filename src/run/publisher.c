@@ -23,9 +23,18 @@ ml_status ml_publisher_publish(ml_publisher *p, const ml_weights *w, ml_err *err
         p->version = w->version;
     if (st == ML_OK && p->async)
         st = ml_async_published(p->async, w->version, err);
+    if (st == ML_OK)
+        ml_generator_published(p->generator);
     ml_log(ML_LOG_INFO, "weight_sync: version %llu in %.6f s",
            (unsigned long long)w->version, ml_clock_s() - began);
     return st;
+}
+
+ml_status ml_publisher_start(ml_publisher *p, ml_generator *g, const ml_weights *w,
+                             ml_err *err) {
+    p->generator = g;
+    p->version = w->version;
+    return p->weights ? ML_OK : p->send(p, w, err);
 }
 
 void ml_publisher_close(ml_publisher *p) {
@@ -46,7 +55,7 @@ static void *make(size_t size, ml_publisher of, ml_err *err) {
 /* --- shared ----------------------------------------------------------------------- */
 
 static ml_status send_version(ml_publisher *p, const ml_weights *w, ml_err *err) {
-    return ml_local_switch(p->gen, w, ML_SWITCH_RECOMPUTE, err);
+    return ml_local_switch(p->generator->gen, w, ML_SWITCH_RECOMPUTE, err);
 }
 
 static void close_shared(ml_publisher *p) {
@@ -73,13 +82,14 @@ typedef struct copier {
  * recomputed. */
 static ml_status send_copy(ml_publisher *p, const ml_weights *w, ml_err *err) {
     copier *c = (copier *)p;
+    ml_gen *gen = p->generator->gen;
     ml_status st;
 
-    p->gen->pause(p->gen);
+    gen->pause(gen);
     st = ml_weights_copy(&c->copy, w, c->be, err);
     if (st == ML_OK)
-        st = ml_local_switch(p->gen, &c->copy, ML_SWITCH_RECOMPUTE, err);
-    p->gen->resume(p->gen);
+        st = ml_local_switch(gen, &c->copy, ML_SWITCH_RECOMPUTE, err);
+    gen->resume(gen);
     return st;
 }
 
@@ -125,6 +135,7 @@ static ml_status tell_observers(disk *d, const char *dir, ml_err *err) {
 
 static ml_status send_whole(ml_publisher *p, const ml_weights *w, ml_err *err) {
     disk *d = (disk *)p;
+    ml_gen *gen = p->generator->gen;
     ml_text path = { 0 };
     ml_status st = ml_weight_dir_write(&path, d->opts.dir, w, &d->run->spec, d->run->from,
                                        d->opts.shard_bytes, err);
@@ -132,9 +143,9 @@ static ml_status send_whole(ml_publisher *p, const ml_weights *w, ml_err *err) {
     if (st == ML_OK)
         st = tell_observers(d, path.ptr, err);
     if (st == ML_OK) {
-        p->gen->pause(p->gen); /* requests in flight are recomputed, not waited for */
-        st = p->gen->load(p->gen, path.ptr, w->version, ML_SWITCH_RECOMPUTE, err);
-        p->gen->resume(p->gen);
+        gen->pause(gen); /* requests in flight are recomputed, not waited for */
+        st = gen->load(gen, path.ptr, w->version, ML_SWITCH_RECOMPUTE, err);
+        gen->resume(gen);
     }
     ml_text_release(&path);
     return st;
@@ -146,17 +157,17 @@ static ml_status pull(disk *d, int64_t version, ml_err *err) {
 
     if (d->pull.version < 0) {
         d->pull.version = 0;
-        st = ml_remote_pull(d->of.gen, &d->pull, err);
+        st = ml_remote_pull(d->of.generator->gen, &d->pull, err);
     }
     if (st != ML_OK || version == 0)
         return st;
     d->pull.version = version;
-    return ml_remote_pull(d->of.gen, &d->pull, err);
+    return ml_remote_pull(d->of.generator->gen, &d->pull, err);
 }
 
 static ml_status deliver(disk *d, const ml_weight_update *update, const ml_weights *w,
                          ml_err *err) {
-    ml_gen *gen = d->of.gen;
+    ml_gen *gen = d->of.generator->gen;
     ml_status st = update->dir ? tell_observers(d, update->dir, err) : ML_OK;
 
     if (st == ML_OK)

@@ -9,23 +9,26 @@
 #ifndef ML_RUN_PUBLISHER_H
 #define ML_RUN_PUBLISHER_H
 
-#include "gen/gen.h"
 #include "rl/rollout/async.h"
-#include "run/run.h"
+#include "run/generator.h"
 
 typedef struct ml_publisher ml_publisher;
 struct ml_publisher {
     /* Private to the implementation; callers use the functions below. */
     ml_status (*send)(ml_publisher *p, const ml_weights *w, ml_err *err);
     void (*close)(ml_publisher *p);
-    ml_gen *gen;               /* the engines; set before the first publication */
+    ml_generator *generator;   /* whose engines get the weights */
     const ml_weights *weights; /* that generate in this process; NULL: in other processes */
-    uint64_t version;          /* that generates; 0: none was published */
+    uint64_t version;          /* that generates */
     bool frozen;               /* the engines keep the weights that they have */
     ml_async *async;           /* the rollout that counts versions; NULL: none */
     size_t bytes;              /* of host memory besides the weights above */
 };
 
+/* The generator has started, on `weights` if it is in this process; engines of other
+ * processes get the weights w now. */
+ml_status ml_publisher_start(ml_publisher *p, ml_generator *g, const ml_weights *w,
+                             ml_err *err);
 /* Returns when all engines have these weights; those of other processes have confirmed
  * that they are bit-identical. */
 ml_status ml_publisher_publish(ml_publisher *p, const ml_weights *w, ml_err *err);

@@ -97,12 +97,7 @@ static ml_status save(ml_train_loop *l, ml_err *err) {
 }
 
 static ml_status publish(ml_train_loop *l, ml_err *err) {
-    const ml_weights *w = &l->run->weights;
-    ml_status st = ml_publisher_publish(l->publisher, w, err);
-
-    if (st == ML_OK && l->publisher->version == w->version)
-        ml_generator_published(l->generator, l->run->rollout);
-    return st;
+    return ml_publisher_publish(l->publisher, &l->run->weights, err);
 }
 
 static ml_status evaluate(ml_train_loop *l, ml_err *err) {
