@@ -5,7 +5,7 @@
 
 #include "base/bug.h"
 
-static ml_status set_variables(const char *json, ml_err *err) {
+ml_status ml_train_set_variables(const char *json, ml_err *err) {
     const ml_json *doc;
     ml_status st;
     ml_arena a;
@@ -27,10 +27,6 @@ static ml_status set_variables(const char *json, ml_err *err) {
     }
     ml_arena_release(&a);
     return st;
-}
-
-ml_status ml_train_debug_begin(const ml_run_opts *c, ml_err *err) {
-    return c->debug.env_vars ? set_variables(c->debug.env_vars, err) : ML_OK;
 }
 
 static ml_invariants_opts invariants_of(ml_train_run *run, const ml_display *display,

@@ -43,8 +43,8 @@ typedef struct ml_train_debug {
     int32_t n;
 } ml_train_debug;
 
-/* Called before anything starts: --train-env-vars. */
-ml_status ml_train_debug_begin(const ml_run_opts *c, ml_err *err);
+/* --train-env-vars, before anything starts: a JSON object. */
+ml_status ml_train_set_variables(const char *json, ml_err *err);
 
 /* Opens the observers of the started run, and sets the loop's debugging options. */
 ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,

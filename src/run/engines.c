@@ -1,4 +1,5 @@
-#include "run/engines.h"
+/* Engines in other processes: those that the run starts, and servers that run already. */
+#include "run/generator.h"
 
 #include <string.h>
 

@@ -3,8 +3,6 @@
 #include <math.h>
 
 #include "base/dir.h"
-#include "run/engines.h"
-#include "run/reward_setup.h"
 #include "run/rollouts.h"
 
 static const char *either(const char *own, const char *other) {

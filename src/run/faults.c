@@ -1,6 +1,8 @@
-#include "run/faults.h"
-
+/* Fault injection, to test that a run survives engine crashes:
+ *
+ *     [{"at_rollout": 2, "action": "crash_engine_at_end", "cell_index": 0}] */
 #include "base/json.h"
+#include "run/generator.h"
 
 #define FLAG "--ci-ft-test-actions"
 

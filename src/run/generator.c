@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "run/engines.h"
 #include "train/memory.h"
 
 #define MAX_WAITING (1 << 24) /* a whole rollout is queued at once */

@@ -9,8 +9,19 @@
 #include "gen/supervisor.h"
 #include "io/end_tokens.h"
 #include "run/opts.h"
-#include "run/faults.h"
 #include "run/run.h"
+
+/* An engine is killed after the weights of a rollout were published. */
+typedef struct ml_fault {
+    int64_t rollout;
+    int32_t engine;
+} ml_fault;
+
+typedef struct ml_faults {
+    const ml_fault *fault; /* [n] */
+    int32_t n;
+    int64_t after; /* faults up to this rollout have been injected */
+} ml_faults;
 
 /* What rollouts and evaluations will request. */
 typedef struct ml_demand {
@@ -63,5 +74,31 @@ ml_status ml_generator_enter(ml_generator *g, ml_memory_phase next, ml_err *err)
 
 /* Called after the weights of a rollout were published: injects the faults that are due. */
 void ml_generator_published(ml_generator *g);
+
+/* --- engines.c: engines in other processes, of miles serve --- */
+
+/* Connects to --rollout-external-engine-addrs; all engines must be reachable. */
+ml_status ml_engines_connect(ml_gen **out, ml_arena *a, const ml_spec *spec,
+                             const ml_run_opts *c, ml_err *err);
+
+/* Starts g->n_engine processes with the sizes in g->engine, and opens g->gen over them;
+ * they do not have the run's weights yet. */
+ml_status ml_engines_start(ml_generator *g, const ml_run_opts *c, ml_err *err);
+
+/* The same for n processes that only evaluate, with this number of threads each; `dir` has
+ * their weights and logs. */
+ml_status ml_engines_start_for_evals(ml_supervisor **supervisor, ml_gen **gen,
+                                     ml_generator *g, const ml_run_opts *c, const char *dir,
+                                     ml_err *err);
+
+/* --- faults.c --- */
+
+/* Parses --ci-ft-test-actions, in the arena; NULL: none. */
+ml_status ml_faults_read(ml_faults *out, ml_arena *a, const char *json, int32_t n_engine,
+                         ml_err *err);
+
+/* Called after the weights of this rollout were published: injects the faults that are
+ * due. */
+void ml_faults_happen(ml_faults *f, ml_supervisor *supervisor, int64_t rollout);
 
 #endif

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "base/utf8.h"
 #include "cli/cli.h"
-#include "run/reward_setup.h"
+#include "run/rollouts.h"
 #include "io/end_tokens.h"
 #include "text/tokenizer/tokenizer.h"
 

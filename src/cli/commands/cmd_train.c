@@ -21,8 +21,10 @@ static ml_status open_job(train_job *j, ml_err *err) {
     const ml_run_opts *c = &j->config->run;
     bool sft = j->cmd == ML_CMD_SFT;
     ml_run_opts opts = *c;
-    ml_status st = ml_train_debug_begin(c, err);
+    ml_status st = ML_OK;
 
+    if (c->debug.env_vars)
+        st = ml_train_set_variables(c->debug.env_vars, err);
     if (st == ML_OK && c->debug.env_report)
         st = ml_machine_print(err);
     if (st == ML_OK)

@@ -7,7 +7,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "run/reward_setup.h"
+#include "run/rollouts.h"
 #include "run/evaluator.h"
 #include "run/opts.h"
 #include "model/weights.h"

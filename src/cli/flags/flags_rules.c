@@ -210,18 +210,15 @@ static bool no_old_policy(const ml_config *c) {
 
 /* --- batches and words of lists ---------------------------------------------------- */
 
-static int64_t samples_of(const ml_config *c) {
-    return c->run.rollout_batch_size * ml_run_per_prompt(&c->run);
-}
-
 static bool two_batch_sizes(const ml_config *c) {
     return c->run.trainer.batch.global_batch_size &&
            c->run.trainer.batch.global_batch_size != ml_run_batch_size(&c->run);
 }
 
 static bool batch_of_more(const ml_config *c) {
+    int64_t all = c->run.rollout_batch_size * ml_run_per_prompt(&c->run);
     int64_t batch = ml_run_batch_size(&c->run);
-    return samples_of(c) && (batch > samples_of(c) || batch < 1);
+    return all && (batch > all || batch < 1);
 }
 
 static bool half_a_set(const ml_config *c) {
