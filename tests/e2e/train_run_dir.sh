@@ -28,7 +28,7 @@ wait "$pid"
 pid=
 saved=$(cat "$dir/run/latest_checkpointed_iteration.txt")
 grep "^rollout [0-9]*," "$dir/log" | tail -n 1 | grep "^rollout $saved,"
-grep "^stopped after rollout $saved; it is saved in $dir/run/iter_" "$dir/log"
+grep "^stopped after rollout $saved; saved in $dir/run/iter_" "$dir/log"
 tail -n 1 "$dir/log" | grep -e "--load $dir/run"
 
 # It goes on, is killed on the way, and goes on again: no row is missing, none is there twice.
