@@ -119,14 +119,14 @@ ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c, ml_err *err
         for (int32_t e = 0; e < s->param[i].n_stack; e++)
             if ((st = check_member(&s->param[i], e, c, err)) != ML_OK)
                 return st;
-    for (int32_t f = 0; f < c->n_file; f++)
-        for (int32_t i = 0; i < c->file[f]->n; i++) {
-            ml_str name = c->file[f]->tensor[i].name;
-            if (!is_expected(s, c, name))
-                return ml_fail(err, ML_EFORMAT,
-                               "%s: tensor %.*s is not part of a %s model as config.json "
-                               "describes it",
-                               c->file[f]->path, (int)name.len, name.ptr, s->family);
-        }
+    for (int64_t i = 0; i < c->n_tensor; i++) {
+        ml_str name = c->tensor[i].t.name;
+        if (!is_expected(s, c, name))
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: tensor %.*s is not part of a %s model as config.json "
+                           "describes it",
+                           c->file[c->tensor[i].file]->path, (int)name.len, name.ptr,
+                           s->family);
+    }
     return ML_OK;
 }
