@@ -2,7 +2,7 @@
 #
 #   make             check the toolchain, build ./miles
 #   make deps        install what building and testing need (Debian packages)
-#   make quickstart  a model that learns to do sums, in two minutes
+#   make quickstart  builds ./miles and trains a small model with it, in two minutes
 #   make test        what every change must pass, within minutes
 #   make test-long   everything else: second compiler, all sanitizers, longer fuzzing, arm64
 #   make test-soak   servers under load for half an hour each

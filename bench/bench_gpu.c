@@ -88,13 +88,13 @@ static void report(const ml_spec *spec, double *took, int n_step, double tokens,
 static void report_memory(ml_backend *be, const ml_spec *spec, const ml_trainer_opts *opts,
                           size_t base) {
     const char *const set[] = { "weights", NULL };
-    ml_memory_ask ask = { .spec = spec,
-                          .be = be,
-                          .weight_bytes = ml_weights_bytes(spec, NULL, ML_WEIGHT_BF16),
-                          .bf16 = true,
-                          .set = set,
-                          .opts = *opts,
-                          .base_bytes = base };
+    ml_memory_request ask = { .spec = spec,
+                              .be = be,
+                              .weight_bytes = ml_weights_bytes(spec, NULL, ML_WEIGHT_BF16),
+                              .bf16 = true,
+                              .set = set,
+                              .opts = *opts,
+                              .base_bytes = base };
     size_t peak = ml_memory_peak(be);
     ml_memory plan;
     ml_err err;

@@ -22,8 +22,8 @@ rollout() { # rollout NAME SHAPE REQUESTS IN OUT RATIO
     "$build/miles" bench engine --device cuda --load-format dummy --model-path "$work/$2" \
         --num-prompts "$3" --random-input-len "$4" --random-output-len "$5" \
         --random-range-ratio "$6" --max-running-requests "$3" --chunked-prefill-size 8192 |
-        awk '/^duration/ { print "seconds", $2 } /^answer  / { print "tokens_per_s", $2 }
-             /^memory planned/ { print "planned_gib", $3 } /^memory in use/ { print "peak_gib", $6 }' \
+        awk '/^duration/ { print "seconds", $2 } /^response  / { print "tokens_per_s", $2 }
+             /^planned memory/ { print "planned_gib", $3 } /^peak memory/ { print "peak_gib", $3 }' \
             > "$work/$1"
 }
 

@@ -25,7 +25,7 @@ $(B)/%.h.ok: %.h $(B)/flags
 format fmt-check:
 	@case "$$($(CLANG_FORMAT) --version)" in \
 	*'version 14.'*) $(CLANG_FORMAT) --dry-run -Werror $(FORMATTED) ;; \
-	*) echo "skipped: the format is defined by clang-format 14, which is not here" ;; \
+	*) echo "skipped: clang-format 14 decides the layout and is not installed (Debian: clang-format-14)" ;; \
 	esac
 fmt:
 	$(CLANG_FORMAT) -i $(FORMATTED)

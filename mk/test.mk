@@ -20,25 +20,46 @@ gate_lines = $(foreach g,$(GATES),120 gate/$(g) $(MAKE) --no-print-directory CON
 
 # The same programs in another configuration.
 in_config = $(patsubst $(B)/%,build/$(1)/%,$(2))
+# ...of a sanitizer, whose allocator and own memory leave these nothing to test.
+UNSANITIZED := $(B)/tests/golden/test_memory $(B)/tests/unit/test_serve_faults
+sanitized = $(call in_config,$(1),$(filter-out $(UNSANITIZED),$(2)))
 
 # Attention and the LM head take minutes under a sanitizer or an emulator: there they run at
 # the machine's best level with a few threads, and in the short tier inside models only.
 QUICK_OPS := embed linear rmsnorm rope-table rope add glu moe-route moe-gather moe-linear moe-combine slice conv decay linear-rnn row-gate scale moe-scale
 TOP_LEVEL := $(or $(if $(filter aarch64,$(ARCH)),neon),$(shell grep -qs avx512f /proc/cpuinfo && \
   echo avx512 || echo avx2))
-# $(call slow_checkop,CONFIG): lines for a configuration in which kernels are slow.
-slow_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) --level $(TOP_LEVEL)$(NL)\
-900 $(1)/checkop-attn $(call in_config,$(1),$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3$(NL)
+# $(call quick_checkop,CONFIG): the ops that are not slow.
+quick_checkop = 900 $(1)/checkop $(call in_config,$(1),$(CHECKOP)) $(QUICK_OPS) --level $(TOP_LEVEL) --threads 3$(NL)
 
 # Whole runs and whole models: the short tier has them without a sanitizer.
-WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_fleet_run \
-  unit/test_fleet_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
-  unit/test_turns unit/test_edges unit/test_debug unit/test_train_sft golden/test_golden \
-  golden/test_training)
+WHOLE := $(addprefix $(B)/tests/,unit/test_async unit/test_external unit/test_supervisor_run \
+  unit/test_supervisor_kills unit/test_train_models unit/test_train_delta unit/test_train_replay \
+  unit/test_turns unit/test_extensions unit/test_debug unit/test_train_sft unit/test_rollout \
+  unit/test_record unit/test_run_dir golden/test_golden golden/test_training)
+
+# What the short tier runs under the address sanitizer.
+CHECKED := $(filter-out $(WHOLE) $(UNSANITIZED),$(UNIT) $(GOLDEN))
 
 # What the short tier runs under the thread sanitizer.
 THREADED := $(addprefix $(B)/tests/unit/,test_loop test_http_server test_http_connections \
   test_http_client test_relay test_router_workers test_serve test_serve_openai test_run_log) $(LOAD)
+
+# What the long tier leaves out under the thread sanitizer: one thread alone, or runs of miles
+# whose threads the other programs have, too.
+ONE_THREAD := $(addprefix $(B)/tests/unit/test_,advantage bench calculator checkpoint choices cli \
+  cli_names cli_program cmd_loss comm conversation cpu data_source debug detok dir_replace file \
+  host_memory jinja json jsonl loss math packing philox prompter pyrandom run_dir safetensors sample \
+  train_lr train_replay train_sft turn_text weight_delta)
+SEVERAL_THREADS := $(filter-out $(ONE_THREAD) $(UNSANITIZED),$(UNIT))
+
+# Model families that have between them every kind of layer: experts, sliding windows, sinks, MLA,
+# sparse and linear attention, Mamba.  Sanitizers see these; the others have the same ops.
+FAMILIES := qwen3_moe gemma2 gpt_oss deepseek_v3 qwen3_next nemotron_h
+# $(call slow_parity,CONFIG): lines for a configuration in which models are slow.
+slow_parity = $(foreach t,test_parity test_engine_parity test_levels,\
+1800 $(1)/tests/parity/$(t) build/$(1)/tests/parity/$(t) $(FAMILIES)$(NL))\
+$(call tests,1800,$(addprefix build/$(1)/tests/parity/test_,train_parity together))
 
 # $(call load,CONFIG,SECONDS,ARGS): the server under a hundred clients; in the short tier's
 # sanitized build, two servers behind the router.
@@ -53,76 +74,77 @@ endif
 ASAN := CONFIG=asan SAN=address,undefined
 TSAN := CONFIG=tsan SAN=thread
 
+# Long commands stand first in their part, so that no core waits for the last one.
 define CI_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
 $(gate_lines)
-$(call tests,300,$(UNIT))
+400 e2e/quickstart tests/e2e/train_quickstart.sh $(B) 1
+300 e2e/docs-commands tests/e2e/docs_commands.py --build $(B)
+$(call tests,300,$(PARITY))
 $(call tests,400,$(CHECKOP))
 60 checkop/coverage $(CHECKOP) --coverage
-$(call tests,300,$(GOLDEN) $(PARITY))
 $(call load,$(CONFIG),15)
+$(call tests,300,$(UNIT) $(GOLDEN))
+300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
+300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
+120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 300 e2e/serve tests/e2e/serve_native.py --miles $(B)/miles
-400 e2e/quickstart tests/e2e/train_quickstart.sh $(B) 1
 60 e2e/runner tests/e2e/run_tests.sh
 60 e2e/make-jobs tests/e2e/make_jobs.sh
 60 e2e/recipes tests/e2e/train_recipes.sh $(B)
-120 e2e/algorithms tests/e2e/train_algorithms.sh $(B) short
 120 e2e/run-dir tests/e2e/train_run_dir.sh $(B)
-300 e2e/faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 40 --seed 1
-300 e2e/openai tools/with-python.sh openai tests/e2e/serve_openai.py --miles $(B)/miles
-!900 asan/build $(SELF) $(ASAN) programs
-$(call tests,300,$(call in_config,asan,$(filter-out $(WHOLE),$(UNIT) $(GOLDEN))))
-300 asan/models $(call in_config,asan,$(B)/tests/golden/test_golden) qwen3_moe gemma2 gpt_oss deepseek_v3 qwen3_next nemotron_h
+!900 asan/build $(SELF) $(ASAN) build/asan/miles $(call in_config,asan,$(CHECKED) $(CHECKOP) $(LOAD) $(B)/tests/golden/test_golden)
+300 asan/models build/asan/tests/golden/test_golden $(FAMILIES)
 $(call load,asan,15,--no-rss --router)
-!900 tsan/build $(SELF) $(TSAN) $(call in_config,tsan,$(THREADED))
-$(call tests,300,$(call in_config,tsan,$(filter-out $(LOAD),$(THREADED))))
+$(call quick_checkop,asan)
+$(call tests,300,$(call in_config,asan,$(CHECKED)))
+!900 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(THREADED))
 $(call load,tsan,15,--no-rss)
-400 asan/checkop $(call in_config,asan,$(CHECKOP)) $(QUICK_OPS) --level $(TOP_LEVEL) --threads 3
+$(call tests,300,$(call in_config,tsan,$(filter-out $(LOAD),$(THREADED))))
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,120)
 endef
 
 define LONG_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
-!900 clang/build $(SELF) CONFIG=clang CC=clang programs
-900 clang/headers $(SELF) CONFIG=clang CC=clang headers
-$(call tests,900,$(call in_config,clang,$(UNIT) $(CHECKOP) $(GOLDEN) $(PARITY)))
-!1800 asan/build $(SELF) $(ASAN) programs
 400 load $(LOAD) --connections 1000 --seconds 120
 400 load-router $(LOAD) --connections 1000 --seconds 120 --router
-$(call slow_checkop,asan)
-$(call tests,1800,$(call in_config,asan,$(UNIT) $(GOLDEN) $(PARITY)))
+!900 clang/build $(SELF) CONFIG=clang CC=clang programs
+900 clang/headers $(SELF) CONFIG=clang CC=clang headers
+$(call tests,900,$(call in_config,clang,$(PARITY) $(CHECKOP) $(UNIT) $(GOLDEN)))
+!1800 asan/build $(SELF) $(ASAN) programs
+900 asan/checkop-attn $(call in_config,asan,$(CHECKOP)) attn lmhead --level $(TOP_LEVEL) --threads 3
+$(call quick_checkop,asan)
+$(call slow_parity,asan)
 $(call load,asan,60,--no-rss)
-!1800 tsan/build $(SELF) $(TSAN) programs
-$(call slow_checkop,tsan)
-$(call tests,1800,$(call in_config,tsan,$(UNIT) $(GOLDEN) $(PARITY)))
+$(call tests,1800,$(call sanitized,asan,$(UNIT) $(GOLDEN)))
+!1800 tsan/build $(SELF) $(TSAN) build/tsan/miles $(call in_config,tsan,$(SEVERAL_THREADS) $(PARITY) $(CHECKOP) $(LOAD))
+$(call quick_checkop,tsan)
+$(call slow_parity,tsan)
 $(call load,tsan,60,--no-rss)
+$(call tests,1800,$(call in_config,tsan,$(SEVERAL_THREADS)))
 !900 fuzz/build $(SELF) fuzz-build
 $(call fuzz_lines,300)
-$(foreach n,2 3 4 5,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
-$(foreach n,2 3 4 5,400 quickstart/$(n) tests/e2e/train_quickstart.sh $(B) $(n)$(NL))
-$(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.sh $(B) 1 $(f)$(NL))
-400 run-dir tests/e2e/train_run_dir.sh $(B) tensorboard
 1800 algorithms tests/e2e/train_algorithms.sh $(B) long
-1800 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 640
-900 kills/models env MILES_LONG=1 $(B)/tests/unit/test_train_models kills
-900 kills/train env MILES_LONG=1 $(B)/tests/unit/test_rollout kills
-900 kills/async env MILES_LONG=1 $(B)/tests/unit/test_async kills
-900 kills/turns env MILES_LONG=1 $(B)/tests/unit/test_turns kills
-900 kills/engines env MILES_LONG=1 $(B)/tests/unit/test_fleet_kills die
-900 kills/sft env MILES_LONG=1 $(B)/tests/unit/test_train_sft kills
-900 kills/snapshot env MILES_LONG=1 $(B)/tests/unit/test_train_snapshot killed
-1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
-1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
-1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
 2400 mutants tools/mutants.sh
 3600 arm $(MAKE) --no-print-directory arm
 1800 lint $(MAKE) --no-print-directory lint
+1800 faults tests/e2e/faults.py --miles $(B)/miles --inject $(B)/inject.so --faults 640
+$(foreach f,qwen3_moe qwen3_next,900 quickstart/$(f) tests/e2e/train_quickstart.sh $(B) 1 $(f)$(NL))
+$(foreach n,2 3,900 seed/$(n) $(CHECKOP) --seed $(n) --level $(TOP_LEVEL) --threads 2$(NL))
+400 run-dir tests/e2e/train_run_dir.sh $(B) tensorboard
+1200 diff/tokenizer tools/with-python.sh tokenizers tools/diff_tokenizer.py --miles $(B)/miles --seed 7
+1200 diff/jinja tools/with-python.sh jinja2 tools/diff_jinja.py --miles $(B)/miles --seed 5 --conversations 5
+1200 diff/loss tools/with-python.sh torch tools/ref_loss.py --miles $(B)/miles --seed 7
 $(if $(filter 1,$(CUDA)),1800 gpu/oldest $(MAKE) --no-print-directory cuda-oldest)
 $(if $(filter 1,$(CUDA)),3600 gpu $(MAKE) --no-print-directory CONFIG=$(CONFIG) CC=$(CC) gpu-tests)
 endef
 
-# Servers under load for half an hour each: with a thousand clients, and instrumented.
+# $(call long_kills,NAME,PROGRAM,TESTS): a series of 20 or 50 kills.
+long_kills = 1800 kills/$(1) env MILES_LONG=1 $(B)/tests/unit/$(2) $(3)$(NL)
+
+# What takes half an hour and repeats what the other tiers do a few times: servers under load, with
+# a thousand clients and instrumented; series of kills; every mix of requests and more seeds.
 define SOAK_TIER
 !900 build $(SELF) CONFIG=$(CONFIG) CC=$(CC) programs
 !1800 asan/build $(SELF) $(ASAN) programs
@@ -130,6 +152,15 @@ define SOAK_TIER
 &2400 asan/load $(call in_config,asan,$(LOAD)) --connections 100 --seconds 1800 --no-rss --router
 &2400 tsan/load $(call in_config,tsan,$(LOAD)) --connections 100 --seconds 1800 --no-rss
 &2400 load $(LOAD) --connections 1000 --seconds 1800
+$(call long_kills,models,test_train_models,kills)
+$(call long_kills,train,test_rollout,kills)
+$(call long_kills,async,test_async,kills)
+$(call long_kills,turns,test_turns,kills)
+$(call long_kills,engines,test_supervisor_kills,die)
+$(call long_kills,sft,test_train_sft,kills)
+$(call long_kills,snapshot,test_train_snapshot,killed)
+1800 mixes env MILES_LONG=1 $(B)/tests/parity/test_engine_parity
+$(foreach n,2 3 4 5,900 quickstart/$(n) tests/e2e/train_quickstart.sh $(B) $(n)$(NL))
 endef
 
 # Emulators of user programs may not survive fork or threads, so one thread and no test runner:
@@ -143,10 +174,12 @@ endef
 
 export CI_TIER LONG_TIER SOAK_TIER ARM_TIER
 
+test: export FUZZ_SECONDS := 5
 test: deps
 	@printf '%s\n' "$$CI_TIER" | tools/run-tests.sh
 
-test-long: export FUZZ_SECONDS := 30
+test-long: export FUZZ_SECONDS := 20
+test-long: export MILES_FIXTURES := ../shared/fixtures
 test-long: deps
 	@printf '%s\n' "$$LONG_TIER" | tools/run-tests.sh
 
@@ -156,12 +189,12 @@ test-soak: deps
 # The same bits on the other architecture, under emulation.
 arm:
 ifeq ($(shell uname -m),aarch64)
-	@echo "skipped: this machine is arm64 itself; make test covers it"
+	@echo "skipped: this machine is arm64: make test checks what make arm emulates"
 else
 	@if tools/check-deps.sh --install arm; then \
 	  printf '%s\n' "$$ARM_TIER" | tools/run-tests.sh; \
 	else \
-	  echo "skipped: the arm64 cross compiler and qemu-user cannot be had here"; \
+	  echo "skipped: the arm64 cross compiler and qemu-user are missing and cannot be installed (tools/check-deps.sh --install arm)"; \
 	fi
 endif
 
@@ -190,7 +223,7 @@ run-all: programs
 # targets link but do not run, are not.  What is found grows under build/fuzz/corpus; the
 # committed corpus is the seed.
 FUZZ_MAKE := $(SELF) CONFIG=fuzz CC=clang SAN=fuzzer-no-link,address,undefined \
-  KERNEL_OPT='-O1 -fno-sanitize=all' MODULES='base tensor text net io backend model engine rl serve'
+  KERNEL_OPT='-O1 -fno-sanitize=all' MODULES='base tensor text net io backend model engine gen rl serve'
 fuzz: fuzz-build
 	@printf '%s\n' $(foreach t,$(FUZZ_TARGETS),'7200 fuzz/$(t) $(MAKE) --no-print-directory $(t)') | \
 	  tools/run-tests.sh
@@ -204,11 +237,11 @@ $(FUZZ_TARGETS:%=build/fuzz/tests/fuzz/%): build/fuzz/%: build/fuzz/%.o build/fu
 	@echo '  ld  $@'
 	$(Q)$(CC) $(ALL_LDFLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
 
-# A model that learns to do sums, from nothing; SEED chooses the model and the problems.
+# Trains a small model from random weights; SEED selects the model and the problems.
 SEED ?= 1
 quickstart:
 	@CC='$(CC)' tools/check-deps.sh --install build
-	@$(SELF) CONFIG=$(CONFIG) CC=$(CC) $(B)/miles $(TOOLS)
+	@$(SELF) CONFIG=$(CONFIG) CC=$(CC) miles $(TOOLS)
 	@MILES_BUILD=$(B) recipes/quickstart.sh build/quickstart $(SEED)
 
 # All of them run; a goal that is missed fails the target at the end.

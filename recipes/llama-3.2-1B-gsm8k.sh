@@ -1,13 +1,23 @@
 #!/usr/bin/env bash
 # llama-3.2-1B-gsm8k.sh [FLAGS...] - Llama-3.2-1B-Instruct on the word problems of GSM8K.
 #
-# MODEL, DATA and INPUT_KEY name others; further flags go last: --dry-run shows the memory plan.
+# Get the model and the data (train and test) first:
+#
+#   pip install huggingface_hub pyarrow
+#   hf download meta-llama/Llama-3.2-1B-Instruct --local-dir models/Llama-3.2-1B-Instruct
+#   tools/get_gsm8k.py data/gsm8k
+#
+# The model's licence must be accepted on its page of the Hub, and `hf auth login` run once.
+# Training reads data/gsm8k/train.jsonl; evaluations read data/gsm8k/test.jsonl, which is never trained
+# on.  MODEL, DATA, TEST, RUN and INPUT_KEY name others.  Further flags go last: --dry-run prints the
+# memory plan.
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)
 miles=${MILES:-$here/miles}
 model=${MODEL:-models/Llama-3.2-1B-Instruct}
 data=${DATA:-data/gsm8k/train.jsonl}
+test=${TEST:-data/gsm8k/test.jsonl}
 run=${RUN:-runs/Llama-3.2-1B-Instruct}
 
 CKPT_ARGS=(
@@ -33,7 +43,7 @@ ROLLOUT_ARGS=(
   --global-batch-size 256
 )
 EVAL_ARGS=(
-  --eval-prompt-data test "${TEST:-$data}"
+  --eval-prompt-data gsm8k_test "$test"
   --eval-interval 20
   --n-samples-per-eval-prompt 1
   --eval-top-p 0.7

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# quickstart.sh [DIR] [SEED] [FAMILY] - a model that learns to do sums, from nothing, in two minutes.
+# quickstart.sh [DIR] [SEED] [FAMILY] - trains a small model to solve arithmetic word problems.
 #
-# Makes a small model with random weights and arithmetic word problems, lets it imitate a
-# careless pupil (miles sft), then rewards right answers (miles train).  DIR/rl/latest is a
-# Hugging Face checkpoint.
+# Creates a model with random weights and problems with answers, fine-tunes it on example answers
+# of which many are wrong (miles sft), then trains it with a reward for right answers (miles train).
+# This takes two minutes on two cores.  DIR/sft/latest and DIR/rl/latest are Hugging Face checkpoints.
+# SFT_STEPS and ROLLOUTS set the numbers of steps and rollouts.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -11,12 +12,13 @@ build=${MILES_BUILD:-$here/build/release}
 dir=${1:-$here/build/quickstart}
 seed=${2:-1}
 family=${3:-qwen3} # or qwen3_moe, qwen3_next
-sft_rounds=500
-rl_rounds=120
-[ "$family" = qwen3_next ] && rl_rounds=200 # it learns more slowly
+sft_steps=${SFT_STEPS:-500}
+rollouts=${ROLLOUTS:-120}
+[ "$family" = qwen3_next ] && rollouts=${ROLLOUTS:-200} # it learns more slowly
 
 began=$(date +%s)
 rm -rf "$dir"
+echo "1 of 3: creating a small model with random weights and arithmetic word problems in $dir"
 "$build/tools/quickstart_make" "$dir" "$seed" "$family"
 
 SFT_ARGS=(
@@ -26,7 +28,7 @@ SFT_ARGS=(
   --rollout-shuffle
   --rollout-seed "$seed"
   --rollout-batch-size 32
-  --num-rollout "$sft_rounds"
+  --num-rollout "$sft_steps"
   --lr 3e-3
   --lr-decay-style linear
   --lr-warmup-iters 10
@@ -35,11 +37,12 @@ SFT_ARGS=(
   --no-recompute-loss-function
   --save "$dir/sft"
 )
-echo "miles sft: imitating $(wc -l < "$dir/lessons.jsonl") conversations"
+echo "2 of 3: miles sft, $sft_steps steps on example answers of which many are wrong (every 50th step is shown)"
 "$build/miles" sft "${SFT_ARGS[@]}" | sed -un '0~50p'
+ln -sfn "iter_$(printf %07d $((sft_steps - 1)))" "$dir/sft/latest"
 
 CKPT_ARGS=(
-  --hf-checkpoint "$dir/sft/iter_$(printf %07d $((sft_rounds - 1)))"
+  --hf-checkpoint "$dir/sft/latest"
   --save "$dir/rl"
 )
 ROLLOUT_ARGS=(
@@ -50,7 +53,7 @@ ROLLOUT_ARGS=(
   --rollout-shuffle
   --rollout-seed "$seed"
   --rm-type math
-  --num-rollout "$rl_rounds"
+  --num-rollout "$rollouts"
   --rollout-batch-size 32
   --n-samples-per-prompt 8
   --rollout-max-response-len 8
@@ -58,7 +61,7 @@ ROLLOUT_ARGS=(
 )
 EVAL_ARGS=(
   --eval-prompt-data unseen "$dir/unseen.jsonl"
-  --eval-interval "$rl_rounds"
+  --eval-interval "$rollouts"
 )
 GRPO_ARGS=(
   --advantage-estimator grpo
@@ -85,7 +88,7 @@ SGLANG_ARGS=(
 MISC_ARGS=(
   --save-debug-rollout-data "$dir/rounds/{rollout_id}.jsonl.zst"
 )
-echo "miles train: rewarding right answers"
+echo "3 of 3: miles train, $rollouts rollouts with a reward for right answers (every 20th line is shown)"
 "$build/miles" train \
   "${CKPT_ARGS[@]}" \
   "${ROLLOUT_ARGS[@]}" \
@@ -95,9 +98,20 @@ echo "miles train: rewarding right answers"
   "${PERF_ARGS[@]}" \
   "${SGLANG_ARGS[@]}" \
   "${MISC_ARGS[@]}" |
-  sed -un -e '/^evaluation\|^  /{p;d}' -e '/^first round\|^warning/{p;d}' -e '0~20p'
+  sed -un -e '/in brackets:/d' -e '/^evaluation\|^  /{p;d}' -e '/^first \|^warning/{p;d}' -e '0~20p'
 
-last=$((rl_rounds - 1))
+last=$((rollouts - 1))
 ln -sfn "iter_$(printf %07d "$last")" "$dir/rl/latest"
 "$build/tools/quickstart_show" "$dir/rl/metrics.jsonl" "$dir/rounds/$last.jsonl.zst"
-echo "$(($(date +%s) - began)) s; talk to it: miles serve --model-path $dir/rl/latest"
+program=$build/miles
+[ "$PWD" = "$here" ] && [ -x miles ] && program=./miles
+cat << END
+
+Finished in $(($(date +%s) - began)) s.  To look at the answers of the run one by one:
+
+    $program inspect $dir/rl
+
+To talk to the model, start a server; docs/GETTING_STARTED.md continues from here:
+
+$program serve --model-path $dir/rl/latest
+END

@@ -1,13 +1,22 @@
 #!/usr/bin/env bash
 # qwen3-0.6B-gsm8k.sh [FLAGS...] - Qwen3-0.6B on the word problems of GSM8K.
 #
-# MODEL, DATA and INPUT_KEY name others; further flags go last: --dry-run shows the memory plan.
+# Get the model and the data (train and test) first:
+#
+#   pip install huggingface_hub pyarrow
+#   hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B
+#   tools/get_gsm8k.py data/gsm8k
+#
+# Training reads data/gsm8k/train.jsonl; evaluations read data/gsm8k/test.jsonl, which is never trained
+# on.  MODEL, DATA, TEST, RUN and INPUT_KEY name others.  Further flags go last: --dry-run prints the
+# memory plan.
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)
 miles=${MILES:-$here/miles}
 model=${MODEL:-models/Qwen3-0.6B}
 data=${DATA:-data/gsm8k/train.jsonl}
+test=${TEST:-data/gsm8k/test.jsonl}
 run=${RUN:-runs/Qwen3-0.6B}
 
 CKPT_ARGS=(
@@ -23,6 +32,7 @@ ROLLOUT_ARGS=(
   --input-key "${INPUT_KEY:-messages}"
   --label-key label
   --apply-chat-template
+  --apply-chat-template-kwargs '{"enable_thinking": false}' # short answers
   --rollout-shuffle
   --rm-type math
   --num-rollout 200
@@ -33,7 +43,7 @@ ROLLOUT_ARGS=(
   --global-batch-size 256
 )
 EVAL_ARGS=(
-  --eval-prompt-data test "${TEST:-$data}"
+  --eval-prompt-data gsm8k_test "$test"
   --eval-interval 20
   --n-samples-per-eval-prompt 1
   --eval-top-p 0.7

@@ -1,13 +1,22 @@
 #!/usr/bin/env bash
-# qwen3-4B-dapo.sh [FLAGS...] - Qwen3-4B on the competition problems of DAPO.
+# qwen3-4B-dapo.sh [FLAGS...] - Qwen3-4B on the competition problems of DAPO, tested on AIME 2024.
 #
-# MODEL, DATA and INPUT_KEY name others; further flags go last: --dry-run shows the memory plan.
+# Get the model and the data first:
+#
+#   pip install huggingface_hub
+#   hf download Qwen/Qwen3-4B --local-dir models/Qwen3-4B
+#   hf download zhuzilin/dapo-math-17k --repo-type dataset --local-dir data/dapo-math-17k
+#   hf download zhuzilin/aime-2024 --repo-type dataset --local-dir data/aime-2024
+#
+# Training reads DAPO-Math-17k; evaluations read AIME 2024, which is never trained on.  MODEL, DATA,
+# TEST, RUN and INPUT_KEY name others.  Further flags go last: --dry-run prints the memory plan.
 set -eu
 
 here=$(cd "$(dirname "$0")/.." && pwd)
 miles=${MILES:-$here/miles}
 model=${MODEL:-models/Qwen3-4B}
-data=${DATA:-data/dapo-math-17k.jsonl}
+data=${DATA:-data/dapo-math-17k/dapo-math-17k.jsonl}
+test=${TEST:-data/aime-2024/aime-2024.jsonl}
 run=${RUN:-runs/Qwen3-4B}
 
 CKPT_ARGS=(
@@ -33,9 +42,9 @@ ROLLOUT_ARGS=(
   --global-batch-size 256
 )
 EVAL_ARGS=(
-  --eval-prompt-data test "${TEST:-$data}"
+  --eval-prompt-data aime2024 "$test"
   --eval-interval 20
-  --n-samples-per-eval-prompt 1
+  --n-samples-per-eval-prompt 16 # of 30 problems
   --eval-top-p 0.7
 )
 PERF_ARGS=(

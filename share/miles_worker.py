@@ -86,7 +86,7 @@ def plain(value, group=False):
         return plain(value.item())
     if hasattr(value, "__float__"):
         return plain(float(value))
-    raise TypeError(f"{value!r:.100} is a {type(value).__name__}, which is no number")
+    raise TypeError(f"{value!r:.100} is a {type(value).__name__}, which is not a number")
 
 
 def serve(make, path=None):

@@ -78,6 +78,7 @@ for group; do
         need diffutils have cmp
         need zstd have zstd
         need python3 have python3
+        need curl have curl
         ;;
     lint)
         need clang-tidy have clang-tidy

@@ -27,6 +27,6 @@ prose='README.md CONTRIBUTING.md SECURITY.md docs'
         '\b(TOD[O]|FIXM[E]|XX[X])\b' $code
     refuse "feature macros are 0 or 1: use #if" '^ *# *ifn?def +ML_(CUDA|MPI|NCCL|ARCH_)' src
     refuse "libraries do not print" '\b(f?printf|f?puts|putchar|perror)\(' \
-        src/tensor src/backend src/comm src/io src/model src/engine src/train src/rl
+        src/tensor src/backend src/comm src/io src/model src/engine src/gen src/train src/rl
 }
 exit $bad

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# check-names.sh - names are unique: of files in src/, of types; header guards follow the path.
+# check-names.sh - names are unique: of files in src/, of types, of tests; header guards follow the path.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 bad=0
@@ -21,6 +21,14 @@ done < <(find src tests -name '*.h')
 types=$(grep -rhoE '^\} (ml|miles)_[a-z0-9_]+;' src include --include='*.[ch]' | sort | uniq -d)
 if [ -n "$types" ]; then
     echo "types that are defined twice: $types"
+    bad=1
+fi
+
+# The rows of tables of tests: { "name", function.
+tests=$(find tests -name 'test_*.c' -exec sed -s -n '/ml_test tests\[\]/,$p' {} + |
+    grep -oE '\{ "[^"]+",' | sort | uniq -d)
+if [ -n "$tests" ]; then
+    echo "names of tests that occur twice: $tests"
     bad=1
 fi
 

@@ -314,7 +314,7 @@ def compare(miles, template, contexts, counts, what):
 def shared_templates():
     path = os.path.join(os.path.dirname(__file__), "../../shared/fixtures/jinja/templates.jsonl.gz")
     if not os.path.exists(path):
-        print(f"skipped: {path} is not here")
+        print(f"skipped: {path} is missing: only the templates of this script are compared")
         return {}
     with gzip.open(path, "rt", encoding="utf-8") as f:
         rows = [json.loads(line) for line in f]

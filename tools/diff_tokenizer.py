@@ -76,7 +76,7 @@ def check(args, name, folder):
 
 def fixtures(scratch):
     if not os.path.isdir(FIXTURES):
-        print("skipped: no fixtures beside the checkout")
+        print(f"skipped: {FIXTURES} is missing: only the tokenizers of tests/golden/text are compared")
         return
     for name in sorted(os.listdir(FIXTURES)):
         folder = os.path.join(scratch, name)

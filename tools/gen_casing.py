@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/text/jinja_casing.inc: characters whose upper or title case is several characters.
+"""Writes src/text/jinja/jinja_casing.inc: characters whose upper or title case is several characters.
 
 Simple case comes from utf8proc; these are what Python (Unicode's SpecialCasing) does beyond it.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes src/text/jinja_internals.inc: names with a leading underscore that objects have.
+"""Writes src/text/jinja/jinja_internals.inc: names with a leading underscore that objects have.
 
-usage: gen_internals.py > src/text/jinja_internals.inc     (needs jinja2 3.1 and Python 3.11)
+usage: gen_internals.py > src/text/jinja/jinja_internals.inc     (needs jinja2 3.1 and Python 3.11)
 
 Jinja's sandbox answers an attribute that begins with an underscore with a SecurityError where
 the object has it, and with an UndefinedError where it has not.

@@ -1,11 +1,11 @@
-/* What a model needs, from its config.json alone: the numbers of docs/models.md.
+/* Computes the memory that a model needs from its config.json: the numbers of docs/models.md.
  *
  *     model_memory DIR/config.json...
  *
- * One line each, tab-separated: parameters, bytes of weights in bf16, bytes that training
- * takes (bf16 weights, f32 gradients, masters and Adam's moments, activations of a
- * micro-batch of TOKENS with every layer computed again), and bytes of the KV cache for
- * 1,024 tokens with what a step of serving takes beside it. */
+ * One line per file, tab-separated: parameters, bytes of weights in bf16, bytes of training
+ * (bf16 weights, f32 gradients, master weights and Adam moments, activations of a
+ * micro-batch of TOKENS with recomputation of every layer), bytes of the KV cache for 1,024
+ * tokens, and bytes of serving. */
 #include <stdio.h>
 
 #include "base/file.h"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rewrites the table of docs/models.md from tools/models.json, by the plan's own numbers.
+"""Rewrites the table of docs/models.md from tools/models.json and the memory plan.
 
     make build/release/tools/model_memory && python3 tools/model_table.py
 """

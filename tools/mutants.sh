@@ -21,7 +21,7 @@ build() { make --no-print-directory CONFIG=release "build/release/$test" >build.
 if ! build || ! "build/release/$test" "$models" >run.log 2>&1; then
     echo "without a fault the test does not pass:"
     tail -n 20 build.log run.log
-    echo "0 passed, 1 failed"
+    echo "0 passed, 1 failed, 0 skipped"
     exit 1
 fi
 
@@ -46,5 +46,5 @@ for fault in tests/mutants/*.patch; do
         failed=$((failed + 1))
     fi
 done
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, 0 skipped"
 [ "$failed" -eq 0 ]

@@ -1,11 +1,12 @@
-/* quickstart_make DIR SEED [FAMILY] - a small model, its tokenizer, and arithmetic word problems.
+/* quickstart_make DIR SEED [FAMILY] - writes a small model, its tokenizer, and arithmetic word
+ * problems.
  *
  *     DIR/model/         a Hugging Face checkpoint with random weights; FAMILY is qwen3, or
  *                        qwen3_moe (experts) or qwen3_next (experts, a recurrent layer)
- *     DIR/lessons.jsonl  conversations for miles sft, with a careless pupil: of five answers
- *                        two are as they should be, two forget the box, one is off by one
- *     DIR/prompts.jsonl  problems with answers for miles train
- *     DIR/unseen.jsonl   further ones, none of them among the others */
+ *     DIR/lessons.jsonl  conversations for miles sft: of five answers two are right, two lack
+ *                        the \boxed{} that the reward requires, one is off by one
+ *     DIR/prompts.jsonl  problems with labels for miles train
+ *     DIR/unseen.jsonl   problems for evaluation, different from all others */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* quickstart_show METRICS ROUND - a run as text: the reward of its rounds as a curve, and
- * accuracy before and after; then answers of a recorded round. */
+/* quickstart_show METRICS ROLLOUT - prints a run as text: the mean reward of its rollouts as a
+ * curve, answers of a recorded rollout, and the accuracy before and after. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 enum { WIDTH = 64, HEIGHT = 10, EXAMPLES = 6 };
 
 typedef struct history {
-    double *reward; /* [n] of each round */
+    double *reward; /* [n] of each rollout */
     int64_t n;
     double first, last; /* accuracy; negative: not measured */
 } history;
@@ -42,7 +42,7 @@ static void read_history(history *h, ml_arena *a, const char *path) {
     ml_jsonl_close(&f);
 }
 
-/* The mean over the rounds that share a column. */
+/* The mean over the rollouts that share a column. */
 static double column(const history *h, int at, int n_column) {
     int64_t begin = at * h->n / n_column, end = (at + 1) * h->n / n_column;
     double sum = 0;
@@ -55,7 +55,7 @@ static double column(const history *h, int at, int n_column) {
 static void draw_curve(const history *h) {
     int n_column = h->n < WIDTH ? (int)h->n : WIDTH;
 
-    printf("\nmean reward of %lld rounds\n", (long long)h->n);
+    printf("\nmean reward of each of the %lld rollouts\n", (long long)h->n);
     for (int y = HEIGHT; y >= 0; y--) {
         printf(" %4.1f |", (double)y / HEIGHT);
         for (int x = 0; x < n_column; x++)
@@ -68,7 +68,7 @@ static void draw_curve(const history *h) {
     printf("\n\n");
 }
 
-/* The problem without the words around it, which are the template's. */
+/* The problem without the chat template's text around it. */
 static void print_problem(ml_str prompt) {
     static const char before[] = "user\n";
     const char *p = strstr(prompt.ptr, before), *end;
@@ -90,7 +90,7 @@ static void show_examples(ml_arena *a, const char *path) {
     ml_err err = { 0 };
 
     must(ml_samples_load(&s, &n, a, path, &err), &err);
-    printf("answers of the last round:\n");
+    printf("answers of the last rollout:\n");
     for (int64_t i = 0, shown = 0; i < n && shown < EXAMPLES; i++) {
         if (i > 0 && s[i].group == s[i - 1].group)
             continue;
@@ -106,7 +106,7 @@ int main(int argc, char **argv) {
     ml_arena a;
 
     if (argc != 3) {
-        fprintf(stderr, "usage: quickstart_show METRICS ROUND\n");
+        fprintf(stderr, "usage: quickstart_show METRICS ROLLOUT\n");
         return 2;
     }
     ml_arena_init(&a, "a run");

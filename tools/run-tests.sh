@@ -10,10 +10,13 @@
 #
 # As many run at a time as there are cores (or $JOBS).  `!` and `=` mark commands that run alone,
 # after all before them and before all after; without one of `!` the rest makes no sense.  `&`
-# marks one that runs beside whatever follows and takes nobody's place.  A command whose output
-# ends in "N passed, N failed" counts as that many tests, any other as one; a crash, a time-out or
-# an unexplained exit status is a failure.  Output is shown for failures only.  The last line is
-# the sum; the exit status is 0 when nothing failed.
+# marks one that runs beside whatever follows and takes nobody's place.
+#
+# A command whose output ends in "N passed, N failed, N skipped" counts as that many tests.  Any
+# other counts as one, passed if it exits with 0; each of its lines "skipped: WHY" counts as one
+# skipped test, and one that is its last line takes the place of the passed one.  A crash, a
+# time-out or an unexplained exit status is a failure.  Output is shown for failures, reasons for
+# what was skipped.  The last line is the sum; the exit status is 0 when nothing failed.
 set -u
 unset MAKEFLAGS MFLAGS MAKELEVEL
 
@@ -22,25 +25,28 @@ logs=$(mktemp -d)
 declare -A log_of # by pid: of what runs in a place; beside it lie files with the line and the status
 places=()         # pids that take a place
 beside=()         # "PID LOG" of those that take none: a pid may come again before the end
-passed=0 failed=0 n_started=0 hopeless=
+passed=0 failed=0 skipped=0 n_started=0 hopeless=
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$logs"' EXIT
 
 judge() { # judge STATUS SECONDS LIMIT NAME COMMAND LOG: adds up and tells; false for a failure
-    local status=$1 seconds=$2 limit=$3 name=$4 command=$5 log=$6 p=0 f=0
+    local status=$1 seconds=$2 limit=$3 name=$4 command=$5 log=$6 p=0 f=0 s=0 last
+    last=$(tail -n 1 "$log")
 
-    if [[ $(tail -n 1 "$log") =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
-        p=${BASH_REMATCH[1]} f=${BASH_REMATCH[2]}
+    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed,\ ([0-9]+)\ skipped$ ]]; then
+        p=${BASH_REMATCH[1]} f=${BASH_REMATCH[2]} s=${BASH_REMATCH[3]}
         [ "$status" -ne 0 ] && [ "$f" -eq 0 ] && f=1
     elif [ "$status" -eq 0 ]; then
-        p=1
+        s=$(grep -c '^skipped:' "$log")
+        [[ $last == skipped:* ]] || p=1
     else
         f=1
     fi
-    passed=$((passed + p)) failed=$((failed + f))
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 
     if [ "$f" -eq 0 ]; then
-        # What was skipped, and why, is worth a line even when all is well.
-        printf 'ok    %4ds  %-28s %5d passed\n' "$seconds" "$name" "$p"
+        printf 'ok    %4ds  %-28s %5d passed' "$seconds" "$name" "$p"
+        [ "$s" -eq 0 ] || printf ', %d skipped' "$s"
+        echo
         grep '^skipped:' "$log" | sed 's/^/              /'
         return 0
     fi
@@ -116,5 +122,5 @@ for one in ${beside[@]+"${beside[@]}"}; do
     settle "$log"
 done
 
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -15,7 +15,7 @@ if ! can_import; then
     can_import || build/python/bin/pip install --quiet "$package" >/dev/null 2>&1
 fi
 if ! can_import; then
-    echo "skipped: the Python package $package is not here and cannot be installed"
+    echo "skipped: the Python package $package is missing and pip cannot install it"
     exit 0
 fi
 exec "$python" "$@"

@@ -75,7 +75,7 @@ static int length(const miles_reward_in *in, miles_reward_out *out, miles_error 
 }
 
 const miles_advantage example_ramp = { { sizeof(miles_advantage), MILES_ADVANTAGE, "ramp",
-                                         0, "the reward times the place of the token" },
+                                         0, "reward times token position" },
                                        0,
                                        ramp };
 const miles_correction example_halve = { { sizeof(miles_correction), MILES_CORRECTION,
@@ -89,6 +89,6 @@ const miles_loss example_reinforce = {
     { sizeof(miles_loss), MILES_LOSS, "reinforce", 0, "-A log pi" }, one_metric, reinforce
 };
 
-const miles_reward example_length = {
-    { sizeof(miles_reward), MILES_REWARD, "length", 0, "bytes of the response" }, length
-};
+const miles_reward example_length = { { sizeof(miles_reward), MILES_REWARD, "length", 0,
+                                        "length of the response in bytes" },
+                                      length };

@@ -13,9 +13,9 @@ static FILE *open_journal(miles_error *err) {
 
     if (!path)
         snprintf(err->text, sizeof err->text,
-                 "name a file in the environment variable EXAMPLE_JOURNAL");
+                 "set the environment variable EXAMPLE_JOURNAL to a file");
     else if (!f)
-        snprintf(err->text, sizeof err->text, "%.200s cannot be opened: %s", path,
+        snprintf(err->text, sizeof err->text, "cannot open %.200s: %s", path,
                  strerror(errno));
     return f;
 }
@@ -38,7 +38,7 @@ static int journal(const miles_event *event, miles_error *err) {
 }
 
 const miles_hook example_journal = {
-    { sizeof(miles_hook), MILES_HOOK, "journal", 0, "writes down what happens" }, journal
+    { sizeof(miles_hook), MILES_HOOK, "journal", 0, "writes a line per event" }, journal
 };
 
 static int journal_samples(const miles_answers *all, const uint8_t *kept,
@@ -50,13 +50,12 @@ static int journal_samples(const miles_answers *all, const uint8_t *kept,
         return 1;
     for (int64_t i = 0; i < all->n; i++)
         n += kept[i];
-    fprintf(f, "rollout %lld: %lld of %lld answers kept\n", (long long)all->rollout, n,
+    fprintf(f, "rollout %lld: %lld of %lld samples kept\n", (long long)all->rollout, n,
             (long long)all->n);
     return fclose(f) != 0;
 }
 
-const miles_samples_hook example_journal_samples = {
-    { sizeof(miles_samples_hook), MILES_SAMPLES_HOOK, "journal", 0,
-      "writes down how many answers there were" },
-    journal_samples
-};
+const miles_samples_hook example_journal_samples = { { sizeof(miles_samples_hook),
+                                                       MILES_SAMPLES_HOOK, "journal", 0,
+                                                       "writes the number of samples" },
+                                                     journal_samples };

@@ -22,18 +22,18 @@ static int hardest(miles_rollout_host *host, miles_error *err) {
     int64_t n = 0, i, group;
     double mean = 0;
 
-    if (host->ask(host, 2 * host->n_want, &a, err))
+    if (host->generate(host, 2 * host->n_want, &a, err))
         return 1;
     for (i = 0; i < a->n;)
         mean += take_group(a, &i, &group) / (double)(2 * host->n_want);
     for (int easy = 0; easy < 2; easy++)
         for (i = 0; i < a->n && n < host->n_want;)
             if ((take_group(a, &i, &group) >= mean) == easy) {
-                if (host->keep(host, group, err))
+                if (host->keep_group(host, group, err))
                     return 1;
                 n++;
             }
-    host->add(host, "rollout/reward_of_all", mean);
+    host->add_metric(host, "rollout/reward_of_all", mean);
     return 0;
 }
 
@@ -44,26 +44,28 @@ static int first_set(miles_eval_host *host, miles_error *err) {
     char name[200];
     double n = 0;
 
-    if (host->ask(host, 0, &a, err))
+    if (host->generate(host, 0, &a, err))
         return 1;
     for (int64_t i = 0; i < a->n; i++)
         n += a->answer[i]->reward > 0;
     snprintf(name, sizeof name, "eval/%.100s/worth_something", host->set[0]);
-    host->add(host, name, n / (double)a->n);
+    host->add_metric(host, name, n / (double)a->n);
     return 0;
 }
 
-const miles_eval example_first_set = { { sizeof(miles_eval), MILES_EVAL, "first_set", 0,
-                                         "asks one set and counts the rewards above 0" },
-                                       first_set };
+const miles_eval example_first_set = {
+    { sizeof(miles_eval), MILES_EVAL, "first_set", 0,
+      "evaluates one data set and counts rewards above 0" },
+    first_set
+};
 
 /* Trains on the newest groups first; drops groups more than two weight versions old. */
 static int newest_first(const miles_waiting *w, int32_t *fate, miles_error *err) {
-    int64_t want = w->want;
+    int64_t want = w->n_want;
 
     (void)err;
     for (int64_t i = w->n_group - 1; i >= 0; i--)
-        if (w->stale[i] > 2)
+        if (w->staleness[i] > 2)
             fate[i] = MILES_DROP;
         else if (want-- > 0)
             fate[i] = MILES_TRAIN;
@@ -72,7 +74,7 @@ static int newest_first(const miles_waiting *w, int32_t *fate, miles_error *err)
 
 const miles_buffer example_newest_first = {
     { sizeof(miles_buffer), MILES_BUFFER, "newest_first", 0,
-      "trains on what came last, and drops what is old" },
+      "trains on the newest groups and drops old ones" },
     newest_first
 };
 
@@ -84,17 +86,17 @@ static int sums(int64_t group, int64_t seed, miles_prompt_out *out, miles_error 
     (void)err;
     snprintf(row, sizeof row, "{\"input\": \"what is %lld+%lld?\", \"label\": \"%lld\"}", a,
              b, a + b);
-    out->give(out, row, strlen(row));
+    out->emit(out, row, strlen(row));
     return 0;
 }
 
 const miles_prompts example_sums = {
-    { sizeof(miles_prompts), MILES_PROMPTS, "sums", 0, "makes problems" }, sums
+    { sizeof(miles_prompts), MILES_PROMPTS, "sums", 0, "creates arithmetic problems" }, sums
 };
 
 const miles_rollout example_hardest = {
     { sizeof(miles_rollout), MILES_ROLLOUT, "hardest", 0,
-      "asks twice as much and keeps what was answered worse" },
+      "generates twice as many groups and keeps those with lower rewards" },
     hardest
 };
 
@@ -105,7 +107,7 @@ static int64_t backwards(int64_t group, int64_t n_row, int64_t seed) {
 }
 
 const miles_source example_backwards = { { sizeof(miles_source), MILES_SOURCE, "backwards",
-                                           0, "the last prompt first" },
+                                           0, "reverses the order of the prompts" },
                                          backwards };
 
 /* The number in the label, which is JSON: a number or a string. */
@@ -127,7 +129,7 @@ static int guess(const miles_turn_in *in, miles_turn_out *out, miles_error *err)
     long answer = number_in(in->answer, in->answer_len), label;
 
     if (!in->label) {
-        strcpy(err->text, "the row has no label, which is the number to be guessed");
+        strcpy(err->text, "the row has no label (the number to guess)");
         return 1;
     }
     label = number_in(in->label, in->label_len);
@@ -136,15 +138,15 @@ static int guess(const miles_turn_in *in, miles_turn_out *out, miles_error *err)
     else if (in->turn == in->max_turn)
         out->reward = 0.0;
     else if (answer < label)
-        out->say(out, "user", "more", 4);
+        out->append_message(out, "user", "more", 4);
     else
-        out->say(out, "user", "less", 4);
+        out->append_message(out, "user", "less", 4);
     return 0;
 }
 
 const miles_generate example_guess = { { sizeof(miles_generate), MILES_GENERATE, "guess", 0,
-                                         "a game: which number is it?" },
-                                       MILES_SAYS_USER,
+                                         "a game: guess the number" },
+                                       MILES_ROLE_USER,
                                        guess };
 
 /* The fraction of the other answers that are longer. */
@@ -160,10 +162,11 @@ static int shortest(const miles_reward_in *const *in, int64_t n,
     return 0;
 }
 
-const miles_group_reward example_shortest = { { sizeof(miles_group_reward),
-                                                MILES_GROUP_REWARD, "shortest", 0,
-                                                "the part of the group that is longer" },
-                                              shortest };
+const miles_group_reward example_shortest = {
+    { sizeof(miles_group_reward), MILES_GROUP_REWARD, "shortest", 0,
+      "fraction of longer responses in the group" },
+    shortest
+};
 
 static int some_finished(const miles_answers *group, bool *keep, char reason[40],
                          miles_error *err) {
@@ -178,7 +181,7 @@ static int some_finished(const miles_answers *group, bool *keep, char reason[40]
 
 const miles_group_filter example_some_finished = {
     { sizeof(miles_group_filter), MILES_GROUP_FILTER, "some_finished", 0,
-      "keeps groups with an answer that was not cut off" },
+      "keeps groups with a response that was not truncated" },
     some_finished
 };
 
@@ -193,11 +196,10 @@ static int newest(const miles_answers *held, int64_t n_group, int64_t want, int6
     return 0;
 }
 
-const miles_buffer_filter example_newest = {
-    { sizeof(miles_buffer_filter), MILES_BUFFER_FILTER, "newest", 0,
-      "the group that was begun last goes on first" },
-    newest
-};
+const miles_buffer_filter example_newest = { { sizeof(miles_buffer_filter),
+                                               MILES_BUFFER_FILTER, "newest", 0,
+                                               "continues the newest group first" },
+                                             newest };
 
 /* The reward minus the mean over all answers of the rollout. */
 static int round_mean(const miles_answers *round, double *shaped, miles_error *err) {
@@ -213,7 +215,7 @@ static int round_mean(const miles_answers *round, double *shaped, miles_error *e
 
 const miles_reward_post example_round_mean = { { sizeof(miles_reward_post),
                                                  MILES_REWARD_POST, "round_mean", 0,
-                                                 "the mean of the round as baseline" },
+                                                 "mean reward of the rollout as baseline" },
                                                round_mean };
 
 static int finished(const miles_answers *round, uint8_t *remove, miles_error *err) {
@@ -223,11 +225,10 @@ static int finished(const miles_answers *round, uint8_t *remove, miles_error *er
     return 0;
 }
 
-const miles_sample_filter example_finished = {
-    { sizeof(miles_sample_filter), MILES_SAMPLE_FILTER, "finished", 0,
-      "answers that were cut off are not trained" },
-    finished
-};
+const miles_sample_filter example_finished = { { sizeof(miles_sample_filter),
+                                                 MILES_SAMPLE_FILTER, "finished", 0,
+                                                 "does not train on truncated samples" },
+                                               finished };
 
 static int longest(const miles_answers *answers, const char *set, miles_metrics_out *out,
                    miles_error *err) {
@@ -242,5 +243,5 @@ static int longest(const miles_answers *answers, const char *set, miles_metrics_
 }
 
 const miles_metrics example_longest = { { sizeof(miles_metrics), MILES_METRICS, "longest",
-                                          0, "tokens of the longest answer" },
+                                          0, "length of the longest response in tokens" },
                                         longest };

@@ -2,21 +2,21 @@
  * installed header. */
 #include "example.h"
 
-static const miles_extension *const rows[] = {
-    &example_ramp.row,          &example_halve.row,
-    &example_by_ten.row,        &example_reinforce.row,
-    &example_length.row,        &example_hardest.row,
-    &example_first_set.row,     &example_newest_first.row,
-    &example_sums.row,          &example_backwards.row,
-    &example_guess.row,         &example_shortest.row,
-    &example_some_finished.row, &example_newest.row,
-    &example_round_mean.row,    &example_finished.row,
-    &example_longest.row,       &example_journal_samples.row,
-    &example_journal.row,       0,
+static const miles_extension *const extensions[] = {
+    &example_ramp.base,          &example_halve.base,
+    &example_by_ten.base,        &example_reinforce.base,
+    &example_length.base,        &example_hardest.base,
+    &example_first_set.base,     &example_newest_first.base,
+    &example_sums.base,          &example_backwards.base,
+    &example_guess.base,         &example_shortest.base,
+    &example_some_finished.base, &example_newest.base,
+    &example_round_mean.base,    &example_finished.base,
+    &example_longest.base,       &example_journal_samples.base,
+    &example_journal.base,       0,
 };
 
 miles_plugin_fn miles_plugin_entry;
 __attribute__((visibility("default"))) const miles_plugin *miles_plugin_entry(void) {
-    static const miles_plugin plugin = { sizeof plugin, MILES_ABI, rows };
+    static const miles_plugin plugin = { sizeof plugin, MILES_ABI_VERSION, extensions };
     return &plugin;
 }

@@ -17,7 +17,7 @@
  * the same bits for the same inputs and keep no state.  It is called from one thread at a
  * time unless its type says otherwise.
  *
- * ABI: the header only grows.  Every struct begins with its own size, and no field beyond
+ * ABI: see MILES_ABI_VERSION.  Every struct begins with its own size, and no field beyond
  * that size may be accessed.  Structs that may grow are passed as pointers. */
 #ifndef MILES_PLUGIN_H
 #define MILES_PLUGIN_H
@@ -30,7 +30,10 @@
 extern "C" {
 #endif
 
-#define MILES_ABI 1
+/* Version 2 is the first stable one.  From here on the interface only grows: fields, kinds
+ * and functions are added at the end of their struct or enum, so that a plugin compiled
+ * against version 2 works with every later miles. */
+#define MILES_ABI_VERSION 2
 
 /* ---- inputs ---- */
 
@@ -169,15 +172,15 @@ enum {
     MILES_SCALE_REWARDS = 2,  /* and divide by the group's standard deviation */
     MILES_WHITEN = 4,         /* no effect without --normalize-advantages */
     MILES_NEEDS_VALUES = 8,
-    MILES_SEQUENCE_RATIO = 16, /* the policy loss uses one ratio per sample */
-    MILES_RETURNS_FOLLOW = 32, /* returns are the advantages before whitening */
+    MILES_SEQUENCE_RATIO = 16,         /* the policy loss uses one ratio per sample */
+    MILES_RETURNS_ARE_ADVANTAGES = 32, /* returns are the advantages before whitening */
     MILES_USES_KL = 64, /* the KL penalty against the reference, if kl_coef is not 0 */
 };
 
 /* Computes advantage[i][t] and returns[i][t] for every sample of a rollout. */
 typedef struct miles_advantage {
-    miles_extension row;
-    uint32_t wants;
+    miles_extension base;
+    uint32_t needs;
     int (*run)(const miles_batch *batch, const miles_algo *algo, double *const *advantage,
                double *const *returns, miles_error *err);
 } miles_advantage;
@@ -187,7 +190,7 @@ typedef struct miles_advantage {
  * kept[i][t] is the mask.  metric[i * n_metric + k] is metric k of sample i; the divisor
  * is that of MILES_MEAN_SAMPLE. */
 typedef struct miles_correction {
-    miles_extension row;
+    miles_extension base;
     int32_t (*metrics)(const miles_algo *algo, miles_metric *out);
     int (*run)(const miles_batch *batch, const miles_algo *algo, double *const *weight,
                uint8_t *const *kept, double *metric, miles_error *err);
@@ -196,7 +199,7 @@ typedef struct miles_correction {
 /* divisor[i] divides the policy terms of sample i, before the sum over samples is divided
  * by `denominator`, the step's denominator. */
 typedef struct miles_reducer {
-    miles_extension row;
+    miles_extension base;
     int (*run)(const miles_batch *batch, const miles_algo *algo, double denominator,
                double *divisor, miles_error *err);
 } miles_reducer;
@@ -214,7 +217,7 @@ typedef struct miles_loss_out {
 } miles_loss_out;
 
 typedef struct miles_loss {
-    miles_extension row;
+    miles_extension base;
     int32_t (*metrics)(const miles_algo *algo, miles_metric *out);
     int (*run)(const miles_sample *sample, const miles_algo *algo, miles_loss_out *out,
                miles_error *err);
@@ -245,14 +248,14 @@ typedef struct miles_reward_out {
 /* Reward function.  Called from several threads at once.  If it returns 1, the sample has
  * no reward: it is counted as invalid, never as 0. */
 typedef struct miles_reward {
-    miles_extension row;
+    miles_extension base;
     int (*run)(const miles_reward_in *in, miles_reward_out *out, miles_error *err);
 } miles_reward;
 
 /* Grades the responses to one prompt together (--group-rm); out[i] is the reward of
  * in[i].  Called from several threads at once. */
 typedef struct miles_group_reward {
-    miles_extension row;
+    miles_extension base;
     int (*run)(const miles_reward_in *const *in, int64_t n, miles_reward_out *const *out,
                miles_error *err);
 } miles_group_reward;
@@ -284,25 +287,26 @@ typedef struct miles_turn_in {
 /* The next messages of the conversation.  No message: the conversation is finished. */
 typedef struct miles_turn_out {
     size_t size;
-    void *to; /* private to the host */
+    void *ctx; /* private to the host */
     /* Appends a message; may be called several times.  role is "tool", "user" or another
      * role of the chat template; NULL: the text is appended as it is, without the
      * template.  The text is copied. */
-    void (*say)(struct miles_turn_out *out, const char *role, const char *text, size_t len);
+    void (*append_message)(struct miles_turn_out *out, const char *role, const char *text,
+                           size_t len);
     double reward; /* NaN on entry; a number set when the conversation finishes is the
                       sample's reward */
 } miles_turn_out;
 
 /* The roles that an extension uses, so that the chat template is checked before the run
  * starts. */
-enum { MILES_SAYS_TOOL = 1, MILES_SAYS_USER = 2 };
+enum { MILES_ROLE_TOOL = 1, MILES_ROLE_USER = 2 };
 
 /* Environment for multi-turn rollouts: replies to the model's turns.  It must depend on
  * its input alone, so that a resumed run continues identically.  Called from several
  * threads at once.  If it returns 1, the sample has no reward. */
 typedef struct miles_generate {
-    miles_extension row;
-    uint32_t wants;
+    miles_extension base;
+    uint32_t roles; /* MILES_ROLE_TOOL | MILES_ROLE_USER */
     int (*run)(const miles_turn_in *in, miles_turn_out *out, miles_error *err);
 } miles_generate;
 
@@ -346,59 +350,59 @@ typedef struct miles_answers {
 /* Transforms the rewards of a rollout, instead of the normalisation within groups.  On
  * entry shaped[i] is the reward of answer i. */
 typedef struct miles_reward_post {
-    miles_extension row;
-    int (*run)(const miles_answers *round, double *shaped, miles_error *err);
+    miles_extension base;
+    int (*run)(const miles_answers *rollout, double *shaped, miles_error *err);
 } miles_reward_post;
 
 /* Decides whether a group is trained on.  *keep is true on entry.  A dropped group is
  * counted under `reason`, unless that is "". */
 typedef struct miles_group_filter {
-    miles_extension row;
+    miles_extension base;
     int (*run)(const miles_answers *group, bool *keep, char reason[40], miles_error *err);
 } miles_group_filter;
 
 /* Excludes answers of a rollout from training; they still take part in the normalisation
  * of rewards.  remove[i] is 0 on entry. */
 typedef struct miles_sample_filter {
-    miles_extension row;
-    int (*run)(const miles_answers *round, uint8_t *remove, miles_error *err);
+    miles_extension base;
+    int (*run)(const miles_answers *rollout, uint8_t *remove, miles_error *err);
 } miles_sample_filter;
 
 /* Receives all answers that finished in a rollout, including those of dropped groups. */
 typedef struct miles_samples_hook {
-    miles_extension row;
+    miles_extension base;
     int (*run)(const miles_answers *all, const uint8_t *kept, miles_error *err);
 } miles_samples_hook;
 
 /* Selects which of the unfinished groups of earlier rollouts are continued now: at most
- * `want` of the group numbers 0 .. n_group - 1, in pick.  *n_pick is 0 on entry.  The
+ * n_want of the group numbers 0 .. n_group - 1, in selected.  *n_selected is 0 on entry.  The
  * other groups stay in the buffer. */
 typedef struct miles_buffer_filter {
-    miles_extension row;
-    int (*run)(const miles_answers *held, int64_t n_group, int64_t want, int64_t *pick,
-               int64_t *n_pick, miles_error *err);
+    miles_extension base;
+    int (*run)(const miles_answers *partial, int64_t n_group, int64_t n_want,
+               int64_t *selected, int64_t *n_selected, miles_error *err);
 } miles_buffer_filter;
 
 /* Selects the row of the prompt data for a group.  A function of the group's number, so
  * that a resumed run continues with the same prompts.  The result is taken modulo n_row. */
 typedef struct miles_source {
-    miles_extension row;
-    int64_t (*pick)(int64_t group, int64_t n_row, int64_t seed);
+    miles_extension base;
+    int64_t (*select)(int64_t group, int64_t n_row, int64_t seed);
 } miles_source;
 
 /* Receives a generated prompt. */
 typedef struct miles_prompt_out {
     size_t size;
-    void *to; /* private to the host */
+    void *ctx; /* private to the host */
     /* Takes a JSON object with the fields of a row of prompt data.  Call it once; the
      * text is copied. */
-    void (*give)(struct miles_prompt_out *out, const char *row, size_t len);
+    void (*emit)(struct miles_prompt_out *out, const char *json, size_t len);
 } miles_prompt_out;
 
 /* Generates prompts when there is no prompt data.  A function of the group's number, so
  * that a resumed run continues with the same prompts. */
 typedef struct miles_prompts {
-    miles_extension row;
+    miles_extension base;
     int (*make)(int64_t group, int64_t seed, miles_prompt_out *out, miles_error *err);
 } miles_prompts;
 
@@ -414,29 +418,30 @@ typedef struct miles_waiting {
     size_t size;
     const miles_answers *answers; /* of all groups, group after group */
     int64_t n_group;
-    const int64_t *stale; /* [n_group] weight publications since the group's oldest token */
-    int64_t want;         /* groups that the rollout batch still needs */
+    const int64_t
+        *staleness; /* [n_group] weight publications since the group's oldest token */
+    int64_t n_want; /* groups that the rollout batch still needs */
 } miles_waiting;
 
 /* Selects the waiting groups of a rollout batch, instead of the oldest that are not too
- * stale.  Called whenever a group arrives.  fate [n_group] is MILES_KEEP_WAITING on
- * entry; at most `want` entries may become MILES_TRAIN. */
+ * stale.  Called whenever a group arrives.  decision [n_group] is MILES_KEEP_WAITING on
+ * entry; at most n_want entries may become MILES_TRAIN. */
 typedef struct miles_buffer {
-    miles_extension row;
-    int (*run)(const miles_waiting *waiting, int32_t *fate, miles_error *err);
+    miles_extension base;
+    int (*run)(const miles_waiting *waiting, int32_t *decision, miles_error *err);
 } miles_buffer;
 
 /* Receives an extension's metrics. */
 typedef struct miles_metrics_out {
     size_t size;
-    void *to; /* private to the host */
+    void *ctx; /* private to the host */
     /* The name is copied: "rollout/short_answers". */
     void (*add)(struct miles_metrics_out *out, const char *name, double value);
 } miles_metrics_out;
 
 /* Additional metrics of a rollout or of an evaluation set; `set` is the set's name. */
 typedef struct miles_metrics {
-    miles_extension row;
+    miles_extension base;
     int (*run)(const miles_answers *answers, const char *set, miles_metrics_out *out,
                miles_error *err);
 } miles_metrics;
@@ -445,25 +450,25 @@ typedef struct miles_metrics {
  * err. */
 typedef struct miles_rollout_host {
     size_t size;
-    void *of;        /* private to the host */
+    void *ctx;       /* private to the host */
     int64_t rollout; /* from 0 */
     int64_t n_want;  /* groups that a rollout batch should have */
     int64_t seed;    /* of the run */
     /* Generates and grades answers to the next n_group prompts, and blocks until they are
      * finished.  The answers are ordered by group and valid until the extension returns. */
-    int (*ask)(struct miles_rollout_host *host, int64_t n_group, const miles_answers **out,
-               miles_error *err);
+    int (*generate)(struct miles_rollout_host *host, int64_t n_group,
+                    const miles_answers **out, miles_error *err);
     /* Adds the group with this number to the rollout batch; each of its answers has a
      * reward. */
-    int (*keep)(struct miles_rollout_host *host, int64_t group, miles_error *err);
+    int (*keep_group)(struct miles_rollout_host *host, int64_t group, miles_error *err);
     /* Adds a metric of the rollout; the name is copied. */
-    void (*add)(struct miles_rollout_host *host, const char *name, double value);
+    void (*add_metric)(struct miles_rollout_host *host, const char *name, double value);
 } miles_rollout_host;
 
 /* A custom rollout: decides how many prompts are generated and which groups are trained
  * on. */
 typedef struct miles_rollout {
-    miles_extension row;
+    miles_extension base;
     int (*run)(miles_rollout_host *host, miles_error *err);
 } miles_rollout;
 
@@ -471,21 +476,21 @@ typedef struct miles_rollout {
  * err. */
 typedef struct miles_eval_host {
     size_t size;
-    void *of;               /* private to the host */
+    void *ctx;              /* private to the host */
     const char *const *set; /* [n_set] names of the evaluation sets */
     int64_t n_set;
     /* Generates and grades answers to all prompts of a set, with the set's settings, and
      * blocks until they are finished.  The answers are valid until the extension
      * returns. */
-    int (*ask)(struct miles_eval_host *host, int64_t set, const miles_answers **out,
-               miles_error *err);
+    int (*generate)(struct miles_eval_host *host, int64_t set, const miles_answers **out,
+                    miles_error *err);
     /* Adds a metric of the evaluation; the name is copied. */
-    void (*add)(struct miles_eval_host *host, const char *name, double value);
+    void (*add_metric)(struct miles_eval_host *host, const char *name, double value);
 } miles_eval_host;
 
 /* A custom evaluation: decides which sets are generated and which metrics are reported. */
 typedef struct miles_eval {
-    miles_extension row;
+    miles_extension base;
     int (*run)(miles_eval_host *host, miles_error *err);
 } miles_eval;
 
@@ -511,14 +516,14 @@ typedef struct miles_event {
 } miles_event;
 
 typedef struct miles_hook {
-    miles_extension row;
+    miles_extension base;
     int (*run)(const miles_event *event, miles_error *err);
 } miles_hook;
 
 typedef struct miles_plugin {
     size_t size;
-    uint32_t abi;                      /* MILES_ABI */
-    const miles_extension *const *row; /* [], NULL-terminated */
+    uint32_t abi_version;                     /* MILES_ABI_VERSION */
+    const miles_extension *const *extensions; /* [], NULL-terminated */
 } miles_plugin;
 
 typedef const miles_plugin *miles_plugin_fn(void);

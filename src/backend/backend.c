@@ -36,12 +36,12 @@ static ml_status open_cuda(ml_backend *out, const ml_backend_opts *o, ml_err *er
 
     if (!so)
         return ml_fail(err, ML_EUNSUP,
-                       "--device cuda needs " LIBRARY " beside the program, which `make` "
-                       "builds where nvcc is: %s",
+                       "--device cuda needs " LIBRARY
+                       " beside the program, which `make` builds if nvcc is installed: %s",
                        dlerror());
     *(void **)&open = dlsym(so, ML_CUDA_DOOR);
     if (!open)
-        return ml_fail(err, ML_EUNSUP, LIBRARY " has no " ML_CUDA_DOOR ": build it anew");
+        return ml_fail(err, ML_EUNSUP, LIBRARY " has no " ML_CUDA_DOOR ": rebuild it");
     st = ml_backend_cpu_open(&host.cpu, o->n_thread, o->cpu_level, err);
     if (st == ML_OK) {
         st = open(out, &host, o->f32, err);

@@ -42,7 +42,7 @@
  *  SLICE        x [n,C]                -              y [n,W]      columns of x
  *  CONV         x [n,C]                w [C,taps] b [C]?  y [n,C] tail [slot,taps-1,C]
  *  DECAY        a [n,h] b [n,h]?       log speed, bias [h]  y [n,2,h]  keep, take
- *  LINEAR_RNN   qkv [n,W] rates [n,2,h]  skip [h]?    o [n,h*dv] state [slot,h,dk,dv+]
+ *  LINEAR_RNN   qkv [n,W] decay [n,2,h]  skip [h]?    o [n,h*dv] state [slot,h,dk,dv+]
  *  ROW_GATE     g [n,1] x [n,H]        -              y [n,H]
  *  SCALE        x [n,H]                w [1]?         y [n,H]      w has no gradient
  *  MOE_SCALE    weight [n,k] expert    w [E]          y [n,k]      weight * w[expert]
@@ -178,7 +178,7 @@ typedef struct ml_op_attr {
         struct {
             int64_t at, width; /* offset and width within a group */
         } part[ML_SLICE_PARTS];
-    } pick;
+    } slice;
     float min_step; /* DECAY: lower bound of the step size */
     float scale;    /* SCALE without a weight: the factor */
     struct {
@@ -186,7 +186,7 @@ typedef struct ml_op_attr {
         int64_t q_at, k_at, v_at;                  /* column offsets in a row */
         bool delta; /* gated delta rule on L2-normalized q and k; false: Mamba-2 */
         float norm_eps;
-    } recur;
+    } linear_rnn;
     float logit_softcap; /* LMHEAD: 0: none */
 } ml_op_attr;
 

@@ -18,7 +18,7 @@ ml_status ml_background_start(ml_background *j, ml_background_fn *fn, void *ud,
     *j = (ml_background){ .fn = fn, .ud = ud };
     e = pthread_create(&j->thread, NULL, run, j);
     if (e)
-        return ml_fail(err, ML_EIO, "no thread can be started: %s", strerror(e));
+        return ml_fail(err, ML_EIO, "cannot create a thread: %s", strerror(e));
     j->running = true;
     return ML_OK;
 }

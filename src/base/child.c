@@ -32,10 +32,11 @@ _Noreturn static void become(const char *program, char *const *argv, char *const
 static ml_status open_ends(int pipe_end[2], int *log_fd, const char *log, ml_err *err) {
     *log_fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (*log_fd < 0)
-        return ml_fail(err, ML_EIO, "%s cannot be written: %s", log, strerror(errno));
+        return ml_fail(err, ML_EIO, "cannot write %s: %s", log, strerror(errno));
     if (pipe2(pipe_end, O_CLOEXEC) != 0) {
         close(*log_fd);
-        return ml_fail(err, ML_EIO, "no pipe for a process: %s", strerror(errno));
+        return ml_fail(err, ML_EIO, "cannot create a pipe for a process: %s",
+                       strerror(errno));
     }
     return ML_OK;
 }
@@ -102,14 +103,14 @@ ml_status ml_child_start(ml_child *out, const char *program, const char *const *
     close(log_fd);
     if (pid < 0) {
         close(end[0]);
-        return ml_fail(err, ML_EIO, "%s cannot be started: %s", argv[0], strerror(errno));
+        return ml_fail(err, ML_EIO, "cannot start %s: %s", argv[0], strerror(errno));
     }
     (void)fcntl(end[0], F_SETFL, O_NONBLOCK);
     *out = (ml_child){ pid, end[0] };
     return ML_OK;
 }
 
-void ml_child_hear(ml_child *c, ml_text *out) {
+void ml_child_read(ml_child *c, ml_text *out) {
     char piece[1024];
     ssize_t n;
 
@@ -135,9 +136,9 @@ void ml_child_kill(ml_child *c) {
     *c = (ml_child){ 0 };
 }
 
-void ml_child_tell_end(ml_text *out, int status) {
+void ml_child_format_end(ml_text *out, int status) {
     if (WIFEXITED(status))
-        ml_text_printf(out, "ended with status %d", WEXITSTATUS(status));
+        ml_text_printf(out, "exited with status %d", WEXITSTATUS(status));
     else
-        ml_text_printf(out, "was ended by signal %d", WTERMSIG(status));
+        ml_text_printf(out, "was killed by signal %d", WTERMSIG(status));
 }

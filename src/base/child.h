@@ -27,13 +27,13 @@ ml_status ml_child_start(ml_child *out, const char *program, const char *const *
                          const char *const *env, const char *log, ml_err *err);
 
 /* Appends the output since the last call. */
-void ml_child_hear(ml_child *c, ml_text *out);
+void ml_child_read(ml_child *c, ml_text *out);
 
 /* Whether the child has ended; then *status is as from waitpid, and the child is reaped. */
 bool ml_child_ended(ml_child *c, int *status);
 void ml_child_kill(ml_child *c); /* waits until it has ended; zero-initialized is allowed */
 
-/* "ended with status 2", "was ended by signal 9". */
-void ml_child_tell_end(ml_text *out, int status);
+/* "exited with status 2", "was killed by signal 9". */
+void ml_child_format_end(ml_text *out, int status);
 
 #endif

@@ -13,7 +13,7 @@
 #include "base/str.h"
 
 static ml_status failed(const char *path, const char *what, ml_err *err) {
-    return ml_fail(err, ML_EIO, "%s: cannot be %s: %s", path, what, strerror(errno));
+    return ml_fail(err, ML_EIO, "%s: cannot %s: %s", path, what, strerror(errno));
 }
 
 ml_status ml_dir_make(const char *path, ml_err *err) {
@@ -34,7 +34,7 @@ ml_status ml_dir_make(const char *path, ml_err *err) {
         errno = ENOTDIR;
         ok = false;
     }
-    return ok ? ML_OK : failed(path, "made a directory", err);
+    return ok ? ML_OK : failed(path, "create the directory", err);
 }
 
 static int by_bytes(const void *a, const void *b) {
@@ -48,7 +48,7 @@ ml_status ml_dir_list(ml_names *out, const char *path, ml_arena *a, ml_err *err)
 
     *out = (ml_names){ 0 };
     if (!d)
-        return failed(path, "listed", err);
+        return failed(path, "list", err);
     while ((e = readdir(d))) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
             continue;
@@ -73,7 +73,7 @@ ml_status ml_dir_sync(const char *path, ml_err *err) {
 
     if (fd >= 0)
         close(fd);
-    return ok ? ML_OK : failed(path, "synced", err);
+    return ok ? ML_OK : failed(path, "sync", err);
 }
 
 static int remove_one(const char *path, const struct stat *sb, int type, struct FTW *ftw) {
@@ -85,7 +85,7 @@ static int remove_one(const char *path, const struct stat *sb, int type, struct 
 
 ml_status ml_dir_remove(const char *path, ml_err *err) {
     if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) != 0)
-        return failed(path, "removed", err);
+        return failed(path, "remove", err);
     return ML_OK;
 }
 
@@ -99,8 +99,7 @@ static bool exists(const char *path) {
 static ml_status give_name(const char *from, const char *to, ml_err *err) {
     if (rename(from, to) == 0)
         return ML_OK;
-    return ml_fail(err, ML_EIO, "%s: cannot be renamed to %s: %s", from, to,
-                   strerror(errno));
+    return ml_fail(err, ML_EIO, "%s: cannot rename to %s: %s", from, to, strerror(errno));
 }
 
 ml_status ml_dir_recover(const char *path, ml_err *err) {

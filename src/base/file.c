@@ -23,17 +23,16 @@ static ml_status map_fd(ml_file *out, int fd, const char *path, ml_err *err) {
     void *p;
 
     if (fstat(fd, &st))
-        return ml_fail(err, ML_EIO, "%s: its size cannot be had: %s", path,
-                       strerror(errno));
+        return ml_fail(err, ML_EIO, "%s: cannot get its size: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode))
-        return ml_fail(err, ML_EIO, "%s: is %s; a regular file was expected", path,
+        return ml_fail(err, ML_EIO, "%s is %s; expected a regular file", path,
                        S_ISDIR(st.st_mode) ? "a directory" : "a device or pipe");
     out->bytes = (ml_str){ "", 0 };
     if (st.st_size == 0)
         return ML_OK; /* empty: mmap refuses it */
     p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (p == MAP_FAILED)
-        return ml_fail(err, ML_EIO, "%s: %lld bytes cannot be mapped: %s", path,
+        return ml_fail(err, ML_EIO, "%s: cannot map %lld bytes: %s", path,
                        (long long)st.st_size, strerror(errno));
     out->bytes = (ml_str){ p, (size_t)st.st_size };
     return ML_OK;
@@ -46,7 +45,7 @@ ml_status ml_file_map(ml_file *out, const char *path, ml_err *err) {
 
     *out = (ml_file){ 0 };
     if (fd < 0)
-        return ml_fail(err, ML_EIO, "%s: cannot be opened: %s", path, strerror(errno));
+        return ml_fail(err, ML_EIO, "%s: cannot open: %s", path, strerror(errno));
     st = map_fd(out, fd, path, err);
     close(fd);
     if (!st)
@@ -114,7 +113,7 @@ ml_status ml_out_open(ml_out *out, const char *path, ml_err *err) {
 
     *out = (ml_out){ .fd = -1 };
     if (fd < 0) {
-        ml_fail(err, ML_EIO, "%s: cannot be created: %s", temp.ptr, strerror(errno));
+        ml_fail(err, ML_EIO, "%s: cannot create: %s", temp.ptr, strerror(errno));
         ml_text_release(&temp);
         return ML_EIO;
     }
@@ -128,8 +127,8 @@ ml_status ml_out_write(ml_out *o, size_t offset, ml_str bytes, ml_err *err) {
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
-            return ml_fail(err, ML_EIO, "%s: %zu bytes at %zu cannot be written: %s",
-                           o->temp, bytes.len, offset, strerror(errno));
+            return ml_fail(err, ML_EIO, "%s: cannot write %zu bytes at %zu: %s", o->temp,
+                           bytes.len, offset, strerror(errno));
         bytes = (ml_str){ bytes.ptr + n, bytes.len - (size_t)n };
         offset += (size_t)n;
     }
@@ -161,7 +160,7 @@ ml_status ml_out_commit(ml_out *o, ml_err *err) {
     int why = 0;
 
     if (fsync(o->fd)) {
-        failed = "cannot be brought to the disk";
+        failed = "cannot be synced to disk";
         why = errno;
     }
     if (close(o->fd) && !failed) {
@@ -170,7 +169,7 @@ ml_status ml_out_commit(ml_out *o, ml_err *err) {
     }
     o->fd = -1;
     if (!failed && rename(o->temp, o->path)) {
-        failed = "cannot be given its name";
+        failed = "cannot be renamed";
         why = errno;
     }
     if (failed) {

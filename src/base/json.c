@@ -38,10 +38,10 @@ static bool fail_expected(parser *s, const char *expected) {
     int c = s->p < s->end ? *s->p : -1;
 
     if (c < 0)
-        return fail(s, s->p, "%s was expected, but the text ends here", expected);
+        return fail(s, s->p, "expected %s, but the text ends here", expected);
     if (c > 0x20 && c < 0x7f)
-        return fail(s, s->p, "%s was expected, '%c' found", expected, c);
-    return fail(s, s->p, "%s was expected, byte 0x%02x found", expected, (unsigned)c);
+        return fail(s, s->p, "expected %s, found '%c'", expected, c);
+    return fail(s, s->p, "expected %s, found byte 0x%02x", expected, (unsigned)c);
 }
 
 static int peek(const parser *s) {
@@ -98,8 +98,7 @@ static bool unicode_escape(parser *s, unsigned char **out) {
     if (c < 0xdc00 && s->end - s->p >= 6 && s->p[0] == '\\' && s->p[1] == 'u')
         low = hex4(s->p + 2, s->end);
     if (low < 0xdc00 || low > 0xdfff)
-        return fail(s, s->p - 6, "\\u%04x is half of a surrogate pair without its partner",
-                    (unsigned)c);
+        return fail(s, s->p - 6, "\\u%04x is an unpaired surrogate", (unsigned)c);
     s->p += 6;
     *out = put(*out, 0x10000u + ((uint32_t)(c - 0xd800) << 10) + (uint32_t)(low - 0xdc00));
     return true;
@@ -113,7 +112,7 @@ static bool escape(parser *s, unsigned char **out) {
     if (c == 'u')
         return unicode_escape(s, out);
     if (!hit)
-        return fail_expected(s, "one of \" \\ / b f n r t u behind the backslash");
+        return fail_expected(s, "one of \" \\ / b f n r t u after the backslash");
     *(*out)++ = (unsigned char)to[hit - from];
     s->p++;
     return true;
@@ -130,7 +129,7 @@ static bool scan_string(parser *s, bool *has_escape) {
         if (c == '"')
             return true;
         if (c < 0)
-            return fail(s, s->p, "the text ends inside a string");
+            return fail(s, s->p, "unterminated string");
         if (c < 0x20)
             return fail(s, s->p, "control byte 0x%02x inside a string must be escaped",
                         (unsigned)c);
@@ -201,12 +200,12 @@ static bool number(parser *s, ml_str *out) {
         s->p++;
         if (peek(s) >= '0' && peek(s) <= '9')
             return fail(s, begin, "a number must not begin with a zero");
-    } else if (!digits(s, "a digit behind the minus sign")) {
+    } else if (!digits(s, "a digit after the minus sign")) {
         return false;
     }
     if (peek(s) == '.') {
         s->p++;
-        if (!digits(s, "a digit behind the decimal point"))
+        if (!digits(s, "a digit after the decimal point"))
             return false;
     }
     if (peek(s) == 'e' || peek(s) == 'E') {
@@ -239,7 +238,7 @@ static bool member_name(parser *s, ml_json *v) {
         return false;
     skip_space(s);
     if (peek(s) != ':')
-        return fail_expected(s, "':' behind the member name");
+        return fail_expected(s, "':' after the member name");
     s->p++;
     return true;
 }
@@ -334,7 +333,7 @@ static bool document(parser *s, ml_json *v) {
     if (!value(s, v))
         return false;
     skip_space(s);
-    return s->p == s->end || fail_expected(s, "nothing more");
+    return s->p == s->end || fail_expected(s, "end of input");
 }
 
 static ml_status parse(const ml_json **out, ml_arena *a, ml_str src, const char *name,
@@ -351,9 +350,7 @@ static ml_status parse(const ml_json **out, ml_arena *a, ml_str src, const char 
     ml_json *v;
 
     if (src.len > INT32_MAX) /* counts, lines and columns are 32 bits wide */
-        return ml_fail(err, ML_EUNSUP,
-                       "%s: %zu bytes of JSON are more than the 2 GiB that "
-                       "can be read",
+        return ml_fail(err, ML_EUNSUP, "%s: %zu bytes of JSON exceed the limit of 2 GiB",
                        name, src.len);
     v = ML_NEW(a, ml_json, 1);
     if (!document(&s, v))

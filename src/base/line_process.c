@@ -97,7 +97,8 @@ static bool fork_worker(ml_line_process *w, ml_text *why) {
     int fd[2];
 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd) != 0) {
-        ml_text_printf(why, "no socket for a worker process: %s", strerror(errno));
+        ml_text_printf(why, "cannot create a socket for a worker process: %s",
+                       strerror(errno));
         return false;
     }
     w->pid = fork();
@@ -105,7 +106,7 @@ static bool fork_worker(ml_line_process *w, ml_text *why) {
         become(w->command.line, fd[1], fd[1], parent);
     close(fd[1]);
     if (w->pid < 0) {
-        ml_text_printf(why, "no process for a worker process: %s", strerror(errno));
+        ml_text_printf(why, "cannot create a worker process: %s", strerror(errno));
         close(fd[0]);
         w->pid = 0;
         return false;
@@ -181,13 +182,13 @@ static ml_line_process_end died(ml_line_process *w, ml_text *why) {
     stop(w, &status);
     why->len = 0;
     if (WIFEXITED(status))
-        ml_text_printf(why, "the worker '%.80s' ended with status %d%s", w->command.name,
+        ml_text_printf(why, "worker '%.80s' exited with status %d%s", w->command.name,
                        WEXITSTATUS(status),
                        w->command.hello && WEXITSTATUS(status) == 127
-                           ? ": python3 was not found; install it or put it on PATH"
+                           ? ": python3 was not found; install it or add it to PATH"
                            : "");
     else
-        ml_text_printf(why, "the worker '%.80s' was ended by signal %d", w->command.name,
+        ml_text_printf(why, "worker '%.80s' was killed by signal %d", w->command.name,
                        WTERMSIG(status));
     return ML_LINE_PROCESS_DIED;
 }
@@ -195,7 +196,7 @@ static ml_line_process_end died(ml_line_process *w, ml_text *why) {
 static ml_line_process_end late(ml_line_process *w, ml_text *why, double deadline_s) {
     ml_line_process_restart(w);
     why->len = 0;
-    ml_text_printf(why, "the worker '%.80s' did not answer within %g s", w->command.name,
+    ml_text_printf(why, "worker '%.80s' did not answer within %g s", w->command.name,
                    deadline_s);
     return ML_LINE_PROCESS_LATE;
 }
@@ -213,8 +214,8 @@ static bool too_large(ml_line_process *w, ml_text *why) {
     ml_line_process_restart(w);
     why->len = 0;
     ml_text_printf(why,
-                   "the worker '%.80s' held more than %.4g MiB of memory, the limit that "
-                   "--reward-memory sets, and was killed: raise --reward-memory",
+                   "worker '%.80s' used more than %.4g MiB of memory (--reward-memory) and "
+                   "was killed: increase --reward-memory",
                    w->command.name, (double)w->memory_bytes / (1 << 20));
     return true;
 }
@@ -329,9 +330,7 @@ static void say_why(ml_line_process *w, ml_text *out) {
     } else {
         const char *said = ml_arena_str(&arena, out->ptr, out->len);
         out->len = 0;
-        ml_text_printf(out,
-                       "the worker '%.80s' began with '%.80s' where \"ready\" is "
-                       "expected",
+        ml_text_printf(out, "worker '%.80s' wrote '%.80s' first; expected \"ready\"",
                        w->command.name, said);
     }
     ml_arena_release(&arena);

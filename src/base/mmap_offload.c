@@ -25,8 +25,8 @@ ml_status ml_mmap_offload_open(void **out, size_t bytes, const char *dir, ml_err
     if (fd >= 0 && posix_fallocate(fd, 0, (off_t)bytes) == 0)
         p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED)
-        st = ml_fail(err, ML_EIO, "%s: no file of %zu bytes can be mapped here: %s", dir,
-                     bytes, strerror(errno ? errno : ENOSPC));
+        st = ml_fail(err, ML_EIO, "%s: cannot map a file of %zu bytes: %s", dir, bytes,
+                     strerror(errno ? errno : ENOSPC));
     else
         *out = p;
     if (fd >= 0)

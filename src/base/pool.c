@@ -130,11 +130,11 @@ ml_status ml_pool_new(ml_pool **out, int n_thread, ml_err *err) {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
 
     if (n_thread < 1 || n_thread > ML_POOL_MAX)
-        return ml_fail(err, ML_EUSAGE, "%d threads asked for; 1 to %d are possible",
-                       n_thread, ML_POOL_MAX);
+        return ml_fail(err, ML_EUSAGE, "%d threads requested; expected 1 to %d", n_thread,
+                       ML_POOL_MAX);
     p = aligned_alloc(64, (sizeof *p + 63) & ~(size_t)63);
     if (!p)
-        return ml_fail(err, ML_ENOMEM, "no memory for a pool of %d threads", n_thread);
+        return ml_fail(err, ML_ENOMEM, "out of memory for a pool of %d threads", n_thread);
     memset(p, 0, sizeof *p);
     p->n_thread = 1;
     /* With more threads than cores, a spinning worker only delays the one it waits for. */
@@ -152,8 +152,8 @@ ml_status ml_pool_new(ml_pool **out, int n_thread, ml_err *err) {
         if (rc) {
             free(w);
             ml_pool_free(p);
-            return ml_fail(err, ML_ENOMEM, "thread %d of %d could not be started: %s",
-                           i + 1, n_thread, strerror(rc));
+            return ml_fail(err, ML_ENOMEM, "cannot create thread %d of %d: %s", i + 1,
+                           n_thread, strerror(rc));
         }
         p->n_thread++;
     }

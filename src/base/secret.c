@@ -14,9 +14,10 @@ ml_status ml_secret_take(ml_secret *out, ml_str text, const char *what, ml_err *
     for (size_t i = 0; fine && i < text.len; i++)
         fine = text.ptr[i] > ' ' && text.ptr[i] < 0x7f;
     if (!fine)
-        return ml_fail(err, ML_EUSAGE,
-                       "%s: a key has 1 to %d printable characters of ASCII and no blanks",
-                       what, ML_SECRET_MAX);
+        return ml_fail(
+            err, ML_EUSAGE,
+            "%s: a key must have 1 to %d printable ASCII characters and no spaces", what,
+            ML_SECRET_MAX);
     memcpy(out->text, text.ptr, text.len);
     out->text[text.len] = 0;
     return ML_OK;
@@ -31,8 +32,7 @@ static ml_status read_line(ml_secret *out, int fd, const char *path, const char 
 
     if (fstat(fd, &sb) == 0 && sb.st_mode & 077)
         return ml_fail(err, ML_EUSAGE,
-                       "%s: %s may be read or written by other users (mode %03o): chmod "
-                       "600 %s",
+                       "%s: %s is accessible by other users (mode %03o): run chmod 600 %s",
                        what, path, sb.st_mode & 0777, path);
     while (got > 0 && n < sizeof text) {
         got = read(fd, text + n, sizeof text - n);
@@ -62,7 +62,7 @@ ml_status ml_secret_random(ml_secret *out, ml_err *err) {
     unsigned char bytes[32];
 
     if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
-        return ml_fail(err, ML_EIO, "the system gives no random bytes for a key: %s",
+        return ml_fail(err, ML_EIO, "cannot get random bytes for a key: %s",
                        strerror(errno));
     for (size_t i = 0; i < sizeof bytes; i++)
         snprintf(out->text + 2 * i, 3, "%02x", bytes[i]);

@@ -26,7 +26,7 @@ static void hold_against(ml_text *wrong, const claim *c, const ml_json *doc) {
     v = v ? v : member(doc, c->other_key);
     if (!v || !ml_json_f64(v, &said) || said == c->value)
         return;
-    ml_text_printf(wrong, "%s--%s is %g, config.json says %g", wrong->len ? "; " : "",
+    ml_text_printf(wrong, "%s--%s is %g, but config.json has %g", wrong->len ? "; " : "",
                    c->flag, c->value, said);
 }
 
@@ -89,7 +89,7 @@ static void check_name(ml_text *wrong, const char *said, const ml_json *doc) {
     const ml_json *type = ml_json_get(doc, "model_type");
 
     if (said && type && type->type == ML_JSON_STRING && !names_match(said, type->text))
-        ml_text_printf(wrong, "%s--model-name is %s, config.json says %.*s",
+        ml_text_printf(wrong, "%s--model-name is %s, but config.json has %.*s",
                        wrong->len ? "; " : "", said, (int)type->text.len, type->text.ptr);
 }
 
@@ -97,7 +97,8 @@ static void check_padding(ml_text *wrong, int64_t padded, const ml_json *doc) {
     int64_t vocab = 0;
 
     if (padded && ml_json_i64(member(doc, "vocab_size"), &vocab) && padded < vocab)
-        ml_text_printf(wrong, "%s--padded-vocab-size is %lld, config.json has %lld tokens",
+        ml_text_printf(wrong,
+                       "%s--padded-vocab-size is %lld, but config.json has %lld tokens",
                        wrong->len ? "; " : "", (long long)padded, (long long)vocab);
 }
 
@@ -119,8 +120,8 @@ ml_status ml_arch_check(const ml_config *c, ml_err *err) {
         check_padding(&wrong, c->arch.padded_vocab, doc);
     }
     if (wrong.len)
-        st = ml_fail(err, ML_EUSAGE, "%s: the flags are of another model: %s", path.ptr,
-                     wrong.ptr);
+        st =
+            ml_fail(err, ML_EUSAGE, "%s does not match the flags: %s", path.ptr, wrong.ptr);
     ml_file_unmap(&f);
     ml_text_release(&wrong);
     ml_text_release(&path);

@@ -87,8 +87,8 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
     add(&s, "miles: ");
     if (fd < 0 || !name_file(&s, fd, (uintptr_t)info->si_addr))
         add(&s, "a file");
-    add(&s, " was cut short while it was being read: put it back and start again, the run "
-            "goes on from its last snapshot\n");
+    add(&s, " was truncated while it was mapped: restore it and restart the run, which "
+            "resumes from its last snapshot\n");
     (void)!write(STDERR_FILENO, s.text, s.n);
     _exit(ML_EXIT_FAILED);
 }

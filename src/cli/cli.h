@@ -8,7 +8,7 @@
 #include "base/err.h"
 #include "base/str.h"
 #include "cli/config.h"
-#include "cli/flag.h"
+#include "cli/flags/flag.h"
 
 #define ML_VERSION "0.1.0"
 

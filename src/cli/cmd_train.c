@@ -9,13 +9,13 @@
 #include "cli/train_mode.h"
 #include "cli/train_opts.h"
 #include "plugin/resolve.h"
-#include "rl/rollout_hooks.h"
+#include "rl/rollout/rollout_hooks.h"
 
 typedef struct train_job {
     const ml_config *config;
     ml_train_run run;
     ml_train_gen gen; /* zeros: no generation */
-    ml_loop_extensions edges;
+    ml_loop_extensions extensions;
     ml_rollout_hooks around; /* the rollout */
     ml_train_dumps dumps;
     ml_text shared; /* settings that a resumed run must share */
@@ -36,7 +36,7 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     ml_status st = ml_train_opts(out, c, c->rollout.n_samples_per_prompt, err);
 
     if (st == ML_OK)
-        st = ml_loop_extensions_resolve(&j->edges, &c->edges.path, err);
+        st = ml_loop_extensions_resolve(&j->extensions, &c->extensions.path, err);
     if (st == ML_OK)
         st = ml_recipe_resolve(&out->recipe, &c->algo, err);
     if (st != ML_OK)
@@ -57,10 +57,10 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
     out->needs_template = c->rollout.apply_chat_template;
     out->learns_nothing = c->rollout.rollout_only;
     out->no_trim = c->train.no_trim;
-    out->source.pick = j->edges.source;
-    out->data.make = c->rollout.load_debug ? NULL : j->edges.prompts;
+    out->source.select = j->extensions.source;
+    out->data.make = c->rollout.load_debug ? NULL : j->extensions.prompts;
     out->data.seed = c->train.rollout_seed;
-    out->hooks = &j->edges.hooks;
+    out->hooks = &j->extensions.hooks;
     out->backend.n_thread = ml_train_gen_threads(c, false);
     out->second_set = ml_train_gen_own_set(c);
     if (c->rollout.load_debug)
@@ -78,7 +78,7 @@ static ml_status run_opts(train_job *j, ml_train_run_opts *out, ml_err *err) {
 /* --- training --------------------------------------------------------------- */
 
 /* Wraps the rollout with the extensions that process its samples. */
-static ml_rollout with_edges(train_job *j, ml_rollout inner) {
+static ml_rollout with_extensions(train_job *j, ml_rollout inner) {
     const ml_config *c = j->config;
 
     j->around =
@@ -87,10 +87,10 @@ static ml_rollout with_edges(train_job *j, ml_rollout inner) {
                                         c->record.inject_least, j->run.spec.n_vocab },
                             .rescore = { c->debug.prefill ? j->gen.gen : NULL, "the engine",
                                          (float)c->rollout.temperature },
-                            .post = j->edges.reward_post,
-                            .filter = j->edges.sample_filter,
-                            .metrics = j->edges.metrics,
-                            .hook = j->edges.samples_hook };
+                            .post = j->extensions.reward_post,
+                            .filter = j->extensions.sample_filter,
+                            .metrics = j->extensions.metrics,
+                            .hook = j->extensions.samples_hook };
     return ml_rollout_with_hooks(&j->around);
 }
 
@@ -100,7 +100,7 @@ static ml_status replay(train_job *j, ml_train_loop *loop, ml_err *err) {
                                   .keep = isnan(keep) ? 0 : keep,
                                   .n_vocab = j->run.spec.n_vocab };
 
-    loop->rollout = with_edges(j, ml_rollout_replay(&rollout));
+    loop->rollout = with_extensions(j, ml_rollout_replay(&rollout));
     return ml_train_loop_run(loop, err);
 }
 
@@ -111,7 +111,7 @@ static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
         st = ml_train_mode_enter(&j->gen, loop, j->config, err);
     loop->debug.elsewhere = ml_config_elsewhere(j->config);
     if (st == ML_OK)
-        loop->rollout = with_edges(j, loop->rollout);
+        loop->rollout = with_extensions(j, loop->rollout);
     if (st == ML_OK)
         st = ml_train_loop_run(loop, err);
     ml_train_mode_leave(&j->gen);
@@ -155,7 +155,7 @@ static ml_status open_job(train_job *j, ml_err *err) {
     st = ml_train_run_open(&j->run, &opts, err);
     if (st != ML_OK || j->config->rollout.load_debug)
         return st;
-    st = ml_train_gen_open(&j->gen, j->config, &j->edges, &j->run, err);
+    st = ml_train_gen_open(&j->gen, j->config, &j->extensions, &j->run, err);
     j->gen.engine.dump = j->dumps.inference;
     j->gen.engine.spans = ml_train_run_ops(&j->run, ML_SPAN_OTHER);
     return st == ML_OK ? ml_train_gen_bytes(&j->gen, err) : st;

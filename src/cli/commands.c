@@ -5,10 +5,12 @@
 /* The most needed flags, and a command line that works with a checkpoint and a data
  * file. */
 
+/* The 25 flags of a first run; docs/cli.md begins with them. */
 static const char train_flags[] =
-    "hf-checkpoint prompt-data input-key label-key apply-chat-template "
-    "rm-type custom-rm-path rollout-batch-size n-samples-per-prompt "
-    "rollout-max-response-len lr num-rollout save save-interval load "
+    "hf-checkpoint prompt-data input-key label-key apply-chat-template rollout-shuffle "
+    "rm-type custom-rm-path num-rollout rollout-batch-size n-samples-per-prompt "
+    "rollout-max-response-len global-batch-size advantage-estimator lr "
+    "max-tokens-per-gpu sglang-mem-fraction-static device save save-interval load "
     "eval-prompt-data eval-interval custom-config-path dry-run";
 
 #define TRAIN_EXAMPLE                                                                      \
@@ -35,27 +37,26 @@ static const char serve_flags[] =
     "tool-call-parser dry-run";
 
 const ml_command ml_commands[] = {
-    { "router", ML_CMD_ROUTER, ml_cmd_router, "one address in front of many servers" },
-    { "score", ML_CMD_SCORE, ml_cmd_score, "log-probabilities of given token sequences" },
-    { "serve", ML_CMD_SERVE, ml_cmd_serve,
-      "answer requests over HTTP, as SGLang and OpenAI do", serve_flags,
-      "miles serve --model-path ./Qwen3-0.6B --port 30000" },
+    { "router", ML_CMD_ROUTER, ml_cmd_router, "one address in front of several servers" },
+    { "score", ML_CMD_SCORE, ml_cmd_score, "log-probs of given token sequences" },
+    { "serve", ML_CMD_SERVE, ml_cmd_serve, "HTTP server with the APIs of SGLang and OpenAI",
+      serve_flags, "miles serve --model-path ./Qwen3-0.6B --port 30000" },
     { "convert", ML_CMD_CONVERT, ml_cmd_convert,
-      "rewrite a checkpoint in another dtype or sharding" },
-    { "tokenize", ML_CMD_TOKENIZE, ml_cmd_tokenize, "text to token ids, and back" },
+      "convert a checkpoint to another dtype or sharding" },
+    { "tokenize", ML_CMD_TOKENIZE, ml_cmd_tokenize, "convert text to token ids and back" },
     { "chat-template", ML_CMD_CHAT_TEMPLATE, ml_cmd_chat_template,
-      "conversations to text, by the checkpoint's chat template" },
+      "render conversations with the checkpoint's chat template" },
     { "bench engine", ML_CMD_BENCH_ENGINE, ml_cmd_bench_engine,
-      "how fast this machine generates" },
+      "measure the generation speed of this machine" },
     { "bench serve", ML_CMD_BENCH_SERVE, ml_cmd_bench_serve,
-      "how fast a running server answers" },
+      "measure latency and throughput of a running server" },
     { "train", ML_CMD_TRAIN, ml_cmd_train,
-      "reinforcement learning: sample, score, learn, and again", train_flags,
+      "reinforcement learning: generate, score, train, publish", train_flags,
       "miles train" TRAIN_EXAMPLE },
     { "train-async", ML_CMD_TRAIN_ASYNC, ml_cmd_train,
-      "the same, while the next samples are made", train_flags,
+      "reinforcement learning, generating the next rollout while training", train_flags,
       "miles train-async" TRAIN_EXAMPLE },
-    { "eval", ML_CMD_EVAL, ml_cmd_eval, "answers of a model to data sets, scored",
+    { "eval", ML_CMD_EVAL, ml_cmd_eval, "generate responses to data sets and score them",
       eval_flags,
       "miles eval --hf-checkpoint ./Qwen3-0.6B \\\n"
       "      --eval-prompt-data gsm8k test.jsonl --input-key prompt --label-key label \\\n"
@@ -65,13 +66,14 @@ const ml_command ml_commands[] = {
       "      --prompt-data chats.jsonl --input-key messages \\\n"
       "      --rollout-batch-size 32 --num-epoch 1 --lr 1e-5 \\\n"
       "      --save runs/sft --save-interval 100" },
-    { "inspect", ML_CMD_INSPECT, ml_cmd_inspect, "the samples of a run, one by one" },
+    { "inspect", ML_CMD_INSPECT, ml_cmd_inspect, "show the samples of a run" },
     { "doctor", ML_CMD_DOCTOR, ml_cmd_doctor,
-      "what this machine has, and what a command line would do to it" },
-    { "reward", ML_CMD_REWARD, ml_cmd_reward, "rewards of recorded samples" },
-    { "list", ML_CMD_LIST, ml_cmd_list, "every edge of the loop, by kind and name" },
+      "report the hardware; check a command line and its memory" },
+    { "reward", ML_CMD_REWARD, ml_cmd_reward, "score recorded samples" },
+    { "list", ML_CMD_LIST, ml_cmd_list,
+      "list the extensions of the training loop, by kind and name" },
     { "loss", ML_CMD_LOSS, ml_cmd_loss,
-      "advantages, loss and derivatives of batches given as numbers" },
+      "compute advantages, loss and derivatives of batches given as numbers" },
     { 0 },
 };
 

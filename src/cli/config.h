@@ -228,7 +228,7 @@ typedef struct ml_config {
         const char *generate, *execute_tool, *plugin; /* NULL: none */
         int64_t max_turns;
         int tool_parser; /* ml_tool_format */
-    } edges;
+    } extensions;
     struct {
         const char *run;                 /* its directory or run.db */
         int64_t rollout, n_skip, n_most; /* rollout -1: all; n_most 0: all */
@@ -256,7 +256,7 @@ typedef struct ml_config {
         int64_t n_gpu, per_engine, max_in_flight, keep;
         const char *dir; /* NULL: next to the saved snapshots */
         int overflow;    /* 0: wait, 1: skip */
-    } behind;
+    } async_eval;
     struct {
         bool enable;
         const char *dir;
@@ -265,8 +265,8 @@ typedef struct ml_config {
     struct {
         /* diagnostics that a run records; NULL: not given */
         const char *train, *events, *memory_dir, *inject;
-        bool analyse, witness, memory, masters;
-        int64_t witness_rows, memory_rounds, inject_from;
+        bool analyse, coverage, memory, masters;
+        int64_t coverage_rows, memory_rollouts, inject_from;
         int recorder; /* ml_memory_view */
         double inject_least;
     } record;

@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "base/bug.h"
 #include "cli/cli.h"
 
 static const char *const origins[] = {
@@ -34,12 +35,11 @@ static void flag_row(ml_text *out, const ml_flag *f) {
         cell(out, f->help);
     else
         ml_text_printf(out, "*%s*: %s.",
-                       f->state == ML_FLAG_NOOP ? "changes nothing" : "not offered",
-                       f->why);
+                       f->state == ML_FLAG_NOOP ? "ignored" : "not supported", f->why);
     if (f->min < f->max && f->type != ML_FLAG_BYTES)
         ml_text_printf(out, " From %.15g to %.15g.", f->min, f->max);
     if (f->env)
-        ml_text_printf(out, " Environment: `%s`.", f->env);
+        ml_text_printf(out, " Environment variable: `%s`.", f->env);
     ml_text_printf(out, " |\n");
     ml_text_release(&value);
 }
@@ -52,7 +52,7 @@ static void rules_of(ml_text *out, const ml_command *cmd) {
             if (!(r->cmds & cmd->bit))
                 continue;
             if (!any)
-                ml_text_printf(out, "\nWhat must hold between flags:\n\n");
+                ml_text_printf(out, "\nRules between flags:\n\n");
             any = true;
             ml_text_printf(out, "- `%s`: %s.\n", r->id, r->sentence);
         }
@@ -68,8 +68,8 @@ static void command_section(ml_text *out, const ml_command *cmd) {
     for (int i = 0; i < l.n; i++) {
         if (strcmp(group, l.row[i]->group) != 0)
             ml_text_printf(out,
-                           "\n### %s: %s\n\n| flag | default | known from | meaning |\n"
-                           "|---|---|---|---|\n",
+                           "\n### %s: %s\n\n| flag | default | origin | meaning "
+                           "|\n|---|---|---|---|\n",
                            cmd->name, l.row[i]->group);
         group = l.row[i]->group;
         flag_row(out, l.row[i]);
@@ -77,18 +77,37 @@ static void command_section(ml_text *out, const ml_command *cmd) {
     rules_of(out, cmd);
 }
 
+/* The flags that `miles train --help` shows. */
+static void first_section(ml_text *out, const ml_command *cmd) {
+    ml_flag_list l;
+
+    ml_flag_list_init(&l, cmd->bit);
+    ml_text_printf(out,
+                   "\n## The 25 flags that matter\n\nA first run of `miles %s` needs "
+                   "few of its flags.  `miles %s --help` shows the same list, and "
+                   "`miles doctor %s ARGS...` checks a command line.\n\n"
+                   "| flag | default | origin | meaning |\n|---|---|---|---|\n",
+                   cmd->name, cmd->name, cmd->name);
+    for (const char *at = cmd->first; *at; at += strspn(at, " ")) {
+        ml_str name = { at, strcspn(at, " ") };
+        int row = ml_flag_list_find(&l, name);
+        ML_BUG_IF(row < 0);
+        flag_row(out, l.row[row]);
+        at += name.len;
+    }
+}
+
 void ml_help_docs(ml_text *out) {
     ml_text_printf(
-        out,
-        "<!-- Made from the flag rows by `make docs`; edit src/cli/flags_*.c instead. -->\n"
-        "# The command line\n\n"
-        "A value is written `--name VALUE` or `--name=VALUE`; a flag without value is "
-        "turned off by `--no-name`.  Names are exact.  Of a flag that is given several "
-        "times the last one counts, the command line goes before the YAML file of "
-        "`--custom-config-path`, that before an environment variable, and that before the "
-        "default; a line on standard error says what overrides what.\n\n"
-        "Exit status: 0 done, 1 failed, 2 wrong usage, 3 another process failed, 70 a "
-        "fault in miles itself.\n");
+        out, "<!-- Generated from the flag tables by `make docs`; edit src/cli/flags/*.c "
+             "instead. -->\n# Command line\n\nValues are written `--name VALUE` or "
+             "`--name=VALUE`; `--no-name` turns off a flag without a value.  Names cannot "
+             "be abbreviated.  If a flag is repeated, the last one wins.  The command line "
+             "takes precedence over the YAML file of `--custom-config-path`, the file over "
+             "environment variables, and these over the default; overridden values are "
+             "logged on standard error.\n\nExit status: 0 success, 1 failure, 2 usage "
+             "error, 3 another process failed, 70 bug in miles.\n");
+    first_section(out, ml_command_find("train"));
     for (const ml_command *c = ml_commands; c->name; c++)
         command_section(out, c);
 }

@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/pool.h"
 #include "cli/cli.h"
-#include "cli/flag_foreign.h"
+#include "cli/flags/flag_foreign.h"
 #include "cli/model_path.h"
 #include "io/yaml.h"
 
@@ -55,8 +55,7 @@ static void bad_value(parser *p, const ml_flag *f, const char *dashes, const cha
 }
 
 static void no_value(parser *p, const char *word) {
-    complain(p,
-             "%s needs a value: write %s VALUE, or %s=VALUE when it begins with two dashes",
+    complain(p, "%s needs a value: write %s VALUE, or %s=VALUE if the value begins with --",
              word, word, word);
 }
 
@@ -100,7 +99,7 @@ static bool add_ours(const parser *p, const ml_flag_list *all, ml_str name, ml_t
     } else {
         at = ml_flag_list_find(all, ml_str_of(f->ours[0]));
         if (at >= 0)
-            ml_text_printf(out, ": miles %s calls this --%s, and miles %s has none",
+            ml_text_printf(out, ": miles %s calls this --%s; miles %s has no such flag",
                            command_name(all->row[at]->cmds), f->ours[0],
                            command_name(p->cmd));
     }
@@ -117,13 +116,13 @@ static void unknown(parser *p, ml_str name) {
     ml_flag_list_init(&all, ML_CMD_ALL);
     i = ml_flag_list_find(&all, name);
     if (!add_ours(p, &all, name, &hint) && i >= 0)
-        ml_text_printf(&hint, "; it belongs to miles %s", command_name(all.row[i]->cmds));
+        ml_text_printf(&hint, "; it is a flag of miles %s", command_name(all.row[i]->cmds));
     if (!hint.len)
         add_nearest(p, name, &hint);
     if (!hint.len)
-        ml_text_printf(&hint, "; miles %s --help-all lists the flags",
+        ml_text_printf(&hint, "; miles %s --help-all lists all flags",
                        command_name(p->cmd));
-    complain(p, "there is no flag --%.*s%s", (int)name.len, name.ptr, hint.ptr);
+    complain(p, "unknown flag --%.*s%s", (int)name.len, name.ptr, hint.ptr);
     ml_text_release(&hint);
 }
 
@@ -169,7 +168,7 @@ static void tell_override(parser *p, const given *old, const given *now) {
         ml_log(ML_LOG_WARN, "%s on the command line overrides %s of %s", by, what,
                old->file);
     else
-        ml_log(ML_LOG_WARN, "%s overrides %s, which is given before it%s%s", by, what,
+        ml_log(ML_LOG_WARN, "%s overrides %s, given earlier%s%s", by, what,
                old->file ? " in " : "", old->file ? old->file : "");
 }
 
@@ -191,7 +190,7 @@ static void take(parser *p, int i, const char *name, char **word, int n, bool on
     if (n)
         now.value = join(&p->c->arena, word, n);
     if (f->state == ML_FLAG_REFUSED)
-        complain(p, "--%s is not offered: %s", f->name, f->why);
+        complain(p, "--%s is not supported: %s", f->name, f->why);
     else if (p->given[i].name)
         tell_override(p, &p->given[i], &now);
     p->given[i] = now;
@@ -268,11 +267,10 @@ static void complain_of_word(parser *p, const char *word) {
         at++;
     if (at < p->flags.n)
         complain(p,
-                 "'%s' is not a flag: flags begin with two dashes, and the model is "
-                 "given by --%s",
+                 "'%s' is not a flag: flags begin with --, and the model is given by --%s",
                  word, p->flags.row[at]->name);
     else
-        complain(p, "'%s' is not a flag: flags begin with two dashes", word);
+        complain(p, "'%s' is not a flag: flags begin with --", word);
 }
 
 /* Parses a word that is not a flag, at argv[*i]. */
@@ -331,12 +329,12 @@ static void parse_member(parser *p, ml_arena *a, const ml_json *m) {
     if (n == 0)
         return;
     if (strncmp(words[0], CONFIG, strlen(CONFIG)) == 0) {
-        complain(p, CONFIG ": %s names another such file: one is read", p->file);
+        complain(p, CONFIG ": %s names another YAML file; only one file is read", p->file);
         return;
     }
     parse_flag(p, &i, n, words);
     if (i + 1 < n)
-        complain(p, "%s: '%s' looks like a flag, and is not taken as a value", words[0],
+        complain(p, "%s: '%s' looks like a flag and is not accepted as a value", words[0],
                  words[i + 1]);
 }
 
@@ -353,7 +351,7 @@ static void parse_file(parser *p, const char *path) {
                       path, &err) != ML_OK)
         complain(p, CONFIG ": %s", err.msg);
     else if (doc->type != ML_JSON_OBJECT)
-        complain(p, CONFIG ": %s: expected names of flags with their values, not %s", path,
+        complain(p, CONFIG ": %s: expected a mapping of flag names to values, not %s", path,
                  ml_json_what(doc));
     else
         for (const ml_json *m = doc->child; m; m = m->next)
@@ -422,7 +420,7 @@ static void tell_noops(const parser *p) {
             ml_text_printf(&names, "%s--%s", n++ ? ", " : "", g->name);
         }
         if (n)
-            ml_log(ML_LOG_WARN, "%s change%s nothing: %s", names.ptr, n == 1 ? "s" : "",
+            ml_log(ML_LOG_WARN, "%s %s ignored: %s", names.ptr, n == 1 ? "is" : "are",
                    f->why);
         ml_text_release(&names);
     }

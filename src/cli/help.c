@@ -23,9 +23,9 @@ void ml_flag_value(const ml_flag *f, ml_text *out) {
 /* The help sentence with default and environment variable, or the reason of a NOOP. */
 static void describe(const ml_flag *f, ml_text *out) {
     if (f->state == ML_FLAG_NOOP)
-        ml_text_printf(out, "Accepted, and changes nothing: %s.", f->why);
+        ml_text_printf(out, "Accepted but ignored: %s.", f->why);
     else if (f->state == ML_FLAG_REFUSED)
-        ml_text_printf(out, "Not offered: %s.", f->why);
+        ml_text_printf(out, "Not supported: %s.", f->why);
     else
         ml_text_printf(out, "%s", f->help);
     if (f->required)
@@ -33,7 +33,7 @@ static void describe(const ml_flag *f, ml_text *out) {
     if (f->def || f->def_note)
         ml_text_printf(out, "  Default: %s.", f->def ? f->def : f->def_note);
     if (f->env)
-        ml_text_printf(out, "  Also the environment variable %s.", f->env);
+        ml_text_printf(out, "  Environment variable: %s.", f->env);
 }
 
 /* Wraps the words of s to lines of HELP_WIDTH, starting at HELP_COLUMN. */
@@ -104,7 +104,7 @@ static int first_rows(ml_text *out, const ml_command *cmd, const ml_flag_list *l
     const char *at = cmd->first;
     int n = 0;
 
-    ml_text_printf(out, "\nthe flags one needs\n");
+    ml_text_printf(out, "\nmain flags\n");
     for (; *at; n++) {
         ml_str name = { at, strcspn(at, " ") };
         int row = ml_flag_list_find(l, name);
@@ -126,14 +126,14 @@ void ml_help_command(ml_text *out, const ml_command *cmd, bool all) {
     n_left = few ? first_rows(out, cmd, &l) : rows(out, &l, true);
     if (all)
         rows(out, &l, false);
-    ml_text_printf(out, "\nA value is written --name VALUE or --name=VALUE; a flag without "
-                        "value is\nturned off by --no-name.  The last one of a name "
-                        "counts.\n");
+    ml_text_printf(out,
+                   "\nValues are written --name VALUE or --name=VALUE; --no-name turns off "
+                   "a flag without\na value.  If a flag is repeated, the last one wins.\n");
     if (n_left && !all)
         ml_text_printf(out,
                        few ? "miles %s --help-all lists %d more.\n"
                            : "miles %s --help-all lists %d more: flags of other programs "
-                             "that change nothing\nhere or are not offered.\n",
+                             "that are ignored or\nnot supported.\n",
                        cmd->name, n_left);
 }
 
@@ -144,10 +144,9 @@ void ml_help_all(ml_text *out) {
         ml_text_printf(out, "  %-13s %s\n", c->name, c->help);
     ml_text_printf(
         out,
-        "\nmiles <command> --help, or miles help <command>, shows the flags one needs;\n"
-        "--help-all shows every flag, also those of other programs that do nothing here.\n"
-        "miles --version, or -V, prints the version.\n"
-        "miles --print-completion bash prints a completion script for bash.\n\n"
-        "exit status: 0 done, 1 failed, 2 wrong usage, 3 another process failed,\n"
-        "70 a fault in miles itself\n");
+        "\nmiles <command> --help, or miles help <command>, shows the main "
+        "flags;\n--help-all shows every flag, including ignored flags of other "
+        "programs.\nmiles --version, or -V, prints the version.\nmiles --print-completion "
+        "bash prints a completion script for bash.\n\nexit status: 0 success, 1 failure, 2 "
+        "usage error, 3 another process failed,\n70 bug in miles\n");
 }

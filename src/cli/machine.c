@@ -46,12 +46,12 @@ static void print_kernels(const ml_backend *be) {
     printf("kernels    ");
     for (const char *const *l = ml_backend_cpu_levels(); *l; l++)
         printf("%s ", *l);
-    printf("(%s is taken)\n", be->level);
+    printf("(using %s)\n", be->level);
 }
 
 static void print_memory(const ml_backend *be) {
     double all = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    printf("memory     %.1f GB may be taken of %.1f GB\n",
+    printf("memory     %.1f GB available of %.1f GB\n",
            (double)ml_memory_available(be) / 1e9, all / 1e9);
 }
 
@@ -60,10 +60,10 @@ static void print_disk(void) {
     struct rlimit files;
 
     if (statvfs(".", &fs) == 0)
-        printf("disk       %.1f GB free in this directory\n",
+        printf("disk       %.1f GB free in the current directory\n",
                (double)fs.f_bavail * (double)fs.f_frsize / 1e9);
     if (getrlimit(RLIMIT_NOFILE, &files) == 0)
-        printf("files      %llu may be open\n", (unsigned long long)files.rlim_cur);
+        printf("files      at most %llu open\n", (unsigned long long)files.rlim_cur);
 }
 
 void ml_machine_print_gpu(void) {
@@ -75,7 +75,7 @@ void ml_machine_print_gpu(void) {
         printf("gpu        none: %s\n", why.msg);
         return;
     }
-    printf("gpu        %s, %.1f GB of memory may be taken\n", be.level,
+    printf("gpu        %s, %.1f GB of memory available\n", be.level,
            (double)ml_memory_available(&be) / 1e9);
     ml_backend_close(&be);
 }

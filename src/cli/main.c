@@ -49,7 +49,7 @@ static int wrong_usage(const ml_command *cmd, ml_text *wrong) {
     if (n == 1)
         fprintf(stderr, "miles %s: %s", cmd->name, wrong->ptr);
     else
-        fprintf(stderr, "miles %s: %d things stand in the way:\n", cmd->name, n);
+        fprintf(stderr, "miles %s: %d errors:\n", cmd->name, n);
     for (char *save = NULL, *line = n > 1 ? strtok_r(wrong->ptr, "\n", &save) : NULL; line;
          line = strtok_r(NULL, "\n", &save))
         fprintf(stderr, "  %s\n", line);
@@ -120,10 +120,11 @@ static int unknown_command(const char *name) {
     if (half_command(name))
         return ML_EXIT_USAGE;
     if (near)
-        fprintf(stderr, "miles: there is no command '%s'; did you mean '%s'?\n", name,
+        fprintf(stderr, "miles: unknown command '%s'; did you mean '%s'?\n", name,
                 near->name);
     else
-        fprintf(stderr, "miles: there is no command '%s'; miles --help lists them\n", name);
+        fprintf(stderr, "miles: unknown command '%s'; miles --help lists all commands\n",
+                name);
     return ML_EXIT_USAGE;
 }
 

@@ -71,14 +71,14 @@ static void say_gguf(ml_text *out, const char *flag, const char *path) {
     int n_dir = slash ? (int)(slash - path) : 1, n = (int)strlen(file) - 5;
     const char *dir = slash ? path : ".";
 
-    ml_text_printf(out,
-                   "%s '%s': GGUF files are not read; download the checkpoint it was made "
-                   "from, `hf download OWNER/%.*s --local-dir %.*s`, or convert it, "
-                   "`python3 -c \"from transformers import AutoModelForCausalLM as M, "
-                   "AutoTokenizer as T; [k.from_pretrained('%.*s', gguf_file='%s')"
-                   ".save_pretrained('%.*s') for k in (M, T)]\"`, and give %s "
-                   "./%.*s",
-                   flag, path, n, file, n, file, n_dir, dir, file, n, file, flag, n, file);
+    ml_text_printf(
+        out,
+        "%s '%s': GGUF files are not supported; download the original checkpoint, `hf "
+        "download OWNER/%.*s --local-dir %.*s`, or convert the file, `python3 -c \"from "
+        "transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        "[k.from_pretrained('%.*s', gguf_file='%s').save_pretrained('%.*s') for k in (M, "
+        "T)]\"`, and use %s ./%.*s",
+        flag, path, n, file, n, file, n_dir, dir, file, n, file, flag, n, file);
 }
 
 bool ml_model_path_wrong(ml_text *out, const char *flag, const char *path) {
@@ -99,8 +99,8 @@ bool ml_model_path_wrong(ml_text *out, const char *flag, const char *path) {
                        flag, path);
     else if (!there && hub_id(&id, &name, path))
         ml_text_printf(out,
-                       "%s '%s': there is no such directory, and nothing is downloaded; if "
-                       "it is a model of the Hugging Face Hub, run `hf download %.*s "
+                       "%s '%s': no such directory, and miles does not download models; "
+                       "for a model of the Hugging Face Hub, run `hf download %.*s "
                        "--local-dir %.*s`, then this command with `%s ./%.*s`",
                        flag, path, (int)id.len, id.ptr, (int)name.len, name.ptr, flag,
                        (int)name.len, name.ptr);

@@ -87,7 +87,7 @@ static void add_phase(ml_text *t) {
 }
 
 /* Average seconds of a rollout; 0: not known yet. */
-static double per_round(void) {
+static double per_rollout(void) {
     return the.done > the.first
                ? (the.round_s - the.began_s) / (double)(the.done - the.first)
                : 0.0;
@@ -95,7 +95,7 @@ static double per_round(void) {
 
 /* The text after the bar, the least important part last. */
 static void add_state(ml_text *t) {
-    double now = ml_clock_s(), round = per_round();
+    double now = ml_clock_s(), round = per_rollout();
 
     ml_text_printf(t, "%lld/%lld  ", (long long)the.done, (long long)the.total);
     add_phase(t);
@@ -153,7 +153,7 @@ static void prepare_last_words(int64_t rollout) {
     int64_t saved = atomic_load(&the.phase.saved);
     ml_text t = { 0 };
 
-    ml_text_printf(&t, "%smiles: stopped at once; rollout %lld is lost",
+    ml_text_printf(&t, "%smiles: stopped immediately; rollout %lld is lost",
                    the.bar ? "\r\033[K" : "", (long long)rollout);
     if (saved >= 0)
         ml_text_printf(&t, "; the last snapshot is %s/iter_%07lld", the.save,
@@ -166,7 +166,7 @@ static void prepare_last_words(int64_t rollout) {
 /* Printed once, when the run was requested to stop. */
 static void tell_stop(void) {
     int64_t ends = atomic_load(&the.phase.ends), saved = atomic_load(&the.phase.saved);
-    double round = per_round(), now = ml_clock_s(),
+    double round = per_rollout(), now = ml_clock_s(),
            left = round * (double)(ends + 1 - the.done) - (now - the.round_s);
     ml_text t = { 0 };
 
@@ -176,9 +176,10 @@ static void tell_stop(void) {
     if (round > 0 && saved < ends)
         ml_text_printf(&t, ", about %.0f s", left > 1 ? left : 1);
     ml_text_printf(&t, "; %s",
-                   saved >= ends ? "it is saved"
-                   : the.save    ? "again: stop now and lose it"
-                                 : "without --save it is lost; again: stop now");
+                   saved >= ends ? "it is already saved"
+                   : the.save
+                       ? "Ctrl-C again: stop immediately and lose it"
+                       : "without --save it is lost; Ctrl-C again: stop immediately");
     print_line(t.ptr);
     ml_text_release(&t);
 }

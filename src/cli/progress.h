@@ -11,7 +11,7 @@
 
 #include <stdatomic.h>
 
-#include "rl/round.h"
+#include "rl/loop/iteration.h"
 
 /* For ml_train_loop.  There is one standard output, so there is one instance.  When *stop
  * is no longer 0, it reports when the run will end; save: where it is then saved, or

@@ -7,9 +7,9 @@
 #include "rl/reward/grade.h"
 
 bool ml_reward_from_environment(const ml_config *c) {
-    const char *path = c->edges.generate;
+    const char *path = c->extensions.generate;
 
-    return path && !c->edges.execute_tool &&
+    return path && !c->extensions.execute_tool &&
            (ml_worker_command_is(path) || strstr(path, ".so:"));
 }
 
@@ -20,10 +20,9 @@ static ml_status check_type(const ml_json *type, const ml_config *c, ml_arena *a
 
     if (!type || type->type != ML_JSON_STRING || !ml_str_trim(type->text).len)
         return ml_fail(err, ML_EUSAGE,
-                       "there is no reward: give --rm-type NAME for a built-in grader or "
-                       "--custom-rm-path ./reward.py for one of your own (--rm-type zero "
-                       "when there is nothing to reward), or name a grader in the rm_type "
-                       "of each row's metadata");
+                       "no reward: give --rm-type NAME for a built-in reward, "
+                       "--custom-rm-path ./reward.py for a custom one (--rm-type zero for "
+                       "no reward), or set rm_type in each row's metadata");
     if (ml_str_is(type->text, "remote_rm") && !c->reward.rm_url)
         return ml_fail(err, ML_EUSAGE, "rm_type remote_rm needs --rm-url");
     if (ml_str_is(type->text, "remote_rm") || ml_str_is(type->text, "ifbench"))

@@ -6,7 +6,7 @@
 #define ML_CLI_REWARD_CHECK_H
 
 #include "cli/config.h"
-#include "rl/dataset.h"
+#include "rl/data/dataset.h"
 
 /* A user's environment gives rewards; a sample for which it does not has reward 0, unless
  * another reward is configured. */

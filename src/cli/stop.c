@@ -12,7 +12,7 @@
 enum { LINE = 55 }; /* columns of a command before its next flag */
 
 static atomic_int n_signal;
-static char last_words[1000] = "miles: stopped at once\n";
+static char last_words[1000] = "miles: stopped immediately\n";
 static atomic_bool has_words;
 
 /* The progress display responds to the first signal, because it knows the time left. */
@@ -152,14 +152,14 @@ void ml_stop_tell(const ml_train_loop *l, const ml_config *c) {
     else
         printf("stopped before rollout 0");
     if (saved < 0) {
-        printf("; %s\n", c->train.save ? "there was nothing to save"
-                                       : "nothing is saved, because there is no --save");
+        printf("; %s\n",
+               c->train.save ? "there is no snapshot" : "nothing is saved without --save");
         return;
     }
     words = words_of_process();
     add_command(&command, (ml_str){ words.ptr, words.len }, c->train.save);
-    printf("; it is saved in %s/iter_%07lld\nto go on:\n  %s\n", c->train.save,
-           (long long)saved, command.ptr);
+    printf("; saved in %s/iter_%07lld\nto resume:\n  %s\n", c->train.save, (long long)saved,
+           command.ptr);
     ml_text_release(&words);
     ml_text_release(&command);
 }

@@ -5,7 +5,7 @@
 #include <stdatomic.h>
 
 #include "cli/config.h"
-#include "rl/train_loop.h"
+#include "rl/loop/train_loop.h"
 
 /* Counts SIGINT and SIGTERM from now on; the second ends the process. */
 const atomic_int *ml_stop_on_signals(void);

@@ -59,13 +59,13 @@ static ml_invariants_opts checks_of(const ml_config *c) {
     };
 }
 
-static ml_diagnostics_opts account_of(const ml_config *c, const ml_train_dumps *dumps) {
+static ml_diagnostics_opts diagnostics_of(const ml_config *c, const ml_train_dumps *dumps) {
     return (ml_diagnostics_opts){
         .analyse = c->record.analyse,
         .n_masters = c->record.masters ? 2 : 0,
-        .n_witness = c->record.witness ? c->record.witness_rows : 0,
+        .n_coverage = c->record.coverage ? c->record.coverage_rows : 0,
         .memory = { .dir = c->record.memory ? c->record.memory_dir : NULL,
-                    .n_round = c->record.memory_rounds,
+                    .n_round = c->record.memory_rollouts,
                     .view = (ml_memory_view)c->record.recorder },
         .dump = { dumps->inference, dumps->score, dumps->train },
     };
@@ -80,7 +80,7 @@ ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
                               const ml_train_dumps *dumps, const ml_config *c,
                               ml_err *err) {
     ml_invariants_opts checks = checks_of(c);
-    ml_diagnostics_opts account = account_of(c, dumps);
+    ml_diagnostics_opts diagnostics = diagnostics_of(c, dumps);
     const char *dump = c->debug.dump;
     ml_status st;
 
@@ -91,7 +91,7 @@ ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
                          "rollout_data/{rollout_id}.jsonl.zst");
     loop->debug = (ml_loop_debug){
         .checks = &d->checks,
-        .account = &d->account,
+        .diagnostics = &d->diagnostics,
         .sync_skip = { .part = c->debug.sync_skip.word, .n = c->debug.sync_skip.n },
         .trajectory = place(&d->arena, c->debug.trajectory, dump,
                             "trajectory_data/{rollout_id}.jsonl"),
@@ -101,13 +101,13 @@ ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
         .tell_sync = c->debug.weight_sync,
         .check_sync = c->debug.check_sync || (c->debug.ci_test && !c->debug.ci_no_sync),
     };
-    account.events = place(&d->arena, c->record.events, dump, "event_data");
+    diagnostics.events = place(&d->arena, c->record.events, dump, "event_data");
     st = ml_invariants_open(&d->checks, &checks, err);
-    return st == ML_OK ? ml_diagnostics_open(&d->account, &account, err) : st;
+    return st == ML_OK ? ml_diagnostics_open(&d->diagnostics, &diagnostics, err) : st;
 }
 
 void ml_train_debug_close(ml_train_debug *d) {
-    ml_diagnostics_close(&d->account);
+    ml_diagnostics_close(&d->diagnostics);
     ml_invariants_close(&d->checks);
     ml_arena_release(&d->arena);
 }

@@ -4,13 +4,13 @@
 
 #include "cli/config.h"
 #include "cli/train_dumps.h"
-#include "rl/invariants.h"
-#include "rl/train_loop.h"
+#include "rl/loop/invariants.h"
+#include "rl/loop/train_loop.h"
 
 typedef struct ml_train_debug {
     ml_arena arena;
     ml_invariants checks;
-    ml_diagnostics account;
+    ml_diagnostics diagnostics;
 } ml_train_debug;
 
 /* Called before anything starts: --train-env-vars, --env-report. */

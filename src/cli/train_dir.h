@@ -7,7 +7,7 @@
 #ifndef ML_CLI_TRAIN_DIR_H
 #define ML_CLI_TRAIN_DIR_H
 
-#include "cli/flag.h"
+#include "cli/flags/flag.h"
 #include "rl/train_run.h"
 
 /* Without --save: creates runs/MODEL-DATE, sets it as the run's save directory, and

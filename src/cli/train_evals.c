@@ -102,13 +102,13 @@ ml_config ml_train_evals_config(const ml_config *c, const ml_eval_spec *s) {
     own.reward.reward_key = either(c->reward.eval_reward_key, c->reward.reward_key);
     own.reward.custom_rm_path = either(s->custom_rm_path, c->reward.custom_rm_path);
     own.reward.rm_type = either(s->rm_type, c->reward.rm_type);
-    own.edges.generate = either(s->custom_generate_path, c->edges.generate);
+    own.extensions.generate = either(s->custom_generate_path, c->extensions.generate);
     return own;
 }
 
 /* Opens the rewards and environment of a set with its own. */
-static ml_status open_edges(ml_train_gen *t, const ml_config *c, const ml_eval_spec *s,
-                            ml_eval_set *set, ml_err *err) {
+static ml_status open_extensions(ml_train_gen *t, const ml_config *c, const ml_eval_spec *s,
+                                 ml_eval_set *set, ml_err *err) {
     ml_config own = ml_train_evals_config(c, s);
     bool grades = s->custom_rm_path || s->rm_type || s->custom_generate_path ||
                   c->reward.eval_reward_key;
@@ -132,7 +132,7 @@ static ml_status open_set(ml_train_gen *t, const ml_config *c, const ml_eval_spe
     set->n_per_prompt = (int32_t)(s->n_samples > 0 ? s->n_samples : c->rollout.eval_n);
     st = open_data(t, c, s, &set->dataset, err);
     if (st == ML_OK)
-        st = open_edges(t, c, s, set, err);
+        st = open_extensions(t, c, s, set, err);
     if (st != ML_OK)
         ml_err_prefix(err, "the evaluation '%s'", s->name);
     return st;

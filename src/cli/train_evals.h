@@ -5,7 +5,7 @@
 #define ML_CLI_TRAIN_EVALS_H
 
 #include "cli/train_gen.h"
-#include "rl/eval_config.h"
+#include "rl/eval/eval_config.h"
 
 /* The sets of --eval-prompt-data or --eval-config. */
 ml_status ml_train_evals_specs(ml_eval_spec **out, int32_t *n, ml_arena *a,

@@ -89,9 +89,9 @@ ml_status ml_faults_read(ml_faults *out, ml_arena *a, const char *json, int32_t 
     return st;
 }
 
-void ml_faults_happen(ml_faults *f, ml_supervisor *fleet, int64_t rollout) {
+void ml_faults_happen(ml_faults *f, ml_supervisor *supervisor, int64_t rollout) {
     for (int32_t i = 0; i < f->n; i++)
         if (f->fault[i].rollout > f->after && f->fault[i].rollout <= rollout)
-            ml_supervisor_crash(fleet, f->fault[i].engine);
+            ml_supervisor_crash(supervisor, f->fault[i].engine);
     f->after = rollout;
 }

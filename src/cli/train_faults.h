@@ -7,7 +7,7 @@
 #define ML_CLI_TRAIN_FAULTS_H
 
 #include "base/arena.h"
-#include "engine/supervisor.h"
+#include "gen/supervisor.h"
 
 /* An engine is killed after the weights of a rollout were published. */
 typedef struct ml_fault {

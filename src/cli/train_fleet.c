@@ -4,7 +4,7 @@
 #include "base/dir.h"
 #include "base/secret.h"
 #include "cli/train_remote.h"
-#include "engine/remote.h"
+#include "gen/remote.h"
 
 #define PROGRAM "/proc/self/exe"
 #define MOST_QUEUED 1000000 /* the maximum of miles serve; further requests are retried */
@@ -100,9 +100,9 @@ static ml_status make_key(ml_supervisor_opts *o, ml_arena *a, ml_err *err) {
 }
 
 /* n servers, and a generator over them; they do not have the run's weights yet. */
-static ml_status open_fleet(ml_supervisor **fleet, ml_gen **gen, ml_train_gen *t,
-                            const ml_config *c, ml_supervisor_opts o, int64_t n_thread,
-                            ml_err *err) {
+static ml_status open_supervisor(ml_supervisor **supervisor, ml_gen **gen, ml_train_gen *t,
+                                 const ml_config *c, ml_supervisor_opts o, int64_t n_thread,
+                                 ml_err *err) {
     const char **url = ML_NEW(&t->arena, const char *, o.n);
     words *w = ML_NEW(&t->arena, words, 1);
     ml_remote_opts remote = { .url = url,
@@ -125,22 +125,23 @@ static ml_status open_fleet(ml_supervisor **fleet, ml_gen **gen, ml_train_gen *t
     o.check_s = c->mode.check_s;
     o.timeout_s = c->mode.check_timeout_s;
     o.first_check_s = c->mode.first_check_s;
-    st = ml_supervisor_open(fleet, &o, err);
+    st = ml_supervisor_open(supervisor, &o, err);
     if (st != ML_OK)
         return st;
     for (int32_t i = 0; i < o.n; i++)
-        url[i] = ml_supervisor_url(*fleet, i);
+        url[i] = ml_supervisor_url(*supervisor, i);
     st = ml_remote_open(gen, &remote, err);
     if (st == ML_OK)
-        ml_supervisor_serve(*fleet, *gen);
+        ml_supervisor_serve(*supervisor, *gen);
     return st;
 }
 
-ml_status ml_train_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
+ml_status ml_train_supervisor_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
     ml_supervisor_opts o = { .log_dir = t->weight_dir,
                              .n = t->n_engine,
                              .restart = c->mode.restart };
-    ml_status st = open_fleet(&t->fleet, &t->gen, t, c, o, share_of_threads(t, c), err);
+    ml_status st =
+        open_supervisor(&t->supervisor, &t->gen, t, c, o, share_of_threads(t, c), err);
 
     if (st != ML_OK)
         ml_err_prefix(err, "--rollout-num-engines");
@@ -149,26 +150,27 @@ ml_status ml_train_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err) 
 
 /* --- evaluations ------------------------------------------------------------------ */
 
-ml_status ml_train_eval_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
+ml_status ml_train_eval_engines_open(ml_train_gen *t, const ml_config *c, ml_err *err) {
     const char *where =
-        c->behind.dir ? c->behind.dir
-                      : ml_arena_printf(&t->arena, "%s/eval_snapshots", c->train.save);
+        c->async_eval.dir ? c->async_eval.dir
+                          : ml_arena_printf(&t->arena, "%s/eval_snapshots", c->train.save);
     const char *dir = NULL;
     ml_status st = ml_dir_make_whole(&dir, &t->arena, where, err);
-    ml_supervisor_opts fleet = { .log_dir = dir,
-                                 .n = (int32_t)(c->behind.n_gpu / c->behind.per_engine),
-                                 .restart = c->mode.restart };
+    ml_supervisor_opts supervisor = { .log_dir = dir,
+                                      .n = (int32_t)(c->async_eval.n_gpu /
+                                                     c->async_eval.per_engine),
+                                      .restart = c->mode.restart };
     ml_eval_queue_opts queue = { .evals = &t->evals,
                                  .spec = &t->run->spec,
                                  .from = t->run->from,
                                  .dir = dir,
-                                 .max_in_flight = (int32_t)c->behind.max_in_flight,
-                                 .skip = c->behind.overflow == 1,
-                                 .keep = (int32_t)c->behind.keep };
+                                 .max_in_flight = (int32_t)c->async_eval.max_in_flight,
+                                 .skip = c->async_eval.overflow == 1,
+                                 .keep = (int32_t)c->async_eval.keep };
 
     if (st == ML_OK)
-        st = open_fleet(&t->eval_fleet, &t->evals.asker.gen, t, c, fleet,
-                        c->behind.per_engine, err);
+        st = open_supervisor(&t->eval_supervisor, &t->evals.gen_ctx.gen, t, c, supervisor,
+                             c->async_eval.per_engine, err);
     if (st == ML_OK)
         st = ml_eval_queue_open(&t->eval_queue, &queue, err);
     if (st != ML_OK)
@@ -176,12 +178,12 @@ ml_status ml_train_eval_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *
     return st;
 }
 
-void ml_train_eval_fleet_close(ml_train_gen *t) {
-    if (!t->eval_fleet)
+void ml_train_eval_engines_close(ml_train_gen *t) {
+    if (!t->eval_supervisor)
         return;
     ml_eval_queue_close(t->eval_queue);
-    ml_supervisor_serve(t->eval_fleet, NULL);
-    if (t->evals.asker.gen != t->gen)
-        t->evals.asker.gen->close(t->evals.asker.gen);
-    ml_supervisor_close(t->eval_fleet);
+    ml_supervisor_serve(t->eval_supervisor, NULL);
+    if (t->evals.gen_ctx.gen != t->gen)
+        t->evals.gen_ctx.gen->close(t->evals.gen_ctx.gen);
+    ml_supervisor_close(t->eval_supervisor);
 }

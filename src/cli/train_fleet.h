@@ -8,11 +8,11 @@
 
 /* Starts t->n_engine processes of miles serve, with the sizes in t->engine, and opens
  * t->gen over them; they do not have the run's weights yet. */
-ml_status ml_train_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err);
+ml_status ml_train_supervisor_open(ml_train_gen *t, const ml_config *c, ml_err *err);
 
 /* Starts the engines used only for evaluations, and the queue that runs evaluations on
  * them while the loop continues: t->eval_queue. */
-ml_status ml_train_eval_fleet_open(ml_train_gen *t, const ml_config *c, ml_err *err);
-void ml_train_eval_fleet_close(ml_train_gen *t); /* allowed if none is open */
+ml_status ml_train_eval_engines_open(ml_train_gen *t, const ml_config *c, ml_err *err);
+void ml_train_eval_engines_close(ml_train_gen *t); /* allowed if none is open */
 
 #endif

@@ -72,16 +72,16 @@ ml_status ml_train_turns_open(ml_turns **out, ml_train_gen *t, const ml_config *
                                          .deadline_s = c->reward.timeout_s },
                         .text = { .tokenizer = t->run->tokenizer,
                                   .chat_template = t->run->chat_template },
-                        .tools = (ml_tool_format)c->edges.tool_parser,
-                        .max_turn = (int32_t)c->edges.max_turns,
+                        .tools = (ml_tool_format)c->extensions.tool_parser,
+                        .max_turn = (int32_t)c->extensions.max_turns,
                         .n_thread = c->reward.n_worker };
-    ml_status st = ml_generate_path_resolve(&o.environment, &t->arena, c->edges.generate,
-                                            c->edges.execute_tool, err);
+    ml_status st = ml_generate_path_resolve(
+        &o.environment, &t->arena, c->extensions.generate, c->extensions.execute_tool, err);
 
     if (st == ML_OK && c->train.template_kwargs)
         st = ml_json_parse(&o.text.kwargs, &t->arena, ml_str_of(c->train.template_kwargs),
                            "--apply-chat-template-kwargs", err);
-    if (st != ML_OK || (!o.environment.row && !o.environment.command.line))
+    if (st != ML_OK || (!o.environment.ext && !o.environment.command.line))
         return st;
     st = ml_turns_open(out, &o, err);
     if (st != ML_OK)
@@ -127,7 +127,7 @@ static int64_t longest_of(const ml_dataset *d, const ml_sampling *how,
 /* The maximum over the run and its evaluations. */
 static int64_t longest(const ml_train_gen *t, int64_t (*tokens)(int64_t text_bytes)) {
     const ml_dataset *prompts = &t->run->dataset;
-    int64_t n = t->row_rollout.row ? ML_NONE : 0;
+    int64_t n = t->custom_rollout.ext ? ML_NONE : 0;
 
     if (n >= 0 && (prompts->opts.path || prompts->opts.make))
         n = longest_of(prompts, &t->rollout.how, t->turns, tokens);
@@ -137,7 +137,7 @@ static int64_t longest(const ml_train_gen *t, int64_t (*tokens)(int64_t text_byt
                                  set->turns ? set->turns : t->turns, tokens);
         n = own < 0 ? own : most(n, own);
     }
-    return n > 0 && !t->evals.row ? n : ML_NONE;
+    return n > 0 && !t->evals.ext ? n : ML_NONE;
 }
 
 /* The maximum number of concurrent requests. */
@@ -183,7 +183,7 @@ static size_t beside_pages(const ml_train_gen *t, const ml_engine_memory *m) {
     size_t weights =
         t->n_engine ? ml_weights_bytes(&t->run->spec, t->run->from, t->run->opts.dtype) : 0;
 
-    return weights + m->act + m->scratch + (t->be.dev->host ? m->routes : 0);
+    return weights + m->act + m->scratch + (t->be.dev->host ? m->routing_record : 0);
 }
 
 static int32_t count_engines(const ml_train_gen *t) {
@@ -192,19 +192,19 @@ static int32_t count_engines(const ml_train_gen *t) {
 
 /* The memory left for the KV cache after everything else. */
 static ml_status bytes_left(ml_train_gen *t, double *out, ml_err *err) {
-    ml_memory_ask ask;
+    ml_memory_request req;
     ml_memory plan;
     ml_engine_memory m;
     ml_status st;
 
     t->run->opts.in_turns = t->offload_train && t->offload_rollout;
-    ml_train_run_memory(t->run, &ask);
-    st = ml_memory_plan(&plan, &ask, err);
+    ml_train_run_memory(t->run, &req);
+    st = ml_memory_plan(&plan, &req, err);
     if (st == ML_OK)
         st = ml_engine_measure(&m, &t->run->spec, &t->be, &t->engine, err);
     if (st == ML_OK)
         *out = (double)ml_memory_available(&t->be) - (double)t->run->opts.memory_margin -
-               (double)(plan.total - ask.base_bytes - (ask.in_turns ? plan.trainer : 0)) -
+               (double)(plan.total - req.base_bytes - (req.in_turns ? plan.trainer : 0)) -
                (double)count_engines(t) * (double)beside_pages(t, &m);
     return st;
 }
@@ -259,7 +259,7 @@ bool ml_train_gen_own_set(const ml_config *c) {
 }
 
 ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c,
-                            const ml_loop_extensions *edges, ml_train_run *run,
+                            const ml_loop_extensions *extensions, ml_train_run *run,
                             ml_err *err) {
     ml_backend_opts opts = ml_config_backend(c);
     ml_status st;
@@ -278,16 +278,17 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c,
     t->rollout.over_sampling = c->rollout.over_sampling;
     t->group_rewards = c->reward.group;
     t->rollout.partial = c->rollout.partial;
-    t->rollout.filter = edges->group_filter;
-    t->buffer = edges->buffer;
-    t->row_rollout = (ml_custom_rollout){ .row = edges->rollout, .run = run };
-    t->rollout.buffer_filter = edges->buffer_filter;
-    t->evals.metrics = edges->eval_metrics;
-    t->evals.row = edges->eval;
+    t->rollout.filter = extensions->group_filter;
+    t->buffer = extensions->buffer;
+    t->custom_rollout = (ml_custom_rollout){ .ext = extensions->rollout, .run = run };
+    t->rollout.buffer_filter = extensions->buffer_filter;
+    t->evals.metrics = extensions->eval_metrics;
+    t->evals.ext = extensions->eval;
     t->rollout.mask_old = c->rollout.mask_old;
     t->eval_context =
         c->rollout.eval_context ? c->rollout.eval_context : c->rollout.max_context;
-    ml_partial_buffer_init(&t->rollout.held, run->opts.source.n_samples_per_prompt);
+    ml_partial_buffer_init(&t->rollout.partial_buffer,
+                           run->opts.source.n_samples_per_prompt);
     st = sampling_of(&t->rollout.how, &t->arena, c, err);
     memcpy(t->rollout.how.routed, run->opts.replay_rollout,
            sizeof run->opts.replay_rollout);
@@ -320,16 +321,16 @@ ml_status ml_train_gen_open(ml_train_gen *t, const ml_config *c,
 void ml_train_gen_close(ml_train_gen *t) {
     if (!t->run)
         return;
-    ml_train_eval_fleet_close(t);
-    if (t->fleet)
-        ml_supervisor_serve(t->fleet, NULL);
+    ml_train_eval_engines_close(t);
+    if (t->supervisor)
+        ml_supervisor_serve(t->supervisor, NULL);
     if (t->gen)
         t->gen->close(t->gen);
-    ml_supervisor_close(t->fleet);
+    ml_supervisor_close(t->supervisor);
     ml_weight_stream_close(t->stream);
     ml_turns_close(t->turns);
     ml_rewards_close(t->rewards);
-    ml_partial_buffer_release(&t->rollout.held);
+    ml_partial_buffer_release(&t->rollout.partial_buffer);
     ml_train_evals_close(t);
     ml_weights_close(&t->second);
     if (t->be.name)
@@ -384,7 +385,7 @@ static ml_status start_engine(ml_train_gen *t, const ml_config *c, ml_err *err) 
     ml_status st = ML_OK;
 
     if (t->n_engine)
-        st = ml_train_fleet_open(t, c, err);
+        st = ml_train_supervisor_open(t, c, err);
     if (t->weight_dir)
         return st == ML_OK ? ml_train_remote_publish(t, &t->run->weights, err) : st;
     if (t->own_set) {
@@ -400,23 +401,23 @@ ml_status ml_train_gen_start(ml_train_gen *t, const ml_config *c, ml_err *err) {
     if (st == ML_OK)
         st = start_engine(t, c, err);
     t->faults.after = t->run->rollout - 1;
-    t->rollout.asker = (ml_gen_ctx){ .gen = t->gen,
-                                     .rewards = t->rewards,
-                                     .tokenizer = t->run->tokenizer,
-                                     .chat_template = t->run->chat_template,
-                                     .turns = t->turns,
-                                     .end = t->eos.id,
-                                     .n_end = t->eos.n,
-                                     .context = t->engine.context };
-    t->evals.asker = t->rollout.asker;
+    t->rollout.gen_ctx = (ml_gen_ctx){ .gen = t->gen,
+                                       .rewards = t->rewards,
+                                       .tokenizer = t->run->tokenizer,
+                                       .chat_template = t->run->chat_template,
+                                       .turns = t->turns,
+                                       .end = t->eos.id,
+                                       .n_end = t->eos.n,
+                                       .context = t->engine.context };
+    t->evals.gen_ctx = t->rollout.gen_ctx;
     t->evals.keep_answers = t->run->log.store != NULL;
     if (t->eval_context)
-        t->evals.asker.context = (int32_t)least(t->engine.context, t->eval_context);
-    t->rollout.asker.group_rewards = t->group_rewards;
-    t->row_rollout.asker = t->rollout.asker;
-    t->row_rollout.how = t->rollout.how;
-    if (st == ML_OK && c->behind.n_gpu && t->evals.n)
-        st = ml_train_eval_fleet_open(t, c, err);
+        t->evals.gen_ctx.context = (int32_t)least(t->engine.context, t->eval_context);
+    t->rollout.gen_ctx.group_rewards = t->group_rewards;
+    t->custom_rollout.gen_ctx = t->rollout.gen_ctx;
+    t->custom_rollout.how = t->rollout.how;
+    if (st == ML_OK && c->async_eval.n_gpu && t->evals.n)
+        st = ml_train_eval_engines_open(t, c, err);
     return st;
 }
 
@@ -452,10 +453,10 @@ ml_status ml_train_gen_publish(void *ud, const ml_weights *w, ml_err *err) {
         return ML_OK;
     }
     st = publish(t, w, err);
-    if (st == ML_OK && t->flow)
-        st = ml_async_published(t->flow, w->version, err);
-    if (st == ML_OK && t->fleet)
-        ml_faults_happen(&t->faults, t->fleet, t->run->rollout);
+    if (st == ML_OK && t->async_rollout)
+        st = ml_async_published(t->async_rollout, w->version, err);
+    if (st == ML_OK && t->supervisor)
+        ml_faults_happen(&t->faults, t->supervisor, t->run->rollout);
     ml_log(ML_LOG_INFO, "weight_sync: version %llu in %.6f s",
            (unsigned long long)w->version, ml_clock_s() - began);
     return st;

@@ -6,16 +6,16 @@
 
 #include "cli/config.h"
 #include "cli/train_faults.h"
-#include "engine/supervisor.h"
-#include "engine/local.h"
-#include "engine/remote.h"
+#include "gen/supervisor.h"
+#include "gen/local.h"
+#include "gen/remote.h"
 #include "io/end_tokens.h"
-#include "rl/prefetch.h"
-#include "rl/eval_queue.h"
-#include "rl/async.h"
-#include "rl/rollout_gen.h"
-#include "rl/rollout_custom.h"
-#include "rl/weight_stream.h"
+#include "rl/rollout/prefetch.h"
+#include "rl/eval/eval_queue.h"
+#include "rl/rollout/async.h"
+#include "rl/rollout/rollout_gen.h"
+#include "rl/rollout/rollout_custom.h"
+#include "model/weight_stream.h"
 
 typedef struct ml_train_gen {
     ml_arena arena;
@@ -30,27 +30,27 @@ typedef struct ml_train_gen {
     bool own_set;                        /* generation has its own weights */
     bool keeps_weights;                  /* generation keeps its initial weights: nothing
                                             is published */
-    const char *weight_dir;   /* published weights for engines in other processes; NULL:
+    const char *weight_dir;    /* published weights for engines in other processes; NULL:
                                  the engine is in this process */
-    ml_weight_stream *stream; /* writes deltas there; NULL: full weights, each time */
-    ml_pull pull;             /* and where engines copy it to */
-    int32_t n_engine;         /* engine processes started by this run */
-    ml_faults faults;         /* to be injected into them */
-    ml_supervisor *fleet;     /* supervisor of these processes; NULL: not yet, or none */
-    int64_t shard_bytes;      /* of a file of published weights */
+    ml_weight_stream *stream;  /* writes deltas there; NULL: full weights, each time */
+    ml_pull pull;              /* and where engines copy it to */
+    int32_t n_engine;          /* engine processes started by this run */
+    ml_faults faults;          /* to be injected into them */
+    ml_supervisor *supervisor; /* supervisor of these processes; NULL: not yet, or none */
+    int64_t shard_bytes;       /* of a file of published weights */
     ml_gen *gen;
     ml_rewards *rewards;
     ml_turns *turns;    /* NULL: single-turn answers */
     bool group_rewards; /* graded once all answers to a prompt are finished */
     ml_gen_rollout rollout;
-    ml_custom_rollout row_rollout; /* replaces the rollout, if there is an extension */
-    ml_prefetch *ahead;            /* NULL: no prefetch rollout */
-    ml_async *flow;                /* NULL: no async rollout */
-    const miles_buffer *buffer;    /* of the async rollout; NULL: none */
+    ml_custom_rollout custom_rollout; /* replaces the rollout, if there is an extension */
+    ml_prefetch *prefetch;            /* NULL: no prefetch rollout */
+    ml_async *async_rollout;          /* NULL: no async rollout */
+    const miles_buffer *buffer;       /* of the async rollout; NULL: none */
     ml_evals evals;
-    ml_supervisor *eval_fleet; /* engines used only for evaluations; NULL: none */
-    ml_eval_queue *eval_queue; /* over them */
-    int64_t eval_context;      /* of evaluations; 0: as in rollouts */
+    ml_supervisor *eval_supervisor; /* engines used only for evaluations; NULL: none */
+    ml_eval_queue *eval_queue;      /* over them */
+    int64_t eval_context;           /* of evaluations; 0: as in rollouts */
 } ml_train_gen;
 
 /* Whether generation has its own set of weights in this process. */
@@ -61,7 +61,7 @@ int ml_train_gen_threads(const ml_config *c, bool generates);
 
 /* Finds all configuration errors, before weights are loaded.  The run is open. */
 ml_status ml_train_gen_open(ml_train_gen *out, const ml_config *c,
-                            const ml_loop_extensions *edges, ml_train_run *run,
+                            const ml_loop_extensions *extensions, ml_train_run *run,
                             ml_err *err);
 void ml_train_gen_close(ml_train_gen *t); /* allowed on zeros, and after a failed open */
 

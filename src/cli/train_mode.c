@@ -7,22 +7,22 @@ static ml_status evaluate(void *ud, ml_eval_scores *out, ml_err *err) {
     ml_train_gen *t = ud;
     ml_status st;
 
-    if (t->flow)
-        ml_async_hold(t->flow, true);
+    if (t->async_rollout)
+        ml_async_hold(t->async_rollout, true);
     st = ml_evals_run(&t->evals, out, err);
-    if (t->flow)
-        ml_async_hold(t->flow, false);
+    if (t->async_rollout)
+        ml_async_hold(t->async_rollout, false);
     return st;
 }
 
-static ml_status open_flow(ml_train_gen *t, const ml_config *c, void (*say)(const char *),
-                           ml_err *err) {
+static ml_status open_async_rollout(ml_train_gen *t, const ml_config *c,
+                                    void (*say)(const char *), ml_err *err) {
     int64_t per_group = c->rollout.n_samples_per_prompt,
             batch = c->train.rollout_batch_size,
             capacity = (int64_t)(c->mode.capacity * (double)batch);
     ml_async_opts o = {
         .run = t->run,
-        .asker = t->rollout.asker,
+        .gen_ctx = t->rollout.gen_ctx,
         .how = t->rollout.how,
         .filter = t->rollout.filter,
         .buffer = t->buffer,
@@ -34,16 +34,17 @@ static ml_status open_flow(ml_train_gen *t, const ml_config *c, void (*say)(cons
         .say = say,
     };
 
-    return ml_async_open(&t->flow, &o, err);
+    return ml_async_open(&t->async_rollout, &o, err);
 }
 
 ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_config *c,
                               ml_err *err) {
-    ml_work_count *tally = loop->watch.phase ? &loop->watch.phase->answers : NULL;
+    ml_work_count *work_count = loop->watch.phase ? &loop->watch.phase->answers : NULL;
     ml_status st = ML_OK;
 
-    t->rollout.asker.tally = t->row_rollout.asker.tally = tally;
-    t->evals.asker.tally = t->eval_queue ? NULL : tally; /* the queue has its own thread */
+    t->rollout.gen_ctx.work_count = t->custom_rollout.gen_ctx.work_count = work_count;
+    t->evals.gen_ctx.work_count =
+        t->eval_queue ? NULL : work_count; /* the queue has its own thread */
     loop->publish = ml_train_gen_publish;
     loop->publish_ud = t;
     loop->turn = t->offload_train || t->offload_rollout ? ml_train_gen_turn : NULL;
@@ -51,32 +52,32 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
     loop->publish_interval = c->mode.update_interval;
     loop->evaluate = t->evals.n ? evaluate : NULL;
     loop->evaluate_ud = t;
-    loop->behind = t->eval_queue;
+    loop->async_eval = t->eval_queue;
     loop->eval_interval = c->rollout.eval_interval;
     loop->skip_first_eval = c->rollout.skip_first_eval;
-    loop->ahead = c->mode.async;
+    loop->prefetch = c->mode.async;
     loop->debug.generating = t->second.n ? &t->second : NULL;
-    loop->rollout = t->row_rollout.row ? ml_rollout_custom(&t->row_rollout)
-                                       : ml_rollout_gen(&t->rollout);
+    loop->rollout = t->custom_rollout.ext ? ml_rollout_custom(&t->custom_rollout)
+                                          : ml_rollout_gen(&t->rollout);
     if (c->mode.fully) {
-        st = open_flow(t, c, loop->watch.say, err);
-        loop->rollout = st == ML_OK ? ml_rollout_async(t->flow) : loop->rollout;
+        st = open_async_rollout(t, c, loop->watch.say, err);
+        loop->rollout = st == ML_OK ? ml_rollout_async(t->async_rollout) : loop->rollout;
         if (!loop->record && t->run->opts.save)
             loop->record = ml_arena_printf(
                 &t->arena, "%s/rollout_data/{rollout_id}.jsonl.zst", t->run->opts.save);
     } else if (c->mode.async) {
-        t->ahead = ML_NEW(&t->arena, ml_prefetch, 1);
-        ml_prefetch_init(t->ahead, loop->rollout, t->run->num_rollout,
+        t->prefetch = ML_NEW(&t->arena, ml_prefetch, 1);
+        ml_prefetch_init(t->prefetch, loop->rollout, t->run->num_rollout,
                          t->run->spec.n_vocab);
-        loop->rollout = ml_rollout_prefetch(t->ahead);
+        loop->rollout = ml_rollout_prefetch(t->prefetch);
     }
     return st;
 }
 
 void ml_train_mode_leave(ml_train_gen *t) {
-    ml_async_close(t->flow);
-    t->flow = NULL;
-    if (t->ahead)
-        ml_prefetch_release(t->ahead);
-    t->ahead = NULL;
+    ml_async_close(t->async_rollout);
+    t->async_rollout = NULL;
+    if (t->prefetch)
+        ml_prefetch_release(t->prefetch);
+    t->prefetch = NULL;
 }

@@ -6,7 +6,7 @@
 #define ML_CLI_TRAIN_MODE_H
 
 #include "cli/train_gen.h"
-#include "rl/train_loop.h"
+#include "rl/loop/train_loop.h"
 
 /* Gives the loop its rollout, publish and evaluate functions; the generator has started. */
 ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_config *c,

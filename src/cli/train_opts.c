@@ -208,22 +208,22 @@ void ml_train_opts_text(ml_text *out, const ml_train_run_opts *o, const ml_confi
 
 static ml_status check_memory(ml_train_run *r, ml_err *err) {
     size_t free_bytes, margin;
-    ml_memory_ask ask;
+    ml_memory_request req;
 
-    ml_train_run_memory(r, &ask);
+    ml_train_run_memory(r, &req);
     free_bytes = ml_memory_available(&r->be);
     margin = r->opts.memory_margin;
-    return ml_memory_check(&ask, free_bytes > margin ? free_bytes - margin : 0, err);
+    return ml_memory_check(&req, free_bytes > margin ? free_bytes - margin : 0, err);
 }
 
 ml_status ml_train_print_memory(ml_train_run *r, ml_err *err) {
-    ml_memory_ask ask;
+    ml_memory_request req;
     ml_memory m;
     ml_text t = { 0 };
     ml_status st;
 
-    ml_train_run_memory(r, &ask);
-    st = ml_memory_plan(&m, &ask, err);
+    ml_train_run_memory(r, &req);
+    st = ml_memory_plan(&m, &req, err);
     if (st != ML_OK)
         return st;
     ml_memory_text(&t, &m);

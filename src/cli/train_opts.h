@@ -2,7 +2,7 @@
 #ifndef ML_CLI_TRAIN_OPTS_H
 #define ML_CLI_TRAIN_OPTS_H
 
-#include "cli/flag.h"
+#include "cli/flags/flag.h"
 #include "rl/train_run.h"
 
 ml_weight_dtype ml_train_dtype(const ml_config *c);

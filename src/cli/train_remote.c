@@ -6,8 +6,8 @@
 #include "base/dir.h"
 #include "base/log.h"
 #include "cli/keys.h"
-#include "engine/remote.h"
-#include "rl/weight_dir.h"
+#include "gen/remote.h"
+#include "model/weight_dir.h"
 
 /* "host:port", or a complete URL. */
 static const char *url_of(ml_arena *a, const char *addr) {
@@ -93,8 +93,8 @@ ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err)
 
 /* --- publishing ------------------------------------------------------------------- */
 
-static ml_status tell_hook(ml_train_gen *t, const char *dir, ml_err *err) {
-    return ml_hooks_tell(t->run->opts.hooks, MILES_WEIGHTS_WRITTEN, t->run->rollout, -1,
+static ml_status call_hook(ml_train_gen *t, const char *dir, ml_err *err) {
+    return ml_hooks_call(t->run->opts.hooks, MILES_WEIGHTS_WRITTEN, t->run->rollout, -1,
                          dir, err);
 }
 
@@ -104,7 +104,7 @@ static ml_status publish_whole(ml_train_gen *t, const ml_weights *w, ml_err *err
                                        t->shard_bytes, err);
 
     if (st == ML_OK)
-        st = tell_hook(t, path.ptr, err);
+        st = call_hook(t, path.ptr, err);
     if (st == ML_OK) {
         t->gen->pause(t->gen); /* requests in flight are recomputed, not waited for */
         st = t->gen->load(t->gen, path.ptr, w->version, ML_SWITCH_RECOMPUTE, err);
@@ -128,12 +128,12 @@ static ml_status pull(ml_train_gen *t, int64_t version, ml_err *err) {
     return ml_remote_pull(t->gen, &t->pull, err);
 }
 
-static ml_status deliver(ml_train_gen *t, const ml_weight_update *news, const ml_weights *w,
-                         ml_err *err) {
-    ml_status st = news->dir ? tell_hook(t, news->dir, err) : ML_OK;
+static ml_status deliver(ml_train_gen *t, const ml_weight_update *update,
+                         const ml_weights *w, ml_err *err) {
+    ml_status st = update->dir ? call_hook(t, update->dir, err) : ML_OK;
 
     if (st == ML_OK)
-        st = pull(t, news->version, err);
+        st = pull(t, update->version, err);
     if (st != ML_OK)
         return st;
     t->gen->pause(t->gen);
@@ -155,19 +155,19 @@ static void report(const ml_weight_update *n) {
 
 /* Miles' metrics; for full weights the changed fraction is not known. */
 static void record(ml_train_gen *t, const ml_weight_update *n) {
-    ml_metrics figures;
+    ml_metrics metrics;
     ml_arena a;
 
     if (!n->dir)
         return;
     ml_arena_init(&a, "figures of weights");
-    ml_metrics_init(&figures, &a);
+    ml_metrics_init(&metrics, &a);
     if (!n->is_whole)
-        ml_metrics_add(&figures, "perf/", "update_weights_density",
+        ml_metrics_add(&metrics, "perf/", "update_weights_density",
                        (double)n->n_changed / (double)n->n_byte);
-    ml_metrics_add(&figures, "perf/", "update_weights_wire_bytes",
+    ml_metrics_add(&metrics, "perf/", "update_weights_wire_bytes",
                    (double)(n->is_whole ? n->n_byte : n->n_written));
-    ml_run_log_timing(&t->run->log, t->run->rollout, &figures);
+    ml_run_log_timing(&t->run->log, t->run->rollout, &metrics);
     ml_arena_release(&a);
 }
 
@@ -184,13 +184,13 @@ static ml_status publish_version(ml_weight_update *out, ml_train_gen *t,
 
 /* If an engine cannot apply a delta, the full weights are published. */
 static ml_status publish_delta(ml_train_gen *t, const ml_weights *w, ml_err *err) {
-    ml_weight_update news;
+    ml_weight_update update;
     ml_err why = { 0 };
-    ml_status st = publish_version(&news, t, w, false, &why);
+    ml_status st = publish_version(&update, t, w, false, &why);
 
-    if (st == ML_EPEER && !news.is_whole) {
+    if (st == ML_EPEER && !update.is_whole) {
         ml_log(ML_LOG_WARN, "%s; all of the weights are published instead", why.msg);
-        return publish_version(&news, t, w, true, err);
+        return publish_version(&update, t, w, true, err);
     }
     if (st != ML_OK && err)
         *err = why;

@@ -54,11 +54,11 @@ static ml_status check_opts(const ml_spec *s, const ml_backend *be, const ml_eng
                             ml_err *err) {
     ML_BUG_IF(o->context < 1 || o->max_running < 1 || o->chunk < 1 || o->max_top < 0);
     if (pool_pages(s, be, o) < ml_kv_pages_for(o->context))
-        return ml_fail(
-            err, ML_ENOMEM,
-            "%.1f MiB for keys and values hold %d tokens, less than one context of "
-            "%d; give more memory or a shorter context",
-            (double)o->kv_bytes / 0x1p20, pool_pages(s, be, o) * ML_PAGE, o->context);
+        return ml_fail(err, ML_ENOMEM,
+                       "a KV cache of %.1f MiB holds %d tokens, less than one context of "
+                       "%d: increase the memory or reduce the context length",
+                       (double)o->kv_bytes / 0x1p20, pool_pages(s, be, o) * ML_PAGE,
+                       o->context);
     return ML_OK;
 }
 
@@ -94,8 +94,8 @@ ml_status ml_engine_measure(ml_engine_memory *out, const ml_spec *s, ml_backend 
         .act = ml_plan_act_bytes(p),
         .scratch = ml_plan_scratch_bytes(p) +
                    be->ops->sample_scratch(be->stream, s->n_vocab) + drawn_bytes(s, opts),
-        .routes = ml_routing_record_bytes(s, opts, pool_pages(s, be, opts),
-                                          ml_engine_caps(s, opts).n_token),
+        .routing_record = ml_routing_record_bytes(s, opts, pool_pages(s, be, opts),
+                                                  ml_engine_caps(s, opts).n_token),
         .requests = request_bytes(opts) * (size_t)(opts->max_running + opts->max_waiting),
     };
     ml_plan_free(p);
@@ -108,10 +108,11 @@ ml_status ml_engine_take_kv(ml_engine *e, ml_err *err) {
     ml_status st;
     if (e->has_kv)
         return ML_OK;
-    st = ml_kv_open(&e->kv, e->spec, e->pages.n, e->slots.n, e->be, &e->kv_arena, err);
+    st = ml_kv_open(&e->kv, e->spec, e->prefix_cache.n, e->slots.n, e->be, &e->kv_arena,
+                    err);
     if (st == ML_OK)
-        st = ml_routing_record_open(&e->routes, e->spec, &e->opts, e->pages.n,
-                                    e->batch.caps.n_token, err);
+        st = ml_routing_record_open(&e->routing_record, e->spec, &e->opts,
+                                    e->prefix_cache.n, e->batch.caps.n_token, err);
     e->has_kv = st == ML_OK;
     return st;
 }
@@ -121,12 +122,12 @@ static ml_status take_memory(ml_engine *e, ml_err *err) {
     ml_device *dev = e->be->dev;
     ml_status st;
 
-    ml_prefix_cache_init(&e->pages, &e->arena, pool_pages(e->spec, e->be, &e->opts));
+    ml_prefix_cache_init(&e->prefix_cache, &e->arena, pool_pages(e->spec, e->be, &e->opts));
     ml_state_slots_init(
         &e->slots, &e->arena,
         slot_count(e->spec, e->be, e->opts.max_running, e->opts.no_prefix_cache),
-        e->pages.n);
-    e->pages.slots = &e->slots;
+        e->prefix_cache.n);
+    e->prefix_cache.slots = &e->slots;
     ml_batch_init(&e->batch, &e->arena, caps);
     e->target = ML_NEW(&e->arena, int32_t, e->opts.chunk);
     for (int i = 0; i < 2; i++) {
@@ -159,14 +160,14 @@ ml_status ml_engine_open(ml_engine **out, const ml_spec *s, const ml_weights *w,
         return st;
     e = calloc(1, sizeof *e);
     if (!e)
-        return ml_fail(err, ML_ENOMEM, "no memory for an engine");
+        return ml_fail(err, ML_ENOMEM, "out of memory for an engine");
     e->spec = s;
     e->weights = w;
     e->version = w->version;
     e->be = be;
     e->opts = *opts;
     ml_arena_init(&e->arena, "engine");
-    ml_arena_init(&e->kv_arena, "engine's keys and values");
+    ml_arena_init(&e->kv_arena, "KV cache");
     e->opts.eos = memcpy(ML_NEW(&e->arena, int32_t, opts->n_eos + 1),
                          opts->n_eos ? opts->eos : (const int32_t[]){ 0 },
                          (size_t)opts->n_eos * sizeof *opts->eos);
@@ -196,7 +197,7 @@ void ml_engine_close(ml_engine *e) {
     free_all(&e->running);
     ml_plan_free(e->plan);
     ml_kv_close(&e->kv);
-    ml_routing_record_close(&e->routes);
+    ml_routing_record_close(&e->routing_record);
     if (e->sample_scratch.dev)
         e->be->dev->free(&e->sample_scratch);
     if (e->drawn.dev)
@@ -219,7 +220,7 @@ ml_status ml_engine_submit(ml_engine *e, const ml_gen_request *r, ml_gen_fn *fn,
     ml_status st;
 
     if (e->waiting.n >= e->opts.max_waiting)
-        return ml_fail(err, ML_EAGAIN, "%d requests are waiting, as many as may",
+        return ml_fail(err, ML_EAGAIN, "the queue is full: %d requests are waiting",
                        e->waiting.n);
     st = ml_request_new(&q, &e->opts, e->spec->n_vocab, r, err);
     if (st != ML_OK)
@@ -252,7 +253,7 @@ void ml_engine_abort_all(ml_engine *e, const char *why) {
 
 /* --- weights and memory -------------------------------------------------------- */
 
-static void retract_all(ml_engine *e) {
+static void preempt_all(ml_engine *e) {
     while (e->running.last)
         ml_engine_preempt(e, e->running.last);
 }
@@ -290,11 +291,11 @@ ml_status ml_engine_switch(ml_engine *e, const ml_weights *w, ml_switch how) {
     ml_engine_complete_pending(e);
     switch (how) {
     case ML_SWITCH_FINISH: break;
-    case ML_SWITCH_RECOMPUTE: retract_all(e); break;
+    case ML_SWITCH_RECOMPUTE: preempt_all(e); break;
     case ML_SWITCH_ABORT: abort_begun(e); break;
     case ML_SWITCH_INEXACT_KV: mark_mixed(e); break;
     }
-    ml_prefix_cache_clear(&e->pages);
+    ml_prefix_cache_clear(&e->prefix_cache);
     e->weights = w;
     e->version = w->version;
     return ML_OK;
@@ -303,16 +304,16 @@ ml_status ml_engine_switch(ml_engine *e, const ml_weights *w, ml_switch how) {
 bool ml_engine_flush(ml_engine *e) {
     if (e->running.n || e->waiting.n)
         return false;
-    ml_prefix_cache_evict_all(&e->pages);
+    ml_prefix_cache_evict_all(&e->prefix_cache);
     return true;
 }
 
 void ml_engine_release_kv(ml_engine *e) {
     ml_engine_complete_pending(e);
-    retract_all(e);
-    ml_prefix_cache_clear(&e->pages);
+    preempt_all(e);
+    ml_prefix_cache_clear(&e->prefix_cache);
     ml_kv_close(&e->kv);
-    ml_routing_record_close(&e->routes);
+    ml_routing_record_close(&e->routing_record);
     ml_arena_release(&e->kv_arena);
     e->has_kv = false;
 }
@@ -321,9 +322,9 @@ void ml_engine_stats(const ml_engine *e, ml_gen_stats *out) {
     *out = e->stats;
     out->n_running = e->running.n;
     out->n_waiting = e->waiting.n;
-    out->n_page = e->pages.n;
-    out->n_page_free = e->pages.n_free;
-    out->n_page_cached = e->pages.n_unused;
+    out->n_page = e->prefix_cache.n;
+    out->n_page_free = e->prefix_cache.n_free;
+    out->n_page_cached = e->prefix_cache.n_unused;
     out->version = e->version;
     out->page_tokens = ML_PAGE;
     out->context = e->opts.context;

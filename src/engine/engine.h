@@ -9,13 +9,13 @@
  * Scheduling never changes tokens: a token and its log-probability are functions of the
  * tokens before it, the weights and the request alone.
  *
- * thread: one owner; engine/local.h runs it on a thread of its own, as an ml_gen. */
+ * thread: one owner; gen/local.h runs it on a thread of its own, as an ml_gen. */
 #ifndef ML_ENGINE_ENGINE_H
 #define ML_ENGINE_ENGINE_H
 
-#include "engine/gen.h"
+#include "gen/gen.h"
 #include "model/plan.h"
-#include "text/tokenizer.h"
+#include "text/tokenizer/tokenizer.h"
 
 typedef struct ml_engine ml_engine;
 struct ml_request; /* engine/request.h */
@@ -41,7 +41,7 @@ typedef struct ml_engine_opts {
 /* Memory that an engine will allocate, in bytes, and the pages of its KV cache. */
 typedef struct ml_engine_memory {
     size_t kv, act, scratch, requests;
-    size_t routes; /* routing records, stored beside the pages */
+    size_t routing_record; /* routing records, stored beside the pages */
     int32_t n_page;
 } ml_engine_memory;
 

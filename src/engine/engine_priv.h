@@ -34,9 +34,9 @@ struct ml_engine {
     ml_arena arena, kv_arena;
     ml_kv kv;
     bool has_kv;
-    ml_prefix_cache pages;
+    ml_prefix_cache prefix_cache;
     ml_state_slots slots;
-    ml_routing_record routes;
+    ml_routing_record routing_record;
     ml_plan *plan;
     ml_batch batch;
     ml_request_list waiting, running; /* both in the order of arrival */

@@ -14,7 +14,7 @@ static ml_scored scored_view(const ml_scores *s, const int32_t *id, int32_t n) {
                         .also_logprob = s->also_logprob };
 }
 
-static ml_gen_update news_of(const ml_engine *e, const ml_request *r) {
+static ml_gen_update output_of(const ml_engine *e, const ml_request *r) {
     return (ml_gen_update){ .ticket = r->ticket,
                             .n_cached = r->n_cached,
                             .n_preempt = r->n_preempt,
@@ -34,21 +34,21 @@ static void leave(ml_engine *e, ml_request_list *from, ml_request *r) {
 }
 
 void ml_engine_end(ml_engine *e, ml_request_list *from, ml_request *r, const char *why) {
-    ml_gen_update u = news_of(e, r);
+    ml_gen_update u = output_of(e, r);
     u.finish = ML_FINISH_ABORT;
     u.message = ml_str_of(why);
-    ml_routing_record_report(&e->routes, r, &u);
+    ml_routing_record_report(&e->routing_record, r, &u);
     r->fn(r->ud, &u);
     e->stats.n_aborted++;
     leave(e, from, r);
 }
 
-static void add_prompt_news(ml_request *r, ml_gen_update *u) {
-    if (r->prompt_told)
+static void add_prompt_output(ml_request *r, ml_gen_update *u) {
+    if (r->prompt_reported)
         return;
     u->prompt = scored_view(&r->prompt, r->token + r->prompt_from,
-                            r->ask.n_prompt - r->prompt_from);
-    r->prompt_told = true;
+                            r->params.n_prompt - r->prompt_from);
+    r->prompt_reported = true;
 }
 
 /* Appends the drawn token to the request. */
@@ -63,7 +63,7 @@ static void add_token(ml_engine *e, ml_request *r, const ml_draw *d, ml_gen_upda
 
 void ml_engine_process_output(ml_engine *e, const ml_batch_entry *entry, const ml_draw *d) {
     ml_request *r = entry->r;
-    ml_gen_update u = news_of(e, r);
+    ml_gen_update u = output_of(e, r);
 
     for (int32_t k = 0; k < entry->n_score; k++, d++) {
         int32_t at = r->n_prompt_scored++;
@@ -78,16 +78,16 @@ void ml_engine_process_output(ml_engine *e, const ml_batch_entry *entry, const m
         return;
     if (entry->draws && isnan(d->logprob)) {
         ml_engine_end(e, &e->running, r,
-                      "the model's logits are not numbers; its weights may be broken");
+                      "the model's logits are NaN; its weights may be damaged");
         return;
     }
-    add_prompt_news(r, &u);
+    add_prompt_output(r, &u);
     if (entry->draws)
         add_token(e, r, d, &u);
     else
         u.finish = ML_FINISH_LENGTH;
     if (u.finish != ML_FINISH_NOT)
-        ml_routing_record_report(&e->routes, r, &u);
+        ml_routing_record_report(&e->routing_record, r, &u);
     r->fn(r->ud, &u);
     if (u.finish == ML_FINISH_NOT)
         return;

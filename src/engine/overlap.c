@@ -11,17 +11,17 @@
 /* Whether its draws depend on tokens that the host must know (penalties), or return results
  * that the next draw would overwrite (top-n log-probs). */
 static bool needs_host(const ml_request *r) {
-    const ml_draw_opts *o = &r->ask.draw;
+    const ml_draw_opts *o = &r->params.draw;
     return o->repetition != 1.0f || o->frequency != 0.0f || o->presence != 0.0f ||
-           r->ask.n_top || r->ask.n_also;
+           r->params.n_top || r->params.n_also;
 }
 
 /* Whether its limits allow a token after the one being drawn; a stop may end it earlier. */
-static bool goes_on(const ml_request *r) {
+static bool continues(const ml_request *r) {
     return r->n_token + 1 < r->cap;
 }
 
-static bool keeps_routes(const ml_engine *e) {
+static bool records_routing(const ml_engine *e) {
     for (int i = 0; i < ML_N_ROUTING; i++)
         if (e->opts.routed[i])
             return true;
@@ -29,10 +29,10 @@ static bool keeps_routes(const ml_engine *e) {
 }
 
 /* No waiting request could join, no prefill is unfinished, and there are pages for all. */
-static bool may_follow(const ml_engine *e, const ml_inflight_step *now) {
+static bool can_overlap(const ml_engine *e, const ml_inflight_step *now) {
     int32_t n_page = 0, n_row = 0, n_entry = 0;
 
-    if (!e->be->async || e->opts.no_overlap || e->slots.n || keeps_routes(e) ||
+    if (!e->be->async || e->opts.no_overlap || e->slots.n || records_routing(e) ||
         e->opts.dump || e->opts.spans || ml_engine_may_admit(e))
         return false;
     for (int32_t i = 0; i < now->n_entry; i++) {
@@ -42,13 +42,13 @@ static bool may_follow(const ml_engine *e, const ml_inflight_step *now) {
         n_entry++;
         if (!now->entry[i].draws || needs_host(r))
             return false;
-        if (!goes_on(r))
+        if (!continues(r))
             continue;
         n_row++;
         n_page += ml_kv_pages_for(r->n_token + 1) - r->n_page;
     }
     return n_row && n_entry == e->running.n &&
-           n_page <= ml_prefix_cache_available(&e->pages);
+           n_page <= ml_prefix_cache_available(&e->prefix_cache);
 }
 
 bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now) {
@@ -56,7 +56,7 @@ bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now) {
     ml_inflight_step *next = e->step;
     int32_t draw = 0;
 
-    if (!may_follow(e, now))
+    if (!can_overlap(e, now))
         return false;
     ml_batch_clear(&e->batch);
     next->n_entry = 0;
@@ -64,7 +64,7 @@ bool ml_engine_schedule_overlapped(ml_engine *e, const ml_inflight_step *now) {
         const ml_batch_entry *entry = &now->entry[i];
         ml_request *r = entry->r;
         draw += entry->n_score;
-        if (r && goes_on(r)) {
+        if (r && continues(r)) {
             const int32_t token = ML_DEVICE_TOKEN(draw);
             ML_BUG_IF(!ml_engine_alloc_pages(e, r, r->n_token + 1));
             ml_batch_add(&e->batch, &token, &target, 1, r->n_token, r->page);

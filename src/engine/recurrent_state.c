@@ -18,11 +18,11 @@ bool ml_state_match(ml_engine *e, ml_request *r) {
 
     if (!keeps_state(e))
         return true;
-    while (n && ml_state_slots_behind(&e->slots, r->page[n - 1], false) == ML_NO_SLOT)
+    while (n && ml_state_slots_of_page(&e->slots, r->page[n - 1], false) == ML_NO_SLOT)
         if (e->slots.expected[r->page[--n]])
             return false;
     while (r->n_page > n)
-        ml_prefix_cache_unref(&e->pages, r->page[--r->n_page]);
+        ml_prefix_cache_unref(&e->prefix_cache, r->page[--r->n_page]);
     r->n_shared = n;
     r->n_kv = n * ML_PAGE;
     return true;
@@ -34,7 +34,7 @@ void ml_state_begin(ml_engine *e, ml_request *r) {
     if (!keeps_state(e))
         return;
     if (r->n_kv)
-        from = ml_state_slots_behind(&e->slots, r->page[r->n_kv / ML_PAGE - 1], true);
+        from = ml_state_slots_of_page(&e->slots, r->page[r->n_kv / ML_PAGE - 1], true);
     r->slot = ml_state_slots_take(&e->slots);
     ML_BUG_IF(r->slot == ML_NO_SLOT ||
               r->slot == from); /* one per running request, plus copies */
@@ -60,7 +60,7 @@ static int32_t page_to_keep(ml_engine *e, const ml_batch_entry *entry, int32_t n
 
     if (!keeps_state(e) || (!chunk && n % KEEP != 0) || r->n_shared * ML_PAGE != n)
         return ML_NO_PAGE;
-    return ml_state_slots_behind(&e->slots, r->page[n / ML_PAGE - 1], false) == ML_NO_SLOT
+    return ml_state_slots_of_page(&e->slots, r->page[n / ML_PAGE - 1], false) == ML_NO_SLOT
                ? r->page[n / ML_PAGE - 1]
                : ML_NO_PAGE;
 }

@@ -15,27 +15,25 @@ ml_status ml_request_check_ids(const char *what, const int32_t *id, int32_t n,
                                int64_t n_vocab, ml_err *err) {
     for (int32_t i = 0; i < n; i++)
         if (id[i] < 0 || id[i] >= n_vocab)
-            return ml_fail(err, ML_EUSAGE,
-                           "%s %d is token %d; the model has tokens 0 to %lld", what, i,
+            return ml_fail(err, ML_EUSAGE, "%s %d is token %d; expected 0 to %lld", what, i,
                            id[i], (long long)n_vocab - 1);
     return ML_OK;
 }
 
 static ml_status check_draw(const ml_draw_opts *d, int64_t n_vocab, ml_err *err) {
     if (!(d->temperature >= 0) || !isfinite(d->temperature))
-        return ml_fail(err, ML_EUSAGE, "temperature is %g; it must be 0 or more",
+        return ml_fail(err, ML_EUSAGE, "temperature is %g; expected 0 or more",
                        (double)d->temperature);
     if (!(d->top_p > 0 && d->top_p <= 1))
-        return ml_fail(err, ML_EUSAGE, "top_p is %g; it must be above 0 and at most 1",
+        return ml_fail(err, ML_EUSAGE, "top_p is %g; expected > 0 and <= 1",
                        (double)d->top_p);
     if (!(d->min_p >= 0 && d->min_p <= 1))
-        return ml_fail(err, ML_EUSAGE, "min_p is %g; it must be between 0 and 1",
-                       (double)d->min_p);
+        return ml_fail(err, ML_EUSAGE, "min_p is %g; expected 0 to 1", (double)d->min_p);
     if (d->top_k < 0)
-        return ml_fail(err, ML_EUSAGE, "top_k is %d; it must be 1 or more, or 0 for all",
+        return ml_fail(err, ML_EUSAGE, "top_k is %d; expected 1 or more, or 0 for all",
                        d->top_k);
     if (!(d->repetition > 0) || !isfinite(d->repetition))
-        return ml_fail(err, ML_EUSAGE, "repetition_penalty is %g; it must be above 0",
+        return ml_fail(err, ML_EUSAGE, "repetition_penalty is %g; expected > 0",
                        (double)d->repetition);
     if (!isfinite(d->frequency) || !isfinite(d->presence))
         return ml_fail(err, ML_EUSAGE,
@@ -49,43 +47,40 @@ static ml_status check_draw(const ml_draw_opts *d, int64_t n_vocab, ml_err *err)
 static ml_status check(const ml_engine_opts *o, int64_t n_vocab, const ml_gen_request *r,
                        ml_err *err) {
     if (r->n_prompt < 1)
-        return ml_fail(err, ML_EUSAGE, "the prompt is empty; it must have a token");
+        return ml_fail(err, ML_EUSAGE, "the prompt is empty; expected at least one token");
     if (r->n_prompt > o->context - (r->max_new > 0))
-        return ml_fail(
-            err, ML_EUSAGE,
-            "the prompt has %d tokens and the context %d: nothing is left for an "
-            "answer",
-            r->n_prompt, o->context);
+        return ml_fail(err, ML_EUSAGE,
+                       "the prompt has %d tokens and the context length is %d: no tokens "
+                       "are left for a response",
+                       r->n_prompt, o->context);
     if (r->max_new < 0 || r->min_new < 0 || r->min_new > r->max_new)
         return ml_fail(
             err, ML_EUSAGE,
             "min_new_tokens is %d and max_new_tokens %d; expected 0 <= min <= max",
             r->min_new, r->max_new);
     if (r->score_from < -1 || r->score_from > r->n_prompt)
-        return ml_fail(err, ML_EUSAGE,
-                       "log-probs are wanted from prompt token %d on; there are %d",
-                       r->score_from, r->n_prompt);
-    if (r->n_top < 0 || r->n_top + r->n_also > o->max_top || r->n_top > n_vocab)
         return ml_fail(
             err, ML_EUSAGE,
-            "%d top log-probs and %d chosen ones are wanted; at most %d are given",
-            r->n_top, r->n_also, o->max_top);
+            "log-probs requested from prompt token %d on, but the prompt has %d tokens",
+            r->score_from, r->n_prompt);
+    if (r->n_top < 0 || r->n_top + r->n_also > o->max_top || r->n_top > n_vocab)
+        return ml_fail(err, ML_EUSAGE,
+                       "%d top log-probs and %d selected ones requested; the maximum is %d",
+                       r->n_top, r->n_also, o->max_top);
     for (int i = 0; i < ML_N_ROUTING; i++)
         if (r->routed[i] && !o->routed[i])
             return ml_fail(
                 err, ML_EUSAGE,
-                "what the model chooses is wanted, and this engine does not keep "
-                "it: start it with --enable-return-%s",
+                "the engine does not record routing: start it with --enable-return-%s",
                 i == ML_ROUTING_EXPERTS ? "routed-experts" : "indexer-topk");
     if (r->routed_from < 0 || r->routed_from >= r->n_prompt)
         return ml_fail(err, ML_EUSAGE,
-                       "what the model chose is wanted from token %d on; the prompt has "
-                       "%d tokens",
+                       "routing requested from token %d on, but the prompt has %d tokens",
                        r->routed_from, r->n_prompt);
     if (r->n_stop > 0 && !o->tokenizer)
         return ml_fail(err, ML_EUSAGE,
-                       "stop strings need a tokenizer, and this engine has none; use "
-                       "stop_token_ids");
+                       "stop strings need a tokenizer, which this engine does not have; "
+                       "use stop_token_ids");
     for (int32_t i = 0; i < r->n_stop; i++)
         if (r->stop[i].len == 0)
             return ml_fail(err, ML_EUSAGE, "stop string %d is empty", i);
@@ -132,7 +127,7 @@ static void take_stops(block *b, ml_request *q, const ml_gen_request *r) {
         if (stop)
             stop[i] = (ml_str){ text, r->stop[i].len };
     }
-    q->ask.stop = stop;
+    q->params.stop = stop;
 }
 
 /* The model's end tokens and the request's own. */
@@ -153,14 +148,14 @@ static ml_request *lay_out(block *b, const ml_engine_opts *o, const ml_gen_reque
     int64_t all = (int64_t)r->n_prompt + r->max_new;
     ml_request *self = take(b, 1, sizeof *self);
 
-    q->ask = *r;
+    q->params = *r;
     q->cap = all < o->context ? (int32_t)all : o->context;
     q->n_token = r->n_prompt;
     q->prompt_from = r->score_from < 0 ? r->n_prompt : r->score_from;
     q->token = take(b, (size_t)q->cap, sizeof *q->token);
     q->page = take(b, (size_t)ml_kv_pages_for(q->cap), sizeof *q->page);
-    q->ask.draw.bias = copied(b, r->draw.bias, r->draw.n_bias, sizeof(ml_bias));
-    q->ask.also = copied(b, r->also, r->n_also, sizeof(int32_t));
+    q->params.draw.bias = copied(b, r->draw.bias, r->draw.n_bias, sizeof(ml_bias));
+    q->params.also = copied(b, r->also, r->n_also, sizeof(int32_t));
     take_ends(b, q, o, r);
     take_stops(b, q, r);
     take_scores(b, &q->prompt, (size_t)(r->n_prompt - q->prompt_from), r);
@@ -173,11 +168,11 @@ static void score_first_token(ml_request *q) {
     if (q->prompt_from != 0)
         return;
     q->prompt.logprob[0] = q->prompt.entropy[0] = NAN;
-    for (int32_t i = 0; i < q->ask.n_top; i++) {
+    for (int32_t i = 0; i < q->params.n_top; i++) {
         q->prompt.top_id[i] = -1;
         q->prompt.top_logprob[i] = NAN;
     }
-    for (int32_t i = 0; i < q->ask.n_also; i++)
+    for (int32_t i = 0; i < q->params.n_also; i++)
         q->prompt.also_logprob[i] = NAN;
     q->n_prompt_scored = 1;
 }
@@ -192,19 +187,20 @@ ml_status ml_request_new(ml_request **out, const ml_engine_opts *opts, int64_t n
     lay_out(&b, opts, r, &scratch);
     b.ptr = calloc(1, b.at);
     if (!b.ptr)
-        return ml_fail(err, ML_ENOMEM, "no memory for a request of %d tokens", scratch.cap);
+        return ml_fail(err, ML_ENOMEM, "out of memory for a request of %d tokens",
+                       scratch.cap);
     b.at = 0;
     q = lay_out(&b, opts, r, &scratch);
     *q = scratch;
     memcpy(q->token, r->prompt, (size_t)r->n_prompt * sizeof *q->token);
-    q->ask.prompt = NULL; /* from here on, use q->token */
+    q->params.prompt = NULL; /* from here on, use q->token */
     q->submitted_s = ml_clock_s();
     q->queued_s = -1;
     q->slot = ML_NO_SLOT;
     score_first_token(q);
     if (r->n_stop > 0) {
         q->detok = ml_detok_new(opts->tokenizer, false);
-        q->stops = (ml_stops){ .stop = q->ask.stop, .n = r->n_stop };
+        q->stops = (ml_stops){ .stop = q->params.stop, .n = r->n_stop };
     }
     *out = q;
     return ML_OK;

@@ -9,7 +9,7 @@
 #define ML_ENGINE_REQUEST_H
 
 #include "engine/engine.h"
-#include "text/detok.h"
+#include "text/tokenizer/detok.h"
 
 /* Results of scored tokens; the writable form of ml_scored. */
 typedef struct ml_scores {
@@ -26,8 +26,8 @@ typedef struct ml_request {
     ml_gen_fn *fn;
     void *ud;
 
-    ml_gen_request ask; /* its arrays are owned by this request */
-    int32_t *end_id;    /* tokens that end the answer */
+    ml_gen_request params; /* its arrays are owned by this request */
+    int32_t *end_id;       /* tokens that end the answer */
     int32_t n_end;
     ml_detok *detok; /* for stop strings, or NULL */
     ml_stops stops;
@@ -45,7 +45,7 @@ typedef struct ml_request {
 
     int32_t prompt_from;      /* first scored prompt token; n_prompt: none */
     int32_t n_prompt_scored;  /* prompt tokens scored so far */
-    bool prompt_told;         /* their scores were reported */
+    bool prompt_reported;     /* their scores were reported */
     ml_scores prompt, answer; /* [n_prompt - prompt_from]; [1], the latest token */
 
     int32_t n_cached, n_preempt;

@@ -41,11 +41,10 @@ ml_status ml_routing_record_open(ml_routing_record *r, const ml_spec *s,
         r->of[i].top_k = s->route[i].top_k;
         r->of[i].step = rows_of(n_token, width);
         r->of[i].page = rows_of((int64_t)n_page * ML_PAGE, width);
-        r->of[i].told = rows_of(o->context, width);
-        if (!r->of[i].step || !r->of[i].page || !r->of[i].told) {
+        r->of[i].report = rows_of(o->context, width);
+        if (!r->of[i].step || !r->of[i].page || !r->of[i].report) {
             ml_routing_record_close(r);
-            return ml_fail(err, ML_ENOMEM,
-                           "no memory, %.1f MiB, for what the model chooses",
+            return ml_fail(err, ML_ENOMEM, "out of memory for routing records: %.1f MiB",
                            (double)ml_routing_record_bytes(s, o, n_page, n_token) / 0x1p20);
         }
     }
@@ -56,7 +55,7 @@ void ml_routing_record_close(ml_routing_record *r) {
     for (int i = 0; i < ML_N_ROUTING; i++) {
         free(r->of[i].step);
         free(r->of[i].page);
-        free(r->of[i].told);
+        free(r->of[i].report);
     }
     *r = (ml_routing_record){ 0 };
 }
@@ -94,11 +93,11 @@ void ml_routing_record_store(ml_routing_record *r, const ml_rows *rows) {
 void ml_routing_record_report(ml_routing_record *r, const ml_request *q, ml_gen_update *u) {
     for (int i = 0; i < ML_N_ROUTING; i++) {
         int64_t width = width_of(r, i);
-        int32_t *to = r->of[i].told;
-        if (!q->ask.routed[i] || !to)
+        int32_t *to = r->of[i].report;
+        if (!q->params.routed[i] || !to)
             continue;
         u->routed[i] = (ml_routing){ .row = to, .width = width };
-        for (int32_t t = q->ask.routed_from; t < q->n_token - 1; t++, to += width) {
+        for (int32_t t = q->params.routed_from; t < q->n_token - 1; t++, to += width) {
             size_t bytes = (size_t)width * sizeof *to;
             u->routed[i].n++;
             if (t < q->n_kv)

@@ -16,7 +16,7 @@ typedef struct ml_routing_record {
         int32_t n_layer, top_k; /* zeros: not recorded */
         int32_t *step;          /* [n_layer][rows of the step][top_k] */
         int32_t *page;          /* [page][ML_PAGE][n_layer][top_k] */
-        int32_t *told;          /* [context][n_layer][top_k], a reported request's rows */
+        int32_t *report;        /* [context][n_layer][top_k], a reported request's rows */
     } of[ML_N_ROUTING];
 } ml_routing_record;
 

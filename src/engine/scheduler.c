@@ -7,7 +7,7 @@
 
 void ml_engine_free_pages(ml_engine *e, ml_request *r) {
     while (r->n_page)
-        ml_prefix_cache_unref(&e->pages, r->page[--r->n_page]);
+        ml_prefix_cache_unref(&e->prefix_cache, r->page[--r->n_page]);
     ml_state_slots_drop(&e->slots, r->slot);
     r->slot = ML_NO_SLOT;
     r->n_shared = r->n_kv = 0;
@@ -33,14 +33,14 @@ static void match_prefix(ml_engine *e, ml_request *r) {
 
     if (e->opts.no_prefix_cache)
         return;
-    if (next_score < r->ask.n_prompt && next_score - 1 < limit)
+    if (next_score < r->params.n_prompt && next_score - 1 < limit)
         limit = next_score - 1;
     while ((r->n_page + 1) * ML_PAGE <= limit) {
-        int32_t at = ml_prefix_cache_find(&e->pages, parent_of(r, r->n_page),
+        int32_t at = ml_prefix_cache_find(&e->prefix_cache, parent_of(r, r->n_page),
                                           r->token + (size_t)r->n_page * ML_PAGE);
         if (at == ML_NO_PAGE)
             break;
-        ml_prefix_cache_ref(&e->pages, at);
+        ml_prefix_cache_ref(&e->prefix_cache, at);
         r->page[r->n_page++] = at;
     }
     r->n_shared = r->n_page;
@@ -53,15 +53,15 @@ void ml_engine_cache_pages(ml_engine *e, ml_request *r, int32_t n, bool settled)
     while ((r->n_shared + 1) * ML_PAGE <= n) {
         int32_t k = r->n_shared, parent = parent_of(r, k);
         const int32_t *token = r->token + (size_t)k * ML_PAGE;
-        int32_t theirs = ml_prefix_cache_find(&e->pages, parent, token);
+        int32_t theirs = ml_prefix_cache_find(&e->prefix_cache, parent, token);
         if (theirs != ML_NO_PAGE && !settled)
             return;
         if (theirs != ML_NO_PAGE) {
-            ml_prefix_cache_ref(&e->pages, theirs);
-            ml_prefix_cache_unref(&e->pages, r->page[k]);
+            ml_prefix_cache_ref(&e->prefix_cache, theirs);
+            ml_prefix_cache_unref(&e->prefix_cache, r->page[k]);
             r->page[k] = theirs;
         } else {
-            ml_prefix_cache_insert(&e->pages, r->page[k], parent, token);
+            ml_prefix_cache_insert(&e->prefix_cache, r->page[k], parent, token);
         }
         r->n_shared++;
     }
@@ -69,7 +69,7 @@ void ml_engine_cache_pages(ml_engine *e, ml_request *r, int32_t n, bool settled)
 
 bool ml_engine_alloc_pages(ml_engine *e, ml_request *r, int32_t n) {
     while (r->n_page < ml_kv_pages_for(n)) {
-        int32_t page = ml_prefix_cache_alloc(&e->pages);
+        int32_t page = ml_prefix_cache_alloc(&e->prefix_cache);
         if (page == ML_NO_PAGE)
             return false;
         r->page[r->n_page++] = page;
@@ -117,7 +117,7 @@ static admission admit(ml_engine *e, ml_request *r) {
     }
     /* One spare page per running request, lest this one is preempted at once. */
     need = ml_kv_pages_for(r->n_token) - r->n_page + e->running.n;
-    if (e->running.n && ml_prefix_cache_available(&e->pages) < need) {
+    if (e->running.n && ml_prefix_cache_available(&e->prefix_cache) < need) {
         ml_engine_free_pages(e, r);
         return FULL;
     }
@@ -127,9 +127,9 @@ static admission admit(ml_engine *e, ml_request *r) {
     ml_state_begin(e, r);
     if (!ml_has_begun(r)) {
         r->queued_s = ml_clock_s() - r->submitted_s;
-        r->n_cached = r->n_kv < r->ask.n_prompt ? r->n_kv : r->ask.n_prompt;
+        r->n_cached = r->n_kv < r->params.n_prompt ? r->n_kv : r->params.n_prompt;
         e->stats.n_cached_token += r->n_cached;
-        e->stats.n_prompt_token += r->ask.n_prompt;
+        e->stats.n_prompt_token += r->params.n_prompt;
     }
     return ADMITTED;
 }
@@ -145,12 +145,12 @@ static int32_t rows_of(const ml_engine *e, const ml_request *r) {
     if (n > 1 && n > e->chunk_left)
         n = e->chunk_left;
     n = ml_state_rows(e, r, n);
-    if (next_score < r->ask.n_prompt && next_score - 1 - r->n_kv + e->score_left < n)
+    if (next_score < r->params.n_prompt && next_score - 1 - r->n_kv + e->score_left < n)
         n = next_score - 1 - r->n_kv + e->score_left;
     return n;
 }
 
-static void add_lane(ml_engine *e, ml_request *r, int32_t n) {
+static void add_entry(ml_engine *e, ml_request *r, int32_t n) {
     ml_batch_entry *entry = &e->step->entry[e->step->n_entry++];
     int32_t next_score = r->prompt_from + r->n_prompt_scored;
     int32_t one = 0, *target = n == 1 ? &one : e->target;
@@ -158,7 +158,7 @@ static void add_lane(ml_engine *e, ml_request *r, int32_t n) {
     *entry = (ml_batch_entry){ .r = r, .n_row = n };
     for (int32_t i = 0; i < n; i++) {
         int32_t scored = r->n_kv + i + 1;
-        bool score = scored >= next_score && scored < r->ask.n_prompt;
+        bool score = scored >= next_score && scored < r->params.n_prompt;
         bool draw = scored == r->n_token && r->n_token < r->cap;
         target[i] = score || draw ? ML_TARGET_NONE : ML_TARGET_SKIP;
         entry->n_score += score;
@@ -185,7 +185,7 @@ static void admit_waiting(ml_engine *e) {
         if (e->full)
             return;
         if (a == ADMITTED && (n = rows_of(e, r)) > 0)
-            add_lane(e, r, n);
+            add_entry(e, r, n);
     }
 }
 
@@ -201,33 +201,33 @@ static void fill_batch(ml_engine *e) {
     e->score_left = e->batch.caps.n_loss - e->opts.max_running;
     for (r = e->running.first; r; r = r->next)
         if (r->n_token - r->n_kv == 1)
-            add_lane(e, r, 1);
+            add_entry(e, r, 1);
     for (r = e->running.first; r; r = r->next)
         if (r->n_token - r->n_kv > 1 && (n = rows_of(e, r)) > 0)
-            add_lane(e, r, n);
+            add_entry(e, r, n);
     admit_waiting(e);
 }
 
 /* --- the draws ---------------------------------------------------------------- */
 
 static void score_at(const ml_request *r, const ml_scores *s, int32_t i, ml_draw *d) {
-    d->top_id = s->top_id + (size_t)i * (size_t)r->ask.n_top;
-    d->top_logprob = s->top_logprob + (size_t)i * (size_t)r->ask.n_top;
-    d->also_logprob = s->also_logprob + (size_t)i * (size_t)r->ask.n_also;
+    d->top_id = s->top_id + (size_t)i * (size_t)r->params.n_top;
+    d->top_logprob = s->top_logprob + (size_t)i * (size_t)r->params.n_top;
+    d->also_logprob = s->also_logprob + (size_t)i * (size_t)r->params.n_also;
 }
 
 /* The draw of the token after the first n, from row `loss` of the logits. */
 static ml_draw draw_of(const ml_engine *e, const ml_request *r, int32_t n, int32_t loss) {
     return (ml_draw){ .logits =
                           ml_plan_logits(e->plan) + (size_t)loss * (size_t)e->spec->n_vocab,
-                      .opts = &r->ask.draw,
+                      .opts = &r->params.draw,
                       .history = r->token,
                       .n_history = n,
-                      .n_prompt = r->ask.n_prompt,
+                      .n_prompt = r->params.n_prompt,
                       .given = -1,
-                      .n_top = r->ask.n_top,
-                      .also = r->ask.also,
-                      .n_also = r->ask.n_also };
+                      .n_top = r->params.n_top,
+                      .also = r->params.also,
+                      .n_also = r->params.n_also };
 }
 
 static void prepare_draws(ml_engine *e) {
@@ -247,7 +247,7 @@ static void prepare_draws(ml_engine *e) {
         }
         if (entry->draws) {
             d[f->n_draw] = draw_of(e, r, n, f->n_draw);
-            if (n - r->ask.n_prompt < r->ask.min_new) {
+            if (n - r->params.n_prompt < r->params.min_new) {
                 d[f->n_draw].ban = r->end_id;
                 d[f->n_draw].n_ban = r->n_end;
             }
@@ -264,9 +264,9 @@ static void begin(ml_engine *e) {
     ml_run run = { .weights = e->weights, .kv = &e->kv, .rows = &e->batch.rows };
     double forward = ml_clock_s(), sample;
 
-    ml_routing_record_bind(&e->routes, &run);
+    ml_routing_record_bind(&e->routing_record, &run);
     ml_plan_forward(e->plan, &run);
-    ml_routing_record_store(&e->routes, &e->batch.rows);
+    ml_routing_record_store(&e->routing_record, &e->batch.rows);
     sample = ml_clock_s();
     prepare_draws(e);
     e->be->ops->sample(e->be->stream, e->step->draw, e->step->n_draw, e->spec->n_vocab,
@@ -275,7 +275,7 @@ static void begin(ml_engine *e) {
     e->stats.sample_s += ml_clock_s() - sample;
 }
 
-static void tell_draws(const ml_engine *e, double begin_s, double end_s) {
+static void record_draws(const ml_engine *e, double begin_s, double end_s) {
     if (e->opts.spans)
         ml_timeline_add(e->opts.spans,
                         &(ml_time_span){ .name = "draw",
@@ -287,7 +287,7 @@ static void tell_draws(const ml_engine *e, double begin_s, double end_s) {
 }
 
 /* Waits for a step's draws and processes its outputs. */
-static void land(ml_engine *e, const ml_inflight_step *f) {
+static void complete_step(ml_engine *e, const ml_inflight_step *f) {
     const ml_draw *d = f->draw;
     double begin_s = ml_clock_s(), end_s;
 
@@ -295,7 +295,7 @@ static void land(ml_engine *e, const ml_inflight_step *f) {
     end_s = ml_clock_s();
     e->stats.sample_s += end_s - begin_s;
     e->stats.n_step++;
-    tell_draws(e, begin_s, end_s);
+    record_draws(e, begin_s, end_s);
     for (int32_t i = 0; i < f->n_entry; i++) {
         const ml_batch_entry *entry = &f->entry[i];
         if (entry->r)
@@ -309,7 +309,7 @@ void ml_engine_complete_pending(ml_engine *e) {
 
     e->pending = NULL;
     if (f)
-        land(e, f);
+        complete_step(e, f);
 }
 
 static ml_inflight_step *other(ml_engine *e, const ml_inflight_step *f) {
@@ -343,7 +343,7 @@ bool ml_engine_step(ml_engine *e) {
         e->pending = e->step;
         e->stats.n_overlapped++;
     }
-    land(e, now);
+    complete_step(e, now);
     e->stats.step_s += ml_clock_s() - start;
     return true;
 }

@@ -49,7 +49,7 @@ void ml_state_slots_keep(ml_state_slots *s, int32_t slot, int32_t page) {
     s->used[slot] = ++s->clock;
 }
 
-int32_t ml_state_slots_behind(ml_state_slots *s, int32_t page, bool use) {
+int32_t ml_state_slots_of_page(ml_state_slots *s, int32_t page, bool use) {
     int32_t slot = s->of_page[page];
     if (use && slot != ML_NO_SLOT)
         s->used[slot] = ++s->clock;

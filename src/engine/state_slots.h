@@ -39,7 +39,7 @@ void ml_state_slots_drop(ml_state_slots *s, int32_t slot); /* ML_NO_SLOT is allo
 /* Registers a taken slot as the copy of a page that had none. */
 void ml_state_slots_keep(ml_state_slots *s, int32_t slot, int32_t page);
 /* The slot with the copy of a page, or ML_NO_SLOT; `use` marks it as used now. */
-int32_t ml_state_slots_behind(ml_state_slots *s, int32_t page, bool use);
+int32_t ml_state_slots_of_page(ml_state_slots *s, int32_t page, bool use);
 /* The page leaves the prefix cache: frees its copy. */
 void ml_state_slots_leave(ml_state_slots *s, int32_t page);
 

@@ -33,11 +33,12 @@ static ml_status check_directory(const char *dir, ml_err *err) {
     struct stat st;
 
     if (stat(dir, &st))
-        return ml_fail(err, ML_EIO, "%s: cannot be opened: %s", dir, strerror(errno));
+        return ml_fail(err, ML_EIO, "%s: cannot open: %s", dir, strerror(errno));
     if (!S_ISDIR(st.st_mode))
-        return ml_fail(err, ML_EIO,
-                       "%s: is not a directory; give the one that holds config.json and %s",
-                       dir, single_name);
+        return ml_fail(
+            err, ML_EIO,
+            "%s is not a directory; expected the directory with config.json and %s", dir,
+            single_name);
     return ML_OK;
 }
 
@@ -49,7 +50,7 @@ static const char *advice_for(const char *file) {
         { "pytorch_model*.bin", "convert it to safetensors first" },
         { "*.pth", "convert it to safetensors first" },
         { "*.gguf", "use the model's safetensors release" },
-        { "*.safetensors", "without an index only model.safetensors is read" },
+        { "*.safetensors", "only model.safetensors is read without an index" },
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (fnmatch(rows[i].pattern, file, 0) == 0)
@@ -67,13 +68,13 @@ static ml_status fail_no_weights(const char *dir, ml_err *err) {
     ml_status st;
 
     if (n < 0)
-        return ml_fail(err, ML_EIO, "%s: cannot be read: %s", dir, strerror(errno));
+        return ml_fail(err, ML_EIO, "%s: cannot read: %s", dir, strerror(errno));
     if (n)
-        st = ml_fail(err, ML_EFORMAT, "%s: has %s, but neither %s nor %s; %s", dir,
+        st = ml_fail(err, ML_EFORMAT, "%s has %s, but neither %s nor %s; %s", dir,
                      other[0]->d_name, single_name, index_name,
                      advice_for(other[0]->d_name));
     else
-        st = ml_fail(err, ML_EFORMAT, "%s: has no weights: neither %s nor %s is there", dir,
+        st = ml_fail(err, ML_EFORMAT, "%s has no weights: neither %s nor %s exists", dir,
                      single_name, index_name);
     for (int i = 0; i < n; i++)
         free(other[i]);
@@ -104,7 +105,7 @@ static ml_status index_tensors(ml_checkpoint *c, ml_err *err) {
             const ml_st_tensor *t = &c->file[i]->tensor[j];
             if (!ml_map_add(&c->by_name, t->name, n))
                 return ml_fail(
-                    err, ML_EFORMAT, "%s: tensor \"%.*s\" lies in both %s and %s", c->dir,
+                    err, ML_EFORMAT, "%s: tensor \"%.*s\" is in both %s and %s", c->dir,
                     shown(t->name), t->name.ptr,
                     c->file_name[c->tensor[ml_map_get(&c->by_name, t->name, 0)].file],
                     c->file_name[i]);
@@ -152,8 +153,8 @@ static ml_status list_shards(listing *l, ml_checkpoint *c, ml_arena *scratch, ml
     for (const ml_json *m = l->weight_map->child; m; m = m->next) {
         if (m->type != ML_JSON_STRING || !is_plain_name(m->text))
             return ml_fail(err, ML_EFORMAT,
-                           "%s:%u:%u: tensor \"%.*s\" must have the name of a file in the "
-                           "same directory, without a path",
+                           "%s:%u:%u: the value of tensor \"%.*s\" must be the name of a "
+                           "file in the same directory, without a path",
                            l->path, (unsigned)m->line, (unsigned)m->column, shown(m->key),
                            m->key.ptr);
         if (!ml_map_add(&l->tensors, m->key, 1))
@@ -174,9 +175,8 @@ static ml_status open_shards(ml_checkpoint *c, const listing *l, ml_err *err) {
         ml_status st;
         if (!is_there(join(c, l->shard[i])))
             return ml_fail(err, ML_EFORMAT,
-                           "%s: shard %s is not in the directory; the download is "
-                           "incomplete",
-                           l->path, l->shard[i]);
+                           "%s: shard %s is missing; the download is incomplete", l->path,
+                           l->shard[i]);
         st = open_file(c, l->shard[i], err);
         if (st)
             return st;
@@ -223,7 +223,7 @@ static ml_status read_listing(listing *l, ml_checkpoint *c, ml_str text, ml_aren
     l->weight_map = ml_json_get(top, "weight_map");
     if (!l->weight_map || l->weight_map->type != ML_JSON_OBJECT || !l->weight_map->n)
         return ml_fail(err, ML_EFORMAT,
-                       "%s: weight_map, an object of tensor and shard names, was expected",
+                       "%s: expected weight_map, an object of tensor and shard names",
                        l->path);
     return list_shards(l, c, scratch, err);
 }

@@ -32,11 +32,12 @@ ml_status ml_copy_dir_check(const char *dir, ml_arena *a, ml_err *err) {
     st = ml_dir_list(&names, dir, a, err);
     for (int32_t i = 0; st == ML_OK && i < names.n; i++)
         if (strcmp(names.name[i], ML_COPY_SYNC) != 0)
-            st = ml_fail(err, ML_EUSAGE,
-                         "%s: holds %s, which miles did not write: a copy of the weights "
-                         "needs an empty directory, or one that an earlier pull filled "
-                         "(with " MANIFEST "); name another directory",
-                         dir, names.name[i]);
+            st = ml_fail(
+                err, ML_EUSAGE,
+                "%s contains %s, which miles did not write: a copy of the weights needs an "
+                "empty directory, or one from an earlier pull (with " MANIFEST
+                "); choose another directory",
+                dir, names.name[i]);
     return st;
 }
 
@@ -58,8 +59,9 @@ static ml_status take_names(ml_copy_files *out, const ml_json *doc, const char *
     out->list.name = ML_NEW(a, const char *, files->n + 1);
     for (const ml_json *f = files->child; f; f = f->next) {
         if (f->type != ML_JSON_STRING || !is_plain_name(f->text))
-            return ml_fail(err, ML_EFORMAT, "%s: \"files\" holds %.*s, which is no name",
-                           path, (int)(f->text.len < 80 ? f->text.len : 80),
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: \"files\" contains %.*s, which is not a file name", path,
+                           (int)(f->text.len < 80 ? f->text.len : 80),
                            f->text.len ? f->text.ptr : "");
         name = ml_arena_str(a, f->text.ptr, f->text.len);
         if (ml_map_add(&out->index, ml_str_of(name), out->list.n))
@@ -131,8 +133,8 @@ ml_status ml_copy_files_claim(const ml_copy_files *old, const ml_names *fresh,
         const char *path = in_dir(a, dir, fresh->name[i]);
         if (!ml_copy_files_has(old, fresh->name[i]) && lstat(path, &sb) == 0)
             return ml_fail(err, ML_EUSAGE,
-                           "%s: exists, and miles did not write it: move it away, or name "
-                           "another directory for the copy of the weights",
+                           "%s exists and was not written by miles: move it away, or "
+                           "choose another directory for the copy of the weights",
                            path);
     }
     return write_manifest(old, fresh, dir, a, err);
@@ -143,7 +145,7 @@ ml_status ml_copy_files_claim(const ml_copy_files *old, const ml_names *fresh,
 static ml_status remove_one(const char *path, ml_err *err) {
     if (unlink(path) == 0 || errno == ENOENT)
         return ML_OK;
-    return ml_fail(err, ML_EIO, "%s: cannot be removed: %s", path, strerror(errno));
+    return ml_fail(err, ML_EIO, "%s: cannot remove: %s", path, strerror(errno));
 }
 
 /* NAME.tmp-PID-N, as ml_out_open creates it, of a file that the manifest lists. */

@@ -60,14 +60,14 @@ ml_status ml_delta_encode(ml_text *out, ml_delta_encoding how, const void *old,
         return ML_OK;
     if (how == ML_DELTA_OVERWRITE && n > UINT32_MAX)
         return ml_fail(err, ML_EUNSUP,
-                       "a tensor of %zu bytes has positions that no u32 holds; use "
+                       "a tensor of %zu bytes is too large for u32 positions; use "
                        "--update-weight-delta-encoding xor",
                        n);
     if (how == ML_DELTA_OVERWRITE)
         size = sizeof(uint32_t) + *n_changed * (sizeof(uint32_t) + 1);
     raw = malloc(size);
     if (!raw)
-        return ml_fail(err, ML_ENOMEM, "no memory for a delta of %zu bytes", size);
+        return ml_fail(err, ML_ENOMEM, "out of memory for a delta of %zu bytes", size);
     if (how == ML_DELTA_XOR)
         write_xor(raw, old, now, n);
     else
@@ -82,8 +82,9 @@ ml_status ml_delta_encode(ml_text *out, ml_delta_encoding how, const void *old,
 static ml_status apply_xor(uint8_t *bytes, size_t n, const uint8_t *raw, size_t size,
                            const char *name, ml_err *err) {
     if (size != n)
-        return ml_fail(err, ML_EFORMAT, "the delta of %s is of %zu bytes, and it has %zu",
-                       name, size, n);
+        return ml_fail(err, ML_EFORMAT,
+                       "the delta of %s has %zu bytes, but the tensor has %zu", name, size,
+                       n);
     for (size_t i = 0; i < n; i++)
         bytes[i] ^= raw[i];
     return ML_OK;
@@ -96,15 +97,14 @@ static ml_status apply_overwrite(uint8_t *bytes, size_t n, const uint8_t *raw, s
     if (size >= sizeof count)
         memcpy(&count, raw, sizeof count);
     if (size != sizeof count + count * (sizeof at + 1))
-        return ml_fail(err, ML_EFORMAT,
-                       "the delta of %s says %u changes, and is %zu bytes long", name,
-                       (unsigned)count, size);
+        return ml_fail(err, ML_EFORMAT, "the delta of %s has %u changes, but %zu bytes",
+                       name, (unsigned)count, size);
     raw += sizeof count;
     for (uint32_t i = 0; i < count; i++) {
         memcpy(&at, raw + i * sizeof at, sizeof at);
         if (at >= n)
             return ml_fail(err, ML_EFORMAT,
-                           "the delta of %s changes byte %u, and it has %zu", name,
+                           "the delta of %s changes byte %u, but the tensor has %zu", name,
                            (unsigned)at, n);
         bytes[at] = raw[count * sizeof at + i];
     }

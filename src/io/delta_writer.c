@@ -167,7 +167,7 @@ static ml_status name_files(ml_delta_writer *w, ml_err *err) {
     for (int32_t i = 0; i < w->n_file; i++) {
         const char *to = ml_arena_printf(&w->arena, "%s/%s", w->temp, file_name(w, i));
         if (rename(part_path(w, i), to) != 0)
-            return ml_fail(err, ML_EIO, "%s: cannot be renamed: %s", to, strerror(errno));
+            return ml_fail(err, ML_EIO, "%s: cannot rename: %s", to, strerror(errno));
     }
     return ML_OK;
 }
@@ -196,7 +196,7 @@ static ml_status put_in_place(ml_delta_writer *w, ml_err *err) {
     ml_status st = remove_if_there(w->v.dir, err);
 
     if (st == ML_OK && rename(w->temp, w->v.dir) != 0)
-        st = ml_fail(err, ML_EIO, "%s: cannot be renamed to %s: %s", w->temp, w->v.dir,
+        st = ml_fail(err, ML_EIO, "%s: cannot rename to %s: %s", w->temp, w->v.dir,
                      strerror(errno));
     return st == ML_OK ? ml_dir_sync(w->opts.source, err) : st;
 }

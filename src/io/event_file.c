@@ -226,7 +226,7 @@ ml_status ml_event_file_open(ml_event_file *out, const char *path,
         return st;
     out->f = fopen(path, "ab");
     if (!out->f)
-        return ml_fail(err, ML_EIO, "%s: cannot be opened: %s", path, strerror(errno));
+        return ml_fail(err, ML_EIO, "%s: cannot open: %s", path, strerror(errno));
     out->path = strdup(path);
     return ML_OK;
 }
@@ -248,6 +248,6 @@ void ml_event_file_add(ml_event_file *f, const ml_event *e) {
 
 ml_status ml_event_file_flush(ml_event_file *f, ml_err *err) {
     if (fflush(f->f) != 0 || ferror(f->f))
-        return ml_fail(err, ML_EIO, "%s: cannot be written: is the disk full?", f->path);
+        return ml_fail(err, ML_EIO, "%s: cannot write: is the disk full?", f->path);
     return ML_OK;
 }

@@ -46,8 +46,8 @@ ml_status ml_hf_config_check(ml_hf_config *c, const char *const *ignored, ml_err
         return ml_fail(err, c->first.code, "%s", c->first.msg);
     for (int32_t i = 0; i < c->root->n; i++, m = m->next)
         if (!c->seen[i] && m->type != ML_JSON_NULL && !is_listed(m->key, ignored))
-            ml_log(ML_LOG_WARN, "%s:%u: key \"%.*s\" is not known and has no effect",
-                   c->path, m->line, (int)m->key.len, m->key.ptr);
+            ml_log(ML_LOG_WARN, "%s:%u: unknown key \"%.*s\" has no effect", c->path,
+                   m->line, (int)m->key.len, m->key.ptr);
     return ML_OK;
 }
 

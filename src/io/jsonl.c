@@ -104,7 +104,7 @@ static ml_status find_rows(ml_jsonl *f, int64_t limit, ml_err *err) {
             continue;
         if (!reserve(f, &cap))
             return ml_fail(err, ML_ENOMEM,
-                           "%s: no memory for an index of more than %lld rows",
+                           "%s: out of memory for an index of more than %lld rows",
                            f->file.path, (long long)f->n);
         f->begin[f->n++] = (size_t)(p - begin);
         if ((size_t)(p - begin) - forgotten > stretch) {
@@ -130,12 +130,12 @@ static ml_status check_ending(const char *path, ml_err *err) {
         return ML_OK;
     if (dot && strcmp(dot, ".parquet") == 0)
         return ml_fail(err, ML_EUNSUP,
-                       "%s: parquet is not read; write the rows as JSON, one object per "
-                       "line, to a file that ends in .jsonl",
+                       "%s: parquet is not supported; write the rows as JSON, one object "
+                       "per line, to a .jsonl file",
                        path);
     return ml_fail(err, ML_EUSAGE,
-                   "%s: a file that ends in .jsonl was expected, or one with a slice of "
-                   "its rows such as file.jsonl@[0:100]",
+                   "%s: expected a .jsonl file, optionally with a slice of its rows such "
+                   "as file.jsonl@[0:100]",
                    path);
 }
 
@@ -146,7 +146,7 @@ ml_status ml_jsonl_open(ml_jsonl *out, const char *path, ml_err *err) {
 
     *out = (ml_jsonl){ 0 };
     if (!plain)
-        return ml_fail(err, ML_ENOMEM, "%s: no memory for its name", path);
+        return ml_fail(err, ML_ENOMEM, "%s: out of memory for its name", path);
     st = check_ending(plain, err);
     if (!st)
         st = ml_file_map(&out->file, plain, err);

@@ -16,7 +16,7 @@
 #include "io/version_dir.h"
 
 #define SYNC ML_COPY_SYNC
-#define SEAL                                                                               \
+#define CHECKSUM_FILE                                                                      \
     "weights.crc64" /* checksums of the weights; copied from the versions that have it */
 
 typedef struct copy {
@@ -35,7 +35,7 @@ static ml_status lock(ml_hold *out, const char *path, int how, ml_err *err) {
     out->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (out->fd >= 0 && flock(out->fd, how) == 0)
         return ML_OK;
-    ml_fail(err, ML_EIO, "%s: cannot be locked: %s", path, strerror(errno));
+    ml_fail(err, ML_EIO, "%s: cannot lock: %s", path, strerror(errno));
     ml_local_checkpoint_release(out);
     return ML_EIO;
 }
@@ -75,7 +75,7 @@ static ml_status set_version(const copy *c, int64_t version, ml_err *err) {
 static ml_status remove_file(const char *path, ml_err *err) {
     if (unlink(path) == 0 || errno == ENOENT)
         return ML_OK;
-    return ml_fail(err, ML_EIO, "%s: cannot be removed: %s", path, strerror(errno));
+    return ml_fail(err, ML_EIO, "%s: cannot remove: %s", path, strerror(errno));
 }
 
 /* --- full checkpoints -------------------------------------------------------------- */
@@ -114,10 +114,10 @@ static ml_status list_files(ml_names *out, copy *c, const char *from, ml_err *er
         return st;
     *out = (ml_names){ ML_NEW(&c->arena, const char *, all.n + 1), 0 };
     for (int32_t i = 0; i < all.n; i++)
-        if (strcmp(all.name[i], SEAL) != 0 &&
+        if (strcmp(all.name[i], CHECKSUM_FILE) != 0 &&
             is_source_file(c, from, ml_arena_printf(&c->arena, "%s/%s", from, all.name[i])))
             out->name[out->n++] = all.name[i];
-    out->name[out->n++] = SEAL;
+    out->name[out->n++] = CHECKSUM_FILE;
     return ML_OK;
 }
 
@@ -206,8 +206,7 @@ static ml_status write_tensor(patch *p, const ml_st_file *file, const ml_st_tens
         done += n > 0 ? (size_t)n : 0;
     }
     if (done < t->bytes)
-        return ml_fail(err, ML_EIO, "%s: cannot be changed: %s", file->path,
-                       strerror(errno));
+        return ml_fail(err, ML_EIO, "%s: cannot modify: %s", file->path, strerror(errno));
     return ML_OK;
 }
 
@@ -217,7 +216,7 @@ static ml_status compute(patch *p, const ml_st_tensor *t, const ml_st_tensor *de
     uint8_t *grown = realloc(p->bytes, t->bytes + 1);
 
     if (!grown)
-        return ml_fail(err, ML_ENOMEM, "no memory for %zu bytes of %s", t->bytes,
+        return ml_fail(err, ML_ENOMEM, "out of memory for %zu bytes of %s", t->bytes,
                        t->name.ptr);
     p->bytes = grown;
     memcpy(p->bytes, t->data, t->bytes);
@@ -243,12 +242,10 @@ static ml_status apply_tensor(patch *p, const char *path, const ml_st_tensor *de
     }
     ml_checksum_write(sum, p->v->checksum, p->bytes, t->bytes);
     if (!ml_str_is(checksum, sum))
-        return ml_fail(
-            err, ML_EFORMAT,
-            "%s: %s has the %s checksum %s after its delta, which is not the one "
-            "that was published: the delta is damaged, or the checkpoint it is "
-            "applied to is another",
-            path, t->name.ptr, ml_checksum_name[p->v->checksum], sum);
+        return ml_fail(err, ML_EFORMAT,
+                       "%s: %s has the %s checksum %s after its delta, not the published "
+                       "one: the delta is damaged, or was applied to another checkpoint",
+                       path, t->name.ptr, ml_checksum_name[p->v->checksum], sum);
     p->n_tensor++;
     return write_tensor(p, file, t, err);
 }
@@ -275,7 +272,7 @@ static ml_status apply_file(patch *p, int64_t number, ml_str name, ml_err *err) 
         ml_str tensor = f->tensor[i].name;
         int64_t at = ml_map_get(&meta, tensor, -1);
         if (ml_map_get(&p->tensor, tensor, -1) != number)
-            st = ml_fail(err, ML_EFORMAT, "%s: has %s, which the index does not say", path,
+            st = ml_fail(err, ML_EFORMAT, "%s contains %s, which is not in the index", path,
                          tensor.ptr);
         else
             st = apply_tensor(p, path, &f->tensor[i],
@@ -310,7 +307,7 @@ static ml_status close_patch(patch *p, ml_status st, ml_err *err) {
         if (p->fd[i] < 0)
             continue;
         if (fsync(p->fd[i]) != 0 && st == ML_OK)
-            st = ml_fail(err, ML_EIO, "%s: cannot be synced: %s", p->now->file[i]->path,
+            st = ml_fail(err, ML_EIO, "%s: cannot sync: %s", p->now->file[i]->path,
                          strerror(errno));
         close(p->fd[i]);
     }
@@ -319,11 +316,11 @@ static ml_status close_patch(patch *p, ml_status st, ml_err *err) {
 }
 
 /* The checksum file of the previous version would not match this one. */
-static ml_status carry_seal(copy *c, const char *version_dir, ml_err *err) {
-    const char *from = ml_arena_printf(&c->arena, "%s/" SEAL, version_dir);
+static ml_status copy_checksum(copy *c, const char *version_dir, ml_err *err) {
+    const char *from = ml_arena_printf(&c->arena, "%s/" CHECKSUM_FILE, version_dir);
 
-    return is_file(from) ? copy_file(from, in_copy(c, SEAL), err)
-                         : remove_file(in_copy(c, SEAL), err);
+    return is_file(from) ? copy_file(from, in_copy(c, CHECKSUM_FILE), err)
+                         : remove_file(in_copy(c, CHECKSUM_FILE), err);
 }
 
 static ml_status apply(copy *c, const ml_version *v, ml_err *err) {
@@ -343,7 +340,7 @@ static ml_status apply(copy *c, const ml_version *v, ml_err *err) {
     st = close_patch(&p, st, err);
     ml_checkpoint_close(now);
     if (st == ML_OK)
-        st = carry_seal(c, v->dir, err);
+        st = copy_checksum(c, v->dir, err);
     return st == ML_OK ? set_version(c, v->version, err) : st;
 }
 
@@ -377,8 +374,8 @@ static ml_status list_chain(chain *x, copy *c, int64_t has, int64_t target, ml_e
         if (st != ML_OK)
             return st;
         if (lstat(v.dir, &sb) == 0 && S_ISLNK(sb.st_mode))
-            return ml_fail(err, ML_EFORMAT,
-                           "%s: is a link; a version is a directory in its source", v.dir);
+            return ml_fail(err, ML_EFORMAT, "%s is a symbolic link; expected a directory",
+                           v.dir);
         add_version(x, &v, &c->arena);
         if (!v.is_delta)
             return ML_OK;
@@ -406,8 +403,8 @@ static ml_status pull_base(copy *c, ml_err *err) {
     const char *dir = ml_version_dir(&c->arena, c->source, 0);
     ml_status st = version_of(c) == 0 ? ML_OK : begin_with(c, c->base, 0, err);
 
-    return st == ML_OK && is_file(ml_arena_printf(&c->arena, "%s/" SEAL, dir))
-               ? carry_seal(c, dir, err)
+    return st == ML_OK && is_file(ml_arena_printf(&c->arena, "%s/" CHECKSUM_FILE, dir))
+               ? copy_checksum(c, dir, err)
                : st;
 }
 
@@ -459,11 +456,9 @@ ml_status ml_local_checkpoint_pull(const char *dir, const char *base, const char
 
 static ml_status fail_version(const char *dir, int64_t has, int64_t version, ml_err *err) {
     if (has < 0)
-        return ml_fail(err, ML_EPEER,
-                       "%s: is of no version that was published, and %lld is asked for",
+        return ml_fail(err, ML_EPEER, "%s has no published version; expected version %lld",
                        dir, (long long)version);
-    return ml_fail(err, ML_EPEER,
-                   "%s: is of version %lld of what was published, and %lld is asked for",
+    return ml_fail(err, ML_EPEER, "%s has published version %lld; expected version %lld",
                    dir, (long long)has, (long long)version);
 }
 

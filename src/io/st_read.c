@@ -70,26 +70,24 @@ static ml_status find_header(ml_st_file *f, ml_str image, ml_err *err) {
 
     if (image.len >= sizeof lfs - 1 && memcmp(image.ptr, lfs, sizeof lfs - 1) == 0)
         return ml_fail(err, ML_EFORMAT,
-                       "%s: is a Git LFS pointer, not the weights; run git lfs pull there",
+                       "%s is a Git LFS pointer, not the weights; run git lfs pull there",
                        f->path);
     if (image.len < 8)
-        return ml_fail(
-            err, ML_EFORMAT,
-            "%s: has %zu bytes; a safetensors file begins with 8 bytes of header "
-            "length",
-            f->path, image.len);
+        return ml_fail(err, ML_EFORMAT,
+                       "%s has %zu bytes; expected a safetensors file, which begins with 8 "
+                       "bytes of header length",
+                       f->path, image.len);
     for (int i = 7; i >= 0; i--)
         n = n << 8 | (unsigned char)image.ptr[i];
     if (n > ML_ST_HEADER_MAX)
         return ml_fail(err, ML_EFORMAT,
-                       "%s: header length %" PRIu64 " is above the format's bound of %zu "
-                       "bytes; this is no safetensors file",
+                       "%s: header length %" PRIu64
+                       " exceeds the limit of %zu bytes; this is not a safetensors file",
                        f->path, n, ML_ST_HEADER_MAX);
     if (n > image.len - 8)
         return ml_fail(err, ML_EFORMAT,
                        "%s: header length %" PRIu64
-                       " goes beyond the end of the file, which "
-                       "has %zu bytes; it is truncated",
+                       " exceeds the file size of %zu bytes; the file is truncated",
                        f->path, n, image.len);
     f->header = (ml_str){ image.ptr + 8, (size_t)n };
     if (n == 0 || image.ptr[8] != '{')
@@ -101,13 +99,13 @@ static ml_status read_meta(ml_st_file *f, const ml_json *obj, ml_err *err) {
     ml_st_meta *meta;
 
     if (obj->type != ML_JSON_OBJECT)
-        return ml_fail(err, ML_EFORMAT, "%s: __metadata__ is %s; an object was expected",
+        return ml_fail(err, ML_EFORMAT, "%s: __metadata__ is %s; expected an object",
                        f->path, ml_json_what(obj));
     f->meta = meta = ML_NEW(&f->arena, ml_st_meta, obj->n);
     for (const ml_json *m = obj->child; m; m = m->next) {
         if (m->type != ML_JSON_STRING)
             return ml_fail(err, ML_EFORMAT,
-                           "%s: __metadata__ entry \"%.*s\" is %s; a string was expected",
+                           "%s: __metadata__ entry \"%.*s\" is %s; expected a string",
                            f->path, shown(m->key), m->key.ptr, ml_json_what(m));
         meta[f->n_meta++] = (ml_st_meta){
             { ml_arena_str(&f->arena, m->key.ptr, m->key.len), m->key.len },
@@ -133,10 +131,10 @@ bad_tensor(const ml_st_file *f, ml_str name, ml_err *err, const char *fmt, ...) 
 static ml_status read_dtype(const ml_st_file *f, ml_st_tensor *t, const ml_json *v,
                             ml_err *err) {
     if (v->type != ML_JSON_STRING)
-        return bad_tensor(f, t->name, err, "dtype is %s; a string was expected",
+        return bad_tensor(f, t->name, err, "dtype is %s; expected a string",
                           ml_json_what(v));
     if (!dtype_of_name(v->text, &t->dtype))
-        return bad_tensor(f, t->name, err, "dtype \"%.*s\" is not known", shown(v->text),
+        return bad_tensor(f, t->name, err, "unknown dtype \"%.*s\"", shown(v->text),
                           v->text.ptr);
     return ML_OK;
 }
@@ -144,10 +142,10 @@ static ml_status read_dtype(const ml_st_file *f, ml_st_tensor *t, const ml_json 
 static ml_status read_shape(const ml_st_file *f, ml_st_tensor *t, const ml_json *v,
                             ml_err *err) {
     if (v->type != ML_JSON_ARRAY)
-        return bad_tensor(f, t->name, err, "shape is %s; an array was expected",
+        return bad_tensor(f, t->name, err, "shape is %s; expected an array",
                           ml_json_what(v));
     if (v->n > ML_ST_DIMS)
-        return bad_tensor(f, t->name, err, "shape has %d dimensions; at most %d are read",
+        return bad_tensor(f, t->name, err, "shape has %d dimensions; expected at most %d",
                           (int)v->n, ML_ST_DIMS);
     for (const ml_json *d = v->child; d; d = d->next) {
         int64_t n;
@@ -183,8 +181,7 @@ static ml_status check_size(const ml_st_file *f, const ml_st_tensor *t, ml_err *
     size_t need;
 
     if (!ml_st_size(t->dtype, t->shape, t->n_dim, &need))
-        return bad_tensor(f, t->name, err,
-                          "its shape times %s is no number of bytes that fits in 64 bits",
+        return bad_tensor(f, t->name, err, "its shape times %s overflows 64 bits",
                           ml_st_dtype_name(t->dtype));
     if (need != t->bytes)
         return bad_tensor(f, t->name, err,
@@ -204,7 +201,7 @@ static ml_status read_tensor(const ml_st_file *f, ml_st_tensor *t, const ml_json
     enum { N_FIELD = sizeof fields / sizeof fields[0] };
 
     if (entry->type != ML_JSON_OBJECT)
-        return bad_tensor(f, t->name, err, "its entry is %s; an object was expected",
+        return bad_tensor(f, t->name, err, "its entry is %s; expected an object",
                           ml_json_what(entry));
     for (int i = 0; i < N_FIELD; i++) {
         const ml_json *v = ml_json_get(entry, fields[i].key);
@@ -216,10 +213,10 @@ static ml_status read_tensor(const ml_st_file *f, ml_st_tensor *t, const ml_json
             return st;
     }
     if (entry->n != N_FIELD)
-        return bad_tensor(f, t->name, err,
-                          "its entry has %d fields; dtype, shape and data_offsets were "
-                          "expected, once each",
-                          (int)entry->n);
+        return bad_tensor(
+            f, t->name, err,
+            "its entry has %d fields; expected dtype, shape and data_offsets, once each",
+            (int)entry->n);
     return check_size(f, t, err);
 }
 
@@ -278,7 +275,7 @@ static ml_status index_names(ml_st_file *f, ml_err *err) {
     ml_map_init(&f->by_name, &f->arena, f->n);
     for (int32_t i = 0; i < f->n; i++)
         if (!ml_map_add(&f->by_name, f->tensor[i].name, i))
-            return bad_tensor(f, f->tensor[i].name, err, "the header has it twice");
+            return bad_tensor(f, f->tensor[i].name, err, "duplicate tensor in the header");
     return ML_OK;
 }
 
@@ -292,23 +289,24 @@ static ml_status place_tensors(const ml_st_file *f, ml_st_tensor *tensor, ml_str
         ml_st_tensor *t = &tensor[i];
         if (t->offset + t->bytes > n_data)
             return bad_tensor(f, t->name, err,
-                              "it ends at byte %zu of the data, of which the file has %zu; "
-                              "the file is truncated",
+                              "it ends at byte %zu of the data, but the file has %zu; the "
+                              "file is truncated",
                               t->offset + t->bytes, n_data);
         if (t->offset != end)
             return bad_tensor(f, t->name, err,
                               "it begins at byte %zu of the data, but the tensor before it "
                               "ends at %zu: %s",
-                              t->offset, end, t->offset < end ? "they overlap" : "a hole");
+                              t->offset, end,
+                              t->offset < end ? "they overlap" : "there is a gap");
         end = t->offset + t->bytes;
         t->offset += begin;
         t->data = image.ptr + t->offset;
     }
     if (end != n_data)
-        return ml_fail(err, ML_EFORMAT,
-                       "%s: the last tensor ends at byte %zu of the data, but %zu bytes "
-                       "are there",
-                       f->path, end, n_data);
+        return ml_fail(
+            err, ML_EFORMAT,
+            "%s: the last tensor ends at byte %zu of the data, but there are %zu bytes",
+            f->path, end, n_data);
     return ML_OK;
 }
 

@@ -109,12 +109,11 @@ static ml_status lay_out(ml_st_writer *w, const char *path, const ml_st_layout *
             (ml_str){ ml_arena_str(&w->arena, t->name.ptr, t->name.len), t->name.len };
         e->offset = end;
         if (!ml_map_add(&names, e->name, i) || ml_str_is(e->name, "__metadata__"))
-            return ml_fail(err, ML_EFORMAT,
-                           "%s: a tensor cannot be called \"%s\": the name is taken", path,
+            return ml_fail(err, ML_EFORMAT, "%s: duplicate tensor name \"%s\"", path,
                            e->name.ptr);
         if (!ml_st_size(t->dtype, t->shape, t->n_dim, &e->bytes) ||
             __builtin_add_overflow(end, e->bytes, &end))
-            return ml_fail(err, ML_EFORMAT, "%s: tensor \"%s\" has no size in bytes", path,
+            return ml_fail(err, ML_EFORMAT, "%s: the size of tensor \"%s\" overflows", path,
                            e->name.ptr);
     }
     return ML_OK;
@@ -192,8 +191,8 @@ ml_status ml_st_commit(ml_st_writer *w, ml_err *err) {
         const extent *e = &w->tensor[i];
         if (e->written != e->bytes)
             st = ml_fail(err, ML_EFORMAT,
-                         "%s: %zu bytes of tensor \"%s\" were written; it has %zu",
-                         w->out.path, e->written, e->name.ptr, e->bytes);
+                         "%s: wrote %zu bytes of tensor \"%s\", which has %zu", w->out.path,
+                         e->written, e->name.ptr, e->bytes);
     }
     if (!st)
         st = ml_out_commit(&w->out, err);

@@ -15,7 +15,7 @@ static ml_status append(ml_trace_file *t, const ml_text *text, ml_err *err) {
     ssize_t n = pwrite(t->fd, text->ptr, text->len, (off_t)t->at);
 
     if (n != (ssize_t)text->len)
-        return ml_fail(err, ML_EIO, "the trace of --profile cannot be written: %s",
+        return ml_fail(err, ML_EIO, "cannot write the trace of --profile: %s",
                        n < 0 ? strerror(errno) : "the disk is full");
     t->at += (int64_t)(text->len - strlen(END));
     return ML_OK;
@@ -28,7 +28,7 @@ ml_status ml_trace_file_open(ml_trace_file *out, const char *path, ml_err *err) 
     *out = (ml_trace_file){ .origin_s = ml_clock_s() };
     out->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (out->fd < 0)
-        return ml_fail(err, ML_EIO, "%s: cannot be opened: %s", path, strerror(errno));
+        return ml_fail(err, ML_EIO, "%s: cannot open: %s", path, strerror(errno));
     ml_text_printf(&t, "[\n{\"ph\": \"M\", \"pid\": 1, \"name\": \"process_name\", "
                        "\"args\": {\"name\": \"miles\"}}" END);
     st = append(out, &t, err);

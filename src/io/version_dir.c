@@ -50,9 +50,8 @@ static ml_status check_files(const ml_json *map, const char *path, ml_err *err) 
         if (v->type != ML_JSON_STRING || !v->text.len ||
             memchr(v->text.ptr, '/', v->text.len) || memchr(v->text.ptr, 0, v->text.len))
             return ml_fail(err, ML_EFORMAT,
-                           "%s: \"weight_map\": expected the name of a file beside the "
-                           "index for %.*s",
-                           path, (int)v->key.len, v->key.ptr);
+                           "%s: \"weight_map\": expected a file name for %.*s", path,
+                           (int)v->key.len, v->key.ptr);
     return ML_OK;
 }
 
@@ -94,8 +93,8 @@ ml_status ml_version_read(ml_version *out, const char *source, int64_t version, 
 
     *out = (ml_version){ .dir = ml_version_dir(a, source, version), .version = version };
     if (access(out->dir, F_OK) != 0)
-        return ml_fail(err, ML_EIO, "%s: version %lld of the weights is not there",
-                       out->dir, (long long)version);
+        return ml_fail(err, ML_EIO, "%s: weight version %lld does not exist", out->dir,
+                       (long long)version);
     path = ml_arena_printf(a, "%s/" INDEX, out->dir);
     if (access(path, F_OK) != 0) /* a single file, not a delta: deltas have an index */
         return ML_OK;

@@ -77,7 +77,7 @@ static ml_json *read_map(reader *r, const yaml_node_t *node) {
         const ml_json *value = read_node(r, p->value);
         ml_json *member = ML_NEW(r->a, ml_json, 1);
         if (key->type != YAML_SCALAR_NODE)
-            return complain(r, key->start_mark, "a key is not a word");
+            return complain(r, key->start_mark, "a key is not a scalar");
         if (!value)
             return NULL;
         *member = *value;
@@ -96,13 +96,14 @@ static const ml_json *read_node(reader *r, int id) {
     ml_json *v = NULL;
 
     if (++r->n_node > MAX_NODES || r->depth >= ML_JSON_DEPTH)
-        return complain(r, node->start_mark, "the document is too large or too deep");
+        return complain(r, node->start_mark,
+                        "the document is too large or too deeply nested");
     r->depth++;
     switch (node->type) {
     case YAML_SCALAR_NODE: v = read_scalar(r, node); break;
     case YAML_SEQUENCE_NODE: v = read_list(r, node); break;
     case YAML_MAPPING_NODE: v = read_map(r, node); break;
-    case YAML_NO_NODE: v = complain(r, node->start_mark, "there is nothing"); break;
+    case YAML_NO_NODE: v = complain(r, node->start_mark, "the document is empty"); break;
     }
     r->depth--;
     if (v) {
@@ -131,12 +132,12 @@ ml_status ml_yaml_parse(const ml_json **out, ml_arena *a, ml_str src, const char
 
     *out = NULL;
     if (!yaml_parser_initialize(&parser))
-        return ml_fail(err, ML_ENOMEM, "no memory to read %s", name);
+        return ml_fail(err, ML_ENOMEM, "out of memory for reading %s", name);
     yaml_parser_set_input_string(&parser, (const unsigned char *)src.ptr, src.len);
     if (!yaml_parser_load(&parser, &doc)) {
         st = ml_fail(err, ML_EFORMAT, "%s:%zu:%zu: %s", name, parser.problem_mark.line + 1,
                      parser.problem_mark.column + 1,
-                     parser.problem ? parser.problem : "this is no YAML");
+                     parser.problem ? parser.problem : "invalid YAML");
     } else {
         st = read_document(out, &r);
         yaml_document_delete(&doc);

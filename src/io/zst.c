@@ -13,10 +13,11 @@ ml_status ml_zst_pack(ml_text *out, ml_str bytes, int level, ml_err *err) {
     ml_status st = ML_OK;
 
     if (!packed)
-        return ml_fail(err, ML_ENOMEM, "no memory to compress %zu bytes", bytes.len);
+        return ml_fail(err, ML_ENOMEM, "out of memory for compressing %zu bytes",
+                       bytes.len);
     n = ZSTD_compress(packed, cap, bytes.ptr, bytes.len, level);
     if (ZSTD_isError(n))
-        st = ml_fail(err, ML_EIO, "zstd says: %s", ZSTD_getErrorName(n));
+        st = ml_fail(err, ML_EIO, "zstd: %s", ZSTD_getErrorName(n));
     else
         ml_text_add(out, packed, n);
     free(packed);
@@ -46,14 +47,15 @@ static ml_status unpack(ml_text *out, ZSTD_DCtx *ctx, const ml_file *f, size_t m
         ZSTD_outBuffer to = { piece, sizeof piece, 0 };
         left = ZSTD_decompressStream(ctx, &to, &in);
         if (ZSTD_isError(left))
-            return ml_fail(err, ML_EFORMAT, "%s: not a whole zstd file: %s", f->path,
+            return ml_fail(err, ML_EFORMAT, "%s: not a complete zstd file: %s", f->path,
                            ZSTD_getErrorName(left));
         if (out->len + to.pos > max)
-            return ml_fail(err, ML_EFORMAT, "%s: holds more than %zu bytes", f->path, max);
+            return ml_fail(err, ML_EFORMAT, "%s contains more than %zu bytes", f->path,
+                           max);
         ml_text_add(out, piece, to.pos);
         full = to.pos == sizeof piece; /* there may be more output without more input */
     }
-    return left ? ml_fail(err, ML_EFORMAT, "%s: the zstd file is cut short", f->path)
+    return left ? ml_fail(err, ML_EFORMAT, "%s: the zstd file is truncated", f->path)
                 : ML_OK;
 }
 
@@ -66,7 +68,7 @@ ml_status ml_zst_read(ml_text *out, const char *path, size_t max, ml_err *err) {
         return st;
     ctx = ZSTD_createDCtx();
     st = ctx ? unpack(out, ctx, &f, max, err)
-             : ml_fail(err, ML_ENOMEM, "no memory for zstd");
+             : ml_fail(err, ML_ENOMEM, "out of memory for zstd");
     ZSTD_freeDCtx(ctx);
     ml_file_unmap(&f);
     return st;
@@ -79,18 +81,16 @@ ml_status ml_zst_unpack(void **out, size_t *n, ml_str frame, size_t most, ml_err
     if (size == ZSTD_CONTENTSIZE_UNKNOWN) /* written by a streaming encoder */
         size = most;
     if (size == ZSTD_CONTENTSIZE_ERROR)
-        return ml_fail(err, ML_EFORMAT, "is no zstd frame");
+        return ml_fail(err, ML_EFORMAT, "is not a zstd frame");
     if (size > most)
-        return ml_fail(err, ML_EFORMAT, "holds %llu bytes, and %zu were expected at most",
-                       size, most);
+        return ml_fail(err, ML_EFORMAT, "has %llu bytes; expected at most %zu", size, most);
     bytes = malloc((size_t)size + 1);
     if (!bytes)
-        return ml_fail(err, ML_ENOMEM, "holds %llu bytes, for which there is no memory",
-                       size);
+        return ml_fail(err, ML_ENOMEM, "has %llu bytes: out of memory", size);
     *n = ZSTD_decompress(bytes, (size_t)size, frame.ptr, frame.len);
     if (ZSTD_isError(*n)) {
         free(bytes);
-        return ml_fail(err, ML_EFORMAT, "is damaged: zstd says: %s", ZSTD_getErrorName(*n));
+        return ml_fail(err, ML_EFORMAT, "is damaged: zstd: %s", ZSTD_getErrorName(*n));
     }
     *out = bytes;
     return ML_OK;

@@ -156,7 +156,7 @@ typedef struct ml_linear_rnn_opts {
     int32_t n_key, n_head, key_dim, value_dim;
     const char *skip; /* parameter name, or NULL */
 } ml_linear_rnn_opts;
-int32_t ml_build_linear_rnn(ml_builder *b, int32_t qkv, int32_t rates,
+int32_t ml_build_linear_rnn(ml_builder *b, int32_t qkv, int32_t decay,
                             ml_linear_rnn_opts o);
 
 /* RMSNorm of groups of `width` columns, each group with its own weights; name: the

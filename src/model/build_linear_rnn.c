@@ -19,13 +19,13 @@ int32_t ml_build_slice(ml_builder *b, int32_t x, ml_slice_opts o) {
     int32_t out;
 
     n->in[0] = x;
-    n->attr.pick.n_group = o.n_group ? o.n_group : 1;
-    n->attr.pick.group = ml_build_width(b, x) / n->attr.pick.n_group;
+    n->attr.slice.n_group = o.n_group ? o.n_group : 1;
+    n->attr.slice.group = ml_build_width(b, x) / n->attr.slice.n_group;
     for (int i = 0; i < ML_SLICE_PARTS && o.part[i].width; i++) {
-        ML_BUG_IF(o.part[i].at + o.part[i].width > n->attr.pick.group);
-        n->attr.pick.part[n->attr.pick.n_part].at = o.part[i].at;
-        n->attr.pick.part[n->attr.pick.n_part++].width = o.part[i].width;
-        width += o.part[i].width * n->attr.pick.n_group;
+        ML_BUG_IF(o.part[i].at + o.part[i].width > n->attr.slice.group);
+        n->attr.slice.part[n->attr.slice.n_part].at = o.part[i].at;
+        n->attr.slice.part[n->attr.slice.n_part++].width = o.part[i].width;
+        width += o.part[i].width * n->attr.slice.n_group;
     }
     out = ml_build_rows(b, 1, width);
     n->out[0] = out;
@@ -88,7 +88,7 @@ int32_t ml_build_decay(ml_builder *b, int32_t a, int32_t gate, ml_decay_opts o) 
     return out;
 }
 
-int32_t ml_build_linear_rnn(ml_builder *b, int32_t qkv, int32_t rates,
+int32_t ml_build_linear_rnn(ml_builder *b, int32_t qkv, int32_t decay,
                             ml_linear_rnn_opts o) {
     int64_t key = (int64_t)o.n_key * o.key_dim, value = (int64_t)o.n_head * o.value_dim;
     int64_t padded = (o.value_dim + ML_LANES - 1) / ML_LANES * ML_LANES;
@@ -97,18 +97,18 @@ int32_t ml_build_linear_rnn(ml_builder *b, int32_t qkv, int32_t rates,
 
     ML_BUG_IF(ml_build_width(b, qkv) != 2 * key + value);
     n->in[0] = qkv;
-    n->in[1] = rates;
+    n->in[1] = decay;
     n->out[0] = out;
     n->out[1] = ml_build_exact(b, ML_PER_SLOT, (int64_t)o.n_head * o.key_dim * padded);
-    n->attr.recur.n_key = o.n_key;
-    n->attr.recur.n_head = o.n_head;
-    n->attr.recur.key_dim = o.key_dim;
-    n->attr.recur.value_dim = o.value_dim;
-    n->attr.recur.delta = !o.skip;
-    n->attr.recur.norm_eps = 1e-6f;
-    n->attr.recur.q_at = o.skip ? value + key : 0; /* v, k, q, or q, k, v */
-    n->attr.recur.k_at = o.skip ? value : key;
-    n->attr.recur.v_at = o.skip ? 0 : 2 * key;
+    n->attr.linear_rnn.n_key = o.n_key;
+    n->attr.linear_rnn.n_head = o.n_head;
+    n->attr.linear_rnn.key_dim = o.key_dim;
+    n->attr.linear_rnn.value_dim = o.value_dim;
+    n->attr.linear_rnn.delta = !o.skip;
+    n->attr.linear_rnn.norm_eps = 1e-6f;
+    n->attr.linear_rnn.q_at = o.skip ? value + key : 0; /* v, k, q, or q, k, v */
+    n->attr.linear_rnn.k_at = o.skip ? value : key;
+    n->attr.linear_rnn.v_at = o.skip ? 0 : 2 * key;
     if (o.skip)
         n->w[0] = vector(b, o.skip, o.n_head, true);
     return out;

@@ -226,7 +226,7 @@ static ml_status write_param(exporter *x, ml_st_writer *out, int32_t at, const i
         step = 1;
     x->piece = realloc(x->piece, (size_t)step * slice_bytes);
     if (!x->piece)
-        return ml_fail(err, ML_ENOMEM, "no memory for %zu bytes of %s",
+        return ml_fail(err, ML_ENOMEM, "out of memory for %zu bytes of %s",
                        (size_t)step * slice_bytes, i->src->name.ptr);
     for (int64_t r = 0; r < all.n_slice && st == ML_OK; r += step) {
         int64_t n = all.n_slice - r < step ? all.n_slice - r : step;
@@ -391,7 +391,7 @@ static ml_status give_item(exporter *x, const item *i, ml_export_fn *fn, void *u
     ml_st_to_dtype(i->dtype, &to);
     x->piece = realloc(x->piece, t.bytes + 1);
     if (!x->piece)
-        return ml_fail(err, ML_ENOMEM, "no memory for %zu bytes of %s", t.bytes,
+        return ml_fail(err, ML_ENOMEM, "out of memory for %zu bytes of %s", t.bytes,
                        t.name.ptr);
     if (i->own.param == ML_NONE)
         dequantize(i->src, 0, (int64_t)(t.bytes / 2), x->piece);

@@ -171,16 +171,15 @@ ml_status ml_export_dir(const char *dir, ml_err *err) {
     if (mkdir(dir, 0777) == 0)
         return ML_OK;
     if (errno != EEXIST)
-        return ml_fail(err, ML_EIO, "%s: cannot be made: %s", dir, strerror(errno));
+        return ml_fail(err, ML_EIO, "%s: cannot create: %s", dir, strerror(errno));
     d = opendir(dir);
     if (!d)
         return ml_fail(err, ML_EIO, "%s: %s", dir, strerror(errno));
     while (st == ML_OK && (e = readdir(d)))
         if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
             st = ml_fail(err, ML_EIO,
-                         "%s: already holds %s; name a new or an empty directory, so that "
-                         "nothing is overwritten",
-                         dir, e->d_name);
+                         "%s already contains %s; choose a new or empty directory", dir,
+                         e->d_name);
     closedir(d);
     return st;
 }

@@ -53,7 +53,7 @@ static void bind_given(const ml_plan *p, const ml_node *n, const ml_run *r, ml_o
 }
 
 /* Copies the given selection to the output to which the node writes its selection. */
-static void send_given(const ml_plan *p, const ml_node *n, ml_op_args *a) {
+static void upload_given(const ml_plan *p, const ml_node *n, ml_op_args *a) {
     int out;
 
     if (!a->given.data || p->be->dev->host || route_of(n, &out) == ML_N_ROUTING)
@@ -158,7 +158,7 @@ ml_status ml_plan_new(ml_plan **out, const ml_spec *s, ml_backend *be, ml_plan_o
     ml_status st;
 
     if (!p)
-        return ml_fail(err, ML_ENOMEM, "no memory for a plan");
+        return ml_fail(err, ML_ENOMEM, "out of memory for a plan");
     ML_BUG_IF(opts.backward && opts.kv_shared); /* gradients need all keys in the batch */
     p->spec = s;
     p->be = be;
@@ -232,8 +232,8 @@ static void bind_kv(const ml_plan *p, const ml_node *n, const ml_kv *kv, ml_op_a
 }
 
 /* Copies a node's selections to the run's routing record. */
-static void tell_chosen(const ml_plan *p, const ml_node *n, const ml_run *r,
-                        const ml_op_args *a) {
+static void report_chosen(const ml_plan *p, const ml_node *n, const ml_run *r,
+                          const ml_op_args *a) {
     int out;
     ml_routing_kind route = route_of(n, &out);
 
@@ -258,10 +258,10 @@ static void run_node(ml_plan *p, int32_t node, bool forward, const ml_run *r) {
     double start = ml_clock_s();
 
     bind_forward(p, node, forward, r, &a);
-    send_given(p, n, &a);
+    upload_given(p, n, &a);
     p->be->ops->forward[n->op](p->be->stream, &a);
     if (forward)
-        tell_chosen(p, n, r, &a);
+        report_chosen(p, n, r, &a);
     for (int k = 0; p->dump && forward && k < ML_OP_OUT; k++)
         if (n->out[k] != ML_NONE && !ml_axis_is_kept(p->spec->value[n->out[k]].axis))
             ml_plan_dump_value(p->dump, p->spec, node, k, false, &a.out[k]);
@@ -296,7 +296,7 @@ static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
     for (int32_t i = 0; i < n; i += took) {
         const ml_op_call *c = &p->bound[i];
         double start = ml_clock_s();
-        send_given(p, &p->spec->node[i], &p->bound[i].args);
+        upload_given(p, &p->spec->node[i], &p->bound[i].args);
         took = ops->together(p->be->stream, c, n - i);
         if (took == 0) {
             ops->forward[c->op](p->be->stream, &c->args);
@@ -305,7 +305,7 @@ static void run_bound(ml_plan *p, const ml_run *r, bool recorded) {
         counts_as = foremost(c, took);
         p->stats.forward_s[c[counts_as].op] += ml_clock_s() - start;
         for (int32_t k = 0; k < took; k++) {
-            tell_chosen(p, &p->spec->node[i + k], r, &c[k].args);
+            report_chosen(p, &p->spec->node[i + k], r, &c[k].args);
             p->stats.rows[c[k].op] += c[k].args.out[0].shape[0];
         }
         if (!recorded)

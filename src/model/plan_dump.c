@@ -30,7 +30,7 @@ ml_status ml_plan_dump_open(ml_plan_dump **out, const char *dir, const char *fil
     ml_plan_dump *d = calloc(1, sizeof *d);
 
     if (!d)
-        return ml_fail(err, ML_ENOMEM, "no memory to dump tensors");
+        return ml_fail(err, ML_ENOMEM, "out of memory for dumping tensors");
     pthread_mutex_init(&d->lock, NULL);
     ml_arena_init(&d->arena, "a dump of tensors");
     d->last = &d->first;

@@ -93,7 +93,7 @@ static ml_status check_member(const ml_param *p, int32_t e, const ml_checkpoint 
                        c->dir, part ? p->part->name : name, want);
     if (t->n_dim != n_dim || memcmp(t->shape, shape, sizeof *t->shape * (size_t)n_dim))
         return ml_fail(err, ML_EFORMAT,
-                       "%s: tensor %s has shape %s; config.json asks for %s", s.file->path,
+                       "%s: tensor %s has shape %s; config.json requires %s", s.file->path,
                        t->name.ptr, shape_text(t->shape, t->n_dim, found, sizeof found),
                        want);
     if (t->dtype != ML_ST_F32 && t->dtype != ML_ST_BF16 && t->dtype != ML_ST_F16)

@@ -160,8 +160,7 @@ static ml_status check_total(const ml_spec *s, const char *path, ml_err *err) {
         total += (double)ml_param_count(&s->param[i]);
     if (total > most)
         return ml_fail(err, ML_EFORMAT,
-                       "%s: the sizes given make a model of %.3g parameters; "
-                       "at most %.3g are believed",
+                       "%s: the sizes give a model of %.3g parameters; the maximum is %.3g",
                        path, total, most);
     return ML_OK;
 }

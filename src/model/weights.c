@@ -291,7 +291,7 @@ static ml_status pack_all(ml_weights *w, const ml_spec *s, const ml_checkpoint *
         for (int32_t i = 0; i < s->n_param; i++)
             pack_param(&k, &w->t[i], &s->param[i], c);
     else
-        st = ml_fail(err, ML_ENOMEM, "no memory to pack weights");
+        st = ml_fail(err, ML_ENOMEM, "out of memory for packing weights");
     free(k.stage);
     ml_pool_free(k.pool);
     return st == ML_OK ? be->dev->sync(be->stream, err) : st;
@@ -351,7 +351,7 @@ ml_status ml_weights_dummy(ml_weights *w, const ml_spec *s, ml_weight_dtype dtyp
     dtype = ml_weights_dtype(be, dtype);
     if (dtype == ML_WEIGHT_AUTO)
         dtype = ML_WEIGHT_BF16;
-    ml_arena_init(&stage, "made-up weights");
+    ml_arena_init(&stage, "dummy weights");
     f32 = ML_NEW(&stage, float, PIECE);
     bf16 = ML_NEW(&stage, uint16_t, PIECE);
     st = carve(w, s, NULL, dtype, ML_MEM_WEIGHT, be, a, err);
@@ -472,7 +472,7 @@ static void begin_passage(passage *p, const ml_tensor *m, int64_t row, int64_t n
     size_t row_bytes = (size_t)m->shape[1] * ml_dtype_bytes(m->dtype);
 
     ML_BUG_IF(m->layout != ML_ROWS);
-    ml_arena_init(&p->arena, "rows on their way");
+    ml_arena_init(&p->arena, "rows in transfer");
     p->here = *m;
     p->there = (unsigned char *)m->data + (size_t)row * row_bytes;
     p->bytes = (size_t)n * row_bytes;

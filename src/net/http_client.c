@@ -202,8 +202,7 @@ static void reply_broken(peer *p) {
     ml_err err;
 
     if (p->reader.refusal == 413)
-        ml_fail(&err, ML_EFORMAT,
-                "%s: the reply is longer than %zu bytes, the most that it may have",
+        ml_fail(&err, ML_EFORMAT, "%s: the reply exceeds the limit of %zu bytes",
                 p->job->name, p->reader.max_body);
     else
         ml_fail(&err, ML_EFORMAT, "%s: the reply is not HTTP: %s", p->job->name,
@@ -302,7 +301,7 @@ static void on_timeout(peer *p, short what) {
         bufferevent_enable(p->bev, EV_READ); /* the server still receives: not idle */
         return;
     }
-    snprintf(text, sizeof text, "the server was silent for %g s", p->job->idle_s);
+    snprintf(text, sizeof text, "the server sent nothing for %g s", p->job->idle_s);
     fail(p->job, ML_EPEER, text);
 }
 
@@ -402,7 +401,7 @@ static void on_job(evutil_socket_t fd, short what, void *ud) {
         return;
     }
     if (j->peer->connected)
-        snprintf(text, sizeof text, "the reply was not complete after %g s", j->total_s);
+        snprintf(text, sizeof text, "the reply was not complete within %g s", j->total_s);
     else
         snprintf(text, sizeof text, "cannot connect within %g s", j->connect_s);
     fail(j, ML_EPEER, text);

@@ -237,8 +237,7 @@ static bool body_fits(const ml_http_conn *c) {
            (used <= b->max && r->left <= b->max - used);
 }
 
-static const char budget_spent[] =
-    "the server holds as many bytes of requests as it may: try again later";
+static const char budget_spent[] = "too many bytes of requests in flight; try again later";
 
 static void head_came(ml_http_conn *c) {
     static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -248,13 +247,13 @@ static void head_came(ml_http_conn *c) {
     c->body.len = 0;
     c->head_at_s = c->began_s > 0 ? ml_clock_s() : 0;
     if (!known_method(r->method))
-        ml_http_conn_refuse(c, 501, "this server does not know the method");
+        ml_http_conn_refuse(c, 501, "unknown method");
     else if (!split_target(c, r->target))
-        ml_http_conn_refuse(c, 400, "the target of the request is not a path");
+        ml_http_conn_refuse(c, 400, "the request target must be a path");
     else if (!passes_gate(c))
         return;
     else if (r->minor == 1 && expect.ptr && !ml_http_name_is(expect, "100-continue"))
-        ml_http_conn_refuse(c, 417, "the only Expect this server meets is 100-continue");
+        ml_http_conn_refuse(c, 417, "only Expect: 100-continue is supported");
     else if (!body_fits(c))
         ml_http_conn_refuse(c, 503, budget_spent);
     else if (r->minor == 1 && expect.ptr)
@@ -275,7 +274,7 @@ static void data_came(ml_http_conn *c, ml_str piece) {
 static void request_came(ml_http_conn *c) {
     c->began_s = c->head_at_s = 0;
     if (!ml_http_call_new(c)) {
-        ml_http_conn_refuse(c, 503, "the server has no memory left: try again later");
+        ml_http_conn_refuse(c, 503, "the server is out of memory; try again later");
         return;
     }
     set_deadlines(c);
@@ -331,7 +330,7 @@ static void advance(ml_http_conn *c) {
         step s = { .conn = c, .rest = bytes };
 
         if (!ml_memory_try(take_step, &s)) {
-            ml_http_conn_refuse(c, 503, "the server has no memory left: try again later");
+            ml_http_conn_refuse(c, 503, "the server is out of memory; try again later");
             return;
         }
         evbuffer_drain(in, bytes.len - s.rest.len);
@@ -381,8 +380,8 @@ static void check_request(ml_http_conn *c) {
         return;
     }
     ml_http_conn_refuse(c, 408,
-                        c->head_at_s > 0 ? "the body of the request came too slowly"
-                                         : "the head of the request came too slowly");
+                        c->head_at_s > 0 ? "timed out reading the request body"
+                                         : "timed out reading the request headers");
     event_active(c->settle, EV_TIMEOUT, 0);
 }
 
@@ -522,7 +521,7 @@ void ml_http_conn_open(ml_http_server *s, int fd, const char *peer) {
         return;
     }
     if (s->n_conn > s->limits.max_connections) {
-        ml_http_conn_refuse(c, 503, "this server has as many connections as it takes");
+        ml_http_conn_refuse(c, 503, "too many connections");
         event_active(c->settle, EV_TIMEOUT, 0);
     }
 }

@@ -172,26 +172,26 @@ static ml_http_event read_request_line(ml_http_reader *r, ml_str line) {
 
     b = a ? memchr(a + 1, ' ', (size_t)(end - a - 1)) : NULL;
     if (!b)
-        return bad(r, 400, "the request line is not METHOD TARGET VERSION");
+        return bad(r, 400, "malformed request line: expected METHOD TARGET VERSION");
     r->method = (ml_str){ line.ptr, (size_t)(a - line.ptr) };
     r->target = (ml_str){ a + 1, (size_t)(b - a - 1) };
     if (!is_token(r->method))
-        return bad(r, 400, "the method is not a word");
+        return bad(r, 400, "malformed method");
     if (r->target.len == 0 || !is_text(r->target) ||
         memchr(r->target.ptr, '\t', r->target.len))
-        return bad(r, 400, "the target of the request has characters that it may not have");
+        return bad(r, 400, "invalid characters in the request target");
     if (!read_version(r, (ml_str){ b + 1, (size_t)(end - b - 1) }))
-        return bad(r, 505, "the request is not HTTP/1.1 or HTTP/1.0");
+        return bad(r, 505, "expected HTTP/1.1 or HTTP/1.0");
     return ML_HTTP_HEAD;
 }
 
 static ml_http_event read_status_line(ml_http_reader *r, ml_str line) {
     if (line.len < 12 || !read_version(r, (ml_str){ line.ptr, 8 }) || line.ptr[8] != ' ' ||
         (line.len > 12 && line.ptr[12] != ' '))
-        return bad(r, 502, "the status line is not VERSION CODE REASON");
+        return bad(r, 502, "malformed status line: expected VERSION CODE REASON");
     for (int i = 9; i < 12; i++) {
         if (line.ptr[i] < '0' || line.ptr[i] > '9')
-            return bad(r, 502, "the status is not a number of three digits");
+            return bad(r, 502, "the status code must have three digits");
         r->status = r->status * 10 + (line.ptr[i] - '0');
     }
     if (r->status < 100)
@@ -204,15 +204,15 @@ static ml_http_event read_field(ml_http_reader *r, ml_str line) {
     ml_str name, value;
 
     if (!colon)
-        return bad(r, 400, "a header has no colon");
+        return bad(r, 400, "malformed header: no colon");
     name = (ml_str){ line.ptr, (size_t)(colon - line.ptr) };
     value = trim((ml_str){ colon + 1, line.len - name.len - 1 });
     if (!is_token(name))
-        return bad(r, 400, "the name of a header is not a word followed by a colon");
+        return bad(r, 400, "malformed header name");
     if (!is_text(value))
-        return bad(r, 400, "the value of a header has control characters");
+        return bad(r, 400, "control characters in a header value");
     if (r->n_field == ML_HTTP_MAX_FIELDS)
-        return bad(r, 431, "there are more than 128 headers");
+        return bad(r, 431, "more than 128 headers");
     r->field[r->n_field++] = (ml_http_field){ name, value };
     return ML_HTTP_HEAD;
 }
@@ -230,7 +230,7 @@ static int count_fields(const ml_http_reader *r, const char *name) {
 static ml_http_event check_side(ml_http_reader *r) {
     if (!r->reply && count_fields(r, "host") != 1 &&
         (r->minor == 1 || count_fields(r, "host") > 1))
-        return bad(r, 400, "an HTTP/1.1 request has exactly one Host header");
+        return bad(r, 400, "an HTTP/1.1 request must have exactly one Host header");
     return ML_HTTP_HEAD;
 }
 
@@ -242,14 +242,14 @@ static ml_http_event find_framing(ml_http_reader *r) {
     r->framing = ML_HTTP_FIXED;
     r->left = 0;
     if (n_length > 1 || n_coding > 1 || (n_length && n_coding))
-        return bad(r, 400, "the length of the body is given more than once");
+        return bad(r, 400, "duplicate body length");
     if (n_length && !decimal(ml_http_reader_field(r, "content-length"), &r->left))
-        return bad(r, 400, "Content-Length is not a number");
+        return bad(r, 400, "Content-Length must be a number");
     if (n_coding) {
         if (!ml_http_name_is(ml_http_reader_field(r, "transfer-encoding"), "chunked"))
-            return bad(r, 501, "the only Transfer-Encoding understood is chunked");
+            return bad(r, 501, "only Transfer-Encoding: chunked is supported");
         if (r->minor == 0)
-            return bad(r, 400, "HTTP/1.0 has no Transfer-Encoding");
+            return bad(r, 400, "HTTP/1.0 does not support Transfer-Encoding");
         r->framing = ML_HTTP_CHUNKED;
     }
     if (r->reply && (r->bodyless || r->status == 204 || r->status == 304)) {
@@ -258,7 +258,7 @@ static ml_http_event find_framing(ml_http_reader *r) {
     } else if (r->reply && !n_length && !n_coding)
         r->framing = ML_HTTP_TO_EOF;
     if (r->framing == ML_HTTP_FIXED && r->left > r->max_body)
-        return bad(r, 413, "the body is larger than this server takes");
+        return bad(r, 413, "the body exceeds the server's limit");
     r->state = r->framing == ML_HTTP_CHUNKED ? CHUNK_SIZE : BODY;
     return ML_HTTP_HEAD;
 }
@@ -269,13 +269,13 @@ static ml_http_event parse_head(ml_http_reader *r) {
     ml_str line;
 
     if (memchr(p, 0, r->head.len))
-        return bad(r, 400, "the head of the message has a NUL in it");
+        return bad(r, 400, "NUL byte in the headers");
     if (!cut_line(&p, &line))
-        return bad(r, 400, "lines end in CR LF");
+        return bad(r, 400, "lines must end in CR LF");
     e = r->reply ? read_status_line(r, line) : read_request_line(r, line);
     while (e == ML_HTTP_HEAD) {
         if (!cut_line(&p, &line))
-            return bad(r, 400, "lines end in CR LF");
+            return bad(r, 400, "lines must end in CR LF");
         if (line.len == 0)
             break;
         e = read_field(r, line);
@@ -295,15 +295,15 @@ static bool is_interim(const ml_http_reader *r) {
 static ml_http_event next_head(ml_http_reader *r, ml_str *in) {
     while (in->len) {
         if (!r->reply && r->head.len == 0 && in->ptr[0] == TLS_HANDSHAKE)
-            return bad(r, 400,
-                       "the connection begins with a TLS handshake, and this port speaks "
-                       "plain HTTP: use http:// in place of https://");
+            return bad(
+                r, 400,
+                "TLS handshake on a plain HTTP port: use http:// instead of https://");
         bool whole = take_line(&r->head, in);
         const char *line = r->head.ptr + r->line_at;
         size_t n = r->head.len - r->line_at;
 
         if (r->head.len > r->max_header)
-            return bad(r, 431, "the headers are larger than this server takes");
+            return bad(r, 431, "the headers exceed the server's limit");
         if (!whole)
             break;
         if (n > 2 || (n == 2 && *line != '\r')) {
@@ -332,7 +332,7 @@ static ml_http_event take_data(ml_http_reader *r, ml_str *in, ml_str *piece) {
     if (n == 0)
         return ML_HTTP_MORE;
     if (n > r->max_body - r->body_bytes)
-        return bad(r, 413, "the body is larger than this server takes");
+        return bad(r, 413, "the body exceeds the server's limit");
     *piece = (ml_str){ in->ptr, n };
     in->ptr += n;
     in->len -= n;
@@ -348,19 +348,19 @@ static ml_http_event chunk_size(ml_http_reader *r, ml_str *in) {
     size_t n = 0;
 
     if (r->line.len > MAX_CHUNK_LINE)
-        return bad(r, 400, "the line with the size of a chunk is too long");
+        return bad(r, 400, "the chunk size line is too long");
     if (!whole)
         return ML_HTTP_MORE;
     if (line.len < 2 || line.ptr[line.len - 2] != '\r')
-        return bad(r, 400, "lines end in CR LF");
+        return bad(r, 400, "lines must end in CR LF");
     line.len -= 2;
     r->left = 0;
     for (; n < line.len && hex_digit(line.ptr[n]) >= 0; n++)
         r->left = r->left << 4 | (uint64_t)hex_digit(line.ptr[n]);
     if (n == 0 || n > 15 || (n < line.len && line.ptr[n] != ';') || !is_text(line))
-        return bad(r, 400, "the size of a chunk is not a hexadecimal number");
+        return bad(r, 400, "the chunk size must be a hexadecimal number");
     if (r->left > r->max_body - r->body_bytes)
-        return bad(r, 413, "the body is larger than this server takes");
+        return bad(r, 413, "the body exceeds the server's limit");
     r->line.len = 0;
     r->state = r->left ? CHUNK_DATA : TRAILERS;
     return ML_HTTP_MORE;
@@ -371,7 +371,7 @@ static ml_http_event chunk_end(ml_http_reader *r, ml_str *in) {
 
     if (r->line.len > 2 || (whole && r->line.len != 2) ||
         (r->line.len && r->line.ptr[0] != '\r'))
-        return bad(r, 400, "a chunk is longer than it said");
+        return bad(r, 400, "a chunk is longer than its size");
     if (whole) {
         r->line.len = 0;
         r->state = CHUNK_SIZE;
@@ -386,11 +386,11 @@ static ml_http_event trailers(ml_http_reader *r, ml_str *in) {
 
     r->trailer_bytes += r->line.len - before;
     if (r->trailer_bytes > r->max_header)
-        return bad(r, 431, "the trailers are larger than this server takes");
+        return bad(r, 431, "the trailers exceed the server's limit");
     if (!whole)
         return ML_HTTP_MORE;
     if (r->line.len < 2 || r->line.ptr[r->line.len - 2] != '\r')
-        return bad(r, 400, "lines end in CR LF");
+        return bad(r, 400, "lines must end in CR LF");
     if (r->line.len == 2)
         r->state = DONE;
     r->line.len = 0;

@@ -81,7 +81,7 @@ static ml_status listen_at(ml_http_server *s, const char *host, int port, ml_err
     snprintf(service, sizeof service, "%d", port);
     gai = getaddrinfo(host, service, &hints, &all);
     if (gai != 0)
-        return ml_fail(err, ML_EIO, "host %s: %s; name an address of this machine", host,
+        return ml_fail(err, ML_EIO, "host %s: %s; use an address of this machine", host,
                        gai_strerror(gai));
     for (struct addrinfo *a = all; a && !s->listener; a = a->ai_next)
         s->listener = evconnlistener_new_bind(ml_loop_base(s->loop), accepted, s,
@@ -91,7 +91,7 @@ static ml_status listen_at(ml_http_server *s, const char *host, int port, ml_err
     why = errno;
     freeaddrinfo(all);
     if (!s->listener)
-        return ml_fail(err, ML_EIO, "cannot listen at %s port %d: %s", host, port,
+        return ml_fail(err, ML_EIO, "cannot listen on %s port %d: %s", host, port,
                        strerror(why));
     return ML_OK;
 }

@@ -43,7 +43,7 @@ ml_status ml_http_url_split(ml_http_url *out, const char *url, ml_err *err) {
     bool bracket;
 
     if (strncmp(p, "https://", 8) == 0)
-        return ml_fail(err, ML_EUNSUP, "'%s': https is not offered; use http", url);
+        return ml_fail(err, ML_EUNSUP, "'%s': https is not supported; use http", url);
     if (strncmp(p, "http://", 7) != 0)
         return malformed(url, err);
     p += 7;

@@ -165,7 +165,7 @@ ml_status ml_loop_new(ml_loop **out, ml_err *err) {
     if (l->base && l->wake_fd >= 0)
         l->wake = event_new(l->base, l->wake_fd, EV_READ | EV_PERSIST, run_posted, l);
     if (!l->wake || event_add(l->wake, NULL) != 0) {
-        ml_fail(err, ML_EIO, "the system has no event loop for us: %s", strerror(errno));
+        ml_fail(err, ML_EIO, "cannot create an event loop: %s", strerror(errno));
         ml_loop_free(l);
         return ML_EIO;
     }
@@ -245,8 +245,7 @@ ml_status ml_loop_on_signal(ml_loop *l, int signal, ml_loop_fn *fn, void *ud, ml
         if (s->event)
             event_free(s->event);
         free(s);
-        return ml_fail(err, ML_EIO, "signal %d cannot be waited for: %s", signal,
-                       strerror(errno));
+        return ml_fail(err, ML_EIO, "cannot handle signal %d: %s", signal, strerror(errno));
     }
     l->signals = s;
     return ML_OK;

@@ -4,7 +4,7 @@
 #ifndef ML_PLUGIN_GENERATE_PATH_H
 #define ML_PLUGIN_GENERATE_PATH_H
 
-#include "rl/environment.h"
+#include "rl/env/environment.h"
 
 /* Fills out->row or out->command, or neither if an answer is a single turn.  `path` is a
  * built-in name, "./my.so:name", "./env.py" or "./env.py:name", "cmd:" and a command

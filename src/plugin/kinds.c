@@ -7,7 +7,7 @@ const ml_kind ml_kinds[] = {
       "source",
       "data-source-path",
       sizeof(miles_source),
-      { offsetof(miles_source, pick) } },
+      { offsetof(miles_source, select) } },
     { MILES_ROLLOUT,
       "rollout",
       "rollout-function-path",

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "plugin/edge.h"
+#include "plugin/extension.h"
 
 /* Miles' own rollout functions are the default behaviour without the flag. */
 static const char *own_rollout(const char *path) {

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "plugin/edge.h"
+#include "plugin/extension.h"
 #include "rl/builtins.h"
 
 /* --- contradictory options ---------------------------------------------------- */
@@ -14,7 +14,7 @@ static bool two_kls(const ml_recipe *r, const ml_algo_opts *o) {
 }
 
 static bool unwhitened(const ml_recipe *r, const ml_algo_opts *o) {
-    return r->compute_advantages && (r->advantage->wants & MILES_WHITEN) &&
+    return r->compute_advantages && (r->advantage->needs & MILES_WHITEN) &&
            !o->normalize_advantages;
 }
 
@@ -29,7 +29,7 @@ static bool mismatch_of_what(const ml_recipe *r, const ml_algo_opts *o) {
 }
 
 static bool critic_with_penalty(const ml_recipe *r, const ml_algo_opts *o) {
-    return (r->advantage->wants & MILES_NEEDS_VALUES) && o->num.kl_coef != 0.0;
+    return (r->advantage->needs & MILES_NEEDS_VALUES) && o->num.kl_coef != 0.0;
 }
 
 static bool weak_dual_clip(const ml_recipe *r, const ml_algo_opts *o) {
@@ -51,18 +51,18 @@ static const struct {
     bool (*broken)(const ml_recipe *r, const ml_algo_opts *o);
     const char *sentence;
 } rules[] = {
-    { two_kls, "--kl-coef and --kl-loss-coef are two ways of the same: set one of them" },
+    { two_kls, "--kl-coef and --kl-loss-coef exclude each other: set one of them" },
     { unwhitened, "this --advantage-estimator needs --normalize-advantages" },
     { tis_on_itself,
-      "--use-tis corrects what --use-rollout-logprobs does without: use one of them" },
+      "--use-tis and --use-rollout-logprobs exclude each other: remove one of them" },
     { mismatch_of_what, "--get-mismatch-metrics needs --custom-tis-function-path" },
     { critic_with_penalty,
       "--kl-coef must be 0 with a critic: use --use-kl-loss and --kl-loss-coef" },
     { weak_dual_clip, "--eps-clip-c must be above 1" },
     { custom_without_path,
-      "--loss-type custom_loss and --custom-loss-function-path go together" },
-    { no_old_policy,
-      "--skip-actor-forward-only leaves no old log-probs for --kl-coef or --use-opd" },
+      "--loss-type custom_loss and --custom-loss-function-path need each other" },
+    { no_old_policy, "--kl-coef and --use-opd need old log-probs, which "
+                     "--skip-actor-forward-only does not compute" },
 };
 
 static ml_status check(const ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
@@ -74,7 +74,7 @@ static ml_status check(const ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
 
 /* --- extensions ---------------------------------------------------------------- */
 
-static ml_status find_rows(ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
+static ml_status find_extensions(ml_recipe *r, const ml_algo_opts *o, ml_err *err) {
     bool custom = strcmp(o->loss_type, "custom_loss") == 0 && o->custom_loss;
     bool corrects = o->num.use_tis || o->get_mismatch_metrics;
     const miles_extension *advantage = NULL, *loss = NULL, *tis = NULL, *reducer = NULL;
@@ -111,10 +111,10 @@ ml_status ml_recipe_resolve(ml_recipe *out, const ml_algo_opts *o, ml_err *err) 
                         .normalize_advantages = o->normalize_advantages,
                         .use_opd = o->use_opd,
                         .skip_actor_forward_only = o->skip_actor_forward_only };
-    st = find_rows(out, o, err);
+    st = find_extensions(out, o, err);
     if (st != ML_OK)
         return st;
-    wants = out->advantage->wants;
+    wants = out->advantage->needs;
     out->num.size = sizeof out->num;
     out->num.sequence_ratio = (wants & MILES_SEQUENCE_RATIO) != 0;
     out->num.use_correction = out->correction != NULL;

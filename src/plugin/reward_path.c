@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plugin/edge.h"
+#include "plugin/extension.h"
 #include "plugin/worker_command.h"
 #include "rl/reward/judge.h"
 #include "base/line_process.h"
@@ -32,7 +32,7 @@ static void find_ifbench(ml_reward_opts *opts, ml_arena *a) {
 /* Resolves a single reward, not a list. */
 static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
                           ml_err *err) {
-    const miles_extension *row = NULL;
+    const miles_extension *ext = NULL;
     ml_status st;
 
     if (!path && opts->rm_type && strcmp(opts->rm_type, "ifbench") == 0)
@@ -43,17 +43,17 @@ static ml_status find_one(ml_reward_opts *opts, ml_arena *a, const char *path,
         return ml_worker_command_find(&opts->command, a, NULL, path, "custom-rm-path", err);
     if (!strchr(path, ':'))
         return ml_fail(err, ML_EUSAGE,
-                       "--custom-rm-path '%s': write ./reward.py for a Python function "
+                       "--custom-rm-path '%s': expected ./reward.py for a Python function "
                        "reward(sample), cmd:COMMAND for a program that answers JSON lines, "
                        "or ./my.so:name for a shared object",
                        path);
-    st = ml_extension_find(&row, opts->group ? MILES_GROUP_REWARD : MILES_REWARD, path,
+    st = ml_extension_find(&ext, opts->group ? MILES_GROUP_REWARD : MILES_REWARD, path,
                            "custom-rm-path", err);
     /* miles_extension is the first member of its struct. */
     if (opts->group)
-        opts->group_row = (const void *)row;
+        opts->group_ext = (const void *)ext;
     else
-        opts->row = (const void *)row;
+        opts->ext = (const void *)ext;
     return st;
 }
 
@@ -101,7 +101,7 @@ static ml_status find_part(ml_reward_part *out, ml_arena *a, const ml_reward_opt
 
     if (!read_weight(item.ptr, item.len, &n, &out->weight))
         return ml_fail(err, ML_EUSAGE,
-                       "--%s: '%.*s' has no weight: a list of rewards is written "
+                       "--%s: '%.*s' has no weight: write a list of rewards as "
                        "NAME=WEIGHT,NAME=WEIGHT, such as math=0.8,./format.py=0.2",
                        flag, (int)item.len, item.ptr);
     what = ml_arena_str(a, item.ptr, n);
@@ -145,8 +145,8 @@ static ml_status find_list(ml_reward_opts *opts, ml_arena *a, const char *list,
         for (int i = 0; st == ML_OK && i + 1 < opts->n_part; i++)
             if (strcmp(part[i].name, own->name) == 0)
                 st = ml_fail(err, ML_EUSAGE,
-                             "--%s: two of the rewards are called '%s', and their metrics "
-                             "would be, too: rename one of the files or functions",
+                             "--%s: two rewards are named '%s', and their metrics would "
+                             "clash: rename one of the files or functions",
                              flag, own->name);
         if (st != ML_OK || !list[len])
             break;

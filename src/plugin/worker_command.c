@@ -76,7 +76,7 @@ ml_status ml_worker_command_find(ml_worker_command *out, ml_arena *a, const char
     end = strstr(rest, ".py") + 3;
     file = ml_arena_str(a, rest, (size_t)(end - rest));
     if (access(file, R_OK) != 0)
-        return ml_fail(err, ML_EIO, "--%s: %s cannot be read", flag, file);
+        return ml_fail(err, ML_EIO, "--%s: cannot read %s", flag, file);
     *out = ml_python_command(a, option, rest);
     return try_python(out, flag, err);
 }

@@ -43,8 +43,8 @@ const miles_answers *ml_answers_of(ml_arena *a, const ml_sample *const *s, int64
     return out;
 }
 
-ml_status ml_extension_failed(const miles_extension *row, const miles_error *why,
+ml_status ml_extension_failed(const miles_extension *ext, const miles_error *why,
                               ml_err *err) {
-    return ml_fail(err, ML_EFORMAT, "%s: %.*s", row->name, (int)sizeof why->text,
-                   why->text[0] ? why->text : "it failed without saying why");
+    return ml_fail(err, ML_EFORMAT, "%s: %.*s", ext->name, (int)sizeof why->text,
+                   why->text[0] ? why->text : "failed without an error message");
 }

@@ -12,7 +12,7 @@ const miles_answers *ml_answers_of(ml_arena *a, const ml_sample *const *s, int64
                                    int64_t rollout);
 
 /* Converts the error of an extension to a status and a message. */
-ml_status ml_extension_failed(const miles_extension *row, const miles_error *why,
+ml_status ml_extension_failed(const miles_extension *ext, const miles_error *why,
                               ml_err *err);
 
 #endif

@@ -6,21 +6,21 @@
 
 #include "miles/plugin.h"
 
-extern const miles_advantage ml_advantage_grpo, ml_advantage_gspo; /* advantage/ */
+extern const miles_advantage ml_advantage_grpo, ml_advantage_gspo; /* learn/advantage/ */
 extern const miles_advantage ml_advantage_reinforce_pp, ml_advantage_reinforce_pp_baseline;
 extern const miles_advantage ml_advantage_ppo;
-extern const miles_correction ml_correction_tis, ml_correction_icepop; /* correction/ */
-extern const miles_correction ml_correction_mis;
-extern const miles_reducer ml_reducer_drgrpo, ml_reducer_dapo; /* reduce/ */
+extern const miles_correction ml_correction_tis, ml_correction_icepop;
+extern const miles_correction ml_correction_mis;               /* learn/correction/ */
+extern const miles_reducer ml_reducer_drgrpo, ml_reducer_dapo; /* learn/reduce/ */
 extern const miles_loss ml_loss_policy, ml_loss_cispo, ml_loss_value,
-    ml_loss_sft; /* loss/ */
+    ml_loss_sft; /* learn/loss/ */
 
-extern const miles_reward ml_reward_math, ml_reward_deepscaler; /* reward/ */
+extern const miles_reward ml_reward_math, ml_reward_deepscaler; /* reward/graders/ */
 extern const miles_reward ml_reward_gemma_math, ml_reward_dapo, ml_reward_f1,
     ml_reward_gpqa;
 extern const miles_reward ml_reward_exact_match, ml_reward_regex, ml_reward_random;
 extern const miles_reward ml_reward_deterministic_random, ml_reward_zero;
-extern const miles_generate ml_generate_calculator; /* generate/ */
+extern const miles_generate ml_generate_calculator; /* env/ */
 extern const miles_group_filter ml_filter_nonzero_std, ml_filter_no_aborted;
 
 /* All of them, terminated by NULL. */

@@ -12,10 +12,10 @@ typedef struct ml_hooks {
 } ml_hooks;
 
 /* `hooks` may be NULL. */
-ml_status ml_hooks_tell(const ml_hooks *hooks, miles_when when, int64_t rollout,
+ml_status ml_hooks_call(const ml_hooks *hooks, miles_when when, int64_t rollout,
                         int64_t step, const char *what, ml_err *err);
 /* The same for MILES_DATA_READY. */
-ml_status ml_hooks_tell_batch(const ml_hooks *hooks, int64_t rollout,
+ml_status ml_hooks_call_batch(const ml_hooks *hooks, int64_t rollout,
                               const miles_batch *batch, ml_err *err);
 
 #endif

@@ -9,7 +9,7 @@ bool ml_recipe_is_flat(const ml_recipe *r) {
 }
 
 bool ml_recipe_compares_rewards(const ml_recipe *r) {
-    bool kl = (r->advantage->wants & MILES_USES_KL) && r->num.kl_coef != 0.0;
+    bool kl = (r->advantage->needs & MILES_USES_KL) && r->num.kl_coef != 0.0;
 
     return ml_recipe_is_flat(r) && r->compute_advantages && r->centre_rewards && !kl &&
            !(r->use_opd && r->opd_kl_coef != 0.0);

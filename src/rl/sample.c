@@ -218,7 +218,7 @@ static int64_t read_int(reader *r, const char *key, int64_t absent) {
 static const ml_json *read_array(reader *r, const char *key, int32_t n) {
     const ml_json *v = field(r, key);
     if (v && (v->type != ML_JSON_ARRAY || v->n != n)) {
-        complain(r, v, key, "an array with an element for each response token");
+        complain(r, v, key, "an array with one element per response token");
         return NULL;
     }
     return v;
@@ -286,7 +286,7 @@ static uint64_t *read_versions(reader *r, int32_t n) {
         k = k ? k->next : NULL;
     }
     if (at != n)
-        complain(r, len, "weight_version_tokens", "as many tokens as the response has");
+        complain(r, len, "weight_version_tokens", "one token per response token");
     return out;
 }
 
@@ -300,7 +300,8 @@ static void read_routed(reader *r, const char *key, ml_sample *s, ml_routing *ou
     row = ML_NEW(r->a, int32_t, v->text.len / 4 + 1);
     bytes = v->type == ML_JSON_STRING ? ml_base64_read(row, v->text) : -1;
     if (bytes < 1 || bytes % (n * size) != 0)
-        complain(r, v, key, "base64 of as many integers for each token but the last");
+        complain(r, v, key,
+                 "base64 of the same number of integers for each token except the last");
     else
         *out = (ml_routing){ .row = row, .n = (int32_t)n, .width = bytes / (n * size) };
 }
@@ -401,7 +402,7 @@ static ml_status check_logprobs(const ml_sample *s, const float *v, const char *
     for (int32_t t = 0; v && t < s->n_response; t++)
         if (!isfinite(v[t]) && !s->remove && (!s->mask || s->mask[t]))
             return ml_fail(err, ML_EFORMAT,
-                           "%s: sample %lld: element %d of \"%s\" is no number, and its "
+                           "%s: sample %lld: element %d of \"%s\" is not a number, but its "
                            "token is trained on",
                            name, (long long)s->index, t, what);
     return ML_OK;
@@ -414,8 +415,8 @@ ml_status ml_sample_check(const ml_sample *s, int64_t n_vocab, const char *name,
     for (int32_t i = 0; i < s->n_token; i++)
         if (s->token[i] < 0 || s->token[i] >= n_vocab)
             return ml_fail(err, ML_EFORMAT,
-                           "%s: sample %lld has token %d, and the model's ids end at %lld: "
-                           "was it made with another model?",
+                           "%s: sample %lld has token %d; the largest token id is %lld: "
+                           "was it generated with another model?",
                            name, (long long)s->index, s->token[i], (long long)n_vocab - 1);
     st = check_logprobs(s, s->logprob, "rollout_log_probs", name, err);
     return st == ML_OK
@@ -456,12 +457,11 @@ ml_status ml_samples_load(ml_sample **out, int64_t *n, ml_arena *a, const char *
     ml_status st;
 
     if (is_pickle(path))
-        return ml_fail(
-            err, ML_EUNSUP,
-            "%s: Python pickles are not read; recorded rollouts are JSON lines in "
-            "zstd (.jsonl.zst), a sample each: convert it, or record it with "
-            "--save-debug-rollout-data",
-            path);
+        return ml_fail(err, ML_EUNSUP,
+                       "%s: Python pickles are not supported; recorded rollouts are "
+                       "zstd-compressed JSON lines (.jsonl.zst), one per sample: convert "
+                       "it, or record it with --save-debug-rollout-data",
+                       path);
     st = ml_zst_read(&all, path, MAX_BYTES, err);
     if (st != ML_OK) {
         ml_text_release(&all);

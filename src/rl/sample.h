@@ -15,8 +15,8 @@
 #include <stdint.h>
 
 #include "base/json.h"
-#include "engine/gen.h"
-#include "rl/reward/parts.h"
+#include "gen/gen.h"
+#include "rl/reward_parts.h"
 
 typedef enum ml_sample_status {
     ML_SAMPLE_PENDING,

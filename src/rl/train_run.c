@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "rl/run_disk.h"
+#include "rl/record/run_disk.h"
 
 /* --- opening ---------------------------------------------------------------- */
 
@@ -178,7 +178,7 @@ static void name_set(ml_train_run *r, int *n, bool there, const char *name) {
 }
 
 /* Sizes only; the longest sample is not known in advance. */
-void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out) {
+void ml_train_run_memory(ml_train_run *r, ml_memory_request *out) {
     const ml_train_run_opts *o = &r->opts;
     size_t bytes = ml_weights_bytes(&r->spec, r->from, ml_weights_dtype(&r->be, o->dtype));
     bool critic = r->critic.from != NULL;
@@ -191,7 +191,7 @@ void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out) {
     name_set(r, &n, o->teacher_load != NULL, "teacher weights");
     name_set(r, &n, o->second_set, "rollout weights");
     r->set_name[n] = NULL;
-    *out = (ml_memory_ask){
+    *out = (ml_memory_request){
         .spec = &r->spec,
         .be = &r->be,
         .weight_bytes = bytes,
@@ -244,20 +244,20 @@ static int64_t count_saves(const ml_train_run *r) {
 
 ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err) {
     const ml_train_run_opts *o = &r->opts;
-    ml_memory_ask ask;
+    ml_memory_request req;
     ml_run_disk d = { .dir = o->save, .n_keep = o->keep_last };
 
     if (!o->save || o->learns_nothing)
         return ML_OK;
-    ml_train_run_memory(r, &ask);
+    ml_train_run_memory(r, &req);
     d.n_save = count_saves(r);
     if (o->retain_interval)
         d.n_keep = (d.n_keep ? d.n_keep : 1) + r->num_rollout / o->retain_interval;
-    d.snapshot_bytes = snapshot_bytes(r, &r->spec, r->from, ask.bf16);
+    d.snapshot_bytes = snapshot_bytes(r, &r->spec, r->from, req.bf16);
     if (o->ref_interval)
         d.snapshot_bytes += (uint64_t)ml_spec_param_count(&r->spec) * sizeof(float);
     if (r->critic.from)
-        d.snapshot_bytes += snapshot_bytes(r, &r->critic.spec, r->critic.from, ask.bf16);
+        d.snapshot_bytes += snapshot_bytes(r, &r->critic.spec, r->critic.from, req.bf16);
     d.copy_bytes = o->save_hf ? checkpoint_bytes(r->from) : 0;
     return ml_run_disk_check(&d, ml_run_disk_free(o->save), err);
 }

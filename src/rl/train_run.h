@@ -7,12 +7,12 @@
 #ifndef ML_RL_TRAIN_RUN_H
 #define ML_RL_TRAIN_RUN_H
 
-#include "rl/critic.h"
-#include "rl/data_source.h"
-#include "rl/learner.h"
-#include "rl/prompt_encoder.h"
-#include "rl/run_dir.h"
-#include "rl/run_log.h"
+#include "rl/learn/critic.h"
+#include "rl/data/data_source.h"
+#include "rl/learn/learner.h"
+#include "rl/data/prompt_encoder.h"
+#include "rl/record/run_dir.h"
+#include "rl/record/run_log.h"
 #include "train/memory.h"
 #include "train/snapshot.h"
 
@@ -105,7 +105,7 @@ ml_status ml_train_run_open(ml_train_run *out, const ml_train_run_opts *opts, ml
 void ml_train_run_close(ml_train_run *r); /* also after a failed open; zeros are allowed */
 
 /* Computes the memory that the run will need. */
-void ml_train_run_memory(ml_train_run *r, ml_memory_ask *out);
+void ml_train_run_memory(ml_train_run *r, ml_memory_request *out);
 
 /* The timeline for ops in phases of this kind; NULL: no profile shows them. */
 ml_timeline *ml_train_run_ops(const ml_train_run *r, ml_span_kind kind);

@@ -3,7 +3,7 @@
 
 #include "base/dir.h"
 #include "base/log.h"
-#include "engine/remote.h"
+#include "gen/remote.h"
 #include "rl/train_run.h"
 
 /* --- which weights ---------------------------------------------------------- */
@@ -218,13 +218,13 @@ static bool sizes_changed(ml_train_run *r, ml_str config) {
 static ml_status check_rate(ml_train_run *r, ml_str config, ml_err *err) {
     const ml_train_run_opts *o = &r->opts;
     int64_t n = ml_trainer_samples(r->trainer), left = r->num_rollout - r->rollout;
-    int64_t per_round = o->rollout_batch_size * o->source.n_samples_per_prompt;
+    int64_t per_rollout = o->rollout_batch_size * o->source.n_samples_per_prompt;
     bool changed = sizes_changed(r, config);
     ml_lr lr;
     ml_status st = ml_lr_init(&lr, &o->trainer.lr, err);
 
     if (st != ML_OK || o->trainer.lr.lr == 0 || left < 1 ||
-        (double)(n + (left - 1) * per_round) < lr.decay ||
+        (double)(n + (left - 1) * per_rollout) < lr.decay ||
         ml_lr_at(&lr, (int64_t)lr.decay + 1) > 0)
         return st;
     if ((double)n >= lr.decay && changed)
@@ -241,7 +241,7 @@ static ml_status check_rate(ml_train_run *r, ml_str config, ml_err *err) {
                (long long)(r->rollout +
                            ((double)n >= lr.decay
                                 ? 0
-                                : (int64_t)((lr.decay - (double)n) / (double)per_round))),
+                                : (int64_t)((lr.decay - (double)n) / (double)per_rollout))),
                lr.decay, (long long)n);
     return ML_OK;
 }
@@ -278,7 +278,7 @@ static ml_run_dir_opts dir_opts(ml_train_run *r, bool critic) {
         .load = critic ? critic_dir(r, o->critic_load, o->load) : o->load,
         .flag_save = critic ? "--critic-save" : "--save",
         .flag_load = critic ? "--critic-load" : "--load",
-        .anew = o->finetune || o->start_rollout == 0,
+        .restart = o->finetune || o->start_rollout == 0,
         .overwrite = o->overwrite,
     };
 

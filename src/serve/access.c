@@ -276,16 +276,15 @@ static bool check_host(const ml_access *a, const ml_http_head *h, ml_http_early 
                : a->opts.api_key || !is_browser(h) || is_known_host(a, host, true))
         return true;
     return refuse(e, 403,
-                  "the name in Host is not one of this machine: ask for localhost or "
-                  "127.0.0.1, or start with --allowed-hosts NAME");
+                  "host not allowed: use localhost or 127.0.0.1, or start the server with "
+                  "--allowed-hosts NAME");
 }
 
 static bool check_browser(const ml_access *a, const ml_http_head *h, ml_http_early *e) {
     if (!is_foreign(a, h))
         return true;
     return refuse(e, 403,
-                  "pages of other sites may not use this server: start with "
-                  "--allowed-origins ORIGIN to let one");
+                  "origin not allowed: start the server with --allowed-origins ORIGIN");
 }
 
 static bool check_key(const ml_access *a, const ml_http_head *h, ml_access_class class,
@@ -297,21 +296,20 @@ static bool check_key(const ml_access *a, const ml_http_head *h, ml_access_class
     snprintf(e->headers + n, sizeof e->headers - n, "WWW-Authenticate: Bearer\r\n");
     return refuse(e, 401,
                   class == ML_ACCESS_ADMIN && a->opts.admin_key
-                      ? "The key is missing or wrong: send \"Authorization: Bearer KEY\" "
-                        "with the key of --admin-api-key"
-                      : "The key is missing or wrong: send \"Authorization: Bearer KEY\" "
-                        "with the key of --api-key");
+                      ? "Missing or invalid key: send \"Authorization: Bearer KEY\" with "
+                        "the key of --admin-api-key"
+                      : "Missing or invalid key: send \"Authorization: Bearer KEY\" with "
+                        "the key of --api-key");
 }
 
 static bool check_admin(const ml_http_head *h, bool proved, ml_http_early *e) {
     if (is_read(h->method) && !proved && is_browser(h))
         return refuse(e, 403,
-                      "a browser may not change the server by GET: use POST, or send the "
-                      "key");
+                      "browsers must use POST, or send the key, to change the server");
     if (h->has_body && !is_json(ml_http_head_field(h, "content-type")))
-        return refuse(e, 415,
-                      "the body of this request is JSON: send \"Content-Type: "
-                      "application/json\"");
+        return refuse(
+            e, 415,
+            "the request body must be JSON: send \"Content-Type: application/json\"");
     return true;
 }
 
@@ -365,13 +363,12 @@ ml_status ml_access_init(ml_access *out, const char *host, const ml_access_opts 
         return ML_OK;
     if (!out->local)
         return ml_fail(err, ML_EUSAGE,
-                       "--host %s: other machines could use the server without a key: give "
-                       "--api-key-file FILE, listen on 127.0.0.1, or say --insecure",
+                       "--host %s: other machines could use the server without a key: set "
+                       "--api-key-file FILE, listen on 127.0.0.1, or add --insecure",
                        host);
     if (in_list(ml_str_of("*"), o->allowed_origin, o->n_origin))
         return ml_fail(err, ML_EUSAGE,
-                       "--allowed-origins *: every page could use the server without a "
-                       "key: give --api-key-file FILE, name the origins, or say "
-                       "--insecure");
+                       "--allowed-origins *: every web page could use the server without a "
+                       "key: set --api-key-file FILE, list the origins, or add --insecure");
     return ML_OK;
 }

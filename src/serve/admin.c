@@ -61,7 +61,8 @@ ml_status ml_admin_open(ml_admin **out, ml_server *s, ml_err *err) {
     ML_BUG_IF(pthread_mutex_init(&a->lock, NULL) || pthread_cond_init(&a->wake, NULL));
     code = pthread_create(&a->thread, NULL, run, a);
     if (code)
-        return ml_fail(err, ML_EIO, "no thread for the server: %s", strerror(code));
+        return ml_fail(err, ML_EIO, "cannot create a thread for the server: %s",
+                       strerror(code));
     *out = a;
     return ML_OK;
 }
@@ -297,7 +298,7 @@ static void run_continue(ml_admin *a, task *t) {
 
 static void reply_continued(task *t, ml_http_call *c) {
     (void)t;
-    reply_ok(c, "Generation goes on.");
+    reply_ok(c, "Generation continued.");
 }
 
 static const ml_field continue_rows[] = {
@@ -337,9 +338,10 @@ static void reply_flushed(task *t, ml_http_call *c) {
     if (t->flushed)
         ml_http_reply(c, 200, "text/plain", ml_str_of("Cache flushed.\n"));
     else
-        ml_http_reply(c, 400, "text/plain",
-                      ml_str_of(t->st ? t->err.msg
-                                      : "Requests are in flight; nothing was flushed.\n"));
+        ml_http_reply(
+            c, 400, "text/plain",
+            ml_str_of(t->st ? t->err.msg
+                            : "Requests are in flight; the cache was not flushed.\n"));
 }
 
 void ml_serve_flush(ml_server *s, ml_http_call *c) {
@@ -407,7 +409,7 @@ static void serve_memory(ml_server *s, ml_http_call *c, void (*how)(ml_admin *a,
     if (!st)
         st = read_tags(t, b.tags, &err);
     if (!st && !s->opts.memory.release)
-        st = ml_fail(&err, ML_EUNSUP, "this generator cannot give its memory back");
+        st = ml_fail(&err, ML_EUNSUP, "this engine cannot release its memory");
     if (st) {
         ml_admin_refuse(t, &err);
         return;

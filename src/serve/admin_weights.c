@@ -26,7 +26,8 @@ static const ml_field update_rows[] = {
     { "recapture_cuda_graph", ML_FIELD_IGNORE },
     { "keep_pause", ML_FIELD_IGNORE }, /* only /continue_generation ends a pause */
     { "token_step", ML_FIELD_IGNORE },
-    { "is_async", ML_FIELD_REFUSE, .why = "the reply comes when the weights are in use" },
+    { "is_async", ML_FIELD_REFUSE,
+      .why = "the reply is sent when the new weights are in use" },
     { "manifest", ML_FIELD_REFUSE, .why = "checkpoints are checked against config.json" },
     { 0 },
 };
@@ -108,8 +109,8 @@ void ml_serve_update_from_disk(ml_server *s, ml_http_call *c) {
                      "\"load_format\": expected \"auto\" or \"safetensors\"");
     if (!st && !b.flush)
         st = ml_fail(&err, ML_EUNSUP,
-                     "\"flush_cache\" false is not offered: cached keys and values are of "
-                     "the old weights");
+                     "\"flush_cache\": false is not supported: the cache holds keys and "
+                     "values of the old weights");
     if (!st)
         st = ml_weight_path_of(&t->dir, &t->arena, b.model_path, "model_path", &err);
     if (!st)
@@ -198,7 +199,7 @@ void ml_serve_pull_weights(ml_server *s, ml_http_call *c) {
     if (!st && (!b.local.len || !b.source.len || b.target < 0))
         st = ml_fail(&err, ML_EUSAGE,
                      "expected \"local_checkpoint_dir\", \"source_dir\" and "
-                     "\"target_version\", a number from 0 on");
+                     "\"target_version\", a number >= 0");
     if (!st)
         st = ml_weight_path_of(&t->dir, &t->arena, b.local, "local_checkpoint_dir", &err);
     if (!st)

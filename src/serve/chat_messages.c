@@ -35,10 +35,10 @@ static ml_status part_text(ml_str *out, const ml_json *part, ml_err *err) {
                        "request body:%u:%u: a part of a message has no \"type\"",
                        (unsigned)part->line, (unsigned)part->column);
     if (!ml_str_is(type->text, "text"))
-        return ml_fail(err, ML_EUNSUP,
-                       "messages with parts of type \"%.*s\" are not offered: models here "
-                       "read text alone",
-                       (int)(type->text.len < 40 ? type->text.len : 40), type->text.ptr);
+        return ml_fail(
+            err, ML_EUNSUP,
+            "message parts of type \"%.*s\" are not supported: models are text-only",
+            (int)(type->text.len < 40 ? type->text.len : 40), type->text.ptr);
     if (!text || text->type != ML_JSON_STRING)
         return ml_fail(err, ML_EUSAGE,
                        "request body:%u:%u: a part of type \"text\" has no string \"text\"",
@@ -123,7 +123,7 @@ ml_status ml_chat_messages_read(const ml_json **out, const ml_json *messages, ml
     ml_json *copy = ML_NEW(a, ml_json, 1);
 
     if (!messages || messages->type != ML_JSON_ARRAY || messages->n == 0)
-        return ml_fail(err, ML_EUSAGE, "expected \"messages\", a list that is not empty");
+        return ml_fail(err, ML_EUSAGE, "expected \"messages\", a non-empty list");
     *copy = *messages;
     *out = copy;
     return rewrite_children(copy, rewrite_message, a, err);
@@ -140,9 +140,9 @@ ml_status ml_chat_messages_split(const ml_json **messages, ml_str *begun, ml_are
     content = ml_json_get(last, "content");
     if (!ml_str_is(ml_json_get(last, "role")->text, "assistant") || !content ||
         content->type != ML_JSON_STRING)
-        return ml_fail(err, ML_EUSAGE,
-                       "\"continue_final_message\" needs a last message of the assistant "
-                       "with text");
+        return ml_fail(
+            err, ML_EUSAGE,
+            "\"continue_final_message\" needs a final assistant message with text");
     *begun = content->text;
     *copy = **messages;
     copy->n--;

@@ -9,7 +9,7 @@
 void ml_choice_release(ml_choice *c) {
     if (c->job->api->release && c->ud)
         c->job->api->release(c);
-    ml_output_queue_release(&c->box);
+    ml_output_queue_release(&c->queue);
     ml_logprob_buffer_release(&c->scored);
     ml_logprob_buffer_release(&c->answer);
     ml_stops_release(&c->stops);
@@ -34,9 +34,9 @@ static void add_text(ml_choice *c, const ml_text *piece) {
 }
 
 /* The stop token is not part of the text, unless the request sets no_stop_trim. */
-static void add_tokens(ml_choice *c, const ml_output *news) {
-    ml_scored got = ml_logprob_buffer_view(&news->answer);
-    bool trim = news->finish == ML_FINISH_TOKEN && !c->params->no_stop_trim;
+static void add_tokens(ml_choice *c, const ml_output *output) {
+    ml_scored got = ml_logprob_buffer_view(&output->answer);
+    bool trim = output->finish == ML_FINISH_TOKEN && !c->params->no_stop_trim;
     int32_t n = trim && got.n ? got.n - 1 : got.n;
     ml_text *piece = &c->job->out;
 
@@ -45,10 +45,10 @@ static void add_tokens(ml_choice *c, const ml_output *news) {
     piece->len = 0;
     for (int32_t i = 0; i < n; i++)
         ml_detok_push(c->detok, got.id[i], piece);
-    if (news->finish != ML_FINISH_NOT)
+    if (output->finish != ML_FINISH_NOT)
         ml_detok_finish(c->detok, piece);
     add_text(c, piece);
-    if (news->finish != ML_FINISH_NOT && !c->cut)
+    if (output->finish != ML_FINISH_NOT && !c->cut)
         ml_stops_finish(&c->stops, &c->text);
 }
 
@@ -83,23 +83,23 @@ static void log_end(const ml_choice *c) {
     write_now(now, sizeof now);
     ml_json_quote(&rid, c->rid);
     ml_log(ML_LOG_INFO,
-           "%s %s %s: %d prompt tokens (%d cached), %d answer tokens, %s, %.3f s", now,
+           "%s %s %s: %d prompt tokens (%d cached), %d response tokens, %s, %.3f s", now,
            c->job->api->path, rid.ptr, (int)c->n_prompt, (int)c->n_cached, (int)c->answer.n,
            ml_choice_finish_word(c), c->end_s - c->job->start_s);
     ml_text_release(&rid);
 }
 
-static void measure(ml_choice *c, const ml_output *news, double now) {
+static void measure(ml_choice *c, const ml_output *output, double now) {
     ml_server_metrics *m = c->job->server->metrics;
 
-    if (news->answer.n && c->first_s == 0) {
+    if (output->answer.n && c->first_s == 0) {
         c->first_s = now;
         ml_server_metrics_first_token(m, c);
-    } else if (news->answer.n) {
-        ml_server_metrics_tokens(m, now - c->end_s, news->answer.n);
+    } else if (output->answer.n) {
+        ml_server_metrics_tokens(m, now - c->end_s, output->answer.n);
     }
     c->end_s = now;
-    if (news->finish == ML_FINISH_NOT)
+    if (output->finish == ML_FINISH_NOT)
         return;
     ml_server_metrics_end(m, c);
     if (c->job->server->opts.log_requests)
@@ -108,40 +108,40 @@ static void measure(ml_choice *c, const ml_output *news, double now) {
 
 typedef struct arrival {
     ml_choice *choice;
-    const ml_output *news;
+    const ml_output *output;
 } arrival;
 
 /* The part of ml_choice_output that allocates memory. */
 static void collect(void *ud) {
     ml_choice *c = ((arrival *)ud)->choice;
-    const ml_output *news = ((arrival *)ud)->news;
-    ml_scored prompt = ml_logprob_buffer_view(&news->prompt),
-              answer = ml_logprob_buffer_view(&news->answer);
+    const ml_output *output = ((arrival *)ud)->output;
+    ml_scored prompt = ml_logprob_buffer_view(&output->prompt),
+              answer = ml_logprob_buffer_view(&output->answer);
 
     ml_logprob_buffer_add(&c->scored, &prompt, c->n_top, c->n_also);
     ml_logprob_buffer_add(&c->answer, &answer, c->n_top, c->n_also);
-    add_tokens(c, news);
+    add_tokens(c, output);
     for (int i = 0; i < ML_N_ROUTING; i++)
-        ml_text_add(&c->chosen[i], news->routed[i].ptr ? news->routed[i].ptr : "",
-                    news->routed[i].len);
+        ml_text_add(&c->chosen[i], output->routed[i].ptr ? output->routed[i].ptr : "",
+                    output->routed[i].len);
 }
 
-void ml_choice_output(void *ud, const ml_output *news) {
+void ml_choice_output(void *ud, const ml_output *output) {
     ml_choice *c = ud;
-    bool whole = !news->lost && ml_memory_try(collect, &(arrival){ c, news });
+    bool whole = !output->lost && ml_memory_try(collect, &(arrival){ c, output });
 
-    c->finish = news->finish;
-    c->matched = news->matched;
-    c->n_cached = news->n_cached;
-    c->n_preempt = news->n_preempt;
-    c->version = news->version;
-    c->queued_s = news->queued_s;
-    memcpy(c->message, news->message, sizeof c->message);
-    if (news->finish != ML_FINISH_NOT) {
+    c->finish = output->finish;
+    c->matched = output->matched;
+    c->n_cached = output->n_cached;
+    c->n_preempt = output->n_preempt;
+    c->version = output->version;
+    c->queued_s = output->queued_s;
+    memcpy(c->message, output->message, sizeof c->message);
+    if (output->finish != ML_FINISH_NOT) {
         c->open = false;
         c->job->n_open--;
     }
-    measure(c, news, ml_clock_s());
+    measure(c, output, ml_clock_s());
     if (!whole)
         ml_job_fail(c->job);
     ml_job_output(c->job, c);

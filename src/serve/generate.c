@@ -20,9 +20,9 @@ typedef struct generate_body {
 } generate_body;
 
 #define AT(field) offsetof(generate_body, field)
-static const char text_only[] = "models here read text alone";
-static const char no_lora[] = "there are no adapters here";
-static const char no_groups[] = "prefill and decode are not separated here";
+static const char text_only[] = "models are text-only";
+static const char no_lora[] = "LoRA is not supported";
+static const char no_groups[] = "prefill/decode disaggregation is not supported";
 
 static const ml_field rows[] = {
     { "text", ML_FIELD_JSON, AT(text) },
@@ -52,7 +52,7 @@ static const ml_field rows[] = {
     { "custom_labels", ML_FIELD_IGNORE },
     { "data_parallel_rank", ML_FIELD_IGNORE },
     { "routed_dp_rank", ML_FIELD_IGNORE },
-    { "background", ML_FIELD_REFUSE, .why = "a request lives as long as its connection" },
+    { "background", ML_FIELD_REFUSE, .why = "a request ends with its connection" },
     { "input_embeds", ML_FIELD_REFUSE, .why = "prompts are text or token ids" },
     { "image_data", ML_FIELD_REFUSE, .why = text_only },
     { "video_data", ML_FIELD_REFUSE, .why = text_only },
@@ -60,16 +60,16 @@ static const ml_field rows[] = {
     { "modalities", ML_FIELD_REFUSE, .why = text_only },
     { "lora_path", ML_FIELD_REFUSE, .why = no_lora },
     { "lora_id", ML_FIELD_REFUSE, .why = no_lora },
-    { "return_hidden_states", ML_FIELD_REFUSE, .why = "hidden states do not leave here" },
+    { "return_hidden_states", ML_FIELD_REFUSE, .why = "hidden states are not returned" },
     { "return_sampling_mask", ML_FIELD_REFUSE,
-      .why = "ask for sampling_params.logprob_distribution \"drawn\" instead" },
+      .why = "use sampling_params.logprob_distribution \"drawn\"" },
     { "return_flat_raw_top_logprobs", ML_FIELD_REFUSE,
-      .why = "log-probabilities come as lists" },
+      .why = "log-probs are returned as lists" },
     { "return_flat_raw_top_logprobs_b64", ML_FIELD_REFUSE,
-      .why = "log-probabilities come as lists" },
-    { "session_params", ML_FIELD_REFUSE, .why = "there are no sessions here" },
+      .why = "log-probs are returned as lists" },
+    { "session_params", ML_FIELD_REFUSE, .why = "sessions are not supported" },
     { "custom_logit_processor", ML_FIELD_REFUSE,
-      .why = "there are no logit processors here" },
+      .why = "custom logit processors are not supported" },
     { "bootstrap_host", ML_FIELD_REFUSE, .why = no_groups },
     { "bootstrap_port", ML_FIELD_REFUSE, .why = no_groups },
     { "bootstrap_room", ML_FIELD_REFUSE, .why = no_groups },
@@ -87,8 +87,7 @@ static ml_status count_prompts(generate_body *b, ml_err *err) {
     const ml_json *v = b->text ? b->text : b->input_ids;
 
     if (!v || (b->text && b->input_ids))
-        return ml_fail(err, ML_EUSAGE,
-                       "expected either \"text\" or \"input_ids\" in the request");
+        return ml_fail(err, ML_EUSAGE, "expected either \"text\" or \"input_ids\"");
     if (b->text)
         b->batch = is_list(v);
     else
@@ -119,7 +118,7 @@ static const ml_json *item(const generate_body *b, const ml_json *v, int32_t i, 
 static ml_status bad_list(const char *name, ml_err *err) {
     return ml_fail(
         err, ML_EUSAGE,
-        "\"%s\": expected one value for all prompts, or a list with one for each", name);
+        "\"%s\": expected one value for all prompts, or a list with one per prompt", name);
 }
 
 static ml_status read_params(generate_body *b, const ml_server *s, ml_arena *a,
@@ -141,7 +140,8 @@ static ml_status read_params(generate_body *b, const ml_server *s, ml_arena *a,
                          "\"n\" must be the same for all prompts of a request");
     }
     if (!st && (int64_t)b->n_prompt * b->params[0].n > ML_MAX_CHOICES)
-        st = ml_fail(err, ML_EUSAGE, "%d prompts of %d answers each; expected at most %d",
+        st = ml_fail(err, ML_EUSAGE,
+                     "%d prompts with %d samples each; expected at most %d in total",
                      (int)b->n_prompt, (int)b->params[0].n, ML_MAX_CHOICES);
     return st;
 }
@@ -201,10 +201,9 @@ static ml_status read_scores(ml_job *j, generate_body *b, int32_t i, ml_choice *
         st = ml_ids_read(&c->also, &c->n_also, also, j->server->opts.n_vocab, ML_MAX_TOP,
                          "\"token_ids_logprob\"", &j->arena, err);
     if (!st && c->n_top + c->n_also > ML_MAX_TOP)
-        st = ml_fail(
-            err, ML_EUSAGE,
-            "%d log-probabilities beside each token are wanted; expected at most %d",
-            (int)(c->n_top + c->n_also), ML_MAX_TOP);
+        st =
+            ml_fail(err, ML_EUSAGE, "%d log-probs per token requested; expected at most %d",
+                    (int)(c->n_top + c->n_also), ML_MAX_TOP);
     return st;
 }
 

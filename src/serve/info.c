@@ -28,7 +28,7 @@ struct ml_probe {
     ml_arena arena;
     ml_server *server;
     ml_probe *next;
-    ml_output_queue box;
+    ml_output_queue queue;
     ml_timer *timer;
     uint64_t ticket;
     int64_t n_step; /* the engine's step count at the start */
@@ -43,7 +43,7 @@ static void free_probe(ml_probe *p) {
         at = &(*at)->next;
     *at = p->next;
     ml_timer_stop(p->timer);
-    ml_output_queue_release(&p->box);
+    ml_output_queue_release(&p->queue);
     ml_arena_release(&arena);
 }
 
@@ -77,12 +77,12 @@ static void probe_glance(void *ud) {
     p->server->opts.gen->abort(p->server->opts.gen, p->ticket);
 }
 
-static void probe_news(void *ud, const ml_output *news) {
+static void on_probe_output(void *ud, const ml_output *output) {
     ml_probe *p = ud;
 
-    if (news->finish == ML_FINISH_NOT)
+    if (output->finish == ML_FINISH_NOT)
         return;
-    end_probe(p, news->finish == ML_FINISH_ABORT ? 503 : 200);
+    end_probe(p, output->finish == ML_FINISH_ABORT ? 503 : 200);
     free_probe(p);
 }
 
@@ -104,7 +104,7 @@ void ml_serve_health_generate(ml_server *s, ml_http_call *c) {
         ml_http_reply(c, 200, "text/plain", ml_str_of(""));
         return;
     }
-    ml_arena_init(&arena, "a probe");
+    ml_arena_init(&arena, "a health check");
     p = ML_NEW(&arena, ml_probe, 1);
     *p = (ml_probe){ .call = c,
                      .arena = arena,
@@ -112,8 +112,8 @@ void ml_serve_health_generate(ml_server *s, ml_http_call *c) {
                      .next = s->probes,
                      .n_step = stats_of(s).n_step };
     s->probes = p;
-    ml_output_queue_init(&p->box, s->office, 0, 0, probe_news, p);
-    st = s->opts.gen->submit(s->opts.gen, &r, ml_output_queue_put, &p->box, &p->ticket,
+    ml_output_queue_init(&p->queue, s->dispatcher, 0, 0, on_probe_output, p);
+    st = s->opts.gen->submit(s->opts.gen, &r, ml_output_queue_put, &p->queue, &p->ticket,
                              &err);
     if (st) {
         end_probe(p, st == ML_EAGAIN ? 200 : 503);
@@ -216,7 +216,7 @@ void ml_serve_models(ml_server *s, ml_http_call *c) {
     if (path.len > prefix) {
         ml_str name = { path.ptr + prefix, path.len - prefix };
         if (!ml_str_is(name, s->opts.model_name)) {
-            ml_reply_no_model(c, "There is no model of that name; /v1/models lists them.");
+            ml_reply_no_model(c, "Unknown model; /v1/models lists the available ones.");
             return;
         }
         write_model(s, &o);

@@ -11,8 +11,7 @@
 #define LARGE_REPLY 20000 /* numbers */
 #define PIECE_REST 20     /* interval of large events, in multiples of the time one takes */
 
-static const char no_memory[] =
-    "the server has no memory for this request now: try again later";
+static const char no_memory[] = "out of memory for this request; try again later";
 
 static void link_job(ml_job *j) {
     ml_server *s = j->server;
@@ -51,7 +50,7 @@ void ml_job_free(ml_job *j) {
     for (int32_t i = 0; i < j->n_choice; i++)
         ml_choice_release(&j->choice[i]);
     release_body(j);
-    ml_budget_give(&s->budget, j->held);
+    ml_budget_give(&s->budget, j->reserved);
     ml_text_release(&j->out);
     ml_text_release(&j->event);
     unlink_job(j);
@@ -139,20 +138,20 @@ static ml_status check_prompt(const ml_choice *c, ml_err *err) {
     const ml_server *s = c->job->server;
 
     if (c->n_prompt == 0)
-        return ml_fail(err, ML_EUSAGE, "the prompt has no tokens; expected at least one");
+        return ml_fail(err, ML_EUSAGE, "the prompt is empty; expected at least one token");
     if (c->n_prompt + (c->params->max_new ? 1 : 0) > s->opts.context)
         return ml_fail(err, ML_EUSAGE,
-                       "the prompt has %d tokens, and the context is %d: shorten it, or "
-                       "start the server with a larger --context-length",
+                       "the prompt has %d tokens, but the context length is %d: shorten "
+                       "it, or start the server with a larger --context-length",
                        (int)c->n_prompt, (int)s->opts.context);
     if (c->logprob_start > c->n_prompt)
         return ml_fail(err, ML_EUSAGE,
-                       "\"logprob_start_len\" is %d, and the prompt has %d tokens",
+                       "\"logprob_start_len\" is %d, but the prompt has %d tokens",
                        (int)c->logprob_start, (int)c->n_prompt);
     if (c->params->n_stop && !s->opts.tokenizer)
         return ml_fail(err, ML_EUSAGE,
-                       "stop strings need a tokenizer, and this server has none: use "
-                       "stop_token_ids");
+                       "stop strings need a tokenizer, which this server does not have: "
+                       "use stop_token_ids");
     return ML_OK;
 }
 
@@ -173,10 +172,10 @@ static void set_keys(ml_server *s, const ml_choice *c, ml_draw_opts *d) {
 }
 
 static int32_t most_new(const ml_choice *c) {
-    int32_t room = c->job->server->opts.context - c->n_prompt;
+    int32_t left = c->job->server->opts.context - c->n_prompt;
     int32_t max = c->params->max_new;
 
-    return max < 0 || max > room ? room : max;
+    return max < 0 || max > left ? left : max;
 }
 
 static ml_status submit(ml_choice *c, ml_err *err) {
@@ -196,12 +195,13 @@ static ml_status submit(ml_choice *c, ml_err *err) {
         r.min_new = r.max_new;
     set_keys(s, c, &r.draw);
     memcpy(r.routed, c->routed, sizeof r.routed);
-    ml_output_queue_init(&c->box, s->office, c->n_top, c->n_also, ml_choice_output, c);
+    ml_output_queue_init(&c->queue, s->dispatcher, c->n_top, c->n_also, ml_choice_output,
+                         c);
     if (s->opts.tokenizer)
         c->detok = ml_detok_new(s->opts.tokenizer, c->params->skip_special);
     c->stops = (ml_stops){ .stop = c->params->stop, .n = (int)c->params->n_stop };
-    st =
-        s->opts.gen->submit(s->opts.gen, &r, ml_output_queue_put, &c->box, &c->ticket, err);
+    st = s->opts.gen->submit(s->opts.gen, &r, ml_output_queue_put, &c->queue, &c->ticket,
+                             err);
     if (st)
         return st;
     c->open = true;
@@ -231,15 +231,15 @@ static ml_status reserve(ml_job *j, ml_err *err) {
         bytes += bytes_of(&j->choice[i]);
     if (b->max && bytes > (double)b->max)
         return ml_fail(err, ML_EUSAGE,
-                       "the request's %d answers need %.0f MiB, and this server gives all "
-                       "requests together %.0f MiB (--max-inflight-bytes): ask for fewer "
-                       "answers, log-probabilities or stop tokens",
+                       "the request's %d samples need %.0f MiB, but the limit for all "
+                       "requests is %.0f MiB (--max-inflight-bytes): request fewer "
+                       "samples, log-probs or stop tokens",
                        (int)j->n_choice, bytes / 0x1p20, (double)b->max / 0x1p20);
     if (!ml_budget_take(b, (size_t)bytes))
-        return ml_fail(err, ML_ENOMEM,
-                       "the server holds as many bytes of requests as it may "
-                       "(--max-inflight-bytes): try again later");
-    j->held = (size_t)bytes;
+        return ml_fail(
+            err, ML_ENOMEM,
+            "too many bytes of requests in flight (--max-inflight-bytes); try again later");
+    j->reserved = (size_t)bytes;
     return ML_OK;
 }
 
@@ -472,10 +472,10 @@ void ml_job_fail(ml_job *j) {
         ml_http_abort(c);
 }
 
-typedef struct news_of {
+typedef struct output_event {
     ml_job *job;
     ml_choice *choice;
-} news_of;
+} output_event;
 
 /* An event of a stream has the output since the previous one; in some APIs it repeats all
  * output so far.  Large events are coalesced, to limit the loop's time on them. */
@@ -493,11 +493,11 @@ static void write_piece(ml_job *j, ml_choice *c) {
     c->next_piece_s = begin + (ml_clock_s() - begin) * PIECE_REST;
 }
 
-static void write_news(void *ud) {
-    ml_job *j = ((news_of *)ud)->job;
+static void write_output(void *ud) {
+    ml_job *j = ((output_event *)ud)->job;
 
     if (j->call && j->stream)
-        write_piece(j, ((news_of *)ud)->choice);
+        write_piece(j, ((output_event *)ud)->choice);
     if (j->call && j->n_open == 0) {
         if (j->stream)
             end_stream(j);
@@ -509,7 +509,7 @@ static void write_news(void *ud) {
 /* Writing may call on_gone; `busy` keeps that from freeing the job, which is freed here. */
 void ml_job_output(ml_job *j, ml_choice *c) {
     j->busy = true;
-    if (!ml_memory_try(write_news, &(news_of){ j, c }))
+    if (!ml_memory_try(write_output, &(output_event){ j, c }))
         ml_job_fail(j);
     j->busy = false;
     if (!j->call && j->n_open == 0 && !j->away)

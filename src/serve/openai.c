@@ -1,7 +1,7 @@
 #include "serve/openai.h"
 
 #define AT(field) offsetof(ml_openai_body, field)
-static const char no_grammar[] = "answers are not constrained by a grammar here";
+static const char no_grammar[] = "constrained decoding is not supported";
 
 const ml_field ml_openai_rows[] = {
     { "model", ML_FIELD_STR, AT(model) },
@@ -49,20 +49,21 @@ const ml_field ml_openai_rows[] = {
     { "ebnf", ML_FIELD_REFUSE, .why = no_grammar },
     { "json_schema", ML_FIELD_REFUSE, .why = no_grammar },
     { "stop_regex", ML_FIELD_REFUSE, .why = "use stop or stop_token_ids" },
-    { "lora_path", ML_FIELD_REFUSE, .why = "there are no adapters here" },
-    { "session_params", ML_FIELD_REFUSE, .why = "there are no sessions here" },
-    { "custom_params", ML_FIELD_REFUSE, .why = "there are no logit processors here" },
+    { "lora_path", ML_FIELD_REFUSE, .why = "LoRA is not supported" },
+    { "session_params", ML_FIELD_REFUSE, .why = "sessions are not supported" },
+    { "custom_params", ML_FIELD_REFUSE,
+      .why = "custom logit processors are not supported" },
     { "custom_logit_processor", ML_FIELD_REFUSE,
-      .why = "there are no logit processors here" },
+      .why = "custom logit processors are not supported" },
     { "return_indexer_topk", ML_FIELD_REFUSE,
-      .why = "what the model chose is told by /generate" },
+      .why = "use /generate, which returns the routing" },
     { "return_sampling_mask", ML_FIELD_REFUSE,
-      .why = "ask for logprob_distribution \"drawn\" instead" },
+      .why = "use logprob_distribution \"drawn\"" },
     { "return_cached_tokens_details", ML_FIELD_REFUSE,
-      .why = "usage.prompt_tokens_details has all there is to say" },
-    { "return_hidden_states", ML_FIELD_REFUSE, .why = "hidden states do not leave here" },
+      .why = "see usage.prompt_tokens_details" },
+    { "return_hidden_states", ML_FIELD_REFUSE, .why = "hidden states are not returned" },
     { "return_routed_experts", ML_FIELD_REFUSE,
-      .why = "what the model chose is told by /generate" },
+      .why = "use /generate, which returns the routing" },
     { 0 },
 };
 
@@ -80,7 +81,7 @@ static ml_status check_model(ml_job *j, ml_str model, ml_err *err) {
         return ML_OK;
     j->other_model = true;
     return ml_fail(err, ML_EUSAGE,
-                   "there is no model \"%.*s\" here: it is \"%s\" (--served-model-name)",
+                   "unknown model \"%.*s\": this server has \"%s\" (--served-model-name)",
                    (int)(model.len < 200 ? model.len : 200), model.ptr, s->opts.model_name);
 }
 
@@ -98,7 +99,7 @@ ml_status ml_openai_read(ml_job *j, const ml_field *rows, ml_err *err) {
     if (!st && b->stream_options)
         st = ml_fields_read(b, stream_rows, b->stream_options, "stream_options", err);
     if (!st && b->stream_options && !b->stream)
-        st = ml_fail(err, ML_EUSAGE, "\"stream_options\" go with \"stream\": true");
+        st = ml_fail(err, ML_EUSAGE, "\"stream_options\" needs \"stream\": true");
     if (!st)
         st = check_model(j, b->model, err);
     if (st)
@@ -116,7 +117,8 @@ ml_status ml_openai_choices(ml_job *j, int32_t n_prompt, ml_err *err) {
         ml_sampling_params_check(&b->sampling, j->server->opts.n_vocab, &j->arena, err);
 
     if (!st && (int64_t)n_prompt * n > ML_MAX_CHOICES)
-        st = ml_fail(err, ML_EUSAGE, "%d prompts of %d answers each; expected at most %d",
+        st = ml_fail(err, ML_EUSAGE,
+                     "%d prompts with %d samples each; expected at most %d in total",
                      (int)n_prompt, (int)n, ML_MAX_CHOICES);
     if (st)
         return st;

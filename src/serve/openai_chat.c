@@ -21,13 +21,13 @@ static const ml_field rows[] = {
     { "separate_reasoning", ML_FIELD_IGNORE }, /* reasoning is ordinary text */
     { "stream_reasoning", ML_FIELD_IGNORE },
     { "reasoning_effort", ML_FIELD_REFUSE,
-      .why = "templates have their own names for it: use chat_template_kwargs" },
+      .why = "use chat_template_kwargs with the template's own name" },
     { "functions", ML_FIELD_REFUSE, .why = "use tools" },
     { "function_call", ML_FIELD_REFUSE, .why = "use tool_choice" },
-    { "audio", ML_FIELD_REFUSE, .why = "models here read and write text alone" },
-    { "modalities", ML_FIELD_REFUSE, .why = "models here read and write text alone" },
-    { "prediction", ML_FIELD_REFUSE, .why = "nothing is predicted ahead here" },
-    { "web_search_options", ML_FIELD_REFUSE, .why = "the model has nothing to search" },
+    { "audio", ML_FIELD_REFUSE, .why = "models are text-only" },
+    { "modalities", ML_FIELD_REFUSE, .why = "models are text-only" },
+    { "prediction", ML_FIELD_REFUSE, .why = "speculative decoding is not supported" },
+    { "web_search_options", ML_FIELD_REFUSE, .why = "web search is not supported" },
     { "", ML_FIELD_MORE, .more = ml_openai_rows },
     { 0 },
 };
@@ -51,18 +51,18 @@ static ml_status check_tools(const ml_job *j, ml_openai_body *b, ml_err *err) {
                        ml_json_what(b->tools));
     if (t && !none && !(t->type == ML_JSON_STRING && ml_str_is(t->text, "auto")))
         return ml_fail(err, ML_EUNSUP,
-                       "\"tool_choice\": only \"auto\" and \"none\" are offered: answers "
-                       "are not constrained here");
+                       "\"tool_choice\": only \"auto\" and \"none\" are supported: there "
+                       "is no constrained decoding");
     if (!b->parallel_calls && b->tools)
         return ml_fail(err, ML_EUNSUP,
-                       "\"parallel_tool_calls\" false is not offered: answers are not "
-                       "constrained here");
+                       "\"parallel_tool_calls\": false is not supported: there is no "
+                       "constrained decoding");
     if (none || (b->tools && b->tools->n == 0))
         b->tools = NULL;
     if (b->tools && j->server->opts.tools == ML_TOOLS_NONE)
         return ml_fail(err, ML_EUNSUP,
-                       "\"tools\" are given, and this server reads no calls of tools from "
-                       "answers: start it with --tool-call-parser, or leave \"tools\" out");
+                       "\"tools\" need a tool call parser: start the server with "
+                       "--tool-call-parser, or remove \"tools\"");
     return ML_OK;
 }
 
@@ -73,8 +73,8 @@ static ml_status check_format(const ml_openai_body *b, ml_err *err) {
         (type && type->type == ML_JSON_STRING && ml_str_is(type->text, "text")))
         return ML_OK;
     return ml_fail(err, ML_EUNSUP,
-                   "\"response_format\": only {\"type\": \"text\"} is offered: answers are "
-                   "not constrained by a grammar here");
+                   "\"response_format\": only {\"type\": \"text\"} is supported: there is "
+                   "no constrained decoding");
 }
 
 /* Rejects tools if the template ignores them: they would never reach the model. */
@@ -90,9 +90,8 @@ static ml_status check_rendered(ml_job *j, const ml_chat *chat, ml_str text, ml_
         !ml_str_eq(plain.text, text))
         return ML_OK;
     return ml_fail(err, ML_EUNSUP,
-                   "\"tools\" are given, and the chat template of this server writes none: "
-                   "leave them out, or start the server with a --chat-template that has "
-                   "tools");
+                   "the chat template ignores \"tools\": remove them, or start the server "
+                   "with a --chat-template that has tools");
 }
 
 static ml_status render(ml_job *j, ml_openai_body *b, ml_choice *c, ml_err *err) {
@@ -107,8 +106,8 @@ static ml_status render(ml_job *j, ml_openai_body *b, ml_choice *c, ml_err *err)
 
     if (!t || !j->encoder)
         return ml_fail(err, ML_EUSAGE,
-                       "this server has no chat template: give it --chat-template FILE, or "
-                       "send \"input_ids\"");
+                       "this server has no chat template: start it with --chat-template "
+                       "FILE, or send \"input_ids\"");
     st = ml_chat_messages_read(&chat.messages, b->messages, &j->scratch, err);
     if (!st && b->continue_final)
         st = ml_chat_messages_split(&chat.messages, &begun, &j->scratch, err);
@@ -144,11 +143,11 @@ static ml_status check_body(const ml_job *j, ml_openai_body *b, ml_err *err) {
         st = ml_fail(err, ML_EUSAGE, "\"chat_template_kwargs\" is %s; expected an object",
                      ml_json_what(b->template_kwargs));
     if (!st && b->top_logprobs && !b->logprobs)
-        st = ml_fail(err, ML_EUSAGE, "\"top_logprobs\" go with \"logprobs\": true");
+        st = ml_fail(err, ML_EUSAGE, "\"top_logprobs\" needs \"logprobs\": true");
     if (!st && !j->server->opts.tokenizer)
         st = ml_fail(err, ML_EUSAGE,
-                     "answers here are text, and this server has no tokenizer: use "
-                     "/generate");
+                     "this endpoint returns text and needs a tokenizer, which this server "
+                     "does not have: use /generate");
     return st;
 }
 

@@ -9,9 +9,8 @@ static const ml_field rows[] = {
     { "logprobs", ML_FIELD_I32, AT(n_logprob), 0, ML_MAX_TOP },
     { "echo", ML_FIELD_BOOL, AT(echo) },
     { "best_of", ML_FIELD_I32, AT(best_of), 0, ML_MAX_CHOICES },
-    { "suffix", ML_FIELD_REFUSE, .why = "text is continued, not filled in" },
-    { "response_format", ML_FIELD_REFUSE,
-      .why = "answers are not constrained by a grammar here" },
+    { "suffix", ML_FIELD_REFUSE, .why = "fill-in-the-middle is not supported" },
+    { "response_format", ML_FIELD_REFUSE, .why = "constrained decoding is not supported" },
     { "", ML_FIELD_MORE, .more = ml_openai_rows },
     { 0 },
 };
@@ -81,14 +80,14 @@ static ml_status read_request(ml_job *j, ml_err *err) {
         return st;
     if (b->best_of > 1)
         return ml_fail(err, ML_EUNSUP,
-                       "\"best_of\" is not offered: ask for \"n\" and choose");
+                       "\"best_of\" is not supported: request \"n\" and select one");
     if (n_prompt < 1 || n_prompt > ML_MAX_CHOICES)
         return ml_fail(err, ML_EUSAGE,
                        "expected \"prompt\": a string, token ids, or a list of either");
     if (!j->server->opts.tokenizer)
         return ml_fail(err, ML_EUSAGE,
-                       "completions are text, and this server has no tokenizer: use "
-                       "/generate");
+                       "this endpoint returns text and needs a tokenizer, which this "
+                       "server does not have: use /generate");
     if (b->max_tokens < 0)
         b->sampling.max_new = 16;
     ml_server_new_id(j->server, "cmpl-", j->id, sizeof j->id);
@@ -107,18 +106,18 @@ static int64_t characters(ml_str s) {
 }
 
 /* The tokens of a choice in "logprobs": the prompt's, with echo, then the answer's. */
-typedef struct told {
+typedef struct logprob_view {
     const ml_choice *c;
     ml_scored prompt, answer;
     /* unscored prompt tokens (0 or 1); scored ones; first answer token */
     int32_t n_lead, n_prompt, from;
-} told;
+} logprob_view;
 
-static told tell(const ml_choice *c, int32_t from) {
-    told t = { .c = c,
-               .prompt = ml_logprob_buffer_view(&c->scored),
-               .answer = ml_logprob_buffer_view(&c->answer),
-               .from = from };
+static logprob_view view_logprobs(const ml_choice *c, int32_t from) {
+    logprob_view t = { .c = c,
+                       .prompt = ml_logprob_buffer_view(&c->scored),
+                       .answer = ml_logprob_buffer_view(&c->answer),
+                       .from = from };
 
     if (c->logprob_start >= 0 && from == 0) {
         t.n_lead = 1;
@@ -127,12 +126,13 @@ static told tell(const ml_choice *c, int32_t from) {
     return t;
 }
 
-static int32_t told_count(const told *t) {
+static int32_t n_logprob(const logprob_view *t) {
     return t->n_lead + t->n_prompt + t->answer.n - t->from;
 }
 
 /* Returns the id of token i; its scores are (*s)[*at], or *s is NULL. */
-static int32_t told_id(const told *t, int32_t i, const ml_scored **s, int32_t *at) {
+static int32_t logprob_token(const logprob_view *t, int32_t i, const ml_scored **s,
+                             int32_t *at) {
     *s = NULL;
     if (i < t->n_lead)
         return t->c->prompt[t->c->logprob_start];
@@ -142,19 +142,19 @@ static int32_t told_id(const told *t, int32_t i, const ml_scored **s, int32_t *a
     return (*s)->id[*at];
 }
 
-static void write_tokens(const told *t, ml_json_out *o) {
+static void write_tokens(const logprob_view *t, ml_json_out *o) {
     const ml_scored *s;
     int32_t at = 0;
 
     ml_json_key(o, "tokens");
     ml_json_begin(o, '[');
-    for (int32_t i = 0; i < told_count(t); i++)
-        ml_token_text(t->c->job->server, told_id(t, i, &s, &at), o);
+    for (int32_t i = 0; i < n_logprob(t); i++)
+        ml_token_text(t->c->job->server, logprob_token(t, i, &s, &at), o);
     ml_json_end(o, ']');
     ml_json_key(o, "token_logprobs");
     ml_json_begin(o, '[');
-    for (int32_t i = 0; i < told_count(t); i++) {
-        told_id(t, i, &s, &at);
+    for (int32_t i = 0; i < n_logprob(t); i++) {
+        logprob_token(t, i, &s, &at);
         if (s)
             ml_json_float(o, s->logprob[at]);
         else
@@ -164,7 +164,8 @@ static void write_tokens(const told *t, ml_json_out *o) {
 }
 
 /* {"token text": log-prob}; ml_json_key takes no ml_str, so keys are written as values. */
-static void write_top(const told *t, const ml_scored *s, int32_t at, ml_json_out *o) {
+static void write_top(const logprob_view *t, const ml_scored *s, int32_t at,
+                      ml_json_out *o) {
     const ml_choice *c = t->c;
 
     ml_json_begin(o, '{');
@@ -178,14 +179,14 @@ static void write_top(const told *t, const ml_scored *s, int32_t at, ml_json_out
     ml_json_end(o, '}');
 }
 
-static void write_tops(const told *t, ml_json_out *o) {
+static void write_tops(const logprob_view *t, ml_json_out *o) {
     const ml_scored *s;
     int32_t at = 0;
 
     ml_json_key(o, "top_logprobs");
     ml_json_begin(o, '[');
-    for (int32_t i = 0; t->c->n_top && i < told_count(t); i++) {
-        told_id(t, i, &s, &at);
+    for (int32_t i = 0; t->c->n_top && i < n_logprob(t); i++) {
+        logprob_token(t, i, &s, &at);
         if (s)
             write_top(t, s, at, o);
         else
@@ -195,14 +196,14 @@ static void write_tops(const told *t, ml_json_out *o) {
 }
 
 /* Where each token begins in the text, in characters. */
-static void write_offsets(const told *t, int64_t offset, ml_json_out *o) {
+static void write_offsets(const logprob_view *t, int64_t offset, ml_json_out *o) {
     const ml_scored *s;
     int32_t at = 0;
 
     ml_json_key(o, "text_offset");
     ml_json_begin(o, '[');
-    for (int32_t i = 0; i < told_count(t); i++) {
-        int32_t id = told_id(t, i, &s, &at);
+    for (int32_t i = 0; i < n_logprob(t); i++) {
+        int32_t id = logprob_token(t, i, &s, &at);
         ml_text text = { 0 };
         ml_json_int(o, offset);
         ml_decode(t->c->job->server->opts.tokenizer, &text, &id, 1, false);
@@ -213,7 +214,7 @@ static void write_offsets(const told *t, int64_t offset, ml_json_out *o) {
 }
 
 static void write_logprobs(const ml_choice *c, int32_t from, ml_json_out *o) {
-    told t = tell(c, from);
+    logprob_view t = view_logprobs(c, from);
 
     ml_json_begin(o, '{');
     write_tokens(&t, o);
@@ -277,10 +278,10 @@ static void write_piece(ml_job *j, ml_choice *c) {
     const ml_openai_body *b = j->ud;
     ml_json_out o = { .to = &j->out };
     bool first = !c->begun;
-    bool news = first || c->finish != ML_FINISH_NOT || c->text.len > c->sent_text ||
-                ((b->n_logprob >= 0 || b->token_ids) && c->answer.n > c->sent_tokens);
+    bool has_output = first || c->finish != ML_FINISH_NOT || c->text.len > c->sent_text ||
+                      ((b->n_logprob >= 0 || b->token_ids) && c->answer.n > c->sent_tokens);
 
-    if (!news)
+    if (!has_output)
         return;
     j->out.len = 0;
     ml_openai_begin(j, OBJECT, &o);

@@ -87,12 +87,12 @@ void ml_dispatcher_close(ml_dispatcher *o) {
 void ml_output_queue_init(ml_output_queue *m, ml_dispatcher *o, int32_t n_top,
                           int32_t n_also, ml_output_queue_fn *fn, void *ud) {
     *m = (ml_output_queue){
-        .office = o, .n_top = n_top, .n_also = n_also, .fn = fn, .ud = ud
+        .dispatcher = o, .n_top = n_top, .n_also = n_also, .fn = fn, .ud = ud
     };
 }
 
 void ml_output_queue_release(ml_output_queue *m) {
-    ml_output_release(&m->news);
+    ml_output_release(&m->output);
     ml_output_release(&m->spare);
 }
 
@@ -104,7 +104,7 @@ static void clear(ml_output *n) {
     *n = (ml_output){ .prompt = n->prompt, .answer = n->answer };
 }
 
-/* Removes the first queue with output from the list and moves its news to its spare.  NULL:
+/* Removes the first queue with output from the list and moves its output to its spare.  NULL:
  * the list is empty, and the next update posts again. */
 static ml_output_queue *take_next(ml_dispatcher *o) {
     ml_output_queue *m;
@@ -112,14 +112,14 @@ static ml_output_queue *take_next(ml_dispatcher *o) {
     pthread_mutex_lock(&o->lock);
     m = o->first;
     if (m) {
-        ml_output news = m->news;
+        ml_output output = m->output;
         o->first = m->next;
         if (!o->first)
             o->last = &o->first;
         m->listed = false;
-        m->news = m->spare;
-        clear(&m->news);
-        m->spare = news;
+        m->output = m->spare;
+        clear(&m->output);
+        m->spare = output;
     } else {
         o->posted = false;
     }
@@ -135,14 +135,14 @@ static void deliver_all(void *ud) {
 }
 
 typedef struct update {
-    ml_output_queue *box;
+    ml_output_queue *queue;
     const ml_gen_update *from;
 } update;
 
 static void copy_tokens(void *ud) {
-    const ml_output_queue *m = ((update *)ud)->box;
+    const ml_output_queue *m = ((update *)ud)->queue;
     const ml_gen_update *u = ((update *)ud)->from;
-    ml_output *n = &((update *)ud)->box->news;
+    ml_output *n = &((update *)ud)->queue->output;
 
     ml_logprob_buffer_add(&n->prompt, &u->prompt, m->n_top, m->n_also);
     ml_logprob_buffer_add(&n->answer, &u->answer, m->n_top, m->n_also);
@@ -152,7 +152,7 @@ static void copy_tokens(void *ud) {
 }
 
 static void copy_update(ml_output_queue *m, const ml_gen_update *u) {
-    ml_output *n = &m->news;
+    ml_output *n = &m->output;
     size_t len = u->message.len;
 
     n->lost = !ml_memory_try(copy_tokens, &(update){ m, u }) || n->lost;
@@ -170,7 +170,7 @@ static void copy_update(ml_output_queue *m, const ml_gen_update *u) {
 
 void ml_output_queue_put(void *ud, const ml_gen_update *u) {
     ml_output_queue *m = ud;
-    ml_dispatcher *o = m->office;
+    ml_dispatcher *o = m->dispatcher;
     bool post;
 
     pthread_mutex_lock(&o->lock);

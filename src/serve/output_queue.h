@@ -10,7 +10,7 @@
 #define ML_SERVE_OUTPUT_QUEUE_H
 
 #include "base/arena.h"
-#include "engine/gen.h"
+#include "gen/gen.h"
 #include "net/loop.h"
 
 /* Scored tokens in growing arrays, laid out as in ml_scored. */
@@ -41,17 +41,17 @@ void ml_output_release(ml_output *n);
 
 typedef struct ml_dispatcher ml_dispatcher;
 typedef struct ml_output_queue ml_output_queue;
-typedef void ml_output_queue_fn(void *ud, const ml_output *news);
+typedef void ml_output_queue_fn(void *ud, const ml_output *output);
 
 struct ml_output_queue {
-    ml_dispatcher *office;
+    ml_dispatcher *dispatcher;
     int32_t n_top, n_also;  /* of the request */
     ml_output_queue_fn *fn; /* called on the loop's thread; may free the queue after the
                               last update */
     void *ud;
-    ml_output news, spare; /* double buffer: office->lock protects news; the loop
+    ml_output output, spare; /* double buffer: dispatcher->lock protects output; the loop
                               owns spare */
-    ml_output_queue *next; /* in the list of queues with output */
+    ml_output_queue *next;   /* in the list of queues with output */
     bool listed;
 };
 

@@ -120,13 +120,12 @@ ml_status ml_read_body(const ml_json **out, ml_http_call *c, ml_arena *a, bool o
 
     if (p.body.len > MAX_SMALL_BODY)
         return ml_fail(err, ML_EUSAGE,
-                       "the body has %zu bytes; this endpoint takes at most %zu",
+                       "the body has %zu bytes; this endpoint accepts at most %zu",
                        p.body.len, MAX_SMALL_BODY);
     if (p.body.len == 0)
         p.body = ml_str_of(optional ? "{}" : "");
     if (!ml_memory_try(parse_body, &p))
-        return ml_fail(err, ML_ENOMEM,
-                       "the server has no memory for this request now: try again later");
+        return ml_fail(err, ML_ENOMEM, "out of memory for this request; try again later");
     *out = p.out;
     return p.st;
 }

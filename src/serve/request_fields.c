@@ -80,7 +80,7 @@ static ml_status read_one(void *out, const ml_field *f, const ml_json *v, const 
         if (v->type != ML_JSON_STRING)
             return wrong_type(where, f, "a string", v, err);
         if (v->text.len && memchr(v->text.ptr, 0, v->text.len))
-            return ml_fail(err, ML_EUSAGE, "%s: \"%s\" has a NUL character in it", where,
+            return ml_fail(err, ML_EUSAGE, "%s: \"%s\" contains a NUL character", where,
                            f->name);
         *(ml_str *)field = v->text;
         return ML_OK;
@@ -89,7 +89,7 @@ static ml_status read_one(void *out, const ml_field *f, const ml_json *v, const 
     case ML_FIELD_REFUSE:
         if (is_nothing(v))
             return ML_OK;
-        return ml_fail(err, ML_EUNSUP, "%s: \"%s\" is not offered: %s", where, f->name,
+        return ml_fail(err, ML_EUNSUP, "%s: \"%s\" is not supported: %s", where, f->name,
                        f->why);
     case ML_FIELD_MORE: break;
     }
@@ -130,7 +130,7 @@ static ml_status unknown(const ml_field *rows, const ml_json *v, const char *whe
     int best = 2 + (int)v->key.len / 4;
     const ml_field *near = nearest(rows, v->key, &best);
 
-    return ml_fail(err, ML_EUSAGE, "%s: \"%.*s\" is not known%s%s%s", where,
+    return ml_fail(err, ML_EUSAGE, "%s: unknown field \"%.*s\"%s%s%s", where,
                    (int)(v->key.len < 60 ? v->key.len : 60), v->key.ptr,
                    near ? "; did you mean \"" : "", near ? near->name : "",
                    near ? "\"?" : "");
@@ -167,8 +167,8 @@ ml_status ml_count_check(const ml_json *v, int32_t max, const char *where, ml_er
 static ml_status read_string(ml_str *out, const ml_json *v, const char *where, ml_arena *a,
                              ml_err *err) {
     if (v->type != ML_JSON_STRING || v->text.len == 0)
-        return ml_fail(err, ML_EUSAGE,
-                       "%s: expected a string that is not empty, or a list of them", where);
+        return ml_fail(err, ML_EUSAGE, "%s: expected a non-empty string, or a list of them",
+                       where);
     if (v->text.len > ML_MAX_STRING)
         return ml_fail(err, ML_EUSAGE, "%s: a string has %zu bytes; expected at most %d",
                        where, v->text.len, ML_MAX_STRING);
@@ -212,9 +212,10 @@ ml_status ml_ids_read(const int32_t **out, int32_t *n, const ml_json *v, int32_t
     for (const ml_json *c = v->child; c; c = c->next) {
         int64_t x;
         if (!ml_json_i64(c, &x) || x < 0 || x >= n_vocab)
-            return ml_fail(err, ML_EUSAGE,
-                           "%s: element %d is not a token id, a whole number from 0 to %d",
-                           where, (int)*n, (int)n_vocab - 1);
+            return ml_fail(
+                err, ML_EUSAGE,
+                "%s: element %d is not a token id; expected a whole number from 0 to %d",
+                where, (int)*n, (int)n_vocab - 1);
         id[(*n)++] = (int32_t)x;
     }
     return ML_OK;

@@ -48,7 +48,7 @@ ml_status ml_router_open(ml_router **out, ml_loop *l, const ml_router_opts *opts
     ml_status st;
 
     if (!r)
-        return ml_fail(err, ML_ENOMEM, "no memory for a router");
+        return ml_fail(err, ML_ENOMEM, "out of memory for a router");
     r->opts = *opts;
     r->loop = l;
     r->budget.max = (size_t)sysconf(_SC_PHYS_PAGES) / 4 * (size_t)sysconf(_SC_PAGESIZE);

@@ -188,8 +188,8 @@ static void add_worker(ml_router *r, ml_http_call *c, int status) {
     url_of(c, &url);
     if (!url.len)
         ml_router_refuse(c, 400,
-                         "there is no worker to add: give ?url=http://host:port, or "
-                         "{\"url\": \"http://host:port\"} as the body");
+                         "no worker given: use ?url=http://host:port, or {\"url\": "
+                         "\"http://host:port\"} as the body");
     else if (key_of_body(&key, ml_http_body(c), &err) != ML_OK ||
              ml_worker_add(&w, r, (ml_str){ url.ptr, url.len },
                            key.text[0] ? key.text : NULL, &err) != ML_OK)
@@ -203,7 +203,7 @@ static void remove_worker(ml_router *r, ml_http_call *c, ml_str name, int status
     ml_worker *w = ml_worker_find(r, name);
 
     if (!w) {
-        ml_router_refuse(c, 404, "there is no such worker; GET /list_workers lists them");
+        ml_router_refuse(c, 404, "unknown worker; GET /list_workers lists the workers");
         return;
     }
     ml_worker_remove(w);
@@ -227,7 +227,7 @@ static void health(ml_router *r, ml_http_call *c) {
 
     ml_json_begin(&o, '{');
     ml_json_key(&o, "status");
-    ml_json_word(&o, alive ? "ok" : "no worker is alive");
+    ml_json_word(&o, alive ? "ok" : "no healthy worker");
     ml_json_key(&o, "alive");
     ml_json_int(&o, alive);
     ml_json_key(&o, "total");
@@ -267,16 +267,16 @@ static int64_t get_failed(const ml_worker *w) {
 static void metrics(ml_router *r, ml_http_call *c) {
     ml_text t = { 0 };
 
-    metric(&t, "requests_total", "counter", "Requests handed on.", r->n_request);
-    metric(&t, "active_requests", "gauge", "Requests under way.", r->n_active);
-    metric(&t, "retries_total", "counter", "Requests tried on another worker.", r->n_retry);
-    metric(&t, "refused_total", "counter", "Requests beyond the limit.", r->n_refused);
-    metric(&t, "broken_total", "counter", "Replies that broke off in the middle.",
-           r->n_broken);
+    metric(&t, "requests_total", "counter", "Requests forwarded.", r->n_request);
+    metric(&t, "active_requests", "gauge", "Requests in flight.", r->n_active);
+    metric(&t, "retries_total", "counter", "Requests retried on another worker.",
+           r->n_retry);
+    metric(&t, "refused_total", "counter", "Requests rejected by the limit.", r->n_refused);
+    metric(&t, "broken_total", "counter", "Replies aborted in the middle.", r->n_broken);
     metric(&t, "prefix_hits_total", "counter",
-           "Requests sent where the beginning of their prompt was.",
+           "Requests sent to the worker with their prompt prefix.",
            ml_route_hits(r->policy));
-    metric(&t, "tree_bytes", "gauge", "Memory of the tree of prompts.",
+    metric(&t, "tree_bytes", "gauge", "Memory of the prefix tree.",
            (int64_t)ml_route_bytes(r->policy));
     worker_metric(&t, r, "healthy", "gauge", get_alive);
     worker_metric(&t, r, "load", "gauge", get_load);
@@ -344,6 +344,6 @@ bool ml_router_admin(ml_router *r, ml_http_call *c) {
         }
     }
     if (known)
-        ml_router_refuse(c, 405, "this path takes another method");
+        ml_router_refuse(c, 405, "method not allowed for this path");
     return known || delete_worker(r, c);
 }

@@ -139,7 +139,7 @@ static void too_late(void *ud) {
         p->job = NULL;
         ml_worker_ill(p->worker);
         why.len = 0;
-        ml_text_printf(&why, "worker %s did not answer within %g s", p->worker->url,
+        ml_text_printf(&why, "worker %s did not reply within %g s", p->worker->url,
                        f->limit_s);
         fail(p, 504, why.ptr);
     }
@@ -150,7 +150,7 @@ static void too_late(void *ud) {
 
 /* --- requests ------------------------------------------------------------------- */
 
-static void ask(ml_fan *f, ml_worker *w) {
+static void send_request(ml_fan *f, ml_worker *w) {
     part *p = &f->part[f->n++];
     ml_err err = { 0 };
 
@@ -193,16 +193,16 @@ static void start(ml_router *r, ml_http_call *c, bool dead_too, bool reads) {
     ml_http_on_gone(c, client_gone, f);
     for (ml_worker *w = r->first; w; w = w->next)
         if (w->alive || dead_too)
-            ask(f, w);
+            send_request(f, w);
     if (f->n_left) {
         if (f->limit_s > 0)
             f->deadline = ml_timer_start(r->loop, f->limit_s, false, too_late, f);
         return;
     }
     if (!f->n) {
-        ml_router_refuse(c, 503,
-                         "no worker is alive: add one with POST /add_worker?url=http://"
-                         "host:port");
+        ml_router_refuse(
+            c, 503,
+            "no healthy worker: add one with POST /add_worker?url=http://host:port");
         free_fan(f);
     } else
         answer(f);

@@ -96,7 +96,7 @@ static void too_late(void *ud) {
     char message[100];
 
     snprintf(message, sizeof message,
-             "the worker took more than %g s, --request-timeout-secs",
+             "the worker took more than %g s (--request-timeout-secs)",
              y->router->opts.request_timeout_s);
     if (y->begun)
         break_off(y, 504, message);
@@ -166,7 +166,7 @@ static void worker_head(void *ud, int status, ml_str headers) {
         char message[64];
         ml_http_cancel(y->job);
         y->job = NULL;
-        snprintf(message, sizeof message, "the worker answered %d", status);
+        snprintf(message, sizeof message, "the worker returned status %d", status);
         try_next(y, message);
         return;
     }
@@ -318,9 +318,9 @@ void ml_relay_start(ml_router *r, ml_http_call *c) {
 
     if (r->opts.max_concurrent && r->n_active >= r->opts.max_concurrent) {
         r->n_refused++;
-        ml_router_refuse(c, 429,
-                         "the router has as many requests as it takes, "
-                         "--max-concurrent-requests; try again");
+        ml_router_refuse(
+            c, 429,
+            "too many concurrent requests (--max-concurrent-requests); try again later");
         return;
     }
     y = calloc(1, sizeof *y);
@@ -338,5 +338,5 @@ void ml_relay_start(ml_router *r, ml_http_call *c) {
     if (r->opts.request_timeout_s > 0)
         y->deadline =
             ml_timer_start(r->loop, r->opts.request_timeout_s, false, too_late, y);
-    try_next(y, "no worker is alive: add one with POST /add_worker?url=http://host:port");
+    try_next(y, "no healthy worker: add one with POST /add_worker?url=http://host:port");
 }

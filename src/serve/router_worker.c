@@ -52,7 +52,7 @@ ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, const char *k
     ml_status st;
 
     if (memchr(url.ptr, 0, url.len))
-        return ml_fail(err, ML_EFORMAT, "the URL of a worker has a NUL in it");
+        return ml_fail(err, ML_EFORMAT, "the worker's URL contains a NUL byte");
     *out = ml_worker_find(r, url);
     if (*out)
         return ML_OK;
@@ -61,8 +61,7 @@ ml_status ml_worker_add(ml_worker **out, ml_router *r, ml_str url, const char *k
     ml_text_add(&text, url.ptr, url.len);
     st = ml_http_url_split(&parts, text.ptr, err);
     if (st == ML_OK && *parts.target)
-        st = ml_fail(err, ML_EFORMAT, "worker '%s': expected http://host:port alone",
-                     text.ptr);
+        st = ml_fail(err, ML_EFORMAT, "worker '%s': expected http://host:port", text.ptr);
     if (st == ML_OK)
         *out = new_worker(r, text.ptr, key);
     ml_text_release(&text);
@@ -110,7 +109,7 @@ void ml_worker_well(ml_worker *w) {
     w->n_success++;
     if (!w->alive && w->n_success >= w->router->opts.success_threshold) {
         w->alive = true;
-        ml_log(ML_LOG_WARN, "worker %s is well again", w->url);
+        ml_log(ML_LOG_WARN, "worker %s is healthy again", w->url);
     }
 }
 
@@ -120,8 +119,9 @@ void ml_worker_ill(ml_worker *w) {
     w->n_failed++;
     if (w->alive && w->n_failure >= w->router->opts.failure_threshold) {
         w->alive = false;
-        ml_log(ML_LOG_WARN, "worker %s failed %d times in a row: left out until it is well",
-               w->url, w->n_failure);
+        ml_log(ML_LOG_WARN,
+               "worker %s failed %d times in a row: removed until it is healthy", w->url,
+               w->n_failure);
     }
 }
 

@@ -9,7 +9,7 @@
 
 #define AT(field) offsetof(ml_sampling_params, field)
 
-static const char no_grammar[] = "answers are not constrained by a grammar here";
+static const char no_grammar[] = "constrained decoding is not supported";
 
 static const ml_field rows[] = {
     { "max_new_tokens", ML_FIELD_I32, AT(max_new), 0, INT32_MAX },
@@ -38,7 +38,8 @@ static const ml_field rows[] = {
     { "ebnf", ML_FIELD_REFUSE, .why = no_grammar },
     { "structural_tag", ML_FIELD_REFUSE, .why = no_grammar },
     { "stop_regex", ML_FIELD_REFUSE, .why = "use stop or stop_token_ids" },
-    { "custom_params", ML_FIELD_REFUSE, .why = "there are no logit processors here" },
+    { "custom_params", ML_FIELD_REFUSE,
+      .why = "custom logit processors are not supported" },
     { 0 },
 };
 
@@ -54,15 +55,14 @@ void ml_sampling_params_init(ml_sampling_params *p) {
 
 static ml_status check_ranges(const ml_sampling_params *p, ml_err *err) {
     if (p->top_p <= 0)
-        return ml_fail(err, ML_EUSAGE, "\"top_p\" is 0; expected more than 0, up to 1");
+        return ml_fail(err, ML_EUSAGE, "\"top_p\" is 0; expected > 0 and <= 1");
     if (p->repetition <= 0)
         return ml_fail(err, ML_EUSAGE,
-                       "\"repetition_penalty\" is 0; expected more than 0, up to 2");
+                       "\"repetition_penalty\" is 0; expected > 0 and <= 2");
     if (p->top_k == 0)
         return ml_fail(err, ML_EUSAGE, "\"top_k\" is 0; expected -1 (all) or at least 1");
     if (p->max_new >= 0 && p->min_new > p->max_new)
-        return ml_fail(err, ML_EUSAGE,
-                       "answers of at least %d and at most %d tokens are asked for",
+        return ml_fail(err, ML_EUSAGE, "min_new_tokens is %d, but max_new_tokens is %d",
                        (int)p->min_new, (int)p->max_new);
     return ML_OK;
 }
@@ -110,7 +110,7 @@ ml_status ml_sampling_params_defaults(ml_sampling_params *p, const char *dir, ml
         st = check_ranges(p, &why);
     ml_file_unmap(&f);
     ml_arena_release(&a);
-    return st ? ml_fail(err, st, "%s (--sampling-defaults openai does without that file)",
+    return st ? ml_fail(err, st, "%s (--sampling-defaults openai does not read that file)",
                         why.msg)
               : ML_OK;
 }
@@ -147,7 +147,7 @@ static ml_status read_u64(uint64_t *out, bool *has, const ml_json *v, const char
     if (!v || is_u64(v, out))
         return ML_OK;
     if (!ml_json_i64(v, &i))
-        return ml_fail(err, ML_EUSAGE, "\"%s\" is not a whole number of 64 bits", name);
+        return ml_fail(err, ML_EUSAGE, "\"%s\" is not a 64-bit integer", name);
     *out = (uint64_t)i;
     return ML_OK;
 }
@@ -176,11 +176,12 @@ static ml_status read_bias(ml_sampling_params *p, int32_t n_vocab, ml_arena *a,
         id = strtol(digits, &end, 10);
         if (end == digits || *end || errno || id < 0 || id >= n_vocab)
             return ml_fail(err, ML_EUSAGE,
-                           "\"logit_bias\": the key \"%.40s\" is not a token id, a whole "
-                           "number from 0 to %d",
+                           "\"logit_bias\": the key \"%.40s\" is not a token id; expected "
+                           "a whole number from 0 to %d",
                            digits, (int)n_vocab - 1);
         if (!ml_json_f64(c, &add) || add < -1e30 || add > 1e30)
-            return ml_fail(err, ML_EUSAGE, "\"logit_bias\": token %ld has no number", id);
+            return ml_fail(err, ML_EUSAGE,
+                           "\"logit_bias\": the value of token %ld is not a number", id);
         *bias = (ml_bias){ (int32_t)id, (float)add };
         p->n_bias++;
     }

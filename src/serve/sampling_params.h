@@ -6,7 +6,7 @@
 #ifndef ML_SERVE_SAMPLING_PARAMS_H
 #define ML_SERVE_SAMPLING_PARAMS_H
 
-#include "engine/gen.h"
+#include "gen/gen.h"
 #include "serve/request_fields.h"
 
 /* Most choices of a request, over all its prompts. */

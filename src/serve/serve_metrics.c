@@ -105,42 +105,45 @@ static void write_engine(page *p, const ml_server_metrics *m, const ml_gen_stats
     double prompts = (double)st->n_prompt_token;
 
     value(p, "num_running_reqs", "gauge", "Requests in the batch.", (double)st->n_running);
-    value(p, "num_queue_reqs", "gauge", "Requests that wait.", (double)st->n_waiting);
+    value(p, "num_queue_reqs", "gauge", "Requests in the queue.", (double)st->n_waiting);
     value(p, "num_used_tokens", "gauge", "Tokens of KV pages in use.", used * page_tokens);
-    value(p, "kv_evictable_tokens", "gauge", "Tokens of cached KV pages nobody uses.",
+    value(p, "kv_evictable_tokens", "gauge",
+          "Tokens of cached KV pages that no request uses.",
           (double)st->n_page_cached * page_tokens);
     value(p, "max_total_num_tokens", "gauge", "Tokens of all KV pages.",
           pages * page_tokens);
-    value(p, "token_usage", "gauge", "Share of the KV pages in use.",
+    value(p, "token_usage", "gauge", "Fraction of the KV pages in use.",
           pages > 0 ? used / pages : 0);
-    value(p, "cache_hit_rate", "gauge", "Share of prompt tokens found in the cache.",
+    value(p, "cache_hit_rate", "gauge",
+          "Fraction of prompt tokens found in the prefix cache.",
           prompts > 0 ? (double)st->n_cached_token / prompts : 0);
-    value(p, "gen_throughput", "gauge", "Answer tokens a second since the last look.",
-          m->throughput);
-    value(p, "num_retracted_requests_total", "counter", "Times a request was put back.",
+    value(p, "gen_throughput", "gauge",
+          "Generated tokens per second since the last scrape.", m->throughput);
+    value(p, "num_retracted_requests_total", "counter", "Preempted requests.",
           (double)st->n_preempt);
     value(p, "engine_steps_total", "counter", "Steps of the engine.", (double)st->n_step);
     value(p, "engine_steps_ahead_total", "counter",
-          "Steps begun before the draws of the one before were known.",
+          "Steps scheduled before the draws of the previous step were known.",
           (double)st->n_overlapped);
-    value(p, "forward_execution_seconds_total", "counter", "Seconds in the model.",
-          st->model_s);
+    value(p, "forward_execution_seconds_total", "counter",
+          "Seconds in the model's forward passes.", st->model_s);
 }
 
 static void write_requests(page *p, const ml_server_metrics *m) {
-    value(p, "num_requests_total", "counter", "Requests that ended.", (double)m->n_request);
-    value(p, "num_aborted_requests_total", "counter", "Requests that were aborted.",
+    value(p, "num_requests_total", "counter", "Finished requests.", (double)m->n_request);
+    value(p, "num_aborted_requests_total", "counter", "Aborted requests.",
           (double)m->n_aborted);
-    value(p, "prompt_tokens_total", "counter", "Tokens of prompts.", (double)m->n_prompt);
-    value(p, "generation_tokens_total", "counter", "Tokens of answers.",
+    value(p, "prompt_tokens_total", "counter", "Prompt tokens.", (double)m->n_prompt);
+    value(p, "generation_tokens_total", "counter", "Generated tokens.",
           (double)m->n_answer);
-    value(p, "cached_tokens_total", "counter", "Prompt tokens found in the cache.",
+    value(p, "cached_tokens_total", "counter", "Prompt tokens found in the prefix cache.",
           (double)m->n_cached);
-    write_histogram(p, "time_to_first_token_seconds", "Until the first token.",
+    write_histogram(p, "time_to_first_token_seconds", "Time to first token.",
                     &m->first_token);
-    write_histogram(p, "inter_token_latency_seconds", "Between tokens.", &m->between);
-    write_histogram(p, "e2e_request_latency_seconds", "From request to end.", &m->whole);
-    write_histogram(p, "queue_time_seconds", "In the queue.", &m->queued);
+    write_histogram(p, "inter_token_latency_seconds", "Inter-token latency.", &m->between);
+    write_histogram(p, "e2e_request_latency_seconds", "End-to-end request latency.",
+                    &m->whole);
+    write_histogram(p, "queue_time_seconds", "Time in the queue.", &m->queued);
 }
 
 static void look(ml_server_metrics *m, const ml_gen_stats *st) {

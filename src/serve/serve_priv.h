@@ -15,7 +15,7 @@
 #include "serve/sampling_params.h"
 #include "serve/server.h"
 #include "serve/text_thread.h"
-#include "text/detok.h"
+#include "text/tokenizer/detok.h"
 
 typedef struct ml_job ml_job;
 typedef struct ml_choice ml_choice;
@@ -48,7 +48,7 @@ struct ml_choice {
     bool routed[ML_N_ROUTING]; /* return the routing record ... */
     int32_t routed_from;       /* ... of the tokens from this index on */
     /* the generator's request */
-    ml_output_queue box;
+    ml_output_queue queue;
     uint64_t ticket;
     bool open; /* the generator has not made its last callback */
     /* output so far */
@@ -80,12 +80,12 @@ struct ml_job {
     ml_tokens tokens;    /* of the last text that was encoded */
     ml_encoder *encoder; /* of the thread that parses the request; NULL: no tokenizer */
     ml_text_work work;
-    bool away;      /* the text thread has the job, ... */
-    bool reading;   /* ... to parse the request: that thread owns all but the list links */
-    bool aborted;   /* while it was parsed */
-    bool keep_body; /* the answer needs raw and scratch */
-    size_t held;    /* bytes reserved from the budget for the generator's requests */
-    ml_status st;   /* of parsing */
+    bool away;       /* the text thread has the job, ... */
+    bool reading;    /* ... to parse the request: that thread owns all but the list links */
+    bool aborted;    /* while it was parsed */
+    bool keep_body;  /* the answer needs raw and scratch */
+    size_t reserved; /* bytes reserved from the budget for the generator's requests */
+    ml_status st;    /* of parsing */
     ml_err err;
     ml_server *server;
     ml_job *prev, *next;
@@ -119,7 +119,7 @@ struct ml_server {
     ml_access access;
     ml_loop *loop;
     ml_http_server *http;
-    ml_dispatcher *office;
+    ml_dispatcher *dispatcher;
     ml_encoder *encoder, *text_encoder; /* of the loop and of the text thread; NULL without
                                            a tokenizer */
     ml_text_thread *text;

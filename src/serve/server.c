@@ -25,7 +25,7 @@ typedef struct route {
 } route;
 
 static const char no_push[] =
-    "weights are read from a checkpoint's directory: use /update_weights_from_disk";
+    "weights are loaded from a checkpoint directory: use /update_weights_from_disk";
 
 static const route routes[] = {
     { "/generate", POST | PUT | WORK, ml_serve_generate },
@@ -64,12 +64,12 @@ static const route routes[] = {
     { "/weights_checker", GET | POST, NULL, "every load is checked against config.json" },
     { "/start_profile", GET | POST, NULL, "see /metrics" },
     { "/stop_profile", GET | POST, NULL, "see /metrics" },
-    { "/load_lora_adapter", POST, NULL, "there are no adapters here" },
-    { "/unload_lora_adapter", POST, NULL, "there are no adapters here" },
-    { "/encode", POST | PUT, NULL, "models here generate; none embeds" },
-    { "/v1/embeddings", POST, NULL, "models here generate; none embeds" },
+    { "/load_lora_adapter", POST, NULL, "LoRA is not supported" },
+    { "/unload_lora_adapter", POST, NULL, "LoRA is not supported" },
+    { "/encode", POST | PUT, NULL, "embedding models are not supported" },
+    { "/v1/embeddings", POST, NULL, "embedding models are not supported" },
     { "/v1/responses", POST, NULL, "use /v1/chat/completions" },
-    { "/open_session", POST, NULL, "there are no sessions here" },
+    { "/open_session", POST, NULL, "sessions are not supported" },
     { 0 },
 };
 
@@ -102,7 +102,7 @@ static void refuse_method(ml_http_call *c, const route *r) {
         if (*p == ' ')
             *p = ',';
     ml_http_add_header(c, "Allow", allow);
-    snprintf(message, sizeof message, "%s takes %s.", r->path, allow);
+    snprintf(message, sizeof message, "%s accepts %s only.", r->path, allow);
     ml_reply_error(c, 405, message);
 }
 
@@ -114,13 +114,13 @@ static void on_call(void *ud, ml_http_call *c) {
 
     ml_access_add_headers(&s->access, c);
     if (!r) {
-        snprintf(message, sizeof message, "There is no endpoint %.*s.",
+        snprintf(message, sizeof message, "Unknown endpoint %.*s.",
                  (int)(path.len < 200 ? path.len : 200), path.ptr);
         ml_reply_error(c, 404, message);
     } else if (!(r->how & method_bit(ml_http_method(c)))) {
         refuse_method(c, r);
     } else if (r->why) {
-        snprintf(message, sizeof message, "%s is not offered: %s.", r->path, r->why);
+        snprintf(message, sizeof message, "%s is not supported: %s.", r->path, r->why);
         ml_reply_error(c, 400, message);
     } else if (r->how & WORK && s->draining) {
         ml_reply_error(c, 503, "The server is shutting down.");
@@ -156,12 +156,11 @@ ml_status ml_weight_version_read(uint64_t *out, ml_str label, ml_err *err) {
             v = v * 10 + (uint64_t)(label.ptr[i] - '0');
     }
     if (v > ML_WEIGHT_VERSION_MAX)
-        return ml_fail(
-            err, ML_EUSAGE,
-            "the weight version %.*s is a number above %llu: name a smaller one, "
-            "or a text that is no number",
-            (int)(label.len < 40 ? label.len : 40), label.ptr,
-            (unsigned long long)ML_WEIGHT_VERSION_MAX);
+        return ml_fail(err, ML_EUSAGE,
+                       "weight version %.*s exceeds the maximum %llu: use a smaller "
+                       "number, or a string that is not a number",
+                       (int)(label.len < 40 ? label.len : 40), label.ptr,
+                       (unsigned long long)ML_WEIGHT_VERSION_MAX);
     *out = v;
     return ML_OK;
 }
@@ -228,7 +227,7 @@ ml_status ml_server_open(ml_server **out, ml_loop *l, const ml_server_opts *opts
     if (getrandom(&s->boot, sizeof s->boot, GRND_NONBLOCK) != sizeof s->boot)
         s->boot = 0;
     ML_BUG_IF(pthread_mutex_init(&s->label_lock, NULL));
-    s->office = ml_dispatcher_open(l, &s->arena);
+    s->dispatcher = ml_dispatcher_open(l, &s->arena);
     s->metrics = ml_server_metrics_new(&s->arena);
     s->budget.max = opts->max_in_flight;
     if (opts->tokenizer) {
@@ -265,7 +264,7 @@ static void stop_draining(void *ud) {
     ml_server *s = ud;
 
     if (s->n_job)
-        ml_log(ML_LOG_WARN, "%lld requests did not end in time and are cut off",
+        ml_log(ML_LOG_WARN, "aborting %lld requests that did not finish in time",
                (long long)s->n_job);
     ml_loop_stop(s->loop);
 }
@@ -300,7 +299,7 @@ void ml_server_close(ml_server *s) {
     while (s->jobs)
         ml_job_free(s->jobs);
     ml_probes_free(s);
-    ml_dispatcher_close(s->office);
+    ml_dispatcher_close(s->dispatcher);
     if (s->encoder) {
         ml_encoder_free(s->encoder);
         ml_encoder_free(s->text_encoder);

@@ -9,16 +9,16 @@
 #ifndef ML_SERVE_SERVER_H
 #define ML_SERVE_SERVER_H
 
-#include "engine/gen.h"
+#include "gen/gen.h"
 #include "net/loop.h"
 #include "serve/access.h"
-#include "text/tool_calls.h"
-#include "text/chat_template.h"
-#include "text/tokenizer.h"
+#include "text/chat/tool_calls.h"
+#include "text/chat/chat_template.h"
+#include "text/tokenizer/tokenizer.h"
 
 typedef struct ml_server ml_server;
 
-/* Functions that release memory and allocate it again later, as in engine/local.h; NULL if
+/* Functions that release memory and allocate it again later, as in gen/local.h; NULL if
  * the generator cannot do this. */
 typedef struct ml_server_memory {
     void (*release)(ml_gen *g, bool kv, bool weights);

@@ -50,7 +50,7 @@ ml_status ml_text_thread_open(ml_text_thread **out, ml_loop *l, ml_arena *a, ml_
     ML_BUG_IF(pthread_mutex_init(&t->lock, NULL) || pthread_cond_init(&t->wake, NULL));
     code = pthread_create(&t->thread, NULL, run, t);
     if (code)
-        return ml_fail(err, ML_EIO, "no thread for text: %s", strerror(code));
+        return ml_fail(err, ML_EIO, "cannot create a text thread: %s", strerror(code));
     *out = t;
     return ML_OK;
 }

@@ -15,7 +15,7 @@ static const ml_field tokenize_rows[] = {
     { "return_token_strs", ML_FIELD_BOOL, AT(strings) },
     { "model", ML_FIELD_IGNORE },
     { "messages", ML_FIELD_REFUSE,
-      .why = "ask /v1/chat/completions for return_prompt_token_ids, or send \"prompt\"" },
+      .why = "use return_prompt_token_ids of /v1/chat/completions, or send \"prompt\"" },
     { 0 },
 };
 
@@ -31,9 +31,8 @@ static ml_status read_fields(ml_job *j, tokenize_body *b, const ml_field *rows,
     ml_status st = ml_fields_read(b, rows, j->body, "request body", err);
 
     if (!st && !j->server->opts.tokenizer)
-        st = ml_fail(err, ML_EUSAGE,
-                     "this server has no tokenizer: it was started with "
-                     "--skip-tokenizer-init");
+        st =
+            ml_fail(err, ML_EUSAGE, "this server has no tokenizer (--skip-tokenizer-init)");
     return st;
 }
 
@@ -107,7 +106,7 @@ static ml_status tokenize(ml_job *j, ml_err *err) {
         if (v->type == ML_JSON_STRING)
             st = ml_job_encode(j, v->text, b.add_special, &all[i].id, &all[i].n, err);
         else
-            st = ml_fail(err, ML_EUSAGE, "\"prompt\" has %s in it; expected strings",
+            st = ml_fail(err, ML_EUSAGE, "\"prompt\" contains %s; expected strings",
                          ml_json_what(v));
     }
     if (!st)

@@ -8,7 +8,7 @@
 ml_status ml_weight_path_of(const char **out, ml_arena *a, ml_str text, const char *member,
                             ml_err *err) {
     if (memchr(text.ptr, 0, text.len))
-        return ml_fail(err, ML_EUSAGE, "\"%s\" has a NUL in it, which no path has", member);
+        return ml_fail(err, ML_EUSAGE, "\"%s\" contains a NUL byte", member);
     *out = ml_arena_str(a, text.ptr, text.len);
     return ML_OK;
 }
@@ -98,7 +98,7 @@ ml_status ml_weight_path_check(const char **out, ml_arena *a, const ml_weight_ro
     }
     return ml_fail(err, ML_EUSAGE,
                    "\"%s\" is %s, which is not below %s%s: start miles serve with "
-                   "--weight-path-prefix DIR for directories that requests may name",
-                   member, real, root ? root : "any directory that exists",
-                   roots->n > 1 ? " or another of --weight-path-prefix" : "");
+                   "--weight-path-prefix DIR to allow it",
+                   member, real, root ? root : "an existing directory",
+                   roots->n > 1 ? " or another --weight-path-prefix" : "");
 }

@@ -10,7 +10,7 @@
 #define MAX_PATTERN 65536
 #define BOUNDED_STEPS 200000
 
-/* An ml_regex is a pcre2_code, under a name that needs no header of PCRE2. */
+/* An ml_regex is a pcre2_code; the type hides the PCRE2 header from users. */
 
 struct ml_finder {
     ml_arena arena;
@@ -28,7 +28,7 @@ static ml_status compile(ml_regex **out, ml_str pattern, ml_err *err) {
 
     *out = NULL;
     if (!context)
-        return ml_fail(err, ML_ENOMEM, "no memory for a regular expression");
+        return ml_fail(err, ML_ENOMEM, "out of memory for a regular expression");
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
     compiled = pcre2_compile((const unsigned char *)pattern.ptr, pattern.len,
                              PCRE2_UTF | PCRE2_NEVER_BACKSLASH_C, &code, &at, context);
@@ -38,7 +38,7 @@ static ml_status compile(ml_regex **out, ml_str pattern, ml_err *err) {
         return ml_fail(err, ML_EUNSUP, "regular expression \"%.*s\", at byte %zu: %s",
                        pattern.len > 200 ? 200 : (int)pattern.len, pattern.ptr, at, why);
     }
-    /* Where there is no JIT, the interpreter gives the same matches. */
+    /* Without JIT support, the interpreter finds the same matches. */
     pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);
     *out = (ml_regex *)compiled;
     return ML_OK;
@@ -50,7 +50,8 @@ ml_status ml_regex_new(ml_regex **out, const ml_unicode *u, ml_str pattern, ml_e
 
     *out = NULL;
     if (pattern.len > MAX_PATTERN)
-        return ml_fail(err, ML_EUNSUP, "regular expression of %zu bytes; at most %d",
+        return ml_fail(err, ML_EUNSUP,
+                       "the regular expression has %zu bytes; the maximum is %d",
                        pattern.len, MAX_PATTERN);
     st = ml_regex_translate(&t, u, pattern, err);
     if (st == ML_OK)
@@ -65,7 +66,8 @@ ml_status ml_regex_new_bounded(ml_regex **out, ml_str pattern, ml_err *err) {
 
     *out = NULL;
     if (pattern.len > MAX_PATTERN)
-        return ml_fail(err, ML_EUNSUP, "regular expression of %zu bytes; at most %d",
+        return ml_fail(err, ML_EUNSUP,
+                       "the regular expression has %zu bytes; the maximum is %d",
                        pattern.len, MAX_PATTERN);
     ml_text_printf(&t, "(*LIMIT_MATCH=%d)", BOUNDED_STEPS);
     ml_text_add(&t, pattern.ptr, pattern.len);
@@ -99,7 +101,7 @@ void ml_finder_free(ml_finder *f) {
 
     if (!f)
         return;
-    a = f->arena; /* f itself lives in it */
+    a = f->arena; /* also holds f itself */
     pcre2_match_data_free(f->match);
     pcre2_match_context_free(f->context);
     pcre2_jit_stack_free(f->stack);
@@ -117,8 +119,7 @@ ml_status ml_regex_find(const ml_regex *r, ml_finder *f, ml_str text, size_t fro
         return ML_EAGAIN;
     if (rc < 0) {
         pcre2_get_error_message(rc, why, sizeof why);
-        return ml_fail(err, ML_EFORMAT, "the tokenizer's pattern could not be matched: %s",
-                       why);
+        return ml_fail(err, ML_EFORMAT, "matching the tokenizer's pattern failed: %s", why);
     }
     *begin = at[0];
     *end = at[1];

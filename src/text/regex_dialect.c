@@ -5,17 +5,17 @@
 
 #define MAX_GROUPS 200
 
-/* The pattern is walked once; `out` grows beside it.  Functions return false after
- * refuse() has written the message. */
+/* The pattern is read once, and the translation is appended to `out`.  Functions return
+ * false after refuse() has written the message. */
 typedef struct translator {
     const ml_unicode *unicode;
     const char *p, *end, *begin;
     ml_text out;
-    size_t group[MAX_GROUPS]; /* where in out the open groups begin */
+    size_t group[MAX_GROUPS]; /* start positions in `out` of the open groups */
     bool outer_caseless[MAX_GROUPS];
     int n_group;
-    size_t atom;     /* where in out the last atom begins */
-    uint32_t before; /* the literal before this one, for case folding; 0: none */
+    size_t atom;     /* start position in `out` of the last atom */
+    uint32_t before; /* the preceding literal, for case folding; 0: none */
     bool caseless;
     ml_err *err;
 } translator;
@@ -35,7 +35,7 @@ static void put_range(void *ud, uint32_t first, uint32_t last) {
         ml_text_printf(out, "-\\x{%x}", (unsigned)last);
 }
 
-/* The whitespace of Unicode; PCRE2's \s would add U+180E. */
+/* Unicode whitespace; PCRE2's \s would add U+180E. */
 static void put_space(ml_text *out) {
     ml_text_printf(out, "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}"
                         "\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}");
@@ -47,13 +47,13 @@ static void put_not_space(ml_text *out) {
                         "\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}");
 }
 
-/* A set of categories: PCRE2's own, and the characters it may not know yet. */
+/* A set of categories, with the characters that PCRE2's Unicode version may lack. */
 static void put_categories(translator *t, const char *names, uint32_t gcs) {
     ml_text_printf(&t->out, "%s", names);
     ml_unicode_newer(t->unicode, gcs, put_range, &t->out);
 }
 
-/* \w as Oniguruma has it, Latin-1's superscripts and fractions included. */
+/* \w as in Oniguruma, including Latin-1 superscripts and fractions. */
 static void put_word(translator *t) {
     put_categories(t, "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}",
                    ML_GCS_L | ML_GCS_M | 1u << ML_GC_ND | 1u << ML_GC_NL | 1u << ML_GC_PC);
@@ -62,7 +62,7 @@ static void put_word(translator *t) {
                    "\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}");
 }
 
-/* The set of a category's name, "L" or "Lu"; 0 when there is none of that name. */
+/* Returns the set of a category name, "L" or "Lu"; 0 if the name is unknown. */
 static uint32_t categories_of(ml_str name) {
     static const char two[] =
         "CnCcCfCoCsLlLmLoLtLuMcMeMnNdNlNoPcPdPePfPiPoPsScSkSmSoZlZpZs";
@@ -78,7 +78,7 @@ static uint32_t categories_of(ml_str name) {
 static bool put_script(translator *t, ml_str name) {
     static const struct {
         const char *name;
-        uint32_t newer[2][2]; /* of Unicode 15 and 16 */
+        uint32_t newer[2][2]; /* added in Unicode 15 and 16 */
     } rows[] = {
         { "Han", { { 0x2ebf0, 0x2ee5d }, { 0x31350, 0x323af } } },
         { "Hiragana", { { 0x1b132, 0x1b132 } } },
@@ -97,7 +97,7 @@ static bool put_script(translator *t, ml_str name) {
     return false;
 }
 
-/* The inside of \p{...} as items of a class; p is behind the 'p'. */
+/* Translates the content of \p{...} to class items; p points after the 'p'. */
 static bool put_property(translator *t) {
     const char *close =
         t->p < t->end && *t->p == '{' ? memchr(t->p, '}', (size_t)(t->end - t->p)) : NULL;
@@ -127,7 +127,7 @@ static int hex_of(int c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Up to `most` hexadecimal digits; their number goes to *n. */
+/* Reads up to `most` hexadecimal digits; *n receives their number. */
 static uint32_t read_hex(translator *t, int most, int *n) {
     uint32_t v = 0;
 
@@ -136,7 +136,7 @@ static uint32_t read_hex(translator *t, int most, int *n) {
     return v;
 }
 
-/* \x{...}, \xHH, \uHHHH; p is behind the letter. */
+/* \x{...}, \xHH, \uHHHH; p points after the letter. */
 static bool read_code(translator *t, char letter, uint32_t *c) {
     bool braces = letter == 'x' && t->p < t->end && *t->p == '{';
     int n;
@@ -144,18 +144,18 @@ static bool read_code(translator *t, char letter, uint32_t *c) {
     t->p += braces;
     *c = read_hex(t, braces ? 6 : letter == 'u' ? 4 : 2, &n);
     if (n == 0 || (letter == 'u' && n != 4))
-        return refuse(t, "hexadecimal digits were expected");
+        return refuse(t, "expected hexadecimal digits");
     if (braces && (t->p == t->end || *t->p++ != '}'))
-        return refuse(t, "'}' was expected");
+        return refuse(t, "expected '}'");
     if (*c >= ML_CODE_POINTS || (*c >= 0xd800 && *c <= 0xdfff))
-        return refuse(t, "this is not a character");
+        return refuse(t, "not a character");
     if (!braces && letter == 'x' && *c >= 0x80)
         return refuse(t, "\\xHH above 7f is a byte, not a character");
     return true;
 }
 
-/* An escape that stands for one character; p is on the letter.  False, without a message,
- * when it is none; *ok tells whether a message was written. */
+/* Reads an escape for a single character; p points to the letter.  Returns false without a
+ * message if it is not such an escape; *ok is false if a message was written. */
 static bool read_single(translator *t, uint32_t *c, bool *ok) {
     static const char from[] = "rntfvae", to[] = "\r\n\t\f\v\a\033";
     char letter = *t->p;
@@ -181,8 +181,8 @@ static bool read_single(translator *t, uint32_t *c, bool *ok) {
     return false;
 }
 
-/* An escape that stands for a set, written as the items of a class; p is on the letter.
- * For a capital it writes what is excluded, except for \S inside a class. */
+/* Translates an escape for a set to class items; p points to the letter.  For a capital
+ * letter it writes the excluded set, except for \S inside a class. */
 static bool put_set(translator *t, bool in_class) {
     switch (*t->p | 32) {
     case 's':
@@ -194,7 +194,7 @@ static bool put_set(translator *t, bool in_class) {
     case 'd': put_categories(t, "\\p{Nd}", 1u << ML_GC_ND); break;
     case 'w': put_word(t); break;
     case 'p': t->p++; return put_property(t);
-    default: return refuse(t, "this escape is not supported");
+    default: return refuse(t, "unsupported escape");
     }
     t->p++;
     return true;
@@ -223,8 +223,8 @@ static bool put_escape(translator *t) {
     return true;
 }
 
-/* One end of a range, or a set.  *c is the character, or UINT32_MAX for a set, which is
- * then written already. */
+/* Reads one end of a range, or a set.  *c is the character, or UINT32_MAX for a set, which
+ * has been written already. */
 static bool read_class_item(translator *t, uint32_t *c) {
     bool ok;
 
@@ -293,7 +293,7 @@ static bool put_group(translator *t) {
     size_t left = (size_t)(t->end - t->p);
 
     if (left >= 4 && memcmp(t->p, "(?i)", 4) == 0 && t->p == t->begin) {
-        /* Elsewhere, where it ends differs between the dialects. */
+        /* At the beginning only: elsewhere, the dialects differ in where it ends. */
         t->caseless = true;
         t->p += 4;
         ml_text_printf(&t->out, "(?i)");
@@ -331,7 +331,7 @@ static bool close_group(translator *t) {
     return true;
 }
 
-/* Text inserted before the last atom. */
+/* Inserts text before the last atom. */
 static void wrap_atom(translator *t) {
     ml_text_add(&t->out, "(?:", 3);
     memmove(t->out.ptr + t->atom + 3, t->out.ptr + t->atom, t->out.len - 3 - t->atom);
@@ -339,7 +339,7 @@ static void wrap_atom(translator *t) {
     ml_text_printf(&t->out, ")");
 }
 
-/* {n}, {n,}, {n,m}, {,m}; a brace that is none of them is a character. */
+/* {n}, {n,}, {n,m}, {,m}; any other brace is a literal character. */
 static bool put_interval(translator *t) {
     const char *p = t->p + 1;
     unsigned low = 0, high = 0;
@@ -368,12 +368,13 @@ static bool put_interval(translator *t) {
         ml_text_printf(&t->out, "{%u,}", low);
     if (t->p < t->end && *t->p == '?' && !comma)
         return refuse(t, "{n}? means something else in other dialects");
-    if (t->p < t->end && *t->p == '+') /* not possessive: one or more times the whole */
+    if (t->p < t->end && *t->p == '+') /* not possessive: repeats the whole */
         wrap_atom(t);
     return true;
 }
 
-/* In Oniguruma one character can equal two when case is ignored: the sharp s and "ss". */
+/* With case-insensitive matching in Oniguruma, one character can match two: U+00DF and
+ * "ss". */
 static bool folds_with(uint32_t a, uint32_t b) {
     a |= 32;
     b |= 32;

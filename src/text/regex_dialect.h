@@ -1,4 +1,4 @@
-/* regex_dialect.h - patterns in Oniguruma's dialect of Ruby, said in PCRE2's words. */
+/* regex_dialect.h - translates patterns from Oniguruma (Ruby syntax) to PCRE2. */
 #ifndef ML_TEXT_REGEX_DIALECT_H
 #define ML_TEXT_REGEX_DIALECT_H
 
@@ -6,8 +6,8 @@
 #include "base/str.h"
 #include "text/unicode.h"
 
-/* *out is the caller's to release, also after an error: ML_EUNSUP, which names what would mean
- * something else. */
+/* The caller releases *out, also after an error.  ML_EUNSUP: the message names the
+ * construct whose meaning differs in PCRE2. */
 ml_status ml_regex_translate(ml_text *out, const ml_unicode *u, ml_str pattern,
                              ml_err *err);
 

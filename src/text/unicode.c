@@ -6,11 +6,11 @@
 
 #include "text/unicode_table.inc"
 
-/* Above the category in a byte of info.  The reference normalizes with the tables of
- * Unicode 9: what came later it leaves alone, and so do we (INERT). */
+/* Flags above the category in a byte of info.  The reference normalizes with the tables of
+ * Unicode 9 and does not change newer characters (INERT). */
 enum { IS_PUNCT = 0x20, IS_INERT = 0x40, IS_NFC_STABLE = 0x80 };
 
-/* One table for the process: a tokenizer is opened in less time than it takes to fill. */
+/* One table per process: filling it takes longer than opening a tokenizer. */
 static uint8_t info[ML_CODE_POINTS];
 
 static void fill_info(void) {
@@ -39,7 +39,7 @@ bool ml_char_is_space(uint32_t c) {
            c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
-/* The reference follows Unicode 17 here. */
+/* The reference uses Unicode 17 here. */
 bool ml_char_is_numeric(const ml_unicode *u, uint32_t c) {
     return ml_char_in(u, c, ML_GCS_N) || (c >= 0x11de0 && c <= 0x11de9) ||
            (c >= 0x16ff4 && c <= 0x16ff6);
@@ -57,7 +57,7 @@ bool ml_char_is_word(const ml_unicode *u, uint32_t c) {
     const uint32_t gcs =
         ML_GCS_L | ML_GCS_M | 1u << ML_GC_ND | 1u << ML_GC_NL | 1u << ML_GC_PC;
 
-    /* Letters in circles and squares are Alphabetic, though symbols. */
+    /* Circled and squared letters are Alphabetic, although their category is Symbol. */
     return ml_char_in(u, c, gcs) || c == 0x200c || c == 0x200d ||
            (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
            (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189);
@@ -70,7 +70,8 @@ bool ml_char_is_nfc_stable(const ml_unicode *u, uint32_t c) {
 /* --- mappings --------------------------------------------------------------- */
 
 int ml_char_lower(uint32_t c, uint32_t out[2]) {
-    /* Capitals of Unicode 16 and 17, which utf8proc may not know: first, last, distance. */
+    /* Capital letters of Unicode 16 and 17, which utf8proc may lack: first, last,
+     * offset. */
     static const struct {
         uint32_t first, last;
         int32_t by;
@@ -86,7 +87,7 @@ int ml_char_lower(uint32_t c, uint32_t out[2]) {
         out[0] = c >= 'A' && c <= 'Z' ? c + 32 : c;
         return 1;
     }
-    if (c == 0x130) { /* I with a dot: the one capital whose small form is two characters */
+    if (c == 0x130) { /* the only capital whose lower case is two characters */
         out[0] = 'i';
         out[1] = 0x307;
         return 2;

@@ -1,9 +1,9 @@
-/* unicode.h - UTF-8, and what a character is.
+/* unicode.h - UTF-8 and character properties.
  *
- * Categories are those that the Hugging Face tokenizers know (Unicode 16), whatever
- * version the system's libraries have: a letter that one of them has not heard of yet
- * would be cut differently, and tokens would differ.  Decomposition, composition and
- * case come from utf8proc, held to what the reference knows of them.
+ * Categories are those of the Hugging Face tokenizers (Unicode 16), independent of the
+ * versions of the system's libraries: a different category would split a text differently
+ * and change its tokens.  Decomposition, composition and case mappings come from utf8proc,
+ * restricted to the characters that the reference supports.
  *
  * thread: immutable after init. */
 #ifndef ML_TEXT_UNICODE_H
@@ -61,7 +61,7 @@ typedef enum ml_gc {
 #define ML_GCS_Z 0x38000000u
 
 typedef struct ml_unicode {
-    const uint8_t *info; /* [ML_CODE_POINTS]: category and the bits of unicode.c */
+    const uint8_t *info; /* [ML_CODE_POINTS]: category and the flags of unicode.c */
 } ml_unicode;
 
 void ml_unicode_init(ml_unicode *u);
@@ -70,32 +70,34 @@ static inline ml_gc ml_char_gc(const ml_unicode *u, uint32_t c) {
     return (ml_gc)(u->info[c] & 31);
 }
 
-/* Is the category of c in the set? */
+/* True if the category of c is in the set. */
 static inline bool ml_char_in(const ml_unicode *u, uint32_t c, uint32_t gcs) {
     return (gcs >> (u->info[c] & 31) & 1) != 0;
 }
 
-bool ml_char_is_space(uint32_t c);                           /* White_Space */
-bool ml_char_is_numeric(const ml_unicode *u, uint32_t c);    /* N* */
-bool ml_char_is_punct(const ml_unicode *u, uint32_t c);      /* ASCII's, and P* */
-bool ml_char_is_mark(const ml_unicode *u, uint32_t c);       /* M*, as far as stripped */
-bool ml_char_is_word(const ml_unicode *u, uint32_t c);       /* \w */
-bool ml_char_is_nfc_stable(const ml_unicode *u, uint32_t c); /* NFC never touches it */
+bool ml_char_is_space(uint32_t c);                        /* White_Space */
+bool ml_char_is_numeric(const ml_unicode *u, uint32_t c); /* N* */
+bool ml_char_is_punct(const ml_unicode *u,
+                      uint32_t c); /* ASCII punctuation and symbols, and P* */
+bool ml_char_is_mark(const ml_unicode *u, uint32_t c); /* M*, as far as they are stripped */
+bool ml_char_is_word(const ml_unicode *u, uint32_t c); /* \w */
+bool ml_char_is_nfc_stable(const ml_unicode *u, uint32_t c); /* NFC does not change it */
 
-/* Lower case; at most two characters.  Returns how many. */
+/* Lower case; at most two characters.  Returns their number. */
 int ml_char_lower(uint32_t c, uint32_t out[2]);
 
-/* The full decomposition of c, canonical or compatible; returns the number of characters. */
+/* Writes the full decomposition of c, canonical or compatible; returns the number of
+ * characters. */
 #define ML_DECOMPOSE_MAX 18
 int ml_char_decompose(const ml_unicode *u, uint32_t c, bool compatible,
                       uint32_t out[ML_DECOMPOSE_MAX]);
-/* The character that a followed by b composes to, or 0. */
+/* Returns the composition of a followed by b, or 0. */
 uint32_t ml_char_compose(const ml_unicode *u, uint32_t a, uint32_t b);
 /* Canonical combining class. */
 int ml_char_ccc(const ml_unicode *u, uint32_t c);
 
-/* Ranges of code points that libraries of Unicode 14 take for unassigned and whose category
- * is in the set: calls add for each. */
+/* Calls `add` for each range of code points that libraries of Unicode 14 treat as
+ * unassigned and whose category is in the set. */
 void ml_unicode_newer(const ml_unicode *u, uint32_t gcs,
                       void (*add)(void *ud, uint32_t first, uint32_t last), void *ud);
 

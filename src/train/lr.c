@@ -9,18 +9,18 @@ static ml_status check(const ml_lr *s, ml_err *err) {
 
     if (o->train_iters < 1 || o->global_batch_size < 1)
         return ml_fail(err, ML_EUSAGE,
-                       "a schedule needs at least one iteration of one sample; got %lld of "
-                       "%lld: raise --num-rollout or lower --global-batch-size",
+                       "a schedule needs at least one iteration of one sample, not %lld of "
+                       "%lld: increase --num-rollout or lower --global-batch-size",
                        (long long)o->train_iters, (long long)o->global_batch_size);
     if (!(o->min_lr >= 0 && o->min_lr <= o->lr && o->warmup_init <= o->lr))
-        return ml_fail(err, ML_EUSAGE,
-                       "--lr is %g; --min-lr (%g) and --lr-warmup-init (%g) must not be "
-                       "above it",
-                       o->lr, o->min_lr, o->warmup_init);
+        return ml_fail(
+            err, ML_EUSAGE,
+            "--lr is %g; --min-lr (%g) and --lr-warmup-init (%g) must not exceed it", o->lr,
+            o->min_lr, o->warmup_init);
     if (!(s->warmup < s->decay))
         return ml_fail(err, ML_EUSAGE,
-                       "the warm-up takes %g samples and the whole decay %g: lower "
-                       "--lr-warmup-iters or raise --lr-decay-iters",
+                       "the warm-up takes %g samples and the decay %g: lower "
+                       "--lr-warmup-iters or increase --lr-decay-iters",
                        s->warmup, s->decay);
     if (o->style == ML_LR_WSD && o->wsd_decay_iters < 1)
         return ml_fail(err, ML_EUSAGE,

@@ -16,12 +16,11 @@ static ml_status check_param(const ml_optimizer *o, int32_t i, float *weight, fl
             ml_weights_unpack(&o->master, i, e, row, 1, ML_F32, master);
             for (int64_t k = 0; k < n; k++)
                 if (!agrees(weight[k], master[k]))
-                    return ml_fail(
-                        err, ML_EFORMAT,
-                        "--check-rematerialize-param-from-master-weight: %s[%lld, %lld] is "
-                        "%.9g, and its master is %.9g",
-                        p->name, (long long)row, (long long)k, (double)weight[k],
-                        (double)master[k]);
+                    return ml_fail(err, ML_EFORMAT,
+                                   "--check-rematerialize-param-from-master-weight: "
+                                   "%s[%lld, %lld] is %.9g, but its master weight is %.9g",
+                                   p->name, (long long)row, (long long)k, (double)weight[k],
+                                   (double)master[k]);
         }
     return ML_OK;
 }
@@ -43,7 +42,7 @@ ml_status ml_master_weights_check(const ml_optimizer *o, ml_err *err) {
 
     if (!o->own_master)
         return ML_OK;
-    ml_arena_init(&a, "rows of masters");
+    ml_arena_init(&a, "rows of master weights");
     weight = ML_NEW(&a, float, widest(o->spec));
     master = ML_NEW(&a, float, widest(o->spec));
     for (int32_t i = 0; i < o->spec->n_param && st == ML_OK; i++)

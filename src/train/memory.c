@@ -32,14 +32,14 @@ static ml_batch_caps caps_for(int64_t tokens) {
                             .n_page = (int32_t)(tokens / ML_PAGE + n_seq) };
 }
 
-static int64_t tokens_of(const ml_memory_ask *ask, bool score) {
-    const ml_trainer_opts *o = &ask->opts;
+static int64_t tokens_of(const ml_memory_request *req, bool score) {
+    const ml_trainer_opts *o = &req->opts;
     int64_t n =
-        o->batch.dynamic ? o->batch.max_tokens : o->batch.micro_batch_size * ask->longest;
+        o->batch.dynamic ? o->batch.max_tokens : o->batch.micro_batch_size * req->longest;
 
     if (score && o->score_max_tokens)
         n = o->score_max_tokens;
-    n = n < ask->longest ? ask->longest : n;
+    n = n < req->longest ? req->longest : n;
     return n < 1 ? 1 : n;
 }
 
@@ -47,93 +47,94 @@ static int64_t tokens_of(const ml_memory_ask *ask, bool score) {
 enum { GRADS, STATE, COPY, ACT, SCRATCH, SCORE_ACT, SCORE_SCRATCH, CHOICES, N_ROW };
 
 static const char *const actor_rows[N_ROW] = {
-    "gradients", "optimizer state",        "copy to save from",  "activations",
-    "scratch",   "activations of scoring", "scratch of scoring", "replayed choices",
+    "gradients", "optimizer state",          "save buffer",          "activations",
+    "scratch",   "forward-only activations", "forward-only scratch", "routing replay",
 };
 static const char *const critic_rows[N_ROW] = {
-    "critic gradients",   "critic optimizer state", "copy of the critic",
-    "critic activations", "critic scratch",         "activations of values",
-    "scratch of values",  "choices of the critic",
+    "critic gradients",   "critic optimizer state", "critic save buffer",
+    "critic activations", "critic scratch",         "value activations",
+    "value scratch",      "critic routing replay",
 };
 
-static ml_status add_plan(ml_memory *m, const ml_memory_ask *ask, const ml_spec *spec,
+static ml_status add_plan(ml_memory *m, const ml_memory_request *req, const ml_spec *spec,
                           bool train, const char *const *row, ml_err *err) {
-    ml_plan_opts opts = { .caps = caps_for(tokens_of(ask, !train)),
+    ml_plan_opts opts = { .caps = caps_for(tokens_of(req, !train)),
                           .backward = train,
-                          .logits = train && ask->opts.keep_logits && !spec->critic,
-                          .loss_rows = ask->opts.loss_rows,
-                          .recompute = ask->opts.recompute };
+                          .logits = train && req->opts.keep_logits && !spec->critic,
+                          .loss_rows = req->opts.loss_rows,
+                          .recompute = req->opts.recompute };
     ml_plan *plan = NULL;
     ml_status st;
 
-    memcpy(opts.given, ask->opts.replay, sizeof opts.given);
-    st = ml_plan_new(&plan, spec, ask->be, opts, err);
+    memcpy(opts.given, req->opts.replay, sizeof opts.given);
+    st = ml_plan_new(&plan, spec, req->be, opts, err);
 
     if (st == ML_OK) {
         add(m, row[train ? ACT : SCORE_ACT], ml_plan_act_bytes(plan));
         add(m, row[train ? SCRATCH : SCORE_SCRATCH], ml_plan_scratch_bytes(plan));
-        add_on_host(m, ask->be, row[CHOICES],
-                    ml_routing_replay_bytes(spec, ask->opts.replay, opts.caps.n_token));
+        add_on_host(m, req->be, row[CHOICES],
+                    ml_routing_replay_bytes(spec, req->opts.replay, opts.caps.n_token));
     }
     ml_plan_free(plan);
     return st;
 }
 
-static ml_status add_trainer(ml_memory *m, const ml_memory_ask *ask, const ml_spec *spec,
-                             size_t saved_bytes, const char *const *row, ml_err *err) {
-    const ml_optimizer_opts *opt = &ask->opts.optimizer;
-    size_t state = ml_optimizer_bytes(spec, opt, ask->bf16);
+static ml_status add_trainer(ml_memory *m, const ml_memory_request *req,
+                             const ml_spec *spec, size_t saved_bytes,
+                             const char *const *row, ml_err *err) {
+    const ml_optimizer_opts *opt = &req->opts.optimizer;
+    size_t state = ml_optimizer_bytes(spec, opt, req->bf16);
     ml_status st;
 
     add(m, row[GRADS], ml_trainer_grad_bytes(spec));
     if (opt->offload_dir)
         m->on_disk += state;
-    else if (ml_optimizer_is_staged(opt, ask->be->dev))
+    else if (ml_optimizer_is_staged(opt, req->be->dev))
         m->on_host += state;
-    if (ml_optimizer_is_staged(opt, ask->be->dev))
+    if (ml_optimizer_is_staged(opt, req->be->dev))
         add(m, row[STATE], ml_optimizer_stage_bytes(opt));
     else if (!opt->offload_dir)
         add(m, row[STATE], state);
-    if (ask->async_save)
-        add_on_host(m, ask->be, row[COPY], saved_bytes + state);
-    st = add_plan(m, ask, spec, true, row, err);
-    if (st == ML_OK && ask->scores)
-        st = add_plan(m, ask, spec, false, row, err);
+    if (req->async_save)
+        add_on_host(m, req->be, row[COPY], saved_bytes + state);
+    st = add_plan(m, req, spec, true, row, err);
+    if (st == ML_OK && req->scores)
+        st = add_plan(m, req, spec, false, row, err);
     return st;
 }
 
 /* The KV cache and training use the same memory alternately: the larger of the two
  * counts, not the sum.  Optimizer state that the device releases is kept in host memory. */
-static void take_turns(ml_memory *m, const ml_memory_ask *ask) {
-    m->in_turns = m->trainer < ask->kv_bytes ? m->trainer : ask->kv_bytes;
+static void take_turns(ml_memory *m, const ml_memory_request *req) {
+    m->in_turns = m->trainer < req->kv_bytes ? m->trainer : req->kv_bytes;
     m->total -= m->in_turns;
-    for (int i = 0; i < m->n && !ask->be->dev->host; i++)
+    for (int i = 0; i < m->n && !req->be->dev->host; i++)
         if (m->row[i].what == actor_rows[STATE] || m->row[i].what == critic_rows[STATE])
             m->on_host += m->row[i].bytes;
 }
 
-ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err) {
-    ml_memory_ask critic = *ask;
-    size_t saved = ask->weight_bytes * (ask->saves_ref ? 2 : 1), models;
+ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *err) {
+    ml_memory_request critic = *req;
+    size_t saved = req->weight_bytes * (req->saves_ref ? 2 : 1), models;
     ml_status st;
 
     *out = (ml_memory){ 0 };
-    add(out, ask->be->dev->host ? "program" : "the device itself", ask->base_bytes);
-    add(out, "generation", ask->engine_bytes);
-    add(out, "keys and values", ask->kv_bytes);
-    for (const char *const *name = ask->set; *name; name++)
-        add(out, *name, ask->weight_bytes);
-    if (ask->critic)
-        add(out, "critic weights", ask->critic_bytes);
+    add(out, req->be->dev->host ? "program" : "device context", req->base_bytes);
+    add(out, "generation", req->engine_bytes);
+    add(out, "KV cache", req->kv_bytes);
+    for (const char *const *name = req->set; *name; name++)
+        add(out, *name, req->weight_bytes);
+    if (req->critic)
+        add(out, "critic weights", req->critic_bytes);
     models = out->total;
-    st = add_trainer(out, ask, ask->spec, saved, actor_rows, err);
+    st = add_trainer(out, req, req->spec, saved, actor_rows, err);
     critic.opts.optimizer.freeze = NULL;
     memset(critic.opts.replay, 0, sizeof critic.opts.replay);
-    if (st == ML_OK && ask->critic)
-        st = add_trainer(out, &critic, ask->critic, ask->critic_bytes, critic_rows, err);
+    if (st == ML_OK && req->critic)
+        st = add_trainer(out, &critic, req->critic, req->critic_bytes, critic_rows, err);
     out->trainer = out->total - models;
-    if (ask->in_turns)
-        take_turns(out, ask);
+    if (req->in_turns)
+        take_turns(out, req);
     return st;
 }
 
@@ -142,14 +143,14 @@ void ml_memory_text(ml_text *out, const ml_memory *m) {
         ml_text_printf(out, "  %-24s %12.3f MiB\n", m->row[i].what,
                        (double)m->row[i].bytes / 0x1p20);
     if (m->in_turns)
-        ml_text_printf(out, "  %-24s %12.3f MiB\n", "taken in turns",
+        ml_text_printf(out, "  %-24s %12.3f MiB\n", "shared by offloading",
                        -(double)m->in_turns / 0x1p20);
     ml_text_printf(out, "  %-24s %12.3f MiB\n", "total", (double)m->total / 0x1p20);
     if (m->on_host)
-        ml_text_printf(out, "  %-24s %12.3f MiB\n", "in the host's memory",
+        ml_text_printf(out, "  %-24s %12.3f MiB\n", "in host memory",
                        (double)m->on_host / 0x1p20);
     if (m->on_disk)
-        ml_text_printf(out, "  %-24s %12.3f MiB\n", "optimizer state in a file",
+        ml_text_printf(out, "  %-24s %12.3f MiB\n", "optimizer state on disk",
                        (double)m->on_disk / 0x1p20);
 }
 
@@ -182,38 +183,38 @@ size_t ml_memory_peak(const ml_backend *be) {
 
 typedef struct remedy {
     const char *flags;
-    void (*take)(ml_memory_ask *ask);
+    void (*take)(ml_memory_request *req);
 } remedy;
 
-static void recompute(ml_memory_ask *ask) {
-    ask->opts.recompute = (ml_recompute){ .granularity = ML_RECOMPUTE_FULL };
+static void recompute(ml_memory_request *req) {
+    req->opts.recompute = (ml_recompute){ .granularity = ML_RECOMPUTE_FULL };
 }
 
-static void recompute_loss(ml_memory_ask *ask) {
-    ask->opts.keep_logits = false;
+static void recompute_loss(ml_memory_request *req) {
+    req->opts.keep_logits = false;
 }
 
-static void save_at_once(ml_memory_ask *ask) {
-    ask->async_save = false;
+static void save_at_once(ml_memory_request *req) {
+    req->async_save = false;
 }
 
-static void offload(ml_memory_ask *ask) {
-    ask->opts.optimizer.offload_dir = ".";
+static void offload(ml_memory_request *req) {
+    req->opts.optimizer.offload_dir = ".";
 }
 
-static void offload_to_host(ml_memory_ask *ask) {
-    ask->opts.optimizer.offload_host = true;
+static void offload_to_host(ml_memory_request *req) {
+    req->opts.optimizer.offload_host = true;
 }
 
-static void shorten(ml_memory_ask *ask) {
-    ask->opts.batch.max_tokens /= 4;
-    ask->opts.batch.micro_batch_size = 1;
+static void shorten(ml_memory_request *req) {
+    req->opts.batch.max_tokens /= 4;
+    req->opts.batch.micro_batch_size = 1;
 }
 
 static const remedy remedies[] = {
     { "--recompute-loss-function", recompute_loss },
     { "--recompute-granularity full", recompute },
-    { "saving without --async-save", save_at_once },
+    { "no --async-save", save_at_once },
     { "a quarter of --max-tokens-per-gpu", shorten },
     { "--optimizer-cpu-offload", offload_to_host },
     { "--optimizer-offload-dir", offload },
@@ -221,55 +222,55 @@ static const remedy remedies[] = {
 enum { N_REMEDY = sizeof remedies / sizeof *remedies };
 
 /* The total after a change; SIZE_MAX if it cannot be planned. */
-static size_t total_with(const ml_memory_ask *ask) {
+static size_t total_with(const ml_memory_request *req) {
     ml_memory m;
-    return ml_memory_plan(&m, ask, NULL) == ML_OK ? m.total : SIZE_MAX;
+    return ml_memory_plan(&m, req, NULL) == ML_OK ? m.total : SIZE_MAX;
 }
 
 /* Recommends one sufficient change, or several together, or reports that none suffices. */
-static void advise(ml_text *out, const ml_memory_ask *ask, size_t available) {
-    ml_memory_ask all = *ask;
-    size_t total = total_with(ask);
+static void advise(ml_text *out, const ml_memory_request *req, size_t available) {
+    ml_memory_request all = *req;
+    size_t total = total_with(req);
 
     for (int i = 0; i < N_REMEDY; i++) {
-        ml_memory_ask one = *ask;
+        ml_memory_request one = *req;
         remedies[i].take(&one);
         if (total_with(&one) <= available) {
-            ml_text_printf(out, "with %s it takes %.2f GiB", remedies[i].flags,
+            ml_text_printf(out, "with %s it needs %.2f GiB", remedies[i].flags,
                            (double)total_with(&one) / 0x1p30);
             return;
         }
     }
     for (int i = 0; i < N_REMEDY && total > available; i++) {
-        ml_memory_ask more = all;
+        ml_memory_request more = all;
         remedies[i].take(&more);
         if (total_with(&more) >= total)
             continue;
-        ml_text_printf(out, "%s%s", total < total_with(ask) ? ", " : "with ",
+        ml_text_printf(out, "%s%s", total < total_with(req) ? ", " : "with ",
                        remedies[i].flags);
         all = more;
         total = total_with(&all);
     }
-    ml_text_printf(out, " it takes %.2f GiB%s", (double)total / 0x1p30,
+    ml_text_printf(out, " it needs %.2f GiB%s", (double)total / 0x1p30,
                    total <= available ? "" : ", still too much");
 }
 
-ml_status ml_memory_check(const ml_memory_ask *ask, size_t available, ml_err *err) {
+ml_status ml_memory_check(const ml_memory_request *req, size_t available, ml_err *err) {
     ml_memory m;
     ml_text advice = { 0 };
-    ml_status st = ml_memory_plan(&m, ask, err);
+    ml_status st = ml_memory_plan(&m, req, err);
 
     if (st == ML_OK && m.on_host > ml_host_memory_left(""))
         return ml_fail(err, ML_ENOMEM,
-                       "the run keeps %.2f GiB in the host's memory, of which %.2f GiB are "
-                       "free: leave out --offload or --async-save",
+                       "the run needs %.2f GiB of host memory, but %.2f GiB are free: "
+                       "remove --offload or --async-save",
                        (double)m.on_host / 0x1p30,
                        (double)ml_host_memory_left("") / 0x1p30);
-    if (st != ML_OK || m.total - ask->base_bytes <= available)
+    if (st != ML_OK || m.total - req->base_bytes <= available)
         return st;
-    advise(&advice, ask, available + ask->base_bytes);
+    advise(&advice, req, available + req->base_bytes);
     st = ml_fail(err, ML_ENOMEM,
-                 "the run takes %.2f GiB of memory and %.2f GiB are free: %s",
+                 "the run needs %.2f GiB of memory, but %.2f GiB are free: %s",
                  (double)m.total / 0x1p30, (double)available / 0x1p30, advice.ptr);
     ml_text_release(&advice);
     return st;

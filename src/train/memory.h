@@ -10,7 +10,7 @@
 
 #include "train/trainer.h"
 
-typedef struct ml_memory_ask {
+typedef struct ml_memory_request {
     const ml_spec *spec;
     ml_backend *be;
     size_t weight_bytes;    /* of one weight set */
@@ -28,7 +28,7 @@ typedef struct ml_memory_ask {
     size_t engine_bytes; /* used by generation in the same memory */
     size_t kv_bytes;     /* KV cache */
     bool in_turns;       /* the KV cache and training use their memory alternately */
-} ml_memory_ask;
+} ml_memory_request;
 
 enum { ML_MEMORY_ROWS = 32 };
 
@@ -46,7 +46,7 @@ typedef struct ml_memory {
     size_t on_host;  /* for runs on a device: host memory needed in addition */
 } ml_memory;
 
-ml_status ml_memory_plan(ml_memory *out, const ml_memory_ask *ask, ml_err *err);
+ml_status ml_memory_plan(ml_memory *out, const ml_memory_request *req, ml_err *err);
 
 /* A line per row, and the total. */
 void ml_memory_text(ml_text *out, const ml_memory *m);
@@ -63,6 +63,6 @@ size_t ml_memory_base(const ml_backend *be);
 size_t ml_memory_peak(const ml_backend *be);
 
 /* ML_ENOMEM if the plan exceeds `available`; names the flags that would make it fit. */
-ml_status ml_memory_check(const ml_memory_ask *ask, size_t available, ml_err *err);
+ml_status ml_memory_check(const ml_memory_request *req, size_t available, ml_err *err);
 
 #endif

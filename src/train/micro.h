@@ -43,7 +43,7 @@ typedef struct ml_micro {
     float *row_logprob, *row_entropy;               /* [n_loss]; for a critic [n_token] */
     float *row_dlogprob, *row_dentropy;             /* the same */
     float *logprob, *entropy, *dlogprob, *dentropy; /* [response tokens] */
-    ml_routing_replay choices;
+    ml_routing_replay routing_replay;
     bool critic;     /* every row has a value; values are stored in the log-prob arrays */
     bool everywhere; /* all response tokens are scored, including masked ones */
     ml_arena arena;

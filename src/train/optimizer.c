@@ -58,14 +58,13 @@ static ml_status check_freeze(const ml_spec *s, const ml_optimizer_opts *opts,
             fits = pattern_fits(pattern, &s->param[i]);
         if (!fits)
             return ml_fail(err, ML_EUSAGE,
-                           "nothing in this model is called \"%s\": patterns of --freeze "
-                           "are matched with names such as %s",
+                           "--freeze \"%s\" matches no parameter: names look like %s",
                            pattern, s->param[0].name);
     }
     for (int32_t i = 0; i < s->n_param; i++)
         n_frozen += ml_optimizer_frozen(opts, &s->param[i]);
     if (n_frozen == s->n_param)
-        return ml_fail(err, ML_EUSAGE, "--freeze \"%s\" leaves nothing to train",
+        return ml_fail(err, ML_EUSAGE, "--freeze \"%s\" leaves no parameter to train",
                        opts->freeze);
     return ML_OK;
 }
@@ -192,7 +191,7 @@ static ml_status take_host(ml_optimizer *o, ml_err *err) {
     o->host = o->be->dev->host_alloc(o->bytes);
     if (!o->host)
         return ml_fail(err, ML_ENOMEM,
-                       "the host has no %.1f GiB for optimizer state: leave out "
+                       "out of host memory for %.1f GiB of optimizer state: remove "
                        "--optimizer-cpu-offload, or use --optimizer-offload-dir",
                        (double)o->bytes / 0x1p30);
     memset(o->host, 0, o->bytes);
@@ -205,7 +204,7 @@ static ml_status take_state(ml_optimizer *o, ml_err *err) {
     ml_status st;
 
     if (o->opts.offload_dir)
-        st = ml_mmap_offload_open(&o->spill, o->bytes, o->opts.offload_dir, err);
+        st = ml_mmap_offload_open(&o->mmap, o->bytes, o->opts.offload_dir, err);
     else if (staged)
         st = take_host(o, err);
     else
@@ -238,7 +237,7 @@ ml_status ml_optimizer_open(ml_optimizer *out, const ml_spec *s, ml_weights *w,
     o->master = empty_set(o);
     o->moment1 = empty_set(o);
     o->moment2 = empty_set(o);
-    carve(o, o->spill ? o->spill : o->host ? o->host : o->buf.ptr);
+    carve(o, o->mmap ? o->mmap : o->host ? o->host : o->buf.ptr);
     if (o->own_master)
         fill_masters(o);
     return ML_OK;
@@ -249,7 +248,7 @@ void ml_optimizer_close(ml_optimizer *o) {
         o->buf.dev->free(&o->buf);
     if (o->block_buf.dev)
         o->block_buf.dev->free(&o->block_buf);
-    ml_mmap_offload_close(o->spill, o->bytes);
+    ml_mmap_offload_close(o->mmap, o->bytes);
     if (o->stage.dev)
         o->stage.dev->free(&o->stage);
     if (o->host)
@@ -271,8 +270,8 @@ ml_status ml_optimizer_release(ml_optimizer *o, ml_err *err) {
         o->away = dev->host_alloc(o->bytes);
     if (!o->away)
         return ml_fail(err, ML_ENOMEM,
-                       "the host has no %.1f GiB to keep optimizer state in while tokens "
-                       "are generated: leave out --offload-train",
+                       "out of host memory for %.1f GiB of optimizer state while "
+                       "generating: remove --offload-train",
                        (double)o->bytes / 0x1p30);
     dev->copy_out(o->be->stream, o->away, o->buf.ptr, o->bytes);
     st = dev->sync(o->be->stream, err);

@@ -40,11 +40,11 @@ typedef struct ml_optimizer {
     bool own_master;
     int64_t n_step; /* applied so far */
     ml_buf buf;
-    void *spill;      /* state in a mapped file, or */
+    void *mmap;       /* state in a mapped file, or */
     void *host;       /* in host memory */
     ml_buf stage;     /* device copy of one piece of master and moments, if the device
                          cannot access the state */
-    size_t bytes;     /* of buf, spill or host */
+    size_t bytes;     /* of buf, mmap or host */
     ml_buf block_buf; /* sums of squares of the gradients' blocks */
     double *block;    /* and their host copy */
     void *away;       /* host copy of the state while it is released; NULL: never

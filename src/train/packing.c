@@ -251,7 +251,7 @@ static ml_status pack_step(ml_bins *out, ml_arena *a, const step_samples *s,
         ml_pack_expand(out, a, s->len, target);
     if (out->n != target)
         return ml_fail(err, ML_EUSAGE,
-                       "%d samples make %d micro-batches; the ranks need a multiple of %d: "
+                       "%d samples give %d micro-batches; the ranks need a multiple of %d: "
                        "change --micro-batch-size or --global-batch-size",
                        s->n, out->n, align);
     return ML_OK;

@@ -39,7 +39,7 @@ static void give_token(ml_routing_replay *c, int route, const ml_token_routing *
     }
 }
 
-void ml_routing_replay_give(ml_routing_replay *c, ml_run *run, const ml_train_sample *s,
+void ml_routing_replay_load(ml_routing_replay *c, ml_run *run, const ml_train_sample *s,
                             const ml_bin *bin) {
     for (int r = 0; r < ML_N_ROUTING; r++) {
         int64_t row = 0;
@@ -56,8 +56,8 @@ static bool records(const ml_train_sample *s, const ml_bin *bin, int route) {
     return bin->n && s[bin->item[0]].routed[route].record;
 }
 
-void ml_routing_replay_ask(ml_routing_replay *c, ml_run *run, const ml_train_sample *s,
-                           const ml_bin *bin) {
+void ml_routing_replay_bind(ml_routing_replay *c, ml_run *run, const ml_train_sample *s,
+                            const ml_bin *bin) {
     for (int r = 0; r < ML_N_ROUTING; r++)
         if (c->of[r].chosen && records(s, bin, r)) {
             int64_t width = (int64_t)c->of[r].n_layer * c->of[r].top_k;
@@ -110,8 +110,8 @@ static ml_status check_layer(const ml_node *node, const int32_t *row, int32_t n,
             given--;
         if (pick[0] != -1 && !is_choice(pick, given, of))
             return ml_fail(err, ML_EFORMAT,
-                           "the %s of token %d in layer %d are not %d different ones of "
-                           "%d: were they recorded with another model?",
+                           "the recorded %s of token %d in layer %d are not %d different "
+                           "ones of %d: were they recorded with another model?",
                            keys ? "keys" : "experts", t, node->layer, given, of);
     }
     return ML_OK;
@@ -128,7 +128,7 @@ ml_status ml_routing_replay_check(const ml_spec *s, ml_routing_kind route,
 
     if (width != ml_spec_routing_width(s, route))
         return ml_fail(err, ML_EFORMAT,
-                       "%lld choices were recorded for each token; this model makes %d in "
+                       "%lld selections were recorded per token; this model needs %d in "
                        "each of %d layers",
                        (long long)width, s->route[route].top_k, s->route[route].n_layer);
     for (int32_t i = 0; i < s->n_node && st == ML_OK; i++)

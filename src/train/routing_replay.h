@@ -37,11 +37,11 @@ void ml_routing_replay_init(ml_routing_replay *c, ml_arena *a, const ml_spec *s,
 size_t ml_routing_replay_bytes(const ml_spec *s, const bool *routes, int64_t n_token);
 
 /* Copies the routing records of the bin's samples, whose rows are consecutive. */
-void ml_routing_replay_give(ml_routing_replay *c, ml_run *run,
+void ml_routing_replay_load(ml_routing_replay *c, ml_run *run,
                             const struct ml_train_sample *s, const ml_bin *bin);
 /* Records the selection for samples that request it: call before and after the forward. */
-void ml_routing_replay_ask(ml_routing_replay *c, ml_run *run,
-                           const struct ml_train_sample *s, const ml_bin *bin);
+void ml_routing_replay_bind(ml_routing_replay *c, ml_run *run,
+                            const struct ml_train_sample *s, const ml_bin *bin);
 void ml_routing_replay_record(const ml_routing_replay *c, const ml_run *run,
                               const struct ml_train_sample *s, const ml_bin *bin);
 

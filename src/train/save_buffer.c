@@ -69,8 +69,7 @@ ml_status ml_save_buffer_copy(ml_save_buffer *m, ml_backend *be, ml_arena *a, ml
     }
     if (!m->stage)
         return ml_fail(err, ML_ENOMEM,
-                       "no memory for a copy of %.1f GiB to save from: save without "
-                       "--async-save",
+                       "out of memory for a save buffer of %.1f GiB: remove --async-save",
                        (double)bytes / 0x1p30);
     at = m->stage;
     copy_set(&m->weights, be, a, &at);

@@ -68,8 +68,8 @@ static ml_status no_tracker(const char *dir, ml_err *err) {
             st =
                 ml_fail(err, ML_EFORMAT,
                         "%s has snapshots, such as %s, but no " ML_SNAPSHOT_TRACKER
-                        ", which names the newest complete one: name the snapshot to go on "
-                        "from with --ckpt-step, or write its number into that file",
+                        " with the number of the newest complete one: select the snapshot "
+                        "to resume from with --ckpt-step, or write its number to that file",
                         dir, names.name[i]);
     ml_arena_release(&a);
     return st;
@@ -88,8 +88,8 @@ static ml_status read_tracker(int64_t *out, const char *path, ml_err *err) {
     ml_file_unmap(&f);
     if (st == ML_OK && (end == digits || (*end && *end != '\n') || n < ML_NONE))
         st = ml_fail(err, ML_EFORMAT,
-                     "%s: expected the number of an iteration: name the snapshot to go on "
-                     "from with --ckpt-step, or write its number into that file",
+                     "%s: expected the number of an iteration: select the snapshot to "
+                     "resume from with --ckpt-step, or write its number to that file",
                      path);
     if (st == ML_OK)
         *out = n;
@@ -108,7 +108,7 @@ ml_status ml_snapshot_latest(int64_t *out, const char *dir, ml_err *err) {
     else if (errno == ENOENT)
         st = no_tracker(dir, err);
     else
-        st = ml_fail(err, ML_EIO, "%s: cannot be read: %s", path.ptr, strerror(errno));
+        st = ml_fail(err, ML_EIO, "%s: cannot read: %s", path.ptr, strerror(errno));
     ml_text_release(&path);
     return st;
 }

@@ -25,7 +25,7 @@ static ml_status check_line(const char *path, ml_str line, const char *name, ml_
 
     if (st == ML_OK && (found.len != line.len + 1 || memcmp(found.ptr, line.ptr, line.len)))
         st = ml_fail(err, ML_EFORMAT,
-                     "%s/%s is damaged: its checksum or size is not the one it was saved "
+                     "%s/%s is damaged: checksum or size differ from those it was saved "
                      "with; load an older snapshot with --ckpt-step",
                      path, name);
     ml_text_release(&found);
@@ -113,8 +113,8 @@ static ml_status load_tensor(const ml_weights *w, const ml_param *p, int32_t i, 
     if (t->dtype != ML_ST_F32 || t->n_dim != p->n_dim || t->shape[0] != p->shape[0] ||
         (p->n_dim == 2 && t->shape[1] != p->shape[1]))
         return ml_fail(err, ML_EFORMAT,
-                       "%s: tensor %s has another shape or dtype than the model's", f->path,
-                       t->name.ptr);
+                       "%s: the shape or dtype of tensor %s differs from the model's",
+                       f->path, t->name.ptr);
     step = step < 1 ? 1 : step;
     for (int64_t r = 0; r < rows; r += step) {
         int64_t n = rows - r < step ? rows - r : step;
@@ -141,7 +141,7 @@ static const char *why_missing(int k) {
     return k == ML_STATE_REFERENCE
                ? "the run that saved it had no --ref-update-interval"
                : "the run that saved it had another --optimizer or --freeze, or "
-                 "--no-save-optim: start its optimizer anew with --no-load-optim";
+                 "--no-save-optim: restart the optimizer with --no-load-optim";
 }
 
 /* Masters may be missing: then the checkpoint's weights are exact. */
@@ -173,8 +173,8 @@ static ml_status open_tensors(ml_st_file **out, const char *path, ml_arena *a,
 
     if (access(name, F_OK) != 0)
         return ml_fail(err, ML_EIO,
-                       "%s is not there: the snapshot was saved with --no-save-optim; "
-                       "start its optimizer anew with --no-load-optim",
+                       "%s does not exist: the snapshot was saved with --no-save-optim; "
+                       "restart the optimizer with --no-load-optim",
                        name);
     return ml_st_open(out, name, err);
 }
@@ -196,7 +196,7 @@ static ml_status load_tensors(const char *path, const ml_snapshot_into *into, ml
     }
     piece = malloc((size_t)widest(o->spec) * sizeof *piece);
     if (!piece)
-        return ml_fail(err, ML_ENOMEM, "no memory to read %s", path);
+        return ml_fail(err, ML_ENOMEM, "out of memory for reading %s", path);
     st = open_tensors(&f, path, a, err);
     for (int k = 0; k < ML_STATE_SETS && st == ML_OK; k++)
         if (set[k])

@@ -87,7 +87,7 @@ static ml_status remove_snapshot(ml_saver *s, const char *dir, const char *name,
     const char *temp = ml_arena_printf(&s->arena, "%s" TEMP "old", path);
 
     if (rename(path, temp) != 0)
-        return ml_fail(err, ML_EIO, "%s: cannot be renamed to %s: %s", path, temp,
+        return ml_fail(err, ML_EIO, "%s: cannot rename to %s: %s", path, temp,
                        strerror(errno));
     return ml_dir_remove(temp, err);
 }
@@ -231,7 +231,7 @@ ml_status ml_saver_open(ml_saver **out, const ml_saver_opts *opts, ml_err *err) 
     ml_status st = ML_OK;
 
     if (!s)
-        return ml_fail(err, ML_ENOMEM, "no memory for a saver");
+        return ml_fail(err, ML_ENOMEM, "out of memory for a snapshot");
     s->opts = *opts;
     s->place[ACTOR].dir = opts->dir;
     s->place[CRITIC].dir = opts->critic_dir;

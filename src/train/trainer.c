@@ -27,7 +27,7 @@ struct ml_trainer {
     ml_tensor embed_grad;
     runner train, score;
     int64_t n_sample;
-    ml_work_count *tally; /* counts micro-batches; NULL: not counted */
+    ml_work_count *work_count; /* counts micro-batches; NULL: not counted */
     bool released;
     ml_arena arena; /* for the tensor table of grads */
 };
@@ -93,7 +93,7 @@ ml_status ml_trainer_open(ml_trainer **out, const ml_spec *s, ml_weights *w, ml_
     ml_status st;
 
     if (!t)
-        return ml_fail(err, ML_ENOMEM, "no memory for a trainer");
+        return ml_fail(err, ML_ENOMEM, "out of memory for a trainer");
     *t = (ml_trainer){ .spec = s, .weights = w, .be = be, .opts = *opts };
     ml_arena_init(&t->arena, "trainer");
     st = ml_lr_init(&t->lr, &opts->lr, err);
@@ -159,8 +159,8 @@ const ml_plan_stats *ml_trainer_stats(const ml_trainer *t) {
     return t->train.plan ? ml_plan_stats_of(t->train.plan) : NULL;
 }
 
-void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *tally) {
-    t->tally = tally;
+void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *work_count) {
+    t->work_count = work_count;
 }
 
 const ml_spec *ml_trainer_spec(const ml_trainer *t) {
@@ -209,8 +209,8 @@ static ml_status grow_runner(ml_trainer *t, runner *r, bool backward, ml_batch_c
         return st;
     }
     ml_micro_init(&r->micro, opts.caps, t->spec->critic);
-    ml_routing_replay_init(&r->micro.choices, &r->micro.arena, t->spec, t->opts.replay,
-                           opts.caps.n_token);
+    ml_routing_replay_init(&r->micro.routing_replay, &r->micro.arena, t->spec,
+                           t->opts.replay, opts.caps.n_token);
     ml_plan_dump_to(r->plan, backward ? t->opts.dump_train : t->opts.dump_score);
     ml_plan_spans_to(r->plan, backward ? t->opts.spans_train : t->opts.spans_score,
                      ML_TRACK_TRAIN);
@@ -233,11 +233,11 @@ static ml_status run_forward(ml_trainer *t, runner *r, const ml_weights *w,
 
     ml_micro_fill(m, s, bin, everywhere, temperature_of(t));
     if (w == t->weights) {
-        ml_routing_replay_give(&m->choices, &run, s, bin);
-        ml_routing_replay_ask(&m->choices, &run, s, bin);
+        ml_routing_replay_load(&m->routing_replay, &run, s, bin);
+        ml_routing_replay_bind(&m->routing_replay, &run, s, bin);
     }
     ml_plan_forward(r->plan, &run);
-    ml_routing_replay_record(&m->choices, &run, s, bin);
+    ml_routing_replay_record(&m->routing_replay, &run, s, bin);
     ml_plan_read(r->plan, &m->batch.rows, m->row_logprob, m->critic ? NULL : m->row_entropy,
                  NULL);
     st = t->be->dev->sync(t->be->stream, err);
@@ -312,13 +312,13 @@ ml_status ml_trainer_score(ml_trainer *t, const ml_weights *w, const ml_train_sa
 
     ml_arena_init(&a, "scoring");
     bins = pack_for_scoring(t, &a, s, n);
-    ml_work_count_expect(t->tally, bins.n);
+    ml_work_count_expect(t->work_count, bins.n);
     st = grow_runner(t, &t->score, false, need_of(s, &bins), err);
     for (int32_t k = 0; k < bins.n && st == ML_OK; k++) {
         st = run_forward(t, &t->score, w ? w : t->weights, s, &bins.bin[k], true, err);
         if (st == ML_OK)
             copy_scores(&t->score.micro, logprob, entropy);
-        ml_work_count_add(t->tally);
+        ml_work_count_add(t->work_count);
     }
     ml_arena_release(&a);
     return st;
@@ -395,7 +395,7 @@ static ml_status run_micro(ml_trainer *t, const ml_step *step, const ml_bin *bin
     out->n_token += m->batch.rows.n_token;
     out->n_loss += m->batch.rows.n_loss;
     for (int i = 0; i < ML_N_ROUTING; i++)
-        run.given[i] = m->choices.of[i].given; /* recomputation replays them too */
+        run.given[i] = m->routing_replay.of[i].given; /* recomputation replays them too */
     /* Derivatives that are all 0 would add 0 to every gradient. */
     if (!ml_micro_collect(m))
         out->n_idle += m->n_sample;
@@ -419,7 +419,7 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
     zero_grads(t);
     for (int32_t k = 0; k < step->micro->n && st == ML_OK; k++) {
         st = run_micro(t, step, &step->micro->bin[k], &terms, out, err);
-        ml_work_count_add(t->tally);
+        ml_work_count_add(t->work_count);
     }
     join_grads(t);
     for (int32_t i = 0; i < terms.n; i++)
@@ -481,8 +481,8 @@ ml_status ml_trainer_step(ml_trainer *t, const ml_step *step, ml_step_result *ou
         t->n_sample += step->n_rollout;
     else if (t->opts.stop_on_bad)
         return ml_fail(err, ML_EFORMAT,
-                       "%s; the step was not applied: lower --lr, or go on past "
-                       "such steps with --no-check-for-nan-in-loss-and-grad",
+                       "%s; the step was not applied: lower --lr, or skip such steps with "
+                       "--no-check-for-nan-in-loss-and-grad",
                        out->bad);
     return ML_OK;
 }

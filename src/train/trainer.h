@@ -97,7 +97,7 @@ ml_status ml_trainer_accumulate(ml_trainer *t, const ml_step *step, ml_step_resu
                                 ml_err *err);
 /* Counts micro-batches as they finish.  Scoring adds its own to the expected number; for
  * steps the caller does.  NULL: not counted. */
-void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *tally);
+void ml_trainer_set_work_count(ml_trainer *t, ml_work_count *work_count);
 
 /* Bytes of gradients; a tied table has two. */
 size_t ml_trainer_grad_bytes(const ml_spec *s);

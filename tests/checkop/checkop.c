@@ -97,7 +97,7 @@ void ck_fail(ck_env *e, const char *fmt, ...) {
 
 static void on_crash(int sig) {
     ck_fail(&env, "signal %d, probably memory past a tensor", sig);
-    printf("0 passed, 1 failed\n"); /* the remaining cases were not run */
+    printf("0 passed, 1 failed, 0 skipped\n"); /* the remaining cases were not run */
     fflush(stdout);
     _exit(1);
 }
@@ -236,9 +236,9 @@ static bool wanted(const options *o, const char *op, const char *full) {
     return o->n_filter == 0;
 }
 
-/* A case that is filtered out is not counted. */
+/* How many cases passed, failed and were skipped.  One that is filtered out is not counted. */
 static void walk_case(const options *o, const ck_suite *s, int i, const ck_hashes *known,
-                      ck_hashes *fresh, int count[2]) {
+                      ck_hashes *fresh, int count[3]) {
     const char *op = ml_op_infos[s->op].name;
     char full[120];
     ml_err err;
@@ -249,8 +249,9 @@ static void walk_case(const options *o, const ck_suite *s, int i, const ck_hashe
     c.random = o->seed << 32 | (uint64_t)s->op << 16 | (uint64_t)i;
     s->build(&c, i);
     snprintf(full, sizeof full, "%s/%s", op, c.name);
-    if (o->device && !ck_device_takes(&env, &c, &err)) {
+    if (o->device && wanted(o, op, full) && !ck_device_takes(&env, &c, &err)) {
         printf("skipped: %s: %s\n", full, err.msg);
+        count[2]++;
         ml_arena_release(&arena);
         return;
     }
@@ -269,16 +270,25 @@ static void walk_case(const options *o, const ck_suite *s, int i, const ck_hashe
     ml_arena_release(&arena);
 }
 
-static bool has_op(ml_op_id op) {
-    const ml_ops *ops = env.backend[0].ops;
-    if (!ops->forward[op])
+static void walk_suite(const options *o, const ck_suite *s, const ck_hashes *known,
+                       ck_hashes *fresh, int count[3]) {
+    if (!env.backend[0].ops->forward[s->op]) {
         printf("skipped: backend %s has no op %s\n", env.backend[0].name,
-               ml_op_infos[op].name);
-    return ops->forward[op] != NULL;
+               ml_op_infos[s->op].name);
+        count[2] += s->n_case;
+        return;
+    }
+    for (int i = 0; i < s->n_case; i++)
+        walk_case(o, s, i, known, fresh, count);
+}
+
+static int summary(const int count[3]) {
+    printf("%d passed, %d failed, %d skipped\n", count[0], count[1], count[2]);
+    return count[1] || !count[0];
 }
 
 static int walk(const options *o) {
-    int count[2] = { 0 }; /* passed, failed */
+    int count[3] = { 0 };
     ck_hashes *known, *fresh;
     ml_arena arena;
 
@@ -286,19 +296,17 @@ static int walk(const options *o) {
     known = ck_hashes_read(&arena, HASHES);
     fresh = ck_hashes_read(&arena, NULL);
     for (int k = 0; k < N_SUITE; k++)
-        for (int i = 0; has_op(suites[k]->op) && i < suites[k]->n_case; i++)
-            walk_case(o, suites[k], i, known, fresh, count);
+        walk_suite(o, suites[k], known, fresh, count);
     if (o->write_hashes && !ck_hashes_write(fresh, HASHES)) {
         printf("FAIL %s cannot be written: %s\n", HASHES, strerror(errno));
         count[1]++;
     }
     ml_arena_release(&arena);
-    printf("%d passed, %d failed\n", count[0], count[1]);
-    return count[1] || !count[0];
+    return summary(count);
 }
 
 static int coverage(void) {
-    int count[2] = { 0 };
+    int count[3] = { 0 };
     for (int op = 0; op < ML_OP_COUNT; op++) {
         int n = 0;
         for (int k = 0; k < N_SUITE; k++)
@@ -306,8 +314,7 @@ static int coverage(void) {
         printf("%s %s: %d cases\n", n ? "ok  " : "FAIL", ml_op_infos[op].name, n);
         count[n == 0]++;
     }
-    printf("%d passed, %d failed\n", count[0], count[1]);
-    return count[1] > 0;
+    return summary(count);
 }
 
 /* ---- the environment ---- */
@@ -329,7 +336,7 @@ static bool open_device(const options *o) {
 
     for (int i = 0; i < 2; i++)
         if (ml_backend_open(&env.backend[env.n_backend++], &b, &err)) {
-            printf("skipped: %s\n0 passed, 0 failed\n", err.msg);
+            printf("skipped: %s\n0 passed, 0 failed, 1 skipped\n", err.msg);
             return false;
         }
     return true;

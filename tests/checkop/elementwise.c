@@ -131,12 +131,12 @@ static void build_pick(ck_case *c, int i) {
     int64_t width = 0;
 
     ck_name(c, "n%d-g%d.%d-p%d", v->n, v->n_group, v->group, v->n_part);
-    c->attr.pick.n_group = v->n_group;
-    c->attr.pick.group = v->group;
-    c->attr.pick.n_part = v->n_part;
+    c->attr.slice.n_group = v->n_group;
+    c->attr.slice.group = v->group;
+    c->attr.slice.n_part = v->n_part;
     for (int k = 0; k < v->n_part; k++) {
-        c->attr.pick.part[k].at = v->at[k];
-        c->attr.pick.part[k].width = v->width[k];
+        c->attr.slice.part[k].at = v->at[k];
+        c->attr.slice.part[k].width = v->width[k];
         width += (int64_t)v->n_group * v->width[k];
     }
     c->rows.n_token = v->n;
@@ -148,12 +148,12 @@ static void build_pick(ck_case *c, int i) {
 static void pick_forward(const ck_case *c, ck_ref *r) {
     int64_t to = 0;
     for (int64_t t = 0; t < c->rows.n_token; t++)
-        for (int32_t p = 0; p < c->attr.pick.n_part; p++)
-            for (int64_t g = 0; g < c->attr.pick.n_group; g++)
-                for (int64_t i = 0; i < c->attr.pick.part[p].width; i++)
+        for (int32_t p = 0; p < c->attr.slice.n_part; p++)
+            for (int64_t g = 0; g < c->attr.slice.n_group; g++)
+                for (int64_t i = 0; i < c->attr.slice.part[p].width; i++)
                     r->out[0][to++] =
-                        r->in[0][(t * c->attr.pick.n_group + g) * c->attr.pick.group +
-                                 c->attr.pick.part[p].at + i];
+                        r->in[0][(t * c->attr.slice.n_group + g) * c->attr.slice.group +
+                                 c->attr.slice.part[p].at + i];
 }
 
 const ck_suite ck_pick = {

@@ -174,7 +174,7 @@ def main():
         if r:
             print("FAIL", r)
     failed = sum(r is not None for r in results)
-    print(f"{len(results) - failed} passed, {failed} failed")
+    print(f"{len(results) - failed} passed, {failed} failed, 0 skipped")
     return failed > 0
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_tests.sh - the runner of the test lists counts all it is given: also what runs beside the
-# others and ends before or after them.
+# run_tests.sh - tools/run-tests.sh counts every command of its list: also those that run beside
+# the others and end before or after them, and those that skip tests.
 set -u
 failed=0
 
@@ -14,25 +14,40 @@ expect() {
     failed=1
 }
 
-expect '4 passed, 0 failed' 0 <<'END'
+expect '4 passed, 0 failed, 0 skipped' 0 <<'END'
 &9 early true
 9 one sleep 0.3
-9 two echo '2 passed, 0 failed'
+9 two echo '2 passed, 0 failed, 0 skipped'
 END
-expect '2 passed, 1 failed' 1 <<'END'
+expect '2 passed, 1 failed, 0 skipped' 1 <<'END'
 &9 early false
 9 one sleep 0.3
 9 two true
 END
-expect '1 passed, 3 failed' 1 <<'END'
+expect '1 passed, 3 failed, 0 skipped' 1 <<'END'
 &9 late sleep 0.5; false
-9 three sleep 0.2; echo '1 passed, 2 failed'; false
+9 three sleep 0.2; echo '1 passed, 2 failed, 0 skipped'; false
 END
-expect '0 passed, 1 failed' 1 <<'END'
+expect '0 passed, 1 failed, 0 skipped' 1 <<'END'
 !9 build false
 9 never true
 END
-expect '0 passed, 1 failed' 1 <<'END'
+expect '0 passed, 1 failed, 0 skipped' 1 <<'END'
 1 slow sleep 9
+END
+# Counted by the program itself; instead of the whole command; besides what passed; not when it fails.
+expect '3 passed, 0 failed, 4 skipped' 0 <<'END'
+9 counts echo 'skipped: a: why'; echo '1 passed, 0 failed, 1 skipped'
+9 all echo 'skipped: there is no compiler'
+9 some echo 'skipped: one'; echo 'skipped: two'; echo done
+9 whole true
+END
+expect '1 passed, 1 failed, 0 skipped' 1 <<'END'
+9 whole true
+9 fails echo 'skipped: why'; false
+END
+# Nothing that passed is no success.
+expect '0 passed, 0 failed, 1 skipped' 1 <<'END'
+9 all echo 'skipped: there is no compiler'
 END
 exit $failed

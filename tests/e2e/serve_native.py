@@ -208,7 +208,7 @@ def main():
     for test in test_drain, test_cut, test_limits:
         test(miles)
         n += 1
-    print(f"{n} passed, 0 failed")
+    print(f"{n} passed, 0 failed, 0 skipped")
 
 
 main()

@@ -137,7 +137,7 @@ def main():
             test(c, s)
     with Server(miles, "--api-key", "k", "--tool-call-parser", "qwen25", make=make_calling) as s:
         test_tools(client(s), s)
-    print(f"{len(tests) + 1} passed, 0 failed")
+    print(f"{len(tests) + 1} passed, 0 failed, 0 skipped")
 
 
 main()

@@ -147,5 +147,5 @@ for row in "${rows[@]}"; do
     failed=$((failed + 1))
   fi
 done
-echo "$((${#rows[@]} - failed)) passed, $failed failed"
+echo "$((${#rows[@]} - failed)) passed, $failed failed, 0 skipped"
 [ "$failed" -eq 0 ]

@@ -2,7 +2,8 @@
 # train_quickstart.sh BUILD SEED [FAMILY] - the quickstart learns what it promises.
 #
 # Accuracy on unseen problems is 15 to 50 % after sft and at least 30 points higher after
-# train, in every round rollout and training agree to the bit, and a server loads what is left.
+# train, rollout and training log-probs are equal to the bit in every rollout, and the command in
+# the last line of the output starts a server.
 set -euo pipefail
 
 build=$1
@@ -32,7 +33,8 @@ if [ "$rounds" != "$equal" ]; then
   exit 1
 fi
 
-"$build/miles" serve --model-path "$dir/run/rl/latest" --port 0 > "$dir/serve" &
+read -ra serve <<< "$(tail -n 1 "$dir/log")"
+"${serve[@]}" --port 0 > "$dir/serve" &
 server=$!
 for _ in $(seq 100); do
   grep -q '^serving' "$dir/serve" && break

@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "base/bug.h"
-#include "engine/remote_priv.h"
-#include "rl/gen_task.h"
-#include "rl/train_rows.h"
+#include "gen/remote_priv.h"
+#include "rl/rollout/gen_task.h"
+#include "rl/learn/train_rows.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -113,9 +113,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                        .version = version,
                        .status = ML_SAMPLE_ABORTED };
     static engine e = { .gen = { .submit = submit } };
-    static ml_gen_ctx asker = { .gen = &e.gen, .context = 100 };
+    static ml_gen_ctx gen_ctx = { .gen = &e.gen, .context = 100 };
     static ml_sampling how = { .max_new = MAX_NEW };
-    static ml_gen_tasks flights; /* once: it has an encoder, which takes time to make */
+    static ml_gen_tasks tasks; /* once: it has an encoder, which takes time to make */
     ml_gen_task *x;
     ml_arena a;
 
@@ -126,12 +126,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     how.routed[ML_ROUTING_EXPERTS] = data[0] & 2;
     how.routed[ML_ROUTING_KEYS] = data[0] & 4;
     ml_arena_init(&a, "sample");
-    if (!asker.tokenizer) {
-        asker.tokenizer = tokenizer();
-        ml_gen_tasks_init(&flights, &asker, &how, NULL, &a);
+    if (!gen_ctx.tokenizer) {
+        gen_ctx.tokenizer = tokenizer();
+        ml_gen_tasks_init(&tasks, &gen_ctx, &how, NULL, &a);
     }
-    flights.arena = &a;
-    ML_BUG_IF(ml_gen_tasks_resume(&flights, &x, &held, 1, false, NULL) != ML_OK);
+    tasks.arena = &a;
+    ML_BUG_IF(ml_gen_tasks_resume(&tasks, &x, &held, 1, false, NULL) != ML_OK);
     use(x, &a);
     ml_arena_release(&a);
     return 0;

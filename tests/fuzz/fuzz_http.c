@@ -13,13 +13,13 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* What a reader saw, written down: heads, bodies, ends and the reason for refusing. */
-typedef struct witness {
+typedef struct parse_log {
     ml_http_reader reader;
     ml_text seen;
     bool broken;
-} witness;
+} parse_log;
 
-static void note_head(witness *w) {
+static void note_head(parse_log *w) {
     const ml_http_reader *r = &w->reader;
 
     ml_text_printf(&w->seen, "<%.*s %.*s %d %d", (int)r->method.len, r->method.ptr,
@@ -34,7 +34,7 @@ static void note_head(witness *w) {
     ml_text_printf(&w->seen, ">");
 }
 
-static void push(witness *w, ml_str bytes) {
+static void push(parse_log *w, ml_str bytes) {
     while (!w->broken) {
         ml_str piece, before = bytes;
         ml_http_event e = ml_http_reader_next(&w->reader, &bytes, &piece);
@@ -59,12 +59,12 @@ static void push(witness *w, ml_str bytes) {
     }
 }
 
-static void begin(witness *w, bool reply) {
+static void begin(parse_log *w, bool reply) {
     ml_http_reader_init(&w->reader, reply, MAX_HEADER, MAX_BODY);
     ml_text_add(&w->seen, "", 0);
 }
 
-static void end(witness *w) {
+static void end(parse_log *w) {
     ml_http_reader_release(&w->reader);
     ml_text_release(&w->seen);
 }
@@ -90,7 +90,7 @@ static void check_events(ml_str all, size_t step) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    witness whole = { 0 }, cut = { 0 };
+    parse_log whole = { 0 }, cut = { 0 };
     ml_str all;
     size_t step;
 

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/bug.h"
-#include "rl/dataset.h"
+#include "rl/data/dataset.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

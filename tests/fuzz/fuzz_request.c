@@ -6,7 +6,7 @@
 #include "base/bug.h"
 #include "serve/chat_messages.h"
 #include "serve/sampling_params.h"
-#include "text/tool_calls.h"
+#include "text/chat/tool_calls.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -9,7 +9,7 @@
 #include "rl/builtins.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
-#include "rl/reward/math_same.h"
+#include "rl/reward/math/math_same.h"
 #include "text/unicode.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

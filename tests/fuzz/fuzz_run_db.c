@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "rl/run_store.h"
+#include "rl/record/run_store.h"
 #include "tests/fuzz/memory_dir.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -24,8 +24,10 @@ static void prepare(void) {
     atexit(remove_all);
 }
 
-static bool look(void *ud, int64_t rollout, const ml_sample *s) {
+static bool look(void *ud, int64_t rollout, const char *set, const ml_sample *s) {
     uint64_t *sum = ud;
+
+    *sum += set ? strlen(set) : 0;
 
     ML_BUG_IF(s->n_response < 0 || s->n_response > s->n_token);
     for (int32_t i = 0; i < s->n_token; i++)

@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "base/bug.h"
-#include "rl/gen_task.h"
-#include "rl/partial_buffer.h"
-#include "rl/train_rows.h"
+#include "rl/rollout/gen_task.h"
+#include "rl/rollout/partial_buffer.h"
+#include "rl/learn/train_rows.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -95,19 +95,19 @@ static const ml_tokenizer *tokenizer(void) {
 
 static void go_on(const ml_sample *held) {
     static ml_gen gen = { .submit = submit };
-    static ml_gen_ctx asker = { .gen = &gen, .context = 1 << 20 };
+    static ml_gen_ctx gen_ctx = { .gen = &gen, .context = 1 << 20 };
     static ml_sampling how = { .max_new = MAX_NEW };
-    static ml_gen_tasks flights; /* once: it has an encoder, which takes time to make */
+    static ml_gen_tasks tasks; /* once: it has an encoder, which takes time to make */
     ml_gen_task *x;
     ml_arena a;
 
     ml_arena_init(&a, "flights");
-    if (!asker.tokenizer) {
-        asker.tokenizer = tokenizer();
-        ml_gen_tasks_init(&flights, &asker, &how, NULL, &a);
+    if (!gen_ctx.tokenizer) {
+        gen_ctx.tokenizer = tokenizer();
+        ml_gen_tasks_init(&tasks, &gen_ctx, &how, NULL, &a);
     }
-    flights.arena = &a;
-    ML_BUG_IF(ml_gen_tasks_resume(&flights, &x, held, 1, held->index & 1, NULL) != ML_OK);
+    tasks.arena = &a;
+    ML_BUG_IF(ml_gen_tasks_resume(&tasks, &x, held, 1, held->index & 1, NULL) != ML_OK);
     ML_BUG_IF(x->sample.n_response > MAX_NEW);
     use(&x->sample, &a);
     ml_arena_release(&a);

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/bug.h"
-#include "text/jinja.h"
+#include "text/jinja/jinja.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -6,8 +6,8 @@
 
 #include "base/base64.h"
 #include "base/bug.h"
-#include "text/detok.h"
-#include "text/tok_priv.h"
+#include "text/tokenizer/detok.h"
+#include "text/tokenizer/tok_priv.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

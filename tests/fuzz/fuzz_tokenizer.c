@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/bug.h"
-#include "text/detok.h"
+#include "text/tokenizer/detok.h"
 #include "text/unicode.h"
 
 #define TEXT_BYTES 16 /* an expression may backtrack exponentially in it */

@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/advantage/advantages.h"
-#include "rl/advantage/opd.h"
-#include "rl/advantage/reward_norm.h"
-#include "rl/advantage/whiten.h"
+#include "rl/learn/advantage/advantages.h"
+#include "rl/learn/advantage/opd.h"
+#include "rl/learn/advantage/reward_norm.h"
+#include "rl/learn/advantage/whiten.h"
 #include "rl/builtins.h"
-#include "rl/loss/kl.h"
+#include "rl/learn/loss/kl.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 
@@ -247,9 +247,9 @@ static ml_reward_row *scored(ml_case *c, int64_t *n) {
 
 static void play_reward_norm(ml_case *c) {
     const char *name = ml_record_text(c, ml_json_get(c->args, "advantage_estimator"));
-    uint32_t wants = estimator(name)->wants;
+    uint32_t needs = estimator(name)->needs;
     bool scale =
-        (wants & MILES_SCALE_REWARDS) && ml_case_flag(c->args, "grpo_std_normalization");
+        (needs & MILES_SCALE_REWARDS) && ml_case_flag(c->args, "grpo_std_normalization");
     bool tiny = strcmp(ml_record_text(c, c->kind), "tiny") == 0;
     int64_t n;
     ml_reward_row *row = scored(c, &n);
@@ -259,7 +259,7 @@ static void play_reward_norm(ml_case *c) {
 
     for (int64_t i = 0; i < n; i++)
         got[i] = row[i].reward;
-    if ((wants & MILES_CENTRE_REWARDS) && ml_case_flag(c->args, "rewards_normalization"))
+    if ((needs & MILES_CENTRE_REWARDS) && ml_case_flag(c->args, "rewards_normalization"))
         st = ml_rewards_normalise(got, row, n, scale, &err);
     ml_record_expect(c, (st != ML_OK) == fails(c->out), "failure");
     /* One f32 step apart: what f32 makes of the mean is half of the difference. */
@@ -460,19 +460,19 @@ PLAYS(opd_topk, "opd_topk.jsonl", play_opd_topk)
 PLAYS(opd_teacher, "opd_teacher_logprobs.jsonl", play_opd_teacher)
 
 static const ml_test tests[] = {
-    { "grpo_returns", grpo_returns },
-    { "reinforce_pp_returns", reinforce_returns },
-    { "reinforce_pp_baseline", reinforce_baseline },
-    { "gae", gae },
-    { "gae_serial", gae_serial },
-    { "advantages", advantages },
-    { "reward_norm", reward_norm },
-    { "zero_std_metrics", zero_std },
-    { "whiten", whitening },
-    { "normalize_advantages", normalize },
-    { "opd", opd },
-    { "opd_topk", opd_topk },
-    { "opd_teacher_logprobs", opd_teacher },
+    { "GRPO returns are Miles'", grpo_returns },
+    { "REINFORCE++ returns are Miles'", reinforce_returns },
+    { "REINFORCE++ baseline returns are Miles'", reinforce_baseline },
+    { "GAE is Miles'", gae },
+    { "serial GAE is Miles'", gae_serial },
+    { "advantages of whole batches are Miles'", advantages },
+    { "reward normalisation is Miles'", reward_norm },
+    { "metrics of groups without variance are Miles'", zero_std },
+    { "whitening is Miles'", whitening },
+    { "advantage normalisation is Miles'", normalize },
+    { "on-policy distillation is Miles'", opd },
+    { "top-k distillation is Miles'", opd_topk },
+    { "teacher log-probs are aligned as in Miles", opd_teacher },
     { 0 },
 };
 

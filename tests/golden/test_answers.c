@@ -5,7 +5,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "rl/reward/grade.h"
-#include "rl/reward/math_same.h"
+#include "rl/reward/math/math_same.h"
 #include "tests/support/test.h"
 
 #define FOLDER "tests/golden/answers/"
@@ -159,9 +159,9 @@ static void pairs(void) {
 }
 
 static const ml_test tests[] = {
-    { "choices", choices, 0 },
-    { "scores", scores, 0 },
-    { "pairs", pairs, 0 },
+    { "letters of multiple-choice answers are found", choices, 0 },
+    { "graders score answers as reasoned", scores, 0 },
+    { "pairs of answers are equal or different as reasoned", pairs, 0 },
     { 0 },
 };
 

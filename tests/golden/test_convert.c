@@ -155,18 +155,19 @@ static void loses_nothing(void) {
 
     convert_ok(QWEN3, to, "");
     CHECK(convert(QWEN3, to, "", said, sizeof said) == 1);
-    CHECK_HAS(said, "already holds");
+    CHECK_HAS(said, "already contains");
     CHECK(convert(QWEN3, ml_test_path("no/where"), "", said, sizeof said) == 1);
     CHECK_HAS(said, "no/where");
 }
 
 static const ml_test tests[] = {
-    { "unchanged is identical", unchanged_is_identical, 120 },
-    { "unchanged shards are identical", unchanged_shards_are_identical },
-    { "splits as transformers", splits_as_transformers },
-    { "joins again", joins_again },
-    { "dtypes", dtypes },
-    { "loses nothing", loses_nothing },
+    { "miles convert writes an unchanged checkpoint to the byte", unchanged_is_identical,
+      120 },
+    { "miles convert writes unchanged shards to the byte", unchanged_shards_are_identical },
+    { "miles convert splits shards as transformers", splits_as_transformers },
+    { "miles convert joins shards", joins_again },
+    { "miles convert rounds to bf16 and f16", dtypes },
+    { "miles convert overwrites nothing", loses_nothing },
     { 0 },
 };
 

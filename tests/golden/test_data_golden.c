@@ -1,19 +1,17 @@
 /* The order of prompts against CPython's and Miles': every case is played on a data set of
  * its own, whose prompts are their row numbers.
  *
- * tests/golden/rl is ours (tools/gen_data_golden.py); the recordings of Miles beside the
- * checkout are used when they are there. */
+ * The files of tests/golden/rl that begin with miles_ are recordings of Miles;
+ * tools/gen_data_golden.py writes the others. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "rl/data_source.h"
+#include "rl/data/data_source.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
-#define OURS "tests/golden/rl"
-#define SHARED "../shared/fixtures/rl"
+#define CASES "tests/golden/rl"
 
 /* One case: its file and line, for messages; a data set; a source; what was got last. */
 typedef struct play {
@@ -204,34 +202,27 @@ static void play_file(const char *path, player *fn) {
     ml_jsonl_close(&f);
 }
 
-static void play_shared(const char *path, player *fn) {
-    if (access(path, R_OK) == 0)
-        play_file(path, fn);
-    else
-        printf("skipped: %s is not here\n", path);
+static void shuffles_of_cpython(void) {
+    play_file(CASES "/dataset_shuffle.jsonl", play_shuffle);
 }
 
-static void our_shuffles(void) {
-    play_file(OURS "/dataset_shuffle.jsonl", play_shuffle);
+static void shuffles_of_miles(void) {
+    play_file(CASES "/miles_dataset_shuffle.jsonl", play_shuffle);
 }
 
-static void our_sources(void) {
-    play_file(OURS "/data_source.jsonl", play_source);
+static void sources_of_cpython(void) {
+    play_file(CASES "/data_source.jsonl", play_source);
 }
 
-static void dataset_shuffle(void) {
-    play_shared(SHARED "/dataset_shuffle.jsonl", play_shuffle);
-}
-
-static void data_source(void) {
-    play_shared(SHARED "/data_source.jsonl", play_source);
+static void sources_of_miles(void) {
+    play_file(CASES "/miles_data_source.jsonl", play_source);
 }
 
 static const ml_test tests[] = {
-    { "our_shuffles", our_shuffles },
-    { "our_sources", our_sources },
-    { "dataset_shuffle", dataset_shuffle },
-    { "data_source", data_source },
+    { "a shuffle gives the order of CPython's random module", shuffles_of_cpython },
+    { "a shuffle gives the order of Miles' dataset", shuffles_of_miles },
+    { "a data source gives the groups of its Python model", sources_of_cpython },
+    { "a data source gives the groups of Miles' data source", sources_of_miles },
     { 0 },
 };
 

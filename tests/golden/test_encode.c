@@ -1,7 +1,6 @@
 /* Tokens and text against the Python package: our small tokenizers, which between them have
- * every option, and the real ones of the fixtures beside the checkout when they are there.
- *
- * tests/golden/text is ours (tools/gen_tokenizers.py). */
+ * every option (tests/golden/text, made by tools/gen_tokenizers.py), and those of published
+ * models in $MILES_FIXTURES. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +10,9 @@
 #include "base/json.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "text/detok.h"
+#include "text/tokenizer/detok.h"
 
 #define OURS "tests/golden/text"
-#define SHARED "../shared/fixtures/tokenizers"
 
 /* --- one text --------------------------------------------------------------- */
 
@@ -196,13 +194,14 @@ static void small_tokenizers_agree(void) {
 
 /* Unpacks the files of a fixture into the test's directory. */
 static bool unpack(const char *name) {
-    char command[2000];
+    char command[8192];
 
     snprintf(command, sizeof command,
-             "gzip -dcf " SHARED "/%s/tokenizer.json.gz >%s/tokenizer.json && "
-             "gzip -dcf " SHARED "/%s/encode.jsonl.gz >%s/encode.jsonl && "
-             "cp " SHARED "/%s/tokenizer_config.json %s/",
-             name, ml_test_dir(), name, ml_test_dir(), name, ml_test_dir());
+             "from=%s/tokenizers/%s to=%s; "
+             "gzip -dcf $from/tokenizer.json.gz >$to/tokenizer.json && "
+             "gzip -dcf $from/encode.jsonl.gz >$to/encode.jsonl && "
+             "cp $from/tokenizer_config.json $to/",
+             ml_test_fixtures(), name, ml_test_dir());
     return system(command) == 0;
 }
 
@@ -246,9 +245,7 @@ static void tiktoken_agrees(void) {
 }
 
 static void check_fixture(const char *name) {
-    if (access(SHARED, R_OK) != 0)
-        printf("skipped: " SHARED "/%s is not here\n", name);
-    else if (!unpack(name))
+    if (!unpack(name))
         ml_test_fail(__FILE__, __LINE__, "%s cannot be unpacked", name);
     else
         check_folder(ml_test_dir(), name, 600);
@@ -271,12 +268,16 @@ static void gemma3_agrees(void) {
 }
 
 static const ml_test tests[] = {
-    { "small tokenizers agree", small_tokenizers_agree, 0 },
-    { "tiktoken agrees", tiktoken_agrees, 0 },
-    { "qwen3 agrees", qwen3_agrees, 0 },
-    { "llama3 agrees", llama3_agrees, 0 },
-    { "deepseek_v3 agrees", deepseek_v3_agrees, 0 },
-    { "gemma3 agrees", gemma3_agrees, 240 },
+    { "small tokenizers encode and decode as tokenizers does", small_tokenizers_agree },
+    { "a tiktoken file encodes and decodes as tiktoken does", tiktoken_agrees },
+    { "Qwen3's tokenizer encodes and decodes as tokenizers does", qwen3_agrees,
+      .fixtures = "tokenizers" },
+    { "Llama 3's tokenizer encodes and decodes as tokenizers does", llama3_agrees,
+      .fixtures = "tokenizers" },
+    { "DeepSeek-V3's tokenizer encodes and decodes as tokenizers does", deepseek_v3_agrees,
+      .fixtures = "tokenizers" },
+    { "Gemma 3's tokenizer encodes and decodes as tokenizers does", gemma3_agrees, 240,
+      .fixtures = "tokenizers" },
     { 0 },
 };
 

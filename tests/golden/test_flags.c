@@ -50,7 +50,7 @@ static void every_flag_has_a_row(void) {
     if (f)
         fclose(f);
     CHECK(n > 590);
-    printf("central groups: %d flags are live, %d change nothing, %d are not offered\n",
+    printf("central groups: %d flags are live, %d are ignored, %d are not supported\n",
            count[ML_FLAG_LIVE], count[ML_FLAG_NOOP], count[ML_FLAG_REFUSED]);
     CHECK(count[ML_FLAG_LIVE] >= LEAST_LIVE);
 }
@@ -86,8 +86,7 @@ static void stops_only_on(const char *script, const char *const *flags) {
     for (; flags[n]; n++)
         CHECK_HAS(wrong.ptr, flags[n]);
     if (n != n_line)
-        ml_test_fail(__FILE__, __LINE__, "other flags stand in the way, too:\n%s",
-                     wrong.ptr);
+        ml_test_fail(__FILE__, __LINE__, "other flags are rejected, too:\n%s", wrong.ptr);
 }
 
 /* What they all pass. */
@@ -172,10 +171,10 @@ static void glm4_9b(void) {
 }
 
 static const ml_test tests[] = {
-    { "every flag has a row", every_flag_has_a_row },
-    { "Qwen3-4B stops on parallelism only", qwen3_4b },
-    { "Qwen3-30B-A3B stops on parallelism only", qwen3_30b },
-    { "GLM-4-9B stops on parallelism only", glm4_9b },
+    { "every flag of Miles has a row", every_flag_has_a_row },
+    { "the Qwen3-4B script of Miles stops on parallelism only", qwen3_4b },
+    { "the Qwen3-30B-A3B script of Miles stops on parallelism only", qwen3_30b },
+    { "the GLM-4-9B script of Miles stops on parallelism only", glm4_9b },
     { 0 },
 };
 

@@ -203,9 +203,9 @@ static void unused_projections(void) {
 }
 
 static const ml_test tests[] = {
-    { "experts in one tensor", experts_in_one_tensor },
-    { "kept as they were", kept_as_they_were },
-    { "unused projections", unused_projections },
+    { "experts fused in one tensor load and are written back", experts_in_one_tensor },
+    { "weights that are not rounded keep their bytes", kept_as_they_were },
+    { "unused projections are kept", unused_projections },
     { 0 },
 };
 

@@ -1,8 +1,7 @@
 /* What `miles score` says against what transformers computed: logits, log-probs, loss,
  * every gradient and a greedy continuation, with both styles of config.json.
  *
- * tests/golden/data is ours (tools/gen_golden.py); the larger fixtures beside the checkout
- * are used when they are there. */
+ * tests/golden/data is ours (tools/gen_golden.py); larger models are in $MILES_FIXTURES. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +14,6 @@
 #include "tests/support/test.h"
 
 #define OURS "tests/golden/data"
-#define SHARED "../shared/fixtures/models"
 
 /* The bounds asked of us: relative to the norm of the tensor, and for gradients also to that
  * of all gradients together, since a nearly zero one carries the rounding of the others. */
@@ -138,9 +136,9 @@ static const char *with_config(const char *dir, const char *config) {
     mkdir(to, 0777);
     if (!getcwd(cwd, sizeof cwd))
         return to;
-    snprintf(from, sizeof from, "%s/%s/model.safetensors", cwd, dir);
+    snprintf(from, sizeof from, "%s/%s/model.safetensors", dir[0] == '/' ? "" : cwd, dir);
     CHECK(symlink(from, join(to, "model.safetensors")) == 0);
-    snprintf(from, sizeof from, "%s/%s/%s", cwd, dir, config);
+    snprintf(from, sizeof from, "%s/%s/%s", dir[0] == '/' ? "" : cwd, dir, config);
     CHECK(symlink(from, join(to, "config.json")) == 0);
     return to;
 }
@@ -176,6 +174,12 @@ static void check_model(const char *dir) {
         ml_st_close(out);
     }
     ml_st_close(golden);
+}
+
+static void check_larger_model(const char *name) {
+    char dir[512];
+    snprintf(dir, sizeof dir, "%s/models/%s", ml_test_fixtures(), name);
+    check_model(dir);
 }
 
 /* Weights, keys and values in bf16: not further from the f32 logits (ours, which are held
@@ -315,7 +319,7 @@ static void bf16_is_as_near_as_transformers(void) {
     X(qwen3_5_text)                                                                        \
     X(nemotron_h)
 
-#define SHARED_MODELS(X)                                                                   \
+#define LARGER_MODELS(X)                                                                   \
     X(llama)                                                                               \
     X(llama_linear)                                                                        \
     X(qwen2)                                                                               \
@@ -343,25 +347,24 @@ static void bf16_is_as_near_as_transformers(void) {
     static void ours_##name(void) {                                                        \
         check_model(OURS "/" #name);                                                       \
     }
-#define SHARED_TEST(name)                                                                  \
-    static void shared_##name(void) {                                                      \
-        check_model(SHARED "/" #name);                                                     \
+#define LARGER_TEST(name)                                                                  \
+    static void larger_##name(void) {                                                      \
+        check_larger_model(#name);                                                         \
     }
 OUR_MODELS(OUR_TEST)
-SHARED_MODELS(SHARED_TEST)
+LARGER_MODELS(LARGER_TEST)
 
-#define OUR_ROW(name) { #name, ours_##name, 120 },
-#define SHARED_ROW(name) { "shared " #name, shared_##name, 300 },
+#define OUR_ROW(name) { #name " scores as transformers", ours_##name, 120 },
+#define LARGER_ROW(name)                                                                   \
+    { "a larger " #name " scores as transformers", larger_##name, 300,                     \
+      .fixtures = "models" },
 
-#define BF16_ROW { "bf16", bf16_is_as_near_as_transformers, 120 },
-
-static const ml_test with_shared[] = { OUR_MODELS(OUR_ROW) SHARED_MODELS(SHARED_ROW)
-                                           BF16_ROW{ 0 } };
-static const ml_test without[] = { OUR_MODELS(OUR_ROW) BF16_ROW{ 0 } };
+static const ml_test tests[] = {
+    OUR_MODELS(OUR_ROW) LARGER_MODELS(LARGER_ROW){
+        "bf16 is as near to f32 as in transformers", bf16_is_as_near_as_transformers, 120 },
+    { 0 },
+};
 
 int main(int argc, char **argv) {
-    bool there = access(SHARED, R_OK) == 0;
-    if (!there)
-        printf("skipped: the larger fixtures (%s) are not here\n", SHARED);
-    return ml_test_main(argc, argv, there ? with_shared : without);
+    return ml_test_main(argc, argv, tests);
 }

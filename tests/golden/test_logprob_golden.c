@@ -184,7 +184,7 @@ static void logprob_entropy(void) {
 }
 
 static const ml_test tests[] = {
-    { "logprob_entropy", logprob_entropy },
+    { "log-probs and entropies are Miles'", logprob_entropy },
     { 0 },
 };
 

@@ -71,10 +71,16 @@ static void write_tokens(void) {
     CHECK(ml_st_commit(w, NULL) == ML_OK);
 }
 
+static void need_resident_memory(void) {
+    if (ML_TEST_SANITIZED)
+        ml_test_skip("a sanitizer's own memory counts as resident; run another build");
+}
+
 static void peak_is_the_plan(void) {
     static const char *const modes[] = { "", "--grads",
                                          "--dtype bf16 --logits --threads 2" };
 
+    need_resident_memory();
     write_model();
     write_tokens();
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
@@ -155,6 +161,7 @@ static void a_critic_takes_what_was_planned(void) {
     const char *at;
     double planned = 0, took;
 
+    need_resident_memory();
     write_model();
     record_round();
     CHECK(train("--dry-run", said, sizeof said) == 0);
@@ -171,17 +178,12 @@ static void a_critic_takes_what_was_planned(void) {
 }
 
 static const ml_test tests[] = {
-    { "peak is the plan", peak_is_the_plan, 120 },
-    { "a critic takes what was planned", a_critic_takes_what_was_planned, 120 },
+    { "the resident memory of miles score is what it planned", peak_is_the_plan, 120 },
+    { "training with critic, reference and teacher takes the memory it planned",
+      a_critic_takes_what_was_planned, 120 },
     { 0 },
 };
 
 int main(int argc, char **argv) {
-#if ML_TEST_SANITIZED
-    printf("skipped: a sanitizer's own memory counts as resident\n0 passed, 0 failed\n");
-    (void)argc, (void)argv, (void)tests;
-    return 0;
-#else
     return ml_test_main(argc, argv, tests);
-#endif
 }

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/advantage/advantages.h"
+#include "rl/learn/advantage/advantages.h"
 #include "rl/builtins.h"
 #include "tests/support/recorded_step.h"
 #include "tests/support/test.h"
@@ -298,8 +298,10 @@ PLAYS(mis, play_mis)
 PLAYS(policy_loss_full, play_policy_full)
 
 static const ml_test tests[] = {
-    { "tis", tis }, { "icepop", icepop },
-    { "mis", mis }, { "policy_loss_full", policy_loss_full },
+    { "truncated importance sampling is Miles'", tis },
+    { "IcePop is Miles'", icepop },
+    { "masked importance sampling is Miles'", mis },
+    { "whole policy losses are Miles'", policy_loss_full },
     { 0 },
 };
 

@@ -5,11 +5,11 @@
 #include <string.h>
 
 #include "base/exp.h"
-#include "rl/advantage/advantages.h"
+#include "rl/learn/advantage/advantages.h"
 #include "rl/builtins.h"
-#include "rl/loss/kl.h"
-#include "rl/loss/surrogate.h"
-#include "rl/reduce/divisors.h"
+#include "rl/learn/loss/kl.h"
+#include "rl/learn/loss/surrogate.h"
+#include "rl/learn/reduce/divisors.h"
 #include "tests/support/recorded_step.h"
 #include "tests/support/test.h"
 
@@ -397,17 +397,17 @@ PLAYS(rollout_mask_sums, play_mask_sums)
 PLAYS(aggregate_train_losses, play_aggregate)
 
 static const ml_test tests[] = {
-    { "kl", kl },
-    { "policy_loss", policy_loss },
-    { "gspo_kl", gspo_kl },
-    { "opsm", opsm },
-    { "ess", ess },
-    { "value_loss", value_loss },
-    { "loss_scaling", loss_scaling },
-    { "sft_loss", sft_loss },
-    { "reduce", reduce },
-    { "rollout_mask_sums", rollout_mask_sums },
-    { "aggregate_train_losses", aggregate_train_losses },
+    { "KL estimates are Miles'", kl },
+    { "policy losses are Miles'", policy_loss },
+    { "GSPO's KL is Miles'", gspo_kl },
+    { "off-policy sequence masks are Miles'", opsm },
+    { "effective sample sizes are Miles'", ess },
+    { "value losses are Miles'", value_loss },
+    { "loss scaling is Miles'", loss_scaling },
+    { "SFT losses are Miles'", sft_loss },
+    { "loss reduction is Miles'", reduce },
+    { "mask sums of rollouts are Miles'", rollout_mask_sums },
+    { "aggregated train losses are Miles'", aggregate_train_losses },
     { 0 },
 };
 

@@ -2,12 +2,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "plugin/edge.h"
-#include "rl/group_filter.h"
-#include "rl/reduce/divisors.h"
-#include "rl/sample_metrics.h"
-#include "rl/train_rows.h"
-#include "rl/truncate.h"
+#include "plugin/extension.h"
+#include "rl/rollout/group_filter.h"
+#include "rl/learn/reduce/divisors.h"
+#include "rl/record/sample_metrics.h"
+#include "rl/learn/train_rows.h"
+#include "rl/learn/truncate.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 
@@ -217,9 +217,12 @@ PLAYS(convert, "convert_samples.jsonl", play_convert)
 PLAYS(filters, "dynamic_filter.jsonl", play_filter)
 
 static const ml_test tests[] = {
-    { "pass_rate", pass_rate },     { "compute_statistics", statistics },
-    { "dynamic_filter", filters },  { "trim_and_dynamic_gbs", trim },
-    { "convert_samples", convert }, { 0 },
+    { "pass rates are Miles'", pass_rate },
+    { "statistics are Miles'", statistics },
+    { "dynamic sampling filters are Miles'", filters },
+    { "trimming and dynamic batch sizes are Miles'", trim },
+    { "conversion of samples is Miles'", convert },
+    { 0 },
 };
 
 int main(int argc, char **argv) {

@@ -7,10 +7,10 @@
 #include "base/json.h"
 #include "io/safetensors.h"
 #include "plugin/resolve.h"
-#include "rl/advantage/reward_norm.h"
-#include "rl/step_run.h"
+#include "rl/learn/advantage/reward_norm.h"
+#include "rl/learn/step_run.h"
 #include "tests/support/test.h"
-#include "tests/support/trainee.h"
+#include "tests/support/train_fixture.h"
 
 #define GOLDEN "tests/golden/training"
 
@@ -24,7 +24,7 @@ static const ml_json *read_golden(ml_arena *a, ml_file *f) {
 }
 
 static void track(const char *name, bool whole, int n_thread) {
-    ml_trainee t;
+    ml_train_fixture t;
     ml_arena a;
     ml_file f = { 0 };
     const ml_json *run, *loss, *norm;
@@ -34,12 +34,13 @@ static void track(const char *name, bool whole, int n_thread) {
     run = ml_json_get(read_golden(&a, &f), name);
     loss = ml_json_get(run, "loss")->child;
     norm = ml_json_get(run, "grad_norm")->child;
-    ml_trainee_open(&t, &(ml_trainee_opts){ .dtype = ML_WEIGHT_F32,
-                                            .n_thread = n_thread,
-                                            .whole = whole,
-                                            .trainer = ml_trainee_defaults() });
+    ml_train_fixture_open(
+        &t, &(ml_train_fixture_opts){ .dtype = ML_WEIGHT_F32,
+                                      .n_thread = n_thread,
+                                      .whole = whole,
+                                      .trainer = ml_train_fixture_defaults() });
     for (int i = 0; i < 50; i++, loss = loss->next, norm = norm->next) {
-        ml_step_result r = ml_trainee_step(&t, 200);
+        ml_step_result r = ml_train_fixture_step(&t, 200);
         double want = 0, want_norm = 0;
         ml_json_f64(loss, &want);
         ml_json_f64(norm, &want_norm);
@@ -55,7 +56,7 @@ static void track(const char *name, bool whole, int n_thread) {
     }
     CHECK(last < 0.7 * first);
     CHECK(t.weights.version == 50 && ml_trainer_samples(t.trainer) == 150);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
     ml_file_unmap(&f);
     ml_arena_release(&a);
 }
@@ -81,8 +82,8 @@ static ml_status weighted(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
 }
 
 /* Against the tensor of this name. */
-static void same_gradient(const ml_trainee *t, const ml_st_file *want, const char *name,
-                          int32_t i) {
+static void same_gradient(const ml_train_fixture *t, const ml_st_file *want,
+                          const char *name, int32_t i) {
     const ml_param *p = &t->spec.param[i];
     int64_t rows = p->n_dim == 2 ? p->shape[0] : 1, n = ml_param_count(p);
     const ml_st_tensor *w = ml_st_find(want, ml_str_of(name));
@@ -101,16 +102,17 @@ static void same_gradient(const ml_trainee *t, const ml_st_file *want, const cha
 }
 
 static void policy_gradient(void) {
-    ml_trainee_opts o = { .dtype = ML_WEIGHT_F32, .trainer = ml_trainee_defaults() };
-    ml_trainee t;
+    ml_train_fixture_opts o = { .dtype = ML_WEIGHT_F32,
+                                .trainer = ml_train_fixture_defaults() };
+    ml_train_fixture t;
     ml_st_file *want = NULL;
     ml_step_result r;
     ml_err err = { 0 };
     ml_bins bins;
 
     o.trainer.temperature = 0.7;
-    ml_trainee_open(&t, &o);
-    bins = ml_trainee_bins(&t, 120);
+    ml_train_fixture_open(&t, &o);
+    bins = ml_train_fixture_bins(&t, 120);
     CHECK(ml_st_open(&want, GOLDEN "/policy_grads.safetensors", &err) == ML_OK);
     CHECK(ml_trainer_accumulate(t.trainer,
                                 &(ml_step){ .sample = t.sample,
@@ -122,7 +124,7 @@ static void policy_gradient(void) {
     for (int32_t i = 0; i < t.spec.n_param && want; i++)
         same_gradient(&t, want, t.spec.param[i].name, i);
     ml_st_close(want);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
 }
 
 /* --- a step of GRPO --------------------------------------------------------------- */
@@ -162,8 +164,8 @@ static double *column(ml_arena *a, const ml_st_file *f, const char *what, int32_
 }
 
 /* The samples are one group; rewards follow a formula that the generator repeats. */
-static const miles_sample **grpo_rows(ml_arena *a, const ml_trainee *t, const ml_st_file *f,
-                                      const ml_recipe *recipe) {
+static const miles_sample **grpo_rows(ml_arena *a, const ml_train_fixture *t,
+                                      const ml_st_file *f, const ml_recipe *recipe) {
     miles_sample *row = ML_NEW(a, miles_sample, t->n_sample);
     const miles_sample **view = ML_NEW(a, const miles_sample *, t->n_sample);
     ml_reward_row *reward = ML_NEW(a, ml_reward_row, t->n_sample);
@@ -192,10 +194,10 @@ static const miles_sample **grpo_rows(ml_arena *a, const ml_trainee *t, const ml
     return view;
 }
 
-static void grpo_step(ml_trainee *t, ml_arena *a, const ml_st_file *f, double *loss) {
+static void grpo_step(ml_train_fixture *t, ml_arena *a, const ml_st_file *f, double *loss) {
     ml_recipe recipe = grpo_recipe();
     miles_batch batch = { sizeof batch, t->n_sample, grpo_rows(a, t, f, &recipe) };
-    ml_bins bins = ml_trainee_bins(t, 120);
+    ml_bins bins = ml_train_fixture_bins(t, 120);
     ml_schedule_step step = { .rank = &bins, .n_rollout = t->n_sample };
     int32_t *number = ML_NEW(a, int32_t, t->n_sample);
     double metric[ML_STEP_METRIC_MAX];
@@ -215,8 +217,9 @@ static void grpo_step(ml_trainee *t, ml_arena *a, const ml_st_file *f, double *l
 }
 
 static void grpo(void) {
-    ml_trainee_opts o = { .dtype = ML_WEIGHT_F32, .trainer = ml_trainee_defaults() };
-    ml_trainee t;
+    ml_train_fixture_opts o = { .dtype = ML_WEIGHT_F32,
+                                .trainer = ml_train_fixture_defaults() };
+    ml_train_fixture t;
     ml_st_file *want = NULL;
     ml_arena a;
     ml_err err = { 0 };
@@ -224,7 +227,7 @@ static void grpo(void) {
     int32_t n = 0;
 
     ml_arena_init(&a, "grpo");
-    ml_trainee_open(&t, &o);
+    ml_train_fixture_open(&t, &o);
     CHECK(ml_st_open(&want, GOLDEN "/grpo.safetensors", &err) == ML_OK);
     grpo_step(&t, &a, want, &loss);
     torch = (double)*(const float *)ml_st_find(want, ml_str_of("loss"))->data;
@@ -240,15 +243,15 @@ static void grpo(void) {
     }
     CHECK(n == 6);
     ml_st_close(want);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
     ml_arena_release(&a);
 }
 
 static const ml_test tests[] = {
-    { "50 steps on all tokens", all_tokens },
-    { "50 steps on masked tokens", masked_tokens },
-    { "the gradient of a policy loss", policy_gradient },
-    { "a step of GRPO", grpo },
+    { "50 steps on all tokens follow PyTorch", all_tokens },
+    { "50 steps on masked tokens follow PyTorch", masked_tokens },
+    { "the gradient of a policy loss is PyTorch's", policy_gradient },
+    { "a step of GRPO is PyTorch's", grpo },
     { 0 },
 };
 

@@ -167,7 +167,7 @@ int main(int argc, char **argv) {
     if (ml_spec_open(&spec, argv[1], &err))
         die(err.msg);
     if (ml_backend_open(&be, &(ml_backend_opts){ .device = "cuda", .n_thread = 2 }, &err)) {
-        printf("skipped: %s\n0 passed, 0 failed\n", err.msg);
+        printf("skipped: %s\n0 passed, 0 failed, 1 skipped\n", err.msg);
         return 0;
     }
     if (ml_weights_dummy(&w, &spec, ML_WEIGHT_BF16, 1, &be, &a, &err) ||
@@ -175,7 +175,7 @@ int main(int argc, char **argv) {
         die(err.msg);
     for (int i = 0; i < n_load; i++)
         failed += check(&loads[i], &spec, &w, &be, trainer) != 0;
-    printf("%d passed, %d failed\n", n_load - failed, failed);
+    printf("%d passed, %d failed, 0 skipped\n", n_load - failed, failed);
     ml_trainer_close(trainer);
     ml_weights_close(&w);
     ml_backend_close(&be);

@@ -158,7 +158,7 @@ def main():
             gradients(miles, name, folder, tokens)
             parity(miles, name, folder, path)
     print(json.dumps({"passed": count[True], "failed": count[False]}))
-    print(f"{count[True]} passed, {count[False]} failed")
+    print(f"{count[True]} passed, {count[False]} failed, 0 skipped")
     sys.exit(count[False] > 0)
 
 

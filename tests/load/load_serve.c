@@ -69,16 +69,16 @@ static int check(const char *what, bool ok) {
     return ok;
 }
 
-static bool flat(const load *l, const watch *w) {
+static bool flat(const watch *w) {
     double early = w->early / (w->n_early ? w->n_early : 1);
     double late = w->late / (w->n_late ? w->n_late : 1);
 
     printf("memory: %.1f MiB after the start, %.1f MiB at the end\n", early, late);
-    return l->no_rss || late <= early * 1.05 + 8;
+    return late <= early * 1.05 + 8;
 }
 
 static int report(load *l, const watch *w, int n_busy, bool stopped) {
-    int n_ok = 0;
+    int n_ok = 0, n_check = l->no_rss ? 4 : 5;
 
     printf("%ld whole answers, %ld streams, %ld completions; %ld aborted, %ld vanished, "
            "%ld malformed; %ld rowdy visits\n",
@@ -90,10 +90,11 @@ static int report(load *l, const watch *w, int n_busy, bool stopped) {
                   l->n_whole && l->n_stream && l->n_completion && l->n_aborted &&
                       l->n_vanished && l->n_malformed && atomic_load(&l->n_refused) &&
                       atomic_load(&l->n_slow));
-    n_ok += check("memory is flat", flat(l, w));
     n_ok += check("SIGTERM ends the server with status 0", stopped);
-    printf("%d passed, %d failed\n", n_ok, 5 - n_ok);
-    return n_ok == 5 ? 0 : 1;
+    if (!l->no_rss)
+        n_ok += check("memory is flat", flat(w));
+    printf("%d passed, %d failed, 0 skipped\n", n_ok, n_check - n_ok);
+    return n_ok == n_check ? 0 : 1;
 }
 
 static int run(load *l) {
@@ -150,11 +151,11 @@ int main(int argc, char **argv) {
         return 2;
     }
     if (!load_server_start(&l)) {
-        printf("the server did not start\n0 passed, 1 failed\n");
+        printf("the server did not start\n0 passed, 1 failed, 0 skipped\n");
         return 1;
     }
     if (ml_loop_new(&l.loop, &err) != ML_OK) {
-        printf("%s\n0 passed, 1 failed\n", err.msg);
+        printf("%s\n0 passed, 1 failed, 0 skipped\n", err.msg);
         return 1;
     }
     l.client = ml_http_client_new(l.loop);

@@ -112,7 +112,7 @@ typedef struct asked {
 } asked;
 
 /* Recorded outputs of a request. */
-typedef struct heard {
+typedef struct received {
     int32_t token[CONTEXT]; /* prompt and answer */
     float logprob[CONTEXT], entropy[CONTEXT];
     uint64_t version[CONTEXT]; /* 0: not scored */
@@ -122,7 +122,7 @@ typedef struct heard {
     int32_t routed[ML_N_ROUTING][CONTEXT * MAX_ROUTE];
     int32_t n_routed[ML_N_ROUTING];
     uint64_t end_version;
-} heard;
+} received;
 
 typedef struct mix {
     asked ask[MAX_REQ];
@@ -182,7 +182,7 @@ static void make_mix(mix *m, const fixture *f, bool plain) {
 }
 
 static void hear(void *ud, const ml_gen_update *u) {
-    heard *h = ud;
+    received *h = ud;
     CHECK(h->n_end == 0);
     for (int32_t i = 0; i < u->prompt.n; i++) {
         int32_t at = h->n_prompt - u->prompt.n + i;
@@ -227,7 +227,7 @@ static ml_engine_opts random_opts(const ml_spec *s, const ml_backend *be) {
 }
 
 /* Runs a mix through an engine; adds preemptions, cached tokens, overlaps to `seen`. */
-static void run_mix(fixture *f, const mix *m, bool ahead, heard *h, int *seen) {
+static void run_mix(fixture *f, const mix *m, bool ahead, received *h, int *seen) {
     static const int threads[] = { 1, 1, 2, 2, 3, 8 };
     ml_engine *e;
     ml_backend be;
@@ -274,8 +274,8 @@ static void run_mix(fixture *f, const mix *m, bool ahead, heard *h, int *seen) {
 
 /* The reported routing of tokens whose keys were cached at the end equals that of a forward
  * over the whole sequence. */
-static void check_routes(const fixture *f, const heard *h, int route, const int32_t *chosen,
-                         int mix_no, int i) {
+static void check_routes(const fixture *f, const received *h, int route,
+                         const int32_t *chosen, int mix_no, int i) {
     int32_t k = f->spec.route[route].top_k, n_layer = f->spec.route[route].n_layer;
 
     CHECK(h->n_routed[route] == h->n - 1);
@@ -296,7 +296,7 @@ static void check_routes(const fixture *f, const heard *h, int route, const int3
         }
 }
 
-static void check_version(fixture *f, const asked *a, const heard *h, int v, int mix_no,
+static void check_version(fixture *f, const asked *a, const received *h, int v, int mix_no,
                           int i) {
     int32_t target[CONTEXT];
     float logprob[CONTEXT], entropy[CONTEXT];
@@ -331,7 +331,7 @@ static void check_version(fixture *f, const asked *a, const heard *h, int v, int
 }
 
 /* Tokens agree up to the first of a newer version, or the end of an aborted request. */
-static void check_same(const heard *a, const heard *b, int mix_no, int i) {
+static void check_same(const received *a, const received *b, int mix_no, int i) {
     for (int32_t k = a->n_prompt; k < a->n && k < b->n; k++) {
         if (a->version[k] != 1 || b->version[k] != 1)
             return;
@@ -345,7 +345,7 @@ static void check_same(const heard *a, const heard *b, int mix_no, int i) {
 }
 
 static void check_model(const char *dir, ml_weight_dtype dtype, int n_mix) {
-    static heard h[2][MAX_REQ];
+    static received h[2][MAX_REQ];
     static mix m;
     fixture f;
     bool recurrent, routed = false;
@@ -434,7 +434,11 @@ static int fewer(int n_mix, int few) {
     }
 MORE_MODELS(MORE_TESTS)
 
-#define ROWS(name) { "f32 " #name, f32_##name, 300 }, { "bf16 " #name, bf16_##name, 300 },
+#define ROWS(name)                                                                         \
+    { "f32 " #name ": rollout and training log-probs have the same bits", f32_##name,      \
+      300 },                                                                               \
+        { "bf16 " #name ": rollout and training log-probs have the same bits",             \
+          bf16_##name, 300 },
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = { MODELS(ROWS) MORE_MODELS(ROWS){ 0 } };

@@ -73,7 +73,7 @@ static void check(const char *model) {
         check(#name);                                                                      \
     }
 MODELS(TEST)
-#define ROW(name) { #name, levels_##name, 300 },
+#define ROW(name) { #name " scores the same bytes at every level", levels_##name, 300 },
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = { MODELS(ROW){ 0 } };

@@ -440,13 +440,17 @@ static void replays_sigmoid(void) {
 MODELS(TESTS)
 
 #define ROWS(name)                                                                         \
-    { "forward " #name, forward_##name }, { "bf16 " #name, bf16_##name },                  \
-        { "mixed " #name, mixed_##name }, { "gradients " #name, gradients_##name },
+    { "forward of " #name " is the same bits in any batch", forward_##name },              \
+        { "bf16 forward of " #name " is the same bits in any batch", bf16_##name },        \
+        { "prefill and decode of " #name " have the same bits mixed", mixed_##name },      \
+        { "gradients of " #name " are the same bits in any batch", gradients_##name },
 
 int main(int argc, char **argv) {
-    static const ml_test tests[] = { MODELS(ROWS){ "replay qwen3_moe", replays_softmax },
-                                     { "replay deepseek_v3", replays_sigmoid },
-                                     { "replay keys", replays_keys },
-                                     { 0 } };
+    static const ml_test tests[] = {
+        MODELS(ROWS){ "qwen3_moe replays expert choices", replays_softmax },
+        { "deepseek_v3 replays expert choices", replays_sigmoid },
+        { "sparse attention replays its choice of keys", replays_keys },
+        { 0 }
+    };
     return ml_test_main(argc, argv, tests);
 }

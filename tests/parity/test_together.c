@@ -180,10 +180,12 @@ static void with_backward(void) {
     check_model(DATA "qwen3_moe", true);
 }
 
-static const ml_test tests[] = { { "forward", forward, 0 },
-                                 { "with_backward", with_backward, 0 },
-                                 { "own", own, 0 },
-                                 { 0 } };
+static const ml_test tests[] = {
+    { "fused runs of ops give the bits of single ops in forward", forward, 0 },
+    { "fused runs of ops give the bits of single ops in backward", with_backward, 0 },
+    { "the CPU's fused ops give the bits of its single ops", own, 0 },
+    { 0 },
+};
 
 int main(int argc, char **argv) {
     return ml_test_main(argc, argv, tests);

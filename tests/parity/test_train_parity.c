@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "tests/support/test.h"
-#include "tests/support/trainee.h"
+#include "tests/support/train_fixture.h"
 
 static const char *const models[] = {
     "qwen3",         "qwen3_moe",   "gemma2",          "llama_tied", "qwen2",
@@ -17,8 +17,8 @@ enum { MAX_RESPONSE = 200 };
 
 /* Log-probs and entropies of a step, as passed to its loss. */
 typedef struct record {
-    float logprob[ML_TRAINEE_SAMPLES][MAX_RESPONSE],
-        entropy[ML_TRAINEE_SAMPLES][MAX_RESPONSE];
+    float logprob[ML_TRAIN_FIXTURE_SAMPLES][MAX_RESPONSE],
+        entropy[ML_TRAIN_FIXTURE_SAMPLES][MAX_RESPONSE];
     double loss;
     unsigned char *grads;
     size_t bytes;
@@ -35,10 +35,10 @@ static ml_status remember(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
         for (int32_t t = 0; t < io[i].n_response; t++)
             io[i].dentropy[t] = 0.01f * (float)(t % 5 - 2);
     }
-    return ml_trainee_nll(NULL, io, n, err);
+    return ml_train_fixture_nll(NULL, io, n, err);
 }
 
-static void run_step(ml_trainee *t, const ml_bins *bins, record *r) {
+static void run_step(ml_train_fixture *t, const ml_bins *bins, record *r) {
     const ml_weights *g = ml_trainer_grads(t->trainer);
     ml_step_result out;
     ml_err err = { 0 };
@@ -70,12 +70,12 @@ static void same(const record *a, const record *b, bool grads, const char *model
         ml_test_fail(__FILE__, __LINE__, "%s: %s changes gradients", model, what);
 }
 
-static ml_trainee_opts opts_of(const char *model, char dir[256], int n_thread) {
+static ml_train_fixture_opts opts_of(const char *model, char dir[256], int n_thread) {
     snprintf(dir, 256, "tests/golden/data/%s", model);
-    return (ml_trainee_opts){ .dir = dir,
-                              .dtype = ML_WEIGHT_F32,
-                              .n_thread = n_thread,
-                              .trainer = ml_trainee_defaults() };
+    return (ml_train_fixture_opts){ .dir = dir,
+                                    .dtype = ML_WEIGHT_F32,
+                                    .n_thread = n_thread,
+                                    .trainer = ml_train_fixture_defaults() };
 }
 
 /* One by one, all at once and in between; samples keep their order. */
@@ -85,11 +85,11 @@ static void micro_batches_do_not_show(void) {
     char dir[256];
 
     for (int m = 0; models[m]; m++) {
-        ml_trainee_opts o = opts_of(models[m], dir, 2);
-        ml_trainee t;
-        ml_trainee_open(&t, &o);
+        ml_train_fixture_opts o = opts_of(models[m], dir, 2);
+        ml_train_fixture t;
+        ml_train_fixture_open(&t, &o);
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-            ml_bins bins = ml_trainee_bins(&t, sizes[i]);
+            ml_bins bins = ml_train_fixture_bins(&t, sizes[i]);
             run_step(&t, &bins, i ? &other : &first);
             if (i == 0)
                 continue;
@@ -97,7 +97,7 @@ static void micro_batches_do_not_show(void) {
             free(other.grads);
         }
         free(first.grads);
-        ml_trainee_close(&t);
+        ml_train_fixture_close(&t);
     }
 }
 
@@ -105,13 +105,13 @@ static void micro_batches_do_not_show(void) {
 static void order_shows_in_rounding_only(void) {
     static record first, other;
     char dir[256];
-    ml_trainee_opts o = opts_of("qwen3", dir, 2);
-    ml_trainee t;
+    ml_train_fixture_opts o = opts_of("qwen3", dir, 2);
+    ml_train_fixture t;
     ml_bins bins;
     double diff = 0, size = 0;
 
-    ml_trainee_open(&t, &o);
-    bins = ml_trainee_bins(&t, 0);
+    ml_train_fixture_open(&t, &o);
+    bins = ml_train_fixture_bins(&t, 0);
     run_step(&t, &bins, &first);
     bins = ml_pack_first_fit_decreasing(&t.arena, (int64_t[]){ 37, 70, 150 }, 3, 190);
     run_step(&t, &bins, &other);
@@ -124,7 +124,7 @@ static void order_shows_in_rounding_only(void) {
     CHECK(size > 0 && diff <= 1e-10 * size);
     free(first.grads);
     free(other.grads);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
 }
 
 static void threads_do_not_show(void) {
@@ -133,11 +133,11 @@ static void threads_do_not_show(void) {
 
     for (int m = 0; models[m]; m++)
         for (int n = 1; n <= 3; n++) {
-            ml_trainee_opts o = opts_of(models[m], dir, n);
-            ml_trainee t;
+            ml_train_fixture_opts o = opts_of(models[m], dir, n);
+            ml_train_fixture t;
             ml_bins bins;
-            ml_trainee_open(&t, &o);
-            bins = ml_trainee_bins(&t, 200);
+            ml_train_fixture_open(&t, &o);
+            bins = ml_train_fixture_bins(&t, 200);
             run_step(&t, &bins, n == 1 ? &first : &other);
             if (n > 1) {
                 same(&first, &other, true, models[m], "the number of threads");
@@ -145,7 +145,7 @@ static void threads_do_not_show(void) {
             }
             if (n == 3)
                 free(first.grads);
-            ml_trainee_close(&t);
+            ml_train_fixture_close(&t);
         }
 }
 
@@ -182,14 +182,14 @@ static void recomputation_does_not_show(void) {
 
     for (int m = 0; models[m]; m++)
         for (int i = 0; i < N_SETTING; i++) {
-            ml_trainee_opts o = opts_of(models[m], dir, 2);
-            ml_trainee t;
+            ml_train_fixture_opts o = opts_of(models[m], dir, 2);
+            ml_train_fixture t;
             ml_bins bins;
             o.trainer.recompute = settings[i].r;
             o.trainer.keep_logits = settings[i].keep_logits;
             o.trainer.loss_rows = settings[i].loss_rows;
-            ml_trainee_open(&t, &o);
-            bins = ml_trainee_bins(&t, 110);
+            ml_train_fixture_open(&t, &o);
+            bins = ml_train_fixture_bins(&t, 110);
             run_step(&t, &bins, i == 0 ? &first : &other);
             if (i > 0) {
                 same(&first, &other, true, models[m], settings[i].name);
@@ -197,11 +197,11 @@ static void recomputation_does_not_show(void) {
             }
             if (i == N_SETTING - 1)
                 free(first.grads);
-            ml_trainee_close(&t);
+            ml_train_fixture_close(&t);
         }
 }
 
-static size_t planned_bytes(ml_trainee *t, ml_recompute r) {
+static size_t planned_bytes(ml_train_fixture *t, ml_recompute r) {
     ml_plan_opts o = { .caps = { 160, 4, 160, 16 }, .backward = true, .recompute = r };
     ml_plan *p = NULL;
     ml_err err = { 0 };
@@ -217,10 +217,10 @@ static void recomputation_saves_memory(void) {
     char dir[256];
 
     for (int m = 0; models[m]; m++) {
-        ml_trainee_opts o = opts_of(models[m], dir, 1);
-        ml_trainee t;
+        ml_train_fixture_opts o = opts_of(models[m], dir, 1);
+        ml_train_fixture t;
         size_t none;
-        ml_trainee_open(&t, &o);
+        ml_train_fixture_open(&t, &o);
         none = planned_bytes(&t, settings[0].r);
         for (int i = 1; i < N_SETTING; i++) {
             size_t bytes = planned_bytes(&t, settings[i].r);
@@ -229,31 +229,32 @@ static void recomputation_saves_memory(void) {
                              models[m], settings[i].name, bytes, none);
         }
         CHECK(planned_bytes(&t, settings[N_SETTING - 1].r) < none * 9 / 10);
-        ml_trainee_close(&t);
+        ml_train_fixture_close(&t);
     }
 }
 
 /* Scoring gives the same log-probs and entropies as the train step's forward. */
 static void scoring_is_the_forward_of_training(void) {
     static record step;
-    static float lp[ML_TRAINEE_SAMPLES][MAX_RESPONSE], h[ML_TRAINEE_SAMPLES][MAX_RESPONSE];
-    float *logprob[ML_TRAINEE_SAMPLES], *entropy[ML_TRAINEE_SAMPLES];
+    static float lp[ML_TRAIN_FIXTURE_SAMPLES][MAX_RESPONSE],
+        h[ML_TRAIN_FIXTURE_SAMPLES][MAX_RESPONSE];
+    float *logprob[ML_TRAIN_FIXTURE_SAMPLES], *entropy[ML_TRAIN_FIXTURE_SAMPLES];
     char dir[256];
     ml_err err = { 0 };
 
-    for (int i = 0; i < ML_TRAINEE_SAMPLES; i++) {
+    for (int i = 0; i < ML_TRAIN_FIXTURE_SAMPLES; i++) {
         logprob[i] = lp[i];
         entropy[i] = h[i];
     }
     for (int m = 0; models[m]; m++) {
-        ml_trainee_opts o = opts_of(models[m], dir, 2);
-        ml_trainee t;
+        ml_train_fixture_opts o = opts_of(models[m], dir, 2);
+        ml_train_fixture t;
         ml_bins bins;
         o.dtype = ML_WEIGHT_BF16;
         o.trainer.temperature = 0.8;
         o.trainer.score_max_tokens = 230;
-        ml_trainee_open(&t, &o);
-        bins = ml_trainee_bins(&t, 0);
+        ml_train_fixture_open(&t, &o);
+        bins = ml_train_fixture_bins(&t, 0);
         run_step(&t, &bins, &step);
         CHECK(ml_trainer_score(t.trainer, NULL, t.sample, t.n_sample, logprob, entropy,
                                &err) == ML_OK);
@@ -264,17 +265,19 @@ static void scoring_is_the_forward_of_training(void) {
                     CHECK(lp[i][k] == step.logprob[i][k] && h[i][k] == step.entropy[i][k]);
             }
         free(step.grads);
-        ml_trainee_close(&t);
+        ml_train_fixture_close(&t);
     }
 }
 
 static const ml_test tests[] = {
-    { "micro-batches do not show", micro_batches_do_not_show },
-    { "order shows in rounding only", order_shows_in_rounding_only },
-    { "threads do not show", threads_do_not_show },
-    { "recomputation does not show", recomputation_does_not_show },
+    { "train steps are the same bits for any micro-batch", micro_batches_do_not_show },
+    { "the order of samples changes gradients by rounding only",
+      order_shows_in_rounding_only },
+    { "train steps are the same bits for any number of threads", threads_do_not_show },
+    { "train steps are the same bits with recomputation", recomputation_does_not_show },
     { "recomputation saves memory", recomputation_saves_memory },
-    { "scoring is the forward of training", scoring_is_the_forward_of_training },
+    { "scoring gives the bits of the training forward",
+      scoring_is_the_forward_of_training },
     { 0 },
 };
 

@@ -1,18 +1,16 @@
 #include "tests/support/cases.h"
 
 #include <stdio.h>
-#include <unistd.h>
 
 #include "io/jsonl.h"
 #include "tests/support/test.h"
 
-#define OURS "tests/golden/rl"
-#define BESIDE "../shared/fixtures/rl"
-
-static void run_file(const char *path, void (*check)(ml_case *c)) {
+void ml_test_cases(const char *name, void (*check)(ml_case *c)) {
+    char path[256];
     ml_jsonl f = { 0 };
     ml_err err = { 0 };
 
+    snprintf(path, sizeof path, "tests/golden/rl/%s", name);
     if (ml_jsonl_open(&f, path, &err) != ML_OK) {
         ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
         return;
@@ -33,18 +31,6 @@ static void run_file(const char *path, void (*check)(ml_case *c)) {
         ml_arena_release(&c.arena);
     }
     ml_jsonl_close(&f);
-}
-
-void ml_test_cases(const char *name, void (*check)(ml_case *c)) {
-    char path[256];
-
-    snprintf(path, sizeof path, "%s/%s", OURS, name);
-    run_file(path, check);
-    snprintf(path, sizeof path, "%s/%s", BESIDE, name);
-    if (access(path, R_OK) == 0)
-        run_file(path, check);
-    else
-        printf("skipped: %s is not here\n", path);
 }
 
 void ml_case_fail(const ml_case *c, const char *what) {

@@ -1,7 +1,4 @@
-/* cases.h - recorded calls of Miles' functions, one JSON object per line.
- *
- * A part of each file is committed in tests/golden/rl; the full file is beside the checkout
- * on machines that have it. */
+/* cases.h - recorded calls of Miles' functions, one JSON object per line. */
 #ifndef ML_TESTS_SUPPORT_CASES_H
 #define ML_TESTS_SUPPORT_CASES_H
 
@@ -17,8 +14,7 @@ typedef struct ml_case {
     ml_arena arena;
 } ml_case;
 
-/* Calls check for every case of tests/golden/rl/NAME and of the file beside the checkout;
- * if the second file is missing, prints a line "skipped: ...". */
+/* Calls check for every case of tests/golden/rl/NAME. */
 void ml_test_cases(const char *name, void (*check)(ml_case *c));
 
 void ml_case_fail(const ml_case *c, const char *what);

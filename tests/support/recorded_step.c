@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "rl/advantage/advantages.h"
+#include "rl/learn/advantage/advantages.h"
 
 bool ml_recorded_step_run(ml_recorded_step *p, ml_case *c, const miles_loss *loss,
                           const ml_json *divisors) {
@@ -22,7 +22,7 @@ bool ml_recorded_step_run(ml_recorded_step *p, ml_case *c, const miles_loss *los
     for (int64_t i = 0; i < p->b.of.n && st == ML_OK; i++) {
         const miles_sample *s = &p->b.sample[i];
         st = ml_step_loss_sample(
-            &p->step, i, (ml_model_says){ s->log_prob, s->entropy, s->value },
+            &p->step, i, (ml_model_outputs){ s->log_prob, s->entropy, s->value },
             (ml_derivatives){ p->d_log_prob[i], p->d_entropy[i], p->d_value[i] }, &err);
     }
     if (st != ML_OK)

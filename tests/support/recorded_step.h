@@ -4,7 +4,7 @@
 #ifndef ML_TESTS_SUPPORT_RECORDED_STEP_H
 #define ML_TESTS_SUPPORT_RECORDED_STEP_H
 
-#include "rl/loss/step_loss.h"
+#include "rl/learn/loss/step_loss.h"
 #include "tests/support/recording.h"
 
 typedef struct ml_recorded_step {

@@ -182,7 +182,7 @@ static ml_status submit(ml_gen *g, const ml_gen_request *r, ml_gen_fn *fn, void 
     pthread_mutex_lock(&p->lock);
     if (p->f->full) {
         pthread_mutex_unlock(&p->lock);
-        return ml_fail(err, ML_EAGAIN, "as many requests as may are waiting");
+        return ml_fail(err, ML_EAGAIN, "the queue is full");
     }
     while (a->used)
         a++;

@@ -8,7 +8,10 @@
 #include <time.h>
 #include <unistd.h>
 
-static int n_bad; /* of the running test, in its own process */
+enum { SKIPPED = 77 }; /* the exit status of a skipped test's process */
+
+static int n_bad;           /* of the running test, in its own process */
+static const char *running; /* its name */
 
 void ml_test_fail(const char *file, int line, const char *fmt, ...) {
     va_list ap;
@@ -18,6 +21,20 @@ void ml_test_fail(const char *file, int line, const char *fmt, ...) {
     fprintf(stderr, "\n");
     va_end(ap);
     n_bad++;
+}
+
+void ml_test_skip(const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    printf("skipped: %s: ", running);
+    vprintf(fmt, ap);
+    printf("\n");
+    va_end(ap);
+    exit(SKIPPED);
+}
+
+const char *ml_test_fixtures(void) {
+    return getenv("MILES_FIXTURES");
 }
 
 bool ml_test_has(const char *hay, const char *needle) {
@@ -67,47 +84,84 @@ double ml_test_own_s(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static bool wanted(const char *name, int argc, char **argv) {
+static bool wanted(const ml_test *t, int argc, char **argv) {
+    if (t->fixtures && !ml_test_fixtures())
+        return false;
     for (int i = 1; i < argc; i++)
-        if (strstr(name, argv[i]))
+        if (strstr(t->name, argv[i]))
             return true;
     return argc < 2;
 }
 
-static bool run_one(const ml_test *t) {
+static void need_fixtures(const char *folder) {
+    char path[4096];
+
+    snprintf(path, sizeof path, "%s/%s", ml_test_fixtures(), folder);
+    if (access(path, R_OK) != 0)
+        ml_test_skip("%s is missing; tests/golden/README.md says what it contains", path);
+}
+
+typedef enum outcome { PASSED, FAILED, LEFT_OUT, N_OUTCOME } outcome;
+
+static outcome run_one(const ml_test *t) {
     int status = 0;
     pid_t pid;
 
     fflush(NULL);
     pid = fork();
     if (pid == 0) {
+        running = t->name;
         alarm((unsigned)(t->limit_s ? t->limit_s : 60) * (ML_TEST_SANITIZED ? 5 : 1));
+        if (t->fixtures)
+            need_fixtures(t->fixtures);
         t->run();
         exit(n_bad ? 1 : 0); /* exit, not _exit: leak checkers report at exit */
     }
     if (pid < 0 || waitpid(pid, &status, 0) < 0)
-        return false;
+        return FAILED;
     if (WIFSIGNALED(status))
         fprintf(stderr, "    %s: killed by signal %d\n", t->name, WTERMSIG(status));
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (!WIFEXITED(status))
+        return FAILED;
+    return WEXITSTATUS(status) == 0         ? PASSED
+           : WEXITSTATUS(status) == SKIPPED ? LEFT_OUT
+                                            : FAILED;
+}
+
+static bool names_are_sentences(const ml_test *tests) {
+    bool fine = true;
+
+    for (const ml_test *t = tests; t->name; t++) {
+        if (!strchr(t->name, ' ')) {
+            printf("FAIL \"%s\": the name of a test is a sentence\n", t->name);
+            fine = false;
+        }
+        for (const ml_test *u = tests; u < t; u++)
+            if (strcmp(t->name, u->name) == 0) {
+                printf("FAIL \"%s\": two tests have this name\n", t->name);
+                fine = false;
+            }
+    }
+    return fine;
 }
 
 int ml_test_main(int argc, char **argv, const ml_test *tests) {
-    int passed = 0, failed = 0;
+    static const char *const word[] = { "ok  ", "FAIL", "skip" };
+    int count[N_OUTCOME] = { 0 };
 
-    setenv("MILES_DEVICE", "cpu",
-           0); /* where there is a GPU, too; tests/gpu has its tests */
-    if (!name_miles())
+    /* Also where there is a GPU, whose tests are in tests/gpu. */
+    setenv("MILES_DEVICE", "cpu", 0);
+    if (!name_miles() || !names_are_sentences(tests))
         return 1;
     for (const ml_test *t = tests; t->name; t++) {
-        bool ok;
-        if (!wanted(t->name, argc, argv))
+        outcome o;
+        if (!wanted(t, argc, argv))
             continue;
-        ok = run_one(t);
-        printf("%s %s\n", ok ? "ok  " : "FAIL", t->name);
-        passed += ok;
-        failed += !ok;
+        o = run_one(t);
+        printf("%s %s\n", word[o], t->name);
+        count[o]++;
     }
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed || !passed;
+    printf("%d passed, %d failed, %d skipped\n", count[PASSED], count[FAILED],
+           count[LEFT_OUT]);
+    return count[FAILED] || !(count[PASSED] + count[LEFT_OUT]);
 }

@@ -1,11 +1,12 @@
 /* test.h - the test framework: checks, a table of tests, one process per test.
  *
- *     static void adds(void) { CHECK(1 + 1 == 2); }
- *     static const ml_test tests[] = { { "adds", adds }, { 0 } };
+ *     static void sums_are_exact(void) { CHECK(1 + 1 == 2); }
+ *     static const ml_test tests[] = { { "sums are exact", sums_are_exact }, { 0 } };
  *     int main(int argc, char **argv) { return ml_test_main(argc, argv, tests); }
  *
  * Each test runs in a child with a time limit; the program's last line is
- * "N passed, N failed".  With arguments, only tests whose name contains one run. */
+ * "N passed, N failed, N skipped".  With arguments, only tests whose name contains one run.
+ * A name is a sentence that says what broke when the test fails; no name occurs twice. */
 #ifndef ML_TESTS_SUPPORT_TEST_H
 #define ML_TESTS_SUPPORT_TEST_H
 
@@ -16,6 +17,10 @@ typedef struct ml_test {
     const char *name;
     void (*run)(void);
     int limit_s; /* 0: 60; a sanitizer gets five times as long */
+    /* NULL, or the folder of $MILES_FIXTURES that the test reads: recordings that are too large
+     * for the repository.  `make test-long` sets the variable.  The test does not belong to a run
+     * without it, and is skipped when the folder is missing. */
+    const char *fixtures;
 } ml_test;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -25,6 +30,13 @@ typedef struct ml_test {
 #endif
 
 int ml_test_main(int argc, char **argv, const ml_test *tests);
+
+/* Ends the running test, which is counted as skipped.  The text says what is missing and how to
+ * get it. */
+__attribute__((format(printf, 1, 2), noreturn)) void ml_test_skip(const char *fmt, ...);
+
+/* The value of $MILES_FIXTURES; for tests with .fixtures. */
+const char *ml_test_fixtures(void);
 
 /* CPU seconds of this thread, independent of the machine's other load. */
 double ml_test_own_s(void);

@@ -3,7 +3,7 @@
 #define ML_TESTS_SUPPORT_TOY_TEXT_H
 
 #include "base/arena.h"
-#include "rl/turn_tokens.h"
+#include "rl/env/turn_tokens.h"
 
 typedef struct ml_toy_text {
     ml_arena arena;

@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/secret.h"
 #include "serve/weight_path.h"
-#include "tests/support/router_world.h"
+#include "tests/support/router_fixture.h"
 #include "tests/support/scratch.h"
 #include "tests/support/serve_fixture.h"
 #include "tests/support/test.h"
@@ -306,8 +306,8 @@ static void public_addresses_need_keys(void) {
 
 /* --- the router ------------------------------------------------------------------------ */
 
-static int fetch(ml_router_world *w, const char *method, const char *path, const char *json,
-                 const char *more) {
+static int fetch(ml_router_fixture *w, const char *method, const char *path,
+                 const char *json, const char *more) {
     ml_fetch x = { .no_key = true, .more = more };
     int status;
 
@@ -320,14 +320,14 @@ static int fetch(ml_router_world *w, const char *method, const char *path, const
 static void keys_stay_with_their_workers(void) {
     static const char client[] = "Authorization: Bearer client\n";
     static const char admin[] = "Authorization: Bearer admin\n";
-    ml_router_opts o = ml_router_world_opts();
-    ml_router_world *w;
+    ml_router_opts o = ml_router_fixture_opts();
+    ml_router_fixture *w;
     char json[200];
 
     o.access = (ml_access_opts){ .api_key = "client", .admin_key = "admin" };
     o.worker_key = "worker";
     o.route.kind = ML_ROUTE_ROUND_ROBIN;
-    w = ml_router_world_open(o, 1);
+    w = ml_router_fixture_open(o, 1);
     ml_fake_worker_open(&w->worker[1], w->loop, 0);
     ml_fake_worker_open(&w->worker[2], w->loop, 0);
     snprintf(json, sizeof json, "{\"url\": \"%s\"}", w->worker[1].url);
@@ -345,9 +345,10 @@ static void keys_stay_with_their_workers(void) {
     CHECK(fetch(w, "POST", "/workers", json, admin) == 202);
     CHECK(fetch(w, "POST", "/add_worker?url=http://127.0.0.1:9", "{\"api_key\": \"a b\"}",
                 admin) == 400);
-    ml_router_world_pass(w, 0.3);
+    for (int i = 0; i < ML_FIXTURE_WORKERS; i++)
+        CHECK(ml_router_fixture_until(w, &w->worker[i].n_health, 1));
     CHECK(strcmp(w->worker[0].health_key, "Bearer worker") == 0);
-    CHECK(w->worker[1].n_health > 0 && w->worker[1].health_key[0] == 0);
+    CHECK(w->worker[1].health_key[0] == 0);
     CHECK(strcmp(w->worker[2].health_key, "Bearer own") == 0);
     for (int i = 0; i < 3; i++)
         CHECK(fetch(w, "POST", "/generate", "{}", client) == 200);
@@ -356,17 +357,17 @@ static void keys_stay_with_their_workers(void) {
     CHECK_HAS(w->worker[2].last.ptr, "POST /generate|Bearer own|7|{}");
     CHECK(fetch(w, "POST", "/pause_generation", "", admin) == 200);
     CHECK_HAS(w->worker[1].last.ptr, "POST /pause_generation||7|");
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 /* Without keys of the router, clients' go to workers of the command line alone. */
 static void keys_pass_to_named_workers(void) {
-    ml_router_opts o = ml_router_world_opts();
-    ml_router_world *w;
+    ml_router_opts o = ml_router_fixture_opts();
+    ml_router_fixture *w;
     char path[200];
 
     o.route.kind = ML_ROUTE_ROUND_ROBIN;
-    w = ml_router_world_open(o, 1);
+    w = ml_router_fixture_open(o, 1);
     ml_fake_worker_open(&w->worker[1], w->loop, 0);
     snprintf(path, sizeof path, "/add_worker?url=%s", w->worker[1].url);
     CHECK(fetch(w, "POST", path, "", NULL) == 200);
@@ -380,7 +381,7 @@ static void keys_pass_to_named_workers(void) {
     CHECK(fetch(w, "POST", path, "", "Sec-Fetch-Site: cross-site\n") == 403);
     CHECK(fetch(w, "GET", "/flush_cache", "", "Sec-Fetch-Site: none\n") == 403);
     CHECK(fetch(w, "GET", "/flush_cache", "", NULL) == 200);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 /* --- directories ------------------------------------------------------------------------ */
@@ -477,29 +478,33 @@ static void requests_name_directories(void) {
     snprintf(json, sizeof json, "{\"model_path\": \"%s\\u0000/../../etc\"}",
              ml_test_path("ok"));
     CHECK(post("/update_weights_from_disk", json) == 400);
-    CHECK_HAS(body, "\\\"model_path\\\" has a NUL character in it");
+    CHECK_HAS(body, "\\\"model_path\\\" contains a NUL character");
     CHECK(post("/pull_weights", "{\"local_checkpoint_dir\": \"a\\u0000b\", \"source_dir\": "
                                 "\"s\", \"target_version\": 0}") == 400);
-    CHECK_HAS(body, "\\\"local_checkpoint_dir\\\" has a NUL character in it");
+    CHECK_HAS(body, "\\\"local_checkpoint_dir\\\" contains a NUL character");
     CHECK(post("/pull_weights", "{\"local_checkpoint_dir\": \"a\", \"source_dir\": "
                                 "\"s\\u0000\", \"target_version\": 0}") == 400);
-    CHECK_HAS(body, "\\\"source_dir\\\" has a NUL character in it");
+    CHECK_HAS(body, "\\\"source_dir\\\" contains a NUL character");
     ml_serve_fixture_stop(&f);
 }
 
 static const ml_test tests[] = {
-    { "names in host", names_in_host },
-    { "pages of browsers", pages_of_browsers },
-    { "pages ask before", pages_ask_before },
-    { "administration takes JSON", administration_takes_json },
-    { "keys by class", keys_by_class },
-    { "bodies wait for keys", bodies_wait_for_keys },
-    { "key files", key_files },
-    { "public addresses need keys", public_addresses_need_keys },
-    { "keys stay with their workers", keys_stay_with_their_workers },
-    { "keys pass to named workers", keys_pass_to_named_workers },
-    { "directories of requests", directories_of_requests },
-    { "requests name directories", requests_name_directories },
+    { "only known names in Host are served", names_in_host },
+    { "pages of other origins are refused", pages_of_browsers },
+    { "preflight requests of allowed origins are answered", pages_ask_before },
+    { "administration endpoints take JSON bodies alone", administration_takes_json },
+    { "each endpoint takes the key of its class alone", keys_by_class },
+    { "a request without its key is refused before its body is read",
+      bodies_wait_for_keys },
+    { "a key file that others can read is refused", key_files },
+    { "a server on a public address needs a key or --insecure",
+      public_addresses_need_keys },
+    { "the router's keys reach no client and no other worker",
+      keys_stay_with_their_workers },
+    { "clients' keys reach workers of the command line alone", keys_pass_to_named_workers },
+    { "paths outside --weight-path-prefix are refused", directories_of_requests },
+    { "requests read and write nothing outside --weight-path-prefix",
+      requests_name_directories },
     { 0 },
 };
 

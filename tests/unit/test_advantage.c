@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "base/exp.h"
-#include "rl/advantage/advantages.h"
-#include "rl/advantage/reward_norm.h"
-#include "rl/advantage/whiten.h"
+#include "rl/learn/advantage/advantages.h"
+#include "rl/learn/advantage/reward_norm.h"
+#include "rl/learn/advantage/whiten.h"
 #include "rl/builtins.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
@@ -76,7 +76,7 @@ static void pieces_must_agree(void) {
     ml_err err;
 
     CHECK(ml_rewards_normalise(got, row, 2, true, &err) == ML_EFORMAT);
-    CHECK_HAS(err.msg, "must have one reward");
+    CHECK_HAS(err.msg, "must have the same reward");
 }
 
 /* --- estimators -------------------------------------------------------------------- */
@@ -201,7 +201,7 @@ static void nothing_trained_is_an_error(void) {
     ml_err err;
 
     CHECK(ml_whiten(&px, &pm, &n, 1, true, &err) == ML_EFORMAT);
-    CHECK_HAS(err.msg, "no token of the rollout is trained");
+    CHECK_HAS(err.msg, "the rollout has no trained token");
 }
 
 /* --- exp ---------------------------------------------------------------------------- */
@@ -223,18 +223,18 @@ static void exp_is_exact_enough(void) {
 }
 
 static const ml_test tests[] = {
-    { "group_of_eight", group_of_eight },
-    { "pieces_count_once", pieces_count_once },
-    { "equal_rewards_are_zero", equal_rewards_are_zero },
-    { "pieces_must_agree", pieces_must_agree },
-    { "reinforce_on_paper", reinforce_on_paper },
-    { "gae_skips_what_is_masked", gae_skips_what_is_masked },
-    { "distillation_on_paper", distillation_on_paper },
-    { "penalty_needs_a_reference", penalty_needs_a_reference },
-    { "whitening_on_paper", whitening_on_paper },
-    { "large_constants_whiten_to_zero", large_constants_whiten_to_zero },
-    { "nothing_trained_is_an_error", nothing_trained_is_an_error },
-    { "exp_is_exact_enough", exp_is_exact_enough },
+    { "GRPO normalises a group of eight as worked out by hand", group_of_eight },
+    { "pieces of one rollout count once in normalisation", pieces_count_once },
+    { "equal rewards normalise to exactly zero", equal_rewards_are_zero },
+    { "pieces of one rollout with two rewards are refused", pieces_must_agree },
+    { "REINFORCE++ returns are those worked out by hand", reinforce_on_paper },
+    { "GAE skips masked tokens", gae_skips_what_is_masked },
+    { "the distillation penalty is the one worked out by hand", distillation_on_paper },
+    { "--kl-coef without reference log-probs is refused", penalty_needs_a_reference },
+    { "whitening gives the numbers worked out by hand", whitening_on_paper },
+    { "whitening a large constant gives zero", large_constants_whiten_to_zero },
+    { "whitening without a trained token is an error", nothing_trained_is_an_error },
+    { "ml_exp is within 4.5e-16 of exp", exp_is_exact_enough },
     { 0 },
 };
 

@@ -103,7 +103,7 @@ static void what_cannot_be_meant_is_said(void) {
     CHECK(run(save, "--fully-async --async-max-concurrent-samples 3", out, sizeof out) ==
           2);
     CHECK(ml_toy_run("train", save, 1, "--fully-async", out, sizeof out) == 2);
-    CHECK_HAS(out, "belong to miles train-async");
+    CHECK_HAS(out, "need miles train-async");
     CHECK(run(save, "--dry-run", out, sizeof out) == 0);
     CHECK_HAS(out, "rollout weights");
 }
@@ -184,7 +184,7 @@ static void a_row_keeps_the_queue(void) {
     CHECK(largest(ml_test_path("row"), "rollout/fully_async/max_staleness") <= 2.0);
     CHECK(run(ml_test_path("bad"), "--custom-async-data-buffer-path a.so:b", out,
               sizeof out) == 2);
-    CHECK_HAS(out, "decides what the queue of --fully-async gives");
+    CHECK_HAS(out, "--custom-async-data-buffer-path needs --fully-async");
 }
 
 enum { CAP = 2000 };
@@ -253,7 +253,7 @@ static void flow_survives_kills(void) {
     ml_kills_tell(&kills);
 }
 
-/* --- the world ---------------------------------------------------------------------- */
+/* --- faults of the machine ---------------------------------------------------------------------- */
 
 /* The size of files is limited so that a snapshot does not fit: what was saved before stays. */
 static void a_full_disk_is_said(void) {
@@ -280,25 +280,29 @@ static void cut_data_is_said(void) {
     ml_toy_run_inputs();
     ml_toy_run_args(args, sizeof args, "train-async", save, 100000,
                     "--eval-interval 1000000 --skip-eval-before-train");
-    snprintf(
-        command, sizeof command,
-        "--version; (sleep 0.5; : >%s) & \"$MILES_UNDER_TEST\"/miles %s 2>&1 | grep cut",
-        data, args);
+    snprintf(command, sizeof command,
+             "--version; (sleep 0.5; : >%s) & \"$MILES_UNDER_TEST\"/miles %s 2>&1 | grep "
+             "truncated",
+             data, args);
     ml_test_miles(out, sizeof out, command);
-    CHECK_HAS(out, "data.jsonl was cut short while it was being read");
+    CHECK_HAS(out, "data.jsonl was truncated while it was mapped");
 }
 
 static const ml_test tests[] = {
-    { "ahead gives the same bytes", ahead_gives_the_same_bytes },
-    { "ahead survives kills", ahead_survives_kills, 300 },
-    { "weights are published now and then", weights_are_published_now_and_then },
-    { "what cannot be meant is said", what_cannot_be_meant_is_said },
-    { "flow can be replayed", flow_can_be_replayed },
-    { "staleness is bounded", staleness_is_bounded },
-    { "a row keeps the queue", a_row_keeps_the_queue },
-    { "flow survives kills", flow_survives_kills, 300 },
-    { "a full disk is said", a_full_disk_is_said },
-    { "cut data is said", cut_data_is_said },
+    { "train-async gives the same bytes for any number of threads",
+      ahead_gives_the_same_bytes },
+    { "train-async kills change no byte of the run", ahead_survives_kills, 300 },
+    { "--update-weights-interval 2 publishes every second round",
+      weights_are_published_now_and_then },
+    { "train-async refuses contradictory flags", what_cannot_be_meant_is_said },
+    { "a fully async run replays from its recording to the same weights",
+      flow_can_be_replayed },
+    { "--fully-async bounds the staleness of samples", staleness_is_bounded },
+    { "a plugin's data buffer chooses which group trains next", a_row_keeps_the_queue },
+    { "fully async kills lose no group and train none twice", flow_survives_kills, 300 },
+    { "a full disk fails the save and keeps the snapshot before it", a_full_disk_is_said },
+    { "prompt data that is truncated during a run ends it with an error",
+      cut_data_is_said },
     { 0 },
 };
 

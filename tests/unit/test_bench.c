@@ -9,7 +9,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "cli/bench_report.h"
+#include "cli/commands/bench_report.h"
 #include "net/http_server.h"
 #include "net/sse.h"
 #include "tests/support/scratch.h"
@@ -172,7 +172,7 @@ static void engine_refusals_are_sentences(void) {
                         "bench engine --model-path " LLAMA " --load-format dummy "
                         "--mem-fraction-static 0.01 --random-input-len 16000000 "
                         "--num-prompts 1 --threads 1") != 0);
-    CHECK_HAS(out, "keys and values");
+    CHECK_HAS(out, "KV cache");
 }
 
 /* ---- a server ---- */
@@ -271,17 +271,17 @@ static void servers_are_measured(void) {
     pid_t pid = start_server(&port);
 
     CHECK(bench_serve(out, sizeof out, port, "--random-output-len 5") == 0);
-    CHECK_HAS(out, "requests completed                                    6");
+    CHECK_HAS(out, "completed requests                                    6");
     CHECK_HAS(out, "prompt tokens                                        48");
-    CHECK_HAS(out, "answer tokens                                        30");
+    CHECK_HAS(out, "response tokens                                      30");
     CHECK(bench_serve(out, sizeof out, port,
                       "--random-output-len 5 --request-rate 200 --max-concurrency 2") == 0);
-    CHECK_HAS(out, "requests completed                                    6");
+    CHECK_HAS(out, "completed requests                                    6");
     CHECK(bench_serve(out, sizeof out, port, "--random-output-len 13") == 3);
     CHECK_HAS(out, "6 of 6 requests failed");
-    CHECK_HAS(out, "answered 503: not today");
+    CHECK_HAS(out, "returned status 503: not today");
     CHECK(bench_serve(out, sizeof out, port, "--random-output-len 14") == 3);
-    CHECK_HAS(out, "answered 401");
+    CHECK_HAS(out, "returned status 401");
     CHECK(bench_serve(out, sizeof out, port, "--random-output-len 14 --api-key k3y") == 0);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
@@ -290,13 +290,13 @@ static void servers_are_measured(void) {
 }
 
 static const ml_test tests[] = {
-    { "made-up loads follow the flags", made_up_loads_follow_the_flags },
-    { "files give prompts and say what is wrong",
+    { "random loads of miles bench follow the flags", made_up_loads_follow_the_flags },
+    { "miles bench reads prompts from a file and names bad rows",
       files_give_prompts_and_say_what_is_wrong },
-    { "report counts and times", report_counts_and_times },
-    { "engine is measured", engine_is_measured },
-    { "engine refusals are sentences", engine_refusals_are_sentences },
-    { "servers are measured", servers_are_measured },
+    { "the report of miles bench counts requests and times", report_counts_and_times },
+    { "miles bench engine measures an engine", engine_is_measured },
+    { "miles bench engine names what it refuses", engine_refusals_are_sentences },
+    { "miles bench serve measures a server", servers_are_measured },
     { 0 },
 };
 

@@ -5,27 +5,27 @@
 #include "rl/builtins.h"
 #include "tests/support/test.h"
 
-typedef struct heard {
+typedef struct received {
     char text[400];
     int n;
-} heard;
+} received;
 
 static void say(miles_turn_out *out, const char *role, const char *text, size_t len) {
-    heard *h = out->to;
+    received *h = out->ctx;
     CHECK(strcmp(role, "tool") == 0);
     snprintf(h->text + strlen(h->text), sizeof h->text - strlen(h->text), "%s%.*s",
              h->n ? "; " : "", (int)len, text);
     h->n++;
 }
 
-static void calculate(heard *h, const char *const *expression, int n) {
+static void calculate(received *h, const char *const *expression, int n) {
     miles_call call[10];
     char arguments[10][300];
     miles_turn_in in = { .size = sizeof in, .call = call, .n_call = n };
-    miles_turn_out out = { .size = sizeof out, .to = h, .say = say };
+    miles_turn_out out = { .size = sizeof out, .ctx = h, .append_message = say };
     miles_error err;
 
-    *h = (heard){ 0 };
+    *h = (received){ 0 };
     for (int i = 0; i < n; i++) {
         snprintf(arguments[i], sizeof arguments[i], "{\"expression\": \"%s\"}",
                  expression[i]);
@@ -55,7 +55,7 @@ static void the_calculator_calculates(void) {
     };
     char deep[201];
     const char *one = deep;
-    heard h;
+    received h;
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         calculate(&h, &cases[i].expression, 1);
@@ -73,7 +73,8 @@ static void the_calculator_calculates(void) {
 }
 
 static const ml_test tests[] = {
-    { "the calculator calculates", the_calculator_calculates },
+    { "the calculator tool evaluates expressions and names errors",
+      the_calculator_calculates },
     { 0 },
 };
 

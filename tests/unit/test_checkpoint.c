@@ -85,15 +85,16 @@ static void shards_are_one_checkpoint(void) {
 static const struct {
     const char *index, *message;
 } broken[] = {
-    { "", ".index.json:1:1: a value was expected" },
-    { "[]", ".index.json: weight_map, an object of tensor and shard names, was expected" },
-    { "{}", "weight_map, an object of tensor and shard names, was expected" },
+    { "", ".index.json:1:1: expected a value" },
+    { "[]", ".index.json: expected weight_map, an object of tensor and shard names" },
+    { "{}", "expected weight_map, an object of tensor and shard names" },
     { "{\"weight_map\": []}", "weight_map, an object" },
     { "{\"weight_map\": {}}", "weight_map, an object" },
-    { MAP("\"a\": 1"), ".index.json:1:22: tensor \"a\" must have the name of a file" },
+    { MAP("\"a\": 1"),
+      ".index.json:1:22: the value of tensor \"a\" must be the name of a file" },
     { MAP("\"a\": \"\""), "without a path" },
     { MAP("\"a\": \"../m-1.safetensors\""),
-      "tensor \"a\" must have the name of a file in the "
+      "the value of tensor \"a\" must be the name of a file in the "
       "same directory, without a path" },
     { MAP("\"a\": \"/etc/passwd\""), "without a path" },
     { MAP("\"a\": \"sub/m-1.safetensors\""), "without a path" },
@@ -104,7 +105,7 @@ static const struct {
       "tensor \"a\" is listed twice" },
     { MAP("\"a\": \"m-1.safetensors\",\"b\": \"m-1.safetensors\",\"c\": "
           "\"m-3.safetensors\""),
-      "shard m-3.safetensors is not in the directory; the download is incomplete" },
+      "shard m-3.safetensors is missing; the download is incomplete" },
     { MAP("\"a\": \"m-1.safetensors\",\"b\": \"m-1.safetensors\",\"x\": "
           "\"m-1.safetensors\""),
       "tensor \"x\" is listed in m-1.safetensors, which does not have it" },
@@ -113,7 +114,7 @@ static const struct {
       "tensor \"a\" is listed in m-2.safetensors, but lies in m-1.safetensors" },
     { MAP("\"a\": \"m-1.safetensors\",\"c\": \"m-2.safetensors\""),
       "shard m-1.safetensors has tensor \"b\", which is not listed" },
-    { MAP("\"a\": \"model.safetensors.index.json\""), "this is no safetensors file" },
+    { MAP("\"a\": \"model.safetensors.index.json\""), "this is not a safetensors file" },
 };
 
 static void broken_indices_are_named(void) {
@@ -130,13 +131,13 @@ static void a_tensor_in_two_shards_is_named(void) {
     put_shard("m-2.safetensors", "bc");
     put(index_file, MAP("\"a\": \"m-1.safetensors\",\"b\": \"m-1.safetensors\","
                         "\"c\": \"m-2.safetensors\""));
-    check_refused("tensor \"b\" lies in both m-1.safetensors and m-2.safetensors");
+    check_refused("tensor \"b\" is in both m-1.safetensors and m-2.safetensors");
 }
 
 static void a_broken_shard_is_named(void) {
     put("m-1.safetensors", "");
     put(index_file, MAP("\"a\": \"m-1.safetensors\""));
-    check_refused("/m-1.safetensors: has 0 bytes");
+    check_refused("/m-1.safetensors has 0 bytes");
 }
 
 static void directories_without_weights_are_named(void) {
@@ -157,20 +158,20 @@ static void directories_without_weights_are_named(void) {
     check_refused("has pytorch_model-00001-of-00002.bin, but neither");
     check_refused("; convert it to safetensors first");
     CHECK(ml_checkpoint_open(&c, ml_test_path("none"), &err) == ML_EIO);
-    CHECK_HAS(err.msg, "/none: cannot be opened: No such file or directory");
+    CHECK_HAS(err.msg, "/none: cannot open: No such file or directory");
     CHECK(ml_checkpoint_open(&c, ml_test_path("config.json"), &err) == ML_EIO);
-    CHECK_HAS(err.msg, "config.json: is not a directory; give the one that holds");
+    CHECK_HAS(err.msg, "config.json is not a directory; expected the directory with");
 }
 
 static void dangling_links_are_named(void) {
     CHECK(!symlink("../blobs/none", ml_test_path("model.safetensors")));
-    check_refused("/model.safetensors: cannot be opened: No such file or directory");
+    check_refused("/model.safetensors: cannot open: No such file or directory");
 }
 
 static const ml_test tests[] = {
-    { "one file is a checkpoint", one_file_is_a_checkpoint },
-    { "shards are one checkpoint", shards_are_one_checkpoint },
-    { "broken indices are named", broken_indices_are_named },
+    { "a checkpoint of one file opens", one_file_is_a_checkpoint },
+    { "a sharded checkpoint opens", shards_are_one_checkpoint },
+    { "a broken shard index is refused with its error", broken_indices_are_named },
     { "a tensor in two shards is named", a_tensor_in_two_shards_is_named },
     { "a broken shard is named", a_broken_shard_is_named },
     { "directories without weights are named", directories_without_weights_are_named },

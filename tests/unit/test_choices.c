@@ -7,36 +7,36 @@
 #include "base/base64.h"
 #include "rl/sample.h"
 #include "tests/support/test.h"
-#include "tests/support/trainee.h"
+#include "tests/support/train_fixture.h"
 
 #define MODEL "tests/golden/data/qwen3_moe"
 
 typedef struct scores {
-    float *logprob[ML_TRAINEE_SAMPLES];
+    float *logprob[ML_TRAIN_FIXTURE_SAMPLES];
 } scores;
 
-static void open_trainee(ml_trainee *t, ml_granularity again) {
-    ml_trainee_opts o = { .dir = MODEL,
-                          .dtype = ML_WEIGHT_F32,
-                          .n_thread = 2,
-                          .trainer = ml_trainee_defaults() };
+static void open_trainee(ml_train_fixture *t, ml_granularity again) {
+    ml_train_fixture_opts o = { .dir = MODEL,
+                                .dtype = ML_WEIGHT_F32,
+                                .n_thread = 2,
+                                .trainer = ml_train_fixture_defaults() };
     o.trainer.replay[ML_ROUTING_EXPERTS] = true;
     o.trainer.recompute.granularity = again;
-    ml_trainee_open(t, &o);
+    ml_train_fixture_open(t, &o);
 }
 
-static int64_t width_of(const ml_trainee *t) {
+static int64_t width_of(const ml_train_fixture *t) {
     return ml_spec_routing_width(&t->spec, ML_ROUTING_EXPERTS);
 }
 
-static int32_t n_expert(const ml_trainee *t) {
+static int32_t n_expert(const ml_train_fixture *t) {
     int32_t i = 0;
     while (t->spec.node[i].op != ML_OP_MOE_ROUTE)
         i++;
     return t->spec.node[i].attr.moe.n_expert;
 }
 
-static scores score(ml_trainee *t, const ml_weights *w) {
+static scores score(ml_train_fixture *t, const ml_weights *w) {
     scores s;
     ml_err err = { 0 };
 
@@ -47,7 +47,7 @@ static scores score(ml_trainee *t, const ml_weights *w) {
     return s;
 }
 
-static bool same(const ml_trainee *t, const scores *a, const scores *b) {
+static bool same(const ml_train_fixture *t, const scores *a, const scores *b) {
     for (int32_t i = 0; i < t->n_sample; i++)
         if (memcmp(a->logprob[i], b->logprob[i],
                    (size_t)t->sample[i].n_response * sizeof(float)) != 0)
@@ -55,14 +55,14 @@ static bool same(const ml_trainee *t, const scores *a, const scores *b) {
     return true;
 }
 
-static void record_all(ml_trainee *t) {
+static void record_all(ml_train_fixture *t) {
     for (int32_t i = 0; i < t->n_sample; i++)
         t->sample[i].routed[ML_ROUTING_EXPERTS].record =
             ML_NEW(&t->arena, int32_t, t->sample[i].n_token * width_of(t));
 }
 
 /* What was recorded is given from now on; `turn` makes other experts of them. */
-static void give_recorded(ml_trainee *t, int32_t turn) {
+static void give_recorded(ml_train_fixture *t, int32_t turn) {
     for (int32_t i = 0; i < t->n_sample; i++) {
         ml_token_routing *c = &t->sample[i].routed[ML_ROUTING_EXPERTS];
         for (int64_t k = 0; k < t->sample[i].n_token * width_of(t); k++)
@@ -73,7 +73,7 @@ static void give_recorded(ml_trainee *t, int32_t turn) {
 
 /* Given back, they change nothing; others are taken, under the trainer's own weights only. */
 static void given_choices_are_taken(void) {
-    ml_trainee t;
+    ml_train_fixture t;
     scores plain, replayed, other, elsewhere;
     ml_weights copy = { 0 };
     ml_err err = { 0 };
@@ -93,7 +93,7 @@ static void given_choices_are_taken(void) {
     elsewhere = score(&t, &copy); /* a reference chooses for itself */
     CHECK(same(&t, &plain, &elsewhere));
     ml_weights_close(&copy);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
 }
 
 /* Cut into micro-batches, and computed again in backward: the same gradients. */
@@ -103,7 +103,7 @@ static void steps_replay_too(void) {
 
     for (int again = 0; again < 2; again++)
         for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-            ml_trainee t;
+            ml_train_fixture t;
             ml_bins bins;
             ml_step_result r;
             ml_err err = { 0 };
@@ -113,13 +113,13 @@ static void steps_replay_too(void) {
             record_all(&t);
             score(&t, NULL);
             give_recorded(&t, 1);
-            bins = ml_trainee_bins(&t, sizes[k]);
+            bins = ml_train_fixture_bins(&t, sizes[k]);
             CHECK(ml_trainer_accumulate(t.trainer,
                                         &(ml_step){ .sample = t.sample,
                                                     .micro = &bins,
                                                     .n_rollout = t.n_sample,
                                                     .denominator = t.n_sample,
-                                                    .loss = ml_trainee_nll },
+                                                    .loss = ml_train_fixture_nll },
                                         &r, &err) == ML_OK);
             g = ml_trainer_grads(t.trainer);
             if (!first) {
@@ -127,12 +127,12 @@ static void steps_replay_too(void) {
                 memcpy(first, g->buf.ptr, g->buf.bytes);
             }
             CHECK(memcmp(first, g->buf.ptr, g->buf.bytes) == 0);
-            ml_trainee_close(&t);
+            ml_train_fixture_close(&t);
         }
     free(first);
 }
 
-static void refused(const ml_trainee *t, const int32_t *row, int64_t width,
+static void refused(const ml_train_fixture *t, const int32_t *row, int64_t width,
                     const char *why) {
     ml_err err = { 0 };
     CHECK(ml_routing_replay_check(&t->spec, ML_ROUTING_EXPERTS, row, 1, width, &err) ==
@@ -141,7 +141,7 @@ static void refused(const ml_trainee *t, const int32_t *row, int64_t width,
 }
 
 static void what_cannot_be_is_refused(void) {
-    ml_trainee t;
+    ml_train_fixture t;
     int64_t width;
     int32_t *row;
 
@@ -152,12 +152,12 @@ static void what_cannot_be_is_refused(void) {
         row[i] = (int32_t)i % t.spec.route[ML_ROUTING_EXPERTS].top_k;
     CHECK(ml_routing_replay_check(&t.spec, ML_ROUTING_EXPERTS, row, 1, width, NULL) ==
           ML_OK);
-    refused(&t, row, width + 1, "were recorded for each token");
+    refused(&t, row, width + 1, "were recorded per token");
     row[width - 1] = 10000;
-    refused(&t, row, width, "the experts of token 0 in layer");
+    refused(&t, row, width, "the recorded experts of token 0 in layer");
     row[width - 1] = row[width - 2];
     refused(&t, row, width, "different ones");
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
 }
 
 /* As a line of JSON and back; a row that is missing comes back as not known. */
@@ -201,12 +201,16 @@ static void base64_is_its_own_inverse(void) {
 }
 
 int main(int argc, char **argv) {
-    static const ml_test tests[] = { { "given choices are taken", given_choices_are_taken },
-                                     { "steps replay too", steps_replay_too },
-                                     { "what cannot be is refused",
-                                       what_cannot_be_is_refused },
-                                     { "samples keep them", samples_keep_them },
-                                     { "base64", base64_is_its_own_inverse },
-                                     { 0 } };
+    static const ml_test tests[] = {
+        { "recorded expert choices are replayed when samples are scored",
+          given_choices_are_taken },
+        { "a train step replays expert choices for any micro-batch and recomputation",
+          steps_replay_too },
+        { "expert choices that the model cannot have made are refused",
+          what_cannot_be_is_refused },
+        { "a sample keeps its expert choices through JSON", samples_keep_them },
+        { "base64 encodes and decodes the RFC's examples", base64_is_its_own_inverse },
+        { 0 }
+    };
     return ml_test_main(argc, argv, tests);
 }

@@ -142,12 +142,12 @@ static void environment(void) {
 
 static void without_effect(void) {
     CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--trust-remote-code"),
-              "--trust-remote-code changes nothing: code from a checkpoint");
+              "--trust-remote-code is ignored: code from a checkpoint");
     CHECK(strcmp(config.hf_checkpoint, "m") == 0);
     check_refused(ML_CMD_SCORE, SCORE "--fp16",
-                  "--fp16 is not offered: nothing is computed");
+                  "--fp16 is not supported: f16 compute is not supported");
     check_refused(ML_CMD_SCORE, SCORE "--quantization=fp8",
-                  "--quantization is not offered");
+                  "--quantization is not supported");
 }
 
 /* Not the first thing alone, and rules between flags with the flags themselves. */
@@ -156,16 +156,16 @@ static void all_at_once(void) {
                   TRAIN "--lr x --use-opd --ref-update-interval 2 --colocate "
                         "--rollout-num-engines 2",
                   "--lr 'x': expected a number");
-    CHECK_HAS(wrong.ptr, "there are no prompts");
-    CHECK_HAS(wrong.ptr, "nothing says when to stop");
+    CHECK_HAS(wrong.ptr, "no prompts: give --prompt-data");
+    CHECK_HAS(wrong.ptr, "--num-rollout or --num-epoch is required");
     CHECK_HAS(wrong.ptr, "--use-opd needs --opd-type");
-    CHECK_HAS(wrong.ptr, "there is no reference without --use-kl-loss");
-    CHECK_HAS(wrong.ptr, "--colocate shares one set of weights");
+    CHECK_HAS(wrong.ptr, "--ref-update-interval needs a reference model");
+    CHECK_HAS(wrong.ptr, "--colocate excludes --rollout-num-engines");
     check_refused(ML_CMD_SCORE,
                   "--input i --fp16 --zzzzzzzzzzzz a b --quantization fp8 stray",
-                  "--fp16 is not offered");
-    CHECK_HAS(wrong.ptr, "there is no flag --zzzzzzzzzzzz");
-    CHECK_HAS(wrong.ptr, "--quantization is not offered");
+                  "--fp16 is not supported");
+    CHECK_HAS(wrong.ptr, "unknown flag --zzzzzzzzzzzz");
+    CHECK_HAS(wrong.ptr, "--quantization is not supported");
     CHECK_HAS(wrong.ptr, "'stray' is not a flag");
     CHECK_HAS(wrong.ptr, "--hf-checkpoint DIR is required");
     CHECK(!ml_test_has(wrong.ptr, "'b'"));
@@ -337,11 +337,11 @@ static void flags_in_a_file(void) {
     write_flags("rollout_stop: [a, --b]\n"); /* a word that looks like a flag */
     check_refused(ML_CMD_TRAIN, words, "--b");
     write_flags("custom_config_path: other.yaml\n");
-    check_refused(ML_CMD_TRAIN, words, "names another such file");
+    check_refused(ML_CMD_TRAIN, words, "names another YAML file");
     write_flags("no_such_flag: 1\n");
-    check_refused(ML_CMD_TRAIN, words, "there is no flag --no-such-flag");
+    check_refused(ML_CMD_TRAIN, words, "unknown flag --no-such-flag");
     write_flags("- 1\n");
-    check_refused(ML_CMD_TRAIN, words, "expected names of flags");
+    check_refused(ML_CMD_TRAIN, words, "expected a mapping of flag names");
     check_refused(ML_CMD_TRAIN, TRAIN "--custom-config-path /no/such.yaml",
                   "/no/such.yaml");
 }
@@ -432,20 +432,20 @@ static void help_is_asked(void) {
 }
 
 static const ml_test tests[] = {
-    { "defaults", defaults },
-    { "spellings", spellings },
-    { "bad values", bad_values },
-    { "byte sizes", byte_sizes },
-    { "lists", lists },
-    { "required", required },
-    { "environment", environment },
-    { "without effect", without_effect },
-    { "all at once", all_at_once },
-    { "rules", rules },
-    { "flags in a file", flags_in_a_file },
-    { "rows and texts", rows_and_texts },
-    { "a launch script", a_launch_script },
-    { "help is asked", help_is_asked },
+    { "flags that are not given have their defaults", defaults },
+    { "values are taken behind a space and behind =", spellings },
+    { "a bad value is refused with what was expected", bad_values },
+    { "byte sizes take decimal and binary units", byte_sizes },
+    { "list flags take several values", lists },
+    { "a missing required flag is named", required },
+    { "environment variables set flags that are not given", environment },
+    { "a flag without effect is warned of or refused", without_effect },
+    { "all errors of a command line are reported at once", all_at_once },
+    { "every rule between flags refuses its example", rules },
+    { "flags of a YAML file stand behind the command line", flags_in_a_file },
+    { "every flag row appears in help, docs and completion", rows_and_texts },
+    { "a launch script of Miles parses and names missing parallelism", a_launch_script },
+    { "--help and --help-all win over other errors", help_is_asked },
     { 0 },
 };
 

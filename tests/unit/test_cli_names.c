@@ -1,16 +1,16 @@
 /* Names of flags: which one counts, other names of the same, names of other programs, models. */
 #include "base/file.h"
-#include "cli/flag_foreign.h"
+#include "cli/flags/flag_foreign.h"
 #include "tests/support/flag_words.h"
 #include "tests/support/scratch.h"
 
 static void wrong_names(void) {
     check_refused(ML_CMD_SCORE, SCORE "--temprature 1", "did you mean --temperature");
     check_refused(ML_CMD_SCORE, "--hf_checkpoint m", "did you mean --hf-checkpoint");
-    check_refused(ML_CMD_SCORE, SCORE "--save-hf o", "it belongs to miles convert");
+    check_refused(ML_CMD_SCORE, SCORE "--save-hf o", "it is a flag of miles convert");
     check_refused(ML_CMD_SCORE, SCORE "--zzzzzzzzzzzz 1", "miles score --help");
-    check_refused(ML_CMD_SCORE, SCORE "--temp 1", "there is no flag --temp");
-    check_refused(ML_CMD_SCORE, SCORE "--no-dtype", "there is no flag --no-dtype");
+    check_refused(ML_CMD_SCORE, SCORE "--temp 1", "unknown flag --temp");
+    check_refused(ML_CMD_SCORE, SCORE "--no-dtype", "unknown flag --no-dtype");
     check_refused(ML_CMD_SCORE, SCORE "stray", "'stray' is not a flag");
     check_refused(ML_CMD_SCORE, SCORE "-t 1", "'-t' is not a flag");
     check_refused(ML_CMD_SCORE, SCORE "--", "is not a flag");
@@ -18,13 +18,13 @@ static void wrong_names(void) {
 
 static void last_one_wins(void) {
     CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--dtype f32 --dtype=bf16"),
-              "--dtype bf16 overrides f32, which is given before it\n");
+              "--dtype bf16 overrides f32, given earlier\n");
     CHECK(config.dtype == ML_DTYPE_BF16);
     CHECK_HAS(log_of(ML_CMD_SCORE, SCORE "--stats --no-stats"),
-              "--no-stats overrides --stats, which is given before it\n");
+              "--no-stats overrides --stats, given earlier\n");
     CHECK(!config.score.stats);
     CHECK_HAS(log_of(ML_CMD_ROUTER, "--worker-urls a b --port 1 --worker-urls c d e"),
-              "--worker-urls c d e overrides a b, which");
+              "--worker-urls c d e overrides a b, given earlier");
     CHECK(config.router.worker_urls.n == 3 && config.router.port == 1);
     CHECK(strcmp(config.router.worker_urls.word[0], "c") == 0);
     CHECK(!*log_of(ML_CMD_SCORE, SCORE "--threads 2 --threads 2 --stats --stats"));
@@ -52,7 +52,7 @@ static void same_flag_by_other_names(void) {
                              (int)cmds[i], names[k]);
         }
     CHECK_HAS(log_of(ML_CMD_SERVE, "--model-path a --hf-checkpoint b"),
-              "--hf-checkpoint b overrides --model-path a, which is given before it");
+              "--hf-checkpoint b overrides --model-path a, given earlier");
     CHECK(strcmp(config.hf_checkpoint, "b") == 0);
     CHECK(parse(ML_CMD_SERVE, "--model m --chat-template-path t --dtype bfloat16") ==
           ML_OK);
@@ -90,7 +90,7 @@ static void names_of_others(void) {
         { ML_CMD_TRAIN, "--beta .1", "--kl-loss-coef; it needs --use-kl-loss" },
         { ML_CMD_TRAIN, "--model_name_or_path m", "calls this --hf-checkpoint" },
         { ML_CMD_SERVE, "--learning-rate 1",
-          "miles train calls this --lr, and miles serve has none" },
+          "miles train calls this --lr; miles serve has no such flag" },
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -111,10 +111,10 @@ static void models_that_are_no_directories(void) {
         CHECK_HAS(wrong.ptr, "`--model-path ./Qwen3-0.6B`");
     }
     check_refused(ML_CMD_SERVE, "Qwen/Qwen3-0.6B --port 1",
-                  "'Qwen/Qwen3-0.6B' is not a flag: flags begin with two dashes, and the "
+                  "'Qwen/Qwen3-0.6B' is not a flag: flags begin with --, and the "
                   "model is given by --model-path");
     check_refused(ML_CMD_TRAIN, "--ref-load HuggingFaceTB/SmolLM2-135M-Instruct",
-                  "--ref-load 'HuggingFaceTB/SmolLM2-135M-Instruct': there is no such");
+                  "--ref-load 'HuggingFaceTB/SmolLM2-135M-Instruct': no such");
     check_refused(ML_CMD_SCORE, "--hf-checkpoint models/q8.GGUF --input i --output o",
                   "gguf_file='q8.GGUF').save_pretrained('q8')");
     CHECK_HAS(wrong.ptr, "hf download OWNER/q8 --local-dir q8");
@@ -143,12 +143,12 @@ static void pointers_lead_somewhere(void) {
 }
 
 static const ml_test tests[] = {
-    { "wrong names", wrong_names },
-    { "the last one wins", last_one_wins },
-    { "the same flag by other names", same_flag_by_other_names },
-    { "names of others", names_of_others },
-    { "models that are no directories", models_that_are_no_directories },
-    { "pointers lead somewhere", pointers_lead_somewhere },
+    { "an unknown flag gets the nearest known one suggested", wrong_names },
+    { "the last of a repeated flag wins with a warning", last_one_wins },
+    { "every command takes the aliases of the model flags", same_flag_by_other_names },
+    { "flags of TRL and vLLM are answered with ours", names_of_others },
+    { "a model id gets the command that downloads it", models_that_are_no_directories },
+    { "every suggested flag exists and has an effect", pointers_lead_somewhere },
     { 0 },
 };
 

@@ -43,7 +43,7 @@ static void the_command_refuses(void) {
         { "{\"samples\": [{\"reward\": 1, \"rewrad\": 1}]}", "does not know it" },
         { "{\"samples\": [{\"reward\": 1, \"log_probs\": [1], \"entropy\": []}]}",
           "as long as the sample's other arrays" },
-        { "{\"samples\": [{\"log_probs\": [1]}]}", "advantages are made from it" },
+        { "{\"samples\": [{\"log_probs\": [1]}]}", "advantages are computed from it" },
         { "{\"samples\": [{\"reward\": 1, \"log_probs\": [1]}]}", "needs old_log_probs" },
         { "{\"samples\": [{\"reward\": 1, \"loss_mask\": [2]}]}", "an array of 0 and 1" },
         { "{\"samples\": [{\"reward\": \"x\"}]}", "a number" },
@@ -79,9 +79,9 @@ static void a_plugin_works_the_same(void) {
 }
 
 static const ml_test tests[] = {
-    { "the_command_answers", the_command_answers },
-    { "the_command_refuses", the_command_refuses },
-    { "a_plugin_works_the_same", a_plugin_works_the_same },
+    { "miles loss answers with advantages, loss and gradients", the_command_answers },
+    { "miles loss names what is wrong with a batch", the_command_refuses },
+    { "miles loss computes with a plugin's rows", a_plugin_works_the_same },
     { 0 },
 };
 

@@ -77,10 +77,10 @@ static void failures(void) {
 }
 
 static const ml_test tests[] = {
-    { "one rank", one_rank },
-    { "collectives are the identity", collectives_are_the_identity },
-    { "rows to itself", rows_to_itself },
-    { "failures", failures },
+    { "a communicator of one rank has rank 0 of 1", one_rank },
+    { "collectives of one rank copy their input", collectives_are_the_identity },
+    { "alltoallv of one rank moves its own rows", rows_to_itself },
+    { "agree returns the worst status of all ranks", failures },
     { 0 },
 };
 

@@ -1,7 +1,7 @@
 /* Conversations in the form that templates take: messages, tool calls, tools. */
 #include <string.h>
 
-#include "rl/conversation.h"
+#include "text/chat/conversation.h"
 #include "tests/support/json_text.h"
 #include "tests/support/test.h"
 
@@ -75,14 +75,14 @@ static void normal_tools(void) {
           "[{\"type\":\"function\",\"function\":{\"description\":null,\"name\":\"g\","
           "\"parameters\":null,\"strict\":false}}]",
           true },
-        { "[1]", "a tool is a number without the name of a function", false },
-        { "[{\"function\":{}}]", "a tool is an object without the name", false },
-        { "[{\"function\":[]}]", "a tool is an array without the name", false },
-        { "[{\"name\":1}]", "a tool's name is a number", false },
-        { "[{\"name\":\"f\",\"strict\":null}]", "a tool's strict is null", false },
-        { "[{\"name\":\"f\",\"description\":{}}]", "a tool's description is an object",
+        { "[1]", "a tool is a number without a function name", false },
+        { "[{\"function\":{}}]", "a tool is an object without a function name", false },
+        { "[{\"function\":[]}]", "a tool is an array without a function name", false },
+        { "[{\"name\":1}]", "the name of a tool is a number", false },
+        { "[{\"name\":\"f\",\"strict\":null}]", "the strict of a tool is null", false },
+        { "[{\"name\":\"f\",\"description\":{}}]", "the description of a tool is an object",
           false },
-        { "[{\"function\":{\"name\":\"f\"},\"type\":1}]", "a tool's type is a number",
+        { "[{\"function\":{\"name\":\"f\"},\"type\":1}]", "the type of a tool is a number",
           false },
     };
 
@@ -107,8 +107,8 @@ static void normal_tools(void) {
 }
 
 static const ml_test tests[] = {
-    { "normal_messages", normal_messages },
-    { "normal_tools", normal_tools },
+    { "messages of a conversation are normalised for templates", normal_messages },
+    { "tools of a conversation are normalised for templates", normal_tools },
     { 0 },
 };
 

@@ -32,7 +32,7 @@ static void unknown_level_names_the_known_ones(void) {
     ml_err err;
     CHECK(ml_backend_cpu_open(&b, 1, "sse9", &err) == ML_EUSAGE);
     CHECK_HAS(err.msg, "\"sse9\"");
-    CHECK_HAS(err.msg, ": c");
+    CHECK_HAS(err.msg, "it supports c");
     ml_backend_close(&b); /* of one that did not open: nothing */
 }
 
@@ -110,13 +110,15 @@ static void sealed_memory_cannot_grow(void) {
 }
 
 static const ml_test tests[] = {
-    { "levels_open_by_name", levels_open_by_name },
-    { "unknown_level_names_the_known_ones", unknown_level_names_the_known_ones },
-    { "bad_thread_count_is_refused", bad_thread_count_is_refused },
-    { "memory_is_zeroed_aligned_and_copied", memory_is_zeroed_aligned_and_copied },
-    { "too_much_memory_is_refused_with_the_size",
+    { "every CPU level opens by its name", levels_open_by_name },
+    { "an unknown CPU level is refused with the known ones",
+      unknown_level_names_the_known_ones },
+    { "a backend with 0 threads is refused", bad_thread_count_is_refused },
+    { "device memory is zeroed, aligned and copied both ways",
+      memory_is_zeroed_aligned_and_copied },
+    { "an allocation that is too large is refused with its size",
       too_much_memory_is_refused_with_the_size },
-    { "sealed_memory_cannot_grow", sealed_memory_cannot_grow },
+    { "sealed device memory cannot grow", sealed_memory_cannot_grow },
     { 0 },
 };
 

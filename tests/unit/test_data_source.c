@@ -1,7 +1,7 @@
 /* The order in which prompts are handed out, and how it is saved. */
 #include <string.h>
 
-#include "rl/data_source.h"
+#include "rl/data/data_source.h"
 #include "tests/support/log_text.h"
 #include "tests/support/must.h"
 #include "tests/support/scratch.h"
@@ -39,7 +39,7 @@ static void source_options(void) {
     CHECK_HAS(err.msg, "0 samples per prompt");
     o = (ml_data_source_opts){ .seed = INT64_MIN, .n_samples_per_prompt = 1 };
     CHECK(ml_data_source_new(&s, NULL, &o, &err) == ML_EUSAGE);
-    CHECK_HAS(err.msg, "the seed -9223372036854775808");
+    CHECK_HAS(err.msg, "shuffle seed -9223372036854775808");
 }
 
 /* Groups out of epoch 1 with seed 42 are those of random.Random(43). */
@@ -133,12 +133,12 @@ static void loads_states(void) {
     static const struct {
         const char *state, *message;
     } bad[] = {
-        { "", "state.json:1:1: a value was expected" },
+        { "", "state.json:1:1: expected a value" },
         { "[]", "\"sample_offset\" of the data source's state is missing" },
         { "{\"sample_offset\": -1}",
           "\"sample_offset\" of the data source's state is out of range" },
         { "{\"sample_offset\": 1.0}", "is out of range" },
-        { "{\"sample_offset\": \"1\"}", "is a string; a count was expected" },
+        { "{\"sample_offset\": \"1\"}", "is a string; expected a count" },
         { "{\"sample_offset\": 1, \"epoch_id\": 4611686018427387904}", "\"epoch_id\"" },
         { "{\"sample_offset\": 1, \"epoch_id\": 2, \"sample_group_index\": 3, "
           "\"sample_index\": 4, "
@@ -153,7 +153,7 @@ static void loads_states(void) {
 
     ml_log_to_text(&log);
     CHECK(!ml_data_source_load(s, ml_str_of(good), "state.json", &err));
-    CHECK_HAS(log.ptr, "state.json: was saved with 8 prompts, now there are 3");
+    CHECK_HAS(log.ptr, "state.json: saved with 8 prompts, but the data now has 3");
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         CHECK(ml_data_source_load(s, ml_str_of(bad[i].state), "state.json", &err));
         CHECK_HAS(err.msg, bad[i].message);
@@ -171,12 +171,12 @@ static void loads_states(void) {
 }
 
 static const ml_test tests[] = {
-    { "source_options", source_options },
-    { "epochs", epochs },
-    { "gives_back", gives_back },
-    { "goes_without_data", goes_without_data },
-    { "resumes_anywhere", resumes_anywhere },
-    { "loads_states", loads_states },
+    { "a data source with bad options is refused", source_options },
+    { "each epoch is shuffled as Miles shuffles it", epochs },
+    { "groups that are given back come first", gives_back },
+    { "a data source without data gives numbered groups", goes_without_data },
+    { "a restored data source continues after any request", resumes_anywhere },
+    { "a data source loads Miles' states and refuses broken ones", loads_states },
     { 0 },
 };
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/dataset.h"
+#include "rl/data/dataset.h"
 #include "tests/support/json_text.h"
 #include "tests/support/log_text.h"
 #include "tests/support/scratch.h"
@@ -109,28 +109,28 @@ static void reads_other_keys(void) {
 static void refuses_options(void) {
     ml_dataset_opts good = opts_for("{\"input\": \"x\"}\n"), o = { 0 };
 
-    refuses(&o, "no file of prompts");
+    refuses(&o, "no prompt data");
     o = good;
     o.multimodal_keys = "{}";
-    refuses(&o, "images, video and audio are not offered");
+    refuses(&o, "images, video and audio are not supported");
     o = good;
     o.label_key = "";
     refuses(&o, "the label key of the prompt data is empty");
     o = good;
     o.max_prompt_len = -1;
-    refuses(&o, "a longest prompt of -1 tokens");
+    refuses(&o, "the maximum prompt length is -1");
     o = good;
     o.template_kwargs = "[]";
-    refuses(&o, "the arguments of the chat template are an array");
+    refuses(&o, "the chat template's arguments are an array");
     o = good;
     o.template_kwargs = "{";
     refuses(&o, "arguments of the chat template:1:2:");
     o = good;
     o.path = ml_test_path("none.jsonl");
-    refuses(&o, "none.jsonl: cannot be opened");
+    refuses(&o, "none.jsonl: cannot open");
     o = good;
     o.path = "x.parquet";
-    refuses(&o, "parquet is not read");
+    refuses(&o, "parquet is not supported");
 }
 
 /* Bad rows on line 3, behind a good row and a blank line. */
@@ -138,19 +138,19 @@ static void names_bad_rows(void) {
     static const struct {
         const char *row, *message;
     } cases[] = {
-        { "{\"input\": \"x\"", "prompts.jsonl:3:14: ',' or '}' was expected" },
-        { "[1]", "prompts.jsonl:3: the row is an array; an object was expected" },
+        { "{\"input\": \"x\"", "prompts.jsonl:3:14: expected ',' or '}'" },
+        { "[1]", "prompts.jsonl:3: the row is an array; expected an object" },
         { "{\"text\": \"x\", \"l\": 1}", "prompts.jsonl:3: the row has no field \"input\" "
                                          "for the prompt; its first field is "
                                          "\"text\"" },
         { "{}", "prompts.jsonl:3: the row has no field \"input\"" },
         { "{\"input\": 5, \"l\": 1}",
-          "prompts.jsonl:3: the prompt \"input\" is a number; a string or" },
+          "prompts.jsonl:3: the prompt \"input\" is a number; expected a string or" },
         { "{\"input\": [], \"l\": 1}", "prompts.jsonl:3: the prompt \"input\": is empty" },
         { "{\"input\": [\"x\"], \"l\": 1}", "message 0 is a string" },
         { "{\"input\": [{\"role\": \"user\"}, {\"content\": \"x\"}], \"l\": 1}",
-          "message 1: its role is missing" },
-        { "{\"input\": [{\"role\": 1}], \"l\": 1}", "message 0: its role is a number" },
+          "message 1: role is missing" },
+        { "{\"input\": [{\"role\": 1}], \"l\": 1}", "message 0: role is a number" },
         { "{\"input\": \"x\"}", "prompts.jsonl:3: the row has no label \"l\"" },
         { "{\"input\": \"x\", \"l\": 1, \"metadata\": \"m\"}",
           "the metadata \"metadata\" is a string" },
@@ -159,7 +159,7 @@ static void names_bad_rows(void) {
         { "{\"input\": \"x\", \"l\": 1, \"tools\": \"[\"}", "prompts.jsonl:3: tools:1:2:" },
         { "{\"input\": \"x\", \"l\": 1, \"tools\": \"1\"}",
           "the tools \"tools\" are a number" },
-        { "{\"input\": \"x\", \"l\": NaN}", "prompts.jsonl:3:21: a value was expected" },
+        { "{\"input\": \"x\", \"l\": NaN}", "prompts.jsonl:3:21: expected a value" },
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -194,8 +194,8 @@ static void skips_and_says_so(void) {
     CHECK(opens(&ds, &o));
     CHECK(ds.rows.n == 2 && ds.n_bad == 3);
     CHECK(ds.bad_line[0] == 1 && ds.bad_line[1] == 4 && ds.bad_line[2] == 6);
-    CHECK_HAS(log.ptr, "3 bad rows are skipped, on lines 1, 4, 6; the first: ");
-    CHECK_HAS(log.ptr, "prompts.jsonl:1:1: a value was expected, 'x' found");
+    CHECK_HAS(log.ptr, "skipped 3 invalid rows, on lines 1, 4, 6; the first: ");
+    CHECK_HAS(log.ptr, "prompts.jsonl:1:1: expected a value, found 'x'");
     CHECK(!ml_dataset_prompt(&p, &ds, 1, &a, &err) && ml_str_is(p.text, "b"));
     ml_dataset_close(&ds);
     ml_arena_release(&a);
@@ -205,11 +205,11 @@ static void skips_and_says_so(void) {
 static void refuses_emptiness(void) {
     ml_dataset_opts o = opts_for("\n\n");
 
-    refuses(&o, "no prompt is left: of 0 rows 0 are bad and 0 too long");
+    refuses(&o, "no usable prompt: of 0 rows, 0 are invalid and 0 too long");
     o = opts_for("1\n2\n{\"input\": \"longer\"}\n");
     o.skip_bad_rows = true;
     o.max_prompt_len = 5;
-    refuses(&o, "no prompt is left: of 3 rows 2 are bad and 1 too long");
+    refuses(&o, "no usable prompt: of 3 rows, 2 are invalid and 1 too long");
 }
 
 static void slices_and_checks_only_these(void) {
@@ -239,7 +239,7 @@ static void drops_long_prompts(void) {
     o.max_prompt_len = 4;
     CHECK(opens(&ds, &o));
     CHECK(ds.rows.n == 3 && ds.n_long == 1 && ds.n_unmeasured == 1);
-    CHECK_HAS(log.ptr, "1 of 4 prompts are longer than 4 tokens");
+    CHECK_HAS(log.ptr, "skipped 1 of 4 prompts with more than 4 tokens");
     CHECK_HAS(log.ptr, "1 prompts are lists of messages");
     CHECK(!ml_dataset_prompt(&p, &ds, 1, &a, &err) && p.messages);
     ml_dataset_close(&ds);
@@ -302,8 +302,8 @@ static void tools_the_template_lacks(void) {
     ml_dataset_close(&ds);
     o.text.render = show_no_tools;
     CHECK(opens(&ds, &o));
-    CHECK_HAS(log.ptr, "prompts.jsonl:2: the row has tools in \"tools\", and the chat "
-                       "template writes none of them");
+    CHECK_HAS(log.ptr, "prompts.jsonl:2: the row has tools in \"tools\", but the chat "
+                       "template ignores them");
     CHECK(!strstr(log.ptr, "prompts.jsonl:3:"));
     ml_dataset_close(&ds);
     log.len = 0;
@@ -365,18 +365,19 @@ static void threads_change_nothing(void) {
 }
 
 static const ml_test tests[] = {
-    { "reads_fields", reads_fields },
-    { "reads_other_keys", reads_other_keys },
-    { "refuses_options", refuses_options },
-    { "names_bad_rows", names_bad_rows },
-    { "skips_and_says_so", skips_and_says_so },
-    { "refuses_emptiness", refuses_emptiness },
-    { "slices_and_checks_only_these", slices_and_checks_only_these },
-    { "drops_long_prompts", drops_long_prompts },
-    { "tools_the_template_lacks", tools_the_template_lacks },
-    { "applies_the_template", applies_the_template },
-    { "templates_may_refuse", templates_may_refuse },
-    { "threads_change_nothing", threads_change_nothing },
+    { "rows give prompt, label, metadata and tools", reads_fields },
+    { "rows are read by the keys that are set", reads_other_keys },
+    { "a data set with bad options is refused", refuses_options },
+    { "a bad row is named with file and line", names_bad_rows },
+    { "skipped bad rows are counted and their lines reported", skips_and_says_so },
+    { "a data set without a usable row is refused", refuses_emptiness },
+    { "a slice checks its own rows alone", slices_and_checks_only_these },
+    { "prompts over --rollout-max-prompt-len are dropped and counted", drops_long_prompts },
+    { "tools that the template does not write are warned of once",
+      tools_the_template_lacks },
+    { "the chat template renders strings and messages", applies_the_template },
+    { "a template's error carries the row's line", templates_may_refuse },
+    { "a data set has the same rows for any number of threads", threads_change_nothing },
     { 0 },
 };
 

@@ -87,7 +87,7 @@ static void an_end_after_some_rounds(void) {
         sentinel);
     CHECK(run("a", 5) == 0);
     CHECK(!ml_test_has(out, "rollout 2, step"));
-    CHECK_HAS(out, "rollout 1: to \"");
+    CHECK_HAS(out, "rollout 1: prompt \"");
     CHECK_HAS(out, "weight_sync: version 3, hash ");
     CHECK(access(sentinel, F_OK) != 0);
     CHECK(access(ml_test_path("a/iter_0000000"), F_OK) == 0);
@@ -109,11 +109,11 @@ static void rounds_as_text(void) {
              ml_test_path("dump"));
     CHECK(run("b", 1) == 0);
     CHECK(ml_test_miles(out, sizeof out, "inspect --run nowhere") == 1);
-    CHECK_HAS(out, "there is no store");
+    CHECK_HAS(out, "no run.db found");
     snprintf(command, sizeof command, "inspect %s --tokens --limit 2", ml_test_path("b"));
     CHECK(ml_test_miles(out, sizeof out, command) == 0);
     CHECK_HAS(out, "rollout 0, sample 0 of group 0: reward ");
-    CHECK_HAS(out, "place  mask   log-prob  version   token");
+    CHECK_HAS(out, "index  mask   log-prob  version   token");
     CHECK(!ml_test_has(out, "sample 2 of"));
 }
 
@@ -135,7 +135,7 @@ static void text_of_others_is_harmless(void) {
     ml_text_release(&t);
     snprintf(more, sizeof more, "--rm-type random");
     CHECK(run("a", 2) == 0);
-    CHECK_HAS(out, "; the label is \"\\u202eright\\x9b2J");
+    CHECK_HAS(out, ", label \"\\u202eright\\x9b2J");
     CHECK(!strstr(out, "\xe2\x80\xae") && !strstr(out, "\xc2\x9b"));
     CHECK(!strstr(out, "\\xe6") && ml_utf8_valid(ml_str_of(out)) == strlen(out));
     snprintf(command, sizeof command, "inspect %s --limit 2", ml_test_path("a"));
@@ -168,13 +168,16 @@ static void what_changes_the_run(void) {
 }
 
 static const ml_test tests[] = {
-    { "hashes tell runs apart", hashes_tell_runs_apart },
-    { "a run is held against another", a_run_is_held_against_another },
-    { "figures must come to something", figures_must_come_to_something },
-    { "an end after some rounds", an_end_after_some_rounds },
-    { "rounds as text", rounds_as_text },
-    { "text of others is harmless", text_of_others_is_harmless },
-    { "what changes the run", what_changes_the_run },
+    { "--debug-determinism hashes are equal for equal runs alone", hashes_tell_runs_apart },
+    { "--ci-load-grad-norm finds a run that differs from its recording",
+      a_run_is_held_against_another },
+    { "--ci-metric-checker-threshold fails a run below it",
+      figures_must_come_to_something },
+    { "--debug-exit-after-rollout ends a run with a snapshot", an_end_after_some_rounds },
+    { "--dump-details writes rounds that load again", rounds_as_text },
+    { "control characters of prompts and labels reach no terminal",
+      text_of_others_is_harmless },
+    { "--debug-disable-optimizer leaves the weights as they are", what_changes_the_run },
     { 0 },
 };
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "tests/support/test.h"
-#include "text/detok.h"
+#include "text/tokenizer/detok.h"
 
 static ml_str str(const ml_text *t) {
     return (ml_str){ t->ptr ? t->ptr : "", t->len };
@@ -160,14 +160,17 @@ static void text_is_held_no_longer_than_needed(void) {
 }
 
 static const ml_test tests[] = {
-    { "byte-level waits for whole characters", byte_level_waits_for_whole_characters, 0 },
-    { "byte fallback waits for its run", byte_fallback_waits_for_its_run, 0 },
-    { "strip works on the whole text", strip_works_on_the_whole_text, 0 },
-    { "metaspace drops the first mark", metaspace_drops_the_first_mark, 0 },
-    { "special and unknown ids count for nothing",
+    { "byte-level decoding waits for whole characters",
+      byte_level_waits_for_whole_characters, 0 },
+    { "byte fallback waits for its whole run of bytes", byte_fallback_waits_for_its_run,
+      0 },
+    { "the Strip decoder works on the whole text", strip_works_on_the_whole_text, 0 },
+    { "the Metaspace decoder drops the first mark", metaspace_drops_the_first_mark, 0 },
+    { "special and unknown ids decode to nothing",
       special_and_unknown_ids_count_for_nothing, 0 },
     { "stop strings are found across pieces", stop_strings_are_found_across_pieces, 0 },
-    { "text is held no longer than needed", text_is_held_no_longer_than_needed, 0 },
+    { "text that could begin a stop string is held no longer than needed",
+      text_is_held_no_longer_than_needed, 0 },
     { 0 },
 };
 

@@ -116,9 +116,9 @@ static void half_removed(void) {
 }
 
 static const ml_test tests[] = {
-    { "all file systems", all_file_systems },
-    { "killed anywhere", killed_anywhere },
-    { "half removed", half_removed },
+    { "a directory is replaced on file systems without RENAME_EXCHANGE", all_file_systems },
+    { "a process killed during a replacement leaves a whole directory", killed_anywhere },
+    { "what is left of a replaced directory is removed on recovery", half_removed },
     { 0 },
 };
 

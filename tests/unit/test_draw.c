@@ -239,14 +239,16 @@ static void levels_and_threads_give_the_same_bits(void) {
 }
 
 static const ml_test tests[] = {
-    { "log-prob has the LM head's bits", logprob_has_the_lm_heads_bits },
-    { "greedy takes the lowest of equals", greedy_takes_the_lowest_of_equals },
+    { "a draw's log-prob has the bits of the LM head", logprob_has_the_lm_heads_bits },
+    { "greedy decoding takes the lowest id of equal logits",
+      greedy_takes_the_lowest_of_equals },
     { "penalties change the drawing distribution",
       penalties_change_the_drawing_distribution },
-    { "bias and bans decide draws", bias_and_bans_decide_draws },
-    { "rows with infinities and NaNs have a rule",
+    { "logit bias and banned tokens decide draws", bias_and_bans_decide_draws },
+    { "logits with infinities and NaNs draw by a fixed rule",
       rows_with_infinities_and_nans_have_a_rule },
-    { "levels and threads give the same bits", levels_and_threads_give_the_same_bits },
+    { "draws are the same bits for every level and thread count",
+      levels_and_threads_give_the_same_bits },
     { 0 },
 };
 

@@ -224,10 +224,11 @@ static void samples_and_positions_have_their_own_draws(void) {
 }
 
 static const ml_test tests[] = {
-    { "filters agree with the reference", filters_agree_with_the_reference },
-    { "all-equal rows keep the lowest ids", all_equal_rows_keep_the_lowest_ids },
+    { "top-k, top-p and min-p keep the tokens of the f64 reference",
+      filters_agree_with_the_reference },
+    { "top-k of equal logits keeps the lowest ids", all_equal_rows_keep_the_lowest_ids },
     { "draws follow the distribution", draws_follow_the_distribution },
-    { "samples and positions have their own draws",
+    { "each sample and position has its own random draw",
       samples_and_positions_have_their_own_draws },
     { 0 },
 };

@@ -98,18 +98,18 @@ static void failures_are_named(void) {
     ml_err err;
 
     CHECK(ml_file_map(&f, ml_test_path("none"), &err) == ML_EIO);
-    CHECK_HAS(err.msg, "/none: cannot be opened: No such file or directory");
+    CHECK_HAS(err.msg, "/none: cannot open: No such file or directory");
     CHECK(ml_file_map(&f, ml_test_dir(), &err) == ML_EIO);
-    CHECK_HAS(err.msg, "is a directory; a regular file was expected");
+    CHECK_HAS(err.msg, "is a directory; expected a regular file");
     CHECK(!mkfifo(ml_test_path("pipe"), 0600));
     CHECK(ml_file_map(&f, ml_test_path("pipe"), &err) == ML_EIO);
     CHECK_HAS(err.msg, "a device or pipe");
     ml_file_unmap(&f);
     CHECK(ml_out_open(&o, ml_test_path("no/such/dir"), &err) == ML_EIO);
-    CHECK_HAS(err.msg, "cannot be created: No such file or directory");
+    CHECK_HAS(err.msg, "cannot create: No such file or directory");
     ml_out_abort(&o);
     CHECK(ml_file_replace(ml_test_dir(), ml_str_of("x"), &err) == ML_EIO);
-    CHECK_HAS(err.msg, "the new file cannot be given its name");
+    CHECK_HAS(err.msg, "the new file cannot be renamed");
 }
 
 static void a_full_disk_leaves_no_trace(void) {
@@ -120,7 +120,7 @@ static void a_full_disk_leaves_no_trace(void) {
     CHECK(!ml_out_open(&o, ml_test_path("x"), &err));
     CHECK(dup2(full, o.fd) == o.fd);
     CHECK(ml_out_write(&o, 7, ml_str_of("data"), &err) == ML_EIO);
-    CHECK_HAS(err.msg, "4 bytes at 7 cannot be written: No space left on device");
+    CHECK_HAS(err.msg, "cannot write 4 bytes at 7: No space left on device");
     ml_out_abort(&o);
     close(full);
     CHECK(n_entries() == 0);
@@ -171,11 +171,12 @@ static void forgotten_bytes_leave_memory_and_come_back(void) {
 static const ml_test tests[] = {
     { "a written file reads back", a_written_file_reads_back },
     { "a new file obeys the umask", a_new_file_obeys_the_umask },
-    { "pieces come in any order", pieces_come_in_any_order },
-    { "abort leaves the old file", abort_leaves_the_old_file },
-    { "failures are named", failures_are_named },
-    { "a full disk leaves no trace", a_full_disk_leaves_no_trace },
-    { "forgotten bytes leave memory", forgotten_bytes_leave_memory_and_come_back },
+    { "pieces of a file are written in any order", pieces_come_in_any_order },
+    { "an aborted write leaves the old file", abort_leaves_the_old_file },
+    { "file errors name the file and the cause", failures_are_named },
+    { "a write that fails on a full disk leaves no file", a_full_disk_leaves_no_trace },
+    { "a mapped file's forgotten pages leave resident memory",
+      forgotten_bytes_leave_memory_and_come_back },
     { 0 },
 };
 

@@ -90,8 +90,8 @@ static void groups_of_a_container(void) {
     CHECK(ml_host_memory_left(ml_test_dir()) == 2 * G);
 }
 
+#if !ML_TEST_SANITIZED /* a sanitizer reserves more address space than the limit */
 static void address_space(void) {
-#if !ML_TEST_SANITIZED
     size_t used = ml_host_memory_number("/proc/self/status", "VmSize:") * 1024, left;
     struct rlimit limit = { used + G / 4, used + G / 4 };
 
@@ -99,15 +99,17 @@ static void address_space(void) {
     CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
     left = ml_host_memory_left(ml_test_dir());
     CHECK(left <= G / 4 && left >= G / 8);
-#endif
 }
+#endif
 
 static const ml_test tests[] = {
-    { "no groups", no_groups },
-    { "nested groups, v2", nested_groups_v2 },
-    { "nested groups, v1", nested_groups_v1 },
-    { "groups of a container", groups_of_a_container },
-    { "address space", address_space },
+    { "without cgroups the available memory is the machine's", no_groups },
+    { "the tightest cgroup v2 around the process bounds memory", nested_groups_v2 },
+    { "the tightest cgroup v1 around the process bounds memory", nested_groups_v1 },
+    { "a container's cgroup bounds memory", groups_of_a_container },
+#if !ML_TEST_SANITIZED
+    { "a limit on address space bounds the memory that is left", address_space },
+#endif
     { 0 },
 };
 

@@ -10,7 +10,7 @@
 
 #include "net/http_client.h"
 #include "net/http_server.h"
-#include "tests/support/http_site.h"
+#include "tests/support/http_fixture.h"
 #include "tests/support/test.h"
 
 typedef struct fetch {
@@ -64,7 +64,7 @@ typedef struct pair {
     ml_http_server *server;
     ml_http_client *client;
     ml_http_call *held; /* that is never answered */
-    int n_gone;
+    int n_held, n_gone;
     char base[64];
 } pair;
 
@@ -100,6 +100,7 @@ static void handle(void *ud, ml_http_call *c) {
         ml_http_reply(c, 204, NULL, ml_str_of(""));
     else if (ml_str_is(path, "/hold") || ml_str_is(path, "/drip")) {
         p->held = c;
+        p->n_held++;
         if (ml_str_is(path, "/drip"))
             ml_http_begin(c, 200, NULL);
         ml_http_on_gone(c, held_gone, p);
@@ -237,7 +238,7 @@ static void errors(void) {
     CHECK_HAS(f.err.msg, "refused");
     fetch_now(p, &g, "GET", "/hold", "");
     CHECK(g.failed);
-    CHECK_HAS(g.err.msg, "silent for 0.3 s");
+    CHECK_HAS(g.err.msg, "sent nothing for 0.3 s");
     fetch_now(p, &h, "GET", "/abort", "");
     CHECK(h.failed && h.n_done == 1);
     fetch_now(p, &k, "GET", "http://no-such-host.invalid:1/", "");
@@ -255,24 +256,27 @@ static void stop_soon(void *ud) {
     ml_loop_stop(((pair *)ud)->loop);
 }
 
+/* Runs the loop until *counter is n, for some seconds at most. */
+static bool becomes(pair *p, const int *counter, int n) {
+    for (int i = 0; i < 2000 && *counter != n; i++) {
+        ml_timer *t = ml_timer_start(p->loop, 0.01, false, stop_soon, p);
+        ml_loop_run(p->loop);
+        ml_timer_stop(t);
+    }
+    return *counter == n;
+}
+
 static void cancels(void) {
     pair *p = open_pair();
     fetch f = { 0 }, g = { .cancel_at_data = true }, h = { 0 },
           k = { .cancel_at_head = true };
-    ml_timer *t;
 
     start(p, &f, "GET", "/hold", "");
     ml_http_cancel(f.job); /* before it began */
     start(p, &f, "GET", "/hold", "");
-    t = ml_timer_start(p->loop, 0.05, false, stop_soon, p);
-    ml_loop_run(p->loop);
-    CHECK(p->held != NULL);
+    CHECK(becomes(p, &p->n_held, 1));
     ml_http_cancel(f.job);
-    ml_timer_stop(t);
-    t = ml_timer_start(p->loop, 0.05, false, stop_soon, p);
-    ml_loop_run(p->loop);
-    ml_timer_stop(t);
-    CHECK(p->n_gone == 1 && f.n_done == 0);
+    CHECK(becomes(p, &p->n_gone, 1) && f.n_done == 0);
     fetch_now(p, &g, "GET", "/stream", "");
     CHECK(g.n_piece == 1 && g.n_done == 0);
     fetch_now(p, &k, "GET", "/stream", "");
@@ -388,17 +392,17 @@ static void replies_have_a_limit(void) {
     CHECK(!fits.failed && fits.body.len == 5);
     fetch_now(p, &fixed, "POST", "/echo", "hello");
     CHECK(fixed.failed && fixed.body.len == 0);
-    CHECK_HAS(fixed.err.msg, "/echo: the reply is longer than 4 bytes");
+    CHECK_HAS(fixed.err.msg, "/echo: the reply exceeds the limit of 4 bytes");
     fetch_now(p, &chunked, "GET", "/stream", "");
     CHECK(chunked.failed && chunked.body.len <= 20);
-    CHECK_HAS(chunked.err.msg, "the reply is longer than 20 bytes");
+    CHECK_HAS(chunked.err.msg, "the reply exceeds the limit of 20 bytes");
     listen_rudely(&r, &t);
     snprintf(url, sizeof url, "http://127.0.0.1:%d/x", r.port);
     fetch_now(p, &eof, "GET", url, "");
     pthread_join(t, NULL);
     close(r.fd);
     CHECK(eof.failed && eof.body.len <= 9);
-    CHECK_HAS(eof.err.msg, "the reply is longer than 9 bytes");
+    CHECK_HAS(eof.err.msg, "the reply exceeds the limit of 9 bytes");
     release(&fits);
     release(&fixed);
     release(&chunked);
@@ -423,7 +427,7 @@ static void replies_have_a_deadline(void) {
     ml_loop_run(p->loop);
     ml_timer_stop(t);
     CHECK(f.failed && f.n_done == 1 && f.n_piece > 0);
-    CHECK_HAS(f.err.msg, "/drip: the reply was not complete after 0.3 s");
+    CHECK_HAS(f.err.msg, "/drip: the reply was not complete within 0.3 s");
     release(&f);
     close_pair(p);
 }
@@ -454,15 +458,15 @@ static void dead_machines_are_noticed(void) {
 }
 
 static const ml_test tests[] = {
-    { "plain", plain },
-    { "streams", streams },
-    { "errors", errors },
-    { "cancels", cancels },
-    { "against_rude_servers", against_rude_servers },
-    { "begins_again", begins_again },
-    { "replies_have_a_limit", replies_have_a_limit },
-    { "replies_have_a_deadline", replies_have_a_deadline },
-    { "dead_machines_are_noticed", dead_machines_are_noticed },
+    { "the client gets replies over one kept connection", plain },
+    { "the client gets streamed pieces as they arrive", streams },
+    { "bad URLs and refused connections are errors", errors },
+    { "a job can be cancelled at any point", cancels },
+    { "the client reads or refuses malformed replies", against_rude_servers },
+    { "a kept connection that the server closed is reopened", begins_again },
+    { "a reply over its limit of bytes is refused", replies_have_a_limit },
+    { "a reply that drips is cut at its deadline", replies_have_a_deadline },
+    { "connections have TCP keep-alive", dead_machines_are_noticed },
     { 0 },
 };
 

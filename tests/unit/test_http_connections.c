@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "tests/support/http_site.h"
+#include "tests/support/http_fixture.h"
 #include "tests/support/sock.h"
 #include "tests/support/test.h"
 
@@ -18,13 +18,13 @@ static bool becomes(atomic_int *x, int value) {
 }
 
 static void limit_on_connections(void) {
-    ml_http_limits few = ml_http_site_limits;
+    ml_http_limits few = ml_http_fixture_limits;
     ml_text t = { 0 };
     int fd[3];
-    ml_http_site *s;
+    ml_http_fixture *s;
 
     few.max_connections = 2;
-    s = ml_http_site_open(few);
+    s = ml_http_fixture_open(few);
     for (int i = 0; i < 2; i++) {
         fd[i] = ml_sock_dial(s->port);
         ml_sock_say(fd[i], "POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nok");
@@ -45,18 +45,18 @@ static void limit_on_connections(void) {
     CHECK_HAS(t.ptr, "HTTP/1.1 200 ");
     close(fd[1]);
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static void idle_connections_end(void) {
-    ml_http_limits brisk = ml_http_site_limits;
+    ml_http_limits brisk = ml_http_fixture_limits;
     ml_text t = { 0 };
     double start;
-    ml_http_site *s;
+    ml_http_fixture *s;
     int fd;
 
     brisk.idle_s = 0.2;
-    s = ml_http_site_open(brisk);
+    s = ml_http_fixture_open(brisk);
     start = ml_clock_s();
     ml_sock_ask(s->port, "POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\nha",
                 &t);
@@ -71,11 +71,11 @@ static void idle_connections_end(void) {
     close(fd);
     CHECK(becomes(&s->n_gone, 1));
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static void vanishing_clients(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
     int fd = ml_sock_dial(s->port);
 
@@ -103,7 +103,7 @@ static void vanishing_clients(void) {
     close(fd);
     CHECK(atomic_load(&s->n_gone) == 2);
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 /* A client that shuts down its side after its requests is answered, as long as it reads. */
@@ -114,7 +114,7 @@ static void half_closed_clients(void) {
         ("GET /later HTTP/1.1\r\nHost: h\r\n\r\nPOST /echo HTTP/1.1\r\nHost: h\r\n"
          "Content-Length: 4\r\n\r\nlast"),
     };
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
 
     for (int i = 0; i < 3; i++) {
@@ -128,7 +128,7 @@ static void half_closed_clients(void) {
     }
     CHECK(atomic_load(&s->n_gone) == 0);
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 /* A request that comes byte by byte, each in time, is late as a whole. */
@@ -136,15 +136,15 @@ static void slow_requests(void) {
     static const char *const request[] = { "GET / HTTP/1.1\r\nHost: h\r\nX-Slow: ",
                                            "POST /echo HTTP/1.1\r\nHost: h\r\n"
                                            "Content-Length: 90000\r\n\r\n" };
-    static const char *const why[] = { "the head of the request came too slowly",
-                                       "the body of the request came too slowly" };
-    ml_http_limits strict = ml_http_site_limits;
+    static const char *const why[] = { "timed out reading the request headers",
+                                       "timed out reading the request body" };
+    ml_http_limits strict = ml_http_fixture_limits;
     ml_text t = { 0 };
-    ml_http_site *s;
+    ml_http_fixture *s;
 
     strict.head_s = strict.body_s = 0.3;
     strict.min_rate = 1e6;
-    s = ml_http_site_open(strict);
+    s = ml_http_fixture_open(strict);
     for (int i = 0; i < 2; i++) {
         int fd = ml_sock_dial(s->port);
         ml_sock_say(fd, request[i]);
@@ -160,7 +160,7 @@ static void slow_requests(void) {
     }
     CHECK(atomic_load(&s->n_call) == 0);
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static bool falls_to(ml_budget *b, size_t bytes) {
@@ -171,14 +171,14 @@ static bool falls_to(ml_budget *b, size_t bytes) {
 
 /* The bodies of all connections together are bounded, said beforehand or not. */
 static void budget_of_bodies(void) {
-    ml_http_limits tight = ml_http_site_limits;
+    ml_http_limits tight = ml_http_fixture_limits;
     ml_budget budget = { .max = 1000 };
     ml_text t = { 0 };
-    ml_http_site *s;
+    ml_http_fixture *s;
     int fd;
 
     tight.budget = &budget;
-    s = ml_http_site_open(tight);
+    s = ml_http_fixture_open(tight);
     fd = ml_sock_dial(s->port);
     ml_sock_say(fd, "POST /hold HTTP/1.1\r\nHost: h\r\nContent-Length: 800\r\n\r\n");
     for (int i = 0; i < 100; i++)
@@ -189,7 +189,7 @@ static void budget_of_bodies(void) {
                 &t);
     CHECK_HAS(t.ptr, "HTTP/1.1 503 ");
     CHECK_HAS(t.ptr, "Retry-After: 1\r\n");
-    CHECK_HAS(t.ptr, "holds as many bytes of requests as it may");
+    CHECK_HAS(t.ptr, "too many bytes of requests in flight");
     ml_sock_ask(
         s->port,
         "POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -208,11 +208,11 @@ static void budget_of_bodies(void) {
     CHECK_HAS(t.ptr, "\r\n\r\nfits");
     CHECK(falls_to(&budget, 0));
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static void slow_readers(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
     int fd = ml_sock_dial(s->port);
 
@@ -222,11 +222,11 @@ static void slow_readers(void) {
     CHECK(t.len < (size_t)400 << 16);
     close(fd);
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static void closing_with_calls_pending(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
     int fd = ml_sock_dial(s->port), other = ml_sock_dial(s->port);
     atomic_int *n_gone = &s->n_gone;
@@ -249,14 +249,14 @@ static void closing_with_calls_pending(void) {
 }
 
 static void stop_accepting(void *ud) {
-    ml_http_site *s = ud;
+    ml_http_fixture *s = ud;
     ml_http_server_stop_accepting(s->server);
     if (s->held)
         ml_http_reply(s->held, 200, "text/plain", ml_str_of("done"));
 }
 
 static void draining(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
     int busy = ml_sock_dial(s->port), idle = ml_sock_dial(s->port), late;
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)s->port) };
@@ -277,18 +277,18 @@ static void draining(void) {
     close(busy);
     close(idle);
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static void a_thousand_connections(void) {
     enum { N = 1000 };
-    ml_http_limits wide = ml_http_site_limits;
+    ml_http_limits wide = ml_http_fixture_limits;
     ml_text t = { 0 };
     static int fd[N];
-    ml_http_site *s;
+    ml_http_fixture *s;
 
     wide.max_connections = N;
-    s = ml_http_site_open(wide); /* which raises this process' limit on descriptors */
+    s = ml_http_fixture_open(wide); /* which raises this process' limit on descriptors */
     for (int i = 0; i < N; i++)
         fd[i] = ml_sock_dial(s->port);
     for (int i = 0; i < N; i++)
@@ -299,20 +299,20 @@ static void a_thousand_connections(void) {
         close(fd[i]);
     }
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static const ml_test tests[] = {
-    { "limit_on_connections", limit_on_connections },
-    { "idle_connections_end", idle_connections_end },
-    { "vanishing_clients", vanishing_clients },
-    { "half_closed_clients", half_closed_clients },
-    { "slow_requests", slow_requests },
-    { "budget_of_bodies", budget_of_bodies },
-    { "slow_readers", slow_readers },
-    { "closing_with_calls_pending", closing_with_calls_pending },
-    { "draining", draining },
-    { "a_thousand_connections", a_thousand_connections },
+    { "connections over the limit are refused with 503", limit_on_connections },
+    { "idle connections are closed", idle_connections_end },
+    { "a client that disconnects ends its call", vanishing_clients },
+    { "a client that shuts down its side is still answered", half_closed_clients },
+    { "a request that drips is refused with 408", slow_requests },
+    { "bodies of all connections share one budget", budget_of_bodies },
+    { "a client that does not read is disconnected", slow_readers },
+    { "a server closes with calls pending", closing_with_calls_pending },
+    { "a draining server ends idle connections and finishes calls", draining },
+    { "a thousand connections are served", a_thousand_connections },
     { 0 },
 };
 

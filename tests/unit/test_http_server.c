@@ -3,7 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/http_site.h"
+#include "tests/support/http_fixture.h"
 #include "tests/support/sock.h"
 #include "tests/support/test.h"
 
@@ -16,7 +16,7 @@ static int occurrences(const char *hay, const char *needle) {
 }
 
 static void plain(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
 
     ml_sock_ask(s->port,
@@ -44,22 +44,22 @@ static void plain(void) {
     CHECK_HAS(t.ptr, "HTTP/1.1 204 No Content\r\n");
     CHECK(!strstr(t.ptr, "Content-Length") && !strstr(t.ptr, "Transfer-Encoding"));
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static void http_1_0(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
 
     ml_sock_ask(s->port, "GET /stream HTTP/1.0\r\n\r\n", &t);
     CHECK_HAS(t.ptr, "\r\n\r\npiece 0,piece 1,piece 2,piece 3,piece 4,");
     CHECK(!strstr(t.ptr, "chunked"));
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static void keep_alive_and_pipelining(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 }, many = { 0 };
     const char *first, *second;
     int fd = ml_sock_dial(s->port);
@@ -91,28 +91,28 @@ static void keep_alive_and_pipelining(void) {
     close(fd);
     ml_text_release(&t);
     ml_text_release(&many);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 /* A browser or client that was given https:// is told, and does not wait. */
 static void tls_to_a_plain_port(void) {
     static const char hello[] = "\x16\x03\x01\x00\xc4\x01\x00\x00\xc0\x03\x03";
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
     int fd = ml_sock_dial(s->port);
 
     ml_sock_send(fd, hello, sizeof hello - 1);
     CHECK(ml_sock_hear(fd, &t) == 0);
     CHECK_HAS(t.ptr, "HTTP/1.1 400 ");
-    CHECK_HAS(t.ptr, "begins with a TLS handshake, and this port speaks plain HTTP");
+    CHECK_HAS(t.ptr, "TLS handshake on a plain HTTP port");
     close(fd);
     CHECK(atomic_load(&s->n_call) == 0);
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static void expectations(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
 
     ml_sock_ask(s->port,
@@ -128,11 +128,11 @@ static void expectations(void) {
     CHECK(!strstr(t.ptr, "100 Continue"));
     CHECK(atomic_load(&s->n_call) == 1);
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static void streams(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
 
     ml_sock_ask(s->port, "GET /stream HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n",
@@ -147,12 +147,12 @@ static void streams(void) {
     CHECK_HAS(t.ptr, "\r\n\r\n1234567890");
     CHECK(!strstr(t.ptr, "chunked"));
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 /* A reply that is not whole never looks like one that is. */
 static void cut_replies(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
     static const char *const paths[] = { "/abort", "/short" };
 
@@ -167,11 +167,11 @@ static void cut_replies(void) {
         close(fd);
     }
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static void chunked_requests(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
     const char *request = "POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n"
                           "Connection: close\r\n\r\n5\r\nhello\r\n7;x=y\r\n, "
@@ -196,7 +196,7 @@ static void chunked_requests(void) {
     CHECK_HAS(t.ptr, "\r\n\r\nok");
     close(fd);
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static void malformed(void) {
@@ -246,7 +246,7 @@ static void malformed(void) {
           "413" },
         { "\x16\x03\x01\x02\r\n\r\n", "400" }, /* TLS at the wrong door */
     };
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 };
 
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -261,11 +261,11 @@ static void malformed(void) {
     }
     CHECK(atomic_load(&s->n_call) == 0);
     ml_text_release(&t);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static void limits_on_size(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_text t = { 0 }, big = { 0 };
     int fd;
 
@@ -306,7 +306,7 @@ static void limits_on_size(void) {
     CHECK(atomic_load(&s->n_call) == 0);
     ml_text_release(&t);
     ml_text_release(&big);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 /* Nobody calls a server that did not open. */
@@ -315,37 +315,37 @@ static void no_call(void *ud, ml_http_call *c) {
 }
 
 static void taken_port(void) {
-    ml_http_site *s = ml_http_site_open(ml_http_site_limits);
+    ml_http_fixture *s = ml_http_fixture_open(ml_http_fixture_limits);
     ml_http_server *other;
     ml_loop *l;
     ml_err err = { 0 };
     char port[16];
 
     CHECK(ml_loop_new(&l, &err) == ML_OK);
-    CHECK(ml_http_server_open(&other, l, "127.0.0.1", s->port, ml_http_site_limits, no_call,
-                              NULL, &err) == ML_EIO);
+    CHECK(ml_http_server_open(&other, l, "127.0.0.1", s->port, ml_http_fixture_limits,
+                              no_call, NULL, &err) == ML_EIO);
     snprintf(port, sizeof port, "port %d", s->port);
     CHECK_HAS(err.msg, port);
     CHECK_HAS(err.msg, "in use");
-    CHECK(ml_http_server_open(&other, l, "no such host", 0, ml_http_site_limits, no_call,
+    CHECK(ml_http_server_open(&other, l, "no such host", 0, ml_http_fixture_limits, no_call,
                               NULL, &err) == ML_EIO);
     CHECK_HAS(err.msg, "no such host");
     ml_loop_free(l);
-    ml_http_site_close(s);
+    ml_http_fixture_close(s);
 }
 
 static const ml_test tests[] = {
-    { "plain", plain },
-    { "http_1_0", http_1_0 },
-    { "keep_alive_and_pipelining", keep_alive_and_pipelining },
-    { "tls_to_a_plain_port", tls_to_a_plain_port },
-    { "expectations", expectations },
-    { "streams", streams },
-    { "cut_replies", cut_replies },
-    { "chunked_requests", chunked_requests },
-    { "malformed", malformed },
-    { "limits_on_size", limits_on_size },
-    { "taken_port", taken_port },
+    { "the server answers a request with path, query and headers", plain },
+    { "HTTP/1.0 requests are answered without chunks", http_1_0 },
+    { "kept and pipelined requests are answered in order", keep_alive_and_pipelining },
+    { "a TLS handshake on the plain port is answered with a hint", tls_to_a_plain_port },
+    { "Expect: 100-continue is answered", expectations },
+    { "the server streams a reply in chunks", streams },
+    { "a reply that is cut never looks complete", cut_replies },
+    { "chunked request bodies are read", chunked_requests },
+    { "malformed requests are refused", malformed },
+    { "heads and bodies over their limits are refused", limits_on_size },
+    { "a port in use is named", taken_port },
     { 0 },
 };
 

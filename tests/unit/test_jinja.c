@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "text/chat_template.h"
+#include "text/chat/chat_template.h"
 
 static ml_arena arena;
 static ml_jinja_fault fault;
@@ -66,7 +66,7 @@ static void faults_have_a_place(void) {
     CHECK(fails("a\r\nb {{ ? }}", "TemplateSyntaxError", 2, 6));
     CHECK_HAS(err.msg, "line 2, column 6: TemplateSyntaxError: unexpected char '?' at 7");
     CHECK(!plain("\xff") && !fault.kind);
-    CHECK_HAS(err.msg, "not UTF-8: see its byte 0");
+    CHECK_HAS(err.msg, "not valid UTF-8 at byte 0");
 }
 
 static void limits_hold(void) {
@@ -179,7 +179,7 @@ static void wide_sources(void) {
     while (t.len <= ML_JINJA_SOURCE)
         ml_text_printf(&t, "more and more and more and more and more text");
     CHECK(!plain(t.ptr));
-    CHECK_HAS(err.msg, "at most 262144 are taken");
+    CHECK_HAS(err.msg, "the maximum is 262144");
     ml_text_release(&t);
 }
 
@@ -279,12 +279,12 @@ static void bad_templates(void) {
                        "TemplateSyntaxError: Expected an expression");
     put("tokenizer_config.json", "{\"chat_template\": [{\"name\": \"x\"}]}");
     CHECK(!chat(NULL, "{\"messages\": []}"));
-    CHECK_HAS(err.msg, "expected an object with the texts");
+    CHECK_HAS(err.msg, "expected an object with the strings");
     put("tokenizer_config.json",
         "{\"chat_template\": [{\"name\": \"x\", \"template\": \"\"}, "
         "{\"name\": \"y\", \"template\": \"\"}]}");
     CHECK(!chat(NULL, "{\"messages\": []}"));
-    CHECK_HAS(err.msg, "several chat templates (x, y) and none called default");
+    CHECK_HAS(err.msg, "several chat templates (x, y) and none named default");
 }
 
 static ml_chat_check check(const char *template, const char *messages) {
@@ -363,7 +363,7 @@ static void command_line(void) {
     CHECK(command(out, "", "\n{") == 1);
     CHECK_HAS(out, "standard input, line 2:1:2: ");
     CHECK(command(out, "", "{\"messages\": [], \"add_generation_prompt\": 1}") == 1);
-    CHECK_HAS(out, "neither true nor false");
+    CHECK_HAS(out, "must be true or false");
     CHECK(command(out, "--check", "{\"messages\": [{\"content\": \"a\"}]}\n") == 0);
     CHECK(is(out, "{\"stable\": true, \"texts\": 1}\n"));
     put("last.jinja", "{{ messages[-1].content }}");
@@ -382,24 +382,25 @@ static void command_finds_rewriting(void) {
                 "\"content\": \"ac\"}]}\n") == 1);
     CHECK_HAS(out, "{\"stable\": false, \"texts\": 2, \"message\": 2, \"character\": 1, "
                    "\"before\": \"b\", \"after\": \"c\"}");
-    CHECK_HAS(out, "later turns rewrite what came before in 1 of 1 conversations");
+    CHECK_HAS(out, "later turns change earlier text in 1 of 1 conversations");
 }
 
 static const ml_test tests[] = {
-    { "renders", renders, 0 },
-    { "faults have a place", faults_have_a_place, 0 },
-    { "limits hold", limits_hold, 0 },
-    { "long values cost steps", long_values_cost_steps, 0 },
-    { "deep sources", deep_sources, 0 },
-    { "wide sources", wide_sources, 0 },
-    { "spans count both ways", spans_count_both_ways, 0 },
-    { "clock can be set", clock_can_be_set, 0 },
-    { "template of the config", template_of_the_config, 0 },
-    { "named templates", named_templates, 0 },
-    { "bad templates", bad_templates, 0 },
-    { "stability", stability, 0 },
-    { "command line", command_line, 0 },
-    { "command finds rewriting", command_finds_rewriting, 0 },
+    { "templates render variables and literals", renders, 0 },
+    { "template errors have line and column", faults_have_a_place, 0 },
+    { "endless templates hit the limits of steps, depth and size", limits_hold, 0 },
+    { "work on long values costs steps by their length", long_values_cost_steps, 0 },
+    { "a template nested too deeply is refused", deep_sources, 0 },
+    { "a template with many branches and names compiles in linear time", wide_sources, 0 },
+    { "generation spans count bytes and code points", spans_count_both_ways, 0 },
+    { "strftime_now uses the clock that is set", clock_can_be_set, 0 },
+    { "the template and special tokens of tokenizer_config.json are used",
+      template_of_the_config, 0 },
+    { "a template is chosen by name", named_templates, 0 },
+    { "a missing or broken chat template is named", bad_templates, 0 },
+    { "a template that rewrites earlier messages is detected", stability, 0 },
+    { "miles chat-template renders conversations", command_line, 0 },
+    { "miles chat-template --check reports rewriting", command_finds_rewriting, 0 },
     { 0 },
 };
 

@@ -106,7 +106,7 @@ static void no_slices(void) {
         ml_err err;
         snprintf(name, sizeof name, "%s%s", path, tails[i]);
         CHECK(ml_jsonl_open(&f, name, &err) == ML_EUSAGE);
-        CHECK_HAS(err.msg, "ends in .jsonl");
+        CHECK_HAS(err.msg, "expected a .jsonl file");
     }
 }
 
@@ -130,11 +130,11 @@ static void refuses_other_files(void) {
     ml_err err;
 
     CHECK(ml_jsonl_open(&f, "prompts.parquet@[0:5]", &err) == ML_EUNSUP);
-    CHECK_HAS(err.msg, "prompts.parquet: parquet is not read");
+    CHECK_HAS(err.msg, "prompts.parquet: parquet is not supported");
     CHECK(ml_jsonl_open(&f, "prompts.json", &err) == ML_EUSAGE);
     CHECK(ml_jsonl_open(&f, "prompts", &err) == ML_EUSAGE);
     CHECK(ml_jsonl_open(&f, ml_test_path("none.jsonl"), &err) == ML_EIO);
-    CHECK_HAS(err.msg, "none.jsonl: cannot be opened");
+    CHECK_HAS(err.msg, "none.jsonl: cannot open");
     ml_jsonl_close(&f);
 }
 
@@ -153,7 +153,7 @@ static void parses(void) {
     CHECK(ml_jsonl_parse(&v, &f, 1, &a, &err) == ML_EFORMAT);
     snprintf(want, sizeof want, "%s:4:6: ", path);
     CHECK(strncmp(err.msg, want, strlen(want)) == 0);
-    CHECK_HAS(err.msg, "':' behind the member name");
+    CHECK_HAS(err.msg, "':' after the member name");
     CHECK(ml_jsonl_parse(&v, &f, 2, &a, NULL) == ML_EFORMAT);
     ml_jsonl_close(&f);
     ml_arena_release(&a);
@@ -177,14 +177,14 @@ static void keeps(void) {
 }
 
 static const ml_test tests[] = {
-    { "finds_rows", finds_rows },
-    { "finds_nothing", finds_nothing },
-    { "slices", slices },
-    { "no_slices", no_slices },
-    { "at_in_names", at_in_names },
-    { "refuses_other_files", refuses_other_files },
-    { "parses", parses },
-    { "keeps", keeps },
+    { "rows are found between blank lines", finds_rows },
+    { "a file without rows has none", finds_nothing },
+    { "@[a:b] selects the rows of Python's slice", slices },
+    { "what is no slice belongs to the file's name", no_slices },
+    { "a file whose name ends like a slice opens", at_in_names },
+    { "files that are not .jsonl are refused", refuses_other_files },
+    { "a row's JSON error has file, line and column", parses },
+    { "rows that are not kept are dropped with their line numbers", keeps },
     { 0 },
 };
 

@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/local.h"
+#include "gen/local.h"
 #include "plugin/resolve.h"
-#include "rl/learner.h"
+#include "rl/learn/learner.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "tests/support/trainee.h"
+#include "tests/support/train_fixture.h"
 
 enum { GROUPS = 4, PER_GROUP = 4, SAMPLES = GROUPS * PER_GROUP, MAX_NEW = 24 };
 
@@ -23,7 +23,7 @@ static void must(ml_status st, const ml_err *err) {
 
 /* --- samples drawn by an engine ---------------------------------------------- */
 
-typedef struct drawing {
+typedef struct rollout {
     ml_sample sample[SAMPLES];
     int32_t token[SAMPLES][8 + MAX_NEW];
     float logprob[SAMPLES][MAX_NEW];
@@ -31,9 +31,9 @@ typedef struct drawing {
     pthread_mutex_t lock;
     pthread_cond_t all;
     int n_done;
-} drawing;
+} rollout;
 
-static drawing drawn;
+static rollout drawn;
 
 static void on_tokens(void *ud, const ml_gen_update *u) {
     ml_sample *s = ud;
@@ -93,7 +93,7 @@ static void reward_all(void) {
     }
 }
 
-static void draw_all(ml_trainee *t, float temperature) {
+static void draw_all(ml_train_fixture *t, float temperature) {
     static const int32_t eos[] = { 2 };
     ml_backend be;
     ml_gen *gen;
@@ -129,14 +129,14 @@ static void draw_all(ml_trainee *t, float temperature) {
 
 /* --- a learner over them ------------------------------------------------------ */
 
-typedef struct pupil {
-    ml_trainee trainee;
+typedef struct learner_fixture {
+    ml_train_fixture train;
     ml_recipe recipe;
     ml_learner learner;
-    ml_learn_result lesson;
+    ml_learn_result result;
     ml_arena arena;
     ml_err err;
-} pupil;
+} learner_fixture;
 
 static ml_algo_opts grpo(void) {
     return (ml_algo_opts){ .num = { .gamma = 1,
@@ -152,32 +152,32 @@ static ml_algo_opts grpo(void) {
                            .observe_training_entropy = true };
 }
 
-static void open_pupil(pupil *p, int64_t batch) {
-    ml_trainer_opts o = ml_trainee_defaults();
+static void open_trainee(learner_fixture *p, int64_t batch) {
+    ml_trainer_opts o = ml_train_fixture_defaults();
     ml_algo_opts algo = grpo();
 
-    *p = (pupil){ 0 };
+    *p = (learner_fixture){ 0 };
     o.batch.global_batch_size = batch;
-    ml_trainee_open(&p->trainee, &(ml_trainee_opts){ .trainer = o });
+    ml_train_fixture_open(&p->train, &(ml_train_fixture_opts){ .trainer = o });
     must(ml_recipe_resolve(&p->recipe, &algo, &p->err), &p->err);
-    ml_arena_init(&p->arena, "pupil");
+    ml_arena_init(&p->arena, "learner");
     p->learner = (ml_learner){ .recipe = &p->recipe,
-                               .trainer = p->trainee.trainer,
-                               .weights = &p->trainee.weights,
-                               .ref = &p->trainee.weights };
-    draw_all(&p->trainee, 1);
+                               .trainer = p->train.trainer,
+                               .weights = &p->train.weights,
+                               .ref = &p->train.weights };
+    draw_all(&p->train, 1);
 }
 
-static void close_pupil(pupil *p) {
+static void close_trainee(learner_fixture *p) {
     ml_arena_release(&p->arena);
-    ml_trainee_close(&p->trainee);
+    ml_train_fixture_close(&p->train);
 }
 
-static ml_status learn(pupil *p) {
+static ml_status learn(learner_fixture *p) {
     const ml_sample *list[SAMPLES];
     for (int i = 0; i < SAMPLES; i++)
         list[i] = &drawn.sample[i];
-    return ml_learn(&p->learner, 0, &p->lesson, &p->arena, list, SAMPLES, &p->err);
+    return ml_learn(&p->learner, 0, &p->result, &p->arena, list, SAMPLES, &p->err);
 }
 
 static double figure(const ml_metrics *f, const char *name) {
@@ -189,22 +189,22 @@ static double figure(const ml_metrics *f, const char *name) {
 
 /* Everything on policy: old, new, rollout and reference log-probs are one and the same. */
 static void the_first_step_is_on_policy(void) {
-    pupil p;
+    learner_fixture p;
     const ml_metrics *f;
 
-    open_pupil(&p, SAMPLES);
+    open_trainee(&p, SAMPLES);
     must(learn(&p), &p.err);
-    CHECK(p.lesson.n_step == 1 && p.lesson.n_stale == 0 && p.lesson.max_diff == 0);
-    CHECK(p.lesson.n_token > 0);
-    f = &p.lesson.step[0].figures;
+    CHECK(p.result.n_step == 1 && p.result.n_stale == 0 && p.result.max_diff == 0);
+    CHECK(p.result.n_token > 0);
+    f = &p.result.step[0].metrics;
     CHECK(figure(f, "train/ppo_kl") == 0 && figure(f, "train/pg_clipfrac") == 0);
     CHECK(figure(f, "train/kl_loss") == 0);
     CHECK(figure(f, "train/train_rollout_logprob_abs_diff") == 0);
     CHECK(figure(f, "train/grad_norm") > 0 && figure(f, "train/applied") == 1);
-    f = &p.lesson.rollout;
+    f = &p.result.rollout;
     CHECK(figure(f, "rollout/log_probs") == figure(f, "rollout/rollout_log_probs"));
     CHECK(figure(f, "rollout/log_probs") == figure(f, "rollout/ref_log_probs"));
-    close_pupil(&p);
+    close_trainee(&p);
 }
 
 /* --- the gradient of a step, from its definition --------------------------------- */
@@ -235,7 +235,7 @@ static void advantages_by_hand(double *out /* [SAMPLES] */) {
     }
 }
 
-static void grads_by_hand(ml_trainee *t, ml_arena *a) {
+static void grads_by_hand(ml_train_fixture *t, ml_arena *a) {
     double advantage[SAMPLES];
     ml_train_sample *s = ML_NEW(a, ml_train_sample, SAMPLES);
     ml_schedule plan;
@@ -275,68 +275,67 @@ static double apart(const ml_weights *x, const ml_weights *y) {
 }
 
 static void the_gradient_is_that_of_grpo(void) {
-    ml_trainer_opts o = ml_trainee_defaults();
-    ml_trainee other;
-    pupil p;
+    ml_trainer_opts o = ml_train_fixture_defaults();
+    ml_train_fixture other;
+    learner_fixture p;
 
-    open_pupil(&p, SAMPLES);
+    open_trainee(&p, SAMPLES);
     must(learn(&p), &p.err);
     o.batch.global_batch_size = SAMPLES;
-    ml_trainee_open(&other, &(ml_trainee_opts){ .trainer = o });
+    ml_train_fixture_open(&other, &(ml_train_fixture_opts){ .trainer = o });
     grads_by_hand(&other, &p.arena);
-    CHECK(apart(ml_trainer_grads(p.trainee.trainer), ml_trainer_grads(other.trainer)) <
-          1e-5);
-    ml_trainee_close(&other);
-    close_pupil(&p);
+    CHECK(apart(ml_trainer_grads(p.train.trainer), ml_trainer_grads(other.trainer)) < 1e-5);
+    ml_train_fixture_close(&other);
+    close_trainee(&p);
 }
 
 /* The second step of a round trains other weights than those that drew. */
 static void later_steps_move_away(void) {
-    pupil p;
+    learner_fixture p;
 
-    open_pupil(&p, SAMPLES / 2);
+    open_trainee(&p, SAMPLES / 2);
     must(learn(&p), &p.err);
-    CHECK(p.lesson.n_step == 2 && p.lesson.n_stale == 0);
-    CHECK(figure(&p.lesson.step[0].figures, "train/ppo_kl") == 0);
-    CHECK(figure(&p.lesson.step[1].figures, "train/ppo_kl") != 0);
-    close_pupil(&p);
+    CHECK(p.result.n_step == 2 && p.result.n_stale == 0);
+    CHECK(figure(&p.result.step[0].metrics, "train/ppo_kl") == 0);
+    CHECK(figure(&p.result.step[1].metrics, "train/ppo_kl") != 0);
+    close_trainee(&p);
 }
 
 static void stale_tokens_are_counted_and_scored_anew(void) {
-    pupil p;
+    learner_fixture p;
 
-    open_pupil(&p, SAMPLES);
+    open_trainee(&p, SAMPLES);
     must(learn(&p), &p.err);
     must(learn(&p), &p.err); /* the same samples: the weights have moved */
-    CHECK(p.lesson.n_stale == p.lesson.n_token);
-    CHECK(figure(&p.lesson.step[0].figures, "train/ppo_kl") == 0);
-    CHECK(figure(&p.lesson.step[0].figures, "train/train_rollout_logprob_abs_diff") > 0);
-    CHECK(figure(&p.lesson.rollout, "rollout/log_probs") !=
-          figure(&p.lesson.rollout, "rollout/rollout_log_probs"));
-    close_pupil(&p);
+    CHECK(p.result.n_stale == p.result.n_token);
+    CHECK(figure(&p.result.step[0].metrics, "train/ppo_kl") == 0);
+    CHECK(figure(&p.result.step[0].metrics, "train/train_rollout_logprob_abs_diff") > 0);
+    CHECK(figure(&p.result.rollout, "rollout/log_probs") !=
+          figure(&p.result.rollout, "rollout/rollout_log_probs"));
+    close_trainee(&p);
 }
 
 static void a_flipped_bit_fails_the_run(void) {
-    pupil p;
+    learner_fixture p;
     uint32_t bits;
 
-    open_pupil(&p, SAMPLES);
+    open_trainee(&p, SAMPLES);
     memcpy(&bits, &drawn.logprob[9][3], sizeof bits);
     bits ^= 1;
     memcpy(&drawn.logprob[9][3], &bits, sizeof bits);
     CHECK(learn(&p) == ML_EFORMAT);
     CHECK_HAS(p.err.msg, "rollout and training disagree: token 3 of sample 9");
-    close_pupil(&p);
+    close_trainee(&p);
 }
 
 static void a_sample_without_a_reward_is_refused(void) {
-    pupil p;
+    learner_fixture p;
 
-    open_pupil(&p, SAMPLES);
+    open_trainee(&p, SAMPLES);
     drawn.sample[5].has_reward = false;
     CHECK(learn(&p) == ML_EFORMAT);
     CHECK_HAS(p.err.msg, "sample 5 has no reward");
-    close_pupil(&p);
+    close_trainee(&p);
 }
 
 /* --- miles train on recordings ------------------------------------------------- */
@@ -346,10 +345,11 @@ enum { ROUNDS = 4 };
 /* The same samples for every round: from the second on they are stale. */
 static void record(float temperature) {
     const ml_sample *list[SAMPLES];
-    ml_trainee t;
+    ml_train_fixture t;
     ml_err err = { 0 };
 
-    ml_trainee_open(&t, &(ml_trainee_opts){ .trainer = ml_trainee_defaults() });
+    ml_train_fixture_open(
+        &t, &(ml_train_fixture_opts){ .trainer = ml_train_fixture_defaults() });
     draw_all(&t, temperature);
     for (int i = 0; i < SAMPLES; i++)
         list[i] = &drawn.sample[i];
@@ -358,7 +358,7 @@ static void record(float temperature) {
         snprintf(name, sizeof name, "round%d.jsonl.zst", r);
         must(ml_samples_save(ml_test_path(name), list, SAMPLES, &err), &err);
     }
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
 }
 
 static int train(const char *save, int rounds, const char *more, char *out, size_t cap) {
@@ -412,15 +412,15 @@ static void another_temperature_is_noticed(void) {
 }
 
 static const ml_test tests[] = {
-    { "the first step is on policy", the_first_step_is_on_policy },
-    { "the gradient is that of GRPO", the_gradient_is_that_of_grpo },
-    { "later steps move away", later_steps_move_away },
+    { "the first step of a round is on policy to the bit", the_first_step_is_on_policy },
+    { "the gradient is that of GRPO by hand", the_gradient_is_that_of_grpo },
+    { "the second step of a round is off policy", later_steps_move_away },
     { "stale tokens are counted and scored anew",
       stale_tokens_are_counted_and_scored_anew },
-    { "a flipped bit fails the run", a_flipped_bit_fails_the_run },
+    { "one flipped bit of a log-prob fails the round", a_flipped_bit_fails_the_run },
     { "a sample without a reward is refused", a_sample_without_a_reward_is_refused },
-    { "recordings train and resume", recordings_train_and_resume },
-    { "another temperature is noticed", another_temperature_is_noticed },
+    { "a recorded run trains and resumes to the same bytes", recordings_train_and_resume },
+    { "samples drawn at another temperature are refused", another_temperature_is_noticed },
     { 0 },
 };
 

@@ -1,22 +1,22 @@
 /* The engine on a thread of its own: what other threads may ask for meanwhile. */
-#include "engine/local.h"
+#include "gen/local.h"
 
 #include <pthread.h>
 #include <string.h>
 
-#include "tests/support/engine_bench.h"
+#include "tests/support/engine_fixture.h"
 #include "tests/support/must.h"
 
 typedef struct waiter {
     pthread_mutex_t lock;
     pthread_cond_t cond;
-    ml_heard h;
+    ml_received h;
 } waiter;
 
 static void hear_locked(void *ud, const ml_gen_update *u) {
     waiter *w = ud;
     pthread_mutex_lock(&w->lock);
-    ml_hear(&w->h, u);
+    ml_receive(&w->h, u);
     pthread_cond_broadcast(&w->cond);
     pthread_mutex_unlock(&w->lock);
 }
@@ -41,27 +41,27 @@ static void init_waiter(waiter *w) {
     pthread_cond_init(&w->cond, NULL);
 }
 
-static ml_gen *open_local(ml_engine_bench *b, bool own_weights) {
+static ml_gen *open_local(ml_engine_fixture *b, bool own_weights) {
     ml_gen *g;
     ml_local_opts o = { .engine = b->o,
                         .spec = &b->spec,
                         .be = &b->be,
                         .weights = own_weights ? NULL : &b->w,
-                        .dir = ML_BENCH_MODEL,
+                        .dir = ML_FIXTURE_MODEL,
                         .version = 7 };
     MUST(ml_local_open(&g, &o, &err));
     return g;
 }
 
 static void threads_submit_and_hear(void) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_gen *g;
     waiter w[8];
     uint64_t ticket[8];
-    ml_gen_request r = ml_bench_request(30, 20);
-    ml_heard first;
+    ml_gen_request r = ml_fixture_request(30, 20);
+    ml_received first;
 
-    ml_engine_bench_open(&b, ML_BENCH_MODEL);
+    ml_engine_fixture_open(&b, ML_FIXTURE_MODEL);
     g = open_local(&b, false);
     for (int i = 0; i < 8; i++) {
         init_waiter(&w[i]);
@@ -75,19 +75,19 @@ static void threads_submit_and_hear(void) {
     }
     CHECK(memcmp(w[0].h.id, w[1].h.id, sizeof first.id) != 0);
     g->close(g);
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
 }
 
 static void aborting_and_pausing(void) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_gen *g;
     waiter w;
     uint64_t ticket;
     ml_gen_stats s;
-    ml_gen_request r = ml_bench_request(10, 110);
+    ml_gen_request r = ml_fixture_request(10, 110);
     int32_t n;
 
-    ml_engine_bench_open(&b, ML_BENCH_MODEL);
+    ml_engine_fixture_open(&b, ML_FIXTURE_MODEL);
     g = open_local(&b, false);
     init_waiter(&w);
     MUST(g->submit(g, &r, hear_locked, &w, &ticket, &err));
@@ -106,26 +106,27 @@ static void aborting_and_pausing(void) {
     MUST(g->submit(g, &r, hear_locked, &w, &ticket, &err));
     g->close(g); /* hears its end */
     CHECK(w.h.n_end == 1);
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
 }
 
 static void weights_are_loaded_and_let_go(void) {
-    ml_engine_bench b;
+    ml_engine_fixture b;
     ml_gen *g;
     waiter w;
     uint64_t ticket;
     ml_gen_stats s;
-    ml_gen_request r = ml_bench_request(10, 110);
+    ml_gen_request r = ml_fixture_request(10, 110);
     ml_err why = { 0 };
 
-    ml_engine_bench_open(&b, ML_BENCH_MODEL);
+    ml_engine_fixture_open(&b, ML_FIXTURE_MODEL);
     g = open_local(&b, true);
     init_waiter(&w);
     MUST(g->submit(g, &r, hear_locked, &w, &ticket, &err));
     await_tokens(&w, 2);
     CHECK(g->load(g, "tests/golden/data/llama", 0, ML_SWITCH_RECOMPUTE, &why) != ML_OK);
     CHECK_HAS(why.msg, "tests/golden/data/llama");
-    MUST(g->load(g, ML_BENCH_MODEL, 0, ML_SWITCH_FINISH, &err)); /* waits for the request */
+    MUST(g->load(g, ML_FIXTURE_MODEL, 0, ML_SWITCH_FINISH,
+                 &err)); /* waits for the request */
     await_end(&w);
     CHECK(w.h.version[0] == 7 && w.h.version[w.h.n - 1] == 7);
     g->stats(g, &s);
@@ -143,18 +144,19 @@ static void weights_are_loaded_and_let_go(void) {
     await_tokens(&w, 2);
     g->pause(g);
     if (!w.h.n_end) {
-        CHECK(g->load(g, ML_BENCH_MODEL, 0, ML_SWITCH_FINISH, &why) == ML_EUSAGE);
+        CHECK(g->load(g, ML_FIXTURE_MODEL, 0, ML_SWITCH_FINISH, &why) == ML_EUSAGE);
         CHECK_HAS(why.msg, "paused");
     }
     g->close(g);
-    ml_engine_bench_close(&b);
+    ml_engine_fixture_close(&b);
 }
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
-        { "threads submit and hear", threads_submit_and_hear },
-        { "aborting and pausing", aborting_and_pausing },
-        { "weights are loaded and let go", weights_are_loaded_and_let_go },
+        { "threads submit requests and get their own tokens", threads_submit_and_hear },
+        { "a local engine pauses, continues and aborts", aborting_and_pausing },
+        { "a local engine loads weights and frees the old ones",
+          weights_are_loaded_and_let_go },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);

@@ -133,9 +133,9 @@ static void events(void) {
 }
 
 static const ml_test tests[] = {
-    { "posting", posting },
-    { "timers_and_signals", timers_and_signals },
-    { "events", events },
+    { "calls posted by threads run in order on the loop", posting },
+    { "timers and signals reach the loop", timers_and_signals },
+    { "server-sent events parse however they are cut", events },
     { 0 },
 };
 

@@ -6,11 +6,11 @@
 #include <string.h>
 
 #include "plugin/resolve.h"
-#include "rl/advantage/advantages.h"
+#include "rl/learn/advantage/advantages.h"
 #include "rl/builtins.h"
-#include "rl/loss/kl.h"
-#include "rl/loss/step_loss.h"
-#include "rl/loss/surrogate.h"
+#include "rl/learn/loss/kl.h"
+#include "rl/learn/loss/step_loss.h"
+#include "rl/learn/loss/surrogate.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 
@@ -171,7 +171,7 @@ static result run(const made *m, const ml_recipe *r, const miles_loss *loss,
     for (int k = 0; k < N_SAMPLE; k++) {
         int i = order ? order[k] : k;
         const miles_sample *x = &m->sample[i];
-        ml_model_says now = { x->log_prob, x->entropy, x->value };
+        ml_model_outputs now = { x->log_prob, x->entropy, x->value };
         ml_derivatives d = { out.d[0][i], out.d[1][i], out.d[2][i] };
         if (ml_step_loss_sample(&s, i, now, d, &err) != ML_OK)
             ml_test_fail(__FILE__, __LINE__, "%s", err.msg);
@@ -376,18 +376,18 @@ static void contradictions_are_refused(void) {
     } row[] = {
         { "--kl-coef 0.1 --kl-loss-coef 0.1", "set one of them" },
         { "--advantage-estimator reinforce_plus_plus", "needs --normalize-advantages" },
-        { "--use-rollout-logprobs --use-tis", "use one of them" },
+        { "--use-rollout-logprobs --use-tis", "exclude each other" },
         { "--get-mismatch-metrics", "needs --custom-tis-function-path" },
         { "--advantage-estimator ppo --kl-coef 0.1", "must be 0 with a critic" },
         { "--eps-clip-c 1", "must be above 1" },
-        { "--loss-type custom_loss", "go together" },
-        { "--skip-actor-forward-only --use-opd", "leaves no old log-probs" },
+        { "--loss-type custom_loss", "need each other" },
+        { "--skip-actor-forward-only --use-opd", "need old log-probs" },
         { "--advantage-estimator gpro", "grpo, gspo" },
         { "--use-tis --custom-tis-function-path nothing", "tis, icepop, mis" },
         { "--custom-pg-loss-reducer-function-path x", "drgrpo, dapo" },
         { "--loss-type no_loss", "policy_loss, cispo_loss" },
         { "--custom-loss-function-path ./none.so:x --loss-type custom_loss",
-          "cannot be loaded" },
+          "cannot load" },
     };
     char out[4000], line[400];
 
@@ -416,20 +416,20 @@ static void miles_names_are_known(void) {
 }
 
 static const ml_test tests[] = {
-    { "kl_on_paper", kl_on_paper },
-    { "surrogate_on_paper", surrogate_on_paper },
-    { "policy_derivatives", policy_derivatives },
-    { "other_derivatives", other_derivatives },
-    { "cispo_derivatives", cispo_derivatives },
-    { "order_does_not_matter", order_does_not_matter },
-    { "masked_tokens_do_not_matter", masked_tokens_do_not_matter },
-    { "huge_ratios_stay_finite", huge_ratios_stay_finite },
-    { "on_policy_is_exact", on_policy_is_exact },
-    { "an_entropy_that_is_not_computed_is_no_metric",
+    { "KL estimators give the numbers worked out by hand", kl_on_paper },
+    { "the clipped surrogate gives the numbers worked out by hand", surrogate_on_paper },
+    { "policy gradients are difference quotients for every recipe", policy_derivatives },
+    { "value and SFT gradients are difference quotients", other_derivatives },
+    { "CISPO gradients hold the ratio constant", cispo_derivatives },
+    { "the loss has the same bits for any order of samples", order_does_not_matter },
+    { "masked tokens do not change the loss", masked_tokens_do_not_matter },
+    { "the loss stays finite for huge ratios", huge_ratios_stay_finite },
+    { "on policy, ratios and KL are exact", on_policy_is_exact },
+    { "an entropy that is not computed is no metric",
       an_entropy_that_is_not_computed_is_no_metric },
-    { "reductions", reductions },
-    { "contradictions_are_refused", contradictions_are_refused },
-    { "miles_names_are_known", miles_names_are_known },
+    { "each loss reduction has its denominator", reductions },
+    { "contradictory loss flags are refused", contradictions_are_refused },
+    { "Miles' module paths name our rows", miles_names_are_known },
     { 0 },
 };
 

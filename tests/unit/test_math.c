@@ -156,13 +156,13 @@ static void sine_of_special_values(void) {
 }
 
 static const ml_test tests[] = {
-    { "exp_is_close", exp_is_close },
-    { "exp_of_special_values", exp_of_special_values },
-    { "sigmoid_is_close", sigmoid_is_close },
-    { "tanh_is_close", tanh_is_close },
-    { "log_is_correctly_rounded", log_is_correctly_rounded },
-    { "sine_and_cosine_are_close", sine_and_cosine_are_close },
-    { "sine_of_special_values", sine_of_special_values },
+    { "exp is within 2 ulp", exp_is_close },
+    { "exp of special values is exact", exp_of_special_values },
+    { "sigmoid is within 4 ulp", sigmoid_is_close },
+    { "tanh is within 4 ulp", tanh_is_close },
+    { "log is correctly rounded", log_is_correctly_rounded },
+    { "sine and cosine are close to long double", sine_and_cosine_are_close },
+    { "sine and cosine of special values are exact", sine_of_special_values },
     { 0 },
 };
 

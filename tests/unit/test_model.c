@@ -83,7 +83,7 @@ static const struct {
       "the weights are quantized (mxfp4); convert the checkpoint to bf16" },
     { "\"vocab_size\": 32, \"hidden_size\": 16, \"intermediate_size\": 24",
       "\"vocab_size\": 16777216, \"hidden_size\": 1048576, \"intermediate_size\": 1048576",
-      "parameters; at most" },
+      "parameters; the maximum is" },
     { "{\"model_type\"", "[\"model_type\"", "config.json:1:" },
 };
 
@@ -157,10 +157,10 @@ static void warns_of_unknown_keys(void) {
         ml_test_fail(__FILE__, __LINE__, "%s", log.ptr);
     ml_spec_close(&spec);
     CHECK(parse("EXTRA", ", \"rope_interleaved\": true", &spec, &err) == ML_OK);
-    CHECK_HAS(log.ptr, "key \"rope_interleaved\" is not known and has no effect");
+    CHECK_HAS(log.ptr, "unknown key \"rope_interleaved\" has no effect");
     ml_spec_close(&spec);
     CHECK(parse("EXTRA", ", \"surprise\": 1", &spec, &err) == ML_OK);
-    CHECK_HAS(log.ptr, "config.json:4: key \"surprise\" is not known and has no effect");
+    CHECK_HAS(log.ptr, "config.json:4: unknown key \"surprise\" has no effect");
     ml_spec_close(&spec);
     ml_text_release(&log);
 }
@@ -187,7 +187,7 @@ static const edit edits[] = {
     { .name = Q0,
       .shape0 = 32,
       .dtype = ML_ST_F32,
-      .words = "tensor " Q0 " has shape [32, 48]; config.json asks for [48, 48]" },
+      .words = "tensor " Q0 " has shape [32, 48]; config.json requires [48, 48]" },
     { .name = "lm_head.weight",
       .dtype = ML_ST_I32,
       .words = "tensor lm_head.weight has dtype I32; supported are F32, BF16, F16" },
@@ -270,15 +270,15 @@ static void refuses_extra_weights(void) {
 
 /* --- plans ------------------------------------------------------------------ */
 
-typedef struct world {
+typedef struct fixture {
     ml_arena arena;
     ml_spec spec;
     ml_checkpoint *c;
     ml_backend be;
     ml_weights w, g;
-} world;
+} fixture;
 
-static void open_world(world *x, const char *dir) {
+static void open_fixture(fixture *x, const char *dir) {
     ml_err err = { 0 };
     ml_arena_init(&x->arena, "test");
     if (ml_spec_open(&x->spec, dir, &err) || ml_checkpoint_open(&x->c, dir, &err) ||
@@ -290,7 +290,7 @@ static void open_world(world *x, const char *dir) {
     }
 }
 
-static void close_world(world *x) {
+static void close_fixture(fixture *x) {
     ml_weights_close(&x->w);
     ml_weights_close(&x->g);
     ml_backend_close(&x->be);
@@ -301,13 +301,13 @@ static void close_world(world *x) {
 
 /* A plan without backward keeps no more than a layer's worth; one with, all of them. */
 static void memory_follows_lifetimes(void) {
-    world x;
+    fixture x;
     ml_plan *small, *large;
     ml_batch_caps caps = { 64, 2, 64, 8 };
     size_t logits = 64 * 83 * sizeof(float);
     ml_plan *with;
 
-    open_world(&x, LLAMA);
+    open_fixture(&x, LLAMA);
     CHECK(ml_plan_new(&small, &x.spec, &x.be, (ml_plan_opts){ .caps = caps }, NULL) ==
           ML_OK);
     CHECK(ml_plan_new(&large, &x.spec, &x.be,
@@ -320,7 +320,7 @@ static void memory_follows_lifetimes(void) {
     ml_plan_free(small);
     ml_plan_free(large);
     ml_plan_free(with);
-    close_world(&x);
+    close_fixture(&x);
 }
 
 /* Counted by the wrappers below, while `counting`. */
@@ -353,7 +353,7 @@ static void steps_do_not_allocate(void) {
     static const char *const models[] = { LLAMA, "tests/golden/data/qwen3_moe",
                                           "tests/golden/data/gemma2" };
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
-        world x = { 0 };
+        fixture x = { 0 };
         ml_plan *p;
         ml_batch b;
         ml_batch_caps caps = { 40, 2, 40, 8 };
@@ -365,7 +365,7 @@ static void steps_do_not_allocate(void) {
             id[i] = i * 7 % 83;
             target[i] = (i * 5 + 1) % 83;
         }
-        open_world(&x, models[m]);
+        open_fixture(&x, models[m]);
         CHECK(ml_plan_new(&p, &x.spec, &x.be,
                           (ml_plan_opts){ .caps = caps, .backward = true }, NULL) == ML_OK);
         CHECK(ml_plan_alloc(p, NULL) == ML_OK);
@@ -386,13 +386,13 @@ static void steps_do_not_allocate(void) {
                          n_alloc);
         n_alloc = 0;
         ml_plan_free(p);
-        close_world(&x);
+        close_fixture(&x);
     }
 }
 
 /* Each op of a forward once, and of a backward with recomputation; one after the other. */
 static void ops_tell_when_they_ran(void) {
-    world x = { 0 };
+    fixture x = { 0 };
     ml_plan *p;
     ml_batch b;
     ml_batch_caps caps = { 40, 2, 40, 8 };
@@ -402,7 +402,7 @@ static void ops_tell_when_they_ran(void) {
     ml_timeline_taken t;
     int n_forward = 0, n_again = 0, n_backward = 0;
 
-    open_world(&x, LLAMA);
+    open_fixture(&x, LLAMA);
     CHECK(ml_plan_new(&p, &x.spec, &x.be,
                       (ml_plan_opts){ .caps = caps,
                                       .backward = true,
@@ -432,18 +432,18 @@ static void ops_tell_when_they_ran(void) {
     CHECK(ml_timeline_take(told, &x.arena).n == 0);
     ml_timeline_free(told);
     ml_plan_free(p);
-    close_world(&x);
+    close_fixture(&x);
 }
 
 static const ml_test tests[] = {
-    { "refuses bad configs", refuses_bad_configs },
-    { "refuses moe and window configs", refuses_moe_and_window_configs },
-    { "warns of unknown keys", warns_of_unknown_keys },
-    { "refuses bad weights", refuses_bad_weights },
-    { "refuses extra weights", refuses_extra_weights },
-    { "memory follows lifetimes", memory_follows_lifetimes },
-    { "steps do not allocate", steps_do_not_allocate },
-    { "ops tell when they ran", ops_tell_when_they_ran },
+    { "a bad config.json is refused with the key", refuses_bad_configs },
+    { "bad MoE and sliding-window configs are refused", refuses_moe_and_window_configs },
+    { "unknown keys of config.json are warned of", warns_of_unknown_keys },
+    { "weights of a wrong shape, type or name are refused", refuses_bad_weights },
+    { "weights that no layer reads are refused", refuses_extra_weights },
+    { "a plan without backward reuses activation memory", memory_follows_lifetimes },
+    { "steps of a plan allocate no memory", steps_do_not_allocate },
+    { "the timeline has every op of forward and backward once", ops_tell_when_they_ran },
     { 0 },
 };
 

@@ -10,25 +10,25 @@
 #define MODEL "tests/golden/data/qwen3"
 
 /* A model with gradients that a formula gives. */
-typedef struct world {
+typedef struct fixture {
     ml_spec spec;
     ml_checkpoint *ckpt;
     ml_backend be;
     ml_weights weights, grads;
     ml_optimizer opt;
     ml_arena arena;
-} world;
+} fixture;
 
 static const ml_optimizer_opts adam = {
     .kind = ML_OPTIMIZER_ADAM, .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8
 };
 
-static bool begin(world *w, int n_thread, const char *level, ml_weight_dtype dtype,
+static bool begin(fixture *w, int n_thread, const char *level, ml_weight_dtype dtype,
                   ml_optimizer_opts opts) {
     ml_err err = { 0 };
     bool ok;
 
-    *w = (world){ 0 };
+    *w = (fixture){ 0 };
     ml_arena_init(&w->arena, "test");
     ok = !ml_spec_open(&w->spec, MODEL, &err) &&
          !ml_checkpoint_open(&w->ckpt, MODEL, &err) &&
@@ -41,7 +41,7 @@ static bool begin(world *w, int n_thread, const char *level, ml_weight_dtype dty
     return ok;
 }
 
-static void end(world *w) {
+static void end(fixture *w) {
     ml_optimizer_close(&w->opt);
     ml_weights_close(&w->grads);
     ml_weights_close(&w->weights);
@@ -56,7 +56,7 @@ static float grad_of(int64_t i, int step) {
 }
 
 /* Padding gets none, as after a backward: only what unpacks is set. */
-static void set_grads(world *w, int step) {
+static void set_grads(fixture *w, int step) {
     for (int32_t i = 0; i < w->grads.n; i++) {
         const ml_param *p = &w->spec.param[i];
         int64_t rows = p->n_dim == 2 ? p->shape[0] : 1;
@@ -72,7 +72,7 @@ static void set_grads(world *w, int step) {
     }
 }
 
-static void steps(world *w, int n, double lr, double decay) {
+static void steps(fixture *w, int n, double lr, double decay) {
     ml_update u;
     for (int k = 0; k < n; k++) {
         set_grads(w, k);
@@ -81,7 +81,7 @@ static void steps(world *w, int n, double lr, double decay) {
     }
 }
 
-static int32_t find_param(const world *w, const char *name) {
+static int32_t find_param(const fixture *w, const char *name) {
     int32_t member, i = ml_spec_find(&w->spec, ml_str_of(name), &member);
     CHECK(i != ML_NONE);
     return i;
@@ -90,7 +90,7 @@ static int32_t find_param(const world *w, const char *name) {
 static const char *const matrix = "model.layers.0.mlp.down_proj.weight";
 static const char *const vector = "model.norm.weight";
 
-static void row_of(const world *w, const char *name, float *out) {
+static void row_of(const fixture *w, const char *name, float *out) {
     ml_weights_unpack(&w->weights, find_param(w, name), 0, 0, 1, ML_F32, out);
 }
 
@@ -107,7 +107,7 @@ static double reference(double x, int64_t index, int n, double lr, double decay)
     return x;
 }
 
-static void check_row(const world *w, const char *name, const float *before, int n,
+static void check_row(const fixture *w, const char *name, const float *before, int n,
                       double lr, double decay) {
     int32_t i = find_param(w, name);
     float row[1024];
@@ -121,7 +121,7 @@ static void check_row(const world *w, const char *name, const float *before, int
 }
 
 static void adamw_is_the_formula(void) {
-    world w;
+    fixture w;
     float m[1024], v[1024];
 
     if (!begin(&w, 1, NULL, ML_WEIGHT_F32, adam))
@@ -136,7 +136,7 @@ static void adamw_is_the_formula(void) {
 }
 
 static void sgd_is_the_formula(void) {
-    world w;
+    fixture w;
     float before[1024], after[1024];
     double x, m = 0;
 
@@ -163,7 +163,7 @@ static void same(const ml_weights *a, const ml_weights *b, const char *what) {
 
 static void bits_do_not_depend_on_threads_or_levels(void) {
     const char *const *levels = ml_backend_cpu_levels();
-    world one, other;
+    fixture one, other;
     ml_optimizer_opts o = adam;
 
     o.clip_grad = 1.0;
@@ -198,7 +198,7 @@ static void host_free(void *p) {
     free(p);
 }
 
-static bool begin_elsewhere(world *w, ml_device *dev, ml_optimizer_opts opts) {
+static bool begin_elsewhere(fixture *w, ml_device *dev, ml_optimizer_opts opts) {
     ml_err err = { 0 };
     bool ok = begin(w, 2, NULL, ML_WEIGHT_BF16, adam);
 
@@ -226,7 +226,7 @@ static bool begin_elsewhere(world *w, ml_device *dev, ml_optimizer_opts opts) {
 static void state_leaves_the_device(void) {
     ml_optimizer_opts in_file = adam, on_host = adam;
     ml_device dev[4];
-    world stays, file, host, away;
+    fixture stays, file, host, away;
     ml_err err;
 
     in_file.offload_dir = ml_test_dir();
@@ -269,7 +269,7 @@ static void state_leaves_the_device(void) {
 
 /* Steps too small for bf16 add up in the master; the weight is its rounding. */
 static void weights_round_their_masters(void) {
-    world w;
+    fixture w;
     int32_t i, v;
     bool moved = false;
     float m[512];
@@ -300,7 +300,7 @@ static void weights_round_their_masters(void) {
 
 static void freezes_by_name(void) {
     ml_optimizer_opts o = adam;
-    world w;
+    fixture w;
     float before[1024], after[1024], other[1024], other_after[1024];
     ml_err err = { 0 };
     ml_optimizer opt;
@@ -319,7 +319,7 @@ static void freezes_by_name(void) {
     CHECK(memcmp(other, other_after, 16 * sizeof *other) != 0);
     o.freeze = "*";
     CHECK(ml_optimizer_open(&opt, &w.spec, &w.weights, &w.be, &o, &err) == ML_EUSAGE);
-    CHECK_HAS(err.msg, "leaves nothing");
+    CHECK_HAS(err.msg, "leaves no parameter");
     o.freeze = "*down_proj*,layer.7";
     CHECK(ml_optimizer_open(&opt, &w.spec, &w.weights, &w.be, &o, &err) == ML_EUSAGE);
     CHECK_HAS(err.msg, "layer.7");
@@ -327,7 +327,7 @@ static void freezes_by_name(void) {
 }
 
 static void bad_gradients_are_named_and_not_applied(void) {
-    world w;
+    fixture w;
     ml_update u;
     float before[1024], after[1024];
     int32_t i;
@@ -348,7 +348,7 @@ static void bad_gradients_are_named_and_not_applied(void) {
 }
 
 static void clips_the_norm_of_all_gradients(void) {
-    world w;
+    fixture w;
     ml_update u;
     ml_optimizer_opts o = { .kind = ML_OPTIMIZER_SGD, .clip_grad = 0.5 };
     double sum = 0;
@@ -374,7 +374,7 @@ static void clips_the_norm_of_all_gradients(void) {
 static void weights_are_held_against_masters(void) {
     ml_err err = { 0 };
     float row[4096];
-    world w;
+    fixture w;
 
     if (!begin(&w, 1, NULL, ML_WEIGHT_BF16, adam))
         return;
@@ -390,15 +390,18 @@ static void weights_are_held_against_masters(void) {
 }
 
 static const ml_test tests[] = {
-    { "AdamW is the formula", adamw_is_the_formula },
-    { "SGD is the formula", sgd_is_the_formula },
-    { "bits do not depend on threads or levels", bits_do_not_depend_on_threads_or_levels },
-    { "state leaves the device", state_leaves_the_device },
-    { "weights round their masters", weights_round_their_masters },
-    { "weights are held against masters", weights_are_held_against_masters },
-    { "freezes by name", freezes_by_name },
-    { "bad gradients are named", bad_gradients_are_named_and_not_applied },
-    { "clips the norm", clips_the_norm_of_all_gradients },
+    { "AdamW is its formula in f64", adamw_is_the_formula },
+    { "SGD is its formula in f64", sgd_is_the_formula },
+    { "optimizer steps are the same bits for every level and thread count",
+      bits_do_not_depend_on_threads_or_levels },
+    { "offloaded optimizer state gives the same bits", state_leaves_the_device },
+    { "bf16 weights are their f32 masters rounded", weights_round_their_masters },
+    { "a weight that is not its master rounded is found",
+      weights_are_held_against_masters },
+    { "--freeze keeps parameters by name", freezes_by_name },
+    { "a gradient that is not finite is named and not applied",
+      bad_gradients_are_named_and_not_applied },
+    { "gradients are clipped to the norm", clips_the_norm_of_all_gradients },
     { 0 },
 };
 

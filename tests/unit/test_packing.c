@@ -310,15 +310,16 @@ static void idle_samples_stand_apart(void) {
 }
 
 static const ml_test tests[] = {
-    { "first fit", first_fit },
-    { "Karmarkar and Karp", karmarkar_karp },
-    { "greedy", greedy },
-    { "schedules", schedules },
-    { "balances by cost", balances_by_cost },
-    { "flops", flops },
-    { "shapes are read off the spec", shapes_are_read_off_the_spec },
-    { "one step of all", one_step_of_all },
-    { "idle samples stand apart", idle_samples_stand_apart },
+    { "first-fit packing is Miles'", first_fit },
+    { "Karmarkar-Karp partitions are Miles'", karmarkar_karp },
+    { "greedy partitions are Miles'", greedy },
+    { "data-parallel schedules are Miles'", schedules },
+    { "micro-batches are balanced by cost", balances_by_cost },
+    { "FLOP counts are Miles'", flops },
+    { "FLOP shapes come from the model's config", shapes_are_read_off_the_spec },
+    { "one step takes all samples of a round", one_step_of_all },
+    { "samples without a gradient get micro-batches of their own",
+      idle_samples_stand_apart },
     { 0 },
 };
 

@@ -59,10 +59,11 @@ static void every_part_of_the_address_counts(void) {
 }
 
 static const ml_test tests[] = {
-    { "published vectors come out", published_vectors_come_out },
-    { "uniform is the first two words", uniform_is_the_first_two_words },
-    { "uniform is in range and even", uniform_is_in_range_and_even },
-    { "every part of the address counts", every_part_of_the_address_counts },
+    { "Philox gives the published vectors", published_vectors_come_out },
+    { "a Philox uniform is made of its first two words", uniform_is_the_first_two_words },
+    { "Philox uniforms are in range and even", uniform_is_in_range_and_even },
+    { "seed, sample and position all change a Philox draw",
+      every_part_of_the_address_counts },
     { 0 },
 };
 

@@ -175,13 +175,13 @@ static void ctrl_c_tells_what_happens(void) {
     start_run(&t, save, "0.1");
     CHECK(read_until(&t, "1/1000  generating "));
     CHECK(write(t.fd, "\003", 1) == 1);
-    CHECK(read_until(&t, "; again: stop now and lose it"));
+    CHECK(read_until(&t, "; Ctrl-C again: stop immediately and lose it"));
     CHECK(close_terminal(&t) == 0);
     CHECK_HAS(t.out.ptr, "stopping after rollout ");
     CHECK_HAS(t.out.ptr, "/16 answers");
-    CHECK_HAS(t.out.ptr, "; it is saved in ");
+    CHECK_HAS(t.out.ptr, "; saved in ");
     check_width(&t, WIDTH + 2, "stopped after"); /* the terminal itself shows ^C */
-    go_on = strstr(t.out.ptr, "to go on:");
+    go_on = strstr(t.out.ptr, "to resume:");
     CHECK(go_on != NULL);
     if (!go_on)
         return;
@@ -192,7 +192,7 @@ static void ctrl_c_tells_what_happens(void) {
     /* The command goes on where the run was. */
     while ((go_on = strstr(go_on, "\\ \n"))) /* what the terminal made of a line's end */
         memcpy(go_on, "   ", 3);
-    go_on = strstr(t.out.ptr, "to go on:") + strlen("to go on:");
+    go_on = strstr(t.out.ptr, "to resume:") + strlen("to resume:");
     snprintf(command, sizeof command, "( %.*s --debug-exit-after-rollout 1 ) 2>&1",
              (int)strcspn(go_on + 3, "\n") + 3, go_on);
     {
@@ -212,19 +212,20 @@ static void a_second_ctrl_c_stops_at_once(void) {
     start_run(&t, ml_test_path("run"), "0.5");
     CHECK(read_until(&t, "generating"));
     CHECK(write(t.fd, "\003", 1) == 1);
-    CHECK(read_until(&t, "; again: stop now and lose it"));
+    CHECK(read_until(&t, "; Ctrl-C again: stop immediately and lose it"));
     CHECK(write(t.fd, "\003", 1) == 1);
     CHECK(close_terminal(&t) != 0);
-    CHECK_HAS(t.out.ptr, "stopped at once; rollout ");
+    CHECK_HAS(t.out.ptr, "stopped immediately; rollout ");
     CHECK_HAS(t.out.ptr, " is lost");
     ml_text_release(&t.out);
 }
 
 static const ml_test tests[] = {
-    { "lines are wrapped", lines_are_wrapped },
-    { "the last line moves inside a round", the_last_line_moves_inside_a_round },
-    { "Ctrl-C tells what happens", ctrl_c_tells_what_happens, 120 },
-    { "a second Ctrl-C stops at once", a_second_ctrl_c_stops_at_once, 120 },
+    { "lines are wrapped at the terminal's width", lines_are_wrapped },
+    { "the progress line moves inside a round", the_last_line_moves_inside_a_round },
+    { "Ctrl-C finishes the round and says how to continue", ctrl_c_tells_what_happens,
+      120 },
+    { "a second Ctrl-C stops the run at once", a_second_ctrl_c_stops_at_once, 120 },
     { 0 },
 };
 

@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "rl/prompt_encoder.h"
+#include "rl/data/prompt_encoder.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "text/assistant_mask.h"
+#include "text/chat/assistant_mask.h"
 
 #define KIMI "tests/golden/text/kimi"
 
@@ -17,10 +17,10 @@ static const char chat_source[] =
     "{% else %}{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{{ mood }}{% endif %}";
 
-typedef struct world {
+typedef struct fixture {
     ml_tokenizer *tokenizer;
     ml_chat_template *chat;
-} world;
+} fixture;
 
 static void must(ml_status st, const ml_err *err) {
     if (st != ML_OK) {
@@ -29,14 +29,14 @@ static void must(ml_status st, const ml_err *err) {
     }
 }
 
-static void open_world(world *w) {
+static void open_fixture(fixture *w) {
     ml_err err = { 0 };
     must(ml_file_replace(ml_test_path("chat.jinja"), ml_str_of(chat_source), &err), &err);
     must(ml_tokenizer_open(&w->tokenizer, KIMI, &err), &err);
     must(ml_chat_template_open(&w->chat, KIMI, ml_test_path("chat.jinja"), &err), &err);
 }
 
-static void close_world(world *w) {
+static void close_fixture(fixture *w) {
     ml_tokenizer_close(w->tokenizer);
     ml_chat_template_close(w->chat);
 }
@@ -48,7 +48,7 @@ static void prompts_are_rendered_and_measured(void) {
         "that "
         "nobody would want to read it to its end, nor answer it\"}]}\n"
         "{\"input\": [{\"role\": \"user\", \"content\": \"bye\"}]}\n";
-    world w;
+    fixture w;
     ml_prompt_encoder p;
     ml_pool *pool;
     ml_dataset ds;
@@ -56,7 +56,7 @@ static void prompts_are_rendered_and_measured(void) {
     ml_arena a;
     ml_err err = { 0 };
 
-    open_world(&w);
+    open_fixture(&w);
     must(ml_pool_new(&pool, 2, &err), &err);
     ml_prompt_encoder_init(&p, w.tokenizer, w.chat, 2);
     ml_arena_init(&a, "test");
@@ -77,7 +77,7 @@ static void prompts_are_rendered_and_measured(void) {
     ml_arena_release(&a);
     ml_prompt_encoder_release(&p);
     ml_pool_free(pool);
-    close_world(&w);
+    close_fixture(&w);
 }
 
 static void mask_is_what_the_assistant_said(void) {
@@ -86,7 +86,7 @@ static void mask_is_what_the_assistant_said(void) {
         "{\"role\": \"assistant\", \"content\": \"three four\"}, "
         "{\"role\": \"user\", \"content\": \"five\"}, "
         "{\"role\": \"assistant\", \"content\": \"s\u00ef\u00efx\"}]";
-    world w;
+    fixture w;
     ml_arena a;
     ml_err err = { 0 };
     const ml_json *messages;
@@ -96,7 +96,7 @@ static void mask_is_what_the_assistant_said(void) {
     ml_text said = { 0 };
     uint8_t mask[256];
 
-    open_world(&w);
+    open_fixture(&w);
     ml_arena_init(&a, "test");
     must(ml_json_parse(&messages, &a, ml_str_of(source), "messages", &err), &err);
     must(ml_chat_render(&text, &a, w.chat, &(ml_chat){ .messages = messages }, NULL, &err),
@@ -121,12 +121,13 @@ static void mask_is_what_the_assistant_said(void) {
     ml_tokens_release(&tokens);
     ml_encoder_free(e);
     ml_arena_release(&a);
-    close_world(&w);
+    close_fixture(&w);
 }
 
 static const ml_test tests[] = {
-    { "prompts are rendered and measured", prompts_are_rendered_and_measured },
-    { "mask is what the assistant said", mask_is_what_the_assistant_said },
+    { "prompts are rendered by the template and counted in tokens",
+      prompts_are_rendered_and_measured },
+    { "the loss mask covers what the assistant said", mask_is_what_the_assistant_said },
     { 0 },
 };
 

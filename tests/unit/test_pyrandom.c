@@ -99,12 +99,12 @@ static void shuffles_nothing(void) {
 }
 
 static const ml_test tests[] = {
-    { "first_words", first_words },
-    { "far_word", far_word },
-    { "below", below },
-    { "shuffles_ten", shuffles_ten },
-    { "shuffles_many", shuffles_many },
-    { "shuffles_nothing", shuffles_nothing },
+    { "the first words are CPython's for each seed", first_words },
+    { "the 1000th word is CPython's", far_word },
+    { "bounded draws are CPython's", below },
+    { "shuffles of ten are CPython's", shuffles_ten },
+    { "a shuffle of 100000 is CPython's", shuffles_many },
+    { "a shuffle of fewer than two draws nothing", shuffles_nothing },
     { 0 },
 };
 

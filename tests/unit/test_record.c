@@ -60,7 +60,7 @@ static void samples_of_other_weights(void) {
              "--true-on-policy-mode",
              ml_test_dir());
     CHECK(run("c", 2) == 1);
-    CHECK_HAS(out, "tokens of rollout 1 were not drawn with the weights at hand");
+    CHECK_HAS(out, "tokens of rollout 1 were not drawn with the current weights");
     snprintf(
         more, sizeof more,
         "--rollout-temperature 0.8 --load-debug-rollout-data %s/0.zst --enable-witness",
@@ -72,7 +72,7 @@ static void samples_of_other_weights(void) {
     CHECK_HAS(out, "has no room for the 16 samples of a round");
     snprintf(more, sizeof more, "--true-on-policy-mode");
     CHECK(ml_toy_run("train-async", ml_test_path("f"), 2, more, out, sizeof out) == 2);
-    CHECK_HAS(out, "--true-on-policy-mode wants every token");
+    CHECK_HAS(out, "--true-on-policy-mode needs every token");
     snprintf(more, sizeof more, "--recompute-logprobs-via-prefill");
     CHECK(run("g", 2) == 2);
     CHECK_HAS(out, "needs --true-on-policy-mode");
@@ -121,7 +121,7 @@ static void recordings_of_other_models(void) {
     rewrite("2s/\"tokens\": *\\[/&83,/");
     snprintf(more, sizeof more, "--load-debug-rollout-data %s", ml_test_path("bad.zst"));
     CHECK(run("b", 1) == 1);
-    CHECK_HAS(out, "bad.zst: sample 1 has token 83, and the model's ids end at 82");
+    CHECK_HAS(out, "bad.zst: sample 1 has token 83; the largest token id is 82");
     snprintf(more, sizeof more,
              "--ci-inject-rollout-data-path %s --ci-inject-rollout-data-min-match-ratio 0",
              ml_test_path("bad.zst"));
@@ -130,7 +130,7 @@ static void recordings_of_other_models(void) {
     rewrite("1s/\"rollout_log_probs\": *\\[[^,]*/\"rollout_log_probs\": [null/");
     snprintf(more, sizeof more, "--load-debug-rollout-data %s", ml_test_path("bad.zst"));
     CHECK(run("d", 1) == 1);
-    CHECK_HAS(out, "element 0 of \"rollout_log_probs\" is no number");
+    CHECK_HAS(out, "element 0 of \"rollout_log_probs\" is not a number");
 }
 
 /* What generates stays as it was, and a comparison says so unless nothing is compared. */
@@ -186,7 +186,7 @@ static void events_are_analysed(void) {
              "--save-debug-event-data %s --enable-event-analyzer --rollout-seed 7",
              ml_test_path("events"));
     CHECK(run("b", 2) == 1);
-    CHECK_HAS(out, "of the weights has the checksum ");
+    CHECK_HAS(out, "weight version 3 has the checksum ");
     snprintf(more, sizeof more, "--enable-event-analyzer");
     CHECK(run("c", 2) == 2);
     CHECK_HAS(out, "needs --save-debug-event-data");
@@ -265,8 +265,8 @@ static void claims_of_the_model(void) {
     ml_toy_run_inputs();
     snprintf(more, sizeof more, "--padded-vocab-size 3 --model-name llama");
     CHECK(run("a", 1) == 2);
-    CHECK_HAS(out, "--padded-vocab-size is 3, config.json has ");
-    CHECK_HAS(out, "--model-name is llama, config.json says qwen3");
+    CHECK_HAS(out, "--padded-vocab-size is 3, but config.json has ");
+    CHECK_HAS(out, "--model-name is llama, but config.json has qwen3");
     snprintf(more, sizeof more,
              "--padded-vocab-size 100000 --model-name Qwen3Config --dtype bf16 "
              "--check-rematerialize-param-from-master-weight");
@@ -301,18 +301,20 @@ static void evaluations_have_a_context(void) {
 }
 
 static const ml_test tests[] = {
-    { "what is trained on", what_is_trained_on },
-    { "samples of other weights", samples_of_other_weights },
-    { "rounds are injected", rounds_are_injected },
-    { "recordings of other models", recordings_of_other_models },
-    { "weights are not published", weights_are_not_published },
-    { "memory is recorded", memory_is_recorded },
-    { "events are analysed", events_are_analysed },
-    { "tensors are dumped", tensors_are_dumped },
-    { "evaluations meanwhile", evaluations_meanwhile },
-    { "claims of the model", claims_of_the_model },
-    { "a critic begins by its seed", a_critic_begins_by_its_seed },
-    { "evaluations have a context", evaluations_have_a_context },
+    { "--dump-details records what is trained on", what_is_trained_on },
+    { "--true-on-policy-mode finds samples of other weights", samples_of_other_weights },
+    { "injected rounds train to the same weights", rounds_are_injected },
+    { "a recording of another model is refused", recordings_of_other_models },
+    { "--debug-skip-weight-update leaves the engine's weights and is noticed",
+      weights_are_not_published },
+    { "--record-memory-history writes snapshots", memory_is_recorded },
+    { "--enable-event-analyzer finds events of another run", events_are_analysed },
+    { "--dumper-enable writes tensors of the chosen ops", tensors_are_dumped },
+    { "evaluations during training give the metrics of those between rounds",
+      evaluations_meanwhile },
+    { "model flags that contradict config.json are refused", claims_of_the_model },
+    { "a critic's first weights follow --seed", a_critic_begins_by_its_seed },
+    { "evaluations end at their own context length", evaluations_have_a_context },
     { 0 },
 };
 

@@ -2,11 +2,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/support/router_world.h"
+#include "tests/support/router_fixture.h"
 #include "tests/support/test.h"
 
 static void plain(void) {
-    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 1);
+    ml_router_fixture *w = ml_router_fixture_open(ml_router_fixture_opts(), 1);
     ml_fetch f = { 0 };
 
     w->worker[0].reply = "{\"text\": \"hi\"}";
@@ -26,11 +26,11 @@ static void plain(void) {
     ml_fetch_now(w, &f, "DELETE", "/some/thing", "");
     CHECK(strncmp(w->worker[0].last.ptr, "DELETE /some/thing|", 19) == 0);
     ml_fetch_release(&f);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 static void streams_in_pieces(void) {
-    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 2);
+    ml_router_fixture *w = ml_router_fixture_open(ml_router_fixture_opts(), 2);
     ml_fetch f = { 0 };
 
     ml_fetch_now(w, &f, "POST", "/stream", "{}");
@@ -39,32 +39,29 @@ static void streams_in_pieces(void) {
                              "data: 5\n\n") == 0);
     CHECK_HAS(f.headers.ptr, "Content-Type: text/event-stream\n");
     ml_fetch_release(&f);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 static void client_vanishes(void) {
-    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 1);
+    ml_router_fixture *w = ml_router_fixture_open(ml_router_fixture_opts(), 1);
     ml_fetch f = { .stop_at_data = true };
 
     ml_fetch_now(w, &f, "POST", "/stream", "{}");
     CHECK(f.n_piece > 0 && w->worker[0].held);
     ml_http_cancel(f.job);
-    ml_router_world_pass(w, 0.5);
-    CHECK(w->worker[0].n_gone == 1 && !w->worker[0].held);
+    CHECK(ml_router_fixture_until(w, &w->worker[0].n_gone, 1) && !w->worker[0].held);
     ml_fetch_release(&f);
     w->worker[0].silent = true;
     ml_fetch_start(w, &f, "POST", "/generate", "{}");
-    ml_router_world_pass(w, 0.1);
-    CHECK(w->worker[0].held != NULL);
+    CHECK(ml_router_fixture_until(w, &w->worker[0].n_request, 2) && w->worker[0].held);
     ml_http_cancel(f.job);
-    ml_router_world_pass(w, 0.5);
-    CHECK(w->worker[0].n_gone == 2);
+    CHECK(ml_router_fixture_until(w, &w->worker[0].n_gone, 2));
     ml_fetch_release(&f);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 static void worker_dies_in_the_middle(void) {
-    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 1);
+    ml_router_fixture *w = ml_router_fixture_open(ml_router_fixture_opts(), 1);
     ml_fetch f = { 0 };
 
     w->worker[0].dies = true;
@@ -80,16 +77,16 @@ static void worker_dies_in_the_middle(void) {
     ml_fetch_now(w, &f, "GET", "/metrics", "");
     CHECK_HAS(f.body.ptr, "miles_router_broken_total 2\n");
     ml_fetch_release(&f);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 static void another_worker_is_tried(void) {
-    ml_router_opts o = ml_router_world_opts();
+    ml_router_opts o = ml_router_fixture_opts();
     ml_fetch f = { 0 };
-    ml_router_world *w;
+    ml_router_fixture *w;
 
     o.health_interval_s = 0;
-    w = ml_router_world_open(o, 3);
+    w = ml_router_fixture_open(o, 3);
     ml_fake_worker_close(&w->worker[0]);
     w->worker[1].status = 503;
     w->worker[2].reply = "third";
@@ -111,39 +108,38 @@ static void another_worker_is_tried(void) {
     ml_fetch_now(w, &f, "POST", "/generate", "{}");
     CHECK(f.status == 503);
     ml_fetch_release(&f);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 static void limits(void) {
-    ml_router_opts o = ml_router_world_opts();
+    ml_router_opts o = ml_router_fixture_opts();
     ml_fetch f = { 0 }, g = { 0 };
-    ml_router_world *w;
+    ml_router_fixture *w;
 
     o.max_concurrent = 1;
-    o.request_timeout_s = 0.3;
-    w = ml_router_world_open(o, 1);
+    o.request_timeout_s = 1;
+    w = ml_router_fixture_open(o, 1);
     w->worker[0].silent = true;
     ml_fetch_start(w, &f, "POST", "/generate", "{}");
-    ml_router_world_pass(w, 0.05);
+    CHECK(ml_router_fixture_until(w, &w->worker[0].n_request, 1));
     ml_fetch_now(w, &g, "POST", "/generate", "{}");
     CHECK(g.status == 429);
     ml_loop_run(w->loop);
     CHECK(f.status == 504);
     CHECK_HAS(f.body.ptr, "--request-timeout-secs");
-    ml_router_world_pass(w, 0.05);
-    CHECK(w->worker[0].n_gone == 1);
+    CHECK(ml_router_fixture_until(w, &w->worker[0].n_gone, 1));
     ml_fetch_release(&f);
     ml_fetch_release(&g);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 static void prompts_stay_together(void) {
-    ml_router_opts o = ml_router_world_opts();
-    ml_router_world *w;
+    ml_router_opts o = ml_router_fixture_opts();
+    ml_router_fixture *w;
 
     o.route.kind = ML_ROUTE_CACHE_AWARE;
     o.health_interval_s = 0;
-    w = ml_router_world_open(o, 3);
+    w = ml_router_fixture_open(o, 3);
     for (int i = 0; i < 30; i++) {
         ml_fetch f = { 0 };
         char body[200];
@@ -157,24 +153,24 @@ static void prompts_stay_together(void) {
     }
     for (int i = 0; i < 3; i++)
         CHECK(w->worker[i].n_request == 10);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 static void worker_key_is_added(void) {
-    ml_router_opts o = ml_router_world_opts();
+    ml_router_opts o = ml_router_fixture_opts();
     ml_fetch f = { .no_key = true };
-    ml_router_world *w;
+    ml_router_fixture *w;
 
     o.worker_key = "secret";
-    w = ml_router_world_open(o, 1);
+    w = ml_router_fixture_open(o, 1);
     ml_fetch_now(w, &f, "GET", "/x", "");
     CHECK_HAS(w->worker[0].last.ptr, "|Bearer secret|");
     ml_fetch_release(&f);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 static void draining(void) {
-    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 1);
+    ml_router_fixture *w = ml_router_fixture_open(ml_router_fixture_opts(), 1);
     ml_fetch f = { .stop_at_data = true };
 
     ml_fetch_now(w, &f, "POST", "/stream", "{}");
@@ -185,19 +181,19 @@ static void draining(void) {
     CHECK_HAS(f.body.ptr, "data: 5\n\n");
     ml_loop_run(w->loop); /* the router's */
     ml_fetch_release(&f);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 static const ml_test tests[] = {
-    { "plain", plain },
-    { "streams_in_pieces", streams_in_pieces },
-    { "client_vanishes", client_vanishes },
-    { "worker_dies_in_the_middle", worker_dies_in_the_middle },
-    { "another_worker_is_tried", another_worker_is_tried },
-    { "limits", limits },
-    { "prompts_stay_together", prompts_stay_together },
-    { "worker_key_is_added", worker_key_is_added },
-    { "draining", draining },
+    { "the router relays requests and replies unchanged", plain },
+    { "the router relays a stream piece by piece", streams_in_pieces },
+    { "a client that disconnects ends the worker's request", client_vanishes },
+    { "a worker that dies in a stream ends it with an error", worker_dies_in_the_middle },
+    { "a failed worker's request goes to another", another_worker_is_tried },
+    { "the router limits concurrent requests and waiting", limits },
+    { "requests of one prompt go to one worker", prompts_stay_together },
+    { "the router adds the workers' key", worker_key_is_added },
+    { "a draining router finishes its streams", draining },
     { 0 },
 };
 

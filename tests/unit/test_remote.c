@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/local.h"
-#include "engine/remote.h"
+#include "gen/local.h"
+#include "gen/remote.h"
 #include "net/http_server.h"
 #include "serve/server.h"
 #include "tests/support/log_text.h"
@@ -114,7 +114,7 @@ static ml_gen *open_remote(const char *url, const char *api_key, int32_t n_attem
 
 /* --- requests --------------------------------------------------------------------- */
 
-typedef struct heard {
+typedef struct received {
     pthread_mutex_t lock;
     pthread_cond_t cond;
     int32_t id[2 * CONTEXT], top_id[2 * CONTEXT][2];
@@ -126,9 +126,9 @@ typedef struct heard {
     char message[400];
     int32_t routed[2 * CONTEXT * 16], n_routed;
     int64_t width;
-} heard;
+} received;
 
-static void take(heard *h, const ml_scored *s) {
+static void take(received *h, const ml_scored *s) {
     for (int32_t i = 0; i < s->n; i++, h->n++) {
         h->id[h->n] = s->id[i];
         h->logprob[h->n] = s->logprob[i];
@@ -141,7 +141,7 @@ static void take(heard *h, const ml_scored *s) {
 }
 
 static void hear(void *ud, const ml_gen_update *u) {
-    heard *h = ud;
+    received *h = ud;
     pthread_mutex_lock(&h->lock);
     take(h, &u->prompt);
     h->n_prompt += u->prompt.n;
@@ -161,7 +161,7 @@ static void hear(void *ud, const ml_gen_update *u) {
     pthread_mutex_unlock(&h->lock);
 }
 
-static void await_end(heard *h) {
+static void await_end(received *h) {
     pthread_mutex_lock(&h->lock);
     while (!h->n_end)
         pthread_cond_wait(&h->cond, &h->lock);
@@ -188,13 +188,13 @@ static ml_gen_request ask(int i) {
                              .n_top = 2 };
 }
 
-static void init(heard *h) {
+static void init(received *h) {
     memset(h, 0, sizeof *h);
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->cond, NULL);
 }
 
-static void run(ml_gen *g, heard *h) {
+static void run(ml_gen *g, received *h) {
     uint64_t ticket;
     for (int i = 0; i < N; i++) {
         ml_gen_request r = ask(i);
@@ -206,7 +206,7 @@ static void run(ml_gen *g, heard *h) {
 }
 
 /* Everything from `id` on but the locks. */
-static void check_equal(const heard *a, const heard *b) {
+static void check_equal(const received *a, const received *b) {
     CHECK(a->n == b->n && a->n_prompt == b->n_prompt && a->n > 0);
     CHECK(a->finish == b->finish && a->matched == b->matched);
     CHECK(memcmp(a->id, b->id, sizeof a->id) == 0);
@@ -219,7 +219,7 @@ static void check_equal(const heard *a, const heard *b) {
 
 /* --- tests ------------------------------------------------------------------------ */
 
-static void ask_routed(ml_gen *g, heard *h, int32_t from) {
+static void ask_routed(ml_gen *g, received *h, int32_t from) {
     ml_gen_request r = ask(3);
     uint64_t ticket;
 
@@ -232,7 +232,7 @@ static void ask_routed(ml_gen *g, heard *h, int32_t from) {
 
 /* Which experts tokens went to, of all but the last, or from some token on. */
 static void choices_come_along(void) {
-    static heard there, here, rest, refused;
+    static received there, here, rest, refused;
     host h, own = { .routed = true };
     ml_gen *g;
 
@@ -264,7 +264,7 @@ static void choices_come_along(void) {
 }
 
 static void the_same_as_in_process(void) {
-    static heard there[N], here[N];
+    static received there[N], here[N];
     host h, own = { 0 };
     ml_gen *g;
 
@@ -281,7 +281,7 @@ static void the_same_as_in_process(void) {
 }
 
 static void servers_are_controlled(void) {
-    static heard a;
+    static received a;
     host h;
     ml_gen *g;
     ml_gen_stats s;
@@ -314,7 +314,7 @@ static void servers_are_controlled(void) {
 }
 
 static void what_fails_is_said(void) {
-    static heard a;
+    static received a;
     ml_gen *g = open_remote("http://127.0.0.1:1", NULL, 2); /* nobody listens there */
     ml_gen_request r = ask(0);
     uint64_t ticket;
@@ -328,7 +328,7 @@ static void what_fails_is_said(void) {
 }
 
 static void a_wrong_key_is_not_tried_for_ever(void) {
-    static heard a;
+    static received a;
     host h;
     ml_gen *g;
     ml_gen_request r = ask(0);
@@ -406,7 +406,7 @@ static void close_liar(liar *l) {
 
 static void failures_are_tried_again(void) {
     static const char *const reply[] = { "!busy", "{\"text\":", REPLY(TWO) };
-    static heard a;
+    static received a;
     ml_gen *g;
     ml_gen_request r = ask(0);
     uint64_t ticket;
@@ -426,7 +426,7 @@ static void failures_are_tried_again(void) {
 }
 
 /* Asks one question of a server that always answers this. */
-static void ask_liar(heard *h, const ml_gen_request *r, const char *reply,
+static void ask_liar(received *h, const ml_gen_request *r, const char *reply,
                      int32_t n_attempt) {
     const char *url;
     uint64_t ticket;
@@ -462,18 +462,18 @@ static void lies_are_refused(void) {
         bool routed;
     } lie[] = {
         { REPLY("\"output_token_logprobs\":[[-1,1],[-1,2],[-1,3]]"),
-          "has 3 tokens; at most 2 were asked for", 0, -1, false },
+          "has 3 tokens; expected at most 2", 0, -1, false },
         { REPLY("\"output_token_logprobs\":[[-1,83]]"),
-          "token 83; the model's ids end at 82", 0, -1, false },
+          "token 83; the largest token id is 82", 0, -1, false },
         { REPLY("\"output_token_logprobs\":[[-1,4294967303]]"), "token 4294967303", 0, -1,
           false },
-        { REPLY("\"output_token_logprobs\":[[-1,-1]]"), "0 or more, is expected", 0, -1,
+        { REPLY("\"output_token_logprobs\":[[-1,-1]]"), "expected a whole number >= 0", 0,
+          -1, false },
+        { REPLY("\"output_token_logprobs\":[[null,1]]"), "no log-prob for token 0", 0, -1,
           false },
-        { REPLY("\"output_token_logprobs\":[[null,1]]"), "no log-probability of token 0", 0,
-          -1, false },
-        { REPLY("\"output_token_logprobs\":[[-1e39,1]]"), "a finite number is expected", 0,
-          -1, false },
-        { REPLY("\"output_token_logprobs\":[[-1e999,1]]"), "a finite number is expected", 0,
+        { REPLY("\"output_token_logprobs\":[[-1e39,1]]"), "expected a finite number", 0, -1,
+          false },
+        { REPLY("\"output_token_logprobs\":[[-1e999,1]]"), "expected a finite number", 0,
           -1, false },
         { REPLY("\"output_token_logprobs\":[7]"), "output_token_logprobs", 0, -1, false },
         { REPLY("\"output_token_logprobs\":{\"a\":1}"), "is missing", 0, -1, false },
@@ -488,26 +488,26 @@ static void lies_are_refused(void) {
           -1, false },
         { REPLY(TWO ",\"output_top_logprobs\":[[[-1,83],[-1,2]],[[-1,1],[-1,2]]]"),
           "token 83", 2, -1, false },
-        { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12]]"), "4 were asked for", 0,
-          2, false },
+        { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12]]"), "expected 4", 0, 2,
+          false },
         { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12],[-1,19],[-1,26],[-1,33],"
                     "[-1,40]]"),
-          "at most 4 were asked for", 0, 2, false },
+          "expected at most 4", 0, 2, false },
         { REPLY(TWO ",\"input_token_logprobs\":[[null,5],[-1,12],[-1,19],[-1,26]]"),
-          "has token 5 where the prompt has 12", 0, 2, false },
+          "has token 5, but the prompt has 12", 0, 2, false },
         { REPLY(TWO), "routed_experts", 0, -1, true },
         { REPLY(TWO ",\"routed_experts\":\"AAAA\""), "routed_experts", 0, -1, true },
         { "{\"meta_info\":{\"weight_version\":\"99999999999999999999\",\"finish_reason\":"
           "{\"type\":\"length\"}," TWO "}}",
           "more than 18 digits", 0, -1, false },
         { "{\"meta_info\":{\"finish_reason\":{\"type\":\"tired\"}," TWO "}}",
-          "none of stop, length and abort", 0, -1, false },
+          "is not stop, length or abort", 0, -1, false },
         { "{\"meta_info\":{\"finish_reason\":{\"type\":\"stop\",\"matched\":83}," TWO "}}",
           "finish_reason.matched", 0, -1, false },
         { "[]", "no meta_info", 0, -1, false },
         { " ", "", 0, -1, false },
     };
-    static heard h;
+    static received h;
 
     for (size_t i = 0; i < sizeof lie / sizeof *lie; i++) {
         ml_gen_request r = ask(0);
@@ -524,7 +524,7 @@ static void lies_are_refused(void) {
 /* Neither is a prompt of other tokens sent. */
 static void prompts_are_checked(void) {
     static const char *const url[] = { "http://127.0.0.1:1" };
-    static heard h;
+    static received h;
     ml_gen_request r = ask(0);
     ml_err why = { 0 };
     uint64_t ticket;
@@ -536,28 +536,28 @@ static void prompts_are_checked(void) {
                         &err));
     numbers[2] = VOCAB;
     CHECK(g->submit(g, &r, hear, &h, &ticket, &why) == ML_EUSAGE);
-    CHECK_HAS(why.msg, "prompt 2 is token 83; the model has tokens 0 to 82");
+    CHECK_HAS(why.msg, "prompt 2 is token 83; expected 0 to 82");
     g->close(g);
     ml_spec_close(&spec);
 }
 
 /* Where attempts have no end, those at a server that only lies do. */
 static void a_liar_is_given_up(void) {
-    static heard h;
+    static received h;
     ml_gen_request r = ask(0);
 
     r.max_new = 2;
     r.n_top = 0;
     ask_liar(&h, &r, REPLY("\"output_token_logprobs\":[[-1,83]]"), 0);
     CHECK(h.finish == ML_FINISH_ABORT);
-    CHECK_HAS(h.message, "8 replies in a row were not what was asked for");
+    CHECK_HAS(h.message, "8 invalid replies in a row");
     CHECK_HAS(h.message, "token 83");
 }
 
 /* Those who tell the truth go on. */
 static void a_liar_among_others(void) {
     static const char *const lie[] = { REPLY("\"output_token_logprobs\":[[-1,83]]") };
-    static heard there[N], here[N];
+    static received there[N], here[N];
     const char *url[2];
     int n;
     ml_text log = { 0 };
@@ -585,7 +585,7 @@ static void a_liar_among_others(void) {
         check_equal(&here[i], &there[i]);
     CHECK(n >= 8 && l.n_asked == n);
     g->close(g);
-    CHECK_HAS(log.ptr, "is not asked any more: 8 replies in a row were not what was asked");
+    CHECK_HAS(log.ptr, "is not used any more: 8 invalid replies in a row");
     close_liar(&l);
     close_engine(&own);
     close_host(&h);
@@ -594,7 +594,7 @@ static void a_liar_among_others(void) {
 
 /* The bytes of a reply are bounded by what was asked for. */
 static void a_reply_has_an_end(void) {
-    static heard h;
+    static received h;
     ml_gen_request r = ask(0);
     char *huge = calloc(1, (4 << 20) + 1);
 
@@ -603,7 +603,7 @@ static void a_reply_has_an_end(void) {
     memset(huge, ' ', 4 << 20);
     ask_liar(&h, &r, huge, 1);
     CHECK(h.finish == ML_FINISH_ABORT);
-    CHECK_HAS(h.message, "the reply is longer than ");
+    CHECK_HAS(h.message, "the reply exceeds the limit of ");
     free(huge);
 }
 
@@ -623,7 +623,7 @@ static ml_gen *open_watched(const char *const *url, int n_url, ml_remote_opts o)
 /* A hung server keeps connections and answers nothing: others are asked. */
 static void what_a_hung_server_owes_goes_to_others(void) {
     static const char *const silence[] = { "" };
-    static heard there[N], here[N];
+    static received there[N], here[N];
     const char *url[2];
     ml_text log = { 0 };
     host h, own = { 0 };
@@ -645,7 +645,7 @@ static void what_a_hung_server_owes_goes_to_others(void) {
         check_equal(&here[i], &there[i]);
     CHECK(l.n_asked > 0);
     g->close(g);
-    CHECK_HAS(log.ptr, " has answered nothing for ");
+    CHECK_HAS(log.ptr, " has not replied for ");
     CHECK_HAS(log.ptr, " s: /generate, and ");
     close_liar(&l);
     close_engine(&own);
@@ -654,7 +654,7 @@ static void what_a_hung_server_owes_goes_to_others(void) {
 }
 
 static void ask_hung(liar *l, ml_remote_opts o, const char *why) {
-    static heard a;
+    static received a;
     const char *url = l->url;
     ml_gen *g = open_watched(&url, 1, o);
     ml_gen_request r = ask(0);
@@ -675,16 +675,16 @@ static void hung_servers_are_found_out(void) {
     open_liar(&l, silence, 1);
     /* It is well, and yet does not answer. */
     ask_hung(&l, (ml_remote_opts){ .n_attempt = 2, .request_s = 0.2 },
-             "/generate: the reply was not complete after 0.2 s");
+             "/generate: the reply was not complete within 0.2 s");
     /* It says that it is not well. */
     l.health = 503;
     ask_hung(&l, (ml_remote_opts){ .n_attempt = 1, .check_s = 0.05, .check_timeout_s = 5 },
-             "/health_generate answered 3 times with status 503");
+             "/health_generate returned 3 times status 503");
     /* It does not say anything. */
     l.health = 0;
     ask_hung(&l,
              (ml_remote_opts){ .n_attempt = 1, .check_s = 0.05, .check_timeout_s = 0.1 },
-             "/health_generate: the reply was not complete after 0.1 s");
+             "/health_generate: the reply was not complete within 0.1 s");
     close_liar(&l);
 }
 
@@ -698,7 +698,7 @@ static void a_server_that_is_always_busy(void) {
     ml_log_to_text(&log);
     ask_hung(&l, (ml_remote_opts){ .request_s = 0.4, .warn_s = 0.1 },
              "no engine has answered a request for 0.4 s: ");
-    CHECK_HAS(log.ptr, "answered with status 503: busy");
+    CHECK_HAS(log.ptr, "returned status 503: busy");
     close_liar(&l);
     ml_text_release(&log);
 }
@@ -706,7 +706,7 @@ static void a_server_that_is_always_busy(void) {
 /* It says that it has loaded the weights, and has others. */
 static void a_server_with_other_weights(void) {
     static const char *const old[] = { REPLY(TWO) };
-    static heard a;
+    static received a;
     ml_gen_request r = ask(0);
     const char *url;
     uint64_t ticket;
@@ -723,7 +723,7 @@ static void a_server_with_other_weights(void) {
     MUST(g->submit(g, &r, hear, &a, &ticket, &err));
     await_end(&a);
     CHECK(a.finish == ML_FINISH_ABORT);
-    CHECK_HAS(a.message, "8 replies to one request were of older weights; the last: ");
+    CHECK_HAS(a.message, "8 replies to one request had older weights; the last: ");
     CHECK_HAS(a.message, "has weights of version 0, not 9");
     g->close(g);
     close_liar(&l);
@@ -741,7 +741,7 @@ static void a_server_with_future_weights(void) {
         "{\"meta_info\":{\"finish_reason\":{\"type\":\"length\"},\"weight_version\":"
         "\"9\"," TWO "}}",
     };
-    static heard a;
+    static received a;
     ml_gen_request r = ask(0);
     ml_text log = { 0 };
     ml_gen_stats s;
@@ -765,7 +765,7 @@ static void a_server_with_future_weights(void) {
     CHECK(s.version == 9);
     g->close(g);
     CHECK_HAS(log.ptr, "has weights of version 7, not 9");
-    CHECK_HAS(log.ptr, "answered with weights of version 10; the newest one is 9");
+    CHECK_HAS(log.ptr, "replied with weights of version 10; the newest version is 9");
     close_liar(&l);
     ml_text_release(&log);
 }
@@ -790,11 +790,11 @@ static void control_of_hung_servers_ends(void) {
             .request_s = 0.5, .check_s = 0.1, .check_timeout_s = 0.1, .warn_s = 0.05 });
     g->pause(g);
     CHECK(g->load(g, MODEL, 9, ML_SWITCH_RECOMPUTE, &why) == ML_EPEER);
-    CHECK_HAS(why.msg, "an engine could not be told /update_weights_from_disk for 0.5 s: ");
+    CHECK_HAS(why.msg, "no successful reply to /update_weights_from_disk for 0.5 s: ");
     CHECK_HAS(why.msg, "127.0.0.1");
     g->resume(g);
     CHECK(ml_remote_check(g, &why) == ML_EPEER);
-    CHECK_HAS(why.msg, "an engine is not there");
+    CHECK_HAS(why.msg, "an engine is not reachable");
     g->close(g);
     CHECK_HAS(log.ptr, " s: /update_weights_from_disk, and ");
     close_liar(&l);
@@ -803,24 +803,28 @@ static void control_of_hung_servers_ends(void) {
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
-        { "choices come along", choices_come_along },
-        { "the same as in process", the_same_as_in_process },
-        { "servers are controlled", servers_are_controlled },
-        { "what fails is said", what_fails_is_said },
-        { "a wrong key is not tried for ever", a_wrong_key_is_not_tried_for_ever },
-        { "failures are tried again", failures_are_tried_again },
-        { "lies are refused", lies_are_refused },
-        { "prompts are checked", prompts_are_checked },
-        { "a liar is given up", a_liar_is_given_up },
-        { "a liar among others", a_liar_among_others },
-        { "a reply has an end", a_reply_has_an_end },
-        { "what a hung server owes goes to others",
+        { "a remote engine returns expert choices", choices_come_along },
+        { "a remote engine gives the bits of one in process", the_same_as_in_process },
+        { "a remote engine is paused, loaded and continued", servers_are_controlled },
+        { "a remote engine that is down aborts requests with a reason",
+          what_fails_is_said },
+        { "a remote engine that refuses the key is not retried for ever",
+          a_wrong_key_is_not_tried_for_ever },
+        { "busy and broken replies are retried", failures_are_tried_again },
+        { "a reply that does not answer the request is refused", lies_are_refused },
+        { "a prompt with unknown tokens is not sent", prompts_are_checked },
+        { "a server whose every reply is wrong is given up", a_liar_is_given_up },
+        { "requests go around a server with wrong replies", a_liar_among_others },
+        { "a reply longer than the request allows is refused", a_reply_has_an_end },
+        { "requests of a hung server go to others",
           what_a_hung_server_owes_goes_to_others },
-        { "hung servers are found out", hung_servers_are_found_out },
-        { "a server that is always busy", a_server_that_is_always_busy },
-        { "a server with other weights", a_server_with_other_weights },
-        { "a server with future weights", a_server_with_future_weights },
-        { "control of hung servers ends", control_of_hung_servers_ends },
+        { "a server that never answers times out", hung_servers_are_found_out },
+        { "a server that is always busy times out", a_server_that_is_always_busy },
+        { "a server with other weights than it claims is refused",
+          a_server_with_other_weights },
+        { "a server with weights that were never published is refused",
+          a_server_with_future_weights },
+        { "pausing and loading a hung server time out", control_of_hung_servers_ends },
         { 0 },
     };
     return ml_test_main(argc, argv, tests);

@@ -69,8 +69,8 @@ static void check_survives(const char *once, const char *more, const char *count
 static void workers_that_fail_once_cost_a_group(void) {
     make_inputs();
     check_survives("sleep 100", "--reward-timeout 3", "timeout", "did not answer within");
-    check_survives("exit 7", "", "crash", "ended with status 7");
-    check_survives("kill -9 $$", "", "crash", "was ended by signal 9");
+    check_survives("exit 7", "", "crash", "exited with status 7");
+    check_survives("kill -9 $$", "", "crash", "was killed by signal 9");
     check_survives("echo garbage", "", "invalid", "the reward");
     check_survives("echo NaN; continue", "", "invalid", "the reward");
     check_survives("echo '{\"score\": \"high\"}'; continue", "", "invalid",
@@ -96,7 +96,7 @@ static void what_never_works_stops(void) {
              "--custom-rm-path 'cmd:python3 -u %s 2>/dev/null' --reward-memory 128MiB",
              ml_test_path("greedy.py"));
     CHECK(run(args, out, sizeof out) == 3);
-    CHECK_HAS(out, "held more than 128 MiB of memory, the limit that --reward-memory sets");
+    CHECK_HAS(out, "used more than 128 MiB of memory (--reward-memory)");
     CHECK(run("--custom-rm-path 'cmd:while read -r l; do echo NaN; done'", out,
               sizeof out) == 3);
     CHECK_HAS(out, "no group of the round has a reward for each of its samples");
@@ -120,9 +120,11 @@ static void broken_files_stop_before_weights(void) {
 }
 
 static const ml_test tests[] = {
-    { "workers that fail once cost a group", workers_that_fail_once_cost_a_group },
-    { "what never works stops", what_never_works_stops },
-    { "broken files stop before weights", broken_files_stop_before_weights },
+    { "a reward worker that fails once costs one group",
+      workers_that_fail_once_cost_a_group },
+    { "a reward that never works ends the run", what_never_works_stops },
+    { "a broken reward file ends the run before weights are read",
+      broken_files_stop_before_weights },
     { 0 },
 };
 

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "rl/builtins.h"
 #include "rl/reward/grade.h"
-#include "rl/reward/math_same.h"
+#include "rl/reward/math/math_same.h"
 #include "base/sha256.h"
 #include "tests/support/test.h"
 
@@ -203,13 +203,13 @@ static void sha256_of_known_texts(void) {
 }
 
 static const ml_test tests[] = {
-    { "equal values", equal_values, 0 },
-    { "different values", different_values, 0 },
-    { "strict refusals", strict_refusals, 0 },
-    { "hostile answers", hostile_answers, 0 },
-    { "plain graders", plain_graders, 0 },
-    { "random is addressed", random_is_addressed, 0 },
-    { "sha256 of known texts", sha256_of_known_texts, 0 },
+    { "equal answers are found equal", equal_values, 0 },
+    { "different answers are found different", different_values, 0 },
+    { "the strict form refuses what Miles refuses", strict_refusals, 0 },
+    { "hostile answers are graded in bounded time and memory", hostile_answers, 0 },
+    { "exact_match, regex and other plain graders score", plain_graders, 0 },
+    { "random rewards follow seed and index", random_is_addressed, 0 },
+    { "SHA-256 gives the published digests", sha256_of_known_texts, 0 },
     { 0 },
 };
 

@@ -35,11 +35,11 @@ static void the_same_bytes_however_it_runs(void) {
     CHECK_HAS(out, "rollout 5, step 11: loss ");
     CHECK_HAS(out, "forward_logp_max_diff 0,");
     CHECK_HAS(out, "evaluation after rollout -1:\n"
-                   "  set    reward  cut off  no reward    tokens\n"
+                   "  set    reward  truncated  no reward    tokens\n"
                    "  toy    0.");
     CHECK_HAS(out, "evaluation after rollout 5:\n");
-    CHECK_HAS(out, "first round: 16 answers to 4 prompts, of ");
-    CHECK_HAS(out, "first round: to \"<|im_start|>user\\nwhat is ");
+    CHECK_HAS(out, "first rollout: 16 samples of 4 prompts, ");
+    CHECK_HAS(out, "first rollout: prompt \"<|im_start|>user\\nwhat is ");
     CHECK(run(other, ROUNDS,
               "--threads 2 --sglang-max-running-requests 3 --sglang-chunked-prefill-size 7 "
               "--sglang-mem-fraction-static 0.001",
@@ -79,7 +79,8 @@ static void lonely_answers_are_refused(void) {
     };
     static const char flags[] = "train --hf-checkpoint m --rollout-batch-size 1 "
                                 "--prompt-data d --num-rollout 1";
-    static const char says[] = "--n-samples-per-prompt 1 (the default) leaves nothing";
+    static const char says[] =
+        "--n-samples-per-prompt 1 (the default) gives zero advantages";
     char out[4000], args[1000];
 
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -100,16 +101,17 @@ static void equal_rewards_are_told_where_they_matter(void) {
 
     ml_toy_run_inputs();
     CHECK(run(ml_test_path("grpo"), 1, "--rm-type zero", out, sizeof out) == 0);
-    CHECK_HAS(out, "there is nothing to learn");
-    CHECK_HAS(out, "4 prompts whose answers are all worth the same teach nothing");
+    CHECK_HAS(out, "all rewards are equal (zero reward variance): no gradient");
+    CHECK_HAS(out, "4 prompts with zero reward variance (no gradient)");
     snprintf(more, sizeof more,
              "--rm-type zero --use-opd --opd-type megatron --opd-teacher-load %s",
              ml_test_path("model"));
     CHECK(run(ml_test_path("opd"), 1, more, out, sizeof out) == 0);
-    CHECK(!ml_test_has(out, "nothing to learn") && !ml_test_has(out, "teach nothing"));
+    CHECK(!ml_test_has(out, "all rewards are equal") &&
+          !ml_test_has(out, "zero reward variance"));
     CHECK(run(ml_test_path("plain"), 1, "--rm-type zero --disable-rewards-normalization",
               out, sizeof out) == 0);
-    CHECK(!ml_test_has(out, "nothing to learn"));
+    CHECK(!ml_test_has(out, "all rewards are equal"));
 }
 
 /* What was recorded trains to the same weights as what was generated. */
@@ -189,8 +191,9 @@ static void unfinished_answers_meet_a_smaller_limit(void) {
     CHECK(run(ml_test_path("save"), 2, more, out, sizeof out) == 0);
     snprintf(more, sizeof more, "%s 2", partial);
     CHECK(run(ml_test_path("save"), 4, more, out, sizeof out) == 0);
-    CHECK_HAS(out, "unfinished answers are longer than --rollout-max-response-len 2: they "
-                   "end there, as truncated");
+    CHECK_HAS(out,
+              "unfinished responses are longer than --rollout-max-response-len 2: they "
+              "end there as truncated");
 }
 
 /* Engine and trainer have their memory in turns: the same bytes, and a smaller plan. */
@@ -203,15 +206,15 @@ static void memory_in_turns(void) {
     CHECK(run(ml_test_path("b"), ROUNDS, "--threads 2 --offload", out, sizeof out) == 0);
     same_files(ml_test_path("a"), ml_test_path("b"));
     CHECK(run(ml_test_path("c"), 1, "--dry-run", out, sizeof out) == 0);
-    CHECK_HAS(out, "keys and values");
+    CHECK_HAS(out, "KV cache");
     CHECK(run(ml_test_path("c"), 1, "--dry-run --offload-train --offload-rollout", out,
               sizeof out) == 0);
-    CHECK_HAS(out, "taken in turns");
-    sscanf(strstr(out, "taken in turns"), "taken in turns %lf", &turns);
+    CHECK_HAS(out, "shared by offloading");
+    sscanf(strstr(out, "shared by offloading"), "shared by offloading %lf", &turns);
     CHECK(turns < -0.01);
     CHECK(run(ml_test_path("c"), 1, "--offload --load-debug-rollout-data x", out,
               sizeof out) == 2);
-    CHECK_HAS(out, "give memory back in turns");
+    CHECK_HAS(out, "need miles train with the engine in the same process");
 }
 
 static void only_one_half(void) {
@@ -284,11 +287,11 @@ static void faults_are_named(void) {
     ml_toy_run_inputs();
     CHECK(run(ml_test_path("dull"), 1, "--rm-type math --rollout-top-k 1", out,
               sizeof out) == 0);
-    CHECK_HAS(out, "warning: every answer is worth the same");
-    CHECK_HAS(out, "warning: all answers to a prompt are the same");
+    CHECK_HAS(out, "warning: all rewards are equal");
+    CHECK_HAS(out, "warning: all responses to a prompt are identical");
     CHECK(run(save, 1, "--num-layers 36 --rotary-base 10000 --kv-channels 7", out,
               sizeof out) == 2);
-    CHECK_HAS(out, "--num-layers is 36, config.json says 2; --kv-channels is 7, ");
+    CHECK_HAS(out, "--num-layers is 36, but config.json has 2; --kv-channels is 7, ");
     CHECK(strstr(out, "rotary-base") == NULL);
     CHECK(run(save, 1, "--rm-type nonsense", out, sizeof out) == 2);
     CHECK_HAS(out, "nonsense");
@@ -297,7 +300,7 @@ static void faults_are_named(void) {
     CHECK(run(save, 1, "--dry-run", out, sizeof out) == 0);
     CHECK_HAS(out, "optimizer state");
     CHECK(run(save, 1, "--critic-lr 1e-3", out, sizeof out) == 2);
-    CHECK_HAS(out, "which only --advantage-estimator ppo has");
+    CHECK_HAS(out, "need a critic: add --advantage-estimator ppo");
 }
 
 /* train or eval of the toy model on a file of the scratch directory, without a reward flag. */
@@ -347,7 +350,7 @@ static void documented_examples_run(void) {
                  ml_test_path("model"), more);
         if (ml_test_miles(out, sizeof out, args) != 0)
             ml_test_fail(__FILE__, __LINE__, "%s: %s", args, out);
-        CHECK_HAS(out, "./Qwen3-0.6B, which is given before it");
+        CHECK_HAS(out, "./Qwen3-0.6B, given earlier");
     }
 }
 
@@ -380,18 +383,18 @@ static void doctor_tells_all_at_once(void) {
              "--rollout-num-engines 1 --lr x",
              ml_test_dir(), ml_test_dir(), ml_test_dir(), ml_test_dir());
     CHECK(ml_test_miles(out, sizeof out, args) == 2);
-    CHECK_HAS(out, "flags      WRONG: --lr 'x'");
-    CHECK_HAS(out, "flags      WRONG: nothing says when to stop");
-    CHECK_HAS(out, "flags      WRONG: --colocate shares one set of weights");
-    CHECK_HAS(out, "model      WRONG: ");
-    CHECK_HAS(out, "text       WRONG: ");
-    CHECK_HAS(out, "data       WRONG: ");
-    CHECK_HAS(out, "evaluation WRONG: ");
+    CHECK_HAS(out, "flags      ERROR: --lr 'x'");
+    CHECK_HAS(out, "flags      ERROR: --num-rollout or --num-epoch is required");
+    CHECK_HAS(out, "flags      ERROR: --colocate excludes --rollout-num-engines");
+    CHECK_HAS(out, "model      ERROR: ");
+    CHECK_HAS(out, "text       ERROR: ");
+    CHECK_HAS(out, "data       ERROR: ");
+    CHECK_HAS(out, "evaluation ERROR: ");
     CHECK_HAS(out, "gone.jsonl");
-    CHECK_HAS(out, "reward     WRONG: there is no reward called 'mth'");
-    CHECK_HAS(out, "algorithm  WRONG: ");
-    CHECK_HAS(out, "edges      WRONG: ");
-    CHECK_HAS(out, "disk       WRONG: --save ");
+    CHECK_HAS(out, "reward     ERROR: unknown reward 'mth'");
+    CHECK_HAS(out, "algorithm  ERROR: ");
+    CHECK_HAS(out, "extensions ERROR: ");
+    CHECK_HAS(out, "disk       ERROR: --save ");
     CHECK_HAS(out, "data.jsonl is not a directory");
     CHECK_HAS(out, "device     ok: ");
     CHECK_HAS(out, "would not start: ");
@@ -399,12 +402,12 @@ static void doctor_tells_all_at_once(void) {
 
 /* A run without a reward ends before weights are read, with a whole sentence. */
 static void no_reward_is_wrong_usage(void) {
-    static const char ends[] = "or name a grader in the rm_type of each row's metadata\n";
+    static const char ends[] = "or set rm_type in each row's metadata\n";
     char out[16000];
 
     ml_toy_run_inputs();
     CHECK(run_without_reward("train", "data.jsonl", "", out, sizeof out) == 2);
-    CHECK_HAS(out, "data.jsonl:1: there is no reward: give --rm-type NAME");
+    CHECK_HAS(out, "data.jsonl:1: no reward: give --rm-type NAME");
     CHECK_HAS(out, ends);
     CHECK(run_without_reward("train", "data.jsonl", "--dry-run", out, sizeof out) == 2);
     CHECK_HAS(out, ends);
@@ -424,7 +427,7 @@ static void no_reward_is_wrong_usage(void) {
         "{\"input\": \"a\", \"label\": \"1\", \"metadata\": {\"rm_type\": \"math\"}}\n"
         "{\"input\": \"b\", \"label\": \"2\", \"metadata\": {\"rm_type\": \"mth\"}}\n");
     CHECK(run_without_reward("train", "mixed.jsonl", "", out, sizeof out) == 2);
-    CHECK_HAS(out, "mixed.jsonl:2: there is no reward called 'mth'");
+    CHECK_HAS(out, "mixed.jsonl:2: unknown reward 'mth'");
     CHECK(run_without_reward("train", "data.jsonl",
                              "--custom-generate-function-path calculator", out,
                              sizeof out) == 2);
@@ -476,24 +479,28 @@ static void an_interrupt_finishes_the_round(void) {
 }
 
 static const ml_test tests[] = {
-    { "the same bytes however it runs", the_same_bytes_however_it_runs },
-    { "lonely answers are refused", lonely_answers_are_refused },
-    { "equal rewards are told where they matter",
+    { "miles train gives the same bytes for any division of the work",
+      the_same_bytes_however_it_runs },
+    { "one answer per prompt is refused where it has no gradient",
+      lonely_answers_are_refused },
+    { "equal rewards are warned of where they teach nothing",
       equal_rewards_are_told_where_they_matter },
-    { "a recording trains as its run", a_recording_trains_as_its_run },
-    { "filters and over-sampling", filters_and_over_sampling },
-    { "unfinished answers go on", unfinished_answers_go_on },
-    { "unfinished answers meet a smaller limit", unfinished_answers_meet_a_smaller_limit },
-    { "memory in turns", memory_in_turns },
-    { "only one half", only_one_half },
-    { "failed rewards are replaced", failed_rewards_are_replaced },
-    { "evaluates alone", evaluates_alone },
-    { "faults are named", faults_are_named },
-    { "documented examples run", documented_examples_run },
-    { "doctor tells all at once", doctor_tells_all_at_once },
-    { "no reward is wrong usage", no_reward_is_wrong_usage },
-    { "survives kills", survives_kills, 300 },
-    { "an interrupt finishes the round", an_interrupt_finishes_the_round },
+    { "a recorded run trains to the run's weights", a_recording_trains_as_its_run },
+    { "dynamic filters and over-sampling keep full rounds", filters_and_over_sampling },
+    { "partial rollouts continue after a snapshot", unfinished_answers_go_on },
+    { "partial rollouts are cut at a smaller length limit",
+      unfinished_answers_meet_a_smaller_limit },
+    { "--offload gives the same bytes with a smaller plan", memory_in_turns },
+    { "--debug-rollout-only generates and trains nothing", only_one_half },
+    { "groups whose reward fails are dropped and replaced", failed_rewards_are_replaced },
+    { "miles eval gives the metrics of the run's evaluation", evaluates_alone },
+    { "miles train warns and refuses with reasons", faults_are_named },
+    { "the examples of --help run", documented_examples_run },
+    { "miles doctor reports all faults of a command line", doctor_tells_all_at_once },
+    { "a run without a reward is refused before weights are read",
+      no_reward_is_wrong_usage },
+    { "miles train kills change no byte of the run", survives_kills, 300 },
+    { "SIGINT finishes the round and the run resumes", an_interrupt_finishes_the_round },
     { 0 },
 };
 

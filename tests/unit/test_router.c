@@ -238,14 +238,14 @@ static void prompts(void) {
 }
 
 static const ml_test tests[] = {
-    { "tree_finds_the_longest_prefix", tree_finds_the_longest_prefix },
-    { "tree_stays_small", tree_stays_small },
-    { "tree_against_a_list", tree_against_a_list },
-    { "round_robin", round_robin },
-    { "least_loaded", least_loaded },
-    { "cache_aware", cache_aware },
-    { "consistent_hashing", consistent_hashing },
-    { "prompts", prompts },
+    { "the prompt tree finds the longest prefix", tree_finds_the_longest_prefix },
+    { "the prompt tree stays within its memory", tree_stays_small },
+    { "the prompt tree agrees with a list of prompts", tree_against_a_list },
+    { "round robin skips unusable workers", round_robin },
+    { "least-loaded routing picks the least loaded worker", least_loaded },
+    { "cache-aware routing follows the longest prefix", cache_aware },
+    { "consistent hashing moves few keys when a worker leaves", consistent_hashing },
+    { "the prompt is found in every kind of request", prompts },
     { 0 },
 };
 

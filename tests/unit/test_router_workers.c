@@ -3,19 +3,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/router_world.h"
+#include "tests/support/router_fixture.h"
 #include "tests/support/test.h"
 
 static void no_worker(void) {
-    ml_router_opts o = ml_router_world_opts();
+    ml_router_opts o = ml_router_fixture_opts();
     ml_fetch f = { 0 };
-    ml_router_world *w;
+    ml_router_fixture *w;
 
     o.health_interval_s = 0;
-    w = ml_router_world_open(o, 0);
+    w = ml_router_fixture_open(o, 0);
     ml_fetch_now(w, &f, "POST", "/generate", "{}");
     CHECK(f.status == 503);
-    CHECK_HAS(f.body.ptr, "no worker is alive");
+    CHECK_HAS(f.body.ptr, "no healthy worker");
     ml_fetch_release(&f);
     ml_fetch_now(w, &f, "GET", "/health", "");
     CHECK(f.status == 503);
@@ -28,18 +28,33 @@ static void no_worker(void) {
     CHECK_HAS(f.body.ptr, "http://127.0.0.1:1/generate");
     CHECK_HAS(f.body.ptr, "refused");
     ml_fetch_release(&f);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
+}
+
+/* Asks until the reply has this status and text, for some seconds at most. */
+static bool comes_to(ml_router_fixture *w, const char *method, const char *path, int status,
+                     const char *text) {
+    bool there = false;
+
+    for (int i = 0; i < 400 && !there; i++) {
+        ml_fetch f = { 0 };
+        ml_router_fixture_run(w, 0.05);
+        ml_fetch_now(w, &f, method, path, "{}");
+        there = f.status == status && strstr(f.body.ptr, text);
+        ml_fetch_release(&f);
+    }
+    return there;
 }
 
 static void health_is_watched(void) {
-    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 2);
+    ml_router_fixture *w = ml_router_fixture_open(ml_router_fixture_opts(), 2);
     ml_fetch f = { 0 };
     int port = atoi(strrchr(w->worker[0].url, ':') + 1);
 
-    ml_router_world_pass(w, 0.15);
-    CHECK(w->worker[0].n_health >= 2 && w->worker[1].n_health >= 2);
+    for (int i = 0; i < 2; i++)
+        CHECK(ml_router_fixture_until(w, &w->worker[i].n_health, 2));
     w->worker[1].ill = true;
-    ml_router_world_pass(w, 0.3);
+    CHECK(comes_to(w, "GET", "/workers", 200, "\"is_healthy\": false"));
     for (int i = 0; i < 4; i++) {
         ml_fetch_now(w, &f, "POST", "/generate", "{}");
         CHECK(f.status == 200);
@@ -54,25 +69,16 @@ static void health_is_watched(void) {
     /* One comes back, the other goes. */
     w->worker[1].ill = false;
     ml_fake_worker_close(&w->worker[0]);
-    ml_router_world_pass(w, 0.4);
-    ml_fetch_now(w, &f, "POST", "/generate", "{}");
-    CHECK(f.status == 200 && w->worker[1].n_request == 1);
-    ml_fetch_release(&f);
+    CHECK(comes_to(w, "POST", "/generate", 200, "") && w->worker[1].n_request == 1);
     ml_fake_worker_close(&w->worker[1]);
-    ml_router_world_pass(w, 0.3);
-    ml_fetch_now(w, &f, "GET", "/readiness", "");
-    CHECK(f.status == 503);
-    ml_fetch_release(&f);
+    CHECK(comes_to(w, "GET", "/readiness", 503, ""));
     ml_fake_worker_open(&w->worker[0], w->loop, port);
-    ml_router_world_pass(w, 0.4);
-    ml_fetch_now(w, &f, "GET", "/health", "");
-    CHECK(f.status == 200);
-    ml_fetch_release(&f);
-    ml_router_world_close(w);
+    CHECK(comes_to(w, "GET", "/health", 200, ""));
+    ml_router_fixture_close(w);
 }
 
 static void workers_come_and_go(void) {
-    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 1);
+    ml_router_fixture *w = ml_router_fixture_open(ml_router_fixture_opts(), 1);
     ml_fetch f = { .stop_at_data = true };
     char path[200];
 
@@ -116,7 +122,7 @@ static void workers_come_and_go(void) {
     ml_fetch_now(w, &f, "POST", "/generate", "{}");
     CHECK(f.status == 200);
     ml_fetch_release(&f);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 static void wrong_questions(void) {
@@ -141,7 +147,7 @@ static void wrong_questions(void) {
         { "PUT", "/workers", "", 405 },
         { "GET", "/liveness", "", 200 },
     };
-    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 1);
+    ml_router_fixture *w = ml_router_fixture_open(ml_router_fixture_opts(), 1);
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ml_fetch f = { 0 };
@@ -151,7 +157,7 @@ static void wrong_questions(void) {
         ml_fetch_release(&f);
     }
     CHECK(w->worker[0].n_request == 0);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 /* Weights, pauses, caches and aborts concern all workers. */
@@ -159,15 +165,17 @@ static void every_worker_hears(void) {
     static const char *const path[] = { "/update_weights_from_disk", "/pause_generation",
                                         "/continue_generation", "/abort_request",
                                         "/flush_cache" };
-    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), ML_WORLD_WORKERS);
+    ml_router_fixture *w =
+        ml_router_fixture_open(ml_router_fixture_opts(), ML_FIXTURE_WORKERS);
     ml_fetch f = { 0 };
+    int n_request;
 
     w->worker[0].reply = "{\"success\":true}";
     for (size_t k = 0; k < sizeof path / sizeof *path; k++) {
         ml_fetch_now(w, &f, "POST", path[k], "{\"model_path\":\"x\"}");
         CHECK(f.done && f.status == 200);
         CHECK_HAS(f.body.ptr, "success");
-        for (int i = 0; i < ML_WORLD_WORKERS; i++) {
+        for (int i = 0; i < ML_FIXTURE_WORKERS; i++) {
             CHECK(w->worker[i].n_request == (int)k + 1);
             CHECK_HAS(w->worker[i].last.ptr, path[k]);
             CHECK_HAS(w->worker[i].last.ptr, "|{\"model_path\":\"x\"}");
@@ -187,38 +195,38 @@ static void every_worker_hears(void) {
     CHECK_HAS(f.body.ptr, w->worker[2].url);
     ml_fetch_release(&f);
     w->worker[1].silent = true; /* the client goes while one has not answered */
+    n_request = w->worker[1].n_request;
     ml_fetch_start(w, &f, "POST", path[0], "{}");
-    ml_router_world_pass(w, 0.1);
+    CHECK(ml_router_fixture_until(w, &w->worker[1].n_request, n_request + 1));
     ml_http_cancel(f.job);
-    ml_router_world_pass(w, 0.5);
-    CHECK(w->worker[1].n_gone == 1);
+    CHECK(ml_router_fixture_until(w, &w->worker[1].n_gone, 1));
     ml_fetch_release(&f);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 /* One that does not answer does not keep the others' answers for ever. */
 static void a_silent_worker_is_not_awaited(void) {
     static const char *const path[] = { "/flush_cache", "/update_weights_from_disk" };
-    ml_router_opts o = ml_router_world_opts();
-    ml_router_world *w;
+    ml_router_opts o = ml_router_fixture_opts();
+    ml_router_fixture *w;
 
     o.request_timeout_s = 0.2;
-    w = ml_router_world_open(o, ML_WORLD_WORKERS);
+    w = ml_router_fixture_open(o, ML_FIXTURE_WORKERS);
     w->worker[1].silent = true;
     for (size_t k = 0; k < sizeof path / sizeof *path; k++) {
         ml_fetch f = { 0 };
         ml_fetch_now(w, &f, "POST", path[k], "{}");
         CHECK(f.done && f.status == 504);
         CHECK_HAS(f.body.ptr, w->worker[1].url);
-        CHECK_HAS(f.body.ptr, "did not answer within 0.2 s");
+        CHECK_HAS(f.body.ptr, "did not reply within 0.2 s");
         ml_fetch_release(&f);
     }
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
 }
 
 /* What is said to all has a short answer. */
 static void a_worker_that_says_too_much(void) {
-    ml_router_world *w = ml_router_world_open(ml_router_world_opts(), 1);
+    ml_router_fixture *w = ml_router_fixture_open(ml_router_fixture_opts(), 1);
     char *much = calloc(1, (2 << 20) + 1);
     ml_fetch f = { 0 };
 
@@ -226,20 +234,21 @@ static void a_worker_that_says_too_much(void) {
     w->worker[0].reply = much;
     ml_fetch_now(w, &f, "POST", "/flush_cache", "{}");
     CHECK(f.done && f.status == 502);
-    CHECK_HAS(f.body.ptr, "the reply is longer than 1048576 bytes");
+    CHECK_HAS(f.body.ptr, "the reply exceeds the limit of 1048576 bytes");
     ml_fetch_release(&f);
-    ml_router_world_close(w);
+    ml_router_fixture_close(w);
     free(much);
 }
 
 static const ml_test tests[] = {
-    { "no_worker", no_worker },
-    { "health_is_watched", health_is_watched },
-    { "workers_come_and_go", workers_come_and_go },
-    { "wrong_questions", wrong_questions },
-    { "every_worker_hears", every_worker_hears },
-    { "a_silent_worker_is_not_awaited", a_silent_worker_is_not_awaited },
-    { "a_worker_that_says_too_much", a_worker_that_says_too_much },
+    { "a router without workers answers 503", no_worker },
+    { "an unhealthy worker gets no requests until it recovers", health_is_watched },
+    { "workers are added and removed at run time", workers_come_and_go },
+    { "bad worker administration is refused", wrong_questions },
+    { "weights, pauses and aborts go to every worker", every_worker_hears },
+    { "a silent worker does not delay a broadcast beyond its timeout",
+      a_silent_worker_is_not_awaited },
+    { "a broadcast reply that is too long is refused", a_worker_that_says_too_much },
     { 0 },
 };
 

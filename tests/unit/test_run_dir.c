@@ -8,7 +8,7 @@
 #include "base/dir.h"
 #include "base/file.h"
 #include "base/str.h"
-#include "rl/run_disk.h"
+#include "rl/record/run_disk.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 #include "tests/support/toy_run.h"
@@ -60,12 +60,12 @@ static void a_run_is_not_replaced(void) {
     CHECK(run(2, CONSTANT, save, NULL) == 0);
     was = bytes_of("run/metrics.jsonl", &before);
     CHECK(run(1, CONSTANT, save, NULL) == 2);
-    CHECK_HAS(out, "holds a run already");
+    CHECK_HAS(out, "already contains a run");
     CHECK_HAS(out, "--load ");
     CHECK_HAS(out, "--overwrite");
     CHECK(run(1, CONSTANT, save, ml_test_path("other")) == 2); /* not from here */
     CHECK(run(1, CONSTANT "--finetune", save, save) == 2);     /* starts at round 0 */
-    CHECK_HAS(out, "starts at the first round");
+    CHECK_HAS(out, "starts at rollout 0");
     CHECK(run(1, CONSTANT "--overwrite", save, save) == 2);
     CHECK_HAS(out, "--overwrite would remove the run");
     CHECK(run(1, CONSTANT "--dry-run", save, NULL) == 2);
@@ -88,7 +88,7 @@ static void overwriting_removes_our_files(void) {
     CHECK(ml_dir_make(ml_test_path("run/iter_best"), &err) == ML_OK);
     put("run/iter_0000000/notes.txt", "mine");
     CHECK(run(1, CONSTANT "--overwrite", save, NULL) == 2);
-    CHECK_HAS(out, "iter_0000000/notes.txt is not a file of the snapshot");
+    CHECK_HAS(out, "iter_0000000/notes.txt does not belong to the snapshot");
     CHECK(there("run/iter_0000001/config.json") && there("run/metrics.jsonl"));
     CHECK(unlink(ml_test_path("run/iter_0000000/notes.txt")) == 0);
     CHECK(run(1, CONSTANT "--overwrite", save, NULL) == 0);
@@ -113,7 +113,7 @@ static void another_runs_tensorboard_file(void) {
     snprintf(flags, sizeof flags, CONSTANT "--tensorboard-dir %s", ml_test_path("tb"));
     CHECK(run(1, flags, ml_test_path("a"), NULL) == 0);
     CHECK(run(1, flags, ml_test_path("b"), NULL) == 2);
-    CHECK_HAS(out, "events.out.tfevents.miles is there already");
+    CHECK_HAS(out, "events.out.tfevents.miles exists");
     CHECK(run(2, flags, ml_test_path("a"), ml_test_path("a")) == 0);
 }
 
@@ -173,7 +173,7 @@ static void a_second_process_is_refused(void) {
     wait_for("run/latest_checkpointed_iteration.txt");
     CHECK(run(100000, CONSTANT, save, save) == 2);
     gethostname(host, sizeof host - 1);
-    snprintf(who, sizeof who, "is being written by process %ld on %s", (long)pid, host);
+    snprintf(who, sizeof who, "is in use by process %ld on %s", (long)pid, host);
     CHECK_HAS(out, who);
     CHECK(run(1, CONSTANT "--overwrite", save, NULL) == 2); /* nor are its files removed */
     CHECK_HAS(out, who);
@@ -350,8 +350,8 @@ static double planned(const char *more) {
 
     snprintf(flags, sizeof flags, CONSTANT "--dry-run %s", more);
     CHECK(run(1, flags, NULL, NULL) == 0);
-    at = strstr(out, "keys and values");
-    CHECK(at && sscanf(at, "keys and values %lf MiB", &mib) == 1);
+    at = strstr(out, "KV cache");
+    CHECK(at && sscanf(at, "KV cache %lf MiB", &mib) == 1);
     return mib;
 }
 
@@ -377,12 +377,12 @@ static void the_disk_is_checked(void) {
     ml_run_disk d = { "runs/x", 3000000000, 1000000000, 10, 0 };
 
     CHECK(ml_run_disk_check(&d, 3999999999, &err) == ML_EIO); /* not even the first one */
-    CHECK_HAS(err.msg, "saves 4.000 GB at a time to runs/x");
-    CHECK_HAS(err.msg, "4.000 GB altogether, where 4.000 GB are free");
+    CHECK_HAS(err.msg, "a snapshot needs 4.000 GB in runs/x");
+    CHECK_HAS(err.msg, "4.000 GB in total, but 4.000 GB are free");
     CHECK(ml_run_disk_check(&d, 4000000000, &err) == ML_OK);
     d.n_keep = 2; /* three while the third is being written, and all copies */
     CHECK(ml_run_disk_check(&d, 18999999999, &err) == ML_EIO);
-    CHECK_HAS(err.msg, "keeps 3, 19.000 GB altogether");
+    CHECK_HAS(err.msg, "keeps 3, 19.000 GB in total");
     CHECK(ml_run_disk_check(&d, 19000000000, &err) == ML_OK);
     d.n_save = 1;
     CHECK(ml_run_disk_check(&d, 4000000000, &err) == ML_OK);
@@ -396,7 +396,7 @@ static void too_many_snapshots(void) {
     ml_toy_run_inputs();
     CHECK(run(2000000000, CONSTANT "--save-interval 1 --dry-run", ml_test_path("run"),
               NULL) == 0);
-    CHECK_HAS(out, "the run may save 2000000000 times ");
+    CHECK_HAS(out, "the run may save 2000000000 snapshots of ");
     CHECK_HAS(out, "are free: limit it with --keep-last");
     CHECK(run(3, CONSTANT "--save-interval 1 --dry-run", ml_test_path("run"), NULL) == 0);
     CHECK(!strstr(out, "are free"));
@@ -435,7 +435,7 @@ static void answers_of_evaluations_are_recorded(void) {
     inspect(b, sizeof b, whole, "--eval-set toy --step 3 --limit 5");
     CHECK(count(b, "evaluation of toy after rollout 3") == 5);
     inspect(b, sizeof b, whole, "--eval-set other");
-    CHECK_HAS(b, "no such sample");
+    CHECK_HAS(b, "no matching sample");
     CHECK(ml_toy_run("train", parts, 2, "", out, sizeof out) == 0);
     CHECK(ml_toy_run("train", parts, 4, "", out, sizeof out) == 0);
     inspect(a, sizeof a, whole, "--eval --tokens");
@@ -444,23 +444,25 @@ static void answers_of_evaluations_are_recorded(void) {
 }
 
 static const ml_test tests[] = {
-    { "a run is not replaced", a_run_is_not_replaced },
-    { "overwriting removes our files", overwriting_removes_our_files },
-    { "a failed start leaves nothing", a_failed_start_leaves_nothing },
-    { "another run's TensorBoard file", another_runs_tensorboard_file },
-    { "trying makes no directory", trying_makes_no_directory },
-    { "a directory is chosen", a_directory_is_chosen },
-    { "a second process is refused", a_second_process_is_refused, 60 },
-    { "unfinished copies go", unfinished_copies_go },
-    { "where --load has nothing", where_load_has_nothing },
-    { "a snapshot that stands aside", a_snapshot_that_stands_aside },
-    { "what has changed is named", what_has_changed_is_named },
-    { "other inputs are named", other_inputs_are_named },
-    { "a learning rate of 0", a_learning_rate_of_0 },
-    { "the cache is for what runs", the_cache_is_for_what_runs },
-    { "the disk is checked", the_disk_is_checked },
-    { "too many snapshots", too_many_snapshots },
-    { "answers of evaluations are recorded", answers_of_evaluations_are_recorded },
+    { "a run directory is not overwritten", a_run_is_not_replaced },
+    { "--overwrite removes files of the run alone", overwriting_removes_our_files },
+    { "a start that fails leaves no directory", a_failed_start_leaves_nothing },
+    { "another run's TensorBoard file is not overwritten", another_runs_tensorboard_file },
+    { "--dry-run makes no directory", trying_makes_no_directory },
+    { "without --save a run chooses a new directory", a_directory_is_chosen },
+    { "a second process on a run directory is refused", a_second_process_is_refused, 60 },
+    { "unfinished copies of dead processes are removed", unfinished_copies_go },
+    { "--load without a snapshot starts from --hf-checkpoint", where_load_has_nothing },
+    { "a snapshot whose replacement was interrupted is recovered",
+      a_snapshot_that_stands_aside },
+    { "a resumed run names changed flags", what_has_changed_is_named },
+    { "a resumed run names changed files", other_inputs_are_named },
+    { "a resumed run whose schedule is over is refused", a_learning_rate_of_0 },
+    { "the KV cache is planned for the requests that run", the_cache_is_for_what_runs },
+    { "a save that does not fit the disk is refused", the_disk_is_checked },
+    { "more snapshots than the disk holds are warned of", too_many_snapshots },
+    { "miles inspect --eval shows the answers of evaluations",
+      answers_of_evaluations_are_recorded },
     { 0 },
 };
 

@@ -7,7 +7,7 @@
 
 #include "base/crc32c.h"
 #include "base/file.h"
-#include "rl/run_log.h"
+#include "rl/record/run_log.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
@@ -321,7 +321,7 @@ static void ops_are_in_the_trace(void) {
     ml_file_unmap(&f);
     CHECK_HAS(got, "\"tid\": 3, \"name\": \"attn\"");
     CHECK_HAS(got, "\"dur\": 1000000.000, \"args\": {\"layer\": 2}}");
-    CHECK_HAS(got, "\"name\": \"ops left out\"");
+    CHECK_HAS(got, "\"name\": \"omitted ops\"");
     CHECK_HAS(got, "{\"n\": 2}}");
     CHECK_HAS(got, "\"tid\": 2, \"name\": \"linear\"");
     ml_timeline_free(o.ops);
@@ -364,16 +364,16 @@ static void nothing_is_wanted(void) {
 }
 
 static const ml_test tests[] = {
-    { "checksum", checksum },
-    { "events are read back", events_are_read_back },
-    { "events that were cut off", events_that_were_cut_off },
-    { "a trace is always whole", a_trace_is_always_whole },
-    { "samples are found", samples_are_found },
-    { "answers are found", answers_are_found },
-    { "newer rows are dropped", newer_rows_are_dropped },
-    { "ops are in the trace", ops_are_in_the_trace },
-    { "a full disk is told", a_full_disk_is_told },
-    { "nothing is wanted", nothing_is_wanted },
+    { "CRC-32C gives the published values", checksum },
+    { "TensorBoard events are read back", events_are_read_back },
+    { "a truncated event file is read and continued", events_that_were_cut_off },
+    { "a trace file is valid JSON at any time", a_trace_is_always_whole },
+    { "samples are found by query", samples_are_found },
+    { "evaluation answers are found by query", answers_are_found },
+    { "a resumed log drops rows newer than its checkpoint", newer_rows_are_dropped },
+    { "the trace has the ops of each track and counts the rest", ops_are_in_the_trace },
+    { "a log row that cannot be written is an error", a_full_disk_is_told },
+    { "a run log without a directory writes nothing", nothing_is_wanted },
     { 0 },
 };
 

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/gen_task.h"
-#include "rl/partial_buffer.h"
+#include "rl/rollout/gen_task.h"
+#include "rl/rollout/partial_buffer.h"
 #include "tests/support/log_text.h"
 #include "tests/support/must.h"
 #include "tests/support/toy_model.h"
@@ -29,7 +29,7 @@ static void what_does_not_fit_is_refused(void) {
         const char *text, *why;
     } bad[] = {
         { "{\"index\": 5, \"tokens\": [1, 83]}",
-          "sample 5 has token 83, and the model's ids" },
+          "sample 5 has token 83; the largest token id is" },
         { "{\"tokens\": [2147483647]}", "token 2147483647" },
         { "{\"tokens\": [-1]}", "expected token ids" },
         { "{\"tokens\": [1, 2, 3], \"response_length\": 3}",
@@ -40,9 +40,9 @@ static void what_does_not_fit_is_refused(void) {
           "[\"18446744073709551617\"]}",
           "at most 18 digits" },
         { "{\"tokens\": [1, 2], \"response_length\": 1, \"rollout_log_probs\": [null]}",
-          "\"rollout_log_probs\" is no number" },
+          "\"rollout_log_probs\" is not a number" },
         { "{\"tokens\": [1, 2], \"response_length\": 1, \"teacher_log_probs\": [1e39]}",
-          "\"teacher_log_probs\" is no number" },
+          "\"teacher_log_probs\" is not a number" },
     };
     ml_sample s;
     ml_arena a;
@@ -92,32 +92,32 @@ static ml_status draw(ml_gen *g, const ml_gen_request *r, ml_gen_fn *fn, void *u
     return ML_OK;
 }
 
-typedef struct world {
+typedef struct fixture {
     ml_toy_text text;
     stub stub;
-    ml_gen_ctx asker;
+    ml_gen_ctx gen_ctx;
     ml_sampling how;
     ml_partial_buffer held;
-    ml_gen_tasks flights;
-} world;
+    ml_gen_tasks tasks;
+} fixture;
 
-static void open_world(world *w) {
+static void open_fixture(fixture *w) {
     ml_toy_model(ml_toy_chatml);
-    *w = (world){ .stub = { .gen = { .submit = draw } }, .how = { .max_new = MAX_NEW } };
+    *w = (fixture){ .stub = { .gen = { .submit = draw } }, .how = { .max_new = MAX_NEW } };
     ml_toy_text_open(&w->text);
-    w->asker =
+    w->gen_ctx =
         (ml_gen_ctx){ .gen = &w->stub.gen, .tokenizer = w->text.tokenizer, .context = 100 };
     ml_partial_buffer_init(&w->held, 1);
-    ml_gen_tasks_init(&w->flights, &w->asker, &w->how, NULL, &w->text.arena);
+    ml_gen_tasks_init(&w->tasks, &w->gen_ctx, &w->how, NULL, &w->text.arena);
 }
 
-static void close_world(world *w) {
-    ml_gen_tasks_release(&w->flights);
+static void close_fixture(fixture *w) {
+    ml_gen_tasks_release(&w->tasks);
     ml_partial_buffer_release(&w->held);
     ml_toy_text_close(&w->text);
 }
 
-static ml_status load(world *w, const char *sample, ml_err *err) {
+static ml_status load(fixture *w, const char *sample, ml_err *err) {
     static const ml_partial_buffer_bounds bounds = { N_VOCAB, 10, MAX_NEW };
     char state[2000];
 
@@ -147,11 +147,11 @@ static const char *held_answer(int n, const char *status) {
     return text;
 }
 
-static const ml_sample *resume(world *w, const char *sample) {
+static const ml_sample *resume(fixture *w, const char *sample) {
     ml_gen_task *x = NULL;
 
     MUST(load(w, sample, &err));
-    MUST(ml_gen_tasks_resume(&w->flights, &x, ml_partial_buffer_take(&w->held), 1, false,
+    MUST(ml_gen_tasks_resume(&w->tasks, &x, ml_partial_buffer_take(&w->held), 1, false,
                              &err));
     return &x->sample;
 }
@@ -161,43 +161,43 @@ static void a_longer_answer_is_cut(void) {
     static const char *const status[] = { "aborted", "completed" };
 
     for (int i = 0; i < 2; i++) {
-        world w;
+        fixture w;
         const ml_sample *s;
         ml_text log = { 0 };
 
-        open_world(&w);
+        open_fixture(&w);
         ml_log_to_text(&log);
         s = resume(&w, held_answer(9, status[i]));
-        CHECK_HAS(log.ptr, "state.json: 1 unfinished answers are longer than "
+        CHECK_HAS(log.ptr, "state.json: 1 unfinished responses are longer than "
                            "--rollout-max-response-len 6");
         CHECK(w.stub.n_asked == 0 && s->status == ML_SAMPLE_TRUNCATED && !s->has_reward);
         CHECK(s->n_response == MAX_NEW && s->n_token == 2 + MAX_NEW);
         CHECK(s->token[7] == 15 && s->logprob[5] == -6 && s->version[5] == 1);
         CHECK(s->mask[0] == 0 && s->mask[5] == 1 && s->response.len > 0);
-        close_world(&w);
+        close_fixture(&w);
         ml_text_release(&log);
     }
 }
 
 static void a_full_answer_has_ended(void) {
-    world w;
+    fixture w;
     const ml_sample *s;
 
-    open_world(&w);
+    open_fixture(&w);
     s = resume(&w, held_answer(MAX_NEW, "aborted"));
     CHECK(w.stub.n_asked == 0 && s->status == ML_SAMPLE_TRUNCATED);
-    close_world(&w);
+    close_fixture(&w);
 }
 
 static void a_shorter_answer_goes_on(void) {
-    world w;
+    fixture w;
     const ml_sample *s;
 
-    open_world(&w);
+    open_fixture(&w);
     s = resume(&w, held_answer(4, "aborted"));
     CHECK(w.stub.n_asked == 1 && s->n_response == MAX_NEW && s->token[7] == 7);
     CHECK(s->version[3] == 1 && s->version[4] == 2 && s->mask[4] == 1);
-    close_world(&w);
+    close_fixture(&w);
 }
 
 static void held_samples_are_checked(void) {
@@ -214,31 +214,32 @@ static void held_samples_are_checked(void) {
 
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         ml_err err = { 0 };
-        world w;
-        open_world(&w);
+        fixture w;
+        open_fixture(&w);
         CHECK(load(&w, bad[i].sample, &err) == ML_EFORMAT);
         CHECK_HAS(err.msg, bad[i].why);
-        close_world(&w);
+        close_fixture(&w);
     }
 }
 
 /* A data set that has become shorter: the sample goes on, and cannot be asked again. */
 static void a_row_that_is_gone(void) {
-    world w;
+    fixture w;
 
-    open_world(&w);
+    open_fixture(&w);
     MUST(load(&w, "{\"row\": 10, \"tokens\": [1, 2]}", &err));
     CHECK(ml_partial_buffer_take(&w.held)->row == -1);
-    close_world(&w);
+    close_fixture(&w);
 }
 
 static const ml_test tests[] = {
-    { "what does not fit is refused", what_does_not_fit_is_refused },
-    { "a longer answer is cut", a_longer_answer_is_cut },
-    { "a full answer has ended", a_full_answer_has_ended },
-    { "a shorter answer goes on", a_shorter_answer_goes_on },
-    { "held samples are checked", held_samples_are_checked },
-    { "a row that is gone", a_row_that_is_gone },
+    { "a recorded sample that does not fit the model is refused",
+      what_does_not_fit_is_refused },
+    { "a held answer over the limit is cut", a_longer_answer_is_cut },
+    { "a held answer at the limit has ended", a_full_answer_has_ended },
+    { "a held answer below the limit continues", a_shorter_answer_goes_on },
+    { "held samples of a snapshot are checked", held_samples_are_checked },
+    { "a held sample whose row is gone continues", a_row_that_is_gone },
     { 0 },
 };
 

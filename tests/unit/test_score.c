@@ -52,13 +52,13 @@ static void bad_inputs(void) {
     refused("no/such/dir", GOLDEN, "no/such/dir/config.json");
     refused(LLAMA, "no-such-file", "no-such-file");
     refused(LLAMA, tokens("tokens.1", ML_ST_I32, ok, 3),
-            "tokens.0, tokens.1, ... without a gap");
+            "tokens.0, tokens.1, ... without gaps");
     refused(LLAMA, tokens("ids", ML_ST_I32, ok, 3), "expected int32 tensors tokens.0");
     refused(LLAMA, tokens("tokens.0", ML_ST_F32, (const int32_t *)ok, 3),
             "tokens.0 has dtype F32 and 1 dimensions; expected I32 and one");
     refused(LLAMA, tokens("tokens.0", ML_ST_I32, ok, 0), "has 0 tokens; expected 1 to");
     refused(LLAMA, tokens("tokens.0", ML_ST_I32, high, 2),
-            "tokens.0 holds 83 at index 1; ids of this model go from 0 to 82");
+            "tokens.0 holds 83 at index 1; token ids of this model are 0 to 82");
     refused(LLAMA, tokens("tokens.0", ML_ST_I32, low, 2), "holds -1 at index 0");
 }
 
@@ -98,7 +98,7 @@ static void one_token_has_no_loss(void) {
     char said[4096];
     const char *input = tokens("tokens.0", ML_ST_I32, one, 1);
     CHECK(score(LLAMA, input, "--grads", said, sizeof said) == 1);
-    CHECK_HAS(said, "no sequence has a next token");
+    CHECK_HAS(said, "--grads needs a sequence of at least two tokens");
     CHECK(score(LLAMA, input, "--logits --entropy", said, sizeof said) == 0);
 }
 
@@ -121,11 +121,11 @@ static void says_what_it_did(void) {
 }
 
 static const ml_test tests[] = {
-    { "bad inputs", bad_inputs },
-    { "truncated weights", truncated_weights },
-    { "output needs a place", output_needs_a_place },
-    { "one token has no loss", one_token_has_no_loss },
-    { "says what it did", says_what_it_did },
+    { "miles score names bad inputs", bad_inputs },
+    { "miles score refuses truncated weights", truncated_weights },
+    { "miles score names an output it cannot write", output_needs_a_place },
+    { "miles score refuses gradients of one token", one_token_has_no_loss },
+    { "miles score --stats reports steps and tokens", says_what_it_did },
     { 0 },
 };
 

@@ -1,8 +1,11 @@
 /* The server over a generator with a script: what it accepts, refuses and answers. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "tests/support/serve_fixture.h"
+#include "tests/support/sock.h"
 #include "tests/support/test.h"
 
 static ml_serve_fixture f;
@@ -163,17 +166,17 @@ static const struct {
     { "/generate", "[]", "request body is an array; expected an object" },
     { "/generate", "{}", "expected either \\\"text\\\" or \\\"input_ids\\\"" },
     { "/generate", "{\"text\": \"a\", \"input_ids\": [1]}", "expected either" },
-    { "/generate", "{\"text\": \"\"}", "the prompt has no tokens" },
+    { "/generate", "{\"text\": \"\"}", "the prompt is empty" },
     { "/generate", "{\"text\": 3}", "expected a string or a list of strings" },
     { "/generate", "{\"input_ids\": [1, 202]}", "element 1 is not a token id" },
     { "/generate", "{\"input_ids\": [1, -1]}", "from 0 to 201" },
     { "/generate", "{\"text\": \"a\", \"strem\": true}", "did you mean \\\"stream\\\"?" },
     { "/generate", "{\"text\": \"a\", \"stream\": 1}", "expected true or false" },
     { "/generate", "{\"text\": \"a\", \"image_data\": [\"x\"]}",
-      "\\\"image_data\\\" is not offered: models here read text alone" },
+      "\\\"image_data\\\" is not supported: models are text-only" },
     { "/generate", "{\"text\": \"a\", \"lora_path\": \"x\"}", "\\\"lora_path\\\" is not" },
     { "/generate", "{\"text\": \"a\", \"sampling_params\": {\"regex\": \"x\"}}",
-      "sampling_params: \\\"regex\\\" is not offered" },
+      "sampling_params: \\\"regex\\\" is not supported" },
     { "/generate", "{\"text\": \"a\", \"sampling_params\": {\"temperature\": -1}}",
       "\\\"temperature\\\" is -1; expected 0 to" },
     { "/generate", "{\"text\": \"a\", \"sampling_params\": {\"temperature\": \"1\"}}",
@@ -185,27 +188,28 @@ static const struct {
     { "/generate",
       "{\"text\": \"a\", \"sampling_params\": {\"max_new_tokens\": 1, "
       "\"min_new_tokens\": 2}}",
-      "at least 2 and at most 1" },
+      "min_new_tokens is 2, but max_new_tokens is 1" },
     { "/generate", "{\"text\": \"a\", \"sampling_params\": {\"stop\": [\"\"]}}",
-      "not empty" },
+      "non-empty" },
     { "/generate", "{\"text\": \"a\", \"sampling_params\": {\"stop_token_ids\": [999]}}",
       "stop_token_ids" },
     { "/generate", "{\"text\": \"a\", \"sampling_params\": {\"logit_bias\": {\"x\": 1}}}",
       "the key \\\"x\\\" is not a token id" },
     { "/generate", "{\"text\": \"a\", \"sampling_params\": {\"n\": 0}}", "\\\"n\\\" is 0" },
     { "/generate", "{\"text\": \"a\", \"sampling_params\": {\"sampling_seed\": 1.5}}",
-      "whole number of 64 bits" },
+      "64-bit integer" },
     { "/generate",
       "{\"text\": \"a\", \"sampling_params\": {\"logprob_distribution\": \"x\"}}",
       "expected \\\"raw\\\", \\\"model\\\" or \\\"drawn\\\"" },
     { "/generate", "{\"text\": [\"a\", \"b\"], \"sampling_params\": [{}]}",
-      "a list with one for each" },
+      "a list with one per prompt" },
     { "/generate", "{\"text\": \"ab\", \"return_logprob\": true, \"logprob_start_len\": 3}",
-      "\\\"logprob_start_len\\\" is 3, and the prompt has 2 tokens" },
+      "\\\"logprob_start_len\\\" is 3, but the prompt has 2 tokens" },
     { "/generate", "{\"text\": \"a\", \"return_logprob\": true, \"top_logprobs_num\": 101}",
       "from 0 to 100" },
     { "/v1/completions", "{}", "expected \\\"prompt\\\"" },
-    { "/v1/completions", "{\"prompt\": \"a\", \"suffix\": \"b\"}", "not filled in" },
+    { "/v1/completions", "{\"prompt\": \"a\", \"suffix\": \"b\"}",
+      "fill-in-the-middle is not supported" },
     { "/v1/completions", "{\"prompt\": \"a\", \"best_of\": 2}", "best_of" },
     { "/v1/completions", "{\"prompt\": \"a\", \"stream_options\": {}}", "stream_options" },
     { "/v1/chat/completions", "{}", "expected \\\"messages\\\"" },
@@ -214,26 +218,26 @@ static const struct {
     { "/v1/chat/completions",
       "{\"messages\": [{\"role\": \"user\", \"content\": [{\"type\": "
       "\"image_url\"}]}]}",
-      "\\\"image_url\\\" are not offered" },
+      "\\\"image_url\\\" are not supported" },
     { "/v1/chat/completions",
       "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"tools\": [{}], "
       "\"tool_choice\": \"required\"}",
-      "only \\\"auto\\\" and \\\"none\\\" are offered" },
+      "only \\\"auto\\\" and \\\"none\\\" are supported" },
     { "/v1/chat/completions",
       "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"response_format\": "
       "{\"type\": \"json_object\"}}",
       "response_format" },
     { "/v1/chat/completions",
       "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"top_logprobs\": 2}",
-      "go with" },
+      "needs" },
     { "/v1/chat/completions",
       "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], "
       "\"continue_final_message\": true}",
-      "last message of the assistant" },
+      "final assistant message" },
     { "/abort_request", "{}", "expected \\\"rid\\\"" },
     { "/pause_generation", "{\"mode\": \"x\"}", "\\\"retract\\\"" },
     { "/update_weights_from_disk", "{}", "model_path" },
-    { "/update_weights_from_tensor", "{}", "is not offered" },
+    { "/update_weights_from_tensor", "{}", "is not supported" },
     { "/pull_weights", "{\"source_dir\": \"x\", \"target_version\": 1}",
       "expected \\\"local_checkpoint_dir\\\"" },
     { "/release_memory_occupation", "{\"tags\": [\"x\"]}", "tags" },
@@ -247,7 +251,7 @@ static void refusals(void) {
         CHECK_HAS(body, bad[i].words);
     }
     post(404, "/v1/completions", "{\"prompt\": \"a\", \"model\": \"other\"}");
-    CHECK_HAS(body, "there is no model \\\"other\\\" here: it is \\\"fake\\\"");
+    CHECK_HAS(body, "unknown model \\\"other\\\": this server has \\\"fake\\\"");
     CHECK_HAS(body, "\"type\": \"invalid_request_error\"");
     CHECK_HAS(body, "\"code\": \"model_not_found\"");
     CHECK(f.n_submit == 0);
@@ -288,25 +292,28 @@ static void command(void) {
         int code;
         const char *words;
     } cases[] = {
-        { "--skip-tokenizer-init --dry-run", 0, "context 512, 16384 tokens" },
+        { "--skip-tokenizer-init --dry-run", 0,
+          "context length 512, KV cache of 16384 tokens" },
         { "--skip-tokenizer-init --dry-run --context-length 64 --max-running-requests 2", 0,
-          "context 64, 128 tokens of keys and values, 2 running requests" },
+          "context length 64, KV cache of 128 tokens, 2 running requests" },
         { "--skip-tokenizer-init --dry-run --max-total-tokens 320", 0,
-          "context 320, 320 tokens" },
+          "context length 320, KV cache of 320 tokens" },
         { "--skip-tokenizer-init --dry-run --context-length 512 --max-total-tokens 320", 1,
           "less than one context of 512" },
         { "--dry-run", 1, "--skip-tokenizer-init" },
         { "--skip-tokenizer-init --dry-run --enable-return-routed-experts", 2,
           "has no experts" },
         { "--dry-run --tp 2", 2, "--tp '2': expected one of 1" },
-        { "--dry-run --speculative-algorithm EAGLE", 2, "is not offered" },
-        { "--skip-tokenizer-init --dry-run --host 0.0.0.0", 2, "say --insecure" },
-        { "--skip-tokenizer-init --dry-run --host 0.0.0.0 --insecure", 0, "context 512" },
-        { "--skip-tokenizer-init --dry-run --host 0.0.0.0 --api-key k", 0, "context 512" },
-        { "--skip-tokenizer-init --dry-run --api-key=", 2, "expected a word" },
+        { "--dry-run --speculative-algorithm EAGLE", 2, "is not supported" },
+        { "--skip-tokenizer-init --dry-run --host 0.0.0.0", 2, "add --insecure" },
+        { "--skip-tokenizer-init --dry-run --host 0.0.0.0 --insecure", 0,
+          "context length 512" },
+        { "--skip-tokenizer-init --dry-run --host 0.0.0.0 --api-key k", 0,
+          "context length 512" },
+        { "--skip-tokenizer-init --dry-run --api-key=", 2, "expected a string" },
         { "--skip-tokenizer-init --dry-run --api-key-file /dev/null", 2,
-          "may be read or written by other users" },
-        { "--skip-tokenizer-init --dry-run --allowed-origins '*'", 2, "every page" },
+          "is accessible by other users" },
+        { "--skip-tokenizer-init --dry-run --allowed-origins '*'", 2, "every web page" },
         { "--skip-tokenizer-init --host no.such.host.invalid", 1, "no.such.host.invalid" },
     };
 
@@ -330,7 +337,7 @@ static void long_prompts(void) {
     memset(json + n, 'x', 400);
     snprintf(json + n + 400, sizeof json - (size_t)n - 400, "\"}");
     post(400, "/generate", json);
-    CHECK_HAS(body, "the prompt has 400 tokens, and the context is 400");
+    CHECK_HAS(body, "the prompt has 400 tokens, but the context length is 400");
     memcpy(json + n + 399, "\"}", 3);
     post(200, "/generate", json);
     CHECK(f.max_new == 1); /* no more room */
@@ -340,7 +347,7 @@ static void long_prompts(void) {
 static void doors(void) {
     start("hello");
     CHECK(ml_serve_ask(&f, "GET", "/nope%ff", NULL, NULL, &body) == 404);
-    CHECK_HAS(body, "There is no endpoint /nope?.");
+    CHECK_HAS(body, "Unknown endpoint /nope?.");
     CHECK(ml_serve_ask(&f, "GET", "/generate", "X: y\r\n", NULL, &body) == 405);
     CHECK_HAS(body, "Allow: POST,PUT");
     stop();
@@ -422,13 +429,26 @@ static void leaving(void) {
     stop();
 }
 
+/* A request that never ends is waited for, then aborted. */
 static void drains(void) {
+    ml_text reply = { 0 };
+    double start;
+    int fd;
+
     ml_serve_fixture_init(&f);
     f.hold = true;
     f.opts.drain_s = 0.1;
     ml_serve_fixture_start(&f);
-    ml_serve_hang_up(&f, "/health_generate", NULL);
-    stop(); /* what hangs is cut off */
+    fd = ml_serve_send(&f, "/generate", "{\"text\": \"a\"}");
+    CHECK(ml_serve_wait(&f, &f.n_submit, 1));
+    start = ml_clock_s();
+    stop();
+    CHECK(ml_clock_s() - start >= 0.1);
+    CHECK(f.n_abort == 1);
+    ml_sock_hear(fd, &reply);
+    CHECK(reply.len == 0); /* the connection is closed without an answer */
+    close(fd);
+    ml_text_release(&reply);
 }
 
 /* --- administration --------------------------------------------------------- */
@@ -476,7 +496,7 @@ static void weights(void) {
     CHECK_HAS(body, "{\"success\": false, \"message\": \"missing/config.json");
     post(400, "/update_weights_from_disk",
          "{\"model_path\": \"b\", \"published_version\": 3}");
-    CHECK_HAS(body, "b: is of no version that was published, and 3 is asked for");
+    CHECK_HAS(body, "b has no published version; expected version 3");
     post(200, "/update_weight_version", "{\"new_version\": \"x\"}");
     CHECK_HAS(body, "\"new_version\": \"x\"");
     CHECK(ml_serve_ask(&f, "GET", "/weight_version", NULL, NULL, &body) == 200);
@@ -506,15 +526,24 @@ static void looking(void) {
 }
 
 static const ml_test tests[] = {
-    { "answers", answers },           { "batches", batches },
-    { "logprobs", logprobs },         { "streams", streams },
-    { "stop_strings", stop_strings }, { "refusals", refusals },
-    { "long_prompts", long_prompts }, { "ids_alone", ids_alone },
-    { "command", command },           { "doors", doors },
-    { "full_queue", full_queue },     { "seeds", seeds },
-    { "leaving", leaving },           { "drains", drains },
-    { "pausing", pausing },           { "weights", weights },
-    { "looking", looking },           { 0 },
+    { "/generate answers with text, ids and counts", answers },
+    { "/generate answers a batch in order", batches },
+    { "/generate returns log-probs, top log-probs and entropies", logprobs },
+    { "/generate streams events", streams },
+    { "/generate ends at stop strings", stop_strings },
+    { "bad requests are refused with a reason", refusals },
+    { "a prompt over the context is refused", long_prompts },
+    { "a server without tokenizer works with ids", ids_alone },
+    { "miles serve checks its flags", command },
+    { "unknown endpoints, methods and keys are refused", doors },
+    { "a full queue answers 429 with Retry-After", full_queue },
+    { "seeds and sample numbers reach the engine", seeds },
+    { "a client that disconnects aborts its requests", leaving },
+    { "a stopping server cuts requests off after its drain time", drains },
+    { "generation pauses, takes weights and continues by request", pausing },
+    { "weights are updated from disk by request", weights },
+    { "metrics, models and server info are reported", looking },
+    { 0 },
 };
 
 int main(int argc, char **argv) {

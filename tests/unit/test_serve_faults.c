@@ -126,9 +126,9 @@ static void large(void) {
 }
 
 static const ml_test tests[] = {
-    { "generate", generate },
-    { "openai", openai },
-    { "large", large },
+    { "/generate survives every failed allocation", generate },
+    { "OpenAI endpoints survive every failed allocation", openai },
+    { "large requests survive every failed allocation", large },
     { 0 },
 };
 

@@ -90,13 +90,13 @@ static void one_request_of_many_answers(void) {
     repeat("[1]", 4096);
     ml_text_printf(&json, "]}");
     post(400, "/generate", json.ptr);
-    CHECK_HAS(body, "the request's 4096 answers need ");
+    CHECK_HAS(body, "the request's 4096 samples need ");
     CHECK_HAS(body, "--max-inflight-bytes");
     build("{\"return_logprob\": true, \"logprob_start_len\": 0, \"top_logprobs_num\": 100, "
           "\"sampling_params\": {\"n\": 4096}, \"input_ids\": [",
           "1", 300, "]}");
     post(400, "/generate", json.ptr);
-    CHECK_HAS(body, "the request's 4096 answers need ");
+    CHECK_HAS(body, "the request's 4096 samples need ");
     CHECK(ml_serve_count(&f, &f.n_submit) == 0);
     post(200, "/generate", "{\"text\": \"a\"}");
     stop();
@@ -111,7 +111,7 @@ static void ignored_members(void) {
     ml_serve_fixture_start(&f);
     build("{\"text\": \"a\", \"custom_labels\": [", "1", 1000000, "]}");
     post(503, "/generate", json.ptr);
-    CHECK_HAS(body, "no memory for this request now: try again later");
+    CHECK_HAS(body, "out of memory for this request; try again later");
     CHECK(ml_serve_ask(&f, "POST", "/generate", "X: y\r\n", json.ptr, &body) == 503);
     CHECK_HAS(body, "Retry-After: 1\r\n");
     /* Each of these needs most of the budget while it is read, and little afterwards. */
@@ -213,13 +213,13 @@ static void large_requests(void) {
     CHECK_HAS(body, "\"model\": \"fake\"");
     build("{\"text\": \"", "xxxxxxxxx", 4000, "\"}");
     post(400, "/generate", json.ptr);
-    CHECK_HAS(body, "the prompt has 39999 tokens, and the context is 400");
+    CHECK_HAS(body, "the prompt has 39999 tokens, but the context length is 400");
     build("{\"text\": \"", "xxxxxxxxx", 4000, "\"");
     post(400, "/generate", json.ptr);
     CHECK_HAS(body, "request body:1:40011");
     build("{\"rid\": \"", "xxxxxxxxx", 140000, "\"}");
     post(400, "/abort_request", json.ptr);
-    CHECK_HAS(body, "this endpoint takes at most 1048576");
+    CHECK_HAS(body, "this endpoint accepts at most 1048576");
     stop();
 }
 
@@ -281,14 +281,14 @@ static void tools_nobody_would_see(void) {
     start(0);
     ml_serve_fixture_start(&f);
     post(400, "/v1/chat/completions", request);
-    CHECK_HAS(body, "start it with --tool-call-parser");
+    CHECK_HAS(body, "start the server with --tool-call-parser");
     stop();
     start(0);
     f.opts.tools = ML_TOOLS_QWEN;
     f.template = "{% for m in messages %}{{ m.content }}{% endfor %}";
     ml_serve_fixture_start(&f);
     post(400, "/v1/chat/completions", request);
-    CHECK_HAS(body, "the chat template of this server writes none");
+    CHECK_HAS(body, "the chat template ignores");
     post(200, "/v1/chat/completions",
          "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"tools\": []}");
     stop();
@@ -306,10 +306,10 @@ static void numbers_at_their_ends(void) {
     ml_serve_fixture_start(&f);
     post(400, "/generate",
          "{\"text\": \"ab\", \"return_logprob\": true, \"logprob_start_len\": 2147483647}");
-    CHECK_HAS(body, "\\\"logprob_start_len\\\" is 2147483647, and the prompt has 2 tokens");
+    CHECK_HAS(body, "\\\"logprob_start_len\\\" is 2147483647, but the prompt has 2 tokens");
     post(400, "/update_weights_from_disk",
          "{\"model_path\": \"m\", \"weight_version\": \"18446744073709551615\"}");
-    CHECK_HAS(body, "the weight version 18446744073709551615 is a number above "
+    CHECK_HAS(body, "weight version 18446744073709551615 exceeds the maximum "
                     "9007199254740992");
     post(400, "/update_weights_from_disk",
          "{\"model_path\": \"m\", \"weight_version\": \"99999999999999999999999999\"}");
@@ -317,7 +317,7 @@ static void numbers_at_their_ends(void) {
          "{\"model_path\": \"m\", \"weight_version\": \"9007199254740992\"}");
     CHECK(f.load_version == (uint64_t)1 << 53);
     post(400, "/update_weights_from_disk", "{\"model_path\": \"m\\u0000n\"}");
-    CHECK_HAS(body, "\\\"model_path\\\" has a NUL character in it");
+    CHECK_HAS(body, "\\\"model_path\\\" contains a NUL character");
     stop();
 }
 
@@ -441,21 +441,22 @@ static void log_with_time(void) {
 }
 
 static const ml_test tests[] = {
-    { "long_lists", long_lists },
-    { "one_request_of_many_answers", one_request_of_many_answers },
-    { "ignored_members", ignored_members },
-    { "budget_of_all", budget_of_all },
-    { "text_off_the_loop", text_off_the_loop },
-    { "large_requests", large_requests },
-    { "large_replies", large_replies },
-    { "large_events", large_events },
-    { "tools_nobody_would_see", tools_nobody_would_see },
-    { "numbers_at_their_ends", numbers_at_their_ends },
-    { "long_labels", long_labels },
-    { "tokens_and_text", tokens_and_text },
-    { "head_requests", head_requests },
-    { "sampling_defaults", sampling_defaults },
-    { "log_with_time", log_with_time },
+    { "lists in requests have limits", long_lists },
+    { "a request of many answers counts against the budget before it is copied",
+      one_request_of_many_answers },
+    { "ignored members count against the budget while parsed", ignored_members },
+    { "requests over the memory budget get 503 until others end", budget_of_all },
+    { "a large conversation does not block other requests", text_off_the_loop },
+    { "large requests give the answers of small ones", large_requests },
+    { "large replies are complete", large_replies },
+    { "large stream events are merged and complete", large_events },
+    { "tools that the template does not write are refused", tools_nobody_would_see },
+    { "extreme numbers in requests are refused or taken", numbers_at_their_ends },
+    { "long weight versions are cut between characters", long_labels },
+    { "/tokenize and /detokenize answer", tokens_and_text },
+    { "HEAD requests are answered without a body", head_requests },
+    { "generation_config.json sets sampling defaults", sampling_defaults },
+    { "logged requests have a time stamp", log_with_time },
     { 0 },
 };
 

@@ -189,6 +189,12 @@ static void chat_tools(void) {
     CHECK_HAS(body, "\"content\": \"ok\\n<tool_call>");
     CHECK_HAS(body, "\"finish_reason\": \"stop\"");
     stop();
+    start("<tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>"); /* no text */
+    chat(HI ", " TOOLS "}");
+    CHECK_HAS(body, "\"message\": {\"role\": \"assistant\", \"content\": null, "
+                    "\"tool_calls\": [{\"index\": 0, ");
+    CHECK_HAS(body, "\"finish_reason\": \"tool_calls\"");
+    stop();
     start_with("<tool_call>{\"name\": \"get\", \"arguments\": "
                "{}}</tool_call>\n<tool_call>{\"name\""
                ": \"get\", \"arguments\": {\"a\": 2}}</tool_call>",
@@ -279,14 +285,14 @@ static void tool_calls(void) {
 }
 
 static const ml_test tests[] = {
-    { "completions", completions },
-    { "completion_logprobs", completion_logprobs },
-    { "completion_streams", completion_streams },
-    { "chats", chats },
-    { "messages", messages },
-    { "chat_streams", chat_streams },
-    { "chat_tools", chat_tools },
-    { "tool_calls", tool_calls },
+    { "/v1/completions answers", completions },
+    { "/v1/completions returns log-probs", completion_logprobs },
+    { "/v1/completions streams", completion_streams },
+    { "/v1/chat/completions answers", chats },
+    { "chat messages with content parts are rendered", messages },
+    { "/v1/chat/completions streams", chat_streams },
+    { "chat completions return tool calls", chat_tools },
+    { "tool calls are parsed in every format", tool_calls },
     { 0 },
 };
 

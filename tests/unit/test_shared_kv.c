@@ -120,8 +120,9 @@ static void bf16_takes_half(void) {
 
 static void refuses(void) {
     static const char *const bad[][2] = {
-        { "\"num_kv_shared_layers\": 3", "layer 1 shall use keys of an earlier layer with "
-                                         "full_attention, and there is none" },
+        { "\"num_kv_shared_layers\": 3",
+          "layer 1 must share the keys of an earlier layer with "
+          "full_attention, but there is none" },
         { "\"num_kv_shared_layers\": 5", "num_kv_shared_layers" },
         { "\"use_bidirectional_attention\": \"all\"", "only causal attention" },
         { "\"vocab_size_per_layer_input\": 31", "(31) is below vocab_size (32)" },
@@ -147,10 +148,10 @@ static void refuses(void) {
 }
 
 static const ml_test tests[] = {
-    { "pages are counted once", pages_are_counted_once },
-    { "plans hold them once", plans_hold_them_once },
-    { "bf16 takes half", bf16_takes_half },
-    { "refuses", refuses },
+    { "pages of layers with shared KV are counted once", pages_are_counted_once },
+    { "plans of layers with shared KV hold their pages once", plans_hold_them_once },
+    { "bf16 KV takes half the bytes of f32", bf16_takes_half },
+    { "impossible shared KV configs are refused", refuses },
     { 0 },
 };
 

@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "text/tok_priv.h"
+#include "text/tokenizer/tok_priv.h"
 
 #define MODEL                                                                              \
     "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},\"merges\":[\"a "    \
@@ -54,11 +54,11 @@ static void unknown_parts_are_refused_by_name(void) {
 }
 
 static void broken_files_are_refused(void) {
-    refused("[1]", "an object was expected");
+    refused("[1]", "expected an object");
     refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":-1},\"merges\":[]}}",
             "the id of \"a\"");
     refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":0},\"merges\":[]}}",
-            "is there twice");
+            "duplicate token");
     refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a a\"]}}",
             "merge 0 joins \"a\" and \"a\"");
     refused("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a a a\"]}}",
@@ -77,8 +77,8 @@ static void expressions_that_mean_something_else_are_refused(void) {
     } rows[] = {
         { "^a", "anchors" },
         { "a$", "anchors" },
-        { "\\\\bword", "this escape is not supported" },
-        { "\\\\h", "this escape is not supported" },
+        { "\\\\bword", "unsupported escape" },
+        { "\\\\h", "unsupported escape" },
         { "[a[bc]]", "a set inside a set" },
         { "[a-z&&[^x]]", "(&&)" },
         { "[\\\\W]", "a negated set inside a set" },
@@ -339,7 +339,7 @@ static void threads_give_the_same_tokens(void) {
         view[17] = ml_str_of("\xff");
         CHECK(ml_encode_all(t, pool, out, view, N, (ml_encode_opts){ 0 }, &err) ==
               ML_EFORMAT);
-        CHECK_HAS(err.msg, "text 17: the text is not UTF-8");
+        CHECK_HAS(err.msg, "text 17: the text is not valid UTF-8");
         view[17] = (ml_str){ text[17].ptr, text[17].len };
         for (int i = 0; i < N; i++)
             ml_tokens_release(&out[i]);
@@ -419,17 +419,20 @@ static void the_command_answers_line_by_line(void) {
 }
 
 static const ml_test tests[] = {
-    { "unknown parts are refused by name", unknown_parts_are_refused_by_name, 0 },
-    { "broken files are refused", broken_files_are_refused, 0 },
-    { "expressions that mean something else are refused",
+    { "unknown parts of tokenizer.json are refused by name",
+      unknown_parts_are_refused_by_name, 0 },
+    { "broken tokenizer.json files are refused", broken_files_are_refused, 0 },
+    { "unsupported regular expressions are refused",
       expressions_that_mean_something_else_are_refused, 0 },
-    { "scanners find what expressions find", scanners_find_what_expressions_find, 200 },
-    { "bytes and their characters", bytes_and_their_characters, 0 },
+    { "scanners split as their regular expressions", scanners_find_what_expressions_find,
+      200 },
+    { "bytes map to byte-level characters and back", bytes_and_their_characters, 0 },
     { "text that is not UTF-8 is refused", text_that_is_not_utf8_is_refused, 0 },
-    { "no text takes more than linear time", no_text_takes_more_than_linear_time, 200 },
-    { "threads give the same tokens", threads_give_the_same_tokens, 0 },
-    { "files of a checkpoint add up", files_of_a_checkpoint_add_up, 0 },
-    { "the command answers line by line", the_command_answers_line_by_line, 0 },
+    { "encoding takes linear time for any text", no_text_takes_more_than_linear_time, 200 },
+    { "encoding gives the same tokens for any number of threads",
+      threads_give_the_same_tokens, 0 },
+    { "tokenizer files of a checkpoint are combined", files_of_a_checkpoint_add_up, 0 },
+    { "miles tokenize answers line by line", the_command_answers_line_by_line, 0 },
     { 0 },
 };
 

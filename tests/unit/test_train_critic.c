@@ -5,15 +5,15 @@
 
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "tests/support/trainee.h"
+#include "tests/support/train_fixture.h"
 #include "train/snapshot.h"
 
-static ml_trainee_opts opts_for(const char *dir, ml_weight_dtype dtype) {
-    return (ml_trainee_opts){ .dir = dir,
-                              .dtype = dtype,
-                              .n_thread = 2,
-                              .critic = true,
-                              .trainer = ml_trainee_defaults() };
+static ml_train_fixture_opts opts_for(const char *dir, ml_weight_dtype dtype) {
+    return (ml_train_fixture_opts){ .dir = dir,
+                                    .dtype = dtype,
+                                    .n_thread = 2,
+                                    .critic = true,
+                                    .trainer = ml_train_fixture_defaults() };
 }
 
 static double target_of(int32_t sample, int32_t t) {
@@ -37,8 +37,8 @@ static ml_status squared(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
     return ML_OK;
 }
 
-static ml_step_result run(ml_trainee *t, int64_t max_tokens, bool apply) {
-    ml_bins bins = ml_trainee_bins(t, max_tokens);
+static ml_step_result run(ml_train_fixture *t, int64_t max_tokens, bool apply) {
+    ml_bins bins = ml_train_fixture_bins(t, max_tokens);
     ml_step step = { .sample = t->sample,
                      .micro = &bins,
                      .n_rollout = 3,
@@ -53,7 +53,7 @@ static ml_step_result run(ml_trainee *t, int64_t max_tokens, bool apply) {
     return r;
 }
 
-static double loss_with(ml_trainee *t, int32_t param, int64_t at, float delta) {
+static double loss_with(ml_train_fixture *t, int32_t param, int64_t at, float delta) {
     float *w = t->weights.t[param].data, kept = w[at];
     double loss;
 
@@ -63,7 +63,7 @@ static double loss_with(ml_trainee *t, int32_t param, int64_t at, float delta) {
     return loss;
 }
 
-static void check_gradient(ml_trainee *t, const char *name, int64_t at) {
+static void check_gradient(ml_train_fixture *t, const char *name, int64_t at) {
     int32_t member, i = ml_spec_find(&t->spec, ml_str_of(name), &member);
     const float h = 1e-2f;
     double got, want;
@@ -78,27 +78,27 @@ static void check_gradient(ml_trainee *t, const char *name, int64_t at) {
 }
 
 static void gradients_are_derivatives(void) {
-    ml_trainee_opts o = opts_for(NULL, ML_WEIGHT_F32);
-    ml_trainee t;
+    ml_train_fixture_opts o = opts_for(NULL, ML_WEIGHT_F32);
+    ml_train_fixture t;
 
-    ml_trainee_open(&t, &o);
+    ml_train_fixture_open(&t, &o);
     CHECK(t.spec.critic &&
           ml_spec_find(&t.spec, ml_str_of("lm_head.weight"), &(int32_t){ 0 }) == ML_NONE);
     check_gradient(&t, "value_head.weight", 3 * ML_LANES);
     check_gradient(&t, "value_head.bias", 0);
     check_gradient(&t, "model.norm.weight", 5);
     check_gradient(&t, "model.layers.0.mlp.down_proj.weight", 40);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
 }
 
 static void same_bits_however_cut(const char *dir) {
-    ml_trainee_opts o = opts_for(dir, ML_WEIGHT_F32);
-    ml_trainee t;
+    ml_train_fixture_opts o = opts_for(dir, ML_WEIGHT_F32);
+    ml_train_fixture t;
     size_t bytes;
     unsigned char *first;
     double loss;
 
-    ml_trainee_open(&t, &o);
+    ml_train_fixture_open(&t, &o);
     loss = run(&t, 0, false).loss;
     bytes = ml_trainer_grads(t.trainer)->buf.bytes;
     first = malloc(bytes);
@@ -106,7 +106,7 @@ static void same_bits_however_cut(const char *dir) {
     CHECK(run(&t, 1000, false).loss == loss);
     CHECK(memcmp(first, ml_trainer_grads(t.trainer)->buf.ptr, bytes) == 0);
     free(first);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
 }
 
 static void micro_batches_do_not_show(void) {
@@ -115,17 +115,17 @@ static void micro_batches_do_not_show(void) {
 }
 
 static void learns_and_scores(void) {
-    static float buf[ML_TRAINEE_SAMPLES][200];
-    ml_trainee_opts o = opts_for(NULL, ML_WEIGHT_F32);
-    ml_trainee t;
-    float *value[ML_TRAINEE_SAMPLES];
+    static float buf[ML_TRAIN_FIXTURE_SAMPLES][200];
+    ml_train_fixture_opts o = opts_for(NULL, ML_WEIGHT_F32);
+    ml_train_fixture t;
+    float *value[ML_TRAIN_FIXTURE_SAMPLES];
     double first, loss = 0;
     ml_err err = { 0 };
 
-    for (int i = 0; i < ML_TRAINEE_SAMPLES; i++)
+    for (int i = 0; i < ML_TRAIN_FIXTURE_SAMPLES; i++)
         value[i] = buf[i];
     o.trainer.keep_logits = true; /* of which a critic has none */
-    ml_trainee_open(&t, &o);
+    ml_train_fixture_open(&t, &o);
     first = run(&t, 200, true).loss;
     for (int i = 0; i < 30; i++)
         run(&t, 200, true);
@@ -137,14 +137,14 @@ static void learns_and_scores(void) {
                 loss += 0.5 * pow((double)buf[i][k] - target_of(i, k), 2);
     CHECK(loss < 0.5 * first);
     CHECK(fabs(run(&t, 200, false).loss - loss) < 1e-9 * first);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
 }
 
 /* A critic's checkpoint has its own head, and no longer that of the language model. */
 static void resumes_with_its_head(void) {
-    ml_trainee_opts o = opts_for(NULL, ML_WEIGHT_F32);
+    ml_train_fixture_opts o = opts_for(NULL, ML_WEIGHT_F32);
     const char *dir = ml_test_path("critic");
-    ml_trainee a, b;
+    ml_train_fixture a, b;
     ml_saver *s = NULL;
     ml_save_state state = { .iteration = 0, .data = { "{}", 2 }, .config = { "{}", 2 } };
     ml_checkpoint *c = NULL;
@@ -153,14 +153,14 @@ static void resumes_with_its_head(void) {
     const char *path;
 
     ml_arena_init(&arena, "test");
-    ml_trainee_open(&a, &o);
+    ml_train_fixture_open(&a, &o);
     run(&a, 200, true);
     path = ml_snapshot_path(&arena, dir, 0);
     CHECK(!ml_saver_open(&s, &(ml_saver_opts){ .dir = dir, .from = a.checkpoint }, &err) &&
           !ml_saver_save(s, &(ml_save_models){ .actor = a.trainer }, &state, &err) &&
           !ml_snapshot_check(path, &err));
     ml_saver_close(s);
-    ml_trainee_open(&b, &o);
+    ml_train_fixture_open(&b, &o);
     ml_trainer_close(b.trainer);
     ml_weights_close(&b.weights);
     CHECK(!ml_checkpoint_open(&c, path, &err) &&
@@ -175,16 +175,16 @@ static void resumes_with_its_head(void) {
     run(&b, 200, true);
     CHECK(memcmp(a.weights.buf.ptr, b.weights.buf.ptr, a.weights.buf.bytes) == 0);
     ml_checkpoint_close(c);
-    ml_trainee_close(&a);
-    ml_trainee_close(&b);
+    ml_train_fixture_close(&a);
+    ml_train_fixture_close(&b);
     ml_arena_release(&arena);
 }
 
 static const ml_test tests[] = {
-    { "gradients are derivatives", gradients_are_derivatives },
-    { "micro-batches do not show", micro_batches_do_not_show },
-    { "learns and scores", learns_and_scores },
-    { "resumes with its head", resumes_with_its_head },
+    { "critic gradients are difference quotients", gradients_are_derivatives },
+    { "critic steps are the same bits for any micro-batch", micro_batches_do_not_show },
+    { "a critic learns and scores values", learns_and_scores },
+    { "a critic's checkpoint has its value head", resumes_with_its_head },
     { 0 },
 };
 

@@ -91,8 +91,8 @@ static const char spoiler[] =
     "static const miles_hook spoil = { { sizeof spoil, MILES_HOOK, \"spoil\", 0, \"\" }, "
     "run "
     "};\n"
-    "static const miles_extension *const rows[] = { &spoil.row, 0 };\n"
-    "static const miles_plugin plugin = { sizeof plugin, MILES_ABI, rows };\n"
+    "static const miles_extension *const rows[] = { &spoil.base, 0 };\n"
+    "static const miles_plugin plugin = { sizeof plugin, MILES_ABI_VERSION, rows };\n"
     "const miles_plugin *miles_plugin_entry(void) { return &plugin; }\n";
 
 static void damaged_deltas_are_followed_by_all(void) {
@@ -135,12 +135,12 @@ static void what_cannot_be_meant_is_said(void) {
     static const struct {
         const char *flags, *sentence;
     } cases[] = {
-        { "--update-weight-transfer-mode p2p", "is not offered: use broadcast" },
-        { "--update-weight-transfer-mode disk-delta", "give --rollout-external or" },
+        { "--update-weight-transfer-mode p2p", "is not supported: use broadcast" },
+        { "--update-weight-transfer-mode disk-delta", "add --rollout-external or" },
         { "--update-weight-transfer-mode disk-delta --rollout-num-engines 1",
           "needs --update-weight-local-checkpoint-dir" },
-        { "--update-weight-local-checkpoint-dir x", "leave them out" },
-        { "--update-weight-delta-encoding overwrite", "leave them out" },
+        { "--update-weight-local-checkpoint-dir x", "remove them" },
+        { "--update-weight-delta-encoding overwrite", "remove them" },
         { "--update-weight-delta-checksum md5", "xxh3-128" },
     };
     char out[16000];
@@ -165,17 +165,18 @@ static void files_of_the_user_stay(void) {
              "--update-weight-local-checkpoint-dir %s",
              ml_test_path("home"));
     CHECK(ml_toy_run("train", ml_test_path("save"), 2, flags, out, sizeof out) == 3);
-    CHECK_HAS(out, "home: holds thesis.tex, which miles did not write");
+    CHECK_HAS(out, "home contains thesis.tex, which miles did not write");
     CHECK(access(ml_test_path("home/thesis.tex"), F_OK) == 0);
     CHECK(access(ml_test_path("home/model.safetensors"), F_OK) != 0);
 }
 
 static const ml_test tests[] = {
-    { "the same bytes as whole", the_same_bytes_as_whole, 300 },
-    { "damaged deltas are followed by all", damaged_deltas_are_followed_by_all, 300 },
-    { "files of the user stay", files_of_the_user_stay },
-    { "runs go on", runs_go_on, 300 },
-    { "what cannot be meant is said", what_cannot_be_meant_is_said },
+    { "weight deltas give the bytes of whole weights", the_same_bytes_as_whole, 300 },
+    { "a damaged delta is followed by whole weights", damaged_deltas_are_followed_by_all,
+      300 },
+    { "a delta directory with the user's files is refused", files_of_the_user_stay },
+    { "a resumed run continues its deltas", runs_go_on, 300 },
+    { "miles train refuses contradictory delta flags", what_cannot_be_meant_is_said },
     { 0 },
 };
 

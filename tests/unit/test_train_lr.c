@@ -100,8 +100,9 @@ static void refuses_what_does_not_go_together(void) {
 }
 
 static const ml_test tests[] = {
-    { "as Megatron", as_megatron },
-    { "refuses what does not go together", refuses_what_does_not_go_together },
+    { "learning rates and weight decay are Megatron's", as_megatron },
+    { "contradictory learning-rate options are refused",
+      refuses_what_does_not_go_together },
     { 0 },
 };
 

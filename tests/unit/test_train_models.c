@@ -212,7 +212,7 @@ static void ppo_survives_kills(void) {
 
 static void a_teacher_is_asked(void) {
     const char *first = ml_test_path("first"), *twin = ml_test_path("twin"),
-               *pupil = ml_test_path("pupil");
+               *student = ml_test_path("student");
     char flags[1500];
 
     make_inputs();
@@ -226,15 +226,15 @@ static void a_teacher_is_asked(void) {
              "--use-opd --opd-type megatron --opd-teacher-load %s --opd-teacher-ckpt-step "
              "1 --dry-run",
              first);
-    must_run(pupil, 1, flags);
+    must_run(student, 1, flags);
     CHECK_HAS(out, "teacher weights");
     snprintf(flags, sizeof flags,
              "--use-opd --opd-type megatron --opd-teacher-load %s --opd-kl-coef 0.5",
              first);
-    must_run(pupil, ROUNDS, flags);
-    CHECK(figure(pupil, 0, "rollout/opd_reverse_kl") != 0);
-    CHECK(figure(pupil, 0, "rollout/teacher_log_probs") !=
-          figure(pupil, 0, "rollout/log_probs"));
+    must_run(student, ROUNDS, flags);
+    CHECK(figure(student, 0, "rollout/opd_reverse_kl") != 0);
+    CHECK(figure(student, 0, "rollout/teacher_log_probs") !=
+          figure(student, 0, "rollout/log_probs"));
 }
 
 /* The port of a server whose output goes to a file. */
@@ -291,7 +291,7 @@ static void teachers_that_are_missing_are_named(void) {
     CHECK(run(save, 1, "--use-opd --opd-type sglang") == 2);
     CHECK_HAS(out, "takes the teacher from --opd-teacher-urls");
     CHECK(run(save, 1, "--opd-type megatron --opd-teacher-load x") == 2);
-    CHECK_HAS(out, "a teacher needs --use-opd");
+    CHECK_HAS(out, "need --use-opd");
     CHECK(run(save, 1, "--use-opd --opd-type megatron --opd-teacher-load /nowhere") != 0);
     CHECK_HAS(out, "--opd-teacher-load: /nowhere: ");
 }
@@ -313,7 +313,7 @@ static void the_reference_follows_and_is_saved(void) {
     must_go_on(parts, ROUNDS, flags);
     same_ends(whole, parts, ROUNDS);
     CHECK(run(whole, 1, "--ref-update-interval 2") == 2);
-    CHECK_HAS(out, "there is no reference without --use-kl-loss");
+    CHECK_HAS(out, "--ref-update-interval needs a reference model");
 }
 
 /* --- starting ----------------------------------------------------------------- */
@@ -364,7 +364,7 @@ static void leaves_what_it_is_told_to(void) {
     CHECK(shell("test ! -e %s/hf/5/state.json", ml_test_dir()));
     snprintf(flags, sizeof flags, "--load %s", save);
     CHECK(run(save, 7, flags) != 0);
-    CHECK_HAS(out, "start its optimizer anew with --no-load-optim");
+    CHECK_HAS(out, "restart the optimizer with --no-load-optim");
     snprintf(flags, sizeof flags, "--load %s --no-load-optim", save);
     must_run(save, 7, flags);
     CHECK_HAS(out, "rollout 6, step 12: ");
@@ -404,18 +404,20 @@ static void moments_may_begin_anew(void) {
 }
 
 static const ml_test tests[] = {
-    { "a critic learns beside the actor", a_critic_learns_beside_the_actor },
-    { "ppo has the same bytes however it runs", ppo_has_the_same_bytes_however_it_runs },
-    { "a critic that is missing is named", a_critic_that_is_missing_is_named },
-    { "ppo survives kills", ppo_survives_kills, 300 },
-    { "a teacher is asked", a_teacher_is_asked },
-    { "a teacher may be a server", a_teacher_may_be_a_server },
-    { "teachers that are missing are named", teachers_that_are_missing_are_named },
-    { "the reference follows and is saved", the_reference_follows_and_is_saved },
-    { "starts where Miles does", starts_where_miles_does },
-    { "leaves what it is told to", leaves_what_it_is_told_to },
-    { "an old actor is what drew", an_old_actor_is_what_drew },
-    { "moments may begin anew", moments_may_begin_anew },
+    { "PPO trains and saves a critic beside the actor", a_critic_learns_beside_the_actor },
+    { "PPO gives the same bytes for any division of the work",
+      ppo_has_the_same_bytes_however_it_runs },
+    { "a missing critic checkpoint is named", a_critic_that_is_missing_is_named },
+    { "PPO kills change no byte of the run", ppo_survives_kills, 300 },
+    { "a teacher's log-probs change what is trained", a_teacher_is_asked },
+    { "a teacher server gives the bits of one in memory", a_teacher_may_be_a_server },
+    { "a missing teacher is named", teachers_that_are_missing_are_named },
+    { "--ref-update-interval updates and saves the reference",
+      the_reference_follows_and_is_saved },
+    { "a run starts from the checkpoints that Miles starts from", starts_where_miles_does },
+    { "a run keeps the snapshots and copies it is told to", leaves_what_it_is_told_to },
+    { "--keep-old-actor scores with the weights that drew", an_old_actor_is_what_drew },
+    { "--reset-optimizer-states resets moments", moments_may_begin_anew },
     { 0 },
 };
 

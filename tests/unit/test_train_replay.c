@@ -133,10 +133,14 @@ static void choices_survive_the_run(void) {
 
 int main(int argc, char **argv) {
     static const ml_test tests[] = {
-        { "own choices change nothing", replay_of_own_choices_changes_nothing, 120 },
-        { "stale tokens go where they went", stale_tokens_go_where_they_went, 120 },
-        { "choices survive the run", choices_survive_the_run, 300 },
-        { "a dense model has nothing to replay", a_dense_model_has_nothing_to_replay, 120 },
+        { "routing replay of the same weights changes nothing",
+          replay_of_own_choices_changes_nothing, 120 },
+        { "routing replay sends stale tokens to their experts",
+          stale_tokens_go_where_they_went, 120 },
+        { "recorded expert choices survive snapshots and engines", choices_survive_the_run,
+          300 },
+        { "routing replay of a dense model changes nothing and warns",
+          a_dense_model_has_nothing_to_replay, 120 },
         { 0 }
     };
     return ml_test_main(argc, argv, tests);

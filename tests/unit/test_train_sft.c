@@ -7,7 +7,7 @@
 
 #include "base/dir.h"
 #include "io/jsonl.h"
-#include "rl/sft_sample.h"
+#include "rl/data/sft_sample.h"
 #include "tests/support/kill.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
@@ -121,7 +121,7 @@ static void what_cannot_be_learned_is_refused(void) {
     CHECK_HAS(err.msg, "generation");
     learned(&t, ml_toy_chatml, "{\"input\": [{\"role\": \"user\", \"content\": \"a\"}]}\n",
             &err);
-    CHECK_HAS(err.msg, "said by the assistant");
+    CHECK_HAS(err.msg, "no message of the assistant");
     learned(&t, ml_toy_chatml, "{\"input\": \"plain text\"}\n", &err);
     CHECK_HAS(err.msg, "list of messages");
     ml_text_release(&t);
@@ -246,11 +246,12 @@ static void survives_kills(void) {
 }
 
 static const ml_test tests[] = {
-    { "only the assistant is learned", only_the_assistant_is_learned },
-    { "what cannot be learned is refused", what_cannot_be_learned_is_refused },
-    { "learns and resumes", learns_and_resumes },
-    { "flags are checked", flags_are_checked },
-    { "survives kills", survives_kills, 300 },
+    { "miles sft trains the assistant's tokens alone", only_the_assistant_is_learned },
+    { "miles sft refuses conversations without trainable tokens",
+      what_cannot_be_learned_is_refused },
+    { "miles sft learns and resumes to the same bytes", learns_and_resumes },
+    { "miles sft refuses contradictory flags", flags_are_checked },
+    { "miles sft kills change no byte of the run", survives_kills, 300 },
     { 0 },
 };
 

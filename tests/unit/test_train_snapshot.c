@@ -12,7 +12,7 @@
 #include "base/dir.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
-#include "tests/support/trainee.h"
+#include "tests/support/train_fixture.h"
 #include "train/snapshot.h"
 
 static void must(ml_status st, const ml_err *err) {
@@ -22,7 +22,7 @@ static void must(ml_status st, const ml_err *err) {
     }
 }
 
-static ml_saver *new_saver(ml_trainee *t, const char *dir, bool async, int32_t keep) {
+static ml_saver *new_saver(ml_train_fixture *t, const char *dir, bool async, int32_t keep) {
     ml_saver *s = NULL;
     ml_err err = { 0 };
     must(ml_saver_open(
@@ -34,7 +34,7 @@ static ml_saver *new_saver(ml_trainee *t, const char *dir, bool async, int32_t k
     return s;
 }
 
-static void save(ml_saver *s, ml_trainee *t, int64_t iteration) {
+static void save(ml_saver *s, ml_train_fixture *t, int64_t iteration) {
     ml_err err = { 0 };
     char data[64];
     int n = snprintf(data, sizeof data, "{\"offset\": %lld}", (long long)iteration);
@@ -46,8 +46,9 @@ static void save(ml_saver *s, ml_trainee *t, int64_t iteration) {
          &err);
 }
 
-/* A trainee whose weights and state come from a snapshot. */
-static void open_resumed(ml_trainee *t, ml_trainee_opts *o, const char *dir, int64_t want) {
+/* A trainer whose weights and state come from a snapshot. */
+static void open_resumed(ml_train_fixture *t, ml_train_fixture_opts *o, const char *dir,
+                         int64_t want) {
     ml_arena a;
     ml_err err = { 0 };
     ml_save_state state;
@@ -60,7 +61,7 @@ static void open_resumed(ml_trainee *t, ml_trainee_opts *o, const char *dir, int
     CHECK(latest == want);
     path = ml_snapshot_path(&a, dir, latest);
     must(ml_snapshot_check(path, &err), &err);
-    ml_trainee_open(t, o);
+    ml_train_fixture_open(t, o);
     /* The weights of the snapshot into a trainer of their own. */
     ml_trainer_close(t->trainer);
     ml_weights_close(&t->weights);
@@ -85,15 +86,16 @@ static void same_snapshots(const char *a, const char *b) {
         ml_test_fail(__FILE__, __LINE__, "%s and %s differ", a, b);
 }
 
-static ml_trainee_opts opts_for(ml_weight_dtype dtype) {
-    return (
-        ml_trainee_opts){ .dtype = dtype, .n_thread = 2, .trainer = ml_trainee_defaults() };
+static ml_train_fixture_opts opts_for(ml_weight_dtype dtype) {
+    return (ml_train_fixture_opts){ .dtype = dtype,
+                                    .n_thread = 2,
+                                    .trainer = ml_train_fixture_defaults() };
 }
 
 /* Six steps at once, and three and three; saved by copy or at once. */
 static void resumes_identically(ml_weight_dtype dtype, ml_optimizer_kind kind, bool async) {
-    ml_trainee_opts o = opts_for(dtype);
-    ml_trainee t;
+    ml_train_fixture_opts o = opts_for(dtype);
+    ml_train_fixture t;
     ml_saver *s;
     const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
 
@@ -101,31 +103,31 @@ static void resumes_identically(ml_weight_dtype dtype, ml_optimizer_kind kind, b
     o.trainer.optimizer.momentum = 0.9;
     o.trainer.lr.style = ML_LR_COSINE;
     o.trainer.lr.train_iters = 20;
-    ml_trainee_open(&t, &o);
+    ml_train_fixture_open(&t, &o);
     s = new_saver(&t, whole, false, 0);
     for (int i = 0; i < 6; i++)
-        ml_trainee_step(&t, 200);
+        ml_train_fixture_step(&t, 200);
     save(s, &t, 5);
     ml_saver_close(s);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
 
-    ml_trainee_open(&t, &o);
+    ml_train_fixture_open(&t, &o);
     s = new_saver(&t, parts, async, 0);
     for (int i = 0; i < 3; i++)
-        ml_trainee_step(&t, 200);
+        ml_train_fixture_step(&t, 200);
     save(s, &t, 2);
-    ml_trainee_step(&t, 200); /* while the copy is being written */
+    ml_train_fixture_step(&t, 200); /* while the copy is being written */
     ml_saver_close(s);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
 
     open_resumed(&t, &o, parts, 2);
     CHECK(ml_trainer_optimizer(t.trainer)->n_step == 3 && t.weights.version == 3);
     s = new_saver(&t, parts, async, 0);
     for (int i = 3; i < 6; i++)
-        ml_trainee_step(&t, 200);
+        ml_train_fixture_step(&t, 200);
     save(s, &t, 5);
     ml_saver_close(s);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
     same_snapshots(ml_test_path("whole/iter_0000005"), ml_test_path("parts/iter_0000005"));
 }
 
@@ -155,14 +157,14 @@ static void flip_byte(const char *path, long at) {
 static void damage_is_named(void) {
     static const char *const files[] = { "trainer.safetensors", "model.safetensors",
                                          "state.json", "config.json" };
-    ml_trainee_opts o = opts_for(ML_WEIGHT_F32);
+    ml_train_fixture_opts o = opts_for(ML_WEIGHT_F32);
     const char *dir = ml_test_path("snaps");
     char path[600];
-    ml_trainee t;
+    ml_train_fixture t;
     ml_saver *s;
     ml_err err = { 0 };
 
-    ml_trainee_open(&t, &o);
+    ml_train_fixture_open(&t, &o);
     s = new_saver(&t, dir, false, 0);
     for (int i = 0; i < 4; i++) {
         save(s, &t, i);
@@ -173,21 +175,21 @@ static void damage_is_named(void) {
         CHECK_HAS(err.msg, files[i]);
     }
     ml_saver_close(s);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
 }
 
 /* Saves one, and gives the path of a file in it. */
 static const char *saved_file(const char *name) {
-    ml_trainee_opts o = opts_for(ML_WEIGHT_F32);
+    ml_train_fixture_opts o = opts_for(ML_WEIGHT_F32);
     static char path[600];
-    ml_trainee t;
+    ml_train_fixture t;
     ml_saver *s;
 
-    ml_trainee_open(&t, &o);
+    ml_train_fixture_open(&t, &o);
     s = new_saver(&t, ml_test_path("snaps"), false, 0);
     save(s, &t, 3);
     ml_saver_close(s);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
     snprintf(path, sizeof path, "%s/%s", ml_test_path("snaps/iter_0000003"), name);
     return path;
 }
@@ -287,9 +289,9 @@ static int32_t entries(const char *dir, ml_arena *a, ml_names *names) {
 }
 
 static void old_ones_and_leftovers_go(void) {
-    ml_trainee_opts o = opts_for(ML_WEIGHT_F32);
+    ml_train_fixture_opts o = opts_for(ML_WEIGHT_F32);
     const char *dir = ml_test_path("snaps");
-    ml_trainee t;
+    ml_train_fixture t;
     ml_saver *s;
     ml_arena a;
     ml_names names;
@@ -300,7 +302,7 @@ static void old_ones_and_leftovers_go(void) {
     must(ml_dir_make(ml_test_path("snaps/iter_0000007.tmp-123"), &err), &err);
     must(ml_snapshot_latest(&latest, dir, &err), &err);
     CHECK(latest == ML_NONE);
-    ml_trainee_open(&t, &o);
+    ml_train_fixture_open(&t, &o);
     s = new_saver(&t, dir, true, 2);
     for (int i = 0; i < 5; i++)
         save(s, &t, 10 * i);
@@ -312,21 +314,21 @@ static void old_ones_and_leftovers_go(void) {
     must(ml_snapshot_latest(&latest, dir, &err), &err);
     CHECK(latest == 40);
     must(ml_snapshot_check(ml_test_path("snaps/iter_0000040"), &err), &err);
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
     ml_arena_release(&a);
 }
 
 /* Saves for ever, a step between two. */
 static void save_until_killed(const char *dir, bool async) {
-    ml_trainee_opts o = opts_for(ML_WEIGHT_BF16);
-    ml_trainee t;
+    ml_train_fixture_opts o = opts_for(ML_WEIGHT_BF16);
+    ml_train_fixture t;
     ml_saver *s;
 
     o.n_thread = 1;
-    ml_trainee_open(&t, &o);
+    ml_train_fixture_open(&t, &o);
     s = new_saver(&t, dir, async, 2);
     for (int64_t i = 0;; i++) {
-        ml_trainee_step(&t, 200);
+        ml_train_fixture_step(&t, 200);
         save(s, &t, i);
     }
 }
@@ -392,16 +394,18 @@ static void checksum_is_the_standard_one(void) {
 }
 
 static const ml_test tests[] = {
-    { "resumes identically, f32", resumes_f32 },
-    { "resumes identically, bf16 saved meanwhile", resumes_bf16_saved_meanwhile },
-    { "resumes identically, SGD", resumes_sgd },
-    { "damage is named", damage_is_named },
-    { "every file is listed", every_file_is_listed },
-    { "the tracker is needed", the_tracker_is_needed },
-    { "only leftovers of ours go", only_leftovers_of_ours_go },
-    { "old ones and leftovers go", old_ones_and_leftovers_go },
-    { "survives being killed", survives_being_killed, 300 },
-    { "the checksum is the standard one", checksum_is_the_standard_one },
+    { "an f32 run resumes to the same bytes", resumes_f32 },
+    { "a bf16 run saved in the background resumes to the same bytes",
+      resumes_bf16_saved_meanwhile },
+    { "an SGD run resumes to the same bytes", resumes_sgd },
+    { "a damaged snapshot is refused with the file", damage_is_named },
+    { "every file of a snapshot has a checksum", every_file_is_listed },
+    { "snapshots without a tracker file are not used", the_tracker_is_needed },
+    { "leftovers of crashed saves are removed and other files stay",
+      only_leftovers_of_ours_go },
+    { "old snapshots are removed", old_ones_and_leftovers_go },
+    { "a save that is killed leaves a whole snapshot", survives_being_killed, 300 },
+    { "CRC-64 gives the published value", checksum_is_the_standard_one },
     { 0 },
 };
 

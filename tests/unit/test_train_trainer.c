@@ -6,7 +6,7 @@
 
 #include "tests/support/cases.h"
 #include "tests/support/test.h"
-#include "tests/support/trainee.h"
+#include "tests/support/train_fixture.h"
 #include "train/memory.h"
 
 /* --- what is not finite ----------------------------------------------------- */
@@ -19,7 +19,7 @@ typedef struct fault {
 /* The usual loss, but for one token of sample 1. */
 static ml_status faulty(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
     const fault *f = ud;
-    ml_trainee_nll(NULL, io, n, err);
+    ml_train_fixture_nll(NULL, io, n, err);
     for (int32_t i = 0; i < n; i++)
         if (io[i].sample == 1) {
             io[i].loss += f->loss;
@@ -29,8 +29,9 @@ static ml_status faulty(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
 }
 
 static void check_fault(fault f, bool stop, const char *says) {
-    ml_trainee_opts o = { .dtype = ML_WEIGHT_F32, .trainer = ml_trainee_defaults() };
-    ml_trainee t;
+    ml_train_fixture_opts o = { .dtype = ML_WEIGHT_F32,
+                                .trainer = ml_train_fixture_defaults() };
+    ml_train_fixture t;
     ml_bins bins;
     ml_step_result r;
     ml_err err = { 0 };
@@ -38,8 +39,8 @@ static void check_fault(fault f, bool stop, const char *says) {
     unsigned char *before;
 
     o.trainer.stop_on_bad = stop;
-    ml_trainee_open(&t, &o);
-    bins = ml_trainee_bins(&t, 110);
+    ml_train_fixture_open(&t, &o);
+    bins = ml_train_fixture_bins(&t, 110);
     before = malloc(t.weights.buf.bytes);
     memcpy(before, t.weights.buf.ptr, t.weights.buf.bytes);
     st = ml_trainer_step(t.trainer,
@@ -56,8 +57,8 @@ static void check_fault(fault f, bool stop, const char *says) {
     CHECK(memcmp(before, t.weights.buf.ptr, t.weights.buf.bytes) == 0);
     free(before);
     /* And the next step is as good as any. */
-    CHECK(ml_trainee_step(&t, 200).applied);
-    ml_trainee_close(&t);
+    CHECK(ml_train_fixture_step(&t, 200).applied);
+    ml_train_fixture_close(&t);
 }
 
 static void faults_are_named_and_not_applied(void) {
@@ -68,23 +69,24 @@ static void faults_are_named_and_not_applied(void) {
 }
 
 static void bad_weights_are_found_in_the_forward(void) {
-    ml_trainee_opts o = { .dtype = ML_WEIGHT_F32, .trainer = ml_trainee_defaults() };
-    ml_trainee t;
+    ml_train_fixture_opts o = { .dtype = ML_WEIGHT_F32,
+                                .trainer = ml_train_fixture_defaults() };
+    ml_train_fixture t;
     ml_bins bins;
     ml_step_result r;
     ml_err err = { 0 };
 
-    ml_trainee_open(&t, &o);
-    bins = ml_trainee_bins(&t, 110);
+    ml_train_fixture_open(&t, &o);
+    bins = ml_train_fixture_bins(&t, 110);
     ((float *)t.weights.t[3].data)[0] = NAN;
     CHECK(ml_trainer_step(t.trainer,
                           &(ml_step){ .sample = t.sample,
                                       .micro = &bins,
                                       .denominator = 1,
-                                      .loss = ml_trainee_nll },
+                                      .loss = ml_train_fixture_nll },
                           &r, &err) == ML_EFORMAT);
     CHECK_HAS(err.msg, "sample 0, response token");
-    ml_trainee_close(&t);
+    ml_train_fixture_close(&t);
 }
 
 /* --- samples without a gradient ---------------------------------------------- */
@@ -96,7 +98,7 @@ static bool is_idle(int32_t sample) {
 /* Every other sample teaches nothing. */
 static ml_status half_flat(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
     (void)ud;
-    ml_trainee_nll(NULL, io, n, err);
+    ml_train_fixture_nll(NULL, io, n, err);
     for (int32_t i = 0; i < n; i++)
         for (int32_t t = 0; is_idle(io[i].sample) && t < io[i].n_response; t++)
             io[i].dlogprob[t] *= t % 2 ? 0.0f : -0.0f;
@@ -105,12 +107,12 @@ static ml_status half_flat(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
 
 /* Two steps: the weights that they give are the same bytes whether samples without a gradient
  * go through the backward pass (in one micro-batch with all others) or not. */
-static void step_twice(ml_trainee *t, const ml_trainee_opts *o, bool apart,
+static void step_twice(ml_train_fixture *t, const ml_train_fixture_opts *o, bool apart,
                        ml_step_result *out) {
     ml_schedule plan;
     ml_err err = { 0 };
 
-    ml_trainee_open(t, o);
+    ml_train_fixture_open(t, o);
     for (int32_t i = t->n_sample; i < 8; i++) { /* the same, shorter */
         t->sample[i] = t->sample[i % t->n_sample];
         t->sample[i].n_token -= i / t->n_sample;
@@ -135,13 +137,15 @@ static void step_twice(ml_trainee *t, const ml_trainee_opts *o, bool apart,
 }
 
 static void check_idle(const char *dir, ml_weight_dtype dtype, ml_schedule_opts batch) {
-    ml_trainee_opts o = { .dir = dir, .dtype = dtype, .trainer = ml_trainee_defaults() };
-    ml_trainee with, without;
+    ml_train_fixture_opts o = { .dir = dir,
+                                .dtype = dtype,
+                                .trainer = ml_train_fixture_defaults() };
+    ml_train_fixture with, without;
     ml_step_result a, b;
 
     o.trainer.batch = batch;
     o.trainer.batch.max_tokens = 1 << 20;
-    o.trainer.batch.micro_batch_size = ML_TRAINEE_SAMPLES;
+    o.trainer.batch.micro_batch_size = ML_TRAIN_FIXTURE_SAMPLES;
     step_twice(&with, &o, false, &a);
     CHECK(a.n_idle == 0);
     o.trainer.batch = batch;
@@ -151,8 +155,8 @@ static void check_idle(const char *dir, ml_weight_dtype dtype, ml_schedule_opts 
           a.n_loss == b.n_loss);
     CHECK(memcmp(with.weights.buf.ptr, without.weights.buf.ptr, with.weights.buf.bytes) ==
           0);
-    ml_trainee_close(&with);
-    ml_trainee_close(&without);
+    ml_train_fixture_close(&with);
+    ml_train_fixture_close(&without);
 }
 
 static void samples_without_a_gradient_are_only_read(void) {
@@ -245,24 +249,25 @@ static size_t row_bytes(const ml_memory *m, const char *what) {
 }
 
 static void memory_is_planned(void) {
-    ml_trainee_opts o = { .dtype = ML_WEIGHT_BF16, .trainer = ml_trainee_defaults() };
-    ml_trainee t;
+    ml_train_fixture_opts o = { .dtype = ML_WEIGHT_BF16,
+                                .trainer = ml_train_fixture_defaults() };
+    ml_train_fixture t;
     ml_memory m;
     ml_err err = { 0 };
-    ml_memory_ask ask;
+    ml_memory_request req;
     ml_text text = { 0 };
     size_t total = 0, scratch, scored;
 
-    ml_trainee_open(&t, &o);
-    ask = (ml_memory_ask){ .spec = &t.spec,
-                           .be = &t.be,
-                           .weight_bytes = t.weights.buf.bytes,
-                           .bf16 = true,
-                           .set = sets,
-                           .opts = o.trainer,
-                           .scores = true,
-                           .async_save = true };
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK);
+    ml_train_fixture_open(&t, &o);
+    req = (ml_memory_request){ .spec = &t.spec,
+                               .be = &t.be,
+                               .weight_bytes = t.weights.buf.bytes,
+                               .bf16 = true,
+                               .set = sets,
+                               .opts = o.trainer,
+                               .scores = true,
+                               .async_save = true };
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK);
     for (int i = 0; i < m.n; i++)
         total += m.row[i].bytes;
     CHECK(total == m.total && m.n == 9);
@@ -273,48 +278,49 @@ static void memory_is_planned(void) {
     CHECK_HAS(text.ptr, "reference weights");
     ml_text_release(&text);
 
-    CHECK(ml_memory_check(&ask, m.total, &err) == ML_OK);
-    CHECK(ml_memory_check(&ask, m.total - 100000, &err) == ML_ENOMEM);
-    CHECK_HAS(err.msg, "with --recompute-granularity full it takes");
-    CHECK(ml_memory_check(&ask, 1000, &err) == ML_ENOMEM);
+    CHECK(ml_memory_check(&req, m.total, &err) == ML_OK);
+    CHECK(ml_memory_check(&req, m.total - 100000, &err) == ML_ENOMEM);
+    CHECK_HAS(err.msg, "with --recompute-granularity full it needs");
+    CHECK(ml_memory_check(&req, 1000, &err) == ML_ENOMEM);
     CHECK_HAS(err.msg, "still too much");
     scratch = row_bytes(&m, "scratch");
-    scored = row_bytes(&m, "scratch of scoring");
-    ask.opts.loss_rows = 1;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK);
+    scored = row_bytes(&m, "forward-only scratch");
+    req.opts.loss_rows = 1;
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK);
     CHECK(row_bytes(&m, "scratch") < scratch);
-    CHECK(row_bytes(&m, "scratch of scoring") < scored);
-    ask.opts.optimizer.offload_dir = "x";
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_disk > 0);
+    CHECK(row_bytes(&m, "forward-only scratch") < scored);
+    req.opts.optimizer.offload_dir = "x";
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK && m.on_disk > 0);
     CHECK(row_bytes(&m, "optimizer state") == 0);
-    CHECK(ml_memory_available(ask.be) > (size_t)1 << 20 && ml_memory_resident() > 1 << 20);
-    ml_trainee_close(&t);
+    CHECK(ml_memory_available(req.be) > (size_t)1 << 20 && ml_memory_resident() > 1 << 20);
+    ml_train_fixture_close(&t);
 }
 
-/* A trainee on a device with memory of its own. */
+/* A trainer on a device with memory of its own. */
 typedef struct elsewhere {
-    ml_trainee t;
+    ml_train_fixture t;
     ml_backend be;
     ml_device dev;
-    ml_memory_ask ask;
+    ml_memory_request req;
     size_t state; /* bytes of the optimizer's */
 } elsewhere;
 
 static void open_elsewhere(elsewhere *e) {
-    ml_trainee_opts o = { .dtype = ML_WEIGHT_BF16, .trainer = ml_trainee_defaults() };
+    ml_train_fixture_opts o = { .dtype = ML_WEIGHT_BF16,
+                                .trainer = ml_train_fixture_defaults() };
 
-    ml_trainee_open(&e->t, &o);
+    ml_train_fixture_open(&e->t, &o);
     e->be = e->t.be;
     e->dev = *e->t.be.dev;
     e->dev.host = false;
     e->be.dev = &e->dev;
     e->state = ml_trainer_optimizer(e->t.trainer)->bytes;
-    e->ask = (ml_memory_ask){ .spec = &e->t.spec,
-                              .be = &e->be,
-                              .weight_bytes = e->t.weights.buf.bytes,
-                              .bf16 = true,
-                              .set = sets,
-                              .opts = o.trainer };
+    e->req = (ml_memory_request){ .spec = &e->t.spec,
+                                  .be = &e->be,
+                                  .weight_bytes = e->t.weights.buf.bytes,
+                                  .bf16 = true,
+                                  .set = sets,
+                                  .opts = o.trainer };
 }
 
 /* What the device does not have is the host's, and that is looked at. */
@@ -322,59 +328,61 @@ static void memory_of_a_device(void) {
     elsewhere e;
     ml_memory m;
     ml_err err = { 0 };
-    ml_memory_ask ask;
+    ml_memory_request req;
     size_t sum;
 
     open_elsewhere(&e);
-    ask = e.ask;
-    ask.kv_bytes = 5000;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == 0 && m.in_turns == 0);
+    req = e.req;
+    req.kv_bytes = 5000;
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK && m.on_host == 0 && m.in_turns == 0);
     sum = m.total;
-    ask.in_turns = true;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK);
+    req.in_turns = true;
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK);
     CHECK(m.total == sum - 5000 && m.in_turns == 5000 && m.on_host == e.state);
-    ask.async_save = true;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.total == sum - 5000);
+    req.async_save = true;
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK && m.total == sum - 5000);
     CHECK(m.on_host == 2 * e.state + e.t.weights.buf.bytes);
-    CHECK(ml_memory_check(&ask, m.total, &err) == ML_OK);
-    ask.weight_bytes = (size_t)1 << 60;
-    CHECK(ml_memory_check(&ask, SIZE_MAX, &err) == ML_ENOMEM);
-    CHECK_HAS(err.msg, "in the host's memory");
-    ml_trainee_close(&e.t);
+    CHECK(ml_memory_check(&req, m.total, &err) == ML_OK);
+    req.weight_bytes = (size_t)1 << 60;
+    CHECK(ml_memory_check(&req, SIZE_MAX, &err) == ML_ENOMEM);
+    CHECK_HAS(err.msg, "of host memory");
+    ml_train_fixture_close(&e.t);
 }
 
 /* State that stays in the host's memory leaves a piece of it on the device. */
 static void memory_of_state_elsewhere(void) {
     elsewhere e;
-    ml_memory_ask ask;
+    ml_memory_request req;
     ml_memory m;
     ml_err err = { 0 };
     size_t left;
 
     open_elsewhere(&e);
-    ask = e.ask;
-    ask.opts.recompute.granularity = ML_RECOMPUTE_FULL;
-    ask.opts.batch.max_tokens = 4;
-    ask.opts.optimizer.offload_piece = 16;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == 0);
+    req = e.req;
+    req.opts.recompute.granularity = ML_RECOMPUTE_FULL;
+    req.opts.batch.max_tokens = 4;
+    req.opts.optimizer.offload_piece = 16;
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK && m.on_host == 0);
     left = m.total - e.state + 3 * 16 * sizeof(float);
-    CHECK(ml_memory_check(&ask, left, &err) == ML_ENOMEM);
+    CHECK(ml_memory_check(&req, left, &err) == ML_ENOMEM);
     CHECK_HAS(err.msg, "--optimizer-cpu-offload");
-    ask.opts.optimizer.offload_host = true;
-    CHECK(ml_memory_plan(&m, &ask, &err) == ML_OK && m.on_host == e.state);
+    req.opts.optimizer.offload_host = true;
+    CHECK(ml_memory_plan(&m, &req, &err) == ML_OK && m.on_host == e.state);
     CHECK(m.total == left);
-    ml_trainee_close(&e.t);
+    ml_train_fixture_close(&e.t);
 }
 
 static const ml_test tests[] = {
-    { "faults are named and not applied", faults_are_named_and_not_applied },
-    { "bad weights are found in the forward", bad_weights_are_found_in_the_forward },
-    { "samples without a gradient are only read",
+    { "a loss or gradient that is not finite is named and not applied",
+      faults_are_named_and_not_applied },
+    { "weights that are not finite are found in the forward",
+      bad_weights_are_found_in_the_forward },
+    { "samples without a gradient change no gradient",
       samples_without_a_gradient_are_only_read },
-    { "batches as Miles", batches_as_miles },
-    { "memory is planned", memory_is_planned },
-    { "memory of a device", memory_of_a_device },
-    { "memory of state elsewhere", memory_of_state_elsewhere },
+    { "micro-batches are Miles'", batches_as_miles },
+    { "the training plan counts all memory", memory_is_planned },
+    { "memory that the device lacks is planned on the host", memory_of_a_device },
+    { "offloaded state leaves one piece on the device", memory_of_state_elsewhere },
     { 0 },
 };
 

@@ -1,17 +1,14 @@
 /* What the template writes between two answers, against the whole conversation at once. */
-#include "rl/turn_tokens.h"
+#include "rl/env/turn_tokens.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
-#include "rl/conversation.h"
+#include "text/chat/conversation.h"
 #include "tests/support/must.h"
 #include "tests/support/scratch.h"
 #include "tests/support/toy_model.h"
 #include "tests/support/toy_text.h"
-
-#define FIXTURES "../shared/fixtures/tokenizers"
 
 static void open_toy(ml_toy_text *t, const char *template) {
     ml_toy_model(template);
@@ -43,7 +40,7 @@ static void check_conversation(ml_toy_text *t, const char *end) {
     ml_messages all = ml_messages_begin(&t->arena);
     ml_tokens pieces = { 0 }, piece = { 0 }, whole = { 0 };
 
-    ml_messages_say(&all, ml_str_of("user"), ml_str_of(said[0]));
+    ml_messages_append(&all, ml_str_of("user"), ml_str_of(said[0]));
     ml_toy_text_encode(t, &pieces, render(t, all.list));
     for (int i = 1; i < 5; i += 2) {
         ml_messages next = ml_messages_begin(&t->arena);
@@ -51,11 +48,11 @@ static void check_conversation(ml_toy_text *t, const char *end) {
         snprintf(answer, sizeof answer, "%s%s", said[i], end);
         ml_toy_text_encode(t, &piece, ml_str_of(answer));
         join(&pieces, &piece);
-        ml_messages_say(&next, ml_str_of("user"), ml_str_of(said[i + 1]));
+        ml_messages_append(&next, ml_str_of("user"), ml_str_of(said[i + 1]));
         MUST(ml_turn_tokens_encode(&t->turns, t->encoder, &piece, &t->arena, next.list,
                                    pieces.id[pieces.n - 1], &err));
         join(&pieces, &piece);
-        ml_messages_say(&all, ml_str_of("assistant"), ml_str_of(said[i]));
+        ml_messages_append(&all, ml_str_of("assistant"), ml_str_of(said[i]));
         ml_messages_join(&all, next.list);
     }
     ml_toy_text_encode(t, &whole, render(t, all.list));
@@ -82,8 +79,8 @@ static void turns_are_what_the_template_writes(void) {
     ml_toy_text_close(&t);
 }
 
-/* Those of published models, where they lie beside the repository. */
-static void real_templates_go_on(void) {
+/* Templates of published models. */
+static void published_templates_go_on(void) {
     static const struct {
         const char *name, *end;
         bool tools;
@@ -98,19 +95,14 @@ static void real_templates_go_on(void) {
     };
     ml_toy_text t;
 
-    if (access(FIXTURES, R_OK) != 0) {
-        printf("skipped: " FIXTURES " is not here\n");
-        return;
-    }
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        char command[1500];
+        char command[8192];
         ml_err err = { 0 };
         snprintf(command, sizeof command,
-                 "mkdir -p %s && cp " FIXTURES
-                 "/%s/tokenizer_config.json %s && gzip -dc " FIXTURES
-                 "/%s/tokenizer.json.gz > %s/tokenizer.json",
-                 ml_test_path("model"), models[i].name, ml_test_path("model"),
-                 models[i].name, ml_test_path("model"));
+                 "from=%s/tokenizers/%s to=%s; mkdir -p $to && "
+                 "cp $from/tokenizer_config.json $to/ && "
+                 "gzip -dc $from/tokenizer.json.gz >$to/tokenizer.json",
+                 ml_test_fixtures(), models[i].name, ml_test_path("model"));
         CHECK(system(command) == 0);
         ml_toy_text_open(&t);
         check_conversation(&t, models[i].end);
@@ -138,11 +130,11 @@ static void templates_that_rewrite_are_refused(void) {
 
     open_toy(&t, numbered);
     CHECK(ml_turn_tokens_check(&t.turns, "user", &err) == ML_EUNSUP);
-    CHECK_HAS(err.msg, "rewrites earlier turns");
+    CHECK_HAS(err.msg, "changes earlier turns");
     ml_toy_text_close(&t);
     open_toy(&t, forgetful);
     CHECK(ml_turn_tokens_check(&t.turns, "user", &err) == ML_EUNSUP);
-    CHECK_HAS(err.msg, "does not write the words of an earlier answer");
+    CHECK_HAS(err.msg, "does not render the text of earlier responses");
     ml_toy_text_close(&t);
     open_toy(&t, strict);
     CHECK(ml_turn_tokens_check(&t.turns, "user", &err) == ML_OK);
@@ -152,9 +144,12 @@ static void templates_that_rewrite_are_refused(void) {
 }
 
 static const ml_test tests[] = {
-    { "turns are what the template writes", turns_are_what_the_template_writes },
-    { "real templates go on", real_templates_go_on },
-    { "templates that rewrite are refused", templates_that_rewrite_are_refused },
+    { "tokens of turns are those of the whole conversation",
+      turns_are_what_the_template_writes },
+    { "tokens of turns are those of the whole conversation with published templates",
+      published_templates_go_on, .fixtures = "tokenizers" },
+    { "a template that rewrites earlier turns is refused",
+      templates_that_rewrite_are_refused },
     { 0 },
 };
 

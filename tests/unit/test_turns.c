@@ -17,7 +17,7 @@
 enum { ROUNDS = 3 };
 
 /* Says "more" after the first two turns. */
-static const char asker[] =
+static const char asker_script[] =
     "while read -r line; do case \"$line\" in\n"
     "*'\"turn\": 1,'* | *'\"turn\": 2,'*)\n"
     "echo '{\"messages\": [{\"role\": \"user\", \"content\": \"more\"}]}' ;;\n"
@@ -31,7 +31,7 @@ static void make_inputs(void) {
         ml_text_printf(&t, "{\"input\": \"what is %d+%d?\", \"label\": \"%d\"}\n", i, i + 2,
                        i + i + 2);
     ml_toy_file("data.jsonl", t.ptr);
-    ml_toy_file("asker.sh", asker);
+    ml_toy_file("asker.sh", asker_script);
     ml_text_release(&t);
 }
 
@@ -272,29 +272,30 @@ static int64_t count_turns(const char *path, ml_arena *a) {
 /* Weights change in the middle of conversations, which are saved and go on; what was used is
  * recorded, and trains to the same weights. */
 static void conversations_all_the_time(void) {
-    const char *flow = ml_test_path("flow"), *again = ml_test_path("again");
+    const char *async_rollout = ml_test_path("flow"), *again = ml_test_path("again");
     char out[16000], args[3000], path[700];
     ml_arena a;
 
     make_inputs();
     for (int rounds = 2; rounds <= ROUNDS; rounds++) {
-        args_of(args, sizeof args, "train-async", flow, rounds, asker_path(),
+        args_of(args, sizeof args, "train-async", async_rollout, rounds, asker_path(),
                 "--fully-async --save-interval 1");
         CHECK(ml_test_miles(out, sizeof out, args) == 0);
     }
     CHECK_HAS(out, "going on at rollout 2");
     ml_arena_init(&a, "rounds");
     for (int i = 0; i < ROUNDS; i++) {
-        snprintf(path, sizeof path, "%s/rollout_data/%d.jsonl.zst", flow, i);
+        snprintf(path, sizeof path, "%s/rollout_data/%d.jsonl.zst", async_rollout, i);
         CHECK(count_turns(path, &a) >= 24);
     }
     ml_arena_release(&a);
     snprintf(path, sizeof path,
-             "--load-debug-rollout-data %s/rollout_data/{rollout_id}.jsonl.zst", flow);
+             "--load-debug-rollout-data %s/rollout_data/{rollout_id}.jsonl.zst",
+             async_rollout);
     CHECK(run(again, ROUNDS, asker_path(), path, out, sizeof out) == 0);
     snprintf(args, sizeof args,
-             "cmp %s/iter_%07d/model.safetensors %s/iter_%07d/model.safetensors >&2", flow,
-             ROUNDS - 1, again, ROUNDS - 1);
+             "cmp %s/iter_%07d/model.safetensors %s/iter_%07d/model.safetensors >&2",
+             async_rollout, ROUNDS - 1, again, ROUNDS - 1);
     CHECK(system(args) == 0);
 }
 
@@ -319,11 +320,11 @@ static void environments_that_fail_are_named(void) {
 
     make_inputs();
     CHECK(run(ml_test_path("a"), 1, "cmd:false", "", out, sizeof out) == 3);
-    CHECK_HAS(out, "ended with status 1");
+    CHECK_HAS(out, "exited with status 1");
     CHECK_HAS(out, "no group of the round has a reward");
     CHECK(run(ml_test_path("a"), 1, "'cmd:while read -r l; do echo garbage; done'", "", out,
               sizeof out) == 3);
-    CHECK_HAS(out, "the environment's answer");
+    CHECK_HAS(out, "the environment's reply");
     CHECK(run(ml_test_path("a"), 1,
               "'cmd:while read -r l; do echo \"{\\\"done\\\": true, \\\"reward\\\": "
               "1e999}\"; "
@@ -333,7 +334,7 @@ static void environments_that_fail_are_named(void) {
     CHECK(run(ml_test_path("a"), 1, "nothing", "", out, sizeof out) == 2);
     CHECK_HAS(out, "calculator");
     CHECK(run(ml_test_path("a"), 1, "./missing.py", "", out, sizeof out) == 1);
-    CHECK_HAS(out, "./missing.py cannot be read");
+    CHECK_HAS(out, "cannot read ./missing.py");
     CHECK(run(ml_test_path("a"), 1, "miles.rollout.generate_hub.agentic_tool_call.generate",
               "", out, sizeof out) != 0);
     CHECK_HAS(out, "session server");
@@ -375,16 +376,18 @@ static void the_documented_environment_runs(void) {
 }
 
 static const ml_test tests[] = {
-    { "the same bytes however it runs", the_same_bytes_however_it_runs },
-    { "survives kills", survives_kills, 300 },
-    { "unfinished conversations go on", unfinished_conversations_go_on },
-    { "rewards do not see the stop token", rewards_do_not_see_the_stop_token },
-    { "what was not drawn is masked", what_was_not_drawn_is_masked },
-    { "conversations all the time", conversations_all_the_time },
-    { "budgets end conversations", budgets_end_conversations },
-    { "environments that fail are named", environments_that_fail_are_named },
-    { "a python environment rewards", a_python_environment_rewards },
-    { "the documented environment runs", the_documented_environment_runs },
+    { "multi-turn runs give the same bytes for any division of the work",
+      the_same_bytes_however_it_runs },
+    { "multi-turn kills change no byte of the run", survives_kills, 300 },
+    { "partial rollouts continue conversations in the middle of a turn",
+      unfinished_conversations_go_on },
+    { "rewards do not see the last stop token", rewards_do_not_see_the_stop_token },
+    { "tokens of the environment are masked", what_was_not_drawn_is_masked },
+    { "fully async runs hold conversations", conversations_all_the_time },
+    { "token and turn budgets end conversations", budgets_end_conversations },
+    { "an environment that fails is named", environments_that_fail_are_named },
+    { "a Python environment's reward is used", a_python_environment_rewards },
+    { "the environment of docs/PLUGINS.md runs", the_documented_environment_runs },
     { 0 },
 };
 

@@ -10,7 +10,7 @@
 #include "io/checkpoint.h"
 #include "io/delta_writer.h"
 #include "io/local_checkpoint.h"
-#include "rl/weight_dir.h"
+#include "model/weight_dir.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
@@ -238,7 +238,7 @@ static void version_by_version(void) {
     CHECK(pull("slow", 3, &err) == ML_OK); /* it is ahead, and stays there */
     is_version("slow", VERSIONS);
     CHECK(ml_local_checkpoint_hold(&hold, ml_test_path("slow"), 3, &err) == ML_EPEER);
-    CHECK_HAS(err.msg, "is of version 6");
+    CHECK_HAS(err.msg, "has published version 6");
     CHECK(pull("late", VERSIONS, &err) == ML_OK); /* from the base, all at once */
     is_version("late", VERSIONS);
     CHECK(pull("slow", 0, &err) == ML_OK); /* another run */
@@ -259,7 +259,7 @@ static void a_whole_one_is_a_beginning(void) {
     for (int v = 1; v <= 4; v++)
         CHECK(ml_dir_remove(ml_version_dir(&a, ml_test_path("source"), v), NULL) == ML_OK);
     CHECK(pull("copy", VERSIONS, &err) == ML_EIO);
-    CHECK_HAS(err.msg, "version 4 of the weights is not there");
+    CHECK_HAS(err.msg, "weight version 4 does not exist");
     write_checkpoint(ml_version_dir(&a, ml_test_path("source"), 4), 4);
     CHECK(ml_file_replace(ml_test_path("copy/mine.txt"), ml_str_of("x"), NULL) == ML_OK);
     CHECK(pull("copy", VERSIONS, &err) == ML_OK);
@@ -285,7 +285,7 @@ static void files_of_others_are_left_alone(void) {
     CHECK(ml_dir_make(ml_test_path("home"), NULL) == ML_OK);
     CHECK(ml_file_replace(ml_test_path("home/thesis.tex"), ml_str_of("x"), NULL) == ML_OK);
     CHECK(pull("home", 0, &err) == ML_EUSAGE);
-    CHECK_HAS(err.msg, "holds thesis.tex, which miles did not write");
+    CHECK_HAS(err.msg, "contains thesis.tex, which miles did not write");
     CHECK(pull("home", VERSIONS, &err) == ML_EUSAGE);
     CHECK(has_text(ml_test_path("home/thesis.tex"), "x"));
     CHECK(access(ml_test_path("home/.weight_sync"), F_OK) != 0);
@@ -300,7 +300,7 @@ static void files_of_others_are_left_alone(void) {
     CHECK(ml_file_replace(ml_test_path("copy/notes.md"), ml_str_of("mine"), NULL) == ML_OK);
     CHECK(ml_file_replace(ml_test_path("base/notes.md"), ml_str_of("base"), NULL) == ML_OK);
     CHECK(pull("copy", 0, &err) == ML_EUSAGE);
-    CHECK_HAS(err.msg, "copy/notes.md: exists, and miles did not write it");
+    CHECK_HAS(err.msg, "copy/notes.md exists and was not written by miles");
     CHECK(has_text(ml_test_path("copy/notes.md"), "mine"));
     /* A manifest that names what is elsewhere is refused. */
     CHECK(pull("other", 0, &err) == ML_OK);
@@ -324,7 +324,7 @@ static void links_are_not_followed(void) {
     CHECK(symlink(ml_test_path("victim/model.safetensors"),
                   ml_test_path("copy/model.safetensors")) == 0);
     CHECK(pull("copy", 2, &err) != ML_OK);
-    CHECK_HAS(err.msg, "copy/model.safetensors: cannot be changed");
+    CHECK_HAS(err.msg, "copy/model.safetensors: cannot modify");
     truth(before, 1, 0);
     {
         ml_checkpoint *c = NULL;
@@ -338,12 +338,12 @@ static void links_are_not_followed(void) {
     CHECK(link(ml_test_path("copy/model.safetensors"), ml_test_path("backup")) == 0);
     CHECK(pull("copy", 3, &err) !=
           ML_OK); /* it has another name, where it must not change */
-    CHECK_HAS(err.msg, "copy/model.safetensors: cannot be changed");
+    CHECK_HAS(err.msg, "copy/model.safetensors: cannot modify");
     CHECK(pull("copy", 2, &err) == ML_OK);
     CHECK(rename(ml_test_path("source/weight_v000003"), ml_test_path("v3")) == 0);
     CHECK(symlink(ml_test_path("v3"), ml_test_path("source/weight_v000003")) == 0);
     CHECK(pull("copy", 3, &err) == ML_EFORMAT);
-    CHECK_HAS(err.msg, "is a link");
+    CHECK_HAS(err.msg, "is a symbolic link");
     CHECK(ml_dir_make(ml_test_path("tricky"), NULL) == ML_OK);
     CHECK(symlink(ml_test_path("victim"), ml_test_path("tricky/.weight_sync")) == 0);
     CHECK(pull("tricky", 1, &err) == ML_EUSAGE);
@@ -428,8 +428,8 @@ static void indexes_that_lie(void) {
         { "\\\"000001\\\"", "\\\"000007\\\"", "\"version\"" },
         { "\\\"000000\\\"", "\\\"000001\\\"", "\"base_version\"" },
         { "weight_map", "weight_mop", "\"weight_map\"" },
-        { "\\\"a\\\"", "\\\"c\\\"", "which the index does not say" },
-        { "model-", "..\\\\/model-", "expected the name of a file" },
+        { "\\\"a\\\"", "\\\"c\\\"", "which is not in the index" },
+        { "model-", "..\\\\/model-", "expected a file name" },
     };
     const char *index = ml_test_path("source/weight_v000001/model.safetensors.index.json");
     char line[1500];
@@ -447,17 +447,18 @@ static void indexes_that_lie(void) {
 }
 
 static const ml_test tests[] = {
-    { "known checksums", known_checksums },
-    { "there and back", there_and_back },
-    { "no delta of this", no_delta_of_this },
-    { "version by version", version_by_version },
-    { "a whole one is a beginning", a_whole_one_is_a_beginning },
-    { "files of others are left alone", files_of_others_are_left_alone },
-    { "links are not followed", links_are_not_followed },
-    { "only our versions are tidied", only_our_versions_are_tidied },
-    { "what is damaged is refused", what_is_damaged_is_refused },
-    { "another base is found", another_base_is_found },
-    { "indexes that lie", indexes_that_lie },
+    { "delta checksums give known values", known_checksums },
+    { "a delta decodes to the new weights in every encoding", there_and_back },
+    { "malformed deltas are refused with the tensor", no_delta_of_this },
+    { "a copy follows the published versions", version_by_version },
+    { "a copy starts at the last whole version", a_whole_one_is_a_beginning },
+    { "a copy into a directory with other files is refused",
+      files_of_others_are_left_alone },
+    { "a copy follows no links", links_are_not_followed },
+    { "only version directories with our seal are removed", only_our_versions_are_tidied },
+    { "a damaged version is refused", what_is_damaged_is_refused },
+    { "a delta on another base is refused", another_base_is_found },
+    { "a delta index with wrong fields is refused", indexes_that_lie },
     { 0 },
 };
 

@@ -71,7 +71,7 @@ static inline int64_t ml_attn_rows(int64_t g) {
 
 /* Whether a block of so many (padded) rows is memory-bound.  Its products then read the
  * KV pages in place, which is not possible for bf16 keys without pairs. */
-static inline bool ml_attn_few(const ml_attn_job *job, int64_t rows) {
+static inline bool ml_attn_has_few_rows(const ml_attn_job *job, int64_t rows) {
     return rows <= ML_LANES && job->vpage && !(job->bf16 && job->head_dim % 2);
 }
 
@@ -80,7 +80,7 @@ static inline bool ml_attn_few(const ml_attn_job *job, int64_t rows) {
 static inline int64_t ml_attn_heads(const ml_attn_job *job, int64_t n) {
     int64_t g = job->n_head / job->n_kv, rows = ml_attn_padded(n * g);
     int64_t most = ml_attn_rows(g) / rows;
-    if (!ml_attn_few(job, rows))
+    if (!ml_attn_has_few_rows(job, rows))
         return 1;
     return most < ML_ATTN_HEADS ? most : ML_ATTN_HEADS;
 }

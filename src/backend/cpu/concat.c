@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static void join_rows(void *ud, int64_t begin, int64_t end, int worker) {
+static void concat_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     const ml_op_args *args = j->a;
     int64_t h = args->attr->n_head;
@@ -17,11 +17,11 @@ static void join_rows(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-void ml_cpu_join_forward(ml_stream *s, const ml_op_args *a) {
-    ml_cpu_split(s, a, a->in[0].shape[0], a->out[0].shape[1], join_rows);
+void ml_cpu_concat_forward(ml_stream *s, const ml_op_args *a) {
+    ml_cpu_split(s, a, a->in[0].shape[0], a->out[0].shape[1], concat_rows);
 }
 
-static void join_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
+static void concat_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     const ml_op_args *args = j->a;
     int64_t h = args->attr->n_head, width = args->dout[0].shape[1] / h, at = 0;
@@ -41,6 +41,6 @@ static void join_rows_back(void *ud, int64_t begin, int64_t end, int worker) {
     }
 }
 
-void ml_cpu_join_backward(ml_stream *s, const ml_op_args *a) {
-    ml_cpu_split(s, a, a->in[0].shape[0], a->dout[0].shape[1], join_rows_back);
+void ml_cpu_concat_backward(ml_stream *s, const ml_op_args *a) {
+    ml_cpu_split(s, a, a->in[0].shape[0], a->dout[0].shape[1], concat_rows_back);
 }

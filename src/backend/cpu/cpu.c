@@ -25,10 +25,11 @@ static ml_status host_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_kind
     p = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
              -1, 0);
     if (p == MAP_FAILED)
-        return ml_fail(err, ML_ENOMEM,
-                       "the CPU has no %zu bytes (%.1f GiB) for %s: %s; use a smaller "
-                       "model, batch or context, or a machine with more memory",
-                       bytes, (double)bytes / 0x1p30, ml_mem_name(kind), strerror(errno));
+        return ml_fail(
+            err, ML_ENOMEM,
+            "out of memory: cannot allocate %zu bytes (%.1f GiB) for %s: %s; use a smaller "
+            "model, batch or context, or a machine with more memory",
+            bytes, (double)bytes / 0x1p30, ml_mem_name(kind), strerror(errno));
     if (bytes >= LARGE_PAGES_FROM)
         (void)madvise(p, bytes, MADV_HUGEPAGE);
     *out = (ml_buf){ .dev = d, .ptr = p, .bytes = bytes, .kind = kind };
@@ -110,8 +111,8 @@ static ml_status find_level(const ml_cpu_kern **out, const char *level, ml_err *
     }
     if (level)
         return ml_fail(err, ML_EUSAGE,
-                       "the CPU level \"%s\" is not one of this machine's: %s", level,
-                       list);
+                       "this machine does not support CPU level \"%s\"; it supports %s",
+                       level, list);
     *out = kerns[n - 1];
     return ML_OK;
 }
@@ -137,7 +138,7 @@ static size_t op_scratch(const ml_stream *s, ml_op_id op, const ml_op_args *a,
         [ML_OP_ATTN] = ml_cpu_attn_scratch,
         [ML_OP_MOE_ROUTE] = ml_cpu_moe_route_scratch,
         [ML_OP_MOE_LINEAR] = ml_cpu_moe_linear_scratch,
-        [ML_OP_LINEAR_RNN] = ml_cpu_recur_scratch,
+        [ML_OP_LINEAR_RNN] = ml_cpu_linear_rnn_scratch,
         [ML_OP_HEAD_LINEAR] = ml_cpu_moe_linear_scratch,
         [ML_OP_LAYERNORM] = ml_cpu_layernorm_scratch,
         [ML_OP_INDEX] = ml_cpu_index_scratch,
@@ -161,13 +162,13 @@ static const ml_ops cpu_ops = {
         [ML_OP_MOE_GATHER] = ml_cpu_moe_gather_forward,
         [ML_OP_MOE_LINEAR] = ml_cpu_moe_linear_forward,
         [ML_OP_MOE_COMBINE] = ml_cpu_moe_combine_forward,
-        [ML_OP_SLICE] = ml_cpu_pick_forward,
+        [ML_OP_SLICE] = ml_cpu_slice_forward,
         [ML_OP_CONV] = ml_cpu_conv_forward,
-        [ML_OP_DECAY] = ml_cpu_rates_forward,
-        [ML_OP_LINEAR_RNN] = ml_cpu_recur_forward,
+        [ML_OP_DECAY] = ml_cpu_decay_forward,
+        [ML_OP_LINEAR_RNN] = ml_cpu_linear_rnn_forward,
         [ML_OP_ROW_GATE] = ml_cpu_row_gate_forward,
         [ML_OP_HEAD_LINEAR] = ml_cpu_head_linear_forward,
-        [ML_OP_CONCAT] = ml_cpu_join_forward,
+        [ML_OP_CONCAT] = ml_cpu_concat_forward,
         [ML_OP_SCALE] = ml_cpu_scale_forward,
         [ML_OP_MOE_SCALE] = ml_cpu_moe_scale_forward,
         [ML_OP_LAYERNORM] = ml_cpu_layernorm_forward,
@@ -188,13 +189,13 @@ static const ml_ops cpu_ops = {
         [ML_OP_MOE_GATHER] = ml_cpu_moe_gather_backward,
         [ML_OP_MOE_LINEAR] = ml_cpu_moe_linear_backward,
         [ML_OP_MOE_COMBINE] = ml_cpu_moe_combine_backward,
-        [ML_OP_SLICE] = ml_cpu_pick_backward,
+        [ML_OP_SLICE] = ml_cpu_slice_backward,
         [ML_OP_CONV] = ml_cpu_conv_backward,
-        [ML_OP_DECAY] = ml_cpu_rates_backward,
-        [ML_OP_LINEAR_RNN] = ml_cpu_recur_backward,
+        [ML_OP_DECAY] = ml_cpu_decay_backward,
+        [ML_OP_LINEAR_RNN] = ml_cpu_linear_rnn_backward,
         [ML_OP_ROW_GATE] = ml_cpu_row_gate_backward,
         [ML_OP_HEAD_LINEAR] = ml_cpu_head_linear_backward,
-        [ML_OP_CONCAT] = ml_cpu_join_backward,
+        [ML_OP_CONCAT] = ml_cpu_concat_backward,
         [ML_OP_SCALE] = ml_cpu_scale_backward,
         [ML_OP_MOE_SCALE] = ml_cpu_moe_scale_backward,
         [ML_OP_LAYERNORM] = ml_cpu_layernorm_backward,
@@ -239,7 +240,7 @@ ml_status ml_backend_cpu_open(ml_backend *out, int n_thread, const char *level,
     c = malloc(sizeof *c);
     if (!c) {
         ml_pool_free(pool);
-        return ml_fail(err, ML_ENOMEM, "no memory to open the CPU backend");
+        return ml_fail(err, ML_ENOMEM, "out of memory for the CPU backend");
     }
     c->dev = (ml_device){ .name = "cpu",
                           .host = true,

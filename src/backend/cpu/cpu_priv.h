@@ -37,13 +37,13 @@ ML_CPU_OP(moe_route)   /* moe.c */
 ML_CPU_OP(moe_gather)  /* moe.c */
 ML_CPU_OP(moe_linear)  /* linear.c */
 ML_CPU_OP(moe_combine) /* moe.c */
-ML_CPU_OP(pick)        /* slice.c */
+ML_CPU_OP(slice)       /* slice.c */
 ML_CPU_OP(conv)        /* conv.c */
-ML_CPU_OP(rates)       /* decay.c */
-ML_CPU_OP(recur)       /* linear_rnn.c */
+ML_CPU_OP(decay)       /* decay.c */
+ML_CPU_OP(linear_rnn)  /* linear_rnn.c */
 ML_CPU_OP(row_gate)    /* row_gate.c */
 ML_CPU_OP(head_linear) /* linear.c */
-ML_CPU_OP(join)        /* concat.c */
+ML_CPU_OP(concat)      /* concat.c */
 ML_CPU_OP(scale)       /* scale.c */
 ML_CPU_OP(moe_scale)   /* scale.c */
 ML_CPU_OP(layernorm)   /* layernorm.c */
@@ -79,7 +79,7 @@ int32_t ml_cpu_seq_of(const ml_rows *rows, int64_t row);
 typedef size_t ml_cpu_scratch_fn(const ml_cpu_stream *s, const ml_op_args *a,
                                  bool backward);
 ml_cpu_scratch_fn ml_cpu_linear_scratch, ml_cpu_moe_linear_scratch, ml_cpu_rmsnorm_scratch,
-    ml_cpu_attn_scratch, ml_cpu_moe_route_scratch, ml_cpu_recur_scratch,
+    ml_cpu_attn_scratch, ml_cpu_moe_route_scratch, ml_cpu_linear_rnn_scratch,
     ml_cpu_lmhead_scratch, ml_cpu_layernorm_scratch, ml_cpu_index_scratch,
     ml_cpu_attn_chosen_scratch;
 

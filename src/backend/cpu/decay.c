@@ -26,7 +26,7 @@ static rate rate_at(const ml_op_args *a, int64_t t, int64_t h) {
     return r;
 }
 
-static void rate_rows(void *ud, int64_t begin, int64_t end, int worker) {
+static void decay_rows(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     const ml_op_args *a = j->a;
     int64_t n_head = a->in[0].shape[1];
@@ -42,8 +42,8 @@ static void rate_rows(void *ud, int64_t begin, int64_t end, int worker) {
         }
 }
 
-void ml_cpu_rates_forward(ml_stream *s, const ml_op_args *a) {
-    ml_cpu_split(s, a, a->in[0].shape[0], 64 * a->in[0].shape[1], rate_rows);
+void ml_cpu_decay_forward(ml_stream *s, const ml_op_args *a) {
+    ml_cpu_split(s, a, a->in[0].shape[0], 64 * a->in[0].shape[1], decay_rows);
 }
 
 static void put(const ml_op_args *a, int i, int64_t at, float d) {
@@ -53,7 +53,7 @@ static void put(const ml_op_args *a, int i, int64_t at, float d) {
 }
 
 /* One head: the gradients of its weights are chains over ascending rows. */
-static void rate_head_back(const ml_op_args *a, int64_t h) {
+static void decay_head_back(const ml_op_args *a, int64_t h) {
     int64_t n_head = a->in[0].shape[1];
     const float *b = a->in[1].data;
     float *dlog = a->dw[0].data, *dbias = a->dw[1].data;
@@ -76,13 +76,13 @@ static void rate_head_back(const ml_op_args *a, int64_t h) {
     }
 }
 
-static void rate_heads_back(void *ud, int64_t begin, int64_t end, int worker) {
+static void decay_heads_back(void *ud, int64_t begin, int64_t end, int worker) {
     const ml_cpu_job *j = ud;
     (void)worker;
     for (int64_t h = begin; h < end; h++)
-        rate_head_back(j->a, h);
+        decay_head_back(j->a, h);
 }
 
-void ml_cpu_rates_backward(ml_stream *s, const ml_op_args *a) {
-    ml_cpu_split(s, a, a->in[0].shape[1], 64 * a->in[0].shape[0], rate_heads_back);
+void ml_cpu_decay_backward(ml_stream *s, const ml_op_args *a) {
+    ml_cpu_split(s, a, a->in[0].shape[1], 64 * a->in[0].shape[0], decay_heads_back);
 }

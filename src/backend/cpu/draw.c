@@ -18,14 +18,14 @@
 enum { SAMPLE_TILE = 256 };
 
 /* Scratch of a thread. */
-typedef struct sample_room {
+typedef struct draw_scratch {
     const ml_cpu_kern *kern;
     int64_t n;        /* vocabulary size */
     float *z;         /* [n] logits after penalties, bias and bans */
     float *tile_mass; /* [n / SAMPLE_TILE, rounded up] */
     int32_t *tally;   /* [n] count of each token in the answer; aliases select.id */
     ml_select select;
-} sample_room;
+} draw_scratch;
 
 typedef struct sample_call {
     const ml_cpu_stream *stream;
@@ -56,19 +56,19 @@ static int64_t sample_tiles(int64_t n) {
     return (n + SAMPLE_TILE - 1) / SAMPLE_TILE;
 }
 
-static size_t sample_room_bytes(int64_t n) {
+static size_t draw_scratch_bytes(int64_t n) {
     return 4 * sample_row_bytes(n) + ml_select_bins_bytes() +
            sample_row_bytes(sample_tiles(n));
 }
 
 size_t ml_cpu_sample_scratch(const ml_stream *s, int64_t n_vocab) {
-    return (size_t)ml_pool_size(ml_cpu(s)->pool) * sample_room_bytes(n_vocab);
+    return (size_t)ml_pool_size(ml_cpu(s)->pool) * draw_scratch_bytes(n_vocab);
 }
 
-static sample_room sample_room_of(const sample_call *c, int worker) {
+static draw_scratch draw_scratch_of(const sample_call *c, int worker) {
     size_t row = sample_row_bytes(c->n_vocab);
-    char *p = c->scratch + (size_t)worker * sample_room_bytes(c->n_vocab);
-    sample_room r = { .kern = c->stream->kern, .n = c->n_vocab };
+    char *p = c->scratch + (size_t)worker * draw_scratch_bytes(c->n_vocab);
+    draw_scratch r = { .kern = c->stream->kern, .n = c->n_vocab };
 
     r.z = (float *)(void *)p;
     r.tally = (int32_t *)(void *)(p + row);
@@ -95,7 +95,7 @@ static float sample_penalized(float z, int32_t answered, const ml_draw_opts *o) 
 }
 
 /* Processes each token of the history once, with its count in the answer. */
-static void sample_penalize(sample_room *r, const ml_draw *w) {
+static void sample_penalize(draw_scratch *r, const ml_draw *w) {
     for (int32_t i = 0; i < w->n_history; i++)
         r->tally[w->history[i]] = 0;
     for (int32_t i = w->n_prompt; i < w->n_history; i++)
@@ -109,7 +109,7 @@ static void sample_penalize(sample_room *r, const ml_draw *w) {
 }
 
 /* The logits to sample from: the model's own if nothing changes them. */
-static const float *sample_logits(sample_room *r, const ml_draw *w) {
+static const float *sample_logits(draw_scratch *r, const ml_draw *w) {
     const ml_draw_opts *o = w->opts;
     bool penalty = sample_has_penalty(o);
 
@@ -127,13 +127,13 @@ static const float *sample_logits(sample_room *r, const ml_draw *w) {
 
 /* ---- the draw ---- */
 
-static int64_t sample_tile_size(const sample_room *r, int64_t tile) {
+static int64_t sample_tile_size(const draw_scratch *r, int64_t tile) {
     int64_t left = r->n - tile * SAMPLE_TILE;
     return left < SAMPLE_TILE ? left : SAMPLE_TILE;
 }
 
 /* The largest of z that is not NaN, ties to the lowest id; 0 if all are NaN. */
-static int32_t sample_argmax(const sample_room *r, const float *z) {
+static int32_t sample_argmax(const draw_scratch *r, const float *z) {
     float best = -INFINITY;
     int64_t at = 0;
 
@@ -167,7 +167,7 @@ static int64_t sample_pass(const float *w, int64_t n, double sum, double target)
 }
 
 /* Computes the weights of a tile; returns their sum. */
-static float sample_weigh_tile(const sample_room *r, float *w, const float *z,
+static float sample_weigh_tile(const draw_scratch *r, float *w, const float *z,
                                float temperature, float m, int64_t tile) {
     int64_t n = sample_tile_size(r, tile);
     r->kern->sample->distance(w, z + tile * SAMPLE_TILE, n, temperature, m);
@@ -175,7 +175,7 @@ static float sample_weigh_tile(const sample_room *r, float *w, const float *z,
 }
 
 /* Samples from the whole row by inverse CDF: first the tile, then the token in it. */
-static int32_t sample_row(sample_room *r, const float *z, float temperature, double u) {
+static int32_t sample_row(draw_scratch *r, const float *z, float temperature, double u) {
     float m = r->kern->sample->max(z, r->n) / temperature, w[SAMPLE_TILE];
     double total = 0.0, before = 0.0;
     int64_t tile;
@@ -201,7 +201,7 @@ static bool sample_has_filter(const ml_draw_opts *o) {
 }
 
 /* The tokens that pass all three filters, and their distribution. */
-static sample_dist sample_filter(sample_room *r, const float *z, const ml_draw_opts *o) {
+static sample_dist sample_filter(draw_scratch *r, const float *z, const ml_draw_opts *o) {
     sample_dist d = { .z = z, .temperature = o->temperature, .kept = &r->select };
     ml_select *s = &r->select;
     double u = 0.0;
@@ -225,14 +225,15 @@ static sample_dist sample_filter(sample_room *r, const float *z, const ml_draw_o
     return d;
 }
 
-static int32_t sample_kept(const sample_room *r, const sample_dist *d, double u) {
+static int32_t sample_kept(const draw_scratch *r, const sample_dist *d, double u) {
     int64_t i = sample_pass(d->kept->w, d->kept->n, 0.0, u * d->total);
     return i < 0 ? sample_argmax(r, d->z) : d->kept->id[i];
 }
 
 /* ---- log-probabilities ---- */
 
-static sample_dist sample_dist_of(const sample_room *r, const float *z, float temperature) {
+static sample_dist sample_dist_of(const draw_scratch *r, const float *z,
+                                  float temperature) {
     ml_logprob p = ml_logprob_of(r->kern, z, r->n, -1, temperature);
     return (sample_dist){ .z = z,
                           .temperature = temperature,
@@ -260,7 +261,7 @@ static float sample_logprob(const sample_dist *d, int32_t id) {
 
 /* A filter keeps a prefix of the tokens in order of distance, so that the dropped tokens
  * are also the last ones of the list. */
-static void sample_top(sample_room *r, const sample_dist *d, ml_draw *w) {
+static void sample_top(draw_scratch *r, const sample_dist *d, ml_draw *w) {
     int64_t n_kept = d->kept ? d->kept->n : r->n;
     ml_select *s = &r->select;
 
@@ -282,7 +283,7 @@ static float sample_logprob_kept(const sample_dist *d, int32_t id) {
 
 /* Fills the results that refer to d.  The list of the most probable tokens comes last,
  * because it overwrites the memory of the filter's tokens. */
-static void sample_report(sample_room *r, const sample_dist *d, ml_draw *w) {
+static void sample_report(draw_scratch *r, const sample_dist *d, ml_draw *w) {
     w->logprob = sample_logprob_kept(d, w->id);
     w->entropy = d->entropy;
     for (int32_t i = 0; i < w->n_also; i++)
@@ -294,7 +295,7 @@ static void sample_report(sample_room *r, const sample_dist *d, ml_draw *w) {
 /* ---- one draw ---- */
 
 /* The distribution to report; `drawn` is the filtered one, if there are filters. */
-static sample_dist sample_reported(const sample_room *r, const ml_draw *w, const float *z,
+static sample_dist sample_reported(const draw_scratch *r, const ml_draw *w, const float *z,
                                    const sample_dist *drawn) {
     float t = w->opts->temperature;
     switch (w->opts->dist) {
@@ -306,7 +307,7 @@ static sample_dist sample_reported(const sample_room *r, const ml_draw *w, const
     return sample_dist_of(r, w->logits, t > 0.0f ? t : 1.0f);
 }
 
-static int32_t sample_token(sample_room *r, const ml_draw *w, const float *z,
+static int32_t sample_token(draw_scratch *r, const ml_draw *w, const float *z,
                             const sample_dist *drawn) {
     const ml_draw_opts *o = w->opts;
     double u = ml_philox_uniform(o->seed, o->sample, (uint64_t)w->n_history);
@@ -315,7 +316,7 @@ static int32_t sample_token(sample_room *r, const ml_draw *w, const float *z,
     return drawn->kept ? sample_kept(r, drawn, u) : sample_row(r, z, o->temperature, u);
 }
 
-static void sample_one(sample_room *r, ml_draw *w) {
+static void sample_one(draw_scratch *r, ml_draw *w) {
     bool draw = w->given < 0, changed = draw || w->opts->dist == ML_DIST_DRAWN;
     const float *z = changed ? sample_logits(r, w) : w->logits;
     sample_dist drawn = { 0 }, reported;
@@ -329,7 +330,7 @@ static void sample_one(sample_room *r, ml_draw *w) {
 
 static void sample_task(void *ud, int64_t begin, int64_t end, int worker) {
     const sample_call *c = ud;
-    sample_room r = sample_room_of(c, worker);
+    draw_scratch r = draw_scratch_of(c, worker);
     for (int64_t i = begin; i < end; i++)
         sample_one(&r, c->draw + i);
 }

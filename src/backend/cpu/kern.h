@@ -21,7 +21,7 @@ typedef struct ml_cpu_kern {
     const ml_row_kern *row;
     const ml_attn_kern *attn;
     const ml_conv_kern *conv;
-    const ml_recur_kern *recur;
+    const ml_linear_rnn_kern *linear_rnn;
     const ml_lmhead_kern *lmhead;
     const ml_sample_kern *sample;
 } ml_cpu_kern;

@@ -21,19 +21,19 @@ extern "C" {
 
 typedef __nv_bfloat16 bf16;
 
-struct ml_gemm_book;    /* gemm.cu: the algorithm cache */
-struct ml_sample_stage; /* sample.cu */
-struct ml_send_ring;    /* staging.cu */
-struct ml_cuda_clock;   /* timers.cu */
+struct ml_gemm_algo_cache; /* gemm.cu: the algorithm cache */
+struct ml_sample_stage;    /* sample.cu */
+struct ml_staging_ring;    /* staging.cu */
+struct ml_cuda_clock;      /* timers.cu */
 
 typedef struct ml_cuda_stream {
     ml_stream base; /* first: an ml_stream * of this backend is an ml_cuda_stream * */
     cudaStream_t stream;
     cudaError_t error; /* the first error since the last sync, and the operation */
     const char *doing;
-    ml_gemm_book *gemm;
+    ml_gemm_algo_cache *gemm;
     ml_sample_stage *sample;
-    ml_send_ring *send;
+    ml_staging_ring *staging;
     ml_cuda_clock *clock; /* NULL: not used yet */
     struct {              /* consecutive LINEARs of the plan being made, as one GEMM */
         int64_t n, k;
@@ -126,9 +126,9 @@ extern const ml_marks ml_cuda_marks; /* timers.cu */
 void ml_cuda_marks_close(ml_cuda_stream *s);
 
 /* Copies from the host (staging.cu), and the sampler (sample.cu). */
-ml_status ml_cuda_send_open(ml_cuda_stream *s, ml_err *err);
-void ml_cuda_send_close(ml_cuda_stream *s);
-void ml_cuda_send(ml_stream *s, void *dst, const void *host, size_t bytes);
+ml_status ml_cuda_staging_open(ml_cuda_stream *s, ml_err *err);
+void ml_cuda_staging_close(ml_cuda_stream *s);
+void ml_cuda_staged_copy(ml_stream *s, void *dst, const void *host, size_t bytes);
 ml_status ml_cuda_sample_open(ml_cuda_stream *s, ml_err *err);
 void ml_cuda_sample_close(ml_cuda_stream *s);
 size_t ml_cuda_sample_scratch(const ml_stream *s, int64_t n_vocab);
@@ -234,9 +234,9 @@ __device__ static inline float ml_warp_max(float x) {
     return x;
 }
 
-/* Over a block of WARPS warps; all threads get the sum.  `room` is [WARPS] in shared
+/* Over a block of WARPS warps; all threads get the sum.  `smem` is [WARPS] in shared
  * memory; the next call may reuse it. */
-template <int WARPS> __device__ static inline float ml_block_sum(float x, float *room) {
+template <int WARPS> __device__ static inline float ml_block_sum(float x, float *smem) {
     float sum = 0.0f;
 
     x = ml_warp_sum(x);
@@ -244,26 +244,26 @@ template <int WARPS> __device__ static inline float ml_block_sum(float x, float 
         return x;
     __syncthreads();
     if (threadIdx.x % 32 == 0)
-        room[threadIdx.x / 32] = x;
+        smem[threadIdx.x / 32] = x;
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < WARPS; i++)
-        sum += room[i];
+        sum += smem[i];
     return sum;
 }
 
-template <int WARPS> __device__ static inline float ml_block_max(float x, float *room) {
+template <int WARPS> __device__ static inline float ml_block_max(float x, float *smem) {
     x = ml_warp_max(x);
     if (WARPS == 1)
         return x;
     __syncthreads();
     if (threadIdx.x % 32 == 0)
-        room[threadIdx.x / 32] = x;
+        smem[threadIdx.x / 32] = x;
     __syncthreads();
-    x = room[0];
+    x = smem[0];
 #pragma unroll
     for (int i = 1; i < WARPS; i++)
-        x = ml_max(x, room[i]);
+        x = ml_max(x, smem[i]);
     return x;
 }
 

@@ -1,9 +1,9 @@
 /* cuda.cu - the CUDA backend: memory, stream, op table, CUDA graphs. */
 #include "backend/cuda/fuse.cuh"
-#include "backend/cuda/gemm.cuh"
-#include "backend/cuda/lmhead.cuh"
-#include "backend/cuda/moe.cuh"
-#include "backend/cuda/linear_f32_out.cuh"
+#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/lmhead.cuh"
+#include "backend/cuda/moe/moe.cuh"
+#include "backend/cuda/gemm/linear_f32_out.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,11 +61,10 @@ static ml_status device_alloc(ml_device *d, ml_buf *out, size_t bytes, ml_mem_ki
         abort(); /* a bug: a step allocates */
     if (cudaMalloc(&p, bytes ? bytes : 1) != cudaSuccess) {
         cudaGetLastError();
-        return ml_fail(
-            err, ML_ENOMEM,
-            "the GPU has no %zu bytes (%.1f GiB) for %s; use a smaller model, batch "
-            "or context, or a GPU with more memory",
-            bytes, (double)bytes / 0x1p30, host->mem_name(kind));
+        return ml_fail(err, ML_ENOMEM,
+                       "out of GPU memory: cannot allocate %zu bytes (%.1f GiB) for %s; "
+                       "use a smaller model, batch or context, or a GPU with more memory",
+                       bytes, (double)bytes / 0x1p30, host->mem_name(kind));
     }
     ml_cuda_note(&c->stream, cudaMemsetAsync(p, 0, bytes, c->stream.stream), "zeros");
     ml_cuda_note(&c->stream, cudaStreamSynchronize(c->stream.stream), "zeros");
@@ -185,7 +184,7 @@ static ml_status op_prepare(ml_stream *s, ml_op_id op, const ml_op_args *a, bool
         return refuse(err, "a vocabulary of", (long long)w[0]);
     if (backward)
         return ML_OK;
-    if (op == ML_OP_LINEAR && !ml_cuda_narrow_takes(a))
+    if (op == ML_OP_LINEAR && !ml_cuda_linear_f32_out_supports(a))
         return try_linear(ml_cuda(s), a, err);
     ml_cuda(s)->joint.n = 0;
     if (op == ML_OP_LMHEAD)
@@ -251,7 +250,7 @@ static void *end_recording(ml_stream *s) {
 
 static void run_recording(ml_stream *s, void *work) {
     ml_cuda_note(ml_cuda(s), cudaGraphLaunch((cudaGraphExec_t)work, ml_cuda(s)->stream),
-                 "a recorded step");
+                 "a CUDA graph");
 }
 
 static void free_recording(void *work) {
@@ -268,7 +267,7 @@ static void cuda_close(ml_backend *b) {
 
     ml_gemm_close(&c->stream);
     ml_cuda_sample_close(&c->stream);
-    ml_cuda_send_close(&c->stream);
+    ml_cuda_staging_close(&c->stream);
     ml_cuda_marks_close(&c->stream);
     if (c->stream.stream)
         cudaStreamDestroy(c->stream.stream);
@@ -282,11 +281,11 @@ static ml_status check_card(cudaDeviceProp *p, ml_err *err) {
     cudaError_t e = cudaGetDeviceCount(&n);
 
     if (e != cudaSuccess || n == 0)
-        return ml_fail(err, ML_EUNSUP, "there is no GPU for --device cuda: %s",
+        return ml_fail(err, ML_EUNSUP, "no GPU for --device cuda: %s",
                        e == cudaSuccess ? "none was found" : cudaGetErrorString(e));
     e = cudaGetDeviceProperties(p, 0);
     if (e != cudaSuccess)
-        return ml_fail(err, ML_EUNSUP, "the GPU cannot be asked for its properties: %s",
+        return ml_fail(err, ML_EUNSUP, "cannot read the GPU's properties: %s",
                        cudaGetErrorString(e));
     if (p->major < LEAST_MAJOR)
         return ml_fail(
@@ -316,7 +315,7 @@ static void fill_device(ml_device *d) {
     d->name = "cuda";
     d->alloc = device_alloc;
     d->free = device_free;
-    d->copy_in = ml_cuda_send;
+    d->copy_in = ml_cuda_staged_copy;
     d->copy_out = copy_out;
     d->copy = copy_within;
     d->sync = sync_stream;
@@ -353,9 +352,8 @@ miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err
     cuda *c;
 
     if (host->stamp != ML_CUDA_STAMP)
-        return ml_fail(
-            err, ML_EUNSUP,
-            "libmiles_cuda.so was built from other sources than the program: run make");
+        return ml_fail(err, ML_EUNSUP,
+                       "libmiles_cuda.so does not match the program: run make");
     st = check_card(&card, err);
     if (st == ML_OK)
         st = check_code(&card, err);
@@ -363,20 +361,20 @@ miles_cuda_open(ml_backend *out, const ml_cuda_host *host, bool f32, ml_err *err
         return st;
     c = (cuda *)calloc(1, sizeof *c);
     if (!c)
-        return ml_fail(err, ML_ENOMEM, "no memory to open the CUDA backend");
+        return ml_fail(err, ML_ENOMEM, "out of memory for the CUDA backend");
     fill_device(&c->dev);
     c->stream.base.dev = &c->dev;
     c->stream.early = card.major >= EARLY_MAJOR;
     snprintf(c->stream.level, sizeof c->stream.level, "sm%d%d", card.major, card.minor);
     fill_backend(out, c, f32);
     if (cudaStreamCreateWithFlags(&c->stream.stream, cudaStreamNonBlocking) != cudaSuccess)
-        st = ml_fail(err, ML_EUNSUP, "the GPU %s gives no stream", card.name);
+        st = ml_fail(err, ML_EUNSUP, "cannot create a stream on the GPU %s", card.name);
     if (st == ML_OK)
         st = ml_gemm_open(&c->stream, err);
     if (st == ML_OK)
         st = ml_cuda_sample_open(&c->stream, err);
     if (st == ML_OK)
-        st = ml_cuda_send_open(&c->stream, err);
+        st = ml_cuda_staging_open(&c->stream, err);
     if (st != ML_OK) {
         cuda_close(out); /* the caller still owns the CPU backend */
         memset(out, 0, sizeof *out);

@@ -15,10 +15,10 @@
  * it does not write an intermediate that no later call reads, or that a later output
  * overwrites.  Blocks of a kernel do not synchronize with each other, so no block may
  * write where another reads: calls whose memory overlaps are not fused. */
-#include "backend/cuda/gemm_skinny.cuh"
+#include "backend/cuda/gemm/gemm_skinny.cuh"
 #include "backend/cuda/fuse.cuh"
-#include "backend/cuda/gemm.cuh"
-#include "backend/cuda/qk_norm_rope_kv.cuh"
+#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/attn/qk_norm_rope_kv.cuh"
 
 /* ---- memory ---- */
 
@@ -42,11 +42,11 @@ static bool is(const ml_op_call *c, int n, int at, ml_op_id op) {
 
 /* ---- skinny GEMM: a norm, products of it, an add or a GLU ---- */
 
-enum { MOST_CALLS = ML_FEW_PARTS + 2 };
+enum { MOST_CALLS = ML_SKINNY_PARTS + 2 };
 
 /* A matched run of calls. */
 typedef struct products {
-    const ml_op_args *norm, *linear[ML_FEW_PARTS], *add, *glu;
+    const ml_op_args *norm, *linear[ML_SKINNY_PARTS], *add, *glu;
     int n_linear, n_call;
     const ml_op_call *call;
 } products;
@@ -60,7 +60,7 @@ static products find_products(const ml_op_call *c, int n) {
         p.norm = &c[at++].args;
         x = &p.norm->out[0];
     }
-    while (p.n_linear < ML_FEW_PARTS && is(c, n, at, ML_OP_LINEAR) &&
+    while (p.n_linear < ML_SKINNY_PARTS && is(c, n, at, ML_OP_LINEAR) &&
            same(&c[at].args.in[0], x))
         p.linear[p.n_linear++] = &c[at++].args;
     if (p.n_linear == 2 && is(c, n, at, ML_OP_GLU) && !c[at].args.attr->glu.fused &&
@@ -118,10 +118,10 @@ static bool is_bf16(const products *p) {
     return true;
 }
 
-static ml_few few_of(const products *p) {
+static ml_skinny_gemm skinny_of(const products *p) {
     const ml_op_args *first = p->linear[0];
     const ml_tensor *last = p->add ? &p->add->out[0] : p->glu ? &p->glu->out[0] : NULL;
-    ml_few f = {};
+    ml_skinny_gemm f = {};
 
     f.x = (const bf16 *)first->in[0].data;
     f.m = (int)first->in[0].shape[0];
@@ -156,7 +156,7 @@ static ml_few few_of(const products *p) {
 
 static int run_products(ml_cuda_stream *s, const ml_op_call *c, int n) {
     products p;
-    ml_few f;
+    ml_skinny_gemm f;
 
     if (!s->early || (c->op != ML_OP_RMSNORM && c->op != ML_OP_LINEAR))
         return 0;
@@ -164,10 +164,10 @@ static int run_products(ml_cuda_stream *s, const ml_op_call *c, int n) {
     if (p.n_linear == 0 || !is_bf16(&p) || !products_fit(&p) ||
         (p.norm && p.norm->w[0].shape[0] != p.linear[0]->w[0].shape[1]))
         return 0;
-    f = few_of(&p);
-    if (!ml_few_takes(&f))
+    f = skinny_of(&p);
+    if (!ml_skinny_gemm_supports(&f))
         return 0;
-    ml_few_run(s, &f);
+    ml_skinny_gemm_run(s, &f);
     return p.n_call;
 }
 
@@ -243,12 +243,12 @@ static bool rope_fits(const ml_op_args *rope, int d) {
            !rope->attr->rope.interleaved;
 }
 
-static ml_heads_side side_of(const ml_op_args *norm, const ml_op_args *rope) {
-    ml_heads_side s = {};
+static ml_qk_norm_rope_side side_of(const ml_op_args *norm, const ml_op_args *rope) {
+    ml_qk_norm_rope_side s = {};
 
     s.x = (const bf16 *)(norm ? norm : rope)->in[0].data;
     s.ld = rope->in[0].shape[1];
-    s.turned = (bf16 *)rope->out[0].data;
+    s.rotated = (bf16 *)rope->out[0].data;
     if (norm) {
         s.norm = (const float *)norm->w[0].data;
         s.normed = same(&norm->out[0], &rope->out[0]) ? NULL : (bf16 *)norm->out[0].data;
@@ -280,7 +280,7 @@ typedef struct heads {
     int n_call;
 } heads;
 
-static bool find_heads(heads *h, const ml_op_call *c, int n) {
+static bool find_qk_norm_rope(heads *h, const ml_op_call *c, int n) {
     int at = is(c, n, 0, ML_OP_RMSNORM) && is(c, n, 1, ML_OP_RMSNORM) ? 2 : 0;
     int d;
 
@@ -304,8 +304,8 @@ static bool find_heads(heads *h, const ml_op_call *c, int n) {
     return sides_fit(h->norm, h->rope, &h->attn->in[2]);
 }
 
-static ml_heads heads_of(const heads *h) {
-    ml_heads r = {};
+static ml_qk_norm_rope qk_norm_rope_of(const heads *h) {
+    ml_qk_norm_rope r = {};
 
     r.q = side_of(h->norm[0], h->rope[0]);
     r.k = side_of(h->norm[1], h->rope[1]);
@@ -315,40 +315,40 @@ static ml_heads heads_of(const heads *h) {
     return r;
 }
 
-static int run_heads(ml_cuda_stream *s, const ml_op_call *c, int n) {
-    ml_heads r;
+static int run_qk_norm_rope(ml_cuda_stream *s, const ml_op_call *c, int n) {
+    ml_qk_norm_rope r;
     heads h;
 
-    if (!find_heads(&h, c, n))
+    if (!find_qk_norm_rope(&h, c, n))
         return 0;
-    r = heads_of(&h);
-    ml_heads_run(s, &r);
+    r = qk_norm_rope_of(&h);
+    ml_qk_norm_rope_run(s, &r);
     ml_cuda_attn_read(s, h.attn);
     return h.n_call;
 }
 
 /* The same, after one QKV GEMM. */
-static int run_joint_heads(ml_cuda_stream *s, const ml_op_call *c, int n) {
+static int run_joint_qk_norm_rope(ml_cuda_stream *s, const ml_op_call *c, int n) {
     const int three = 3;
-    ml_heads r;
+    ml_qk_norm_rope r;
     products p;
     heads h;
 
     if (c->op != ML_OP_LINEAR)
         return 0;
     p = find_products(c, n);
-    if (p.n_linear != three || !find_heads(&h, c + three, n - three) ||
+    if (p.n_linear != three || !find_qk_norm_rope(&h, c + three, n - three) ||
         !is_joint(&p, three + h.n_call) || !same(&p.linear[2]->out[0], &h.attn->in[2]))
         return 0;
     for (int i = 0; i < 2; i++)
         if (!same(&p.linear[i]->out[0], &(h.norm[i] ? h.norm[i] : h.rope[i])->in[0]))
             return 0;
-    r = heads_of(&h);
+    r = qk_norm_rope_of(&h);
     r.q.ld = r.k.ld = r.v_ld = run_joint(s, &p);
     r.q.x = (const bf16 *)p.linear[0]->scratch;
     r.k.x = r.q.x + p.linear[0]->w[0].shape[0];
     r.to.v = r.k.x + p.linear[1]->w[0].shape[0];
-    ml_heads_run(s, &r);
+    ml_qk_norm_rope_run(s, &r);
     ml_cuda_attn_read(s, h.attn);
     return three + h.n_call;
 }
@@ -371,8 +371,8 @@ static int run_sum_norm(ml_cuda_stream *s, const ml_op_call *c, int n) {
 
 int ml_cuda_together(ml_stream *s, const ml_op_call *c, int n) {
     static int (*const ways[])(ml_cuda_stream *, const ml_op_call *,
-                               int) = { run_products, run_joint_heads, run_gated, run_heads,
-                                        run_sum_norm };
+                               int) = { run_products, run_joint_qk_norm_rope, run_gated,
+                                        run_qk_norm_rope, run_sum_norm };
 
     for (int (*way)(ml_cuda_stream *, const ml_op_call *, int) : ways) {
         int took = way(ml_cuda(s), c, n);

@@ -35,9 +35,9 @@ template <int TEAM_, int PACKS_, int V_> struct shares {
     static const int TEAMS = THREADS / TEAM_;
 };
 
-template <class S> __device__ static float team_sum(float x, float *room) {
+template <class S> __device__ static float team_sum(float x, float *smem) {
     if constexpr (S::TEAM > 32) {
-        return ml_block_sum<S::WARPS>(x, room);
+        return ml_block_sum<S::WARPS>(x, smem);
     } else {
 #pragma unroll
         for (int w = S::TEAM / 2; w; w >>= 1)
@@ -94,7 +94,7 @@ __device__ static void add_pack(float (&x)[S::V], const norm_call<T> &c, int64_t
 /* Loads x of a group; returns 1 / its root mean square.  there false: writes nothing. */
 template <class S, class T>
 __device__ static float load_group(float (&x)[S::PACKS][S::V], const norm_call<T> &c,
-                                   int64_t g, bool there, int lane, float *room) {
+                                   int64_t g, bool there, int lane, float *smem) {
     float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
@@ -103,11 +103,11 @@ __device__ static float load_group(float (&x)[S::PACKS][S::V], const norm_call<T
             add_pack<S>(x[j], c, g * c.width, pack_at<S>(lane, j), there);
         sum = dot<S>(x[j], x[j], sum);
     }
-    return 1.0f / sqrtf(team_sum<S>(sum, room) / (float)c.width + c.eps);
+    return 1.0f / sqrtf(team_sum<S>(sum, smem) / (float)c.width + c.eps);
 }
 
 template <class S, class T> __global__ void norm_kernel(norm_call<T> c) {
-    __shared__ float room[THREADS / 32];
+    __shared__ float smem[THREADS / 32];
     int lane = (int)threadIdx.x % S::TEAM;
     int64_t g = (int64_t)blockIdx.x * S::TEAMS + threadIdx.x / S::TEAM;
     bool there = g < c.n_group; /* no early return: a warp's teams shuffle together */
@@ -115,7 +115,7 @@ template <class S, class T> __global__ void norm_kernel(norm_call<T> c) {
 
     if (!there)
         g = 0;
-    r = load_group<S>(x, c, g, there, lane, room);
+    r = load_group<S>(x, c, g, there, lane, smem);
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
         int i = pack_at<S>(lane, j);
@@ -132,13 +132,13 @@ template <class S, class T> __global__ void norm_kernel(norm_call<T> c) {
 /* Backward of one group: writes dx, adds to the thread's sums of dw. */
 template <class S, class T>
 __device__ static void back_group(const norm_call<T> &c, int64_t g, bool there, int lane,
-                                  float (&dw)[S::PACKS][S::V], float *room) {
+                                  float (&dw)[S::PACKS][S::V], float *smem) {
     float h[S::PACKS][S::V], dy[S::PACKS][S::V], m = 0.0f, r;
 
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++)
         load_pack<S>(dy[j], c.dy + g * c.width, pack_at<S>(lane, j), there ? c.width : 0);
-    r = load_group<S>(h, c, g, there, lane, room);
+    r = load_group<S>(h, c, g, there, lane, smem);
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
         float w[S::V];
@@ -151,7 +151,7 @@ __device__ static void back_group(const norm_call<T> &c, int64_t g, bool there, 
             m = fmaf(dy[j][k], h[j][k], m);
         }
     }
-    m = -(team_sum<S>(m, room) / (float)c.width);
+    m = -(team_sum<S>(m, smem) / (float)c.width);
 #pragma unroll
     for (int j = 0; j < S::PACKS; j++) {
         int i = pack_at<S>(lane, j);
@@ -171,7 +171,7 @@ template <class S, class T>
 __global__ void __launch_bounds__(THREADS, S::PACKS == 1 ? 4 : 2)
     norm_back_kernel(norm_call<T> c) {
     extern __shared__ float sums[]; /* [TEAMS][width] */
-    __shared__ float room[THREADS / 32];
+    __shared__ float smem[THREADS / 32];
     int lane = (int)threadIdx.x % S::TEAM, team = (int)threadIdx.x / S::TEAM;
     int64_t first = (int64_t)blockIdx.x * c.per_chunk;
     int64_t end = first + c.per_chunk < c.n_group ? first + c.per_chunk : c.n_group;
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(THREADS, S::PACKS == 1 ? 4 : 2)
     for (int64_t base = first; base < end; base += S::TEAMS) {
         bool there = base + team < end;
         back_group<S>(c, c.first + (there ? base + team : first) * c.step, there, lane, dw,
-                      room);
+                      smem);
     }
     if (!c.part)
         return;
@@ -201,19 +201,19 @@ __global__ void __launch_bounds__(THREADS, S::PACKS == 1 ? 4 : 2)
 
 /* dw += the chunks' partial sums. */
 __global__ static void norm_dw_kernel(float *dw, const float *part, int chunks, int width) {
-    __shared__ float room[DW_WAYS][DW_COLUMNS];
+    __shared__ float smem[DW_WAYS][DW_COLUMNS];
     int col = (int)threadIdx.x % DW_COLUMNS, way = (int)threadIdx.x / DW_COLUMNS;
     int i = (int)blockIdx.x * DW_COLUMNS + col;
     float sum = 0.0f;
 
     for (int k = way; i < width && k < chunks; k += DW_WAYS)
         sum += part[(int64_t)k * width + i];
-    room[way][col] = sum;
+    smem[way][col] = sum;
     __syncthreads();
     if (way || i >= width)
         return;
     for (int k = 1; k < DW_WAYS; k++)
-        sum += room[k][col];
+        sum += smem[k][col];
     dw[i] += sum;
 }
 

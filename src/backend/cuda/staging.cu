@@ -10,17 +10,17 @@
 
 enum { SLOTS = 4, SLOT_BYTES = 1 << 18 };
 
-struct ml_send_ring {
+struct ml_staging_ring {
     char *memory;
     cudaEvent_t sent[SLOTS];
     unsigned next;
 };
 
-ml_status ml_cuda_send_open(ml_cuda_stream *s, ml_err *err) {
-    ml_send_ring *r = (ml_send_ring *)calloc(1, sizeof *r);
+ml_status ml_cuda_staging_open(ml_cuda_stream *s, ml_err *err) {
+    ml_staging_ring *r = (ml_staging_ring *)calloc(1, sizeof *r);
     cudaError_t e = cudaErrorMemoryAllocation;
 
-    s->send = r;
+    s->staging = r;
     if (r)
         e = cudaMallocHost((void **)&r->memory, (size_t)SLOTS * SLOT_BYTES);
     for (int i = 0; e == cudaSuccess && i < SLOTS; i++)
@@ -28,39 +28,40 @@ ml_status ml_cuda_send_open(ml_cuda_stream *s, ml_err *err) {
     if (e == cudaSuccess)
         return ML_OK;
     cudaGetLastError();
-    return ml_fail(err, ML_ENOMEM, "no memory for copies to the GPU: %s",
+    return ml_fail(err, ML_ENOMEM, "out of memory for copies to the GPU: %s",
                    cudaGetErrorString(e));
 }
 
-void ml_cuda_send_close(ml_cuda_stream *s) {
-    if (!s->send)
+void ml_cuda_staging_close(ml_cuda_stream *s) {
+    if (!s->staging)
         return;
     for (int i = 0; i < SLOTS; i++)
-        if (s->send->sent[i])
-            cudaEventDestroy(s->send->sent[i]);
-    cudaFreeHost(s->send->memory);
-    free(s->send);
-    s->send = NULL;
+        if (s->staging->sent[i])
+            cudaEventDestroy(s->staging->sent[i]);
+    cudaFreeHost(s->staging->memory);
+    free(s->staging);
+    s->staging = NULL;
 }
 
-static cudaError_t send_slot(ml_cuda_stream *s, void *dst, const void *host, size_t bytes) {
-    unsigned slot = s->send->next++ % SLOTS;
-    char *memory = s->send->memory + (size_t)slot * SLOT_BYTES;
-    cudaError_t e = cudaEventSynchronize(s->send->sent[slot]); /* of its last use */
+static cudaError_t copy_through_slot(ml_cuda_stream *s, void *dst, const void *host,
+                                     size_t bytes) {
+    unsigned slot = s->staging->next++ % SLOTS;
+    char *memory = s->staging->memory + (size_t)slot * SLOT_BYTES;
+    cudaError_t e = cudaEventSynchronize(s->staging->sent[slot]); /* of its last use */
 
     memcpy(memory, host, bytes);
     if (e == cudaSuccess)
         e = cudaMemcpyAsync(dst, memory, bytes, cudaMemcpyDefault, s->stream);
-    return e == cudaSuccess ? cudaEventRecord(s->send->sent[slot], s->stream) : e;
+    return e == cudaSuccess ? cudaEventRecord(s->staging->sent[slot], s->stream) : e;
 }
 
 /* Larger copies bypass the ring: pageable memory has been read when the call returns. */
-void ml_cuda_send(ml_stream *s, void *dst, const void *host, size_t bytes) {
+void ml_cuda_staged_copy(ml_stream *s, void *dst, const void *host, size_t bytes) {
     ml_cuda_stream *c = ml_cuda(s);
 
     ml_cuda_note(c,
                  bytes <= SLOT_BYTES
-                     ? send_slot(c, dst, host, bytes)
+                     ? copy_through_slot(c, dst, host, bytes)
                      : cudaMemcpyAsync(dst, host, bytes, cudaMemcpyDefault, c->stream),
                  "a copy to the GPU");
 }

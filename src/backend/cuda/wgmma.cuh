@@ -94,8 +94,8 @@ __device__ static inline void ml_wgmma(float (*c)[4], uint32_t a, uint32_t b, bo
 }
 
 /* c = a b, or c += a b; a 64 x 16 in registers (A fragments); b 16 x 64, transposed. */
-__device__ static inline void ml_wgmma_turned(float (*c)[4], const uint32_t (&a)[4],
-                                              uint32_t b, bool add) {
+__device__ static inline void ml_wgmma_transposed(float (*c)[4], const uint32_t (&a)[4],
+                                                  uint32_t b, bool add) {
     asm volatile("{.reg .pred add; .reg .b64 b; setp.ne.b32 add, %37, 0;"
                  "mov.b64 b, {%36, " ML_PANEL_HI "};"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " ML_WGMMA_SUMS

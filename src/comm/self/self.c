@@ -69,8 +69,7 @@ static ml_status self_peer(ml_comm *c, ml_stream *s, const ml_tensor *t, int32_t
                            ml_err *err) {
     (void)c, (void)s, (void)t;
     return ml_fail(err, ML_EUNSUP,
-                   "a communicator of one rank has nobody to exchange messages with "
-                   "(rank %d was named)",
+                   "a communicator of one rank cannot exchange messages (with rank %d)",
                    (int)peer);
 }
 

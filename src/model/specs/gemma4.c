@@ -305,11 +305,10 @@ static void read_shared(ml_builder *b, gemma4 *g, int32_t n_layer) {
     g->wide_shared = ml_hf_config_bool(c, "use_double_wide_mlp", false);
     for (int32_t i = 0; i < n_layer; i++) {
         if (i >= g->first_shared && !own[g->type[i]]) {
-            ml_hf_config_fail(
-                c, ML_EFORMAT,
-                "%s: layer %d shall use keys of an earlier layer with %s, and "
-                "there is none; num_kv_shared_layers is too large",
-                c->path, i, type_names[g->type[i]]);
+            ml_hf_config_fail(c, ML_EFORMAT,
+                              "%s: layer %d must share the keys of an earlier layer with "
+                              "%s, but there is none; num_kv_shared_layers is too large",
+                              c->path, i, type_names[g->type[i]]);
             g->first_shared = n_layer;
         }
         own[g->type[i]] = true;

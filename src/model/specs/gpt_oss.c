@@ -63,8 +63,8 @@ static void build_gpt_oss(ml_builder *b) {
     o.moe = read_moe(b, &d);
     if (!ml_hf_config_get(c, "rope_parameters") && !ml_hf_config_get(c, "rope_scaling"))
         ml_hf_config_fail(c, ML_EFORMAT,
-                          "%s: neither \"rope_parameters\" nor \"rope_scaling\" is there; "
-                          "gpt-oss needs the numbers of its yarn scaling",
+                          "%s: neither \"rope_parameters\" nor \"rope_scaling\" is set; "
+                          "gpt-oss needs its yarn parameters",
                           c->path);
     o.rope = ml_rope_read(b, d.head_dim,
                           (ml_rope_opts){ .theta = 150000, .partial = 1, .scaled = true });

@@ -14,9 +14,7 @@ void ml_indexer_read(ml_builder *b, ml_indexer *x, const ml_mla *m) {
     x->head_dim = (int32_t)ml_hf_config_int(c, "index_head_dim", 128, m->rope_dim, MAX_DIM);
     x->top_k = (int32_t)ml_hf_config_int(c, "index_topk", 2048, 1, MAX_TOP);
     if (!m->q_rank)
-        ml_hf_config_fail(c, ML_EUNSUP,
-                          "%s: an indexer needs \"q_lora_rank\", the latent of queries",
-                          c->path);
+        ml_hf_config_fail(c, ML_EUNSUP, "%s: an indexer needs \"q_lora_rank\"", c->path);
 }
 
 static bool is_word(const ml_json *v, const char *word) {
@@ -77,11 +75,10 @@ const bool *ml_indexer_shared_read(ml_builder *b, int32_t n_layer) {
         for (int64_t i = 0; i < n_layer; i++)
             shared[i] = (i + 1 > offset ? i + 1 - offset : 0) % (freq > 1 ? freq : 1) != 0;
     if (n_layer && shared[0])
-        ml_hf_config_fail(
-            c, ML_EFORMAT,
-            "%s: layer 0 shares the choice of a layer before it; it must have "
-            "an indexer of its own",
-            c->path);
+        ml_hf_config_fail(c, ML_EFORMAT,
+                          "%s: layer 0 cannot share the selection of an earlier layer; it "
+                          "must have its own indexer",
+                          c->path);
     return shared;
 }
 

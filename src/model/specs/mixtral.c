@@ -88,8 +88,7 @@ static void build_minimax_m2(ml_builder *b) {
                         .scaled = true });
     if (!ml_hf_config_bool(c, "use_qk_norm", true))
         ml_hf_config_fail(c, ML_EUNSUP,
-                          "%s: \"use_qk_norm\" is false; MiniMax-M2 is built with norms of "
-                          "q and k",
+                          "%s: \"use_qk_norm\" is false; MiniMax-M2 needs norms of q and k",
                           c->path);
     ml_decoder_model(b, &d, layer, &s, (ml_model_opts){ 0 });
 }

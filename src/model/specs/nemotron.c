@@ -176,11 +176,11 @@ static int32_t mamba(ml_builder *b, const ml_decoder *d, const nemotron *n, int3
     int32_t gate = part(b, all, 0, inner);
     int32_t xbc =
         ml_build_conv(b, part(b, all, inner, mixed), "mixer.conv1d", n->taps, n->conv_bias);
-    int32_t rates = ml_build_decay(b, part(b, all, inner + mixed, o->n_head), ML_NONE,
+    int32_t decay = ml_build_decay(b, part(b, all, inner + mixed, o->n_head), ML_NONE,
                                    (ml_decay_opts){ .log_speed = "mixer.A_log",
                                                     .bias = "mixer.dt_bias",
                                                     .min_step = n->min_step });
-    int32_t y = ml_build_glu(b, gate, ml_build_linear_rnn(b, xbc, rates, *o), ML_ACT_SILU);
+    int32_t y = ml_build_glu(b, gate, ml_build_linear_rnn(b, xbc, decay, *o), ML_ACT_SILU);
 
     y = ml_build_group_norm(b, y, "mixer.norm.weight", d->eps, (int32_t)(inner / o->n_key));
     return project(b, y, "mixer.out_proj", d->n_hidden, n->bias, ML_SHARD_ROW);

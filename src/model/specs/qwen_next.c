@@ -71,8 +71,8 @@ static void read_net(ml_builder *b, const ml_decoder *d, next *x) {
     }
     if (d->act != ML_ACT_SILU)
         ml_hf_config_fail(c, ML_EUNSUP,
-                          "%s: \"hidden_act\" is not silu, which is all that gated delta "
-                          "nets are built with",
+                          "%s: \"hidden_act\" is not silu, the only activation supported "
+                          "with gated delta nets",
                           c->path);
 }
 
@@ -97,7 +97,7 @@ static int32_t project(ml_builder *b, int32_t x, const char *name, int64_t n_out
         b, x, (ml_linear_opts){ .name = name, .n_out = n_out, .shard = ML_SHARD_COL });
 }
 
-static int32_t pick(ml_builder *b, int32_t x, int32_t n_group, int64_t at, int64_t width) {
+static int32_t slice(ml_builder *b, int32_t x, int32_t n_group, int64_t at, int64_t width) {
     return ml_build_slice(b, x,
                           (ml_slice_opts){ .n_group = n_group, .part = { { at, width } } });
 }
@@ -117,9 +117,9 @@ static inputs interleaved_inputs(ml_builder *b, const next *n, int32_t x) {
                           .part = { { 0, dk }, { dk, dk }, { 2 * dk, dv } } };
 
     return (inputs){ .qkv = ml_build_slice(b, qkvz, qkv),
-                     .z = pick(b, qkvz, o->n_key, 2 * dk + dv, dv),
-                     .gate = pick(b, ba, o->n_key, 0, each),
-                     .a = pick(b, ba, o->n_key, each, each) };
+                     .z = slice(b, qkvz, o->n_key, 2 * dk + dv, dv),
+                     .gate = slice(b, ba, o->n_key, 0, each),
+                     .a = slice(b, ba, o->n_key, each, each) };
 }
 
 static inputs plain_inputs(ml_builder *b, const next *n, int32_t x) {
@@ -135,10 +135,10 @@ static inputs plain_inputs(ml_builder *b, const next *n, int32_t x) {
 static int32_t delta_net(ml_builder *b, const ml_decoder *d, const next *n, int32_t x) {
     inputs in = n->interleaved ? interleaved_inputs(b, n, x) : plain_inputs(b, n, x);
     int32_t qkv = ml_build_conv(b, in.qkv, "linear_attn.conv1d", n->taps, false);
-    int32_t rates = ml_build_decay(
+    int32_t decay = ml_build_decay(
         b, in.a, in.gate,
         (ml_decay_opts){ .log_speed = "linear_attn.A_log", .bias = "linear_attn.dt_bias" });
-    int32_t o = ml_build_linear_rnn(b, qkv, rates, n->net);
+    int32_t o = ml_build_linear_rnn(b, qkv, decay, n->net);
 
     o = ml_build_norm(b, o, "linear_attn.norm", d->eps, n->net.value_dim, false);
     o = ml_build_glu(b, in.z, o, ML_ACT_SILU);

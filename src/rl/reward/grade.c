@@ -6,21 +6,21 @@
 #include "rl/reward/answer.h"
 #include "rl/reward/label.h"
 
-static bool is_named(const miles_extension *row, ml_str name) {
-    return row->kind == MILES_REWARD &&
-           (ml_str_is(name, row->name) || (row->alias && ml_str_is(name, row->alias)));
+static bool is_named(const miles_extension *ext, ml_str name) {
+    return ext->kind == MILES_REWARD &&
+           (ml_str_is(name, ext->name) || (ext->alias && ml_str_is(name, ext->alias)));
 }
 
 static ml_status unknown(ml_str name, ml_err *err) {
     ml_text known = { 0 };
     ml_status st;
 
-    for (const miles_extension *const *row = ml_builtins; *row; row++)
-        if ((*row)->kind == MILES_REWARD)
-            ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*row)->name);
+    for (const miles_extension *const *ext = ml_builtins; *ext; ext++)
+        if ((*ext)->kind == MILES_REWARD)
+            ml_text_printf(&known, "%s%s", known.len ? ", " : "", (*ext)->name);
     st = ml_fail(err, ML_EUSAGE,
-                 "there is no reward called '%.*s': choose remote_rm, ifbench, %s, one of "
-                 "these after boxed_, or write your own for --custom-rm-path",
+                 "unknown reward '%.*s': expected remote_rm, ifbench, %s, or one of these "
+                 "with the prefix boxed_; custom rewards use --custom-rm-path",
                  (int)name.len, name.ptr, known.ptr);
     ml_text_release(&known);
     return st;
@@ -31,10 +31,10 @@ ml_status ml_grader_find(ml_grader *out, const char *name, ml_err *err) {
     bool boxed = ml_str_first(s, "boxed_") == 0 && s.len > 0;
     ml_str bare = boxed ? ml_str_from(s, 6) : s;
 
-    for (const miles_extension *const *row = ml_builtins; *row; row++)
-        if (is_named(*row, bare)) {
+    for (const miles_extension *const *ext = ml_builtins; *ext; ext++)
+        if (is_named(*ext, bare)) {
             /* The extension is the first member of its struct. */
-            *out = (ml_grader){ (const void *)*row, boxed };
+            *out = (ml_grader){ (const void *)*ext, boxed };
             return ML_OK;
         }
     return unknown(s, err);
@@ -42,10 +42,10 @@ ml_status ml_grader_find(ml_grader *out, const char *name, ml_err *err) {
 
 /* Selects the box: graders of mathematics handle nested boxes themselves, f1 and gpqa get
  * the box that Miles finds, the others get the contents of the last complete box. */
-static ml_str box_of(const miles_reward *row, ml_str response) {
-    bool math = row == &ml_reward_math || row == &ml_reward_deepscaler ||
-                row == &ml_reward_gemma_math || row == &ml_reward_dapo;
-    bool as_miles = row == &ml_reward_f1 || row == &ml_reward_gpqa;
+static ml_str box_of(const miles_reward *ext, ml_str response) {
+    bool math = ext == &ml_reward_math || ext == &ml_reward_deepscaler ||
+                ext == &ml_reward_gemma_math || ext == &ml_reward_dapo;
+    bool as_miles = ext == &ml_reward_f1 || ext == &ml_reward_gpqa;
     ml_str box;
 
     if (math       ? ml_answer_outer_box(response, &box)
@@ -63,12 +63,12 @@ int ml_grader_run(const ml_grader *g, const miles_reward_in *in, miles_reward_ou
     *out = (miles_reward_out){ .size = sizeof *out };
     *err = (miles_error){ "" };
     if (!g->boxed)
-        return g->row->run(in, out, err);
+        return g->ext->run(in, out, err);
     if (!in->response)
-        return ml_reward_fail(err, "there is no response to look for a box in");
-    box = box_of(g->row, ml_response(in));
+        return ml_reward_fail(err, "the response is missing");
+    box = box_of(g->ext, ml_response(in));
     inside.response = box.ptr;
     inside.response_len = box.len;
     inside.boxed = true;
-    return g->row->run(&inside, out, err);
+    return g->ext->run(&inside, out, err);
 }

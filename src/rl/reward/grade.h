@@ -8,7 +8,7 @@
 #include "miles/plugin.h"
 
 typedef struct ml_grader {
-    const miles_reward *row;
+    const miles_reward *ext;
     bool boxed; /* the name had the prefix boxed_ */
 } ml_grader;
 

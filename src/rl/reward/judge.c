@@ -4,11 +4,11 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "rl/request_json.h"
+#include "rl/reward/request_json.h"
 #include "rl/reward/answer.h"
 #include "rl/reward/grade.h"
 #include "rl/reward/label.h"
-#include "rl/reward/parts.h"
+#include "rl/reward_parts.h"
 #include "rl/reward/rm_http.h"
 
 struct ml_judge {
@@ -68,7 +68,7 @@ static const char *what_of(ml_arena *a, const ml_json *v) {
     if (v->type == ML_JSON_NULL)
         return "null (None)";
     if (v->type == ML_JSON_STRING)
-        return ml_arena_printf(a, "the text '%.*s'",
+        return ml_arena_printf(a, "the string '%.*s'",
                                (int)(v->text.len < 40 ? v->text.len : 40), v->text.ptr);
     return ml_json_what(v);
 }
@@ -77,11 +77,10 @@ static const char *no_number(ml_arena *a, const ml_json *doc, const char *key) {
     const char *what = what_of(a, ml_reward_pick(doc, key));
 
     if (doc->type != ML_JSON_OBJECT)
-        return ml_arena_printf(a, "the reward is %s, not a finite number", what);
+        return ml_arena_printf(a, "the reward is %s; expected a finite number", what);
     if (!key)
         key = ml_json_get(doc, "reward") || !ml_json_get(doc, "score") ? "reward" : "score";
-    return ml_arena_printf(a, "the reward has no finite number called '%s': it is %s", key,
-                           what);
+    return ml_arena_printf(a, "the reward has no finite number '%s': it is %s", key, what);
 }
 
 /* Describes a line that is not JSON. */
@@ -90,12 +89,13 @@ static const char *no_json(ml_arena *a, ml_str line, const ml_err *err) {
         memmem(line.ptr, line.len, "NaN", 3) || memmem(line.ptr, line.len, "Infinity", 8);
 
     if (unreal(line))
-        return ml_arena_printf(a, "the reward is %s, not a finite number", unreal(line));
-    return unreal_inside ? ml_arena_printf(a,
-                                           "the reward holds NaN or Infinity, which are "
-                                           "no numbers of JSON: %s",
-                                           err->msg)
-                         : err->msg;
+        return ml_arena_printf(a, "the reward is %s; expected a finite number",
+                               unreal(line));
+    return unreal_inside
+               ? ml_arena_printf(
+                     a, "the reward contains NaN or Infinity, which are not valid JSON: %s",
+                     err->msg)
+               : err->msg;
 }
 
 bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key) {
@@ -124,8 +124,8 @@ bool ml_verdict_read(ml_verdict *v, ml_str json, const char *key) {
 static void take_number(const ml_judge *j, ml_verdict *v, const miles_reward_out *out) {
     if (!isfinite(out->reward)) {
         fail(v, ML_REWARD_INVALID,
-             isnan(out->reward) ? "the reward is NaN, not a finite number"
-                                : "the reward is infinite, not a finite number");
+             isnan(out->reward) ? "the reward is NaN; expected a finite number"
+                                : "the reward is infinite; expected a finite number");
     } else if (out->detail[0] && j->opts->reward_key) {
         ml_verdict_read(v, ml_str_of(out->detail), j->opts->reward_key);
     } else {
@@ -226,7 +226,7 @@ static bool read_group(const ml_judge *j, ml_verdict *v, int64_t n, ml_str line)
     else if (doc->type != ML_JSON_ARRAY || doc->n != n)
         fail_group(
             v, n, ML_REWARD_INVALID,
-            ml_arena_printf(&arena, "a list of %lld rewards was expected", (long long)n));
+            ml_arena_printf(&arena, "expected a list of %lld rewards", (long long)n));
     else
         for (e = doc->child; e; e = e->next, v++)
             ml_verdict_read(v, (ml_str){ line.ptr + e->begin, e->end - e->begin },
@@ -271,7 +271,7 @@ static void run_group_row(const ml_judge *j, ml_verdict *v,
         out[i] = (miles_reward_out){ .size = sizeof *out, .reward = (double)NAN };
         list[i] = &out[i];
     }
-    if (j->opts->group_row->run(in, n, list, &why) != 0)
+    if (j->opts->group_ext->run(in, n, list, &why) != 0)
         fail_group(v, n, ML_REWARD_INVALID, why.text);
     else
         for (int64_t i = 0; i < n; i++) {
@@ -331,7 +331,7 @@ static void ask_sum(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
 
     begin_sum(v);
     for (int i = 0; i < j->opts->n_part && v->outcome == ML_REWARD_OK; i++) {
-        ml_judge_ask(j->part[i], &own, in);
+        ml_judge_grade(j->part[i], &own, in);
         add_to_sum(v, &j->opts->part[i], &own);
     }
     end_sum(v);
@@ -348,7 +348,7 @@ static void ask_sum_group(ml_judge *j, ml_verdict *v, const miles_reward_in *con
     for (int64_t i = 0; i < n; i++)
         begin_sum(&v[i]);
     for (int p = 0; p < j->opts->n_part; p++) {
-        ml_judge_ask_group(j->part[p], own, in, n);
+        ml_judge_grade_group(j->part[p], own, in, n);
         for (int64_t i = 0; i < n; i++)
             add_to_sum(&v[i], &j->opts->part[p], &own[i]);
     }
@@ -359,17 +359,17 @@ static void ask_sum_group(ml_judge *j, ml_verdict *v, const miles_reward_in *con
     ml_arena_release(&arena);
 }
 
-void ml_judge_ask_group(ml_judge *j, ml_verdict *v, const miles_reward_in *const *in,
-                        int64_t n) {
+void ml_judge_grade_group(ml_judge *j, ml_verdict *v, const miles_reward_in *const *in,
+                          int64_t n) {
     if (j->opts->n_part && j->opts->custom)
         ask_sum_group(j, v, in, n);
     else if (j->worker)
         ask_worker_group(j, v, in, n);
-    else if (j->opts->group_row)
+    else if (j->opts->group_ext)
         run_group_row(j, v, in, n);
     else
         for (int64_t i = 0; i < n; i++)
-            ml_judge_ask(j, &v[i], in[i]);
+            ml_judge_grade(j, &v[i], in[i]);
 }
 
 /* --- the sample's own type ---------------------------------------------------- */
@@ -402,15 +402,15 @@ static void ask_by_type(ml_judge *j, ml_verdict *v, const miles_reward_in *in,
         fail(v, ML_REWARD_INVALID, err.msg);
 }
 
-void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
-    ml_grader own = { .row = j->opts->row };
+void ml_judge_grade(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
+    ml_grader own = { .ext = j->opts->ext };
     miles_error why;
     ml_label l;
 
     clear(v);
     if (j->worker)
         ask_worker(j, j->worker, v, in);
-    else if (own.row)
+    else if (own.ext)
         run_row(j, v, &own, in);
     else if (j->opts->n_part && j->opts->custom)
         ask_sum(j, v, in);
@@ -429,7 +429,7 @@ void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in) {
 static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
     ml_grader g;
 
-    if (!o->rm_type || o->n_part || o->command.line || o->row || o->group_row)
+    if (!o->rm_type || o->n_part || o->command.line || o->ext || o->group_ext)
         return ML_OK;
     if (strcmp(o->rm_type, "remote_rm") == 0)
         return o->rm_url ? ML_OK
@@ -437,11 +437,10 @@ static ml_status check_type(const ml_reward_opts *o, ml_err *err) {
     if (strcmp(o->rm_type, "ifbench") == 0)
         return o->ifbench_command.line
                    ? ML_OK
-                   : ml_fail(
-                         err, ML_EUNSUP,
-                         "--rm-type ifbench needs Python and the IFBench package, whose "
-                         "evaluation_lib must be importable: clone "
-                         "https://github.com/allenai/IFBench and put it on PYTHONPATH");
+                   : ml_fail(err, ML_EUNSUP,
+                             "--rm-type ifbench needs Python and the IFBench package, "
+                             "whose evaluation_lib must be importable: clone "
+                             "https://github.com/allenai/IFBench and add it to PYTHONPATH");
     return ml_grader_find(&g, o->rm_type, err);
 }
 

@@ -18,10 +18,10 @@ typedef struct ml_verdict {
 ml_status ml_judge_open(ml_judge **out, const ml_reward_opts *opts, ml_err *err);
 void ml_judge_close(ml_judge *j); /* NULL is allowed */
 
-void ml_judge_ask(ml_judge *j, ml_verdict *v, const miles_reward_in *in);
+void ml_judge_grade(ml_judge *j, ml_verdict *v, const miles_reward_in *in);
 /* Grades the samples of a prompt together; the verdicts must be zeros. */
-void ml_judge_ask_group(ml_judge *j, ml_verdict *v /* [n] */,
-                        const miles_reward_in *const *in, int64_t n);
+void ml_judge_grade_group(ml_judge *j, ml_verdict *v /* [n] */,
+                          const miles_reward_in *const *in, int64_t n);
 void ml_verdict_release(ml_verdict *v);
 
 /* Reads a reward from JSON: a finite number, true or false, or an object with one under

@@ -105,7 +105,7 @@ static void score_group(const bench *b, task *t) {
 
     ml_arena_init(&a, "rewards of a group");
     v = ML_NEW(&a, ml_verdict, t->n);
-    ml_judge_ask_group(b->judge, v, t->group, t->n);
+    ml_judge_grade_group(b->judge, v, t->group, t->n);
     for (int64_t i = 0; i < t->n; i++) {
         tell(b->rewards, &v[i], start, t->done, t->group_ud[i]);
         ml_verdict_release(&v[i]);
@@ -123,7 +123,7 @@ static void *serve(void *ud) {
         if (t->group) {
             score_group(b, t);
         } else {
-            ml_judge_ask(b->judge, &v, t->in);
+            ml_judge_grade(b->judge, &v, t->in);
             tell(b->rewards, &v, start, t->done, t->ud);
         }
         reuse(b->rewards, t);
@@ -144,7 +144,8 @@ static ml_status start(ml_rewards *r, ml_err *err) {
             return st;
         e = pthread_create(&b->thread, NULL, serve, b);
         if (e != 0)
-            return ml_fail(err, ML_EIO, "no thread for rewards: %s", strerror(e));
+            return ml_fail(err, ML_EIO, "cannot create a thread for rewards: %s",
+                           strerror(e));
         b->running = true;
     }
     return ML_OK;
@@ -222,7 +223,7 @@ void ml_rewards_submit_group(ml_rewards *r, const miles_reward_in *const *in, in
                              ml_reward_done *done, void *const *ud) {
     bool sum = r->opts.n_part > 0 && r->opts.custom;
 
-    if (r->opts.group && (sum || r->opts.command.line || r->opts.group_row)) {
+    if (r->opts.group && (sum || r->opts.command.line || r->opts.group_ext)) {
         post(r, (task){ .group = in, .done = done, .group_ud = ud, .n = n });
         return;
     }

@@ -14,7 +14,7 @@
 #include "base/err.h"
 #include "base/str.h"
 #include "miles/plugin.h"
-#include "rl/reward/parts.h"
+#include "rl/reward_parts.h"
 #include "base/line_process.h"
 
 typedef enum ml_reward_outcome {
@@ -31,8 +31,8 @@ const char *ml_reward_outcome_name(ml_reward_outcome o);
 typedef struct ml_reward_opts {
     const char *rm_type;                 /* NULL: taken from each sample's metadata */
     ml_worker_command command;           /* of a worker process */
-    const miles_reward *row;             /* from a shared object; NULL: none */
-    const miles_group_reward *group_row; /* the same, for groups */
+    const miles_reward *ext;             /* from a shared object; NULL: none */
+    const miles_group_reward *group_ext; /* the same, for groups */
     bool group;         /* command and group_row get the samples of a prompt together */
     const char *rm_url; /* for remote_rm */
     ml_worker_command ifbench_command; /* a worker for ifbench; none: not offered */

@@ -94,7 +94,7 @@ static void on_deadline(void *ud) {
 
 static ml_rm_end say(ml_rm_http *r, ml_rm_end end, const char *what) {
     r->body->len = 0;
-    ml_text_printf(r->body, "the reward server %s %s", r->url, what);
+    ml_text_printf(r->body, "reward server %s %s", r->url, what);
     return end;
 }
 
@@ -119,12 +119,12 @@ static ml_rm_end try_once(ml_rm_http *r, ml_str json, double left_s) {
     ml_loop_run(r->loop);
     ml_timer_stop(timer);
     if (r->late)
-        return say(r, ML_RM_LATE, "did not answer in time");
+        return say(r, ML_RM_LATE, "timed out");
     if (r->failed)
         return ML_RM_DOWN;
     if (r->status >= 200 && r->status < 300)
         return ML_RM_ANSWERED;
-    snprintf(what, sizeof what, "answered with status %d", r->status);
+    snprintf(what, sizeof what, "returned status %d", r->status);
     return say(r, r->status >= 500 || r->status == 429 ? ML_RM_DOWN : ML_RM_REFUSED, what);
 }
 

@@ -1,0 +1,174 @@
+/* attn.cu - ATTN: writes keys and values to KV pages, then launches an attention kernel. */
+#include "backend/cuda/attn/attn.cuh"
+
+enum { THREADS = 128, MANY_ROWS = 64 /* per sequence on average: wgmma pays */ };
+
+/* V numbers per access; a value's padding (d .. dv - 1) becomes zero. */
+template <class T, int V> __global__ void write_pages(attn_call<T> c) {
+    int row = (int)blockIdx.x, seq = attn_seq_of(c.seq_start, c.n_seq, row);
+    int key = c.pos[row];
+    const int32_t *page = c.page + c.page_start[seq];
+    const T *k = c.k + (int64_t)row * c.n_kv * c.d, *v = c.v + (int64_t)row * c.n_kv * c.d;
+
+    if (key < 0)
+        return;
+    for (int i = (int)threadIdx.x * V; i < c.n_kv * c.d; i += THREADS * V)
+        *(ml_pack<T, V> *)(attn_key(c, page, i / c.d, key) + i % c.d) =
+            *(const ml_pack<T, V> *)(k + i);
+    for (int i = (int)threadIdx.x * V; i < c.n_kv * c.dv; i += THREADS * V) {
+        int head = i / c.dv, e = i % c.dv;
+        ml_pack<T, V> p = {};
+        if (e < c.d)
+            p = *(const ml_pack<T, V> *)(v + head * c.d + e);
+        *(ml_pack<T, V> *)(attn_value(c, page, head, key) + e) = p;
+    }
+}
+
+/* delta = rowsum(dO * O), and the LSE in log2 units, of each row and head: one warp each, V
+ * numbers per access. */
+template <class T, int V> __global__ void sum_rows(attn_call<T> c) {
+    int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    float sum = 0.0f;
+
+    if (i >= (int64_t)c.n_token * c.n_head)
+        return;
+    for (int e = (int)threadIdx.x % 32 * V; e < c.d; e += 32 * V) {
+        float dout[V], o[V];
+        ml_load(dout, c.dout + i * c.d + e);
+        ml_load(o, c.o + i * c.d + e);
+#pragma unroll
+        for (int k = 0; k < V; k++)
+            sum = fmaf(dout[k], o[k], sum);
+    }
+    sum = ml_warp_sum(sum);
+    if (threadIdx.x % 32 == 0) {
+        c.delta[i] = sum;
+        c.shift[i] = fmaf(c.stat[2 * i], ML_LOG2E, ml_log2(c.stat[2 * i + 1]));
+    }
+}
+
+template <class T> static attn_call<T> open_call(const ml_op_args *a) {
+    attn_call<T> c = {};
+
+    c.q = (const T *)a->in[0].data;
+    c.k = (const T *)a->in[1].data;
+    c.v = (const T *)a->in[2].data;
+    c.o = (T *)a->out[0].data;
+    c.stat = (float *)a->out[1].data;
+    c.kpage = (T *)a->out[2].data;
+    c.vpage = (T *)a->out[3].data;
+    c.pos = a->rows->pos;
+    c.seq_start = a->rows->seq_start;
+    c.page_start = a->rows->page_start;
+    c.page = a->rows->page;
+    c.n_token = a->rows->n_token;
+    c.n_seq = a->rows->n_seq;
+    c.n_head = a->attr->attn.n_head;
+    c.n_kv = a->attr->attn.n_kv;
+    c.group = c.n_head / c.n_kv;
+    c.group_mul =
+        (uint32_t)((((uint64_t)1 << 32) + (uint64_t)c.group - 1) / (uint64_t)c.group);
+    c.d = a->attr->attn.head_dim;
+    c.dv = (c.d + ML_LANES - 1) / ML_LANES * ML_LANES;
+    c.window = a->attr->attn.window;
+    c.scale = a->attr->attn.scale;
+    c.softcap = a->attr->attn.softcap;
+    return c;
+}
+
+/* Tensor cores or not: depends on the model only. */
+static bool takes_mma(const ml_op_args *a) {
+    return a->in[0].dtype == ML_BF16 && a->attr->attn.head_dim % 8 == 0 &&
+           a->attr->attn.head_dim <= 128;
+}
+
+static void forward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
+    ml_attn_plain<float>(s, c);
+}
+
+static void forward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
+    if (!mma)
+        ml_attn_plain<bf16>(s, c);
+    else if (ml_attn_decode_supports(c))
+        ml_attn_decode(s, c);
+#if ML_WGMMA
+    else if ((int64_t)c.n_token * c.group >= (int64_t)MANY_ROWS * c.n_seq)
+        ml_attn_wgmma(s, c);
+#endif
+    else
+        ml_attn_mma(s, c);
+}
+
+attn_call<bf16> ml_attn_call(const ml_op_args *a) {
+    return open_call<bf16>(a);
+}
+
+void ml_cuda_attn_read(ml_cuda_stream *s, const ml_op_args *a) {
+    attn_call<bf16> c = open_call<bf16>(a);
+
+    if (c.n_token > 0)
+        forward(s, c, takes_mma(a));
+}
+
+template <class T> static void attn_forward(ml_stream *s, const ml_op_args *a) {
+    attn_call<T> c = open_call<T>(a);
+
+    if (c.n_token == 0)
+        return;
+    if (c.d % ml_wide<T>::n == 0)
+        write_pages<T, ml_wide<T>::n>
+            <<<(unsigned)c.n_token, THREADS, 0, ml_cuda(s)->stream>>>(c);
+    else
+        write_pages<T, 1><<<(unsigned)c.n_token, THREADS, 0, ml_cuda(s)->stream>>>(c);
+    ml_cuda_launched(ml_cuda(s), "KV cache");
+    forward(ml_cuda(s), c, takes_mma(a));
+}
+
+void ml_cuda_attn_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->in[0].dtype, attn_forward<T>(s, a));
+}
+
+size_t ml_cuda_attn_scratch(const ml_op_args *a, bool backward) {
+    return backward ? 2 * (size_t)a->in[0].shape[0] * (size_t)a->attr->attn.n_head *
+                          sizeof(float)
+                    : 0;
+}
+
+static void backward(ml_cuda_stream *s, const attn_call<float> &c, bool) {
+    ml_attn_plain_back<float>(s, c);
+}
+
+static void backward(ml_cuda_stream *s, const attn_call<bf16> &c, bool mma) {
+    if (mma)
+        ml_attn_mma_back(s, c);
+    else
+        ml_attn_plain_back<bf16>(s, c);
+}
+
+template <class T> static void attn_backward(ml_stream *s, const ml_op_args *a) {
+    attn_call<T> c = open_call<T>(a);
+    unsigned blocks;
+
+    if (c.n_token == 0)
+        return;
+    c.dout = (const T *)a->dout[0].data;
+    c.delta = (float *)a->scratch;
+    c.shift = c.delta + (int64_t)c.n_token * c.n_head;
+    c.dq = (T *)a->din[0].data;
+    c.dk = (T *)a->din[1].data;
+    c.dv_out = (T *)a->din[2].data;
+    c.add_q = a->din_add[0];
+    c.add_k = a->din_add[1];
+    c.add_v = a->din_add[2];
+    blocks = ml_cuda_blocks((int64_t)c.n_token * c.n_head, THREADS / 32);
+    if (c.d % 4 == 0)
+        sum_rows<T, 4><<<blocks, THREADS, 0, ml_cuda(s)->stream>>>(c);
+    else
+        sum_rows<T, 1><<<blocks, THREADS, 0, ml_cuda(s)->stream>>>(c);
+    ml_cuda_launched(ml_cuda(s), "attention backward");
+    backward(ml_cuda(s), c, takes_mma(a));
+}
+
+void ml_cuda_attn_backward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->in[0].dtype, attn_backward<T>(s, a));
+}

@@ -1,0 +1,345 @@
+/* attn_decode.cu - decode attention: one query row per sequence.
+ *
+ * FlashAttention-2 style.  A block has a sequence and a KV head (keys are not split
+ * over blocks); the query heads that share it are the rows of one m16 tile.  The bits
+ * are those of attn_mma.cu: key tiles in the same order, each number in one chain.
+ * Only the work is divided differently: of a tile's 64 keys each warp computes the
+ * scores of 16, all warps run the online softmax over all 64, and each warp has a
+ * quarter of the value's columns. */
+#include "backend/cuda/attn/attn_mma.cuh"
+
+enum { ROWS = 16, PER_WARP = ML_KTILE / ATTN_WARPS, SCORE_LD = ML_KTILE + 8 };
+
+/* Shared memory: queries, scores of this tile and the next, stages of keys, of values. */
+template <int D, int STAGES, int R> struct decode_tile {
+    static const int ld = attn_tile<D>::ld, tile = attn_tile<D>::key_tile;
+    static const int whole = R * 8 * SCORE_LD; /* scores of a tile */
+    static const size_t scores = (size_t)ROWS * ld * sizeof(bf16);
+    static const size_t stages = scores + 2 * whole * sizeof(float);
+    static const size_t bytes = stages + 2 * (size_t)STAGES * tile * sizeof(bf16);
+    static const int columns = D / 8 / ATTN_WARPS; /* 8-column tiles per warp */
+};
+
+/* Online-softmax state and accumulators of a lane's R rows; R is 1 for up to 8 rows. */
+template <int R, int N> struct folded {
+    float m[R], l[R], acc[N][4];
+    float to_log2;
+};
+
+/* Scores of a warp's keys, before scaling. */
+template <int D>
+__device__ static void decode_scores(float (&s)[2][4], const uint32_t (&q)[D / 16][4],
+                                     const bf16 *keys) {
+    int warp = (int)threadIdx.x / 32;
+    uint32_t b[D / 16][4];
+
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+        s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        attn_right<D>(b[k], keys, warp * PER_WARP, k * 16);
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        ml_mma(s[0], q[k], b[k][0], b[k][1]);
+        ml_mma(s[1], q[k], b[k][2], b[k][3]);
+    }
+}
+
+/* To shared memory, for all warps to read. */
+template <int R> __device__ static void put_scores(float *to, const float (&s)[2][4]) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            *(float2 *)(to + (lane / 4 + 8 * r) * SCORE_LD + warp * PER_WARP + j * 8 +
+                        lane % 4 * 2) = make_float2(s[j][2 * r], s[j][2 * r + 1]);
+}
+
+/* Online softmax over a tile, for one of the lane's rows: scores become weights. */
+template <int R, int N>
+__device__ static void fold_row(folded<R, N> &x, float (&s)[8][2], int r, int tile, int lo,
+                                int hi, const attn_call<bf16> &c) {
+    int lane = (int)threadIdx.x % 32;
+    float top = x.m[r], shift, keep, sum = 0.0f;
+
+    if (c.softcap != 0.0f) {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+                s[j][k] = c.softcap * ml_tanh(s[j][k] * c.scale / c.softcap);
+    }
+    if (tile < lo || tile + ML_KTILE - 1 > hi) {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                int key = tile + j * 8 + lane % 4 * 2 + k;
+                if (key > hi || key < lo)
+                    s[j][k] = -INFINITY;
+            }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            top = ml_max(top, s[j][k]);
+    top = ml_max(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = ml_max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    shift = top == -INFINITY ? 0.0f : top * x.to_log2;
+    keep = top == x.m[r] ? 1.0f : ml_exp2((x.m[r] - top) * x.to_log2);
+    x.m[r] = top;
+    x.l[r] *= keep;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        x.acc[j][2 * r] *= keep;
+        x.acc[j][2 * r + 1] *= keep;
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            s[j][k] = ml_exp2(fmaf(s[j][k], x.to_log2, -shift));
+            sum += s[j][k];
+        }
+    x.l[r] += sum;
+}
+
+/* Weights P of a tile as A fragments; rows from 8 R on are zero. */
+template <int R, int N>
+__device__ static void fold_scores(folded<R, N> &x, uint32_t (&w)[4][4],
+                                   const float *scores, int tile, int lo, int hi,
+                                   const attn_call<bf16> &c) {
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float s[8][2] = {};
+        if (r < R) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                float2 v = *(const float2 *)(scores + (lane / 4 + 8 * r) * SCORE_LD +
+                                             j * 8 + lane % 4 * 2);
+                s[j][0] = v.x;
+                s[j][1] = v.y;
+            }
+            fold_row<R, N>(x, s, r < R ? r : 0, tile, lo, hi, c);
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            w[k][r] = ml_pack2(s[2 * k][0], s[2 * k][1]);
+            w[k][2 + r] = ml_pack2(s[2 * k + 1][0], s[2 * k + 1][1]);
+        }
+    }
+}
+
+/* B fragments of the warp's columns of the values, loaded ahead; add_values adds
+ * weights times them to acc. */
+template <int D, int N>
+__device__ static void load_values(uint32_t (&b)[4][N / 2][4], const bf16 *values) {
+    int warp = (int)threadIdx.x / 32;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int j = 0; j < N / 2; j++)
+            attn_right_transposed<D>(b[k][j], values, k * 16, warp * N * 8 + j * 16);
+}
+
+template <int N>
+__device__ static void add_values(float (&acc)[N][4], const uint32_t (&w)[4][4],
+                                  const uint32_t (&b)[4][N / 2][4]) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int j = 0; j < N / 2; j++) {
+            ml_mma(acc[2 * j], w[k], b[k][j][0], b[k][j][1]);
+            ml_mma(acc[2 * j + 1], w[k], b[k][j][2], b[k][j][3]);
+        }
+}
+
+template <int R, int N>
+__device__ static void put_rows(const folded<R, N> &x, const attn_call<bf16> &c, int seq,
+                                int head) {
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        int row = lane / 4 + 8 * r;
+        int64_t at = (int64_t)seq * c.n_head + head * c.group + row;
+        float l = x.l[r];
+        l += __shfl_xor_sync(0xffffffffu, l, 1);
+        l += __shfl_xor_sync(0xffffffffu, l, 2);
+        if (row >= c.group)
+            continue;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            attn_put2(c.o + at * c.d, c.d, (warp * N + j) * 8 + lane % 4 * 2,
+                      x.acc[j][2 * r] / l, x.acc[j][2 * r + 1] / l, false);
+        if (warp == 0 && lane % 4 == 0) {
+            c.stat[2 * at] = c.softcap != 0.0f ? x.m[r] : x.m[r] * c.scale;
+            c.stat[2 * at + 1] = l;
+        }
+    }
+}
+
+/* The pipeline of tiles.  A warp copies one KV page of each.  The values of a tile are
+ * copied with the keys of the next, whose scores are computed during this tile's
+ * softmax. */
+template <int D, int STAGES> struct tiles {
+    bf16 *keys, *values;
+    const int32_t *page;
+    int32_t id, next_id; /* the warp's KV page of tile `at`, and of the next tile */
+    int head, lo, hi;
+    int at, n; /* the tile whose values are copied next: its first key, its index */
+};
+
+template <int D, int STAGES>
+__device__ static int32_t page_of(const tiles<D, STAGES> &t, int tile) {
+    int first = tile + (int)threadIdx.x / 32 * ML_PAGE;
+    return first <= t.hi && first + ML_PAGE > t.lo ? t.page[first / ML_PAGE] : 0;
+}
+
+/* Starts the copies of a page of keys or values; those outside lo .. hi become zero. */
+template <int D, int STAGES>
+__device__ static void fetch_page(bf16 *to, const bf16 *pages, int32_t id, int width,
+                                  const tiles<D, STAGES> &t, const attn_call<bf16> &c,
+                                  int tile) {
+    const int per_row = D / 8, at_once = 32 / per_row;
+    int lane = (int)threadIdx.x % 32, row = lane / per_row, e = lane % per_row * 8;
+    int first = tile + (int)threadIdx.x / 32 * ML_PAGE;
+    const bf16 *from =
+        pages + (((int64_t)id * c.n_kv + t.head) * ML_PAGE + row) * width + e;
+
+    to += ((int)threadIdx.x / 32 * ML_PAGE + row) * attn_tile<D>::ld + e;
+    if (first >= t.lo && first + ML_PAGE - 1 <= t.hi && width == D) {
+#pragma unroll
+        for (int i = 0; i < ML_PAGE; i += at_once)
+            ml_copy_async(to + i * attn_tile<D>::ld, from + i * D, true);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < ML_PAGE; i += at_once) {
+        int key = first + row + i;
+        bool there = key >= t.lo && key <= t.hi && e < c.d;
+        ml_copy_async(to + i * attn_tile<D>::ld, there ? from + i * width : pages, there);
+    }
+}
+
+template <int D, int STAGES>
+__device__ static void prefetch_keys(const tiles<D, STAGES> &t, const attn_call<bf16> &c,
+                                     int32_t id, int tile, int n) {
+    if (tile <= t.hi)
+        fetch_page(t.keys + n % STAGES * attn_tile<D>::key_tile, c.kpage, id, c.d, t, c,
+                   tile);
+}
+
+template <int D, int STAGES>
+__device__ static void prefetch(tiles<D, STAGES> &t, const attn_call<bf16> &c) {
+    prefetch_keys(t, c, t.next_id, t.at + ML_KTILE, t.n + 1);
+    if (t.at <= t.hi)
+        fetch_page(t.values + t.n % STAGES * attn_tile<D>::key_tile, c.vpage, t.id, c.dv, t,
+                   c, t.at);
+    ml_copy_commit();
+    t.id = t.next_id;
+    t.at += ML_KTILE;
+    t.n++;
+    t.next_id = page_of(t, t.at + ML_KTILE);
+}
+
+template <int D, int STAGES>
+__device__ static void open_tiles(tiles<D, STAGES> &t, const attn_call<bf16> &c, bf16 *smem,
+                                  int seq) {
+    t.keys = smem;
+    t.values = smem + STAGES * attn_tile<D>::key_tile;
+    t.page = c.page + c.page_start[seq];
+    t.head = (int)blockIdx.y;
+    t.lo = attn_first_key(c, t.hi);
+    t.at = t.lo / ML_KTILE * ML_KTILE;
+    t.n = 0;
+    t.id = page_of(t, t.at);
+    t.next_id = page_of(t, t.at + ML_KTILE);
+}
+
+template <int D, int STAGES, int R>
+__global__ void __launch_bounds__(ATTN_THREADS) decode_forward(attn_call<bf16> c) {
+    typedef decode_tile<D, STAGES, R> tl;
+    const int N = tl::columns;
+    extern __shared__ __align__(16) unsigned char smem[];
+    bf16 *rows = (bf16 *)smem;
+    float *scores = (float *)(smem + tl::scores);
+    int seq = (int)blockIdx.x, head = (int)blockIdx.y;
+    tiles<D, STAGES> t;
+    uint32_t q[D / 16][4];
+    float s[2][4];
+    folded<R, N> x = {};
+
+    ml_grid_release();
+    t.hi = c.pos[seq]; /* no kernel of the step writes the batch: read before the wait */
+    open_tiles(t, c, (bf16 *)(smem + tl::stages), seq);
+    ml_grid_wait();
+    if (t.hi < 0) /* padding */
+        return;
+    attn_fetch_rows<D, ROWS>(rows, c.q, c, seq, head, 0, c.group);
+    prefetch_keys(t, c, t.id, t.at, 0);
+    ml_copy_commit();
+    for (int n = 0; n < STAGES - 1; n++)
+        prefetch(t, c);
+    x.to_log2 = c.softcap != 0.0f ? ML_LOG2E : c.scale * ML_LOG2E;
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        x.m[r] = -INFINITY;
+    ml_copy_wait<STAGES - 1>();
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+        attn_left<D>(q[k], rows, 0, k * 16);
+    decode_scores<D>(s, q, t.keys);
+    put_scores<R>(scores, s);
+    for (int tile = t.lo / ML_KTILE * ML_KTILE, n = 0; tile <= t.hi;
+         tile += ML_KTILE, n++) {
+        uint32_t w[4][4], b[4][N / 2][4];
+
+        ml_copy_wait<STAGES - 2>();
+        __syncthreads(); /* this tile's scores and values arrived; a stage is free */
+        prefetch(t, c);
+        load_values<D, N>(b, t.values + n % STAGES * tl::tile);
+        decode_scores<D>(s, q,
+                         t.keys + (n + 1) % STAGES * tl::tile); /* unused after the last */
+        fold_scores<R, N>(x, w, scores + n % 2 * tl::whole, tile, t.lo, t.hi, c);
+        add_values<N>(x.acc, w, b);
+        put_scores<R>(scores + (n + 1) % 2 * tl::whole, s);
+    }
+    put_rows<R, N>(x, c, seq, head);
+}
+
+template <int D, int STAGES, int R>
+static void launch(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    typedef decode_tile<D, STAGES, R> tl;
+
+    ml_cuda_note(s,
+                 cudaFuncSetAttribute(decode_forward<D, STAGES, R>,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)tl::bytes),
+                 "attention");
+    ml_cuda_launch(s, "attention", decode_forward<D, STAGES, R>,
+                   dim3((unsigned)c.n_seq, (unsigned)c.n_kv), ATTN_THREADS, tl::bytes, c);
+}
+
+/* Few blocks need more tiles in flight; many blocks need to share an SM. */
+template <int D, int R> static void choose(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    if (c.n_seq * c.n_kv <= 128)
+        launch<D, 4, R>(s, c);
+    else
+        launch<D, 3, R>(s, c);
+}
+
+bool ml_attn_decode_supports(const attn_call<bf16> &c) {
+    return c.n_token == c.n_seq && c.group <= ROWS;
+}
+
+void ml_attn_decode(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    if (c.d <= 64)
+        c.group <= 8 ? choose<64, 1>(s, c) : choose<64, 2>(s, c);
+    else
+        c.group <= 8 ? choose<128, 1>(s, c) : choose<128, 2>(s, c);
+}

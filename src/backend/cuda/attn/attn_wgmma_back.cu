@@ -1,0 +1,347 @@
+/* attn_wgmma_back.cu - attention backward with wgmma, without atomics.
+ *
+ * Two kernels, as in attn_mma_back.cu: one loops over keys for query rows (dq), the other
+ * over query rows for keys (dk, dv); both recompute the scores.  Every gradient has one
+ * writer and one order of sums.  A block is two warpgroups with 64 rows each of its tile;
+ * the products of a step are issued before the arithmetic between them, and overlap it.
+ *
+ * A plan with a backward has all keys of a sequence in its batch: token i is at
+ * position i. */
+#include "backend/cuda/attn/attn_fold.cuh"
+#include "backend/cuda/attn/attn_wgmma.cuh"
+
+enum {
+    STAGES = 3,
+    TEAMS = 2, /* more have no registers for their accumulators */
+    OWN = TEAMS * ATTN_ROWS
+};
+
+/* Returns P of a score s; s becomes P times the derivative of softcap, the factor of dS. */
+template <bool CAP>
+__device__ static inline float weigh(float &s, float shift, float to_log2, float cap) {
+    float p = ml_exp2(fmaf(s, to_log2, -shift));
+    s = !CAP || p == 0.0f ? p : p * attn_cap_slope(s, cap);
+    return p;
+}
+
+/* ---- dk, dv ---- */
+
+template <int D> struct key_smem {
+    bf16 keys[TEAMS][ATTN_ROWS * D], values[TEAMS][ATTN_ROWS * D];
+    struct {
+        bf16 q[ATTN_ROWS * D], dout[ATTN_ROWS * D];
+    } stage[STAGES];
+    float number[STAGES][2 * ATTN_ROWS]; /* shift (LSE), then delta */
+};
+
+/* A thread's sources of query rows: pieces of q and dO, and one row's shift or delta. */
+struct row_source {
+    const bf16 *q, *dout;
+    const float *number; /* shift or delta of its sequence's first row */
+};
+
+template <int D>
+__device__ static inline row_source
+open_rows(const attn_share<D> &own, const attn_call<bf16> &c, const ml_piece &p, int head) {
+    row_source from;
+    from.q = c.q + attn_rows_base<D>(own, c, p.first_row, head);
+    from.dout = c.dout + attn_rows_base<D>(own, c, p.first_row, head);
+    from.number = (threadIdx.x < ATTN_ROWS ? c.shift : c.delta) +
+                  (int64_t)p.first_row * c.n_head + head * c.group;
+    return from;
+}
+
+/* Starts the copies of query rows `row` .. to stage n. */
+template <int D>
+__device__ static inline void fetch_rows(key_smem<D> &smem, int n, const attn_share<D> &own,
+                                         const row_source &from, const attn_call<bf16> &c,
+                                         int row, int n_row) {
+    int stage = n % STAGES, i = (int)threadIdx.x % ATTN_ROWS, at = row + i;
+
+    attn_stage_rows<D>(smem.stage[stage].q, from.q, own, c, row, n_row);
+    attn_stage_rows<D>(smem.stage[stage].dout, from.dout, own, c, row, n_row);
+    if (threadIdx.x < 2 * ATTN_ROWS)
+        ml_copy_async4(smem.number[stage] + threadIdx.x,
+                       from.number + (int64_t)attn_token(c, at) * (c.n_head - c.group) + at,
+                       at < n_row);
+    ml_copy_commit();
+}
+
+/* Starts the copies of the block's keys and values, from key `tile` on. */
+template <int D>
+__device__ static inline void fetch_keys(key_smem<D> &smem, const attn_share<D> &own,
+                                         const attn_call<bf16> &c, const ml_piece &p,
+                                         int head, int tile) {
+    for (int i = 0; i < TEAMS; i++) {
+        int32_t id[attn_share<D>::n];
+        attn_stage_pages<D>(id, own, c.page + c.page_start[p.owner], tile + i * ATTN_ROWS,
+                            0, p.rows - 1);
+        attn_stage_keys<D>(smem.keys[i], smem.values[i], own, id, c, head);
+    }
+}
+
+/* Masks the scores of 64 keys from `key` on with rows `row` .. that do not attend to
+ * them; keys are the rows of s. */
+__device__ static inline void hide_rows(float (&s)[8][4], const attn_call<bf16> &c, int key,
+                                        int row, int n_row) {
+    int lane = (int)threadIdx.x % 32;
+    int last = row + ATTN_ROWS < n_row ? row + ATTN_ROWS - 1 : n_row - 1;
+
+    if (attn_token(c, row) >= key + ATTN_ROWS - 1 &&
+        attn_first_key(c, attn_token(c, last)) <= key)
+        return;
+    key += (int)threadIdx.x % ML_WARPGROUP / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int pos = attn_token(c, row + j * 8 + lane % 4 * 2 + k);
+            int first = attn_first_key(c, pos);
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                if (key + 8 * r > pos || key + 8 * r < first)
+                    s[j][k + 2 * r] = -INFINITY;
+        }
+}
+
+/* P of scores s, as A fragments w; the columns of s are query rows with LSE shift. */
+template <bool CAP>
+__device__ static inline void weigh_columns(uint32_t (&w)[4][4], float (&s)[8][4],
+                                            const float *shift, float to_log2, float cap) {
+    float p[8][4];
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float2 by = *(const float2 *)(shift + j * 8 + threadIdx.x % 4 * 2);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            p[j][k] = weigh<CAP>(s[j][k], k % 2 ? by.y : by.x, to_log2, cap);
+    }
+    attn_round<8>(w, p);
+}
+
+/* dS, as A fragments w, from dP; see weigh. */
+__device__ static inline void slope_columns(uint32_t (&w)[4][4], const float (&s)[8][4],
+                                            float (&dp)[8][4], const float *delta) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float2 by = *(const float2 *)(delta + j * 8 + threadIdx.x % 4 * 2);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            dp[j][k] = s[j][k] * (dp[j][k] - (k % 2 ? by.y : by.x));
+    }
+    attn_round<8>(w, dp);
+}
+
+template <int D>
+__device__ static void put_keys(bf16 *to, const float (&acc)[D / 8][4], float scale,
+                                const attn_call<bf16> &c, const ml_piece &p, int head,
+                                int key, bool add) {
+    int lane = (int)threadIdx.x % 32;
+    for (int r = 0; to && r < 2; r++) {
+        int token = key + (int)threadIdx.x % ML_WARPGROUP / 32 * 16 + lane / 4 + 8 * r;
+        if (token >= p.rows)
+            continue;
+#pragma unroll
+        for (int j = 0; j < D / 8; j++)
+            attn_put2(to + ((int64_t)(p.first_row + token) * c.n_kv + head) * c.d, c.d,
+                      j * 8 + lane % 4 * 2, acc[j][2 * r] * scale,
+                      acc[j][2 * r + 1] * scale, add);
+    }
+}
+
+template <int D, bool CAP>
+__global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_keys(attn_call<bf16> c) {
+    key_smem<D> &smem = *(key_smem<D> *)attn_smem;
+    int head = (int)blockIdx.x % c.n_kv, team = attn_team();
+    ml_piece p =
+        attn_find_piece(c.seq_start, c.n_seq, c.n_token, 1, OWN, (int)blockIdx.x / c.n_kv);
+    attn_share<D> own = attn_own_share<D>(c.d);
+    int n_row = p.rows * c.group, tile = p.index * OWN, key = tile + team * ATTN_ROWS;
+    uint32_t keys = ml_panel(smem.keys[team]), values = ml_panel(smem.values[team]);
+    float to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E;
+    float dk[D / 8][4], dv[D / 8][4];
+    /* Narrow heads wait for dv too: ptxas gives w and dw the same registers there, and
+     * would insert a wait at every product. */
+    const int PENDING = D == 64 ? 0 : 1;
+    row_source from;
+    int row, end;
+
+    if (p.index < 0)
+        return;
+    from = open_rows<D>(own, c, p, head);
+    row = tile * c.group / ATTN_ROWS * ATTN_ROWS;
+    end = c.window && tile + OWN - 1 + c.window < p.rows
+              ? (tile + OWN - 1 + c.window) * c.group
+              : n_row;
+    fetch_keys<D>(smem, own, c, p, head, tile);
+    fetch_rows<D>(smem, 0, own, from, c, row, n_row);
+    fetch_rows<D>(smem, 1, own, from, c, row + ATTN_ROWS, n_row);
+    attn_await_copies<1>();
+    for (int n = 0; row < end; n++, row += ATTN_ROWS) {
+        int now = n % STAGES;
+        float s[8][4], dp[8][4];
+        uint32_t w[4][4], dw[4][4];
+        ml_wgmma_fence();
+        attn_start_scores<D>(s, keys, ml_panel(smem.stage[now].q));
+        attn_start_scores<D>(dp, values, ml_panel(smem.stage[now].dout));
+        ml_wgmma_wait<1>(s); /* and the accumulations of the step before */
+        if (CAP)
+            attn_cap(s, c);
+        hide_rows(s, c, key, row, n_row);
+        weigh_columns<CAP>(w, s, smem.number[now], to_log2, c.softcap);
+        ml_wgmma_fence(w);
+        attn_start_sums<D>(dv, w, ml_panel(smem.stage[now].dout), n != 0);
+        attn_await_copies<0>(); /* the next rows arrived; the stage before is free */
+        fetch_rows<D>(smem, n + 2, own, from, c, row + 2 * ATTN_ROWS, n_row);
+        ml_wgmma_wait<PENDING>(dp);
+        slope_columns(dw, s, dp, smem.number[now] + ATTN_ROWS);
+        ml_wgmma_fence(dw);
+        attn_start_sums<D>(dk, dw, ml_panel(smem.stage[now].q), n != 0);
+    }
+    ml_copy_wait<0>();
+    for (int h = 0; h < D / 64; h++) {
+        ml_wgmma_wait<0>(dk + 8 * h);
+        ml_wgmma_wait<0>(dv + 8 * h);
+    }
+    put_keys<D>(c.dk, dk, c.scale, c, p, head, key, c.add_k);
+    put_keys<D>(c.dv_out, dv, 1.0f, c, p, head, key, c.add_v);
+}
+
+/* ---- dq ---- */
+
+/* q and dO stay in shared memory as A operands.  With A fragments in registers dq takes
+ * 5 % less time, but ptxas 13.0 let w overwrite them where D is 64. */
+template <int D> struct query_smem {
+    bf16 q[TEAMS][ATTN_ROWS * D], dout[TEAMS][ATTN_ROWS * D];
+    attn_stage<D> stage[STAGES];
+};
+
+/* LSE and delta of a lane's two rows; `row` is the warp's first. */
+struct lane_numbers {
+    float shift[2], delta[2];
+};
+
+__device__ static lane_numbers numbers_of(const attn_call<bf16> &c, int first_token,
+                                          int head, int row, int n_row) {
+    lane_numbers x = {};
+    for (int r = 0; r < 2; r++) {
+        int at_row = row + (int)threadIdx.x % 32 / 4 + 8 * r;
+        int64_t at = attn_head_at(c, first_token, head, at_row);
+        if (at_row < n_row) {
+            x.shift[r] = c.shift[at];
+            x.delta[r] = c.delta[at];
+        }
+    }
+    return x;
+}
+
+template <int D>
+__device__ static void put_queries(const float (&dq)[D / 8][4], const attn_call<bf16> &c,
+                                   const ml_piece &p, int head, int row, int n_row) {
+    for (int r = 0; r < 2; r++) {
+        int at_row = row + (int)threadIdx.x % 32 / 4 + 8 * r;
+        int64_t to = attn_head_at(c, p.first_row, head, at_row) * c.d;
+#pragma unroll
+        for (int j = 0; at_row < n_row && j < D / 8; j++)
+            attn_put2(c.dq + to, c.d, j * 8 + (int)threadIdx.x % 4 * 2,
+                      dq[j][2 * r] * c.scale, dq[j][2 * r + 1] * c.scale, c.add_q);
+    }
+}
+
+template <int D, bool CAP>
+__global__ void __launch_bounds__(TEAMS *ML_WARPGROUP, 1) back_queries(attn_call<bf16> c) {
+    query_smem<D> &smem = *(query_smem<D> *)attn_smem;
+    int at = (int)(gridDim.x - 1 - blockIdx.x), head = at % c.n_kv;
+    ml_piece p =
+        attn_find_piece(c.seq_start, c.n_seq, c.n_token, c.group, OWN, at / c.n_kv);
+    attn_share<D> own = attn_own_share<D>(c.d);
+    int n_row = p.rows * c.group, row0 = p.index * OWN, tile;
+    int row = row0 + (int)threadIdx.x / 32 * 16; /* the warp's first */
+    uint32_t q = ml_panel(smem.q[attn_team()]), dout = ml_panel(smem.dout[attn_team()]);
+    float to_log2 = CAP ? ML_LOG2E : c.scale * ML_LOG2E, dq[D / 8][4];
+    attn_tiles<D> tiles;
+    attn_limits lim;
+    lane_numbers x;
+
+    if (p.index < 0)
+        return;
+    tiles = attn_open_tiles<D>(own, c, p, row0, OWN);
+    tile = tiles.next;
+    for (int i = 0; threadIdx.x < ATTN_FETCHERS && i < TEAMS; i++) {
+        int64_t base = attn_rows_base<D>(own, c, p.first_row, head);
+        int first = row0 + i * ATTN_ROWS;
+        attn_stage_rows<D>(smem.q[i], c.q + base, own, c, first, n_row);
+        attn_stage_rows<D>(smem.dout[i], c.dout + base, own, c, first, n_row);
+    }
+    attn_fetch_tile(smem.stage[0], tiles, c, head);
+    attn_fetch_tile(smem.stage[1], tiles, c, head);
+    lim = attn_limits_of(c, p.first_row, row, n_row);
+    x = numbers_of(c, p.first_row, head, row, n_row);
+    attn_await_copies<1>();
+    for (int n = 0; tile <= tiles.hi; n++, tile += ML_KTILE) {
+        const attn_stage<D> &now = smem.stage[n % STAGES];
+        float s[8][4], dp[8][4];
+        uint32_t w[4][4];
+        ml_wgmma_fence();
+        attn_start_scores<D>(s, q, ml_panel(now.keys));
+        attn_start_scores<D>(dp, dout, ml_panel(now.values));
+        ml_wgmma_wait<1>(s); /* and the accumulations of the step before */
+        if (CAP)
+            attn_cap(s, c);
+        attn_hide(s, lim, tile);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                weigh<CAP>(s[j][k], x.shift[k / 2], to_log2, c.softcap);
+        attn_await_copies<0>(); /* the next tile arrived; the stage before is free */
+        attn_fetch_tile(smem.stage[(n + 2) % STAGES], tiles, c, head);
+        ml_wgmma_wait<0>(dp);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                s[j][k] *= dp[j][k] - x.delta[k / 2];
+        attn_round<8>(w, s);
+        ml_wgmma_fence(w);
+        attn_start_sums<D>(dq, w, ml_panel(now.keys), n != 0);
+    }
+    ml_copy_wait<0>();
+    for (int h = 0; h < D / 64; h++)
+        ml_wgmma_wait<0>(dq + 8 * h);
+    put_queries<D>(dq, c, p, head, row, n_row);
+}
+
+template <class K>
+static void launch(ml_cuda_stream *s, K *kernel, unsigned blocks, size_t bytes,
+                   const attn_call<bf16> &c) {
+    ml_cuda_note(s,
+                 cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)bytes),
+                 "attention backward");
+    kernel<<<blocks, TEAMS * ML_WARPGROUP, bytes, s->stream>>>(c);
+    ml_cuda_launched(s, "attention backward");
+}
+
+template <int D, bool CAP>
+static void launch_both(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    unsigned heads = (unsigned)c.n_kv;
+    if (c.dk || c.dv_out)
+        launch(s, back_keys<D, CAP>, attn_most_pieces(c.n_token, c.n_seq, 1, OWN) * heads,
+               sizeof(key_smem<D>), c);
+    if (c.dq)
+        launch(s, back_queries<D, CAP>,
+               attn_most_pieces(c.n_token, c.n_seq, c.group, OWN) * heads,
+               sizeof(query_smem<D>), c);
+}
+
+void ml_attn_mma_back(ml_cuda_stream *s, const attn_call<bf16> &c) {
+    if (c.d <= 64 && c.softcap == 0.0f)
+        launch_both<64, false>(s, c);
+    else if (c.d <= 64)
+        launch_both<64, true>(s, c);
+    else if (c.softcap == 0.0f)
+        launch_both<128, false>(s, c);
+    else
+        launch_both<128, true>(s, c);
+}

@@ -1,0 +1,40 @@
+/* gemm_skinny.cuh - small-M GEMM for decode, fused with the ops before and after it.
+ *
+ * A decode step of few sequences takes the latency of its kernels, one after the other.
+ * So a norm (prologue), the products that read it, and a residual add or a GLU
+ * (epilogue) are one kernel.  Every number is rounded where the single ops round it,
+ * and every sum has their order. */
+#ifndef ML_BACKEND_CUDA_GEMM_GEMM_SKINNY_CUH
+#define ML_BACKEND_CUDA_GEMM_GEMM_SKINNY_CUH
+
+#include "backend/cuda/common.cuh"
+
+enum { ML_SKINNY_ROWS = 16, ML_SKINNY_PARTS = 3 };
+
+typedef struct ml_skinny_gemm_part {
+    const bf16 *w;     /* [n, k] */
+    const float *bias; /* [n] or NULL */
+    bf16 *y;           /* [m, n]; NULL: not stored */
+    int n;
+} ml_skinny_gemm_part;
+
+typedef struct ml_skinny_gemm {
+    const bf16 *x; /* [m, k] */
+    int m, k;
+    const float *norm; /* prologue: [k] weights of an RMSNorm; NULL: none */
+    bf16 *normed;      /* [m, k]; NULL: not stored */
+    float eps;
+    bool plus_one;
+    ml_skinny_gemm_part part[ML_SKINNY_PARTS];
+    int n_part;
+    const bf16 *addend; /* epilogue: sum = y of part 0 + addend; NULL: none */
+    bf16 *sum;
+    bf16 *gated; /* epilogue: act(part 0) times part 1; NULL: none */
+    ml_act act;
+} ml_skinny_gemm;
+
+/* Is there a kernel?  Up to ML_SKINNY_ROWS rows that fit the shared memory of an SM. */
+bool ml_skinny_gemm_supports(const ml_skinny_gemm *f);
+void ml_skinny_gemm_run(ml_cuda_stream *s, const ml_skinny_gemm *f);
+
+#endif

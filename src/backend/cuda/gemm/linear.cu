@@ -1,0 +1,145 @@
+/* linear.cu - LINEAR: three GEMMs (y, dx, dw), and a bias. */
+#include "backend/cuda/gemm/gemm.cuh"
+#include "backend/cuda/gemm/linear_f32_out.cuh"
+
+enum { THREADS = 256, BIAS_ROWS = 64 };
+
+/* y += bias, with a rounding of its own at any number of rows. */
+template <class T>
+__global__ void bias_kernel(T *y, const float *bias, int64_t count, int64_t n) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < count)
+        y[i] = ml_as<T>(ml_f32(y[i]) + bias[i % n]);
+}
+
+/* Partial sums of BIAS_ROWS rows each; rows in order. */
+template <class T>
+__global__ void bias_sums(float *part, const T *dy, int64_t rows, int64_t n) {
+    int64_t col = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    int64_t first = (int64_t)blockIdx.y * BIAS_ROWS;
+    int64_t end = first + BIAS_ROWS < rows ? first + BIAS_ROWS : rows;
+    float sum = 0.0f;
+
+    if (col >= n)
+        return;
+    for (int64_t t = first; t < end; t++)
+        sum += ml_f32(dy[t * n + col]);
+    part[(int64_t)blockIdx.y * n + col] = sum;
+}
+
+static unsigned bias_parts(int64_t rows) {
+    return ml_cuda_blocks(rows, BIAS_ROWS);
+}
+
+/* Scratch of the backward GEMMs: a dx that is added to is computed there first. */
+static size_t product_scratch(const ml_op_args *a) {
+    return ml_cuda_align(ml_cuda_linear_f32_out_supports(a)
+                             ? ml_cuda_linear_f32_out_scratch(a)
+                             : ml_tensor_bytes(&a->in[0]));
+}
+
+size_t ml_cuda_linear_scratch(const ml_op_args *a, bool backward) {
+    int64_t rows = a->in[0].shape[0];
+
+    if (!backward) /* for three LINEARs of its size as one GEMM */
+        return (size_t)((rows < ML_JOINT_ROWS ? rows : ML_JOINT_ROWS) * 3 *
+                        a->w[0].shape[0]) *
+               ml_dtype_bytes(a->out[0].dtype);
+    /* Partial sums of the bias come last. */
+    return product_scratch(a) +
+           (size_t)bias_parts(a->in[0].shape[0]) * (size_t)a->w[0].shape[0] * sizeof(float);
+}
+
+static ml_gemm forward_gemm(const ml_op_args *a) {
+    const ml_tensor *x = &a->in[0], *w = &a->w[0], *y = &a->out[0];
+    ml_gemm g = ml_gemm_shape(x->shape[0], w->shape[0], w->shape[1], false, false);
+
+    g.a = x->data;
+    g.b = w->data;
+    g.c = y->data;
+    g.in = w->dtype;
+    g.out = y->dtype;
+    return g;
+}
+
+void ml_cuda_linear_forward(ml_stream *s, const ml_op_args *a) {
+    ml_gemm g = forward_gemm(a);
+    int64_t count = g.m * g.n;
+
+    if (ml_cuda_linear_f32_out_supports(a)) {
+        ml_cuda_linear_f32_out_forward(s, a);
+        return;
+    }
+    ml_gemm_rows(ml_cuda(s), &g);
+    if (!a->w[1].data || count == 0)
+        return;
+    ML_CUDA_TYPED(g.out, bias_kernel<T>
+                  <<<ml_cuda_blocks(count, THREADS), THREADS, 0, ml_cuda(s)->stream>>>(
+                      (T *)g.c, (const float *)a->w[1].data, count, g.n));
+    ml_cuda_launched(ml_cuda(s), "bias");
+}
+
+/* dx [m, k] = dy [m, n] w [n, k]. */
+static void back_input(ml_stream *s, const ml_op_args *a) {
+    const ml_tensor *w = &a->w[0], *dy = &a->dout[0], *dx = &a->din[0];
+    bool apart = a->din_add[0] && dx->dtype == ML_BF16;
+    ml_gemm g = ml_gemm_shape(dy->shape[0], w->shape[1], w->shape[0], false, true);
+
+    g.a = dy->data;
+    g.b = w->data;
+    g.c = apart ? a->scratch : dx->data;
+    g.in = w->dtype;
+    g.out = dx->dtype;
+    g.add = a->din_add[0] && !apart;
+    ml_gemm_any(ml_cuda(s), &g);
+    if (apart) {
+        ml_op_args sum = {};
+        sum.in[0] = sum.out[0] = *dx;
+        sum.in[1] = *dx;
+        sum.in[1].data = a->scratch;
+        ml_cuda_add_forward(s, &sum);
+    }
+}
+
+/* dw [n, k] += dy' [n, m] x [m, k]. */
+static void back_weight(ml_stream *s, const ml_op_args *a) {
+    const ml_tensor *x = &a->in[0], *dy = &a->dout[0], *dw = &a->dw[0];
+    ml_gemm g = ml_gemm_shape(dy->shape[1], x->shape[1], dy->shape[0], true, true);
+
+    g.a = dy->data;
+    g.b = x->data;
+    g.c = dw->data;
+    g.in = x->dtype;
+    g.out = ML_F32;
+    g.add = true;
+    if (g.k)
+        ml_gemm_any(ml_cuda(s), &g);
+}
+
+static void back_bias(ml_stream *s, const ml_op_args *a) {
+    const ml_tensor *dy = &a->dout[0];
+    int64_t rows = dy->shape[0], n = dy->shape[1];
+    float *part = (float *)((char *)a->scratch + product_scratch(a));
+    unsigned parts = bias_parts(rows), blocks = ml_cuda_blocks(n, THREADS);
+
+    if (rows == 0)
+        return;
+    ML_CUDA_TYPED(dy->dtype,
+                  bias_sums<T><<<dim3(blocks, parts), THREADS, 0, ml_cuda(s)->stream>>>(
+                      part, (const T *)dy->data, rows, n));
+    ml_cuda_launched(ml_cuda(s), "bias gradient");
+    ml_cuda_add_parts(ml_cuda(s), (float *)a->dw[1].data, part, (int)parts, n);
+}
+
+void ml_cuda_linear_backward(ml_stream *s, const ml_op_args *a) {
+    if (ml_cuda_linear_f32_out_supports(a)) {
+        ml_cuda_linear_f32_out_backward(s, a);
+    } else {
+        if (a->din[0].data)
+            back_input(s, a);
+        if (a->dw[0].data)
+            back_weight(s, a);
+    }
+    if (a->dw[1].data)
+        back_bias(s, a);
+}

@@ -1,0 +1,14 @@
+/* linear_f32_out.cuh - LINEAR with f32 weights and outputs over bf16 rows. */
+#ifndef ML_BACKEND_CUDA_GEMM_LINEAR_F32_OUT_CUH
+#define ML_BACKEND_CUDA_GEMM_LINEAR_F32_OUT_CUH
+
+#include "backend/cuda/common.cuh"
+
+/* By the types of input and output: the weights' type is not known when a plan is made. */
+bool ml_cuda_linear_f32_out_supports(const ml_op_args *a);
+size_t ml_cuda_linear_f32_out_scratch(const ml_op_args *a); /* of backward */
+void ml_cuda_linear_f32_out_forward(ml_stream *s, const ml_op_args *a);
+/* Gradients of input and weights; linear.cu computes that of the bias. */
+void ml_cuda_linear_f32_out_backward(ml_stream *s, const ml_op_args *a);
+
+#endif

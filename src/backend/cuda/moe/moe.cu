@@ -1,0 +1,401 @@
+/* moe.cu - MoE routing, gather and combine.
+ *
+ * A token's choice of rank r is pair token*k + r; the pairs sorted by expert, then
+ * token, are the slots (see `group` in ops.h). */
+#include "backend/cuda/moe/moe.cuh"
+
+enum { THREADS = 128, WARPS = THREADS / 32 };
+
+/* ---- routing: a warp per token ---- */
+
+template <class T> struct route_call {
+    const T *logits;
+    T *dlogits;
+    const float *bias, *dweight;
+    float *weight;
+    int32_t *expert;
+    const int32_t *given; /* routing replay, or NULL; may be the memory of expert */
+    int n_token, n, k, n_group, top_group;
+    float scale;
+    bool sigmoid, renorm, add;
+};
+
+/* NaN counts as less than any number, so that the chosen experts are always distinct. */
+__device__ static float rank_of(float x) {
+    return x == x ? x : -INFINITY;
+}
+
+/* The best of n after `last` in the order of descending value, then ascending index. */
+__device__ static int next_best(const float *p, int n, int last) {
+    float limit = last < 0 ? 0.0f : rank_of(p[last]), best_p = 0.0f;
+    int best = -1;
+
+    for (int e = (int)threadIdx.x % 32; e < n; e += 32) {
+        float q = rank_of(p[e]);
+        bool open = last < 0 || q < limit || (q == limit && e > last);
+        if (open && (best < 0 || q > best_p)) {
+            best = e;
+            best_p = q;
+        }
+    }
+    for (int w = 16; w; w >>= 1) {
+        int other = __shfl_xor_sync(0xffffffffu, best, w);
+        float q = __shfl_xor_sync(0xffffffffu, best_p, w);
+        if (other >= 0 && (best < 0 || q > best_p || (q == best_p && other < best))) {
+            best = other;
+            best_p = q;
+        }
+    }
+    return best;
+}
+
+/* Group-limited top-k (DeepSeek-V3): experts outside the best groups get -inf.  A
+ * group's score is the sum of its two best experts. */
+template <class T>
+__device__ static void keep_groups(float *choice, float *worth, const route_call<T> &c) {
+    int size = c.n / c.n_group, last = -1;
+
+    for (int g = 0; g < c.n_group; g++) {
+        int first = next_best(choice + g * size, size, -1);
+        int second = next_best(choice + g * size, size, first);
+        if (threadIdx.x % 32 == 0)
+            worth[g] = choice[g * size + first] + choice[g * size + second];
+    }
+    __syncwarp();
+    for (int i = 0; i < c.n_group; i++) {
+        last = next_best(worth, c.n_group, last);
+        for (int e = (int)threadIdx.x % 32; i >= c.top_group && e < size; e += 32)
+            choice[last * size + e] = -INFINITY;
+        __syncwarp();
+    }
+}
+
+template <class T>
+__device__ static void scores(float *p, const T *x, const route_call<T> &c) {
+    int lane = (int)threadIdx.x % 32;
+    float m = -INFINITY, sum = 0.0f;
+
+    for (int e = lane; e < c.n; e += 32)
+        m = ml_max(m, ml_f32(x[e]));
+    m = ml_warp_max(m);
+    for (int e = lane; e < c.n; e += 32) {
+        p[e] = c.sigmoid ? ml_sigmoid(ml_f32(x[e])) : ml_exp(ml_f32(x[e]) - m);
+        sum += p[e];
+    }
+    sum = ml_warp_sum(sum);
+    for (int e = lane; e < c.n && !c.sigmoid; e += 32)
+        p[e] /= sum;
+    __syncwarp();
+}
+
+/* The divisor of the chosen scores. */
+template <class T>
+__device__ static float chosen_sum(const float *p, const int32_t *expert,
+                                   const route_call<T> &c) {
+    float sum = 0.0f;
+    if (!c.renorm)
+        return 1.0f;
+    for (int r = 0; r < c.k; r++)
+        sum += p[expert[r]];
+    return c.sigmoid ? sum + 1e-20f : sum;
+}
+
+/* The best k experts by score plus bias. */
+template <class T>
+__device__ static void choose(int32_t *chosen, const float *p, float *choice, float *worth,
+                              const route_call<T> &c) {
+    int lane = (int)threadIdx.x % 32, last = -1;
+
+    for (int e = lane; e < c.n; e += 32)
+        choice[e] = c.bias ? p[e] + c.bias[e] : p[e];
+    __syncwarp();
+    if (c.n_group > 1)
+        keep_groups(choice, worth, c);
+    for (int r = 0; r < c.k; r++) {
+        last = next_best(choice, c.n, last);
+        if (lane == 0)
+            chosen[r] = last;
+    }
+}
+
+template <class T> __global__ void route_kernel(route_call<T> c) {
+    __shared__ float score[WARPS][ML_MOE_EXPERTS], choice[WARPS][ML_MOE_EXPERTS];
+    __shared__ float worth[WARPS][ML_MOE_GROUPS];
+    __shared__ int32_t chosen[WARPS][ML_MOE_TOP];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int64_t t = (int64_t)blockIdx.x * WARPS + warp;
+    const int32_t *given = c.given ? c.given + t * c.k : NULL;
+    float *p = score[warp], sum;
+
+    if (t >= c.n_token)
+        return;
+    scores(p, c.logits + t * c.n, c);
+    if (given && given[0] >= 0)
+        for (int r = lane; r < c.k; r += 32)
+            chosen[warp][r] = given[r];
+    else
+        choose(chosen[warp], p, choice[warp], worth[warp], c);
+    __syncwarp();
+    sum = chosen_sum(p, chosen[warp], c);
+    for (int r = lane; r < c.k; r += 32) {
+        c.expert[t * c.k + r] = chosen[warp][r];
+        c.weight[t * c.k + r] = p[chosen[warp][r]] / sum * c.scale;
+    }
+}
+
+template <class T> __global__ void route_back_kernel(route_call<T> c) {
+    __shared__ float score[WARPS][ML_MOE_EXPERTS], slope[WARPS][ML_MOE_EXPERTS];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int64_t t = (int64_t)blockIdx.x * WARPS + warp;
+    const int32_t *expert = c.expert + t * c.k;
+    const float *dweight = c.dweight + t * c.k;
+    float *p = score[warp], *dp = slope[warp], sum, mean = 0.0f, dot = 0.0f;
+
+    if (t >= c.n_token)
+        return;
+    scores(p, c.logits + t * c.n, c);
+    for (int e = lane; e < c.n; e += 32)
+        dp[e] = 0.0f;
+    __syncwarp();
+    sum = chosen_sum(p, expert, c);
+    for (int r = 0; c.renorm && r < c.k; r++)
+        mean += dweight[r] * c.scale * (p[expert[r]] / sum);
+    for (int r = 0; r < c.k; r++) {
+        float d = (dweight[r] * c.scale - mean) / sum;
+        if (lane == 0)
+            dp[expert[r]] = d;
+        dot += d * p[expert[r]];
+    }
+    __syncwarp();
+    for (int e = lane; e < c.n; e += 32) {
+        float d = c.sigmoid ? dp[e] * (p[e] * (1.0f - p[e])) : p[e] * (dp[e] - dot);
+        T *to = c.dlogits + t * c.n + e;
+        *to = ml_as<T>(c.add ? ml_f32(*to) + d : d);
+    }
+}
+
+/* ---- slots: a counting sort, with a block per expert ---- */
+
+__global__ static void count_kernel(int32_t *count, const int32_t *expert, int n_pair) {
+    int own = 0;
+    for (int i = (int)threadIdx.x; i < n_pair; i += THREADS)
+        own += expert[i] == (int)blockIdx.x;
+    for (int w = 16; w; w >>= 1)
+        own += __shfl_xor_sync(0xffffffffu, own, w);
+    __shared__ int warps[WARPS];
+    if (threadIdx.x % 32 == 0)
+        warps[threadIdx.x / 32] = own;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        own = 0;
+        for (int i = 0; i < WARPS; i++)
+            own += warps[i];
+        count[blockIdx.x] = own;
+    }
+}
+
+/* Gives the slots of the block's expert to its pairs, in order. */
+__global__ static void slot_kernel(int32_t *start, const int32_t *count,
+                                   const int32_t *expert, int n_expert, int n_pair) {
+    __shared__ int warps[WARPS];
+    int32_t *pair_of = start + n_expert + 1, *slot_of = pair_of + n_pair;
+    int e = (int)blockIdx.x, next = 0, lane = (int)threadIdx.x % 32,
+        warp = (int)threadIdx.x / 32;
+
+    for (int i = 0; i < e; i++)
+        next += count[i];
+    if (threadIdx.x == 0) {
+        start[e] = next;
+        if (e == n_expert - 1)
+            start[n_expert] = next + count[e];
+    }
+    for (int base = 0; base < n_pair; base += THREADS) {
+        int i = base + (int)threadIdx.x, before = 0, all = 0;
+        bool mine = i < n_pair && expert[i] == e;
+        unsigned found = __ballot_sync(0xffffffffu, mine);
+        if (lane == 0)
+            warps[warp] = __popc(found);
+        __syncthreads();
+        for (int w = 0; w < WARPS; w++) {
+            before += w < warp ? warps[w] : 0;
+            all += warps[w];
+        }
+        if (mine) {
+            int slot = next + before + __popc(found & ((1u << lane) - 1));
+            pair_of[slot] = i;
+            slot_of[i] = slot;
+        }
+        next += all;
+        __syncthreads();
+    }
+}
+
+size_t ml_cuda_moe_route_scratch(const ml_op_args *a, bool backward) {
+    return backward ? 0 : (size_t)a->attr->moe.n_expert * sizeof(int32_t);
+}
+
+template <class T> static route_call<T> route_open(const ml_op_args *a) {
+    route_call<T> c = {};
+
+    c.logits = (const T *)a->in[0].data;
+    c.bias = (const float *)a->w[0].data;
+    c.weight = (float *)a->out[0].data;
+    c.expert = (int32_t *)a->out[1].data;
+    c.given = (const int32_t *)a->given.data;
+    c.n_token = a->rows->n_token;
+    c.n = a->attr->moe.n_expert;
+    c.k = a->attr->moe.top_k;
+    c.n_group = a->attr->moe.n_group;
+    c.top_group = a->attr->moe.top_group;
+    c.scale = a->attr->moe.scale;
+    c.sigmoid = a->attr->moe.sigmoid;
+    c.renorm = a->attr->moe.renorm;
+    return c;
+}
+
+template <class T> static void route(ml_stream *s, const ml_op_args *a) {
+    route_call<T> c = route_open<T>(a);
+    cudaStream_t stream = ml_cuda(s)->stream;
+    int32_t *count = (int32_t *)a->scratch;
+    int n_pair = c.n_token * c.k;
+
+    if (c.n_token)
+        route_kernel<T><<<ml_cuda_blocks(c.n_token, WARPS), THREADS, 0, stream>>>(c);
+    count_kernel<<<(unsigned)c.n, THREADS, 0, stream>>>(count, c.expert, n_pair);
+    slot_kernel<<<(unsigned)c.n, THREADS, 0, stream>>>((int32_t *)a->out[2].data, count,
+                                                       c.expert, c.n, n_pair);
+    ml_cuda_launched(ml_cuda(s), "moe-route");
+}
+
+void ml_cuda_moe_route_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->in[0].dtype, route<T>(s, a));
+}
+
+template <class T> static void route_back(ml_stream *s, const ml_op_args *a) {
+    route_call<T> c = route_open<T>(a);
+
+    c.dweight = (const float *)a->dout[0].data;
+    c.dlogits = (T *)a->din[0].data;
+    c.add = a->din_add[0];
+    if (c.n_token)
+        route_back_kernel<T>
+            <<<ml_cuda_blocks(c.n_token, WARPS), THREADS, 0, ml_cuda(s)->stream>>>(c);
+    ml_cuda_launched(ml_cuda(s), "moe-route backward");
+}
+
+void ml_cuda_moe_route_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->din[0].data)
+        ML_CUDA_TYPED(a->in[0].dtype, route_back<T>(s, a));
+}
+
+/* ---- gather and combine ---- */
+
+template <class T>
+__global__ void gather_kernel(T *y, const T *x, const int32_t *pair_of, int k,
+                              int64_t width) {
+    const T *from = x + (int64_t)(pair_of[blockIdx.x] / k) * width;
+    for (int64_t i = threadIdx.x; i < width; i += THREADS)
+        y[blockIdx.x * width + i] = from[i];
+}
+
+/* Sum over a token's ranks of weight times the slot's row; without weights they are 1. */
+template <class T>
+__global__ void sum_ranks(T *x, const T *y, const int32_t *slot_of, const float *weight,
+                          int k, int64_t width, bool add) {
+    const int32_t *slot = slot_of + (int64_t)blockIdx.x * k;
+    for (int64_t i = threadIdx.x; i < width; i += THREADS) {
+        T *to = x + blockIdx.x * width + i;
+        float sum = add ? ml_f32(*to) : 0.0f;
+        for (int r = 0; r < k; r++)
+            sum = fmaf(weight ? weight[(int64_t)blockIdx.x * k + r] : 1.0f,
+                       ml_f32(y[slot[r] * width + i]), sum);
+        *to = ml_as<T>(sum);
+    }
+}
+
+static const int32_t *pairs_by_slot(const ml_op_args *a, const ml_tensor *group) {
+    return (const int32_t *)group->data + a->attr->moe.n_expert + 1;
+}
+
+static const int32_t *slots_by_pair(const ml_op_args *a, const ml_tensor *group) {
+    return pairs_by_slot(a, group) + (int64_t)a->rows->n_token * a->attr->moe.top_k;
+}
+
+template <class T> static void gather(ml_stream *s, const ml_op_args *a) {
+    int64_t n_pair = (int64_t)a->rows->n_token * a->attr->moe.top_k;
+
+    if (n_pair)
+        gather_kernel<T><<<(unsigned)n_pair, THREADS, 0, ml_cuda(s)->stream>>>(
+            (T *)a->out[0].data, (const T *)a->in[0].data, pairs_by_slot(a, &a->in[1]),
+            a->attr->moe.top_k, a->out[0].shape[1]);
+    ml_cuda_launched(ml_cuda(s), "moe-gather");
+}
+
+void ml_cuda_moe_gather_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->in[0].dtype, gather<T>(s, a));
+}
+
+template <class T>
+static void sum_rows(ml_stream *s, const ml_op_args *a, const ml_tensor *x,
+                     const ml_tensor *y, const int32_t *slot_of, const float *weight,
+                     bool add) {
+    if (a->rows->n_token)
+        sum_ranks<T><<<(unsigned)a->rows->n_token, THREADS, 0, ml_cuda(s)->stream>>>(
+            (T *)x->data, (const T *)y->data, slot_of, weight, a->attr->moe.top_k,
+            x->shape[1], add);
+    ml_cuda_launched(ml_cuda(s), "moe-combine");
+}
+
+void ml_cuda_moe_gather_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->din[0].data)
+        ML_CUDA_TYPED(a->din[0].dtype,
+                      sum_rows<T>(s, a, &a->din[0], &a->dout[0],
+                                  slots_by_pair(a, &a->in[1]), NULL, a->din_add[0]));
+}
+
+void ml_cuda_moe_combine_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->out[0].dtype,
+                  sum_rows<T>(s, a, &a->out[0], &a->in[0], slots_by_pair(a, &a->in[2]),
+                              (const float *)a->in[1].data, false));
+}
+
+/* A block per pair. */
+template <class T>
+__global__ void combine_back(T *dy, float *dweight, const T *dx, const T *y,
+                             const float *weight, const int32_t *slot_of, int k,
+                             int64_t width, bool add_y, bool add_w) {
+    __shared__ float smem[WARPS];
+    int64_t pair = blockIdx.x, slot = slot_of[pair];
+    const T *from = dx + pair / k * width;
+    float dot = 0.0f;
+
+    for (int64_t i = threadIdx.x; i < width; i += THREADS) {
+        float d = ml_f32(from[i]);
+        T *to = dy + slot * width + i;
+        if (dweight)
+            dot = fmaf(d, ml_f32(y[slot * width + i]), dot);
+        if (dy)
+            *to = ml_as<T>(fmaf(weight[pair], d, add_y ? ml_f32(*to) : 0.0f));
+    }
+    if (!dweight)
+        return;
+    dot = ml_block_sum<WARPS>(dot, smem);
+    if (threadIdx.x == 0)
+        dweight[pair] = add_w ? dweight[pair] + dot : dot;
+}
+
+template <class T> static void combine_backward(ml_stream *s, const ml_op_args *a) {
+    int64_t n_pair = (int64_t)a->rows->n_token * a->attr->moe.top_k;
+
+    if (n_pair)
+        combine_back<T><<<(unsigned)n_pair, THREADS, 0, ml_cuda(s)->stream>>>(
+            (T *)a->din[0].data, (float *)a->din[1].data, (const T *)a->dout[0].data,
+            (const T *)a->in[0].data, (const float *)a->in[1].data,
+            slots_by_pair(a, &a->in[2]), a->attr->moe.top_k, a->dout[0].shape[1],
+            a->din_add[0], a->din_add[1]);
+    ml_cuda_launched(ml_cuda(s), "moe-combine backward");
+}
+
+void ml_cuda_moe_combine_backward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->dout[0].dtype, combine_backward<T>(s, a));
+}

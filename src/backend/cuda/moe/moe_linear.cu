@@ -1,0 +1,192 @@
+/* moe_linear.cu - MOE_LINEAR: a grouped GEMM, one kernel for all experts.
+ *
+ * bf16 goes to tensor cores (moe_mma.cu); the kernel here is for f32 and odd widths:
+ * one FMA chain per output over ascending k. */
+#include "backend/cuda/moe/moe.cuh"
+
+enum { TILE = 32, ROWS = 8 };
+
+/* The expert of tile `at`, and the tile's index in it; false: no such tile. */
+__device__ static bool find_tile(const int32_t *start, int n_expert, int at, int *expert,
+                                 int *tile) {
+    for (int e = 0; e < n_expert; e++) {
+        int tiles = (start[e + 1] - start[e] + TILE - 1) / TILE;
+        if (at < tiles) {
+            *expert = e;
+            *tile = at;
+            return true;
+        }
+        at -= tiles;
+    }
+    return false;
+}
+
+template <class IN, class OUT> __global__ void expert_kernel(ml_expert_gemm<IN, OUT> g) {
+    __shared__ float ta[TILE][TILE + 1], tb[TILE][TILE + 1];
+    int x = (int)threadIdx.x, y = (int)threadIdx.y, expert = (int)blockIdx.z,
+        tile = (int)blockIdx.y;
+    int64_t first, rows, m, k, m0, n0 = (int64_t)blockIdx.x * TILE;
+    float sum[TILE / ROWS] = {};
+    const IN *a, *b;
+    OUT *c;
+
+    if (!g.m && !find_tile(g.start, g.n_expert, (int)blockIdx.y, &expert, &tile))
+        return;
+    first = g.start[expert];
+    rows = g.start[expert + 1] - first;
+    m = g.m ? g.m : rows;
+    k = g.k ? g.k : rows;
+    m0 = (int64_t)tile * TILE;
+    a = g.a + first * g.a_row;
+    b = g.b + first * g.b_row + expert * g.b_expert;
+    c = g.c + (g.m ? expert * g.c_expert : first * g.ldc);
+    for (int j = 0; g.add && j < TILE / ROWS; j++)
+        if (m0 + y + ROWS * j < m && n0 + x < g.n)
+            sum[j] = ml_f32(c[(m0 + y + ROWS * j) * g.ldc + n0 + x]);
+    for (int64_t k0 = 0; k0 < k; k0 += TILE) {
+        for (int j = y; j < TILE; j += ROWS) {
+            int ra = g.a_k == 1 ? j : x, ka = g.a_k == 1 ? x : j;
+            int rb = g.b_k == 1 ? j : x, kb = g.b_k == 1 ? x : j;
+            bool in_a = m0 + ra < m && k0 + ka < k, in_b = n0 + rb < g.n && k0 + kb < k;
+            ta[ra][ka] = in_a ? ml_f32(a[(m0 + ra) * g.a_m + (k0 + ka) * g.a_k]) : 0.0f;
+            tb[rb][kb] = in_b ? ml_f32(b[(n0 + rb) * g.b_n + (k0 + kb) * g.b_k]) : 0.0f;
+        }
+        __syncthreads();
+        for (int i = 0; i < TILE; i++)
+#pragma unroll
+            for (int j = 0; j < TILE / ROWS; j++)
+                sum[j] = fmaf(ta[y + ROWS * j][i], tb[x][i], sum[j]);
+        __syncthreads();
+    }
+    for (int j = 0; j < TILE / ROWS; j++)
+        if (m0 + y + ROWS * j < m && n0 + x < g.n) {
+            if (g.bias)
+                sum[j] += g.bias[expert * g.n + n0 + x];
+            c[(m0 + y + ROWS * j) * g.ldc + n0 + x] = ml_as<OUT>(sum[j]);
+        }
+}
+
+/* Tensor cores or not: depends on the model only. */
+template <class OUT>
+static bool takes_mma(ml_cuda_stream *s, const ml_expert_gemm<bf16, OUT> &g, int64_t rows) {
+    bool takes = g.n % 8 == 0 && g.m % 8 == 0 && g.k % 8 == 0;
+    if (takes)
+        ml_expert_mma(s, g, rows);
+    return takes;
+}
+
+static bool takes_mma(ml_cuda_stream *, const ml_expert_gemm<float, float> &, int64_t) {
+    return false;
+}
+
+template <class IN, class OUT>
+static void run(ml_stream *s, const ml_expert_gemm<IN, OUT> &g, int64_t rows) {
+    dim3 grid(ml_cuda_blocks(g.n, TILE),
+              g.m ? ml_cuda_blocks(g.m, TILE)
+                  : ml_cuda_blocks(rows, TILE) + (unsigned)g.n_expert,
+              g.m ? (unsigned)g.n_expert : 1);
+
+    if (rows == 0 || takes_mma(ml_cuda(s), g, rows))
+        return;
+    expert_kernel<IN, OUT><<<grid, dim3(TILE, ROWS), 0, ml_cuda(s)->stream>>>(g);
+    ml_cuda_launched(ml_cuda(s), "moe-linear");
+}
+
+template <class T> static void linear(ml_stream *s, const ml_op_args *a) {
+    const ml_tensor *w = &a->w[0];
+    ml_expert_gemm<T, T> g = {};
+
+    g.a = (const T *)a->in[0].data;
+    g.b = (const T *)w->data;
+    g.c = (T *)a->out[0].data;
+    g.bias = (const float *)a->w[1].data;
+    g.start = (const int32_t *)a->in[1].data;
+    g.n_expert = (int)w->shape[0];
+    g.n = w->shape[1];
+    g.k = w->shape[2];
+    g.a_m = g.a_row = g.b_n = g.k;
+    g.a_k = g.b_k = 1;
+    g.b_expert = g.n * g.k;
+    g.ldc = g.n;
+    run(s, g, a->in[0].shape[0]);
+}
+
+void ml_cuda_moe_linear_forward(ml_stream *s, const ml_op_args *a) {
+    ML_CUDA_TYPED(a->in[0].dtype, linear<T>(s, a));
+}
+
+/* dx = dy w. */
+template <class T> static void back_input(ml_stream *s, const ml_op_args *a) {
+    const ml_tensor *w = &a->w[0];
+    ml_expert_gemm<T, T> g = {};
+
+    g.a = (const T *)a->dout[0].data;
+    g.b = (const T *)w->data;
+    g.c = (T *)a->din[0].data;
+    g.start = (const int32_t *)a->in[1].data;
+    g.n_expert = (int)w->shape[0];
+    g.n = w->shape[2];
+    g.k = w->shape[1];
+    g.a_m = g.a_row = g.k;
+    g.a_k = 1;
+    g.b_n = 1;
+    g.b_k = g.n;
+    g.b_expert = g.n * g.k;
+    g.ldc = g.n;
+    g.add = a->din_add[0];
+    run(s, g, a->dout[0].shape[0]);
+}
+
+/* dw += dy' x, for each expert. */
+template <class T> static void back_weight(ml_stream *s, const ml_op_args *a) {
+    const ml_tensor *w = &a->w[0];
+    ml_expert_gemm<T, float> g = {};
+
+    g.a = (const T *)a->dout[0].data;
+    g.b = (const T *)a->in[0].data;
+    g.c = (float *)a->dw[0].data;
+    g.start = (const int32_t *)a->in[1].data;
+    g.n_expert = (int)w->shape[0];
+    g.m = w->shape[1];
+    g.n = w->shape[2];
+    g.a_m = 1;
+    g.a_k = g.a_row = g.m;
+    g.b_n = 1;
+    g.b_k = g.b_row = g.n;
+    g.c_expert = g.m * g.n;
+    g.ldc = g.n;
+    g.add = true;
+    run(s, g, a->dout[0].shape[0]);
+}
+
+/* A thread per column of an expert; rows in order. */
+template <class T>
+__global__ void bias_kernel(float *db, const T *dy, const int32_t *start, int64_t n) {
+    int64_t col = (int64_t)blockIdx.x * 128 + threadIdx.x;
+    float sum = 0.0f;
+
+    if (col >= n)
+        return;
+    for (int64_t t = start[blockIdx.y]; t < start[blockIdx.y + 1]; t++)
+        sum += ml_f32(dy[t * n + col]);
+    db[blockIdx.y * n + col] += sum;
+}
+
+template <class T> static void back_bias(ml_stream *s, const ml_op_args *a) {
+    const ml_tensor *db = &a->dw[1];
+    int64_t n = a->dout[0].shape[1];
+
+    bias_kernel<T><<<dim3(ml_cuda_blocks(n, 128), (unsigned)a->w[0].shape[0]), 128, 0,
+                     ml_cuda(s)->stream>>>((float *)db->data, (const T *)a->dout[0].data,
+                                           (const int32_t *)a->in[1].data, n);
+    ml_cuda_launched(ml_cuda(s), "moe-linear bias");
+}
+
+void ml_cuda_moe_linear_backward(ml_stream *s, const ml_op_args *a) {
+    if (a->din[0].data)
+        ML_CUDA_TYPED(a->dout[0].dtype, back_input<T>(s, a));
+    if (a->dw[0].data)
+        ML_CUDA_TYPED(a->dout[0].dtype, back_weight<T>(s, a));
+    if (a->dw[1].data)
+        ML_CUDA_TYPED(a->dout[0].dtype, back_bias<T>(s, a));
+}

@@ -1,0 +1,449 @@
+/* miles score: log-probs, entropies, logits and gradients of given sequences. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bug.h"
+#include "base/clock.h"
+#include "cli/cli.h"
+#include "cli/commands/sequences.h"
+#include "model/plan.h"
+#include "model/tensors.h"
+#include "train/memory.h"
+
+/* Sequences are packed into batches of about this many tokens; longer ones get their
+ * own. */
+#define PACK_TOKENS 4096
+#define PIECE_BYTES ((size_t)1 << 20) /* gradients are written in pieces of this size */
+
+typedef struct score_job {
+    const ml_config *config;
+    ml_arena arena;
+    ml_spec spec;
+    ml_checkpoint *checkpoint;
+    ml_backend be;
+    ml_sequences seq;
+    ml_weights weights, grads;
+    ml_kv kv;
+    ml_plan *plan;
+    ml_batch batch;
+    ml_st_writer *out;
+    const ml_named *named; /* tensors with a gradient, by their names in the checkpoint */
+    int32_t n_named;
+    int32_t *target;    /* [longest sequence] scratch for one sequence's targets */
+    float *logprob;     /* [loss rows of a batch] */
+    float *entropy;     /* the same */
+    float *dlogprob;    /* the same */
+    float *logits;      /* [loss rows of a batch, vocab] or NULL */
+    size_t stage_bytes; /* of the four above */
+    size_t base_bytes;  /* resident before the planned memory is allocated */
+    double nll;         /* sum of -log-prob over all next tokens */
+    int64_t n_step, n_row;
+} score_job;
+
+static bool tokenwise(const score_job *j) {
+    return j->config->score.batching == ML_BATCH_TOKENWISE;
+}
+
+/* --- batches ---------------------------------------------------------------- */
+
+/* Sequences [first, end) of the next batch. */
+static int32_t batch_end(const score_job *j, int32_t first) {
+    int64_t n = 0;
+    int32_t i = first;
+    if (j->config->score.batching == ML_BATCH_SINGLE)
+        return first + 1;
+    for (; i < j->seq.n && (i == first || n + j->seq.len[i] <= PACK_TOKENS); i++)
+        n += j->seq.len[i];
+    return i;
+}
+
+/* The last row of a sequence has no next token; it counts only if logits are requested. */
+static int32_t loss_rows(const score_job *j, int32_t len) {
+    return len - (j->config->score.logits ? 0 : 1);
+}
+
+static ml_batch_caps plan_caps(const score_job *j) {
+    ml_batch_caps most = { 0 };
+
+    if (tokenwise(j))
+        return (ml_batch_caps){ 1, 1, 1, ml_kv_pages_for(j->seq.max_len) };
+    for (int32_t i = 0, end; i < j->seq.n; i = end) {
+        ml_batch_caps c = { 0 };
+        end = batch_end(j, i);
+        for (int32_t k = i; k < end; k++) {
+            c.n_token += j->seq.len[k];
+            c.n_loss += loss_rows(j, j->seq.len[k]);
+            c.n_page += ml_kv_pages_for(j->seq.len[k]);
+        }
+        c.n_seq = end - i;
+        most.n_token = c.n_token > most.n_token ? c.n_token : most.n_token;
+        most.n_seq = c.n_seq > most.n_seq ? c.n_seq : most.n_seq;
+        most.n_loss = c.n_loss > most.n_loss ? c.n_loss : most.n_loss;
+        most.n_page = c.n_page > most.n_page ? c.n_page : most.n_page;
+    }
+    return most;
+}
+
+static void set_targets(score_job *j, int32_t i) {
+    int32_t n = j->seq.len[i];
+    memcpy(j->target, j->seq.id[i] + 1, (size_t)(n - 1) * sizeof *j->target);
+    j->target[n - 1] = j->config->score.logits ? ML_TARGET_NONE : ML_TARGET_SKIP;
+}
+
+/* --- results ---------------------------------------------------------------- */
+
+/* The output tensors of sequence i, in this order. */
+static int32_t per_sequence(const score_job *j) {
+    return 1 + j->config->score.entropy + j->config->score.logits;
+}
+
+static ml_status put(score_job *j, int32_t tensor, int64_t at, int64_t n, const float *v,
+                     ml_err *err) {
+    return ml_st_write(j->out, tensor, (size_t)at * sizeof *v, v, (size_t)n * sizeof *v,
+                       err);
+}
+
+/* Loss rows [row, row+n) of the last forward are positions [at, at+n) of sequence i. */
+static ml_status put_rows(score_job *j, int32_t i, int32_t row, int32_t at, int32_t n,
+                          ml_err *err) {
+    int32_t tensor = i * per_sequence(j);
+    int32_t scored = at + n < j->seq.len[i] ? n : j->seq.len[i] - 1 - at;
+    int64_t vocab = j->spec.n_vocab;
+    ml_status st = put(j, tensor++, at, scored, j->logprob + row, err);
+
+    for (int32_t k = 0; k < scored; k++)
+        j->nll -= (double)j->logprob[row + k];
+    if (st == ML_OK && j->config->score.entropy)
+        st = put(j, tensor++, at, scored, j->entropy + row, err);
+    if (st == ML_OK && j->config->score.logits)
+        st = put(j, tensor, at * vocab, n * vocab, j->logits + row * vocab, err);
+    return st;
+}
+
+static ml_status put_grads(score_job *j, ml_err *err) {
+    int32_t tensor = j->seq.n * per_sequence(j);
+    float loss = (float)(j->nll / (double)j->seq.n_next), *piece = NULL;
+    ml_status st = put(j, tensor++, 0, 1, &loss, err);
+
+    for (int32_t i = 0; i < j->n_named && st == ML_OK; i++) {
+        ml_slices all = ml_named_slices(&j->named[i]);
+        int64_t step = (int64_t)(PIECE_BYTES / sizeof *piece) / all.n_value;
+        step = step < 1 ? 1 : step;
+        float *grown = realloc(piece, (size_t)(step * all.n_value) * sizeof *piece);
+        if (!grown) {
+            free(piece);
+            return ml_fail(err, ML_ENOMEM, "out of memory for %lld gradients",
+                           (long long)(step * all.n_value));
+        }
+        piece = grown;
+        for (int64_t r = 0; r < all.n_slice && st == ML_OK; r += step) {
+            int64_t n = all.n_slice - r < step ? all.n_slice - r : step;
+            ml_named_read(&j->grads, &j->spec, &j->named[i], r, n, ML_F32, piece);
+            st = put(j, tensor, r * all.n_value, n * all.n_value, piece, err);
+        }
+        tensor++;
+    }
+    free(piece);
+    return st;
+}
+
+/* The tensors of the checkpoint that get a gradient. */
+static void list_named(score_job *j) {
+    int32_t n;
+    const ml_named *all = ml_named_list(&j->spec, j->checkpoint, &j->arena, &n);
+    ml_named *list = ML_NEW(&j->arena, ml_named, n);
+
+    for (int32_t i = 0; i < n; i++)
+        if (!j->spec.param[all[i].param].frozen)
+            list[j->n_named++] = all[i];
+    j->named = list;
+}
+
+static void declare(score_job *j, ml_st_tensor *t, const char *name, int32_t n_dim,
+                    int64_t rows, int64_t cols) {
+    *t = (ml_st_tensor){ .name = ml_str_of(ml_arena_printf(&j->arena, "%s", name)),
+                         .dtype = ML_ST_F32,
+                         .n_dim = n_dim,
+                         .shape = { rows, cols } };
+}
+
+static ml_status open_output(score_job *j, ml_err *err) {
+    const ml_config *c = j->config;
+    int32_t n = j->seq.n * per_sequence(j), at = 0;
+    ml_st_tensor *t;
+    char name[600];
+    ml_st_layout layout = { 0 };
+
+    if (c->score.grads)
+        list_named(j);
+    n += j->n_named;
+    t = ML_NEW(&j->arena, ml_st_tensor, n + 1);
+    for (int32_t i = 0; i < j->seq.n; i++) {
+        snprintf(name, sizeof name, "logprobs.%d", i);
+        declare(j, &t[at++], name, 1, j->seq.len[i] - 1, 0);
+        snprintf(name, sizeof name, "entropy.%d", i);
+        if (c->score.entropy)
+            declare(j, &t[at++], name, 1, j->seq.len[i] - 1, 0);
+        snprintf(name, sizeof name, "logits.%d", i);
+        if (c->score.logits)
+            declare(j, &t[at++], name, 2, j->seq.len[i], j->spec.n_vocab);
+    }
+    if (c->score.grads)
+        declare(j, &t[at++], "loss", 1, 1, 0);
+    for (int32_t i = 0; i < j->n_named; i++) {
+        const ml_named *d = &j->named[i];
+        snprintf(name, sizeof name, "grad.%s", d->name);
+        declare(j, &t[at], name, d->n_dim, d->shape[0], d->shape[1]);
+        t[at++].shape[2] = d->shape[2];
+    }
+    layout.n = at;
+    layout.tensor = t;
+    return ml_st_create(&j->out, c->score.output, &layout, err);
+}
+
+/* --- memory ----------------------------------------------------------------- */
+
+static ml_weight_dtype weight_dtype(const score_job *j) {
+    switch (j->config->dtype) {
+    case ML_DTYPE_F32: return ML_WEIGHT_F32;
+    case ML_DTYPE_BF16: return ML_WEIGHT_BF16;
+    default: return ML_WEIGHT_AUTO;
+    }
+}
+
+typedef struct memory_row {
+    const char *what;
+    size_t bytes;
+} memory_row;
+
+static size_t memory_plan(const score_job *j, memory_row row[8]) {
+    size_t total = 0;
+    bool grads = j->config->score.grads;
+    memory_row all[] = {
+        { "program", j->base_bytes },
+        { "weights", ml_weights_bytes(&j->spec, j->checkpoint,
+                                      ml_weights_dtype(&j->be, weight_dtype(j))) },
+        { "gradients", grads ? ml_weights_bytes(&j->spec, NULL, ML_WEIGHT_F32) : 0 },
+        { "activations", ml_plan_act_bytes(j->plan) },
+        { "scratch", ml_plan_scratch_bytes(j->plan) },
+        { "KV pages", tokenwise(j)
+                          ? ml_kv_bytes(&j->spec, &j->be, ml_kv_pages_for(j->seq.max_len)) +
+                                ml_kv_slot_bytes(&j->spec, &j->be)
+                          : 0 },
+        { "results", j->be.dev->host ? j->stage_bytes : 0 },
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        row[i] = all[i];
+        total += all[i].bytes;
+    }
+    row[7] = (memory_row){ "total", total };
+    return total;
+}
+
+static void print_memory(const score_job *j) {
+    memory_row row[8];
+    memory_plan(j, row);
+    printf("memory plan of %s, %lld parameters:\n", j->spec.family,
+           (long long)ml_spec_param_count(&j->spec));
+    for (int i = 0; i < 8; i++)
+        printf("  %-12s %12.3f MiB\n", row[i].what, (double)row[i].bytes / 0x1p20);
+}
+
+static void print_stats(const score_job *j, double seconds) {
+    memory_row row[8];
+    size_t planned = memory_plan(j, row), peak = ml_memory_peak(&j->be);
+    const ml_plan_stats *op = ml_plan_stats_of(j->plan);
+
+    printf("backend %s %s, %d threads\n", j->be.name, j->be.level, j->be.n_thread);
+    for (int i = 0; i < ML_OP_COUNT; i++)
+        if (op->rows[i])
+            printf("rows %-12s %10lld   forward %9.3f ms   backward %9.3f ms\n",
+                   ml_op_infos[i].name, (long long)op->rows[i], op->forward_s[i] * 1e3,
+                   op->backward_s[i] * 1e3);
+    printf("steps %lld, tokens %lld, %.3f s, %.1f tokens/s\n", (long long)j->n_step,
+           (long long)j->n_row, seconds, (double)j->n_row / seconds);
+    printf("memory: planned %.3f MiB, peak %.3f MiB\n", (double)planned / 0x1p20,
+           (double)peak / 0x1p20);
+}
+
+/* --- steps ------------------------------------------------------------------ */
+
+static ml_status score_batch(score_job *j, int32_t first, int32_t end, ml_err *err) {
+    ml_run run = { .weights = &j->weights, .grads = &j->grads, .rows = &j->batch.rows };
+    float each = -1.0f / (float)j->seq.n_next;
+    ml_status st = ML_OK;
+
+    ml_batch_clear(&j->batch);
+    for (int32_t i = first; i < end; i++) {
+        set_targets(j, i);
+        ml_batch_add(&j->batch, j->seq.id[i], j->target, j->seq.len[i], 0, NULL);
+    }
+    ml_plan_forward(j->plan, &run);
+    j->n_step++;
+    j->n_row += j->batch.rows.n_token;
+    ml_plan_read(j->plan, &j->batch.rows, j->logprob, j->entropy, j->logits);
+    st = j->be.dev->sync(j->be.stream, err);
+    for (int32_t i = first, row = 0; i < end && st == ML_OK; i++) {
+        st = put_rows(j, i, row, 0, loss_rows(j, j->seq.len[i]), err);
+        row += loss_rows(j, j->seq.len[i]);
+    }
+    if (st == ML_OK && j->config->score.grads) {
+        for (int32_t k = 0; k < j->batch.rows.n_loss; k++)
+            j->dlogprob[k] = j->batch.rows.loss_id[k] < 0 ? 0.0f : each;
+        ml_plan_backward(j->plan, &run, j->dlogprob, NULL);
+        st = j->be.dev->sync(j->be.stream, err);
+    }
+    return st;
+}
+
+/* Each token is a step of one row, as in decode; keys are read from the KV pages. */
+static ml_status score_tokenwise(score_job *j, int32_t i, const int32_t *page,
+                                 ml_err *err) {
+    ml_run run = { .weights = &j->weights, .kv = &j->kv, .rows = &j->batch.rows };
+    ml_status st = ML_OK;
+
+    set_targets(j, i);
+    for (int32_t k = 0; k < j->seq.len[i] && st == ML_OK; k++) {
+        ml_batch_clear(&j->batch);
+        ml_batch_add(&j->batch, j->seq.id[i] + k, j->target + k, 1, k, page);
+        ml_plan_forward(j->plan, &run);
+        j->n_step++;
+        j->n_row++;
+        ml_plan_read(j->plan, &j->batch.rows, j->logprob, j->entropy, j->logits);
+        st = j->be.dev->sync(j->be.stream, err);
+        if (st == ML_OK)
+            st = put_rows(j, i, 0, k, j->batch.rows.n_loss, err);
+    }
+    return st;
+}
+
+static ml_status score_all(score_job *j, ml_err *err) {
+    ml_status st = ML_OK;
+    int32_t n_page = ml_kv_pages_for(j->seq.max_len);
+    int32_t *page = ML_NEW(&j->arena, int32_t, n_page);
+
+    for (int32_t i = 0; i < n_page; i++)
+        page[i] = i;
+    for (int32_t i = 0; tokenwise(j) && i < j->seq.n && st == ML_OK; i++)
+        st = score_tokenwise(j, i, page, err);
+    for (int32_t i = 0, end; !tokenwise(j) && i < j->seq.n && st == ML_OK; i = end) {
+        end = batch_end(j, i);
+        st = score_batch(j, i, end, err);
+    }
+    return st;
+}
+
+/* --- the command ------------------------------------------------------------ */
+
+static ml_status open_inputs(score_job *j, ml_err *err) {
+    const ml_config *c = j->config;
+    ml_backend_opts opts = ml_config_backend(c);
+    ml_status st = ml_spec_open(&j->spec, c->hf_checkpoint, err);
+
+    if (st == ML_OK)
+        st = ml_checkpoint_open(&j->checkpoint, c->hf_checkpoint, err);
+    if (st == ML_OK)
+        st = ml_weights_check(&j->spec, j->checkpoint, err);
+    if (st == ML_OK) {
+        ml_spec_keep_kv(&j->spec,
+                        ml_weights_kv_dtype(&j->spec, j->checkpoint, weight_dtype(j)));
+        st = ml_sequences_read(&j->seq, &j->arena, c->score.input, j->spec.n_vocab, err);
+    }
+    if (st == ML_OK && c->score.grads && j->seq.n_next == 0)
+        st = ml_fail(err, ML_EFORMAT, "%s: --grads needs a sequence of at least two tokens",
+                     c->score.input);
+    if (st == ML_OK)
+        st = ml_backend_open(&j->be, &opts, err);
+    return st;
+}
+
+static ml_status make_plan(score_job *j, ml_err *err) {
+    ml_batch_caps caps = plan_caps(j);
+    ml_plan_opts opts = { .caps = caps,
+                          .backward = j->config->score.grads,
+                          .logits = j->config->score.logits,
+                          .kv_shared = tokenwise(j) };
+
+    j->stage_bytes = (size_t)caps.n_loss * 3 * sizeof(float);
+    if (opts.logits)
+        j->stage_bytes += (size_t)caps.n_loss * (size_t)j->spec.n_vocab * sizeof(float);
+    return ml_plan_new(&j->plan, &j->spec, &j->be, opts, err);
+}
+
+static ml_status take_memory(score_job *j, ml_err *err) {
+    ml_batch_caps caps = plan_caps(j);
+    ml_status st = ml_weights_load(&j->weights, &j->spec, j->checkpoint, weight_dtype(j),
+                                   &j->be, &j->arena, err);
+
+    if (st == ML_OK && j->config->score.grads)
+        st = ml_weights_zeros(&j->grads, &j->spec, &j->be, &j->arena, err);
+    if (st == ML_OK && tokenwise(j))
+        st = ml_kv_open(&j->kv, &j->spec, caps.n_page, caps.n_seq, &j->be, &j->arena, err);
+    if (st == ML_OK)
+        st = ml_plan_alloc(j->plan, err);
+    if (st != ML_OK)
+        return st;
+    ml_batch_init(&j->batch, &j->arena, caps);
+    j->batch.rows.temperature = (float)j->config->score.temperature;
+    j->target = ML_NEW(&j->arena, int32_t, j->seq.max_len);
+    j->logprob = malloc(j->stage_bytes + 1);
+    if (!j->logprob)
+        return ml_fail(err, ML_ENOMEM, "out of memory for %zu bytes of results",
+                       j->stage_bytes);
+    j->entropy = j->logprob + caps.n_loss;
+    j->dlogprob = j->entropy + caps.n_loss;
+    j->logits = j->config->score.logits ? j->dlogprob + caps.n_loss : NULL;
+    return ML_OK;
+}
+
+static ml_status run_job(score_job *j, ml_err *err) {
+    ml_status st = open_inputs(j, err);
+    double start;
+
+    if (st == ML_OK)
+        st = make_plan(j, err);
+    if (st != ML_OK)
+        return st;
+    j->base_bytes = ml_memory_base(&j->be);
+    if (j->config->score.dry_run) {
+        print_memory(j);
+        return ML_OK;
+    }
+    st = open_output(j, err);
+    if (st == ML_OK)
+        st = take_memory(j, err);
+    if (st != ML_OK)
+        return st;
+    start = ml_clock_s();
+    st = score_all(j, err);
+    if (st == ML_OK && j->config->score.grads)
+        st = put_grads(j, err);
+    if (st == ML_OK) {
+        st = ml_st_commit(j->out, err);
+        j->out = NULL;
+    }
+    if (st == ML_OK && j->config->score.stats)
+        print_stats(j, ml_clock_s() - start);
+    return st;
+}
+
+ml_status ml_cmd_score(const ml_config *c, ml_err *err) {
+    score_job j = { .config = c };
+    ml_status st;
+
+    ml_arena_init(&j.arena, "score");
+    st = run_job(&j, err);
+    ml_st_abort(j.out);
+    free(j.logprob);
+    ml_plan_free(j.plan);
+    ml_kv_close(&j.kv);
+    ml_weights_close(&j.grads);
+    ml_weights_close(&j.weights);
+    if (j.be.name)
+        ml_backend_close(&j.be);
+    ml_checkpoint_close(j.checkpoint);
+    ml_spec_close(&j.spec);
+    ml_arena_release(&j.arena);
+    return st;
+}

@@ -1,0 +1,375 @@
+/* miles serve: serves a model over HTTP. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "cli/cli.h"
+#include "cli/commands/drain.h"
+#include "cli/keys.h"
+#include "gen/local.h"
+#include "io/end_tokens.h"
+#include "base/json_out.h"
+#include "serve/sampling_params.h"
+#include "serve/server.h"
+
+typedef struct serve_job {
+    const ml_config *config;
+    const char *dir, *tokenizer_dir;
+    ml_spec spec;
+    ml_backend be;
+    ml_tokenizer *tokenizer;
+    ml_chat_template *chat;
+    ml_end_tokens eos;
+    ml_engine_opts engine;
+    ml_sampling_params defaults; /* for OpenAI requests */
+    size_t weight_bytes;
+    ml_gen *gen;
+    ml_loop *loop;
+    ml_server *server;
+    ml_text flags;
+    ml_drain drain;
+    ml_server_keys keys;
+    ml_access_opts access;
+} serve_job;
+
+/* --- the model -------------------------------------------------------------- */
+
+static ml_weight_dtype weight_dtype(const ml_config *c) {
+    static const ml_weight_dtype of[] = { [ML_DTYPE_AUTO] = ML_WEIGHT_AUTO,
+                                          [ML_DTYPE_F32] = ML_WEIGHT_F32,
+                                          [ML_DTYPE_BF16] = ML_WEIGHT_BF16 };
+    return of[c->dtype];
+}
+
+static ml_status open_backend(serve_job *j, ml_err *err) {
+    ml_backend_opts o = ml_config_backend(j->config);
+
+    o.f32 = weight_dtype(j->config) == ML_WEIGHT_F32;
+    return ml_backend_open(&j->be, &o, err);
+}
+
+static ml_status check_weights(serve_job *j, ml_err *err) {
+    ml_checkpoint *c = NULL;
+    ml_weight_dtype dtype = weight_dtype(j->config);
+    ml_status st = ML_OK;
+
+    if (j->config->load_format != ML_LOAD_DUMMY)
+        st = ml_checkpoint_open(&c, j->dir, err);
+    if (!st && c)
+        st = ml_weights_check(&j->spec, c, err);
+    if (!st) {
+        if (!c && dtype == ML_WEIGHT_AUTO)
+            dtype = ML_WEIGHT_BF16;
+        j->weight_bytes = ml_weights_bytes(&j->spec, c, dtype);
+        ml_spec_keep_kv(&j->spec, ml_weights_kv_dtype(&j->spec, c, dtype));
+    }
+    ml_checkpoint_close(c);
+    return st;
+}
+
+/* Without a template the chat endpoint is unavailable; that is logged and not an error. */
+static ml_status open_text(serve_job *j, ml_err *err) {
+    const ml_config *c = j->config;
+    ml_err why = { 0 };
+    ml_status st;
+
+    if (c->serve.no_tokenizer)
+        return ML_OK;
+    j->tokenizer_dir = c->serve.tokenizer_path ? c->serve.tokenizer_path : j->dir;
+    st = ml_tokenizer_open(&j->tokenizer, j->tokenizer_dir, &why);
+    if (st)
+        return ml_fail(err, st, "%s (to use token ids only, add --skip-tokenizer-init)",
+                       why.msg);
+    ml_end_tokens_add(&j->eos, ml_tokenizer_role(j->tokenizer, ML_TOKEN_EOS));
+    st = ml_chat_template_open(&j->chat, j->tokenizer_dir, c->chat.chat_template, &why);
+    if (st && c->chat.chat_template) {
+        *err = why;
+        return st;
+    }
+    if (st)
+        ml_log(ML_LOG_WARN, "/v1/chat/completions is not available: %s", why.msg);
+    return ML_OK;
+}
+
+/* --- memory ----------------------------------------------------------------- */
+
+/* A GPU's free memory before anything is allocated; for the CPU, the machine's memory. */
+static size_t device_bytes(const ml_backend *be) {
+    if (be->dev->available)
+        return be->dev->available(be->dev);
+    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The model must have the routing that is to be recorded. */
+static ml_status check_routes(const serve_job *j, ml_err *err) {
+    bool asked[ML_N_ROUTING] = { j->config->serve.routed_experts,
+                                 j->config->serve.indexer_topk };
+
+    for (int i = 0; i < ML_N_ROUTING; i++)
+        if (asked[i] && !j->spec.route[i].top_k)
+            return ml_fail(
+                err, ML_EUSAGE,
+                "--enable-return-%s: %s, a model of family %s, has no %s; remove the flag",
+                i == ML_ROUTING_EXPERTS ? "routed-experts" : "indexer-topk", j->dir,
+                j->spec.family, i == ML_ROUTING_EXPERTS ? "experts" : "indexer");
+    return ML_OK;
+}
+
+/* Size of the KV cache: at most the rest of the machine's share, --max-total-tokens, and
+ * the need of all running answers. */
+static ml_status size_engine(serve_job *j, ml_err *err) {
+    const ml_config *c = j->config;
+    double all = (double)device_bytes(&j->be);
+    double slots = (double)ml_engine_slot_bytes(
+        &j->spec, &j->be, (int32_t)c->serve.max_running, c->serve.no_prefix_cache);
+    double left = c->serve.mem_fraction * all - (double)j->weight_bytes - slots;
+    int64_t page = (int64_t)ml_kv_bytes(&j->spec, &j->be, 1);
+    int64_t n_page = left > 0 ? (int64_t)(left / (double)page) : 0, most;
+    int64_t context = c->serve.context ? c->serve.context : j->spec.max_position;
+    ml_status st;
+
+    st = check_routes(j, err);
+    if (st)
+        return st;
+    if (c->serve.max_total && n_page > c->serve.max_total / ML_PAGE)
+        n_page = c->serve.max_total / ML_PAGE;
+    if (n_page < 1)
+        return ml_fail(err, ML_ENOMEM,
+                       "%g of the machine's %.1f GiB hold the weights (%.1f GiB) but no KV "
+                       "cache: increase --mem-fraction-static",
+                       c->serve.mem_fraction, all / 0x1p30,
+                       (double)j->weight_bytes / 0x1p30);
+    if (!c->serve.context && context > n_page * ML_PAGE)
+        context = n_page * ML_PAGE;
+    most = c->serve.max_running * ml_kv_pages_for((int32_t)context);
+    n_page = n_page < most ? n_page : most;
+    j->engine =
+        (ml_engine_opts){ .context = (int32_t)context,
+                          .max_running = (int32_t)c->serve.max_running,
+                          .max_waiting = (int32_t)c->serve.max_queued,
+                          .chunk = (int32_t)c->serve.chunk,
+                          .max_top = ML_MAX_TOP,
+                          .kv_bytes = (size_t)(n_page * page),
+                          .no_prefix_cache = c->serve.no_prefix_cache,
+                          .no_overlap = c->serve.steps.no_overlap,
+                          .record_rows = ml_record_rows(&c->serve.steps),
+                          .routed = { c->serve.routed_experts, c->serve.indexer_topk },
+                          .eos = j->eos.id,
+                          .n_eos = j->eos.n,
+                          .tokenizer = j->tokenizer };
+    return ML_OK;
+}
+
+static ml_status print_plan(serve_job *j, ml_err *err) {
+    ml_engine_memory m = { 0 };
+    ml_status st = ml_engine_measure(&m, &j->spec, &j->be, &j->engine, err);
+    struct {
+        const char *what;
+        size_t bytes;
+    } row[] = { { "weights", j->weight_bytes },
+                { "KV pages", m.kv },
+                { "activations", m.act },
+                { "scratch", m.scratch },
+                { "routing", m.routing_record },
+                { "total", j->weight_bytes + m.kv + m.act + m.scratch + m.routing_record },
+                { "requests", m.requests } };
+
+    if (st)
+        return st;
+    printf("memory plan of %s, %lld parameters:\n", j->spec.family,
+           (long long)ml_spec_param_count(&j->spec));
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++)
+        if (row[i].bytes)
+            printf("  %-12s %12.3f MiB\n", row[i].what, (double)row[i].bytes / 0x1p20);
+    printf("context length %d, KV cache of %d tokens, %d running requests\n",
+           (int)j->engine.context, (int)(m.n_page * ML_PAGE), (int)j->engine.max_running);
+    return ML_OK;
+}
+
+/* --- the server ------------------------------------------------------------- */
+
+static ml_tool_format tool_format(const ml_config *c) {
+    if (!c->serve.tool_parser)
+        return ML_TOOLS_NONE;
+    return strcmp(c->serve.tool_parser, "llama3") == 0 ? ML_TOOLS_LLAMA3 : ML_TOOLS_QWEN;
+}
+
+/* --sampling-defaults */
+static ml_status read_defaults(serve_job *j, ml_err *err) {
+    ml_sampling_params_init(&j->defaults);
+    if (strcmp(j->config->serve.sampling_defaults, "openai") == 0)
+        return ML_OK;
+    return ml_sampling_params_defaults(&j->defaults, j->dir, err);
+}
+
+static size_t in_flight_bytes(const ml_config *c) {
+    if (c->serve.max_in_flight)
+        return (size_t)c->serve.max_in_flight;
+    return (size_t)sysconf(_SC_PHYS_PAGES) / 4 * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static const char *model_name(const serve_job *j) {
+    return j->config->serve.model_name ? j->config->serve.model_name : j->dir;
+}
+
+/* The flags in /server_info, by SGLang's names. */
+static void write_flags(serve_job *j) {
+    static const char *const dtype_name[] = { "auto", "f32", "bf16" };
+    const ml_config *c = j->config;
+    ml_json_out o = { .to = &j->flags };
+
+    ml_json_put_word(&o, "model_path", j->dir);
+    ml_json_put_word(&o, "tokenizer_path", j->tokenizer_dir);
+    ml_json_put_word(&o, "served_model_name", model_name(j));
+    ml_json_put_word(&o, "host", c->serve.host);
+    ml_json_put_int(&o, "port", c->serve.port);
+    ml_json_put_word(&o, "dtype", dtype_name[c->dtype]);
+    ml_json_put_word(&o, "load_format", c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto");
+    ml_json_put_word(&o, "tool_call_parser", c->serve.tool_parser);
+    ml_json_put_word(&o, "weight_version", c->serve.weight_version);
+    ml_json_put_word(&o, "sampling_defaults", c->serve.sampling_defaults);
+    ml_json_put_bool(&o, "skip_tokenizer_init", c->serve.no_tokenizer);
+    ml_json_put_bool(&o, "disable_radix_cache", c->serve.no_prefix_cache);
+    ml_json_put_bool(&o, "disable_overlap_schedule", c->serve.steps.no_overlap);
+    ml_json_put_bool(&o, "disable_cuda_graph", c->serve.steps.no_record);
+    ml_json_put_int(&o, "cuda_graph_max_bs", c->serve.steps.record_rows);
+    ml_json_put_bool(&o, "enable_return_routed_experts", c->serve.routed_experts);
+    ml_json_put_bool(&o, "enable_return_indexer_topk", c->serve.indexer_topk);
+    ml_json_put_bool(&o, "enable_deterministic_inference", true);
+    ml_json_put_int(&o, "context_length", j->engine.context);
+    ml_json_put_int(&o, "max_running_requests", j->engine.max_running);
+    ml_json_put_int(&o, "max_queued_requests", j->engine.max_waiting);
+    ml_json_put_int(&o, "chunked_prefill_size", j->engine.chunk);
+    ml_json_put_int(&o, "random_seed", c->serve.seed);
+    ml_json_put_int(&o, "page_size", ML_PAGE);
+    ml_json_put_int(&o, "tp_size", 1);
+    ml_json_put_int(&o, "dp_size", 1);
+    ml_json_put_int(&o, "pp_size", 1);
+    ml_json_put_int(&o, "ep_size", 1);
+    ml_json_put_int(&o, "nnodes", 1);
+    ml_json_put_word(&o, "device", j->be.name);
+    ml_json_put_word(&o, "cpu_level", j->be.level);
+    ml_json_put_int(&o, "threads", j->be.n_thread);
+    ml_json_key(&o, "mem_fraction_static");
+    ml_json_double(&o, c->serve.mem_fraction);
+}
+
+/* A numeric --weight-version is the version itself; other texts start at version 0. */
+static ml_status open_gen(serve_job *j, ml_err *err) {
+    ml_local_opts o = { .engine = j->engine,
+                        .spec = &j->spec,
+                        .be = &j->be,
+                        .dir = j->config->load_format == ML_LOAD_DUMMY ? NULL : j->dir,
+                        .dtype = weight_dtype(j->config),
+                        .seed = (uint64_t)j->config->serve.seed };
+    ml_status st =
+        ml_weight_version_read(&o.version, ml_str_of(j->config->serve.weight_version), err);
+
+    return st ? st : ml_local_open(&j->gen, &o, err);
+}
+
+static ml_status open_server(serve_job *j, ml_err *err) {
+    const ml_config *c = j->config;
+    ml_server_opts o = { .host = c->serve.host,
+                         .port = (int)c->serve.port,
+                         .access = j->access,
+                         .gen = j->gen,
+                         .memory = { ml_local_release, ml_local_take },
+                         .tokenizer = j->tokenizer,
+                         .chat = j->chat,
+                         .tools = tool_format(c),
+                         .n_vocab = (int32_t)j->spec.n_vocab,
+                         .context = j->engine.context,
+                         .model_path = j->dir,
+                         .tokenizer_path = j->tokenizer_dir,
+                         .model_name = model_name(j),
+                         .model_type = j->spec.family,
+                         .load_format = c->load_format == ML_LOAD_DUMMY ? "dummy" : "auto",
+                         .weight_version = c->serve.weight_version,
+                         .weight_root = c->serve.weight_prefix.word,
+                         .n_weight_root = c->serve.weight_prefix.n,
+                         .version = ML_VERSION,
+                         .seed = (uint64_t)c->serve.seed,
+                         .defaults = &j->defaults,
+                         .max_body = (size_t)c->serve.max_body,
+                         .max_in_flight = in_flight_bytes(c),
+                         .max_connections = (int)c->serve.max_connections,
+                         .drain_s = c->serve.drain_s,
+                         .incremental = c->serve.incremental,
+                         .log_requests = c->serve.log_requests };
+
+    write_flags(j);
+    o.flags = (ml_str){ j->flags.ptr, j->flags.len };
+    return ml_server_open(&j->server, j->loop, &o, err);
+}
+
+static void drain(void *ud) {
+    serve_job *j = ud;
+    ml_server_drain(j->server);
+}
+
+static ml_status run_server(serve_job *j, ml_err *err) {
+    ml_status st = ml_loop_new(&j->loop, err);
+
+    if (!st)
+        st = open_gen(j, err);
+    if (!st)
+        st = open_server(j, err);
+    if (!st)
+        st = ml_drain_on_signals(&j->drain, j->loop, drain, j, err);
+    if (st)
+        return st;
+    printf("serving %s at http://%s:%d\n", model_name(j), j->config->serve.host,
+           ml_server_port(j->server));
+    fflush(stdout);
+    ml_loop_run(j->loop);
+    return ML_OK;
+}
+
+static ml_status open_model(serve_job *j, ml_err *err) {
+    ml_status st = ml_spec_open(&j->spec, j->dir, err);
+
+    if (!st)
+        st = check_weights(j, err);
+    if (!st)
+        st = ml_end_tokens_read(&j->eos, j->dir, err);
+    if (!st)
+        st = open_text(j, err);
+    if (!st)
+        st = read_defaults(j, err);
+    if (!st)
+        st = open_backend(j, err);
+    return st ? st : size_engine(j, err);
+}
+
+/* Reports errors in keys and addresses before weights are read. */
+static ml_status read_access(serve_job *j, ml_err *err) {
+    ml_access probe;
+    ml_status st = ml_access_of(&j->access, &j->keys, j->config, err);
+
+    return st ? st : ml_access_init(&probe, j->config->serve.host, &j->access, err);
+}
+
+ml_status ml_cmd_serve(const ml_config *c, ml_err *err) {
+    serve_job j = { .config = c, .dir = c->hf_checkpoint };
+    ml_status st = read_access(&j, err);
+
+    if (!st)
+        st = open_model(&j, err);
+    if (!st)
+        st = c->serve.dry_run ? print_plan(&j, err) : run_server(&j, err);
+    if (j.gen)
+        j.gen->close(j.gen);
+    ml_server_close(j.server);
+    if (j.loop)
+        ml_loop_free(j.loop);
+    ml_text_release(&j.flags);
+    ml_chat_template_close(j.chat);
+    ml_tokenizer_close(j.tokenizer);
+    if (j.be.name)
+        ml_backend_close(&j.be);
+    ml_spec_close(&j.spec);
+    return st;
+}

@@ -1,0 +1,149 @@
+/* flag.h - command-line flags as tables.
+ *
+ * Parser, bounds, --help, docs/cli.md and completion are generated from the tables.  They
+ * also cover flags of Miles, Megatron or SGLang that have no effect here (NOOP) or are
+ * not supported (REFUSED).  Rules between flags are a second table.
+ *
+ * thread: tables are immutable; parsing happens before other threads start. */
+#ifndef ML_CLI_FLAGS_FLAG_H
+#define ML_CLI_FLAGS_FLAG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/err.h"
+#include "base/str.h"
+#include "cli/config.h"
+
+/* One bit per subcommand. */
+typedef enum ml_cmd {
+    ML_CMD_SCORE = 1,
+    ML_CMD_CONVERT = 2,
+    ML_CMD_TOKENIZE = 4,
+    ML_CMD_CHAT_TEMPLATE = 8,
+    ML_CMD_BENCH_ENGINE = 16,
+    ML_CMD_BENCH_SERVE = 32,
+    ML_CMD_LOSS = 64,
+    ML_CMD_SERVE = 128,
+    ML_CMD_ROUTER = 256,
+    ML_CMD_SFT = 512,
+    ML_CMD_REWARD = 1024,
+    ML_CMD_TRAIN = 2048,
+    ML_CMD_EVAL = 4096,
+    ML_CMD_INSPECT = 8192,
+    ML_CMD_DOCTOR = 16384,
+    ML_CMD_LIST = 32768,
+    ML_CMD_ALL = 65535,
+    ML_CMD_TRAIN_ASYNC = 65536 | ML_CMD_TRAIN /* has the flags of train */
+} ml_cmd;
+
+typedef enum ml_flag_type {
+    ML_FLAG_BOOL,  /* bool; --name or --no-name */
+    ML_FLAG_I64,   /* int64_t */
+    ML_FLAG_F64,   /* double */
+    ML_FLAG_BYTES, /* int64_t; 500MB, 2GiB or a number of bytes */
+    ML_FLAG_TEXT,  /* const char *; one of `words`, if there are any */
+    ML_FLAG_PATH,  /* const char *; a file or directory */
+    ML_FLAG_WORD,  /* an enum (int): the index in `words` */
+    ML_FLAG_LIST,  /* ml_string_list; --name A B C */
+} ml_flag_type;
+
+typedef enum ml_flag_state { ML_FLAG_LIVE, ML_FLAG_NOOP, ML_FLAG_REFUSED } ml_flag_state;
+typedef enum ml_flag_origin {
+    ML_FROM_OURS,
+    ML_FROM_MILES,
+    ML_FROM_MEGATRON,
+    ML_FROM_SGLANG
+} ml_flag_origin;
+
+typedef struct ml_flag {
+    const char *name;    /* without dashes; unique within a subcommand */
+    const char *same_as; /* this flag is an alias of that one, in the same subcommand;
+                            NULL: not an alias */
+    ml_flag_type type;
+    size_t at;            /* ML_AT(field) of ml_config */
+    const char *def;      /* as a user would write it; NULL: zero */
+    const char *def_note; /* help text for a default that is not a constant */
+    bool unset;           /* F64 without a default: NaN if not given */
+    double min, max;      /* bounds, when min < max */
+    bool required;        /* no default: the command cannot run without it */
+    bool model;           /* PATH: a Hugging Face checkpoint */
+    bool operand; /* set by the first non-flag word; for a list, by all words from there */
+    const char *const *words; /* NULL-terminated */
+    const char *value;        /* name of the value in help: DIR, FILE, N */
+    const char *env;          /* environment variable that sets it, with lower priority
+                                 than the flag */
+    bool secret;              /* a key: never logged or saved */
+    const char *group;        /* heading in help */
+    unsigned cmds;            /* bits of ml_cmd */
+    ml_flag_origin from;
+    ml_flag_state state;
+    const char *why; /* NOOP and REFUSED: the reason, a sentence without its period */
+    const char *help;
+} ml_flag;
+
+#define ML_AT(field) .at = offsetof(ml_config, field)
+
+/* Tables end with an entry without a name; the list of tables ends with NULL. */
+extern const ml_flag ml_flags_model[], ml_flags_serve[], ml_flags_serve_compat[],
+    ml_flags_router[], ml_flags_router_compat[], ml_flags_access[], ml_flags_score[],
+    ml_flags_convert[], ml_flags_text[], ml_flags_bench[], ml_flags_run[],
+    ml_flags_compat[], ml_flags_algo[], ml_flags_train[], ml_flags_optimizer[],
+    ml_flags_models[], ml_flags_checkpoint[], ml_flags_arch[], ml_flags_parallel[],
+    ml_flags_numerics[], ml_flags_logging[], ml_flags_sglang[], ml_flags_steps[],
+    ml_flags_debug[], ml_flags_inspect[], ml_flags_rollout[], ml_flags_async[],
+    ml_flags_extensions[], ml_flags_reward[], ml_flags_record[], ml_flags_async_eval[];
+extern const ml_flag *const ml_flag_tables[];
+
+/* A constraint between flags; all are checked after parsing. */
+typedef struct ml_rule {
+    const char *id;
+    unsigned cmds;
+    bool (*broken)(const ml_config *c);
+    const char *sentence; /* the error and the remedy */
+} ml_rule;
+
+/* Tables end with an entry without an id; the list of tables ends with NULL. */
+extern const ml_rule ml_rules[], ml_rules_train[];
+extern const ml_rule *const ml_rule_tables[];
+
+/* The flags of the subcommands in `cmds`, in the order of the tables. */
+#define ML_FLAG_MAX 1024
+typedef struct ml_flag_list {
+    int n;
+    const ml_flag *row[ML_FLAG_MAX];
+} ml_flag_list;
+
+void ml_flag_list_init(ml_flag_list *l, unsigned cmds);
+/* The index of the flag with this name, or -1. */
+int ml_flag_list_find(const ml_flag_list *l, ml_str name);
+
+/* Describes a valid value of this flag, for messages and docs: "a whole number from 1 to
+ * 256". */
+void ml_flag_expect(const ml_flag *f, ml_text *out);
+
+/* Writes the flag's field; false if the text is not a valid value.  A bool is set by any
+ * text and cleared by NULL. */
+bool ml_flag_set(ml_config *c, const ml_flag *f, const char *s);
+
+typedef enum ml_help_asked {
+    ML_HELP_NONE,
+    ML_HELP_LIVE, /* --help: flags with an effect */
+    ML_HELP_ALL,  /* --help-all: also flags without effect and unsupported ones */
+} ml_help_asked;
+
+/* Fills c from, in increasing priority, defaults, environment, --custom-config-path and
+ * argv[0 .. argc), the words after the subcommand.  If a flag is given several times, the
+ * last one wins, and the log shows what it overrides.  ML_EUSAGE: `wrong` has a line for
+ * each error, a sentence without its period.  If help is requested, nothing else is
+ * checked. */
+ml_status ml_flags_parse(ml_config *c, ml_help_asked *help, ml_cmd cmd, int argc,
+                         char **argv, ml_text *wrong);
+
+/* Releases the strings created by the parser; also after a failed parse. */
+void ml_config_release(ml_config *c);
+
+/* Appends {"name": value, ...}: every live flag of the command with its current value. */
+void ml_flags_dump(ml_text *out, ml_cmd cmd, const ml_config *c);
+
+#endif

@@ -1,0 +1,73 @@
+/* Ranks, machines and their supervision: a run is one process today. */
+#include "cli/flags/flag_rows.h"
+
+#define TRAIN (ML_CMD_SFT | ML_CMD_TRAIN)
+
+static const char *const only_one[] = { "1", NULL };
+static const char *const memory[] = { "cpu", NULL };
+
+#define ONE_RANK "A run has one rank."
+#define RANK "a run has one rank"
+#define PLACE "a run is one process on one machine"
+#define ENGINES "use --rollout-num-engines for engines in other processes"
+#define TRANSFER "weights for remote engines are files; see --update-weight-transfer-mode"
+#define FAULTS "the trainer is one process; resume a killed run with --load"
+#define CONTROL "there are no training ranks to control; restart the run with --load"
+
+const ml_flag ml_flags_parallel[] = {
+    ML_FIXED("tensor-model-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
+    ML_FIXED("pipeline-model-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
+    ML_FIXED("context-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
+    ML_FIXED("expert-model-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
+    ML_FIXED("expert-tensor-parallel-size", MEGATRON, TRAIN, only_one, ONE_RANK),
+    ML_FIXED("dp-replicate-size", MILES, TRAIN, only_one, ONE_RANK),
+    ML_NOOP("sequence-parallel", BOOL, MEGATRON, TRAIN, RANK),
+    ML_NOOP("overlap-grad-reduce", BOOL, MEGATRON, TRAIN, RANK),
+    ML_NOOP("overlap-param-gather", BOOL, MEGATRON, TRAIN, RANK),
+    ML_NOOP("cp-comm-type", LIST, MEGATRON, TRAIN, RANK),
+    ML_REFUSED("decoder-first-pipeline-num-layers", TEXT, MEGATRON, TRAIN,
+               "pipeline parallelism is not supported; remove the flag"),
+    ML_REFUSED("decoder-last-pipeline-num-layers", TEXT, MEGATRON, TRAIN,
+               "pipeline parallelism is not supported; remove the flag"),
+    ML_NOOP("indep-dp", BOOL, MILES, TRAIN, RANK),
+    ML_NOOP("delay-split-train-data-by-dp", BOOL, MILES, TRAIN, RANK),
+    ML_NOOP("allgather-cp", BOOL, MILES, TRAIN, RANK),
+    ML_NOOP("distributed-backend", TEXT, MEGATRON, TRAIN, RANK),
+    ML_NOOP("distributed-timeout-minutes", TEXT, MEGATRON, TRAIN, RANK),
+    ML_NOOP("debug-deterministic-collective", BOOL, MILES, TRAIN, RANK),
+    ML_NOOP("actor-num-nodes", TEXT, MILES, TRAIN, PLACE),
+    ML_NOOP("actor-num-gpus-per-node", TEXT, MILES, TRAIN, PLACE),
+    ML_NOOP("rollout-num-gpus", TEXT, MILES, TRAIN, ENGINES),
+    ML_NOOP("rollout-num-gpus-per-engine", TEXT, MILES, TRAIN, ENGINES),
+    ML_NOOP("num-gpus-per-node", TEXT, MILES, TRAIN, PLACE),
+    ML_NOOP("pin-rollout-manager-to-head", BOOL, MILES, TRAIN, PLACE),
+    ML_NOOP("use-distributed-post", BOOL, MILES, TRAIN, PLACE),
+    ML_NOOP("object-store-backend", TEXT, MILES, TRAIN, PLACE),
+    ML_NOOP("mooncake-store-init-kwargs", TEXT, MILES, TRAIN, PLACE),
+    ML_NOOP("mooncake-replica-num", TEXT, MILES, TRAIN, PLACE),
+    ML_REFUSED("prefill-num-servers", TEXT, MILES, TRAIN,
+               "prefill and decode run on the same engine; remove the flag"),
+    ML_NOOP("stream-optimizer-state-to-disk", BOOL, MILES, TRAIN,
+            "use --optimizer-offload-dir to keep the optimizer state on disk"),
+    ML_NOOP("stream-optimizer-state-moment-dtype", TEXT, MILES, TRAIN, "moments are f32"),
+    ML_NOOP("offload-train-disk-dir", TEXT, MILES, TRAIN,
+            "use --optimizer-offload-dir to keep the optimizer state on disk"),
+    ML_NOOP("offload-train-disk-chunk-mb", TEXT, MILES, TRAIN,
+            "use --optimizer-offload-dir to keep the optimizer state on disk"),
+    ML_NOOP("offload-rollout-level", LIST, MILES, TRAIN,
+            "only the KV cache is released; engine and trainer share the weights"),
+    ML_FIXED("offload-train-target", MILES, TRAIN, memory,
+             "--offload-train moves the optimizer state to host memory."),
+    ML_NOOP("p2p-transfer-num-workers", TEXT, MILES, TRAIN, TRANSFER),
+    ML_NOOP("p2p-transfer-timeout", TEXT, MILES, TRAIN, TRANSFER),
+    ML_NOOP("ft-components", LIST, MILES, TRAIN, FAULTS),
+    ML_NOOP("trainer-heartbeat-checker-interval", TEXT, MILES, TRAIN, FAULTS),
+    ML_NOOP("trainer-heartbeat-checker-timeout", TEXT, MILES, TRAIN, FAULTS),
+    ML_NOOP("trainer-heartbeat-checker-first-wait", TEXT, MILES, TRAIN, FAULTS),
+    ML_NOOP("trainer-heartbeat-checker-failure-threshold", TEXT, MILES, TRAIN, FAULTS),
+    ML_REFUSED("mini-ft-controller-enable", BOOL, MILES, TRAIN, CONTROL),
+    ML_REFUSED("control-server-port", TEXT, MILES, TRAIN, CONTROL),
+    ML_REFUSED("mini-ft-controller-poll-interval", TEXT, MILES, TRAIN, CONTROL),
+    ML_REFUSED("mini-ft-controller-resume-delay", TEXT, MILES, TRAIN, CONTROL),
+    { 0 },
+};

@@ -1,0 +1,289 @@
+/* Constraints between flags of miles train: generation of samples, and models besides the
+ * actor. */
+#include <string.h>
+
+#include "cli/flags/flag.h"
+
+/* --- generation of samples ------------------------------------------------------- */
+
+static bool async_flag_in_train(const ml_config *c) {
+    return !c->mode.async && (c->mode.fully || c->mode.update_interval > 1);
+}
+
+static bool queue_flag_without_queue(const ml_config *c) {
+    return !c->mode.fully &&
+           (c->mode.max_stale >= 0 || c->mode.max_samples || c->mode.unused);
+}
+
+static bool buffer_without_queue(const ml_config *c) {
+    return c->extensions.path.buffer && (!c->mode.fully || c->mode.max_stale >= 0);
+}
+
+static bool two_sets_in_one(const ml_config *c) {
+    return c->mode.async && c->mode.colocate;
+}
+
+static bool saves_between(const ml_config *c) {
+    return c->train.save_interval % c->mode.update_interval != 0;
+}
+
+static bool fully_in_rounds(const ml_config *c) {
+    return c->mode.fully && (c->rollout.partial || c->rollout.over_sampling ||
+                             c->extensions.path.samples_hook);
+}
+
+static bool less_than_a_group(const ml_config *c) {
+    return c->mode.max_samples && c->mode.max_samples < c->rollout.n_samples_per_prompt;
+}
+
+static bool external_without_address(const ml_config *c) {
+    return c->mode.external && !c->mode.addrs.n;
+}
+
+static bool address_without_external(const ml_config *c) {
+    return !c->mode.external && c->mode.addrs.n;
+}
+
+static bool place_without_engines(const ml_config *c) {
+    return !ml_config_elsewhere(c) && c->mode.weight_dir;
+}
+
+static bool engines_of_two_kinds(const ml_config *c) {
+    return c->mode.external && c->mode.n_engine;
+}
+
+static bool engines_in_one_set(const ml_config *c) {
+    return c->mode.colocate && c->mode.n_engine;
+}
+
+static bool no_place_for_weights(const ml_config *c) {
+    return ml_config_elsewhere(c) && !c->mode.weight_dir && !c->train.save;
+}
+
+static bool peer_to_peer(const ml_config *c) {
+    return c->mode.transfer == ML_TRANSFER_P2P;
+}
+
+static bool delta_for_nobody(const ml_config *c) {
+    return c->mode.transfer == ML_TRANSFER_DISK_DELTA && !ml_config_elsewhere(c);
+}
+
+static bool delta_without_copy(const ml_config *c) {
+    return c->mode.transfer == ML_TRANSFER_DISK_DELTA && !c->mode.local_dir;
+}
+
+static bool delta_flag_without_delta(const ml_config *c) {
+    return c->mode.transfer == ML_TRANSFER_BROADCAST &&
+           (c->mode.local_dir || c->mode.delta_encoding || c->mode.delta_checksum);
+}
+
+static bool uneven_engines(const ml_config *c) {
+    return c->async_eval.n_gpu % c->async_eval.per_engine != 0;
+}
+
+static bool evaluates_elsewhere(const ml_config *c) {
+    return c->async_eval.n_gpu && c->mode.external;
+}
+
+static bool no_place_for_snapshots(const ml_config *c) {
+    return c->async_eval.n_gpu && !c->async_eval.dir && !c->train.save;
+}
+
+static bool stale_by_design(const ml_config *c) {
+    return c->debug.on_policy &&
+           (c->mode.async || c->rollout.partial || c->debug.skip_sync);
+}
+
+static bool prefill_alone(const ml_config *c) {
+    return c->debug.prefill && (!c->debug.on_policy || c->rollout.load_debug);
+}
+
+static bool hook_without_files(const ml_config *c) {
+    return c->extensions.path.weights_written && !ml_config_elsewhere(c);
+}
+
+static bool analyses_nothing(const ml_config *c) {
+    return c->record.analyse && !c->record.events && !c->debug.dump;
+}
+
+static bool skips_what_it_checks(const ml_config *c) {
+    return c->debug.skip_sync && c->debug.ci_test && !c->debug.ci_no_sync;
+}
+
+static bool faults_of_nobody(const ml_config *c) {
+    return c->debug.faults && !c->mode.n_engine;
+}
+
+static bool takes_turns_with_itself(const ml_config *c) {
+    return (c->mode.offload || c->mode.offload_train || c->mode.offload_rollout) &&
+           (c->mode.async || ml_config_elsewhere(c) || c->rollout.load_debug);
+}
+
+/* --- models besides the actor -------------------------------------------------- */
+
+static bool is(const char *a, const char *b) {
+    return a && strcmp(a, b) == 0;
+}
+
+/* For an estimator in a shared object it is known only after loading. */
+static bool critic_of_nothing(const ml_config *c) {
+    return ml_config_names_critic(c) && !is(c->algo.advantage_estimator, "ppo") &&
+           !strchr(c->algo.advantage_estimator, ':');
+}
+
+static bool critic_without_returns(const ml_config *c) {
+    return is(c->algo.advantage_estimator, "ppo") && c->algo.disable_compute_advantages;
+}
+
+static bool no_reference(const ml_config *c) {
+    return c->models.ref_interval && !c->algo.num.use_kl_loss && c->algo.num.kl_coef == 0.0;
+}
+
+static bool teacher_of_nobody(const ml_config *c) {
+    return !c->algo.use_opd && (c->models.teacher_load || c->models.teacher_urls.n);
+}
+
+/* Recordings may contain the teacher's log-probs. */
+static bool teacher_of_no_type(const ml_config *c) {
+    return c->algo.use_opd && !c->models.opd_type && !c->rollout.load_debug;
+}
+
+static bool teacher_not_loaded(const ml_config *c) {
+    return c->algo.use_opd && is(c->models.opd_type, "megatron") &&
+           (!c->models.teacher_load || c->models.teacher_urls.n);
+}
+
+static bool teacher_not_asked(const ml_config *c) {
+    return c->algo.use_opd && is(c->models.opd_type, "sglang") &&
+           (c->models.teacher_load || !c->models.teacher_urls.n);
+}
+
+static bool old_and_none(const ml_config *c) {
+    return c->models.keep_old_actor && c->algo.skip_actor_forward_only;
+}
+
+static bool needs_the_pass(const ml_config *c) {
+    return c->algo.skip_actor_forward_only && (c->models.entropy || c->debug.on_policy);
+}
+
+static bool replays_no_routing(const ml_config *c) {
+    return c->algo.skip_actor_forward_only && c->rollout.routing_replay &&
+           !c->rollout.rollout_routing_replay;
+}
+
+static bool replays_no_indexer(const ml_config *c) {
+    return c->algo.skip_actor_forward_only && c->rollout.indexer_replay &&
+           !c->rollout.rollout_indexer_replay;
+}
+
+const ml_rule ml_rules_train[] = {
+    { "train-async-flags", ML_CMD_TRAIN, async_flag_in_train,
+      "--fully-async and --update-weights-interval need miles train-async: miles train "
+      "publishes after each rollout" },
+    { "train-async-queue", ML_CMD_TRAIN, queue_flag_without_queue,
+      "--max-weight-staleness, --async-max-concurrent-samples and "
+      "--async-unused-samples-handler need --fully-async: add it, or remove them" },
+    { "train-async-buffer", ML_CMD_TRAIN, buffer_without_queue,
+      "--custom-async-data-buffer-path needs --fully-async, and excludes "
+      "--max-weight-staleness, which it replaces" },
+    { "train-async-colocate", ML_CMD_TRAIN, two_sets_in_one,
+      "--colocate is for miles train: train-async generates with one set of weights while "
+      "it trains another" },
+    { "train-async-saves", ML_CMD_TRAIN, saves_between,
+      "--save-interval must be a multiple of --update-weights-interval: a run can only "
+      "resume from a rollout that published its weights" },
+    { "train-async-rounds", ML_CMD_TRAIN, fully_in_rounds,
+      "--fully-async excludes --partial-rollout, --over-sampling-batch-size and "
+      "--rollout-all-samples-process-path: remove them" },
+    { "train-async-samples", ML_CMD_TRAIN, less_than_a_group,
+      "--async-max-concurrent-samples must be at least --n-samples-per-prompt" },
+    { "train-external-address", ML_CMD_TRAIN, external_without_address,
+      "--rollout-external needs --rollout-external-engine-addrs HOST:PORT, the address of "
+      "miles serve or miles router" },
+    { "train-external-alone", ML_CMD_TRAIN, address_without_external,
+      "--rollout-external-engine-addrs needs --rollout-external" },
+    { "train-weights-dir", ML_CMD_TRAIN, place_without_engines,
+      "--update-weight-disk-dir needs remote engines: add --rollout-external or "
+      "--rollout-num-engines" },
+    { "train-engines-twice", ML_CMD_TRAIN, engines_of_two_kinds,
+      "--rollout-num-engines and --rollout-external exclude each other: remove one" },
+    { "train-engines-colocate", ML_CMD_TRAIN, engines_in_one_set,
+      "--colocate excludes --rollout-num-engines, whose engines have their own weights: "
+      "remove one of them" },
+    { "train-weights-nowhere", ML_CMD_TRAIN, no_place_for_weights,
+      "remote engines read weights from a directory: give --update-weight-disk-dir DIR, or "
+      "--save" },
+    { "train-weights-p2p", ML_CMD_TRAIN, peer_to_peer,
+      "--update-weight-transfer-mode p2p is not supported: use broadcast or disk-delta" },
+    { "train-delta-engines", ML_CMD_TRAIN, delta_for_nobody,
+      "--update-weight-transfer-mode disk-delta needs remote engines: add "
+      "--rollout-external or --rollout-num-engines" },
+    { "train-delta-copy", ML_CMD_TRAIN, delta_without_copy,
+      "--update-weight-transfer-mode disk-delta needs --update-weight-local-checkpoint-dir "
+      "DIR, the directory of the engines' local copy" },
+    { "train-delta-flags", ML_CMD_TRAIN, delta_flag_without_delta,
+      "--update-weight-local-checkpoint-dir, --update-weight-delta-encoding and "
+      "--update-weight-delta-checksum need --update-weight-transfer-mode disk-delta: add "
+      "it, or remove them" },
+    { "train-eval-engines", ML_CMD_TRAIN, uneven_engines,
+      "--eval-num-gpus must be a multiple of --eval-num-gpus-per-engine" },
+    { "train-eval-elsewhere", ML_CMD_TRAIN, evaluates_elsewhere,
+      "--eval-num-gpus starts engines on this machine, and excludes --rollout-external: "
+      "remove one of them" },
+    { "train-eval-snapshots", ML_CMD_TRAIN, no_place_for_snapshots,
+      "--eval-num-gpus evaluates weights on disk: give "
+      "--eval-hf-dir DIR, or --save" },
+    { "train-on-policy", ML_CMD_TRAIN, stale_by_design,
+      "--true-on-policy-mode needs every token drawn with the weights it is trained on: "
+      "use miles train, without --partial-rollout and --debug-skip-weight-update" },
+    { "train-prefill", ML_CMD_TRAIN, prefill_alone,
+      "--recompute-logprobs-via-prefill needs --true-on-policy-mode and an engine, not "
+      "--load-debug-rollout-data" },
+    { "train-weights-hook", ML_CMD_TRAIN, hook_without_files,
+      "--custom-update-weight-post-write-path needs remote engines: add --rollout-external "
+      "or --rollout-num-engines, or remove it" },
+    { "train-events", ML_CMD_TRAIN, analyses_nothing,
+      "--enable-event-analyzer needs --save-debug-event-data, the events to check" },
+    { "train-faults", ML_CMD_TRAIN, faults_of_nobody,
+      "--ci-ft-test-actions kills engines of the run: add --rollout-num-engines and "
+      "--use-fault-tolerance" },
+    { "train-offload", ML_CMD_TRAIN, takes_turns_with_itself,
+      "--offload, --offload-train and --offload-rollout need miles train with the engine "
+      "in the same process" },
+    { "train-ci-sync", ML_CMD_TRAIN, skips_what_it_checks,
+      "--ci-test compares weights, which differ under --debug-skip-weight-update: add "
+      "--ci-disable-weight-update-checker" },
+    { "train-critic", ML_CMD_TRAIN, critic_of_nothing,
+      "--critic-load, --critic-save, --critic-lr, --critic-lr-warmup-iters and "
+      "--num-critic-only-steps need a critic: add --advantage-estimator ppo, or remove "
+      "them" },
+    { "train-critic-returns", ML_CMD_TRAIN, critic_without_returns,
+      "--advantage-estimator ppo excludes --disable-compute-advantages-and-returns: a "
+      "critic is trained on the returns" },
+    { "train-ref-interval", ML_CMD_TRAIN, no_reference,
+      "--ref-update-interval needs a reference model: add --use-kl-loss or --kl-coef" },
+    { "train-teacher", ML_CMD_TRAIN, teacher_of_nobody,
+      "--opd-teacher-load and --opd-teacher-urls need --use-opd" },
+    { "train-opd-type", ML_CMD_TRAIN, teacher_of_no_type,
+      "--use-opd needs --opd-type: megatron with --opd-teacher-load, or sglang with "
+      "--opd-teacher-urls" },
+    { "train-opd-load", ML_CMD_TRAIN, teacher_not_loaded,
+      "--opd-type megatron takes the teacher from --opd-teacher-load, not from "
+      "--opd-teacher-urls" },
+    { "train-opd-urls", ML_CMD_TRAIN, teacher_not_asked,
+      "--opd-type sglang takes the teacher from --opd-teacher-urls, not from "
+      "--opd-teacher-load" },
+    { "train-old-actor", ML_CMD_TRAIN, old_and_none,
+      "--keep-old-actor selects the old log-probs, which --skip-actor-forward-only does "
+      "not compute: remove one of them" },
+    { "train-forward-pass", ML_CMD_TRAIN, needs_the_pass,
+      "--skip-actor-forward-only skips the forward pass that --use-rollout-entropy and "
+      "--true-on-policy-mode need: remove one of them" },
+    { "train-routing-replay", ML_CMD_TRAIN, replays_no_routing,
+      "--use-routing-replay needs the forward pass for old log-probs, which "
+      "--skip-actor-forward-only skips: use --use-rollout-routing-replay" },
+    { "train-indexer-replay", ML_CMD_TRAIN, replays_no_indexer,
+      "--use-indexer-replay needs the forward pass for old log-probs, which "
+      "--skip-actor-forward-only skips: use --use-rollout-indexer-replay" },
+    { 0 },
+};

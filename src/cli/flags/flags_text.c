@@ -1,0 +1,30 @@
+#include "cli/flags/flag.h"
+
+const ml_flag ml_flags_text[] = {
+    { .name = "add-special-tokens",
+      .type = ML_FLAG_BOOL,
+      ML_AT(text.add_special),
+      .group = "text",
+      .cmds = ML_CMD_TOKENIZE,
+      .help = "Add the special tokens of the tokenizer's post-processor, such as BOS." },
+    { .name = "decode",
+      .type = ML_FLAG_BOOL,
+      ML_AT(text.decode),
+      .group = "text",
+      .cmds = ML_CMD_TOKENIZE,
+      .help = "Decode {\"ids\": [...]} to {\"text\": ...}." },
+    { .name = "skip-special-tokens",
+      .type = ML_FLAG_BOOL,
+      ML_AT(text.skip_special),
+      .group = "text",
+      .cmds = ML_CMD_TOKENIZE,
+      .help = "Remove special tokens from decoded text." },
+    { .name = "check",
+      .type = ML_FLAG_BOOL,
+      ML_AT(chat.check),
+      .group = "text",
+      .cmds = ML_CMD_CHAT_TEMPLATE,
+      .help = "Instead of the text, report whether rendering turn by turn only appends to "
+              "the previous text, and where it does not." },
+    { 0 },
+};

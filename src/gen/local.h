@@ -1,0 +1,36 @@
+/* local.h - an in-process engine as an ml_gen, with a thread of its own.
+ *
+ * submit checks and copies a request on the caller's thread; the engine's thread moves it
+ * into the queue between steps.  The engine's thread also runs all other operations on the
+ * engine, between steps, while the caller waits.
+ *
+ * thread: as in gen.h.  The engine's thread owns the backend from open to close. */
+#ifndef ML_GEN_LOCAL_H
+#define ML_GEN_LOCAL_H
+
+#include "engine/engine.h"
+
+typedef struct ml_local_opts {
+    ml_engine_opts engine;
+    const ml_spec *spec;
+    ml_backend *be;
+    /* The weights: the caller's; if NULL, loaded from the checkpoint in dir; if that is
+     * NULL too, random (dummy) weights. */
+    const ml_weights *weights;
+    const char *dir;
+    ml_weight_dtype dtype;
+    uint64_t seed, version; /* of dummy weights; of the first loaded or dummy ones */
+} ml_local_opts;
+
+ml_status ml_local_open(ml_gen **out, const ml_local_opts *o, ml_err *err);
+
+/* Switches to weights in memory, which must stay valid until the next switch; returns when
+ * they are in use.  ML_EUSAGE: FINISH while paused with requests in flight: a deadlock. */
+ml_status ml_local_switch(ml_gen *g, const ml_weights *w, ml_switch how, ml_err *err);
+
+/* Free memory while generation is idle, and allocate it again; requests in flight wait.
+ * Loaded and dummy weights are restored from their source; the caller's stay untouched. */
+void ml_local_release(ml_gen *g, bool kv, bool weights);
+ml_status ml_local_take(ml_gen *g, bool kv, bool weights, ml_err *err);
+
+#endif

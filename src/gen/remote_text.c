@@ -1,0 +1,471 @@
+/* remote_text.c - writes requests as JSON and parses replies. */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base64.h"
+#include "base/json.h"
+#include "base/json_out.h"
+#include "gen/remote_priv.h"
+
+/* --- requests ------------------------------------------------------------------- */
+
+static void write_stops(ml_json_out *o, const ml_gen_request *r) {
+    if (r->n_stop_id) {
+        ml_json_key(o, "stop_token_ids");
+        ml_json_ids(o, r->stop_id, r->n_stop_id);
+    }
+    if (r->n_stop == 0)
+        return;
+    ml_json_key(o, "stop");
+    ml_json_begin(o, '[');
+    for (int32_t i = 0; i < r->n_stop; i++)
+        ml_json_str(o, r->stop[i]);
+    ml_json_end(o, ']');
+}
+
+static void write_bias(ml_json_out *o, const ml_draw_opts *d) {
+    char id[16];
+
+    if (d->n_bias == 0)
+        return;
+    ml_json_key(o, "logit_bias");
+    ml_json_begin(o, '{');
+    for (int32_t i = 0; i < d->n_bias; i++) {
+        snprintf(id, sizeof id, "%d", d->bias[i].id);
+        ml_json_key(o, id);
+        ml_json_float(o, d->bias[i].add);
+    }
+    ml_json_end(o, '}');
+}
+
+/* Hashes (seed, sample), as SplitMix64 does, to the one number of 31 bits SGLang takes. */
+static uint64_t mixed_seed(const ml_draw_opts *d) {
+    uint64_t h = (d->seed + 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u + d->sample;
+    h = (h ^ h >> 30) * 0x94d049bb133111ebu;
+    return (h ^ h >> 31) & 0x7fffffff;
+}
+
+/* The random stream of a sample: (seed, sample); SGLang accepts one number only. */
+static void write_seed(ml_json_out *o, const ml_remote_opts *opts, const ml_draw_opts *d) {
+    static const char *const dist[] = {
+        [ML_DIST_RAW] = "raw", [ML_DIST_MODEL] = "model", [ML_DIST_DRAWN] = "drawn"
+    };
+
+    ml_json_key(o, "sampling_seed");
+    ml_json_unsigned(o, opts->sglang ? mixed_seed(d) : d->seed);
+    if (opts->sglang)
+        return;
+    ml_json_key(o, "sample");
+    ml_json_unsigned(o, d->sample);
+    ml_json_put_word(o, "logprob_distribution", dist[d->dist]);
+}
+
+static void write_sampling(ml_json_out *o, const ml_remote_opts *opts,
+                           const ml_gen_request *r) {
+    const ml_draw_opts *d = &r->draw;
+
+    ml_json_key(o, "sampling_params");
+    ml_json_begin(o, '{');
+    ml_json_put_float(o, "temperature", d->temperature);
+    ml_json_put_float(o, "top_p", d->top_p);
+    ml_json_put_int(o, "top_k", d->top_k ? d->top_k : -1);
+    ml_json_put_float(o, "min_p", d->min_p);
+    ml_json_put_float(o, "repetition_penalty", d->repetition);
+    ml_json_put_float(o, "frequency_penalty", d->frequency);
+    ml_json_put_float(o, "presence_penalty", d->presence);
+    ml_json_put_int(o, "max_new_tokens", r->max_new);
+    ml_json_put_int(o, "min_new_tokens", r->min_new);
+    ml_json_put_bool(o, "ignore_eos", r->ignore_eos);
+    write_stops(o, r);
+    write_bias(o, d);
+    write_seed(o, opts, d);
+    ml_json_end(o, '}');
+}
+
+/* logprob_start_len: servers list prompt tokens from it on, the first without a score. */
+static int32_t list_from(const ml_gen_request *r) {
+    if (r->score_from < 0 || r->score_from >= r->n_prompt)
+        return -1;
+    return r->score_from > 0 ? r->score_from - 1 : 0;
+}
+
+/* Routing records, by SGLang's names. */
+static const char *const routing_request_field[ML_N_ROUTING] = { "return_routed_experts",
+                                                                 "return_indexer_topk" };
+static const char *const routing_reply_field[ML_N_ROUTING] = { "routed_experts",
+                                                               "indexer_topk" };
+
+void ml_remote_write(ml_text *out, const ml_remote_opts *opts, const ml_gen_request *r,
+                     uint64_t ticket) {
+    ml_json_out json = { .to = out }, *o = &json;
+    char rid[32];
+
+    snprintf(rid, sizeof rid, "miles-%llu", (unsigned long long)ticket);
+    ml_json_begin(o, '{');
+    ml_json_key(o, "input_ids");
+    ml_json_ids(o, r->prompt, r->n_prompt);
+    ml_json_put_word(o, "rid", rid);
+    ml_json_put_bool(o, "return_logprob", true);
+    write_sampling(o, opts, r);
+    ml_json_put_int(o, "logprob_start_len", list_from(r));
+    if (r->n_top)
+        ml_json_put_int(o, "top_logprobs_num", r->n_top);
+    if (r->n_also) {
+        ml_json_key(o, "token_ids_logprob");
+        ml_json_ids(o, r->also, r->n_also);
+    }
+    if (!opts->sglang) {
+        ml_json_put_bool(o, "return_entropy", true);
+    }
+    for (int i = 0; i < ML_N_ROUTING; i++)
+        if (r->routed[i]) {
+            ml_json_key(o, routing_request_field[i]);
+            ml_json_bool(o, true);
+        }
+    if (r->routed_from)
+        ml_json_put_int(o, "routed_experts_start_len", r->routed_from);
+    ml_json_end(o, '}');
+}
+
+/* --- replies -------------------------------------------------------------------- */
+
+/* A reply is untrusted input: every field is checked before use. */
+typedef struct reader {
+    const ml_json *meta;
+    ml_arena *arena;
+    const ml_gen_request *req;
+    const ml_spec *spec; /* or NULL */
+    const char *url;
+    bool ended; /* the request was not aborted: no list may be shorter */
+    ml_err *err;
+    ml_status st;
+} reader;
+
+static void refuse(reader *d, const char *field, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Records what is wrong with a field; only the first error is kept. */
+static void refuse(reader *d, const char *field, const char *format, ...) {
+    char what[200];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    if (d->st == ML_OK)
+        d->st = ml_fail(d->err, ML_EFORMAT, "%s: meta_info.%s of the reply %s", d->url,
+                        field, what);
+}
+
+/* null becomes NaN: not known. */
+static float number(reader *d, const ml_json *v, const char *field) {
+    double x;
+    if (v && v->type == ML_JSON_NULL)
+        return NAN;
+    if (v && ml_json_f64(v, &x) && isfinite((float)x))
+        return (float)x;
+    refuse(d, field, "has %s; expected a finite number", v ? ml_json_what(v) : "nothing");
+    return NAN;
+}
+
+static int64_t integer(reader *d, const ml_json *v, const char *field) {
+    int64_t x;
+    if (v && ml_json_i64(v, &x) && x >= 0)
+        return x;
+    refuse(d, field, "has %s; expected a whole number >= 0",
+           v ? ml_json_what(v) : "nothing");
+    return 0;
+}
+
+static int32_t token_id(reader *d, const ml_json *v, const char *field) {
+    int64_t id = integer(d, v, field), most = d->spec ? d->spec->n_vocab : INT32_MAX;
+
+    if (id < most)
+        return (int32_t)id;
+    refuse(d, field, "has token %lld; the largest token id is %lld", (long long)id,
+           (long long)most - 1);
+    return 0;
+}
+
+/* [log-prob, id, ...] */
+static void read_pair(reader *d, const ml_json *pair, float *logprob, int32_t *id,
+                      const char *field) {
+    const ml_json *first = pair && pair->type == ML_JSON_ARRAY ? pair->child : NULL;
+    *logprob = number(d, first, field);
+    *id = token_id(d, first ? first->next : NULL, field);
+}
+
+/* An array with an element for each of n tokens; NULL when it is absent. */
+static const ml_json *list_of(reader *d, const char *field, int32_t n) {
+    const ml_json *v = field ? ml_json_get(d->meta, field) : NULL;
+
+    if (!v || v->type == ML_JSON_NULL)
+        return NULL;
+    if (v->type == ML_JSON_ARRAY && v->n == n)
+        return v;
+    refuse(d, field,
+           "is %s of %d; expected an array with one element for each of %d tokens",
+           ml_json_what(v), v->n, n);
+    return NULL;
+}
+
+/* Lists of pairs, one list per token; `wanted` of each.  ids may be NULL. */
+static void read_lists(reader *d, const char *field, int32_t n, int32_t wanted,
+                       int32_t **ids, const float **logprobs) {
+    const ml_json *list = wanted ? list_of(d, field, n) : NULL;
+    float *logprob = ML_NEW(d->arena, float, (size_t)n *(size_t)wanted + 1);
+    int32_t *id = ML_NEW(d->arena, int32_t, (size_t)n * (size_t)wanted + 1);
+    const ml_json *of_token = list ? list->child : NULL;
+
+    if (wanted && n && !list && d->ended)
+        refuse(d, field, "is missing");
+    for (int32_t i = 0; i < n && wanted; i++) {
+        const ml_json *pair =
+            of_token && of_token->type == ML_JSON_ARRAY ? of_token->child : NULL;
+        for (int64_t k = (int64_t)i * wanted; k < (int64_t)(i + 1) * wanted; k++) {
+            logprob[k] = NAN;
+            id[k] = -1;
+            if (pair)
+                read_pair(d, pair, &logprob[k], &id[k], field);
+            pair = pair ? pair->next : NULL;
+        }
+        of_token = of_token ? of_token->next : NULL;
+    }
+    if (ids)
+        *ids = id;
+    *logprobs = logprob;
+}
+
+/* Weight versions of the tokens; if the server sends none, its version at the end. */
+static const uint64_t *read_versions(reader *d, const char *field, int32_t n,
+                                     uint64_t now) {
+    const ml_json *list = list_of(d, field, n), *v = list ? list->child : NULL;
+    uint64_t *version = ML_NEW(d->arena, uint64_t, n + 1);
+
+    for (int32_t i = 0; i < n; i++) {
+        version[i] = v ? (uint64_t)integer(d, v, field) : now;
+        v = v ? v->next : NULL;
+    }
+    return version;
+}
+
+static const float *read_entropy(reader *d, const char *field, int32_t n) {
+    const ml_json *list = list_of(d, field, n), *v = list ? list->child : NULL;
+    float *entropy = ML_NEW(d->arena, float, n + 1);
+
+    for (int32_t i = 0; i < n; i++) {
+        entropy[i] = v ? number(d, v, field) : NAN;
+        v = v ? v->next : NULL;
+    }
+    return entropy;
+}
+
+static ml_scored read_scored(reader *d, const char *const field[5], int32_t most,
+                             uint64_t now) {
+    const ml_json *list = ml_json_get(d->meta, field[0]);
+    int32_t n = list && list->type == ML_JSON_ARRAY ? list->n : 0, at = 0;
+    int32_t *id, *top = NULL;
+    float *logprob;
+    ml_scored s;
+
+    if (n > most) {
+        refuse(d, field[0], "has %d tokens; expected at most %d", n, most);
+        return (ml_scored){ 0 };
+    }
+    id = ML_NEW(d->arena, int32_t, n + 1);
+    logprob = ML_NEW(d->arena, float, n + 1);
+    s = (ml_scored){ .n = n, .id = id, .logprob = logprob };
+    for (const ml_json *p = n ? list->child : NULL; p; p = p->next, at++)
+        read_pair(d, p, &logprob[at], &id[at], field[0]);
+    read_lists(d, field[1], n, d->req->n_top, &top, &s.top_logprob);
+    read_lists(d, field[2], n, d->req->n_also, NULL, &s.also_logprob);
+    s.top_id = top;
+    s.entropy = read_entropy(d, field[3], n);
+    s.version = read_versions(d, field[4], n, now);
+    return s;
+}
+
+/* The answer's tokens; each must have a log-probability. */
+static ml_scored read_answer(reader *d, uint64_t now) {
+    static const char *const field[5] = { "output_token_logprobs", "output_top_logprobs",
+                                          "output_token_ids_logprobs",
+                                          "output_token_entropy", "output_token_versions" };
+    const ml_json *list = ml_json_get(d->meta, field[0]);
+    ml_scored s = read_scored(d, field, d->req->max_new, now);
+
+    if (d->ended && d->req->max_new > 0 && (!list || list->type != ML_JSON_ARRAY))
+        refuse(d, field[0], "is missing");
+    for (int32_t i = 0; i < s.n; i++)
+        if (isnan(s.logprob[i]))
+            refuse(d, field[0], "has no log-prob for token %d of the response", i);
+    return s;
+}
+
+/* Drops the token before the first requested one. */
+static ml_scored without_first(ml_scored s, const ml_gen_request *r) {
+    s.n--;
+    s.id++;
+    s.logprob++;
+    s.entropy++;
+    s.version++;
+    s.top_id += r->n_top;
+    s.top_logprob += r->n_top;
+    s.also_logprob += r->n_also;
+    return s;
+}
+
+/* The scored prompt tokens, which must equal those of the request. */
+static ml_scored read_prompt(reader *d, uint64_t now) {
+    static const char *const field[5] = { "input_token_logprobs", "input_top_logprobs",
+                                          "input_token_ids_logprobs",
+                                          "input_token_entropy" };
+    const ml_gen_request *r = d->req;
+    int32_t from = list_from(r), n = from < 0 ? 0 : r->n_prompt - from;
+    ml_scored s;
+
+    if (from < 0)
+        return (ml_scored){ 0 };
+    s = read_scored(d, field, n, now);
+    if (s.n < n && d->ended)
+        refuse(d, field[0], "has %d tokens; expected %d", s.n, n);
+    for (int32_t i = 0; i < s.n; i++)
+        if (s.id[i] != r->prompt[from + i])
+            refuse(d, field[0], "has token %d, but the prompt has %d", s.id[i],
+                   r->prompt[from + i]);
+    return r->score_from > 0 && s.n > 0 ? without_first(s, r) : s;
+}
+
+/* SGLang's weight version is text; one that is not a number counts as 0. */
+static uint64_t read_version(reader *d) {
+    const ml_json *v = ml_json_get(d->meta, "weight_version");
+    uint64_t version = 0;
+
+    if (!v || (v->type != ML_JSON_STRING && v->type != ML_JSON_NUMBER))
+        return 0;
+    for (size_t i = 0; i < v->text.len; i++) {
+        if (v->text.ptr[i] < '0' || v->text.ptr[i] > '9')
+            return 0;
+        if (i >= 18) {
+            refuse(d, "weight_version", "has more than 18 digits");
+            return 0;
+        }
+        version = version * 10 + (uint64_t)(v->text.ptr[i] - '0');
+    }
+    return version;
+}
+
+static void read_stop(reader *d, const ml_json *matched, ml_gen_update *u) {
+    u->finish = ML_FINISH_TOKEN;
+    u->matched = -1;
+    if (matched && matched->type == ML_JSON_NUMBER)
+        u->matched = token_id(d, matched, "finish_reason.matched");
+    if (!matched || matched->type != ML_JSON_STRING)
+        return;
+    u->finish = ML_FINISH_STRING;
+    for (int32_t i = 0; i < d->req->n_stop; i++)
+        if (ml_str_eq(d->req->stop[i], matched->text))
+            u->matched = i;
+}
+
+static void read_finish(reader *d, ml_gen_update *u) {
+    const ml_json *reason = ml_json_get(d->meta, "finish_reason");
+    const ml_json *type = ml_json_get(reason, "type");
+    const ml_json *message = ml_json_get(reason, "message");
+    ml_str word = type && type->type == ML_JSON_STRING ? type->text : (ml_str){ 0 };
+
+    if (ml_str_is(word, "stop"))
+        read_stop(d, ml_json_get(reason, "matched"), u);
+    else if (ml_str_is(word, "length"))
+        u->finish = ML_FINISH_LENGTH;
+    else if (ml_str_is(word, "abort"))
+        u->finish = ML_FINISH_ABORT;
+    else
+        refuse(d, "finish_reason.type", "is not stop, length or abort");
+    if (u->finish == ML_FINISH_ABORT)
+        u->message = message && message->type == ML_JSON_STRING ? message->text
+                                                                : ml_str_of("aborted");
+    d->ended = u->finish != ML_FINISH_ABORT;
+}
+
+static int64_t width_of(int64_t bytes, int64_t n_row) {
+    int64_t one = n_row * (int64_t)sizeof(int32_t);
+    return bytes > 0 && bytes % one == 0 ? bytes / one : 0;
+}
+
+/* Routing rows; their number follows from that of the tokens.  A server may also send a row
+ * of the last token, which is ignored. */
+static ml_routing read_routed(reader *d, ml_routing_kind route, int32_t n_token) {
+    const char *field = routing_reply_field[route];
+    const ml_json *v = ml_json_get(d->meta, field);
+    int64_t want = d->spec ? ml_spec_routing_width(d->spec, route) : 0, bytes, width;
+    int32_t n = n_token - 1 - d->req->routed_from, *row;
+
+    if (!v || v->type != ML_JSON_STRING || n < 0) {
+        refuse(d, field, "is not a routing record");
+        return (ml_routing){ 0 };
+    }
+    row = ML_NEW(d->arena, int32_t, v->text.len / 4 + 1);
+    bytes = ml_base64_read(row, v->text);
+    if (n == 0)
+        return (ml_routing){ 0 };
+    width = width_of(bytes, n);
+    if (!width || (d->spec && width != want))
+        width = width_of(bytes, n + 1);
+    if (width && (!d->spec || width == want))
+        return (ml_routing){ .row = row, .n = n, .width = width };
+    refuse(d, field, "is not the base64 routing record of %d tokens", n);
+    return (ml_routing){ 0 };
+}
+
+/* Used in metrics only, so clamped instead of checked. */
+static int32_t read_cached(const reader *d) {
+    int64_t n = 0;
+
+    (void)ml_json_i64(ml_json_get(d->meta, "cached_tokens"), &n);
+    return n < 0 ? 0 : n > d->req->n_prompt ? d->req->n_prompt : (int32_t)n;
+}
+
+ml_status ml_remote_read(ml_gen_update *out, ml_arena *a, const ml_gen_request *r,
+                         const ml_spec *spec, ml_str reply, const char *url, ml_err *err) {
+    const ml_json *root;
+    reader d = { .arena = a, .req = r, .spec = spec, .url = url, .err = err };
+    ml_status st = ml_json_parse(&root, a, reply, url, err);
+
+    if (st != ML_OK)
+        return st;
+    if (root->type == ML_JSON_ARRAY && root->n == 1)
+        root = root->child;
+    d.meta = ml_json_get(root, "meta_info");
+    if (!d.meta)
+        return ml_fail(err, ML_EFORMAT, "%s: the reply has no meta_info", url);
+    read_finish(&d, out);
+    out->version = read_version(&d);
+    out->answer = read_answer(&d, out->version);
+    out->prompt = read_prompt(&d, out->version);
+    for (int i = 0; i < ML_N_ROUTING; i++)
+        if (r->routed[i] && out->answer.n > 0)
+            out->routed[i] =
+                read_routed(&d, (ml_routing_kind)i, r->n_prompt + out->answer.n);
+    out->n_cached = read_cached(&d);
+    return d.st;
+}
+
+size_t ml_remote_reply_bytes(const ml_gen_request *r, const ml_spec *spec) {
+    enum { FIXED = 1 << 20, PER_TOKEN = 1024, PER_PAIR = 128 };
+    size_t n_scored = (size_t)r->max_new + (size_t)(list_from(r) < 0 ? 0 : r->n_prompt);
+    size_t n_token = (size_t)r->max_new + (size_t)r->n_prompt;
+    size_t pairs = (size_t)r->n_top + (size_t)r->n_also;
+    size_t bytes = FIXED + n_scored * (PER_TOKEN + PER_PAIR * pairs);
+
+    for (int i = 0; i < ML_N_ROUTING; i++) {
+        if (r->routed[i] && !spec)
+            return SIZE_MAX;
+        if (r->routed[i]) /* base64 of 4-byte integers */
+            bytes += n_token *
+                     ((size_t)ml_spec_routing_width(spec, (ml_routing_kind)i) * 16 / 3 + 4);
+    }
+    return bytes;
+}

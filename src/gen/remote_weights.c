@@ -1,0 +1,133 @@
+/* remote_weights.c - weight updates of all servers. */
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "gen/remote_priv.h"
+
+/* The limit of attempts or of time is reached. */
+static bool is_enough(const ml_remote *r, int32_t n, double waited) {
+    return (r->opts.n_attempt > 0 && n >= r->opts.n_attempt) ||
+           (r->opts.request_s > 0 && waited >= r->opts.request_s);
+}
+
+/* Repeats a request until all servers have succeeded.  An unreachable server is retried
+ * within the limits of attempts and time; a refusal is final. */
+static ml_status post_all(ml_remote *r, const char *path, const char *body, ml_err *err) {
+    double began = ml_clock_s(), waited, warn_after = 0;
+    ml_err why = { 0 };
+    ml_status st;
+
+    for (int32_t n = 1;; n++) {
+        st = ml_remote_request_all(r, "POST", path, body, true, &why);
+        waited = ml_clock_s() - began;
+        if (st != ML_EAGAIN || is_enough(r, n, waited) ||
+            ml_remote_check_given_up(r, &why) != ML_OK)
+            break;
+        if (waited >= warn_after) {
+            ml_log(ML_LOG_WARN, "%s; waiting with the new weights until it has them",
+                   why.msg);
+            warn_after = 2 * waited > r->opts.warn_s ? 2 * waited : r->opts.warn_s;
+        }
+        usleep((useconds_t)(r->opts.retry_s * 1e6));
+    }
+    if (st == ML_EAGAIN && r->opts.request_s > 0 && waited >= r->opts.request_s)
+        ml_err_prefix(&why, "no successful reply to %s for %g s", path, r->opts.request_s);
+    if (st != ML_OK && err)
+        *err = why;
+    return st == ML_EAGAIN ? ML_EPEER : st;
+}
+
+/* Stores the bodies that a lost server is sent when it comes back. */
+static void keep(ml_remote *r, const char *load, const char *pull) {
+    pthread_mutex_lock(&r->lock);
+    r->weights.load = load;
+    r->weights.pull = pull;
+    pthread_mutex_unlock(&r->lock);
+}
+
+static const char *kept(ml_remote *r, const ml_text *body) {
+    return body->ptr ? ml_arena_str(&r->arena, body->ptr, body->len) : NULL;
+}
+
+static void write_pull(ml_text *out, const ml_pull *p) {
+    ml_text_printf(out, "{\"local_checkpoint_dir\":");
+    ml_json_quote(out, ml_str_of(p->local));
+    ml_text_printf(out, ",\"source_dir\":");
+    ml_json_quote(out, ml_str_of(p->source));
+    ml_text_printf(out, ",\"target_version\":%lld}", (long long)p->version);
+}
+
+static void write_load(ml_text *out, const char *dir, const ml_pull *p, uint64_t version,
+                       ml_switch how) {
+    ml_text_printf(out, "{\"model_path\":");
+    ml_json_quote(out, ml_str_of(dir));
+    ml_text_printf(out, ",\"weight_version\":\"%llu\",\"abort_all_requests\":%s",
+                   (unsigned long long)version, how == ML_SWITCH_ABORT ? "true" : "false");
+    if (p)
+        ml_text_printf(out, ",\"published_version\":%lld", (long long)p->version);
+    ml_text_printf(out, "}");
+}
+
+/* p NULL: from a directory that all servers can read. */
+static ml_status load(ml_remote *r, const char *dir, const ml_pull *p, uint64_t version,
+                      ml_switch how, ml_err *err) {
+    const char *load_before = r->weights.load, *pull_before = r->weights.pull;
+    ml_text body = { 0 }, pull = { 0 };
+    ml_status st;
+
+    if (how == ML_SWITCH_FINISH || how == ML_SWITCH_INEXACT_KV)
+        return ml_fail(err, ML_EUNSUP,
+                       "servers recompute or abort requests in flight when weights change; "
+                       "otherwise pause and wait for them to finish");
+    pthread_mutex_lock(&r->lock);
+    version = version ? version : r->stats.version + 1;
+    if (version > r->weights.newest)
+        r->weights.newest = version;
+    pthread_mutex_unlock(&r->lock);
+    write_load(&body, dir, p, version, how);
+    if (p)
+        write_pull(&pull, p);
+    keep(r, kept(r, &body), kept(r, &pull));
+    st = post_all(r, "/update_weights_from_disk", body.ptr, err);
+    ml_text_release(&pull);
+    ml_text_release(&body);
+    if (st != ML_OK) {
+        keep(r, load_before, pull_before);
+        return st;
+    }
+    pthread_mutex_lock(&r->lock);
+    r->stats.version = version;
+    pthread_mutex_unlock(&r->lock);
+    ml_remote_run_on_loop(r, ml_remote_mark_all_loaded, r);
+    return ML_OK;
+}
+
+ml_status ml_remote_load(ml_gen *g, const char *dir, uint64_t version, ml_switch how,
+                         ml_err *err) {
+    return load((ml_remote *)g, dir, NULL, version, how, err);
+}
+
+ml_status ml_remote_load_pulled(ml_gen *g, const ml_pull *p, uint64_t version,
+                                ml_switch how, ml_err *err) {
+    return load((ml_remote *)g, p->local, p, version, how, err);
+}
+
+ml_status ml_remote_pull(ml_gen *g, const ml_pull *p, ml_err *err) {
+    ml_text body = { 0 };
+    ml_status st;
+
+    write_pull(&body, p);
+    st = post_all((ml_remote *)g, "/pull_weights", body.ptr, err);
+    ml_text_release(&body);
+    return st;
+}
+
+ml_status ml_remote_check(ml_gen *g, ml_err *err) {
+    ml_status st = ml_remote_request_all((ml_remote *)g, "GET", "/health", "", true, err);
+
+    if (st != ML_OK)
+        ml_err_prefix(err, "an engine is not reachable");
+    return st == ML_EAGAIN ? ML_EPEER : st;
+}

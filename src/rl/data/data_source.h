@@ -1,0 +1,56 @@
+/* data_source.h - hands out prompts in order and numbers their groups and samples.
+ *
+ * Prompts of a data set are handed out as groups of n samples each, numbered
+ * consecutively over the whole run.  An epoch is one pass over the data set, in the
+ * order of CPython's random.Random(seed + epoch).shuffle.  Returned groups are handed
+ * out again before new ones, oldest first.  All of this is Miles' behaviour, including
+ * the request that gets fewer groups than it wants: one that is larger than the rest
+ * of the epoch and a whole epoch together.
+ *
+ * The position is saved as a line of JSON and restored from it; returned groups are
+ * not part of it.
+ *
+ * thread: one owner. */
+#ifndef ML_RL_DATA_DATA_SOURCE_H
+#define ML_RL_DATA_DATA_SOURCE_H
+
+#include "miles/plugin.h"
+#include "rl/data/dataset.h"
+
+typedef struct ml_data_source ml_data_source;
+
+typedef struct ml_data_source_opts {
+    bool shuffle;
+    int64_t seed;                 /* of the shuffle; at most 2^61 in size */
+    int32_t n_samples_per_prompt; /* at least 1 */
+    const miles_source *select;   /* selects the row of a group; NULL: in sequence */
+} ml_data_source_opts;
+
+/* Samples first_index .. first_index + n_sample - 1, all of one prompt. */
+typedef struct ml_group {
+    int64_t row; /* of the data set; -1: there is no data set */
+    int64_t group_index, first_index;
+    int32_t n_sample;
+} ml_group;
+
+/* ds must outlive the source.  It may be NULL: then groups have numbers but no prompt. */
+ml_status ml_data_source_new(ml_data_source **out, const ml_dataset *ds,
+                             const ml_data_source_opts *opts, ml_err *err);
+void ml_data_source_free(ml_data_source *s); /* NULL is allowed */
+
+/* Hands out the next n groups, or fewer; returns their number. */
+int64_t ml_data_source_get(ml_data_source *s, ml_group *out /* [n] */, int64_t n);
+
+/* Returns groups to the source, which will hand them out again. */
+void ml_data_source_add(ml_data_source *s, const ml_group *group /* [n] */, int64_t n);
+int64_t ml_data_source_n_buffered(const ml_data_source *s);
+
+/* Appends {"sample_offset": ..., "epoch_id": ..., "sample_group_index": ...,
+ * "sample_index": ..., "metadata": {...}, "rows": ...}. */
+void ml_data_source_save(const ml_data_source *s, ml_text *out);
+/* Restores a saved position; on failure the position does not change.  Messages begin with
+ * `name` (a path).  A data set with a different number of rows only causes a warning. */
+ml_status ml_data_source_load(ml_data_source *s, ml_str state, const char *name,
+                              ml_err *err);
+
+#endif

@@ -1,0 +1,193 @@
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "rl/learn/learner_priv.h"
+#include "rl/learn/step_run.h"
+
+static bool same_bits(float a, float b) {
+    uint32_t x, y;
+    memcpy(&x, &a, sizeof x);
+    memcpy(&y, &b, sizeof y);
+    return x == y;
+}
+
+/* Checks that log-probs of rollout and training with the same weights are bitwise equal. */
+static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
+    ml_learn_run *s = ud;
+    const ml_sample *x = s->in[io->sample];
+
+    for (int32_t t = 0; x->logprob && x->version && t < io->n_response; t++) {
+        double diff;
+        if (!io->mask[t] || x->version[t] != s->l->weights->version ||
+            same_bits(x->logprob[t], io->logprob[t]))
+            continue;
+        diff = fabs((double)x->logprob[t] - (double)io->logprob[t]);
+        s->out->max_diff = diff > s->out->max_diff ? diff : s->out->max_diff;
+        return ml_fail(
+            err, ML_EFORMAT,
+            "rollout and training disagree: token %d of sample %lld was drawn with "
+            "log-prob %.9g, but the same weights (version %llu) give %.9g in training; was "
+            "the rollout generated with another temperature, model or program?",
+            t, (long long)x->index, (double)x->logprob[t],
+            (unsigned long long)x->version[t], (double)io->logprob[t]);
+    }
+    return ML_OK;
+}
+
+/* Records the sample's contribution to the gradient of the current train step. */
+static void record_coverage(void *ud, const ml_loss_io *io) {
+    const ml_learn_run *s = ud;
+    double weight = 0;
+
+    for (int32_t t = 0; t < io->n_response; t++)
+        weight += fabs((double)io->dlogprob[t]) + fabs((double)io->dentropy[t]);
+    ml_coverage_see(s->l->coverage, s->in[io->sample]->index, s->rollout, s->step, weight);
+}
+
+/* Checks that each sample contributed exactly once. */
+static ml_status check_coverage(const ml_learn_run *s, ml_err *err) {
+    int64_t *index = ML_NEW(s->a, int64_t, s->n + 1);
+
+    if (!s->l->coverage || s->critic_only)
+        return ML_OK;
+    for (int32_t i = 0; i < s->n; i++)
+        index[i] = s->in[i]->index;
+    return ml_coverage_judge(s->l->coverage, index, s->n, s->rollout, err);
+}
+
+static int by_number(const void *x, const void *y) {
+    int32_t i = *(const int32_t *)x, k = *(const int32_t *)y;
+    return i < k ? -1 : i > k;
+}
+
+/* The indices of the samples in the step's micro-batches, ascending. */
+static int32_t *numbers_of(ml_arena *a, const ml_bins *micro, int32_t *n) {
+    int32_t *number;
+
+    *n = 0;
+    for (int32_t k = 0; k < micro->n; k++)
+        *n += micro->bin[k].n;
+    number = ML_NEW(a, int32_t, *n + 1);
+    *n = 0;
+    for (int32_t k = 0; k < micro->n; k++)
+        for (int32_t i = 0; i < micro->bin[k].n; i++)
+            number[(*n)++] = micro->bin[k].item[i];
+    qsort(number, (size_t)*n, sizeof *number, by_number);
+    return number;
+}
+
+/* The model that a train step updates: actor or critic. */
+typedef struct trainee {
+    ml_trainer *trainer;
+    const miles_loss *loss;
+    const char *prefix; /* of its metrics */
+    bool is_actor;
+} trainee;
+
+static void report_step(const trainee *p, const ml_step_result *step,
+                        const ml_step_loss *loss, const double *metric, ml_metrics *out) {
+    ml_metrics_add(out, p->prefix, "loss", step->loss);
+    for (int32_t k = 0; k < loss->n_metric; k++)
+        ml_metrics_add(out, p->prefix, loss->metric[k].name, metric[k]);
+    ml_metrics_add(out, p->prefix, "grad_norm", step->grad_norm);
+    ml_metrics_add(out, p->prefix, "lr-pg_0", step->lr);
+    ml_metrics_add(out, p->prefix, "weight_decay", step->weight_decay);
+    ml_metrics_add(out, p->prefix, "tokens", (double)step->n_token);
+    ml_metrics_add(out, p->prefix, "loss_tokens", (double)step->n_loss);
+    ml_metrics_add(out, p->prefix, "applied", step->applied);
+}
+
+static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule_step *plan,
+                            ml_step_result *out, ml_metrics *metrics, ml_err *err) {
+    const ml_recipe *r = s->l->recipe;
+    double metric[ML_STEP_METRIC_MAX];
+    int32_t n, *number = numbers_of(s->a, &plan->rank[0], &n);
+    const miles_sample **view = ML_NEW(s->a, const miles_sample *, n + 1);
+    miles_batch b = { sizeof b, n, view };
+    ml_step_loss loss;
+    ml_status st;
+
+    for (int32_t i = 0; i < n; i++)
+        view[i] = &s->row[number[i]];
+    st = ml_step_loss_init(&loss, s->a, r, p->loss, &b, err);
+    if (st == ML_OK)
+        st = ml_step_run_on(
+            p->trainer,
+            &(ml_step_run){ .loss = &loss,
+                            .sample = number,
+                            .list = s->train,
+                            .step = plan,
+                            .old_is_now = p->is_actor && r->skip_actor_forward_only,
+                            .look = p->is_actor ? check_equal : NULL,
+                            .saw = p->is_actor && s->l->coverage ? record_coverage : NULL,
+                            .ud = s },
+            out, metric, err);
+    if (st != ML_OK)
+        return st;
+    if (p->is_actor && s->l->stepped)
+        s->l->stepped(s->l->stepped_ud);
+    report_step(p, out, &loss, metric, metrics);
+    return ML_OK;
+}
+
+static bool has_advantage(const miles_sample *row) {
+    for (int64_t t = 0; t < row->n; t++)
+        if (row->mask[t] && row->advantage[t] != 0.0)
+            return true;
+    return false;
+}
+
+/* Marks samples without a gradient: a policy loss without an entropy or KL term has none
+ * where the advantages are 0, as in a group of equal rewards.  Whether other losses have a
+ * gradient is known only after they have run. */
+static void mark_idle(ml_learn_run *s) {
+    bool flat = ml_recipe_is_flat(s->l->recipe);
+
+    for (int32_t i = 0; i < s->n && flat; i++)
+        s->train[i].idle = s->row[i].advantage && !has_advantage(&s->row[i]);
+}
+
+static void expect_steps(ml_work_count *t, const ml_schedule *plan, bool wanted) {
+    for (int32_t k = 0; k < plan->n_step && wanted; k++)
+        ml_work_count_expect(t, plan->step[k].rank[0].n);
+}
+
+/* Runs all train steps of the critic, then those of the actor; step k of both has the same
+ * samples. */
+ml_status ml_learn_train(ml_learn_run *s, ml_err *err) {
+    const ml_recipe *r = s->l->recipe;
+    trainee actor = { s->l->trainer, r->loss, "train/", true };
+    trainee critic = { s->l->critic, r->critic_loss, "train/critic-", false };
+    ml_schedule plan, critic_plan;
+    ml_status st =
+        ml_trainer_schedule(&critic_plan, s->l->trainer, s->a, s->train, s->n, err);
+
+    if (st != ML_OK)
+        return st;
+    mark_idle(s);
+    st = ml_trainer_schedule(&plan, s->l->trainer, s->a, s->train, s->n, err);
+    if (st != ML_OK)
+        return st;
+    expect_steps(s->l->work_count, &critic_plan, critic.trainer != NULL);
+    expect_steps(s->l->work_count, &plan, !s->critic_only);
+    s->out->n_step = plan.n_step;
+    s->out->step = ML_NEW(s->a, ml_step_metrics, plan.n_step + 1);
+    for (int32_t k = 0; k < plan.n_step; k++)
+        ml_metrics_init(&s->out->step[k].metrics, s->a);
+    for (int32_t k = 0; k < plan.n_step && st == ML_OK && critic.trainer; k++) {
+        ml_step_metrics *done = &s->out->step[k];
+        done->has_critic = true;
+        st = train_step(s, &critic, &critic_plan.step[k], &done->critic, &done->metrics,
+                        err);
+    }
+    for (int32_t k = 0; k < plan.n_step && st == ML_OK && !s->critic_only; k++) {
+        ml_step_metrics *done = &s->out->step[k];
+        done->has_step = true;
+        s->step = k;
+        st = ml_hooks_call(s->l->hooks, MILES_BEFORE_TRAIN_STEP, s->rollout, k, "", err);
+        if (st == ML_OK)
+            st = train_step(s, &actor, &plan.step[k], &done->step, &done->metrics, err);
+    }
+    return st == ML_OK ? check_coverage(s, err) : st;
+}

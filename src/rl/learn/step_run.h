@@ -1,0 +1,29 @@
+/* step_run.h - one optimizer step of a recipe: its loss between the trainer's forward and
+ * backward pass.
+ *
+ * thread: the trainer's. */
+#ifndef ML_RL_LEARN_STEP_RUN_H
+#define ML_RL_LEARN_STEP_RUN_H
+
+#include "rl/learn/loss/step_loss.h"
+#include "train/trainer.h"
+
+typedef struct ml_step_run {
+    ml_step_loss *loss;    /* made for the samples of this step, in this order: */
+    const int32_t *sample; /* [loss->n] their indices in the list below */
+    const ml_train_sample *list;
+    const ml_schedule_step *step;
+    int32_t rank;
+    bool old_is_now; /* the old log-probs are those of this forward pass */
+    /* Receives the model's outputs of each sample before the loss; NULL: none. */
+    ml_status (*look)(void *ud, const ml_loss_io *io, ml_err *err);
+    /* Receives the loss's gradients of these outputs afterwards; NULL: none. */
+    void (*saw)(void *ud, const ml_loss_io *io);
+    void *ud;
+} ml_step_run;
+
+/* out->loss is the recipe's loss; metric [loss->n_metric] receives its metrics. */
+ml_status ml_step_run_on(ml_trainer *t, const ml_step_run *r, ml_step_result *out,
+                         double *metric, ml_err *err);
+
+#endif

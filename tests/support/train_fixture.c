@@ -1,0 +1,136 @@
+#include "tests/support/train_fixture.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/support/test.h"
+
+static void must(ml_status st, const ml_err *err) {
+    if (st == ML_OK)
+        return;
+    ml_test_fail(__FILE__, __LINE__, "%s", err->msg);
+    exit(1);
+}
+
+static void add_sample(ml_train_fixture *t, const ml_st_tensor *ids, bool whole) {
+    int32_t n = (int32_t)ids->shape[0], i = t->n_sample;
+    int32_t n_response = whole ? n - 1 : n / 2;
+    uint8_t *mask = ML_NEW(&t->arena, uint8_t, n_response);
+
+    for (int32_t k = 0; k < n_response; k++)
+        mask[k] = (7 * k + i) % 3 != 0;
+    t->sample[t->n_sample++] = (ml_train_sample){ .token = ids->data,
+                                                  .n_token = n,
+                                                  .n_response = n_response,
+                                                  .mask = whole ? NULL : mask,
+                                                  .rollout = i };
+}
+
+static void read_samples(ml_train_fixture *t, const char *dir, bool whole) {
+    char path[256], name[32];
+    ml_err err = { 0 };
+    const ml_st_tensor *ids;
+
+    snprintf(path, sizeof path, "%s/golden.safetensors", dir);
+    must(ml_st_open(&t->golden, path, &err), &err);
+    for (int i = 0;; i++) {
+        snprintf(name, sizeof name, "tokens.%d", i);
+        ids = ml_st_find(t->golden, ml_str_of(name));
+        if (!ids || t->n_sample == ML_TRAIN_FIXTURE_SAMPLES)
+            break;
+        if (ids->shape[0] >= 4)
+            add_sample(t, ids, whole);
+    }
+    CHECK(t->n_sample >= 3);
+}
+
+ml_trainer_opts ml_train_fixture_defaults(void) {
+    return (ml_trainer_opts){
+        .optimizer = { .beta1 = 0.9, .beta2 = 0.98, .eps = 1e-8, .clip_grad = 1.0 },
+        .lr = { .train_iters = 1000,
+                .global_batch_size = 1,
+                .lr = 1e-3,
+                .start_weight_decay = 0.1,
+                .end_weight_decay = 0.1 },
+        .batch = { .global_batch_size = 3, .dynamic = true, .max_tokens = 256 },
+        .stop_on_bad = true,
+    };
+}
+
+void ml_train_fixture_open(ml_train_fixture *t, const ml_train_fixture_opts *o) {
+    const char *dir = o->dir ? o->dir : "tests/golden/data/qwen3";
+    ml_err err = { 0 };
+
+    *t = (ml_train_fixture){ 0 };
+    ml_arena_init(&t->arena, "train fixture");
+    must(o->critic ? ml_spec_open_critic(&t->spec, dir, &err)
+                   : ml_spec_open(&t->spec, dir, &err),
+         &err);
+    must(ml_checkpoint_open(&t->checkpoint, dir, &err), &err);
+    ml_spec_keep_kv(&t->spec, ml_weights_kv_dtype(&t->spec, t->checkpoint, o->dtype));
+    must(ml_backend_cpu_open(&t->be, o->n_thread ? o->n_thread : 1, o->level, &err), &err);
+    must(ml_weights_load(&t->weights, &t->spec, t->checkpoint, o->dtype, &t->be, &t->arena,
+                         &err),
+         &err);
+    must(ml_trainer_open(&t->trainer, &t->spec, &t->weights, &t->be, &o->trainer, &err),
+         &err);
+    read_samples(t, dir, o->whole);
+}
+
+void ml_train_fixture_close(ml_train_fixture *t) {
+    ml_trainer_close(t->trainer);
+    ml_st_close(t->golden);
+    ml_weights_close(&t->weights);
+    ml_backend_close(&t->be);
+    ml_checkpoint_close(t->checkpoint);
+    ml_spec_close(&t->spec);
+    ml_arena_release(&t->arena);
+}
+
+ml_bins ml_train_fixture_bins(ml_train_fixture *t, int64_t max_tokens) {
+    ml_bins b = { .bin = ML_NEW(&t->arena, ml_bin, t->n_sample) };
+    int64_t n = 0;
+
+    for (int32_t i = 0; i < t->n_sample; i++) {
+        ml_bin *bin;
+        if (b.n == 0 || n + t->sample[i].n_token > max_tokens) {
+            b.bin[b.n++].item = ML_NEW(&t->arena, int32_t, t->n_sample);
+            n = 0;
+        }
+        bin = &b.bin[b.n - 1];
+        bin->item[bin->n++] = i;
+        n += t->sample[i].n_token;
+    }
+    return b;
+}
+
+ml_status ml_train_fixture_nll(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {
+    (void)ud;
+    (void)err;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t count = 0;
+        for (int32_t t = 0; t < io[i].n_response; t++)
+            count += !io[i].mask || io[i].mask[t];
+        for (int32_t t = 0; t < io[i].n_response; t++) {
+            if (io[i].mask && !io[i].mask[t])
+                continue;
+            io[i].loss -= (double)io[i].logprob[t] / count;
+            io[i].dlogprob[t] = -1.0f / (float)count;
+        }
+    }
+    return ML_OK;
+}
+
+ml_step_result ml_train_fixture_step(ml_train_fixture *t, int64_t max_tokens) {
+    ml_bins bins = ml_train_fixture_bins(t, max_tokens);
+    ml_step step = { .sample = t->sample,
+                     .micro = &bins,
+                     .n_rollout = t->n_sample,
+                     .denominator = t->n_sample,
+                     .loss = ml_train_fixture_nll };
+    ml_step_result r;
+    ml_err err = { 0 };
+
+    must(ml_trainer_step(t->trainer, &step, &r, &err), &err);
+    return r;
+}
