@@ -109,7 +109,8 @@ static ml_status index_tensors(ml_checkpoint *c, ml_err *err) {
                     shown(t->name), t->name.ptr,
                     c->file_name[c->tensor[ml_map_get(&c->by_name, t->name, 0)].file],
                     c->file_name[i]);
-            c->tensor[n++] = (ml_checkpoint_tensor){ .t = *t, .file = i };
+            c->tensor[n++] =
+                (ml_checkpoint_tensor){ .t = *t, .stored = t->name, .file = i };
         }
     return ML_OK;
 }
@@ -247,6 +248,41 @@ static ml_status open_index(ml_checkpoint *c, ml_err *err) {
     return st;
 }
 
+/* --- multimodal checkpoints ------------------------------------------------------- */
+
+/* Where multimodal models have their text model, in transformers before and since 4.52. */
+static const struct {
+    const char *stored, *name;
+} text_prefixes[] = {
+    { "language_model.model.", "model." },
+    { "language_model.lm_head.", "lm_head." },
+    { "model.language_model.", "model." },
+};
+
+static const char *name_in_text_model(ml_checkpoint *c, ml_str stored) {
+    for (size_t i = 0; i < sizeof text_prefixes / sizeof *text_prefixes; i++) {
+        size_t n = strlen(text_prefixes[i].stored);
+        if (stored.len > n && memcmp(stored.ptr, text_prefixes[i].stored, n) == 0)
+            return ml_arena_printf(&c->arena, "%s%s", text_prefixes[i].name,
+                                   stored.ptr + n);
+    }
+    return NULL;
+}
+
+static ml_status name_text_tensors(ml_checkpoint *c, ml_err *err) {
+    for (int64_t i = 0; i < c->n_tensor; i++) {
+        const char *name = name_in_text_model(c, c->tensor[i].stored);
+        if (!name)
+            continue;
+        c->tensor[i].t.name = ml_str_of(name);
+        if (!ml_map_add(&c->by_name, c->tensor[i].t.name, i))
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: has both tensors %s and %s; a text model is stored once",
+                           c->dir, name, c->tensor[i].stored.ptr);
+    }
+    return ML_OK;
+}
+
 /* --- open and close -------------------------------------------------------------- */
 
 static ml_checkpoint *new_checkpoint(const char *dir) {
@@ -275,6 +311,8 @@ ml_status ml_checkpoint_open(ml_checkpoint **out, const char *dir, ml_err *err) 
         st = fail_no_weights(dir, err);
     if (!st)
         st = ml_quant_resolve(c, err);
+    if (!st)
+        st = name_text_tensors(c, err);
 out:
     if (st)
         ml_checkpoint_close(c);

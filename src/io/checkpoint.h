@@ -4,7 +4,8 @@
  * index is compared with the shards in both directions, so that a checkpoint that opens
  * is complete: every listed tensor is in the shard that the index names, and no shard has
  * a tensor that is not listed.  Quantised weights appear as the matrices they stand for
- * (io/quant.h).
+ * (io/quant.h).  In a multimodal checkpoint, the tensors of the text model have the names
+ * that they have in a checkpoint of the text model alone.
  *
  * thread: immutable after open. */
 #ifndef ML_IO_CHECKPOINT_H
@@ -13,8 +14,9 @@
 #include "io/safetensors.h"
 
 typedef struct ml_checkpoint_tensor {
-    ml_st_tensor t;
-    int32_t file; /* index */
+    ml_st_tensor t; /* its name is that of the text model alone */
+    ml_str stored;  /* the name in the checkpoint */
+    int32_t file;   /* index */
 } ml_checkpoint_tensor;
 
 typedef struct ml_checkpoint {
@@ -27,7 +29,7 @@ typedef struct ml_checkpoint {
     ml_checkpoint_tensor *tensor; /* [n_tensor] */
     int64_t n_tensor;
     bool quantized; /* some tensor is */
-    ml_map by_name; /* index into tensor */
+    ml_map by_name; /* index into tensor, by both names */
     ml_arena arena;
 } ml_checkpoint;
 

@@ -627,6 +627,7 @@ static ml_status keep_weights(resolver *r) {
         if (r->used[i] || is_cache_scale(c->tensor[i].t.name))
             continue;
         c->tensor[n] = c->tensor[i];
+        c->tensor[n].stored = c->tensor[n].t.name;
         if (!ml_map_add(&c->by_name, c->tensor[n].t.name, n))
             return ml_fail(r->err, ML_EFORMAT,
                            "%s: tensor %s is stored both quantised and as it is", c->dir,

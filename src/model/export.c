@@ -95,6 +95,18 @@ static void add_new_item(exporter *x, int32_t param) {
     x->changed = true;
 }
 
+/* The target has the names of the source's files. */
+static const ml_st_tensor *as_stored(exporter *x, const ml_checkpoint_tensor *t) {
+    ml_st_tensor *own;
+
+    if (t->stored.ptr == t->t.name.ptr)
+        return &t->t;
+    own = ML_NEW(&x->arena, ml_st_tensor, 1);
+    *own = t->t;
+    own->name = t->stored;
+    return own;
+}
+
 static void list_items(exporter *x) {
     x->it = ML_NEW(&x->arena, item, x->from->n_tensor + x->s->n_param);
     for (int64_t i = 0; i < x->from->n_tensor; i++) {
@@ -104,6 +116,7 @@ static void list_items(exporter *x) {
             continue;
         }
         x->it[x->n] = item_of(x, x->from->file[t->file], &t->t);
+        x->it[x->n].src = as_stored(x, t);
         x->it[x->n++].shard = t->file;
     }
     for (int32_t i = 0; i < x->s->n_param && x->s->critic; i++)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "base/log.h"
 #include "base/philox.h"
 #include "base/pool.h"
 #include "io/quant.h"
@@ -320,9 +321,16 @@ static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
 ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
                           ml_weight_dtype dtype, ml_backend *be, ml_arena *a, ml_err *err) {
     ml_status st = ml_weights_check(s, c, err);
+    int64_t n_tower;
 
     *w = (ml_weights){ 0 };
     dtype = ml_weights_dtype(be, dtype);
+    n_tower = st == ML_OK ? ml_weights_tower_count(s, c) : 0;
+    if (n_tower)
+        ml_log(ML_LOG_INFO,
+               "%s: a %s model: its text model is used; %lld tensors of other towers are "
+               "copied unchanged when the model is saved",
+               c->dir, s->inside, (long long)n_tower);
     if (st == ML_OK)
         st = carve(w, s, c, dtype, ML_MEM_WEIGHT, be, a, err);
     if (st == ML_OK)

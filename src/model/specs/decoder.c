@@ -3,8 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "io/quant.h"
-
 #define MAX_WIDTH (1 << 20) /* larger widths are not plausible */
 #define MAX_VOCAB (1 << 24)
 #define MAX_LAYER 1024
@@ -20,19 +18,6 @@ static ml_act read_act(ml_builder *b, const char *key, const char *def) {
                       "%s: \"%s\" is \"%s\"; supported are silu and gelu_pytorch_tanh",
                       b->config->path, key, act);
     return ML_ACT_SILU;
-}
-
-/* The checkpoint reader dequantises these formats (io/quant.h). */
-static void check_quantization(ml_hf_config *c) {
-    const ml_json *q = ml_hf_config_get(c, "quantization_config");
-    const char *known, *how = q ? ml_hf_config_str_in(c, q, "quantization_config.",
-                                                      "quant_method", "unnamed")
-                                : NULL;
-    if (how && !ml_quant_method_known(how, &known))
-        ml_hf_config_fail(c, ML_EUNSUP,
-                          "%s:%u: the weights are quantized by the method %s; supported "
-                          "are %s",
-                          c->path, q->line, how, known);
 }
 
 void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *def) {
@@ -76,7 +61,6 @@ void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *de
     s->max_position = ml_hf_config_int(c, "max_position_embeddings", 0, 0, INT64_MAX);
     s->tied = ml_hf_config_bool(c, "tie_word_embeddings", def->tied);
     s->n_nextn = (int32_t)ml_hf_config_int(c, "num_nextn_predict_layers", 0, 0, MAX_LAYER);
-    check_quantization(c);
 }
 
 int32_t ml_decoder_norm(ml_builder *b, const ml_decoder *d, int32_t x, const char *name) {
