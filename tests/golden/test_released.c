@@ -1,9 +1,11 @@
-/* Quantised checkpoints in the formats that are released: the dequantised weights equal those
- * of the libraries byte for byte, and the model computes their logits.
+/* Checkpoints as they are released, quantised or multimodal, against what other libraries
+ * compute from them.
  *
- * tests/golden/quant has a tiny model for each format, written by transformers,
+ * tests/golden/quant has a tiny model for each quantisation, written by transformers,
  * compressed-tensors, gptqmodel or Miles' converters, with the weights and logits of the
- * dequantised model (golden.safetensors). */
+ * dequantised model (golden.safetensors); the dequantised weights must be equal byte for
+ * byte.  tests/golden/wrappers has multimodal models and the logits of transformers for
+ * sequences without images (tools/gen_wrapper_golden.py). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +16,7 @@
 #include "tests/support/test.h"
 
 #define ROOT "tests/golden/quant/"
+#define WRAPPERS "tests/golden/wrappers/"
 
 static void run(const char *command, const char *dir, const char *more) {
     char line[2048], said[4096];
@@ -146,6 +149,47 @@ static void check_format(const char *name) {
     ml_st_close(want);
 }
 
+static void check_same_file(const char *a_dir, const char *b_dir, const char *name) {
+    char path[1024];
+    ml_file a = { 0 }, b = { 0 };
+
+    snprintf(path, sizeof path, "%s/%s", a_dir, name);
+    CHECK(ml_file_map(&a, path, NULL) == ML_OK);
+    snprintf(path, sizeof path, "%s/%s", b_dir, name);
+    CHECK(ml_file_map(&b, path, NULL) == ML_OK);
+    if (!ml_str_eq(a.bytes, b.bytes))
+        ml_test_fail(__FILE__, __LINE__, "%s differs from the one in %s", path, a_dir);
+    ml_file_unmap(&a);
+    ml_file_unmap(&b);
+}
+
+/* The text model computes the logits; an export has all tensors, under their names. */
+static void check_wrapper(const char *name) {
+    char dir[512], golden[600], more[1024];
+    const char *out = ml_test_path("export");
+    ml_st_file *want;
+
+    snprintf(dir, sizeof dir, "%s%s", WRAPPERS, name);
+    snprintf(golden, sizeof golden, "%s/golden.safetensors", dir);
+    want = open_file(golden);
+    if (!want)
+        return;
+    check_logits(dir, golden, want);
+    ml_st_close(want);
+    snprintf(more, sizeof more, "--save-hf %s", out);
+    run("convert", dir, more);
+    check_same_file(dir, out, "model.safetensors");
+    check_same_file(dir, out, "config.json");
+}
+
+#define WRAPPED(X)                                                                         \
+    X(gemma3, "the text model of gemma3")                                                  \
+    X(kimi_k25, "the text model of kimi_k25")                                              \
+    X(mistral3, "the text model of mistral3")                                              \
+    X(qwen2_5_vl, "the text model of qwen2_5_vl")                                          \
+    X(qwen3_5, "the text model of qwen3_5")                                                \
+    X(qwen3_vl, "the text model of qwen3_vl")
+
 #define FORMATS(X)                                                                         \
     X(awq_llama, "AWQ int4 of llama")                                                      \
     X(fp8_qwen3, "FP8 in blocks of 128x128 of qwen3")                                      \
@@ -164,8 +208,14 @@ static void check_format(const char *name) {
     }
 FORMATS(FORMAT_TEST)
 
-#define FORMAT_ROW(dir, name) { name, test_##dir, 60 },
-static const ml_test tests[] = { FORMATS(FORMAT_ROW){ 0 } };
+#define WRAPPER_TEST(dir, name)                                                            \
+    static void test_##dir(void) {                                                         \
+        check_wrapper(#dir);                                                               \
+    }
+WRAPPED(WRAPPER_TEST)
+
+#define ROW(dir, name) { name, test_##dir, 60 },
+static const ml_test tests[] = { FORMATS(ROW) WRAPPED(ROW){ 0 } };
 
 int main(int argc, char **argv) {
     return ml_test_main(argc, argv, tests);
