@@ -104,12 +104,12 @@ static ml_status replay(train_job *j, ml_train_loop *loop, ml_err *err) {
     return ml_train_loop_run(loop, err);
 }
 
-static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
+static ml_status generate(train_job *j, ml_train_loop *loop, const ml_display *display,
+                          ml_err *err) {
     ml_status st = ml_train_gen_start(&j->gen, j->config, err);
 
     if (st == ML_OK)
-        st = ml_train_mode_enter(&j->gen, loop, j->config, err);
-    loop->debug.elsewhere = ml_config_elsewhere(j->config);
+        st = ml_train_mode_enter(&j->gen, loop, display, j->config, err);
     if (st == ML_OK)
         loop->rollout = with_extensions(j, loop->rollout);
     if (st == ML_OK)
@@ -120,19 +120,19 @@ static ml_status generate(train_job *j, ml_train_loop *loop, ml_err *err) {
 
 static ml_status train(train_job *j, ml_err *err) {
     ml_train_loop loop = { .run = &j->run, .stop = ml_stop_on_signals() };
+    ml_display display = ml_progress_open(loop.stop, j->config->train.save);
     ml_train_debug debug = { 0 };
     ml_status st;
 
-    loop.watch = ml_progress_watch(loop.stop, j->config->train.save);
     st = ml_train_start(&j->run, ML_CMD_TRAIN, j->config, err);
     if (st != ML_OK) {
         ml_progress_end();
         return st;
     }
-    st = ml_train_debug_open(&debug, &loop, &j->dumps, j->config, err);
+    st = ml_train_debug_open(&debug, &loop, &display, &j->dumps, j->config, err);
     if (st == ML_OK)
-        st =
-            j->config->rollout.load_debug ? replay(j, &loop, err) : generate(j, &loop, err);
+        st = j->config->rollout.load_debug ? replay(j, &loop, err)
+                                           : generate(j, &loop, &display, err);
     ml_progress_end();
     if (st == ML_OK)
         ml_stop_tell(&loop, j->config);

@@ -34,8 +34,12 @@ static struct {
                                          not known */
     const atomic_int *stop;
     const char *save;
-    bool told; /* the stop message was printed */
-    ml_phase phase;
+    bool told;             /* the stop message was printed */
+    int stage;             /* ml_stage; ML_N_STAGE: none yet */
+    int64_t rollout, last; /* the current rollout; the last, if a stop is requested now */
+    int64_t saved;         /* the newest snapshot that this process wrote; -1: none */
+    ml_work_count answers, micro; /* of the current rollout; workers count without the
+                                     lock */
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER };
 
 /* --- the status line ---------------------------------------------------------------- */
@@ -77,13 +81,13 @@ static void add_phase(ml_text *t) {
                                                        "saving",     "waiting",
                                                        "publishing", "evaluating",
                                                        "starting" };
-    int stage = atomic_load(&the.phase.stage);
+    int stage = the.stage;
 
     ml_text_printf(t, "%s", names[stage]);
     if (stage == ML_STAGE_ROLLOUT || stage == ML_STAGE_EVAL || stage == ML_STAGE_REST)
-        add_tally(t, &the.phase.answers, "answers");
+        add_tally(t, &the.answers, "answers");
     else if (stage == ML_STAGE_LEARN)
-        add_tally(t, &the.phase.micro, "micro-batches");
+        add_tally(t, &the.micro, "micro-batches");
 }
 
 /* Average seconds of a rollout; 0: not known yet. */
@@ -150,7 +154,7 @@ static void print_line(const char *line) {
 /* --- stopping ------------------------------------------------------------------------ */
 
 static void prepare_last_words(int64_t rollout) {
-    int64_t saved = atomic_load(&the.phase.saved);
+    int64_t saved = the.saved;
     ml_text t = { 0 };
 
     ml_text_printf(&t, "%smiles: stopped immediately; rollout %lld is lost",
@@ -165,7 +169,7 @@ static void prepare_last_words(int64_t rollout) {
 
 /* Printed once, when the run was requested to stop. */
 static void tell_stop(void) {
-    int64_t ends = atomic_load(&the.phase.ends), saved = atomic_load(&the.phase.saved);
+    int64_t ends = the.last, saved = the.saved;
     double round = per_rollout(), now = ml_clock_s(),
            left = round * (double)(ends + 1 - the.done) - (now - the.round_s);
     ml_text t = { 0 };
@@ -192,7 +196,7 @@ static void break_silence(void) {
 
     if (the.bar || !the.total || ml_clock_s() - the.spoke_s < SILENCE_S)
         return;
-    ml_text_printf(&t, "rollout %lld: ", (long long)atomic_load(&the.phase.rollout));
+    ml_text_printf(&t, "rollout %lld: ", (long long)the.rollout);
     add_phase(&t);
     print_line(t.ptr);
     ml_text_release(&t);
@@ -225,32 +229,49 @@ static void say(const char *line) {
     pthread_mutex_unlock(&the.lock);
 }
 
-static void progress(int64_t done, int64_t total) {
-    pthread_mutex_lock(&the.lock);
-    if (!the.total) {
-        the.first = done;
-        the.began_s = ml_clock_s();
-    }
-    the.done = done;
-    the.total = total;
+static void begin_rollout(const ml_loop_event *e) {
     the.round_s = ml_clock_s();
+    the.done = e->rollout + (e->kind == ML_ON_ROLLOUT_END);
+    the.total = e->n_rollout;
+    if (e->kind == ML_ON_RUN_BEGIN) {
+        the.first = the.done;
+        the.began_s = the.round_s;
+    }
     draw();
     fflush(stdout);
-    pthread_mutex_unlock(&the.lock);
 }
 
-ml_watcher ml_progress_watch(const atomic_int *stop, const char *save) {
+static ml_status on(void *self, const ml_loop_event *e, ml_err *err) {
+    (void)self, (void)err;
+    if (e->kind > ML_ON_RUN_END)
+        return ML_OK; /* not of the loop */
+    pthread_mutex_lock(&the.lock);
+    the.rollout = e->rollout;
+    the.last = e->last;
+    if (e->kind == ML_ON_STAGE || e->stage == ML_STAGE_EVAL)
+        the.stage = (int)e->stage;
+    if (e->kind == ML_ON_SAVED)
+        the.saved = e->rollout;
+    if (e->kind == ML_ON_RUN_BEGIN || e->kind == ML_ON_ROLLOUT_END)
+        begin_rollout(e);
+    pthread_mutex_unlock(&the.lock);
+    return ML_OK;
+}
+
+ml_display ml_progress_open(const atomic_int *stop, const char *save) {
     the.bar = isatty(STDOUT_FILENO) == 1;
     the.began_s = the.round_s = the.spoke_s = ml_clock_s();
     the.stop = stop;
     the.save = save;
     the.ending = the.told = false;
-    atomic_store(&the.phase.stage, ML_N_STAGE);
-    atomic_store(&the.phase.saved, -1);
+    the.stage = ML_N_STAGE;
+    the.saved = -1;
     the.ticks = pthread_create(&the.ticker, NULL, tick, NULL) == 0;
-    return (ml_watcher){
-        .say = say, .progress = progress, .phase = &the.phase, .compact = the.bar
-    };
+    return (ml_display){ .say = say,
+                         .compact = the.bar,
+                         .progress = { NULL, on },
+                         .answers = &the.answers,
+                         .micro = &the.micro };
 }
 
 void ml_progress_end(void) {

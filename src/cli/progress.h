@@ -5,18 +5,17 @@
  * that programs can read them, and after half a minute without output a line reports the
  * current phase.
  *
- * thread: say and progress from any; a dedicated thread redraws the status line. */
+ * thread: say from any, the observer on the loop's; a dedicated thread redraws the status line. */
 #ifndef ML_CLI_PROGRESS_H
 #define ML_CLI_PROGRESS_H
 
 #include <stdatomic.h>
 
-#include "rl/loop/iteration.h"
+#include "rl/loop/console.h"
 
-/* For ml_train_loop.  There is one standard output, so there is one instance.  When *stop
- * is no longer 0, it reports when the run will end; save: where it is then saved, or
- * NULL. */
-ml_watcher ml_progress_watch(const atomic_int *stop, const char *save);
+/* There is one standard output, so there is one instance.  When *stop is no longer 0, it
+ * reports when the run will end; save: where it is then saved, or NULL. */
+ml_display ml_progress_open(const atomic_int *stop, const char *save);
 /* Removes the status line. */
 void ml_progress_end(void);
 

@@ -142,7 +142,6 @@ static ml_text words_of_process(void) {
 }
 
 void ml_stop_tell(const ml_train_loop *l, const ml_config *c) {
-    int64_t saved = l->watch.phase ? atomic_load(&l->watch.phase->saved) : -1;
     ml_text words = { 0 }, command = { 0 };
 
     if (!l->stop || !*l->stop)
@@ -151,15 +150,15 @@ void ml_stop_tell(const ml_train_loop *l, const ml_config *c) {
         printf("stopped after rollout %lld", (long long)l->run->rollout - 1);
     else
         printf("stopped before rollout 0");
-    if (saved < 0) {
+    if (l->saved < 0) {
         printf("; %s\n",
                c->train.save ? "there is no snapshot" : "nothing is saved without --save");
         return;
     }
     words = words_of_process();
     add_command(&command, (ml_str){ words.ptr, words.len }, c->train.save);
-    printf("; saved in %s/iter_%07lld\nto resume:\n  %s\n", c->train.save, (long long)saved,
-           command.ptr);
+    printf("; saved in %s/iter_%07lld\nto resume:\n  %s\n", c->train.save,
+           (long long)l->saved, command.ptr);
     ml_text_release(&words);
     ml_text_release(&command);
 }

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/bug.h"
 #include "cli/machine.h"
 
 static ml_status set_variables(const char *json, ml_err *err) {
@@ -44,8 +45,12 @@ void ml_train_debug_opts(ml_train_run_opts *o, const ml_config *c) {
     }
 }
 
-static ml_invariants_opts checks_of(const ml_config *c) {
+static ml_invariants_opts invariants_of(ml_train_run *run, const ml_display *display,
+                                        const ml_config *c) {
     return (ml_invariants_opts){
+        .weights = &run->weights,
+        .trainer = run->trainer,
+        .log = &run->log,
         .determinism = c->debug.determinism || c->debug.checksum,
         .fresh_steps = c->debug.ci_test,
         .skip_kl = c->debug.ci_no_kl,
@@ -56,18 +61,10 @@ static ml_invariants_opts checks_of(const ml_config *c) {
         .load_grad_norm = c->debug.load_norm,
         .save_hash = c->debug.save_hash,
         .check_hash = c->debug.check_hash,
-    };
-}
-
-static ml_diagnostics_opts diagnostics_of(const ml_config *c, const ml_train_dumps *dumps) {
-    return (ml_diagnostics_opts){
-        .analyse = c->record.analyse,
         .n_masters = c->record.masters ? 2 : 0,
-        .n_coverage = c->record.coverage ? c->record.coverage_rows : 0,
-        .memory = { .dir = c->record.memory ? c->record.memory_dir : NULL,
-                    .n_round = c->record.memory_rollouts,
-                    .view = (ml_memory_view)c->record.recorder },
-        .dump = { dumps->inference, dumps->score, dumps->train },
+        .check_sync = c->debug.check_sync || (c->debug.ci_test && !c->debug.ci_no_sync),
+        .sync_skip = { &run->spec, c->debug.sync_skip.word, c->debug.sync_skip.n },
+        .say_sync = c->debug.weight_sync ? display->say : NULL,
     };
 }
 
@@ -76,38 +73,98 @@ static const char *place(ml_arena *a, const char *own, const char *dump, const c
     return own || !dump ? own : ml_arena_printf(a, "%s/%s", dump, name);
 }
 
-ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
-                              const ml_train_dumps *dumps, const ml_config *c,
-                              ml_err *err) {
-    ml_invariants_opts checks = checks_of(c);
-    ml_diagnostics_opts diagnostics = diagnostics_of(c, dumps);
+/* Async rollouts cannot be repeated, so a run that is saved records them. */
+static ml_recorder recorder_of(ml_arena *a, const ml_train_run *run, const ml_config *c) {
+    bool cannot_repeat = c->mode.fully && !c->rollout.load_debug;
     const char *dump = c->debug.dump;
+
+    return (ml_recorder){
+        .rollout =
+            place(a, c->rollout.save_debug, dump || !cannot_repeat ? dump : run->opts.save,
+                  "rollout_data/{rollout_id}.jsonl.zst"),
+        .trajectory =
+            place(a, c->debug.trajectory, dump, "trajectory_data/{rollout_id}.jsonl"),
+        .train =
+            place(a, c->record.train, dump, "train_data/{rollout_id}_{rank}.jsonl.zst"),
+    };
+}
+
+static ml_status open_files(ml_train_debug *d, ml_train_run *run, const ml_display *display,
+                            const ml_config *c, ml_err *err) {
+    ml_invariants_opts invariants = invariants_of(run, display, c);
+    ml_events_opts events = { place(&d->arena, c->record.events, c->debug.dump,
+                                    "event_data"),
+                              &run->weights, c->record.analyse };
+    ml_status st = ml_invariants_open(&d->invariants, &invariants, err);
+
+    if (st == ML_OK && events.dir)
+        st = ml_events_open(&d->events, &events, err);
+    if (st == ML_OK && c->record.coverage)
+        st = ml_coverage_open(&d->coverage, c->record.coverage_rows, d->events, err);
+    return st;
+}
+
+static void observe(ml_train_debug *d, void *self,
+                    ml_status (*on)(void *, const ml_loop_event *, ml_err *)) {
+    ML_BUG_IF(d->n == sizeof d->at / sizeof *d->at);
+    d->at[d->n++] = (ml_observer){ self, on };
+}
+
+static void set_observers(ml_train_debug *d, ml_train_run *run, const ml_display *display,
+                          ml_train_dumps *dumps, const ml_config *c) {
+    d->console = (ml_console){ display, &run->opts.recipe, c->debug.print_every };
+    d->recorder = recorder_of(&d->arena, run, c);
+    d->memory = (ml_memory_record){ .run = run,
+                                    .dir = c->record.memory_dir,
+                                    .n_rollout = c->record.memory_rollouts,
+                                    .view = (ml_memory_view)c->record.recorder };
+    /* The order is fixed: metrics are logged before a check can end the run; hooks and the
+     * status line come last. */
+    if (d->coverage)
+        observe(d, d->coverage, ml_coverage_on);
+    observe(d, &run->log, ml_iteration_log);
+    observe(d, &d->console, ml_console_on);
+    observe(d, &d->recorder, ml_recorder_on);
+    observe(d, dumps, ml_train_dumps_on);
+    if (d->events)
+        observe(d, d->events, ml_events_on);
+    if (c->record.memory)
+        observe(d, &d->memory, ml_memory_record_on);
+    observe(d, &d->invariants, ml_invariants_on);
+    if (run->opts.hooks)
+        observe(d, run->opts.hooks, ml_hooks_on);
+    observe(d, display->progress.self, display->progress.on);
+    run->observers = (ml_observers){ d->at, d->n };
+}
+
+/* Lets the trainers count micro-batches for the status line. */
+static void share_count(ml_train_run *run, ml_work_count *micro) {
+    run->learner.work_count = micro;
+    if (run->trainer)
+        ml_trainer_set_work_count(run->trainer, micro);
+    if (run->critic.trainer)
+        ml_trainer_set_work_count(run->critic.trainer, micro);
+}
+
+ml_status ml_train_debug_open(ml_train_debug *d, ml_train_loop *loop,
+                              const ml_display *display, ml_train_dumps *dumps,
+                              const ml_config *c, ml_err *err) {
+    ml_train_run *run = loop->run;
     ml_status st;
 
-    ml_arena_init(&d->arena, "debugging");
-    loop->run->learner.record_path =
-        place(&d->arena, c->record.train, dump, "train_data/{rollout_id}_{rank}.jsonl.zst");
-    loop->record = place(&d->arena, c->rollout.save_debug, dump,
-                         "rollout_data/{rollout_id}.jsonl.zst");
-    loop->debug = (ml_loop_debug){
-        .checks = &d->checks,
-        .diagnostics = &d->diagnostics,
-        .sync_skip = { .part = c->debug.sync_skip.word, .n = c->debug.sync_skip.n },
-        .trajectory = place(&d->arena, c->debug.trajectory, dump,
-                            "trajectory_data/{rollout_id}.jsonl"),
-        .print_every = c->debug.print_every,
-        .exit_after = c->debug.exit_after,
-        .sentinel = c->debug.sentinel,
-        .tell_sync = c->debug.weight_sync,
-        .check_sync = c->debug.check_sync || (c->debug.ci_test && !c->debug.ci_no_sync),
-    };
-    diagnostics.events = place(&d->arena, c->record.events, dump, "event_data");
-    st = ml_invariants_open(&d->checks, &checks, err);
-    return st == ML_OK ? ml_diagnostics_open(&d->diagnostics, &diagnostics, err) : st;
+    ml_arena_init(&d->arena, "the observers of a run");
+    loop->exit_after = c->debug.exit_after;
+    loop->sentinel = c->debug.sentinel;
+    share_count(run, display->micro);
+    st = open_files(d, run, display, c, err);
+    if (st == ML_OK)
+        set_observers(d, run, display, dumps, c);
+    return st;
 }
 
 void ml_train_debug_close(ml_train_debug *d) {
-    ml_diagnostics_close(&d->diagnostics);
-    ml_invariants_close(&d->checks);
+    ml_coverage_close(d->coverage);
+    ml_events_close(d->events);
+    ml_invariants_close(&d->invariants);
     ml_arena_release(&d->arena);
 }

@@ -63,3 +63,17 @@ void ml_train_dumps_close(ml_train_dumps *d) {
     ml_plan_dump_close(d->train);
     *d = (ml_train_dumps){ 0 };
 }
+
+ml_status ml_train_dumps_on(void *dumps, const ml_loop_event *e, ml_err *err) {
+    ml_train_dumps *d = dumps;
+    ml_plan_dump *all[] = { d->inference, d->score, d->train };
+    ml_status st = ML_OK;
+
+    for (int i = 0; i < 3 && st == ML_OK; i++) {
+        if (all[i] && e->kind == ML_ON_ROLLOUT_BEGIN)
+            ml_plan_dump_round(all[i], e->rollout);
+        if (all[i] && e->kind == ML_ON_ROLLOUT_END)
+            st = ml_plan_dump_check(all[i], err);
+    }
+    return st;
+}

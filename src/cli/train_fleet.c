@@ -161,6 +161,8 @@ ml_status ml_train_eval_engines_open(ml_train_gen *t, const ml_config *c, ml_err
                                                      c->async_eval.per_engine),
                                       .restart = c->mode.restart };
     ml_eval_queue_opts queue = { .evals = &t->evals,
+                                 .weights = &t->run->weights,
+                                 .observers = &t->run->observers,
                                  .spec = &t->run->spec,
                                  .from = t->run->from,
                                  .dir = dir,

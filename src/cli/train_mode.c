@@ -3,16 +3,24 @@
 /* --- the loop --------------------------------------------------------------------- */
 
 /* The engine is needed for evaluations: meanwhile no new generation is started. */
-static ml_status evaluate(void *ud, ml_eval_scores *out, ml_err *err) {
+static ml_status evaluate(void *ud, int64_t rollout, ml_err *err) {
     ml_train_gen *t = ud;
     ml_status st;
 
     if (t->async_rollout)
         ml_async_hold(t->async_rollout, true);
-    st = ml_evals_run(&t->evals, out, err);
+    st = ml_evals_observe(&t->evals, rollout, &t->run->observers, err);
     if (t->async_rollout)
         ml_async_hold(t->async_rollout, false);
     return st;
+}
+
+static ml_eval_driver eval_driver_of(ml_train_gen *t, const ml_config *c) {
+    if (!t->evals.n || !c->rollout.eval_interval)
+        return (ml_eval_driver){ 0 };
+    if (t->eval_queue)
+        return (ml_eval_driver){ t->eval_queue, ml_eval_queue_run, ml_eval_queue_wait };
+    return (ml_eval_driver){ t, evaluate, NULL };
 }
 
 static ml_status open_async_rollout(ml_train_gen *t, const ml_config *c,
@@ -37,9 +45,9 @@ static ml_status open_async_rollout(ml_train_gen *t, const ml_config *c,
     return ml_async_open(&t->async_rollout, &o, err);
 }
 
-ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_config *c,
-                              ml_err *err) {
-    ml_work_count *work_count = loop->watch.phase ? &loop->watch.phase->answers : NULL;
+ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop,
+                              const ml_display *display, const ml_config *c, ml_err *err) {
+    ml_work_count *work_count = display->answers;
     ml_status st = ML_OK;
 
     t->rollout.gen_ctx.work_count = t->custom_rollout.gen_ctx.work_count = work_count;
@@ -50,21 +58,18 @@ ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_con
     loop->turn = t->offload_train || t->offload_rollout ? ml_train_gen_turn : NULL;
     loop->turn_ud = t;
     loop->publish_interval = c->mode.update_interval;
-    loop->evaluate = t->evals.n ? evaluate : NULL;
-    loop->evaluate_ud = t;
-    loop->async_eval = t->eval_queue;
+    loop->eval = eval_driver_of(t, c);
     loop->eval_interval = c->rollout.eval_interval;
     loop->skip_first_eval = c->rollout.skip_first_eval;
     loop->prefetch = c->mode.async;
-    loop->debug.generating = t->second.n ? &t->second : NULL;
+    loop->generating = ml_config_elsewhere(c) ? NULL
+                       : t->second.n          ? &t->second
+                                              : &t->run->weights;
     loop->rollout = t->custom_rollout.ext ? ml_rollout_custom(&t->custom_rollout)
                                           : ml_rollout_gen(&t->rollout);
     if (c->mode.fully) {
-        st = open_async_rollout(t, c, loop->watch.say, err);
+        st = open_async_rollout(t, c, display->say, err);
         loop->rollout = st == ML_OK ? ml_rollout_async(t->async_rollout) : loop->rollout;
-        if (!loop->record && t->run->opts.save)
-            loop->record = ml_arena_printf(
-                &t->arena, "%s/rollout_data/{rollout_id}.jsonl.zst", t->run->opts.save);
     } else if (c->mode.async) {
         t->prefetch = ML_NEW(&t->arena, ml_prefetch, 1);
         ml_prefetch_init(t->prefetch, loop->rollout, t->run->num_rollout,

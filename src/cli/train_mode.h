@@ -6,11 +6,12 @@
 #define ML_CLI_TRAIN_MODE_H
 
 #include "cli/train_gen.h"
+#include "rl/loop/console.h"
 #include "rl/loop/train_loop.h"
 
 /* Gives the loop its rollout, publish and evaluate functions; the generator has started. */
-ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop, const ml_config *c,
-                              ml_err *err);
+ml_status ml_train_mode_enter(ml_train_gen *t, ml_train_loop *loop,
+                              const ml_display *display, const ml_config *c, ml_err *err);
 /* Stops generation in progress. */
 void ml_train_mode_leave(ml_train_gen *t);
 

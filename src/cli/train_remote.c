@@ -94,8 +94,11 @@ ml_status ml_train_remote_open(ml_train_gen *t, const ml_config *c, ml_err *err)
 /* --- publishing ------------------------------------------------------------------- */
 
 static ml_status call_hook(ml_train_gen *t, const char *dir, ml_err *err) {
-    return ml_hooks_call(t->run->opts.hooks, MILES_WEIGHTS_WRITTEN, t->run->rollout, -1,
-                         dir, err);
+    return ml_observe(&t->run->observers,
+                      &(ml_loop_event){ .kind = ML_ON_WEIGHTS_WRITTEN,
+                                        .rollout = t->run->rollout,
+                                        .what = dir },
+                      err);
 }
 
 static ml_status publish_whole(ml_train_gen *t, const ml_weights *w, ml_err *err) {

@@ -105,7 +105,7 @@ typedef struct ml_gen_stats {
     int32_t page_tokens, context, max_running;
 } ml_gen_stats;
 
-/* Called when requests have ended since the last call. */
+/* Called when requests have ended since the last call, or after ml_gen.notify. */
 typedef void ml_step_end_fn(void *ud);
 
 typedef struct ml_gen ml_gen;
@@ -135,6 +135,9 @@ struct ml_gen {
      * next step begins, so decisions made in it depend on steps, never on the clock.
      * NULL removes it.  Remote generators call it after each request's end. */
     void (*on_step_end)(ml_gen *g, ml_step_end_fn *fn, void *ud);
+    /* Makes the callback run once more, at the end of a step or, if no request is running,
+     * at once; while paused, after resume.  Does not wait for it. */
+    void (*notify)(ml_gen *g);
 };
 
 #endif

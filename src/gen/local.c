@@ -28,7 +28,7 @@ struct command {
     /* arguments; each operation uses some */
     const ml_weights *weights;
     weight_set *set;
-    const char *dir;
+    char *dir; /* of a load: owned by l after success */
     ml_step_end_fn *step_end;
     void *ud;
     uint64_t version;
@@ -45,7 +45,7 @@ struct local {
     bool paused, no_kv, no_weights;
     ml_step_end_fn *step_end;
     void *step_end_ud;
-    int64_t n_ended; /* requests that had ended at the last tell_watch */
+    int64_t n_ended; /* requests that had ended at the last call_step_end */
 
     pthread_t thread;
     pthread_mutex_t lock; /* guards the fields below */
@@ -57,6 +57,7 @@ struct local {
     uint64_t *abort;    /* [n_abort] tickets */
     int32_t n_abort, cap_abort;
     command *first, *last;
+    bool notified; /* the step-end callback is to run before the next step */
     bool stopping;
 };
 
@@ -180,24 +181,28 @@ static void refuse_commands(local *l) {
     pthread_cond_broadcast(&l->done);
 }
 
-static void call_step_end(local *l) {
+static void call_step_end(local *l, bool notified) {
     ml_gen_stats now;
     int64_t n_ended;
 
     ml_engine_stats(l->engine, &now);
     n_ended = now.n_finished + now.n_aborted;
-    if (l->step_end && n_ended != l->n_ended)
+    if (l->step_end && (notified || n_ended != l->n_ended))
         l->step_end(l->step_end_ud);
     l->n_ended = n_ended;
 }
 
+static bool has_work(const local *l) {
+    return l->inbox.first || l->n_abort || l->first || (l->notified && !l->paused);
+}
+
 static void *run(void *ud) {
     local *l = ud;
-    bool busy = false;
+    bool busy = false, notified;
 
     pthread_mutex_lock(&l->lock);
     for (;;) {
-        while (!l->stopping && !busy && !l->inbox.first && !l->n_abort && !l->first)
+        while (!l->stopping && !busy && !has_work(l))
             pthread_cond_wait(&l->wake, &l->lock);
         take_inbox(l);
         if (l->n_abort)
@@ -206,9 +211,11 @@ static void *run(void *ud) {
         take_stock(l);
         if (l->stopping)
             break;
+        notified = l->notified && !l->paused;
+        l->notified = l->notified && !notified;
         pthread_mutex_unlock(&l->lock);
         busy = may_step(l) && ml_engine_step(l->engine);
-        call_step_end(l);
+        call_step_end(l, notified);
         pthread_mutex_lock(&l->lock);
         take_stock(l);
     }
@@ -321,7 +328,12 @@ static ml_status do_load(local *l, command *c) {
     if (st != ML_OK)
         return st;
     c->weights = &c->set->w;
-    return do_switch(l, c);
+    st = do_switch(l, c);
+    if (st == ML_OK) {
+        free(l->dir);
+        l->dir = c->dir;
+    }
+    return st;
 }
 
 static ml_status do_release(local *l, command *c) {
@@ -371,6 +383,14 @@ static void set_step_end(ml_gen *g, ml_step_end_fn *fn, void *ud) {
     have_done(of(g), &(command){ .fn = do_set_step_end, .step_end = fn, .ud = ud });
 }
 
+static void notify(ml_gen *g) {
+    local *l = of(g);
+    pthread_mutex_lock(&l->lock);
+    l->notified = true;
+    pthread_cond_signal(&l->wake);
+    pthread_mutex_unlock(&l->lock);
+}
+
 static bool flush(ml_gen *g) {
     command c = { .fn = do_flush };
     have_done(of(g), &c);
@@ -387,20 +407,16 @@ static void stats(ml_gen *g, ml_gen_stats *out) {
 
 static ml_status load(ml_gen *g, const char *dir, uint64_t version, ml_switch how,
                       ml_err *err) {
-    local *l = of(g);
-    command c = { .fn = do_load, .dir = dir, .version = version, .how = how, .err = err };
-    char *kept = strdup(dir);
-    ml_status st =
-        kept ? have_done(l, &c) : ml_fail(err, ML_ENOMEM, "out of memory for a path");
+    command c = { .fn = do_load, .version = version, .how = how, .err = err };
+    ml_status st;
 
+    c.dir = strdup(dir);
+    st = c.dir ? have_done(of(g), &c) : ml_fail(err, ML_ENOMEM, "out of memory for a path");
     if (st != ML_OK) {
         free_set(c.set);
-        free(kept);
-        return st;
+        free(c.dir);
     }
-    free(l->dir);
-    l->dir = kept;
-    return ML_OK;
+    return st;
 }
 
 ml_status ml_local_switch(ml_gen *g, const ml_weights *w, ml_switch how, ml_err *err) {
@@ -457,6 +473,7 @@ ml_status ml_local_open(ml_gen **out, const ml_local_opts *o, ml_err *err) {
                        .load = load,
                        .stats = stats,
                        .on_step_end = set_step_end,
+                       .notify = notify,
                        .close = close_gen };
     l->opts = *o;
     pthread_mutex_init(&l->lock, NULL);

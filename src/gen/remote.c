@@ -348,11 +348,25 @@ static void hold(void *ud) {
     r->paused = true;
 }
 
-/* Processes the answers that arrived while paused. */
+static void call_step_end(void *ud) {
+    ml_remote *r = ud;
+
+    r->notified = r->paused;
+    if (r->step_end && !r->paused)
+        r->step_end(r->step_end_ud);
+}
+
+static void notify(ml_gen *g) {
+    ml_loop_post(of(g)->loop, call_step_end, of(g));
+}
+
+/* Processes the answers, and the notification, that arrived while paused. */
 static void let_go(void *ud) {
     ml_remote *r = ud;
 
     r->paused = false;
+    if (r->notified)
+        call_step_end(r);
     for (ml_remote_call *c = r->first, *next; c; c = next) {
         next = c->next;
         if (c->answered) {
@@ -489,7 +503,8 @@ ml_status ml_remote_open(ml_gen **out, const ml_remote_opts *o, ml_err *err) {
                        .load = ml_remote_load,
                        .stats = stats,
                        .close = close_gen,
-                       .on_step_end = set_step_end };
+                       .on_step_end = set_step_end,
+                       .notify = notify };
     ml_arena_init(&r->arena, "remote servers");
     pthread_mutex_init(&r->lock, NULL);
     keep_opts(r, o);

@@ -93,6 +93,7 @@ struct ml_remote {
     double failing_since;     /* likewise: start of failures without any answer; 0: none */
     double failing_warn;      /* likewise: seconds of failures before the next warning */
     bool paused;              /* likewise: paused, no callback is invoked */
+    bool notified;            /* likewise: ml_gen.notify was called while paused */
     ml_step_end_fn *step_end; /* likewise */
     void *step_end_ud;
 

@@ -49,7 +49,7 @@ typedef struct ml_sample {
     bool has_shaped; /* ... if an extension set it; not recorded */
     bool remove;     /* its mask counts as 0 everywhere */
     ml_sample_status status;
-    int32_t n_cached, n_turn;
+    int32_t n_turn;
 } ml_sample;
 
 const char *ml_sample_status_name(ml_sample_status s);

@@ -8,6 +8,7 @@
 #define ML_RL_TRAIN_RUN_H
 
 #include "rl/learn/critic.h"
+#include "rl/hooks.h"
 #include "rl/data/data_source.h"
 #include "rl/learn/learner.h"
 #include "rl/data/prompt_encoder.h"
@@ -58,12 +59,12 @@ typedef struct ml_train_run_opts {
     int64_t save_interval, keep_last, retain_interval; /* 0: at the end; all; none */
     int64_t ckpt_step, start_rollout; /* ML_NONE: the newest; after the snapshot */
     bool async_save, no_save_optim, no_load_optim;
-    bool finetune;         /* take only the weights of a snapshot, not its position */
-    bool overwrite;        /* remove a run that is in `save` */
-    ml_run_log_opts log;   /* its directory is `save`; the op timeline is made here */
-    const ml_hooks *hooks; /* NULL: none */
-    bool second_set;       /* generation has its own weights, for the memory plan */
-    size_t memory_margin;  /* to leave free */
+    bool finetune;        /* take only the weights of a snapshot, not its position */
+    bool overwrite;       /* remove a run that is in `save` */
+    ml_run_log_opts log;  /* its directory is `save`; the op timeline is made here */
+    ml_hooks *hooks;      /* NULL: none */
+    bool second_set;      /* generation has its own weights, for the memory plan */
+    size_t memory_margin; /* to leave free */
     /* For the memory plan: the bytes generation needs besides the KV cache, and for the KV
      * cache; whether generation and training use the memory alternately. */
     size_t engine_bytes, kv_bytes;
@@ -87,7 +88,8 @@ typedef struct ml_train_run {
     ml_weights weights, ref, teacher;
     ml_trainer *trainer;
     ml_critic critic;
-    ml_gen *teachers; /* over HTTP; NULL: none */
+    ml_gen *teachers;       /* over HTTP; NULL: none */
+    ml_observers observers; /* of the loop, the learner and the publisher */
     ml_learner learner;
     ml_saver *saver;
     ml_run_log log;
@@ -119,6 +121,10 @@ ml_status ml_train_run_check_disk(ml_train_run *r, ml_err *err);
 /* Loads the weights, continues from a snapshot if there is one, and opens the output
  * files. */
 ml_status ml_train_run_start(ml_train_run *r, ml_err *err);
+
+/* Where the started run comes from, in a sentence, if it continues from a snapshot or found
+ * none in `load`; otherwise "".  In the run's arena. */
+const char *ml_train_run_origin(ml_train_run *r);
 
 /* Saves the rollout that was just trained; `more`: further members of the state, or
  * empty. */

@@ -348,7 +348,10 @@ static void make_learner(ml_train_run *r) {
     r->learner = (ml_learner){ .recipe = &o->recipe,
                                .trainer = r->trainer,
                                .weights = &r->weights,
-                               .hooks = o->hooks,
+                               .observers = &r->observers,
+                               .steps_per_rollout = o->rollout_batch_size *
+                                                    o->source.n_samples_per_prompt /
+                                                    o->trainer.batch.global_batch_size,
                                .ref = o->wants_ref ? &r->ref : NULL,
                                .teacher = o->teacher_load ? &r->teacher : NULL,
                                .teachers = r->teachers,
@@ -399,4 +402,22 @@ ml_status ml_train_run_start(ml_train_run *r, ml_err *err) {
     if (st == ML_OK)
         make_learner(r);
     return st == ML_OK ? open_output(r, err) : st;
+}
+
+/* If --load has no snapshot, the run starts from another checkpoint, as in Miles. */
+const char *ml_train_run_origin(ml_train_run *r) {
+    const ml_train_run_opts *o = &r->opts;
+
+    if (r->snapshot)
+        return ml_arena_printf(&r->arena,
+                               "Loaded checkpoint from %s; resuming at rollout %lld",
+                               r->snapshot, (long long)r->rollout);
+    if (!o->load || strncmp(r->started, o->load, strlen(o->load)) == 0)
+        return ""; /* or the weights of a snapshot start a new run */
+    return ml_arena_printf(
+        &r->arena,
+        "--load %s has no snapshot: the run starts from %s %s at rollout "
+        "%lld",
+        o->load, o->ref_load ? "--ref-load" : "--hf-checkpoint", r->started,
+        (long long)r->rollout);
 }

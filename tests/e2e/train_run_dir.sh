@@ -43,7 +43,7 @@ wait "$pid" 2>/dev/null || true
 pid=
 saved=$(cat "$dir/run/latest_checkpointed_iteration.txt")
 (train --num-rollout $((saved + 3))) > "$dir/log"
-grep "^Loaded checkpoint from .*; going on at rollout $((saved + 1))" "$dir/log"
+grep "^Loaded checkpoint from .*; resuming at rollout $((saved + 1))" "$dir/log"
 rounds=$(grep -c '"rollout/raw_reward"' "$dir/run/metrics.jsonl")
 [ "$rounds" = $((saved + 3)) ]
 

@@ -6,7 +6,7 @@
 
 #include "base/bug.h"
 #include "gen/remote_priv.h"
-#include "rl/rollout/gen_task.h"
+#include "rl/rollout/group.h"
 #include "rl/learn/train_rows.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -115,8 +115,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static engine e = { .gen = { .submit = submit } };
     static ml_gen_ctx gen_ctx = { .gen = &e.gen, .context = 100 };
     static ml_sampling how = { .max_new = MAX_NEW };
-    static ml_gen_tasks tasks; /* once: it has an encoder, which takes time to make */
-    ml_gen_task *x;
+    static ml_group_set set; /* once: it has an encoder, which takes time to make */
+    ml_gen_group *g;
     ml_arena a;
 
     if (size < 1)
@@ -128,11 +128,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     ml_arena_init(&a, "sample");
     if (!gen_ctx.tokenizer) {
         gen_ctx.tokenizer = tokenizer();
-        ml_gen_tasks_init(&tasks, &gen_ctx, &how, NULL, &a);
+        ml_group_set_init(&set, &gen_ctx, &how, NULL);
     }
-    tasks.arena = &a;
-    ML_BUG_IF(ml_gen_tasks_resume(&tasks, &x, &held, 1, false, NULL) != ML_OK);
-    use(x, &a);
+    g = ml_group_set_add(&set, (ml_group){ .n_sample = 1 }, &a);
+    ML_BUG_IF(ml_gen_group_resume(g, &held, false, NULL) != ML_OK);
+    ml_group_list_remove(&set.groups, g);
+    use(g->task[0], &a);
     ml_arena_release(&a);
     return 0;
 }

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/bug.h"
-#include "rl/rollout/gen_task.h"
+#include "rl/rollout/group.h"
 #include "rl/rollout/partial_buffer.h"
 #include "rl/learn/train_rows.h"
 
@@ -97,19 +97,20 @@ static void go_on(const ml_sample *held) {
     static ml_gen gen = { .submit = submit };
     static ml_gen_ctx gen_ctx = { .gen = &gen, .context = 1 << 20 };
     static ml_sampling how = { .max_new = MAX_NEW };
-    static ml_gen_tasks tasks; /* once: it has an encoder, which takes time to make */
-    ml_gen_task *x;
+    static ml_group_set set; /* once: it has an encoder, which takes time to make */
+    ml_gen_group *g;
     ml_arena a;
 
     ml_arena_init(&a, "flights");
     if (!gen_ctx.tokenizer) {
         gen_ctx.tokenizer = tokenizer();
-        ml_gen_tasks_init(&tasks, &gen_ctx, &how, NULL, &a);
+        ml_group_set_init(&set, &gen_ctx, &how, NULL);
     }
-    tasks.arena = &a;
-    ML_BUG_IF(ml_gen_tasks_resume(&tasks, &x, held, 1, held->index & 1, NULL) != ML_OK);
-    ML_BUG_IF(x->sample.n_response > MAX_NEW);
-    use(&x->sample, &a);
+    g = ml_group_set_add(&set, (ml_group){ .n_sample = 1 }, &a);
+    ML_BUG_IF(ml_gen_group_resume(g, held, held->index & 1, NULL) != ML_OK);
+    ml_group_list_remove(&set.groups, g);
+    ML_BUG_IF(g->task[0]->sample.n_response > MAX_NEW);
+    use(&g->task[0]->sample, &a);
     ml_arena_release(&a);
 }
 

@@ -1,4 +1,4 @@
-/* Filters and figures of a round against what Miles' own code gave. */
+/* Filters and metrics of a round against what Miles' own code gave. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "rl/learn/reduce/divisors.h"
 #include "rl/record/sample_metrics.h"
 #include "rl/learn/train_rows.h"
-#include "rl/learn/truncate.h"
+#include "rl/loop/iteration.h"
 #include "tests/support/recording.h"
 #include "tests/support/test.h"
 

@@ -46,7 +46,7 @@ spans = [e for e in json.load(open(sys.argv[1])) if e["ph"] == "X"]
 for lane, name in ((2, "moe-route"), (2, "attn backward"), (2, "optimizer"), (3, "attn"), (3, "draw")):
     found = [e["dur"] for e in spans if e["tid"] == lane and e["name"] == name]
     assert found and sum(found) > 0, f"no {name} in lane {lane} of the profile"
-first, last = [e for e in spans if e["name"] == "round"][::2]
+first, last = [e for e in spans if e["name"] == "iteration"][::2]
 ops = [e for e in spans if e["tid"] > 1]
 slack = 1000  # microseconds by which the clocks of GPU and host may differ
 for e in ops:

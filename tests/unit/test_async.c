@@ -85,7 +85,7 @@ static void weights_are_published_now_and_then(void) {
     CHECK(run(parts, "--update-weights-interval 2 --debug-exit-after-rollout 4", out,
               sizeof out) == 0);
     CHECK(run(parts, "--update-weights-interval 2", out, sizeof out) == 0);
-    CHECK_HAS(out, "going on at rollout 4");
+    CHECK_HAS(out, "resuming at rollout 4");
     ml_toy_run_same(whole, parts, ROUNDS);
 }
 
@@ -182,6 +182,8 @@ static void a_row_keeps_the_queue(void) {
              ml_test_example());
     CHECK(run(ml_test_path("row"), more, out, sizeof out) == 0);
     CHECK(largest(ml_test_path("row"), "rollout/fully_async/max_staleness") <= 2.0);
+    CHECK(largest(ml_test_path("row"), "rollout/fully_async/trained_max_staleness") ==
+          largest(ml_test_path("row"), "rollout/fully_async/max_staleness"));
     CHECK(run(ml_test_path("bad"), "--custom-async-data-buffer-path a.so:b", out,
               sizeof out) == 2);
     CHECK_HAS(out, "--custom-async-data-buffer-path needs --fully-async");

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/map.h"
 #include "base/oom.h"
+#include "base/job_queue.h"
 #include "base/pool.h"
 #include "base/shown.h"
 #include "base/str.h"
@@ -228,6 +229,38 @@ static void pool_runs_every_index_once(void) {
     }
 }
 
+typedef struct numbered_job {
+    ml_job job;
+    int n_run, order;
+} numbered_job;
+
+static void run_job(void *order, int64_t thread, ml_job *job) {
+    numbered_job *j = (numbered_job *)job;
+
+    CHECK(thread >= 0 && thread < 3);
+    j->n_run++;
+    j->order = atomic_fetch_add((atomic_int *)order, 1);
+}
+
+/* Closing waits for all jobs; one thread runs them in the order in which they were posted. */
+static void job_queue_runs_every_job_once(void) {
+    for (int n_thread = 1; n_thread <= 3; n_thread += 2) {
+        numbered_job job[200] = { 0 };
+        atomic_int order = 0;
+        ml_job_queue *q;
+        ml_err err;
+
+        CHECK(ml_job_queue_open(&q, n_thread, run_job, &order, &err) == ML_OK);
+        for (int i = 0; i < 200; i++)
+            ml_job_queue_post(q, &job[i].job);
+        ml_job_queue_close(q);
+        CHECK(order == 200);
+        for (int i = 0; i < 200; i++)
+            CHECK(job[i].n_run == 1 && (n_thread > 1 || job[i].order == i));
+    }
+    ml_job_queue_close(NULL);
+}
+
 static void pool_names_a_wrong_count(void) {
     ml_pool *p;
     ml_err err;
@@ -381,6 +414,7 @@ static const ml_test tests[] = {
     { "a map finds 20000 keys", map_holds_many_keys },
     { "map keeps the first of equal keys", map_keeps_the_first_of_equal_keys },
     { "pool runs every index once", pool_runs_every_index_once },
+    { "a job queue runs every job once, in order", job_queue_runs_every_job_once },
     { "a pool of too few or too many threads is refused", pool_names_a_wrong_count },
     { "log lines reach the sink that is set", log_reaches_its_sink },
     { "terminal control characters are escaped", terminal_controls_are_shown },

@@ -52,7 +52,7 @@ static void a_run_is_held_against_another(void) {
     snprintf(more, sizeof more, "--ci-load-grad-norm %s --rollout-seed 7", norms);
     CHECK(run("c", 2) == 1);
     CHECK_HAS(out, "rollout 0, step 0: \"grad_norm\" is ");
-    CHECK_HAS(out, "the runs part here");
+    CHECK_HAS(out, "the runs diverge here");
     snprintf(more, sizeof more, "--ci-check-model-hash %s --weight-decay 0.9", hashes);
     CHECK(run("d", 2) == 1);
     CHECK_HAS(out, "rollout 0, step 0: \"weights\" is ");
@@ -69,7 +69,7 @@ static void figures_must_come_to_something(void) {
     snprintf(more, sizeof more,
              "--ci-metric-checker-key rollout/raw_reward --ci-metric-checker-threshold 9");
     CHECK(run("b", 1) == 1);
-    CHECK_HAS(out, "rollout/raw_reward came to ");
+    CHECK_HAS(out, "the highest rollout/raw_reward is ");
 }
 
 static void an_end_after_some_rounds(void) {
@@ -167,6 +167,34 @@ static void what_changes_the_run(void) {
     CHECK_HAS(out, "memory");
 }
 
+/* Observers only watch: with each of them a run writes the same metrics and weights. */
+static void observers_leave_the_run_alone(void) {
+    static const char *const flags[] = {
+        /* the last takes a path */
+        "--debug-determinism --ci-test --ci-save-model-hash",
+        "--debug-weight-sync --check-weight-update-equal --ci-save-grad-norm",
+        "--enable-witness --enable-event-analyzer --save-debug-event-data",
+        "--record-memory-history --memory-snapshot-dir",
+        "--debug-rollout-print-every 1 --dump-details",
+        "--dumper-enable --dumper-inference filter=lmhead --dumper-dir",
+    };
+
+    ml_toy_run_inputs();
+    more[0] = 0;
+    CHECK(run("plain", 2) == 0);
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        char save[20];
+        snprintf(save, sizeof save, "run_%zu", i);
+        snprintf(more, sizeof more, "%s %s/out_%zu", flags[i], ml_test_dir(), i);
+        CHECK(run(save, 2) == 0);
+        snprintf(command, sizeof command,
+                 "cd %s && test -e out_%zu && for f in metrics.jsonl "
+                 "iter_0000001/model.safetensors; do cmp plain/$f %s/$f || exit 1; done",
+                 ml_test_dir(), i, save);
+        CHECK(system(command) == 0);
+    }
+}
+
 static const ml_test tests[] = {
     { "--debug-determinism hashes are equal for equal runs alone", hashes_tell_runs_apart },
     { "--ci-load-grad-norm finds a run that differs from its recording",
@@ -178,6 +206,8 @@ static const ml_test tests[] = {
     { "control characters of prompts and labels reach no terminal",
       text_of_others_is_harmless },
     { "--debug-disable-optimizer leaves the weights as they are", what_changes_the_run },
+    { "flags that observe a run change neither metrics nor weights",
+      observers_leave_the_run_alone },
     { 0 },
 };
 

@@ -396,7 +396,7 @@ static void recordings_train_and_resume(void) {
     CHECK(train(parts, 2, "--threads 2", out, sizeof out) == 0);
     CHECK(train(parts, ROUNDS, "--threads 2 --save-interval 1", out, sizeof out) == 0);
     CHECK_HAS(out, "Loaded checkpoint from ");
-    CHECK_HAS(out, "going on at rollout 2");
+    CHECK_HAS(out, "resuming at rollout 2");
     same_end(whole, parts);
 }
 

@@ -109,6 +109,41 @@ static void aborting_and_pausing(void) {
     ml_engine_fixture_close(&b);
 }
 
+/* Counts its calls. */
+static void on_step_end(void *ud) {
+    waiter *w = ud;
+
+    pthread_mutex_lock(&w->lock);
+    w->h.n_end++;
+    pthread_cond_broadcast(&w->cond);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void notify_calls_back_without_requests(void) {
+    ml_engine_fixture b;
+    ml_gen *g;
+    waiter w;
+
+    ml_engine_fixture_open(&b, ML_FIXTURE_MODEL);
+    g = open_local(&b, false);
+    init_waiter(&w);
+    g->on_step_end(g, on_step_end, &w);
+    g->notify(g);
+    await_end(&w);
+    g->pause(g);
+    w.h.n_end = 0; /* nobody writes while it is paused */
+    g->notify(g);
+    g->on_step_end(g, on_step_end, &w); /* returns after the engine's thread has run */
+    CHECK(w.h.n_end == 0);
+    g->resume(g);
+    await_end(&w);
+    g->on_step_end(g, NULL, NULL);
+    g->notify(g); /* nobody is called */
+    g->close(g);
+    CHECK(w.h.n_end == 1);
+    ml_engine_fixture_close(&b);
+}
+
 static void weights_are_loaded_and_let_go(void) {
     ml_engine_fixture b;
     ml_gen *g;
@@ -155,6 +190,8 @@ int main(int argc, char **argv) {
     static const ml_test tests[] = {
         { "threads submit requests and get their own tokens", threads_submit_and_hear },
         { "a local engine pauses, continues and aborts", aborting_and_pausing },
+        { "notify calls back without requests, and after a pause",
+          notify_calls_back_without_requests },
         { "a local engine loads weights and frees the old ones",
           weights_are_loaded_and_let_go },
         { 0 },

@@ -113,22 +113,27 @@ static void check_width(const terminal *t, int columns, const char *but) {
     ml_text_release(&line);
 }
 
-/* The child's part: a round, slower than the line is drawn. */
-_Noreturn static void pretend_to_work(void) {
-    ml_watcher w = ml_progress_watch(NULL, NULL);
+static void tell(const ml_display *d, ml_loop_event_kind kind, ml_stage stage) {
+    ml_loop_event e = { .kind = kind, .rollout = 4, .n_rollout = 100, .stage = stage };
+    CHECK(d->progress.on(d->progress.self, &e, NULL) == ML_OK);
+}
 
-    w.progress(4, 100);
-    atomic_store(&w.phase->stage, ML_STAGE_ROLLOUT);
-    ml_work_count_expect(&w.phase->answers, 8);
+/* The child's part: a rollout, slower than the line is drawn. */
+_Noreturn static void pretend_to_work(void) {
+    ml_display d = ml_progress_open(NULL, NULL);
+
+    tell(&d, ML_ON_RUN_BEGIN, ML_STAGE_ROLLOUT);
+    tell(&d, ML_ON_STAGE, ML_STAGE_ROLLOUT);
+    ml_work_count_expect(d.answers, 8);
     for (int i = 0; i < 3; i++)
-        ml_work_count_add(&w.phase->answers);
+        ml_work_count_add(d.answers);
     usleep(500000);
-    w.say("    4  reward 0.500  len 12  cut 0%  |dlogp| 0  loss 0.0100  grad 0.123");
-    atomic_store(&w.phase->stage, ML_STAGE_LEARN);
-    ml_work_count_expect(&w.phase->micro, 2);
-    ml_work_count_add(&w.phase->micro);
+    d.say("    4  reward 0.500  len 12  cut 0%  |dlogp| 0  loss 0.0100  grad 0.123");
+    tell(&d, ML_ON_STAGE, ML_STAGE_LEARN);
+    ml_work_count_expect(d.micro, 2);
+    ml_work_count_add(d.micro);
     usleep(500000);
-    w.progress(5, 100);
+    tell(&d, ML_ON_ROLLOUT_END, ML_STAGE_LEARN);
     ml_progress_end();
     _exit(0);
 }

@@ -90,7 +90,7 @@ static void what_never_works_stops(void) {
     CHECK(run("--rm-type remote_rm --rm-url http://127.0.0.1:1/ --reward-retries 1", out,
               sizeof out) == 3);
     CHECK_HAS(out, "http://127.0.0.1:1");
-    CHECK_HAS(out, "no group of the round has a reward for each of its samples");
+    CHECK_HAS(out, "no group of the rollout has a reward for each of its samples");
     ml_toy_file("greedy.py", greedy);
     snprintf(args, sizeof args,
              "--custom-rm-path 'cmd:python3 -u %s 2>/dev/null' --reward-memory 128MiB",
@@ -99,7 +99,7 @@ static void what_never_works_stops(void) {
     CHECK_HAS(out, "used more than 128 MiB of memory (--reward-memory)");
     CHECK(run("--custom-rm-path 'cmd:while read -r l; do echo NaN; done'", out,
               sizeof out) == 3);
-    CHECK_HAS(out, "no group of the round has a reward for each of its samples");
+    CHECK_HAS(out, "no group of the rollout has a reward for each of its samples");
 }
 
 /* A file that cannot be imported: one sentence, before weights are read and without the

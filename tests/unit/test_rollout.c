@@ -155,6 +155,25 @@ static void filters_and_over_sampling(void) {
 }
 
 /* Answers that one round began and another finished, and a snapshot in between. */
+/* The filter's decisions do not depend on when the rewards arrive. */
+static void slow_rewards_keep_the_same_groups(void) {
+    static const char grade[] = "while read -r line; do sleep 0.0$((${#line} % $1))\n"
+                                "echo $((${#line} % 3)); done\n";
+    char out[16000], more[1000];
+
+    ml_toy_run_inputs();
+    ml_toy_file("grade.sh", grade);
+    for (int i = 0; i < 2; i++) {
+        snprintf(more, sizeof more,
+                 "--dynamic-sampling-filter-path check_reward_nonzero_std "
+                 "--over-sampling-batch-size 6 --partial-rollout --reward-workers 3 "
+                 "--custom-rm-path 'cmd:sh %s %d'",
+                 ml_test_path("grade.sh"), i ? 8 : 1);
+        CHECK(run(ml_test_path(i ? "slow" : "fast"), ROUNDS, more, out, sizeof out) == 0);
+    }
+    same_files(ml_test_path("fast"), ml_test_path("slow"));
+}
+
 static void unfinished_answers_go_on(void) {
     static const char partial[] = "--partial-rollout --over-sampling-batch-size 7 "
                                   "--sglang-max-running-requests 6 --eval-interval 100 "
@@ -296,7 +315,7 @@ static void faults_are_named(void) {
     CHECK(run(save, 1, "--rm-type nonsense", out, sizeof out) == 2);
     CHECK_HAS(out, "nonsense");
     CHECK(run(save, 1, "--custom-rm-path cmd:false", out, sizeof out) == 3);
-    CHECK_HAS(out, "no group of the round has a reward");
+    CHECK_HAS(out, "no group of the rollout has a reward");
     CHECK(run(save, 1, "--dry-run", out, sizeof out) == 0);
     CHECK_HAS(out, "optimizer state");
     CHECK(run(save, 1, "--critic-lr 1e-3", out, sizeof out) == 2);
@@ -487,6 +506,7 @@ static const ml_test tests[] = {
       equal_rewards_are_told_where_they_matter },
     { "a recorded run trains to the run's weights", a_recording_trains_as_its_run },
     { "dynamic filters and over-sampling keep full rounds", filters_and_over_sampling },
+    { "slow rewards keep the same groups as fast ones", slow_rewards_keep_the_same_groups },
     { "partial rollouts continue after a snapshot", unfinished_answers_go_on },
     { "partial rollouts are cut at a smaller length limit",
       unfinished_answers_meet_a_smaller_limit },

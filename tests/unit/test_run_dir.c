@@ -74,7 +74,7 @@ static void a_run_is_not_replaced(void) {
     ml_file_unmap(&before);
     ml_file_unmap(&after);
     CHECK(run(3, CONSTANT, save, save) == 0);
-    CHECK_HAS(out, "going on at rollout 2");
+    CHECK_HAS(out, "resuming at rollout 2");
 }
 
 /* Files of the run go, and no others. */
@@ -230,7 +230,7 @@ static void where_load_has_nothing(void) {
     CHECK(run(2, CONSTANT, save, save) == 1);
     CHECK_HAS(out, "but no latest_checkpointed_iteration.txt");
     CHECK(run(2, CONSTANT "--ckpt-step 0", save, save) == 0);
-    CHECK_HAS(out, "going on at rollout 1");
+    CHECK_HAS(out, "resuming at rollout 1");
 }
 
 /* A process died while it replaced a snapshot, on a file system that takes several steps. */
@@ -242,10 +242,10 @@ static void a_snapshot_that_stands_aside(void) {
     CHECK(run(1, CONSTANT, save, NULL) == 0);
     CHECK(rename(path, aside) == 0);
     CHECK(run(2, CONSTANT, ml_test_path("other"), save) == 0); /* which is only read */
-    CHECK_HAS(out, "going on at rollout 1");
+    CHECK_HAS(out, "resuming at rollout 1");
     CHECK(there("run/iter_0000000.replaced") && !there("run/iter_0000000"));
     CHECK(run(2, CONSTANT, save, save) == 0);
-    CHECK_HAS(out, "going on at rollout 1");
+    CHECK_HAS(out, "resuming at rollout 1");
     CHECK(!there("run/iter_0000000.replaced") && there("run/iter_0000000"));
     put("run/latest_checkpointed_iteration.txt", "7");
     CHECK(run(3, CONSTANT, save, save) == 1);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "rl/rollout/gen_task.h"
+#include "rl/rollout/group.h"
 #include "rl/rollout/partial_buffer.h"
 #include "tests/support/log_text.h"
 #include "tests/support/must.h"
@@ -98,7 +98,7 @@ typedef struct fixture {
     ml_gen_ctx gen_ctx;
     ml_sampling how;
     ml_partial_buffer held;
-    ml_gen_tasks tasks;
+    ml_group_set set;
 } fixture;
 
 static void open_fixture(fixture *w) {
@@ -108,11 +108,11 @@ static void open_fixture(fixture *w) {
     w->gen_ctx =
         (ml_gen_ctx){ .gen = &w->stub.gen, .tokenizer = w->text.tokenizer, .context = 100 };
     ml_partial_buffer_init(&w->held, 1);
-    ml_gen_tasks_init(&w->tasks, &w->gen_ctx, &w->how, NULL, &w->text.arena);
+    ml_group_set_init(&w->set, &w->gen_ctx, &w->how, NULL);
 }
 
 static void close_fixture(fixture *w) {
-    ml_gen_tasks_release(&w->tasks);
+    ml_group_set_release(&w->set);
     ml_partial_buffer_release(&w->held);
     ml_toy_text_close(&w->text);
 }
@@ -148,12 +148,13 @@ static const char *held_answer(int n, const char *status) {
 }
 
 static const ml_sample *resume(fixture *w, const char *sample) {
-    ml_gen_task *x = NULL;
+    ml_gen_group *g =
+        ml_group_set_add(&w->set, (ml_group){ .n_sample = 1 }, &w->text.arena);
 
     MUST(load(w, sample, &err));
-    MUST(ml_gen_tasks_resume(&w->tasks, &x, ml_partial_buffer_take(&w->held), 1, false,
-                             &err));
-    return &x->sample;
+    MUST(ml_gen_group_resume(g, ml_partial_buffer_take(&w->held), false, &err));
+    CHECK(ml_gen_group_state(g) == ML_GROUP_DONE);
+    return &g->task[0]->sample;
 }
 
 /* The limit was 9 or more when the answer was begun. */

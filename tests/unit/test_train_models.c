@@ -159,7 +159,7 @@ static void ppo_has_the_same_bytes_however_it_runs(void) {
     must_go_on(parts, 1, PPO "--threads 2 --max-tokens-per-gpu 64");
     must_go_on(parts, 3, PPO "--threads 2 --async-save --save-interval 1 --keep-last 1");
     must_go_on(parts, ROUNDS, PPO "--threads 1");
-    CHECK_HAS(out, "going on at rollout 3");
+    CHECK_HAS(out, "resuming at rollout 3");
     same_ends(whole, parts, ROUNDS);
     CHECK(shell("test ! -e %s/iter_0000001 -a ! -e %s_critic/iter_0000001", parts, parts));
 }

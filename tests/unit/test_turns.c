@@ -84,6 +84,61 @@ static void the_same_bytes_however_it_runs(void) {
     ml_toy_run_same(ml_test_path("whole"), ml_test_path("parts"), ROUNDS);
 }
 
+/* Replies after the first two turns, late by a time that differs from turn to turn. */
+static const char slow_asker[] =
+    "while read -r line; do sleep 0.0$((${#line} % 8))\n"
+    "case \"$line\" in *'\"turn\": 1,'* | *'\"turn\": 2,'*)\n"
+    "echo '{\"messages\": [{\"role\": \"user\", \"content\": \"more\"}]}' ;;\n"
+    "*) echo '{\"done\": true}' ;;\nesac; done\n";
+
+static void slow_replies_give_the_same_bytes(void) {
+    static const char *const more[] = { "--reward-workers 9",
+                                        "--reward-workers 3 --over-sampling-batch-size 6 "
+                                        "--partial-rollout",
+                                        "--over-sampling-batch-size 6 "
+                                        "--dynamic-sampling-filter-path "
+                                        "check_reward_nonzero_std" };
+    char out[16000], fast[40], slow[40];
+
+    make_inputs();
+    for (int i = 0; i < 3; i++) {
+        snprintf(fast, sizeof fast, "fast%d", i);
+        snprintf(slow, sizeof slow, "slow%d", i);
+        ml_toy_file("asker.sh", asker_script);
+        CHECK(run(ml_test_path(fast), 2, asker_path(), more[i], out, sizeof out) == 0);
+        ml_toy_file("asker.sh", slow_asker);
+        CHECK(run(ml_test_path(slow), 2, asker_path(), more[i], out, sizeof out) == 0);
+        ml_toy_run_same(ml_test_path(fast), ml_test_path(slow), 2);
+    }
+}
+
+/* Replies to a turn when all 16 conversations are in that turn's call.  An engine that
+ * waited for a reply would never bring the others there, and the tool would time out. */
+static const char meeting[] =
+    "while read -r line; do case \"$line\" in\n"
+    "*'\"turn\": 1,'*) turn=1 ;; *'\"turn\": 2,'*) turn=2 ;; *) turn=3 ;; esac\n"
+    "printf x >>$1$turn\n"
+    "while [ $(wc -c <$1$turn) -lt 16 ]; do sleep 0.05; done\n"
+    "if [ $turn = 3 ]; then echo '{\"done\": true}'; else echo '{\"text\": \" no \"}'; "
+    "fi; done\n";
+
+static void tools_do_not_stop_the_engine(void) {
+    char out[16000], path[1500];
+    const char *save = ml_test_path("save");
+
+    make_inputs();
+    ml_toy_file("meeting.sh", meeting);
+    snprintf(path, sizeof path, "'cmd:sh %s %s'", ml_test_path("meeting.sh"),
+             ml_test_path("turn"));
+    CHECK(run(save, 1, path,
+              "--reward-workers 16 --reward-timeout 60 --rollout-max-response-len 300", out,
+              sizeof out) == 0);
+    CHECK(!ml_test_has(out, "has no reward"));
+    snprintf(path, sizeof path,
+             "grep -q 'multi_turn_metric/round_number_min\": 3' %s/metrics.jsonl", save);
+    CHECK(system(path) == 0);
+}
+
 /* Killed wherever it is, and gone on from what it saved last. */
 static void survives_kills(void) {
     const char *whole = ml_test_path("whole"), *parts = ml_test_path("parts");
@@ -282,7 +337,7 @@ static void conversations_all_the_time(void) {
                 "--fully-async --save-interval 1");
         CHECK(ml_test_miles(out, sizeof out, args) == 0);
     }
-    CHECK_HAS(out, "going on at rollout 2");
+    CHECK_HAS(out, "resuming at rollout 2");
     ml_arena_init(&a, "rounds");
     for (int i = 0; i < ROUNDS; i++) {
         snprintf(path, sizeof path, "%s/rollout_data/%d.jsonl.zst", async_rollout, i);
@@ -321,7 +376,7 @@ static void environments_that_fail_are_named(void) {
     make_inputs();
     CHECK(run(ml_test_path("a"), 1, "cmd:false", "", out, sizeof out) == 3);
     CHECK_HAS(out, "exited with status 1");
-    CHECK_HAS(out, "no group of the round has a reward");
+    CHECK_HAS(out, "no group of the rollout has a reward");
     CHECK(run(ml_test_path("a"), 1, "'cmd:while read -r l; do echo garbage; done'", "", out,
               sizeof out) == 3);
     CHECK_HAS(out, "the environment's reply");
@@ -378,6 +433,8 @@ static void the_documented_environment_runs(void) {
 static const ml_test tests[] = {
     { "multi-turn runs give the same bytes for any division of the work",
       the_same_bytes_however_it_runs },
+    { "slow tools give the same bytes as fast ones", slow_replies_give_the_same_bytes },
+    { "a tool call does not stop other conversations", tools_do_not_stop_the_engine, 150 },
     { "multi-turn kills change no byte of the run", survives_kills, 300 },
     { "partial rollouts continue conversations in the middle of a turn",
       unfinished_conversations_go_on },

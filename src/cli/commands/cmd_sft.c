@@ -13,14 +13,14 @@ static ml_recipe recipe_of(const ml_config *c) {
                         .loss = &ml_loss_sft };
 }
 
-static ml_status train(ml_train_run *r, const ml_train_dumps *dumps, const ml_config *c,
+static ml_status train(ml_train_run *r, ml_train_dumps *dumps, const ml_config *c,
                        ml_err *err) {
     ml_sft_rollout rollout;
     ml_train_debug debug = { 0 };
     ml_train_loop loop = { .run = r, .stop = ml_stop_on_signals() };
+    ml_display display = ml_progress_open(loop.stop, c->train.save);
     ml_status st;
 
-    loop.watch = ml_progress_watch(loop.stop, c->train.save);
     st = ml_train_start(r, ML_CMD_SFT, c, err);
     if (st != ML_OK) {
         ml_progress_end();
@@ -28,7 +28,7 @@ static ml_status train(ml_train_run *r, const ml_train_dumps *dumps, const ml_co
     }
     ml_sft_rollout_init(&rollout, r);
     loop.rollout = ml_rollout_sft(&rollout);
-    st = ml_train_debug_open(&debug, &loop, dumps, c, err);
+    st = ml_train_debug_open(&debug, &loop, &display, dumps, c, err);
     if (st == ML_OK)
         st = ml_train_loop_run(&loop, err);
     ml_progress_end();

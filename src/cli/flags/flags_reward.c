@@ -78,8 +78,9 @@ const ml_flag ml_flags_reward[] = {
       .value = "N",
       .group = "rewards",
       .cmds = REWARD,
-      .help =
-          "Samples scored concurrently; each worker has its own process or connection." },
+      .help = "Samples scored concurrently, and environment calls made concurrently; each "
+              "worker "
+              "has its own process or connection." },
     { .name = "reward-timeout",
       .type = ML_FLAG_F64,
       ML_AT(reward.timeout_s),

@@ -1,84 +1,18 @@
 #include "rl/env/turns.h"
 
-#include "base/pool.h"
-
 /* State of a thread. */
 typedef struct seat {
     ml_environment *environment;
     ml_encoder *encoder;
-    ml_arena arena; /* of its replies */
+    ml_arena arena; /* of its current reply */
 } seat;
 
 struct ml_turns {
     ml_arena arena; /* this struct is allocated in it */
     ml_turns_opts opts;
-    ml_pool *pool;
+    ml_job_queue *queue;
     seat *seat; /* [opts.n_thread] */
 };
-
-/* --- open and close ----------------------------------------------------------- */
-
-static ml_status try_template(const ml_turns_opts *o, ml_err *err) {
-    uint32_t wants = o->environment.ext ? o->environment.ext->roles : MILES_ROLE_USER;
-    ml_status st = ML_OK;
-
-    if (wants && !o->text.chat_template)
-        return ml_fail(err, ML_EUNSUP,
-                       "the environment replies with messages, but the checkpoint has no "
-                       "chat template: set one with --chat-template-path");
-    if (wants & MILES_ROLE_USER)
-        st = ml_turn_tokens_check(&o->text, "user", err);
-    if (st == ML_OK && (wants & MILES_ROLE_TOOL))
-        st = ml_turn_tokens_check(&o->text, "tool", err);
-    return st;
-}
-
-ml_status ml_turns_open(ml_turns **out, const ml_turns_opts *opts, ml_err *err) {
-    ml_status st = try_template(opts, err);
-    ml_arena arena;
-    ml_turns *t;
-
-    *out = NULL;
-    if (st != ML_OK)
-        return st;
-    ml_arena_init(&arena, "turns");
-    t = ML_NEW(&arena, ml_turns, 1);
-    t->opts = *opts;
-    t->seat = ML_NEW(&arena, seat, opts->n_thread);
-    t->arena = arena;
-    for (int64_t i = 0; i < opts->n_thread; i++) {
-        t->seat[i].environment = ml_environment_new(&t->opts.environment);
-        t->seat[i].encoder = ml_encoder_new(opts->text.tokenizer);
-        ml_arena_init(&t->seat[i].arena, "replies");
-    }
-    st = ml_pool_new(&t->pool, (int)opts->n_thread, err);
-    if (st != ML_OK) {
-        ml_turns_close(t);
-        return st;
-    }
-    *out = t;
-    return ML_OK;
-}
-
-void ml_turns_close(ml_turns *t) {
-    ml_arena arena;
-
-    if (!t)
-        return;
-    if (t->pool)
-        ml_pool_free(t->pool);
-    for (int64_t i = 0; i < t->opts.n_thread; i++) {
-        ml_environment_free(t->seat[i].environment);
-        ml_encoder_free(t->seat[i].encoder);
-        ml_arena_release(&t->seat[i].arena);
-    }
-    arena = t->arena;
-    ml_arena_release(&arena);
-}
-
-int32_t ml_turns_max(const ml_turns *t) {
-    return t->opts.max_turn;
-}
 
 /* --- one conversation --------------------------------------------------------- */
 
@@ -127,27 +61,81 @@ static void answer(const ml_turns *t, const seat *s, ml_turn *x) {
     }
 }
 
-typedef struct hearing {
-    const ml_turns *turns;
-    ml_turn *const *turn;
-} hearing;
+static void run(void *turns, int64_t thread, ml_job *job) {
+    ml_turns *t = turns;
+    seat *s = &t->seat[thread];
+    ml_turn *x = (ml_turn *)job;
 
-static void answer_some(void *ud, int64_t begin, int64_t end, int worker) {
-    const hearing *h = ud;
-    seat *s = &h->turns->seat[worker];
-
-    for (int64_t i = begin; i < end; i++) {
-        h->turn[i]->reply.arena = &s->arena;
-        answer(h->turns, s, h->turn[i]);
-    }
+    x->reply.arena = &s->arena;
+    answer(t, s, x);
+    x->replied(x);
+    ml_arena_release(&s->arena);
+    ml_arena_init(&s->arena, "a reply");
 }
 
-void ml_turns_run(ml_turns *t, ml_turn *const *turn, int64_t n) {
-    hearing h = { t, turn };
+void ml_turns_submit(ml_turns *t, ml_turn *turn) {
+    ml_job_queue_post(t->queue, &turn->job);
+}
 
-    for (int64_t i = 0; i < t->opts.n_thread; i++) {
-        ml_arena_release(&t->seat[i].arena);
-        ml_arena_init(&t->seat[i].arena, "replies");
+/* --- open and close ----------------------------------------------------------- */
+
+static ml_status try_template(const ml_turns_opts *o, ml_err *err) {
+    uint32_t wants = o->environment.ext ? o->environment.ext->roles : MILES_ROLE_USER;
+    ml_status st = ML_OK;
+
+    if (wants && !o->text.chat_template)
+        return ml_fail(err, ML_EUNSUP,
+                       "the environment replies with messages, but the checkpoint has no "
+                       "chat template: set one with --chat-template-path");
+    if (wants & MILES_ROLE_USER)
+        st = ml_turn_tokens_check(&o->text, "user", err);
+    if (st == ML_OK && (wants & MILES_ROLE_TOOL))
+        st = ml_turn_tokens_check(&o->text, "tool", err);
+    return st;
+}
+
+ml_status ml_turns_open(ml_turns **out, const ml_turns_opts *opts, ml_err *err) {
+    ml_status st = try_template(opts, err);
+    ml_arena arena;
+    ml_turns *t;
+
+    *out = NULL;
+    if (st != ML_OK)
+        return st;
+    ml_arena_init(&arena, "turns");
+    t = ML_NEW(&arena, ml_turns, 1);
+    t->opts = *opts;
+    t->seat = ML_NEW(&arena, seat, opts->n_thread);
+    t->arena = arena;
+    for (int64_t i = 0; i < opts->n_thread; i++) {
+        t->seat[i].environment = ml_environment_new(&t->opts.environment);
+        t->seat[i].encoder = ml_encoder_new(opts->text.tokenizer);
+        ml_arena_init(&t->seat[i].arena, "a reply");
     }
-    ml_pool_run(t->pool, n, 1, answer_some, &h);
+    st = ml_job_queue_open(&t->queue, opts->n_thread, run, t, err);
+    if (st != ML_OK) {
+        ml_turns_close(t);
+        return st;
+    }
+    *out = t;
+    return ML_OK;
+}
+
+void ml_turns_close(ml_turns *t) {
+    ml_arena arena;
+
+    if (!t)
+        return;
+    ml_job_queue_close(t->queue);
+    for (int64_t i = 0; i < t->opts.n_thread; i++) {
+        ml_environment_free(t->seat[i].environment);
+        ml_encoder_free(t->seat[i].encoder);
+        ml_arena_release(&t->seat[i].arena);
+    }
+    arena = t->arena;
+    ml_arena_release(&arena);
+}
+
+int32_t ml_turns_max(const ml_turns *t) {
+    return t->opts.max_turn;
 }

@@ -8,10 +8,14 @@
 
 typedef struct eval_job {
     struct eval_job *next;
-    ml_eval_result result;
-    char *path;
+    int64_t rollout;
+    char *path; /* of the weights */
     uint64_t version;
     bool done;
+    ml_arena arena; /* of the scores */
+    ml_eval_scores scores;
+    ml_status st;
+    ml_err err;
 } eval_job;
 
 struct ml_eval_queue {
@@ -42,7 +46,7 @@ static ml_status evaluate(ml_eval_queue *q, eval_job *j, ml_err *err) {
     ml_gen *gen = q->opts.evals->gen_ctx.gen;
     ml_status st = gen->load(gen, j->path, j->version, ML_SWITCH_RECOMPUTE, err);
 
-    return st == ML_OK ? ml_evals_run(q->opts.evals, &j->result.scores, err) : st;
+    return st == ML_OK ? ml_evals_run(q->opts.evals, &j->scores, err) : st;
 }
 
 static void *work(void *ud) {
@@ -53,7 +57,7 @@ static void *work(void *ud) {
     while (!q->stopping)
         if ((j = next_job(q))) {
             pthread_mutex_unlock(&q->lock);
-            j->result.st = evaluate(q, j, &j->result.err);
+            j->st = evaluate(q, j, &j->err);
             pthread_mutex_lock(&q->lock);
             j->done = true;
             pthread_cond_broadcast(&q->change);
@@ -89,6 +93,7 @@ ml_status ml_eval_queue_open(ml_eval_queue **out, const ml_eval_queue_opts *o,
 }
 
 static void free_job(eval_job *j) {
+    ml_arena_release(&j->arena);
     free(j->path);
     free(j);
 }
@@ -106,7 +111,6 @@ void ml_eval_queue_close(ml_eval_queue *q) {
         pthread_join(q->worker, NULL);
     while ((j = q->first)) {
         q->first = j->next;
-        ml_arena_release(&j->result.arena);
         free_job(j);
     }
     for (int32_t i = 0; i < q->n_kept; i++)
@@ -134,7 +138,8 @@ static ml_status keep_some(ml_eval_queue *q, char *path, ml_err *err) {
     return st;
 }
 
-bool ml_eval_queue_take(ml_eval_queue *q, ml_eval_result *out, bool wait) {
+/* Removes the oldest evaluation from the queue if it is finished; NULL: it is not. */
+static eval_job *pop(ml_eval_queue *q, bool wait) {
     eval_job *j;
 
     pthread_mutex_lock(&q->lock);
@@ -146,20 +151,39 @@ bool ml_eval_queue_take(ml_eval_queue *q, ml_eval_result *out, bool wait) {
         q->n--;
     }
     pthread_mutex_unlock(&q->lock);
-    if (!j)
-        return false;
-    *out = j->result;
-    out->scores.metrics.arena = &out->arena;
-    if (out->st == ML_OK)
-        out->st = keep_some(q, j->path, &out->err);
-    else
-        free(j->path);
-    j->path = NULL;
-    free_job(j);
-    return true;
+    return j;
 }
 
-bool ml_eval_queue_has_room(ml_eval_queue *q) {
+/* Reports the oldest evaluation; false: it is not finished, there is none, or it failed. */
+static bool take(ml_eval_queue *q, bool wait, ml_status *st, ml_err *err) {
+    eval_job *j = pop(q, wait);
+
+    if (!j)
+        return false;
+    *st = j->st;
+    if (j->st != ML_OK && err)
+        *err = j->err;
+    if (*st == ML_OK) {
+        *st = keep_some(q, j->path, err);
+        j->path = NULL;
+    }
+    if (*st == ML_OK)
+        *st = ml_evals_report(&j->scores, j->rollout, &j->arena, q->opts.observers, err);
+    free_job(j);
+    return *st == ML_OK;
+}
+
+ml_status ml_eval_queue_wait(void *queue, ml_err *err) {
+    ml_status st = ML_OK;
+
+    while (take(queue, true, &st, err))
+        ;
+    return st;
+}
+
+/* --- submission ------------------------------------------------------------------- */
+
+static bool has_room(ml_eval_queue *q) {
     bool room;
 
     pthread_mutex_lock(&q->lock);
@@ -167,12 +191,6 @@ bool ml_eval_queue_has_room(ml_eval_queue *q) {
     pthread_mutex_unlock(&q->lock);
     return room;
 }
-
-bool ml_eval_queue_skips(const ml_eval_queue *q) {
-    return q->opts.skip;
-}
-
-/* --- submission ------------------------------------------------------------------- */
 
 static void push(ml_eval_queue *q, eval_job *j) {
     eval_job **at = &q->first;
@@ -186,8 +204,8 @@ static void push(ml_eval_queue *q, eval_job *j) {
     pthread_mutex_unlock(&q->lock);
 }
 
-ml_status ml_eval_queue_submit(ml_eval_queue *q, int64_t rollout, const ml_weights *w,
-                               ml_err *err) {
+static ml_status submit(ml_eval_queue *q, int64_t rollout, ml_err *err) {
+    const ml_weights *w = q->opts.weights;
     eval_job *j = calloc(1, sizeof *j);
     ml_text path = { 0 };
     ml_status st;
@@ -198,13 +216,37 @@ ml_status ml_eval_queue_submit(ml_eval_queue *q, int64_t rollout, const ml_weigh
     st = ml_weight_dir_put(path.ptr, w, q->opts.spec, q->opts.from, 0, err);
     j->path = path.ptr;
     j->version = w->version;
-    if (st != ML_OK) {
+    j->rollout = rollout;
+    ml_arena_init(&j->arena, "an evaluation");
+    ml_metrics_init(&j->scores.metrics, &j->arena);
+    if (st == ML_OK)
+        push(q, j);
+    else
         free_job(j);
+    return st;
+}
+
+static ml_status report_skipped(ml_eval_queue *q, int64_t rollout, ml_err *err) {
+    ml_eval_scores scores = { 0 };
+    ml_status st;
+    ml_arena a;
+
+    ml_arena_init(&a, "an evaluation");
+    ml_metrics_init(&scores.metrics, &a);
+    ml_metrics_add(&scores.metrics, "eval/", "skipped_busy", 1);
+    st = ml_evals_report(&scores, rollout, &a, q->opts.observers, err);
+    ml_arena_release(&a);
+    return st;
+}
+
+ml_status ml_eval_queue_run(void *queue, int64_t rollout, ml_err *err) {
+    ml_eval_queue *q = queue;
+    bool skips = q->opts.skip;
+    ml_status st = ML_OK;
+
+    while ((skips || !has_room(q)) && take(q, !skips, &st, err))
+        ;
+    if (st != ML_OK)
         return st;
-    }
-    j->result.rollout = rollout;
-    ml_arena_init(&j->result.arena, "an evaluation");
-    ml_metrics_init(&j->result.scores.metrics, &j->result.arena);
-    push(q, j);
-    return ML_OK;
+    return has_room(q) ? submit(q, rollout, err) : report_skipped(q, rollout, err);
 }

@@ -16,7 +16,9 @@
 typedef struct ml_eval_queue ml_eval_queue;
 
 typedef struct ml_eval_queue_opts {
-    ml_evals *evals; /* only the queue may use its generator */
+    ml_evals *evals;               /* only the queue may use its generator */
+    const ml_weights *weights;     /* to evaluate */
+    const ml_observers *observers; /* receive ML_ON_EVALUATED on the loop's thread */
     const ml_spec *spec;
     const ml_checkpoint *from; /* gives names and dtypes for written snapshots */
     const char *dir;
@@ -28,23 +30,11 @@ typedef struct ml_eval_queue_opts {
 ml_status ml_eval_queue_open(ml_eval_queue **out, const ml_eval_queue_opts *o, ml_err *err);
 void ml_eval_queue_close(ml_eval_queue *q); /* waits for the running one; NULL is allowed */
 
-/* Takes the oldest result; waits for it if `wait`.  False: there is none. */
-typedef struct ml_eval_result {
-    ml_arena arena; /* the caller of ml_eval_queue_take releases it */
-    int64_t rollout;
-    ml_eval_scores scores;
-    ml_status st;
-    ml_err err;
-} ml_eval_result;
-bool ml_eval_queue_take(ml_eval_queue *q, ml_eval_result *out, bool wait);
-
-/* Whether another evaluation can be submitted now. */
-bool ml_eval_queue_has_room(ml_eval_queue *q);
-bool ml_eval_queue_skips(const ml_eval_queue *q);
-
-/* Writes the weights to disk and submits their evaluation, labelled with this rollout.  The
- * queue must have room (ml_eval_queue_has_room). */
-ml_status ml_eval_queue_submit(ml_eval_queue *q, int64_t rollout, const ml_weights *w,
-                               ml_err *err);
+/* The functions of an ml_eval_driver; `queue` is an ml_eval_queue.
+ *
+ * run writes the weights to disk and submits their evaluation.  If too many are in flight,
+ * it first waits for the oldest; or, with `skip`, reports that this one is skipped. */
+ml_status ml_eval_queue_run(void *queue, int64_t rollout, ml_err *err);
+ml_status ml_eval_queue_wait(void *queue, ml_err *err);
 
 #endif

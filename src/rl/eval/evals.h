@@ -8,7 +8,8 @@
 #define ML_RL_EVAL_EVALS_H
 
 #include "rl/record/metrics.h"
-#include "rl/rollout/gen_task.h"
+#include "rl/observer.h"
+#include "rl/rollout/group.h"
 #include "rl/record/run_store.h"
 
 typedef struct ml_eval_set {
@@ -36,8 +37,23 @@ typedef struct ml_eval_scores {
     ml_eval_answers *answers; /* of all sets if keep_answers; in the arena of metrics */
 } ml_eval_scores;
 
-/* `evals` is an ml_evals: the signature is that of a callback of ml_train_loop.  The
- * caller has initialized out->metrics. */
-ml_status ml_evals_run(void *evals, ml_eval_scores *out, ml_err *err);
+/* The caller has initialized out->metrics. */
+ml_status ml_evals_run(const ml_evals *e, ml_eval_scores *out, ml_err *err);
+
+/* Emits ML_ON_EVALUATED for this rollout. */
+ml_status ml_evals_report(const ml_eval_scores *scores, int64_t rollout, ml_arena *a,
+                          const ml_observers *to, ml_err *err);
+/* Evaluates, then reports. */
+ml_status ml_evals_observe(const ml_evals *e, int64_t rollout, const ml_observers *to,
+                           ml_err *err);
+
+/* How the loop evaluates the published weights. */
+typedef struct ml_eval_driver {
+    void *self;
+    /* Reports the scores now, or when a later call finds them finished. */
+    ml_status (*run)(void *self, int64_t rollout, ml_err *err);
+    /* Waits for all scores and reports them.  NULL: run reports them. */
+    ml_status (*wait)(void *self, ml_err *err);
+} ml_eval_driver;
 
 #endif

@@ -144,9 +144,17 @@ static ml_status update_reference(ml_learner *l, int64_t rollout, ml_err *err) {
     return ml_weights_copy(l->ref, l->weights, ml_trainer_optimizer(l->trainer)->be, err);
 }
 
+ml_status ml_learn_tell(const ml_learn_run *s, ml_loop_event e, ml_err *err) {
+    e.rollout = s->rollout;
+    e.first_step = s->out->first_step;
+    e.sample = s->in;
+    e.n_sample = s->n;
+    return ml_observe(s->l->observers, &e, err);
+}
+
 static ml_status call_data_ready(const ml_learn_run *s, ml_err *err) {
     miles_batch b = batch_of(s);
-    return ml_hooks_call_batch(s->l->hooks, s->rollout, &b, err);
+    return ml_learn_tell(s, (ml_loop_event){ .kind = ML_ON_DATA_READY, .batch = &b }, err);
 }
 
 static ml_status prepare(ml_learn_run *s, ml_err *err) {
@@ -162,8 +170,6 @@ static ml_status prepare(ml_learn_run *s, ml_err *err) {
         st = ml_learn_score(s, err);
     if (st == ML_OK)
         st = take_advantages(s, err);
-    if (st == ML_OK)
-        st = ml_learn_record(s, err);
     return st == ML_OK ? call_data_ready(s, err) : st;
 }
 
@@ -180,7 +186,8 @@ ml_status ml_learn(ml_learner *l, int64_t rollout, ml_learn_result *out, ml_aren
     ml_status st;
 
     ML_BUG_IF(n > INT32_MAX);
-    *out = (ml_learn_result){ 0 };
+    *out = (ml_learn_result){ .first_step = rollout * l->steps_per_rollout };
+    ml_work_count_clear(l->work_count);
     begin_optimizers(l);
     st = prepare(&s, err);
     if (st != ML_OK)

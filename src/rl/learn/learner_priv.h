@@ -19,14 +19,14 @@ typedef struct ml_learn_run {
     ml_learn_result *out;
 } ml_learn_run;
 
+/* Emits an event of this rollout; the samples are filled in. */
+ml_status ml_learn_tell(const ml_learn_run *s, ml_loop_event e, ml_err *err);
+
 /* Fills the columns of critic, reference, teacher and old policy. */
 ml_status ml_learn_score(ml_learn_run *s, ml_err *err);
 
 /* Runs the train steps of the critic and of the actor. */
 ml_status ml_learn_train(ml_learn_run *s, ml_err *err);
-
-/* Writes the training data to a file, if there is a record_path. */
-ml_status ml_learn_record(const ml_learn_run *s, ml_err *err);
 
 /* Computes the metrics of the rollout batch, before training. */
 void ml_learn_report(ml_learn_run *s);

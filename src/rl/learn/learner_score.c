@@ -35,7 +35,7 @@ static ml_status score(ml_learn_run *s, ml_trainer *t, const ml_weights *w, size
 static ml_status score_actor(ml_learn_run *s, ml_err *err) {
     float **logprob = new_columns(s), **entropy = s->l->entropy ? new_columns(s) : NULL;
     ml_status st =
-        ml_hooks_call(s->l->hooks, MILES_BEFORE_LOG_PROB, s->rollout, -1, "actor", err);
+        ml_learn_tell(s, (ml_loop_event){ .kind = ML_ON_SCORE, .what = "actor" }, err);
 
     if (st == ML_OK)
         st = ml_trainer_score(s->l->trainer, NULL, s->train, s->n, logprob, entropy, err);
@@ -47,11 +47,11 @@ static ml_status score_actor(ml_learn_run *s, ml_err *err) {
     return ML_OK;
 }
 
-/* Computes log-probs, after the MILES_BEFORE_LOG_PROB hook. */
+/* Computes log-probs with these weights. */
 static ml_status score_logprobs(ml_learn_run *s, const char *whose, const ml_weights *w,
                                 size_t field, ml_err *err) {
     ml_status st =
-        ml_hooks_call(s->l->hooks, MILES_BEFORE_LOG_PROB, s->rollout, -1, whose, err);
+        ml_learn_tell(s, (ml_loop_event){ .kind = ML_ON_SCORE, .what = whose }, err);
     return st == ML_OK ? score(s, s->l->trainer, w, field, err) : st;
 }
 

@@ -13,8 +13,7 @@ static bool same_bits(float a, float b) {
 }
 
 /* Checks that log-probs of rollout and training with the same weights are bitwise equal. */
-static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
-    ml_learn_run *s = ud;
+static ml_status check_equal(ml_learn_run *s, const ml_loss_io *io, ml_err *err) {
     const ml_sample *x = s->in[io->sample];
 
     for (int32_t t = 0; x->logprob && x->version && t < io->n_response; t++) {
@@ -35,25 +34,12 @@ static ml_status check_equal(void *ud, const ml_loss_io *io, ml_err *err) {
     return ML_OK;
 }
 
-/* Records the sample's contribution to the gradient of the current train step. */
-static void record_coverage(void *ud, const ml_loss_io *io) {
-    const ml_learn_run *s = ud;
-    double weight = 0;
+static ml_status on_sample_loss(void *self, const ml_loop_event *e, ml_err *err) {
+    ml_learn_run *s = self;
+    ml_loop_event own = { .kind = e->kind, .step = s->step, .io = e->io };
+    ml_status st = check_equal(s, e->io, err);
 
-    for (int32_t t = 0; t < io->n_response; t++)
-        weight += fabs((double)io->dlogprob[t]) + fabs((double)io->dentropy[t]);
-    ml_coverage_see(s->l->coverage, s->in[io->sample]->index, s->rollout, s->step, weight);
-}
-
-/* Checks that each sample contributed exactly once. */
-static ml_status check_coverage(const ml_learn_run *s, ml_err *err) {
-    int64_t *index = ML_NEW(s->a, int64_t, s->n + 1);
-
-    if (!s->l->coverage || s->critic_only)
-        return ML_OK;
-    for (int32_t i = 0; i < s->n; i++)
-        index[i] = s->in[i]->index;
-    return ml_coverage_judge(s->l->coverage, index, s->n, s->rollout, err);
+    return st == ML_OK ? ml_learn_tell(s, own, err) : st;
 }
 
 static int by_number(const void *x, const void *y) {
@@ -98,6 +84,10 @@ static void report_step(const trainee *p, const ml_step_result *step,
     ml_metrics_add(out, p->prefix, "applied", step->applied);
 }
 
+static ml_status tell_step(const ml_learn_run *s, ml_loop_event_kind kind, ml_err *err) {
+    return ml_learn_tell(s, (ml_loop_event){ .kind = kind, .step = s->step }, err);
+}
+
 static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule_step *plan,
                             ml_step_result *out, ml_metrics *metrics, ml_err *err) {
     const ml_recipe *r = s->l->recipe;
@@ -119,16 +109,12 @@ static ml_status train_step(ml_learn_run *s, const trainee *p, const ml_schedule
                             .list = s->train,
                             .step = plan,
                             .old_is_now = p->is_actor && r->skip_actor_forward_only,
-                            .look = p->is_actor ? check_equal : NULL,
-                            .saw = p->is_actor && s->l->coverage ? record_coverage : NULL,
-                            .ud = s },
+                            .observer = { s, p->is_actor ? on_sample_loss : NULL } },
             out, metric, err);
     if (st != ML_OK)
         return st;
-    if (p->is_actor && s->l->stepped)
-        s->l->stepped(s->l->stepped_ud);
     report_step(p, out, &loss, metric, metrics);
-    return ML_OK;
+    return p->is_actor ? tell_step(s, ML_ON_STEP_END, err) : ML_OK;
 }
 
 static bool has_advantage(const miles_sample *row) {
@@ -185,9 +171,9 @@ ml_status ml_learn_train(ml_learn_run *s, ml_err *err) {
         ml_step_metrics *done = &s->out->step[k];
         done->has_step = true;
         s->step = k;
-        st = ml_hooks_call(s->l->hooks, MILES_BEFORE_TRAIN_STEP, s->rollout, k, "", err);
+        st = tell_step(s, ML_ON_STEP_BEGIN, err);
         if (st == ML_OK)
             st = train_step(s, &actor, &plan.step[k], &done->step, &done->metrics, err);
     }
-    return st == ML_OK ? check_coverage(s, err) : st;
+    return st;
 }

@@ -73,14 +73,12 @@ static ml_status loss_of_logprobs(bridge *b, ml_loss_io *io, ml_err *err) {
 }
 
 static ml_status loss_of_sample(bridge *b, ml_loss_io *io, ml_err *err) {
-    ml_status st = b->run->look ? b->run->look(b->run->ud, io, err) : ML_OK;
+    const ml_observer *o = &b->run->observer;
+    ml_status st = io->value ? loss_of_values(b, io, err) : loss_of_logprobs(b, io, err);
 
-    if (st != ML_OK)
+    if (st != ML_OK || !o->on)
         return st;
-    st = io->value ? loss_of_values(b, io, err) : loss_of_logprobs(b, io, err);
-    if (st == ML_OK && b->run->saw)
-        b->run->saw(b->run->ud, io);
-    return st;
+    return o->on(o->self, &(ml_loop_event){ .kind = ML_ON_SAMPLE_LOSS, .io = io }, err);
 }
 
 static ml_status loss_of_micro(void *ud, ml_loss_io *io, int32_t n, ml_err *err) {

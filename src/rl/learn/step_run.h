@@ -6,6 +6,7 @@
 #define ML_RL_LEARN_STEP_RUN_H
 
 #include "rl/learn/loss/step_loss.h"
+#include "rl/observer.h"
 #include "train/trainer.h"
 
 typedef struct ml_step_run {
@@ -14,12 +15,8 @@ typedef struct ml_step_run {
     const ml_train_sample *list;
     const ml_schedule_step *step;
     int32_t rank;
-    bool old_is_now; /* the old log-probs are those of this forward pass */
-    /* Receives the model's outputs of each sample before the loss; NULL: none. */
-    ml_status (*look)(void *ud, const ml_loss_io *io, ml_err *err);
-    /* Receives the loss's gradients of these outputs afterwards; NULL: none. */
-    void (*saw)(void *ud, const ml_loss_io *io);
-    void *ud;
+    bool old_is_now;      /* the old log-probs are those of this forward pass */
+    ml_observer observer; /* of ML_ON_SAMPLE_LOSS; zeros: none */
 } ml_step_run;
 
 /* out->loss is the recipe's loss; metric [loss->n_metric] receives its metrics. */

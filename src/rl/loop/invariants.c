@@ -4,8 +4,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/map.h"
 #include "io/jsonl.h"
-#include "rl/record/hashes.h"
+#include "rl/eval/evals.h"
+#include "rl/loop/iteration.h"
+#include "train/master_weights.h"
 
 /* --- an earlier run ----------------------------------------------------------- */
 
@@ -68,12 +71,11 @@ static ml_status compare(const ml_reference *ref, int64_t rollout, int64_t step,
     if (at >= 0 && ml_jsonl_parse(&row, &ref->file, at, &a, NULL) == ML_OK) {
         was = ml_json_get(row, ref->member);
         if (was && !ml_str_is(was->text, is))
-            st =
-                ml_fail(err, ML_EFORMAT,
-                        "rollout %lld, step %lld: \"%s\" is %s, but %s says %.*s: the runs "
-                        "part here",
-                        (long long)rollout, (long long)step, ref->member, is, ref->path,
-                        (int)was->text.len, was->text.ptr);
+            st = ml_fail(err, ML_EFORMAT,
+                         "rollout %lld, step %lld: \"%s\" is %s, but %.*s in %s: the runs "
+                         "diverge here",
+                         (long long)rollout, (long long)step, ref->member, is,
+                         (int)was->text.len, was->text.ptr, ref->path);
     }
     ml_arena_release(&a);
     return st;
@@ -86,7 +88,8 @@ static ml_status create(FILE **out, const char *path, ml_err *err) {
         return ML_OK;
     *out = fopen(path, "w");
     return *out ? ML_OK
-                : ml_fail(err, ML_EIO, "%s: cannot be opened: %s", path, strerror(errno));
+                : ml_fail(err, ML_EIO, "%s: cannot create the file: %s", path,
+                          strerror(errno));
 }
 
 ml_status ml_invariants_open(ml_invariants *c, const ml_invariants_opts *opts,
@@ -94,8 +97,7 @@ ml_status ml_invariants_open(ml_invariants *c, const ml_invariants_opts *opts,
     ml_status st;
 
     *c = (ml_invariants){ .opts = *opts, .best = -(double)INFINITY };
-    ml_arena_init(&c->arena, "checks of a run");
-    ml_arena_init(&c->round, "checks of a round");
+    ml_arena_init(&c->arena, "invariants of a run");
     st = open_reference(&c->grad_norm, &c->arena, opts->load_grad_norm, "grad_norm", err);
     if (st == ML_OK)
         st = open_reference(&c->hash, &c->arena, opts->check_hash, "weights", err);
@@ -113,7 +115,6 @@ void ml_invariants_close(ml_invariants *c) {
         fclose(c->grad_norm_out);
     if (c->hash_out)
         fclose(c->hash_out);
-    ml_arena_release(&c->round);
     ml_arena_release(&c->arena);
     *c = (ml_invariants){ 0 };
 }
@@ -124,28 +125,9 @@ static bool wants_hashes(const ml_invariants *c) {
     return c->opts.determinism || c->hash || c->hash_out;
 }
 
-typedef struct ml_step_hash {
-    uint64_t gradients, weights;
-    struct ml_step_hash *next;
-} ml_step_hash;
-
-void ml_invariants_step(void *checks) {
-    ml_invariants *c = checks;
-    ml_step_hash *h;
-
-    if (!wants_hashes(c) || c->st != ML_OK)
-        return;
-    h = ML_NEW(&c->round, ml_step_hash, 1);
-    *(c->first ? c->last : &c->first) = h;
-    c->last = &h->next;
-    c->st = ml_hash_weights(&h->gradients, ml_trainer_grads(c->trainer), NULL, &c->err);
-    if (c->st == ML_OK)
-        c->st = ml_hash_weights(&h->weights, c->weights, NULL, &c->err);
-}
-
 static ml_status write_line(FILE *f, const ml_text *line, const char *path, ml_err *err) {
     if (fwrite(line->ptr, 1, line->len, f) != line->len || fflush(f) != 0)
-        return ml_fail(err, ML_EIO, "%s: cannot be written: is the disk full?", path);
+        return ml_fail(err, ML_EIO, "%s: cannot write: is the disk full?", path);
     return ML_OK;
 }
 
@@ -165,24 +147,29 @@ static ml_status check_grad_norm(ml_invariants *c, int64_t rollout, int64_t step
     return st == ML_OK ? compare(c->grad_norm, rollout, step, is, err) : st;
 }
 
-static ml_status check_hashes(ml_invariants *c, const ml_iteration *r,
-                              const ml_step_hash *h, int64_t step, ml_run_log *log,
-                              ml_err *err) {
+static ml_status check_hashes(ml_invariants *c, const ml_loop_event *e, ml_err *err) {
+    int64_t step = e->first_step + e->step;
+    uint64_t gradients, weights = 0;
     ml_text line = { 0 };
-    ml_status st = ML_OK;
     char is[20];
+    ml_status st =
+        ml_hash_weights(&gradients, ml_trainer_grads(c->opts.trainer), NULL, err);
 
-    snprintf(is, sizeof is, "%016llx", (unsigned long long)h->weights);
-    ml_text_printf(&line, "{\"rollout\": %lld, \"step\": %lld", (long long)r->rollout,
+    if (st == ML_OK)
+        st = ml_hash_weights(&weights, c->opts.weights, NULL, err);
+    if (st != ML_OK)
+        return st;
+    snprintf(is, sizeof is, "%016llx", (unsigned long long)weights);
+    ml_text_printf(&line, "{\"rollout\": %lld, \"step\": %lld", (long long)e->rollout,
                    (long long)step);
     if (c->opts.determinism)
-        ml_run_log_hashes(log, line.ptr, ml_hash_samples(r->batch.sample, r->batch.n),
-                          h->gradients, h->weights);
+        ml_run_log_hashes(c->opts.log, line.ptr, ml_hash_samples(e->sample, e->n_sample),
+                          gradients, weights);
     ml_text_printf(&line, ", \"weights\": \"%s\"}\n", is);
     if (c->hash_out)
         st = write_line(c->hash_out, &line, c->opts.save_hash, err);
     ml_text_release(&line);
-    return st == ML_OK ? compare(c->hash, r->rollout, step, is, err) : st;
+    return st == ML_OK ? compare(c->hash, e->rollout, step, is, err) : st;
 }
 
 /* --- fresh samples ------------------------------------------------------------ */
@@ -193,8 +180,8 @@ static ml_status check_zero(const ml_iteration *r, const ml_metrics *f, const ch
     if (x == 0)
         return ML_OK;
     return ml_fail(err, ML_EFORMAT,
-                   "--ci-test: %s is %g in rollout %lld, but its first step has just the "
-                   "weights that the samples were drawn with",
+                   "--ci-test: %s is %g in rollout %lld, but must be 0, because the first "
+                   "train step starts from the weights that generated the samples",
                    name, x, (long long)r->rollout);
 }
 
@@ -206,19 +193,18 @@ static ml_status check_fresh(const ml_invariants *c, const ml_iteration *r, ml_e
         return ML_OK;
     if (!c->opts.skip_logprob && l->n_stale)
         return ml_fail(err, ML_EFORMAT,
-                       "--ci-test: %lld tokens of rollout %lld were drawn with older "
-                       "weights; --ci-disable-logprobs-checker allows that",
+                       "--ci-test: older weights generated %lld tokens of rollout %lld; "
+                       "--ci-disable-logprobs-checker allows that",
                        (long long)l->n_stale, (long long)r->rollout);
-    if (!c->opts.skip_kl && l->n_stale == 0)
-        st = check_zero(r, &l->step[0].metrics, "train/ppo_kl", err);
-    if (st == ML_OK && !c->opts.skip_kl && l->n_stale == 0)
-        st = check_zero(r, &l->step[0].metrics, "train/pg_clipfrac", err);
-    return st;
+    if (c->opts.skip_kl || l->n_stale)
+        return ML_OK;
+    st = check_zero(r, &l->step[0].metrics, "train/ppo_kl", err);
+    return st == ML_OK ? check_zero(r, &l->step[0].metrics, "train/pg_clipfrac", err) : st;
 }
 
 /* --- rollouts ----------------------------------------------------------------- */
 
-void ml_invariants_metrics(ml_invariants *c, const ml_metrics *metrics) {
+static void take_metrics(ml_invariants *c, const ml_metrics *metrics) {
     double x;
 
     if (!c->opts.metric)
@@ -228,32 +214,66 @@ void ml_invariants_metrics(ml_invariants *c, const ml_metrics *metrics) {
         c->best = x;
 }
 
-ml_status ml_invariants_round(ml_invariants *c, const ml_iteration *r, int64_t step,
-                              ml_run_log *log, ml_err *err) {
-    const ml_step_hash *h = c->first;
-    ml_status st = c->st;
+static ml_status check_rollout(ml_invariants *c, const ml_iteration *r, ml_err *err) {
+    const ml_learn_result *l = &r->result;
+    ml_status st = ML_OK;
 
-    if (st != ML_OK)
-        *err = c->err;
-    ml_invariants_metrics(c, &r->batch.metrics);
-    ml_invariants_metrics(c, &r->result.rollout);
-    for (int32_t k = 0; k < r->result.n_step && st == ML_OK; k++) {
-        ml_invariants_metrics(c, &r->result.step[k].metrics);
-        st =
-            check_grad_norm(c, r->rollout, step + k, r->result.step[k].step.grad_norm, err);
-        if (st == ML_OK && h)
-            st = check_hashes(c, r, h, step + k, log, err);
-        h = h ? h->next : NULL;
+    if (l->n_step && c->n_learned++ < c->opts.n_masters)
+        st = ml_master_weights_check(ml_trainer_optimizer(c->opts.trainer), err);
+    take_metrics(c, &r->batch.metrics);
+    take_metrics(c, &l->rollout);
+    for (int32_t k = 0; k < l->n_step && st == ML_OK; k++) {
+        take_metrics(c, &l->step[k].metrics);
+        st = check_grad_norm(c, r->rollout, l->first_step + k, l->step[k].step.grad_norm,
+                             err);
     }
-    c->first = NULL;
-    ml_arena_release(&c->round);
     return st == ML_OK ? check_fresh(c, r, err) : st;
 }
 
-ml_status ml_invariants_end(const ml_invariants *c, ml_err *err) {
+/* generating: NULL if the weights are in another process. */
+static ml_status check_sync(const ml_invariants *c, const ml_weights *generating,
+                            ml_err *err) {
+    unsigned long long version = c->opts.weights->version;
+    uint64_t trained, published;
+    ml_text t = { 0 };
+    ml_status st = ml_hash_weights(&trained, c->opts.weights, &c->opts.sync_skip, err);
+
+    published = trained;
+    if (st == ML_OK && c->opts.check_sync && generating && generating != c->opts.weights)
+        st = ml_hash_weights(&published, generating, &c->opts.sync_skip, err);
+    if (st == ML_OK && published != trained)
+        st = ml_fail(err, ML_EFORMAT,
+                     "weight_sync: version %llu of the weights has the hash %016llx in the "
+                     "trainer and %016llx in the engine",
+                     version, (unsigned long long)trained, (unsigned long long)published);
+    if (st != ML_OK || !c->opts.say_sync)
+        return st;
+    ml_text_printf(&t, "weight_sync: version %llu, hash %016llx", version,
+                   (unsigned long long)trained);
+    c->opts.say_sync(t.ptr);
+    ml_text_release(&t);
+    return ML_OK;
+}
+
+static ml_status check_metric(const ml_invariants *c, ml_err *err) {
     if (!c->opts.metric || c->best >= c->opts.threshold)
         return ML_OK;
     return ml_fail(err, ML_EFORMAT,
-                   "--ci-metric-checker-key: %s came to %g at most, not to %g",
+                   "--ci-metric-checker-key: the highest %s is %g, less than the threshold "
+                   "%g",
                    c->opts.metric, c->best, c->opts.threshold);
+}
+
+ml_status ml_invariants_on(void *invariants, const ml_loop_event *e, ml_err *err) {
+    ml_invariants *c = invariants;
+
+    if (e->kind == ML_ON_STEP_END && wants_hashes(c))
+        return check_hashes(c, e, err);
+    if (e->kind == ML_ON_LEARNED)
+        return check_rollout(c, e->iteration, err);
+    if (e->kind == ML_ON_PUBLISHED && (c->opts.check_sync || c->opts.say_sync))
+        return check_sync(c, e->weights, err);
+    if (e->kind == ML_ON_EVALUATED)
+        take_metrics(c, &e->scores->metrics);
+    return e->kind == ML_ON_RUN_END ? check_metric(c, err) : ML_OK;
 }

@@ -1,22 +1,12 @@
-/* iteration.h - one iteration of the loop (a rollout with its train steps), and how it is
- * reported.
+/* iteration.h - one iteration of the loop: a rollout with its train steps.
  *
  * thread: the loop's. */
 #ifndef ML_RL_LOOP_ITERATION_H
 #define ML_RL_LOOP_ITERATION_H
 
-#include "base/work_count.h"
+#include "rl/learn/learner.h"
 #include "rl/rollout/rollout.h"
-
-typedef enum ml_stage {
-    ML_STAGE_ROLLOUT, /* generates samples, or waits for them */
-    ML_STAGE_LEARN,
-    ML_STAGE_SAVE,
-    ML_STAGE_REST, /* waits until no rollout is generated in the background */
-    ML_STAGE_PUBLISH,
-    ML_STAGE_EVAL,
-    ML_N_STAGE
-} ml_stage;
+#include "rl/record/run_log.h"
 
 typedef struct ml_iteration {
     ml_arena arena; /* samples and metrics of the iteration */
@@ -36,29 +26,35 @@ void ml_iteration_end(ml_iteration *r, ml_run_log *log);
 void ml_stage_begin(ml_iteration *r, ml_stage stage);
 void ml_stage_end(ml_iteration *r, ml_stage stage);
 
-/* Progress of the loop.  The loop and its workers write it; the status display reads it
- * from any thread. */
-typedef struct ml_phase {
-    _Atomic int stage;       /* ml_stage; ML_N_STAGE: none yet */
-    _Atomic int64_t rollout; /* the current rollout */
-    _Atomic int64_t ends;    /* the last rollout, if a stop is requested now */
-    _Atomic int64_t saved;   /* the newest snapshot that this process wrote; -1: none */
-    ml_work_count answers, micro; /* of the current rollout: answers, micro-batches */
-} ml_phase;
+/* How many samples of a rollout are trained on, by Miles' rule: train steps have a fixed
+ * number of samples, and the remainder of a rollout is dropped before anything is computed.
+ * If several samples belong to one conversation, the packing counts conversations, and
+ * nothing is dropped here. */
+typedef struct ml_truncate_opts {
+    int64_t global_batch_size;
+    int32_t n_rank;
+    bool one_step;   /* a rollout is one step, the largest that ranks can share evenly */
+    bool all;        /* nothing is dropped */
+    bool has_pieces; /* some samples belong to one conversation */
+} ml_truncate_opts;
 
-/* Receives log lines and progress. */
-typedef struct ml_watcher {
-    void (*say)(const char *line);
-    /* `done` of `total` rollouts are finished; NULL: not wanted. */
-    void (*progress)(int64_t done, int64_t total);
-    ml_phase *phase; /* NULL: no status display */
-    bool compact;    /* lines are short, for a terminal */
-} ml_watcher;
+/* Returns how many of n samples, from the first on, are trained; 0: they do not fill a
+ * step. */
+int64_t ml_truncate(const ml_truncate_opts *o, int64_t n);
 
-/* Logs the metrics and emits a line per optimizer step; the first has the number `step`. */
-void ml_iteration_report(const ml_iteration *r, ml_run_log *log, int64_t step,
-                         const ml_watcher *to);
-void ml_iteration_report_eval(const ml_metrics *metrics, ml_run_log *log, int64_t rollout,
-                              const ml_watcher *to);
+/* Truncates the rollout batch.  ML_EUSAGE: it does not fill a step. */
+ml_status ml_iteration_truncate(ml_iteration *r, const ml_schedule_opts *o, bool all,
+                                ml_err *err);
+
+static inline double ml_rate(int64_t n, double s) {
+    return s > 0 ? (double)n / s : 0.0;
+}
+/* Seconds of generation, which may have run in the background. */
+double ml_iteration_seconds(const ml_iteration *r);
+/* Trained tokens, of actor and critic. */
+int64_t ml_iteration_tokens(const ml_iteration *r);
+
+/* An observer, see observer.h: writes metrics, samples and events to an ml_run_log. */
+ml_status ml_iteration_log(void *run_log, const ml_loop_event *e, ml_err *err);
 
 #endif

@@ -78,19 +78,19 @@ static ml_status write_view(ml_text *to, ml_memory_view view, ml_train_run *run,
     return st;
 }
 
-ml_status ml_memory_record_round(ml_memory_record *m, ml_train_run *run, int64_t rollout,
-                                 ml_err *err) {
+ml_status ml_memory_record_on(void *memory_record, const ml_loop_event *e, ml_err *err) {
+    ml_memory_record *m = memory_record;
     ml_text text = { 0 }, path = { 0 };
     ml_status st;
 
-    if (!m->dir || (m->n_round && m->n_done >= m->n_round))
+    if (e->kind != ML_ON_ROLLOUT_END || (m->n_rollout && m->n_done >= m->n_rollout))
         return ML_OK;
     m->n_done++;
     st = ml_dir_make(m->dir, err);
     if (st == ML_OK)
-        st = write_view(&text, m->view, run, rollout, err);
+        st = write_view(&text, m->view, m->run, e->rollout, err);
     ml_text_printf(&path, "%s/memory_snapshot_rollout_%lld.json", m->dir,
-                   (long long)rollout);
+                   (long long)e->rollout);
     if (st == ML_OK)
         st = ml_file_replace(path.ptr, (ml_str){ text.ptr, text.len }, err);
     ml_text_release(&path);

@@ -6,6 +6,7 @@
 #ifndef ML_RL_LOOP_MEMORY_RECORD_H
 #define ML_RL_LOOP_MEMORY_RECORD_H
 
+#include "rl/observer.h"
 #include "rl/train_run.h"
 
 typedef enum ml_memory_view {
@@ -14,14 +15,14 @@ typedef enum ml_memory_view {
 } ml_memory_view;
 
 typedef struct ml_memory_record {
-    const char *dir; /* NULL: nothing is written */
-    int64_t n_round; /* only the first rollouts of this process; 0: all */
+    ml_train_run *run;
+    const char *dir;
+    int64_t n_rollout; /* only the first rollouts of this process; 0: all */
     ml_memory_view view;
     int64_t n_done; /* private: rollouts recorded so far */
 } ml_memory_record;
 
-/* Called at the end of a rollout. */
-ml_status ml_memory_record_round(ml_memory_record *m, ml_train_run *run, int64_t rollout,
-                                 ml_err *err);
+/* An observer, see observer.h. */
+ml_status ml_memory_record_on(void *memory_record, const ml_loop_event *e, ml_err *err);
 
 #endif

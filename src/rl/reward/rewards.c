@@ -5,12 +5,14 @@
 
 #include "base/arena.h"
 #include "base/clock.h"
+#include "base/job_queue.h"
 #include "rl/reward/judge.h"
 
 #define DEADLINE_S 30.0
 
 typedef struct task {
-    struct task *next;
+    ml_job job;
+    struct task *next; /* unused ones */
     const miles_reward_in *in;
     ml_reward_done *done;
     void *ud;
@@ -19,23 +21,16 @@ typedef struct task {
     int64_t n;
 } task;
 
-typedef struct bench {
-    ml_rewards *rewards;
-    ml_judge *judge;
-    pthread_t thread;
-    bool running;
-} bench;
-
 struct ml_rewards {
     ml_reward_opts opts;
-    bench *bench;         /* [opts.n_thread] */
+    ml_job_queue *queue;
+    ml_judge **judge;     /* [opts.n_thread] one for each thread */
     pthread_mutex_t lock; /* protects the following fields */
-    pthread_cond_t more, idle;
+    pthread_cond_t idle;
     ml_arena arena; /* owns this struct and the tasks */
-    task *first, **last, *unused;
+    task *unused;
     int64_t n_open; /* submitted samples without a result */
     int64_t counts[ML_REWARD_OUTCOMES];
-    bool closing;
 };
 
 const char *ml_reward_outcome_name(ml_reward_outcome o) {
@@ -45,23 +40,6 @@ const char *ml_reward_outcome_name(ml_reward_outcome o) {
 }
 
 /* --- a reward thread ---------------------------------------------------------- */
-
-/* Waits for the next task; NULL: the pool is closing. */
-static task *take(ml_rewards *r) {
-    task *t;
-
-    pthread_mutex_lock(&r->lock);
-    while (!r->first && !r->closing)
-        pthread_cond_wait(&r->more, &r->lock);
-    t = r->first;
-    if (t) {
-        r->first = t->next;
-        if (!r->first)
-            r->last = &r->first;
-    }
-    pthread_mutex_unlock(&r->lock);
-    return t;
-}
 
 /* Counts after the callback, so that every callback has returned when ml_rewards_wait
  * returns. */
@@ -98,57 +76,49 @@ static void tell(ml_rewards *r, const ml_verdict *v, double start, ml_reward_don
     count(r, v->outcome);
 }
 
-static void score_group(const bench *b, task *t) {
+static void score_group(ml_rewards *r, ml_judge *judge, task *t) {
     double start = ml_clock_s();
     ml_verdict *v;
     ml_arena a;
 
     ml_arena_init(&a, "rewards of a group");
     v = ML_NEW(&a, ml_verdict, t->n);
-    ml_judge_grade_group(b->judge, v, t->group, t->n);
+    ml_judge_grade_group(judge, v, t->group, t->n);
     for (int64_t i = 0; i < t->n; i++) {
-        tell(b->rewards, &v[i], start, t->done, t->group_ud[i]);
+        tell(r, &v[i], start, t->done, t->group_ud[i]);
         ml_verdict_release(&v[i]);
     }
     ml_arena_release(&a);
 }
 
-static void *serve(void *ud) {
-    bench *b = ud;
+static void score(ml_rewards *r, ml_judge *judge, task *t) {
+    double start = ml_clock_s();
     ml_verdict v = { 0 };
-    task *t;
 
-    while ((t = take(b->rewards)) != NULL) {
-        double start = ml_clock_s();
-        if (t->group) {
-            score_group(b, t);
-        } else {
-            ml_judge_grade(b->judge, &v, t->in);
-            tell(b->rewards, &v, start, t->done, t->ud);
-        }
-        reuse(b->rewards, t);
-    }
+    ml_judge_grade(judge, &v, t->in);
+    tell(r, &v, start, t->done, t->ud);
     ml_verdict_release(&v);
-    return NULL;
+}
+
+static void run(void *rewards, int64_t thread, ml_job *job) {
+    ml_rewards *r = rewards;
+    task *t = (task *)job;
+
+    if (t->group)
+        score_group(r, r->judge[thread], t);
+    else
+        score(r, r->judge[thread], t);
+    reuse(r, t);
 }
 
 /* --- callers ------------------------------------------------------------------ */
 
 static ml_status start(ml_rewards *r, ml_err *err) {
-    for (int64_t i = 0; i < r->opts.n_thread; i++) {
-        bench *b = &r->bench[i];
-        ml_status st = ml_judge_open(&b->judge, &r->opts, err);
-        int e;
-        b->rewards = r;
-        if (st != ML_OK)
-            return st;
-        e = pthread_create(&b->thread, NULL, serve, b);
-        if (e != 0)
-            return ml_fail(err, ML_EIO, "cannot create a thread for rewards: %s",
-                           strerror(e));
-        b->running = true;
-    }
-    return ML_OK;
+    ml_status st = ML_OK;
+
+    for (int64_t i = 0; i < r->opts.n_thread && st == ML_OK; i++)
+        st = ml_judge_open(&r->judge[i], &r->opts, err);
+    return st == ML_OK ? ml_job_queue_open(&r->queue, r->opts.n_thread, run, r, err) : st;
 }
 
 ml_status ml_rewards_open(ml_rewards **out, const ml_reward_opts *opts, ml_err *err) {
@@ -161,11 +131,9 @@ ml_status ml_rewards_open(ml_rewards **out, const ml_reward_opts *opts, ml_err *
     r->opts = *opts;
     r->opts.n_thread = opts->n_thread > 0 ? opts->n_thread : 1;
     r->opts.deadline_s = opts->deadline_s > 0 ? opts->deadline_s : DEADLINE_S;
-    r->bench = ML_NEW(&arena, bench, r->opts.n_thread);
+    r->judge = ML_NEW(&arena, ml_judge *, r->opts.n_thread);
     r->arena = arena;
-    r->last = &r->first;
     pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->more, NULL);
     pthread_cond_init(&r->idle, NULL);
     st = start(r, err);
     if (st != ML_OK) {
@@ -181,16 +149,9 @@ void ml_rewards_close(ml_rewards *r) {
 
     if (!r)
         return;
-    pthread_mutex_lock(&r->lock);
-    r->closing = true;
-    pthread_cond_broadcast(&r->more);
-    pthread_mutex_unlock(&r->lock);
-    for (int64_t i = 0; i < r->opts.n_thread; i++) {
-        if (r->bench[i].running)
-            pthread_join(r->bench[i].thread, NULL);
-        ml_judge_close(r->bench[i].judge);
-    }
-    pthread_cond_destroy(&r->more);
+    ml_job_queue_close(r->queue);
+    for (int64_t i = 0; i < r->opts.n_thread; i++)
+        ml_judge_close(r->judge[i]);
     pthread_cond_destroy(&r->idle);
     pthread_mutex_destroy(&r->lock);
     arena = r->arena;
@@ -207,11 +168,9 @@ static void post(ml_rewards *r, task what) {
     else
         t = ML_NEW(&r->arena, task, 1);
     *t = what;
-    *r->last = t;
-    r->last = &t->next;
     r->n_open += what.n;
-    pthread_cond_signal(&r->more);
     pthread_mutex_unlock(&r->lock);
+    ml_job_queue_post(r->queue, &t->job);
 }
 
 void ml_rewards_submit(ml_rewards *r, const miles_reward_in *in, ml_reward_done *done,

@@ -14,9 +14,8 @@
 #ifndef ML_RL_ROLLOUT_ASYNC_H
 #define ML_RL_ROLLOUT_ASYNC_H
 
-#include "rl/rollout/gen_task.h"
-#include "rl/rollout/group_filter.h"
 #include "rl/rollout/rollout.h"
+#include "rl/rollout/group.h"
 
 typedef struct ml_async ml_async;
 

@@ -1,102 +1,57 @@
 /* Worker thread of the async rollout: starts groups and checks those that have ended. */
 #include <stdlib.h>
 
-#include "base/log.h"
 #include "rl/rollout/async_priv.h"
 
-#define HOPELESS 100 /* give up after dropping this many batches of groups in a row */
+ml_gen_group *ml_async_pop(ml_group_list *l) {
+    ml_gen_group *g = l->first;
 
-/* --- lists -------------------------------------------------------------------- */
-
-void ml_async_push(ml_async_list *l, ml_async_group *g) {
-    g->next = NULL;
-    *(l->last ? &l->last->next : &l->first) = g;
-    l->last = g;
-    l->n++;
-}
-
-ml_async_group *ml_async_pop(ml_async_list *l) {
-    ml_async_group *g = l->first;
-
-    if (!g)
-        return NULL;
-    l->first = g->next;
-    if (!l->first)
-        l->last = NULL;
-    l->n--;
+    if (g)
+        ml_group_list_remove(l, g);
     return g;
-}
-
-/* Removes the first group that has ended. */
-static ml_async_group *pop_ended(ml_async_list *l) {
-    ml_async_list rest = { 0 };
-    ml_async_group *g, *found = NULL;
-
-    while ((g = ml_async_pop(l)))
-        if (!found && g->n_left == 0)
-            found = g;
-        else
-            ml_async_push(&rest, g);
-    *l = rest;
-    return found;
 }
 
 /* --- groups ------------------------------------------------------------------- */
 
-static void on_task_complete(void *ud, ml_gen_task *x) {
-    ml_async_group *g = ud;
-    ml_async *s = g->async_rollout;
+/* Each group has an arena of its own, because it is freed on its own. */
+static ml_gen_group *new_group(ml_async *s, ml_group id) {
+    ml_arena *a = calloc(1, sizeof *a);
 
-    (void)x;
-    pthread_mutex_lock(&s->lock);
-    g->n_left--;
-    pthread_cond_broadcast(&s->change);
-    pthread_mutex_unlock(&s->lock);
-}
-
-static ml_async_group *new_group(ml_async *s, ml_group id) {
-    ml_async_group *g = calloc(1, sizeof *g);
-
-    if (!g)
+    if (!a)
         return NULL;
-    g->async_rollout = s;
-    g->id = id;
-    g->n_left = id.n_sample;
-    ml_arena_init(&g->arena, "a group");
-    ml_gen_tasks_init(&g->tasks, &s->opts.gen_ctx, &s->opts.how, &s->opts.run->dataset,
-                      &g->arena);
-    g->tasks.on_complete = on_task_complete;
-    g->tasks.on_complete_ud = g;
-    g->task = ML_NEW(&g->arena, ml_gen_task *, id.n_sample);
-    return g;
+    ml_arena_init(a, "a group");
+    return ml_group_set_add(&s->set, id, a);
 }
 
-void ml_async_free_group(ml_async_group *g) {
-    ml_gen_tasks_release(&g->tasks);
-    ml_arena_release(&g->arena);
-    free(g);
+void ml_async_free_group(ml_gen_group *g) {
+    ml_arena *a = g->arena;
+
+    ml_arena_release(a);
+    free(a);
 }
 
-void ml_async_drop_group(ml_async *s, ml_async_group *g) {
+void ml_async_drop_group(ml_async *s, ml_gen_group *g) {
     if (s->opts.retry && g->id.row >= 0) /* row < 0: no prompt in the data set to retry */
         ml_data_source_add(s->opts.run->source, &g->id, 1);
-    s->counts.n_drawn += g->tasks.n_drawn;
+    s->counts.n_drawn += g->n_drawn;
     ml_async_free_group(g);
 }
 
 /* --- starting groups ------------------------------------------------------------ */
 
+/* Starts the next group, without the lock. */
 static ml_status begin(ml_async *s, ml_group id, const ml_sample *partial, ml_err *err) {
-    ml_async_group *g = new_group(s, id);
+    ml_gen_group *g;
     ml_status st;
 
-    if (!g)
-        return ml_fail(err, ML_ENOMEM, "no memory for a group of samples");
-    ml_async_push(&s->generating, g);
-    st = partial ? ml_gen_tasks_resume(&g->tasks, g->task, partial, id.n_sample, false, err)
-                 : ml_gen_tasks_start(&g->tasks, g->task, &g->id, (uint64_t)id.first_index,
-                                      err);
-    g->n_left -= id.n_sample - (int32_t)g->tasks.n_begun; /* not started: will not end */
+    s->busy = true;
+    pthread_mutex_unlock(&s->set.lock);
+    g = new_group(s, id);
+    st = !g        ? ml_fail(err, ML_ENOMEM, "out of memory for a group of samples")
+         : partial ? ml_gen_group_resume(g, partial, false, err)
+                   : ml_gen_group_start(g, (uint64_t)id.first_index, err);
+    pthread_mutex_lock(&s->set.lock);
+    s->busy = false;
     return st;
 }
 
@@ -105,14 +60,12 @@ static ml_status begin_next(ml_async *s, ml_err *err) {
     ml_group id;
 
     if (partial)
-        return begin(s,
-                     (ml_group){ partial->row, partial->group, partial->index,
-                                 s->partial_buffer.n_per_group },
-                     partial, err);
-    if (ml_data_source_get(s->opts.run->source, &id, 1) != 1)
-        return ml_fail(err, ML_EFORMAT, "%s: there is no prompt in it",
+        id = (ml_group){ partial->row, partial->group, partial->index,
+                         s->partial_buffer.n_per_group };
+    else if (ml_data_source_get(s->opts.run->source, &id, 1) != 1)
+        return ml_fail(err, ML_EFORMAT, "%s contains no prompts",
                        s->opts.run->opts.data.path);
-    return begin(s, id, NULL, err);
+    return begin(s, id, partial, err);
 }
 
 /* Queued groups above the capacity count as generating. */
@@ -120,92 +73,64 @@ static bool may_begin(const ml_async *s) {
     int64_t excess = s->queue.n - s->opts.capacity;
 
     return s->st == ML_OK && !s->stopping && !s->paused &&
-           s->generating.n + (excess > 0 ? excess : 0) < s->opts.max_groups;
+           s->set.groups.n + (excess > 0 ? excess : 0) < s->opts.max_groups;
 }
 
-/* --- checking groups that have ended -------------------------------------------- */
+/* --- deciding about groups that are done ---------------------------------------- */
 
-/* At least one sample was aborted. */
-static bool was_aborted(const ml_async_group *g) {
-    for (int32_t i = 0; i < g->id.n_sample; i++)
-        if (g->task[i]->sample.status == ML_SAMPLE_ABORTED)
-            return true;
-    return false;
+static ml_gen_group *first_done(ml_async *s) {
+    ml_gen_group *g = s->set.groups.first;
+
+    while (g && g->state != ML_GROUP_DONE)
+        g = g->next;
+    return g;
 }
 
-static bool has_rewards(ml_async *s, const ml_async_group *g) {
-    for (int32_t i = 0; s->opts.gen_ctx.rewards && i < g->id.n_sample; i++) {
-        const ml_gen_task *x = g->task[i];
-        if (x->sample.has_reward)
-            continue;
-        ml_drop_reasons_count(&s->drop_reasons, ml_reward_outcome_name(x->outcome));
-        ml_log(ML_LOG_WARN, "sample %lld has no reward, its group is dropped: %s",
-               (long long)x->sample.index, x->why);
-        return false;
-    }
-    return true;
-}
-
-static bool passes_filter(ml_async *s, ml_async_group *g) {
-    const ml_sample **sample = ML_NEW(&g->arena, const ml_sample *, g->id.n_sample);
+static ml_status judge(ml_async *s, ml_gen_group *g, ml_err *err) {
     char reason[ML_REASON_CAP];
-    bool keep = false;
+    ml_status st;
 
-    if (!s->opts.filter)
-        return true;
-    for (int32_t i = 0; i < g->id.n_sample; i++)
-        sample[i] = &g->task[i]->sample;
-    s->st =
-        ml_group_filter_run(s->opts.filter, sample, g->id.n_sample, &keep, reason, &s->err);
-    if (!keep && reason[0])
-        ml_drop_reasons_count(&s->drop_reasons, reason);
-    return keep && s->st == ML_OK;
-}
-
-/* Fails the run if a reward that always fails, a filter that drops everything or an engine
- * that aborts everything would keep the rollout batch from ever being complete. */
-static void check_hope(ml_async *s) {
-    if (++s->n_dropped < HOPELESS * s->opts.run->opts.rollout_batch_size)
-        return;
-    s->st =
-        ml_fail(&s->err, ML_EFORMAT,
-                "none of the last %lld groups was worth training on: are the answers cut "
-                "off or aborted, or is the reward not what it should be?",
-                (long long)s->n_dropped);
-}
-
-static void judge(ml_async *s, ml_async_group *g) {
-    if (was_aborted(g)) {
-        check_hope(s);
+    s->busy = true;
+    pthread_mutex_unlock(&s->set.lock);
+    st = ml_gen_group_decide(g, s->opts.filter, reason, err);
+    pthread_mutex_lock(&s->set.lock);
+    s->busy = false;
+    if (st == ML_OK)
+        st = ml_group_set_count(&s->set, g, s->opts.run->opts.rollout_batch_size, err);
+    ml_group_list_remove(&s->set.groups, g);
+    if (g->fate == ML_GROUP_KEPT) {
+        ml_group_list_push(&s->queue, g);
+    } else if (g->fate == ML_GROUP_ABORTED) {
         s->counts.n_aborted++;
         ml_async_drop_group(s, g);
-    } else if (has_rewards(s, g) && passes_filter(s, g)) {
-        s->n_dropped = 0;
-        ml_async_push(&s->queue, g);
     } else {
-        check_hope(s);
-        s->counts.n_drawn += g->tasks.n_drawn;
+        if (reason[0])
+            ml_drop_reasons_count(&s->drop_reasons, reason);
+        s->counts.n_drawn += g->n_drawn;
         ml_async_free_group(g);
     }
+    return st;
 }
 
 void *ml_async_work(void *async_rollout) {
     ml_async *s = async_rollout;
-    ml_async_group *g;
 
-    pthread_mutex_lock(&s->lock);
+    pthread_mutex_lock(&s->set.lock);
     while (!s->stopping) {
-        while ((g = pop_ended(&s->generating))) {
-            judge(s, g);
-            pthread_cond_broadcast(&s->change);
-        }
-        if (!may_begin(s)) {
-            pthread_cond_wait(&s->change, &s->lock);
+        ml_gen_group *g = s->st == ML_OK ? first_done(s) : NULL;
+        ml_err err = { 0 };
+        ml_status st;
+        if (!g && !may_begin(s)) {
+            pthread_cond_wait(&s->set.change, &s->set.lock);
             continue;
         }
-        s->st = begin_next(s, &s->err);
-        pthread_cond_broadcast(&s->change);
+        st = g ? judge(s, g, &err) : begin_next(s, &err);
+        if (st != ML_OK && s->st == ML_OK) {
+            s->st = st;
+            s->err = err;
+        }
+        pthread_cond_broadcast(&s->set.change);
     }
-    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&s->set.lock);
     return NULL;
 }

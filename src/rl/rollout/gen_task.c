@@ -4,48 +4,23 @@
 
 #include "base/bug.h"
 
-void ml_gen_tasks_init(ml_gen_tasks *f, const ml_gen_ctx *at, const ml_sampling *how,
-                       const ml_dataset *dataset, ml_arena *a) {
-    *f = (ml_gen_tasks){ .at = at,
-                         .how = how,
-                         .dataset = dataset,
-                         .arena = a,
-                         .encoder = ml_encoder_new(at->tokenizer) };
-    pthread_mutex_init(&f->lock, NULL);
-    pthread_cond_init(&f->change, NULL);
-}
-
-void ml_gen_tasks_release(ml_gen_tasks *f) {
-    ml_encoder_free(f->encoder);
-    pthread_cond_destroy(&f->change);
-    pthread_mutex_destroy(&f->lock);
-}
-
 /* --- receiving tokens: the generator's thread --------------------------------- */
-
-static void open_one(ml_gen_tasks *f) {
-    pthread_mutex_lock(&f->lock);
-    f->n_open++;
-    f->n_begun++;
-    pthread_mutex_unlock(&f->lock);
-    ml_work_count_expect(f->at->work_count, 1);
-}
 
 ml_str ml_gen_task_text(const ml_gen_task *x, int32_t from, int32_t n, bool skip_special) {
     const ml_sample *s = &x->sample;
     ml_text t = { 0 };
     ml_str out;
 
-    ml_decode(x->all->at->tokenizer, &t, s->token + s->n_token - s->n_response + from, n,
-              skip_special);
-    out = (ml_str){ ml_arena_str(x->all->arena, t.ptr ? t.ptr : "", t.len), t.len };
+    ml_decode(x->group->set->ctx->tokenizer, &t,
+              s->token + s->n_token - s->n_response + from, n, skip_special);
+    out = (ml_str){ ml_arena_str(x->group->arena, t.ptr ? t.ptr : "", t.len), t.len };
     ml_text_release(&t);
     return out;
 }
 
 static void take_text(ml_gen_task *x) {
     x->sample.response =
-        ml_gen_task_text(x, 0, x->sample.n_response, x->all->how->skip_special);
+        ml_gen_task_text(x, 0, x->sample.n_response, x->group->set->how->skip_special);
 }
 
 static ml_sample_status status_of(ml_finish finish) {
@@ -70,7 +45,7 @@ static void take_routing(ml_gen_task *x, const ml_gen_update *u) {
         int32_t *row;
         if (!n)
             continue;
-        row = ML_NEW(x->all->arena, int32_t, n);
+        row = ML_NEW(x->group->arena, int32_t, n);
         x->sample.routed[i] = u->routed[i];
         x->sample.routed[i].row = memcpy(row, u->routed[i].row, (size_t)n * sizeof *row);
     }
@@ -79,7 +54,6 @@ static void take_routing(ml_gen_task *x, const ml_gen_update *u) {
 static void end_turn(ml_gen_task *x, const ml_gen_update *u) {
     ml_sample_status status = status_of(u->finish);
 
-    x->sample.n_cached += u->n_cached;
     if (u->finish == ML_FINISH_ABORT)
         ml_str_copy(x->why, sizeof x->why, u->message);
     take_text(x);
@@ -94,13 +68,13 @@ static void take_tokens(void *ud, const ml_gen_update *u) {
     ml_gen_task *x = ud;
     ml_sample *s = &x->sample;
 
-    ML_BUG_IF(u->answer.n > x->all->how->max_new - s->n_response);
+    ML_BUG_IF(u->answer.n > x->group->set->how->max_new - s->n_response);
     for (int32_t i = 0; i < u->answer.n; i++) {
         x->token[s->n_token++] = u->answer.id[i];
         s->logprob[s->n_response] = u->answer.logprob[i];
         s->version[s->n_response++] = u->answer.version[i];
     }
-    x->all->n_drawn += u->answer.n;
+    x->group->n_drawn += u->answer.n;
     if (u->finish != ML_FINISH_NOT)
         end_turn(x, u);
 }
@@ -113,23 +87,23 @@ typedef struct shared_prompt {
     ml_str text, label, metadata;
 } shared_prompt;
 
-static ml_status render(ml_gen_tasks *f, shared_prompt *d, const ml_prompt *p,
+static ml_status render(const ml_gen_group *g, shared_prompt *d, const ml_prompt *p,
                         ml_err *err) {
     ml_chat chat = { .messages = p->messages,
                      .tools = p->tools,
                      .add_generation_prompt = true,
-                     .kwargs = f->dataset->template_kwargs };
+                     .kwargs = g->set->dataset->template_kwargs };
     ml_jinja_text text;
     ml_status st;
 
     d->text = p->text;
     if (!p->messages)
         return ML_OK;
-    if (!f->at->chat_template)
+    if (!g->set->ctx->chat_template)
         return ml_fail(err, ML_EFORMAT,
-                       "the prompt is a list of messages, and the checkpoint has no chat "
-                       "template: name one with --chat-template-path");
-    st = ml_chat_render(&text, f->arena, f->at->chat_template, &chat, NULL, err);
+                       "the prompt is a list of messages, but the checkpoint has no chat "
+                       "template: set one with --chat-template-path");
+    st = ml_chat_render(&text, g->arena, g->set->ctx->chat_template, &chat, NULL, err);
     if (st == ML_OK)
         d->text = text.text;
     return st;
@@ -142,69 +116,68 @@ static ml_str source_of(ml_str row, const ml_json *v) {
 }
 
 /* Appends the data set's metadata_more: of members with the same name, the last counts. */
-static ml_str with_more(ml_gen_tasks *f, ml_str metadata, bool has_members) {
-    const char *more = f->dataset->opts.metadata_more, *text;
+static ml_str with_more(const ml_gen_group *g, ml_str metadata, bool has_members) {
+    const char *more = g->set->dataset->opts.metadata_more, *text;
 
     if (!more)
         return metadata;
     text =
-        ml_arena_printf(f->arena, "{%.*s%s%s}", has_members ? (int)metadata.len - 2 : 0,
+        ml_arena_printf(g->arena, "{%.*s%s%s}", has_members ? (int)metadata.len - 2 : 0,
                         has_members ? metadata.ptr + 1 : "", has_members ? ", " : "", more);
     return ml_str_of(text);
 }
 
-static ml_status read_prompt(ml_gen_tasks *f, shared_prompt *d, const ml_group *group,
-                             ml_err *err) {
+static ml_status read_prompt(const ml_gen_group *g, shared_prompt *d, ml_err *err) {
+    const ml_dataset *ds = g->set->dataset;
     ml_prompt prompt;
-    ml_status st = ml_dataset_prompt(&prompt, f->dataset, group->row, f->arena, err);
+    ml_status st = ml_dataset_prompt(&prompt, ds, g->id.row, g->arena, err);
 
     if (st != ML_OK)
         return st;
-    st = render(f, d, &prompt, err);
+    st = render(g, d, &prompt, err);
     if (st == ML_OK)
-        st = ml_encode(f->encoder, &d->ids, d->text, (ml_encode_opts){ 0 }, err);
+        st = ml_encode(g->set->encoder, &d->ids, d->text, (ml_encode_opts){ 0 }, err);
     if (st != ML_OK)
-        ml_dataset_blame(f->dataset, group->row, err);
+        ml_dataset_blame(ds, g->id.row, err);
     d->label = source_of(prompt.source, prompt.label);
-    d->metadata = with_more(f, source_of(prompt.source, prompt.metadata),
+    d->metadata = with_more(g, source_of(prompt.source, prompt.metadata),
                             prompt.metadata && prompt.metadata->child);
     return st;
 }
 
 /* A conversation needs a loss mask: the model does not generate all of its tokens. */
 static void open_turns(ml_gen_task *x) {
-    ml_arena *a = x->all->arena;
+    ml_arena *a = x->group->arena;
 
-    if (!x->all->at->turns)
+    if (!x->group->set->ctx->turns)
         return;
     x->turn = ML_NEW(a, ml_turn, 1);
     if (!x->mask) {
-        x->mask = ML_NEW(a, uint8_t, x->all->how->max_new + 1);
-        memset(x->mask, 1, (size_t)x->all->how->max_new);
+        x->mask = ML_NEW(a, uint8_t, x->group->set->how->max_new + 1);
+        memset(x->mask, 1, (size_t)x->group->set->how->max_new);
         x->sample.mask = x->mask;
     }
 }
 
-static ml_gen_task *new_task(ml_gen_tasks *f, const shared_prompt *d, const ml_group *group,
-                             int32_t i) {
-    ml_gen_task *x = ML_NEW(f->arena, ml_gen_task, 1);
-    int32_t n = (int32_t)d->ids.n, max_new = f->how->max_new;
+static ml_gen_task *new_task(ml_gen_group *g, const shared_prompt *d, int32_t i) {
+    ml_gen_task *x = ML_NEW(g->arena, ml_gen_task, 1);
+    int32_t n = (int32_t)d->ids.n, max_new = g->set->how->max_new;
 
-    x->all = f;
-    x->token = ML_NEW(f->arena, int32_t, n + max_new);
-    x->wide = ML_NEW(f->arena, int64_t, n + max_new);
+    x->group = g;
+    x->token = ML_NEW(g->arena, int32_t, n + max_new);
+    x->wide = ML_NEW(g->arena, int64_t, n + max_new);
     memcpy(x->token, d->ids.id, (size_t)n * sizeof *x->token);
-    x->sample = (ml_sample){ .index = group->first_index + i,
-                             .group = group->group_index,
-                             .rollout = group->first_index + i,
-                             .row = group->row,
+    x->sample = (ml_sample){ .index = g->id.first_index + i,
+                             .group = g->id.group_index,
+                             .rollout = g->id.first_index + i,
+                             .row = g->id.row,
                              .prompt = d->text,
                              .label = d->label,
                              .metadata = d->metadata,
                              .token = x->token,
                              .n_token = n,
-                             .logprob = ML_NEW(f->arena, float, max_new + 1),
-                             .version = ML_NEW(f->arena, uint64_t, max_new + 1),
+                             .logprob = ML_NEW(g->arena, float, max_new + 1),
+                             .version = ML_NEW(g->arena, uint64_t, max_new + 1),
                              .n_turn = 1 };
     open_turns(x);
     return x;
@@ -212,14 +185,14 @@ static ml_gen_task *new_task(ml_gen_tasks *f, const shared_prompt *d, const ml_g
 
 /* The number of tokens that may still be generated, limited by max_new and context. */
 static int32_t room_of(const ml_gen_task *x) {
-    int32_t left = x->all->how->max_new - x->sample.n_response;
-    int32_t context = x->all->at->context - x->sample.n_token;
+    int32_t left = x->group->set->how->max_new - x->sample.n_response;
+    int32_t context = x->group->set->ctx->context - x->sample.n_token;
     return context > 0 && context < left ? context : left;
 }
 
 ml_status ml_gen_task_submit(ml_gen_task *x, ml_err *err) {
-    ml_gen_tasks *f = x->all;
-    const ml_sampling *how = f->how;
+    ml_gen *gen = x->group->set->ctx->gen;
+    const ml_sampling *how = x->group->set->how;
     ml_gen_request ask = { .prompt = x->token,
                            .n_prompt = x->sample.n_token,
                            .draw = { .temperature = how->temperature,
@@ -239,57 +212,59 @@ ml_status ml_gen_task_submit(ml_gen_task *x, ml_err *err) {
     ml_status st;
 
     memcpy(ask.routed, how->routed, sizeof ask.routed);
-    st = f->at->gen->submit(f->at->gen, &ask, take_tokens, x, &ticket, err);
+    st = gen->submit(gen, &ask, take_tokens, x, &ticket, err);
     if (st == ML_OK)
         x->ticket = ticket;
     return st;
 }
 
-/* Opens the task and submits it to the generator. */
-static ml_status take_off(ml_gen_task *x, uint64_t draw, ml_err *err) {
-    ml_gen_tasks *f = x->all;
+/* Opens the tasks of a group. */
+static void open_group(ml_gen_group *g) {
+    ml_group_set *s = g->set;
+    int32_t n = g->id.n_sample;
+
+    pthread_mutex_lock(&s->lock);
+    g->state = ML_GROUP_GENERATING;
+    s->n_open += n;
+    pthread_mutex_unlock(&s->lock);
+    ml_work_count_expect(s->ctx->work_count, n);
+}
+
+/* Submits the sample to the generator. */
+static ml_status begin(ml_gen_task *x, uint64_t draw, ml_err *err) {
     ml_status st;
 
     x->draw = draw;
     x->begun = true;
-    open_one(f);
     st = ml_gen_task_submit(x, err);
-    if (st == ML_OK)
-        return ML_OK;
-    x->begun = false;
-    pthread_mutex_lock(&f->lock);
-    f->n_open--;
-    f->n_begun--;
-    pthread_mutex_unlock(&f->lock);
-    ml_work_count_expect(f->at->work_count, -1);
+    if (st != ML_OK)
+        x->begun = false;
     return st;
 }
 
-ml_status ml_gen_tasks_start(ml_gen_tasks *f, ml_gen_task **out, const ml_group *group,
-                             uint64_t draw, ml_err *err) {
+ml_status ml_gen_group_start(ml_gen_group *g, uint64_t draw, ml_err *err) {
     shared_prompt d = { 0 };
-    ml_status st = read_prompt(f, &d, group, err);
+    ml_status st = read_prompt(g, &d, err);
 
     /* Allocate all before the first is submitted: from then on the generator's thread owns
      * the arena. */
-    for (int32_t i = 0; i < group->n_sample && st == ML_OK; i++)
-        out[i] = new_task(f, &d, group, i);
-    if (st == ML_OK)
-        ml_reward_group_open(f, out, group->n_sample);
-    for (int32_t i = 0; i < group->n_sample && st == ML_OK; i++)
-        st = take_off(out[i], draw + (uint64_t)i, err);
+    for (int32_t i = 0; i < g->id.n_sample && st == ML_OK; i++)
+        g->task[i] = new_task(g, &d, i);
+    open_group(g);
+    for (int32_t i = 0; i < g->id.n_sample && st == ML_OK; i++)
+        st = begin(g->task[i], draw + (uint64_t)i, err);
     if (st != ML_OK)
-        ml_reward_group_give_up(f, out, group->n_sample);
+        ml_gen_group_give_up(g);
     ml_tokens_release(&d.ids);
     return st;
 }
 
 /* The loss mask of a continued sample: new tokens are trained on; existing tokens keep
  * their mask, or are masked if mask_old. */
-static uint8_t *old_mask(ml_gen_tasks *f, const ml_sample *s, bool mask_old) {
-    uint8_t *mask = ML_NEW(f->arena, uint8_t, f->how->max_new + 1);
+static uint8_t *old_mask(const ml_gen_group *g, const ml_sample *s, bool mask_old) {
+    uint8_t *mask = ML_NEW(g->arena, uint8_t, g->set->how->max_new + 1);
 
-    memset(mask, 1, (size_t)f->how->max_new);
+    memset(mask, 1, (size_t)g->set->how->max_new);
     for (int32_t t = 0; t < s->n_response; t++)
         mask[t] = !mask_old && (!s->mask || s->mask[t]);
     return mask;
@@ -313,26 +288,27 @@ static bool has_ended(const ml_sample *s) {
 }
 
 /* A task for an existing sample.  Arrays have full length and hold the tokens so far. */
-static ml_gen_task *resumed_task(ml_gen_tasks *f, const ml_sample *partial, bool mask_old) {
-    ml_gen_task *x = ML_NEW(f->arena, ml_gen_task, 1);
-    int32_t max_new = f->how->max_new, n_prompt = partial->n_token - partial->n_response;
+static ml_gen_task *resumed_task(ml_gen_group *g, const ml_sample *partial, bool mask_old) {
+    ml_gen_task *x = ML_NEW(g->arena, ml_gen_task, 1);
+    int32_t max_new = g->set->how->max_new,
+            n_prompt = partial->n_token - partial->n_response;
     ml_sample own = *partial, *s = &own;
 
     if (s->n_response > max_new || (s->n_response == max_new && !has_ended(s)))
         cut(s, max_new);
-    x->all = f;
-    x->token = ML_NEW(f->arena, int32_t, n_prompt + max_new);
-    x->wide = ML_NEW(f->arena, int64_t, n_prompt + max_new);
-    ml_sample_copy(&x->sample, f->arena, s);
+    x->group = g;
+    x->token = ML_NEW(g->arena, int32_t, n_prompt + max_new);
+    x->wide = ML_NEW(g->arena, int64_t, n_prompt + max_new);
+    ml_sample_copy(&x->sample, g->arena, s);
     x->sample.token = memcpy(x->token, s->token, (size_t)s->n_token * sizeof *s->token);
-    x->sample.logprob = ML_NEW(f->arena, float, max_new + 1);
-    x->sample.version = ML_NEW(f->arena, uint64_t, max_new + 1);
+    x->sample.logprob = ML_NEW(g->arena, float, max_new + 1);
+    x->sample.version = ML_NEW(g->arena, uint64_t, max_new + 1);
     for (int32_t t = 0; t < s->n_response; t++) {
         x->sample.logprob[t] = s->logprob[t];
         x->sample.version[t] = s->version[t];
     }
     if (mask_old || s->mask)
-        x->sample.mask = x->mask = old_mask(f, s, mask_old);
+        x->sample.mask = x->mask = old_mask(g, s, mask_old);
     open_turns(x);
     for (int32_t t = 0; s->mask && t < s->n_response; t++)
         x->turn_at = s->mask[t] ? x->turn_at : t + 1; /* after the last masked token */
@@ -342,50 +318,22 @@ static ml_gen_task *resumed_task(ml_gen_tasks *f, const ml_sample *partial, bool
     return x;
 }
 
-/* Opens a task whose sample had ended, and grades it. */
-static void take_up(ml_gen_task *x) {
-    x->begun = true;
-    open_one(x->all);
-    ml_gen_task_grade(x);
-}
-
-ml_status ml_gen_tasks_resume(ml_gen_tasks *f, ml_gen_task **out, const ml_sample *s,
-                              int32_t n, bool mask_old, ml_err *err) {
+ml_status ml_gen_group_resume(ml_gen_group *g, const ml_sample *s, bool mask_old,
+                              ml_err *err) {
     ml_status st = ML_OK;
 
-    for (int32_t i = 0; i < n; i++)
-        out[i] = resumed_task(f, &s[i], mask_old);
-    ml_reward_group_open(f, out, n);
-    for (int32_t i = 0; i < n && st == ML_OK; i++) {
-        if (out[i]->ended) {
-            take_up(out[i]);
-            continue;
-        }
-        st = take_off(out[i], (uint64_t)s[i].index, err);
+    for (int32_t i = 0; i < g->id.n_sample; i++) {
+        g->task[i] = resumed_task(g, &s[i], mask_old);
+        g->task[i]->begun = g->task[i]->ended;
     }
+    open_group(g);
+    for (int32_t i = 0; i < g->id.n_sample; i++) /* allocates: before the first submit */
+        if (g->task[i]->begun)
+            ml_gen_task_grade(g->task[i]);
+    for (int32_t i = 0; i < g->id.n_sample && st == ML_OK; i++)
+        if (!g->task[i]->begun)
+            st = begin(g->task[i], (uint64_t)s[i].index, err);
     if (st != ML_OK)
-        ml_reward_group_give_up(f, out, n);
+        ml_gen_group_give_up(g);
     return st;
-}
-
-void ml_gen_tasks_abort(ml_gen_tasks *f, ml_gen_task *const *task, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        if (task[i] && !task[i]->ended) {
-            task[i]->aborted = true; /* between two turns it has no valid ticket */
-            f->at->gen->abort(f->at->gen, task[i]->ticket);
-        }
-}
-
-void ml_gen_tasks_wait(ml_gen_tasks *f) {
-    pthread_mutex_lock(&f->lock);
-    while (f->n_open > 0 || !f->done)
-        pthread_cond_wait(&f->change, &f->lock);
-    pthread_mutex_unlock(&f->lock);
-}
-
-void ml_gen_tasks_done(ml_gen_tasks *f) {
-    pthread_mutex_lock(&f->lock);
-    f->done = true;
-    pthread_cond_signal(&f->change);
-    pthread_mutex_unlock(&f->lock);
 }

@@ -2,19 +2,18 @@
 #include <string.h>
 #include "rl/rollout/gen_task_priv.h"
 
-/* Closes a task.  Its owner may free it from the call of `on_complete` on. */
+/* Closes a task.  The group's owner may free it from then on. */
 static void close_one(ml_gen_task *x) {
-    ml_gen_tasks *f = x->all;
-    void (*on_complete)(void *ud, ml_gen_task *x) = f->on_complete;
-    void *ud = f->on_complete_ud;
+    ml_gen_group *g = x->group;
+    ml_group_set *s = g->set;
 
-    ml_work_count_add(f->at->work_count);
-    pthread_mutex_lock(&f->lock);
-    f->n_open--;
-    pthread_cond_signal(&f->change);
-    pthread_mutex_unlock(&f->lock);
-    if (on_complete)
-        on_complete(ud, x);
+    ml_work_count_add(s->ctx->work_count);
+    pthread_mutex_lock(&s->lock);
+    s->n_open--;
+    if (--g->n_open == 0)
+        g->state = ML_GROUP_DONE;
+    pthread_cond_broadcast(&s->change);
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* Callback of the rewards, on a reward thread. */
@@ -43,8 +42,8 @@ static bool contains(const int32_t *id, int32_t n, int32_t token) {
  * sample never ends with tokens of the environment. */
 static bool ends_in_stop(const ml_gen_task *x) {
     const ml_sample *s = &x->sample;
-    const ml_gen_ctx *at = x->all->at;
-    const ml_sampling *how = x->all->how;
+    const ml_gen_ctx *at = x->group->set->ctx;
+    const ml_sampling *how = x->group->set->how;
 
     return s->n_response > 0 &&
            (contains(at->end, at->n_end, s->token[s->n_token - 1]) ||
@@ -56,7 +55,7 @@ static ml_str answer_of(const ml_gen_task *x) {
     const ml_sample *s = &x->sample;
 
     return ends_in_stop(x)
-               ? ml_gen_task_text(x, 0, s->n_response - 1, x->all->how->skip_special)
+               ? ml_gen_task_text(x, 0, s->n_response - 1, x->group->set->how->skip_special)
                : s->response;
 }
 
@@ -68,7 +67,7 @@ static const miles_reward_in *question_of(ml_gen_task *x) {
         x->wide[i] = s->token[i];
     x->question = (miles_reward_in){ .size = sizeof x->question,
                                      .index = s->index,
-                                     .seed = (int64_t)x->all->how->seed,
+                                     .seed = (int64_t)x->group->set->how->seed,
                                      .prompt = s->prompt.ptr,
                                      .prompt_len = s->prompt.len,
                                      .response = answer.ptr,
@@ -84,76 +83,75 @@ static const miles_reward_in *question_of(ml_gen_task *x) {
     return &x->question;
 }
 
-/* All samples have ended: grades the group, or closes its tasks if it is spoiled. */
-static void grade_group(ml_reward_group *c) {
-    ml_gen_task **member = c->member;
-    int32_t n = c->n;
-
-    for (int32_t i = 0; i < n && !c->spoiled; i++) {
-        c->question[i] = question_of(member[i]);
-        c->ud[i] = member[i];
-    }
-    if (!c->spoiled)
-        ml_rewards_submit_group(member[0]->all->at->rewards, c->question, n, take_reward,
-                                c->ud);
-    else
-        for (int32_t i = 0; i < n; i++) /* the last close_one may free the group: no c-> */
-            if (member[i]->begun)
-                close_one(member[i]);
+static bool is_graded_together(const ml_gen_group *g) {
+    return g->set->ctx->rewards && g->set->ctx->group_rewards;
 }
 
-/* Counts n samples of the group that have ended or will not be started. */
-static void leave_group(ml_gen_tasks *f, ml_reward_group *c, int32_t n, bool spoiled) {
+/* With the last task, the group may be freed. */
+static void close_begun(ml_gen_task *const *task, int32_t n) {
+    int32_t n_begun = 0;
+
+    for (int32_t i = 0; i < n; i++)
+        n_begun += task[i] && task[i]->begun;
+    for (int32_t i = 0; n_begun > 0; i++)
+        if (task[i]->begun && n_begun--)
+            close_one(task[i]);
+}
+
+/* All samples have ended. */
+static void grade_together(ml_gen_group *g) {
+    int32_t n = g->id.n_sample;
+    const miles_reward_in **question = ML_NEW(g->arena, const miles_reward_in *, n);
+    void **ud = ML_NEW(g->arena, void *, n);
+
+    for (int32_t i = 0; i < n; i++) {
+        question[i] = question_of(g->task[i]);
+        ud[i] = g->task[i];
+    }
+    ml_rewards_submit_group(g->set->ctx->rewards, question, n, take_reward, ud);
+}
+
+/* Counts n samples that have ended, or were not started, and grades the group if it is to be
+ * graded together and these were the last. */
+static void leave(ml_gen_group *g, int32_t n, bool started, bool spoiled) {
+    ml_group_set *s = g->set;
     bool last;
 
-    pthread_mutex_lock(&f->lock);
-    c->spoiled |= spoiled;
-    c->n_left -= n;
-    last = n > 0 && c->n_left == 0;
-    pthread_mutex_unlock(&f->lock);
+    pthread_mutex_lock(&s->lock);
+    s->n_open -= started ? 0 : n;
+    g->n_open -= started ? 0 : n;
+    g->n_left -= n;
+    last = g->n_left == 0;
     if (last)
-        grade_group(c);
-}
-
-static void submit_for_reward(ml_gen_task *x) {
-    ml_rewards_submit(x->all->at->rewards, question_of(x), take_reward, x);
+        g->state = g->n_open ? ML_GROUP_GRADING : ML_GROUP_DONE;
+    spoiled = g->spoiled |= spoiled;
+    pthread_mutex_unlock(&s->lock);
+    if (last && is_graded_together(g) && spoiled)
+        close_begun(g->task, g->id.n_sample);
+    else if (last && is_graded_together(g))
+        grade_together(g);
 }
 
 void ml_gen_task_grade(ml_gen_task *x) {
-    ml_gen_tasks *f = x->all;
+    ml_rewards *rewards = x->group->set->ctx->rewards;
     bool whole =
         x->sample.status == ML_SAMPLE_COMPLETED || x->sample.status == ML_SAMPLE_TRUNCATED;
+    bool together = is_graded_together(x->group);
 
-    if (x->reward_group)
-        leave_group(f, x->reward_group, 1, !whole);
-    else if (f->at->rewards && !x->sample.has_reward && whole)
-        submit_for_reward(x);
+    leave(x->group, 1, true, !whole);
+    if (together)
+        return;
+    if (rewards && !x->sample.has_reward && whole)
+        ml_rewards_submit(rewards, question_of(x), take_reward, x);
     else
         close_one(x);
 }
 
-/* --- reward groups ----------------------------------------------------------------- */
-
-void ml_reward_group_open(ml_gen_tasks *f, ml_gen_task **member, int32_t n) {
-    ml_reward_group *c;
-
-    if (!f->at->rewards || !f->at->group_rewards)
-        return;
-    c = ML_NEW(f->arena, ml_reward_group, 1);
-    *c = (ml_reward_group){ .member = member,
-                            .question = ML_NEW(f->arena, const miles_reward_in *, n),
-                            .ud = ML_NEW(f->arena, void *, n),
-                            .n = n,
-                            .n_left = n };
-    for (int32_t i = 0; i < n; i++)
-        member[i]->reward_group = c;
-}
-
-void ml_reward_group_give_up(ml_gen_tasks *f, ml_gen_task *const *member, int32_t n) {
+void ml_gen_group_give_up(ml_gen_group *g) {
     int32_t n_rest = 0;
 
-    for (int32_t i = 0; i < n; i++)
-        n_rest += member[i] && !member[i]->begun;
-    if (n_rest && member[0]->reward_group)
-        leave_group(f, member[0]->reward_group, n_rest, true);
+    for (int32_t i = 0; i < g->id.n_sample; i++)
+        n_rest += !g->task[i] || !g->task[i]->begun;
+    ml_work_count_expect(g->set->ctx->work_count, -n_rest);
+    leave(g, n_rest, false, true);
 }

@@ -139,7 +139,7 @@ static ml_status check_sample(ml_sample *s, const ml_partial_buffer_bounds *b,
     return ml_sample_check(s, b->n_vocab, name, err);
 }
 
-/* See ml_gen_tasks_resume. */
+/* See ml_gen_group_resume. */
 static void say_cut(const ml_partial_buffer *h, const ml_partial_buffer_bounds *b,
                     const char *name) {
     int64_t n = 0;

@@ -8,8 +8,8 @@
 #ifndef ML_RL_ROLLOUT_ROLLOUT_CUSTOM_H
 #define ML_RL_ROLLOUT_ROLLOUT_CUSTOM_H
 
-#include "rl/rollout/gen_task.h"
 #include "rl/rollout/rollout.h"
+#include "rl/rollout/group.h"
 
 typedef struct ml_custom_rollout {
     const miles_rollout *ext; /* the extension; NULL: none */

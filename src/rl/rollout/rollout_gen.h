@@ -1,10 +1,15 @@
-/* rollout_gen.h - generates a rollout batch: sends prompts, collects samples with rewards.
+/* rollout_gen.h - generates a rollout batch: starts groups, keeps those with rewards.
  *
- * The rollout requests groups of samples until enough are kept.  It filters a group when
- * the last sample of the group is finished; groups that finish in the same step are
- * filtered in the order of their numbers, and all decisions are made between steps.
- * Groups that are no longer needed are aborted and dropped, or kept in the partial buffer,
- * from which the next rollout takes its first groups.
+ * The rollout starts groups (rollout/group.h) until enough are kept.  It decides about them
+ * in the order of the step in which their last sample ended, then of their numbers, and
+ * makes all decisions between steps.  Groups that are no longer needed are aborted and
+ * dropped, or kept in the partial buffer, from which the next rollout takes its first
+ * groups.
+ *
+ * If every group that is started is kept (no filter, no over-sampling), conversations
+ * continue as soon as their environment replies, while the others decode.  Otherwise the
+ * order in which groups end decides which are kept; then a step begins when all replies are
+ * there, so that the same seed gives the same samples however fast the environment is.
  *
  * A group with a sample that has no reward (the grader hung, crashed or returned an
  * invalid answer) is dropped and counted; a missing reward is never treated as 0.
@@ -15,10 +20,9 @@
 
 #include <stdatomic.h>
 
-#include "rl/rollout/gen_task.h"
-#include "rl/rollout/group_filter.h"
 #include "rl/rollout/partial_buffer.h"
 #include "rl/rollout/rollout.h"
+#include "rl/rollout/group.h"
 
 typedef struct ml_gen_rollout {
     ml_train_run *run;

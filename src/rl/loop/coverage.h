@@ -6,11 +6,11 @@
  * sample that is trained on again in a later rollout is found as well.
  *
  * thread: the trainer's. */
-#ifndef ML_RL_RECORD_COVERAGE_H
-#define ML_RL_RECORD_COVERAGE_H
+#ifndef ML_RL_LOOP_COVERAGE_H
+#define ML_RL_LOOP_COVERAGE_H
 
-#include "base/err.h"
-#include "rl/record/events.h"
+#include "rl/loop/events.h"
+#include "rl/observer.h"
 
 typedef struct ml_coverage ml_coverage;
 
@@ -19,14 +19,8 @@ ml_status ml_coverage_open(ml_coverage **out, int64_t n_row, ml_events *events,
                            ml_err *err);
 void ml_coverage_close(ml_coverage *w); /* NULL is allowed */
 
-/* Records that this step uses the gradient of this sample; weight: the sum of its absolute
- * values. */
-void ml_coverage_see(ml_coverage *w, int64_t sample, int64_t rollout, int64_t step,
-                     double weight);
-
-/* After the train steps of a rollout: checks that each of these samples was recorded once
- * in this rollout and never before. */
-ml_status ml_coverage_judge(ml_coverage *w, const int64_t *sample, int64_t n,
-                            int64_t rollout, ml_err *err);
+/* An observer, see observer.h.  After the train steps of a rollout, it fails unless each of
+ * its samples was recorded once in this rollout and never before. */
+ml_status ml_coverage_on(void *coverage, const ml_loop_event *e, ml_err *err);
 
 #endif

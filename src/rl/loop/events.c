@@ -1,4 +1,4 @@
-#include "rl/record/events.h"
+#include "rl/loop/events.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -9,10 +9,13 @@
 #include "base/json_out.h"
 #include "base/map.h"
 #include "io/jsonl.h"
+#include "rl/record/hashes.h"
+#include "rl/loop/iteration.h"
 
 #define WITNESS "witness_snapshot_param"
 
 struct ml_events {
+    ml_events_opts opts;
     FILE *file;
     bool failed;
     char *path;
@@ -22,14 +25,14 @@ static void path_of(ml_text *out, const char *dir) {
     ml_text_printf(out, "%s/events.jsonl", dir);
 }
 
-ml_status ml_events_open(ml_events **out, const char *dir, ml_err *err) {
+ml_status ml_events_open(ml_events **out, const ml_events_opts *opts, ml_err *err) {
     ml_events *e;
     ml_text path = { 0 };
-    ml_status st = ml_dir_make(dir, err);
+    ml_status st = ml_dir_make(opts->dir, err);
 
     if (st != ML_OK)
         return st;
-    path_of(&path, dir);
+    path_of(&path, opts->dir);
     e = calloc(1, sizeof *e);
     if (e)
         e->file = fopen(path.ptr, "a");
@@ -39,6 +42,7 @@ ml_status ml_events_open(ml_events **out, const char *dir, ml_err *err) {
         ml_text_release(&path);
         return st;
     }
+    e->opts = *opts;
     e->path = path.ptr;
     *out = e;
     return ML_OK;
@@ -62,15 +66,8 @@ static void begin_line(event_line *l, const char *type, int64_t rollout) {
     *l = (event_line){ 0 };
     l->out.to = &l->text;
     ml_json_begin(&l->out, '{');
-    ml_json_key(&l->out, "type");
-    ml_json_word(&l->out, type);
-    ml_json_key(&l->out, "rollout");
-    ml_json_int(&l->out, rollout);
-}
-
-static void add_int(event_line *l, const char *key, int64_t v) {
-    ml_json_key(&l->out, key);
-    ml_json_int(&l->out, v);
+    ml_json_put_word(&l->out, "type", type);
+    ml_json_put_int(&l->out, "rollout", rollout);
 }
 
 static void end_line(ml_events *e, event_line *l) {
@@ -81,22 +78,10 @@ static void end_line(ml_events *e, event_line *l) {
     ml_text_release(&l->text);
 }
 
-void ml_events_step_end(ml_events *e, int64_t rollout, int64_t step) {
+static void write_metrics(ml_events *e, const char *type, int64_t rollout,
+                          const ml_metrics *metrics) {
     event_line l;
 
-    if (!e)
-        return;
-    begin_line(&l, "train_group_step_end", rollout);
-    add_int(&l, "step", step);
-    end_line(e, &l);
-}
-
-void ml_events_metrics(ml_events *e, const char *type, int64_t rollout,
-                       const ml_metrics *metrics) {
-    event_line l;
-
-    if (!e)
-        return;
     begin_line(&l, type, rollout);
     for (const ml_metric *f = metrics->first; f; f = f->next) {
         ml_json_key(&l.out, f->name);
@@ -105,20 +90,22 @@ void ml_events_metrics(ml_events *e, const char *type, int64_t rollout,
     end_line(e, &l);
 }
 
-void ml_events_checksum(ml_events *e, const char *whose, int64_t rollout, uint64_t version,
-                        uint64_t hash) {
+static ml_status write_checksum(ml_events *e, const char *whose, int64_t rollout,
+                                const ml_weights *w, ml_err *err) {
     char sum[20];
     event_line l;
+    uint64_t hash;
+    ml_status st = ml_hash_weights(&hash, w, NULL, err);
 
-    if (!e)
-        return;
+    if (st != ML_OK)
+        return st;
     snprintf(sum, sizeof sum, "%016llx", (unsigned long long)hash);
     begin_line(&l, whose, rollout);
     ml_json_key(&l.out, "version");
-    ml_json_unsigned(&l.out, version);
-    ml_json_key(&l.out, "checksum");
-    ml_json_word(&l.out, sum);
+    ml_json_unsigned(&l.out, w->version);
+    ml_json_put_word(&l.out, "checksum", sum);
     end_line(e, &l);
+    return ML_OK;
 }
 
 void ml_events_coverage(ml_events *e, int64_t rollout, int64_t step, int64_t sample,
@@ -128,17 +115,11 @@ void ml_events_coverage(ml_events *e, int64_t rollout, int64_t step, int64_t sam
     if (!e)
         return;
     begin_line(&l, WITNESS, rollout);
-    add_int(&l, "step", step);
-    add_int(&l, "sample", sample);
+    ml_json_put_int(&l.out, "step", step);
+    ml_json_put_int(&l.out, "sample", sample);
     ml_json_key(&l.out, "gradient");
     ml_json_exact(&l.out, weight);
     end_line(e, &l);
-}
-
-ml_status ml_events_check(const ml_events *e, ml_err *err) {
-    return e && e->failed
-               ? ml_fail(err, ML_EIO, "%s: cannot write: is the disk full?", e->path)
-               : ML_OK;
 }
 
 /* --- the analysis ------------------------------------------------------------- */
@@ -198,7 +179,9 @@ static ml_status hold_against(analysis *an, int64_t i, const ml_json *row, ml_er
     return ML_OK;
 }
 
-ml_status ml_events_analyse(const char *dir, ml_err *err) {
+/* Checks that all hashes of a weight version are equal, whichever process computed them,
+ * and that no sample was trained on in two rollouts. */
+static ml_status analyse(const char *dir, ml_err *err) {
     ml_text path = { 0 };
     analysis an = { 0 };
     ml_jsonl file = { 0 };
@@ -222,4 +205,36 @@ ml_status ml_events_analyse(const char *dir, ml_err *err) {
     ml_arena_release(&an.arena);
     ml_text_release(&path);
     return st;
+}
+
+/* --- the observer --------------------------------------------------------------- */
+
+static ml_status write_learned(ml_events *e, const ml_iteration *r, ml_err *err) {
+    const ml_learn_result *l = &r->result;
+    event_line line;
+
+    if (l->n_step == 0)
+        return ML_OK;
+    write_metrics(e, "train_advantage_computation", r->rollout, &l->rollout);
+    for (int32_t k = 0; k < l->n_step; k++) {
+        begin_line(&line, "train_group_step_end", r->rollout);
+        ml_json_put_int(&line.out, "step", l->first_step + k);
+        end_line(e, &line);
+        write_metrics(e, "metric", r->rollout, &l->step[k].metrics);
+    }
+    return write_checksum(e, "train_engine_local_weight_checksum", r->rollout,
+                          e->opts.weights, err);
+}
+
+ml_status ml_events_on(void *events, const ml_loop_event *on, ml_err *err) {
+    ml_events *e = events;
+
+    if (on->kind == ML_ON_LEARNED)
+        return write_learned(e, on->iteration, err);
+    if (on->kind == ML_ON_PUBLISHED && on->weights) /* no engine step runs meanwhile */
+        return write_checksum(e, "inference_engine_weight_checksum", on->rollout,
+                              on->weights, err);
+    if (on->kind == ML_ON_ROLLOUT_END && e->failed)
+        return ml_fail(err, ML_EIO, "%s: cannot write: is the disk full?", e->path);
+    return on->kind == ML_ON_RUN_END && e->opts.analyse ? analyse(e->opts.dir, err) : ML_OK;
 }
