@@ -23,7 +23,7 @@ ml_status ml_train_set_variables(const char *json, ml_err *err) {
                          name, ml_json_what(m));
         else if (setenv(name, ml_arena_str(&a, m->text.ptr, m->text.len), 1) != 0)
             st = ml_fail(err, ML_EUSAGE,
-                         "--train-env-vars: \"%s\" is no name of a variable", name);
+                         "--train-env-vars: \"%s\" is not a valid variable name", name);
     }
     ml_arena_release(&a);
     return st;

@@ -123,7 +123,7 @@ static ml_status open_set(ml_evaluator *e, const ml_run_opts *c, const ml_eval_s
     if (st == ML_OK)
         st = open_extensions(e, c, s, set, err);
     if (st != ML_OK)
-        ml_err_prefix(err, "the evaluation '%s'", s->name);
+        ml_err_prefix(err, "evaluation set '%s'", s->name);
     return st;
 }
 

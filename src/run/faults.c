@@ -24,11 +24,11 @@ static ml_status check_action(const ml_json *action, ml_err *err) {
     if (ml_str_is(word, "stop_cell_at_end") || ml_str_is(word, "start_cell_at_end") ||
         ml_str_is(word, "crash_before_allreduce"))
         return ml_fail(err, ML_EUSAGE,
-                       FLAG ": \"%.*s\" is for one of several ranks that train, and a run "
-                            "has one; engines can be crashed: \"crash_engine_at_end\"",
+                       FLAG ": \"%.*s\" is for one of several training ranks, but a run "
+                            "has one; the supported action is \"crash_engine_at_end\"",
                        (int)word.len, word.ptr);
     return ml_fail(err, ML_EUSAGE,
-                   FLAG ": \"action\": expected \"crash_engine_at_end\", of an engine of "
+                   FLAG ": \"action\": expected \"crash_engine_at_end\", for an engine of "
                         "--rollout-num-engines");
 }
 
@@ -37,7 +37,7 @@ static ml_status check_keys(const ml_json *action, ml_err *err) {
         if (!ml_str_is(v->key, "at_rollout") && !ml_str_is(v->key, "action") &&
             !ml_str_is(v->key, "cell_index"))
             return ml_fail(err, ML_EUSAGE,
-                           FLAG ": \"%.*s\" is not known; an action has \"at_rollout\", "
+                           FLAG ": unknown key \"%.*s\"; expected \"at_rollout\", "
                                 "\"action\" and \"cell_index\", the engine",
                            (int)v->key.len, v->key.ptr);
     return ML_OK;
@@ -59,11 +59,11 @@ static ml_status read_fault(ml_fault *out, const ml_json *action, int32_t n_engi
         return st;
     if (rollout < 0)
         return ml_fail(err, ML_EUSAGE,
-                       FLAG ": \"at_rollout\": expected a round, from 0 on");
+                       FLAG ": \"at_rollout\": expected the number of a rollout, >= 0");
     if (engine < -1 || engine >= n_engine)
         return ml_fail(err, ML_EUSAGE,
-                       FLAG ": \"cell_index\" is %lld, and --rollout-num-engines has %d "
-                            "engines, from 0 on",
+                       FLAG ": \"cell_index\" is %lld, but --rollout-num-engines has %d "
+                            "engines, numbered from 0",
                        (long long)engine, (int)n_engine);
     *out = (ml_fault){ rollout, (int32_t)(engine < 0 ? n_engine - 1 : engine) };
     return ML_OK;
@@ -82,7 +82,7 @@ ml_status ml_faults_read(ml_faults *out, ml_arena *a, const char *json, int32_t 
     if (st != ML_OK)
         return ML_EUSAGE;
     if (root->type != ML_JSON_ARRAY)
-        return ml_fail(err, ML_EUSAGE, FLAG ": expected an array of actions, and it is %s",
+        return ml_fail(err, ML_EUSAGE, FLAG ": expected an array of actions, not %s",
                        ml_json_what(root));
     fault = ML_NEW(a, ml_fault, root->n + 1);
     for (const ml_json *v = root->child; st == ML_OK && v; v = v->next)

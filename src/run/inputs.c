@@ -67,8 +67,8 @@ ml_status ml_save_dir_choose(ml_train_run *r, const ml_run_opts *c,
         }
         if (errno != EEXIST || i == N_NAME)
             st = ml_fail(err, ML_EIO,
-                         "%s: cannot be made a directory for the run: %s; name another one "
-                         "with --save",
+                         "%s: cannot create the directory of the run: %s; choose another "
+                         "one with --save",
                          path, strerror(errno));
     }
     return st;
@@ -207,13 +207,13 @@ static void compare_input(const ml_json *old, const input *in) {
         return;
     if (in->rows < 0)
         ml_log(ML_LOG_WARN,
-               "%s %s: its configuration, tokenizer or weights are not those that the run "
-               "was started with",
+               "%s %s: its configuration, tokenizer or weights differ from those that the "
+               "run was started with",
                in->flag, in->path);
     else
         ml_log(ML_LOG_WARN,
-               "%s %s is not the data that the run was started with: it had %lld rows in "
-               "%lld bytes and has %lld in %zu",
+               "%s %s differs from the data that the run was started with: it had %lld "
+               "rows in %lld bytes and has %lld in %zu",
                in->flag, in->path ? in->path : "", (long long)rows, (long long)bytes,
                (long long)in->rows, in->bytes);
 }
@@ -233,7 +233,8 @@ const ml_json *ml_run_previous(ml_arena *a, const char *dir, const char *name,
     }
     ml_file_unmap(&f);
     if (!v)
-        ml_log(ML_LOG_WARN, "%s cannot be read: what has changed since is not known", path);
+        ml_log(ML_LOG_WARN, "cannot read %s: changes since the last start are not known",
+               path);
     return v;
 }
 

@@ -244,15 +244,15 @@ ml_status ml_run_opts_sft(ml_run_opts *o, ml_arena *a, ml_err *err) {
  * others, the rules between flags have checked it. */
 static ml_status check_critic(const ml_run_opts *o, bool named, ml_err *err) {
     if (!o->recipe.critic_loss && named)
+        return ml_fail(err, ML_EUSAGE,
+                       "--advantage-estimator %s has no critic: remove the flags of the "
+                       "critic, or use ppo",
+                       o->algo.advantage_estimator);
+    if (o->recipe.critic_loss && !o->recipe.compute_advantages)
         return ml_fail(
             err, ML_EUSAGE,
-            "--advantage-estimator %s has no critic: leave out the flags of one, "
-            "or use ppo",
-            o->algo.advantage_estimator);
-    if (o->recipe.critic_loss && !o->recipe.compute_advantages)
-        return ml_fail(err, ML_EUSAGE,
-                       "a critic learns returns, which "
-                       "--disable-compute-advantages-and-returns leaves out");
+            "--advantage-estimator ppo excludes --disable-compute-advantages-and-returns: "
+            "a critic is trained on the returns");
     return ML_OK;
 }
 

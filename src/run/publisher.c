@@ -182,13 +182,12 @@ static ml_status deliver(disk *d, const ml_weight_update *update, const ml_weigh
 
 static void report(const ml_weight_update *n) {
     if (!n->dir)
-        ml_log(ML_LOG_INFO, "weight_sync: engines begin with the weights they have");
+        ml_log(ML_LOG_INFO, "weight_sync: engines start with the weights they have");
     else if (n->is_whole)
-        ml_log(ML_LOG_INFO, "weight_sync: %s is whole, %zu bytes", n->dir, n->n_byte);
+        ml_log(ML_LOG_INFO, "weight_sync: %s is complete, %zu bytes", n->dir, n->n_byte);
     else
-        ml_log(ML_LOG_INFO,
-               "weight_sync: %s is a delta of %zu bytes; %zu of %zu have changed", n->dir,
-               n->n_written, n->n_changed, n->n_byte);
+        ml_log(ML_LOG_INFO, "weight_sync: %s is a delta of %zu bytes; %zu of %zu changed",
+               n->dir, n->n_written, n->n_changed, n->n_byte);
 }
 
 /* Miles' metrics; for full weights the changed fraction is not known. */
@@ -228,7 +227,7 @@ static ml_status send_delta(ml_publisher *p, const ml_weights *w, ml_err *err) {
     ml_status st = send_update(&update, d, w, false, &why);
 
     if (st == ML_EPEER && !update.is_whole) {
-        ml_log(ML_LOG_WARN, "%s; all of the weights are published instead", why.msg);
+        ml_log(ML_LOG_WARN, "%s; publishing all weights instead", why.msg);
         return send_update(&update, d, w, true, err);
     }
     if (st != ML_OK && err)

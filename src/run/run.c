@@ -66,7 +66,7 @@ static void drop_vain_replay(ml_train_run *r) {
     for (int i = 0; i < ML_N_ROUTING; i++) {
         if (!r->opts.trainer.replay[i] || r->spec.route[i].top_k)
             continue;
-        ml_log(ML_LOG_WARN, "replay changes nothing: a model of family %s has no %s",
+        ml_log(ML_LOG_WARN, "replay is ignored: a model of family %s has no %s",
                r->spec.family, what[i]);
         r->opts.trainer.replay[i] = r->opts.replay_rollout[i] = false;
     }
@@ -110,7 +110,7 @@ ml_timeline *ml_train_run_ops(const ml_train_run *r, ml_span_kind kind) {
 static ml_status open_ops(ml_train_run *r, ml_err *err) {
     r->opts.log.ops = ml_timeline_new(OPS);
     if (!r->opts.log.ops)
-        return ml_fail(err, ML_ENOMEM, "no memory for the ops that --profile shows");
+        return ml_fail(err, ML_ENOMEM, "out of memory for the ops of --profile");
     r->opts.trainer.spans_score = ml_train_run_ops(r, ML_SPAN_LOG_PROBS);
     r->opts.trainer.spans_train = ml_train_run_ops(r, ML_SPAN_TRAIN);
     return ML_OK;

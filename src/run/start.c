@@ -31,7 +31,8 @@ static ml_status find_snapshot(ml_train_run *r, const char *dir, int64_t step,
         *out = aside;
     if (!exists(*out))
         return ml_fail(err, ML_EIO,
-                       "%s is not there: name a snapshot that is with --ckpt-step", *out);
+                       "%s does not exist: select an existing snapshot with --ckpt-step",
+                       *out);
     return ml_snapshot_check(*out, err);
 }
 
@@ -96,8 +97,8 @@ static ml_status load_reference(ml_train_run *r, ml_err *err) {
     st = load_other(r, &r->ref, "--ref-load", o->ref_load, o->ref_step, err);
     if (st == ML_OK && o->ref_interval && !ml_weights_alike(&r->ref, &r->weights))
         st = ml_fail(err, ML_EUSAGE,
-                     "--ref-update-interval: the reference has other dtypes on disk than "
-                     "the actor; name one for both with --dtype");
+                     "--ref-update-interval: the dtypes of the reference on disk differ "
+                     "from the actor's; set one for both with --dtype");
     return st;
 }
 
@@ -166,9 +167,9 @@ static ml_status find_critic(ml_train_run *r, int64_t iteration, const char **ou
     *out = ml_snapshot_path(&r->arena, dir, iteration);
     if (!exists(*out))
         return ml_fail(err, ML_EIO,
-                       "%s is not there, but the actor goes on after rollout %lld: name "
+                       "%s does not exist, but the actor resumes after rollout %lld: set "
                        "the directory of the critic's snapshots with --critic-load, or "
-                       "start both anew with --finetune",
+                       "restart both with --finetune",
                        *out, (long long)iteration);
     return ml_snapshot_check(*out, err);
 }
@@ -221,8 +222,8 @@ static bool sizes_changed(ml_train_run *r, ml_str config) {
 }
 
 #define REMEDIES                                                                           \
-    "give the batch sizes of the saved run, more --num-rollout, --lr-decay-iters, "        \
-    "--min-lr or --lr-decay-style constant"
+    "use the batch sizes of the saved run, a larger --num-rollout or --lr-decay-iters, "   \
+    "--min-lr, or --lr-decay-style constant"
 
 /* The schedule counts samples, and its length follows from the batch sizes: with smaller
  * ones a snapshot may be beyond its end, where the learning rate is 0, or reach the end
@@ -240,12 +241,11 @@ static ml_status check_rate(ml_train_run *r, ml_str config, ml_err *err) {
         ml_lr_at(&lr, (int64_t)lr.decay + 1) > 0)
         return st;
     if ((double)n >= lr.decay && changed)
-        return ml_fail(
-            err, ML_EUSAGE,
-            "the snapshot was trained on %lld samples, and with the batch sizes of "
-            "this run the schedule ends after %.0f: the learning rate would be 0 "
-            "in every step; " REMEDIES,
-            (long long)n, lr.decay);
+        return ml_fail(err, ML_EUSAGE,
+                       "the snapshot was trained on %lld samples, but with the batch sizes "
+                       "of this run the schedule ends after %.0f: the learning rate would "
+                       "be 0 in every step; " REMEDIES,
+                       (long long)n, lr.decay);
     if ((double)n >= lr.decay || changed)
         ml_log(ML_LOG_WARN,
                "the learning rate is 0 from rollout %lld on: its schedule ends after %.0f "

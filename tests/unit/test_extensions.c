@@ -343,7 +343,7 @@ static void evaluations_are_configured(void) {
     CHECK_HAS(out, "\"eval/game\": ");
     CHECK(strstr(out, "\"eval/length\": 0,") == NULL);
     CHECK(evaluate("'datasets: {one: {path: nothing.jsonl}}'", "", out, sizeof out) != 0);
-    CHECK_HAS(out, "the evaluation 'one': ");
+    CHECK_HAS(out, "evaluation set 'one': ");
     CHECK(evaluate("'datasets: [{name: a, path: b, temprature: 1}]'", "", out,
                    sizeof out) != 0);
     CHECK_HAS(out, "unknown key \"temprature\" of a data set");

@@ -103,7 +103,7 @@ static void rounds_are_injected(void) {
              ml_test_dir());
     CHECK(run("d", 1) == 0);
     CHECK(run("e", 2) == 1);
-    CHECK_HAS(out, "of the recorded samples of rollout 1 a share of ");
+    CHECK_HAS(out, "a fraction of the recorded samples of rollout 1, ");
 }
 
 /* Rewrites a recording by a sed script. */
@@ -227,7 +227,7 @@ static void tensors_are_dumped(void) {
         same_files("a/iter_0000001/model.safetensors", "b/iter_0000001/model.safetensors"));
     snprintf(more, sizeof more, "--dumper-fwd-bwd filter");
     CHECK(run("c", 1) == 2);
-    CHECK_HAS(out, "is neither enable=1, enable=0 nor filter=PART");
+    CHECK_HAS(out, "expected enable=1, enable=0 or filter=PART");
 }
 
 /* The figures are those of evaluations between rounds, whenever they come. */

@@ -431,7 +431,7 @@ static void no_reward_is_wrong_usage(void) {
     CHECK(run_without_reward("train", "data.jsonl", "--dry-run", out, sizeof out) == 2);
     CHECK_HAS(out, ends);
     CHECK(run_without_reward("eval", "data.jsonl", "", out, sizeof out) == 2);
-    CHECK_HAS(out, "the evaluation 'toy': ");
+    CHECK_HAS(out, "evaluation set 'toy': ");
     CHECK_HAS(out, ends);
     CHECK(run_without_reward("doctor train", "data.jsonl", "", out, sizeof out) == 2);
     CHECK_HAS(out, ends);

@@ -249,7 +249,8 @@ static void a_snapshot_that_stands_aside(void) {
     CHECK(!there("run/iter_0000000.replaced") && there("run/iter_0000000"));
     put("run/latest_checkpointed_iteration.txt", "7");
     CHECK(run(3, CONSTANT, save, save) == 1);
-    CHECK_HAS(out, "iter_0000007 is not there: name a snapshot that is with --ckpt-step");
+    CHECK_HAS(out,
+              "iter_0000007 does not exist: select an existing snapshot with --ckpt-step");
 }
 
 static void what_has_changed_is_named(void) {
@@ -275,12 +276,12 @@ static void what_has_changed_is_named(void) {
     CHECK(f && fputs("{\"input\": \"more\", \"label\": \"1\"}\n", f) >= 0 &&
           fclose(f) == 0);
     CHECK(run(5, CONSTANT, save, save) == 0);
-    CHECK_HAS(out, "is not the data that the run was started with: it had 12 rows");
+    CHECK_HAS(out, "differs from the data that the run was started with: it had 12 rows");
     CHECK(!strstr(out, "its configuration, tokenizer or weights"));
     f = fopen(ml_test_path("model/config.json"), "a");
     CHECK(f && fputs("\n", f) >= 0 && fclose(f) == 0);
     CHECK(run(6, CONSTANT, save, save) == 0);
-    CHECK_HAS(out, "its configuration, tokenizer or weights are not those");
+    CHECK_HAS(out, "its configuration, tokenizer or weights differ from those");
     CHECK(!strstr(out, "is not the data"));
 }
 

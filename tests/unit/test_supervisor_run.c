@@ -93,12 +93,12 @@ static void faults_that_cannot_be(void) {
         { "x", "--ci-ft-test-actions:1:1" },
         { "{}", "expected an array" },
         { "[1]", "\"action\": expected" },
-        { "[{\"action\":\"crash_before_allreduce\"}]", "one of several ranks" },
+        { "[{\"action\":\"crash_before_allreduce\"}]", "one of several training ranks" },
         { "[{\"action\":\"crash_engine_at_end\"}]", "\"at_rollout\": expected" },
         { "[{\"action\":\"crash_engine_at_end\",\"at_rollout\":1,\"cell_index\":2}]",
           "\"cell_index\" is 2" },
         { "[{\"action\":\"crash_engine_at_end\",\"at_rollout\":1,\"rank\":0}]",
-          "\"rank\" is not known" },
+          "unknown key \"rank\"" },
     };
     char out[16000], more[400];
 

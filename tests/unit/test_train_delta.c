@@ -45,9 +45,9 @@ static void the_same_bytes_as_whole(void) {
     CHECK(ml_toy_run("train", here, ROUNDS, "", out, sizeof out) == 0);
     CHECK(ml_toy_run("train", two, ROUNDS, deltas("--rollout-num-engines 2"), out,
                      sizeof out) == 0);
-    CHECK_HAS(out, "engines begin with the weights they have");
+    CHECK_HAS(out, "engines start with the weights they have");
     CHECK_HAS(out, "weight_v000001 is a delta of ");
-    CHECK_HAS(out, "weight_v000002 is whole"); /* smaller than two deltas of all of it */
+    CHECK_HAS(out, "weight_v000002 is complete"); /* smaller than two deltas of all of it */
     ml_toy_run_same(here, two, ROUNDS);
     CHECK(!there(two, "weight_v000001") && there(two, "weight_v000005"));
     snprintf(
@@ -110,8 +110,8 @@ static void damaged_deltas_are_followed_by_all(void) {
              ml_test_path("spoiler.so"));
     CHECK(ml_toy_run("train", there_, ROUNDS, deltas(more), out, sizeof out) == 0);
     CHECK_HAS(out, "weight_v000001/model-00000-of-00001.safetensors");
-    CHECK_HAS(out, "all of the weights are published instead");
-    CHECK_HAS(out, "weight_v000002 is whole");
+    CHECK_HAS(out, "publishing all weights instead");
+    CHECK_HAS(out, "weight_v000002 is complete");
     ml_toy_run_same(here, there_, ROUNDS);
 }
 

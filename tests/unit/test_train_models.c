@@ -173,7 +173,7 @@ static void a_critic_that_is_missing_is_named(void) {
     CHECK(shell("mv %s_critic %s", save, other));
     snprintf(flags, sizeof flags, PPO "--load %s", save);
     CHECK(run(save, 2, flags) != 0);
-    CHECK_HAS(out, "_critic/iter_0000000 is not there, but the actor goes on");
+    CHECK_HAS(out, "_critic/iter_0000000 does not exist, but the actor resumes");
     snprintf(flags, sizeof flags, PPO "--load %s --critic-load %s", save, other);
     must_run(save, 2, flags);
     /* What a critic learned may start another one. */

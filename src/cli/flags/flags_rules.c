@@ -386,7 +386,7 @@ const ml_rule ml_rules[] = {
       "an option of --dumper-inference, --dumper-fwd-only or --dumper-fwd-bwd is neither "
       "enable=1, enable=0 nor filter=PART, a part of the names to write" },
     { "train-dumper-engines", ML_CMD_TRAIN, dumps_elsewhere,
-      "--dumper-inference: engines of other processes write no tensors: add "
-      "--dumper-inference enable=0" },
+      "--dumper-inference: remote engines write no tensors: add --dumper-inference "
+      "enable=0" },
     { 0 },
 };

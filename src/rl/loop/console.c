@@ -75,7 +75,7 @@ static void tell_rollout_short(ml_text *t, const ml_iteration *r) {
     if (!r->batch.n_drawn)
         return;
     tell(t, f, "rollout/response_lengths", "  len %.0f");
-    ml_text_printf(t, "  cut %.0f%%  |dlogp| %g",
+    ml_text_printf(t, "  trunc %.0f%%  |dlogp| %g",
                    100 * ml_metrics_get(f, "rollout/truncated", 0), r->result.max_diff);
 }
 

@@ -77,7 +77,7 @@ static int keep(miles_rollout_host *host, int64_t group, miles_error *err) {
         g = g->next;
     if (!g || g->fate == ML_GROUP_KEPT) {
         snprintf(err->text, sizeof err->text, "group %lld was %s", (long long)group,
-                 g ? "kept before" : "not requested in this rollout");
+                 g ? "already kept" : "not requested in this rollout");
         return 1;
     }
     for (int32_t i = 0; i < g->id.n_sample; i++)

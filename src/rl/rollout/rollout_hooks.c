@@ -55,7 +55,7 @@ static ml_status shape(const miles_reward_post *post, ml_sample **s,
         return ml_extension_failed(&post->base, &why, err);
     for (int64_t i = 0; i < round->n; i++) {
         if (!isfinite(shaped[i]))
-            return ml_fail(err, ML_EFORMAT, "%s: sample %lld was given a reward of %g",
+            return ml_fail(err, ML_EFORMAT, "%s: sample %lld got a reward of %g",
                            post->base.name, (long long)s[i]->index, shaped[i]);
         s[i]->shaped = shaped[i];
         s[i]->has_shaped = true;

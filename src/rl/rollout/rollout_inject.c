@@ -35,8 +35,8 @@ ml_status ml_rollout_inject(const ml_inject *from, int64_t rollout, ml_rollout_b
     share = (double)count_same(h, &instead) / (double)instead.n;
     if (share < from->least)
         return ml_fail(err, ML_EFORMAT,
-                       "--ci-inject-rollout-data-path: of the recorded samples of rollout "
-                       "%lld a share of %.4g was made here too, less than "
+                       "--ci-inject-rollout-data-path: a fraction of the recorded samples "
+                       "of rollout %lld, %.4g, was generated again, less than "
                        "--ci-inject-rollout-data-min-match-ratio %g",
                        (long long)rollout, share, from->least);
     ml_metrics_add(&h->metrics, "rollout/", "injected_match_ratio", share);

@@ -30,7 +30,7 @@ static ml_status collect(void *ud, int64_t rollout, ml_rollout_batch *out, ml_ar
     ml_status st = ml_samples_load(&sample, &out->n, a, path, err);
 
     if (st == ML_OK && out->n == 0)
-        st = ml_fail(err, ML_EFORMAT, "%s: there is no sample in it", path);
+        st = ml_fail(err, ML_EFORMAT, "%s contains no sample", path);
     if (st != ML_OK)
         return st;
     out->sample = ML_NEW(a, const ml_sample *, out->n);
