@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "base/json.h"
+#include "io/quant.h"
 
 static const char single_name[] = "model.safetensors";
 static const char index_name[] = "model.safetensors.index.json";
@@ -94,29 +95,22 @@ static ml_status open_file(ml_checkpoint *c, const char *name, ml_err *err) {
     return ML_OK;
 }
 
-/* A tensor's value in the map: file and index in one number. */
-static int64_t place_of(int32_t i_file, int32_t i_tensor) {
-    return (int64_t)i_file << 32 | i_tensor;
-}
-
-static int32_t file_of(int64_t place) {
-    return (int32_t)(place >> 32);
-}
-
-static int32_t tensor_of(int64_t place) {
-    return (int32_t)(place & INT32_MAX);
-}
-
 static ml_status index_tensors(ml_checkpoint *c, ml_err *err) {
+    int64_t n = 0;
+
+    c->tensor = ML_NEW(&c->arena, ml_checkpoint_tensor, c->n_tensor);
     ml_map_init(&c->by_name, &c->arena, c->n_tensor);
     for (int32_t i = 0; i < c->n_file; i++)
         for (int32_t j = 0; j < c->file[i]->n; j++) {
-            ml_str name = c->file[i]->tensor[j].name;
-            if (!ml_map_add(&c->by_name, name, place_of(i, j)))
-                return ml_fail(err, ML_EFORMAT, "%s: tensor \"%.*s\" is in both %s and %s",
-                               c->dir, shown(name), name.ptr,
-                               c->file_name[file_of(ml_map_get(&c->by_name, name, 0))],
-                               c->file_name[i]);
+            const ml_st_tensor *t = &c->file[i]->tensor[j];
+            if (!ml_map_add(&c->by_name, t->name, n))
+                return ml_fail(
+                    err, ML_EFORMAT, "%s: tensor \"%.*s\" is in both %s and %s", c->dir,
+                    shown(t->name), t->name.ptr,
+                    c->file_name[c->tensor[ml_map_get(&c->by_name, t->name, 0)].file],
+                    c->file_name[i]);
+            c->tensor[n++] =
+                (ml_checkpoint_tensor){ .t = *t, .stored = t->name, .file = i };
         }
     return ML_OK;
 }
@@ -206,16 +200,16 @@ static ml_status fail_unlisted(const ml_checkpoint *c, const listing *l, ml_err 
 
 static ml_status check_listing(const ml_checkpoint *c, const listing *l, ml_err *err) {
     for (const ml_json *m = l->weight_map->child; m; m = m->next) {
-        int64_t place = ml_map_get(&c->by_name, m->key, -1);
-        if (place < 0)
+        int64_t at = ml_map_get(&c->by_name, m->key, -1);
+        if (at < 0)
             return ml_fail(err, ML_EFORMAT,
                            "%s: tensor \"%.*s\" is listed in %.*s, which does not have it",
                            l->path, shown(m->key), m->key.ptr, shown(m->text), m->text.ptr);
-        if (!ml_str_is(m->text, c->file_name[file_of(place)]))
+        if (!ml_str_is(m->text, c->file_name[c->tensor[at].file]))
             return ml_fail(err, ML_EFORMAT,
                            "%s: tensor \"%.*s\" is listed in %.*s, but lies in %s", l->path,
                            shown(m->key), m->key.ptr, shown(m->text), m->text.ptr,
-                           c->file_name[file_of(place)]);
+                           c->file_name[c->tensor[at].file]);
     }
     return c->n_tensor == l->weight_map->n ? ML_OK : fail_unlisted(c, l, err);
 }
@@ -254,6 +248,41 @@ static ml_status open_index(ml_checkpoint *c, ml_err *err) {
     return st;
 }
 
+/* --- multimodal checkpoints ------------------------------------------------------- */
+
+/* Where multimodal models have their text model, in transformers before and since 4.52. */
+static const struct {
+    const char *stored, *name;
+} text_prefixes[] = {
+    { "language_model.model.", "model." },
+    { "language_model.lm_head.", "lm_head." },
+    { "model.language_model.", "model." },
+};
+
+static const char *name_in_text_model(ml_checkpoint *c, ml_str stored) {
+    for (size_t i = 0; i < sizeof text_prefixes / sizeof *text_prefixes; i++) {
+        size_t n = strlen(text_prefixes[i].stored);
+        if (stored.len > n && memcmp(stored.ptr, text_prefixes[i].stored, n) == 0)
+            return ml_arena_printf(&c->arena, "%s%s", text_prefixes[i].name,
+                                   stored.ptr + n);
+    }
+    return NULL;
+}
+
+static ml_status name_text_tensors(ml_checkpoint *c, ml_err *err) {
+    for (int64_t i = 0; i < c->n_tensor; i++) {
+        const char *name = name_in_text_model(c, c->tensor[i].stored);
+        if (!name)
+            continue;
+        c->tensor[i].t.name = ml_str_of(name);
+        if (!ml_map_add(&c->by_name, c->tensor[i].t.name, i))
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: has both tensors %s and %s; a text model is stored once",
+                           c->dir, name, c->tensor[i].stored.ptr);
+    }
+    return ML_OK;
+}
+
 /* --- open and close -------------------------------------------------------------- */
 
 static ml_checkpoint *new_checkpoint(const char *dir) {
@@ -280,6 +309,10 @@ ml_status ml_checkpoint_open(ml_checkpoint **out, const char *dir, ml_err *err) 
         st = open_index(c, err);
     else
         st = fail_no_weights(dir, err);
+    if (!st)
+        st = ml_quant_resolve(c, err);
+    if (!st)
+        st = name_text_tensors(c, err);
 out:
     if (st)
         ml_checkpoint_close(c);
@@ -301,13 +334,11 @@ void ml_checkpoint_close(ml_checkpoint *c) {
 
 const ml_st_tensor *ml_checkpoint_find(const ml_checkpoint *c, ml_str name,
                                        const ml_st_file **file) {
-    int64_t place = ml_map_get(&c->by_name, name, -1);
-    const ml_st_file *f;
+    int64_t i = ml_map_get(&c->by_name, name, -1);
 
-    if (place < 0)
+    if (i < 0)
         return NULL;
-    f = c->file[file_of(place)];
     if (file)
-        *file = f;
-    return &f->tensor[tensor_of(place)];
+        *file = c->file[c->tensor[i].file];
+    return &c->tensor[i].t;
 }

@@ -3,7 +3,9 @@
  * model.safetensors, or else the shards listed in model.safetensors.index.json.  The
  * index is compared with the shards in both directions, so that a checkpoint that opens
  * is complete: every listed tensor is in the shard that the index names, and no shard has
- * a tensor that is not listed.
+ * a tensor that is not listed.  Quantised weights appear as the matrices they stand for
+ * (io/quant.h).  In a multimodal checkpoint, the tensors of the text model have the names
+ * that they have in a checkpoint of the text model alone.
  *
  * thread: immutable after open. */
 #ifndef ML_IO_CHECKPOINT_H
@@ -11,14 +13,23 @@
 
 #include "io/safetensors.h"
 
+typedef struct ml_checkpoint_tensor {
+    ml_st_tensor t; /* its name is that of the text model alone */
+    ml_str stored;  /* the name in the checkpoint */
+    int32_t file;   /* index */
+} ml_checkpoint_tensor;
+
 typedef struct ml_checkpoint {
     const char *dir;
     int32_t n_file;
-    ml_st_file **file;      /* [n_file], sorted by name; iterate over their tensors to
-                               see all */
+    ml_st_file **file;      /* [n_file], sorted by name */
     const char **file_name; /* [n_file], without the directory */
-    int64_t n_tensor;       /* over all files */
-    ml_map by_name;
+    /* All tensors, file by file in the order of their bytes; a quantised weight is one
+     * tensor, in the place of its codes. */
+    ml_checkpoint_tensor *tensor; /* [n_tensor] */
+    int64_t n_tensor;
+    bool quantized; /* some tensor is */
+    ml_map by_name; /* index into tensor, by both names */
     ml_arena arena;
 } ml_checkpoint;
 

@@ -51,6 +51,17 @@ ml_status ml_hf_config_check(ml_hf_config *c, const char *const *ignored, ml_err
     return ML_OK;
 }
 
+bool ml_hf_config_enter(ml_hf_config *c, const char *key) {
+    const ml_json *inner = ml_json_get(c->root, key);
+
+    if (!inner || inner->type != ML_JSON_OBJECT)
+        return false;
+    c->outer = c->root;
+    c->root = inner;
+    c->seen = ML_NEW(c->arena, bool, inner->n + 1);
+    return true;
+}
+
 const ml_json *ml_hf_config_get(ml_hf_config *c, const char *key) {
     const ml_json *m = c->root->child, *found = NULL;
 
@@ -59,6 +70,10 @@ const ml_json *ml_hf_config_get(ml_hf_config *c, const char *key) {
             c->seen[i] = true;
             found = m;
         }
+    if (c->outer && !strcmp(key, "tie_word_embeddings")) {
+        m = ml_json_get(c->outer, key);
+        found = m ? m : found;
+    }
     return found && found->type != ML_JSON_NULL ? found : NULL;
 }
 

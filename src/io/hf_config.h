@@ -19,7 +19,8 @@ typedef struct ml_hf_config {
     const char *path; /* owned by the caller */
     ml_arena *arena;
     const ml_json *root;
-    bool *seen; /* [root->n], in member order */
+    const ml_json *outer; /* NULL, or the config that contains root; see _enter */
+    bool *seen;           /* [root->n], in member order */
     ml_err first;
 } ml_hf_config;
 
@@ -34,6 +35,11 @@ ml_status ml_hf_config_check(ml_hf_config *c, const char *const *ignored, ml_err
 /* Records an error found by the caller, if it is the first. */
 __attribute__((format(printf, 3, 4))) void
 ml_hf_config_fail(ml_hf_config *c, ml_status code, const char *fmt, ...);
+
+/* Reads the object `key` of the root from here on, for a text model inside a multimodal
+ * one; false if there is none.  tie_word_embeddings of the outer object is used when it
+ * is there: transformers writes it to either. */
+bool ml_hf_config_enter(ml_hf_config *c, const char *key);
 
 /* A member of the root, marked as read; NULL if absent or null. */
 const ml_json *ml_hf_config_get(ml_hf_config *c, const char *key);

@@ -62,6 +62,8 @@ const char *ml_st_dtype_name(ml_st_dtype t); /* "F32", as in the header */
 bool ml_st_to_dtype(ml_st_dtype t, ml_dtype *out);
 ml_st_dtype ml_st_from_dtype(ml_dtype t);
 
+typedef struct ml_quant ml_quant;
+
 typedef struct ml_st_tensor {
     ml_str name; /* NUL-terminated */
     ml_st_dtype dtype;
@@ -70,6 +72,9 @@ typedef struct ml_st_tensor {
     const void *data; /* NULL in declarations; may be unaligned */
     size_t bytes;
     size_t offset; /* of data, from the start of the file */
+    /* NULL, or how the elements are computed: `data` has codes then (io/quant.h), while
+     * dtype and shape are those of the weight. */
+    const ml_quant *quant;
 } ml_st_tensor;
 
 typedef struct ml_st_meta {

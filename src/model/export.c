@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "io/quant.h"
 #include "model/export_files.h"
 #include "model/source.h"
 #include "model/tensors.h"
@@ -94,18 +95,30 @@ static void add_new_item(exporter *x, int32_t param) {
     x->changed = true;
 }
 
+/* The target has the names of the source's files. */
+static const ml_st_tensor *as_stored(exporter *x, const ml_checkpoint_tensor *t) {
+    ml_st_tensor *own;
+
+    if (t->stored.ptr == t->t.name.ptr)
+        return &t->t;
+    own = ML_NEW(&x->arena, ml_st_tensor, 1);
+    *own = t->t;
+    own->name = t->stored;
+    return own;
+}
+
 static void list_items(exporter *x) {
     x->it = ML_NEW(&x->arena, item, x->from->n_tensor + x->s->n_param);
-    for (int32_t f = 0; f < x->from->n_file; f++)
-        for (int32_t i = 0; i < x->from->file[f]->n; i++) {
-            const ml_st_tensor *t = &x->from->file[f]->tensor[i];
-            if (left_out(x, t->name)) {
-                x->changed = true;
-                continue;
-            }
-            x->it[x->n] = item_of(x, x->from->file[f], t);
-            x->it[x->n++].shard = f;
+    for (int64_t i = 0; i < x->from->n_tensor; i++) {
+        const ml_checkpoint_tensor *t = &x->from->tensor[i];
+        if (left_out(x, t->t.name)) {
+            x->changed = true;
+            continue;
         }
+        x->it[x->n] = item_of(x, x->from->file[t->file], &t->t);
+        x->it[x->n].src = as_stored(x, t);
+        x->it[x->n++].shard = t->file;
+    }
     for (int32_t i = 0; i < x->s->n_param && x->s->critic; i++)
         if (ml_param_is_value_head(&x->s->param[i]))
             add_new_item(x, i);
@@ -113,7 +126,7 @@ static void list_items(exporter *x) {
 
 /* Whether the source's index is still valid for the target. */
 static bool index_holds(const exporter *x) {
-    return x->o->shard_bytes == 0 && x->o->keep_dtype && !x->changed;
+    return x->o->shard_bytes == 0 && x->o->keep_dtype && !x->changed && !x->from->quantized;
 }
 
 static size_t item_bytes(const item *i) {
@@ -129,7 +142,7 @@ static bool layout_kept(const exporter *x, int32_t f) {
     for (int32_t i = 0; i < x->n; i++) {
         if (x->it[i].shard != f)
             continue;
-        if (!x->it[i].file || x->it[i].dtype != x->it[i].src->dtype)
+        if (!x->it[i].file || x->it[i].dtype != x->it[i].src->dtype || x->it[i].src->quant)
             return false;
         n++;
     }
@@ -237,6 +250,39 @@ static ml_status write_param(exporter *x, ml_st_writer *out, int32_t at, const i
     return st;
 }
 
+/* n elements of a quantised tensor that is not a parameter, as its dtype. */
+static void dequantize(const ml_st_tensor *t, int64_t at, int64_t n, void *out) {
+    float piece[1024];
+    const int64_t cap = (int64_t)(sizeof piece / sizeof *piece);
+    uint16_t *o = out;
+
+    for (int64_t i = 0; i < n; i += cap) {
+        int64_t k = n - i < cap ? n - i : cap;
+        ml_quant_read(t->quant, at + i, 1, k, piece);
+        for (int64_t j = 0; j < k; j++)
+            o[i + j] =
+                t->dtype == ML_ST_F16 ? ml_f32_to_f16(piece[j]) : ml_f32_to_bf16(piece[j]);
+    }
+}
+
+/* Copies a tensor that is not a parameter. */
+static ml_status write_other(ml_st_writer *out, int32_t at, const item *i, ml_err *err) {
+    const ml_st_tensor *t = i->src;
+    uint16_t piece[8192];
+    const int64_t n = (int64_t)item_bytes(i) / 2,
+                  cap = (int64_t)(sizeof piece / sizeof *piece);
+    ml_status st = ML_OK;
+
+    if (!t->quant)
+        return ml_st_write(out, at, 0, t->data, t->bytes, err);
+    for (int64_t k = 0; k < n && st == ML_OK; k += cap) {
+        int64_t part = n - k < cap ? n - k : cap;
+        dequantize(t, k, part, piece);
+        st = ml_st_write(out, at, (size_t)k * 2, piece, (size_t)part * 2, err);
+    }
+    return st;
+}
+
 static int32_t declare_shard(exporter *x, int32_t f, ml_st_tensor *t) {
     int32_t n = 0;
     for (int32_t i = 0; i < x->n; i++)
@@ -283,9 +329,8 @@ static ml_status write_shard(exporter *x, int32_t f, ml_err *err) {
         return st;
     for (int32_t i = 0; i < n && st == ML_OK; i++) {
         const item *it = item_named(x, t[i].name);
-        st = it->own.param == ML_NONE
-                 ? ml_st_write(out, i, 0, it->src->data, it->src->bytes, err)
-                 : write_param(x, out, i, it, err);
+        st = it->own.param == ML_NONE ? write_other(out, i, it, err)
+                                      : write_param(x, out, i, it, err);
     }
     if (st == ML_OK)
         return ml_st_commit(out, err);
@@ -346,19 +391,26 @@ static ml_status write_weights(exporter *x, ml_err *err) {
 
 /* --- tensor by tensor --------------------------------------------------------- */
 
-static ml_status give_param(exporter *x, const item *i, ml_export_fn *fn, void *ud,
-                            ml_err *err) {
+static ml_status give_item(exporter *x, const item *i, ml_export_fn *fn, void *ud,
+                           ml_err *err) {
     ml_st_tensor t = *i->src;
     ml_dtype to = ML_F32;
 
+    if (i->own.param == ML_NONE && !t.quant)
+        return fn(ud, &t, err);
     t.dtype = i->dtype;
     t.bytes = item_bytes(i);
+    t.quant = NULL;
     ml_st_to_dtype(i->dtype, &to);
     x->piece = realloc(x->piece, t.bytes + 1);
     if (!x->piece)
         return ml_fail(err, ML_ENOMEM, "out of memory for %zu bytes of %s", t.bytes,
                        t.name.ptr);
-    ml_named_read(x->w, x->s, &i->own, 0, ml_named_slices(&i->own).n_slice, to, x->piece);
+    if (i->own.param == ML_NONE)
+        dequantize(i->src, 0, (int64_t)(t.bytes / 2), x->piece);
+    else
+        ml_named_read(x->w, x->s, &i->own, 0, ml_named_slices(&i->own).n_slice, to,
+                      x->piece);
     t.data = x->piece;
     return fn(ud, &t, err);
 }
@@ -371,8 +423,7 @@ ml_status ml_export_each(const ml_weights *w, const ml_spec *s, const ml_checkpo
     ml_arena_init(&x.arena, "export");
     list_items(&x);
     for (int32_t i = 0; st == ML_OK && i < x.n; i++)
-        st = x.it[i].own.param == ML_NONE ? fn(ud, x.it[i].src, err)
-                                          : give_param(&x, &x.it[i], fn, ud, err);
+        st = give_item(&x, &x.it[i], fn, ud, err);
     free(x.piece);
     ml_arena_release(&x.arena);
     return st;

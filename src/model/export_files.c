@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -35,6 +36,12 @@ static bool is_weight_file(const char *name) {
     return false;
 }
 
+/* What describes a quantisation that exported weights no longer have. */
+static bool is_quantization_file(const char *name) {
+    return !strcmp(name, "hf_quant_config.json") || !strcmp(name, "quantize_config.json") ||
+           !strcmp(name, "quant_config.json");
+}
+
 static ml_status copy_file(copier *c, const char *name, ml_err *err) {
     ml_file f;
     ml_status st = ml_file_map(&f, in_dir(c, c->from, name), err);
@@ -45,14 +52,69 @@ static ml_status copy_file(copier *c, const char *name, ml_err *err) {
     return st;
 }
 
-/* Writes config.json with the value of its dtype key replaced, other bytes unchanged. */
-static ml_status write_config(copier *c, ml_err *err) {
+/* A part of config.json that is replaced. */
+typedef struct edit {
+    size_t begin, end;
+    const char *with;
+} edit;
+
+/* A member with the comma after it, or before it if it is the last. */
+static edit without(ml_str text, const ml_json *member) {
+    edit e = { .begin = member->begin, .end = member->end, .with = "" };
+
+    /* `begin` is the value's: the key is before it. */
+    while (text.ptr[--e.begin] != ':') {
+    }
+    while (text.ptr[--e.begin] != '"') {
+    }
+    while (text.ptr[--e.begin] != '"') {
+    }
+    if (member->next) {
+        while (text.ptr[e.end++] != ',') {
+        }
+        while (strchr(" \t\r\n", text.ptr[e.end]))
+            e.end++;
+    } else {
+        while (e.begin && strchr(" \t\r\n", text.ptr[e.begin - 1]))
+            e.begin--;
+        e.begin -= text.ptr[e.begin - 1] == ',';
+    }
+    return e;
+}
+
+/* The dtype of the weights, and no quantization_config: exported weights have none. */
+static int list_edits(const copier *c, ml_str text, const ml_json *root, edit *out) {
     static const char *const names[] = {
-        [ML_F32] = "float32", [ML_BF16] = "bfloat16", [ML_F16] = "float16"
+        [ML_F32] = "\"float32\"", [ML_BF16] = "\"bfloat16\"", [ML_F16] = "\"float16\""
     };
-    const ml_json *root, *v;
+    const ml_json *inner = ml_json_get(root, "text_config"), *v;
+    int n = 0;
+
+    v = ml_json_get(root, "dtype");
+    v = v ? v : ml_json_get(root, "torch_dtype");
+    if (v && !c->o->keep_dtype)
+        out[n++] = (edit){ v->begin, v->end, names[c->o->dtype] };
+    if ((v = ml_json_get(root, "quantization_config")))
+        out[n++] = without(text, v);
+    if (inner && inner->type == ML_JSON_OBJECT &&
+        (v = ml_json_get(inner, "quantization_config")))
+        out[n++] = without(text, v);
+    return n;
+}
+
+static int by_begin(const void *a, const void *b) {
+    const edit *x = a, *y = b;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
+}
+
+/* Writes config.json with these parts replaced, other bytes unchanged. */
+static ml_status write_config(copier *c, ml_err *err) {
+    const ml_json *root;
     ml_text t = { 0 };
     ml_file f;
+    edit e[3];
+    size_t at = 0;
+    int n;
     const char *path = in_dir(c, c->from, "config.json");
     ml_status st = ml_file_map(&f, path, err);
 
@@ -60,15 +122,14 @@ static ml_status write_config(copier *c, ml_err *err) {
         return st;
     st = ml_json_parse_python(&root, &c->arena, f.bytes, path, err);
     if (st == ML_OK) {
-        v = ml_json_get(root, "dtype");
-        v = v ? v : ml_json_get(root, "torch_dtype");
-        if (v && !c->o->keep_dtype) {
-            ml_text_add(&t, f.bytes.ptr, v->begin);
-            ml_text_printf(&t, "\"%s\"", names[c->o->dtype]);
-            ml_text_add(&t, f.bytes.ptr + v->end, f.bytes.len - v->end);
-        } else {
-            ml_text_add(&t, f.bytes.ptr, f.bytes.len);
+        n = list_edits(c, f.bytes, root, e);
+        qsort(e, (size_t)n, sizeof *e, by_begin);
+        for (int i = 0; i < n; i++) {
+            ml_text_add(&t, f.bytes.ptr + at, e[i].begin - at);
+            ml_text_printf(&t, "%s", e[i].with);
+            at = e[i].end;
         }
+        ml_text_add(&t, f.bytes.ptr + at, f.bytes.len - at);
         st = ml_file_replace(in_dir(c, c->o->dir, "config.json"), (ml_str){ t.ptr, t.len },
                              err);
     }
@@ -85,7 +146,7 @@ static bool copied(const copier *c, const char *name) {
     snprintf(path, sizeof path, "%s/%s", c->from, name);
     if (stat(path, &sb) != 0 || !S_ISREG(sb.st_mode) || strcmp(name, "config.json") == 0)
         return false;
-    return index || !is_weight_file(name);
+    return index || !(is_weight_file(name) || is_quantization_file(name));
 }
 
 static ml_status copy_others(copier *c, ml_err *err) {

@@ -56,13 +56,45 @@ static bool is_nextn(const ml_spec *s, ml_str name) {
     return layer >= s->n_layer && layer < s->n_layer + s->n_nextn;
 }
 
-static bool is_carried(const ml_spec *s, ml_str name) {
-    for (const char *const *c = s->carried; c && *c; c++) {
-        size_t n = strlen(*c);
-        if (name.len > n && memcmp(name.ptr, *c, n) == 0)
+/* Vision and audio towers of multimodal models, and what connects them. */
+static const char *const towers[] = {
+    "visual.",
+    "vision_tower.",
+    "audio_tower.",
+    "vision_model.",
+    "multi_modal_projector.",
+    "mm_projector.",
+    "embed_vision.",
+    "embed_audio.",
+    "model.visual.",
+    "model.vision_tower.",
+    "model.audio_tower.",
+    "model.vision_model.",
+    "model.multi_modal_projector.",
+    "model.embed_vision.",
+    "model.embed_audio.",
+    "mtp.",
+    NULL,
+};
+
+static bool has_prefix(ml_str name, const char *const *list) {
+    for (; list && *list; list++) {
+        size_t n = strlen(*list);
+        if (name.len > n && memcmp(name.ptr, *list, n) == 0)
             return true;
     }
     return false;
+}
+
+static bool is_carried(const ml_spec *s, ml_str name) {
+    return has_prefix(name, s->carried) || (s->inside && has_prefix(name, towers));
+}
+
+int64_t ml_weights_tower_count(const ml_spec *s, const ml_checkpoint *c) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < c->n_tensor && s->inside; i++)
+        n += has_prefix(c->tensor[i].t.name, towers);
+    return n;
 }
 
 bool ml_weights_may_ignore(const ml_spec *s, ml_str name) {
@@ -119,14 +151,14 @@ ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c, ml_err *err
         for (int32_t e = 0; e < s->param[i].n_stack; e++)
             if ((st = check_member(&s->param[i], e, c, err)) != ML_OK)
                 return st;
-    for (int32_t f = 0; f < c->n_file; f++)
-        for (int32_t i = 0; i < c->file[f]->n; i++) {
-            ml_str name = c->file[f]->tensor[i].name;
-            if (!is_expected(s, c, name))
-                return ml_fail(err, ML_EFORMAT,
-                               "%s: tensor %.*s is not part of a %s model as config.json "
-                               "describes it",
-                               c->file[f]->path, (int)name.len, name.ptr, s->family);
-        }
+    for (int64_t i = 0; i < c->n_tensor; i++) {
+        ml_str name = c->tensor[i].t.name;
+        if (!is_expected(s, c, name))
+            return ml_fail(err, ML_EFORMAT,
+                           "%s: tensor %.*s is not part of a %s model as config.json "
+                           "describes it",
+                           c->file[c->tensor[i].file]->path, (int)name.len, name.ptr,
+                           s->family);
+    }
     return ML_OK;
 }

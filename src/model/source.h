@@ -32,4 +32,7 @@ ml_status ml_weights_check(const ml_spec *s, const ml_checkpoint *c, ml_err *err
  * rotary frequencies, multi-token prediction layers. */
 bool ml_weights_may_ignore(const ml_spec *s, ml_str name);
 
+/* Tensors of vision and audio towers, which are not run; exports copy them. */
+int64_t ml_weights_tower_count(const ml_spec *s, const ml_checkpoint *c);
+
 #endif

@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/str.h"
+#include "io/quant.h"
 #include "model/build.h"
 
 /* Keys that describe training, generation or bookkeeping, not the computation.  They
@@ -44,6 +45,15 @@ static const char *const ignored_keys[] = {
     "tie_encoder_decoder",
     "base_model_tp_plan",
     "base_model_pp_plan",
+    /* multimodal models */
+    "vision_config",
+    "image_token_id",
+    "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
+    "vision_token_id",
+    "mrope_section",
+    "mrope_interleaved",
     /* training */
     "initializer_range",
     "attention_dropout",
@@ -110,9 +120,54 @@ static ml_status refuse(const ml_hf_config *c, const char *key, const char *foun
     return st;
 }
 
-static ml_status find_family(const ml_family **out, ml_hf_config *c, ml_err *err) {
-    const char *type = ml_hf_config_str(c, "model_type", NULL);
-    const ml_json *arch = ml_hf_config_get(c, "architectures");
+/* Multimodal models whose text model is one of the families.  Rotary positions of images
+ * (mrope) are those of text where there is no image. */
+static const struct {
+    const char *model_type;
+    const char *text; /* family of the text model; NULL: the model_type of text_config */
+} wrappers[] = {
+    { "gemma3", "gemma3_text" },   { "gemma4", "gemma4_text" },
+    { "qwen3_5", "qwen3_5_text" }, { "qwen3_5_moe", "qwen3_5_moe_text" },
+    { "kimi_k25", NULL },          { "mistral3", "mistral" },
+    { "qwen2_5_vl", "qwen2" },     { "qwen3_vl", "qwen3" },
+};
+
+/* Enters text_config of a multimodal model; `text` receives the family if the wrapper
+ * determines it.  Older configs of qwen2_5_vl have no text_config. */
+static void enter_wrapper(ml_hf_config *c, ml_spec *s, const char **text) {
+    const ml_json *type = ml_json_get(c->root, "model_type");
+
+    *text = NULL;
+    for (size_t i = 0; i < sizeof wrappers / sizeof *wrappers; i++)
+        if (type && type->type == ML_JSON_STRING &&
+            ml_str_is(type->text, wrappers[i].model_type)) {
+            s->inside = wrappers[i].model_type;
+            *text = wrappers[i].text;
+            ml_hf_config_enter(c, "text_config");
+            return;
+        }
+}
+
+/* The checkpoint reader dequantises these formats (io/quant.h). */
+static void check_quantization(ml_hf_config *c) {
+    const ml_json *q = ml_hf_config_get(c, "quantization_config");
+    const char *known, *how;
+
+    if (!q && c->outer)
+        q = ml_json_get(c->outer, "quantization_config");
+    how = q ? ml_hf_config_str_in(c, q, "quantization_config.", "quant_method", "unnamed")
+            : NULL;
+    if (how && !ml_quant_method_known(how, &known))
+        ml_hf_config_fail(c, ML_EUNSUP,
+                          "%s:%u: the weights are quantized by the method %s; supported "
+                          "are %s",
+                          c->path, q->line, how, known);
+}
+
+static ml_status find_family(const ml_family **out, ml_hf_config *c, const char *text,
+                             ml_err *err) {
+    const char *type = text ? text : ml_hf_config_str(c, "model_type", NULL);
+    const ml_json *arch = text ? NULL : ml_hf_config_get(c, "architectures");
 
     if (!type && c->first.code != ML_OK)
         return ml_fail(err, c->first.code, "%s", c->first.msg);
@@ -214,15 +269,19 @@ static ml_status parse(ml_spec *out, ml_str text, const char *path, bool critic,
     ml_hf_config c;
     ml_builder b = { .spec = out, .config = &c, .layer = ML_NONE };
     const ml_family *family = NULL;
+    const char *inner;
     ml_status st;
 
     *out = (ml_spec){ .critic = critic, .head_seed = 1234 };
     ml_arena_init(&out->arena, "model spec");
     st = ml_hf_config_open(&c, &out->arena, text, path, err);
-    if (st == ML_OK)
-        st = find_family(&family, &c, err);
+    if (st == ML_OK) {
+        enter_wrapper(&c, out, &inner);
+        st = find_family(&family, &c, inner, err);
+    }
     if (st == ML_OK) {
         out->family = family->model_type;
+        check_quantization(&c);
         family->build(&b);
         take_off_keys(&c);
         st = ml_hf_config_check(&c, all_ignored(&out->arena, family->ignored), err);

@@ -97,6 +97,9 @@ typedef struct ml_spec {
     int64_t max_position; /* from the config; longer sequences are not an error */
     /* Name prefixes of further tensors that are not run; NULL, or NULL-terminated. */
     const char *const *carried;
+    /* NULL, or the model_type of the multimodal model that contains this one: vision and
+     * audio towers are not run. */
+    const char *inside;
     /* Routing record per token: top_k in each of n_layer layers; zeros: none.  For
      * experts all decoder layers count, including those without experts. */
     struct {

@@ -6,8 +6,10 @@
 #include <string.h>
 
 #include "base/bug.h"
+#include "base/log.h"
 #include "base/philox.h"
 #include "base/pool.h"
+#include "io/quant.h"
 #include "model/source.h"
 
 #define VALUE_HEAD_STD 0.02
@@ -82,7 +84,9 @@ static void read_f32(float *out, const ml_st_tensor *t, int64_t at, int64_t step
                      bool round_bf16) {
     const unsigned char *p = (const unsigned char *)t->data;
 
-    if (t->dtype == ML_ST_F32) {
+    if (t->quant) {
+        ml_quant_read(t->quant, at, step, n, out);
+    } else if (t->dtype == ML_ST_F32) {
         for (int64_t i = 0; i < n; i++)
             memcpy(&out[i], p + (at + i * step) * 4, sizeof *out);
     } else {
@@ -92,7 +96,7 @@ static void read_f32(float *out, const ml_st_tensor *t, int64_t at, int64_t step
             out[i] = t->dtype == ML_ST_BF16 ? ml_bf16_to_f32(h) : ml_f16_to_f32(h);
         }
     }
-    if (round_bf16 && t->dtype != ML_ST_BF16)
+    if (round_bf16 && (t->quant || t->dtype != ML_ST_BF16))
         for (int64_t i = 0; i < n; i++)
             out[i] = ml_bf16_to_f32(ml_f32_to_bf16(out[i]));
 }
@@ -156,7 +160,8 @@ static void pack_piece(const pack_job *j, int64_t r, int64_t c, int64_t n,
     int64_t at = s->at + r * s->row + c * s->col;
     float piece[PACK_COLS];
 
-    if (j->t->dtype == ML_BF16 && s->t->dtype == ML_ST_BF16 && s->col == 1) {
+    if (j->t->dtype == ML_BF16 && s->t->dtype == ML_ST_BF16 && !s->t->quant &&
+        s->col == 1) {
         spread_u16((uint16_t *)(void *)j->k->stage, row, c,
                    (const unsigned char *)s->t->data + at * 2, n);
         return;
@@ -207,7 +212,7 @@ static void pack_member(const packer *k, const ml_tensor *t, unsigned char *memb
     size_t size = ml_dtype_bytes(t->dtype);
     int64_t step = (int64_t)(STAGE_BYTES / ((size_t)cols * ML_LANES * size));
     size_t disk = src->t->dtype == ML_ST_F32 ? 4 : 2;
-    bool own = src->t->bytes == (size_t)(rows * cols) * disk;
+    bool own = !src->t->quant && src->t->bytes == (size_t)(rows * cols) * disk;
     pack_job j = { .k = k,
                    .t = t,
                    .src = src,
@@ -316,9 +321,16 @@ static ml_status carve(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
 ml_status ml_weights_load(ml_weights *w, const ml_spec *s, const ml_checkpoint *c,
                           ml_weight_dtype dtype, ml_backend *be, ml_arena *a, ml_err *err) {
     ml_status st = ml_weights_check(s, c, err);
+    int64_t n_tower;
 
     *w = (ml_weights){ 0 };
     dtype = ml_weights_dtype(be, dtype);
+    n_tower = st == ML_OK ? ml_weights_tower_count(s, c) : 0;
+    if (n_tower)
+        ml_log(ML_LOG_INFO,
+               "%s: a %s model: its text model is used; %lld tensors of other towers are "
+               "copied unchanged when the model is saved",
+               c->dir, s->inside, (long long)n_tower);
     if (st == ML_OK)
         st = carve(w, s, c, dtype, ML_MEM_WEIGHT, be, a, err);
     if (st == ML_OK)

@@ -11,8 +11,12 @@ static ml_status convert(const ml_config *c, const ml_spec *s, const ml_checkpoi
                          .keep_dtype = c->convert.dtype == ML_DTYPE_AUTO,
                          .dtype = dtypes[c->convert.dtype],
                          .shard_bytes = c->convert.max_shard_bytes };
+    /* A dequantised weight is rounded once, to the dtype that is written. */
+    bool exact = from->quantized &&
+                 (c->convert.dtype == ML_DTYPE_F32 || c->convert.dtype == ML_DTYPE_F16);
     ml_weights w;
-    ml_status st = ml_weights_load(&w, s, from, ML_WEIGHT_AUTO, be, a, err);
+    ml_status st =
+        ml_weights_load(&w, s, from, exact ? ML_WEIGHT_F32 : ML_WEIGHT_AUTO, be, a, err);
 
     if (st == ML_OK)
         st = ml_export_hf(&w, s, from, &o, err);

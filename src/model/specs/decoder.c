@@ -20,20 +20,6 @@ static ml_act read_act(ml_builder *b, const char *key, const char *def) {
     return ML_ACT_SILU;
 }
 
-/* Quantized formats store other tensors than the model's; training needs the
- * full-precision weights. */
-static void refuse_quantized(ml_hf_config *c) {
-    const ml_json *q = ml_hf_config_get(c, "quantization_config");
-    const char *how =
-        q ? ml_hf_config_str_in(c, q, "quantization_config.", "quant_method", "unnamed")
-          : NULL;
-    if (how)
-        ml_hf_config_fail(c, ML_EUNSUP,
-                          "%s:%u: the weights are quantized (%s); convert the checkpoint "
-                          "to bf16 and remove \"quantization_config\"",
-                          c->path, q->line, how);
-}
-
 void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *def) {
     ml_hf_config *c = b->config;
     ml_spec *s = b->spec;
@@ -75,7 +61,6 @@ void ml_decoder_read(ml_builder *b, ml_decoder *d, const ml_decoder_defaults *de
     s->max_position = ml_hf_config_int(c, "max_position_embeddings", 0, 0, INT64_MAX);
     s->tied = ml_hf_config_bool(c, "tie_word_embeddings", def->tied);
     s->n_nextn = (int32_t)ml_hf_config_int(c, "num_nextn_predict_layers", 0, 0, MAX_LAYER);
-    refuse_quantized(c);
 }
 
 int32_t ml_decoder_norm(ml_builder *b, const ml_decoder *d, int32_t x, const char *name) {

@@ -1,0 +1,33 @@
+/* quant.h - quantised tensors of a checkpoint, read as the matrices they stand for.
+ *
+ * A quantised weight is stored as several tensors: codes, scales, sometimes zero points.
+ * ml_quant_resolve replaces them in a checkpoint's list by one logical tensor with the
+ * name, shape and dtype that the weight has in the unquantised release:
+ *
+ *     codes                        scales                            format
+ *     x.weight F8_E4M3             x.weight_scale_inv, _scale        FP8: blocks of 128x128,
+ *                                                                    rows, or one scale; MXFP8
+ *     x.weight U8                  x.weight_scale, _scale_2          NVFP4 (modelopt)
+ *     x.weight_packed U8           x.weight_scale, _global_scale     NVFP4 (compressed-tensors)
+ *     x.weight_packed I32          x.weight_scale, _shape            INT4, INT8 (compressed-tensors)
+ *     x_blocks U8                  x_scales                          MXFP4 (gpt-oss)
+ *     x.qweight I32                x.scales, x.qzeros, x.g_idx       GPTQ, AWQ
+ *
+ * An element is (code - zero) * scale, computed in f32.
+ *
+ * thread: immutable after ml_quant_resolve. */
+#ifndef ML_IO_QUANT_H
+#define ML_IO_QUANT_H
+
+#include "io/checkpoint.h"
+
+/* Whether config.json's quant_method is one of the above; `known` receives their list. */
+bool ml_quant_method_known(const char *method, const char **known);
+
+/* Replaces the tensors of quantised weights in c->tensor; reads c->dir/config.json. */
+ml_status ml_quant_resolve(ml_checkpoint *c, ml_err *err);
+
+/* Elements at, at + step, ... of a logical tensor, n of them, row-major. */
+void ml_quant_read(const ml_quant *q, int64_t at, int64_t step, int64_t n, float *out);
+
+#endif
