@@ -135,8 +135,9 @@ void ml_assembly_close(ml_assembly *m) {
         return;
     ml_sft_rollout_release(&m->sft);
     ml_evaluator_close(&m->evaluator);
-    ml_generator_close(&m->generator);
+    ml_generator_stop(&m->generator);
     ml_publisher_close(m->publisher);
+    ml_generator_close(&m->generator);
     ml_rollouts_close(&m->rollouts);
     ml_arena_release(&m->arena);
 }

@@ -151,14 +151,19 @@ ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand 
     return st == ML_OK ? size_engine(g, demand, c, err) : st;
 }
 
-void ml_generator_close(ml_generator *g) {
-    if (!g->run)
-        return;
+void ml_generator_stop(ml_generator *g) {
     if (g->supervisor)
         ml_supervisor_serve(g->supervisor, NULL);
     if (g->gen)
         g->gen->close(g->gen);
     ml_supervisor_close(g->supervisor);
+    g->gen = NULL;
+    g->supervisor = NULL;
+}
+
+void ml_generator_close(ml_generator *g) {
+    if (!g->run)
+        return;
     if (g->be.name)
         ml_backend_close(&g->be);
     ml_arena_release(&g->arena);

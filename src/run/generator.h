@@ -52,7 +52,10 @@ typedef struct ml_generator {
 /* Finds all configuration errors, before weights are loaded.  The run is open. */
 ml_status ml_generator_open(ml_generator *g, ml_train_run *run, const ml_demand *demand,
                             const ml_run_opts *c, ml_err *err);
-void ml_generator_close(ml_generator *g); /* zeros, and after a failed open */
+/* Stop ends the engines, so that their weights can be freed; close frees the rest.  Zeros
+ * are allowed, and a failed open. */
+void ml_generator_stop(ml_generator *g);
+void ml_generator_close(ml_generator *g);
 
 /* Whether generation has its own set of weights in this process. */
 bool ml_generator_own_set(const ml_run_opts *c);
