@@ -383,8 +383,9 @@ const ml_rule ml_rules[] = {
     { "train-teacher-names", ML_CMD_TRAIN, no_url,
       "--opd-teacher-urls: expected URL or NAME=URL for each teacher" },
     { "dumper-options", ML_CMD_SFT | ML_CMD_TRAIN, unknown_dump_option,
-      "an option of --dumper-inference, --dumper-fwd-only or --dumper-fwd-bwd is neither "
-      "enable=1, enable=0 nor filter=PART, a part of the names to write" },
+      "--dumper-inference, --dumper-fwd-only, --dumper-fwd-bwd: expected enable=1, "
+      "enable=0 "
+      "or filter=PART, a part of the names to write" },
     { "train-dumper-engines", ML_CMD_TRAIN, dumps_elsewhere,
       "--dumper-inference: remote engines write no tensors: add --dumper-inference "
       "enable=0" },
