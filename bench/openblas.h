@@ -33,7 +33,7 @@ static inline void openblas_name_core(void) {
 #endif
 }
 
-/* Starts the program anew with what OpenBLAS reads before main: its kernels, and that threads
+/* Starts the program again with what OpenBLAS reads before main: its kernels, and that threads
  * without work sleep after 2^22 cycles, not long after our turn has begun. */
 static inline void openblas_use_best_core(char **argv) {
     if (getenv("OPENBLAS_THREAD_TIMEOUT"))

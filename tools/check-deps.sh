@@ -114,7 +114,7 @@ if [ $install = yes ] && have apt-get && { [ ${#sudo[@]} -eq 0 ] || sudo -n true
     echo "check-deps: $line"
     case "${missing[*]}" in *:arm64*) "${sudo[@]}" dpkg --add-architecture arm64 ;; esac
     "${sudo[@]}" apt-get update -q >/dev/null
-    # Another installation may be under way: wait for its lock.
+    # Another installation may be running: wait for its lock.
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 install \
         -q -y --no-install-recommends "${missing[@]}" >/dev/null && exit 0
 fi

@@ -28,5 +28,8 @@ prose='README.md CONTRIBUTING.md SECURITY.md docs'
     refuse "feature macros are 0 or 1: use #if" '^ *# *ifn?def +ML_(CUDA|MPI|NCCL|ARCH_)' src
     refuse "libraries do not print" '\b(f?printf|f?puts|putchar|perror)\(' \
         src/tensor src/backend src/comm src/io src/model src/engine src/gen src/train src/rl src/run
+    refuse "the field has a word for it: docs/GLOSSARY.md" \
+        "\\b(nobody'[s]|under wa[y]|ane[w]|as many as ma[y]|stands? in the wa[y]|tells? the new[s])\\b" \
+        $code README.md CONTRIBUTING.md SECURITY.md $(ls docs/*.md | grep -v GLOSSARY)
 }
 exit $bad

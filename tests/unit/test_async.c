@@ -230,7 +230,8 @@ static void count_held(int seen[CAP], const char *save, int rounds) {
     ml_arena_release(&a);
 }
 
-/* Groups under way and in the queue are in a snapshot: none is lost, none seen twice. */
+/* A snapshot contains the groups that are generated and queued: none is lost or trained
+ * twice. */
 static void flow_survives_kills(void) {
     const char *save = ml_test_path("save"), *flags = "--fully-async --save-interval 1";
     int seen[CAP] = { 0 }, n = 0, rounds;

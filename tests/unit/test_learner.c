@@ -415,7 +415,7 @@ static const ml_test tests[] = {
     { "the first step of a round is on policy to the bit", the_first_step_is_on_policy },
     { "the gradient is that of GRPO by hand", the_gradient_is_that_of_grpo },
     { "the second step of a round is off policy", later_steps_move_away },
-    { "stale tokens are counted and scored anew",
+    { "stale tokens are counted and scored again",
       stale_tokens_are_counted_and_scored_anew },
     { "one flipped bit of a log-prob fails the round", a_flipped_bit_fails_the_run },
     { "a sample without a reward is refused", a_sample_without_a_reward_is_refused },

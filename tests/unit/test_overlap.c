@@ -85,7 +85,8 @@ static void the_same_is_said(void) {
     CHECK(compare(N, 0, NULL, 0) > 30);
 }
 
-/* Who ends by a token is found out a step late; the row computed for it is nobody's. */
+/* A request that ends by a token is detected one step late; the result of its extra row is
+ * discarded. */
 static void ends_that_nobody_foresees(void) {
     int32_t stop[24];
 
@@ -162,7 +163,7 @@ static void aborted_on_the_way(void) {
     ml_engine_fixture_close(&b);
 }
 
-/* A switch tells what is under way first, as of the weights it was computed with. */
+/* A weight switch first delivers the in-flight step, with the version that computed it. */
 static void switched_on_the_way(ml_switch how) {
     ml_engine_fixture b;
     ml_received h = { 0 };

@@ -1,4 +1,4 @@
-/* Graders that fail while a run is under way: the run goes on or stops, and says why. */
+/* Graders that fail during a run: the run continues or stops, and reports why. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

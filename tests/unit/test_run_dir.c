@@ -97,7 +97,7 @@ static void overwriting_removes_our_files(void) {
           there("run/iter_best"));
 }
 
-/* A start that fails before its first row stands in nobody's way. */
+/* A start that fails before its first row does not block the next one. */
 static void a_failed_start_leaves_nothing(void) {
     const char *save = ml_test_path("run");
 

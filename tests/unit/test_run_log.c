@@ -298,7 +298,7 @@ static void tell(ml_timeline *to, const char *name, ml_track track, int n) {
         ml_timeline_add(to, &(ml_time_span){ name, track, i, 5 + i, 6 + i }, 1);
 }
 
-/* Of each track as many as may be; the rest is counted there. */
+/* Each track has at most its limit of spans; the rest is counted there. */
 static void ops_are_in_the_trace(void) {
     ml_run_log_opts o = { .dir = ml_test_dir(),
                           .profile = true,

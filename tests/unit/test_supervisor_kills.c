@@ -96,7 +96,7 @@ static void kill_engines(const char *form, const char *flags) {
         n++;
     CHECK(ml_supervisor_run_wait(v.run) == 0);
     ml_toy_run_same(here, there, rounds);
-    printf("%d kills, %d with requests under way\n", n,
+    printf("%d kills, %d with requests in flight\n", n,
            ml_supervisor_run_count(v.log, LOST));
     CHECK(n == kills &&
           ml_supervisor_run_count(v.log, "was killed by signal 9; restarting it") == n);
@@ -106,7 +106,7 @@ static void engines_may_die(void) {
     kill_engines("version_%ld%299s", ML_FLEET_TWO);
 }
 
-/* In the midst of a patch, too: the copy, which both have, is then begun anew. */
+/* Also while a delta is applied: the copy, which both have, is then written again. */
 static void engines_may_die_over_deltas(void) {
     char flags[1000];
 
@@ -170,7 +170,7 @@ static void requests_survive_their_engine(void) {
     while ((n < 3 || ml_supervisor_run_count(v.log, LOST) == 0) && kill_one(&v, n))
         n++;
     CHECK(ml_supervisor_run_wait(v.run) == 0);
-    printf("%d kills, %d with requests under way\n", n,
+    printf("%d kills, %d with requests in flight\n", n,
            ml_supervisor_run_count(v.log, LOST));
     CHECK(n >= 3 && ml_supervisor_run_count(v.log, LOST) > 0);
     for (int i = 0; i < rounds; i++) {

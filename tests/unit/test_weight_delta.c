@@ -390,7 +390,7 @@ static void what_is_damaged_is_refused(void) {
     spoil(ml_test_path("source/weight_v000002/model-00001-of-00002.safetensors"));
     CHECK(pull("copy", 2, &err) == ML_EFORMAT);
     CHECK_HAS(err.msg, "weight_v000002/model-00001-of-00002.safetensors");
-    /* Tensor a may have changed: the copy is of no version, and is begun anew. */
+    /* Tensor a may have changed: the copy is of no version, and is written again from the start. */
     CHECK(ml_local_checkpoint_hold(&hold, ml_test_path("copy"), 1, &err) == ML_EPEER);
     CHECK(pull("copy", 1, &err) == ML_OK);
     is_version("copy", 1);

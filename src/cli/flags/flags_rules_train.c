@@ -66,7 +66,7 @@ static bool peer_to_peer(const ml_config *c) {
     return c->run.mode.transfer == ML_TRANSFER_P2P;
 }
 
-static bool delta_for_nobody(const ml_config *c) {
+static bool delta_without_engines(const ml_config *c) {
     return c->run.mode.transfer == ML_TRANSFER_DISK_DELTA && !ml_run_elsewhere(&c->run);
 }
 
@@ -114,7 +114,7 @@ static bool skips_what_it_checks(const ml_config *c) {
            !c->run.debug.ci_no_sync;
 }
 
-static bool faults_of_nobody(const ml_config *c) {
+static bool faults_without_engines(const ml_config *c) {
     return c->run.debug.faults && !c->run.mode.n_engine;
 }
 
@@ -146,7 +146,7 @@ static bool no_reference(const ml_config *c) {
            c->run.algo.num.kl_coef == 0.0;
 }
 
-static bool teacher_of_nobody(const ml_config *c) {
+static bool teacher_without_opd(const ml_config *c) {
     return !c->run.algo.use_opd && (c->run.teacher_load || c->run.teacher_urls.n);
 }
 
@@ -222,7 +222,7 @@ const ml_rule ml_rules_train[] = {
       "--save" },
     { "train-weights-p2p", ML_CMD_TRAIN, peer_to_peer,
       "--update-weight-transfer-mode p2p is not supported: use broadcast or disk-delta" },
-    { "train-delta-engines", ML_CMD_TRAIN, delta_for_nobody,
+    { "train-delta-engines", ML_CMD_TRAIN, delta_without_engines,
       "--update-weight-transfer-mode disk-delta needs remote engines: add "
       "--rollout-external or --rollout-num-engines" },
     { "train-delta-copy", ML_CMD_TRAIN, delta_without_copy,
@@ -251,7 +251,7 @@ const ml_rule ml_rules_train[] = {
       "or --rollout-num-engines, or remove it" },
     { "train-events", ML_CMD_TRAIN, analyses_nothing,
       "--enable-event-analyzer needs --save-debug-event-data, the events to check" },
-    { "train-faults", ML_CMD_TRAIN, faults_of_nobody,
+    { "train-faults", ML_CMD_TRAIN, faults_without_engines,
       "--ci-ft-test-actions kills engines of the run: add --rollout-num-engines and "
       "--use-fault-tolerance" },
     { "train-offload", ML_CMD_TRAIN, takes_turns_with_itself,
@@ -269,7 +269,7 @@ const ml_rule ml_rules_train[] = {
       "critic is trained on the returns" },
     { "train-ref-interval", ML_CMD_TRAIN, no_reference,
       "--ref-update-interval needs a reference model: add --use-kl-loss or --kl-coef" },
-    { "train-teacher", ML_CMD_TRAIN, teacher_of_nobody,
+    { "train-teacher", ML_CMD_TRAIN, teacher_without_opd,
       "--opd-teacher-load and --opd-teacher-urls need --use-opd" },
     { "train-opd-type", ML_CMD_TRAIN, teacher_of_no_type,
       "--use-opd needs --opd-type: megatron with --opd-teacher-load, or sglang with "
