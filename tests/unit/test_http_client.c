@@ -295,13 +295,27 @@ typedef struct rude {
     const char *reply[2];
 } rude;
 
+/* Reads up to the empty line: a close with unread bytes would reset the connection, and the
+ * reply could be lost. */
+static bool read_request(int fd) {
+    char buf[1000];
+    size_t n = 0;
+    ssize_t k = 1;
+
+    while (k > 0 && n < sizeof buf - 1 && !(n && strstr(buf, "\r\n\r\n"))) {
+        k = recv(fd, buf + n, sizeof buf - 1 - n, 0);
+        n += k > 0 ? (size_t)k : 0;
+        buf[n] = 0;
+    }
+    return n > 0;
+}
+
 static void *be_rude(void *ud) {
     rude *r = ud;
 
     for (int i = 0; i < r->n; i++) {
-        char buf[1000];
         int fd = accept(r->fd, NULL, NULL);
-        if (recv(fd, buf, sizeof buf, 0) > 0 && r->reply[i])
+        if (read_request(fd) && r->reply[i])
             CHECK(send(fd, r->reply[i], strlen(r->reply[i]), MSG_NOSIGNAL) > 0);
         close(fd);
     }
