@@ -259,10 +259,11 @@ static uint64_t *read_versions(reader *r, int32_t n) {
                   *len = field(r, "weight_version_tokens");
     const ml_json *e = v && v->type == ML_JSON_ARRAY ? v->child : NULL;
     const ml_json *k = len && len->type == ML_JSON_ARRAY ? len->child : NULL;
+    const bool counted = k != NULL;
     uint64_t *out;
     int32_t at = 0;
 
-    if (!e || (!k && e->next))
+    if (!e || (!counted && e->next))
         return NULL;
     out = ML_NEW(r->a, uint64_t, n + 1);
     for (; e; e = e->next) {
@@ -277,8 +278,8 @@ static uint64_t *read_versions(reader *r, int32_t n) {
             complain(r, e, "weight_versions", "versions of at most 18 digits");
             return NULL;
         }
-        if (k && (!ml_json_i64(k, &tokens) || tokens < 0 || tokens > n - at)) {
-            complain(r, k, "weight_version_tokens", "the tokens of each version");
+        if (counted && (!k || !ml_json_i64(k, &tokens) || tokens < 0 || tokens > n - at)) {
+            complain(r, k ? k : len, "weight_version_tokens", "the tokens of each version");
             return NULL;
         }
         for (int64_t i = 0; i < tokens; i++)
