@@ -17,6 +17,9 @@ bool ml_lexer_peek_argument(const ml_lexer *x, ml_str *out) {
 
     if (p >= x->end || *p != '{')
         return false;
+    /* Many braces that are never closed must not be scanned to the end one by one. */
+    if (!memchr(p, '}', (size_t)(x->end - p)))
+        return false;
     for (; p < x->end; p++) {
         if (*p == '\\' && p + 1 < x->end)
             p++;
